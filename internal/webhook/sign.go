@@ -1,0 +1,100 @@
+package webhook
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"hash"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// DeriveID returns the webhook-id of an idempotency key: "evt_" and the first 32 hexadecimal digits of its SHA-256. It
+// is the same on every attempt and free of dots, which the key need not be and Standard Webhooks forbids in an id.
+func DeriveID(idempotencyKey string) string {
+	sum := sha256.Sum256([]byte(idempotencyKey))
+	return "evt_" + hex.EncodeToString(sum[:16])
+}
+
+// Sign sets webhook-id, webhook-timestamp and webhook-signature on header, which must already hold
+// X-Idempotency-Key and every X-Outbox-* header that will be sent. For each secret the signature header holds a v1 and
+// an x1. Without secrets it sets id and timestamp only.
+func Sign(header http.Header, body []byte, now time.Time, secrets ...Secret) {
+	id := DeriveID(header.Get(IdempotencyKey))
+	timestamp := strconv.FormatInt(now.Unix(), 10)
+	header[ID] = []string{id}
+	header[Timestamp] = []string{timestamp}
+	if len(secrets) == 0 {
+		return
+	}
+	covered := canonicalHeaders(header)
+	signatures := make([]byte, 0, len(secrets)*2*len("v1,0123456789012345678901234567890123456789012= "))
+	for _, secret := range secrets {
+		if len(signatures) > 0 {
+			signatures = append(signatures, ' ')
+		}
+		signatures = append(signatures, "v1,"...)
+		signatures = base64.StdEncoding.AppendEncode(signatures, signV1(secret, id, timestamp, body))
+		signatures = append(signatures, " x1,"...)
+		signatures = base64.StdEncoding.AppendEncode(signatures, signX1(secret, id, timestamp, covered, body))
+	}
+	header[Signature] = []string{string(signatures)}
+}
+
+// signV1 is the signature of Standard Webhooks: HMAC-SHA256 over "id.timestamp.body".
+func signV1(secret Secret, id, timestamp string, body []byte) []byte {
+	mac := newMAC(secret, id, ".", timestamp, ".")
+	mac.Write(body)
+	return mac.Sum(nil)
+}
+
+// signX1 is HMAC-SHA256 over the lines
+//
+//	x1
+//	id
+//	timestamp
+//	name:value     of every covered header, name in lower case, sorted
+//	(empty line)
+//	body
+//
+// each ended by one "\n". No id, timestamp, name or value can contain a line feed, so no two requests share a text.
+func signX1(secret Secret, id, timestamp, covered string, body []byte) []byte {
+	mac := newMAC(secret, "x1\n", id, "\n", timestamp, "\n", covered, "\n")
+	mac.Write(body)
+	return mac.Sum(nil)
+}
+
+func newMAC(secret Secret, parts ...string) hash.Hash {
+	mac := hmac.New(sha256.New, []byte(secret.key))
+	for _, part := range parts {
+		mac.Write([]byte(part))
+	}
+	return mac
+}
+
+// canonicalHeaders returns the lines that x1 covers. Values are trimmed as HTTP trims them in transit.
+func canonicalHeaders(header http.Header) string {
+	lines := make([]string, 0, 16)
+	size := 0
+	for name, values := range header {
+		if name != IdempotencyKey && !strings.HasPrefix(name, OutboxPrefix) {
+			continue
+		}
+		for _, value := range values {
+			line := strings.ToLower(name) + ":" + strings.TrimSpace(value) + "\n"
+			lines = append(lines, line)
+			size += len(line)
+		}
+	}
+	slices.Sort(lines)
+	var b strings.Builder
+	b.Grow(size)
+	for _, line := range lines {
+		b.WriteString(line)
+	}
+	return b.String()
+}

@@ -1,0 +1,134 @@
+package webhook
+
+import (
+	"crypto/hmac"
+	"encoding/base64"
+	"errors"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Reasons for which [Verify] refuses a request.
+var (
+	ErrUnsigned   = errors.New("the request is not signed: webhook-id, webhook-timestamp or webhook-signature is missing or repeated")
+	ErrSignature  = errors.New("no signature matches: the secret differs, or the request was changed on its way")
+	ErrTimestamp  = errors.New("webhook-timestamp is not a Unix time in seconds")
+	ErrTooOld     = errors.New("webhook-timestamp is too far in the past")
+	ErrTooNew     = errors.New("webhook-timestamp is too far in the future")
+	ErrKeyUnbound = errors.New("webhook-id does not belong to X-Idempotency-Key")
+)
+
+// maxSignatures bounds the work that one header can cause; a rotation needs four.
+const maxSignatures = 64
+
+// How a request proved itself.
+type Verified int
+
+const (
+	// VerifiedV1 covers id, timestamp and body: a Standard Webhooks sender. No other header may be trusted.
+	VerifiedV1 Verified = iota + 1
+	// VerifiedX1 also covers X-Idempotency-Key and every X-Outbox-* header: an outbox-relay.
+	VerifiedX1
+)
+
+// Verify checks a received request against every secret and returns how much of it is proven. now is the receiver's
+// clock; a timestamp further away than tolerance, in either direction, is refused. Comparison takes constant time.
+func Verify(header http.Header, body []byte, now time.Time, tolerance time.Duration, secrets ...Secret) (Verified, error) {
+	id, okID := single(header, ID)
+	timestamp, okTimestamp := single(header, Timestamp)
+	signature, okSignature := single(header, Signature)
+	if !okID || !okTimestamp || !okSignature {
+		return 0, ErrUnsigned
+	}
+	seconds, err := strconv.ParseInt(timestamp, 10, 64)
+	if err != nil {
+		return 0, ErrTimestamp
+	}
+	// Compared in seconds, without subtracting: a timestamp near the ends of int64 would overflow into the present.
+	if seconds < now.Add(-tolerance).Unix() {
+		return 0, ErrTooOld
+	}
+	if seconds > now.Add(tolerance).Unix() {
+		return 0, ErrTooNew
+	}
+
+	v1, x1 := parseSignatures(signature)
+	if len(x1) > 0 {
+		covered := canonicalHeaders(header)
+		for _, secret := range secrets {
+			if anyEqual(x1, signX1(secret, id, timestamp, covered, body)) {
+				return boundX1(header, id)
+			}
+		}
+	}
+	if len(v1) > 0 {
+		for _, secret := range secrets {
+			if anyEqual(v1, signV1(secret, id, timestamp, body)) {
+				return VerifiedV1, nil
+			}
+		}
+	}
+	return 0, ErrSignature
+}
+
+// boundX1 refuses an id that was not derived from the key beside it.
+func boundX1(header http.Header, id string) (Verified, error) {
+	key, ok := single(header, IdempotencyKey)
+	if !ok || DeriveID(key) != id {
+		return 0, ErrKeyUnbound
+	}
+	return VerifiedX1, nil
+}
+
+var derivedID = regexp.MustCompile(`^evt_[0-9a-f]{32}$`)
+
+// IsDerivedID reports whether id has the form that [DeriveID] gives. A request with such an id and no valid x1 is a
+// relay's request stripped of its stronger signature, not one of a foreign sender.
+func IsDerivedID(id string) bool { return derivedID.MatchString(id) }
+
+// single returns the header's only value. A header that is repeated has no one value that both sides agree on.
+func single(header http.Header, name string) (string, bool) {
+	values := header[name]
+	if len(values) != 1 || values[0] == "" {
+		return "", false
+	}
+	return values[0], true
+}
+
+// parseSignatures returns the decoded signatures of the two versions that this package knows; others are skipped, as
+// the standard demands.
+func parseSignatures(list string) (v1, x1 [][]byte) {
+	seen := 0
+	for entry := range strings.FieldsSeq(list) {
+		if seen++; seen > maxSignatures {
+			break
+		}
+		version, encoded, _ := strings.Cut(entry, ",")
+		if version != "v1" && version != "x1" {
+			continue
+		}
+		signature, err := base64.StdEncoding.DecodeString(encoded)
+		if err != nil {
+			continue
+		}
+		if version == "v1" {
+			v1 = append(v1, signature)
+		} else {
+			x1 = append(x1, signature)
+		}
+	}
+	return v1, x1
+}
+
+func anyEqual(candidates [][]byte, want []byte) bool {
+	found := false
+	for _, candidate := range candidates {
+		if hmac.Equal(candidate, want) {
+			found = true
+		}
+	}
+	return found
+}

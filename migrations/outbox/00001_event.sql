@@ -1,0 +1,58 @@
+-- The event: written once, inside the producer's own transaction, and never updated.
+-- Names are unqualified: the schema is the first one on the connection's search_path.
+-- The name of every constraint says its rule, because that name is all a producer sees when a row is refused.
+
+-- +goose Up
+CREATE TABLE outbox (
+    id                bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    event_type        text COLLATE "C" NOT NULL,
+    event_version     integer          NOT NULL DEFAULT 1,
+    -- json, not jsonb: the receiver gets the very bytes the producer wrote (jsonb reorders keys, drops
+    -- duplicates, rewrites 1e3 as 1000 and refuses \u0000).
+    payload           json             NOT NULL,
+    idempotency_key   text COLLATE "C" NOT NULL,
+    ordering_key      text COLLATE "C",
+    related_reference text,
+    headers           jsonb            NOT NULL DEFAULT '{}',
+    available_at      timestamptz      NOT NULL DEFAULT now(),
+    created_at        timestamptz      NOT NULL DEFAULT now(),
+
+    CONSTRAINT outbox_idempotency_key_is_unique UNIQUE (idempotency_key),
+    -- These four travel as HTTP headers, where only printable ASCII without surrounding blanks arrives unchanged.
+    CONSTRAINT outbox_event_type_is_1_to_255_printable_ascii_no_blanks
+        CHECK (event_type ~ '^[\x21-\x7e]{1,255}$'),
+    CONSTRAINT outbox_idempotency_key_is_1_to_255_printable_ascii
+        CHECK (idempotency_key ~ '^[\x20-\x7e]{1,255}$' AND idempotency_key !~ '^ | $'),
+    CONSTRAINT outbox_ordering_key_is_1_to_255_printable_ascii
+        CHECK (ordering_key ~ '^[\x20-\x7e]{1,255}$' AND ordering_key !~ '^ | $'),
+    CONSTRAINT outbox_related_reference_is_1_to_255_printable_ascii
+        CHECK (related_reference ~ '^[\x20-\x7e]{1,255}$' AND related_reference !~ '^ | $'),
+    CONSTRAINT outbox_event_version_is_positive CHECK (event_version > 0),
+    CONSTRAINT outbox_payload_is_at_most_1_mib CHECK (octet_length(payload::text) <= 1048576),
+    CONSTRAINT outbox_headers_are_http_names_with_printable_string_values CHECK (
+        headers = '{}'
+        OR (jsonb_typeof(headers) = 'object'
+            AND octet_length(headers::text) <= 8192
+            AND NOT jsonb_path_exists(headers, '$.keyvalue() ? (!(@.key like_regex "^[-!#$%&''*+.^_`|~0-9A-Za-z]+$"))')
+            AND NOT jsonb_path_exists(headers, 'strict $.* ? (@.type() != "string" || !(@ like_regex "^[\\x20-\\x7e]*$"))'))),
+    -- An infinite timestamp cannot be scanned by most drivers: one such row would stop a whole batch.
+    CONSTRAINT outbox_available_at_is_finite CHECK (isfinite(available_at)),
+    CONSTRAINT outbox_created_at_is_finite CHECK (isfinite(created_at))
+);
+
+COMMENT ON TABLE outbox IS 'Events, written once by producers inside their own transactions; deliveries are created by trigger.';
+
+-- +goose StatementBegin
+CREATE FUNCTION outbox_refuse_update() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'outbox: event % is immutable; insert a new event instead', OLD.id
+        USING ERRCODE = 'integrity_constraint_violation';
+END
+$$;
+-- +goose StatementEnd
+
+CREATE TRIGGER outbox_is_immutable BEFORE UPDATE ON outbox FOR EACH ROW EXECUTE FUNCTION outbox_refuse_update();
+
+-- +goose Down
+DROP TABLE outbox;
+DROP FUNCTION outbox_refuse_update();

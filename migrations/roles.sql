@@ -1,0 +1,41 @@
+-- Role templates: least privilege for producers, relays, receivers and readers. Not a migration: run it once, as the
+-- owner of the tables, with the schema first on the search_path, and grant the roles to your login roles:
+--
+--     psql "$DATABASE_URL" -f migrations/roles.sql
+--     GRANT outbox_producer TO billing_app;
+--
+-- It may be run again; what already exists stays.
+
+DO $$
+DECLARE
+    name text;
+BEGIN
+    FOREACH name IN ARRAY ARRAY ['outbox_producer', 'outbox_relay', 'outbox_reader', 'inbox_receiver'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name) THEN
+            EXECUTE format('CREATE ROLE %I NOLOGIN', name);
+        END IF;
+        EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', current_schema(), name);
+    END LOOP;
+
+    IF to_regclass('outbox') IS NOT NULL THEN
+        -- A producer may insert events, nothing else. The Go package's Enqueue also tells duplicates from reused keys,
+        -- for which it reads the event that holds the key: grant outbox_reader beside this one for that.
+        GRANT INSERT ON outbox TO outbox_producer;
+
+        -- A relay reads events but can neither write nor alter one; state lives in the other tables.
+        GRANT SELECT ON outbox, outbox_schema_version TO outbox_relay;
+        GRANT SELECT, INSERT, UPDATE, DELETE
+            ON outbox_delivery, outbox_route, outbox_destination, outbox_attempt, outbox_relay, outbox_alert
+            TO outbox_relay;
+
+        GRANT SELECT
+            ON outbox, outbox_schema_version, outbox_delivery, outbox_route, outbox_destination, outbox_attempt,
+               outbox_relay, outbox_alert
+            TO outbox_reader;
+    END IF;
+
+    IF to_regclass('processed_events') IS NOT NULL THEN
+        GRANT SELECT, INSERT, UPDATE, DELETE ON processed_events TO inbox_receiver;
+    END IF;
+END
+$$;
