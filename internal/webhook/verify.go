@@ -15,6 +15,7 @@ import (
 var (
 	ErrUnsigned   = errors.New("the request is not signed: webhook-id, webhook-timestamp or webhook-signature is missing or repeated")
 	ErrSignature  = errors.New("no signature matches: the secret differs, or the request was changed on its way")
+	ErrID         = errors.New("webhook-id contains a dot, which Standard Webhooks forbids: the signed text would be ambiguous")
 	ErrTimestamp  = errors.New("webhook-timestamp is not a Unix time in seconds")
 	ErrTooOld     = errors.New("webhook-timestamp is too far in the past")
 	ErrTooNew     = errors.New("webhook-timestamp is too far in the future")
@@ -42,6 +43,9 @@ func Verify(header http.Header, body []byte, now time.Time, tolerance time.Durat
 	signature, okSignature := single(header, Signature)
 	if !okID || !okTimestamp || !okSignature {
 		return 0, ErrUnsigned
+	}
+	if strings.Contains(id, ".") {
+		return 0, ErrID
 	}
 	seconds, err := strconv.ParseInt(timestamp, 10, 64)
 	if err != nil {
