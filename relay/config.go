@@ -1,0 +1,335 @@
+package relay
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
+
+// Defaults of the fields below.
+const (
+	DefaultPollInterval  = 5 * time.Second
+	DefaultLease         = 60 * time.Second
+	DefaultDrainTimeout  = 20 * time.Second
+	DefaultMaxInFlight   = 256
+	DefaultTimeout       = 10 * time.Second
+	DefaultLaneInFlight  = 64
+	DefaultMaxAttempts   = 8
+	DefaultJitter        = 0.1
+	DefaultRetryAfterMax = 24 * time.Hour
+	DefaultAlertWindow   = 15 * time.Minute
+)
+
+// leaseMargin is by how much a lease must outlast the longest timeout: the time to settle what the POST yielded.
+const leaseMargin = 5 * time.Second
+
+// Config is what a Relay needs. Only Pool and Destinations have no usable zero value.
+type Config struct {
+	// Pool says how to reach the producer's database. The relay opens at most MaxConns connections of it (when that is
+	// 0 or above 3: three), and one more for its session. It overrides the planner settings on which its plans rest.
+	Pool *pgxpool.Config
+	// Schema that holds the outbox tables. Empty: the first one on the search_path of role and database.
+	Schema string
+
+	// Name under which operators see this relay. Empty: the host's name.
+	Name string
+	// Version of the program, shown beside the name. May be empty.
+	Version string
+
+	// PollInterval is how long an idle relay waits before it looks by itself; notifications and its own activity wake
+	// it sooner. 0: 5 s. At least 1 s.
+	PollInterval time.Duration
+	// Lease bounds how long a claim holds when its relay can neither settle nor be seen dead. 0: 60 s. It must be at
+	// least 5 s longer than every destination's timeout, or two relays could POST one delivery at the same time.
+	Lease time.Duration
+	// DrainTimeout bounds how long Run, once told to stop, waits for POSTs in flight. 0: 20 s.
+	DrainTimeout time.Duration
+	// MaxInFlight bounds concurrent POSTs over all destinations; lanes with work share it evenly, and each always may
+	// have one. 0: 256.
+	MaxInFlight int
+
+	// Destinations, at least one. Names are unique.
+	Destinations []Destination
+	// Routes decide which event types go where. Empty: every type goes to every destination.
+	Routes []Route
+
+	// Alerts says whom to tell when deliveries fail for good. The zero value only logs.
+	Alerts Alerts
+	// LogDelivered adds successful attempts to the attempt log, which otherwise holds only those that did not deliver.
+	// It costs one more inserted row per delivery.
+	LogDelivered bool
+
+	// Log receives what happens, never payloads, secrets, or URLs with credentials. The zero value discards.
+	Log zerolog.Logger
+	// Hooks observe the relay. The zero value observes nothing.
+	Hooks Hooks
+}
+
+// A Destination is a named URL with its limits and secrets.
+type Destination struct {
+	// Name: lower-case letters, digits, '-' and '_', at most 63 characters.
+	Name string
+	// URL to POST to: absolute, http or https, without user info and fragment.
+	URL string
+	// Timeout of one POST, from dialling to the end of the answer. 0: 10 s.
+	Timeout time.Duration
+	// MaxInFlight bounds concurrent POSTs to this destination. 0: 64.
+	MaxInFlight int
+	// Retry says when, and how often. The zero value is the standard schedule.
+	Retry RetryPolicy
+	// Responses moves status codes to another outcome than the standard table gives them.
+	Responses Responses
+	// Headers sent with every POST, such as Authorization. They may not repeat a header of the wire contract.
+	Headers map[string]string
+	// SigningSecrets, each used for a signature of its own: more than one while rotating. Empty: requests are unsigned.
+	SigningSecrets []webhook.Secret
+}
+
+// RetryPolicy says when a delivery is attempted again.
+type RetryPolicy struct {
+	// Schedule holds the delay after the first attempt, the second, and so on; the last repeats. Empty: 5 s, 30 s,
+	// 5 min, 30 min, 4 h.
+	Schedule []time.Duration
+	// MaxAttempts after which a delivery is failed. 0: 8.
+	MaxAttempts int
+	// Jitter lengthens each delay by a random share, from 0 up to this one, so that what failed together does not
+	// return together. It never shortens. nil: 0.1. Between 0 and 1.
+	Jitter *float64
+	// RetryAfterMax caps what a Retry-After may ask for. 0: 24 h.
+	RetryAfterMax time.Duration
+}
+
+// Responses lists HTTP status codes whose outcome differs from the standard table.
+type Responses struct {
+	// Retry on the schedule.
+	Retry []int
+	// Fail at once.
+	Fail []int
+}
+
+// A Route sends the event types that match Event to the destinations in To.
+type Route struct {
+	// Event is an event type in which '*' stands for any characters: "*", "invoice.*".
+	Event string
+	// To names destinations.
+	To []string
+}
+
+// Alerts says whom to tell when deliveries fail for good.
+type Alerts struct {
+	// Channels that each alert is sent to.
+	Channels []Channel
+	// Window during which a rule tells about one subject once. 0: 15 min.
+	Window time.Duration
+}
+
+// A Problem is one mistake in a Config.
+type Problem struct {
+	// Path of the setting, as a configuration file spells it: "destinations.logistics.timeout".
+	Path string
+	// Text says what is wrong and what to write instead.
+	Text string
+}
+
+func (p Problem) Error() string { return p.Path + ": " + p.Text }
+
+// withDefaults returns a copy in which every zero value is replaced by its default.
+func (c Config) withDefaults() Config {
+	setDefault(&c.PollInterval, DefaultPollInterval)
+	setDefault(&c.Lease, DefaultLease)
+	setDefault(&c.DrainTimeout, DefaultDrainTimeout)
+	setDefault(&c.MaxInFlight, DefaultMaxInFlight)
+	setDefault(&c.Alerts.Window, DefaultAlertWindow)
+	c.Destinations = append([]Destination(nil), c.Destinations...)
+	for i := range c.Destinations {
+		d := &c.Destinations[i]
+		setDefault(&d.Timeout, DefaultTimeout)
+		setDefault(&d.MaxInFlight, DefaultLaneInFlight)
+		setDefault(&d.Retry.MaxAttempts, DefaultMaxAttempts)
+		setDefault(&d.Retry.RetryAfterMax, DefaultRetryAfterMax)
+		if len(d.Retry.Schedule) == 0 {
+			d.Retry.Schedule = DefaultSchedule()
+		}
+		if d.Retry.Jitter == nil {
+			jitter := DefaultJitter
+			d.Retry.Jitter = &jitter
+		}
+	}
+	if len(c.Routes) == 0 {
+		all := Route{Event: "*"}
+		for _, d := range c.Destinations {
+			all.To = append(all.To, d.Name)
+		}
+		c.Routes = []Route{all}
+	}
+	return c
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// Validate returns every mistake in the configuration, none if it can run.
+func (c Config) Validate() []Problem {
+	c = c.withDefaults()
+	var v validator
+	v.require(c.PollInterval >= time.Second, "relay.poll_interval", "%s is too short; write at least 1s", c.PollInterval)
+	v.require(c.DrainTimeout > 0, "relay.drain_timeout", "%s is negative; write a duration such as 20s", c.DrainTimeout)
+	v.require(c.MaxInFlight > 0 && c.MaxInFlight <= 100_000, "relay.max_in_flight", "%d is out of range; write 1 to 100000", c.MaxInFlight)
+	v.require(c.Alerts.Window > 0, "alerts.window", "%s is negative; write a duration such as 15m", c.Alerts.Window)
+	v.require(len(c.Destinations) > 0, "destinations", "there is none; set OUTBOX_DESTINATION_URL or add one")
+
+	names := map[string]bool{}
+	for _, d := range c.Destinations {
+		path := "destinations." + d.Name
+		v.require(destinationName.MatchString(d.Name), path,
+			"the name %q is not usable; write lower-case letters, digits, '-' and '_', starting with a letter or digit, at most 63", d.Name)
+		v.require(!names[d.Name], path, "the name is used twice")
+		names[d.Name] = true
+		v.destination(path, d)
+		v.require(c.Lease >= d.Timeout+leaseMargin, "relay.lease",
+			"%s must be at least %s longer than %s.timeout (%s); write %s or more, or lower the timeout",
+			c.Lease, leaseMargin, path, d.Timeout, d.Timeout+leaseMargin)
+	}
+	for i, r := range c.Routes {
+		path := fmt.Sprintf("routes[%d]", i)
+		v.require(routePattern.MatchString(r.Event), path+".event",
+			"%q is not an event type or pattern; write one such as \"invoice.paid\", \"invoice.*\" or \"*\"", r.Event)
+		v.require(len(r.To) > 0, path+".to", "names no destination")
+		for _, name := range r.To {
+			v.require(names[name], path+".to", "there is no destination %q", name)
+		}
+	}
+	return v.problems
+}
+
+var (
+	destinationName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
+	routePattern    = regexp.MustCompile(`^[\x21-\x7e]{1,255}$`)
+	headerName      = regexp.MustCompile("^[-!#$%&'*+.^_`|~0-9A-Za-z]+$")
+	headerValue     = regexp.MustCompile(`^[\x20-\x7e]*$`)
+	// hostName is a name as DNS knows it. A last label of digits would be an IPv4 address in one of its many
+	// spellings (127.1, 0x7f000001), which resolvers disagree about.
+	hostName  = regexp.MustCompile(`^([A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?\.?$`)
+	digitHost = regexp.MustCompile(`(?i)(^|\.)([0-9]+|0x[0-9a-f]*)\.?$`)
+)
+
+type validator struct{ problems []Problem }
+
+func (v *validator) require(ok bool, path, format string, args ...any) {
+	if !ok {
+		v.problems = append(v.problems, Problem{Path: path, Text: fmt.Sprintf(format, args...)})
+	}
+}
+
+func (v *validator) destination(path string, d Destination) {
+	if text := urlProblem(d.URL); text != "" {
+		v.require(false, path+".url", "%s", text)
+	}
+	v.require(d.Timeout > 0, path+".timeout", "%s is negative; write a duration such as 10s", d.Timeout)
+	v.require(d.MaxInFlight > 0 && d.MaxInFlight <= 10_000, path+".max_in_flight", "%d is out of range; write 1 to 10000", d.MaxInFlight)
+	v.require(d.Retry.MaxAttempts > 0 && d.Retry.MaxAttempts <= 1000, path+".retry.max_attempts", "%d is out of range; write 1 to 1000", d.Retry.MaxAttempts)
+	v.require(*d.Retry.Jitter >= 0 && *d.Retry.Jitter <= 1, path+".retry.jitter", "%g is out of range; write 0 to 1", *d.Retry.Jitter)
+	v.require(d.Retry.RetryAfterMax > 0, path+".retry.retry_after_max", "%s is negative; write a duration such as 24h", d.Retry.RetryAfterMax)
+	v.require(len(d.Retry.Schedule) <= 100, path+".retry.schedule", "%d entries are too many; the last one repeats, so write at most 100", len(d.Retry.Schedule))
+	for i, delay := range d.Retry.Schedule {
+		v.require(delay > 0 && delay <= maxDelay, fmt.Sprintf("%s.retry.schedule[%d]", path, i), "%s is out of range; write more than 0 and at most %s", delay, maxDelay)
+	}
+	for _, list := range []struct {
+		name  string
+		codes []int
+	}{{"retry", d.Responses.Retry}, {"fail", d.Responses.Fail}} {
+		for _, code := range list.codes {
+			v.require(code >= 300 && code <= 599, path+".responses."+list.name, "%d is not a status code that can be moved; write 300 to 599", code)
+		}
+	}
+	for _, code := range d.Responses.Retry {
+		for _, other := range d.Responses.Fail {
+			v.require(code != other, path+".responses", "%d stands in both lists", code)
+		}
+	}
+	for name, value := range d.Headers {
+		if text := headerProblem(name, value); text != "" {
+			v.require(false, path+".headers."+name, "%s", text)
+		}
+	}
+}
+
+// urlProblem says what is wrong with a destination's URL; empty: nothing. It does not repeat the URL, which may hold
+// credentials.
+func urlProblem(raw string) string {
+	const example = "write one such as https://logistics.internal/webhooks/finance"
+	if raw == "" {
+		return "is empty; " + example
+	}
+	if len(raw) > 2048 {
+		return fmt.Sprintf("has %d bytes; at most 2048 are allowed", len(raw))
+	}
+	u, err := url.Parse(raw)
+	if err != nil {
+		return "cannot be parsed; " + example
+	}
+	host := u.Hostname()
+	address, addressErr := netip.ParseAddr(host)
+	switch {
+	case u.Scheme != "http" && u.Scheme != "https":
+		return fmt.Sprintf("scheme %q is not supported; %s", u.Scheme, example)
+	case u.User != nil:
+		return "contains user info; move it to headers.Authorization"
+	case u.Fragment != "" || strings.Contains(raw, "#"):
+		return "contains a fragment (#…), which is never sent; remove it"
+	case host == "":
+		return "has no host; " + example
+	case strings.ContainsAny(raw, "{}"):
+		return "contains a template; a destination has one fixed URL"
+	case addressErr == nil && address.Zone() != "":
+		return "has an address with a zone; write it without"
+	case addressErr != nil && (!hostName.MatchString(host) || digitHost.MatchString(host) || len(host) > 253):
+		return fmt.Sprintf("host %q is neither a DNS name nor an IP address in its usual spelling", host)
+	}
+	if port := u.Port(); port != "" {
+		if _, err := netip.ParseAddrPort("127.0.0.1:" + port); err != nil || port == "0" {
+			return fmt.Sprintf("port %s is out of range; write 1 to 65535", port)
+		}
+	} else if strings.HasSuffix(u.Host, ":") {
+		return "has a colon but no port"
+	}
+	return ""
+}
+
+// headerProblem says why a header cannot be sent; empty: it can.
+func headerProblem(name, value string) string {
+	switch canonical := http.CanonicalHeaderKey(name); {
+	case !headerName.MatchString(name):
+		return "is not a header name (letters, digits and hyphens)"
+	case len(name)+len(value) > 8192:
+		return "is longer than 8192 bytes"
+	case !headerValue.MatchString(value):
+		return "has a value with characters beyond printable ASCII"
+	case reservedHeader(canonical):
+		return "is set by the relay or by HTTP itself; remove it"
+	}
+	return ""
+}
+
+// reservedHeader reports whether a canonical header name belongs to the wire contract or to the connection.
+func reservedHeader(name string) bool {
+	switch name {
+	case webhook.IdempotencyKey, "Host", "Content-Length", "Content-Type", "Connection", "Transfer-Encoding", "Upgrade",
+		"Te", "Trailer", "Keep-Alive", "Expect":
+		return true
+	}
+	return strings.HasPrefix(name, webhook.OutboxPrefix) || strings.HasPrefix(name, "Webhook-") || strings.HasPrefix(name, "Proxy-")
+}

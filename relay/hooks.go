@@ -1,0 +1,35 @@
+package relay
+
+import "time"
+
+// Hooks observe a relay: metrics hang on them, and tests wait on them. Every field may be nil. Hooks run on the relay's
+// own goroutines, several at a time: they must be safe for concurrent use and return at once.
+type Hooks struct {
+	// Claimed follows every claim that found something.
+	Claimed func(destination string, deliveries int)
+	// Attempted follows every POST, before its outcome is settled.
+	Attempted func(Attempt)
+	// Settled follows every batch of outcomes that the database has taken.
+	Settled func(destination string, outcome Outcome, reason Reason, deliveries int)
+	// StaleSettle follows outcomes that came too late: another relay had claimed the delivery meanwhile.
+	StaleSettle func(deliveries int)
+	// Rescued follows the return of a dead relay's claims.
+	Rescued func(instance int32, deliveries int)
+	// Idle follows each declaration that this relay has nothing to do.
+	Idle func()
+	// Notified follows every alert that reached a channel, or failed to (err is not nil).
+	Notified func(channel string, alert Alert, err error)
+	// DatabaseError follows each failed statement, which the relay will repeat.
+	DatabaseError func(operation string, err error)
+}
+
+// An Attempt is one POST.
+type Attempt struct {
+	EventID     int64
+	Destination string
+	Number      int // 1 for the first
+	StatusCode  int // 0 without a response
+	Outcome     Outcome
+	Reason      Reason
+	Duration    time.Duration
+}

@@ -1,0 +1,187 @@
+package relay
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"code.dny.dev/ssrf"
+)
+
+// Outcome is what becomes of a delivery after a claim.
+type Outcome string
+
+const (
+	// Delivered: the receiver answered 2xx.
+	Delivered Outcome = "delivered"
+	// Retry: attempt again on the schedule, or fail if that was the last attempt.
+	Retry Outcome = "retry"
+	// Fail: never attempt again; tell an operator.
+	Fail Outcome = "fail"
+	// Hold: nothing was sent; give the claim back, spend nothing.
+	Hold Outcome = "hold"
+)
+
+// Reason is why. The set is closed: metric labels, log fields and decisions share it.
+type Reason string
+
+const (
+	ReasonOK Reason = "ok" // 2xx
+
+	// What the receiver answered.
+	ReasonTransient    Reason = "transient"    // 408, 409, 423, 425: in time it will work
+	ReasonRateLimited  Reason = "rate_limited" // 429
+	ReasonServerError  Reason = "server_error" // 5xx but 501 and 503
+	ReasonUnavailable  Reason = "unavailable"  // 503
+	ReasonUnauthorized Reason = "unauthorized" // 401, 403, 407
+	ReasonNotFound     Reason = "not_found"    // 404, 405
+	ReasonRedirect     Reason = "redirect"     // 3xx: never followed
+	ReasonRejected     Reason = "rejected"     // this request will never be accepted
+	ReasonGone         Reason = "gone"         // 410: the destination is paused
+	ReasonUnexpected   Reason = "unexpected"   // any other status
+
+	// What kept it from answering.
+	ReasonDNS       Reason = "dns"
+	ReasonConnect   Reason = "connect"
+	ReasonTLS       Reason = "tls"
+	ReasonTimeout   Reason = "timeout"
+	ReasonNetwork   Reason = "network"   // the connection broke
+	ReasonMalformed Reason = "malformed" // what came back is not HTTP
+	ReasonEgress    Reason = "egress"    // the address may not be dialled
+	ReasonPanic     Reason = "panic"     // a defect of the relay
+
+	// What kept it from being sent.
+	ReasonInvalidEvent Reason = "invalid_event" // the event cannot be expressed as a request
+	ReasonEventMissing Reason = "event_missing" // the row is gone from outbox
+	ReasonCrashLoop    Reason = "crash_loop"    // too many relays died while holding it
+	ReasonLease        Reason = "lease"         // too little of the lease was left
+	ReasonShutdown     Reason = "shutdown"      // the relay is stopping
+	ReasonDatabase     Reason = "database"      // the payload could not be read
+)
+
+// A verdict is what one claim of a delivery came to.
+type verdict struct {
+	outcome    Outcome
+	reason     Reason
+	statusCode int           // 0 without a response
+	message    string        // for operators, at most maxMessage bytes; empty when delivered
+	retryAfter time.Duration // what the receiver asked for
+	posted     bool          // false: nothing was sent, no attempt is spent
+}
+
+// judgeResponse decides on a response by its status alone; a body is evidence for operators, nothing more. The table
+// follows what a status says about the same request later: will it be accepted (Retry) or never (Fail)?
+func judgeResponse(status int, header http.Header, excerpt string, moved Responses, now time.Time) verdict {
+	v := verdict{statusCode: status, posted: true, outcome: Retry}
+	switch {
+	case status >= 200 && status <= 299:
+		v.outcome, v.reason = Delivered, ReasonOK
+		return v
+	case status >= 300 && status <= 399:
+		v.reason = ReasonRedirect
+	case status == 401 || status == 403 || status == 407:
+		v.reason = ReasonUnauthorized
+	case status == 404 || status == 405:
+		v.reason = ReasonNotFound
+	case status == 408 || status == 409 || status == 423 || status == 425:
+		v.reason = ReasonTransient
+	case status == 429:
+		v.reason = ReasonRateLimited
+	case status == 410:
+		v.outcome, v.reason = Fail, ReasonGone
+	case status == 400 || status == 406 || status == 411 || status == 413 || status == 414 || status == 415 ||
+		status == 422 || status == 431 || status == 501:
+		v.outcome, v.reason = Fail, ReasonRejected
+	case status == 503:
+		v.reason = ReasonUnavailable
+	case status >= 500 && status <= 599:
+		v.reason = ReasonServerError
+	default:
+		v.reason = ReasonUnexpected
+	}
+	if slices.Contains(moved.Retry, status) {
+		v.outcome = Retry
+	} else if slices.Contains(moved.Fail, status) {
+		v.outcome = Fail
+	}
+	if status == 429 || status == 503 {
+		v.retryAfter = parseRetryAfter(header, now)
+	}
+	v.message = strings.TrimSpace(fmt.Sprintf("%d %s", status, http.StatusText(status)))
+	if status >= 300 && status <= 399 {
+		v.message += " (redirects are never followed; set the destination's url to the final address)"
+	}
+	if excerpt != "" {
+		v.message += ": " + excerpt
+	}
+	v.message = clip(v.message)
+	return v
+}
+
+// judgeError decides on a POST that yielded no response. Whether the receiver saw the request is unknown, so it is an
+// attempt, and it is sent again.
+func judgeError(err error) verdict {
+	return verdict{outcome: Retry, reason: errorReason(err), message: clip(err.Error()), posted: true}
+}
+
+func errorReason(err error) Reason {
+	var (
+		dns         *net.DNSError
+		op          *net.OpError
+		certificate *tls.CertificateVerificationError
+		alert       tls.AlertError
+		record      tls.RecordHeaderError
+		unknownCA   x509.UnknownAuthorityError
+		timeout     interface{ Timeout() bool }
+	)
+	switch {
+	case errors.Is(err, ssrf.ErrProhibitedIP), errors.Is(err, ssrf.ErrProhibitedNetwork), errors.Is(err, ssrf.ErrProhibitedPort), errors.Is(err, ssrf.ErrInvalidHostPort):
+		return ReasonEgress
+	case errors.As(err, &dns) && !dns.IsTimeout:
+		return ReasonDNS
+	case errors.As(err, &certificate), errors.As(err, &alert), errors.As(err, &record), errors.As(err, &unknownCA),
+		strings.Contains(err.Error(), "tls: "):
+		return ReasonTLS
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
+		return ReasonTimeout
+	case errors.As(err, &op) && op.Op == "dial":
+		return ReasonConnect
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
+		errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.As(err, &op),
+		strings.Contains(err.Error(), "server closed idle connection"):
+		return ReasonNetwork
+	default:
+		return ReasonMalformed
+	}
+}
+
+// maxMessage bounds what is stored of an error, in bytes.
+const maxMessage = 4 << 10
+
+// clip makes a text that came from outside storable and printable: valid UTF-8 without NUL (PostgreSQL refuses both)
+// and without control characters (terminals and logs obey them), at most maxMessage bytes.
+func clip(s string) string {
+	s = strings.Map(func(r rune) rune {
+		switch {
+		case r == '\n' || r == '\t' || r == '\r':
+			return ' '
+		case r < 0x20 || r >= 0x7f && r < 0xa0 || r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069:
+			return '\ufffd'
+		}
+		return r
+	}, strings.ToValidUTF8(s, "\ufffd"))
+	if len(s) > maxMessage {
+		s = strings.ToValidUTF8(s[:maxMessage-len("…")], "") + "…"
+	}
+	return s
+}

@@ -1,0 +1,88 @@
+package relay
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// querier is what a pool, a connection and a transaction have in common.
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+const selectSchemaVersion = `
+SELECT coalesce(max(version_id), 0)
+FROM (SELECT DISTINCT ON (version_id) version_id, is_applied
+      FROM outbox_schema_version ORDER BY version_id, id DESC) v
+WHERE is_applied`
+
+func schemaVersion(ctx context.Context, q querier) (version int64, err error) {
+	err = q.QueryRow(ctx, selectSchemaVersion).Scan(&version)
+	return version, err
+}
+
+const selectDestinationStatus = `
+WITH pending AS (
+    SELECT destination, count(*) AS pending,
+           count(*) FILTER (WHERE next_attempt_at <= now() AND claimed_by IS NULL) AS due,
+           count(*) FILTER (WHERE claimed_by IS NOT NULL) AS in_flight,
+           count(*) FILTER (WHERE attempts > 0) AS retrying,
+           extract(epoch FROM now() - min(next_attempt_at) FILTER (WHERE next_attempt_at <= now()))::float8 AS lag
+    FROM outbox_delivery WHERE status = 'pending' GROUP BY destination
+), failed AS (
+    SELECT destination, count(*) AS failed FROM outbox_delivery WHERE status = 'failed' GROUP BY destination
+), known AS (
+    SELECT destination FROM outbox_route
+    UNION SELECT destination FROM outbox_destination
+    UNION SELECT destination FROM pending
+    UNION SELECT destination FROM failed
+)
+SELECT k.destination, coalesce(p.pending, 0), coalesce(p.due, 0), coalesce(p.in_flight, 0), coalesce(p.retrying, 0),
+       coalesce(f.failed, 0), coalesce(p.lag, 0), coalesce(d.paused, false), coalesce(d.paused_reason, '')
+FROM known k
+LEFT JOIN pending p USING (destination)
+LEFT JOIN failed f USING (destination)
+LEFT JOIN outbox_destination d USING (destination)
+ORDER BY k.destination`
+
+// destinationStatus returns the destinations, and how many deliveries are parked.
+func destinationStatus(ctx context.Context, q querier) ([]DestinationStatus, int64, error) {
+	rows, err := q.Query(ctx, selectDestinationStatus)
+	if err != nil {
+		return nil, 0, err
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[DestinationStatus])
+	if err != nil {
+		return nil, 0, err
+	}
+	if len(all) > 0 && all[0].Destination == "" {
+		return all[1:], all[0].Pending, nil
+	}
+	return all, 0, nil
+}
+
+const selectRelays = `
+SELECT instance, name, version, started_at, extract(epoch FROM now() - heartbeat_at)::float8, idle
+FROM outbox_relay ORDER BY instance`
+
+func relayStatus(ctx context.Context, q querier) ([]RelayStatus, error) {
+	rows, err := q.Query(ctx, selectRelays)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[RelayStatus])
+}
+
+const selectAlerts = `
+SELECT rule, subject, count, opened_at, coalesce(first_event_id, 0), coalesce(first_error, '')
+FROM outbox_alert ORDER BY opened_at, rule, subject`
+
+func openAlerts(ctx context.Context, q querier) ([]Alert, error) {
+	rows, err := q.Query(ctx, selectAlerts)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[Alert])
+}
