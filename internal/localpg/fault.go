@@ -1,0 +1,103 @@
+package localpg
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Restart stops PostgreSQL as an administrator would (sessions are ended, a
+// checkpoint is written) and starts it again at the same addresses.
+func (s *Server) Restart(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.halt(ctx, "INT"); err != nil {
+		return fmt.Errorf("restart PostgreSQL: %w", err)
+	}
+	if err := s.start(ctx); err != nil {
+		return fmt.Errorf("restart PostgreSQL: %w", err)
+	}
+	return nil
+}
+
+// StopImmediate crashes PostgreSQL, as pg_ctl stop -m immediate does: no
+// session ends in order, nothing is flushed, and the next start recovers from
+// the log. It returns once the last process is gone; the directory stays.
+func (s *Server) StopImmediate(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.halt(ctx, "QUIT"); err != nil {
+		return fmt.Errorf("crash PostgreSQL: %w", err)
+	}
+	return nil
+}
+
+// StartAgain starts PostgreSQL after [Server.StopImmediate], at the same
+// addresses, and returns once it has recovered and accepts connections.
+func (s *Server) StartAgain(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.start(ctx); err != nil {
+		return fmt.Errorf("start PostgreSQL again: %w", err)
+	}
+	return nil
+}
+
+// start launches PostgreSQL and waits until it accepts connections. s.mu is held.
+func (s *Server) start(ctx context.Context) error {
+	switch reply, err := s.janitor.ask("poll"); {
+	case err != nil:
+		return err
+	case reply == "up":
+		return fmt.Errorf("already running in %s", s.dir)
+	}
+	addr := ""
+	if s.tcp {
+		addr = "127.0.0.1"
+	}
+	pid, err := s.janitor.ask("start", s.port, addr)
+	if err != nil {
+		return err
+	}
+	for ctx.Err() == nil {
+		reply, err := s.janitor.ask("poll")
+		if err != nil {
+			return err
+		}
+		if reply == "down" {
+			return fmt.Errorf("the server exited:\n%s", s.LogTail(20))
+		}
+		if s.ready(pid) {
+			return nil
+		}
+	}
+	return context.Cause(ctx)
+}
+
+// ready reports whether the server with that pid says it accepts connections.
+// A crash can leave an earlier server's file behind, hence the comparison.
+func (s *Server) ready(pid string) bool {
+	const statusLine = 7 // counted from 0; PostgreSQL 10 and later
+	status, _ := os.ReadFile(filepath.Join(s.dir, "data", "postmaster.pid"))
+	lines := strings.Split(string(status), "\n")
+	return len(lines) > statusLine && lines[0] == pid && strings.TrimSpace(lines[statusLine]) == "ready"
+}
+
+// halt signals PostgreSQL and waits until it is gone. s.mu is held.
+func (s *Server) halt(ctx context.Context, signal string) error {
+	if _, err := s.janitor.ask("signal", signal); err != nil {
+		return err
+	}
+	for ctx.Err() == nil {
+		reply, err := s.janitor.ask("poll")
+		if err != nil {
+			return err
+		}
+		if reply == "down" {
+			return nil
+		}
+	}
+	return context.Cause(ctx)
+}

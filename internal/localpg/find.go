@@ -1,0 +1,80 @@
+package localpg
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// binDirs are where distributions put the server's binaries without putting
+// them on PATH, in the order they are tried. A * stands for a version.
+var binDirs = []string{
+	"/usr/lib/postgresql/*/bin",                               // Debian, Ubuntu
+	"/usr/pgsql-*/bin",                                        // Fedora, RHEL
+	"/usr/libexec/postgresql*",                                // Alpine
+	"/opt/homebrew/opt/postgresql@*/bin",                      // Homebrew on Apple silicon
+	"/usr/local/opt/postgresql@*/bin",                         // Homebrew on Intel
+	"/home/linuxbrew/.linuxbrew/opt/postgresql@*/bin",         // Homebrew on Linux
+	"/Applications/Postgres.app/Contents/Versions/[0-9]*/bin", // Postgres.app
+}
+
+// findBinDir returns the directory that holds initdb and postgres: dir itself
+// when it is not empty, otherwise the first of PATH, pg_config and [binDirs].
+func findBinDir(ctx context.Context, dir string) (string, error) {
+	if dir != "" {
+		if !hasServer(dir) {
+			return "", fmt.Errorf("find PostgreSQL: no initdb and postgres in %s", dir)
+		}
+		return dir, nil
+	}
+	if path, err := exec.LookPath("initdb"); err == nil && hasServer(filepath.Dir(path)) {
+		return filepath.Dir(path), nil
+	}
+	// pg_config comes with the client libraries: it names the directory even
+	// where no server was installed into it.
+	if out, err := exec.CommandContext(ctx, "pg_config", "--bindir").Output(); err == nil {
+		if dir := strings.TrimSpace(string(out)); hasServer(dir) {
+			return dir, nil
+		}
+	}
+	for _, pattern := range binDirs {
+		found, _ := filepath.Glob(pattern) // fails only on a malformed pattern
+		slices.SortFunc(found, newestFirst)
+		for _, dir := range found {
+			if hasServer(dir) {
+				return dir, nil
+			}
+		}
+	}
+	return "", errors.New("find PostgreSQL: initdb and postgres are neither on PATH nor in any usual place; " +
+		"install it with `apt-get install postgresql` or `brew install postgresql@16`")
+}
+
+func hasServer(dir string) bool {
+	for _, name := range []string{"initdb", "postgres"} {
+		info, err := os.Stat(filepath.Join(dir, name))
+		if err != nil || info.IsDir() || info.Mode()&0o111 == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+var firstNumber = regexp.MustCompile(`\d+`)
+
+// newestFirst orders directories by the PostgreSQL version in their names, as
+// numbers: 16 before 9.6.
+func newestFirst(a, b string) int {
+	major := func(dir string) int {
+		n, _ := strconv.Atoi(firstNumber.FindString(dir))
+		return n
+	}
+	return major(b) - major(a)
+}

@@ -1,0 +1,198 @@
+package localpg
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// prefix begins every server's directory. It stands directly under /tmp, not
+// under a longer temporary directory, because the path of a unix socket must
+// fit into about 100 bytes and the unprivileged account must be able to reach it.
+const prefix = "/tmp/outbox-relay-pg-"
+
+// Options says how to run a [Server]. The zero value is right for tests: found
+// binaries, a unix socket only, and no care for durability.
+type Options struct {
+	// BinDir is the directory of initdb and postgres. Empty: they are looked
+	// for on PATH, then where pg_config, Debian, Fedora, Homebrew and others put them.
+	BinDir string
+
+	// ListenTCP also listens on a free port of 127.0.0.1. Every local user may
+	// then connect as superuser: authentication is trust.
+	ListenTCP bool
+
+	// Durable keeps fsync, full_page_writes and synchronous_commit on, as
+	// production has them. False: off, several times faster, and a crash of the
+	// machine (not of PostgreSQL) loses data.
+	Durable bool
+
+	// Settings are further server settings, by their names in postgresql.conf.
+	// They win over every default here but the port and the addresses.
+	Settings map[string]string
+}
+
+// Server is a running throwaway PostgreSQL, made by [Start]. Its methods may be
+// called concurrently. Its superuser is postgres, without a password; its
+// encoding is UTF8, its collation C, its time zone UTC.
+type Server struct {
+	dir     string
+	binDir  string
+	account *syscall.Credential // nil: that of this process
+	tcp     bool
+	lock    *os.File
+	janitor *janitor
+	stop    func() error
+
+	mu   sync.Mutex // guards port, and lets one fault be made at a time
+	port int
+}
+
+// Start makes a new PostgreSQL and returns once it accepts connections, in
+// about a second. ctx bounds starting only. The error names what to install
+// when there is no PostgreSQL, and quotes the server's log when it does not
+// start; nothing is left behind then.
+func Start(ctx context.Context, o Options) (*Server, error) {
+	binDir, err := findBinDir(ctx, o.BinDir)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{
+		dir:     prefix + strings.ToLower(rand.Text()[:10]),
+		binDir:  binDir,
+		account: unprivileged(),
+		tcp:     o.ListenTCP,
+	}
+	s.stop = sync.OnceValue(s.cleanUp)
+	sweep(ctx, binDir, s.account)
+	if s.janitor, err = startJanitor(s.dir, binDir, s.account, o.arguments()); err != nil {
+		return nil, fmt.Errorf("start PostgreSQL: %w", err)
+	}
+	if err := s.boot(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("start PostgreSQL: %w", err), s.Stop())
+	}
+	return s, nil
+}
+
+func (o Options) arguments() []string {
+	settings := map[string]string{"max_connections": "200", "timezone": "UTC", "log_timezone": "UTC"}
+	if !o.Durable {
+		settings["fsync"] = "off"
+		settings["full_page_writes"] = "off"
+		settings["synchronous_commit"] = "off"
+	}
+	maps.Copy(settings, o.Settings)
+	var args []string
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		args = append(args, "-c", name+"="+settings[name])
+	}
+	return args
+}
+
+func (s *Server) boot(ctx context.Context) error {
+	var err error
+	if s.lock, err = lockDir(s.dir); err != nil {
+		return err
+	}
+	switch reply, err := s.janitor.ask("init"); {
+	case err != nil:
+		return err
+	case reply != "ok":
+		return fmt.Errorf("initdb failed:\n%s", s.LogTail(20))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.tcp {
+		s.port = 5432 // only a part of the socket's name
+		return s.start(ctx)
+	}
+	// Another process may take a free port before PostgreSQL does.
+	for range 3 {
+		if s.port, err = freePort(); err != nil {
+			return err
+		}
+		if err = s.start(ctx); err == nil || ctx.Err() != nil {
+			return err
+		}
+	}
+	return err
+}
+
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, fmt.Errorf("find a free port: %w", err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// DSN returns the URL of database on this server, over the unix socket. pgx,
+// goose and psql all take it. An empty database means postgres.
+func (s *Server) DSN(database string) string {
+	if database == "" {
+		database = "postgres"
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	query := url.Values{"host": {s.dir}, "port": {strconv.Itoa(s.port)}, "sslmode": {"disable"}}
+	return (&url.URL{Scheme: "postgres", User: url.User("postgres"), Path: "/" + database, RawQuery: query.Encode()}).String()
+}
+
+// TCPAddr returns "127.0.0.1:port", or "" without [Options.ListenTCP]. It is
+// the same after a restart.
+func (s *Server) TCPAddr() string {
+	if !s.tcp {
+		return ""
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port))
+}
+
+// Dir returns the directory of the server: the socket, the log, and below
+// data the cluster. It is gone after [Server.Stop].
+func (s *Server) Dir() string { return s.dir }
+
+// BinDir returns the directory of the PostgreSQL programs in use.
+func (s *Server) BinDir() string { return s.binDir }
+
+// LogTail returns the last n lines the server logged, or "" when there is no log.
+func (s *Server) LogTail(n int) string {
+	log, err := os.ReadFile(filepath.Join(s.dir, "log"))
+	if err != nil {
+		return ""
+	}
+	lines := strings.Split(strings.TrimRight(string(log), "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+// Stop ends the server and removes its directory. Calling it again returns the
+// same result; calling it never leaves the same state, once this process ends.
+func (s *Server) Stop() error { return s.stop() }
+
+func (s *Server) cleanUp() error {
+	err := s.janitor.dismiss()
+	if s.lock != nil {
+		defer s.lock.Close()
+	}
+	if _, statErr := os.Stat(s.dir); !os.IsNotExist(statErr) {
+		// The janitor was killed. Its work is done here instead.
+		err = reap(context.Background(), s.dir, s.binDir, s.account)
+	}
+	if err != nil {
+		return fmt.Errorf("stop PostgreSQL: %w", err)
+	}
+	return nil
+}
