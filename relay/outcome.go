@@ -65,7 +65,7 @@ const (
 	ReasonEventMissing Reason = "event_missing" // the row is gone from outbox
 	ReasonCrashLoop    Reason = "crash_loop"    // too many relays died while holding it
 	ReasonLease        Reason = "lease"         // too little of the lease was left
-	ReasonShutdown     Reason = "shutdown"      // the relay is stopping
+	ReasonShutdown     Reason = "shutdown"      // the relay is stopping (also cuts off what is being sent)
 	ReasonDatabase     Reason = "database"      // the payload could not be read
 )
 
@@ -147,6 +147,8 @@ func errorReason(err error) Reason {
 	switch {
 	case errors.Is(err, ssrf.ErrProhibitedIP), errors.Is(err, ssrf.ErrProhibitedNetwork), errors.Is(err, ssrf.ErrProhibitedPort), errors.Is(err, ssrf.ErrInvalidHostPort):
 		return ReasonEgress
+	case errors.Is(err, context.Canceled):
+		return ReasonShutdown
 	case errors.As(err, &dns) && !dns.IsTimeout:
 		return ReasonDNS
 	case errors.As(err, &certificate), errors.As(err, &alert), errors.As(err, &record), errors.As(err, &unknownCA),
@@ -158,7 +160,7 @@ func errorReason(err error) Reason {
 		return ReasonConnect
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
 		errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.As(err, &op),
-		strings.Contains(err.Error(), "server closed idle connection"):
+		strings.Contains(err.Error(), "server closed idle connection"), strings.HasPrefix(err.Error(), "http2: "):
 		return ReasonNetwork
 	default:
 		return ReasonMalformed

@@ -8,7 +8,7 @@ CREATE TABLE processed_events (
     event_version     integer          NOT NULL DEFAULT 1,
     related_reference text,
     processing_state  text COLLATE "C" NOT NULL,
-    payload_hash      bytea            NOT NULL,
+    payload_hash      bytea,
     received_at       timestamptz      NOT NULL DEFAULT now(),
     processed_at      timestamptz,
     attempts          integer          NOT NULL DEFAULT 1,

@@ -35,9 +35,12 @@ CREATE TABLE outbox (
             AND octet_length(headers::text) <= 8192
             AND NOT jsonb_path_exists(headers, '$.keyvalue() ? (!(@.key like_regex "^[-!#$%&''*+.^_`|~0-9A-Za-z]+$"))')
             AND NOT jsonb_path_exists(headers, 'strict $.* ? (@.type() != "string" || !(@ like_regex "^[\\x20-\\x7e]*$"))'))),
-    -- An infinite timestamp cannot be scanned by most drivers: one such row would stop a whole batch.
-    CONSTRAINT outbox_available_at_is_finite CHECK (isfinite(available_at)),
-    CONSTRAINT outbox_created_at_is_finite CHECK (isfinite(created_at))
+    -- Most drivers cannot scan an infinite timestamp, and RFC 3339 (headers, JSON) ends with year 9999 in whatever zone:
+    -- one such row would stop a whole batch.
+    CONSTRAINT outbox_available_at_is_in_years_1_to_9998
+        CHECK (available_at >= '0001-01-01 00:00:00+00' AND available_at < '9999-01-01 00:00:00+00'),
+    CONSTRAINT outbox_created_at_is_in_years_1_to_9998
+        CHECK (created_at >= '0001-01-01 00:00:00+00' AND created_at < '9999-01-01 00:00:00+00')
 );
 
 COMMENT ON TABLE outbox IS 'Events, written once by producers inside their own transactions; deliveries are created by trigger.';

@@ -85,7 +85,8 @@ CREATE TABLE outbox_attempt (
 
 COMMENT ON TABLE outbox_attempt IS 'The log of attempts that did not deliver (of all attempts, when configured so).';
 
-CREATE INDEX outbox_attempt_event ON outbox_attempt (event_id, destination);
+-- One claim makes at most one attempt.
+CREATE UNIQUE INDEX outbox_attempt_claim ON outbox_attempt (event_id, destination, claim);
 
 -- +goose Down
 DROP TABLE outbox_attempt;

@@ -13,7 +13,8 @@ BEGIN
            octet_length(e.payload::text)
     FROM new_event e LEFT JOIN outbox_route r ON e.event_type LIKE r.like_pattern;
 
-    IF EXISTS (SELECT FROM outbox_relay WHERE idle AND heartbeat_at > now() - interval '10 seconds') THEN
+    -- FOUND: a duplicate that inserted nothing wakes nobody.
+    IF FOUND AND EXISTS (SELECT FROM outbox_relay WHERE idle AND heartbeat_at > now() - interval '10 seconds') THEN
         PERFORM pg_notify('outbox_wake', TG_TABLE_SCHEMA);
     END IF;
     RETURN NULL;

@@ -1,0 +1,136 @@
+package relay
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// BenchmarkDrain measures, against one receiver, how fast the relay drains pre-inserted events of 300 bytes, and how
+// fast a bare net/http client with the same concurrency and no database posts the same bodies; ratio is the first over
+// the second. One iteration is one round of both.
+func BenchmarkDrain(b *testing.B) {
+	const events, concurrency = 100_000, 64
+	var received atomic.Int64
+	receiver := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		received.Add(1)
+		w.WriteHeader(http.StatusNoContent)
+	})}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	go func() { _ = receiver.Serve(listener) }()
+	defer func() { _ = receiver.Close() }()
+	url := "http://" + listener.Addr().String() + "/"
+	payload := `{"pad":"` + strings.Repeat("x", 290) + `"}`
+
+	var relayed, bare float64
+	for b.Loop() {
+		dsn := pgtest.New(b, migrations.Outbox)
+		insertEvents(b, dsn, events, payload)
+		received.Store(0)
+		start := time.Now()
+		drain(b, dsn, url, concurrency, events)
+		relayed += float64(events) / time.Since(start).Seconds()
+		if n := received.Load(); n != events {
+			b.Fatalf("the receiver saw %d requests, want %d", n, events)
+		}
+
+		start = time.Now()
+		postAll(b, url, concurrency, events, payload)
+		bare += float64(events) / time.Since(start).Seconds()
+	}
+	b.ReportMetric(relayed/float64(b.N), "relay/s")
+	b.ReportMetric(bare/float64(b.N), "bare/s")
+	b.ReportMetric(relayed/bare, "ratio")
+	b.ReportMetric(0, "ns/op")
+}
+
+func insertEvents(tb testing.TB, dsn string, n int, payload string) {
+	pool := pgtest.Pool(tb, dsn)
+	_, err := pool.Exec(tb.Context(), `INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'default')`)
+	if err == nil {
+		_, err = pool.Exec(tb.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key)
+			SELECT 'invoice.created', $1::json, 'key-' || i FROM generate_series(1, $2) i`, payload, n)
+	}
+	if err == nil {
+		_, err = pool.Exec(tb.Context(), `VACUUM ANALYZE`)
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func drain(tb testing.TB, dsn, url string, concurrency, events int) {
+	pool, err := pgxpool.ParseConfig(dsn)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var settled atomic.Int64
+	done := make(chan struct{})
+	r, err := New(Config{
+		Pool:         pool,
+		Destinations: []Destination{{Name: "default", URL: url, MaxInFlight: concurrency}},
+		Hooks: Hooks{Settled: func(_ string, _ Outcome, _ Reason, n int) {
+			if settled.Add(int64(n)) == int64(events) {
+				close(done)
+			}
+		}},
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(tb.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := r.Run(ctx); err != nil {
+			tb.Error(err)
+		}
+	})
+	<-done
+	cancel()
+	running.Wait()
+}
+
+func postAll(tb testing.TB, url string, concurrency, n int, payload string) {
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: concurrency}}
+	defer client.CloseIdleConnections()
+	var next atomic.Int64
+	var workers sync.WaitGroup
+	for range concurrency {
+		workers.Go(func() {
+			for i := next.Add(1); i <= int64(n); i = next.Add(1) {
+				req, err := http.NewRequest(http.MethodPost, url, bytes.NewReader([]byte(payload)))
+				if err != nil {
+					tb.Error(err)
+					return
+				}
+				req.Header.Set("Content-Type", "application/json")
+				req.Header.Set("X-Idempotency-Key", fmt.Sprintf("key-%d", i))
+				resp, err := client.Do(req)
+				if err != nil {
+					tb.Error(err)
+					return
+				}
+				_, _ = io.Copy(io.Discard, resp.Body)
+				_ = resp.Body.Close()
+			}
+		})
+	}
+	workers.Wait()
+}

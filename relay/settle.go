@@ -1,0 +1,183 @@
+package relay
+
+import (
+	"fmt"
+	"time"
+)
+
+// A settlement is a verdict on its way into the database.
+type settlement struct {
+	delivery
+	verdict
+	startedAt time.Time
+	duration  time.Duration
+	delay     time.Duration // until the next attempt, for Retry
+}
+
+// newSettlement turns a verdict into what is written: a Retry gets its delay, or becomes a Fail after the last attempt.
+func newSettlement(d delivery, v verdict, policy RetryPolicy, startedAt time.Time, took time.Duration, fraction float64) settlement {
+	s := settlement{delivery: d, verdict: v, startedAt: startedAt, duration: took}
+	s.event = event{} // the payload is not needed any more
+	if v.outcome != Retry {
+		return s
+	}
+	attempt := d.attempts + 1
+	if attempt >= policy.MaxAttempts {
+		s.outcome = Fail
+		s.message = clip(fmt.Sprintf("attempt %d of %d: %s", attempt, policy.MaxAttempts, v.message))
+		return s
+	}
+	s.delay = policy.delay(attempt, fraction, v.retryAfter)
+	return s
+}
+
+// outcomes is a batch of settlements, by the statement that writes them.
+type outcomes struct {
+	delivered, retried, failed, held []settlement
+	logged                           []settlement // attempts for the log, of any outcome
+	size                             int
+}
+
+func (b *outcomes) add(s settlement, logDelivered bool) {
+	b.size++
+	switch s.outcome {
+	case Delivered:
+		b.delivered = append(b.delivered, s)
+	case Retry:
+		b.retried = append(b.retried, s)
+	case Fail:
+		b.failed = append(b.failed, s)
+	case Hold:
+		b.held = append(b.held, s)
+	}
+	if s.posted && (s.outcome != Delivered || logDelivered) {
+		b.logged = append(b.logged, s)
+	}
+}
+
+// A batch is written when it is this old or this large, whichever comes first.
+const (
+	settleAfter = 5 * time.Millisecond
+	settleBatch = 1000
+)
+
+// settle passes a settlement on to the settler. When the settler has given up, at the very end of a stop without a
+// database, the settlement is left to the lease.
+func (r *Relay) settle(l *lane, s settlement) {
+	if s.posted {
+		r.logAttempt(&s)
+		if hook := r.cfg.Hooks.Attempted; hook != nil {
+			hook(Attempt{
+				EventID: s.eventID, Destination: s.destination, Number: s.attempts + 1,
+				StatusCode: s.statusCode, Outcome: s.outcome, Reason: s.reason, Duration: s.duration,
+			})
+		}
+	}
+	select {
+	case r.settlements <- s:
+	case <-r.settling.Done():
+	}
+}
+
+// settleAll collects settlements into batches and writes them, until the channel is closed and drained.
+func (r *Relay) settleAll() {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		first, open := <-r.settlements
+		if !open {
+			return
+		}
+		var batch outcomes
+		batch.add(first, r.cfg.LogDelivered)
+		timer.Reset(settleAfter)
+		for batch.size < settleBatch {
+			var s settlement
+			select {
+			case s, open = <-r.settlements:
+			case <-timer.C:
+				open = false
+			}
+			if !open {
+				break
+			}
+			batch.add(s, r.cfg.LogDelivered)
+		}
+		r.write(&batch)
+	}
+}
+
+// write repeats a batch until the database has taken it.
+func (r *Relay) write(batch *outcomes) {
+	failing := newBackoff()
+	for {
+		instance, _ := r.session.current()
+		stale, err := r.store.settle(r.settling, instance, batch)
+		if err == nil {
+			r.written(batch, stale)
+			return
+		}
+		r.databaseError("settle", err)
+		select {
+		case <-time.After(failing.NextBackOff()):
+		case <-r.settling.Done():
+			r.cfg.Log.Warn().Int("deliveries", batch.size).Msg("stopping without having settled; the deliveries will be attempted again")
+			return
+		}
+	}
+}
+
+// written frees the lanes' room and tells who wants to know.
+func (r *Relay) written(batch *outcomes, stale int) {
+	if stale > 0 {
+		r.cfg.Log.Warn().Int("deliveries", stale).Msg("settled too late: another relay had claimed the deliveries meanwhile")
+		if hook := r.cfg.Hooks.StaleSettle; hook != nil {
+			hook(stale)
+		}
+	}
+	type label struct {
+		destination string
+		outcome     Outcome
+		reason      Reason
+	}
+	counts := map[label]int{}
+	for _, list := range [][]settlement{batch.delivered, batch.retried, batch.failed, batch.held} {
+		for i := range list {
+			counts[label{list[i].destination, list[i].outcome, list[i].reason}]++
+		}
+	}
+	for l, n := range counts {
+		r.lanes[l.destination].release(n)
+		if hook := r.cfg.Hooks.Settled; hook != nil {
+			hook(l.destination, l.outcome, l.reason, n)
+		}
+	}
+	signal(r.wake.room)
+	if len(batch.held) > 0 && r.taking.Err() == nil {
+		r.wake.notify(true) // what was given back lies before the lane's position
+	}
+	if len(batch.failed) > 0 {
+		signal(r.alerts)
+	}
+}
+
+// logAttempt writes one line for an attempt that did not deliver; those that did are too many.
+func (r *Relay) logAttempt(s *settlement) {
+	level := r.cfg.Log.Debug()
+	if s.outcome != Delivered {
+		level = r.cfg.Log.Info()
+	}
+	if s.outcome == Fail {
+		level = r.cfg.Log.Warn()
+	}
+	line := level.Int64("event_id", s.eventID).Str("destination", s.delivery.destination).Int("attempt", s.attempts+1).
+		Str("outcome", string(s.outcome)).Str("reason", string(s.reason)).Int("status", s.statusCode).
+		Int64("duration_ms", s.duration.Milliseconds())
+	if s.outcome == Retry {
+		line = line.Int64("next_attempt_in_ms", s.delay.Milliseconds())
+	}
+	if s.message != "" {
+		line = line.Str("error", s.message)
+	}
+	line.Msg("attempt")
+}

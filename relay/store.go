@@ -1,0 +1,173 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// store runs the engine's statements. It is safe for concurrent use.
+type store struct {
+	pool *pgxpool.Pool
+}
+
+// statementTimeout bounds each statement, so that a half-open connection cannot hold a goroutine for ever.
+const statementTimeout = 30 * time.Second
+
+// sessionSettings are what the engine's statements rest on, whatever role and database say.
+var sessionSettings = map[string]string{
+	"application_name": "outbox-relay",
+	// A statement's own snapshot, always fresh: FOR UPDATE SKIP LOCKED would fail under stricter levels.
+	"default_transaction_isolation": "read committed",
+	// Losing a claim, a delivered or a retry in a crash of the server only costs a duplicate; what must not be lost
+	// switches it on again.
+	"synchronous_commit": "off",
+	// Plans are prepared once, often on an empty table, where a sequential scan looks cheap; it would stay for ever.
+	"plan_cache_mode":   "force_generic_plan",
+	"enable_seqscan":    "off",
+	"enable_hashjoin":   "off",
+	"enable_mergejoin":  "off",
+	"enable_bitmapscan": "off",
+	"jit":               "off",
+	"statement_timeout": "30000",
+	// The server notices a relay's host that vanished without closing its connections.
+	"tcp_keepalives_idle":     "2",
+	"tcp_keepalives_interval": "1",
+	"tcp_keepalives_count":    "3",
+}
+
+// keyset is a place in the order in which a lane is claimed.
+type keyset struct {
+	at time.Time
+	id int64
+}
+
+// ask is what a claim wants of one lane.
+type ask struct {
+	destination string
+	free        int
+	after       keyset
+}
+
+// delivery is a claimed row with its event.
+type delivery struct {
+	eventID       int64
+	destination   string
+	fence         int64
+	attempts      int
+	rescues       int
+	nextAttemptAt pgtype.Timestamptz
+	payloadBytes  int
+	leaseEnds     time.Time // on this process's clock, never later than what the database holds
+
+	event event
+}
+
+// event is the immutable half of a delivery. Nullable columns are pointers: the row may be gone from outbox.
+type event struct {
+	eventType        *string
+	version          *int
+	key              *string
+	orderingKey      *string
+	relatedReference *string
+	headers          []byte // JSON object; nil when empty
+	createdAt        pgtype.Timestamptz
+	payload          []byte // nil when larger than inlinePayload: loaded when its turn comes
+}
+
+// inlinePayload is up to which size a claim brings the payload along, in bytes. It bounds what a claim can hold in
+// memory.
+const inlinePayload = 16 << 10
+
+// The rows are locked in a materialised step and then updated by where they lie. Locking inside "IN (SELECT … LIMIT …)"
+// may run again for each row and claim more than its limit; joining back by key can flip to a scan of the table.
+const claimDue = `
+WITH lane AS (
+    SELECT l.destination, l.free, l.after_at, l.after_id
+    FROM unnest($1::text[], $2::int[], $3::timestamptz[], $4::bigint[]) AS l (destination, free, after_at, after_id)
+    WHERE NOT EXISTS (SELECT FROM outbox_destination p WHERE p.destination = l.destination AND p.paused)
+), due AS MATERIALIZED (
+    SELECT d.place
+    FROM lane CROSS JOIN LATERAL (
+        SELECT d.ctid AS place
+        FROM outbox_delivery d
+        WHERE d.destination = lane.destination AND d.status = 'pending'
+          AND (d.next_attempt_at, d.event_id) > (lane.after_at, lane.after_id)
+          AND d.next_attempt_at <= now()
+          AND (d.lease_expires_at IS NULL OR d.lease_expires_at <= now())
+          AND (d.ordering_key IS NULL OR NOT EXISTS (
+              SELECT FROM outbox_delivery earlier
+              WHERE earlier.destination = d.destination AND earlier.ordering_key = d.ordering_key
+                AND earlier.status IN ('pending', 'failed') AND earlier.event_id < d.event_id))
+        ORDER BY d.next_attempt_at, d.event_id
+        LIMIT lane.free
+        FOR UPDATE OF d SKIP LOCKED
+    ) d
+), claimed AS (
+    UPDATE outbox_delivery d
+    SET claim = d.claim + 1, claimed_by = $5, lease_expires_at = now() + make_interval(secs => $6),
+        rescues = least(d.rescues + (d.claimed_by IS NOT NULL)::int, 32767)
+    WHERE d.ctid = ANY (ARRAY (SELECT place FROM due))
+    RETURNING d.event_id, d.destination, d.claim, d.attempts, d.rescues, d.next_attempt_at, d.payload_bytes
+)
+SELECT c.event_id, c.destination, c.claim, c.attempts, c.rescues, c.next_attempt_at, c.payload_bytes,
+       e.event_type, e.event_version, e.idempotency_key, e.ordering_key, e.related_reference,
+       nullif(e.headers, '{}'), e.created_at, CASE WHEN c.payload_bytes <= $7 THEN e.payload END
+FROM claimed c LEFT JOIN outbox e ON e.id = c.event_id`
+
+// claim leases, for every ask, at most its free deliveries that are due and lie behind its keyset, and returns them in
+// the order in which they became due.
+func (s *store) claim(ctx context.Context, instance int32, lease time.Duration, asks []ask) ([]delivery, error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	destinations := make([]string, len(asks))
+	free := make([]int32, len(asks))
+	afterAt := make([]time.Time, len(asks))
+	afterID := make([]int64, len(asks))
+	for i, a := range asks {
+		destinations[i], free[i], afterAt[i], afterID[i] = a.destination, int32(a.free), a.after.at, a.after.id
+	}
+	// The lease is counted from before the statement, so that this clock's view of it ends before the database's.
+	leaseEnds := time.Now().Add(lease)
+	rows, err := s.pool.Query(ctx, claimDue, destinations, free, afterAt, afterID, instance, lease.Seconds(), inlinePayload)
+	if err != nil {
+		return nil, fmt.Errorf("claim: %w", err)
+	}
+	defer rows.Close()
+	var claimed []delivery
+	for rows.Next() {
+		d := delivery{leaseEnds: leaseEnds}
+		e := &d.event
+		if err := rows.Scan(&d.eventID, &d.destination, &d.fence, &d.attempts, &d.rescues, &d.nextAttemptAt, &d.payloadBytes,
+			&e.eventType, &e.version, &e.key, &e.orderingKey, &e.relatedReference, &e.headers, &e.createdAt, &e.payload); err != nil {
+			return nil, fmt.Errorf("claim: %w", err)
+		}
+		claimed = append(claimed, d)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("claim: %w", err)
+	}
+	slices.SortFunc(claimed, func(a, b delivery) int {
+		if order := a.nextAttemptAt.Time.Compare(b.nextAttemptAt.Time); order != 0 {
+			return order
+		}
+		return int(a.eventID - b.eventID)
+	})
+	return claimed, nil
+}
+
+const selectPayload = `SELECT payload FROM outbox WHERE id = $1`
+
+// payload loads a payload that was too large to come with the claim.
+func (s *store) payload(ctx context.Context, eventID int64) (payload []byte, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	if err := s.pool.QueryRow(ctx, selectPayload, eventID).Scan(&payload); err != nil {
+		return nil, fmt.Errorf("load payload: %w", err)
+	}
+	return payload, nil
+}

@@ -1,0 +1,99 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// routeRow is one line of outbox_route.
+type routeRow struct {
+	Pattern     string
+	Destination string
+}
+
+const lockRoutes = `LOCK TABLE outbox_route IN SHARE ROW EXCLUSIVE MODE`
+
+const selectRoutes = `SELECT pattern, destination FROM outbox_route`
+
+const deleteRoute = `DELETE FROM outbox_route WHERE pattern = $1 AND destination = $2`
+
+const insertRoute = `INSERT INTO outbox_route (pattern, destination) VALUES ($1, $2)`
+
+// syncRoutes makes the stored routes equal to wanted and returns what changed. Producers go on meanwhile: the lock only
+// keeps other relays from doing the same.
+func (s *store) syncRoutes(ctx context.Context, wanted map[routeRow]bool) (added, removed []routeRow, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, lockRoutes); err != nil {
+			return err
+		}
+		rows, err := tx.Query(ctx, selectRoutes)
+		if err != nil {
+			return err
+		}
+		stored, err := pgx.CollectRows(rows, pgx.RowToStructByPos[routeRow])
+		if err != nil {
+			return err
+		}
+		missing := make(map[routeRow]bool, len(wanted))
+		for route := range wanted {
+			missing[route] = true
+		}
+		for _, route := range stored {
+			if wanted[route] {
+				delete(missing, route)
+				continue
+			}
+			removed = append(removed, route)
+			if _, err := tx.Exec(ctx, deleteRoute, route.Pattern, route.Destination); err != nil {
+				return err
+			}
+		}
+		for route := range missing {
+			added = append(added, route)
+			if _, err := tx.Exec(ctx, insertRoute, route.Pattern, route.Destination); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("synchronise routes: %w", err)
+	}
+	return added, removed, nil
+}
+
+// A parked delivery whose event now has a route becomes a delivery to each of its destinations.
+const releaseParked = `
+WITH parked AS MATERIALIZED (
+    SELECT p.event_id FROM outbox_delivery p
+    JOIN outbox e ON e.id = p.event_id
+    WHERE p.destination = '' AND p.status = 'pending'
+      AND EXISTS (SELECT FROM outbox_route r WHERE e.event_type LIKE r.like_pattern)
+    ORDER BY p.next_attempt_at, p.event_id
+    LIMIT $1
+    FOR UPDATE OF p SKIP LOCKED
+), gone AS (
+    DELETE FROM outbox_delivery p USING parked
+    WHERE p.event_id = parked.event_id AND p.destination = ''
+    RETURNING p.event_id, p.next_attempt_at, p.ordering_key, p.payload_bytes
+), routed AS (
+    INSERT INTO outbox_delivery (event_id, destination, next_attempt_at, ordering_key, payload_bytes)
+    SELECT DISTINCT g.event_id, r.destination, greatest(g.next_attempt_at, now()), g.ordering_key, g.payload_bytes
+    FROM gone g JOIN outbox e ON e.id = g.event_id JOIN outbox_route r ON e.event_type LIKE r.like_pattern
+    ON CONFLICT DO NOTHING
+)
+SELECT count(*) FROM gone`
+
+// releaseParked gives at most limit parked deliveries to the destinations their events now have.
+func (s *store) releaseParked(ctx context.Context, limit int) (released int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	if err := s.pool.QueryRow(ctx, releaseParked, limit).Scan(&released); err != nil {
+		return 0, fmt.Errorf("release parked deliveries: %w", err)
+	}
+	return released, nil
+}

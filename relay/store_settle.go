@@ -1,0 +1,212 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// settle writes a batch of outcomes in one round trip and one transaction: all of it or nothing. It returns how many
+// came too late: another relay had claimed their delivery meanwhile.
+func (s *store) settle(ctx context.Context, instance int32, b *outcomes) (stale int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	var batch pgx.Batch
+	expect := func(n int) {
+		stale += n
+		batch.QueuedQueries[len(batch.QueuedQueries)-1].Exec(func(tag pgconn.CommandTag) error {
+			stale -= int(tag.RowsAffected())
+			return nil
+		})
+	}
+	now := time.Now()
+	if len(b.failed) > 0 {
+		batch.Queue("BEGIN")
+		batch.Queue(commitDurably)
+		queueFailed(&batch, b.failed, now)
+		expect(len(b.failed))
+	}
+	if len(b.delivered) > 0 {
+		queueDelivered(&batch, b.delivered, now)
+		expect(len(b.delivered))
+	}
+	if len(b.retried) > 0 {
+		queueRetry(&batch, b.retried, now)
+		expect(len(b.retried))
+	}
+	if len(b.held) > 0 {
+		queueHold(&batch, b.held)
+		expect(len(b.held))
+	}
+	if len(b.logged) > 0 {
+		queueAttempts(&batch, instance, b.logged, now)
+	}
+	if len(b.failed) > 0 {
+		batch.Queue("COMMIT")
+	}
+	if err := s.pool.SendBatch(ctx, &batch).Close(); err != nil {
+		return 0, fmt.Errorf("settle: %w", err)
+	}
+	return stale, nil
+}
+
+// A failed delivery, and the alert about it, must survive whatever happens to the server next.
+const commitDurably = `SET LOCAL synchronous_commit = on`
+
+// unnested are the columns by which every settle finds its rows: the fence is part of the key.
+type unnested struct {
+	eventIDs     []int64
+	destinations []string
+	fences       []int64
+}
+
+func (u *unnested) add(d *delivery) {
+	u.eventIDs = append(u.eventIDs, d.eventID)
+	u.destinations = append(u.destinations, d.destination)
+	u.fences = append(u.fences, d.fence)
+}
+
+const settleDelivered = `
+UPDATE outbox_delivery d
+SET status = 'delivered', delivered_at = now(), attempts = d.attempts + 1, rescues = 0,
+    last_attempt_at = now() - make_interval(secs => s.ago), last_status = s.status, last_reason = NULL, last_error = NULL,
+    claimed_by = NULL, lease_expires_at = NULL
+FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::float8[], $5::smallint[])
+    AS s (event_id, destination, claim, ago, status)
+WHERE d.event_id = s.event_id AND d.destination = s.destination AND d.claim = s.claim AND d.status = 'pending'`
+
+func queueDelivered(batch *pgx.Batch, settled []settlement, now time.Time) {
+	var u unnested
+	var ago []float64
+	var status []int16
+	for i := range settled {
+		u.add(&settled[i].delivery)
+		ago = append(ago, now.Sub(settled[i].startedAt).Seconds())
+		status = append(status, int16(settled[i].statusCode))
+	}
+	batch.Queue(settleDelivered, u.eventIDs, u.destinations, u.fences, ago, status)
+}
+
+const settleRetry = `
+UPDATE outbox_delivery d
+SET next_attempt_at = now() + make_interval(secs => s.delay), attempts = d.attempts + 1, rescues = 0,
+    last_attempt_at = now() - make_interval(secs => s.ago), last_status = nullif(s.status, 0),
+    last_reason = s.reason, last_error = s.error, claimed_by = NULL, lease_expires_at = NULL
+FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::float8[], $5::smallint[], $6::text[], $7::text[], $8::float8[])
+    AS s (event_id, destination, claim, ago, status, reason, error, delay)
+WHERE d.event_id = s.event_id AND d.destination = s.destination AND d.claim = s.claim AND d.status = 'pending'`
+
+func queueRetry(batch *pgx.Batch, settled []settlement, now time.Time) {
+	var u unnested
+	var ago, delay []float64
+	var status []int16
+	var reason, message []string
+	for i := range settled {
+		s := &settled[i]
+		u.add(&s.delivery)
+		ago = append(ago, now.Sub(s.startedAt).Seconds())
+		status = append(status, int16(s.statusCode))
+		reason = append(reason, string(s.reason))
+		message = append(message, s.message)
+		delay = append(delay, s.delay.Seconds())
+	}
+	batch.Queue(settleRetry, u.eventIDs, u.destinations, u.fences, ago, status, reason, message, delay)
+}
+
+const settleHold = `
+UPDATE outbox_delivery d
+SET claimed_by = NULL, lease_expires_at = NULL
+FROM unnest($1::bigint[], $2::text[], $3::bigint[]) AS s (event_id, destination, claim)
+WHERE d.event_id = s.event_id AND d.destination = s.destination AND d.claim = s.claim AND d.status = 'pending'`
+
+func queueHold(batch *pgx.Batch, settled []settlement) {
+	var u unnested
+	for i := range settled {
+		u.add(&settled[i].delivery)
+	}
+	batch.Queue(settleHold, u.eventIDs, u.destinations, u.fences)
+}
+
+// An attempt is logged whether or not its settle still counted: it was on the wire. The same claim never logs twice,
+// though a batch whose commit was not acknowledged is sent again.
+const logAttempts = `
+INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay, started_at, duration_ms, status, outcome, reason, error)
+SELECT event_id, destination, claim, attempt, $4, now() - make_interval(secs => ago), duration_ms, nullif(status, 0),
+       outcome, reason, nullif(error, '')
+FROM unnest($1::bigint[], $2::text[], $3::bigint[], $5::int[], $6::float8[], $7::int[], $8::smallint[], $9::text[],
+            $10::text[], $11::text[])
+    AS s (event_id, destination, claim, attempt, ago, duration_ms, status, outcome, reason, error)
+ON CONFLICT (event_id, destination, claim) DO NOTHING`
+
+func queueAttempts(batch *pgx.Batch, instance int32, settled []settlement, now time.Time) {
+	var u unnested
+	var attempt, duration []int32
+	var ago []float64
+	var status []int16
+	var outcome, reason, message []string
+	for i := range settled {
+		s := &settled[i]
+		u.add(&s.delivery)
+		attempt = append(attempt, int32(s.attempts+1))
+		ago = append(ago, now.Sub(s.startedAt).Seconds())
+		duration = append(duration, int32(s.duration.Milliseconds()))
+		status = append(status, int16(s.statusCode))
+		outcome = append(outcome, string(s.outcome))
+		reason = append(reason, string(s.reason))
+		message = append(message, s.message)
+	}
+	batch.Queue(logAttempts, u.eventIDs, u.destinations, u.fences, instance, attempt, ago, duration, status, outcome, reason, message)
+}
+
+const settleFailed = `
+WITH settled AS (
+    UPDATE outbox_delivery d
+    SET status = 'failed', attempts = d.attempts + s.posted::int,
+        last_attempt_at = CASE WHEN s.posted THEN now() - make_interval(secs => s.ago) ELSE d.last_attempt_at END,
+        last_status = nullif(s.status, 0), last_reason = s.reason, last_error = s.error,
+        claimed_by = NULL, lease_expires_at = NULL
+    FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::float8[], $5::smallint[], $6::text[], $7::text[], $8::bool[])
+        AS s (event_id, destination, claim, ago, status, reason, error, posted)
+    WHERE d.event_id = s.event_id AND d.destination = s.destination AND d.claim = s.claim AND d.status = 'pending'
+    RETURNING d.event_id, d.destination, s.reason, s.error
+), paused AS (
+    INSERT INTO outbox_destination (destination, paused, paused_reason, paused_at)
+    SELECT DISTINCT ON (destination) destination, true, 'the receiver answered 410 Gone', now()
+    FROM settled WHERE reason = 'gone'
+    ON CONFLICT (destination) DO UPDATE
+    SET paused = true, paused_reason = excluded.paused_reason, paused_at = excluded.paused_at
+    WHERE NOT outbox_destination.paused
+), alerted AS (
+    INSERT INTO outbox_alert (rule, subject, count, first_event_id, first_error)
+    SELECT 'failed', destination, count(*), min(event_id), (array_agg(error ORDER BY event_id))[1]
+    FROM settled GROUP BY destination
+    ON CONFLICT (rule, subject) DO UPDATE
+    SET count = outbox_alert.count + excluded.count, last_at = now(),
+        -- The first of those that nobody has been told about yet.
+        first_event_id = CASE WHEN outbox_alert.count > outbox_alert.notified_count
+                              THEN outbox_alert.first_event_id ELSE excluded.first_event_id END,
+        first_error = CASE WHEN outbox_alert.count > outbox_alert.notified_count
+                           THEN outbox_alert.first_error ELSE excluded.first_error END
+)
+SELECT FROM settled`
+
+func queueFailed(batch *pgx.Batch, settled []settlement, now time.Time) {
+	var u unnested
+	var ago []float64
+	var status []int16
+	var reason, message []string
+	var posted []bool
+	for i := range settled {
+		s := &settled[i]
+		u.add(&s.delivery)
+		ago = append(ago, now.Sub(s.startedAt).Seconds())
+		status = append(status, int16(s.statusCode))
+		reason = append(reason, string(s.reason))
+		message = append(message, s.message)
+		posted = append(posted, s.posted)
+	}
+	batch.Queue(settleFailed, u.eventIDs, u.destinations, u.fences, ago, status, reason, message, posted)
+}

@@ -1,0 +1,115 @@
+package relay
+
+import "time"
+
+// wakeup carries the reasons for which a waiting claimer looks again. Each channel holds at most one token: a token
+// says "look", not how often.
+type wakeup struct {
+	room     chan struct{} // a lane that wants more has room again
+	tick     chan struct{} // the safety tick
+	notified chan bool     // a producer committed while this relay was idle; true: look behind the positions too
+}
+
+func newWakeup() *wakeup {
+	return &wakeup{room: make(chan struct{}, 1), tick: make(chan struct{}, 1), notified: make(chan bool, 1)}
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// notify wakes the claimer. A request to sweep is never lost to a token without one.
+func (w *wakeup) notify(sweep bool) {
+	for {
+		select {
+		case w.notified <- sweep:
+			return
+		default:
+		}
+		if !sweep {
+			return
+		}
+		select {
+		case <-w.notified:
+		default:
+		}
+	}
+}
+
+// Times of the idle protocol.
+const (
+	quietBeforeIdle    = 250 * time.Millisecond
+	maxQuietBeforeIdle = 4 * time.Second
+	busyPoll           = 20 * time.Millisecond
+	firstIdlePoll      = 50 * time.Millisecond
+)
+
+// pace decides how often to look for work, and when to be idle: to let producers notify, which costs them, instead of
+// polling. A relay that found nothing for a while declares itself idle, looks once more, and then ever less often: a
+// transaction that began before the declaration does not notify, and is found after about as long as it ran.
+//
+// Its methods are pure: they take the time.
+type pace struct {
+	poll time.Duration // the longest wait that is not left to the safety tick
+
+	lastWork time.Time     // when a claim last found something, or a notification said so
+	quiet    time.Duration // how long nothing may come before the relay is idle
+	idle     bool          // as declared
+	interval time.Duration // between looks while idle
+	nextLook time.Time
+}
+
+// look makes the next turn look for new work.
+func (p *pace) look() { p.nextLook = time.Time{} }
+
+// notified ends idleness: one notification announces that producers are active, more would only cost them. Waking for
+// work that another relay took makes the next idleness wait longer.
+func (p *pace) notified(now time.Time) {
+	p.quiet = min(max(2*p.quiet, quietBeforeIdle), maxQuietBeforeIdle)
+	p.lastWork = now
+	p.look()
+}
+
+// claimed records what a look found.
+func (p *pace) claimed(now time.Time, deliveries int) {
+	if deliveries > 0 {
+		p.lastWork = now
+		p.quiet = quietBeforeIdle
+	}
+	switch {
+	case !p.idle || deliveries > 0:
+		p.nextLook = now.Add(busyPoll)
+	default:
+		p.nextLook = now.Add(p.interval)
+		p.interval = min(2*p.interval, 2*p.poll)
+	}
+}
+
+// looking reports whether it is time to look for new work.
+func (p *pace) looking(now time.Time) bool { return !now.Before(p.nextLook) }
+
+// declaration returns whether the relay should be idle, and whether that must be declared.
+func (p *pace) declaration(now time.Time) (idle, changed bool) {
+	idle = now.Sub(p.lastWork) >= max(p.quiet, quietBeforeIdle)
+	return idle, idle != p.idle
+}
+
+// declared records that the database knows; a new idleness begins with a look.
+func (p *pace) declared(idle bool) {
+	p.idle = idle
+	if idle {
+		p.interval = firstIdlePoll
+		p.look()
+	}
+}
+
+// wait returns how long nothing is to be done; negative: until woken.
+func (p *pace) wait(now time.Time) time.Duration {
+	if p.idle && p.interval > p.poll {
+		return -1
+	}
+	return max(p.nextLook.Sub(now), 0)
+}
