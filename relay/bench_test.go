@@ -3,10 +3,10 @@ package relay
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,12 +16,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 // BenchmarkDrain measures, against one receiver, how fast the relay drains pre-inserted events of 300 bytes, and how
-// fast a bare net/http client with the same concurrency and no database posts the same bodies; ratio is the first over
-// the second. One iteration is one round of both.
+// fast a bare net/http client with the same concurrency and no database makes the same POSTs, headers and all; ratio is
+// the first over the second. One iteration is one round of both.
 func BenchmarkDrain(b *testing.B) {
 	const events, concurrency = 100_000, 64
 	var received atomic.Int64
@@ -120,8 +121,16 @@ func postAll(tb testing.TB, url string, concurrency, n int, payload string) {
 					tb.Error(err)
 					return
 				}
-				req.Header.Set("Content-Type", "application/json")
-				req.Header.Set("X-Idempotency-Key", fmt.Sprintf("key-%d", i))
+				for name, value := range map[string]string{
+					"Content-Type": "application/json", "User-Agent": "bare",
+					webhook.IdempotencyKey: "key-" + strconv.FormatInt(i, 10), webhook.EventType: "invoice.created",
+					webhook.EventVersion: "1", webhook.EventID: strconv.FormatInt(i, 10), webhook.Attempt: "1",
+					webhook.CreatedAt:  "2026-01-01T00:00:00.000000Z",
+					webhook.DeliveryID: strconv.FormatInt(i, 10) + "-default-1",
+					webhook.ID:         "evt_00000000000000000000000000000000", webhook.Timestamp: "1767225600",
+				} {
+					req.Header.Set(name, value)
+				}
 				resp, err := client.Do(req)
 				if err != nil {
 					tb.Error(err)

@@ -219,7 +219,6 @@ var (
 	destinationName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
 	routePattern    = regexp.MustCompile(`^[\x21-\x7e]{1,255}$`)
 	headerName      = regexp.MustCompile("^[-!#$%&'*+.^_`|~0-9A-Za-z]+$")
-	headerValue     = regexp.MustCompile(`^[\x20-\x7e]*$`)
 	// hostName is a name as DNS knows it. A last label of digits would be an IPv4 address in one of its many
 	// spellings (127.1, 0x7f000001), which resolvers disagree about.
 	hostName  = regexp.MustCompile(`^([A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?\.?$`)
@@ -316,7 +315,7 @@ func headerProblem(name, value string) string {
 		return "is not a header name (letters, digits and hyphens)"
 	case len(name)+len(value) > 8192:
 		return "is longer than 8192 bytes"
-	case !headerValue.MatchString(value):
+	case !printableASCII(value):
 		return "has a value with characters beyond printable ASCII"
 	case reservedHeader(canonical):
 		return "is set by the relay or by HTTP itself; remove it"

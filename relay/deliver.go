@@ -128,32 +128,32 @@ func newRequest(l *lane, d *delivery, now time.Time) (*http.Request, error) {
 	if e.createdAt.InfinityModifier != pgtype.Finite {
 		return nil, errors.New("the event's created_at is infinite")
 	}
-	set := func(name, value string) error {
-		if !headerValue.MatchString(value) {
-			return fmt.Errorf("%s would hold characters beyond printable ASCII", name)
-		}
-		header[name] = []string{value}
-		return nil
-	}
 	id := strconv.FormatInt(d.eventID, 10)
-	err := errors.Join(
-		set(webhook.IdempotencyKey, *e.key),
-		set(webhook.EventType, *e.eventType),
-		set(webhook.EventVersion, strconv.Itoa(*e.version)),
-		set(webhook.EventID, id),
-		set(webhook.CreatedAt, e.createdAt.Time.UTC().Format("2006-01-02T15:04:05.000000Z")),
-		set(webhook.Attempt, strconv.Itoa(d.attempts+1)),
-		set(webhook.DeliveryID, id+"-"+d.destination+"-"+strconv.FormatInt(d.fence, 10)),
-	)
-	if e.relatedReference != nil {
-		err = errors.Join(err, set(webhook.RelatedReference, *e.relatedReference))
+	contract := [...]struct{ name, value string }{
+		{webhook.IdempotencyKey, *e.key},
+		{webhook.EventType, *e.eventType},
+		{webhook.EventVersion, strconv.Itoa(*e.version)},
+		{webhook.EventID, id},
+		{webhook.CreatedAt, e.createdAt.Time.UTC().Format("2006-01-02T15:04:05.000000Z")},
+		{webhook.Attempt, strconv.Itoa(d.attempts + 1)},
+		{webhook.DeliveryID, id + "-" + d.destination + "-" + strconv.FormatInt(d.fence, 10)},
+		{webhook.RelatedReference, valueOrEmpty(e.relatedReference)},
+		{webhook.OrderingKey, valueOrEmpty(e.orderingKey)},
+		{webhook.Sequence, ""},
 	}
 	if e.orderingKey != nil {
 		// Ids grow in the order of inserts, and so does the order in which the deliveries of one key are sent.
-		err = errors.Join(err, set(webhook.OrderingKey, *e.orderingKey), set(webhook.Sequence, id))
+		contract[len(contract)-1].value = id
 	}
-	if err != nil {
-		return nil, err
+	values := make([]string, len(contract)) // one allocation for all
+	for i, h := range contract {
+		if !printableASCII(h.value) {
+			return nil, fmt.Errorf("%s would hold characters beyond printable ASCII", h.name)
+		}
+		if h.value != "" {
+			values[i] = h.value
+			header[h.name] = values[i : i+1 : i+1]
+		}
 	}
 	webhook.Sign(header, e.payload, now, l.destination.SigningSecrets...)
 
@@ -170,6 +170,23 @@ func newRequest(l *lane, d *delivery, now time.Time) (*http.Request, error) {
 		ProtoMajor:    1,
 		ProtoMinor:    1,
 	}, nil
+}
+
+func valueOrEmpty(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
+// printableASCII reports whether s can travel in a header and arrive unchanged.
+func printableASCII(s string) bool {
+	for i := range len(s) {
+		if s[i] < 0x20 || s[i] > 0x7e {
+			return false
+		}
+	}
+	return true
 }
 
 // newLane prepares what all requests to a destination share.
