@@ -101,3 +101,65 @@ func (o *Ops) CheckSchema(ctx context.Context) error {
 	}
 	return nil
 }
+
+// DeliveryFilter chooses deliveries to list. The zero value is the newest of all.
+type DeliveryFilter struct {
+	// Status: pending, delivered, failed or discarded. Empty: any.
+	Status string
+	// Destination by name. Empty: any.
+	Destination string
+	// EventID of the one event to list the deliveries of. 0: any.
+	EventID int64
+	// Limit of how many are returned, the newest first. 0: 50.
+	Limit int
+}
+
+// DeliveryInfo is one delivery with what identifies its event; never the payload.
+type DeliveryInfo struct {
+	EventID        int64      `json:"event_id,string"`
+	EventType      string     `json:"event_type"`
+	IdempotencyKey string     `json:"idempotency_key"`
+	CreatedAt      *time.Time `json:"created_at"`
+	Destination    string     `json:"destination"` // empty: parked
+	Status         string     `json:"status"`
+	Attempts       int        `json:"attempts"`
+	NextAttemptAt  time.Time  `json:"next_attempt_at"` // of the pending
+	LastAttemptAt  *time.Time `json:"last_attempt_at"`
+	DeliveredAt    *time.Time `json:"delivered_at"`
+	LastStatus     *int       `json:"last_status"`
+	LastReason     *string    `json:"last_reason"`
+	LastError      *string    `json:"last_error"`
+	ClaimedBy      *int32     `json:"claimed_by"` // the relay that has it in flight
+}
+
+// Deliveries lists the deliveries that match the filter.
+func (o *Ops) Deliveries(ctx context.Context, filter DeliveryFilter) ([]DeliveryInfo, error) {
+	setDefault(&filter.Limit, 50)
+	list, err := deliveries(ctx, o.pool, filter)
+	if err != nil {
+		return nil, fmt.Errorf("list deliveries: %w", err)
+	}
+	return list, nil
+}
+
+// LoggedAttempt is one line of the attempt log, which holds the attempts that did not deliver.
+type LoggedAttempt struct {
+	Destination string    `json:"destination"`
+	Attempt     int       `json:"attempt"`
+	StartedAt   time.Time `json:"started_at"`
+	DurationMS  int       `json:"duration_ms"`
+	Relay       int32     `json:"relay"` // instance number
+	Status      *int      `json:"status"`
+	Outcome     Outcome   `json:"outcome"`
+	Reason      Reason    `json:"reason"`
+	Error       *string   `json:"error"`
+}
+
+// Attempts returns what is logged of one event's attempts, oldest first.
+func (o *Ops) Attempts(ctx context.Context, eventID int64) ([]LoggedAttempt, error) {
+	list, err := loggedAttempts(ctx, o.pool, eventID)
+	if err != nil {
+		return nil, fmt.Errorf("list attempts: %w", err)
+	}
+	return list, nil
+}

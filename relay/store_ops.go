@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -85,4 +86,52 @@ func openAlerts(ctx context.Context, q querier) ([]Alert, error) {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[Alert])
+}
+
+// Parameters that are not given must not reach the plan, or it would serve none of the indexes: each is its own text.
+const selectDeliveries = `
+SELECT d.event_id, coalesce(e.event_type, ''), coalesce(e.idempotency_key, ''), e.created_at, d.destination, d.status,
+       d.attempts, d.next_attempt_at, d.last_attempt_at, d.delivered_at, d.last_status, d.last_reason, d.last_error,
+       d.claimed_by
+FROM outbox_delivery d LEFT JOIN outbox e ON e.id = d.event_id
+WHERE true`
+
+const newestFirst = `
+ORDER BY d.event_id DESC, d.destination`
+
+func deliveries(ctx context.Context, q querier, filter DeliveryFilter) ([]DeliveryInfo, error) {
+	sql := selectDeliveries
+	var args []any
+	for _, condition := range []struct {
+		column string
+		given  bool
+		value  any
+	}{
+		{"d.status", filter.Status != "", filter.Status},
+		{"d.destination", filter.Destination != "", filter.Destination},
+		{"d.event_id", filter.EventID != 0, filter.EventID},
+	} {
+		if condition.given {
+			args = append(args, condition.value)
+			sql += fmt.Sprintf(" AND %s = $%d", condition.column, len(args))
+		}
+	}
+	args = append(args, filter.Limit)
+	rows, err := q.Query(ctx, sql+newestFirst+fmt.Sprintf(" LIMIT $%d", len(args)), args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[DeliveryInfo])
+}
+
+const selectAttempts = `
+SELECT destination, attempt, started_at, duration_ms, relay, status, outcome, reason, error
+FROM outbox_attempt WHERE event_id = $1 ORDER BY started_at, id`
+
+func loggedAttempts(ctx context.Context, q querier, eventID int64) ([]LoggedAttempt, error) {
+	rows, err := q.Query(ctx, selectAttempts, eventID)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[LoggedAttempt])
 }
