@@ -77,6 +77,7 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 
 	asks := c.asks(now)
 	if len(asks) == 0 {
+		c.pace.full(now)
 		return c.pace.wait(now), nil
 	}
 	// Not taking: a claim that is cut off may have committed, and its rows would wait for their lease.

@@ -144,16 +144,13 @@ func (r *Relay) poolConfig() *pgxpool.Config {
 	return cfg
 }
 
-// prepare waits for the database, checks its schema and applies the routes.
+// prepare waits for the database and checks its schema.
 func (r *Relay) prepare(ctx context.Context) error {
 	failing := newBackoff()
 	for {
 		err := NewOps(r.pool).CheckSchema(ctx)
 		if errors.Is(err, ErrSchema) {
 			return err
-		}
-		if err == nil {
-			err = r.applyRoutes(ctx)
 		}
 		if err == nil || ctx.Err() != nil {
 			return nil

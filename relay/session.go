@@ -121,7 +121,8 @@ func (s *session) connect(ctx context.Context) (*pgx.Conn, error) {
 	return conn, nil
 }
 
-// enter starts to listen, then takes this relay's lock: again the one it had, if nobody took it for dead meanwhile.
+// enter starts to listen, takes this relay's lock (again the one it had, if nobody took it for dead meanwhile), and
+// applies the routes.
 func (s *session) enter(ctx context.Context, conn *pgx.Conn) (schema string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
@@ -142,6 +143,10 @@ func (s *session) enter(ctx context.Context, conn *pgx.Conn) (schema string, err
 		if instance, err = register(ctx, conn, s.relay.cfg.Name, s.relay.cfg.Version); err != nil {
 			return "", err
 		}
+	}
+	// At every start of a session, not once: the database may have lost what it had, or been exchanged for another.
+	if err := s.relay.applyRoutes(ctx); err != nil {
+		return "", err
 	}
 	s.set(instance, true)
 	s.relay.cfg.Log.Info().Int32("instance", instance).Bool("resumed", resumed).Msg("registered")

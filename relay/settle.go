@@ -1,8 +1,11 @@
 package relay
 
 import (
+	"errors"
 	"fmt"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // A settlement is a verdict on its way into the database.
@@ -53,6 +56,11 @@ func (b *outcomes) add(s settlement, logDelivered bool) {
 	if s.posted && (s.outcome != Delivered || logDelivered) {
 		b.logged = append(b.logged, s)
 	}
+}
+
+// lists returns the settlements by statement; together they are the batch.
+func (b *outcomes) lists() [][]settlement {
+	return [][]settlement{b.delivered, b.retried, b.failed, b.held}
 }
 
 // A batch is written when it is this old or this large, whichever comes first.
@@ -107,7 +115,8 @@ func (r *Relay) settleAll() {
 	}
 }
 
-// write repeats a batch until the database has taken it.
+// write repeats a batch until the database has taken it. A batch that the database refuses for what stands in it is
+// written one by one, so that one row cannot keep the others.
 func (r *Relay) write(batch *outcomes) {
 	failing := newBackoff()
 	for {
@@ -118,6 +127,10 @@ func (r *Relay) write(batch *outcomes) {
 			return
 		}
 		r.databaseError("settle", err)
+		if refused(err) {
+			r.writeSingly(batch)
+			return
+		}
 		select {
 		case <-time.After(failing.NextBackOff()):
 		case <-r.settling.Done():
@@ -125,6 +138,38 @@ func (r *Relay) write(batch *outcomes) {
 			return
 		}
 	}
+}
+
+// writeSingly writes a refused batch row by row. A row that is refused again is left to its lease: it will be attempted
+// again, which its receiver can bear.
+func (r *Relay) writeSingly(batch *outcomes) {
+	for _, list := range batch.lists() {
+		for i := range list {
+			if batch.size == 1 {
+				r.cfg.Log.Error().Int64("event_id", list[i].eventID).Str("destination", list[i].destination).
+					Msg("the database refuses the outcome of this delivery; it will be attempted again when its lease ends")
+				r.lanes[list[i].destination].release(1)
+				return
+			}
+			var single outcomes
+			single.add(list[i], r.cfg.LogDelivered)
+			r.write(&single)
+		}
+	}
+}
+
+// refused reports whether repeating the same statement can only fail again: its data, a constraint or a trigger is
+// against it (SQLSTATE classes 22, 23, 44 and P0).
+func refused(err error) bool {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) || len(pgErr.Code) != 5 {
+		return false
+	}
+	switch pgErr.Code[:2] {
+	case "22", "23", "44", "P0":
+		return true
+	}
+	return false
 }
 
 // written frees the lanes' room and tells who wants to know.
@@ -141,7 +186,7 @@ func (r *Relay) written(batch *outcomes, stale int) {
 		reason      Reason
 	}
 	counts := map[label]int{}
-	for _, list := range [][]settlement{batch.delivered, batch.retried, batch.failed, batch.held} {
+	for _, list := range batch.lists() {
 		for i := range list {
 			counts[label{list[i].destination, list[i].outcome, list[i].reason}]++
 		}

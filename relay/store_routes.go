@@ -27,6 +27,10 @@ func (s *store) syncRoutes(ctx context.Context, wanted map[routeRow]bool) (added
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		// Without its routes, every new event would be parked.
+		if _, err := tx.Exec(ctx, commitDurably); err != nil {
+			return err
+		}
 		if _, err := tx.Exec(ctx, lockRoutes); err != nil {
 			return err
 		}

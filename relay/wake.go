@@ -88,6 +88,13 @@ func (p *pace) claimed(now time.Time, deliveries int) {
 	}
 }
 
+// full records that a look was due and no lane had room for what it might find.
+func (p *pace) full(now time.Time) {
+	if p.looking(now) {
+		p.nextLook = now.Add(busyPoll)
+	}
+}
+
 // looking reports whether it is time to look for new work.
 func (p *pace) looking(now time.Time) bool { return !now.Before(p.nextLook) }
 
