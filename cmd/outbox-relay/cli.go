@@ -1,0 +1,207 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/alecthomas/kong"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+// Exit codes. They are promises.
+const (
+	exitFailed      = 1
+	exitUsage       = 2
+	exitConfig      = 3
+	exitDatabase    = 4 // the database cannot be reached
+	exitSchema      = 5 // it has another schema than this build works with
+	exitInterrupted = 130
+)
+
+const overview = `outbox-relay delivers the events that a service commits to its outbox table.
+
+  export OUTBOX_DATABASE_URL=postgres://billing:password@localhost:5432/billing
+  export OUTBOX_DESTINATION_URL=https://logistics.internal/webhooks/finance
+  export OUTBOX_SIGNING_SECRET="whsec_$(openssl rand -base64 32)"    # optional
+  outbox-relay migrate up      create or upgrade the tables
+  outbox-relay run             deliver until told to stop
+  outbox-relay status          what waits, what failed, who delivers
+
+  outbox-relay migrate down | status     revert the last migration; list them
+  outbox-relay config check | show       find every mistake; print what is in effect, and why
+  outbox-relay version
+
+Everything can also stand in outbox-relay.yaml. More: outbox-relay <command> --help
+Exit codes: 0 ok, 1 failed, 2 usage, 3 configuration, 4 database unreachable, 5 schema mismatch, 130 interrupted
+`
+
+// grammar is the command line.
+type grammar struct {
+	Run     runCmd     `cmd:"" help:"Deliver events until told to stop."`
+	Migrate migrateCmd `cmd:"" help:"Create, upgrade, revert or list the tables."`
+	Status  statusCmd  `cmd:"" help:"Show what waits, what failed, who delivers."`
+	Config  configCmd  `cmd:"" help:"Check or show the configuration."`
+	Version versionCmd `cmd:"" help:"Show the version of this program."`
+}
+
+// ConfigFlag names the configuration file, for every command that reads one. Kong sees the fields of exported types only.
+type ConfigFlag struct {
+	Config string `short:"c" placeholder:"FILE" help:"Configuration file. Default: $OUTBOX_CONFIG, or outbox-relay.yaml if it exists."`
+}
+
+// DatabaseFlags are those of commands that need nothing but the database.
+type DatabaseFlags struct {
+	ConfigFlag
+	Schema string `placeholder:"NAME" help:"Schema that holds the tables. Default: the first of the search_path."`
+}
+
+// SettingFlags are the settings that are worth changing for one start. Secrets have none: others can read them in the
+// list of processes.
+type SettingFlags struct {
+	DatabaseFlags
+	Name           string `placeholder:"NAME" help:"Name under which operators see this relay. Default: the host's."`
+	DestinationURL string `placeholder:"URL" help:"Destination of every event type."`
+	PollInterval   string `placeholder:"5s" help:"How long an idle relay waits before it looks by itself."`
+	Lease          string `placeholder:"60s" help:"How long a claim holds at most."`
+	DrainTimeout   string `placeholder:"20s" help:"How long a stop waits for requests in flight."`
+	MaxInFlight    string `placeholder:"256" help:"Concurrent requests over all destinations."`
+	Timeout        string `placeholder:"10s" help:"Timeout of one request."`
+	LogLevel       string `placeholder:"info" help:"debug, info, warn or error."`
+	LogFormat      string `placeholder:"auto" help:"auto, json or console."`
+}
+
+// An invocation is what a command has to work with.
+type invocation struct {
+	Main
+	ctx     context.Context   // ends with the first signal
+	aborted <-chan struct{}   // closed by the second
+	flags   map[string]string // given on the command line, by name
+}
+
+// command parses the arguments and runs what they name.
+func (m Main) command(ctx context.Context, aborted <-chan struct{}, args []string) (err error) {
+	if len(args) == 0 {
+		fmt.Fprint(m.Stderr, overview, "\n")
+		return exitError{code: exitUsage, err: errors.New("no command given")}
+	}
+	// Kong ends the process after --help; here it ends this function.
+	type helpShown struct{}
+	defer func() {
+		if r := recover(); r != nil {
+			if _, ok := r.(helpShown); !ok {
+				panic(r)
+			}
+		}
+	}()
+	var g grammar
+	parser, err := kong.New(&g,
+		kong.Name("outbox-relay"),
+		kong.Writers(m.Stdout, m.Stderr),
+		kong.Exit(func(int) { panic(helpShown{}) }),
+		kong.Help(func(options kong.HelpOptions, kctx *kong.Context) error {
+			if kctx.Selected() == nil && kctx.Command() == "" {
+				_, err := io.WriteString(m.Stdout, overview)
+				return err
+			}
+			return kong.DefaultHelpPrinter(options, kctx)
+		}),
+	)
+	if err != nil {
+		return err
+	}
+	kctx, err := parser.Parse(args)
+	if err != nil {
+		command := "outbox-relay"
+		if parse := new(kong.ParseError); errors.As(err, &parse) && parse.Context.Command() != "" {
+			command += " " + parse.Context.Command()
+		}
+		return exitError{code: exitUsage, err: fmt.Errorf("%w (see: %s --help)", err, command)}
+	}
+	inv := &invocation{Main: m, ctx: ctx, aborted: aborted, flags: map[string]string{}}
+	for _, flag := range kctx.Flags() {
+		if flag.Set {
+			inv.flags[flag.Name] = fmt.Sprint(kctx.FlagValue(flag))
+		}
+	}
+	return kctx.Run(inv)
+}
+
+// load reads the configuration; see [loadConfig].
+func (inv *invocation) load(sections ...string) *config {
+	hostname, _ := os.Hostname() // only a default, and config show says so
+	return loadConfig(sources{env: inv.Env, flags: inv.flags, hostname: hostname}, sections...)
+}
+
+// config reads the configuration and prints its warnings. Mistakes are an error.
+func (inv *invocation) config(sections ...string) (*config, error) {
+	c := inv.load(sections...)
+	for _, w := range c.warnings {
+		fmt.Fprintf(inv.Stderr, "warning: %s\n", w)
+	}
+	return c, c.err()
+}
+
+// exitError is an error that decides the exit code.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e exitError) Error() string { return e.err.Error() }
+func (e exitError) Unwrap() error { return e.err }
+
+// report prints an error on stderr, so that no exit code but 0 stands alone, and returns the code.
+func (m Main) report(err error) int {
+	if err == nil {
+		return 0
+	}
+	var exit exitError
+	var mistakes configError
+	switch {
+	case errors.As(err, &mistakes):
+		fmt.Fprintln(m.Stderr, mistakes)
+		return exitConfig
+	case errors.As(err, &exit):
+	case errors.Is(err, relay.ErrSchema):
+		exit.code = exitSchema
+	case unreachable(err):
+		exit.code, err = exitDatabase, fmt.Errorf("the database cannot be reached: %w", err)
+	default:
+		exit.code = exitFailed
+	}
+	fmt.Fprintf(m.Stderr, "outbox-relay: %s\n", oneLine(err.Error()))
+	return exit.code
+}
+
+// unreachable reports whether err means that the database did not answer, or refused to talk.
+func unreachable(err error) bool {
+	var connect *pgconn.ConnectError
+	var server *pgconn.PgError
+	switch {
+	case errors.As(err, &connect), errors.Is(err, io.ErrUnexpectedEOF), pgconn.Timeout(err):
+		return true
+	case errors.As(err, &server):
+		// 08: connection exceptions; 57P01 to 57P03: it is shutting down or starting up.
+		return strings.HasPrefix(server.Code, "08") || strings.HasPrefix(server.Code, "57P0")
+	}
+	return false
+}
+
+// oneLine joins the lines of a text and drops repeated ones: pgx tells of every address and TLS mode that it tried.
+func oneLine(text string) string {
+	var lines []string
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if line != "" && (len(lines) == 0 || lines[len(lines)-1] != line) {
+			lines = append(lines, line)
+		}
+	}
+	joined := strings.Join(lines, "; ")
+	return printable(strings.ReplaceAll(joined, ":; ", ": "))
+}

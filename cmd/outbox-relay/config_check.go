@@ -1,0 +1,158 @@
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+// check looks for mistakes beyond the single value: here those that the relay cannot know, then its own.
+func (c *config) check() {
+	c.checkDatabase()
+	c.checkSigning()
+	c.checkChannels()
+	c.checkSchedules()
+	c.checkRelay()
+}
+
+// checkRelay reports what the relay itself refuses, but not what only follows from a mistake reported before.
+func (c *config) checkRelay() {
+	problems := slices.DeleteFunc(c.relayConfig().Validate(), func(p relay.Problem) bool {
+		return c.failed(p.Path) ||
+			p.Path == "destinations" && c.failedBelow(p.Path) ||
+			strings.HasPrefix(p.Path, "routes[") && len(c.routes) == 0
+	})
+	for _, p := range problems {
+		c.problemAt(p.Path, p.Text)
+	}
+}
+
+func (c *config) checkDatabase() {
+	const path = "database.url"
+	if c.failed(path) {
+		return
+	}
+	if _, ok := c.settings[path]; !ok {
+		c.problemAt(path, "is not set; set OUTBOX_DATABASE_URL, or OUTBOX_DATABASE_URL_FILE")
+		return
+	}
+	pool, problem := parseDatabaseURL(string(get[secret](c, path)))
+	if problem != "" {
+		c.problemAt(path, problem)
+		return
+	}
+	c.pool = pool
+}
+
+// checkSigning refuses a secret that would sign nothing: its owner believes that requests are signed.
+func (c *config) checkSigning() {
+	path := "destinations." + defaultDestination + ".signing_secrets"
+	s, ok := c.settings[path]
+	if ok && len(c.destinations) > 0 && !slices.Contains(c.destinations, defaultDestination) {
+		c.problem(s.origin, path, `signs only the destination "default", and there is none; write signing_secrets: ["${OUTBOX_SIGNING_SECRET}"] for each destination`)
+	}
+}
+
+func (c *config) checkChannels() {
+	seen := map[secret]bool{}
+	for _, channel := range c.channels {
+		if c.failed(channel) || c.failedBelow(channel) {
+			continue
+		}
+		slack, webhook := get[secret](c, channel+".slack"), get[secret](c, channel+".webhook")
+		switch {
+		case slack == "" && webhook == "":
+			c.problemAt(channel, `names no channel; write {slack: "https://…"} or {webhook: "https://…"}`)
+		case slack != "" && webhook != "":
+			c.problemAt(channel, "names two channels; write an entry for each")
+		case seen[slack+webhook]:
+			c.problemAt(channel, "repeats the URL of another channel")
+		}
+		seen[slack+webhook] = true
+	}
+}
+
+// checkSchedules warns of delays that shrink: legal, and hardly ever meant.
+func (c *config) checkSchedules() {
+	paths := []string{"defaults"}
+	for _, name := range c.destinations {
+		paths = append(paths, "destinations."+name)
+	}
+	for _, path := range paths {
+		s := c.settings[path+".retry.schedule"]
+		if schedule, _ := s.value.([]time.Duration); !slices.IsSorted(schedule) {
+			c.warn(s.origin, s.path, "has a delay that is shorter than the one before it")
+		}
+	}
+}
+
+const databaseExample = "write one such as postgres://user:password@localhost:5432/app"
+
+// parseDatabaseURL returns a pool configuration, or what is wrong with the URL. It never repeats any of it, nor what
+// pgx says about it: where a URL is malformed, nobody can tell where the password ends.
+func parseDatabaseURL(raw string) (*pgxpool.Config, string) {
+	scheme, rest, isURL := strings.Cut(raw, "://")
+	switch {
+	case isURL && !strings.Contains(scheme, "=") && scheme != "postgres" && scheme != "postgresql":
+		return nil, "begins with another scheme than postgres://; " + databaseExample
+	case isURL && rest == "":
+		return nil, "names no host; " + databaseExample
+	case isURL && strayAt(rest):
+		return nil, "has an @ after the host: write @ in user or password as %40, and / as %2F"
+	case !isURL && !strings.Contains(raw, "="):
+		return nil, "is neither a URL nor key=value pairs; " + databaseExample
+	}
+	pool, err := pgxpool.ParseConfig(raw)
+	if err == nil {
+		if params := pool.ConnConfig.RuntimeParams; params["application_name"] == "" {
+			params["application_name"] = "outbox-relay"
+		}
+		return pool, ""
+	}
+	reason := err.Error()[strings.LastIndex(err.Error(), "`: ")+1:] // after the URL, which pgx repeats
+	for _, known := range []struct{ sign, text string }{
+		{"could not match", "has another number of ports than of hosts"},
+		{"invalid port", "has a port that is not a number from 1 to 65535 (an IPv6 address needs [ ]; in a password write / as %2F and : as %3A)"},
+		{"failed to parse as URL", "is not a valid URL; percent-encode what is special in user and password: % as %25, @ as %40, / as %2F"},
+		{"failed to parse as keyword", "is not a list of key=value pairs; quote values with blanks: password='…'"},
+		{"failed to read service", "names a service that cannot be read"},
+		{"connect_timeout", "has a connect_timeout that is not a number of seconds"},
+		{"target_session_attrs", "has an unknown target_session_attrs"},
+		{"channel_binding", "has an unknown channel_binding"},
+		{"require_auth", "has an invalid require_auth"},
+		{"sslcertmode", "has an unknown sslcertmode"},
+		{"protocol_version", "has an invalid protocol version"},
+		{"failed to configure TLS", tlsProblem(err)},
+		{"pool_", "has an invalid pool_… parameter"},
+	} {
+		if strings.Contains(reason, known.sign) {
+			return nil, known.text
+		}
+	}
+	return nil, "cannot be parsed; " + databaseExample
+}
+
+// strayAt reports an @ that ends up in the host or the name of the database, where a password's second half would be
+// printed whenever the connection fails.
+func strayAt(rest string) bool {
+	if i := strings.IndexAny(rest, "@/"); i >= 0 && rest[i] == '@' {
+		rest = rest[i+1:]
+	}
+	rest, _, _ = strings.Cut(rest, "?")
+	return strings.Contains(rest, "@")
+}
+
+func tlsProblem(err error) string {
+	const text = "has TLS settings that cannot be used; see sslmode, sslrootcert, sslcert and sslkey"
+	var pathErr *fs.PathError
+	if errors.As(err, &pathErr) {
+		return text + " (cannot read " + quote(pathErr.Path) + ": " + pathErr.Err.Error() + ")"
+	}
+	return text
+}

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+// relayConfig returns what the relay is told. Lists keep the positions they have in the file, which the relay's
+// problems refer to.
+func (c *config) relayConfig() relay.Config {
+	cfg := relay.Config{
+		Pool:         c.pool,
+		Schema:       get[string](c, "database.schema"),
+		Name:         get[string](c, "relay.name"),
+		PollInterval: get[time.Duration](c, "relay.poll_interval"),
+		Lease:        get[time.Duration](c, "relay.lease"),
+		DrainTimeout: get[time.Duration](c, "relay.drain_timeout"),
+		MaxInFlight:  get[int](c, "relay.max_in_flight"),
+		LogDelivered: get[bool](c, "relay.log_delivered"),
+		Alerts:       relay.Alerts{Window: get[time.Duration](c, "alerts.window")},
+	}
+	for _, name := range c.destinations {
+		cfg.Destinations = append(cfg.Destinations, c.destination(name))
+	}
+	for _, path := range c.routes {
+		cfg.Routes = append(cfg.Routes, relay.Route{Event: get[string](c, path+".event"), To: get[[]string](c, path+".to")})
+	}
+	for _, path := range c.channels {
+		if url := get[secret](c, path+".slack"); url != "" {
+			cfg.Alerts.Channels = append(cfg.Alerts.Channels, relay.Slack(string(url)))
+		}
+		if url := get[secret](c, path+".webhook"); url != "" {
+			cfg.Alerts.Channels = append(cfg.Alerts.Channels, relay.Webhook(string(url)))
+		}
+	}
+	return cfg
+}
+
+func (c *config) destination(name string) relay.Destination {
+	path := "destinations." + name
+	d := relay.Destination{
+		Name:           name,
+		URL:            get[string](c, path+".url"),
+		Timeout:        get[time.Duration](c, path+".timeout"),
+		MaxInFlight:    get[int](c, path+".max_in_flight"),
+		SigningSecrets: get[[]webhook.Secret](c, path+".signing_secrets"),
+		Retry: relay.RetryPolicy{
+			Schedule:      get[[]time.Duration](c, path+".retry.schedule"),
+			MaxAttempts:   get[int](c, path+".retry.max_attempts"),
+			RetryAfterMax: get[time.Duration](c, path+".retry.retry_after_max"),
+		},
+		Responses: relay.Responses{
+			Retry: get[[]int](c, path+".responses.retry"),
+			Fail:  get[[]int](c, path+".responses.fail"),
+		},
+		Headers: map[string]string{},
+	}
+	if jitter, ok := c.settings[path+".retry.jitter"].value.(float64); ok {
+		d.Retry.Jitter = &jitter
+	}
+	for _, header := range c.headers(name) {
+		d.Headers[header] = string(get[secret](c, path+".headers."+header))
+	}
+	return d
+}
+
+// headers returns the names of a destination's headers, sorted.
+func (c *config) headers(destination string) []string {
+	var names []string
+	for path := range maps.Keys(c.settings) {
+		if name, ok := strings.CutPrefix(path, "destinations."+destination+".headers."); ok {
+			names = append(names, name)
+		}
+	}
+	return slices.Sorted(slices.Values(names))
+}

@@ -1,0 +1,184 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// A fileReader walks the file's tree along the shape of the settings.
+type fileReader struct {
+	*config
+	env    environment
+	shape  shape
+	budget int
+}
+
+// node reads what stands at path: a setting, a section, or a list of sections.
+func (r *fileReader) node(n *yaml.Node, pattern, path string, line int) {
+	at := origin{source: fromFile, name: r.file, line: line}
+	if r.budget--; r.budget <= 0 {
+		if r.budget == 0 {
+			r.problem(at, "", "holds more than %d values, counting an alias as often as it is used", maxNodes)
+			r.budget = -1
+		}
+		return
+	}
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	f, leaf := r.shape.fields[pattern]
+	switch {
+	case n.Style&yaml.TaggedStyle != 0:
+		r.problem(at, path, "has a tag (%s); remove it", quote(n.Tag))
+	case leaf:
+		r.setting(f.kind, n, path, at)
+	case isNull(n):
+		r.set(path, nil, at)
+	case r.shape.isList(pattern) && n.Kind != yaml.SequenceNode:
+		r.problem(at, path, `is not a list; write entries that begin with "- "`)
+	case r.shape.isList(pattern):
+		r.set(path, nil, at)
+		for i, item := range n.Content {
+			r.enter(item, below(pattern, "[]"), fmt.Sprintf("%s[%d]", path, i), item.Line)
+		}
+	case n.Kind != yaml.MappingNode && path == "":
+		r.problem(at, "", `is not a section; write settings such as "database:"`)
+	case n.Kind != yaml.MappingNode:
+		r.problem(at, path, "is not a section; write its settings on the lines below it, indented")
+	default:
+		r.set(path, nil, at)
+		r.section(n, pattern, path)
+	}
+}
+
+func (r *fileReader) section(n *yaml.Node, pattern, path string) {
+	seen := map[string]int{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		at := origin{source: fromFile, name: r.file, line: key.Line}
+		childPath := below(path, key.Value)
+		child, known := r.shape.step(pattern, key.Value)
+		first, repeated := seen[key.Value]
+		switch {
+		case key.Kind != yaml.ScalarNode:
+			r.problem(at, path, "has a key that is not a name")
+		case key.ShortTag() == "!!merge":
+			r.problem(at, path, `merge keys ("<<") are not supported; write what destinations share under defaults`)
+		case repeated:
+			r.problem(at, childPath, "stands here a second time; the first is in line %d", first)
+		case known:
+			r.enter(value, child, childPath, key.Line)
+		default:
+			r.unknown(at, pattern, path, key.Value)
+		}
+		if !repeated {
+			seen[key.Value] = key.Line
+		}
+	}
+}
+
+// enter reads a child, noting the entries of what may have several.
+func (r *fileReader) enter(n *yaml.Node, pattern, path string, line int) {
+	switch pattern {
+	case "destinations.*":
+		r.destinations = append(r.destinations, strings.TrimPrefix(path, "destinations."))
+	case "routes.[]":
+		r.routes = append(r.routes, path)
+	case "alerts.channels.[]":
+		r.channels = append(r.channels, path)
+	}
+	r.node(n, pattern, path, line)
+}
+
+func (r *fileReader) unknown(at origin, pattern, path, key string) {
+	text := "unknown key " + quote(below(path, key))
+	if unsupported(below(pattern, key)) {
+		text += "; it is not supported by this version"
+	} else if guess := r.shape.guess(pattern, key); guess != "" {
+		text += fmt.Sprintf("; did you mean %q?", guess)
+	}
+	r.problems = append(r.problems, problem{origin: at, path: path, text: text, bare: true})
+}
+
+// setting reads one value.
+func (r *fileReader) setting(k kind, n *yaml.Node, path string, at origin) {
+	nodes := []*yaml.Node{n}
+	switch {
+	case isNull(n):
+		r.problem(at, path, "has no value; write one such as %s, or remove the key", k.example)
+		return
+	case k.list && n.Kind != yaml.SequenceNode:
+		r.problem(at, path, "is not a list; write one such as %s", k.example)
+		return
+	case k.list:
+		nodes = n.Content
+	case n.Kind != yaml.ScalarNode:
+		r.problem(at, path, "is not a single value; write one such as %s", k.example)
+		return
+	}
+
+	var texts []string
+	var places []setting // of the texts
+	sound := true
+	for i, node := range nodes {
+		place := setting{origin: at, path: path}
+		if k.list {
+			place.path = fmt.Sprintf("%s[%d]", path, i)
+			place.origin.line = node.Line
+			r.set(place.path, nil, place.origin)
+		}
+		text, problem := r.scalar(node)
+		if problem != "" {
+			sound = false
+			r.problem(place.origin, place.path, problem)
+			continue
+		}
+		split := []string{text}
+		if k.list {
+			split = splitList(text) // "${SECRETS}" may hold several
+		}
+		for _, text := range split {
+			texts, places = append(texts, text), append(places, place)
+		}
+	}
+	if sound && len(texts) < k.minimum {
+		r.problem(at, path, "is an empty list; write one such as %s, or remove the key", k.example)
+		return
+	}
+	if len(texts) == 0 && !k.list {
+		return
+	}
+	value, problems := k.read(texts)
+	for i, problem := range problems {
+		if problem != "" {
+			sound = false
+			r.problem(places[i].origin, places[i].path, problem)
+		}
+	}
+	if sound {
+		r.set(path, value, at)
+	}
+}
+
+// scalar returns the text of a value with its references expanded, or what is wrong with it.
+func (r *fileReader) scalar(n *yaml.Node) (text, problem string) {
+	r.budget--
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	switch {
+	case r.budget < 0:
+		return "", "is one value too many"
+	case n.Kind != yaml.ScalarNode:
+		return "", "is not a single value"
+	case n.Style&yaml.TaggedStyle != 0:
+		return "", "has a tag (" + quote(n.Tag) + "); remove it"
+	case isNull(n):
+		return "", "has no value"
+	}
+	return r.env.expand(n.Value)
+}
+
+func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// connectTimeout bounds how long a command waits for a database that does not answer, unless the URL says otherwise.
+const connectTimeout = 10 * time.Second
+
+// connConfig returns how a command other than run connects: to the schema that holds the tables, impatiently.
+func (c *config) connConfig() *pgx.ConnConfig {
+	conn := c.pool.ConnConfig.Copy()
+	if schema := get[string](c, "database.schema"); schema != "" {
+		conn.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize()
+	}
+	if conn.ConnectTimeout == 0 {
+		conn.ConnectTimeout = connectTimeout
+	}
+	return conn
+}
+
+// open returns a pool of one connection. It connects at the first use.
+func (c *config) open(ctx context.Context) (*pgxpool.Pool, error) {
+	cfg := c.pool.Copy()
+	cfg.ConnConfig = c.connConfig()
+	cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns = 1, 0, 0
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("open database: %w", err)
+	}
+	return pool, nil
+}
+
+// database names the database in messages: its URL without password and parameters.
+func (c *config) database() string {
+	conn := c.pool.ConnConfig
+	hosts := []string{hostPort(conn.Host, conn.Port)}
+	for _, fallback := range conn.Fallbacks { // the other hosts, and each of them again without TLS
+		if host := hostPort(fallback.Host, fallback.Port); host != hosts[len(hosts)-1] {
+			hosts = append(hosts, host)
+		}
+	}
+	user := url.PathEscape(conn.User)
+	if conn.Password != "" {
+		user += ":" + mask
+	}
+	if user != "" {
+		user += "@"
+	}
+	name := "postgres://" + user
+	if strings.HasPrefix(conn.Host, "/") {
+		return name + "/" + url.PathEscape(conn.Database) + "?host=" + conn.Host
+	}
+	return name + strings.Join(hosts, ",") + "/" + url.PathEscape(conn.Database)
+}
+
+func hostPort(host string, port uint16) string {
+	return net.JoinHostPort(host, strconv.Itoa(int(port)))
+}
+
+// writeJSON prints a value as indented JSON.
+func writeJSON(w io.Writer, value any) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(value)
+}

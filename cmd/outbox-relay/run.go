@@ -1,0 +1,83 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"os/signal"
+	"syscall"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+type runCmd struct{ SettingFlags }
+
+func (runCmd) Help() string {
+	return `Runs until SIGTERM or SIGINT, then takes no more, waits up to relay.drain_timeout for requests in flight, and
+exits 0. A second signal ends that wait: what was in flight is sent again later.
+
+While the database is away it waits and tries again, for ever. It exits 5 if the database has another schema than this
+version works with; run "outbox-relay migrate up" first. Logs go to stderr.`
+}
+
+func (runCmd) Run(inv *invocation) error {
+	// Whoever reads the log may go away; a write to a closed pipe is then an error and not the end of the process.
+	signal.Ignore(syscall.SIGPIPE)
+
+	c := inv.load()
+	if err := c.err(); err != nil {
+		return err
+	}
+	log := inv.logger(c)
+	for _, w := range c.warnings {
+		log.Warn().Msg(w.String())
+	}
+	cfg := c.relayConfig()
+	cfg.Version, cfg.Log = buildInfo().Version, log
+	r, err := relay.New(cfg)
+	if err != nil {
+		return fmt.Errorf("start relay: %w", err)
+	}
+
+	log.Info().Str("name", cfg.Name).Str("version", cfg.Version).Str("config", c.file).
+		Str("database", c.database()).Strs("destinations", hosts(cfg.Destinations)).Msg("starting")
+	ended, watched := make(chan struct{}), make(chan struct{})
+	aborted := false
+	go func() {
+		defer close(watched)
+		select {
+		case <-inv.ctx.Done():
+			log.Info().Dur("drain_timeout", cfg.DrainTimeout).Msg("told to stop; waiting for requests in flight")
+		case <-ended:
+			return
+		}
+		select {
+		case <-inv.aborted:
+			aborted = true
+			r.Abort()
+		case <-ended:
+		}
+	}()
+	err = r.Run(inv.ctx)
+	close(ended)
+	<-watched
+	switch {
+	case err != nil:
+		return err
+	case aborted:
+		return exitError{code: exitInterrupted, err: errors.New("a second signal cut off requests in flight; they will be sent again")}
+	}
+	log.Info().Msg("stopped")
+	return nil
+}
+
+// hosts names each destination with the host it leads to; the rest of a URL may hold a token.
+func hosts(destinations []relay.Destination) []string {
+	var all []string
+	for _, d := range destinations {
+		if u, err := url.Parse(d.URL); err == nil {
+			all = append(all, d.Name+"="+u.Host)
+		}
+	}
+	return all
+}

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"fmt"
+	"runtime/debug"
+
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+type versionCmd struct {
+	JSON bool `help:"Print JSON."`
+}
+
+// build says what this program was built from.
+type build struct {
+	Version string `json:"version"` // "devel" outside a tagged commit
+	Commit  string `json:"commit"`  // empty if it was built outside its repository
+	Go      string `json:"go"`
+	// Schemas holds the newest version of each set of migrations.
+	Schemas map[migrations.Set]int64 `json:"schemas"`
+}
+
+func buildInfo() build {
+	b := build{Version: "devel", Schemas: map[migrations.Set]int64{
+		migrations.Outbox: migrations.Outbox.Latest(),
+		migrations.Inbox:  migrations.Inbox.Latest(),
+	}}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return b
+	}
+	b.Go = info.GoVersion
+	if v := info.Main.Version; v != "" && v != "(devel)" {
+		b.Version = v
+	}
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			b.Commit = s.Value
+		}
+	}
+	return b
+}
+
+func (cmd versionCmd) Run(inv *invocation) error {
+	b := buildInfo()
+	if cmd.JSON {
+		return writeJSON(inv.Stdout, b)
+	}
+	text := "outbox-relay " + b.Version
+	if b.Commit != "" {
+		text += " (commit " + b.Commit[:min(12, len(b.Commit))] + ")"
+	}
+	_, err := fmt.Fprintf(inv.Stdout, "%s, %s, outbox schema %d, inbox schema %d\n",
+		text, b.Go, b.Schemas[migrations.Outbox], b.Schemas[migrations.Inbox])
+	return err
+}
