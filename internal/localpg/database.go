@@ -13,6 +13,8 @@ func (s *Server) CreateDatabase(ctx context.Context, name, template string) erro
 	if template == "" {
 		template = "template0"
 	}
+	// No STRATEGY: PostgreSQL 14 has none to choose, and file_copy saves 4 ms of
+	// 15 but flushes what every other test has just written.
 	create := "CREATE DATABASE " + pgx.Identifier{name}.Sanitize() + " TEMPLATE " + pgx.Identifier{template}.Sanitize()
 	if err := s.administer(ctx, create); err != nil {
 		return fmt.Errorf("create database %s: %w", name, err)

@@ -26,16 +26,19 @@ var binDirs = []string{
 }
 
 // findBinDir returns the directory that holds initdb and postgres: dir itself
-// when it is not empty, otherwise the first of PATH, pg_config and [binDirs].
-func findBinDir(ctx context.Context, dir string) (string, error) {
+// when it is not empty, otherwise the first of PATH, pg_config and patterns.
+func findBinDir(ctx context.Context, dir string, patterns []string) (string, error) {
 	if dir != "" {
 		if !hasServer(dir) {
 			return "", fmt.Errorf("find PostgreSQL: no initdb and postgres in %s", dir)
 		}
-		return dir, nil
+		return filepath.Abs(dir)
 	}
-	if path, err := exec.LookPath("initdb"); err == nil && hasServer(filepath.Dir(path)) {
-		return filepath.Dir(path), nil
+	if path, err := exec.LookPath("initdb"); err == nil {
+		// Often a link, into a directory that has the other programs too.
+		if path, err := filepath.EvalSymlinks(path); err == nil && hasServer(filepath.Dir(path)) {
+			return filepath.Dir(path), nil
+		}
 	}
 	// pg_config comes with the client libraries: it names the directory even
 	// where no server was installed into it.
@@ -44,7 +47,7 @@ func findBinDir(ctx context.Context, dir string) (string, error) {
 			return dir, nil
 		}
 	}
-	for _, pattern := range binDirs {
+	for _, pattern := range patterns {
 		found, _ := filepath.Glob(pattern) // fails only on a malformed pattern
 		slices.SortFunc(found, newestFirst)
 		for _, dir := range found {
@@ -67,14 +70,18 @@ func hasServer(dir string) bool {
 	return true
 }
 
-var firstNumber = regexp.MustCompile(`\d+`)
+var digits = regexp.MustCompile(`\d+`)
 
 // newestFirst orders directories by the PostgreSQL version in their names, as
 // numbers: 16 before 9.6.
 func newestFirst(a, b string) int {
-	major := func(dir string) int {
-		n, _ := strconv.Atoi(firstNumber.FindString(dir))
-		return n
+	return slices.Compare(numbers(b), numbers(a))
+}
+
+func numbers(dir string) (ns []int) {
+	for _, s := range digits.FindAllString(dir, -1) {
+		n, _ := strconv.Atoi(s) // fails only on absurd lengths, then with the largest int
+		ns = append(ns, n)
 	}
-	return major(b) - major(a)
+	return ns
 }

@@ -46,11 +46,12 @@ done
 
 # Immediate rather than fast: a checkpoint of data that is about to be removed
 # is wasted. PostgreSQL gives its own children 5 s before it kills them.
-[ -n "$pid" ] && kill -s QUIT "$pid" 2>/dev/null
-ticks=0
+signal=QUIT ticks=0
 while alive; do
+	# Repeated, because a server that was started a moment ago still ignores it.
+	[ $((ticks % 50)) -eq 0 ] && kill -s "$signal" "$pid" 2>/dev/null
 	ticks=$((ticks + 1))
-	[ "$ticks" -eq 500 ] && kill -s KILL "$pid"
+	[ "$ticks" -eq 500 ] && signal=KILL
 done
 
 # A backend orphaned by KILL may still be writing while it finds out.

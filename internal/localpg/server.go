@@ -64,7 +64,7 @@ type Server struct {
 // when there is no PostgreSQL, and quotes the server's log when it does not
 // start; nothing is left behind then.
 func Start(ctx context.Context, o Options) (*Server, error) {
-	binDir, err := findBinDir(ctx, o.BinDir)
+	binDir, err := findBinDir(ctx, o.BinDir, binDirs)
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +86,14 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 }
 
 func (o Options) arguments() []string {
-	settings := map[string]string{"max_connections": "200", "timezone": "UTC", "log_timezone": "UTC"}
+	settings := map[string]string{
+		"max_connections": "200",
+		"timezone":        "UTC",
+		"log_timezone":    "UTC",
+		// Files in the directory, which go with it. A process that ends at the wrong
+		// moment leaves other kinds behind in /dev/shm, where nobody looks for them.
+		"dynamic_shared_memory_type": "mmap",
+	}
 	if !o.Durable {
 		settings["fsync"] = "off"
 		settings["full_page_writes"] = "off"

@@ -1,0 +1,129 @@
+package localpg
+
+import (
+	"bufio"
+	"bytes"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// owner is a process that owns a server.
+type owner struct {
+	cmd   *exec.Cmd
+	input io.Closer
+	dir   string
+}
+
+// newOwner starts an owner in a process group of its own, as a shell would, and
+// returns once it has named its directory.
+func newOwner(t *testing.T, stage, binary string, account *syscall.Credential) *owner {
+	t.Helper()
+	cmd := exec.Command(binary)
+	cmd.Dir = "/"
+	cmd.Env = []string{ownerStage + "=" + stage, "PATH=" + os.Getenv("PATH")} // no HOME: a service account has none
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: account}
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	input, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	output, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(output).ReadString('\n')
+	if err != nil {
+		cmd.Wait()
+		t.Fatalf("the owner did not start: %v: %s", err, &stderr)
+	}
+	return &owner{cmd: cmd, input: input, dir: strings.TrimSpace(line)}
+}
+
+func (o *owner) kill(t *testing.T) {
+	t.Helper()
+	if err := o.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (o *owner) interruptGroup(t *testing.T) {
+	t.Helper()
+	if err := syscall.Kill(-o.cmd.Process.Pid, syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestNothingOutlivesTheOwner(t *testing.T) {
+	t.Parallel()
+	accounts := map[string]*syscall.Credential{"as this user": nil}
+	binary, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if os.Geteuid() == 0 {
+		accounts["as nobody"] = &syscall.Credential{Uid: 65534, Gid: 65534}
+		binary = copyForEveryone(t, binary)
+	}
+	cases := []struct {
+		name, stage string
+		end         func(*owner, *testing.T)
+	}{
+		{"stopped", "stop", nil},
+		{"exits without stopping", "exit", nil},
+		{"killed", "run", (*owner).kill},
+		{"interrupted with its group", "run", (*owner).interruptGroup},
+		{"killed before initdb", "janitor", nil},
+		{"killed during initdb", "init", nil},
+		{"killed while PostgreSQL starts", "launch", nil},
+	}
+	for name, account := range accounts {
+		for _, c := range cases {
+			t.Run(name+"/"+c.name, func(t *testing.T) {
+				t.Parallel()
+				o := newOwner(t, c.stage, binary, account)
+				if c.end != nil {
+					if len(processes(t, o.dir)) == 0 {
+						t.Error("no process names the directory: the test cannot tell when they are gone")
+					}
+					c.end(o, t)
+				}
+				if err := o.cmd.Wait(); c.stage == "stop" && err != nil {
+					t.Errorf("the owner failed: %v", err)
+				}
+				wantNothingLeft(t, o.dir)
+			})
+		}
+	}
+}
+
+// copyForEveryone copies the test binary to where any account can run it: go
+// test builds it in a directory that only its own account can enter.
+func copyForEveryone(t *testing.T, binary string) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "localpg-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(binary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "owner")
+	if err := os.WriteFile(path, program, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
