@@ -168,6 +168,11 @@ func (c *config) inherit(fields []field) {
 			if _, ok := c.settings[path]; !ok {
 				c.settings[path] = c.settings[f.path]
 			}
+			// The section around it, which a mistake of several values together refers to.
+			_, own := c.settings[parent(path)]
+			if section, ok := c.settings[parent(f.path)]; ok && !own {
+				c.settings[parent(path)] = section
+			}
 		}
 	}
 	if len(c.routes) == 0 && len(c.destinations) > 0 {

@@ -113,18 +113,17 @@ func (s shape) step(pattern, key string) (string, bool) {
 
 func (s shape) isList(pattern string) bool { return slices.Contains(s.children[pattern], "[]") }
 
-// guess returns the key that was probably meant by an unknown one: a neighbour spelled alike, or the same key in
-// another section. Empty: none.
+// guess returns the key that was probably meant by an unknown one: the same in another section, which a wrong
+// indentation makes of it, or a neighbour spelled alike. Empty: none.
 func (s shape) guess(pattern, key string) string {
-	if near := nearest(key, s.children[pattern]); near != "" {
-		return near
-	}
 	for _, f := range allFields() {
-		if strings.HasSuffix(f.path, "."+key) && !strings.ContainsAny(f.path, "*[") {
-			return f.path
+		for path := f.path; path != "" && !strings.ContainsAny(path, "*["); path = parent(path) {
+			if strings.HasSuffix(path, "."+key) {
+				return path
+			}
 		}
 	}
-	return ""
+	return nearest(key, s.children[pattern])
 }
 
 // below appends a step to a pattern or path.

@@ -43,7 +43,7 @@ func (c *config) readFile(from sources, env environment, s shape) bool {
 		at = origin{source: fromFile, name: name}
 		fallthrough
 	case err != nil:
-		c.problem(at, "", "cannot read %s: %s", quote(name), err)
+		c.problem(at, "", "cannot read %s: %s", name, err)
 		return false
 	}
 	c.file = name

@@ -202,13 +202,16 @@ func hasControl(text string) bool {
 	return strings.ContainsFunc(text, func(r rune) bool { return r < 0x20 || r >= 0x7f && r < 0xa0 })
 }
 
-// nearest returns the candidate spelled most like word, empty if none is close.
+// nearest returns the candidate spelled most like word, or that begins like it; empty if none is close.
 func nearest(word string, candidates []string) string {
 	best, bestDistance := "", max(2, len(word)/3)+1
 	if len(word) > 64 {
 		return ""
 	}
 	for _, candidate := range candidates {
+		if len(word) >= 3 && len(candidate) >= 3 && (strings.HasPrefix(word, candidate) || strings.HasPrefix(candidate, word)) {
+			return candidate
+		}
 		if d := editDistance(strings.ToLower(word), strings.ToLower(candidate)); d < bestDistance && d < len(candidate) {
 			best, bestDistance = candidate, d
 		}

@@ -18,11 +18,7 @@ type fileReader struct {
 // node reads what stands at path: a setting, a section, or a list of sections.
 func (r *fileReader) node(n *yaml.Node, pattern, path string, line int) {
 	at := origin{source: fromFile, name: r.file, line: line}
-	if r.budget--; r.budget <= 0 {
-		if r.budget == 0 {
-			r.problem(at, "", "holds more than %d values, counting an alias as often as it is used", maxNodes)
-			r.budget = -1
-		}
+	if !r.spend(at) {
 		return
 	}
 	if n.Kind == yaml.AliasNode {
@@ -51,6 +47,15 @@ func (r *fileReader) node(n *yaml.Node, pattern, path string, line int) {
 		r.set(path, nil, at)
 		r.section(n, pattern, path)
 	}
+}
+
+// spend counts a value and reports whether it may be read: aliases can make a small file endless.
+func (r *fileReader) spend(at origin) bool {
+	r.budget--
+	if r.budget == -1 {
+		r.problem(at, "", "holds more than %d values, counting an alias as often as it is used", maxNodes)
+	}
+	return r.budget >= 0
 }
 
 func (r *fileReader) section(n *yaml.Node, pattern, path string) {
@@ -129,6 +134,9 @@ func (r *fileReader) setting(k kind, n *yaml.Node, path string, at origin) {
 			place.origin.line = node.Line
 			r.set(place.path, nil, place.origin)
 		}
+		if !r.spend(place.origin) {
+			return
+		}
 		text, problem := r.scalar(node)
 		if problem != "" {
 			sound = false
@@ -164,13 +172,10 @@ func (r *fileReader) setting(k kind, n *yaml.Node, path string, at origin) {
 
 // scalar returns the text of a value with its references expanded, or what is wrong with it.
 func (r *fileReader) scalar(n *yaml.Node) (text, problem string) {
-	r.budget--
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
 	switch {
-	case r.budget < 0:
-		return "", "is one value too many"
 	case n.Kind != yaml.ScalarNode:
 		return "", "is not a single value"
 	case n.Style&yaml.TaggedStyle != 0:

@@ -46,12 +46,6 @@ func (runCmd) Run(inv *invocation) error {
 	go func() {
 		defer close(watched)
 		select {
-		case <-inv.ctx.Done():
-			log.Info().Dur("drain_timeout", cfg.DrainTimeout).Msg("told to stop; waiting for requests in flight")
-		case <-ended:
-			return
-		}
-		select {
 		case <-inv.aborted:
 			aborted = true
 			r.Abort()
@@ -61,14 +55,10 @@ func (runCmd) Run(inv *invocation) error {
 	err = r.Run(inv.ctx)
 	close(ended)
 	<-watched
-	switch {
-	case err != nil:
-		return err
-	case aborted:
+	if err == nil && aborted {
 		return exitError{code: exitInterrupted, err: errors.New("a second signal cut off requests in flight; they will be sent again")}
 	}
-	log.Info().Msg("stopped")
-	return nil
+	return err
 }
 
 // hosts names each destination with the host it leads to; the rest of a URL may hold a token.

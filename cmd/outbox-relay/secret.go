@@ -5,7 +5,7 @@ import (
 	"io"
 )
 
-// A secret is a text that must not be shown: every formatting verb, JSON, YAML and text encoding yields a mask. What
+// A secret is a text that must not be shown: formatting it, and encoding it as JSON, YAML or text, yields a mask. What
 // needs the text itself converts it, visibly: string(s).
 type secret string
 

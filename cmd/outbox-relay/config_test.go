@@ -1,0 +1,269 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+func TestWarnings(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	open := writeFile(t, filepath.Join(dir, "secret"), goodSecret)
+	if err := os.Chmod(open, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		env  []string
+		file string
+		want string
+	}{
+		"unknown variable": {env: []string{"OUTBOX_LEASSE=1m"}, want: "warning: env OUTBOX_LEASSE: is not a setting of this version; did you mean OUTBOX_LEASE?\n"},
+		"no likeness":      {env: []string{"OUTBOX_FROBNICATE=1"}, want: "warning: env OUTBOX_FROBNICATE: is not a setting of this version\n"},
+		"readable by all":  {env: []string{"OUTBOX_SIGNING_SECRET_FILE=" + open}, want: "warning: env OUTBOX_SIGNING_SECRET_FILE: DIR/secret is readable by everyone on this machine; run: chmod o-r DIR/secret\n"},
+		"shrinking delays": {
+			file: "destinations: {a: {url: 'http://a'}, b: {url: 'http://b'}}\ndefaults: {retry: {schedule: [30s, 5s]}}\n",
+			want: "warning: outbox-relay.yaml:2: defaults.retry.schedule: has a delay that is shorter than the one before it\n",
+		},
+		"a variable the file refers to":  {env: []string{"OUTBOX_LOGISTICS=https://l"}, file: "destinations: {a: {url: '${OUTBOX_LOGISTICS}'}}\n"},
+		"what Kubernetes sets by itself": {env: []string{"OUTBOX_RELAY_SERVICE_HOST=x", "OUTBOX_RELAY_PORT=tcp://x", "OUTBOX_RELAY_PORT_80_TCP_ADDR=x", "OUTBOX_RELAY_SERVICE_PORT_HTTP=80"}},
+		"other programs' variables":      {env: []string{"OUTBOXES=1", "LEASE=1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := check(t, test.file, append(append([]string{}, twoSettings...), test.env...))
+			if got := strings.ReplaceAll(r.stderr, dir, "DIR"); r.code != 0 || got != test.want {
+				t.Errorf("exit code %d, stderr:\n%s\nwant:\n%s", r.code, got, test.want)
+			}
+		})
+	}
+}
+
+// What a file may look like and still mean the same.
+func TestTolerance(t *testing.T) {
+	t.Parallel()
+	for name, file := range map[string]string{
+		"byte order mark":   "\ufefflog: {level: warn}\n",
+		"CRLF":              "log:\r\n  level: warn\r\n",
+		"one document":      "---\nlog: {level: warn}\n...\n",
+		"comments":          "# x\n\n---\n# y\nlog: {level: warn} # z\n",
+		"quotes":            "\"log\": {'level': \"warn\"}\n",
+		"alias":             "relay: {name: &x warn}\nlog: {level: *x}\n",
+		"empty sections":    "relay:\ndefaults: {}\nroutes:\nlog: {level: warn}\n",
+		"reference":         "log: {level: '${LEVEL}'}\n",
+		"default":           "log: {level: '${NONE:-warn}'}\n",
+		"default for empty": "log: {level: '${EMPTY:-warn}'}\n",
+		"part":              "log: {level: 'w${PART}n'}\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := writeFile(t, filepath.Join(t.TempDir(), usualFile), file)
+			c := loadConfig(sources{
+				env:      append([]string{"LEVEL=warn", "PART=ar", "EMPTY="}, twoSettings...),
+				flags:    map[string]string{"config": path},
+				hostname: "host",
+			})
+			if err := c.err(); err != nil || get[string](c, "log.level") != "warn" {
+				t.Errorf("log.level is %q, error %v", get[string](c, "log.level"), err)
+			}
+		})
+	}
+}
+
+func TestReferencesKeepDollarSigns(t *testing.T) {
+	t.Parallel()
+	env := environment{values: map[string]string{"A": "1", "B": "${A}"}, referred: map[string]bool{}}
+	for text, want := range map[string]string{
+		"$":            "$",
+		"$A":           "$A",
+		"$$":           "$",
+		"$${A}":        "${A}",
+		"$$$${A}":      "$${A}",
+		"$$${A}":       "$1",
+		"${A}${A}":     "11",
+		"${B}":         "${A}", // a value is not expanded again
+		"${C:-}":       "",
+		"${C:-a:-b}":   "a:-b",
+		"${C:-${A}":    "${A", // references do not nest
+		"x${A:-2}y $5": "x1y $5",
+	} {
+		if got, problem := env.expand(text); got != want || problem != "" {
+			t.Errorf("%s became %q (%s), want %q", text, got, problem, want)
+		}
+	}
+}
+
+func TestUsualFile(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	command(twoSettings, "config", "check").expect(t, 0, "the configuration is valid; it delivers to default\n", "")
+	writeFile(t, filepath.Join(dir, usualFile), "destinations: {a: {url: 'http://a'}}\n")
+	command(twoSettings[:1], "config", "check").expect(t, 0, "outbox-relay.yaml is valid; it delivers to a\n", "")
+	writeFile(t, filepath.Join(dir, "other.yaml"), "lo: {}\n")
+	command(append(twoSettings, "OUTBOX_CONFIG=other.yaml"), "config", "check").expect(t, exitConfig, "", mistakes(`other.yaml:1: unknown key "lo"; did you mean "log"?`))
+	command(append(twoSettings[:1:1], "OUTBOX_CONFIG=other.yaml"), "config", "check", "-c", usualFile).expect(t, 0, "outbox-relay.yaml is valid; it delivers to a\n", "")
+}
+
+func TestPrecedence(t *testing.T) {
+	t.Parallel()
+	file := writeFile(t, filepath.Join(t.TempDir(), usualFile), `
+relay: {lease: 61s, drain_timeout: 61s, max_in_flight: 61, name: file}
+destinations: {default: {url: 'http://file', signing_secrets: [`+goodSecret+`], timeout: 7s}}
+alerts: {channels: [{slack: 'https://slack/file'}, {webhook: 'https://hook/file'}]}
+`)
+	c := loadConfig(sources{
+		env: []string{
+			"OUTBOX_DATABASE_URL=postgres://u:p@h/db", "OUTBOX_DRAIN_TIMEOUT=62s", "OUTBOX_MAX_IN_FLIGHT=62", "OUTBOX_NAME=env", "OUTBOX_DESTINATION_URL=http://env",
+			"OUTBOX_SIGNING_SECRET=" + goodSecret + ", " + otherSecret, "OUTBOX_SLACK_WEBHOOK_URL=https://slack/env", "OUTBOX_TIMEOUT=62s",
+		},
+		flags:    map[string]string{"config": file, "max-in-flight": "63", "name": "flag"},
+		hostname: "host",
+	})
+	if err := c.err(); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		"relay.poll_interval":                     "5s default",
+		"relay.lease":                             "1m1s FILE:2",
+		"relay.drain_timeout":                     "1m2s env OUTBOX_DRAIN_TIMEOUT",
+		"relay.max_in_flight":                     "63 flag --max-in-flight",
+		"relay.name":                              "flag flag --name",
+		"destinations.default.url":                "http://env env OUTBOX_DESTINATION_URL",
+		"destinations.default.signing_secrets":    "[whsec_*** whsec_***] env OUTBOX_SIGNING_SECRET",
+		"destinations.default.timeout":            "7s FILE:3",
+		"defaults.timeout":                        "1m2s env OUTBOX_TIMEOUT",
+		"destinations.default.retry.max_attempts": "8 default",
+	} {
+		s := c.settings[path]
+		if got := strings.ReplaceAll(fmt.Sprintf("%v %s", s.value, s.origin), file, "FILE"); got != want {
+			t.Errorf("%s is %s, want %s", path, got, want)
+		}
+	}
+	var channels []string
+	for _, path := range c.channels {
+		channels = append(channels, string(get[secret](c, path+".slack")+get[secret](c, path+".webhook")))
+	}
+	if got, want := strings.Join(channels, " "), "https://hook/file https://slack/env"; got != want {
+		t.Errorf("channels are %s, want %s", got, want)
+	}
+}
+
+// A variable that the file refers to acts there and nowhere else, so that a file may give a destination its own name.
+func TestReferredVariablesActOnce(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := writeFile(t, filepath.Join(dir, usualFile), `
+database: {url: "${OUTBOX_DATABASE_URL}"}
+destinations:
+  logistics: {url: "${OUTBOX_DESTINATION_URL}", signing_secrets: ["${OUTBOX_SIGNING_SECRET}"]}
+alerts: {channels: [{webhook: "${OUTBOX_SLACK_WEBHOOK_URL}"}]}
+`)
+	c := loadConfig(sources{
+		env: append([]string{
+			"OUTBOX_SIGNING_SECRET_FILE=" + writeFile(t, filepath.Join(dir, "secret"), goodSecret+","+otherSecret+"\r\n"),
+			"OUTBOX_SLACK_WEBHOOK_URL=https://x",
+		}, twoSettings...),
+		flags: map[string]string{"config": file}, hostname: "host",
+	})
+	if err := c.err(); err != nil {
+		t.Fatal(err)
+	}
+	cfg := c.relayConfig()
+	if len(cfg.Destinations) != 1 || cfg.Destinations[0].Name != "logistics" || len(cfg.Destinations[0].SigningSecrets) != 2 || len(cfg.Alerts.Channels) != 1 {
+		t.Errorf("destinations %v, channels %v", cfg.Destinations, cfg.Alerts.Channels)
+	}
+}
+
+// A destination from the environment takes every type, also beside routes of a file that do not know it.
+func TestDefaultDestinationBesideAFile(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ file, want string }{
+		"no file":      {"", "[{* [default]}]"},
+		"no routes":    {"destinations: {a: {url: 'http://a'}}\n", "[{* [a default]}]"},
+		"routes":       {"destinations: {a: {url: 'http://a'}}\nroutes: [{event: x, to: [a]}]\n", "[{x [a]} {* [default]}]"},
+		"routes to it": {"destinations: {a: {url: 'http://a'}}\nroutes: [{event: x, to: [a, default]}]\n", "[{x [a default]}]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			flags := map[string]string{}
+			if test.file != "" {
+				flags["config"] = writeFile(t, filepath.Join(t.TempDir(), usualFile), test.file)
+			}
+			c := loadConfig(sources{env: twoSettings, flags: flags, hostname: "host"})
+			if err := c.err(); err != nil {
+				t.Fatal(err)
+			}
+			if got := fmt.Sprint(c.relayConfig().Routes); got != test.want {
+				t.Errorf("routes are %s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
+// Every setting that reaches the relay, in one file.
+func TestRelayConfig(t *testing.T) {
+	t.Parallel()
+	file := writeFile(t, filepath.Join(t.TempDir(), usualFile), `
+database: {url: postgres://u:p@h/db, schema: Billing}
+relay: {name: n, poll_interval: 2s, lease: 3m, drain_timeout: 4s, max_in_flight: 5, log_delivered: true}
+defaults: {timeout: 6s, max_in_flight: 7, retry: {schedule: [8s, 9s], max_attempts: 10, jitter: 0, retry_after_max: 11h}, responses: {retry: [], fail: [404]}}
+destinations:
+  a: {url: http://a, headers: {Authorization: x, X-Y: z}, signing_secrets: [`+goodSecret+`]}
+  b: {url: http://b, timeout: 12s, max_in_flight: 13, retry: {schedule: [14s], max_attempts: 15, jitter: 0.5, retry_after_max: 16h}, responses: {retry: [501], fail: []}}
+routes: [{event: x.*, to: [a, b]}, {event: y, to: [b]}]
+alerts: {window: 17m, channels: [{slack: 'https://s'}, {webhook: 'https://w'}]}
+`)
+	c := loadConfig(sources{flags: map[string]string{"config": file}, hostname: "host"})
+	if err := c.err(); err != nil {
+		t.Fatal(err)
+	}
+	got := c.relayConfig()
+	none, half := 0.0, 0.5
+	want := relay.Config{
+		Pool: c.pool, Schema: "Billing", Name: "n", PollInterval: 2 * time.Second, Lease: 3 * time.Minute, DrainTimeout: 4 * time.Second, MaxInFlight: 5, LogDelivered: true,
+		Destinations: []relay.Destination{
+			{
+				Name: "a", URL: "http://a", Timeout: 6 * time.Second, MaxInFlight: 7, Headers: map[string]string{"Authorization": "x", "X-Y": "z"},
+				SigningSecrets: got.Destinations[0].SigningSecrets,
+				Retry:          relay.RetryPolicy{Schedule: []time.Duration{8 * time.Second, 9 * time.Second}, MaxAttempts: 10, Jitter: &none, RetryAfterMax: 11 * time.Hour},
+				Responses:      relay.Responses{Retry: []int{}, Fail: []int{404}},
+			},
+			{
+				Name: "b", URL: "http://b", Timeout: 12 * time.Second, MaxInFlight: 13, Headers: map[string]string{},
+				Retry:     relay.RetryPolicy{Schedule: []time.Duration{14 * time.Second}, MaxAttempts: 15, Jitter: &half, RetryAfterMax: 16 * time.Hour},
+				Responses: relay.Responses{Retry: []int{501}, Fail: []int{}},
+			},
+		},
+		Routes: []relay.Route{{Event: "x.*", To: []string{"a", "b"}}, {Event: "y", To: []string{"b"}}},
+		Alerts: relay.Alerts{Window: 17 * time.Minute, Channels: got.Alerts.Channels},
+	}
+	if got, want := dump(t, got), dump(t, want); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if len(got.Alerts.Channels) != 2 || len(got.Destinations[0].SigningSecrets) != 1 {
+		t.Errorf("channels %v, secrets %v", got.Alerts.Channels, got.Destinations[0].SigningSecrets)
+	}
+}
+
+// dump writes the plain fields of a configuration, pointers followed.
+func dump(t *testing.T, cfg relay.Config) string {
+	t.Helper()
+	cfg.Pool, cfg.Alerts.Channels = nil, nil
+	text, err := yaml.Marshal(struct {
+		Schema, Name string
+		Numbers      []any
+		Destinations []relay.Destination
+		Routes       []relay.Route
+	}{cfg.Schema, cfg.Name, []any{cfg.PollInterval, cfg.Lease, cfg.DrainTimeout, cfg.MaxInFlight, cfg.LogDelivered, cfg.Alerts.Window}, cfg.Destinations, cfg.Routes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
