@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 )
 
@@ -13,10 +14,12 @@ const (
 	maxSecretBytes = 64
 )
 
-// A Secret is one symmetric signing key. The zero value is no secret. It never prints itself: every formatting verb,
-// JSON and text encoding yields a mask.
+// A Secret is one symmetric signing key. The zero value is no secret: [Sign] and [Verify] pass over it. It never prints
+// itself: every formatting verb, JSON, text and log encoding yields a mask.
 type Secret struct {
-	key string
+	// A pointer, because fmt calls no methods on unexported fields: printed as part of another struct, a Secret shows an
+	// address instead of its key.
+	key *string
 }
 
 // ParseSecret reads a secret as Standard Webhooks writes it: "whsec_" and 24 to 64 bytes in standard base64. The error
@@ -27,13 +30,14 @@ func ParseSecret(s string) (Secret, error) {
 		return Secret{}, errors.New(`a signing secret starts with "whsec_"; make one with: echo "whsec_$(openssl rand -base64 32)"`)
 	}
 	key, err := base64.StdEncoding.Strict().DecodeString(encoded)
-	if err != nil {
+	if err != nil || strings.ContainsAny(encoded, "\r\n") { // which the decoder passes over
 		return Secret{}, errors.New(`what follows "whsec_" is not standard base64; make a secret with: echo "whsec_$(openssl rand -base64 32)"`)
 	}
 	if len(key) < minSecretBytes || len(key) > maxSecretBytes {
 		return Secret{}, fmt.Errorf("the secret holds %d bytes; Standard Webhooks wants %d to %d", len(key), minSecretBytes, maxSecretBytes)
 	}
-	return Secret{key: string(key)}, nil
+	held := string(key)
+	return Secret{key: &held}, nil
 }
 
 // ParseSecrets reads a comma-separated list of secrets, as used while rotating. Blanks around each are ignored; an
@@ -53,14 +57,16 @@ func ParseSecrets(list string) ([]Secret, error) {
 	return secrets, nil
 }
 
+const mask = secretPrefix + "***"
+
 // IsZero reports whether the secret is unset.
-func (s Secret) IsZero() bool { return s.key == "" }
+func (s Secret) IsZero() bool { return s.key == nil }
 
 // String masks the secret.
-func (s Secret) String() string { return "whsec_***" }
+func (s Secret) String() string { return mask }
 
-// GoString masks the secret for %#v.
-func (s Secret) GoString() string { return `webhook.Secret("whsec_***")` }
+// Format masks the secret for every verb. String alone would not: %d prints a struct's fields.
+func (s Secret) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, mask) }
 
 // MarshalText masks the secret for JSON, YAML and logs.
-func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+func (s Secret) MarshalText() ([]byte, error) { return []byte(mask), nil }

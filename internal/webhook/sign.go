@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"hash"
 	"net/http"
+	"net/textproto"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,18 +23,19 @@ func DeriveID(idempotencyKey string) string {
 
 // Sign sets webhook-id, webhook-timestamp and webhook-signature on header, which must already hold
 // X-Idempotency-Key and every X-Outbox-* header that will be sent. For each secret the signature header holds a v1 and
-// an x1. Without secrets it sets id and timestamp only.
+// an x1. Without secrets it sets id and timestamp only, and removes a signature left from an earlier attempt.
 func Sign(header http.Header, body []byte, now time.Time, secrets ...Secret) {
 	id := DeriveID(header.Get(IdempotencyKey))
 	timestamp := strconv.FormatInt(now.Unix(), 10)
 	header[ID] = []string{id}
 	header[Timestamp] = []string{timestamp}
-	if len(secrets) == 0 {
-		return
-	}
+	delete(header, Signature)
 	covered := canonicalHeaders(header)
 	signatures := make([]byte, 0, len(secrets)*2*len("v1,0123456789012345678901234567890123456789012= "))
 	for _, secret := range secrets {
+		if secret.IsZero() {
+			continue
+		}
 		if len(signatures) > 0 {
 			signatures = append(signatures, ' ')
 		}
@@ -42,7 +44,9 @@ func Sign(header http.Header, body []byte, now time.Time, secrets ...Secret) {
 		signatures = append(signatures, " x1,"...)
 		signatures = base64.StdEncoding.AppendEncode(signatures, signX1(secret, id, timestamp, covered, body))
 	}
-	header[Signature] = []string{string(signatures)}
+	if len(signatures) > 0 {
+		header[Signature] = []string{string(signatures)}
+	}
 }
 
 // signV1 is the signature of Standard Webhooks: HMAC-SHA256 over "id.timestamp.body".
@@ -57,7 +61,7 @@ func signV1(secret Secret, id, timestamp string, body []byte) []byte {
 //	x1
 //	id
 //	timestamp
-//	name:value     of every covered header, name in lower case, sorted
+//	name:value     of every covered header, name in lower case, sorted by name, repeated values in their order
 //	(empty line)
 //	body
 //
@@ -69,32 +73,36 @@ func signX1(secret Secret, id, timestamp, covered string, body []byte) []byte {
 }
 
 func newMAC(secret Secret, parts ...string) hash.Hash {
-	mac := hmac.New(sha256.New, []byte(secret.key))
+	mac := hmac.New(sha256.New, []byte(*secret.key))
 	for _, part := range parts {
 		mac.Write([]byte(part))
 	}
 	return mac
 }
 
-// canonicalHeaders returns the lines that x1 covers. Values are trimmed as HTTP trims them in transit.
+// canonicalHeaders returns the lines that x1 covers. Values lose the surrounding blanks that net/http and every proxy
+// strip in transit, and no others: a trailing no-break space makes another event type.
 func canonicalHeaders(header http.Header) string {
-	lines := make([]string, 0, 16)
-	size := 0
+	type field struct {
+		lower  string
+		values []string
+	}
+	covered := make([]field, 0, 16)
 	for name, values := range header {
-		if name != IdempotencyKey && !strings.HasPrefix(name, OutboxPrefix) {
-			continue
-		}
-		for _, value := range values {
-			line := strings.ToLower(name) + ":" + strings.TrimSpace(value) + "\n"
-			lines = append(lines, line)
-			size += len(line)
+		if name == IdempotencyKey || strings.HasPrefix(name, OutboxPrefix) {
+			covered = append(covered, field{strings.ToLower(name), values})
 		}
 	}
-	slices.Sort(lines)
+	slices.SortFunc(covered, func(a, b field) int { return strings.Compare(a.lower, b.lower) })
 	var b strings.Builder
-	b.Grow(size)
-	for _, line := range lines {
-		b.WriteString(line)
+	b.Grow(64 * len(covered))
+	for _, field := range covered {
+		for _, value := range field.values {
+			b.WriteString(field.lower)
+			b.WriteByte(':')
+			b.WriteString(textproto.TrimString(value))
+			b.WriteByte('\n')
+		}
 	}
 	return b.String()
 }
