@@ -135,7 +135,11 @@ func parseText(text string) (string, string) {
 	return text, ""
 }
 
+// parseSchema takes an empty text, too: the first schema of the search_path.
 func parseSchema(text string) (string, string) {
+	if text == "" {
+		return "", ""
+	}
 	text, problem := parseText(text)
 	switch {
 	case problem != "":

@@ -105,11 +105,14 @@ const selectSchema = `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1
 // createSchema makes the configured schema if it is absent. It looks first, because CREATE SCHEMA IF NOT EXISTS needs
 // the right to create one even where it exists.
 func (m *migrator) createSchema(ctx context.Context) error {
+	if m.schema == "" {
+		return nil
+	}
 	var exists bool
 	if err := m.db.QueryRowContext(ctx, selectSchema, m.schema).Scan(&exists); err != nil {
 		return fmt.Errorf("look for schema %s: %w", m.schema, err)
 	}
-	if m.schema == "" || exists {
+	if exists {
 		return nil
 	}
 	_, err := m.db.ExecContext(ctx, "CREATE SCHEMA "+pgx.Identifier{m.schema}.Sanitize())

@@ -1,0 +1,217 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+const sample = "testdata/outbox-relay.yaml"
+
+var sampleEnv = []string{
+	"OUTBOX_DATABASE_URL=postgres://u:p@localhost/db", "SLACK_WEBHOOK_URL=https://hooks.slack.com/services/x",
+	"LOGISTICS_SECRET=" + goodSecret, "LOGISTICS_TOKEN=token",
+}
+
+// The sample mentions every setting and variable, and what it sets is the default.
+func TestSample(t *testing.T) {
+	t.Parallel()
+	command(sampleEnv, "config", "check", "-c", sample).expect(t, 0, sample+" is valid; it delivers to logistics, analytics\n", "")
+	c := loadConfig(sources{env: sampleEnv, flags: map[string]string{"config": sample}, hostname: "host"})
+	if err := c.err(); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(sample)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range allFields() {
+		if key := f.path[strings.LastIndexAny(f.path, ".]")+1:]; key != "*" && !strings.Contains(string(text), key+":") {
+			t.Errorf("the sample does not mention %s", f.path)
+		}
+		if f.env != "" && !strings.Contains(string(text), f.variable()) {
+			t.Errorf("the sample does not mention %s", f.variable())
+		}
+		if f.flag != "" && !strings.Contains(string(text), "--"+f.flag) {
+			t.Errorf("the sample does not mention --%s", f.flag)
+		}
+		if f.standard == nil {
+			continue
+		}
+		s := c.settings[f.path]
+		if s.origin.source != fromFile {
+			t.Errorf("the sample does not set %s", f.path)
+		}
+		if got, want := fmt.Sprint(s.value), fmt.Sprint(f.standard); got != want {
+			t.Errorf("the sample sets %s to %s, the default is %s", f.path, got, want)
+		}
+	}
+}
+
+const wantShow = `database:
+  url: postgres://billing:***@db.internal:5432/billing # env OUTBOX_DATABASE_URL
+  schema: "" # default
+relay:
+  name: host # default
+  poll_interval: 5s # default
+  lease: 1m30s # env OUTBOX_LEASE
+  drain_timeout: 20s # default
+  max_in_flight: 100 # flag --max-in-flight
+  log_delivered: true # outbox-relay.yaml:2
+defaults:
+  timeout: 15s # outbox-relay.yaml:4
+  max_in_flight: 64 # default
+  retry:
+    schedule: [5s, 30s, 5m, 30m, 4h] # default
+    max_attempts: 8 # default
+    jitter: 0 # outbox-relay.yaml:5
+    retry_after_max: 24h # default
+  responses:
+    retry: [] # default
+    fail: [404, 405] # outbox-relay.yaml:6
+destinations:
+  logistics:
+    url: https://logistics.internal/in?*** # outbox-relay.yaml:9
+    signing_secrets: [whsec_***, whsec_***] # outbox-relay.yaml:10
+    headers:
+      Authorization: '***' # outbox-relay.yaml:12
+      X-Number: '***' # outbox-relay.yaml:13
+    timeout: 15s # outbox-relay.yaml:4
+    max_in_flight: 64 # default
+    retry:
+      schedule: [1s, 1h30m] # outbox-relay.yaml:14
+      max_attempts: 8 # default
+      jitter: 0 # outbox-relay.yaml:5
+      retry_after_max: 24h # default
+    responses:
+      retry: [] # default
+      fail: [404, 405] # outbox-relay.yaml:6
+  "1":
+    url: http://10.0.0.1:8080 # outbox-relay.yaml:15
+    timeout: 15s # outbox-relay.yaml:4
+    max_in_flight: 64 # default
+    retry:
+      schedule: [5s, 30s, 5m, 30m, 4h] # default
+      max_attempts: 8 # default
+      jitter: 0 # outbox-relay.yaml:5
+      retry_after_max: 24h # default
+    responses:
+      retry: [] # default
+      fail: [404, 405] # outbox-relay.yaml:6
+routes:
+  - event: '*' # default
+    to: [logistics, "1"] # default
+alerts:
+  channels:
+    - webhook: https://ops.internal/*** # outbox-relay.yaml:16
+    - slack: https://hooks.slack.com/*** # env OUTBOX_SLACK_WEBHOOK_URL_FILE
+  window: 15m # default
+log:
+  level: info # default
+  format: auto # default
+`
+
+func TestShow(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := writeFile(t, filepath.Join(dir, usualFile), `relay:
+  log_delivered: true
+defaults:
+  timeout: 15s
+  retry: {jitter: 0}
+  responses: {fail: [404, 405]}
+destinations:
+  logistics:
+    url: https://logistics.internal/in?token=${TOKEN}
+    signing_secrets: ["${SECRET}", `+otherSecret+`]
+    headers:
+      Authorization: Bearer ${TOKEN}
+      X-Number: 2
+    retry: {schedule: [1s, 90m]}
+  1: {url: "http://10.0.0.1:8080"}
+alerts: {channels: [{slack: https://hooks.slack.com/replaced}, {webhook: https://ops.internal/hooks}]}
+`)
+	env := []string{
+		"OUTBOX_DATABASE_URL=postgres://billing:hunter2@db.internal/billing", "OUTBOX_LEASE=90s", "TOKEN=hunter2", "SECRET=" + goodSecret,
+		"OUTBOX_SLACK_WEBHOOK_URL_FILE=" + writeFile(t, filepath.Join(dir, "slack"), "https://hooks.slack.com/services/hunter2\n"),
+	}
+	r := command(env, "config", "show", "--config", file, "--max-in-flight", "100")
+	hostname, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.stdout = strings.ReplaceAll(strings.Replace(r.stdout, "name: "+hostname, "name: host", 1), dir+"/", "")
+	r.expect(t, 0, wantShow, "")
+}
+
+// No command prints a secret, whether its configuration is sound, wrong in one place or wrong in the secrets
+// themselves.
+func TestNothingPrintsSecrets(t *testing.T) {
+	t.Parallel()
+	const key = "aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMg=="
+	config := func(more string) string {
+		return writeFile(t, filepath.Join(t.TempDir(), usualFile), `
+database: {url: postgres://u:hunter2-db@127.0.0.1:1/db}
+destinations:
+  a:
+    url: https://a/?hunter2-query
+    signing_secrets: [whsec_`+key+`]
+    headers: {Authorization: Bearer hunter2-token}
+alerts: {channels: [{slack: https://hooks.slack.com/hunter2-slack}, {webhook: https://ops/hunter2-webhook}]}
+`+more)
+	}
+	files := map[string]string{
+		"sound": config(""),
+		"wrong": config("rely: {}\n"),
+		"wrong secrets": writeFile(t, filepath.Join(t.TempDir(), usualFile), `
+database: {url: "postgres://u:hunter2-db@ter@h:x/db"}
+destinations:
+  a:
+    url: https://u:hunter2-user@a/
+    signing_secrets: [whsec_`+key+`hunter2, hunter2]
+    headers: {Authorization: "hunter2-token\n"}
+alerts: {channels: [{slack: hunter2-slack}, {webhook: "https://ops/hunter2-webhook/%zz"}]}
+`),
+	}
+	for name, file := range files {
+		for _, args := range [][]string{
+			{"run"},
+			{"run", "--log-format=console", "--log-level=debug"},
+			{"status"},
+			{"status", "--json"},
+			{"status", "--healthcheck"},
+			{"migrate", "up"},
+			{"migrate", "up", "--schema=s"},
+			{"migrate", "down"},
+			{"migrate", "status"},
+			{"config", "check"},
+			{"config", "show"},
+			{"version"},
+		} {
+			t.Run(name+" "+strings.Join(args, " "), func(t *testing.T) {
+				t.Parallel()
+				signals := make(chan os.Signal, 1)
+				if args[0] == "run" {
+					signals <- syscall.SIGTERM
+				}
+				var stdout, stderr buffer
+				if args[0] != "version" {
+					args = append(args, "--config", file)
+				}
+				m := Main{Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr, Signals: signals}
+				code := m.Run(args)
+				if (code == 0) != (stderr.String() == "") && args[0] != "run" {
+					t.Errorf("exit code %d with stderr %q", code, stderr.String())
+				}
+				for _, canary := range []string{"hunter2", key} {
+					if strings.Contains(stdout.String()+stderr.String(), canary) {
+						t.Errorf("%s leaks:\n%s\n%s", canary, stdout.String(), stderr.String())
+					}
+				}
+			})
+		}
+	}
+}

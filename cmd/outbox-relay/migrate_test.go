@@ -1,0 +1,326 @@
+package main
+
+import (
+	"database/sql"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/pressly/goose/v3"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+var took = regexp.MustCompile(` in [0-9.µm]+s\n`)
+
+// migrate runs a migrate command and replaces the durations in its output.
+func migrate(dsn string, args ...string) result {
+	r := command([]string{"OUTBOX_DATABASE_URL=" + dsn}, append([]string{"migrate"}, args...)...)
+	r.stdout = took.ReplaceAllString(r.stdout, "\n")
+	return r
+}
+
+// files returns the names of a set's migrations, oldest first.
+func files(t *testing.T, set migrations.Set) []string {
+	t.Helper()
+	var names []string
+	dir, err := os.ReadDir("../../migrations/" + string(set))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range dir {
+		names = append(names, entry.Name())
+	}
+	return names
+}
+
+// lines writes one line for each name.
+func lines(verb string, names []string) string {
+	var b strings.Builder
+	for _, name := range names {
+		fmt.Fprintf(&b, "%s %s\n", verb, name)
+	}
+	return b.String()
+}
+
+func open(t *testing.T, dsn string) *sql.DB {
+	t.Helper()
+	db, err := sql.Open("pgx", dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := db.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return db
+}
+
+func query[T any](t *testing.T, db *sql.DB, statement string, args ...any) T {
+	t.Helper()
+	var value T
+	if err := db.QueryRowContext(t.Context(), statement, args...).Scan(&value); err != nil {
+		t.Fatalf("%s: %v", statement, err)
+	}
+	return value
+}
+
+func execute(t *testing.T, db *sql.DB, statement string, args ...any) {
+	t.Helper()
+	if _, err := db.ExecContext(t.Context(), statement, args...); err != nil {
+		t.Fatalf("%s: %v", statement, err)
+	}
+}
+
+// tables counts the tables, functions and views of a schema, but for goose's own.
+const tables = `SELECT (SELECT count(*) FROM pg_class WHERE relnamespace = $1::regnamespace AND relname NOT LIKE '%_schema_version%')
+	+ (SELECT count(*) FROM pg_proc WHERE pronamespace = $1::regnamespace)`
+
+func TestMigrateUpDownUp(t *testing.T) {
+	t.Parallel()
+	for _, set := range []migrations.Set{migrations.Outbox, migrations.Inbox} {
+		t.Run(string(set), func(t *testing.T) {
+			t.Parallel()
+			dsn := pgtest.New(t)
+			db := open(t, dsn)
+			names := files(t, set)
+			latest := fmt.Sprintf("%s schema is up to date: version %d\n", set, len(names))
+			reverted := slices.Clone(names)
+			slices.Reverse(reverted)
+			flag := "--set=" + string(set)
+
+			migrate(dsn, "down", "--yes", flag).expect(t, 0, fmt.Sprintf("nothing to revert: the %s schema has version 0\n", set), "")
+			migrate(dsn, "up", flag).expect(t, 0, lines("applied", names)+latest, "")
+			migrate(dsn, "up", flag).expect(t, 0, latest, "")
+			migrate(dsn, "down", flag, "--yes", "--to", fmt.Sprint(len(names))).expect(t, 0, fmt.Sprintf("nothing to revert: the %s schema has version %d\n", set, len(names)), "")
+			migrate(dsn, "down", flag, "--yes").expect(t, 0, lines("reverted", reverted[:1])+fmt.Sprintf("%s schema is at version %d\n", set, len(names)-1), "")
+			migrate(dsn, "up", flag).expect(t, 0, lines("applied", names[len(names)-1:])+latest, "")
+			migrate(dsn, "down", flag, "-y", "--to", "0").expect(t, 0, lines("reverted", reverted)+fmt.Sprintf("%s schema is at version 0\n", set), "")
+			if left := query[int](t, db, tables, "public"); left != 0 {
+				t.Errorf("%d tables or functions are left", left)
+			}
+			migrate(dsn, "up", flag).expect(t, 0, lines("applied", names)+latest, "")
+		})
+	}
+}
+
+func TestMigrateDownAsks(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t, migrations.Outbox)
+	r := migrate(dsn, "down", "--to=0")
+	want := fmt.Sprintf(`outbox-relay: reverting %d migration\(s\) of outbox in postgres://postgres@/test_[0-9]+\?host=\S+ drops tables with their data; repeat the command with --yes to do it`+"\n", migrations.Outbox.Latest())
+	if r.code != exitUsage || r.stdout != "" || !regexp.MustCompile("^"+want+"$").MatchString(r.stderr) {
+		t.Errorf("%+v, want a stderr of %s", r, want)
+	}
+	migrate(dsn, "up").expect(t, 0, fmt.Sprintf("outbox schema is up to date: version %d\n", migrations.Outbox.Latest()), "")
+}
+
+func TestMigrateStatus(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t)
+	db := open(t, dsn)
+	names := files(t, migrations.Outbox)
+	pending := fmt.Sprintf("outbox-relay: schema mismatch: %d of %d migrations are pending; run: outbox-relay migrate up\n", len(names), len(names))
+	r := migrate(dsn, "status")
+	if r.code != exitSchema || r.stderr != pending || strings.Count(r.stdout, "  pending\n") != len(names) {
+		t.Errorf("%+v", r)
+	}
+	if query[int](t, db, tables, "public") != 0 || query[bool](t, db, "SELECT to_regclass('outbox_schema_version') IS NOT NULL") {
+		t.Error("status has created something")
+	}
+
+	migrate(dsn, "up")
+	r = migrate(dsn, "status", "--json")
+	var s migrateStatus
+	if err := json.Unmarshal([]byte(r.stdout), &s); err != nil || r.code != 0 || r.stderr != "" {
+		t.Fatalf("%+v: %v", r, err)
+	}
+	if s.Set != migrations.Outbox || s.Version != int64(len(names)) || s.Latest != s.Version || len(s.Migrations) != len(names) {
+		t.Errorf("%+v", s)
+	}
+	for i, m := range s.Migrations {
+		if m.Version != int64(i+1) || m.File != names[i] || m.AppliedAt == nil || m.AppliedAt.After(query[nowTime](t, db, "SELECT now()").Time) {
+			t.Errorf("migration %d is %+v", i, m)
+		}
+	}
+	r = migrate(dsn, "status")
+	if r.code != 0 || r.stderr != "" || !strings.HasPrefix(r.stdout, "VERSION  FILE") || strings.Contains(r.stdout, "pending") {
+		t.Errorf("%+v", r)
+	}
+}
+
+type nowTime = sql.NullTime
+
+// The same migrations run from the stock goose: either may continue what the other began.
+func TestStockGoose(t *testing.T) {
+	t.Parallel()
+	for _, set := range []migrations.Set{migrations.Outbox, migrations.Inbox} {
+		t.Run(string(set), func(t *testing.T) {
+			t.Parallel()
+			dsn := pgtest.New(t)
+			stock, err := goose.NewProvider(goose.DialectPostgres, open(t, dsn), os.DirFS("../../migrations/"+string(set)), goose.WithTableName(string(set)+"_schema_version"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			names := files(t, set)
+			if _, err := stock.UpByOne(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			migrate(dsn, "up", "--set", string(set)).expect(t, 0, lines("applied", names[1:])+fmt.Sprintf("%s schema is up to date: version %d\n", set, len(names)), "")
+			if pending, err := stock.HasPending(t.Context()); err != nil || pending {
+				t.Errorf("the stock goose sees pending migrations: %v, %v", pending, err)
+			}
+			if _, err := stock.DownTo(t.Context(), 0); err != nil {
+				t.Fatal(err)
+			}
+			migrate(dsn, "down", "--yes", "--set", string(set)).expect(t, 0, fmt.Sprintf("nothing to revert: the %s schema has version 0\n", set), "")
+		})
+	}
+}
+
+func TestMigrateIntoASchema(t *testing.T) {
+	t.Parallel()
+	const schema = `My "Billing"`
+	dsn := pgtest.New(t)
+	db := open(t, dsn)
+	names := files(t, migrations.Outbox)
+	done := lines("applied", names) + fmt.Sprintf("outbox schema is up to date: version %d\n", len(names))
+	migrate(dsn, "up", "--schema", schema).expect(t, 0, done, "")
+	if inside, outside := query[int](t, db, tables, `"My ""Billing"""`), query[int](t, db, tables, "public"); inside == 0 || outside != 0 {
+		t.Errorf("%d tables and functions are in the schema, %d in public", inside, outside)
+	}
+	// A second service in the same database.
+	migrate(dsn, "up", "--schema", "shipping").expect(t, 0, done, "")
+	env := []string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DATABASE_SCHEMA=" + schema}
+	if r := command(env, "status"); r.code != 0 || r.stderr != "" {
+		t.Errorf("%+v", r)
+	}
+	if r := command(env[:1], "status"); r.code != exitSchema {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A role that may use a schema, but not create one.
+func TestMigrateWithoutRightToCreateSchemas(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t)
+	db := open(t, dsn)
+	role := "migrator_" + query[string](t, db, "SELECT current_database()")
+	execute(t, db, "CREATE ROLE "+role+" LOGIN")
+	execute(t, db, "CREATE SCHEMA billing AUTHORIZATION "+role)
+	t.Cleanup(func() {
+		if _, err := db.Exec("DROP OWNED BY " + role + "; DROP ROLE " + role); err != nil {
+			t.Error(err)
+		}
+	})
+	u, err := url.Parse(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User = url.User(role)
+	names := files(t, migrations.Outbox)
+	migrate(u.String(), "up", "--schema=billing").expect(t, 0, lines("applied", names)+fmt.Sprintf("outbox schema is up to date: version %d\n", len(names)), "")
+	r := migrate(u.String(), "up", "--schema=shipping")
+	if want := "outbox-relay: create schema shipping: ERROR: permission denied for database "; r.code != exitFailed || !strings.HasPrefix(r.stderr, want) {
+		t.Errorf("%+v", r)
+	}
+}
+
+// Every replica of a service may migrate when it starts.
+func TestConcurrentMigrations(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t)
+	names := files(t, migrations.Outbox)
+	var all sync.WaitGroup
+	results := make([]result, 2)
+	for i := range results {
+		all.Go(func() { results[i] = migrate(dsn, "up", "--schema=billing") })
+	}
+	all.Wait()
+	applied := 0
+	for _, r := range results {
+		applied += strings.Count(r.stdout, "applied ")
+		if r.code != 0 || r.stderr != "" || !strings.HasSuffix(r.stdout, fmt.Sprintf("outbox schema is up to date: version %d\n", len(names))) {
+			t.Errorf("%+v", r)
+		}
+	}
+	if applied != len(names) {
+		t.Errorf("%d migrations were applied, want %d: %+v", applied, len(names), results)
+	}
+}
+
+// What fails is told by its file, and so is what was done before.
+func TestMigrationThatFails(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t)
+	execute(t, open(t, dsn), "CREATE TABLE outbox_relay ()")
+	names := files(t, migrations.Outbox)
+	migrate(dsn, "up").expect(t, exitFailed, lines("applied", names[:2]),
+		`outbox-relay: migrate outbox: 00003_relay.sql: `+"ERROR: relation \"outbox_relay\" already exists (SQLSTATE 42P07)\n")
+}
+
+func TestUnreachableDatabase(t *testing.T) {
+	t.Parallel()
+	const dsn = "postgres://u:hunter2@127.0.0.1:1/db?sslmode=prefer"
+	const reason = "failed to connect to `user=u database=db`: 127.0.0.1:1 (127.0.0.1): dial error: dial tcp 127.0.0.1:1: connect: connection refused\n"
+	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
+	for args, doing := range map[string]string{
+		"status":                     "read schema version: ",
+		"status --healthcheck":       "read schema version: ",
+		"migrate up":                 "list applied migrations: ",
+		"migrate up --schema=a":      "look for schema a: ",
+		"migrate down --yes":         "list applied migrations: ",
+		"migrate status --set=inbox": "list applied migrations: ",
+	} {
+		t.Run(args, func(t *testing.T) {
+			t.Parallel()
+			command(env, strings.Fields(args)...).expect(t, exitDatabase, "", "outbox-relay: the database cannot be reached: "+doing+reason)
+		})
+	}
+	// One that answers, and refuses.
+	r := command([]string{"OUTBOX_DATABASE_URL=" + strings.Replace(pgtest.New(t), "/test_", "/absent_", 1)}, "status")
+	if r.code != exitDatabase || !strings.Contains(r.stderr, "SQLSTATE 3D000") || strings.Count(r.stderr, "\n") != 1 {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestSchemaMismatch(t *testing.T) {
+	t.Parallel()
+	older := pgtest.New(t)
+	migrate(older, "up")
+	migrate(older, "down", "--yes")
+	newer := pgtest.New(t, migrations.Outbox)
+	execute(t, open(t, newer), "INSERT INTO outbox_schema_version (version_id, is_applied) VALUES (999, true)")
+	none := pgtest.New(t, migrations.Inbox)
+	latest := migrations.Outbox.Latest()
+	noSchema := fmt.Sprintf("there is no outbox schema here (version %d is needed); run: outbox-relay migrate up", latest)
+	oldSchema := fmt.Sprintf("the database has version %d, this build needs %d; run: outbox-relay migrate up", latest-1, latest)
+	newSchema := fmt.Sprintf("the database has version 999, this build knows %d; run a newer outbox-relay", latest)
+	newSet := strings.Replace(newSchema, "version", "outbox version", 1)
+	for _, test := range []struct{ dsn, args, want string }{
+		{none, "status", noSchema},
+		{none, "status --healthcheck", noSchema},
+		{none, "run", noSchema},
+		{older, "status --json", oldSchema},
+		{older, "run", oldSchema},
+		{newer, "status", newSchema},
+		{newer, "status --healthcheck", newSchema},
+		{newer, "run", newSchema},
+		{newer, "migrate up", newSet},
+		{newer, "migrate down --yes", newSet},
+	} {
+		t.Run(test.args+" "+test.want, func(t *testing.T) {
+			t.Parallel()
+			r := command([]string{"OUTBOX_DATABASE_URL=" + test.dsn, twoSettings[1], "OUTBOX_LOG_LEVEL=error"}, strings.Fields(test.args)...)
+			r.expect(t, exitSchema, "", "outbox-relay: schema mismatch: "+test.want+"\n")
+		})
+	}
+}
