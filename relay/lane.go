@@ -48,7 +48,7 @@ func (l *lane) room(now time.Time, lease time.Duration) (free int, worthwhile bo
 	ahead := min(fillAhead, (lease-l.destination.Timeout-sendMargin)/2)
 	target := l.limit
 	if perSecond, known := l.rate.measure(now, l.settled); known {
-		target += min(maxTaken-l.limit, int(perSecond*ahead.Seconds()))
+		target += max(0, min(maxTaken-l.limit, int(perSecond*ahead.Seconds())))
 	} else {
 		target *= 2
 	}
