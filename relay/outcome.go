@@ -111,6 +111,9 @@ func judgeResponse(status int, header http.Header, excerpt string, moved Respons
 	}
 	if slices.Contains(moved.Retry, status) {
 		v.outcome = Retry
+		if v.reason == ReasonGone { // which would pause the destination after the last attempt
+			v.reason = ReasonTransient
+		}
 	} else if slices.Contains(moved.Fail, status) {
 		v.outcome = Fail
 	}
