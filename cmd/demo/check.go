@@ -1,0 +1,225 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A rule is one promise, and every way in which the facts break it.
+type rule struct {
+	promise string
+	broken  []string
+}
+
+func (r *rule) breach(format string, args ...any) {
+	r.broken = append(r.broken, fmt.Sprintf(format, args...))
+}
+
+// check holds the facts against what outbox-relay promises. It decides by the databases and the wire, not by what
+// anybody believes to have done.
+func (f *facts) check() []rule {
+	rules := []rule{f.checkEffects(), f.checkRolledBack(), f.checkDelivered(), f.checkMemory(), f.checkRequests()}
+	for i := range rules {
+		slices.Sort(rules[i].broken)
+	}
+	return rules
+}
+
+func (f *facts) checkEffects() rule {
+	r := rule{promise: "every committed invoice has exactly one shipment"}
+	for key := range f.invoices {
+		switch n := len(f.effects[key]); {
+		case n == 0:
+			r.breach("lost: %s is committed and has no shipment", key)
+		case n > 1:
+			r.breach("doubled: %s has %d shipments", key, n)
+		}
+	}
+	return r
+}
+
+func (f *facts) checkRolledBack() rule {
+	r := rule{promise: "nothing was ever seen of an invoice that was rolled back"}
+	for _, key := range f.rolledBack {
+		if _, ok := f.invoices[key]; ok {
+			r.breach("%s was rolled back and is an invoice", key)
+		}
+		if _, ok := f.events[key]; ok {
+			r.breach("%s was rolled back and has an event", key)
+		}
+	}
+	for key := range f.effects {
+		if _, ok := f.invoices[key]; !ok {
+			r.breach("%s is no committed invoice and has a shipment", key)
+		}
+	}
+	for _, req := range f.requests {
+		if _, ok := f.events[req.Key]; !ok {
+			r.breach("%s is no committed event and was POSTed", req.Key)
+		}
+	}
+	return r
+}
+
+func (f *facts) checkDelivered() rule {
+	r := rule{promise: "every committed event is marked delivered, once"}
+	for key := range f.invoices {
+		switch e, ok := f.events[key]; {
+		case !ok:
+			r.breach("%s has no event", key)
+		case e.deliveries != 1:
+			r.breach("%s has %d deliveries", key, e.deliveries)
+		case e.status != "delivered":
+			r.breach("%s is %s", key, e.status)
+		}
+	}
+	return r
+}
+
+func (f *facts) checkMemory() rule {
+	r := rule{promise: "processed_events and shipments hold the same keys"}
+	for key := range f.processed {
+		if !f.shipped[key] {
+			r.breach("%s is processed and not shipped", key)
+		}
+	}
+	for key := range f.shipped {
+		if !f.processed[key] {
+			r.breach("%s is shipped and not processed", key)
+		}
+	}
+	return r
+}
+
+// lastBreath is before a receiver's death: an answer that it was about to write then may not have left the machine's
+// buffers.
+const lastBreath = time.Second
+
+// checkRequests wants a recorded cause for every request that is not the one that delivered its event: a fault of the
+// receiver that the relay's attempt log agrees with, or the death of the relay whose claim it was.
+func (f *facts) checkRequests() rule {
+	r := rule{promise: "every request on the wire is explained, and every attempt counted"}
+	delivering := map[string]int{}
+	seen := map[string]bool{}
+	for _, req := range f.requests {
+		e, ok := f.events[req.Key]
+		if !ok {
+			continue // told by checkRolledBack
+		}
+		if seen[req.Delivery] {
+			r.breach("%s: %s was POSTed twice under one claim", req.Key, req.Delivery)
+		}
+		seen[req.Delivery] = true
+		reason, failed := f.failed[req.Delivery]
+		life, lost := f.lost[req.Delivery]
+		_, wasKilled := f.kills[life]
+		switch {
+		case e.status == "delivered" && req.Delivery == e.delivery:
+			delivering[req.Key]++
+			if !req.succeeded() || req.Fault == faultLose {
+				r.breach("%s: delivered by %s, which was not answered 2xx", req.Key, req.Delivery)
+			}
+		case failed && !f.failedBecause(&req):
+			r.breach("%s: %s was answered %d, yet the relay says %s", req.Key, req.Delivery, req.status, reason)
+		case !failed && lost && !wasKilled:
+			r.breach("%s: %s lost its claim %s, and nobody killed it", req.Key, life, req.Delivery)
+		case !failed && !lost:
+			r.breach("%s: %s is an extra request without a cause", req.Key, req.Delivery)
+		}
+		if req.succeeded() {
+			if at := f.effects[req.Key]; len(at) == 0 || at[0].After(req.answeredAt) {
+				r.breach("%s: %s was answered %d before its effect was committed", req.Key, req.Delivery, req.status)
+			}
+		}
+	}
+	failures := map[string]int{}
+	for delivery := range f.failed {
+		failures[eventOf(delivery)]++
+	}
+	for key, e := range f.events {
+		if e.status != "delivered" {
+			continue // told by checkDelivered
+		}
+		if delivering[key] == 0 {
+			r.breach("%s: delivered by %s, which was never on the wire", key, e.delivery)
+		}
+		if logged := failures[eventOf(e.delivery)]; e.attempts != logged+1 {
+			r.breach("%s: %d attempts are counted, %d were made", key, e.attempts, logged+1)
+		}
+	}
+	return r
+}
+
+// failedBecause reports whether the receiver's side knows why an attempt did not deliver.
+func (f *facts) failedBecause(req *request) bool {
+	died, dead := f.deaths[req.receiver]
+	switch {
+	case !req.succeeded():
+		return true // another status, or none
+	case req.Fault == faultLose, req.Fault == faultLate:
+		return true
+	default:
+		return dead && died.Sub(req.answeredAt) < lastBreath
+	}
+}
+
+func (r *request) succeeded() bool { return r.status >= 200 && r.status <= 299 }
+
+// eventOf returns the event's part of a delivery id, which is event-destination-claim.
+func eventOf(delivery string) string {
+	id, _, _ := strings.Cut(delivery, "-")
+	return id
+}
+
+// figures are what a play comes to.
+type figures struct {
+	committed, rolledBack         int
+	posts, retries, suppressed    int
+	late, refused, answersLost    int
+	effects, lost, doubled        int
+	relaysKilled, receiversKilled int
+	p50, p99                      time.Duration // from the commit in finance to the commit in logistics
+}
+
+func (f *facts) figures() figures {
+	n := figures{
+		committed: len(f.invoices), rolledBack: len(f.rolledBack), posts: len(f.requests),
+		relaysKilled: len(f.kills), receiversKilled: len(f.deaths),
+	}
+	keys := map[string]bool{}
+	for _, req := range f.requests {
+		keys[req.Key] = true
+		if req.replayed {
+			n.suppressed++
+		}
+		switch {
+		case req.Fault == faultLate:
+			n.late++
+		case req.Fault == faultRefuse && req.status == 500:
+			n.refused++
+		case req.Fault == faultLose && req.succeeded():
+			n.answersLost++
+		}
+	}
+	n.retries = n.posts - len(keys)
+	var latencies []time.Duration
+	for key, committed := range f.invoices {
+		at := f.effects[key]
+		if len(at) == 0 {
+			n.lost++
+			continue
+		}
+		latencies = append(latencies, at[0].Sub(committed))
+	}
+	for _, at := range f.effects {
+		n.effects += len(at)
+		n.doubled += len(at) - 1
+	}
+	slices.Sort(latencies)
+	if last := len(latencies) - 1; last >= 0 {
+		n.p50, n.p99 = latencies[last/2], latencies[last*99/100]
+	}
+	return n
+}

@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/time/rate"
+
+	"github.com/outbox-relay/outbox-relay/outbox"
+)
+
+// financeRole is the producing service: it issues invoices, each with its event in one transaction, and takes some of
+// them back before the commit.
+type financeRole struct {
+	Database string  `required:"" help:"URL of its database."`
+	Prefix   string  `required:"" help:"What the numbers of this run's invoices begin with."`
+	Invoices int     `required:"" help:"How many to issue."`
+	Rate     float64 `help:"Invoices per second. 0: as fast as possible."`
+	Rollback float64 `help:"Share that is rolled back."`
+	PlainSQL float64 `name:"plain-sql" help:"Share whose event is a plain INSERT instead of outbox.Enqueue."`
+	Workers  int     `default:"4" help:"Transactions at a time."`
+	Seed     uint64  `help:"Seed of what the invoices hold and which are rolled back."`
+}
+
+// An invoice is the payload of an event, and a row of the business table.
+type invoice struct {
+	Number   string `json:"invoice"`
+	Customer string `json:"customer"`
+	Cents    int64  `json:"amount_cents"`
+}
+
+// eventType is what finance tells of.
+const eventType = "invoice.issued"
+
+// key is derived from the business fact: issuing the same invoice again would repeat it.
+func (i invoice) key() string { return i.Number + "-issued" }
+
+func (role *financeRole) Run(ctx context.Context) error {
+	cfg, err := pgxpool.ParseConfig(role.Database)
+	if err != nil {
+		return fmt.Errorf("read database URL: %w", err)
+	}
+	cfg.MaxConns = int32(role.Workers)
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return fmt.Errorf("open database: %w", err)
+	}
+	defer pool.Close()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+
+	pace := rate.NewLimiter(rate.Inf, 0)
+	if role.Rate > 0 {
+		pace = rate.NewLimiter(rate.Limit(role.Rate), 1)
+	}
+	journal := &journal{w: os.Stdout}
+	numbers := make(chan int)
+	var workers sync.WaitGroup
+	for range role.Workers {
+		workers.Go(func() {
+			for n := range numbers {
+				if err := role.issue(ctx, pool, journal, n); err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	for n := 1; n <= role.Invoices && ctx.Err() == nil; n++ {
+		_ = pace.Wait(ctx) // fails only when ctx has ended
+		numbers <- n
+	}
+	close(numbers)
+	workers.Wait()
+	return context.Cause(ctx)
+}
+
+const insertInvoice = `INSERT INTO invoices (number, customer, amount_cents) VALUES ($1, $2, $3)`
+
+// insertEvent is how a service in any language enqueues.
+const insertEvent = `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ($1, $2, $3)`
+
+// issue runs one business transaction.
+func (role *financeRole) issue(ctx context.Context, pool *pgxpool.Pool, journal *journal, n int) error {
+	random := rand.New(rand.NewPCG(role.Seed, uint64(n)))
+	rollback, plain := random.Float64() < role.Rollback, random.Float64() < role.PlainSQL
+	inv := invoice{
+		Number:   fmt.Sprintf("%s-%06d", role.Prefix, n),
+		Customer: fmt.Sprintf("customer %d", random.IntN(1000)),
+		Cents:    random.Int64N(1_000_000),
+	}
+
+	tx, err := pool.Begin(ctx)
+	if err != nil {
+		return fmt.Errorf("begin: %w", err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // after a commit it does nothing
+	if _, err := tx.Exec(ctx, insertInvoice, inv.Number, inv.Customer, inv.Cents); err != nil {
+		return fmt.Errorf("insert invoice: %w", err)
+	}
+	if plain {
+		err = enqueueBySQL(ctx, tx, inv)
+	} else {
+		err = enqueue(ctx, tx, inv)
+	}
+	if err != nil {
+		return err
+	}
+	if rollback {
+		journal.write(entry{Op: opRolledBack, Key: inv.key()})
+		return tx.Rollback(ctx)
+	}
+	return tx.Commit(ctx)
+}
+
+func enqueue(ctx context.Context, tx pgx.Tx, inv invoice) error {
+	event, err := outbox.NewEvent(eventType, inv.key(), inv)
+	if err != nil {
+		return err
+	}
+	event.RelatedReference = inv.Number
+	_, err = outbox.Enqueue(ctx, tx, event)
+	return err
+}
+
+func enqueueBySQL(ctx context.Context, tx pgx.Tx, inv invoice) error {
+	payload, err := json.Marshal(inv)
+	if err != nil {
+		return fmt.Errorf("encode invoice: %w", err)
+	}
+	if _, err := tx.Exec(ctx, insertEvent, eventType, payload, inv.key()); err != nil {
+		return fmt.Errorf("insert event: %w", err)
+	}
+	return nil
+}

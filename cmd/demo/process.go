@@ -1,0 +1,170 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+//go:embed guard.sh
+var guardScript string
+
+// killed is the exit code of a process that SIGKILL ended, as shells count.
+const killed = 128 + int(syscall.SIGKILL)
+
+// A command is what to run. Its standard input is empty, and its directory the root, so that no file that happens to lie
+// in the current one changes what it does.
+type command struct {
+	argv   []string
+	env    []string          // beyond that of this process
+	stdout func(line string) // nil: discarded
+}
+
+// A process is a running command. It does not outlive this process, however that one ends: a guard, in a session of its
+// own that Ctrl-C does not reach, kills it when the pipe to the guard closes.
+type process struct {
+	pid    int // of the command, not of the guard
+	guard  *exec.Cmd
+	orders io.WriteCloser
+	errors *tail
+	ended  chan struct{} // closed when the process is gone and everything it wrote has been passed on
+}
+
+// start starts a command.
+func start(c command) (*process, error) {
+	report, tell, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("open pipe: %w", err)
+	}
+	defer report.Close()
+	defer tell.Close()
+
+	p := &process{errors: &tail{}, ended: make(chan struct{})}
+	p.guard = exec.Command("/bin/sh", append([]string{"-c", guardScript, "guard"}, c.argv...)...)
+	p.guard.Dir = "/"
+	p.guard.Env = append(os.Environ(), c.env...)
+	p.guard.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	p.guard.ExtraFiles = []*os.File{tell}
+	p.guard.Stderr = &lines{each: p.errors.add}
+	if c.stdout != nil {
+		p.guard.Stdout = &lines{each: c.stdout}
+	}
+	if p.orders, err = p.guard.StdinPipe(); err != nil {
+		return nil, fmt.Errorf("open pipe: %w", err)
+	}
+	if err := p.guard.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", c.argv[0], err)
+	}
+	tell.Close()
+	pid, err := bufio.NewReader(report).ReadString('\n')
+	if err == nil {
+		p.pid, err = strconv.Atoi(strings.TrimSpace(pid))
+	}
+	go func() {
+		_ = p.guard.Wait() // the exit code is asked for when it matters
+		close(p.ended)
+	}()
+	if err != nil {
+		p.kill()
+		return nil, fmt.Errorf("start %s: its guard did not tell a pid: %w", c.argv[0], err)
+	}
+	return p, nil
+}
+
+// signal sends a signal by its name without SIG. A process that is gone takes none.
+func (p *process) signal(name string) {
+	_, _ = io.WriteString(p.orders, name+"\n") // fails only when the guard has gone, and the process before it
+}
+
+// kill ends the process with SIGKILL and returns when it is gone.
+func (p *process) kill() {
+	p.signal("KILL")
+	_ = p.orders.Close()
+	<-p.ended
+}
+
+// stop ends the process with SIGTERM, and with SIGKILL if that takes longer than patience. It returns the exit code.
+func (p *process) stop(patience time.Duration) int {
+	p.signal("TERM")
+	select {
+	case <-p.ended:
+	case <-time.After(patience):
+		p.kill()
+	}
+	return p.code()
+}
+
+// code returns the exit code of a process that has ended.
+func (p *process) code() int { return p.guard.ProcessState.ExitCode() }
+
+// run runs a command to its end. A code other than 0 is an error that quotes what the command wrote to stderr.
+func run(ctx context.Context, c command) error {
+	p, err := start(c)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-p.ended:
+	case <-ctx.Done():
+		p.kill()
+		return context.Cause(ctx)
+	}
+	return p.failure()
+}
+
+// failure is nil after exit code 0.
+func (p *process) failure() error {
+	if p.code() == 0 {
+		return nil
+	}
+	return errors.New(strings.TrimSpace(fmt.Sprintf("exit code %d\n%s", p.code(), p.errors)))
+}
+
+// lines is a writer that passes on whole lines.
+type lines struct {
+	each func(line string)
+	rest []byte
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.rest = append(l.rest, b...)
+	for {
+		line, rest, found := bytes.Cut(l.rest, []byte("\n"))
+		if !found {
+			return len(b), nil
+		}
+		l.each(string(line))
+		l.rest = rest
+	}
+}
+
+// tail keeps the last lines that were added.
+type tail struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+const tailLines = 15
+
+func (t *tail) add(line string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lines = append(t.lines[max(0, len(t.lines)+1-tailLines):], line)
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.Join(t.lines, "\n")
+}
