@@ -39,7 +39,8 @@ func sweep(ctx context.Context, binDir string, account *syscall.Credential) {
 		uid = account.Uid
 	}
 	dirs, _ := filepath.Glob(prefix + "*") // fails only on a malformed pattern
-	for _, dir := range dirs {
+	inMemory, _ := filepath.Glob(memoryPrefix + "*")
+	for _, dir := range append(dirs, inMemory...) {
 		info, err := os.Lstat(dir)
 		if err != nil || !info.IsDir() || time.Since(info.ModTime()) < settleTime {
 			continue
