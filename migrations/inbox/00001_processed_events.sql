@@ -8,6 +8,7 @@ CREATE TABLE processed_events (
     event_version     integer          NOT NULL DEFAULT 1,
     related_reference text,
     processing_state  text COLLATE "C" NOT NULL,
+    -- SHA-256 of the body, to tell a duplicate from a reused key. NULL for events of a transport without bytes to compare.
     payload_hash      bytea,
     received_at       timestamptz      NOT NULL DEFAULT now(),
     processed_at      timestamptz,

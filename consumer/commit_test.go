@@ -1,0 +1,303 @@
+package consumer_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+)
+
+// A handler has many ways to answer. None of them may reach the client before the commit is known to have worked.
+var handlerStyles = map[string]func(w http.ResponseWriter, r *http.Request){
+	"writes nothing":     func(http.ResponseWriter, *http.Request) {},
+	"status only":        func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) },
+	"small body":         func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok") },
+	"outgrows a buffer":  func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, strings.Repeat("x", 1<<20)) },
+	"many small writes":  func(w http.ResponseWriter, _ *http.Request) { writeOften(w) },
+	"encodes":            func(w http.ResponseWriter, _ *http.Request) { json.NewEncoder(w).Encode(map[string]int{"n": 1}) },
+	"copies":             func(w http.ResponseWriter, r *http.Request) { io.Copy(w, bytes.NewReader(make([]byte, 1<<18))) },
+	"asserts a ReadFrom": func(w http.ResponseWriter, _ *http.Request) { readFrom(w) },
+	"asserts a Flusher":  func(w http.ResponseWriter, _ *http.Request) { flush(w) },
+	"controller flushes": func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusOK)
+		http.NewResponseController(w).Flush()
+	},
+	"hijacks": func(w http.ResponseWriter, _ *http.Request) { hijack(w) },
+	"early hints": func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusEarlyHints)
+		w.WriteHeader(http.StatusAccepted)
+	},
+}
+
+func writeOften(w http.ResponseWriter) {
+	for range 10_000 {
+		io.WriteString(w, "x")
+	}
+}
+
+func readFrom(w http.ResponseWriter) {
+	if rf, ok := w.(io.ReaderFrom); ok {
+		rf.ReadFrom(strings.NewReader("ok"))
+	}
+}
+
+func flush(w http.ResponseWriter) {
+	w.WriteHeader(http.StatusOK)
+	if f, ok := w.(http.Flusher); ok {
+		f.Flush()
+	}
+}
+
+func hijack(w http.ResponseWriter) {
+	conn, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	out := bufio.NewWriter(conn)
+	out.WriteString("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+	out.Flush()
+}
+
+func TestFailedCommitIsNeverAnsweredAsSuccess(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		for style, answer := range handlerStyles {
+			t.Run(style, func(t *testing.T) {
+				t.Parallel()
+				e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
+					return func(w http.ResponseWriter, r *http.Request) {
+						if err := e.exec(r.Context(), "INSERT INTO child VALUES (1)"); err != nil {
+							t.Error(err) // the missing parent shows at COMMIT only
+						}
+						effect(e)(discardWriter{}, r)
+						answer(w, r)
+					}
+				})
+				wantProblem(t, e.post("k", "{}"), 500, "commit-failed")
+				e.wantResult(consumer.ResultCommitFailed)
+				e.wantRows("k", 0, 0)
+
+				e.mustExec("INSERT INTO parent VALUES (1)")
+				if got := e.post("k", "{}"); got.status/100 != 2 || got.header.Get(consumer.HeaderReplayed) != "" {
+					t.Errorf("the retry got %d %v", got.status, got.header)
+				}
+				e.wantRows("k", 1, 1)
+			})
+		}
+	})
+}
+
+// discardWriter takes the answer of a handler that is called for its effect.
+type discardWriter struct{}
+
+func (discardWriter) Header() http.Header         { return http.Header{} }
+func (discardWriter) WriteHeader(int)             {}
+func (discardWriter) Write(p []byte) (int, error) { return len(p), nil }
+
+func TestCommitFailuresOfNormalLife(t *testing.T) {
+	cases := map[string]struct {
+		cfg     consumer.Config
+		spoil   func(e *env, r *http.Request) // what dooms the transaction before the handler answers 200
+		status  int
+		problem string
+		log     string
+	}{
+		"deferred constraint": {
+			spoil: func(e *env, r *http.Request) {
+				mustNot(e, e.exec(r.Context(), "INSERT INTO child VALUES (1)"))
+			},
+			status: 500, problem: "commit-failed", log: "23503",
+		},
+		"serialization failure": {
+			cfg:    consumer.Config{Isolation: sql.LevelSerializable},
+			spoil:  skewWrites,
+			status: 503, problem: "serialization-failure", log: "40001",
+		},
+		"swallowed error": {
+			spoil: func(e *env, r *http.Request) {
+				if e.exec(r.Context(), "SELECT 1/0") == nil {
+					e.t.Error("division by zero went well")
+				}
+			},
+			status: 500, problem: "commit-failed", log: "a statement of the handler failed",
+		},
+		"killed backend": {
+			spoil: func(e *env, r *http.Request) {
+				mustNot(e, e.exec(r.Context(), "SET LOCAL application_name = 'doomed'"))
+				e.mustExec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'doomed'")
+			},
+			status: 500, problem: "commit-failed", log: "commit",
+		},
+		"commits with SQL": {
+			spoil:  func(e *env, r *http.Request) { mustNot(e, e.exec(r.Context(), "ROLLBACK")) },
+			status: 500, problem: "handler-ended-transaction", log: "itself",
+		},
+		"rolls back and begins again": {
+			spoil:  func(e *env, r *http.Request) { mustNot(e, e.exec(r.Context(), "ROLLBACK AND CHAIN")) },
+			status: 500, problem: "handler-ended-transaction", log: "itself",
+		},
+	}
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		for name, c := range cases {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				spoil := make(chan bool, 2)
+				e := newEnv(t, f, c.cfg, func(e *env) http.HandlerFunc {
+					return func(w http.ResponseWriter, r *http.Request) {
+						effect(e)(w, r)
+						if <-spoil {
+							c.spoil(e, r)
+						}
+					}
+				})
+				spoil <- true
+				wantProblem(t, e.post("k", "{}"), c.status, c.problem)
+				if report := e.wantResult(consumer.ResultCommitFailed); report.Err == nil || report.Status != c.status {
+					t.Errorf("report %+v", report)
+				}
+				if log := e.logged.String(); !strings.Contains(log, "level=ERROR") || !strings.Contains(log, c.log) {
+					t.Errorf("logged %s", log)
+				}
+				e.wantRows("k", 0, 0)
+
+				spoil <- false
+				wantFirst(t, e.post("k", "{}"), 201, `{"done":"k"}`)
+				e.wantRows("k", 1, 1)
+			})
+		}
+	})
+}
+
+func mustNot(e *env, err error) {
+	if err != nil {
+		e.t.Error(err)
+	}
+}
+
+// skewWrites commits a transaction that, with the handler's, has no serial order: each reads what the other writes.
+func skewWrites(e *env, r *http.Request) {
+	ctx := context.WithoutCancel(r.Context())
+	mustNot(e, e.exec(ctx, "INSERT INTO parent SELECT 100 + count(*) FROM parent"))
+	mustNot(e, pgx.BeginTxFunc(ctx, e.pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, "INSERT INTO parent SELECT 200 + count(*) FROM parent")
+		return err
+	}))
+}
+
+// A pgx.Tx is lent under guard; a *sql.Tx cannot be, so what the handler ends is found out.
+func TestHandlerCannotEndTheTransaction(t *testing.T) {
+	t.Run("pgx commit is refused and does no harm", func(t *testing.T) {
+		t.Parallel()
+		e := newEnv(t, flavours[0], consumer.Config{}, func(e *env) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				effect(e)(w, r)
+				if err := consumer.Tx(r.Context()).Commit(r.Context()); !errors.Is(err, consumer.ErrMiddlewareCommits) {
+					t.Errorf("commit: %v", err)
+				}
+			}
+		})
+		wantFirst(t, e.post("k", "{}"), 201, `{"done":"k"}`)
+		e.wantRows("k", 1, 1)
+	})
+	t.Run("pgx rollback is remembered", func(t *testing.T) {
+		t.Parallel()
+		e := newEnv(t, flavours[0], consumer.Config{}, func(e *env) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				effect(e)(w, r)
+				if err := consumer.Tx(r.Context()).Rollback(r.Context()); !errors.Is(err, consumer.ErrMiddlewareCommits) {
+					t.Errorf("rollback: %v", err)
+				}
+			}
+		})
+		wantProblem(t, e.post("k", "{}"), 500, "handler-ended-transaction")
+		e.wantRows("k", 0, 0)
+	})
+	t.Run("sql rollback", func(t *testing.T) {
+		t.Parallel()
+		e := newEnv(t, flavours[1], consumer.Config{}, func(e *env) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				effect(e)(w, r)
+				mustNot(e, consumer.TxSQL(r.Context()).Rollback())
+			}
+		})
+		wantProblem(t, e.post("k", "{}"), 500, "handler-ended-transaction")
+		e.wantRows("k", 0, 0)
+	})
+	t.Run("sql commit takes effect once", func(t *testing.T) {
+		t.Parallel()
+		e := newEnv(t, flavours[1], consumer.Config{}, func(e *env) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				effect(e)(w, r)
+				mustNot(e, consumer.TxSQL(r.Context()).Commit())
+			}
+		})
+		wantProblem(t, e.post("k", "{}"), 500, "handler-ended-transaction")
+		wantReplayed(t, e.post("k", "{}"), 200, "") // done, but never answered
+		e.wantRows("k", 1, 1)
+	})
+}
+
+func TestClientGoneAfterTheWorkIsDone(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		working, gone := make(chan struct{}), make(chan struct{})
+		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Expect-Hangup") == "" {
+					return
+				}
+				effect(e)(w, r)
+				close(working)
+				<-r.Context().Done() // the server has noticed
+				close(gone)
+			}
+		})
+		ctx, hangUp := context.WithCancel(t.Context())
+		request := e.newRequest("k", "{}", func(h http.Header) { h.Set("Expect-Hangup", "yes") }).WithContext(ctx)
+		sent := make(chan error, 1)
+		go func() {
+			_, err := e.try(request)
+			sent <- err
+		}()
+		<-working
+		hangUp()
+		if err := <-sent; !errors.Is(err, context.Canceled) {
+			t.Fatalf("the client got %v", err)
+		}
+		<-gone
+		e.wantResult(consumer.ResultProcessed)
+		e.wantRows("k", 1, 1)
+		wantReplayed(t, e.post("k", "{}"), 201, `{"done":"k"}`)
+	})
+}
+
+// A COMMIT that hangs must not hold the request for ever; its outcome is then unknown, and the row decides.
+func TestCommitTimeout(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{CommitTimeout: 50 * time.Millisecond}, effect)
+		e.mustExec(`
+			CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NULL; END';
+			CREATE CONSTRAINT TRIGGER waits AFTER INSERT ON effect DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION wait()`)
+		release := e.hold(func(tx pgx.Tx) error {
+			_, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(42)")
+			return err
+		})
+		wantProblem(t, e.post("k", "{}"), 500, "commit-failed")
+		release()
+		e.await("SELECT NOT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory')") // the abandoned backend has ended
+		if got := e.post("k", "{}"); got.status != 201 {
+			t.Errorf("the retry got %d %s", got.status, got.body)
+		}
+		e.wantRows("k", 1, 1)
+	})
+}

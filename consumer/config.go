@@ -1,0 +1,124 @@
+package consumer
+
+import (
+	"database/sql"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
+
+// Config says whom a middleware trusts and what it remembers. The zero value is refused, because it trusts nobody: set
+// Secrets, or AllowUnsigned on a network that is trusted as a whole.
+type Config struct {
+	// Secrets are the signing secrets shared with the sender, each "whsec_" and 24 to 64 bytes in base64. A request that
+	// any of them verifies is accepted, so to rotate without losing a request: add the new one here, then let the sender
+	// switch, then remove the old one. Required unless AllowUnsigned is set.
+	Secrets []string
+
+	// AllowUnsigned accepts requests without looking at signatures. Whoever reaches the handler's address can then cause
+	// its effects, and can spend a key so that the real event is taken for a duplicate. Default false. Excludes Secrets.
+	AllowUnsigned bool
+
+	// AcceptForeign also accepts plain Standard Webhooks senders, whose signature covers webhook-id, the timestamp and
+	// the body only. For them webhook-id is the key and no other header is believed: [Event] holds nothing else. A
+	// webhook-id of the form that outbox-relay derives ("evt_" and 32 hexadecimal digits) is still refused without the
+	// stronger signature, since it is a relay's request with its headers changed. Default false: relays only.
+	AcceptForeign bool
+
+	// Source names the sender. It is the first part of the primary key of processed_events, so that equal keys of two
+	// senders are two events. 1 to 255 printable ASCII characters; default "outbox". Give every sender its own, and never rename one: all its
+	// past events would count as new.
+	Source string
+
+	// Tolerance is how far a request's timestamp may lie from this machine's clock, in either direction. Default 5
+	// minutes, as in Standard Webhooks. Shorter refuses requests when clocks drift; longer lets a captured request be
+	// sent again for longer, which the key turns into a duplicate as long as its row is kept.
+	Tolerance time.Duration
+
+	// MaxBodyBytes bounds the request body; beyond it the answer is 413 and the relay fails the delivery at once. Default
+	// 1 MiB, the largest payload a producer may enqueue. The body is held in memory while the handler runs.
+	MaxBodyBytes int64
+
+	// MaxResponseBytes bounds the response body that is stored for duplicates. Default 64 KiB. The response itself is not
+	// limited: one that is longer reaches the first caller whole, and a duplicate gets its status and headers with
+	// "Idempotency-Body-Omitted: true" and no body. Whatever the handler answers is held in memory until the commit.
+	MaxResponseBytes int64
+
+	// Isolation is the transaction's isolation level: sql.LevelDefault (the database's default), LevelReadCommitted,
+	// LevelRepeatableRead or LevelSerializable. Under the last two a conflict surfaces as 503 with Retry-After, and the
+	// sender's retry runs the handler again.
+	Isolation sql.IsolationLevel
+
+	// CommitTimeout bounds storing the response and COMMIT, which run even when the client has gone. Default 10 seconds.
+	// A commit that takes longer is answered with 500; whether it happened shows when the request comes again.
+	CommitTimeout time.Duration
+
+	// OnResult, if set, is called once for every request, on its goroutine, when its outcome is final and before the
+	// answer is written: count here. It must not block. Nil calls nothing.
+	OnResult func(Report)
+
+	// Logger receives what an operator must act on: failed commits, an unreachable database, panics, reused keys. It
+	// never receives payloads, headers or secrets. Nil is slog.Default() at the time of each message.
+	Logger *slog.Logger
+}
+
+// settings are a Config that has been checked and completed.
+type settings struct {
+	Config
+	secrets []webhook.Secret
+}
+
+// complete fills in defaults. It panics on a Config that cannot work, so that a mistake shows at start and not when the
+// first event arrives.
+func (c Config) complete() settings {
+	s := settings{Config: c}
+	for i, text := range c.Secrets {
+		secret, err := webhook.ParseSecret(text)
+		if err != nil {
+			panic(fmt.Sprintf("consumer: Config.Secrets[%d]: %v", i, err))
+		}
+		s.secrets = append(s.secrets, secret)
+	}
+	s.Secrets = nil // from here on only in a form that cannot be printed
+	switch {
+	case len(s.secrets) == 0 && !c.AllowUnsigned:
+		panic("consumer: Config.Secrets is empty: anyone could cause effects; set it, or AllowUnsigned on a trusted network")
+	case len(s.secrets) > 0 && c.AllowUnsigned:
+		panic("consumer: Config has both Secrets and AllowUnsigned: the secrets would be ignored; set one of them")
+	}
+	switch c.Isolation {
+	case sql.LevelDefault, sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable:
+	default:
+		panic(fmt.Sprintf("consumer: Config.Isolation: %v is not a level of PostgreSQL", c.Isolation))
+	}
+
+	if s.Source == "" {
+		s.Source = "outbox"
+	}
+	if !printable(s.Source) {
+		panic(fmt.Sprintf("consumer: Config.Source: %q is not 1 to %d printable ASCII characters", s.Source, maxTextBytes))
+	}
+	orDefault("Tolerance", &s.Tolerance, 5*time.Minute)
+	orDefault("MaxBodyBytes", &s.MaxBodyBytes, 1<<20)
+	orDefault("MaxResponseBytes", &s.MaxResponseBytes, 64<<10)
+	orDefault("CommitTimeout", &s.CommitTimeout, 10*time.Second)
+	return s
+}
+
+func orDefault[T time.Duration | int64](field string, value *T, byDefault T) {
+	if *value < 0 {
+		panic(fmt.Sprintf("consumer: Config.%s is negative: %v", field, *value))
+	}
+	if *value == 0 {
+		*value = byDefault
+	}
+}
+
+func (s *settings) logger() *slog.Logger {
+	if s.Logger != nil {
+		return s.Logger
+	}
+	return slog.Default()
+}

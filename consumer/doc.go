@@ -1,0 +1,71 @@
+// Package consumer makes the effect of an event happen once, however often the event is POSTed.
+//
+// It is the receiving half of outbox-relay: a middleware for net/http that remembers processed events in the table
+// processed_events (migrations/inbox), in the same transaction as the handler's own writes:
+//
+//	receive := consumer.Middleware(pool, consumer.Config{Secrets: []string{os.Getenv("FINANCE_SECRET")}, Source: "finance"})
+//	mux.Handle("POST /webhooks/finance", receive(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+//		event := consumer.EventFrom(r.Context()) // verified: key, type, version, …
+//		tx := consumer.Tx(r.Context())           // write through this, and only this
+//		if _, err := tx.Exec(r.Context(), "INSERT INTO shipment (invoice) VALUES ($1)", event.RelatedReference); err != nil {
+//			http.Error(w, "cannot record the shipment", http.StatusInternalServerError) // rolls back; the relay retries
+//			return
+//		}
+//		w.WriteHeader(http.StatusNoContent) // commits
+//	})))
+//
+// # The way of a request
+//
+//	limit the body ─▶ verify the signature ─▶ BEGIN, insert the event ─▶ handler ─▶ store the response, COMMIT ─▶ answer
+//	        413, 408            400, 401           409, 422, 503, or
+//	                                               the stored response
+//
+// Nothing is sent before COMMIT has succeeded. So the handler's response is buffered whole, and its ResponseWriter can
+// neither flush nor be hijacked. If the process dies anywhere on the way, either both the effect and the memory of it are
+// there or neither is, and the relay's next attempt finds out which.
+//
+// # What the sender is answered
+//
+//	case                                             answer
+//	first time, the handler answers 2xx              that response, after the commit; stored for duplicates
+//	first time, the handler answers anything else    that response, after the rollback
+//	duplicate                                        the stored response with Idempotency-Replayed: true; the handler does not run
+//	another request with the key is in flight        409, Retry-After: 1; at once, without waiting for it
+//	the key was processed with another body          422; nothing changes
+//	no key, or a malformed header                    400
+//	signature missing or wrong, timestamp stale      401
+//	body broken off, body too large                  408, 413
+//	the handler panics                               500, after the rollback (http.ErrAbortHandler: no answer)
+//	the handler ends the transaction itself          500
+//	COMMIT fails                                     500; 503, Retry-After: 1 if the database asks to repeat (40001, 40P01)
+//	the database cannot be reached                   503, Retry-After: 1; the handler does not run
+//
+// The 4xx down to 413 are given before the database is touched. Every refusal is application/problem+json whose type, such
+// as urn:outbox-relay:problem:key-reused, is stable. outbox-relay retries all of them except 400, 413 and 422, which no
+// repetition will mend.
+//
+// # What is stored
+//
+// Status, headers and up to 64 KiB of body. Not stored are headers that belong to one connection or one moment, and
+// Set-Cookie, which is a credential. A body beyond the limit is left out: the duplicate's answer then has no Content-*
+// headers, and says Idempotency-Body-Omitted: true. A relay looks at the status only.
+//
+// # What the handler owes
+//
+//   - It writes through [Tx] ([TxSQL] behind [MiddlewareSQL]). A write through another connection commits on its own, and
+//     so does an e-mail: give it to an outbox, in the same transaction.
+//   - It does not commit or roll back: the status does.
+//   - It does not drop the error of a statement. PostgreSQL commits nothing after one, so a 2xx after it becomes a 500. For
+//     a statement that may fail, take a savepoint: [pgx.BeginFunc] on the transaction.
+//   - It does not mind the client's absence. r.Context() ends when the client hangs up, as always; a handler that is past
+//     its last statement commits all the same. One that should not stop half-way when a relay's timeout is shorter than
+//     its work uses context.WithoutCancel(r.Context()): the retry gets 409 until it is done, then its response.
+//
+// # Who is trusted
+//
+// A request must carry outbox-relay's own signature (x1), which binds the key and every X-Outbox header to the body: a
+// captured request cannot be sent again under another key or type. [Config].AcceptForeign also takes plain Standard
+// Webhooks senders, whose webhook-id is then the key.
+//
+// [Once] is the bare memory, for events that come by another transport than HTTP.
+package consumer

@@ -1,0 +1,135 @@
+package consumer
+
+import (
+	"context"
+	"database/sql"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// scope is what a handler's context carries.
+type scope struct {
+	event Event
+	tx    *handlerTx // of Middleware
+	sqlTx *sql.Tx    // of MiddlewareSQL
+}
+
+type scopeKey struct{}
+
+func scopeOf(ctx context.Context) *scope {
+	if sc, ok := ctx.Value(scopeKey{}).(*scope); ok {
+		return sc
+	}
+	return &scope{}
+}
+
+// Tx returns the transaction in which a handler behind [Middleware] works. Whatever it writes commits or rolls back
+// together with the memory that the event was processed; what it writes by any other connection does not. Begin makes
+// savepoints as usual. Commit and Rollback return [ErrMiddlewareCommits]. Like every pgx.Tx it is for one goroutine at a
+// time, and it is closed when the handler returns.
+//
+// It panics when ctx is not from a handler behind Middleware.
+func Tx(ctx context.Context) pgx.Tx {
+	sc := scopeOf(ctx)
+	if sc.tx == nil {
+		if sc.sqlTx != nil {
+			panic("consumer: Tx is called behind MiddlewareSQL, whose transaction is TxSQL's")
+		}
+		panic("consumer: Tx needs the context of a request that came through Middleware")
+	}
+	return sc.tx
+}
+
+// TxSQL is [Tx] for handlers behind [MiddlewareSQL]. A *sql.Tx cannot refuse Commit and Rollback: a handler that calls one
+// of them is found out afterwards, and answered with 500 however well it did. What it committed stays, once.
+func TxSQL(ctx context.Context) *sql.Tx {
+	sc := scopeOf(ctx)
+	if sc.sqlTx == nil {
+		if sc.tx != nil {
+			panic("consumer: TxSQL is called behind Middleware, whose transaction is Tx's")
+		}
+		panic("consumer: TxSQL needs the context of a request that came through MiddlewareSQL")
+	}
+	return sc.sqlTx
+}
+
+// EventFrom returns the verified event of the request whose handler got ctx, and the zero Event for any other context.
+func EventFrom(ctx context.Context) Event { return scopeOf(ctx).event }
+
+// handlerTx lends the middleware's transaction, or a savepoint in it, to the handler. It does not let the handler end the
+// transaction, and closes when the handler returns, lest a goroutine left behind writes into the transaction of the
+// connection's next user.
+type handlerTx struct {
+	inner     pgx.Tx
+	savepoint bool
+	*ending
+}
+
+// ending is shared by a transaction and its savepoints.
+type ending struct {
+	over       atomic.Bool // the handler has returned
+	rolledBack atomic.Bool // the handler asked to roll back
+}
+
+// current returns what the calls go to: a closed transaction once the handler has returned.
+func (t *handlerTx) current() pgx.Tx {
+	if t.over.Load() {
+		batch := &pgx.Batch{}
+		batch.BeginTx(pgx.TxOptions{})
+		return pgx.FailedBatchResults(batch, pgx.ErrTxClosed).Tx()
+	}
+	return t.inner
+}
+
+func (t *handlerTx) Commit(ctx context.Context) error {
+	if t.savepoint {
+		return t.current().Commit(ctx)
+	}
+	return ErrMiddlewareCommits
+}
+
+func (t *handlerTx) Rollback(ctx context.Context) error {
+	if t.savepoint {
+		return t.current().Rollback(ctx)
+	}
+	t.rolledBack.Store(true) // a 2xx after this must not commit what the handler meant to undo
+	return ErrMiddlewareCommits
+}
+
+func (t *handlerTx) Begin(ctx context.Context) (pgx.Tx, error) {
+	inner, err := t.current().Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &handlerTx{inner: inner, savepoint: true, ending: t.ending}, nil
+}
+
+func (t *handlerTx) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
+	return t.current().Exec(ctx, query, args...)
+}
+
+func (t *handlerTx) Query(ctx context.Context, query string, args ...any) (pgx.Rows, error) {
+	return t.current().Query(ctx, query, args...)
+}
+
+func (t *handlerTx) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
+	return t.current().QueryRow(ctx, query, args...)
+}
+
+func (t *handlerTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+	return t.current().SendBatch(ctx, batch)
+}
+
+func (t *handlerTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
+	return t.current().CopyFrom(ctx, table, columns, rows)
+}
+
+func (t *handlerTx) Prepare(ctx context.Context, name, query string) (*pgconn.StatementDescription, error) {
+	return t.current().Prepare(ctx, name, query)
+}
+
+func (t *handlerTx) LargeObjects() pgx.LargeObjects { return t.current().LargeObjects() }
+
+func (t *handlerTx) Conn() *pgx.Conn { return t.current().Conn() }

@@ -1,0 +1,182 @@
+package consumer
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Every SQL statement of this package stands here, above the one function that runs it.
+
+// admission is what the inbox knows about an event when its request arrives.
+type admission string
+
+const (
+	admitted  admission = "admitted"   // first time: its row is inserted, the handler may run
+	duplicate admission = "duplicate"  // processed earlier
+	reused    admission = "key_reused" // processed earlier, with another body
+	busy      admission = "in_flight"  // another transaction is processing it
+)
+
+// admitSQL inserts the event, unless it is known or in flight.
+//
+// The advisory lock finds out about requests in flight, not the unique index: an INSERT waits for a transaction that holds
+// the key for as long as that one takes. Who inserts without the lock (Once, plain SQL) is met by lock_timeout, set for
+// this INSERT alone: the final SELECT, which runs after it because it counts its rows, puts back what was set before.
+// ON CONSTRAINT, because an inferred index misses the one that REINDEX CONCURRENTLY is building. The number keeps the lock
+// apart from other advisory locks made of hashes; it reads "outbox".
+//
+// The row says succeeded at once: nobody else sees it before it is true.
+const admitSQL = `
+WITH locked AS MATERIALIZED (
+    SELECT pg_try_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 122550254464888)) AS ok,
+           earlier.lock_timeout,
+           set_config('lock_timeout', '100ms', true)
+    FROM (SELECT current_setting('lock_timeout') AS lock_timeout OFFSET 0) earlier
+), recorded AS (
+    INSERT INTO processed_events
+        (source, idempotency_key, payload_hash, event_type, event_version, related_reference, processing_state)
+    SELECT $1::text, $2::text, $3::bytea, $4::text, $5::integer, nullif($6::text, ''), 'succeeded'
+    FROM locked
+    WHERE ok
+    ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
+    RETURNING 1
+)
+SELECT recorded.rows = 1, set_config('lock_timeout', locked.lock_timeout, true)
+FROM locked, (SELECT count(*) AS rows FROM recorded) recorded`
+
+// admit begins a transaction and finds out what to do with the request. It returns the transaction for the caller to end
+// when the request is admitted, and the answer when it is a duplicate.
+func (s *settings) admit(ctx context.Context, db database, rq *request) (transaction, admission, *answer, error) {
+	var first bool
+	var timeout string
+	scan := func(row pgx.Row) error { return row.Scan(&first, &timeout) }
+	e := &rq.event
+	tx, err := db.begin(ctx, scan, admitSQL,
+		[]any{s.Source, e.Key, rq.hash[:], e.Type, int32(e.Version), e.RelatedReference})
+	if err == nil && first {
+		return tx, admitted, nil, nil
+	}
+	if tx != nil {
+		defer tx.rollback()
+	}
+	var found admission
+	var stored *answer
+	if err == nil {
+		found, stored, err = s.recall(ctx, tx, rq)
+	}
+	switch {
+	case err == nil:
+		return nil, found, stored, nil
+	case sqlState(err) == stateLockNotAvailable:
+		return nil, busy, nil, nil
+	}
+	return nil, "", nil, fmt.Errorf("begin transaction for event: %w", err)
+}
+
+// recallSQL reads what is kept of an event that was not admitted. It is a statement of its own, with a snapshot of its
+// own: the row may have been committed after the one of admitSQL was taken.
+const recallSQL = `
+SELECT coalesce(payload_hash <> $3::bytea, false),
+       coalesce(response_status, 200), coalesce(response_headers::text, '{}'), response_body,
+       response_status IS NOT NULL AND response_body IS NULL
+FROM processed_events
+WHERE source = $1::text AND idempotency_key = $2::text`
+
+// recall tells why an event was not admitted. What is committed comes first, so that another body under a known key is
+// refused even while somebody holds the lock. An event without a response is known from [Once], or its handler committed
+// by itself: done, but never answered.
+func (s *settings) recall(ctx context.Context, tx transaction, rq *request) (admission, *answer, error) {
+	var otherBody bool
+	var headers string
+	stored := &answer{}
+	row := tx.queryRow(ctx, recallSQL, []any{s.Source, rq.event.Key, rq.hash[:]})
+	err := row.Scan(&otherBody, &stored.status, &headers, &stored.body, &stored.omitted)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return busy, nil, nil
+	case err != nil:
+		return "", nil, err
+	case otherBody:
+		return reused, nil, nil
+	}
+	if err := json.Unmarshal([]byte(headers), &stored.header); err != nil {
+		return "", nil, fmt.Errorf("read stored response headers: %w", err)
+	}
+	return duplicate, stored, nil
+}
+
+// answerSQL stores the response beside the event. It finds the row only while this transaction is the one that inserted
+// it: whatever a handler did to end or exchange the transaction (plain COMMIT, COMMIT AND CHAIN), no row matches.
+const answerSQL = `
+UPDATE processed_events
+SET processed_at = clock_timestamp(),
+    response_status = $3::smallint,
+    response_headers = $4::text::jsonb,
+    response_body = $5::bytea
+WHERE source = $1::text AND idempotency_key = $2::text AND xmin = pg_current_xact_id()::xid`
+
+// remember stores the response for duplicates and commits. After an error the effect is rolled back or its fate is
+// unknown, and so is the row's, because both are one transaction: the next request finds out.
+func (s *settings) remember(ctx context.Context, tx transaction, rq *request, a *answer) error {
+	kept := a.stored(s.MaxResponseBytes)
+	headers, _ := json.Marshal(kept.header)     // strings always encode
+	body := any(append([]byte{}, kept.body...)) // never nil, which would mean omitted
+	if kept.omitted {
+		body = nil
+	}
+	err := tx.commit(ctx, answerSQL, []any{s.Source, rq.event.Key, int16(kept.status), string(headers), body})
+	switch {
+	case err == nil:
+		return nil
+	case sqlState(err) == stateInFailedTransaction:
+		err = errAborted
+	}
+	return fmt.Errorf("commit: %w", err)
+}
+
+// onceSQL records an event of another transport, whose response nobody waits for.
+const onceSQL = `
+INSERT INTO processed_events (source, idempotency_key, processing_state, processed_at)
+VALUES ($1::text, $2::text, 'succeeded', clock_timestamp())
+ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING`
+
+func once(ctx context.Context, source, key string, exec func(ctx context.Context, query string, args ...any) (int64, error)) (bool, error) {
+	if !printable(source) || !printable(key) {
+		return false, fmt.Errorf("consumer: source %q and key %q must be 1 to %d printable ASCII characters", source, key, maxTextBytes)
+	}
+	rows, err := exec(ctx, onceSQL, source, key)
+	if err != nil {
+		return false, fmt.Errorf("record event: %w", err)
+	}
+	return rows == 1, nil
+}
+
+// Once records an event of any transport inside the caller's transaction and reports whether it is the first time: apply
+// the event's effect in tx if it is, and skip it if not. Source and key are what [Middleware] uses, so that an event
+// which arrives by both ways counts once; each is 1 to 255 printable ASCII characters.
+//
+// While another transaction holds the key, Once waits until that one ends, bounded by ctx and lock_timeout, because a
+// bool cannot say "perhaps". Above READ COMMITTED it may return a serialization failure (SQLSTATE 40001) instead: run the
+// transaction again. After any error tx is of no more use.
+func Once(ctx context.Context, tx pgx.Tx, source, key string) (first bool, err error) {
+	return once(ctx, source, key, func(ctx context.Context, query string, args ...any) (int64, error) {
+		tag, err := tx.Exec(ctx, query, args...)
+		return tag.RowsAffected(), err
+	})
+}
+
+// OnceSQL is [Once] for database/sql.
+func OnceSQL(ctx context.Context, tx *sql.Tx, source, key string) (first bool, err error) {
+	return once(ctx, source, key, func(ctx context.Context, query string, args ...any) (int64, error) {
+		result, err := tx.ExecContext(ctx, query, args...)
+		if err != nil {
+			return 0, err
+		}
+		return result.RowsAffected()
+	})
+}

@@ -1,0 +1,202 @@
+package consumer
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Middleware returns a middleware that runs the handler at most once per event with effect: it verifies the request,
+// begins a transaction on pool, records the event in processed_events, runs the handler, whose writes through [Tx] join the
+// transaction, commits, and only then answers. Requests are processed concurrently, each on one connection of pool, for
+// which it waits as long as its client does.
+//
+// It panics when pool is nil or cfg cannot work, as regexp.MustCompile does: such a mistake belongs to the start.
+func Middleware(pool *pgxpool.Pool, cfg Config) func(http.Handler) http.Handler {
+	s := cfg.complete()
+	if pool == nil {
+		panic("consumer: Middleware needs a pool")
+	}
+	options := pgx.TxOptions{}
+	if s.Isolation != sql.LevelDefault {
+		options.IsoLevel = pgx.TxIsoLevel(strings.ToLower(s.Isolation.String()))
+	}
+	return s.middleware(&pgxDatabase{pool: pool, options: options, timeout: s.CommitTimeout})
+}
+
+// MiddlewareSQL is [Middleware] for a *sql.DB of any PostgreSQL driver; the handler's transaction is [TxSQL]'s. It spends
+// two round trips a request more than Middleware does, because database/sql cannot send statements together.
+func MiddlewareSQL(db *sql.DB, cfg Config) func(http.Handler) http.Handler {
+	s := cfg.complete()
+	if db == nil {
+		panic("consumer: MiddlewareSQL needs a database")
+	}
+	return s.middleware(&sqlDatabase{db: db, isolation: s.Isolation})
+}
+
+func (s *settings) middleware(db database) func(http.Handler) http.Handler {
+	return func(next http.Handler) http.Handler {
+		return &receiver{settings: s, db: db, next: next}
+	}
+}
+
+// receiver is the handler that the middleware makes of next.
+type receiver struct {
+	*settings
+	db   database
+	next http.Handler
+}
+
+// ServeHTTP takes one request through its steps: check, admit, run, remember, answer.
+func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	rq, refusal := rc.check(w, r)
+	if refusal != nil {
+		rc.finish(w, r, Report{Result: ResultRejected, Err: refusal}, refusal.answer())
+		return
+	}
+	tx, found, stored, err := rc.admit(r.Context(), rc.db, &rq)
+	switch report := (Report{Event: rq.event, Err: err}); {
+	case err != nil:
+		report.Result = ResultUnavailable
+		refusal = unavailable()
+		if isConflict(err) {
+			refusal = conflict()
+		}
+		rc.finish(w, r, report, refusal.answer())
+	case found == busy:
+		report.Result = ResultInFlight
+		rc.finish(w, r, report, inFlight().answer())
+	case found == reused:
+		report.Result = ResultKeyReused
+		rc.finish(w, r, report, keyReused().answer())
+	case found == duplicate:
+		report.Result = ResultDuplicate
+		rc.finish(w, r, report, stored.replayed())
+	default:
+		rc.run(w, r, tx, &rq)
+	}
+}
+
+// run lets the handler work in tx, and ends tx before it answers.
+func (rc *receiver) run(w http.ResponseWriter, r *http.Request, tx transaction, rq *request) {
+	response := newBuffer()
+	returned := false
+	defer func() {
+		if !returned {
+			rc.unwind(w, r, tx, rq, recover())
+		}
+	}()
+	rc.next.ServeHTTP(response, rq.forHandler(r, tx))
+	returned = true
+
+	report := Report{Result: ResultProcessed, Event: rq.event}
+	answer := response.result()
+	if !answer.success() {
+		tx.rollback()
+		report.Result = ResultFailed
+		rc.finish(w, r, report, answer)
+		return
+	}
+	// Not under the request's context: when the client has gone by now, the work is done all the same.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), rc.CommitTimeout)
+	defer cancel()
+	if err := rc.remember(ctx, tx, rq, answer); err != nil {
+		report.Result, report.Err = ResultCommitFailed, err
+		switch {
+		case isConflict(err):
+			answer = conflict().answer()
+		case errors.Is(err, errEnded):
+			answer = transactionEnded().answer()
+		default:
+			answer = commitFailed().answer()
+		}
+	}
+	rc.finish(w, r, report, answer)
+}
+
+// unwind rolls back after a handler that did not return. cause is nil when it called runtime.Goexit, as t.FailNow does:
+// net/http then closes the connection, and the client sees no answer.
+func (rc *receiver) unwind(w http.ResponseWriter, r *http.Request, tx transaction, rq *request, cause any) {
+	tx.rollback()
+	report := Report{Result: ResultFailed, Event: rq.event}
+	switch cause {
+	case nil:
+		report.Err = errors.New("the handler ended its goroutine")
+		rc.finish(w, r, report, nil)
+	case http.ErrAbortHandler:
+		report.Err = http.ErrAbortHandler
+		rc.finish(w, r, report, nil)
+		panic(cause)
+	default:
+		report.Err = &panicError{cause: cause, stack: debug.Stack()}
+		rc.finish(w, r, report, handlerPanicked().answer())
+	}
+}
+
+// forHandler is r with the body unread and the transaction within reach.
+func (rq *request) forHandler(r *http.Request, tx transaction) *http.Request {
+	sc := &scope{event: rq.event}
+	tx.attach(sc)
+	r = r.WithContext(context.WithValue(r.Context(), scopeKey{}, sc))
+	r.Body = io.NopCloser(bytes.NewReader(rq.body))
+	r.ContentLength = int64(len(rq.body))
+	r.TransferEncoding = nil
+	return r
+}
+
+// finish logs, reports and answers. Without an answer the connection is about to be closed.
+func (rc *receiver) finish(w http.ResponseWriter, r *http.Request, report Report, a *answer) {
+	if a != nil {
+		report.Status = a.status
+	}
+	rc.log(r.Context(), report)
+	if rc.OnResult != nil {
+		rc.OnResult(report)
+	}
+	if a != nil {
+		a.send(w)
+	}
+}
+
+// log tells an operator what only an operator can mend. What a handler answers is its own to log.
+func (rc *receiver) log(ctx context.Context, report Report) {
+	level := slog.LevelDebug
+	switch report.Result {
+	case ResultUnavailable, ResultCommitFailed:
+		level = slog.LevelError
+	case ResultKeyReused:
+		level = slog.LevelWarn
+	case ResultRejected:
+		level = slog.LevelInfo
+	case ResultFailed:
+		if report.Err != nil {
+			level = slog.LevelError
+		}
+	}
+	if report.Result == ResultUnavailable && ctx.Err() != nil {
+		level = slog.LevelDebug // the client went away first
+	}
+	attrs := []slog.Attr{
+		slog.String("result", string(report.Result)),
+		slog.Int("status", report.Status),
+		slog.String("source", rc.Source),
+		slog.String("key", report.Event.Key),
+		slog.String("event_type", report.Event.Type),
+	}
+	if report.Err != nil {
+		attrs = append(attrs, slog.Any("error", report.Err))
+	}
+	if panicked, ok := errors.AsType[*panicError](report.Err); ok {
+		attrs = append(attrs, slog.String("stack", string(panicked.stack)))
+	}
+	rc.logger().LogAttrs(ctx, level, "consumer: request "+string(report.Result), attrs...)
+}

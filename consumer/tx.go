@@ -1,0 +1,169 @@
+package consumer
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// database begins transactions through pgx or database/sql.
+type database interface {
+	// begin opens a transaction, runs query as its first statement and hands the row to scan. The transaction, if there
+	// is one, is the caller's to end, even beside an error.
+	begin(ctx context.Context, scan func(pgx.Row) error, query string, args []any) (transaction, error)
+}
+
+// transaction is one that spans the handler.
+type transaction interface {
+	queryRow(ctx context.Context, query string, args []any) pgx.Row
+
+	// commit runs query as the last statement and commits, within ctx. It fails with errEnded when query changed no
+	// row. The transaction has ended afterwards in any case.
+	commit(ctx context.Context, query string, args []any) error
+
+	// rollback gives the transaction up. A failure needs no report: the connection is then discarded, and PostgreSQL
+	// rolls back what nobody committed.
+	rollback()
+
+	// attach makes [Tx] or [TxSQL] find the transaction.
+	attach(sc *scope)
+}
+
+// pgxDatabase spends two round trips a request beside the handler's own, as many as a bare BEGIN and COMMIT do: the first
+// carries BEGIN and admission, the last the response and COMMIT.
+type pgxDatabase struct {
+	pool    *pgxpool.Pool
+	options pgx.TxOptions
+	timeout time.Duration // of rolling back
+}
+
+func (db *pgxDatabase) begin(ctx context.Context, scan func(pgx.Row) error, query string, args []any) (transaction, error) {
+	conn, err := db.pool.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	batch := &pgx.Batch{}
+	batch.BeginTx(db.options)
+	batch.Queue(query, args...).QueryRow(scan)
+	results := conn.SendBatch(ctx, batch)
+	err = results.Close() // runs scan
+	tx := results.Tx()
+	return &pgxTransaction{conn: conn, tx: tx, handler: &handlerTx{inner: tx, ending: &ending{}}, timeout: db.timeout}, err
+}
+
+type pgxTransaction struct {
+	conn    *pgxpool.Conn
+	tx      pgx.Tx
+	handler *handlerTx
+	timeout time.Duration
+}
+
+func (t *pgxTransaction) queryRow(ctx context.Context, query string, args []any) pgx.Row {
+	return t.tx.QueryRow(ctx, query, args...)
+}
+
+func (t *pgxTransaction) commit(ctx context.Context, query string, args []any) error {
+	defer t.rollback() // what an error left open
+	t.handler.over.Store(true)
+	if t.handler.rolledBack.Load() || t.conn.Conn().PgConn().TxStatus() == 'I' {
+		return errEnded
+	}
+	batch := &pgx.Batch{}
+	batch.Queue(query, args...)
+	batch.Queue("commit")
+	results := t.conn.SendBatch(ctx, batch)
+	defer results.Close()
+	changed, err := results.Exec()
+	if err != nil {
+		return err // PostgreSQL skips the rest of a batch, so this did not commit
+	}
+	committed, err := results.Exec()
+	switch {
+	case err != nil:
+		return err
+	case committed.String() == "ROLLBACK":
+		return errAborted
+	case changed.RowsAffected() == 0:
+		return errEnded
+	}
+	return nil
+}
+
+func (t *pgxTransaction) rollback() {
+	t.handler.over.Store(true)
+	if t.conn.Conn().PgConn().TxStatus() != 'I' {
+		ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
+		defer cancel()
+		_ = t.tx.Rollback(ctx)
+	}
+	t.conn.Release() // which destroys a connection that is not idle
+}
+
+func (t *pgxTransaction) attach(sc *scope) { sc.tx = t.handler }
+
+// sqlDatabase cannot send two statements at once, and so spends four round trips a request beside the handler's own.
+type sqlDatabase struct {
+	db        *sql.DB
+	isolation sql.IsolationLevel
+}
+
+func (db *sqlDatabase) begin(ctx context.Context, scan func(pgx.Row) error, query string, args []any) (transaction, error) {
+	// database/sql rolls back when the context of BeginTx ends, and for net/http that is when the client goes. So ctx
+	// ends the transaction only until the handler has it.
+	lasting, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	release := context.AfterFunc(ctx, cancel)
+	tx, err := db.db.BeginTx(lasting, &sql.TxOptions{Isolation: db.isolation})
+	if err != nil {
+		release()
+		cancel()
+		return nil, err
+	}
+	t := &sqlTransaction{tx: tx, cancel: cancel}
+	err = scan(t.queryRow(lasting, query, args))
+	if !release() {
+		err = ctx.Err()
+	}
+	return t, err
+}
+
+type sqlTransaction struct {
+	tx     *sql.Tx
+	cancel context.CancelFunc // of the context that BeginTx got
+}
+
+func (t *sqlTransaction) queryRow(ctx context.Context, query string, args []any) pgx.Row {
+	return t.tx.QueryRowContext(ctx, query, args...)
+}
+
+func (t *sqlTransaction) commit(ctx context.Context, query string, args []any) error {
+	defer t.rollback() // what an error left open
+	// Commit takes no context of its own: it obeys the one of BeginTx.
+	release := context.AfterFunc(ctx, t.cancel)
+	defer release()
+	result, err := t.tx.ExecContext(ctx, query, args...)
+	if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil {
+		return errEnded
+	}
+	if err != nil {
+		return err
+	}
+	changed, err := result.RowsAffected()
+	if err != nil {
+		return err
+	}
+	if changed == 0 {
+		return errEnded
+	}
+	return t.tx.Commit()
+}
+
+func (t *sqlTransaction) rollback() {
+	_ = t.tx.Rollback()
+	t.cancel()
+}
+
+func (t *sqlTransaction) attach(sc *scope) { sc.sqlTx = t.tx }

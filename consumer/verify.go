@@ -1,0 +1,243 @@
+package consumer
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
+
+// maxTextBytes bounds a key and every text about an event, as the producer's schema does.
+const maxTextBytes = 255
+
+// Event is what the sender says about the event of a request. With a relay's signature all of it is proven, except the
+// two trace fields, which no signature covers. From a foreign sender (see [Config].AcceptForeign) only Key is known.
+type Event struct {
+	Key              string    // the idempotency key: one event, however often it is sent
+	Type             string    // "invoice.created"
+	Version          int       // of the type's payload; 1 unless the producer says otherwise
+	ID               int64     // in the producer's outbox
+	CreatedAt        time.Time // when the producer wrote it
+	RelatedReference string    // the producer's own reference, such as an invoice number; may be empty
+	OrderingKey      string    // events with one ordering key arrive in order; empty: no order
+	Sequence         int64     // grows within an ordering key
+	Attempt          int       // 1 for the first POST
+	DeliveryID       string    // of this attempt
+	NotAfter         time.Time // when the relay stops sending the event by itself; zero: unknown
+	Replay           bool      // an operator sent it again
+	Foreign          bool      // a plain Standard Webhooks sender
+	TraceParent      string    // W3C trace context as captured at enqueue; not signed
+	TraceState       string
+}
+
+// request is one that has proven itself.
+type request struct {
+	event Event
+	body  []byte
+	hash  [sha256.Size]byte // of body: tells a duplicate from a reused key
+}
+
+// check reads and verifies a request without touching the database. A nil problem means that the request may be
+// processed.
+func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *problem) {
+	// The key comes first: it costs nothing to find out that a request has none.
+	if p := s.checkKeyHeaders(r.Header); p != nil {
+		return request{}, p
+	}
+	body, p := s.readBody(w, r)
+	if p != nil {
+		return request{}, p
+	}
+	event, p := s.verify(r.Header, body)
+	if p != nil {
+		return request{}, p
+	}
+	return request{event: event, body: body, hash: sha256.Sum256(body)}, nil
+}
+
+func (s *settings) checkKeyHeaders(header http.Header) *problem {
+	key, id := header.Get(webhook.IdempotencyKey), header.Get(webhook.ID)
+	switch {
+	case len(header[webhook.IdempotencyKey]) > 1 || len(header[webhook.ID]) > 1:
+		return newProblem(http.StatusBadRequest, "key-repeated", "The request names its key more than once",
+			"Send "+webhook.IdempotencyKey+" and webhook-id once each: the receiver must not guess which one counts.")
+	case key == "" && !s.AcceptForeign:
+		return newProblem(http.StatusBadRequest, "key-missing", "The request has no idempotency key",
+			"Send the event's key as "+webhook.IdempotencyKey+", the same on every attempt.")
+	case key == "" && id == "":
+		return newProblem(http.StatusBadRequest, "key-missing", "The request has no idempotency key",
+			"Send the event's key as "+webhook.IdempotencyKey+" or webhook-id, the same on every attempt.")
+	}
+	return nil
+}
+
+func (s *settings) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *problem) {
+	tooLarge := func() *problem {
+		return newProblem(http.StatusRequestEntityTooLarge, "body-too-large", "The body is too large",
+			fmt.Sprintf("This receiver takes at most %d bytes (Config.MaxBodyBytes).", s.MaxBodyBytes))
+	}
+	if r.ContentLength > s.MaxBodyBytes {
+		return nil, tooLarge()
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.MaxBodyBytes))
+	var limit *http.MaxBytesError
+	switch {
+	case errors.As(err, &limit):
+		return nil, tooLarge()
+	case err != nil:
+		// 408 and not 400, on which a relay gives the event up: the request broke on its way and may be whole next time.
+		return nil, newProblem(http.StatusRequestTimeout, "body-unreadable", "The body did not arrive whole",
+			"The connection broke before the body's end. Send the request again.")
+	}
+	return body, nil
+}
+
+// verify returns the event that header and body prove.
+func (s *settings) verify(header http.Header, body []byte) (Event, *problem) {
+	if s.AllowUnsigned {
+		return unsignedEvent(header)
+	}
+	verified, err := webhook.Verify(header, body, time.Now(), s.Tolerance, s.secrets...)
+	switch {
+	case errors.Is(err, webhook.ErrTooOld), errors.Is(err, webhook.ErrTooNew):
+		return Event{}, newProblem(http.StatusUnauthorized, "timestamp-out-of-tolerance", "The request is not recent",
+			fmt.Sprintf("%v: compare the clocks of both machines; this receiver tolerates %v.", err, s.Tolerance))
+	case err != nil:
+		return Event{}, signatureInvalid(err.Error() + ".")
+	case verified == webhook.VerifiedX1:
+		return eventOf(header, header.Get(webhook.IdempotencyKey))
+	case !s.AcceptForeign:
+		return Event{}, signatureInvalid("Only the plain Standard Webhooks signature (v1) matches: either headers were changed " +
+			"on the way, or the sender is no outbox-relay and Config.AcceptForeign is needed.")
+	}
+	id := header.Get(webhook.ID)
+	if webhook.IsDerivedID(id) {
+		return Event{}, signatureInvalid("The webhook-id is an outbox-relay's, but its signature over the headers (x1) is " +
+			"missing or does not match: headers were changed on the way.")
+	}
+	if !printable(id) {
+		return Event{}, keyInvalid(webhook.ID)
+	}
+	return Event{Key: id, Version: 1, Foreign: true}, nil
+}
+
+// unsignedEvent takes every header at its word. A webhook-id beside the key must still belong to it: a request that
+// contradicts itself is a mistake on the way, not an event.
+func unsignedEvent(header http.Header) (Event, *problem) {
+	key, id := header.Get(webhook.IdempotencyKey), header.Get(webhook.ID)
+	if key == "" {
+		if !printable(id) {
+			return Event{}, keyInvalid(webhook.ID)
+		}
+		return Event{Key: id, Version: 1, Foreign: true}, nil
+	}
+	if id != "" && id != key && id != webhook.DeriveID(key) {
+		return Event{}, newProblem(http.StatusBadRequest, "key-conflict", "The request names two different keys",
+			"webhook-id belongs to another "+webhook.IdempotencyKey+". Send one of them, or both of one event.")
+	}
+	return eventOf(header, key)
+}
+
+// eventOf reads the headers of a relay's request.
+func eventOf(header http.Header, key string) (Event, *problem) {
+	if !printable(key) {
+		return Event{}, keyInvalid(webhook.IdempotencyKey)
+	}
+	in := fields{header: header}
+	event := Event{
+		Key:              key,
+		Type:             in.text(webhook.EventType),
+		Version:          int(in.number(webhook.EventVersion, 32)),
+		ID:               in.number(webhook.EventID, 64),
+		CreatedAt:        in.time(webhook.CreatedAt),
+		RelatedReference: in.text(webhook.RelatedReference),
+		OrderingKey:      in.text(webhook.OrderingKey),
+		Sequence:         in.number(webhook.Sequence, 64),
+		Attempt:          int(in.number(webhook.Attempt, 32)),
+		DeliveryID:       in.text(webhook.DeliveryID),
+		NotAfter:         in.time(webhook.NotAfter),
+		Replay:           in.text(webhook.Replay) == "true",
+		TraceParent:      header.Get(webhook.TraceParent),
+		TraceState:       header.Get(webhook.TraceState),
+	}
+	if in.bad != "" {
+		return Event{}, newProblem(http.StatusBadRequest, "header-invalid", "A header about the event is malformed",
+			in.bad+" is repeated or not what it should be: text of 1 to 255 printable ASCII characters, a whole number, or an RFC 3339 time.")
+	}
+	if event.Version == 0 {
+		event.Version = 1
+	}
+	return event, nil
+}
+
+// fields reads headers and keeps the name of the first one that is malformed.
+type fields struct {
+	header http.Header
+	bad    string
+}
+
+func (f *fields) text(name string) string {
+	values := f.header[name]
+	if len(values) == 0 || len(values) == 1 && values[0] == "" {
+		return ""
+	}
+	if len(values) > 1 || !printable(values[0]) {
+		f.fail(name)
+		return ""
+	}
+	return values[0]
+}
+
+func (f *fields) number(name string, bits int) int64 {
+	text := f.text(name)
+	if text == "" {
+		return 0
+	}
+	n, err := strconv.ParseInt(text, 10, bits)
+	if err != nil || n < 0 {
+		f.fail(name)
+	}
+	return n
+}
+
+func (f *fields) time(name string) time.Time {
+	text := f.text(name)
+	if text == "" {
+		return time.Time{}
+	}
+	t, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		f.fail(name)
+	}
+	return t
+}
+
+func (f *fields) fail(name string) {
+	if f.bad == "" {
+		f.bad = name
+	}
+}
+
+// printable reports whether text is 1 to 255 printable ASCII characters, the rule of the producer's schema.
+func printable(text string) bool {
+	for i := range len(text) {
+		if text[i] < ' ' || text[i] > '~' {
+			return false
+		}
+	}
+	return 1 <= len(text) && len(text) <= maxTextBytes
+}
+
+func keyInvalid(name string) *problem {
+	return newProblem(http.StatusBadRequest, "key-invalid", "The idempotency key is malformed",
+		fmt.Sprintf("%s must be 1 to %d printable ASCII characters.", name, maxTextBytes))
+}
+
+func signatureInvalid(detail string) *problem {
+	return newProblem(http.StatusUnauthorized, "signature-invalid", "The request's signature is not valid", detail)
+}

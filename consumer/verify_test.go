@@ -1,0 +1,234 @@
+package consumer_test
+
+import (
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
+
+// A receiver without a database answers 503 as soon as it needs one, so every other answer was given before.
+func TestRefusedBeforeTheDatabaseIsTouched(t *testing.T) {
+	const key = "invoice-1"
+	replace := func(name string, values ...string) func(*http.Request) {
+		return func(r *http.Request) { r.Header[http.CanonicalHeaderKey(name)] = values }
+	}
+	signedAt := func(d time.Duration, s webhook.Secret) func(*http.Request) {
+		return func(r *http.Request) { webhook.Sign(r.Header, []byte("{}"), time.Now().Add(d), s) }
+	}
+	plain := func(id string) func(*http.Request) {
+		return func(r *http.Request) { signPlain(t, r, id, "{}") }
+	}
+	strict, foreign := consumer.Config{}, consumer.Config{AcceptForeign: true}
+	unsigned, both := consumer.Config{AllowUnsigned: true}, consumer.Config{AllowUnsigned: true, AcceptForeign: true}
+	cases := map[string]struct {
+		cfg     consumer.Config
+		change  func(*http.Request)
+		status  int
+		problem string
+	}{
+		"untouched":                   {strict, func(*http.Request) {}, 503, "database-unavailable"},
+		"untouched, foreign accepted": {foreign, func(*http.Request) {}, 503, "database-unavailable"},
+
+		"no key":               {strict, replace(webhook.IdempotencyKey), 400, "key-missing"},
+		"empty key":            {strict, replace(webhook.IdempotencyKey, ""), 400, "key-missing"},
+		"two keys":             {strict, replace(webhook.IdempotencyKey, key, "other"), 400, "key-repeated"},
+		"the key twice":        {strict, replace(webhook.IdempotencyKey, key, key), 400, "key-repeated"},
+		"two ids":              {strict, replace(webhook.ID, webhook.DeriveID(key), webhook.DeriveID(key)), 400, "key-repeated"},
+		"no key and no id":     {foreign, func(r *http.Request) { replace(webhook.IdempotencyKey)(r); replace(webhook.ID)(r) }, 400, "key-missing"},
+		"unsigned without key": {unsigned, replace(webhook.IdempotencyKey), 400, "key-missing"},
+		"unsigned long key": {unsigned, func(r *http.Request) {
+			replace(webhook.IdempotencyKey, strings.Repeat("k", 256))(r)
+			replace(webhook.ID)(r)
+		}, 400, "key-invalid"},
+		"unsigned 8 KB key": {unsigned, func(r *http.Request) {
+			replace(webhook.IdempotencyKey, strings.Repeat("k", 8<<10))(r)
+			replace(webhook.ID)(r)
+		}, 400, "key-invalid"},
+		"unsigned latin-1 key":    {unsigned, func(r *http.Request) { replace(webhook.IdempotencyKey, "caf\xe9")(r); replace(webhook.ID)(r) }, 400, "key-invalid"},
+		"unsigned Unicode key":    {unsigned, func(r *http.Request) { replace(webhook.IdempotencyKey, "café")(r); replace(webhook.ID)(r) }, 400, "key-invalid"},
+		"unsigned, id of another": {unsigned, replace(webhook.ID, webhook.DeriveID("other")), 400, "key-conflict"},
+		"unsigned, quoted key":    {unsigned, func(r *http.Request) { replace(webhook.IdempotencyKey, `"abc"`)(r); replace(webhook.ID)(r) }, 503, "database-unavailable"},
+		"unsigned, id only":       {both, replace(webhook.IdempotencyKey), 503, "database-unavailable"},
+		"signed long key": {strict, func(r *http.Request) {
+			replace(webhook.IdempotencyKey, strings.Repeat("k", 256))(r)
+			signedAt(0, secret)(r)
+		}, 400, "key-invalid"},
+
+		"no signature":              {strict, replace(webhook.Signature), 401, "signature-invalid"},
+		"two signature headers":     {strict, replace(webhook.Signature, "v1,AAAA", "v1,AAAA"), 401, "signature-invalid"},
+		"no timestamp":              {strict, replace(webhook.Timestamp), 401, "signature-invalid"},
+		"other secret":              {strict, signedAt(0, otherSecret), 401, "signature-invalid"},
+		"ten thousand signatures":   {strict, replace(webhook.Signature, strings.Repeat("v1,AAAA ", 10_000)), 401, "signature-invalid"},
+		"other body":                {strict, func(r *http.Request) { r.Body, r.ContentLength = io.NopCloser(strings.NewReader("[]")), 2 }, 401, "signature-invalid"},
+		"stale":                     {strict, signedAt(-6*time.Minute, secret), 401, "timestamp-out-of-tolerance"},
+		"from the future":           {strict, signedAt(6*time.Minute, secret), 401, "timestamp-out-of-tolerance"},
+		"stale for a short memory":  {consumer.Config{Tolerance: time.Minute}, signedAt(-2*time.Minute, secret), 401, "timestamp-out-of-tolerance"},
+		"late for a long tolerance": {consumer.Config{Tolerance: time.Hour}, signedAt(-30*time.Minute, secret), 503, "database-unavailable"},
+		"timestamp is no number":    {strict, replace(webhook.Timestamp, "1.5e9"), 401, "signature-invalid"},
+		"timestamp overflows":       {strict, replace(webhook.Timestamp, "9223372036854775808"), 401, "signature-invalid"},
+		"timestamp at the end":      {strict, replace(webhook.Timestamp, "-9223372036854775808"), 401, "timestamp-out-of-tolerance"},
+
+		// A captured request, sent again under another name: v1 alone would verify all of these.
+		"captured, other key":                {strict, replace(webhook.IdempotencyKey, "invoice-2"), 401, "signature-invalid"},
+		"captured, other key, no x1":         {strict, func(r *http.Request) { replace(webhook.IdempotencyKey, "invoice-2")(r); stripX1(r) }, 401, "signature-invalid"},
+		"captured, other type":               {strict, replace(webhook.EventType, "invoice.deleted"), 401, "signature-invalid"},
+		"captured, one more header":          {strict, replace(webhook.Replay, "true"), 401, "signature-invalid"},
+		"captured, a header missing":         {strict, replace(webhook.EventType), 401, "signature-invalid"},
+		"captured, stripped of x1":           {strict, stripX1, 401, "signature-invalid"},
+		"foreign accepted, other key":        {foreign, replace(webhook.IdempotencyKey, "invoice-2"), 401, "signature-invalid"},
+		"foreign accepted, without key":      {foreign, replace(webhook.IdempotencyKey), 401, "signature-invalid"},
+		"foreign accepted, other type":       {foreign, replace(webhook.EventType, "invoice.deleted"), 401, "signature-invalid"},
+		"foreign accepted, stripped of x1":   {foreign, stripX1, 401, "signature-invalid"},
+		"foreign accepted, id made derived":  {foreign, plain("evt_0123456789abcdef0123456789abcdef"), 401, "signature-invalid"},
+		"foreign accepted, id with dot":      {foreign, plain("msg.1"), 401, "signature-invalid"},
+		"foreign accepted, long id":          {foreign, plain("msg_" + strings.Repeat("x", 255)), 400, "key-invalid"},
+		"foreign":                            {foreign, plain("msg_1"), 503, "database-unavailable"},
+		"foreign sender, but not accepted":   {strict, plain("msg_1"), 401, "signature-invalid"},
+		"foreign sender without its own key": {foreign, func(r *http.Request) { r.Header.Del(webhook.IdempotencyKey); plain("msg_1")(r) }, 503, "database-unavailable"},
+
+		"version is no number": {strict, resigned(webhook.EventVersion, "two"), 400, "header-invalid"},
+		"version overflows":    {strict, resigned(webhook.EventVersion, "4294967296"), 400, "header-invalid"},
+		"negative sequence":    {strict, resigned(webhook.Sequence, "-1"), 400, "header-invalid"},
+		"no time":              {strict, resigned(webhook.NotAfter, "tomorrow"), 400, "header-invalid"},
+		"type is not ASCII":    {strict, resigned(webhook.EventType, "größe"), 400, "header-invalid"},
+		"type twice":           {strict, resigned(webhook.EventType, "a", "b"), 400, "header-invalid"},
+		"type is empty":        {strict, resigned(webhook.EventType, ""), 503, "database-unavailable"},
+
+		"too large":          {consumer.Config{MaxBodyBytes: 1}, func(*http.Request) {}, 413, "body-too-large"},
+		"too large, chunked": {consumer.Config{MaxBodyBytes: 1}, func(r *http.Request) { r.ContentLength = -1 }, 413, "body-too-large"},
+		"just small enough":  {consumer.Config{MaxBodyBytes: 2}, func(*http.Request) {}, 503, "database-unavailable"},
+		"GET":                {strict, func(r *http.Request) { r.Method = http.MethodGet; replace(webhook.IdempotencyKey)(r) }, 400, "key-missing"},
+	}
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		for name, c := range cases {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				e := unreachable(t, f, c.cfg)
+				r := e.newRequest(key, "{}")
+				c.change(r)
+				wantProblem(t, e.do(r), c.status, c.problem)
+				want := consumer.ResultRejected
+				if c.status == 503 {
+					want = consumer.ResultUnavailable
+				}
+				if report := e.wantResult(want); (report.Event == consumer.Event{}) != (want == consumer.ResultRejected) || report.Err == nil {
+					t.Errorf("report %+v", report)
+				}
+			})
+		}
+	})
+}
+
+func stripX1(r *http.Request) {
+	var v1 []string
+	for entry := range strings.FieldsSeq(r.Header.Get(webhook.Signature)) {
+		if strings.HasPrefix(entry, "v1,") {
+			v1 = append(v1, entry)
+		}
+	}
+	r.Header.Set(webhook.Signature, strings.Join(v1, " "))
+}
+
+// resigned is a sender that has the secret and yet writes a header as it must not.
+func resigned(name string, values ...string) func(*http.Request) {
+	return func(r *http.Request) {
+		r.Header[http.CanonicalHeaderKey(name)] = values
+		webhook.Sign(r.Header, []byte("{}"), time.Now(), secret)
+	}
+}
+
+// signPlain signs as any Standard Webhooks sender does, with that project's own library.
+func signPlain(t testing.TB, r *http.Request, id, body string) {
+	t.Helper()
+	sender, err := standardwebhooks.NewWebhook(secretText)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	signature, err := sender.Sign(id, now, []byte(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set(webhook.ID, id)
+	r.Header.Set(webhook.Timestamp, strconv.FormatInt(now.Unix(), 10))
+	r.Header.Set(webhook.Signature, signature)
+}
+
+func TestForeignSenderIsKnownByItsIDOnly(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		seen := make(chan consumer.Event, 1)
+		e := newEnv(t, f, consumer.Config{AcceptForeign: true}, func(e *env) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				seen <- consumer.EventFrom(r.Context())
+				effect(e)(w, r)
+			}
+		})
+		send := func(key string) response {
+			r := e.newRequest(key, "{}") // its X-Idempotency-Key and X-Outbox headers are not covered by what follows
+			signPlain(t, r, "msg_1", "{}")
+			return e.do(r)
+		}
+		wantFirst(t, send("a"), 201, `{"done":"msg_1"}`)
+		if got, want := <-seen, (consumer.Event{Key: "msg_1", Version: 1, Foreign: true}); got != want {
+			t.Errorf("event %+v, want %+v", got, want)
+		}
+		wantReplayed(t, send("b"), 201, `{"done":"msg_1"}`)
+		e.wantRows("msg_1", 1, 1)
+	})
+}
+
+func TestRotationRefusesNothing(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{Secrets: []string{otherText, secretText}}, effect)
+		for key, secrets := range map[string][]webhook.Secret{"old": {secret}, "new": {otherSecret}, "both": {otherSecret, secret}} {
+			r := e.newRequest(key, "{}")
+			webhook.Sign(r.Header, []byte("{}"), time.Now(), secrets...)
+			wantFirst(t, e.do(r), 201, `{"done":"`+key+`"}`)
+		}
+	})
+}
+
+// A body that breaks off must not be answered with a status on which the relay gives the event up.
+func TestBrokenBodyMayComeAgain(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := unreachable(t, f, consumer.Config{})
+		r := e.newRequest("k", "{}")
+		r.Body, r.ContentLength = io.NopCloser(io.MultiReader(strings.NewReader("{"), failingReader{})), 2
+		_, _ = e.try(r) // the client's own transport reports that the body failed
+		if report := e.wantResult(consumer.ResultRejected); report.Status != http.StatusRequestTimeout {
+			t.Errorf("report %+v", report)
+		}
+	})
+}
+
+type failingReader struct{}
+
+func (failingReader) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
+
+// No secret and no payload may reach a log, whatever goes wrong.
+func TestLogsHoldNoSecrets(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := unreachable(t, f, consumer.Config{})
+		e.post("k", `{"canary":"payload"}`)
+		bad := e.newRequest("k", `{"canary":"payload"}`)
+		bad.Header.Set(webhook.Signature, "v1,Y2FuYXJ5")
+		e.do(bad)
+		log := e.logged.String()
+		for _, canary := range []string{"canary", "Y2FuYXJ5", strings.TrimPrefix(secretText, "whsec_"), "outbox-relay-test-secret"} {
+			if strings.Contains(log, canary) {
+				t.Errorf("the log holds %q: %s", canary, log)
+			}
+		}
+		if !strings.Contains(log, "result=unavailable") || !strings.Contains(log, "result=rejected") {
+			t.Errorf("logged %s", log)
+		}
+	})
+}
