@@ -2,12 +2,15 @@ package relay
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
@@ -181,10 +184,13 @@ func setDefault[T comparable](field *T, value T) {
 	}
 }
 
-// Validate returns every mistake in the configuration, none if it can run.
+// Validate returns every mistake in the configuration, none if it can run. It does not look at Pool.
 func (c Config) Validate() []Problem {
 	c = c.withDefaults()
 	var v validator
+	v.require(storable(c.Schema), "database.schema", "is not valid UTF-8, or contains a NUL")
+	v.require(storable(c.Name), "relay.name", "is not valid UTF-8, or contains a NUL")
+	v.require(storable(c.Version), "relay.version", "is not valid UTF-8, or contains a NUL")
 	v.require(c.PollInterval >= time.Second, "relay.poll_interval", "%s is too short; write at least 1s", c.PollInterval)
 	v.require(c.DrainTimeout > 0, "relay.drain_timeout", "%s is negative; write a duration such as 20s", c.DrainTimeout)
 	v.require(c.MaxInFlight > 0 && c.MaxInFlight <= 100_000, "relay.max_in_flight", "%d is out of range; write 1 to 100000", c.MaxInFlight)
@@ -233,6 +239,9 @@ func (v *validator) require(ok bool, path, format string, args ...any) {
 	}
 }
 
+// storable reports whether PostgreSQL takes s as a text. A relay with another name would wait for ever to be registered.
+func storable(s string) bool { return utf8.ValidString(s) && !strings.Contains(s, "\x00") }
+
 func (v *validator) destination(path string, d Destination) {
 	if text := urlProblem(d.URL); text != "" {
 		v.require(false, path+".url", "%s", text)
@@ -259,15 +268,18 @@ func (v *validator) destination(path string, d Destination) {
 			v.require(code != other, path+".responses", "%d stands in both lists", code)
 		}
 	}
-	for name, value := range d.Headers {
-		if text := headerProblem(name, value); text != "" {
+	canonical := map[string]bool{}
+	for _, name := range slices.Sorted(maps.Keys(d.Headers)) {
+		if text := headerProblem(name, d.Headers[name]); text != "" {
 			v.require(false, path+".headers."+name, "%s", text)
 		}
+		v.require(!canonical[http.CanonicalHeaderKey(name)], path+".headers."+name, "stands twice; upper and lower case make no difference")
+		canonical[http.CanonicalHeaderKey(name)] = true
 	}
 }
 
-// urlProblem says what is wrong with a destination's URL; empty: nothing. It does not repeat the URL, which may hold
-// credentials.
+// urlProblem says what is wrong with a destination's URL; empty: nothing. It repeats nothing that may be a credential,
+// which with an '@' is also what stands where a scheme or a port belongs: user:secret@host, http://user:4242/x@host.
 func urlProblem(raw string) string {
 	const example = "write one such as https://logistics.internal/webhooks/finance"
 	if raw == "" {
@@ -283,6 +295,8 @@ func urlProblem(raw string) string {
 	host := u.Hostname()
 	address, addressErr := netip.ParseAddr(host)
 	switch {
+	case u.Scheme != "http" && u.Scheme != "https" && strings.Contains(raw, "@"):
+		return "does not begin with http:// or https://; " + example
 	case u.Scheme != "http" && u.Scheme != "https":
 		return fmt.Sprintf("scheme %q is not supported; %s", u.Scheme, example)
 	case u.User != nil:
@@ -300,6 +314,9 @@ func urlProblem(raw string) string {
 	}
 	if port := u.Port(); port != "" {
 		if _, err := netip.ParseAddrPort("127.0.0.1:" + port); err != nil || port == "0" {
+			if strings.Contains(raw, "@") {
+				return "has a port out of range; write 1 to 65535, and '@' in a path as %40"
+			}
 			return fmt.Sprintf("port %s is out of range; write 1 to 65535", port)
 		}
 	} else if strings.HasSuffix(u.Host, ":") {

@@ -45,6 +45,9 @@ const (
 // New returns a Relay, or every mistake in its configuration as joined [Problem]s. It does not touch the network.
 func New(cfg Config) (*Relay, error) {
 	var mistakes []error
+	if cfg.Pool == nil {
+		mistakes = append(mistakes, Problem{Path: "database.url", Text: "is not set"})
+	}
 	for _, problem := range cfg.Validate() {
 		mistakes = append(mistakes, problem)
 	}
