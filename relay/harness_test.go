@@ -1,0 +1,310 @@
+package relay
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// patience bounds every wait: who reaches it has waited for something that does not come. It measures nothing.
+const patience = time.Minute
+
+// eventually waits until done is true. It is for what no hook tells, such as what stands in the database.
+func eventually(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	deadline := time.After(patience)
+	for !done() {
+		select {
+		case <-ticker.C:
+		case <-deadline:
+			t.Fatalf("never came: %s", what)
+		}
+	}
+}
+
+// within fails the test if c does not close.
+func within(t testing.TB, what string, c <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-c:
+	case <-time.After(patience):
+		t.Fatalf("never came: %s", what)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A database is a fresh outbox, with a pool to look at it.
+type database struct {
+	testing.TB
+	dsn  string
+	pool *pgxpool.Pool
+}
+
+// newDatabase returns an outbox that routes everything to the given destinations, "default" if none is given.
+func newDatabase(t testing.TB, destinations ...string) *database {
+	t.Helper()
+	dsn := pgtest.New(t, migrations.Outbox)
+	db := &database{TB: t, dsn: dsn, pool: pgtest.Pool(t, dsn)}
+	db.route(destinations...)
+	return db
+}
+
+func (db *database) route(destinations ...string) {
+	db.Helper()
+	if len(destinations) == 0 {
+		destinations = []string{"default"}
+	}
+	db.exec(`INSERT INTO outbox_route (pattern, destination) SELECT '*', unnest($1::text[])`, destinations)
+}
+
+// exec runs a statement, or several without arguments, and returns how many rows the last one touched.
+func (db *database) exec(statement string, args ...any) int64 {
+	db.Helper()
+	tag, err := db.pool.Exec(db.Context(), statement, args...)
+	if err != nil {
+		db.Fatalf("%s: %v", statement, err)
+	}
+	return tag.RowsAffected()
+}
+
+// insert adds n events of type "t" with the keys prefix-1 … prefix-n and a small payload.
+func (db *database) insert(n int, prefix string) {
+	db.Helper()
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key)
+		SELECT 't', '{"n": 1}', $1 || '-' || i FROM generate_series(1, $2) i`, prefix, n)
+}
+
+// rows returns the only column of every row.
+func rows[T any](db *database, query string, args ...any) []T {
+	db.Helper()
+	result, err := db.pool.Query(db.Context(), query, args...)
+	if err != nil {
+		db.Fatalf("%s: %v", query, err)
+	}
+	values, err := pgx.CollectRows(result, pgx.RowTo[T])
+	if err != nil {
+		db.Fatalf("%s: %v", query, err)
+	}
+	return values
+}
+
+// row returns the only column of the only row.
+func row[T any](db *database, query string, args ...any) T {
+	db.Helper()
+	values := rows[T](db, query, args...)
+	if len(values) != 1 {
+		db.Fatalf("%s: %d rows", query, len(values))
+	}
+	return values[0]
+}
+
+// becomes waits until a query's only value is want.
+func becomes[T comparable](db *database, want T, query string, args ...any) {
+	db.Helper()
+	var got T
+	defer func() {
+		if got != want {
+			db.Logf("%s: got %v, want %v", query, got, want)
+		}
+	}()
+	eventually(db, query, func() bool {
+		got = row[T](db, query, args...)
+		return got == want
+	})
+}
+
+// settings parses the DSN for a relay.
+func settings(t testing.TB, dsn string) *pgxpool.Config {
+	t.Helper()
+	pool, err := pgxpool.ParseConfig(dsn)
+	must(t, err)
+	return pool
+}
+
+// config returns a configuration over the database that polls as often as is allowed.
+func (db *database) config(destinations ...Destination) Config {
+	db.Helper()
+	return Config{Pool: settings(db, db.dsn), Destinations: destinations, PollInterval: time.Second, Name: "test"}
+}
+
+// to returns a destination that retries at once, so that only the test of the schedule has to care about it.
+func to(url string) Destination {
+	return Destination{Name: "default", URL: url, Retry: RetryPolicy{Schedule: []time.Duration{time.Millisecond}}}
+}
+
+// A running relay is stopped, and has to stop without an error, when its test ends.
+type running struct {
+	*Relay
+	*observer
+	t      testing.TB
+	cancel context.CancelFunc
+	done   chan struct{}
+	err    error
+}
+
+func start(t testing.TB, cfg Config) *running {
+	t.Helper()
+	r := prepared(t, cfg)
+	r.begin()
+	return r
+}
+
+// prepared returns a relay that does not run yet, for tests that change it first.
+func prepared(t testing.TB, cfg Config) *running {
+	t.Helper()
+	r := &running{observer: newObserver(), t: t, done: make(chan struct{})}
+	cfg.Hooks = r.hooks(cfg.Hooks)
+	relay, err := New(cfg)
+	must(t, err)
+	r.Relay = relay
+	return r
+}
+
+func (r *running) begin() {
+	var ctx context.Context
+	ctx, r.cancel = context.WithCancel(context.WithoutCancel(r.t.Context()))
+	go func() {
+		defer close(r.done)
+		r.err = r.Run(ctx)
+	}()
+	r.t.Cleanup(func() {
+		r.Abort()
+		r.stop()
+	})
+}
+
+// stop tells the relay to stop and waits until it has.
+func (r *running) stop() {
+	r.t.Helper()
+	r.cancel()
+	within(r.t, "the end of Run", r.done)
+	if r.err != nil {
+		r.t.Errorf("Run: %v", r.err)
+	}
+}
+
+// instance waits until the relay is registered and returns its number.
+func (r *running) instance() int32 {
+	r.t.Helper()
+	var instance int32
+	eventually(r.t, "the relay's registration", func() (alive bool) {
+		// The session appears before Run, but not its connection.
+		instance, alive = r.session.current()
+		return alive
+	})
+	return instance
+}
+
+// An observer remembers what the hooks said.
+type observer struct {
+	mu       sync.Mutex
+	changed  chan struct{} // closed by the next report
+	claimed  int
+	attempts []Attempt
+	outcomes map[Outcome]int // settled
+	reasons  map[Reason]int  // settled
+	stale    int
+	rescued  []int32
+	returned int // deliveries that were rescued
+	idle     int
+	notices  []notice
+	failures map[string]int // failed statements, by operation
+}
+
+type notice struct {
+	channel string
+	alert   Alert
+	err     error
+}
+
+func newObserver() *observer {
+	return &observer{changed: make(chan struct{}), outcomes: map[Outcome]int{}, reasons: map[Reason]int{}, failures: map[string]int{}}
+}
+
+func (o *observer) note(change func()) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	change()
+	close(o.changed)
+	o.changed = make(chan struct{})
+}
+
+// hooks returns hooks that remember, and then call next's where it has them.
+func (o *observer) hooks(next Hooks) Hooks {
+	return Hooks{
+		Claimed: func(destination string, n int) {
+			o.note(func() { o.claimed += n })
+			if next.Claimed != nil {
+				next.Claimed(destination, n)
+			}
+		},
+		Attempted: func(a Attempt) {
+			o.note(func() { o.attempts = append(o.attempts, a) })
+			if next.Attempted != nil {
+				next.Attempted(a)
+			}
+		},
+		Settled: func(_ string, outcome Outcome, reason Reason, n int) {
+			o.note(func() { o.outcomes[outcome] += n; o.reasons[reason] += n })
+		},
+		StaleSettle: func(n int) { o.note(func() { o.stale += n }) },
+		Rescued: func(instance int32, n int) {
+			o.note(func() { o.rescued = append(o.rescued, instance); o.returned += n })
+		},
+		Idle: func() { o.note(func() { o.idle++ }) },
+		Notified: func(channel string, alert Alert, err error) {
+			o.note(func() { o.notices = append(o.notices, notice{channel, alert, err}) })
+		},
+		DatabaseError: func(operation string, _ error) { o.note(func() { o.failures[operation]++ }) },
+	}
+}
+
+// await waits until what the hooks said so far makes done true.
+func (o *observer) await(t testing.TB, what string, done func(*observer) bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		o.mu.Lock()
+		ok, changed := done(o), o.changed
+		o.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			t.Fatalf("never came: %s; settled %v %v, stale %d, rescued %v, failed statements %v",
+				what, o.outcomes, o.reasons, o.stale, o.rescued, o.failures)
+		}
+	}
+}
+
+// settles waits until n deliveries have had an outcome in total.
+func (o *observer) settles(t testing.TB, outcome Outcome, n int) {
+	t.Helper()
+	o.await(t, string(outcome), func(o *observer) bool { return o.outcomes[outcome] >= n })
+}
+
+// sees returns what get reads of the observer.
+func sees[T any](o *observer, get func(*observer) T) T {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return get(o)
+}

@@ -1,0 +1,202 @@
+package relay
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"code.dny.dev/ssrf"
+	"pgregory.net/rapid"
+)
+
+// published is the table of docs and DESIGN §6, written a second time: every status code has one line.
+func published(code int) (Outcome, Reason) {
+	retry := map[int]Reason{
+		408: ReasonTransient, 409: ReasonTransient, 423: ReasonTransient, 425: ReasonTransient,
+		429: ReasonRateLimited, 503: ReasonUnavailable,
+		401: ReasonUnauthorized, 403: ReasonUnauthorized, 407: ReasonUnauthorized,
+		404: ReasonNotFound, 405: ReasonNotFound,
+	}
+	fail := []int{400, 406, 411, 413, 414, 415, 422, 431, 501}
+	reason, listed := retry[code]
+	switch {
+	case listed:
+		return Retry, reason
+	case slices.Contains(fail, code):
+		return Fail, ReasonRejected
+	case code == 410:
+		return Fail, ReasonGone
+	}
+	switch code / 100 {
+	case 2:
+		return Delivered, ReasonOK
+	case 3:
+		return Retry, ReasonRedirect
+	case 5:
+		return Retry, ReasonServerError
+	}
+	return Retry, ReasonUnexpected
+}
+
+func TestEveryStatusHasThePublishedOutcome(t *testing.T) {
+	t.Parallel()
+	for code := range 1000 {
+		got := judgeResponse(code, http.Header{}, "evidence", Responses{}, time.Now())
+		outcome, reason := published(code)
+		if got.outcome != outcome || got.reason != reason || got.statusCode != code || !got.posted {
+			t.Errorf("%d: %s, %s, %d, posted %t; want %s, %s", code, got.outcome, got.reason, got.statusCode, got.posted, outcome, reason)
+		}
+		if delivered := outcome == Delivered; delivered != (got.message == "") {
+			t.Errorf("%d: message %q", code, got.message)
+		} else if !delivered && (!strings.HasPrefix(got.message, fmt.Sprint(code)) || !strings.HasSuffix(got.message, ": evidence")) {
+			t.Errorf("%d: the message %q does not hold code and evidence", code, got.message)
+		}
+	}
+}
+
+func TestResponsesMoveCodesToAnotherOutcome(t *testing.T) {
+	t.Parallel()
+	moved := Responses{Retry: []int{400, 410, 422}, Fail: []int{302, 404, 500, 503}}
+	for code, want := range map[int]Outcome{400: Retry, 410: Retry, 422: Retry, 302: Fail, 404: Fail, 500: Fail, 503: Fail} {
+		if got := judgeResponse(code, nil, "", moved, time.Now()); got.outcome != want {
+			t.Errorf("%d: %s, want %s", code, got.outcome, want)
+		}
+	}
+	for code := range 1000 {
+		if slices.Contains(moved.Retry, code) || slices.Contains(moved.Fail, code) {
+			continue
+		}
+		want, _ := published(code)
+		if got := judgeResponse(code, nil, "", moved, time.Now()); got.outcome != want {
+			t.Errorf("%d: %s although it was not moved, want %s", code, got.outcome, want)
+		}
+	}
+}
+
+// ReasonGone pauses the destination; who retries on 410 has said that it does not mean "stop".
+func TestMovedGoneDoesNotPauseTheDestination(t *testing.T) {
+	t.Parallel()
+	v := judgeResponse(410, nil, "", Responses{Retry: []int{410}}, time.Now())
+	s := newSettlement(delivery{attempts: 7}, v, policy(0, time.Second), time.Now(), 0, 0)
+	if s.outcome != Fail || s.reason == ReasonGone {
+		t.Errorf("the last attempt is %s, %s", s.outcome, s.reason)
+	}
+	if v := judgeResponse(410, nil, "", Responses{Fail: []int{410}}, time.Now()); v.outcome != Fail || v.reason != ReasonGone {
+		t.Errorf("410 listed under fail: %s, %s", v.outcome, v.reason)
+	}
+}
+
+func TestRetryAfterIsHeardOnlyFromTheTwoStatusesThatMeanIt(t *testing.T) {
+	t.Parallel()
+	header := http.Header{"Retry-After": {"77"}}
+	for code := range 1000 {
+		want := time.Duration(0)
+		if code == 429 || code == 503 {
+			want = 77 * time.Second
+		}
+		if got := judgeResponse(code, header, "", Responses{}, time.Now()).retryAfter; got != want {
+			t.Errorf("%d: %s, want %s", code, got, want)
+		}
+	}
+}
+
+func TestErrorReason(t *testing.T) {
+	t.Parallel()
+	dial := func(err error) error { return &net.OpError{Op: "dial", Net: "tcp", Err: err} }
+	read := func(err error) error { return &net.OpError{Op: "read", Net: "tcp", Err: err} }
+	for _, c := range []struct {
+		err  error
+		want Reason
+	}{
+		{dial(&net.DNSError{Err: "no such host", IsNotFound: true}), ReasonDNS},
+		{dial(&net.DNSError{Err: "server misbehaving", IsTemporary: true}), ReasonDNS},
+		{dial(&net.DNSError{Err: "i/o timeout", IsTimeout: true}), ReasonTimeout},
+		{dial(os.NewSyscallError("connect", syscall.ECONNREFUSED)), ReasonConnect},
+		{dial(os.NewSyscallError("connect", syscall.EHOSTUNREACH)), ReasonConnect},
+		{dial(os.ErrDeadlineExceeded), ReasonTimeout},
+		{dial(fmt.Errorf("%w: 169.254.169.254", ssrf.ErrProhibitedIP)), ReasonEgress},
+		{dial(ssrf.ErrProhibitedNetwork), ReasonEgress},
+		{&tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}, ReasonTLS},
+		{x509.UnknownAuthorityError{}, ReasonTLS},
+		{tls.RecordHeaderError{Msg: "first record does not look like a TLS handshake"}, ReasonTLS},
+		{tls.AlertError(40), ReasonTLS},
+		{errors.New("remote error: tls: handshake failure"), ReasonTLS},
+		{context.DeadlineExceeded, ReasonTimeout},
+		{read(os.ErrDeadlineExceeded), ReasonTimeout},
+		{fmt.Errorf("cut: %w", context.Canceled), ReasonShutdown},
+		{io.EOF, ReasonNetwork},
+		{io.ErrUnexpectedEOF, ReasonNetwork},
+		{read(syscall.ECONNRESET), ReasonNetwork},
+		{syscall.EPIPE, ReasonNetwork},
+		{net.ErrClosed, ReasonNetwork},
+		{errors.New("http: server closed idle connection"), ReasonNetwork},
+		{errors.New("http2: server sent GOAWAY and closed the connection"), ReasonNetwork},
+		{errors.New(`malformed HTTP status code "99"`), ReasonMalformed},
+		{errors.New("net/http: server response headers exceeded 65536 bytes; aborted"), ReasonMalformed},
+	} {
+		if got := errorReason(c.err); got != c.want {
+			t.Errorf("%v: %s, want %s", c.err, got, c.want)
+		}
+		if v := judgeError(c.err); v.outcome != Retry || !v.posted || v.message == "" || v.statusCode != 0 {
+			t.Errorf("%v: an error without a response is an attempt that is repeated, not %+v", c.err, v)
+		}
+	}
+}
+
+func TestClip(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ give, want string }{
+		{"", ""},
+		{"plain, ünïcödé, 日本", "plain, ünïcödé, 日本"},
+		{"a\r\nb\tc", "a  b c"},
+		{"nul\x00", "nul\ufffd"},
+		{"\x1b[31mred\x1b[0m", "\ufffd[31mred\ufffd[0m"},
+		{"del\x7f csi\u009b31m", "del\ufffd csi\ufffd31m"},
+		{"gpj.\u202eexe", "gpj.\ufffdexe"},
+		{"\u2066isolate\u2069", "\ufffdisolate\ufffd"},
+		{"\xff\xfe", "\ufffd"},
+		{"cut \xe2\x82", "cut \ufffd"},
+		{strings.Repeat("x", maxMessage), strings.Repeat("x", maxMessage)},
+		{strings.Repeat("x", maxMessage+1), strings.Repeat("x", maxMessage-3) + "…"},
+		{strings.Repeat("x", maxMessage-4) + "€€", strings.Repeat("x", maxMessage-4) + "…"},
+	} {
+		if got := clip(c.give); got != c.want {
+			t.Errorf("%.60q: %.60q, want %.60q", c.give, got, c.want)
+		}
+	}
+}
+
+func TestClippedTextIsStorableAndPrintable(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		wantClipped(t, string(rapid.SliceOfN(rapid.Byte(), 0, 3*maxMessage).Draw(t, "bytes")))
+	})
+}
+
+// wantClipped checks what PostgreSQL, terminals and logs need of a clipped text.
+func wantClipped(t interface{ Fatalf(string, ...any) }, s string) {
+	got := clip(s)
+	if len(got) > maxMessage || !utf8.ValidString(got) {
+		t.Fatalf("clip(%q) has %d bytes, valid UTF-8 %t", s, len(got), utf8.ValidString(got))
+	}
+	for _, r := range got {
+		if r < 0x20 || r >= 0x7f && r < 0xa0 || r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069 {
+			t.Fatalf("clip(%q) contains %U", s, r)
+		}
+	}
+	if again := clip(got); again != got {
+		t.Fatalf("clip(%q) changes when clipped again", s)
+	}
+}

@@ -1,0 +1,143 @@
+package relay
+
+import (
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
+
+const testSecret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+func secret(t testing.TB, text string) webhook.Secret {
+	t.Helper()
+	s, err := webhook.ParseSecret(text)
+	must(t, err)
+	return s
+}
+
+// order is the delivery that the tests of requests change.
+func order() delivery {
+	version := 3
+	eventType, key, ordering, reference := "invoice.paid", "inv-1.paid", "customer-7", "INV/2026/1"
+	return delivery{
+		eventID: 42, destination: "default", fence: 9, attempts: 2,
+		event: event{
+			eventType: &eventType, version: &version, key: &key, orderingKey: &ordering, relatedReference: &reference,
+			createdAt: pgtype.Timestamptz{Time: time.Date(2026, 3, 1, 13, 0, 0, 123456000, time.FixedZone("", 3600)), Valid: true},
+			payload:   []byte(`{"a":1e3}`),
+		},
+	}
+}
+
+func requestOf(t testing.TB, destination Destination, d delivery) (*http.Request, error) {
+	t.Helper()
+	destination.Timeout = DefaultTimeout
+	l, err := newLane(destination, "1.2.3")
+	must(t, err)
+	return newRequest(l, &d, time.Unix(1_700_000_000, 0))
+}
+
+func TestRequestIsTheWireContract(t *testing.T) {
+	t.Parallel()
+	d := order()
+	d.event.headers = []byte(`{"traceparent": "00-abc-def-01", "X-Own": "o", "X-Both": "event", "user-agent": "me"}`)
+	req, err := requestOf(t, Destination{
+		URL:            "https://receiver.test:8443/hooks?x=1",
+		Headers:        map[string]string{"authorization": "Bearer b", "X-Both": "destination"},
+		SigningSecrets: []webhook.Secret{secret(t, testSecret)},
+	}, d)
+	must(t, err)
+	want := http.Header{
+		"Content-Type": {"application/json"}, "User-Agent": {"outbox-relay/1.2.3"},
+		"Authorization": {"Bearer b"}, "X-Both": {"destination"}, "X-Own": {"o"}, "Traceparent": {"00-abc-def-01"},
+		"X-Idempotency-Key": {"inv-1.paid"}, "X-Outbox-Event-Type": {"invoice.paid"}, "X-Outbox-Event-Version": {"3"},
+		"X-Outbox-Event-Id": {"42"}, "X-Outbox-Created-At": {"2026-03-01T12:00:00.123456Z"}, "X-Outbox-Attempt": {"3"},
+		"X-Outbox-Delivery-Id": {"42-default-9"}, "X-Outbox-Related-Reference": {"INV/2026/1"},
+		"X-Outbox-Ordering-Key": {"customer-7"}, "X-Outbox-Sequence": {"42"},
+		"Webhook-Id": {webhook.DeriveID("inv-1.paid")}, "Webhook-Timestamp": {"1700000000"},
+		"Webhook-Signature": req.Header["Webhook-Signature"],
+	}
+	if !maps.EqualFunc(req.Header, want, slices.Equal) {
+		t.Errorf("headers\n%v, want\n%v", req.Header, want)
+	}
+	body, err := io.ReadAll(req.Body)
+	must(t, err)
+	if string(body) != `{"a":1e3}` || req.ContentLength != 9 || req.Method != "POST" || req.Host != "receiver.test:8443" || req.URL.RequestURI() != "/hooks?x=1" {
+		t.Errorf("%s %s %s, %d bytes: %s", req.Method, req.Host, req.URL.RequestURI(), req.ContentLength, body)
+	}
+	if req.GetBody != nil {
+		t.Error("with GetBody, net/http sends a POST with X-Idempotency-Key again by itself")
+	}
+	got, err := webhook.Verify(req.Header, body, time.Unix(1_700_000_000, 0), time.Minute, secret(t, testSecret))
+	if err != nil || got != webhook.VerifiedX1 {
+		t.Errorf("verified %d, %v", got, err)
+	}
+}
+
+func TestRequestLeavesOutWhatTheEventHasNot(t *testing.T) {
+	t.Parallel()
+	d := order()
+	d.event.orderingKey, d.event.relatedReference = nil, nil
+	req, err := requestOf(t, Destination{URL: "http://receiver.test/"}, d)
+	must(t, err)
+	for _, name := range []string{webhook.OrderingKey, webhook.Sequence, webhook.RelatedReference, webhook.Signature} {
+		if value, sent := req.Header[name]; sent {
+			t.Errorf("%s: %q", name, value)
+		}
+	}
+}
+
+func TestEventsThatNoRequestCanExpress(t *testing.T) {
+	t.Parallel()
+	text := func(s string) *string { return &s }
+	for name, c := range map[string]struct {
+		change func(*event)
+		want   string
+	}{
+		"key with line feed":      {func(e *event) { e.key = text("a\r\nX-Evil: 1") }, "X-Idempotency-Key would hold"},
+		"key with NUL":            {func(e *event) { e.key = text("a\x00") }, "X-Idempotency-Key would hold"},
+		"key beyond ASCII":        {func(e *event) { e.key = text("ключ") }, "X-Idempotency-Key would hold"},
+		"type with line feed":     {func(e *event) { e.eventType = text("a\nb") }, "X-Outbox-Event-Type would hold"},
+		"ordering key with DEL":   {func(e *event) { e.orderingKey = text("a\x7f") }, "X-Outbox-Ordering-Key would hold"},
+		"reference with escape":   {func(e *event) { e.relatedReference = text("\x1b[31m") }, "X-Outbox-Related-Reference would hold"},
+		"headers are an array":    {func(e *event) { e.headers = []byte(`["a"]`) }, "not an object of strings"},
+		"headers are a number":    {func(e *event) { e.headers = []byte(`1`) }, "not an object of strings"},
+		"headers are nested":      {func(e *event) { e.headers = []byte(`{"a": {"b": "c"}}`) }, "not an object of strings"},
+		"header value is no text": {func(e *event) { e.headers = []byte(`{"a": 1}`) }, "not an object of strings"},
+		"header name is empty":    {func(e *event) { e.headers = []byte(`{"": "x"}`) }, `header "" is not a header name`},
+		"header name has a blank": {func(e *event) { e.headers = []byte(`{"a b": "x"}`) }, "is not a header name"},
+		"header value has CRLF":   {func(e *event) { e.headers = []byte(`{"a": "x\r\nB: y"}`) }, "beyond printable ASCII"},
+		"header is 2 MB":          {func(e *event) { e.headers = []byte(`{"a": "` + strings.Repeat("x", 2<<20) + `"}`) }, "longer than 8192"},
+		"created at infinity":     {func(e *event) { e.createdAt.InfinityModifier = pgtype.Infinity }, "created_at is infinite"},
+		"created at -infinity":    {func(e *event) { e.createdAt.InfinityModifier = pgtype.NegativeInfinity }, "created_at is infinite"},
+	} {
+		d := order()
+		c.change(&d.event)
+		if _, err := requestOf(t, Destination{URL: "http://receiver.test/"}, d); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+}
+
+func TestEventsCannotSetHeadersOfTheContract(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{
+		"x-idempotency-key", "X-Outbox-Event-Type", "x-outbox-anything", "Webhook-Id", "webhook-signature", "Host",
+		"Content-Length", "Content-Type", "Connection", "Transfer-Encoding", "upgrade", "TE", "Trailer", "Keep-Alive",
+		"Expect", "Proxy-Authorization", "proxy-connection",
+	} {
+		d := order()
+		d.event.headers = []byte(`{"` + name + `": "x"}`)
+		if _, err := requestOf(t, Destination{URL: "http://receiver.test/"}, d); err == nil || !strings.Contains(err.Error(), "is set by the relay") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

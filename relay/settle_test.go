@@ -1,0 +1,73 @@
+package relay
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestNewSettlement(t *testing.T) {
+	t.Parallel()
+	p := policy(0.1, time.Second, time.Minute)
+	retry := verdict{outcome: Retry, reason: ReasonServerError, statusCode: 500, message: "500 Internal Server Error", posted: true}
+	for _, c := range []struct {
+		name     string
+		attempts int
+		give     verdict
+		fraction float64
+		outcome  Outcome
+		delay    time.Duration
+		message  string
+	}{
+		{"first attempt", 0, retry, 0, Retry, time.Second, retry.message},
+		{"jitter", 0, retry, 0.5, Retry, 1050 * time.Millisecond, retry.message},
+		{"second attempt", 1, retry, 0, Retry, time.Minute, retry.message},
+		{"seventh attempt", 6, retry, 0, Retry, time.Minute, retry.message},
+		{"eighth attempt", 7, retry, 0, Fail, 0, "attempt 8 of 8: 500 Internal Server Error"},
+		{"far beyond", 1_000_000, retry, 0, Fail, 0, "attempt 1000001 of 8: 500 Internal Server Error"},
+		{"asked to wait", 0, verdict{outcome: Retry, retryAfter: time.Hour, posted: true}, 0, Retry, time.Hour, ""},
+		{"asked to wait beyond the cap", 0, verdict{outcome: Retry, retryAfter: 240 * time.Hour, posted: true}, 0, Retry, 24 * time.Hour, ""},
+		{"delivered at the eighth", 7, verdict{outcome: Delivered, reason: ReasonOK, posted: true}, 0, Delivered, 0, ""},
+		{"failed at once", 0, verdict{outcome: Fail, reason: ReasonRejected, message: "422", posted: true}, 0, Fail, 0, "422"},
+		{"held at the eighth", 7, verdict{outcome: Hold, reason: ReasonShutdown}, 0, Hold, 0, ""},
+	} {
+		d := delivery{eventID: 1, attempts: c.attempts, event: event{payload: []byte("{}")}}
+		s := newSettlement(d, c.give, p, time.Now(), time.Second, c.fraction)
+		if s.outcome != c.outcome || s.delay != c.delay || s.message != c.message || s.reason != c.give.reason {
+			t.Errorf("%s: %s after %s, %q; want %s after %s, %q", c.name, s.outcome, s.delay, s.message, c.outcome, c.delay, c.message)
+		}
+		if s.event.payload != nil {
+			t.Errorf("%s: the settlement keeps the payload in memory", c.name)
+		}
+	}
+}
+
+func TestLastMessageStaysWithinItsBounds(t *testing.T) {
+	t.Parallel()
+	v := verdict{outcome: Retry, message: strings.Repeat("x", maxMessage), posted: true}
+	s := newSettlement(delivery{attempts: 7}, v, policy(0, time.Second), time.Now(), 0, 0)
+	if len(s.message) > maxMessage || !strings.HasPrefix(s.message, "attempt 8 of 8: ") {
+		t.Errorf("%d bytes: %.40q", len(s.message), s.message)
+	}
+}
+
+func TestOutcomesAreSortedByTheStatementThatWritesThem(t *testing.T) {
+	t.Parallel()
+	for _, logDelivered := range []bool{false, true} {
+		var b outcomes
+		for _, v := range []verdict{
+			{outcome: Delivered, posted: true}, {outcome: Retry, posted: true}, {outcome: Fail, posted: true},
+			{outcome: Fail, reason: ReasonEventMissing}, {outcome: Hold},
+		} {
+			b.add(settlement{verdict: v}, logDelivered)
+		}
+		logged := 2 // what was never sent was no attempt
+		if logDelivered {
+			logged = 3
+		}
+		if len(b.delivered) != 1 || len(b.retried) != 1 || len(b.failed) != 2 || len(b.held) != 1 || len(b.logged) != logged || b.size != 5 {
+			t.Errorf("%d delivered, %d retried, %d failed, %d held, %d logged of %d",
+				len(b.delivered), len(b.retried), len(b.failed), len(b.held), len(b.logged), b.size)
+		}
+	}
+}

@@ -1,0 +1,174 @@
+package relay
+
+import (
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+func TestNotifyNeverLosesASweep(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		tokens []bool
+		want   bool
+	}{
+		{"look", []bool{false}, false},
+		{"sweep", []bool{true}, true},
+		{"look, then sweep", []bool{false, true}, true},
+		{"sweep, then look", []bool{true, false}, true},
+		{"many", []bool{false, false, true, false, false}, true},
+	} {
+		w := newWakeup()
+		for _, sweep := range c.tokens {
+			w.notify(sweep)
+		}
+		if got := <-w.notified; got != c.want {
+			t.Errorf("%s: %t", c.name, got)
+		}
+		select {
+		case <-w.notified:
+			t.Errorf("%s: more than one token", c.name)
+		default:
+		}
+	}
+}
+
+func TestPaceOfAnIdlingRelay(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	p := pace{poll: time.Second}
+
+	if idle, changed := p.declaration(now); !idle || !changed {
+		t.Fatal("a relay that never saw work is idle, and has to say so")
+	}
+	p.declared(true)
+	if !p.looking(now) {
+		t.Fatal("whoever declares idleness looks once more: a transaction that began before does not notify")
+	}
+	var waits []time.Duration
+	for range 8 {
+		p.claimed(now, 0)
+		wait := p.wait(now)
+		waits = append(waits, wait)
+		if wait < 0 {
+			break
+		}
+		now = now.Add(wait)
+		if !p.looking(now) {
+			t.Fatalf("not looking after %v", waits)
+		}
+	}
+	want := []time.Duration{50, 100, 200, 400, -1}
+	for i, w := range want {
+		if w > 0 {
+			w *= time.Millisecond
+		}
+		if i >= len(waits) || waits[i] != w {
+			t.Fatalf("waits %v, want %v (ms)", waits, want)
+		}
+	}
+
+	p.look() // the safety tick
+	if !p.looking(now) {
+		t.Error("the tick does not make it look")
+	}
+	p.claimed(now, 0)
+	if p.wait(now) != -1 {
+		t.Error("after a tick that found nothing, a tick is waited for again")
+	}
+
+	p.notified(now)
+	if idle, changed := p.declaration(now); idle || !changed {
+		t.Error("a notification ends idleness")
+	}
+	p.declared(false)
+	p.claimed(now, 3)
+	if got := p.wait(now); got != busyPoll {
+		t.Errorf("a busy relay waits %s", got)
+	}
+	if idle, _ := p.declaration(now.Add(quietBeforeIdle - 1)); idle {
+		t.Error("idle too early")
+	}
+	if idle, changed := p.declaration(now.Add(quietBeforeIdle)); !idle || !changed {
+		t.Error("not idle after the quiet time")
+	}
+}
+
+// Two relays are woken by every notification, and one of them finds nothing: it must not flip its flag each time.
+func TestVainWakeUpsMakeIdlenessWaitLonger(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	p := pace{poll: 5 * time.Second}
+	for _, want := range []time.Duration{250, 500, 1000, 2000, 4000, 4000, 4000} {
+		want *= time.Millisecond
+		p.notified(now)
+		p.claimed(now, 0)
+		if idle, _ := p.declaration(now.Add(want - 1)); idle {
+			t.Fatalf("idle before %s", want)
+		}
+		if idle, _ := p.declaration(now.Add(want)); !idle {
+			t.Fatalf("not idle after %s", want)
+		}
+	}
+	p.claimed(now, 1)
+	if idle, _ := p.declaration(now.Add(quietBeforeIdle)); !idle {
+		t.Error("work that was found does not reset the waiting")
+	}
+}
+
+// Whatever happens in whatever order, over days and years, the relay keeps looking: a wait is short, or it is left to
+// the tick, and then it is idle, which makes producers notify.
+func TestPaceAlwaysComesBack(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		p := pace{poll: time.Duration(rapid.Int64Range(int64(time.Second), int64(24*time.Hour)).Draw(t, "poll"))}
+		now := time.Unix(1_800_000_000, 0)
+		var work time.Time
+		for range rapid.IntRange(1, 300).Draw(t, "events") {
+			switch rapid.SampledFrom([]string{"turn", "found", "notify", "tick", "days", "years"}).Draw(t, "event") {
+			case "turn":
+				if idle, changed := p.declaration(now); changed {
+					if idle && now.Sub(work) < quietBeforeIdle {
+						t.Fatalf("idle %s after work", now.Sub(work))
+					}
+					p.declared(idle)
+					if idle && !p.looking(now) {
+						t.Fatal("no look after the declaration")
+					}
+				}
+				if p.looking(now) {
+					p.claimed(now, 0)
+				}
+			case "found":
+				p.claimed(now, 1)
+				work = now
+			case "notify":
+				p.notified(now)
+				work = now
+				if idle, _ := p.declaration(now); idle || !p.looking(now) {
+					t.Fatal("a notification is ignored")
+				}
+			case "tick":
+				p.look()
+			case "days":
+				now = now.Add(time.Duration(rapid.IntRange(1, 30).Draw(t, "days")) * 24 * time.Hour)
+			case "years":
+				now = now.Add(200 * 365 * 24 * time.Hour)
+			}
+			wait := p.wait(now)
+			switch {
+			case wait < 0 && !p.idle:
+				t.Fatal("a relay that is not idle waits for a notification that nobody sends")
+			case wait > max(p.poll, busyPoll):
+				t.Fatalf("waits %s, longer than %s", wait, p.poll)
+			case p.interval < 0 || p.interval > 2*p.poll || p.quiet > maxQuietBeforeIdle:
+				t.Fatalf("interval %s, quiet %s", p.interval, p.quiet)
+			}
+			if wait > 0 {
+				now = now.Add(time.Duration(rapid.Int64Range(0, int64(wait)).Draw(t, "passes")))
+			}
+		}
+	})
+}
