@@ -1,0 +1,235 @@
+package outbox_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/outbox"
+)
+
+func TestEventExistsOnlyOnceCommitted(t *testing.T) {
+	t.Parallel()
+	withBothAPIs(t, func(t *testing.T, db *database) {
+		db.exec(`INSERT INTO outbox_route VALUES ('*', 'logistics')`)
+
+		rolledBack := db.begin(nil)
+		_, err := rolledBack.Enqueue(outbox.Producer{}, event("rolled back"))
+		must(t, err)
+		must(t, rolledBack.Rollback())
+
+		committed := db.begin(nil)
+		_, err = committed.Enqueue(outbox.Producer{}, event("committed"))
+		must(t, err)
+		equal(t, "before the commit", db.deliveries(), []string{})
+		must(t, committed.Commit())
+
+		equal(t, "events", db.keys(), []string{"committed"})
+		equal(t, "deliveries", db.deliveries(), []string{"committed>logistics"})
+		equal(t, "all delivery rows", db.strings(`SELECT count(*)::text FROM outbox_delivery`), []string{"1"})
+	})
+}
+
+func TestEveryFieldIsStored(t *testing.T) {
+	t.Parallel()
+	withBothAPIs(t, func(t *testing.T, db *database) {
+		full := outbox.Event{
+			Type: "invoice.issued", Version: 3, Payload: json.RawMessage(`{}`), IdempotencyKey: `"a\b",{c}`,
+			OrderingKey: "NULL", RelatedReference: "INV-4711", Headers: map[string]string{"X-Tenant": `a "b" \c`, "x-b": ""},
+			AvailableAt: time.Date(2100, 1, 2, 3, 4, 5, 678_901_999, time.FixedZone("", 7200)),
+		}
+		_, err := db.enqueue(full, event("defaults"))
+		must(t, err)
+		equal(t, "rows", db.strings(`SELECT concat_ws('|', event_type, event_version, payload, idempotency_key,
+			coalesce(ordering_key, '<null>'), coalesce(related_reference, '<null>'), headers,
+			CASE available_at WHEN created_at THEN 'now' ELSE (available_at AT TIME ZONE 'UTC')::text END) FROM outbox ORDER BY id`), []string{
+			`invoice.issued|3|{}|"a\b",{c}|NULL|INV-4711|{"x-b": "", "X-Tenant": "a \"b\" \\c"}|2100-01-02 01:04:05.678901`,
+			`invoice.issued|1|{"invoice":4711}|defaults|<null>|<null>|{}|now`,
+		})
+	})
+}
+
+func TestPayloadIsStoredByteForByte(t *testing.T) {
+	t.Parallel()
+	payloads := []string{
+		`"\u0000"`, `"\ud800"`, `1e3`, `9007199254740993`, `-0.10`, `{"b":1,"a":2,"a":3}`, " {\t\"a\" :\r\n1 }\n", `"\/ \" \\ {,} é 😀"`,
+		"\"\x7f\"", `"<script>&"`, `null`, `""`, `"NULL"`,
+	}
+	withBothAPIs(t, func(t *testing.T, db *database) {
+		var events []outbox.Event
+		for i, payload := range payloads {
+			e := event(fmt.Sprint(i))
+			e.Payload = json.RawMessage(payload)
+			events = append(events, e)
+		}
+		_, err := db.enqueue(events...)
+		must(t, err)
+		equal(t, "payloads", db.strings(`SELECT payload::text FROM outbox ORDER BY id`), payloads)
+
+		again, err := db.enqueue(events...)
+		must(t, err)
+		equal(t, "inserted again", again.Inserted, 0)
+	})
+}
+
+func TestManyEventsKeepTheirOrder(t *testing.T) {
+	t.Parallel()
+	withBothAPIs(t, func(t *testing.T, db *database) {
+		const many = 10_000
+		var events []outbox.Event
+		var keys []string
+		for i := range many {
+			keys = append(keys, fmt.Sprintf("key %d", (i*7919)%many))
+			events = append(events, event(keys[i]))
+		}
+		result, err := db.enqueue(events...)
+		must(t, err)
+		equal(t, "result", result, outbox.Result{Inserted: many})
+		equal(t, "keys", db.keys(), keys)
+		equal(t, "deliveries", db.strings(`SELECT count(*)::text FROM outbox_delivery`), []string{"10000"})
+	})
+}
+
+func TestNoEventsIsNoStatement(t *testing.T) {
+	t.Parallel()
+	result, err := outbox.Enqueue(t.Context(), nil)
+	must(t, err)
+	equal(t, "result", result, outbox.Result{})
+}
+
+// A pooler in transaction mode leaves some of pgx's ways to run a statement.
+func TestEveryQueryModeOfPgx(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t, migrations.Outbox)
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
+		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		config, err := pgx.ParseConfig(dsn)
+		must(t, err)
+		config.DefaultQueryExecMode = mode
+		conn, err := pgx.ConnectConfig(t.Context(), config)
+		must(t, err)
+		defer conn.Close(t.Context())
+
+		e := event(mode.String())
+		e.Payload = json.RawMessage(`{"quote":"'\u0000\\", "$1":"$1"}`)
+		for _, want := range []outbox.Result{{Inserted: 1}, {Duplicates: []string{mode.String()}}} {
+			tx, err := conn.Begin(t.Context())
+			must(t, err)
+			got, err := outbox.Enqueue(t.Context(), tx, e)
+			must(t, err)
+			must(t, tx.Commit(t.Context()))
+			equal(t, "result", got, want)
+		}
+	}
+}
+
+func TestTraceHeaders(t *testing.T) {
+	t.Parallel()
+	type key struct{}
+	producer := outbox.Producer{TraceHeaders: func(ctx context.Context) map[string]string {
+		return ctx.Value(key{}).(map[string]string)
+	}}
+	own := func(headers map[string]string) outbox.Event {
+		e := event("some key")
+		e.Headers = headers
+		return e
+	}
+	filler := strings.Repeat("x", 8100)
+	for _, c := range []struct {
+		name  string
+		trace map[string]string
+		event outbox.Event
+		want  string
+	}{
+		{
+			"added",
+			map[string]string{"traceparent": "00-1-2-01", "tracestate": "a=b", "baggage": "c=d"},
+			own(map[string]string{"X-Tenant": "x"}),
+			`{"baggage": "c=d", "X-Tenant": "x", "tracestate": "a=b", "traceparent": "00-1-2-01"}`,
+		},
+		{"in any case", map[string]string{"Traceparent": "00-1-2-01"}, own(nil), `{"traceparent": "00-1-2-01"}`},
+		{"no trace", nil, own(nil), `{}`},
+		{
+			"the event's own context stays whole",
+			map[string]string{"traceparent": "00-1-2-01", "tracestate": "a=b"},
+			own(map[string]string{"Traceparent": "00-8-9-01"}), `{"Traceparent": "00-8-9-01"}`,
+		},
+		{
+			"other names are left out",
+			map[string]string{"traceparent": "00-1-2-01", "b3": "1", "Host": "evil"},
+			own(nil),
+			`{"traceparent": "00-1-2-01"}`,
+		},
+		{
+			"no header value is left out",
+			map[string]string{"traceparent": "00-1-2-01", "baggage": "a=\r\nHost: evil"},
+			own(nil),
+			`{"traceparent": "00-1-2-01"}`,
+		},
+		{
+			"what does not fit is left out",
+			map[string]string{"traceparent": "00-1-2-01", "baggage": filler},
+			own(map[string]string{"a": filler}),
+			`{"a": "` + filler + `", "traceparent": "00-1-2-01"}`,
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			tx := begin(t, db.pool, pgx.ReadCommitted)
+			_, err := producer.Enqueue(context.WithValue(t.Context(), key{}, c.trace), tx, c.event)
+			must(t, err)
+			must(t, tx.Commit(t.Context()))
+			equal(t, "headers", db.strings(`SELECT headers::text FROM outbox`), []string{c.want})
+		})
+	}
+}
+
+// A repeated business operation has another trace, and is a duplicate all the same.
+func TestTraceIsNoContent(t *testing.T) {
+	t.Parallel()
+	withBothAPIs(t, func(t *testing.T, db *database) {
+		e := event("some key")
+		e.Headers = map[string]string{"X-Tenant": "x"}
+		for _, c := range []struct {
+			trace string
+			want  outbox.Result
+		}{
+			{"00-1-2-01", outbox.Result{Inserted: 1}},
+			{"00-8-9-01", outbox.Result{Duplicates: []string{"some key"}}},
+		} {
+			producer := outbox.Producer{TraceHeaders: func(context.Context) map[string]string {
+				return map[string]string{"traceparent": c.trace}
+			}}
+			tx := db.begin(nil)
+			got, err := tx.Enqueue(producer, e)
+			must(t, err)
+			must(t, tx.Commit())
+			equal(t, "result", got, c.want)
+		}
+		equal(t, "stored headers", db.strings(`SELECT headers::text FROM outbox`), []string{`{"X-Tenant": "x", "traceparent": "00-1-2-01"}`})
+		equal(t, "the caller's headers", e.Headers, map[string]string{"X-Tenant": "x"})
+	})
+}
+
+func TestErrorsTellWhatToDo(t *testing.T) {
+	t.Parallel()
+	withBothAPIs(t, func(t *testing.T, db *database) {
+		tx := db.begin(nil)
+		must(t, tx.Exec(`SET LOCAL search_path = pg_catalog`))
+		_, err := tx.Enqueue(outbox.Producer{}, event("some key"))
+		equal(t, "code", refusal(t, err), "42P01")
+		equal(t, "error", err.Error(), `outbox: insert events: ERROR: relation "outbox" does not exist (SQLSTATE 42P01); `+
+			`run outbox-relay migrate up, or put the schema of the outbox on the search_path`)
+		must(t, tx.Rollback())
+	})
+}

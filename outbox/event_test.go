@@ -1,0 +1,133 @@
+package outbox_test
+
+import (
+	"encoding/json"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/outbox"
+)
+
+func TestNewEvent(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name    string
+		payload any
+		want    string
+	}{
+		{"struct", struct{ Note string }{"<&>"}, `{"Note":"<&>"}`},
+		{"raw message is left alone", json.RawMessage(" {\"b\":1e3,\n\"a\":1,\"a\":2} "), " {\"b\":1e3,\n\"a\":1,\"a\":2} "},
+		{"nil", nil, `null`},
+	} {
+		got, err := outbox.NewEvent("note.written", "note-1", c.payload)
+		must(t, err)
+		equal(t, c.name, got, outbox.Event{Type: "note.written", IdempotencyKey: "note-1", Payload: json.RawMessage(c.want)})
+	}
+
+	_, err := outbox.NewEvent("note.written", "note-1", math.NaN())
+	equal(t, "error", err.Error(), `outbox: encode payload of "note-1": json: unsupported value: NaN`)
+}
+
+func TestValidationErrorNamesEventFieldRuleAndLimit(t *testing.T) {
+	t.Parallel()
+	with := func(edit func(*outbox.Event)) outbox.Event {
+		e := event("inv-7")
+		edit(&e)
+		return e
+	}
+	for _, c := range []struct {
+		event outbox.Event
+		want  string
+	}{
+		{
+			with(func(e *outbox.Event) { e.IdempotencyKey = strings.Repeat("k", 300) }),
+			`("` + strings.Repeat("k", 64) + `"…): IdempotencyKey: 300 bytes, at most 255`,
+		},
+		{with(func(e *outbox.Event) { e.IdempotencyKey = "" }), `(""): IdempotencyKey: empty, at least 1 byte`},
+		{with(func(e *outbox.Event) { e.IdempotencyKey = "a\r\nb" }), `("a\r\nb"): IdempotencyKey: byte 0x0d at 1, only printable ASCII`},
+		{with(func(e *outbox.Event) { e.Type = "a b" }), `("inv-7"): Type: contains a blank`},
+		{with(func(e *outbox.Event) { e.Version = -1 }), `("inv-7"): Version: -1, not between 1 and 2147483647`},
+		{with(func(e *outbox.Event) { e.OrderingKey = " x" }), `("inv-7"): OrderingKey: starts or ends with a blank`},
+		{with(func(e *outbox.Event) { e.RelatedReference = "é" }), `("inv-7"): RelatedReference: byte 0xc3 at 0, only printable ASCII`},
+		{with(func(e *outbox.Event) { e.Payload = nil }), `("inv-7"): Payload: empty, must be one JSON value`},
+		{
+			with(func(e *outbox.Event) { e.Payload = json.RawMessage(`{"a":}`) }),
+			`("inv-7"): Payload: not valid JSON: invalid character '}' looking for beginning of value`,
+		},
+		{
+			with(func(e *outbox.Event) {
+				e.Payload = json.RawMessage(strings.Repeat("[", 10001) + strings.Repeat("]", 10001))
+			}),
+			`("inv-7"): Payload: not valid JSON: invalid character '[' exceeded max depth`,
+		},
+		{
+			with(func(e *outbox.Event) { e.Payload = json.RawMessage(strings.Repeat(" ", 1<<20) + "1") }),
+			`("inv-7"): Payload: 1048577 bytes, at most 1048576`,
+		},
+		{
+			with(func(e *outbox.Event) { e.AvailableAt = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC) }),
+			`("inv-7"): AvailableAt: year 9999, not between 1 and 9998`,
+		},
+		{with(func(e *outbox.Event) { e.Headers = map[string]string{"a b": "x"} }), `("inv-7"): Headers: name "a b" is not an HTTP token`},
+		{
+			with(func(e *outbox.Event) { e.Headers = map[string]string{"A": "1", "a": "2"} }),
+			`("inv-7"): Headers: name "a" occurs twice, differing only in case`,
+		},
+		{
+			with(func(e *outbox.Event) { e.Headers = map[string]string{"a": "1\n"} }),
+			`("inv-7"): Headers: value of "a": byte 0x0a at 1, only printable ASCII`,
+		},
+		{
+			with(func(e *outbox.Event) { e.Headers = map[string]string{"a": strings.Repeat("x", 8192)} }),
+			`("inv-7"): Headers: 8201 bytes as JSON, at most 8192`,
+		},
+	} {
+		// A nil transaction: nothing may reach the database.
+		_, err := outbox.Enqueue(t.Context(), nil, event("first"), c.event)
+		if err == nil {
+			t.Errorf("accepted, want %s", c.want)
+			continue
+		}
+		equal(t, "error", err.Error(), "outbox: event 1 "+c.want)
+	}
+}
+
+func TestValidationReportsEveryProblem(t *testing.T) {
+	t.Parallel()
+	bad := event("inv-7")
+	bad.Type, bad.Version = "", -5
+	_, err := outbox.Enqueue(t.Context(), nil, bad, event("fine"), outbox.Event{Type: "t", IdempotencyKey: "k"})
+	equal(t, "error", err.Error(), `outbox: event 0 ("inv-7"): Type: empty, at least 1 byte
+outbox: event 0 ("inv-7"): Version: -5, not between 1 and 2147483647
+outbox: event 2 ("k"): Payload: empty, must be one JSON value`)
+
+	var first *outbox.ValidationError
+	if !errors.As(err, &first) {
+		t.Fatalf("not a ValidationError: %v", err)
+	}
+	equal(t, "first", *first, outbox.ValidationError{Index: 0, Key: "inv-7", Field: "Type", Problem: "empty, at least 1 byte"})
+}
+
+func TestReservedHeadersAreRefused(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{
+		"Connection", "Keep-Alive", "Proxy-Authorization", "Proxy-Connection", "TE", "Trailer", "Transfer-Encoding", "Upgrade",
+		"Host", "Content-Length", "Content-Type", "Content-Encoding", "cOnTeNt-TyPe",
+		webhook.IdempotencyKey, webhook.EventType, webhook.EventVersion, webhook.EventID, webhook.CreatedAt,
+		webhook.RelatedReference, webhook.OrderingKey, webhook.Sequence, webhook.Attempt, webhook.DeliveryID,
+		webhook.NotAfter, webhook.Replay, webhook.ID, webhook.Timestamp, webhook.Signature, webhook.OutboxPrefix + "Future",
+	} {
+		e := event("inv-7")
+		e.Headers = map[string]string{name: "x", "X-Tenant": "fine"}
+		_, err := outbox.Enqueue(t.Context(), nil, e)
+		if err == nil {
+			t.Errorf("%s was accepted", name)
+			continue
+		}
+		equal(t, "error", err.Error(), `outbox: event 0 ("inv-7"): Headers: name "`+name+`" is reserved`)
+	}
+}

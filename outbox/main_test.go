@@ -1,0 +1,227 @@
+package outbox_test
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/outbox"
+)
+
+func TestMain(m *testing.M) { pgtest.RunTests(m) }
+
+// A transaction runs either API.
+type transaction interface {
+	Enqueue(p outbox.Producer, events ...outbox.Event) (outbox.Result, error)
+	Exec(statement string) error
+	Commit() error
+	Rollback() error
+}
+
+// A database is a fresh outbox, used through one of the two APIs.
+type database struct {
+	t     *testing.T
+	dsn   string
+	pool  *pgxpool.Pool // to look with
+	begin func(*sql.TxOptions) transaction
+}
+
+// withBothAPIs runs the test on a database of its own for pgx and for database/sql.
+func withBothAPIs(t *testing.T, test func(t *testing.T, db *database)) {
+	t.Helper()
+	t.Run("pgx", func(t *testing.T) {
+		t.Parallel()
+		db := newDatabase(t)
+		db.begin = func(o *sql.TxOptions) transaction {
+			return pgxTransaction{t, begin(t, db.pool, isolation(o))}
+		}
+		test(t, db)
+	})
+	t.Run("sql", func(t *testing.T) {
+		t.Parallel()
+		db := newDatabase(t)
+		pool, err := sql.Open("pgx", db.dsn)
+		must(t, err)
+		t.Cleanup(func() { pool.Close() })
+		db.begin = func(o *sql.TxOptions) transaction {
+			tx, err := pool.BeginTx(t.Context(), o)
+			must(t, err)
+			t.Cleanup(func() { tx.Rollback() })
+			return sqlTransaction{t, tx}
+		}
+		test(t, db)
+	})
+}
+
+func newDatabase(t *testing.T) *database {
+	t.Helper()
+	dsn := pgtest.New(t, migrations.Outbox)
+	return &database{t: t, dsn: dsn, pool: pgtest.Pool(t, dsn)}
+}
+
+// begin returns a transaction that does not outlive the test: closing a pool would wait for it.
+func begin(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel) pgx.Tx {
+	t.Helper()
+	tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+	must(t, err)
+	t.Cleanup(func() { tx.Rollback(context.WithoutCancel(t.Context())) })
+	return tx
+}
+
+func isolation(o *sql.TxOptions) pgx.TxIsoLevel {
+	if o != nil && o.Isolation == sql.LevelRepeatableRead {
+		return pgx.RepeatableRead
+	}
+	return pgx.ReadCommitted
+}
+
+type pgxTransaction struct {
+	t  *testing.T
+	tx pgx.Tx
+}
+
+func (x pgxTransaction) Enqueue(p outbox.Producer, events ...outbox.Event) (outbox.Result, error) {
+	return p.Enqueue(x.t.Context(), x.tx, events...)
+}
+
+func (x pgxTransaction) Exec(statement string) error {
+	_, err := x.tx.Exec(x.t.Context(), statement)
+	return err
+}
+func (x pgxTransaction) Commit() error   { return x.tx.Commit(x.t.Context()) }
+func (x pgxTransaction) Rollback() error { return x.tx.Rollback(x.t.Context()) }
+
+type sqlTransaction struct {
+	t  *testing.T
+	tx *sql.Tx
+}
+
+func (x sqlTransaction) Enqueue(p outbox.Producer, events ...outbox.Event) (outbox.Result, error) {
+	return p.EnqueueSQL(x.t.Context(), x.tx, events...)
+}
+
+func (x sqlTransaction) Exec(statement string) error {
+	_, err := x.tx.ExecContext(x.t.Context(), statement)
+	return err
+}
+func (x sqlTransaction) Commit() error   { return x.tx.Commit() }
+func (x sqlTransaction) Rollback() error { return x.tx.Rollback() }
+
+// enqueue runs one transaction: committed without an error, rolled back with one.
+func (db *database) enqueue(events ...outbox.Event) (outbox.Result, error) {
+	db.t.Helper()
+	tx := db.begin(nil)
+	result, err := tx.Enqueue(outbox.Producer{}, events...)
+	if err != nil {
+		must(db.t, tx.Rollback())
+		return result, err
+	}
+	must(db.t, tx.Commit())
+	return result, nil
+}
+
+// exec runs SQL outside of any test transaction.
+func (db *database) exec(statement string, arguments ...any) {
+	db.t.Helper()
+	_, err := db.pool.Exec(db.t.Context(), statement, arguments...)
+	must(db.t, err)
+}
+
+// strings returns the first column of a query.
+func (db *database) strings(query string, arguments ...any) []string {
+	db.t.Helper()
+	rows, err := db.pool.Query(db.t.Context(), query, arguments...)
+	must(db.t, err)
+	values, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	must(db.t, err)
+	return values
+}
+
+// deliveries returns "key>destination" in order.
+func (db *database) deliveries() []string {
+	db.t.Helper()
+	return db.strings(`SELECT idempotency_key || '>' || destination
+		FROM outbox_delivery d JOIN outbox o ON o.id = d.event_id ORDER BY o.id, destination`)
+}
+
+// keys returns the keys of all events in the order of their ids.
+func (db *database) keys() []string {
+	db.t.Helper()
+	return db.strings(`SELECT idempotency_key FROM outbox ORDER BY id`)
+}
+
+// waitUntilBlocked returns once a session of the database waits for another one's lock.
+func (db *database) waitUntilBlocked() {
+	db.t.Helper()
+	ctx, cancel := context.WithTimeout(db.t.Context(), 30*time.Second)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		var blocked bool
+		must(db.t, db.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&blocked))
+		if blocked {
+			return
+		}
+		<-tick.C
+	}
+}
+
+// rolesLock: roles belong to the whole server, and roles.sql is not made for several who create them at once.
+var rolesLock sync.Mutex
+
+func (db *database) applyRoles() {
+	db.t.Helper()
+	roles, err := os.ReadFile("../migrations/roles.sql")
+	must(db.t, err)
+	rolesLock.Lock()
+	defer rolesLock.Unlock()
+	db.exec(string(roles))
+}
+
+func event(key string) outbox.Event {
+	return outbox.Event{Type: "invoice.issued", IdempotencyKey: key, Payload: json.RawMessage(`{"invoice":4711}`)}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refusal returns by which constraint or, if none, with which SQLSTATE PostgreSQL refused; "" for no error.
+func refusal(t testing.TB, err error) string {
+	t.Helper()
+	if err == nil {
+		return ""
+	}
+	var refused *pgconn.PgError
+	if !errors.As(err, &refused) {
+		t.Fatalf("not an error of PostgreSQL: %v", err)
+	}
+	if refused.ConstraintName != "" {
+		return refused.ConstraintName
+	}
+	return refused.Code
+}
+
+func equal[T any](t testing.TB, what string, got, want T) {
+	t.Helper()
+	if g, w := fmt.Sprintf("%#v", got), fmt.Sprintf("%#v", want); g != w {
+		t.Errorf("%s:\n got %s\nwant %s", what, g, w)
+	}
+}
