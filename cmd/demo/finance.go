@@ -22,6 +22,7 @@ type financeRole struct {
 	Prefix   string  `required:"" help:"What the numbers of this run's invoices begin with."`
 	Invoices int     `required:"" help:"How many to issue."`
 	Rate     float64 `help:"Invoices per second. 0: as fast as possible."`
+	Block    int     `default:"1" help:"How many of them at once."`
 	Rollback float64 `help:"Share that is rolled back."`
 	PlainSQL float64 `name:"plain-sql" help:"Share whose event is a plain INSERT instead of outbox.Enqueue."`
 	Workers  int     `default:"4" help:"Transactions at a time."`
@@ -57,7 +58,7 @@ func (role *financeRole) Run(ctx context.Context) error {
 
 	pace := rate.NewLimiter(rate.Inf, 0)
 	if role.Rate > 0 {
-		pace = rate.NewLimiter(rate.Limit(role.Rate), 1)
+		pace = rate.NewLimiter(rate.Limit(role.Rate), role.Block)
 	}
 	journal := &journal{w: os.Stdout}
 	numbers := make(chan int)
@@ -71,9 +72,11 @@ func (role *financeRole) Run(ctx context.Context) error {
 			}
 		})
 	}
-	for n := 1; n <= role.Invoices && ctx.Err() == nil; n++ {
-		_ = pace.Wait(ctx) // fails only when ctx has ended
-		numbers <- n
+	for n := range role.Invoices {
+		if n%role.Block == 0 && pace.WaitN(ctx, role.Block) != nil {
+			break // ctx has ended
+		}
+		numbers <- n + 1
 	}
 	close(numbers)
 	workers.Wait()

@@ -165,9 +165,9 @@ func (h *history) address() string {
 	return h.addr
 }
 
-// posts counts the requests so far.
-func (h *history) posts() int {
+// behaves reports whether the receiver has stopped causing faults.
+func (h *history) behaves() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return len(h.requests)
+	return h.behaving
 }

@@ -20,21 +20,29 @@ var relaySettings = []string{
 // The faults of the receiver, in shares of the requests.
 var receiverFaults = faults{Late: 0.03, Refuse: 0.03, Lose: 0.02}
 
-// The shape of the play. Most invoices come at an even pace; the rest in runs of many at once, in each of which a relay
-// is killed.
+// The shape of the play. Most invoices come at an even pace; the rest in acts: many at once, and a
+// relay is killed in their midst.
 const (
-	steadyTime   = 13 * time.Second
-	bursts       = 3
-	burstShare   = 0.1 // of all invoices, each
-	betweenActs  = 3 * time.Second
-	relayAbsence = 1500 * time.Millisecond // how long a killed relay stays away
-	rolledBack   = 0.1
-	plainSQL     = 0.2
+	acts       = 3
+	actShare   = 0.1 // of all invoices, in each act
+	rolledBack = 0.1
+	plainSQL   = 0.2
 )
+
+// A tempo is how fast the play is played.
+type tempo struct {
+	steady  time.Duration // over which the even pace is kept
+	pause   time.Duration // before each act
+	absence time.Duration // of a killed relay
+}
+
+// andante leaves time to read what is told.
+var andante = tempo{steady: 13 * time.Second, pause: 3 * time.Second, absence: 1500 * time.Millisecond}
 
 // play is one performance.
 type play struct {
 	options
+	tempo
 	*narrator
 	stage   *stage
 	relays  []*unit
@@ -45,7 +53,7 @@ func newPlay(o options, w io.Writer) *play {
 	if o.Seed == 0 {
 		o.Seed = rand.Uint64N(1_000_000) + 1
 	}
-	return &play{options: o, narrator: newNarrator(w)}
+	return &play{options: o, tempo: andante, narrator: newNarrator(w)}
 }
 
 // run plays, checks, and leaves nothing behind. A broken promise is an error.
@@ -55,7 +63,7 @@ func (p *play) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	p.stage = stage
+	p.stage, stage.absence = stage, p.absence
 	stage.mourn = func(string) { p.say("logistics died between its commit and its answer; the next one takes its port") }
 	defer func() {
 		if cause := context.Cause(stage.ctx); err != nil && cause != nil {
@@ -70,13 +78,14 @@ func (p *play) run(ctx context.Context) (err error) {
 	if err := p.perform(); err != nil {
 		return err
 	}
-	if err := p.judge(); err != nil {
+	verdict, err := p.judge()
+	if err != nil {
 		return err
 	}
 	if p.Keep {
-		return p.keep()
+		p.keep()
 	}
-	return nil
+	return verdict
 }
 
 // enter starts the receiver and the relays.
@@ -87,7 +96,7 @@ func (p *play) enter() error {
 	}
 	p.say("logistics listens on %s; it will be late, fail, lose answers, and die after a commit", p.stage.history.address())
 	for i := range 2 {
-		u, err := p.stage.openRelay(fmt.Sprintf("relay-%d", i+1), relayAbsence, relaySettings...)
+		u, err := p.stage.openRelay(fmt.Sprintf("relay-%d", i+1), relaySettings...)
 		if err != nil {
 			return err
 		}
@@ -99,21 +108,21 @@ func (p *play) enter() error {
 
 // perform lets finance issue invoices while relays are killed, and returns when all is delivered.
 func (p *play) perform() error {
-	burst := int(float64(p.Events) * burstShare)
-	steady := p.Events - bursts*burst
-	perSecond := float64(steady) / steadyTime.Seconds()
+	inAct := int(float64(p.Events) * actShare)
+	steady := p.Events - acts*inAct
+	perSecond := float64(steady) / p.steady.Seconds()
 	p.say("finance issues invoices, %.0f a second; one in ten is rolled back, one in five enqueued by plain SQL", perSecond)
 	issued := make(chan error, 1)
 	p.stage.units.Go(func() {
 		issued <- p.stage.issue(order{prefix: "INV", invoices: steady, perSecond: perSecond, rollback: rolledBack, plainSQL: plainSQL})
 	})
-	for n := range bursts {
+	for n := range acts {
 		select {
-		case <-time.After(betweenActs):
+		case <-time.After(p.pause):
 		case <-p.stage.ctx.Done():
 			return context.Cause(p.stage.ctx)
 		}
-		if err := p.act(n+1, burst); err != nil {
+		if err := p.act(n+1, inAct); err != nil {
 			return err
 		}
 	}
@@ -170,18 +179,18 @@ func (p *play) other(u *unit) string {
 // errBroken says that the table above it is bad news.
 var errBroken = errors.New("a promise is broken, see above; the same --seed repeats the invoices and faults")
 
-// judge compares the databases and prints the table.
-func (p *play) judge() error {
+// judge compares the databases and prints the table. The verdict is nil when every promise was kept.
+func (p *play) judge() (verdict, err error) {
 	f, err := p.stage.gather()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	rules := f.check()
 	p.table(f.figures(), p.slowest, rules)
 	for _, r := range rules {
 		if len(r.broken) > 0 {
-			return errBroken
+			verdict = errBroken
 		}
 	}
-	return nil
+	return verdict, nil
 }

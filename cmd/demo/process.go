@@ -20,9 +20,6 @@ import (
 //go:embed guard.sh
 var guardScript string
 
-// killed is the exit code of a process that SIGKILL ended, as shells count.
-const killed = 128 + int(syscall.SIGKILL)
-
 // A command is what to run. Its standard input is empty, and its directory the root, so that no file that happens to lie
 // in the current one changes what it does.
 type command struct {
@@ -94,21 +91,17 @@ func (p *process) kill() {
 	<-p.ended
 }
 
-// stop ends the process with SIGTERM, and with SIGKILL if that takes longer than patience. It returns the exit code.
-func (p *process) stop(patience time.Duration) int {
+// stop ends the process with SIGTERM, and with SIGKILL if that takes longer than patience.
+func (p *process) stop(patience time.Duration) {
 	p.signal("TERM")
 	select {
 	case <-p.ended:
 	case <-time.After(patience):
 		p.kill()
 	}
-	return p.code()
 }
 
-// code returns the exit code of a process that has ended.
-func (p *process) code() int { return p.guard.ProcessState.ExitCode() }
-
-// run runs a command to its end. A code other than 0 is an error that quotes what the command wrote to stderr.
+// run runs a command to its end. Its failure is an error.
 func run(ctx context.Context, c command) error {
 	p, err := start(c)
 	if err != nil {
@@ -123,12 +116,16 @@ func run(ctx context.Context, c command) error {
 	return p.failure()
 }
 
-// failure is nil after exit code 0.
+// failure returns what the process wrote last to stderr, if it ended other than with code 0 or by a signal that somebody
+// sent.
 func (p *process) failure() error {
-	if p.code() == 0 {
+	const signalled = 128 // and the signal, as shells count
+	code := p.guard.ProcessState.ExitCode()
+	switch code {
+	case 0, signalled + int(syscall.SIGKILL), signalled + int(syscall.SIGTERM), signalled + int(syscall.SIGINT):
 		return nil
 	}
-	return errors.New(strings.TrimSpace(fmt.Sprintf("exit code %d\n%s", p.code(), p.errors)))
+	return errors.New(strings.TrimSpace(fmt.Sprintf("exit code %d\n%s", code, p.errors)))
 }
 
 // lines is a writer that passes on whole lines.

@@ -4,12 +4,10 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -27,6 +25,7 @@ type stage struct {
 	relay   string // the outbox-relay binary
 	secret  string
 	seed    uint64
+	absence time.Duration // of a relay that was killed
 	history *history
 
 	finance, logistics *pgxpool.Pool
@@ -36,7 +35,7 @@ type stage struct {
 	units sync.WaitGroup
 
 	receiver *unit
-	mourn    func(life string) // called when a receiver has died; may be nil
+	mourn    func(life string) // called when a receiver has died of its faults; may be nil
 }
 
 // The two services and their databases.
@@ -151,102 +150,6 @@ func (s *stage) openDatabase(name, set, tables string) (*pgxpool.Pool, error) {
 		return nil, fmt.Errorf("create tables of %s: %w", name, err)
 	}
 	return pool, nil
-}
-
-// listen returns what takes the journal of a life.
-func (s *stage) listen(life string) func(line string) {
-	return func(line string) {
-		var e entry
-		if err := json.Unmarshal([]byte(line), &e); err != nil {
-			s.fail(fmt.Errorf("%s wrote %q, which is no journal entry: %w", life, line, err))
-			return
-		}
-		s.history.add(life, e)
-	}
-}
-
-// fill keeps a role filled until the play ends. When that fails, the play ends.
-func (s *stage) fill(u *unit) {
-	s.units.Go(func() {
-		if err := u.run(s.ctx); err != nil {
-			s.fail(err)
-		}
-	})
-}
-
-// openReceiver starts logistics and returns when it listens. Each life dies in the effect that dieAfter gives it; beyond
-// the list, lives do not die by themselves.
-func (s *stage) openReceiver(f faults, dieAfter ...int) error {
-	const role = "logistics"
-	share := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
-	s.receiver = &unit{role: role, ended: func(life string, at time.Time) {
-		s.history.died(life, at)
-		if s.mourn != nil {
-			s.mourn(life)
-		}
-	}}
-	s.receiver.launch = func(life string, number int) (*process, error) {
-		argv := []string{
-			s.self, role, "--database", s.server.DSN(logisticsName), "--seed", strconv.FormatUint(s.seed, 10),
-			"--late", share(f.Late), "--refuse", share(f.Refuse), "--lose", share(f.Lose),
-		}
-		if addr := s.history.address(); addr != "" {
-			argv = append(argv, "--listen", addr) // where the relays look for it
-		}
-		if number <= len(dieAfter) {
-			argv = append(argv, "--die-after", strconv.Itoa(dieAfter[number-1]))
-		}
-		return start(command{argv: argv, env: []string{"DEMO_SECRET=" + s.secret}, stdout: s.listen(life)})
-	}
-	s.fill(s.receiver)
-	return s.await("logistics to listen", func(h *history) bool { return h.addr != "" })
-}
-
-// openRelay starts an outbox-relay and returns when it is registered. env adds to its settings.
-func (s *stage) openRelay(role string, rest time.Duration, env ...string) (*unit, error) {
-	u := &unit{role: role, rest: rest, ended: func(string, time.Time) {}}
-	u.launch = func(life string, _ int) (*process, error) {
-		settings := append([]string{
-			"OUTBOX_DATABASE_URL=" + s.server.DSN(financeName),
-			"OUTBOX_DESTINATION_URL=http://" + s.history.address() + webhookPath + "?relay=" + life,
-			"OUTBOX_SIGNING_SECRET=" + s.secret,
-			"OUTBOX_NAME=" + life,
-		}, env...)
-		return start(command{argv: []string{s.relay, "run"}, env: settings})
-	}
-	s.fill(u)
-	return u, s.poll(role+" to register", func(ctx context.Context) (bool, error) {
-		life, _ := u.current()
-		return s.registered(ctx, life)
-	})
-}
-
-// An order is what finance is told to issue.
-type order struct {
-	prefix             string
-	invoices           int
-	perSecond          float64 // 0: as fast as possible
-	rollback, plainSQL float64 // shares
-}
-
-// issue runs finance and returns when everything is issued.
-func (s *stage) issue(o order) error {
-	argv := []string{
-		s.self, "finance", "--database", s.server.DSN(financeName), "--seed", strconv.FormatUint(s.seed, 10),
-		"--prefix", o.prefix, "--invoices", strconv.Itoa(o.invoices), "--rate", fmt.Sprint(o.perSecond),
-		"--rollback", fmt.Sprint(o.rollback), "--plain-sql", fmt.Sprint(o.plainSQL),
-	}
-	if err := run(s.ctx, command{argv: argv, stdout: s.listen("finance." + o.prefix)}); err != nil {
-		return fmt.Errorf("finance: %w", err)
-	}
-	return nil
-}
-
-// behave ends the receiver's faults. When it returns, everything the receiver wrote before has arrived in the history.
-func (s *stage) behave() error {
-	_, p := s.receiver.current()
-	p.signal("USR1")
-	return s.await("logistics to behave", func(h *history) bool { return h.behaving })
 }
 
 // await waits for the history to fulfil a condition.

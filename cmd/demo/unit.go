@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// A unit is a role of the play that is always filled: when its process is killed, by whomever, its next life begins.
+// A unit is a role of the play that is always filled: when its process is killed or told to stop, by whomever, its next
+// life begins.
 type unit struct {
 	role string // "relay-1"; its lives are relay-1.1, relay-1.2, …
 
@@ -26,8 +27,7 @@ type unit struct {
 // grace is how long a process may take to stop in order at the end of a play.
 const grace = 3 * time.Second
 
-// run fills the role until ctx is done. It returns an error when a life cannot begin, or ends by itself other than by
-// being killed.
+// run fills the role until ctx is done. It returns an error when a life cannot begin, or ends in failure.
 func (u *unit) run(ctx context.Context) error {
 	for number := 1; ctx.Err() == nil; number++ {
 		life := fmt.Sprintf("%s.%d", u.role, number)
@@ -45,8 +45,8 @@ func (u *unit) run(ctx context.Context) error {
 			return nil
 		}
 		u.ended(life, time.Now())
-		if p.code() != killed {
-			return fmt.Errorf("%s ended by itself: %w", life, p.failure())
+		if err := p.failure(); err != nil {
+			return fmt.Errorf("%s ended by itself: %w", life, err)
 		}
 		select {
 		case <-time.After(u.rest):

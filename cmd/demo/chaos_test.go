@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"sync"
+	"testing"
+	"time"
+)
+
+// chaosTime is how long TestChaos kills. The full acceptance is: go test ./cmd/demo -run TestChaos -chaos 20s -v
+var chaosTime = flag.Duration("chaos", 6*time.Second, "how long TestChaos kills; from 20s on it also judges the takeover")
+
+const (
+	killEvery   = 500 * time.Millisecond
+	chaosRate   = 400 // invoices a second
+	chaosBlock  = 150 // of them at once, so that kills find much in flight, or little
+	fullChaos   = 20 * time.Second
+	maxTakeover = 2 * time.Second
+	answersLost = 0.02 // share
+)
+
+// While relays are killed and answers are lost, nothing is lost and nothing happens twice, and no request is made that a
+// recorded kill or loss does not explain.
+func TestChaos(t *testing.T) {
+	s := newStage(t)
+	relays := s.enter(t, 2, faults{Lose: answersLost}, nil, "OUTBOX_RETRY_SCHEDULE=500ms,1s,2s", "OUTBOX_LEASE=60s")
+
+	s.outliveStart(t)
+
+	issued := make(chan error, 1)
+	s.units.Go(func() {
+		invoices := int(chaosRate * chaosTime.Seconds())
+		issued <- s.issue(order{prefix: "INV", invoices: invoices, perSecond: chaosRate, block: chaosBlock, rollback: 0.05, plainSQL: plainSQL})
+	})
+	kills := int(*chaosTime / killEvery)
+	takeovers := make(chan takeover, kills)
+	var watching sync.WaitGroup
+	tick := time.NewTicker(killEvery)
+	defer tick.Stop()
+	for n := range kills {
+		select {
+		case <-tick.C:
+		case <-s.ctx.Done():
+			s.try(t, s.ctx.Err())
+		}
+		k := s.killRelay(relays[n%len(relays)])
+		watching.Go(func() {
+			takeover, err := s.takenOver(k)
+			if err != nil && s.ctx.Err() == nil {
+				t.Error(err)
+			}
+			takeovers <- takeover
+		})
+	}
+	watching.Wait()
+	close(takeovers)
+	s.try(t, <-issued)
+	s.try(t, s.behave())
+	f := s.settle(t)
+
+	n := f.figures()
+	var slowest takeover
+	claims := 0
+	for takeover := range takeovers {
+		claims += takeover.claims
+		if takeover.took > slowest.took {
+			slowest = takeover
+		}
+	}
+	// A chaos in which nothing went wrong proves nothing.
+	if n.relaysKilled != kills || claims == 0 || n.answersLost == 0 || n.suppressed == 0 {
+		t.Errorf("%d relays killed, %d claims taken over, %d answers lost, %d duplicates suppressed; want %d and more than 0 of each",
+			n.relaysKilled, claims, n.answersLost, n.suppressed, kills)
+	}
+	if *chaosTime >= fullChaos && slowest.took > maxTakeover {
+		t.Errorf("the claims of %s were taken over after %s, want %s at most", slowest.life, slowest.took, maxTakeover)
+	}
+	t.Logf("chaos for %s: %d committed, %d rolled back, %d requests, %d retries, %d duplicates suppressed, %d effects, %d lost, %d doubled; "+
+		"%d relays killed, %d claims taken over, the slowest after %s; %d answers lost; p50 %s, p99 %s",
+		*chaosTime, n.committed, n.rolledBack, n.posts, n.retries, n.suppressed, n.effects, n.lost, n.doubled,
+		n.relaysKilled, claims, slowest.took.Round(time.Millisecond), n.answersLost, short(n.p50), short(n.p99))
+}
+
+// The relay that is left takes over from a dead one without waiting for its leases to end.
+func TestSurvivorTakesOver(t *testing.T) {
+	s := newStage(t)
+	s.absence = time.Hour // nobody comes back
+	relays := s.enter(t, 2, faults{Late: 1}, nil, "OUTBOX_LEASE=60s")
+	s.outliveStart(t)
+
+	s.try(t, s.issue(order{prefix: "INV", invoices: 400}))
+	victim, holding := relays[0], 0
+	s.try(t, s.poll("the relay to hold something", func(ctx context.Context) (busy bool, err error) {
+		life, _ := victim.current()
+		holding, err = s.holding(ctx, life)
+		return holding >= 10, err
+	}))
+	takeover, err := s.takenOver(s.killRelay(victim))
+	s.try(t, err)
+	s.try(t, s.behave())
+	n := s.settle(t).figures()
+
+	if takeover.claims == 0 {
+		t.Error("nothing was taken over")
+	}
+	if *chaosTime >= fullChaos && takeover.took > maxTakeover {
+		t.Errorf("the claims were taken over after %s, want %s at most", takeover.took, maxTakeover)
+	}
+	t.Logf("survivor: %d claims taken over after %s; %d committed, %d requests, %d duplicates suppressed, %d effects",
+		takeover.claims, takeover.took.Round(time.Millisecond), n.committed, n.posts, n.suppressed, n.effects)
+}
+
+// outliveStart waits until the server is old enough: one that has just started may have been restarted, with no time yet
+// for relays to take their locks again, and so none is taken for dead.
+func (s *stage) outliveStart(t *testing.T) {
+	t.Helper()
+	s.try(t, s.poll("the server's first seconds to pass", func(ctx context.Context) (old bool, err error) {
+		err = s.finance.QueryRow(ctx, `SELECT now() - pg_postmaster_start_time() > interval '3 seconds'`).Scan(&old)
+		return old, err
+	}))
+}

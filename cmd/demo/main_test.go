@@ -1,0 +1,158 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// asDemo, in the environment, makes the tests' binary be the demo.
+const asDemo = "DEMO_TEST_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asDemo) != "" || len(os.Args) > 1 && (os.Args[1] == financeName || os.Args[1] == logisticsName) {
+		os.Exit(realMain(os.Args[1:]))
+	}
+	clearEnvironment()
+	goleak.VerifyTestMain(suite{m})
+}
+
+type suite struct{ m *testing.M }
+
+func (s suite) Run() int {
+	code := s.m.Run()
+	if dir := filepath.Dir(relay.path); relay.path != "" {
+		_ = os.RemoveAll(dir) // in the directory for temporary files
+	}
+	return code
+}
+
+// relay is the outbox-relay that the tests run, built once.
+var relay struct {
+	once sync.Once
+	path string
+	err  error
+}
+
+// relayBinary returns the path of an outbox-relay built from the present sources.
+func relayBinary(t *testing.T) string {
+	t.Helper()
+	relay.once.Do(func() {
+		dir, err := os.MkdirTemp("", "outbox-relay-demo-test-")
+		if err != nil {
+			relay.err = err
+			return
+		}
+		relay.path = filepath.Join(dir, "outbox-relay")
+		if out, err := exec.Command("go", "build", "-o", relay.path, "../outbox-relay").CombinedOutput(); err != nil {
+			relay.err = fmt.Errorf("build outbox-relay: %w\n%s", err, out)
+		}
+	})
+	if relay.err != nil {
+		t.Fatal(relay.err)
+	}
+	return relay.path
+}
+
+// seed of every test's faults. A failure is repeated with the same one, though not with the same timing.
+const seed = 4711
+
+// newStage opens a stage that is closed when t ends.
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	s, err := openStage(t.Context(), relayBinary(t), seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// try fails the test on an error of a step. If the play has ended for a reason, that is the error.
+func (s *stage) try(t *testing.T, err error) {
+	t.Helper()
+	if cause := context.Cause(s.ctx); err != nil && cause != nil {
+		err = cause
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// enter starts the receiver and n relays.
+func (s *stage) enter(t *testing.T, n int, f faults, dieAfter []int, settings ...string) (relays []*unit) {
+	t.Helper()
+	s.try(t, s.openReceiver(f, dieAfter...))
+	for i := range n {
+		u, err := s.openRelay(fmt.Sprintf("relay-%d", i+1), settings...)
+		s.try(t, err)
+		relays = append(relays, u)
+	}
+	return relays
+}
+
+// settle waits until all is delivered and returns the facts, after checking that every promise was kept.
+func (s *stage) settle(t *testing.T) *facts {
+	t.Helper()
+	s.try(t, s.drained())
+	s.try(t, s.behave())
+	f, err := s.gather()
+	s.try(t, err)
+	for _, r := range f.check() {
+		for i, breach := range r.broken {
+			if i == 20 {
+				t.Errorf("%s: … and %d more", r.promise, len(r.broken)-i)
+				break
+			}
+			t.Errorf("%s: %s", r.promise, breach)
+		}
+	}
+	return f
+}
+
+// waitFor polls until done, for at most 20 s.
+func waitFor(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !done() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("still waiting for %s", what)
+		}
+	}
+}
+
+// processes lists the commands that name any of the words.
+func processes(t *testing.T, words ...string) (found []string) {
+	t.Helper()
+	out, err := exec.Command("ps", "-axww", "-o", "pid=,args=").Output()
+	if err != nil {
+		t.Fatalf("list processes: %v", err)
+	}
+	for line := range bytes.Lines(out) {
+		for _, word := range words {
+			if strings.Contains(string(line), word) {
+				found = append(found, string(line))
+				break
+			}
+		}
+	}
+	return found
+}

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// The whole demo, only faster.
+func TestPlay(t *testing.T) {
+	var out bytes.Buffer
+	p := newPlay(options{Relay: relayBinary(t), Events: 600, Seed: seed}, &out)
+	p.tempo = tempo{steady: 3 * time.Second, pause: 500 * time.Millisecond, absence: 200 * time.Millisecond}
+	if err := p.run(t.Context()); err != nil {
+		t.Fatalf("%v\n%s", err, &out)
+	}
+	if n := strings.Count(out.String(), "kept"); n != 5 || strings.Contains(out.String(), "\x1b") {
+		t.Errorf("%d promises kept, want 5, without colours:\n%s", n, &out)
+	}
+	if left := processes(t, p.stage.server.Dir()); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
+// However the demo ends, it leaves no process and no directory behind.
+func TestDemoLeavesNothing(t *testing.T) {
+	for name, test := range map[string]struct {
+		signal syscall.Signal
+		code   int
+	}{
+		"killed":      {syscall.SIGKILL, -1},
+		"interrupted": {syscall.SIGINT, exitInterrupted},
+	} {
+		t.Run(name, func(t *testing.T) {
+			binary := relayBinary(t)
+			self, err := os.Executable()
+			if err != nil {
+				t.Fatal(err)
+			}
+			out := &output{}
+			cmd := exec.Command(self, "--relay", binary)
+			cmd.Env = append(os.Environ(), asDemo+"=1", "HOME=")
+			cmd.Stdout, cmd.Stderr = out, out
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = cmd.Process.Kill() }) // unless it has ended
+			waitFor(t, "finance to issue", func() bool { return strings.Contains(out.String(), "finance issues") })
+			found := regexp.MustCompile(`PostgreSQL runs in (\S+);`).FindStringSubmatch(out.String())
+			if found == nil {
+				t.Fatalf("the demo names no directory:\n%s", out)
+			}
+			dir := found[1]
+			if n := len(processes(t, dir, binary)); n < 5 {
+				t.Fatalf("only %d processes run: %q", n, processes(t, dir, binary))
+			}
+			if err := cmd.Process.Signal(test.signal); err != nil {
+				t.Fatal(err)
+			}
+			_ = cmd.Wait() // the code says more
+			if code := cmd.ProcessState.ExitCode(); code != test.code {
+				t.Errorf("exit code %d, want %d:\n%s", code, test.code, out)
+			}
+			waitFor(t, "every process to go", func() bool { return len(processes(t, dir, binary)) == 0 })
+			waitFor(t, "the directory to go", func() bool { _, err := os.Stat(dir); return os.IsNotExist(err) })
+		})
+	}
+}
+
+// output collects what a process writes while others read it.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+var _ io.Writer = (*output)(nil)
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
