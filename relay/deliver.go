@@ -95,6 +95,10 @@ func post(l *lane, req *http.Request) verdict {
 		return judgeError(err)
 	}
 	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		// The transport has handed the connection over, and with it the deadline: reading could hang for ever.
+		return judgeResponse(resp.StatusCode, resp.Header, "", l.destination.Responses, time.Now())
+	}
 	var excerpt []byte
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
 		excerpt, _ = io.ReadAll(io.LimitReader(resp.Body, maxExcerpt))
