@@ -1,0 +1,164 @@
+package relay
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+// failing returns a relay's configuration whose destination refuses everything, told to the given channels.
+func failing(t testing.TB, db *database, channels ...Channel) Config {
+	t.Helper()
+	refusing := newReceiver(t, func(w http.ResponseWriter, r request) {
+		w.WriteHeader(http.StatusUnprocessableEntity)
+		_, _ = w.Write([]byte("<no> & " + r.key))
+	})
+	cfg := db.config(to(refusing.URL))
+	cfg.Alerts.Channels = channels
+	return cfg
+}
+
+// passWindow makes the alert window pass by moving what is stored into the past.
+func (db *database) passWindow() {
+	db.Helper()
+	db.exec(`UPDATE outbox_alert SET opened_at = opened_at - interval '16 min', last_at = last_at - interval '16 min',
+		notified_at = notified_at - interval '16 min', claimed_until = claimed_until - interval '16 min'`)
+}
+
+// 501 failures are one message; those of the next window are one more.
+func TestFailuresAreToldOncePerWindow(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	slack := newReceiver(t, nil)
+	db.insert(1, "first")
+	r := start(t, failing(t, db, Slack(slack.URL+"/services/T0/B0/secret")))
+	r.await(t, "the first message", func(o *observer) bool { return len(o.notices) == 1 })
+
+	var message map[string]string
+	must(t, json.Unmarshal(slack.all()[0].body, &message))
+	for _, part := range []string{
+		`1 delivery to "default" failed for good`, "event 1: 422 Unprocessable Entity: &lt;no&gt; &amp; first-1",
+		"outbox-relay events list --status failed --destination default",
+	} {
+		if !strings.Contains(message["text"], part) {
+			t.Errorf("%q is missing in %q", part, message["text"])
+		}
+	}
+
+	db.insert(500, "more")
+	r.settles(t, Fail, 501)
+	becomes(db, 501, `SELECT count FROM outbox_alert`)
+	// The alerter is asked again and again, and has nothing to tell: two more failures pass through it.
+	db.insert(2, "evenmore")
+	r.settles(t, Fail, 503)
+	if got := row[int](db, `SELECT notified_count FROM outbox_alert`); got != 1 || slack.total() != 1 {
+		t.Errorf("%d messages about %d failures within the window", slack.total(), got)
+	}
+
+	db.passWindow()
+	r.await(t, "the second message", func(o *observer) bool { return len(o.notices) == 2 })
+	if got := sees(r.observer, func(o *observer) Alert { return o.notices[1].alert }); got.Count != 503 || got.Subject != "default" || got.FirstEventID < 2 {
+		t.Errorf("second alert: %+v", got)
+	}
+	if slack.total() != 2 {
+		t.Errorf("%d messages", slack.total())
+	}
+	// After a window without news the alert is closed, without a message, and the next failure opens a new one.
+	becomes(db, 503, `SELECT notified_count FROM outbox_alert`)
+	db.passWindow()
+	becomes(db, 0, `SELECT count(*) FROM outbox_alert`)
+	db.insert(1, "anew")
+	r.await(t, "the alert about the new failure", func(o *observer) bool { return len(o.notices) == 3 })
+	if got := sees(r.observer, func(o *observer) Alert { return o.notices[2].alert }); got.Count != 1 {
+		t.Errorf("third alert: %+v", got)
+	}
+}
+
+func TestTwoRelaysTellOnce(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	slack := newReceiver(t, nil)
+	cfg := failing(t, db, Slack(slack.URL))
+	a, b := start(t, cfg), start(t, cfg)
+	a.instance()
+	b.instance()
+	db.insert(400, "key")
+	becomes(db, 400, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed'`)
+	eventually(t, "the message", func() bool { return slack.total() > 0 })
+	becomes(db, true, `SELECT notified_count > 0 FROM outbox_alert`)
+	// Both look at the alert again with every tick and every failure.
+	for _, r := range []*running{a, b} {
+		must(t, r.tellDueAlerts(t.Context()))
+	}
+	if slack.total() != 1 {
+		t.Errorf("%d messages from two relays", slack.total())
+	}
+}
+
+// A channel that is down gets the message later; one that works gets it once; deliveries do not notice.
+func TestDeadChannelIsTriedAgainAndDelaysNothing(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t, "default", "healthy")
+	healthy := newReceiver(t, nil)
+	good := newReceiver(t, nil)
+	hanging := newGate(t)
+	broken := newReceiver(t, func(w http.ResponseWriter, r request) {
+		if r.number == 1 {
+			hanging.pass(r)
+		}
+		if r.number < 3 {
+			w.WriteHeader(http.StatusInternalServerError)
+			_, _ = w.Write([]byte("no\x1b[31m"))
+		}
+	})
+	cfg := failing(t, db, Webhook(good.URL), Slack(broken.URL))
+	second := to(healthy.URL)
+	second.Name = "healthy"
+	cfg.Destinations = append(cfg.Destinations, second)
+	cfg.Routes = []Route{{"*", []string{"default", "healthy"}}}
+	db.insert(1, "first")
+	r := start(t, cfg)
+	<-hanging.arrived // the alerter now waits for the channel
+	db.insert(100, "more")
+	r.settles(t, Delivered, 101)
+	r.settles(t, Fail, 101)
+	hanging.open()
+
+	for failures := 1; failures <= 2; failures++ {
+		r.await(t, "the broken channel's error", func(o *observer) bool { return len(o.notices) == 1+failures })
+		n := sees(r.observer, func(o *observer) notice { return o.notices[failures] })
+		if n.err == nil || n.channel != channelName("slack", broken.URL) || !strings.Contains(n.err.Error(), "500") || strings.Contains(n.err.Error(), "\x1b") {
+			t.Errorf("%+v", n)
+		}
+		// The hold that keeps other relays away, and paces the attempts, ends.
+		becomes(db, 1, `SELECT cardinality(notified_to) FROM outbox_alert`)
+		db.exec(`UPDATE outbox_alert SET claimed_until = now()`)
+	}
+	r.await(t, "the broken channel's recovery", func(o *observer) bool { return len(o.notices) == 4 && o.notices[3].err == nil })
+	if good.total() != 1 || broken.total() != 3 {
+		t.Errorf("%d messages to the good channel and %d to the broken one", good.total(), broken.total())
+	}
+	var told map[string]any
+	must(t, json.Unmarshal(good.all()[0].body, &told))
+	if told["rule"] != "failed" || told["subject"] != "default" || told["first_event_id"] != "1" || told["command"] == "" || told["text"] == "" {
+		t.Errorf("%v", told)
+	}
+}
+
+// The URL of a channel is its secret.
+func TestChannelsDoNotTellTheirURL(t *testing.T) {
+	t.Parallel()
+	for _, url := range []string{"http://127.0.0.1:1/s3cret", "http://host.invalid/s3cret", "::s3cret", "http://[::1/s3cret", "gopher://x/s3cret", "http://a b/s3cret"} {
+		for _, c := range []Channel{Slack(url), Webhook(url)} {
+			err := c.Notify(t.Context(), Alert{Rule: "failed", Subject: "default", Count: 1, OpenedAt: time.Now()})
+			if err == nil || strings.Contains(err.Error(), "s3cret") || strings.Contains(c.Name(), "s3cret") {
+				t.Errorf("%s: %v", c.Name(), err)
+			}
+		}
+	}
+	if Slack("a").Name() == Slack("b").Name() || Slack("a").Name() == Webhook("a").Name() || Slack("a").Name() != Slack("a").Name() {
+		t.Error("names do not tell channels apart")
+	}
+}
