@@ -1,0 +1,136 @@
+package archtest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const (
+	outboxPath   = module + "/outbox"
+	relayPath    = module + "/relay"
+	consumerPath = module + "/consumer"
+	webhookPath  = module + "/internal/webhook"
+	pgxModule    = "github.com/jackc/pgx/v5"
+)
+
+// A goPackage is what go list says of a package.
+type goPackage struct {
+	ImportPath string
+	Standard   bool
+	Imports    []string
+	Deps       []string
+}
+
+// list returns packages with, when deps is set, everything they need.
+func list(t *testing.T, deps bool, patterns ...string) []goPackage {
+	t.Helper()
+	args := []string{"list", "-json=ImportPath,Standard,Imports,Deps"}
+	if deps {
+		args = append(args, "-deps")
+	}
+	cmd := exec.CommandContext(t.Context(), "go", append(args, patterns...)...)
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			t.Fatalf("go list: %v\n%s", err, exit.Stderr)
+		}
+		t.Fatal(err)
+	}
+	var all []goPackage
+	for decoder := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p goPackage
+		if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+}
+
+// The three meet in the database and on the wire, so that a producer does not carry the relay, nor the relay a receiver.
+func acquainted(all []goPackage) (violations []string) {
+	three := []string{outboxPath, relayPath, consumerPath}
+	for _, p := range all {
+		if !slices.Contains(three, p.ImportPath) {
+			continue
+		}
+		for _, other := range three {
+			if other != p.ImportPath && (slices.Contains(p.Deps, other) || slices.Contains(p.Imports, other)) {
+				violations = append(violations, p.ImportPath+" must not depend on "+other)
+			}
+		}
+	}
+	return violations
+}
+
+func TestLibrariesDoNotKnowEachOther(t *testing.T) {
+	t.Parallel()
+	for _, violation := range acquainted(list(t, false, "./...")) {
+		t.Error(violation)
+	}
+	for _, p := range []goPackage{
+		{ImportPath: consumerPath, Imports: []string{outboxPath}},
+		{ImportPath: relayPath, Deps: []string{webhookPath, consumerPath}},
+	} {
+		if found := acquainted([]goPackage{p}); len(found) != 1 {
+			t.Errorf("%+v: reported %q, want once", p, found)
+		}
+	}
+	if found := acquainted([]goPackage{{ImportPath: module + "/cmd/demo", Imports: []string{outboxPath, consumerPath}}}); len(found) != 0 {
+		t.Errorf("a command may know all: %q", found)
+	}
+}
+
+// heavy returns what a light package needs beyond the standard library, pgx with all that pgx itself needs, and the wire
+// contract.
+func heavy(needed []goPackage, pgx map[string]bool) (violations []string) {
+	for _, p := range needed {
+		switch p.ImportPath {
+		case outboxPath, consumerPath, webhookPath:
+			for _, imported := range p.Imports {
+				if strings.Contains(imported, ".") && !strings.HasPrefix(imported+"/", pgxModule+"/") && imported != webhookPath {
+					violations = append(violations, fmt.Sprintf("%s imports %s", p.ImportPath, imported))
+				}
+			}
+		default:
+			if !p.Standard && !pgx[p.ImportPath] {
+				violations = append(violations, "the libraries' users would need "+p.ImportPath)
+			}
+		}
+	}
+	return violations
+}
+
+func TestLibrariesAreLight(t *testing.T) {
+	t.Parallel()
+	pgx := map[string]bool{}
+	for _, p := range list(t, true, pgxModule, pgxModule+"/pgxpool", pgxModule+"/stdlib") {
+		pgx[p.ImportPath] = true
+	}
+	for _, violation := range heavy(list(t, true, "./outbox", "./consumer"), pgx) {
+		t.Error(violation)
+	}
+	const zerolog, text = "github.com/rs/zerolog", "golang.org/x/text/unicode/norm"
+	for name, needed := range map[string][]goPackage{
+		"a direct import":                    {{ImportPath: outboxPath, Imports: []string{"context", text}}},
+		"an indirect one":                    {{ImportPath: zerolog}},
+		"the relay's migrations, with goose": {{ImportPath: consumerPath, Imports: []string{module + "/migrations"}}},
+	} {
+		if found := heavy(needed, pgx); len(found) != 1 {
+			t.Errorf("%s: reported %q, want once", name, found)
+		}
+	}
+	lawful := []goPackage{{ImportPath: consumerPath, Imports: []string{"net/http", pgxModule, pgxModule + "/pgxpool", webhookPath}}, {ImportPath: text}}
+	if found := heavy(lawful, pgx); len(found) != 0 {
+		t.Errorf("wrongly reported: %q", found)
+	}
+}

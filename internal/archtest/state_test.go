@@ -1,0 +1,235 @@
+package archtest
+
+import (
+	"go/ast"
+	"go/token"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// globals are the variables of packages that the rule below cannot tell from mutable state, and why each may stay.
+var globals = map[string]string{
+	"relay.guardian":                 "the list of networks that are never dialled; immutable once made",
+	"relay.metadata":                 "more of them, parsed",
+	"relay.alertTransport":           "keeps no connection, so nothing in it outlives a request",
+	"cmd/outbox-relay.version":       "set by the linker, which can set nothing but a variable",
+	"internal/localpg/pgtest.shared": "one server for all tests of a process; testing offers no other place that outlives a test",
+}
+
+// State of a package is state of everybody who imports it: tests cannot run side by side, and two relays in one process
+// share what neither configured. Sentinel errors, patterns and tables that nothing writes are constants in all but name.
+func packageState(files []*source) (violations []string) {
+	seen := map[string]bool{}
+	for dir, sources := range packages(files) {
+		written := writtenNames(sources)
+		for _, s := range sources {
+			if s.isTest() {
+				continue
+			}
+			for _, decl := range s.file.Decls {
+				if function, ok := decl.(*ast.FuncDecl); ok && function.Name.Name == "init" && function.Recv == nil {
+					violations = append(violations, s.at(function, "an init function runs whether or not anybody wants it"))
+				}
+				group, ok := decl.(*ast.GenDecl)
+				if !ok || group.Tok != token.VAR {
+					continue
+				}
+				for _, spec := range group.Specs {
+					spec := spec.(*ast.ValueSpec)
+					for i, name := range spec.Names {
+						key := dir + "." + name.Name
+						_, excepted := globals[key]
+						seen[key] = true
+						if !excepted && (written[name.Name] || !s.isConstant(group, spec, i)) {
+							violations = append(violations, s.at(name, "%s is state of the package; pass it along instead", name.Name))
+						}
+					}
+				}
+			}
+		}
+	}
+	if len(packages(files)) > 1 { // the whole repository
+		for key := range globals {
+			if !seen[key] {
+				violations = append(violations, key+": is excepted but does not exist")
+			}
+		}
+	}
+	return violations
+}
+
+// isConstant reports whether a variable is a constant in all but name, provided that nothing writes to it.
+func (s *source) isConstant(group *ast.GenDecl, spec *ast.ValueSpec, i int) bool {
+	name := spec.Names[i]
+	if name.Name == "_" {
+		return true
+	}
+	for _, doc := range []*ast.CommentGroup{group.Doc, spec.Doc} {
+		if doc != nil && strings.Contains(doc.List[len(doc.List)-1].Text, "//go:embed ") {
+			return true
+		}
+	}
+	if i >= len(spec.Values) {
+		return false
+	}
+	switch value := spec.Values[i].(type) {
+	case *ast.CallExpr:
+		imported, called := s.qualified(value.Fun)
+		switch imported {
+		case "errors":
+			return called == "New"
+		case "regexp", "net/netip":
+			return strings.HasPrefix(called, "Must")
+		}
+	case *ast.CompositeLit:
+		switch value.Type.(type) {
+		case *ast.ArrayType, *ast.MapType:
+			return !name.IsExported()
+		default:
+			return !name.IsExported() && isPlain(value)
+		}
+	}
+	return false
+}
+
+// isPlain reports whether a literal calls nothing and points to nothing.
+func isPlain(literal *ast.CompositeLit) bool {
+	plain := true
+	ast.Inspect(literal, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.CallExpr, *ast.FuncLit:
+			plain = false
+		case *ast.UnaryExpr:
+			plain = plain && n.Op != token.AND
+		}
+		return plain
+	})
+	return plain
+}
+
+// writtenNames returns the names that a package assigns to, takes the address of, or hands to a function that writes.
+// Local variables of the same name count too: shadowing such a table would mislead readers anyway.
+func writtenNames(sources []*source) map[string]bool {
+	written := map[string]bool{}
+	write := func(n ast.Expr) {
+		for {
+			switch x := n.(type) {
+			case *ast.IndexExpr:
+				n = x.X
+			case *ast.SelectorExpr:
+				n = x.X
+			case *ast.StarExpr:
+				n = x.X
+			case *ast.ParenExpr:
+				n = x.X
+			case *ast.Ident:
+				written[x.Name] = true
+				return
+			default:
+				return
+			}
+		}
+	}
+	for _, s := range sources {
+		if s.isTest() {
+			continue
+		}
+		s.each(func(n ast.Node) {
+			switch n := n.(type) {
+			case *ast.AssignStmt:
+				if n.Tok != token.DEFINE {
+					for _, left := range n.Lhs {
+						write(left)
+					}
+				}
+			case *ast.IncDecStmt:
+				write(n.X)
+			case *ast.UnaryExpr:
+				if n.Op == token.AND {
+					write(n.X)
+				}
+			case *ast.CallExpr:
+				if name, ok := n.Fun.(*ast.Ident); ok && slices.Contains([]string{"delete", "clear", "copy"}, name.Name) {
+					write(n.Args[0])
+				}
+			}
+		})
+	}
+	return written
+}
+
+func TestPackagesKeepNoState(t *testing.T) {
+	t.Parallel()
+	enforce(t, packageState)
+	reports(t, packageState, map[string]snippet{
+		"a counter":              {text: "var count int"},
+		"a client":               {text: "import \"net/http\"\nvar client = &http.Client{}"},
+		"a struct with a lock":   {text: "var shared = process{mu: new(sync.Mutex)}"},
+		"a struct that points":   {text: "var shared = process{server: &server{}}"},
+		"a zero struct":          {text: "var shared process"},
+		"an exported table":      {text: "var Schedule = []int{5, 30}"},
+		"a table somebody fills": {text: "var seen = map[string]bool{}\nfunc f() { seen[\"x\"] = true }"},
+		"a slice somebody grows": {text: "var all = []int{}\nfunc f() { all = append(all, 1) }"},
+		"a pointer to it":        {text: "var all = [2]int{}\nfunc f() *[2]int { return &all }"},
+		"init":                   {text: "func init() {}"},
+		"in a command":           {path: "cmd/demo/main.go", text: "var verbose bool"},
+	})
+	accepts(t, packageState, map[string]snippet{
+		"a sentinel":            {text: "import \"errors\"\nvar ErrX = errors.New(\"x\")"},
+		"a pattern":             {text: "import \"regexp\"\nvar x = regexp.MustCompile(\"x\")"},
+		"a table":               {text: "var names = []string{\"a\"}\nfunc f() string { return names[0] }"},
+		"a struct of constants": {text: "var rates = faults{Late: 0.03, Every: 2 * time.Second}"},
+		"an assertion":          {text: "var _ error = T{}"},
+		"embedded files":        {text: "import \"embed\"\n//go:embed x\nvar files embed.FS"},
+		"a method called init":  {text: "type t int\nfunc (t) init() {}"},
+		"tests":                 {path: "relay/x_test.go", text: "var count int"},
+	})
+}
+
+var exits = ban{"os": {"Exit"}, "log": {"Fatal*", "Panic*"}, "syscall": {"Exit"}}
+
+// Only main ends the process: anywhere else an exit skips what others have deferred.
+func exitsElsewhere(files []*source) (violations []string) {
+	for _, s := range files {
+		if s.isTest() {
+			continue
+		}
+		for _, decl := range s.file.Decls {
+			function, ok := decl.(*ast.FuncDecl)
+			if ok && s.isMain() && function.Name.Name == "main" && function.Recv == nil {
+				continue
+			}
+			ast.Inspect(decl, func(n ast.Node) bool {
+				if imported, name := s.qualified(n); exits.has(imported, name) {
+					violations = append(violations, s.at(n, "only main ends the process: return an error instead of calling %s.%s", imported, name))
+				}
+				// log.Fatal().Msg(…), of zerolog, ends it as well.
+				if call, ok := n.(*ast.CallExpr); ok && len(call.Args) == 0 {
+					if owner, method := methodCall(call); method == "Fatal" && owner != "" {
+						if _, imported := s.imports[owner]; !imported {
+							violations = append(violations, s.at(n, "only main ends the process: return an error instead of logging at level fatal"))
+						}
+					}
+				}
+				return true
+			})
+		}
+	}
+	return violations
+}
+
+func TestOnlyMainEndsTheProcess(t *testing.T) {
+	t.Parallel()
+	enforce(t, exitsElsewhere)
+	reports(t, exitsElsewhere, map[string]snippet{
+		"in a library":            {text: "import \"os\"\nfunc main() { os.Exit(1) }"},
+		"log.Fatalf":              {text: "import \"log\"\nfunc f() { log.Fatalf(\"x\") }"},
+		"zerolog's":               {text: "func f() { r.log.Fatal().Msg(\"x\") }"},
+		"a command's other parts": {path: "cmd/demo/run.go", text: "import \"os\"\nfunc run() { os.Exit(1) }"},
+	})
+	accepts(t, exitsElsewhere, map[string]snippet{
+		"main":  {path: "cmd/demo/main.go", text: "import \"os\"\nfunc main() { os.Exit(1) }"},
+		"tests": {path: "relay/x_test.go", text: "func f(t *testing.T) { t.Fatal() }"},
+	})
+}
