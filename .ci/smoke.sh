@@ -1,0 +1,128 @@
+# Tries the command line as a user would, above all where it must refuse. Run by `make smoke`: DATABASE_URL leads to an
+# empty database.
+set -eu
+
+relay=$PWD/bin/outbox-relay
+work=$(mktemp -d)
+pid=
+trap '[ -z "$pid" ] || kill -9 "$pid" 2>/dev/null; rm -rf "$work"' EXIT
+cd "$work" # where no outbox-relay.yaml lies
+failures=0
+
+# Nothing of the caller's own configuration counts.
+for name in $(env | sed -n 's/^\(OUTBOX_[A-Z_]*\)=.*/\1/p'); do
+	unset "$name"
+done
+
+# expect CODE TEXT COMMAND...: the command must exit with CODE and print TEXT, on stdout or stderr.
+expect() {
+	want=$1 text=$2 code=0
+	shift 2
+	"$@" >out 2>&1 </dev/null || code=$?
+	if [ "$code" -ne "$want" ]; then
+		echo "FAIL	$* exits $code, want $want:"
+		cat out
+		failures=$((failures + 1))
+	elif [ -n "$text" ] && ! grep -qF -e "$text" out; then
+		echo "FAIL	$* does not print \"$text\":"
+		cat out
+		failures=$((failures + 1))
+	else
+		echo "ok	exit $code	$(echo "$*" | sed "s|^env \(OUTBOX_[A-Z_]*=[^ ]* \)*||; s|$relay|outbox-relay|; s|^wait .*|outbox-relay, told to end|")"
+	fi
+}
+
+# until_ok COMMAND...: tries for 10 seconds.
+until_ok() {
+	tries=0
+	until "$@" >/dev/null 2>&1; do
+		tries=$((tries + 1))
+		[ "$tries" -lt 100 ] || return 1
+		sleep 0.1
+	done
+}
+
+away="OUTBOX_DATABASE_URL=postgres://nobody@127.0.0.1:1/none?connect_timeout=2"
+here="OUTBOX_DATABASE_URL=$DATABASE_URL"
+to="OUTBOX_DESTINATION_URL=http://127.0.0.1:9/webhooks"
+
+# Asking for help.
+expect 0 'outbox-relay migrate up' "$relay" --help
+for command in run migrate 'migrate up' 'migrate down' 'migrate status' status 'config check' 'config show' version; do
+	expect 0 'Usage: outbox-relay' "$relay" $command --help # its words are arguments
+done
+expect 0 'outbox-relay' "$relay" version
+expect 0 '"version"' "$relay" version --json
+
+# 2: usage.
+expect 2 'no command given' "$relay"
+expect 2 'unexpected argument' "$relay" deliver
+expect 2 'unknown flag' "$relay" run --no-such-flag
+expect 2 'must be one of' env "$here" "$relay" migrate up --set mailbox
+expect 2 'repeat the command with --yes' env "$here" sh -c '"$1" migrate up >/dev/null && "$1" migrate down' sh "$relay"
+expect 0 'version 0' env "$here" "$relay" migrate down --to 0 --yes
+
+# 3: configuration, each mistake with its place and what to write instead.
+expect 3 'OUTBOX_DATABASE_URL' env "$to" "$relay" run
+expect 3 'destination' env "$here" "$relay" config check
+expect 3 'OUTBOX_DATABASE_URL' "$relay" migrate up
+expect 3 'flag --lease' env "$here" "$to" "$relay" config check --lease=sixty
+expect 3 'whsec_' env "$here" "$to" OUTBOX_SIGNING_SECRET=hunter2 "$relay" config check
+expect 3 'cannot read' env "$here" "$to" "$relay" run --config absent.yaml
+printf 'relay:\n\tlease: 60s\n' >tab.yaml
+expect 3 'tab.yaml:2' env "$here" "$to" "$relay" config check --config tab.yaml
+printf 'relay: {leese: 60s}\n' >typo.yaml
+expect 3 'lease' env "$here" "$to" "$relay" config check --config typo.yaml
+expect 0 'valid' env "$here" "$to" "$relay" config check
+secret='whsec_c21va2Utc21va2Utc21va2Utc21va2UtMQ=='
+expect 0 'url:' env OUTBOX_DATABASE_URL=postgres://relay:hunter2@localhost/finance "$to" "OUTBOX_SIGNING_SECRET=$secret" "$relay" config show
+if grep -q -e hunter2 -e "${secret#whsec_}" out; then
+	echo 'FAIL	config show prints a secret'
+	failures=$((failures + 1))
+fi
+
+# 4: the database cannot be reached.
+for command in 'migrate up' 'migrate status' status 'status --healthcheck'; do
+	expect 4 'cannot be reached' env "$away" "$relay" $command # its words are arguments
+done
+
+# 5: another schema than this build works with.
+expect 5 'outbox-relay migrate up' env "$here" "$relay" migrate status
+expect 5 'migrate up' env "$here" "$relay" status
+expect 5 'migrate up' env "$here" "$to" "$relay" run
+expect 0 'up to date' env "$here" "$relay" migrate up
+expect 0 'up to date' env "$here" "$relay" migrate up
+expect 0 'APPLIED' env "$here" "$relay" migrate status
+expect 0 '"latest"' env "$here" "$relay" migrate status --json
+expect 0 'up to date' env "$here" "$relay" migrate up --set inbox
+expect 0 'No relay is running' env "$here" "$relay" status
+expect 0 '"destinations"' env "$here" "$relay" status --json
+expect 1 'no relay named' env "$here" "$relay" status --healthcheck --name smoke
+
+# 130: interrupted, here while it waits for a lock.
+psql -q -c 'BEGIN; LOCK TABLE outbox_delivery; SELECT pg_sleep(60)' >/dev/null 2>&1 &
+locker=$!
+until_ok sh -c 'psql -Atc "SELECT mode FROM pg_locks WHERE relation = '"'outbox_delivery'"'::regclass" | grep -q AccessExclusiveLock'
+env "$here" "$relay" status >/dev/null 2>&1 &
+pid=$!
+until_ok sh -c 'psql -Atc "SELECT pid FROM pg_locks WHERE NOT granted" | grep -q .'
+kill -INT "$pid"
+expect 130 '' wait "$pid"
+pid=
+psql -q -c "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)%' AND pid <> pg_backend_pid()" >/dev/null
+wait "$locker" || true
+
+# A relay lives, says so, and ends with 0 when it is told to.
+env "$here" "$to" "$relay" run --name smoke 2>log &
+pid=$!
+until_ok env "$here" "$relay" status --healthcheck --name smoke || { cat log; failures=$((failures + 1)); }
+expect 0 'ok: relay' env "$here" "$relay" status --healthcheck --name smoke
+expect 0 'smoke' env "$here" "$relay" status
+kill -TERM "$pid"
+expect 0 '' wait "$pid"
+pid=
+
+[ "$failures" -eq 0 ] || {
+	echo "smoke: $failures expectations were not met" >&2
+	exit 1
+}

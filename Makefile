@@ -1,0 +1,100 @@
+# `make demo` and `make test` need Go and PostgreSQL's server package, nothing else. The rest needs a network once, to
+# build pinned tools into bin/.
+
+GO            ?= go
+TEST_TIMEOUT  ?= 10m
+CHAOS_TIME    ?= 20s
+FUZZ_TIME     ?= 20s
+BENCH_ROUNDS  ?= 5
+
+GOOSE_VERSION    := v3.29.0
+GOLANGCI_VERSION := v2.15.0
+goose            := bin/goose-$(GOOSE_VERSION)
+golangci         := bin/golangci-lint-$(GOLANGCI_VERSION)
+withpg           := $(GO) run ./internal/localpg/withpg
+
+# git refuses a checkout that belongs to another account, as root's often does, and go fails with it.
+ifneq ($(shell git rev-parse HEAD >/dev/null 2>&1 && echo ok),ok)
+export GOFLAGS += -buildvcs=false
+endif
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: build ## Deliver events through crashes and lost answers, and show the result (KEEP=1 leaves it running)
+	$(GO) run ./cmd/demo --relay bin/outbox-relay $(if $(KEEP),--keep)
+
+# The race detector needs a C compiler with its headers. Without one the tests run all the same, but say so.
+.PHONY: test
+test: ## Run all tests, with the race detector where a C compiler is installed (TESTFLAGS='-run X')
+	@if printf '#include <pthread.h>\nint main(void) { return 0; }\n' | $$($(GO) env CC) -x c -o /dev/null - 2>/dev/null; \
+	then race=-race; \
+	else race=; export CGO_ENABLED=0; echo 'note: no working C compiler, so the race detector is off; to have it: apt-get install gcc libc6-dev'; \
+	fi; \
+	set -x; $(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
+
+.PHONY: bench
+bench: ## Measure: deliveries a second beside a bare HTTP client, enqueue, and what the receiver's middleware costs
+	$(GO) test ./relay -run '^$$' -bench Drain -benchtime $(BENCH_ROUNDS)x
+	$(GO) test ./outbox ./consumer -run '^$$' -bench .
+
+.PHONY: bench-once
+bench-once: ## Run every benchmark for one iteration, to see that it works
+	$(GO) test ./... -run '^$$' -bench . -benchtime 1x
+
+.PHONY: build
+build: ## Build bin/outbox-relay, static
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(if $(VERSION),-X main.version=$(VERSION))' -o bin/outbox-relay ./cmd/outbox-relay
+
+.PHONY: fmt
+fmt: $(golangci) ## Format the source
+	$(golangci) fmt
+
+.PHONY: lint
+lint: $(golangci) ## Check format, vet, linters, and that go.mod is tidy
+	@unformatted=$$(gofmt -l .) && [ -z "$$unformatted" ] || { echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; }
+	$(golangci) fmt --diff
+	$(GO) vet ./...
+	$(golangci) run
+	$(GO) mod tidy -diff
+
+.PHONY: check-migrations
+check-migrations: build $(goose) ## Apply, revert and apply both sets with the stock goose CLI
+	GOOSE=$(goose) $(withpg) sh .ci/migrations.sh
+
+.PHONY: smoke
+smoke: build ## Try the command line, expected failures included
+	$(withpg) sh .ci/smoke.sh
+
+.PHONY: chaos
+chaos: ## Run the chaos test for CHAOS_TIME (20s) instead of a few seconds
+	$(GO) test ./cmd/demo -run Chaos -count 1 -v -timeout $(TEST_TIMEOUT) -chaos $(CHAOS_TIME)
+
+.PHONY: fuzz
+fuzz: ## Fuzz every target for FUZZ_TIME (20s)
+	@grep -roE --include='*_test.go' '^func Fuzz\w+' . | while IFS=: read -r file target; do \
+		target=$${target#func }; set -x; \
+		$(GO) test "$$(dirname "$$file")" -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZ_TIME) || exit 1; \
+		{ set +x; } 2>/dev/null; \
+	done
+
+.PHONY: ci
+ci: ## Run everything that CI runs; installs PostgreSQL if it is missing
+	bash .ci/run
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf bin
+
+# The CLI knows many databases; the drivers of the others double its size and need C compilers and proprietary modules.
+$(goose):
+	GOBIN='$(CURDIR)/bin' $(GO) install -tags 'no_ydb no_mysql no_sqlite3 no_mssql no_clickhouse no_vertica no_libsql no_turso no_starrocks no_duckdb no_spanner' \
+		github.com/pressly/goose/v3/cmd/goose@$(GOOSE_VERSION)
+	mv bin/goose $@
+
+$(golangci):
+	GOBIN='$(CURDIR)/bin' $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+	mv bin/golangci-lint $@

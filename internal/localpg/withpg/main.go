@@ -1,0 +1,63 @@
+// Command withpg runs a command beside a throwaway PostgreSQL and ends as the command does:
+//
+//	go run ./internal/localpg/withpg psql
+//
+// DATABASE_URL and the variables of libpq (PGHOST and so on) lead to an empty database, as its superuser; the programs of
+// the server, such as psql and pg_dump, come first on PATH.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg"
+)
+
+func main() {
+	code, err := run(os.Args[1:])
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "withpg:", err)
+	}
+	os.Exit(code)
+}
+
+func run(args []string) (code int, err error) {
+	if len(args) == 0 {
+		return 2, errors.New("name a command to run")
+	}
+	// A terminal sends its interrupt to the command too, which decides what becomes of it.
+	interrupts := make(chan os.Signal, 1)
+	signal.Notify(interrupts, os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+
+	server, err := localpg.Start(ctx, localpg.Options{})
+	if err != nil {
+		return 1, err
+	}
+	defer func() {
+		if stopErr := server.Stop(); stopErr != nil && err == nil {
+			code, err = 1, stopErr
+		}
+	}()
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(),
+		"DATABASE_URL="+server.DSN(""),
+		"PGHOST="+server.Dir(), "PGPORT=5432", "PGUSER=postgres", "PGDATABASE=postgres", "PGSSLMODE=disable",
+		"PATH="+server.BinDir()+string(os.PathListSeparator)+os.Getenv("PATH"))
+	err = cmd.Run()
+	if exit := new(exec.ExitError); errors.As(err, &exit) && exit.Exited() {
+		return exit.ExitCode(), nil // it has said why itself
+	}
+	if err != nil {
+		return 1, fmt.Errorf("run %s: %w", args[0], err)
+	}
+	return 0, nil
+}
