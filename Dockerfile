@@ -1,0 +1,28 @@
+# docker build -t outbox-relay .                     the relay alone: one static binary, no shell, no root
+# docker build -t outbox-relay-demo --target demo .  the sample receiver of docker-compose.yml
+
+FROM --platform=$BUILDPLATFORM golang:1.26 AS build
+WORKDIR /src
+COPY go.mod go.sum ./
+RUN go mod download
+COPY . .
+ARG TARGETOS
+ARG TARGETARCH
+ARG VERSION
+ENV CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH
+RUN go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$VERSION" -o /out/outbox-relay ./cmd/outbox-relay
+RUN go build -trimpath -buildvcs=false -ldflags "-s -w" -o /out/demo ./cmd/demo
+
+FROM scratch AS demo
+COPY --from=build /out/demo /demo
+USER 65532:65532
+ENTRYPOINT ["/demo"]
+
+FROM scratch AS relay
+COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
+COPY --from=build /out/outbox-relay /outbox-relay
+USER 65532:65532
+# Says whether this relay's heartbeat reaches the database. It is no reason for a restart: a relay outlives its database.
+HEALTHCHECK --interval=10s --timeout=6s --start-period=15s CMD ["/outbox-relay", "status", "--healthcheck"]
+ENTRYPOINT ["/outbox-relay"]
+CMD ["run"]
