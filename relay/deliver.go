@@ -129,6 +129,9 @@ func newRequest(l *lane, d *delivery, now time.Time) (*http.Request, error) {
 	for name, values := range l.header {
 		header[name] = values
 	}
+	if e.eventType == nil || e.version == nil || !e.createdAt.Valid {
+		return nil, errors.New("the event's type, version or created_at is missing")
+	}
 	if e.createdAt.InfinityModifier != pgtype.Finite {
 		return nil, errors.New("the event's created_at is infinite")
 	}

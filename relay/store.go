@@ -126,10 +126,14 @@ func (s *store) claim(ctx context.Context, instance int32, lease time.Duration, 
 	defer cancel()
 	destinations := make([]string, len(asks))
 	free := make([]int32, len(asks))
-	afterAt := make([]time.Time, len(asks))
+	afterAt := make([]pgtype.Timestamptz, len(asks))
 	afterID := make([]int64, len(asks))
 	for i, a := range asks {
-		destinations[i], free[i], afterAt[i], afterID[i] = a.destination, int32(a.free), a.after.at, a.after.id
+		destinations[i], free[i], afterID[i] = a.destination, int32(a.free), a.after.id
+		afterAt[i] = pgtype.Timestamptz{Time: a.after.at, Valid: true}
+		if a.after == (keyset{}) { // which is a time too: a sweep leaves out nothing, however early somebody made it due
+			afterAt[i].InfinityModifier = pgtype.NegativeInfinity
+		}
 	}
 	// The lease is counted from before the statement, so that this clock's view of it ends before the database's.
 	leaseEnds := time.Now().Add(lease)
