@@ -13,10 +13,7 @@ const unparkInterval = 30 * time.Second
 
 // maintain runs the safety tick and what has to be done now and then, until ctx is done.
 func (r *Relay) maintain(ctx context.Context) {
-	// In UTC, where no hour is skipped or repeated; a job that panics or outlasts its interval hurts nobody else.
-	log := cronLog{r}
-	jobs := cron.New(cron.WithLocation(time.UTC), cron.WithLogger(log),
-		cron.WithChain(cron.Recover(log), cron.SkipIfStillRunning(log)))
+	jobs := r.newJobs()
 	jobs.Schedule(cron.Every(r.cfg.PollInterval), cron.FuncJob(func() {
 		signal(r.wake.tick)
 		signal(r.alerts)
@@ -29,6 +26,15 @@ func (r *Relay) maintain(ctx context.Context) {
 	jobs.Start()
 	<-ctx.Done()
 	<-jobs.Stop().Done()
+}
+
+// newJobs returns a scheduler in UTC, where no hour is skipped or repeated, in which a job that panics or outlasts its
+// interval hurts nobody else.
+func (r *Relay) newJobs() *cron.Cron {
+	log := cronLog{r}
+	// Recover within: SkipIfStillRunning would take a job that panicked through it for one that still runs, for ever.
+	return cron.New(cron.WithLocation(time.UTC), cron.WithLogger(log),
+		cron.WithChain(cron.SkipIfStillRunning(log), cron.Recover(log)))
 }
 
 // cronLog tells of jobs that panicked; that one ran is no news.
