@@ -1,0 +1,120 @@
+package relay
+
+import (
+	"bytes"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/robfig/cron/v3"
+	"github.com/rs/zerolog"
+)
+
+// fakeClock is the clock of a backoff: it moves by what the backoff says to wait.
+type fakeClock struct{ now time.Time }
+
+func (c *fakeClock) Now() time.Time { return c.now }
+
+// FIELD trap 10: the library gives up after 15 minutes by default, and the relay would stay dead after an outage.
+func TestBackoffNeverGivesUp(t *testing.T) {
+	t.Parallel()
+	clock := &fakeClock{time.Unix(1_000_000, 0)}
+	b := newBackoff()
+	b.Clock = clock
+	b.Reset()
+	began := clock.now
+	for clock.now.Sub(began) < 48*time.Hour {
+		wait := b.NextBackOff()
+		if wait == backoff.Stop || wait <= 0 || wait > 10*time.Second {
+			t.Fatalf("after %s: %s", clock.now.Sub(began), wait)
+		}
+		clock.now = clock.now.Add(wait)
+	}
+	b.Reset()
+	if wait := b.NextBackOff(); wait > 100*time.Millisecond {
+		t.Errorf("after success the first wait is %s", wait)
+	}
+}
+
+// FIELD trap 11: cron neither recovers panics by itself nor keeps a slow job from piling up.
+func TestJobThatPanicsOrHangsHurtsNobody(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	var log safeBuffer
+	cfg := db.config(to("http://receiver.test/"))
+	cfg.Log = zerolog.New(&log)
+	r := prepared(t, cfg)
+	var panics, others atomic.Int64
+	var hanging, most atomic.Int64
+	release := make(chan struct{})
+	done := make(chan struct{})
+	jobs := r.newJobs()
+	add := func(job func()) { jobs.Schedule(everyMoment{}, cron.FuncJob(job)) }
+	add(func() { panics.Add(1); panic("a defect") })
+	add(func() {
+		most.Store(max(most.Load(), hanging.Add(1)))
+		<-release
+		hanging.Add(-1)
+	})
+	add(func() {
+		if others.Add(1) == 20 {
+			close(done)
+		}
+	})
+	jobs.Start()
+	within(t, "twenty runs of the healthy job", done)
+	close(release)
+	within(t, "the end of the jobs", jobs.Stop().Done())
+	if panics.Load() < 2 || most.Load() != 1 {
+		t.Errorf("%d panics, the slow job ran %d times at once", panics.Load(), most.Load())
+	}
+	if !strings.Contains(log.String(), "a defect") {
+		t.Error("the panic is not logged")
+	}
+	if jobs.Location() != time.UTC {
+		t.Errorf("jobs run in %s, where hours are skipped and repeated", jobs.Location())
+	}
+}
+
+// everyMoment is a schedule that is due again at once.
+type everyMoment struct{}
+
+func (everyMoment) Next(now time.Time) time.Time { return now.Add(time.Millisecond) }
+
+// safeBuffer is a buffer that several goroutines may write to.
+type safeBuffer struct {
+	mu     sync.Mutex
+	buffer bytes.Buffer
+}
+
+func (b *safeBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buffer.Write(p)
+}
+
+func (b *safeBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buffer.String()
+}
+
+// Parked deliveries are those of events without a route; a route that comes later releases them.
+func TestParkedDeliveriesAreReleasedByALaterRoute(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t, "default")
+	db.exec(`DELETE FROM outbox_route`)
+	db.insert(2*releaseBatch+1, "early")
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('other', '{}', 'other')`)
+	rc := newReceiver(t, nil)
+	cfg := db.config(to(rc.URL))
+	cfg.Routes = []Route{{"t", []string{"default"}}}
+	r := start(t, cfg)
+	r.settles(t, Delivered, 2*releaseBatch+1)
+	if got := row[string](db, `SELECT string_agg(destination || '/' || status, ',') FROM outbox_delivery WHERE status = 'pending'`); got != "/pending" {
+		t.Errorf("left are %q, want one parked", got)
+	}
+}
