@@ -50,21 +50,21 @@ type grammar struct {
 	Version versionCmd `cmd:"" help:"Show the version of this program."`
 }
 
-// ConfigFlag names the configuration file, for every command that reads one. Kong sees the fields of exported types only.
-type ConfigFlag struct {
+// configFlag names the configuration file, for every command that reads one.
+type configFlag struct {
 	Config string `short:"c" placeholder:"FILE" help:"Configuration file. Default: $OUTBOX_CONFIG, or outbox-relay.yaml if it exists."`
 }
 
-// DatabaseFlags are those of commands that need nothing but the database.
-type DatabaseFlags struct {
-	ConfigFlag
+// databaseFlags are those of commands that need nothing but the database.
+type databaseFlags struct {
+	configFlag
 	Schema string `placeholder:"NAME" help:"Schema that holds the tables. Default: the first of the search_path."`
 }
 
-// SettingFlags are the settings that are worth changing for one start. Secrets have none: others can read them in the
+// settingFlags are the settings that are worth changing for one start. Secrets have none: others can read them in the
 // list of processes.
-type SettingFlags struct {
-	DatabaseFlags
+type settingFlags struct {
+	databaseFlags
 	Name           string `placeholder:"NAME" help:"Name under which operators see this relay. Default: the host's."`
 	DestinationURL string `placeholder:"URL" help:"Destination of every event type."`
 	PollInterval   string `placeholder:"5s" help:"How long an idle relay waits before it looks by itself."`

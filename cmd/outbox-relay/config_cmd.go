@@ -10,7 +10,7 @@ type configCmd struct {
 	Show  configShowCmd  `cmd:"" help:"Print what is in effect and where each value comes from. Secrets are masked."`
 }
 
-type configCheckCmd struct{ SettingFlags }
+type configCheckCmd struct{ settingFlags }
 
 func (configCheckCmd) Run(inv *invocation) error {
 	c, err := inv.config()
@@ -25,7 +25,7 @@ func (configCheckCmd) Run(inv *invocation) error {
 	return err
 }
 
-type configShowCmd struct{ SettingFlags }
+type configShowCmd struct{ settingFlags }
 
 func (configShowCmd) Run(inv *invocation) error {
 	c, err := inv.config()

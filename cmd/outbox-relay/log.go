@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -25,16 +26,19 @@ func (inv *invocation) logger(c *config) zerolog.Logger {
 	if err != nil {
 		level = zerolog.InfoLevel
 	}
-	format := get[string](c, "log.format")
-	w := inv.Stderr
-	if format == "console" || format == "auto" && isTerminal(w) {
-		w = zerolog.ConsoleWriter{
-			Out:        w,
-			NoColor:    !isTerminal(w) || inv.hasEnv("NO_COLOR") || slices.Contains(inv.Env, "TERM=dumb"),
-			TimeFormat: "15:04:05.000",
-		}
+	return zerolog.New(inv.logWriter(get[string](c, "log.format"))).Level(level).With().Timestamp().Logger()
+}
+
+// logWriter returns where zerolog writes its JSON to in a log.format.
+func (inv *invocation) logWriter(format string) io.Writer {
+	if format == "json" || format == "auto" && !isTerminal(inv.Stderr) {
+		return inv.Stderr
 	}
-	return zerolog.New(w).Level(level).With().Timestamp().Logger()
+	return zerolog.ConsoleWriter{
+		Out:        inv.Stderr,
+		NoColor:    !isTerminal(inv.Stderr) || inv.hasEnv("NO_COLOR") || slices.Contains(inv.Env, "TERM=dumb"),
+		TimeFormat: "15:04:05.000",
+	}
 }
 
 // hasEnv reports whether a variable is set and not empty.

@@ -11,7 +11,13 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
+// asProgram makes the test binary be the program, for what only a process of its own can show.
+const asProgram = "TEST_AS_PROGRAM"
+
 func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
 	setUpLogging()
 	pgtest.RunTests(m)
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/pressly/goose/v3"
 
@@ -116,7 +117,7 @@ func TestMigrateDownAsks(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox)
 	r := migrate(dsn, "down", "--to=0")
-	want := fmt.Sprintf(`outbox-relay: reverting %d migration\(s\) of outbox in postgres://postgres@/test_[0-9]+\?host=\S+ drops tables with their data; repeat the command with --yes to do it`+"\n", migrations.Outbox.Latest())
+	want := fmt.Sprintf(`outbox-relay: reverting %d migrations of outbox in postgres://postgres@/test_[0-9]+\?host=\S+ drops tables with their data; repeat the command with --yes to do it`+"\n", migrations.Outbox.Latest())
 	if r.code != exitUsage || r.stdout != "" || !regexp.MustCompile("^"+want+"$").MatchString(r.stderr) {
 		t.Errorf("%+v, want a stderr of %s", r, want)
 	}
@@ -147,7 +148,7 @@ func TestMigrateStatus(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	for i, m := range s.Migrations {
-		if m.Version != int64(i+1) || m.File != names[i] || m.AppliedAt == nil || m.AppliedAt.After(query[nowTime](t, db, "SELECT now()").Time) {
+		if m.Version != int64(i+1) || m.File != names[i] || m.AppliedAt == nil || m.AppliedAt.After(query[time.Time](t, db, "SELECT now()")) {
 			t.Errorf("migration %d is %+v", i, m)
 		}
 	}
@@ -156,8 +157,6 @@ func TestMigrateStatus(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
-
-type nowTime = sql.NullTime
 
 // The same migrations run from the stock goose: either may continue what the other began.
 func TestStockGoose(t *testing.T) {

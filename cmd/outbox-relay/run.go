@@ -10,7 +10,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
-type runCmd struct{ SettingFlags }
+type runCmd struct{ settingFlags }
 
 func (runCmd) Help() string {
 	return `Runs until SIGTERM or SIGINT, then takes no more, waits up to relay.drain_timeout for requests in flight, and

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
@@ -47,14 +48,27 @@ func (a *awaited) Write(p []byte) (int, error) {
 	return n, err
 }
 
-func (a *awaited) wait(t *testing.T, text string) {
+// wait returns once text was written; it fails the test if the program ends without.
+func (a *awaited) wait(t *testing.T, text string, code <-chan int) {
 	t.Helper()
 	for !strings.Contains(a.String(), text) {
 		select {
 		case <-a.written:
-		case <-t.Context().Done():
-			t.Fatalf("%q never came:\n%s", text, a.String())
+		case got := <-code:
+			t.Fatalf("exit code %d without %q:\n%s", got, text, a)
 		}
+	}
+}
+
+// receive returns what comes from a channel; it fails the test if the relay ends before.
+func receive[T any](t *testing.T, from <-chan T, s started) T {
+	t.Helper()
+	select {
+	case value := <-from:
+		return value
+	case code := <-s.code:
+		t.Fatalf("exit code %d, stderr:\n%s", code, s.stderr)
+		panic("not reached")
 	}
 }
 
@@ -74,10 +88,12 @@ func TestRun(t *testing.T) {
 		"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL + "/in?token=hunter2", "OUTBOX_SIGNING_SECRET=" + goodSecret, "OUTBOX_NAME=r1", "OUTBOX_LEESE=1m",
 	}
 	s := start(t, env, "--poll-interval=1s")
-	if r := <-posted; r.Header.Get("Webhook-Signature") == "" {
+	if r := receive(t, posted, s); r.Header.Get("Webhook-Signature") == "" {
 		t.Error("the request is not signed")
 	}
-	command(env[:4], "status", "--healthcheck")
+	if r := command(env[:4], "status", "--healthcheck"); r.code != 0 || !strings.HasPrefix(r.stdout, `ok: relay "r1" was heard of `) {
+		t.Errorf("%+v", r)
+	}
 	s.signals <- syscall.SIGTERM
 	if code := <-s.code; code != 0 {
 		t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
@@ -112,7 +128,7 @@ func TestRun(t *testing.T) {
 func TestRunWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	s := start(t, []string{"OUTBOX_DATABASE_URL=postgres://u:hunter2@127.0.0.1:1/db", twoSettings[1]}, "--log-format=console")
-	s.stderr.wait(t, "connection refused")
+	s.stderr.wait(t, "connection refused", s.code)
 	s.signals <- syscall.SIGINT
 	if code := <-s.code; code != 0 || strings.Contains(s.stderr.String(), "hunter2") {
 		t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
@@ -132,9 +148,9 @@ func TestSecondSignal(t *testing.T) {
 	dsn := pgtest.New(t, migrations.Outbox)
 	execute(t, open(t, dsn), "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('invoice.paid', '{}', 'first')")
 	s := start(t, []string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL}, "--drain-timeout=24h", "--timeout=1h", "--lease=2h")
-	<-inFlight
+	receive(t, inFlight, s)
 	s.signals <- syscall.SIGTERM
-	s.stderr.wait(t, `"stopping"`)
+	s.stderr.wait(t, `"stopping"`, s.code)
 	s.signals <- syscall.SIGTERM
 	code := <-s.code
 	if want := "outbox-relay: a second signal cut off requests in flight; they will be sent again\n"; code != exitInterrupted || !strings.HasSuffix(s.stderr.String(), want) {
@@ -142,7 +158,8 @@ func TestSecondSignal(t *testing.T) {
 	}
 }
 
-// Nobody reads the log any more: deliveries go on.
+// Nobody reads the log any more, which kills most programs at their next line: deliveries go on, and a signal still ends
+// the process well. The relay is a process of its own here, because only its own stdout and stderr raise SIGPIPE.
 func TestRunWithBrokenLog(t *testing.T) {
 	t.Parallel()
 	posted := make(chan struct{}, 1)
@@ -157,15 +174,26 @@ func TestRunWithBrokenLog(t *testing.T) {
 	if err := reader.Close(); err != nil {
 		t.Fatal(err)
 	}
-	defer writer.Close()
-	signals, code := make(chan os.Signal, 1), make(chan int, 1)
-	go func() {
-		m := Main{Env: []string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL}, Stdout: writer, Stderr: writer, Signals: signals}
-		code <- m.Run([]string{"run", "--log-level=debug"})
-	}()
-	<-posted
-	signals <- syscall.SIGTERM
-	if code := <-code; code != 0 {
-		t.Errorf("exit code %d", code)
+	program := exec.CommandContext(t.Context(), os.Args[0], "run", "--log-level=debug")
+	program.Env = []string{asProgram + "=1", "OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL}
+	program.Stdout, program.Stderr = writer, writer
+	if err := program.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := writer.Close(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- program.Wait() }()
+	select {
+	case <-posted:
+	case err := <-ended:
+		t.Fatalf("the relay ended before it delivered: %v", err)
+	}
+	if err := program.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }

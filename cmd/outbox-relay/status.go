@@ -14,7 +14,7 @@ import (
 )
 
 type statusCmd struct {
-	DatabaseFlags
+	databaseFlags
 	Name        string `placeholder:"NAME" help:"With --healthcheck: the relay that must live. Default: relay.name, or the host's name."`
 	JSON        bool   `help:"Print JSON." xor:"output"`
 	Healthcheck bool   `help:"Print one line; exit 0 only if the database answers, has the right schema, and this relay lives." xor:"output"`

@@ -1,11 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"runtime/debug"
 
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
+
+// version is set by the linker (-X main.version=v1.2.3) and never written to.
+var version string
 
 type versionCmd struct {
 	JSON bool `help:"Print JSON."`
@@ -13,7 +17,7 @@ type versionCmd struct {
 
 // build says what this program was built from.
 type build struct {
-	Version string `json:"version"` // "devel" outside a tagged commit
+	Version string `json:"version"` // "devel" if nobody said
 	Commit  string `json:"commit"`  // empty if it was built outside its repository
 	Go      string `json:"go"`
 	// Schemas holds the newest version of each set of migrations.
@@ -21,7 +25,7 @@ type build struct {
 }
 
 func buildInfo() build {
-	b := build{Version: "devel", Schemas: map[migrations.Set]int64{
+	b := build{Version: cmp.Or(version, "devel"), Schemas: map[migrations.Set]int64{
 		migrations.Outbox: migrations.Outbox.Latest(),
 		migrations.Inbox:  migrations.Inbox.Latest(),
 	}}
@@ -30,7 +34,7 @@ func buildInfo() build {
 		return b
 	}
 	b.Go = info.GoVersion
-	if v := info.Main.Version; v != "" && v != "(devel)" {
+	if v := info.Main.Version; version == "" && v != "" && v != "(devel)" {
 		b.Version = v
 	}
 	for _, s := range info.Settings {

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+
+	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+// A migrator is one set of migrations in one database.
+type migrator struct {
+	*goose.Provider
+	set      migrations.Set
+	db       *sql.DB
+	schema   string // empty: the first of the search_path
+	database string // for messages
+}
+
+func (flags migrateFlags) open(inv *invocation) (*migrator, error) {
+	c, err := inv.config("database")
+	if err != nil {
+		return nil, err
+	}
+	m := &migrator{set: flags.Set, db: stdlib.OpenDB(*c.connConfig()), schema: get[string](c, "database.schema"), database: c.database()}
+	if m.Provider, err = migrations.NewProvider(m.db, m.set); err != nil {
+		return nil, errors.Join(err, m.db.Close())
+	}
+	return m, nil
+}
+
+// applied is one migration that the database has.
+type applied struct {
+	version int64
+	at      time.Time
+}
+
+// The table's name is one of two constants.
+const selectApplied = `
+SELECT version_id, tstamp::timestamptz
+FROM (SELECT DISTINCT ON (version_id) version_id, tstamp, is_applied FROM %s ORDER BY version_id, id DESC) v
+WHERE is_applied AND version_id > 0 ORDER BY version_id`
+
+// applied lists what the database has, oldest first. Asking goose instead would create its table, and wait while
+// somebody migrates.
+func (m *migrator) applied(ctx context.Context) ([]applied, error) {
+	rows, err := m.db.QueryContext(ctx, fmt.Sprintf(selectApplied, m.set.VersionTable()))
+	if code(err) == "42P01" { // undefined_table
+		return nil, nil
+	} else if err != nil {
+		return nil, fmt.Errorf("list applied migrations: %w", err)
+	}
+	defer rows.Close()
+	var all []applied
+	for rows.Next() {
+		var a applied
+		if err := rows.Scan(&a.version, &a.at); err != nil {
+			return nil, fmt.Errorf("list applied migrations: %w", err)
+		}
+		all = append(all, a)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("list applied migrations: %w", err)
+	}
+	return all, nil
+}
+
+// known returns an error if the database has a migration that this build does not: an older program would leave a
+// schema that neither of the two describes.
+func (m *migrator) known(all []applied) error {
+	if n := len(all); n > 0 && all[n-1].version > m.set.Latest() {
+		return fmt.Errorf("%w: the database has %s version %d, this build knows %d; run a newer outbox-relay",
+			relay.ErrSchema, m.set, all[n-1].version, m.set.Latest())
+	}
+	return nil
+}
+
+const selectSchema = `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)`
+
+// createSchema makes the configured schema if it is absent. It looks first, because CREATE SCHEMA IF NOT EXISTS needs
+// the right to create one even where it exists.
+func (m *migrator) createSchema(ctx context.Context) error {
+	if m.schema == "" {
+		return nil
+	}
+	var exists bool
+	if err := m.db.QueryRowContext(ctx, selectSchema, m.schema).Scan(&exists); err != nil {
+		return fmt.Errorf("look for schema %s: %w", m.schema, err)
+	}
+	if exists {
+		return nil
+	}
+	_, err := m.db.ExecContext(ctx, "CREATE SCHEMA "+pgx.Identifier{m.schema}.Sanitize())
+	if c := code(err); c == "42P06" || c == "23505" { // duplicate_schema, unique_violation: somebody was faster
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("create schema %s: %w", m.schema, err)
+	}
+	return nil
+}
+
+// code returns the SQLSTATE of an error of the server, otherwise an empty text.
+func code(err error) string {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}

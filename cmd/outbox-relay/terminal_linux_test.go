@@ -1,0 +1,109 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// terminal returns the two ends of a pseudo terminal: where a person types, and what the program sees.
+func terminal(t *testing.T) (person, program *os.File) {
+	t.Helper()
+	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = person.Close() })
+	raw, err := person.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var number int
+	var ioctlErr error
+	err = raw.Control(func(fd uintptr) {
+		if ioctlErr = unix.IoctlSetPointerInt(int(fd), unix.TIOCSPTLCK, 0); ioctlErr == nil {
+			number, ioctlErr = unix.IoctlGetInt(int(fd), unix.TIOCGPTN)
+		}
+	})
+	if err != nil || ioctlErr != nil {
+		t.Fatal(err, ioctlErr)
+	}
+	program, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = program.Close() })
+	return person, program
+}
+
+func TestMigrateDownOnATerminal(t *testing.T) {
+	t.Parallel()
+	latest := migrations.Outbox.Latest()
+	for name, test := range map[string]struct {
+		answer string // empty: a signal instead
+		code   int
+		stderr string
+	}{
+		"yes":       {answer: "y\n"},
+		"no":        {answer: "\n", code: exitUsage, stderr: "outbox-relay: nothing was reverted\n"},
+		"interrupt": {code: exitInterrupted, stderr: "outbox-relay: interrupted\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dsn := pgtest.New(t, migrations.Outbox)
+			person, program := terminal(t)
+			stdout, stderr := &buffer{}, &awaited{written: make(chan struct{}, 1)}
+			signals, code := make(chan os.Signal, 1), make(chan int, 1)
+			go func() {
+				m := Main{Env: []string{"OUTBOX_DATABASE_URL=" + dsn}, Stdin: program, Stdout: stdout, Stderr: stderr, Signals: signals}
+				code <- m.Run([]string{"migrate", "down"})
+			}()
+			stderr.wait(t, "reverting 1 migration of outbox in postgres://", code)
+			stderr.wait(t, "Continue? [y/N] ", code)
+			if test.answer == "" {
+				signals <- syscall.SIGINT
+			} else if _, err := person.WriteString(test.answer); err != nil {
+				t.Fatal(err)
+			}
+			if got := <-code; got != test.code {
+				t.Errorf("exit code %d, want %d", got, test.code)
+			}
+			if _, rest, _ := strings.Cut(stderr.String(), "[y/N] "); rest != test.stderr {
+				t.Errorf("stderr ends with %q, want %q", rest, test.stderr)
+			}
+			want := latest
+			if test.code == 0 {
+				want--
+			}
+			if got := query[int64](t, open(t, dsn), "SELECT max(version_id) FROM outbox_schema_version"); got != want {
+				t.Errorf("the database has version %d, want %d", got, want)
+			}
+		})
+	}
+}
+
+func TestLogFormat(t *testing.T) {
+	t.Parallel()
+	_, program := terminal(t)
+	for _, test := range []struct {
+		format string
+		out    *os.File
+		json   bool
+	}{{"auto", program, false}, {"json", program, true}, {"auto", nil, true}, {"console", nil, false}} {
+		var lines buffer
+		inv := &invocation{Main: Main{Stderr: &lines}}
+		if test.out != nil {
+			inv.Stderr = test.out
+		}
+		if got := inv.logWriter(test.format) == inv.Stderr; got != test.json {
+			t.Errorf("%s, terminal %v: JSON is %v", test.format, test.out != nil, got)
+		}
+	}
+}
