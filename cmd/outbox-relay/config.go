@@ -138,18 +138,11 @@ func (c *config) addDefaultDestination(at origin) {
 // one.
 func (c *config) replaceChannels(pattern string, at origin) string {
 	kind := strings.TrimPrefix(pattern, "alerts.channels[].")
-	next := 0
-	for path := range c.settings {
-		var i int
-		if n, _ := fmt.Sscanf(path, "alerts.channels[%d]", &i); n == 1 {
-			next = max(next, i+1)
-		}
-	}
 	c.channels = slices.DeleteFunc(c.channels, func(channel string) bool {
 		_, ok := c.settings[channel+"."+kind]
 		return ok
 	})
-	channel := fmt.Sprintf("alerts.channels[%d]", next)
+	channel := "alerts.channels[" + kind + "]" // those of the file have numbers
 	c.channels = append(c.channels, channel)
 	c.set(channel, nil, at)
 	return channel + "." + kind

@@ -143,7 +143,7 @@ func (e environment) expand(text string) (expanded, problem string) {
 		case parts[2] == "":
 			problem = `has "${" without "}"; write $$ for a dollar sign`
 		case !variableName.MatchString(name):
-			problem = quote(match) + " is not a reference to a variable; write ${NAME}, or $$ for a dollar sign"
+			problem = "has a ${…} that names no variable; write ${NAME}, or $$ for a dollar sign" // it may be a password
 		case e.broken[name]:
 			problem = fmt.Sprintf("${%s} has a problem of its own", name)
 		case value != "":

@@ -205,7 +205,7 @@ func TestFileMistakes(t *testing.T) {
 		"an unset variable": {"relay:\n  name: ${POD}\n", []string{`outbox-relay.yaml:2: relay.name: ${POD} is not set; set POD, or write ${POD:-default}`}},
 		"an empty variable": {"relay:\n  name: a-${EMPTY}\n", []string{`outbox-relay.yaml:2: relay.name: ${EMPTY} is empty; write ${EMPTY:-} if that is meant`}},
 		"an open reference": {"relay:\n  name: ${POD\n", []string{`outbox-relay.yaml:2: relay.name: has "${" without "}"; write $$ for a dollar sign`}},
-		"no reference":      {"relay:\n  name: ${a b}\n", []string{`outbox-relay.yaml:2: relay.name: "${a b}" is not a reference to a variable; write ${NAME}, or $$ for a dollar sign`}},
+		"no reference":      {"relay:\n  name: ${a b}\n", []string{`outbox-relay.yaml:2: relay.name: has a ${…} that names no variable; write ${NAME}, or $$ for a dollar sign`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
