@@ -33,6 +33,8 @@ const overview = `outbox-relay delivers the events that a service commits to its
   outbox-relay run             deliver until told to stop
   outbox-relay status          what waits, what failed, who delivers
 
+  outbox-relay events list --status failed    what did not arrive, and why
+  outbox-relay events show 4711          one event: its deliveries and attempts
   outbox-relay migrate down | status     revert the last migration; list them
   outbox-relay config check | show       find every mistake; print what is in effect, and why
   outbox-relay version
@@ -46,6 +48,7 @@ type grammar struct {
 	Run     runCmd     `cmd:"" help:"Deliver events until told to stop."`
 	Migrate migrateCmd `cmd:"" help:"Create, upgrade, revert or list the tables."`
 	Status  statusCmd  `cmd:"" help:"Show what waits, what failed, who delivers."`
+	Events  eventsCmd  `cmd:"" help:"List deliveries, or show one event."`
 	Config  configCmd  `cmd:"" help:"Check or show the configuration."`
 	Version versionCmd `cmd:"" help:"Show the version of this program."`
 }

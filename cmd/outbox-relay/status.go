@@ -157,8 +157,8 @@ func nextStep(s relay.Status) string {
 	}
 	for _, d := range s.Destinations {
 		if d.Failed > 0 {
-			return fmt.Sprintf("%d failed for %q. See why: SELECT event_id, attempts, last_error FROM outbox_delivery WHERE status = 'failed' AND destination = '%s';",
-				d.Failed, printable(d.Destination), strings.ReplaceAll(printable(d.Destination), "'", "''"))
+			return fmt.Sprintf("%d failed for %q. See why: outbox-relay events list --status failed --destination %s",
+				d.Failed, printable(d.Destination), shellWord(printable(d.Destination)))
 		}
 	}
 	if s.Parked > 0 {
@@ -170,6 +170,14 @@ func nextStep(s relay.Status) string {
 		}
 	}
 	return "All is well."
+}
+
+// shellWord quotes a word for a shell, unless it needs no quotes.
+func shellWord(word string) string {
+	if strings.Trim(word, "abcdefghijklmnopqrstuvwxyz0123456789_-") == "" && word != "" {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
 // age2text writes seconds as a short duration, never negative: two clocks may disagree.

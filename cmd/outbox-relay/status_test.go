@@ -165,7 +165,7 @@ func TestNextStep(t *testing.T) {
 		"All is well.":                                     {Relays: alive},
 		`"a" is paused: nothing is sent there.`:            {Relays: alive, Destinations: []relay.DestinationStatus{{Destination: "a", Paused: true}}},
 		"No relay is running. Start one: outbox-relay run": {Relays: []relay.RelayStatus{{HeartbeatAgeSeconds: 11}}, Parked: 1},
-		`3 failed for "it's". See why: SELECT event_id, attempts, last_error FROM outbox_delivery WHERE status = 'failed' AND destination = 'it''s';`: {
+		`3 failed for "it's". See why: outbox-relay events list --status failed --destination 'it'\''s'`: {
 			Relays: alive, Parked: 1, Destinations: []relay.DestinationStatus{{Destination: "a"}, {Destination: "it's", Failed: 3}},
 		},
 	} {

@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+type eventsCmd struct {
+	List eventsListCmd `cmd:"" help:"List deliveries, the newest first."`
+	Show eventsShowCmd `cmd:"" help:"Show one event: its deliveries, and the attempts that did not deliver."`
+}
+
+type eventsListCmd struct {
+	databaseFlags
+	Status      string `enum:"pending,delivered,failed,discarded,any" default:"any" help:"pending, delivered, failed, discarded or any."`
+	Destination string `placeholder:"NAME" help:"Only deliveries to this destination."`
+	Limit       int    `default:"50" help:"How many at most."`
+	JSON        bool   `help:"Print JSON: an array of deliveries. Fields are added, never renamed or removed."`
+}
+
+func (cmd eventsListCmd) Run(inv *invocation) error {
+	if cmd.Limit < 1 || cmd.Limit > 10_000 {
+		return exitError{code: exitUsage, err: fmt.Errorf("--limit: %d is out of range; write 1 to 10000", cmd.Limit)}
+	}
+	filter := relay.DeliveryFilter{Status: cmd.Status, Destination: cmd.Destination, Limit: cmd.Limit}
+	if cmd.Status == "any" {
+		filter.Status = ""
+	}
+	var list []relay.DeliveryInfo
+	err := inv.ask(func(ctx context.Context, ops *relay.Ops) (err error) {
+		list, err = ops.Deliveries(ctx, filter)
+		return err
+	})
+	switch {
+	case err != nil:
+		return err
+	case cmd.JSON:
+		return writeJSON(inv.Stdout, orEmpty(list))
+	}
+	return printDeliveries(inv.Stdout, list)
+}
+
+type eventsShowCmd struct {
+	databaseFlags
+	ID   int64 `arg:"" name:"event-id" help:"The event's id, as in X-Outbox-Event-Id."`
+	JSON bool  `help:"Print JSON: {deliveries, attempts}. Fields are added, never renamed or removed."`
+}
+
+func (cmd eventsShowCmd) Run(inv *invocation) error {
+	var shown struct {
+		Deliveries []relay.DeliveryInfo  `json:"deliveries"`
+		Attempts   []relay.LoggedAttempt `json:"attempts"`
+	}
+	err := inv.ask(func(ctx context.Context, ops *relay.Ops) (err error) {
+		if shown.Deliveries, err = ops.Deliveries(ctx, relay.DeliveryFilter{EventID: cmd.ID, Limit: 1000}); err != nil {
+			return err
+		}
+		shown.Attempts, err = ops.Attempts(ctx, cmd.ID)
+		return err
+	})
+	switch {
+	case err != nil:
+		return err
+	case len(shown.Deliveries) == 0:
+		return fmt.Errorf("there is no delivery of an event %d", cmd.ID)
+	case cmd.JSON:
+		shown.Attempts = orEmpty(shown.Attempts)
+		return writeJSON(inv.Stdout, shown)
+	}
+	if err := printDeliveries(inv.Stdout, shown.Deliveries); err != nil || len(shown.Attempts) == 0 {
+		return err
+	}
+	fmt.Fprintln(inv.Stdout, "\nAttempts that did not deliver:")
+	table := tabwriter.NewWriter(inv.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "STARTED\tDESTINATION\tATTEMPT\tTOOK\tOUTCOME\tREASON\tERROR")
+	for _, a := range shown.Attempts {
+		fmt.Fprintf(table, "%s\t%s\t%d\t%dms\t%s\t%s\t%s\n", a.StartedAt.UTC().Format(time.RFC3339), printable(a.Destination),
+			a.Attempt, a.DurationMS, a.Outcome, a.Reason, printable(orBlank(a.Error)))
+	}
+	return table.Flush()
+}
+
+// ask connects, checks the schema and lets f ask its questions.
+func (inv *invocation) ask(f func(context.Context, *relay.Ops) error) error {
+	c, err := inv.config("database")
+	if err != nil {
+		return err
+	}
+	pool, err := c.open(inv.ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	ops := relay.NewOps(pool)
+	if err := ops.CheckSchema(inv.ctx); err != nil {
+		return err
+	}
+	return f(inv.ctx, ops)
+}
+
+func printDeliveries(w io.Writer, list []relay.DeliveryInfo) error {
+	if len(list) == 0 {
+		_, err := fmt.Fprintln(w, "No delivery matches.")
+		return err
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "EVENT\tTYPE\tKEY\tDESTINATION\tSTATUS\tATTEMPTS\tNEXT OR LAST\tREASON\tLAST ERROR")
+	for _, d := range list {
+		destination, when := d.Destination, d.NextAttemptAt
+		if destination == "" {
+			destination = "(parked)"
+		}
+		if d.Status != "pending" && d.LastAttemptAt != nil {
+			when = *d.LastAttemptAt
+		}
+		fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", d.EventID, printable(d.EventType), printable(d.IdempotencyKey),
+			printable(destination), d.Status, d.Attempts, when.UTC().Format(time.RFC3339), orBlank(d.LastReason), printable(orBlank(d.LastError)))
+	}
+	return table.Flush()
+}
+
+func orBlank(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
+// orEmpty makes JSON show an empty list, not null.
+func orEmpty[T any](list []T) []T {
+	if list == nil {
+		return []T{}
+	}
+	return list
+}
