@@ -65,7 +65,7 @@ const (
 
 const description = `Finance issues invoices, logistics ships, outbox-relay carries every event from the one's database to the other's.
 Relays and the receiver are killed on the way; in the end both databases are compared. It needs PostgreSQL's programs
-(initdb, postgres) on this machine, takes about 25 seconds and leaves nothing behind.`
+(initdb, postgres) on this machine, takes about 20 seconds and leaves nothing behind.`
 
 // options are the command line.
 type options struct {

@@ -1,12 +1,12 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -142,16 +142,22 @@ func waitFor(t *testing.T, what string, done func() bool) {
 // processes lists the commands that name any of the words.
 func processes(t *testing.T, words ...string) (found []string) {
 	t.Helper()
-	out, err := exec.Command("ps", "-axww", "-o", "pid=,args=").Output()
-	if err != nil {
-		t.Fatalf("list processes: %v", err)
+	var commands []string
+	if paths, _ := filepath.Glob("/proc/[0-9]*/cmdline"); len(paths) > 0 {
+		for _, path := range paths {
+			args, _ := os.ReadFile(path) // empty once the process has gone
+			commands = append(commands, strings.ReplaceAll(string(args), "\x00", " "))
+		}
+	} else {
+		out, err := exec.Command("ps", "-axww", "-o", "args=").Output()
+		if err != nil {
+			t.Fatalf("list processes: %v", err)
+		}
+		commands = strings.Split(string(out), "\n")
 	}
-	for line := range bytes.Lines(out) {
-		for _, word := range words {
-			if strings.Contains(string(line), word) {
-				found = append(found, string(line))
-				break
-			}
+	for _, command := range commands {
+		if slices.ContainsFunc(words, func(word string) bool { return strings.Contains(command, word) }) {
+			found = append(found, command)
 		}
 	}
 	return found

@@ -153,7 +153,7 @@ func (p *play) act(number, invoices int) error {
 		return err
 	}
 	k := p.stage.killRelay(victim)
-	p.say("month's end %d: %d invoices at once; kill -9 %s while it holds %d deliveries", number, invoices, victim.role, holding)
+	p.say("month's end %d: %d invoices at once; kill -9 %s with %d of its deliveries in flight", number, invoices, victim.role, holding)
 	t, err := p.stage.takenOver(k)
 	if err != nil {
 		return err
@@ -161,7 +161,7 @@ func (p *play) act(number, invoices int) error {
 	if t.took >= p.slowest.took {
 		p.slowest = t
 	}
-	p.say("%s had taken over all of them %s later", p.other(victim), short(t.took))
+	p.say("%s has taken over the %d that it left behind, within %s", p.other(victim), t.claims, short(t.took))
 	return <-issued
 }
 

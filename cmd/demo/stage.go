@@ -161,6 +161,10 @@ func (s *stage) await(what string, done func(*history) bool) error {
 
 // poll waits for the database to fulfil a condition.
 func (s *stage) poll(what string, done func(context.Context) (bool, error)) error {
+	return s.pollFor(patience, what, done)
+}
+
+func (s *stage) pollFor(patience time.Duration, what string, done func(context.Context) (bool, error)) error {
 	ctx, cancel := context.WithTimeoutCause(s.ctx, patience, fmt.Errorf("still waiting for %s", what))
 	defer cancel()
 	tick := time.NewTicker(10 * time.Millisecond)

@@ -8,7 +8,11 @@ const maxBreaches = 5
 // table prints what a play came to, and whether every promise was kept.
 func (n *narrator) table(f figures, slowest takeover, rules []rule) {
 	row := func(what, figure, remark string) {
-		n.print(fmt.Sprintf("  %-38s %9s   %s", what, figure, n.dim(remark)))
+		line := fmt.Sprintf("  %-36s %13s", what, figure)
+		if remark != "" {
+			line += "   " + n.dim(remark)
+		}
+		n.print(line)
 	}
 	n.print("")
 	n.print(n.bold("What happened"))

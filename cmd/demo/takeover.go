@@ -77,9 +77,12 @@ func (s *stage) takenOver(k kill) (takeover, error) {
 
 const countPending = `SELECT count(*) FROM outbox_delivery WHERE status = 'pending'`
 
+// drainPatience is longer than a lease: deliveries that had to wait for one to end show as late, and not as stuck.
+const drainPatience = 90 * time.Second
+
 // drained waits until nothing is pending.
 func (s *stage) drained() error {
-	return s.poll("the backlog to drain", func(ctx context.Context) (bool, error) {
+	return s.pollFor(drainPatience, "the backlog to drain", func(ctx context.Context) (bool, error) {
 		var n int
 		err := s.finance.QueryRow(ctx, countPending).Scan(&n)
 		return n == 0, err
