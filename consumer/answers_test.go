@@ -123,16 +123,16 @@ func TestReusedKeyIsRefused(t *testing.T) {
 
 func TestOtherThan2xxRollsBackAndPasses(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		status := make(chan int, 1)
 		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
-				effect(e)(&statusOverride{w, <-status}, r)
+				status, err := strconv.Atoi(r.Header.Get("Test-Status"))
+				mustNot(e, err)
+				effect(e)(&statusOverride{w, status}, r)
 			}
 		})
 		for _, code := range []int{300, 302, 304, 307, 400, 404, 409, 410, 422, 429, 500, 503, 599, 999} {
 			key := "k" + strconv.Itoa(code)
-			status <- code
-			got := e.post(key, "{}")
+			got := e.do(e.newRequest(key, "{}", with("Test-Status", strconv.Itoa(code))))
 			if got.status != code || got.header.Get("X-Handler") != "ran" {
 				t.Errorf("status %d %v, want %d", got.status, got.header, code)
 			}
@@ -142,8 +142,8 @@ func TestOtherThan2xxRollsBackAndPasses(t *testing.T) {
 			e.wantResult(consumer.ResultFailed)
 			e.wantRows(key, 0, 0)
 
-			status <- 200 // the retry runs it: nothing remembers the failure
-			wantFirst(t, e.post(key, "{}"), 200, `{"done":"`+key+`"}`)
+			// The retry runs it: nothing remembers the failure.
+			wantFirst(t, e.do(e.newRequest(key, "{}", with("Test-Status", "200"))), 200, `{"done":"`+key+`"}`)
 			e.wantRows(key, 1, 1)
 			e.wantResult(consumer.ResultProcessed)
 		}

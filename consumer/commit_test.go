@@ -135,11 +135,11 @@ func TestCommitFailuresOfNormalLife(t *testing.T) {
 		"killed backend": {
 			spoil: func(e *env, r *http.Request) {
 				mustNot(e, e.exec(r.Context(), "SET LOCAL application_name = 'doomed'"))
-				e.mustExec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'doomed'")
+				e.mustExec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'doomed' AND datname = current_database()")
 			},
 			status: 500, problem: "commit-failed", log: "commit",
 		},
-		"commits with SQL": {
+		"rolls back with SQL": {
 			spoil:  func(e *env, r *http.Request) { mustNot(e, e.exec(r.Context(), "ROLLBACK")) },
 			status: 500, problem: "handler-ended-transaction", log: "itself",
 		},
@@ -152,17 +152,15 @@ func TestCommitFailuresOfNormalLife(t *testing.T) {
 		for name, c := range cases {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				spoil := make(chan bool, 2)
 				e := newEnv(t, f, c.cfg, func(e *env) http.HandlerFunc {
 					return func(w http.ResponseWriter, r *http.Request) {
 						effect(e)(w, r)
-						if <-spoil {
+						if r.Header.Get("Test-Spoil") != "" {
 							c.spoil(e, r)
 						}
 					}
 				})
-				spoil <- true
-				wantProblem(t, e.post("k", "{}"), c.status, c.problem)
+				wantProblem(t, e.do(e.newRequest("k", "{}", with("Test-Spoil", "yes"))), c.status, c.problem)
 				if report := e.wantResult(consumer.ResultCommitFailed); report.Err == nil || report.Status != c.status {
 					t.Errorf("report %+v", report)
 				}
@@ -171,7 +169,6 @@ func TestCommitFailuresOfNormalLife(t *testing.T) {
 				}
 				e.wantRows("k", 0, 0)
 
-				spoil <- false
 				wantFirst(t, e.post("k", "{}"), 201, `{"done":"k"}`)
 				e.wantRows("k", 1, 1)
 			})
@@ -223,6 +220,22 @@ func TestHandlerCannotEndTheTransaction(t *testing.T) {
 		wantProblem(t, e.post("k", "{}"), 500, "handler-ended-transaction")
 		e.wantRows("k", 0, 0)
 	})
+	for _, f := range flavours {
+		for _, statement := range []string{"COMMIT", "COMMIT AND CHAIN"} {
+			t.Run(f.name+" "+statement+" takes effect once", func(t *testing.T) {
+				t.Parallel()
+				e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
+					return func(w http.ResponseWriter, r *http.Request) {
+						effect(e)(w, r)
+						mustNot(e, e.exec(r.Context(), statement))
+					}
+				})
+				wantProblem(t, e.post("k", "{}"), 500, "handler-ended-transaction")
+				wantReplayed(t, e.post("k", "{}"), 200, "") // done, but never answered
+				e.wantRows("k", 1, 1)
+			})
+		}
+	}
 	t.Run("sql rollback", func(t *testing.T) {
 		t.Parallel()
 		e := newEnv(t, flavours[1], consumer.Config{}, func(e *env) http.HandlerFunc {
@@ -253,7 +266,7 @@ func TestClientGoneAfterTheWorkIsDone(t *testing.T) {
 		working, gone := make(chan struct{}), make(chan struct{})
 		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
-				if r.Header.Get("Expect-Hangup") == "" {
+				if r.Header.Get("Test-Hang-Up") == "" {
 					return
 				}
 				effect(e)(w, r)
@@ -263,7 +276,7 @@ func TestClientGoneAfterTheWorkIsDone(t *testing.T) {
 			}
 		})
 		ctx, hangUp := context.WithCancel(t.Context())
-		request := e.newRequest("k", "{}", func(h http.Header) { h.Set("Expect-Hangup", "yes") }).WithContext(ctx)
+		request := e.newRequest("k", "{}", with("Test-Hang-Up", "yes")).WithContext(ctx)
 		sent := make(chan error, 1)
 		go func() {
 			_, err := e.try(request)
@@ -294,7 +307,7 @@ func TestCommitTimeout(t *testing.T) {
 		})
 		wantProblem(t, e.post("k", "{}"), 500, "commit-failed")
 		release()
-		e.await("SELECT NOT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory')") // the abandoned backend has ended
+		e.await("SELECT NOT EXISTS (" + advisoryLocks + ")") // the abandoned backend has ended
 		if got := e.post("k", "{}"); got.status != 201 {
 			t.Errorf("the retry got %d %s", got.status, got.body)
 		}

@@ -40,7 +40,7 @@
 //	COMMIT fails                                     500; 503, Retry-After: 1 if the database asks to repeat (40001, 40P01)
 //	the database cannot be reached                   503, Retry-After: 1; the handler does not run
 //
-// The 4xx down to 413 are given before the database is touched. Every refusal is application/problem+json whose type, such
+// 400, 401, 408 and 413 are given before the database is touched. Every refusal is application/problem+json whose type, such
 // as urn:outbox-relay:problem:key-reused, is stable. outbox-relay retries all of them except 400, 413 and 422, which no
 // repetition will mend.
 //

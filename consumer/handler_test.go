@@ -35,18 +35,16 @@ func TestHandlerThatDoesNotReturn(t *testing.T) {
 		for name, c := range cases {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				fail := make(chan bool, 2)
 				e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
 					return func(w http.ResponseWriter, r *http.Request) {
 						effect(e)(discardWriter{}, r)
-						if <-fail {
+						if r.Header.Get("Test-Fail") != "" {
 							c.end(w)
 						}
 						w.WriteHeader(http.StatusNoContent)
 					}
 				})
-				fail <- true
-				got, err := e.try(e.newRequest("k", "{}"))
+				got, err := e.try(e.newRequest("k", "{}", with("Test-Fail", "yes")))
 				switch {
 				case c.answered && err != nil:
 					t.Fatal(err)
@@ -63,7 +61,6 @@ func TestHandlerThatDoesNotReturn(t *testing.T) {
 				}
 				e.wantRows("k", 0, 0)
 				// Nothing of it lingers: no lock, no transaction, no connection lost.
-				fail <- false
 				wantFirst(t, e.post("k", "{}"), 204, "")
 				e.wantRows("k", 1, 1)
 			})
@@ -165,15 +162,14 @@ func TestOpenRowsFailTheCommit(t *testing.T) {
 	e := newEnv(t, flavours[0], consumer.Config{}, func(e *env) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			effect(e)(w, r)
-			if r.Header.Get("Leave-Open") != "" {
+			if r.Header.Get("Test-Leave-Open") != "" {
 				_, err := consumer.Tx(r.Context()).Query(r.Context(), "SELECT generate_series(1, 100000)")
 				mustNot(e, err)
 			}
 		}
 	})
-	open := func(h http.Header) { h.Set("Leave-Open", "yes") }
-	wantProblem(t, e.do(e.newRequest("k", "{}", open)), 500, "commit-failed")
-	e.await("SELECT NOT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory')") // until the backend has noticed
+	wantProblem(t, e.do(e.newRequest("k", "{}", with("Test-Leave-Open", "yes"))), 500, "commit-failed")
+	e.await("SELECT NOT EXISTS (" + advisoryLocks + ")") // until the backend has noticed
 	wantFirst(t, e.post("k", "{}"), 201, `{"done":"k"}`)
 	e.wantRows("k", 1, 1)
 }

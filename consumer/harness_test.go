@@ -253,6 +253,11 @@ func (e *env) newRequest(key, body string, change ...func(http.Header)) *http.Re
 	return r
 }
 
+// with sets a header by which a test tells its handler what to do.
+func with(name, value string) func(http.Header) {
+	return func(h http.Header) { h.Set(name, value) }
+}
+
 // response is an answer read to its end.
 type response struct {
 	status int
@@ -337,6 +342,10 @@ func (b *syncBuffer) String() string {
 	defer b.mu.Unlock()
 	return b.text.String()
 }
+
+// advisoryLocks are those of the test's own database: pg_locks shows the whole server.
+const advisoryLocks = `SELECT FROM pg_locks
+	WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
 
 // await asks the database until query is true. The tests use it for what PostgreSQL cannot signal: that a session waits.
 func (e *env) await(query string, args ...any) {

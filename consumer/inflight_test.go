@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -17,11 +18,13 @@ import (
 // The duplicate must be answered while the first request still holds the key: only then did it not wait.
 func TestDuplicateOfARequestInFlight(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		running, finish := make(chan struct{}), make(chan struct{})
+		running, finished := make(chan struct{}), make(chan struct{})
+		finish := sync.OnceFunc(func() { close(finished) })
+		defer finish()
 		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
 				close(running) // a second run would panic here
-				<-finish
+				<-finished
 				effect(e)(w, r)
 			}
 		})
@@ -44,7 +47,7 @@ func TestDuplicateOfARequestInFlight(t *testing.T) {
 		default:
 		}
 
-		close(finish)
+		finish()
 		wantFirst(t, <-first, 201, `{"done":"k"}`)
 		wantReplayed(t, e.post("k", "{}"), 201, `{"done":"k"}`)
 		e.wantRows("k", 1, 1)
@@ -55,10 +58,12 @@ func TestDuplicateOfARequestInFlight(t *testing.T) {
 func TestInFlightElsewhereWithoutTheLock(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, effect)
-		holding, finish := make(chan struct{}), make(chan struct{})
+		holding, finished := make(chan struct{}), make(chan struct{})
+		finish := sync.OnceFunc(func() { close(finished) })
+		defer finish()
 		done := make(chan error, 1)
 		go func() {
-			first, err := e.once(t.Context(), e, "outbox", "k", func() { close(holding); <-finish })
+			first, err := e.once(t.Context(), e, "outbox", "k", func() { close(holding); <-finished })
 			if !first {
 				t.Error("Once: not the first")
 			}
@@ -72,7 +77,7 @@ func TestInFlightElsewhereWithoutTheLock(t *testing.T) {
 			t.Error("Once had ended: nothing was in flight")
 		default:
 		}
-		close(finish)
+		finish()
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
@@ -127,7 +132,7 @@ func TestKeyCommittedAfterTheSnapshot(t *testing.T) {
 					}
 					answer <- got
 				}()
-				e.await("SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 42 AND NOT granted)")
+				e.await("SELECT EXISTS (" + advisoryLocks + " AND objid = 42 AND NOT granted)")
 				e.mustExec("INSERT INTO processed_events (source, idempotency_key, processing_state) VALUES ('outbox', 'k', 'succeeded')")
 				release()
 				c.check(t, <-answer)

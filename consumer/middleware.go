@@ -15,10 +15,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Middleware returns a middleware that runs the handler at most once per event with effect: it verifies the request,
-// begins a transaction on pool, records the event in processed_events, runs the handler, whose writes through [Tx] join the
-// transaction, commits, and only then answers. Requests are processed concurrently, each on one connection of pool, for
-// which it waits as long as its client does.
+// Middleware returns a middleware that lets every event take effect once: it verifies the request, begins a transaction
+// on pool, records the event in processed_events, runs the handler, whose writes through [Tx] join the transaction,
+// commits, and only then answers. Requests are processed concurrently, each on one connection of pool, for which it waits
+// as long as its client does.
 //
 // It panics when pool is nil or cfg cannot work, as regexp.MustCompile does: such a mistake belongs to the start.
 func Middleware(pool *pgxpool.Pool, cfg Config) func(http.Handler) http.Handler {
