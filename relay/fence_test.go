@@ -1,0 +1,121 @@
+package relay
+
+import (
+	"net/http"
+	"testing"
+	"time"
+)
+
+// FIELD trap 12: while one relay's POST is in flight, nobody else sends the delivery, however often they look.
+func TestClaimedDeliveriesAreNobodyElses(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
+	db.insert(1, "key")
+	a := start(t, db.config(to(rc.URL)))
+	<-g.arrived
+	b := start(t, db.config(to(rc.URL)))
+	for looks := 1; looks <= 3; looks++ { // each idleness ends with a look at everything
+		b.await(t, "a look of the second relay", func(o *observer) bool { return o.idle >= looks })
+		b.wake.notify(true)
+	}
+	if rc.total() != 1 || sees(b.observer, func(o *observer) int { return o.claimed }) != 0 {
+		t.Errorf("%d requests while the first is in flight", rc.total())
+	}
+	g.open()
+	a.settles(t, Delivered, 1)
+}
+
+// FIELD trap 13. The first relay's POST outlasts its lease; a second relay claims the delivery and is sending it when
+// the first one's answer comes. Whatever that answer says, it is not about the claim that counts now.
+func TestLateSettleChangesNothing(t *testing.T) {
+	t.Parallel()
+	for name, answer := range map[string]int{"delivered": 204, "retry": 500, "failed": 422, "gone": 410} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			first, second := newGate(t), newGate(t)
+			rc := newReceiver(t, func(w http.ResponseWriter, r request) {
+				if r.number == 1 {
+					first.pass(r)
+					w.WriteHeader(answer)
+					return
+				}
+				second.pass(r)
+			})
+			db.insert(1, "key")
+			a := start(t, db.config(to(rc.URL)))
+			<-first.arrived
+			a.cancel() // it still waits for its POST, but claims no more
+			db.exec(`UPDATE outbox_delivery SET lease_expires_at = now() - interval '1 second'`)
+			b := start(t, db.config(to(rc.URL)))
+			<-second.arrived
+
+			before := row[string](db, `SELECT d::text FROM outbox_delivery d`)
+			first.open()
+			a.await(t, "the stale settle", func(o *observer) bool { return o.stale == 1 })
+			if after := row[string](db, `SELECT d::text FROM outbox_delivery d`); after != before {
+				t.Errorf("the late settle turned\n%s into\n%s", before, after)
+			}
+			if n := row[int](db, `SELECT count(*) FROM outbox_alert`) + row[int](db, `SELECT count(*) FROM outbox_destination`); n != 0 {
+				t.Error("the late settle raised an alert or paused the destination")
+			}
+			a.stop()
+
+			second.open()
+			b.settles(t, Delivered, 1)
+			if !row[bool](db, `SELECT status = 'delivered' AND attempts = 1 AND claim >= 2 FROM outbox_delivery`) || rc.total() != 2 {
+				t.Errorf("after %d requests: %s", rc.total(), row[string](db, `SELECT d::text FROM outbox_delivery d`))
+			}
+			// Both attempts were on the wire; the log holds the one that did not deliver.
+			if want, got := map[bool]int{true: 0, false: 1}[answer == 204], row[int](db, `SELECT count(*) FROM outbox_attempt WHERE claim = 1`); got != want {
+				t.Errorf("%d attempts of the first claim in the log, want %d", got, want)
+			}
+		})
+	}
+}
+
+// A queue that outlasts its leases is given back unsent: sending it could overlap with whoever claims it next.
+func TestDeliveriesWithTooLittleLeaseAreNotSent(t *testing.T) {
+	t.Parallel()
+	d := Config{Destinations: []Destination{to("http://127.0.0.1:1/")}}.withDefaults().Destinations[0]
+	l, err := newLane(d, "")
+	must(t, err)
+	r := &Relay{taking: t.Context(), doing: t.Context()}
+	late := order()
+	late.leaseEnds = time.Now().Add(d.Timeout + sendMargin - time.Millisecond)
+	if v := r.attempt(l, &late); v.outcome != Hold || v.reason != ReasonLease || v.posted {
+		t.Errorf("%+v", v)
+	}
+}
+
+// Its lease over, a delivery that waits in the queue of a slow lane is claimed again, even by the same relay, and sent
+// once.
+func TestHeldDeliveriesSpendNothing(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
+	db.insert(2, "key")
+	d := to(rc.URL)
+	d.MaxInFlight, d.Timeout = 1, patience
+	cfg := db.config(d)
+	cfg.Lease = patience + leaseMargin
+	r := prepared(t, cfg)
+	r.begin()
+	<-g.arrived // one is in flight, the other queued behind it
+	becomes(db, 2, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
+	l := r.lanes["default"]
+	l.mu.Lock()
+	for i := l.head; i < len(l.queue); i++ {
+		l.queue[i].leaseEnds = time.Now()
+	}
+	l.mu.Unlock()
+	g.open()
+	r.settles(t, Hold, 1)
+	r.settles(t, Delivered, 2)
+	if rc.total() != 2 || row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 AND rescues = 0`) != 2 {
+		t.Errorf("%d requests", rc.total())
+	}
+}

@@ -1,0 +1,105 @@
+package relay
+
+import (
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// FIELD trap 16. Whatever a receiver sends, the relay reads a bounded part of it and hangs up.
+func TestFloodsAreCutOff(t *testing.T) {
+	t.Parallel()
+	const flood = 200 << 20
+	chunk := bytes.Repeat([]byte("x"), 64<<10)
+	for name, c := range map[string]struct {
+		head    string
+		outcome Outcome
+		reason  Reason
+	}{
+		"body of a 200":    {fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", flood), Delivered, ReasonOK},
+		"body of a 500":    {fmt.Sprintf("HTTP/1.1 500 No\r\nContent-Length: %d\r\n\r\n", flood), Retry, ReasonServerError},
+		"body to the end":  {"HTTP/1.1 400 No\r\n\r\n", Fail, ReasonRejected},
+		"one header":       {"HTTP/1.1 200 OK\r\nX: ", Retry, ReasonMalformed},
+		"status line":      {"HTTP/1.1 200 ", Retry, ReasonMalformed},
+		"instead of HTTP":  {"", Retry, ReasonMalformed},
+		"interim response": {"HTTP/1.1 103 Early Hints\r\nX: ", Retry, ReasonMalformed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			done := make(chan struct{})
+			var failed error
+			var s *rawServer
+			ready := make(chan struct{})
+			s = newRawServer(t, func(conn net.Conn) {
+				<-ready
+				if s.read(conn) != nil {
+					return
+				}
+				defer close(done)
+				_, failed = conn.Write([]byte(c.head))
+				for failed == nil && s.written.Load() < flood {
+					_, failed = conn.Write(chunk)
+				}
+			})
+			close(ready)
+			v := attemptAt(t, s.url)
+			if v.outcome != c.outcome || v.reason != c.reason || len(v.message) > maxMessage {
+				t.Errorf("%s %s, a message of %d bytes", v.outcome, v.reason, len(v.message))
+			}
+			within(t, "the end of the flood", done)
+			// What the relay did not read fills the sockets' buffers.
+			if n := s.written.Load(); failed == nil || n > flood/4 {
+				t.Errorf("%d bytes were taken, then: %v", n, failed)
+			}
+		})
+	}
+}
+
+// A few kilobytes of gzip hold megabytes, or gigabytes, if somebody unpacks them.
+func TestGzipIsNotUnpacked(t *testing.T) {
+	t.Parallel()
+	var bomb bytes.Buffer
+	writer := gzip.NewWriter(&bomb)
+	for range 4 {
+		_, err := writer.Write(bytes.Repeat([]byte("BOMB"), 256<<10))
+		must(t, err)
+	}
+	must(t, writer.Close())
+	for _, code := range []int{200, 422} {
+		rc := newReceiver(t, func(w http.ResponseWriter, _ request) {
+			w.Header().Set("Content-Encoding", "gzip")
+			w.WriteHeader(code)
+			_, _ = w.Write(bomb.Bytes())
+		})
+		v := attemptAt(t, rc.URL)
+		if v.statusCode != code || len(v.message) > maxMessage || strings.Contains(v.message, "BOMB") {
+			t.Errorf("%d: %.100q", v.statusCode, v.message)
+		}
+		if got := rc.all()[0].header.Get("Accept-Encoding"); got != "" {
+			t.Errorf("asked for %s", got)
+		}
+	}
+}
+
+// What a receiver says is kept as evidence, in full up to a bound, and in a form that can be stored and shown.
+func TestEvidenceIsKept(t *testing.T) {
+	t.Parallel()
+	for answer, want := range map[string]string{
+		"":                          "422 Unprocessable Entity",
+		"no such invoice":           "422 Unprocessable Entity: no such invoice",
+		"a\x00b\xff\x1b[31m\r\nc":   "422 Unprocessable Entity: a\ufffdb\ufffd\ufffd[31m  c",
+		strings.Repeat("x", 10_000): "422 Unprocessable Entity: " + strings.Repeat("x", maxExcerpt),
+	} {
+		rc := newReceiver(t, func(w http.ResponseWriter, _ request) {
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			_, _ = w.Write([]byte(answer))
+		})
+		if v := attemptAt(t, rc.URL); v.message != want {
+			t.Errorf("%.40q: %.100q", answer, v.message)
+		}
+	}
+}
