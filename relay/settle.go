@@ -119,10 +119,13 @@ func (r *Relay) settleAll() {
 // written one by one, so that one row cannot keep the others.
 func (r *Relay) write(batch *outcomes) {
 	failing := newBackoff()
-	for {
+	for repeated := false; ; repeated = true {
 		instance, _ := r.session.current()
 		stale, err := r.store.settle(r.settling, instance, batch)
 		if err == nil {
+			if repeated {
+				stale = 0 // unknown: when only the acknowledgement was lost, what came first was this very batch
+			}
 			r.written(batch, stale)
 			return
 		}

@@ -90,19 +90,23 @@ func queueDelivered(batch *pgx.Batch, settled []settlement, now time.Time) {
 	batch.Queue(settleDelivered, u.eventIDs, u.destinations, u.fences, ago, status)
 }
 
+// A retry leaves status and claim as they are: only by the attempts does a batch whose commit was not acknowledged, and
+// which is sent again, find that this one is written.
 const settleRetry = `
 UPDATE outbox_delivery d
 SET next_attempt_at = now() + make_interval(secs => s.delay), attempts = d.attempts + 1, rescues = 0,
     last_attempt_at = now() - make_interval(secs => s.ago), last_status = nullif(s.status, 0),
     last_reason = s.reason, last_error = s.error, claimed_by = NULL, lease_expires_at = NULL
-FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::float8[], $5::smallint[], $6::text[], $7::text[], $8::float8[])
-    AS s (event_id, destination, claim, ago, status, reason, error, delay)
-WHERE d.event_id = s.event_id AND d.destination = s.destination AND d.claim = s.claim AND d.status = 'pending'`
+FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::float8[], $5::smallint[], $6::text[], $7::text[], $8::float8[], $9::int[])
+    AS s (event_id, destination, claim, ago, status, reason, error, delay, attempts)
+WHERE d.event_id = s.event_id AND d.destination = s.destination AND d.claim = s.claim AND d.status = 'pending'
+  AND d.attempts = s.attempts`
 
 func queueRetry(batch *pgx.Batch, settled []settlement, now time.Time) {
 	var u unnested
 	var ago, delay []float64
 	var status []int16
+	var attempts []int32
 	var reason, message []string
 	for i := range settled {
 		s := &settled[i]
@@ -112,8 +116,9 @@ func queueRetry(batch *pgx.Batch, settled []settlement, now time.Time) {
 		reason = append(reason, string(s.reason))
 		message = append(message, s.message)
 		delay = append(delay, s.delay.Seconds())
+		attempts = append(attempts, int32(s.attempts))
 	}
-	batch.Queue(settleRetry, u.eventIDs, u.destinations, u.fences, ago, status, reason, message, delay)
+	batch.Queue(settleRetry, u.eventIDs, u.destinations, u.fences, ago, status, reason, message, delay, attempts)
 }
 
 const settleHold = `
