@@ -56,7 +56,6 @@ fmt: $(golangci) ## Format the source
 .PHONY: lint
 lint: $(golangci) ## Check format, vet, linters, and that go.mod is tidy
 	@unformatted=$$(gofmt -l .) && [ -z "$$unformatted" ] || { echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; }
-	$(golangci) fmt --diff
 	$(GO) vet ./...
 	$(golangci) run
 	$(GO) mod tidy -diff
