@@ -85,11 +85,17 @@ const inlinePayload = 16 << 10
 
 // The rows are locked in a materialised step and then updated by where they lie. Locking inside "IN (SELECT … LIMIT …)"
 // may run again for each row and claim more than its limit; joining back by key can flip to a scan of the table.
+//
+// A claim keeps its relay's row from being deleted until it has committed, so that a rescue, which deletes the row
+// first, waits for a claim that its dead relay left running; and it takes nothing once the row is gone.
 const claimDue = `
-WITH lane AS (
+WITH claimant AS MATERIALIZED (
+    SELECT FROM outbox_relay WHERE instance = $5 FOR KEY SHARE
+), lane AS (
     SELECT l.destination, l.free, l.after_at, l.after_id
     FROM unnest($1::text[], $2::int[], $3::timestamptz[], $4::bigint[]) AS l (destination, free, after_at, after_id)
-    WHERE NOT EXISTS (SELECT FROM outbox_destination p WHERE p.destination = l.destination AND p.paused)
+    WHERE EXISTS (SELECT FROM claimant)
+      AND NOT EXISTS (SELECT FROM outbox_destination p WHERE p.destination = l.destination AND p.paused)
 ), due AS MATERIALIZED (
     SELECT d.place
     FROM lane CROSS JOIN LATERAL (

@@ -99,12 +99,12 @@ const unlockInstance = `SELECT pg_advisory_unlock('outbox_relay'::regclass::oid:
 // rescue gives back what a dead relay had claimed and removes it from the living. The connection must hold its lock.
 func rescue(ctx context.Context, conn *pgx.Conn, instance int32) (deliveries int, err error) {
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, rescueClaims, instance)
-		if err != nil {
+		// First, since it waits for a claim that the dead relay's backend may still be executing.
+		if _, err := tx.Exec(ctx, deleteRelay, instance); err != nil {
 			return err
 		}
+		tag, err := tx.Exec(ctx, rescueClaims, instance)
 		deliveries = int(tag.RowsAffected())
-		_, err = tx.Exec(ctx, deleteRelay, instance)
 		return err
 	})
 	if err != nil {
@@ -117,7 +117,10 @@ func rescue(ctx context.Context, conn *pgx.Conn, instance int32) (deliveries int
 }
 
 // The others look at once for what this relay gives back, instead of at their next sweep.
-const sayGoodbye = `SELECT pg_notify('outbox_wake', 'sweep ' || current_schema())`
+const sayGoodbye = `SELECT pg_notify('outbox_wake', '` + sweepPrefix + `' || current_schema())`
+
+// sweepPrefix stands before the schema's name in a notification that asks to look behind the positions too.
+const sweepPrefix = "sweep "
 
 // deregister removes a relay that has given back all its claims.
 func deregister(ctx context.Context, conn *pgx.Conn, instance int32) error {

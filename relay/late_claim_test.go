@@ -1,0 +1,76 @@
+package relay
+
+import (
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// TestRescueWaitsForTheLastClaim holds a dead relay's last claim inside the database, where killing a process does not
+// end it: the rescue must not overlook what that claim is about to take.
+func TestRescueWaitsForTheLastClaim(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	db := newDatabase(t)
+	db.insert(1, "k")
+	db.exec(`CREATE FUNCTION wait_for_test() RETURNS trigger LANGUAGE plpgsql AS
+		'BEGIN PERFORM pg_advisory_xact_lock_shared(4711); RETURN NEW; END'`)
+	db.exec(`CREATE TRIGGER wait_for_test BEFORE UPDATE ON outbox_delivery FOR EACH ROW
+		WHEN (NEW.claimed_by IS NOT NULL) EXECUTE FUNCTION wait_for_test()`)
+	connect := func() *pgx.Conn {
+		conn, err := pgx.Connect(ctx, db.dsn)
+		must(t, err)
+		t.Cleanup(func() { _ = conn.Close(ctx) })
+		return conn
+	}
+	holder := connect()
+	_, err := holder.Exec(ctx, "SELECT pg_advisory_lock(4711)")
+	must(t, err)
+
+	victim := connect()
+	instance, err := register(ctx, victim, "victim", "")
+	must(t, err)
+	s := &store{pool: db.pool}
+	claimed := make(chan int, 1)
+	go func() {
+		deliveries, err := s.claim(ctx, instance, time.Hour, []ask{{destination: "default", free: 10}})
+		if err != nil {
+			t.Error(err)
+		}
+		claimed <- len(deliveries)
+	}()
+	becomes(db, 1, "SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'")
+	must(t, victim.Close(ctx))
+
+	rescuer := connect()
+	_, err = rescuer.Exec(ctx, lockInstance, instance)
+	must(t, err)
+	rescued := make(chan int, 1)
+	go func() {
+		deliveries, err := rescue(ctx, rescuer, instance)
+		if err != nil {
+			t.Error(err)
+		}
+		rescued <- deliveries
+	}()
+	becomes(db, 1, "SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND wait_event <> 'advisory'")
+	_, err = holder.Exec(ctx, "SELECT pg_advisory_unlock(4711)")
+	must(t, err)
+	if n := <-claimed; n != 1 {
+		t.Errorf("the last claim took %d deliveries, want 1", n)
+	}
+	if n := <-rescued; n != 1 {
+		t.Errorf("the rescue gave back %d deliveries, want 1", n)
+	}
+	if left := row[int](db, "SELECT count(*)::int FROM outbox_delivery WHERE claimed_by IS NOT NULL"); left != 0 {
+		t.Errorf("%d deliveries are left to their lease", left)
+	}
+
+	// Nor does a relay take anything once it has been taken for dead.
+	deliveries, err := s.claim(ctx, instance, time.Hour, []ask{{destination: "default", free: 10}})
+	must(t, err)
+	if len(deliveries) != 0 {
+		t.Errorf("a relay that was rescued claimed %d deliveries", len(deliveries))
+	}
+}
