@@ -135,7 +135,7 @@ func TestCommitFailuresOfNormalLife(t *testing.T) {
 		"killed backend": {
 			spoil: func(e *env, r *http.Request) {
 				mustNot(e, e.exec(r.Context(), "SET LOCAL application_name = 'doomed'"))
-				e.mustExec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'doomed' AND datname = current_database()")
+				e.mustExec("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = 'doomed' AND datname = current_database()")
 			},
 			status: 500, problem: "commit-failed", log: "commit",
 		},
