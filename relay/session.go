@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -27,6 +26,8 @@ const (
 	// afterReconnect is how long a relay that lost its connection believes that others did too, and are no more dead
 	// than itself.
 	afterReconnect = 3 * time.Second
+	// leaveTimeout bounds how long a stopping relay waits for its last statements.
+	leaveTimeout = 2 * time.Second
 )
 
 // current returns the number under which this relay claims, and whether its lock is held.
@@ -46,14 +47,14 @@ func (s *session) set(instance int32, alive bool) {
 // claims and settles.
 func (s *session) run(ctx context.Context) {
 	failing := newBackoff()
-	var findDeadFrom time.Time
+	// Whoever is away longer than afterReconnect is taken for dead by those who came back before.
+	failing.MaxInterval = beatInterval
 	for ctx.Err() == nil {
-		connected, err := s.keep(ctx, findDeadFrom)
+		connected, err := s.keep(ctx)
 		instance, _ := s.current()
 		s.set(instance, false)
 		if connected {
 			failing.Reset()
-			findDeadFrom = time.Now().Add(afterReconnect)
 		}
 		if err == nil {
 			return
@@ -67,7 +68,7 @@ func (s *session) run(ctx context.Context) {
 }
 
 // keep holds one connection until it breaks or ctx is done.
-func (s *session) keep(ctx context.Context, findDeadFrom time.Time) (connected bool, err error) {
+func (s *session) keep(ctx context.Context) (connected bool, err error) {
 	conn, err := s.connect(ctx)
 	if err != nil {
 		return false, err
@@ -77,9 +78,14 @@ func (s *session) keep(ctx context.Context, findDeadFrom time.Time) (connected b
 		defer cancel()
 		_ = conn.Close(closing)
 	}()
+	var findDeadFrom time.Time
+	before, _ := s.current()
 	schema, err := s.enter(ctx, conn)
 	if err != nil {
 		return false, err
+	}
+	if before != 0 {
+		findDeadFrom = time.Now().Add(afterReconnect)
 	}
 	s.relay.wake.notify(true) // whatever was missed while away
 
@@ -99,9 +105,11 @@ func (s *session) keep(ctx context.Context, findDeadFrom time.Time) (connected b
 		cancel()
 		switch {
 		case err == nil:
-			words := strings.Fields(notification.Payload)
-			if len(words) > 0 && words[len(words)-1] == schema {
-				s.relay.wake.notify(words[0] == "sweep" && len(words) == 2)
+			switch notification.Payload {
+			case schema:
+				s.relay.wake.notify(false)
+			case "sweep " + schema: // another relay has given back what lies behind the positions
+				s.relay.wake.notify(true)
 			}
 		case ctx.Err() == nil && !pgconn.Timeout(err):
 			return true, fmt.Errorf("wait for notification: %w", err)
@@ -143,6 +151,7 @@ func (s *session) enter(ctx context.Context, conn *pgx.Conn) (schema string, err
 		if instance, err = register(ctx, conn, s.relay.cfg.Name, s.relay.cfg.Version); err != nil {
 			return "", err
 		}
+		s.set(instance, false) // to be resumed if the rest fails, or every failure would leave a row behind
 	}
 	// At every start of a session, not once: the database may have lost what it had, or been exchanged for another.
 	if err := s.relay.applyRoutes(ctx); err != nil {
@@ -156,9 +165,11 @@ func (s *session) enter(ctx context.Context, conn *pgx.Conn) (schema string, err
 var errTakenForDead = errors.New("this relay was taken for dead; registering anew")
 
 // beat says that this relay lives and gives back what dead ones had claimed.
-func (s *session) beat(ctx context.Context, conn *pgx.Conn, findDead bool) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+func (s *session) beat(stopping context.Context, conn *pgx.Conn, findDead bool) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(stopping), statementTimeout)
 	defer cancel()
+	// A beat that is cut off costs the connection, on which this relay has yet to deregister.
+	defer context.AfterFunc(stopping, func() { time.AfterFunc(leaveTimeout, cancel) })()
 	instance, _ := s.current()
 	registered, dead, err := heartbeat(ctx, conn, instance, findDead)
 	if err != nil {
@@ -183,7 +194,7 @@ func (s *session) beat(ctx context.Context, conn *pgx.Conn, findDead bool) error
 
 // leave removes this relay from the living: everything it had claimed is settled or given back.
 func (s *session) leave(ctx context.Context, conn *pgx.Conn) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	instance, _ := s.current()
 	return deregister(ctx, conn, instance)

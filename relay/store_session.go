@@ -117,10 +117,7 @@ func rescue(ctx context.Context, conn *pgx.Conn, instance int32) (deliveries int
 }
 
 // The others look at once for what this relay gives back, instead of at their next sweep.
-const sayGoodbye = `SELECT pg_notify('outbox_wake', '` + sweepPrefix + `' || current_schema())`
-
-// sweepPrefix stands before the schema's name in a notification that asks to look behind the positions too.
-const sweepPrefix = "sweep "
+const sayGoodbye = `SELECT pg_notify('outbox_wake', 'sweep ' || current_schema())`
 
 // deregister removes a relay that has given back all its claims.
 func deregister(ctx context.Context, conn *pgx.Conn, instance int32) error {
