@@ -20,6 +20,7 @@ type link struct {
 	conns   map[net.Conn]bool
 	refuse  bool
 	trigger []byte        // what a statement holds from which on answers are held
+	held    chan struct{} // closed when that statement came
 	holding chan struct{} // closed when answers pass
 }
 
@@ -108,6 +109,7 @@ func (l *link) see(message []byte, answer bool) <-chan struct{} {
 	}
 	if l.trigger != nil && bytes.Contains(message, l.trigger) {
 		l.trigger, l.holding = nil, make(chan struct{})
+		close(l.held)
 	}
 	return passing
 }
@@ -120,13 +122,15 @@ var passing = func() chan struct{} {
 }()
 
 // holdFrom keeps every answer of the database, from the next execution of a statement on, until pass. The statement,
-// and what follows it, arrives there.
-func (l *link) holdFrom(statement string) {
+// and what follows it, arrives there; then the returned channel closes.
+func (l *link) holdFrom(statement string) <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	// The name under which pgx prepares the statement, as a Bind message has it: behind the empty name of the portal.
 	digest := sha256.Sum256([]byte(statement))
 	l.trigger = []byte("\x00stmtcache_" + hex.EncodeToString(digest[:24]) + "\x00")
+	l.held = make(chan struct{})
+	return l.held
 }
 
 func (l *link) pass() {

@@ -1,0 +1,230 @@
+package relay
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A relay in a process of its own, for tests that kill it: this test binary, told so by its environment.
+func TestRelayProcess(t *testing.T) {
+	dsn, url := os.Getenv("RELAY_TEST_DSN"), os.Getenv("RELAY_TEST_URL")
+	if dsn == "" {
+		return // only the body of a child process
+	}
+	r, err := New(Config{
+		Pool: settings(t, dsn), Destinations: []Destination{to(url)}, Lease: time.Hour, Name: "victim",
+		Hooks: Hooks{Claimed: func(_ string, n int) { fmt.Println("claimed", n) }},
+	})
+	must(t, err)
+	must(t, r.Run(context.Background()))
+}
+
+// startProcess runs a relay that can be killed, and returns what it prints.
+func startProcess(t *testing.T, dsn, url string) (victim *exec.Cmd, said func(word string)) {
+	t.Helper()
+	victim = exec.Command(os.Args[0], "-test.run=^TestRelayProcess$", "-test.timeout=10m")
+	victim.Env = append(os.Environ(), "RELAY_TEST_DSN="+dsn, "RELAY_TEST_URL="+url)
+	out, err := victim.StdoutPipe()
+	must(t, err)
+	must(t, victim.Start())
+	t.Cleanup(func() {
+		_ = victim.Process.Kill()
+		_ = victim.Wait()
+	})
+	lines := make(chan string, 1000)
+	go func() {
+		defer close(lines)
+		for scanner := bufio.NewScanner(out); scanner.Scan(); {
+			lines <- scanner.Text()
+		}
+	}()
+	return victim, func(word string) {
+		t.Helper()
+		deadline := time.After(patience)
+		for {
+			select {
+			case line, open := <-lines:
+				if strings.HasPrefix(line, word) {
+					return
+				}
+				if !open {
+					t.Fatalf("the process ended without having said %q", word)
+				}
+			case <-deadline:
+				t.Fatalf("never came: %q", word)
+			}
+		}
+	}
+}
+
+// A relay is killed with POSTs in flight and claims in its queue, all leased for an hour. The survivor takes over at
+// once: the lock of the dead one is free.
+func TestKilledRelayIsRescued(t *testing.T) {
+	t.Parallel()
+	const events = 200
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) {
+		if r.number == 1 {
+			g.pass(r)
+		}
+	})
+	db.insert(events, "key")
+	victim, said := startProcess(t, db.dsn, rc.URL)
+	said("claimed")
+	<-g.arrived
+	claimed := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
+	dead := row[int32](db, `SELECT instance FROM outbox_relay`)
+	must(t, victim.Process.Kill())
+	g.open()
+
+	cfg := db.config(to(rc.URL))
+	cfg.Lease = time.Hour
+	survivor := start(t, cfg)
+	becomes(db, 0, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending'`)
+	survivor.await(t, "the rescue", func(o *observer) bool { return len(o.rescued) == 1 })
+	if got := sees(survivor.observer, func(o *observer) int32 { return o.rescued[0] }); got != dead {
+		t.Errorf("rescued instance %d, want %d", got, dead)
+	}
+	if n := sees(survivor.observer, func(o *observer) int { return o.returned }); n == 0 || n > events {
+		t.Errorf("%d of at least %d claims were given back", n, claimed)
+	}
+	if n := row[int](db, `SELECT count(*) FROM outbox_relay WHERE instance = $1`, dead); n != 0 {
+		t.Error("the dead relay is still registered")
+	}
+	// What was in flight was sent again, under the same key; nothing more often than that.
+	for key, n := range counted(rc.keys()) {
+		if n > 2 {
+			t.Errorf("%s came %d times", key, n)
+		}
+	}
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND rescues = 0`); n != events {
+		t.Errorf("%d of %d are delivered", n, events)
+	}
+}
+
+func counted(keys []string) map[string]int {
+	counts := map[string]int{}
+	for _, key := range keys {
+		counts[key]++
+	}
+	return counts
+}
+
+// terminate ends the session that holds the relay's lock.
+func (db *database) terminate(instance int32) {
+	db.Helper()
+	db.exec(`SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid = $1::int::bigint::oid
+		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`, instance)
+}
+
+// A session that breaks is not a relay that dies: it comes back under its number, and its claims stay its own.
+func TestCutSessionResumes(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
+	db.insert(100, "key")
+	cfg := db.config(to(rc.URL))
+	cfg.Lease = time.Hour
+	r := start(t, cfg)
+	<-g.arrived
+	instance := r.instance()
+	for n := 1; n <= 3; n++ {
+		db.terminate(instance)
+		r.await(t, "the loss of the session", func(o *observer) bool { return o.failures["session"] >= n })
+		if again := r.instance(); again != instance {
+			t.Fatalf("instance %d became %d", instance, again)
+		}
+	}
+	g.open()
+	r.settles(t, Delivered, 100)
+	if rc.total() != 100 || sees(r.observer, func(o *observer) int { return len(o.rescued) + o.stale }) != 0 {
+		t.Errorf("%d requests, rescued %v", rc.total(), r.rescued)
+	}
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 AND rescues = 0`); n != 100 {
+		t.Errorf("%d of 100 were delivered without a rescue", n)
+	}
+}
+
+// Somebody took the relay for dead while its session was away: its claims are another's, and it starts anew.
+func TestRelayTakenForDeadRegistersAnew(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	l := newLink(t, db.dsn)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) {
+		if r.number == 1 {
+			g.pass(r)
+		}
+	})
+	db.insert(3, "key")
+	cfg := db.config(to(rc.URL))
+	cfg.Lease = time.Hour
+	cut := cfg
+	cut.Pool = settings(t, l.dsn)
+	a := start(t, cut)
+	for range 3 {
+		<-g.arrived
+	}
+	instance := a.instance()
+	l.block(true)
+	b := start(t, cfg)
+	b.await(t, "the rescue", func(o *observer) bool { return len(o.rescued) == 1 && o.returned == 3 })
+	b.settles(t, Delivered, 3)
+	before := rows[string](db, `SELECT d::text FROM outbox_delivery d ORDER BY event_id`)
+	g.open()
+	a.await(t, "the first relay's answers", func(o *observer) bool { return len(o.attempts) == 3 })
+	l.block(false)
+	a.await(t, "the first relay's settle", func(o *observer) bool { return o.outcomes[Delivered] == 3 })
+	if again := a.instance(); again == instance {
+		t.Error("it goes on under the number of which others know that it is dead")
+	}
+	after := rows[string](db, `SELECT d::text FROM outbox_delivery d ORDER BY event_id`)
+	if strings.Join(before, "\n") != strings.Join(after, "\n") {
+		t.Errorf("the first relay overwrote %v with %v", before, after)
+	}
+	db.insert(10, "then")
+	becomes(db, 13, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`)
+	becomes(db, 2, `SELECT count(*) FROM outbox_relay`)
+}
+
+// River's rescuer was starved by rows that it could not rescue: those of the living are not touched, however many.
+func TestRescueTakesOnlyTheDeadOnesRows(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t, "default", "elsewhere")
+	db.insert(3000, "key")
+	// A living relay's claims, a dead one's, and a row that somebody has locked.
+	db.exec(`INSERT INTO outbox_relay (name, version) VALUES ('alive', ''), ('dead', '')`)
+	living, err := db.pool.Acquire(t.Context())
+	must(t, err)
+	defer living.Release()
+	alive, dead := row[int32](db, `SELECT min(instance) FROM outbox_relay`), row[int32](db, `SELECT max(instance) FROM outbox_relay`)
+	_, err = living.Exec(t.Context(), lockInstance, alive)
+	must(t, err)
+	db.exec(`UPDATE outbox_delivery SET claimed_by = CASE WHEN event_id > 2990 THEN $2::int ELSE $1::int END, lease_expires_at = now() + interval '1 hour'
+		WHERE destination = 'default'`, alive, dead)
+	_, err = living.Exec(t.Context(), `BEGIN; SELECT FROM outbox_delivery WHERE event_id = 2995 FOR UPDATE`)
+	must(t, err)
+
+	rc := newReceiver(t, nil)
+	r := start(t, db.config(to(rc.URL)))
+	r.settles(t, Delivered, 9)
+	if n := sees(r.observer, func(o *observer) int { return o.returned }); n != 9 {
+		t.Errorf("%d were rescued", n)
+	}
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE claimed_by = $1 AND rescues = 0`, alive); n != 2990 {
+		t.Errorf("%d of the living relay's 2990 claims are left", n)
+	}
+	_, err = living.Exec(t.Context(), `ROLLBACK`)
+	must(t, err)
+	db.exec(`UPDATE outbox_delivery SET lease_expires_at = now() WHERE event_id = 2995 AND destination = 'default'`)
+	r.settles(t, Delivered, 10)
+}
