@@ -48,7 +48,7 @@ to="OUTBOX_DESTINATION_URL=http://127.0.0.1:9/webhooks"
 
 # Asking for help.
 expect 0 'outbox-relay migrate up' "$relay" --help
-for command in run migrate 'migrate up' 'migrate down' 'migrate status' status 'config check' 'config show' version; do
+for command in run migrate 'migrate up' 'migrate down' 'migrate status' status 'events list' 'events show' 'config check' 'config show' version; do
 	expect 0 'Usage: outbox-relay' "$relay" $command --help # its words are arguments
 done
 expect 0 'outbox-relay' "$relay" version
@@ -58,6 +58,8 @@ expect 0 '"version"' "$relay" version --json
 expect 2 'no command given' "$relay"
 expect 2 'unexpected argument' "$relay" deliver
 expect 2 'unknown flag' "$relay" run --no-such-flag
+expect 2 'out of range' env "$here" "$relay" events list --limit 0
+expect 2 'expected a valid' env "$here" "$relay" events show invoice-1
 expect 2 'must be one of' env "$here" "$relay" migrate up --set mailbox
 expect 2 'repeat the command with --yes' env "$here" sh -c '"$1" migrate up >/dev/null && "$1" migrate down' sh "$relay"
 expect 0 'version 0' env "$here" "$relay" migrate down --to 0 --yes
@@ -89,6 +91,7 @@ done
 # 5: another schema than this build works with.
 expect 5 'outbox-relay migrate up' env "$here" "$relay" migrate status
 expect 5 'migrate up' env "$here" "$relay" status
+expect 5 'migrate up' env "$here" "$relay" events list
 expect 5 'migrate up' env "$here" "$to" "$relay" run
 expect 0 'up to date' env "$here" "$relay" migrate up
 expect 0 'up to date' env "$here" "$relay" migrate up
@@ -112,12 +115,18 @@ pid=
 psql -q -c "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)%' AND pid <> pg_backend_pid()" >/dev/null
 wait "$locker" || true
 
-# A relay lives, says so, and ends with 0 when it is told to.
+# A relay lives, says so, tries what has no receiver, and ends with 0 when it is told to.
+expect 0 'No delivery matches' env "$here" "$relay" events list
+expect 1 'no delivery' env "$here" "$relay" events show 1
+psql -q -c "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('smoke.tested', '{}', 'smoke-1')"
 env "$here" "$to" "$relay" run --name smoke 2>log &
 pid=$!
 until_ok env "$here" "$relay" status --healthcheck --name smoke || { cat log; failures=$((failures + 1)); }
 expect 0 'ok: relay' env "$here" "$relay" status --healthcheck --name smoke
 expect 0 'smoke' env "$here" "$relay" status
+until_ok sh -c 'psql -Atc "SELECT attempts FROM outbox_delivery" | grep -q 1' || { cat log; failures=$((failures + 1)); }
+expect 0 'smoke-1' env "$here" "$relay" events list --status pending
+expect 0 'refused' env "$here" "$relay" events show 1
 kill -TERM "$pid"
 expect 0 '' wait "$pid"
 pid=

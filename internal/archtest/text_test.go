@@ -2,9 +2,6 @@ package archtest
 
 import (
 	"fmt"
-	"os"
-	"path"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -46,54 +43,5 @@ func TestNothingNamesOneMachine(t *testing.T) {
 		if found := foreignText("Makefile", text); len(found) != 1 {
 			t.Errorf("%q: reported %q, want once", text, found)
 		}
-	}
-}
-
-var (
-	markdownLink = regexp.MustCompile(`\]\(([^)#\s]+)(#[^)]*)?\)`)
-	makeCall     = regexp.MustCompile("(?m)(?:^|`|&& )make ([a-z][a-z-]*)")
-	makeTarget   = regexp.MustCompile(`(?m)^([a-z][a-z-]*):`)
-)
-
-// brokenReferences returns the files and make targets that a document names and that do not exist.
-func brokenReferences(name, text, makefile string) (violations []string) {
-	for _, link := range markdownLink.FindAllStringSubmatch(text, -1) {
-		if strings.Contains(link[1], "://") || strings.HasPrefix(link[1], "mailto:") {
-			continue
-		}
-		if _, err := os.Stat(filepath.Join(root, path.Dir(name), link[1])); err != nil {
-			violations = append(violations, fmt.Sprintf("%s: links to %s, which does not exist", name, link[1]))
-		}
-	}
-	targets := map[string]bool{}
-	for _, target := range makeTarget.FindAllStringSubmatch(makefile, -1) {
-		targets[target[1]] = true
-	}
-	for _, call := range makeCall.FindAllStringSubmatch(text, -1) {
-		if !targets[call[1]] {
-			violations = append(violations, fmt.Sprintf("%s: says make %s, which the Makefile does not have", name, call[1]))
-		}
-	}
-	return violations
-}
-
-func TestDocumentsReferToWhatExists(t *testing.T) {
-	t.Parallel()
-	makefile := read(t, "Makefile")
-	for _, name := range tree(t) {
-		if path.Ext(name) != ".md" {
-			continue
-		}
-		for _, violation := range brokenReferences(name, read(t, name), makefile) {
-			t.Error(violation)
-		}
-	}
-	for _, text := range []string{"[the runbook](docs/runbook.md)", "run `make coffee`", "```sh\nmake coffee # soon\n```"} {
-		if found := brokenReferences("README.md", text, makefile); len(found) != 1 {
-			t.Errorf("%q: reported %q, want once", text, found)
-		}
-	}
-	if found := brokenReferences("docs/x.md", "[license](../LICENSE#mit), [site](https://example.com/x), `make test`", "test:\n"); len(found) != 0 {
-		t.Errorf("wrongly reported: %q", found)
 	}
 }

@@ -1,0 +1,222 @@
+package archtest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+func TestMain(m *testing.M) { pgtest.RunTests(m) }
+
+// documents returns the text of every document by its name.
+func documents(t *testing.T) map[string]string {
+	t.Helper()
+	texts := map[string]string{}
+	for _, name := range tree(t) {
+		if path.Ext(name) == ".md" {
+			texts[name] = read(t, name)
+		}
+	}
+	return texts
+}
+
+var (
+	markdownLink = regexp.MustCompile(`\]\(([^)#\s]+)(#[^)]*)?\)`)
+	makeCall     = regexp.MustCompile("(?m)(?:^|`|&& )make ([a-z][a-z-]*)")
+	makeTarget   = regexp.MustCompile(`(?m)^([a-z][a-z-]*):`)
+)
+
+// brokenReferences returns the files and make targets that a document names and that do not exist.
+func brokenReferences(name, text, makefile string) (violations []string) {
+	for _, link := range markdownLink.FindAllStringSubmatch(text, -1) {
+		if strings.Contains(link[1], "://") || strings.HasPrefix(link[1], "mailto:") {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(root, path.Dir(name), link[1])); err != nil {
+			violations = append(violations, fmt.Sprintf("%s: links to %s, which does not exist", name, link[1]))
+		}
+	}
+	targets := map[string]bool{}
+	for _, target := range makeTarget.FindAllStringSubmatch(makefile, -1) {
+		targets[target[1]] = true
+	}
+	for _, call := range makeCall.FindAllStringSubmatch(text, -1) {
+		if !targets[call[1]] {
+			violations = append(violations, fmt.Sprintf("%s: says make %s, which the Makefile does not have", name, call[1]))
+		}
+	}
+	return violations
+}
+
+func TestDocumentsReferToWhatExists(t *testing.T) {
+	t.Parallel()
+	makefile := read(t, "Makefile")
+	for name, text := range documents(t) {
+		for _, violation := range brokenReferences(name, text, makefile) {
+			t.Error(violation)
+		}
+	}
+	for _, text := range []string{"[the runbook](docs/runbook.md)", "run `make coffee`", "```sh\nmake coffee # soon\n```"} {
+		if found := brokenReferences("README.md", text, makefile); len(found) != 1 {
+			t.Errorf("%q: reported %q, want once", text, found)
+		}
+	}
+	if found := brokenReferences("docs/x.md", "[license](../LICENSE#mit), [site](https://example.com/x), `make test`", "test:\n"); len(found) != 0 {
+		t.Errorf("wrongly reported: %q", found)
+	}
+}
+
+var (
+	relayCall   = regexp.MustCompile("(?m)(?:^ *|`)outbox-relay ([^`#\n]*)")
+	placeholder = regexp.MustCompile(`^[A-Z]+$`)
+)
+
+// relayCalls returns the arguments of every call of outbox-relay that a document shows.
+func relayCalls(text string) (calls [][]string) {
+	for _, call := range relayCall.FindAllStringSubmatch(text, -1) {
+		command, _, _ := strings.Cut(call[1], " |")
+		args := strings.Fields(command)
+		for i, arg := range args {
+			if placeholder.MatchString(arg) { // an ID, a NAME
+				args[i] = "1"
+			}
+		}
+		calls = append(calls, args)
+	}
+	return calls
+}
+
+func TestRelayCallsInDocuments(t *testing.T) {
+	t.Parallel()
+	got := relayCalls("run `outbox-relay events show ID` or\n\n    outbox-relay status --json   # all\n`outbox-relay run | migrate`; outbox-relay does it")
+	want := [][]string{{"events", "show", "1"}, {"status", "--json"}, {"run"}}
+	if !slices.EqualFunc(got, want, slices.Equal) {
+		t.Errorf("found %q, want %q", got, want)
+	}
+}
+
+func testDocumentedCalls(t *testing.T, relay string) {
+	found := 0
+	for name, text := range documents(t) {
+		for _, args := range relayCalls(text) {
+			found++
+			if err := understood(t, relay, args...); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no document shows how to call outbox-relay")
+	}
+	if err := understood(t, relay, "status", "--jsno"); err == nil {
+		t.Error("an unknown flag was accepted")
+	}
+}
+
+// blocks returns the fenced blocks of one language, without the indentation of the list that they stand in.
+func blocks(text, language string) (found []string) {
+	var block strings.Builder
+	indent, inside := "", false
+	for line := range strings.Lines(text) {
+		trimmed := strings.TrimSpace(line)
+		switch {
+		case !inside && trimmed == "```"+language:
+			indent, inside = line[:strings.Index(line, "`")], true
+		case inside && trimmed == "```":
+			found, inside = append(found, block.String()), false
+			block.Reset()
+		case inside:
+			block.WriteString(strings.TrimPrefix(line, indent))
+		}
+	}
+	return found
+}
+
+func TestBlocks(t *testing.T) {
+	t.Parallel()
+	text := "```sh\nls\n```\n1. x\n\n   ```sql\n   SELECT 1;\n     SELECT 2;\n   ```\n```sql\nSELECT 3\n```\n"
+	if got, want := blocks(text, "sql"), []string{"SELECT 1;\n  SELECT 2;\n", "SELECT 3\n"}; !slices.Equal(got, want) {
+		t.Errorf("found %q, want %q", got, want)
+	}
+}
+
+var variable = regexp.MustCompile(`\$\{([A-Z_]+)\}`)
+
+// testDocumentedConfigurations tries what a reader would copy into outbox-relay.yaml.
+func testDocumentedConfigurations(t *testing.T, relay string) {
+	found := 0
+	for name, text := range documents(t) {
+		for _, block := range blocks(text, "yaml") {
+			found++
+			env := map[string]string{}
+			for _, reference := range variable.FindAllStringSubmatch(block, -1) {
+				switch variable := reference[1]; {
+				case strings.Contains(variable, "SECRET"):
+					env[variable] = testSecret
+				case strings.Contains(variable, "DATABASE"):
+					env[variable] = "postgres://localhost/finance"
+				default:
+					env[variable] = "https://example.com/x"
+				}
+			}
+			file := filepath.Join(t.TempDir(), "outbox-relay.yaml")
+			if err := os.WriteFile(file, []byte(block), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := configured(t, relay, pairs(env), "--config", file); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no document shows a configuration")
+	}
+}
+
+// A runbook is read when there is no time to find out that its SQL is for the schema before last.
+func TestDocumentedSQLRuns(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, pgtest.New(t, migrations.Outbox, migrations.Inbox))
+	found := 0
+	for name, text := range documents(t) {
+		for _, block := range blocks(text, "sql") {
+			found++
+			if _, err := pool.Exec(t.Context(), block); err != nil {
+				t.Errorf("%s: %v\n%s", name, err, block)
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no document shows SQL")
+	}
+}
+
+var shellCheck = regexp.MustCompile(`(?m)^#!/usr/bin/env bash$`)
+
+// Scripts that do not even parse would fail at their last step only.
+func TestScriptsParse(t *testing.T) {
+	t.Parallel()
+	for _, name := range tree(t) {
+		if !strings.HasPrefix(name, ".ci/") && path.Ext(name) != ".sh" {
+			continue
+		}
+		shell := "sh"
+		if shellCheck.MatchString(read(t, name)) {
+			shell = "bash"
+		}
+		cmd := exec.CommandContext(t.Context(), shell, "-n", name)
+		cmd.Dir = root
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+	}
+}
