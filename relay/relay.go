@@ -79,7 +79,7 @@ func New(cfg Config) (*Relay, error) {
 
 // Run works until ctx is done, then stops taking, lets POSTs in flight end within DrainTimeout, settles them, gives
 // back what it has not sent, and returns nil. While the database is away it waits for it, for ever. It returns an error
-// only for what waiting cannot mend: one wrapping [ErrSchema].
+// only for what waiting cannot mend: one wrapping [ErrSchema] or [ErrPooler].
 func (r *Relay) Run(ctx context.Context) error {
 	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), r.poolConfig())
 	if err != nil {
@@ -147,15 +147,18 @@ func (r *Relay) poolConfig() *pgxpool.Config {
 	return cfg
 }
 
-// prepare waits for the database and checks its schema.
+// prepare waits for the database and checks that it is fit.
 func (r *Relay) prepare(ctx context.Context) error {
 	failing := newBackoff()
 	for {
-		err := NewOps(r.pool).CheckSchema(ctx)
-		if errors.Is(err, ErrSchema) {
-			return err
+		err := r.store.checkSession(ctx)
+		if err == nil {
+			err = NewOps(r.pool).CheckSchema(ctx)
 		}
-		if err == nil || ctx.Err() != nil {
+		switch {
+		case errors.Is(err, ErrSchema), errors.Is(err, ErrPooler):
+			return err
+		case err == nil, ctx.Err() != nil:
 			return nil
 		}
 		r.databaseError("prepare", err)

@@ -2,10 +2,14 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -38,6 +42,34 @@ var sessionSettings = map[string]string{
 	"tcp_keepalives_idle":     "2",
 	"tcp_keepalives_interval": "1",
 	"tcp_keepalives_count":    "3",
+}
+
+// ErrPooler says that the connection does not reach the server itself. A pooler in transaction mode hands every
+// transaction to another server connection: session locks are lost or kept by strangers, LISTEN never fires, and the
+// settings on which the plans rest do not arrive.
+var ErrPooler = errors.New("the database URL leads through a connection pooler that does not keep sessions (PgBouncer in transaction mode?); give the relay a direct connection")
+
+const selectSettingsKept = `
+SELECT bool_and(current_setting(wanted.name) = wanted.value)
+FROM (VALUES ('plan_cache_mode', 'force_generic_plan'), ('enable_seqscan', 'off'), ('synchronous_commit', 'off')) wanted (name, value)`
+
+// checkSession returns ErrPooler if a session is not what it seems: PgBouncer refuses unknown settings at the start of a
+// connection or, told to ignore them, drops them.
+func (s *store) checkSession(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	var kept bool
+	err := s.pool.QueryRow(ctx, selectSettingsKept, pgx.QueryExecModeExec).Scan(&kept)
+	var pgErr *pgconn.PgError
+	switch {
+	case errors.As(err, &pgErr) && pgErr.Code == "08P01" && strings.Contains(pgErr.Message, "startup parameter"):
+		return fmt.Errorf("%w: %s", ErrPooler, pgErr.Message)
+	case err != nil:
+		return fmt.Errorf("check session: %w", err)
+	case !kept:
+		return ErrPooler
+	}
+	return nil
 }
 
 // keyset is a place in the order in which a lane is claimed.
