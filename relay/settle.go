@@ -25,7 +25,8 @@ func newSettlement(d delivery, v verdict, policy RetryPolicy, startedAt time.Tim
 		return s
 	}
 	attempt := d.attempts + 1
-	if attempt >= policy.MaxAttempts {
+	// That this relay had to stop says nothing against the delivery: it gets another attempt, though this was the last.
+	if attempt >= policy.MaxAttempts && v.reason != ReasonShutdown {
 		s.outcome = Fail
 		s.message = clip(fmt.Sprintf("attempt %d of %d: %s", attempt, policy.MaxAttempts, v.message))
 		return s
