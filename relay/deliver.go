@@ -47,6 +47,17 @@ func (r *Relay) send(l *lane) {
 	}
 }
 
+// giveBackUnsent empties the lanes' queues at a stop. The senders would do it too, but only when their POSTs have ended,
+// and until then no other relay could take what waits behind them.
+func (r *Relay) giveBackUnsent() {
+	for _, l := range r.lanes {
+		for _, d := range l.unsent() {
+			v := verdict{outcome: Hold, reason: ReasonShutdown}
+			r.settle(l, newSettlement(d, v, l.destination.Retry, time.Now(), 0, 0))
+		}
+	}
+}
+
 // attempt makes the one POST of a claim, unless something speaks against it.
 func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 	// One delivery that trips a defect must not take the relay, and all others, with it.

@@ -85,6 +85,15 @@ func (l *lane) next() (delivery, bool) {
 	return d, true
 }
 
+// unsent empties the queue.
+func (l *lane) unsent() []delivery {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	waiting := l.queue[l.head:]
+	l.queue, l.head = nil, 0
+	return waiting
+}
+
 // setLimit changes how many senders the lane may have; those beyond it end with their current POST.
 func (l *lane) setLimit(n int) {
 	l.mu.Lock()

@@ -114,6 +114,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	// Once POSTs are cut off, only the database can hold things up, and it may be away.
 	defer context.AfterFunc(doing, func() { time.AfterFunc(settleGrace, giveUp) })()
 	takers.Wait()
+	r.giveBackUnsent()
 	r.senders.Wait()
 	close(r.settlements)
 	last := time.AfterFunc(settleGrace, giveUp)
