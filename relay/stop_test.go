@@ -1,0 +1,229 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+)
+
+// A stop in the middle of the work: what is in flight ends and is settled, what waits is given back unspent, and the
+// relay leaves the registry.
+func TestGracefulStop(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
+	db.insert(500, "key")
+	d := to(rc.URL)
+	d.MaxInFlight = 5
+	r := start(t, db.config(d))
+	for range 5 {
+		<-g.arrived
+	}
+	becomes(db, true, `SELECT count(*) > 5 FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
+	r.cancel()
+	becomes(db, 5, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
+	g.open()
+	r.stop()
+	if got := row[string](db, `SELECT concat_ws(' ', count(*) FILTER (WHERE status = 'delivered' AND attempts = 1),
+		count(*) FILTER (WHERE status = 'pending' AND attempts = 0 AND rescues = 0),
+		count(*) FILTER (WHERE claimed_by IS NOT NULL)) FROM outbox_delivery`); got != "5 495 0" {
+		t.Errorf("delivered, given back, still claimed: %s", got)
+	}
+	if rc.total() != 5 {
+		t.Errorf("%d requests", rc.total())
+	}
+	if n := row[int](db, `SELECT count(*) FROM outbox_relay`); n != 0 {
+		t.Errorf("%d relays are registered", n)
+	}
+	// The next relay has all the rest at once.
+	next := start(t, db.config(to(rc.URL)))
+	next.settles(t, Delivered, 495)
+	if rc.total() != 500 {
+		t.Errorf("%d requests", rc.total())
+	}
+}
+
+// What a stopping relay gives back, another takes without waiting for its poll.
+func TestGoodbyeWakesTheOthers(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) {
+		if r.key == "key-1" {
+			g.pass(r)
+		}
+	})
+	db.insert(20, "key")
+	d := to(rc.URL)
+	d.MaxInFlight = 1
+	cfg := db.config(d)
+	cfg.MaxInFlight = 1
+	cfg.PollInterval = time.Hour
+	a := start(t, cfg)
+	<-g.arrived
+	b := start(t, cfg)
+	b.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
+	a.cancel()
+	g.open()
+	a.stop()
+	becomes(db, 20, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`)
+}
+
+// Abort cuts off what hangs. Each such POST was one, so it counts, and is repeated.
+func TestAbortCutsOffTheDrain(t *testing.T) {
+	t.Parallel()
+	for name, early := range map[string]bool{"during the drain": false, "before the stop": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			g := newGate(t)
+			rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
+			db.insert(3, "key")
+			cfg := db.config(Destination{Name: "default", URL: rc.URL})
+			cfg.DrainTimeout = time.Hour
+			r := start(t, cfg)
+			for range 3 {
+				<-g.arrived
+			}
+			if early {
+				r.Abort()
+			}
+			r.cancel()
+			r.Abort()
+			r.stop()
+			if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND attempts = 1
+				AND last_reason = 'shutdown' AND claimed_by IS NULL AND next_attempt_at > last_attempt_at`); n != 3 {
+				t.Errorf("%d of 3 are to be repeated", n)
+			}
+			if n := row[int](db, `SELECT count(*) FROM outbox_relay`); n != 0 {
+				t.Errorf("%d relays are registered", n)
+			}
+		})
+	}
+}
+
+// A delivery is not given up because its relay was told to stop while its last attempt was under way.
+func TestCutOffLastAttemptIsNotAFailure(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
+	db.insert(1, "key")
+	db.exec(`UPDATE outbox_delivery SET attempts = 7`)
+	r := start(t, db.config(Destination{Name: "default", URL: rc.URL}))
+	<-g.arrived
+	r.cancel()
+	r.Abort()
+	r.stop()
+	if got := row[string](db, `SELECT concat_ws(' ', status, last_reason) FROM outbox_delivery`); got != "pending shutdown" {
+		t.Error(got)
+	}
+}
+
+// The drain is bounded by itself too.
+func TestDrainTimeout(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
+	db.insert(1, "key")
+	cfg := db.config(Destination{Name: "default", URL: rc.URL, Timeout: 10 * time.Minute})
+	cfg.Lease = time.Hour
+	cfg.DrainTimeout = time.Millisecond
+	r := start(t, cfg)
+	<-g.arrived
+	r.stop()
+	if got := row[string](db, `SELECT concat_ws(' ', status, attempts, last_reason) FROM outbox_delivery`); got != "pending 1 shutdown" {
+		t.Error(got)
+	}
+}
+
+// Without a database nothing can be settled: the stop ends all the same, and the deliveries are left to their lease.
+func TestStopWhileTheDatabaseIsAway(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	l := newLink(t, db.dsn)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
+	db.insert(10, "key")
+	cfg := db.config(to(rc.URL))
+	cfg.Pool = settings(t, l.dsn)
+	r := start(t, cfg)
+	for range 10 {
+		<-g.arrived
+	}
+	l.block(true)
+	g.open()
+	r.await(t, "a failed settle", func(o *observer) bool { return o.failures["settle"] > 0 })
+	r.stop()
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND attempts = 0 AND claimed_by IS NOT NULL`); n != 10 {
+		t.Errorf("%d of 10 are left to the next relay", n)
+	}
+	next := start(t, db.config(to(rc.URL))) // which need not wait for the lease
+	next.settles(t, Delivered, 10)
+}
+
+// The database hangs instead of being away: statements are neither answered nor refused.
+func TestStopWhileTheDatabaseHangs(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	l := newLink(t, db.dsn)
+	rc := newReceiver(t, nil)
+	cfg := db.config(to(rc.URL))
+	cfg.Pool = settings(t, l.dsn)
+	r := start(t, cfg)
+	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
+	within(t, "a beat", l.holdFrom(beat))
+	r.stop()
+}
+
+func TestStopBeforeTheDatabaseWasEverReached(t *testing.T) {
+	t.Parallel()
+	cfg := Config{Pool: settings(t, "postgres://nobody@/none?host="+filepath.Join(t.TempDir(), "none")), Destinations: []Destination{to("http://receiver.test/")}}
+	r := start(t, cfg)
+	r.await(t, "failures", func(o *observer) bool { return o.failures["prepare"] >= 3 })
+	r.stop()
+
+	// And before it even began.
+	relay, err := New(cfg)
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	must(t, relay.Run(ctx))
+}
+
+// What waiting cannot mend is an error that says what to do.
+func TestRunRefusesAnotherSchema(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ change, want string }{
+		"newer": {`INSERT INTO outbox_schema_version (version_id, is_applied) VALUES (9999, true)`, "run a newer outbox-relay"},
+		"older": {`DELETE FROM outbox_schema_version WHERE version_id = (SELECT max(version_id) FROM outbox_schema_version)`, "outbox-relay migrate up"},
+		"none":  {`DROP TABLE outbox_schema_version`, "outbox-relay migrate up"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			db.exec(c.change)
+			relay, err := New(db.config(to("http://receiver.test/")))
+			must(t, err)
+			if err := relay.Run(t.Context()); !errors.Is(err, ErrSchema) || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+	t.Run("empty database", func(t *testing.T) {
+		t.Parallel()
+		relay, err := New(Config{Pool: settings(t, pgtest.New(t)), Destinations: []Destination{to("http://receiver.test/")}})
+		must(t, err)
+		if err := relay.Run(t.Context()); !errors.Is(err, ErrSchema) {
+			t.Errorf("%v", err)
+		}
+	})
+}
