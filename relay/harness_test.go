@@ -14,7 +14,7 @@ import (
 )
 
 // patience bounds every wait: who reaches it has waited for something that does not come. It measures nothing.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // eventually waits until done is true. It is for what no hook tells, such as what stands in the database.
 func eventually(t testing.TB, what string, done func() bool) {
