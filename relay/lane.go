@@ -61,10 +61,10 @@ func (l *lane) room(now time.Time, lease time.Duration) (free int, worthwhile bo
 func (l *lane) push(deliveries []delivery) (start int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.head == len(l.queue) {
-		l.queue, l.head = l.queue[:0], 0
-	}
-	l.queue = append(l.queue, deliveries...)
+	// Moved to the front, so that a queue that never runs empty does not grow.
+	waiting := copy(l.queue, l.queue[l.head:])
+	clear(l.queue[waiting:])
+	l.queue, l.head = append(l.queue[:waiting], deliveries...), 0
 	l.taken += len(deliveries)
 	start = max(min(l.limit-l.senders, len(l.queue)-l.head), 0)
 	l.senders += start
