@@ -36,6 +36,7 @@ var sessionSettings = map[string]string{
 	"enable_hashjoin":   "off",
 	"enable_mergejoin":  "off",
 	"enable_bitmapscan": "off",
+	"enable_memoize":    "off",
 	"jit":               "off",
 	"statement_timeout": "30000",
 	// The server notices a relay's host that vanished without closing its connections.
@@ -116,7 +117,8 @@ type event struct {
 const inlinePayload = 16 << 10
 
 // The rows are locked in a materialised step and then updated by where they lie. Locking inside "IN (SELECT … LIMIT …)"
-// may run again for each row and claim more than its limit; joining back by key can flip to a scan of the table.
+// may run again for each row and claim more than its limit; joining back by key can flip to a scan of the table. LIMIT
+// keeps the lookup of each event a lookup: a plan that was made when outbox was small may otherwise read all of it.
 //
 // A claim keeps its relay's row from being deleted until it has committed, so that a rescue, which deletes the row
 // first, waits for a claim that its dead relay left running; and it takes nothing once the row is gone.
@@ -155,7 +157,7 @@ WITH claimant AS MATERIALIZED (
 SELECT c.event_id, c.destination, c.claim, c.attempts, c.rescues, c.next_attempt_at, c.payload_bytes,
        e.event_type, e.event_version, e.idempotency_key, e.ordering_key, e.related_reference,
        nullif(e.headers, '{}'), e.created_at, CASE WHEN c.payload_bytes <= $7 THEN e.payload END
-FROM claimed c LEFT JOIN outbox e ON e.id = c.event_id`
+FROM claimed c LEFT JOIN LATERAL (SELECT * FROM outbox WHERE id = c.event_id LIMIT 1) e ON true`
 
 // claim leases, for every ask, at most its free deliveries that are due and lie behind its keyset, and returns them in
 // the order in which they became due.

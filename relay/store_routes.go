@@ -70,11 +70,12 @@ func (s *store) syncRoutes(ctx context.Context, wanted map[routeRow]bool) (added
 	return added, removed, nil
 }
 
-// A parked delivery whose event now has a route becomes a delivery to each of its destinations.
+// A parked delivery whose event now has a route becomes a delivery to each of its destinations. As with claims, LIMIT
+// keeps the lookup of each event from becoming a scan of all events.
 const releaseParked = `
 WITH parked AS MATERIALIZED (
-    SELECT p.event_id FROM outbox_delivery p
-    JOIN outbox e ON e.id = p.event_id
+    SELECT p.event_id, e.event_type FROM outbox_delivery p
+    CROSS JOIN LATERAL (SELECT event_type FROM outbox WHERE id = p.event_id LIMIT 1) e
     WHERE p.destination = '' AND p.status = 'pending'
       AND EXISTS (SELECT FROM outbox_route r WHERE e.event_type LIKE r.like_pattern)
     ORDER BY p.next_attempt_at, p.event_id
@@ -83,11 +84,11 @@ WITH parked AS MATERIALIZED (
 ), gone AS (
     DELETE FROM outbox_delivery p USING parked
     WHERE p.event_id = parked.event_id AND p.destination = ''
-    RETURNING p.event_id, p.next_attempt_at, p.ordering_key, p.payload_bytes
+    RETURNING p.event_id, parked.event_type, p.next_attempt_at, p.ordering_key, p.payload_bytes
 ), routed AS (
     INSERT INTO outbox_delivery (event_id, destination, next_attempt_at, ordering_key, payload_bytes)
     SELECT DISTINCT g.event_id, r.destination, greatest(g.next_attempt_at, now()), g.ordering_key, g.payload_bytes
-    FROM gone g JOIN outbox e ON e.id = g.event_id JOIN outbox_route r ON e.event_type LIKE r.like_pattern
+    FROM gone g JOIN outbox_route r ON g.event_type LIKE r.like_pattern
     ON CONFLICT DO NOTHING
 )
 SELECT count(*) FROM gone`

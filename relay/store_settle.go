@@ -69,14 +69,23 @@ func (u *unnested) add(d *delivery) {
 	u.fences = append(u.fences, d.fence)
 }
 
+// findSettled joins each settlement to its row, if that is still pending under the same claim. It goes a roundabout way
+// so that every plan looks up each row by its key, also a plan that was made, and is kept, when next to nothing was
+// pending: a plain join may then read the whole backlog for every row. LIMIT keeps the planner from turning the lookup
+// into such a join, and "status = 'pending'" would offer it the index of all that is pending.
+const findSettled = `
+CROSS JOIN LATERAL (
+    SELECT o.ctid AS place FROM outbox_delivery o WHERE o.event_id = s.event_id AND o.destination = s.destination LIMIT 1
+) found
+WHERE d.ctid = found.place AND d.claim = s.claim AND d.status NOT IN ('delivered', 'failed', 'discarded')`
+
 const settleDelivered = `
 UPDATE outbox_delivery d
 SET status = 'delivered', delivered_at = now(), attempts = d.attempts + 1, rescues = 0,
     last_attempt_at = now() - make_interval(secs => s.ago), last_status = s.status, last_reason = NULL, last_error = NULL,
     claimed_by = NULL, lease_expires_at = NULL
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::float8[], $5::smallint[])
-    AS s (event_id, destination, claim, ago, status)
-WHERE d.event_id = s.event_id AND d.destination = s.destination AND d.claim = s.claim AND d.status = 'pending'`
+    AS s (event_id, destination, claim, ago, status)` + findSettled
 
 func queueDelivered(batch *pgx.Batch, settled []settlement, now time.Time) {
 	var u unnested
@@ -98,9 +107,7 @@ SET next_attempt_at = now() + make_interval(secs => s.delay), attempts = d.attem
     last_attempt_at = now() - make_interval(secs => s.ago), last_status = nullif(s.status, 0),
     last_reason = s.reason, last_error = s.error, claimed_by = NULL, lease_expires_at = NULL
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::float8[], $5::smallint[], $6::text[], $7::text[], $8::float8[], $9::int[])
-    AS s (event_id, destination, claim, ago, status, reason, error, delay, attempts)
-WHERE d.event_id = s.event_id AND d.destination = s.destination AND d.claim = s.claim AND d.status = 'pending'
-  AND d.attempts = s.attempts`
+    AS s (event_id, destination, claim, ago, status, reason, error, delay, attempts)` + findSettled + ` AND d.attempts = s.attempts`
 
 func queueRetry(batch *pgx.Batch, settled []settlement, now time.Time) {
 	var u unnested
@@ -124,8 +131,7 @@ func queueRetry(batch *pgx.Batch, settled []settlement, now time.Time) {
 const settleHold = `
 UPDATE outbox_delivery d
 SET claimed_by = NULL, lease_expires_at = NULL
-FROM unnest($1::bigint[], $2::text[], $3::bigint[]) AS s (event_id, destination, claim)
-WHERE d.event_id = s.event_id AND d.destination = s.destination AND d.claim = s.claim AND d.status = 'pending'`
+FROM unnest($1::bigint[], $2::text[], $3::bigint[]) AS s (event_id, destination, claim)` + findSettled
 
 func queueHold(batch *pgx.Batch, settled []settlement) {
 	var u unnested
@@ -174,8 +180,7 @@ WITH settled AS (
         last_status = nullif(s.status, 0), last_reason = s.reason, last_error = s.error,
         claimed_by = NULL, lease_expires_at = NULL
     FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::float8[], $5::smallint[], $6::text[], $7::text[], $8::bool[])
-        AS s (event_id, destination, claim, ago, status, reason, error, posted)
-    WHERE d.event_id = s.event_id AND d.destination = s.destination AND d.claim = s.claim AND d.status = 'pending'
+        AS s (event_id, destination, claim, ago, status, reason, error, posted)` + findSettled + `
     RETURNING d.event_id, d.destination, s.reason, s.error
 ), paused AS (
     INSERT INTO outbox_destination (destination, paused, paused_reason, paused_at)
