@@ -1,0 +1,211 @@
+package relay
+
+import (
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// engineConn returns a connection with the settings of the relay's own.
+func engineConn(t testing.TB, db *database) *pgx.Conn {
+	t.Helper()
+	r, err := New(db.config(to("http://receiver.test/")))
+	must(t, err)
+	conn, err := pgx.ConnectConfig(t.Context(), r.poolConfig().ConnConfig)
+	must(t, err)
+	t.Cleanup(func() { _ = conn.Close(t.Context()) })
+	return conn
+}
+
+// fill adds n deliveries, of which the given share of a hundred is delivered; the rest is pending, some of it in order,
+// some of it claimed.
+func (db *database) fill(n, delivered int) {
+	db.Helper()
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 't', '{}', gen_random_uuid() FROM generate_series(1, $1)`, n)
+	db.exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now() WHERE event_id % 100 < $1 AND status = 'pending'`, delivered)
+	db.exec(`UPDATE outbox_delivery SET claimed_by = 1, lease_expires_at = now() + interval '1 hour' WHERE event_id % 100 = 98 AND status = 'pending'`)
+	db.exec(`UPDATE outbox_delivery SET ordering_key = event_id % 1000 WHERE event_id % 10 = 9 AND status = 'pending'`)
+}
+
+// A plan is made once and kept: on an empty table, where any scan looks cheap, or when nearly everything was delivered
+// and what is pending seems to be nothing. It must still be right when there is a backlog of 200,000, whether or not
+// anybody has analysed the table since.
+func TestPlansStayRightAsTheTableGrows(t *testing.T) {
+	t.Parallel()
+	for name, before := range map[string]func(*database){
+		"planned on an empty table":           func(*database) {},
+		"planned on one row":                  func(db *database) { db.fill(1, 0); db.exec(`VACUUM ANALYZE`) },
+		"planned when all was delivered":      func(db *database) { db.fill(20_000, 100); db.exec(`VACUUM ANALYZE`) },
+		"planned on an empty, analysed table": func(db *database) { db.exec(`VACUUM ANALYZE`) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			db.exec(`ALTER TABLE outbox SET (autovacuum_enabled = off); ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)`)
+			before(db)
+			conn := engineConn(t, db)
+			plan := planned(t, conn)
+			db.fill(200_000, 80)
+			for name, want := range wantedPlans {
+				wantPlan(t, name+", loaded", plan(name), want)
+			}
+			db.exec(`VACUUM ANALYZE`)
+			for name, want := range wantedPlans {
+				wantPlan(t, name+", analysed", plan(name), want)
+			}
+		})
+	}
+}
+
+const aLookup = "Index Cond: ((event_id = s.event_id) AND (destination = s.destination))"
+
+const aRow = `ARRAY[1]::bigint[], ARRAY['default'], ARRAY[1]::bigint[]`
+
+// hotStatements are those that run all the time, with their parameters' types and examples.
+var hotStatements = map[string]struct{ types, sql, args string }{
+	"claim": {"text[], int[], timestamptz[], bigint[], int, float8, int", claimDue,
+		`ARRAY['default','other'], ARRAY[100,100], ARRAY[now() - interval '1 hour', '-infinity'], ARRAY[0,0]::bigint[], 1, 60, 16384`},
+	"delivered": {"bigint[], text[], bigint[], float8[], smallint[]", settleDelivered, aRow + `, ARRAY[0], ARRAY[200]`},
+	"retry": {"bigint[], text[], bigint[], float8[], smallint[], text[], text[], float8[], int[]", settleRetry,
+		aRow + `, ARRAY[0], ARRAY[500], ARRAY['x'], ARRAY['x'], ARRAY[1], ARRAY[0]`},
+	"hold": {"bigint[], text[], bigint[]", settleHold, aRow},
+	"failed": {"bigint[], text[], bigint[], float8[], smallint[], text[], text[], bool[]", settleFailed,
+		aRow + `, ARRAY[0], ARRAY[422], ARRAY['x'], ARRAY['x'], ARRAY[true]`},
+	"payload": {"bigint", selectPayload, `1`},
+	"rescue":  {"int", rescueClaims, `1`},
+	"unpark":  {"int", releaseParked, `1000`},
+}
+
+// wantedPlans says how each of them must reach its rows.
+var wantedPlans = map[string][]string{
+	"claim": {"Index Scan using outbox_delivery_due on outbox_delivery", "Index Only Scan using outbox_delivery_order",
+		"Tid Scan on outbox_delivery", "Index Scan using outbox_pkey"},
+	"delivered": {aLookup, "Tid Scan on outbox_delivery d"},
+	"retry":     {aLookup, "Tid Scan on outbox_delivery d"},
+	"hold":      {aLookup, "Tid Scan on outbox_delivery d"},
+	"failed":    {aLookup, "Tid Scan on outbox_delivery d"},
+	"payload":   {"Index Cond: (id = $1)"},
+	"rescue":    {"Index Scan using outbox_delivery_due", "Index Cond: (next_attempt_at <= now())", "Tid Scan on outbox_delivery"},
+	"unpark":    {"Index Cond: (destination = ''::text)"},
+}
+
+// planned prepares and runs the hot statements, as a relay does at its start, and returns what shows their plans.
+func planned(t testing.TB, conn *pgx.Conn) (plan func(name string) string) {
+	t.Helper()
+	for name, s := range hotStatements {
+		for _, statement := range []string{`PREPARE "` + name + `" (` + s.types + `) AS ` + s.sql, `EXECUTE "` + name + `" (` + s.args + `)`} {
+			_, err := conn.Exec(t.Context(), statement, pgx.QueryExecModeSimpleProtocol)
+			must(t, err)
+		}
+	}
+	return func(name string) string {
+		t.Helper()
+		result, err := conn.Query(t.Context(), `EXPLAIN (COSTS OFF) EXECUTE "`+name+`" (`+hotStatements[name].args+`)`, pgx.QueryExecModeSimpleProtocol)
+		must(t, err)
+		lines, err := pgx.CollectRows(result, pgx.RowTo[string])
+		must(t, err)
+		return strings.Join(lines, "\n")
+	}
+}
+
+// wantPlan checks that no big table is read as a whole: neither in a sequential scan, nor through an index of which
+// nothing narrows the part.
+func wantPlan(t testing.TB, what, plan string, want []string) {
+	t.Helper()
+	lines := strings.Split(plan, "\n")
+	var wrong []string
+	for i, line := range lines {
+		whole := strings.Contains(line, " using ") && (i+1 == len(lines) || !strings.Contains(lines[i+1], "Index Cond"))
+		if big.MatchString(line) && (whole || strings.Contains(line, "Seq Scan")) {
+			wrong = append(wrong, line)
+		}
+	}
+	for _, part := range want {
+		if !strings.Contains(plan, part) {
+			wrong = append(wrong, "missing: "+part)
+		}
+	}
+	if wrong != nil {
+		t.Errorf("%s:\n%s\nin\n%s", what, strings.Join(wrong, "\n"), plan)
+	}
+}
+
+var big = regexp.MustCompile(`(Scan|using \w+) on (outbox|outbox_delivery|outbox_attempt)( \w+)?$`)
+
+// However many claim at the same time: nobody gets more than asked for, nothing is given twice, and all is given out.
+func TestConcurrentClaims(t *testing.T) {
+	t.Parallel()
+	const claimers, free, each = 8, 7, 500
+	db := newDatabase(t, "a", "b", "unasked")
+	db.insert(each, "key")
+	s := &store{pool: db.pool}
+	var mu sync.Mutex
+	given := map[string]map[int64]int{"a": {}, "b": {}}
+	var running sync.WaitGroup
+	for i := range claimers {
+		instance := row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING instance`)
+		running.Go(func() {
+			for {
+				claimed, err := s.claim(t.Context(), instance, time.Minute, []ask{{destination: "a", free: free}, {destination: "b", free: free + i}})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				got := map[string]int{}
+				mu.Lock()
+				for i, d := range claimed {
+					got[d.destination]++
+					given[d.destination][d.eventID]++
+					if d.fence != 1 || d.attempts != 0 || i > 0 && d.nextAttemptAt.Time.Before(claimed[i-1].nextAttemptAt.Time) {
+						t.Errorf("claimed %+v", d)
+					}
+				}
+				done := len(given["a"]) == each && len(given["b"]) == each
+				mu.Unlock()
+				if got["a"] > free || got["b"] > free+i {
+					t.Errorf("asked for %d and %d, got %v", free, free+i, got)
+				}
+				if done || t.Failed() {
+					return
+				}
+			}
+		})
+	}
+	running.Wait()
+	for destination, events := range given {
+		for event, times := range events {
+			if times != 1 {
+				t.Errorf("event %d to %s was given out %d times", event, destination, times)
+			}
+		}
+	}
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = 'unasked' AND claim > 0`); n != 0 {
+		t.Errorf("%d of another destination were claimed", n)
+	}
+}
+
+// No column that a claim writes stands in an index, and the pages have room: claims leave no dead index entries.
+func TestClaimsAreHeapOnlyUpdates(t *testing.T) {
+	t.Parallel()
+	const events = 2000
+	db := newDatabase(t)
+	db.insert(events, "key")
+	db.exec(`ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)`)
+	conn := engineConn(t, db)
+	s := &store{pool: db.pool}
+	instance := row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING instance`)
+	for range 4 {
+		claimed, err := s.claim(t.Context(), instance, time.Minute, []ask{{destination: "default", free: events / 4}})
+		must(t, err)
+		if len(claimed) != events/4 {
+			t.Fatalf("claimed %d", len(claimed))
+		}
+	}
+	must(t, conn.Close(t.Context()))
+	db.pool.Reset() // a backend reports its statistics at the latest when it ends
+	becomes(db, "2000 2000", `SELECT n_tup_upd || ' ' || n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'outbox_delivery'`)
+}
