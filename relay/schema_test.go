@@ -1,0 +1,150 @@
+package relay
+
+import (
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// in returns the same database seen from one of its schemas.
+func in(t testing.TB, dsn, schema string) *database {
+	t.Helper()
+	u, err := url.Parse(dsn)
+	must(t, err)
+	query := u.Query()
+	query.Set("search_path", pgx.Identifier{schema}.Sanitize())
+	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // as PostgreSQL reads it, a plus is a plus
+	return &database{TB: t, dsn: u.String(), pool: pgtest.Pool(t, u.String())}
+}
+
+// Two outboxes in one database, in schemas with names that need care: each relay serves its own, and each is woken by
+// its own producers only.
+func TestSchemasDoNotMix(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t)
+	names := []string{`billing`, `My "Odd" schema`}
+	var dbs []*database
+	var receivers []*receiver
+	var relays []*running
+	for _, name := range names {
+		db := in(t, dsn, name)
+		db.exec(`CREATE SCHEMA ` + pgx.Identifier{name}.Sanitize())
+		pgtest.Migrate(t, db.dsn, migrations.Outbox)
+		db.route()
+		rc := newReceiver(t, nil)
+		cfg := Config{Pool: settings(t, dsn), Schema: name, Destinations: []Destination{to(rc.URL)}, PollInterval: time.Hour}
+		dbs, receivers, relays = append(dbs, db), append(receivers, rc), append(relays, start(t, cfg))
+	}
+	for _, r := range relays {
+		r.instance() // the same number in both schemas, and two locks
+	}
+	for i, db := range dbs {
+		db.insert(100, "from-"+string(rune('a'+i)))
+	}
+	for i, rc := range receivers {
+		relays[i].settles(t, Delivered, 100)
+		for key, n := range counted(rc.keys()) {
+			if key[:6] != "from-"+string(rune('a'+i)) || n != 1 {
+				t.Errorf("%s came %d times to the receiver of %s", key, n, names[i])
+			}
+		}
+		if n := row[int](dbs[i], `SELECT count(*) FROM outbox_relay`); n != 1 {
+			t.Errorf("%d relays in %s", n, names[i])
+		}
+		if n := sees(relays[i].observer, func(o *observer) int { return len(o.rescued) }); n != 0 {
+			t.Errorf("the relay of %s took the other one for dead", names[i])
+		}
+	}
+}
+
+// A notification of the odd schema is recognised, and one of the other is not.
+func TestNotificationsOfSchemas(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t)
+	const name = `My "Odd" schema`
+	db := in(t, dsn, name)
+	db.exec(`CREATE SCHEMA ` + pgx.Identifier{name}.Sanitize())
+	pgtest.Migrate(t, db.dsn, migrations.Outbox)
+	r := sessionOf(t, Config{Pool: settings(t, dsn), Schema: name, Destinations: []Destination{to("http://receiver.test/")}})
+	wakeUp(t, r)
+	instance, _ := r.session.current()
+	must(t, r.store.declareIdle(t.Context(), instance, true))
+	for _, other := range []string{"schema", "public", "sweep schema", `sweep "Odd" schema`} {
+		db.exec(`SELECT pg_notify('outbox_wake', $1)`, other)
+	}
+	db.insert(1, "key")
+	if wakeUp(t, r) {
+		t.Error("a new event asks for a sweep")
+	}
+	db.exec(`SELECT pg_notify('outbox_wake', 'sweep ' || current_schema())`)
+	if !wakeUp(t, r) {
+		t.Error("a goodbye asks for no sweep")
+	}
+}
+
+// rolesLock: roles belong to the whole server.
+var rolesLock sync.Mutex
+
+// The engine needs no right beyond those that roles.sql gives outbox_relay.
+func TestRelayWithLeastPrivilege(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	script, err := os.ReadFile("../migrations/roles.sql")
+	must(t, err)
+	rolesLock.Lock()
+	db.exec(string(script))
+	db.exec(`DO $$ BEGIN
+		IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'relay_login') THEN CREATE ROLE relay_login LOGIN IN ROLE outbox_relay; END IF;
+	END $$`)
+	rolesLock.Unlock()
+
+	rc := newReceiver(t, func(w http.ResponseWriter, r request) {
+		switch {
+		case r.key == "key-1" && r.number == 1:
+			w.WriteHeader(500)
+		case r.key == "key-2":
+			w.WriteHeader(422)
+		case r.key == "key-3":
+			w.WriteHeader(410)
+		}
+	})
+	slack := newReceiver(t, nil)
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', ('"' || repeat('x', 20000) || '"')::json, 'large')`)
+	db.insert(2, "key")
+	// A dead relay's claims, parked deliveries, and routes to change: everything a relay ever does.
+	db.exec(`INSERT INTO outbox_relay (name, version) VALUES ('dead', '')`)
+	db.exec(`UPDATE outbox_delivery SET claimed_by = (SELECT instance FROM outbox_relay), lease_expires_at = now() + interval '1 day' WHERE event_id = 1`)
+	db.exec(`DELETE FROM outbox_route; INSERT INTO outbox_route (pattern, destination) VALUES ('nothing', 'default')`)
+	db.insert(2, "parked")
+
+	u, err := url.Parse(db.dsn)
+	must(t, err)
+	u.User = url.User("relay_login")
+	cfg := db.config(to(rc.URL))
+	cfg.Pool = settings(t, u.String())
+	cfg.LogDelivered = true
+	cfg.Alerts.Channels = []Channel{Slack(slack.URL)}
+	r := start(t, cfg)
+	r.settles(t, Delivered, 4)
+	r.settles(t, Fail, 1)
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'key-3')`)
+	r.settles(t, Fail, 2)
+	r.await(t, "the alert", func(o *observer) bool { return len(o.notices) > 0 })
+	becomes(db, true, `SELECT notified_count > 0 FROM outbox_alert`)
+	db.passWindow()
+	r.instance()
+	r.stop()
+	if failures := sees(r.observer, func(o *observer) map[string]int { return o.failures }); len(failures) > 0 {
+		t.Errorf("refused: %v", failures)
+	}
+	becomes(db, 0, `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outbox-relay' AND datname = current_database()`)
+}
