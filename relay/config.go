@@ -309,6 +309,8 @@ func urlProblem(raw string) string {
 		return "contains a template; a destination has one fixed URL"
 	case addressErr == nil && address.Zone() != "":
 		return "has an address with a zone; write it without"
+	case addressErr == nil && guardAddress(address) != nil:
+		return fmt.Sprintf("address %s is never dialled: it is link-local, a cloud's metadata service, or otherwise not a host's own", address)
 	case addressErr != nil && (!hostName.MatchString(host) || digitHost.MatchString(host) || len(host) > 253):
 		return fmt.Sprintf("host %q is neither a DNS name nor an IP address in its usual spelling", host)
 	}

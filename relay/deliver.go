@@ -261,13 +261,21 @@ var metadata = prefixes("fd00:ec2::/32", "100.100.100.200/32")
 // the URL's text would miss names that resolve to forbidden addresses, and other spellings of them.
 func guardDial(_ context.Context, network, address string, conn syscall.RawConn) error {
 	if addrPort, err := netip.ParseAddrPort(address); err == nil {
-		for _, prefix := range metadata {
-			if prefix.Contains(addrPort.Addr().Unmap()) {
-				return fmt.Errorf("%w: %s is a cloud's metadata service", ssrf.ErrProhibitedIP, addrPort.Addr())
-			}
+		if err := guardAddress(addrPort.Addr()); err != nil {
+			return err
 		}
 	}
 	return guardian.Safe(network, address, conn)
+}
+
+// guardAddress refuses the addresses that no destination may have.
+func guardAddress(address netip.Addr) error {
+	for _, prefix := range metadata {
+		if prefix.Contains(address.Unmap()) {
+			return fmt.Errorf("%w: %s is a cloud's metadata service", ssrf.ErrProhibitedIP, address)
+		}
+	}
+	return guardian.SafeAddr(address.Unmap())
 }
 
 func prefixes(list ...string) []netip.Prefix {

@@ -108,6 +108,8 @@ type DeliveryFilter struct {
 	Status string
 	// Destination by name. Empty: any.
 	Destination string
+	// Parked deliveries only: those that match no route. They have no destination.
+	Parked bool
 	// EventID of the one event to list the deliveries of. 0: any.
 	EventID int64
 	// Limit of how many are returned, the newest first. 0: 50.

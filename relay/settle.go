@@ -196,6 +196,9 @@ func (r *Relay) written(batch *outcomes, stale int) {
 		}
 	}
 	for l, n := range counts {
+		if l.outcome == Fail && l.reason == ReasonGone {
+			r.cfg.Log.Warn().Str("destination", l.destination).Msg("paused: the receiver answered 410 Gone")
+		}
 		r.lanes[l.destination].release(n)
 		if hook := r.cfg.Hooks.Settled; hook != nil {
 			hook(l.destination, l.outcome, l.reason, n)

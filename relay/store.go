@@ -48,7 +48,7 @@ var sessionSettings = map[string]string{
 // ErrPooler says that the connection does not reach the server itself. A pooler in transaction mode hands every
 // transaction to another server connection: session locks are lost or kept by strangers, LISTEN never fires, and the
 // settings on which the plans rest do not arrive.
-var ErrPooler = errors.New("the database URL leads through a connection pooler that does not keep sessions (PgBouncer in transaction mode?); give the relay a direct connection")
+var ErrPooler = errors.New("the database URL leads through a connection pooler that does not keep sessions (PgBouncer?); give the relay a direct connection")
 
 const selectSettingsKept = `
 SELECT bool_and(current_setting(wanted.name) = wanted.value)

@@ -108,7 +108,7 @@ func deliveries(ctx context.Context, q querier, filter DeliveryFilter) ([]Delive
 		value  any
 	}{
 		{"d.status", filter.Status != "", filter.Status},
-		{"d.destination", filter.Destination != "", filter.Destination},
+		{"d.destination", filter.Destination != "" || filter.Parked, filter.Destination},
 		{"d.event_id", filter.EventID != 0, filter.EventID},
 	} {
 		if condition.given {

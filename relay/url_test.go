@@ -11,7 +11,7 @@ func TestUsableURLs(t *testing.T) {
 	t.Parallel()
 	for _, u := range []string{
 		"http://localhost", "http://localhost.:8080/", "https://logistics.internal/webhooks/finance", "https://a.b-c.example/x?y=z&k=%20",
-		"http://127.0.0.1:65535/", "http://10.0.0.1", "http://[::1]:80/", "http://[::ffff:127.0.0.1]/", "http://[2001:db8::1]/",
+		"http://127.0.0.1:65535/", "http://10.0.0.1", "http://[::1]:80/", "http://[::ffff:127.0.0.1]/", "http://[2a00:1450::1]/",
 		"http://under_score.example/", "http://xn--nxasmq6b.example/", "http://1and1.example/", "http://1.example/", "HTTP://Example.COM/",
 		"http://h/a b", "http://h/%7Bid%7D",
 	} {
@@ -50,6 +50,9 @@ func TestUnusableURLs(t *testing.T) {
 		"http://host:/":                     "colon but no port",
 		"http://host:0/":                    "is out of range",
 		"http://host:65536/":                "is out of range",
+		"http://169.254.169.254/":           "never dialled",
+		"http://[fe80::1]/":                 "never dialled",
+		"http://0.0.0.0/":                   "never dialled",
 		"http://host:99999999999999999/":    "is out of range",
 		"http://host:-1/":                   "cannot be parsed",
 		"http://host:http/":                 "cannot be parsed",

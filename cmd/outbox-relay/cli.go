@@ -33,10 +33,9 @@ const overview = `outbox-relay delivers the events that a service commits to its
   outbox-relay run             deliver until told to stop
   outbox-relay status          what waits, what failed, who delivers
 
-  outbox-relay events list --status failed    what did not arrive, and why
-  outbox-relay events show 4711          one event: its deliveries and attempts
-  outbox-relay migrate down | status     revert the last migration; list them
-  outbox-relay config check | show       find every mistake; print what is in effect, and why
+  outbox-relay events list --status failed | show ID     what did not arrive, and why; one event
+  outbox-relay migrate down | status                     revert the last migration; list them
+  outbox-relay config check | show                       find every mistake; print what is in effect, and why
   outbox-relay version
 
 Everything can also stand in outbox-relay.yaml. More: outbox-relay <command> --help

@@ -18,7 +18,8 @@ type eventsCmd struct {
 type eventsListCmd struct {
 	databaseFlags
 	Status      string `enum:"pending,delivered,failed,discarded,any" default:"any" help:"pending, delivered, failed, discarded or any."`
-	Destination string `placeholder:"NAME" help:"Only deliveries to this destination."`
+	Destination string `placeholder:"NAME" xor:"where" help:"Only deliveries to this destination."`
+	Parked      bool   `xor:"where" help:"Only deliveries that match no route."`
 	Limit       int    `default:"50" help:"How many at most."`
 	JSON        bool   `help:"Print JSON: an array of deliveries. Fields are added, never renamed or removed."`
 }
@@ -27,7 +28,7 @@ func (cmd eventsListCmd) Run(inv *invocation) error {
 	if cmd.Limit < 1 || cmd.Limit > 10_000 {
 		return exitError{code: exitUsage, err: fmt.Errorf("--limit: %d is out of range; write 1 to 10000", cmd.Limit)}
 	}
-	filter := relay.DeliveryFilter{Status: cmd.Status, Destination: cmd.Destination, Limit: cmd.Limit}
+	filter := relay.DeliveryFilter{Status: cmd.Status, Destination: cmd.Destination, Parked: cmd.Parked, Limit: cmd.Limit}
 	if cmd.Status == "any" {
 		filter.Status = ""
 	}
@@ -52,6 +53,9 @@ type eventsShowCmd struct {
 }
 
 func (cmd eventsShowCmd) Run(inv *invocation) error {
+	if cmd.ID < 1 {
+		return exitError{code: exitUsage, err: fmt.Errorf("%d is not the id of an event", cmd.ID)}
+	}
 	var shown struct {
 		Deliveries []relay.DeliveryInfo  `json:"deliveries"`
 		Attempts   []relay.LoggedAttempt `json:"attempts"`

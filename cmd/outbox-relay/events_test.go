@@ -20,16 +20,19 @@ func TestEvents(t *testing.T) {
 		last_reason = 'rejected', last_error = E'422 \x1b[31mred' WHERE event_id = 1 AND destination = 'logistics'`)
 	execute(t, db, `INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay, started_at, duration_ms, status, outcome, reason, error)
 		VALUES (1, 'logistics', 1, 1, 7, '2026-01-02 03:04:05Z', 12, 422, 'fail', 'rejected', '422 no such customer')`)
+	execute(t, db, "DELETE FROM outbox_route")
+	execute(t, db, "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('paid', '{}', 'k3')")
 	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
 
 	for name, c := range map[string]struct {
 		args []string
 		keys []string // of the deliveries, as "key destination"
 	}{
-		"all, newest first": {nil, []string{"k2 analytics", "k2 logistics", "k1 analytics", "k1 logistics"}},
+		"all, newest first": {nil, []string{"k3 ", "k2 analytics", "k2 logistics", "k1 analytics", "k1 logistics"}},
 		"failed":            {[]string{"--status=failed"}, []string{"k1 logistics"}},
 		"by destination":    {[]string{"--destination=analytics", "--status=pending"}, []string{"k2 analytics", "k1 analytics"}},
-		"limited":           {[]string{"--limit=1"}, []string{"k2 analytics"}},
+		"limited":           {[]string{"--limit=2"}, []string{"k3 ", "k2 analytics"}},
+		"parked":            {[]string{"--parked"}, []string{"k3 "}},
 		"none":              {[]string{"--destination=nobody"}, []string{}},
 	} {
 		r := command(env, append([]string{"events", "list", "--json"}, c.args...)...)
@@ -59,7 +62,8 @@ func TestEvents(t *testing.T) {
 	if strings.Contains(shown.stdout, "secret") {
 		t.Error("the payload is shown")
 	}
-	command(env, "events", "show", "3").expect(t, exitFailed, "", "outbox-relay: there is no delivery of an event 3\n")
+	command(env, "events", "show", "4").expect(t, exitFailed, "", "outbox-relay: there is no delivery of an event 4\n")
+	command(env, "events", "show", "0").expect(t, exitUsage, "", "outbox-relay: 0 is not the id of an event\n")
 	if r := command(env, "events", "list", "--limit=0"); r.code != exitUsage || !strings.Contains(r.stderr, "--limit: 0 is out of range") {
 		t.Errorf("%+v", r)
 	}

@@ -162,7 +162,7 @@ func nextStep(s relay.Status) string {
 		}
 	}
 	if s.Parked > 0 {
-		return fmt.Sprintf("%d match no route. See which: SELECT event_type, count(*) FROM outbox JOIN outbox_delivery ON event_id = id WHERE destination = '' AND status = 'pending' GROUP BY 1; then add a route and restart the relay.", s.Parked)
+		return fmt.Sprintf("%d match no route. See which: outbox-relay events list --parked; then add a route and restart the relay.", s.Parked)
 	}
 	for _, d := range s.Destinations {
 		if d.Paused {
