@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -175,8 +174,7 @@ func (r *Relay) prepare(ctx context.Context) error {
 // databaseError tells of a failed statement that will be repeated.
 func (r *Relay) databaseError(operation string, err error) {
 	r.cfg.Log.Error().Err(err).Str("operation", operation).Msg("database: will be tried again")
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && pgErr.Code == "25006" { // read_only_sql_transaction
+	if hasCode(err, readOnlyTransaction) {
 		// After a failover these connections may lead to what was the primary, for ever; new ones need not.
 		r.pool.Reset()
 	}

@@ -122,7 +122,9 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 func (s *session) connect(ctx context.Context) (*pgx.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	conn, err := pgx.ConnectConfig(ctx, s.relay.pool.Config().ConnConfig)
+	cfg := s.relay.pool.Config().ConnConfig
+	delete(cfg.RuntimeParams, "lock_timeout") // a rescue waits for what a dead relay left running
+	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}

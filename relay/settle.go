@@ -40,6 +40,7 @@ type outcomes struct {
 	delivered, retried, failed, held []settlement
 	logged                           []settlement // attempts for the log, of any outcome
 	size                             int
+	skipLocked                       bool // leave rows that somebody else has locked to their lease
 }
 
 func (b *outcomes) add(s settlement, logDelivered bool) {
@@ -124,6 +125,9 @@ func (r *Relay) write(batch *outcomes) {
 		instance, _ := r.session.current()
 		stale, err := r.store.settle(r.settling, instance, batch)
 		if err == nil {
+			if stale > 0 && batch.skipLocked {
+				r.cfg.Log.Warn().Int("deliveries", stale).Msg("another session keeps deliveries locked; they will be attempted again when their lease ends")
+			}
 			if repeated {
 				stale = 0 // unknown: when only the acknowledgement was lost, what came first was this very batch
 			}
@@ -134,6 +138,9 @@ func (r *Relay) write(batch *outcomes) {
 		if refused(err) {
 			r.writeSingly(batch)
 			return
+		}
+		if hasCode(err, lockNotAvailable) {
+			batch.skipLocked = true // which does not help against the lock of a whole table: that is waited for
 		}
 		select {
 		case <-time.After(failing.NextBackOff()):
@@ -174,6 +181,18 @@ func refused(err error) bool {
 		return true
 	}
 	return false
+}
+
+// SQLSTATEs that are met with more than another try.
+const (
+	readOnlyTransaction = "25006"
+	lockNotAvailable    = "55P03"
+)
+
+// hasCode reports whether err is an error of the database with that SQLSTATE.
+func hasCode(err error, code string) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == code
 }
 
 // written frees the lanes' room and tells who wants to know.
