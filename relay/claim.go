@@ -88,7 +88,9 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	took := time.Since(now)
 	for _, a := range asks {
 		if a.after == (keyset{}) {
-			r.lanes[a.destination].sweepDue = now.Add(took + max(r.cfg.PollInterval, 100*took))
+			l := r.lanes[a.destination]
+			l.sweepFrom = now.Add(101 * took)
+			l.sweepDue = now.Add(took + max(r.cfg.PollInterval, 100*took))
 		}
 	}
 	c.handOut(asks, claimed)
@@ -111,6 +113,9 @@ func (c *claimer) asks(now time.Time) []ask {
 	asks := make([]ask, 0, len(r.lanes))
 	for _, l := range r.lanes {
 		l.setLimit(min(l.destination.MaxInFlight, share))
+		if l.unblocked.Swap(false) {
+			l.sweepDue = l.sweepFrom
+		}
 		free, worthwhile := l.room(now, r.cfg.Lease)
 		sweep := !now.Before(l.sweepDue)
 		if free == 0 || !(looking || sweep || l.more && worthwhile) {

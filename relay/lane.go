@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"net/url"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -20,6 +21,11 @@ type lane struct {
 	more     bool      // the last claim took all it asked for: there may be more behind it
 	asked    time.Time // when the last claim was made
 	sweepDue time.Time // when to look again at what lies before position: late commits, and what was given back
+	// sweepFrom is the earliest time for it, when something is known to lie there.
+	sweepFrom time.Time
+
+	// unblocked says that what comes after a delivery in its ordering key, and lies before position, can be claimed.
+	unblocked atomic.Bool
 
 	mu      sync.Mutex
 	queue   []delivery

@@ -20,7 +20,7 @@ type settlement struct {
 // newSettlement turns a verdict into what is written: a Retry gets its delay, or becomes a Fail after the last attempt.
 func newSettlement(d delivery, v verdict, policy RetryPolicy, startedAt time.Time, took time.Duration, fraction float64) settlement {
 	s := settlement{delivery: d, verdict: v, startedAt: startedAt, duration: took}
-	s.event = event{} // the payload is not needed any more
+	s.event = event{orderingKey: d.event.orderingKey} // the payload is not needed any more
 	if v.outcome != Retry {
 		return s
 	}
@@ -207,6 +207,11 @@ func (r *Relay) written(batch *outcomes, stale int) {
 		destination string
 		outcome     Outcome
 		reason      Reason
+	}
+	for i := range batch.delivered {
+		if s := &batch.delivered[i]; s.event.orderingKey != nil {
+			r.lanes[s.delivery.destination].unblocked.Store(true)
+		}
 	}
 	counts := map[label]int{}
 	for _, list := range batch.lists() {
