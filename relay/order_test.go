@@ -66,6 +66,21 @@ func TestOrderWithinAKey(t *testing.T) {
 	}
 }
 
+// While a key waits for its head, the lane goes on, and its position moves past what follows in the key. That must not
+// wait, event by event, for the next routine sweep, which here is an hour away.
+func TestOrderedKeysGoOnBehindThePosition(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, nil)
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', i, 'k' FROM generate_series(1, 30) i`)
+	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 minute'`)
+	db.insert(10, "free")
+	cfg := db.config(to(rc.URL))
+	cfg.PollInterval = time.Hour
+	r := start(t, cfg)
+	r.settles(t, Delivered, 40)
+}
+
 // A failed head blocks its key until an operator decides, and nothing else: other keys, and events without one, flow.
 func TestFailedHeadBlocksItsKeyOnly(t *testing.T) {
 	t.Parallel()

@@ -50,7 +50,8 @@ func TestGracefulStop(t *testing.T) {
 	}
 }
 
-// What a stopping relay gives back, another takes without waiting for its poll.
+// What a stopping relay gives back lies behind the others' positions; its goodbye makes them look there, instead of at
+// their next sweep, which here is an hour away.
 func TestGoodbyeWakesTheOthers(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -61,19 +62,25 @@ func TestGoodbyeWakesTheOthers(t *testing.T) {
 		}
 	})
 	db.insert(20, "key")
+	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 minute'`)
 	d := to(rc.URL)
 	d.MaxInFlight = 1
 	cfg := db.config(d)
-	cfg.MaxInFlight = 1
 	cfg.PollInterval = time.Hour
 	a := start(t, cfg)
-	<-g.arrived
+	<-g.arrived // and the next one waits behind it
+	becomes(db, 2, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
 	b := start(t, cfg)
-	b.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
+	b.settles(t, Delivered, 18)
+	db.insert(1, "later")
+	b.settles(t, Delivered, 19)
 	a.cancel()
 	g.open()
 	a.stop()
-	becomes(db, 20, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`)
+	b.settles(t, Delivered, 20)
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`); n != 21 || rc.total() != 21 {
+		t.Errorf("%d of 21 delivered, %d requests", n, rc.total())
+	}
 }
 
 // Abort cuts off what hangs. Each such POST was one, so it counts, and is repeated.
