@@ -191,8 +191,8 @@ func notToken(r rune) bool {
 // are HTTP's to set, and those of the wire contract. The name must be in lower case.
 func reserved(name string) bool {
 	switch name {
-	case "connection", "content-encoding", "content-length", "content-type", "host", "keep-alive", "te", "trailer",
-		"transfer-encoding", "upgrade", "x-idempotency-key":
+	case "connection", "content-encoding", "content-length", "content-type", "expect", "host", "keep-alive", "te",
+		"trailer", "transfer-encoding", "upgrade", "x-idempotency-key":
 		return true
 	}
 	return strings.HasPrefix(name, "proxy-") || strings.HasPrefix(name, "webhook-") || strings.HasPrefix(name, "x-outbox-")

@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/outbox"
+	"github.com/outbox-relay/outbox-relay/relay"
 )
 
 func TestNewEvent(t *testing.T) {
@@ -116,7 +117,7 @@ func TestReservedHeadersAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{
 		"Connection", "Keep-Alive", "Proxy-Authorization", "Proxy-Connection", "TE", "Trailer", "Transfer-Encoding", "Upgrade",
-		"Host", "Content-Length", "Content-Type", "Content-Encoding", "cOnTeNt-TyPe",
+		"Expect", "Host", "Content-Length", "Content-Type", "Content-Encoding", "cOnTeNt-TyPe",
 		webhook.IdempotencyKey, webhook.EventType, webhook.EventVersion, webhook.EventID, webhook.CreatedAt,
 		webhook.RelatedReference, webhook.OrderingKey, webhook.Sequence, webhook.Attempt, webhook.DeliveryID,
 		webhook.NotAfter, webhook.Replay, webhook.ID, webhook.Timestamp, webhook.Signature, webhook.OutboxPrefix + "Future",
@@ -129,5 +130,31 @@ func TestReservedHeadersAreRefused(t *testing.T) {
 			continue
 		}
 		equal(t, "error", err.Error(), `outbox: event 0 ("inv-7"): Headers: name "`+name+`" is reserved`)
+	}
+}
+
+// What the relay would not send, and fail when its turn comes, is refused at once.
+func TestHeadersTheRelayRefusesAreRefused(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{
+		"Accept", "Accept-Encoding", "Authorization", "Cache-Control", "Connection", "Content-Length", "Content-Type", "Cookie",
+		"Date", "Expect", "expect", "Host", "Idempotency-Key", "If-Match", "Keep-Alive", "Max-Forwards", "Origin", "Prefer",
+		"Proxy-Authorization", "Range", "TE", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "User-Agent", "Via",
+		"Webhook-Id", "webhook-future", "X-Idempotency-Key", "X-Outbox-Future", "X-Tenant", "x_tenant", "x!#$%&'*+.^_`|~", "a b",
+		"ä", "",
+	} {
+		config := relay.Config{Destinations: []relay.Destination{
+			{Name: "default", URL: "https://receiver.example/", Headers: map[string]string{name: "x"}},
+		}}
+		refused := false
+		for _, problem := range config.Validate() {
+			refused = refused || strings.Contains(problem.Path, ".headers.")
+		}
+		e := event("inv-7")
+		e.Type, e.Headers = "", map[string]string{name: "x"} // without a type, nothing reaches the database
+		_, err := outbox.Enqueue(t.Context(), nil, e)
+		if refused && !strings.Contains(err.Error(), "Headers: name ") {
+			t.Errorf("%q was accepted, and the relay would fail it", name)
+		}
 	}
 }
