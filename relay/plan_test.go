@@ -77,6 +77,7 @@ var hotStatements = map[string]struct{ types, sql, args string }{
 		aRow + `, ARRAY[0], ARRAY[422], ARRAY['x'], ARRAY['x'], ARRAY[true]`},
 	"payload": {"bigint", selectPayload, `1`},
 	"rescue":  {"int", rescueClaims, `1`},
+	"leave":   {"int", giveBackClaims, `1`},
 	"unpark":  {"int", releaseParked, `1000`},
 }
 
@@ -90,6 +91,7 @@ var wantedPlans = map[string][]string{
 	"failed":    {aLookup, "Tid Scan on outbox_delivery d"},
 	"payload":   {"Index Cond: (id = $1)"},
 	"rescue":    {"Index Scan using outbox_delivery_due", "Index Cond: (next_attempt_at <= now())", "Tid Scan on outbox_delivery"},
+	"leave":     {"Index Scan using outbox_delivery_due", "Index Cond: (next_attempt_at <= now())", "Tid Scan on outbox_delivery"},
 	"unpark":    {"Index Cond: (destination = ''::text)"},
 }
 

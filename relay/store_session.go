@@ -119,10 +119,23 @@ func rescue(ctx context.Context, conn *pgx.Conn, instance int32) (deliveries int
 // The others look at once for what this relay gives back, instead of at their next sweep.
 const sayGoodbye = `SELECT pg_notify('outbox_wake', 'sweep ' || current_schema())`
 
-// deregister removes a relay that has given back all its claims.
+// What a relay that leaves did not know to be its own, or could not write: claims whose acknowledgement was lost, and
+// outcomes that the database did not take. It did not die of them, so they are no rescues.
+const giveBackClaims = `
+UPDATE outbox_delivery SET claimed_by = NULL, lease_expires_at = NULL
+WHERE ctid = ANY (ARRAY (
+    SELECT ctid FROM outbox_delivery
+    WHERE status = 'pending' AND next_attempt_at <= now() AND claimed_by = $1
+    FOR UPDATE SKIP LOCKED))`
+
+// deregister removes a relay that leaves, and gives back what is still claimed in its name.
 func deregister(ctx context.Context, conn *pgx.Conn, instance int32) error {
+	// First, as in rescue: a claim that was cut off may still be running.
 	if _, err := conn.Exec(ctx, deleteRelay, instance); err != nil {
 		return fmt.Errorf("deregister relay: %w", err)
+	}
+	if _, err := conn.Exec(ctx, giveBackClaims, instance); err != nil {
+		return fmt.Errorf("give back claims: %w", err)
 	}
 	if _, err := conn.Exec(ctx, sayGoodbye); err != nil {
 		return fmt.Errorf("deregister relay: %w", err)
