@@ -25,6 +25,8 @@ const statementTimeout = 30 * time.Second
 // sessionSettings are what the engine's statements rest on, whatever role and database say.
 var sessionSettings = map[string]string{
 	"application_name": "outbox-relay",
+	// What leaves is UTF-8, also from a database in another encoding.
+	"client_encoding": "UTF8",
 	// A statement's own snapshot, always fresh: FOR UPDATE SKIP LOCKED would fail under stricter levels.
 	"default_transaction_isolation": "read committed",
 	// Losing a claim, a delivered or a retry in a crash of the server only costs a duplicate; what must not be lost
