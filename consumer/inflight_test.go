@@ -73,8 +73,8 @@ func TestInFlightElsewhereWithoutTheLock(t *testing.T) {
 		wantProblem(t, e.post("k", "{}"), 409, "in-flight")
 		e.wantResult(consumer.ResultInFlight)
 		select {
-		case <-done:
-			t.Error("Once had ended: nothing was in flight")
+		case err := <-done:
+			t.Errorf("Once had ended, %v: nothing was in flight", err)
 		default:
 		}
 		finish()

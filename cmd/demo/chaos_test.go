@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// chaosTime is how long TestChaos kills. The full acceptance is: go test ./cmd/demo -run TestChaos -chaos 20s -v
+// chaosTime is how long TestChaos kills. The full acceptance is `make chaos`.
 var chaosTime = flag.Duration("chaos", 6*time.Second, "how long TestChaos kills; from 20s on it also judges the takeover")
 
 const (

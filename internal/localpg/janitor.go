@@ -53,7 +53,7 @@ func startJanitor(dir, binDir string, account *syscall.Credential, options []str
 	case err != nil:
 		return nil, errors.Join(err, j.dismiss())
 	case reply != "ok":
-		j.dismiss() // it already exited, and the reply says why
+		_ = j.dismiss() // it already exited, and the reply says why
 		return nil, fmt.Errorf("make directory: %s", reply)
 	}
 	return j, nil

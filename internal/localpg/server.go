@@ -57,7 +57,7 @@ func (o Options) newDir() string {
 	var fs syscall.Statfs_t
 	chosen := prefix
 	if err := syscall.Statfs(filepath.Dir(memoryPrefix), &fs); err == nil && !o.Durable &&
-		uint64(fs.Bavail)*uint64(fs.Bsize) >= memoryNeeded {
+		uint64(fs.Bavail)*uint64(fs.Bsize) >= memoryNeeded { //nolint:unconvert // on some systems it is signed
 		chosen = memoryPrefix
 	}
 	return chosen + strings.ToLower(rand.Text()[:10])
