@@ -1,44 +1,148 @@
 package relay
 
 import (
+	"context"
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
+// locker returns a session of an operator, who has begun a transaction with the given statement.
+func (db *database) locker(statement string) *pgx.Conn {
+	db.Helper()
+	operator, err := pgx.Connect(db.Context(), db.dsn)
+	must(db, err)
+	db.Cleanup(func() { _ = operator.Close(context.WithoutCancel(db.Context())) })
+	_, err = operator.Exec(db.Context(), `BEGIN; `+statement)
+	must(db, err)
+	return operator
+}
+
 // FAULTS 67: somebody locks a row that is in flight, in a psql that is then forgotten. The outcome of that delivery
-// cannot be written; all others can.
+// cannot be written; all others can, and this one once the lock is gone. Nothing is sent twice for it.
 func TestLockedRowKeepsNoOther(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t, "a", "b")
-	g := newGate(t)
-	a := newReceiver(t, func(_ http.ResponseWriter, r request) {
-		if r.key == "first-1" && r.number == 1 {
-			g.pass(r)
+	for name, answer := range map[string]int{"delivered": 204, "failed": 422, "retry": 500} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t, "a", "b")
+			g := newGate(t)
+			a := newReceiver(t, func(w http.ResponseWriter, r request) {
+				if r.key == "first-1" && r.number == 1 {
+					g.pass(r)
+					w.WriteHeader(answer)
+				}
+			})
+			b := newReceiver(t, nil)
+			db.insert(1, "first")
+			toA, toB := to(a.URL), to(b.URL)
+			toA.Name, toB.Name = "a", "b"
+			toA.Retry.Schedule = []time.Duration{time.Hour}
+			r := start(t, db.config(toA, toB))
+			<-g.arrived
+			operator := db.locker(`SELECT FROM outbox_delivery WHERE destination = 'a' AND event_id = 1 FOR UPDATE`)
+			g.open()
+			db.insert(1000, "more")
+			r.settles(t, Delivered, 2001)
+			if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`); n != 2001 {
+				t.Errorf("%d of the 2001 others are delivered", n)
+			}
+			_, err := operator.Exec(t.Context(), `ROLLBACK`)
+			must(t, err)
+			becomes(db, 1, `SELECT count(*) FROM outbox_delivery WHERE destination = 'a' AND event_id = 1 AND attempts = 1 AND claimed_by IS NULL`)
+			r.await(t, "all settled", func(o *observer) bool { return o.outcomes[Delivered]+o.outcomes[Fail]+o.outcomes[Retry] == 2002 })
+			if a.total() != 1001 || r.lanes["a"].busy() || sees(r.observer, func(o *observer) int { return o.stale }) != 0 {
+				t.Errorf("%d requests for 1001 events, or a lane without room, or a stale settle", a.total())
+			}
+		})
+	}
+}
+
+// What else a failed delivery writes can be locked too: others need not wait for it.
+func TestLockedAlertKeepsNoOther(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec(`INSERT INTO outbox_alert (rule, subject, count) VALUES ('failed', 'default', 1)`)
+	operator := db.locker(`SELECT FROM outbox_alert FOR UPDATE`)
+	rc := newReceiver(t, func(w http.ResponseWriter, r request) {
+		if r.key == "first-1" {
+			w.WriteHeader(422)
 		}
 	})
-	b := newReceiver(t, nil)
 	db.insert(1, "first")
-	toA, toB := to(a.URL), to(b.URL)
-	toA.Name, toB.Name = "a", "b"
-	r := start(t, db.config(toA, toB))
-	<-g.arrived
-	operator, err := pgx.Connect(t.Context(), db.dsn)
+	db.insert(100, "more")
+	r := start(t, db.config(to(rc.URL)))
+	r.settles(t, Delivered, 100)
+	db.insert(100, "later")
+	r.settles(t, Delivered, 200)
+	_, err := operator.Exec(t.Context(), `ROLLBACK`)
 	must(t, err)
-	defer func() { _ = operator.Close(t.Context()) }()
-	_, err = operator.Exec(t.Context(), `BEGIN; SELECT FROM outbox_delivery WHERE destination = 'a' AND event_id = 1 FOR UPDATE`)
-	must(t, err)
-	g.open()
-	db.insert(1000, "more")
-	r.settles(t, Delivered, 2002) // the locked one counts: nothing more can be done about it
-	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`); n != 2001 {
-		t.Errorf("%d of the 2001 others are delivered", n)
+	r.settles(t, Fail, 1)
+	if count := row[int](db, `SELECT count FROM outbox_alert`); count != 2 || rc.total() != 201 {
+		t.Errorf("the alert counts %d, %d requests", count, rc.total())
 	}
-	_, err = operator.Exec(t.Context(), `ROLLBACK`)
+}
+
+// A stop does not wait for the lock for ever; the delivery is left as it is.
+func TestStopDoesNotWaitForALockedRow(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
+	db.insert(1, "key")
+	r := start(t, db.config(to(rc.URL)))
+	<-g.arrived
+	operator := db.locker(`SELECT FROM outbox_delivery FOR UPDATE`)
+	g.open()
+	r.await(t, "a vain settle", func(o *observer) bool { return o.failures["settle"] > 0 })
+	r.stop()
+	_, err := operator.Exec(t.Context(), `ROLLBACK`)
 	must(t, err)
-	db.exec(`UPDATE outbox_delivery SET lease_expires_at = now() WHERE status = 'pending'`)
-	becomes(db, 2002, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`)
+	if !row[bool](db, `SELECT status = 'pending' AND attempts = 0 AND lease_expires_at IS NOT NULL FROM outbox_delivery`) {
+		t.Error(row[string](db, `SELECT d::text FROM outbox_delivery d`))
+	}
+}
+
+// Somebody changes a row while its settle waits for it: the settle then finds it elsewhere, under the same claim.
+func TestChangedRowIsNotStale(t *testing.T) {
+	t.Parallel()
+	for name, answer := range map[string]int{"delivered": 204, "failed": 422, "retry": 500} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			g := newGate(t)
+			rc := newReceiver(t, func(w http.ResponseWriter, r request) {
+				g.pass(r)
+				w.WriteHeader(answer)
+			})
+			db.insert(1, "key")
+			d := to(rc.URL)
+			d.Retry.Schedule = []time.Duration{time.Hour}
+			cfg := db.config(d)
+			cfg.Pool.BeforeConnect = func(_ context.Context, conn *pgx.ConnConfig) error {
+				conn.RuntimeParams["lock_timeout"] = "0" // or a slow machine would never see the settle wait
+				return nil
+			}
+			r := start(t, cfg)
+			<-g.arrived
+			operator := db.locker(`UPDATE outbox_delivery SET last_error = 'looked at'`)
+			g.open()
+			becomes(db, true, `SELECT count(*) > 0 FROM pg_stat_activity
+				WHERE datname = current_database() AND application_name = 'outbox-relay' AND wait_event_type = 'Lock'`)
+			_, err := operator.Exec(t.Context(), `COMMIT`)
+			must(t, err)
+			becomes(db, true, `SELECT attempts = 1 AND claimed_by IS NULL FROM outbox_delivery`)
+			r.await(t, "the settle", func(o *observer) bool { return len(o.outcomes) == 1 })
+			if n := sees(r.observer, func(o *observer) int { return o.stale }); n != 0 || rc.total() != 1 {
+				t.Errorf("%d stale, %d requests", n, rc.total())
+			}
+			if n := row[int](db, `SELECT coalesce(sum(count), 0) FROM outbox_alert`); n > 1 {
+				t.Errorf("the alert counts %d", n)
+			}
+		})
+	}
 }
 
 // A whole table is locked, as migrations do: that ends, and is waited for. Nothing is sent twice for it.
@@ -52,14 +156,10 @@ func TestLockedTableIsWaitedFor(t *testing.T) {
 	for range 20 {
 		<-g.arrived
 	}
-	migration, err := pgx.Connect(t.Context(), db.dsn)
-	must(t, err)
-	defer func() { _ = migration.Close(t.Context()) }()
-	_, err = migration.Exec(t.Context(), `BEGIN; LOCK TABLE outbox_delivery IN ACCESS EXCLUSIVE MODE`)
-	must(t, err)
+	migration := db.locker(`LOCK TABLE outbox_delivery IN ACCESS EXCLUSIVE MODE`)
 	g.open()
 	r.await(t, "two vain settles", func(o *observer) bool { return o.failures["settle"] >= 2 })
-	_, err = migration.Exec(t.Context(), `COMMIT`)
+	_, err := migration.Exec(t.Context(), `COMMIT`)
 	must(t, err)
 	r.settles(t, Delivered, 20)
 	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`); n != 20 || rc.total() != 20 {

@@ -75,10 +75,11 @@ var hotStatements = map[string]struct{ types, sql, args string }{
 	"hold": {"bigint[], text[], bigint[]", settleHold, aRow},
 	"failed": {"bigint[], text[], bigint[], float8[], smallint[], text[], text[], bool[]", settleFailed,
 		aRow + `, ARRAY[0], ARRAY[422], ARRAY['x'], ARRAY['x'], ARRAY[true]`},
-	"payload": {"bigint", selectPayload, `1`},
-	"rescue":  {"int", rescueClaims, `1`},
-	"leave":   {"int", giveBackClaims, `1`},
-	"unpark":  {"int", releaseParked, `1000`},
+	"unsettled": {"bigint[], text[], bigint[], int[], bool[]", selectUnsettled, aRow + `, ARRAY[0], ARRAY[false]`},
+	"payload":   {"bigint", selectPayload, `1`},
+	"rescue":    {"int", rescueClaims, `1`},
+	"leave":     {"int", giveBackClaims, `1`},
+	"unpark":    {"int", releaseParked, `1000`},
 }
 
 // wantedPlans says how each of them must reach its rows.
@@ -89,6 +90,7 @@ var wantedPlans = map[string][]string{
 	"retry":     {aLookup, "Tid Scan on outbox_delivery d"},
 	"hold":      {aLookup, "Tid Scan on outbox_delivery d"},
 	"failed":    {aLookup, "Tid Scan on outbox_delivery d"},
+	"unsettled": {aLookup},
 	"payload":   {"Index Cond: (id = $1)"},
 	"rescue":    {"Index Scan using outbox_delivery_due", "Index Cond: (next_attempt_at <= now())", "Tid Scan on outbox_delivery"},
 	"leave":     {"Index Scan using outbox_delivery_due", "Index Cond: (next_attempt_at <= now())", "Tid Scan on outbox_delivery"},

@@ -3,6 +3,7 @@ package relay
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -40,7 +41,7 @@ type outcomes struct {
 	delivered, retried, failed, held []settlement
 	logged                           []settlement // attempts for the log, of any outcome
 	size                             int
-	skipLocked                       bool // leave rows that somebody else has locked to their lease
+	skipLocked                       bool // leave out rows that somebody else has locked
 }
 
 func (b *outcomes) add(s settlement, logDelivered bool) {
@@ -65,10 +66,45 @@ func (b *outcomes) lists() [][]settlement {
 	return [][]settlement{b.delivered, b.retried, b.failed, b.held}
 }
 
+// batchOf returns a batch of the given settlements that waits for no lock on their rows.
+func (r *Relay) batchOf(settlements []settlement) *outcomes {
+	b := &outcomes{skipLocked: true}
+	for _, s := range settlements {
+		b.add(s, r.cfg.LogDelivered)
+	}
+	return b
+}
+
+// without returns the batch without some of its settlements, for counting.
+func (b *outcomes) without(missed []settlement) *outcomes {
+	if len(missed) == 0 {
+		return b
+	}
+	type claim struct {
+		eventID     int64
+		destination string
+		fence       int64
+	}
+	left := map[claim]bool{}
+	for i := range missed {
+		left[claim{missed[i].eventID, missed[i].destination, missed[i].fence}] = true
+	}
+	var rest outcomes
+	for _, list := range b.lists() {
+		for _, s := range list {
+			if !left[claim{s.eventID, s.destination, s.fence}] {
+				rest.add(s, false)
+			}
+		}
+	}
+	return &rest
+}
+
 // A batch is written when it is this old or this large, whichever comes first.
 const (
 	settleAfter = 5 * time.Millisecond
 	settleBatch = 1000
+	asideAgain  = time.Second // between two attempts to write what is locked
 )
 
 // settle passes a settlement on to the settler. When the settler has given up, at the very end of a stop without a
@@ -89,84 +125,130 @@ func (r *Relay) settle(l *lane, s settlement) {
 	}
 }
 
-// settleAll collects settlements into batches and writes them, until the channel is closed and drained.
+// settleAll collects settlements into batches and writes them, until the channel is closed and drained. What somebody
+// else has locked is put aside, where it keeps its lane's room but no other settlement, and tried again until it is
+// written or the settler has to give up.
 func (r *Relay) settleAll() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	for {
-		first, open := <-r.settlements
-		if !open {
+	var aside []settlement
+	var again time.Time // when to try those
+	for source := r.settlements; source != nil || len(aside) > 0; {
+		var due <-chan time.Time
+		var end <-chan struct{}
+		if len(aside) > 0 {
+			due = time.After(time.Until(again))
+			if source == nil {
+				end = r.settling.Done()
+			}
+		}
+		select {
+		case first, open := <-source:
+			if !open {
+				source = nil
+				continue
+			}
+			if missed := r.write(r.collect(first, timer)); len(missed) > 0 {
+				r.cfg.Log.Warn().Int("deliveries", len(missed)).Int64("event_id", missed[0].eventID).
+					Str("destination", missed[0].destination).Msg("another session keeps deliveries locked; settling them when it ends")
+				aside, again = append(aside, missed...), time.Now().Add(asideAgain)
+			}
+		case <-due:
+			aside = r.write(r.batchOf(aside))
+			again = time.Now().Add(asideAgain)
+		case <-end:
+			r.gaveUp(len(aside))
 			return
 		}
-		var batch outcomes
-		batch.add(first, r.cfg.LogDelivered)
-		timer.Reset(settleAfter)
-		for batch.size < settleBatch {
-			var s settlement
-			select {
-			case s, open = <-r.settlements:
-			case <-timer.C:
-				open = false
-			}
-			if !open {
-				break
-			}
-			batch.add(s, r.cfg.LogDelivered)
-		}
-		r.write(&batch)
 	}
 }
 
-// write repeats a batch until the database has taken it. A batch that the database refuses for what stands in it is
-// written one by one, so that one row cannot keep the others.
-func (r *Relay) write(batch *outcomes) {
+// collect makes a batch of what comes until it is old or large enough.
+func (r *Relay) collect(first settlement, timer *time.Timer) *outcomes {
+	var batch outcomes
+	batch.add(first, r.cfg.LogDelivered)
+	timer.Reset(settleAfter)
+	for batch.size < settleBatch {
+		select {
+		case s, open := <-r.settlements:
+			if !open {
+				return &batch
+			}
+			batch.add(s, r.cfg.LogDelivered)
+		case <-timer.C:
+			return &batch
+		}
+	}
+	return &batch
+}
+
+// write repeats a batch until the database has taken it, and returns what it could not write because somebody else has
+// it locked. A batch that the database refuses for what stands in it is written one by one, so that one row cannot keep
+// the others.
+func (r *Relay) write(batch *outcomes) (missed []settlement) {
 	failing := newBackoff()
 	for repeated := false; ; repeated = true {
 		instance, _ := r.session.current()
-		stale, err := r.store.settle(r.settling, instance, batch)
+		missed, stale, err := r.store.settle(r.settling, instance, batch)
 		if err == nil {
-			if stale > 0 && batch.skipLocked {
-				r.cfg.Log.Warn().Int("deliveries", stale).Msg("another session keeps deliveries locked; they will be attempted again when their lease ends")
-			}
 			if repeated {
 				stale = 0 // unknown: when only the acknowledgement was lost, what came first was this very batch
 			}
-			r.written(batch, stale)
-			return
+			r.written(batch.without(missed), stale)
+			if len(missed) > 0 && !batch.skipLocked {
+				return r.write(r.batchOf(missed)) // what had only changed while this waited for it is written now
+			}
+			return missed
 		}
 		r.databaseError("settle", err)
 		if refused(err) {
-			r.writeSingly(batch)
-			return
+			return r.writeSingly(batch)
 		}
 		if hasCode(err, lockNotAvailable) {
+			if batch.skipLocked && len(batch.failed) > 0 {
+				return r.writeWithoutFailed(batch)
+			}
 			batch.skipLocked = true // which does not help against the lock of a whole table: that is waited for
 		}
 		select {
 		case <-time.After(failing.NextBackOff()):
 		case <-r.settling.Done():
-			r.cfg.Log.Warn().Int("deliveries", batch.size).Msg("stopping without having settled; the deliveries will be attempted again")
-			return
+			r.gaveUp(batch.size)
+			return nil
 		}
 	}
 }
 
+func (r *Relay) gaveUp(deliveries int) {
+	r.cfg.Log.Warn().Int("deliveries", deliveries).Msg("stopping without having settled; the deliveries will be attempted again")
+}
+
+// writeWithoutFailed leaves out what writes more than its own row: the alert's, or the destination's, is locked.
+func (r *Relay) writeWithoutFailed(batch *outcomes) (missed []settlement) {
+	failed := batch.failed
+	if rest := batch.without(failed); rest.size > 0 {
+		missed = r.write(r.batchOf(slices.Concat(rest.lists()...)))
+	}
+	return append(missed, failed...)
+}
+
 // writeSingly writes a refused batch row by row. A row that is refused again is left to its lease: it will be attempted
 // again, which its receiver can bear.
-func (r *Relay) writeSingly(batch *outcomes) {
+func (r *Relay) writeSingly(batch *outcomes) (missed []settlement) {
 	for _, list := range batch.lists() {
 		for i := range list {
 			if batch.size == 1 {
 				r.cfg.Log.Error().Int64("event_id", list[i].eventID).Str("destination", list[i].destination).
 					Msg("the database refuses the outcome of this delivery; it will be attempted again when its lease ends")
 				r.lanes[list[i].destination].release(1)
-				return
+				return nil
 			}
-			var single outcomes
+			single := outcomes{skipLocked: batch.skipLocked}
 			single.add(list[i], r.cfg.LogDelivered)
-			r.write(&single)
+			missed = append(missed, r.write(&single)...)
 		}
 	}
+	return missed
 }
 
 // refused reports whether repeating the same statement can only fail again: its data, a constraint or a trigger is

@@ -42,7 +42,7 @@ var sessionSettings = map[string]string{
 	"jit":               "off",
 	"statement_timeout": "30000",
 	// A row that somebody keeps locked must not keep a settle, and with it all destinations.
-	"lock_timeout": "2000",
+	"lock_timeout": "200",
 	// The server notices a relay's host that vanished without closing its connections.
 	"tcp_keepalives_idle":     "2",
 	"tcp_keepalives_interval": "1",

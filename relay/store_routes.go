@@ -13,6 +13,8 @@ type routeRow struct {
 	Destination string
 }
 
+const waitForLocks = `SET LOCAL lock_timeout = 0`
+
 const lockRoutes = `LOCK TABLE outbox_route IN SHARE ROW EXCLUSIVE MODE`
 
 const selectRoutes = `SELECT pattern, destination FROM outbox_route`
@@ -29,6 +31,9 @@ func (s *store) syncRoutes(ctx context.Context, wanted map[routeRow]bool) (added
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		// Without its routes, every new event would be parked.
 		if _, err := tx.Exec(ctx, commitDurably); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, waitForLocks); err != nil {
 			return err
 		}
 		if _, err := tx.Exec(ctx, lockRoutes); err != nil {

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -10,9 +11,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// settle writes a batch of outcomes in one round trip and one transaction: all of it or nothing. It returns how many
-// came too late: another relay had claimed their delivery meanwhile.
-func (s *store) settle(ctx context.Context, instance int32, b *outcomes) (stale int, err error) {
+// settle writes a batch of outcomes in one round trip and one transaction: all of it or nothing, but for rows that
+// somebody else has locked or was just changing. It returns those, and how many came too late: another relay had claimed
+// their delivery meanwhile.
+func (s *store) settle(ctx context.Context, instance int32, b *outcomes) (missed []settlement, stale int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	var batch pgx.Batch
@@ -52,9 +54,57 @@ func (s *store) settle(ctx context.Context, instance int32, b *outcomes) (stale 
 		skipLocked(&batch)
 	}
 	if err := s.pool.SendBatch(ctx, &batch).Close(); err != nil {
-		return 0, fmt.Errorf("settle: %w", err)
+		return nil, 0, fmt.Errorf("settle: %w", err)
 	}
-	return stale, nil
+	if stale == 0 {
+		return nil, 0, nil
+	}
+	if missed, err = s.unsettled(ctx, b); err != nil {
+		return nil, 0, err
+	}
+	return missed, max(stale-len(missed), 0), nil
+}
+
+// A settle finds each row where its snapshot has it. One that was changed while the settle waited for it lies elsewhere
+// by then, and one that is locked may be left out; both are still under the same claim, and not yet as the settle would
+// leave them.
+const selectUnsettled = `
+SELECT s.number
+FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::bool[]) WITH ORDINALITY
+    AS s (event_id, destination, claim, attempts, held, number)
+CROSS JOIN LATERAL (
+    SELECT o.claim, o.status, o.attempts, o.claimed_by
+    FROM outbox_delivery o WHERE o.event_id = s.event_id AND o.destination = s.destination LIMIT 1
+) d
+WHERE d.claim = s.claim AND d.attempts = coalesce(s.attempts, d.attempts) AND d.status NOT IN ('delivered', 'failed', 'discarded')
+  AND NOT (s.held AND d.claimed_by IS NULL)`
+
+// unsettled returns the settlements of a batch that could still be written.
+func (s *store) unsettled(ctx context.Context, b *outcomes) (missed []settlement, err error) {
+	all := slices.Concat(b.lists()...)
+	var u unnested
+	var attempts []*int // of a retry, which shows by nothing else that it is written
+	var held []bool
+	for i := range all {
+		u.add(&all[i].delivery)
+		attempts = append(attempts, nil)
+		if all[i].outcome == Retry {
+			attempts[i] = &all[i].attempts
+		}
+		held = append(held, all[i].outcome == Hold)
+	}
+	rows, err := s.pool.Query(ctx, selectUnsettled, u.eventIDs, u.destinations, u.fences, attempts, held)
+	if err != nil {
+		return nil, fmt.Errorf("find unsettled: %w", err)
+	}
+	numbers, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		return nil, fmt.Errorf("find unsettled: %w", err)
+	}
+	for _, number := range numbers {
+		missed = append(missed, all[number-1])
+	}
+	return missed, nil
 }
 
 // A failed delivery, and the alert about it, must survive whatever happens to the server next.
