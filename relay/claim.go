@@ -46,7 +46,7 @@ func (c *claimer) run(taking context.Context) {
 			c.pace.notified(time.Now())
 			if sweep {
 				for _, l := range c.relay.lanes {
-					l.sweepDue = time.Time{}
+					l.sweepNow()
 				}
 			}
 		}
@@ -80,26 +80,38 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		c.pace.full(now)
 		return c.pace.wait(now), nil
 	}
-	// Not taking: a claim that is cut off may have committed, and its rows would wait for their lease.
-	claimed, err := r.store.claim(context.WithoutCancel(taking), instance, r.cfg.Lease, asks)
+	claimed, at, err := c.claim(context.WithoutCancel(taking), instance, asks)
 	if err != nil {
+		for _, a := range asks {
+			r.lanes[a.destination].failed(a, time.Now(), r.cfg.PollInterval)
+		}
 		return 0, err
 	}
-	took := time.Since(now)
-	for _, a := range asks {
-		if a.after == (keyset{}) {
-			l := r.lanes[a.destination]
-			l.sweepFrom = now.Add(101 * took)
-			l.sweepDue = now.Add(took + max(r.cfg.PollInterval, 100*took))
-		}
-	}
-	c.handOut(asks, claimed)
+	c.handOut(asks, claimed, at, now)
 	c.pace.claimed(time.Now(), len(claimed))
 	return c.pace.wait(time.Now()), nil
 }
 
-// asks returns what to claim: for lanes that may have more than their last claim took, and for all with room when it is
-// time to look for new work.
+// claim takes what the asks want. Its context is not that of taking: a claim that is cut off may have committed, and its
+// rows would wait for their lease.
+func (c *claimer) claim(ctx context.Context, instance int32, asks []ask) ([]delivery, time.Time, error) {
+	r := c.relay
+	for i := range asks {
+		a := &asks[i]
+		if !a.sweep || !r.lanes[a.destination].chunked {
+			continue
+		}
+		end, err := r.store.chunkEnd(ctx, a.destination, a.after, sweepChunk)
+		if err != nil {
+			return nil, time.Time{}, err
+		}
+		a.until = end
+	}
+	return r.store.claim(ctx, instance, r.cfg.Lease, asks)
+}
+
+// asks returns what to claim: for lanes that may have more than their last claim took, for those whose ordering keys
+// have moved on, and for all with room when it is time to look for new work.
 func (c *claimer) asks(now time.Time) []ask {
 	r := c.relay
 	active := 0
@@ -113,44 +125,42 @@ func (c *claimer) asks(now time.Time) []ask {
 	asks := make([]ask, 0, len(r.lanes))
 	for _, l := range r.lanes {
 		l.setLimit(min(l.destination.MaxInFlight, share))
-		if l.unblocked.Swap(false) {
-			l.sweepDue = l.sweepFrom
-		}
 		free, worthwhile := l.room(now, r.cfg.Lease)
-		sweep := !now.Before(l.sweepDue)
-		if free == 0 || !(looking || sweep || l.more && worthwhile) {
+		sweep := worthwhile && !now.Before(l.sweepDue)
+		if free == 0 {
+			continue
+		}
+		unblocked := l.takeUnblocked(free)
+		if !(looking || sweep || len(unblocked) > 0 || l.more && worthwhile) {
 			continue
 		}
 		l.asked = now
-		after := l.position
+		a := ask{destination: l.destination.Name, free: free - len(unblocked), after: l.position, unblocked: unblocked, sweep: sweep}
 		switch {
 		case sweep:
-			after = keyset{}
-		case !l.more && after != (keyset{}):
-			after = keyset{at: after.at.Add(-overlap)}
+			a.after = l.swept
+		case !l.more && a.after != (keyset{}):
+			a.after = keyset{at: a.after.at.Add(-overlap)}
 		}
-		asks = append(asks, ask{destination: l.destination.Name, free: free, after: after})
+		asks = append(asks, a)
 	}
 	return asks
 }
 
-// handOut gives each lane what was claimed for it and starts senders for it.
-func (c *claimer) handOut(asks []ask, claimed []delivery) {
+// handOut gives each lane what was claimed for it, at the database's time at, and starts senders for it.
+func (c *claimer) handOut(asks []ask, claimed []delivery, at, asked time.Time) {
 	r := c.relay
 	byLane := make(map[string][]delivery, len(asks))
 	for _, d := range claimed {
 		byLane[d.destination] = append(byLane[d.destination], d)
 	}
+	took := time.Since(asked)
 	for _, a := range asks {
 		l := r.lanes[a.destination]
 		deliveries := byLane[a.destination]
-		l.more = len(deliveries) >= a.free
+		l.advance(a, deliveries, at, took, r.cfg.PollInterval)
 		if len(deliveries) == 0 {
 			continue
-		}
-		last := deliveries[len(deliveries)-1]
-		if l.more || last.nextAttemptAt.Time.After(l.position.at) {
-			l.position = keyset{at: last.nextAttemptAt.Time, id: last.eventID}
 		}
 		if r.cfg.Hooks.Claimed != nil {
 			r.cfg.Hooks.Claimed(a.destination, len(deliveries))

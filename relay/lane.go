@@ -4,7 +4,6 @@ import (
 	"net/http"
 	"net/url"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -16,22 +15,22 @@ type lane struct {
 	transport   *http.Transport
 	header      http.Header // the part of every request's header that never changes
 
-	// Owned by the claimer.
-	position keyset    // of the last claim; what lies before it is left to sweeps
-	more     bool      // the last claim took all it asked for: there may be more behind it
-	asked    time.Time // when the last claim was made
-	sweepDue time.Time // when to look again at what lies before position: late commits, and what was given back
-	// sweepFrom is the earliest time for it, when something is known to lie there.
-	sweepFrom time.Time
-
-	// unblocked says that what comes after a delivery in its ordering key, and lies before position, can be claimed.
-	unblocked atomic.Bool
+	// Owned by the claimer; see position.go.
+	position keyset        // where the last claim ended; what lies before it is left to sweeps
+	more     bool          // the last claim took all it asked for: there may be more behind it
+	asked    time.Time     // when the last claim was made
+	sweepDue time.Time     // when to look again at what lies before position: late commits, and what was given back
+	swept    keyset        // how far the current sweep has come; zero: it begins
+	sweeping time.Duration // how long the current sweep has taken
+	chunked  bool          // sweeps are long, and go in chunks
 
 	mu      sync.Mutex
 	queue   []delivery
 	head    int // of the queue
 	senders int
 	limit   int // of senders
+	// unblocked are ordering keys whose last delivery was settled as delivered: the next in each can be claimed.
+	unblocked map[string]bool
 	// taken counts what is claimed and not yet settled: queued, being sent, or waiting for the settler.
 	taken   int
 	settled int // since the rate was last measured

@@ -34,7 +34,7 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	s := &store{pool: db.pool}
 	claimed := make(chan int, 1)
 	go func() {
-		deliveries, err := s.claim(ctx, instance, time.Hour, []ask{{destination: "default", free: 10}})
+		deliveries, _, err := s.claim(ctx, instance, time.Hour, []ask{{destination: "default", free: 10}})
 		if err != nil {
 			t.Error(err)
 		}
@@ -68,7 +68,7 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	}
 
 	// Nor does a relay take anything once it has been taken for dead.
-	deliveries, err := s.claim(ctx, instance, time.Hour, []ask{{destination: "default", free: 10}})
+	deliveries, _, err := s.claim(ctx, instance, time.Hour, []ask{{destination: "default", free: 10}})
 	must(t, err)
 	if len(deliveries) != 0 {
 		t.Errorf("a relay that was rescued claimed %d deliveries", len(deliveries))

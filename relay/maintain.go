@@ -18,13 +18,17 @@ func (r *Relay) maintain(ctx context.Context) {
 		signal(r.wake.tick)
 		signal(r.alerts)
 	}))
-	jobs.Schedule(cron.Every(unparkInterval), cron.FuncJob(func() {
-		if err := r.unpark(ctx); err != nil && ctx.Err() == nil {
-			r.databaseError("unpark", err)
-		}
-	}))
+	jobs.Schedule(cron.Every(unparkInterval), cron.FuncJob(func() { signal(r.parked) }))
 	jobs.Start()
-	<-ctx.Done()
+	for ctx.Err() == nil {
+		select {
+		case <-r.parked:
+			if err := r.unpark(ctx); err != nil && ctx.Err() == nil {
+				r.databaseError("unpark", err)
+			}
+		case <-ctx.Done():
+		}
+	}
 	<-jobs.Stop().Done()
 }
 

@@ -67,8 +67,10 @@ const aRow = `ARRAY[1]::bigint[], ARRAY['default'], ARRAY[1]::bigint[]`
 
 // hotStatements are those that run all the time, with their parameters' types and examples.
 var hotStatements = map[string]struct{ types, sql, args string }{
-	"claim": {"text[], int[], timestamptz[], bigint[], int, float8, int", claimDue,
-		`ARRAY['default','other'], ARRAY[100,100], ARRAY[now() - interval '1 hour', '-infinity'], ARRAY[0,0]::bigint[], 1, 60, 16384`},
+	"claim": {"text[], int[], timestamptz[], bigint[], int, float8, int, timestamptz[], bigint[], text[], text[]", claimDue,
+		`ARRAY['default','other'], ARRAY[100,100], ARRAY[now() - interval '1 hour', '-infinity'], ARRAY[0,0]::bigint[], 1, 60, 16384,
+			ARRAY['infinity','infinity']::timestamptz[], ARRAY[0,0]::bigint[], ARRAY['default'], ARRAY['k']`},
+	"chunk end": {"text, timestamptz, bigint, int", selectChunkEnd, `'default', '-infinity', 0, 100`},
 	"delivered": {"bigint[], text[], bigint[], float8[], smallint[]", settleDelivered, aRow + `, ARRAY[0], ARRAY[200]`},
 	"retry": {"bigint[], text[], bigint[], float8[], smallint[], text[], text[], float8[], int[]", settleRetry,
 		aRow + `, ARRAY[0], ARRAY[500], ARRAY['x'], ARRAY['x'], ARRAY[1], ARRAY[0]`},
@@ -85,7 +87,10 @@ var hotStatements = map[string]struct{ types, sql, args string }{
 // wantedPlans says how each of them must reach its rows.
 var wantedPlans = map[string][]string{
 	"claim": {"Index Scan using outbox_delivery_due on outbox_delivery", "Index Only Scan using outbox_delivery_order",
-		"Tid Scan on outbox_delivery", "Index Scan using outbox_pkey"},
+		"Tid Scan on outbox_delivery", "Index Scan using outbox_pkey",
+		"Index Cond: ((destination = k.destination) AND (ordering_key = k.ordering_key))",
+		"Index Cond: ((event_id = o.event_id) AND (destination = k.destination))"},
+	"chunk end": {"using outbox_delivery_due on outbox_delivery"},
 	"delivered": {aLookup, "Tid Scan on outbox_delivery d"},
 	"retry":     {aLookup, "Tid Scan on outbox_delivery d"},
 	"hold":      {aLookup, "Tid Scan on outbox_delivery d"},
@@ -154,7 +159,7 @@ func TestConcurrentClaims(t *testing.T) {
 		instance := row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING instance`)
 		running.Go(func() {
 			for {
-				claimed, err := s.claim(t.Context(), instance, time.Minute, []ask{{destination: "a", free: free}, {destination: "b", free: free + i}})
+				claimed, _, err := s.claim(t.Context(), instance, time.Minute, []ask{{destination: "a", free: free}, {destination: "b", free: free + i}})
 				if err != nil {
 					t.Error(err)
 					return
@@ -203,7 +208,7 @@ func TestClaimsAreHeapOnlyUpdates(t *testing.T) {
 	s := &store{pool: db.pool}
 	instance := row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING instance`)
 	for range 4 {
-		claimed, err := s.claim(t.Context(), instance, time.Minute, []ask{{destination: "default", free: events / 4}})
+		claimed, _, err := s.claim(t.Context(), instance, time.Minute, []ask{{destination: "default", free: events / 4}})
 		must(t, err)
 		if len(claimed) != events/4 {
 			t.Fatalf("claimed %d", len(claimed))

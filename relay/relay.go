@@ -22,6 +22,7 @@ type Relay struct {
 	session *session
 	wake    *wakeup
 	alerts  chan struct{} // there may be alerts to tell
+	parked  chan struct{} // there may be parked deliveries with a route
 	senders sync.WaitGroup
 
 	settlements chan settlement
@@ -63,6 +64,7 @@ func New(cfg Config) (*Relay, error) {
 		lanes:       make(map[string]*lane, len(cfg.Destinations)),
 		wake:        newWakeup(),
 		alerts:      make(chan struct{}, 1),
+		parked:      make(chan struct{}, 1),
 		settlements: make(chan settlement, settleBatch),
 	}
 	for _, d := range cfg.Destinations {

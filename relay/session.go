@@ -14,7 +14,8 @@ import (
 // session is this relay's standing in the database: one connection that holds the lock which says that the relay lives,
 // sends its heartbeat, finds dead relays, and receives notifications. Only its own goroutine uses the connection.
 type session struct {
-	relay *Relay
+	relay  *Relay
+	routed bool // the routes have been applied
 
 	mu       sync.Mutex
 	instance int32
@@ -122,28 +123,17 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 func (s *session) connect(ctx context.Context) (*pgx.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	pool := s.relay.pool.Config()                       // a copy
-	pool.ConnConfig.RuntimeParams["lock_timeout"] = "0" // a rescue waits for what a dead relay left running
-	if pool.BeforeConnect != nil {
-		if err := pool.BeforeConnect(ctx, pool.ConnConfig); err != nil {
-			return nil, fmt.Errorf("before connect: %w", err)
-		}
-	}
-	conn, err := pgx.ConnectConfig(ctx, pool.ConnConfig)
+	cfg := s.relay.pool.Config().ConnConfig
+	delete(cfg.RuntimeParams, "lock_timeout") // a rescue waits for what a dead relay left running
+	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
-	}
-	if pool.AfterConnect != nil {
-		if err := pool.AfterConnect(ctx, conn); err != nil {
-			_ = conn.Close(ctx)
-			return nil, fmt.Errorf("after connect: %w", err)
-		}
 	}
 	return conn, nil
 }
 
 // enter starts to listen, takes this relay's lock (again the one it had, if nobody took it for dead meanwhile), and
-// applies the routes.
+// applies the routes, the first time.
 func (s *session) enter(ctx context.Context, conn *pgx.Conn) (schema string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
@@ -166,10 +156,14 @@ func (s *session) enter(ctx context.Context, conn *pgx.Conn) (schema string, err
 		}
 		s.set(instance, false) // to be resumed if the rest fails, or every failure would leave a row behind
 	}
-	// At every start of a session, not once: the database may have lost what it had, or been exchanged for another.
-	if err := s.relay.applyRoutes(ctx); err != nil {
+	routes := s.relay.applyRoutes
+	if s.routed {
+		routes = s.relay.compareRoutes
+	}
+	if err := routes(ctx); err != nil {
 		return "", err
 	}
+	s.routed = true
 	s.set(instance, true)
 	s.relay.cfg.Log.Info().Int32("instance", instance).Bool("resumed", resumed).Msg("registered")
 	return schema, nil

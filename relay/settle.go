@@ -292,7 +292,7 @@ func (r *Relay) written(batch *outcomes, stale int) {
 	}
 	for i := range batch.delivered {
 		if s := &batch.delivered[i]; s.event.orderingKey != nil {
-			r.lanes[s.delivery.destination].unblocked.Store(true)
+			r.lanes[s.delivery.destination].unblock(*s.event.orderingKey)
 		}
 	}
 	counts := map[label]int{}

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -87,7 +88,11 @@ type keyset struct {
 type ask struct {
 	destination string
 	free        int
-	after       keyset
+	after       keyset // zero: from the very front
+	until       keyset // zero: to the end
+	// unblocked are ordering keys whose next delivery may lie before after: the one before it has just been delivered.
+	unblocked []string
+	sweep     bool // looks at what lies before the lane's position
 }
 
 // delivery is a claimed row with its event.
@@ -129,9 +134,10 @@ const inlinePayload = 16 << 10
 const claimDue = `
 WITH claimant AS MATERIALIZED (
     SELECT FROM outbox_relay WHERE instance = $5 FOR KEY SHARE
-), lane AS (
-    SELECT l.destination, l.free, l.after_at, l.after_id
-    FROM unnest($1::text[], $2::int[], $3::timestamptz[], $4::bigint[]) AS l (destination, free, after_at, after_id)
+), lane AS MATERIALIZED (
+    SELECT l.*
+    FROM unnest($1::text[], $2::int[], $3::timestamptz[], $4::bigint[], $8::timestamptz[], $9::bigint[])
+        AS l (destination, free, after_at, after_id, until_at, until_id)
     WHERE EXISTS (SELECT FROM claimant)
       AND NOT EXISTS (SELECT FROM outbox_destination p WHERE p.destination = l.destination AND p.paused)
 ), due AS MATERIALIZED (
@@ -141,6 +147,7 @@ WITH claimant AS MATERIALIZED (
         FROM outbox_delivery d
         WHERE d.destination = lane.destination AND d.status = 'pending'
           AND (d.next_attempt_at, d.event_id) > (lane.after_at, lane.after_id)
+          AND (d.next_attempt_at, d.event_id) <= (lane.until_at, lane.until_id)
           AND d.next_attempt_at <= now()
           AND (d.lease_expires_at IS NULL OR d.lease_expires_at <= now())
           AND (d.ordering_key IS NULL OR NOT EXISTS (
@@ -151,61 +158,110 @@ WITH claimant AS MATERIALIZED (
         LIMIT lane.free
         FOR UPDATE OF d SKIP LOCKED
     ) d
+), successor AS MATERIALIZED (
+    SELECT d.place
+    FROM unnest($10::text[], $11::text[]) AS k (destination, ordering_key)
+    CROSS JOIN LATERAL (
+        SELECT o.event_id FROM outbox_delivery o
+        WHERE o.destination = k.destination AND o.ordering_key = k.ordering_key AND o.status IN ('pending', 'failed')
+        ORDER BY o.event_id LIMIT 1
+    ) head
+    CROSS JOIN LATERAL (
+        SELECT d.ctid AS place FROM outbox_delivery d
+        WHERE d.event_id = head.event_id AND d.destination = k.destination AND d.status NOT IN ('delivered', 'failed', 'discarded')
+          AND d.next_attempt_at <= now() AND (d.lease_expires_at IS NULL OR d.lease_expires_at <= now())
+        LIMIT 1
+        FOR UPDATE OF d SKIP LOCKED
+    ) d
+    WHERE EXISTS (SELECT FROM lane WHERE lane.destination = k.destination)
 ), claimed AS (
     UPDATE outbox_delivery d
     SET claim = d.claim + 1, claimed_by = $5, lease_expires_at = now() + make_interval(secs => $6),
         rescues = least(d.rescues + (d.claimed_by IS NOT NULL)::int, 32767)
-    WHERE d.ctid = ANY (ARRAY (SELECT place FROM due))
+    WHERE d.ctid = ANY (ARRAY (SELECT place FROM due UNION SELECT place FROM successor))
     RETURNING d.event_id, d.destination, d.claim, d.attempts, d.rescues, d.next_attempt_at, d.payload_bytes
 )
 SELECT c.event_id, c.destination, c.claim, c.attempts, c.rescues, c.next_attempt_at, c.payload_bytes,
        e.event_type, e.event_version, e.idempotency_key, e.ordering_key, e.related_reference,
-       nullif(e.headers, '{}'), e.created_at, CASE WHEN c.payload_bytes <= $7 THEN e.payload END
-FROM claimed c LEFT JOIN LATERAL (SELECT * FROM outbox WHERE id = c.event_id LIMIT 1) e ON true`
+       nullif(e.headers, '{}'), e.created_at, CASE WHEN c.payload_bytes <= $7 THEN e.payload END, now()
+FROM claimed c LEFT JOIN LATERAL (SELECT * FROM outbox WHERE id = c.event_id LIMIT 1) e ON true
+UNION ALL
+SELECT 0, '', 0, 0, 0, now(), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, now()`
 
-// claim leases, for every ask, at most its free deliveries that are due and lie behind its keyset, and returns them in
-// the order in which they became due.
-func (s *store) claim(ctx context.Context, instance int32, lease time.Duration, asks []ask) ([]delivery, error) {
+// claim leases, for every ask, at most its free deliveries that are due and lie between its keysets, and those that are
+// next in its unblocked ordering keys. It returns them in the order in which they became due, and the database's time.
+func (s *store) claim(ctx context.Context, instance int32, lease time.Duration, asks []ask) (claimed []delivery, at time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	destinations := make([]string, len(asks))
 	free := make([]int32, len(asks))
-	afterAt := make([]pgtype.Timestamptz, len(asks))
-	afterID := make([]int64, len(asks))
+	afterAt, untilAt := make([]pgtype.Timestamptz, len(asks)), make([]pgtype.Timestamptz, len(asks))
+	afterID, untilID := make([]int64, len(asks)), make([]int64, len(asks))
+	var unblockedAt, unblocked []string
 	for i, a := range asks {
-		destinations[i], free[i], afterID[i] = a.destination, int32(a.free), a.after.id
-		afterAt[i] = pgtype.Timestamptz{Time: a.after.at, Valid: true}
-		if a.after == (keyset{}) { // which is a time too: a sweep leaves out nothing, however early somebody made it due
-			afterAt[i].InfinityModifier = pgtype.NegativeInfinity
+		destinations[i], free[i] = a.destination, int32(a.free)
+		afterAt[i], afterID[i] = a.after.bound(pgtype.NegativeInfinity), a.after.id
+		untilAt[i], untilID[i] = a.until.bound(pgtype.Infinity), a.until.id
+		for _, key := range a.unblocked {
+			unblockedAt, unblocked = append(unblockedAt, a.destination), append(unblocked, key)
 		}
 	}
 	// The lease is counted from before the statement, so that this clock's view of it ends before the database's.
 	leaseEnds := time.Now().Add(lease)
-	rows, err := s.pool.Query(ctx, claimDue, destinations, free, afterAt, afterID, instance, lease.Seconds(), inlinePayload)
+	rows, err := s.pool.Query(ctx, claimDue, destinations, free, afterAt, afterID, instance, lease.Seconds(), inlinePayload,
+		untilAt, untilID, unblockedAt, unblocked)
 	if err != nil {
-		return nil, fmt.Errorf("claim: %w", err)
+		return nil, time.Time{}, fmt.Errorf("claim: %w", err)
 	}
 	defer rows.Close()
-	var claimed []delivery
 	for rows.Next() {
 		d := delivery{leaseEnds: leaseEnds}
 		e := &d.event
 		if err := rows.Scan(&d.eventID, &d.destination, &d.fence, &d.attempts, &d.rescues, &d.nextAttemptAt, &d.payloadBytes,
-			&e.eventType, &e.version, &e.key, &e.orderingKey, &e.relatedReference, &e.headers, &e.createdAt, &e.payload); err != nil {
-			return nil, fmt.Errorf("claim: %w", err)
+			&e.eventType, &e.version, &e.key, &e.orderingKey, &e.relatedReference, &e.headers, &e.createdAt, &e.payload, &at); err != nil {
+			return nil, time.Time{}, fmt.Errorf("claim: %w", err)
 		}
-		claimed = append(claimed, d)
+		if d.destination != "" { // the row that is always there tells the time
+			claimed = append(claimed, d)
+		}
 	}
 	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("claim: %w", err)
+		return nil, time.Time{}, fmt.Errorf("claim: %w", err)
 	}
 	slices.SortFunc(claimed, func(a, b delivery) int {
 		if order := a.nextAttemptAt.Time.Compare(b.nextAttemptAt.Time); order != 0 {
 			return order
 		}
-		return int(a.eventID - b.eventID)
+		return cmp.Compare(a.eventID, b.eventID)
 	})
-	return claimed, nil
+	return claimed, at, nil
+}
+
+// bound returns the keyset's time as the database compares it; for the zero keyset, which is a time too, the given end.
+func (k keyset) bound(end pgtype.InfinityModifier) pgtype.Timestamptz {
+	if k == (keyset{}) {
+		return pgtype.Timestamptz{InfinityModifier: end, Valid: true}
+	}
+	return pgtype.Timestamptz{Time: k.at, Valid: true}
+}
+
+const selectChunkEnd = `
+SELECT next_attempt_at, event_id FROM outbox_delivery
+WHERE destination = $1 AND status = 'pending' AND (next_attempt_at, event_id) > ($2, $3) AND next_attempt_at <= now()
+ORDER BY next_attempt_at, event_id OFFSET $4 LIMIT 1`
+
+// chunkEnd returns where n due deliveries of a destination end, counted from behind after; zero if there are fewer.
+func (s *store) chunkEnd(ctx context.Context, destination string, after keyset, n int) (end keyset, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	err = s.pool.QueryRow(ctx, selectChunkEnd, destination, after.bound(pgtype.NegativeInfinity), after.id, n-1).Scan(&end.at, &end.id)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return keyset{}, nil
+	}
+	if err != nil {
+		return keyset{}, fmt.Errorf("find end of chunk: %w", err)
+	}
+	return end, nil
 }
 
 const selectPayload = `SELECT payload FROM outbox WHERE id = $1`

@@ -19,6 +19,25 @@ const lockRoutes = `LOCK TABLE outbox_route IN SHARE ROW EXCLUSIVE MODE`
 
 const selectRoutes = `SELECT pattern, destination FROM outbox_route`
 
+// routes returns the stored routes.
+func (s *store) routes(ctx context.Context) (map[routeRow]bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	rows, err := s.pool.Query(ctx, selectRoutes)
+	if err != nil {
+		return nil, fmt.Errorf("read routes: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[routeRow])
+	if err != nil {
+		return nil, fmt.Errorf("read routes: %w", err)
+	}
+	stored := make(map[routeRow]bool, len(list))
+	for _, route := range list {
+		stored[route] = true
+	}
+	return stored, nil
+}
+
 const deleteRoute = `DELETE FROM outbox_route WHERE pattern = $1 AND destination = $2`
 
 const insertRoute = `INSERT INTO outbox_route (pattern, destination) VALUES ($1, $2)`
