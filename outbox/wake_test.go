@@ -25,6 +25,9 @@ func TestProducersNotifyOnlyALiveIdleRelay(t *testing.T) {
 		"many statements":      {`INSERT INTO outbox_relay (name, version, idle) VALUES ('a', '1', true)`, insert + `;` + insert, []string{"public"}},
 		"a duplicate":          {`INSERT INTO outbox_relay (name, version, idle) VALUES ('a', '1', true)`, duplicate, nil},
 		"a rolled back insert": {`INSERT INTO outbox_relay (name, version, idle) VALUES ('a', '1', true)`, `BEGIN;` + insert + `;ROLLBACK`, nil},
+		"a producer that must not notify": {
+			`INSERT INTO outbox_relay (name, version, idle) VALUES ('a', '1', true)`, `SET LOCAL outbox.notify = off; ` + insert, nil,
+		},
 		"an event in the future": {
 			`INSERT INTO outbox_relay (name, version, idle) VALUES ('a', '1', true)`,
 			`INSERT INTO outbox (event_type, payload, idempotency_key, available_at) VALUES ('t', '1', 'f', now() + interval '1 day')`,
