@@ -94,6 +94,12 @@ func TestPaceOfAnIdlingRelay(t *testing.T) {
 	if idle, changed := p.declaration(now.Add(quietBeforeIdle)); !idle || !changed {
 		t.Error("not idle after the quiet time")
 	}
+	now = now.Add(quietBeforeIdle)
+	p.claimed(now, 0) // the last look before the declaration does not replace the one after it
+	p.declared(true)
+	if !p.looking(now) {
+		t.Error("no look after the declaration")
+	}
 }
 
 // Two relays are woken by every notification, and one of them finds nothing: it must not flip its flag each time.
