@@ -69,6 +69,9 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 	if r.taking.Err() != nil {
 		return verdict{outcome: Hold, reason: ReasonShutdown}
 	}
+	if l.paused() {
+		return verdict{outcome: Hold, reason: ReasonPaused}
+	}
 	if time.Until(d.leaseEnds) < l.destination.Timeout+sendMargin {
 		return verdict{outcome: Hold, reason: ReasonLease}
 	}
@@ -95,7 +98,11 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 	}
 	ctx, cancel := context.WithTimeout(r.doing, l.destination.Timeout)
 	defer cancel()
-	return post(l, req.WithContext(ctx))
+	v = post(l, req.WithContext(ctx))
+	if v.outcome == Fail && v.reason == ReasonGone && !l.pause() {
+		v.outcome = Retry // one has to tell; the others in flight wait with the rest until the destination is resumed
+	}
+	return v
 }
 
 // post makes exactly one request. It is a round trip of the transport, not a call of an http.Client, which would follow

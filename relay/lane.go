@@ -35,6 +35,9 @@ type lane struct {
 	taken   int
 	settled int // since the rate was last measured
 	rate    rate
+	// gone is set by a 410, until something is claimed again although the destination was paused: it was resumed.
+	gone     bool
+	pausedAt time.Time // when the pause was in the database; zero: it is not
 }
 
 // Bounds of how much a lane holds, in deliveries.
@@ -50,6 +53,9 @@ const (
 func (l *lane) room(now time.Time, lease time.Duration) (free int, worthwhile bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.gone && l.pausedAt.IsZero() {
+		return 0, false // what a claim brought now would be given back, and claimed again
+	}
 	ahead := min(fillAhead, (lease-l.destination.Timeout-sendMargin)/2)
 	target := l.limit
 	if perSecond, known := l.rate.measure(now, l.settled); known {
@@ -66,6 +72,9 @@ func (l *lane) room(now time.Time, lease time.Duration) (free int, worthwhile bo
 func (l *lane) push(deliveries []delivery) (start int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if !l.pausedAt.IsZero() && l.asked.After(l.pausedAt) { // a claim that was under way before tells nothing
+		l.gone, l.pausedAt = false, time.Time{}
+	}
 	// Moved to the front, so that a queue that never runs empty does not grow.
 	waiting := copy(l.queue, l.queue[l.head:])
 	clear(l.queue[waiting:])
@@ -111,6 +120,30 @@ func (l *lane) busy() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.taken > 0
+}
+
+// pause keeps what is queued from being sent. It returns false if something else has done so before.
+func (l *lane) pause() (first bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	first, l.gone = !l.gone, true
+	return first
+}
+
+// pauseWritten lets the lane claim again: the database decides now whether there is anything to claim.
+func (l *lane) pauseWritten() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.gone {
+		l.pausedAt = time.Now()
+	}
+}
+
+// paused reports whether the receiver has said that it wants nothing more.
+func (l *lane) paused() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.gone
 }
 
 // release makes room for n settled deliveries again.

@@ -66,6 +66,7 @@ const (
 	ReasonCrashLoop    Reason = "crash_loop"    // too many relays died while holding it
 	ReasonLease        Reason = "lease"         // too little of the lease was left
 	ReasonShutdown     Reason = "shutdown"      // the relay is stopping (also cuts off what is being sent)
+	ReasonPaused       Reason = "paused"        // a 410 came while it waited for its turn
 	ReasonDatabase     Reason = "database"      // the payload could not be read
 )
 

@@ -240,7 +240,11 @@ func (r *Relay) writeSingly(batch *outcomes) (missed []settlement) {
 			if batch.size == 1 {
 				r.cfg.Log.Error().Int64("event_id", list[i].eventID).Str("destination", list[i].destination).
 					Msg("the database refuses the outcome of this delivery; it will be attempted again when its lease ends")
-				r.lanes[list[i].destination].release(1)
+				l := r.lanes[list[i].destination]
+				if list[i].outcome == Fail && list[i].reason == ReasonGone {
+					l.pauseWritten() // which it is not, but nothing else would let the lane go on
+				}
+				l.release(1)
 				return nil
 			}
 			single := outcomes{skipLocked: batch.skipLocked}
@@ -304,6 +308,7 @@ func (r *Relay) written(batch *outcomes, stale int) {
 	for l, n := range counts {
 		if l.outcome == Fail && l.reason == ReasonGone {
 			r.cfg.Log.Warn().Str("destination", l.destination).Msg("paused: the receiver answered 410 Gone")
+			r.lanes[l.destination].pauseWritten()
 		}
 		r.lanes[l.destination].release(n)
 		if hook := r.cfg.Hooks.Settled; hook != nil {

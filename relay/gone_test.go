@@ -1,0 +1,73 @@
+package relay
+
+import (
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// A 410 ends the sending at once, not when the queue is empty. One delivery fails, to tell; nothing else is lost, and all
+// of it follows once the destination is resumed.
+func TestGoneFailsOne(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(2000, "key")
+	var welcome atomic.Bool
+	rc := newReceiver(t, func(w http.ResponseWriter, _ request) {
+		if !welcome.Load() {
+			w.WriteHeader(http.StatusGone)
+		}
+	})
+	d := to(rc.URL)
+	d.MaxInFlight = 64
+	r := start(t, db.config(d))
+	becomes(db, true, `SELECT count(*) = 1 FROM outbox_destination WHERE paused`)
+	r.await(t, "an empty lane", func(o *observer) bool {
+		n := o.outcomes[Fail] + o.outcomes[Retry] + o.outcomes[Hold]
+		return n > 0 && n == o.claimed
+	})
+	becomes(db, 0, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
+	const failed = `SELECT count(*) FROM outbox_delivery WHERE status = 'failed'`
+	if n, sent, claimed := row[int](db, failed), rc.total(), sees(r.observer, func(o *observer) int { return o.claimed }); n != 1 || sent > 64 || claimed > 1000 {
+		t.Errorf("%d failed after %d requests for %d claims", n, sent, claimed)
+	}
+	if n := row[int](db, `SELECT sum(attempts) FROM outbox_delivery`); n != rc.total() {
+		t.Errorf("%d attempts counted, %d requests", n, rc.total())
+	}
+	welcome.Store(true)
+	db.exec(`UPDATE outbox_destination SET paused = false, paused_reason = NULL, paused_at = NULL`)
+	r.settles(t, Delivered, 1999)
+	if n := row[int](db, failed); n != 1 {
+		t.Errorf("%d failed", n)
+	}
+}
+
+// While the pause is on its way into the database, nothing is claimed; what an earlier claim brings late is not sent.
+func TestLaneStaysPausedUntilALaterClaim(t *testing.T) {
+	t.Parallel()
+	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []Destination{to("http://receiver.test/")}})
+	l := r.lanes["default"]
+	if !l.pause() || l.pause() {
+		t.Error("the first 410 is not the only first")
+	}
+	now := time.Now()
+	l.asked = now
+	if free, _ := l.room(now, DefaultLease); free != 0 {
+		t.Errorf("room for %d while the pause is not written", free)
+	}
+	l.push(nil)
+	l.pauseWritten()
+	l.push(nil) // of the claim that was under way
+	if !l.paused() {
+		t.Error("an earlier claim resumed the lane")
+	}
+	if free, _ := l.room(now, DefaultLease); free == 0 {
+		t.Error("no room to find out that the destination was resumed")
+	}
+	l.asked = time.Now().Add(time.Second)
+	l.push(nil)
+	if l.paused() {
+		t.Error("a later claim did not resume the lane")
+	}
+}
