@@ -3,6 +3,7 @@ package relay
 import (
 	"net/http"
 	"testing"
+	"time"
 )
 
 // A stop in the middle of a beat must not cost the connection on which the relay has to say goodbye.
@@ -97,4 +98,24 @@ func TestStartingRelayRescuesAtOnce(t *testing.T) {
 	r := start(t, db.config(to(rc.URL)))
 	r.settles(t, Delivered, 5)
 	becomes(db, 1, `SELECT count(*) FROM outbox_relay`)
+}
+
+// A relay that beats is alive, however often the others look.
+func TestLivingRelaysAreNotRescued(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	cfg := db.config(to("http://receiver.test/"))
+	relays := []*running{start(t, cfg), start(t, cfg)}
+	instances := []int32{relays[0].instance(), relays[1].instance()}
+	becomes(db, true, `SELECT pg_postmaster_start_time() < now() - interval '4 seconds'`) // before that, nobody is sought
+	began := row[time.Time](db, `SELECT now()`)
+	becomes(db, true, `SELECT min(heartbeat_at) > $1::timestamptz + interval '2 seconds' FROM outbox_relay`, began)
+	for i, r := range relays {
+		if again := r.instance(); again != instances[i] {
+			t.Errorf("instance %d became %d", instances[i], again)
+		}
+		if n := sees(r.observer, func(o *observer) int { return len(o.rescued) }); n != 0 {
+			t.Errorf("instance %d rescued %d living relays", instances[i], n)
+		}
+	}
 }

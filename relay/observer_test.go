@@ -1,0 +1,106 @@
+package relay
+
+import (
+	"sync"
+	"testing"
+	"time"
+)
+
+// An observer remembers what the hooks said.
+type observer struct {
+	mu       sync.Mutex
+	changed  chan struct{} // closed by the next report
+	claimed  int
+	attempts []Attempt
+	outcomes map[Outcome]int // settled
+	reasons  map[Reason]int  // settled
+	stale    int
+	rescued  []int32
+	returned int // deliveries that were rescued
+	idle     int
+	notices  []notice
+	failures map[string]int // failed statements, by operation
+}
+
+type notice struct {
+	channel string
+	alert   Alert
+	err     error
+}
+
+func newObserver() *observer {
+	return &observer{changed: make(chan struct{}), outcomes: map[Outcome]int{}, reasons: map[Reason]int{}, failures: map[string]int{}}
+}
+
+func (o *observer) note(change func()) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	change()
+	close(o.changed)
+	o.changed = make(chan struct{})
+}
+
+// hooks returns hooks that remember, and then call next's where it has them.
+func (o *observer) hooks(next Hooks) Hooks {
+	return Hooks{
+		Claimed: func(destination string, n int) {
+			o.note(func() { o.claimed += n })
+			if next.Claimed != nil {
+				next.Claimed(destination, n)
+			}
+		},
+		Attempted: func(a Attempt) {
+			o.note(func() { o.attempts = append(o.attempts, a) })
+			if next.Attempted != nil {
+				next.Attempted(a)
+			}
+		},
+		Settled: func(_ string, outcome Outcome, reason Reason, n int) {
+			o.note(func() { o.outcomes[outcome] += n; o.reasons[reason] += n })
+		},
+		StaleSettle: func(n int) { o.note(func() { o.stale += n }) },
+		Rescued: func(instance int32, n int) {
+			o.note(func() { o.rescued = append(o.rescued, instance); o.returned += n })
+		},
+		Idle: func() { o.note(func() { o.idle++ }) },
+		Notified: func(channel string, alert Alert, err error) {
+			o.note(func() { o.notices = append(o.notices, notice{channel, alert, err}) })
+		},
+		DatabaseError: func(operation string, _ error) { o.note(func() { o.failures[operation]++ }) },
+	}
+}
+
+// await waits until what the hooks said so far makes done true.
+func (o *observer) await(t testing.TB, what string, done func(*observer) bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		o.mu.Lock()
+		ok, changed := done(o), o.changed
+		o.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			t.Fatalf("never came: %s; settled %v %v, stale %d, rescued %v, failed statements %v",
+				what, o.outcomes, o.reasons, o.stale, o.rescued, o.failures)
+		}
+	}
+}
+
+// settles waits until n deliveries have had an outcome in total.
+func (o *observer) settles(t testing.TB, outcome Outcome, n int) {
+	t.Helper()
+	o.await(t, string(outcome), func(o *observer) bool { return o.outcomes[outcome] >= n })
+}
+
+// sees returns what get reads of the observer.
+func sees[T any](o *observer, get func(*observer) T) T {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return get(o)
+}
