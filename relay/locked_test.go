@@ -166,3 +166,20 @@ func TestLockedTableIsWaitedFor(t *testing.T) {
 		t.Errorf("%d of 20 delivered, %d requests", n, rc.total())
 	}
 }
+
+// Another session holds the routes for longer than a settle would wait: who wants to change them waits.
+func TestLockedRoutesAreWaitedFor(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, nil)
+	operator := db.locker(`LOCK TABLE outbox_route IN SHARE ROW EXCLUSIVE MODE`)
+	r := start(t, db.config(to(rc.URL)))
+	becomes(db, true, `SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database()
+		AND application_name = 'outbox-relay' AND wait_event_type = 'Lock' AND query_start < clock_timestamp() - interval '1 second'`)
+	_, err := operator.Exec(t.Context(), `COMMIT`)
+	must(t, err)
+	r.instance()
+	if n := sees(r.observer, func(o *observer) int { return o.failures["session"] }); n != 0 {
+		t.Errorf("%d failures", n)
+	}
+}

@@ -123,11 +123,22 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 func (s *session) connect(ctx context.Context) (*pgx.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	cfg := s.relay.pool.Config().ConnConfig
-	delete(cfg.RuntimeParams, "lock_timeout") // a rescue waits for what a dead relay left running
-	conn, err := pgx.ConnectConfig(ctx, cfg)
+	pool := s.relay.pool.Config()                       // a copy
+	pool.ConnConfig.RuntimeParams["lock_timeout"] = "0" // a rescue waits for what a dead relay left running
+	if pool.BeforeConnect != nil {
+		if err := pool.BeforeConnect(ctx, pool.ConnConfig); err != nil {
+			return nil, fmt.Errorf("before connect: %w", err)
+		}
+	}
+	conn, err := pgx.ConnectConfig(ctx, pool.ConnConfig)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
+	}
+	if pool.AfterConnect != nil {
+		if err := pool.AfterConnect(ctx, conn); err != nil {
+			_ = conn.Close(ctx)
+			return nil, fmt.Errorf("after connect: %w", err)
+		}
 	}
 	return conn, nil
 }
