@@ -110,8 +110,10 @@ func TestEveryMistakeIsFound(t *testing.T) {
 		"header key":            {header("x-idempotency-KEY", "x"), "destinations.logistics.headers.x-idempotency-KEY: is set by"},
 		"header of contract":    {header("X-Outbox-Replay", "true"), "destinations.logistics.headers.X-Outbox-Replay: is set by"},
 		"header signature":      {header("Webhook-Signature", "v1,x"), "destinations.logistics.headers.Webhook-Signature: is set by"},
-		"header twice": {first(func(d *Destination) { d.Headers = map[string]string{"X-A": "1", "x-a": "2"} }),
-			"destinations.logistics.headers.x-a: stands twice"},
+		"header twice": {
+			first(func(d *Destination) { d.Headers = map[string]string{"X-A": "1", "x-a": "2"} }),
+			"destinations.logistics.headers.x-a: stands twice",
+		},
 		"route without event":    {func(c *Config) { c.Routes = []Route{{"", []string{"logistics"}}} }, "routes[0].event: "},
 		"route with blank":       {func(c *Config) { c.Routes = []Route{{"a b", []string{"logistics"}}} }, "routes[0].event: "},
 		"route too long":         {func(c *Config) { c.Routes = []Route{{strings.Repeat("a", 256), []string{"logistics"}}} }, "routes[0].event: "},

@@ -67,16 +67,22 @@ const aRow = `ARRAY[1]::bigint[], ARRAY['default'], ARRAY[1]::bigint[]`
 
 // hotStatements are those that run all the time, with their parameters' types and examples.
 var hotStatements = map[string]struct{ types, sql, args string }{
-	"claim": {"text[], int[], timestamptz[], bigint[], int, float8, int, timestamptz[], bigint[], text[], text[]", claimDue,
+	"claim": {
+		"text[], int[], timestamptz[], bigint[], int, float8, int, timestamptz[], bigint[], text[], text[]", claimDue,
 		`ARRAY['default','other'], ARRAY[100,100], ARRAY[now() - interval '1 hour', '-infinity'], ARRAY[0,0]::bigint[], 1, 60, 16384,
-			ARRAY['infinity','infinity']::timestamptz[], ARRAY[0,0]::bigint[], ARRAY['default'], ARRAY['k']`},
+			ARRAY['infinity','infinity']::timestamptz[], ARRAY[0,0]::bigint[], ARRAY['default'], ARRAY['k']`,
+	},
 	"chunk end": {"text, timestamptz, bigint, int", selectChunkEnd, `'default', '-infinity', 0, 100`},
 	"delivered": {"bigint[], text[], bigint[], float8[], smallint[]", settleDelivered, aRow + `, ARRAY[0], ARRAY[200]`},
-	"retry": {"bigint[], text[], bigint[], float8[], smallint[], text[], text[], float8[], int[]", settleRetry,
-		aRow + `, ARRAY[0], ARRAY[500], ARRAY['x'], ARRAY['x'], ARRAY[1], ARRAY[0]`},
+	"retry": {
+		"bigint[], text[], bigint[], float8[], smallint[], text[], text[], float8[], int[]", settleRetry,
+		aRow + `, ARRAY[0], ARRAY[500], ARRAY['x'], ARRAY['x'], ARRAY[1], ARRAY[0]`,
+	},
 	"hold": {"bigint[], text[], bigint[]", settleHold, aRow},
-	"failed": {"bigint[], text[], bigint[], float8[], smallint[], text[], text[], bool[]", settleFailed,
-		aRow + `, ARRAY[0], ARRAY[422], ARRAY['x'], ARRAY['x'], ARRAY[true]`},
+	"failed": {
+		"bigint[], text[], bigint[], float8[], smallint[], text[], text[], bool[]", settleFailed,
+		aRow + `, ARRAY[0], ARRAY[422], ARRAY['x'], ARRAY['x'], ARRAY[true]`,
+	},
 	"unsettled": {"bigint[], text[], bigint[], int[], bool[]", selectUnsettled, aRow + `, ARRAY[0], ARRAY[false]`},
 	"payload":   {"bigint", selectPayload, `1`},
 	"rescue":    {"int", rescueClaims, `1`},
@@ -86,10 +92,12 @@ var hotStatements = map[string]struct{ types, sql, args string }{
 
 // wantedPlans says how each of them must reach its rows.
 var wantedPlans = map[string][]string{
-	"claim": {"Index Scan using outbox_delivery_due on outbox_delivery", "Index Only Scan using outbox_delivery_order",
+	"claim": {
+		"Index Scan using outbox_delivery_due on outbox_delivery", "Index Only Scan using outbox_delivery_order",
 		"Tid Scan on outbox_delivery", "Index Scan using outbox_pkey",
 		"Index Cond: ((destination = k.destination) AND (ordering_key = k.ordering_key))",
-		"Index Cond: ((event_id = o.event_id) AND (destination = k.destination))"},
+		"Index Cond: ((event_id = o.event_id) AND (destination = k.destination))",
+	},
 	"chunk end": {"using outbox_delivery_due on outbox_delivery"},
 	"delivered": {aLookup, "Tid Scan on outbox_delivery d"},
 	"retry":     {aLookup, "Tid Scan on outbox_delivery d"},

@@ -62,14 +62,22 @@ func TestPositionAdvance(t *testing.T) {
 		"a quick sweep rests":                   {ask: ask{free: 3, sweep: true}, position: keyset{at: at(9)}, rests: true},
 		"a full sweep goes on as claims":        {ask: ask{free: 1, sweep: true}, deliveries: []delivery{due(1, "")}, position: keyset{at(1), 1}, more: true, rests: true},
 		"a slow sweep goes in chunks next time": {ask: ask{free: 3, sweep: true}, took: time.Second, position: keyset{at: at(9)}, chunked: true, rests: true},
-		"a chunk moves only the sweep": {lane: &lane{chunked: true, position: keyset{at: at(8)}}, ask: ask{free: 3, sweep: true, until: keyset{at(4), 4}},
-			position: keyset{at: at(8)}, swept: keyset{at(4), 4}, chunked: true},
-		"a full chunk too": {lane: &lane{chunked: true, position: keyset{at: at(8)}}, ask: ask{free: 1, sweep: true, until: keyset{at(4), 4}},
-			deliveries: []delivery{due(2, "")}, position: keyset{at: at(8)}, swept: keyset{at(2), 2}, chunked: true},
-		"the last chunk ends a slow sweep": {lane: &lane{chunked: true, swept: keyset{at(4), 4}, sweeping: time.Second, position: keyset{at: at(8)}},
-			ask: ask{free: 3, sweep: true, after: keyset{at(4), 4}}, position: keyset{at: at(9)}, chunked: true, rests: true},
-		"and of a quick one the chunks": {lane: &lane{chunked: true, position: keyset{at: at(8)}}, ask: ask{free: 3, sweep: true},
-			position: keyset{at: at(9)}, rests: true},
+		"a chunk moves only the sweep": {
+			lane: &lane{chunked: true, position: keyset{at: at(8)}}, ask: ask{free: 3, sweep: true, until: keyset{at(4), 4}},
+			position: keyset{at: at(8)}, swept: keyset{at(4), 4}, chunked: true,
+		},
+		"a full chunk too": {
+			lane: &lane{chunked: true, position: keyset{at: at(8)}}, ask: ask{free: 1, sweep: true, until: keyset{at(4), 4}},
+			deliveries: []delivery{due(2, "")}, position: keyset{at: at(8)}, swept: keyset{at(2), 2}, chunked: true,
+		},
+		"the last chunk ends a slow sweep": {
+			lane: &lane{chunked: true, swept: keyset{at(4), 4}, sweeping: time.Second, position: keyset{at: at(8)}},
+			ask:  ask{free: 3, sweep: true, after: keyset{at(4), 4}}, position: keyset{at: at(9)}, chunked: true, rests: true,
+		},
+		"and of a quick one the chunks": {
+			lane: &lane{chunked: true, position: keyset{at: at(8)}}, ask: ask{free: 3, sweep: true},
+			position: keyset{at: at(9)}, rests: true,
+		},
 	} {
 		l := c.lane
 		if l == nil {

@@ -34,8 +34,8 @@ func TestDelayFollowsTheScheduleAndTheLastRepeats(t *testing.T) {
 func TestDelayIsNeverEarlyAndBoundedAbove(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		duration := func(label string, min time.Duration) time.Duration {
-			return time.Duration(rapid.Int64Range(int64(min), int64(maxDelay)).Draw(t, label))
+		duration := func(label string, least time.Duration) time.Duration {
+			return time.Duration(rapid.Int64Range(int64(least), int64(maxDelay)).Draw(t, label))
 		}
 		schedule := make([]time.Duration, rapid.IntRange(1, 10).Draw(t, "entries"))
 		for i := range schedule {

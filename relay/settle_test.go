@@ -56,8 +56,11 @@ func TestOutcomesAreSortedByTheStatementThatWritesThem(t *testing.T) {
 	for _, logDelivered := range []bool{false, true} {
 		var b outcomes
 		for _, v := range []verdict{
-			{outcome: Delivered, posted: true}, {outcome: Retry, posted: true}, {outcome: Fail, posted: true},
-			{outcome: Fail, reason: ReasonEventMissing}, {outcome: Hold},
+			{outcome: Delivered, posted: true},
+			{outcome: Retry, posted: true},
+			{outcome: Fail, posted: true},
+			{outcome: Fail, reason: ReasonEventMissing},
+			{outcome: Hold},
 		} {
 			b.add(settlement{verdict: v}, logDelivered)
 		}
