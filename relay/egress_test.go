@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// FIELD trap 15: what counts is the address that is dialled, not the text of the URL.
+// What counts is the address that is dialled, not the text of the URL.
 func TestForbiddenAddressesAreNotDialled(t *testing.T) {
 	t.Parallel()
 	for _, host := range []string{

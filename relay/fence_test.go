@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// FIELD trap 12: while one relay's POST is in flight, nobody else sends the delivery, however often they look.
+// While one relay's POST is in flight, nobody else sends the delivery, however often they look.
 func TestClaimedDeliveriesAreNobodyElses(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -27,7 +27,7 @@ func TestClaimedDeliveriesAreNobodyElses(t *testing.T) {
 	a.settles(t, Delivered, 1)
 }
 
-// FIELD trap 13. The first relay's POST outlasts its lease; a second relay claims the delivery and is sending it when
+// The first relay's POST outlasts its lease; a second relay claims the delivery and is sending it when
 // the first one's answer comes. Whatever that answer says, it is not about the claim that counts now.
 func TestLateSettleChangesNothing(t *testing.T) {
 	t.Parallel()

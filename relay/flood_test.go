@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// FIELD trap 16. Whatever a receiver sends, the relay reads a bounded part of it and hangs up.
+// Whatever a receiver sends, the relay reads a bounded part of it and hangs up.
 func TestFloodsAreCutOff(t *testing.T) {
 	t.Parallel()
 	const flood = 200 << 20

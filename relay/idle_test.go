@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// FIELD trap 20. The relay says when it is idle, and only then; a notification is all it needs to go on.
+// The relay says when it is idle, and only then; a notification is all it needs to go on.
 func TestIdlenessIsDeclaredAndEnds(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

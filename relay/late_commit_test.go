@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// FIELD trap 14: who reads by "id > cursor" loses what commits late. A's transaction is open while B, inserted after
+// Who reads by "id > cursor" loses what commits late. A's transaction is open while B, inserted after
 // it, is delivered and the lane's position moves past A's place.
 func TestLateCommitsAreDelivered(t *testing.T) {
 	t.Parallel()

@@ -20,7 +20,7 @@ func (db *database) locker(statement string) *pgx.Conn {
 	return operator
 }
 
-// FAULTS 67: somebody locks a row that is in flight, in a psql that is then forgotten. The outcome of that delivery
+// Somebody locks a row that is in flight, in a psql that is then forgotten. The outcome of that delivery
 // cannot be written; all others can, and this one once the lock is gone. Nothing is sent twice for it.
 func TestLockedRowKeepsNoOther(t *testing.T) {
 	t.Parallel()

@@ -18,7 +18,7 @@ type fakeClock struct{ now time.Time }
 
 func (c *fakeClock) Now() time.Time { return c.now }
 
-// FIELD trap 10: the library gives up after 15 minutes by default, and the relay would stay dead after an outage.
+// The library gives up after 15 minutes by default, and the relay would stay dead after an outage.
 func TestBackoffNeverGivesUp(t *testing.T) {
 	t.Parallel()
 	clock := &fakeClock{time.Unix(1_000_000, 0)}
@@ -39,7 +39,7 @@ func TestBackoffNeverGivesUp(t *testing.T) {
 	}
 }
 
-// FIELD trap 11: cron neither recovers panics by itself nor keeps a slow job from piling up.
+// Cron neither recovers panics by itself nor keeps a slow job from piling up.
 func TestJobThatPanicsOrHangsHurtsNobody(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

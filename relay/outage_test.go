@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// FAULTS F13: the database has committed the outcomes, and the acknowledgement is lost. They are written again, and
+// The database has committed the outcomes, and the acknowledgement is lost. They are written again, and
 // must count once.
 func TestLostAcknowledgementCountsOnce(t *testing.T) {
 	t.Parallel()
@@ -84,7 +84,7 @@ func TestLostClaimIsFoundAgain(t *testing.T) {
 	}
 }
 
-// FAULTS F10, as far as a test can wait: the database is out of reach, the relay lives on, finishes what it has, and
+// The database is out of reach, the relay lives on, finishes what it has, and
 // goes on by itself.
 func TestRelayOutlivesItsDatabase(t *testing.T) {
 	t.Parallel()

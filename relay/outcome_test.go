@@ -21,7 +21,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// published is the table of docs and DESIGN §6, written a second time: every status code has one line.
+// published is the table of the README, written a second time: every status code has one line.
 func published(code int) (Outcome, Reason) {
 	retry := map[int]Reason{
 		408: ReasonTransient, 409: ReasonTransient, 423: ReasonTransient, 425: ReasonTransient,

@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-// FAULTS I7: without faults, two relays and five thousand events are five thousand requests.
+// Without faults, two relays and five thousand events are five thousand requests.
 func TestTwoRelaysShareTheWork(t *testing.T) {
 	t.Parallel()
 	const events = 5000

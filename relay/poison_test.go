@@ -22,7 +22,7 @@ func (db *database) unconstrained() {
 	END $$`)
 }
 
-// FIELD trap 7, and FAULTS 3B: rows no constraint would let in each fail with a reason, and the others do not notice.
+// Rows no constraint would let in each fail with a reason, and the others do not notice.
 func TestPoisonRowsFailAloneWithAReason(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

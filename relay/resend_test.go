@@ -15,7 +15,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// FIELD trap 1. The receiver keeps its connection open, reads the next request on it, and closes instead of answering.
+// The receiver keeps its connection open, reads the next request on it, and closes instead of answering.
 // net/http would send such a POST again by itself, as it carries X-Idempotency-Key: the wire would see more requests
 // than the relay knows of.
 func TestBrokenReusedConnectionIsOneRequest(t *testing.T) {
@@ -60,7 +60,7 @@ func TestBrokenReusedConnectionIsOneRequest(t *testing.T) {
 	}
 }
 
-// FIELD trap 2. Followed with a GET, a redirect ends at a login page whose 200 looks like success; followed with the
+// Followed with a GET, a redirect ends at a login page whose 200 looks like success; followed with the
 // POST, it hands body, key and signature to another host.
 func TestRedirectsAreNeverFollowed(t *testing.T) {
 	t.Parallel()
@@ -114,7 +114,7 @@ func attemptWith(t testing.TB, destination Destination) verdict {
 	return r.attempt(l, &d)
 }
 
-// The relay's end of trap 8's remedy: what left the relay verifies at the other end, headers included.
+// What left the relay verifies at the other end, headers included.
 func TestWhatArrivesVerifies(t *testing.T) {
 	t.Parallel()
 	key := secret(t, testSecret)

@@ -10,7 +10,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// FAULTS F7, F8: the server crashes, again and again, while two relays deliver and producers insert. Afterwards every
+// The server crashes, again and again, while two relays deliver and producers insert. Afterwards every
 // committed event is delivered, and nothing is called delivered that no receiver answered.
 func TestDatabaseCrashesUnderLoad(t *testing.T) {
 	t.Parallel()
@@ -67,7 +67,7 @@ func TestDatabaseCrashesUnderLoad(t *testing.T) {
 	t.Logf("%d events, %d requests", total+10, rc.total())
 }
 
-// FAULTS F12: for a while the database only reads, as after a failover that went the wrong way.
+// For a while the database only reads, as after a failover that went the wrong way.
 func TestReadOnlyDatabaseIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -83,7 +83,7 @@ func TestReadOnlyDatabaseIsWaitedFor(t *testing.T) {
 	r.settles(t, Delivered, 1)
 }
 
-// FAULTS F9: single sessions are killed all the time, of statements in flight too.
+// Single sessions are killed all the time, of statements in flight too.
 func TestKilledBackendsLoseNothing(t *testing.T) {
 	t.Parallel()
 	const events = 3000

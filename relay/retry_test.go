@@ -30,7 +30,7 @@ func TestDelayFollowsTheScheduleAndTheLastRepeats(t *testing.T) {
 	}
 }
 
-// FAULTS I9: never before its time, never more than the jitter after it, unless the receiver asked for more.
+// Never before its time, never more than the jitter after it, unless the receiver asked for more.
 func TestDelayIsNeverEarlyAndBoundedAbove(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
