@@ -164,7 +164,8 @@ func errorReason(err error) Reason {
 		return ReasonConnect
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
 		errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.As(err, &op),
-		strings.Contains(err.Error(), "server closed idle connection"), strings.HasPrefix(err.Error(), "http2: "):
+		strings.Contains(err.Error(), "server closed idle connection"), strings.HasPrefix(err.Error(), "http2: "),
+		strings.HasPrefix(err.Error(), "stream error: "): // of one request over HTTP/2
 		return ReasonNetwork
 	default:
 		return ReasonMalformed
