@@ -145,7 +145,7 @@ func TestMisbehavingReceivers(t *testing.T) {
 		servers[name] = s
 		d := Destination{Name: name, URL: s.url, Retry: RetryPolicy{Schedule: []time.Duration{time.Hour}}, Timeout: patience}
 		if c.reason == ReasonTimeout || strings.HasPrefix(name, "silence") || strings.HasPrefix(name, "endless-trailers") {
-			d.Timeout = 300 * time.Millisecond
+			d.Timeout = 3 * time.Second // in which the request and what there is of an answer arrive
 		}
 		cfg.Destinations = append(cfg.Destinations, d)
 		cfg.Routes = append(cfg.Routes, Route{name, []string{name}})

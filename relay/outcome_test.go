@@ -143,6 +143,7 @@ func TestErrorReason(t *testing.T) {
 		{net.ErrClosed, ReasonNetwork},
 		{errors.New("http: server closed idle connection"), ReasonNetwork},
 		{errors.New("http2: server sent GOAWAY and closed the connection"), ReasonNetwork},
+		{errors.New("stream error: stream ID 3; INTERNAL_ERROR; received from peer"), ReasonNetwork},
 		{errors.New(`malformed HTTP status code "99"`), ReasonMalformed},
 		{errors.New("net/http: server response headers exceeded 65536 bytes; aborted"), ReasonMalformed},
 	} {
