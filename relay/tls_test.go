@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// FAULTS F36: what is wrong with the TLS of a receiver is repeated, since a certificate is renewed, and labelled.
+// What is wrong with the TLS of a receiver is repeated, since a certificate is renewed, and labelled.
 func TestBrokenTLSIsLabelled(t *testing.T) {
 	t.Parallel()
 	var requests atomic.Int64
