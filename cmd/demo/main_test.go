@@ -23,17 +23,7 @@ func TestMain(m *testing.M) {
 		os.Exit(realMain(os.Args[1:]))
 	}
 	clearEnvironment()
-	goleak.VerifyTestMain(suite{m})
-}
-
-type suite struct{ m *testing.M }
-
-func (s suite) Run() int {
-	code := s.m.Run()
-	if dir := filepath.Dir(relay.path); relay.path != "" {
-		_ = os.RemoveAll(dir) // in the directory for temporary files
-	}
-	return code
+	goleak.VerifyTestMain(m)
 }
 
 // relay is the outbox-relay that the tests run, built once.
@@ -47,13 +37,12 @@ var relay struct {
 func relayBinary(t *testing.T) string {
 	t.Helper()
 	relay.once.Do(func() {
-		dir, err := os.MkdirTemp("", "outbox-relay-demo-test-")
-		if err != nil {
-			relay.err = err
+		// Not in a directory for temporary files: a test run that is killed could not remove it.
+		relay.path, relay.err = filepath.Abs("../../bin/outbox-relay-under-test")
+		if relay.err != nil {
 			return
 		}
-		relay.path = filepath.Join(dir, "outbox-relay")
-		if out, err := exec.Command("go", "build", "-o", relay.path, "../outbox-relay").CombinedOutput(); err != nil {
+		if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", relay.path, "../outbox-relay").CombinedOutput(); err != nil {
 			relay.err = fmt.Errorf("build outbox-relay: %w\n%s", err, out)
 		}
 	})
