@@ -13,7 +13,7 @@ var chaosTime = flag.Duration("chaos", 6*time.Second, "how long TestChaos kills;
 
 const (
 	killEvery   = 500 * time.Millisecond
-	chaosRate   = 400 // invoices a second
+	chaosRate   = 530 // invoices a second: more than 10,000 committed ones in the full run
 	chaosBlock  = 150 // of them at once, so that kills find much in flight, or little
 	fullChaos   = 20 * time.Second
 	maxTakeover = 2 * time.Second
