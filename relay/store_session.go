@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -158,3 +159,13 @@ func (s *store) declareIdle(ctx context.Context, instance int32, idle bool) erro
 const listen = `LISTEN outbox_wake`
 
 const currentSchema = `SELECT current_schema()`
+
+// destinationState is what all relays share about one destination that is not simply open for business.
+type destinationState struct {
+	destination string
+	paused      bool
+	breaker     string        // closed, open or half_open
+	remaining   time.Duration // until breaker_until; negative: it has passed. 0 when closed
+	owner       int32         // of the half-open breaker; 0: nobody
+	probes      int           // that failed since it opened
+}
