@@ -1,8 +1,6 @@
 package relay
 
 import (
-	"net/http"
-	"net/url"
 	"sync"
 	"time"
 )
@@ -10,10 +8,7 @@ import (
 // A lane is the deliveries of one destination on their way through this relay: a queue that the claimer fills and
 // senders empty. Senders exist only while there is something to send.
 type lane struct {
-	destination Destination
-	url         *url.URL
-	transport   *http.Transport
-	header      http.Header // the part of every request's header that never changes
+	*endpoint
 
 	// Owned by the claimer; see position.go.
 	position keyset        // where the last claim ended; what lies before it is left to sweeps
@@ -38,6 +33,15 @@ type lane struct {
 	// gone is set by a 410, until something is claimed again although the destination was paused: it was resumed.
 	gone     bool
 	pausedAt time.Time // when the pause was in the database; zero: it is not
+}
+
+// newLane returns an empty lane to a destination.
+func newLane(d Destination, version string) (*lane, error) {
+	e, err := newEndpoint(d, version)
+	if err != nil {
+		return nil, err
+	}
+	return &lane{endpoint: e, limit: d.MaxInFlight}, nil
 }
 
 // Bounds of how much a lane holds, in deliveries.

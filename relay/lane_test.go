@@ -10,7 +10,8 @@ import (
 )
 
 func laneOf(limit int) *lane {
-	return &lane{destination: Destination{Name: "d", Timeout: DefaultTimeout, MaxInFlight: limit}, limit: limit}
+	d := Destination{Name: "d", Timeout: DefaultTimeout, MaxInFlight: limit}
+	return &lane{endpoint: &endpoint{destination: d}, limit: limit}
 }
 
 // However claims, senders, settlements and limits interleave: every delivery is handed out once, and none stays in the

@@ -40,9 +40,9 @@ func order() delivery {
 func requestOf(t testing.TB, destination Destination, d delivery) (*http.Request, error) {
 	t.Helper()
 	destination.Timeout = DefaultTimeout
-	l, err := newLane(destination, "1.2.3")
+	e, err := newEndpoint(destination, "1.2.3")
 	must(t, err)
-	return newRequest(l, &d, time.Unix(1_700_000_000, 0))
+	return newRequest(e, &d, time.Unix(1_700_000_000, 0))
 }
 
 func TestRequestIsTheWireContract(t *testing.T) {
