@@ -32,6 +32,11 @@ BEGIN
             ON outbox, outbox_schema_version, outbox_delivery, outbox_route, outbox_destination, outbox_attempt,
                outbox_relay, outbox_alert
             TO outbox_reader;
+        -- Removing events is left to functions that see for themselves what is settled, or old enough.
+        GRANT SELECT ON outbox_archive TO outbox_relay, outbox_reader;
+        GRANT EXECUTE ON FUNCTION outbox_archive_batch(bigint, integer, interval, boolean),
+            outbox_drop_archive(interval, boolean, text), outbox_prune_processed_events(bigint, integer, interval, boolean)
+            TO outbox_relay;
     END IF;
 
     IF to_regclass('processed_events') IS NOT NULL THEN
