@@ -27,6 +27,12 @@ BEGIN
         GRANT SELECT, INSERT, UPDATE, DELETE
             ON outbox_delivery, outbox_route, outbox_destination, outbox_attempt, outbox_relay, outbox_alert
             TO outbox_relay;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_alert_notice, outbox_rescue TO outbox_relay;
+        GRANT SELECT, UPDATE ON outbox_watch TO outbox_relay;
+        GRANT SELECT ON outbox_alert_notice, outbox_rescue, outbox_watch TO outbox_reader;
+        -- To name the session that holds back vacuum, whoever it belongs to, a relay has to see the sessions of other
+        -- roles. Only a superuser can allow that, and it shows the text of their statements, too; hence it is left to you:
+        --     GRANT pg_read_all_stats TO outbox_relay;
 
         GRANT SELECT
             ON outbox, outbox_schema_version, outbox_delivery, outbox_route, outbox_destination, outbox_attempt,
