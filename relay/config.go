@@ -65,6 +65,9 @@ type Config struct {
 	// Routes decide which event types go where. Empty: every type goes to every destination.
 	Routes []Route
 
+	// Egress says where requests may go, and through what.
+	Egress Egress
+
 	// Alerts says whom to tell when deliveries fail for good. The zero value only logs.
 	Alerts Alerts
 	// LogDelivered adds successful attempts to the attempt log, which otherwise holds only those that did not deliver.
@@ -95,6 +98,8 @@ type Destination struct {
 	Headers map[string]string
 	// SigningSecrets, each used for a signature of its own: more than one while rotating. Empty: requests are unsigned.
 	SigningSecrets []webhook.Secret
+	// Wire says what requests look like and how they travel.
+	Wire Wire
 }
 
 // RetryPolicy says when a delivery is attempted again.
@@ -157,6 +162,7 @@ func (c Config) withDefaults() Config {
 		d := &c.Destinations[i]
 		setDefault(&d.Timeout, DefaultTimeout)
 		setDefault(&d.MaxInFlight, DefaultLaneInFlight)
+		d.Wire = d.Wire.withDefaults(c.Egress)
 		setDefault(&d.Retry.MaxAttempts, DefaultMaxAttempts)
 		setDefault(&d.Retry.RetryAfterMax, DefaultRetryAfterMax)
 		if len(d.Retry.Schedule) == 0 {
@@ -196,6 +202,8 @@ func (c Config) Validate() []Problem {
 	v.require(c.MaxInFlight > 0 && c.MaxInFlight <= 100_000, "relay.max_in_flight", "%d is out of range; write 1 to 100000", c.MaxInFlight)
 	v.require(c.Alerts.Window > 0, "alerts.window", "%s is negative; write a duration such as 15m", c.Alerts.Window)
 	v.require(len(c.Destinations) > 0, "destinations", "there is none; set OUTBOX_DESTINATION_URL or add one")
+
+	v.egress(c.Egress)
 
 	names := map[string]bool{}
 	for _, d := range c.Destinations {
@@ -243,7 +251,7 @@ func (v *validator) require(ok bool, path, format string, args ...any) {
 func storable(s string) bool { return utf8.ValidString(s) && !strings.Contains(s, "\x00") }
 
 func (v *validator) destination(path string, d Destination) {
-	if text := urlProblem(d.URL); text != "" {
+	if text := urlProblem(d.URL, d.Wire.egress); text != "" {
 		v.require(false, path+".url", "%s", text)
 	}
 	v.require(d.Timeout > 0, path+".timeout", "%s is negative; write a duration such as 10s", d.Timeout)
@@ -268,6 +276,7 @@ func (v *validator) destination(path string, d Destination) {
 			v.require(code != other, path+".responses", "%d stands in both lists", code)
 		}
 	}
+	v.wire(path, d)
 	canonical := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(d.Headers)) {
 		if text := headerProblem(name, d.Headers[name]); text != "" {
@@ -280,7 +289,7 @@ func (v *validator) destination(path string, d Destination) {
 
 // urlProblem says what is wrong with a destination's URL; empty: nothing. It repeats nothing that may be a credential,
 // which with an '@' is also what stands where a scheme or a port belongs: user:secret@host, http://user:4242/x@host.
-func urlProblem(raw string) string {
+func urlProblem(raw string, e Egress) string {
 	const example = "write one such as https://logistics.internal/webhooks/finance"
 	if raw == "" {
 		return "is empty; " + example
@@ -309,8 +318,10 @@ func urlProblem(raw string) string {
 		return "contains a template; a destination has one fixed URL"
 	case addressErr == nil && address.Zone() != "":
 		return "has an address with a zone; write it without"
-	case addressErr == nil && guardAddress(address) != nil:
+	case addressErr == nil && Egress{}.guard(address) != nil:
 		return fmt.Sprintf("address %s is never dialled: it is link-local, a cloud's metadata service, or otherwise not a host's own", address)
+	case addressErr == nil && e.guard(address) != nil:
+		return fmt.Sprintf("address %s is private and not within egress.allow_private", address)
 	case addressErr != nil && (!hostName.MatchString(host) || digitHost.MatchString(host) || len(host) > 253):
 		return fmt.Sprintf("host %q is neither a DNS name nor an IP address in its usual spelling", host)
 	}

@@ -82,7 +82,7 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 	}
 	req, err := newRequest(l.endpoint, d, time.Now())
 	if err != nil {
-		return verdict{outcome: Fail, reason: ReasonInvalidEvent, message: clip(err.Error())}
+		return refuse(err)
 	}
 	ctx, cancel := context.WithTimeout(r.doing, l.destination.Timeout)
 	defer cancel()
@@ -96,8 +96,12 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 // post makes exactly one request. It is a round trip of the transport, not a call of an http.Client, which would follow
 // redirects: with a GET whose 200 looks like success, or with the body, key and signature to another host.
 func post(e *endpoint, req *http.Request) verdict {
+	req, sent := watch(req)
 	resp, err := e.transport.RoundTrip(req)
 	if err != nil {
+		if req.Context().Err() == nil && sent.nothingSent() {
+			return verdict{outcome: Hold, reason: ReasonNetwork, message: clip(err.Error())}
+		}
 		return judgeError(err)
 	}
 	defer func() { _ = resp.Body.Close() }()

@@ -37,12 +37,12 @@ func TestAllowedAddresses(t *testing.T) {
 		if netip.MustParseAddrPort(address).Addr().Is6() {
 			network = "tcp6"
 		}
-		if err := guardDial(t.Context(), network, address, nil); err != nil {
+		if err := (Egress{}).control(t.Context(), network, address, nil); err != nil {
 			t.Errorf("%s: %v", address, err)
 		}
 	}
 	for _, odd := range [][2]string{{"udp4", "8.8.8.8:53"}, {"unix", "/var/run/x.sock"}, {"tcp4", "nonsense"}, {"tcp", "127.0.0.1:80"}} {
-		if err := guardDial(t.Context(), odd[0], odd[1], nil); err == nil {
+		if err := (Egress{}).control(t.Context(), odd[0], odd[1], nil); err == nil {
 			t.Errorf("%s is dialled", odd)
 		}
 	}
@@ -62,7 +62,7 @@ func TestNamesThatResolveToForbiddenAddresses(t *testing.T) {
 		d := Config{Destinations: []Destination{to("http://harmless.example.com:1/")}}.withDefaults().Destinations[0]
 		l, err := newLane(d, "")
 		must(t, err)
-		dialer := &net.Dialer{ControlContext: guardDial, Resolver: resolverOf(t, netip.MustParseAddr(address))}
+		dialer := &net.Dialer{ControlContext: Egress{}.control, Resolver: resolverOf(t, netip.MustParseAddr(address))}
 		l.transport.DialContext = dialer.DialContext
 		r := &Relay{taking: t.Context(), doing: t.Context()}
 		harmless := order()

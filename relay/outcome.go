@@ -62,6 +62,7 @@ const (
 
 	// What kept it from being sent.
 	ReasonInvalidEvent Reason = "invalid_event" // the event cannot be expressed as a request
+	ReasonTooLarge     Reason = "too_large"     // the payload is above the destination's limit
 	ReasonEventMissing Reason = "event_missing" // the row is gone from outbox
 	ReasonCrashLoop    Reason = "crash_loop"    // too many relays died while holding it
 	ReasonLease        Reason = "lease"         // too little of the lease was left

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -20,21 +22,18 @@ import (
 func newRequest(to *endpoint, d *delivery, now time.Time) (*http.Request, error) {
 	e := &d.event
 	header := make(http.Header, 20)
-	if e.headers != nil {
-		var own map[string]string
-		if err := json.Unmarshal(e.headers, &own); err != nil {
-			return nil, errors.New("the event's headers are not an object of strings")
-		}
-		for name, value := range own {
-			canonical := http.CanonicalHeaderKey(name)
-			if problem := headerProblem(name, value); problem != "" {
-				return nil, fmt.Errorf("the event's header %q %s", name, problem)
-			}
-			header[canonical] = []string{value}
-		}
+	if limit := to.destination.Wire.MaxPayloadBytes; limit > 0 && int64(len(e.payload)) > limit {
+		return nil, fmt.Errorf("%w: it has %d bytes, and max_payload_bytes of %s is %d; raise it and replay the event, or send less",
+			errTooLarge, len(e.payload), to.destination.Name, limit)
+	}
+	if err := setOwnHeaders(header, e.headers); err != nil {
+		return nil, err
 	}
 	for name, values := range to.header {
 		header[name] = values
+	}
+	if authorization := to.destination.Wire.Authorization; authorization != nil {
+		header["Authorization"] = []string{authorization()}
 	}
 	if e.eventType == nil || e.version == nil || !e.createdAt.Valid {
 		return nil, errors.New("the event's type, version or created_at is missing")
@@ -69,6 +68,9 @@ func newRequest(to *endpoint, d *delivery, now time.Time) (*http.Request, error)
 			header[h.name] = values[i : i+1 : i+1]
 		}
 	}
+	if to.destination.Wire.Format == FormatCloudEvents {
+		setAttributes(header, to.destination.Wire.Source, d)
+	}
 	webhook.Sign(header, e.payload, now, to.destination.SigningSecrets...)
 
 	// Made by hand and without GetBody: with it, and with an X-Idempotency-Key header, net/http would send a POST again
@@ -84,6 +86,40 @@ func newRequest(to *endpoint, d *delivery, now time.Time) (*http.Request, error)
 		ProtoMajor:    1,
 		ProtoMinor:    1,
 	}, nil
+}
+
+// setOwnHeaders adds the headers that an event brings along, a JSON object or nothing.
+func setOwnHeaders(header http.Header, object []byte) error {
+	if object == nil {
+		return nil
+	}
+	var own map[string]string
+	if err := json.Unmarshal(object, &own); err != nil {
+		return errors.New("the event's headers are not an object of strings")
+	}
+	for _, name := range slices.Sorted(maps.Keys(own)) {
+		if problem := headerProblem(name, own[name]); problem != "" {
+			return fmt.Errorf("the event's header %q %s", name, problem)
+		}
+		canonical := http.CanonicalHeaderKey(name)
+		if other, twice := header[canonical]; twice && other[0] != own[name] {
+			return fmt.Errorf("the event's header %q stands twice, with different values; upper and lower case make no difference", name)
+		}
+		header[canonical] = []string{own[name]}
+	}
+	return nil
+}
+
+var errTooLarge = errors.New("the payload is too large for this destination")
+
+// refuse decides on an event for which newRequest has failed: it is the event's own fault, so that every later attempt
+// would fail like this one.
+func refuse(err error) verdict {
+	v := verdict{outcome: Fail, reason: ReasonInvalidEvent, message: clip(err.Error())}
+	if errors.Is(err, errTooLarge) {
+		v.reason = ReasonTooLarge
+	}
+	return v
 }
 
 func valueOrEmpty(s *string) string {

@@ -15,7 +15,7 @@ func TestUsableURLs(t *testing.T) {
 		"http://under_score.example/", "http://xn--nxasmq6b.example/", "http://1and1.example/", "http://1.example/", "HTTP://Example.COM/",
 		"http://h/a b", "http://h/%7Bid%7D",
 	} {
-		if problem := urlProblem(u); problem != "" {
+		if problem := urlProblem(u, Egress{}); problem != "" {
 			t.Errorf("%s: %s", u, problem)
 		}
 	}
@@ -85,7 +85,7 @@ func TestUnusableURLs(t *testing.T) {
 		"http://" + strings.Repeat("a.", 127) + "a":  "neither a DNS name nor an IP address",
 		"http://host/" + strings.Repeat("x", 10_000): "has 10012 bytes",
 	} {
-		if got := urlProblem(u); got == "" || !strings.Contains(got, want) {
+		if got := urlProblem(u, Egress{}); got == "" || !strings.Contains(got, want) {
 			t.Errorf("%.80q: %q, want %q", u, got, want)
 		}
 	}
@@ -100,7 +100,7 @@ func TestURLProblemsNeverEchoCredentials(t *testing.T) {
 		scheme := rapid.SampledFrom([]string{"", "http://", "https://", "http:", "//", "postgres://", "ht tp://", "h://"}).Draw(t, "scheme")
 		host := rapid.SampledFrom([]string{"host", "host:0", "host:99999", "127.1", "[::1", "ho st", "{host}", ""}).Draw(t, "host")
 		raw := scheme + user + ":" + password + "@" + host + "/path"
-		problem := strings.ToLower(urlProblem(raw))
+		problem := strings.ToLower(urlProblem(raw, Egress{}))
 		for _, part := range []string{"us3r", "s3", "424242"} {
 			if strings.Contains(problem, part) {
 				t.Fatalf("%s: %s", raw, problem)
