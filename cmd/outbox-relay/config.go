@@ -20,6 +20,8 @@ type config struct {
 
 	pool *pgxpool.Config // of database.url; nil if that is unusable
 
+	wires *wires // of the destinations; set by check
+
 	problems, warnings []problem
 }
 
@@ -158,8 +160,9 @@ func (c *config) inherit(fields []field) {
 		}
 		for _, name := range c.destinations {
 			path := "destinations." + name + "." + policy
-			if _, ok := c.settings[path]; !ok {
-				c.settings[path] = c.settings[f.path]
+			inherited, has := c.settings[f.path]
+			if _, ok := c.settings[path]; !ok && has {
+				c.settings[path] = inherited
 			}
 			// The section around it, which a mistake of several values together refers to.
 			_, own := c.settings[parent(path)]

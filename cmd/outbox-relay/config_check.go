@@ -16,6 +16,7 @@ import (
 func (c *config) check() {
 	c.checkDatabase()
 	c.checkSigning()
+	c.checkWires()
 	c.checkChannels()
 	c.checkSchedules()
 	c.checkRelay()

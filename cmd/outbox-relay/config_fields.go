@@ -45,6 +45,7 @@ func allFields() []field {
 		{path: "responses.retry", env: "RESPONSES_RETRY", kind: many("[404]", parseNumber), standard: []int{}},
 		{path: "responses.fail", env: "RESPONSES_FAIL", kind: many("[404]", parseNumber), standard: []int{}},
 	}
+	policy = append(policy, wirePolicy()...)
 	for _, f := range policy {
 		f.path = "defaults." + f.path
 		fields = append(fields, f)
@@ -57,6 +58,8 @@ func allFields() []field {
 	for _, f := range policy {
 		fields = append(fields, field{path: "destinations.*." + f.path, kind: f.kind})
 	}
+	fields = append(fields, wireFields()...)
+	fields = append(fields, egressFields()...)
 	return append(fields,
 		field{path: "routes[].event", kind: one("invoice.*", parseText)},
 		field{path: "routes[].to", kind: many("[logistics]", parseText)},
@@ -73,8 +76,8 @@ func allFields() []field {
 func unsupported(key string) bool {
 	return slices.Contains([]string{
 		"environment", "database.listen_url", "database.pooler", "alerts.lag_over", "retention", "admin",
-		"defaults.rate_limit", "defaults.on_failure", "defaults.format",
-		"destinations.*.rate_limit", "destinations.*.on_failure", "destinations.*.format",
+		"defaults.rate_limit", "defaults.on_failure",
+		"destinations.*.rate_limit", "destinations.*.on_failure",
 	}, key)
 }
 

@@ -22,6 +22,7 @@ func (c *config) relayConfig() relay.Config {
 		DrainTimeout: get[time.Duration](c, "relay.drain_timeout"),
 		MaxInFlight:  get[int](c, "relay.max_in_flight"),
 		LogDelivered: get[bool](c, "relay.log_delivered"),
+		Egress:       c.egress(),
 		Alerts:       relay.Alerts{Window: get[time.Duration](c, "alerts.window")},
 	}
 	for _, name := range c.destinations {
@@ -59,6 +60,7 @@ func (c *config) destination(name string) relay.Destination {
 			Fail:  get[[]int](c, path+".responses.fail"),
 		},
 		Headers: map[string]string{},
+		Wire:    c.wires.of[name],
 	}
 	if jitter, ok := c.settings[path+".retry.jitter"].value.(float64); ok {
 		d.Retry.Jitter = &jitter

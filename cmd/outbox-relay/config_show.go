@@ -68,6 +68,8 @@ func (c *config) showValue(pattern string, s setting) *yaml.Node {
 		n = textNode(c.database())
 	case pattern == "destinations.*.url":
 		n = textNode(withoutQuery(get[string](c, s.path)))
+	case pattern == "egress.proxy", pattern == "destinations.*.proxy":
+		n = textNode(withoutUser(get[secret](c, s.path)))
 	case strings.HasPrefix(pattern, "alerts.channels."):
 		n = textNode(onlyHost(get[secret](c, s.path)))
 	case value.Kind() == reflect.Slice:

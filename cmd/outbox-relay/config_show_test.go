@@ -72,6 +72,10 @@ defaults:
   responses:
     retry: [] # default
     fail: [404, 405] # outbox-relay.yaml:6
+  format: raw # default
+  max_payload_bytes: 0 # default
+  tls:
+    min_version: "1.2" # default
 destinations:
   logistics:
     url: https://logistics.internal/in?*** # outbox-relay.yaml:9
@@ -89,6 +93,10 @@ destinations:
     responses:
       retry: [] # default
       fail: [404, 405] # outbox-relay.yaml:6
+    format: raw # default
+    max_payload_bytes: 0 # default
+    tls:
+      min_version: "1.2" # default
   "1":
     url: http://10.0.0.1:8080 # outbox-relay.yaml:15
     timeout: 15s # outbox-relay.yaml:4
@@ -101,6 +109,15 @@ destinations:
     responses:
       retry: [] # default
       fail: [404, 405] # outbox-relay.yaml:6
+    format: raw # default
+    max_payload_bytes: 0 # default
+    tls:
+      min_version: "1.2" # default
+    bearer_token: '***' # outbox-relay.yaml:15
+    proxy: http://***@proxy:3128 # outbox-relay.yaml:15
+egress:
+  allow_private: [10.0.0.0/8, 127.0.0.1/32] # outbox-relay.yaml:17
+  proxy: http://proxy.internal:3128 # outbox-relay.yaml:17
 routes:
   - event: '*' # default
     to: [logistics, "1"] # default
@@ -131,8 +148,9 @@ destinations:
       Authorization: Bearer ${TOKEN}
       X-Number: 2
     retry: {schedule: [1s, 90m]}
-  1: {url: "http://10.0.0.1:8080"}
+  1: {url: "http://10.0.0.1:8080", bearer_token: hunter2, proxy: "http://hunter2:hunter2@proxy:3128"}
 alerts: {channels: [{slack: https://hooks.slack.com/replaced}, {webhook: https://ops.internal/hooks}]}
+egress: {allow_private: [10.0.0.0/8, 127.0.0.1/32], proxy: "http://proxy.internal:3128"}
 `)
 	env := []string{
 		"OUTBOX_DATABASE_URL=postgres://billing:hunter2@db.internal/billing", "OUTBOX_LEASE=90s", "TOKEN=hunter2", "SECRET=" + goodSecret,
@@ -159,7 +177,10 @@ destinations:
   a:
     url: https://a/?hunter2-query
     signing_secrets: [whsec_`+key+`]
-    headers: {Authorization: Bearer hunter2-token}
+    headers: {X-Token: hunter2-token}
+    basic_auth: {username: u, password: hunter2-basic}
+  b: {url: https://b, bearer_token: hunter2-bearer}
+egress: {proxy: "http://u:hunter2-proxy@127.0.0.1:1"}
 alerts: {channels: [{slack: https://hooks.slack.com/hunter2-slack}, {webhook: https://ops/hunter2-webhook}]}
 `+more)
 	}
@@ -173,6 +194,11 @@ destinations:
     url: https://u:hunter2-user@a/
     signing_secrets: [whsec_`+key+`hunter2, hunter2]
     headers: {Authorization: "hunter2-token\n"}
+    basic_auth: {username: "hunter2:x", password: "hunter2-basic\n"}
+    proxy: "https://u:hunter2-proxy@p"
+  b: {url: https://b, bearer_token: Bearer hunter2-bearer}
+  c: {url: https://c, bearer_token: hunter2-bearer, headers: {authorization: hunter2-header}}
+egress: {proxy: "http://u:hunter2/proxy@p:1"}
 alerts: {channels: [{slack: hunter2-slack}, {webhook: "https://ops/hunter2-webhook/%zz"}]}
 `),
 	}

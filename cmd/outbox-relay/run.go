@@ -29,6 +29,7 @@ func (runCmd) Run(inv *invocation) error {
 		return err
 	}
 	log := inv.logger(c)
+	c.wires.log = log
 	for _, w := range c.warnings {
 		log.Warn().Msg(w.String())
 	}
