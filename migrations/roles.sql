@@ -41,7 +41,8 @@ BEGIN
         -- Removing events is left to functions that see for themselves what is settled, or old enough.
         GRANT SELECT ON outbox_archive TO outbox_relay, outbox_reader;
         GRANT EXECUTE ON FUNCTION outbox_archive_batch(bigint, integer, interval, boolean),
-            outbox_drop_archive(interval, boolean, text), outbox_prune_processed_events(bigint, integer, interval, boolean)
+            outbox_drop_archive(interval, boolean, text), outbox_prune_attempts(bigint, integer, interval, boolean),
+            outbox_prune_processed_events(bigint, integer, interval, boolean)
             TO outbox_relay;
     END IF;
 

@@ -162,22 +162,56 @@ END
 $$;
 -- +goose StatementEnd
 
--- Removes what a receiver in the same schema has finished long ago, in a range of the table's pages: no index is in the
--- order of time. Returns how many rows were removed, and how many pages the table has; NULL: there is no such table.
+-- Removes old attempts from the next batch behind an id. The results are those of outbox_archive_batch. The log is in the
+-- order of time, but for what a late settle mixed up: a batch that is all young ends the walk.
 -- +goose StatementBegin
-CREATE FUNCTION outbox_prune_processed_events(from_page bigint, pages integer, older_than interval, rehearsal boolean,
-    OUT all_pages bigint, OUT removed integer)
+CREATE FUNCTION outbox_prune_attempts(after_id bigint, batch integer, older_than interval, rehearsal boolean,
+    OUT mine boolean, OUT last_id bigint, OUT looked_at integer, OUT finished boolean, OUT removed integer)
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    due bigint[];
+BEGIN
+    last_id := after_id;
+    looked_at := 0;
+    finished := true;
+    removed := 0;
+    mine := rehearsal OR pg_try_advisory_xact_lock('outbox_archive'::regclass::oid::integer, 0);
+    IF NOT mine THEN
+        RETURN;
+    END IF;
+    SELECT coalesce(max(e.id), after_id), count(*), array_agg(e.id) FILTER (WHERE e.started_at < now() - older_than)
+    INTO last_id, looked_at, due
+    FROM (SELECT a.id, a.started_at FROM outbox_attempt a WHERE a.id > after_id ORDER BY a.id LIMIT batch) e;
+    removed := coalesce(cardinality(due), 0);
+    finished := looked_at < batch OR removed = 0;
+    IF removed > 0 AND NOT rehearsal THEN
+        DELETE FROM outbox_attempt a WHERE a.id = ANY (due);
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+-- Removes what a receiver in the same schema has finished long ago, from a range of the table's pages: no index is in the
+-- order of time. The results are those of outbox_archive_batch, with pages for events.
+-- +goose StatementBegin
+CREATE FUNCTION outbox_prune_processed_events(from_page bigint, batch integer, older_than interval, rehearsal boolean,
+    OUT mine boolean, OUT next_page bigint, OUT looked_at integer, OUT finished boolean, OUT removed integer)
 LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     first_row tid := format('(%s,0)', from_page);
-    end_row   tid := format('(%s,0)', from_page + pages);
+    end_row   tid := format('(%s,0)', from_page + batch);
     due       tid[];
 BEGIN
+    next_page := from_page + batch;
+    looked_at := batch;
+    finished := true;
+    removed := 0;
+    mine := rehearsal OR pg_try_advisory_xact_lock('outbox_archive'::regclass::oid::integer, 0);
     -- Qualified, or a temporary table of the caller's would do, triggers and all.
-    IF to_regclass(format('%I.processed_events', current_schema())) IS NULL THEN
+    IF NOT mine OR to_regclass(format('%I.processed_events', current_schema())) IS NULL THEN
         RETURN;
     END IF;
-    all_pages := pg_relation_size('processed_events') / current_setting('block_size')::integer;
+    finished := next_page >= pg_relation_size('processed_events') / current_setting('block_size')::integer;
     -- A duplicate in flight holds its key's lock (see the package consumer) and counts on the row; so it stays.
     SELECT array_agg(e.place) INTO due
     FROM (
@@ -209,7 +243,7 @@ DECLARE
 BEGIN
     FOREACH signature IN ARRAY ARRAY [
         'outbox_archive_batch(bigint, integer, interval, boolean)', 'outbox_drop_archive(interval, boolean, text)',
-        'outbox_prune_processed_events(bigint, integer, interval, boolean)'] LOOP
+        'outbox_prune_attempts(bigint, integer, interval, boolean)', 'outbox_prune_processed_events(bigint, integer, interval, boolean)'] LOOP
         EXECUTE format('ALTER FUNCTION %s SET search_path = %I, pg_temp', signature, current_schema());
         FOREACH setting IN ARRAY ARRAY [
             'TimeZone = UTC', 'DateStyle = ISO', 'lock_timeout = ''200ms''',
@@ -222,10 +256,12 @@ $$;
 -- +goose StatementEnd
 
 REVOKE ALL ON FUNCTION outbox_archive_partitions(), outbox_archive_batch(bigint, integer, interval, boolean),
-    outbox_drop_archive(interval, boolean, text), outbox_prune_processed_events(bigint, integer, interval, boolean) FROM PUBLIC;
+    outbox_drop_archive(interval, boolean, text), outbox_prune_attempts(bigint, integer, interval, boolean),
+    outbox_prune_processed_events(bigint, integer, interval, boolean) FROM PUBLIC;
 
 -- +goose Down
 DROP FUNCTION outbox_prune_processed_events(bigint, integer, interval, boolean);
+DROP FUNCTION outbox_prune_attempts(bigint, integer, interval, boolean);
 DROP FUNCTION outbox_drop_archive(interval, boolean, text);
 DROP FUNCTION outbox_archive_batch(bigint, integer, interval, boolean);
 DROP FUNCTION outbox_archive_partitions();

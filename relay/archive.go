@@ -1,0 +1,314 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/robfig/cron/v3"
+)
+
+// Defaults of outbox-relay's retention settings.
+const (
+	DefaultArchiveAfter    = 720 * time.Hour
+	DefaultDeleteAfter     = 8760 * time.Hour
+	DefaultKeepAttempts    = 2160 * time.Hour
+	DefaultKeepProcessed   = 2160 * time.Hour
+	DefaultArchiveSchedule = "17 3 * * *"
+	DefaultArchiveBatch    = 500
+)
+
+// Retention says for how long what is done with is kept. Its zero value keeps everything, for ever. What is pending,
+// parked, held or failed is never removed by time alone.
+type Retention struct {
+	// ArchiveAfter is how old an event, and the last that happened to any of its deliveries, must be for it to move into
+	// the archive, once all its deliveries are delivered or discarded. With it the outbox forgets its idempotency key.
+	// 0: never.
+	ArchiveAfter time.Duration
+	// DeleteAfter is how old the events of a month of the archive must be, by when they were created, for it to be
+	// dropped as a whole. 0: never. Not less than ArchiveAfter.
+	DeleteAfter time.Duration
+	// Attempts is how long the log of attempts is kept. 0: for ever.
+	Attempts time.Duration
+	// ProcessedEvents is how long a receiver in the same schema remembers what it has finished, if there is one: the
+	// table processed_events. After that a duplicate would be processed again, so it may not be less than the longest
+	// time over which a destination here is retried. 0: for ever.
+	ProcessedEvents time.Duration
+	// Schedule by which a relay does all that, as cron has it, in UTC. Empty: "17 3 * * *", every night.
+	Schedule string
+	// Batch is how many events one transaction looks at. 0: 500. At most 10000.
+	Batch int
+}
+
+// ArchiveResult counts what was moved and removed.
+type ArchiveResult struct {
+	// Events that moved into the archive, with their deliveries.
+	Events int64 `json:"events"`
+	// Months of the archive that were dropped, by their tables' names.
+	Months []string `json:"months"`
+	// Attempts that were removed from the log.
+	Attempts int64 `json:"attempts"`
+	// ProcessedEvents that a receiver in the same schema forgot.
+	ProcessedEvents int64 `json:"processed_events"`
+}
+
+// ArchiveProgress is told after every batch.
+type ArchiveProgress struct {
+	// Total of this run so far.
+	Total ArchiveResult
+	// Batch is what the last one added to it.
+	Batch ArchiveResult
+	// Waiting says why the run stands down for now, with the same totals; empty: it does not.
+	Waiting string
+}
+
+// ErrArchiving says that another session archives at the moment; what it does need not be done twice.
+var ErrArchiving = errors.New("another relay or command is archiving at the moment")
+
+// Archive moves settled events into the archive, drops the archive's old months, and prunes the log of attempts and a
+// receiver's memory, as keep says, in short transactions with pauses in between. It may be repeated after whatever ended
+// it: each batch happens as a whole or not at all. It returns what it did, together with the errors of what it could not
+// do; when ctx ends, after the batch at hand, with ctx's error; when another session archives, with [ErrArchiving].
+// progress, which may be nil, is called after every batch and must return at once.
+func (o *Ops) Archive(ctx context.Context, keep Retention, progress func(ArchiveProgress)) (ArchiveResult, error) {
+	a := archiver{q: o.pool, keep: keep, progress: progress}
+	return a.run(ctx)
+}
+
+// ArchiveDue counts what [Ops.Archive] would do now, and changes nothing. It goes through the same rows, at the same
+// pace.
+func (o *Ops) ArchiveDue(ctx context.Context, keep Retention, progress func(ArchiveProgress)) (ArchiveResult, error) {
+	a := archiver{q: o.pool, keep: keep, progress: progress, rehearsal: true}
+	return a.run(ctx)
+}
+
+const (
+	// archiveRest is how many times as long as a batch took the pause behind it lasts: deliveries share the database
+	// with the archive, and are in a hurry.
+	archiveRest = 4
+	// archivePause is the shortest pause.
+	archivePause = 10 * time.Millisecond
+	// archiveStandDown is how long a run waits before it asks again whether the database is still under pressure.
+	archiveStandDown = 5 * time.Second
+	// archivePatience is how often a batch may meet somebody else's lock.
+	archivePatience = 5
+
+	attemptBatch = 1000
+	// A page holds at most some sixty rows of processed_events, each of which takes a lock for a moment.
+	pageBatch = 16
+)
+
+// An archiver does one run.
+type archiver struct {
+	q         querier
+	keep      Retention
+	rehearsal bool // change nothing
+	progress  func(ArchiveProgress)
+	// pressed says why the database needs to be left alone for now. nil: never.
+	pressed func() (reason string, pressed bool)
+
+	total ArchiveResult
+}
+
+// run does what is due. What fails does not keep the rest from being done.
+func (a *archiver) run(ctx context.Context) (ArchiveResult, error) {
+	a.total.Months = []string{}
+	setDefault(&a.keep.Batch, DefaultArchiveBatch)
+	var failures []error
+	for _, part := range []struct {
+		olderThan time.Duration
+		do        func(context.Context, time.Duration) error
+	}{
+		{a.keep.ArchiveAfter, a.walk(archiveWalk{"archive events", archiveEvents, math.MinInt64, a.keep.Batch}, func(n int64) ArchiveResult { return ArchiveResult{Events: n} })},
+		{a.keep.DeleteAfter, a.dropMonths},
+		{a.keep.Attempts, a.walk(archiveWalk{"prune attempts", pruneAttempts, math.MinInt64, attemptBatch}, func(n int64) ArchiveResult { return ArchiveResult{Attempts: n} })},
+		{a.keep.ProcessedEvents, a.walk(archiveWalk{"prune processed_events", pruneProcessedEvents, 0, pageBatch}, func(n int64) ArchiveResult { return ArchiveResult{ProcessedEvents: n} })},
+	} {
+		if part.olderThan <= 0 {
+			continue
+		}
+		err := part.do(ctx, part.olderThan)
+		if ctx.Err() != nil {
+			return a.total, ctx.Err()
+		}
+		if errors.Is(err, ErrArchiving) {
+			return a.total, err
+		}
+		failures = append(failures, err)
+	}
+	return a.total, errors.Join(failures...)
+}
+
+// walk returns a function that goes through the whole table; count turns what a batch did into a result.
+func (a *archiver) walk(w archiveWalk, count func(int64) ArchiveResult) func(context.Context, time.Duration) error {
+	return func(ctx context.Context, olderThan time.Duration) error {
+		cursor := w.from
+		return a.paced(ctx, func() (bool, error) {
+			batch, err := w.step(ctx, a.q, cursor, olderThan, a.rehearsal)
+			if err != nil {
+				return false, err
+			}
+			if !batch.Mine {
+				return false, ErrArchiving
+			}
+			cursor = batch.Cursor
+			a.tell(count(int64(batch.Done)), "")
+			return !batch.Finished, nil
+		})
+	}
+}
+
+// dropMonths drops the months of the archive that are old enough, one in each transaction.
+func (a *archiver) dropMonths(ctx context.Context, olderThan time.Duration) error {
+	after := ""
+	return a.paced(ctx, func() (bool, error) {
+		name, err := dropOldest(ctx, a.q, olderThan, a.rehearsal, after)
+		if err != nil || name == "" {
+			return false, err
+		}
+		after = name
+		a.tell(ArchiveResult{Months: []string{name}}, "")
+		return true, nil
+	})
+}
+
+// paced repeats step while there is more to do, each after a rest that is in proportion to what the last one took, and
+// only while the database is not under pressure.
+func (a *archiver) paced(ctx context.Context, step func() (more bool, err error)) error {
+	failed := 0
+	for {
+		if err := a.standDown(ctx); err != nil {
+			return err
+		}
+		began := time.Now()
+		more, err := step()
+		took := time.Since(began)
+		switch {
+		case err == nil && !more:
+			return nil
+		case err == nil:
+			failed = 0
+		case inTheWay(err) && failed < archivePatience:
+			failed++
+		default:
+			return err
+		}
+		if err := wait(ctx, max(archivePause, archiveRest*took)); err != nil {
+			return err
+		}
+	}
+}
+
+// standDown waits while the database is under pressure.
+func (a *archiver) standDown(ctx context.Context) error {
+	told := ""
+	for a.pressed != nil {
+		reason, pressed := a.pressed()
+		if !pressed {
+			break
+		}
+		if reason != told {
+			told = reason
+			a.tell(ArchiveResult{}, reason)
+		}
+		if err := wait(ctx, archiveStandDown); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// wait returns after a while, or with ctx's error when that ends.
+func wait(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (a *archiver) tell(batch ArchiveResult, waiting string) {
+	a.total.Events += batch.Events
+	a.total.Months = append(a.total.Months, batch.Months...)
+	a.total.Attempts += batch.Attempts
+	a.total.ProcessedEvents += batch.ProcessedEvents
+	if a.progress != nil {
+		a.progress(ArchiveProgress{Total: a.total, Batch: batch, Waiting: waiting})
+	}
+}
+
+// archive is the relay's own run. The next one takes up whatever ended this one.
+func (r *Relay) archive(ctx context.Context) {
+	log := r.cfg.Log
+	a := archiver{q: r.store.pool, keep: r.cfg.Retention, pressed: r.pressed, progress: func(p ArchiveProgress) {
+		if p.Waiting != "" {
+			log.Info().Str("reason", p.Waiting).Msg("archive: stands down while the database is under pressure")
+			return
+		}
+		if hook := r.cfg.Hooks.Archived; hook != nil {
+			hook(p.Batch)
+		}
+	}}
+	began := time.Now()
+	done, err := a.run(ctx)
+	if err != nil && ctx.Err() == nil && !errors.Is(err, ErrArchiving) {
+		r.databaseError("archive", err)
+	}
+	log.Info().Int64("events", done.Events).Strs("months_dropped", done.Months).Int64("attempts", done.Attempts).
+		Int64("processed_events", done.ProcessedEvents).Dur("took", time.Since(began)).Bool("complete", err == nil).Msg("archive")
+}
+
+// removes reports whether anything is ever to be done.
+func (k Retention) removes() bool {
+	return k.ArchiveAfter > 0 || k.DeleteAfter > 0 || k.Attempts > 0 || k.ProcessedEvents > 0
+}
+
+// schedule returns when to do it, or what is wrong with that.
+func (k Retention) schedule() (cron.Schedule, string) {
+	const example = `write one such as "17 3 * * *": minute, hour, day of the month, month, day of the week, in UTC`
+	setDefault(&k.Schedule, DefaultArchiveSchedule)
+	if strings.Contains(k.Schedule, "TZ=") { // the parser takes it, and panics over one that is cut short
+		return nil, "names a time zone, where an hour is skipped or repeated; " + example
+	}
+	schedule, err := cron.ParseStandard(k.Schedule)
+	if err != nil {
+		return nil, fmt.Sprintf("%q is not a schedule; %s", k.Schedule, example)
+	}
+	return schedule, ""
+}
+
+// retention comes last: what it compares with has been checked by then.
+func (v *validator) retention(c Config) {
+	k := c.Retention
+	for _, kept := range []struct {
+		name string
+		age  time.Duration
+	}{{"archive_after", k.ArchiveAfter}, {"delete_after", k.DeleteAfter}, {"attempts", k.Attempts}, {"processed_events", k.ProcessedEvents}} {
+		v.require(kept.age >= 0, "retention."+kept.name, "%s is negative; write a duration such as 720h, or 0 for ever", kept.age)
+	}
+	v.require(k.Batch >= 0 && k.Batch <= 10_000, "retention.batch", "%d is out of range; write 1 to 10000", k.Batch)
+	v.require(k.DeleteAfter == 0 || k.DeleteAfter >= k.ArchiveAfter, "retention.delete_after",
+		"%s is shorter than retention.archive_after (%s), so that what is archived would be dropped at once; write %s or more, or 0 for ever",
+		k.DeleteAfter, k.ArchiveAfter, k.ArchiveAfter)
+	schedule, problem := k.schedule()
+	v.require(problem == "", "retention.schedule", "%s", problem)
+	every, constant := schedule.(cron.ConstantDelaySchedule)
+	v.require(!constant || every.Delay >= time.Minute, "retention.schedule", "%q is too often; write @every 1m or more", k.Schedule)
+	if len(v.problems) > 0 {
+		return // the retry policies may be nonsense
+	}
+	var longest time.Duration
+	var name string
+	for _, d := range c.Destinations {
+		if horizon := d.horizon(c.Lease); horizon > longest {
+			longest, name = horizon, d.Name
+		}
+	}
+	v.require(k.ProcessedEvents == 0 || k.ProcessedEvents >= longest, "retention.processed_events",
+		"%s is shorter than destinations.%s may be retried for (%s), after which a duplicate would be processed again; write %.0fh or more, or 0 for ever",
+		k.ProcessedEvents, name, longest, math.Ceil(longest.Hours()))
+}

@@ -1,0 +1,350 @@
+package relay
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+const days = 24 * time.Hour
+
+// aged adds events with the keys prefix-1 … prefix-n: created 40 days ago and delivered, to every route, 35 days ago.
+func (db *database) aged(n int, prefix string) {
+	db.Helper()
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at)
+		SELECT 't', '{"n": 1}', $1 || '-' || i, now() - interval '40 days', now() - interval '40 days' FROM generate_series(1, $2) i`, prefix, n)
+	db.exec(`UPDATE outbox_delivery d SET status = 'delivered', delivered_at = now() - interval '35 days', attempts = 1,
+		next_attempt_at = now() - interval '40 days', last_attempt_at = now() - interval '35 days'
+		FROM outbox o WHERE o.id = d.event_id AND o.idempotency_key LIKE $1 || '-%'`, prefix)
+}
+
+// archive runs Archive and fails the test on an error.
+func (db *database) archive(keep Retention) ArchiveResult {
+	db.Helper()
+	done, err := NewOps(db.pool).Archive(db.Context(), keep, nil)
+	must(db, err)
+	return done
+}
+
+// wantKeys checks which events stand in a table.
+func (db *database) wantKeys(table string, want ...string) {
+	db.Helper()
+	if got := rows[string](db, `SELECT idempotency_key FROM `+table+` ORDER BY idempotency_key`); fmt.Sprint(got) != fmt.Sprint(want) {
+		db.Errorf("in %s stand %q, want %q", table, got, want)
+	}
+}
+
+// Time alone removes nothing that is not settled, and nothing that was settled a moment ago.
+func TestWhatIsArchived(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t, "a", "b")
+	var settled, kept []string
+	for _, c := range []struct {
+		name, change string
+		archived     bool
+	}{
+		{"01-delivered", ``, true},
+		{"02-discarded", `SET status = 'discarded', delivered_at = NULL`, true},
+		{"03-one-discarded", `SET status = 'discarded', delivered_at = NULL WHERE destination = 'a'`, true},
+		{"04-discarded-at-once", `SET status = 'discarded', delivered_at = NULL, last_attempt_at = NULL, attempts = 0`, true},
+		{"05-failed", `SET status = 'failed', delivered_at = NULL`, false},
+		{"06-one-failed", `SET status = 'failed', delivered_at = NULL WHERE destination = 'b'`, false},
+		{"07-pending", `SET status = 'pending', delivered_at = NULL, last_attempt_at = NULL, attempts = 0`, false},
+		{"08-partly-delivered", `SET status = 'pending', delivered_at = NULL, last_attempt_at = NULL WHERE destination = 'a'`, false},
+		{"09-retrying", `SET status = 'pending', delivered_at = NULL, attempts = 3, next_attempt_at = now() + interval '4 hours' WHERE destination = 'a'`, false},
+		{"10-in-flight", `SET status = 'pending', delivered_at = NULL, claimed_by = 1, lease_expires_at = now() - interval '30 days'`, false},
+		{"11-parked", `SET status = 'pending', delivered_at = NULL, destination = '' WHERE destination = 'b'`, false},
+		{"12-due-in-the-future", `SET status = 'pending', delivered_at = NULL, next_attempt_at = now() + interval '300 days'`, false},
+		{"13-delivered-just-now", `SET delivered_at = now(), last_attempt_at = now() WHERE destination = 'a'`, false},
+		{"14-discarded-before-its-time", `SET status = 'discarded', delivered_at = NULL, next_attempt_at = now() + interval '1 day' WHERE destination = 'b'`, false},
+		{"15-discarded-after-a-late-attempt", `SET status = 'discarded', delivered_at = NULL, last_attempt_at = now() - interval '1 day' WHERE destination = 'b'`, false},
+		{"16-created-just-now", `SET delivered_at = now() - interval '35 days'`, false},
+		{"17-without-deliveries", ``, false},
+	} {
+		db.aged(1, c.name)
+		key := c.name + "-1"
+		if c.change != "" {
+			set, condition, _ := strings.Cut(c.change, " WHERE ")
+			db.exec(`UPDATE outbox_delivery `+set+` WHERE event_id = (SELECT id FROM outbox WHERE idempotency_key = $1) AND `+cmp.Or(condition, "true"), key)
+		}
+		if c.archived {
+			settled = append(settled, key)
+		} else {
+			kept = append(kept, key)
+		}
+	}
+	db.exec(`ALTER TABLE outbox DISABLE TRIGGER outbox_is_immutable;
+		UPDATE outbox SET created_at = now() WHERE idempotency_key = '16-created-just-now-1';
+		DELETE FROM outbox_delivery WHERE event_id = (SELECT id FROM outbox WHERE idempotency_key = '17-without-deliveries-1')`)
+	before := row[int](db, `SELECT count(*) FROM outbox_delivery`)
+
+	keep := Retention{ArchiveAfter: 30 * days, DeleteAfter: 365 * days, Attempts: 90 * days}
+	due, err := NewOps(db.pool).ArchiveDue(t.Context(), keep, nil)
+	must(t, err)
+	if due.Events != int64(len(settled)) {
+		t.Errorf("%d events are said to be due, want %d", due.Events, len(settled))
+	}
+	db.wantKeys("outbox_archive")
+
+	if done := db.archive(keep); done.Events != int64(len(settled)) {
+		t.Errorf("%d events are archived, want %d", done.Events, len(settled))
+	}
+	db.wantKeys("outbox_archive", settled...)
+	db.wantKeys("outbox", kept...)
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery`); n != before-2*len(settled) {
+		t.Errorf("%d of %d deliveries are left", n, before)
+	}
+	if n := row[int](db, `SELECT count(*) FROM outbox_archive WHERE jsonb_array_length(deliveries) = 2`); n != len(settled) {
+		t.Errorf("%d archived events have both deliveries", n)
+	}
+	if done := db.archive(keep); done.Events != 0 {
+		t.Errorf("a second run archived %d", done.Events)
+	}
+}
+
+// Older means older: what has exactly the age stays.
+func TestArchiveBoundary(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		created, delivered string
+		archived           int
+	}{
+		"both older":                  {"720 hours 0.000001 seconds", "720 hours 0.000001 seconds", 1},
+		"created exactly so long ago": {"720 hours", "720 hours 0.000001 seconds", 0},
+		"settled exactly so long ago": {"720 hours 0.000001 seconds", "720 hours", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			tx, err := db.pool.Begin(t.Context())
+			must(t, err)
+			for _, statement := range []string{
+				`INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at) VALUES ('t', '1', 'k', now() - interval '` + c.created + `', '2020-01-01')`,
+				`UPDATE outbox_delivery SET status = 'delivered', next_attempt_at = '2020-01-01', delivered_at = now() - interval '` + c.delivered + `'`,
+			} {
+				_, err := tx.Exec(t.Context(), statement)
+				must(t, err)
+			}
+			var settled int
+			must(t, tx.QueryRow(t.Context(), `SELECT settled FROM outbox_archive_batch(0, 10, interval '720 hours', false)`).Scan(&settled))
+			must(t, tx.Rollback(t.Context()))
+			if settled != c.archived {
+				t.Errorf("archived %d, want %d", settled, c.archived)
+			}
+		})
+	}
+}
+
+// The archive is evidence: what stands in it is what was delivered, byte for byte, with all that became of it.
+func TestArchiveKeepsEverything(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t, "a", "b")
+	db.exec(`INSERT INTO outbox (event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers, available_at, created_at)
+		VALUES ('invoice.issued', 3, '{"b" :1,"a":1e3, "a":2, "zero":"\u0000", "lone":"\ud800"}'::json, 'odd', 'customer-1', 'INV-1', '{"traceparent": "00-1"}', '2026-01-31 23:59:59.999999+00', '2026-01-31 23:59:59.999999+00'),
+		       ('big', 1, (SELECT json_agg(md5(i::text)) FROM generate_series(1, 20000) i), 'big', NULL, NULL, '{}', '2026-01-01 00:00:00+00', '2026-01-01 00:00:00+00')`)
+	db.exec(`UPDATE outbox_delivery SET status = 'delivered', attempts = 2, claim = 7, next_attempt_at = '2026-01-01', last_status = 204,
+		last_attempt_at = '2026-02-01 10:00:00.123456+00', delivered_at = '2026-02-01 10:00:00.123456+00' WHERE destination = 'b'`)
+	db.exec(`UPDATE outbox_delivery SET status = 'discarded', attempts = 8, next_attempt_at = '2026-01-01', last_reason = 'rejected', last_error = E'a "quoted"\nline' WHERE destination = 'a'`)
+	inZone := func(zone string) {
+		db.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET TimeZone = %L', current_database(), ` + zone + `); END $$`)
+		db.pool.Reset()
+	}
+	const columns = `concat_ws('|', id, event_type, event_version, md5(payload::text), idempotency_key, coalesce(ordering_key, '-'),
+		coalesce(related_reference, '-'), headers, available_at AT TIME ZONE 'UTC', created_at AT TIME ZONE 'UTC')`
+	inZone(`'UTC'`)
+	events := rows[string](db, `SELECT `+columns+` FROM outbox ORDER BY id`)
+	deliveries := rows[string](db, `SELECT event_id || (to_jsonb(d) - 'event_id')::text FROM outbox_delivery d ORDER BY event_id, destination`)
+
+	inZone(`'Asia/Kathmandu'`)
+	if done := db.archive(Retention{ArchiveAfter: 30 * days}); done.Events != 2 {
+		t.Fatalf("archived %+v", done)
+	}
+	if got := rows[string](db, `SELECT `+columns+` FROM outbox_archive ORDER BY id`); !reflect.DeepEqual(got, events) {
+		t.Errorf("events are\n%q, were\n%q", got, events)
+	}
+	if got := rows[string](db, `SELECT id || d::text FROM outbox_archive, jsonb_array_elements(deliveries) WITH ORDINALITY x (d, n) ORDER BY id, n`); !reflect.DeepEqual(got, deliveries) {
+		t.Errorf("deliveries are\n%q, were\n%q", got, deliveries)
+	}
+	if text := row[string](db, `SELECT payload::text FROM outbox_archive WHERE idempotency_key = 'odd'`); text != `{"b" :1,"a":1e3, "a":2, "zero":"\u0000", "lone":"\ud800"}` {
+		t.Errorf("the payload is %s", text)
+	}
+	if months := rows[string](db, `SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'outbox_archive'::regclass`); fmt.Sprint(months) != "[outbox_archive_202601]" {
+		t.Errorf("months are %q", months)
+	}
+}
+
+// What an operator has in hand is left to him, and nobody waits for him.
+func TestArchiveLeavesLockedDeliveries(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t, "a", "b")
+	db.aged(3, "key")
+	tx, err := db.pool.Begin(t.Context())
+	must(t, err)
+	_, err = tx.Exec(t.Context(), `UPDATE outbox_delivery SET status = 'pending', delivered_at = NULL
+		WHERE destination = 'b' AND event_id = (SELECT id FROM outbox WHERE idempotency_key = 'key-2')`)
+	must(t, err)
+	if done := db.archive(Retention{ArchiveAfter: 30 * days}); done.Events != 2 {
+		t.Errorf("archived %+v", done)
+	}
+	must(t, tx.Commit(t.Context()))
+	db.archive(Retention{ArchiveAfter: 30 * days})
+	db.wantKeys("outbox", "key-2")
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery`); n != 2 {
+		t.Errorf("%d deliveries are left, want 2", n)
+	}
+}
+
+// Many batches, several archivers: each event moves once.
+func TestTwoArchivers(t *testing.T) {
+	t.Parallel()
+	const events, archivers = 3000, 4
+	db := newDatabase(t)
+	db.aged(events, "key")
+	var mu sync.Mutex
+	var moved int64
+	var completed int
+	var running sync.WaitGroup
+	for range archivers {
+		running.Go(func() {
+			done, err := NewOps(db.pool).Archive(t.Context(), Retention{ArchiveAfter: 30 * days, Batch: 50}, nil)
+			if err != nil && !errors.Is(err, ErrArchiving) {
+				t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			moved += done.Events
+			if err == nil {
+				completed++
+			}
+		})
+	}
+	running.Wait()
+	if moved != events || completed == 0 {
+		t.Errorf("%d events moved, %d archivers came to the end", moved, completed)
+	}
+	if n := row[int](db, `SELECT count(DISTINCT id) FROM outbox_archive`); n != events || row[int](db, `SELECT count(*) FROM outbox`) != 0 {
+		t.Errorf("%d of %d are in the archive", n, events)
+	}
+}
+
+func TestArchiveGivesWayToAnother(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.aged(1, "key")
+	db.exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason) VALUES (1, 1, '2020-01-01', 1, 1, 1, 'default', 'retry', 'x')`)
+	tx, err := db.pool.Begin(t.Context())
+	must(t, err)
+	_, err = tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock('outbox_archive'::regclass::oid::int, 0)`)
+	must(t, err)
+	for name, keep := range map[string]Retention{"events": {ArchiveAfter: 1}, "attempts": {Attempts: 1}} {
+		if done, err := NewOps(db.pool).Archive(t.Context(), keep, nil); !errors.Is(err, ErrArchiving) || done.Events+done.Attempts != 0 {
+			t.Errorf("%s: %+v, %v", name, done, err)
+		}
+	}
+	must(t, tx.Rollback(t.Context()))
+	if done := db.archive(Retention{ArchiveAfter: days, Attempts: days}); done.Events != 1 || done.Attempts != 1 {
+		t.Errorf("then: %+v", done)
+	}
+}
+
+// The end of ctx is waited for only as long as one batch takes, and the batch counts.
+func TestArchiveIsInterruptedBetweenBatches(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.aged(25, "key")
+	ctx, cancel := context.WithCancel(t.Context())
+	done, err := NewOps(db.pool).Archive(ctx, Retention{ArchiveAfter: 30 * days, Batch: 10}, func(p ArchiveProgress) {
+		if p.Batch.Events != 10 || p.Total.Events != 10 {
+			t.Errorf("progress is %+v", p)
+		}
+		cancel()
+	})
+	if !errors.Is(err, context.Canceled) || done.Events != 10 || row[int](db, `SELECT count(*) FROM outbox_archive`) != 10 {
+		t.Errorf("interrupted: %+v, %v", done, err)
+	}
+	if done := db.archive(Retention{ArchiveAfter: 30 * days, Batch: 10}); done.Events != 15 {
+		t.Errorf("resumed: %+v", done)
+	}
+}
+
+func TestArchiveStandsDownUnderPressure(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.aged(1, "key")
+	ctx, cancel := context.WithCancel(t.Context())
+	pressed := true
+	told := ""
+	a := archiver{q: db.pool, keep: Retention{ArchiveAfter: 30 * days}, pressed: func() (string, bool) { return "old xmin", pressed }, progress: func(p ArchiveProgress) {
+		told = p.Waiting
+		cancel()
+	}}
+	if done, err := a.run(ctx); !errors.Is(err, context.Canceled) || done.Events != 0 || told != "old xmin" {
+		t.Errorf("under pressure: %+v, %v, told %q", done, err, told)
+	}
+	pressed = false
+	if done, err := a.run(t.Context()); err != nil || done.Events != 1 || told != "" {
+		t.Errorf("without: %+v, %v, told %q", done, err, told)
+	}
+}
+
+// Events that a producer dates into the future end no walk; neither do those that are kept.
+func TestArchiveLooksBehindWhatItKeeps(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at) SELECT 't', '1', 'later-' || i, now() + interval '1 year' FROM generate_series(1, 20) i`)
+	db.aged(20, "failed")
+	db.exec(`UPDATE outbox_delivery SET status = 'failed', delivered_at = NULL WHERE status = 'delivered'`)
+	db.aged(1, "old")
+	db.insert(40, "young")
+	db.aged(1, "behind-the-young") // found when those have become old
+	if done := db.archive(Retention{ArchiveAfter: 30 * days, Batch: 10}); done.Events != 1 {
+		t.Errorf("archived %+v", done)
+	}
+	db.wantKeys("outbox_archive", "old-1")
+}
+
+// Whoever puts an archived event back to send it again, and leaves it in the archive, stops nobody's run.
+func TestArchiveOfWhatIsArchived(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.aged(1, "key")
+	db.archive(Retention{ArchiveAfter: 30 * days})
+	db.exec(`INSERT INTO outbox OVERRIDING SYSTEM VALUE
+		SELECT id, event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers, available_at, created_at FROM outbox_archive`)
+	db.exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now() - interval '31 days', next_attempt_at = now() - interval '31 days'`)
+	if done := db.archive(Retention{ArchiveAfter: 30 * days}); done.Events != 1 {
+		t.Errorf("archived %+v", done)
+	}
+	if n := row[int](db, `SELECT jsonb_array_length(deliveries) FROM outbox_archive`); n != 2 {
+		t.Errorf("%d deliveries are remembered, want both", n)
+	}
+}
+
+// A relay archives by its schedule, and says so.
+func TestRelayArchives(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.aged(3, "key")
+	archived := make(chan ArchiveResult, 100)
+	cfg := db.config(to("http://receiver.test/"))
+	cfg.Retention = Retention{ArchiveAfter: 30 * days}
+	cfg.Hooks.Archived = func(batch ArchiveResult) { archived <- batch }
+	r := prepared(t, cfg)
+	r.cfg.Hooks.Archived = cfg.Hooks.Archived
+	r.cfg.Retention.Schedule = "@every 1s" // more often than is allowed
+	r.begin()
+	select {
+	case batch := <-archived:
+		if batch.Events != 3 {
+			t.Errorf("archived %+v", batch)
+		}
+	case <-time.After(patience):
+		t.Error("nothing was archived")
+	}
+}
