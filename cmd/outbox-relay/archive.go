@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+type archiveCmd struct {
+	Run archiveRunCmd `cmd:"" help:"Do now what relays do every night: archive, drop, prune."`
+}
+
+type archiveRunCmd struct {
+	databaseFlags
+	DryRun bool `help:"Count what would be done, and change nothing."`
+	Batch  int  `default:"500" help:"How many events one transaction looks at."`
+	JSON   bool `name:"json" help:"Print JSON: {dry_run, complete, events, months, attempts, processed_events}. Fields are added, never renamed or removed."`
+}
+
+func (archiveRunCmd) Help() string {
+	return `Moves events whose deliveries were all delivered or discarded long enough ago into outbox_archive, drops the months
+of that which have been kept long enough, and removes old attempts and what a receiver in the same schema has finished;
+after how long stands in the section retention of the configuration. What is pending, parked, held or failed stays.
+
+It works in short transactions with pauses in between, and may be interrupted and repeated at any time: a signal ends it
+after the batch at hand, with exit code 130 and a line that says what was done. It exits 1 if a relay archives at the
+moment.`
+}
+
+func (cmd archiveRunCmd) Run(inv *invocation) error {
+	if cmd.Batch < 1 || cmd.Batch > 10_000 {
+		return exitError{code: exitUsage, err: fmt.Errorf("--batch: %d is out of range; write 1 to 10000", cmd.Batch)}
+	}
+	c, err := inv.config("database", "retention")
+	if err != nil {
+		return err
+	}
+	keep := c.retention()
+	keep.Batch = cmd.Batch
+	var done relay.ArchiveResult
+	progress := archiveProgress{out: inv.Stderr, terminal: isTerminal(inv.Stderr), told: time.Now()}
+	err = inv.askWith(c, func(ctx context.Context, ops *relay.Ops) (err error) {
+		archive := ops.Archive
+		if cmd.DryRun {
+			archive = ops.ArchiveDue
+		}
+		done, err = archive(ctx, keep, progress.tell)
+		progress.end()
+		// It says what was done, also when that is not all.
+		return errors.Join(cmd.print(inv.Stdout, done, err == nil), err)
+	})
+	return err
+}
+
+func (cmd archiveRunCmd) print(w io.Writer, done relay.ArchiveResult, complete bool) error {
+	if cmd.JSON {
+		return writeJSON(w, struct {
+			DryRun   bool `json:"dry_run"`
+			Complete bool `json:"complete"`
+			relay.ArchiveResult
+		}{cmd.DryRun, complete, done})
+	}
+	verb := "done: "
+	if cmd.DryRun {
+		verb = "to be done: "
+	}
+	_, err := fmt.Fprintln(w, verb+archiveSummary(done))
+	return err
+}
+
+func archiveSummary(done relay.ArchiveResult) string {
+	months := fmt.Sprintf("%d months dropped", len(done.Months))
+	if len(done.Months) > 0 {
+		months += " (" + printable(strings.Join(done.Months, ", ")) + ")"
+	}
+	return fmt.Sprintf("%d events archived, %s, %d attempts and %d processed_events removed", done.Events, months, done.Attempts, done.ProcessedEvents)
+}
+
+// archiveInterval is how often a run that nobody watches says how far it is.
+const archiveInterval = 30 * time.Second
+
+// archiveProgress says how far a run is: on a terminal in one line that changes, elsewhere in a line now and then.
+type archiveProgress struct {
+	out      io.Writer
+	terminal bool
+	told     time.Time
+	drawn    bool
+}
+
+func (p *archiveProgress) tell(now relay.ArchiveProgress) {
+	interval := archiveInterval
+	if p.terminal {
+		interval = 100 * time.Millisecond
+	}
+	if time.Since(p.told) < interval && now.Waiting == "" {
+		return
+	}
+	p.told = time.Now()
+	text := archiveSummary(now.Total)
+	if now.Waiting != "" {
+		text += "; waiting: " + printable(now.Waiting)
+	}
+	if p.terminal {
+		fmt.Fprint(p.out, "\r\x1b[K", text) // clears what the last one left
+		p.drawn = true
+		return
+	}
+	fmt.Fprintln(p.out, text)
+}
+
+// end leaves the line to what follows.
+func (p *archiveProgress) end() {
+	if p.drawn {
+		fmt.Fprint(p.out, "\r\x1b[K")
+	}
+}
