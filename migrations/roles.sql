@@ -27,6 +27,8 @@ BEGIN
         GRANT SELECT, INSERT, UPDATE, DELETE
             ON outbox_delivery, outbox_route, outbox_destination, outbox_attempt, outbox_relay, outbox_alert
             TO outbox_relay;
+        GRANT SELECT, INSERT, UPDATE ON outbox_identity TO outbox_relay;
+        GRANT SELECT ON outbox_identity TO outbox_reader;
         GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_alert_notice, outbox_rescue TO outbox_relay;
         GRANT SELECT, UPDATE ON outbox_watch TO outbox_relay;
         GRANT SELECT ON outbox_alert_notice, outbox_rescue, outbox_watch TO outbox_reader;

@@ -1,0 +1,335 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// guard keeps this relay from working on a copy of its database. The session asks it before it registers and now and
+// then afterwards; the pool asks it for every connection, so that no statement runs where the session did not look.
+type guard struct {
+	relay   *Relay
+	address string // as configured
+
+	mu sync.Mutex
+	// state of the pool. It is preparing until a first look is due; statements then only ask whether the database is fit.
+	state guardState
+	// instance that the session has registered; 0 while it has none.
+	instance int32
+	// session counts registrations: each may be on another server, so that connections have to be compared again.
+	session int
+
+	// The rest belongs to the session's goroutine.
+
+	shown     int32               // the number under which this relay is shown as quarantined
+	announced string              // the reason that was told; empty: none
+	repeated  time.Time           // when the log last told it
+	looked    time.Time           // when the last look began
+	beats     map[int32]time.Time // of pooled relays, at the look before; nil: there was none
+}
+
+type guardState int
+
+const (
+	guardPreparing guardState = iota
+	guardShut
+	guardOpen
+)
+
+const (
+	// witnessGrace is how long a relay under a new address looks for another that works here before it raises an alarm:
+	// they may be starting together.
+	witnessGrace = 6 * time.Second
+	// recheckInterval is how often a relay with a connection to the server itself looks whether it still belongs there:
+	// seldom, since no connection leads elsewhere than where it led before.
+	recheckInterval = 30 * time.Second
+	// announceInterval is how often the log repeats that a relay is quarantined.
+	announceInterval = 10 * time.Minute
+)
+
+var (
+	// errGuarded keeps statements of the pool from a database that is not known to be this relay's. It is no failure of
+	// the database, and told elsewhere.
+	errGuarded = errors.New("no statement is run: the database is not, or not yet, accepted as this relay's")
+	// errElsewhere says that two connections of one configuration lead to different databases.
+	errElsewhere = errors.New("the relay's session is not on the server that this connection leads to; does the address lead to several?")
+	// errQuarantined ends a session that was accepted before.
+	errQuarantined = errors.New("quarantined")
+)
+
+func newGuard(r *Relay) *guard {
+	g := &guard{relay: r}
+	if r.cfg.Pool != nil && r.cfg.Pool.ConnConfig != nil {
+		g.address = databaseAddress(r.cfg.Pool.ConnConfig)
+	}
+	return g
+}
+
+func (g *guard) set(state guardState, instance int32) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.state, g.instance = state, instance
+	g.session++
+}
+
+// shut lets the pool run no statement until a session is accepted.
+func (g *guard) shut() { g.set(guardShut, 0) }
+
+// admit opens the pool to a relay that has registered as instance, on the database that await accepted.
+func (g *guard) admit(instance int32) { g.set(guardOpen, instance) }
+
+type unguardedKey struct{}
+
+// unguarded lets statements through to a database that is not accepted: the guard's own, and those about its alert.
+func unguarded(ctx context.Context) context.Context {
+	return context.WithValue(ctx, unguardedKey{}, true)
+}
+
+// watch makes a pool ask the guard for every connection. Connections that sessions share, behind a pooler, lead to
+// another place at any time, so that a comparison proves nothing.
+func (g *guard) watch(cfg *pgxpool.Config, pooled bool) {
+	before := cfg.PrepareConn
+	if legacy := cfg.BeforeAcquire; before == nil && legacy != nil { //nolint:staticcheck // the pool would ignore it beside PrepareConn
+		before = func(ctx context.Context, conn *pgx.Conn) (bool, error) { return legacy(ctx, conn), nil }
+	}
+	cfg.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
+		if before != nil {
+			if fit, err := before(ctx, conn); !fit || err != nil {
+				return fit, err
+			}
+		}
+		return g.prepareConn(ctx, conn, pooled)
+	}
+}
+
+const comparedKey = "outbox-relay: compared with session"
+
+func (g *guard) prepareConn(ctx context.Context, conn *pgx.Conn, pooled bool) (fit bool, err error) {
+	g.mu.Lock()
+	state, instance, session := g.state, g.instance, g.session
+	g.mu.Unlock()
+	switch {
+	case state == guardPreparing || ctx.Value(unguardedKey{}) != nil:
+		return true, nil
+	case state == guardShut:
+		return true, errGuarded
+	case pooled:
+		return true, nil
+	case instance == 0:
+		return true, errGuarded
+	}
+	data := conn.PgConn().CustomData()
+	if data[comparedKey] == session {
+		return true, nil
+	}
+	same, err := sameDatabase(ctx, conn, instance)
+	if err == nil && !same {
+		err = errElsewhere
+	}
+	if err != nil {
+		return false, err
+	}
+	data[comparedKey] = session
+	return true, nil
+}
+
+// await returns nil once the database behind h is this relay's: mostly at once, after a quarantine when somebody has
+// accepted it, or when ctx is done.
+func (g *guard) await(ctx context.Context, h handle) error {
+	ctx = unguarded(ctx)
+	g.beats = nil // of another connection, perhaps to another server
+	differences, err := g.look(ctx, h)
+	if err != nil {
+		return err
+	}
+	if len(differences) > 0 {
+		if err := g.quarantine(ctx, h, differences); err != nil || ctx.Err() != nil {
+			return err
+		}
+	}
+	if g.announced != "" {
+		g.announced = ""
+		g.relay.cfg.Log.Warn().Msg("the quarantine is over: the database is accepted")
+		if hook := g.relay.cfg.Hooks.Quarantined; hook != nil {
+			hook("")
+		}
+	}
+	g.set(guardOpen, 0)
+	return resolveQuarantinedAlert(ctx, h)
+}
+
+// recheck returns an error if the database that was accepted is no longer this relay's. It looks now and then: what is
+// recorded may change, and a pooler may lead elsewhere.
+func (g *guard) recheck(ctx context.Context, h handle) error {
+	pooled, isPooled := g.relay.store.pool.(*transactions)
+	if !isPooled && time.Since(g.looked) < recheckInterval {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(unguarded(ctx), statementTimeout)
+	defer cancel()
+	differences, err := g.look(ctx, h)
+	if err != nil {
+		return err
+	}
+	if len(differences) > 0 {
+		g.shut()
+		return fmt.Errorf("%w: %s", errQuarantined, reasonOf(differences))
+	}
+	if instance, _ := g.relay.session.current(); isPooled && !g.relay.store.deaf {
+		same, err := sameDatabase(ctx, pooled, instance)
+		if err == nil && !same {
+			g.shut()
+			err = errElsewhere
+		}
+		return err
+	}
+	return nil
+}
+
+// look compares the database with what is recorded in it, records what may be, and returns the differences that are
+// left.
+func (g *guard) look(ctx context.Context, h handle) ([]IdentityDifference, error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	g.looked = time.Now()
+	for range 5 { // a round that records something is followed by another, which finds nothing more to record
+		f, err := readFacts(ctx, h)
+		if err != nil {
+			return nil, err
+		}
+		if f.standby {
+			return nil, errReadOnly
+		}
+		found := f.Identity
+		found.Environment, found.Addresses = g.relay.cfg.Environment, []string{g.address}
+		if f.recorded == nil {
+			if err := recordFirst(ctx, h, found); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		differences := found.differences(*f.recorded)
+		if onlyAddress(differences) {
+			known, err := g.witnessed(ctx, h)
+			if err != nil {
+				return nil, err
+			}
+			if known {
+				g.relay.cfg.Log.Info().Str("address", g.address).Msg("new address of the database, where another relay works")
+				differences = nil
+			}
+		}
+		if len(differences) > 0 || !found.news(*f.recorded) {
+			return differences, nil
+		}
+		if found.Timeline != f.recorded.Timeline {
+			g.relay.cfg.Log.Warn().Int32("from", f.recorded.Timeline).Int32("to", found.Timeline).
+				Msg("the database's timeline changed, as after a failover or a recovery: what was settled shortly before may be sent again")
+		}
+		if err := recordNews(ctx, h, found); err != nil {
+			return nil, err
+		}
+	}
+	return nil, errors.New("record identity of the database: it does not stay recorded")
+}
+
+// witnessed reports whether a relay works on this very server: its lock is held here, or its heartbeat moves.
+func (g *guard) witnessed(ctx context.Context, h handle) (bool, error) {
+	if known, err := lockWitnessed(ctx, h); known || err != nil {
+		return known, err
+	}
+	beats, err := heartbeats(ctx, h)
+	if err != nil {
+		return false, err
+	}
+	before := g.beats
+	g.beats = beats
+	for instance, at := range beats {
+		if last, seen := before[instance]; seen && at.After(last) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// quarantine does nothing but show itself and look again, until there is no difference left or ctx is done.
+func (g *guard) quarantine(ctx context.Context, h handle, differences []IdentityDifference) (err error) {
+	g.shut()
+	g.relay.session.set(0, false) // whatever number it had belongs to another database
+	defer func() {
+		leaving, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+		defer cancel()
+		if leaveErr := deregisterQuarantined(leaving, h, g.shown, g.relay.cfg.Name); leaveErr == nil && err == nil {
+			g.shown = 0
+			err = resolveQuarantinedAlert(leaving, h)
+		}
+	}()
+	ticker := time.NewTicker(beatInterval)
+	defer ticker.Stop()
+	began, told := time.Now(), time.Now()
+	for len(differences) > 0 {
+		reason := reasonOf(differences)
+		if err := g.show(ctx, h, reason); err != nil {
+			return err
+		}
+		if !onlyAddress(differences) || time.Since(began) >= witnessGrace || g.announced != "" {
+			g.announce(ctx, h, reason)
+		}
+		if time.Since(told) >= alertRetry { // a channel may have failed; there is no beat to say so
+			told = time.Now()
+			signal(g.relay.alerts)
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return nil
+		}
+		if differences, err = g.look(ctx, h); err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// show registers this relay among the others as one that does nothing.
+func (g *guard) show(ctx context.Context, h handle, reason string) error {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	cfg := g.relay.cfg
+	shown, err := registerQuarantined(ctx, h, g.shown,
+		QuarantinedRelay{Name: cfg.Name, Reason: reason, Environment: cfg.Environment, Address: g.address}, cfg.Version)
+	if ctx.Err() != nil {
+		return nil //nolint:nilerr // the relay is stopping
+	}
+	g.shown = shown
+	return err
+}
+
+// announce tells about a quarantine: the hook and an alert once, the log now and then.
+func (g *guard) announce(ctx context.Context, h handle, reason string) {
+	cfg := g.relay.cfg
+	if reason != g.announced || time.Since(g.repeated) >= announceInterval {
+		g.repeated = time.Now()
+		cfg.Log.Error().Str("reason", reason).Str("address", g.address).Str("environment", cfg.Environment).Msg("quarantined: " + decide)
+	}
+	if reason == g.announced {
+		return
+	}
+	g.announced = reason
+	if cfg.Hooks.Quarantined != nil {
+		cfg.Hooks.Quarantined(reason)
+	}
+	firing, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	err := fireQuarantinedAlert(firing, h, cfg.Environment, reason, fmt.Sprintf("%s (database %s); %s", reason, g.address, decide))
+	if err != nil && ctx.Err() == nil {
+		g.relay.databaseError("alert of a quarantine", err)
+	}
+	signal(g.relay.alerts)
+}
