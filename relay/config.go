@@ -40,6 +40,8 @@ type Config struct {
 	// Pool says how to reach the producer's database. The relay opens at most MaxConns connections of it (when that is
 	// 0 or above 3: three), and one more for its session. It overrides the planner settings on which its plans rest.
 	Pool *pgxpool.Config
+	// Pooler says whether Pool leads through a connection pooler. The zero value finds out.
+	Pooler Pooler
 	// Schema that holds the outbox tables. Empty: the first one on the search_path of role and database.
 	Schema string
 
@@ -47,6 +49,11 @@ type Config struct {
 	Name string
 	// Version of the program, shown beside the name. May be empty.
 	Version string
+
+	// Environment is the name of where this relay belongs, such as "production". The first one that a relay names is
+	// remembered in the database; a relay of another name does nothing there (see Hooks.Quarantined). Empty: not compared.
+	// Printable ASCII, at most 63 characters.
+	Environment string
 
 	// PollInterval is how long an idle relay waits before it looks by itself; notifications and its own activity wake
 	// it sooner. 0: 5 s. At least 1 s.
@@ -68,11 +75,19 @@ type Config struct {
 	// Egress says where requests may go, and through what.
 	Egress Egress
 
-	// Alerts says whom to tell when deliveries fail for good. The zero value only logs.
+	// Alerts says whom to tell when something needs a person. The zero value only logs.
 	Alerts Alerts
+	// Watching says how this relay looks after the database it is a guest of. The zero value is fine.
+	Watching Watching
 	// LogDelivered adds successful attempts to the attempt log, which otherwise holds only those that did not deliver.
 	// It costs one more inserted row per delivery.
 	LogDelivered bool
+	// AllowUnserved starts the relay although pending deliveries wait for destinations that it does not have: another
+	// relay serves them, or they shall go on waiting. false: Run ends with [ErrUnserved].
+	AllowUnserved bool
+
+	// Retention says for how long what is done with is kept. The zero value keeps everything.
+	Retention Retention
 
 	// Log receives what happens, never payloads, secrets, or URLs with credentials. The zero value discards.
 	Log zerolog.Logger
@@ -90,8 +105,16 @@ type Destination struct {
 	Timeout time.Duration
 	// MaxInFlight bounds concurrent POSTs to this destination. 0: 64.
 	MaxInFlight int
+	// RateLimit bounds the requests to this destination by this relay, per second. 0: any number.
+	RateLimit float64
 	// Retry says when, and how often. The zero value is the standard schedule.
 	Retry RetryPolicy
+	// Breaker says when to hold what is due instead of spending attempts on a destination that is down. The zero value
+	// is the standard one.
+	Breaker BreakerPolicy
+	// OnFailure says what a delivery that failed for good does to the later ones of its ordering key. Empty:
+	// [BlockFailed].
+	OnFailure FailurePolicy
 	// Responses moves status codes to another outcome than the standard table gives them.
 	Responses Responses
 	// Headers sent with every POST, such as Authorization. They may not repeat a header of the wire contract.
@@ -132,14 +155,6 @@ type Route struct {
 	To []string
 }
 
-// Alerts says whom to tell when deliveries fail for good.
-type Alerts struct {
-	// Channels that each alert is sent to.
-	Channels []Channel
-	// Window during which a rule tells about one subject once. 0: 15 min.
-	Window time.Duration
-}
-
 // A Problem is one mistake in a Config.
 type Problem struct {
 	// Path of the setting, as a configuration file spells it: "destinations.logistics.timeout".
@@ -156,22 +171,15 @@ func (c Config) withDefaults() Config {
 	setDefault(&c.Lease, DefaultLease)
 	setDefault(&c.DrainTimeout, DefaultDrainTimeout)
 	setDefault(&c.MaxInFlight, DefaultMaxInFlight)
-	setDefault(&c.Alerts.Window, DefaultAlertWindow)
+	c.Alerts = c.Alerts.withDefaults()
+	c.Watching = c.Watching.withDefaults()
 	c.Destinations = append([]Destination(nil), c.Destinations...)
 	for i := range c.Destinations {
 		d := &c.Destinations[i]
 		setDefault(&d.Timeout, DefaultTimeout)
 		setDefault(&d.MaxInFlight, DefaultLaneInFlight)
 		d.Wire = d.Wire.withDefaults(c.Egress)
-		setDefault(&d.Retry.MaxAttempts, DefaultMaxAttempts)
-		setDefault(&d.Retry.RetryAfterMax, DefaultRetryAfterMax)
-		if len(d.Retry.Schedule) == 0 {
-			d.Retry.Schedule = DefaultSchedule()
-		}
-		if d.Retry.Jitter == nil {
-			jitter := DefaultJitter
-			d.Retry.Jitter = &jitter
-		}
+		d.Retry = d.Retry.withDefaults()
 	}
 	if len(c.Routes) == 0 {
 		all := Route{Event: "*"}
@@ -194,13 +202,17 @@ func setDefault[T comparable](field *T, value T) {
 func (c Config) Validate() []Problem {
 	c = c.withDefaults()
 	var v validator
+	v.pooler(c.Pooler)
 	v.require(storable(c.Schema), "database.schema", "is not valid UTF-8, or contains a NUL")
 	v.require(storable(c.Name), "relay.name", "is not valid UTF-8, or contains a NUL")
 	v.require(storable(c.Version), "relay.version", "is not valid UTF-8, or contains a NUL")
+	if text := environmentProblem(c.Environment); text != "" {
+		v.require(false, "environment", "%s", text)
+	}
 	v.require(c.PollInterval >= time.Second, "relay.poll_interval", "%s is too short; write at least 1s", c.PollInterval)
 	v.require(c.DrainTimeout > 0, "relay.drain_timeout", "%s is negative; write a duration such as 20s", c.DrainTimeout)
 	v.require(c.MaxInFlight > 0 && c.MaxInFlight <= 100_000, "relay.max_in_flight", "%d is out of range; write 1 to 100000", c.MaxInFlight)
-	v.require(c.Alerts.Window > 0, "alerts.window", "%s is negative; write a duration such as 15m", c.Alerts.Window)
+	v.alerts(c.Alerts)
 	v.require(len(c.Destinations) > 0, "destinations", "there is none; set OUTBOX_DESTINATION_URL or add one")
 
 	v.egress(c.Egress)
@@ -226,6 +238,7 @@ func (c Config) Validate() []Problem {
 			v.require(names[name], path+".to", "there is no destination %q", name)
 		}
 	}
+	v.retention(c)
 	return v.problems
 }
 
@@ -256,6 +269,13 @@ func (v *validator) destination(path string, d Destination) {
 	}
 	v.require(d.Timeout > 0, path+".timeout", "%s is negative; write a duration such as 10s", d.Timeout)
 	v.require(d.MaxInFlight > 0 && d.MaxInFlight <= 10_000, path+".max_in_flight", "%d is out of range; write 1 to 10000", d.MaxInFlight)
+	v.require(d.RateLimit >= 0 && d.RateLimit <= 1e6 && (d.RateLimit == 0 || d.RateLimit >= 0.01), path+".rate_limit",
+		"%g is out of range; write requests per second, 0.01 to 1000000, or 0 for no limit", d.RateLimit)
+	v.require(d.OnFailure == BlockFailed || d.OnFailure == SkipFailed, path+".on_failure", "%q is not known; write block or skip", d.OnFailure)
+	v.require(d.Breaker.Failures > 0 && d.Breaker.Failures <= 1000, path+".breaker.failures", "%d is out of range; write 1 to 1000", d.Breaker.Failures)
+	v.require(d.Breaker.ProbeAfter > 0 && d.Breaker.ProbeAfter <= d.Breaker.ProbeMax, path+".breaker.probe_after",
+		"%s is out of range; write more than 0 and at most probe_max (%s)", d.Breaker.ProbeAfter, d.Breaker.ProbeMax)
+	v.require(d.Breaker.ProbeMax > 0 && d.Breaker.ProbeMax <= time.Hour, path+".breaker.probe_max", "%s is out of range; write more than 0 and at most 1h", d.Breaker.ProbeMax)
 	v.require(d.Retry.MaxAttempts > 0 && d.Retry.MaxAttempts <= 1000, path+".retry.max_attempts", "%d is out of range; write 1 to 1000", d.Retry.MaxAttempts)
 	v.require(*d.Retry.Jitter >= 0 && *d.Retry.Jitter <= 1, path+".retry.jitter", "%g is out of range; write 0 to 1", *d.Retry.Jitter)
 	v.require(d.Retry.RetryAfterMax > 0, path+".retry.retry_after_max", "%s is negative; write a duration such as 24h", d.Retry.RetryAfterMax)

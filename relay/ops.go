@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -46,6 +45,24 @@ type DestinationStatus struct {
 	LagSeconds   float64 `json:"lag_seconds"`
 	Paused       bool    `json:"paused"`
 	PausedReason string  `json:"paused_reason,omitempty"`
+	// PausedAt is when; nil unless paused.
+	PausedAt *time.Time `json:"paused_at,omitempty"`
+	// Replays of the pending were made pending again by an operator.
+	Replays int64 `json:"replays"`
+	// BlockedKeys counts the ordering keys whose later deliveries wait behind a failed one. It looks at 10,000 of those.
+	BlockedKeys int64 `json:"blocked_keys"`
+	// BlockedSeconds is for how long the oldest of them has been blocked; 0 without one.
+	BlockedSeconds float64 `json:"blocked_seconds"`
+	// Routed: a route leads there. Nothing new arrives at a destination without.
+	Routed bool `json:"routed"`
+	// Breaker: closed; open, when the destination is down and its deliveries are held; half_open while one is tried.
+	Breaker string `json:"breaker"`
+	// BreakerOpenedAt is when the hold began; nil when closed.
+	BreakerOpenedAt *time.Time `json:"breaker_opened_at,omitempty"`
+	// BreakerSeconds until the next probe; not above 0 when it is due. 0 when closed.
+	BreakerSeconds float64 `json:"breaker_seconds,omitempty"`
+	// BreakerError is what the destination last answered to a probe, or what opened the breaker.
+	BreakerError string `json:"breaker_error,omitempty"`
 }
 
 // RelayStatus is one registered relay.
@@ -57,6 +74,19 @@ type RelayStatus struct {
 	// HeartbeatAgeSeconds since the relay last said that it lives; it does so every second.
 	HeartbeatAgeSeconds float64 `json:"heartbeat_age_seconds"`
 	Idle                bool    `json:"idle"`
+	// SessionLock: the relay holds a lock while it lives. Without, behind a pooler, only its heartbeat tells.
+	SessionLock bool `json:"session_lock"`
+	// InFlight deliveries are claimed by it.
+	InFlight int64 `json:"in_flight"`
+}
+
+// Relays lists the registered relays; the dead among them are removed by the living within seconds.
+func (o *Ops) Relays(ctx context.Context) ([]RelayStatus, error) {
+	list, err := relayStatus(ctx, o.pool)
+	if err != nil {
+		return nil, fmt.Errorf("list relays: %w", err)
+	}
+	return list, nil
 }
 
 // Status counts the outbox. It reads every pending and failed row's index entry, so its cost grows with the backlog,
@@ -83,23 +113,37 @@ func (o *Ops) Status(ctx context.Context) (Status, error) {
 // ErrSchema says that the database's schema is not the one this build works with.
 var ErrSchema = errors.New("schema mismatch")
 
-// CheckSchema returns nil if the outbox schema has exactly the version this build knows, an error wrapping [ErrSchema]
-// that says what to do if not, and any other error if that could not be found out.
+// CheckSchema returns nil if this build can work with the outbox schema, because it has the version this build knows or
+// a later one that says so; an error wrapping [ErrSchema] that says what to do if not, and any other error if that could
+// not be found out.
 func (o *Ops) CheckSchema(ctx context.Context) error {
-	version, err := schemaVersion(ctx, o.pool)
+	_, err := checkSchema(ctx, o.pool)
+	return err
+}
+
+// checkSchema also returns the version of a schema that is newer than this build; 0: it is not.
+func checkSchema(ctx context.Context, q querier) (newer int64, err error) {
+	version, err := schemaVersion(ctx, q)
 	want := migrations.Outbox.Latest()
-	var pgErr *pgconn.PgError
 	switch {
-	case errors.As(err, &pgErr) && pgErr.Code == "42P01": // undefined_table
-		return fmt.Errorf("%w: there is no outbox schema here (version %d is needed); run: outbox-relay migrate up", ErrSchema, want)
+	case hasCode(err, undefinedTable):
+		return 0, fmt.Errorf("%w: there is no outbox schema here (version %d is needed); run: outbox-relay migrate up", ErrSchema, want)
 	case err != nil:
-		return fmt.Errorf("read schema version: %w", err)
+		return 0, fmt.Errorf("read schema version: %w", err)
 	case version < want:
-		return fmt.Errorf("%w: the database has version %d, this build needs %d; run: outbox-relay migrate up", ErrSchema, version, want)
-	case version > want:
-		return fmt.Errorf("%w: the database has version %d, this build knows %d; run a newer outbox-relay", ErrSchema, version, want)
+		return 0, fmt.Errorf("%w: the database has version %d, this build needs %d; run: outbox-relay migrate up", ErrSchema, version, want)
+	case version == want:
+		return 0, nil
 	}
-	return nil
+	since, err := compatibleSince(ctx, q)
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("read schema version: %w", err)
+	case since > want:
+		return 0, fmt.Errorf("%w: the database has version %d, which works with builds that know %d or later, this build knows %d; run a newer outbox-relay",
+			ErrSchema, version, since, want)
+	}
+	return version, nil
 }
 
 // DeliveryFilter chooses deliveries to list. The zero value is the newest of all.
@@ -112,6 +156,14 @@ type DeliveryFilter struct {
 	Parked bool
 	// EventID of the one event to list the deliveries of. 0: any.
 	EventID int64
+	// Type is a pattern of event types, in which '*' stands for any characters. Empty: any.
+	Type string
+	// Since and Until bound when the event was created: Since <= created_at < Until. Zero: no bound.
+	Since, Until time.Time
+	// Reason of the last attempt. Empty: any.
+	Reason string
+	// OrderingKey of the event. Empty: any, also none.
+	OrderingKey string
 	// Limit of how many are returned, the newest first. 0: 50.
 	Limit int
 }
@@ -132,6 +184,17 @@ type DeliveryInfo struct {
 	LastReason     *string    `json:"last_reason"`
 	LastError      *string    `json:"last_error"`
 	ClaimedBy      *int32     `json:"claimed_by"` // the relay that has it in flight
+	OrderingKey    *string    `json:"ordering_key"`
+	Replay         bool       `json:"replay"` // an operator made it pending again
+}
+
+// Now returns the time of the database, by which everything there is dated.
+func (o *Ops) Now(ctx context.Context) (time.Time, error) {
+	now, err := databaseTime(ctx, o.pool)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("read the database's time: %w", err)
+	}
+	return now, nil
 }
 
 // Deliveries lists the deliveries that match the filter.

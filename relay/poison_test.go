@@ -213,7 +213,9 @@ func TestUnknownDestinationsWait(t *testing.T) {
 	db := newDatabase(t, "default", "retired")
 	db.insert(3, "key")
 	rc := newReceiver(t, nil)
-	r := start(t, db.config(to(rc.URL)))
+	cfg := db.config(to(rc.URL))
+	cfg.AllowUnserved = true
+	r := start(t, cfg)
 	r.settles(t, Delivered, 3)
 	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
 	if got := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = 'retired' AND status = 'pending' AND claim = 0`); got != 3 {
@@ -253,7 +255,7 @@ func TestCrashLoopIsSetAside(t *testing.T) {
 func TestPanicOfOneDelivery(t *testing.T) {
 	t.Parallel()
 	d := Config{Destinations: []Destination{to("http://127.0.0.1:1/")}}.withDefaults().Destinations[0]
-	l, err := newLane(d, "")
+	l, err := laneTo(d)
 	must(t, err)
 	broken := order()
 	broken.leaseEnds = time.Now().Add(time.Hour)

@@ -8,24 +8,31 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 // A Relay claims, delivers and settles. Make one with [New]; run it once.
 type Relay struct {
 	cfg   Config
-	lanes map[string]*lane
+	lanes lanes
 
-	pool    *pgxpool.Pool
+	pool    *pgxpool.Pool // behind store
 	store   *store
 	session *session
+	guard   *guard
 	wake    *wakeup
 	alerts  chan struct{} // there may be alerts to tell
 	parked  chan struct{} // there may be parked deliveries with a route
+	doubt   chan struct{} // the schema may have changed under this relay
 	senders sync.WaitGroup
+	lookout lookout
 
 	settlements chan settlement
+
+	// pressed says why the database needs to be left alone for now; nil: never.
+	pressed func() (reason string, pressed bool)
 
 	// Three ends, in this order. After taking nothing more is claimed or sent; after doing POSTs in flight are cut off;
 	// after settling what could not be written is left to the lease.
@@ -35,6 +42,7 @@ type Relay struct {
 
 	hurry context.Context // done after Abort
 	abort context.CancelFunc
+	fail  context.CancelCauseFunc // ends Run for what waiting cannot mend
 }
 
 const (
@@ -61,38 +69,41 @@ func New(cfg Config) (*Relay, error) {
 	}
 	r := &Relay{
 		cfg:         cfg,
-		lanes:       make(map[string]*lane, len(cfg.Destinations)),
 		wake:        newWakeup(),
 		alerts:      make(chan struct{}, 1),
 		parked:      make(chan struct{}, 1),
+		doubt:       make(chan struct{}, 1),
 		settlements: make(chan settlement, settleBatch),
 	}
 	for _, d := range cfg.Destinations {
-		l, err := newLane(d, cfg.Version)
+		e, err := newEndpoint(d, cfg.Version)
 		if err != nil {
 			return nil, err
 		}
-		r.lanes[d.Name] = l
+		r.lanes.add(newLane(e))
 	}
 	r.session = &session{relay: r}
+	r.guard = newGuard(r)
+	r.pressed = func() (string, bool) { reason := r.pressure(); return reason, reason != "" }
 	r.hurry, r.abort = context.WithCancel(context.Background())
 	return r, nil
 }
 
 // Run works until ctx is done, then stops taking, lets POSTs in flight end within DrainTimeout, settles them, gives
 // back what it has not sent, and returns nil. While the database is away it waits for it, for ever. It returns an error
-// only for what waiting cannot mend: one wrapping [ErrSchema] or [ErrPooler].
+// only for what waiting cannot mend: one wrapping [ErrSchema], [ErrPooler] or [ErrUnserved].
 func (r *Relay) Run(ctx context.Context) error {
-	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), r.poolConfig())
-	if err != nil {
-		return fmt.Errorf("open database pool: %w", err)
+	if err := r.open(ctx, r.cfg.Pooler.Mode == PoolerTransaction); err != nil {
+		return err
 	}
-	defer pool.Close()
-	r.pool, r.store = pool, &store{pool: pool}
+	defer func() { r.pool.Close() }()
 	if err := r.prepare(ctx); err != nil || ctx.Err() != nil {
 		return err
 	}
+	ctx, r.fail = context.WithCancelCause(ctx)
+	defer r.fail(nil)
 
+	r.guard.shut()
 	settling, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
 	doing, cutOff := context.WithCancel(context.WithoutCancel(ctx))
@@ -107,6 +118,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	takers.Go(func() { (&claimer{relay: r, pace: pace{poll: r.cfg.PollInterval}}).run(ctx) })
 	takers.Go(func() { r.maintain(ctx) })
 	takers.Go(func() { r.tellAlerts(ctx) })
+	takers.Go(func() { r.watch(ctx) })
 
 	<-ctx.Done()
 	r.cfg.Log.Info().Dur("drain_timeout", r.cfg.DrainTimeout).Msg("stopping")
@@ -124,10 +136,13 @@ func (r *Relay) Run(ctx context.Context) error {
 	settler.Wait()
 	leave()
 	presence.Wait()
-	for _, l := range r.lanes {
-		l.transport.CloseIdleConnections()
+	for _, l := range r.laneList() {
+		l.current().transport.CloseIdleConnections()
 	}
 	r.cfg.Log.Info().Msg("stopped")
+	if cause := context.Cause(ctx); errors.Is(cause, ErrSchema) {
+		return cause
+	}
 	return nil
 }
 
@@ -135,31 +150,45 @@ func (r *Relay) Run(ctx context.Context) error {
 // attempted again later. It may be called at any time, from any goroutine.
 func (r *Relay) Abort() { r.abort() }
 
-// poolConfig returns the connection settings with what the engine's statements rest on.
+// poolConfig returns how to connect to the server itself.
 func (r *Relay) poolConfig() *pgxpool.Config {
 	cfg := r.cfg.Pool.Copy()
 	if cfg.MaxConns <= 0 || cfg.MaxConns > defaultConns {
 		cfg.MaxConns = defaultConns
 	}
-	for name, value := range sessionSettings {
-		cfg.ConnConfig.RuntimeParams[name] = value
-	}
-	if r.cfg.Schema != "" {
-		cfg.ConnConfig.RuntimeParams["search_path"] = pgx.Identifier{r.cfg.Schema}.Sanitize()
-	}
+	directly(cfg, r.cfg.Schema)
 	return cfg
+}
+
+// open makes the pool, which connects at its first use.
+func (r *Relay) open(ctx context.Context, pooled bool) error {
+	cfg := r.poolConfig()
+	var settings map[string]string
+	if pooled {
+		settings = throughPooler(cfg, r.cfg.Schema)
+	}
+	r.guard.watch(cfg, pooled)
+	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
+	if err != nil {
+		return fmt.Errorf("open database pool: %w", err)
+	}
+	r.pool, r.store = pool, &store{pool: pool}
+	if pooled {
+		r.store = &store{pool: newTransactions(pool, settings), deaf: r.cfg.Pooler.Session == nil}
+	}
+	return nil
 }
 
 // prepare waits for the database and checks that it is fit.
 func (r *Relay) prepare(ctx context.Context) error {
 	failing := newBackoff()
 	for {
-		err := r.store.checkSession(ctx)
+		err := r.checkDatabase(ctx)
 		if err == nil {
-			err = NewOps(r.pool).CheckSchema(ctx)
+			err = r.checkUnserved(ctx)
 		}
 		switch {
-		case errors.Is(err, ErrSchema), errors.Is(err, ErrPooler):
+		case errors.Is(err, ErrSchema), errors.Is(err, ErrPooler), errors.Is(err, ErrUnserved):
 			return err
 		case err == nil, ctx.Err() != nil:
 			return nil
@@ -173,10 +202,51 @@ func (r *Relay) prepare(ctx context.Context) error {
 	}
 }
 
+// checkDatabase finds out what the connection leads to, and whether the relay can work there.
+func (r *Relay) checkDatabase(ctx context.Context) error {
+	err := r.store.checkSession(ctx)
+	if _, pooled := r.store.pool.(*transactions); errors.Is(err, ErrPooler) && !pooled {
+		if r.cfg.Pooler.Mode == PoolerNone {
+			return fmt.Errorf("%w; give the relay a direct connection, or set database.pooler to transaction", err)
+		}
+		r.pool.Close()
+		if err := r.open(ctx, true); err != nil {
+			return err
+		}
+		err = r.store.checkSession(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	newer, err := checkSchema(ctx, r.store.pool)
+	if err != nil {
+		return err
+	}
+	if newer != 0 {
+		r.cfg.Log.Warn().Int64("database", newer).Int64("known", migrations.Outbox.Latest()).
+			Msg("the schema is newer than this version, and works with it; upgrade this relay soon")
+	}
+	if r.store.deaf {
+		r.cfg.Log.Warn().Dur("poll_interval", r.cfg.PollInterval).Dur("lease", r.cfg.Lease).
+			Msg("working through a connection pooler: events are found by polling, and the work of a relay that crashes waits for its lease; a direct connection in database.listen_url makes both instant")
+	}
+	return nil
+}
+
 // databaseError tells of a failed statement that will be repeated.
 func (r *Relay) databaseError(operation string, err error) {
-	r.cfg.Log.Error().Err(err).Str("operation", operation).Msg("database: will be tried again")
-	if hasCode(err, readOnlyTransaction) {
+	if errors.Is(err, errGuarded) || errors.Is(err, errQuarantined) {
+		return // the guard tells
+	}
+	line := r.cfg.Log.Error().Err(err).Str("operation", operation)
+	if hint := hintFor(err); hint != "" {
+		line = line.Str("hint", hint)
+	}
+	line.Msg("database: will be tried again")
+	if schemaMayDiffer(err) {
+		signal(r.doubt)
+	}
+	if hasCode(err, readOnlyTransaction) || errors.Is(err, errReadOnly) {
 		// After a failover these connections may lead to what was the primary, for ever; new ones need not.
 		r.pool.Reset()
 	}

@@ -3,6 +3,8 @@ package relay
 import (
 	"context"
 	"fmt"
+	"math"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -24,16 +26,39 @@ func schemaVersion(ctx context.Context, q querier) (version int64, err error) {
 	return version, err
 }
 
+const selectCompatibleSince = `SELECT outbox_compatible_since()`
+
+// compatibleSince returns the oldest schema version whose builds work with the schema. One without an answer works with
+// no other than its own.
+func compatibleSince(ctx context.Context, q querier) (version int64, err error) {
+	err = q.QueryRow(ctx, selectCompatibleSince).Scan(&version)
+	if hasCode(err, undefinedFunction) {
+		return math.MaxInt64, nil
+	}
+	return version, err
+}
+
 const selectDestinationStatus = `
 WITH pending AS (
     SELECT destination, count(*) AS pending,
            count(*) FILTER (WHERE next_attempt_at <= now() AND claimed_by IS NULL) AS due,
            count(*) FILTER (WHERE claimed_by IS NOT NULL) AS in_flight,
            count(*) FILTER (WHERE attempts > 0) AS retrying,
+           count(*) FILTER (WHERE replay) AS replays,
            extract(epoch FROM now() - min(next_attempt_at) FILTER (WHERE next_attempt_at <= now()))::float8 AS lag
     FROM outbox_delivery WHERE status = 'pending' GROUP BY destination
 ), failed AS (
     SELECT destination, count(*) AS failed FROM outbox_delivery WHERE status = 'failed' GROUP BY destination
+), blocked AS (
+    SELECT destination, count(DISTINCT ordering_key) AS keys, extract(epoch FROM now() - min(since))::float8 AS age
+    FROM (SELECT f.destination, f.ordering_key, coalesce(f.last_attempt_at, f.next_attempt_at) AS since
+          FROM outbox_delivery f
+          WHERE f.status = 'failed' AND f.ordering_key IS NOT NULL
+            AND EXISTS (SELECT FROM outbox_delivery l
+                        WHERE l.destination = f.destination AND l.ordering_key = f.ordering_key AND l.event_id > f.event_id
+                          AND l.status = 'pending' AND l.ordering_key IS NOT NULL)
+          LIMIT 10000) f
+    GROUP BY destination
 ), known AS (
     SELECT destination FROM outbox_route
     UNION SELECT destination FROM outbox_destination
@@ -41,10 +66,14 @@ WITH pending AS (
     UNION SELECT destination FROM failed
 )
 SELECT k.destination, coalesce(p.pending, 0), coalesce(p.due, 0), coalesce(p.in_flight, 0), coalesce(p.retrying, 0),
-       coalesce(f.failed, 0), coalesce(p.lag, 0), coalesce(d.paused, false), coalesce(d.paused_reason, '')
+       coalesce(f.failed, 0), coalesce(p.lag, 0), coalesce(d.paused, false), coalesce(d.paused_reason, ''), d.paused_at,
+       coalesce(p.replays, 0), coalesce(b.keys, 0), coalesce(b.age, 0),
+       EXISTS (SELECT FROM outbox_route r WHERE r.destination = k.destination), coalesce(d.breaker, 'closed'),
+       d.breaker_opened_at, coalesce(extract(epoch FROM d.breaker_until - now()), 0)::float8, coalesce(d.breaker_error, '')
 FROM known k
 LEFT JOIN pending p USING (destination)
 LEFT JOIN failed f USING (destination)
+LEFT JOIN blocked b USING (destination)
 LEFT JOIN outbox_destination d USING (destination)
 ORDER BY k.destination`
 
@@ -64,9 +93,15 @@ func destinationStatus(ctx context.Context, q querier) ([]DestinationStatus, int
 	return all, 0, nil
 }
 
+// What is claimed was due, and nothing but a settle makes it due later.
 const selectRelays = `
-SELECT instance, name, version, started_at, extract(epoch FROM now() - heartbeat_at)::float8, idle
-FROM outbox_relay ORDER BY instance`
+SELECT r.instance, r.name, r.version, r.started_at, extract(epoch FROM now() - r.heartbeat_at)::float8, r.idle, r.session_lock,
+       coalesce(c.deliveries, 0)
+FROM outbox_relay r
+LEFT JOIN (SELECT claimed_by, count(*) AS deliveries FROM outbox_delivery
+           WHERE status = 'pending' AND next_attempt_at <= now() AND claimed_by IS NOT NULL
+           GROUP BY claimed_by) c ON c.claimed_by = r.instance
+ORDER BY r.instance`
 
 func relayStatus(ctx context.Context, q querier) ([]RelayStatus, error) {
 	rows, err := q.Query(ctx, selectRelays)
@@ -77,8 +112,9 @@ func relayStatus(ctx context.Context, q querier) ([]RelayStatus, error) {
 }
 
 const selectAlerts = `
-SELECT rule, subject, count, opened_at, coalesce(first_event_id, 0), coalesce(first_error, '')
-FROM outbox_alert ORDER BY opened_at, rule, subject`
+SELECT rule, subject, count - counted_before, opened_at, coalesce(first_event_id, 0), coalesce(first_error, ''),
+       coalesce(detail, ''), resolved_at
+FROM outbox_alert WHERE resolved_at IS NULL ORDER BY opened_at, rule, subject`
 
 func openAlerts(ctx context.Context, q querier) ([]Alert, error) {
 	rows, err := q.Query(ctx, selectAlerts)
@@ -92,7 +128,7 @@ func openAlerts(ctx context.Context, q querier) ([]Alert, error) {
 const selectDeliveries = `
 SELECT d.event_id, coalesce(e.event_type, ''), coalesce(e.idempotency_key, ''), e.created_at, d.destination, d.status,
        d.attempts, d.next_attempt_at, d.last_attempt_at, d.delivered_at, d.last_status, d.last_reason, d.last_error,
-       d.claimed_by
+       d.claimed_by, d.ordering_key, d.replay
 FROM outbox_delivery d LEFT JOIN outbox e ON e.id = d.event_id
 WHERE true`
 
@@ -103,17 +139,22 @@ func deliveries(ctx context.Context, q querier, filter DeliveryFilter) ([]Delive
 	sql := selectDeliveries
 	var args []any
 	for _, condition := range []struct {
-		column string
-		given  bool
-		value  any
+		text  string
+		given bool
+		value any
 	}{
-		{"d.status", filter.Status != "", filter.Status},
-		{"d.destination", filter.Destination != "" || filter.Parked, filter.Destination},
-		{"d.event_id", filter.EventID != 0, filter.EventID},
+		{"d.status =", filter.Status != "", filter.Status},
+		{"d.destination =", filter.Destination != "" || filter.Parked, filter.Destination},
+		{"d.event_id =", filter.EventID != 0, filter.EventID},
+		{"d.last_reason =", filter.Reason != "", filter.Reason},
+		{"d.ordering_key =", filter.OrderingKey != "", filter.OrderingKey},
+		{"e.event_type LIKE", filter.Type != "", likePattern(filter.Type)},
+		{"e.created_at >=", !filter.Since.IsZero(), filter.Since},
+		{"e.created_at <", !filter.Until.IsZero(), filter.Until},
 	} {
 		if condition.given {
 			args = append(args, condition.value)
-			sql += fmt.Sprintf(" AND %s = $%d", condition.column, len(args))
+			sql += fmt.Sprintf(" AND %s $%d", condition.text, len(args))
 		}
 	}
 	args = append(args, filter.Limit)
@@ -134,4 +175,11 @@ func loggedAttempts(ctx context.Context, q querier, eventID int64) ([]LoggedAtte
 		return nil, err
 	}
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[LoggedAttempt])
+}
+
+const selectNow = `SELECT clock_timestamp()`
+
+func databaseTime(ctx context.Context, q querier) (now time.Time, err error) {
+	err = q.QueryRow(ctx, selectNow).Scan(&now)
+	return now, err
 }

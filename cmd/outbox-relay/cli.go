@@ -33,8 +33,14 @@ const overview = `outbox-relay delivers the events that a service commits to its
   outbox-relay run             deliver until told to stop
   outbox-relay status          what waits, what failed, who delivers
 
-  outbox-relay events list --status failed | show ID     what did not arrive, and why; one event
+  outbox-relay events list --status failed | show ID     what did not arrive, and why; one event, and why it waits
+  outbox-relay replay --destination NAME | ID            send again what failed
+  outbox-relay discard --destination NAME | ID           give up what waits or failed
+  outbox-relay pause | resume NAME                       stop sending to a destination; go on
+  outbox-relay relays | routes list | routes test TYPE   who delivers; where events go
+  outbox-relay archive run                               archive what is settled, drop and prune what is old, now
   outbox-relay migrate down | status                     revert the last migration; list them
+  outbox-relay alert test                                send a test alert to every channel
   outbox-relay config check | show                       find every mistake; print what is in effect, and why
   outbox-relay version
 
@@ -48,6 +54,14 @@ type grammar struct {
 	Migrate migrateCmd `cmd:"" help:"Create, upgrade, revert or list the tables."`
 	Status  statusCmd  `cmd:"" help:"Show what waits, what failed, who delivers."`
 	Events  eventsCmd  `cmd:"" help:"List deliveries, or show one event."`
+	Alert   alertCmd   `cmd:"" help:"Try the alert channels."`
+	Replay  replayCmd  `cmd:"" help:"Send failed, delivered or discarded deliveries again."`
+	Discard discardCmd `cmd:"" help:"Give pending, parked or failed deliveries up."`
+	Pause   pauseCmd   `cmd:"" help:"Send nothing to a destination until it is resumed."`
+	Resume  resumeCmd  `cmd:"" help:"End a pause; with --reset-breaker a hold too."`
+	Relays  relaysCmd  `cmd:"" help:"List the relays that run."`
+	Routes  routesCmd  `cmd:"" help:"List the stored routes, or show where an event type goes."`
+	Archive archiveCmd `cmd:"" help:"Archive, drop and prune by hand what relays do every night."`
 	Config  configCmd  `cmd:"" help:"Check or show the configuration."`
 	Version versionCmd `cmd:"" help:"Show the version of this program."`
 }
@@ -170,7 +184,7 @@ func (m Main) report(err error) int {
 		fmt.Fprintln(m.Stderr, mistakes)
 		return exitConfig
 	case errors.As(err, &exit):
-	case errors.Is(err, relay.ErrPooler):
+	case errors.Is(err, relay.ErrPooler), errors.Is(err, relay.ErrUnserved):
 		exit.code = exitConfig
 	case errors.Is(err, relay.ErrSchema):
 		exit.code = exitSchema

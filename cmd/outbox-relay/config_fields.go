@@ -34,6 +34,7 @@ func allFields() []field {
 		{path: "relay.drain_timeout", env: "DRAIN_TIMEOUT", flag: "drain-timeout", kind: one("20s", parseDuration), standard: relay.DefaultDrainTimeout},
 		{path: "relay.max_in_flight", env: "MAX_IN_FLIGHT", flag: "max-in-flight", kind: one("256", parseCount), standard: relay.DefaultMaxInFlight},
 		{path: "relay.log_delivered", env: "LOG_DELIVERED", kind: one("true", parseBool), standard: false},
+		{path: "relay.allow_unserved", env: "ALLOW_UNSERVED", flag: "force", kind: one("true", parseBool), standard: false},
 	}
 	policy := []field{
 		{path: "timeout", env: "TIMEOUT", flag: "timeout", kind: one("10s", parseDuration), standard: relay.DefaultTimeout},
@@ -60,12 +61,18 @@ func allFields() []field {
 	}
 	fields = append(fields, wireFields()...)
 	fields = append(fields, egressFields()...)
-	return append(fields,
+	fields = append(fields,
 		field{path: "routes[].event", kind: one("invoice.*", parseText)},
 		field{path: "routes[].to", kind: many("[logistics]", parseText)},
 		field{path: "alerts.channels[].slack", env: "SLACK_WEBHOOK_URL", fromFile: true, kind: one("https://hooks.slack.com/…", parseChannelURL)},
 		field{path: "alerts.channels[].webhook", env: "ALERT_WEBHOOK_URL", fromFile: true, kind: one("https://ops.internal/hooks/outbox", parseChannelURL)},
+		field{path: "alerts.channels[].service", env: "ALERT_SERVICE_URL", fromFile: true, kind: one("smtp://…", parseServiceURL)},
 		field{path: "alerts.window", env: "ALERT_WINDOW", kind: one("15m", parseDuration), standard: relay.DefaultAlertWindow},
+		field{path: "alerts.lag_over", env: "ALERT_LAG_OVER", kind: one("10m", parseDuration), standard: relay.DefaultLagOver},
+		field{path: "alerts.horizon_over", env: "ALERT_HORIZON_OVER", kind: one("5m", parseDuration), standard: relay.DefaultHorizonOver},
+	)
+	fields = append(fields, retentionFields()...)
+	return append(fields,
 		field{path: "log.level", env: "LOG_LEVEL", flag: "log-level", kind: one("info", parseChoice("debug", "info", "warn", "error")), standard: "info"},
 		field{path: "log.format", env: "LOG_FORMAT", flag: "log-format", kind: one("auto", parseChoice("auto", "json", "console")), standard: "auto"},
 	)
@@ -75,7 +82,7 @@ func allFields() []field {
 // promise what this version does not do.
 func unsupported(key string) bool {
 	return slices.Contains([]string{
-		"environment", "database.listen_url", "database.pooler", "alerts.lag_over", "retention", "admin",
+		"environment", "database.listen_url", "database.pooler", "admin",
 		"defaults.rate_limit", "defaults.on_failure",
 		"destinations.*.rate_limit", "destinations.*.on_failure",
 	}, key)

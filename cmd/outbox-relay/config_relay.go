@@ -14,16 +14,23 @@ import (
 // problems refer to.
 func (c *config) relayConfig() relay.Config {
 	cfg := relay.Config{
-		Pool:         c.pool,
-		Schema:       get[string](c, "database.schema"),
-		Name:         get[string](c, "relay.name"),
-		PollInterval: get[time.Duration](c, "relay.poll_interval"),
-		Lease:        get[time.Duration](c, "relay.lease"),
-		DrainTimeout: get[time.Duration](c, "relay.drain_timeout"),
-		MaxInFlight:  get[int](c, "relay.max_in_flight"),
-		LogDelivered: get[bool](c, "relay.log_delivered"),
-		Egress:       c.egress(),
-		Alerts:       relay.Alerts{Window: get[time.Duration](c, "alerts.window")},
+		Pool:          c.pool,
+		Schema:        get[string](c, "database.schema"),
+		Name:          get[string](c, "relay.name"),
+		PollInterval:  get[time.Duration](c, "relay.poll_interval"),
+		Lease:         get[time.Duration](c, "relay.lease"),
+		DrainTimeout:  get[time.Duration](c, "relay.drain_timeout"),
+		MaxInFlight:   get[int](c, "relay.max_in_flight"),
+		LogDelivered:  get[bool](c, "relay.log_delivered"),
+		AllowUnserved: get[bool](c, "relay.allow_unserved"),
+		Egress:        c.egress(),
+		Retention:     c.retention(),
+		Alerts: relay.Alerts{
+			Channels:    c.alertChannels(),
+			Window:      get[time.Duration](c, "alerts.window"),
+			LagOver:     get[time.Duration](c, "alerts.lag_over"),
+			HorizonOver: get[time.Duration](c, "alerts.horizon_over"),
+		},
 	}
 	for _, name := range c.destinations {
 		cfg.Destinations = append(cfg.Destinations, c.destination(name))
@@ -31,15 +38,23 @@ func (c *config) relayConfig() relay.Config {
 	for _, path := range c.routes {
 		cfg.Routes = append(cfg.Routes, relay.Route{Event: get[string](c, path+".event"), To: get[[]string](c, path+".to")})
 	}
+	return cfg
+}
+
+// alertChannels returns the channels in the order of the file.
+func (c *config) alertChannels() (channels []relay.Channel) {
 	for _, path := range c.channels {
 		if url := get[secret](c, path+".slack"); url != "" {
-			cfg.Alerts.Channels = append(cfg.Alerts.Channels, relay.Slack(string(url)))
+			channels = append(channels, relay.Slack(string(url)))
 		}
 		if url := get[secret](c, path+".webhook"); url != "" {
-			cfg.Alerts.Channels = append(cfg.Alerts.Channels, relay.Webhook(string(url)))
+			channels = append(channels, relay.Webhook(string(url)))
+		}
+		if url := get[secret](c, path+".service"); url != "" {
+			channels = append(channels, newServiceChannel(url))
 		}
 	}
-	return cfg
+	return channels
 }
 
 func (c *config) destination(name string) relay.Destination {

@@ -20,20 +20,33 @@ type eventsListCmd struct {
 	Status      string `enum:"pending,delivered,failed,discarded,any" default:"any" help:"pending, delivered, failed, discarded or any."`
 	Destination string `placeholder:"NAME" xor:"where" help:"Only deliveries to this destination."`
 	Parked      bool   `xor:"where" help:"Only deliveries that match no route."`
-	Limit       int    `default:"50" help:"How many at most."`
-	JSON        bool   `help:"Print JSON: an array of deliveries. Fields are added, never renamed or removed."`
+	Type        string `placeholder:"PATTERN" help:"Only events of these types; * stands for any characters."`
+	Reason      string `placeholder:"REASON" help:"Only deliveries whose last attempt ended so: rejected, timeout, …"`
+	OrderingKey string `placeholder:"KEY" help:"Only events with this ordering key."`
+	timeFlags
+	Limit int  `default:"50" help:"How many at most."`
+	JSON  bool `help:"Print JSON: an array of deliveries. Fields are added, never renamed or removed."`
 }
 
 func (cmd eventsListCmd) Run(inv *invocation) error {
 	if cmd.Limit < 1 || cmd.Limit > 10_000 {
 		return exitError{code: exitUsage, err: fmt.Errorf("--limit: %d is out of range; write 1 to 10000", cmd.Limit)}
 	}
-	filter := relay.DeliveryFilter{Status: cmd.Status, Destination: cmd.Destination, Parked: cmd.Parked, Limit: cmd.Limit}
+	if err := cmd.check(); err != nil {
+		return err
+	}
+	filter := relay.DeliveryFilter{
+		Status: cmd.Status, Destination: cmd.Destination, Parked: cmd.Parked, Type: cmd.Type, Reason: cmd.Reason,
+		OrderingKey: cmd.OrderingKey, Limit: cmd.Limit,
+	}
 	if cmd.Status == "any" {
 		filter.Status = ""
 	}
 	var list []relay.DeliveryInfo
 	err := inv.ask(func(ctx context.Context, ops *relay.Ops) (err error) {
+		if filter.Since, filter.Until, err = cmd.bounds(ctx, ops); err != nil {
+			return err
+		}
 		list, err = ops.Deliveries(ctx, filter)
 		return err
 	})
@@ -49,7 +62,7 @@ func (cmd eventsListCmd) Run(inv *invocation) error {
 type eventsShowCmd struct {
 	databaseFlags
 	ID   int64 `arg:"" name:"event-id" help:"The event's id, as in X-Outbox-Event-Id."`
-	JSON bool  `help:"Print JSON: {deliveries, attempts}. Fields are added, never renamed or removed."`
+	JSON bool  `help:"Print JSON: {deliveries, attempts, waits}. Fields are added, never renamed or removed."`
 }
 
 func (cmd eventsShowCmd) Run(inv *invocation) error {
@@ -59,12 +72,16 @@ func (cmd eventsShowCmd) Run(inv *invocation) error {
 	var shown struct {
 		Deliveries []relay.DeliveryInfo  `json:"deliveries"`
 		Attempts   []relay.LoggedAttempt `json:"attempts"`
+		Waits      []relay.Wait          `json:"waits"`
 	}
 	err := inv.ask(func(ctx context.Context, ops *relay.Ops) (err error) {
 		if shown.Deliveries, err = ops.Deliveries(ctx, relay.DeliveryFilter{EventID: cmd.ID, Limit: 1000}); err != nil {
 			return err
 		}
-		shown.Attempts, err = ops.Attempts(ctx, cmd.ID)
+		if shown.Attempts, err = ops.Attempts(ctx, cmd.ID); err != nil {
+			return err
+		}
+		shown.Waits, err = ops.Waits(ctx, cmd.ID)
 		return err
 	})
 	switch {
@@ -73,11 +90,20 @@ func (cmd eventsShowCmd) Run(inv *invocation) error {
 	case len(shown.Deliveries) == 0:
 		return fmt.Errorf("there is no delivery of an event %d", cmd.ID)
 	case cmd.JSON:
-		shown.Attempts = orEmpty(shown.Attempts)
+		shown.Attempts, shown.Waits = orEmpty(shown.Attempts), orEmpty(shown.Waits)
 		return writeJSON(inv.Stdout, shown)
 	}
-	if err := printDeliveries(inv.Stdout, shown.Deliveries); err != nil || len(shown.Attempts) == 0 {
+	if err := printDeliveries(inv.Stdout, shown.Deliveries); err != nil {
 		return err
+	}
+	if len(shown.Waits) > 0 {
+		fmt.Fprintln(inv.Stdout, "\nWhy it waits:")
+		for _, w := range shown.Waits {
+			fmt.Fprintf(inv.Stdout, "  %s: %s\n", printable(orParked(w.Destination)), printable(w.Text))
+		}
+	}
+	if len(shown.Attempts) == 0 {
+		return nil
 	}
 	fmt.Fprintln(inv.Stdout, "\nAttempts that did not deliver:")
 	table := tabwriter.NewWriter(inv.Stdout, 0, 0, 2, ' ', 0)
@@ -95,6 +121,11 @@ func (inv *invocation) ask(f func(context.Context, *relay.Ops) error) error {
 	if err != nil {
 		return err
 	}
+	return inv.askWith(c, f)
+}
+
+// askWith is ask for commands that need more of the configuration.
+func (inv *invocation) askWith(c *config, f func(context.Context, *relay.Ops) error) error {
 	pool, err := c.open(inv.ctx)
 	if err != nil {
 		return err
@@ -115,15 +146,12 @@ func printDeliveries(w io.Writer, list []relay.DeliveryInfo) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "EVENT\tTYPE\tKEY\tDESTINATION\tSTATUS\tATTEMPTS\tNEXT OR LAST\tREASON\tLAST ERROR")
 	for _, d := range list {
-		destination, when := d.Destination, d.NextAttemptAt
-		if destination == "" {
-			destination = "(parked)"
-		}
+		when := d.NextAttemptAt
 		if d.Status != "pending" && d.LastAttemptAt != nil {
 			when = *d.LastAttemptAt
 		}
 		fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", d.EventID, printable(d.EventType), printable(d.IdempotencyKey),
-			printable(destination), d.Status, d.Attempts, when.UTC().Format(time.RFC3339), orBlank(d.LastReason), printable(orBlank(d.LastError)))
+			printable(orParked(d.Destination)), d.Status, d.Attempts, when.UTC().Format(time.RFC3339), orBlank(d.LastReason), printable(orBlank(d.LastError)))
 	}
 	return table.Flush()
 }

@@ -1,13 +1,10 @@
 package main
 
 import (
-	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"path"
 	"slices"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -121,31 +118,14 @@ func last(all []applied) int64 {
 	return all[len(all)-1].version
 }
 
-// confirm asks before data is dropped. Where nobody can answer, --yes must have been given.
+// confirm asks before data is dropped.
 func (m *migrator) confirm(inv *invocation, count int) error {
 	noun := "migration"
 	if count > 1 {
 		noun = "migrations"
 	}
 	what := fmt.Sprintf("reverting %d %s of %s in %s drops tables with their data", count, noun, m.set, m.database)
-	if !isTerminal(inv.Stdin) {
-		return exitError{code: exitUsage, err: errors.New(what + "; repeat the command with --yes to do it")}
-	}
-	fmt.Fprintf(inv.Stderr, "%s.\nContinue? [y/N] ", what)
-	answered := make(chan string, 1)
-	go func() { // nothing can end the read before the process ends; a signal must not wait for it
-		answer, _ := bufio.NewReader(inv.Stdin).ReadString('\n')
-		answered <- strings.ToLower(strings.TrimSpace(answer))
-	}()
-	select {
-	case answer := <-answered:
-		if answer == "y" || answer == "yes" {
-			return nil
-		}
-		return exitError{code: exitUsage, err: errors.New("nothing was reverted")}
-	case <-inv.ctx.Done():
-		return context.Cause(inv.ctx)
-	}
+	return inv.confirm(what, "nothing was reverted")
 }
 
 type migrateStatusCmd struct {

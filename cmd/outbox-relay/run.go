@@ -10,14 +10,18 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
-type runCmd struct{ settingFlags }
+type runCmd struct {
+	settingFlags
+	Force bool `help:"Start although deliveries wait for destinations that are not configured. They go on waiting."`
+}
 
 func (runCmd) Help() string {
 	return `Runs until SIGTERM or SIGINT, then takes no more, waits up to relay.drain_timeout for requests in flight, and
 exits 0. A second signal ends that wait: what was in flight is sent again later.
 
 While the database is away it waits and tries again, for ever. It exits 5 if the database has another schema than this
-version works with; run "outbox-relay migrate up" first. Logs go to stderr.`
+version works with; run "outbox-relay migrate up" first. It exits 3 if deliveries wait for a destination that is not
+configured, unless another relay serves it and --force says so. Logs go to stderr.`
 }
 
 func (runCmd) Run(inv *invocation) error {

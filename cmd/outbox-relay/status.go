@@ -23,10 +23,13 @@ type statusCmd struct {
 func (statusCmd) Help() string {
 	return `--json prints one object. Fields are added, never renamed or removed:
 
-  destinations   [{destination, pending, due, in_flight, retrying, failed, lag_seconds, paused, paused_reason?}]
-                 due, in_flight and retrying are parts of pending; lag_seconds is the age of the oldest due delivery
+  destinations   [{destination, pending, due, in_flight, retrying, failed, lag_seconds, paused, paused_reason?, paused_at?,
+                 replays, blocked_keys, blocked_seconds, routed, breaker, breaker_opened_at?, breaker_seconds?, breaker_error?}]
+                 due, in_flight, retrying and replays are parts of pending; lag_seconds is the age of the oldest due
+                 delivery; blocked_keys counts ordering keys that wait behind a failed delivery; routed says whether a
+                 route leads there; breaker is closed, open (held: the destination is down) or half_open (being tried)
   parked         deliveries that match no route
-  relays         [{instance, name, version, started_at, heartbeat_age_seconds, idle}]
+  relays         [{instance, name, version, started_at, heartbeat_age_seconds, idle, session_lock, in_flight}]
   alerts         [{rule, subject, count, opened_at, first_event_id, first_error}], the open ones; ids are strings`
 }
 
@@ -112,64 +115,124 @@ func printStatus(w io.Writer, s relay.Status) error {
 		fmt.Fprintln(w, "No destination is known yet: a relay writes them here when it starts.")
 	} else {
 		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-		fmt.Fprintln(table, "DESTINATION\tPENDING\tDUE\tIN FLIGHT\tRETRYING\tFAILED\tLAG\tPAUSED\t")
+		fmt.Fprintln(table, "DESTINATION\tPENDING\tDUE\tFLYING\tRETRY\tREPLAY\tFAILED\tLAG\tSTATE\t")
 		for _, d := range s.Destinations {
-			paused := "no"
-			if d.Paused {
-				paused = strings.TrimSuffix("yes: "+printable(d.PausedReason), ": ")
-			}
-			fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t\n", printable(d.Destination),
-				d.Pending, d.Due, d.InFlight, d.Retrying, d.Failed, age2text(d.LagSeconds), paused)
+			fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t\n", printable(d.Destination),
+				d.Pending, d.Due, d.InFlight, d.Retrying, d.Replays, d.Failed, age2text(d.LagSeconds), laneState(d))
 		}
 		if err := table.Flush(); err != nil {
 			return err
 		}
+		for _, d := range s.Destinations {
+			printLaneNotes(w, d)
+		}
 	}
 	fmt.Fprintf(w, "\nParked: %d\nRelays: %d\n", s.Parked, len(s.Relays))
 	for _, r := range s.Relays {
-		state := "busy"
-		switch {
-		case r.HeartbeatAgeSeconds >= staleAfter.Seconds():
-			state = "silent"
-		case r.Idle:
-			state = "idle"
-		}
 		fmt.Fprintf(w, "  %d %s %s, %s, started %s, heard of %s ago\n", r.Instance, printable(r.Name), printable(r.Version),
-			state, r.StartedAt.UTC().Format(time.RFC3339), age2text(r.HeartbeatAgeSeconds))
+			relayState(r), r.StartedAt.UTC().Format(time.RFC3339), age2text(r.HeartbeatAgeSeconds))
 	}
 	fmt.Fprintf(w, "Open alerts: %d\n", len(s.Alerts))
 	for _, a := range s.Alerts {
 		fmt.Fprintf(w, "  %s %s: %d since %s, first event %d: %s\n", printable(a.Rule), printable(a.Subject), a.Count,
 			a.OpenedAt.UTC().Format(time.RFC3339), a.FirstEventID, printable(a.FirstError))
 	}
-	_, err := fmt.Fprintf(w, "\n%s\n", nextStep(s))
+	_, err := fmt.Fprintf(w, "\n%s\n", strings.Join(nextSteps(s), "\n"))
 	return err
 }
 
-// nextStep says what to do about the most urgent of what the status shows.
-func nextStep(s relay.Status) string {
+// laneState says in a word whether deliveries flow to a destination.
+func laneState(d relay.DestinationStatus) string {
+	switch {
+	case d.Paused:
+		return "paused"
+	case d.Breaker == "open":
+		return "held"
+	case d.Breaker == "half_open":
+		return "trying"
+	case !d.Routed:
+		return "no route"
+	}
+	return "ok"
+}
+
+// printLaneNotes tells what the table has no room for.
+func printLaneNotes(w io.Writer, d relay.DestinationStatus) {
+	name := printable(d.Destination)
+	if d.Paused {
+		fmt.Fprintf(w, "  %s: paused%s%s\n", name, since(d.PausedAt), colon(d.PausedReason))
+	}
+	if d.Breaker != "closed" && d.Breaker != "" {
+		probe := "a probe is due"
+		if d.BreakerSeconds > 0 {
+			probe = "next probe in " + age2text(d.BreakerSeconds)
+		}
+		fmt.Fprintf(w, "  %s: held%s, %s%s\n", name, since(d.BreakerOpenedAt), probe, colon(d.BreakerError))
+	}
+	if d.BlockedKeys > 0 {
+		noun := "keys wait"
+		if d.BlockedKeys == 1 {
+			noun = "key waits"
+		}
+		fmt.Fprintf(w, "  %s: %s ordering %s behind a failed delivery, the oldest for %s\n", name, bounded(d.BlockedKeys), noun, age2text(d.BlockedSeconds))
+	}
+}
+
+func since(at *time.Time) string {
+	if at == nil {
+		return ""
+	}
+	return " since " + at.UTC().Format(time.RFC3339)
+}
+
+func colon(text string) string {
+	if text == "" {
+		return ""
+	}
+	return ": " + printable(text)
+}
+
+// maxSteps is how many next steps are shown; who has more to do begins with these.
+const maxSteps = 6
+
+// nextSteps says what to do about what the status shows, the most urgent first.
+func nextSteps(s relay.Status) (steps []string) {
+	add := func(format string, args ...any) { steps = append(steps, fmt.Sprintf(format, args...)) }
 	alive := false
 	for _, r := range s.Relays {
 		alive = alive || r.HeartbeatAgeSeconds < staleAfter.Seconds()
 	}
 	if !alive {
-		return "No relay is running. Start one: outbox-relay run"
+		add("No relay is running. Start one: outbox-relay run")
 	}
 	for _, d := range s.Destinations {
+		name := printable(d.Destination)
+		word := shellWord(name)
+		if d.Paused {
+			add("%q is paused: nothing is sent there. To go on: outbox-relay resume %s", name, word)
+		}
+		if d.Breaker == "open" || d.Breaker == "half_open" {
+			add("%q is down and held; it is probed by itself. To send at once:\n  outbox-relay resume %s --reset-breaker", name, word)
+		}
 		if d.Failed > 0 {
-			return fmt.Sprintf("%d failed for %q. See why: outbox-relay events list --status failed --destination %s",
-				d.Failed, printable(d.Destination), shellWord(printable(d.Destination)))
+			add("%d failed for %q. See why: outbox-relay events list --status failed --destination %s\n  Send them again: outbox-relay replay --destination %s",
+				d.Failed, name, word, word)
+		}
+		if d.BlockedKeys > 0 {
+			add("%s blocked of the ordering keys of %q: replay what failed, or skip it:\n  outbox-relay discard --destination %s --head-of-key KEY",
+				bounded(d.BlockedKeys), name, word)
+		}
+		if !d.Routed && d.Pending > 0 {
+			add("%d wait for %q, where no route leads. Put it back, or give them up:\n  outbox-relay discard --destination %s", d.Pending, name, word)
 		}
 	}
 	if s.Parked > 0 {
-		return fmt.Sprintf("%d match no route. See which: outbox-relay events list --parked; then add a route and restart the relay.", s.Parked)
+		add("%d match no route. See which: outbox-relay events list --parked\n  Then add a route and restart the relay.", s.Parked)
 	}
-	for _, d := range s.Destinations {
-		if d.Paused {
-			return fmt.Sprintf("%q is paused: nothing is sent there.", printable(d.Destination))
-		}
+	if len(steps) == 0 {
+		return []string{"All is well."}
 	}
-	return "All is well."
+	return steps[:min(len(steps), maxSteps)]
 }
 
 // shellWord quotes a word for a shell, unless it needs no quotes.

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -63,7 +64,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("lag is %g", got.LagSeconds)
 	}
 	got.LagSeconds = 0
-	if want := (relay.DestinationStatus{Destination: "logistics", Pending: 2, Due: 1, Retrying: 1, Failed: 1}); got != want {
+	if want := (relay.DestinationStatus{Destination: "logistics", Pending: 2, Due: 1, Retrying: 1, Failed: 1, Routed: true, Breaker: "closed"}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	r = command(env, "status")
@@ -125,8 +126,11 @@ func TestPrintStatus(t *testing.T) {
 	var b buffer
 	err := printStatus(&b, relay.Status{
 		Destinations: []relay.DestinationStatus{
-			{Destination: "analytics", LagSeconds: -3},
-			{Destination: "logistics", Pending: 1200, Due: 20, InFlight: 64, Retrying: 3, LagSeconds: 252.04, Paused: true, PausedReason: "410 \x1b[31m"},
+			{Destination: "analytics", LagSeconds: -3, Routed: true, Breaker: "closed", BlockedKeys: 1, BlockedSeconds: 7200},
+			{Destination: "billing", Pending: 5, Breaker: "closed"},
+			{Destination: "logistics", Pending: 1200, Due: 20, InFlight: 64, Retrying: 3, Replays: 7, Failed: 12, LagSeconds: 252.04, Routed: true,
+				Paused: true, PausedReason: "410 \x1b[31m", PausedAt: &at, Breaker: "closed"},
+			{Destination: "mail", Routed: true, Breaker: "open", BreakerOpenedAt: &at, BreakerSeconds: 12, BreakerError: "connection refused"},
 		},
 		Parked: 2,
 		Relays: []relay.RelayStatus{
@@ -139,9 +143,14 @@ func TestPrintStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = `  DESTINATION  PENDING  DUE  IN FLIGHT  RETRYING  FAILED    LAG          PAUSED
-    analytics        0    0          0         0       0     0s              no
-    logistics     1200   20         64         3       0  4m12s  yes: 410 �[31m
+	const want = `  DESTINATION  PENDING  DUE  FLYING  RETRY  REPLAY  FAILED    LAG     STATE
+    analytics        0    0       0      0       0       0     0s        ok
+      billing        5    0       0      0       0       0     0s  no route
+    logistics     1200   20      64      3       7      12  4m12s    paused
+         mail        0    0       0      0       0       0     0s      held
+  analytics: 1 ordering key waits behind a failed delivery, the oldest for 2h
+  logistics: paused since 2026-01-02T02:04:05Z: 410 �[31m
+  mail: held since 2026-01-02T02:04:05Z, next probe in 12s: connection refused
 
 Parked: 2
 Relays: 3
@@ -152,24 +161,48 @@ Open alerts: 1
   failed logistics: 3 since 2026-01-02T02:04:05Z, first event 17: 400 Bad�Request
 
 `
-	got, next, _ := strings.Cut(b.String(), "\n\n2 match no route. ")
-	if got+"\n\n" != want || next == "" {
-		t.Errorf("got\n%s\nwant\n%s", b.String(), want)
+	const steps = `1 blocked of the ordering keys of "analytics": replay what failed, or skip it:
+  outbox-relay discard --destination analytics --head-of-key KEY
+5 wait for "billing", where no route leads. Put it back, or give them up:
+  outbox-relay discard --destination billing
+"logistics" is paused: nothing is sent there. To go on: outbox-relay resume logistics
+12 failed for "logistics". See why: outbox-relay events list --status failed --destination logistics
+  Send them again: outbox-relay replay --destination logistics
+"mail" is down and held; it is probed by itself. To send at once:
+  outbox-relay resume mail --reset-breaker
+2 match no route. See which: outbox-relay events list --parked
+  Then add a route and restart the relay.
+`
+	if got := b.String(); got != want+steps {
+		t.Errorf("got\n%s\nwant\n%s", got, want+steps)
+	}
+	for line := range strings.Lines(b.String()) {
+		if isTable := !strings.Contains(line, ": "); isTable && utf8.RuneCountInString(line) > 81 {
+			t.Errorf("%d columns: %s", utf8.RuneCountInString(line), line)
+		}
 	}
 }
 
 func TestNextStep(t *testing.T) {
 	t.Parallel()
 	alive := []relay.RelayStatus{{Name: "a"}}
+	lane := func(d relay.DestinationStatus) []relay.DestinationStatus {
+		d.Routed = true
+		return []relay.DestinationStatus{d}
+	}
 	for want, s := range map[string]relay.Status{
-		"All is well.":                                     {Relays: alive},
-		`"a" is paused: nothing is sent there.`:            {Relays: alive, Destinations: []relay.DestinationStatus{{Destination: "a", Paused: true}}},
-		"No relay is running. Start one: outbox-relay run": {Relays: []relay.RelayStatus{{HeartbeatAgeSeconds: 11}}, Parked: 1},
-		`3 failed for "it's". See why: outbox-relay events list --status failed --destination 'it'\''s'`: {
-			Relays: alive, Parked: 1, Destinations: []relay.DestinationStatus{{Destination: "a"}, {Destination: "it's", Failed: 3}},
+		"All is well.": {Relays: alive},
+		`"a" is paused: nothing is sent there. To go on: outbox-relay resume a`: {Relays: alive, Destinations: lane(relay.DestinationStatus{Destination: "a", Paused: true})},
+		"No relay is running. Start one: outbox-relay run":                      {Relays: []relay.RelayStatus{{HeartbeatAgeSeconds: 11}}},
+		`3 failed for "it's". See why: outbox-relay events list --status failed --destination 'it'\''s'` + "\n" +
+			`  Send them again: outbox-relay replay --destination 'it'\''s'`: {Relays: alive, Destinations: lane(relay.DestinationStatus{Destination: "it's", Failed: 3})},
+		// One does not hide the other.
+		`"a" is paused: nothing is sent there. To go on: outbox-relay resume a` + "\n" +
+			"1 failed for \"a\". See why: outbox-relay events list --status failed --destination a\n  Send them again: outbox-relay replay --destination a": {
+			Relays: alive, Destinations: lane(relay.DestinationStatus{Destination: "a", Paused: true, Failed: 1}),
 		},
 	} {
-		if got := nextStep(s); got != want {
+		if got := strings.Join(nextSteps(s), "\n"); got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
 	}

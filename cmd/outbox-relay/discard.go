@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+type discardCmd struct {
+	databaseFlags
+	selectionFlags
+	Status    []string `enum:"pending,failed" placeholder:"STATUS" help:"pending or failed. Default: both."`
+	Parked    bool     `help:"Only deliveries that match no route."`
+	HeadOfKey string   `placeholder:"KEY" help:"With --destination: the one delivery for which the others of this ordering key wait."`
+}
+
+func (discardCmd) Help() string {
+	return `Gives deliveries up for good: pending, parked or failed ones, never those that are in flight. A discarded delivery
+can be brought back with replay --status discarded, until it is archived.
+
+  outbox-relay discard 17                                     # of every destination
+  outbox-relay discard --destination old                      # a destination that is gone
+  outbox-relay discard --parked --type 'test.*' --dry-run
+  outbox-relay discard --destination logistics --head-of-key invoice-4711   # skip what blocks this key
+
+It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
+}
+
+func (cmd discardCmd) Run(inv *invocation) error {
+	switch {
+	case cmd.Parked && cmd.Destination != "":
+		return usagef("--parked and --destination exclude each other: a parked delivery has no destination")
+	case cmd.HeadOfKey != "" && cmd.Destination == "":
+		return usagef("--head-of-key needs --destination: each orders its own deliveries")
+	case cmd.HeadOfKey != "" && (len(cmd.IDs) > 0 || cmd.Type+cmd.Reason+cmd.OrderingKey+cmd.Since+cmd.Until != "" || cmd.Limit != nil || len(cmd.Status) > 0):
+		return usagef("--head-of-key names one delivery already; give only --destination beside it")
+	}
+	c, err := inv.config("database")
+	if err != nil {
+		return err
+	}
+	bulk := bulkCommand{
+		verb: "discard", done: "discarded", selectionFlags: cmd.selectionFlags,
+		statuses: slices.Compact(slices.Sorted(slices.Values(cmd.Status))), parked: cmd.Parked,
+		preview: func(ctx context.Context, ops *relay.Ops, s relay.Selection) (relay.Bulk, error) {
+			return ops.PreviewDiscard(ctx, s)
+		},
+		act: func(ctx context.Context, ops *relay.Ops, s relay.Selection, progress func(relay.Bulk)) (relay.Bulk, error) {
+			return ops.Discard(ctx, s, progress)
+		},
+	}
+	if cmd.HeadOfKey == "" {
+		return bulk.run(inv, c)
+	}
+	return cmd.skipHead(inv, c, bulk)
+}
+
+// skipHead discards the one delivery that holds up its ordering key. What is named is the event, not the key: should it
+// be delivered while the operator thinks, the next one is not discarded in its place.
+func (cmd discardCmd) skipHead(inv *invocation, c *config, bulk bulkCommand) error {
+	var head *relay.Head
+	err := inv.askWith(c, func(ctx context.Context, ops *relay.Ops) (err error) {
+		head, err = ops.HeadOfKey(ctx, cmd.Destination, cmd.HeadOfKey)
+		return err
+	})
+	switch {
+	case err != nil:
+		return err
+	case head == nil:
+		return fmt.Errorf("nothing waits for %q with ordering key %q", cmd.Destination, cmd.HeadOfKey)
+	}
+	behind := fmt.Sprint(head.Behind)
+	if head.Behind > 10_000 {
+		behind = "more than 10000"
+	}
+	fmt.Fprintf(inv.Stderr, "Event %d (%s, key %s) is the head of %q: %s after %d attempts", head.EventID, printable(head.EventType),
+		printable(head.IdempotencyKey), printable(cmd.HeadOfKey), head.Status, head.Attempts)
+	if text := orBlank(head.LastError); text != "" {
+		fmt.Fprintf(inv.Stderr, ", last error: %s", printable(text))
+	}
+	fmt.Fprintf(inv.Stderr, ". Waiting behind it: %s.\n", behind)
+	bulk.IDs = []string{fmt.Sprint(head.EventID)}
+	return bulk.run(inv, c)
+}

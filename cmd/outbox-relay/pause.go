@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+type pauseCmd struct {
+	databaseFlags
+	Destination string `arg:"" help:"The destination's name."`
+	Reason      string `placeholder:"TEXT" help:"Why, for whoever wonders later."`
+	JSON        bool   `help:"Print JSON. Fields are added, never renamed or removed."`
+}
+
+func (pauseCmd) Help() string {
+	return `Keeps relays from claiming for a destination, at once and until it is resumed; what is in flight finishes. Nothing is
+lost and no attempt is spent: its deliveries wait.`
+}
+
+func (cmd pauseCmd) Run(inv *invocation) error {
+	return inv.onDestination(cmd.Destination, "pause", cmd.JSON, func(ctx context.Context, ops *relay.Ops) (relay.Pause, string, error) {
+		p, err := ops.Pause(ctx, cmd.Destination, cmd.Reason)
+		reason := ""
+		if p.Reason != "" {
+			reason = ": " + printable(p.Reason)
+		}
+		if !p.Changed {
+			return p, fmt.Sprintf("%s was paused already%s.", cmd.Destination, reason), err
+		}
+		return p, fmt.Sprintf("%s is paused%s. To go on: outbox-relay resume %s", cmd.Destination, reason, cmd.Destination), err
+	})
+}
+
+type resumeCmd struct {
+	databaseFlags
+	Destination  string `arg:"" help:"The destination's name."`
+	ResetBreaker bool   `help:"Close its breaker too, and send at once, without a probe first."`
+	JSON         bool   `help:"Print JSON. Fields are added, never renamed or removed."`
+}
+
+func (resumeCmd) Help() string {
+	return `Ends a pause. A destination that is held because it is down stays held until a probe succeeds; --reset-breaker does not
+wait for that.`
+}
+
+func (cmd resumeCmd) Run(inv *invocation) error {
+	return inv.onDestination(cmd.Destination, "resume", cmd.JSON, func(ctx context.Context, ops *relay.Ops) (relay.Pause, string, error) {
+		p, err := ops.Resume(ctx, cmd.Destination, cmd.ResetBreaker)
+		text := cmd.Destination + " was not paused."
+		if p.Changed {
+			text = cmd.Destination + " is resumed."
+		}
+		switch {
+		case p.BreakerReset:
+			text += " Its breaker is closed: deliveries flow at once."
+		case p.Breaker != "closed":
+			text += fmt.Sprintf(" It is still held, because it is down, and probed by itself; to send at once: outbox-relay resume %s --reset-breaker", cmd.Destination)
+		case cmd.ResetBreaker:
+			text += " Its breaker was not open."
+		}
+		return p, text, err
+	})
+}
+
+// onDestination changes the state of a destination, leaves the line that says who did, and prints what came of it.
+func (inv *invocation) onDestination(name, action string, asJSON bool, change func(context.Context, *relay.Ops) (relay.Pause, string, error)) error {
+	c, err := inv.config("database")
+	if err != nil {
+		return err
+	}
+	return inv.askWith(c, func(ctx context.Context, ops *relay.Ops) error {
+		p, text, err := change(ctx, ops)
+		if errors.Is(err, relay.ErrUnknownDestination) {
+			return inv.unknownDestination(ctx, ops, name)
+		}
+		if err != nil {
+			return err
+		}
+		if p.Changed || p.BreakerReset {
+			line := inv.audit(c, action).Str("destination", name).Str("reason", p.Reason)
+			if p.BreakerReset {
+				line = line.Bool("breaker_reset", true)
+			}
+			line.Msg("audit")
+		}
+		if asJSON {
+			return writeJSON(inv.Stdout, p)
+		}
+		_, err = fmt.Fprintln(inv.Stdout, text)
+		return err
+	})
+}
+
+// unknownDestination says which name was probably meant.
+func (inv *invocation) unknownDestination(ctx context.Context, ops *relay.Ops, name string) error {
+	names, err := ops.Destinations(ctx)
+	if err != nil {
+		return err
+	}
+	hint := "; see: outbox-relay status"
+	if near := nearest(name, names); near != "" {
+		hint = fmt.Sprintf("; did you mean %q?", near)
+	}
+	return fmt.Errorf("there is no destination %q: no route, no state and no waiting delivery has that name%s", name, hint)
+}
+
+// audit begins the line that says who changed something. It is logged at every level.
+func (inv *invocation) audit(c *config, action string) *zerolog.Event {
+	log := inv.logger(c)
+	return log.Log().Str("action", action).Str("os_user", who()).Str("database_user", c.pool.ConnConfig.User).
+		Str("database", c.database())
+}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+type replayCmd struct {
+	databaseFlags
+	selectionFlags
+	Status []string `enum:"failed,delivered,discarded" placeholder:"STATUS" help:"failed, delivered or discarded; several with commas. Default: failed."`
+	Force  bool     `help:"Also events that are older than receivers remember: they may be processed twice."`
+}
+
+func (replayCmd) Help() string {
+	return `Makes deliveries pending again. They keep their key, start with all their attempts before them, wait behind
+everything that is not a replay, and are sent with X-Outbox-Replay: true. A receiver that has processed one already
+suppresses it, as long as it remembers: events older than retention.processed_events are refused without --force.
+
+Of an ordering key, the later deliveries that are still pending wait until a replayed earlier one is through.
+
+  outbox-relay replay 17 18                                   # these, if they failed
+  outbox-relay replay --destination logistics                 # all that failed there
+  outbox-relay replay --status delivered --since 2h --until 1h --destination logistics
+  outbox-relay replay --type 'invoice.*' --reason timeout --dry-run
+  outbox-relay replay - --yes < ids.txt
+
+It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
+}
+
+func (cmd replayCmd) Run(inv *invocation) error {
+	c, err := inv.config("database", "retention.processed_events")
+	if err != nil {
+		return err
+	}
+	memory := relay.DefaultReceiverMemory
+	if s, ok := c.settings["retention.processed_events"]; ok {
+		memory, _ = s.value.(time.Duration)
+	}
+	remembered := memory
+	if cmd.Force {
+		memory = 0
+	}
+	return bulkCommand{
+		verb: "replay", done: "replayed", selectionFlags: cmd.selectionFlags, statuses: slices.Compact(slices.Sorted(slices.Values(cmd.Status))),
+		preview: func(ctx context.Context, ops *relay.Ops, s relay.Selection) (relay.Bulk, error) {
+			return ops.PreviewReplay(ctx, s, memory)
+		},
+		act: func(ctx context.Context, ops *relay.Ops, s relay.Selection, progress func(relay.Bulk)) (relay.Bulk, error) {
+			return ops.Replay(ctx, s, memory, progress)
+		},
+		refuse: func(found relay.Bulk) error {
+			if found.TooOld == 0 {
+				return nil
+			}
+			return fmt.Errorf("%d %s of events older than %s, which is how long receivers remember what they processed (retention.processed_events): "+
+				"sent again, they may be processed twice. Leave them out with --since %s, or add --force",
+				found.TooOld, strings.Replace(noun(found.TooOld)+" are", "delivery are", "delivery is", 1), shortDuration(remembered), shortDuration(remembered))
+		},
+	}.run(inv, c)
+}

@@ -1,0 +1,199 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+type routesCmd struct {
+	List routesListCmd `cmd:"" help:"List the stored routes with what waits for their destinations, and how they differ from the configuration."`
+	Test routesTestCmd `cmd:"" help:"Show where events of a type go; exit 1 if they would be parked."`
+}
+
+type routesListCmd struct {
+	databaseFlags
+	JSON bool `help:"Print JSON: {routes, missing}. Fields are added, never renamed or removed."`
+}
+
+// listedRoute is a stored route beside the configuration.
+type listedRoute struct {
+	relay.RouteStatus
+	// Configured: the configuration has it too; null without a configuration.
+	Configured *bool `json:"configured"`
+}
+
+// routeList is what routes list --json prints.
+type routeList struct {
+	Routes []listedRoute `json:"routes"`
+	// Missing are routes of the configuration that the database does not have.
+	Missing []configuredRoute `json:"missing"`
+}
+
+type configuredRoute struct {
+	Event       string `json:"event"`
+	Destination string `json:"destination"`
+}
+
+// configuredRoutes returns the configuration's routes; none if only the database was configured.
+func (c *config) configuredRoutes() (all []configuredRoute) {
+	for _, path := range c.routes {
+		for _, destination := range get[[]string](c, path+".to") {
+			all = append(all, configuredRoute{get[string](c, path+".event"), destination})
+		}
+	}
+	return all
+}
+
+func (cmd routesListCmd) Run(inv *invocation) error {
+	c, err := inv.config("database", "routes")
+	if err != nil {
+		return err
+	}
+	list := routeList{Routes: []listedRoute{}, Missing: []configuredRoute{}}
+	wanted := c.configuredRoutes()
+	err = inv.askWith(c, func(ctx context.Context, ops *relay.Ops) error {
+		stored, err := ops.Routes(ctx)
+		list.Missing = append(list.Missing, wanted...)
+		for _, r := range stored {
+			listed := listedRoute{RouteStatus: r}
+			if len(wanted) > 0 {
+				same := configuredRoute{r.Event, r.Destination}
+				configured := slices.Contains(wanted, same)
+				listed.Configured = &configured
+				list.Missing = slices.DeleteFunc(list.Missing, func(w configuredRoute) bool { return w == same })
+			}
+			list.Routes = append(list.Routes, listed)
+		}
+		return err
+	})
+	switch {
+	case err != nil:
+		return err
+	case cmd.JSON:
+		return writeJSON(inv.Stdout, list)
+	}
+	return printRoutes(inv.Stdout, list, len(wanted) > 0)
+}
+
+func printRoutes(w io.Writer, list routeList, compared bool) error {
+	if len(list.Routes) == 0 {
+		fmt.Fprintln(w, "No route is stored: a relay writes its own when it starts.")
+	} else {
+		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		fmt.Fprint(table, "EVENT\tDESTINATION\tPENDING")
+		if compared {
+			fmt.Fprint(table, "\tCONFIGURED")
+		}
+		fmt.Fprintln(table)
+		for _, r := range list.Routes {
+			fmt.Fprintf(table, "%s\t%s\t%s", printable(r.Event), printable(r.Destination), bounded(r.Pending))
+			if r.Configured != nil {
+				fmt.Fprintf(table, "\t%s", map[bool]string{true: "yes", false: "no"}[*r.Configured])
+			}
+			fmt.Fprintln(table)
+		}
+		if err := table.Flush(); err != nil {
+			return err
+		}
+	}
+	for _, m := range list.Missing {
+		fmt.Fprintf(w, "Only configured: %s to %s\n", printable(m.Event), printable(m.Destination))
+	}
+	differ := len(list.Missing) > 0 || slices.ContainsFunc(list.Routes, func(r listedRoute) bool { return r.Configured != nil && !*r.Configured })
+	if compared && differ {
+		fmt.Fprintln(w, "\nThe database follows the relay that started last; one that starts with this configuration makes them its own.")
+	}
+	return nil
+}
+
+// bounded writes a count that ends at 10,001.
+func bounded(n int64) string {
+	if n > 10_000 {
+		return "more than 10000"
+	}
+	return fmt.Sprint(n)
+}
+
+type routesTestCmd struct {
+	databaseFlags
+	EventType string `arg:"" help:"The type of an event, such as invoice.paid."`
+	JSON      bool   `help:"Print JSON: {event_type, parked, stored, configured}. Fields are added, never renamed or removed."`
+}
+
+// routeTest is what routes test --json prints.
+type routeTest struct {
+	EventType string `json:"event_type"`
+	// Parked: no stored route matches.
+	Parked bool                `json:"parked"`
+	Stored []relay.RouteStatus `json:"stored"`
+	// Configured routes that match; null without a configuration.
+	Configured []configuredRoute `json:"configured"`
+}
+
+var eventTypePattern = regexp.MustCompile(`^[\x21-\x7e]{1,255}$`)
+
+func (cmd routesTestCmd) Run(inv *invocation) error {
+	if !eventTypePattern.MatchString(cmd.EventType) {
+		return usagef("%s is not an event type; those are 1 to 255 printable ASCII characters without blanks", quote(cmd.EventType))
+	}
+	c, err := inv.config("database", "routes")
+	if err != nil {
+		return err
+	}
+	result := routeTest{EventType: cmd.EventType}
+	err = inv.askWith(c, func(ctx context.Context, ops *relay.Ops) (err error) {
+		result.Stored, err = ops.RoutesOf(ctx, cmd.EventType)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	result.Stored, result.Parked = orEmpty(result.Stored), len(result.Stored) == 0
+	if wanted := c.configuredRoutes(); len(wanted) > 0 {
+		result.Configured = orEmpty(slices.DeleteFunc(wanted, func(r configuredRoute) bool {
+			return !relay.Route{Event: r.Event}.Matches(cmd.EventType)
+		}))
+	}
+	if cmd.JSON {
+		err = writeJSON(inv.Stdout, result)
+	} else {
+		err = result.print(inv.Stdout)
+	}
+	if err == nil && result.Parked {
+		return exitError{code: exitFailed, err: fmt.Errorf("an event of type %q would be parked: no route in the database matches", cmd.EventType)}
+	}
+	return err
+}
+
+func (t routeTest) print(w io.Writer) error {
+	for _, r := range t.Stored {
+		fmt.Fprintf(w, "%s goes to %s, by the route %s\n", t.EventType, printable(r.Destination), printable(r.Event))
+	}
+	if t.Configured == nil {
+		return nil
+	}
+	var stored, configured []string
+	for _, r := range t.Stored {
+		stored = append(stored, r.Destination)
+	}
+	for _, r := range t.Configured {
+		configured = append(configured, r.Destination)
+	}
+	stored, configured = slices.Compact(slices.Sorted(slices.Values(stored))), slices.Compact(slices.Sorted(slices.Values(configured)))
+	if slices.Equal(stored, configured) {
+		return nil
+	}
+	where := strings.Join(configured, ", ")
+	if where == "" {
+		where = "nowhere: it would be parked"
+	}
+	_, err := fmt.Fprintf(w, "By the configuration it goes to %s, once a relay starts with it.\n", where)
+	return err
+}

@@ -1,0 +1,222 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+// timeFlags bound when events were created.
+type timeFlags struct {
+	Since string `placeholder:"TIME" help:"Only events created since then: 2026-01-02T15:04:05Z, or 2h for two hours ago."`
+	Until string `placeholder:"TIME" help:"Only events created before then."`
+}
+
+// selectionFlags choose deliveries by what stands in them.
+type selectionFlags struct {
+	IDs         []string `arg:"" optional:"" name:"event-id" help:"Events whose deliveries are meant; - reads them from standard input, one a line."`
+	Destination string   `placeholder:"NAME" help:"Only deliveries to this destination."`
+	Type        string   `placeholder:"PATTERN" help:"Only events of these types; * stands for any characters."`
+	Reason      string   `placeholder:"REASON" help:"Only deliveries whose last attempt ended so: rejected, timeout, …"`
+	OrderingKey string   `placeholder:"KEY" help:"Only events with this ordering key."`
+	timeFlags
+	Limit  *int64 `placeholder:"N" help:"At most so many deliveries."`
+	DryRun bool   `help:"Only show how many there are, and the first of them."`
+	Yes    bool   `short:"y" help:"Do not ask."`
+	JSON   bool   `help:"Print JSON: what was found and done. Fields are added, never renamed or removed."`
+}
+
+// maxIDs is how many events one command takes.
+const maxIDs = 1_000_000
+
+// usagef returns an error about how the command was called.
+func usagef(format string, args ...any) error {
+	return exitError{code: exitUsage, err: fmt.Errorf(format, args...)}
+}
+
+// moment is a point in time as an operator gives it.
+type moment struct {
+	flag string
+	at   time.Time
+	ago  time.Duration // 0: at counts
+}
+
+// parseMoment reads a --since or --until. ok is false for an empty one.
+func parseMoment(flag, text string) (m moment, ok bool, err error) {
+	m.flag = flag
+	if text == "" {
+		return m, false, nil
+	}
+	if at, err := time.Parse(time.RFC3339, text); err == nil {
+		m.at = at
+		return m, true, nil
+	}
+	if _, err := time.Parse(time.RFC3339, text+"Z"); err == nil {
+		return m, false, usagef("--%s: %s has no zone; write %sZ for UTC, or +02:00 in place of Z", flag, quote(text), text)
+	}
+	if _, err := time.Parse(time.DateOnly, text); err == nil {
+		return m, false, usagef("--%s: %s has no time; write %sT00:00:00Z", flag, quote(text), text)
+	}
+	ago, problem := parseDuration(text)
+	if problem != "" {
+		if strings.ContainsAny(text, "0123456789") && !strings.ContainsAny(text, "-:T") {
+			return m, false, usagef("--%s: %s", flag, problem)
+		}
+		return m, false, usagef("--%s: %s is neither a time such as 2026-01-02T15:04:05Z nor a duration such as 2h", flag, quote(text))
+	}
+	m.ago = ago
+	return m, true, nil
+}
+
+// bounds turns --since and --until into times. The database's clock decides: it dated the events.
+func (f timeFlags) bounds(ctx context.Context, ops *relay.Ops) (since, until time.Time, err error) {
+	from, hasFrom, err := parseMoment("since", f.Since)
+	if err != nil {
+		return since, until, err
+	}
+	to, hasTo, err := parseMoment("until", f.Until)
+	if err != nil || !hasFrom && !hasTo {
+		return since, until, err
+	}
+	now, err := ops.Now(ctx)
+	if err != nil {
+		return since, until, err
+	}
+	for _, m := range []struct {
+		moment
+		given bool
+		into  *time.Time
+	}{{from, hasFrom, &since}, {to, hasTo, &until}} {
+		switch {
+		case !m.given:
+		case m.ago > 0:
+			*m.into = now.Add(-m.ago)
+		case m.at.After(now):
+			return since, until, usagef("--%s: %s lies in the future; the database's clock says %s", m.flag, m.at.Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+		default:
+			*m.into = m.at
+		}
+	}
+	if hasFrom && hasTo && !since.Before(until) {
+		return since, until, usagef("--since %s is not before --until %s", f.Since, f.Until)
+	}
+	return since, until, nil
+}
+
+// check refuses bounds that are wrong whatever the time is, before a database is asked.
+func (f timeFlags) check() error {
+	if _, _, err := parseMoment("since", f.Since); err != nil {
+		return err
+	}
+	_, _, err := parseMoment("until", f.Until)
+	return err
+}
+
+// eventIDs returns the named events, without duplicates.
+func (f selectionFlags) eventIDs(stdin io.Reader) (ids []int64, err error) {
+	seen := map[int64]bool{}
+	add := func(text, place string) error {
+		id, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || id < 1 {
+			return usagef("%s%s is not the id of an event; write a number such as 17", place, quote(text))
+		}
+		if !seen[id] {
+			seen[id] = true
+			ids = append(ids, id)
+		}
+		if len(ids) > maxIDs {
+			return usagef("more than %d events were named; choose them by --type, --since or --reason", maxIDs)
+		}
+		return nil
+	}
+	for i, text := range f.IDs {
+		if text != "-" {
+			if err := add(text, ""); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if i != 0 || len(f.IDs) > 1 {
+			return nil, usagef("- reads all ids from standard input; name no others beside it")
+		}
+		lines := bufio.NewScanner(stdin)
+		for n := 1; lines.Scan(); n++ {
+			text := strings.TrimSpace(strings.TrimPrefix(lines.Text(), "\ufeff"))
+			if text == "" {
+				continue
+			}
+			if err := add(text, fmt.Sprintf("standard input, line %d: ", n)); err != nil {
+				return nil, err
+			}
+		}
+		if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
+			return nil, usagef("standard input has a line that is too long for the id of an event")
+		} else if err != nil {
+			return nil, fmt.Errorf("read standard input: %w", err)
+		}
+		if len(ids) == 0 {
+			return nil, usagef("standard input names no event")
+		}
+	}
+	return ids, nil
+}
+
+// selection returns what was asked for, but for its times. statuses and parked come from the command's own flags.
+func (f selectionFlags) selection(inv *invocation, statuses []string, parked bool) (s relay.Selection, err error) {
+	s = relay.Selection{
+		Destination: f.Destination, Parked: parked, Statuses: statuses, Type: f.Type, Reason: f.Reason, OrderingKey: f.OrderingKey,
+	}
+	if f.Limit != nil {
+		if s.Limit = *f.Limit; s.Limit < 1 {
+			return s, usagef("--limit: %d is out of range; write 1 or more", s.Limit)
+		}
+	}
+	if err := f.check(); err != nil {
+		return s, err
+	}
+	if len(f.IDs) == 1 && f.IDs[0] == "-" && !f.Yes && !f.DryRun {
+		return s, usagef("standard input cannot both name the events and answer the question; add --yes, or --dry-run to look first")
+	}
+	// Before the ids are read: an operator at a terminal would wait for a program that waits for input.
+	if s.Empty() && len(f.IDs) == 0 && f.Since == "" && f.Until == "" {
+		return s, usagef("nothing says which deliveries are meant; name events, or narrow it with --destination, --status, --type, --reason, --ordering-key, --since or --until")
+	}
+	s.EventIDs, err = f.eventIDs(inv.Stdin)
+	return s, err
+}
+
+// describe repeats the selection in an audit line: every flag, but only the number of named events.
+func (f selectionFlags) describe(s relay.Selection) string {
+	var parts []string
+	add := func(flag, value string) {
+		if value != "" {
+			parts = append(parts, "--"+flag+" "+shellWord(printable(value)))
+		}
+	}
+	if len(s.EventIDs) == 1 {
+		parts = append(parts, fmt.Sprintf("event %d", s.EventIDs[0]))
+	} else if len(s.EventIDs) > 1 {
+		parts = append(parts, fmt.Sprintf("%d events", len(s.EventIDs)))
+	}
+	add("destination", s.Destination)
+	add("status", strings.Join(s.Statuses, ","))
+	if s.Parked {
+		parts = append(parts, "--parked")
+	}
+	add("type", s.Type)
+	add("reason", s.Reason)
+	add("ordering-key", s.OrderingKey)
+	add("since", f.Since)
+	add("until", f.Until)
+	if s.Limit > 0 {
+		add("limit", strconv.FormatInt(s.Limit, 10))
+	}
+	return strings.Join(parts, " ")
+}

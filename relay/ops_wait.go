@@ -1,0 +1,123 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// A Wait is one reason for which a pending delivery has not been sent yet.
+type Wait struct {
+	Destination string `json:"destination"` // empty: parked
+	// Why: in_flight, parked, paused, held, behind, not_due, no_relay, no_route or due. Names are added, never renamed.
+	Why string `json:"why"`
+	// Text says it for people.
+	Text string `json:"text"`
+}
+
+// Waits returns why the pending deliveries of an event have not been sent yet, each for every reason that holds. A
+// delivery that nothing keeps is due, and goes out with its relay's next claims.
+func (o *Ops) Waits(ctx context.Context, eventID int64) ([]Wait, error) {
+	list, err := waiting(ctx, o.pool, eventID)
+	if err != nil {
+		return nil, fmt.Errorf("find out why deliveries wait: %w", err)
+	}
+	var all []Wait
+	for _, w := range list {
+		all = append(all, w.reasons()...)
+	}
+	return all, nil
+}
+
+// waitState is what stands around one pending delivery.
+type waitState struct {
+	Destination    string
+	DueInSeconds   float64 // not above 0: it is due
+	NextAttemptAt  time.Time
+	Attempts       int
+	ClaimedBy      *int32 // under a lease that holds
+	ClaimedName    string // of that relay; empty: it is gone
+	LeaseSeconds   float64
+	Paused         bool
+	PausedReason   string
+	PausedAt       *time.Time
+	Breaker        string
+	BreakerSeconds float64
+	BreakerError   string
+	BehindEvent    int64 // the first of its ordering key; 0: it is itself that
+	BehindStatus   string
+	OrderingKey    string
+	Routed         bool // a route leads to the destination; of a parked one: its type has a route now
+	Relays         int64
+}
+
+func (w waitState) reasons() (all []Wait) {
+	add := func(why, format string, args ...any) {
+		all = append(all, Wait{w.Destination, why, fmt.Sprintf(format, args...)})
+	}
+	if w.ClaimedBy != nil {
+		name := w.ClaimedName
+		if name == "" {
+			name = "that is gone"
+		}
+		add("in_flight", "in flight by relay %d %s; its lease ends in %s", *w.ClaimedBy, name, seconds(w.LeaseSeconds))
+		return all
+	}
+	if w.Destination == "" {
+		if w.Routed {
+			add("parked", "parked, but a route for its type exists now: a relay releases it within half a minute")
+		} else {
+			add("parked", "parked: no route matches its type; add one and restart the relays, or discard it")
+		}
+		return all
+	}
+	if w.Paused {
+		reason := w.PausedReason
+		if reason == "" {
+			reason = "no reason given"
+		}
+		add("paused", "the destination is paused since %s: %s; to go on: outbox-relay resume %s", timeText(w.PausedAt), reason, w.Destination)
+	}
+	if w.Breaker != "closed" {
+		probe := "the next probe is due"
+		if w.BreakerSeconds > 0 {
+			probe = "next probe in " + seconds(w.BreakerSeconds)
+		}
+		add("held", "held: the destination is down (%s); %s", w.BreakerError, probe)
+	}
+	if w.BehindEvent != 0 {
+		hint := ""
+		if w.BehindStatus == "failed" {
+			hint = fmt.Sprintf("; to go on: outbox-relay replay %d, or outbox-relay discard --destination %s --head-of-key %s",
+				w.BehindEvent, w.Destination, w.OrderingKey)
+		}
+		add("behind", "behind event %d of its ordering key, which is %s%s", w.BehindEvent, w.BehindStatus, hint)
+	}
+	if w.DueInSeconds > 0 {
+		after := ""
+		if w.Attempts > 0 {
+			after = fmt.Sprintf(", after %d attempts", w.Attempts)
+		}
+		add("not_due", "not yet due%s: in %s, at %s", after, seconds(w.DueInSeconds), timeText(&w.NextAttemptAt))
+	}
+	if w.Relays == 0 {
+		add("no_relay", "no relay is running; start one: outbox-relay run")
+	} else if !w.Routed {
+		add("no_route", "no route leads to this destination, and perhaps no running relay serves it")
+	}
+	if len(all) == 0 {
+		add("due", "due: it goes out with the next claims of its destination")
+	}
+	return all
+}
+
+func seconds(s float64) string {
+	return time.Duration(max(s, 0) * float64(time.Second)).Round(time.Second).String()
+}
+
+func timeText(at *time.Time) string {
+	if at == nil {
+		return "?"
+	}
+	return at.UTC().Format(time.RFC3339)
+}

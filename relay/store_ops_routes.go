@@ -1,0 +1,51 @@
+package relay
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const selectRouteStatus = `
+SELECT r.pattern, r.destination,
+       (SELECT count(*) FROM (SELECT FROM outbox_delivery d
+                              WHERE d.status = 'pending' AND d.destination = r.destination LIMIT 10001) pending)
+FROM outbox_route r
+WHERE ($1 = '' OR $1 LIKE r.like_pattern)
+ORDER BY r.pattern, r.destination`
+
+// routeStatus returns all routes.
+func routeStatus(ctx context.Context, q querier) ([]RouteStatus, error) { return routesOf(ctx, q, "") }
+
+// routesOf returns the routes that an event type takes; all of them for the empty one, which no event has.
+func routesOf(ctx context.Context, q querier, eventType string) ([]RouteStatus, error) {
+	rows, err := q.Query(ctx, selectRouteStatus, eventType)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[RouteStatus])
+}
+
+// From one name to the next in the index, instead of through all that is pending.
+const selectUnserved = `
+WITH RECURSIVE pending (destination) AS (
+    (SELECT destination FROM outbox_delivery WHERE status = 'pending' ORDER BY destination LIMIT 1)
+    UNION ALL
+    SELECT (SELECT d.destination FROM outbox_delivery d
+            WHERE d.status = 'pending' AND d.destination > p.destination ORDER BY d.destination LIMIT 1)
+    FROM pending p WHERE p.destination IS NOT NULL
+)
+SELECT p.destination,
+       (SELECT count(*) FROM (SELECT FROM outbox_delivery d
+                              WHERE d.status = 'pending' AND d.destination = p.destination LIMIT 10001) waiting)
+FROM pending p WHERE p.destination <> '' AND p.destination <> ALL ($1)
+ORDER BY p.destination`
+
+// unserved returns the destinations with pending deliveries that are not among the known ones.
+func unserved(ctx context.Context, q querier, known []string) ([]Unserved, error) {
+	rows, err := q.Query(ctx, selectUnserved, known)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[Unserved])
+}

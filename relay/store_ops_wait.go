@@ -1,0 +1,39 @@
+package relay
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const selectWaits = `
+SELECT d.destination, extract(epoch FROM d.next_attempt_at - now())::float8, d.next_attempt_at, d.attempts,
+       CASE WHEN d.lease_expires_at > now() THEN d.claimed_by END, coalesce(r.name, ''),
+       coalesce(extract(epoch FROM d.lease_expires_at - now()), 0)::float8,
+       coalesce(p.paused, false), coalesce(p.paused_reason, ''), p.paused_at,
+       coalesce(p.breaker, 'closed'), coalesce(extract(epoch FROM p.breaker_until - now()), 0)::float8, coalesce(p.breaker_error, ''),
+       coalesce(h.event_id, 0), coalesce(h.status, ''), coalesce(d.ordering_key, ''),
+       CASE WHEN d.destination = '' THEN EXISTS (SELECT FROM outbox_route t WHERE e.event_type LIKE t.like_pattern)
+            ELSE EXISTS (SELECT FROM outbox_route t WHERE t.destination = d.destination) END,
+       (SELECT count(*) FROM outbox_relay WHERE heartbeat_at > now() - interval '10 seconds')
+FROM outbox_delivery d
+LEFT JOIN outbox e ON e.id = d.event_id
+LEFT JOIN outbox_relay r ON r.instance = d.claimed_by
+LEFT JOIN outbox_destination p ON p.destination = d.destination
+LEFT JOIN LATERAL (
+    SELECT h.event_id, h.status FROM outbox_delivery h
+    WHERE h.destination = d.destination AND h.ordering_key = d.ordering_key AND h.event_id < d.event_id
+      AND h.status IN ('pending', 'failed')
+    ORDER BY h.event_id LIMIT 1
+) h ON true
+WHERE d.event_id = $1 AND d.status = 'pending'
+ORDER BY d.destination`
+
+// waiting returns what stands around the pending deliveries of an event.
+func waiting(ctx context.Context, q querier, eventID int64) ([]waitState, error) {
+	rows, err := q.Query(ctx, selectWaits, eventID)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[waitState])
+}
