@@ -1,0 +1,235 @@
+package main
+
+import (
+	"bytes"
+	"database/sql"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// settled adds events that were delivered 35 days ago, in batches that a trigger does not slow down.
+func settled(t testing.TB, db *sql.DB, from, to int) {
+	t.Helper()
+	for _, statement := range []string{
+		`INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at)
+		 SELECT 'invoice.issued', json_build_object('invoice', i, 'pad', repeat('x', 250)), 'settled-' || i, now() - interval '40 days', now() - interval '40 days' FROM generate_series($1::int, $2::int) i`,
+		`UPDATE outbox_delivery d SET status = 'delivered', delivered_at = now() - interval '35 days', next_attempt_at = now() - interval '35 days', attempts = 1
+		 FROM outbox o WHERE o.id = d.event_id AND substr(o.idempotency_key, 9)::int BETWEEN $1 AND $2`,
+	} {
+		if _, err := db.ExecContext(t.Context(), statement, from, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// moved returns how many of the settled events stand in the archive, after having checked that each stands in exactly
+// one place, with its delivery.
+func moved(t testing.TB, db *sql.DB, all int) (n int) {
+	t.Helper()
+	var lost, wrong int
+	err := db.QueryRowContext(t.Context(), `
+		WITH everywhere AS (
+			SELECT o.id, o.payload::text, false AS archived, (SELECT count(*) FROM outbox_delivery d WHERE d.event_id = o.id AND d.status = 'delivered') AS deliveries
+			FROM outbox o WHERE o.idempotency_key LIKE 'settled-%'
+			UNION ALL
+			SELECT a.id, a.payload::text, true, jsonb_array_length(a.deliveries) + (SELECT count(*) FROM outbox_delivery d WHERE d.event_id = a.id)
+			FROM outbox_archive a WHERE a.idempotency_key LIKE 'settled-%'
+		)
+		SELECT count(*) FILTER (WHERE archived), $1 - count(DISTINCT id), count(*) - count(DISTINCT id) + count(*) FILTER (WHERE deliveries <> 1)
+			+ count(*) - count(DISTINCT payload) FROM everywhere`, all).Scan(&n, &lost, &wrong)
+	if err != nil || lost != 0 || wrong != 0 {
+		t.Errorf("%d events are lost, %d twice or without their delivery: %v", lost, wrong, err)
+	}
+	return n
+}
+
+// archiveProcess starts outbox-relay archive run in a process of its own.
+func archiveProcess(t testing.TB, dsn string, args ...string) (*exec.Cmd, *bytes.Buffer) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], append([]string{"archive", "run"}, args...)...)
+	var out bytes.Buffer
+	cmd.Env = append(os.Environ(), asProgram+"=1", "OUTBOX_DATABASE_URL="+dsn)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	return cmd, &out
+}
+
+// until waits for what a process does to the database.
+func until(t testing.TB, db *sql.DB, statement string, args ...any) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		var done bool
+		if err := db.QueryRowContext(t.Context(), statement, args...).Scan(&done); err != nil {
+			t.Fatal(err)
+		}
+		if done {
+			return
+		}
+		<-tick.C
+	}
+}
+
+const archivedOver = `SELECT count(*) > $1 FROM outbox_archive`
+
+// Whatever kills a run, at whatever moment, the next one takes it up: nothing lost, nothing twice.
+func TestArchiveSurvivesKill(t *testing.T) {
+	t.Parallel()
+	const events = 6000
+	dsn := pgtest.New(t, migrations.Outbox)
+	db := open(t, dsn)
+	settled(t, db, 1, events)
+	for killed, at := range []int{0, 300, 900} {
+		cmd, out := archiveProcess(t, dsn, "--batch=40")
+		until(t, db, archivedOver, at)
+		if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); cmd.ProcessState.Success() {
+			t.Errorf("run %d came to its end before it was killed: %v\n%s", killed, err, out)
+		}
+		if n := moved(t, db, events); n <= at || n >= events {
+			t.Errorf("after %d kills %d events are archived", killed+1, n)
+		}
+	}
+	r := command([]string{"OUTBOX_DATABASE_URL=" + dsn}, "archive", "run")
+	if r.code != 0 || r.stderr != "" || !regexp.MustCompile(`^done: [0-9]+ events archived, 0 months dropped, 0 attempts and 0 processed_events removed\n$`).MatchString(r.stdout) {
+		t.Errorf("%+v", r)
+	}
+	if n := moved(t, db, events); n != events {
+		t.Errorf("in the end %d of %d events are archived", n, events)
+	}
+}
+
+// A signal lets the batch at hand end, and the command say what it did.
+func TestArchiveIsInterrupted(t *testing.T) {
+	t.Parallel()
+	const events = 4000
+	dsn := pgtest.New(t, migrations.Outbox)
+	db := open(t, dsn)
+	settled(t, db, 1, events)
+	cmd, out := archiveProcess(t, dsn, "--batch=20", "--json")
+	until(t, db, archivedOver, 100)
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	var done struct {
+		DryRun, Complete bool
+		Events           int
+	}
+	text, errors, _ := strings.Cut(out.String(), "}\n")
+	if err := json.Unmarshal([]byte(text+"}"), &done); err != nil || errors != "outbox-relay: interrupted\n" || cmd.ProcessState.ExitCode() != exitInterrupted {
+		t.Fatalf("exit code %d, %v:\n%s", cmd.ProcessState.ExitCode(), err, out)
+	}
+	if n := moved(t, db, events); n != done.Events || done.Complete || n <= 100 || n >= events {
+		t.Errorf("it says %+v, and %d are archived", done, n)
+	}
+}
+
+// The rights that roles.sql gives a relay are enough, for all of it.
+func TestArchiveWithRelayRights(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t, migrations.Outbox, migrations.Inbox)
+	db := open(t, dsn)
+	roles, err := os.ReadFile("../../migrations/roles.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	execute(t, db, string(roles)+`; CREATE ROLE archiving_relay LOGIN IN ROLE outbox_relay`)
+	t.Cleanup(func() { _, _ = db.Exec(`DROP ROLE archiving_relay`) })
+	settled(t, db, 1, 10)
+	execute(t, db, `INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason) VALUES (1, 1, '2020-01-01', 1, 1, 1, 'default', 'retry', 'x')`)
+	execute(t, db, `INSERT INTO processed_events (source, idempotency_key, processing_state, received_at) VALUES ('s', 'k', 'succeeded', '2020-01-01')`)
+	execute(t, db, `CREATE TABLE old PARTITION OF outbox_archive FOR VALUES FROM ('2020-01-01') TO ('2020-02-01')`)
+	env := []string{"OUTBOX_DATABASE_URL=" + strings.Replace(dsn, "postgres@", "archiving_relay@", 1)}
+
+	const all = `10 events archived, 1 months dropped (old), 1 attempts and 1 processed_events removed` + "\n"
+	command(env, "archive", "run", "--dry-run").expect(t, 0, "to be done: "+all, "")
+	command(env, "archive", "run").expect(t, 0, "done: "+all, "")
+	command(env, "archive", "run", "--json").expect(t, 0, `{
+  "dry_run": false,
+  "complete": true,
+  "events": 0,
+  "months": [],
+  "attempts": 0,
+  "processed_events": 0
+}
+`, "")
+
+	// A schema that was upgraded without them.
+	execute(t, db, `REVOKE EXECUTE ON FUNCTION outbox_archive_batch(bigint, integer, interval, boolean) FROM outbox_relay`)
+	command(env, "archive", "run").expect(t, exitFailed, "done: 0 events archived, 0 months dropped, 0 attempts and 0 processed_events removed\n",
+		"outbox-relay: archive events: ERROR: permission denied for function outbox_archive_batch (SQLSTATE 42501); run migrations/roles.sql again, as the owner of the tables\n")
+}
+
+func TestArchiveUsage(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t, migrations.Outbox)
+	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
+	for _, batch := range []int{0, 10_001} {
+		command(env, "archive", "run", fmt.Sprintf("--batch=%d", batch)).expect(t, exitUsage, "", fmt.Sprintf("outbox-relay: --batch: %d is out of range; write 1 to 10000\n", batch))
+	}
+	// Needs neither destinations nor their secrets, but a retention that it could work by.
+	const nothing = "done: 0 events archived, 0 months dropped, 0 attempts and 0 processed_events removed\n"
+	command(env, "archive", "run").expect(t, 0, nothing, "")
+	command(append(env, "OUTBOX_RETENTION_ARCHIVE_AFTER=0"), "archive", "run").expect(t, 0, nothing, "")
+	command(append(env, "OUTBOX_RETENTION_ARCHIVE_AFTER=30d"), "archive", "run").expect(t, exitConfig, "", mistakes(`env OUTBOX_RETENTION_ARCHIVE_AFTER: "30d" uses a unit longer than hours; write "720h"`))
+
+	db := open(t, dsn)
+	tx, err := db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.ExecContext(t.Context(), `SELECT pg_advisory_xact_lock('outbox_archive'::regclass::oid::int, 0)`); err != nil {
+		t.Fatal(err)
+	}
+	command(env, "archive", "run").expect(t, exitFailed, nothing, "outbox-relay: another relay or command is archiving at the moment\n")
+	if err := tx.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// On a terminal one line changes, and is gone at the end.
+func TestArchiveProgress(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t, migrations.Outbox)
+	db := open(t, dsn)
+	settled(t, db, 1, 2000)
+	person, program := terminal(t)
+	code := make(chan int, 1)
+	go func() {
+		m := Main{Env: []string{"OUTBOX_DATABASE_URL=" + dsn}, Stdin: program, Stdout: &buffer{}, Stderr: program}
+		code <- m.Run([]string{"archive", "run", "--batch=50"})
+		_, _ = program.WriteString("the end\n")
+	}()
+	var seen strings.Builder
+	chunk := make([]byte, 4096)
+	for !strings.Contains(seen.String(), "the end") {
+		n, err := person.Read(chunk)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen.Write(chunk[:n])
+	}
+	if got := <-code; got != 0 || !regexp.MustCompile(`\r\x1b\[K[0-9]+ events archived, .*\r\x1b\[Kthe end`).MatchString(seen.String()) {
+		t.Errorf("exit code %d, %q", got, seen.String())
+	}
+}
