@@ -17,8 +17,15 @@ type Hooks struct {
 	Rescued func(instance int32, deliveries int)
 	// Idle follows each declaration that this relay has nothing to do.
 	Idle func()
+	// Archived follows every batch of a retention run, with what that batch moved or removed.
+	Archived func(batch ArchiveResult)
 	// Notified follows every alert that reached a channel, or failed to (err is not nil).
 	Notified func(channel string, alert Alert, err error)
+	// Watched follows every look around the database, whether this relay took it or another one did.
+	Watched func(Watch)
+	// Quarantined follows the discovery that this is not the database that relays were accepted on, with what differs, and
+	// the end of that, with an empty reason.
+	Quarantined func(reason string)
 	// DatabaseError follows each failed statement, which the relay will repeat.
 	DatabaseError func(operation string, err error)
 }

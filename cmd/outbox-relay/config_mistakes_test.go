@@ -81,7 +81,7 @@ func TestFileMistakes(t *testing.T) {
 		"a repeated destination":         {"destinations:\n  a: {url: http://a}\n  a: {url: http://b}\n", []string{`outbox-relay.yaml:3: destinations.a: stands here a second time; the first is in line 2`}},
 		"later versions' keys": {
 			"environment: production\ndatabase: {listen_url: '', pooler: auto}\ndefaults: {rate_limit: 0, on_failure: block}\n" +
-				"destinations: {a: {url: 'http://a', rate_limit: 1}}\nalerts: {lag_over: 10m}\nretention: {}\nadmin: {listen: ''}\n",
+				"destinations: {a: {url: 'http://a', rate_limit: 1}}\nalerts: {lag_over: 10m}\nadmin: {listen: ''}\n",
 			[]string{
 				`outbox-relay.yaml:1: unknown key "environment"; it is not supported by this version`,
 				`outbox-relay.yaml:2: unknown key "database.listen_url"; it is not supported by this version`,
@@ -90,8 +90,7 @@ func TestFileMistakes(t *testing.T) {
 				`outbox-relay.yaml:3: unknown key "defaults.on_failure"; it is not supported by this version`,
 				`outbox-relay.yaml:4: unknown key "destinations.a.rate_limit"; it is not supported by this version`,
 				`outbox-relay.yaml:5: unknown key "alerts.lag_over"; it is not supported by this version`,
-				`outbox-relay.yaml:6: unknown key "retention"; it is not supported by this version`,
-				`outbox-relay.yaml:7: unknown key "admin"; it is not supported by this version`,
+				`outbox-relay.yaml:6: unknown key "admin"; it is not supported by this version`,
 			},
 		},
 
