@@ -1,5 +1,392 @@
 package relay
 
-// seen takes in what the database says of destinations that are paused or whose breaker is not closed; of all others it
-// says nothing.
-func (r *Relay) seen(states []destinationState) {}
+import (
+	"slices"
+	"time"
+)
+
+// A breaker holds a lane whose destination is down as a whole, so that an outage of any length spends no attempts. The
+// database keeps its state, which all relays share; this is one relay's view of it, and its evidence. One relay at a
+// time tries a held lane, with one delivery first, then two, four, and so on.
+//
+//	closed ──evidence──▶ open ──a relay takes its turn──▶ half-open ──as many as the lane may have──▶ closed
+//	                      ▲                                   │
+//	                      └────────────failed─────────────────┘
+//
+// Its methods take the time and are not safe for concurrent use.
+type breaker struct {
+	policy BreakerPolicy
+	state  breakerState
+	// write is what the claimer has yet to tell the database.
+	write breakerWrite
+	since time.Time // of the last change made here: what the database said before is old
+	tryAt time.Time // when open: not before
+	cause string    // the error that opened it
+
+	// Evidence while closed.
+	streak  int            // failures since the last answer
+	failing time.Time      // since when
+	certain int            // of which cannot be the fault of what was sent
+	events  map[int64]bool // that failed in the streak
+	recent  []bool         // whether each of the last requests failed
+	oldest  int            // of recent
+
+	// While half-open.
+	allowed int       // how many may be in flight
+	passed  int       // since that was last doubled
+	any     bool      // something has passed, now or, when open again, before
+	until   time.Time // how long the lane is this relay's alone
+}
+
+// BreakerPolicy says when a destination is taken to be down as a whole. Its deliveries are then held: nothing is sent
+// but probes, which spend no attempt, until one is accepted.
+type BreakerPolicy struct {
+	// Off never holds: an outage spends attempts on the schedule, and deliveries fail.
+	Off bool
+	// Failures in a row after which the destination is under suspicion: from then on failures spend no attempt. 0: 5. The
+	// breaker opens when the suspicion lasts: for a second, or for four times as many failures. Failures that may be
+	// the fault of what was sent, such as a 500, count only when they happen to at least three events.
+	Failures int
+	// ProbeAfter is how long an open breaker waits before the first probe; the wait doubles with each that fails.
+	// 0: 1 s.
+	ProbeAfter time.Duration
+	// ProbeMax is the longest wait between two probes. 0: 30 s.
+	ProbeMax time.Duration
+}
+
+// Defaults of the breaker.
+const (
+	DefaultBreakerFailures = 5
+	DefaultProbeAfter      = time.Second
+	DefaultProbeMax        = 30 * time.Second
+)
+
+type breakerState int
+
+const (
+	breakerClosed breakerState = iota
+	breakerOpen
+	breakerHalfOpen
+)
+
+type breakerWrite int
+
+const (
+	writeNothing breakerWrite = iota
+	writeOpen
+	writeClosed
+)
+
+const (
+	breakerAfter  = time.Second // of nothing but failures
+	breakerTimes  = 4           // as many failures as make a suspicion
+	breakerEvents = 3           // that must have failed, if what was sent could be at fault
+	breakerRecent = 50          // requests looked at for the share that failed
+	breakerShare  = 80          // percent of them that open the breaker
+	// tryHold is how long a lane is one relay's alone to try, beyond the timeout of a request.
+	tryHold = 20 * time.Second
+)
+
+// holding reports whether nothing may be sent.
+func (b *breaker) holding() bool { return b.state == breakerOpen }
+
+// trying reports whether this relay tries the lane, and how many may be in flight then.
+func (b *breaker) trying() (trying bool, allowed int) { return b.state == breakerHalfOpen, b.allowed }
+
+// blame says what a verdict tells of the destination as a whole.
+type blame int
+
+const (
+	blameNobody      blame = iota // it tells nothing
+	blameNone                     // the destination is there
+	blameEither                   // the destination, or what was sent
+	blameDestination              // certainly the destination
+)
+
+func (v *verdict) blame() blame {
+	switch v.reason {
+	case ReasonOK, ReasonRejected:
+		return blameNone
+	case ReasonDNS, ReasonConnect, ReasonTLS, ReasonEgress, ReasonUnavailable:
+		return blameDestination
+	case ReasonServerError:
+		if v.statusCode == 502 || v.statusCode == 504 { // a gateway's word for what is behind it
+			return blameDestination
+		}
+		return blameEither
+	case ReasonTimeout, ReasonNetwork, ReasonMalformed, ReasonUnauthorized, ReasonNotFound, ReasonRedirect, ReasonUnexpected:
+		return blameEither
+	}
+	return blameNobody
+}
+
+// judge takes in what came of a request. It reports whether that is to be held, at no cost, instead of spending the
+// delivery's attempt.
+func (b *breaker) judge(now time.Time, event int64, v *verdict, most int) (hold bool) {
+	blame := v.blame()
+	if b.policy.Off || !v.posted || blame == blameNobody {
+		return false
+	}
+	failed := blame != blameNone
+	switch b.state {
+	case breakerOpen:
+		return failed // it was on its way when the breaker opened
+	case breakerHalfOpen:
+		return b.judgeTrial(now, blame, v, most)
+	}
+	b.remember(failed)
+	if !failed {
+		b.streak, b.certain, b.events = 0, 0, nil
+		return false
+	}
+	if b.streak++; b.streak == 1 {
+		b.failing = now
+	}
+	if blame == blameDestination {
+		b.certain++
+	}
+	if b.events == nil {
+		b.events = map[int64]bool{}
+	}
+	if len(b.events) < breakerEvents {
+		b.events[event] = true
+	}
+	several := len(b.events) >= breakerEvents
+	suspected := b.certain >= b.policy.Failures || several && b.streak >= b.policy.Failures
+	hold = suspected && b.streak > b.policy.Failures // the first are the price
+	if suspected && (now.Sub(b.failing) >= breakerAfter || b.streak >= breakerTimes*b.policy.Failures) || several && b.mostlyFailing() {
+		b.open(now, v.message)
+	}
+	return hold
+}
+
+func (b *breaker) judgeTrial(now time.Time, blame blame, v *verdict, most int) (hold bool) {
+	if blame == blameNone {
+		b.any = true
+		if b.passed++; b.passed >= b.allowed {
+			b.allowed, b.passed = 2*b.allowed, 0
+		}
+		if b.allowed >= most {
+			b.close(now)
+		}
+		return false
+	}
+	if b.allowed == 1 {
+		passed := b.any
+		b.open(now, v.message)
+		b.any = passed
+		return true
+	}
+	// The destination has just accepted something else: this one has to bear its own failure, or it would be tried for
+	// ever.
+	b.allowed, b.passed = b.allowed/2, 0
+	return false
+}
+
+// remember notes a request among the recent ones.
+func (b *breaker) remember(failed bool) {
+	if len(b.recent) < breakerRecent {
+		b.recent = append(b.recent, failed)
+		return
+	}
+	b.recent[b.oldest] = failed
+	b.oldest = (b.oldest + 1) % breakerRecent
+}
+
+func (b *breaker) mostlyFailing() bool {
+	if len(b.recent) < breakerRecent {
+		return false
+	}
+	failed := 0
+	for _, f := range b.recent {
+		if f {
+			failed++
+		}
+	}
+	return failed*100 >= breakerShare*breakerRecent
+}
+
+func (b *breaker) enter(now time.Time, state breakerState) {
+	*b = breaker{policy: b.policy, state: state, since: now, cause: b.cause}
+}
+
+func (b *breaker) open(now time.Time, cause string) {
+	b.enter(now, breakerOpen)
+	b.write, b.cause = writeOpen, cause
+}
+
+func (b *breaker) close(now time.Time) {
+	b.enter(now, breakerClosed)
+	b.write = writeClosed
+}
+
+// opened records that the database knows, and when it lets somebody try.
+func (b *breaker) opened(now time.Time, wait time.Duration) {
+	if b.state == breakerOpen {
+		b.write, b.tryAt = writeNothing, now.Add(wait)
+	}
+}
+
+// try begins to try the lane.
+func (b *breaker) try(now time.Time, hold time.Duration) {
+	b.enter(now, breakerHalfOpen)
+	b.allowed, b.until = 1, now.Add(hold)
+}
+
+// heard takes in what the database said at the given time.
+func (b *breaker) heard(began, now time.Time, s destinationState, instance int32) {
+	if b.write != writeNothing || !began.After(b.since) {
+		return
+	}
+	switch {
+	case s.breaker == "closed":
+		if b.state != breakerClosed {
+			b.enter(now, breakerClosed)
+		}
+	case b.state == breakerHalfOpen && s.breaker == "half_open" && s.owner == instance:
+	default: // it waits, or another relay tries
+		if b.state != breakerOpen {
+			b.enter(now, breakerOpen)
+		}
+		b.tryAt = now.Add(s.remaining)
+	}
+}
+
+// judge lets breaker and flow learn from a verdict, and turns it into a hold where the destination is at fault.
+func (l *lane) judge(now time.Time, event int64, v *verdict, took time.Duration) (changed bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := l.breaker.write
+	if l.breaker.judge(now, event, v, min(l.share, l.flow.concurrency())) && v.outcome == Retry {
+		v.outcome = Hold
+	}
+	if v.posted {
+		l.flow.answered(now, v.reason, took)
+	}
+	return l.breaker.write != before
+}
+
+// seen takes in what the database said, at the given time, of destinations that are paused or whose breaker is not
+// closed; all others are open for business.
+func (r *Relay) seen(began time.Time, states []destinationState) {
+	instance, _ := r.session.current()
+	now := time.Now()
+	changed := false
+	for _, l := range r.laneList() {
+		state := destinationState{destination: l.name, breaker: "closed"}
+		if i := slices.IndexFunc(states, func(s destinationState) bool { return s.destination == l.name }); i >= 0 {
+			state = states[i]
+		}
+		l.mu.Lock()
+		before := l.breaker.state
+		l.breaker.heard(began, now, state, instance)
+		changed = changed || l.breaker.state != before
+		l.mu.Unlock()
+	}
+	if changed {
+		r.wake.notify(true)
+	}
+}
+
+// tendBreakers tells the database what breakers have decided, and takes this relay's turn with those that wait to be
+// tried. It returns when to do so again; zero: nothing is planned.
+func (c *claimer) tendBreakers(now time.Time, instance int32) (next time.Time, err error) {
+	r := c.relay
+	for _, l := range r.laneList() {
+		at, err := c.tendBreaker(l, now, instance)
+		if err != nil {
+			return time.Time{}, err
+		}
+		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
+			next = at
+		}
+	}
+	return next, nil
+}
+
+func (c *claimer) tendBreaker(l *lane, now time.Time, instance int32) (next time.Time, err error) {
+	r := c.relay
+	l.mu.Lock()
+	b := l.breaker
+	timeout := l.destination.Timeout
+	l.mu.Unlock()
+	hold := timeout + tryHold
+	switch {
+	case b.write == writeOpen:
+		wait, probes, err := r.store.openBreaker(r.settling, l.name, instance, b)
+		if err != nil {
+			return time.Time{}, err
+		}
+		l.mu.Lock()
+		l.breaker.opened(time.Now(), wait)
+		l.mu.Unlock()
+		r.cfg.Log.Warn().Str("destination", l.name).Str("error", b.cause).Int("failed_probes", probes).
+			Int64("next_probe_in_ms", wait.Milliseconds()).Msg("breaker open: deliveries are held, and spend no attempts")
+		signal(r.alerts)
+		return time.Now().Add(wait), nil
+
+	case b.write == writeClosed:
+		if err := r.store.closeBreaker(r.settling, l.name, instance); err != nil {
+			return time.Time{}, err
+		}
+		l.mu.Lock()
+		if l.breaker.write == writeClosed {
+			l.breaker.write = writeNothing
+		}
+		l.mu.Unlock()
+		r.cfg.Log.Info().Str("destination", l.name).Msg("breaker closed: the destination has recovered")
+		l.walkNow()
+		c.pace.look()
+		signal(r.alerts)
+
+	case b.state == breakerOpen && now.Before(b.tryAt):
+		return b.tryAt, nil
+
+	case b.state == breakerOpen:
+		taken, err := r.store.tryBreaker(r.settling, l.name, instance, hold)
+		if err != nil {
+			return time.Time{}, err
+		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if !taken { // nothing is due, or another relay was first: the next beat tells
+			l.breaker.tryAt = now.Add(r.cfg.PollInterval)
+			return l.breaker.tryAt, nil
+		}
+		l.breaker.try(time.Now(), hold)
+		for i := range l.walks { // each probe goes on where the one before it ended: another delivery may pass
+			l.walks[i].due = time.Time{}
+		}
+		c.pace.look()
+
+	case b.state == breakerHalfOpen && b.until.Sub(now) < hold/2:
+		held, err := r.store.renewTrial(r.settling, l.name, instance, hold)
+		if err != nil {
+			return time.Time{}, err
+		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.breaker.state == breakerHalfOpen {
+			l.breaker.until = now.Add(hold)
+			if !held {
+				l.breaker.enter(now, breakerOpen)
+				l.breaker.tryAt = now.Add(hold)
+			}
+		}
+	}
+	return time.Time{}, nil
+}
+
+// tried ends the trial of a lane that has nothing more to send.
+func (l *lane) tried(now time.Time) (ended bool) {
+	if l.busy() {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.breaker.state == breakerHalfOpen && l.breaker.any {
+		l.breaker.close(now)
+		return true
+	}
+	return false
+}

@@ -11,11 +11,15 @@ import (
 type claimer struct {
 	relay *Relay
 	pace  pace
+	clock databaseClock
 }
 
-// overlap is how far behind the newest delivery it has seen a lane that keeps up looks again: transactions that
-// overlap commit out of order.
-const overlap = 2 * time.Second
+// databaseClock tells what the database's clock shows, from what it showed last.
+type databaseClock struct{ shown, read time.Time }
+
+func (c *databaseClock) set(shown time.Time) { c.shown, c.read = shown, time.Now() }
+
+func (c *databaseClock) now() time.Time { return c.shown.Add(time.Since(c.read)) }
 
 // run claims until taking is done.
 func (c *claimer) run(taking context.Context) {
@@ -45,8 +49,8 @@ func (c *claimer) run(taking context.Context) {
 		case sweep := <-c.relay.wake.notified:
 			c.pace.notified(time.Now())
 			if sweep {
-				for _, l := range c.relay.lanes {
-					l.sweepNow()
+				for _, l := range c.relay.laneList() {
+					l.walkNow()
 				}
 			}
 		}
@@ -74,22 +78,50 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 			defer r.cfg.Hooks.Idle()
 		}
 	}
+	next, err := c.tendBreakers(now, instance)
+	if err != nil {
+		return 0, err
+	}
+	if c.clock.read.IsZero() {
+		at, err := r.store.now(taking)
+		if err != nil {
+			return 0, err
+		}
+		c.clock.set(at)
+	}
 
 	asks := c.asks(now)
 	if len(asks) == 0 {
 		c.pace.full(now)
-		return c.pace.wait(now), nil
+		return c.wait(now, next), nil
 	}
 	claimed, at, err := c.claim(context.WithoutCancel(taking), instance, asks)
 	if err != nil {
 		for _, a := range asks {
-			r.lanes[a.destination].failed(a, time.Now(), r.cfg.PollInterval)
+			a.lane.unblock(a.unblocked...)
+			if a.class != live {
+				a.lane.walks[a.class].failed(time.Now(), r.cfg.PollInterval)
+			}
 		}
 		return 0, err
 	}
+	c.clock.set(at)
 	c.handOut(asks, claimed, at, now)
 	c.pace.claimed(time.Now(), len(claimed))
-	return c.pace.wait(time.Now()), nil
+	return c.wait(time.Now(), next), nil
+}
+
+// wait returns how long nothing is to be done, neither for the pace nor, at next, for a breaker; negative: until woken.
+func (c *claimer) wait(now, next time.Time) time.Duration {
+	wait := c.pace.wait(now)
+	if next.IsZero() {
+		return wait
+	}
+	untilNext := max(next.Sub(now), minPace)
+	if wait < 0 {
+		return untilNext
+	}
+	return min(wait, untilNext)
 }
 
 // claim takes what the asks want. Its context is not that of taking: a claim that is cut off may have committed, and its
@@ -98,14 +130,16 @@ func (c *claimer) claim(ctx context.Context, instance int32, asks []ask) ([]deli
 	r := c.relay
 	for i := range asks {
 		a := &asks[i]
-		if !a.sweep || !r.lanes[a.destination].chunked {
+		if a.class == live || !a.lane.walks[a.class].chunked {
 			continue
 		}
-		end, err := r.store.chunkEnd(ctx, a.destination, a.after, sweepChunk)
+		end, err := r.store.chunkEnd(ctx, a.destination, a.class == replays, a.after, walkChunk)
 		if err != nil {
 			return nil, time.Time{}, err
 		}
-		a.until = end
+		if end != (keyset{}) && (a.until == (keyset{}) || end.compare(a.until) < 0) {
+			a.until, a.chunk = end, true
+		}
 	}
 	return r.store.claim(ctx, instance, r.cfg.Lease, asks)
 }
@@ -114,35 +148,58 @@ func (c *claimer) claim(ctx context.Context, instance int32, asks []ask) ([]deli
 // have moved on, and for all with room when it is time to look for new work.
 func (c *claimer) asks(now time.Time) []ask {
 	r := c.relay
+	lanes := r.laneList()
 	active := 0
-	for _, l := range r.lanes {
-		if l.more || l.busy() {
+	for _, l := range lanes {
+		if l.walks[live].more || l.walks[backlog].more || l.busy() {
 			active++
 		}
 	}
 	share := max(1, r.cfg.MaxInFlight/max(1, active))
 	looking := c.pace.looking(now)
-	asks := make([]ask, 0, len(r.lanes))
-	for _, l := range r.lanes {
-		l.setLimit(min(l.destination.MaxInFlight, share))
-		free, worthwhile := l.room(now, r.cfg.Lease)
-		sweep := worthwhile && !now.Before(l.sweepDue)
-		if free == 0 {
-			continue
+	asks := make([]ask, 0, len(lanes))
+	for _, l := range lanes {
+		l.setShare(min(l.current().destination.MaxInFlight, share))
+		asks = append(asks, c.asksOf(l, now, looking)...)
+	}
+	return asks
+}
+
+// asksOf returns what to claim for one lane.
+func (c *claimer) asksOf(l *lane, now time.Time, looking bool) (asks []ask) {
+	free, worthwhile := l.room(now, c.relay.cfg.Lease)
+	base := ask{lane: l, destination: l.name, skipFailed: l.current().destination.OnFailure == SkipFailed}
+	window := keyset{at: c.clock.now().Add(-liveWindow)}
+	w := &l.walks[live]
+	after := w.position
+	if !w.more && after != (keyset{}) {
+		after = keyset{at: after.at.Add(-overlap)}
+	}
+	if after.compare(window) < 0 {
+		if after != (keyset{}) && w.more { // what it had not come to has become backlog
+			l.walks[backlog].due = time.Time{}
 		}
-		unblocked := l.takeUnblocked(free)
-		if !(looking || sweep || len(unblocked) > 0 || l.more && worthwhile) {
-			continue
-		}
-		l.asked = now
-		a := ask{destination: l.destination.Name, free: free - len(unblocked), after: l.position, unblocked: unblocked, sweep: sweep}
-		switch {
-		case sweep:
-			a.after = l.swept
-		case !l.more && a.after != (keyset{}):
-			a.after = keyset{at: a.after.at.Add(-overlap)}
-		}
+		after = window
+	}
+	add := func(class class, after, until keyset, unblocked []string) {
+		a := base
+		a.class, a.after, a.until, a.unblocked = class, after, until, unblocked
+		a.free = free[class] - len(unblocked)
+		a.run = max(1, min(maxRun, maxTaken/max(1, free[class])))
 		asks = append(asks, a)
+		l.asked = now
+	}
+	if free[live] > 0 {
+		unblocked := l.takeUnblocked(free[live])
+		if looking || len(unblocked) > 0 || w.more && worthwhile {
+			add(live, after, keyset{}, unblocked)
+		}
+	}
+	if w := &l.walks[backlog]; free[backlog] > 0 && worthwhile && w.wanted(now) {
+		add(backlog, w.position, after, nil)
+	}
+	if w := &l.walks[replays]; free[replays] > 0 && worthwhile && w.wanted(now) {
+		add(replays, w.position, keyset{}, nil)
 	}
 	return asks
 }
@@ -150,24 +207,64 @@ func (c *claimer) asks(now time.Time) []ask {
 // handOut gives each lane what was claimed for it, at the database's time at, and starts senders for it.
 func (c *claimer) handOut(asks []ask, claimed []delivery, at, asked time.Time) {
 	r := c.relay
+	took := time.Since(asked)
+	found := make([]int, len(asks))
+	last := make([]keyset, len(asks))
 	byLane := make(map[string][]delivery, len(asks))
 	for _, d := range claimed {
+		if d.ask > 0 {
+			found[d.ask-1]++
+			last[d.ask-1] = d.place()
+		}
 		byLane[d.destination] = append(byLane[d.destination], d)
 	}
-	took := time.Since(asked)
-	for _, a := range asks {
-		l := r.lanes[a.destination]
-		deliveries := byLane[a.destination]
-		l.advance(a, deliveries, at, took, r.cfg.PollInterval)
-		if len(deliveries) == 0 {
+	window := at.Add(-liveWindow)
+	for i, a := range asks {
+		l := a.lane
+		if a.free > 0 {
+			l.walks[a.class].advance(a, found[i], last[i], at, took, r.cfg.PollInterval)
+		}
+		deliveries, any := byLane[a.destination]
+		delete(byLane, a.destination) // with the first of its asks a lane gets everything
+		if !any {
+			if l.tried(time.Now()) {
+				signal(r.wake.room)
+			}
 			continue
 		}
 		if r.cfg.Hooks.Claimed != nil {
 			r.cfg.Hooks.Claimed(a.destination, len(deliveries))
 		}
-		for range l.push(deliveries) {
+		c.push(l, deliveries, window)
+	}
+}
+
+// push queues what was claimed for a lane, each run in its class.
+func (c *claimer) push(l *lane, deliveries []delivery, window time.Time) {
+	r := c.relay
+	all, broken := runs(deliveries)
+	var byClass [classes][][]delivery
+	for _, run := range all {
+		class := live
+		switch head := &run[0]; {
+		case head.replay:
+			class = replays
+		case head.nextAttemptAt.Time.Before(window):
+			class = backlog
+		}
+		for i := range run {
+			run[i].class = class
+		}
+		byClass[class] = append(byClass[class], run)
+	}
+	for i, runs := range byClass {
+		for range l.push(time.Now(), class(i), runs) {
 			r.senders.Go(func() { r.send(l) })
 		}
+	}
+	for _, d := range broken {
+		l.took(d.class, 1)
+		r.settle(l, newSettlement(d, verdict{outcome: Hold, reason: ReasonOrder}, RetryPolicy{}, time.Now(), 0, 0))
 	}
 }
 

@@ -25,29 +25,78 @@ const crashLoop = 20
 // send empties a lane until there is nothing left for this sender.
 func (r *Relay) send(l *lane) {
 	for {
-		d, ok := l.next()
-		if !ok {
+		run, wait := l.next(time.Now())
+		switch {
+		case run != nil:
+			r.sendRun(l, run)
+		case wait > 0:
+			r.awaitTurn(wait)
+			if r.taking.Err() != nil {
+				r.giveBack(l)
+			}
+		default:
 			return
 		}
+	}
+}
+
+// sendRun sends the deliveries of a run in sequence. Those behind one that was not delivered are given back: their turn
+// comes after its next attempt.
+func (r *Relay) sendRun(l *lane, run []delivery) {
+	for i := range run {
+		d := &run[i]
+		if i > 0 {
+			for wait := l.token(time.Now()); wait > 0 && r.taking.Err() == nil; wait = l.token(time.Now()) {
+				r.awaitTurn(wait)
+			}
+		}
+		to := l.current()
 		started := time.Now()
-		v := r.attempt(l, &d)
-		r.settle(l, newSettlement(d, v, l.destination.Retry, started, time.Since(started), jitterFraction()))
+		v := r.attempt(l, d)
+		took := time.Since(started)
+		if l.judge(time.Now(), d.eventID, &v, took) {
+			signal(r.wake.room)
+		}
+		s := newSettlement(*d, v, to.destination.Retry, started, took, jitterFraction())
+		blocks := s.blocks(to.destination.OnFailure)
+		s.freesKey = d.event.orderingKey != nil && d.lastOfRun && !blocks
+		r.settle(l, s)
+		if blocks {
+			for _, d := range run[i+1:] {
+				r.settle(l, newSettlement(d, verdict{outcome: Hold, reason: ReasonOrder}, to.destination.Retry, time.Now(), 0, 0))
+			}
+			return
+		}
+	}
+}
+
+// awaitTurn waits, unless the relay is told to stop.
+func (r *Relay) awaitTurn(wait time.Duration) {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-r.taking.Done():
 	}
 }
 
 // giveBackUnsent empties the lanes' queues at a stop. The senders would do it too, but only when their POSTs have ended,
 // and until then no other relay could take what waits behind them.
 func (r *Relay) giveBackUnsent() {
-	for _, l := range r.lanes {
-		for _, d := range l.unsent() {
-			v := verdict{outcome: Hold, reason: ReasonShutdown}
-			r.settle(l, newSettlement(d, v, l.destination.Retry, time.Now(), 0, 0))
-		}
+	for _, l := range r.laneList() {
+		r.giveBack(l)
+	}
+}
+
+func (r *Relay) giveBack(l *lane) {
+	for _, d := range l.unsent() {
+		r.settle(l, newSettlement(d, verdict{outcome: Hold, reason: ReasonShutdown}, RetryPolicy{}, time.Now(), 0, 0))
 	}
 }
 
 // attempt makes the one POST of a claim, unless something speaks against it.
 func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
+	to := l.current()
 	// One delivery that trips a defect must not take the relay, and all others, with it.
 	defer func() {
 		if defect := recover(); defect != nil {
@@ -57,10 +106,10 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 	if r.taking.Err() != nil {
 		return verdict{outcome: Hold, reason: ReasonShutdown}
 	}
-	if l.paused() {
-		return verdict{outcome: Hold, reason: ReasonPaused}
+	if reason := l.stopped(); reason != "" {
+		return verdict{outcome: Hold, reason: reason}
 	}
-	if time.Until(d.leaseEnds) < l.destination.Timeout+sendMargin {
+	if time.Until(d.leaseEnds) < to.destination.Timeout+sendMargin {
 		return verdict{outcome: Hold, reason: ReasonLease}
 	}
 	if d.rescues >= crashLoop {
@@ -80,13 +129,13 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 		}
 		d.event.payload = payload
 	}
-	req, err := newRequest(l.endpoint, d, time.Now())
+	req, err := newRequest(to, d, time.Now())
 	if err != nil {
 		return refuse(err)
 	}
-	ctx, cancel := context.WithTimeout(r.doing, l.destination.Timeout)
+	ctx, cancel := context.WithTimeout(r.doing, to.destination.Timeout)
 	defer cancel()
-	v = post(l.endpoint, req.WithContext(ctx))
+	v = post(to, req.WithContext(ctx))
 	if v.outcome == Fail && v.reason == ReasonGone && !l.pause() {
 		v.outcome = Retry // one has to tell; the others in flight wait with the rest until the destination is resumed
 	}

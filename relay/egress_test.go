@@ -60,7 +60,7 @@ func TestNamesThatResolveToForbiddenAddresses(t *testing.T) {
 	t.Parallel()
 	for _, address := range []string{"169.254.169.254", "100.100.100.200", "0.0.0.0"} {
 		d := Config{Destinations: []Destination{to("http://harmless.example.com:1/")}}.withDefaults().Destinations[0]
-		l, err := newLane(d, "")
+		l, err := laneTo(d)
 		must(t, err)
 		dialer := &net.Dialer{ControlContext: Egress{}.control, Resolver: resolverOf(t, netip.MustParseAddr(address))}
 		l.transport.DialContext = dialer.DialContext
@@ -117,7 +117,7 @@ func TestEnvironmentProxyIsIgnored(t *testing.T) {
 	if v := attemptAt(t, rc.URL); v.outcome != Delivered {
 		t.Errorf("%s %q", v.reason, v.message)
 	}
-	if l, err := newLane(to("http://receiver.test/"), ""); err != nil || l.transport.Proxy != nil || alertTransport.Proxy != nil {
+	if l, err := laneTo(to("http://receiver.test/")); err != nil || l.transport.Proxy != nil || alertTransport.Proxy != nil {
 		t.Error("a proxy is asked for")
 	}
 	if proxy.total() != 0 || rc.total() != 1 {

@@ -80,7 +80,7 @@ func TestLateSettleChangesNothing(t *testing.T) {
 func TestDeliveriesWithTooLittleLeaseAreNotSent(t *testing.T) {
 	t.Parallel()
 	d := Config{Destinations: []Destination{to("http://127.0.0.1:1/")}}.withDefaults().Destinations[0]
-	l, err := newLane(d, "")
+	l, err := laneTo(d)
 	must(t, err)
 	r := &Relay{taking: t.Context(), doing: t.Context()}
 	late := order()
@@ -107,16 +107,18 @@ func TestHeldDeliveriesSpendNothing(t *testing.T) {
 	cfg.PollInterval = time.Hour // what is given back lies behind the position, and is looked for at once
 	r := prepared(t, cfg)
 	r.begin()
-	<-g.arrived // one is in flight, the other queued behind it
-	becomes(db, 2, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
-	l := r.lanes["default"]
+	<-g.arrived // one is in flight, the others are queued behind it
+	becomes(db, 3, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
+	l := r.lane("default")
 	l.mu.Lock()
-	for i := l.head; i < len(l.queue); i++ {
-		l.queue[i].leaseEnds = time.Now()
+	for i := range l.queues {
+		for _, run := range l.queues[i].runs[l.queues[i].head:] {
+			run[0].leaseEnds = time.Now()
+		}
 	}
 	l.mu.Unlock()
 	g.open()
-	r.settles(t, Hold, 1)
+	r.settles(t, Hold, 2)
 	r.settles(t, Delivered, 3)
 	if rc.total() != 3 || row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 AND rescues = 0`) != 3 {
 		t.Errorf("%d requests", rc.total())

@@ -12,13 +12,16 @@ func TestClaimerWaitsWhileEveryLaneIsFull(t *testing.T) {
 	db := newDatabase(t)
 	r := prepared(t, db.config(to("http://receiver.test/")))
 	r.session.set(1, true)
-	r.lanes["default"].push(make([]delivery, 2*DefaultLaneInFlight))
+	for c := range class(classes) {
+		r.lane("default").push(time.Now(), c, singly(make([]delivery, 2*DefaultLaneInFlight)))
+	}
 	for name, p := range map[string]pace{
 		"busy":    {poll: time.Second, lastWork: time.Now()},
 		"idle":    {poll: time.Second, idle: true, interval: firstIdlePoll},
 		"waiting": {poll: time.Second, idle: true, interval: 2 * time.Second},
 	} {
 		c := &claimer{relay: r.Relay, pace: p}
+		c.clock.set(time.Now())
 		wait, err := c.turn(t.Context())
 		if err != nil || wait >= 0 && wait < minPace {
 			t.Errorf("%s: next turn in %s, %v", name, wait, err)

@@ -47,27 +47,27 @@ func TestGoneFailsOne(t *testing.T) {
 func TestLaneStaysPausedUntilALaterClaim(t *testing.T) {
 	t.Parallel()
 	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []Destination{to("http://receiver.test/")}})
-	l := r.lanes["default"]
+	l := r.lane("default")
 	if !l.pause() || l.pause() {
 		t.Error("the first 410 is not the only first")
 	}
 	now := time.Now()
 	l.asked = now
-	if free, _ := l.room(now, DefaultLease); free != 0 {
+	if free, _ := l.room(now, DefaultLease); free != [classes]int{} {
 		t.Errorf("room for %d while the pause is not written", free)
 	}
-	l.push(nil)
+	l.push(now, live, nil)
 	l.pauseWritten()
-	l.push(nil) // of the claim that was under way
-	if !l.paused() {
+	l.push(now, live, nil) // of the claim that was under way
+	if l.stopped() != ReasonPaused {
 		t.Error("an earlier claim resumed the lane")
 	}
-	if free, _ := l.room(now, DefaultLease); free == 0 {
+	if free, _ := l.room(now, DefaultLease); free[live] == 0 {
 		t.Error("no room to find out that the destination was resumed")
 	}
 	l.asked = time.Now().Add(time.Second)
-	l.push(nil)
-	if l.paused() {
+	l.push(now, live, nil)
+	if l.stopped() != "" {
 		t.Error("a later claim did not resume the lane")
 	}
 }

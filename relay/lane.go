@@ -1,47 +1,77 @@
 package relay
 
 import (
+	"slices"
 	"sync"
 	"time"
 )
 
-// A lane is the deliveries of one destination on their way through this relay: a queue that the claimer fills and
-// senders empty. Senders exist only while there is something to send.
+// A lane is the deliveries of one destination on their way through this relay: queues that the claimer fills and senders
+// empty. Senders exist only while there is something to send.
 type lane struct {
-	*endpoint
+	name string
 
 	// Owned by the claimer; see position.go.
-	position keyset        // where the last claim ended; what lies before it is left to sweeps
-	more     bool          // the last claim took all it asked for: there may be more behind it
-	asked    time.Time     // when the last claim was made
-	sweepDue time.Time     // when to look again at what lies before position: late commits, and what was given back
-	swept    keyset        // how far the current sweep has come; zero: it begins
-	sweeping time.Duration // how long the current sweep has taken
-	chunked  bool          // sweeps are long, and go in chunks
+	walks [classes]walk
+	asked time.Time // when the last claim was made
 
-	mu      sync.Mutex
-	queue   []delivery
-	head    int // of the queue
+	mu sync.Mutex
+	*endpoint
+	queues  [classes]queue
 	senders int
-	limit   int // of senders
-	// unblocked are ordering keys whose last delivery was settled as delivered: the next in each can be claimed.
+	share   int // of the relay's capacity
+	flow    flow
+	breaker breaker
+	// unblocked are ordering keys whose last delivery was settled: the next in each can be claimed.
 	unblocked map[string]bool
-	// taken counts what is claimed and not yet settled: queued, being sent, or waiting for the settler.
-	taken   int
-	settled int // since the rate was last measured
-	rate    rate
+	settled   int // since the rate was last measured
+	rate      throughput
 	// gone is set by a 410, until something is claimed again although the destination was paused: it was resumed.
 	gone     bool
 	pausedAt time.Time // when the pause was in the database; zero: it is not
 }
 
-// newLane returns an empty lane to a destination.
-func newLane(d Destination, version string) (*lane, error) {
-	e, err := newEndpoint(d, version)
-	if err != nil {
-		return nil, err
+// A class is one of three kinds of deliveries that share a lane fairly.
+type class int
+
+const (
+	live    class = iota // became due within liveWindow
+	backlog              // became due before: what waited for its destination, and late commits
+	replays              // made pending again by an operator
+	classes = 3
+)
+
+// liveWindow is how long after it became due a delivery goes before the backlog.
+const liveWindow = 10 * time.Second
+
+// weights are the shares of a lane that its classes get while all three have something to send. None starves.
+var weights = [classes]int{live: 8, backlog: 3, replays: 1}
+
+// A queue holds the runs of one class. A run is what is sent in sequence: one delivery or, of an ordering key, several.
+type queue struct {
+	runs   [][]delivery
+	head   int
+	credit int // grows by the weight while others are served
+	taken  int // claimed and not yet settled: queued, being sent, or waiting for the settler
+}
+
+func (q *queue) empty() bool { return q.head == len(q.runs) }
+
+func (q *queue) push(run []delivery) {
+	if q.head > len(q.runs)/2 { // moved to the front, so that a queue that never runs empty does not grow
+		waiting := copy(q.runs, q.runs[q.head:])
+		clear(q.runs[waiting:])
+		q.runs, q.head = q.runs[:waiting], 0
 	}
-	return &lane{endpoint: e, limit: d.MaxInFlight}, nil
+	q.runs = append(q.runs, run)
+	q.taken += len(run)
+}
+
+func (q *queue) pop() []delivery {
+	run := q.runs[q.head]
+	q.runs[q.head] = nil // release the payloads
+	q.head++
+	return run
 }
 
 // Bounds of how much a lane holds, in deliveries.
@@ -50,80 +80,149 @@ const (
 	minPace    = 20 * time.Millisecond  // between two claims for less than a worthwhile batch
 	fillAhead  = 200 * time.Millisecond // of sending at the measured rate
 	sendMargin = 2 * time.Second        // of the lease, to settle in after a POST that took its whole timeout
+	maxRun     = 16                     // of one ordering key, sent in sequence
 )
 
-// room returns how many deliveries a claim may bring, and whether that is worth a claim now. The lane never holds more
-// than it sends within a fraction of the lease: what waits longer would be given back unsent.
-func (l *lane) room(now time.Time, lease time.Duration) (free int, worthwhile bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.gone && l.pausedAt.IsZero() {
-		return 0, false // what a claim brought now would be given back, and claimed again
+// newLane returns the lane of an endpoint.
+func newLane(e *endpoint) *lane {
+	d := e.destination
+	return &lane{
+		name: d.Name, endpoint: e, share: d.MaxInFlight,
+		flow: newFlow(d.MaxInFlight, d.RateLimit), breaker: breaker{policy: d.Breaker},
 	}
-	ahead := min(fillAhead, (lease-l.destination.Timeout-sendMargin)/2)
-	target := l.limit
-	if perSecond, known := l.rate.measure(now, l.settled); known {
-		target += max(0, min(maxTaken-l.limit, int(perSecond*ahead.Seconds())))
-	} else {
-		target *= 2
-	}
-	l.settled = 0
-	free = max(target-l.taken, 0)
-	return free, free > 0 && (free >= target/4 || now.Sub(l.asked) >= minPace)
 }
 
-// push queues claimed deliveries and returns how many senders to start for them.
-func (l *lane) push(deliveries []delivery) (start int) {
+// limit is how many senders the lane may have.
+func (l *lane) limit(now time.Time) int {
+	limit := min(l.share, l.flow.concurrency())
+	if trying, allowed := l.breaker.trying(); trying {
+		limit = min(limit, allowed)
+	}
+	return limit
+}
+
+// room returns how many deliveries of each class a claim may bring, and whether that is worth a claim now. A class never
+// holds more than the lane sends within a fraction of the lease: what waits longer would be given back unsent.
+func (l *lane) room(now time.Time, lease time.Duration) (free [classes]int, worthwhile bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.gone && l.pausedAt.IsZero() || l.breaker.holding() {
+		return free, false // what a claim brought now would be given back, and claimed again
+	}
+	limit := l.limit(now)
+	target := limit
+	perSecond, known := l.rate.measure(now, l.settled)
+	l.settled = 0
+	trying, _ := l.breaker.trying()
+	switch ahead := min(fillAhead, (lease-l.destination.Timeout-sendMargin)/2); {
+	case trying:
+		// Nothing ahead: what is claimed now may have to be given back.
+	case known:
+		target += max(0, min(maxTaken-limit, int(perSecond*ahead.Seconds())))
+	case l.flow.paced() == 0:
+		target *= 2
+	}
+	most := 0
+	for c := range free {
+		free[c] = max(target-l.queues[c].taken, 0)
+		most = max(most, free[c])
+	}
+	return free, most > 0 && (most >= target/4 || now.Sub(l.asked) >= minPace)
+}
+
+// push queues claimed runs of one class and returns how many senders to start for them.
+func (l *lane) push(now time.Time, c class, runs [][]delivery) (start int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.pausedAt.IsZero() && l.asked.After(l.pausedAt) { // a claim that was under way before tells nothing
 		l.gone, l.pausedAt = false, time.Time{}
 	}
-	// Moved to the front, so that a queue that never runs empty does not grow.
-	waiting := copy(l.queue, l.queue[l.head:])
-	clear(l.queue[waiting:])
-	l.queue, l.head = append(l.queue[:waiting], deliveries...), 0
-	l.taken += len(deliveries)
-	start = max(min(l.limit-l.senders, len(l.queue)-l.head), 0)
+	for _, run := range runs {
+		l.queues[c].push(run)
+	}
+	waiting := 0
+	for i := range l.queues {
+		waiting += len(l.queues[i].runs) - l.queues[i].head
+	}
+	start = max(min(l.limit(now)-l.senders, waiting), 0)
 	l.senders += start
 	return start
 }
 
-// next hands one delivery to a sender; false tells the sender to end.
-func (l *lane) next() (delivery, bool) {
+// next hands one run to a sender, or tells it to wait for the destination's rate. Without either the sender ends.
+func (l *lane) next(now time.Time) (run []delivery, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.head == len(l.queue) || l.senders > l.limit {
+	c, any := l.turn()
+	if !any || l.senders > l.limit(now) && !l.breaker.holding() {
 		l.senders--
-		return delivery{}, false
+		return nil, 0
 	}
-	d := l.queue[l.head]
-	l.queue[l.head] = delivery{} // release the payload
-	l.head++
-	return d, true
+	if !l.breaker.holding() && !l.gone { // what is not sent needs no turn
+		if wait := l.flow.wait(now); wait > 0 {
+			return nil, wait
+		}
+	}
+	for i := range l.queues {
+		if !l.queues[i].empty() {
+			l.queues[i].credit += weights[i]
+			l.queues[c].credit -= weights[i]
+		}
+	}
+	return l.queues[c].pop(), 0
 }
 
-// unsent empties the queue.
-func (l *lane) unsent() []delivery {
+// turn returns the class whose turn it is, by smooth weighted round robin over those that have something to send.
+func (l *lane) turn() (c class, any bool) {
+	for i := range l.queues {
+		q := &l.queues[i]
+		if q.empty() {
+			q.credit = 0
+			continue
+		}
+		if !any || q.credit+weights[i] > l.queues[c].credit+weights[c] {
+			c, any = class(i), true
+		}
+	}
+	return c, any
+}
+
+// token returns how long the next delivery of a run that has begun must wait for the destination's rate.
+func (l *lane) token(now time.Time) (wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	waiting := l.queue[l.head:]
-	l.queue, l.head = nil, 0
+	return l.flow.wait(now)
+}
+
+// unsent empties the queues.
+func (l *lane) unsent() (waiting []delivery) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.queues {
+		for q := &l.queues[i]; !q.empty(); {
+			waiting = append(waiting, q.pop()...)
+		}
+	}
 	return waiting
 }
 
-// setLimit changes how many senders the lane may have; those beyond it end with their current POST.
-func (l *lane) setLimit(n int) {
+// setShare changes how many senders the lane may have at most; those beyond it end with their current run.
+func (l *lane) setShare(n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.limit = n
+	l.share = n
 }
 
 // busy reports whether the lane holds anything.
 func (l *lane) busy() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.taken > 0
+	for i := range l.queues {
+		if l.queues[i].taken > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // pause keeps what is queued from being sent. It returns false if something else has done so before.
@@ -143,47 +242,68 @@ func (l *lane) pauseWritten() {
 	}
 }
 
-// paused reports whether the receiver has said that it wants nothing more.
-func (l *lane) paused() bool {
+// stopped returns why nothing may be sent now; empty: it may.
+func (l *lane) stopped() Reason {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.gone
+	switch {
+	case l.gone:
+		return ReasonPaused
+	case l.breaker.holding():
+		return ReasonBreaker
+	}
+	return ""
 }
 
-// release makes room for n settled deliveries again.
-func (l *lane) release(n int) {
+// took counts deliveries that were claimed and are given back without having been queued.
+func (l *lane) took(c class, n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.taken -= n
+	l.queues[c].taken += n
+}
+
+// release makes room for n settled deliveries of a class again.
+func (l *lane) release(c class, n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.queues[c].taken -= n
 	l.settled += n
 }
 
-// rate is a moving average of deliveries per second.
-type rate struct {
-	perSecond float64
-	since     time.Time
-	count     int
+// current returns the endpoint that the next request goes to.
+func (l *lane) current() *endpoint {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.endpoint
 }
 
-// rateWindow is the shortest time over which a rate is measured.
-const rateWindow = 50 * time.Millisecond
+// lanes are those of a relay. They are safe for concurrent use.
+type lanes struct {
+	mu     sync.Mutex
+	byName map[string]*lane // also those that were removed: something of them may be in flight
+	active []*lane          // replaced, never changed
+}
 
-// measure adds n deliveries and returns the rate; false until it is known. A pause in which nothing was asked for does
-// not lower it: it says nothing about the receiver.
-func (r *rate) measure(now time.Time, n int) (perSecond float64, known bool) {
-	r.count += n
-	elapsed := now.Sub(r.since)
-	switch {
-	case r.since.IsZero() || elapsed > time.Second && r.count == 0:
-		r.since, r.count = now, 0
-	case elapsed >= rateWindow:
-		current := float64(r.count) / elapsed.Seconds()
-		if r.perSecond == 0 {
-			r.perSecond = current
-		} else {
-			r.perSecond += (current - r.perSecond) / 4
-		}
-		r.since, r.count = now, 0
+func (ls *lanes) add(l *lane) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if ls.byName == nil {
+		ls.byName = map[string]*lane{}
 	}
-	return r.perSecond, r.perSecond > 0
+	ls.byName[l.name] = l
+	ls.active = append(slices.Clone(ls.active), l)
+}
+
+// lane returns the lane of a destination that something was claimed for.
+func (r *Relay) lane(name string) *lane {
+	r.lanes.mu.Lock()
+	defer r.lanes.mu.Unlock()
+	return r.lanes.byName[name]
+}
+
+// laneList returns the lanes of all configured destinations.
+func (r *Relay) laneList() []*lane {
+	r.lanes.mu.Lock()
+	defer r.lanes.mu.Unlock()
+	return r.lanes.active
 }

@@ -9,9 +9,26 @@ import (
 	"pgregory.net/rapid"
 )
 
+// singly makes a run of each delivery.
+func singly(deliveries []delivery) (all [][]delivery) {
+	for i := range deliveries {
+		all = append(all, deliveries[i:i+1])
+	}
+	return all
+}
+
+// laneTo returns a lane that leads somewhere.
+func laneTo(d Destination) (*lane, error) {
+	e, err := newEndpoint(d, "")
+	if err != nil {
+		return nil, err
+	}
+	return newLane(e), nil
+}
+
 func laneOf(limit int) *lane {
 	d := Destination{Name: "d", Timeout: DefaultTimeout, MaxInFlight: limit}
-	return &lane{endpoint: &endpoint{destination: d}, limit: limit}
+	return newLane(&endpoint{destination: d})
 }
 
 // However claims, senders, settlements and limits interleave: every delivery is handed out once, and none stays in the
@@ -27,34 +44,38 @@ func TestLaneStrandsNoDelivery(t *testing.T) {
 			running.Add(1)
 			defer running.Add(-1)
 			for {
-				d, ok := l.next()
-				if !ok {
+				run, _ := l.next(time.Now())
+				if run == nil {
 					return
 				}
-				sent[d.eventID].Add(1)
+				sent[run[0].eventID].Add(1)
 				for now := running.Load(); ; {
 					seen := most.Load()
 					if now <= seen || most.CompareAndSwap(seen, now) {
 						break
 					}
 				}
-				l.release(1)
+				l.release(run[0].class, 1)
 			}
 		}
-		pushed, widest := 0, l.limit
+		pushed, widest := 0, l.share
 		for range rapid.IntRange(1, 40).Draw(t, "claims") {
 			batch := make([]delivery, rapid.IntRange(0, 50).Draw(t, "batch"))
 			for i := range batch {
 				batch[i].eventID = int64(pushed + i)
 			}
 			pushed += len(batch)
-			for range l.push(batch) {
+			class := class(rapid.IntRange(0, classes-1).Draw(t, "class"))
+			for i := range batch {
+				batch[i].class = class
+			}
+			for range l.push(time.Now(), class, singly(batch)) {
 				senders.Go(send)
 			}
 			if rapid.Bool().Draw(t, "change the limit") {
 				limit := rapid.IntRange(1, 8).Draw(t, "new limit")
 				widest = max(widest, limit)
-				l.setLimit(limit)
+				l.setShare(limit)
 			}
 		}
 		senders.Wait()
@@ -63,8 +84,8 @@ func TestLaneStrandsNoDelivery(t *testing.T) {
 				t.Fatalf("delivery %d of %d was handed out %d times", i, pushed, n)
 			}
 		}
-		if l.senders != 0 || l.taken != 0 || l.head != len(l.queue) {
-			t.Fatalf("%d senders, %d taken, %d queued are left", l.senders, l.taken, len(l.queue)-l.head)
+		if _, waiting := l.turn(); l.senders != 0 || l.busy() || waiting {
+			t.Fatalf("%d senders are left, busy %t, waiting %t", l.senders, l.busy(), waiting)
 		}
 		// One more than allowed can be seen while a sender that has left is still on its way out.
 		if n := int(most.Load()); n > 2*widest {
@@ -82,25 +103,27 @@ func TestLaneNeverHoldsMoreThanItsRoom(t *testing.T) {
 		queued := 0
 		for range rapid.IntRange(1, 200).Draw(t, "steps") {
 			now = now.Add(time.Duration(rapid.Int64Range(0, int64(2*time.Second)).Draw(t, "passes")))
-			free, worthwhile := l.room(now, DefaultLease)
-			if free < 0 || worthwhile && free == 0 {
+			room, worthwhile := l.room(now, DefaultLease)
+			free := room[backlog]
+			if free < 0 || worthwhile && free == 0 && room[live] == 0 {
 				t.Fatalf("room for %d, worthwhile %t", free, worthwhile)
 			}
-			if l.taken+free > max(2*limit, maxTaken) && free > 0 {
-				t.Fatalf("%d taken and room for %d, with a limit of %d", l.taken, free, limit)
+			q := &l.queues[backlog]
+			if q.taken+free > max(2*limit, maxTaken) && free > 0 {
+				t.Fatalf("%d taken and room for %d, with a limit of %d", q.taken, free, limit)
 			}
-			if l.taken == 0 && free < limit {
+			if q.taken == 0 && free < limit {
 				t.Fatalf("an empty lane with a limit of %d has room for %d", limit, free)
 			}
 			n := rapid.IntRange(0, free).Draw(t, "claimed")
-			l.push(make([]delivery, n))
+			l.push(now, backlog, singly(make([]delivery, n)))
 			queued += n
 			settled := rapid.IntRange(0, queued).Draw(t, "settled")
 			for range settled {
-				l.head++
+				q.pop()
 			}
 			queued -= settled
-			l.release(settled)
+			l.release(backlog, settled)
 		}
 	})
 }
@@ -110,20 +133,22 @@ func TestRoomIsWorthAClaimOnlyInBatches(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	l := laneOf(64)
 	l.asked = now
-	l.push(make([]delivery, 128))
-	if free, worthwhile := l.room(now, DefaultLease); free != 0 || worthwhile {
+	for c := range class(classes) {
+		l.push(now, c, singly(make([]delivery, 128)))
+	}
+	if free, worthwhile := l.room(now, DefaultLease); free != [classes]int{} || worthwhile {
 		t.Errorf("a full lane has room for %d (%t)", free, worthwhile)
 	}
-	l.release(1)
-	if free, worthwhile := l.room(now, DefaultLease); free != 1 || worthwhile {
+	l.release(live, 1)
+	if free, worthwhile := l.room(now, DefaultLease); free[live] != 1 || worthwhile {
 		t.Errorf("one free place at once: %d (%t)", free, worthwhile)
 	}
-	if free, worthwhile := l.room(now.Add(minPace), DefaultLease); free != 1 || !worthwhile {
+	if free, worthwhile := l.room(now.Add(minPace), DefaultLease); free[live] != 1 || !worthwhile {
 		t.Errorf("one free place after a while: %d (%t)", free, worthwhile)
 	}
-	l.release(31)
-	l.rate = rate{}
-	if free, worthwhile := l.room(now, DefaultLease); free != 32 || !worthwhile {
+	l.release(live, 31)
+	l.rate = throughput{}
+	if free, worthwhile := l.room(now, DefaultLease); free[live] != 32 || !worthwhile {
 		t.Errorf("a quarter free: %d (%t)", free, worthwhile)
 	}
 }
@@ -131,7 +156,7 @@ func TestRoomIsWorthAClaimOnlyInBatches(t *testing.T) {
 func TestRate(t *testing.T) {
 	t.Parallel()
 	start := time.Unix(1_000_000, 0)
-	var r rate
+	var r throughput
 	if _, known := r.measure(start, 50); known {
 		t.Error("known at once")
 	}

@@ -48,7 +48,7 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	must(t, err)
 	rescued := make(chan int, 1)
 	go func() {
-		deliveries, err := rescue(ctx, rescuer, instance)
+		deliveries, _, err := rescue(ctx, rescuer, instance)
 		if err != nil {
 			t.Error(err)
 		}

@@ -53,7 +53,7 @@ func TestLockedRowKeepsNoOther(t *testing.T) {
 			must(t, err)
 			becomes(db, 1, `SELECT count(*) FROM outbox_delivery WHERE destination = 'a' AND event_id = 1 AND attempts = 1 AND claimed_by IS NULL`)
 			r.await(t, "all settled", func(o *observer) bool { return o.outcomes[Delivered]+o.outcomes[Fail]+o.outcomes[Retry] == 2002 })
-			if a.total() != 1001 || r.lanes["a"].busy() || sees(r.observer, func(o *observer) int { return o.stale }) != 0 {
+			if a.total() != 1001 || r.lane("a").busy() || sees(r.observer, func(o *observer) int { return o.stale }) != 0 {
 				t.Errorf("%d requests for 1001 events, or a lane without room, or a stale settle", a.total())
 			}
 		})

@@ -68,11 +68,12 @@ const aRow = `ARRAY[1]::bigint[], ARRAY['default'], ARRAY[1]::bigint[]`
 // hotStatements are those that run all the time, with their parameters' types and examples.
 var hotStatements = map[string]struct{ types, sql, args string }{
 	"claim": {
-		"text[], int[], timestamptz[], bigint[], int, float8, int, timestamptz[], bigint[], text[], text[]", claimDue,
-		`ARRAY['default','other'], ARRAY[100,100], ARRAY[now() - interval '1 hour', '-infinity'], ARRAY[0,0]::bigint[], 1, 60, 16384,
-			ARRAY['infinity','infinity']::timestamptz[], ARRAY[0,0]::bigint[], ARRAY['default'], ARRAY['k']`,
+		"int, text[], bool[], int[], int[], bool[], timestamptz[], bigint[], timestamptz[], bigint[], text[], text[], int[], bool[], float8, int", claimDue,
+		`1, ARRAY['default','other'], ARRAY[false,true], ARRAY[100,100], ARRAY[16,1], ARRAY[false,true],
+			ARRAY[now() - interval '1 hour', '-infinity'], ARRAY[0,0]::bigint[], ARRAY['infinity','infinity']::timestamptz[], ARRAY[0,0]::bigint[],
+			ARRAY['default'], ARRAY['k'], ARRAY[16], ARRAY[false], 60, 16384`,
 	},
-	"chunk end": {"text, timestamptz, bigint, int", selectChunkEnd, `'default', '-infinity', 0, 100`},
+	"chunk end": {"text, timestamptz, bigint, int, bool", selectChunkEnd, `'default', '-infinity', 0, 100, false`},
 	"delivered": {"bigint[], text[], bigint[], float8[], smallint[]", settleDelivered, aRow + `, ARRAY[0], ARRAY[200]`},
 	"retry": {
 		"bigint[], text[], bigint[], float8[], smallint[], text[], text[], float8[], int[]", settleRetry,
@@ -93,10 +94,12 @@ var hotStatements = map[string]struct{ types, sql, args string }{
 // wantedPlans says how each of them must reach its rows.
 var wantedPlans = map[string][]string{
 	"claim": {
-		"Index Scan using outbox_delivery_due on outbox_delivery", "Index Only Scan using outbox_delivery_order",
+		"Index Scan using outbox_delivery_due on outbox_delivery", "Index Scan using outbox_delivery_order",
 		"Tid Scan on outbox_delivery", "Index Scan using outbox_pkey",
 		"Index Cond: ((destination = k.destination) AND (ordering_key = k.ordering_key))",
+		"Index Cond: ((destination = lane.destination) AND (replay = lane.replay)",
 		"Index Cond: ((event_id = o.event_id) AND (destination = k.destination))",
+		"Index Cond: ((destination = h.destination) AND (ordering_key = h.ordering_key) AND (event_id > h.event_id))",
 	},
 	"chunk end": {"using outbox_delivery_due on outbox_delivery"},
 	"delivered": {aLookup, "Tid Scan on outbox_delivery d"},

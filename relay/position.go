@@ -1,77 +1,75 @@
 package relay
 
-import (
-	"slices"
-	"time"
-)
+import "time"
 
-// Sweeping a lane, bounded in two ways: by its share of the time, and in how long each statement of it holds up the
-// other lanes. A lane in which many deliveries are due and cannot be claimed, such as those behind a failed head of
-// their ordering key, is swept in chunks.
+// A walk is how far claims have come through one class of a lane. Live deliveries are looked for behind the newest ones
+// seen, again and again; backlog and replays are walked through from the front, then left alone for a while. What no
+// position finds, such as a late commit, the next walk does: a position is only a shortcut.
+type walk struct {
+	position keyset        // where the last claim ended
+	more     bool          // the last claim took all it asked for: there may be more behind it
+	due      time.Time     // when to go on, or to begin again; not of live
+	took     time.Duration // how long was spent on finding little
+	chunked  bool          // it is slow, and goes in chunks
+}
+
+// Walking is bounded in two ways: by its share of the time, and in how long each statement of it holds up the other
+// lanes. A lane in which many deliveries are due and cannot be claimed, such as those behind a failed head of their
+// ordering key, is walked in chunks.
 const (
-	sweepShare = 100                    // a sweep rests this many times as long as it took
-	slowSweep  = 200 * time.Millisecond // a sweep that takes longer goes in chunks from then on
-	sweepChunk = 2000                   // deliveries looked at in one chunk
+	walkShare = 100                    // a walk rests this many times as long as it spent on finding little
+	slowWalk  = 200 * time.Millisecond // a walk that takes longer goes in chunks from then on
+	walkChunk = 2000                   // deliveries looked at in one chunk
+	overlap   = 2 * time.Second        // how far behind the newest delivery seen to look again: transactions commit out of order
 )
 
-// advance moves the lane's position, or its sweep, past what a claim has looked at. at is the database's time of the
-// claim, took how long the claim lasted, poll the poll interval.
-func (l *lane) advance(a ask, deliveries []delivery, at time.Time, took, poll time.Duration) {
-	if a.free == 0 {
-		return // it has looked only for the next of its keys
+// wanted reports whether it is time to claim.
+func (w *walk) wanted(now time.Time) bool { return !now.Before(w.due) }
+
+// advance moves past what a claim has looked at, at the database's time at. found is how many deliveries it brought, the
+// last of them at last; took how long it lasted, poll the poll interval.
+func (w *walk) advance(a ask, found int, last keyset, at time.Time, took, poll time.Duration) {
+	full := found >= a.free
+	if a.class == live {
+		w.position, w.more = keyset{at: at}, full // everything that was due has been looked at
+		if full {
+			w.position = last
+		}
+		return
 	}
-	// What was claimed as the next of its key says nothing about how far the claim has looked.
-	found := deliveries
-	if len(a.unblocked) > 0 {
-		found = slices.DeleteFunc(slices.Clone(deliveries), func(d delivery) bool {
-			return d.event.orderingKey != nil && slices.Contains(a.unblocked, *d.event.orderingKey)
-		})
+	if !full || took > slowWalk {
+		w.took += took
 	}
-	full := len(found) >= a.free
-	end := keyset{at: at} // everything that was due has been looked at
 	switch {
 	case full:
-		last := found[len(found)-1]
-		end = keyset{at: last.nextAttemptAt.Time, id: last.eventID}
-	case a.until != (keyset{}):
-		end = a.until
-	}
-	switch {
-	case !a.sweep:
-		l.position, l.more = end, full
-	case l.chunked && (full || a.until != (keyset{})):
-		l.swept = end
-		l.sweeping += took
-		l.sweepDue = time.Now().Add(took)
+		w.position, w.more, w.due = last, true, time.Time{}
+	case a.chunk:
+		w.position, w.more, w.due = a.until, true, time.Now().Add(took)
 	default:
-		// It goes on as a claim does, from where the sweep ended.
-		l.position, l.more = end, full
-		l.sweeping += took
-		l.chunked = l.sweeping > slowSweep
-		l.endSweep(poll)
+		w.chunked = w.took > slowWalk
+		// A little less than the poll interval, so that a walk that comes with each safety tick does not miss every
+		// other one.
+		w.rest(time.Now().Add(max(poll*9/10, walkShare*w.took)))
 	}
 }
 
-// failed takes back what a claim that failed was asked to do. A sweep that failed, perhaps because it took too long, goes
-// in chunks, and not at once: the next claim shall be able to do without it.
-func (l *lane) failed(a ask, now time.Time, poll time.Duration) {
-	l.unblock(a.unblocked...)
-	if a.sweep {
-		l.chunked = true
-		l.sweepDue = now.Add(poll)
+// rest ends a walk until the next one is due.
+func (w *walk) rest(until time.Time) {
+	*w = walk{due: until, chunked: w.chunked}
+}
+
+// failed takes back a claim that failed, perhaps because it took too long: it goes in chunks, and not at once, so that
+// the next claim can do without it.
+func (w *walk) failed(now time.Time, poll time.Duration) {
+	w.chunked = true
+	w.due = now.Add(poll)
+}
+
+// walkNow makes the next claim begin at the front of what is not live.
+func (l *lane) walkNow() {
+	for _, c := range []class{backlog, replays} {
+		l.walks[c].rest(time.Time{})
 	}
-}
-
-// endSweep begins the rest until the next sweep. A little less than the poll interval, so that a sweep that comes with
-// each safety tick does not miss every other one.
-func (l *lane) endSweep(poll time.Duration) {
-	l.sweepDue = time.Now().Add(max(poll*9/10, sweepShare*l.sweeping))
-	l.swept, l.sweeping = keyset{}, 0
-}
-
-// sweepNow makes the next claim begin a sweep.
-func (l *lane) sweepNow() {
-	l.sweepDue, l.swept, l.sweeping = time.Time{}, keyset{}, 0
 }
 
 // unblock notes ordering keys in which the next delivery can be claimed.

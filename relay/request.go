@@ -53,10 +53,14 @@ func newRequest(to *endpoint, d *delivery, now time.Time) (*http.Request, error)
 		{webhook.RelatedReference, valueOrEmpty(e.relatedReference)},
 		{webhook.OrderingKey, valueOrEmpty(e.orderingKey)},
 		{webhook.Sequence, ""},
+		{webhook.Replay, ""},
 	}
 	if e.orderingKey != nil {
 		// Ids grow in the order of inserts, and so does the order in which the deliveries of one key are sent.
-		contract[len(contract)-1].value = id
+		contract[len(contract)-2].value = id
+	}
+	if d.replay {
+		contract[len(contract)-1].value = "true"
 	}
 	values := make([]string, len(contract)) // one allocation for all
 	for i, h := range contract {

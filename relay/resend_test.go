@@ -105,7 +105,7 @@ func attemptAt(t testing.TB, url string) verdict {
 
 func attemptWith(t testing.TB, destination Destination) verdict {
 	t.Helper()
-	l, err := newLane(destination, "")
+	l, err := laneTo(destination)
 	must(t, err)
 	defer l.transport.CloseIdleConnections()
 	r := &Relay{cfg: Config{Lease: time.Hour}, taking: t.Context(), doing: t.Context()}

@@ -16,6 +16,7 @@ type settlement struct {
 	startedAt time.Time
 	duration  time.Duration
 	delay     time.Duration // until the next attempt, for Retry
+	freesKey  bool          // the next delivery of its ordering key can be claimed
 }
 
 // newSettlement turns a verdict into what is written: a Retry gets its delay, or becomes a Fail after the last attempt.
@@ -240,11 +241,11 @@ func (r *Relay) writeSingly(batch *outcomes) (missed []settlement) {
 			if batch.size == 1 {
 				r.cfg.Log.Error().Int64("event_id", list[i].eventID).Str("destination", list[i].destination).
 					Msg("the database refuses the outcome of this delivery; it will be attempted again when its lease ends")
-				l := r.lanes[list[i].destination]
+				l := r.lane(list[i].destination)
 				if list[i].outcome == Fail && list[i].reason == ReasonGone {
 					l.pauseWritten() // which it is not, but nothing else would let the lane go on
 				}
-				l.release(1)
+				l.release(list[i].class, 1)
 				return nil
 			}
 			single := outcomes{skipLocked: batch.skipLocked}
@@ -293,30 +294,35 @@ func (r *Relay) written(batch *outcomes, stale int) {
 		destination string
 		outcome     Outcome
 		reason      Reason
-	}
-	for i := range batch.delivered {
-		if s := &batch.delivered[i]; s.event.orderingKey != nil {
-			r.lanes[s.delivery.destination].unblock(*s.event.orderingKey)
-		}
+		class       class
 	}
 	counts := map[label]int{}
+	givenBack := false
 	for _, list := range batch.lists() {
 		for i := range list {
-			counts[label{list[i].destination, list[i].outcome, list[i].reason}]++
+			s := &list[i]
+			counts[label{s.delivery.destination, s.outcome, s.reason, s.class}]++
+			if s.freesKey {
+				r.lane(s.delivery.destination).unblock(*s.event.orderingKey)
+			}
+			// What an open breaker holds waits for its probes, and what stands behind another of its ordering key comes
+			// with that one; neither is to be looked for.
+			givenBack = givenBack || s.outcome == Hold && s.reason != ReasonBreaker && s.reason != ReasonOrder && !s.posted
 		}
 	}
-	for l, n := range counts {
-		if l.outcome == Fail && l.reason == ReasonGone {
-			r.cfg.Log.Warn().Str("destination", l.destination).Msg("paused: the receiver answered 410 Gone")
-			r.lanes[l.destination].pauseWritten()
+	for of, n := range counts {
+		l := r.lane(of.destination)
+		if of.outcome == Fail && of.reason == ReasonGone {
+			r.cfg.Log.Warn().Str("destination", of.destination).Msg("paused: the receiver answered 410 Gone")
+			l.pauseWritten()
 		}
-		r.lanes[l.destination].release(n)
+		l.release(of.class, n)
 		if hook := r.cfg.Hooks.Settled; hook != nil {
-			hook(l.destination, l.outcome, l.reason, n)
+			hook(of.destination, of.outcome, of.reason, n)
 		}
 	}
 	signal(r.wake.room)
-	if len(batch.held) > 0 && r.taking.Err() == nil {
+	if givenBack && r.taking.Err() == nil {
 		r.wake.notify(true) // what was given back lies before the lane's position
 	}
 	if len(batch.failed) > 0 {

@@ -84,7 +84,7 @@ func TestHTTP2(t *testing.T) {
 	s.EnableHTTP2 = true
 	s.StartTLS()
 	t.Cleanup(s.Close)
-	l, err := newLane(Config{Destinations: []Destination{to(s.URL)}}.withDefaults().Destinations[0], "")
+	l, err := laneTo(Config{Destinations: []Destination{to(s.URL)}}.withDefaults().Destinations[0])
 	must(t, err)
 	t.Cleanup(l.transport.CloseIdleConnections)
 	l.transport.TLSClientConfig = s.Client().Transport.(*http.Transport).TLSClientConfig

@@ -1,0 +1,260 @@
+package relay
+
+import (
+	"math"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// A flow finds how much its receiver can bear, within what the configuration allows: how many requests at once, by
+// additive increase and multiplicative decrease (as in TCP's congestion avoidance, RFC 5681 §3.1) on 503s, timeouts and
+// rising latency; and how many a second, once the receiver has said 429. Its methods take the time and are not safe for
+// concurrent use.
+type flow struct {
+	most       int     // requests at once, as configured
+	configured float64 // requests a second; 0: any number
+
+	atOnce   float64       // requests at once, as found
+	slowed   time.Time     // when that was last cut
+	answers  int           // of the current round, which is as many as there may be at once
+	latency  time.Duration // their sum
+	baseline time.Duration // of an answer while the receiver is at ease
+
+	found    float64 // requests a second, as found; 0: no receiver's 429 has asked for it
+	ceiling  float64 // at which the receiver last said 429
+	seeking  bool    // no ceiling is known well enough: double
+	cut      time.Time
+	grown    time.Time
+	waited   time.Time // when a request last had to wait for its turn
+	accepted counter
+
+	bucket *rate.Limiter // of the lower of the two rates; nil: none
+}
+
+const (
+	cutPause     = time.Second            // between two cuts of the rate: what was on its way is answered meanwhile
+	forgetRate   = time.Minute            // without a 429 and without waiting, after which the found rate is dropped
+	growEvery    = 100 * time.Millisecond // at most
+	strainedFrom = 100 * time.Millisecond // latency below which a receiver is never called strained
+	strained     = 4                      // times the baseline
+)
+
+func newFlow(most int, configured float64) flow {
+	f := flow{most: most, configured: configured, atOnce: float64(most)}
+	f.setBucket(time.Time{})
+	return f
+}
+
+// concurrency is how many requests there may be at once.
+func (f *flow) concurrency() int {
+	limit := min(f.most, max(1, int(f.atOnce)))
+	if perSecond := f.paced(); perSecond > 0 {
+		// More would only wait for their turn, and hold leases meanwhile.
+		limit = min(limit, max(1, int(math.Ceil(perSecond))))
+	}
+	return limit
+}
+
+// paced is how many requests there may be in a second; 0: any number.
+func (f *flow) paced() float64 {
+	switch {
+	case f.found == 0:
+		return f.configured
+	case f.configured == 0:
+		return f.found
+	}
+	return min(f.found, f.configured)
+}
+
+// wait returns how long the next request has to wait for its turn; 0: it is its turn, which it has taken.
+func (f *flow) wait(now time.Time) time.Duration {
+	if f.bucket == nil {
+		return 0
+	}
+	turn := f.bucket.ReserveN(now, 1)
+	wait := turn.DelayFrom(now)
+	if wait > 0 {
+		turn.CancelAt(now)
+		f.waited = now
+	}
+	return wait
+}
+
+// answered takes in what came of a request.
+func (f *flow) answered(now time.Time, reason Reason, took time.Duration) {
+	switch reason {
+	case ReasonRateLimited:
+		f.tooMany(now)
+	case ReasonUnavailable, ReasonTimeout:
+		f.slowDown(now, max(took, growEvery), 0.7)
+	case ReasonOK:
+		f.accepted.add(now)
+		f.growRate(now)
+		f.growConcurrency(now, took)
+	}
+}
+
+// tooMany cuts the rate to below what the receiver has just accepted.
+func (f *flow) tooMany(now time.Time) {
+	if now.Sub(f.cut) < cutPause {
+		return
+	}
+	seen := f.accepted.perSecond(now)
+	switch {
+	case f.found == 0:
+		f.ceiling, f.seeking = max(1, seen), true
+	default:
+		f.ceiling, f.seeking = min(f.found, max(seen, f.found/2)), false
+	}
+	f.found = max(0.85*f.ceiling, 0.1)
+	f.cut, f.grown, f.waited = now, now, now
+	f.setBucket(now)
+}
+
+// growRate approaches the ceiling quickly, and what lies beyond it ever less slowly, as CUBIC does (RFC 9438 §4.2).
+func (f *flow) growRate(now time.Time) {
+	elapsed := now.Sub(f.grown).Seconds()
+	if f.found == 0 || elapsed < growEvery.Seconds() {
+		return
+	}
+	if now.Sub(f.waited) > time.Second { // not what holds the lane back
+		if now.Sub(f.waited) > forgetRate && now.Sub(f.cut) > forgetRate {
+			f.found = 0
+			f.setBucket(now)
+		}
+		return
+	}
+	elapsed = min(elapsed, 1)
+	near := 0.95 * f.ceiling
+	switch since := now.Sub(f.cut).Seconds() / 15; {
+	case f.seeking:
+		f.found *= math.Pow(2, elapsed)
+	case f.found < near:
+		f.found += (near - f.found) * elapsed / 2
+		f.found = min(near, f.found+0.01*f.ceiling*elapsed)
+	default:
+		f.found += 0.01 * f.ceiling * elapsed * max(1, since*since)
+	}
+	f.grown = now
+	f.setBucket(now)
+}
+
+// slowDown cuts the concurrency, at most once in what an answer takes.
+func (f *flow) slowDown(now time.Time, pause time.Duration, to float64) {
+	if now.Sub(f.slowed) < pause {
+		return
+	}
+	f.slowed = now
+	f.atOnce = max(1, f.atOnce*to)
+	f.answers, f.latency = 0, 0
+}
+
+// growConcurrency adds a tenth, and at least one, per round of answers; a round that was much slower than the receiver
+// can be takes some away instead.
+func (f *flow) growConcurrency(now time.Time, took time.Duration) {
+	f.answers++
+	f.latency += took
+	if f.answers < f.concurrency() {
+		return
+	}
+	average := f.latency / time.Duration(f.answers)
+	f.answers, f.latency = 0, 0
+	if f.baseline == 0 || average < f.baseline {
+		f.baseline = max(average, time.Microsecond)
+	}
+	if average > strainedFrom && average > strained*f.baseline {
+		// A receiver that has become slower for good becomes the new normal, in some fifty rounds.
+		f.baseline += f.baseline / 32
+		f.slowDown(now, average, 0.8)
+		return
+	}
+	f.atOnce = min(float64(f.most), f.atOnce+max(1, f.atOnce/10))
+}
+
+// setBucket makes the bucket follow the rate. What it lets through at once is a fiftieth of a second's share.
+func (f *flow) setBucket(now time.Time) {
+	perSecond := f.paced()
+	if perSecond == 0 {
+		f.bucket = nil
+		return
+	}
+	burst := max(1, int(perSecond/50))
+	if f.bucket == nil {
+		f.bucket = rate.NewLimiter(rate.Limit(perSecond), burst)
+		return
+	}
+	f.bucket.SetLimitAt(now, rate.Limit(perSecond))
+	f.bucket.SetBurstAt(now, burst)
+}
+
+// configure changes what the configuration allows.
+func (f *flow) configure(now time.Time, most int, configured float64) {
+	if f.atOnce >= float64(f.most) {
+		f.atOnce = float64(most)
+	}
+	f.most, f.configured = most, configured
+	f.atOnce = min(f.atOnce, float64(most))
+	f.setBucket(now)
+}
+
+// A counter counts what happened within the last second, in tenths.
+type counter struct {
+	counts [10]int
+	last   int64 // number of the newest tenth
+}
+
+func (c *counter) advance(now time.Time) int64 {
+	tenth := now.UnixMilli() / 100
+	if tenth-c.last >= int64(len(c.counts)) {
+		c.counts, c.last = [10]int{}, tenth
+	}
+	for c.last < tenth {
+		c.last++
+		c.counts[c.last%int64(len(c.counts))] = 0
+	}
+	return tenth
+}
+
+func (c *counter) add(now time.Time) {
+	c.counts[c.advance(now)%int64(len(c.counts))]++
+}
+
+func (c *counter) perSecond(now time.Time) float64 {
+	c.advance(now)
+	sum := 0
+	for _, n := range c.counts {
+		sum += n
+	}
+	return float64(sum)
+}
+
+// throughput is a moving average of deliveries per second.
+type throughput struct {
+	perSecond float64
+	since     time.Time
+	count     int
+}
+
+// rateWindow is the shortest time over which a rate is measured.
+const rateWindow = 50 * time.Millisecond
+
+// measure adds n deliveries and returns the rate; false until it is known. A pause in which nothing was asked for does
+// not lower it: it says nothing about the receiver.
+func (r *throughput) measure(now time.Time, n int) (perSecond float64, known bool) {
+	r.count += n
+	elapsed := now.Sub(r.since)
+	switch {
+	case r.since.IsZero() || elapsed > time.Second && r.count == 0:
+		r.since, r.count = now, 0
+	case elapsed >= rateWindow:
+		current := float64(r.count) / elapsed.Seconds()
+		if r.perSecond == 0 {
+			r.perSecond = current
+		} else {
+			r.perSecond += (current - r.perSecond) / 4
+		}
+		r.since, r.count = now, 0
+	}
+	return r.perSecond, r.perSecond > 0
+}

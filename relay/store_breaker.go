@@ -1,0 +1,111 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// The alert is part of the opening: whoever sees a held lane can find out since when and why. How many deliveries it
+// holds is counted up to a bound.
+const openBreaker = `
+WITH opened AS (
+    INSERT INTO outbox_destination AS d (destination, breaker, breaker_opened_at, breaker_until, breaker_error)
+    VALUES ($1, 'open', now(), now() + make_interval(secs => $3), $5)
+    ON CONFLICT (destination) DO UPDATE
+    SET breaker = 'open', breaker_opened_at = coalesce(d.breaker_opened_at, now()), breaker_owner = NULL,
+        breaker_probes = CASE WHEN d.breaker = 'closed' OR $6 THEN 0 ELSE d.breaker_probes + 1 END,
+        breaker_until = now() + make_interval(secs => CASE WHEN d.breaker = 'closed' OR $6 THEN $3::float8
+            ELSE least($4, $3 * power(2, least(d.breaker_probes + 1, 30))) END),
+        breaker_error = excluded.breaker_error
+    WHERE d.breaker = 'closed' OR d.breaker = 'half_open' AND d.breaker_owner = $2
+    RETURNING d.destination, d.breaker_probes, d.breaker_opened_at = now() AS anew, extract(epoch FROM d.breaker_until - now())::float8 AS wait
+), held AS (
+    SELECT count(*) FROM (SELECT FROM outbox_delivery WHERE destination = $1 AND status = 'pending' LIMIT 10001) pending
+), alerted AS (
+    INSERT INTO outbox_alert AS a (rule, subject, first_error, detail)
+    SELECT 'breaker_open', destination, $5,
+           CASE WHEN held.count > 10000 THEN 'more than 10000' ELSE held.count::text END || ' pending deliveries'
+    FROM opened, held WHERE anew
+    ON CONFLICT (rule, subject) DO UPDATE
+    SET count = a.count + 1, last_at = now(), resolved_at = NULL, first_error = excluded.first_error, detail = excluded.detail
+)
+SELECT wait, breaker_probes FROM opened`
+
+// openBreaker makes all relays hold a destination, unless another has done so before, and returns how long nobody may
+// try it, and how many probes have failed in a row.
+func (s *store) openBreaker(ctx context.Context, destination string, instance int32, b breaker) (wait time.Duration, probes int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	var seconds float64
+	err = s.pool.QueryRow(ctx, openBreaker, destination, instance, b.policy.ProbeAfter.Seconds(), b.policy.ProbeMax.Seconds(), b.cause, b.any).
+		Scan(&seconds, &probes)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return b.policy.ProbeAfter, 0, nil
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("open breaker: %w", err)
+	}
+	return time.Duration(seconds * float64(time.Second)), probes, nil
+}
+
+const tryBreaker = `
+UPDATE outbox_destination d
+SET breaker = 'half_open', breaker_owner = $2, breaker_until = now() + make_interval(secs => $3)
+WHERE destination = $1 AND breaker <> 'closed' AND breaker_until <= now() AND NOT paused
+  AND EXISTS (SELECT FROM outbox_delivery p
+              WHERE p.destination = $1 AND p.replay IN (false, true) AND p.status = 'pending' AND p.next_attempt_at <= now())`
+
+// tryBreaker gives a held destination to this relay alone for the given time. It returns false if somebody else has it,
+// it is not yet time, or nothing is due.
+func (s *store) tryBreaker(ctx context.Context, destination string, instance int32, hold time.Duration) (taken bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	tag, err := s.pool.Exec(ctx, tryBreaker, destination, instance, hold.Seconds())
+	if err != nil {
+		return false, fmt.Errorf("try breaker: %w", err)
+	}
+	return tag.RowsAffected() == 1, nil
+}
+
+const renewTrial = `
+UPDATE outbox_destination SET breaker_until = now() + make_interval(secs => $3)
+WHERE destination = $1 AND breaker = 'half_open' AND breaker_owner = $2`
+
+// renewTrial prolongs what tryBreaker gave. It returns false if that is not this relay's any more.
+func (s *store) renewTrial(ctx context.Context, destination string, instance int32, hold time.Duration) (held bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	tag, err := s.pool.Exec(ctx, renewTrial, destination, instance, hold.Seconds())
+	if err != nil {
+		return false, fmt.Errorf("renew trial: %w", err)
+	}
+	return tag.RowsAffected() == 1, nil
+}
+
+// The others look at once for what was held.
+const closeBreaker = `
+WITH closed AS (
+    UPDATE outbox_destination
+    SET breaker = 'closed', breaker_opened_at = NULL, breaker_until = NULL, breaker_owner = NULL, breaker_probes = 0,
+        breaker_error = NULL
+    WHERE destination = $1 AND breaker = 'half_open' AND breaker_owner = $2
+    RETURNING destination
+), resolved AS (
+    UPDATE outbox_alert SET resolved_at = now()
+    WHERE rule = 'breaker_open' AND subject = $1 AND resolved_at IS NULL AND EXISTS (SELECT FROM closed)
+)
+SELECT pg_notify('outbox_wake', 'sweep ' || current_schema()) FROM closed`
+
+// closeBreaker opens a destination for business again, if this relay is the one that tried it.
+func (s *store) closeBreaker(ctx context.Context, destination string, instance int32) error {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	if _, err := s.pool.Exec(ctx, closeBreaker, destination, instance); err != nil {
+		return fmt.Errorf("close breaker: %w", err)
+	}
+	return nil
+}
