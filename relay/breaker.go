@@ -61,6 +61,13 @@ const (
 	DefaultProbeMax        = 30 * time.Second
 )
 
+func (p BreakerPolicy) withDefaults() BreakerPolicy {
+	setDefault(&p.Failures, DefaultBreakerFailures)
+	setDefault(&p.ProbeAfter, DefaultProbeAfter)
+	setDefault(&p.ProbeMax, max(DefaultProbeMax, p.ProbeAfter))
+	return p
+}
+
 type breakerState int
 
 const (

@@ -180,6 +180,8 @@ func (c Config) withDefaults() Config {
 		setDefault(&d.MaxInFlight, DefaultLaneInFlight)
 		d.Wire = d.Wire.withDefaults(c.Egress)
 		d.Retry = d.Retry.withDefaults()
+		d.Breaker = d.Breaker.withDefaults()
+		setDefault(&d.OnFailure, BlockFailed)
 	}
 	if len(c.Routes) == 0 {
 		all := Route{Event: "*"}
