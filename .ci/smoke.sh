@@ -48,7 +48,7 @@ to="OUTBOX_DESTINATION_URL=http://127.0.0.1:9/webhooks"
 
 # Asking for help.
 expect 0 'outbox-relay migrate up' "$relay" --help
-for command in run migrate 'migrate up' 'migrate down' 'migrate status' status 'events list' 'events show' 'config check' 'config show' version; do
+for command in run migrate 'migrate up' 'migrate down' 'migrate status' status 'events list' 'events show' replay discard pause resume relays 'routes list' 'routes test' 'config check' 'config show' version; do
 	expect 0 'Usage: outbox-relay' "$relay" $command --help # its words are arguments
 done
 expect 0 'outbox-relay' "$relay" version
@@ -61,6 +61,11 @@ expect 2 'unknown flag' "$relay" run --no-such-flag
 expect 2 'out of range' env "$here" "$relay" events list --limit 0
 expect 2 'expected a valid' env "$here" "$relay" events show invoice-1
 expect 2 'must be one of' env "$here" "$relay" migrate up --set mailbox
+expect 2 'nothing says which deliveries' env "$here" "$relay" replay
+expect 2 'nothing says which deliveries' env "$here" "$relay" discard --yes
+expect 2 'is not the id of an event' env "$here" "$relay" replay 1..
+expect 2 'has no zone' env "$here" "$relay" replay --since 2026-01-02T15:04:05
+expect 2 'needs --destination' env "$here" "$relay" discard --head-of-key a
 expect 2 'repeat the command with --yes' env "$here" sh -c '"$1" migrate up >/dev/null && "$1" migrate down' sh "$relay"
 expect 0 'version 0' env "$here" "$relay" migrate down --to 0 --yes
 
@@ -76,6 +81,7 @@ expect 3 'tab.yaml:2' env "$here" "$to" "$relay" config check --config tab.yaml
 printf 'relay: {leese: 60s}\n' >typo.yaml
 expect 3 'lease' env "$here" "$to" "$relay" config check --config typo.yaml
 expect 0 'valid' env "$here" "$to" "$relay" config check
+printf 'database: {url: "${OUTBOX_DATABASE_URL}"}\ndestinations: {moved: {url: "http://127.0.0.1:9/"}}\n' >moved.yaml
 secret='whsec_c21va2Utc21va2Utc21va2Utc21va2UtMQ=='
 expect 0 'url:' env OUTBOX_DATABASE_URL=postgres://relay:hunter2@localhost/finance "$to" "OUTBOX_SIGNING_SECRET=$secret" "$relay" config show
 if grep -q -e hunter2 -e "${secret#whsec_}" out; then
@@ -92,6 +98,7 @@ done
 expect 5 'outbox-relay migrate up' env "$here" "$relay" migrate status
 expect 5 'migrate up' env "$here" "$relay" status
 expect 5 'migrate up' env "$here" "$relay" events list
+expect 5 'migrate up' env "$here" "$relay" replay 1 --yes
 expect 5 'migrate up' env "$here" "$to" "$relay" run
 expect 0 'up to date' env "$here" "$relay" migrate up
 expect 0 'up to date' env "$here" "$relay" migrate up
@@ -127,9 +134,30 @@ expect 0 'smoke' env "$here" "$relay" status
 until_ok sh -c 'psql -Atc "SELECT attempts FROM outbox_delivery" | grep -q 1' || { cat log; failures=$((failures + 1)); }
 expect 0 'smoke-1' env "$here" "$relay" events list --status pending
 expect 0 'refused' env "$here" "$relay" events show 1
+expect 0 'Why it waits' env "$here" "$relay" events show 1
+expect 0 'smoke' env "$here" "$relay" relays
+expect 0 'default' env "$here" "$relay" routes list
+expect 0 'goes to default' env "$here" "$relay" routes test invoice.paid
+expect 1 'did you mean "default"' env "$here" "$relay" pause defualt
+expect 0 'is paused' env "$here" "$relay" pause default --reason smoke
+expect 0 'was paused already' env "$here" "$relay" pause default
+expect 0 'resume default' env "$here" "$relay" status
+expect 0 'is resumed' env "$here" "$relay" resume default
 kill -TERM "$pid"
 expect 0 '' wait "$pid"
 pid=
+
+# Giving up and sending again, with nobody at a terminal.
+expect 3 'Put it back' env "$here" "OUTBOX_CONFIG=moved.yaml" "$relay" run
+expect 0 'dry run' env "$here" "$relay" discard --destination default --dry-run
+expect 2 'repeat the command with --yes' env "$here" "$relay" discard 1
+expect 0 'Discarded 1 delivery' env "$here" "$relay" discard 1 --yes
+expect 0 'nothing to replay' env "$here" "$relay" replay 1 --yes
+expect 0 'Replayed 1 delivery' env "$here" "$relay" replay 1 --status discarded --yes
+expect 0 '1 pending' env "$here" "$relay" replay 1 --yes
+expect 0 '"unknown_events": 1' env "$here" "$relay" replay 77 --yes --json
+psql -q -c 'DELETE FROM outbox_route'
+expect 1 'would be parked' env "$here" "$relay" routes test invoice.paid
 
 [ "$failures" -eq 0 ] || {
 	echo "smoke: $failures expectations were not met" >&2
