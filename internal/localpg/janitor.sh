@@ -28,6 +28,9 @@ while read -r verb arg addr; do
 		"$bin/initdb" -D "$dir/data" -U postgres --auth=trust --encoding=UTF8 --locale=C \
 			--no-sync --no-instructions >>"$dir/log" 2>&1 </dev/null && echo ok || echo failed
 		;;
+	copy)
+		cp -Rp "$arg" "$dir/data" >>"$dir/log" 2>&1 && rm -f "$dir/data/postmaster.pid" && echo ok || echo failed
+		;;
 	start)
 		"$bin/postgres" -D "$dir/data" "$@" -k "$dir" -p "$arg" -c "listen_addresses=$addr" \
 			>>"$dir/log" 2>&1 </dev/null &

@@ -47,6 +47,10 @@ type Options struct {
 	// machine (not of PostgreSQL) loses data.
 	Durable bool
 
+	// CopyOf is the directory of a cluster to start a copy of, in place of a new one: the data of a server that is
+	// down, or what [Server.BaseBackup] made.
+	CopyOf string
+
 	// Settings are further server settings, by their names in postgresql.conf.
 	// They win over every default here but the port and the addresses.
 	Settings map[string]string
@@ -99,7 +103,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	if s.janitor, err = startJanitor(s.dir, binDir, s.account, o.arguments()); err != nil {
 		return nil, fmt.Errorf("start PostgreSQL: %w", err)
 	}
-	if err := s.boot(ctx); err != nil {
+	if err := s.boot(ctx, o.CopyOf); err != nil {
 		return nil, errors.Join(fmt.Errorf("start PostgreSQL: %w", err), s.Stop())
 	}
 	return s, nil
@@ -127,16 +131,20 @@ func (o Options) arguments() []string {
 	return args
 }
 
-func (s *Server) boot(ctx context.Context) error {
+func (s *Server) boot(ctx context.Context, copyOf string) error {
 	var err error
 	if s.lock, err = lockDir(s.dir); err != nil {
 		return err
 	}
-	switch reply, err := s.janitor.ask("init"); {
+	origin := []any{"init"}
+	if copyOf != "" {
+		origin = []any{"copy", copyOf}
+	}
+	switch reply, err := s.janitor.ask(origin...); {
 	case err != nil:
 		return err
 	case reply != "ok":
-		return fmt.Errorf("initdb failed:\n%s", s.LogTail(20))
+		return fmt.Errorf("%s failed:\n%s", origin[0], s.LogTail(20))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,0 +1,50 @@
+package localpg
+
+import (
+	"strings"
+	"testing"
+)
+
+// A copy is the same cluster at another address; a standby of it becomes another timeline when it is promoted.
+func TestCopies(t *testing.T) {
+	t.Parallel()
+	const (
+		identifier = "SELECT system_identifier::text FROM pg_control_system()"
+		timeline   = "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
+	)
+	original := start(t, Options{})
+	if err := original.CreateDatabase(t.Context(), "app", ""); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		standby  bool
+		timeline string
+	}{
+		"backup":  {false, "00000001"},
+		"standby": {true, "00000002"},
+	} {
+		backup, err := original.BaseBackup(t.Context(), test.standby)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasPrefix(backup, original.Dir()+"/") {
+			t.Errorf("%s: %s is left behind", name, backup)
+		}
+		copied := start(t, Options{CopyOf: backup})
+		if got := query(t, copied.DSN("app"), "SELECT pg_is_in_recovery()::text"); got != map[bool]string{true: "true", false: "false"}[test.standby] {
+			t.Errorf("%s: in recovery is %s", name, got)
+		}
+		if test.standby {
+			query(t, copied.DSN(""), "SELECT pg_promote()::text")
+		}
+		if got, want := query(t, copied.DSN("app"), identifier), query(t, original.DSN("app"), identifier); got != want {
+			t.Errorf("%s: system identifier %s, want %s", name, got, want)
+		}
+		if got := query(t, copied.DSN("app"), timeline); got != test.timeline {
+			t.Errorf("%s: timeline %s, want %s", name, got, test.timeline)
+		}
+	}
+	if _, err := Start(t.Context(), Options{CopyOf: "/nonexistent"}); err == nil || !strings.Contains(err.Error(), "copy failed") {
+		t.Errorf("a copy of nothing: %v", err)
+	}
+}
