@@ -1,42 +1,61 @@
 package relay
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
-	"fmt"
-	"io"
-	"net/http"
-	"slices"
-	"strings"
+	"errors"
+	"sync"
 	"time"
 )
 
-// An Alert tells that deliveries to one destination failed for good.
-type Alert struct {
-	Rule         string    `json:"rule"`      // "failed"
-	Subject      string    `json:"subject"`   // the destination
-	Count        int64     `json:"count"`     // how often since OpenedAt
-	OpenedAt     time.Time `json:"opened_at"` // when the first of them happened
-	FirstEventID int64     `json:"first_event_id,string"`
-	FirstError   string    `json:"first_error"`
+// Rules that relays alert about. An alert's subject is the destination, or the database where the rule is about all of it.
+const (
+	// RuleFailed tells that deliveries to a destination failed for good.
+	RuleFailed = "failed"
+	// RuleLag tells that due deliveries to a destination wait for too long, though nothing holds them.
+	RuleLag = "lag"
+	// RuleBreakerOpen tells that a destination is down as a whole and its deliveries are held.
+	RuleBreakerOpen = "breaker_open"
+	// RuleParked tells that events match no route.
+	RuleParked = "parked"
+	// RuleBlockedKeys tells that ordering keys wait behind a delivery that failed.
+	RuleBlockedKeys = "blocked_keys"
+	// RuleRescueStorm tells that relays die one after the other.
+	RuleRescueStorm = "rescue_storm"
+	// RuleHorizonPinned tells that a session keeps the database from cleaning up.
+	RuleHorizonPinned = "horizon_pinned"
+	// RuleQuarantined tells that a relay found itself on a copy of its database, and sends nothing.
+	RuleQuarantined = "quarantined"
+)
+
+// Defaults of the fields below.
+const (
+	DefaultLagOver     = 10 * time.Minute
+	DefaultHorizonOver = 5 * time.Minute
+)
+
+// Alerts says whom to tell of what. Every alert also stands in the log.
+type Alerts struct {
+	// Channels that each alert is sent to. None: only the log tells.
+	Channels []Channel
+	// Window during which a rule tells of one subject once, however often it fires. 0: 15 min.
+	Window time.Duration
+	// LagOver is how long a due delivery may wait before its destination lags. 0: 10 min.
+	LagOver time.Duration
+	// HorizonOver is for how long a session may keep the database from cleaning up. 0: 5 min.
+	HorizonOver time.Duration
 }
 
-// Text says in one paragraph what happened and which command shows more.
-func (a Alert) Text() string {
-	noun := "deliveries"
-	if a.Count == 1 {
-		noun = "delivery"
-	}
-	return fmt.Sprintf("%d %s to %q failed for good since %s. First: event %d: %s. Look further: %s",
-		a.Count, noun, a.Subject, a.OpenedAt.UTC().Format("2006-01-02 15:04:05 UTC"), a.FirstEventID, a.FirstError, a.Command())
+func (a Alerts) withDefaults() Alerts {
+	setDefault(&a.Window, DefaultAlertWindow)
+	setDefault(&a.LagOver, DefaultLagOver)
+	setDefault(&a.HorizonOver, DefaultHorizonOver)
+	return a
 }
 
-// Command returns the command that shows what the alert is about.
-func (a Alert) Command() string {
-	return "outbox-relay events list --status failed --destination " + a.Subject
+func (v *validator) alerts(a Alerts) {
+	v.require(a.Window > 0, "alerts.window", "%s is negative; write a duration such as 15m", a.Window)
+	v.require(a.LagOver > 0, "alerts.lag_over", "%s is negative; write a duration such as 10m", a.LagOver)
+	v.require(a.HorizonOver > 0, "alerts.horizon_over", "%s is negative; write a duration such as 5m", a.HorizonOver)
 }
 
 // A Channel carries alerts to people. Notify may be called again with the same alert if it fails, and must respect ctx.
@@ -47,65 +66,6 @@ type Channel interface {
 	Notify(ctx context.Context, alert Alert) error
 }
 
-// Slack returns a channel that posts to a Slack incoming webhook
-// (https://api.slack.com/messaging/webhooks).
-func Slack(url string) Channel {
-	return jsonChannel{name: channelName("slack", url), url: url, body: func(a Alert) any {
-		// Slack reads &, < and > as markup.
-		return map[string]string{"text": ":rotating_light: " + strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;").Replace(a.Text())}
-	}}
-}
-
-// Webhook returns a channel that POSTs alerts as JSON: the fields of [Alert], a text, and a command that shows more.
-func Webhook(url string) Channel {
-	return jsonChannel{name: channelName("webhook", url), url: url, body: func(a Alert) any {
-		return struct {
-			Alert
-			Text    string `json:"text"`
-			Command string `json:"command"`
-		}{a, a.Text(), a.Command()}
-	}}
-}
-
-// channelName tells channels of one kind apart, on every relay alike, without giving the URL away.
-func channelName(kind, url string) string {
-	sum := sha256.Sum256([]byte(url))
-	return kind + "-" + hex.EncodeToString(sum[:4])
-}
-
-type jsonChannel struct {
-	name, url string
-	body      func(Alert) any
-}
-
-func (c jsonChannel) Name() string { return c.name }
-
-func (c jsonChannel) Notify(ctx context.Context, alert Alert) error {
-	body, err := json.Marshal(c.body(alert))
-	if err != nil {
-		return fmt.Errorf("encode alert: %w", err)
-	}
-	// The URL is a secret: errors of the request may be told, those that repeat the URL may not.
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
-	if err != nil {
-		return fmt.Errorf("make alert request: the channel's url cannot be used")
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := alertTransport.RoundTrip(req)
-	if err != nil {
-		return fmt.Errorf("send alert: %w", err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	excerpt, _ := io.ReadAll(io.LimitReader(resp.Body, maxExcerpt))
-	if resp.StatusCode < 200 || resp.StatusCode > 299 {
-		return fmt.Errorf("send alert: the channel answered %s: %s", resp.Status, clip(string(excerpt)))
-	}
-	return nil
-}
-
-// Alerts are rare: no connection is kept between two of them.
-var alertTransport = &http.Transport{DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxResponseHeader}
-
 const (
 	// alertGather is how long the first occurrence waits for company before it is told.
 	alertGather = time.Second
@@ -113,9 +73,22 @@ const (
 	alertTimeout = 10 * time.Second
 )
 
+// channels returns all channels; the log is one of them, so that many relays log an alert once.
+func (r *Relay) channels() []Channel {
+	return append([]Channel{logChannel{r.cfg.Log}}, r.cfg.Alerts.Channels...)
+}
+
 // tellAlerts sends what is due whenever it is signalled, until ctx is done. It shares nothing with deliveries but the
-// database, so that a dead channel delays none.
+// database, and every channel has a goroutine of its own, so that a dead one delays neither deliveries nor the others.
 func (r *Relay) tellAlerts(ctx context.Context) {
+	var tellers sync.WaitGroup
+	defer tellers.Wait()
+	var due []chan struct{}
+	for _, channel := range r.channels() {
+		wake := make(chan struct{}, 1)
+		due = append(due, wake)
+		tellers.Go(func() { r.tellChannel(ctx, channel, wake) })
+	}
 	for {
 		select {
 		case <-r.alerts:
@@ -127,50 +100,83 @@ func (r *Relay) tellAlerts(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		if err := r.tellDueAlerts(ctx); err != nil && ctx.Err() == nil {
+		for _, wake := range due {
+			signal(wake)
+		}
+	}
+}
+
+// tellChannel tells one channel whenever it is signalled.
+func (r *Relay) tellChannel(ctx context.Context, channel Channel, wake <-chan struct{}) {
+	for {
+		select {
+		case <-wake:
+		case <-ctx.Done():
+			return
+		}
+		if err := r.tellDue(ctx, channel); err != nil && ctx.Err() == nil {
 			r.databaseError("alert", err)
 		}
 	}
 }
 
+// tellDueAlerts tells every channel what is due there, once.
 func (r *Relay) tellDueAlerts(ctx context.Context) error {
-	due, err := r.store.claimAlerts(ctx, r.cfg.Alerts.Window)
-	if err != nil {
-		return err
+	var tellers sync.WaitGroup
+	channels := r.channels()
+	errs := make([]error, len(channels))
+	for i, channel := range channels {
+		tellers.Go(func() { errs[i] = r.tellDue(ctx, channel) })
 	}
-	for _, alert := range due {
-		if err := r.tell(ctx, alert); err != nil {
+	tellers.Wait()
+	return errors.Join(errs...)
+}
+
+// tellDue sends one channel everything that is due there, one alert after the other, and says when there is more to do.
+func (r *Relay) tellDue(ctx context.Context, channel Channel) error {
+	_, alive := r.session.current()
+	if !alive {
+		ctx = unguarded(ctx) // where nothing else may run
+	}
+	for ctx.Err() == nil {
+		notice, found, err := r.store.claimNotice(ctx, channel.Name(), r.cfg.Alerts.Window, alive)
+		if err != nil {
+			return err
+		}
+		if !found {
+			break
+		}
+		if err := r.tell(ctx, channel, notice); err != nil {
 			return err
 		}
 	}
-	return r.store.closeAlerts(ctx, r.cfg.Alerts.Window)
+	if ctx.Err() != nil {
+		return nil
+	}
+	var names []string
+	for _, c := range r.channels() {
+		names = append(names, c.Name())
+	}
+	return r.store.scheduleAlerts(ctx, names, r.cfg.Alerts.Window, alive)
 }
 
-// tell sends an alert to the channels that do not have it yet.
-func (r *Relay) tell(ctx context.Context, alert dueAlert) error {
-	r.cfg.Log.Warn().Str("rule", alert.Rule).Str("destination", alert.Subject).Int64("count", alert.Count).
-		Int64("first_event_id", alert.FirstEventID).Str("first_error", alert.FirstError).Msg("alert")
-	told := alert.notifiedTo
-	for _, channel := range r.cfg.Alerts.Channels {
-		if slices.Contains(told, channel.Name()) {
-			continue
-		}
-		sending, cancel := context.WithTimeout(ctx, alertTimeout)
-		err := channel.Notify(sending, alert.Alert)
-		cancel()
-		if hook := r.cfg.Hooks.Notified; hook != nil {
-			hook(channel.Name(), alert.Alert, err)
-		}
-		if err != nil {
-			r.cfg.Log.Error().Err(err).Str("channel", channel.Name()).Msg("alert not sent; will be tried again")
-			continue
-		}
-		told = append(told, channel.Name())
+// tell sends an alert to a channel and records what came of it.
+func (r *Relay) tell(ctx context.Context, channel Channel, notice dueNotice) error {
+	sending, cancel := context.WithTimeout(ctx, alertTimeout)
+	err := channel.Notify(sending, notice.Alert)
+	cancel()
+	// What was sent is written down, though the relay be told to stop meanwhile: its successor would send it again.
+	ctx = context.WithoutCancel(ctx)
+	if _, isLog := channel.(logChannel); isLog {
+		return r.store.markTold(ctx, channel.Name(), notice)
 	}
-	for _, channel := range r.cfg.Alerts.Channels {
-		if !slices.Contains(told, channel.Name()) {
-			return r.store.markPartlyNotified(ctx, alert.Alert, told)
-		}
+	if hook := r.cfg.Hooks.Notified; hook != nil {
+		defer hook(channel.Name(), notice.Alert, err)
 	}
-	return r.store.markNotified(ctx, alert.Alert)
+	if err != nil {
+		r.cfg.Log.Error().Err(err).Str("channel", channel.Name()).Str("rule", notice.Rule).Str("subject", notice.Subject).
+			Msg("alert not sent; will be tried again")
+		return r.store.postponeNotice(ctx, channel.Name(), notice)
+	}
+	return r.store.markTold(ctx, channel.Name(), notice)
 }

@@ -27,6 +27,8 @@ type Status struct {
 	Parked int64         `json:"parked"`
 	Relays []RelayStatus `json:"relays"`
 	Alerts []Alert       `json:"alerts"`
+	// Quarantined says why relays do nothing on this database, see [IdentityReport.Reason]; empty: they may work.
+	Quarantined string `json:"quarantined,omitempty"`
 }
 
 // DestinationStatus counts the deliveries of one destination.
@@ -78,6 +80,8 @@ type RelayStatus struct {
 	SessionLock bool `json:"session_lock"`
 	// InFlight deliveries are claimed by it.
 	InFlight int64 `json:"in_flight"`
+	// Quarantined says why the relay does nothing here; empty: it works.
+	Quarantined string `json:"quarantined,omitempty"`
 }
 
 // Relays lists the registered relays; the dead among them are removed by the living within seconds.

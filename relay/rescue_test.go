@@ -175,6 +175,7 @@ func TestRelayTakenForDeadRegistersAnew(t *testing.T) {
 		<-g.arrived
 	}
 	instance := a.instance()
+	db.knows(db.dsn)
 	l.block(true)
 	b := start(t, cfg)
 	b.await(t, "the rescue", func(o *observer) bool { return len(o.rescued) == 1 && o.returned == 3 })

@@ -9,13 +9,16 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // session is this relay's standing in the database: one connection that holds the lock which says that the relay lives,
-// sends its heartbeat, finds dead relays, and receives notifications. Only its own goroutine uses the connection.
+// sends its heartbeat, finds dead relays, and receives notifications. Only its own goroutine uses the connection. Through
+// a pooler there is no such connection: the heartbeat alone says that the relay lives, and nothing is received.
 type session struct {
-	relay  *Relay
-	routed bool // the routes have been applied
+	relay      *Relay
+	routed     bool // the routes have been applied
+	lookParked time.Time
 
 	mu       sync.Mutex
 	instance int32
@@ -24,6 +27,10 @@ type session struct {
 
 const (
 	beatInterval = time.Second
+	// idleBeatInterval is that of a relay with nothing to do, in a database that shall not notice it.
+	idleBeatInterval = 1500 * time.Millisecond
+	// heartbeatAge is how old a heartbeat may become before it is written again. Producers believe in one for 10 s.
+	heartbeatAge = 4 * time.Second
 	// afterReconnect is how long a relay that lost its connection believes that others did too, and are no more dead
 	// than itself.
 	afterReconnect = 3 * time.Second
@@ -31,7 +38,7 @@ const (
 	leaveTimeout = 2 * time.Second
 )
 
-// current returns the number under which this relay claims, and whether its lock is held.
+// current returns the number under which this relay claims, and whether it counts as alive.
 func (s *session) current() (instance int32, alive bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -68,21 +75,32 @@ func (s *session) run(ctx context.Context) {
 	}
 }
 
+// A standing is what a session stands on, until it breaks.
+type standing struct {
+	executor
+	conn   *pgx.Conn // nil: through a pooler, which keeps neither a lock nor an ear
+	schema string
+}
+
 // keep holds one connection until it breaks or ctx is done.
 func (s *session) keep(ctx context.Context) (connected bool, err error) {
-	conn, err := s.connect(ctx)
+	on, err := s.connect(ctx)
 	if err != nil {
 		return false, err
 	}
-	defer func() {
-		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		_ = conn.Close(closing)
-	}()
+	if on.conn != nil {
+		defer func() {
+			closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+			defer cancel()
+			_ = on.conn.Close(closing)
+		}()
+	}
+	if err := s.relay.guard.await(ctx, on); err != nil || ctx.Err() != nil {
+		return false, err
+	}
 	var findDeadFrom time.Time
 	before, _ := s.current()
-	schema, err := s.enter(ctx, conn)
-	if err != nil {
+	if err := s.enter(ctx, on); err != nil {
 		return false, err
 	}
 	if before != 0 {
@@ -93,38 +111,57 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 	nextBeat := time.Now()
 	for {
 		if !time.Now().Before(nextBeat) {
-			if err := s.beat(ctx, conn, !time.Now().Before(findDeadFrom)); err != nil && ctx.Err() == nil {
+			if err := s.relay.guard.recheck(ctx, on); err != nil && ctx.Err() == nil {
+				return true, err
+			}
+			if err := s.beat(ctx, on, !time.Now().Before(findDeadFrom)); err != nil && ctx.Err() == nil {
 				return true, err
 			}
 			nextBeat = time.Now().Add(beatInterval)
+			if s.relay.store.idle.Load() {
+				nextBeat = time.Now().Add(idleBeatInterval)
+			}
 		}
 		if ctx.Err() != nil {
-			return true, s.leave(ctx, conn)
+			return true, s.leave(ctx, on)
 		}
-		waiting, cancel := context.WithDeadline(ctx, nextBeat)
-		notification, err := conn.WaitForNotification(waiting)
-		cancel()
-		switch {
-		case err == nil:
-			switch notification.Payload {
-			case schema:
-				s.relay.wake.notify(false)
-			case "sweep " + schema: // another relay has given back what lies behind the positions
-				s.relay.wake.notify(true)
-			}
-		case ctx.Err() == nil && !pgconn.Timeout(err):
-			return true, fmt.Errorf("wait for notification: %w", err)
-		case conn.IsClosed():
-			return true, fmt.Errorf("wait for notification: %w", err)
+		if err := s.listen(ctx, on, nextBeat); err != nil {
+			return true, err
 		}
 	}
 }
 
-func (s *session) connect(ctx context.Context) (*pgx.Conn, error) {
+// listen waits for a notification, until the next beat is due or ctx is done.
+func (s *session) listen(ctx context.Context, on *standing, nextBeat time.Time) error {
+	waiting, cancel := context.WithDeadline(ctx, nextBeat)
+	defer cancel()
+	if on.conn == nil {
+		<-waiting.Done()
+		return nil
+	}
+	notification, err := on.conn.WaitForNotification(waiting)
+	switch {
+	case err == nil:
+		switch notification.Payload {
+		case on.schema:
+			s.relay.wake.notify(false)
+		case "sweep " + on.schema: // another relay has given back what lies behind the positions
+			s.relay.wake.notify(true)
+		}
+	case ctx.Err() == nil && !pgconn.Timeout(err), on.conn.IsClosed():
+		return fmt.Errorf("wait for notification: %w", err)
+	}
+	return nil
+}
+
+func (s *session) connect(ctx context.Context) (*standing, error) {
+	if pooled, ok := s.relay.store.pool.(*transactions); ok && s.relay.store.deaf {
+		return &standing{executor: pooled.with("lock_timeout", "0")}, nil // a rescue waits for what a dead relay left running
+	}
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	pool := s.relay.pool.Config()                       // a copy
-	pool.ConnConfig.RuntimeParams["lock_timeout"] = "0" // a rescue waits for what a dead relay left running
+	pool := s.sessionConfig()
+	pool.ConnConfig.RuntimeParams["lock_timeout"] = "0"
 	if pool.BeforeConnect != nil {
 		if err := pool.BeforeConnect(ctx, pool.ConnConfig); err != nil {
 			return nil, fmt.Errorf("before connect: %w", err)
@@ -140,80 +177,163 @@ func (s *session) connect(ctx context.Context) (*pgx.Conn, error) {
 			return nil, fmt.Errorf("after connect: %w", err)
 		}
 	}
-	return conn, nil
+	return &standing{executor: conn, conn: conn}, nil
+}
+
+// sessionConfig returns a copy of how to reach the server itself.
+func (s *session) sessionConfig() *pgxpool.Config {
+	if own := s.relay.cfg.Pooler.Session; own != nil {
+		own = own.Copy()
+		directly(own, s.relay.cfg.Schema)
+		return own
+	}
+	return s.relay.pool.Config()
 }
 
 // enter starts to listen, takes this relay's lock (again the one it had, if nobody took it for dead meanwhile), and
 // applies the routes, the first time.
-func (s *session) enter(ctx context.Context, conn *pgx.Conn) (schema string, err error) {
+func (s *session) enter(ctx context.Context, on *standing) error {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	if err := conn.QueryRow(ctx, currentSchema).Scan(&schema); err != nil {
-		return "", fmt.Errorf("read current schema: %w", err)
-	}
-	if _, err := conn.Exec(ctx, listen); err != nil {
-		return "", fmt.Errorf("listen: %w", err)
-	}
-	instance, _ := s.current()
-	resumed := false
-	if instance != 0 {
-		if resumed, err = resume(ctx, conn, instance); err != nil {
-			return "", err
+	if on.conn != nil {
+		if err := on.conn.QueryRow(ctx, currentSchema).Scan(&on.schema); err != nil {
+			return fmt.Errorf("read current schema: %w", err)
+		}
+		if _, err := on.conn.Exec(ctx, listen); err != nil {
+			return fmt.Errorf("listen: %w", err)
+		}
+		if err := s.sameDatabase(ctx, on); err != nil {
+			return err
 		}
 	}
-	if !resumed {
-		if instance, err = register(ctx, conn, s.relay.cfg.Name, s.relay.cfg.Version); err != nil {
-			return "", err
-		}
-		s.set(instance, false) // to be resumed if the rest fails, or every failure would leave a row behind
+	instance, resumed, err := s.register(ctx, on)
+	if err != nil {
+		return err
 	}
+	s.relay.guard.admit(instance)
 	routes := s.relay.applyRoutes
 	if s.routed {
 		routes = s.relay.compareRoutes
 	}
 	if err := routes(ctx); err != nil {
-		return "", err
+		return err
 	}
 	s.routed = true
 	s.set(instance, true)
-	s.relay.cfg.Log.Info().Int32("instance", instance).Bool("resumed", resumed).Msg("registered")
-	return schema, nil
+	s.relay.cfg.Log.Info().Int32("instance", instance).Bool("resumed", resumed).Bool("session", on.conn != nil).Msg("registered")
+	return nil
 }
 
-var errTakenForDead = errors.New("this relay was taken for dead; registering anew")
+// register makes this relay known, under the number it had if nobody took it for dead meanwhile.
+func (s *session) register(ctx context.Context, on *standing) (instance int32, resumed bool, err error) {
+	cfg := &s.relay.cfg
+	if instance, _ = s.current(); instance != 0 {
+		if on.conn != nil {
+			resumed, err = resume(ctx, on.conn, instance)
+		} else {
+			resumed, err = resumeWithoutLock(ctx, on, instance)
+		}
+		if err != nil || resumed {
+			return instance, resumed, err
+		}
+	}
+	if on.conn != nil {
+		instance, err = register(ctx, on.conn, cfg.Name, cfg.Version)
+	} else {
+		instance, err = registerWithoutLock(ctx, on, cfg.Name, cfg.Version, cfg.Lease)
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	s.set(instance, false) // to be resumed if the rest fails, or every failure would leave a row behind
+	return instance, false, nil
+}
 
-// beat says that this relay lives and gives back what dead ones had claimed.
-func (s *session) beat(stopping context.Context, conn *pgx.Conn, findDead bool) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(stopping), statementTimeout)
-	defer cancel()
-	// A beat that is cut off costs the connection, on which this relay has yet to deregister.
-	defer context.AfterFunc(stopping, func() { time.AfterFunc(leaveTimeout, cancel) })()
-	instance, _ := s.current()
-	registered, dead, err := heartbeat(ctx, conn, instance, findDead)
+var errTwoDatabases = errors.New("database.url and database.listen_url lead to different databases")
+
+// sameDatabase keeps a session with a URL of its own from saying that a relay lives where it does not work.
+func (s *session) sameDatabase(ctx context.Context, on *standing) error {
+	if s.relay.cfg.Pooler.Session == nil {
+		return nil
+	}
+	here, err := whereabouts(ctx, on.conn)
 	if err != nil {
 		return err
 	}
-	if !registered {
-		return errTakenForDead
+	there, err := whereabouts(ctx, s.relay.store.pool)
+	if err != nil {
+		return err
 	}
-	for _, other := range dead {
-		deliveries, err := rescue(ctx, conn, other)
-		if err != nil {
-			return err
-		}
-		s.relay.cfg.Log.Warn().Int32("dead_instance", other).Int("deliveries", deliveries).Msg("rescued the claims of a dead relay")
-		if hook := s.relay.cfg.Hooks.Rescued; hook != nil {
-			hook(other, deliveries)
-		}
-		s.relay.wake.notify(true)
+	if here != there {
+		return errTwoDatabases // as it may be for a moment in a failover
 	}
 	return nil
 }
 
+var errTakenForDead = errors.New("this relay was taken for dead; registering anew")
+
+// beat says that this relay lives, passes on what there is to do, and gives back what dead relays had claimed.
+func (s *session) beat(stopping context.Context, on *standing, findDead bool) error {
+	limit := statementTimeout
+	if on.conn == nil {
+		limit = min(limit, s.relay.cfg.Lease/2) // a relay whose heartbeat hangs is dead to others, and stops claiming
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(stopping), limit)
+	defer cancel()
+	// A beat that is cut off costs the connection, on which this relay has yet to deregister.
+	defer context.AfterFunc(stopping, func() { time.AfterFunc(leaveTimeout, cancel) })()
+	p := pulse{writeAfter: heartbeatAge, findDead: findDead}
+	p.instance, _ = s.current()
+	if on.conn == nil {
+		p.writeAfter = min(p.writeAfter, s.relay.cfg.Lease/5)
+	}
+	if now := time.Now(); !now.Before(s.lookParked) {
+		p.findParked, s.lookParked = true, now.Add(unparkInterval)
+	}
+	asked := time.Now()
+	e, err := heartbeat(ctx, on, p)
+	if err != nil {
+		return err
+	}
+	if !e.registered {
+		return errTakenForDead
+	}
+	s.relay.seen(asked, e.states)
+	if e.alerts {
+		signal(s.relay.alerts)
+	}
+	if e.parked {
+		signal(s.relay.parked)
+	}
+	for _, other := range e.dead {
+		if err := s.rescue(ctx, on, other); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rescue gives back what a dead relay had claimed.
+func (s *session) rescue(ctx context.Context, on *standing, other int32) error {
+	deliveries, dead, err := rescue(ctx, on, other)
+	if err != nil || !dead {
+		return err
+	}
+	if err := s.relay.store.recordRescue(ctx, other, deliveries); err != nil {
+		s.relay.databaseError("record rescue", err)
+	}
+	s.relay.cfg.Log.Warn().Int32("dead_instance", other).Int("deliveries", deliveries).Msg("rescued the claims of a dead relay")
+	if hook := s.relay.cfg.Hooks.Rescued; hook != nil {
+		hook(other, deliveries)
+	}
+	s.relay.wake.notify(true)
+	return nil
+}
+
 // leave removes this relay from the living: everything it had claimed is settled or given back.
-func (s *session) leave(ctx context.Context, conn *pgx.Conn) error {
+func (s *session) leave(ctx context.Context, on *standing) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	instance, _ := s.current()
-	return deregister(ctx, conn, instance)
+	return deregister(ctx, on, instance)
 }

@@ -96,7 +96,7 @@ func destinationStatus(ctx context.Context, q querier) ([]DestinationStatus, int
 // What is claimed was due, and nothing but a settle makes it due later.
 const selectRelays = `
 SELECT r.instance, r.name, r.version, r.started_at, extract(epoch FROM now() - r.heartbeat_at)::float8, r.idle, r.session_lock,
-       coalesce(c.deliveries, 0)
+       coalesce(c.deliveries, 0), coalesce(r.quarantined, '')
 FROM outbox_relay r
 LEFT JOIN (SELECT claimed_by, count(*) AS deliveries FROM outbox_delivery
            WHERE status = 'pending' AND next_attempt_at <= now() AND claimed_by IS NOT NULL

@@ -41,6 +41,7 @@ const overview = `outbox-relay delivers the events that a service commits to its
   outbox-relay archive run                               archive what is settled, drop and prune what is old, now
   outbox-relay migrate down | status                     revert the last migration; list them
   outbox-relay alert test                                send a test alert to every channel
+  outbox-relay identity show | accept | discard-pending  after a move, or on a copy of the database: who may work here
   outbox-relay config check | show                       find every mistake; print what is in effect, and why
   outbox-relay version
 
@@ -50,20 +51,21 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 configuration, 4 database unreachable, 5 
 
 // grammar is the command line.
 type grammar struct {
-	Run     runCmd     `cmd:"" help:"Deliver events until told to stop."`
-	Migrate migrateCmd `cmd:"" help:"Create, upgrade, revert or list the tables."`
-	Status  statusCmd  `cmd:"" help:"Show what waits, what failed, who delivers."`
-	Events  eventsCmd  `cmd:"" help:"List deliveries, or show one event."`
-	Alert   alertCmd   `cmd:"" help:"Try the alert channels."`
-	Replay  replayCmd  `cmd:"" help:"Send failed, delivered or discarded deliveries again."`
-	Discard discardCmd `cmd:"" help:"Give pending, parked or failed deliveries up."`
-	Pause   pauseCmd   `cmd:"" help:"Send nothing to a destination until it is resumed."`
-	Resume  resumeCmd  `cmd:"" help:"End a pause; with --reset-breaker a hold too."`
-	Relays  relaysCmd  `cmd:"" help:"List the relays that run."`
-	Routes  routesCmd  `cmd:"" help:"List the stored routes, or show where an event type goes."`
-	Archive archiveCmd `cmd:"" help:"Archive, drop and prune by hand what relays do every night."`
-	Config  configCmd  `cmd:"" help:"Check or show the configuration."`
-	Version versionCmd `cmd:"" help:"Show the version of this program."`
+	Run      runCmd      `cmd:"" help:"Deliver events until told to stop."`
+	Migrate  migrateCmd  `cmd:"" help:"Create, upgrade, revert or list the tables."`
+	Status   statusCmd   `cmd:"" help:"Show what waits, what failed, who delivers."`
+	Events   eventsCmd   `cmd:"" help:"List deliveries, or show one event."`
+	Alert    alertCmd    `cmd:"" help:"Try the alert channels."`
+	Replay   replayCmd   `cmd:"" help:"Send failed, delivered or discarded deliveries again."`
+	Discard  discardCmd  `cmd:"" help:"Give pending, parked or failed deliveries up."`
+	Pause    pauseCmd    `cmd:"" help:"Send nothing to a destination until it is resumed."`
+	Resume   resumeCmd   `cmd:"" help:"End a pause; with --reset-breaker a hold too."`
+	Relays   relaysCmd   `cmd:"" help:"List the relays that run."`
+	Routes   routesCmd   `cmd:"" help:"List the stored routes, or show where an event type goes."`
+	Archive  archiveCmd  `cmd:"" help:"Archive, drop and prune by hand what relays do every night."`
+	Config   configCmd   `cmd:"" help:"Check or show the configuration."`
+	Identity identityCmd `cmd:"" help:"Compare this database with what relays were accepted on, and decide about a copy."`
+	Version  versionCmd  `cmd:"" help:"Show the version of this program."`
 }
 
 // configFlag names the configuration file, for every command that reads one.

@@ -25,6 +25,7 @@ func (f field) variable() string { return envPrefix + f.env }
 // allFields lists every setting of this version, in the order in which config show prints them.
 func allFields() []field {
 	fields := []field{
+		{path: "environment", env: "ENVIRONMENT", kind: one("production", parseText), standard: ""},
 		{path: "database.url", env: "DATABASE_URL", fromFile: true, kind: one("postgres://…", parseSecretText)},
 		{path: "database.schema", env: "DATABASE_SCHEMA", flag: "schema", kind: one("billing", parseSchema), standard: ""},
 
@@ -82,7 +83,7 @@ func allFields() []field {
 // promise what this version does not do.
 func unsupported(key string) bool {
 	return slices.Contains([]string{
-		"environment", "database.listen_url", "database.pooler", "admin",
+		"database.listen_url", "database.pooler", "admin",
 		"defaults.rate_limit", "defaults.on_failure",
 		"destinations.*.rate_limit", "destinations.*.on_failure",
 	}, key)

@@ -15,6 +15,7 @@ import (
 func (c *config) relayConfig() relay.Config {
 	cfg := relay.Config{
 		Pool:          c.pool,
+		Environment:   get[string](c, "environment"),
 		Schema:        get[string](c, "database.schema"),
 		Name:          get[string](c, "relay.name"),
 		PollInterval:  get[time.Duration](c, "relay.poll_interval"),

@@ -47,6 +47,8 @@ func relayState(r relay.RelayStatus) string {
 	switch {
 	case r.HeartbeatAgeSeconds >= staleAfter.Seconds():
 		return "silent"
+	case r.Quarantined != "":
+		return "quarantined"
 	case r.Idle:
 		return "idle"
 	}

@@ -17,7 +17,7 @@ type statusCmd struct {
 	databaseFlags
 	Name        string `placeholder:"NAME" help:"With --healthcheck: the relay that must live. Default: relay.name, or the host's name."`
 	JSON        bool   `help:"Print JSON." xor:"output"`
-	Healthcheck bool   `help:"Print one line; exit 0 only if the database answers, has the right schema, and this relay lives." xor:"output"`
+	Healthcheck bool   `help:"Print one line; exit 0 only if the database answers, has the right schema, and this relay lives and is not quarantined." xor:"output"`
 }
 
 func (statusCmd) Help() string {
@@ -29,8 +29,9 @@ func (statusCmd) Help() string {
                  delivery; blocked_keys counts ordering keys that wait behind a failed delivery; routed says whether a
                  route leads there; breaker is closed, open (held: the destination is down) or half_open (being tried)
   parked         deliveries that match no route
-  relays         [{instance, name, version, started_at, heartbeat_age_seconds, idle, session_lock, in_flight}]
-  alerts         [{rule, subject, count, opened_at, first_event_id, first_error}], the open ones; ids are strings`
+  relays         [{instance, name, version, started_at, heartbeat_age_seconds, idle, session_lock, in_flight, quarantined?}]
+  alerts         [{rule, subject, count, opened_at, first_event_id, first_error}], the open ones; ids are strings
+  quarantined?   why relays do nothing on this database; see outbox-relay identity show`
 }
 
 const (
@@ -80,6 +81,11 @@ func readStatus(ctx context.Context, c *config) (relay.Status, error) {
 	if err != nil {
 		return relay.Status{}, err
 	}
+	identity, err := ops.Identity(ctx, get[string](c, "environment"))
+	if err != nil {
+		return relay.Status{}, err
+	}
+	status.Quarantined = identity.Reason()
 	if status.Destinations == nil {
 		status.Destinations = []relay.DestinationStatus{}
 	}
@@ -94,13 +100,19 @@ func readStatus(ctx context.Context, c *config) (relay.Status, error) {
 
 // healthy prints a line if the relay of that name lives; several may share it, and one is enough.
 func healthy(w io.Writer, status relay.Status, name string) error {
-	age := math.Inf(1)
+	age, quarantined := math.Inf(1), ""
 	for _, r := range status.Relays {
-		if r.Name == name {
+		switch {
+		case r.Name != name:
+		case r.Quarantined == "":
 			age = min(age, r.HeartbeatAgeSeconds)
+		case r.HeartbeatAgeSeconds < staleAfter.Seconds():
+			quarantined = r.Quarantined
 		}
 	}
 	switch {
+	case age >= staleAfter.Seconds() && quarantined != "":
+		return fmt.Errorf("relay %q is quarantined: %s; see: outbox-relay identity show", name, printable(quarantined))
 	case math.IsInf(age, 1):
 		return fmt.Errorf("no relay named %q is registered in the database", name)
 	case age >= staleAfter.Seconds():
@@ -201,6 +213,9 @@ func nextSteps(s relay.Status) (steps []string) {
 	alive := false
 	for _, r := range s.Relays {
 		alive = alive || r.HeartbeatAgeSeconds < staleAfter.Seconds()
+	}
+	if s.Quarantined != "" {
+		add("Nothing is claimed or sent: %s.\n  Decide what is to become of it: outbox-relay identity show", printable(s.Quarantined))
 	}
 	if !alive {
 		add("No relay is running. Start one: outbox-relay run")

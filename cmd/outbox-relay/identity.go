@@ -1,0 +1,245 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+type identityCmd struct {
+	Show           identityShowCmd    `cmd:"" help:"Show what is recorded of this database, what is found, and each difference."`
+	Accept         identityAcceptCmd  `cmd:"" help:"Make this database the one that relays work on: it has moved here for good."`
+	DiscardPending identityDiscardCmd `cmd:"" help:"Give up all that is pending, and accept: this is a copy, whose pending events the original delivers."`
+}
+
+type identityShowCmd struct {
+	databaseFlags
+	JSON bool `help:"Print JSON: {recorded, found, differences, quarantined, working}. Fields are added, never renamed or removed."`
+}
+
+func (cmd identityShowCmd) Run(inv *invocation) error {
+	return inv.onIdentity(func(ctx context.Context, ops *relay.Ops, environment string) error {
+		report, err := ops.Identity(ctx, environment)
+		if err != nil {
+			return err
+		}
+		if cmd.JSON {
+			report.Quarantined, report.Working = orEmpty(report.Quarantined), orEmpty(report.Working)
+			return writeJSON(inv.Stdout, report)
+		}
+		return printIdentity(inv.Stdout, report)
+	})
+}
+
+type identityAcceptCmd struct {
+	databaseFlags
+	Yes bool `short:"y" help:"Do not ask."`
+}
+
+func (cmd identityAcceptCmd) Run(inv *invocation) error {
+	return inv.onIdentity(func(ctx context.Context, ops *relay.Ops, environment string) error {
+		report, err := ops.Identity(ctx, environment)
+		if err != nil {
+			return err
+		}
+		if report.Recorded != nil && len(report.Differences) == 0 && len(report.Quarantined) == 0 {
+			_, err := fmt.Fprintln(inv.Stdout, "nothing to accept: this is the database that relays were accepted on")
+			return err
+		}
+		id, err := report.Acceptable()
+		if err != nil {
+			return fmt.Errorf("accept: %w", err)
+		}
+		if !cmd.Yes {
+			what := fmt.Sprintf("relays will work on %s and send what is pending there%s; if the original of a copy sends it too, receivers get it twice",
+				describe(id), because(report))
+			if err := inv.confirm(what, "nothing was accepted"); err != nil {
+				return err
+			}
+		}
+		return accept(ctx, inv.Stdout, ops, environment)
+	})
+}
+
+type identityDiscardCmd struct {
+	databaseFlags
+	Yes bool `short:"y" help:"Do not ask."`
+}
+
+func (cmd identityDiscardCmd) Run(inv *invocation) error {
+	return inv.onIdentity(func(ctx context.Context, ops *relay.Ops, environment string) error {
+		report, err := ops.Identity(ctx, environment)
+		if err != nil {
+			return err
+		}
+		if err := report.Discardable(); err != nil {
+			return fmt.Errorf("discard what is pending: %w", err)
+		}
+		id, err := report.Acceptable()
+		if err != nil {
+			return fmt.Errorf("accept: %w", err)
+		}
+		if !cmd.Yes {
+			what := fmt.Sprintf("every pending delivery of %s will be discarded, and relays will work there%s", describe(id), because(report))
+			if err := inv.confirm(what, "nothing was discarded"); err != nil {
+				return err
+			}
+		}
+		discarded, err := ops.DiscardQuarantined(ctx, environment, func(n int) {
+			if isTerminal(inv.Stdin) {
+				fmt.Fprintf(inv.Stderr, "\rdiscarded %d", n)
+			}
+		})
+		if isTerminal(inv.Stdin) && discarded > 0 {
+			fmt.Fprintln(inv.Stderr)
+		}
+		fmt.Fprintf(inv.Stdout, "discarded %d pending deliveries, for the reason quarantined\n", discarded)
+		if err != nil {
+			return fmt.Errorf("not all is discarded, and nothing accepted; repeat the command: %w", err)
+		}
+		return accept(ctx, inv.Stdout, ops, environment)
+	})
+}
+
+func accept(ctx context.Context, w io.Writer, ops *relay.Ops, environment string) error {
+	id, err := ops.AcceptIdentity(ctx, environment)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "accepted: relays work on %s; those that wait begin within seconds\n", describe(id))
+	return err
+}
+
+// onIdentity connects, checks the schema and lets f work.
+func (inv *invocation) onIdentity(f func(ctx context.Context, ops *relay.Ops, environment string) error) error {
+	c, err := inv.config("database", "environment")
+	if err != nil {
+		return err
+	}
+	pool, err := c.open(inv.ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	ops := relay.NewOps(pool)
+	if err := ops.CheckSchema(inv.ctx); err != nil {
+		return err
+	}
+	err = f(inv.ctx, ops, get[string](c, "environment"))
+	if errors.Is(err, context.Canceled) && inv.ctx.Err() != nil {
+		return context.Cause(inv.ctx)
+	}
+	return err
+}
+
+// warnQuarantined says beside what a command prints that nothing will move.
+func (inv *invocation) warnQuarantined(ops *relay.Ops, environment string) error {
+	report, err := ops.Identity(inv.ctx, environment)
+	if err != nil {
+		return err
+	}
+	if reason := report.Reason(); reason != "" {
+		fmt.Fprintf(inv.Stderr, "warning: nothing is claimed or sent: %s; see: outbox-relay identity show\n", printable(reason))
+	}
+	return nil
+}
+
+// describe names a database by what a person knows it by.
+func describe(id relay.Identity) string {
+	text := strings.Join(id.Addresses, " or ")
+	if id.Environment != "" {
+		text += fmt.Sprintf(" as environment %q", id.Environment)
+	}
+	return printable(text)
+}
+
+// because repeats why somebody has to decide.
+func because(r relay.IdentityReport) string {
+	var texts []string
+	for _, d := range r.Differences {
+		texts = append(texts, d.String())
+	}
+	for _, q := range r.Quarantined {
+		texts = append(texts, fmt.Sprintf("relay %q is quarantined", q.Name))
+	}
+	if len(texts) == 0 {
+		return ""
+	}
+	return printable(" (" + strings.Join(texts, "; ") + ")")
+}
+
+func printIdentity(w io.Writer, r relay.IdentityReport) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "\tRECORDED\tFOUND")
+	recorded := relay.Identity{}
+	if r.Recorded != nil {
+		recorded = *r.Recorded
+	}
+	for _, line := range []struct {
+		name            string
+		recorded, found string
+	}{
+		{"system identifier", number(recorded.SystemIdentifier), number(r.Found.SystemIdentifier)},
+		{"database oid", number(recorded.DatabaseOID), number(r.Found.DatabaseOID)},
+		{"timeline", number(int64(recorded.Timeline)), number(int64(r.Found.Timeline))},
+		{"environment", orDash(recorded.Environment), orDash(r.Found.Environment)},
+		{"address", orDash(strings.Join(recorded.Addresses, " or ")), orDash(strings.Join(r.Found.Addresses, " or "))},
+	} {
+		fmt.Fprintf(table, "%s\t%s\t%s\n", line.name, printable(line.recorded), printable(line.found))
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	if recorded.RecordedAt != nil {
+		fmt.Fprintf(w, "Recorded %s.\n", recorded.RecordedAt.UTC().Format(time.RFC3339))
+	}
+	fmt.Fprintln(w)
+	for _, d := range r.Differences {
+		fmt.Fprintf(w, "Different: %s.\n", printable(d.String()))
+	}
+	for _, name := range r.Working {
+		fmt.Fprintf(w, "Relay %q works here.\n", name)
+	}
+	for _, q := range r.Quarantined {
+		fmt.Fprintf(w, "Relay %q is quarantined: %s.\n", q.Name, printable(q.Reason))
+	}
+	_, err := fmt.Fprintln(w, identityAdvice(r))
+	return err
+}
+
+// identityAdvice says what to do about a report.
+func identityAdvice(r relay.IdentityReport) string {
+	switch {
+	case r.Recorded == nil:
+		return "No relay has worked here yet: the first one records the database as its own."
+	case len(r.Quarantined) == 0 && len(r.Working) == 0 && r.Discardable() != nil && len(r.Differences) > 0:
+		return "Only the address differs, perhaps because you look from elsewhere. A relay that is configured so quarantines,\n" +
+			"unless another one works here. To expect relays under it: outbox-relay identity accept"
+	case len(r.Quarantined) == 0 && (len(r.Differences) == 0 || len(r.Working) > 0):
+		return "Relays may work here."
+	}
+	return "Nothing is claimed or sent by a relay that differs. If the database has moved here for good:\n" +
+		"  outbox-relay identity accept\n" +
+		"If it is a copy, whose pending events the original delivers:\n" +
+		"  outbox-relay identity discard-pending"
+}
+
+func number(n int64) string {
+	if n == 0 {
+		return "-"
+	}
+	return fmt.Sprint(n)
+}
+
+func orDash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return text
+}
