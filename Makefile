@@ -6,6 +6,8 @@ TEST_TIMEOUT  ?= 10m
 CHAOS_TIME    ?= 20s
 FUZZ_TIME     ?= 20s
 BENCH_ROUNDS  ?= 5
+ARCHIVE_EVENTS ?= 1000000
+ARCHIVE_CALM   ?= 60s
 
 GOOSE_VERSION    := v3.29.0
 GOLANGCI_VERSION := v2.15.0
@@ -40,6 +42,11 @@ test: ## Run all tests, with the race detector where a C compiler is installed (
 bench: ## Measure: deliveries a second beside a bare HTTP client, enqueue, and what the receiver's middleware costs
 	$(GO) test ./relay -run '^$$' -bench Drain -benchtime $(BENCH_ROUNDS)x
 	$(GO) test ./outbox ./consumer -run '^$$' -bench .
+
+.PHONY: load-archive
+load-archive: ## Archive ARCHIVE_EVENTS (a million) through two kills under 1,000 deliveries a second, beside the calm before and after
+	$(GO) test ./cmd/outbox-relay -run '^$$' -bench ArchiveUnderLoad -benchtime 1x -timeout 2h \
+		-archive-load $(ARCHIVE_EVENTS) -archive-calm $(ARCHIVE_CALM)
 
 .PHONY: bench-once
 bench-once: ## Run every benchmark for one iteration, to see that it works

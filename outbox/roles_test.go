@@ -121,7 +121,21 @@ func TestRelayCanNeitherWriteNorAlterEvents(t *testing.T) {
 		`DELETE FROM outbox`,
 		`TRUNCATE outbox`,
 		`UPDATE outbox_schema_version SET version_id = 0`,
+		`INSERT INTO outbox_archive SELECT *, now(), '[]' FROM outbox`,
+		`UPDATE outbox_archive SET payload = '2'`,
+		`DELETE FROM outbox_archive`,
+		`DROP TABLE outbox_archive`,
+		`SELECT FROM outbox_archive_partitions()`,
 	)
+	db.wantRefusals("outbox_relay", "", `SELECT FROM outbox_archive`,
+		`SELECT FROM outbox_archive_batch(0, 10, interval '1 day', false)`, `SELECT FROM outbox_drop_archive(interval '1 day', false, '')`,
+		`SELECT FROM outbox_prune_attempts(0, 10, interval '1 day', false)`, `SELECT FROM outbox_prune_processed_events(0, 10, interval '1 day', false)`)
+	for _, role := range []string{"outbox_producer", "outbox_reader"} {
+		db.wantRefusals(role, insufficientPrivilege,
+			`SELECT FROM outbox_archive_batch(0, 10, interval '1 day', true)`, `SELECT FROM outbox_drop_archive(interval '1 day', true, '')`,
+			`SELECT FROM outbox_prune_attempts(0, 10, interval '1 day', true)`, `SELECT FROM outbox_prune_processed_events(0, 10, interval '1 day', true)`)
+	}
+	db.wantRefusals("outbox_relay", "22023", `SELECT FROM outbox_drop_archive(interval '-1 year', false, '')`)
 	db.wantRefusals("outbox_relay", "", `SELECT FROM outbox`, `UPDATE outbox_delivery SET claim = claim + 1`)
 	db.wantRefusals("outbox_reader", "", `SELECT FROM outbox`, `SELECT FROM outbox_delivery`)
 	db.wantRefusals("outbox_reader", insufficientPrivilege,
@@ -167,4 +181,27 @@ func TestProducerCannotDivertTheTrigger(t *testing.T) {
 			equal(t, "deliveries", db.strings(`SELECT destination FROM public.outbox_delivery WHERE next_attempt_at < now()`), []string{"logistics"})
 		})
 	}
+}
+
+// The functions that archive run with their owner's rights, too: for them as for the trigger, nothing of the caller's may
+// stand in for what they use.
+func TestRelayCannotDivertTheArchive(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.applyRoles()
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at) VALUES ('t', '1', 'pending', '2020-01-01')`)
+	tx := db.as("outbox_relay")
+	for _, statement := range []string{
+		`CREATE TEMP TABLE outbox_delivery (event_id bigint, destination text, status text, delivered_at timestamptz, last_attempt_at timestamptz, next_attempt_at timestamptz)`,
+		`INSERT INTO pg_temp.outbox_delivery SELECT id, 'x', 'delivered', '2020-01-01', '2020-01-01', '2020-01-01' FROM outbox`,
+		`SET LOCAL search_path = pg_temp, public`,
+	} {
+		_, err := tx.Exec(t.Context(), statement)
+		must(t, err)
+	}
+	var settled int
+	must(t, tx.QueryRow(t.Context(), `SELECT settled FROM public.outbox_archive_batch(0, 10, interval '1 day', false)`).Scan(&settled))
+	must(t, tx.Commit(t.Context()))
+	equal(t, "archived", settled, 0)
+	equal(t, "events", db.keys(), []string{"pending"})
 }
