@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -50,8 +51,9 @@ func must(t testing.TB, err error) {
 // A database is a fresh outbox, with a pool to look at it.
 type database struct {
 	testing.TB
-	dsn  string
-	pool *pgxpool.Pool
+	dsn    string // as a relay reaches it
+	pool   *pgxpool.Pool
+	pooler *localpg.Pooler // between a relay and the server; nil: none
 }
 
 // newDatabase returns an outbox that routes everything to the given destinations, "default" if none is given.
@@ -59,6 +61,7 @@ func newDatabase(t testing.TB, destinations ...string) *database {
 	t.Helper()
 	dsn := pgtest.New(t, migrations.Outbox)
 	db := &database{TB: t, dsn: dsn, pool: pgtest.Pool(t, dsn)}
+	db.putPoolerBefore()
 	db.route(destinations...)
 	return db
 }

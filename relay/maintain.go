@@ -2,29 +2,34 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/robfig/cron/v3"
 )
 
-// unparkInterval is how often a relay looks for parked deliveries that have a route by now.
+// unparkInterval is how often a relay asks whether there are parked deliveries, which may have a route by now.
 const unparkInterval = 30 * time.Second
 
 // maintain runs the safety tick and what has to be done now and then, until ctx is done.
 func (r *Relay) maintain(ctx context.Context) {
 	jobs := r.newJobs()
-	jobs.Schedule(cron.Every(r.cfg.PollInterval), cron.FuncJob(func() {
-		signal(r.wake.tick)
-		signal(r.alerts)
-	}))
-	jobs.Schedule(cron.Every(unparkInterval), cron.FuncJob(func() { signal(r.parked) }))
+	jobs.Schedule(cron.Every(r.cfg.PollInterval), cron.FuncJob(func() { signal(r.wake.tick) }))
+	if schedule, problem := r.cfg.Retention.schedule(); problem == "" && r.cfg.Retention.removes() {
+		jobs.Schedule(schedule, cron.FuncJob(func() { r.archive(ctx) }))
+	}
 	jobs.Start()
 	for ctx.Err() == nil {
 		select {
 		case <-r.parked:
 			if err := r.unpark(ctx); err != nil && ctx.Err() == nil {
 				r.databaseError("unpark", err)
+			}
+		case <-r.doubt:
+			if _, err := checkSchema(ctx, r.store.pool); errors.Is(err, ErrSchema) {
+				r.cfg.Log.Error().Err(err).Msg("the schema changed under this relay")
+				r.fail(err)
 			}
 		case <-ctx.Done():
 		}

@@ -2,22 +2,94 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
+
+// sessionSettings are what the engine's statements rest on, whatever role and database say.
+var sessionSettings = map[string]string{
+	"application_name": "outbox-relay",
+	// What leaves is UTF-8, also from a database in another encoding.
+	"client_encoding": "UTF8",
+	// A statement's own snapshot, always fresh: FOR UPDATE SKIP LOCKED would fail under stricter levels.
+	"default_transaction_isolation": "read committed",
+	// Losing a claim, a delivered or a retry in a crash of the server only costs a duplicate; what must not be lost
+	// switches it on again.
+	"synchronous_commit": "off",
+	// Plans are prepared once, often on an empty table, where a sequential scan looks cheap; it would stay for ever.
+	"plan_cache_mode":   "force_generic_plan",
+	"enable_seqscan":    "off",
+	"enable_hashjoin":   "off",
+	"enable_mergejoin":  "off",
+	"enable_bitmapscan": "off",
+	"enable_memoize":    "off",
+	"jit":               "off",
+	"statement_timeout": "30000",
+	// A row that somebody keeps locked must not keep a settle, and with it all destinations.
+	"lock_timeout": "200",
+	// The server notices a relay's host that vanished without closing its connections.
+	"tcp_keepalives_idle":     "2",
+	"tcp_keepalives_interval": "1",
+	"tcp_keepalives_count":    "3",
+}
+
+// What surrounds each statement where sessions do not last. All of it ends with the transaction.
+const (
+	beginTransaction    = `BEGIN ISOLATION LEVEL READ COMMITTED`
+	commitTransaction   = `COMMIT`
+	rollbackTransaction = `ROLLBACK`
+	// count calls set_config for each, and sends back a single number.
+	setForTransaction = `SELECT count(set_config(s.name, s.value, true)) FROM unnest($1::text[], $2::text[]) AS s (name, value)`
+)
+
+// ErrPooler says that a connection pooler stands before the server and cannot be worked with, or not as configured. One in
+// transaction mode hands every transaction to another server connection: session locks are lost or kept by strangers,
+// LISTEN never fires, and the settings on which the plans rest do not arrive.
+var ErrPooler = errors.New("the database URL leads through a connection pooler that does not keep sessions (PgBouncer?)")
+
+// errReadOnly says that the server is a standby, or was told to be read-only.
+var errReadOnly = errors.New("this server takes no writes: it is a standby, or read-only")
+
+const selectSettingsKept = `
+SELECT bool_and(current_setting(wanted.name) = wanted.value), pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on'
+FROM (VALUES ('plan_cache_mode', 'force_generic_plan'), ('enable_seqscan', 'off'), ('synchronous_commit', 'off')) wanted (name, value)`
+
+// checkSession returns ErrPooler if a session is not what it seems: PgBouncer refuses unknown settings at the start of a
+// connection or, told to ignore them, drops them. It returns errReadOnly if nothing can be written.
+func (s *store) checkSession(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	var kept, readOnly bool
+	err := s.pool.QueryRow(ctx, selectSettingsKept, pgx.QueryExecModeExec).Scan(&kept, &readOnly)
+	var pgErr *pgconn.PgError
+	switch {
+	case errors.As(err, &pgErr) && refusedByPooler(pgErr):
+		return fmt.Errorf("%w: %s", ErrPooler, pgErr.Message)
+	case err != nil:
+		return fmt.Errorf("check session: %w", err)
+	case !kept:
+		return fmt.Errorf("%w: settings are lost", ErrPooler)
+	case readOnly:
+		return errReadOnly
+	}
+	return nil
+}
 
 // The lock of a relay is the pair (oid of outbox_relay, instance): one number space per schema. It is taken before the
 // row becomes visible, so that no other relay sees the row with its lock free.
-const insertRelay = `INSERT INTO outbox_relay (name, version) VALUES ($1, $2) RETURNING instance`
+const insertRelay = `
+INSERT INTO outbox_relay (name, version, session_lock, lease) VALUES ($1, $2, $3, make_interval(secs => $4)) RETURNING instance`
 
 const lockInstance = `SELECT pg_advisory_lock('outbox_relay'::regclass::oid::int, $1)`
 
 // register enters a new relay and takes its lock, which the connection holds for as long as it lives.
 func register(ctx context.Context, conn *pgx.Conn, name, version string) (instance int32, err error) {
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		if err := tx.QueryRow(ctx, insertRelay, name, version).Scan(&instance); err != nil {
+		if err := tx.QueryRow(ctx, insertRelay, name, version, true, 0).Scan(&instance); err != nil {
 			return err
 		}
 		_, err := tx.Exec(ctx, lockInstance, instance)
@@ -29,59 +101,117 @@ func register(ctx context.Context, conn *pgx.Conn, name, version string) (instan
 	return instance, nil
 }
 
+// registerWithoutLock enters a new relay that is dead once its heartbeat is older than lease.
+func registerWithoutLock(ctx context.Context, q querier, name, version string, lease time.Duration) (instance int32, err error) {
+	if err := q.QueryRow(ctx, insertRelay, name, version, false, lease.Seconds()).Scan(&instance); err != nil {
+		return 0, fmt.Errorf("register relay: %w", err)
+	}
+	return instance, nil
+}
+
 const resumeRelay = `
 SELECT pg_try_advisory_lock('outbox_relay'::regclass::oid::int, instance) FROM outbox_relay WHERE instance = $1`
 
 // resume takes the lock of an instance again on a new connection. It returns false if the relay was taken for dead
 // meanwhile, or its lock is still held: then it must register anew.
 func resume(ctx context.Context, conn *pgx.Conn, instance int32) (resumed bool, err error) {
-	rows, err := conn.Query(ctx, resumeRelay, instance)
-	if err != nil {
-		return false, fmt.Errorf("resume relay: %w", err)
-	}
-	locks, err := pgx.CollectRows(rows, pgx.RowTo[bool])
-	if err != nil {
-		return false, fmt.Errorf("resume relay: %w", err)
-	}
-	return len(locks) == 1 && locks[0], nil
+	return resumeWith(ctx, conn, resumeRelay, instance)
 }
 
-// A relay is dead when its lock is free. Not so in the first seconds of a server, when no relay had time to take its
-// lock again. The CASE keeps the lock function away from this relay's own row, whose lock it would take a second time.
-const beat = `
-WITH alive AS (
-    UPDATE outbox_relay SET heartbeat_at = now() WHERE instance = $1 RETURNING instance
-)
-SELECT instance, true FROM alive
-UNION ALL
-SELECT instance, false FROM outbox_relay
-WHERE CASE WHEN instance = $1 OR NOT $2 OR pg_postmaster_start_time() > now() - interval '3 seconds' THEN false
-           ELSE pg_try_advisory_lock('outbox_relay'::regclass::oid::int, instance) END`
+const resumeRelayWithoutLock = `
+UPDATE outbox_relay SET heartbeat_at = now() WHERE instance = $1 AND NOT session_lock RETURNING true`
 
-// heartbeat says that this relay lives and, when asked to, finds the dead, whose locks the connection then holds: each
-// must be given to rescue. registered is false if the relay's own row is gone.
-func heartbeat(ctx context.Context, conn *pgx.Conn, instance int32, findDead bool) (registered bool, dead []int32, err error) {
-	rows, err := conn.Query(ctx, beat, instance, findDead)
+// resumeWithoutLock makes the heartbeat of an instance young again. It returns false if the relay was taken for dead
+// meanwhile.
+func resumeWithoutLock(ctx context.Context, q querier, instance int32) (resumed bool, err error) {
+	return resumeWith(ctx, q, resumeRelayWithoutLock, instance)
+}
+
+func resumeWith(ctx context.Context, q querier, statement string, instance int32) (resumed bool, err error) {
+	err = q.QueryRow(ctx, statement, instance).Scan(&resumed)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return false, fmt.Errorf("resume relay: %w", err)
+	}
+	return resumed, nil
+}
+
+// A relay with a session lock is dead when that is free; not so in the first seconds of a server, when no relay had time
+// to take its lock again. One without is dead when it has not been heard of for its own lease. The lock is tried for the
+// length of a transaction only, which is the same through a pooler. The CASE keeps the lock function away from this
+// relay's own row, whose lock it would take a second time.
+//
+// The heartbeat is not written at every beat: no version of a row can be removed while some session keeps an old snapshot,
+// and producers read all of them. What must be known sooner says the lock.
+const beat = `
+WITH written AS (
+    UPDATE outbox_relay SET heartbeat_at = now() WHERE instance = $1 AND heartbeat_at <= now() - make_interval(secs => $2)
+)
+SELECT 'self', instance, '', false, '', 0::float8, 0, 0 FROM outbox_relay WHERE instance = $1
+UNION ALL
+SELECT 'dead', instance, '', false, '', 0, 0, 0 FROM outbox_relay
+WHERE CASE WHEN instance = $1 OR NOT $3 OR pg_postmaster_start_time() > now() - interval '3 seconds' THEN false
+           WHEN session_lock THEN pg_try_advisory_xact_lock('outbox_relay'::regclass::oid::int, instance)
+           ELSE heartbeat_at < now() - lease END
+UNION ALL
+SELECT 'destination', 0, destination, paused, breaker, coalesce(extract(epoch FROM breaker_until - now()), 0)::float8,
+       coalesce(breaker_owner, 0), breaker_probes
+FROM outbox_destination WHERE paused OR breaker <> 'closed'
+UNION ALL
+SELECT 'alert', 0, '', false, '', 0, 0, 0 WHERE ` + alertsDue + `
+UNION ALL
+SELECT 'parked', 0, '', false, '', 0, 0, 0
+WHERE $4 AND EXISTS (SELECT FROM outbox_delivery WHERE destination = '' AND status = 'pending')`
+
+// pulse is what a beat asks.
+type pulse struct {
+	instance   int32
+	writeAfter time.Duration // how old the heartbeat may become before it is written again
+	findDead   bool
+	findParked bool
+}
+
+// echo is what a beat finds out.
+type echo struct {
+	registered bool    // false: this relay's own row is gone
+	dead       []int32 // each to be given to rescue
+	states     []destinationState
+	alerts     bool // there is something to tell or to close
+	parked     bool // there are parked deliveries; false when not asked
+}
+
+// heartbeat says that this relay lives, and finds out what it has to do beside claiming.
+func heartbeat(ctx context.Context, q querier, p pulse) (e echo, err error) {
+	rows, err := q.Query(ctx, beat, p.instance, p.writeAfter.Seconds(), p.findDead, p.findParked)
 	if err != nil {
-		return false, nil, fmt.Errorf("beat: %w", err)
+		return echo{}, fmt.Errorf("beat: %w", err)
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var number int32
-		var self bool
-		if err := rows.Scan(&number, &self); err != nil {
-			return false, nil, fmt.Errorf("beat: %w", err)
+		var what string
+		var instance int32
+		var state destinationState
+		var remaining float64
+		if err := rows.Scan(&what, &instance, &state.destination, &state.paused, &state.breaker, &remaining, &state.owner, &state.probes); err != nil {
+			return echo{}, fmt.Errorf("beat: %w", err)
 		}
-		if self {
-			registered = true
-		} else {
-			dead = append(dead, number)
+		switch what {
+		case "self":
+			e.registered = true
+		case "dead":
+			e.dead = append(e.dead, instance)
+		case "destination":
+			state.remaining = time.Duration(remaining * float64(time.Second))
+			e.states = append(e.states, state)
+		case "alert":
+			e.alerts = true
+		case "parked":
+			e.parked = true
 		}
 	}
 	if err := rows.Err(); err != nil {
-		return false, nil, fmt.Errorf("beat: %w", err)
+		return echo{}, fmt.Errorf("beat: %w", err)
 	}
-	return registered, dead, nil
+	return e, nil
 }
 
 // Rows that somebody has locked are left to their lease. No index names the owner, because the claim would have to
@@ -95,26 +225,32 @@ WHERE ctid = ANY (ARRAY (
 
 const deleteRelay = `DELETE FROM outbox_relay WHERE instance = $1`
 
-const unlockInstance = `SELECT pg_advisory_unlock('outbox_relay'::regclass::oid::int, $1)`
+// Looks again: since the beat another relay may have been faster, or this one may have come back.
+const deleteDeadRelay = `
+DELETE FROM outbox_relay
+WHERE instance = $1 AND CASE WHEN session_lock THEN pg_try_advisory_xact_lock('outbox_relay'::regclass::oid::int, instance)
+                             ELSE heartbeat_at < now() - lease END`
 
-// rescue gives back what a dead relay had claimed and removes it from the living. The connection must hold its lock.
-func rescue(ctx context.Context, conn *pgx.Conn, instance int32) (deliveries int, err error) {
-	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+// rescue gives back what a dead relay had claimed and removes it from the living. dead is false if there is nothing to
+// rescue after all.
+func rescue(ctx context.Context, q interface {
+	Begin(ctx context.Context) (pgx.Tx, error)
+}, instance int32,
+) (deliveries int, dead bool, err error) {
+	err = pgx.BeginFunc(ctx, q, func(tx pgx.Tx) error {
 		// First, since it waits for a claim that the dead relay's backend may still be executing.
-		if _, err := tx.Exec(ctx, deleteRelay, instance); err != nil {
+		tag, err := tx.Exec(ctx, deleteDeadRelay, instance)
+		if dead = tag.RowsAffected() > 0; err != nil || !dead {
 			return err
 		}
-		tag, err := tx.Exec(ctx, rescueClaims, instance)
+		tag, err = tx.Exec(ctx, rescueClaims, instance)
 		deliveries = int(tag.RowsAffected())
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("rescue claims of relay %d: %w", instance, err)
+		return 0, false, fmt.Errorf("rescue claims of relay %d: %w", instance, err)
 	}
-	if _, err := conn.Exec(ctx, unlockInstance, instance); err != nil {
-		return deliveries, fmt.Errorf("unlock relay %d: %w", instance, err)
-	}
-	return deliveries, nil
+	return deliveries, dead, nil
 }
 
 // The others look at once for what this relay gives back, instead of at their next sweep.
@@ -130,7 +266,7 @@ WHERE ctid = ANY (ARRAY (
     FOR UPDATE SKIP LOCKED))`
 
 // deregister removes a relay that leaves, and gives back what is still claimed in its name.
-func deregister(ctx context.Context, conn *pgx.Conn, instance int32) error {
+func deregister(ctx context.Context, conn executor, instance int32) error {
 	// First, as in rescue: a claim that was cut off may still be running.
 	if _, err := conn.Exec(ctx, deleteRelay, instance); err != nil {
 		return fmt.Errorf("deregister relay: %w", err)
@@ -146,8 +282,12 @@ func deregister(ctx context.Context, conn *pgx.Conn, instance int32) error {
 
 const setIdle = `UPDATE outbox_relay SET idle = $2 WHERE instance = $1`
 
-// declareIdle tells producers whether this relay wants to be notified.
+// declareIdle tells producers whether this relay wants to be notified. One that hears nothing does not tell them.
 func (s *store) declareIdle(ctx context.Context, instance int32, idle bool) error {
+	s.idle.Store(idle)
+	if s.deaf {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	if _, err := s.pool.Exec(ctx, setIdle, instance, idle); err != nil {
@@ -159,6 +299,18 @@ func (s *store) declareIdle(ctx context.Context, instance int32, idle bool) erro
 const listen = `LISTEN outbox_wake`
 
 const currentSchema = `SELECT current_schema()`
+
+// The server's start tells clusters apart of which one is a copy of the other.
+const selectWhereabouts = `
+SELECT concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), current_database(), 'outbox_relay'::regclass::oid)`
+
+// whereabouts names the tables that a connection leads to.
+func whereabouts(ctx context.Context, q querier) (name string, err error) {
+	if err := q.QueryRow(ctx, selectWhereabouts).Scan(&name); err != nil {
+		return "", fmt.Errorf("find out where the connection leads: %w", err)
+	}
+	return name, nil
+}
 
 // destinationState is what all relays share about one destination that is not simply open for business.
 type destinationState struct {

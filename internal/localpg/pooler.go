@@ -1,0 +1,148 @@
+package localpg
+
+import (
+	"bufio"
+	"crypto/rand"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+//go:embed pooler.sh
+var poolerScript string
+
+const (
+	poolerPrefix = "/tmp/outbox-relay-bouncer-"
+	poolerPort   = "6432" // only a part of a socket's name
+)
+
+// ErrNoPooler says that PgBouncer is not installed.
+var ErrNoPooler = errors.New("find PgBouncer: it is neither on PATH nor in /usr/sbin; " +
+	"install it with `apt-get install pgbouncer` or `brew install pgbouncer`")
+
+// Pooler is a PgBouncer, in transaction mode unless its settings say otherwise, made by [StartPooler]. Like a [Server] it
+// listens on a unix socket, runs as an unprivileged account, and does not outlive the process that started it. Its methods
+// may be called concurrently.
+type Pooler struct {
+	dir string
+	cmd *exec.Cmd
+
+	mu  sync.Mutex // guards the pipes, and keeps a question next to its answer
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+// StartPooler starts a PgBouncer that leads to every database of the server whose socket dsn names, as [Server.DSN]
+// returns it. settings are further lines of its section [pgbouncer], such as "pool_mode = session". The error is
+// [ErrNoPooler] when it is not installed.
+func StartPooler(dsn string, settings ...string) (*Pooler, error) {
+	program, err := findPooler()
+	if err != nil {
+		return nil, err
+	}
+	server, err := url.Parse(dsn)
+	if err != nil {
+		return nil, fmt.Errorf("start PgBouncer: %w", err)
+	}
+	p := &Pooler{dir: poolerPrefix + strings.ToLower(rand.Text()[:10])}
+	p.cmd = exec.Command("/bin/sh", "-c", poolerScript, "pooler", p.dir, program)
+	p.cmd.Dir = "/" // the account may not be able to enter the current directory
+	p.cmd.Env = []string{"PATH=/usr/bin:/bin", "LC_ALL=C", "TZ=UTC"}
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: unprivileged()}
+	if p.in, err = p.cmd.StdinPipe(); err != nil {
+		return nil, fmt.Errorf("start PgBouncer: %w", err)
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		return nil, fmt.Errorf("start PgBouncer: %w", err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start PgBouncer: %w", err)
+	}
+	p.out = bufio.NewReader(out)
+	_, err = fmt.Fprint(p.in, p.configuration(server.Query(), settings), "run\n")
+	if err == nil {
+		err = p.answer("ok")
+	}
+	if err == nil {
+		err = p.Resume()
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start PgBouncer: %w", err), p.Stop())
+	}
+	return p, nil
+}
+
+func (p *Pooler) configuration(server url.Values, settings []string) string {
+	lines := []string{
+		"[databases]",
+		"* = host=" + server.Get("host") + " port=" + server.Get("port"),
+		"[pgbouncer]",
+		"listen_port = " + poolerPort, "unix_socket_dir = " + p.dir,
+		"auth_type = trust", "auth_file = " + p.dir + "/users", "admin_users = postgres",
+		"pool_mode = transaction", "max_client_conn = 1000", "default_pool_size = 4",
+		// By default it waits 15 seconds after an attempt to connect that failed, which only makes tests of outages slow.
+		"server_login_retry = 1",
+	}
+	return strings.Join(append(lines, settings...), "\n") + "\n"
+}
+
+func findPooler() (string, error) {
+	if path, err := exec.LookPath("pgbouncer"); err == nil {
+		return filepath.Abs(path)
+	}
+	const usual = "/usr/sbin/pgbouncer" // Debian, where users have no sbin on their PATH
+	if _, err := os.Stat(usual); err == nil {
+		return usual, nil
+	}
+	return "", ErrNoPooler
+}
+
+// DSN returns the URL of database through the pooler. The database "pgbouncer" is its console.
+func (p *Pooler) DSN(database string) string {
+	query := url.Values{"host": {p.dir}, "port": {poolerPort}, "sslmode": {"disable"}}
+	return (&url.URL{Scheme: "postgres", User: url.User("postgres"), Path: "/" + database, RawQuery: query.Encode()}).String()
+}
+
+// Kill ends PgBouncer at once, as a crash would, with all connections through it.
+func (p *Pooler) Kill() error { return p.ask("kill", "ok") }
+
+// Resume starts PgBouncer again after [Pooler.Kill], at the same address.
+func (p *Pooler) Resume() error { return p.ask("start", "up") }
+
+func (p *Pooler) ask(verb, want string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, err := fmt.Fprintln(p.in, verb); err != nil {
+		return fmt.Errorf("%s PgBouncer: %w", verb, err)
+	}
+	return p.answer(want)
+}
+
+func (p *Pooler) answer(want string) error {
+	line, err := p.out.ReadString('\n')
+	switch line = strings.TrimSpace(line); {
+	case err != nil:
+		return fmt.Errorf("read answer about PgBouncer: %w", err)
+	case line != want:
+		return errors.New("PgBouncer: " + line)
+	}
+	return nil
+}
+
+// Stop ends PgBouncer and removes its directory.
+func (p *Pooler) Stop() error {
+	_ = p.in.Close() // fails only when closed before
+	if err := p.cmd.Wait(); err != nil {
+		return fmt.Errorf("stop PgBouncer: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,56 @@
+package relay
+
+import (
+	"errors"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// SQLSTATEs that say more than that something failed.
+const (
+	protocolViolation  = "08P01"
+	undefinedTable     = "42P01"
+	undefinedColumn    = "42703"
+	undefinedFunction  = "42883"
+	wrongPassword      = "28P01"
+	wrongAuthorization = "28000"
+	noSuchDatabase     = "3D000"
+	lacksPrivilege     = "42501"
+	tooManyConnections = "53300"
+	noSuchSchema       = "3F000"
+)
+
+// refusedByPooler reports whether an error is a pooler's, about what it does not keep. PgBouncer gives most of its own
+// errors one SQLSTATE, also those that pass.
+func refusedByPooler(err *pgconn.PgError) bool {
+	return err.Code == protocolViolation &&
+		(strings.Contains(err.Message, "startup parameter") || strings.Contains(err.Message, "statement pooling mode"))
+}
+
+// schemaMayDiffer reports whether an error may come from a schema that is not the one this build knows.
+func schemaMayDiffer(err error) bool {
+	return hasCode(err, undefinedTable) || hasCode(err, undefinedColumn) || hasCode(err, undefinedFunction) || hasCode(err, noSuchSchema)
+}
+
+// hintFor says what a person can do about a failed statement; empty: nothing but wait.
+func hintFor(err error) string {
+	var pgErr *pgconn.PgError
+	switch {
+	case errors.Is(err, errReadOnly), hasCode(err, readOnlyTransaction):
+		return "waiting for a server that takes writes; with several hosts in database.url, target_session_attrs=read-write finds it"
+	case errors.Is(err, errTwoDatabases):
+		return "database.listen_url must lead to the same database as database.url, past the pooler"
+	case hasCode(err, wrongPassword), hasCode(err, wrongAuthorization):
+		return "the server refuses this login: check user and password in database.url"
+	case hasCode(err, noSuchDatabase):
+		return "the server has no such database: check the name in database.url"
+	case hasCode(err, lacksPrivilege):
+		return "the role lacks a right: run migrations/roles.sql and grant it outbox_relay"
+	case hasCode(err, tooManyConnections):
+		return "the server has no connection left: a relay needs four"
+	case errors.As(err, &pgErr) && refusedByPooler(pgErr):
+		return "a connection pooler stands before the server: set database.pooler to auto or transaction, and database.listen_url past it"
+	}
+	return ""
+}
