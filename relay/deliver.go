@@ -145,13 +145,12 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 // post makes exactly one request. It is a round trip of the transport, not a call of an http.Client, which would follow
 // redirects: with a GET whose 200 looks like success, or with the body, key and signature to another host.
 func post(e *endpoint, req *http.Request) verdict {
-	req, sent := watch(req)
-	resp, err := e.transport.RoundTrip(req)
+	resp, err := roundTrip(e.transport, req)
 	if err != nil {
-		if req.Context().Err() == nil && sent.nothingSent() {
+		if errors.Is(err, errNothingSent) {
 			return verdict{outcome: Hold, reason: ReasonNetwork, message: clip(err.Error())}
 		}
-		return judgeError(err)
+		return judgeError(explain(err))
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode == http.StatusSwitchingProtocols {

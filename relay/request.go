@@ -1,11 +1,9 @@
 package relay
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"slices"
@@ -84,7 +82,7 @@ func newRequest(to *endpoint, d *delivery, now time.Time) (*http.Request, error)
 		URL:           to.url,
 		Host:          to.url.Host,
 		Header:        header,
-		Body:          io.NopCloser(bytes.NewReader(e.payload)),
+		Body:          newPayloadBody(e.payload),
 		ContentLength: int64(len(e.payload)),
 		Proto:         "HTTP/1.1",
 		ProtoMajor:    1,
@@ -103,11 +101,11 @@ func setOwnHeaders(header http.Header, object []byte) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(own)) {
 		if problem := headerProblem(name, own[name]); problem != "" {
-			return fmt.Errorf("the event's header %q %s", name, problem)
+			return fmt.Errorf("the event's header %.64q %s", name, problem)
 		}
 		canonical := http.CanonicalHeaderKey(name)
 		if other, twice := header[canonical]; twice && other[0] != own[name] {
-			return fmt.Errorf("the event's header %q stands twice, with different values; upper and lower case make no difference", name)
+			return fmt.Errorf("the event's header %.64q stands twice, with different values; upper and lower case make no difference", name)
 		}
 		header[canonical] = []string{own[name]}
 	}

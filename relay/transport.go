@@ -1,8 +1,11 @@
 package relay
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -71,6 +74,45 @@ func judgeProxy(_ context.Context, _ *url.URL, _ *http.Request, answer *http.Res
 	return &net.OpError{Op: "dial", Net: "tcp", Err: fmt.Errorf("the proxy answered %s", answer.Status)}
 }
 
+// errNothingSent is the error of a request that met nothing but kept connections that were closed already, of which no
+// receiver can know.
+var errNothingSent = errors.New("the receiver closed its kept connections before anything was sent")
+
+// maxStale is on how many kept connections in a row a request may find out that they were closed.
+const maxStale = 3
+
+// roundTrip sends a request, once. Receivers close idle connections at any time, also when a request is about to be
+// written. While it is certain that not one byte of it was, it is sent over another connection; net/http itself would do
+// so, and in other cases too, if the request had a GetBody.
+func roundTrip(transport *http.Transport, req *http.Request) (*http.Response, error) {
+	for range maxStale {
+		watched, sent := watch(req)
+		resp, err := transport.RoundTrip(watched)
+		if err == nil || req.Context().Err() != nil || !sent.nothing() {
+			return resp, err
+		}
+		if body, ok := req.Body.(*payloadBody); ok {
+			req.Body = newPayloadBody(body.payload)
+		}
+	}
+	return nil, errNothingSent
+}
+
+// A payloadBody is the body of a request: a payload, from its beginning.
+type payloadBody struct {
+	bytes.Reader
+	payload []byte
+}
+
+func newPayloadBody(payload []byte) *payloadBody {
+	b := &payloadBody{payload: payload}
+	b.Reset(payload)
+	return b
+}
+
+// Close does nothing: the payload is the event's.
+func (*payloadBody) Close() error { return nil }
+
 // A sending watches one request on its way, to tell whether any of it can have left this host.
 type sending struct {
 	mu     sync.Mutex
@@ -79,7 +121,7 @@ type sending struct {
 	reused bool
 }
 
-// watch returns a request that is watched.
+// watch returns a copy of a request that is watched.
 func watch(req *http.Request) (*http.Request, *sending) {
 	s := &sending{}
 	trace := &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) {
@@ -99,10 +141,10 @@ func watch(req *http.Request) (*http.Request, *sending) {
 	return req.WithContext(httptrace.WithClientTrace(req.Context(), trace)), s
 }
 
-// nothingSent reports whether a request that has failed met a kept connection that was closed before a single byte of
-// it could be written. Receivers close idle connections at any time; only then is it certain that they did not see the
-// request. It may be asked once RoundTrip has returned, which over HTTP/1.1 happens after the last write.
-func (s *sending) nothingSent() bool {
+// nothing reports whether a request that has failed met a kept connection that took not a byte of it. On a new
+// connection that says something about the receiver, and is an attempt. It may be asked once RoundTrip has returned,
+// which over HTTP/1.1 happens after the last write.
+func (s *sending) nothing() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.reused && s.conn != nil && s.conn.written.Load() == s.before
@@ -129,4 +171,33 @@ func countWrites(dial func(context.Context, string, string) (net.Conn, error)) f
 		}
 		return &countedConn{Conn: conn}, nil
 	}
+}
+
+// explain adds to an error what its reader can do about it.
+func explain(err error) error {
+	var (
+		authority x509.UnknownAuthorityError
+		name      x509.HostnameError
+		record    tls.RecordHeaderError
+	)
+	hint := ""
+	switch {
+	case errors.As(err, &authority):
+		hint = "set tls.ca_file to the authority's certificate"
+	case errors.As(err, &name):
+		hint = "if the url is right, set tls.server_name to a name of the certificate"
+	case errors.As(err, &record) && string(record.RecordHeader[:]) == "HTTP/":
+		hint = "that port speaks HTTP without TLS; write http:// or the port of its TLS"
+	case strings.Contains(err.Error(), "tls: certificate required"): // an alert, whose type is not exported
+		hint = "it asks for a client certificate: set tls.cert_file and tls.key_file"
+	case strings.Contains(err.Error(), "REFUSED_STREAM"):
+		return errors.New("http2: the receiver refused the stream (set max_in_flight to no more than the streams it allows)")
+	case strings.Contains(err.Error(), "cannot rewind body"): // of a request that met a connection with all streams in use
+		return errors.New("http2: the receiver's connection took no further stream (set max_in_flight to no more than the streams it allows)")
+	case strings.Contains(err.Error(), "GOAWAY"):
+		return errors.New("http2: the receiver closed its connection")
+	default:
+		return err
+	}
+	return fmt.Errorf("%w (%s)", err, hint)
 }

@@ -1,0 +1,334 @@
+package relay
+
+import (
+	"encoding/base64"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+// Every way of writing an address that nobody may reach through the relay, and what is said of it. Some spellings a
+// configuration refuses before anything is dialled; the dialler does not rely on that.
+func TestEgressTable(t *testing.T) {
+	t.Parallel()
+	const (
+		metadataText = "metadata service"
+		special      = "not a permitted destination"
+		disguise     = "in disguise"
+		noName       = ""
+	)
+	// What is not an address is looked up, with a resolver that means no good.
+	resolver := resolverTo(t, func() netip.Addr { return netip.MustParseAddr("169.254.169.254") })
+	for _, c := range []struct {
+		host    string
+		want    Reason
+		message string
+	}{
+		// Link-local, where clouds hand out credentials: AWS, Google, Azure, Oracle, OpenStack, DigitalOcean, Hetzner.
+		{"169.254.169.254", ReasonEgress, special},
+		{"169.254.170.2", ReasonEgress, special},
+		{"169.254.0.1", ReasonEgress, special},
+		{"169.254.169.254.", ReasonDNS, noName},
+		{"①⑥⑨.②⑤④.①⑥⑨.②⑤④", ReasonEgress, special},
+		{"１６９.254.169.254", ReasonEgress, special},
+		{"169。254。169。254", ReasonEgress, special},
+		{"0xa9.254.169.254", ReasonEgress, special},
+		{"0251.0376.0251.0376", ReasonDNS, noName},
+		{"2852039166", ReasonDNS, noName},
+		{"0xa9fea9fe", ReasonEgress, special},
+		{"169.16689662", ReasonDNS, noName},
+		{"[fe80::1]", ReasonEgress, special},
+		{"[fe80::a9fe:a9fe]", ReasonEgress, special},
+		{"[fe80::a9fe:a9fe%25lo]", ReasonEgress, special},
+		{"[febf::1]", ReasonEgress, special},
+		// Metadata elsewhere.
+		{"168.63.129.16", ReasonEgress, metadataText},
+		{"[::ffff:168.63.129.16]", ReasonEgress, metadataText},
+		{"[64:ff9b::168.63.129.16]", ReasonEgress, metadataText},
+		{"100.100.100.200", ReasonEgress, metadataText},
+		{"[::ffff:100.100.100.200]", ReasonEgress, metadataText},
+		{"192.0.0.192", ReasonEgress, special},
+		{"[fd00:ec2::254]", ReasonEgress, metadataText},
+		{"[fd00:ec2::254%25lo]", ReasonEgress, metadataText},
+		{"[fd20:ce::254]", ReasonEgress, metadataText},
+		{"[fd00:c1::a9fe:a9fe]", ReasonEgress, metadataText},
+		{"[fd00:42::42]", ReasonEgress, metadataText},
+		// An IPv4 address within an IPv6 one: mapped, compatible, translated, NAT64, 6to4, Teredo, ISATAP.
+		{"[::ffff:169.254.169.254]", ReasonEgress, special},
+		{"[::ffff:a9fe:a9fe]", ReasonEgress, special},
+		{"[0:0:0:0:0:ffff:a9fe:a9fe]", ReasonEgress, special},
+		{"[::169.254.169.254]", ReasonEgress, special},
+		{"[::127.0.0.1]", ReasonEgress, special},
+		{"[::ffff:0:169.254.169.254]", ReasonEgress, special},
+		{"[64:ff9b::a9fe:a9fe]", ReasonEgress, special},
+		{"[64:ff9b::10.0.0.1]", ReasonEgress, disguise},
+		{"[64:ff9b::127.0.0.1]", ReasonEgress, disguise},
+		{"[64:ff9b::100.64.0.1]", ReasonEgress, disguise},
+		{"[64:ff9b:1::a9fe:a9fe]", ReasonEgress, special},
+		{"[64:ff9b:1:ffff::8.8.8.8]", ReasonEgress, special},
+		{"[2002:a9fe:a9fe::1]", ReasonEgress, special},
+		{"[2002:7f00:1::]", ReasonEgress, special},
+		{"[2001:0:a9fe:a9fe::1]", ReasonEgress, special},
+		{"[2001:0:4136:e378:8000:63bf:5601:5601]", ReasonEgress, special},
+		{"[2606:4700::5efe:a9fe:a9fe]", ReasonEgress, disguise},
+		{"[2606:4700::200:5efe:10.0.0.1]", ReasonEgress, disguise},
+		{"[fd12::5efe:169.254.169.254]", ReasonEgress, disguise},
+		// No host's own.
+		{"0.0.0.0", ReasonEgress, special},
+		{"0.1.2.3", ReasonEgress, special},
+		{"0", ReasonDNS, noName},
+		{"[::]", ReasonEgress, special},
+		{"[::ffff:0.0.0.0]", ReasonEgress, special},
+		{"192.0.0.1", ReasonEgress, special},
+		{"192.0.2.1", ReasonEgress, special},
+		{"192.88.99.1", ReasonEgress, special},
+		{"198.18.0.1", ReasonEgress, special},
+		{"198.51.100.1", ReasonEgress, special},
+		{"203.0.113.1", ReasonEgress, special},
+		{"224.0.0.1", ReasonEgress, special},
+		{"239.255.255.250", ReasonEgress, special},
+		{"240.0.0.1", ReasonEgress, special},
+		{"255.255.255.255", ReasonEgress, special},
+		{"[ff02::1]", ReasonEgress, special},
+		{"[2001:db8::1]", ReasonEgress, special},
+		{"[3fff::1]", ReasonEgress, special},
+		{"[fec0::1]", ReasonEgress, special},
+		{"[100::1]", ReasonEgress, special},
+		{"[5f00::1]", ReasonEgress, special},
+	} {
+		d := destinationOf("http://"+c.host+":1/latest/meta-data", Wire{}, Egress{})
+		d.URL = "http://" + c.host + ":1/latest/meta-data"
+		e, err := newEndpoint(d, "")
+		must(t, err)
+		dialer := Egress{}.dialer(patience)
+		dialer.Resolver = resolver
+		e.transport.DialContext = dialer.DialContext
+		v := exchange(t, e)
+		t.Logf("%-40s %-7s %-7s %s", c.host, v.outcome, v.reason, v.message)
+		if v.outcome != Retry || v.reason != c.want || !strings.Contains(v.message, c.message) || v.statusCode != 0 {
+			t.Errorf("%s: %s %s %q, want %s %q", c.host, v.outcome, v.reason, v.message, c.want, c.message)
+		}
+		refused := Config{Destinations: []Destination{d}}.Validate()
+		if len(refused) == 0 && c.want != ReasonEgress {
+			t.Errorf("%s: the configuration takes it", c.host)
+		}
+	}
+}
+
+// Which addresses may be dialled, by what the configuration says of private networks.
+func TestAllowPrivate(t *testing.T) {
+	t.Parallel()
+	networks := func(list ...string) []netip.Prefix {
+		all := []netip.Prefix{}
+		for _, s := range list {
+			all = append(all, netip.MustParsePrefix(s))
+		}
+		return all
+	}
+	some := networks("10.20.0.0/16", "127.0.0.1/32", "fd12:3456::/32")
+	for _, c := range []struct {
+		address                string
+		everything, some, none bool
+	}{
+		{"10.20.30.40", true, true, false},
+		{"::ffff:10.20.30.40", true, true, false},
+		{"10.21.0.1", true, false, false},
+		{"::ffff:10.21.0.1", true, false, false},
+		{"172.16.0.1", true, false, false},
+		{"172.32.0.1", true, true, true}, // public
+		{"192.168.1.1", true, false, false},
+		{"100.64.0.1", true, false, false},
+		{"127.0.0.1", true, true, false},
+		{"127.0.0.2", true, false, false},
+		{"::1", true, false, false},
+		{"fd12:3456::1", true, true, false},
+		{"fd13::1", true, false, false},
+		{"8.8.8.8", true, true, true},
+		{"2606:4700::1111", true, true, true},
+		{"64:ff9b::8.8.8.8", true, true, true}, // NAT64
+		{"64:ff9b::10.20.30.40", false, false, false},
+		{"169.254.169.254", false, false, false},
+		{"168.63.129.16", false, false, false},
+		{"fd00:ec2::254", false, false, false},
+	} {
+		address := netip.MustParseAddr(c.address)
+		for i, rule := range []struct {
+			egress Egress
+			want   bool
+		}{{Egress{}, c.everything}, {Egress{AllowPrivate: some}, c.some}, {Egress{AllowPrivate: networks()}, c.none}} {
+			network := "tcp4"
+			if address.Is6() {
+				network = "tcp6"
+			}
+			err := rule.egress.control(t.Context(), network, netip.AddrPortFrom(address, 443).String(), nil)
+			if (err == nil) != rule.want || err != nil && errorReason(err) != ReasonEgress {
+				t.Errorf("%s under rule %d: %v", c.address, i, err)
+			}
+		}
+	}
+	if err := (Egress{AllowPrivate: some}).guard(netip.MustParseAddr("10.21.0.1")); err == nil || !strings.Contains(err.Error(), "10.21.0.1 is private and not within egress.allow_private") {
+		t.Errorf("%v", err)
+	}
+	rc := newReceiver(t, nil)
+	if v := exchangeWith(t, destinationOf(rc.URL, Wire{}, Egress{AllowPrivate: networks("10.0.0.0/8")})); v.reason != ReasonEgress {
+		t.Errorf("a destination outside: %s %q", v.reason, v.message)
+	}
+	if v := exchangeWith(t, destinationOf(rc.URL, Wire{}, Egress{AllowPrivate: some})); v.outcome != Delivered {
+		t.Errorf("a destination inside: %s %q", v.reason, v.message)
+	}
+}
+
+// A name whose answer changes between two looks: what is judged is the address that is dialled, at every dial.
+func TestDNSRebinding(t *testing.T) {
+	t.Parallel()
+	rc := newReceiver(t, nil)
+	_, port, err := net.SplitHostPort(rc.Listener.Addr().String())
+	must(t, err)
+	loopback := netip.MustParseAddr("127.0.0.1")
+	for _, c := range []struct {
+		egress Egress
+		second string
+		want   Reason
+	}{
+		{Egress{}, "127.0.0.1", ReasonOK},
+		{Egress{}, "169.254.169.254", ReasonEgress},
+		{Egress{}, "168.63.129.16", ReasonEgress},
+		{Egress{}, "0.0.0.0", ReasonEgress},
+		{Egress{AllowPrivate: []netip.Prefix{netip.PrefixFrom(loopback, 32)}}, "127.0.0.2", ReasonEgress},
+		{Egress{AllowPrivate: []netip.Prefix{netip.PrefixFrom(loopback, 32)}}, "10.0.0.1", ReasonEgress},
+	} {
+		var answer atomic.Pointer[netip.Addr]
+		answer.Store(&loopback)
+		e, err := newEndpoint(destinationOf("http://harmless.example.com:"+port+"/", Wire{}, c.egress), "")
+		must(t, err)
+		dialer := c.egress.dialer(patience)
+		dialer.Resolver = resolverTo(t, func() netip.Addr { return *answer.Load() })
+		e.transport.DialContext = countWrites(dialer.DialContext)
+		if v := exchange(t, e); v.outcome != Delivered {
+			t.Errorf("before: %s %q", v.reason, v.message)
+		}
+		second := netip.MustParseAddr(c.second)
+		answer.Store(&second)
+		e.transport.CloseIdleConnections()
+		v := exchange(t, e)
+		t.Logf("127.0.0.1, then %-16s %-9s %-7s %s", c.second, v.outcome, v.reason, v.message)
+		if v.reason != c.want {
+			t.Errorf("%s: %s %q, want %s", c.second, v.reason, v.message, c.want)
+		}
+		e.transport.CloseIdleConnections()
+	}
+}
+
+// A proxy that answers CONNECT, or forwards; it counts both.
+type proxy struct {
+	*httptest.Server
+	connects, forwards atomic.Int64
+	credential         atomic.Value
+}
+
+func newProxy(t testing.TB, refuse int) *proxy {
+	t.Helper()
+	p := &proxy{}
+	p.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p.credential.Store(r.Header.Get("Proxy-Authorization"))
+		if refuse != 0 {
+			w.WriteHeader(refuse)
+			return
+		}
+		if r.Method != http.MethodConnect {
+			p.forwards.Add(1)
+			if r.URL.Host == "" {
+				t.Error("the proxy is not told the destination")
+			}
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		p.connects.Add(1)
+		up, err := net.Dial("tcp", r.Host)
+		if err != nil {
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		defer up.Close()
+		down, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer down.Close()
+		_, _ = fmt.Fprint(down, "HTTP/1.1 200 OK\r\n\r\n")
+		go func() {
+			_, _ = io.Copy(up, down)
+			_ = up.Close()
+		}()
+		_, _ = io.Copy(down, up)
+	}))
+	t.Cleanup(func() {
+		p.CloseClientConnections()
+		p.Close()
+	})
+	return p
+}
+
+// A proxy that is configured is used, for http and for https, and TLS still ends at the destination.
+func TestConfiguredProxy(t *testing.T) {
+	t.Parallel()
+	ca := newAuthority(t)
+	var requests atomic.Int64
+	url := secureServer(t, ca.serverConfig(t), &requests)
+	p := newProxy(t, 0)
+	egress := Egress{Proxy: strings.Replace(p.URL, "http://", "http://user:pass@", 1)}
+	if v := exchangeWith(t, destinationOf(url, Wire{TLS: ca.trusts()}, egress)); v.outcome != Delivered {
+		t.Errorf("https: %s %q", v.reason, v.message)
+	}
+	if want := "Basic " + base64.StdEncoding.EncodeToString([]byte("user:pass")); p.credential.Load() != want {
+		t.Errorf("the proxy got %v", p.credential.Load())
+	}
+	if v := exchangeWith(t, destinationOf(url, Wire{TLS: newAuthority(t).trusts()}, egress)); v.reason != ReasonTLS {
+		t.Errorf("another authority: %s %q", v.reason, v.message)
+	}
+	if v := exchangeWith(t, destinationOf("http://receiver.internal/", Wire{}, egress)); v.outcome != Delivered {
+		t.Errorf("http: %s %q", v.reason, v.message)
+	}
+	if v := exchangeWith(t, destinationOf(url, Wire{TLS: ca.trusts(), Proxy: NoProxy}, egress)); v.outcome != Delivered {
+		t.Errorf("none: %s %q", v.reason, v.message)
+	}
+	if v := exchangeWith(t, destinationOf(url, Wire{TLS: ca.trusts(), Proxy: p.URL}, Egress{Proxy: "http://127.0.0.1:1"})); v.outcome != Delivered {
+		t.Errorf("its own: %s %q", v.reason, v.message)
+	}
+	if p.connects.Load() != 3 || p.forwards.Load() != 1 || requests.Load() != 3 {
+		t.Errorf("%d connects, %d forwards, %d requests", p.connects.Load(), p.forwards.Load(), requests.Load())
+	}
+}
+
+// What a proxy itself says no to, and that its address is judged like any other.
+func TestProxyThatRefuses(t *testing.T) {
+	t.Parallel()
+	const url = "https://receiver.internal/"
+	for name, c := range map[string]struct {
+		proxy   string
+		egress  Egress
+		want    Reason
+		message string
+	}{
+		"asks for a credential": {proxy: newProxy(t, 407).URL, want: ReasonConnect, message: "the proxy answered 407 Proxy Authentication Required"},
+		"does not allow it":     {proxy: newProxy(t, 403).URL, want: ReasonConnect, message: "the proxy answered 403 Forbidden"},
+		"cannot reach it":       {proxy: newProxy(t, 502).URL, want: ReasonConnect, message: "the proxy answered 502 Bad Gateway"},
+		"metadata":              {proxy: "http://169.254.169.254:80", want: ReasonEgress, message: "not a permitted destination"},
+		"private":               {proxy: newProxy(t, 0).URL, egress: Egress{AllowPrivate: []netip.Prefix{}}, want: ReasonEgress, message: "not within egress.allow_private"},
+		"nobody listens":        {proxy: "http://127.0.0.1:1", want: ReasonConnect, message: "connection refused"},
+	} {
+		c.egress.Proxy = c.proxy
+		v := exchangeWith(t, destinationOf(url, Wire{}, c.egress))
+		t.Logf("%-22s %-7s %-8s %s", name, v.outcome, v.reason, v.message)
+		if v.outcome != Retry || v.reason != c.want || !strings.Contains(v.message, c.message) {
+			t.Errorf("%s: %s %s %q, want %s %q", name, v.outcome, v.reason, v.message, c.want, c.message)
+		}
+	}
+}

@@ -1,0 +1,226 @@
+package relay
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
+
+// many makes attempts through one endpoint, by as many senders at once, and returns what became of each by event id.
+func many(t testing.TB, e *endpoint, senders, attempts int) map[int64]verdict {
+	t.Helper()
+	var mu sync.Mutex
+	verdicts := make(map[int64]verdict, attempts)
+	var next atomic.Int64
+	var running sync.WaitGroup
+	for range senders {
+		running.Go(func() {
+			for id := next.Add(1); id <= int64(attempts); id = next.Add(1) {
+				d := order()
+				d.eventID = id
+				req, err := newRequest(e, &d, time.Now())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				v := post(e, req.WithContext(ctx))
+				cancel()
+				mu.Lock()
+				verdicts[id] = v
+				mu.Unlock()
+			}
+		})
+	}
+	running.Wait()
+	return verdicts
+}
+
+// Connections are kept: a dial for every POST would cost more than the POST.
+func TestConnectionsAreUsedAgain(t *testing.T) {
+	t.Parallel()
+	const attempts, senders = 10_000, 32
+	var connections, requests atomic.Int64
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		requests.Add(1)
+		_, _ = io.Copy(io.Discard, r.Body)
+		_, _ = fmt.Fprint(w, "ok") // a body that nobody reads would cost the connection
+	}))
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			connections.Add(1)
+		}
+	}
+	s.Start()
+	t.Cleanup(s.Close)
+	d := destinationOf(s.URL, Wire{}, Egress{})
+	d.MaxInFlight = senders
+	e, err := newEndpoint(d, "")
+	must(t, err)
+	defer e.transport.CloseIdleConnections()
+	for id, v := range many(t, e, senders, attempts) {
+		if v.outcome != Delivered {
+			t.Fatalf("event %d: %s %q", id, v.reason, v.message)
+		}
+	}
+	t.Logf("%d requests over %d connections", requests.Load(), connections.Load())
+	if requests.Load() != attempts || connections.Load() > 2*senders {
+		t.Errorf("%d requests over %d connections", requests.Load(), connections.Load())
+	}
+}
+
+// A stubbornConn works until it is gone. From then on it hides from its reader that the peer closed, and takes only so
+// many bytes more: the moment between a receiver's closing and the relay's noticing it.
+type stubbornConn struct {
+	net.Conn
+	gone   atomic.Bool
+	takes  int
+	closed chan struct{}
+	close  func()
+}
+
+func (c *stubbornConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err != nil && c.gone.Load() {
+		<-c.closed
+	}
+	return n, err
+}
+
+func (c *stubbornConn) Write(b []byte) (int, error) {
+	if c.gone.Load() {
+		return min(c.takes, len(b)), &net.OpError{Op: "write", Net: "tcp", Err: syscall.EPIPE}
+	}
+	return c.Conn.Write(b)
+}
+
+func (c *stubbornConn) Close() error {
+	c.close()
+	return c.Conn.Close()
+}
+
+// A kept connection that the receiver has closed costs an attempt, unless it is certain that nothing was sent.
+func TestKeptConnectionThatIsClosed(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		stale int // kept connections that are closed; 0: the first use of a new one fails
+		takes int // bytes of what is written to a closed connection
+		want  Outcome
+	}{
+		"nothing was sent":                   {stale: 1, want: Delivered},
+		"nothing was sent, twice":            {stale: 2, want: Delivered},
+		"nothing was sent, time and again":   {stale: 3, want: Hold},
+		"one byte was sent":                  {stale: 1, takes: 1, want: Retry},
+		"all of it was sent":                 {stale: 1, takes: 1 << 20, want: Retry},
+		"nothing was sent, on the first use": {want: Retry},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := newGate(t)
+			rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
+			e, err := newEndpoint(destinationOf(rc.URL, Wire{}, Egress{}), "")
+			must(t, err)
+			defer e.transport.CloseIdleConnections()
+			var mu sync.Mutex
+			var dialled []*stubbornConn
+			e.transport.DialContext = countWrites(func(ctx context.Context, network, address string) (net.Conn, error) {
+				conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+				closed := make(chan struct{})
+				stubborn := &stubbornConn{Conn: conn, takes: c.takes, closed: closed, close: sync.OnceFunc(func() { close(closed) })}
+				mu.Lock()
+				defer mu.Unlock()
+				stubborn.gone.Store(c.stale == 0 && len(dialled) == 0)
+				dialled = append(dialled, stubborn)
+				return stubborn, err
+			})
+			var first sync.WaitGroup
+			for range c.stale {
+				first.Go(func() { exchange(t, e) })
+			}
+			for range c.stale {
+				<-g.arrived
+			}
+			g.open()
+			first.Wait()
+			before := rc.total()
+			for _, conn := range dialled {
+				conn.gone.Store(true)
+			}
+			v := exchange(t, e)
+			if v.outcome != c.want || v.posted != (c.want != Hold) || v.outcome != Delivered && v.reason != ReasonNetwork {
+				t.Errorf("%+v", v)
+			}
+			arrived := rc.all()[before:]
+			if len(arrived) > 0 != (c.want == Delivered) || len(arrived) > 0 && string(arrived[0].body) != `{"a":1e3}` {
+				t.Errorf("arrived: %+v", arrived)
+			}
+			if v := exchange(t, e); v.outcome != Delivered {
+				t.Errorf("the next attempt: %+v", v)
+			}
+		})
+	}
+}
+
+// A deadline that strikes before anything was sent is no closed connection.
+func TestDeadlineIsNoHold(t *testing.T) {
+	t.Parallel()
+	rc := newReceiver(t, nil)
+	e, err := newEndpoint(destinationOf(rc.URL, Wire{}, Egress{}), "")
+	must(t, err)
+	defer e.transport.CloseIdleConnections()
+	if v := exchange(t, e); v.outcome != Delivered {
+		t.Fatalf("%+v", v)
+	}
+	d := order()
+	req, err := newRequest(e, &d, time.Now())
+	must(t, err)
+	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
+	defer cancel()
+	if v := post(e, req.WithContext(ctx)); v.outcome != Retry || v.reason != ReasonTimeout {
+		t.Errorf("%+v", v)
+	}
+}
+
+// A receiver that closes its connections whenever it has answered, without a word: whatever the race between its closing
+// and the next request comes to, no attempt is two requests, and one that is held was none.
+func TestReceiverThatClosesIdleConnections(t *testing.T) {
+	t.Parallel()
+	const attempts, senders = 3000, 16
+	var mu sync.Mutex
+	seen := map[string]int{} // by event id
+	s := newRawServer(t, func(conn net.Conn) {
+		in := bufio.NewReader(conn)
+		r, err := http.ReadRequest(in)
+		if err != nil {
+			return
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		mu.Lock()
+		seen[r.Header.Get(webhook.EventID)]++
+		mu.Unlock()
+		_, _ = fmt.Fprint(conn, "HTTP/1.1 204 No Content\r\n\r\n")
+	})
+	e, err := newEndpoint(destinationOf(s.url, Wire{}, Egress{}), "")
+	must(t, err)
+	defer e.transport.CloseIdleConnections()
+	count := map[string]int{}
+	for id, v := range many(t, e, senders, attempts) {
+		n := seen[fmt.Sprint(id)]
+		if n > 1 || v.outcome == Hold && n != 0 || v.outcome == Delivered && n != 1 || (v.outcome == Hold) == v.posted {
+			t.Errorf("event %d arrived %d times: %+v", id, n, v)
+		}
+		count[string(v.outcome)+" "+string(v.reason)]++
+	}
+	t.Logf("%d attempts: %v", attempts, count)
+}
