@@ -175,7 +175,7 @@ func TestHTTP2WithFewStreams(t *testing.T) {
 			must(t, err)
 			defer e.transport.CloseIdleConnections()
 			reasons := map[Reason]int{}
-			for id, v := range many(t, e, c.senders, c.attempts) {
+			for id, v := range exchangeMany(t, e, c.senders, c.attempts) {
 				if n := seen[id].Load(); n > 1 || (v.outcome == Delivered) != (n == 1) || !v.posted {
 					t.Errorf("event %d arrived %d times: %+v", id, n, v)
 				}

@@ -17,8 +17,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// many makes attempts through one endpoint, by as many senders at once, and returns what became of each by event id.
-func many(t testing.TB, e *endpoint, senders, attempts int) map[int64]verdict {
+// exchangeMany makes attempts through one endpoint, by as many senders at once, and returns what became of each by event id.
+func exchangeMany(t testing.TB, e *endpoint, senders, attempts int) map[int64]verdict {
 	t.Helper()
 	var mu sync.Mutex
 	verdicts := make(map[int64]verdict, attempts)
@@ -69,7 +69,7 @@ func TestConnectionsAreUsedAgain(t *testing.T) {
 	e, err := newEndpoint(d, "")
 	must(t, err)
 	defer e.transport.CloseIdleConnections()
-	for id, v := range many(t, e, senders, attempts) {
+	for id, v := range exchangeMany(t, e, senders, attempts) {
 		if v.outcome != Delivered {
 			t.Fatalf("event %d: %s %q", id, v.reason, v.message)
 		}
@@ -215,7 +215,7 @@ func TestReceiverThatClosesIdleConnections(t *testing.T) {
 	must(t, err)
 	defer e.transport.CloseIdleConnections()
 	count := map[string]int{}
-	for id, v := range many(t, e, senders, attempts) {
+	for id, v := range exchangeMany(t, e, senders, attempts) {
 		n := seen[fmt.Sprint(id)]
 		if n > 1 || v.outcome == Hold && n != 0 || v.outcome == Delivered && n != 1 || (v.outcome == Hold) == v.posted {
 			t.Errorf("event %d arrived %d times: %+v", id, n, v)
