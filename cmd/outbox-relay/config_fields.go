@@ -47,6 +47,7 @@ func allFields() []field {
 		{path: "responses.retry", env: "RESPONSES_RETRY", kind: many("[404]", parseNumber), standard: []int{}},
 		{path: "responses.fail", env: "RESPONSES_FAIL", kind: many("[404]", parseNumber), standard: []int{}},
 	}
+	policy = append(policy, flowPolicy()...)
 	policy = append(policy, wirePolicy()...)
 	for _, f := range policy {
 		f.path = "defaults." + f.path
@@ -84,8 +85,6 @@ func allFields() []field {
 func unsupported(key string) bool {
 	return slices.Contains([]string{
 		"database.listen_url", "database.pooler", "admin",
-		"defaults.rate_limit", "defaults.on_failure",
-		"destinations.*.rate_limit", "destinations.*.on_failure",
 	}, key)
 }
 

@@ -80,16 +80,12 @@ func TestFileMistakes(t *testing.T) {
 		"a repeated key":                 {"log: {level: info}\nrelay: {}\nlog: {format: json}\n", []string{`outbox-relay.yaml:3: log: stands here a second time; the first is in line 1`}},
 		"a repeated destination":         {"destinations:\n  a: {url: http://a}\n  a: {url: http://b}\n", []string{`outbox-relay.yaml:3: destinations.a: stands here a second time; the first is in line 2`}},
 		"later versions' keys": {
-			"database: {listen_url: '', pooler: auto}\ndefaults: {rate_limit: 0, on_failure: block}\n" +
-				"destinations: {a: {url: 'http://a', rate_limit: 1}}\nalerts: {lag_over: 10m}\nadmin: {listen: ''}\n",
+			"database: {listen_url: '', pooler: auto}\nalerts: {lag_over: 10m}\nadmin: {listen: ''}\n",
 			[]string{
 				`outbox-relay.yaml:1: unknown key "database.listen_url"; it is not supported by this version`,
 				`outbox-relay.yaml:1: unknown key "database.pooler"; it is not supported by this version`,
-				`outbox-relay.yaml:2: unknown key "defaults.rate_limit"; it is not supported by this version`,
-				`outbox-relay.yaml:2: unknown key "defaults.on_failure"; it is not supported by this version`,
-				`outbox-relay.yaml:3: unknown key "destinations.a.rate_limit"; it is not supported by this version`,
-				`outbox-relay.yaml:4: unknown key "alerts.lag_over"; it is not supported by this version`,
-				`outbox-relay.yaml:5: unknown key "admin"; it is not supported by this version`,
+				`outbox-relay.yaml:2: unknown key "alerts.lag_over"; it is not supported by this version`,
+				`outbox-relay.yaml:3: unknown key "admin"; it is not supported by this version`,
 			},
 		},
 

@@ -65,6 +65,9 @@ func (c *config) destination(name string) relay.Destination {
 		URL:            get[string](c, path+".url"),
 		Timeout:        get[time.Duration](c, path+".timeout"),
 		MaxInFlight:    get[int](c, path+".max_in_flight"),
+		RateLimit:      get[float64](c, path+".rate_limit"),
+		OnFailure:      relay.FailurePolicy(get[string](c, path+".on_failure")),
+		Breaker:        c.breaker(path),
 		SigningSecrets: get[[]webhook.Secret](c, path+".signing_secrets"),
 		Retry: relay.RetryPolicy{
 			Schedule:      get[[]time.Duration](c, path+".retry.schedule"),

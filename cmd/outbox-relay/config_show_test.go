@@ -72,6 +72,13 @@ defaults:
   responses:
     retry: [] # default
     fail: [404, 405] # outbox-relay.yaml:6
+  rate_limit: 0 # default
+  on_failure: block # default
+  breaker:
+    enabled: true # default
+    failures: 5 # default
+    probe_after: 1s # default
+    probe_max: 30s # default
   format: raw # default
   max_payload_bytes: 0 # default
   tls:
@@ -93,6 +100,13 @@ destinations:
     responses:
       retry: [] # default
       fail: [404, 405] # outbox-relay.yaml:6
+    rate_limit: 0 # default
+    on_failure: block # default
+    breaker:
+      enabled: true # default
+      failures: 5 # default
+      probe_after: 1s # default
+      probe_max: 30s # default
     format: raw # default
     max_payload_bytes: 0 # default
     tls:
@@ -109,6 +123,13 @@ destinations:
     responses:
       retry: [] # default
       fail: [404, 405] # outbox-relay.yaml:6
+    rate_limit: 0 # default
+    on_failure: block # default
+    breaker:
+      enabled: true # default
+      failures: 5 # default
+      probe_after: 1s # default
+      probe_max: 30s # default
     format: raw # default
     max_payload_bytes: 0 # default
     tls:

@@ -1,0 +1,40 @@
+package main
+
+import (
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+// flowPolicy lists the settings of how fast a destination is sent to, and of what its failures stop; defaults has them,
+// too.
+func flowPolicy() []field {
+	return []field{
+		{path: "rate_limit", env: "RATE_LIMIT", kind: one("100", parseRate), standard: 0.0},
+		{path: "on_failure", env: "ON_FAILURE", kind: one("block", parseChoice(string(relay.BlockFailed), string(relay.SkipFailed))), standard: string(relay.BlockFailed)},
+		{path: "breaker.enabled", env: "BREAKER_ENABLED", kind: one("true", parseBool), standard: true},
+		{path: "breaker.failures", env: "BREAKER_FAILURES", kind: one("5", parseCount), standard: relay.DefaultBreakerFailures},
+		{path: "breaker.probe_after", env: "BREAKER_PROBE_AFTER", kind: one("1s", parseDuration), standard: relay.DefaultProbeAfter},
+		{path: "breaker.probe_max", env: "BREAKER_PROBE_MAX", kind: one("30s", parseDuration), standard: relay.DefaultProbeMax},
+	}
+}
+
+// parseRate reads a number per second, which may be a fraction; the relay knows the bounds.
+func parseRate(text string) (float64, string) {
+	f, err := strconv.ParseFloat(text, 64)
+	if err != nil || math.IsNaN(f) || math.IsInf(f, 0) {
+		return 0, quote(text) + " is not a number; write requests per second, such as 100, or 0 for no limit"
+	}
+	return f, ""
+}
+
+func (c *config) breaker(path string) relay.BreakerPolicy {
+	return relay.BreakerPolicy{
+		Off:        !get[bool](c, path+".breaker.enabled"),
+		Failures:   get[int](c, path+".breaker.failures"),
+		ProbeAfter: get[time.Duration](c, path+".breaker.probe_after"),
+		ProbeMax:   get[time.Duration](c, path+".breaker.probe_max"),
+	}
+}
