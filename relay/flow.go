@@ -15,11 +15,13 @@ type flow struct {
 	most       int     // requests at once, as configured
 	configured float64 // requests a second; 0: any number
 
-	atOnce   float64       // requests at once, as found
-	slowed   time.Time     // when that was last cut
-	answers  int           // of the current round, which is as many as there may be at once
-	latency  time.Duration // their sum
-	baseline time.Duration // of an answer while the receiver is at ease
+	atOnce    float64       // requests at once, as found
+	slowed    time.Time     // when that was last cut
+	answers   int           // of the current round, which is at least as many as there may be at once
+	latency   time.Duration // their sum
+	round     time.Time     // when it began
+	perSecond float64       // answers in the round before it; 0: they came easily
+	down      bool          // fewer at once are being tried
 
 	found    float64 // requests a second, as found; 0: no receiver's 429 has asked for it
 	ceiling  float64 // at which the receiver last said 429
@@ -33,11 +35,11 @@ type flow struct {
 }
 
 const (
-	cutPause     = time.Second            // between two cuts of the rate: what was on its way is answered meanwhile
-	forgetRate   = time.Minute            // without a 429 and without waiting, after which the found rate is dropped
-	growEvery    = 100 * time.Millisecond // at most
-	strainedFrom = 100 * time.Millisecond // latency below which a receiver is never called strained
-	strained     = 4                      // times the baseline
+	cutPause    = time.Second            // between two cuts of the rate: what was on its way is answered meanwhile
+	forgetRate  = time.Minute            // without a 429 and without waiting, after which the found rate is dropped
+	growEvery   = 100 * time.Millisecond // at most
+	easyLatency = 100 * time.Millisecond // below which answers are not called slow
+	roundTime   = 250 * time.Millisecond // the shortest round of slow answers
 )
 
 func newFlow(most int, configured float64) flow {
@@ -150,26 +152,40 @@ func (f *flow) slowDown(now time.Time, pause time.Duration, to float64) {
 	f.answers, f.latency = 0, 0
 }
 
-// growConcurrency adds a tenth, and at least one, per round of answers; a round that was much slower than the receiver
-// can be takes some away instead.
+// growConcurrency adds a tenth, and at least one, per round of answers. While answers take long it climbs to where most
+// of them come instead, since more at once may only wait for each other: it goes down as long as that costs no
+// throughput.
 func (f *flow) growConcurrency(now time.Time, took time.Duration) {
+	if f.answers == 0 {
+		f.round = now
+	}
 	f.answers++
 	f.latency += took
-	if f.answers < f.concurrency() {
-		return
-	}
+	limit := f.concurrency()
 	average := f.latency / time.Duration(f.answers)
-	f.answers, f.latency = 0, 0
-	if f.baseline == 0 || average < f.baseline {
-		f.baseline = max(average, time.Microsecond)
-	}
-	if average > strainedFrom && average > strained*f.baseline {
-		// A receiver that has become slower for good becomes the new normal, in some fifty rounds.
-		f.baseline += f.baseline / 32
-		f.slowDown(now, average, 0.8)
+	slow := average > easyLatency
+	if f.answers < limit || slow && now.Sub(f.round) < roundTime {
 		return
 	}
-	f.atOnce = min(float64(f.most), f.atOnce+max(1, f.atOnce/10))
+	perSecond := float64(f.answers) / max(now.Sub(f.round), time.Millisecond).Seconds()
+	f.answers, f.latency = 0, 0
+	if !slow || perSecond*average.Seconds() < 0.8*float64(limit) { // by Little's law there is less to send than could be
+		f.perSecond, f.down = 0, false
+		f.atOnce = min(float64(f.most), f.atOnce+max(1, f.atOnce/10))
+		return
+	}
+	switch {
+	case f.perSecond == 0, perSecond >= 0.95*f.perSecond && perSecond <= 1.05*f.perSecond:
+		f.down = true
+	case perSecond < f.perSecond:
+		f.down = !f.down
+	}
+	f.perSecond = perSecond
+	if f.down {
+		f.atOnce = max(1, 0.9*f.atOnce)
+	} else {
+		f.atOnce = min(float64(f.most), max(f.atOnce+1, 1.1*f.atOnce))
+	}
 }
 
 // setBucket makes the bucket follow the rate. What it lets through at once is a fiftieth of a second's share.

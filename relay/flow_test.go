@@ -1,0 +1,202 @@
+package relay
+
+import (
+	"math"
+	"testing"
+	"time"
+)
+
+// A simulation of one lane with more to send than its receiver takes, in virtual time.
+type simulation struct {
+	flow    flow
+	now     time.Time
+	latency func(inFlight int) time.Duration
+	accepts func(now time.Time) bool
+
+	inFlight []answer
+	accepted int
+	refused  int
+	most     int
+}
+
+type answer struct {
+	sent, at time.Time
+	ok       bool
+}
+
+// run lets the time pass in milliseconds.
+func (s *simulation) run(d time.Duration) {
+	s.accepted, s.refused, s.most = 0, 0, 0
+	for end := s.now.Add(d); s.now.Before(end); s.now = s.now.Add(time.Millisecond) {
+		waiting := s.inFlight[:0]
+		for _, a := range s.inFlight {
+			if a.at.After(s.now) {
+				waiting = append(waiting, a)
+				continue
+			}
+			reason := ReasonRateLimited
+			if a.ok {
+				reason = ReasonOK
+				s.accepted++
+			} else {
+				s.refused++
+			}
+			s.flow.answered(s.now, reason, a.at.Sub(a.sent))
+		}
+		s.inFlight = waiting
+		for len(s.inFlight) < s.flow.concurrency() && s.flow.wait(s.now) == 0 {
+			latency := s.latency(len(s.inFlight) + 1)
+			s.inFlight = append(s.inFlight, answer{sent: s.now, at: s.now.Add(latency), ok: s.accepts(s.now)})
+		}
+		s.most = max(s.most, len(s.inFlight))
+	}
+}
+
+func simulate(most int, configured float64) *simulation {
+	return &simulation{
+		flow: newFlow(most, configured), now: time.Unix(1_000_000, 0),
+		latency: func(int) time.Duration { return 5 * time.Millisecond },
+		accepts: func(time.Time) bool { return true },
+	}
+}
+
+// bucket accepts so many a second, and a burst after a rest.
+func bucket(perSecond, burst float64) func(time.Time) bool {
+	tokens := burst
+	var last time.Time
+	return func(now time.Time) bool {
+		if !last.IsZero() {
+			tokens = min(burst, tokens+now.Sub(last).Seconds()*perSecond)
+		}
+		last = now
+		if tokens < 1 {
+			return false
+		}
+		tokens--
+		return true
+	}
+}
+
+// windows accepts so many in each second of the clock.
+func windows(perSecond int) func(time.Time) bool {
+	used, window := 0, int64(0)
+	return func(now time.Time) bool {
+		if now.Unix() != window {
+			used, window = 0, now.Unix()
+		}
+		used++
+		return used <= perSecond
+	}
+}
+
+// However a receiver counts: the lane settles near what it bears, with few refusals.
+func TestFlowFindsTheRateThatTheReceiverBears(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		accepts func(time.Time) bool
+		rate    float64
+	}{
+		"no burst":         {bucket(50, 1), 50},
+		"a small burst":    {bucket(50, 5), 50},
+		"a second's burst": {bucket(50, 50), 50},
+		"windows":          {windows(50), 50},
+		"slow":             {bucket(2, 2), 2},
+		"fast":             {bucket(2000, 100), 2000},
+	} {
+		s := simulate(64, 0)
+		s.accepts = c.accepts
+		s.run(30 * time.Second)
+		s.run(30 * time.Second)
+		perSecond := float64(s.accepted) / 30
+		refused := float64(s.refused) / float64(s.accepted+s.refused)
+		t.Logf("%s: %.1f/s accepted, %.2f %% refused, found %.1f/s", name, perSecond, 100*refused, s.flow.paced())
+		if math.Abs(perSecond-c.rate) > 0.2*c.rate || refused > 0.05 {
+			t.Errorf("%s: %.1f/s of %.1f/s accepted, %.1f %% refused", name, perSecond, c.rate, 100*refused)
+		}
+	}
+}
+
+// A receiver that comes to bear more is found out, and one that stops refusing is in the end not paced at all.
+func TestFlowFollowsItsReceiver(t *testing.T) {
+	t.Parallel()
+	s := simulate(64, 0)
+	s.accepts = bucket(50, 5)
+	s.run(30 * time.Second)
+	s.accepts = bucket(200, 20)
+	s.run(3 * time.Minute)
+	s.run(30 * time.Second)
+	if perSecond := float64(s.accepted) / 30; perSecond < 160 {
+		t.Errorf("%.1f/s of 200/s", perSecond)
+	}
+	s.accepts = bucket(20, 5)
+	s.run(30 * time.Second)
+	s.run(30 * time.Second)
+	if perSecond := float64(s.accepted) / 30; perSecond < 16 || perSecond > 24 {
+		t.Errorf("%.1f/s of 20/s", perSecond)
+	}
+	s.latency = func(int) time.Duration { return time.Second } // now that alone holds it back
+	s.accepts = func(time.Time) bool { return true }
+	s.run(10 * time.Minute)
+	if s.flow.found != 0 || s.most != 64 {
+		t.Errorf("still paced at %.1f/s, %d at once", s.flow.found, s.most)
+	}
+}
+
+func TestFlowReachesWhatIsConfigured(t *testing.T) {
+	t.Parallel()
+	s := simulate(64, 0)
+	s.run(time.Second)
+	if s.most != 64 {
+		t.Errorf("%d at once", s.most)
+	}
+	// After a time of 503s too.
+	for range 20 {
+		s.now = s.now.Add(time.Second)
+		s.flow.answered(s.now, ReasonUnavailable, time.Millisecond)
+	}
+	if n := s.flow.concurrency(); n != 1 {
+		t.Errorf("%d at once while it is unavailable", n)
+	}
+	s.run(10 * time.Second)
+	if s.most != 64 {
+		t.Errorf("%d at once after recovery", s.most)
+	}
+}
+
+func TestConfiguredRateIsKept(t *testing.T) {
+	t.Parallel()
+	s := simulate(64, 20)
+	s.run(10 * time.Second)
+	if s.accepted < 195 || s.accepted > 205 || s.most > 20 {
+		t.Errorf("%d in ten seconds at 20/s, %d at once", s.accepted, s.most)
+	}
+	s.accepts = bucket(10, 1) // the receiver bears less than was configured
+	s.run(30 * time.Second)
+	s.run(10 * time.Second)
+	if s.accepted < 80 || s.accepted > 110 {
+		t.Errorf("%d in ten seconds at 10/s", s.accepted)
+	}
+}
+
+// A receiver whose answers take longer the more there are at once is not pushed to where they take for ever.
+func TestFlowYieldsToLatency(t *testing.T) {
+	t.Parallel()
+	s := simulate(1000, 0)
+	s.latency = func(inFlight int) time.Duration { // eight at a time are at ease
+		return 20 * time.Millisecond * time.Duration(max(1, inFlight/8))
+	}
+	s.run(time.Minute)
+	s.run(10 * time.Second)
+	if s.most < 8 || s.most > 100 || s.accepted < 3000 {
+		t.Errorf("%d at once, %d in ten seconds", s.most, s.accepted)
+	}
+
+	// One that is slow for every single answer gets all that may be.
+	s = simulate(100, 0)
+	s.latency = func(int) time.Duration { return 300 * time.Millisecond }
+	s.run(time.Minute)
+	s.run(10 * time.Second)
+	if s.most < 95 || s.accepted < 3000*85/100 {
+		t.Errorf("%d at once, %d in ten seconds", s.most, s.accepted)
+	}
+}
