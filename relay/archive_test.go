@@ -309,6 +309,21 @@ func TestArchiveLooksBehindWhatItKeeps(t *testing.T) {
 	db.wantKeys("outbox_archive", "old-1")
 }
 
+// Large events move in small transactions, and none is left out.
+func TestArchiveOfLargeEvents(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at)
+		SELECT 't', to_json(repeat('x', 1000000)), 'large-' || i, '2026-01-01', '2026-01-01' FROM generate_series(1, 25) i`)
+	db.exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = '2026-01-01', next_attempt_at = '2026-01-01'`)
+	var batches []int64
+	done, err := NewOps(db.pool).Archive(t.Context(), Retention{ArchiveAfter: 30 * days}, func(p ArchiveProgress) { batches = append(batches, p.Batch.Events) })
+	must(t, err)
+	if done.Events != 25 || fmt.Sprint(batches) != "[9 9 7]" {
+		t.Errorf("archived %+v in batches of %d", done, batches)
+	}
+}
+
 // Whoever puts an archived event back to send it again, and leaves it in the archive, stops nobody's run.
 func TestArchiveOfWhatIsArchived(t *testing.T) {
 	t.Parallel()

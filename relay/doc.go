@@ -7,14 +7,13 @@
 //	               ▲                   │      │                         │
 //	               └── rescue, hold ───┘      └── nothing sent: hold    └──▶ failed ──▶ alert
 //
-// The files, in reading order: config.go (settings), relay.go (what runs, and how it stops), claim.go (when to claim, for
-// which lanes), lane.go and position.go (what a lane holds, and how far it has looked), deliver.go (one POST), request.go
-// (what it says), transport.go and egress.go (how it travels, and where it may not), outcome.go (what a response means),
-// retry.go (when to try again), settle.go (writing outcomes), session.go (being alive, taking over from the dead),
-// wake.go (waking up, being idle), maintain.go (safety tick, parked deliveries), archive.go
-// (moving and removing what is done with), alert.go (telling people), routes.go
-// (making the database's routes those of the configuration), store*.go (all SQL), ops.go (what operators ask), hooks.go
-// (observing).
+// The files, in reading order: config.go (settings), relay.go (what runs, and how it stops), claim.go (when to claim,
+// for which lanes), lane.go and position.go (what a lane holds, and how far it has looked), deliver.go (one POST),
+// request.go (what it says), transport.go and egress.go (how it travels, and where it may not), outcome.go (what a
+// response means), retry.go (when to try again), settle.go (writing outcomes), session.go (being alive, taking over from
+// the dead), wake.go (waking up, being idle), maintain.go (safety tick, parked deliveries), archive.go (moving and
+// removing what is done with), alert.go (telling people), routes.go (making the database's routes those of the
+// configuration), store*.go (all SQL), ops.go (what operators ask), hooks.go (observing).
 //
 // # Goroutines
 //

@@ -52,13 +52,14 @@ CREATE FUNCTION outbox_archive_batch(after_id bigint, batch integer, older_than 
     OUT mine boolean, OUT last_id bigint, OUT looked_at integer, OUT finished boolean, OUT settled integer)
 LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
-    cutoff  timestamptz := now() - older_than;
-    young   integer;
-    due     bigint[];
-    month   timestamptz;
-    name    text;
-    copied  integer;
-    removed integer;
+    cutoff   timestamptz := now() - older_than;
+    young    integer;
+    due      bigint[];
+    too_much bigint;
+    month    timestamptz;
+    name     text;
+    copied   integer;
+    removed  integer;
 BEGIN
     looked_at := 0;
     settled := 0;
@@ -78,15 +79,24 @@ BEGIN
     finished := looked_at < batch OR young = looked_at;
 
     -- Nothing says when a delivery was discarded, so that its last attempt counts, or the one that never came.
-    SELECT array_agg(e.id) INTO due
-    FROM unnest(due) e (id)
-    CROSS JOIN LATERAL (
-        SELECT count(*) AS deliveries,
-               bool_and(d.status IN ('delivered', 'discarded')
-                        AND greatest(d.delivered_at, d.last_attempt_at, d.next_attempt_at) < cutoff) AS all_settled
-        FROM outbox_delivery d WHERE d.event_id = e.id
-    ) s
-    WHERE s.deliveries > 0 AND s.all_settled;
+    -- A transaction moves little more than 8 MiB: events of one MiB each would keep it busy for many seconds.
+    SELECT array_agg(c.id) FILTER (WHERE c.bytes_before < 8388608), min(c.id) FILTER (WHERE c.bytes_before >= 8388608)
+    INTO due, too_much
+    FROM (
+        SELECT e.id, sum(s.bytes) OVER (ORDER BY e.id) - s.bytes AS bytes_before
+        FROM unnest(due) e (id)
+        CROSS JOIN LATERAL (
+            SELECT count(*) AS deliveries, max(d.payload_bytes) AS bytes,
+                   bool_and(d.status IN ('delivered', 'discarded')
+                            AND greatest(d.delivered_at, d.last_attempt_at, d.next_attempt_at) < cutoff) AS all_settled
+            FROM outbox_delivery d WHERE d.event_id = e.id
+        ) s
+        WHERE s.deliveries > 0 AND s.all_settled
+    ) c;
+    IF too_much IS NOT NULL THEN
+        last_id := too_much - 1;
+        finished := false;
+    END IF;
     settled := coalesce(cardinality(due), 0);
     IF rehearsal OR settled = 0 THEN
         RETURN;
