@@ -24,7 +24,8 @@ func failing(t testing.TB, db *database, channels ...Channel) Config {
 func (db *database) passWindow() {
 	db.Helper()
 	db.exec(`UPDATE outbox_alert SET opened_at = opened_at - interval '16 min', last_at = last_at - interval '16 min',
-		notified_at = notified_at - interval '16 min', claimed_until = claimed_until - interval '16 min'`)
+		due_at = due_at - interval '16 min', resolved_at = resolved_at - interval '16 min'`)
+	db.exec(`UPDATE outbox_alert_notice SET notified_at = notified_at - interval '16 min', claimed_until = claimed_until - interval '16 min'`)
 }
 
 // 501 failures are one message, and what is new after the window one more.
@@ -132,12 +133,13 @@ func TestDeadChannelIsTriedAgainAndDelaysNothing(t *testing.T) {
 	for failures := 1; failures <= 2; failures++ {
 		r.await(t, "the broken channel's error", func(o *observer) bool { return len(o.notices) == 1+failures })
 		n := sees(r.observer, func(o *observer) notice { return o.notices[failures] })
-		if n.err == nil || n.channel != channelName("slack", broken.URL) || !strings.Contains(n.err.Error(), "500") || strings.Contains(n.err.Error(), "\x1b") {
+		if n.err == nil || n.channel != ChannelName("slack", broken.URL) || !strings.Contains(n.err.Error(), "500") || strings.Contains(n.err.Error(), "\x1b") {
 			t.Errorf("%+v", n)
 		}
 		// The hold that keeps other relays away, and paces the attempts, ends.
-		becomes(db, 1, `SELECT cardinality(notified_to) FROM outbox_alert`)
-		db.exec(`UPDATE outbox_alert SET claimed_until = now()`)
+		becomes(db, true, `SELECT claimed_until > now() + interval '20 s' FROM outbox_alert_notice WHERE channel = $1`, n.channel)
+		db.exec(`UPDATE outbox_alert_notice SET claimed_until = now()`)
+		db.exec(`UPDATE outbox_alert SET due_at = now()`)
 	}
 	r.await(t, "the broken channel's recovery", func(o *observer) bool { return len(o.notices) == 4 && o.notices[3].err == nil })
 	if good.total() != 1 || broken.total() != 3 {

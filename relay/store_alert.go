@@ -2,90 +2,179 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// dueAlert is an alert with news, held by this relay until it has been sent or the hold ends.
-type dueAlert struct {
+// dueNotice is an alert with news for one channel, held by this relay until it has been sent or the hold ends.
+type dueNotice struct {
 	Alert
-	notifiedTo []string // channels that have this news already
+	total int64 // the count over all episodes, by which news is told from what is known
 }
 
-// alertHold is how long the relay that sends an alert keeps the others from sending it, and after which a channel that
-// failed is tried again.
-const alertHold = 30 * time.Second
-
-const claimAlerts = `
-WITH due AS (
-    SELECT rule, subject FROM outbox_alert
-    WHERE count > notified_count
-      AND (claimed_until IS NULL OR claimed_until <= now())
-      AND (notified_at IS NULL OR notified_at <= now() - make_interval(secs => $1))
-    ORDER BY opened_at
-    LIMIT 16
-    FOR UPDATE SKIP LOCKED
+const (
+	// alertHold is how long the relay that sends an alert to a channel keeps the others from doing so. It outlasts
+	// alertTimeout and the statement that says it is sent.
+	alertHold = 45 * time.Second
+	// alertRetry is after which time a channel that failed is tried again.
+	alertRetry = 30 * time.Second
+	// alertCalm is how long a condition must have ended before its recovery is told: one that returns within it goes on
+	// as if it had not ended.
+	alertCalm = time.Minute
 )
-UPDATE outbox_alert a SET claimed_until = now() + make_interval(secs => $2)
-FROM due WHERE a.rule = due.rule AND a.subject = due.subject
-RETURNING a.rule, a.subject, a.count, a.opened_at, coalesce(a.first_event_id, 0), coalesce(a.first_error, ''), a.notified_to`
 
-// claimAlerts takes the alerts with news that nobody else is sending and whose window has passed.
-func (s *store) claimAlerts(ctx context.Context, window time.Duration) ([]dueAlert, error) {
+// alertsDue is true when some alert has news to tell, or something else is to be done with it. An expression for the
+// heartbeat, so that an idle relay asks nothing more.
+const alertsDue = `EXISTS (SELECT FROM outbox_alert WHERE due_at <= now())`
+
+// The row of the alert is locked, but what the channel knows of it is as old as the statement: what is written compares
+// it once more. A copy of the database has the original's alerts too, so a relay that is not sure where it is tells only
+// that.
+const claimNotice = `
+WITH due AS MATERIALIZED (
+    SELECT a.rule, a.subject, a.count, a.counted_before, a.opened_at, a.first_event_id, a.first_error, a.detail, a.resolved_at,
+           coalesce(n.count, 0) AS known, coalesce(n.recovered_count, 0) AS recovered
+    FROM outbox_alert a
+    LEFT JOIN outbox_alert_notice n ON n.rule = a.rule AND n.subject = a.subject AND n.channel = $1
+    WHERE coalesce(n.claimed_until <= now(), true) AND ($5 OR a.rule = 'quarantined')
+      AND CASE WHEN a.resolved_at IS NULL
+               THEN a.count > coalesce(n.count, 0) AND coalesce(n.notified_at <= now() - make_interval(secs => $2), true)
+               ELSE n.count > n.recovered_count AND a.resolved_at <= now() - make_interval(secs => $3) END
+    ORDER BY a.opened_at, a.rule, a.subject
+    LIMIT 1
+    FOR UPDATE OF a SKIP LOCKED
+), claimed AS (
+    INSERT INTO outbox_alert_notice AS n (rule, subject, channel, count, recovered_count, claimed_until)
+    SELECT rule, subject, $1, known, recovered, now() + make_interval(secs => $4) FROM due
+    ON CONFLICT (rule, subject, channel) DO UPDATE SET claimed_until = excluded.claimed_until
+    WHERE coalesce(n.claimed_until <= now(), true) AND n.count = excluded.count AND n.recovered_count = excluded.recovered_count
+    RETURNING rule
+)
+SELECT d.rule, d.subject, d.count - d.counted_before, d.opened_at, coalesce(d.first_event_id, 0), coalesce(d.first_error, ''),
+       coalesce(d.detail, ''), d.resolved_at, d.count
+FROM due d WHERE EXISTS (SELECT FROM claimed)`
+
+// claimNotice takes the oldest alert that has news for a channel, which nobody else is sending there and whose window has
+// passed. It returns false if there is none.
+func (s *store) claimNotice(ctx context.Context, channel string, window time.Duration, all bool) (d dueNotice, found bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	rows, err := s.pool.Query(ctx, claimAlerts, window.Seconds(), alertHold.Seconds())
-	if err != nil {
-		return nil, fmt.Errorf("claim alerts: %w", err)
+	err = s.pool.QueryRow(ctx, claimNotice, channel, window.Seconds(), calm(window).Seconds(), alertHold.Seconds(), all).
+		Scan(&d.Rule, &d.Subject, &d.Count, &d.OpenedAt, &d.FirstEventID, &d.FirstError, &d.Detail, &d.ResolvedAt, &d.total)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return dueNotice{}, false, nil
 	}
-	due, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (d dueAlert, err error) {
-		err = row.Scan(&d.Rule, &d.Subject, &d.Count, &d.OpenedAt, &d.FirstEventID, &d.FirstError, &d.notifiedTo)
-		return d, err
-	})
 	if err != nil {
-		return nil, fmt.Errorf("claim alerts: %w", err)
+		return dueNotice{}, false, fmt.Errorf("claim alert: %w", err)
 	}
-	return due, nil
+	return d, true, nil
 }
 
-const markNotified = `
-UPDATE outbox_alert SET notified_count = $3, notified_at = now(), notified_to = '{}', claimed_until = NULL
-WHERE rule = $1 AND subject = $2`
+// What the alert itself remembers of it matters little: not worth waiting for somebody who has it locked.
+const markTold = `
+WITH noted AS (
+    UPDATE outbox_alert SET notified_count = greatest(notified_count, least($4, count))
+    WHERE ctid = ANY (ARRAY (SELECT ctid FROM outbox_alert WHERE rule = $1 AND subject = $2 FOR UPDATE SKIP LOCKED))
+)
+UPDATE outbox_alert_notice SET count = $4, notified_at = now(), claimed_until = NULL
+WHERE rule = $1 AND subject = $2 AND channel = $3`
 
-// markNotified records that every channel has the alert as it was claimed.
-func (s *store) markNotified(ctx context.Context, a Alert) error {
+const markRecovered = `
+WITH noted AS (
+    UPDATE outbox_alert SET recovered_at = coalesce(recovered_at, now())
+    WHERE resolved_at IS NOT NULL
+      AND ctid = ANY (ARRAY (SELECT ctid FROM outbox_alert WHERE rule = $1 AND subject = $2 FOR UPDATE SKIP LOCKED))
+)
+UPDATE outbox_alert_notice SET count = $4, recovered_count = $4, claimed_until = NULL
+WHERE rule = $1 AND subject = $2 AND channel = $3`
+
+// markTold records that a channel has the alert as it was claimed.
+func (s *store) markTold(ctx context.Context, channel string, d dueNotice) error {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, markNotified, a.Rule, a.Subject, a.Count); err != nil {
-		return fmt.Errorf("mark alert notified: %w", err)
+	statement := markTold
+	if d.ResolvedAt != nil {
+		statement = markRecovered
+	}
+	if _, err := s.pool.Exec(ctx, statement, d.Rule, d.Subject, channel, d.total); err != nil {
+		return fmt.Errorf("mark alert told: %w", err)
 	}
 	return nil
 }
 
-const markPartlyNotified = `UPDATE outbox_alert SET notified_to = $3 WHERE rule = $1 AND subject = $2`
+const postponeNotice = `
+UPDATE outbox_alert_notice SET claimed_until = now() + make_interval(secs => $4)
+WHERE rule = $1 AND subject = $2 AND channel = $3`
 
-// markPartlyNotified records which channels have the alert; the others get it when the hold ends.
-func (s *store) markPartlyNotified(ctx context.Context, a Alert, channels []string) error {
+// postponeNotice gives a channel that failed some time.
+func (s *store) postponeNotice(ctx context.Context, channel string, d dueNotice) error {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, markPartlyNotified, a.Rule, a.Subject, channels); err != nil {
-		return fmt.Errorf("mark alert partly notified: %w", err)
+	if _, err := s.pool.Exec(ctx, postponeNotice, d.Rule, d.Subject, channel, alertRetry.Seconds()); err != nil {
+		return fmt.Errorf("postpone alert: %w", err)
 	}
 	return nil
 }
 
-const closeAlerts = `
-DELETE FROM outbox_alert
-WHERE count = notified_count AND greatest(notified_at, last_at) <= now() - make_interval(secs => $1)`
+// An alert goes when it is resolved, that has been told, and so long has passed since it was last told that the next time
+// it fires is news. Failures are events and not a state that ends: their alert goes a window after the last news, too.
+// What has changed since the statement began is left alone, and due again; what is locked is as well.
+const scheduleAlerts = `
+WITH unlocked AS MATERIALIZED (
+    SELECT rule, subject FROM outbox_alert WHERE $4 OR rule = 'quarantined' FOR UPDATE SKIP LOCKED
+), state AS MATERIALIZED (
+    SELECT a.rule, a.subject, a.count, a.resolved_at, a.last_at,
+           min(CASE WHEN a.resolved_at IS NULL AND a.count > coalesce(n.count, 0)
+                    THEN greatest(n.notified_at + make_interval(secs => $2), n.claimed_until, now())
+                    WHEN a.resolved_at IS NOT NULL AND n.count > n.recovered_count
+                    THEN greatest(a.resolved_at + make_interval(secs => $3), n.claimed_until, now()) END) AS news_at,
+           CASE WHEN a.resolved_at IS NOT NULL THEN greatest(a.resolved_at, max(n.notified_at) + make_interval(secs => $2))
+                WHEN a.rule = 'failed' THEN greatest(a.last_at, max(n.notified_at)) + make_interval(secs => $2) END AS close_at
+    FROM outbox_alert a
+    CROSS JOIN unnest($1::text[]) AS c (channel)
+    LEFT JOIN outbox_alert_notice n ON n.rule = a.rule AND n.subject = a.subject AND n.channel = c.channel
+    GROUP BY a.rule, a.subject
+), closed AS (
+    DELETE FROM outbox_alert a USING state s, unlocked u
+    WHERE a.rule = s.rule AND a.subject = s.subject AND u.rule = s.rule AND u.subject = s.subject
+      AND a.count = s.count AND a.last_at = s.last_at AND a.resolved_at IS NOT DISTINCT FROM s.resolved_at
+      AND s.news_at IS NULL AND s.close_at <= now()
+)
+UPDATE outbox_alert a SET due_at = coalesce(s.news_at, s.close_at)
+FROM state s, unlocked u
+WHERE a.rule = s.rule AND a.subject = s.subject AND u.rule = s.rule AND u.subject = s.subject
+  AND a.count = s.count AND a.last_at = s.last_at AND a.resolved_at IS NOT DISTINCT FROM s.resolved_at
+  AND NOT (s.news_at IS NULL AND coalesce(s.close_at <= now(), false))
+  AND a.due_at IS DISTINCT FROM coalesce(s.news_at, s.close_at)`
 
-// closeAlerts forgets alerts that had no news for a window: the next occurrence opens a new one.
-func (s *store) closeAlerts(ctx context.Context, window time.Duration) error {
+// scheduleAlerts removes alerts that are over and says when something is to be done with the others.
+func (s *store) scheduleAlerts(ctx context.Context, channels []string, window time.Duration, all bool) error {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, closeAlerts, window.Seconds()); err != nil {
-		return fmt.Errorf("close alerts: %w", err)
+	if _, err := s.pool.Exec(ctx, scheduleAlerts, channels, window.Seconds(), calm(window).Seconds(), all); err != nil {
+		return fmt.Errorf("schedule alerts: %w", err)
+	}
+	return nil
+}
+
+// calm returns alertCalm, or the window if that is shorter.
+func calm(window time.Duration) time.Duration { return min(alertCalm, window) }
+
+const insertRescue = `
+WITH old AS (
+    DELETE FROM outbox_rescue WHERE at < now() - interval '1 day'
+)
+INSERT INTO outbox_rescue (instance, deliveries) VALUES ($1, $2)`
+
+// recordRescue remembers that a relay was found dead, whoever finds the next.
+func (s *store) recordRescue(ctx context.Context, instance int32, deliveries int) error {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	if _, err := s.pool.Exec(ctx, insertRescue, instance, deliveries); err != nil {
+		return fmt.Errorf("record rescue: %w", err)
 	}
 	return nil
 }

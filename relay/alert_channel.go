@@ -1,0 +1,108 @@
+package relay
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+
+	"github.com/rs/zerolog"
+)
+
+// Slack returns a channel that posts to a Slack incoming webhook
+// (https://api.slack.com/messaging/webhooks).
+func Slack(url string) Channel {
+	return jsonChannel{name: ChannelName("slack", url), url: url, body: func(a Alert) any {
+		sign := ":rotating_light: "
+		if a.ResolvedAt != nil {
+			sign = ":white_check_mark: "
+		}
+		// Slack reads &, < and > as markup.
+		return map[string]string{"text": sign + strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;").Replace(a.Text())}
+	}}
+}
+
+// Webhook returns a channel that POSTs alerts as JSON: the fields of [Alert], its state (firing or resolved), a text, and
+// a command that shows more.
+func Webhook(url string) Channel {
+	return jsonChannel{name: ChannelName("webhook", url), url: url, body: func(a Alert) any {
+		return struct {
+			Alert
+			State   string `json:"state"`
+			Text    string `json:"text"`
+			Command string `json:"command"`
+		}{a, a.State(), a.Text(), a.Command()}
+	}}
+}
+
+// ChannelName tells channels of one kind apart, on every relay alike, without giving the URL away.
+func ChannelName(kind, url string) string {
+	sum := sha256.Sum256([]byte(url))
+	return kind + "-" + hex.EncodeToString(sum[:4])
+}
+
+type jsonChannel struct {
+	name, url string
+	body      func(Alert) any
+}
+
+func (c jsonChannel) Name() string { return c.name }
+
+func (c jsonChannel) Notify(ctx context.Context, alert Alert) error {
+	body, err := json.Marshal(c.body(alert))
+	if err != nil {
+		return fmt.Errorf("encode alert: %w", err)
+	}
+	// The URL is a secret: errors of the request may be told, those that repeat the URL may not.
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("make alert request: the channel's url cannot be used")
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := alertTransport.RoundTrip(req)
+	if err != nil {
+		return fmt.Errorf("send alert: %w", err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	excerpt, _ := io.ReadAll(io.LimitReader(resp.Body, maxExcerpt))
+	if resp.StatusCode < 200 || resp.StatusCode > 299 {
+		return fmt.Errorf("send alert: the channel answered %s: %s", resp.Status, clip(string(excerpt)))
+	}
+	return nil
+}
+
+// Alerts are rare: no connection is kept between two of them. A channel's URL leads where the configuration says, but a
+// name may resolve to what must not be dialled.
+var alertTransport = &http.Transport{
+	DialContext:            guardedDialer(alertTimeout).DialContext,
+	DisableKeepAlives:      true,
+	DisableCompression:     true,
+	MaxResponseHeaderBytes: maxResponseHeader,
+}
+
+// logChannel is the channel that is always there.
+type logChannel struct{ log zerolog.Logger }
+
+func (logChannel) Name() string { return "log" }
+
+func (c logChannel) Notify(_ context.Context, a Alert) error {
+	entry := c.log.Warn()
+	if a.ResolvedAt != nil {
+		entry = c.log.Info().Time("resolved_at", *a.ResolvedAt)
+	}
+	entry = entry.Str("rule", a.Rule).Str("state", a.State()).Str("subject", a.Subject).Int64("count", a.Count).
+		Time("opened_at", a.OpenedAt)
+	if a.FirstEventID != 0 {
+		entry = entry.Int64("first_event_id", a.FirstEventID)
+	}
+	if a.FirstError != "" {
+		entry = entry.Str("first_error", a.FirstError)
+	}
+	entry.Str("text", a.Text()).Msg("alert")
+	return nil
+}

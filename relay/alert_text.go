@@ -1,0 +1,153 @@
+package relay
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// An Alert tells that something needs a person, or no longer does.
+type Alert struct {
+	Rule         string     `json:"rule"`      // one of the constants
+	Subject      string     `json:"subject"`   // the destination, or the database
+	Count        int64      `json:"count"`     // how often it happened since OpenedAt
+	OpenedAt     time.Time  `json:"opened_at"` // when the first of them happened
+	FirstEventID int64      `json:"first_event_id,string"`
+	FirstError   string     `json:"first_error"`
+	Detail       string     `json:"detail"`                // the latest state, in words
+	ResolvedAt   *time.Time `json:"resolved_at,omitempty"` // when it ended; nil while it lasts
+}
+
+// State is "firing", or "resolved" once it has ended.
+func (a Alert) State() string {
+	if a.ResolvedAt != nil {
+		return "resolved"
+	}
+	return "firing"
+}
+
+// Text says in one line what happened, or that it is over, and which command shows more. Whatever it repeats of what
+// others wrote has no line breaks and no control characters.
+func (a Alert) Text() string {
+	if a.ResolvedAt != nil {
+		return fmt.Sprintf("Recovered: %s. It lasted %s, since %s.", a.ended(), span(a.ResolvedAt.Sub(a.OpenedAt)), moment(a.OpenedAt))
+	}
+	return fmt.Sprintf("%s. Look further: %s", strings.TrimSuffix(a.happened(), "."), a.Command())
+}
+
+func (a Alert) happened() string {
+	subject, detail, first := clip(a.Subject), clip(a.Detail), clip(a.FirstError)
+	switch a.Rule {
+	case RuleFailed:
+		return fmt.Sprintf("%s to %q failed for good since %s. First: event %d: %s",
+			many(a.Count, "delivery", "deliveries"), subject, moment(a.OpenedAt), a.FirstEventID, first)
+	case RuleLag:
+		return fmt.Sprintf("Deliveries to %q lag: %s", subject, detail)
+	case RuleBreakerOpen:
+		return fmt.Sprintf("Deliveries to %q are held since %s: the destination is down as a whole. It holds %s. First error: %s",
+			subject, moment(a.OpenedAt), detail, first)
+	case RuleParked:
+		return fmt.Sprintf("Events of %q match no route: %s", subject, detail)
+	case RuleBlockedKeys:
+		return fmt.Sprintf("Ordering keys of %q are blocked: %s", subject, detail)
+	case RuleRescueStorm:
+		return fmt.Sprintf("Relays of %q keep dying: %s", subject, detail)
+	case RuleHorizonPinned:
+		return fmt.Sprintf("Database %q cannot clean up: %s", subject, detail)
+	case RuleQuarantined:
+		return fmt.Sprintf("A relay is quarantined and sends nothing: %s", joined(detail, first))
+	case ruleTest:
+		return "This is a test of the alert channels. Nothing is wrong"
+	}
+	return fmt.Sprintf("%s of %q since %s: %s", clip(a.Rule), subject, moment(a.OpenedAt), joined(detail, first))
+}
+
+func (a Alert) ended() string {
+	subject := clip(a.Subject)
+	switch a.Rule {
+	case RuleFailed:
+		return fmt.Sprintf("no failed delivery to %q is left, of %s", subject, many(a.Count, "that failed", "that failed"))
+	case RuleLag:
+		return fmt.Sprintf("deliveries to %q no longer lag", subject)
+	case RuleBreakerOpen:
+		return fmt.Sprintf("%q accepts deliveries again, what was held is on its way", subject)
+	case RuleParked:
+		return fmt.Sprintf("every event of %q matches a route", subject)
+	case RuleBlockedKeys:
+		return fmt.Sprintf("no ordering key of %q is blocked", subject)
+	case RuleRescueStorm:
+		return fmt.Sprintf("no relay of %q has died for a while", subject)
+	case RuleHorizonPinned:
+		return fmt.Sprintf("database %q can clean up again", subject)
+	case RuleQuarantined:
+		return "the relay is no longer quarantined"
+	}
+	return fmt.Sprintf("%s of %q is over", clip(a.Rule), subject)
+}
+
+// Command returns the command that shows what the alert is about.
+func (a Alert) Command() string {
+	switch a.Rule {
+	case RuleFailed, RuleBlockedKeys:
+		return "outbox-relay events list --status failed --destination " + shellWord(a.Subject)
+	case RuleParked:
+		return "outbox-relay events list --parked"
+	case ruleTest:
+		return "outbox-relay alert test"
+	}
+	return "outbox-relay status"
+}
+
+const ruleTest = "test"
+
+// TestAlert returns an alert that says of itself that it is a test.
+func TestAlert(now time.Time) Alert {
+	return Alert{Rule: ruleTest, Subject: "test", Count: 1, OpenedAt: now, Detail: "sent by outbox-relay alert test"}
+}
+
+// Title says in a few words which alert it is, for channels that show one above the text.
+func (a Alert) Title() string {
+	return clip(fmt.Sprintf("outbox-relay: %s %s: %s", a.Rule, a.Subject, a.State()))
+}
+
+func joined(texts ...string) string {
+	var parts []string
+	for _, text := range texts {
+		if text != "" {
+			parts = append(parts, text)
+		}
+	}
+	return strings.Join(parts, ": ")
+}
+
+func many(n int64, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, more)
+}
+
+func moment(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
+
+// span writes a duration in its two largest units: 45s, 12m, 2h5m, 3d4h.
+func span(d time.Duration) string {
+	d = max(d, 0)
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh%dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%dd%dh", int(d.Hours())/24, int(d.Hours())%24)
+}
+
+// shellWord quotes a word for a shell, unless it needs no quotes: somebody will paste it.
+func shellWord(word string) string {
+	word = clip(word)
+	if destinationName.MatchString(word) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}

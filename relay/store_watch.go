@@ -1,0 +1,212 @@
+package relay
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+)
+
+// The tables that the watcher looks after.
+const watchedTables = `ARRAY['outbox', 'outbox_delivery', 'outbox_attempt', 'outbox_destination', 'outbox_relay', 'outbox_alert']`
+
+// The first pending delivery of every destination, found by skipping through the hot index: live deliveries stand before
+// replays there, and parked ones, whose destination is empty, first of all.
+const firstOfLanes = `
+WITH RECURSIVE first AS (
+    (SELECT d.destination, d.replay, d.next_attempt_at, d.event_id FROM outbox_delivery d
+     WHERE d.status = 'pending' AND d.destination >= ''
+     ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT 1)
+    UNION ALL
+    SELECT following.* FROM first CROSS JOIN LATERAL (
+        SELECT d.destination, d.replay, d.next_attempt_at, d.event_id FROM outbox_delivery d
+        WHERE d.status = 'pending' AND d.destination > first.destination
+        ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT 1) following
+)`
+
+// What waits behind a failed head has an alert of its own. It is looked through up to a bound; behind that, whatever
+// comes next counts as waiting: rather two alerts than none. Only live deliveries lag: replays wait by design.
+const watchLanes = firstOfLanes + `
+SELECT jsonb_agg(jsonb_build_object('destination', l.destination,
+    'held', coalesce(s.paused OR s.breaker <> 'closed', false),
+    'seconds', coalesce(extract(epoch FROM now() - coalesce(due.next_attempt_at, beyond.next_attempt_at)), 0),
+    'event', coalesce(due.event_id, beyond.event_id, 0),
+    'blocked', b.keys, 'blocked_seconds', b.seconds, 'blocked_key', b.key, 'blocked_event', b.event))
+FROM first l
+LEFT JOIN outbox_destination s ON s.destination = l.destination
+LEFT JOIN LATERAL (
+    SELECT x.next_attempt_at, x.event_id FROM (
+        SELECT d.next_attempt_at, d.event_id, d.ordering_key FROM outbox_delivery d
+        WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND d.status = 'pending' AND d.next_attempt_at <= now()
+        ORDER BY d.next_attempt_at, d.event_id LIMIT 1000) x
+    WHERE x.ordering_key IS NULL OR l.destination = ANY ($2::text[]) OR NOT EXISTS (
+        SELECT FROM outbox_delivery f
+        WHERE f.destination = l.destination AND f.ordering_key = x.ordering_key AND f.status = 'failed' AND f.event_id < x.event_id)
+    ORDER BY x.next_attempt_at, x.event_id LIMIT 1
+) due ON true
+LEFT JOIN LATERAL (
+    SELECT d.next_attempt_at, d.event_id FROM outbox_delivery d
+    WHERE due.event_id IS NULL AND NOT l.replay
+      AND d.destination = l.destination AND d.replay = false AND d.status = 'pending' AND d.next_attempt_at <= now()
+    ORDER BY d.next_attempt_at, d.event_id OFFSET 1000 LIMIT 1
+) beyond ON true
+CROSS JOIN LATERAL (
+    SELECT count(DISTINCT h.ordering_key) AS keys, coalesce(extract(epoch FROM now() - min(h.since)), 0) AS seconds,
+           coalesce((array_agg(h.ordering_key ORDER BY h.since, h.event_id))[1], '') AS key,
+           coalesce((array_agg(h.event_id ORDER BY h.since, h.event_id))[1], 0) AS event
+    FROM (SELECT f.ordering_key, f.event_id, coalesce(f.last_attempt_at, f.next_attempt_at) AS since FROM outbox_delivery f
+          WHERE f.destination = l.destination AND f.ordering_key IS NOT NULL AND f.status = 'failed'
+            AND l.destination <> ALL ($2::text[]) LIMIT 10001) h
+    WHERE EXISTS (SELECT FROM outbox_delivery p
+                  WHERE p.destination = l.destination AND p.ordering_key = h.ordering_key AND p.event_id > h.event_id
+                    AND p.status = 'pending')
+) b
+WHERE l.destination <> ''`
+
+const watchParked = `
+SELECT jsonb_build_object('count', (SELECT count(*) FROM (
+           SELECT FROM outbox_delivery d WHERE d.destination = '' AND d.status = 'pending' LIMIT 10001) p),
+       'seconds', greatest(extract(epoch FROM now() - d.next_attempt_at), 0), 'event', d.event_id,
+       'type', coalesce((SELECT e.event_type FROM outbox e WHERE e.id = d.event_id), ''))
+FROM outbox_delivery d WHERE d.destination = '' AND d.status = 'pending'
+ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT 1`
+
+// Who keeps VACUUM from removing rows of this database: transactions that have changed something or hold a snapshot. A
+// session that is idle in a transaction and has neither is harmless, VACUUM itself is left out by the server, and what
+// relays do is bounded by their statement_timeout.
+const watchHolders = `
+SELECT jsonb_agg(h) FROM (
+    SELECT * FROM (
+        SELECT 'session' AS kind, a.pid, a.application_name AS application, a.usename AS "user", a.state,
+               extract(epoch FROM now() - a.xact_start) AS seconds, extract(epoch FROM now() - a.state_change) AS state_seconds,
+               '' AS name
+        FROM pg_stat_activity a
+        WHERE a.datname = current_database() AND (a.backend_xid IS NOT NULL OR a.backend_xmin IS NOT NULL)
+          AND a.xact_start IS NOT NULL AND a.leader_pid IS NULL AND a.pid <> pg_backend_pid()
+          AND a.backend_type NOT IN ('autovacuum worker', 'walsender')
+          AND NOT (a.usename = current_user AND a.application_name = current_setting('application_name'))
+          AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum v WHERE v.pid = a.pid)
+        UNION ALL
+        SELECT 'prepared', 0, '', p.owner, '', extract(epoch FROM now() - p.prepared), 0, p.gid
+        FROM pg_prepared_xacts p WHERE p.database = current_database()
+    ) holders ORDER BY seconds DESC LIMIT 5
+) h`
+
+// Slots and standbys have no time at which they began to hold back the horizon, so what they held back at the last look
+// is remembered. So is the oldest transaction of the server, for when the session it belongs to cannot be seen.
+const watchTracked = `
+SELECT jsonb_agg(jsonb_build_object('kind', t.kind, 'name', t.name, 'xmin', t.xmin, 'transactions', t.transactions,
+                                    'active', t.active, 'since', coalesce(before.since, now())))
+FROM (
+    SELECT CASE WHEN s.xmin IS NULL THEN 'catalog slot' ELSE 'slot' END AS kind, s.slot_name::text AS name,
+           coalesce(s.xmin, s.catalog_xmin)::text AS xmin, age(coalesce(s.xmin, s.catalog_xmin))::bigint AS transactions, s.active
+    FROM pg_replication_slots s
+    WHERE s.xmin IS NOT NULL OR s.catalog_xmin IS NOT NULL AND s.database = current_database()
+    UNION ALL
+    SELECT 'standby', coalesce(r.application_name, '') || ' ' || coalesce(host(r.client_addr), 'local'), r.backend_xmin::text,
+           age(r.backend_xmin)::bigint, true
+    FROM pg_stat_replication r WHERE r.backend_xmin IS NOT NULL
+    UNION ALL
+    SELECT 'unseen', '', pg_snapshot_xmin(now.snapshot)::text,
+           (pg_snapshot_xmax(now.snapshot)::text::numeric - pg_snapshot_xmin(now.snapshot)::text::numeric)::bigint, true
+    FROM (SELECT pg_current_snapshot() AS snapshot) now
+) t
+LEFT JOIN jsonb_to_recordset(coalesce(nullif(w.sample -> 'tracked', 'null'), '[]')) AS before (kind text, name text, xmin text, since timestamptz)
+    ON before.kind = t.kind AND before.name = t.name AND before.xmin = t.xmin`
+
+const watchLockWaits = `
+WITH locks AS MATERIALIZED (
+    SELECT l.pid, l.granted, l.waitstart, l.relation, l.database FROM pg_locks l
+)
+SELECT count(DISTINCT waiting.pid)
+FROM locks waiting
+WHERE NOT waiting.granted AND waiting.waitstart < clock_timestamp() - interval '1 second' AND EXISTS (
+    SELECT FROM locks held
+    WHERE held.pid = waiting.pid AND held.relation = ANY (` + watchedTables + `::regclass[]::oid[])
+      AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database()))`
+
+// One relay looks, the others read what it saw. The subselects run only where the row is updated.
+const takeWatch = `
+WITH watched AS (
+    UPDATE outbox_watch w SET watched_at = now(), sample = jsonb_build_object(
+        'database', current_database(),
+        'lanes', (` + watchLanes + `),
+        'parked', (` + watchParked + `),
+        'holders', (` + watchHolders + `),
+        'tracked', (` + watchTracked + `),
+        'hidden', (SELECT count(*) FROM pg_stat_activity a
+                   WHERE a.datname = current_database() AND a.query = '<insufficient privilege>'),
+        'dead', (SELECT jsonb_object_agg(t, pg_stat_get_dead_tuples(t::regclass)) FROM unnest(` + watchedTables + `) t),
+        'lock_waits', (` + watchLockWaits + `),
+        'rescues', (SELECT jsonb_build_object('relays', count(*), 'deliveries', coalesce(sum(deliveries), 0))
+                    FROM (SELECT deliveries FROM outbox_rescue WHERE at > now() - make_interval(secs => $3) LIMIT 1001) r),
+        'alerts', (SELECT jsonb_agg(jsonb_build_object('rule', a.rule, 'subject', a.subject, 'failed', a.rule = 'failed' AND EXISTS (
+                       SELECT FROM outbox_delivery f WHERE f.destination = a.subject AND f.status = 'failed')))
+                   FROM (SELECT rule, subject FROM outbox_alert WHERE resolved_at IS NULL LIMIT 1001) a))
+    WHERE w.watched_at <= now() - make_interval(secs => $1)
+      AND pg_try_advisory_xact_lock('outbox_watch'::regclass::oid::int, 0)
+    RETURNING w.watched_at, w.sample
+)
+SELECT true, watched_at, sample, now(), EXISTS (SELECT FROM outbox_alert) FROM watched
+UNION ALL
+SELECT false, watched_at, sample, now(), EXISTS (SELECT FROM outbox_alert) FROM outbox_watch WHERE NOT EXISTS (SELECT FROM watched)`
+
+// watch looks around the database, or returns what another relay saw if that is not older than the given age. lenient are
+// the destinations where a failed delivery does not block its ordering key. alerts reports whether there is any alert,
+// also of those that are over.
+func (s *store) watch(ctx context.Context, age time.Duration, lenient []string, window time.Duration) (seen sample, alerts bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	if lenient == nil {
+		lenient = []string{}
+	}
+	var content []byte
+	err = s.pool.QueryRow(ctx, takeWatch, age.Seconds(), lenient, window.Seconds()).
+		Scan(&seen.own, &seen.at, &content, &seen.now, &alerts)
+	if err != nil {
+		return sample{}, false, fmt.Errorf("look around the database: %w", err)
+	}
+	if err := json.Unmarshal(content, &seen); err != nil {
+		return sample{}, false, fmt.Errorf("look around the database: %w", err)
+	}
+	return seen, alerts, nil
+}
+
+// A condition that lasts is news only when it has become twice as bad. What somebody else has told since the look may be
+// more than what the look saw, and is not ended by it.
+const applyConditions = `
+WITH fired AS (
+    INSERT INTO outbox_alert AS a (rule, subject, level, detail, first_event_id)
+    SELECT rule, subject, level, detail, nullif(event_id, 0)
+    FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::bigint[]) AS f (rule, subject, level, detail, event_id)
+    ON CONFLICT (rule, subject) DO UPDATE
+    SET last_at = now(), detail = excluded.detail,
+        count = a.count + (a.resolved_at IS NOT NULL OR excluded.level >= 2 * greatest(a.level, 1))::int,
+        level = CASE WHEN a.resolved_at IS NOT NULL OR excluded.level >= 2 * greatest(a.level, 1) THEN excluded.level ELSE a.level END,
+        first_event_id = CASE WHEN a.resolved_at IS NOT NULL THEN excluded.first_event_id ELSE a.first_event_id END
+)
+UPDATE outbox_alert a SET resolved_at = now()
+FROM unnest($6::text[], $7::text[]) AS e (rule, subject)
+WHERE a.rule = e.rule AND a.subject = e.subject AND a.resolved_at IS NULL AND a.last_at <= $8`
+
+// applyConditions opens an alert, or keeps it open, for every condition that holds, and resolves those that ended by the
+// time of the look.
+func (s *store) applyConditions(ctx context.Context, hold []condition, ended []subject, at time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	rules, subjects, details := make([]string, 0, len(hold)), make([]string, 0, len(hold)), make([]string, 0, len(hold))
+	levels, events := make([]int64, 0, len(hold)), make([]int64, 0, len(hold))
+	for _, c := range hold {
+		rules, subjects, details = append(rules, c.Rule), append(subjects, c.Subject), append(details, c.detail)
+		levels, events = append(levels, c.level), append(events, c.event)
+	}
+	endedRules, endedSubjects := make([]string, 0, len(ended)), make([]string, 0, len(ended))
+	for _, e := range ended {
+		endedRules, endedSubjects = append(endedRules, e.Rule), append(endedSubjects, e.Subject)
+	}
+	_, err := s.pool.Exec(ctx, applyConditions, rules, subjects, levels, details, events, endedRules, endedSubjects, at)
+	if err != nil {
+		return fmt.Errorf("apply conditions: %w", err)
+	}
+	return nil
+}
