@@ -12,11 +12,12 @@ import (
 	"testing"
 )
 
-// A link stands between a relay and its database, and can be cut, or swallow what the database answers.
+// A link stands between a relay and its database, and can be cut, lead elsewhere, or swallow what the database answers.
 type link struct {
 	dsn string
 
 	mu      sync.Mutex
+	target  string // path of the socket that new connections lead to
 	conns   map[net.Conn]bool
 	refuse  bool
 	trigger []byte        // what a statement holds from which on answers are held
@@ -31,7 +32,6 @@ func newLink(t testing.TB, dsn string) *link {
 	must(t, err)
 	query := u.Query()
 	name := ".s.PGSQL." + query.Get("port")
-	target := filepath.Join(query.Get("host"), name)
 	dir, err := os.MkdirTemp("/tmp", "relay-link-") // t.TempDir is too long a path for a socket
 	must(t, err)
 	listener, err := net.Listen("unix", filepath.Join(dir, name))
@@ -39,6 +39,7 @@ func newLink(t testing.TB, dsn string) *link {
 	query.Set("host", dir)
 	u.RawQuery = query.Encode()
 	l := &link{dsn: u.String(), conns: map[net.Conn]bool{}, holding: passing}
+	l.lead(t, dsn)
 
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -47,7 +48,7 @@ func newLink(t testing.TB, dsn string) *link {
 			if err != nil {
 				return
 			}
-			server, err := net.Dial("unix", target)
+			server, err := net.Dial("unix", l.socket())
 			if err != nil || !l.add(client, server) {
 				_ = client.Close()
 				continue
@@ -64,6 +65,21 @@ func newLink(t testing.TB, dsn string) *link {
 		_ = os.RemoveAll(dir)
 	})
 	return l
+}
+
+// lead makes new connections lead to the server of dsn.
+func (l *link) lead(t testing.TB, dsn string) {
+	u, err := url.Parse(dsn)
+	must(t, err)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.target = filepath.Join(u.Query().Get("host"), ".s.PGSQL."+u.Query().Get("port"))
+}
+
+func (l *link) socket() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.target
 }
 
 func (l *link) add(client, server net.Conn) bool {

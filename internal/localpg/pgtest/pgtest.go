@@ -18,6 +18,7 @@ import (
 	"database/sql"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
@@ -108,6 +109,18 @@ func Pool(t testing.TB, dsn string) *pgxpool.Pool {
 	}
 	t.Cleanup(pool.Close)
 	return pool
+}
+
+// Program returns the path of one of PostgreSQL's programs, such as pg_dump.
+func Program(t testing.TB, name string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	server, err := shared.start(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(server.BinDir(), name)
 }
 
 // Start returns a server for t alone, for tests that restart it, crash it or
