@@ -1,0 +1,382 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+)
+
+// The acceptance of the guard in figures: a copy of a database with a thousand pending events, under the configuration
+// of the original.
+func TestCopyOfAThousandEvents(t *testing.T) {
+	t.Parallel()
+	const events = 1000
+	for name, discard := range map[string]bool{"accepted": false, "discarded": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			cfg := db.config(to("http://receiver.test/"))
+			db.visited(cfg)
+			db.insert(events, "original")
+			db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 day' WHERE event_id % 2 = 0`)
+			copied := db.fromTemplate()
+			rc := newReceiver(t, nil)
+			cfg = copied.config(to(rc.URL))
+			r := startGuarded(t, cfg)
+			r.wantReason(t, "database oid")
+			copied.insert(1, "while quarantined")
+			ops := NewOps(copied.pool)
+			report, err := ops.Identity(t.Context(), "")
+			must(t, err)
+			if len(report.Quarantined) != 1 || report.Reason() == "" || len(report.Working) != 0 || rc.total() != 0 {
+				t.Fatalf("%d requests, %+v", rc.total(), report)
+			}
+			t.Logf("quarantined: %d requests of %d events pending: %s", rc.total(), events, report.Reason())
+			if discard {
+				var told []int
+				n, err := ops.DiscardQuarantined(t.Context(), "", func(n int) { told = append(told, n) })
+				must(t, err)
+				if n != events+1 || !slices.Equal(told, []int{discardBatch, events + 1}) {
+					t.Errorf("discarded %d, told %v", n, told)
+				}
+				if n := row[int](copied, `SELECT count(*) FROM outbox_delivery WHERE status = 'discarded' AND last_reason = 'quarantined'`); n != events+1 {
+					t.Errorf("%d are marked", n)
+				}
+			} else {
+				copied.exec(`UPDATE outbox_delivery SET next_attempt_at = now()`)
+			}
+			_, err = ops.AcceptIdentity(t.Context(), "")
+			must(t, err)
+			r.quarantined(t, 2)
+			if discard {
+				copied.insert(10, "new")
+				r.settles(t, Delivered, 10)
+				if slices.ContainsFunc(rc.keys(), func(key string) bool { return !strings.HasPrefix(key, "new-") }) || rc.total() != 10 {
+					t.Errorf("sent %v", rc.keys())
+				}
+			} else {
+				r.settles(t, Delivered, events+1)
+				if rc.total() != events+1 {
+					t.Errorf("%d requests", rc.total())
+				}
+			}
+			t.Logf("%s: %d requests afterwards", name, rc.total())
+			if err := report.Discardable(); err != nil {
+				t.Error(err)
+			}
+			if _, err := ops.DiscardQuarantined(t.Context(), "", nil); !errors.Is(err, ErrInUse) {
+				t.Errorf("discarding under a relay that works: %v", err)
+			}
+		})
+	}
+}
+
+// The first name counts; who has none takes part; who has another waits until somebody decides.
+func TestEnvironments(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc, wrong := newReceiver(t, nil), newReceiver(t, nil)
+	cfg := db.config(to(rc.URL))
+	nameless := startGuarded(t, cfg)
+	nameless.instance()
+	if got := row[string](db, `SELECT environment FROM outbox_identity`); got != "" {
+		t.Errorf("environment %q", got)
+	}
+	cfg.Name, cfg.Environment = "real", "production"
+	production := startGuarded(t, cfg)
+	production.instance()
+	cfg = db.config(to(wrong.URL))
+	cfg.Name, cfg.Environment = "stray", "staging"
+	staging := startGuarded(t, cfg)
+	staging.wantReason(t, `environment is "staging", recorded is "production"`)
+	db.insert(100, "key")
+	becomes(db, 0, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending'`)
+	if wrong.total() != 0 || rc.total() != 100 {
+		t.Errorf("%d and %d requests", wrong.total(), rc.total())
+	}
+
+	ops := NewOps(db.pool)
+	for _, environment := range []string{"", "staging"} { // those who work keep it, whoever asks
+		if _, err := ops.AcceptIdentity(t.Context(), environment); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), "real") {
+			t.Errorf("accepting %q while others work: %v", environment, err)
+		}
+	}
+	// Nobody rescues the stray, and it takes nobody for dead.
+	if rescued := len(nameless.rescued) + len(production.rescued) + len(staging.rescued); rescued != 0 {
+		t.Errorf("%d rescues", rescued)
+	}
+	nameless.stop()
+	production.stop()
+	id, err := ops.AcceptIdentity(t.Context(), "")
+	must(t, err)
+	if id.Environment != "staging" {
+		t.Errorf("accepted %+v", id)
+	}
+	if reason := staging.quarantined(t, 2); reason != "" {
+		t.Error(reason)
+	}
+	db.insert(10, "more")
+	becomes(db, 0, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending'`)
+	if wrong.total() != 10 {
+		t.Errorf("%d requests", wrong.total())
+	}
+}
+
+// A relay that works stops when somebody decides for another environment.
+func TestDecisionReachesRelaysThatWork(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	cfg := db.config(to("http://receiver.test/"))
+	cfg.Environment = "production"
+	r := startGuarded(t, cfg)
+	r.instance()
+	db.exec(`UPDATE outbox_identity SET environment = 'staging'`)
+	db.exec(`SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'
+		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`) // or half a minute later
+	r.wantReason(t, `environment is "production", recorded is "staging"`)
+	if _, alive := r.session.current(); alive {
+		t.Error("still alive")
+	}
+}
+
+// A new spelling of the address is good while a relay works there, and is remembered; with nobody to vouch it is not.
+func TestSpellingsOfTheAddress(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	links := []*link{newLink(t, db.dsn), newLink(t, db.dsn), newLink(t, db.dsn)}
+	config := func(l *link) Config {
+		cfg := db.config(to("http://receiver.test/"))
+		cfg.Pool = settings(t, l.dsn)
+		return cfg
+	}
+	first, second := startGuarded(t, config(links[0])), startGuarded(t, config(links[1]))
+	first.instance() // together: the second may have to wait for the first
+	second.instance()
+	if n := row[int](db, `SELECT cardinality(addresses) FROM outbox_identity`); n != 2 {
+		t.Errorf("%d addresses", n)
+	}
+	first.stop()
+	second.stop()
+	startGuarded(t, config(links[1])).stop() // known by now
+	// A row without its lock vouches for nobody, however fresh.
+	db.exec(`INSERT INTO outbox_relay (name, version, heartbeat_at) VALUES ('copied', '', now() + interval '1 hour')`)
+	third := startGuarded(t, config(links[2]))
+	third.wantReason(t, "its address is")
+	if len(first.reasons)+len(second.reasons) != 0 {
+		t.Errorf("false alarms: %v %v", first.reasons, second.reasons)
+	}
+	witness := startGuarded(t, config(links[0]))
+	witness.instance()
+	if reason := third.quarantined(t, 2); reason != "" {
+		t.Error(reason)
+	}
+	third.instance()
+}
+
+// A relay that is quarantined vouches for nobody.
+func TestQuarantinedRelayIsNoWitness(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.visited(db.config(to("http://receiver.test/")))
+	var relays []*guarded
+	for range 3 {
+		cfg := db.config(to("http://receiver.test/"))
+		cfg.Pool = settings(t, newLink(t, db.dsn).dsn)
+		relays = append(relays, startGuarded(t, cfg))
+	}
+	for _, r := range relays {
+		r.wantReason(t, "its address is")
+	}
+	becomes(db, 3, `SELECT count(*) FROM outbox_relay WHERE quarantined IS NOT NULL`)
+	becomes(db, 1, `SELECT count(*) FROM outbox_alert WHERE rule = 'quarantined'`)
+	report, err := NewOps(db.pool).Identity(t.Context(), "")
+	must(t, err)
+	if len(report.Differences) != 0 || report.Reason() == "" || len(report.Quarantined) != 3 {
+		t.Errorf("%+v", report)
+	}
+	id, err := NewOps(db.pool).AcceptIdentity(t.Context(), "")
+	must(t, err)
+	if len(id.Addresses) != 3 { // those of the relays that wait, not of who accepts
+		t.Errorf("accepted %v", id.Addresses)
+	}
+	for _, r := range relays {
+		r.quarantined(t, 2)
+		r.instance()
+	}
+}
+
+// Many relays start at once on a database that no relay has seen: one of them records it, and who does not agree waits.
+func TestFirstRelaysRace(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	var relays []*guarded
+	var starting sync.WaitGroup
+	for i := range 6 {
+		cfg := db.config(to("http://receiver.test/"))
+		cfg.Environment = []string{"production", "staging"}[i%2]
+		relays = append(relays, &guarded{})
+		starting.Go(func() { relays[i] = startGuarded(t, cfg) })
+	}
+	starting.Wait()
+	becomes(db, 3, `SELECT count(*) FROM outbox_relay WHERE quarantined IS NOT NULL`)
+	becomes(db, 3, `SELECT count(*) FROM outbox_relay WHERE quarantined IS NULL`)
+	recorded := row[string](db, `SELECT environment FROM outbox_identity`)
+	for _, r := range relays {
+		if r.cfg.Environment == recorded {
+			r.instance()
+		} else {
+			r.wantReason(t, "environment")
+		}
+	}
+}
+
+// A copy is what it is from the first look on: a relay that was never there before does not record it.
+func TestCopyWithoutRelays(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.visited(db.config(to("http://receiver.test/")))
+	copied := db.fromTemplate()
+	report, err := NewOps(copied.pool).Identity(t.Context(), "")
+	must(t, err)
+	if report.Reason() == "" || report.Discardable() != nil {
+		t.Errorf("%+v: %v", report, report.Discardable())
+	}
+	untouched := newDatabase(t)
+	report, err = NewOps(untouched.pool).Identity(t.Context(), "")
+	must(t, err)
+	if report.Recorded != nil || report.Reason() != "" || !errors.Is(report.Discardable(), ErrNotQuarantined) {
+		t.Errorf("of a database that no relay has seen: %+v", report)
+	}
+}
+
+// Who looks at the original from elsewhere may not give up its events.
+func TestOriginalSeenFromElsewhere(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.visited(db.config(to("http://receiver.test/")))
+	db.insert(5, "key")
+	ops := NewOps(pgtest.Pool(t, newLink(t, db.dsn).dsn))
+	report, err := ops.Identity(t.Context(), "")
+	must(t, err)
+	if !onlyAddress(report.Differences) || report.Reason() != "" {
+		t.Errorf("%+v", report)
+	}
+	if _, err := ops.DiscardQuarantined(t.Context(), "", nil); !errors.Is(err, ErrNotQuarantined) {
+		t.Errorf("discarding: %v", err)
+	}
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending'`); n != 5 {
+		t.Errorf("%d are pending", n)
+	}
+}
+
+// A server that tells strangers nothing of its control file: what is left is compared.
+func TestServerThatTellsNothing(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec(`REVOKE EXECUTE ON FUNCTION pg_control_system(), pg_control_checkpoint() FROM PUBLIC`)
+	rolesLock.Lock()
+	db.exec(`DO $$ BEGIN
+		IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'no_superuser') THEN CREATE ROLE no_superuser LOGIN; END IF;
+	END $$;
+	GRANT ALL ON ALL TABLES IN SCHEMA public TO no_superuser`)
+	rolesLock.Unlock()
+	u, err := url.Parse(db.dsn)
+	must(t, err)
+	u.User = url.User("no_superuser")
+	cfg := db.config(to("http://receiver.test/"))
+	cfg.Pool = settings(t, u.String())
+	r := startGuarded(t, cfg)
+	r.instance()
+	if got := row[string](db, `SELECT concat_ws(' ', system_identifier, timeline, database_oid > 0) FROM outbox_identity`); got != "0 0 t" {
+		t.Errorf("recorded %s", got)
+	}
+	r.stop()
+	tells := startGuarded(t, db.config(to("http://receiver.test/"))) // a superuser
+	tells.instance()
+	if !row[bool](db, `SELECT system_identifier <> 0 AND timeline = 1 FROM outbox_identity`) {
+		t.Error("what the server tells now is not recorded")
+	}
+	tells.stop()
+	cfg.Environment = "production"
+	again := startGuarded(t, cfg) // and is kept, beside news
+	again.instance()
+	if !row[bool](db, `SELECT system_identifier <> 0 AND timeline = 1 AND environment = 'production' FROM outbox_identity`) {
+		t.Error("what was recorded is lost")
+	}
+}
+
+// Behind a pooler nobody holds a lock: a heartbeat that moves while one looks vouches as well.
+func TestHeartbeatIsAWitness(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.visited(db.config(to("http://receiver.test/")))
+	db.exec(`INSERT INTO outbox_relay (name, version, session_lock, lease, heartbeat_at) VALUES ('pooled', '', false, '1 hour', now())`)
+	cfg := db.config(to("http://receiver.test/"))
+	cfg.Pool = settings(t, newLink(t, db.dsn).dsn)
+	r := startGuarded(t, cfg)
+	r.wantReason(t, "its address is") // one that stands still is copied
+	db.exec(`UPDATE outbox_relay SET heartbeat_at = now() WHERE name = 'pooled'`)
+	if reason := r.quarantined(t, 2); reason != "" {
+		t.Error(reason)
+	}
+}
+
+// What would be accepted, in words.
+func TestAcceptable(t *testing.T) {
+	t.Parallel()
+	recorded := &Identity{SystemIdentifier: 1, DatabaseOID: 2, Environment: "production", Addresses: []string{"old:5432/app"}}
+	found := Identity{SystemIdentifier: 3, DatabaseOID: 4, Timeline: 1, Addresses: []string{"laptop:15432/app"}}
+	named := found
+	named.Environment = "staging"
+	waiting := func(environments ...string) (all []QuarantinedRelay) {
+		for i, e := range environments {
+			all = append(all, QuarantinedRelay{Name: "r", Environment: e, Address: fmt.Sprintf("new-%d:5432/app", i)})
+		}
+		return all
+	}
+	for name, test := range map[string]struct {
+		report IdentityReport
+		want   string
+		err    error
+	}{
+		"nobody waits":                   {IdentityReport{Recorded: recorded, Found: found}, "production [laptop:15432/app]", nil},
+		"nothing is recorded":            {IdentityReport{Found: named}, "staging [laptop:15432/app]", nil},
+		"relays wait":                    {IdentityReport{Recorded: recorded, Found: found, Quarantined: waiting("", "")}, "production [new-0:5432/app new-1:5432/app]", nil},
+		"relays name their environment":  {IdentityReport{Recorded: recorded, Found: found, Quarantined: waiting("", "staging")}, "staging [new-0:5432/app new-1:5432/app]", nil},
+		"they do not agree":              {IdentityReport{Recorded: recorded, Found: found, Quarantined: waiting("a", "b")}, "", ErrEnvironments},
+		"one of them is meant":           {IdentityReport{Recorded: recorded, Found: named, Quarantined: waiting("a", "staging")}, "staging [new-1:5432/app]", nil},
+		"others work, the name is new":   {IdentityReport{Recorded: recorded, Found: named, Working: []string{"w"}}, "", ErrInUse},
+		"others work, under another URL": {IdentityReport{Recorded: recorded, Found: found, Working: []string{"w"}}, "production [laptop:15432/app old:5432/app]", nil},
+	} {
+		id, err := test.report.Acceptable()
+		if !errors.Is(err, test.err) || err == nil && strings.TrimSpace(id.Environment+" "+fmt.Sprint(id.Addresses)) != test.want {
+			t.Errorf("%s: %+v, %v", name, id, err)
+		}
+	}
+}
+
+// Hooks of the caller's pool are asked as well.
+func TestGuardKeepsTheCallersHooks(t *testing.T) {
+	t.Parallel()
+	refused := errors.New("refused")
+	g := &guard{}
+	for name, cfg := range map[string]*pgxpool.Config{
+		"an error":  {PrepareConn: func(_ context.Context, _ *pgx.Conn) (bool, error) { return true, refused }},
+		"a refusal": {BeforeAcquire: func(context.Context, *pgx.Conn) bool { return false }}, //nolint:staticcheck // callers may still use it
+	} {
+		g.watch(cfg, false)
+		if fit, err := cfg.PrepareConn(t.Context(), nil); fit && err == nil {
+			t.Errorf("%s: %v %v", name, fit, err)
+		}
+	}
+}
