@@ -1,0 +1,177 @@
+package relay
+
+import (
+	"testing"
+	"time"
+)
+
+var (
+	refusedConn = verdict{outcome: Retry, reason: ReasonConnect, posted: true, message: "connection refused"}
+	serverError = verdict{outcome: Retry, reason: ReasonServerError, statusCode: 500, posted: true, message: "500"}
+	badGateway  = verdict{outcome: Retry, reason: ReasonServerError, statusCode: 502, posted: true, message: "502"}
+	accepted    = verdict{outcome: Delivered, reason: ReasonOK, statusCode: 204, posted: true}
+	rejected    = verdict{outcome: Fail, reason: ReasonRejected, statusCode: 422, posted: true}
+	tooMany     = verdict{outcome: Retry, reason: ReasonRateLimited, statusCode: 429, posted: true}
+)
+
+// steps are verdicts on one event each, a second apart.
+type step struct {
+	event int64
+	verdict
+}
+
+func repeat(n int, v verdict, events ...int64) (steps []step) {
+	for i := range n {
+		steps = append(steps, step{events[i%len(events)], v})
+	}
+	return steps
+}
+
+func concat(lists ...[]step) (all []step) {
+	for _, list := range lists {
+		all = append(all, list...)
+	}
+	return all
+}
+
+func TestBreakerOpensOnlyForTheWholeDestination(t *testing.T) {
+	t.Parallel()
+	many := []int64{1, 2, 3, 4, 5, 6, 7, 8}
+	for name, c := range map[string]struct {
+		steps []step
+		every time.Duration // 0: a second
+		open  bool
+		spent int // attempts, of those that failed
+	}{
+		"five refused connections, of one event": {steps: repeat(5, refusedConn, 1), open: true, spent: 5},
+		"four":                                   {steps: repeat(4, refusedConn, 1), spent: 4},
+		"gateways that answer for it":            {steps: repeat(5, badGateway, 1), open: true, spent: 5},
+		"one event that is always answered 500":  {steps: repeat(50, serverError, 1), spent: 50},
+		"two of them":                            {steps: repeat(50, serverError, 1, 2), spent: 50},
+		"three and more":                         {steps: repeat(5, serverError, many...), open: true, spent: 5},
+		"an answer in between":                   {steps: concat(repeat(4, refusedConn, 1), repeat(1, accepted, 2), repeat(4, refusedConn, 1)), spent: 8},
+		"a rejection is an answer":               {steps: concat(repeat(4, refusedConn, 1), repeat(1, rejected, 2), repeat(4, refusedConn, 1)), spent: 8},
+		"a 429 is no evidence":                   {steps: concat(repeat(4, refusedConn, 1), repeat(9, tooMany, 2), repeat(1, refusedConn, 1)), open: true, spent: 5},
+		"a burst within a second is suspicion":   {steps: repeat(19, refusedConn, many...), every: time.Millisecond, spent: 5},
+		"a long burst is certainty":              {steps: repeat(20, refusedConn, many...), every: time.Millisecond, open: true, spent: 5},
+		"what was on its way is held":            {steps: repeat(64, refusedConn, many...), every: time.Millisecond, open: true, spent: 5},
+		"four of five": {steps: func() (all []step) {
+			for range 20 {
+				all = concat(all, repeat(4, serverError, many...), repeat(1, accepted, 9))
+			}
+			return all
+		}(), every: time.Millisecond, open: true, spent: 43},
+		"every other": {steps: func() (all []step) {
+			for range 50 {
+				all = concat(all, repeat(1, serverError, many...), repeat(1, accepted, 9))
+			}
+			return all
+		}(), spent: 50},
+	} {
+		b := breaker{policy: BreakerPolicy{}.withDefaults()}
+		now := time.Unix(1_000_000, 0)
+		spent := 0
+		for _, s := range c.steps {
+			v := s.verdict
+			if !b.judge(now, s.event, &v, 64) && v.outcome == Retry && v.reason != ReasonRateLimited {
+				spent++
+			}
+			if c.every == 0 {
+				c.every = time.Second
+			}
+			now = now.Add(c.every)
+		}
+		if b.holding() != c.open || spent != c.spent || c.open != (b.write == writeOpen) {
+			t.Errorf("%s: open %t (to write: %d), %d attempts spent; want %t, %d", name, b.holding(), b.write, spent, c.open, c.spent)
+		}
+	}
+
+	off := breaker{policy: BreakerPolicy{Off: true}.withDefaults()}
+	for i := range int64(100) {
+		if off.judge(time.Unix(i, 0), i, &refusedConn, 64) || off.holding() {
+			t.Fatal("a breaker that is off holds")
+		}
+	}
+}
+
+// One, two, four, … in flight; a failure of the first probe costs nothing, one between those that pass is spent.
+func TestBreakerStartsSlowly(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	open := func() *breaker {
+		b := &breaker{policy: BreakerPolicy{}.withDefaults()}
+		for i := range int64(5) {
+			b.judge(now, i, &refusedConn, 64)
+			now = now.Add(time.Second)
+		}
+		b.opened(now, time.Second)
+		b.try(now, time.Minute)
+		return b
+	}
+	b := open()
+	for _, want := range []int{1, 2, 4, 8, 16, 32} {
+		if trying, allowed := b.trying(); !trying || allowed != want {
+			t.Fatalf("trying %t, %d allowed; want %d", trying, allowed, want)
+		}
+		for range want {
+			b.judge(now, 1, &accepted, 64)
+		}
+	}
+	if b.state != breakerClosed || b.write != writeClosed {
+		t.Errorf("after 63 answers: state %d, to write %d", b.state, b.write)
+	}
+
+	b = open()
+	if !b.judge(now, 1, &serverError, 64) || !b.holding() || b.write != writeOpen || b.any {
+		t.Errorf("a failed probe: %+v", b)
+	}
+	b = open()
+	for range 3 {
+		b.judge(now, 1, &accepted, 64)
+	}
+	if b.judge(now, 2, &serverError, 64) || b.allowed != 2 {
+		t.Errorf("a failure among answers: %d allowed", b.allowed)
+	}
+	if b.judge(now, 3, &refusedConn, 64) || b.allowed != 1 {
+		t.Errorf("another: %d allowed", b.allowed)
+	}
+	if !b.judge(now, 4, &refusedConn, 64) || !b.holding() || !b.any {
+		t.Errorf("the last: %+v", b)
+	}
+}
+
+func TestBreakerHearsTheDatabase(t *testing.T) {
+	t.Parallel()
+	const self, other = 7, 8
+	early, late := time.Unix(1_000_000, 0), time.Unix(1_000_010, 0)
+	state := func(breaker string, owner int32) destinationState {
+		return destinationState{breaker: breaker, owner: owner, remaining: 3 * time.Second}
+	}
+	for name, c := range map[string]struct {
+		breaker breaker
+		said    destinationState
+		want    breakerState
+	}{
+		"another relay has opened it":      {breaker{since: early}, state("open", 0), breakerOpen},
+		"another relay tries it":           {breaker{since: early}, state("half_open", other), breakerOpen},
+		"it was closed":                    {breaker{state: breakerOpen, since: early}, state("closed", 0), breakerClosed},
+		"this relay tries it":              {breaker{state: breakerHalfOpen, since: early}, state("half_open", self), breakerHalfOpen},
+		"and another has taken over":       {breaker{state: breakerHalfOpen, since: early}, state("half_open", other), breakerOpen},
+		"this relay did, in another life":  {breaker{since: early}, state("half_open", self), breakerOpen},
+		"what was said before the change":  {breaker{state: breakerHalfOpen, since: late}, state("open", 0), breakerHalfOpen},
+		"what it does not know yet":        {breaker{state: breakerOpen, since: early, write: writeOpen}, state("closed", 0), breakerOpen},
+		"that somebody closed it by hand":  {breaker{state: breakerHalfOpen, since: early}, state("closed", 0), breakerClosed},
+		"paused, with nothing else wrong":  {breaker{since: early}, destinationState{paused: true, breaker: "closed"}, breakerClosed},
+		"that what it has written is true": {breaker{since: early, write: writeNothing}, state("closed", 0), breakerClosed},
+	} {
+		b := c.breaker
+		asked := late.Add(-time.Second)
+		b.heard(asked, late, c.said, self)
+		if b.state != c.want {
+			t.Errorf("%s: state %d, want %d", name, b.state, c.want)
+		}
+		if c.breaker.state != breakerOpen && b.state == breakerOpen && !b.tryAt.Equal(late.Add(3*time.Second)) {
+			t.Errorf("%s: try at %s", name, b.tryAt)
+		}
+	}
+}
