@@ -86,9 +86,8 @@ func TestArchiveDoesNotWaitForReaders(t *testing.T) {
 	db.archive(Retention{ArchiveAfter: time.Second})
 	db.exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason) VALUES (1, 1, '2020-01-01', 1, 1, 1, 'default', 'retry', 'x')`)
 	db.at("2020-02-01 00:00:00+00") // makes a month beside the one that is read
-	tx, err := db.pool.Begin(t.Context())
-	must(t, err)
-	_, err = tx.Exec(t.Context(), `SELECT FROM outbox_archive`)
+	tx := db.begin()
+	_, err := tx.Exec(t.Context(), `SELECT FROM outbox_archive`)
 	must(t, err)
 	done, err := NewOps(db.pool).Archive(t.Context(), Retention{ArchiveAfter: time.Second, DeleteAfter: time.Second, Attempts: time.Second}, nil)
 	if err == nil || !strings.HasPrefix(err.Error(), "drop month of the archive: ") || !hasCode(err, "55P03") || done.Events != 1 || done.Attempts != 1 || len(done.Months) != 0 {
@@ -147,9 +146,8 @@ func TestPruneProcessedEvents(t *testing.T) {
 	}
 	keep := Retention{ProcessedEvents: 90 * days}
 	// A duplicate of one of them is just being looked at, as the package consumer does it.
-	tx, err := db.pool.Begin(t.Context())
-	must(t, err)
-	_, err = tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 122550254464888))`, "s", "succeeded/"+old+"/"+old+"7")
+	tx := db.begin()
+	_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 122550254464888))`, "s", "succeeded/"+old+"/"+old+"7")
 	must(t, err)
 	if due, err := NewOps(db.pool).ArchiveDue(t.Context(), keep, nil); err != nil || due.ProcessedEvents != int64(4000-kept) {
 		t.Errorf("announced %+v, %v", due, err)
@@ -285,9 +283,8 @@ func TestArchiveWithoutRights(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.exec(`CREATE ROLE nobody_in_particular; GRANT USAGE ON SCHEMA public TO nobody_in_particular`)
-	tx, err := db.pool.Begin(t.Context())
-	must(t, err)
-	_, err = tx.Exec(t.Context(), `SET LOCAL ROLE nobody_in_particular`)
+	tx := db.begin()
+	_, err := tx.Exec(t.Context(), `SET LOCAL ROLE nobody_in_particular`)
 	must(t, err)
 	_, err = archiveWalk{"archive events", archiveEvents, 0, 1}.step(t.Context(), tx, 0, days, false)
 	must(t, tx.Rollback(t.Context()))

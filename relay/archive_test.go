@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 const days = 24 * time.Hour
@@ -30,6 +32,15 @@ func (db *database) archive(keep Retention) ArchiveResult {
 	done, err := NewOps(db.pool).Archive(db.Context(), keep, nil)
 	must(db, err)
 	return done
+}
+
+// begin returns a transaction that does not outlive the test: closing the pool would wait for it.
+func (db *database) begin() pgx.Tx {
+	db.Helper()
+	tx, err := db.pool.Begin(db.Context())
+	must(db, err)
+	db.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(db.Context())) })
+	return tx
 }
 
 // wantKeys checks which events stand in a table.
@@ -122,8 +133,7 @@ func TestArchiveBoundary(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
-			tx, err := db.pool.Begin(t.Context())
-			must(t, err)
+			tx := db.begin()
 			for _, statement := range []string{
 				`INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at) VALUES ('t', '1', 'k', now() - interval '` + c.created + `', '2020-01-01')`,
 				`UPDATE outbox_delivery SET status = 'delivered', next_attempt_at = '2020-01-01', delivered_at = now() - interval '` + c.delivered + `'`,
@@ -184,9 +194,8 @@ func TestArchiveLeavesLockedDeliveries(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t, "a", "b")
 	db.aged(3, "key")
-	tx, err := db.pool.Begin(t.Context())
-	must(t, err)
-	_, err = tx.Exec(t.Context(), `UPDATE outbox_delivery SET status = 'pending', delivered_at = NULL
+	tx := db.begin()
+	_, err := tx.Exec(t.Context(), `UPDATE outbox_delivery SET status = 'pending', delivered_at = NULL
 		WHERE destination = 'b' AND event_id = (SELECT id FROM outbox WHERE idempotency_key = 'key-2')`)
 	must(t, err)
 	if done := db.archive(Retention{ArchiveAfter: 30 * days}); done.Events != 2 {
@@ -238,9 +247,8 @@ func TestArchiveGivesWayToAnother(t *testing.T) {
 	db := newDatabase(t)
 	db.aged(1, "key")
 	db.exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason) VALUES (1, 1, '2020-01-01', 1, 1, 1, 'default', 'retry', 'x')`)
-	tx, err := db.pool.Begin(t.Context())
-	must(t, err)
-	_, err = tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock('outbox_archive'::regclass::oid::int, 0)`)
+	tx := db.begin()
+	_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock('outbox_archive'::regclass::oid::int, 0)`)
 	must(t, err)
 	for name, keep := range map[string]Retention{"events": {ArchiveAfter: 1}, "attempts": {Attempts: 1}} {
 		if done, err := NewOps(db.pool).Archive(t.Context(), keep, nil); !errors.Is(err, ErrArchiving) || done.Events+done.Attempts != 0 {
