@@ -23,8 +23,8 @@ type guarded struct {
 	reasons []string // as the hook said them
 }
 
-// startGuarded starts a relay that may be quarantined.
-func startGuarded(t testing.TB, cfg Config) *guarded {
+// preparedGuarded returns a relay that may be quarantined, and does not run yet.
+func preparedGuarded(t testing.TB, cfg Config) *guarded {
 	t.Helper()
 	g := &guarded{running: prepared(t, cfg)}
 	g.cfg.Hooks.Quarantined = func(reason string) {
@@ -33,6 +33,12 @@ func startGuarded(t testing.TB, cfg Config) *guarded {
 		g.mu.Unlock()
 		g.note(func() {})
 	}
+	return g
+}
+
+func startGuarded(t testing.TB, cfg Config) *guarded {
+	t.Helper()
+	g := preparedGuarded(t, cfg)
 	g.begin()
 	return g
 }

@@ -55,6 +55,7 @@ type executor interface {
 type transactions struct {
 	pool          *pgxpool.Pool
 	names, values []string // of the settings
+	guard         *guard   // knows which database it has to be
 }
 
 // passed are the settings that poolers keep for each of their clients.
@@ -90,8 +91,8 @@ func throughPooler(cfg *pgxpool.Config, schema string) (settings map[string]stri
 	return settings
 }
 
-func newTransactions(pool *pgxpool.Pool, settings map[string]string) *transactions {
-	t := &transactions{pool: pool}
+func newTransactions(pool *pgxpool.Pool, settings map[string]string, g *guard) *transactions {
+	t := &transactions{pool: pool, guard: g}
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		t.names, t.values = append(t.names, name), append(t.values, settings[name])
 	}
@@ -100,7 +101,7 @@ func newTransactions(pool *pgxpool.Pool, settings map[string]string) *transactio
 
 // with returns the same transactions with one setting changed.
 func (t *transactions) with(name, value string) *transactions {
-	changed := &transactions{pool: t.pool, names: t.names, values: slices.Clone(t.values)}
+	changed := &transactions{pool: t.pool, names: t.names, values: slices.Clone(t.values), guard: t.guard}
 	changed.values[slices.Index(t.names, name)] = value
 	return changed
 }
@@ -118,14 +119,15 @@ func (t *transactions) send(ctx context.Context, queries ...*pgx.QueuedQuery) (*
 	}
 	var batch pgx.Batch
 	batch.Queue(beginTransaction)
-	batch.Queue(setForTransaction, t.names, t.values)
+	settings, args := t.guard.settings(ctx, t.names, t.values)
+	batch.Queue(settings, args...)
 	batch.QueuedQueries = append(batch.QueuedQueries, queries...)
 	batch.Queue(commitTransaction)
 	s := &sent{conn: conn, results: conn.SendBatch(ctx, &batch)}
 	for range 2 {
 		if _, err := s.results.Exec(); err != nil {
 			_ = s.end(ctx) // repeats it
-			return nil, err
+			return nil, elsewhere(err)
 		}
 	}
 	return s, nil
@@ -144,14 +146,19 @@ func (s *sent) end(ctx context.Context) error {
 	return err
 }
 
-// Query runs a statement; its transaction ends with the rows.
-func (t *transactions) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+// queued leaves out a mode in which to run the statement: through a pooler there is but one.
+func queued(sql string, args []any) *pgx.QueuedQuery {
 	if len(args) > 0 {
 		if _, isMode := args[0].(pgx.QueryExecMode); isMode {
-			args = args[1:] // there is but one
+			args = args[1:]
 		}
 	}
-	s, err := t.send(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args})
+	return &pgx.QueuedQuery{SQL: sql, Arguments: args}
+}
+
+// Query runs a statement; its transaction ends with the rows.
+func (t *transactions) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	s, err := t.send(ctx, queued(sql, args))
 	if err != nil {
 		return nil, err
 	}
@@ -226,7 +233,7 @@ func (r committedRow) Scan(into ...any) error {
 
 // Exec runs a statement without rows.
 func (t *transactions) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	s, err := t.send(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args})
+	s, err := t.send(ctx, queued(sql, args))
 	if err != nil {
 		return pgconn.CommandTag{}, err
 	}
@@ -272,8 +279,9 @@ func (t *transactions) Begin(ctx context.Context) (pgx.Tx, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := tx.Exec(ctx, setForTransaction, t.names, t.values); err != nil {
-		return nil, errors.Join(err, tx.Rollback(ctx))
+	settings, args := t.guard.settings(ctx, t.names, t.values)
+	if _, err := tx.Exec(ctx, settings, args...); err != nil {
+		return nil, errors.Join(elsewhere(err), tx.Rollback(ctx))
 	}
 	return tx, nil
 }

@@ -18,18 +18,22 @@ type guard struct {
 	address string // as configured
 
 	mu sync.Mutex
-	// state of the pool. It is preparing until a first look is due; statements then only ask whether the database is fit.
+	// state of the pool.
 	state guardState
 	// instance that the session has registered; 0 while it has none.
 	instance int32
 	// session counts registrations: each may be on another server, so that connections have to be compared again.
 	session int
 
+	// system and database that were accepted last; 0: unknown.
+	system, database int64
+
 	// The rest belongs to the session's goroutine.
 
 	shown     int32               // the number under which this relay is shown as quarantined
 	announced string              // the reason that was told; empty: none
 	repeated  time.Time           // when the log last told it
+	interval  time.Duration       // between looks while working
 	looked    time.Time           // when the last look began
 	beats     map[int32]time.Time // of pooled relays, at the look before; nil: there was none
 }
@@ -37,9 +41,9 @@ type guard struct {
 type guardState int
 
 const (
-	guardPreparing guardState = iota
-	guardShut
-	guardOpen
+	guardPreparing guardState = iota // statements only ask whether the database is fit
+	guardShut                        // none but the guard's own is run
+	guardOpen                        // on the database that was accepted
 )
 
 const (
@@ -64,7 +68,7 @@ var (
 )
 
 func newGuard(r *Relay) *guard {
-	g := &guard{relay: r}
+	g := &guard{relay: r, interval: recheckInterval}
 	if r.cfg.Pool != nil && r.cfg.Pool.ConnConfig != nil {
 		g.address = databaseAddress(r.cfg.Pool.ConnConfig)
 	}
@@ -83,6 +87,27 @@ func (g *guard) shut() { g.set(guardShut, 0) }
 
 // admit opens the pool to a relay that has registered as instance, on the database that await accepted.
 func (g *guard) admit(instance int32) { g.set(guardOpen, instance) }
+
+// settings returns the statement with which a transaction through a pooler begins, so that it goes no further on another
+// database than the one that was accepted.
+func (g *guard) settings(ctx context.Context, names, values []string) (statement string, args []any) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case g.state != guardOpen || ctx.Value(unguardedKey{}) != nil:
+		return setForTransaction, []any{names, values}
+	case g.system == 0:
+		return setForTransactionThereWithoutControl, []any{names, values, g.database}
+	}
+	return setForTransactionThere, []any{names, values, g.database, g.system}
+}
+
+// accepted remembers which database a session was accepted on.
+func (g *guard) accepted(id Identity) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.system, g.database = id.SystemIdentifier, id.DatabaseOID
+}
 
 type unguardedKey struct{}
 
@@ -168,7 +193,7 @@ func (g *guard) await(ctx context.Context, h handle) error {
 // recorded may change, and a pooler may lead elsewhere.
 func (g *guard) recheck(ctx context.Context, h handle) error {
 	pooled, isPooled := g.relay.store.pool.(*transactions)
-	if !isPooled && time.Since(g.looked) < recheckInterval {
+	if !isPooled && time.Since(g.looked) < g.interval {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(unguarded(ctx), statementTimeout)
@@ -225,8 +250,12 @@ func (g *guard) look(ctx context.Context, h handle) ([]IdentityDifference, error
 				differences = nil
 			}
 		}
-		if len(differences) > 0 || !found.news(*f.recorded) {
+		if len(differences) > 0 {
 			return differences, nil
+		}
+		if !found.news(*f.recorded) {
+			g.accepted(found)
+			return nil, nil
 		}
 		if found.Timeline != f.recorded.Timeline {
 			g.relay.cfg.Log.Warn().Int32("from", f.recorded.Timeline).Int32("to", found.Timeline).

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
@@ -138,14 +139,57 @@ func TestDecisionReachesRelaysThatWork(t *testing.T) {
 	db := newDatabase(t)
 	cfg := db.config(to("http://receiver.test/"))
 	cfg.Environment = "production"
-	r := startGuarded(t, cfg)
+	r := preparedGuarded(t, cfg)
+	r.guard.interval = 0
+	r.begin()
 	r.instance()
 	db.exec(`UPDATE outbox_identity SET environment = 'staging'`)
-	db.exec(`SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'
-		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`) // or half a minute later
 	r.wantReason(t, `environment is "production", recorded is "staging"`)
 	if _, alive := r.session.current(); alive {
 		t.Error("still alive")
+	}
+}
+
+// A pooler may lead elsewhere from one statement to the next: none is run there.
+func TestPoolerThatLeadsToACopy(t *testing.T) {
+	t.Parallel()
+	for name, direct := range map[string]bool{"no session": false, "a session of its own": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, db := serve(t, localpg.Options{})
+			db.route()
+			l := newLink(t, db.dsn)
+			rc := newReceiver(t, nil)
+			cfg := db.config(to(rc.URL))
+			cfg.Pool = settings(t, l.dsn)
+			cfg.Pooler.Mode = PoolerTransaction
+			if direct {
+				cfg.Pooler.Session = settings(t, db.dsn)
+			}
+			r := startGuarded(t, cfg)
+			db.insert(10, "before")
+			r.settles(t, Delivered, 10)
+			copied := db.dumped(pgtest.Start(t, localpg.Options{}).DSN(""))
+			copied.insert(50, "copy")
+			before := row[string](copied, written)
+			l.lead(t, copied.dsn)
+			l.cut()
+			if direct {
+				r.await(t, "refused statements", func(o *observer) bool { return o.failures["claim"] >= 2 })
+			} else {
+				r.wantReason(t, "system identifier")
+			}
+			if after := row[string](copied, written); after != before || rc.total() != 10 {
+				t.Errorf("the copy has changed, or %d requests are not 10", rc.total())
+			}
+			l.lead(t, db.dsn)
+			l.cut()
+			db.insert(10, "after")
+			r.settles(t, Delivered, 20)
+			if rc.total() != 20 {
+				t.Errorf("%d requests", rc.total())
+			}
+		})
 	}
 }
 

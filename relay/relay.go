@@ -174,7 +174,7 @@ func (r *Relay) open(ctx context.Context, pooled bool) error {
 	}
 	r.pool, r.store = pool, &store{pool: pool}
 	if pooled {
-		r.store = &store{pool: newTransactions(pool, settings), deaf: r.cfg.Pooler.Session == nil}
+		r.store = &store{pool: newTransactions(pool, settings, r.guard), deaf: r.cfg.Pooler.Session == nil}
 	}
 	return nil
 }

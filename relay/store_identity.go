@@ -160,6 +160,27 @@ func sameDatabase(ctx context.Context, q querier, instance int32) (same bool, er
 	return same, nil
 }
 
+// What a transaction through a pooler begins with, in place of setForTransaction, once the relay has been accepted: on
+// another database it divides by zero, and the statements behind it are not run. The pooler may lead elsewhere at any time.
+const setForTransactionThere = `
+SELECT count(set_config(s.name, s.value, true))
+       / (SELECT (oid::bigint = $3 AND (SELECT system_identifier FROM pg_control_system()) = $4)::int
+          FROM pg_database WHERE datname = current_database())
+FROM unnest($1::text[], $2::text[]) AS s (name, value)`
+
+const setForTransactionThereWithoutControl = `
+SELECT count(set_config(s.name, s.value, true))
+       / (SELECT (oid::bigint = $3)::int FROM pg_database WHERE datname = current_database())
+FROM unnest($1::text[], $2::text[]) AS s (name, value)`
+
+// elsewhere says what a division by zero in them means.
+func elsewhere(err error) error {
+	if hasCode(err, "22012") { // division_by_zero
+		return errElsewhere
+	}
+	return err
+}
+
 const insertQuarantined = `
 INSERT INTO outbox_relay (name, version, session_lock, quarantined, environment, address)
 VALUES ($1, $2, false, $3, $4, $5) RETURNING instance`
