@@ -40,7 +40,7 @@ test: ## Run all tests, with the race detector where a C compiler is installed (
 
 .PHONY: bench
 bench: ## Measure: deliveries a second beside a bare HTTP client, enqueue, and what the receiver's middleware costs
-	$(GO) test ./relay -run '^$$' -bench Drain -benchtime $(BENCH_ROUNDS)x
+	$(GO) test ./relay -run '^$$' -bench 'Drain|Ordered' -benchtime $(BENCH_ROUNDS)x
 	$(GO) test ./outbox ./consumer -run '^$$' -bench .
 
 .PHONY: load-archive

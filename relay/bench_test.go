@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"io"
-	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -26,24 +25,13 @@ import (
 func BenchmarkDrain(b *testing.B) {
 	const events, concurrency = 100_000, 64
 	var received atomic.Int64
-	receiver := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
-		received.Add(1)
-		w.WriteHeader(http.StatusNoContent)
-	})}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
-	go func() { _ = receiver.Serve(listener) }()
-	defer func() { _ = receiver.Close() }()
-	url := "http://" + listener.Addr().String() + "/"
+	url := countingReceiver(b, &received)
 	payload := `{"pad":"` + strings.Repeat("x", 290) + `"}`
 
 	var relayed, bare float64
 	for b.Loop() {
 		dsn := pgtest.New(b, migrations.Outbox)
-		insertEvents(b, dsn, events, payload)
+		insertOrderedEvents(b, dsn, events, 0, payload)
 		received.Store(0)
 		start := time.Now()
 		drain(b, dsn, url, concurrency, events)
@@ -60,21 +48,6 @@ func BenchmarkDrain(b *testing.B) {
 	b.ReportMetric(bare/float64(b.N), "bare/s")
 	b.ReportMetric(relayed/bare, "ratio")
 	b.ReportMetric(0, "ns/op")
-}
-
-func insertEvents(tb testing.TB, dsn string, n int, payload string) {
-	pool := pgtest.Pool(tb, dsn)
-	_, err := pool.Exec(tb.Context(), `INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'default')`)
-	if err == nil {
-		_, err = pool.Exec(tb.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key)
-			SELECT 'invoice.created', $1::json, 'key-' || i FROM generate_series(1, $2) i`, payload, n)
-	}
-	if err == nil {
-		_, err = pool.Exec(tb.Context(), `VACUUM ANALYZE`)
-	}
-	if err != nil {
-		tb.Fatal(err)
-	}
 }
 
 func drain(tb testing.TB, dsn, url string, concurrency, events int) {
