@@ -145,6 +145,9 @@ func TestHoldersOfTheHorizonAreNamed(t *testing.T) {
 	db := &database{TB: t, dsn: server.DSN(""), pool: pgtest.Pool(t, server.DSN(""))}
 	r := looking(t, db.config(to("http://receiver.test/")))
 
+	// First: it waits for the end of every transaction that is under way.
+	db.exec(`SELECT pg_create_logical_replication_slot('decoder', 'test_decoding')`)
+
 	session := func(name string, statements ...string) *pgx.Conn {
 		t.Helper()
 		cfg, err := pgx.ParseConfig(db.dsn)
@@ -166,7 +169,6 @@ func TestHoldersOfTheHorizonAreNamed(t *testing.T) {
 	session("preparer", `BEGIN`, `SELECT pg_current_xact_id()`, `PREPARE TRANSACTION 'left <behind>'`)
 	db.exec(`SELECT pg_create_physical_replication_slot('stuck', true)`)
 	feedBack(t, db, "stuck", uint32(row[int64](db, `SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint`)))
-	db.exec(`SELECT pg_create_logical_replication_slot('decoder', 'test_decoding')`)
 
 	look := func() Watch {
 		t.Helper()
