@@ -55,7 +55,7 @@ func (a Alert) happened() string {
 	case RuleHorizonPinned:
 		return fmt.Sprintf("Database %q cannot clean up: %s", subject, detail)
 	case RuleQuarantined:
-		return fmt.Sprintf("A relay is quarantined and sends nothing: %s", joined(detail, first))
+		return fmt.Sprintf("A relay is quarantined and sends nothing: %s", joined(first, detail))
 	case ruleTest:
 		return "This is a test of the alert channels. Nothing is wrong"
 	}
@@ -92,6 +92,8 @@ func (a Alert) Command() string {
 		return "outbox-relay events list --status failed --destination " + shellWord(a.Subject)
 	case RuleParked:
 		return "outbox-relay events list --parked"
+	case RuleQuarantined:
+		return "outbox-relay identity show"
 	case ruleTest:
 		return "outbox-relay alert test"
 	}

@@ -11,7 +11,7 @@
 // for which lanes), lane.go and position.go (what a lane holds, and how far it has looked), deliver.go (one POST),
 // request.go (what it says), transport.go and egress.go (how it travels, and where it may not), outcome.go (what a
 // response means), retry.go (when to try again), settle.go (writing outcomes), session.go (being alive, taking over from
-// the dead), wake.go (waking up, being idle), maintain.go (safety tick, parked deliveries), archive.go (moving and
+// the dead), guard.go and identity.go (keeping away from copies of the database), wake.go (waking up, being idle), maintain.go (safety tick, parked deliveries), archive.go (moving and
 // removing what is done with), alert.go (telling people), routes.go (making the database's routes those of the
 // configuration), store*.go (all SQL), ops.go (what operators ask), hooks.go (observing).
 //

@@ -356,7 +356,7 @@ func (g *guard) announce(ctx context.Context, h handle, reason string) {
 	}
 	firing, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	err := fireQuarantinedAlert(firing, h, cfg.Environment, reason, fmt.Sprintf("%s (database %s); %s", reason, g.address, decide))
+	err := fireQuarantinedAlert(firing, h, cfg.Environment, reason, fmt.Sprintf("%s, database %s; %s", cfg.Name, g.address, decide))
 	if err != nil && ctx.Err() == nil {
 		g.relay.databaseError("alert of a quarantine", err)
 	}
