@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -8,7 +9,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 )
@@ -18,6 +21,14 @@ import (
 type pooler struct {
 	server string // path of PostgreSQL's socket
 	drops  bool
+}
+
+// standBefore makes a connection lead through the pooler.
+func (p pooler) standBefore(t *testing.T, conn *pgx.ConnConfig) {
+	t.Helper()
+	p.server = conn.Host + "/.s.PGSQL." + strconv.Itoa(int(conn.Port))
+	address := p.listen(t)
+	conn.Host, conn.Port, conn.Fallbacks = address.IP.String(), uint16(address.Port), []*pgconn.FallbackConfig{}
 }
 
 func (p pooler) listen(t *testing.T) *net.TCPAddr {
@@ -85,8 +96,8 @@ func (p pooler) serve(client net.Conn) {
 	answers.Wait()
 }
 
-// TestPoolerIsRefused runs a relay whose connection does not keep what a session is for: it must say so and end, not
-// deliver without its locks, and not retry for ever.
+// TestPoolerIsRefused runs a relay that was told that there is no pooler: it must say so and end, not deliver without its
+// locks, and not retry for ever. The same holds for what else can not be worked with.
 func TestPoolerIsRefused(t *testing.T) {
 	t.Parallel()
 	for name, drops := range map[string]bool{"refuses settings": false, "drops settings": true} {
@@ -94,10 +105,8 @@ func TestPoolerIsRefused(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
 			cfg := db.config(to("http://127.0.0.1:1"))
-			conn := cfg.Pool.ConnConfig
-			address := pooler{server: conn.Host + "/.s.PGSQL." + strconv.Itoa(int(conn.Port)), drops: drops}.listen(t)
-			conn.Host, conn.Port = address.IP.String(), uint16(address.Port)
-			conn.Fallbacks = []*pgconn.FallbackConfig{}
+			cfg.Pooler.Mode = PoolerNone
+			pooler{drops: drops}.standBefore(t, cfg.Pool.ConnConfig)
 			r, err := New(cfg)
 			must(t, err)
 			err = r.Run(t.Context())
@@ -107,6 +116,82 @@ func TestPoolerIsRefused(t *testing.T) {
 			if n := row[int](db, "SELECT count(*)::int FROM outbox_relay"); n != 0 {
 				t.Errorf("%d relays registered through the pooler", n)
 			}
+		})
+	}
+}
+
+// Unless told otherwise, a relay that finds a pooler works through it, and asks producers for nothing that it would not
+// hear.
+func TestPoolerIsFound(t *testing.T) {
+	t.Parallel()
+	for name, drops := range map[string]bool{"refuses settings": false, "drops settings": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			rc := newReceiver(t, nil)
+			cfg := db.config(to(rc.URL))
+			pooler{drops: drops}.standBefore(t, cfg.Pool.ConnConfig)
+			r := start(t, cfg)
+			r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
+			if got := row[string](db, `SELECT concat_ws(' ', session_lock, idle) FROM outbox_relay`); got != "f f" {
+				t.Errorf("session_lock, idle: %s", got)
+			}
+			db.insert(10, "key")
+			r.settles(t, Delivered, 10)
+		})
+	}
+}
+
+// A relay with a direct connection for its session is as good as one without a pooler.
+func TestSessionPastThePooler(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, nil)
+	cfg := db.config(to(rc.URL))
+	cfg.PollInterval = time.Hour
+	cfg.Pooler.Session = settings(t, db.dsn)
+	pooler{}.standBefore(t, cfg.Pool.ConnConfig)
+	r := start(t, cfg)
+	r.instance()
+	becomes(db, "t t", `SELECT concat_ws(' ', session_lock, idle) FROM outbox_relay`)
+	db.insert(10, "key")
+	r.settles(t, Delivered, 10)
+}
+
+// Relays with and without a session lock live side by side: neither takes the other for dead, whatever its heartbeat
+// says, and each rescues the other kind when it is.
+func TestRelaysWithAndWithoutLock(t *testing.T) {
+	t.Parallel()
+	for name, pooled := range map[string]bool{"direct survivor": false, "pooled survivor": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			db.insert(4, "key")
+			// Two of each kind, one of them dead. What its heartbeat says of a relay with a lock is nothing.
+			db.exec(`INSERT INTO outbox_relay (name, version, session_lock, heartbeat_at, lease) VALUES
+				('locked', '', true, now() - interval '1 day', '60 s'), ('free', '', true, now(), '60 s'),
+				('heard', '', false, now() - interval '1 hour', '2 hours'), ('silent', '', false, now() - interval '3 hours', '2 hours')`)
+			holder, err := db.pool.Acquire(t.Context())
+			must(t, err)
+			defer holder.Release()
+			locked := row[int32](db, `SELECT instance FROM outbox_relay WHERE name = 'locked'`)
+			_, err = holder.Exec(t.Context(), lockInstance, locked)
+			must(t, err)
+			defer func() { _, _ = holder.Exec(context.WithoutCancel(t.Context()), `SELECT pg_advisory_unlock_all()`) }()
+			db.exec(`UPDATE outbox_delivery d SET claimed_by = r.instance, lease_expires_at = now() + interval '1 hour'
+				FROM (SELECT instance, row_number() OVER () AS n FROM outbox_relay) r WHERE r.n = d.event_id`)
+			cfg := db.config(to(newReceiver(t, nil).URL))
+			if pooled {
+				pooler{}.standBefore(t, cfg.Pool.ConnConfig)
+			}
+			r := start(t, cfg)
+			r.settles(t, Delivered, 2)
+			if got := row[string](db, `SELECT string_agg(name, ' ' ORDER BY name) FROM outbox_relay`); got != "heard locked test" {
+				t.Errorf("registered: %s", got)
+			}
+			becomes(db, 0, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid <> $1 AND granted
+				AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+				AND objid <> $2`, locked, r.instance())
 		})
 	}
 }

@@ -211,7 +211,10 @@ func TestStopBeforeTheDatabaseWasEverReached(t *testing.T) {
 func TestRunRefusesAnotherSchema(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ change, want string }{
-		"newer": {`INSERT INTO outbox_schema_version (version_id, is_applied) VALUES (9999, true)`, "run a newer outbox-relay"},
+		"newer": {`INSERT INTO outbox_schema_version (version_id, is_applied) VALUES (9999, true);
+			CREATE OR REPLACE FUNCTION outbox_compatible_since() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 9999'`, "run a newer outbox-relay"},
+		"newer, and does not say with what it works": {`INSERT INTO outbox_schema_version (version_id, is_applied) VALUES (9999, true);
+			DROP FUNCTION outbox_compatible_since()`, "run a newer outbox-relay"},
 		"older": {`DELETE FROM outbox_schema_version WHERE version_id = (SELECT max(version_id) FROM outbox_schema_version)`, "outbox-relay migrate up"},
 		"none":  {`DROP TABLE outbox_schema_version`, "outbox-relay migrate up"},
 	} {
