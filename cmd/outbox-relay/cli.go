@@ -190,6 +190,8 @@ func (m Main) report(err error) int {
 		exit.code = exitConfig
 	case errors.Is(err, relay.ErrSchema):
 		exit.code = exitSchema
+	case refused(err) != "":
+		exit.code, err = exitConfig, fmt.Errorf("%s: %w", refused(err), err)
 	case unreachable(err):
 		exit.code, err = exitDatabase, fmt.Errorf("the database cannot be reached: %w", err)
 	default:
@@ -197,6 +199,28 @@ func (m Main) report(err error) int {
 	}
 	fmt.Fprintf(m.Stderr, "outbox-relay: %s\n", oneLine(err.Error()))
 	return exit.code
+}
+
+// refused says what the server has against a login, which another attempt does not change; empty: nothing.
+func refused(err error) string {
+	var connect *pgconn.ConnectError
+	var server *pgconn.PgError
+	if !errors.As(err, &connect) || !errors.As(err, &server) {
+		return ""
+	}
+	switch server.Code {
+	case "28P01", "28000": // invalid_password, invalid_authorization_specification
+		return "the database refuses this login; check user and password in database.url, and pg_hba.conf"
+	case "3D000": // invalid_catalog_name
+		return "there is no such database; check its name in database.url"
+	case "42501": // insufficient_privilege
+		return "the role may not connect to this database"
+	case "08P01": // protocol_violation, as which PgBouncer reports most of what it does not like
+		if strings.Contains(server.Message, "startup parameter") {
+			return "a connection pooler stands before the database; set database.listen_url to a direct connection"
+		}
+	}
+	return ""
 }
 
 // unreachable reports whether err means that the database did not answer, or refused to talk.

@@ -18,7 +18,8 @@ type config struct {
 	routes       []string // paths: "routes[0]"
 	channels     []string // paths: "alerts.channels[0]"
 
-	pool *pgxpool.Config // of database.url; nil if that is unusable
+	pool   *pgxpool.Config // of database.url; nil if that is unusable
+	direct *pgxpool.Config // of database.listen_url; nil if there is none
 
 	wires *wires // of the destinations; set by check
 
@@ -98,7 +99,7 @@ func (c *config) apply(f field, text string, at origin) {
 	switch f.path {
 	case "destinations.*.url":
 		c.addDefaultDestination(at)
-	case "alerts.channels[].slack", "alerts.channels[].webhook":
+	case "alerts.channels[].slack", "alerts.channels[].webhook", "alerts.channels[].service":
 		path = c.replaceChannels(path, at)
 	}
 	value, problems := f.kind.read(texts)

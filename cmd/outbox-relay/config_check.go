@@ -43,12 +43,24 @@ func (c *config) checkDatabase() {
 		c.problemAt(path, "is not set; set OUTBOX_DATABASE_URL, or OUTBOX_DATABASE_URL_FILE")
 		return
 	}
-	pool, problem := parseDatabaseURL(string(get[secret](c, path)))
+	c.pool = c.parsedURL(path)
+	if _, ok := c.settings["database.listen_url"]; ok && !c.failed("database.listen_url") {
+		c.direct = c.parsedURL("database.listen_url")
+	}
+}
+
+// parsedURL returns the database URL at path, nil if there is none that can be used.
+func (c *config) parsedURL(path string) *pgxpool.Config {
+	text := string(get[secret](c, path))
+	if text == "" && path != "database.url" {
+		return nil // as in a file that leaves it to a variable
+	}
+	pool, problem := parseDatabaseURL(text)
 	if problem != "" {
 		c.problemAt(path, problem)
-		return
+		return nil
 	}
-	c.pool = pool
+	return pool
 }
 
 // checkSigning refuses a secret that would sign nothing: its owner believes that requests are signed.
@@ -66,16 +78,22 @@ func (c *config) checkChannels() {
 		if c.failed(channel) || c.failedBelow(channel) {
 			continue
 		}
-		slack, webhook := get[secret](c, channel+".slack"), get[secret](c, channel+".webhook")
+		var urls []secret
+		for _, kind := range []string{"slack", "webhook", "service"} {
+			if url := get[secret](c, channel+"."+kind); url != "" {
+				urls = append(urls, url)
+			}
+		}
 		switch {
-		case slack == "" && webhook == "":
-			c.problemAt(channel, `names no channel; write {slack: "https://…"} or {webhook: "https://…"}`)
-		case slack != "" && webhook != "":
+		case len(urls) == 0:
+			c.problemAt(channel, `names no channel; write {slack: "https://…"}, {webhook: "https://…"} or {service: "smtp://…"}`)
+			continue
+		case len(urls) > 1:
 			c.problemAt(channel, "names two channels; write an entry for each")
-		case seen[slack+webhook]:
+		case seen[urls[0]]:
 			c.problemAt(channel, "repeats the URL of another channel")
 		}
-		seen[slack+webhook] = true
+		seen[urls[0]] = true
 	}
 }
 

@@ -27,6 +27,8 @@ func allFields() []field {
 	fields := []field{
 		{path: "environment", env: "ENVIRONMENT", kind: one("production", parseText), standard: ""},
 		{path: "database.url", env: "DATABASE_URL", fromFile: true, kind: one("postgres://…", parseSecretText)},
+		{path: "database.listen_url", env: "DATABASE_LISTEN_URL", fromFile: true, kind: one("postgres://…", parseOptionalSecretText)},
+		{path: "database.pooler", env: "DATABASE_POOLER", kind: one("auto", parseChoice("auto", "none", "transaction")), standard: "auto"},
 		{path: "database.schema", env: "DATABASE_SCHEMA", flag: "schema", kind: one("billing", parseSchema), standard: ""},
 
 		{path: "relay.name", env: "NAME", flag: "name", kind: one("billing-1", parseText)},
@@ -84,7 +86,7 @@ func allFields() []field {
 // promise what this version does not do.
 func unsupported(key string) bool {
 	return slices.Contains([]string{
-		"database.listen_url", "database.pooler", "admin",
+		"admin",
 	}, key)
 }
 

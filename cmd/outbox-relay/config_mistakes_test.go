@@ -80,12 +80,10 @@ func TestFileMistakes(t *testing.T) {
 		"a repeated key":                 {"log: {level: info}\nrelay: {}\nlog: {format: json}\n", []string{`outbox-relay.yaml:3: log: stands here a second time; the first is in line 1`}},
 		"a repeated destination":         {"destinations:\n  a: {url: http://a}\n  a: {url: http://b}\n", []string{`outbox-relay.yaml:3: destinations.a: stands here a second time; the first is in line 2`}},
 		"later versions' keys": {
-			"database: {listen_url: '', pooler: auto}\nalerts: {lag_over: 10m}\nadmin: {listen: ''}\n",
+			"alerts: {lag_over: 10m}\nadmin: {listen: ''}\n",
 			[]string{
-				`outbox-relay.yaml:1: unknown key "database.listen_url"; it is not supported by this version`,
-				`outbox-relay.yaml:1: unknown key "database.pooler"; it is not supported by this version`,
-				`outbox-relay.yaml:2: unknown key "alerts.lag_over"; it is not supported by this version`,
-				`outbox-relay.yaml:3: unknown key "admin"; it is not supported by this version`,
+				`outbox-relay.yaml:1: unknown key "alerts.lag_over"; it is not supported by this version`,
+				`outbox-relay.yaml:2: unknown key "admin"; it is not supported by this version`,
 			},
 		},
 
@@ -191,6 +189,9 @@ func TestFileMistakes(t *testing.T) {
 		}},
 		"a level misspelled":           {"log: {level: inof}\n", []string{`outbox-relay.yaml:1: log.level: "inof" is not known; did you mean "info"?`}},
 		"a format that does not exist": {"log: {format: logfmt}\n", []string{`outbox-relay.yaml:1: log.format: "logfmt" is not known; write one of auto, json, console`}},
+		"an unknown pooler":            {"database: {pooler: session}\n", []string{`outbox-relay.yaml:1: database.pooler: "session" is not known; write one of auto, none, transaction`}},
+		"a pooler with a typo":         {"database: {pooler: transactions}\n", []string{`outbox-relay.yaml:1: database.pooler: "transactions" is not known; did you mean "transaction"?`}},
+		"a listen_url of another kind": {"database: {listen_url: mysql://u:hunter2@h/db}\n", []string{`outbox-relay.yaml:1: database.listen_url: begins with another scheme than postgres://; write one such as postgres://user:password@localhost:5432/app`}},
 		"a schema of PostgreSQL":       {"database: {schema: pg_catalog}\n", []string{`outbox-relay.yaml:1: database.schema: "pg_catalog" belongs to PostgreSQL itself`}},
 		"a schema too long":            {"database: {schema: " + strings.Repeat("x", 64) + "}\n", []string{`outbox-relay.yaml:1: database.schema: is longer than 63 bytes, which PostgreSQL would cut off`}},
 

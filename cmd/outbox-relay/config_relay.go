@@ -15,6 +15,7 @@ import (
 func (c *config) relayConfig() relay.Config {
 	cfg := relay.Config{
 		Pool:          c.pool,
+		Pooler:        relay.Pooler{Mode: relay.PoolerMode(get[string](c, "database.pooler")), Session: c.direct},
 		Environment:   get[string](c, "environment"),
 		Schema:        get[string](c, "database.schema"),
 		Name:          get[string](c, "relay.name"),

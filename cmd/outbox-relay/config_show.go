@@ -64,12 +64,18 @@ func (c *config) showNode(s shape, pattern, path string) *yaml.Node {
 func (c *config) showValue(pattern string, s setting) *yaml.Node {
 	var n *yaml.Node
 	switch value := reflect.ValueOf(s.value); {
+	case pattern == "database.listen_url" && get[secret](c, s.path) == "":
+		n = textNode("")
+	case pattern == "database.listen_url":
+		n = textNode(databaseName(c.direct.ConnConfig))
 	case pattern == "database.url":
 		n = textNode(c.database())
 	case pattern == "destinations.*.url":
 		n = textNode(withoutQuery(get[string](c, s.path)))
 	case pattern == "egress.proxy", pattern == "destinations.*.proxy":
 		n = textNode(withoutUser(get[secret](c, s.path)))
+	case pattern == "alerts.channels.[].service": // its host may be the key
+		n = textNode(serviceKind(string(get[secret](c, s.path))) + "://" + mask)
 	case strings.HasPrefix(pattern, "alerts.channels."):
 		n = textNode(onlyHost(get[secret](c, s.path)))
 	case value.Kind() == reflect.Slice:

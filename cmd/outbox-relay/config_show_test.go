@@ -53,6 +53,7 @@ func TestSample(t *testing.T) {
 
 const wantShow = `database:
   url: postgres://billing:***@db.internal:5432/billing # env OUTBOX_DATABASE_URL
+  pooler: auto # default
   schema: "" # default
 relay:
   name: host # default

@@ -212,7 +212,7 @@ func TestDefaultDestinationBesideAFile(t *testing.T) {
 func TestRelayConfig(t *testing.T) {
 	t.Parallel()
 	file := writeFile(t, filepath.Join(t.TempDir(), usualFile), `
-database: {url: postgres://u:p@h/db, schema: Billing}
+database: {url: postgres://u:p@h/db, listen_url: postgres://u:p@h2/db, pooler: none, schema: Billing}
 relay: {name: n, poll_interval: 2s, lease: 3m, drain_timeout: 4s, max_in_flight: 5, log_delivered: true}
 defaults: {timeout: 6s, max_in_flight: 7, retry: {schedule: [8s, 9s], max_attempts: 10, jitter: 0, retry_after_max: 11h}, responses: {retry: [], fail: [404]}, format: cloudevents, cloudevents_source: /s, max_payload_bytes: 19, tls: {min_version: "1.3"}}
 destinations:
@@ -229,7 +229,7 @@ alerts: {window: 17m, channels: [{slack: 'https://s'}, {webhook: 'https://w'}]}
 	got := c.relayConfig()
 	none, half := 0.0, 0.5
 	want := relay.Config{
-		Pool: c.pool, Schema: "Billing", Name: "n", PollInterval: 2 * time.Second, Lease: 3 * time.Minute, DrainTimeout: 4 * time.Second, MaxInFlight: 5, LogDelivered: true,
+		Pool: c.pool, Pooler: relay.Pooler{Mode: relay.PoolerNone, Session: c.direct}, Schema: "Billing", Name: "n", PollInterval: 2 * time.Second, Lease: 3 * time.Minute, DrainTimeout: 4 * time.Second, MaxInFlight: 5, LogDelivered: true,
 		Destinations: []relay.Destination{
 			{
 				Name: "a", URL: "http://a", Timeout: 6 * time.Second, MaxInFlight: 7, Headers: map[string]string{"Authorization": "x", "X-Y": "z"},

@@ -156,6 +156,14 @@ func parseSecretText(text string) (secret, string) {
 	return secret(plain), problem
 }
 
+// parseOptionalSecretText takes an empty text, too: none.
+func parseOptionalSecretText(text string) (secret, string) {
+	if text == "" {
+		return "", ""
+	}
+	return parseSecretText(text)
+}
+
 func parseSigningSecret(text string) (webhook.Secret, string) {
 	s, err := webhook.ParseSecret(text)
 	if err != nil {

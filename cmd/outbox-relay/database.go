@@ -18,9 +18,15 @@ import (
 // connectTimeout bounds how long a command waits for a database that does not answer, unless the URL says otherwise.
 const connectTimeout = 10 * time.Second
 
-// connConfig returns how a command other than run connects: to the schema that holds the tables, impatiently.
+// connConfig returns how a command other than run connects: past a pooler if it can, to the schema that holds the tables,
+// impatiently.
 func (c *config) connConfig() *pgx.ConnConfig {
 	conn := c.pool.ConnConfig.Copy()
+	if c.direct != nil {
+		conn = c.direct.ConnConfig.Copy()
+	} else if get[string](c, "database.pooler") != "none" && conn.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
+		conn.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe // prepares nothing that outlives a transaction
+	}
 	if schema := get[string](c, "database.schema"); schema != "" {
 		conn.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize()
 	}
@@ -33,6 +39,9 @@ func (c *config) connConfig() *pgx.ConnConfig {
 // open returns a pool of one connection. It connects at the first use.
 func (c *config) open(ctx context.Context) (*pgxpool.Pool, error) {
 	cfg := c.pool.Copy()
+	if c.direct != nil {
+		cfg = c.direct.Copy()
+	}
 	cfg.ConnConfig = c.connConfig()
 	cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns = 1, 0, 0
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
@@ -43,8 +52,9 @@ func (c *config) open(ctx context.Context) (*pgxpool.Pool, error) {
 }
 
 // database names the database in messages: its URL without password and parameters.
-func (c *config) database() string {
-	conn := c.pool.ConnConfig
+func (c *config) database() string { return databaseName(c.pool.ConnConfig) }
+
+func databaseName(conn *pgx.ConnConfig) string {
 	hosts := []string{hostPort(conn.Host, conn.Port)}
 	for _, fallback := range conn.Fallbacks { // the other hosts, and each of them again without TLS
 		if host := hostPort(fallback.Host, fallback.Port); host != hosts[len(hosts)-1] {

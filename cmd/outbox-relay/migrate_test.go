@@ -285,9 +285,15 @@ func TestUnreachableDatabase(t *testing.T) {
 		})
 	}
 	// One that answers, and refuses.
-	r := command([]string{"OUTBOX_DATABASE_URL=" + strings.Replace(pgtest.New(t), "/test_", "/absent_", 1)}, "status")
-	if r.code != exitDatabase || !strings.Contains(r.stderr, "SQLSTATE 3D000") || strings.Count(r.stderr, "\n") != 1 {
-		t.Errorf("%+v", r)
+	dsn2 := pgtest.New(t)
+	for dsn, want := range map[string]string{
+		strings.Replace(dsn2, "/test_", "/absent_", 1):         "there is no such database; check its name in database.url",
+		strings.Replace(dsn2, "postgres@", "who%20am%20i@", 1): "the database refuses this login; check user and password in database.url, and pg_hba.conf",
+	} {
+		r := command([]string{"OUTBOX_DATABASE_URL=" + dsn}, "status")
+		if r.code != exitConfig || !strings.HasPrefix(r.stderr, "outbox-relay: "+want) || strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("%+v", r)
+		}
 	}
 }
 
@@ -297,13 +303,14 @@ func TestSchemaMismatch(t *testing.T) {
 	migrate(older, "up")
 	migrate(older, "down", "--yes")
 	newer := pgtest.New(t, migrations.Outbox)
-	execute(t, open(t, newer), "INSERT INTO outbox_schema_version (version_id, is_applied) VALUES (999, true)")
+	execute(t, open(t, newer), "INSERT INTO outbox_schema_version (version_id, is_applied) VALUES (999, true);"+
+		"CREATE OR REPLACE FUNCTION outbox_compatible_since() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 998'")
 	none := pgtest.New(t, migrations.Inbox)
 	latest := migrations.Outbox.Latest()
 	noSchema := fmt.Sprintf("there is no outbox schema here (version %d is needed); run: outbox-relay migrate up", latest)
 	oldSchema := fmt.Sprintf("the database has version %d, this build needs %d; run: outbox-relay migrate up", latest-1, latest)
-	newSchema := fmt.Sprintf("the database has version 999, this build knows %d; run a newer outbox-relay", latest)
-	newSet := strings.Replace(newSchema, "version", "outbox version", 1)
+	newSchema := fmt.Sprintf("the database has version 999, which works with builds that know 998 or later, this build knows %d; run a newer outbox-relay", latest)
+	newSet := fmt.Sprintf("the database has outbox version 999, this build knows %d; run a newer outbox-relay", latest)
 	for _, test := range []struct{ dsn, args, want string }{
 		{none, "status", noSchema},
 		{none, "status --healthcheck", noSchema},

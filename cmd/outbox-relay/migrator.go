@@ -30,6 +30,9 @@ func (flags migrateFlags) open(inv *invocation) (*migrator, error) {
 	if err != nil {
 		return nil, err
 	}
+	if c.direct == nil && get[string](c, "database.pooler") == "transaction" {
+		return nil, exitError{code: exitConfig, err: errors.New("migrations need a connection past the pooler: set database.listen_url (OUTBOX_DATABASE_LISTEN_URL)")}
+	}
 	m := &migrator{set: flags.Set, db: stdlib.OpenDB(*c.connConfig()), schema: get[string](c, "database.schema"), database: c.database()}
 	if m.Provider, err = migrations.NewProvider(m.db, m.set); err != nil {
 		return nil, errors.Join(err, m.db.Close())
