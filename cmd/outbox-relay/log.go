@@ -54,3 +54,14 @@ func isTerminal(stream any) bool {
 	f, ok := stream.(*os.File)
 	return ok && isatty.IsTerminal(f.Fd())
 }
+
+// A foreignLog takes what libraries tell the standard logger: net/http that a receiver sent an answer nobody asked for.
+// It would stand between the lines of JSON as it is.
+type foreignLog struct{ log zerolog.Logger }
+
+func (f foreignLog) Write(line []byte) (int, error) {
+	// net/http quotes what the receiver sent, which belongs into no log.
+	text, _, _ := strings.Cut(strings.TrimSpace(string(line)), " starting with ")
+	f.log.Warn().Str("from", "library").Msg(text)
+	return len(line), nil
+}

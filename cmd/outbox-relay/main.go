@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log"
 	"os"
 	"os/signal"
 	"syscall"
@@ -15,7 +16,13 @@ func main() {
 	setUpLogging()
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	m := Main{Env: os.Environ(), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Signals: signals}
+	m := Main{
+		Env: os.Environ(), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Signals: signals,
+		StandardLog: func(w io.Writer) {
+			log.SetFlags(0)
+			log.SetOutput(w)
+		},
+	}
 	os.Exit(m.Run(os.Args[1:]))
 }
 
@@ -26,6 +33,8 @@ type Main struct {
 	Stdout, Stderr io.Writer
 	// Signals that ask to stop. The first ends a command gracefully, the second at once.
 	Signals <-chan os.Signal
+	// StandardLog says where the standard logger of the process writes to; nil leaves it alone.
+	StandardLog func(io.Writer)
 }
 
 // Run runs one command and returns the exit code.

@@ -34,6 +34,9 @@ func (runCmd) Run(inv *invocation) error {
 	}
 	log := inv.logger(c)
 	c.wires.log = log
+	if inv.StandardLog != nil {
+		inv.StandardLog(foreignLog{log})
+	}
 	for _, w := range c.warnings {
 		log.Warn().Msg(w.String())
 	}
