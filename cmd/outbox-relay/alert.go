@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+type alertCmd struct {
+	Test alertTestCmd `cmd:"" help:"Send a test alert to every channel and show what came back."`
+}
+
+type alertTestCmd struct {
+	configFlag
+	Channel string `placeholder:"NAME" help:"Only this channel, by the name shown, or all of a kind: slack, webhook, smtp …"`
+	JSON    bool   `help:"Print JSON: an array of {channel, ok, error, duration_ms}. Fields are added, never renamed or removed."`
+}
+
+func (alertTestCmd) Help() string {
+	return `Needs no database. Exits 1 if any channel failed, or if there is none.`
+}
+
+// channelResult is what became of one test alert.
+type channelResult struct {
+	Channel    string `json:"channel"`
+	OK         bool   `json:"ok"`
+	Error      string `json:"error,omitempty"`
+	DurationMS int64  `json:"duration_ms"`
+}
+
+func (cmd alertTestCmd) Run(inv *invocation) error {
+	c, err := inv.config("alerts")
+	if err != nil {
+		return err
+	}
+	var names []string
+	var chosen []relay.Channel
+	for _, channel := range c.alertChannels() {
+		names = append(names, channel.Name())
+		if name := channel.Name(); cmd.Channel == "" || name == cmd.Channel || name[:strings.LastIndex(name, "-")] == cmd.Channel {
+			chosen = append(chosen, channel)
+		}
+	}
+	switch {
+	case len(names) == 0:
+		return errors.New(`no channel is configured; add one to alerts.channels, such as {slack: "https://hooks.slack.com/…"}, or set OUTBOX_SLACK_WEBHOOK_URL`)
+	case len(chosen) == 0:
+		return exitError{code: exitUsage, err: fmt.Errorf("--channel: there is no channel %q; there are %s", cmd.Channel, strings.Join(names, ", "))}
+	}
+	results := testChannels(inv.ctx, chosen)
+	failed := 0
+	for _, r := range results {
+		if !r.OK {
+			failed++
+		}
+	}
+	if cmd.JSON {
+		err = writeJSON(inv.Stdout, results)
+	} else {
+		err = printChannels(inv.Stdout, results)
+	}
+	if err == nil && failed > 0 {
+		err = fmt.Errorf("%d of %d channels did not take the alert", failed, len(results))
+	}
+	return err
+}
+
+// testChannels tells all channels at the same time.
+func testChannels(ctx context.Context, channels []relay.Channel) []channelResult {
+	results := make([]channelResult, len(channels))
+	var telling sync.WaitGroup
+	for i, channel := range channels {
+		telling.Go(func() {
+			sending, cancel := context.WithTimeout(ctx, alertTestTimeout)
+			defer cancel()
+			began := time.Now()
+			err := channel.Notify(sending, relay.TestAlert(began))
+			results[i] = channelResult{Channel: channel.Name(), OK: err == nil, DurationMS: time.Since(began).Milliseconds()}
+			if err != nil {
+				results[i].Error = oneLine(err.Error())
+			}
+		})
+	}
+	telling.Wait()
+	return results
+}
+
+func printChannels(w io.Writer, results []channelResult) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "CHANNEL\tTOOK\tRESULT")
+	for _, r := range results {
+		result := "ok"
+		if !r.OK {
+			result = r.Error
+		}
+		fmt.Fprintf(table, "%s\t%dms\t%s\n", r.Channel, r.DurationMS, printable(result))
+	}
+	return table.Flush()
+}

@@ -1,0 +1,177 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/textproto"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nicholas-fedor/shoutrrr/pkg/router"
+	"github.com/nicholas-fedor/shoutrrr/pkg/types"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+// servicesPage says how the URLs of the services are spelled.
+const servicesPage = "https://shoutrrr.nickfedor.com"
+
+// A serviceChannel carries alerts to what has neither a webhook of ours nor Slack's: mail, chats, pagers. The library
+// that knows them all takes no context, so a message that hangs is left behind; the next waits until it is gone.
+type serviceChannel struct {
+	name, kind string
+	url        secret
+	sending    chan struct{} // holds a token while a message is under way
+}
+
+func newServiceChannel(raw secret) relay.Channel {
+	return &serviceChannel{
+		name: relay.ChannelName(serviceKind(string(raw)), string(raw)), kind: serviceKind(string(raw)), url: raw,
+		sending: make(chan struct{}, 1),
+	}
+}
+
+// serviceKind returns the service that a URL names: "teams" of teams+https://….
+func serviceKind(raw string) string {
+	scheme, _, _ := strings.Cut(raw, "://")
+	kind, _, _ := strings.Cut(strings.ToLower(scheme), "+")
+	return kind
+}
+
+func (c *serviceChannel) Name() string { return c.name }
+
+// Notify returns when the service has taken the message, has refused it, or ctx is done.
+func (c *serviceChannel) Notify(ctx context.Context, alert relay.Alert) error {
+	select {
+	case c.sending <- struct{}{}:
+	default:
+		return errors.New("send alert: the message before is still under way")
+	}
+	done := make(chan error, 1)
+	go func() {
+		defer func() {
+			if r := recover(); r != nil {
+				done <- errors.New("the service's client panicked")
+			}
+			<-c.sending
+		}()
+		done <- c.send(alert)
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			return fmt.Errorf("send alert: %s", withoutSecrets(err, string(c.url)))
+		}
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("send alert: no answer: %w", ctx.Err())
+	}
+}
+
+func (c *serviceChannel) send(alert relay.Alert) error {
+	service, err := new(router.ServiceRouter).Locate(string(c.url))
+	if err != nil {
+		return err
+	}
+	return service.Send(harmless(alert.Text()), c.params(alert))
+}
+
+// titleless are the services that refuse a title.
+var titleless = []string{"googlechat", "hangouts", "notifiarr", "pagerduty", "rocketchat", "signal", "wecom"}
+
+func (c *serviceChannel) params(alert relay.Alert) *types.Params {
+	params := types.Params{}
+	if !slices.Contains(titleless, c.kind) {
+		params.SetTitle(harmless(alert.Title()))
+	}
+	if c.kind == "pagerduty" { // one incident per alert, which its recovery closes
+		params["dedup_key"] = "outbox-relay/" + alert.Rule + "/" + alert.Subject
+		params["action"] = "trigger"
+		if alert.ResolvedAt != nil {
+			params["action"] = "resolve"
+		}
+	}
+	return &params
+}
+
+var mention = regexp.MustCompile(`@(everyone|here|channel|all)\b`)
+
+// harmless keeps what a receiver answered from calling a whole chat.
+func harmless(text string) string { return mention.ReplaceAllString(text, "@\u200b$1") }
+
+// withoutSecrets says what went wrong without any part of the channel's URL: in most of them some part is the key.
+func withoutSecrets(err error, raw string) string {
+	var request *url.Error
+	var mail *textproto.Error
+	var network net.Error
+	switch {
+	case errors.As(err, &mail):
+		return "the mail server refused it: " + printable(redact(mail.Error(), raw))
+	case errors.As(err, &request): // its own text holds the URL
+		return printable(redact(request.Err.Error(), raw))
+	case errors.As(err, &network) && network.Timeout():
+		return "timed out"
+	}
+	return printable(redact(err.Error(), raw))
+}
+
+// redact masks the parts of a URL, encoded or not, in a text.
+func redact(text, raw string) string {
+	parts := []string{raw}
+	if u, err := url.Parse(raw); err == nil {
+		password, _ := u.User.Password()
+		parts = append(parts, u.String(), u.User.String(), u.User.Username(), password, u.Host, u.Hostname(), u.Path, u.RawQuery)
+		parts = append(parts, strings.Split(u.Path, "/")...)
+		for _, values := range u.Query() {
+			parts = append(parts, values...)
+		}
+	}
+	for _, part := range slices.Clone(parts) {
+		parts = append(parts, strings.FieldsFunc(part, func(r rune) bool { return strings.ContainsRune(":/@,&=+", r) })...)
+		parts = append(parts, url.PathEscape(part), url.QueryEscape(part))
+	}
+	slices.SortFunc(parts, func(a, b string) int { return len(b) - len(a) })
+	for _, part := range slices.Compact(parts) {
+		if len(part) >= 4 && part != serviceKind(raw) {
+			text = strings.ReplaceAll(text, part, mask)
+		}
+	}
+	return text
+}
+
+// parseServiceURL never repeats the URL, nor what the library says about it.
+func parseServiceURL(text string) (secret, string) {
+	if _, problem := parseText(text); problem != "" {
+		return "", problem
+	}
+	_, err := url.Parse(text)
+	kind := serviceKind(text)
+	var services router.ServiceRouter
+	known := slices.DeleteFunc(services.ListServices(), func(s string) bool { return s == "logger" || s == "generic" })
+	slices.Sort(known)
+	switch {
+	case err != nil || !strings.Contains(text, "://"):
+		return "", `is not a URL; write one such as "smtp://user:password@mail.internal:587/?from=relay@example.com&to=ops@example.com"`
+	case kind == "http" || kind == "https" || kind == "generic":
+		return "", `is a plain URL; write it as {webhook: "https://…"}`
+	case !slices.Contains(known, kind):
+		if near := nearest(kind, known); near != "" {
+			return "", fmt.Sprintf("begins with a service that is not known; did you mean %s://?", near)
+		}
+		return "", "begins with a service that is not known; there are " + strings.Join(known, ", ")
+	case kind == "matrix": // would log in
+		return secret(text), ""
+	}
+	if _, err := services.Locate(text); err != nil {
+		return "", fmt.Sprintf("is not how %s spells its URLs; see %s", kind, servicesPage)
+	}
+	return secret(text), ""
+}
+
+// alertTestTimeout bounds one message of alert test.
+const alertTestTimeout = 15 * time.Second
