@@ -107,7 +107,7 @@ func (f *flow) tooMany(now time.Time) {
 	case f.found == 0:
 		f.ceiling, f.seeking = max(1, seen), true
 	default:
-		f.ceiling, f.seeking = min(f.found, max(seen, f.found/2)), false
+		f.ceiling, f.seeking = min(f.found, max(seen, f.found/2)), seen == 0
 	}
 	f.found = max(0.85*f.ceiling, 0.1)
 	f.cut, f.grown, f.waited = now, now, now
@@ -120,14 +120,15 @@ func (f *flow) growRate(now time.Time) {
 	if f.found == 0 || elapsed < growEvery.Seconds() {
 		return
 	}
-	if now.Sub(f.waited) > time.Second { // not what holds the lane back
+	// A rate of less than one a second is waited for less often than once a second.
+	if between := time.Duration(3 / f.paced() * float64(time.Second)); now.Sub(f.waited) > max(time.Second, between) { // not what holds the lane back
 		if now.Sub(f.waited) > forgetRate && now.Sub(f.cut) > forgetRate {
 			f.found = 0
 			f.setBucket(now)
 		}
 		return
 	}
-	elapsed = min(elapsed, 1)
+	elapsed = min(elapsed, max(1, 1/f.found))
 	near := 0.95 * f.ceiling
 	switch since := now.Sub(f.cut).Seconds() / 15; {
 	case f.seeking:
@@ -136,7 +137,7 @@ func (f *flow) growRate(now time.Time) {
 		f.found += (near - f.found) * elapsed / 2
 		f.found = min(near, f.found+0.01*f.ceiling*elapsed)
 	default:
-		f.found += 0.01 * f.ceiling * elapsed * max(1, since*since)
+		f.found *= 1 + min(1, 0.01*max(1, since*since))*elapsed
 	}
 	f.grown = now
 	f.setBucket(now)

@@ -14,6 +14,7 @@ type simulation struct {
 	accepts func(now time.Time) bool
 
 	inFlight []answer
+	asleep   time.Time // until when the next request waits for its turn
 	accepted int
 	refused  int
 	most     int
@@ -44,7 +45,11 @@ func (s *simulation) run(d time.Duration) {
 			s.flow.answered(s.now, reason, a.at.Sub(a.sent))
 		}
 		s.inFlight = waiting
-		for len(s.inFlight) < s.flow.concurrency() && s.flow.wait(s.now) == 0 {
+		for len(s.inFlight) < s.flow.concurrency() && !s.now.Before(s.asleep) {
+			if wait := s.flow.wait(s.now); wait > 0 {
+				s.asleep = s.now.Add(wait)
+				break
+			}
 			latency := s.latency(len(s.inFlight) + 1)
 			s.inFlight = append(s.inFlight, answer{sent: s.now, at: s.now.Add(latency), ok: s.accepts(s.now)})
 		}
@@ -77,6 +82,17 @@ func bucket(perSecond, burst float64) func(time.Time) bool {
 	}
 }
 
+// after refuses everything for a while.
+func after(d time.Duration, accepts func(time.Time) bool) func(time.Time) bool {
+	var first time.Time
+	return func(now time.Time) bool {
+		if first.IsZero() {
+			first = now
+		}
+		return now.Sub(first) > d && accepts(now)
+	}
+}
+
 // windows accepts so many in each second of the clock.
 func windows(perSecond int) func(time.Time) bool {
 	used, window := 0, int64(0)
@@ -100,6 +116,7 @@ func TestFlowFindsTheRateThatTheReceiverBears(t *testing.T) {
 		"a small burst":    {bucket(50, 5), 50},
 		"a second's burst": {bucket(50, 50), 50},
 		"windows":          {windows(50), 50},
+		"none at first":    {after(20*time.Second, bucket(50, 5)), 50},
 		"slow":             {bucket(2, 2), 2},
 		"fast":             {bucket(2000, 100), 2000},
 	} {

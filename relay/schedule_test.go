@@ -50,7 +50,7 @@ func TestScheduleOfAReceiverThatNeverRecovers(t *testing.T) {
 	}
 }
 
-// Retry-After lengthens the wait and never shortens it, up to the destination's cap.
+// Retry-After lengthens the wait and never shortens it, up to the destination's cap, and the lane slows down.
 func TestRetryAfterOfAReceiver(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -59,7 +59,9 @@ func TestRetryAfterOfAReceiver(t *testing.T) {
 		min, max float64 // seconds
 	}{
 		"longer than the schedule":  {503, "600", 600, 600},
+		"a little longer":           {429, "7", 7, 7},
 		"shorter than the schedule": {429, "1", 5, 5.5},
+		"garbage":                   {429, "soon", 5, 5.5},
 		"beyond the cap":            {429, "1000000000", 3600, 3600},
 		"negative":                  {503, "-600", 5, 5.5},
 		"of another status":         {500, "600", 5, 5.5},
@@ -81,6 +83,12 @@ func TestRetryAfterOfAReceiver(t *testing.T) {
 			r.settles(t, Retry, 1)
 			if got := row[float64](db, `SELECT delay FROM settled`); got < c.min || got > c.max {
 				t.Errorf("%g s, want %g to %g", got, c.min, c.max)
+			}
+			l := r.lane("default")
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if slower := l.flow.paced() > 0 || l.flow.concurrency() < DefaultLaneInFlight; slower != (c.status != 500) {
+				t.Errorf("the lane goes slower: %t", slower)
 			}
 		})
 	}

@@ -1,0 +1,92 @@
+package relay
+
+import (
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// letPass lets time pass in the database: everything that it remembers happened so much earlier.
+func (db *database) letPass(d time.Duration) {
+	db.Helper()
+	db.exec(`UPDATE outbox_delivery SET next_attempt_at = next_attempt_at - $1::interval,
+		last_attempt_at = last_attempt_at - $1::interval WHERE status = 'pending' AND claimed_by IS NULL`, d)
+	db.exec(`UPDATE outbox_destination SET breaker_opened_at = breaker_opened_at - $1::interval,
+		breaker_until = breaker_until - $1::interval WHERE breaker = 'open'`, d)
+}
+
+// A destination is down for 63 hours, in which everything is probed again and again and nothing fails. Then what is new
+// goes before what has waited.
+func TestOutageOfDays(t *testing.T) {
+	t.Parallel()
+	for name, down := range map[string]http.Handler{
+		"nobody listens":        nil,
+		"every answer is a 500": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }),
+		"everything is a 404":   http.NotFoundHandler(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const waiting, fresh = 200, 20
+			db := newDatabase(t)
+			rc := newReceiver(t, nil)
+			var up atomic.Bool
+			front := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if up.Load() {
+					rc.Config.Handler.ServeHTTP(w, r)
+					return
+				}
+				down.ServeHTTP(w, r)
+			}))
+			address := front.Listener.Addr().String()
+			if down == nil {
+				must(t, front.Listener.Close())
+			} else {
+				front.Start()
+			}
+			t.Cleanup(front.Close)
+
+			d := Destination{Name: "default", URL: "http://" + address, MaxInFlight: 8}
+			d.Breaker = BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
+			db.insert(waiting, "waiting")
+			r := start(t, db.config(d))
+			becomes(db, "open", `SELECT coalesce((SELECT breaker FROM outbox_destination), '')`)
+			for hours := 0; hours < 63; hours++ {
+				before := sees(r.observer, func(o *observer) int { return len(o.attempts) })
+				db.letPass(time.Hour)
+				r.await(t, "a probe", func(o *observer) bool { return len(o.attempts) > before })
+			}
+			if !row[bool](db, `SELECT count(*) = $1 AND bool_and(status = 'pending') AND count(*) FILTER (WHERE attempts > 0) <= $2 AND max(attempts) <= $2
+				FROM outbox_delivery`, waiting, DefaultBreakerFailures) {
+				t.Error(row[string](db, `SELECT string_agg(DISTINCT concat_ws(' ', status, attempts), ', ') FROM outbox_delivery`))
+			}
+			if n := row[int](db, `SELECT count(*) FROM outbox_attempt WHERE outcome = 'hold'`); n < 63 {
+				t.Errorf("%d probes are logged", n)
+			}
+
+			db.insert(fresh, "fresh")
+			up.Store(true)
+			if down == nil {
+				listener, err := net.Listen("tcp", address)
+				must(t, err)
+				front.Listener = listener
+				front.Start()
+			}
+			becomes(db, waiting+fresh, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
+			last := 0
+			for i, key := range rc.keys() {
+				if strings.HasPrefix(key, "fresh") {
+					last = i
+				}
+			}
+			// Eight of eleven are live while both wait, and what the first probes took stands before them.
+			if last > 3*fresh {
+				t.Errorf("the last fresh event came as number %d of %d", last+1, rc.total())
+			}
+			becomes(db, "closed", `SELECT breaker FROM outbox_destination`)
+		})
+	}
+}
