@@ -155,10 +155,13 @@ func (c *claimer) asks(now time.Time) []ask {
 			active++
 		}
 	}
-	share := max(1, r.cfg.MaxInFlight/max(1, active))
+	share := max(1, r.config().MaxInFlight/max(1, active))
 	looking := c.pace.looking(now)
 	asks := make([]ask, 0, len(lanes))
 	for _, l := range lanes {
+		if r.cfg.Hooks.LaneChanged != nil {
+			l.show(now, r.cfg.Hooks.LaneChanged)
+		}
 		l.setShare(min(l.current().destination.MaxInFlight, share))
 		asks = append(asks, c.asksOf(l, now, looking)...)
 	}
@@ -185,13 +188,17 @@ func (c *claimer) asksOf(l *lane, now time.Time, looking bool) (asks []ask) {
 		a := base
 		a.class, a.after, a.until, a.unblocked = class, after, until, unblocked
 		a.free = free[class] - len(unblocked)
-		a.run = max(1, min(maxRun, maxTaken/max(1, free[class])))
+		a.run, a.followers = l.runBounds(c.relay.cfg.Lease)
 		asks = append(asks, a)
 		l.asked = now
 	}
 	if free[live] > 0 {
 		unblocked := l.takeUnblocked(free[live])
-		if looking || len(unblocked) > 0 || w.more && worthwhile {
+		switch {
+		case looking || w.more && worthwhile:
+			add(live, after, keyset{}, unblocked)
+		case len(unblocked) > 0:
+			free[live] = len(unblocked) // without reading through what is due and stands behind others of its key
 			add(live, after, keyset{}, unblocked)
 		}
 	}
@@ -243,6 +250,10 @@ func (c *claimer) handOut(asks []ask, claimed []delivery, at, asked time.Time) {
 func (c *claimer) push(l *lane, deliveries []delivery, window time.Time) {
 	r := c.relay
 	all, broken := runs(deliveries)
+	for _, d := range broken { // before anything is sent: what a run frees its key for must be free by then
+		l.took(d.class, 1)
+		r.settle(l, newSettlement(d, verdict{outcome: Hold, reason: ReasonOrder}, RetryPolicy{}, time.Now(), 0, 0))
+	}
 	var byClass [classes][][]delivery
 	for _, run := range all {
 		class := live
@@ -261,10 +272,6 @@ func (c *claimer) push(l *lane, deliveries []delivery, window time.Time) {
 		for range l.push(time.Now(), class(i), runs) {
 			r.senders.Go(func() { r.send(l) })
 		}
-	}
-	for _, d := range broken {
-		l.took(d.class, 1)
-		r.settle(l, newSettlement(d, verdict{outcome: Hold, reason: ReasonOrder}, RetryPolicy{}, time.Now(), 0, 0))
 	}
 }
 

@@ -45,7 +45,9 @@ func (r *Relay) send(l *lane) {
 func (r *Relay) sendRun(l *lane, run []delivery) {
 	for i := range run {
 		d := &run[i]
+		begun := time.Now()
 		if i > 0 {
+			l.step(d.class, 1)
 			for wait := l.token(time.Now()); wait > 0 && r.taking.Err() == nil; wait = l.token(time.Now()) {
 				r.awaitTurn(wait)
 			}
@@ -54,14 +56,19 @@ func (r *Relay) sendRun(l *lane, run []delivery) {
 		started := time.Now()
 		v := r.attempt(l, d)
 		took := time.Since(started)
+		if v.posted {
+			l.posted(time.Since(begun))
+		}
 		if l.judge(time.Now(), d.eventID, &v, took) {
 			signal(r.wake.room)
 		}
 		s := newSettlement(*d, v, to.destination.Retry, started, took, jitterFraction())
 		blocks := s.blocks(to.destination.OnFailure)
-		s.freesKey = d.event.orderingKey != nil && d.lastOfRun && !blocks
+		s.freesKey = d.event.orderingKey != nil && (d.lastOfRun && !blocks || s.reason == ReasonLease)
 		r.settle(l, s)
+		d.event = event{} // of a long run, only what is being sent is kept in memory
 		if blocks {
+			l.step(d.class, len(run)-i-1)
 			for _, d := range run[i+1:] {
 				r.settle(l, newSettlement(d, verdict{outcome: Hold, reason: ReasonOrder}, to.destination.Retry, time.Now(), 0, 0))
 			}

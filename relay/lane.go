@@ -14,6 +14,8 @@ type lane struct {
 	// Owned by the claimer; see position.go.
 	walks [classes]walk
 	asked time.Time // when the last claim was made
+	shown LaneState // to the hook
+	seen  time.Time // when that was
 
 	mu sync.Mutex
 	*endpoint
@@ -24,11 +26,13 @@ type lane struct {
 	breaker breaker
 	// unblocked are ordering keys whose last delivery was settled: the next in each can be claimed.
 	unblocked map[string]bool
-	settled   int // since the rate was last measured
+	perPost   time.Duration // how long a delivery takes a sender, as a moving average; 0: unknown
+	settled   int           // since the rate was last measured
 	rate      throughput
 	// gone is set by a 410, until something is claimed again although the destination was paused: it was resumed.
 	gone     bool
 	pausedAt time.Time // when the pause was in the database; zero: it is not
+	removed  bool      // from the configuration
 }
 
 // A class is one of three kinds of deliveries that share a lane fairly.
@@ -53,6 +57,7 @@ type queue struct {
 	head   int
 	credit int // grows by the weight while others are served
 	taken  int // claimed and not yet settled: queued, being sent, or waiting for the settler
+	behind int // of those, in runs: they wait for the one before them, and for no sender
 }
 
 func (q *queue) empty() bool { return q.head == len(q.runs) }
@@ -65,6 +70,7 @@ func (q *queue) push(run []delivery) {
 	}
 	q.runs = append(q.runs, run)
 	q.taken += len(run)
+	q.behind += len(run) - 1
 }
 
 func (q *queue) pop() []delivery {
@@ -81,6 +87,7 @@ const (
 	fillAhead  = 200 * time.Millisecond // of sending at the measured rate
 	sendMargin = 2 * time.Second        // of the lease, to settle in after a POST that took its whole timeout
 	maxRun     = 16                     // of one ordering key, sent in sequence
+	maxBehind  = 2000                   // in runs, of all ordering keys
 )
 
 // newLane returns the lane of an endpoint.
@@ -93,7 +100,7 @@ func newLane(e *endpoint) *lane {
 }
 
 // limit is how many senders the lane may have.
-func (l *lane) limit(now time.Time) int {
+func (l *lane) limit() int {
 	limit := min(l.share, l.flow.concurrency())
 	if trying, allowed := l.breaker.trying(); trying {
 		limit = min(limit, allowed)
@@ -101,15 +108,38 @@ func (l *lane) limit(now time.Time) int {
 	return limit
 }
 
+// state returns what the lane may have now.
+func (l *lane) state() LaneState {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := LaneState{Destination: l.name, Concurrency: l.limit(), RateLimit: l.flow.paced(), Breaker: l.breaker.state.String()}
+	if l.breaker.holding() {
+		s.Concurrency = 0
+	}
+	return s
+}
+
+// show tells the hook when what the lane may have has changed.
+func (l *lane) show(now time.Time, hook func(LaneState)) {
+	if now.Sub(l.seen) < time.Second {
+		return
+	}
+	l.seen = now
+	if s := l.state(); s != l.shown {
+		l.shown = s
+		hook(s)
+	}
+}
+
 // room returns how many deliveries of each class a claim may bring, and whether that is worth a claim now. A class never
 // holds more than the lane sends within a fraction of the lease: what waits longer would be given back unsent.
 func (l *lane) room(now time.Time, lease time.Duration) (free [classes]int, worthwhile bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.gone && l.pausedAt.IsZero() || l.breaker.holding() {
+	if l.removed || l.gone && l.pausedAt.IsZero() || l.breaker.holding() {
 		return free, false // what a claim brought now would be given back, and claimed again
 	}
-	limit := l.limit(now)
+	limit := l.limit()
 	target := limit
 	perSecond, known := l.rate.measure(now, l.settled)
 	l.settled = 0
@@ -124,7 +154,7 @@ func (l *lane) room(now time.Time, lease time.Duration) (free [classes]int, wort
 	}
 	most := 0
 	for c := range free {
-		free[c] = max(target-l.queues[c].taken, 0)
+		free[c] = max(target-(l.queues[c].taken-l.queues[c].behind), 0)
 		most = max(most, free[c])
 	}
 	return free, most > 0 && (most >= target/4 || now.Sub(l.asked) >= minPace)
@@ -144,7 +174,7 @@ func (l *lane) push(now time.Time, c class, runs [][]delivery) (start int) {
 	for i := range l.queues {
 		waiting += len(l.queues[i].runs) - l.queues[i].head
 	}
-	start = max(min(l.limit(now)-l.senders, waiting), 0)
+	start = max(min(l.limit()-l.senders, waiting), 0)
 	l.senders += start
 	return start
 }
@@ -154,11 +184,11 @@ func (l *lane) next(now time.Time) (run []delivery, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c, any := l.turn()
-	if !any || l.senders > l.limit(now) && !l.breaker.holding() {
+	if !any || l.senders > l.limit() && !l.breaker.holding() {
 		l.senders--
 		return nil, 0
 	}
-	if !l.breaker.holding() && !l.gone { // what is not sent needs no turn
+	if !l.breaker.holding() && !l.gone && !l.removed { // what is not sent needs no turn
 		if wait := l.flow.wait(now); wait > 0 {
 			return nil, wait
 		}
@@ -187,20 +217,15 @@ func (l *lane) turn() (c class, any bool) {
 	return c, any
 }
 
-// token returns how long the next delivery of a run that has begun must wait for the destination's rate.
-func (l *lane) token(now time.Time) (wait time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.flow.wait(now)
-}
-
 // unsent empties the queues.
 func (l *lane) unsent() (waiting []delivery) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range l.queues {
 		for q := &l.queues[i]; !q.empty(); {
-			waiting = append(waiting, q.pop()...)
+			run := q.pop()
+			q.behind -= len(run) - 1
+			waiting = append(waiting, run...)
 		}
 	}
 	return waiting
@@ -247,6 +272,8 @@ func (l *lane) stopped() Reason {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
+	case l.removed:
+		return ReasonRemoved
 	case l.gone:
 		return ReasonPaused
 	case l.breaker.holding():

@@ -3,6 +3,7 @@ package relay
 import (
 	"cmp"
 	"slices"
+	"time"
 )
 
 // Order of one ordering key: a delivery is claimable only when no earlier one of its key and destination is pending (or
@@ -37,6 +38,51 @@ func runs(claimed []delivery) (all [][]delivery, broken []delivery) {
 		run[len(run)-1].lastOfRun = true
 	}
 	return all, broken
+}
+
+// runBounds returns how many deliveries of one ordering key a claim may bring together, so that they can be sent one
+// after the other within half of what a lease leaves; and how many may come behind the heads of all keys, which bounds
+// what the lane holds in memory: what waits in a run takes no room from other keys.
+func (l *lane) runBounds(lease time.Duration) (longest, followers int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	longest = maxRun
+	if l.perPost > 0 {
+		longest = int(max(1, min(maxRun, (lease-l.destination.Timeout-sendMargin)/2/l.perPost)))
+	}
+	followers = maxBehind
+	for i := range l.queues {
+		followers -= l.queues[i].behind
+	}
+	return longest, max(followers, 0)
+}
+
+// step tells that n deliveries of a run wait no longer for the one before them.
+func (l *lane) step(c class, n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.queues[c].behind -= n
+}
+
+// token returns how long the next delivery of a run that has begun must wait for the destination's rate. What is not
+// sent, because the lane is held, needs no turn.
+func (l *lane) token(now time.Time) (wait time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.breaker.holding() || l.gone {
+		return 0
+	}
+	return l.flow.wait(now)
+}
+
+// posted takes in how long a delivery took, with its wait for the destination's rate.
+func (l *lane) posted(took time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.perPost == 0 {
+		l.perPost = took
+	}
+	l.perPost += (took - l.perPost) / 8
 }
 
 // blocks reports whether a settled delivery keeps the later ones of its ordering key from being sent.

@@ -68,10 +68,10 @@ const aRow = `ARRAY[1]::bigint[], ARRAY['default'], ARRAY[1]::bigint[]`
 // hotStatements are those that run all the time, with their parameters' types and examples.
 var hotStatements = map[string]struct{ types, sql, args string }{
 	"claim": {
-		"int, text[], bool[], int[], int[], bool[], timestamptz[], bigint[], timestamptz[], bigint[], text[], text[], int[], bool[], float8, int", claimDue,
-		`1, ARRAY['default','other'], ARRAY[false,true], ARRAY[100,100], ARRAY[16,1], ARRAY[false,true],
+		"int, text[], bool[], int[], int[], int[], bool[], timestamptz[], bigint[], timestamptz[], bigint[], text[], text[], float8, int", claimDue,
+		`1, ARRAY['default','other'], ARRAY[false,true], ARRAY[100,100], ARRAY[16,1], ARRAY[2000,2000], ARRAY[false,true],
 			ARRAY[now() - interval '1 hour', '-infinity'], ARRAY[0,0]::bigint[], ARRAY['infinity','infinity']::timestamptz[], ARRAY[0,0]::bigint[],
-			ARRAY['default'], ARRAY['k'], ARRAY[16], ARRAY[false], 60, 16384`,
+			ARRAY['default'], ARRAY['k'], 60, 16384`,
 	},
 	"chunk end": {"text, timestamptz, bigint, int, bool", selectChunkEnd, `'default', '-infinity', 0, 100, false`},
 	"delivered": {"bigint[], text[], bigint[], float8[], smallint[]", settleDelivered, aRow + `, ARRAY[0], ARRAY[200]`},
@@ -99,6 +99,7 @@ var wantedPlans = map[string][]string{
 		"Index Cond: ((destination = k.destination) AND (ordering_key = k.ordering_key))",
 		"Index Cond: ((destination = lane.destination) AND (replay = lane.replay)",
 		"Index Cond: ((event_id = o.event_id) AND (destination = k.destination))",
+		"Index Cond: (destination = ''::text)", "AND (ordering_key = d_1.ordering_key) AND (event_id < d_1.event_id))",
 		"Index Cond: ((destination = h.destination) AND (ordering_key = h.ordering_key) AND (event_id > h.event_id))",
 	},
 	"chunk end": {"using outbox_delivery_due on outbox_delivery"},

@@ -71,7 +71,7 @@ func (b *outcomes) lists() [][]settlement {
 func (r *Relay) batchOf(settlements []settlement) *outcomes {
 	b := &outcomes{skipLocked: true}
 	for _, s := range settlements {
-		b.add(s, r.cfg.LogDelivered)
+		b.add(s, r.config().LogDelivered)
 	}
 	return b
 }
@@ -167,7 +167,7 @@ func (r *Relay) settleAll() {
 // collect makes a batch of what comes until it is old or large enough.
 func (r *Relay) collect(first settlement, timer *time.Timer) *outcomes {
 	var batch outcomes
-	batch.add(first, r.cfg.LogDelivered)
+	batch.add(first, r.config().LogDelivered)
 	timer.Reset(settleAfter)
 	for batch.size < settleBatch {
 		select {
@@ -175,7 +175,7 @@ func (r *Relay) collect(first settlement, timer *time.Timer) *outcomes {
 			if !open {
 				return &batch
 			}
-			batch.add(s, r.cfg.LogDelivered)
+			batch.add(s, r.config().LogDelivered)
 		case <-timer.C:
 			return &batch
 		}
@@ -249,7 +249,7 @@ func (r *Relay) writeSingly(batch *outcomes) (missed []settlement) {
 				return nil
 			}
 			single := outcomes{skipLocked: batch.skipLocked}
-			single.add(list[i], r.cfg.LogDelivered)
+			single.add(list[i], r.config().LogDelivered)
 			missed = append(missed, r.write(&single)...)
 		}
 	}
@@ -305,9 +305,9 @@ func (r *Relay) written(batch *outcomes, stale int) {
 			if s.freesKey {
 				r.lane(s.delivery.destination).unblock(*s.event.orderingKey)
 			}
-			// What an open breaker holds waits for its probes, and what stands behind another of its ordering key comes
-			// with that one; neither is to be looked for.
-			givenBack = givenBack || s.outcome == Hold && s.reason != ReasonBreaker && s.reason != ReasonOrder && !s.posted
+			// What an open breaker holds waits for its probes, what stands behind another of its ordering key comes with
+			// that one, and the next of a free key is found by it; none of them is to be looked for.
+			givenBack = givenBack || s.outcome == Hold && s.reason != ReasonBreaker && s.reason != ReasonOrder && !s.posted && !s.freesKey
 		}
 	}
 	for of, n := range counts {

@@ -36,6 +36,7 @@ type ask struct {
 	class       class
 	free        int
 	run         int    // how many deliveries of one ordering key may come together; 0: one
+	followers   int    // how many may come behind the heads of ordering keys, over all asks for the destination
 	skipFailed  bool   // a failed delivery does not block its ordering key
 	after       keyset // zero: from the very front
 	until       keyset // zero: to the end
@@ -80,6 +81,15 @@ type event struct {
 // memory.
 const inlinePayload = 16 << 10
 
+// behindParked is true of a delivery d before which another of its ordering key is parked that has a route to the same
+// destination by now: it is to be released, and goes first.
+const behindParked = `EXISTS (
+    SELECT FROM outbox_delivery parked
+    CROSS JOIN LATERAL (SELECT event_type FROM outbox WHERE id = parked.event_id LIMIT 1) e
+    JOIN outbox_route r ON r.destination = lane.destination AND e.event_type LIKE r.like_pattern
+    WHERE parked.destination = '' AND parked.ordering_key = d.ordering_key AND parked.event_id < d.event_id
+      AND parked.status IN ('pending', 'failed'))`
+
 // The rows are locked in a materialised step and then updated by where they lie. Locking inside "IN (SELECT … LIMIT …)"
 // may run again for each row and claim more than its limit; joining back by key can flip to a scan of the table. LIMIT
 // keeps the lookup of each event a lookup: a plan that was made when outbox was small may otherwise read all of it.
@@ -88,21 +98,24 @@ const inlinePayload = 16 << 10
 // first, waits for a claim that its dead relay left running; and it takes nothing once the row is gone.
 //
 // What follows the head of an ordering key comes along, each with the event before it: where somebody had locked a
-// delivery in between, the chain is broken, and what lies behind it is given back.
+// delivery in between, the chain is broken, and what lies behind it is given back. A head that may have killed relays
+// comes alone, or what follows would be suspected with it; so does one of whose key something is parked.
 const claimDue = `
 WITH claimant AS MATERIALIZED (
     SELECT FROM outbox_relay WHERE instance = $1 FOR KEY SHARE
 ), lane AS MATERIALIZED (
-    SELECT l.*
-    FROM unnest($2::text[], $3::bool[], $4::int[], $5::int[], $6::bool[], $7::timestamptz[], $8::bigint[], $9::timestamptz[], $10::bigint[])
-        WITH ORDINALITY AS l (destination, replay, free, run, skip_failed, after_at, after_id, until_at, until_id, number)
+    SELECT l.*, coalesce((
+        SELECT true FROM outbox_delivery p WHERE p.destination = '' AND p.ordering_key IS NOT NULL AND p.status IN ('pending', 'failed')
+        ORDER BY p.destination, p.ordering_key, p.event_id LIMIT 1), false) AS parked
+    FROM unnest($2::text[], $3::bool[], $4::int[], $5::int[], $6::int[], $7::bool[], $8::timestamptz[], $9::bigint[], $10::timestamptz[], $11::bigint[])
+        WITH ORDINALITY AS l (destination, replay, free, run, followers, skip_failed, after_at, after_id, until_at, until_id, number)
     WHERE EXISTS (SELECT FROM claimant)
       AND NOT EXISTS (SELECT FROM outbox_destination p WHERE p.destination = l.destination
                       AND (p.paused OR p.breaker = 'open' OR p.breaker_owner <> $1))
 ), due AS MATERIALIZED (
-    SELECT lane.number, lane.destination, lane.run, lane.skip_failed, d.place, d.event_id, d.ordering_key
+    SELECT lane.number, lane.destination, lane.run, lane.followers, lane.skip_failed, lane.parked, d.place, d.event_id, d.ordering_key, d.rescues
     FROM lane CROSS JOIN LATERAL (
-        SELECT d.ctid AS place, d.event_id, d.ordering_key
+        SELECT d.ctid AS place, d.event_id, d.ordering_key, d.rescues
         FROM outbox_delivery d
         WHERE d.destination = lane.destination AND d.replay = lane.replay AND d.status = 'pending'
           AND (d.next_attempt_at, d.event_id) > (lane.after_at, lane.after_id)
@@ -114,29 +127,36 @@ WITH claimant AS MATERIALIZED (
               WHERE earlier.destination = d.destination AND earlier.ordering_key = d.ordering_key
                 AND earlier.status IN ('pending', 'failed') AND earlier.event_id < d.event_id
                 AND (earlier.status = 'pending' OR NOT lane.skip_failed)))
+          AND (NOT lane.parked OR d.ordering_key IS NULL OR NOT ` + behindParked + `)
         ORDER BY d.next_attempt_at, d.event_id
         LIMIT lane.free
         FOR UPDATE OF d SKIP LOCKED
     ) d
 ), successor AS MATERIALIZED (
-    SELECT 0::bigint AS number, k.destination, k.run, k.skip_failed, d.place, d.event_id, k.ordering_key
-    FROM unnest($11::text[], $12::text[], $13::int[], $14::bool[]) AS k (destination, ordering_key, run, skip_failed)
+    SELECT 0::bigint AS number, lane.destination, lane.run, lane.followers, lane.skip_failed, lane.parked, d.place, d.event_id, k.ordering_key, d.rescues
+    FROM unnest($12::text[], $13::text[]) AS k (destination, ordering_key)
+    CROSS JOIN LATERAL (SELECT * FROM lane WHERE lane.destination = k.destination LIMIT 1) lane
     CROSS JOIN LATERAL (
         SELECT o.event_id FROM outbox_delivery o
         WHERE o.destination = k.destination AND o.ordering_key = k.ordering_key AND o.status IN ('pending', 'failed')
-          AND (o.status = 'pending' OR NOT k.skip_failed)
+          AND (o.status = 'pending' OR NOT lane.skip_failed)
         ORDER BY o.event_id LIMIT 1
     ) head
     CROSS JOIN LATERAL (
-        SELECT d.ctid AS place, d.event_id FROM outbox_delivery d
+        SELECT d.ctid AS place, d.event_id, d.rescues FROM outbox_delivery d
         WHERE d.event_id = head.event_id AND d.destination = k.destination AND d.status NOT IN ('delivered', 'failed', 'discarded')
           AND d.next_attempt_at <= now() AND (d.lease_expires_at IS NULL OR d.lease_expires_at <= now())
+          AND (NOT lane.parked OR NOT ` + behindParked + `)
         LIMIT 1
         FOR UPDATE OF d SKIP LOCKED
     ) d
-    WHERE EXISTS (SELECT FROM lane WHERE lane.destination = k.destination)
 ), head AS MATERIALIZED (
-    SELECT * FROM due UNION ALL SELECT * FROM successor
+    SELECT f.number, f.destination, f.skip_failed, f.place, f.event_id, f.ordering_key,
+           CASE WHEN f.ordering_key IS NULL OR f.rescues >= 3 OR f.parked AND EXISTS (
+                   SELECT FROM outbox_delivery p
+                   WHERE p.destination = '' AND p.ordering_key = f.ordering_key AND p.status IN ('pending', 'failed')) THEN 1
+                ELSE least(f.run, 1 + f.followers / count(f.ordering_key) OVER (PARTITION BY f.destination)) END AS run
+    FROM (SELECT * FROM due UNION ALL SELECT * FROM successor) f
 ), follower AS MATERIALIZED (
     SELECT d.place, o.before
     FROM head h
@@ -156,14 +176,14 @@ WITH claimant AS MATERIALIZED (
         LIMIT 1
         FOR UPDATE OF d SKIP LOCKED
     ) d
-    WHERE h.ordering_key IS NOT NULL AND h.run > 1
+    WHERE h.run > 1
 ), chosen AS MATERIALIZED (
     SELECT DISTINCT ON (place) place, number, before
     FROM (SELECT place, number, 0::bigint AS before FROM head UNION ALL SELECT place, 0, before FROM follower) c
     ORDER BY place, number DESC
 ), claimed AS (
     UPDATE outbox_delivery d
-    SET claim = d.claim + 1, claimed_by = $1, lease_expires_at = now() + make_interval(secs => $15),
+    SET claim = d.claim + 1, claimed_by = $1, lease_expires_at = now() + make_interval(secs => $14),
         rescues = least(d.rescues + (d.claimed_by IS NOT NULL)::int, 32767)
     FROM chosen c WHERE d.ctid = c.place
     RETURNING d.event_id, d.destination, d.claim, d.attempts, d.rescues, d.next_attempt_at, d.payload_bytes, d.replay,
@@ -171,7 +191,7 @@ WITH claimant AS MATERIALIZED (
 )
 SELECT c.event_id, c.destination, c.claim, c.attempts, c.rescues, c.next_attempt_at, c.payload_bytes, c.replay, c.number, c.before,
        e.event_type, e.event_version, e.idempotency_key, e.ordering_key, e.related_reference,
-       nullif(e.headers, '{}'), e.created_at, CASE WHEN c.payload_bytes <= $16 THEN e.payload END, now()
+       nullif(e.headers, '{}'), e.created_at, CASE WHEN c.payload_bytes <= $15 THEN e.payload END, now()
 FROM claimed c LEFT JOIN LATERAL (SELECT * FROM outbox WHERE id = c.event_id LIMIT 1) e ON true
 UNION ALL
 SELECT 0, '', 0, 0, 0, now(), 0, false, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, now()`
@@ -184,26 +204,23 @@ func (s *store) claim(ctx context.Context, instance int32, lease time.Duration, 
 	defer cancel()
 	n := len(asks)
 	destinations, replayed, skip := make([]string, n), make([]bool, n), make([]bool, n)
-	free, run := make([]int32, n), make([]int32, n)
+	free, run, followers := make([]int32, n), make([]int32, n), make([]int32, n)
 	afterAt, untilAt := make([]pgtype.Timestamptz, n), make([]pgtype.Timestamptz, n)
 	afterID, untilID := make([]int64, n), make([]int64, n)
 	var keyDestinations, keys []string
-	var keyRuns []int32
-	var keySkips []bool
 	for i, a := range asks {
 		destinations[i], replayed[i], skip[i] = a.destination, a.class == replays, a.skipFailed
-		free[i], run[i] = int32(a.free), int32(max(a.run, 1))
+		free[i], run[i], followers[i] = int32(a.free), int32(max(a.run, 1)), int32(a.followers)
 		afterAt[i], afterID[i] = a.after.bound(pgtype.NegativeInfinity), a.after.id
 		untilAt[i], untilID[i] = a.until.bound(pgtype.Infinity), a.until.id
 		for _, key := range a.unblocked {
 			keyDestinations, keys = append(keyDestinations, a.destination), append(keys, key)
-			keyRuns, keySkips = append(keyRuns, run[i]), append(keySkips, a.skipFailed)
 		}
 	}
 	// The lease is counted from before the statement, so that this clock's view of it ends before the database's.
 	leaseEnds := time.Now().Add(lease)
-	rows, err := s.pool.Query(ctx, claimDue, instance, destinations, replayed, free, run, skip, afterAt, afterID, untilAt, untilID,
-		keyDestinations, keys, keyRuns, keySkips, lease.Seconds(), inlinePayload)
+	rows, err := s.pool.Query(ctx, claimDue, instance, destinations, replayed, free, run, followers, skip, afterAt, afterID, untilAt, untilID,
+		keyDestinations, keys, lease.Seconds(), inlinePayload)
 	if err != nil {
 		return nil, time.Time{}, fmt.Errorf("claim: %w", err)
 	}
