@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 )
@@ -75,7 +76,14 @@ const (
 
 // channels returns all channels; the log is one of them, so that many relays log an alert once.
 func (r *Relay) channels() []Channel {
-	return append([]Channel{logChannel{r.cfg.Log}}, r.cfg.Alerts.Channels...)
+	return append([]Channel{logChannel{r.cfg.Log}}, r.config().Alerts.Channels...)
+}
+
+func (r *Relay) channelNames() (names []string) {
+	for _, c := range r.channels() {
+		names = append(names, c.Name())
+	}
+	return names
 }
 
 // tellAlerts sends what is due whenever it is signalled, until ctx is done. It shares nothing with deliveries but the
@@ -83,12 +91,7 @@ func (r *Relay) channels() []Channel {
 func (r *Relay) tellAlerts(ctx context.Context) {
 	var tellers sync.WaitGroup
 	defer tellers.Wait()
-	var due []chan struct{}
-	for _, channel := range r.channels() {
-		wake := make(chan struct{}, 1)
-		due = append(due, wake)
-		tellers.Go(func() { r.tellChannel(ctx, channel, wake) })
-	}
+	due := map[string]chan struct{}{} // by the channel's name
 	for {
 		select {
 		case <-r.alerts:
@@ -100,21 +103,43 @@ func (r *Relay) tellAlerts(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
+		names := r.channelNames()
+		for _, name := range names {
+			if due[name] == nil {
+				wake := make(chan struct{}, 1)
+				due[name] = wake
+				tellers.Go(func() { r.tellChannel(ctx, name, wake) })
+			}
+		}
+		for name, wake := range due {
+			if !slices.Contains(names, name) { // any more
+				delete(due, name)
+				close(wake)
+			}
+		}
 		for _, wake := range due {
 			signal(wake)
 		}
 	}
 }
 
-// tellChannel tells one channel whenever it is signalled.
-func (r *Relay) tellChannel(ctx context.Context, channel Channel, wake <-chan struct{}) {
+// tellChannel tells one channel whenever it is signalled, until it is removed.
+func (r *Relay) tellChannel(ctx context.Context, name string, wake <-chan struct{}) {
 	for {
 		select {
-		case <-wake:
+		case _, open := <-wake:
+			if !open {
+				return
+			}
 		case <-ctx.Done():
 			return
 		}
-		if err := r.tellDue(ctx, channel); err != nil && ctx.Err() == nil {
+		channels := r.channels()
+		i := slices.IndexFunc(channels, func(c Channel) bool { return c.Name() == name })
+		if i < 0 {
+			return
+		}
+		if err := r.tellDue(ctx, channels[i]); err != nil && ctx.Err() == nil {
 			r.databaseError("alert", err)
 		}
 	}
@@ -139,7 +164,7 @@ func (r *Relay) tellDue(ctx context.Context, channel Channel) error {
 		ctx = unguarded(ctx) // where nothing else may run
 	}
 	for ctx.Err() == nil {
-		notice, found, err := r.store.claimNotice(ctx, channel.Name(), r.cfg.Alerts.Window, alive)
+		notice, found, err := r.store.claimNotice(ctx, channel.Name(), r.config().Alerts.Window, alive)
 		if err != nil {
 			return err
 		}
@@ -153,11 +178,7 @@ func (r *Relay) tellDue(ctx context.Context, channel Channel) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	var names []string
-	for _, c := range r.channels() {
-		names = append(names, c.Name())
-	}
-	return r.store.scheduleAlerts(ctx, names, r.cfg.Alerts.Window, alive)
+	return r.store.scheduleAlerts(ctx, r.channelNames(), r.config().Alerts.Window, alive)
 }
 
 // tell sends an alert to a channel and records what came of it.
@@ -168,7 +189,7 @@ func (r *Relay) tell(ctx context.Context, channel Channel, notice dueNotice) err
 	// What was sent is written down, though the relay be told to stop meanwhile: its successor would send it again.
 	ctx = context.WithoutCancel(ctx)
 	if _, isLog := channel.(logChannel); isLog {
-		return r.store.markTold(ctx, channel.Name(), notice)
+		return r.store.markTold(ctx, channel.Name(), notice, len(r.config().Alerts.Channels) == 0)
 	}
 	if hook := r.cfg.Hooks.Notified; hook != nil {
 		defer hook(channel.Name(), notice.Alert, err)
@@ -178,5 +199,5 @@ func (r *Relay) tell(ctx context.Context, channel Channel, notice dueNotice) err
 			Msg("alert not sent; will be tried again")
 		return r.store.postponeNotice(ctx, channel.Name(), notice)
 	}
-	return r.store.markTold(ctx, channel.Name(), notice)
+	return r.store.markTold(ctx, channel.Name(), notice, true)
 }

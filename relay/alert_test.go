@@ -2,8 +2,12 @@ package relay
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
+	"os"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -53,7 +57,7 @@ func TestFailuresAreToldOncePerWindow(t *testing.T) {
 	becomes(db, 501, `SELECT count FROM outbox_alert`)
 	must(t, r.tellDueAlerts(t.Context())) // as the alerter does after every failure, and at every tick
 	must(t, r.tellDueAlerts(t.Context()))
-	if got := row[int](db, `SELECT notified_count FROM outbox_alert`); got != 1 || slack.total() != 1 {
+	if got := row[int](db, `SELECT count FROM outbox_alert_notice WHERE channel <> 'log'`); got != 1 || slack.total() != 1 {
 		t.Errorf("%d messages about %d failures within the window", slack.total(), got)
 	}
 
@@ -128,6 +132,7 @@ func TestDeadChannelIsTriedAgainAndDelaysNothing(t *testing.T) {
 	db.insert(100, "more")
 	r.settles(t, Delivered, 101)
 	r.settles(t, Fail, 101)
+	r.await(t, "the good channel's message", func(o *observer) bool { return len(o.notices) == 1 })
 	hanging.open()
 
 	for failures := 1; failures <= 2; failures++ {
@@ -166,5 +171,152 @@ func TestChannelsDoNotTellTheirURL(t *testing.T) {
 	slack, again := Slack("a").Name(), Slack("a").Name()
 	if slack == Slack("b").Name() || slack == Webhook("a").Name() || slack != again {
 		t.Error("names do not tell channels apart")
+	}
+}
+
+// fire opens an alert as anybody would, and resolve ends it.
+func (db *database) fire(rule string) {
+	db.Helper()
+	db.exec(`INSERT INTO outbox_alert AS a (rule, subject, detail) VALUES ($1, 's', 'detail')
+		ON CONFLICT (rule, subject) DO UPDATE SET count = a.count + 1, last_at = now()`, rule)
+}
+
+func (db *database) resolve(rule string) {
+	db.Helper()
+	db.exec(`UPDATE outbox_alert SET resolved_at = now() WHERE rule = $1`, rule)
+}
+
+// pass moves what has been told, and what ended, into the past.
+func (db *database) pass(t time.Duration) {
+	db.Helper()
+	db.exec(`UPDATE outbox_alert SET resolved_at = resolved_at - $1::interval`, t)
+	db.exec(`UPDATE outbox_alert_notice SET notified_at = notified_at - $1::interval, claimed_until = claimed_until - $1::interval`, t)
+}
+
+// A condition that comes and goes is told when it fires, when it has ended for good, and then not again within the window.
+func TestFlappingIsNoStorm(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	ops := &pager{name: "ops"}
+	cfg := db.config(to("http://receiver.test/"))
+	cfg.Alerts.Channels = []Channel{ops}
+	r := sessionOf(t, cfg)
+	tell := func(want ...string) {
+		t.Helper()
+		must(t, r.tellDueAlerts(t.Context()))
+		if got := ops.heard(); !slices.Equal(got, want) {
+			t.Fatalf("told %q, want %q", got, want)
+		}
+	}
+	const firing, resolved = "breaker_open firing", "breaker_open resolved"
+	db.fire(RuleBreakerOpen)
+	tell(firing)
+	for range 20 {
+		db.resolve(RuleBreakerOpen)
+		tell(firing)
+		db.fire(RuleBreakerOpen)
+		tell(firing)
+	}
+	db.resolve(RuleBreakerOpen)
+	db.pass(2 * time.Minute)
+	tell(firing, resolved)
+	if a := ops.last(); a.Count != 21 || !strings.HasPrefix(a.Text(), `Recovered: "s" accepts deliveries again`) {
+		t.Errorf("%+v: %s", a, a.Text())
+	}
+	// It begins anew, but it has been told within the window.
+	db.fire(RuleBreakerOpen)
+	tell(firing, resolved)
+	db.pass(14 * time.Minute)
+	tell(firing, firing, resolved)
+	if a := ops.last(); a.Count != 1 || time.Since(a.OpenedAt) > 5*time.Minute {
+		t.Errorf("a new episode says: %+v", a)
+	}
+	// What ends before anybody has been told is not told at all.
+	db.fire(RuleQuarantined)
+	db.resolve(RuleQuarantined)
+	db.pass(2 * time.Minute)
+	tell(firing, firing, resolved)
+	becomes(db, 0, `SELECT count(*) FROM outbox_alert WHERE rule = 'quarantined'`)
+}
+
+// Many alerts are due, and one channel hangs on the first: the other one is told all of them, another relay does not tell
+// the hanging one a second time, and who was told of the beginning hears the rest although the other never answers.
+func TestHangingChannelHoldsUpOnlyItself(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	release := make(chan struct{})
+	let := sync.OnceFunc(func() { close(release) })
+	t.Cleanup(let)
+	arrived := make(chan struct{}, 100)
+	hanging := &pager{name: "hanging", answer: func(int) error {
+		arrived <- struct{}{}
+		<-release
+		return errors.New("went away")
+	}}
+	good := &pager{name: "good"}
+	cfg := db.config(to("http://receiver.test/"))
+	cfg.Alerts.Channels = []Channel{hanging, good}
+	first, second := sessionOf(t, cfg), sessionOf(t, cfg)
+	rules := []string{"rule-1", "rule-2", "rule-3", "rule-4", "rule-5"}
+	for _, rule := range rules {
+		db.fire(rule)
+	}
+	var telling sync.WaitGroup
+	telling.Go(func() { _ = first.tellDueAlerts(t.Context()) })
+	<-arrived
+	eventually(t, "the good channel's alerts", func() bool { return len(good.heard()) == len(rules) })
+	// The second relay goes on with the hanging channel's others, but not with the one that is under way, long as it takes.
+	db.exec(`UPDATE outbox_alert_notice SET claimed_until = now() + interval '1 h' WHERE channel = 'hanging' AND claimed_until IS NOT NULL`)
+	if notice, found, err := second.store.claimNotice(t.Context(), "hanging", time.Minute, true); err != nil || !found || notice.Rule == hanging.last().Rule {
+		t.Errorf("claimed %q while it was being told: %v", notice.Rule, err)
+	}
+	for _, rule := range rules {
+		db.fire(rule)
+	}
+	db.exec(`UPDATE outbox_alert_notice SET notified_at = notified_at - interval '16 min'`)
+	must(t, second.tellDue(t.Context(), good))
+	if got := good.last(); len(good.heard()) != 2*len(rules) || got.Count != 2 {
+		t.Errorf("the good channel heard %q, last %+v", good.heard(), got)
+	}
+	let()
+	telling.Wait()
+}
+
+// Whatever stands in an alert comes out as one line that calls nobody and runs nothing.
+func TestTextsAreHarmless(t *testing.T) {
+	t.Parallel()
+	ended := time.Now()
+	for _, rule := range []string{
+		RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleBlockedKeys, RuleRescueStorm, RuleHorizonPinned, RuleQuarantined, ruleTest, "new\nrule",
+	} {
+		a := Alert{Rule: rule, Subject: "x'; rm -rf\n/", Count: 2, OpenedAt: ended.Add(-12 * time.Minute), FirstEventID: 7, FirstError: "<!channel>\r\n\x1b[31m", Detail: "a\nb\u202e"}
+		texts := []string{a.Text(), a.Title()}
+		a.ResolvedAt = &ended
+		texts = append(texts, a.Text())
+		if !strings.Contains(a.Text(), "Recovered: ") || !strings.Contains(a.Text(), "lasted 12m") {
+			t.Errorf("%s: %s", rule, a.Text())
+		}
+		for _, text := range texts {
+			if strings.ContainsAny(text, "\n\r\x1b\u202e") {
+				t.Errorf("%s: %q", rule, text)
+			}
+		}
+	}
+	received := newReceiver(t, nil)
+	must(t, Slack(received.URL).Notify(t.Context(), Alert{Rule: RuleFailed, Subject: "d", FirstError: "<!channel> & co"}))
+	if body := string(received.all()[0].body); strings.Contains(body, "<!channel>") || !strings.Contains(body, "amp;") {
+		t.Errorf("%s", body)
+	}
+}
+
+// Every rule has a place in the runbook.
+func TestEveryRuleHasARunbook(t *testing.T) {
+	t.Parallel()
+	runbook, err := os.ReadFile("../docs/operations.md")
+	must(t, err)
+	for _, rule := range []string{RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleBlockedKeys, RuleRescueStorm, RuleHorizonPinned, RuleQuarantined} {
+		if !strings.Contains(string(runbook), "\n## Alert: "+rule+"\n") {
+			t.Errorf("the runbook has no heading for %s", rule)
+		}
 	}
 }

@@ -77,7 +77,7 @@ func (s *store) claimNotice(ctx context.Context, channel string, window time.Dur
 const markTold = `
 WITH noted AS (
     UPDATE outbox_alert SET notified_count = greatest(notified_count, least($4, count))
-    WHERE ctid = ANY (ARRAY (SELECT ctid FROM outbox_alert WHERE rule = $1 AND subject = $2 FOR UPDATE SKIP LOCKED))
+    WHERE $5 AND ctid = ANY (ARRAY (SELECT ctid FROM outbox_alert WHERE rule = $1 AND subject = $2 FOR UPDATE SKIP LOCKED))
 )
 UPDATE outbox_alert_notice SET count = $4, notified_at = now(), claimed_until = NULL
 WHERE rule = $1 AND subject = $2 AND channel = $3`
@@ -85,21 +85,22 @@ WHERE rule = $1 AND subject = $2 AND channel = $3`
 const markRecovered = `
 WITH noted AS (
     UPDATE outbox_alert SET recovered_at = coalesce(recovered_at, now())
-    WHERE resolved_at IS NOT NULL
+    WHERE resolved_at IS NOT NULL AND $5
       AND ctid = ANY (ARRAY (SELECT ctid FROM outbox_alert WHERE rule = $1 AND subject = $2 FOR UPDATE SKIP LOCKED))
 )
 UPDATE outbox_alert_notice SET count = $4, recovered_count = $4, claimed_until = NULL
 WHERE rule = $1 AND subject = $2 AND channel = $3`
 
-// markTold records that a channel has the alert as it was claimed.
-func (s *store) markTold(ctx context.Context, channel string, d dueNotice) error {
+// markTold records that a channel has the alert as it was claimed. public says that people have heard of it: what they
+// are told next is what happened first after that.
+func (s *store) markTold(ctx context.Context, channel string, d dueNotice, public bool) error {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	statement := markTold
 	if d.ResolvedAt != nil {
 		statement = markRecovered
 	}
-	if _, err := s.pool.Exec(ctx, statement, d.Rule, d.Subject, channel, d.total); err != nil {
+	if _, err := s.pool.Exec(ctx, statement, d.Rule, d.Subject, channel, d.total, public); err != nil {
 		return fmt.Errorf("mark alert told: %w", err)
 	}
 	return nil

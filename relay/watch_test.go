@@ -80,7 +80,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 	ops := &pager{name: "ops"}
 	cfg := db.config(to(refusing.URL))
 	cfg.Routes = []Route{{"t", []string{"default"}}}
-	cfg.Alerts = Alerts{Channels: []Channel{ops}, Window: 2 * time.Second, HorizonOver: 2 * time.Second}
+	cfg.Alerts = Alerts{Channels: []Channel{ops}, HorizonOver: 2 * time.Second}
 	cfg.Watching.Interval = 100 * time.Millisecond
 	relays := []*running{start(t, cfg), start(t, cfg), start(t, cfg)}
 	for _, r := range relays {
@@ -130,7 +130,13 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 	db.exec(`UPDATE outbox_delivery SET status = 'discarded', claimed_by = NULL, lease_expires_at = NULL WHERE status IN ('pending', 'failed')`)
 	db.exec(`DELETE FROM outbox_rescue`)
 	db.exec(`UPDATE outbox_alert SET resolved_at = now() WHERE rule IN ('breaker_open', 'quarantined')`)
+	becomes(db, len(all), `SELECT count(*) FROM outbox_alert WHERE resolved_at IS NOT NULL`)
+	if got := ops.heard(); !slices.Equal(got, firing) {
+		t.Errorf("told before a condition had ended for a while: %q", got)
+	}
+	db.exec(`UPDATE outbox_alert SET resolved_at = resolved_at - interval '61 s', due_at = now()`)
 	eventually(t, "all recoveries", func() bool { return len(ops.heard()) >= len(both) })
+	db.passWindow()
 	becomes(db, 0, `SELECT count(*) FROM outbox_alert`) // whatever there was to tell has been told
 	if got := ops.heard(); !slices.Equal(got, both) {
 		t.Errorf("told: %q", got)
