@@ -76,6 +76,9 @@ const (
 	breakerHalfOpen
 )
 
+// String returns the state as the database spells it.
+func (s breakerState) String() string { return [...]string{"closed", "open", "half_open"}[s] }
+
 type breakerWrite int
 
 const (
@@ -230,7 +233,7 @@ func (b *breaker) close(now time.Time) {
 // opened records that the database knows, and when it lets somebody try.
 func (b *breaker) opened(now time.Time, wait time.Duration) {
 	if b.state == breakerOpen {
-		b.write, b.tryAt = writeNothing, now.Add(wait)
+		b.write, b.since, b.tryAt = writeNothing, now, now.Add(wait)
 	}
 }
 
@@ -238,6 +241,21 @@ func (b *breaker) opened(now time.Time, wait time.Duration) {
 func (b *breaker) try(now time.Time, hold time.Duration) {
 	b.enter(now, breakerHalfOpen)
 	b.allowed, b.until = 1, now.Add(hold)
+	if b.policy.Off {
+		b.close(now) // held before it was switched off, and there is nothing to find out
+	}
+}
+
+// configure changes the policy. What is held when it is switched off goes when its next probe is due.
+func (b *breaker) configure(now time.Time, policy BreakerPolicy) {
+	b.policy = policy
+	switch {
+	case !policy.Off:
+	case b.state == breakerHalfOpen:
+		b.close(now)
+	case b.write == writeOpen:
+		b.enter(now, breakerClosed)
+	}
 }
 
 // heard takes in what the database said at the given time.
@@ -338,7 +356,7 @@ func (c *claimer) tendBreaker(l *lane, now time.Time, instance int32) (next time
 		}
 		l.mu.Lock()
 		if l.breaker.write == writeClosed {
-			l.breaker.write = writeNothing
+			l.breaker.write, l.breaker.since = writeNothing, time.Now()
 		}
 		l.mu.Unlock()
 		r.cfg.Log.Info().Str("destination", l.name).Msg("breaker closed: the destination has recovered")

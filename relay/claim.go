@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -92,7 +93,11 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 
 	asks := c.asks(now)
 	if len(asks) == 0 {
-		c.pace.full(now)
+		if c.busy() {
+			c.pace.full(now)
+		} else if c.pace.looking(now) { // every destination is held or paused: nothing can be found
+			c.pace.claimed(now, 0)
+		}
 		return c.wait(now, next), nil
 	}
 	claimed, at, err := c.claim(context.WithoutCancel(taking), instance, asks)
@@ -109,6 +114,11 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	c.handOut(asks, claimed, at, now)
 	c.pace.claimed(time.Now(), len(claimed))
 	return c.wait(time.Now(), next), nil
+}
+
+// busy reports whether any lane holds anything.
+func (c *claimer) busy() bool {
+	return slices.ContainsFunc(c.relay.laneList(), (*lane).busy)
 }
 
 // wait returns how long nothing is to be done, neither for the pace nor, at next, for a breaker; negative: until woken.

@@ -15,6 +15,8 @@ type Hooks struct {
 	StaleSettle func(deliveries int)
 	// Rescued follows the return of a dead relay's claims.
 	Rescued func(instance int32, deliveries int)
+	// LaneChanged follows every change of what this relay lets a destination have, at most once a second for each.
+	LaneChanged func(LaneState)
 	// Idle follows each declaration that this relay has nothing to do.
 	Idle func()
 	// Archived follows every batch of a retention run, with what that batch moved or removed.
@@ -26,6 +28,8 @@ type Hooks struct {
 	// Quarantined follows the discovery that this is not the database that relays were accepted on, with what differs, and
 	// the end of that, with an empty reason.
 	Quarantined func(reason string)
+	// Reloaded follows every reload, with what changed, or why nothing did.
+	Reloaded func(changes []string, err error)
 	// DatabaseError follows each failed statement, which the relay will repeat.
 	DatabaseError func(operation string, err error)
 }
@@ -39,4 +43,16 @@ type Attempt struct {
 	Outcome     Outcome
 	Reason      Reason
 	Duration    time.Duration
+}
+
+// LaneState is what one relay lets one destination have.
+type LaneState struct {
+	Destination string
+	// Concurrency is how many requests there may be at once: as many as are configured, less what the receiver was found
+	// not to bear, or what slow start allows after an outage. 0 while the breaker is open.
+	Concurrency int
+	// RateLimit is how many requests there may be in a second, configured or found. 0: any number.
+	RateLimit float64
+	// Breaker is closed, open or half_open. A relay calls open also what another relay tries.
+	Breaker string
 }
