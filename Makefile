@@ -75,6 +75,16 @@ check-migrations: build $(goose) ## Apply, revert and apply both sets with the s
 smoke: build ## Try the command line, expected failures included
 	$(withpg) sh .ci/smoke.sh
 
+.PHONY: test-pooler
+test-pooler: ## Run the tests that need PgBouncer, and the engine's core through it
+	@command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] || { echo 'install PgBouncer first: apt-get install pgbouncer' >&2; exit 1; }
+	$(GO) vet -tags pgbouncer ./relay
+	$(GO) test -tags pgbouncer -timeout $(TEST_TIMEOUT) -run 'Pooler|Lease$$' ./relay
+
+.PHONY: footprint
+footprint: build ## Measure what an idle relay costs: first claim, queries, memory (about a minute; WINDOW=60)
+	$(withpg) sh .ci/footprint.sh
+
 .PHONY: chaos
 chaos: ## Run the chaos test for CHAOS_TIME (20s) instead of a few seconds
 	$(GO) test ./cmd/demo -run Chaos -count 1 -v -timeout $(TEST_TIMEOUT) -chaos $(CHAOS_TIME)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -15,8 +16,10 @@ import (
 
 // A Relay claims, delivers and settles. Make one with [New]; run it once.
 type Relay struct {
-	cfg   Config
-	lanes lanes
+	cfg       Config // what a reload cannot change; the rest of it is empty
+	effective atomic.Pointer[Config]
+	lanes     lanes
+	reloads   reloads
 
 	pool    *pgxpool.Pool // behind store
 	store   *store
@@ -47,34 +50,28 @@ type Relay struct {
 
 const (
 	defaultConns = 3
+	// pingAfter is how long a connection may be idle before it is tried first.
+	pingAfter = time.Minute
 	// settleGrace is how long the last outcomes may take to be written once everything else has ended.
 	settleGrace = 5 * time.Second
 )
 
 // New returns a Relay, or every mistake in its configuration as joined [Problem]s. It does not touch the network.
 func New(cfg Config) (*Relay, error) {
-	var mistakes []error
-	if cfg.Pool == nil {
-		mistakes = append(mistakes, Problem{Path: "database.url", Text: "is not set"})
-	}
-	for _, problem := range cfg.Validate() {
-		mistakes = append(mistakes, problem)
-	}
-	if err := errors.Join(mistakes...); err != nil {
+	cfg, err := complete(cfg)
+	if err != nil {
 		return nil, err
 	}
-	cfg = cfg.withDefaults()
-	if cfg.Name == "" {
-		cfg.Name, _ = os.Hostname()
-	}
 	r := &Relay{
-		cfg:         cfg,
+		cfg:         cfg.fixed(),
 		wake:        newWakeup(),
 		alerts:      make(chan struct{}, 1),
 		parked:      make(chan struct{}, 1),
 		doubt:       make(chan struct{}, 1),
+		reloads:     reloads{done: make(chan struct{}, 1)},
 		settlements: make(chan settlement, settleBatch),
 	}
+	r.effective.Store(&cfg)
 	for _, d := range cfg.Destinations {
 		e, err := newEndpoint(d, cfg.Version)
 		if err != nil {
@@ -89,10 +86,30 @@ func New(cfg Config) (*Relay, error) {
 	return r, nil
 }
 
+// complete returns a configuration with its defaults, or every mistake in it as joined Problems.
+func complete(cfg Config) (Config, error) {
+	var mistakes []error
+	if cfg.Pool == nil {
+		mistakes = append(mistakes, Problem{Path: "database.url", Text: "is not set"})
+	}
+	for _, problem := range cfg.Validate() {
+		mistakes = append(mistakes, problem)
+	}
+	if err := errors.Join(mistakes...); err != nil {
+		return Config{}, err
+	}
+	cfg = cfg.withDefaults()
+	if cfg.Name == "" {
+		cfg.Name, _ = os.Hostname()
+	}
+	return cfg, nil
+}
+
 // Run works until ctx is done, then stops taking, lets POSTs in flight end within DrainTimeout, settles them, gives
 // back what it has not sent, and returns nil. While the database is away it waits for it, for ever. It returns an error
 // only for what waiting cannot mend: one wrapping [ErrSchema], [ErrPooler] or [ErrUnserved].
 func (r *Relay) Run(ctx context.Context) error {
+	r.reloads.begin(ctx)
 	if err := r.open(ctx, r.cfg.Pooler.Mode == PoolerTransaction); err != nil {
 		return err
 	}
@@ -121,8 +138,9 @@ func (r *Relay) Run(ctx context.Context) error {
 	takers.Go(func() { r.watch(ctx) })
 
 	<-ctx.Done()
-	r.cfg.Log.Info().Dur("drain_timeout", r.cfg.DrainTimeout).Msg("stopping")
-	drain := time.AfterFunc(r.cfg.DrainTimeout, cutOff)
+	drainTimeout := r.config().DrainTimeout
+	r.cfg.Log.Info().Dur("drain_timeout", drainTimeout).Msg("stopping")
+	drain := time.AfterFunc(drainTimeout, cutOff)
 	defer drain.Stop()
 	defer context.AfterFunc(r.hurry, cutOff)()
 	// Once POSTs are cut off, only the database can hold things up, and it may be away.
@@ -136,7 +154,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	settler.Wait()
 	leave()
 	presence.Wait()
-	for _, l := range r.laneList() {
+	for _, l := range r.lanes.all() {
 		l.current().transport.CloseIdleConnections()
 	}
 	r.cfg.Log.Info().Msg("stopped")
@@ -157,6 +175,10 @@ func (r *Relay) poolConfig() *pgxpool.Config {
 		cfg.MaxConns = defaultConns
 	}
 	directly(cfg, r.cfg.Schema)
+	if cfg.ShouldPing == nil {
+		// By default every claim of an idle relay would be two queries. A statement on a broken connection is repeated.
+		cfg.ShouldPing = func(_ context.Context, p pgxpool.ShouldPingParams) bool { return p.IdleDuration > pingAfter }
+	}
 	return cfg
 }
 
@@ -185,7 +207,7 @@ func (r *Relay) prepare(ctx context.Context) error {
 	for {
 		err := r.checkDatabase(ctx)
 		if err == nil {
-			err = r.checkUnserved(ctx)
+			err = r.fit(ctx)
 		}
 		switch {
 		case errors.Is(err, ErrSchema), errors.Is(err, ErrPooler), errors.Is(err, ErrUnserved):
