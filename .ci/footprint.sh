@@ -1,0 +1,46 @@
+#!/bin/sh
+# What an idle relay costs: time to its first claim, queries a second, memory. Run it as make footprint. It ends with an
+# error when the relay asks more than once a second or holds more than 25 MiB.
+set -eu
+
+relay=$PWD/bin/outbox-relay
+window=${WINDOW:-60}
+log=$PGHOST/log
+export OUTBOX_DATABASE_URL="$DATABASE_URL" OUTBOX_DESTINATION_URL=http://127.0.0.1:1/ OUTBOX_NAME=footprint OUTBOX_LOG_LEVEL=error
+
+sql() { psql -X -q -t -A -v ON_ERROR_STOP=1 -c "$1"; }
+
+"$relay" migrate up >/dev/null
+# A first relay brings in the routes, and the server's caches.
+"$relay" run 2>/dev/null &
+pid=$!
+trap 'kill "$pid" 2>/dev/null || true' EXIT
+until [ "$(sql 'SELECT count(*) FROM outbox_relay')" = 1 ]; do :; done
+kill "$pid"
+wait "$pid"
+
+# Nothing listens at the destination: the attempt comes right behind the commit of the claim.
+sql "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'k')"
+started=$(date +%s%N)
+"$relay" run 2>/dev/null &
+pid=$!
+until [ "$(sql 'SELECT count(*) FROM outbox_delivery WHERE attempts > 0')" = 1 ]; do :; done
+attempted=$(sql 'SELECT (extract(epoch FROM last_attempt_at) * 1e9)::bigint FROM outbox_delivery')
+sql 'DELETE FROM outbox_delivery'
+sleep 5
+
+# Every statement that reaches the server, by whatever connection of the relay.
+sql "ALTER SYSTEM SET log_line_prefix = '%a|'"
+sql "ALTER SYSTEM SET log_statement = 'all'"
+sql 'SELECT pg_reload_conf()' >/dev/null
+sleep 2
+before=$(grep -cE '^outbox-relay\|LOG: +(execute|statement)' "$log" || true)
+sleep "$window"
+after=$(grep -cE '^outbox-relay\|LOG: +(execute|statement)' "$log" || true)
+memory=$(awk '/^VmRSS/ { print $2 }' "/proc/$pid/status")
+
+awk -v first=$(((attempted - started) / 1000000)) -v queries=$((after - before)) -v window="$window" -v memory="$memory" 'BEGIN {
+	printf "first claim after the start  %d ms\nqueries while idle           %.2f a second\nmemory while idle            %.1f MiB\n",
+		first, queries / window, memory / 1024
+	exit queries > window || memory > 25 * 1024
+}' || { echo 'more than 1 query a second, or than 25 MiB' >&2; exit 1; }
