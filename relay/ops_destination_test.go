@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"slices"
@@ -147,5 +148,37 @@ func TestReplayKeepsTheOrder(t *testing.T) {
 	r.settles(t, Delivered, 3)
 	if got := rc.keys(); !slices.Equal(got, []string{"1", "2", "3"}) {
 		t.Errorf("sent in the order %q", got)
+	}
+}
+
+// Relays look behind their positions at once, where what an operator released may lie.
+func TestOperatorsTellRelays(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(2, "k")
+	db.settled("failed", "event_id = 1")
+	ops := NewOps(db.pool)
+	_, err := ops.Pause(t.Context(), "default", "")
+	must(t, err)
+	conn := commandConn(t, db)
+	_, err = conn.Exec(t.Context(), listen)
+	must(t, err)
+	waiting, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for name, act := range map[string]func() error{
+		"replay":  func() error { _, err := ops.Replay(t.Context(), Selection{EventIDs: []int64{1}}, 0, nil); return err },
+		"discard": func() error { _, err := ops.Discard(t.Context(), Selection{EventIDs: []int64{2}}, nil); return err },
+		"resume":  func() error { _, err := ops.Resume(t.Context(), "default", false); return err },
+	} {
+		must(t, act())
+		for {
+			notification, err := conn.WaitForNotification(waiting)
+			if err != nil {
+				t.Fatalf("%s tells nobody: %v", name, err)
+			}
+			if notification.Payload == "sweep public" {
+				break
+			}
+		}
 	}
 }
