@@ -125,7 +125,7 @@ func redact(text, raw string) string {
 	parts := []string{raw}
 	if u, err := url.Parse(raw); err == nil {
 		password, _ := u.User.Password()
-		parts = append(parts, u.String(), u.User.String(), u.User.Username(), password, u.Host, u.Hostname(), u.Path, u.RawQuery)
+		parts = append(parts, u.String(), u.User.String(), u.User.Username(), password, u.Host, u.Hostname(), u.Path, strings.Trim(u.Path, "/"), u.RawQuery)
 		parts = append(parts, strings.Split(u.Path, "/")...)
 		for _, values := range u.Query() {
 			parts = append(parts, values...)

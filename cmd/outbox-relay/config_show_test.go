@@ -13,7 +13,7 @@ const sample = "testdata/outbox-relay.yaml"
 
 var sampleEnv = []string{
 	"OUTBOX_DATABASE_URL=postgres://u:p@localhost/db", "SLACK_WEBHOOK_URL=https://hooks.slack.com/services/x",
-	"LOGISTICS_SECRET=" + goodSecret, "LOGISTICS_TOKEN=token",
+	"LOGISTICS_SECRET=" + goodSecret, "LOGISTICS_TOKEN=token", "SMTP_PASSWORD=password",
 }
 
 // The sample mentions every setting and variable, and what it sets is the default.
@@ -148,6 +148,8 @@ alerts:
     - webhook: https://ops.internal/*** # outbox-relay.yaml:16
     - slack: https://hooks.slack.com/*** # env OUTBOX_SLACK_WEBHOOK_URL_FILE
   window: 15m # default
+  lag_over: 10m # default
+  horizon_over: 5m # default
 log:
   level: info # default
   format: auto # default

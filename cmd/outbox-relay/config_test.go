@@ -220,7 +220,7 @@ destinations:
   b: {url: https://b, format: raw, cloudevents_source: /t, max_payload_bytes: 20, tls: {server_name: n}, proxy: 'http://p:22', timeout: 12s, max_in_flight: 13, retry: {schedule: [14s], max_attempts: 15, jitter: 0.5, retry_after_max: 16h}, responses: {retry: [501], fail: []}}
 routes: [{event: x.*, to: [a, b]}, {event: y, to: [b]}]
 egress: {allow_private: [10.0.0.0/8, fd00::/8], proxy: http://p:21}
-alerts: {window: 17m, channels: [{slack: 'https://s'}, {webhook: 'https://w'}]}
+alerts: {window: 17m, lag_over: 18m, horizon_over: 23m, channels: [{slack: 'https://s'}, {webhook: 'https://w'}]}
 `)
 	c := loadConfig(sources{flags: map[string]string{"config": file}, hostname: "host"})
 	if err := c.err(); err != nil {
@@ -250,7 +250,7 @@ alerts: {window: 17m, channels: [{slack: 'https://s'}, {webhook: 'https://w'}]}
 		},
 		Routes: []relay.Route{{Event: "x.*", To: []string{"a", "b"}}, {Event: "y", To: []string{"b"}}},
 		Egress: relay.Egress{AllowPrivate: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}, Proxy: "http://p:21"},
-		Alerts: relay.Alerts{Window: 17 * time.Minute, Channels: got.Alerts.Channels},
+		Alerts: relay.Alerts{Window: 17 * time.Minute, LagOver: 18 * time.Minute, HorizonOver: 23 * time.Minute, Channels: got.Alerts.Channels},
 	}
 	if !reflect.DeepEqual(got, want) { // which follows pointers
 		t.Errorf("got\n%+v\nwant\n%+v", got, want)
