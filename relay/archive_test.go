@@ -360,7 +360,9 @@ func TestRelayArchives(t *testing.T) {
 	cfg.Hooks.Archived = func(batch ArchiveResult) { archived <- batch }
 	r := prepared(t, cfg)
 	r.cfg.Hooks.Archived = cfg.Hooks.Archived
-	r.cfg.Retention.Schedule = "@every 1s" // more often than is allowed
+	often := *r.config()
+	often.Retention.Schedule = "@every 1s" // more often than is allowed
+	r.effective.Store(&often)
 	r.begin()
 	select {
 	case batch := <-archived:

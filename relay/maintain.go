@@ -16,9 +16,8 @@ const unparkInterval = 30 * time.Second
 func (r *Relay) maintain(ctx context.Context) {
 	jobs := r.newJobs()
 	jobs.Schedule(cron.Every(r.cfg.PollInterval), cron.FuncJob(func() { signal(r.wake.tick) }))
-	if schedule, problem := r.cfg.Retention.schedule(); problem == "" && r.cfg.Retention.removes() {
-		jobs.Schedule(schedule, cron.FuncJob(func() { r.archive(ctx) }))
-	}
+	archiving := archivePlan{jobs: jobs}
+	archiving.follow(ctx, r)
 	jobs.Start()
 	for ctx.Err() == nil {
 		select {
@@ -31,10 +30,39 @@ func (r *Relay) maintain(ctx context.Context) {
 				r.cfg.Log.Error().Err(err).Msg("the schema changed under this relay")
 				r.fail(err)
 			}
+		case <-r.reloads.done:
+			archiving.follow(ctx, r)
+			r.giveBackRemoved()
 		case <-ctx.Done():
 		}
 	}
 	<-jobs.Stop().Done()
+}
+
+// An archivePlan is when the archive runs, as the configuration in effect has it.
+type archivePlan struct {
+	jobs   *cron.Cron
+	keep   Retention
+	entry  cron.EntryID
+	cancel context.CancelFunc // ends the run that is under way; nil: nothing is planned
+}
+
+// follow plans anew if the configuration has changed. A run under way ends: what it removes may now be to be kept.
+func (p *archivePlan) follow(ctx context.Context, r *Relay) {
+	keep := r.config().Retention
+	if keep == p.keep {
+		return
+	}
+	if p.cancel != nil {
+		p.cancel()
+		p.jobs.Remove(p.entry)
+		p.cancel = nil
+	}
+	p.keep = keep
+	if schedule, problem := keep.schedule(); problem == "" && keep.removes() {
+		ctx, p.cancel = context.WithCancel(ctx)
+		p.entry = p.jobs.Schedule(schedule, cron.FuncJob(func() { r.archive(ctx) }))
+	}
 }
 
 // newJobs returns a scheduler in UTC, where no hour is skipped or repeated, in which a job that panics or outlasts its

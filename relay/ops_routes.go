@@ -76,8 +76,9 @@ func (o *Ops) Unserved(ctx context.Context, configured []string) ([]Unserved, er
 // checkUnserved refuses to run where a destination was renamed or removed before it was empty: nobody would send what
 // still waits for it, and only its growing lag would tell.
 func (r *Relay) checkUnserved(ctx context.Context) error {
-	configured := make([]string, len(r.cfg.Destinations))
-	for i, d := range r.cfg.Destinations {
+	cfg := r.config()
+	configured := make([]string, len(cfg.Destinations))
+	for i, d := range cfg.Destinations {
 		configured[i] = d.Name
 	}
 	list, err := unserved(ctx, r.store.pool, configured)
@@ -87,17 +88,25 @@ func (r *Relay) checkUnserved(ctx context.Context) error {
 	if len(list) == 0 {
 		return nil
 	}
-	var counts []string
-	for _, u := range list {
-		counts = append(counts, u.String())
-	}
-	if r.cfg.AllowUnserved {
-		r.cfg.Log.Warn().Strs("destinations", counts).Msg("deliveries wait for destinations that this relay does not serve")
+	if cfg.AllowUnserved {
+		r.cfg.Log.Warn().Strs("destinations", counts(list)).Msg("deliveries wait for destinations that this relay does not serve")
 		return nil
 	}
+	return unservedError(list)
+}
+
+// unservedError says what to do about what would be left behind.
+func unservedError(list []Unserved) error {
 	return fmt.Errorf("%w: %s. Put it back until it is empty, or give up what waits: outbox-relay discard --destination %s; "+
 		"where another relay serves it, or to leave it: outbox-relay run --force, or relay.allow_unserved: true",
-		ErrUnserved, strings.Join(counts, ", "), list[0].Destination)
+		ErrUnserved, strings.Join(counts(list), ", "), list[0].Destination)
+}
+
+func counts(list []Unserved) (texts []string) {
+	for _, u := range list {
+		texts = append(texts, u.String())
+	}
+	return texts
 }
 
 // String says the name and how many wait.

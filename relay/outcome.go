@@ -68,6 +68,7 @@ const (
 	ReasonLease        Reason = "lease"         // too little of the lease was left
 	ReasonShutdown     Reason = "shutdown"      // the relay is stopping (also cuts off what is being sent)
 	ReasonPaused       Reason = "paused"        // a 410 came while it waited for its turn
+	ReasonRemoved      Reason = "removed"       // its destination was removed from the configuration
 	ReasonBreaker      Reason = "breaker"       // the destination is down: its breaker opened while it waited
 	ReasonOrder        Reason = "order"         // one before it of its ordering key was not delivered
 	ReasonDatabase     Reason = "database"      // the payload could not be read

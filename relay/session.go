@@ -17,7 +17,6 @@ import (
 // a pooler there is no such connection: the heartbeat alone says that the relay lives, and nothing is received.
 type session struct {
 	relay      *Relay
-	routed     bool // the routes have been applied
 	lookParked time.Time
 
 	mu       sync.Mutex
@@ -211,15 +210,9 @@ func (s *session) enter(ctx context.Context, on *standing) error {
 		return err
 	}
 	s.relay.guard.admit(instance)
-	routes := s.relay.applyRoutes
-	if s.routed {
-		routes = s.relay.compareRoutes
-	}
-	if err := routes(ctx); err != nil {
+	if err := s.relay.meetRoutes(ctx, func() { s.set(instance, true) }); err != nil {
 		return err
 	}
-	s.routed = true
-	s.set(instance, true)
 	s.relay.cfg.Log.Info().Int32("instance", instance).Bool("resumed", resumed).Bool("session", on.conn != nil).Msg("registered")
 	return nil
 }

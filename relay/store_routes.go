@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
@@ -38,13 +39,15 @@ func (s *store) routes(ctx context.Context) (map[routeRow]bool, error) {
 	return stored, nil
 }
 
-const deleteRoute = `DELETE FROM outbox_route WHERE pattern = $1 AND destination = $2`
+const deleteRoutes = `
+DELETE FROM outbox_route WHERE (pattern, destination) IN (SELECT * FROM unnest($1::text[], $2::text[]))`
 
-const insertRoute = `INSERT INTO outbox_route (pattern, destination) VALUES ($1, $2)`
+const insertRoutes = `
+INSERT INTO outbox_route (pattern, destination) SELECT * FROM unnest($1::text[], $2::text[])`
 
-// syncRoutes makes the stored routes equal to wanted and returns what changed. Producers go on meanwhile: the lock only
-// keeps other relays from doing the same.
-func (s *store) syncRoutes(ctx context.Context, wanted map[routeRow]bool) (added, removed []routeRow, err error) {
+// syncRoutes makes the stored routes equal to wanted and returns what changed; nothing if check, which may be nil, finds
+// that it must not be. Producers go on meanwhile: the lock only keeps other relays from doing the same.
+func (s *store) syncRoutes(ctx context.Context, wanted map[routeRow]bool, check func(context.Context, querier) error) (added, removed []routeRow, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
@@ -76,22 +79,39 @@ func (s *store) syncRoutes(ctx context.Context, wanted map[routeRow]bool) (added
 				continue
 			}
 			removed = append(removed, route)
-			if _, err := tx.Exec(ctx, deleteRoute, route.Pattern, route.Destination); err != nil {
-				return err
-			}
 		}
 		for route := range missing {
 			added = append(added, route)
-			if _, err := tx.Exec(ctx, insertRoute, route.Pattern, route.Destination); err != nil {
+		}
+		if patterns, destinations := columns(removed); len(patterns) > 0 {
+			if _, err := tx.Exec(ctx, deleteRoutes, patterns, destinations); err != nil {
 				return err
 			}
 		}
+		if patterns, destinations := columns(added); len(patterns) > 0 {
+			if _, err := tx.Exec(ctx, insertRoutes, patterns, destinations); err != nil {
+				return err
+			}
+		}
+		if check != nil {
+			return check(ctx, tx)
+		}
 		return nil
 	})
-	if err != nil {
+	switch {
+	case errors.Is(err, ErrUnserved):
+		return nil, nil, err
+	case err != nil:
 		return nil, nil, fmt.Errorf("synchronise routes: %w", err)
 	}
 	return added, removed, nil
+}
+
+func columns(routes []routeRow) (patterns, destinations []string) {
+	for _, route := range routes {
+		patterns, destinations = append(patterns, route.Pattern), append(destinations, route.Destination)
+	}
+	return patterns, destinations
 }
 
 // A parked delivery whose event now has a route becomes a delivery to each of its destinations. As with claims, LIMIT

@@ -62,6 +62,14 @@ const mask = secretPrefix + "***"
 // IsZero reports whether the secret is unset.
 func (s Secret) IsZero() bool { return s.key == nil }
 
+// Equal reports whether both are the same key, or both none.
+func (s Secret) Equal(other Secret) bool {
+	if s.key == nil || other.key == nil {
+		return s.key == other.key
+	}
+	return *s.key == *other.key
+}
+
 // String masks the secret.
 func (s Secret) String() string { return mask }
 
