@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/mattn/go-isatty"
@@ -20,14 +21,30 @@ func setUpLogging() {
 	zerolog.ErrorHandler = func(error) {}
 }
 
-// logger writes to stderr: as JSON, or for people where a terminal is attached.
-func (inv *invocation) logger(c *config) zerolog.Logger {
+// logger writes to stderr: as JSON, or for people where a terminal is attached. What it writes follows level.
+func (inv *invocation) logger(c *config) (log zerolog.Logger, level *logLevel) {
+	level = &logLevel{}
+	level.set(c.logLevel())
+	return zerolog.New(inv.logWriter(get[string](c, "log.format"))).Sample(level).With().Timestamp().Logger(), level
+}
+
+func (c *config) logLevel() zerolog.Level {
 	level, err := zerolog.ParseLevel(get[string](c, "log.level"))
 	if err != nil {
-		level = zerolog.InfoLevel
+		return zerolog.InfoLevel
 	}
-	return zerolog.New(inv.logWriter(get[string](c, "log.format"))).Level(level).With().Timestamp().Logger()
+	return level
 }
+
+// A logLevel is the lowest level that is written, which may change at any time. A logger's own level cannot; but a
+// logger asks its sampler before it makes a line.
+type logLevel struct{ lowest atomic.Int32 }
+
+// set changes the level and reports whether it was another one.
+func (l *logLevel) set(level zerolog.Level) bool { return l.lowest.Swap(int32(level)) != int32(level) }
+
+// Sample implements [zerolog.Sampler].
+func (l *logLevel) Sample(level zerolog.Level) bool { return int32(level) >= l.lowest.Load() }
 
 // logWriter returns where zerolog writes its JSON to in a log.format.
 func (inv *invocation) logWriter(format string) io.Writer {

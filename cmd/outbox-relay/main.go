@@ -16,8 +16,12 @@ func main() {
 	setUpLogging()
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	hangups := make(chan os.Signal, 1)
+	if len(os.Args) > 1 && os.Args[1] == "run" { // to any other command a closed terminal is the end
+		signal.Notify(hangups, syscall.SIGHUP)
+	}
 	m := Main{
-		Env: os.Environ(), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Signals: signals,
+		Env: os.Environ(), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Signals: signals, Hangups: hangups,
 		StandardLog: func(w io.Writer) {
 			log.SetFlags(0)
 			log.SetOutput(w)
@@ -33,6 +37,8 @@ type Main struct {
 	Stdout, Stderr io.Writer
 	// Signals that ask to stop. The first ends a command gracefully, the second at once.
 	Signals <-chan os.Signal
+	// Hangups ask run to read its configuration again; nil: nobody does.
+	Hangups <-chan os.Signal
 	// StandardLog says where the standard logger of the process writes to; nil leaves it alone.
 	StandardLog func(io.Writer)
 }

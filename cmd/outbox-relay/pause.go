@@ -111,7 +111,7 @@ func (inv *invocation) unknownDestination(ctx context.Context, ops *relay.Ops, n
 
 // audit begins the line that says who changed something. It is logged at every level.
 func (inv *invocation) audit(c *config, action string) *zerolog.Event {
-	log := inv.logger(c)
+	log, _ := inv.logger(c)
 	return log.Log().Str("action", action).Str("os_user", who()).Str("database_user", c.pool.ConnConfig.User).
 		Str("database", c.database())
 }

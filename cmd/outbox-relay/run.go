@@ -19,6 +19,10 @@ func (runCmd) Help() string {
 	return `Runs until SIGTERM or SIGINT, then takes no more, waits up to relay.drain_timeout for requests in flight, and
 exits 0. A second signal ends that wait: what was in flight is sent again later.
 
+SIGHUP reads the configuration again, with the files and secrets it names, and puts it into effect without a stop:
+destinations, routes, alerts, retention, log.level. One with mistakes, or one without a destination that deliveries
+still wait for, changes nothing. The log says what changed, why nothing did, and what needs a restart.
+
 While the database is away it waits and tries again, for ever. It exits 5 if the database has another schema than this
 version works with; run "outbox-relay migrate up" first. It exits 3 if deliveries wait for a destination that is not
 configured, unless another relay serves it and --force says so. Logs go to stderr.`
@@ -32,7 +36,7 @@ func (runCmd) Run(inv *invocation) error {
 	if err := c.err(); err != nil {
 		return err
 	}
-	log := inv.logger(c)
+	log, level := inv.logger(c)
 	c.wires.log = log
 	if inv.StandardLog != nil {
 		inv.StandardLog(foreignLog{log})
@@ -49,8 +53,13 @@ func (runCmd) Run(inv *invocation) error {
 
 	log.Info().Str("name", cfg.Name).Str("version", cfg.Version).Str("config", c.file).
 		Str("database", c.database()).Strs("destinations", hosts(cfg.Destinations)).Msg("starting")
-	ended, watched := make(chan struct{}), make(chan struct{})
+	rl := &reloader{inv: inv, relay: r, hooks: cfg.Hooks, log: log, level: level, format: get[string](c, "log.format")}
+	ended, watched, reloaded := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	aborted := false
+	go func() {
+		defer close(reloaded)
+		rl.run(ended)
+	}()
 	go func() {
 		defer close(watched)
 		select {
@@ -63,6 +72,7 @@ func (runCmd) Run(inv *invocation) error {
 	err = r.Run(inv.ctx)
 	close(ended)
 	<-watched
+	<-reloaded
 	if err == nil && aborted {
 		return exitError{code: exitInterrupted, err: errors.New("a second signal cut off requests in flight; they will be sent again")}
 	}

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+// A reloader reads the configuration again whenever the process is sent SIGHUP, and puts it into effect. One with
+// mistakes changes nothing.
+type reloader struct {
+	inv    *invocation
+	relay  *relay.Relay
+	hooks  relay.Hooks
+	log    zerolog.Logger
+	level  *logLevel
+	format string // of the log, which stays
+}
+
+// run reloads at every signal until ended is closed. Signals that come meanwhile are one: what was read at the first of
+// them is read again.
+func (rl *reloader) run(ended <-chan struct{}) {
+	for {
+		select {
+		case <-rl.inv.Hangups:
+			rl.reload()
+		case <-ended:
+			return
+		}
+	}
+}
+
+func (rl *reloader) reload() {
+	c := rl.inv.load()
+	for _, w := range c.warnings {
+		rl.log.Warn().Msg(w.String())
+	}
+	if err := c.err(); err != nil {
+		for _, p := range c.problems {
+			rl.log.Error().Msg(p.String())
+		}
+		rl.log.Error().Int("problems", len(c.problems)).Msg(unchanged)
+		if rl.hooks.Reloaded != nil {
+			rl.hooks.Reloaded(nil, err)
+		}
+		return
+	}
+	c.wires.log = rl.log
+	cfg := c.relayConfig()
+	cfg.Version = buildInfo().Version
+	if _, err := rl.relay.Reload(cfg); err != nil {
+		rl.log.Error().Err(err).Msg(unchanged)
+		return
+	}
+	if level := c.logLevel(); rl.level.set(level) {
+		rl.log.Info().Str("level", level.String()).Msg("log.level changed")
+	}
+	if get[string](c, "log.format") != rl.format {
+		rl.log.Warn().Strs("settings", []string{"log.format"}).Msg("some settings change only when the relay is restarted; all others are in effect")
+	}
+}
+
+const unchanged = "the configuration was read again and cannot be used; what was in effect stays"
