@@ -175,3 +175,32 @@ func TestBreakerHearsTheDatabase(t *testing.T) {
 		}
 	}
 }
+
+// Whoever was trying a destination alone and is gone, by a crash or by a stop, keeps nobody else from it.
+func TestTrialEndsWithItsRelay(t *testing.T) {
+	t.Parallel()
+	for name, leave := range map[string]func(t *testing.T, db *database, instance int32){
+		"crash": func(t *testing.T, db *database, instance int32) {
+			_, dead, err := rescue(t.Context(), db.pool, instance)
+			if err != nil || !dead {
+				t.Errorf("not rescued: %v", err)
+			}
+		},
+		"stop": func(t *testing.T, db *database, instance int32) {
+			must(t, deregister(t.Context(), db.pool, instance))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			rc := newReceiver(t, nil)
+			instance := row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('gone', '') RETURNING instance`)
+			db.exec(`INSERT INTO outbox_destination (destination, breaker, breaker_opened_at, breaker_until, breaker_owner)
+				VALUES ('default', 'half_open', now(), now() + interval '1 day', $1)`, instance)
+			db.insert(10, "key")
+			leave(t, db, instance)
+			start(t, db.config(to(rc.URL))).settles(t, Delivered, 10)
+			becomes(db, "closed", `SELECT breaker FROM outbox_destination`)
+		})
+	}
+}

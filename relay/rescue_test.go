@@ -223,7 +223,9 @@ func TestRescueTakesOnlyTheDeadOnesRows(t *testing.T) {
 	must(t, err)
 
 	rc := newReceiver(t, nil)
-	r := start(t, db.config(to(rc.URL)))
+	cfg := db.config(to(rc.URL))
+	cfg.AllowUnserved = true
+	r := start(t, cfg)
 	r.settles(t, Delivered, 9)
 	if n := sees(r.observer, func(o *observer) int { return o.returned }); n != 9 {
 		t.Errorf("%d were rescued", n)

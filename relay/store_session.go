@@ -214,9 +214,15 @@ func heartbeat(ctx context.Context, q querier, p pulse) (e echo, err error) {
 	return e, nil
 }
 
+// The destinations that a relay was trying alone, the others may try at once.
+const endTrials = `
+WITH trials AS (
+    UPDATE outbox_destination SET breaker = 'open', breaker_owner = NULL, breaker_until = now() WHERE breaker_owner = $1
+)`
+
 // Rows that somebody has locked are left to their lease. No index names the owner, because the claim would have to
 // maintain it; this walks the due part of the hot index once per death.
-const rescueClaims = `
+const rescueClaims = endTrials + `
 UPDATE outbox_delivery SET claimed_by = NULL, lease_expires_at = NULL, rescues = least(rescues + 1, 32767)
 WHERE ctid = ANY (ARRAY (
     SELECT ctid FROM outbox_delivery
@@ -258,7 +264,7 @@ const sayGoodbye = `SELECT pg_notify('outbox_wake', 'sweep ' || current_schema()
 
 // What a relay that leaves did not know to be its own, or could not write: claims whose acknowledgement was lost, and
 // outcomes that the database did not take. It did not die of them, so they are no rescues.
-const giveBackClaims = `
+const giveBackClaims = endTrials + `
 UPDATE outbox_delivery SET claimed_by = NULL, lease_expires_at = NULL
 WHERE ctid = ANY (ARRAY (
     SELECT ctid FROM outbox_delivery
