@@ -93,8 +93,10 @@ func (w *way) next(ctx context.Context, q querier, s Selection, memory time.Dura
 	if s.Type != "" {
 		pattern = likePattern(s.Type)
 	}
-	args := []any{s.Statuses, from, to, s.Reason, s.OrderingKey, pattern, orInfinite(s.Since, pgtype.NegativeInfinity),
-		orInfinite(s.Until, pgtype.Infinity), memory.Seconds(), latest}
+	args := []any{
+		s.Statuses, from, to, s.Reason, s.OrderingKey, pattern, orInfinite(s.Since, pgtype.NegativeInfinity),
+		orInfinite(s.Until, pgtype.Infinity), memory.Seconds(), latest,
+	}
 	var asked []int64
 	switch w.statement {
 	case candidatesByID:

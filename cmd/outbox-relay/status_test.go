@@ -128,8 +128,10 @@ func TestPrintStatus(t *testing.T) {
 		Destinations: []relay.DestinationStatus{
 			{Destination: "analytics", LagSeconds: -3, Routed: true, Breaker: "closed", BlockedKeys: 1, BlockedSeconds: 7200},
 			{Destination: "billing", Pending: 5, Breaker: "closed"},
-			{Destination: "logistics", Pending: 1200, Due: 20, InFlight: 64, Retrying: 3, Replays: 7, Failed: 12, LagSeconds: 252.04, Routed: true,
-				Paused: true, PausedReason: "410 \x1b[31m", PausedAt: &at, Breaker: "closed"},
+			{
+				Destination: "logistics", Pending: 1200, Due: 20, InFlight: 64, Retrying: 3, Replays: 7, Failed: 12, LagSeconds: 252.04, Routed: true,
+				Paused: true, PausedReason: "410 \x1b[31m", PausedAt: &at, Breaker: "closed",
+			},
 			{Destination: "mail", Routed: true, Breaker: "open", BreakerOpenedAt: &at, BreakerSeconds: 12, BreakerError: "connection refused"},
 		},
 		Parked: 2,
