@@ -189,7 +189,9 @@ func TestPoolerCrashes(t *testing.T) {
 	db := newDatabase(t)
 	db.bounce()
 	rc := newReceiver(t, nil)
-	r := start(t, db.config(to(rc.URL)))
+	cfg := db.config(to(rc.URL))
+	cfg.Lease = 16 * time.Second // until then, claims wait whose acknowledgement was lost
+	r := start(t, cfg)
 	for round := 1; round <= 3; round++ {
 		db.insert(500, "round"+string(rune('0'+round)))
 		r.settles(t, Delivered, 500*(round-1)+1)
