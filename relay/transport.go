@@ -88,7 +88,7 @@ func roundTrip(transport *http.Transport, req *http.Request) (*http.Response, er
 	for range maxStale {
 		watched, sent := watch(req)
 		resp, err := transport.RoundTrip(watched)
-		if err == nil || req.Context().Err() != nil || !sent.nothing() {
+		if err == nil || !sent.nothing() {
 			return resp, err
 		}
 		if body, ok := req.Body.(*payloadBody); ok {
