@@ -201,6 +201,18 @@ func (c *told) states(rule string) (states []string) {
 	return states
 }
 
+// text returns the first of what was told under a rule.
+func (c *told) text(rule string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, a := range c.alerts {
+		if a.Rule == rule {
+			return a.Text()
+		}
+	}
+	return ""
+}
+
 func (c *told) await(tb testing.TB, state string) {
 	tb.Helper()
 	eventually(tb, "an alert that is "+state, func() bool { return slices.Contains(c.states(RuleBreakerOpen), state) })
