@@ -13,7 +13,7 @@
 // response means), retry.go (when to try again), settle.go (writing outcomes), session.go (being alive, taking over from
 // the dead), guard.go and identity.go (keeping away from copies of the database), wake.go (waking up, being idle), maintain.go (safety tick, parked deliveries), archive.go (moving and
 // removing what is done with), alert.go (telling people), routes.go (making the database's routes those of the
-// configuration), store*.go (all SQL), ops.go (what operators ask), hooks.go (observing).
+// configuration), reload.go (another configuration while running), store*.go (all SQL), ops.go (what operators ask), hooks.go (observing).
 //
 // # Goroutines
 //

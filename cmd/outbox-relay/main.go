@@ -16,12 +16,8 @@ func main() {
 	setUpLogging()
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	hangups := make(chan os.Signal, 1)
-	if len(os.Args) > 1 && os.Args[1] == "run" { // to any other command a closed terminal is the end
-		signal.Notify(hangups, syscall.SIGHUP)
-	}
 	m := Main{
-		Env: os.Environ(), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Signals: signals, Hangups: hangups,
+		Env: os.Environ(), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Signals: signals, Hangups: hangups(os.Args[1:]),
 		StandardLog: func(w io.Writer) {
 			log.SetFlags(0)
 			log.SetOutput(w)

@@ -1,10 +1,25 @@
 package main
 
 import (
+	"os"
+	"os/signal"
+	"syscall"
+
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/relay"
 )
+
+// hangups returns the signals that ask run to reload, from the very start: one that came earlier would end the process.
+// To any other command a closed terminal is the end.
+func hangups(args []string) <-chan os.Signal {
+	if len(args) == 0 || args[0] != "run" {
+		return nil
+	}
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGHUP)
+	return signals
+}
 
 // A reloader reads the configuration again whenever the process is sent SIGHUP, and puts it into effect. One with
 // mistakes changes nothing.

@@ -19,15 +19,16 @@ import (
 // started is an outbox-relay run that goes on beside the test.
 type started struct {
 	signals chan os.Signal
+	hangups chan os.Signal
 	stderr  *awaited
 	code    chan int
 }
 
 func start(t *testing.T, env []string, args ...string) started {
 	t.Helper()
-	s := started{signals: make(chan os.Signal, 2), stderr: &awaited{written: make(chan struct{}, 1)}, code: make(chan int, 1)}
+	s := started{signals: make(chan os.Signal, 2), hangups: make(chan os.Signal, 1), stderr: &awaited{written: make(chan struct{}, 1)}, code: make(chan int, 1)}
 	go func() {
-		m := Main{Env: env, Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: s.stderr, Signals: s.signals}
+		m := Main{Env: env, Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: s.stderr, Signals: s.signals, Hangups: s.hangups}
 		s.code <- m.Run(append([]string{"run"}, args...))
 	}()
 	return s
@@ -51,7 +52,13 @@ func (a *awaited) Write(p []byte) (int, error) {
 // wait returns once text was written; it fails the test if the program ends without.
 func (a *awaited) wait(t *testing.T, text string, code <-chan int) {
 	t.Helper()
-	for !strings.Contains(a.String(), text) {
+	a.waitBehind(t, 0, text, code)
+}
+
+// waitBehind returns once text was written behind a position.
+func (a *awaited) waitBehind(t *testing.T, position int, text string, code <-chan int) {
+	t.Helper()
+	for !strings.Contains(a.String()[position:], text) {
 		select {
 		case <-a.written:
 		case got := <-code:

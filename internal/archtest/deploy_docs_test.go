@@ -167,7 +167,7 @@ func testSystemdUnit(t *testing.T, relay string) {
 	if err := configured(t, relay, env, "--config", config); err != nil {
 		t.Error(err)
 	}
-	for key, want := range map[string]string{"DynamicUser": "yes", "NoNewPrivileges": "yes", "Restart": "always"} {
+	for key, want := range map[string]string{"DynamicUser": "yes", "NoNewPrivileges": "yes", "Restart": "always", "ExecReload": "/bin/kill -HUP $MAINPID"} {
 		if !slices.Equal(u[key], []string{want}) {
 			t.Errorf("%s=%q, want %s", key, u[key], want)
 		}

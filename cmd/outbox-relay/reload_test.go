@@ -1,0 +1,264 @@
+package main
+
+import (
+	"encoding/base64"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// replaceFile swaps in another content at once, as editors and Kubernetes do.
+func replaceFile(t *testing.T, name, content string) {
+	t.Helper()
+	if err := os.Rename(writeFile(t, name+".new", content), name); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// reload sends a hangup and waits for the line that says what became of it.
+func (s started) reload(t *testing.T, text string) {
+	t.Helper()
+	before := len(s.stderr.String())
+	s.hangups <- syscall.SIGHUP
+	s.stderr.waitBehind(t, before, text, s.code)
+}
+
+const (
+	inEffect  = `"msg":"configuration read again, and in effect"`
+	noChange  = `"msg":"configuration read again: nothing has changed"`
+	notUsable = `"msg":"the configuration was read again and cannot be used; what was in effect stays"`
+)
+
+func TestReload(t *testing.T) {
+	t.Parallel()
+	posted := make(chan string, 100)
+	receiver := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		posted <- r.URL.Path + " " + r.Header.Get("X-Idempotency-Key")
+	}))
+	defer receiver.Close()
+	dsn := pgtest.New(t, migrations.Outbox)
+	db := open(t, dsn)
+	file := filepath.Join(t.TempDir(), usualFile)
+	config := func(path, more string) string {
+		return fmt.Sprintf("destinations: {a: {url: '%s/%s'}}\nrelay: {poll_interval: 1s}\n%s", receiver.URL, path, more)
+	}
+	replaceFile(t, file, config("old", ""))
+	s := start(t, []string{"OUTBOX_DATABASE_URL=" + dsn}, "--config="+file)
+	s.stderr.wait(t, `"registered"`, s.code)
+
+	deliver := func(key, want string) {
+		t.Helper()
+		execute(t, db, "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', '"+key+"')")
+		if got := receive(t, posted, s); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	deliver("1", "/old 1")
+	s.reload(t, noChange)
+	if strings.Contains(s.stderr.String(), `"level":"debug"`) {
+		t.Error("debug lines at level info")
+	}
+
+	replaceFile(t, file, config("new", "log: {level: debug}\n"))
+	s.reload(t, `"msg":"log.level changed"`)
+	if !strings.Contains(s.stderr.String(), `"changes":["destinations.a changed: url"],"time"`) {
+		t.Errorf("stderr:\n%s", s.stderr)
+	}
+	deliver("2", "/new 2")
+	s.stderr.wait(t, `"level":"debug"`, s.code)
+
+	// Mistakes: each of them is told, as config check does, and what was in effect stays.
+	replaceFile(t, file, config("worse", "log: {level: loud}\ndefaults: {timeout: 10}\nrotes: []\n"))
+	s.reload(t, notUsable)
+	r := command([]string{"OUTBOX_DATABASE_URL=" + dsn}, "config", "check", "--config="+file)
+	lines := strings.Split(strings.TrimSpace(r.stderr), "\n")
+	if len(lines) != 4 { // and how many there are
+		t.Errorf("config check says %q", r.stderr)
+	}
+	for _, line := range lines[:len(lines)-1] {
+		if !strings.Contains(s.stderr.String(), `"msg":`+fmt.Sprintf("%q", line)) {
+			t.Errorf("%s is not in the log:\n%s", line, s.stderr)
+		}
+	}
+	deliver("3", "/new 3")
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	s.reload(t, notUsable)
+	if !strings.Contains(s.stderr.String(), "cannot read "+file) {
+		t.Errorf("stderr:\n%s", s.stderr)
+	}
+	deliver("4", "/new 4")
+
+	replaceFile(t, file, config("newer", "log: {format: console}\n"))
+	s.hangups <- syscall.SIGHUP
+	s.reload(t, `"settings":["log.format"],"time"`)
+	deliver("5", "/newer 5")
+	s.signals <- syscall.SIGTERM
+	if code := <-s.code; code != 0 {
+		t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
+	}
+}
+
+// Before the database is there, and while the relay stops, a hangup is harmless.
+func TestReloadAtTheEdges(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), usualFile)
+	replaceFile(t, file, "destinations: {a: {url: 'http://a.invalid'}}\n")
+	s := start(t, []string{"OUTBOX_DATABASE_URL=postgres://u@127.0.0.1:1/db"}, "--config="+file)
+	s.stderr.wait(t, "connection refused", s.code)
+	replaceFile(t, file, "destinations: {b: {url: 'http://b.invalid'}}\n")
+	s.reload(t, `"changes":["destinations.b added","destinations.a removed","routes: 1 added, 1 removed"]`)
+	s.signals <- syscall.SIGTERM
+	select {
+	case s.hangups <- syscall.SIGHUP:
+	case code := <-s.code:
+		s.code <- code
+	}
+	if code := <-s.code; code != 0 {
+		t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
+	}
+}
+
+// A process of its own changes its signing secret from one to both to the other while deliveries flow: every request
+// verifies at a receiver that knows both, none is lost, none is unsigned, and the first secret ends.
+func TestSecretRotation(t *testing.T) {
+	t.Parallel()
+	old, next := rotationSecret(t, 1), rotationSecret(t, 2)
+	var mu sync.Mutex
+	seen := map[string]string{} // by key: which of the secrets verify
+	changed := make(chan struct{}, 1)
+	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		verified := ""
+		for _, s := range []struct{ name, text string }{{"old", old}, {"next", next}} {
+			secret, err := webhook.ParseSecret(s.text)
+			if err == nil {
+				_, err = webhook.Verify(r.Header, body, time.Now(), time.Minute, secret)
+			}
+			if err == nil {
+				verified += s.name
+			}
+		}
+		mu.Lock()
+		seen[r.Header.Get("X-Idempotency-Key")] += verified
+		mu.Unlock()
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+		w.WriteHeader(http.StatusNoContent)
+	}))
+	defer receiver.Close()
+	dsn := pgtest.New(t, migrations.Outbox)
+	db := open(t, dsn)
+	file := writeFile(t, filepath.Join(t.TempDir(), "secret"), old)
+	program := exec.CommandContext(t.Context(), os.Args[0], "run", "--poll-interval=1s")
+	program.Env = []string{
+		asProgram + "=1", "OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL, "OUTBOX_SIGNING_SECRET_FILE=" + file,
+	}
+	s := started{stderr: &awaited{written: make(chan struct{}, 1)}, code: make(chan int, 1)}
+	program.Stderr = s.stderr
+	if err := program.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = program.Wait()
+		s.code <- program.ProcessState.ExitCode()
+	}()
+	// arrives inserts until a request carries exactly these signatures.
+	inserted := 0
+	arrives := func(want string) {
+		t.Helper()
+		for found := false; !found; {
+			execute(t, db, fmt.Sprintf(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 't', '{}', %d + i FROM generate_series(1, 50) i`, inserted))
+			inserted += 50
+			receive(t, changed, s)
+			mu.Lock()
+			for _, verified := range seen {
+				found = found || verified == want
+			}
+			mu.Unlock()
+		}
+	}
+	rotate := func(content string) {
+		t.Helper()
+		before := len(s.stderr.String())
+		replaceFile(t, file, content)
+		if err := program.Process.Signal(syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+		s.stderr.waitBehind(t, before, `"changes":["destinations.default changed: signing_secrets"]`, s.code)
+	}
+	arrives("old")
+	rotate(next + "," + old)
+	arrives("oldnext")
+	rotate(next)
+	arrives("next")
+	for query[int](t, db, "SELECT count(*)::int FROM outbox_delivery WHERE status <> 'delivered'") > 0 {
+		receive(t, time.After(20*time.Millisecond), s)
+	}
+	if err := program.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if code := <-s.code; code != 0 {
+		t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	for key, verified := range seen {
+		if verified != "old" && verified != "oldnext" && verified != "next" {
+			t.Errorf("event %s was verified by %q", key, verified)
+		}
+	}
+	if len(seen) != inserted {
+		t.Errorf("%d of %d events arrived", len(seen), inserted)
+	}
+}
+
+// A file with ten thousand routes is read, checked and compared.
+func TestReloadOfManyRoutes(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t, migrations.Outbox)
+	db := open(t, dsn)
+	var routes strings.Builder
+	for i := range 10_000 {
+		fmt.Fprintf(&routes, "- {event: 'event.%d.*', to: [a]}\n", i)
+	}
+	destination := "destinations: {a: {url: 'http://a.invalid'}}\n"
+	file := writeFile(t, filepath.Join(t.TempDir(), usualFile), destination)
+	s := start(t, []string{"OUTBOX_DATABASE_URL=" + dsn}, "--config="+file)
+	s.stderr.wait(t, `"registered"`, s.code)
+	replaceFile(t, file, destination+"routes:\n"+routes.String())
+	s.reload(t, `"changes":["routes: 10000 added, 1 removed"]`)
+	s.reload(t, noChange)
+	if n := query[int](t, db, "SELECT count(*)::int FROM outbox_route"); n != 10_000 {
+		t.Errorf("%d routes", n)
+	}
+	if n := strings.Count(s.stderr.String(), `"msg":"route added"`); n != 101 { // one at the start
+		t.Errorf("%d routes are told one by one", n)
+	}
+	s.signals <- syscall.SIGTERM
+	<-s.code
+}
+
+func rotationSecret(t *testing.T, n int) string {
+	t.Helper()
+	return "whsec_" + base64.StdEncoding.EncodeToString(fmt.Appendf(nil, "%032d", n))
+}
