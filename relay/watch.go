@@ -136,6 +136,9 @@ func (r *Relay) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if seen.now.Sub(seen.at) > staleWatch {
+		return nil // the first look of all is under way
+	}
 	w := seen.watch()
 	r.lookout.keep(w, seen.now.Sub(seen.at))
 	if hook := r.cfg.Hooks.Watched; hook != nil {

@@ -286,3 +286,138 @@ func TestHiddenSessionsAreAdmitted(t *testing.T) {
 		t.Errorf("%d hidden sessions, told: %q", w.HiddenSessions, detail)
 	}
 }
+
+// A look reads no table as a whole, however much there is, whether it was planned before or after.
+func TestLookIsBounded(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t, "default", "second")
+	conn := engineConn(t, db)
+	const arguments = ` (0, '{}', 900)`
+	for _, statement := range []string{`PREPARE look (float8, text[], float8) AS ` + takeWatch, `EXECUTE look` + arguments} {
+		_, err := conn.Exec(t.Context(), statement, pgx.QueryExecModeSimpleProtocol)
+		must(t, err)
+	}
+	db.exec(`ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)`)
+	db.fill(100_000, 80)
+	db.exec(`UPDATE outbox_delivery SET status = 'failed', claimed_by = NULL, lease_expires_at = NULL WHERE event_id % 20 = 19 AND status = 'pending'`)
+	result, err := conn.Query(t.Context(), `EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) EXECUTE look`+arguments, pgx.QueryExecModeSimpleProtocol)
+	must(t, err)
+	lines, err := pgx.CollectRows(result, pgx.RowTo[string])
+	must(t, err)
+	wantPlan(t, "look", strings.Join(lines, "\n"), []string{"Index Only Scan using outbox_delivery_blocked", "outbox_delivery_due"})
+	if got := row[int](db, `SELECT jsonb_array_length(sample -> 'lanes') FROM outbox_watch`); got != 2 {
+		t.Errorf("%d lanes seen", got)
+	}
+}
+
+// Only one of many relays looks; the others know what it saw, and all stand down for the same reason.
+func TestOneRelayLooksForAll(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	cfg := db.config(to("http://receiver.test/"))
+	cfg.Watching = Watching{Interval: time.Hour, DeadTuples: 1}
+	relays := []*Relay{sessionOf(t, cfg), sessionOf(t, cfg), sessionOf(t, cfg)}
+	db.exec(`CREATE TABLE looks (n int); CREATE FUNCTION note_look() RETURNS trigger LANGUAGE plpgsql AS
+		$$ BEGIN INSERT INTO looks VALUES (1); RETURN NEW; END $$;
+		CREATE TRIGGER note_look BEFORE UPDATE ON outbox_watch FOR EACH ROW EXECUTE FUNCTION note_look()`)
+	for _, r := range relays {
+		if reason := r.pressure(); reason != "" {
+			t.Errorf("stood down before the first look: %s", reason)
+		}
+	}
+	var looking sync.WaitGroup
+	for _, r := range relays {
+		looking.Go(func() {
+			for range 10 {
+				if err := r.look(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	looking.Wait()
+	if n := row[int](db, `SELECT count(*) FROM looks`); n != 1 {
+		t.Errorf("%d looks", n)
+	}
+	db.exec(`UPDATE outbox_watch SET sample = jsonb_set(sample, '{dead}', '{"outbox_delivery": 2}')`)
+	for _, r := range relays {
+		must(t, r.look(t.Context()))
+		if reason := r.pressure(); reason != "table outbox_delivery has 2 dead rows, which VACUUM has yet to remove" {
+			t.Errorf("pressure: %q", reason)
+		}
+	}
+}
+
+// Somebody who waits for a lock on the outbox is a reason to stand down.
+func TestLockWaitsAreSeen(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(1, "locked")
+	r := looking(t, db.config(to("http://receiver.test/")))
+	locker := db.locker(`SELECT FROM outbox_delivery FOR UPDATE`)
+	var waiting sync.WaitGroup
+	waiting.Go(func() { db.exec(`UPDATE outbox_delivery SET last_error = 'x'`) })
+	eventually(t, "the session that waits", func() bool {
+		must(t, r.look(t.Context()))
+		return r.pressure() == "1 session waits for locks on the outbox's tables"
+	})
+	_, err := locker.Exec(t.Context(), `ROLLBACK`)
+	must(t, err)
+	waiting.Wait()
+	must(t, r.look(t.Context()))
+	if reason := r.pressure(); reason != "" {
+		t.Errorf("pressure: %q", reason)
+	}
+}
+
+// What follows from a look, without a database.
+func TestJudge(t *testing.T) {
+	t.Parallel()
+	limits := Alerts{}.withDefaults()
+	lane := func(l laneSample) sample { l.Destination = "d"; return sample{Database: "db", Lanes: []laneSample{l}} }
+	open := func(s sample, rule, about string, failed bool) sample {
+		s.Alerts = append(s.Alerts, struct {
+			subject
+			Failed bool `json:"failed"`
+		}{subject{rule, about}, failed})
+		return s
+	}
+	for name, c := range map[string]struct {
+		seen        sample
+		hold, ended string
+	}{
+		"nothing":                    {sample{}, "[]", "[]"},
+		"no lag yet":                 {lane(laneSample{Seconds: 599}), "[]", "[]"},
+		"lag":                        {lane(laneSample{Seconds: 601}), "[{lag d}]", "[]"},
+		"a held lane does not lag":   {lane(laneSample{Seconds: 9999, Held: true}), "[]", "[]"},
+		"nor has it recovered":       {open(lane(laneSample{Held: true}), RuleLag, "d", false), "[]", "[]"},
+		"no more lag":                {open(lane(laneSample{}), RuleLag, "d", false), "[]", "[{lag d}]"},
+		"nothing left to lag":        {open(sample{}, RuleLag, "d", false), "[]", "[{lag d}]"},
+		"somebody else's":            {open(sample{}, RuleBreakerOpen, "d", false), "[]", "[]"},
+		"failed deliveries are left": {open(sample{}, RuleFailed, "d", true), "[]", "[]"},
+		"none is left":               {open(sample{}, RuleFailed, "d", false), "[]", "[{failed d}]"},
+		"blocked":                    {lane(laneSample{Blocked: 1}), "[{blocked_keys d}]", "[]"},
+		"parked":                     {sample{Database: "db", Parked: &parkedSample{Count: 1}}, "[{parked db}]", "[]"},
+	} {
+		hold, ended := c.seen.judge(limits)
+		subjects := make([]subject, 0)
+		for _, h := range hold {
+			subjects = append(subjects, h.subject)
+		}
+		if got := fmt.Sprint(subjects); got != c.hold {
+			t.Errorf("%s: holds %s, want %s", name, got, c.hold)
+		}
+		if got := fmt.Sprint(ended); got != c.ended {
+			t.Errorf("%s: ended %s, want %s", name, got, c.ended)
+		}
+	}
+	// A storm begins with the third death and ends when a window has passed without one.
+	for deaths, want := range map[int]string{0: "0 1", 1: "0 0", 2: "0 0", 3: "1 0"} {
+		s := open(sample{Database: "db"}, RuleRescueStorm, "db", false)
+		s.Rescues.Relays = deaths
+		hold, ended := s.judge(limits)
+		if got := fmt.Sprint(len(hold), len(ended)); got != want {
+			t.Errorf("%d deaths: %s, want %s", deaths, got, want)
+		}
+	}
+}
