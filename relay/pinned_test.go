@@ -58,6 +58,7 @@ func drainPinned(b *testing.B, events, sessions int) (share float64) {
 	channel := &told{}
 	cfg := db.config(Destination{Name: "default", URL: rc.URL})
 	cfg.Alerts = Alerts{Channels: []Channel{channel}, HorizonOver: time.Second}
+	cfg.Watching.Interval = 5 * time.Second
 	var mu sync.Mutex
 	settled := 0
 	tenths := []time.Time{}
