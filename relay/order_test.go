@@ -100,6 +100,8 @@ func TestFailedHeadBlocksItsKeyOnly(t *testing.T) {
 	r.settles(t, Fail, 1)
 	r.settles(t, Delivered, 10)
 	idle := sees(r.observer, func(o *observer) int { return o.idle })
+	db.insert(1, "then") // it may have been idle already
+	r.settles(t, Delivered, 11)
 	r.await(t, "a look at the blocked ones", func(o *observer) bool { return o.idle > idle })
 	for _, key := range rc.keys() {
 		if strings.HasPrefix(key, "a-") && key != "a-1" {
@@ -107,7 +109,7 @@ func TestFailedHeadBlocksItsKeyOnly(t *testing.T) {
 		}
 	}
 	db.exec(`UPDATE outbox_delivery SET status = 'discarded' WHERE status = 'failed'`)
-	r.settles(t, Delivered, 14)
+	r.settles(t, Delivered, 15)
 }
 
 // The same key of another destination, and a head whose retry is hours away: only the one lane waits.
