@@ -34,6 +34,7 @@ type guard struct {
 	announced string              // the reason that was told; empty: none
 	repeated  time.Time           // when the log last told it
 	interval  time.Duration       // between looks while working
+	grace     time.Duration       // see witnessGrace
 	looked    time.Time           // when the last look began
 	beats     map[int32]time.Time // of pooled relays, at the look before; nil: there was none
 }
@@ -68,7 +69,7 @@ var (
 )
 
 func newGuard(r *Relay) *guard {
-	g := &guard{relay: r, interval: recheckInterval}
+	g := &guard{relay: r, interval: recheckInterval, grace: witnessGrace}
 	if r.cfg.Pool != nil && r.cfg.Pool.ConnConfig != nil {
 		g.address = databaseAddress(r.cfg.Pool.ConnConfig)
 	}
@@ -307,7 +308,7 @@ func (g *guard) quarantine(ctx context.Context, h handle, differences []Identity
 		if err := g.show(ctx, h, reason); err != nil {
 			return err
 		}
-		if !onlyAddress(differences) || time.Since(began) >= witnessGrace || g.announced != "" {
+		if !onlyAddress(differences) || time.Since(began) >= g.grace || g.announced != "" {
 			g.announce(ctx, h, reason)
 		}
 		if time.Since(told) >= alertRetry { // a channel may have failed; there is no beat to say so

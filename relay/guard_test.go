@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -225,6 +226,25 @@ func TestSpellingsOfTheAddress(t *testing.T) {
 		t.Error(reason)
 	}
 	third.instance()
+}
+
+// Two relays under two addresses start together: who comes first waits for the other in silence.
+func TestWitnessThatStartsLater(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	known := db.config(to("http://receiver.test/"))
+	db.visited(known)
+	cfg := known
+	cfg.Pool = settings(t, newLink(t, db.dsn).dsn)
+	early := preparedGuarded(t, cfg)
+	early.guard.grace = time.Hour
+	early.begin()
+	becomes(db, 1, `SELECT count(*) FROM outbox_relay WHERE quarantined IS NOT NULL`)
+	start(t, known).instance()
+	early.instance()
+	if len(early.reasons) != 0 || row[int](db, `SELECT count(*) FROM outbox_alert`) != 0 {
+		t.Errorf("a false alarm: %v", early.reasons)
+	}
 }
 
 // A relay that is quarantined vouches for nobody.
