@@ -55,9 +55,10 @@ func newEndpoint(d Destination, version string) (*endpoint, error) {
 			ForceAttemptHTTP2:      true,
 			TLSClientConfig:        d.Wire.TLS.config(u.Hostname()),
 			TLSHandshakeTimeout:    d.Timeout,
-			// One connection per POST in flight, all kept: the default of two would dial for nearly every POST.
-			MaxIdleConns:           d.MaxInFlight,
-			MaxIdleConnsPerHost:    d.MaxInFlight,
+			// All connections are kept. The default of two would dial for nearly every POST; as many as there are POSTs in
+			// flight would close those that were dialled for a request which another connection became free for meanwhile.
+			MaxIdleConns:           2 * d.MaxInFlight,
+			MaxIdleConnsPerHost:    2 * d.MaxInFlight,
 			IdleConnTimeout:        90 * time.Second,
 			MaxResponseHeaderBytes: maxResponseHeader,
 			// A few kilobytes of gzip can hold gigabytes.
