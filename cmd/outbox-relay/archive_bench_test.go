@@ -19,10 +19,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay"
 )
 
 var (
 	archiveLoad = flag.Int("archive-load", 2000, "how many settled events BenchmarkArchiveUnderLoad archives")
+	archiveSize = flag.Int("archive-batch", relay.DefaultArchiveBatch, "how many of them a transaction looks at")
 	archiveCalm = flag.Duration("archive-calm", time.Second, "for how long it delivers before, and again after that")
 )
 
@@ -168,8 +170,9 @@ func (l *load) during(f func()) (span [2]int) {
 // archive runs the command until everything is archived; two runs are killed on their way.
 func (l *load) archive(b *testing.B) time.Duration {
 	began := time.Now()
+	batch := fmt.Sprint("--batch=", *archiveSize)
 	for _, third := range []int{1, 2} {
-		cmd, out := archiveProcess(b, l.dsn)
+		cmd, out := archiveProcess(b, l.dsn, batch)
 		exited := make(chan struct{})
 		go func() {
 			defer close(exited)
@@ -182,7 +185,7 @@ func (l *load) archive(b *testing.B) time.Duration {
 			b.Logf("run %d came to its end before it could be killed:\n%s", third, out)
 		}
 	}
-	cmd, out := archiveProcess(b, l.dsn)
+	cmd, out := archiveProcess(b, l.dsn, batch)
 	if err := cmd.Wait(); err != nil {
 		b.Errorf("archive: %v\n%s", err, out)
 	}
