@@ -125,6 +125,18 @@ func TestFileMistakes(t *testing.T) {
 			`relay.lease: 1m0s must be at least 5s longer than destinations.default.timeout (1m30s); write 1m35s or more, or lower the timeout`,
 		}},
 
+		// Retention.
+		"a memory shorter than the retries": {"retention:\n  processed_events: 100h\n", []string{
+			`outbox-relay.yaml:2: retention.processed_events: 100h0m0s is shorter than destinations.default may be retried for (168h9m20s), after which a duplicate would be processed again; write 169h or more, or 0 for ever`,
+		}},
+		"dropped before it is archived": {"retention: {delete_after: 1h}\n", []string{
+			`outbox-relay.yaml:1: retention.delete_after: 1h0m0s is shorter than retention.archive_after (720h0m0s), so that what is archived would be dropped at once; write 720h0m0s or more, or 0 for ever`,
+		}},
+		"a schedule of six fields": {"retention: {schedule: 0 17 3 * * *}\n", []string{
+			`outbox-relay.yaml:1: retention.schedule: "0 17 3 * * *" is not a schedule; write one such as "17 3 * * *": minute, hour, day of the month, month, day of the week, in UTC`,
+		}},
+		"kept for less than nothing": {"retention: {attempts: -1h}\n", []string{`outbox-relay.yaml:1: retention.attempts: "-1h" is not more than zero; write a duration such as "5s"`}},
+
 		// Retries.
 		"an empty schedule":             {"defaults: {retry: {schedule: []}}\n", []string{`outbox-relay.yaml:1: defaults.retry.schedule: is an empty list; write one such as [5s, 30s, 5m], or remove the key`}},
 		"a schedule with a wrong delay": {"defaults:\n  retry:\n    schedule:\n    - 5s\n    - 30\n", []string{`outbox-relay.yaml:5: defaults.retry.schedule[1]: "30" has no unit; write "30s"`}},

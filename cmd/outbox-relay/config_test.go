@@ -221,6 +221,7 @@ destinations:
 routes: [{event: x.*, to: [a, b]}, {event: y, to: [b]}]
 egress: {allow_private: [10.0.0.0/8, fd00::/8], proxy: http://p:21}
 alerts: {window: 17m, lag_over: 18m, horizon_over: 23m, channels: [{slack: 'https://s'}, {webhook: 'https://w'}]}
+retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_events: 2000h, schedule: '@daily'}
 `)
 	c := loadConfig(sources{flags: map[string]string{"config": file}, hostname: "host"})
 	if err := c.err(); err != nil {
@@ -248,9 +249,10 @@ alerts: {window: 17m, lag_over: 18m, horizon_over: 23m, channels: [{slack: 'http
 				},
 			},
 		},
-		Routes: []relay.Route{{Event: "x.*", To: []string{"a", "b"}}, {Event: "y", To: []string{"b"}}},
-		Egress: relay.Egress{AllowPrivate: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}, Proxy: "http://p:21"},
-		Alerts: relay.Alerts{Window: 17 * time.Minute, LagOver: 18 * time.Minute, HorizonOver: 23 * time.Minute, Channels: got.Alerts.Channels},
+		Routes:    []relay.Route{{Event: "x.*", To: []string{"a", "b"}}, {Event: "y", To: []string{"b"}}},
+		Egress:    relay.Egress{AllowPrivate: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}, Proxy: "http://p:21"},
+		Alerts:    relay.Alerts{Window: 17 * time.Minute, LagOver: 18 * time.Minute, HorizonOver: 23 * time.Minute, Channels: got.Alerts.Channels},
+		Retention: relay.Retention{DeleteAfter: 9000 * time.Hour, Attempts: 24 * time.Hour, ProcessedEvents: 2000 * time.Hour, Schedule: "@daily"},
 	}
 	if !reflect.DeepEqual(got, want) { // which follows pointers
 		t.Errorf("got\n%+v\nwant\n%+v", got, want)
