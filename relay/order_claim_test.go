@@ -1,0 +1,243 @@
+package relay
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// registered returns a relay that claims nothing by itself, and its store.
+func (db *database) registered() (*store, int32) {
+	db.Helper()
+	return &store{pool: db.pool}, row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING instance`)
+}
+
+// claimRuns claims for one lane and returns the events of each run, by ordering key.
+func (db *database) claimRuns(a ask) map[string][]int64 {
+	db.Helper()
+	s, instance := db.registered()
+	claimed, _, err := s.claim(db.Context(), instance, time.Minute, []ask{a})
+	must(db, err)
+	all, broken := runs(claimed)
+	if len(broken) > 0 {
+		db.Errorf("broken: %v", broken)
+	}
+	of := map[string][]int64{}
+	for _, run := range all {
+		for _, d := range run {
+			key := "none"
+			if d.event.orderingKey != nil {
+				key = *d.event.orderingKey
+			}
+			of[key] = append(of[key], d.eventID)
+		}
+	}
+	return of
+}
+
+// What a claim brings behind the heads of ordering keys is bounded for each key, and for all of them.
+func TestClaimBoundsRuns(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ run, followers, want int }{
+		"by the run":                    {16, 2000, 16},
+		"by what may follow in all":     {16, 40, 5}, // a tenth of 40, and the head
+		"nothing may follow":            {16, 0, 1},
+		"one at a time":                 {1, 2000, 1},
+		"fewer may follow than keys":    {16, 9, 1},
+		"more than there are in a key":  {60, 2000, 50},
+		"a run is never less than one":  {0, 2000, 1},
+		"just enough for one more each": {16, 10, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			for key := range 10 {
+				db.keyed(string(rune('a'+key)), 1, 50)
+			}
+			db.insert(5, "free")
+			of := db.claimRuns(ask{destination: "default", free: 100, run: c.run, followers: c.followers})
+			if len(of) != 11 || len(of["none"]) != 5 {
+				t.Errorf("%d keys, and %d without one; want all", len(of)-1, len(of["none"]))
+			}
+			delete(of, "none")
+			for key, run := range of {
+				if len(run) != c.want || run[len(run)-1]-run[0] != int64(c.want-1) {
+					t.Errorf("%s: %v, want the first %d", key, run, c.want)
+				}
+			}
+		})
+	}
+}
+
+// A head that may have killed relays comes alone, or its followers would be suspected with it and fail for it.
+func TestSuspectedHeadComesAlone(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.keyed("suspect", 1, 10)
+	db.keyed("unlucky", 1, 10)
+	db.exec(`UPDATE outbox_delivery SET rescues = CASE ordering_key WHEN 'suspect' THEN 3 ELSE 2 END WHERE event_id IN (1, 11)`)
+	of := db.claimRuns(ask{destination: "default", free: 10, run: 16, followers: 100})
+	if len(of["suspect"]) != 1 || len(of["unlucky"]) != 10 {
+		t.Errorf("claimed %v", of)
+	}
+}
+
+// When a head fails as a crash loop, what follows it has not become suspect with it.
+func TestFollowersOfACrashLoopAreSpared(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.keyed("k", 1, 10)
+	for range crashLoop {
+		s, instance := db.registered()
+		_, _, err := s.claim(t.Context(), instance, time.Minute, []ask{{destination: "default", free: 10, run: 16, followers: 100}})
+		must(t, err)
+		db.exec(rescueClaims, instance)
+	}
+	rc := newReceiver(t, nil)
+	r := start(t, db.config(to(rc.URL)))
+	r.settles(t, Fail, 1)
+	_, err := NewOps(db.pool).Discard(t.Context(), Selection{EventIDs: []int64{1}}, nil)
+	must(t, err)
+	r.settles(t, Delivered, 9)
+	rc.wantSent(t, "k", numbers(2, 10))
+}
+
+// A key whose deliveries take long takes no room from others: what stands in its run waits for the one before it, and
+// for no sender.
+func TestRunsTakeNoRoomFromOthers(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) {
+		if strings.HasSuffix(r.key, "slow-1") {
+			g.pass(r)
+		}
+	})
+	for _, key := range []string{"a-slow", "b-slow", "c-slow"} {
+		db.keyed(key, 1, 40)
+	}
+	d := to(rc.URL)
+	d.MaxInFlight = 4
+	r := start(t, db.config(d))
+	for range 3 {
+		<-g.arrived
+	}
+	db.insert(200, "free")
+	db.keyed("quick", 1, 40)
+	r.settles(t, Delivered, 240)
+	rc.wantSent(t, "quick", numbers(1, 40))
+	g.open()
+	r.settles(t, Delivered, 360)
+	for _, key := range []string{"a-slow", "b-slow", "c-slow"} {
+		rc.wantSent(t, key, numbers(1, 40))
+	}
+	l := r.lane("default")
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for c, q := range l.queues {
+		if q.behind != 0 {
+			t.Errorf("%d of class %d are thought to be in runs", q.behind, c)
+		}
+	}
+}
+
+// How long a run may be follows from what its deliveries take and what a lease leaves.
+func TestRunBounds(t *testing.T) {
+	t.Parallel()
+	l := laneOf(4) // a timeout of 10 s
+	lease := DefaultTimeout + sendMargin + 40*time.Second
+	if longest, followers := l.runBounds(lease); longest != maxRun || followers != maxBehind {
+		t.Errorf("before anything was sent: %d, %d", longest, followers)
+	}
+	for _, c := range []struct {
+		perPost time.Duration
+		want    int
+	}{{time.Millisecond, maxRun}, {time.Second, maxRun}, {2 * time.Second, 10}, {7 * time.Second, 2}, {time.Hour, 1}} {
+		l.perPost = 0
+		for range 3 {
+			l.posted(c.perPost)
+		}
+		if longest, _ := l.runBounds(lease); longest != c.want {
+			t.Errorf("%d at %s each, want %d", longest, c.perPost, c.want)
+		}
+	}
+	l.push(time.Now(), backlog, [][]delivery{make([]delivery, 16), make([]delivery, 1), make([]delivery, 2)})
+	if _, followers := l.runBounds(lease); followers != maxBehind-16 {
+		t.Errorf("%d may follow beside 16 that do", followers)
+	}
+	if free, _ := l.room(time.Now(), lease); free[backlog] != free[live]-3 {
+		t.Errorf("three runs leave room for %d of %d", free[backlog], free[live])
+	}
+	l.unsent()
+	if _, followers := l.runBounds(lease); followers != maxBehind {
+		t.Errorf("%d may follow beside none", followers)
+	}
+}
+
+// Of a run only what is being sent is kept in memory.
+func TestSentPayloadsOfARunAreReleased(t *testing.T) {
+	t.Parallel()
+	rc := newReceiver(t, func(w http.ResponseWriter, r request) {
+		if r.number == 3 {
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+	})
+	r := prepared(t, Config{Pool: settings(t, "postgres://localhost/none"), Destinations: []Destination{to(rc.URL)}})
+	r.Relay.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
+	l := r.lane("default")
+	ordering := "k"
+	var run []delivery
+	for i := range 4 {
+		d := order()
+		d.eventID, d.event.orderingKey, d.leaseEnds = int64(i+1), &ordering, time.Now().Add(time.Hour)
+		run = append(run, d)
+	}
+	r.sendRun(l, run)
+	var outcomes []Outcome
+	for range run {
+		outcomes = append(outcomes, (<-r.settlements).outcome)
+	}
+	if want := []Outcome{Delivered, Delivered, Retry, Hold}; !slices.Equal(outcomes, want) {
+		t.Errorf("%v, want %v", outcomes, want)
+	}
+	for i := range run[:3] {
+		if run[i].event.payload != nil {
+			t.Errorf("the payload of event %d is still there", i+1)
+		}
+	}
+}
+
+// What was parked before a route was added goes before what the route sends on at once.
+func TestParkedGoBeforeLaterOnesOfTheirKey(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec(`DELETE FROM outbox_route`)
+	db.keyed("k", 1, 3)     // parked
+	db.keyed("other", 1, 1) // parked too
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('unrouted', '{}', 'never', 'k')`)
+	db.exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('t', 'default')`)
+	db.keyed("k", 4, 20)
+	db.keyed("free", 1, 20)
+	of := db.claimRuns(ask{destination: "default", free: 10, run: 16, followers: 100})
+	if len(of["k"]) != 0 || len(of["free"]) != 16 {
+		t.Errorf("claimed %v while earlier ones are parked", of)
+	}
+	s, instance := db.registered()
+	claimed, _, err := s.claim(t.Context(), instance, time.Minute, []ask{{destination: "default", free: 10, unblocked: []string{"k"}}})
+	must(t, err)
+	if len(claimed) != 0 {
+		t.Errorf("claimed %v, the next of a free key, while earlier ones are parked", claimed)
+	}
+	released, err := s.releaseParked(t.Context(), 1000)
+	must(t, err)
+	if released != 4 {
+		t.Errorf("released %d", released)
+	}
+	// One that has no route is parked still, and holds up nobody; but its key is claimed one by one.
+	of = db.claimRuns(ask{destination: "default", free: 10, run: 16, followers: 100})
+	if !slices.Equal(of["k"], []int64{1}) || len(of["other"]) != 1 {
+		t.Errorf("claimed %v after the release", of)
+	}
+}

@@ -1,0 +1,397 @@
+package relay
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// keyed adds the events from-th to to-th of an ordering key, with the keys k-from … k-to.
+func (db *database) keyed(ordering string, from, to int) {
+	db.Helper()
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key)
+		SELECT 't', '{}', $1 || '-' || i, $1 FROM generate_series($2::int, $3::int) i`, ordering, from, to)
+}
+
+// sent returns which events of an ordering key were sent, by their numbers, in order.
+func (rc *receiver) sent(ordering string) string {
+	var numbers []string
+	for _, key := range rc.keys() {
+		if number, of := strings.CutPrefix(key, ordering+"-"); of {
+			numbers = append(numbers, number)
+		}
+	}
+	return strings.Join(numbers, " ")
+}
+
+// numbers returns the numbers from … to as sent does.
+func numbers(from, to int) string {
+	return strings.Trim(fmt.Sprint(sequence(from, to)), "[]")
+}
+
+func sequence(from, to int) (list []int) {
+	for n := from; n <= to; n++ {
+		list = append(list, n)
+	}
+	return list
+}
+
+func (rc *receiver) wantSent(t testing.TB, ordering, want string) {
+	t.Helper()
+	if got := rc.sent(ordering); got != want {
+		t.Errorf("of %s were sent %s; want %s", ordering, got, want)
+	}
+}
+
+// refusing answers the given status to the first n requests of one event.
+func refusing(key string, n, code int) func(http.ResponseWriter, request) {
+	return func(w http.ResponseWriter, r request) {
+		if r.key == key && r.number <= n {
+			w.WriteHeader(code)
+		}
+	}
+}
+
+// In the middle of a run one is refused for now: what follows waits until it is taken.
+func TestRetryInTheMiddleOfARun(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, refusing("k-5", 2, http.StatusInternalServerError))
+	db.keyed("k", 1, 30)
+	r := start(t, db.config(to(rc.URL)))
+	r.settles(t, Delivered, 30)
+	rc.wantSent(t, "k", numbers(1, 4)+" 5 5 "+numbers(5, 30))
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 + 2 * (event_id = 5)::int`); n != 30 {
+		t.Errorf("%d of 30 have the attempts that were made: what was held back spent some", n)
+	}
+}
+
+// With on_failure: skip a delivery that failed for good is passed over, in the middle of a run, at its end and as its
+// head.
+func TestSkippedFailuresLetTheirKeyGoOn(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, func(w http.ResponseWriter, r request) {
+		switch r.key {
+		case "k-1", "k-7", "k-16", "k-40":
+			w.WriteHeader(http.StatusUnprocessableEntity)
+		}
+	})
+	db.keyed("k", 1, 40)
+	d := to(rc.URL)
+	d.OnFailure = SkipFailed
+	cfg := db.config(d)
+	cfg.PollInterval = time.Hour
+	r := start(t, cfg)
+	r.settles(t, Delivered, 36)
+	r.settles(t, Fail, 4)
+	rc.wantSent(t, "k", numbers(1, 40))
+}
+
+// What failed in the middle of a run blocks the rest of it, which spends no attempt, until an operator gives it up. Then
+// the key goes on at once: the next sweep is an hour away.
+func TestDiscardedHeadFreesItsKey(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, refusing("k-3", 1, http.StatusUnprocessableEntity))
+	db.keyed("k", 1, 20)
+	cfg := db.config(to(rc.URL))
+	cfg.PollInterval = time.Hour
+	r := start(t, cfg)
+	r.settles(t, Fail, 1)
+	becomes(db, 17, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NULL AND attempts = 0`)
+	rc.wantSent(t, "k", "1 2 3")
+	done, err := NewOps(db.pool).Discard(t.Context(), Selection{EventIDs: []int64{3}}, nil)
+	must(t, err)
+	if done.Done != 1 {
+		t.Errorf("discarded %d", done.Done)
+	}
+	r.settles(t, Delivered, 19)
+	rc.wantSent(t, "k", numbers(1, 20))
+}
+
+// A replay of a failed head brings its followers along; one of an earlier delivered event goes before what is still
+// pending. Either way the replayed head and the live followers are of two classes, and of one run.
+func TestReplaysKeepTheOrderOfTheirKey(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, refusing("k-3", 1, http.StatusUnprocessableEntity))
+	db.keyed("k", 1, 6)
+	cfg := db.config(to(rc.URL))
+	cfg.PollInterval = time.Hour
+	r := start(t, cfg)
+	r.settles(t, Fail, 1)
+	ops := NewOps(db.pool)
+	_, err := ops.Replay(t.Context(), Selection{EventIDs: []int64{3}}, 0, nil)
+	must(t, err)
+	r.settles(t, Delivered, 6)
+	rc.wantSent(t, "k", "1 2 3 "+numbers(3, 6))
+	r.stop()
+
+	_, err = ops.Replay(t.Context(), Selection{EventIDs: []int64{2}, Statuses: []string{"delivered"}}, 0, nil)
+	must(t, err)
+	db.keyed("k", 7, 30)
+	again := start(t, cfg)
+	again.settles(t, Delivered, 25)
+	rc.wantSent(t, "k", "1 2 3 "+numbers(3, 6)+" 2 "+numbers(7, 30))
+}
+
+// A key whose head waits in the backlog while its followers are live is sent in order.
+func TestBacklogGoesBeforeLiveWithinAKey(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, nil)
+	for _, key := range []string{"a", "b", "c"} {
+		db.keyed(key, 1, 40)
+	}
+	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 hour' * (event_id % 3) WHERE event_id % 40 BETWEEN 1 AND 20`)
+	d := to(rc.URL)
+	d.MaxInFlight = 2
+	r := start(t, db.config(d))
+	r.settles(t, Delivered, 120)
+	for _, key := range []string{"a", "b", "c"} {
+		rc.wantSent(t, key, numbers(1, 40))
+	}
+}
+
+// An event that becomes available later holds back what was committed after it.
+func TestLaterAvailableEventHoldsItsKey(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, nil)
+	db.keyed("k", 1, 10)
+	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 hour' WHERE event_id = 4`)
+	r := start(t, db.config(to(rc.URL)))
+	r.settles(t, Delivered, 3)
+	idle := sees(r.observer, func(o *observer) int { return o.idle })
+	r.wake.notify(true)
+	r.await(t, "a look at the others", func(o *observer) bool { return o.idle > idle })
+	rc.wantSent(t, "k", "1 2 3")
+	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() WHERE event_id = 4`)
+	r.settles(t, Delivered, 10)
+	rc.wantSent(t, "k", numbers(1, 10))
+}
+
+// Somebody has locked a delivery in the middle of a run. It, and what follows it, waits for the lock; what comes before
+// does not.
+func TestLockedDeliveryBreaksItsRun(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, nil)
+	db.keyed("k", 1, 10)
+	operator := db.locker(`SELECT FROM outbox_delivery WHERE event_id = 4 FOR UPDATE`)
+	a, b := start(t, db.config(to(rc.URL))), start(t, db.config(to(rc.URL)))
+	becomes(db, 3, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
+	for _, r := range []*running{a, b} {
+		idle := sees(r.observer, func(o *observer) int { return o.idle })
+		r.wake.notify(true)
+		r.await(t, "a look at the others", func(o *observer) bool { return o.idle > idle })
+	}
+	rc.wantSent(t, "k", "1 2 3")
+	_, err := operator.Exec(t.Context(), `ROLLBACK`)
+	must(t, err)
+	becomes(db, 10, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`)
+	rc.wantSent(t, "k", numbers(1, 10))
+}
+
+// The lease of a run ends while it is sent. What is left of it is not sent under that lease, and goes on in order.
+func TestRunDoesNotOutliveItsLease(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) {
+		if r.key == "k-2" {
+			g.pass(r)
+		}
+	})
+	db.keyed("k", 1, 10)
+	cfg := db.config(to(rc.URL))
+	cfg.PollInterval = time.Hour
+	r := start(t, cfg)
+	<-g.arrived
+	becomes(db, 10, `SELECT count(*) FROM outbox_delivery WHERE claim = 1 AND event_id <= 10`)
+	// The sender's view of the lease is of this process alone; shorten what every later attempt wants to be left.
+	l := r.lane("default")
+	l.mu.Lock()
+	patient := *l.endpoint
+	patient.destination.Timeout = 2 * DefaultLease
+	before := l.endpoint
+	l.endpoint = &patient
+	l.mu.Unlock()
+	g.open()
+	r.await(t, "the end of the lease", func(o *observer) bool { return o.reasons[ReasonLease] >= 1 && o.reasons[ReasonOrder] >= 1 })
+	rc.wantSent(t, "k", "1 2")
+	l.mu.Lock()
+	l.endpoint = before
+	l.mu.Unlock()
+	r.settles(t, Delivered, 10)
+	rc.wantSent(t, "k", numbers(1, 10))
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 AND rescues = 0`); n != 10 {
+		t.Errorf("%d of 10 spent one attempt", n)
+	}
+}
+
+// The destination goes down in the middle of runs, and comes back: the breaker holds what is left of them.
+func TestBreakerOpensInTheMiddleOfARun(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	var down atomic.Bool
+	var taken atomic.Int64
+	rc := newReceiver(t, func(w http.ResponseWriter, _ request) {
+		if down.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		} else if taken.Add(1) == 20 {
+			down.Store(true)
+		}
+	})
+	for _, key := range []string{"a", "b", "c"} {
+		db.keyed(key, 1, 40)
+	}
+	d := to(rc.URL)
+	d.Breaker = BreakerPolicy{Failures: 2, ProbeAfter: 20 * time.Millisecond, ProbeMax: 50 * time.Millisecond}
+	r, other := start(t, db.config(d)), start(t, db.config(d))
+	becomes(db, 1, `SELECT count(*) FROM outbox_destination WHERE breaker = 'open'`)
+	down.Store(false)
+	becomes(db, 120, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
+	for _, key := range []string{"a", "b", "c"} {
+		rc.wantFirstInOrder(t, key, 40)
+	}
+	if sees(r.observer, func(o *observer) int { return o.outcomes[Fail] })+sees(other.observer, func(o *observer) int { return o.outcomes[Fail] }) != 0 {
+		t.Error("the outage failed deliveries")
+	}
+}
+
+// wantFirstInOrder checks that no event of a key was sent before all earlier ones had been, and that all were.
+func (rc *receiver) wantFirstInOrder(t testing.TB, ordering string, n int) {
+	t.Helper()
+	seen := map[string]bool{}
+	var first []string
+	for number := range strings.FieldsSeq(rc.sent(ordering)) {
+		if !seen[number] {
+			seen[number] = true
+			first = append(first, number)
+		}
+	}
+	if got := strings.Join(first, " "); got != numbers(1, n) {
+		t.Errorf("the events of %s came first in the order %s", ordering, got)
+	}
+}
+
+// A pause lets what was claimed finish, in order; the rest waits for the end of the pause.
+func TestPauseInTheMiddleOfARun(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) {
+		if r.key == "k-3" {
+			g.pass(r)
+		}
+	})
+	db.keyed("k", 1, 40)
+	cfg := db.config(to(rc.URL))
+	cfg.PollInterval = time.Hour
+	r := start(t, cfg)
+	<-g.arrived
+	ops := NewOps(db.pool)
+	_, err := ops.Pause(t.Context(), "default", "maintenance")
+	must(t, err)
+	g.open()
+	r.settles(t, Delivered, maxRun)
+	idle := sees(r.observer, func(o *observer) int { return o.idle })
+	r.await(t, "idleness", func(o *observer) bool { return o.idle > idle })
+	rc.wantSent(t, "k", numbers(1, maxRun))
+	_, err = ops.Resume(t.Context(), "default", false)
+	must(t, err)
+	r.settles(t, Delivered, 40)
+	rc.wantSent(t, "k", numbers(1, 40))
+}
+
+// A stop in the middle of a run ends with the POST in flight. What follows is given back, unspent, and is the next
+// relay's.
+func TestStopInTheMiddleOfARun(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) {
+		if r.key == "k-3" {
+			g.pass(r)
+		}
+	})
+	db.keyed("k", 1, 40)
+	r := start(t, db.config(to(rc.URL)))
+	<-g.arrived
+	r.cancel()
+	g.open()
+	r.stop()
+	rc.wantSent(t, "k", "1 2 3")
+	if got := row[string](db, `SELECT concat_ws(' ', count(*) FILTER (WHERE status = 'delivered' AND event_id <= 3),
+		count(*) FILTER (WHERE status = 'pending' AND attempts = 0 AND rescues = 0 AND claimed_by IS NULL)) FROM outbox_delivery`); got != "3 37" {
+		t.Errorf("delivered, given back: %s", got)
+	}
+	start(t, db.config(to(rc.URL))).settles(t, Delivered, 37)
+	rc.wantSent(t, "k", numbers(1, 40))
+}
+
+// A relay is killed in the middle of a run. Its successor begins with what was in flight.
+func TestKillInTheMiddleOfARun(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) {
+		if r.key == "k-5" && r.number == 1 {
+			g.pass(r)
+		}
+	})
+	db.keyed("k", 1, 40)
+	victim, said := startProcess(t, db.dsn, rc.URL)
+	said("claimed")
+	<-g.arrived
+	becomes(db, 4, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
+	must(t, victim.Process.Kill())
+	_ = victim.Wait()
+	g.open()
+	r := start(t, db.config(to(rc.URL)))
+	r.settles(t, Delivered, 36)
+	rc.wantSent(t, "k", numbers(1, 5)+" "+numbers(5, 40))
+}
+
+// A relay stands still for longer than its lease, in the middle of a run, while another sends all of it. When it goes on
+// it still believes in its lease. It may send again what was sent, and changes nothing by that.
+func TestFrozenRelayChangesNoOrder(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) {
+		if r.key == "k-5" && r.number == 1 {
+			g.pass(r)
+		}
+	})
+	frozen, said := startProcess(t, db.dsn, rc.URL)
+	becomes(db, 1, `SELECT count(*) FROM outbox_relay WHERE idle`) // it holds no lock that others need to start
+	db.keyed("k", 1, 40)
+	said("claimed")
+	<-g.arrived
+	becomes(db, 4, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
+	must(t, frozen.Process.Signal(syscall.SIGSTOP))
+	db.exec(`UPDATE outbox_delivery SET lease_expires_at = now() WHERE claimed_by IS NOT NULL`)
+	r := start(t, db.config(to(rc.URL)))
+	r.settles(t, Delivered, 36)
+	before := rows[string](db, `SELECT d::text FROM outbox_delivery d ORDER BY event_id`)
+	db.insert(1, "after") // that the frozen one has settled shows in what it does next
+	r.settles(t, Delivered, 37)
+	r.stop()
+	g.open()
+	must(t, frozen.Process.Signal(syscall.SIGCONT))
+	eventually(t, "the rest of the run, again", func() bool { return counted(rc.keys())["k-16"] == 2 })
+	db.insert(1, "then")
+	becomes(db, 42, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`)
+	rc.wantFirstInOrder(t, "k", 40)
+	after := rows[string](db, `SELECT d::text FROM outbox_delivery d WHERE event_id <= 40 ORDER BY event_id`)
+	if strings.Join(before, "\n") != strings.Join(after, "\n") {
+		t.Errorf("the frozen relay turned\n%s into\n%s", strings.Join(before, "\n"), strings.Join(after, "\n"))
+	}
+}
