@@ -320,3 +320,36 @@ func TestEveryRuleHasARunbook(t *testing.T) {
 		}
 	}
 }
+
+// A relay that is not sure where it is, as on a copy of its database, tells that and none of the alerts it found there.
+func TestUncertainRelayTellsOnlyThat(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	ops := &pager{name: "ops"}
+	cfg := db.config(to("http://receiver.test/"))
+	cfg.Alerts.Channels = []Channel{ops}
+	r := sessionOf(t, cfg)
+	instance, _ := r.session.current()
+	db.fire(RuleBreakerOpen)
+	db.fire(RuleQuarantined)
+	r.session.set(instance, false)
+	must(t, r.tellDueAlerts(t.Context()))
+	if got := ops.heard(); !slices.Equal(got, []string{"quarantined firing"}) {
+		t.Errorf("told %q", got)
+	}
+}
+
+// Every death is remembered, whichever relay found it.
+func TestDeathsAreCounted(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec(`INSERT INTO outbox_rescue (at, instance, deliveries) VALUES (now() - interval '2 days', 99, 1)`)
+	db.exec(`INSERT INTO outbox_relay (name, version) VALUES ('dead', '')`)
+	db.insert(2, "key")
+	db.exec(`UPDATE outbox_delivery SET claimed_by = (SELECT instance FROM outbox_relay), lease_expires_at = now() + interval '1 day'`)
+	sessionOf(t, db.config(to("http://receiver.test/")))
+	becomes(db, "2", `SELECT coalesce(string_agg(deliveries::text, ','), '') FROM outbox_rescue WHERE instance <> 99`)
+	if n := row[int](db, `SELECT count(*) FROM outbox_rescue`); n != 1 {
+		t.Errorf("%d deaths remembered", n)
+	}
+}
