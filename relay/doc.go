@@ -7,24 +7,32 @@
 //	               ▲                   │      │                         │
 //	               └── rescue, hold ───┘      └── nothing sent: hold    └──▶ failed ──▶ alert
 //
-// The files, in reading order: config.go (settings), relay.go (what runs, and how it stops), claim.go (when to claim,
-// for which lanes), lane.go and position.go (what a lane holds, and how far it has looked), deliver.go (one POST),
-// request.go (what it says), transport.go and egress.go (how it travels, and where it may not), outcome.go (what a
-// response means), retry.go (when to try again), settle.go (writing outcomes), session.go (being alive, taking over from
-// the dead), guard.go and identity.go (keeping away from copies of the database), wake.go (waking up, being idle), maintain.go (safety tick, parked deliveries), archive.go (moving and
-// removing what is done with), alert.go (telling people), routes.go (making the database's routes those of the
-// configuration), reload.go (another configuration while running), store*.go (all SQL), ops.go (what operators ask), hooks.go (observing).
+// The files, in reading order. The way of a delivery: config.go (settings), relay.go (what runs, and how it stops),
+// claim.go (when to claim, for which lanes), lane.go and position.go (what a lane holds, and how far it has looked),
+// order.go (runs of an ordering key), deliver.go (one POST), request.go, wire.go and cloudevents.go (what it says),
+// transport.go, tls.go and egress.go (how it travels, and where it may not), outcome.go (what a response means), flow.go
+// (how much a receiver bears), breaker.go and hold.go (what to do when it is down), retry.go and horizon.go (when to try
+// again, and until when), settle.go (writing outcomes).
+//
+// Around it: session.go (being alive, taking over from the dead), db.go and trouble.go (how statements reach the
+// database, and what their errors mean), guard.go and identity.go (keeping away from copies of the database), wake.go
+// (waking up, being idle), routes.go, reload.go and difference.go (making database and lanes those of the
+// configuration), maintain.go (what is done now and then), archive.go (moving and removing what is done with), watch.go
+// (being a good neighbour), alert*.go (telling people), ops*.go (what operators ask and do), hooks.go (observing), and
+// store*.go: all SQL.
 //
 // # Goroutines
 //
 // Run starts, and awaits, one of each of these, and one sender per POST in flight:
 //
-//	claimer   owns the lanes' positions: waits for a wake-up, claims for every lane with room, hands out
-//	senders   take a delivery from their lane, POST it, pass the verdict on; they end when the lane is empty
+//	claimer   owns the lanes' positions: waits for a wake-up, claims for every lane with room, hands out, takes turns
+//	          with destinations that are held
+//	senders   take a run from their lane, POST it, pass the verdicts on; they end when the lane is empty
 //	settler   collects verdicts and writes them in batches; only then is a lane's room free again
-//	session   one connection: holds the lock that says this relay lives, beats, listens, finds the dead
-//	alerter   sends what is due from outbox_alert, so that a dead channel delays no delivery
-//	cron      the safety tick that wakes the claimer, and maintenance
+//	session   one connection: holds the lock that says this relay lives, beats, listens, finds the dead, hears what the
+//	          other relays decided about destinations
+//	alerter   sends what is due from outbox_alert, each channel on its own, so that a dead one delays nothing
+//	cron      the safety tick that wakes the claimer, maintenance, and looking around
 //
 // # Guarantees
 //
