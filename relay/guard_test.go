@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
@@ -340,6 +341,30 @@ func TestOriginalSeenFromElsewhere(t *testing.T) {
 	}
 	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending'`); n != 5 {
 		t.Errorf("%d are pending", n)
+	}
+}
+
+// Batches walk on behind each other, leave out what is newer than their beginning, and come to an end.
+func TestDiscardInBatches(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t, "a", "b")
+	db.insert(10, "key")
+	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() + event_id * interval '1 hour', replay = event_id % 2 = 0`)
+	db.exec(`UPDATE outbox_delivery SET status = 'failed' WHERE event_id = 3`)
+	last := row[int64](db, `SELECT min(id) + 5 FROM outbox`)
+	at, total, batches := place{at: pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true}}, 0, 0
+	for more := true; more; batches++ {
+		var n int
+		var err error
+		at, n, more, err = discardPendingBatch(t.Context(), db.pool, at, last, 4)
+		must(t, err)
+		total += n
+	}
+	if total != 2*6-2 || batches != 3 {
+		t.Errorf("%d discarded in %d batches", total, batches)
+	}
+	if left := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND event_id > $1`, last); left != 2*4 {
+		t.Errorf("%d of the newer ones are left", left)
 	}
 }
 
