@@ -74,10 +74,7 @@ func (r *Relay) reload(cfg Config) (changes []string, err error) {
 	signal(r.reloads.done)
 	signal(r.alerts)
 	r.wake.notify(true) // for a lane that is new, or may hold more
-	switch {
-	case len(changes) == 0:
-		r.cfg.Log.Info().Msg("configuration read again: nothing has changed")
-	default:
+	if len(changes) > 0 {
 		r.cfg.Log.Info().Strs("changes", changes).Msg("configuration read again, and in effect")
 	}
 	if len(later) > 0 {

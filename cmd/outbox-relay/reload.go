@@ -63,14 +63,19 @@ func (rl *reloader) reload() {
 	c.wires.log = rl.log
 	cfg := c.relayConfig()
 	cfg.Version = buildInfo().Version
-	if _, err := rl.relay.Reload(cfg); err != nil {
+	changes, err := rl.relay.Reload(cfg)
+	if err != nil {
 		rl.log.Error().Err(err).Msg(unchanged)
 		return
 	}
-	if level := c.logLevel(); rl.level.set(level) {
+	level, otherFormat := c.logLevel(), get[string](c, "log.format") != rl.format
+	switch {
+	case rl.level.set(level):
 		rl.log.Info().Str("level", level.String()).Msg("log.level changed")
+	case len(changes) == 0 && !otherFormat:
+		rl.log.Info().Msg("configuration read again: nothing has changed")
 	}
-	if get[string](c, "log.format") != rl.format {
+	if otherFormat {
 		rl.log.Warn().Strs("settings", []string{"log.format"}).Msg("some settings change only when the relay is restarted; all others are in effect")
 	}
 }
