@@ -89,6 +89,10 @@ footprint: build ## Measure what an idle relay costs: first claim, queries, memo
 chaos: ## Run the chaos test for CHAOS_TIME (20s) instead of a few seconds
 	$(GO) test ./cmd/demo -run Chaos -count 1 -v -timeout $(TEST_TIMEOUT) -chaos $(CHAOS_TIME)
 
+.PHONY: chaos-order
+chaos-order: ## Kill relays while 200 events of each of 200 ordering keys are delivered, and check the order of each key
+	$(GO) test ./cmd/demo -run 'ChaosOrder|Check' -count 1 -v -timeout $(TEST_TIMEOUT) -chaos-order
+
 .PHONY: fuzz
 fuzz: ## Fuzz every target for FUZZ_TIME (20s)
 	@grep -roE --include='*_test.go' '^func Fuzz\w+' . | while IFS=: read -r file target; do \

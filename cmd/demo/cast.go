@@ -86,6 +86,7 @@ type order struct {
 	perSecond          float64 // 0: as fast as possible
 	block              int     // how many of them at once; 0: one
 	rollback, plainSQL float64 // shares
+	keys               int     // ordering keys; 0: none
 }
 
 // issue runs finance and returns when everything is issued.
@@ -93,7 +94,7 @@ func (s *stage) issue(o order) error {
 	argv := []string{
 		s.self, "finance", "--database", s.server.DSN(financeName), "--seed", strconv.FormatUint(s.seed, 10),
 		"--prefix", o.prefix, "--invoices", strconv.Itoa(o.invoices), "--rate", fmt.Sprint(o.perSecond), "--block", strconv.Itoa(max(o.block, 1)),
-		"--rollback", fmt.Sprint(o.rollback), "--plain-sql", fmt.Sprint(o.plainSQL),
+		"--rollback", fmt.Sprint(o.rollback), "--plain-sql", fmt.Sprint(o.plainSQL), "--keys", strconv.Itoa(o.keys),
 	}
 	if err := run(s.ctx, command{argv: argv, stdout: s.listen("finance." + o.prefix)}); err != nil {
 		return fmt.Errorf("finance: %w", err)

@@ -17,6 +17,7 @@ type facts struct {
 	// In finance.
 	invoices map[string]time.Time // when each was committed, by the key of its event
 	events   map[string]event     // by key
+	inOrder  map[string][]string  // the keys of its events by id, by ordering key
 	failed   map[string]string    // attempts that the relay says did not deliver: their reason, by delivery id
 	lost     map[string]string    // claims that a relay lost: its life, by delivery id
 
@@ -57,7 +58,7 @@ func (h *history) facts() *facts {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	f := &facts{
-		invoices: map[string]time.Time{}, events: map[string]event{}, failed: map[string]string{}, lost: map[string]string{},
+		invoices: map[string]time.Time{}, events: map[string]event{}, inOrder: map[string][]string{}, failed: map[string]string{}, lost: map[string]string{},
 		effects: map[string][]time.Time{}, shipped: map[string]bool{}, processed: map[string]bool{},
 		rolledBack: slices.Clone(h.rolledBack), kills: maps.Clone(h.kills), deaths: maps.Clone(h.deaths), suicides: h.suicides,
 	}
@@ -75,6 +76,8 @@ SELECT o.idempotency_key, count(d.event_id), coalesce(min(d.status), ''), coales
 FROM outbox o LEFT JOIN outbox_delivery d ON d.event_id = o.id
 GROUP BY o.id`
 
+const selectInOrder = `SELECT ordering_key, idempotency_key FROM outbox WHERE ordering_key IS NOT NULL ORDER BY id`
+
 const selectFailedAttempts = `
 SELECT format('%s-%s-%s', event_id, destination, claim), reason FROM outbox_attempt WHERE outcome <> 'delivered'`
 
@@ -91,6 +94,11 @@ func (f *facts) readFinance(ctx context.Context, db *pgxpool.Pool) error {
 	var key string
 	var e event
 	err = each(ctx, db, selectEvents, []any{&key, &e.deliveries, &e.status, &e.attempts, &e.delivery}, func() { f.events[key] = e })
+	if err != nil {
+		return err
+	}
+	var ordering string
+	err = each(ctx, db, selectInOrder, []any{&ordering, &key}, func() { f.inOrder[ordering] = append(f.inOrder[ordering], key) })
 	if err != nil {
 		return err
 	}

@@ -25,6 +25,7 @@ type financeRole struct {
 	Block    int     `default:"1" help:"How many of them at once."`
 	Rollback float64 `help:"Share that is rolled back."`
 	PlainSQL float64 `name:"plain-sql" help:"Share whose event is a plain INSERT instead of outbox.Enqueue."`
+	Keys     int     `help:"Ordering keys, of which the invoices of each are issued one after the other. 0: none has any."`
 	Workers  int     `default:"4" help:"Transactions at a time."`
 	Seed     uint64  `help:"Seed of what the invoices hold and which are rolled back."`
 }
@@ -61,11 +62,17 @@ func (role *financeRole) Run(ctx context.Context) error {
 		pace = rate.NewLimiter(rate.Limit(role.Rate), role.Block)
 	}
 	journal := &journal{w: os.Stdout}
-	numbers := make(chan int)
+	// What has an ordering key is always its worker's: only one transaction after the other has an order.
+	anybodys := make(chan int)
+	numbers := make([]chan int, role.Workers)
 	var workers sync.WaitGroup
-	for range role.Workers {
+	for i := range numbers {
+		numbers[i] = anybodys
+		if role.Keys > 0 {
+			numbers[i] = make(chan int, role.Block)
+		}
 		workers.Go(func() {
-			for n := range numbers {
+			for n := range numbers[i] {
 				if err := role.issue(ctx, pool, journal, n); err != nil {
 					cancel(err)
 				}
@@ -76,9 +83,19 @@ func (role *financeRole) Run(ctx context.Context) error {
 		if n%role.Block == 0 && pace.WaitN(ctx, role.Block) != nil {
 			break // ctx has ended
 		}
-		numbers <- n + 1
+		worker := 0
+		if role.Keys > 0 {
+			worker = n % role.Keys % role.Workers
+		}
+		numbers[worker] <- n + 1
 	}
-	close(numbers)
+	if role.Keys > 0 {
+		for _, channel := range numbers {
+			close(channel)
+		}
+	} else {
+		close(anybodys)
+	}
 	workers.Wait()
 	return context.Cause(ctx)
 }
@@ -86,7 +103,7 @@ func (role *financeRole) Run(ctx context.Context) error {
 const insertInvoice = `INSERT INTO invoices (number, customer, amount_cents) VALUES ($1, $2, $3)`
 
 // insertEvent is how a service in any language enqueues.
-const insertEvent = `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ($1, $2, $3)`
+const insertEvent = `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ($1, $2, $3, nullif($4, ''))`
 
 // issue runs one business transaction.
 func (role *financeRole) issue(ctx context.Context, pool *pgxpool.Pool, journal *journal, n int) error {
@@ -96,6 +113,11 @@ func (role *financeRole) issue(ctx context.Context, pool *pgxpool.Pool, journal 
 		Number:   fmt.Sprintf("%s-%06d", role.Prefix, n),
 		Customer: fmt.Sprintf("customer %d", random.IntN(1000)),
 		Cents:    random.Int64N(1_000_000),
+	}
+	var ordering string
+	if role.Keys > 0 {
+		ordering = fmt.Sprintf("customer %d", (n-1)%role.Keys+1)
+		inv.Customer = ordering
 	}
 
 	tx, err := pool.Begin(ctx)
@@ -107,9 +129,9 @@ func (role *financeRole) issue(ctx context.Context, pool *pgxpool.Pool, journal 
 		return fmt.Errorf("insert invoice: %w", err)
 	}
 	if plain {
-		err = enqueueBySQL(ctx, tx, inv)
+		err = enqueueBySQL(ctx, tx, inv, ordering)
 	} else {
-		err = enqueue(ctx, tx, inv)
+		err = enqueue(ctx, tx, inv, ordering)
 	}
 	if err != nil {
 		return err
@@ -121,22 +143,23 @@ func (role *financeRole) issue(ctx context.Context, pool *pgxpool.Pool, journal 
 	return tx.Commit(ctx)
 }
 
-func enqueue(ctx context.Context, tx pgx.Tx, inv invoice) error {
+func enqueue(ctx context.Context, tx pgx.Tx, inv invoice, ordering string) error {
 	event, err := outbox.NewEvent(eventType, inv.key(), inv)
 	if err != nil {
 		return err
 	}
 	event.RelatedReference = inv.Number
+	event.OrderingKey = ordering
 	_, err = outbox.Enqueue(ctx, tx, event)
 	return err
 }
 
-func enqueueBySQL(ctx context.Context, tx pgx.Tx, inv invoice) error {
+func enqueueBySQL(ctx context.Context, tx pgx.Tx, inv invoice, ordering string) error {
 	payload, err := json.Marshal(inv)
 	if err != nil {
 		return fmt.Errorf("encode invoice: %w", err)
 	}
-	if _, err := tx.Exec(ctx, insertEvent, eventType, payload, inv.key()); err != nil {
+	if _, err := tx.Exec(ctx, insertEvent, eventType, payload, inv.key(), ordering); err != nil {
 		return fmt.Errorf("insert event: %w", err)
 	}
 	return nil
