@@ -189,7 +189,7 @@ func (r *Relay) tell(ctx context.Context, channel Channel, notice dueNotice) err
 	// What was sent is written down, though the relay be told to stop meanwhile: its successor would send it again.
 	ctx = context.WithoutCancel(ctx)
 	if _, isLog := channel.(logChannel); isLog {
-		return r.store.markTold(ctx, channel.Name(), notice, len(r.config().Alerts.Channels) == 0)
+		return r.store.markTold(ctx, channel.Name(), notice)
 	}
 	if hook := r.cfg.Hooks.Notified; hook != nil {
 		defer hook(channel.Name(), notice.Alert, err)
@@ -199,5 +199,5 @@ func (r *Relay) tell(ctx context.Context, channel Channel, notice dueNotice) err
 			Msg("alert not sent; will be tried again")
 		return r.store.postponeNotice(ctx, channel.Name(), notice)
 	}
-	return r.store.markTold(ctx, channel.Name(), notice, true)
+	return r.store.markTold(ctx, channel.Name(), notice)
 }

@@ -73,34 +73,23 @@ func (s *store) claimNotice(ctx context.Context, channel string, window time.Dur
 	return d, true, nil
 }
 
-// What the alert itself remembers of it matters little: not worth waiting for somebody who has it locked.
 const markTold = `
-WITH noted AS (
-    UPDATE outbox_alert SET notified_count = greatest(notified_count, least($4, count))
-    WHERE $5 AND ctid = ANY (ARRAY (SELECT ctid FROM outbox_alert WHERE rule = $1 AND subject = $2 FOR UPDATE SKIP LOCKED))
-)
 UPDATE outbox_alert_notice SET count = $4, notified_at = now(), claimed_until = NULL
 WHERE rule = $1 AND subject = $2 AND channel = $3`
 
 const markRecovered = `
-WITH noted AS (
-    UPDATE outbox_alert SET recovered_at = coalesce(recovered_at, now())
-    WHERE resolved_at IS NOT NULL AND $5
-      AND ctid = ANY (ARRAY (SELECT ctid FROM outbox_alert WHERE rule = $1 AND subject = $2 FOR UPDATE SKIP LOCKED))
-)
 UPDATE outbox_alert_notice SET count = $4, recovered_count = $4, claimed_until = NULL
 WHERE rule = $1 AND subject = $2 AND channel = $3`
 
-// markTold records that a channel has the alert as it was claimed. public says that people have heard of it: what they
-// are told next is what happened first after that.
-func (s *store) markTold(ctx context.Context, channel string, d dueNotice, public bool) error {
+// markTold records that a channel has the alert as it was claimed.
+func (s *store) markTold(ctx context.Context, channel string, d dueNotice) error {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	statement := markTold
 	if d.ResolvedAt != nil {
 		statement = markRecovered
 	}
-	if _, err := s.pool.Exec(ctx, statement, d.Rule, d.Subject, channel, d.total, public); err != nil {
+	if _, err := s.pool.Exec(ctx, statement, d.Rule, d.Subject, channel, d.total); err != nil {
 		return fmt.Errorf("mark alert told: %w", err)
 	}
 	return nil
@@ -122,6 +111,7 @@ func (s *store) postponeNotice(ctx context.Context, channel string, d dueNotice)
 
 // An alert goes when it is resolved, that has been told, and so long has passed since it was last told that the next time
 // it fires is news. Failures are events and not a state that ends: their alert goes a window after the last news, too.
+// What the log was told counts as told only where nobody else is listening.
 // What has changed since the statement began is left alone, and due again; what is locked is as well.
 const scheduleAlerts = `
 WITH unlocked AS MATERIALIZED (
@@ -133,7 +123,10 @@ WITH unlocked AS MATERIALIZED (
                     WHEN a.resolved_at IS NOT NULL AND n.count > n.recovered_count
                     THEN greatest(a.resolved_at + make_interval(secs => $3), n.claimed_until, now()) END) AS news_at,
            CASE WHEN a.resolved_at IS NOT NULL THEN greatest(a.resolved_at, max(n.notified_at) + make_interval(secs => $2))
-                WHEN a.rule = 'failed' THEN greatest(a.last_at, max(n.notified_at)) + make_interval(secs => $2) END AS close_at
+                WHEN a.rule = 'failed' THEN greatest(a.last_at, max(n.notified_at)) + make_interval(secs => $2) END AS close_at,
+           coalesce(max(n.count) FILTER (WHERE c.channel <> 'log' OR cardinality($1) = 1), 0) AS told,
+           CASE WHEN a.resolved_at IS NOT NULL AND
+                     bool_or(n.recovered_count = a.count AND (c.channel <> 'log' OR cardinality($1) = 1)) THEN now() END AS recovered_at
     FROM outbox_alert a
     CROSS JOIN unnest($1::text[]) AS c (channel)
     LEFT JOIN outbox_alert_notice n ON n.rule = a.rule AND n.subject = a.subject AND n.channel = c.channel
@@ -144,14 +137,17 @@ WITH unlocked AS MATERIALIZED (
       AND a.count = s.count AND a.last_at = s.last_at AND a.resolved_at IS NOT DISTINCT FROM s.resolved_at
       AND s.news_at IS NULL AND s.close_at <= now()
 )
-UPDATE outbox_alert a SET due_at = coalesce(s.news_at, s.close_at)
+UPDATE outbox_alert a
+SET due_at = coalesce(s.news_at, s.close_at), notified_count = greatest(a.notified_count, s.told),
+    recovered_at = coalesce(a.recovered_at, s.recovered_at)
 FROM state s, unlocked u
 WHERE a.rule = s.rule AND a.subject = s.subject AND u.rule = s.rule AND u.subject = s.subject
   AND a.count = s.count AND a.last_at = s.last_at AND a.resolved_at IS NOT DISTINCT FROM s.resolved_at
   AND NOT (s.news_at IS NULL AND coalesce(s.close_at <= now(), false))
-  AND a.due_at IS DISTINCT FROM coalesce(s.news_at, s.close_at)`
+  AND (a.due_at IS DISTINCT FROM coalesce(s.news_at, s.close_at) OR a.notified_count < s.told
+       OR a.recovered_at IS NULL AND s.recovered_at IS NOT NULL)`
 
-// scheduleAlerts removes alerts that are over and says when something is to be done with the others.
+// scheduleAlerts removes alerts that are over, and notes of the others what has been told and when something is to be done.
 func (s *store) scheduleAlerts(ctx context.Context, channels []string, window time.Duration, all bool) error {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()

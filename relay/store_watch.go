@@ -24,7 +24,8 @@ WITH RECURSIVE first AS (
         ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT 1) following
 )`
 
-// What waits behind a failed head has an alert of its own. It is looked through up to a bound; behind that, whatever
+// Whether a key is blocked is asked of the index of what is ordered, one key at a time: with the status alone, a plan may
+// go through all that is pending for each. What waits behind a failed head has an alert of its own. It is looked through up to a bound; behind that, whatever
 // comes next counts as waiting: rather two alerts than none. Only live deliveries lag: replays wait by design.
 const watchLanes = firstOfLanes + `
 SELECT jsonb_agg(jsonb_build_object('destination', l.destination,
@@ -40,8 +41,10 @@ LEFT JOIN LATERAL (
         WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND d.status = 'pending' AND d.next_attempt_at <= now()
         ORDER BY d.next_attempt_at, d.event_id LIMIT 1000) x
     WHERE x.ordering_key IS NULL OR l.destination = ANY ($2::text[]) OR NOT EXISTS (
-        SELECT FROM outbox_delivery f
-        WHERE f.destination = l.destination AND f.ordering_key = x.ordering_key AND f.status = 'failed' AND f.event_id < x.event_id)
+        SELECT FROM (SELECT h.status, h.event_id FROM outbox_delivery h
+                     WHERE h.destination = l.destination AND h.ordering_key = x.ordering_key AND h.status IN ('pending', 'failed')
+                     ORDER BY h.event_id LIMIT 1) head
+        WHERE head.status = 'failed' AND head.event_id < x.event_id)
     ORDER BY x.next_attempt_at, x.event_id LIMIT 1
 ) due ON true
 LEFT JOIN LATERAL (
@@ -51,15 +54,25 @@ LEFT JOIN LATERAL (
     ORDER BY d.next_attempt_at, d.event_id OFFSET 1000 LIMIT 1
 ) beyond ON true
 CROSS JOIN LATERAL (
-    SELECT count(DISTINCT h.ordering_key) AS keys, coalesce(extract(epoch FROM now() - min(h.since)), 0) AS seconds,
+    SELECT count(*) AS keys, coalesce(extract(epoch FROM now() - min(h.since)), 0) AS seconds,
            coalesce((array_agg(h.ordering_key ORDER BY h.since, h.event_id))[1], '') AS key,
            coalesce((array_agg(h.event_id ORDER BY h.since, h.event_id))[1], 0) AS event
-    FROM (SELECT f.ordering_key, f.event_id, coalesce(f.last_attempt_at, f.next_attempt_at) AS since FROM outbox_delivery f
-          WHERE f.destination = l.destination AND f.ordering_key IS NOT NULL AND f.status = 'failed'
-            AND l.destination <> ALL ($2::text[]) LIMIT 10001) h
-    WHERE EXISTS (SELECT FROM outbox_delivery p
-                  WHERE p.destination = l.destination AND p.ordering_key = h.ordering_key AND p.event_id > h.event_id
-                    AND p.status = 'pending')
+    FROM (WITH RECURSIVE head AS (
+              (SELECT f.ordering_key, f.event_id, coalesce(f.last_attempt_at, f.next_attempt_at) AS since FROM outbox_delivery f
+               WHERE f.destination = l.destination AND f.ordering_key >= '' AND f.status = 'failed' AND l.destination <> ALL ($2::text[])
+               ORDER BY f.ordering_key, f.event_id LIMIT 1)
+              UNION ALL
+              SELECT following.* FROM head CROSS JOIN LATERAL (
+                  SELECT f.ordering_key, f.event_id, coalesce(f.last_attempt_at, f.next_attempt_at) FROM outbox_delivery f
+                  WHERE f.destination = l.destination AND f.ordering_key > head.ordering_key AND f.status = 'failed'
+                  ORDER BY f.ordering_key, f.event_id LIMIT 1) following
+          ) SELECT * FROM head LIMIT 10001) h
+    WHERE EXISTS (
+        SELECT FROM (SELECT p.status FROM outbox_delivery p
+                     WHERE p.destination = l.destination AND p.ordering_key = h.ordering_key AND p.event_id > h.event_id
+                       AND p.status IN ('pending', 'failed')
+                     ORDER BY p.event_id LIMIT 1000) later
+        WHERE later.status = 'pending')
 ) b
 WHERE l.destination <> ''`
 
