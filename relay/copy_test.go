@@ -322,6 +322,9 @@ func TestReconnectOntoACopy(t *testing.T) {
 			} else {
 				l.cut()
 				r.wantReason(t, "system identifier")
+				if number, _ := r.session.current(); number != 0 {
+					t.Errorf("still instance %d, which is somebody else's here", number)
+				}
 			}
 			if after := row[string](copied, written); after != before || rc.total() != 10 {
 				t.Errorf("the copy has changed, or %d requests are not 10", rc.total())

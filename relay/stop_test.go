@@ -167,6 +167,7 @@ func TestStopWhileTheDatabaseIsAway(t *testing.T) {
 	for range 10 {
 		<-g.arrived
 	}
+	db.knows(db.dsn)
 	l.block(true)
 	g.open()
 	r.await(t, "a failed settle", func(o *observer) bool { return o.failures["settle"] > 0 })
