@@ -177,7 +177,7 @@ func TestPoolerThatLeadsToACopy(t *testing.T) {
 			l.lead(t, copied.dsn)
 			l.cut()
 			if direct {
-				r.await(t, "refused statements", func(o *observer) bool { return o.failures["claim"] >= 2 })
+				r.await(t, "refused statements", func(o *observer) bool { return o.failures["claim"]+o.failures["session"] >= 2 })
 			} else {
 				r.wantReason(t, "system identifier")
 			}
