@@ -68,6 +68,9 @@ func TestRetryInTheMiddleOfARun(t *testing.T) {
 	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 + 2 * (event_id = 5)::int`); n != 30 {
 		t.Errorf("%d of 30 have the attempts that were made: what was held back spent some", n)
 	}
+	if _, followers := r.lane("default").runBounds(time.Minute); followers != maxBehind {
+		t.Errorf("%d deliveries are thought to be in runs", maxBehind-followers)
+	}
 }
 
 // With on_failure: skip a delivery that failed for good is passed over, in the middle of a run, at its end and as its
@@ -90,6 +93,9 @@ func TestSkippedFailuresLetTheirKeyGoOn(t *testing.T) {
 	r.settles(t, Delivered, 36)
 	r.settles(t, Fail, 4)
 	rc.wantSent(t, "k", numbers(1, 40))
+	if n := sees(r.observer, func(o *observer) int { return o.outcomes[Hold] }); n != 0 {
+		t.Errorf("%d were held behind a failure that is to be skipped", n)
+	}
 }
 
 // What failed in the middle of a run blocks the rest of it, which spends no attempt, until an operator gives it up. Then
@@ -99,6 +105,7 @@ func TestDiscardedHeadFreesItsKey(t *testing.T) {
 	db := newDatabase(t)
 	rc := newReceiver(t, refusing("k-3", 1, http.StatusUnprocessableEntity))
 	db.keyed("k", 1, 20)
+	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 hour'`) // no look at what is new finds them
 	cfg := db.config(to(rc.URL))
 	cfg.PollInterval = time.Hour
 	r := start(t, cfg)
@@ -138,6 +145,28 @@ func TestReplaysKeepTheOrderOfTheirKey(t *testing.T) {
 	again := start(t, cfg)
 	again.settles(t, Delivered, 25)
 	rc.wantSent(t, "k", "1 2 3 "+numbers(3, 6)+" 2 "+numbers(7, 30))
+}
+
+// A failed delivery keeps blocking what follows it also while one before it is sent again.
+func TestReplayBeforeAFailedOneFreesNothing(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, refusing("k-2", 1, http.StatusUnprocessableEntity))
+	db.keyed("k", 1, 5)
+	r := start(t, db.config(to(rc.URL)))
+	r.settles(t, Fail, 1)
+	ops := NewOps(db.pool)
+	_, err := ops.Replay(t.Context(), Selection{EventIDs: []int64{1}, Statuses: []string{"delivered"}}, 0, nil)
+	must(t, err)
+	r.settles(t, Delivered, 2)
+	idle := sees(r.observer, func(o *observer) int { return o.idle })
+	r.wake.notify(true)
+	r.await(t, "a look at the others", func(o *observer) bool { return o.idle > idle })
+	rc.wantSent(t, "k", "1 2 1")
+	_, err = ops.Replay(t.Context(), Selection{EventIDs: []int64{2}}, 0, nil)
+	must(t, err)
+	r.settles(t, Delivered, 6)
+	rc.wantSent(t, "k", "1 2 1 "+numbers(2, 5))
 }
 
 // A key whose head waits in the backlog while its followers are live is sent in order.
