@@ -13,6 +13,7 @@ type claimer struct {
 	relay *Relay
 	pace  pace
 	clock databaseClock
+	next  time.Time // when something other than the pace asks for a turn; zero: nothing does
 }
 
 // databaseClock tells what the database's clock shows, from what it showed last.
@@ -79,8 +80,8 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 			defer r.cfg.Hooks.Idle()
 		}
 	}
-	next, err := c.tendBreakers(now, instance)
-	if err != nil {
+	c.next = time.Time{}
+	if err := c.tendBreakers(now, instance); err != nil {
 		return 0, err
 	}
 	if c.clock.read.IsZero() {
@@ -91,14 +92,15 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		c.clock.set(at)
 	}
 
+	looking := c.pace.looking(now)
 	asks := c.asks(now)
 	if len(asks) == 0 {
 		if c.busy() {
 			c.pace.full(now)
-		} else if c.pace.looking(now) { // every destination is held or paused: nothing can be found
+		} else if looking { // every destination is held or paused: nothing can be found
 			c.pace.claimed(now, 0)
 		}
-		return c.wait(now, next), nil
+		return c.wait(now), nil
 	}
 	claimed, at, err := c.claim(context.WithoutCancel(taking), instance, asks)
 	if err != nil {
@@ -112,8 +114,13 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	}
 	c.clock.set(at)
 	c.handOut(asks, claimed, at, now)
-	c.pace.claimed(time.Now(), len(claimed))
-	return c.wait(time.Now(), next), nil
+	switch {
+	case looking:
+		c.pace.claimed(time.Now(), len(claimed))
+	case len(claimed) > 0:
+		c.pace.worked(time.Now())
+	}
+	return c.wait(time.Now()), nil
 }
 
 // busy reports whether any lane holds anything.
@@ -121,13 +128,20 @@ func (c *claimer) busy() bool {
 	return slices.ContainsFunc(c.relay.laneList(), (*lane).busy)
 }
 
-// wait returns how long nothing is to be done, neither for the pace nor, at next, for a breaker; negative: until woken.
-func (c *claimer) wait(now, next time.Time) time.Duration {
+// plan makes the next turn come at the given time at the latest.
+func (c *claimer) plan(at time.Time) {
+	if c.next.IsZero() || at.Before(c.next) {
+		c.next = at
+	}
+}
+
+// wait returns how long nothing is to be done, neither for the pace nor for what is planned; negative: until woken.
+func (c *claimer) wait(now time.Time) time.Duration {
 	wait := c.pace.wait(now)
-	if next.IsZero() {
+	if c.next.IsZero() {
 		return wait
 	}
-	untilNext := max(next.Sub(now), minPace)
+	untilNext := max(c.next.Sub(now), minPace)
 	if wait < 0 {
 		return untilNext
 	}
@@ -180,7 +194,14 @@ func (c *claimer) asks(now time.Time) []ask {
 
 // asksOf returns what to claim for one lane.
 func (c *claimer) asksOf(l *lane, now time.Time, looking bool) (asks []ask) {
+	looking = looking || l.owed
+	if at := l.early(now, c.relay.cfg.Lease); !at.IsZero() {
+		l.owed = looking
+		c.plan(at)
+		return nil
+	}
 	free, worthwhile := l.room(now, c.relay.cfg.Lease)
+	l.owed = looking && free[live] <= 0
 	base := ask{lane: l, destination: l.name, skipFailed: l.current().destination.OnFailure == SkipFailed}
 	window := keyset{at: c.clock.now().Add(-liveWindow)}
 	w := &l.walks[live]
@@ -194,10 +215,9 @@ func (c *claimer) asksOf(l *lane, now time.Time, looking bool) (asks []ask) {
 		}
 		after = window
 	}
-	add := func(class class, after, until keyset, unblocked []string) {
+	add := func(class class, free int, after, until keyset, unblocked []string) {
 		a := base
-		a.class, a.after, a.until, a.unblocked = class, after, until, unblocked
-		a.free = free[class] - len(unblocked)
+		a.class, a.free, a.after, a.until, a.unblocked = class, free, after, until, unblocked
 		a.run, a.followers = l.runBounds(c.relay.cfg.Lease)
 		asks = append(asks, a)
 		l.asked = now
@@ -206,17 +226,25 @@ func (c *claimer) asksOf(l *lane, now time.Time, looking bool) (asks []ask) {
 		unblocked := l.takeUnblocked(free[live])
 		switch {
 		case looking || w.more && worthwhile:
-			add(live, after, keyset{}, unblocked)
+			// What is next of its key takes no room from the others: keys that go on would leave them none.
+			add(live, free[live], after, keyset{}, unblocked)
 		case len(unblocked) > 0:
-			free[live] = len(unblocked) // without reading through what is due and stands behind others of its key
-			add(live, after, keyset{}, unblocked)
+			add(live, 0, after, keyset{}, unblocked) // without reading through what stands behind others of its key
 		}
 	}
-	if w := &l.walks[backlog]; free[backlog] > 0 && worthwhile && w.wanted(now) {
-		add(backlog, w.position, after, nil)
-	}
-	if w := &l.walks[replays]; free[replays] > 0 && worthwhile && w.wanted(now) {
-		add(replays, w.position, keyset{}, nil)
+	for _, class := range []class{backlog, replays} {
+		w := &l.walks[class]
+		until := keyset{}
+		if class == backlog {
+			until = after
+		}
+		switch {
+		case free[class] <= 0 || !worthwhile: // what is settled next asks again
+		case w.wanted(now):
+			add(class, free[class], w.position, until, nil)
+		case w.more:
+			c.plan(w.due)
+		}
 	}
 	return asks
 }

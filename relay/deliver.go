@@ -28,6 +28,9 @@ func (r *Relay) send(l *lane) {
 		run, wait := l.next(time.Now())
 		switch {
 		case run != nil:
+			if l.grow() { // the limit has grown since the queue was filled
+				r.senders.Go(func() { r.send(l) })
+			}
 			r.sendRun(l, run)
 		case wait > 0:
 			r.awaitTurn(wait)
@@ -46,15 +49,17 @@ func (r *Relay) sendRun(l *lane, run []delivery) {
 	for i := range run {
 		d := &run[i]
 		begun := time.Now()
+		v := verdict{outcome: Hold, reason: ReasonLease}
+		ready := true
 		if i > 0 {
 			l.step(d.class, 1)
-			for wait := l.token(time.Now()); wait > 0 && r.taking.Err() == nil; wait = l.token(time.Now()) {
-				r.awaitTurn(wait)
-			}
+			ready = r.awaitToken(l, d)
 		}
 		to := l.current()
 		started := time.Now()
-		v := r.attempt(l, d)
+		if ready {
+			v = r.attempt(l, d)
+		}
 		took := time.Since(started)
 		if v.posted {
 			l.posted(time.Since(begun))
@@ -77,9 +82,25 @@ func (r *Relay) sendRun(l *lane, run []delivery) {
 	}
 }
 
+// awaitToken waits for the turn of the next delivery of a run. It returns false if its lease would end first.
+func (r *Relay) awaitToken(l *lane, d *delivery) (ready bool) {
+	for r.taking.Err() == nil {
+		wait, inTime := l.token(time.Now(), d)
+		if wait == 0 || !inTime {
+			return inTime
+		}
+		r.awaitTurn(wait)
+	}
+	return true
+}
+
+// longestNap is after which time whoever waits for a turn sees whether one is still needed: the lane may have been held,
+// paused or removed, or its rate raised.
+const longestNap = time.Second
+
 // awaitTurn waits, unless the relay is told to stop.
 func (r *Relay) awaitTurn(wait time.Duration) {
-	timer := time.NewTimer(wait)
+	timer := time.NewTimer(min(wait, longestNap))
 	defer timer.Stop()
 	select {
 	case <-timer.C:

@@ -12,8 +12,9 @@ import (
 // rising latency; and how many a second, once the receiver has said 429. Its methods take the time and are not safe for
 // concurrent use.
 type flow struct {
-	most       int     // requests at once, as configured
-	configured float64 // requests a second; 0: any number
+	most       int           // requests at once, as configured
+	configured float64       // requests a second; 0: any number
+	takes      time.Duration // an answer, as a moving average
 
 	atOnce    float64       // requests at once, as found
 	slowed    time.Time     // when that was last cut
@@ -52,8 +53,9 @@ func newFlow(most int, configured float64) flow {
 func (f *flow) concurrency() int {
 	limit := min(f.most, max(1, int(f.atOnce)))
 	if perSecond := f.paced(); perSecond > 0 {
-		// More would only wait for their turn, and hold leases meanwhile.
-		limit = min(limit, max(1, int(math.Ceil(perSecond))))
+		// More would only wait for their turn, and hold leases meanwhile. Some more than are answered in the time that an
+		// answer takes, or it would seem that more at once do not bring more.
+		limit = min(limit, max(1, int(math.Ceil(perSecond*max(time.Second, f.takes*3/2).Seconds()))))
 	}
 	return limit
 }
@@ -67,6 +69,15 @@ func (f *flow) paced() float64 {
 		return f.found
 	}
 	return min(f.found, f.configured)
+}
+
+// turn returns how long it is until a request can have its turn; 0: it can now.
+func (f *flow) turn(now time.Time) time.Duration {
+	if f.bucket == nil {
+		return 0
+	}
+	missing := 1 - f.bucket.TokensAt(now)
+	return time.Duration(max(0, missing/float64(f.bucket.Limit())) * float64(time.Second))
 }
 
 // wait returns how long the next request has to wait for its turn; 0: it is its turn, which it has taken.
@@ -85,6 +96,7 @@ func (f *flow) wait(now time.Time) time.Duration {
 
 // answered takes in what came of a request.
 func (f *flow) answered(now time.Time, reason Reason, took time.Duration) {
+	f.takes += (took - f.takes) / 8
 	switch reason {
 	case ReasonRateLimited:
 		f.tooMany(now)

@@ -31,6 +31,9 @@ func (r *Relay) seen(began time.Time, states []destinationState) {
 			state = states[i]
 		}
 		l.mu.Lock()
+		if state.remaining > l.implausible() {
+			state.remaining = 0
+		}
 		before := l.breaker.state
 		l.breaker.heard(began, now, state, instance)
 		changed = changed || l.breaker.state != before
@@ -41,29 +44,44 @@ func (r *Relay) seen(began time.Time, states []destinationState) {
 	}
 }
 
-// tendBreakers tells the database what breakers have decided, and takes this relay's turn with those that wait to be
-// tried. It returns when to do so again; zero: nothing is planned.
-func (c *claimer) tendBreakers(now time.Time, instance int32) (next time.Time, err error) {
-	r := c.relay
-	for _, l := range r.laneList() {
-		at, err := c.tendBreaker(l, now, instance)
-		if err != nil {
-			return time.Time{}, err
+// lockedAgain is when to try again what somebody else's lock on a destination has prevented.
+const lockedAgain = 2 * time.Second
+
+// implausible is a longer time than any relay gives a breaker: the database's clock must have been put back since.
+func (l *lane) implausible() time.Duration {
+	return 2 * max(l.breaker.policy.ProbeMax, l.destination.Timeout+tryHold)
+}
+
+// tendBreakers tells the database what breakers have decided, takes this relay's turn with those that wait to be tried,
+// and plans when to do so again.
+func (c *claimer) tendBreakers(now time.Time, instance int32) error {
+	for _, l := range c.relay.laneList() {
+		if now.Before(l.tend) {
+			c.plan(l.tend)
+			continue
 		}
-		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
-			next = at
+		at, err := c.tendBreaker(l, now, instance)
+		if hasCode(err, lockNotAvailable) { // which is no reason for the other lanes to wait
+			c.relay.databaseError("breaker", err)
+			l.tend = time.Now().Add(lockedAgain)
+			at, err = l.tend, nil
+		}
+		if err != nil {
+			return err
+		}
+		if !at.IsZero() {
+			c.plan(at)
 		}
 	}
-	return next, nil
+	return nil
 }
 
 func (c *claimer) tendBreaker(l *lane, now time.Time, instance int32) (next time.Time, err error) {
 	r := c.relay
 	l.mu.Lock()
 	b := l.breaker
-	timeout := l.destination.Timeout
+	hold, implausible := l.destination.Timeout+tryHold, l.implausible()
 	l.mu.Unlock()
-	hold := timeout + tryHold
 	switch {
 	case b.write == writeOpen:
 		wait, probes, err := r.store.openBreaker(r.settling, l.name, instance, b)
@@ -96,7 +114,7 @@ func (c *claimer) tendBreaker(l *lane, now time.Time, instance int32) (next time
 		return b.tryAt, nil
 
 	case b.state == breakerOpen:
-		taken, err := r.store.tryBreaker(r.settling, l.name, instance, hold)
+		taken, err := r.store.tryBreaker(r.settling, l.name, instance, hold, implausible)
 		if err != nil {
 			return time.Time{}, err
 		}
@@ -126,13 +144,16 @@ func (c *claimer) tendBreaker(l *lane, now time.Time, instance int32) (next time
 				l.breaker.tryAt = now.Add(hold)
 			}
 		}
+
+	case b.state == breakerHalfOpen:
+		return b.until.Add(-hold / 2), nil
 	}
 	return time.Time{}, nil
 }
 
 // tried ends the trial of a lane that has nothing more to send.
 func (l *lane) tried(now time.Time) (ended bool) {
-	if l.busy() {
+	if l.busy() || !l.walked(now) {
 		return false
 	}
 	l.mu.Lock()

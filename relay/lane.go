@@ -14,8 +14,10 @@ type lane struct {
 	// Owned by the claimer; see position.go.
 	walks [classes]walk
 	asked time.Time // when the last claim was made
+	owed  bool      // a look was due when nothing could be claimed
 	shown LaneState // to the hook
 	seen  time.Time // when that was
+	tend  time.Time // the breaker not before
 
 	mu sync.Mutex
 	*endpoint
@@ -144,11 +146,16 @@ func (l *lane) room(now time.Time, lease time.Duration) (free [classes]int, wort
 	perSecond, known := l.rate.measure(now, l.settled)
 	l.settled = 0
 	trying, _ := l.breaker.trying()
-	switch ahead := min(fillAhead, (lease-l.destination.Timeout-sendMargin)/2); {
+	ahead := l.ahead(lease)
+	switch {
 	case trying:
 		// Nothing ahead: what is claimed now may have to be given back.
 	case known:
-		target += max(0, min(maxTaken-limit, int(perSecond*ahead.Seconds())))
+		target += max(0, min(maxTaken-limit, int(perSecond*min(fillAhead, ahead).Seconds())))
+		// One at least, or a lane of one sender would be out of live deliveries whenever it has sent one.
+		if target == limit && l.perPost < ahead && (l.flow.paced() == 0 || l.flow.paced()*ahead.Seconds() > 1) {
+			target++
+		}
 	case l.flow.paced() == 0:
 		target *= 2
 	}
@@ -158,6 +165,22 @@ func (l *lane) room(now time.Time, lease time.Duration) (free [classes]int, wort
 		most = max(most, free[c])
 	}
 	return free, most > 0 && (most >= target/4 || now.Sub(l.asked) >= minPace)
+}
+
+// ahead is how long something claimed may wait before it is sent: half of what the lease leaves.
+func (l *lane) ahead(lease time.Duration) time.Duration {
+	return (lease - l.destination.Timeout - sendMargin) / 2
+}
+
+// early returns until when it is too early to claim, since the lane's rate has its next turn only when the lease would
+// have been waited away; zero: it is not.
+func (l *lane) early(now time.Time, lease time.Duration) (until time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if wait := l.flow.turn(now) - l.ahead(lease); wait > 0 && !l.breaker.holding() {
+		return now.Add(wait)
+	}
+	return time.Time{}
 }
 
 // push queues claimed runs of one class and returns how many senders to start for them.
@@ -188,7 +211,8 @@ func (l *lane) next(now time.Time) (run []delivery, wait time.Duration) {
 		l.senders--
 		return nil, 0
 	}
-	if !l.breaker.holding() && !l.gone && !l.removed { // what is not sent needs no turn
+	// What is not sent needs no turn.
+	if head := &l.queues[c].runs[l.queues[c].head][0]; !l.breaker.holding() && !l.gone && !l.removed && !l.tooLate(head, now) {
 		if wait := l.flow.wait(now); wait > 0 {
 			return nil, wait
 		}
@@ -200,6 +224,22 @@ func (l *lane) next(now time.Time) (run []delivery, wait time.Duration) {
 		}
 	}
 	return l.queues[c].pop(), 0
+}
+
+// grow reports whether to start one more sender: the lane may have it, and something waits for one. The caller starts it.
+func (l *lane) grow() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, waiting := l.turn(); !waiting || l.breaker.holding() || l.senders >= l.limit() {
+		return false
+	}
+	l.senders++
+	return true
+}
+
+// tooLate reports whether too little is left of a delivery's lease for a POST that begins at the given time.
+func (l *lane) tooLate(d *delivery, at time.Time) bool {
+	return d.leaseEnds.Sub(at) < l.destination.Timeout+sendMargin
 }
 
 // turn returns the class whose turn it is, by smooth weighted round robin over those that have something to send.

@@ -48,7 +48,10 @@ func (l *lane) runBounds(lease time.Duration) (longest, followers int) {
 	defer l.mu.Unlock()
 	longest = maxRun
 	if l.perPost > 0 {
-		longest = int(max(1, min(maxRun, (lease-l.destination.Timeout-sendMargin)/2/l.perPost)))
+		longest = int(max(1, min(maxRun, l.ahead(lease)/l.perPost)))
+	}
+	if perSecond := l.flow.paced(); perSecond > 0 {
+		longest = min(longest, 1+int(perSecond*l.ahead(lease).Seconds()))
 	}
 	followers = maxBehind
 	for i := range l.queues {
@@ -65,14 +68,17 @@ func (l *lane) step(c class, n int) {
 }
 
 // token returns how long the next delivery of a run that has begun must wait for the destination's rate. What is not
-// sent, because the lane is held, needs no turn.
-func (l *lane) token(now time.Time) (wait time.Duration) {
+// sent, because the lane is held, needs no turn; nor does what would have it too late for its lease.
+func (l *lane) token(now time.Time, d *delivery) (wait time.Duration, inTime bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.breaker.holding() || l.gone {
-		return 0
+	if l.breaker.holding() || l.gone || l.removed {
+		return 0, true
 	}
-	return l.flow.wait(now)
+	if l.tooLate(d, now.Add(l.flow.turn(now))) {
+		return 0, false
+	}
+	return l.flow.wait(now), true
 }
 
 // posted takes in how long a delivery took, with its wait for the destination's rate.

@@ -1,6 +1,9 @@
 package relay
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // A walk is how far claims have come through one class of a lane. Live deliveries are looked for behind the newest ones
 // seen, again and again; backlog and replays are walked through from the front, then left alone for a while. What no
@@ -11,6 +14,7 @@ type walk struct {
 	due      time.Time     // when to go on, or to begin again; not of live
 	took     time.Duration // how long was spent on finding little
 	chunked  bool          // it is slow, and goes in chunks
+	again    bool          // once it has ended it is to begin again, at once
 }
 
 // Walking is bounded in two ways: by its share of the time, and in how long each statement of it holds up the other
@@ -49,7 +53,11 @@ func (w *walk) advance(a ask, found int, last keyset, at time.Time, took, poll t
 		w.chunked = w.took > slowWalk
 		// A little less than the poll interval, so that a walk that comes with each safety tick does not miss every
 		// other one.
-		w.rest(time.Now().Add(max(poll*9/10, walkShare*w.took)))
+		until := time.Now().Add(max(poll*9/10, walkShare*w.took))
+		if w.again {
+			until = time.Time{}
+		}
+		w.rest(until)
 	}
 }
 
@@ -65,11 +73,22 @@ func (w *walk) failed(now time.Time, poll time.Duration) {
 	w.due = now.Add(poll)
 }
 
-// walkNow makes the next claim begin at the front of what is not live.
+// walkNow makes the next claim begin at the front of what is not live. A walk in chunks goes on first: if it began anew
+// whenever something asks for that, it would never come to its end.
 func (l *lane) walkNow() {
 	for _, c := range []class{backlog, replays} {
-		l.walks[c].rest(time.Time{})
+		if w := &l.walks[c]; w.chunked && w.more {
+			w.again = true
+		} else {
+			w.rest(time.Time{})
+		}
 	}
+}
+
+// walked reports whether all that is due has been looked at.
+func (l *lane) walked(now time.Time) bool {
+	return !slices.ContainsFunc(l.walks[:], func(w walk) bool { return w.more }) &&
+		!l.walks[backlog].wanted(now) && !l.walks[replays].wanted(now)
 }
 
 // unblock notes ordering keys in which the next delivery can be claimed.

@@ -305,9 +305,7 @@ func (r *Relay) written(batch *outcomes, stale int) {
 			if s.freesKey {
 				r.lane(s.delivery.destination).unblock(*s.event.orderingKey)
 			}
-			// What an open breaker holds waits for its probes, what stands behind another of its ordering key comes with
-			// that one, and the next of a free key is found by it; none of them is to be looked for.
-			givenBack = givenBack || s.outcome == Hold && s.reason != ReasonBreaker && s.reason != ReasonOrder && !s.posted && !s.freesKey
+			givenBack = givenBack || s.lookedFor()
 		}
 	}
 	for of, n := range counts {
@@ -328,6 +326,14 @@ func (r *Relay) written(batch *outcomes, stale int) {
 	if len(batch.failed) > 0 {
 		signal(r.alerts)
 	}
+}
+
+// lookedFor reports whether what was given back is to be found at once. Not so what an open breaker holds, which waits for
+// its probes; what stands behind another of its ordering key, which comes with that one; the next of a free key, which is
+// found by it; and what cannot be read, which would be claimed again and again.
+func (s *settlement) lookedFor() bool {
+	return s.outcome == Hold && !s.posted && !s.freesKey &&
+		s.reason != ReasonBreaker && s.reason != ReasonOrder && s.reason != ReasonDatabase
 }
 
 // logAttempt writes one line for an attempt that did not deliver; those that did are too many.

@@ -55,16 +55,16 @@ func (s *store) openBreaker(ctx context.Context, destination string, instance in
 const tryBreaker = `
 UPDATE outbox_destination d
 SET breaker = 'half_open', breaker_owner = $2, breaker_until = now() + make_interval(secs => $3)
-WHERE destination = $1 AND breaker <> 'closed' AND breaker_until <= now() AND NOT paused
+WHERE destination = $1 AND breaker <> 'closed' AND (breaker_until <= now() OR breaker_until > now() + make_interval(secs => $4)) AND NOT paused
   AND EXISTS (SELECT FROM outbox_delivery p
               WHERE p.destination = $1 AND p.replay IN (false, true) AND p.status = 'pending' AND p.next_attempt_at <= now())`
 
 // tryBreaker gives a held destination to this relay alone for the given time. It returns false if somebody else has it,
-// it is not yet time, or nothing is due.
-func (s *store) tryBreaker(ctx context.Context, destination string, instance int32, hold time.Duration) (taken bool, err error) {
+// it is not yet time, or nothing is due. A time further away than implausible is taken to have passed.
+func (s *store) tryBreaker(ctx context.Context, destination string, instance int32, hold, implausible time.Duration) (taken bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	tag, err := s.pool.Exec(ctx, tryBreaker, destination, instance, hold.Seconds())
+	tag, err := s.pool.Exec(ctx, tryBreaker, destination, instance, hold.Seconds(), implausible.Seconds())
 	if err != nil {
 		return false, fmt.Errorf("try breaker: %w", err)
 	}

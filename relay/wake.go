@@ -80,11 +80,24 @@ func (p *pace) claimed(now time.Time, deliveries int) {
 		p.quiet = quietBeforeIdle
 	}
 	switch {
-	case !p.idle || deliveries > 0:
+	case deliveries > 0:
 		p.nextLook = now.Add(busyPoll)
+	case !p.idle:
+		// Rarer if being awake has been in vain: producers may be active for a destination that is held.
+		p.nextLook = now.Add(max(busyPoll, p.quiet/16))
 	default:
 		p.nextLook = now.Add(p.interval)
 		p.interval = min(2*p.interval, 2*p.poll)
+	}
+}
+
+// worked records that something was found without a look. The next look is put off by that no further: a lane that drains
+// its backlog would keep the others from being looked at.
+func (p *pace) worked(now time.Time) {
+	p.lastWork = now
+	p.quiet = quietBeforeIdle
+	if next := now.Add(busyPoll); p.nextLook.After(next) {
+		p.nextLook = next
 	}
 }
 

@@ -1,0 +1,322 @@
+package relay
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+)
+
+// The turns of a slow rate come further apart than a lease lasts beside a POST. What waits for its turn must not lose it
+// to a lease that ended meanwhile, over and over.
+func TestRateSlowerThanTheLease(t *testing.T) {
+	t.Parallel()
+	for name, key := range map[string]string{"unordered": "NULL", "of one key": "'k'"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			rc := newReceiver(t, nil)
+			db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', i, ` + key + ` FROM generate_series(1, 3) i`)
+			d := to(rc.URL)
+			d.Timeout, d.RateLimit = time.Second, 0.25
+			cfg := db.config(d)
+			cfg.Lease = d.Timeout + leaseMargin
+			r := start(t, cfg)
+			r.settles(t, Delivered, 3)
+			if n := sees(r.observer, func(o *observer) int { return o.outcomes[Hold] }); n > 2 {
+				t.Errorf("%d were claimed in vain", n)
+			}
+		})
+	}
+}
+
+// What is queued when the rate drops waits for turns that come after its lease; giving it back must cost none of them.
+func TestOutlivedLeaseTakesNoTurn(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	d := Destination{Name: "d", Timeout: DefaultTimeout, MaxInFlight: 1, RateLimit: 0.1}
+	l := newLane(&endpoint{destination: d})
+	queued := make([]delivery, 4)
+	for i := range queued {
+		queued[i].leaseEnds = now.Add(time.Minute)
+	}
+	queued[1].leaseEnds, queued[2].leaseEnds = now, now
+	l.push(now, live, singly(queued))
+	for i, waits := range []bool{false, false, false, true} {
+		if run, wait := l.next(now); waits == (run != nil) || waits != (wait > 0) {
+			t.Errorf("delivery %d: has to wait for %s", i, wait)
+		}
+	}
+}
+
+// An operator's forgotten transaction has locked what the breaker of one destination has to write. All others go on.
+func TestLockedDestinationKeepsNoOther(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t, "a", "b")
+	rc := newReceiver(t, nil)
+	down := newReceiver(t, status(http.StatusServiceUnavailable))
+	toA, toB := to(down.URL), to(rc.URL)
+	toA.Name, toB.Name = "a", "b"
+	operator := db.locker(`INSERT INTO outbox_destination (destination) VALUES ('a')`)
+	r := start(t, db.config(toA, toB))
+	db.insert(50, "first")
+	r.await(t, "a breaker that cannot be written", func(o *observer) bool { return o.failures["claim"]+o.failures["breaker"] > 1 })
+	for i := range 5 {
+		db.insert(10, fmt.Sprint("more-", i))
+		r.settles(t, Delivered, 50+10*(i+1))
+	}
+	if _, err := operator.Exec(t.Context(), `COMMIT`); err != nil {
+		t.Fatal(err)
+	}
+	becomes(db, "open", `SELECT breaker FROM outbox_destination WHERE destination = 'a'`)
+}
+
+// A payload that cannot be read, as on a damaged page, is tried again now and then, not all the time.
+func TestUnreadablePayloadIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, nil)
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', to_json(repeat('x', 32768)), 'damaged')`)
+	db.letPass(time.Minute)
+	db.exec(`CREATE FUNCTION damaged() RETURNS json LANGUAGE plpgsql AS $$ BEGIN RAISE 'missing chunk number 0 for toast value' USING ERRCODE = 'XX001'; END $$;
+		ALTER TABLE outbox RENAME TO stored;
+		CREATE VIEW outbox AS SELECT id, event_type, event_version, idempotency_key, ordering_key, related_reference, headers, available_at, created_at,
+			CASE WHEN current_query() LIKE 'SELECT payload %' THEN damaged() ELSE payload END AS payload FROM stored`)
+	began := time.Now()
+	r := start(t, db.config(to(rc.URL)))
+	const times = 6
+	r.await(t, "an unreadable payload", func(o *observer) bool { return o.failures["load payload"] >= times })
+	if took := time.Since(began); took < (times-2)*time.Second/2 {
+		t.Errorf("tried %d times within %s", times, took)
+	}
+}
+
+// A lane whose limit grows while much is queued gets the senders it may have, though nothing more is to be claimed.
+func TestQueueGetsSendersWhenTheLimitGrows(t *testing.T) {
+	t.Parallel()
+	const most, waiting = 8, 60
+	db := newDatabase(t)
+	arrived, answer := make(chan struct{}, waiting), make(chan struct{}, waiting)
+	rc := newReceiver(t, func(http.ResponseWriter, request) {
+		arrived <- struct{}{}
+		<-answer
+	})
+	d := to(rc.URL)
+	d.MaxInFlight = 1
+	r := prepared(t, db.config(d))
+	l := r.lane("default")
+	l.rate.perSecond = 10_000 // so that all of it is claimed ahead
+	db.insert(waiting, "key")
+	r.begin()
+	<-arrived
+	becomes(db, waiting, `SELECT count(*)::int FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
+	l.mu.Lock()
+	l.flow.configure(time.Now(), most, 0)
+	l.mu.Unlock()
+	answer <- struct{}{}
+	for range most {
+		select {
+		case <-arrived:
+		case <-time.After(patience):
+			t.Error("never came: as many requests at once as there may be")
+		}
+	}
+	close(answer)
+	r.settles(t, Delivered, waiting)
+}
+
+// A walk through much that is blocked goes on by itself, also when the relay has nothing else to do.
+func TestWalkGoesOnInAnIdleRelay(t *testing.T) {
+	t.Parallel()
+	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []Destination{to("http://receiver.test/")}})
+	r.session.set(1, true)
+	now := time.Now()
+	r.lane("default").walks[backlog] = walk{position: keyset{now, 1}, more: true, chunked: true, due: now.Add(time.Minute)}
+	c := &claimer{relay: r.Relay, pace: pace{poll: time.Second, idle: true, interval: time.Hour, nextLook: now.Add(time.Hour)}}
+	c.clock.set(now)
+	r.lane("default").walks[replays].rest(now.Add(time.Hour))
+	if wait, err := c.turn(t.Context()); err != nil || wait < 0 || wait > time.Minute {
+		t.Errorf("the next turn in %s, %v", wait, err)
+	}
+}
+
+// Whoever asks for walks to begin anew, however often, keeps none that goes in chunks from coming to its end.
+func TestWalkInChunksComesToItsEnd(t *testing.T) {
+	t.Parallel()
+	l := laneOf(1)
+	position := keyset{time.Unix(1_000_000, 0), 1}
+	l.walks[backlog] = walk{position: position, more: true, chunked: true}
+	l.walks[replays] = walk{position: position, more: true}
+	l.walkNow()
+	if l.walks[backlog].position != position || l.walks[replays].position == position {
+		t.Errorf("walks %+v", l.walks)
+	}
+	l.walks[backlog].advance(ask{class: backlog, free: 1}, 0, keyset{}, position.at, 0, time.Hour)
+	if w := l.walks[backlog]; w.position == position || !w.wanted(time.Now()) {
+		t.Errorf("what was asked for meanwhile is forgotten: %+v", w)
+	}
+	l.walks[backlog].advance(ask{class: backlog, free: 1}, 0, keyset{}, position.at, 0, time.Hour)
+	if w := l.walks[backlog]; w.wanted(time.Now()) {
+		t.Errorf("walking never ends: %+v", w)
+	}
+}
+
+// A look that comes when a lane has no room, or no turn, is made up for when it has.
+func TestLookIsOwedToAFullLane(t *testing.T) {
+	t.Parallel()
+	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []Destination{to("http://receiver.test/")}})
+	l := r.lane("default")
+	c := &claimer{relay: r.Relay}
+	now := time.Now()
+	c.clock.set(now)
+	for class := range l.walks {
+		l.walks[class].rest(now.Add(time.Hour))
+	}
+	l.push(now, live, singly(make([]delivery, 2*DefaultLaneInFlight)))
+	if asks := c.asks(now); len(asks) != 0 {
+		t.Fatalf("a full lane asks for %+v", asks)
+	}
+	c.pace.nextLook = now.Add(time.Hour) // others have been looked at
+	l.release(live, 2*DefaultLaneInFlight)
+	if asks := c.asks(now); len(asks) != 1 {
+		t.Errorf("then: %+v", asks)
+	}
+	if asks := c.asks(now); len(asks) != 0 {
+		t.Errorf("again and again: %+v", asks)
+	}
+}
+
+// A trial that has nothing more to send ends, but not before all that waits has been looked at: what a look for new
+// events does not find may be a backlog for which slow start is meant.
+func TestTrialEndsWhenNothingWaits(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	l := laneOf(64)
+	l.breaker.try(now, time.Minute)
+	l.breaker.any = true
+	l.walks[backlog].due, l.walks[replays].due = now.Add(time.Minute), now
+	if l.tried(now) {
+		t.Error("ended before the replays were looked for")
+	}
+	l.walks[replays].rest(now.Add(time.Minute))
+	l.walks[backlog].more = true
+	if l.tried(now) {
+		t.Error("ended in the middle of the backlog")
+	}
+	l.walks[backlog].rest(now.Add(time.Minute))
+	if !l.tried(now) || l.breaker.write != writeClosed {
+		t.Error("never ends")
+	}
+}
+
+// A lane of one sender whose receiver is slow still has a live delivery at hand when it has sent one.
+func TestNarrowLaneHasOneAhead(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	for name, c := range map[string]struct {
+		limit float64
+		takes time.Duration
+		want  int
+	}{
+		"a second each":                {takes: time.Second, want: 1},
+		"longer than a lease can wait": {takes: 40 * time.Second},
+		"ten a second":                 {limit: 10, takes: time.Second, want: 1},
+		"one in a minute":              {limit: 1. / 60, takes: time.Second},
+	} {
+		l := newLane(&endpoint{destination: Destination{Name: "d", Timeout: DefaultTimeout, MaxInFlight: 1, RateLimit: c.limit}})
+		l.rate, l.perPost = throughput{perSecond: 1, since: now}, c.takes
+		l.push(now, live, singly(make([]delivery, 1)))
+		if free, _ := l.room(now, DefaultLease); free[live] != c.want {
+			t.Errorf("%s: room for %d beside what is being sent", name, free[live])
+		}
+	}
+}
+
+// Producers that are active for a destination that is held keep waking a relay, which finds nothing.
+func TestLooksInVainBecomeRarer(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	p := pace{poll: 5 * time.Second}
+	for range 5 {
+		p.notified(now)
+		p.claimed(now, 0)
+	}
+	if wait := p.wait(now); wait < 10*busyPoll {
+		t.Errorf("looks again in %s", wait)
+	}
+	p.claimed(now, 1)
+	if wait := p.wait(now); wait != busyPoll {
+		t.Errorf("when there is work: %s", wait)
+	}
+}
+
+// The database's clock was put back by an hour while a breaker was open: nobody waits for an hour to try.
+func TestBreakerOutlivesAClockThatWasPutBack(t *testing.T) {
+	t.Parallel()
+	for name, state := range map[string]string{"open": `'open', now() + interval '1 hour', NULL`, "half-open": `'half_open', now() + interval '1 hour', 77`} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			rc := newReceiver(t, nil)
+			db.exec(`INSERT INTO outbox_destination (destination, breaker_opened_at, breaker, breaker_until, breaker_owner)
+				SELECT 'default', now() + interval '59 minutes', ` + state)
+			db.insert(3, "key")
+			start(t, db.config(to(rc.URL))).settles(t, Delivered, 3)
+			becomes(db, "closed", `SELECT breaker FROM outbox_destination`)
+		})
+	}
+}
+
+// A receiver that takes five seconds to answer still gets the ten requests a second that are allowed.
+func TestRateIsReachedWhenAnswersTakeLong(t *testing.T) {
+	t.Parallel()
+	s := simulate(64, 10)
+	s.latency = func(int) time.Duration { return 5 * time.Second }
+	s.run(time.Minute)
+	s.run(time.Minute)
+	if s.accepted < 540 || s.accepted > 601 {
+		t.Errorf("%d in a minute at 10/s, %d at once", s.accepted, s.most)
+	}
+}
+
+// A lane that drains a backlog claims all the time; that puts off no look for what is new in the others.
+func TestClaimsOfOneLanePutOffNoLook(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t, "a", "b")
+	toA, toB := to("http://receiver.test/"), to("http://receiver.test/")
+	toA.Name, toB.Name = "a", "b"
+	r := sessionOf(t, db.config(toA, toB))
+	r.settling = t.Context()
+	c := &claimer{relay: r, pace: pace{poll: time.Hour, lastWork: time.Now().Add(time.Minute)}}
+	c.clock.set(time.Now())
+	a, b := r.lane("a"), r.lane("b")
+	for class := range b.walks {
+		b.walks[class].rest(time.Now().Add(time.Hour))
+	}
+	a.walks[live].more = true
+	look := time.Now().Add(busyPoll / 2)
+	c.pace.nextLook = look
+	if _, err := c.turn(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if a.walks[live].more || c.pace.nextLook.After(look) && b.asked.IsZero() {
+		t.Errorf("the look at b is put off by %s", c.pace.nextLook.Sub(look))
+	}
+}
+
+// Ordering keys that go on fill whatever room there is; others are looked for nevertheless.
+func TestKeysThatGoOnLeaveRoomForOthers(t *testing.T) {
+	t.Parallel()
+	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []Destination{to("http://receiver.test/")}})
+	l := r.lane("default")
+	c := &claimer{relay: r.Relay}
+	c.clock.set(time.Now())
+	for i := range 1000 {
+		l.unblock(fmt.Sprint(i))
+	}
+	for _, a := range c.asks(time.Now()) {
+		if a.class == live && (len(a.unblocked) == 0 || a.free == 0) {
+			t.Errorf("%d keys go on, with room for %d others", len(a.unblocked), a.free)
+		}
+	}
+}
