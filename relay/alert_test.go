@@ -52,6 +52,8 @@ func TestFailuresAreToldOncePerWindow(t *testing.T) {
 		}
 	}
 
+	const told = `SELECT count(*) FROM outbox_alert_notice WHERE count = $1 AND claimed_until IS NULL` // the log, too
+	becomes(db, 2, told, 1)
 	db.insert(500, "more")
 	r.settles(t, Fail, 501)
 	becomes(db, 501, `SELECT count FROM outbox_alert`)
@@ -71,6 +73,7 @@ func TestFailuresAreToldOncePerWindow(t *testing.T) {
 	}
 	// After a window without news the alert is closed, without a message, and the next failure opens a new one.
 	becomes(db, 501, `SELECT notified_count FROM outbox_alert`)
+	becomes(db, 2, told, 501)
 	db.passWindow()
 	becomes(db, 0, `SELECT count(*) FROM outbox_alert`)
 	db.insert(1, "anew")
