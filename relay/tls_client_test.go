@@ -63,7 +63,7 @@ func TestTLSTable(t *testing.T) {
 		"of another authority, TLS 1.2": {server: demands(tls.VersionTLS12), client: identified(other.issue(t, nil)), want: ReasonTLS, message: "unknown certificate authority"},
 		"of another authority":          {server: demands(0), client: identified(other.issue(t, nil)), late: true, want: ReasonTLS, message: "unknown certificate authority"},
 		"expired client certificate":    {server: demands(0), client: identified(ca.issue(t, func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now().Add(-year), time.Now().Add(-time.Hour) })), want: ReasonTLS, message: "the client certificate expired at 20"},
-		"client certificate of later":   {server: demands(0), client: identified(ca.issue(t, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) })), want: ReasonTLS, message: "the client certificate is not valid before 20"},
+		"client certificate of later":   {server: demands(0), client: identified(ca.issue(t, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(30 * time.Minute) })), want: ReasonTLS, message: "the client certificate is not valid before 20"},
 		"a server's as the client's":    {server: demands(0), client: identified(ca.issue(t, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} })), late: true, want: ReasonTLS, message: "bad certificate"},
 		"client certificate is gone":    {server: demands(0), client: TLS{Roots: ca.pool, Certificate: func() *tls.Certificate { return nil }}, want: ReasonTLS, message: "there is no client certificate"},
 		"not asked for any":             {server: server(good), client: TLS{Roots: ca.pool, Certificate: func() *tls.Certificate { return nil }}, want: ReasonOK},
@@ -130,7 +130,13 @@ func TestCertificatesChangeUnderAnEndpoint(t *testing.T) {
 	} {
 		step.change()
 		e.transport.CloseIdleConnections()
-		if v := exchange(t, e); v.reason != step.want {
+		before := requests.Load()
+		v := exchange(t, e)
+		// Over TLS 1.3 a client may hear of a refused certificate only by its connection's end.
+		if step.want == ReasonTLS && v.reason == ReasonNetwork && requests.Load() == before {
+			continue
+		}
+		if v.reason != step.want {
 			t.Errorf("%s %q, want %s", v.reason, v.message, step.want)
 		}
 	}

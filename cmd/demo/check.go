@@ -136,6 +136,9 @@ func (f *facts) checkRequests() rule {
 	}
 	failures, uncounted := map[string]int{}, map[string]int{}
 	for delivery := range f.failed {
+		if f.held[delivery] {
+			continue
+		}
 		failures[eventOf(delivery)]++
 		if _, lost := f.lost[delivery]; lost {
 			// The dead relay's last settle was still on its way when its claim was another's: it logs, and may count no more.

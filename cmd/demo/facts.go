@@ -18,7 +18,8 @@ type facts struct {
 	invoices map[string]time.Time // when each was committed, by the key of its event
 	events   map[string]event     // by key
 	inOrder  map[string][]string  // the keys of its events by id, by ordering key
-	failed   map[string]string    // attempts that the relay says did not deliver: their reason, by delivery id
+	failed   map[string]string    // requests that the relay says did not deliver: their reason, by delivery id
+	held     map[string]bool      // which of them spent no attempt, because the destination as a whole was at fault
 	lost     map[string]string    // claims that a relay lost: its life, by delivery id
 
 	// In logistics.
@@ -58,7 +59,7 @@ func (h *history) facts() *facts {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	f := &facts{
-		invoices: map[string]time.Time{}, events: map[string]event{}, inOrder: map[string][]string{}, failed: map[string]string{}, lost: map[string]string{},
+		invoices: map[string]time.Time{}, events: map[string]event{}, inOrder: map[string][]string{}, failed: map[string]string{}, held: map[string]bool{}, lost: map[string]string{},
 		effects: map[string][]time.Time{}, shipped: map[string]bool{}, processed: map[string]bool{},
 		rolledBack: slices.Clone(h.rolledBack), kills: maps.Clone(h.kills), deaths: maps.Clone(h.deaths), suicides: h.suicides,
 	}
@@ -79,7 +80,7 @@ GROUP BY o.id`
 const selectInOrder = `SELECT ordering_key, idempotency_key FROM outbox WHERE ordering_key IS NOT NULL ORDER BY id`
 
 const selectFailedAttempts = `
-SELECT format('%s-%s-%s', event_id, destination, claim), reason FROM outbox_attempt WHERE outcome <> 'delivered'`
+SELECT format('%s-%s-%s', event_id, destination, claim), reason, outcome = 'hold' FROM outbox_attempt WHERE outcome <> 'delivered'`
 
 const selectAllLostClaims = `
 SELECT delivery, coalesce(life, 'instance ' || instance) FROM demo_lost_claim LEFT JOIN demo_relay USING (instance)`
@@ -103,7 +104,9 @@ func (f *facts) readFinance(ctx context.Context, db *pgxpool.Pool) error {
 		return err
 	}
 	var delivery, text string
-	if err := each(ctx, db, selectFailedAttempts, []any{&delivery, &text}, func() { f.failed[delivery] = text }); err != nil {
+	var held bool
+	err = each(ctx, db, selectFailedAttempts, []any{&delivery, &text, &held}, func() { f.failed[delivery], f.held[delivery] = text, held })
+	if err != nil {
 		return err
 	}
 	return each(ctx, db, selectAllLostClaims, []any{&delivery, &text}, func() { f.lost[delivery] = text })

@@ -130,15 +130,10 @@ func TestServiceErrorsHoldNoSecrets(t *testing.T) {
 		_, _ = io.WriteString(w, `{"error":"x","errorCode":403,"errorDescription":"`+r.URL.String()+` `+r.Header.Get("X-Gotify-Key")+`"}`)
 	})
 	for _, raw := range []secret{
-		gotify(echo.Server), "gotify://127.0.0.1:1/" + gotifyToken + "?disabletls=yes", "discord://t0ken-s3cret@123456789?",
+		gotify(echo.Server), "gotify://127.0.0.1:1/" + gotifyToken + "?disabletls=yes",
 		"smtp://user:p%40s3cret@127.0.0.1:1/?from=a@example.com&to=b@example.com", "ntfy://user:s3cret@127.0.0.1:1/topic?scheme=http",
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
-		if strings.Contains(string(raw), "127.0.0.1") { // the others are not to be called
-			ctx = t.Context()
-		}
-		err := newServiceChannel(raw).Notify(ctx, relay.TestAlert(time.Now()))
-		cancel()
+		err := newServiceChannel(raw).Notify(t.Context(), relay.TestAlert(time.Now()))
 		if err == nil || strings.Contains(err.Error(), "s3cret") || strings.Contains(err.Error(), gotifyToken) {
 			t.Errorf("%s: %v", serviceKind(string(raw)), err)
 		}
