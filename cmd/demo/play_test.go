@@ -21,8 +21,8 @@ func TestPlay(t *testing.T) {
 	if err := p.run(t.Context()); err != nil {
 		t.Fatalf("%v\n%s", err, &out)
 	}
-	if n := strings.Count(out.String(), "kept"); n != 5 || strings.Contains(out.String(), "\x1b") {
-		t.Errorf("%d promises kept, want 5, without colours:\n%s", n, &out)
+	if n := strings.Count(out.String(), "kept"); n != 6 || strings.Contains(out.String(), "\x1b") {
+		t.Errorf("%d promises kept, want 6, without colours:\n%s", n, &out)
 	}
 	if left := processes(t, p.stage.server.Dir()); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
