@@ -103,7 +103,9 @@ func TestQueueGetsSendersWhenTheLimitGrows(t *testing.T) {
 	})
 	d := to(rc.URL)
 	d.MaxInFlight = 1
-	r := prepared(t, db.config(d))
+	cfg := db.config(d)
+	cfg.Lease = time.Hour // whose end would give back what is queued
+	r := prepared(t, cfg)
 	l := r.lane("default")
 	l.rate.perSecond = 10_000 // so that all of it is claimed ahead
 	db.insert(waiting, "key")

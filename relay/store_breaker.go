@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// The alert is part of the opening: whoever sees a held lane can find out since when and why. How many deliveries it
-// holds is counted up to a bound.
+// The alert is part of the opening: whoever sees a held lane can find out since when and why. A destination that was
+// removed while it was held, and is back, is told of again. How many deliveries it holds is counted up to a bound.
 const openBreaker = `
 WITH opened AS (
     INSERT INTO outbox_destination AS d (destination, breaker, breaker_opened_at, breaker_until, breaker_error)
@@ -29,7 +29,8 @@ WITH opened AS (
     INSERT INTO outbox_alert AS a (rule, subject, first_error, detail)
     SELECT 'breaker_open', destination, $5,
            CASE WHEN held.count > 10000 THEN 'more than 10000' ELSE held.count::text END || ' pending deliveries'
-    FROM opened, held WHERE anew
+    FROM opened, held
+    WHERE anew OR NOT EXISTS (SELECT FROM outbox_alert WHERE rule = 'breaker_open' AND subject = $1 AND resolved_at IS NULL)
     ON CONFLICT (rule, subject) DO UPDATE
     SET count = a.count + 1, last_at = now(), resolved_at = NULL, first_error = excluded.first_error, detail = excluded.detail
 )

@@ -250,10 +250,14 @@ type sample struct {
 		Relays     int   `json:"relays"`
 		Deliveries int64 `json:"deliveries"`
 	} `json:"rescues"`
-	Alerts []struct {
-		subject
-		Failed bool `json:"failed"` // failed deliveries are left
-	} `json:"alerts"`
+	Alerts []alertSample `json:"alerts"`
+}
+
+// alertSample is an alert that is open.
+type alertSample struct {
+	subject
+	Failed bool `json:"failed"` // failed deliveries are left
+	Left   bool `json:"left"`   // nothing leads to the destination any more, or waits for it
 }
 
 type laneSample struct {
@@ -386,6 +390,10 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 			}
 		case RuleFailed:
 			if !open.Failed {
+				ended = append(ended, open.subject)
+			}
+		case RuleBreakerOpen: // which its probes end, unless it was removed meanwhile
+			if open.Left {
 				ended = append(ended, open.subject)
 			}
 		}

@@ -378,10 +378,7 @@ func TestJudge(t *testing.T) {
 	limits := Alerts{}.withDefaults()
 	lane := func(l laneSample) sample { l.Destination = "d"; return sample{Database: "db", Lanes: []laneSample{l}} }
 	open := func(s sample, rule, about string, failed bool) sample {
-		s.Alerts = append(s.Alerts, struct {
-			subject
-			Failed bool `json:"failed"`
-		}{subject{rule, about}, failed})
+		s.Alerts = append(s.Alerts, alertSample{subject: subject{rule, about}, Failed: failed})
 		return s
 	}
 	for name, c := range map[string]struct {

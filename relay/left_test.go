@@ -1,0 +1,44 @@
+package relay
+
+import (
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+)
+
+// A destination is removed from the configuration while its breaker is open. Nobody tries it any more, and its alert is
+// resolved nevertheless; when it is back and still down, that is told.
+func TestAlertOfARemovedDestinationIsResolved(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec(`DELETE FROM outbox_route`)
+	down := newReceiver(t, status(http.StatusServiceUnavailable))
+	stays, goes := to(newReceiver(t, nil).URL), to(down.URL)
+	stays.Name, goes.Name = "stays", "goes"
+	goes.Breaker.ProbeMax = time.Second
+	told := &told{}
+	with := db.config(stays, goes)
+	with.Alerts = Alerts{Channels: []Channel{told}, Window: time.Second}
+	with.Watching.Interval = 100 * time.Millisecond
+	without := with
+	without.Destinations = []Destination{stays}
+	without.Pool, with.Pool = settings(t, db.dsn), settings(t, db.dsn)
+
+	r := start(t, with)
+	r.instance()
+	db.insert(30, "first")
+	told.await(t, "firing")
+	db.exec(`UPDATE outbox_delivery SET status = 'discarded', claimed_by = NULL, lease_expires_at = NULL WHERE destination = 'goes' AND status <> 'delivered'`)
+	if _, err := r.Reload(without); err != nil {
+		t.Fatal(err)
+	}
+	told.await(t, "resolved")
+	if _, err := r.Reload(with); err != nil {
+		t.Fatal(err)
+	}
+	db.insert(30, "second")
+	eventually(t, "an alert again", func() bool {
+		return slices.Equal(told.states(RuleBreakerOpen), []string{"firing", "resolved", "firing"})
+	})
+}
