@@ -99,28 +99,32 @@ func TestQueueGetsSendersWhenTheLimitGrows(t *testing.T) {
 	arrived, answer := make(chan struct{}, waiting), make(chan struct{}, waiting)
 	rc := newReceiver(t, func(http.ResponseWriter, request) {
 		arrived <- struct{}{}
-		<-answer
+		select {
+		case <-answer:
+		case <-t.Context().Done():
+		}
 	})
 	d := to(rc.URL)
-	d.MaxInFlight = 1
+	d.MaxInFlight, d.Timeout = most, 2*patience // no request ends but by its answer
 	cfg := db.config(d)
-	cfg.Lease = time.Hour // whose end would give back what is queued
+	cfg.Lease = time.Hour
 	r := prepared(t, cfg)
 	l := r.lane("default")
+	l.flow.atOnce = 1
 	l.rate.perSecond = 10_000 // so that all of it is claimed ahead
 	db.insert(waiting, "key")
 	r.begin()
 	<-arrived
 	becomes(db, waiting, `SELECT count(*)::int FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
 	l.mu.Lock()
-	l.flow.configure(time.Now(), most, 0)
+	l.flow.atOnce = most // its receiver was found to bear more
 	l.mu.Unlock()
 	answer <- struct{}{}
 	for range most {
 		select {
 		case <-arrived:
 		case <-time.After(patience):
-			t.Error("never came: as many requests at once as there may be")
+			t.Fatal("never came: as many requests at once as there may be")
 		}
 	}
 	close(answer)
