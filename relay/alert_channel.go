@@ -91,12 +91,16 @@ type logChannel struct{ log zerolog.Logger }
 func (logChannel) Name() string { return "log" }
 
 func (c logChannel) Notify(_ context.Context, a Alert) error {
-	entry := c.log.Warn()
+	level := zerolog.WarnLevel
 	if a.ResolvedAt != nil {
-		entry = c.log.Info().Time("resolved_at", *a.ResolvedAt)
+		level = zerolog.InfoLevel
 	}
-	entry = entry.Str("rule", a.Rule).Str("state", a.State()).Str("subject", a.Subject).Int64("count", a.Count).
-		Time("opened_at", a.OpenedAt)
+	entry := c.log.WithLevel(level). //nolint:zerologlint // sent below
+						Str("rule", a.Rule).Str("state", a.State()).Str("subject", a.Subject).Int64("count", a.Count).
+						Time("opened_at", a.OpenedAt)
+	if a.ResolvedAt != nil {
+		entry = entry.Time("resolved_at", *a.ResolvedAt)
+	}
 	if a.FirstEventID != 0 {
 		entry = entry.Int64("first_event_id", a.FirstEventID)
 	}

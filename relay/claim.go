@@ -269,9 +269,9 @@ func (c *claimer) handOut(asks []ask, claimed []delivery, at, asked time.Time) {
 		if a.free > 0 {
 			l.walks[a.class].advance(a, found[i], last[i], at, took, r.cfg.PollInterval)
 		}
-		deliveries, any := byLane[a.destination]
+		deliveries, brought := byLane[a.destination]
 		delete(byLane, a.destination) // with the first of its asks a lane gets everything
-		if !any {
+		if !brought {
 			if l.tried(time.Now()) {
 				signal(r.wake.room)
 			}

@@ -36,7 +36,7 @@ type census struct {
 	excess   int // requests beyond what slow start allows
 }
 
-// allowed is how many a slow start has in flight at most after so many answers: 1, 2, 4, …
+// allowed is how many a slow start has in flight at most after so many answers: a power of two.
 func allowed(answered int) int {
 	n := 1
 	for answered >= 2*n-1 {

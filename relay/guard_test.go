@@ -461,7 +461,7 @@ func TestGuardKeepsTheCallersHooks(t *testing.T) {
 	g := &guard{}
 	for name, cfg := range map[string]*pgxpool.Config{
 		"an error":  {PrepareConn: func(_ context.Context, _ *pgx.Conn) (bool, error) { return true, refused }},
-		"a refusal": {BeforeAcquire: func(context.Context, *pgx.Conn) bool { return false }}, //nolint:staticcheck // callers may still use it
+		"a refusal": {BeforeAcquire: func(context.Context, *pgx.Conn) bool { return false }},
 	} {
 		g.watch(cfg, false)
 		if fit, err := cfg.PrepareConn(t.Context(), nil); fit && err == nil {

@@ -53,7 +53,7 @@ type database struct {
 	testing.TB
 	dsn    string // as a relay reaches it
 	pool   *pgxpool.Pool
-	pooler *localpg.Pooler // between a relay and the server; nil: none
+	pooler *localpg.Pooler //nolint:unused // between a relay and the server, with the tag pgbouncer; nil: none
 }
 
 // newDatabase returns an outbox that routes everything to the given destinations, "default" if none is given.

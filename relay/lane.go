@@ -206,8 +206,8 @@ func (l *lane) push(now time.Time, c class, runs [][]delivery) (start int) {
 func (l *lane) next(now time.Time) (run []delivery, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	c, any := l.turn()
-	if !any || l.senders > l.limit() && !l.breaker.holding() {
+	c, waits := l.turn()
+	if !waits || l.senders > l.limit() && !l.breaker.holding() {
 		l.senders--
 		return nil, 0
 	}
@@ -243,18 +243,18 @@ func (l *lane) tooLate(d *delivery, at time.Time) bool {
 }
 
 // turn returns the class whose turn it is, by smooth weighted round robin over those that have something to send.
-func (l *lane) turn() (c class, any bool) {
+func (l *lane) turn() (c class, waits bool) {
 	for i := range l.queues {
 		q := &l.queues[i]
 		if q.empty() {
 			q.credit = 0
 			continue
 		}
-		if !any || q.credit+weights[i] > l.queues[c].credit+weights[c] {
-			c, any = class(i), true
+		if !waits || q.credit+weights[i] > l.queues[c].credit+weights[c] {
+			c, waits = class(i), true
 		}
 	}
-	return c, any
+	return c, waits
 }
 
 // unsent empties the queues.

@@ -54,7 +54,7 @@ func TestOutageOfDays(t *testing.T) {
 			db.insert(waiting, "waiting")
 			r := start(t, db.config(d))
 			becomes(db, "open", `SELECT coalesce((SELECT breaker FROM outbox_destination), '')`)
-			for hours := 0; hours < 63; hours++ {
+			for range 63 {
 				before := sees(r.observer, func(o *observer) int { return len(o.attempts) })
 				db.letPass(time.Hour)
 				r.await(t, "a probe", func(o *observer) bool { return len(o.attempts) > before })

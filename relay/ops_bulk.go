@@ -46,7 +46,6 @@ type Selection struct {
 
 // Empty reports whether nothing narrows the selection: not even a status was named.
 func (s Selection) Empty() bool {
-	s.Limit = 0
 	return len(s.EventIDs) == 0 && len(s.Statuses) == 0 && !s.Parked && s.Since.IsZero() && s.Until.IsZero() &&
 		s.Destination+s.Type+s.Reason+s.OrderingKey == ""
 }

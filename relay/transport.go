@@ -181,7 +181,7 @@ func explain(err error) error {
 		name      x509.HostnameError
 		record    tls.RecordHeaderError
 	)
-	hint := ""
+	var hint string
 	switch {
 	case errors.As(err, &authority):
 		hint = "set tls.ca_file to the authority's certificate"

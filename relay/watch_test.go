@@ -241,7 +241,7 @@ func feedBack(t testing.TB, db *database, slot string, xmin uint32) {
 		}
 	}
 	message := binary.BigEndian.AppendUint64([]byte{'h'}, 0)
-	for _, number := range []uint32{xmin, 0, 0, 0} { // the epochs are 0; nothing about the catalogs
+	for _, number := range []uint32{xmin, 0, 0, 0} { // the epochs are 0; nothing about catalogues
 		message = binary.BigEndian.AppendUint32(message, number)
 	}
 	conn.Frontend().Send(&pgproto3.CopyData{Data: message})

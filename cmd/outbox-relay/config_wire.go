@@ -171,7 +171,7 @@ func expiryText(name string, end time.Time) string {
 // parseAuthorities reads a bundle of certificates. x509.CertPool itself would pass over those it cannot read.
 func parseAuthorities(name string) func([][]byte) (*x509.CertPool, error) {
 	return func(contents [][]byte) (*x509.CertPool, error) {
-		pool, any := x509.NewCertPool(), false
+		pool, found := x509.NewCertPool(), false
 		for rest := contents[0]; ; {
 			var block *pem.Block
 			if block, rest = pem.Decode(rest); block == nil {
@@ -185,9 +185,9 @@ func parseAuthorities(name string) func([][]byte) (*x509.CertPool, error) {
 				return nil, fmt.Errorf("%s holds a certificate that cannot be read: %w", name, err)
 			}
 			pool.AddCert(certificate)
-			any = true
+			found = true
 		}
-		if !any {
+		if !found {
 			return nil, fmt.Errorf("%s holds no certificate in PEM format (-----BEGIN CERTIFICATE-----)", name)
 		}
 		return pool, nil

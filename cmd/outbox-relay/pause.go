@@ -112,6 +112,7 @@ func (inv *invocation) unknownDestination(ctx context.Context, ops *relay.Ops, n
 // audit begins the line that says who changed something. It is logged at every level.
 func (inv *invocation) audit(c *config, action string) *zerolog.Event {
 	log, _ := inv.logger(c)
+	//nolint:zerologlint // the caller sends it
 	return log.Log().Str("action", action).Str("os_user", who()).Str("database_user", c.pool.ConnConfig.User).
 		Str("database", c.database())
 }
