@@ -113,14 +113,31 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	c.clock.set(at)
+	work := c.work(claimed)
 	c.handOut(asks, claimed, at, now)
 	switch {
 	case looking:
-		c.pace.claimed(time.Now(), len(claimed))
-	case len(claimed) > 0:
+		c.pace.claimed(time.Now(), work)
+	case work > 0:
 		c.pace.worked(time.Now())
 	}
 	return c.wait(time.Now()), nil
+}
+
+// work returns how many of the claimed deliveries are no probes, for which an idle relay need not wake up.
+func (c *claimer) work(claimed []delivery) (n int) {
+	var l *lane
+	probe := false
+	for i := range claimed {
+		if d := &claimed[i]; l == nil || l.name != d.destination {
+			l = c.relay.lane(d.destination)
+			probe = l.state().Breaker != breakerClosed.String()
+		}
+		if !probe {
+			n++
+		}
+	}
+	return n
 }
 
 // busy reports whether any lane holds anything.

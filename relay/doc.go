@@ -34,6 +34,15 @@
 //	alerter   sends what is due from outbox_alert, each channel on its own, so that a dead one delays nothing
 //	cron      the safety tick that wakes the claimer, maintenance, and looking around
 //
+// # Destinations that are down
+//
+// A lane's breaker is closed, open or half-open. What opened it, when it may be tried and who tries it stand in
+// outbox_destination, which every claim asks: while it is open nobody claims, while it is half-open only its owner does.
+// The claimer writes what the senders' verdicts have decided, and tries again as long as the database does not take it;
+// the session hears what others have written, about once a second. A trial begins with one delivery at a time, then two,
+// four, …, and ends when the lane has all it may have, or when everything that waited has been looked at and sent. A relay
+// that dies or stops leaves its trials to the others.
+//
 // # Guarantees
 //
 // A delivery is POSTed at least once after its event commits. Between claim and settle it is leased; the fence, a

@@ -326,3 +326,22 @@ func TestKeysThatGoOnLeaveRoomForOthers(t *testing.T) {
 		}
 	}
 }
+
+// A probe of a destination that is down is no sign that there is work: a relay that is idle otherwise stays idle.
+func TestProbeEndsNoIdleness(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(3, "key")
+	r := sessionOf(t, db.config(to("http://127.0.0.1:1/")))
+	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
+	c := &claimer{relay: r, pace: pace{poll: time.Hour}}
+	c.clock.set(time.Now())
+	r.lane("default").breaker.try(time.Now(), time.Minute)
+	if _, err := c.turn(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.senders.Wait()
+	if probes := len(r.settlements); probes == 0 || !c.pace.lastWork.IsZero() {
+		t.Errorf("%d probes, the last work at %s", probes, c.pace.lastWork)
+	}
+}
