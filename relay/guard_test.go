@@ -284,12 +284,11 @@ func TestQuarantinedRelayIsNoWitness(t *testing.T) {
 func TestFirstRelaysRace(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	var relays []*guarded
+	relays := make([]*guarded, 6)
 	var starting sync.WaitGroup
-	for i := range 6 {
+	for i := range relays {
 		cfg := db.config(to("http://receiver.test/"))
 		cfg.Environment = []string{"production", "staging"}[i%2]
-		relays = append(relays, &guarded{})
 		starting.Go(func() { relays[i] = startGuarded(t, cfg) })
 	}
 	starting.Wait()

@@ -30,8 +30,9 @@ const (
 // heartbeat, so that an idle relay asks nothing more.
 const alertsDue = `EXISTS (SELECT FROM outbox_alert WHERE due_at <= now())`
 
-// The row of the alert is locked, but what the channel knows of it is as old as the statement: what is written compares
-// it once more. A copy of the database has the original's alerts too, so a relay that is not sure where it is tells only
+// The alert's row is only kept from going: channels that are told at the same time do not pass each other over. What the
+// channel knows of it is as old as the statement, so what is written compares it once more. A copy of the database has the
+// original's alerts too, so a relay that is not sure where it is tells only
 // that.
 const claimNotice = `
 WITH due AS MATERIALIZED (
@@ -45,7 +46,7 @@ WITH due AS MATERIALIZED (
                ELSE n.count > n.recovered_count AND a.resolved_at <= now() - make_interval(secs => $3) END
     ORDER BY a.opened_at, a.rule, a.subject
     LIMIT 1
-    FOR UPDATE OF a SKIP LOCKED
+    FOR KEY SHARE OF a SKIP LOCKED
 ), claimed AS (
     INSERT INTO outbox_alert_notice AS n (rule, subject, channel, count, recovered_count, claimed_until)
     SELECT rule, subject, $1, known, recovered, now() + make_interval(secs => $4) FROM due
@@ -115,7 +116,7 @@ func (s *store) postponeNotice(ctx context.Context, channel string, d dueNotice)
 // What has changed since the statement began is left alone, and due again; what is locked is as well.
 const scheduleAlerts = `
 WITH unlocked AS MATERIALIZED (
-    SELECT rule, subject FROM outbox_alert WHERE $4 OR rule = 'quarantined' FOR UPDATE SKIP LOCKED
+    SELECT rule, subject FROM outbox_alert WHERE $4 OR rule = 'quarantined' FOR NO KEY UPDATE SKIP LOCKED
 ), state AS MATERIALIZED (
     SELECT a.rule, a.subject, a.count, a.resolved_at, a.last_at,
            min(CASE WHEN a.resolved_at IS NULL AND a.count > coalesce(n.count, 0)
