@@ -380,7 +380,7 @@ func TestKillInTheMiddleOfARun(t *testing.T) {
 	said("claimed")
 	<-g.arrived
 	becomes(db, 4, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
-	must(t, victim.Process.Kill())
+	rc.kill(t, victim)
 	_ = victim.Wait()
 	g.open()
 	r := start(t, db.config(to(rc.URL)))

@@ -1,9 +1,11 @@
 package relay
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os/exec"
 	"sync"
 	"testing"
 
@@ -15,6 +17,7 @@ type receiver struct {
 	*httptest.Server
 
 	mu       sync.Mutex
+	killed   bool // its sender may be, in the middle of a request
 	requests []request
 	byKey    map[string]int
 }
@@ -34,6 +37,7 @@ func newReceiver(t testing.TB, answer func(w http.ResponseWriter, r request)) *r
 	rc.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		got, err := rc.remember(r)
 		switch {
+		case errors.Is(err, io.ErrUnexpectedEOF) && rc.mayBeKilled():
 		case err != nil:
 			t.Errorf("receiver: read body: %v", err)
 		case answer != nil:
@@ -47,6 +51,21 @@ func newReceiver(t testing.TB, answer func(w http.ResponseWriter, r request)) *r
 		rc.Close()
 	})
 	return rc
+}
+
+func (rc *receiver) mayBeKilled() bool {
+	rc.mu.Lock()
+	defer rc.mu.Unlock()
+	return rc.killed
+}
+
+// kill kills a relay that may be sending.
+func (rc *receiver) kill(t testing.TB, sender *exec.Cmd) {
+	t.Helper()
+	rc.mu.Lock()
+	rc.killed = true
+	rc.mu.Unlock()
+	must(t, sender.Process.Kill())
 }
 
 func (rc *receiver) remember(r *http.Request) (request, error) {

@@ -89,7 +89,7 @@ func TestKilledRelayIsRescued(t *testing.T) {
 	<-g.arrived
 	claimed := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
 	dead := row[int32](db, `SELECT instance FROM outbox_relay`)
-	must(t, victim.Process.Kill())
+	rc.kill(t, victim)
 	g.open()
 
 	cfg := db.config(to(rc.URL))

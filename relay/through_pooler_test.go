@@ -114,7 +114,7 @@ func TestRecoveryWithinTheLease(t *testing.T) {
 	said("claimed")
 	<-g.arrived
 	becomes(db, "f", `SELECT min(session_lock::text)::char FROM outbox_relay`)
-	must(t, victim.Process.Kill())
+	rc.kill(t, victim)
 	g.open()
 	killed := row[time.Time](db, `SELECT now()`)
 	survivor := start(t, cfg)
