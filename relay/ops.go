@@ -73,7 +73,7 @@ type RelayStatus struct {
 	Name      string    `json:"name"`
 	Version   string    `json:"version"`
 	StartedAt time.Time `json:"started_at"`
-	// HeartbeatAgeSeconds since the relay last said that it lives; it does so every second.
+	// HeartbeatAgeSeconds since the relay last said that it lives; it writes that down every 4 to 6 seconds.
 	HeartbeatAgeSeconds float64 `json:"heartbeat_age_seconds"`
 	Idle                bool    `json:"idle"`
 	// SessionLock: the relay holds a lock while it lives. Without, behind a pooler, only its heartbeat tells.

@@ -35,7 +35,7 @@ func (statusCmd) Help() string {
 }
 
 const (
-	// staleAfter is how old the heartbeat of a relay that lives can become at most; it beats every second.
+	// staleAfter is how old the heartbeat of a relay that lives can become at most; it writes one every 4 to 6 seconds.
 	staleAfter = 10 * time.Second
 	// healthTimeout bounds a health check, whose caller waits.
 	healthTimeout = 5 * time.Second
