@@ -297,7 +297,7 @@ func TestClientGoneAfterTheWorkIsDone(t *testing.T) {
 // A COMMIT that hangs must not hold the request for ever; its outcome is then unknown, and the row decides.
 func TestCommitTimeout(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{CommitTimeout: 50 * time.Millisecond}, effect)
+		e := newEnv(t, f, consumer.Config{CommitTimeout: 2 * time.Second}, effect)
 		e.mustExec(`
 			CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NULL; END';
 			CREATE CONSTRAINT TRIGGER waits AFTER INSERT ON effect DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION wait()`)
