@@ -336,7 +336,10 @@ func TestProbeEndsNoIdleness(t *testing.T) {
 	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
 	c := &claimer{relay: r, pace: pace{poll: time.Hour}}
 	c.clock.set(time.Now())
-	r.lane("default").breaker.try(time.Now(), time.Minute)
+	l := r.lane("default")
+	l.mu.Lock()
+	l.breaker.try(time.Now(), time.Minute)
+	l.mu.Unlock()
 	if _, err := c.turn(t.Context()); err != nil {
 		t.Fatal(err)
 	}
