@@ -12,7 +12,7 @@ import (
 // minute of each with -full.
 func BenchmarkAdaptive(b *testing.B) {
 	const perSecond = 50
-	settling, measured := 2*time.Second, 2*time.Second
+	settling, measured := 5*time.Second, 2*time.Second
 	if *full {
 		settling, measured = 30*time.Second, 30*time.Second
 	}
