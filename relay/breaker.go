@@ -29,10 +29,10 @@ type breaker struct {
 	oldest  int            // of recent
 
 	// While half-open.
-	allowed int       // how many may be in flight
-	passed  int       // since that was last doubled
-	any     bool      // something has passed, now or, when open again, before
-	until   time.Time // how long the lane is this relay's alone
+	allowed  int       // how many may be in flight
+	passed   int       // since that was last doubled
+	accepted bool      // something has passed, now or, when open again, before
+	until    time.Time // how long the lane is this relay's alone
 }
 
 // BreakerPolicy says when a destination is taken to be down as a whole. Its deliveries are then held: nothing is sent
@@ -169,7 +169,7 @@ func (b *breaker) judge(now time.Time, event int64, v *verdict, most int) (hold 
 
 func (b *breaker) judgeTrial(now time.Time, blame blame, v *verdict, most int) (hold bool) {
 	if blame == blameNone {
-		b.any = true
+		b.accepted = true
 		if b.passed++; b.passed >= b.allowed {
 			b.allowed, b.passed = 2*b.allowed, 0
 		}
@@ -179,9 +179,9 @@ func (b *breaker) judgeTrial(now time.Time, blame blame, v *verdict, most int) (
 		return false
 	}
 	if b.allowed == 1 {
-		passed := b.any
+		passed := b.accepted
 		b.open(now, v.message)
-		b.any = passed
+		b.accepted = passed
 		return true
 	}
 	// The destination has just accepted something else: this one has to bear its own failure, or it would be tried for

@@ -122,7 +122,7 @@ func TestBreakerStartsSlowly(t *testing.T) {
 	}
 
 	b = open()
-	if !b.judge(now, 1, &serverError, 64) || !b.holding() || b.write != writeOpen || b.any {
+	if !b.judge(now, 1, &serverError, 64) || !b.holding() || b.write != writeOpen || b.accepted {
 		t.Errorf("a failed probe: %+v", b)
 	}
 	b = open()
@@ -135,7 +135,7 @@ func TestBreakerStartsSlowly(t *testing.T) {
 	if b.judge(now, 3, &refusedConn, 64) || b.allowed != 1 {
 		t.Errorf("another: %d allowed", b.allowed)
 	}
-	if !b.judge(now, 4, &refusedConn, 64) || !b.holding() || !b.any {
+	if !b.judge(now, 4, &refusedConn, 64) || !b.holding() || !b.accepted {
 		t.Errorf("the last: %+v", b)
 	}
 }

@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"context"
 	"flag"
 	"fmt"
 	"io"
@@ -130,8 +129,8 @@ func deadDestination(tb testing.TB, s stage) (without, with time.Duration) {
 	}
 	cfg.Destinations = append(cfg.Destinations, Destination{Name: "dead", URL: "http://" + address, Breaker: BreakerPolicy{ProbeMax: 2 * time.Second}})
 	cfg.Routes = append(cfg.Routes, Route{Event: "dead", To: []string{"dead"}})
-	told := &told{}
-	cfg.Pool, cfg.Name, cfg.Alerts = settings(tb, db.dsn), "test", Alerts{Channels: []Channel{told}, Window: 5 * time.Second}
+	ops := &pager{name: "ops"}
+	cfg.Pool, cfg.Name, cfg.Alerts = settings(tb, db.dsn), "test", Alerts{Channels: []Channel{ops}, Window: 5 * time.Second}
 	r := start(tb, cfg)
 	r.instance()
 	db.trickle(stage{destinations: s.destinations, every: s.every, lasts: 10 * s.every}, take) // connections are made
@@ -149,7 +148,7 @@ func deadDestination(tb testing.TB, s stage) (without, with time.Duration) {
 	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = 'dead' AND status <> 'pending'`); n != 0 {
 		tb.Errorf("%d of the dead destination's deliveries are not pending", n)
 	}
-	told.await(tb, "firing")
+	ops.await(tb, RuleBreakerOpen, "firing")
 
 	recovered := &census{}
 	listener, err := net.Listen("tcp", address)
@@ -161,8 +160,8 @@ func deadDestination(tb testing.TB, s stage) (without, with time.Duration) {
 	defer func() { _ = revived.Close() }()
 	becomes(db, s.due-row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = 'dead' AND attempts > 0`),
 		`SELECT count(*)::int FROM outbox_delivery WHERE destination = 'dead' AND status = 'delivered' AND attempts = 1`)
-	told.await(tb, "resolved")
-	if states := told.states("breaker_open"); !slices.Equal(states, []string{"firing", "resolved"}) {
+	ops.await(tb, RuleBreakerOpen, "resolved")
+	if states := ops.states(RuleBreakerOpen); !slices.Equal(states, []string{"firing", "resolved"}) {
 		tb.Errorf("told %q", states)
 	}
 	recovered.mu.Lock()
@@ -173,49 +172,6 @@ func deadDestination(tb testing.TB, s stage) (without, with time.Duration) {
 	tb.Logf("%d living destinations: p99 %s without and %s with %d deliveries that wait for a dead one; in flight on its recovery at most %d",
 		s.destinations, without, with, s.due, recovered.most)
 	return without, with
-}
-
-// told is a channel that remembers.
-type told struct {
-	mu     sync.Mutex
-	alerts []Alert
-}
-
-func (*told) Name() string { return "told" }
-
-func (c *told) Notify(_ context.Context, alert Alert) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.alerts = append(c.alerts, alert)
-	return nil
-}
-
-func (c *told) states(rule string) (states []string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, a := range c.alerts {
-		if a.Rule == rule {
-			states = append(states, a.State())
-		}
-	}
-	return states
-}
-
-// text returns the first of what was told under a rule.
-func (c *told) text(rule string) string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, a := range c.alerts {
-		if a.Rule == rule {
-			return a.Text()
-		}
-	}
-	return ""
-}
-
-func (c *told) await(tb testing.TB, state string) {
-	tb.Helper()
-	eventually(tb, "an alert that is "+state, func() bool { return slices.Contains(c.states(RuleBreakerOpen), state) })
 }
 
 // A destination that is down costs the others nothing and its own deliveries no attempts, is told once, and recovers

@@ -158,7 +158,7 @@ func (l *lane) tried(now time.Time) (ended bool) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.breaker.state == breakerHalfOpen && l.breaker.any {
+	if l.breaker.state == breakerHalfOpen && l.breaker.accepted {
 		l.breaker.close(now)
 		return true
 	}

@@ -17,9 +17,9 @@ func TestAlertOfARemovedDestinationIsResolved(t *testing.T) {
 	stays, goes := to(newReceiver(t, nil).URL), to(down.URL)
 	stays.Name, goes.Name = "stays", "goes"
 	goes.Breaker.ProbeMax = time.Second
-	told := &told{}
+	ops := &pager{name: "ops"}
 	with := db.config(stays, goes)
-	with.Alerts = Alerts{Channels: []Channel{told}, Window: time.Second}
+	with.Alerts = Alerts{Channels: []Channel{ops}, Window: time.Second}
 	with.Watching.Interval = 100 * time.Millisecond
 	without := with
 	without.Destinations = []Destination{stays}
@@ -28,17 +28,17 @@ func TestAlertOfARemovedDestinationIsResolved(t *testing.T) {
 	r := start(t, with)
 	r.instance()
 	db.insert(30, "first")
-	told.await(t, "firing")
+	ops.await(t, RuleBreakerOpen, "firing")
 	db.exec(`UPDATE outbox_delivery SET status = 'discarded', claimed_by = NULL, lease_expires_at = NULL WHERE destination = 'goes' AND status <> 'delivered'`)
 	if _, err := r.Reload(without); err != nil {
 		t.Fatal(err)
 	}
-	told.await(t, "resolved")
+	ops.await(t, RuleBreakerOpen, "resolved")
 	if _, err := r.Reload(with); err != nil {
 		t.Fatal(err)
 	}
 	db.insert(30, "second")
 	eventually(t, "an alert again", func() bool {
-		return slices.Equal(told.states(RuleBreakerOpen), []string{"firing", "resolved", "firing"})
+		return slices.Equal(ops.states(RuleBreakerOpen), []string{"firing", "resolved", "firing"})
 	})
 }

@@ -55,9 +55,9 @@ func drainPinned(b *testing.B, events, sessions int) (share float64) {
 	for done := 0; done < events; done += 20_000 {
 		db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 't', '{"n": 1}', 'key-' || i FROM generate_series($1::int, $2) i`, done+1, done+20_000)
 	}
-	channel := &told{}
+	ops := &pager{name: "ops"}
 	cfg := db.config(Destination{Name: "default", URL: rc.URL})
-	cfg.Alerts = Alerts{Channels: []Channel{channel}, HorizonOver: time.Second}
+	cfg.Alerts = Alerts{Channels: []Channel{ops}, HorizonOver: time.Second}
 	cfg.Watching.Interval = 5 * time.Second
 	var mu sync.Mutex
 	settled := 0
@@ -83,11 +83,11 @@ func drainPinned(b *testing.B, events, sessions int) (share float64) {
 	var runs sync.WaitGroup
 	runs.Go(func() { must(b, relay.Run(running)) })
 	<-done
-	eventually(b, "the alert about the horizon", func() bool { return len(channel.states(RuleHorizonPinned)) > 0 })
+	eventually(b, "the alert about the horizon", func() bool { return len(ops.of(RuleHorizonPinned)) > 0 })
 	stop()
 	runs.Wait()
 	first, last := tenths[1].Sub(tenths[0]), tenths[10].Sub(tenths[9])
-	text := channel.text(RuleHorizonPinned)
+	text := ops.of(RuleHorizonPinned)[0].Text()
 	named := false
 	for _, pid := range pids {
 		named = named || strings.Contains(text, strconv.Itoa(pid))

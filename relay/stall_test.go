@@ -199,7 +199,7 @@ func TestTrialEndsWhenNothingWaits(t *testing.T) {
 	now := time.Now()
 	l := laneOf(64)
 	l.breaker.try(now, time.Minute)
-	l.breaker.any = true
+	l.breaker.accepted = true
 	l.walks[backlog].due, l.walks[replays].due = now.Add(time.Minute), now
 	if l.tried(now) {
 		t.Error("ended before the replays were looked for")

@@ -42,7 +42,7 @@ func (s *store) openBreaker(ctx context.Context, destination string, instance in
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	var seconds float64
-	err = s.pool.QueryRow(ctx, openBreaker, destination, instance, b.policy.ProbeAfter.Seconds(), b.policy.ProbeMax.Seconds(), b.cause, b.any).
+	err = s.pool.QueryRow(ctx, openBreaker, destination, instance, b.policy.ProbeAfter.Seconds(), b.policy.ProbeMax.Seconds(), b.cause, b.accepted).
 		Scan(&seconds, &probes)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return b.policy.ProbeAfter, 0, nil

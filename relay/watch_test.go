@@ -21,45 +21,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// A pager is a channel that remembers what it was told.
-type pager struct {
-	name   string
-	answer func(n int) error // to the nth notification; nil: always taken
-
-	mu   sync.Mutex
-	told []Alert
-}
-
-func (p *pager) Name() string { return p.name }
-
-func (p *pager) Notify(_ context.Context, a Alert) error {
-	p.mu.Lock()
-	n := len(p.told) + 1
-	p.told = append(p.told, a)
-	p.mu.Unlock()
-	if p.answer != nil {
-		return p.answer(n)
-	}
-	return nil
-}
-
-// heard returns "rule subject state" of every notification, sorted.
-func (p *pager) heard() (all []string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, a := range p.told {
-		all = append(all, a.Rule+" "+a.State())
-	}
-	slices.Sort(all)
-	return all
-}
-
-func (p *pager) last() Alert {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.told[len(p.told)-1]
-}
-
 // looking returns a relay with a session and no watcher of its own: it looks when it is told to.
 func looking(t testing.TB, cfg Config) *Relay {
 	t.Helper()
