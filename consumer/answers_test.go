@@ -261,7 +261,7 @@ func TestHandlerSeesTheVerifiedEventAndTheWholeBody(t *testing.T) {
 		created, until := event.CreatedAt, event.NotAfter
 		event.CreatedAt, event.NotAfter = event.CreatedAt.UTC(), event.NotAfter.UTC()
 		want := consumer.Event{
-			Key: "invoice/1.created v2", Type: "invoice.created", Version: 3, ID: 9007199254740993,
+			Source: "outbox", Key: "invoice/1.created v2", Type: "invoice.created", Version: 3, ID: 9007199254740993,
 			CreatedAt: created, RelatedReference: "INV-1", OrderingKey: "customer 7", Sequence: 12, Attempt: 4,
 			DeliveryID: "d-1", NotAfter: until, Replay: true,
 			TraceParent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", TraceState: "vendor=1",

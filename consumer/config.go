@@ -55,9 +55,8 @@ type Config struct {
 	// A commit that takes longer is answered with 500; whether it happened shows when the request comes again.
 	CommitTimeout time.Duration
 
-	// OnResult, if set, is called once for every request, on its goroutine, when its outcome is final and before the
-	// answer is written: count here. It must not block. Nil calls nothing.
-	OnResult func(Report)
+	// Observer hears what becomes of every request. Nil tells nobody.
+	Observer Observer
 
 	// Logger receives what an operator must act on: failed commits, an unreachable database, panics, reused keys. It
 	// never receives payloads, headers or secrets. Nil is slog.Default() at the time of each message.

@@ -83,10 +83,10 @@ func receiveAndHang(dsn string) {
 	}
 	middleware := consumer.Middleware(pool, consumer.Config{
 		Secrets: []string{secretText},
-		OnResult: func(r consumer.Report) {
+		Observer: consumer.ObserverFunc(func(_ context.Context, r consumer.Report) {
 			fmt.Println(r.Result)
 			select {}
-		},
+		}),
 	})
 	fmt.Printf("http://%s\n", listener.Addr())
 	panic(http.Serve(listener, middleware(effect(&env{flavour: flavours[0]}))))

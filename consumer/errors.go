@@ -1,109 +1,85 @@
 package consumer
 
 import (
-	"encoding/json"
+	"context"
 	"errors"
 	"fmt"
-	"net/http"
-	"strconv"
+	"time"
 )
 
-// ErrMiddlewareCommits is what Commit and Rollback of a handler's transaction return: the middleware ends it, after the
+// ErrMiddlewareCommits is what Commit and Rollback of a handler's transaction return: this package ends it, after the
 // handler. After a call of Rollback it rolls back whatever the handler answers.
 var ErrMiddlewareCommits = errors.New("consumer: the middleware commits: answer 2xx to commit, anything else to roll back")
 
-// Result is the outcome of one request: a closed set, fit for a metric label.
-type Result string
+// An EventHandler works one event. Its writes through [Tx] (or [TxSQL]) commit together with the memory that the event was
+// processed when it returns nil, and are rolled back when it returns an error. What the error says decides what happens
+// next: after one of [Permanent] nobody tries again, after one of [RetryAfter] not before the time it names, and after any
+// other error on the usual schedule; an error of [Ignore] commits.
+//
+// payload is the request's body, byte for byte; it must not be changed. A handler is called concurrently.
+type EventHandler func(ctx context.Context, event Event, payload []byte) error
+
+// Permanent marks an error that no repetition will mend: a payload that cannot be read, a reference to nothing. The
+// middleware answers 422, on which a relay fails the delivery and alerts; an inbox marks the event failed. A nil err stays
+// nil.
+func Permanent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &controlError{verdict: verdict{action: actFail}, err: err}
+}
+
+// RetryAfter marks an error that will have passed after d at the earliest: the middleware answers 503 with Retry-After, in
+// whole seconds rounded up, and an inbox waits that long. It spends an attempt all the same. A nil err stays nil; a d that
+// is not positive means as soon as possible.
+func RetryAfter(err error, d time.Duration) error {
+	if err == nil {
+		return nil
+	}
+	return &controlError{verdict: verdict{action: actRetry, after: max(d, 0), timed: true}, err: err}
+}
+
+// Ignore says that an event is of no concern to this receiver. What the handler has written is committed, the event counts
+// as known, and its state is "ignored" with reason beside it, for somebody to review.
+func Ignore(reason string) error {
+	return &controlError{verdict: verdict{action: actIgnore}, err: errors.New(reason)}
+}
+
+// controlError carries a verdict to whoever called the handler.
+type controlError struct {
+	verdict verdict
+	err     error
+}
+
+func (e *controlError) Error() string { return e.err.Error() }
+func (e *controlError) Unwrap() error { return e.err }
+
+// action is what an error of a handler asks for: a closed set.
+type action int
 
 const (
-	ResultProcessed    Result = "processed"     // the handler's work is committed
-	ResultDuplicate    Result = "duplicate"     // processed earlier; answered from memory
-	ResultInFlight     Result = "in_flight"     // 409: another request with this key is being processed
-	ResultKeyReused    Result = "key_reused"    // 422: the key was processed with another body
-	ResultRejected     Result = "rejected"      // 4xx: unsigned, forged, stale, malformed or too large
-	ResultUnavailable  Result = "unavailable"   // 503: the database did not let the transaction begin
-	ResultFailed       Result = "failed"        // the handler answered other than 2xx or panicked; rolled back
-	ResultCommitFailed Result = "commit_failed" // 5xx: the handler succeeded, its transaction did not commit
+	actCommit action = iota // no error
+	actIgnore               // commit, and mark the event ignored
+	actRetry                // roll back, try again
+	actFail                 // roll back, give up
 )
 
-// Report is what [Config].OnResult receives.
-type Report struct {
-	Result Result
-	// Event is the event of the request; zero for ResultRejected, of which nothing is proven.
-	Event Event
-	// Status is what the client is answered; 0 when the handler aborted the connection.
-	Status int
-	// Err is why, where an error or a panic was the reason.
-	Err error
+// verdict is what an error of a handler means.
+type verdict struct {
+	action action
+	timed  bool          // after counts, instead of the schedule
+	after  time.Duration // not before it
 }
 
-// problem is a refusal as RFC 9457 has it.
-type problem struct {
-	Type   string `json:"type"` // stable: callers may branch on it
-	Title  string `json:"title"`
-	Status int    `json:"status"`
-	Detail string `json:"detail"` // says what to do; never repeats secrets, payloads or database errors
-}
-
-const problemPrefix = "urn:outbox-relay:problem:"
-
-// retrySeconds is the Retry-After of refusals that pass by themselves.
-const retrySeconds = 1
-
-func newProblem(status int, name, title, detail string) *problem {
-	return &problem{Type: problemPrefix + name, Title: title, Status: status, Detail: detail}
-}
-
-func (p *problem) Error() string { return p.Title + ": " + p.Detail }
-
-func (p *problem) answer() *answer {
-	body, err := json.Marshal(p)
-	if err != nil {
-		panic(err) // four plain fields always encode
+// judge returns what an error of a handler means. The outermost mark counts.
+func judge(err error) verdict {
+	if err == nil {
+		return verdict{action: actCommit}
 	}
-	header := http.Header{
-		"Content-Type":           {"application/problem+json"},
-		"X-Content-Type-Options": {"nosniff"},
+	if control, ok := errors.AsType[*controlError](err); ok {
+		return control.verdict
 	}
-	if p.Status == http.StatusConflict || p.Status == http.StatusServiceUnavailable {
-		header.Set("Retry-After", strconv.Itoa(retrySeconds))
-	}
-	return &answer{status: p.Status, header: header, body: append(body, '\n')}
-}
-
-func keyReused() *problem {
-	return newProblem(http.StatusUnprocessableEntity, "key-reused", "The idempotency key was used for another body",
-		"An event with this key was processed with other content, and nothing was changed now. Send new content under a new key.")
-}
-
-func inFlight() *problem {
-	return newProblem(http.StatusConflict, "in-flight", "The same event is being processed",
-		"Another request with this key has not ended yet. Send it again later: it will get that request's response, or run.")
-}
-
-func unavailable() *problem {
-	return newProblem(http.StatusServiceUnavailable, "database-unavailable", "The receiver's database did not take the request",
-		"Nothing was changed. Send the request again later; the receiver's log names the cause.")
-}
-
-func conflict() *problem {
-	return newProblem(http.StatusServiceUnavailable, "serialization-failure", "A concurrent transaction was in the way",
-		"The transaction was rolled back by the database to keep its isolation. Send the request again.")
-}
-
-func commitFailed() *problem {
-	return newProblem(http.StatusInternalServerError, "commit-failed", "The handler's work was not committed",
-		"The handler succeeded, but its transaction did not commit, or nobody knows. Send the request again: it runs once in either case.")
-}
-
-func transactionEnded() *problem {
-	return newProblem(http.StatusInternalServerError, "handler-ended-transaction", "The handler ended the middleware's transaction",
-		"The handler must not commit or roll back: it answers 2xx to commit and anything else to roll back. Mend the handler.")
-}
-
-func handlerPanicked() *problem {
-	return newProblem(http.StatusInternalServerError, "handler-panicked", "The handler panicked",
-		"Its work was rolled back. Send the request again once the handler is mended; the receiver's log has the stack.")
+	return verdict{action: actRetry}
 }
 
 // Outcomes of a transaction that are not errors of the database.

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -60,8 +61,11 @@ type receiver struct {
 func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rq, refusal := rc.check(w, r)
 	if refusal != nil {
-		rc.finish(w, r, Report{Result: ResultRejected, Err: refusal}, refusal.answer())
+		rc.finish(w, r, &rq, Report{Result: ResultRejected, Err: refusal}, refusal.answer())
 		return
+	}
+	if rc.Observer != nil {
+		rc.Observer.Received(r.Context(), rq.event)
 	}
 	tx, found, stored, err := rc.admit(r.Context(), rc.db, &rq)
 	switch report := (Report{Event: rq.event, Err: err}); {
@@ -71,16 +75,16 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if isConflict(err) {
 			refusal = conflict()
 		}
-		rc.finish(w, r, report, refusal.answer())
+		rc.finish(w, r, &rq, report, refusal.answer())
 	case found == busy:
 		report.Result = ResultInFlight
-		rc.finish(w, r, report, inFlight().answer())
+		rc.finish(w, r, &rq, report, inFlight().answer())
 	case found == reused:
 		report.Result = ResultKeyReused
-		rc.finish(w, r, report, keyReused().answer())
+		rc.finish(w, r, &rq, report, keyReused().answer())
 	case found == duplicate:
 		report.Result = ResultDuplicate
-		rc.finish(w, r, report, stored.replayed())
+		rc.finish(w, r, &rq, report, stored.replayed())
 	default:
 		rc.run(w, r, tx, &rq)
 	}
@@ -90,20 +94,22 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (rc *receiver) run(w http.ResponseWriter, r *http.Request, tx transaction, rq *request) {
 	response := newBuffer()
 	returned := false
+	handed := time.Now()
 	defer func() {
 		if !returned {
+			rq.handled = time.Since(handed)
 			rc.unwind(w, r, tx, rq, recover())
 		}
 	}()
 	rc.next.ServeHTTP(response, rq.forHandler(r, tx))
-	returned = true
+	returned, rq.handled = true, time.Since(handed)
 
 	report := Report{Result: ResultProcessed, Event: rq.event}
 	answer := response.result()
 	if !answer.success() {
 		tx.rollback()
 		report.Result = ResultFailed
-		rc.finish(w, r, report, answer)
+		rc.finish(w, r, rq, report, answer)
 		return
 	}
 	// Not under the request's context: when the client has gone by now, the work is done all the same.
@@ -120,7 +126,7 @@ func (rc *receiver) run(w http.ResponseWriter, r *http.Request, tx transaction, 
 			answer = commitFailed().answer()
 		}
 	}
-	rc.finish(w, r, report, answer)
+	rc.finish(w, r, rq, report, answer)
 }
 
 // unwind rolls back after a handler that did not return. cause is nil when it called runtime.Goexit, as t.FailNow does:
@@ -131,14 +137,14 @@ func (rc *receiver) unwind(w http.ResponseWriter, r *http.Request, tx transactio
 	switch cause {
 	case nil:
 		report.Err = errors.New("the handler ended its goroutine")
-		rc.finish(w, r, report, nil)
+		rc.finish(w, r, rq, report, nil)
 	case http.ErrAbortHandler:
 		report.Err = http.ErrAbortHandler
-		rc.finish(w, r, report, nil)
+		rc.finish(w, r, rq, report, nil)
 		panic(cause)
 	default:
 		report.Err = &panicError{cause: cause, stack: debug.Stack()}
-		rc.finish(w, r, report, handlerPanicked().answer())
+		rc.finish(w, r, rq, report, handlerPanicked().answer())
 	}
 }
 
@@ -154,13 +160,15 @@ func (rq *request) forHandler(r *http.Request, tx transaction) *http.Request {
 }
 
 // finish logs, reports and answers. Without an answer the connection is about to be closed.
-func (rc *receiver) finish(w http.ResponseWriter, r *http.Request, report Report, a *answer) {
+func (rc *receiver) finish(w http.ResponseWriter, r *http.Request, rq *request, report Report, a *answer) {
 	if a != nil {
 		report.Status = a.status
 	}
+	report.Source = rc.Source
 	rc.log(r.Context(), report)
-	if rc.OnResult != nil {
-		rc.OnResult(report)
+	if rc.Observer != nil {
+		report.Duration, report.HandlerDuration = time.Since(rq.began), rq.handled
+		rc.Observer.Finished(r.Context(), report)
 	}
 	if a != nil {
 		a.send(w)

@@ -18,6 +18,7 @@ const maxTextBytes = 255
 // Event is what the sender says about the event of a request. With a relay's signature all of it is proven, except the
 // two trace fields, which no signature covers. From a foreign sender (see [Config].AcceptForeign) only Key is known.
 type Event struct {
+	Source           string    // the receiver's name for the sender, [Config].Source
 	Key              string    // the idempotency key: one event, however often it is sent
 	Type             string    // "invoice.created"
 	Version          int       // of the type's payload; 1 unless the producer says otherwise
@@ -37,27 +38,32 @@ type Event struct {
 
 // request is one that has proven itself.
 type request struct {
-	event Event
-	body  []byte
-	hash  [sha256.Size]byte // of body: tells a duplicate from a reused key
+	began   time.Time
+	event   Event
+	body    []byte
+	hash    [sha256.Size]byte // of body: tells a duplicate from a reused key
+	handled time.Duration     // how long the handler took
 }
 
 // check reads and verifies a request without touching the database. A nil problem means that the request may be
 // processed.
 func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *problem) {
+	rq := request{began: time.Now()}
 	// The key comes first: it costs nothing to find out that a request has none.
 	if p := s.checkKeyHeaders(r.Header); p != nil {
-		return request{}, p
+		return rq, p
 	}
 	body, p := s.readBody(w, r)
 	if p != nil {
-		return request{}, p
+		return rq, p
 	}
 	event, p := s.verify(r.Header, body)
 	if p != nil {
-		return request{}, p
+		return rq, p
 	}
-	return request{event: event, body: body, hash: sha256.Sum256(body)}, nil
+	event.Source = s.Source
+	rq.event, rq.body, rq.hash = event, body, sha256.Sum256(body)
+	return rq, nil
 }
 
 func (s *settings) checkKeyHeaders(header http.Header) *problem {

@@ -177,7 +177,7 @@ func TestForeignSenderIsKnownByItsIDOnly(t *testing.T) {
 			return e.do(r)
 		}
 		wantFirst(t, send("a"), 201, `{"done":"msg_1"}`)
-		if got, want := <-seen, (consumer.Event{Key: "msg_1", Version: 1, Foreign: true}); got != want {
+		if got, want := <-seen, (consumer.Event{Source: "outbox", Key: "msg_1", Version: 1, Foreign: true}); got != want {
 			t.Errorf("event %+v, want %+v", got, want)
 		}
 		wantReplayed(t, send("b"), 201, `{"done":"msg_1"}`)

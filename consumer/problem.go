@@ -1,0 +1,76 @@
+package consumer
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+)
+
+// problem is a refusal as RFC 9457 has it.
+type problem struct {
+	Type   string `json:"type"` // stable: callers may branch on it
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail"` // says what to do; never repeats secrets, payloads or database errors
+}
+
+const problemPrefix = "urn:outbox-relay:problem:"
+
+// retrySeconds is the Retry-After of refusals that pass by themselves.
+const retrySeconds = 1
+
+func newProblem(status int, name, title, detail string) *problem {
+	return &problem{Type: problemPrefix + name, Title: title, Status: status, Detail: detail}
+}
+
+func (p *problem) Error() string { return p.Title + ": " + p.Detail }
+
+func (p *problem) answer() *answer {
+	body, err := json.Marshal(p)
+	if err != nil {
+		panic(err) // four plain fields always encode
+	}
+	header := http.Header{
+		"Content-Type":           {"application/problem+json"},
+		"X-Content-Type-Options": {"nosniff"},
+	}
+	if p.Status == http.StatusConflict || p.Status == http.StatusServiceUnavailable {
+		header.Set("Retry-After", strconv.Itoa(retrySeconds))
+	}
+	return &answer{status: p.Status, header: header, body: append(body, '\n')}
+}
+
+func keyReused() *problem {
+	return newProblem(http.StatusUnprocessableEntity, "key-reused", "The idempotency key was used for another body",
+		"An event with this key was processed with other content, and nothing was changed now. Send new content under a new key.")
+}
+
+func inFlight() *problem {
+	return newProblem(http.StatusConflict, "in-flight", "The same event is being processed",
+		"Another request with this key has not ended yet. Send it again later: it will get that request's response, or run.")
+}
+
+func unavailable() *problem {
+	return newProblem(http.StatusServiceUnavailable, "database-unavailable", "The receiver's database did not take the request",
+		"Nothing was changed. Send the request again later; the receiver's log names the cause.")
+}
+
+func conflict() *problem {
+	return newProblem(http.StatusServiceUnavailable, "serialization-failure", "A concurrent transaction was in the way",
+		"The transaction was rolled back by the database to keep its isolation. Send the request again.")
+}
+
+func commitFailed() *problem {
+	return newProblem(http.StatusInternalServerError, "commit-failed", "The handler's work was not committed",
+		"The handler succeeded, but its transaction did not commit, or nobody knows. Send the request again: it runs once in either case.")
+}
+
+func transactionEnded() *problem {
+	return newProblem(http.StatusInternalServerError, "handler-ended-transaction", "The handler ended the middleware's transaction",
+		"The handler must not commit or roll back: it answers 2xx to commit and anything else to roll back. Mend the handler.")
+}
+
+func handlerPanicked() *problem {
+	return newProblem(http.StatusInternalServerError, "handler-panicked", "The handler panicked",
+		"Its work was rolled back. Send the request again once the handler is mended; the receiver's log has the stack.")
+}
