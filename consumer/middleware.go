@@ -201,7 +201,7 @@ func (rc *receiver) log(ctx context.Context, report Report) {
 		slog.String("event_type", report.Event.Type),
 	}
 	if report.Err != nil {
-		attrs = append(attrs, slog.Any("error", report.Err))
+		attrs = append(attrs, slog.String("error", rc.redacted(report.Err)))
 	}
 	if panicked, ok := errors.AsType[*panicError](report.Err); ok {
 		attrs = append(attrs, slog.String("stack", string(panicked.stack)))

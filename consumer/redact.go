@@ -1,0 +1,203 @@
+package consumer
+
+import (
+	"regexp"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+const (
+	// maxRedactedBytes bounds what is kept of an error's text.
+	maxRedactedBytes = 1 << 10
+	// maxScannedBytes bounds what is looked at: an error may hold a whole response.
+	maxScannedBytes = 16 << 10
+
+	masked = "***"
+)
+
+// redacted returns the text of a handler's error as it may be stored, logged and answered. Neither the error nor
+// Config.Redact is this package's code: one that panics must not take the event's outcome with it.
+func (s *settings) redacted(err error) (text string) {
+	defer func() {
+		if recover() != nil {
+			text = "the error has no text: reading it, or Config.Redact, panicked"
+		}
+	}()
+	text = err.Error()
+	if s.Redact != nil {
+		text = s.Redact(text)
+	}
+	return redact(text)
+}
+
+// redact makes a text of unknown origin fit for a table, a log and a terminal: valid UTF-8 on one line, without control
+// characters, at most 1 KiB, and without what can be recognised as a credential or a card number. It hides too much
+// rather than too little. Redacting twice changes nothing.
+func redact(text string) string {
+	text = flatten(head(text, maxScannedBytes))
+	// A cut can leave a number of a card's length, and a mask may be longer than what it hides. Both settle at once.
+	for range 3 {
+		next := strings.TrimSpace(cut(mask(text), maxRedactedBytes))
+		if next == text {
+			break
+		}
+		text = next
+	}
+	return text
+}
+
+// escapes are the sequences by which a text would command a terminal.
+var escapes = regexp.MustCompile(`\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])`)
+
+// flatten leaves one line of valid UTF-8. What nobody sees, such as a zero-width or a bidirectional mark, disappears, lest
+// it divides a credential and hides it from mask.
+func flatten(text string) string {
+	text = strings.ToValidUTF8(text, "\uFFFD")
+	if strings.Contains(text, "\x1b") {
+		text = escapes.ReplaceAllString(text, "")
+	}
+	return strings.Map(func(r rune) rune {
+		switch {
+		case unicode.Is(unicode.Cf, r):
+			return -1
+		case unicode.IsControl(r), unicode.IsSpace(r):
+			return ' '
+		}
+		return r
+	}, text)
+}
+
+// head returns at most limit bytes of text. A word that would be cut is left out whole: the rest of a credential may be
+// what makes it recognisable.
+func head(text string, limit int) string {
+	if len(text) <= limit {
+		return text
+	}
+	text = text[:limit]
+	if end := strings.LastIndexAny(text, " \t\r\n"); end >= 0 {
+		return text[:end]
+	}
+	return masked
+}
+
+// cut shortens text to at most limit bytes without dividing a character.
+func cut(text string, limit int) string {
+	const sign = "…"
+	if len(text) <= limit {
+		return text
+	}
+	end := limit - len(sign)
+	for !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return text[:end] + sign
+}
+
+// named is what stands before the value of a credential in connection strings, queries, JSON and YAML.
+const named = `(?i)((?:(?:password|passwd|passphrase|pwd|secret|token|credential|` +
+	`(?:api|access|private|account|signing|encryption)[ _-]?key)[\w-]*|\bpass|[?&](?:sig|key|auth|code))["'\\]*\s*[:=]\s*)`
+
+// maskings are applied in this order: what may hold blanks comes before what ends at one.
+var maskings = []struct {
+	find    *regexp.Regexp
+	replace string
+}{
+	// A PEM block, also one whose end is missing.
+	{regexp.MustCompile(`-----BEGIN [^-]*-----.*?(?:-----END [^-]*-----|$)`), masked},
+	// Headers: the scheme and the credential.
+	{regexp.MustCompile(`(?i)((?:authorization|cookie)["'\\]*\s*[:=]\s*)(?:["'\\\[]*[a-z][\w-]*\s+)?\S+`), "${1}" + masked},
+	{regexp.MustCompile(`(?i)\b(bearer\s+)[^\s"'\])}]+`), "${1}" + masked},
+	// Basic credentials are base64. "Basic authentication failed" holds none.
+	{regexp.MustCompile(`\b([Bb][Aa][Ss][Ii][Cc]\s+)[a-z]*[A-Z0-9+/=][\w+/=-]*`), "${1}" + masked},
+	// User and password of a URL. A password may hold what a URL must not.
+	{regexp.MustCompile(`(://)(?:[^\s/?#@:]*:\S*|[^\s/?#]*)@`), "${1}" + masked + "@"},
+	// Values with a name, unquoted ones last. They end at a blank only, because a password may hold any other character; and
+	// so do quoted ones after whose end the text goes on, since that quote may have been the beginning.
+	{regexp.MustCompile(named + `\\".*?(?:\\"(?:\w\S*)?|$)`), `${1}\"` + masked + `\"`},
+	{regexp.MustCompile(named + `"(?:[^"\\]|\\.)*(?:"(?:\w\S*)?|$)`), `${1}"` + masked + `"`},
+	{regexp.MustCompile(named + `'(?:[^'\\]|\\.)*(?:'(?:\w\S*)?|$)`), `${1}'` + masked + `'`},
+	{regexp.MustCompile(named + `(?:[^\s"'\\]|\\[^\s"])\S*`), "${1}" + masked},
+	// Credentials known by their form.
+	{regexp.MustCompile(`whsec_[\w+/=-]+`), "whsec_" + masked},
+	{regexp.MustCompile(`[a-z]+_(?:live|test)_[A-Za-z0-9]{8,}`), masked},
+	{regexp.MustCompile(`(?:AKIA|ASIA)[0-9A-Z]{16}`), masked},
+	{regexp.MustCompile(`(?:gh[opsur]_|github_pat_|glpat-|xox[a-z]-|AIza|sk-)[\w-]{16,}`), masked},
+	{regexp.MustCompile(`eyJ[\w-]{4,}\.[\w-]+(?:\.[\w-]*)*`), masked}, // a JSON Web Token
+}
+
+// digits finds numbers that may be written in groups.
+var digits = regexp.MustCompile(`\d+(?:[ -]\d+)*`)
+
+// mask replaces what looks like a credential or a card number.
+func mask(text string) string {
+	for _, m := range maskings {
+		text = m.find.ReplaceAllString(text, m.replace)
+	}
+	return digits.ReplaceAllStringFunc(text, maskCards)
+}
+
+// maskCards masks the card numbers in a run of groups of digits. Another number may stand right before or after one, so
+// every sequence of whole groups is tried. A longer number of which only a part would be one is left alone.
+func maskCards(run string) string {
+	if len(run) < 13 {
+		return run
+	}
+	var out strings.Builder
+	for i := 0; i < len(run); {
+		if end := cardEnd(run[i:]); end > 0 {
+			out.WriteString(masked)
+			i += end
+			continue
+		}
+		for i < len(run) && isDigit(run[i]) {
+			out.WriteByte(run[i])
+			i++
+		}
+		if i < len(run) {
+			out.WriteByte(run[i])
+			i++
+		}
+	}
+	return out.String()
+}
+
+// cardEnd returns where the longest card number at the start of run ends, and 0 if none starts there: 13 to 19 digits
+// with the right check digit. The first is one that card networks issue; times in milliseconds start with 1.
+func cardEnd(run string) (end int) {
+	if run[0] < '2' || run[0] > '6' {
+		return 0
+	}
+	var number [19]byte
+	n := 0
+	for i := range len(run) {
+		if isDigit(run[i]) {
+			if n == len(number) {
+				return end
+			}
+			number[n] = run[i] - '0'
+			n++
+		}
+		if whole := i+1 == len(run) || !isDigit(run[i+1]); whole && isDigit(run[i]) && n >= 13 && luhn(number[:n]) {
+			end = i + 1
+		}
+	}
+	return end
+}
+
+func isDigit(c byte) bool { return '0' <= c && c <= '9' }
+
+// luhn reports whether the last digit checks the others, as ISO/IEC 7812 has it.
+func luhn(number []byte) bool {
+	sum := 0
+	for i, digit := range number {
+		d := int(digit)
+		if (len(number)-i)%2 == 0 {
+			if d *= 2; d > 9 {
+				d -= 9
+			}
+		}
+		sum += d
+	}
+	return sum%10 == 0
+}

@@ -1,0 +1,198 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Everything here is made up, in the forms that errors of real libraries carry.
+func TestRedact(t *testing.T) {
+	t.Parallel()
+	const jwt = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiI0NzExIn0.c2lnbmF0dXJlLXNpZ25hdHVyZQ"
+	const pem = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEEIBmade\nup==\n-----END EC PRIVATE KEY-----"
+	cases := map[string]string{
+		// What a person needs stays.
+		"": "",
+		"insert shipment: duplicate key value violates unique constraint \"shipment_pkey\" (SQLSTATE 23505)": "insert shipment: duplicate key value violates unique constraint \"shipment_pkey\" (SQLSTATE 23505)",
+		"password authentication failed for user \"billing\"":                                                "password authentication failed for user \"billing\"",
+		"basic authentication failed":                                                                        "basic authentication failed",
+		"Get \"https://stock.internal:8443/a\"":                                                              "Get \"https://stock.internal:8443/a\"",
+		"größe 漢字 €":                                                                                         "größe 漢字 €",
+		"event 4711 of 1795274300123456 at 1795274300123 is unknown":                                         "event 4711 of 1795274300123456 at 1795274300123 is unknown",
+
+		// One line, for a person's eyes.
+		"first\nsecond\r\n\tthird\x00":            "first second   third",
+		"\x1b[31;1mred\x1b[0m \x1b]0;title\a.":    "red .",
+		"\x1b]8;;https://evil\x1b\\link\x1bcdone": "linkdone",
+		"caf\xe9 \xf0\x9f":                        "caf\uFFFD \uFFFD",
+		"a\u202egnp.exe\u200b\u2028b":             "agnp.exe b",
+		"  blanks around ":                        "blanks around",
+
+		// URLs
+		"connect to postgres://billing:hunter2@db:5432/x?sslmode=disable: refused": "connect to postgres://***@db:5432/x?sslmode=disable: refused",
+		"amqp://hunter2@mq":                        "amqp://***@mq",
+		"redis://:hunter2@cache":                   "redis://***@cache",
+		"postgres://u:hun/te@r2@db/x":              "postgres://***@db/x",
+		"Post \"https://a/b?api_key=hunter2&n=1\"": "Post \"https://a/b?api_key=***",
+		"GET /v1?sig=hunter2":                      "GET /v1?sig=***",
+
+		// name and value
+		"host=db password=hunter2 user=u":                 "host=db password=*** user=u",
+		"host=db password = 'hunter2 \\' hunter2' user=u": "host=db password = '***' user=u",
+		"password='hunter2 hunter2":                       "password='***'",
+		"password=' secret='hunter2'":                     "password='***'",
+		"PGPASSWORD=hunter2, next":                        "PGPASSWORD=*** next",
+		"pwd:hunter2&hunter2":                             "pwd:***",
+		"pass=hunter2":                                    "pass=***",
+		"client_secret = hunter2":                         "client_secret = ***",
+		"{\"password\":\"hun ter\\\"2\",\"user\":\"u\"}":  "{\"password\":\"***\",\"user\":\"u\"}",
+		`got "{\"refresh_token\":\"hun ter2\",\"n\":1}"`:  `got "{\"refresh_token\":\"***\",\"n\":1}"`,
+		"map[API-Key:hunter2 user:u]":                     "map[API-Key:*** user:u]",
+		"pass\u200bword=hunter2":                          "password=***",
+		"pass\x1b[0mword=hunter2":                         "password=***",
+
+		// Headers
+		"Authorization: Bearer hunter2 refused":           "Authorization: *** refused",
+		"map[Authorization:[Basic dTpodW50ZXIy] X:[1]]":   "map[Authorization:*** X:[1]]",
+		"Proxy-Authorization: hunter2":                    "Proxy-Authorization: ***",
+		"Cookie: session=hunter2":                         "Cookie: ***",
+		"with bearer hunter2: 401":                        "with bearer *** 401",
+		"with Basic dTpodW50ZXIy: 401":                    "with Basic ***: 401",
+		"password=Bearer hunter2":                         "password=*** ***",
+		"the token whsec_b3V0Ym94LXJlbGF5LXRlc3Q= is old": "the token whsec_*** is old",
+
+		// Known forms
+		"key sk_live_51Hmadeup1234 and rk_test_51Hmadeup1234": "key *** and ***",
+		"AKIAIOSFODNN7EXAMPLE is disabled":                    "*** is disabled",
+		"ghp_0123456789abcdefghijABCDEFGHIJ012345":            "***",
+		"xoxb-1234567890-abcdefghij":                          "***",
+		"bad session " + jwt + " here":                        "bad session *** here",
+		"load key: " + pem + ": no":                           "load key: ***: no",
+		"load key: " + pem[:40]:                               "load key: ***",
+
+		// Cards
+		"card 4111111111111111 declined":               "card *** declined",
+		"card 4111 1111 1111 1111 declined":            "card *** declined",
+		"4111-1111-1111-1111":                          "***",
+		"378282246310005 6011111111111117":             "*** ***",
+		"order 12 4111 1111 1111 1111 5500":            "order 12 *** 5500",
+		"4111111111111112":                             "4111111111111112", // the check digit is wrong
+		"0000000000000000":                             "0000000000000000",
+		"41111111111111110000000":                      "41111111111111110000000",
+		"99 4222222222222":                             "99 ***",
+		"2026-11-21 20:00:00.000000 4111-1111":         "2026-11-21 20:00:00.000000 4111-1111",
+		"00000000-0000-0000-0000-000000000000 unknown": "00000000-0000-0000-0000-000000000000 unknown",
+	}
+	for text, want := range cases {
+		got := redact(text)
+		if got != want {
+			t.Errorf("%q\n got %q\nwant %q", text, got, want)
+		}
+		if again := redact(got); again != got {
+			t.Errorf("%q\nthen %q", got, again)
+		}
+	}
+}
+
+func TestRedactCutsWithoutDividingACharacter(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{
+		strings.Repeat("a", 1025), strings.Repeat("ü", 1000), "a" + strings.Repeat("ü", 1000), strings.Repeat("漢", 342),
+		strings.Repeat("\U0001F600 ", 5000),
+	} {
+		got := redact(text)
+		if len(got) > maxRedactedBytes || len(got) < maxRedactedBytes-8 || !utf8.ValidString(got) || !strings.HasSuffix(got, "…") {
+			t.Errorf("%d bytes: %q", len(got), got)
+		}
+	}
+	if whole := strings.Repeat("a", 1024); redact(whole) != whole {
+		t.Error("a text of just the limit is cut")
+	}
+	// A cut must not take away the part by which a credential is recognised.
+	for n := range 64 {
+		text := "-----BEGIN KEY-----" + strings.Repeat(" x", (maxScannedBytes-64+n)/2) + "-----END KEY----- postgres://u:hunter2" + strings.Repeat("2", 100) + "@db/x"
+		if got := redact(text); strings.Contains(got, "hunter2") {
+			t.Fatalf("%d: %q", n, got)
+		}
+	}
+	if got := redact("postgres://u:hunter2" + strings.Repeat("2", 2*maxScannedBytes) + "@db"); got != masked {
+		t.Errorf("got %q", got)
+	}
+}
+
+type mute struct{}
+
+func (mute) Error() string { panic("no text") }
+
+func TestConfigRedactComesFirst(t *testing.T) {
+	t.Parallel()
+	s := &settings{Config: Config{Redact: func(text string) string {
+		return strings.ReplaceAll(text, "Ada", "password=secret") + "\n"
+	}}}
+	if got := s.redacted(errors.New("ship to Ada now")); got != "ship to password=*** now" {
+		t.Errorf("got %q", got)
+	}
+	for name, s := range map[string]*settings{
+		"its own text":  {},
+		"Config.Redact": {Config: Config{Redact: func(string) string { panic("no") }}},
+	} {
+		if got := s.redacted(mute{}); !strings.Contains(got, "panicked") {
+			t.Errorf("%s: got %q", name, got)
+		}
+	}
+	if got := (&settings{}).redacted(fmt.Errorf("wait: %w", context.Canceled)); got != "wait: context canceled" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// plantings are ways in which a credential gets into an error; %s is where.
+var plantings = []string{
+	"connect to postgres://u:%s@db:5432/x", "host=db password=%s user=u", "dial https://a/?token=%s&x=1", "Authorization: Bearer %s",
+	"Authorization: Basic %s", "bearer %s", "{\"api_key\":\"%s\"}", "{\\\"secret\\\":\\\"%s\\\"}", "client-secret: '%s'", "whsec_%s",
+	"-----BEGIN X-----\n%s\n-----END X-----", "eyJhbGciOiJIUzI1NiJ9.%s.x", "sk_live_%s",
+}
+
+// FuzzRedact plants a credential between any two texts and looks for it afterwards.
+func FuzzRedact(f *testing.F) {
+	const canary = "CANARY7canary7CANARY"
+	f.Add("", "", 0)
+	for i := range plantings {
+		f.Add("insert order: ", " refused", i)
+		f.Add("\x1b[31m ", "\x00", i)
+	}
+	f.Add("password=", " 4111 1111 1111 1111", 4)
+	f.Add("'\"\\", "\\\"'", 6)
+	f.Add(strings.Repeat("ü", 1<<10), strings.Repeat("5500005555555559 ", 1<<10), 0)
+	f.Fuzz(func(t *testing.T, before, after string, planting int) {
+		text := before + "\n" + fmt.Sprintf(plantings[uint(planting)%uint(len(plantings))], canary) + "\n" + after
+		got := redact(text)
+		if strings.Contains(got, canary) {
+			t.Errorf("%q\nlet it through: %q", text, got)
+		}
+		if len(got) > maxRedactedBytes || !utf8.ValidString(got) || strings.ContainsFunc(got, unicode.IsControl) {
+			t.Errorf("%q\nbecame %d bytes: %q", text, len(got), got)
+		}
+		if again := redact(got); again != got {
+			t.Errorf("%q\nbecame %q\nthen %q", text, got, again)
+		}
+		// Another digit beside it would make it another number.
+		for _, card := range []string{"4111111111111111", "4111 1111 1111 1111", "378282246310005"} {
+			text := strings.Map(withoutDigits, before) + " " + card + " " + strings.Map(withoutDigits, after)
+			if got := redact(text); strings.Contains(got, card) {
+				t.Errorf("%q\nlet a card number through: %q", text, got)
+			}
+		}
+	})
+}
+
+func withoutDigits(r rune) rune {
+	if '0' <= r && r <= '9' {
+		return 'x'
+	}
+	return r
+}
