@@ -15,6 +15,9 @@ goose            := bin/goose-$(GOOSE_VERSION)
 golangci         := bin/golangci-lint-$(GOLANGCI_VERSION)
 withpg           := $(GO) run ./internal/localpg/withpg
 
+# Modules of their own: what they need is not inherited by those who import consumer alone, and ./... does not enter them.
+modules := $(patsubst %/go.mod,%,$(wildcard consumer/*/go.mod))
+
 # git refuses a checkout that belongs to another account, as root's often does, and go fails with it.
 ifneq ($(shell git rev-parse HEAD >/dev/null 2>&1 && echo ok),ok)
 export GOFLAGS += -buildvcs=false
@@ -30,13 +33,25 @@ demo: build ## Deliver events through crashes and lost answers, and show the res
 	$(GO) run ./cmd/demo --relay bin/outbox-relay $(if $(KEEP),--keep)
 
 # The race detector needs a C compiler with its headers. Without one the tests run all the same, but say so.
-.PHONY: test
-test: ## Run all tests, with the race detector where a C compiler is installed (TESTFLAGS='-run X')
-	@if printf '#include <pthread.h>\nint main(void) { return 0; }\n' | $$($(GO) env CC) -x c -o /dev/null - 2>/dev/null; \
+define find_race
+if printf '#include <pthread.h>\nint main(void) { return 0; }\n' | $$($(GO) env CC) -x c -o /dev/null - 2>/dev/null; \
 	then race=-race; \
 	else race=; export CGO_ENABLED=0; echo 'note: no working C compiler, so the race detector is off; to have it: apt-get install gcc libc6-dev'; \
-	fi; \
+	fi
+endef
+
+.PHONY: test
+test: ## Run all tests, with the race detector where a C compiler is installed (TESTFLAGS='-run X')
+	@$(find_race); \
 	set -x; $(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
+
+.PHONY: test-receivers
+test-receivers: ## Vet and test what belongs to receivers and is a module of its own: the Prometheus adapter
+	@$(find_race); \
+	for module in consumer/promobserver; do \
+		(set -ex; cd "$$module"; test -z "$$(gofmt -l .)"; $(GO) mod tidy -diff; $(GO) vet ./...; \
+			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
+	done
 
 .PHONY: bench
 bench: ## Measure: deliveries a second beside a bare HTTP client, enqueue, and what the receiver's middleware costs
@@ -66,6 +81,7 @@ lint: $(golangci) ## Check format, vet, linters, and that go.mod is tidy
 	$(GO) vet ./...
 	$(golangci) run
 	$(GO) mod tidy -diff
+	@for module in $(modules); do (set -ex; cd "$$module"; '$(CURDIR)/$(golangci)' run --config ../../.golangci.yml) || exit 1; done
 
 .PHONY: check-migrations
 check-migrations: build $(goose) ## Apply, revert and apply both sets with the stock goose CLI

@@ -18,7 +18,7 @@ var (
 	optionalTopLevel = []string{"CHANGELOG.md", "Dockerfile", ".dockerignore", ".ci", ".gitignore", ".gitattributes", ".golangci.yml"}
 
 	goPackages = []string{
-		"cmd/outbox-relay", "cmd/demo", "outbox", "relay", "consumer", "migrations",
+		"cmd/outbox-relay", "cmd/demo", "outbox", "relay", "consumer", "consumer/promobserver", "migrations",
 		"internal/webhook", "internal/admin", "internal/archtest",
 		"internal/localpg", "internal/localpg/pgtest", "internal/localpg/withpg",
 	}
@@ -64,6 +64,29 @@ func TestLayout(t *testing.T) {
 	}
 	if found := strangeLayout(topLevel[1:]); len(found) != 1 {
 		t.Errorf("a missing entry: reported %q, want once", found)
+	}
+}
+
+// untestedModules returns the modules, other than the one at the top, that the Makefile does not name. ./... does not enter
+// them, so that nothing else would test them.
+func untestedModules(names []string, makefile string) (violations []string) {
+	for _, name := range names {
+		dir := path.Dir(name)
+		if path.Base(name) == "go.mod" && dir != "." && !strings.Contains(makefile, dir) {
+			violations = append(violations, name+": no target of the Makefile tests this module")
+		}
+	}
+	return violations
+}
+
+func TestEveryModuleIsTested(t *testing.T) {
+	t.Parallel()
+	makefile := read(t, "Makefile")
+	for _, violation := range untestedModules(tree(t), makefile) {
+		t.Error(violation)
+	}
+	if found := untestedModules([]string{"go.mod", "consumer/other/go.mod"}, makefile); len(found) != 1 {
+		t.Errorf("a module without tests: reported %q, want once", found)
 	}
 }
 
