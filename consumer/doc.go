@@ -61,6 +61,13 @@
 //     its last statement commits all the same. One that should not stop half-way when a relay's timeout is shorter than
 //     its work uses context.WithoutCancel(r.Context()): the retry gets 409 until it is done, then its response.
 //
+// # Where the effect is not in PostgreSQL
+//
+// [MiddlewareStore] remembers events in a [Store] instead, and answers alike. Then the effect and the memory of it are two
+// things: a request holds its event by a lease, nothing rolls back what its handler did, and a crash between effect and
+// memory repeats the effect. Use it where there is no transaction to join, and pass the event's key on to whatever the
+// handler calls.
+//
 // # Who is trusted
 //
 // A request must carry outbox-relay's own signature (x1), which binds the key and every X-Outbox header to the body: a

@@ -82,6 +82,12 @@ func judge(err error) verdict {
 	return verdict{action: actRetry}
 }
 
+// ErrLeaseLost is what [Store].Complete returns when another claim holds the event by now, or has completed it.
+var ErrLeaseLost = errors.New("consumer: the lease ended and another request took the event over")
+
+// errNotRemembered: the handler's effect has happened, and no transaction takes it back.
+var errNotRemembered = errors.New("the handler's effect has happened, but the store may not remember it: it happens again when the event is sent again")
+
 // Outcomes of a transaction that are not errors of the database.
 var (
 	// errEnded: the row that this transaction inserted is not its own any more.

@@ -14,6 +14,7 @@ type scope struct {
 	event Event
 	tx    *handlerTx // of Middleware
 	sqlTx *sql.Tx    // of MiddlewareSQL
+	lease *lease     // of MiddlewareStore
 }
 
 type scopeKey struct{}
@@ -37,6 +38,9 @@ func Tx(ctx context.Context) pgx.Tx {
 		if sc.sqlTx != nil {
 			panic("consumer: Tx is called behind MiddlewareSQL, whose transaction is TxSQL's")
 		}
+		if sc.lease != nil {
+			panic(noTransaction)
+		}
 		panic("consumer: Tx needs the context of a request that came through Middleware")
 	}
 	return sc.tx
@@ -50,10 +54,15 @@ func TxSQL(ctx context.Context) *sql.Tx {
 		if sc.tx != nil {
 			panic("consumer: TxSQL is called behind Middleware, whose transaction is Tx's")
 		}
+		if sc.lease != nil {
+			panic(noTransaction)
+		}
 		panic("consumer: TxSQL needs the context of a request that came through MiddlewareSQL")
 	}
 	return sc.sqlTx
 }
+
+const noTransaction = "consumer: there is no transaction behind MiddlewareStore: use Middleware or MiddlewareSQL where the effect is in PostgreSQL"
 
 // EventFrom returns the verified event of the request whose handler got ctx, and the zero Event for any other context.
 func EventFrom(ctx context.Context) Event { return scopeOf(ctx).event }

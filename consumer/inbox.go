@@ -20,6 +20,7 @@ const (
 	duplicate admission = "duplicate"  // processed earlier
 	reused    admission = "key_reused" // processed earlier, with another body
 	busy      admission = "in_flight"  // another transaction is processing it
+	forgotten admission = "forgotten"  // so old that it may have been processed and forgotten
 )
 
 // admitSQL inserts the event, unless it is known or in flight.

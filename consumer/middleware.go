@@ -31,7 +31,7 @@ func Middleware(pool *pgxpool.Pool, cfg Config) func(http.Handler) http.Handler 
 	if s.Isolation != sql.LevelDefault {
 		options.IsoLevel = pgx.TxIsoLevel(strings.ToLower(s.Isolation.String()))
 	}
-	return s.middleware(&pgxDatabase{pool: pool, options: options, timeout: s.CommitTimeout})
+	return s.middleware(&databaseMemory{settings: &s, db: &pgxDatabase{pool: pool, options: options, timeout: s.CommitTimeout}})
 }
 
 // MiddlewareSQL is [Middleware] for a *sql.DB of any PostgreSQL driver; the handler's transaction is [TxSQL]'s. It spends
@@ -41,20 +41,20 @@ func MiddlewareSQL(db *sql.DB, cfg Config) func(http.Handler) http.Handler {
 	if db == nil {
 		panic("consumer: MiddlewareSQL needs a database")
 	}
-	return s.middleware(&sqlDatabase{db: db, isolation: s.Isolation})
+	return s.middleware(&databaseMemory{settings: &s, db: &sqlDatabase{db: db, isolation: s.Isolation}})
 }
 
-func (s *settings) middleware(db database) func(http.Handler) http.Handler {
+func (s *settings) middleware(m memory) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
-		return &receiver{settings: s, db: db, next: next}
+		return &receiver{settings: s, memory: m, next: next}
 	}
 }
 
 // receiver is the handler that the middleware makes of next.
 type receiver struct {
 	*settings
-	db   database
-	next http.Handler
+	memory memory
+	next   http.Handler
 }
 
 // ServeHTTP takes one request through its steps: check, admit, run, remember, answer.
@@ -67,7 +67,7 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if rc.Observer != nil {
 		rc.Observer.Received(r.Context(), rq.event)
 	}
-	tx, found, stored, err := rc.admit(r.Context(), rc.db, &rq)
+	taken, found, stored, err := rc.memory.admit(r.Context(), &rq)
 	switch report := (Report{Event: rq.event, Err: err}); {
 	case err != nil:
 		report.Result = ResultUnavailable
@@ -82,32 +82,35 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case found == reused:
 		report.Result = ResultKeyReused
 		rc.finish(w, r, &rq, report, keyReused().answer())
+	case found == forgotten:
+		report.Result = ResultForgotten
+		rc.finish(w, r, &rq, report, tooOld().answer())
 	case found == duplicate:
 		report.Result = ResultDuplicate
 		rc.finish(w, r, &rq, report, stored.replayed())
 	default:
-		rc.run(w, r, tx, &rq)
+		rc.run(w, r, taken, &rq)
 	}
 }
 
-// run lets the handler work in tx, and ends tx before it answers.
-func (rc *receiver) run(w http.ResponseWriter, r *http.Request, tx transaction, rq *request) {
+// run lets the handler work on an event, and has it remembered or given up before it answers.
+func (rc *receiver) run(w http.ResponseWriter, r *http.Request, taken held, rq *request) {
 	response := newBuffer()
 	returned := false
 	handed := time.Now()
 	defer func() {
 		if !returned {
 			rq.handled = time.Since(handed)
-			rc.unwind(w, r, tx, rq, recover())
+			rc.unwind(w, r, taken, rq, recover())
 		}
 	}()
-	rc.next.ServeHTTP(response, rq.forHandler(r, tx))
+	rc.next.ServeHTTP(response, rq.forHandler(r, taken))
 	returned, rq.handled = true, time.Since(handed)
 
 	report := Report{Result: ResultProcessed, Event: rq.event}
 	answer := response.result()
 	if !answer.success() {
-		tx.rollback()
+		taken.rollback()
 		report.Result = ResultFailed
 		rc.finish(w, r, rq, report, answer)
 		return
@@ -115,24 +118,17 @@ func (rc *receiver) run(w http.ResponseWriter, r *http.Request, tx transaction, 
 	// Not under the request's context: when the client has gone by now, the work is done all the same.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), rc.CommitTimeout)
 	defer cancel()
-	if err := rc.remember(ctx, tx, rq, answer); err != nil {
+	if err := taken.remember(ctx, rq, answer); err != nil {
 		report.Result, report.Err = ResultCommitFailed, err
-		switch {
-		case isConflict(err):
-			answer = conflict().answer()
-		case errors.Is(err, errEnded):
-			answer = transactionEnded().answer()
-		default:
-			answer = commitFailed().answer()
-		}
+		answer = unremembered(err).answer()
 	}
 	rc.finish(w, r, rq, report, answer)
 }
 
-// unwind rolls back after a handler that did not return. cause is nil when it called runtime.Goexit, as t.FailNow does:
+// unwind gives the event up after a handler that did not return. cause is nil when it called runtime.Goexit, as t.FailNow does:
 // net/http then closes the connection, and the client sees no answer.
-func (rc *receiver) unwind(w http.ResponseWriter, r *http.Request, tx transaction, rq *request, cause any) {
-	tx.rollback()
+func (rc *receiver) unwind(w http.ResponseWriter, r *http.Request, taken held, rq *request, cause any) {
+	taken.rollback()
 	report := Report{Result: ResultFailed, Event: rq.event}
 	switch cause {
 	case nil:
@@ -148,10 +144,10 @@ func (rc *receiver) unwind(w http.ResponseWriter, r *http.Request, tx transactio
 	}
 }
 
-// forHandler is r with the body unread and the transaction within reach.
-func (rq *request) forHandler(r *http.Request, tx transaction) *http.Request {
+// forHandler is r with the body unread, and the event and its transaction within reach.
+func (rq *request) forHandler(r *http.Request, taken held) *http.Request {
 	sc := &scope{event: rq.event}
-	tx.attach(sc)
+	taken.attach(sc)
 	r = r.WithContext(context.WithValue(r.Context(), scopeKey{}, sc))
 	r.Body = io.NopCloser(bytes.NewReader(rq.body))
 	r.ContentLength = int64(len(rq.body))
@@ -181,7 +177,7 @@ func (rc *receiver) log(ctx context.Context, report Report) {
 	switch report.Result {
 	case ResultUnavailable, ResultCommitFailed:
 		level = slog.LevelError
-	case ResultKeyReused:
+	case ResultKeyReused, ResultForgotten:
 		level = slog.LevelWarn
 	case ResultRejected:
 		level = slog.LevelInfo

@@ -39,9 +39,9 @@ const (
 	ResultForgotten    Result = "forgotten"     // 422: so old that it may have been processed and forgotten
 	ResultRejected     Result = "rejected"      // 4xx: unsigned, forged, stale, malformed or too large
 	ResultBreakerOpen  Result = "breaker_open"  // 503: what the handler depends on is down; the handler did not run
-	ResultUnavailable  Result = "unavailable"   // 503: the database did not let the transaction begin
-	ResultFailed       Result = "failed"        // the handler did not succeed; its work is rolled back
-	ResultCommitFailed Result = "commit_failed" // the handler succeeded, its transaction did not commit
+	ResultUnavailable  Result = "unavailable"   // 503: the database did not let the transaction begin, or the store did not answer
+	ResultFailed       Result = "failed"        // the handler did not succeed; its transaction is rolled back, its claim released
+	ResultCommitFailed Result = "commit_failed" // the handler succeeded, but did not commit, or its store may not remember it
 )
 
 // Report is what became of one request, or of one attempt of an inbox's worker.

@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 	"strconv"
 )
@@ -50,6 +51,11 @@ func inFlight() *problem {
 		"Another request with this key has not ended yet. Send it again later: it will get that request's response, or run.")
 }
 
+func tooOld() *problem {
+	return newProblem(http.StatusUnprocessableEntity, "forgotten", "The event may have been processed and forgotten",
+		"It is older than this receiver's memory, and nothing was changed. Find out whether its effect is there; if not, send it as a new event.")
+}
+
 func unavailable() *problem {
 	return newProblem(http.StatusServiceUnavailable, "database-unavailable", "The receiver's database did not take the request",
 		"Nothing was changed. Send the request again later; the receiver's log names the cause.")
@@ -72,5 +78,32 @@ func transactionEnded() *problem {
 
 func handlerPanicked() *problem {
 	return newProblem(http.StatusInternalServerError, "handler-panicked", "The handler panicked",
-		"Its work was rolled back. Send the request again once the handler is mended; the receiver's log has the stack.")
+		"The event does not count as processed. Send the request again once the handler is mended; the receiver's log has the stack.")
+}
+
+func notRemembered() *problem {
+	return newProblem(http.StatusInternalServerError, "not-remembered", "The handler succeeded, but its event may be forgotten",
+		"The effect has happened, and whether the receiver's store knows of it is not known. Send the request again: it is answered "+
+			"from memory, or the handler runs once more.")
+}
+
+func leaseLost() *problem {
+	return newProblem(http.StatusInternalServerError, "lease-lost", "The handler succeeded after its lease had ended",
+		"Another request has taken the event over meanwhile, so that the effect may happen twice. Send the request again for the other's "+
+			"response; make the handler faster or the lease longer (StoreConfig.Lease).")
+}
+
+// unremembered says why an event whose handler succeeded does not count as processed.
+func unremembered(err error) *problem {
+	switch {
+	case isConflict(err):
+		return conflict()
+	case errors.Is(err, errEnded):
+		return transactionEnded()
+	case errors.Is(err, ErrLeaseLost):
+		return leaseLost()
+	case errors.Is(err, errNotRemembered):
+		return notRemembered()
+	}
+	return commitFailed()
 }

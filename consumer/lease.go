@@ -1,0 +1,123 @@
+package consumer
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"time"
+)
+
+// storeMemory remembers in a [Store].
+type storeMemory struct {
+	*settings
+	store Store
+	lease time.Duration
+	ttl   time.Duration
+}
+
+func (m *storeMemory) admit(ctx context.Context, rq *request) (held, admission, *answer, error) {
+	// The lease is counted from before the store counts it, so that it never lasts longer here than there.
+	l := &lease{storeMemory: m, ctx: context.WithoutCancel(ctx), handlerUntil: time.Now().Add(m.lease / 5 * 4)}
+	l.claim = Claim{Source: m.Source, Key: rq.event.Key, Hash: rq.hash, Token: rand.Text()}
+	acquired, err := m.store.Acquire(ctx, l.claim, m.lease)
+	switch known := acquired.Known; {
+	case err != nil:
+		_ = l.release(time.Second) // the claim may have arrived all the same, but the client waits, and the store may not answer
+		return nil, "", nil, fmt.Errorf("claim event: %w", err)
+	case known == nil && !acquired.Claimed:
+		return nil, busy, nil, nil
+	case known == nil && m.forgetful(&rq.event, time.Now()):
+		l.rollback()
+		return nil, forgotten, nil, nil
+	case known == nil:
+		return l, admitted, nil, nil
+	case known.Hash != rq.hash:
+		return nil, reused, nil, nil
+	default:
+		return nil, duplicate, known.Response.answer(), nil
+	}
+}
+
+// forgetful reports whether an event that the store does not know may have been known once: it was processed after it was
+// created and is known for ttl from then, so one that was created later than that ago is certainly new. A foreign sender
+// does not say when.
+func (m *storeMemory) forgetful(event *Event, now time.Time) bool {
+	return !event.CreatedAt.IsZero() && now.Sub(event.CreatedAt) > m.ttl-m.Tolerance
+}
+
+// answer is what a duplicate gets. The header is cloned because the store may keep the one it returned.
+func (r *Response) answer() *answer {
+	a := &answer{status: r.Status, header: r.Header.Clone(), body: r.Body, omitted: r.BodyOmitted}
+	if a.header == nil {
+		a.header = http.Header{}
+	}
+	return a
+}
+
+// lease holds an event by a claim in the store.
+type lease struct {
+	*storeMemory
+	claim        Claim
+	ctx          context.Context // the request's, but it outlives the request
+	handlerUntil time.Time
+}
+
+func (l *lease) attach(sc *scope) { sc.lease = l }
+
+// remember may come after the lease: the store takes it unless somebody else has taken the event over.
+func (l *lease) remember(ctx context.Context, _ *request, a *answer) error {
+	kept := a.stored(l.MaxResponseBytes)
+	response := Response{Status: kept.status, Header: kept.header, Body: kept.body, BodyOmitted: kept.omitted}
+	err := l.complete(ctx, response)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, ErrLeaseLost):
+		return fmt.Errorf("remember event: %w", err)
+	}
+	return fmt.Errorf("remember event: %w: %w", errNotRemembered, err)
+}
+
+// complete tries until ctx ends. The effect has happened, and a store that restarts is back within seconds: to give up
+// at the first error would be to repeat the effect for it.
+func (l *lease) complete(ctx context.Context, response Response) error {
+	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		err := l.store.Complete(ctx, l.claim, response, l.ttl)
+		if err == nil || errors.Is(err, ErrLeaseLost) || ctx.Err() != nil {
+			return err
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return err
+		case <-timer.C:
+		}
+	}
+}
+
+// rollback releases the claim. Nothing depends on it: what is not released ends with the lease.
+func (l *lease) rollback() {
+	if err := l.release(l.CommitTimeout); err != nil {
+		l.logger().LogAttrs(l.ctx, slog.LevelWarn, "consumer: cannot release an event: it is refused as in flight until its lease ends",
+			slog.String("source", l.claim.Source), slog.String("key", l.claim.Key), slog.Duration("lease", l.lease), slog.Any("error", err))
+	}
+}
+
+func (l *lease) release(within time.Duration) error {
+	ctx, cancel := context.WithTimeout(l.ctx, within)
+	defer cancel()
+	return l.store.Release(ctx, l.claim)
+}
+
+// leasedHandler ends the handler's context while the lease still lasts.
+type leasedHandler struct{ next http.Handler }
+
+func (h *leasedHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithDeadline(r.Context(), scopeOf(r.Context()).lease.handlerUntil)
+	defer cancel()
+	h.next.ServeHTTP(w, r.WithContext(ctx))
+}

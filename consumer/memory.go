@@ -1,0 +1,46 @@
+package consumer
+
+import "context"
+
+// A memory tells first requests from duplicates: the database in whose transaction the handler works, or a [Store].
+type memory interface {
+	// admit finds out what to do with a request. It returns the event for the caller to end when the request is admitted,
+	// and the answer when it is a duplicate.
+	admit(ctx context.Context, rq *request) (held, admission, *answer, error)
+}
+
+// held is an admitted event. Nobody else's handler runs for it until it is remembered or rolled back.
+type held interface {
+	// remember keeps the answer for duplicates. The event is nobody's afterwards in any case.
+	remember(ctx context.Context, rq *request, a *answer) error
+
+	// rollback gives the event up, so that the next request runs it.
+	rollback()
+
+	// attach lets the handler find what it works with.
+	attach(sc *scope)
+}
+
+// databaseMemory remembers in processed_events, in the transaction of the handler's own writes.
+type databaseMemory struct {
+	*settings
+	db database
+}
+
+func (m *databaseMemory) admit(ctx context.Context, rq *request) (held, admission, *answer, error) {
+	tx, found, stored, err := m.settings.admit(ctx, m.db, rq)
+	if tx == nil {
+		return nil, found, stored, err
+	}
+	return &heldTransaction{transaction: tx, settings: m.settings}, found, nil, nil
+}
+
+// heldTransaction holds the event by holding its transaction open.
+type heldTransaction struct {
+	transaction
+	settings *settings
+}
+
+func (h *heldTransaction) remember(ctx context.Context, rq *request, a *answer) error {
+	return h.settings.remember(ctx, h.transaction, rq, a)
+}

@@ -1,0 +1,119 @@
+package consumer
+
+import (
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"fmt"
+	"net/http"
+	"time"
+)
+
+// A Store remembers events where the handler's effect is not in PostgreSQL: in Redis (module consumer/redisstore) or
+// DynamoDB (module consumer/dynamostore). Prefer [Middleware] wherever the effect is in PostgreSQL: a store's memory and
+// the effect are two things, and a crash between them repeats the effect. What else an implementation cannot promise, its
+// documentation says.
+//
+// A claim's Token makes every method safe to repeat: clients of databases repeat commands whose answers they did not get.
+// Methods are called concurrently, and fail within what their context and their client's timeouts allow. The package
+// consumer/storetest tells whether an implementation keeps these promises.
+type Store interface {
+	// Acquire claims an event for lease, unless it is known or held by another claim. It reports both. A claim that holds
+	// the event already holds it for lease from now. Of all who ask at once one gets the event.
+	Acquire(ctx context.Context, claim Claim, lease time.Duration) (Acquired, error)
+
+	// Complete makes the event known for ttl, with what duplicates are answered. It fails with [ErrLeaseLost], and
+	// changes nothing, when another claim holds the event or has completed it. When nobody has taken the event over, it
+	// succeeds even after the lease: the effect has happened.
+	Complete(ctx context.Context, claim Claim, response Response, ttl time.Duration) error
+
+	// Release gives up the event, so that it can be claimed at once. When it is not this claim's, or known, nothing
+	// happens, and that is no error.
+	Release(ctx context.Context, claim Claim) error
+}
+
+// A Claim is one request's claim to run the handler for an event.
+type Claim struct {
+	Source string            // [Config].Source
+	Key    string            // the idempotency key: with Source it names the event. Both are 1 to 255 printable ASCII characters
+	Hash   [sha256.Size]byte // of the request's body: tells a duplicate from a reused key
+	Token  string            // this request's own, never used again: 26 letters and digits
+}
+
+// Acquired is what became of a claim. Its zero value says that another claim holds the event.
+type Acquired struct {
+	Claimed bool   // the event is this claim's
+	Known   *Known // the event has been processed; nil otherwise
+}
+
+// Known is what a [Store] keeps of a processed event.
+type Known struct {
+	Hash     [sha256.Size]byte // of the body that was processed
+	Response Response
+}
+
+// Response is what duplicates are answered.
+type Response struct {
+	Status int
+	Header http.Header
+	Body   []byte
+	// BodyOmitted says that there was a body, but too long to be kept. A store that cannot keep what MaxResponseBytes
+	// allows may drop the body itself and set this.
+	BodyOmitted bool
+}
+
+// StoreConfig is a [Config] for [MiddlewareStore], with what only a store needs. Isolation must be left alone: a store has
+// no transactions.
+type StoreConfig struct {
+	Config
+
+	// Lease is how long a request holds its event. When its process dies, the event is free again after that long; until
+	// then the sender's retries get 409. Default 30 seconds, longer than a relay usually waits for an answer. The
+	// handler's context ends after four fifths of it: a handler that obeys its context has ended before another
+	// request can take the event over, unless its process stalls for the last fifth. One that works on under
+	// context.WithoutCancel can run at the same time as the next.
+	Lease time.Duration
+
+	// TTL is how long a processed event is known. Default 7 days. An unknown event that its sender created longer ago
+	// than this, less Tolerance for the difference of clocks, may have been processed and forgotten: it is refused with
+	// 422 and the problem "forgotten". Must be longer than Tolerance and Lease together.
+	TTL time.Duration
+}
+
+// MiddlewareStore is [Middleware] for handlers whose effect is not in PostgreSQL: it claims the event in store, runs the
+// handler, has its response remembered and only then answers. It checks requests and answers them as Middleware does, but
+// nothing rolls back what a handler did:
+//
+//   - When the handler answers anything but 2xx, or panics, the claim is released and the next request runs it again from
+//     its beginning. What it did before it failed stays done.
+//   - When the process dies after the effect, or the store does not take the response, the effect happens again with the
+//     next request, after the lease. The response is offered to the store for CommitTimeout, as often as that takes;
+//     then the sender is answered 500, and the log says what happened.
+//
+// So the handler should be safe to repeat: pass the event's key on to whatever it calls. [Tx] and [TxSQL] panic behind it.
+//
+// It panics when store is nil or cfg cannot work.
+func MiddlewareStore(store Store, cfg StoreConfig) func(http.Handler) http.Handler {
+	m := cfg.complete()
+	if store == nil {
+		panic("consumer: MiddlewareStore needs a store")
+	}
+	m.store = store
+	wrap := m.settings.middleware(m)
+	return func(next http.Handler) http.Handler { return wrap(&leasedHandler{next: next}) }
+}
+
+// complete fills in defaults and panics on what cannot work, as [Config] does.
+func (c StoreConfig) complete() *storeMemory {
+	s := c.Config.complete()
+	m := &storeMemory{settings: &s, lease: c.Lease, ttl: c.TTL}
+	if c.Isolation != sql.LevelDefault {
+		panic("consumer: StoreConfig.Isolation is set, but a store has no transactions; leave it out")
+	}
+	orDefault("Lease", &m.lease, 30*time.Second)
+	orDefault("TTL", &m.ttl, 7*24*time.Hour)
+	if m.ttl <= s.Tolerance+m.lease {
+		panic(fmt.Sprintf("consumer: StoreConfig.TTL: %v is not longer than Tolerance (%v) and Lease (%v) together", m.ttl, s.Tolerance, m.lease))
+	}
+	return m
+}

@@ -1,0 +1,123 @@
+package consumer_test
+
+import (
+	"context"
+	"database/sql"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+)
+
+// mapStore is a Store in this process: what MiddlewareStore does with one can be tested without a server.
+type mapStore struct {
+	mu     sync.Mutex // guards events
+	events map[string]mapEvent
+}
+
+type mapEvent struct {
+	token string
+	known *consumer.Known // nil while it is held
+	until time.Time
+}
+
+func newMapStore() *mapStore { return &mapStore{events: map[string]mapEvent{}} }
+
+func (s *mapStore) Acquire(ctx context.Context, c consumer.Claim, lease time.Duration) (consumer.Acquired, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	held, ok := s.get(c)
+	if ok && held.token != c.Token {
+		return consumer.Acquired{Known: held.known}, ctx.Err()
+	}
+	s.put(c, mapEvent{token: c.Token, until: time.Now().Add(lease)})
+	return consumer.Acquired{Claimed: true}, ctx.Err()
+}
+
+func (s *mapStore) Complete(ctx context.Context, c consumer.Claim, r consumer.Response, ttl time.Duration) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if held, ok := s.get(c); ok && held.token != c.Token {
+		return consumer.ErrLeaseLost
+	}
+	s.put(c, mapEvent{c.Token, &consumer.Known{Hash: c.Hash, Response: r}, time.Now().Add(ttl)})
+	return ctx.Err()
+}
+
+func (s *mapStore) Release(ctx context.Context, c consumer.Claim) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if held, ok := s.get(c); ok && held.token == c.Token && held.known == nil {
+		delete(s.events, c.Source+"\n"+c.Key)
+	}
+	return ctx.Err()
+}
+
+func (s *mapStore) get(c consumer.Claim) (mapEvent, bool) {
+	e, ok := s.events[c.Source+"\n"+c.Key]
+	return e, ok && time.Now().Before(e.until)
+}
+
+func (s *mapStore) put(c consumer.Claim, e mapEvent) { s.events[c.Source+"\n"+c.Key] = e }
+
+func TestStoreConfigThatCannotWorkPanics(t *testing.T) {
+	t.Parallel()
+	good := consumer.StoreConfig{Config: consumer.Config{Secrets: []string{secretText}}}
+	with := func(change func(*consumer.StoreConfig)) consumer.StoreConfig {
+		c := good
+		change(&c)
+		return c
+	}
+	for want, cfg := range map[string]consumer.StoreConfig{
+		"Config.Secrets is empty": {},
+		"Isolation is set":        with(func(c *consumer.StoreConfig) { c.Isolation = sql.LevelSerializable }),
+		"Config.Lease":            with(func(c *consumer.StoreConfig) { c.Lease = -1 }),
+		"Config.TTL is negative":  with(func(c *consumer.StoreConfig) { c.TTL = -1 }),
+		"TTL: 5m0s is not longer": with(func(c *consumer.StoreConfig) { c.TTL = 5 * time.Minute }),
+		"needs a store":           good,
+	} {
+		t.Run(want, func(t *testing.T) {
+			t.Parallel()
+			defer func() {
+				if message, _ := recover().(string); !strings.Contains(message, want) {
+					t.Errorf("panic %q, want one with %q", message, want)
+				}
+			}()
+			var store consumer.Store
+			if want != "needs a store" {
+				store = newMapStore()
+			}
+			consumer.MiddlewareStore(store, cfg)
+		})
+	}
+}
+
+func TestNoTransactionBehindAStore(t *testing.T) {
+	t.Parallel()
+	for name, call := range map[string]func(context.Context){
+		"Tx":    func(ctx context.Context) { consumer.Tx(ctx) },
+		"TxSQL": func(ctx context.Context) { consumer.TxSQL(ctx) },
+	} {
+		f := flavour{wrap: func(_ testing.TB, _ string, cfg consumer.Config) func(http.Handler) http.Handler {
+			return consumer.MiddlewareStore(newMapStore(), consumer.StoreConfig{Config: cfg})
+		}}
+		e := newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
+			return func(_ http.ResponseWriter, r *http.Request) {
+				if event := consumer.EventFrom(r.Context()); event.Key != "k" || event.Source != "outbox" {
+					t.Errorf("event %+v", event)
+				}
+				defer func() {
+					if message, _ := recover().(string); !strings.Contains(message, "no transaction behind MiddlewareStore") {
+						t.Errorf("%s panicked with %q", name, message)
+					}
+				}()
+				call(r.Context())
+			}
+		})
+		wantFirst(t, e.post("k", "{}"), 200, "")
+		wantReplayed(t, e.post("k", "{}"), 200, "")
+	}
+}
