@@ -253,6 +253,16 @@ func (e *env) newRequest(key, body string, change ...func(http.Header)) *http.Re
 	return r
 }
 
+// newRequestTo is newRequest to another receiver, which listens at url.
+func (e *env) newRequestTo(url, key, body string, change ...func(http.Header)) *http.Request {
+	r := e.newRequest(key, body, change...)
+	var err error
+	if r.URL, err = r.URL.Parse(url); err != nil {
+		e.t.Fatal(err)
+	}
+	return r
+}
+
 // with sets a header by which a test tells its handler what to do.
 func with(name, value string) func(http.Header) {
 	return func(h http.Header) { h.Set(name, value) }

@@ -8,8 +8,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if dsn := os.Getenv(receiverDSN); dsn != "" {
-		receiveAndHang(dsn) // this process is the receiver that TestKilledBetweenCommitAndAnswer kills
+	if name := os.Getenv(roleName); name != "" {
+		play(name) // this process is one that a test has started, and may kill
 		return
 	}
 	pgtest.RunTests(m)
