@@ -28,6 +28,7 @@ func roles() map[string]func(p *player) {
 	return map[string]func(p *player){
 		"hang":    receiveAndHang,
 		"receive": receive,
+		"die":     receiveAndDie,
 	}
 }
 
