@@ -19,6 +19,9 @@ var (
 
 	goPackages = []string{
 		"cmd/outbox-relay", "cmd/demo", "outbox", "relay", "consumer", "consumer/promobserver", "migrations",
+		"consumer/examples", "consumer/examples/internal/server", "consumer/examples/internal/exampletest",
+		"consumer/examples/nethttp", "consumer/examples/chi", "consumer/examples/echo", "consumer/examples/sqlx",
+		"consumer/examples/gorm", "consumer/examples/svix", "consumer/examples/stripe", "consumer/examples/worker",
 		"internal/webhook", "internal/admin", "internal/archtest",
 		"internal/localpg", "internal/localpg/pgtest", "internal/localpg/withpg",
 	}

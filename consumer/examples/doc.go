@@ -1,0 +1,17 @@
+// Package examples holds receivers to copy from, each a program of one file that its test runs as a process against a
+// real PostgreSQL, with requests signed as a relay signs them:
+//
+//	nethttp   net/http and pgx, nothing else
+//	chi       behind the router chi
+//	echo      behind the framework echo, whose handlers return errors
+//	sqlx      database/sql, with sqlx
+//	gorm      database/sql, with GORM
+//	svix      a foreign sender: Standard Webhooks under other names
+//
+// They read DATABASE_URL, LISTEN and the sender's secret from the environment, and expect the receiver's migrations and
+// this table of their own:
+//
+//	CREATE TABLE shipments (invoice text PRIMARY KEY, total numeric NOT NULL CHECK (total > 0))
+//
+// The examples are a module of their own, so that nobody who imports package consumer inherits what they need.
+package examples

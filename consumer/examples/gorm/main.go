@@ -1,0 +1,78 @@
+// Command gorm records a shipment for every invoice, with GORM over database/sql.
+package main
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+
+	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
+	"gorm.io/driver/postgres"
+	"gorm.io/gorm"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/examples/internal/server"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx); err != nil {
+		slog.Error("the receiver has ended", "error", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	pool, err := sql.Open("pgx", os.Getenv("DATABASE_URL"))
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	db, err := gorm.Open(postgres.New(postgres.Config{Conn: pool}), &gorm.Config{})
+	if err != nil {
+		return err
+	}
+	once := consumer.MiddlewareSQL(pool, consumer.Config{
+		Source:  "finance",
+		Secrets: []string{os.Getenv("FINANCE_SECRET")},
+	})
+	mux := http.NewServeMux()
+	mux.Handle("POST /webhooks/finance", once(&shipping{db: db}))
+	return server.Run(ctx, mux)
+}
+
+type shipping struct{ db *gorm.DB }
+
+// Shipment is a row, and the payload of an event.
+type Shipment struct {
+	Invoice string `json:"invoice" gorm:"primaryKey"`
+	Total   string `json:"total"`
+}
+
+// tx is a session of GORM within the middleware's transaction. Its Transaction method makes savepoints, as it does within
+// a transaction of GORM's own; Begin is refused.
+func (s *shipping) tx(ctx context.Context) *gorm.DB {
+	session := s.db.Session(&gorm.Session{Context: ctx, SkipDefaultTransaction: true})
+	session.Statement.ConnPool = consumer.TxSQL(ctx)
+	return session
+}
+
+func (s *shipping) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var row Shipment
+	if err := json.NewDecoder(r.Body).Decode(&row); err != nil {
+		http.Error(w, "the payload is no invoice", http.StatusUnprocessableEntity) // the relay fails it and tells somebody
+		return
+	}
+	if err := s.tx(r.Context()).Create(&row).Error; err != nil {
+		slog.ErrorContext(r.Context(), "cannot record the shipment", "error", err)
+		http.Error(w, "cannot record the shipment", http.StatusInternalServerError) // rolls back; the relay tries again
+		return
+	}
+	w.WriteHeader(http.StatusNoContent) // sent after the commit
+}

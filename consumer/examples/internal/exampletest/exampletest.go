@@ -1,0 +1,289 @@
+// Package exampletest runs an example as what it is, a program in a process of its own, and sends it what a relay would.
+package exampletest
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// Secret is what the examples are given as FINANCE_SECRET.
+const Secret = "whsec_b3V0Ym94LXJlbGF5LXRlc3Qtc2VjcmV0LTAwMDE=" //nolint:gosec // signs what tests send
+
+// asProgram, in the environment, makes the test binary be the example.
+const asProgram = "EXAMPLE_RUNS"
+
+// patience ends a test that would hang. No assertion depends on it.
+const patience = 30 * time.Second
+
+// Main is the body of an example's TestMain. program is the example's main.
+func Main(m *testing.M, program func()) {
+	if os.Getenv(asProgram) != "" {
+		program()
+		return
+	}
+	pgtest.RunTests(m)
+}
+
+// Example is one that runs.
+type Example struct {
+	Pool *pgxpool.Pool // for assertions
+
+	t       testing.TB
+	url     string
+	client  *http.Client
+	process *exec.Cmd
+	log     *log
+	ended   chan error // what the process ended with
+}
+
+var listening = regexp.MustCompile(`\blistening address=(\S+)`)
+
+// Start runs the example at a database of its own, with the receiver's tables and those that schema makes, and env
+// beside DATABASE_URL and FINANCE_SECRET. When t ends, the example gets SIGTERM and has to exit with 0.
+func Start(t testing.TB, schema string, env ...string) *Example {
+	t.Helper()
+	dsn := pgtest.New(t, migrations.Inbox)
+	e := &Example{
+		Pool:   pgtest.Pool(t, dsn),
+		t:      t,
+		client: &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}},
+		log:    &log{},
+		ended:  make(chan error, 1),
+	}
+	if _, err := e.Pool.Exec(t.Context(), schema); err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.process = exec.Command(program) //nolint:gosec // this very test binary
+	e.process.Env = append(os.Environ(), asProgram+"=1", "LISTEN=127.0.0.1:0", "DATABASE_URL="+dsn, "FINANCE_SECRET="+Secret)
+	e.process.Env = append(e.process.Env, env...)
+	e.process.Stdout = os.Stdout
+	stderr, err := e.process.StderrPipe()
+	if err == nil {
+		err = e.process.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := make(chan string, 1)
+	var reader sync.WaitGroup
+	reader.Go(func() {
+		for lines := bufio.NewScanner(stderr); lines.Scan(); {
+			e.log.add(lines.Text())
+			if found := listening.FindStringSubmatch(lines.Text()); found != nil {
+				address <- found[1]
+			}
+		}
+		e.ended <- e.process.Wait()
+	})
+	t.Cleanup(func() {
+		e.stop()
+		reader.Wait()
+	})
+	select {
+	case found := <-address:
+		e.url = "http://" + found
+	case err := <-e.ended:
+		e.ended <- err
+		t.Fatalf("the example ended at once: %v", err)
+	case <-time.After(patience):
+		t.Fatal("the example does not listen")
+	}
+	return e
+}
+
+// stop asks the example to end, and sees that it does so in good order.
+func (e *Example) stop() {
+	_ = e.process.Process.Signal(syscall.SIGTERM) // unless it has ended by itself, of which Wait tells
+	select {
+	case err := <-e.ended:
+		if err != nil {
+			e.t.Errorf("the example ended with %v", err)
+		}
+	case <-time.After(patience):
+		e.t.Error("the example does not stop")
+		_ = e.process.Process.Kill()
+	}
+	if e.t.Failed() {
+		e.t.Logf("the example said:\n%s", e.log)
+	}
+}
+
+// Answer is one that has been read to its end.
+type Answer struct {
+	Status int
+	Header http.Header
+	Body   string
+}
+
+// Send sends r, a request made by [Example.Request] or by the test itself.
+func (e *Example) Send(r *http.Request) Answer {
+	e.t.Helper()
+	answer, err := e.client.Do(r)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return Answer{answer.StatusCode, answer.Header, string(body)}
+}
+
+// Request makes an unsigned one.
+func (e *Example) Request(path, body string) *http.Request {
+	e.t.Helper()
+	r, err := http.NewRequestWithContext(e.t.Context(), http.MethodPost, e.url+path, strings.NewReader(body))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	r.GetBody = nil // the transport must not repeat a request on its own
+	r.Header.Set("Content-Type", "application/json")
+	return r
+}
+
+// Deliver sends what a relay would send for an event. Change may alter headers before they are signed.
+func (e *Example) Deliver(path, eventType, key, body string, change ...func(http.Header)) Answer {
+	e.t.Helper()
+	return e.deliver(Secret, path, eventType, key, body, change...)
+}
+
+func (e *Example) deliver(secret, path, eventType, key, body string, change ...func(http.Header)) Answer {
+	e.t.Helper()
+	parsed, err := webhook.ParseSecret(secret)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	r := e.Request(path, body)
+	r.Header.Set(webhook.IdempotencyKey, key)
+	r.Header.Set(webhook.EventType, eventType)
+	for _, f := range change {
+		f(r.Header)
+	}
+	webhook.Sign(r.Header, []byte(body), time.Now(), parsed)
+	return e.Send(r)
+}
+
+// Count returns the number that a query asks for.
+func (e *Example) Count(query string, args ...any) (n int) {
+	e.t.Helper()
+	if err := e.Pool.QueryRow(e.t.Context(), query, args...).Scan(&n); err != nil {
+		e.t.Fatalf("%s: %v", query, err)
+	}
+	return n
+}
+
+// Await asks the database until query is true.
+func (e *Example) Await(query string, args ...any) {
+	e.t.Helper()
+	ctx, cancel := context.WithTimeout(e.t.Context(), patience)
+	defer cancel()
+	for reached := false; !reached; {
+		if err := e.Pool.QueryRow(ctx, query, args...).Scan(&reached); err != nil {
+			e.t.Fatalf("%s: %v", query, err)
+		}
+	}
+}
+
+// Invoices is the schema of the examples: what they write, and a rule that a handler can break.
+const Invoices = `CREATE TABLE shipments (invoice text PRIMARY KEY, total numeric NOT NULL CHECK (total > 0))`
+
+// Invoice is a payload that the examples understand.
+func Invoice(number, total string) string {
+	return fmt.Sprintf(`{"invoice":%q,"total":%q}`, number, total)
+}
+
+// TakesEffectOnce holds an example that records shipments of invoices at path to what every receiver owes.
+func (e *Example) TakesEffectOnce(path string) {
+	t := e.t
+	t.Helper()
+	deliver := func(what, secret, key, body string, statuses ...int) Answer {
+		t.Helper()
+		answer := e.deliver(secret, path, "invoice.created", key, body)
+		for _, status := range statuses {
+			if answer.Status == status {
+				return answer
+			}
+		}
+		t.Errorf("%s: answered %d %q, want one of %d", what, answer.Status, answer.Body, statuses)
+		return answer
+	}
+	shipped := func(what, invoice string, want int) {
+		t.Helper()
+		if n := e.Count("SELECT count(*) FROM shipments WHERE invoice = $1", invoice); n != want {
+			t.Errorf("%s: %d shipments, want %d", what, n, want)
+		}
+	}
+
+	first := deliver("first time", Secret, "k1", Invoice("INV-1", "19.90"), 200, 201, 204)
+	shipped("first time", "INV-1", 1)
+	again := deliver("again", Secret, "k1", Invoice("INV-1", "19.90"), first.Status)
+	if again.Header.Get("Idempotency-Replayed") != "true" || again.Body != first.Body {
+		t.Errorf("again: %+v, first %+v", again, first)
+	}
+	shipped("again", "INV-1", 1)
+	deliver("another body", Secret, "k1", Invoice("INV-2", "19.90"), 422)
+	deliver("another secret", "whsec_b3V0Ym94LXJlbGF5LXRlc3Qtc2VjcmV0LTAwMDI=", "k2", Invoice("INV-2", "19.90"), 401)
+	shipped("refused", "INV-2", 0)
+
+	// What the handler cannot do is rolled back with the memory of it, so that it succeeds once the cause is gone.
+	deliver("a broken rule", Secret, "k3", Invoice("INV-3", "-1"), 500, 503)
+	shipped("a broken rule", "INV-3", 0)
+	if n := e.Count("SELECT count(*) FROM processed_events WHERE idempotency_key = 'k3'"); n != 0 {
+		t.Errorf("a broken rule: the event counts as processed")
+	}
+	if _, err := e.Pool.Exec(t.Context(), "ALTER TABLE shipments DROP CONSTRAINT shipments_total_check"); err != nil {
+		t.Fatal(err)
+	}
+	deliver("a rule mended", Secret, "k3", Invoice("INV-3", "-1"), 200, 201, 204)
+	shipped("a rule mended", "INV-3", 1)
+
+	for _, malformed := range []string{`{"invoice":`, `[]`} {
+		answer := deliver("malformed "+malformed, Secret, "k4 "+malformed, malformed, 400, 422, 500)
+		if answer.Status == 500 {
+			t.Errorf("%s: answered 500, so the relay repeats what will never be well formed", malformed)
+		}
+	}
+	if n := e.Count("SELECT count(*) FROM shipments"); n != 2 {
+		t.Errorf("%d shipments in the end, want 2", n)
+	}
+}
+
+// log keeps what the example says.
+type log struct {
+	mu   sync.Mutex // guards text
+	text strings.Builder
+}
+
+func (l *log) add(line string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text.WriteString(line + "\n")
+}
+
+func (l *log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}

@@ -1,0 +1,44 @@
+// Package server serves an example's handler until the program is told to stop.
+package server
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"time"
+)
+
+// Run serves handler at LISTEN, by default 127.0.0.1:8080, until ctx ends, and then lets the requests that it has taken
+// come to their end: a relay whose request is cut off sends it again, but one that is finished need not be.
+func Run(ctx context.Context, handler http.Handler) error {
+	address := os.Getenv("LISTEN")
+	if address == "" {
+		address = "127.0.0.1:8080"
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return err
+	}
+	slog.Info("listening", "address", listener.Addr().String())
+
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	select {
+	case err := <-served:
+		return err
+	case <-ctx.Done():
+	}
+	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+	defer cancel()
+	if err := server.Shutdown(stopping); err != nil {
+		return err
+	}
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,82 @@
+// Command svix records a shipment for every invoice that a sender other than outbox-relay tells of: one whose webhooks go
+// out through Svix. These are Standard Webhooks under older names.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/examples/internal/server"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx); err != nil {
+		slog.Error("the receiver has ended", "error", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	once := consumer.Middleware(pool, consumer.Config{
+		Source:        "billing",
+		Secrets:       []string{os.Getenv("BILLING_SECRET")},
+		AcceptForeign: true, // the key is then webhook-id, and the payload the only thing to believe
+	})
+	mux := http.NewServeMux()
+	mux.Handle("POST /webhooks/billing", standardNames(once(http.HandlerFunc(ship))))
+	return server.Run(ctx, mux)
+}
+
+// standardNames gives Svix's headers the names of Standard Webhooks. A request that has these already keeps them.
+func standardNames(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		renamed := r.Clone(r.Context())
+		for _, name := range []string{"Id", "Timestamp", "Signature"} {
+			if values := r.Header.Values("Svix-" + name); len(values) > 0 && renamed.Header.Get("Webhook-"+name) == "" {
+				renamed.Header["Webhook-"+name] = values
+			}
+		}
+		next.ServeHTTP(w, renamed)
+	})
+}
+
+func ship(w http.ResponseWriter, r *http.Request) {
+	var event struct {
+		Type string `json:"type"`
+		Data struct {
+			Invoice string `json:"invoice"`
+			Total   string `json:"total"`
+		} `json:"data"`
+	}
+	if err := json.NewDecoder(r.Body).Decode(&event); err != nil {
+		http.Error(w, "the payload is no event", http.StatusUnprocessableEntity)
+		return
+	}
+	if event.Type != "invoice.created" {
+		w.WriteHeader(http.StatusNoContent) // of no concern, and remembered as such
+		return
+	}
+	_, err := consumer.Tx(r.Context()).Exec(r.Context(),
+		"INSERT INTO shipments (invoice, total) VALUES ($1, $2)", event.Data.Invoice, event.Data.Total)
+	if err != nil {
+		slog.ErrorContext(r.Context(), "cannot record the shipment", "error", err)
+		http.Error(w, "cannot record the shipment", http.StatusInternalServerError) // rolls back; Svix tries again
+		return
+	}
+	w.WriteHeader(http.StatusNoContent) // sent after the commit
+}
