@@ -79,7 +79,16 @@ func judge(err error) verdict {
 	if control, ok := errors.AsType[*controlError](err); ok {
 		return control.verdict
 	}
+	if errors.Is(err, ErrUnknownEvent) {
+		return verdict{action: actIgnore} // an old receiver meets new events; a crash loop would help nobody
+	}
 	return verdict{action: actRetry}
+}
+
+// isMarked reports whether a handler has said itself what its error means.
+func isMarked(err error) bool {
+	_, ok := errors.AsType[*controlError](err)
+	return ok
 }
 
 // ErrLeaseLost is what [Store].Complete returns when another claim holds the event by now, or has completed it.

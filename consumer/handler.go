@@ -11,10 +11,12 @@ import (
 
 // scope is what a handler's context carries.
 type scope struct {
-	event Event
-	tx    *handlerTx // of Middleware
-	sqlTx *sql.Tx    // of MiddlewareSQL
-	lease *lease     // of MiddlewareStore
+	event    Event
+	settings *settings
+	tx       *handlerTx // of Middleware
+	sqlTx    *sql.Tx    // of MiddlewareSQL
+	lease    *lease     // of MiddlewareStore
+	outcome  atomic.Pointer[outcome]
 }
 
 type scopeKey struct{}
@@ -24,6 +26,14 @@ func scopeOf(ctx context.Context) *scope {
 		return sc
 	}
 	return &scope{}
+}
+
+// redacted is the text of an error as it may leave the process.
+func (sc *scope) redacted(err error) string {
+	if sc.settings == nil { // the handler is used without the middleware
+		return (&settings{}).redacted(err)
+	}
+	return sc.settings.redacted(err)
 }
 
 // Tx returns the transaction in which a handler behind [Middleware] works. Whatever it writes commits or rolls back

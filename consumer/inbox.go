@@ -121,6 +121,17 @@ SET processed_at = clock_timestamp(),
     response_body = $5::bytea
 WHERE source = $1::text AND idempotency_key = $2::text AND xmin = pg_current_xact_id()::xid`
 
+// ignoredSQL is answerSQL for an event that is of no concern to the receiver. Its transaction commits all the same.
+const ignoredSQL = `
+UPDATE processed_events
+SET processing_state = 'ignored',
+    last_error = $6::text,
+    processed_at = clock_timestamp(),
+    response_status = $3::smallint,
+    response_headers = $4::text::jsonb,
+    response_body = $5::bytea
+WHERE source = $1::text AND idempotency_key = $2::text AND xmin = pg_current_xact_id()::xid`
+
 // remember stores the response for duplicates and commits. After an error the effect is rolled back or its fate is
 // unknown, and so is the row's, because both are one transaction: the next request finds out.
 func (s *settings) remember(ctx context.Context, tx transaction, rq *request, a *answer) error {
@@ -130,7 +141,11 @@ func (s *settings) remember(ctx context.Context, tx transaction, rq *request, a 
 	if kept.omitted {
 		body = nil
 	}
-	err := tx.commit(ctx, answerSQL, []any{s.Source, rq.event.Key, int16(kept.status), string(headers), body})
+	query, args := answerSQL, []any{s.Source, rq.event.Key, int16(kept.status), string(headers), body}
+	if a.ignored != "" {
+		query, args = ignoredSQL, append(args, a.ignored)
+	}
+	err := tx.commit(ctx, query, args)
 	switch {
 	case err == nil:
 		return nil

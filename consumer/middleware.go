@@ -97,27 +97,36 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (rc *receiver) run(w http.ResponseWriter, r *http.Request, taken held, rq *request) {
 	response := newBuffer()
 	returned := false
-	handed := time.Now()
+	began := time.Now()
 	defer func() {
 		if !returned {
-			rq.handled = time.Since(handed)
+			rq.handled = time.Since(began)
 			rc.unwind(w, r, taken, rq, recover())
 		}
 	}()
-	rc.next.ServeHTTP(response, rq.forHandler(r, taken))
-	returned, rq.handled = true, time.Since(handed)
+	handed, sc := rq.forHandler(r, taken, rc.settings)
+	rc.next.ServeHTTP(response, handed)
+	returned, rq.handled = true, time.Since(began)
 
 	report := Report{Result: ResultProcessed, Event: rq.event}
 	answer := response.result()
+	said := sc.outcome.Load()
 	if !answer.success() {
 		taken.rollback()
 		report.Result = ResultFailed
+		if said != nil && !said.ignored {
+			report.Err, report.Final = said.err, said.final
+		}
 		rc.finish(w, r, rq, report, answer)
 		return
 	}
 	// Not under the request's context: when the client has gone by now, the work is done all the same.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), rc.CommitTimeout)
 	defer cancel()
+	if said != nil && said.ignored {
+		report.Result, report.Err = ResultIgnored, said.err
+		answer.ignored = reason(rc.redacted(said.err))
+	}
 	if err := taken.remember(ctx, rq, answer); err != nil {
 		report.Result, report.Err = ResultCommitFailed, err
 		answer = unremembered(err).answer()
@@ -145,14 +154,14 @@ func (rc *receiver) unwind(w http.ResponseWriter, r *http.Request, taken held, r
 }
 
 // forHandler is r with the body unread, and the event and its transaction within reach.
-func (rq *request) forHandler(r *http.Request, taken held) *http.Request {
-	sc := &scope{event: rq.event}
+func (rq *request) forHandler(r *http.Request, taken held, s *settings) (*http.Request, *scope) {
+	sc := &scope{event: rq.event, settings: s}
 	taken.attach(sc)
 	r = r.WithContext(context.WithValue(r.Context(), scopeKey{}, sc))
 	r.Body = io.NopCloser(bytes.NewReader(rq.body))
 	r.ContentLength = int64(len(rq.body))
 	r.TransferEncoding = nil
-	return r
+	return r, sc
 }
 
 // finish logs, reports and answers. Without an answer the connection is about to be closed.
@@ -179,11 +188,15 @@ func (rc *receiver) log(ctx context.Context, report Report) {
 		level = slog.LevelError
 	case ResultKeyReused, ResultForgotten:
 		level = slog.LevelWarn
-	case ResultRejected:
+	case ResultRejected, ResultIgnored:
 		level = slog.LevelInfo
 	case ResultFailed:
-		if report.Err != nil {
+		_, panicked := errors.AsType[*panicError](report.Err)
+		switch {
+		case report.Final, panicked, report.Status == 0:
 			level = slog.LevelError
+		case report.Err != nil:
+			level = slog.LevelWarn // the sender tries again
 		}
 	}
 	if report.Result == ResultUnavailable && ctx.Err() != nil {

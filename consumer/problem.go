@@ -12,7 +12,7 @@ type problem struct {
 	Type   string `json:"type"` // stable: callers may branch on it
 	Title  string `json:"title"`
 	Status int    `json:"status"`
-	Detail string `json:"detail"` // says what to do; never repeats secrets, payloads or database errors
+	Detail string `json:"detail"` // says what to do, or what the handler said; never repeats secrets or payloads
 }
 
 const problemPrefix = "urn:outbox-relay:problem:"

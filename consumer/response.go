@@ -23,7 +23,8 @@ type answer struct {
 	status  int
 	header  http.Header
 	body    []byte
-	omitted bool // the body was too long to be stored
+	omitted bool   // the body was too long to be stored
+	ignored string // why the handler wants the event ignored; empty: it does not
 }
 
 func (a *answer) send(w http.ResponseWriter) {

@@ -1,0 +1,186 @@
+package consumer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"sync/atomic"
+)
+
+// ErrUnknownEvent is what [Router.Dispatch] returns for an event that no handler takes; errors.Is finds it. An inbox keeps
+// such an event as "ignored" until somebody replays it. Behind the middleware, which keeps no payloads, it is answered 422
+// with the problem event-unknown: the relay marks it failed, alerts, and can replay it.
+var ErrUnknownEvent = errors.New("consumer: no handler for the event")
+
+// unknownEventError says which event nobody takes.
+type unknownEventError struct {
+	eventType string
+	version   int
+}
+
+func (e *unknownEventError) Error() string {
+	if e.eventType == "" {
+		return "no handler for an event without a type"
+	}
+	return fmt.Sprintf("no handler for %s version %d", e.eventType, e.version)
+}
+
+func (e *unknownEventError) Is(target error) bool { return target == ErrUnknownEvent }
+
+// Router calls the handler that is registered for an event's type and version. The zero value has no handlers. Register
+// all of them first; from the first event on it does not change, and may be used concurrently.
+//
+// Its method Dispatch is an [EventHandler], fit for an inbox. The Router itself is an http.Handler for behind [Middleware]
+// and [MiddlewareSQL].
+type Router struct {
+	exact    map[route]EventHandler
+	globs    []globRoute // in the order in which they are tried
+	fallback EventHandler
+	used     atomic.Bool
+}
+
+// route is one type and version. Version 0 stands for any.
+type route struct {
+	pattern string
+	version int
+}
+
+type globRoute struct {
+	route
+	literal int // characters other than '*'
+	handle  EventHandler
+}
+
+// NewRouter returns a Router without handlers.
+func NewRouter() *Router { return &Router{} }
+
+// Handle registers handle for the events whose type matches pattern and whose version is version; 0 means any version.
+// A pattern is as in the relay's routes: '*' matches any run of characters, also an empty one, everything else itself; it
+// has 1 to 255 printable ASCII characters without blanks. Of several that match an event, the first of these takes it:
+//
+//  1. its exact type and version
+//  2. its exact type, any version
+//  3. the pattern with the most characters beside '*'; among equals the one with the version before any version
+//  4. the handler of [Router.Fallback]
+//
+// It panics when pattern or version cannot be, handle is nil, the same pattern and version are taken, two patterns could
+// claim an event with equal right, or an event has been dispatched: such mistakes belong to the start.
+func (r *Router) Handle(pattern string, version int, handle EventHandler) {
+	added := route{pattern: pattern, version: version}
+	r.mayRegister(added.String(), handle)
+	switch {
+	case !validPattern(pattern):
+		panic(fmt.Sprintf("consumer: Router: the pattern %q is not 1 to %d printable ASCII characters without blanks", pattern, maxTextBytes))
+	case version < 0:
+		panic(fmt.Sprintf("consumer: Router: the version of %s is negative: 0 takes any version", added))
+	}
+	if !isGlob(pattern) {
+		if r.exact[added] != nil {
+			panic(fmt.Sprintf("consumer: Router: %s has two handlers", added))
+		}
+		if r.exact == nil {
+			r.exact = map[route]EventHandler{}
+		}
+		r.exact[added] = handle
+		return
+	}
+	glob := globRoute{route: added, literal: literals(pattern), handle: handle}
+	for _, other := range r.globs {
+		switch {
+		case other.route == added:
+			panic(fmt.Sprintf("consumer: Router: %s has two handlers", added))
+		case other.version == version && other.literal == glob.literal && overlap(other.pattern, pattern):
+			panic(fmt.Sprintf("consumer: Router: %s and %s match the same types with equal right; make one of them more specific", other, added))
+		}
+	}
+	r.globs = append(r.globs, glob)
+	slices.SortStableFunc(r.globs, func(a, b globRoute) int {
+		return cmp.Or(cmp.Compare(b.literal, a.literal), cmp.Compare(min(b.version, 1), min(a.version, 1)))
+	})
+}
+
+// Fallback registers the handler of what no pattern takes, and of events without a type, which foreign senders send.
+// Without one they are [ErrUnknownEvent]. It panics as Handle does.
+func (r *Router) Fallback(handle EventHandler) {
+	r.mayRegister("Fallback", handle)
+	if r.fallback != nil {
+		panic("consumer: Router: Fallback has two handlers")
+	}
+	r.fallback = handle
+}
+
+func (r *Router) mayRegister(name string, handle EventHandler) {
+	if handle == nil {
+		panic(fmt.Sprintf("consumer: Router: the handler of %s is nil", name))
+	}
+	if r.used.Load() {
+		panic(fmt.Sprintf("consumer: Router: %s is registered after the first event was dispatched; register before serving", name))
+	}
+}
+
+func (r route) String() string {
+	if r.version == 0 {
+		return fmt.Sprintf("%q, any version", r.pattern)
+	}
+	return fmt.Sprintf("%q version %d", r.pattern, r.version)
+}
+
+// Dispatch calls the handler of event and returns its error, or one that is [ErrUnknownEvent].
+func (r *Router) Dispatch(ctx context.Context, event Event, payload []byte) error {
+	if !r.used.Load() { // a store by every event would have the processors wait for each other
+		r.used.Store(true)
+	}
+	handle := r.find(event.Type, event.Version)
+	if handle == nil {
+		return &unknownEventError{eventType: event.Type, version: event.Version}
+	}
+	return handle(ctx, event, payload)
+}
+
+func (r *Router) find(eventType string, version int) EventHandler {
+	if eventType == "" { // "*" means every type, not none
+		return r.fallback
+	}
+	if handle := r.exact[route{eventType, version}]; handle != nil {
+		return handle
+	}
+	if handle := r.exact[route{eventType, 0}]; handle != nil {
+		return handle
+	}
+	for i := range r.globs {
+		if glob := &r.globs[i]; (glob.version == 0 || glob.version == version) && match(glob.pattern, eventType) {
+			return glob.handle
+		}
+	}
+	return r.fallback
+}
+
+// ServeHTTP dispatches the event of a request that came through [Middleware] or [MiddlewareSQL], and answers by the
+// handler's error as [ErrorHandler] does: 204 if there is none. It panics behind neither.
+func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	event := EventFrom(req.Context())
+	if event.Key == "" {
+		panic("consumer: Router.ServeHTTP needs a request that came through Middleware or MiddlewareSQL")
+	}
+	payload, err := readWhole(req)
+	if err == nil {
+		err = r.Dispatch(req.Context(), event, payload)
+	}
+	conclude(w, req, err)
+}
+
+// readWhole reads a body that the middleware has restored, whose length is then known, or that somebody put in its place.
+func readWhole(req *http.Request) ([]byte, error) {
+	if req.ContentLength < 0 {
+		return io.ReadAll(req.Body)
+	}
+	payload := make([]byte, req.ContentLength)
+	if _, err := io.ReadFull(req.Body, payload); err != nil {
+		return nil, fmt.Errorf("read the request's body: %w", err)
+	}
+	return payload, nil
+}
