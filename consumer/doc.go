@@ -61,6 +61,20 @@
 //     its last statement commits all the same. One that should not stop half-way when a relay's timeout is shorter than
 //     its work uses context.WithoutCancel(r.Context()): the retry gets 409 until it is done, then its response.
 //
+// # Handlers that return errors
+//
+// [ErrorHandler] makes a handler of a function that returns an error, and [Router] calls one function for each type and
+// version of events; [HandleJSON] decodes the payload for it. What the error says decides: [Permanent], [RetryAfter] and
+// [Ignore] mark it, any other is tried again. Errors reach tables, logs and answers with credentials masked; what else must
+// stay private [Config].Redact removes.
+//
+//	router := consumer.NewRouter()
+//	consumer.HandleJSON(router, "invoice.created", 1, func(ctx context.Context, event consumer.Event, invoice Invoice) error {
+//		_, err := consumer.Tx(ctx).Exec(ctx, "INSERT INTO shipment (invoice) VALUES ($1)", invoice.Number)
+//		return err
+//	})
+//	mux.Handle("POST /webhooks/finance", receive(router))
+//
 // # Where the effect is not in PostgreSQL
 //
 // [MiddlewareStore] remembers events in a [Store] instead, and answers alike. Then the effect and the memory of it are two

@@ -14,7 +14,7 @@ var ErrMiddlewareCommits = errors.New("consumer: the middleware commits: answer 
 // An EventHandler works one event. Its writes through [Tx] (or [TxSQL]) commit together with the memory that the event was
 // processed when it returns nil, and are rolled back when it returns an error. What the error says decides what happens
 // next: after one of [Permanent] nobody tries again, after one of [RetryAfter] not before the time it names, and after any
-// other error on the usual schedule; an error of [Ignore] commits.
+// other error on the usual schedule; an error of [Ignore] commits. The outermost of these marks counts.
 //
 // payload is the request's body, byte for byte; it must not be changed. A handler is called concurrently.
 type EventHandler func(ctx context.Context, event Event, payload []byte) error

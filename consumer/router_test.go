@@ -1,0 +1,312 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
+
+func TestRouterFindsTheMostSpecificHandler(t *testing.T) {
+	t.Parallel()
+	var called string
+	named := func(name string) consumer.EventHandler {
+		return func(context.Context, consumer.Event, []byte) error { called = name; return nil }
+	}
+	r := consumer.NewRouter()
+	routes := []struct {
+		pattern string
+		version int
+	}{
+		{"*", 0},
+		{"*", 7},
+		{"invoice.*", 0},
+		{"invoice.*", 2},
+		{"*.paid", 0},
+		{"invoice.p*", 0},
+		{"invoice.paid", 0},
+		{"invoice.paid", 3},
+		{"shipment.sent", 1},
+		{"100%*", 0},
+	}
+	for _, route := range routes {
+		r.Handle(route.pattern, route.version, named(fmt.Sprintf("%s %d", route.pattern, route.version)))
+	}
+	r.Fallback(named("fallback"))
+	cases := []struct {
+		eventType string
+		version   int
+		want      string
+	}{
+		{"invoice.paid", 3, "invoice.paid 3"},
+		{"invoice.paid", 2, "invoice.paid 0"}, // before "invoice.*" version 2: its type is exact
+		{"invoice.posted", 2, "invoice.p* 0"}, // before the shorter pattern, whatever its version
+		{"invoice.created", 2, "invoice.* 2"},
+		{"invoice.created", 1, "invoice.* 0"},
+		{"invoice.", 1, "invoice.* 0"},
+		{"order.paid", 1, "*.paid 0"},
+		{"shipment.sent", 1, "shipment.sent 1"},
+		{"shipment.sent", 2, "* 0"}, // a version without a handler is not the exact type's
+		{"shipment.sent", 7, "* 7"},
+		{"100%off", 1, "100%* 0"},
+		{"100xoff", 1, "* 0"},
+		{"INVOICE.paid", 1, "*.paid 0"},
+		{"", 1, "fallback"},
+	}
+	for _, c := range cases {
+		called = ""
+		if err := r.Dispatch(t.Context(), consumer.Event{Type: c.eventType, Version: c.version}, nil); err != nil || called != c.want {
+			t.Errorf("%q version %d went to %q (%v), want %q", c.eventType, c.version, called, err, c.want)
+		}
+	}
+}
+
+func TestRouterWithoutAHandler(t *testing.T) {
+	t.Parallel()
+	r := consumer.NewRouter()
+	r.Handle("invoice.paid", 1, func(context.Context, consumer.Event, []byte) error { return nil })
+	for text, event := range map[string]consumer.Event{
+		"no handler for invoice.paid version 3":    {Type: "invoice.paid", Version: 3},
+		"no handler for order.paid version 1":      {Type: "order.paid", Version: 1},
+		"no handler for an event without a type":   {Version: 1, Foreign: true},
+		"no handler for an event without a type\n": {},
+	} {
+		err := r.Dispatch(t.Context(), event, nil)
+		if !errors.Is(err, consumer.ErrUnknownEvent) || err.Error() != strings.TrimSpace(text) {
+			t.Errorf("got %v, want %s", err, text)
+		}
+	}
+	if err := (&consumer.Router{}).Dispatch(t.Context(), consumer.Event{Type: "a"}, nil); !errors.Is(err, consumer.ErrUnknownEvent) {
+		t.Errorf("the zero router: %v", err)
+	}
+}
+
+func TestRouterRefusesMistakes(t *testing.T) {
+	t.Parallel()
+	nothing := func(context.Context, consumer.Event, []byte) error { return nil }
+	handle := func(pattern string, version int) func(*consumer.Router) {
+		return func(r *consumer.Router) { r.Handle(pattern, version, nothing) }
+	}
+	dispatch := func(r *consumer.Router) { _ = r.Dispatch(context.Background(), consumer.Event{}, nil) }
+	fallback := func(r *consumer.Router) { r.Fallback(nothing) }
+	cases := map[string]struct {
+		steps []func(*consumer.Router)
+		want  string
+	}{
+		"empty":              {[]func(*consumer.Router){handle("", 0)}, "printable"},
+		"blank":              {[]func(*consumer.Router){handle("invoice paid", 0)}, "printable"},
+		"not ASCII":          {[]func(*consumer.Router){handle("größe", 0)}, "printable"},
+		"too long":           {[]func(*consumer.Router){handle(strings.Repeat("a", 256), 0)}, "255"},
+		"negative":           {[]func(*consumer.Router){handle("a", -1)}, "negative"},
+		"twice":              {[]func(*consumer.Router){handle("a", 1), handle("a", 0), handle("a", 1)}, `"a" version 1 has two handlers`},
+		"glob twice":         {[]func(*consumer.Router){handle("a*", 0), handle("a*", 0)}, `"a*", any version has two handlers`},
+		"ambiguous":          {[]func(*consumer.Router){handle("a*", 2), handle("*b", 2)}, "equal right"},
+		"the same otherwise": {[]func(*consumer.Router){handle("a*", 0), handle("a**", 0)}, "equal right"},
+		"two fallbacks":      {[]func(*consumer.Router){fallback, fallback}, "Fallback has two handlers"},
+		"nil":                {[]func(*consumer.Router){func(r *consumer.Router) { r.Handle("a", 0, nil) }}, "is nil"},
+		"nil fallback":       {[]func(*consumer.Router){func(r *consumer.Router) { r.Fallback(nil) }}, "is nil"},
+		"nil JSON": {[]func(*consumer.Router){func(r *consumer.Router) {
+			consumer.HandleJSON[int](r, "a", 0, nil)
+		}}, "is nil"},
+		"late":          {[]func(*consumer.Router){dispatch, handle("a", 0)}, "after the first event"},
+		"late fallback": {[]func(*consumer.Router){dispatch, fallback}, "after the first event"},
+		"unambiguous": {[]func(*consumer.Router){
+			handle("a*", 1), handle("*b", 2), handle("*c", 0), handle("b*", 1), handle("ab*", 1), handle("ab", 1), handle("*", 0), handle("*", 1), fallback,
+		}, ""},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			defer func() {
+				caught := fmt.Sprint(recover())
+				if c.want == "" && caught != "<nil>" || !strings.Contains(caught, c.want) {
+					t.Errorf("panicked with %q, want %q", caught, c.want)
+				}
+			}()
+			r := consumer.NewRouter()
+			for _, step := range c.steps {
+				step(r)
+			}
+		})
+	}
+}
+
+func TestRouterIsUsedConcurrently(t *testing.T) {
+	t.Parallel()
+	r := consumer.NewRouter()
+	r.Handle("a", 0, func(_ context.Context, _ consumer.Event, payload []byte) error { return errors.New(string(payload)) })
+	r.Handle("b*", 0, func(context.Context, consumer.Event, []byte) error { return nil })
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			for n := range 1000 {
+				want := fmt.Sprint(i, n)
+				if err := r.Dispatch(t.Context(), consumer.Event{Type: "a", Version: n}, []byte(want)); err == nil || err.Error() != want {
+					t.Errorf("got %v, want %s", err, want)
+				}
+				if err := r.Dispatch(t.Context(), consumer.Event{Type: "bc"}, nil); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// Not in parallel with anything, because allocations are counted for the whole process.
+func TestRouterAllocatesNothing(t *testing.T) {
+	r := consumer.NewRouter()
+	r.Handle("a", 0, func(context.Context, consumer.Event, []byte) error { return nil })
+	r.Handle("b*", 0, func(context.Context, consumer.Event, []byte) error { return nil })
+	for _, event := range []consumer.Event{{Type: "a", Version: 1}, {Type: "bc", Version: 1}} {
+		if n := testing.AllocsPerRun(100, func() { _ = r.Dispatch(t.Context(), event, nil) }); n > 0 {
+			t.Errorf("%v allocations for each %s", n, event.Type)
+		}
+	}
+}
+
+type invoice struct {
+	Number string  `json:"number"`
+	Amount int64   `json:"amount"`
+	Lines  []line  `json:"lines"`
+	Due    *string `json:"due"`
+}
+
+type line struct {
+	Article string `json:"article"`
+	Count   int    `json:"count"`
+}
+
+type guarded struct{}
+
+func (*guarded) UnmarshalJSON(b []byte) error { return fmt.Errorf("cannot use %s", b) }
+
+func TestHandleJSON(t *testing.T) {
+	t.Parallel()
+	const canary = "4711canary"
+	cases := []struct {
+		payload         string
+		lenient, strict string // what the error holds; empty: none
+	}{
+		{`{"number":"1","amount":2,"lines":[{"article":"a","count":3}],"due":null}`, "", ""},
+		{" {}\n", "", ""},
+		{`{"new":"` + canary + `"}`, "", `field "new" is unknown`},
+		{`{"lines":[{"new":"` + canary + `"}]}`, "", `field "new" is unknown`},
+		{`{"amount":1,"amount":2}`, "", `field "amount" stands twice in one object`},
+		{`{"amount":1,"AMOUNT":2}`, "", `field "AMOUNT" stands twice in one object`},
+		{`{"lines":[{"count":1},{"count":2,"count":3}]}`, "", `field "count" stands twice in one object`},
+		{`{"lines":[{"count":1},{"count":1}],"amount":1}`, "", ""},
+		{"{\"number\":\"\xff\"}", "", "UTF-8"},
+		{`{"number":"` + canary + `"} {}`, "mistake at byte 25", "mistake at byte 25"},
+		{`{}` + canary, "mistake at byte 3", "mistake at byte 3"},
+		{`{"number":` + canary + `}`, "not JSON", "not JSON"},
+		{``, "not JSON", "not JSON"},
+		{`null`, "payload is null", "payload is null"},
+		{"\n null ", "payload is null", "payload is null"},
+		{`"` + canary + `"`, "a JSON string at byte 12 does not fit", "does not fit"},
+		{`{"amount":"` + canary + `"}`, `field "amount": a JSON string at byte`, `field "amount": a JSON string at byte`},
+		{`{"amount":4711.5}`, `field "amount": a JSON number at byte`, `field "amount"`},
+		{`{"amount":99999999999999999999}`, `field "amount"`, `field "amount"`},
+		{`{"lines":[{"count":true}]}`, `field "lines.count": a JSON bool`, `field "lines.count": a JSON bool`},
+	}
+	for name, options := range map[string][]consumer.DecodeOption{"lenient": nil, "strict": {consumer.Strict()}} {
+		r := consumer.NewRouter()
+		ran := false
+		consumer.HandleJSON(r, "invoice.*", 0, func(_ context.Context, event consumer.Event, _ invoice) error {
+			ran = event.Key == "k"
+			return nil
+		}, options...)
+		for _, c := range cases {
+			want := c.lenient
+			if options != nil {
+				want = c.strict
+			}
+			ran = false
+			err := r.Dispatch(t.Context(), consumer.Event{Key: "k", Type: "invoice.paid"}, []byte(c.payload))
+			switch {
+			case want == "" && (err != nil || !ran):
+				t.Errorf("%s: %s: %v", name, c.payload, err)
+			case want != "" && (err == nil || ran || !strings.Contains(err.Error(), want)):
+				t.Errorf("%s: %s: got %v, want %s", name, c.payload, err, want)
+			case err != nil && (strings.Contains(err.Error(), "4711") || strings.Contains(err.Error(), "99999")):
+				t.Errorf("%s: %s: the error repeats a value: %v", name, c.payload, err)
+			}
+		}
+	}
+
+	r := consumer.NewRouter()
+	consumer.HandleJSON(r, "guarded", 0, func(context.Context, consumer.Event, guarded) error { return nil })
+	consumer.HandleJSON(r, "pointer", 0, func(_ context.Context, _ consumer.Event, p *invoice) error {
+		if p != nil {
+			return errors.New("not nil")
+		}
+		return nil
+	})
+	if err := r.Dispatch(t.Context(), consumer.Event{Type: "guarded"}, []byte(`"`+canary+`"`)); err == nil || strings.Contains(err.Error(), canary) {
+		t.Errorf("got %v", err)
+	}
+	if err := r.Dispatch(t.Context(), consumer.Event{Type: "pointer"}, []byte(`null`)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRouterBehindTheMiddleware(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		router := consumer.NewRouter()
+		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
+			consumer.HandleJSON(router, "invoice.created", 1, func(ctx context.Context, event consumer.Event, payload struct{ Fail string }) error {
+				if err := e.exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key); err != nil {
+					return err
+				}
+				if payload.Fail != "" {
+					return errors.New(payload.Fail)
+				}
+				return nil
+			})
+			return router.ServeHTTP
+		})
+		send := func(key, body string, change ...func(http.Header)) response {
+			return e.do(e.newRequest(key, body, change...))
+		}
+		wantFirst(t, send("k", "{}"), 204, "")
+		wantReplayed(t, send("k", "{}"), 204, "")
+		e.wantRows("k", 1, 1)
+		e.wantResult(consumer.ResultProcessed)
+		e.wantResult(consumer.ResultDuplicate)
+
+		wantProblem(t, send("f", `{"fail":"no stock"}`), 500, "handler-failed")
+		e.wantRows("f", 0, 0)
+		e.wantResult(consumer.ResultFailed)
+
+		wantProblem(t, send("j", `{"fail":4711}`), 422, "permanent-failure")
+		if report := e.wantResult(consumer.ResultFailed); !report.Final || report.Err == nil || strings.Contains(report.Err.Error(), "4711") {
+			t.Errorf("report %+v", report)
+		}
+
+		// A newer version than this receiver knows: visibly failed, and processed when it is sent again after the deploy.
+		got := send("v", "{}", with(webhook.EventVersion, "2"))
+		wantProblem(t, got, 422, "event-unknown")
+		if !strings.Contains(got.body, "no handler for invoice.created version 2") {
+			t.Errorf("body %s", got.body)
+		}
+		if report := e.wantResult(consumer.ResultFailed); !report.Final || !errors.Is(report.Err, consumer.ErrUnknownEvent) {
+			t.Errorf("report %+v", report)
+		}
+		e.wantRows("v", 0, 0)
+		deployed := newEnvAt(t, f, e.dsn, consumer.Config{}, func(e *env) http.HandlerFunc {
+			router := consumer.NewRouter()
+			router.Handle("invoice.*", 2, func(ctx context.Context, event consumer.Event, _ []byte) error {
+				return e.exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key)
+			})
+			return router.ServeHTTP
+		})
+		wantFirst(t, deployed.do(deployed.newRequest("v", "{}", with(webhook.EventVersion, "2"))), 204, "")
+		e.wantRows("v", 1, 1)
+	})
+}
