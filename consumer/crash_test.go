@@ -3,7 +3,6 @@ package consumer_test
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
@@ -46,5 +45,5 @@ func receiveAndHang(p *player) {
 			select {}
 		}),
 	})
-	panic(http.Serve(p.listen(), middleware(effect(&env{flavour: flavours[0]}))))
+	p.serve(middleware(effect(&env{flavour: flavours[0]})))
 }

@@ -4,180 +4,20 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net"
 	"net/http"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 )
-
-const (
-	dieAt      = "OUTBOX_TEST_DIE_AT"  // at which operation a process of the role "die" kills itself
-	dieFlavour = "OUTBOX_TEST_FLAVOUR" // the name of its driver
-)
-
-// fate kills this process at one operation on its connections, counted from when it is armed: before something is
-// written, half-way through an answer, after the writing, or when something has been read and nobody has looked at it.
-type fate struct {
-	at     int64
-	armed  atomic.Bool
-	passed atomic.Int64
-
-	writing sync.RWMutex // read-locked from before a writing to after it
-}
-
-func newFate() *fate {
-	at, err := strconv.ParseInt(os.Getenv(dieAt), 10, 64)
-	if err != nil {
-		panic(err)
-	}
-	return &fate{at: at}
-}
-
-func (f *fate) pass(moment, what string) {
-	if !f.armed.Load() || f.passed.Add(1) != f.at {
-		return
-	}
-	fmt.Printf("dying %s %s\n", moment, what)
-	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-	select {} // until the kernel gets round to it
-}
-
-// answerAlive tells the test, when it asks, that the process did not come to its fatal operation.
-func (f *fate) answerAlive(p *player) {
-	for range p.orders {
-		f.writing.Lock() // what the client has read already may have its fatal moment still to come
-		fmt.Printf("alive after %d operations\n", f.passed.Load())
-		f.writing.Unlock()
-	}
-}
-
-// doomedConn is a connection, to the database or of a client, on which a process may die.
-type doomedConn struct {
-	net.Conn
-	fate  *fate
-	doing atomic.Pointer[string] // what the statements on it are about; nil for a client's
-}
-
-const answer = "the answer"
-
-func (c *doomedConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	if n > 0 {
-		if c.doing.Load() == nil {
-			c.fate.armed.Store(true)
-			c.fate.pass("after reading", "the request")
-		} else {
-			c.fate.pass("after the reply to", *c.doing.Load())
-		}
-	}
-	return n, err
-}
-
-func (c *doomedConn) Write(b []byte) (int, error) {
-	c.fate.writing.RLock()
-	defer c.fate.writing.RUnlock()
-	what, half := answer, 0
-	if doing := c.doing.Load(); doing != nil {
-		what = *doing
-	} else {
-		half = len(b) / 2
-	}
-	c.fate.pass("before writing", what)
-	if half > 0 {
-		if n, err := c.Conn.Write(b[:half]); err != nil {
-			return n, err
-		}
-		c.fate.pass("half-way through", what)
-	}
-	n, err := c.Conn.Write(b[half:])
-	c.fate.pass("after writing", what)
-	return half + n, err
-}
-
-// doomedListener makes the connections of clients such ones.
-type doomedListener struct {
-	net.Listener
-	fate *fate
-}
-
-func (l *doomedListener) Accept() (net.Conn, error) {
-	conn, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	return &doomedConn{Conn: conn, fate: l.fate}, nil
-}
-
-// doomedConfig makes the connections to the database such ones.
-func (p *player) doomedConfig(f *fate) *pgxpool.Config {
-	cfg, err := pgxpool.ParseConfig(p.dsn)
-	if err != nil {
-		panic(err)
-	}
-	dial := cfg.ConnConfig.DialFunc
-	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := dial(ctx, network, addr)
-		if err != nil {
-			return nil, err
-		}
-		doomed := &doomedConn{Conn: conn, fate: f}
-		connecting := "connecting"
-		doomed.doing.Store(&connecting)
-		return doomed, nil
-	}
-	cfg.ConnConfig.Tracer = statementNames{}
-	return cfg
-}
-
-// statementNames tells a connection what the statements on it are about.
-type statementNames struct{}
-
-func (statementNames) TraceQueryStart(ctx context.Context, conn *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	nameStatement(conn, data.SQL)
-	return ctx
-}
-
-func (statementNames) TraceBatchStart(ctx context.Context, conn *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
-	var all strings.Builder
-	for _, query := range data.Batch.QueuedQueries {
-		all.WriteString(query.SQL + "\n")
-	}
-	nameStatement(conn, all.String())
-	return ctx
-}
-
-func (statementNames) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData)     {}
-func (statementNames) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-func (statementNames) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
-
-// nameStatement names a batch by the part of it that matters most.
-func nameStatement(conn *pgx.Conn, text string) {
-	name := "another statement"
-	for _, part := range []struct{ text, name string }{
-		{"commit", "COMMIT"},
-		{"INSERT INTO processed_events", "the admission"},
-		{"INSERT INTO effect", "the effect"},
-		{"begin", "BEGIN"},
-	} {
-		if strings.Contains(text, part.text) {
-			name = part.name
-			break
-		}
-	}
-	conn.PgConn().Conn().(*doomedConn).doing.Store(&name)
-}
 
 // receiveAndDie is a receiver that kills itself at one of its operations.
 func receiveAndDie(p *player) {
@@ -204,20 +44,31 @@ func receiveAndDie(p *player) {
 		middleware = consumer.MiddlewareSQL(db, consumer.Config{Secrets: []string{secretText}})
 	}
 	go f.answerAlive(p)
-	listener := &doomedListener{Listener: p.listen(), fate: f}
-	panic(http.Serve(listener, middleware(effect(&env{flavour: flavour}))))
+	listener, url := p.listen()
+	fmt.Println(url)
+	panic(http.Serve(&doomedListener{Listener: listener, fate: f}, middleware(effect(&env{flavour: flavour}))))
 }
 
-// deaths are the moments at which processes died, by what they wrote last.
+// deaths are the moments at which processes died or froze, by what they wrote last.
 type deaths map[string]int
 
-// want asserts that a process died at each of the moments.
-func (d deaths) want(t *testing.T, moments ...string) {
+// want asserts that a process met its fate at each of the moments.
+func (d deaths) want(t *testing.T, fate string, moments ...string) {
 	t.Helper()
 	for _, moment := range moments {
-		if d["dying "+moment] == 0 {
-			t.Errorf("nothing died %s, only %q", moment, slices.Sorted(maps.Keys(d)))
+		if d[fate+" "+moment] == 0 {
+			t.Errorf("nothing was %s %s, only %q", fate, moment, slices.Sorted(maps.Keys(d)))
 		}
+	}
+}
+
+// receiverMoments are those at which a receiver must have met its fate, for a test of all its operations to be one.
+func receiverMoments() []string {
+	return []string{
+		"before writing the admission", "after the reply to the admission",
+		"before writing the effect", "after the reply to the effect",
+		"before writing COMMIT", "after writing COMMIT", "after the reply to COMMIT",
+		"before writing the answer", "half-way through the answer", "after writing the answer",
 	}
 }
 
@@ -274,10 +125,74 @@ func TestKilledAtEveryOperation(t *testing.T) {
 			}
 			e.wantRows(key, 1, 1)
 		}
-		seen.want(t,
-			"before writing the admission", "after the reply to the admission",
-			"before writing the effect", "after the reply to the effect",
-			"before writing COMMIT", "after writing COMMIT", "after the reply to COMMIT",
-			"before writing the answer", "half-way through the answer", "after writing the answer")
+		seen.want(t, "dying", receiverMoments()...)
+	})
+}
+
+// thaw lets a frozen process go on until it has done something. Once is not enough: it says that it stops before it does.
+func thaw[T any](p *process, done <-chan T) T {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		p.signal(syscall.SIGCONT)
+		select {
+		case result := <-done:
+			return result
+		case <-tick.C:
+		}
+	}
+}
+
+// A receiver is stopped at every single operation on its connections, and goes on when the sender has come again to
+// another process. Whoever makes the effect, it is made once, and nobody waits for the one that does not move.
+func TestFrozenAtEveryOperation(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{}, effect) // the other process
+		seen, busy := deaths{}, 0
+		for n, alive := 1, false; !alive; n++ {
+			frozen := launchFor(t, "die", e.dsn, dieAt+"="+strconv.Itoa(n), dieFlavour+"="+f.name, freezeOnly+"=yes")
+			key := "k" + strconv.Itoa(n)
+			request, answered := e.newRequestTo(frozen.wantLine(t), key, "{}"), make(chan response, 1)
+			go func() {
+				got, err := e.try(request)
+				if err != nil {
+					t.Error(err)
+				}
+				answered <- got
+			}()
+			first, early := response{}, false
+			moment := ""
+			select {
+			case moment = <-frozen.lines:
+			case first = <-answered:
+				early = true
+				frozen.order("alive?")
+				moment = frozen.wantLine(t)
+			}
+			if alive = !strings.HasPrefix(moment, "frozen "); !alive {
+				seen[moment]++
+			}
+			switch other := e.post(key, "{}"); other.status { // while the process stands still
+			case http.StatusConflict:
+				wantProblem(t, other, 409, "in-flight")
+				busy++
+			default:
+				if other.status != 201 || other.body != `{"done":"`+key+`"}` {
+					t.Errorf("%s: the other process answered %d %s", moment, other.status, other.body)
+				}
+			}
+			if !early {
+				first = thaw(frozen, answered)
+			}
+			if first.status != 201 || first.body != `{"done":"`+key+`"}` {
+				t.Errorf("%s: it answered %d %s", moment, first.status, first.body)
+			}
+			e.wantRows(key, 1, 1)
+			frozen.kill()
+			if alive {
+				t.Logf("frozen at %d operations, in %d of them holding the key; then %s", n-1, busy, moment)
+			}
+		}
+		seen.want(t, "frozen", receiverMoments()...)
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"strings"
@@ -64,14 +65,20 @@ func (p *player) pool() *pgxpool.Pool {
 	return pool
 }
 
-// listen opens a socket for the role and says where, as its first line.
-func (p *player) listen() net.Listener {
+// listen opens a socket for the role.
+func (p *player) listen() (listener net.Listener, url string) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		panic(err)
 	}
-	fmt.Printf("http://%s\n", listener.Addr())
-	return listener
+	return listener, "http://" + listener.Addr().String()
+}
+
+// serve says where the role listens, as its first line, and serves.
+func (p *player) serve(handler http.Handler) {
+	listener, url := p.listen()
+	fmt.Println(url)
+	panic(http.Serve(listener, handler))
 }
 
 // process is a role, seen from its test.

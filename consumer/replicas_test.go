@@ -20,13 +20,13 @@ const holdHeader = "X-Test-Hold"
 func receive(p *player) {
 	run := effect(&env{flavour: flavours[0]})
 	middleware := consumer.Middleware(p.pool(), consumer.Config{Secrets: []string{secretText}})
-	panic(http.Serve(p.listen(), middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	p.serve(middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Println("running")
 		if r.Header.Get(holdHeader) != "" {
 			<-p.orders
 		}
 		run(w, r)
-	}))))
+	})))
 }
 
 // replicas are two processes of one receiver.
