@@ -4,6 +4,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
@@ -39,7 +40,7 @@ func run(ctx context.Context) error {
 	})
 	router := chi.NewRouter()
 	router.Use(middleware.RequestID) // what must not run in the transaction goes before it
-	router.With(once).Post("/webhooks/finance", ship)
+	router.With(once).Method(http.MethodPost, "/webhooks/finance", consumer.ErrorHandler(ship))
 	return server.Run(ctx, router)
 }
 
@@ -49,18 +50,15 @@ type invoice struct {
 	Total  string `json:"total"`
 }
 
-func ship(w http.ResponseWriter, r *http.Request) {
+func ship(_ http.ResponseWriter, r *http.Request) error {
 	var payload invoice
 	if err := json.NewDecoder(r.Body).Decode(&payload); err != nil {
-		http.Error(w, "the payload is no invoice", http.StatusUnprocessableEntity) // the relay fails it and tells somebody
-		return
+		return consumer.Permanent(fmt.Errorf("decode payload: %w", err)) // 422: the relay fails it and tells somebody
 	}
 	_, err := consumer.Tx(r.Context()).Exec(r.Context(),
 		"INSERT INTO shipments (invoice, total) VALUES ($1, $2)", payload.Number, payload.Total)
 	if err != nil {
-		slog.ErrorContext(r.Context(), "cannot record the shipment", "error", err)
-		http.Error(w, "cannot record the shipment", http.StatusInternalServerError) // rolls back; the relay tries again
-		return
+		return fmt.Errorf("record shipment: %w", err) // 500: rolls back; the relay tries again
 	}
-	w.WriteHeader(http.StatusNoContent) // sent after the commit
+	return nil // commits; then 204 is sent
 }

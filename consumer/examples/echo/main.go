@@ -1,11 +1,12 @@
 // Command echo records a shipment for every invoice, behind the framework echo.
 //
 // echo.WrapMiddleware does not fit: when the handler returns an error, it hands the error on after the middleware has
-// seen an answer that looks like 200, and has committed and sent it. [within] lets the error be answered in time.
+// seen an answer that looks like 200, and has committed and sent it. [within] tells the middleware in time.
 package main
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
@@ -43,22 +44,16 @@ func run(ctx context.Context) error {
 	return server.Run(ctx, e)
 }
 
-// within runs a handler of echo inside a middleware of net/http that must know what the handler answers.
+// within runs a handler of echo inside a middleware of net/http that must know what becomes of it. Errors mean what they
+// mean to consumer.ErrorHandler: an echo.HTTPError is one like any other, after which the relay tries again.
 func within(middleware func(http.Handler) http.Handler) echo.MiddlewareFunc {
 	return func(next echo.HandlerFunc) echo.HandlerFunc {
 		return func(c echo.Context) error {
 			outer := c.Response()
-			middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			middleware(consumer.ErrorHandler(func(w http.ResponseWriter, r *http.Request) error {
 				c.SetRequest(r)
 				c.SetResponse(echo.NewResponse(w, c.Echo()))
-				err := next(c)
-				switch {
-				case err == nil:
-				case c.Response().Committed: // too late for another answer, not for a rollback
-					panic(err)
-				default:
-					c.Error(err)
-				}
+				return next(c)
 			})).ServeHTTP(outer, c.Request())
 			c.SetResponse(outer)
 			return nil // it has been answered
@@ -75,14 +70,13 @@ type invoice struct {
 func ship(c echo.Context) error {
 	var payload invoice
 	if err := c.Bind(&payload); err != nil {
-		return echo.NewHTTPError(http.StatusUnprocessableEntity, "the payload is no invoice") // the relay fails it
+		return consumer.Permanent(err) // 422: the relay fails it and tells somebody
 	}
 	ctx := c.Request().Context()
 	_, err := consumer.Tx(ctx).Exec(ctx,
 		"INSERT INTO shipments (invoice, total) VALUES ($1, $2)", payload.Number, payload.Total)
 	if err != nil {
-		slog.ErrorContext(ctx, "cannot record the shipment", "error", err)
-		return err // 500: rolls back; the relay tries again
+		return fmt.Errorf("record shipment: %w", err) // 500: rolls back; the relay tries again
 	}
 	return c.NoContent(http.StatusNoContent) // sent after the commit
 }

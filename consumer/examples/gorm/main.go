@@ -4,7 +4,7 @@ package main
 import (
 	"context"
 	"database/sql"
-	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
@@ -42,8 +42,12 @@ func run(ctx context.Context) error {
 		Source:  "finance",
 		Secrets: []string{os.Getenv("FINANCE_SECRET")},
 	})
+	router := consumer.NewRouter()
+	s := &shipping{db: db}
+	consumer.HandleJSON(router, "invoice.created", 1, s.ship)
+
 	mux := http.NewServeMux()
-	mux.Handle("POST /webhooks/finance", once(&shipping{db: db}))
+	mux.Handle("POST /webhooks/finance", once(router))
 	return server.Run(ctx, mux)
 }
 
@@ -63,16 +67,9 @@ func (s *shipping) tx(ctx context.Context) *gorm.DB {
 	return session
 }
 
-func (s *shipping) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	var row Shipment
-	if err := json.NewDecoder(r.Body).Decode(&row); err != nil {
-		http.Error(w, "the payload is no invoice", http.StatusUnprocessableEntity) // the relay fails it and tells somebody
-		return
+func (s *shipping) ship(ctx context.Context, _ consumer.Event, row Shipment) error {
+	if err := s.tx(ctx).Create(&row).Error; err != nil {
+		return fmt.Errorf("record shipment: %w", err) // rolls back; the relay tries again
 	}
-	if err := s.tx(r.Context()).Create(&row).Error; err != nil {
-		slog.ErrorContext(r.Context(), "cannot record the shipment", "error", err)
-		http.Error(w, "cannot record the shipment", http.StatusInternalServerError) // rolls back; the relay tries again
-		return
-	}
-	w.WriteHeader(http.StatusNoContent) // sent after the commit
+	return nil // commits; then 204 is sent
 }

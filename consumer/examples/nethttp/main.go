@@ -1,9 +1,10 @@
-// Command nethttp records a shipment for every invoice, with net/http and pgx alone.
+// Command nethttp records a shipment for every invoice, with net/http and pgx alone. A router decodes payloads and picks the
+// function for each type and version of events; what the function returns decides what becomes of the event.
 package main
 
 import (
 	"context"
-	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
@@ -35,29 +36,32 @@ func run(ctx context.Context) error {
 		Source:  "finance",
 		Secrets: []string{os.Getenv("FINANCE_SECRET")},
 	})
+	router := consumer.NewRouter()
+	consumer.HandleJSON(router, "invoice.created", 1, ship)
+	router.Handle("invoice.*", 0, leave)
+
 	mux := http.NewServeMux()
-	mux.Handle("POST /webhooks/finance", once(http.HandlerFunc(ship)))
+	mux.Handle("POST /webhooks/finance", once(router))
 	return server.Run(ctx, mux)
 }
 
-// invoice is the payload of finance's events.
+// invoice is the payload of invoice.created, version 1.
 type invoice struct {
 	Number string `json:"invoice"`
 	Total  string `json:"total"`
 }
 
-func ship(w http.ResponseWriter, r *http.Request) {
-	var payload invoice
-	if err := json.NewDecoder(r.Body).Decode(&payload); err != nil {
-		http.Error(w, "the payload is no invoice", http.StatusUnprocessableEntity) // the relay fails it and tells somebody
-		return
-	}
-	_, err := consumer.Tx(r.Context()).Exec(r.Context(),
+func ship(ctx context.Context, event consumer.Event, payload invoice) error {
+	_, err := consumer.Tx(ctx).Exec(ctx,
 		"INSERT INTO shipments (invoice, total) VALUES ($1, $2)", payload.Number, payload.Total)
 	if err != nil {
-		slog.ErrorContext(r.Context(), "cannot record the shipment", "error", err)
-		http.Error(w, "cannot record the shipment", http.StatusInternalServerError) // rolls back; the relay tries again
-		return
+		return fmt.Errorf("record shipment for %s: %w", event.Key, err) // rolls back; the relay tries again
 	}
-	w.WriteHeader(http.StatusNoContent) // sent after the commit
+	return nil // commits; then 204 is sent
+}
+
+// leave is for the events about invoices that do not concern shipping. Those of other types, for which there is no
+// handler, are refused with 422: the relay marks them failed and tells somebody.
+func leave(context.Context, consumer.Event, []byte) error {
+	return consumer.Ignore("shipping needs to know of new invoices only")
 }

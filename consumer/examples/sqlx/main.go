@@ -3,7 +3,7 @@ package main
 
 import (
 	"context"
-	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
@@ -36,8 +36,12 @@ func run(ctx context.Context) error {
 		Source:  "finance",
 		Secrets: []string{os.Getenv("FINANCE_SECRET")},
 	})
+	router := consumer.NewRouter()
+	s := &shipping{db: db}
+	consumer.HandleJSON(router, "invoice.created", 1, s.ship)
+
 	mux := http.NewServeMux()
-	mux.Handle("POST /webhooks/finance", once(&shipping{db: db}))
+	mux.Handle("POST /webhooks/finance", once(router))
 	return server.Run(ctx, mux)
 }
 
@@ -50,34 +54,23 @@ type shipment struct {
 }
 
 // tx is the middleware's transaction as sqlx knows it. One that sqlx did not begin does not know its driver, so its Named
-// methods would write placeholders that PostgreSQL does not have: see [shipping.insert].
+// methods would write placeholders that PostgreSQL does not have: see [shipping.ship].
 func (s *shipping) tx(ctx context.Context) *sqlx.Tx {
 	return &sqlx.Tx{Tx: consumer.TxSQL(ctx), Mapper: s.db.Mapper}
 }
 
-func (s *shipping) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	var row shipment
-	if err := json.NewDecoder(r.Body).Decode(&row); err != nil {
-		http.Error(w, "the payload is no invoice", http.StatusUnprocessableEntity) // the relay fails it and tells somebody
-		return
-	}
-	if err := s.insert(r.Context(), row); err != nil {
-		slog.ErrorContext(r.Context(), "cannot record the shipment", "error", err)
-		http.Error(w, "cannot record the shipment", http.StatusInternalServerError) // rolls back; the relay tries again
-		return
-	}
-	w.WriteHeader(http.StatusNoContent) // sent after the commit
-}
-
-func (s *shipping) insert(ctx context.Context, row shipment) error {
+func (s *shipping) ship(ctx context.Context, _ consumer.Event, row shipment) error {
 	query, args, err := s.db.BindNamed("INSERT INTO shipments (invoice, total) VALUES (:invoice, :total)", row)
 	if err != nil {
 		return err
 	}
 	tx := s.tx(ctx)
 	if _, err := tx.ExecContext(ctx, query, args...); err != nil {
-		return err
+		return fmt.Errorf("record shipment: %w", err) // rolls back; the relay tries again
 	}
 	var stored shipment
-	return tx.GetContext(ctx, &stored, "SELECT invoice, total FROM shipments WHERE invoice = $1", row.Invoice)
+	if err := tx.GetContext(ctx, &stored, "SELECT invoice, total FROM shipments WHERE invoice = $1", row.Invoice); err != nil {
+		return fmt.Errorf("read shipment: %w", err)
+	}
+	return nil // commits; then 204 is sent
 }

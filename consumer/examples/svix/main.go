@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
@@ -38,7 +39,7 @@ func run(ctx context.Context) error {
 		AcceptForeign: true, // the key is then webhook-id, and the payload the only thing to believe
 	})
 	mux := http.NewServeMux()
-	mux.Handle("POST /webhooks/billing", standardNames(once(http.HandlerFunc(ship))))
+	mux.Handle("POST /webhooks/billing", standardNames(once(consumer.ErrorHandler(ship))))
 	return server.Run(ctx, mux)
 }
 
@@ -55,7 +56,7 @@ func standardNames(next http.Handler) http.Handler {
 	})
 }
 
-func ship(w http.ResponseWriter, r *http.Request) {
+func ship(_ http.ResponseWriter, r *http.Request) error {
 	var event struct {
 		Type string `json:"type"`
 		Data struct {
@@ -64,19 +65,15 @@ func ship(w http.ResponseWriter, r *http.Request) {
 		} `json:"data"`
 	}
 	if err := json.NewDecoder(r.Body).Decode(&event); err != nil {
-		http.Error(w, "the payload is no event", http.StatusUnprocessableEntity)
-		return
+		return consumer.Permanent(fmt.Errorf("decode payload: %w", err))
 	}
 	if event.Type != "invoice.created" {
-		w.WriteHeader(http.StatusNoContent) // of no concern, and remembered as such
-		return
+		return consumer.Ignore("not about a new invoice") // 204, so that Svix does not repeat it
 	}
 	_, err := consumer.Tx(r.Context()).Exec(r.Context(),
 		"INSERT INTO shipments (invoice, total) VALUES ($1, $2)", event.Data.Invoice, event.Data.Total)
 	if err != nil {
-		slog.ErrorContext(r.Context(), "cannot record the shipment", "error", err)
-		http.Error(w, "cannot record the shipment", http.StatusInternalServerError) // rolls back; Svix tries again
-		return
+		return fmt.Errorf("record shipment: %w", err) // 500: rolls back; Svix tries again
 	}
-	w.WriteHeader(http.StatusNoContent) // sent after the commit
+	return nil // commits; then 204 is sent
 }
