@@ -297,6 +297,9 @@ func TestInvalidConfigPanics(t *testing.T) {
 	cases := map[string]consumer.Config{
 		"Config.Secrets is empty":     {},
 		"both Secrets and":            with(func(c *consumer.Config) { c.AllowUnsigned = true }),
+		"Verify beside":               with(func(c *consumer.Config) { c.Verify = timedScheme }),
+		"Verify alone":                {Verify: timedScheme, AllowUnsigned: true},
+		"AcceptForeign: they would":   {Verify: timedScheme, AcceptForeign: true},
 		"Config.Secrets[1]":           with(func(c *consumer.Config) { c.Secrets = []string{secretText, "hunter2"} }),
 		"Config.Source":               with(func(c *consumer.Config) { c.Source = "naïve" }),
 		"Config.Tolerance":            with(func(c *consumer.Config) { c.Tolerance = -1 }),

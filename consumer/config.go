@@ -10,11 +10,11 @@ import (
 )
 
 // Config says whom a middleware trusts and what it remembers. The zero value is refused, because it trusts nobody: set
-// Secrets, or AllowUnsigned on a network that is trusted as a whole.
+// Secrets, or Verify for a sender that signs in a way of its own, or AllowUnsigned on a network that is trusted as a whole.
 type Config struct {
 	// Secrets are the signing secrets shared with the sender, each "whsec_" and 24 to 64 bytes in base64. A request that
 	// any of them verifies is accepted, so to rotate without losing a request: add the new one here, then let the sender
-	// switch, then remove the old one. Required unless AllowUnsigned is set.
+	// switch, then remove the old one. Required unless Verify or AllowUnsigned is set.
 	Secrets []string
 
 	// AllowUnsigned accepts requests without looking at signatures. Whoever reaches the handler's address can then cause
@@ -26,6 +26,10 @@ type Config struct {
 	// webhook-id of the form that outbox-relay derives ("evt_" and 32 hexadecimal digits) is still refused without the
 	// stronger signature, since it is a relay's request with its headers changed. Default false: relays only.
 	AcceptForeign bool
+
+	// Verify takes the place of the signatures above, for a sender that signs in a way of its own, such as Stripe's
+	// "t=…,v1=…" header. Nil: a relay's signature is required. Excludes Secrets, AllowUnsigned and AcceptForeign.
+	Verify VerifyFunc
 
 	// Source names the sender. It is the first part of the primary key of processed_events, so that equal keys of two
 	// senders are two events. 1 to 255 printable ASCII characters; default "outbox". Give every sender its own, and never rename one: all its
@@ -61,6 +65,11 @@ type Config struct {
 	// it is.
 	Redact func(text string) string
 
+	// Breaker answers 503 at once while what the handler depends on is down, so that a relay holds its events instead of
+	// spending attempts on them. Give one Breaker to all middlewares whose handlers depend on the same thing. Nil: every
+	// request is tried.
+	Breaker *Breaker
+
 	// Observer hears what becomes of every request. Nil tells nobody.
 	Observer Observer
 
@@ -88,8 +97,11 @@ func (c Config) complete() settings {
 	}
 	s.Secrets = nil // from here on only in a form that cannot be printed
 	switch {
+	case c.Verify != nil && (len(s.secrets) > 0 || c.AllowUnsigned || c.AcceptForeign):
+		panic("consumer: Config has Verify beside Secrets, AllowUnsigned or AcceptForeign: they would be ignored; set Verify alone")
+	case c.Verify != nil:
 	case len(s.secrets) == 0 && !c.AllowUnsigned:
-		panic("consumer: Config.Secrets is empty: anyone could cause effects; set it, or AllowUnsigned on a trusted network")
+		panic("consumer: Config.Secrets is empty: anyone could cause effects; set it, or Verify for a sender with signatures of its own, or AllowUnsigned on a trusted network")
 	case len(s.secrets) > 0 && c.AllowUnsigned:
 		panic("consumer: Config has both Secrets and AllowUnsigned: the secrets would be ignored; set one of them")
 	}
@@ -112,9 +124,14 @@ func (c Config) complete() settings {
 	return s
 }
 
-func orDefault[T time.Duration | int64](field string, value *T, byDefault T) {
+func orDefault[T int | int64 | time.Duration](field string, value *T, byDefault T) {
+	defaultIn("Config", field, value, byDefault)
+}
+
+// defaultIn fills in a field of a configuration, by name, and panics when it is negative.
+func defaultIn[T int | int64 | time.Duration](config, field string, value *T, byDefault T) {
 	if *value < 0 {
-		panic(fmt.Sprintf("consumer: Config.%s is negative: %v", field, *value))
+		panic(fmt.Sprintf("consumer: %s.%s is negative: %v", config, field, *value))
 	}
 	if *value == 0 {
 		*value = byDefault

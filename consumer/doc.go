@@ -39,6 +39,7 @@
 //	the handler ends the transaction itself          500
 //	COMMIT fails                                     500; 503, Retry-After: 1 if the database asks to repeat (40001, 40P01)
 //	the database cannot be reached                   503, Retry-After: 1; the handler does not run
+//	[Config].Breaker is open                         503 with Retry-After, at once; neither database nor handler is tried
 //
 // 400, 401, 408 and 413 are given before the database is touched. Every refusal is application/problem+json whose type, such
 // as urn:outbox-relay:problem:key-reused, is stable. outbox-relay retries all of them except 400, 413 and 422, which no
@@ -75,6 +76,15 @@
 //	})
 //	mux.Handle("POST /webhooks/finance", receive(router))
 //
+// # While something is down
+//
+// A [Breaker] notices that what handlers depend on is down, the database among it, and answers 503 at once until a probe
+// succeeds. A relay then holds the events of this destination at no cost in attempts. [DependencyDown] and the statuses 502,
+// 503 and 504 are how a handler tells.
+//
+//	breaker := consumer.NewBreaker(consumer.BreakerConfig{})
+//	receive := consumer.Middleware(pool, consumer.Config{Secrets: secrets, Breaker: breaker})
+//
 // # Where the effect is not in PostgreSQL
 //
 // [MiddlewareStore] remembers events in a [Store] instead, and answers alike. Then the effect and the memory of it are two
@@ -86,7 +96,7 @@
 //
 // A request must carry outbox-relay's own signature (x1), which binds the key and every X-Outbox header to the body: a
 // captured request cannot be sent again under another key or type. [Config].AcceptForeign also takes plain Standard
-// Webhooks senders, whose webhook-id is then the key.
+// Webhooks senders, whose webhook-id is then the key. [Config].Verify takes a sender that signs in a way of its own.
 //
 // [Once] is the bare memory, for events that come by another transport than HTTP.
 package consumer

@@ -14,7 +14,8 @@ var ErrMiddlewareCommits = errors.New("consumer: the middleware commits: answer 
 // An EventHandler works one event. Its writes through [Tx] (or [TxSQL]) commit together with the memory that the event was
 // processed when it returns nil, and are rolled back when it returns an error. What the error says decides what happens
 // next: after one of [Permanent] nobody tries again, after one of [RetryAfter] not before the time it names, and after any
-// other error on the usual schedule; an error of [Ignore] commits. The outermost of these marks counts.
+// other error on the usual schedule ([DependencyDown] among them); an error of [Ignore] commits. The outermost of these marks
+// counts.
 //
 // payload is the request's body, byte for byte; it must not be changed. A handler is called concurrently.
 type EventHandler func(ctx context.Context, event Event, payload []byte) error
@@ -36,7 +37,17 @@ func RetryAfter(err error, d time.Duration) error {
 	if err == nil {
 		return nil
 	}
-	return &controlError{verdict: verdict{action: actRetry, after: max(d, 0), timed: true}, err: err}
+	return &controlError{verdict: verdict{action: actRetry, after: max(d, 0), timed: true, down: true}, err: err}
+}
+
+// DependencyDown marks an error that says nothing about the event: what the handler depends on, such as another service, is
+// down. The middleware answers 503, an inbox tries again on its schedule, and a [Breaker] that is set counts it, as it does
+// an error of [RetryAfter]. A nil err stays nil.
+func DependencyDown(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &controlError{verdict: verdict{action: actRetry, down: true}, err: err}
 }
 
 // Ignore says that an event is of no concern to this receiver. What the handler has written is committed, the event counts
@@ -69,6 +80,7 @@ type verdict struct {
 	action action
 	timed  bool          // after counts, instead of the schedule
 	after  time.Duration // not before it
+	down   bool          // what the handler depends on is down
 }
 
 // judge returns what an error of a handler means. The outermost mark counts.
@@ -119,6 +131,7 @@ const (
 	stateDeadlockDetected     = "40P01"
 	stateLockNotAvailable     = "55P03"
 	stateInFailedTransaction  = "25P02"
+	stateQueryCanceled        = "57014"
 )
 
 // sqlState returns the SQLSTATE of an error of pgx or of any database/sql driver that tells it; otherwise "".

@@ -162,7 +162,7 @@ func newEnvAt(t testing.TB, f flavour, dsn string, cfg consumer.Config, handler 
 		reports: make(chan consumer.Report, 1000),
 		logged:  &syncBuffer{},
 	}
-	if len(cfg.Secrets) == 0 && !cfg.AllowUnsigned {
+	if len(cfg.Secrets) == 0 && !cfg.AllowUnsigned && cfg.Verify == nil {
 		cfg.Secrets = []string{secretText}
 	}
 	if cfg.Observer == nil {

@@ -67,6 +67,12 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if rc.Observer != nil {
 		rc.Observer.Received(r.Context(), rq.event)
 	}
+	var wait time.Duration
+	var ok bool
+	if rq.pass, wait, ok = rc.Breaker.enter(time.Now()); !ok {
+		rc.finish(w, r, &rq, Report{Result: ResultBreakerOpen, Event: rq.event}, dependencyUnavailable(spread(wait)).answer())
+		return
+	}
 	taken, found, stored, err := rc.memory.admit(r.Context(), &rq)
 	switch report := (Report{Event: rq.event, Err: err}); {
 	case err != nil:
@@ -170,6 +176,7 @@ func (rc *receiver) finish(w http.ResponseWriter, r *http.Request, rq *request, 
 		report.Status = a.status
 	}
 	report.Source = rc.Source
+	rc.tellBreaker(r.Context(), rq, report)
 	rc.log(r.Context(), report)
 	if rc.Observer != nil {
 		report.Duration, report.HandlerDuration = time.Since(rq.began), rq.handled

@@ -16,7 +16,7 @@ import (
 //	Ignore                            204: committed, and the event is remembered as "ignored", with the reason
 //	Permanent                         422, permanent-failure
 //	ErrUnknownEvent                   422, event-unknown
-//	RetryAfter                        503, retry-later, with Retry-After in whole seconds, rounded up
+//	RetryAfter, DependencyDown        503, retry-later, with Retry-After in whole seconds, rounded up; 1 for the latter
 //	a conflict of transactions        503, serialization-failure, with Retry-After: 1
 //	any other                         500, handler-failed
 //
@@ -76,7 +76,7 @@ func conclude(w http.ResponseWriter, r *http.Request, err error) {
 	case verdict.action == actFail:
 		said.final = true
 		refusal = permanentFailure(sc.redacted(err))
-	case verdict.timed:
+	case verdict.timed, verdict.down:
 		refusal = retryLater(sc.redacted(err))
 	case isConflict(err):
 		refusal = conflict()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
+	"time"
 )
 
 // problem is a refusal as RFC 9457 has it.
@@ -13,18 +14,29 @@ type problem struct {
 	Title  string `json:"title"`
 	Status int    `json:"status"`
 	Detail string `json:"detail"` // says what to do, or what the handler said; never repeats secrets or payloads
+
+	cause error         // for the receiver's own log and Observer; nil if the detail says it all
+	wait  time.Duration // of Retry-After, where it is known
 }
 
 const problemPrefix = "urn:outbox-relay:problem:"
 
-// retrySeconds is the Retry-After of refusals that pass by themselves.
+// retrySeconds is the least Retry-After of refusals that pass by themselves.
 const retrySeconds = 1
 
 func newProblem(status int, name, title, detail string) *problem {
 	return &problem{Type: problemPrefix + name, Title: title, Status: status, Detail: detail}
 }
 
-func (p *problem) Error() string { return p.Title + ": " + p.Detail }
+func (p *problem) Error() string {
+	text := p.Title + ": " + p.Detail
+	if p.cause != nil {
+		text += " (" + p.cause.Error() + ")"
+	}
+	return text
+}
+
+func (p *problem) Unwrap() error { return p.cause }
 
 func (p *problem) answer() *answer {
 	body, err := json.Marshal(p)
@@ -36,7 +48,7 @@ func (p *problem) answer() *answer {
 		"X-Content-Type-Options": {"nosniff"},
 	}
 	if p.Status == http.StatusConflict || p.Status == http.StatusServiceUnavailable {
-		header.Set("Retry-After", strconv.Itoa(retrySeconds))
+		header.Set("Retry-After", strconv.FormatInt(wholeSeconds(p.wait), 10))
 	}
 	return &answer{status: p.Status, header: header, body: append(body, '\n')}
 }
@@ -59,6 +71,13 @@ func tooOld() *problem {
 func unavailable() *problem {
 	return newProblem(http.StatusServiceUnavailable, "database-unavailable", "The receiver's database did not take the request",
 		"Nothing was changed. Send the request again later; the receiver's log names the cause.")
+}
+
+func dependencyUnavailable(wait time.Duration) *problem {
+	p := newProblem(http.StatusServiceUnavailable, "dependency-unavailable", "What the receiver depends on is down",
+		"Nothing was tried and nothing was changed. Send the request again after the time that Retry-After names.")
+	p.wait = wait
+	return p
 }
 
 func conflict() *problem {

@@ -16,7 +16,8 @@ import (
 const maxTextBytes = 255
 
 // Event is what the sender says about the event of a request. With a relay's signature all of it is proven, except the
-// two trace fields, which no signature covers. From a foreign sender (see [Config].AcceptForeign) only Key is known.
+// two trace fields, which no signature covers. From a foreign sender only Key is known (see [Config].AcceptForeign), or what
+// [Config].Verify says.
 type Event struct {
 	Source           string    // the receiver's name for the sender, [Config].Source
 	Key              string    // the idempotency key: one event, however often it is sent
@@ -31,7 +32,7 @@ type Event struct {
 	DeliveryID       string    // of this attempt
 	NotAfter         time.Time // when the relay stops sending the event by itself; zero: unknown
 	Replay           bool      // an operator sent it again
-	Foreign          bool      // a plain Standard Webhooks sender
+	Foreign          bool      // not of a relay: a plain Standard Webhooks sender, or proven by Config.Verify
 	TraceParent      string    // W3C trace context as captured at enqueue; not signed
 	TraceState       string
 }
@@ -43,15 +44,18 @@ type request struct {
 	body    []byte
 	hash    [sha256.Size]byte // of body: tells a duplicate from a reused key
 	handled time.Duration     // how long the handler took
+	pass    pass              // of Config.Breaker
 }
 
 // check reads and verifies a request without touching the database. A nil problem means that the request may be
 // processed.
 func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *problem) {
 	rq := request{began: time.Now()}
-	// The key comes first: it costs nothing to find out that a request has none.
-	if p := s.checkKeyHeaders(r.Header); p != nil {
-		return rq, p
+	if s.Verify == nil {
+		// The key comes first: it costs nothing to find out that a request has none.
+		if p := s.checkKeyHeaders(r.Header); p != nil {
+			return rq, p
+		}
 	}
 	body, p := s.readBody(w, r)
 	if p != nil {
@@ -105,7 +109,10 @@ func (s *settings) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *pr
 
 // verify returns the event that header and body prove.
 func (s *settings) verify(header http.Header, body []byte) (Event, *problem) {
-	if s.AllowUnsigned {
+	switch {
+	case s.Verify != nil:
+		return s.verifyOwn(header, body)
+	case s.AllowUnsigned:
 		return unsignedEvent(header)
 	}
 	verified, err := webhook.Verify(header, body, time.Now(), s.Tolerance, s.secrets...)
@@ -230,13 +237,15 @@ func (f *fields) fail(name string) {
 }
 
 // printable reports whether text is 1 to 255 printable ASCII characters, the rule of the producer's schema.
-func printable(text string) bool {
+func printable(text string) bool { return 1 <= len(text) && len(text) <= maxTextBytes && ascii(text) }
+
+func ascii(text string) bool {
 	for i := range len(text) {
 		if text[i] < ' ' || text[i] > '~' {
 			return false
 		}
 	}
-	return 1 <= len(text) && len(text) <= maxTextBytes
+	return true
 }
 
 func keyInvalid(name string) *problem {

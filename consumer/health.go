@@ -1,0 +1,95 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"time"
+)
+
+// health is what one piece of work proves about what it depends on.
+type health int
+
+const (
+	healthUnknown health = iota
+	healthUp
+	healthDown
+)
+
+// tellBreaker reports a request that Config.Breaker let in.
+func (s *settings) tellBreaker(ctx context.Context, rq *request, report Report) {
+	if s.Breaker == nil || report.Result == ResultRejected || report.Result == ResultBreakerOpen {
+		return
+	}
+	now := time.Now()
+	h, cause := healthOf(report, context.Cause(ctx), now.Sub(rq.began))
+	if cause != nil {
+		cause = &redactedError{text: s.redacted(cause), err: cause}
+	}
+	s.Breaker.leave(rq.pass, now, h, cause)
+}
+
+// redactedError is an error whose text may be logged.
+type redactedError struct {
+	text string
+	err  error
+}
+
+func (e *redactedError) Error() string { return e.text }
+func (e *redactedError) Unwrap() error { return e.err }
+
+// impatience is how soon a client that leaves before its transaction has begun proves nothing. One that waited for longer
+// met a database that hangs, or a pool without a free connection.
+const impatience = time.Second
+
+// healthOf judges the outcome of a request that took so long. ended is why its context has ended, nil if it has not.
+func healthOf(report Report, ended error, took time.Duration) (health, error) {
+	timedOut := errors.Is(ended, context.DeadlineExceeded) || errors.Is(report.Err, context.DeadlineExceeded)
+	switch report.Result {
+	case ResultProcessed, ResultIgnored:
+		return healthUp, nil
+	case ResultUnavailable:
+		if !isConflict(report.Err) && (ended == nil || took >= impatience) {
+			return healthDown, report.Err
+		}
+	case ResultCommitFailed:
+		if isDown(report.Err) {
+			return healthDown, report.Err
+		}
+	case ResultFailed:
+		switch {
+		case isConflict(report.Err):
+		case timedOut:
+			return healthDown, errors.New("the handler did not end in time")
+		case report.Status == http.StatusBadGateway, report.Status == http.StatusServiceUnavailable, report.Status == http.StatusGatewayTimeout:
+			return healthDown, errors.Join(fmt.Errorf("the handler answered %d", report.Status), report.Err)
+		case 0 < report.Status && report.Status < http.StatusInternalServerError:
+			return healthUp, nil
+		}
+	}
+	return healthUnknown, nil
+}
+
+// isDown reports whether an error of COMMIT is the database's own trouble (a lost connection, which has no SQLSTATE, a full
+// disk, a shutdown), or the store's.
+func isDown(err error) bool {
+	if errors.Is(err, errEnded) || errors.Is(err, errAborted) || errors.Is(err, ErrLeaseLost) {
+		return false
+	}
+	state := sqlState(err)
+	if len(state) < 2 {
+		return true
+	}
+	switch state[:2] {
+	case "08", "53", "58", "XX": // connection, resources, system, internal
+		return true
+	case "57": // an operator's intervention
+		return state != stateQueryCanceled
+	}
+	return false
+}
+
+// spread lengthens a wait by up to a quarter, so that those who were refused together do not return together.
+func spread(wait time.Duration) time.Duration { return wait + rand.N(wait/4+1) }
