@@ -4,6 +4,7 @@ import (
 	"database/sql"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -38,8 +39,19 @@ type Config struct {
 
 	// Tolerance is how far a request's timestamp may lie from this machine's clock, in either direction. Default 5
 	// minutes, as in Standard Webhooks. Shorter refuses requests when clocks drift; longer lets a captured request be
-	// sent again for longer, which the key turns into a duplicate as long as its row is kept.
+	// sent again for longer, which the key turns into a duplicate as long as its row is kept. By as much may the clocks of
+	// the sender's and the receiver's database differ before an event that was forgotten is taken for a new one.
 	Tolerance time.Duration
+
+	// Retention is how long processed events are remembered: the [PruneConfig].Retention of whoever prunes them. It is
+	// compared, at start with SenderHorizon and once with what a sender says itself, and removes nothing. At least 24
+	// hours; 0: not said, and nothing is compared.
+	Retention time.Duration
+
+	// SenderHorizon is how long after its first request the sender may send an event again. A relay says so in each
+	// request (30 days by default); for other senders it stands in their documentation. The row of an event whose sender
+	// does not say it is kept for at least that long, whoever prunes. 0: not known.
+	SenderHorizon time.Duration
 
 	// MaxBodyBytes bounds the request body; beyond it the answer is 413 and the relay fails the delivery at once. Default
 	// 1 MiB, the largest payload a producer may enqueue. The body is held in memory while the handler runs.
@@ -81,7 +93,8 @@ type Config struct {
 // settings are a Config that has been checked and completed.
 type settings struct {
 	Config
-	secrets []webhook.Secret
+	secrets     []webhook.Secret
+	horizonTold *atomic.Bool // that a sender's horizon is longer than Retention
 }
 
 // complete fills in defaults. It panics on a Config that cannot work, so that a mistake shows at start and not when the
@@ -121,6 +134,10 @@ func (c Config) complete() settings {
 	orDefault("MaxBodyBytes", &s.MaxBodyBytes, 1<<20)
 	orDefault("MaxResponseBytes", &s.MaxResponseBytes, 64<<10)
 	orDefault("CommitTimeout", &s.CommitTimeout, 10*time.Second)
+	if problem := memoryProblem(s.Retention, s.SenderHorizon); problem != "" {
+		panic("consumer: Config." + problem)
+	}
+	s.horizonTold = new(atomic.Bool)
 	return s
 }
 

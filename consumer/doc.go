@@ -32,6 +32,7 @@
 //	duplicate                                        the stored response with Idempotency-Replayed: true; the handler does not run
 //	another request with the key is in flight        409, Retry-After: 1; at once, without waiting for it
 //	the key was processed with another body          422; nothing changes
+//	it may have been processed and forgotten         422; nothing changes
 //	no key, or a malformed header                    400
 //	signature missing or wrong, timestamp stale      401
 //	body broken off, body too large                  408, 413
@@ -50,6 +51,16 @@
 // Status, headers and up to 64 KiB of body. Not stored are headers that belong to one connection or one moment, and
 // Set-Cookie, which is a credential. A body beyond the limit is left out: the duplicate's answer then has no Content-*
 // headers, and says Idempotency-Body-Omitted: true. A relay looks at the status only.
+//
+// # What is remembered, and for how long
+//
+// For ever, unless somebody prunes processed_events; what then may be gone stands in the table inbox_forgotten. An event that
+// is not known and was created before that, or comes later than its sender said it would, may have been processed and
+// forgotten: it is refused and the sender's operator decides, because whatever the receiver did by itself would be a guess. An
+// event that is known is a duplicate, however old it is.
+//
+// Whoever does not say when an event was created ([Once], [Config].AcceptForeign) cannot be refused: for him the memory has to
+// be longer than he sends an event again, which [Config].SenderHorizon is for.
 //
 // # What the handler owes
 //

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -20,7 +21,7 @@ const (
 	duplicate admission = "duplicate"  // processed earlier
 	reused    admission = "key_reused" // processed earlier, with another body
 	busy      admission = "in_flight"  // another transaction is processing it
-	forgotten admission = "forgotten"  // so old that it may have been processed and forgotten
+	forgotten admission = "forgotten"  // unknown, but so old that it may have been processed and forgotten
 )
 
 // admitSQL inserts the event, unless it is known or in flight.
@@ -32,6 +33,9 @@ const (
 // apart from other advisory locks made of hashes; it reads "outbox".
 //
 // The row says succeeded at once: nobody else sees it before it is true.
+//
+// What is not known may have been forgotten: then the row is rolled back. inbox_forgotten needs no lock, because whoever
+// removes a row has announced it in there so long before that the snapshot of this statement shows it; see inbox_prune.
 const admitSQL = `
 WITH locked AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 122550254464888)) AS ok,
@@ -40,30 +44,40 @@ WITH locked AS MATERIALIZED (
     FROM (SELECT current_setting('lock_timeout') AS lock_timeout OFFSET 0) earlier
 ), recorded AS (
     INSERT INTO processed_events
-        (source, idempotency_key, payload_hash, event_type, event_version, related_reference, processing_state)
-    SELECT $1::text, $2::text, $3::bytea, $4::text, $5::integer, nullif($6::text, ''), 'succeeded'
+        (source, idempotency_key, payload_hash, event_type, event_version, related_reference, event_id, not_after,
+         processing_state)
+    SELECT $1::text, $2::text, $3::bytea, $4::text, $5::integer, nullif($6::text, ''), nullif($7::bigint, 0),
+           coalesce($8::timestamptz, now() + make_interval(secs => nullif($9::float8, 0))), 'succeeded'
     FROM locked
     WHERE ok
     ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
     RETURNING 1
 )
-SELECT recorded.rows = 1, set_config('lock_timeout', locked.lock_timeout, true)
+SELECT recorded.rows = 1, set_config('lock_timeout', locked.lock_timeout, true),
+       coalesce($10::timestamptz < (SELECT received_before FROM inbox_forgotten WHERE source = $1::text), false)
+           OR coalesce($11::timestamptz < now(), false)
 FROM locked, (SELECT count(*) AS rows FROM recorded) recorded`
 
 // admit begins a transaction and finds out what to do with the request. It returns the transaction for the caller to end
 // when the request is admitted, and the answer when it is a duplicate.
 func (s *settings) admit(ctx context.Context, db database, rq *request) (transaction, admission, *answer, error) {
-	var first bool
+	var first, old bool
 	var timeout string
-	scan := func(row pgx.Row) error { return row.Scan(&first, &timeout) }
+	scan := func(row pgx.Row) error { return row.Scan(&first, &timeout, &old) }
 	e := &rq.event
-	tx, err := db.begin(ctx, scan, admitSQL,
-		[]any{s.Source, e.Key, rq.hash[:], e.Type, int32(e.Version), e.RelatedReference})
-	if err == nil && first {
+	tx, err := db.begin(ctx, scan, admitSQL, []any{
+		s.Source, e.Key, rq.hash[:], e.Type, int32(e.Version), e.RelatedReference, e.ID,
+		shifted(e.NotAfter, 0), s.SenderHorizon.Seconds(),
+		shifted(e.CreatedAt, -s.Tolerance), shifted(e.NotAfter, s.Tolerance), // the clocks may differ by that much
+	})
+	if err == nil && first && !old {
 		return tx, admitted, nil, nil
 	}
 	if tx != nil {
 		defer tx.rollback()
+	}
+	if err == nil && first {
+		return nil, forgotten, nil, nil
 	}
 	var found admission
 	var stored *answer
@@ -77,6 +91,14 @@ func (s *settings) admit(ctx context.Context, db database, rq *request) (transac
 		return nil, busy, nil, nil
 	}
 	return nil, "", nil, fmt.Errorf("begin transaction for event: %w", err)
+}
+
+// shifted is t for the database, where a time that the sender does not tell is NULL.
+func shifted(t time.Time, by time.Duration) any {
+	if t.IsZero() {
+		return nil
+	}
+	return t.Add(by)
 }
 
 // recallSQL reads what is kept of an event that was not admitted. It is a statement of its own, with a snapshot of its

@@ -65,7 +65,8 @@ func inFlight() *problem {
 
 func tooOld() *problem {
 	return newProblem(http.StatusUnprocessableEntity, "forgotten", "The event may have been processed and forgotten",
-		"It is older than this receiver's memory, and nothing was changed. Find out whether its effect is there; if not, send it as a new event.")
+		"It is not known, but older than this receiver's memory, or later than its sender said it would come. Nothing was changed. "+
+			"Find out whether its effect is there; if not, send it as a new event, with a new key.")
 }
 
 func unavailable() *problem {

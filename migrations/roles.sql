@@ -50,6 +50,7 @@ BEGIN
 
     IF to_regclass('processed_events') IS NOT NULL THEN
         GRANT SELECT, INSERT, UPDATE, DELETE ON processed_events TO inbox_receiver;
+        GRANT SELECT, INSERT, UPDATE ON inbox_forgotten TO inbox_receiver;
     END IF;
 END
 $$;

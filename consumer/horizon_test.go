@@ -1,0 +1,182 @@
+package consumer_test
+
+import (
+	"database/sql"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
+
+func at(name string, t time.Time) func(http.Header) {
+	return with(name, t.UTC().Format("2006-01-02T15:04:05.000000Z"))
+}
+
+func created(t time.Time) func(http.Header)  { return at(webhook.CreatedAt, t) }
+func notAfter(t time.Time) func(http.Header) { return at(webhook.NotAfter, t) }
+
+// announce says that what a source had sent before t may be gone.
+func (e *env) announce(source string, t time.Time) {
+	e.t.Helper()
+	e.mustExec(`INSERT INTO inbox_forgotten (source, received_before, announced_at) VALUES ($1, $2, now())`, source, t)
+}
+
+func TestForgottenEventIsRefused(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{Source: "finance", Tolerance: time.Minute}, effect)
+		mark := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+		e.announce("finance", mark)
+		e.announce("sales", mark.AddDate(5, 0, 0)) // another sender's matter
+
+		for name, test := range map[string]struct {
+			created time.Time
+			refused bool
+		}{
+			"long before":                   {mark.AddDate(-1, 0, 0), true},
+			"year zero":                     {time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC), true},
+			"within the clocks' difference": {mark.Add(time.Minute - time.Microsecond), true},
+			"just remembered":               {mark.Add(time.Minute), false},
+			"long after":                    {mark.AddDate(0, 1, 0), false},
+		} {
+			key := strings.ReplaceAll(name, " ", "-")
+			got := e.do(e.newRequest(key, "{}", created(test.created)))
+			if !test.refused {
+				wantFirst(t, got, http.StatusCreated, `{"done":"`+key+`"}`)
+				e.wantResult(consumer.ResultProcessed)
+				e.wantRows(key, 1, 1)
+				continue
+			}
+			wantProblem(t, got, http.StatusUnprocessableEntity, "forgotten")
+			if report := e.wantResult(consumer.ResultForgotten); report.Event.Key != key || report.Status != http.StatusUnprocessableEntity {
+				t.Errorf("%s: reported %+v", name, report)
+			}
+			e.wantRows(key, 0, 0)
+			if line := `level=WARN msg="consumer: request forgotten" result=forgotten status=422 source=finance key=` + key; !strings.Contains(e.logged.String(), line) {
+				t.Errorf("%s: not logged: %s", name, e.logged)
+			}
+		}
+	})
+}
+
+// What the sender does not say cannot be compared: such an event passes, and is why a memory has to be long enough.
+func TestUndatedEventPasses(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{}, effect)
+		e.announce("outbox", time.Now())
+		wantFirst(t, e.post("undated", "{}"), http.StatusCreated, `{"done":"undated"}`)
+	})
+}
+
+func TestEventBeyondItsSendersPromiseIsRefused(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{Tolerance: time.Hour}, effect)
+		wantProblem(t, e.do(e.newRequest("late", "{}", notAfter(time.Now().Add(-2*time.Hour)))), http.StatusUnprocessableEntity, "forgotten")
+		e.wantResult(consumer.ResultForgotten)
+		e.wantRows("late", 0, 0)
+
+		wantFirst(t, e.do(e.newRequest("clocks", "{}", notAfter(time.Now().Add(-30*time.Minute)))), http.StatusCreated, `{"done":"clocks"}`)
+		e.wantRows("clocks", 1, 1)
+	})
+}
+
+// However old an event is: what is known is no guess.
+func TestKnownEventIsADuplicateAtAnyAge(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{}, effect)
+		old := created(time.Now().AddDate(-1, 0, 0))
+		wantFirst(t, e.do(e.newRequest("known", "{}", old)), http.StatusCreated, `{"done":"known"}`)
+
+		e.announce("outbox", time.Now())
+		passed := notAfter(time.Now().AddDate(0, -1, 0))
+		wantReplayed(t, e.do(e.newRequest("known", "{}", old, passed)), http.StatusCreated, `{"done":"known"}`)
+		wantProblem(t, e.do(e.newRequest("known", "[]", old, passed)), http.StatusUnprocessableEntity, "key-reused")
+		e.wantRows("known", 1, 1)
+
+		release := e.hold(func(tx pgx.Tx) error {
+			_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\nbusy', 122550254464888))`)
+			return err
+		})
+		wantProblem(t, e.do(e.newRequest("busy", "{}", old, passed)), http.StatusConflict, "in-flight")
+		release()
+	})
+}
+
+// Pruning needs to know until when the sender may send an event again.
+func TestSendersPromiseIsKeptWithTheRow(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{SenderHorizon: 10 * 24 * time.Hour}, effect)
+		until := time.Date(2126, 1, 1, 0, 0, 0, 123456000, time.UTC)
+		e.do(e.newRequest("said", "{}", notAfter(until), with(webhook.EventID, "4711")))
+		e.do(e.newRequest("unsaid", "{}"))
+		if n := e.count(`SELECT count(*) FROM processed_events
+			WHERE idempotency_key = 'said' AND not_after = $1 AND event_id = 4711`, until); n != 1 {
+			t.Error("the row does not say what the sender said")
+		}
+		if n := e.count(`SELECT count(*) FROM processed_events
+			WHERE idempotency_key = 'unsaid' AND not_after = received_at + interval '10 days' AND event_id IS NULL`); n != 1 {
+			t.Error("the row does not say what Config.SenderHorizon says")
+		}
+
+		e = newEnv(t, f, consumer.Config{}, effect)
+		e.post("unknown", "{}")
+		if n := e.count(`SELECT count(*) FROM processed_events WHERE not_after IS NULL`); n != 1 {
+			t.Error("the row says what nobody said")
+		}
+	})
+}
+
+func TestLongerHorizonThanRetentionIsToldOnce(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		const line = "the sender may send events again for longer than Config.Retention"
+		e := newEnv(t, f, consumer.Config{Retention: 48 * time.Hour}, effect)
+		e.do(e.newRequest("soon", "{}", notAfter(time.Now().Add(47*time.Hour))))
+		e.post("unsaid", "{}")
+		if strings.Contains(e.logged.String(), line) {
+			t.Errorf("told without a reason: %s", e.logged)
+		}
+		for _, key := range []string{"far", "farther"} {
+			wantFirst(t, e.do(e.newRequest(key, "{}", notAfter(time.Now().Add(49*time.Hour)))), http.StatusCreated, `{"done":"`+key+`"}`)
+		}
+		if n := strings.Count(e.logged.String(), line); n != 1 {
+			t.Errorf("told %d times, want once: %s", n, e.logged)
+		}
+	})
+}
+
+func TestMemoryShorterThanTheHorizonPanics(t *testing.T) {
+	t.Parallel()
+	const day = 24 * time.Hour
+	for name, test := range map[string]struct {
+		retention, horizon time.Duration
+		want               string // in the panic; empty: none
+	}{
+		"neither":               {0, 0, ""},
+		"only a retention":      {90 * day, 0, ""},
+		"only a horizon":        {0, 30 * day, ""},
+		"longer":                {31 * day, 30 * day, ""},
+		"equal":                 {30 * day, 30 * day, "Config.Retention: 720h0m0s is not longer than the sender may send an event again"},
+		"shorter":               {29 * day, 30 * day, "is not longer than the sender may send an event again (SenderHorizon, 720h0m0s)"},
+		"a unit is missing":     {90, 0, "Config.Retention: 90ns is less than a day"},
+		"negative retention":    {-90 * day, 0, "Config.Retention: -2160h0m0s is less than a day"},
+		"negative horizon":      {90 * day, -day, "Config.SenderHorizon is negative: -24h0m0s"},
+		"a negative one, alone": {0, -day, "Config.SenderHorizon is negative: -24h0m0s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			defer func() {
+				text, _ := recover().(string)
+				if (test.want == "") != (text == "") || !strings.Contains(text, test.want) {
+					t.Errorf("panic %q, want %q", text, test.want)
+				}
+			}()
+			consumer.MiddlewareSQL(new(sql.DB), consumer.Config{
+				AllowUnsigned: true, Retention: test.retention, SenderHorizon: test.horizon,
+			})
+		})
+	}
+}
