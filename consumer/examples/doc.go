@@ -7,6 +7,7 @@
 //	sqlx      database/sql, with sqlx
 //	gorm      database/sql, with GORM
 //	svix      a foreign sender: Standard Webhooks under other names
+//	stripe    a foreign sender with a signature of its own
 //
 // They read DATABASE_URL, LISTEN and the sender's secret from the environment, and expect the receiver's migrations and
 // this table of their own:

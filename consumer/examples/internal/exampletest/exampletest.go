@@ -46,11 +46,13 @@ type Example struct {
 	Pool *pgxpool.Pool // for assertions
 
 	t       testing.TB
+	env     []string
 	url     string
 	client  *http.Client
-	process *exec.Cmd
 	log     *log
-	ended   chan error // what the process ended with
+	process *exec.Cmd  // nil when it has been stopped
+	ended   chan error // what it ended with
+	reader  sync.WaitGroup
 }
 
 var listening = regexp.MustCompile(`\blistening address=(\S+)`)
@@ -63,57 +65,67 @@ func Start(t testing.TB, schema string, env ...string) *Example {
 	e := &Example{
 		Pool:   pgtest.Pool(t, dsn),
 		t:      t,
+		env:    append(env, asProgram+"=1", "LISTEN=127.0.0.1:0", "DATABASE_URL="+dsn, "FINANCE_SECRET="+Secret),
 		client: &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}},
 		log:    &log{},
-		ended:  make(chan error, 1),
 	}
 	if _, err := e.Pool.Exec(t.Context(), schema); err != nil {
 		t.Fatal(err)
 	}
+	e.Again()
+	t.Cleanup(e.Stop)
+	return e
+}
+
+// Again starts the example once more, after [Example.Stop].
+func (e *Example) Again() {
+	e.t.Helper()
 	program, err := os.Executable()
 	if err != nil {
-		t.Fatal(err)
+		e.t.Fatal(err)
 	}
-	e.process = exec.Command(program) //nolint:gosec // this very test binary
-	e.process.Env = append(os.Environ(), asProgram+"=1", "LISTEN=127.0.0.1:0", "DATABASE_URL="+dsn, "FINANCE_SECRET="+Secret)
-	e.process.Env = append(e.process.Env, env...)
-	e.process.Stdout = os.Stdout
-	stderr, err := e.process.StderrPipe()
+	process := exec.Command(program) //nolint:gosec // this very test binary
+	process.Env = append(os.Environ(), e.env...)
+	process.Stdout = os.Stdout
+	stderr, err := process.StderrPipe()
 	if err == nil {
-		err = e.process.Start()
+		err = process.Start()
 	}
 	if err != nil {
-		t.Fatal(err)
+		e.t.Fatal(err)
 	}
-	address := make(chan string, 1)
-	var reader sync.WaitGroup
-	reader.Go(func() {
+	address, ended := make(chan string, 1), make(chan error, 1)
+	e.process, e.ended = process, ended
+	e.reader.Go(func() {
 		for lines := bufio.NewScanner(stderr); lines.Scan(); {
 			e.log.add(lines.Text())
 			if found := listening.FindStringSubmatch(lines.Text()); found != nil {
 				address <- found[1]
 			}
 		}
-		e.ended <- e.process.Wait()
-	})
-	t.Cleanup(func() {
-		e.stop()
-		reader.Wait()
+		ended <- process.Wait()
 	})
 	select {
 	case found := <-address:
 		e.url = "http://" + found
-	case err := <-e.ended:
-		e.ended <- err
-		t.Fatalf("the example ended at once: %v", err)
+		return
+	case err := <-ended:
+		ended <- err
+		e.t.Errorf("the example ended at once: %v", err)
 	case <-time.After(patience):
-		t.Fatal("the example does not listen")
+		e.t.Error("the example does not listen")
 	}
-	return e
+	e.Stop()
+	e.t.FailNow()
 }
 
-// stop asks the example to end, and sees that it does so in good order.
-func (e *Example) stop() {
+// Stop asks the example to end, and sees that it does so in good order. An example that has been stopped stays so.
+func (e *Example) Stop() {
+	e.t.Helper()
+	if e.process == nil {
+		return
+	}
+	defer e.reader.Wait()
 	_ = e.process.Process.Signal(syscall.SIGTERM) // unless it has ended by itself, of which Wait tells
 	select {
 	case err := <-e.ended:
@@ -124,6 +136,7 @@ func (e *Example) stop() {
 		e.t.Error("the example does not stop")
 		_ = e.process.Process.Kill()
 	}
+	e.process = nil
 	if e.t.Failed() {
 		e.t.Logf("the example said:\n%s", e.log)
 	}
