@@ -117,6 +117,9 @@ var (
 	errAborted = errors.New("a statement of the handler failed and the handler answered 2xx all the same")
 )
 
+// errDropped is errAborted for a handler of an inbox.
+var errDropped = errors.New("a statement of the handler failed and the handler returned nil all the same")
+
 // panicError is what a handler panicked with.
 type panicError struct {
 	cause any
@@ -132,6 +135,7 @@ const (
 	stateLockNotAvailable     = "55P03"
 	stateInFailedTransaction  = "25P02"
 	stateQueryCanceled        = "57014"
+	stateDivisionByZero       = "22012"
 )
 
 // sqlState returns the SQLSTATE of an error of pgx or of any database/sql driver that tells it; otherwise "".

@@ -36,12 +36,12 @@ func (sc *scope) redacted(err error) string {
 	return sc.settings.redacted(err)
 }
 
-// Tx returns the transaction in which a handler behind [Middleware] works. Whatever it writes commits or rolls back
+// Tx returns the transaction in which a handler works, behind [Middleware] or for an [Inbox]. Whatever it writes commits or rolls back
 // together with the memory that the event was processed; what it writes by any other connection does not. Begin makes
 // savepoints as usual. Commit and Rollback return [ErrMiddlewareCommits]. Like every pgx.Tx it is for one goroutine at a
 // time, and it is closed when the handler returns.
 //
-// It panics when ctx is not from a handler behind Middleware.
+// It panics when ctx is not that of such a handler.
 func Tx(ctx context.Context) pgx.Tx {
 	sc := scopeOf(ctx)
 	if sc.tx == nil {
@@ -74,7 +74,7 @@ func TxSQL(ctx context.Context) *sql.Tx {
 
 const noTransaction = "consumer: there is no transaction behind MiddlewareStore: use Middleware or MiddlewareSQL where the effect is in PostgreSQL"
 
-// EventFrom returns the verified event of the request whose handler got ctx, and the zero Event for any other context.
+// EventFrom returns the verified event whose handler got ctx, and the zero Event for any other context.
 func EventFrom(ctx context.Context) Event { return scopeOf(ctx).event }
 
 // handlerTx lends the middleware's transaction, or a savepoint in it, to the handler. It does not let the handler end the

@@ -27,11 +27,14 @@ func Middleware(pool *pgxpool.Pool, cfg Config) func(http.Handler) http.Handler 
 	if pool == nil {
 		panic("consumer: Middleware needs a pool")
 	}
-	options := pgx.TxOptions{}
-	if s.Isolation != sql.LevelDefault {
-		options.IsoLevel = pgx.TxIsoLevel(strings.ToLower(s.Isolation.String()))
+	return s.middleware(&databaseMemory{settings: &s, db: &pgxDatabase{pool: pool, options: s.txOptions(), timeout: s.CommitTimeout}})
+}
+
+func (s *settings) txOptions() pgx.TxOptions {
+	if s.Isolation == sql.LevelDefault {
+		return pgx.TxOptions{}
 	}
-	return s.middleware(&databaseMemory{settings: &s, db: &pgxDatabase{pool: pool, options: options, timeout: s.CommitTimeout}})
+	return pgx.TxOptions{IsoLevel: pgx.TxIsoLevel(strings.ToLower(s.Isolation.String()))}
 }
 
 // MiddlewareSQL is [Middleware] for a *sql.DB of any PostgreSQL driver; the handler's transaction is [TxSQL]'s. It spends

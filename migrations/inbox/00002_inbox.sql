@@ -18,7 +18,10 @@ ALTER TABLE processed_events
     -- next_attempt_at waits for an earlier one of its ordering key.
     ADD COLUMN claim           bigint NOT NULL DEFAULT 0,
     ADD COLUMN claimed_by      text,
-    ADD COLUMN claimed_at      timestamptz;
+    ADD COLUMN claimed_at      timestamptz,
+    -- How often in a row its work was cut off before the handler had an outcome: its worker died, or the database was in
+    -- the way. An event that kills its workers must not do so for ever.
+    ADD COLUMN interruptions   integer NOT NULL DEFAULT 0;
 
 CREATE SEQUENCE inbox_id_seq AS bigint OWNED BY processed_events.inbox_id;
 
@@ -32,4 +35,5 @@ ALTER TABLE processed_events
     DROP COLUMN request_headers,
     DROP COLUMN claim,
     DROP COLUMN claimed_by,
-    DROP COLUMN claimed_at;
+    DROP COLUMN claimed_at,
+    DROP COLUMN interruptions;

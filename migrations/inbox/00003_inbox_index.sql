@@ -13,10 +13,20 @@ DROP INDEX CONCURRENTLY IF EXISTS processed_events_processing;
 CREATE INDEX CONCURRENTLY processed_events_processing ON processed_events (source, claimed_at)
     WHERE processing_state = 'processing';
 
--- The queue of each ordering key: what is not finished, and what failed and so keeps its successors waiting.
-DROP INDEX CONCURRENTLY IF EXISTS processed_events_ordering_key;
-CREATE INDEX CONCURRENTLY processed_events_ordering_key ON processed_events (source, ordering_key, sequence, inbox_id)
-    WHERE ordering_key IS NOT NULL AND processing_state IN ('pending', 'processing', 'failed');
+-- At most one event of an ordering key is let go at a time, to be worked or to be tried again. The index is unique, so that
+-- no mistake in a statement, of this package or of an operator, can break the order.
+DROP INDEX CONCURRENTLY IF EXISTS processed_events_one_of_its_key;
+CREATE UNIQUE INDEX CONCURRENTLY processed_events_one_of_its_key ON processed_events (source, ordering_key)
+    WHERE ordering_key IS NOT NULL
+      AND (processing_state = 'processing' OR processing_state = 'pending' AND next_attempt_at IS NOT NULL);
+
+-- What waits behind it, in order; and what failed, and may keep those behind it waiting for an operator.
+DROP INDEX CONCURRENTLY IF EXISTS processed_events_waiting;
+CREATE INDEX CONCURRENTLY processed_events_waiting ON processed_events (source, ordering_key, sequence, inbox_id)
+    WHERE processing_state = 'pending' AND next_attempt_at IS NULL;
+DROP INDEX CONCURRENTLY IF EXISTS processed_events_failed_in_order;
+CREATE INDEX CONCURRENTLY processed_events_failed_in_order ON processed_events (source, ordering_key, sequence, inbox_id)
+    WHERE processing_state = 'failed' AND ordering_key IS NOT NULL;
 
 -- For replays by number, and for what waits for a person.
 DROP INDEX CONCURRENTLY IF EXISTS processed_events_inbox_id;
@@ -28,6 +38,8 @@ CREATE INDEX CONCURRENTLY processed_events_for_review ON processed_events (sourc
 -- +goose Down
 DROP INDEX CONCURRENTLY IF EXISTS processed_events_for_review;
 DROP INDEX CONCURRENTLY IF EXISTS processed_events_inbox_id;
-DROP INDEX CONCURRENTLY IF EXISTS processed_events_ordering_key;
+DROP INDEX CONCURRENTLY IF EXISTS processed_events_failed_in_order;
+DROP INDEX CONCURRENTLY IF EXISTS processed_events_waiting;
+DROP INDEX CONCURRENTLY IF EXISTS processed_events_one_of_its_key;
 DROP INDEX CONCURRENTLY IF EXISTS processed_events_processing;
 DROP INDEX CONCURRENTLY IF EXISTS processed_events_due;

@@ -1,0 +1,204 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// work is an event that a worker has under its lock.
+type work struct {
+	*ticket
+	tx            *pgxTransaction
+	event         Event
+	payload       []byte
+	headers       []byte // of the request that brought it, as JSON
+	attempts      int    // that have ended before this one
+	interruptions int
+	orderingKey   string
+	isolation     string // of tx
+	xid           string // of tx: tells whether the handler has put another transaction in its place
+	began         time.Time
+	handled       time.Duration
+}
+
+// work takes one claimed event through its steps: begin, run the handler, finish or settle. conn is nil when the worker
+// has to find a connection for itself. ctx ends when nothing new may begin.
+func (s *shift) work(ctx context.Context, conn *pgxpool.Conn, t *ticket) {
+	began := time.Now()
+	if conn == nil {
+		var err error
+		if conn, err = s.pool.Acquire(ctx); err != nil {
+			s.unbegun(ctx, t, err)
+			return
+		}
+	}
+	if ctx.Err() != nil {
+		conn.Release()
+		s.unbegun(ctx, t, ctx.Err())
+		return
+	}
+	lasting := context.WithoutCancel(ctx)
+	beginning, cancel := context.WithTimeout(lasting, s.CommitTimeout)
+	wk, err := s.begin(beginning, conn, t)
+	cancel()
+	switch {
+	case err != nil:
+		s.unbegun(ctx, t, err)
+		return
+	case wk == nil:
+		return // somebody else has it
+	}
+	wk.began = began
+	report := Report{Result: ResultProcessed, Source: s.Source, Inbox: true}
+	state, reason := StateSucceeded, ""
+	if wk.event, err = s.recordedEvent(t.key, wk.headers); err != nil {
+		err = Permanent(err)
+	} else {
+		err = s.handle(wk)
+	}
+	report.Event = wk.event
+	if err != nil && judge(err).action == actIgnore {
+		report.Result, report.Err = ResultIgnored, err
+		state, reason = StateIgnored, s.redacted(err)
+		err = nil
+	}
+	if err == nil {
+		finishing, cancel := context.WithTimeout(lasting, s.CommitTimeout)
+		err = s.finish(finishing, wk, state, reason)
+		cancel()
+		if err == nil {
+			s.succeeded(lasting, wk, report)
+			return
+		}
+		report.Result = ResultCommitFailed
+	} else {
+		wk.tx.rollback()
+		report.Result = ResultFailed
+	}
+	report.Err = err
+	s.unsuccessful(lasting, wk, report)
+}
+
+// unbegun gives back an event whose work has not begun. If that fails too, it is rescued.
+func (s *shift) unbegun(ctx context.Context, t *ticket, cause error) {
+	err := s.giveBack(context.WithoutCancel(ctx), t)
+	if err != nil || ctx.Err() == nil {
+		s.logger().WarnContext(ctx, "consumer: could not begin to work an event", "source", s.Source, "key", t.key, "error", s.redacted(errors.Join(cause, err)))
+	}
+}
+
+// handle runs the handler. It returns why its work must be rolled back, nil or an error of Ignore otherwise.
+func (s *shift) handle(wk *work) (err error) {
+	ctx, cancel := context.WithTimeoutCause(s.handling, s.cfg.HandlerTimeout, errTimeout)
+	defer cancel()
+	sc := &scope{event: wk.event, settings: s.settings}
+	wk.tx.attach(sc)
+	ctx = context.WithValue(ctx, scopeKey{}, sc)
+
+	// In a goroutine of its own, so that a handler which ends its goroutine ends nothing else.
+	var running sync.WaitGroup
+	handed := time.Now()
+	running.Go(func() {
+		err = errors.New("the handler ended its goroutine")
+		defer func() {
+			if cause := recover(); cause != nil {
+				err = &panicError{cause: cause, stack: debug.Stack()}
+			}
+		}()
+		err = s.cfg.Handle(ctx, wk.event, wk.payload)
+	})
+	running.Wait()
+	wk.handled = time.Since(handed)
+
+	// The handler's own error is kept as text only in what follows: what it asks for does not count.
+	cause := endedBy(ctx)
+	switch {
+	case err == nil && errors.Is(cause, errTimeout):
+		return errTimeout // or it would depend on who was faster whether there is an effect
+	case err != nil && cause != nil:
+		return fmt.Errorf("%w: %s", cause, s.redacted(err))
+	case err != nil && wk.tx.conn.Conn().IsClosed():
+		return fmt.Errorf("%w: %s", errInterrupted, s.redacted(err))
+	}
+	return err
+}
+
+// succeeded ends an attempt whose work is committed.
+func (s *shift) succeeded(ctx context.Context, wk *work, report Report) {
+	if wk.orderingKey != "" && wk.isolation != "read committed" {
+		s.letGo(ctx, wk)
+	}
+	s.tell(ctx, wk, report, "consumer: event "+string(report.Result))
+}
+
+// letGo releases what waits behind an event. If it fails, a sweep does it.
+func (s *shift) letGo(ctx context.Context, wk *work) {
+	promoted, err := s.release(ctx, wk.orderingKey)
+	wk.promoted = promoted
+	if err != nil {
+		s.logger().WarnContext(ctx, "consumer: could not let the next event of an ordering key go", "source", s.Source, "key", wk.key, "error", s.redacted(err))
+	}
+}
+
+// unsuccessful ends an attempt whose work is rolled back, or of which nobody knows whether it was committed. The state
+// tells: what is committed is not processing any more, and stays as it is.
+func (s *shift) unsuccessful(ctx context.Context, wk *work, report Report) {
+	if errors.Is(report.Err, errStopping) {
+		s.unbegun(ctx, wk.ticket, report.Err)
+		return
+	}
+	o := s.cfg.judgeAttempt(report.Err, wk.attempts, wk.interruptions, jitterFraction())
+	o.text = s.redacted(report.Err)
+	mine, err := s.settle(ctx, wk, o)
+	if err != nil {
+		// The row stays as it is, without its lock, and is rescued.
+		report.Err = errors.Join(report.Err, err)
+	}
+	report.Final = o.state == StateFailed && mine
+	if report.Final && wk.orderingKey != "" && s.cfg.OnFailure == FailureSkips {
+		s.letGo(ctx, wk)
+	}
+	what := "consumer: event is tried again"
+	if report.Final {
+		what = "consumer: event failed"
+	}
+	s.tell(ctx, wk, report, what)
+}
+
+// tell logs and reports one attempt.
+func (s *shift) tell(ctx context.Context, wk *work, report Report, what string) {
+	level := slog.LevelDebug
+	switch {
+	case report.Final:
+		level = slog.LevelError
+	case report.Result == ResultIgnored:
+		level = slog.LevelInfo
+	case report.Err != nil:
+		level = slog.LevelWarn
+	}
+	attrs := []slog.Attr{
+		slog.String("result", string(report.Result)),
+		slog.String("source", s.Source),
+		slog.String("key", wk.key),
+		slog.String("event_type", wk.eventType),
+		slog.Int("attempt", wk.attempts+1),
+	}
+	if report.Err != nil {
+		attrs = append(attrs, slog.String("error", s.redacted(report.Err)))
+	}
+	if panicked, ok := errors.AsType[*panicError](report.Err); ok {
+		attrs = append(attrs, slog.String("stack", string(panicked.stack)))
+	}
+	s.logger().LogAttrs(ctx, level, what, attrs...)
+	if s.Observer != nil {
+		report.Duration, report.HandlerDuration = time.Since(wk.began), wk.handled
+		s.Observer.Finished(ctx, report)
+	}
+}

@@ -1,0 +1,123 @@
+package consumer_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
+
+// The inbox's own process is woken at once: nothing here could happen by polling.
+func TestInboxRecordsThenWorks(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{PollInterval: never})
+	p.run()
+	got := p.post("k", "{}")
+	if got.status != http.StatusAccepted || got.body != `{"state":"pending"}`+"\n" || got.header.Get("Content-Type") != "application/json" {
+		t.Errorf("got %d %q %v", got.status, got.body, got.header)
+	}
+	report := p.wantResult(consumer.ResultRecorded)
+	if report.Inbox || report.Status != 202 || report.Event.Key != "k" {
+		t.Errorf("reported %+v", report)
+	}
+	report = p.wantWorked("k", consumer.ResultProcessed)
+	if !report.Inbox || report.Status != 0 || report.Source != "outbox" || report.Duration <= 0 || report.HandlerDuration <= 0 {
+		t.Errorf("reported %+v", report)
+	}
+	p.wantState("k", consumer.StateSucceeded, 1)
+	p.wantRows("k", 1, 1)
+}
+
+// Whatever becomes of an event, its duplicate is answered 200, changes nothing, and says what has become of it.
+func TestInboxAnswersDuplicatesInEveryState(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{})
+	p.record("k")
+	body := `{"key":"k"}`
+	for _, state := range []consumer.State{
+		consumer.StatePending, consumer.StateProcessing, consumer.StateSucceeded, consumer.StateIgnored, consumer.StateFailed,
+	} {
+		p.mustExec("UPDATE processed_events SET processing_state = $1", string(state))
+		before := p.row("k")
+		wantReplayed(t, p.post("k", body), 200, `{"state":"`+string(state)+`"}`+"\n")
+		if after := p.row("k"); after != before {
+			t.Errorf("the duplicate changed\n%s to\n%s", before, after)
+		}
+		wantProblem(t, p.post("k", "{}"), 422, "key-reused")
+	}
+}
+
+// row is all that is kept of an event.
+func (p *inboxProcess) row(key string) (text string) {
+	p.t.Helper()
+	if err := p.pool.QueryRow(p.t.Context(), "SELECT e::text FROM processed_events e WHERE idempotency_key = $1", key).Scan(&text); err != nil {
+		p.t.Fatal(err)
+	}
+	return text
+}
+
+func TestManyEventsAreWorkedOnceByTwoProcesses(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{Workers: 4})
+	other := p.again(consumer.InboxConfig{Workers: 4})
+	p.run()
+	other.run()
+	const n = 300
+	var posting sync.WaitGroup
+	for lane := range 6 {
+		posting.Go(func() {
+			for i := range n / 6 {
+				at := p
+				if i%2 == 0 {
+					at = other
+				}
+				key := fmt.Sprintf("%d-%d", lane, i)
+				if got, err := at.try(at.newRequest(key, "{}", ordered(fmt.Sprint("o", lane), i+1))); err != nil || got.status != 202 {
+					t.Errorf("%s: %+v, %v", key, got, err)
+				}
+			}
+		})
+	}
+	posting.Wait()
+	p.await("SELECT count(*) = $1 FROM processed_events WHERE processing_state = 'succeeded'", n)
+	if bad := p.count(`SELECT count(*) FROM (SELECT key FROM effect GROUP BY key HAVING count(*) <> 1) x`); bad != 0 {
+		t.Errorf("%d events did not have one effect", bad)
+	}
+	p.wantInOrder()
+}
+
+// wantInOrder asserts that the effects of each ordering key are in the order of its sequence.
+func (p *inboxProcess) wantInOrder() {
+	p.t.Helper()
+	if bad := p.count(`SELECT count(*) FROM (
+		SELECT e.sequence < lag(e.sequence) OVER (PARTITION BY e.ordering_key ORDER BY f.number) AS backwards
+		FROM effect f JOIN processed_events e ON e.idempotency_key = f.key WHERE e.ordering_key IS NOT NULL) x WHERE backwards`); bad != 0 {
+		p.t.Errorf("%d effects came after a later one of their key", bad)
+	}
+}
+
+func TestInboxRetriesOnItsSchedule(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{
+		Handle:       func(context.Context, consumer.Event, []byte) error { return errHandler },
+		Schedule:     []time.Duration{0, time.Hour},
+		PollInterval: 20 * time.Millisecond,
+	})
+	p.run()
+	p.record("k", with(webhook.Attempt, "3"))
+	for range 2 {
+		if report := p.wantWorked("k", consumer.ResultFailed); report.Final || report.Err != errHandler {
+			t.Errorf("reported %+v", report)
+		}
+	}
+	p.wantState("k", consumer.StatePending, 2)
+	if n := p.count(`SELECT count(*) FROM processed_events
+		WHERE next_attempt_at BETWEEN now() + interval '50 minutes' AND now() + interval '1 hour' AND last_error = $1`, errHandler.Error()); n != 1 {
+		t.Errorf("the next attempt is not in an hour: %s", p.row("k"))
+	}
+}

@@ -1,0 +1,160 @@
+package consumer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// recordSQL is admitSQL for an event that is worked later: the row is pending, and holds what a worker needs.
+//
+// An event of an ordering key is due only when nothing of its key is unfinished; otherwise it waits, without
+// next_attempt_at, for the one before it to end. The statement sees what has ended because lockOrderSQL ran before it, as
+// a statement of its own: one statement for both would take its snapshot before it waits for the lock, and two events of
+// a key that are recorded at once would both be due.
+const recordSQL = `
+WITH locked AS MATERIALIZED (
+    SELECT pg_try_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 122550254464888)) AS ok,
+           set_config('lock_timeout', '100ms', true)
+)
+INSERT INTO processed_events
+    (source, idempotency_key, payload_hash, event_type, event_version, related_reference, processing_state, attempts,
+     payload, request_headers, event_id, ordering_key, sequence, not_after, inbox_id, next_attempt_at)
+SELECT $1::text, $2::text, $3::bytea, $4::text, $5::integer, nullif($6::text, ''), 'pending', 0,
+       $7::bytea, $8::text::jsonb, nullif($9::bigint, 0), nullif($10::text, ''), $11::bigint, $12::timestamptz, nextval('inbox_id_seq'),
+       CASE WHEN $10::text = '' OR NOT (
+           EXISTS (SELECT FROM processed_events e WHERE e.source = $1 AND e.ordering_key = $10
+               AND (e.processing_state = 'processing' OR e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL))
+           OR EXISTS (SELECT FROM processed_events e WHERE e.source = $1 AND e.ordering_key = $10
+               AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL)
+           OR $13::boolean AND EXISTS (SELECT FROM processed_events e WHERE e.source = $1 AND e.ordering_key = $10
+               AND e.processing_state = 'failed' AND e.sequence <= $11)
+       ) THEN now() END
+FROM locked
+WHERE ok
+ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
+RETURNING next_attempt_at IS NOT NULL`
+
+// recorded is what became of a request to record an event.
+type recorded struct {
+	admission
+	state State // of the event
+	due   bool  // it can be worked at once
+}
+
+// record writes the event down, in a transaction that has ended when it returns: in one round trip if the event is new.
+// The isolation level is READ COMMITTED whatever the Config and the database say, because the lock of an ordering key
+// means nothing to a snapshot that is older.
+func (in *Inbox) record(ctx context.Context, rq *request, header http.Header) (recorded, error) {
+	conn, err := in.pool.Acquire(ctx)
+	if err != nil {
+		return recorded{}, fmt.Errorf("record event: %w", err)
+	}
+	defer conn.Release()
+	// Not under the request's context: a client that goes away while the event is being written would cost a connection,
+	// and nobody would know whether the event is there.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), in.CommitTimeout)
+	defer cancel()
+
+	e := &rq.event
+	headers, _ := json.Marshal(recordedHeaders(e, header)) // strings always encode
+	notAfter := any(e.NotAfter)
+	if e.NotAfter.IsZero() {
+		notAfter = nil
+	}
+	batch := &pgx.Batch{}
+	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	if e.OrderingKey != "" {
+		queueOrderLock(batch, in.Source, e.OrderingKey)
+	}
+	first, due := false, false
+	batch.Queue(recordSQL, in.Source, e.Key, rq.hash[:], e.Type, int32(e.Version), e.RelatedReference,
+		rq.body, string(headers), e.ID, e.OrderingKey, e.Sequence, notAfter, in.cfg.OnFailure == FailureBlocks,
+	).Query(func(rows pgx.Rows) error {
+		for rows.Next() {
+			first = true
+			if err := rows.Scan(&due); err != nil {
+				return err
+			}
+		}
+		return rows.Err()
+	})
+	batch.Queue("commit")
+	results := conn.SendBatch(ctx, batch)
+	err = results.Close()
+	if err != nil {
+		_ = results.Tx().Rollback(ctx)
+	}
+	switch {
+	case err == nil && first:
+		return recorded{admission: admitted, state: StatePending, due: due}, nil
+	case err != nil && sqlState(err) != stateLockNotAvailable:
+		return recorded{}, fmt.Errorf("record event: %w", err)
+	}
+	return in.known(ctx, conn, rq)
+}
+
+// knownSQL reads what is kept of an event that was not recorded.
+const knownSQL = `
+SELECT coalesce(payload_hash <> $3::bytea, false), processing_state
+FROM processed_events
+WHERE source = $1::text AND idempotency_key = $2::text`
+
+// known tells why an event was not recorded, as recall does for the middleware.
+func (in *Inbox) known(ctx context.Context, conn *pgxpool.Conn, rq *request) (recorded, error) {
+	var otherBody bool
+	found := recorded{admission: duplicate}
+	err := conn.QueryRow(ctx, knownSQL, in.Source, rq.event.Key, rq.hash[:]).Scan(&otherBody, &found.state)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		found.admission = busy
+	case err != nil:
+		return recorded{}, fmt.Errorf("read known event: %w", err)
+	case otherBody:
+		found.admission = reused
+	}
+	return found, nil
+}
+
+// lockOrderSQL makes recording, finishing and replaying events of one ordering key take turns, each for the rest of its
+// transaction. The number keeps it apart from other advisory locks made of hashes; it reads "order". The wait is bounded,
+// so that one key whose turn does not end cannot take a pool's connections one after the other.
+const lockOrderSQL = `
+SELECT set_config('lock_timeout', '2s', true),
+       pg_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 478660552050))`
+
+func queueOrderLock(batch *pgx.Batch, source, orderingKey string) {
+	batch.Queue(lockOrderSQL, source, orderingKey)
+}
+
+// notifySQL wakes the inboxes of other processes. It is never part of a transaction that records an event: whoever
+// notifies commits one after the other with all others of the database who do.
+const notifySQL = `SELECT pg_notify('inbox_wake', $1::text)`
+
+func (in *Inbox) notify(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), notifyTimeout)
+	defer cancel()
+	if _, err := in.pool.Exec(ctx, notifySQL, in.Source); err != nil {
+		return fmt.Errorf("notify other processes: %w", err)
+	}
+	return nil
+}
+
+// notifyTimeout bounds a courtesy: whoever is not told polls.
+const notifyTimeout = time.Second
+
+// listenSQL asks for what notifySQL says.
+const listenSQL = `LISTEN inbox_wake`
+
+func listen(ctx context.Context, conn *pgx.Conn) error {
+	if _, err := conn.Exec(ctx, listenSQL); err != nil {
+		return fmt.Errorf("listen for events: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,135 @@
+package consumer
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// changeBatch is how many events a replay changes in one transaction.
+const changeBatch = 1000
+
+// chosen is true of the events e that a Filter chooses, behind number $2.
+const chosen = `
+    e.source = $1::text AND e.inbox_id > $2::bigint
+    AND e.inbox_id >= $3::bigint AND ($4::bigint = 0 OR e.inbox_id <= $4::bigint)
+    AND ($5::text = '' OR e.event_type LIKE $5::text)
+    AND e.processing_state = ANY ($6::text[])
+    AND ($7::timestamptz IS NULL OR e.received_at >= $7::timestamptz) AND ($8::timestamptz IS NULL OR e.received_at < $8::timestamptz)
+    AND ($9::text = '' OR e.idempotency_key = $9::text)
+    AND ($10::text = '' OR e.ordering_key = $10::text)`
+
+// Three ways to the same rows: whoever looks for one key must not read them all, nor whoever looks for the few that failed
+// or were ignored read those that succeeded.
+const (
+	chooseByKey = `
+WITH chosen AS MATERIALIZED (
+    SELECT e.ctid AS place, e.inbox_id FROM processed_events e
+    WHERE ` + chosen + ` AND e.idempotency_key = $9::text
+    FOR UPDATE SKIP LOCKED
+)`
+	chooseForReview = `
+WITH chosen AS MATERIALIZED (
+    SELECT e.ctid AS place, e.inbox_id FROM processed_events e
+    WHERE ` + chosen + ` AND e.processing_state IN ('failed', 'ignored') AND e.inbox_id IS NOT NULL
+    ORDER BY e.inbox_id LIMIT $11::bigint
+    FOR UPDATE SKIP LOCKED
+)`
+	chooseByNumber = `
+WITH chosen AS MATERIALIZED (
+    SELECT e.ctid AS place, e.inbox_id FROM processed_events e
+    WHERE ` + chosen + `
+    ORDER BY e.inbox_id LIMIT $11::bigint
+    FOR UPDATE SKIP LOCKED
+)`
+)
+
+// replaySQL makes what was chosen pending again. What has an ordering key waits: release decides whose turn it is.
+const replaySQL = `, changed AS (
+    UPDATE processed_events e
+    SET processing_state = 'pending', attempts = 0, interruptions = 0, processed_at = NULL,
+        next_attempt_at = CASE WHEN e.ordering_key IS NULL THEN now() END
+    WHERE e.ctid = ANY (ARRAY(SELECT place FROM chosen))
+    RETURNING e.ordering_key
+)` + changedSQL
+
+// ignoreSQL sets what was chosen aside.
+const ignoreSQL = `, changed AS (
+    UPDATE processed_events e
+    SET processing_state = 'ignored', processed_at = clock_timestamp(), next_attempt_at = NULL
+    WHERE e.ctid = ANY (ARRAY(SELECT place FROM chosen))
+    RETURNING e.ordering_key
+)` + changedSQL
+
+const changedSQL = `
+SELECT (SELECT count(*) FROM changed),
+       CASE WHEN (SELECT count(*) FROM chosen) < $11::bigint THEN 0 ELSE (SELECT max(inbox_id) FROM chosen) END,
+       ARRAY(SELECT DISTINCT ordering_key FROM changed WHERE ordering_key IS NOT NULL)`
+
+// changed is what one batch has done.
+type changed struct {
+	events       int64
+	last         int64 // number of the last event that was visited; 0: there are no more
+	orderingKeys []string
+}
+
+func (in *Inbox) changeSome(ctx context.Context, f Filter, query string, after, limit int64) (done changed, err error) {
+	choose := chooseByNumber
+	switch {
+	case f.Key != "":
+		choose = chooseByKey
+	case !slices.ContainsFunc(f.States, func(s State) bool { return !slices.Contains(forPersons, s) }):
+		choose = chooseForReview
+	}
+	ctx, cancel := context.WithTimeout(ctx, in.CommitTimeout)
+	defer cancel()
+	conn, err := in.pool.Acquire(ctx)
+	if err != nil {
+		return changed{}, fmt.Errorf("change events: %w", err)
+	}
+	defer conn.Release()
+	batch := &pgx.Batch{}
+	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	batch.Queue(pinSQL, "on")
+	batch.Queue(choose+query, append(f.args(in.Source, after), limit)...).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&done.events, &done.last, &done.orderingKeys)
+	})
+	batch.Queue("commit")
+	if err := sendAll(ctx, conn, batch); err != nil {
+		return changed{}, fmt.Errorf("change events: %w", err)
+	}
+	return done, nil
+}
+
+// args are those of chosen.
+func (f Filter) args(source string, after int64) []any {
+	states := make([]string, len(f.States))
+	for i, state := range f.States {
+		states[i] = string(state)
+	}
+	var since, until any
+	if !f.Since.IsZero() {
+		since = f.Since
+	}
+	if !f.Until.IsZero() {
+		until = f.Until
+	}
+	return []any{source, after, f.FromID, f.ToID, f.like(), states, since, until, f.Key, f.OrderingKey}
+}
+
+// countSQL counts what a Filter chooses.
+const countSQL = `
+SELECT count(*) FROM (
+    SELECT FROM processed_events e
+    WHERE ` + chosen + `
+    LIMIT nullif($11::bigint, 0)
+) e`
+
+func (in *Inbox) count(ctx context.Context, f Filter) (events int64, err error) {
+	if err := in.pool.QueryRow(ctx, countSQL, append(f.args(in.Source, 0), f.Limit)...).Scan(&events); err != nil {
+		return 0, fmt.Errorf("count events: %w", err)
+	}
+	return events, nil
+}

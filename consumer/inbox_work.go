@@ -1,0 +1,319 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// lookSQL finds out whether there is anything to do for a worker, without locking anything: whether an event is due, and
+// whether one is being worked for so long that its worker may have died. It is all that an idle inbox asks.
+const lookSQL = `
+WITH RECURSIVE kind AS (
+    (SELECT event_type FROM processed_events
+     WHERE source = $1::text AND processing_state = 'pending' AND next_attempt_at IS NOT NULL
+     ORDER BY event_type LIMIT 1)
+    UNION ALL
+    SELECT (SELECT e.event_type FROM processed_events e
+            WHERE e.source = $1::text AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL AND e.event_type > kind.event_type
+            ORDER BY e.event_type LIMIT 1)
+    FROM kind WHERE kind.event_type IS NOT NULL
+)
+SELECT EXISTS (SELECT FROM kind CROSS JOIN LATERAL (
+           SELECT FROM processed_events e
+           WHERE e.source = $1::text AND e.event_type = kind.event_type
+             AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL AND e.next_attempt_at <= now()
+           ORDER BY e.next_attempt_at LIMIT 1) due),
+       EXISTS (SELECT FROM processed_events e
+           WHERE e.source = $1::text AND e.processing_state = 'processing' AND e.claimed_at < now() - interval '1 second')`
+
+func (s *shift) lookAround(ctx context.Context) (due, unattended bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
+	defer cancel()
+	if err := s.pool.QueryRow(ctx, lookSQL, s.Source).Scan(&due, &unattended); err != nil {
+		return false, false, fmt.Errorf("look for events: %w", err)
+	}
+	return due, unattended, nil
+}
+
+// pinSQL keeps the plan of claimSQL and of the rescue one that walks indexes. A plan that was made while the table was
+// small, and is kept with the prepared statement, would otherwise read all of it once it has grown.
+const pinSQL = `
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+       set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
+       set_config('jit', 'off', true), set_config('synchronous_commit', $1::text, true)`
+
+// claimSQL takes what is due, at most $5 events, and of each type that $3 names at most $4. It goes from one type to the
+// next by the index, so that a type with any number of due events, or one at its limit, costs the others nothing; and it
+// begins behind the type that the last claim ended with, so that none is always the last.
+//
+// The rows are locked in a materialised step and then updated by where they lie: locking inside "IN (SELECT … LIMIT …)"
+// may run again for each row and claim more than its limit. LIMIT stands outside of the types, which the join visits one
+// after the other, so no more is locked than is taken. next_attempt_at stays, and with it the place of an event that is
+// given back.
+const claimSQL = `
+WITH RECURSIVE kind AS (
+    (SELECT event_type FROM processed_events
+     WHERE source = $1::text AND processing_state = 'pending' AND next_attempt_at IS NOT NULL
+     ORDER BY event_type LIMIT 1)
+    UNION ALL
+    SELECT (SELECT e.event_type FROM processed_events e
+            WHERE e.source = $1::text AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL AND e.event_type > kind.event_type
+            ORDER BY e.event_type LIMIT 1)
+    FROM kind WHERE kind.event_type IS NOT NULL
+), turn AS MATERIALIZED (
+    SELECT kind.event_type, coalesce(l.free, $5::integer) AS free
+    FROM kind LEFT JOIN unnest($3::text[], $4::integer[]) AS l (event_type, free) ON l.event_type = kind.event_type
+    WHERE kind.event_type IS NOT NULL AND coalesce(l.free, $5::integer) > 0
+    ORDER BY kind.event_type <= $6::text, kind.event_type
+), locked AS MATERIALIZED (
+    SELECT due.place
+    FROM turn CROSS JOIN LATERAL (
+        SELECT e.ctid AS place
+        FROM processed_events e
+        WHERE e.source = $1::text AND e.event_type = turn.event_type
+          AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL AND e.next_attempt_at <= now()
+        ORDER BY e.next_attempt_at, e.inbox_id
+        LIMIT turn.free
+        FOR UPDATE SKIP LOCKED
+    ) due
+    LIMIT $5::integer
+)
+UPDATE processed_events e
+SET processing_state = 'processing', claim = e.claim + 1, claimed_by = $2::text, claimed_at = now()
+WHERE e.ctid = ANY (ARRAY(SELECT place FROM locked))
+RETURNING e.idempotency_key, e.claim, e.event_type`
+
+// ask is what a claim wants.
+type ask struct {
+	limit int
+	types []string // of which at most room are wanted
+	room  []int32
+	after string // the type that the last claim ended with
+}
+
+// claimDue claims events. It does not wait for its commit to reach the disk: a claim that a crash of the database undoes
+// has not let anything happen, because whoever works it looks at it again under its lock.
+func (s *shift) claimDue(ctx context.Context, conn *pgxpool.Conn, want ask) (tickets []*ticket, err error) {
+	batch := &pgx.Batch{}
+	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	batch.Queue(pinSQL, "off")
+	batch.Queue(claimSQL, s.Source, s.name, want.types, want.room, int32(want.limit), want.after).Query(func(rows pgx.Rows) error {
+		tickets, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (*ticket, error) {
+			t := &ticket{}
+			return t, row.Scan(&t.key, &t.fence, &t.eventType)
+		})
+		return err
+	})
+	batch.Queue("commit")
+	if err := sendAll(ctx, conn, batch); err != nil {
+		return nil, fmt.Errorf("claim events: %w", err)
+	}
+	return tickets, nil
+}
+
+// sendAll sends a batch that begins and ends a transaction.
+func sendAll(ctx context.Context, conn *pgxpool.Conn, batch *pgx.Batch) error {
+	results := conn.SendBatch(ctx, batch)
+	err := results.Close()
+	if err != nil && conn.Conn().PgConn().TxStatus() != 'I' {
+		_ = results.Tx().Rollback(ctx)
+	}
+	return err
+}
+
+// beginSQL begins the work on a claimed event, and reads it. The lock of the row is the lease: it ends with the worker's
+// transaction, however that ends, and needs no time to expire. Whoever comes second, because the event was given back and
+// claimed again meanwhile, finds the row locked, or another fence or state.
+//
+// A worker whose machine has vanished must not hold its lock until the operating system gives the connection up, hours
+// later: the session ends when it has said nothing for longer than any handler may take. A shorter limit that is set
+// already stays.
+const beginSQL = `
+SELECT payload, coalesce(request_headers::text, '{}'), attempts, interruptions, coalesce(ordering_key, ''),
+       current_setting('transaction_isolation'), pg_current_xact_id()::text,
+       set_config('idle_in_transaction_session_timeout', CASE
+           WHEN current_setting('idle_in_transaction_session_timeout')::interval BETWEEN '1 ms' AND make_interval(secs => $4::float8)
+           THEN current_setting('idle_in_transaction_session_timeout')
+           ELSE (ceil($4::float8 * 1000)::bigint)::text END, true)
+FROM processed_events
+WHERE source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'
+FOR UPDATE SKIP LOCKED`
+
+// begin opens the transaction in which the handler works. It returns nil, without an error, when the event is not this
+// worker's any more. conn is given back, now or with the transaction.
+func (s *shift) begin(ctx context.Context, conn *pgxpool.Conn, t *ticket) (*work, error) {
+	wk := &work{ticket: t}
+	var timeout string
+	batch := &pgx.Batch{}
+	batch.BeginTx(s.txOptions())
+	batch.Queue(beginSQL, s.Source, t.key, t.fence, (s.cfg.HandlerTimeout + s.CommitTimeout).Seconds()).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&wk.payload, &wk.headers, &wk.attempts, &wk.interruptions, &wk.orderingKey, &wk.isolation, &wk.xid, &timeout)
+	})
+	results := conn.SendBatch(ctx, batch)
+	err := results.Close()
+	tx := results.Tx()
+	wk.tx = &pgxTransaction{conn: conn, tx: tx, handler: &handlerTx{inner: tx, ending: &ending{}}, timeout: s.CommitTimeout}
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		wk.tx.rollback()
+		return nil, nil
+	case err != nil:
+		wk.tx.rollback()
+		return nil, fmt.Errorf("begin work on event: %w", err)
+	}
+	return wk, nil
+}
+
+// finishSQL writes down that the handler has succeeded. It raises an error, which keeps the COMMIT behind it from being
+// carried out, unless it runs in the very transaction that locked the row: a handler that ended that one by itself has
+// let go of the event, and what it wrote since must not be committed.
+const finishSQL = `
+WITH finished AS (
+    UPDATE processed_events
+    SET processing_state = $4::text, processed_at = clock_timestamp(), attempts = attempts + 1, interruptions = 0,
+        next_attempt_at = NULL, last_error = nullif($5::text, '')
+    WHERE source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'
+      AND pg_current_xact_id() = $6::text::xid8
+    RETURNING 1
+)
+SELECT 1 / count(*) FROM finished`
+
+// finish commits the handler's work together with the event's state, and lets go what waited behind it.
+func (s *shift) finish(ctx context.Context, wk *work, state State, reason string) error {
+	defer wk.tx.rollback() // what an error left open
+	wk.tx.handler.over.Store(true)
+	if wk.tx.handler.rolledBack.Load() || wk.tx.conn.Conn().PgConn().TxStatus() == 'I' {
+		return errEnded
+	}
+	batch := &pgx.Batch{}
+	batch.Queue(finishSQL, s.Source, wk.key, wk.fence, string(state), reason, wk.xid).QueryRow(func(row pgx.Row) error {
+		var one int
+		err := row.Scan(&one)
+		if sqlState(err) == stateDivisionByZero {
+			return errEnded
+		}
+		return err
+	})
+	// A snapshot of the whole transaction may be older than an event that has come to wait since: see release.
+	if wk.orderingKey != "" && wk.isolation == string(pgx.ReadCommitted) {
+		queueOrderLock(batch, s.Source, wk.orderingKey)
+		s.queuePromote(batch, wk.orderingKey, &wk.promoted)
+	}
+	batch.Queue("commit").Exec(func(committed pgconn.CommandTag) error {
+		if committed.String() == "ROLLBACK" {
+			return errDropped
+		}
+		return nil
+	})
+	err := wk.tx.conn.SendBatch(ctx, batch).Close()
+	switch {
+	case err == nil:
+		return nil
+	case sqlState(err) == stateInFailedTransaction:
+		err = errDropped
+	}
+	return fmt.Errorf("commit: %w", err)
+}
+
+// promoteSQL lets the next event of an ordering key go, once nothing of the key is let go already, and unless one that
+// failed stands before it and keeps it waiting. It runs under the key's lock.
+const promoteSQL = `
+UPDATE processed_events e
+SET next_attempt_at = now()
+FROM (
+    SELECT w.idempotency_key, w.sequence, w.inbox_id
+    FROM processed_events w
+    WHERE w.source = $1::text AND w.ordering_key = $2::text AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
+    ORDER BY w.sequence, w.inbox_id
+    LIMIT 1
+) next
+WHERE e.source = $1::text AND e.idempotency_key = next.idempotency_key
+  AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL
+  AND NOT EXISTS (SELECT FROM processed_events g WHERE g.source = $1::text AND g.ordering_key = $2::text
+      AND (g.processing_state = 'processing' OR g.processing_state = 'pending' AND g.next_attempt_at IS NOT NULL))
+  AND NOT ($3::boolean AND EXISTS (SELECT FROM processed_events f WHERE f.source = $1::text AND f.ordering_key = $2::text
+      AND f.processing_state = 'failed' AND (f.sequence, f.inbox_id) < (next.sequence, next.inbox_id)))`
+
+func (in *Inbox) queuePromote(batch *pgx.Batch, orderingKey string, promoted *bool) {
+	batch.Queue(promoteSQL, in.Source, orderingKey, in.cfg.OnFailure == FailureBlocks).Exec(func(changed pgconn.CommandTag) error {
+		*promoted = changed.RowsAffected() > 0
+		return nil
+	})
+}
+
+// giveWaySQL makes the event of a key that is let go, but not being worked, wait again when one that comes before it
+// waits: a replay, which is to go first.
+const giveWaySQL = `
+UPDATE processed_events e
+SET next_attempt_at = NULL
+WHERE e.source = $1::text AND e.ordering_key = $2::text AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL
+  AND EXISTS (SELECT FROM processed_events w
+      WHERE w.source = $1::text AND w.ordering_key = $2::text AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
+        AND (w.sequence, w.inbox_id) < (e.sequence, e.inbox_id))`
+
+// release lets the event of an ordering key go whose turn it is, in a transaction of its own. After giveWaySQL nothing of
+// the key can begin to be worked, because only what is let go is claimed, and only under the key's lock is anything let
+// go; so promoteSQL, with a later snapshot, sees what has been claimed until then, or that nothing was.
+func (in *Inbox) release(ctx context.Context, orderingKey string) (promoted bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, in.CommitTimeout)
+	defer cancel()
+	conn, err := in.pool.Acquire(ctx)
+	if err != nil {
+		return false, fmt.Errorf("let the next event of a key go: %w", err)
+	}
+	defer conn.Release()
+	batch := &pgx.Batch{}
+	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	queueOrderLock(batch, in.Source, orderingKey)
+	batch.Queue(giveWaySQL, in.Source, orderingKey)
+	in.queuePromote(batch, orderingKey, &promoted)
+	batch.Queue("commit")
+	if err := sendAll(ctx, conn, batch); err != nil {
+		return false, fmt.Errorf("let the next event of a key go: %w", err)
+	}
+	return promoted, nil
+}
+
+// settleSQL writes down an outcome other than success, in a transaction of its own: the handler's is rolled back. The
+// fence keeps a worker that comes too late from touching what another has claimed since.
+const settleSQL = `
+UPDATE processed_events
+SET processing_state = $4::text,
+    attempts = attempts + $5::integer,
+    interruptions = CASE WHEN $5::integer > 0 THEN 0 ELSE interruptions + 1 END,
+    last_error = $6::text,
+    next_attempt_at = CASE WHEN $4::text = 'pending' THEN now() + make_interval(secs => $7::float8) END,
+    processed_at = CASE WHEN $4::text = 'failed' THEN clock_timestamp() END
+WHERE source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'`
+
+// settle writes down that an attempt has ended without success. It reports false when the event was not this worker's to
+// settle any more: somebody else has it, or the commit that seemed to fail did not.
+func (s *shift) settle(ctx context.Context, wk *work, o settlement) (mine bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
+	defer cancel()
+	tag, err := s.pool.Exec(ctx, settleSQL, s.Source, wk.key, wk.fence, string(o.state), int32(o.attempts), o.text, o.after.Seconds())
+	if err != nil {
+		return false, fmt.Errorf("settle event: %w", err)
+	}
+	return tag.RowsAffected() > 0, nil
+}
+
+// giveBackSQL undoes a claim. The event keeps its place, because next_attempt_at has never changed.
+const giveBackSQL = `
+UPDATE processed_events
+SET processing_state = 'pending'
+WHERE source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'`
+
+func (s *shift) giveBack(ctx context.Context, t *ticket) error {
+	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
+	defer cancel()
+	if _, err := s.pool.Exec(ctx, giveBackSQL, s.Source, t.key, t.fence); err != nil {
+		return fmt.Errorf("give event back: %w", err)
+	}
+	return nil
+}

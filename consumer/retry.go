@@ -1,0 +1,105 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+// longestDelay keeps what a handler asks for within what a timestamp can hold.
+const longestDelay = 10 * 365 * 24 * time.Hour
+
+// completeRetries fills in the defaults of what decides about another attempt, and panics on what cannot work.
+func (c *InboxConfig) completeRetries() {
+	if len(c.Schedule) == 0 {
+		c.Schedule = []time.Duration{5 * time.Second, 30 * time.Second, 5 * time.Minute, 30 * time.Minute, 4 * time.Hour}
+	}
+	c.Schedule = append([]time.Duration(nil), c.Schedule...)
+	for i, delay := range c.Schedule {
+		if delay < 0 || delay > longestDelay {
+			panic(fmt.Sprintf("consumer: InboxConfig.Schedule[%d] is %v: set 0 to %v", i, delay, longestDelay))
+		}
+	}
+	if c.Jitter == nil {
+		jitter := defaultJitter
+		c.Jitter = &jitter
+	}
+	if !(0 <= *c.Jitter && *c.Jitter <= 1) { // NaN too
+		panic(fmt.Sprintf("consumer: InboxConfig.Jitter is %v: set 0 to 1", *c.Jitter))
+	}
+	if c.MaxAttempts < 0 {
+		panic(fmt.Sprintf("consumer: InboxConfig.MaxAttempts is negative: %d", c.MaxAttempts))
+	}
+	if c.MaxAttempts == 0 {
+		c.MaxAttempts = defaultMaxAttempts
+	}
+}
+
+// settlement is what is written down about an attempt that did not succeed.
+type settlement struct {
+	state    State // StatePending or StateFailed
+	attempts int   // how many were spent: 1, or 0 when the handler is not to blame
+	after    time.Duration
+	text     string // why, redacted
+}
+
+// Causes for which the context of a handler ends.
+var (
+	errTimeout  = errors.New("the handler did not end within InboxConfig.HandlerTimeout")
+	errStopping = errors.New("the inbox is stopping")
+)
+
+// errInterrupted is an attempt that was cut off: the handler's error, if there is one, says nothing about the handler.
+var errInterrupted = errors.New("the connection of the handler's transaction was lost")
+
+const (
+	// maxInterruptions is how often in a row the work on an event may be cut off, by the death of its worker or by the
+	// database, before the event is taken for the cause.
+	maxInterruptions = 20
+
+	// conflictDelay is when an attempt that the database or its loss cut off is repeated.
+	conflictDelay = time.Second
+
+	crashLoopText = "given up: its worker died before the handler returned, again and again"
+)
+
+// judgeAttempt returns what to write down about an attempt that ended with err. spent and interruptions are what the row
+// held before; fraction, in [0, 1), chooses within the jitter.
+func (c *InboxConfig) judgeAttempt(err error, spent, interruptions int, fraction float64) settlement {
+	o := settlement{state: StatePending}
+	if errors.Is(err, errInterrupted) || isConflict(err) {
+		// The database was in the way. That spends no attempt; but it must not go on for ever either.
+		o.after = jittered(conflictDelay, *c.Jitter, fraction)
+		if interruptions+1 >= maxInterruptions {
+			o.state = StateFailed
+		}
+		return o
+	}
+	o.attempts = 1
+	v := judge(err)
+	switch {
+	case v.action == actFail || spent+1 >= c.MaxAttempts:
+		o.state = StateFailed
+	case v.timed:
+		o.after = min(v.after, longestDelay)
+	default:
+		o.after = jittered(c.Schedule[min(spent, len(c.Schedule)-1)], *c.Jitter, fraction)
+	}
+	return o
+}
+
+func jittered(delay time.Duration, jitter, fraction float64) time.Duration {
+	return delay + time.Duration(float64(delay)*jitter*fraction)
+}
+
+func jitterFraction() float64 { return rand.Float64() }
+
+// endedBy returns why a handler's context ended, and nil while it has not.
+func endedBy(ctx context.Context) error {
+	if ctx.Err() == nil {
+		return nil
+	}
+	return context.Cause(ctx)
+}
