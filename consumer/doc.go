@@ -87,6 +87,11 @@
 //	})
 //	mux.Handle("POST /webhooks/finance", receive(router))
 //
+// # Events that come late
+//
+// Without an ordering key, and with replays, an older event may arrive after a newer one. A handler that overwrites the
+// state of an entity first asks [ApplyIfNewer], which compares versions in the same transaction: sequences or times.
+//
 // # While something is down
 //
 // A [Breaker] notices that what handlers depend on is down, the database among it, and answers 503 at once until a probe

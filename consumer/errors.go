@@ -132,6 +132,7 @@ func (e *panicError) Error() string { return fmt.Sprintf("the handler panicked: 
 const (
 	stateSerializationFailure = "40001"
 	stateDeadlockDetected     = "40P01"
+	stateCheckViolation       = "23514"
 	stateLockNotAvailable     = "55P03"
 	stateInFailedTransaction  = "25P02"
 	stateQueryCanceled        = "57014"

@@ -16,15 +16,6 @@ func TestRedact(t *testing.T) {
 	const jwt = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiI0NzExIn0.c2lnbmF0dXJlLXNpZ25hdHVyZQ"
 	const pem = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEEIBmade\nup==\n-----END EC PRIVATE KEY-----"
 	cases := map[string]string{
-		// What a person needs stays.
-		"": "",
-		"insert shipment: duplicate key value violates unique constraint \"shipment_pkey\" (SQLSTATE 23505)": "insert shipment: duplicate key value violates unique constraint \"shipment_pkey\" (SQLSTATE 23505)",
-		"password authentication failed for user \"billing\"":                                                "password authentication failed for user \"billing\"",
-		"basic authentication failed":                                                                        "basic authentication failed",
-		"Get \"https://stock.internal:8443/a\"":                                                              "Get \"https://stock.internal:8443/a\"",
-		"größe 漢字 €":                                                                                         "größe 漢字 €",
-		"event 4711 of 1795274300123456 at 1795274300123 is unknown":                                         "event 4711 of 1795274300123456 at 1795274300123 is unknown",
-
 		// One line, for a person's eyes.
 		"first\nsecond\r\n\tthird\x00":            "first second   third",
 		"\x1b[31;1mred\x1b[0m \x1b]0;title\a.":    "red .",
@@ -87,6 +78,17 @@ func TestRedact(t *testing.T) {
 		"99 4222222222222":                             "99 ***",
 		"2026-11-21 20:00:00.000000 4111-1111":         "2026-11-21 20:00:00.000000 4111-1111",
 		"00000000-0000-0000-0000-000000000000 unknown": "00000000-0000-0000-0000-000000000000 unknown",
+	}
+	for _, text := range []string{ // what a person needs stays
+		"",
+		"insert shipment: duplicate key value violates unique constraint \"shipment_pkey\" (SQLSTATE 23505)",
+		"password authentication failed for user \"billing\"",
+		"basic authentication failed",
+		"Get \"https://stock.internal:8443/a\"",
+		"größe 漢字 €",
+		"event 4711 of 1795274300123456 at 1795274300123 is unknown",
+	} {
+		cases[text] = text
 	}
 	for text, want := range cases {
 		got := redact(text)

@@ -1,0 +1,481 @@
+package consumer_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// applyIfNewer asks in the transaction of a handler behind f.
+func applyIfNewer(ctx context.Context, f flavour, scope, entity string, v consumer.Version) (consumer.Freshness, error) {
+	if f.name == "pgx" {
+		return consumer.ApplyIfNewer(ctx, consumer.Tx(ctx), scope, entity, v)
+	}
+	return consumer.ApplyIfNewerSQL(ctx, consumer.TxSQL(ctx), scope, entity, v)
+}
+
+// fact is one event about an entity: what its state was then.
+type fact struct {
+	entity   string
+	number   int64 // also the event's id
+	at       time.Time
+	sequence consumer.Version
+	time     consumer.Version
+}
+
+const factEntities, factCount, factWorkers = 100, 10_000, 8
+
+// facts are events of many entities in an order that is not theirs. Every third of an entity bears the time of the one
+// before it, so that the tiebreak decides.
+func facts() (shuffled []fact, newest map[string]int64) {
+	newest = map[string]int64{}
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for i := range int64(factCount) {
+		entity := fmt.Sprintf("entity %d ü", i%factEntities)
+		tick := i / factEntities
+		if tick%3 == 2 {
+			tick--
+		}
+		at := start.Add(time.Duration(tick) * time.Microsecond)
+		shuffled = append(shuffled, fact{
+			entity: entity, number: i + 1, at: at,
+			sequence: consumer.BySequence(i + 1), time: consumer.ByTime(at, i+1),
+		})
+		newest[entity] = i + 1
+	}
+	slices.SortFunc(shuffled, func(a, b fact) int { // as good as random, and the same in every run
+		x, y := sha256.Sum256([]byte(strconv.FormatInt(a.number, 10))), sha256.Sum256([]byte(strconv.FormatInt(b.number, 10)))
+		return bytes.Compare(x[:], y[:])
+	})
+	return shuffled, newest
+}
+
+const stateSchema = `
+CREATE TABLE state (entity text PRIMARY KEY, number bigint NOT NULL);
+CREATE TABLE outcome (number bigint PRIMARY KEY, freshness text NOT NULL);`
+
+// writeState is what a handler does with a fact: it overwrites the entity's state without looking at it.
+func writeState(ctx context.Context, exec func(context.Context, string, ...any) error, f fact, freshness consumer.Freshness) error {
+	if freshness == consumer.Applied {
+		if err := exec(ctx, "INSERT INTO state VALUES ($1, $2) ON CONFLICT (entity) DO UPDATE SET number = excluded.number", f.entity, f.number); err != nil {
+			return err
+		}
+	}
+	return exec(ctx, "INSERT INTO outcome VALUES ($1, $2)", f.number, string(freshness))
+}
+
+// wantNewest asserts that each entity is as its newest event says, and that the test could have gone wrong.
+func (e *env) wantNewest(newest map[string]int64) {
+	e.t.Helper()
+	rows, err := e.pool.Query(context.Background(), "SELECT entity, number FROM state")
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	states, err := pgx.CollectRows(rows, pgx.RowToStructByPos[struct {
+		Entity string
+		Number int64
+	}])
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	wrong := 0
+	for _, state := range states {
+		if newest[state.Entity] != state.Number {
+			wrong++
+		}
+	}
+	if wrong > 0 || len(states) != len(newest) {
+		e.t.Errorf("%d of %d entities are not as their newest event says", wrong, len(states))
+	}
+	applied, stale := e.count("SELECT count(*) FROM outcome WHERE freshness = 'applied'"), e.count("SELECT count(*) FROM outcome WHERE freshness = 'stale'")
+	if applied+stale != factCount || applied < factEntities || stale < factCount/2 {
+		e.t.Errorf("%d applied and %d stale of %d", applied, stale, factCount)
+	}
+	e.t.Logf("%d entities, %d events: %d applied, %d stale", len(states), applied+stale, applied, stale)
+}
+
+// eachFact calls work for every fact, several at a time.
+func eachFact(all []fact, work func(fact)) {
+	var next atomic.Int64
+	var workers sync.WaitGroup
+	for range factWorkers {
+		workers.Go(func() {
+			for {
+				i := next.Add(1) - 1
+				if i >= int64(len(all)) {
+					return
+				}
+				work(all[i])
+			}
+		})
+	}
+	workers.Wait()
+}
+
+// disturb keeps every twentieth transaction from committing at its first attempt: it fails after all is written, or its
+// connection is killed. The sender sends such an event again.
+func disturb(ctx context.Context, exec func(context.Context, string, ...any) error, number int64) error {
+	switch number % 100 {
+	case 3, 24, 45, 66:
+		return errors.New("the first attempt fails")
+	case 87:
+		return exec(ctx, "SELECT pg_terminate_backend(pg_backend_pid())")
+	}
+	return nil
+}
+
+// The state of each entity is that of its newest event, through real requests that come in any order, fail and come again.
+func TestFreshnessOverHTTP(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		all, newest := facts()
+		var disturbed sync.Map
+		e := newEnv(t, f, consumer.Config{Observer: consumer.ObserverFunc(func(context.Context, consumer.Report) {})}, func(e *env) http.HandlerFunc {
+			router := consumer.NewRouter()
+			consumer.HandleJSON(router, "entity.changed", 0, func(ctx context.Context, event consumer.Event, payload struct{ Entity string }) error {
+				v, scope := consumer.BySequence(event.Sequence), "by sequence"
+				if event.ID%2 == 0 { // which is the same for all events of an entity
+					v, scope = consumer.ByTime(event.CreatedAt, event.ID), "by time"
+				}
+				freshness, err := applyIfNewer(ctx, f, scope, payload.Entity, v)
+				if err != nil {
+					return err
+				}
+				if err := writeState(ctx, e.exec, fact{entity: payload.Entity, number: event.ID}, freshness); err != nil {
+					return err
+				}
+				if _, again := disturbed.LoadOrStore(event.ID, true); again {
+					return nil
+				}
+				return disturb(ctx, e.exec, event.ID)
+			})
+			return router.ServeHTTP
+		})
+		e.mustExec(stateSchema)
+		e.client.Transport.(*http.Transport).MaxIdleConnsPerHost = factWorkers
+		var failures atomic.Int64
+		eachFact(all, func(f fact) {
+			for {
+				r := e.newRequest(fmt.Sprintf("event-%d", f.number), `{"entity":"`+f.entity+`"}`,
+					with(webhook.EventType, "entity.changed"), with(webhook.EventID, strconv.FormatInt(f.number, 10)),
+					with(webhook.Sequence, strconv.FormatInt(f.number, 10)), with(webhook.CreatedAt, f.at.Format(time.RFC3339Nano)))
+				got, err := e.try(r)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if got.status == 204 {
+					return
+				}
+				failures.Add(1)
+			}
+		})
+		if failures.Load() < factCount/20 {
+			t.Errorf("only %d attempts failed", failures.Load())
+		}
+		e.wantNewest(newest)
+	})
+}
+
+// And through transactions of the application's own.
+func TestFreshnessInTransactions(t *testing.T) {
+	t.Parallel()
+	for name, version := range map[string]func(fact) consumer.Version{
+		"by sequence": func(f fact) consumer.Version { return f.sequence },
+		"by time":     func(f fact) consumer.Version { return f.time },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dsn := pgtest.New(t, migrations.Inbox)
+			e := &env{t: t, dsn: dsn, pool: pgtest.Pool(t, dsn)}
+			e.mustExec(stateSchema)
+			all, newest := facts()
+			db := openSQL(t, dsn)
+			throughPGX := func(f fact, attempt int) error {
+				return pgx.BeginFunc(t.Context(), e.pool, func(tx pgx.Tx) error {
+					exec := func(ctx context.Context, query string, args ...any) error {
+						_, err := tx.Exec(ctx, query, args...)
+						return err
+					}
+					freshness, err := consumer.ApplyIfNewer(t.Context(), tx, name, f.entity, version(f))
+					if err == nil {
+						err = writeState(t.Context(), exec, f, freshness)
+					}
+					if err == nil && attempt == 0 {
+						err = disturb(t.Context(), exec, f.number)
+					}
+					return err
+				})
+			}
+			throughSQL := func(f fact, attempt int) error {
+				tx, err := db.BeginTx(t.Context(), nil)
+				if err != nil {
+					return err
+				}
+				defer tx.Rollback()
+				exec := func(ctx context.Context, query string, args ...any) error {
+					_, err := tx.ExecContext(ctx, query, args...)
+					return err
+				}
+				freshness, err := consumer.ApplyIfNewerSQL(t.Context(), tx, name, f.entity, version(f))
+				if err == nil {
+					err = writeState(t.Context(), exec, f, freshness)
+				}
+				if err == nil && attempt == 0 {
+					err = disturb(t.Context(), exec, f.number)
+				}
+				if err != nil {
+					return err
+				}
+				return tx.Commit()
+			}
+			eachFact(all, func(f fact) {
+				for attempt := range 10 {
+					through := throughPGX
+					if f.number%2 == 0 {
+						through = throughSQL
+					}
+					if through(f, attempt) == nil {
+						return
+					}
+				}
+				t.Errorf("event %d was never processed", f.number)
+			})
+			e.wantNewest(newest)
+		})
+	}
+}
+
+// inTx runs what in a transaction of its own, through both drivers' functions.
+func inTx(t *testing.T, e *env, driver string, what func(ask func(scope, entity string, v consumer.Version) (consumer.Freshness, error))) {
+	t.Helper()
+	if driver == "pgx" {
+		tx, err := e.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.Background())
+		what(func(scope, entity string, v consumer.Version) (consumer.Freshness, error) {
+			return consumer.ApplyIfNewer(t.Context(), tx, scope, entity, v)
+		})
+		_ = tx.Commit(t.Context())
+		return
+	}
+	tx, err := openSQL(t, e.dsn).BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback()
+	what(func(scope, entity string, v consumer.Version) (consumer.Freshness, error) {
+		return consumer.ApplyIfNewerSQL(t.Context(), tx, scope, entity, v)
+	})
+	_ = tx.Commit()
+}
+
+func TestVersions(t *testing.T) {
+	noon := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	elsewhere := time.FixedZone("", 7200)
+	year := func(y int) time.Time { return time.Date(y, 1, 2, 0, 0, 0, 0, time.UTC) }
+	type step struct {
+		scope, entity string
+		version       consumer.Version
+		want          string // a Freshness, or a part of an error
+	}
+	cases := map[string][]step{
+		"by sequence": {
+			{"s", "e", consumer.BySequence(2), "applied"},
+			{"s", "e", consumer.BySequence(2), "stale"},
+			{"s", "e", consumer.BySequence(1), "stale"},
+			{"s", "e", consumer.BySequence(3), "applied"},
+			{"s", "E", consumer.BySequence(1), "applied"},
+			{"S", "e", consumer.BySequence(1), "applied"},
+			{"s", "e", consumer.BySequence(1<<63 - 1), "applied"},
+			{"s", "e", consumer.BySequence(1<<63 - 1), "stale"},
+		},
+		"by time": {
+			{"s", "e", consumer.ByTime(noon, 5), "applied"},
+			{"s", "e", consumer.ByTime(noon, 5), "stale"},
+			{"s", "e", consumer.ByTime(noon.In(elsewhere), 5), "stale"},
+			{"s", "e", consumer.ByTime(noon, 4), "stale"},
+			{"s", "e", consumer.ByTime(noon.Add(-time.Microsecond), 6), "stale"},
+			{"s", "e", consumer.ByTime(noon, 6), "applied"},
+			{"s", "e", consumer.ByTime(noon.Add(999*time.Nanosecond), 6), "stale"}, // the same microsecond
+			{"s", "e", consumer.ByTime(noon.Add(999*time.Nanosecond), 7), "applied"},
+			{"s", "e", consumer.ByTime(noon.Add(time.Microsecond), -1), "applied"},
+			{"s", "e", consumer.ByTime(noon.Add(1999*time.Nanosecond), -1), "stale"},
+			{"s", "e", consumer.ByTime(year(9999), 0), "applied"},
+			{"s", "old", consumer.ByTime(year(1), 0), "applied"},
+			{"s", "old", consumer.ByTime(year(1).Add(time.Microsecond), -1<<63), "applied"},
+			{"s", "old", consumer.ByTime(year(1).Add(time.Microsecond), -1<<63), "stale"},
+		},
+		"texts": {
+			{"s", "größe 漢字", consumer.BySequence(1), "applied"},
+			{"s", "größe 漢字", consumer.BySequence(1), "stale"},
+			{"s", "gro\u0308ße 漢字", consumer.BySequence(1), "applied"}, // other bytes, another entity
+			{"s", strings.Repeat("ü", 127) + "x", consumer.BySequence(1), "applied"},
+			{"s", strings.Repeat("ü", 128), consumer.BySequence(1), "the entity must be 1 to 255 bytes"},
+			{"s", "", consumer.BySequence(1), "the entity must be"},
+			{"", "e", consumer.BySequence(1), "the scope must be"},
+			{"s", "a\x00b", consumer.BySequence(1), "the entity must be"},
+			{"s", "a\nb", consumer.BySequence(1), "the entity must be"},
+			{"s", "caf\xe9", consumer.BySequence(1), "the entity must be"},
+			{"s", "a' OR 'x", consumer.BySequence(1), "applied"},
+		},
+		"no version": {
+			{"s", "e", consumer.Version{}, "the version is zero: make one"},
+			{"s", "e", consumer.BySequence(0), "does the producer set an ordering key?"},
+			{"s", "e", consumer.BySequence(-1), "a sequence is at least 1"},
+			{"s", "e", consumer.ByTime(time.Time{}, 1), "the time is zero"},
+			{"s", "e", consumer.ByTime(year(10000), 1), "years 1 to 9999"},
+			{"s", "e", consumer.ByTime(year(0), 1), "years 1 to 9999"},
+			{"s", "e", consumer.BySequence(1), "applied"}, // nothing was recorded, and the transaction lives
+		},
+		"time after sequence": {
+			{"s", "e", consumer.BySequence(1), "applied"},
+			{"s", "other", consumer.ByTime(noon, 1), "applied"},
+			{"s", "e", consumer.ByTime(noon, 1), `earlier versions of this entity in scope "s" are of the other kind, and 2026-01-01T12:00:00Z, 1 cannot`},
+		},
+		"sequence after time": {
+			{"s", "e", consumer.ByTime(noon, 1), "applied"},
+			{"s", "e", consumer.BySequence(1), "sequence 1 cannot be compared"},
+		},
+	}
+	t.Parallel()
+	for _, driver := range []string{"pgx", "database/sql"} {
+		for name, steps := range cases {
+			t.Run(driver+" "+name, func(t *testing.T) {
+				t.Parallel()
+				dsn := pgtest.New(t, migrations.Inbox)
+				e := &env{t: t, dsn: dsn, pool: pgtest.Pool(t, dsn)}
+				inTx(t, e, driver, func(ask func(string, string, consumer.Version) (consumer.Freshness, error)) {
+					for i, s := range steps {
+						got, err := ask(s.scope, s.entity, s.version)
+						switch {
+						case err != nil && (got != "" || !strings.Contains(err.Error(), s.want)):
+							t.Errorf("step %d: %q, %v; want %s", i, got, err, s.want)
+						case err == nil && string(got) != s.want:
+							t.Errorf("step %d: %s, want %s", i, got, s.want)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// Two transactions with one entity: the second waits, and is judged by what the first one left.
+func TestFreshnessWaitsForTheOther(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		first, second int64
+		known         bool // the entity has a version already
+		commit        bool
+		want          consumer.Freshness
+	}{
+		"newer commits":               {5, 4, false, true, consumer.Stale},
+		"newer rolls back":            {5, 4, false, false, consumer.Applied},
+		"older commits":               {4, 5, false, true, consumer.Applied},
+		"known, newer commits":        {5, 4, true, true, consumer.Stale},
+		"known, newer rolls back":     {5, 4, true, false, consumer.Applied},
+		"known, equal commits":        {5, 5, true, true, consumer.Stale},
+		"known, older commits":        {4, 5, true, true, consumer.Applied},
+		"known, equal is rolled back": {5, 5, true, false, consumer.Applied},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dsn := pgtest.New(t, migrations.Inbox)
+			e := &env{t: t, dsn: dsn, pool: pgtest.Pool(t, dsn)}
+			if c.known {
+				e.mustExec("INSERT INTO inbox_freshness (scope, entity, sequence) VALUES ('s', 'e', 1)")
+			}
+			first, err := e.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer first.Rollback(context.Background())
+			if got, err := consumer.ApplyIfNewer(t.Context(), first, "s", "e", consumer.BySequence(c.first)); err != nil || got != consumer.Applied {
+				t.Fatalf("the first: %s, %v", got, err)
+			}
+			var got consumer.Freshness
+			var all sync.WaitGroup
+			all.Go(func() {
+				err := pgx.BeginFunc(t.Context(), e.pool, func(tx pgx.Tx) (err error) {
+					got, err = consumer.ApplyIfNewer(t.Context(), tx, "s", "e", consumer.BySequence(c.second))
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+			e.await(`SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')`)
+			if c.commit {
+				err = first.Commit(t.Context())
+			} else {
+				err = first.Rollback(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			all.Wait()
+			if got != c.want {
+				t.Errorf("the second: %s, want %s", got, c.want)
+			}
+			want := max(c.first, c.second)
+			if !c.commit {
+				want = c.second
+			}
+			if n := e.count("SELECT sequence FROM inbox_freshness"); int64(n) != want {
+				t.Errorf("the newest is %d, want %d", n, want)
+			}
+		})
+	}
+}
+
+// Under a higher isolation PostgreSQL refuses what it cannot serialise, and the event comes again.
+func TestFreshnessUnderRepeatableRead(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t, migrations.Inbox)
+	e := &env{t: t, dsn: dsn, pool: pgtest.Pool(t, dsn)}
+	e.mustExec("INSERT INTO inbox_freshness (scope, entity, sequence) VALUES ('s', 'e', 1)")
+	for _, version := range []int64{3, 9} { // older and newer than what another transaction leaves
+		err := pgx.BeginTxFunc(t.Context(), e.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), "SELECT FROM inbox_freshness"); err != nil { // takes the snapshot
+				return err
+			}
+			e.mustExec("UPDATE inbox_freshness SET sequence = 5")
+			_, err := consumer.ApplyIfNewer(t.Context(), tx, "s", "e", consumer.BySequence(version))
+			return err
+		})
+		if err == nil || !strings.Contains(err.Error(), "SQLSTATE 40001") {
+			t.Errorf("version %d: %v", version, err)
+		}
+	}
+}
+
+// Plain SQL cannot leave an entity with both kinds of version, or with half of one.
+func TestFreshnessRowsAreOfOneKind(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t, migrations.Inbox)
+	pool := pgtest.Pool(t, dsn)
+	for _, columns := range []string{"NULL, NULL, NULL", "1, now(), 1", "1, NULL, 1", "NULL, now(), NULL", "NULL, NULL, 1", "1, now(), NULL"} {
+		if _, err := pool.Exec(t.Context(), "INSERT INTO inbox_freshness (scope, entity, sequence, at, tiebreak) VALUES ('s', 'e', "+columns+")"); err == nil {
+			t.Errorf("%s was taken", columns)
+		}
+	}
+}
