@@ -41,11 +41,12 @@ func (m *storeMemory) admit(ctx context.Context, rq *request) (held, admission, 
 	}
 }
 
-// forgetful reports whether an event that the store does not know may have been known once: it was processed after it was
-// created and is known for ttl from then, so one that was created later than that ago is certainly new. A foreign sender
-// does not say when.
+// forgetful reports whether an event that the store does not know may have been known once. It would have been processed
+// after it was created and be known for ttl from then, so one that was created later than that ago is certainly new.
+// Another is not, and neither is one that its sender no longer sends by himself: somebody else does.
 func (m *storeMemory) forgetful(event *Event, now time.Time) bool {
-	return !event.CreatedAt.IsZero() && now.Sub(event.CreatedAt) > m.ttl-m.Tolerance
+	return !event.CreatedAt.IsZero() && now.Sub(event.CreatedAt) > m.ttl-m.Tolerance ||
+		!event.NotAfter.IsZero() && now.Sub(event.NotAfter) > m.Tolerance
 }
 
 // answer is what a duplicate gets. The header is cloned because the store may keep the one it returned.

@@ -1,8 +1,11 @@
 package consumer_test
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
+	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"sync"
@@ -14,8 +17,9 @@ import (
 
 // mapStore is a Store in this process: what MiddlewareStore does with one can be tested without a server.
 type mapStore struct {
-	mu     sync.Mutex // guards events
+	mu     sync.Mutex // guards the fields below
 	events map[string]mapEvent
+	away   error // what every call fails with
 }
 
 type mapEvent struct {
@@ -30,7 +34,10 @@ func (s *mapStore) Acquire(ctx context.Context, c consumer.Claim, lease time.Dur
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	held, ok := s.get(c)
-	if ok && held.token != c.Token {
+	switch {
+	case s.away != nil:
+		return consumer.Acquired{}, s.away
+	case ok && (held.token != c.Token || held.known != nil):
 		return consumer.Acquired{Known: held.known}, ctx.Err()
 	}
 	s.put(c, mapEvent{token: c.Token, until: time.Now().Add(lease)})
@@ -40,8 +47,12 @@ func (s *mapStore) Acquire(ctx context.Context, c consumer.Claim, lease time.Dur
 func (s *mapStore) Complete(ctx context.Context, c consumer.Claim, r consumer.Response, ttl time.Duration) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if held, ok := s.get(c); ok && held.token != c.Token {
-		return consumer.ErrLeaseLost
+	held, ok := s.get(c)
+	switch {
+	case s.away != nil:
+		return s.away
+	case ok && held.token != c.Token:
+		return fmt.Errorf("complete: %w", consumer.ErrLeaseLost)
 	}
 	s.put(c, mapEvent{c.Token, &consumer.Known{Hash: c.Hash, Response: r}, time.Now().Add(ttl)})
 	return ctx.Err()
@@ -53,7 +64,23 @@ func (s *mapStore) Release(ctx context.Context, c consumer.Claim) error {
 	if held, ok := s.get(c); ok && held.token == c.Token && held.known == nil {
 		delete(s.events, c.Source+"\n"+c.Key)
 	}
-	return ctx.Err()
+	return cmp.Or(s.away, ctx.Err())
+}
+
+// stop lets every call fail, until start.
+func (s *mapStore) stop(forget bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.away = errors.New("connection refused")
+	if forget {
+		clear(s.events)
+	}
+}
+
+func (s *mapStore) start() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.away = nil
 }
 
 func (s *mapStore) get(c consumer.Claim) (mapEvent, bool) {
@@ -77,6 +104,8 @@ func TestStoreConfigThatCannotWorkPanics(t *testing.T) {
 		"Config.Lease":            with(func(c *consumer.StoreConfig) { c.Lease = -1 }),
 		"Config.TTL is negative":  with(func(c *consumer.StoreConfig) { c.TTL = -1 }),
 		"TTL: 5m0s is not longer": with(func(c *consumer.StoreConfig) { c.TTL = 5 * time.Minute }),
+		"TTL: 24h0m0s is not":     with(func(c *consumer.StoreConfig) { c.TTL, c.SenderHorizon = 24*time.Hour, 24*time.Hour }),
+		"Retention is set":        with(func(c *consumer.StoreConfig) { c.Retention = 48 * time.Hour }),
 		"needs a store":           good,
 	} {
 		t.Run(want, func(t *testing.T) {
@@ -92,6 +121,39 @@ func TestStoreConfigThatCannotWorkPanics(t *testing.T) {
 			}
 			consumer.MiddlewareStore(store, cfg)
 		})
+	}
+}
+
+// The store counts both from when it is asked, so they pass through as they are configured.
+func TestAStoreIsGivenLeaseAndTTL(t *testing.T) {
+	t.Parallel()
+	for name, cfg := range map[string]consumer.StoreConfig{
+		"defaults": {Lease: 30 * time.Second, TTL: 7 * 24 * time.Hour},
+		"own":      {Lease: time.Hour, TTL: 48 * time.Hour},
+	} {
+		store := newMapStore()
+		remaining := func() time.Duration {
+			store.mu.Lock()
+			defer store.mu.Unlock()
+			return time.Until(store.events["outbox\nk"].until)
+		}
+		want := func(what string, most time.Duration) {
+			if got := remaining(); got > most || got < most/2 {
+				t.Errorf("%s: %s ends in %v, want %v", name, what, got, most)
+			}
+		}
+		f := flavour{wrap: func(_ testing.TB, _ string, c consumer.Config) func(http.Handler) http.Handler {
+			own := consumer.StoreConfig{Config: c}
+			if name != "defaults" {
+				own.Lease, own.TTL = cfg.Lease, cfg.TTL
+			}
+			return consumer.MiddlewareStore(store, own)
+		}}
+		e := newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
+			return func(http.ResponseWriter, *http.Request) { want("the lease", cfg.Lease) }
+		})
+		wantFirst(t, e.post("k", "{}"), 200, "")
+		want("the memory", cfg.TTL)
 	}
 }
 

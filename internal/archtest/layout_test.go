@@ -18,7 +18,7 @@ var (
 	optionalTopLevel = []string{"CHANGELOG.md", "Dockerfile", ".dockerignore", ".ci", ".gitignore", ".gitattributes", ".golangci.yml"}
 
 	goPackages = []string{
-		"cmd/outbox-relay", "cmd/demo", "outbox", "relay", "consumer", "consumer/promobserver", "migrations",
+		"cmd/outbox-relay", "cmd/demo", "outbox", "relay", "consumer", "consumer/promobserver", "consumer/storetest", "migrations",
 		"consumer/examples", "consumer/examples/internal/server", "consumer/examples/internal/exampletest",
 		"consumer/examples/nethttp", "consumer/examples/chi", "consumer/examples/echo", "consumer/examples/sqlx",
 		"consumer/examples/gorm", "consumer/examples/svix", "consumer/examples/stripe", "consumer/examples/worker",

@@ -1,0 +1,175 @@
+package storetest
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
+
+func firstThenDuplicates(w *world) {
+	one := w.receiver(consumer.StoreConfig{}, w.works)
+	two := w.receiver(consumer.StoreConfig{}, w.works)
+	first := one.post("k", `{"n":1}`)
+	w.wantFirst(first, http.StatusCreated, done("k"))
+	one.wantResult(consumer.ResultProcessed)
+	for _, rc := range []*receiver{one, two, one} {
+		again := rc.post("k", `{"n":1}`)
+		w.wantReplayed(again, http.StatusCreated, done("k"))
+		for _, name := range []string{"Content-Type", "X-Handler", "Content-Length"} {
+			if got, want := again.header.Get(name), first.header.Get(name); got != want {
+				w.Errorf("%s: replayed %q, first %q", name, got, want)
+			}
+		}
+		if report := rc.wantResult(consumer.ResultDuplicate); report.Event.Key != "k" || report.Err != nil {
+			w.Errorf("report %+v", report)
+		}
+	}
+	w.wantEffects("k", 1, 1)
+}
+
+func keptResponses(w *world) {
+	large := strings.Repeat("x", 64<<10)
+	cases := map[string]struct {
+		handler http.HandlerFunc
+		status  int
+		first   string
+		replay  string
+		omitted bool
+	}{
+		"nothing written": {func(http.ResponseWriter, *http.Request) {}, 200, "", "", false},
+		"no content":      {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) }, 204, "", "", false},
+		"second header":   {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(202); w.WriteHeader(500) }, 202, "", "", false},
+		"of the margin":   {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(299) }, 299, "", "", false},
+		"bytes, not text": {func(w http.ResponseWriter, _ *http.Request) { write(w, "\x00\xff\xfe\r\n") }, 200, "\x00\xff\xfe\r\n", "\x00\xff\xfe\r\n", false},
+		"as much as is kept": {
+			func(w http.ResponseWriter, _ *http.Request) { write(w, large) }, 200, large, large, false,
+		},
+		"more than is kept": {
+			func(w http.ResponseWriter, _ *http.Request) { write(w, large+"x") }, 200, large + "x", "", true,
+		},
+	}
+	rc := w.receiver(consumer.StoreConfig{}, func(out http.ResponseWriter, r *http.Request) {
+		cases[consumer.EventFrom(r.Context()).Key].handler(out, r)
+	})
+	for name, c := range cases {
+		w.wantFirst(rc.post(name, "{}"), c.status, c.first)
+		again := rc.post(name, "{}")
+		w.wantReplayed(again, c.status, c.replay)
+		if got := again.header.Get(consumer.HeaderBodyOmitted); (got == "true") != c.omitted {
+			w.Errorf("%s: %s: %q", name, consumer.HeaderBodyOmitted, got)
+		}
+	}
+}
+
+func headersOfOneExchange(w *world) {
+	rc := w.receiver(consumer.StoreConfig{}, func(out http.ResponseWriter, _ *http.Request) {
+		out.Header().Set("Set-Cookie", "session=secret")
+		out.Header().Set("X-Odd", "not \xff UTF-8")
+		out.Header().Set("X-Quoted", `"a", \b/ é`)
+		out.Header().Add("Vary", "Accept")
+		out.Header().Add("Vary", "Origin")
+	})
+	if first := rc.post("k", "{}"); first.header.Get("Set-Cookie") == "" {
+		w.Errorf("first answer %v", first.header)
+	}
+	again := rc.post("k", "{}")
+	w.wantReplayed(again, 200, "")
+	for _, name := range []string{"Set-Cookie", "X-Odd"} {
+		if got := again.header.Get(name); got != "" {
+			w.Errorf("replayed %s: %q", name, got)
+		}
+	}
+	if got := again.header.Values("Vary"); len(got) != 2 || again.header.Get("X-Quoted") != `"a", \b/ é` {
+		w.Errorf("replayed %v", again.header)
+	}
+}
+
+func anotherBody(w *world) {
+	rc := w.receiver(consumer.StoreConfig{}, w.works)
+	rc.post("k", `{"amount":1}`)
+	rc.wantResult(consumer.ResultProcessed)
+	for _, body := range []string{`{"amount":2}`, ``, `{"amount":1} `} {
+		w.wantProblem(rc.post("k", body), http.StatusUnprocessableEntity, "key-reused")
+		rc.wantResult(consumer.ResultKeyReused)
+	}
+	w.wantReplayed(rc.post("k", `{"amount":1}`), http.StatusCreated, done("k"))
+	w.wantEffects("k", 1, 1)
+}
+
+func keysOfEveryForm(w *world) {
+	var all strings.Builder
+	for c := byte(' ') + 1; c < '~'; c++ {
+		all.WriteByte(c)
+	}
+	rc := w.receiver(consumer.StoreConfig{}, w.works)
+	keys := []string{
+		all.String(), strings.Repeat("k", 255), strings.Repeat("k", 254), "{a}", "{b}", "a b", "a  b", "A B", "%00", `\n`, "*", "'; --",
+		"null", "0", "00", "a:b", "a:", "a", "a/../b", "$ref", "#key", ":token",
+	}
+	for _, key := range keys {
+		w.wantFirst(rc.post(key, "{}"), http.StatusCreated, done(key))
+	}
+	for _, key := range keys {
+		w.wantReplayed(rc.post(key, "{}"), http.StatusCreated, done(key))
+		w.wantEffects(key, 1, 1)
+	}
+}
+
+// Sources and keys must not run together: neither ("a:b", "c") with ("a", "b:c"), nor ("a", "b") with ("ab", "").
+func sourcesApart(w *world) {
+	for i, name := range [][2]string{
+		{"a", "b:c"},
+		{"a:b", "c"},
+		{"a", "b"},
+		{"a:", "b"},
+		{"a", ":b"},
+		{"a%3A", "b"},
+		{"A", "b"},
+		{"a b", "c"},
+		{"a+b", "c"},
+		{"a", "b c"},
+		{"finance", "k"},
+		{"stock", "k"},
+	} {
+		rc := w.receiver(consumer.StoreConfig{Config: consumer.Config{Source: name[0]}}, func(out http.ResponseWriter, _ *http.Request) {
+			write(out, fmt.Sprint("run ", i))
+		})
+		w.wantFirst(rc.post(name[1], "{}"), 200, fmt.Sprint("run ", i))
+		w.wantReplayed(rc.post(name[1], "{}"), 200, fmt.Sprint("run ", i))
+	}
+}
+
+// A memory with a TTL cannot know what it has forgotten, and judges by the event's age. The database notes what it removed.
+func olderThanMemory(w *world) {
+	const ttl = time.Hour
+	rc := w.receiver(consumer.StoreConfig{TTL: ttl}, w.works)
+	created := func(ago time.Duration) func(http.Header) {
+		return with(webhook.CreatedAt, time.Now().Add(-ago).UTC().Format(time.RFC3339Nano))
+	}
+	w.wantFirst(rc.do(rc.request("known", "{}", created(0))), 201, done("known"))
+	w.wantFirst(rc.do(rc.request("young", "{}", created(ttl/2))), 201, done("young"))
+	rc.wantResult(consumer.ResultProcessed)
+	rc.wantResult(consumer.ResultProcessed)
+	if w.atomic() {
+		w.wantFirst(rc.do(rc.request("old", "{}", created(2*ttl))), 201, done("old"))
+		rc.wantResult(consumer.ResultProcessed)
+	} else {
+		w.wantProblem(rc.do(rc.request("old", "{}", created(2*ttl))), http.StatusUnprocessableEntity, "forgotten")
+		rc.wantResult(consumer.ResultForgotten)
+		w.wantEffects("old", 0, 0)
+		// The refusal has left no claim behind.
+		w.wantFirst(rc.do(rc.request("old", "{}", created(0))), 201, done("old"))
+		rc.wantResult(consumer.ResultProcessed)
+	}
+	w.wantReplayed(rc.do(rc.request("known", "{}", created(2*ttl))), 201, done("known"))
+	rc.wantResult(consumer.ResultDuplicate)
+
+	over := with(webhook.NotAfter, time.Now().Add(-ttl).UTC().Format(time.RFC3339))
+	w.wantProblem(rc.do(rc.request("over", "{}", over)), http.StatusUnprocessableEntity, "forgotten")
+	rc.wantResult(consumer.ResultForgotten)
+	w.wantReplayed(rc.do(rc.request("known", "{}", over)), 201, done("known"))
+}
