@@ -2,6 +2,7 @@ package consumer_test
 
 import (
 	"bytes"
+	"context"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -38,8 +39,16 @@ func BenchmarkOverhead(b *testing.B) {
 				}))
 			body := bytes.Repeat([]byte(`{"a":1}`), 100)
 			serve := func(h http.Handler, i int) time.Duration {
-				r := httptest.NewRequest(http.MethodPost, "/", bytes.NewReader(body))
+				// As from a relay, and with a context that can end, as every request's of a server can: drivers watch it.
+				ctx, cancel := context.WithCancel(b.Context())
+				defer cancel()
+				r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/", bytes.NewReader(body))
 				r.Header.Set(webhook.IdempotencyKey, "key-"+strconv.Itoa(i))
+				r.Header.Set(webhook.EventType, "invoice.created")
+				r.Header.Set(webhook.EventID, strconv.Itoa(i+1))
+				r.Header.Set(webhook.CreatedAt, time.Now().Format(time.RFC3339Nano))
+				r.Header.Set(webhook.NotAfter, time.Now().AddDate(0, 0, 30).Format(time.RFC3339Nano))
+				r.Header.Set(webhook.Attempt, "1")
 				webhook.Sign(r.Header, body, time.Now(), secret)
 				w := httptest.NewRecorder()
 				start := time.Now()

@@ -24,46 +24,48 @@ const (
 	forgotten admission = "forgotten"  // unknown, but so old that it may have been processed and forgotten
 )
 
-// admitSQL inserts the event, unless it is known or in flight.
+// admitSQL inserts the event, unless it is known or in flight: then it returns no row.
 //
 // The advisory lock finds out about requests in flight, not the unique index: an INSERT waits for a transaction that holds
 // the key for as long as that one takes. Who inserts without the lock (Once, plain SQL) is met by lock_timeout, set for
-// this INSERT alone: the final SELECT, which runs after it because it counts its rows, puts back what was set before.
+// this INSERT alone: what was set before is put aside in a setting of our own, and put back by the RETURNING, which runs
+// last. CASE, because it keeps that order. Without a row it is not put back, but then the transaction goes no further.
 // ON CONSTRAINT, because an inferred index misses the one that REINDEX CONCURRENTLY is building. The number keeps the lock
 // apart from other advisory locks made of hashes; it reads "outbox".
 //
-// The row says succeeded at once: nobody else sees it before it is true.
+// The row says succeeded at once, and 204 without a body, which is what most handlers answer: nobody else sees it before it
+// is true, and a row that need not be written again costs half as much.
 //
 // What is not known may have been forgotten: then the row is rolled back. inbox_forgotten needs no lock, because whoever
 // removes a row has announced it in there so long before that the snapshot of this statement shows it; see inbox_prune.
 const admitSQL = `
-WITH locked AS MATERIALIZED (
-    SELECT pg_try_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 122550254464888)) AS ok,
-           earlier.lock_timeout,
-           set_config('lock_timeout', '100ms', true)
-    FROM (SELECT current_setting('lock_timeout') AS lock_timeout OFFSET 0) earlier
-), recorded AS (
-    INSERT INTO processed_events
-        (source, idempotency_key, payload_hash, event_type, event_version, related_reference, event_id, not_after,
-         processing_state)
-    SELECT $1::text, $2::text, $3::bytea, $4::text, $5::integer, nullif($6::text, ''), nullif($7::bigint, 0),
-           coalesce($8::timestamptz, now() + make_interval(secs => nullif($9::float8, 0))), 'succeeded'
-    FROM locked
-    WHERE ok
-    ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
-    RETURNING 1
-)
-SELECT recorded.rows = 1, set_config('lock_timeout', locked.lock_timeout, true),
-       coalesce($10::timestamptz < (SELECT received_before FROM inbox_forgotten WHERE source = $1::text), false)
-           OR coalesce($11::timestamptz < now(), false)
-FROM locked, (SELECT count(*) AS rows FROM recorded) recorded`
+INSERT INTO processed_events
+    (source, idempotency_key, payload_hash, event_type, event_version, related_reference, event_id, not_after,
+     processing_state, processed_at, response_status, response_headers, response_body)
+SELECT $1::text, $2::text, $3::bytea, $4::text, $5::integer, nullif($6::text, ''), nullif($7::bigint, 0),
+       coalesce($8::timestamptz, now() + make_interval(secs => nullif($9::float8, 0))), 'succeeded', now(), 204, '{}', ''
+WHERE CASE WHEN NOT pg_try_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 122550254464888)) THEN false
+           WHEN set_config('outbox_relay.lock_timeout', current_setting('lock_timeout'), true) IS NULL THEN false
+           ELSE set_config('lock_timeout', '100ms', true) IS NOT NULL END
+ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
+RETURNING coalesce($10::timestamptz < (SELECT received_before FROM inbox_forgotten WHERE source = $1::text), false)
+              OR coalesce($11::timestamptz < now(), false),
+          pg_current_xact_id()::text,
+          set_config('lock_timeout', current_setting('outbox_relay.lock_timeout'), true)`
 
 // admit begins a transaction and finds out what to do with the request. It returns the transaction for the caller to end
 // when the request is admitted, and the answer when it is a duplicate.
 func (s *settings) admit(ctx context.Context, db database, rq *request) (transaction, admission, *answer, error) {
 	var first, old bool
-	var timeout string
-	scan := func(row pgx.Row) error { return row.Scan(&first, &timeout, &old) }
+	scan := func(row pgx.Row) error {
+		var timeout string
+		err := row.Scan(&old, &rq.xact, &timeout)
+		first = err == nil
+		if errors.Is(err, sql.ErrNoRows) {
+			return nil
+		}
+		return err
+	}
 	e := &rq.event
 	tx, err := db.begin(ctx, scan, admitSQL, []any{
 		s.Source, e.Key, rq.hash[:], e.Type, int32(e.Version), e.RelatedReference, e.ID,
@@ -133,8 +135,12 @@ func (s *settings) recall(ctx context.Context, tx transaction, rq *request) (adm
 	return duplicate, stored, nil
 }
 
-// answerSQL stores the response beside the event. It finds the row only while this transaction is the one that inserted
-// it: whatever a handler did to end or exchange the transaction (plain COMMIT, COMMIT AND CHAIN), no row matches.
+// untouchedSQL changes nothing: it returns a row only in the transaction that inserted the event. Whatever a handler did to
+// end or exchange that one (plain COMMIT, COMMIT AND CHAIN) shows here.
+const untouchedSQL = `SELECT WHERE pg_current_xact_id_if_assigned()::text = $1::text`
+
+// answerSQL stores the response beside the event, where it is not the one that admitSQL has put there. It finds the row
+// only in the transaction that inserted it, as untouchedSQL does.
 const answerSQL = `
 UPDATE processed_events
 SET processed_at = clock_timestamp(),
@@ -158,6 +164,9 @@ WHERE source = $1::text AND idempotency_key = $2::text AND xmin = pg_current_xac
 // unknown, and so is the row's, because both are one transaction: the next request finds out.
 func (s *settings) remember(ctx context.Context, tx transaction, rq *request, a *answer) error {
 	kept := a.stored(s.MaxResponseBytes)
+	if kept.anticipated() && a.ignored == "" {
+		return committed(tx.commit(ctx, untouchedSQL, []any{rq.xact}))
+	}
 	headers, _ := json.Marshal(kept.header)     // strings always encode
 	body := any(append([]byte{}, kept.body...)) // never nil, which would mean omitted
 	if kept.omitted {
@@ -167,7 +176,10 @@ func (s *settings) remember(ctx context.Context, tx transaction, rq *request, a 
 	if a.ignored != "" {
 		query, args = ignoredSQL, append(args, a.ignored)
 	}
-	err := tx.commit(ctx, query, args)
+	return committed(tx.commit(ctx, query, args))
+}
+
+func committed(err error) error {
 	switch {
 	case err == nil:
 		return nil

@@ -21,8 +21,8 @@ type database interface {
 type transaction interface {
 	queryRow(ctx context.Context, query string, args []any) pgx.Row
 
-	// commit runs query as the last statement and commits, within ctx. It fails with errEnded when query changed no
-	// row. The transaction has ended afterwards in any case.
+	// commit runs query as the last statement and commits, within ctx. It fails with errEnded when query changed or
+	// returned no row. The transaction has ended afterwards in any case.
 	commit(ctx context.Context, query string, args []any) error
 
 	// rollback gives the transaction up. A failure needs no report: the connection is then discarded, and PostgreSQL

@@ -45,6 +45,7 @@ type request struct {
 	hash    [sha256.Size]byte // of body: tells a duplicate from a reused key
 	handled time.Duration     // how long the handler took
 	pass    pass              // of Config.Breaker
+	xact    string            // the transaction that inserted the event
 }
 
 // check reads and verifies a request without touching the database. A nil problem means that the request may be
