@@ -54,9 +54,10 @@ test-receivers: ## Vet and test what is for receivers and a module of its own: t
 	done
 
 .PHONY: bench
-bench: ## Measure: deliveries a second beside a bare HTTP client, enqueue, and what the receiver's middleware costs
+bench: ## Measure: deliveries a second beside a bare HTTP client, enqueue, and what the receiver's middleware and inbox cost
 	$(GO) test ./relay -run '^$$' -bench 'Drain|Ordered' -benchtime $(BENCH_ROUNDS)x
-	$(GO) test ./outbox ./consumer -run '^$$' -bench .
+	$(GO) test ./outbox ./consumer -run '^$$' -bench . -skip InboxLatency
+	$(GO) test ./consumer -run '^$$' -bench InboxLatency -benchtime 5000x
 
 .PHONY: load-archive
 load-archive: ## Archive ARCHIVE_EVENTS (a million) through two kills under 1,000 deliveries a second, beside the calm before and after
@@ -113,6 +114,10 @@ chaos: ## Run the chaos test for CHAOS_TIME (20s) instead of a few seconds
 .PHONY: chaos-order
 chaos-order: ## Kill relays while 200 events of each of 200 ordering keys are delivered, and check the order of each key
 	$(GO) test ./cmd/demo -run 'ChaosOrder|Check' -count 1 -v -timeout $(TEST_TIMEOUT) -chaos-order
+
+.PHONY: chaos-inbox
+chaos-inbox: ## Kill a process of an inbox every second for a minute, under 100,000 events, and check every effect
+	$(GO) test ./consumer -run 'InboxChaos|ChaosCheck' -count 1 -v -timeout 30m -chaos-inbox
 
 .PHONY: fuzz
 fuzz: ## Fuzz every target for FUZZ_TIME (20s)

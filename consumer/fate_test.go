@@ -6,7 +6,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"strconv"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,29 +17,28 @@ import (
 )
 
 const (
-	dieAt      = "OUTBOX_TEST_DIE_AT"  // at which operation a process of the roles "die" and "work-die" kills itself
+	dieAt      = "OUTBOX_TEST_DIE_AT"  // the operation at which a process of the roles "die" and "work-die" kills itself
 	dieFlavour = "OUTBOX_TEST_FLAVOUR" // the name of its driver
 	freezeOnly = "OUTBOX_TEST_FREEZE"  // it stops there instead, until somebody lets it go on
 )
 
-// fate kills this process, or stops it, at one operation on its connections, counted from when it is armed: before
-// something is written, half-way through an answer, after the writing, or when something has been read and nobody has
-// looked at it.
+// fate kills this process, or stops it, at one operation on its connections: before something is written, half-way
+// through an answer, after the writing, or when something has been read and nobody has looked at it. An operation is named
+// by its moment and how often that has come since a first request was read, because no two runs of a process with several
+// connections do everything in the same order.
 type fate struct {
-	at     int64
-	armed  atomic.Bool
-	passed atomic.Int64
+	at     string         // "before writing the effect (1)"
 	resume chan os.Signal // of a process that is to be stopped
+
+	mu     sync.Mutex
+	armed  bool
+	passed map[string]int // operations by moment
 
 	writing sync.RWMutex // read-locked from before a writing to after it
 }
 
 func newFate() *fate {
-	at, err := strconv.ParseInt(os.Getenv(dieAt), 10, 64)
-	if err != nil {
-		panic(err)
-	}
-	f := &fate{at: at}
+	f := &fate{at: os.Getenv(dieAt), passed: map[string]int{}}
 	if os.Getenv(freezeOnly) != "" {
 		f.resume = make(chan os.Signal, 1)
 		signal.Notify(f.resume, syscall.SIGCONT)
@@ -47,29 +46,60 @@ func newFate() *fate {
 	return f
 }
 
-func (f *fate) pass(moment, what string) {
-	if !f.armed.Load() || f.passed.Add(1) != f.at {
+func operation(moment string, n int) string { return fmt.Sprintf("%s (%d)", moment, n) }
+
+func (f *fate) pass(moment string) {
+	f.mu.Lock()
+	if !f.armed {
+		f.mu.Unlock()
+		return
+	}
+	f.passed[moment]++
+	met := operation(moment, f.passed[moment]) == f.at
+	f.mu.Unlock()
+	if !met {
 		return
 	}
 	if f.resume != nil {
-		fmt.Printf("frozen %s %s\n", moment, what)
+		fmt.Println("frozen " + moment)
 		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
 		<-f.resume
 		return
 	}
-	fmt.Printf("dying %s %s\n", moment, what)
+	fmt.Println("dying " + moment)
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	select {} // until the kernel gets round to it
 }
 
-// answerAlive tells the test, when it asks, that the process did not come to its fatal operation.
+func (f *fate) arm() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.armed = true
+}
+
+// answerAlive tells the test, when it asks, that the process did not meet its fate, and which operations it has seen.
 func (f *fate) answerAlive(p *player) {
 	for range p.orders {
 		f.writing.Lock() // what the client has read already may have its fatal moment still to come
-		fmt.Printf("alive after %d operations\n", f.passed.Load())
+		f.mu.Lock()
+		var all []string
+		for moment, n := range f.passed {
+			for i := range n {
+				all = append(all, operation(moment, i+1))
+			}
+		}
+		f.mu.Unlock()
+		slices.Sort(all)
+		fmt.Println(alive + strings.Join(all, separator))
 		f.writing.Unlock()
 	}
 }
+
+// What answerAlive says.
+const (
+	alive     = "alive after "
+	separator = "; "
+)
 
 // doomedConn is a connection, to the database or of a client, on which a process may die.
 type doomedConn struct {
@@ -84,10 +114,10 @@ func (c *doomedConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 {
 		if c.doing.Load() == nil {
-			c.fate.armed.Store(true)
-			c.fate.pass("after reading", "the request")
+			c.fate.arm()
+			c.fate.pass("after reading the request")
 		} else {
-			c.fate.pass("after the reply to", *c.doing.Load())
+			c.fate.pass("after the reply to " + *c.doing.Load())
 		}
 	}
 	return n, err
@@ -102,15 +132,15 @@ func (c *doomedConn) Write(b []byte) (int, error) {
 	} else {
 		half = len(b) / 2
 	}
-	c.fate.pass("before writing", what)
+	c.fate.pass("before writing " + what)
 	if half > 0 {
 		if n, err := c.Conn.Write(b[:half]); err != nil {
 			return n, err
 		}
-		c.fate.pass("half-way through", what)
+		c.fate.pass("half-way through " + what)
 	}
 	n, err := c.Conn.Write(b[half:])
-	c.fate.pass("after writing", what)
+	c.fate.pass("after writing " + what)
 	return half + n, err
 }
 

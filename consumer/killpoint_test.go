@@ -49,15 +49,15 @@ func receiveAndDie(p *player) {
 	panic(http.Serve(&doomedListener{Listener: listener, fate: f}, middleware(effect(&env{flavour: flavour}))))
 }
 
-// deaths are the moments at which processes died or froze, by what they wrote last.
-type deaths map[string]int
+// fates are the moments at which processes died or froze, by what they wrote then.
+type fates map[string]int
 
 // want asserts that a process met its fate at each of the moments.
-func (d deaths) want(t *testing.T, fate string, moments ...string) {
+func (f fates) want(t *testing.T, fate string, moments ...string) {
 	t.Helper()
 	for _, moment := range moments {
-		if d[fate+" "+moment] == 0 {
-			t.Errorf("nothing was %s %s, only %q", fate, moment, slices.Sorted(maps.Keys(d)))
+		if f[fate+" "+moment] == 0 {
+			t.Errorf("nothing was %s %s, only %q", fate, moment, slices.Sorted(maps.Keys(f)))
 		}
 	}
 }
@@ -72,47 +72,58 @@ func receiverMoments() []string {
 	}
 }
 
-// fateOf waits for the end of a process that may be doomed, and reports when it died; false if it lives.
-func fateOf(t *testing.T, p *process) (moment string, died bool) {
+// unheard lets no report pile up: a sender that comes again until a key is free makes any number of them.
+var unheard = consumer.ObserverFunc(func(context.Context, consumer.Report) {})
+
+// operationsOf returns the operations that a process has seen which met no fate.
+func operationsOf(t *testing.T, line string) []string {
 	t.Helper()
-	p.order("alive?")
-	moment = p.wantLine(t)
-	died = strings.HasPrefix(moment, "dying ")
-	if died {
-		<-p.ended
-		if !p.killed() {
-			t.Fatalf("the process ended with %v", p.cmd.ProcessState)
-		}
+	list, ok := strings.CutPrefix(line, alive)
+	if !ok {
+		t.Fatalf("the process that has no fate said %q", line)
 	}
-	p.kill()
-	return moment, died
+	return strings.Split(list, separator)
+}
+
+// eachOperation starts a receiver for every operation that one sees while it processes an event; the receiver is to meet
+// its fate there.
+func eachOperation(t *testing.T, e *env, f flavour, meet func(p *process, url, key string), settings ...string) {
+	start := func(operation string) (p *process, url string) {
+		p = launchFor(t, "die", e.dsn, append(settings, dieFlavour+"="+f.name, dieAt+"="+operation)...)
+		return p, p.wantLine(t)
+	}
+	unharmed, url := start("")
+	wantFirst(t, e.do(e.newRequestTo(url, "k", "{}")), 201, `{"done":"k"}`)
+	unharmed.order("alive?")
+	for i, operation := range operationsOf(t, unharmed.wantLine(t)) {
+		p, url := start(operation)
+		meet(p, url, "k"+strconv.Itoa(i))
+		p.kill()
+	}
 }
 
 // A receiver is killed at every single operation on its connections, one after the other. Whatever the client has heard,
 // it comes again as a relay does, and finds the effect made, or makes it: once.
 func TestKilledAtEveryOperation(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{}, effect) // the receiver that comes after the crash
-		seen, replayed := deaths{}, 0
-		for n, alive := 1, false; !alive; n++ {
-			doomed := launchFor(t, "die", e.dsn, dieAt+"="+strconv.Itoa(n), dieFlavour+"="+f.name)
-			key := "k" + strconv.Itoa(n)
-			first, err := e.try(e.newRequestTo(doomed.wantLine(t), key, "{}"))
+		e := newEnv(t, f, consumer.Config{Observer: unheard}, effect) // the receiver that comes after the crash
+		seen, deaths, replayed := fates{}, 0, 0
+		eachOperation(t, e, f, func(doomed *process, url, key string) {
+			first, err := e.try(e.newRequestTo(url, key, "{}"))
 			if err == nil {
 				wantFirst(t, first, 201, `{"done":"`+key+`"}`)
 			}
-			moment, died := fateOf(t, doomed)
-			if alive = !died; alive {
-				if err != nil {
-					t.Errorf("%s, and gave no answer: %v", moment, err)
+			doomed.order("alive?")
+			moment := doomed.wantLine(t)
+			if seen[moment]++; strings.HasPrefix(moment, "dying ") {
+				deaths++
+				if <-doomed.ended; !doomed.killed() {
+					t.Errorf("%s: the process ended with %v", moment, doomed.cmd.ProcessState)
 				}
-				t.Logf("%d deaths at as many operations, %d of them after the commit; then %s", n-1, replayed, moment)
-				continue
 			}
-			seen[moment]++
 			again := e.post(key, "{}")
-			for again.status == http.StatusConflict { // until the server has noticed the death
-				again = e.post(key, "{}")
+			for tick := time.NewTicker(5 * time.Millisecond); again.status == http.StatusConflict; <-tick.C {
+				again = e.post(key, "{}") // until the server has noticed the death
 			}
 			switch {
 			case again.header.Get(consumer.HeaderReplayed) != "":
@@ -124,8 +135,9 @@ func TestKilledAtEveryOperation(t *testing.T) {
 				wantFirst(t, again, 201, `{"done":"`+key+`"}`)
 			}
 			e.wantRows(key, 1, 1)
-		}
+		})
 		seen.want(t, "dying", receiverMoments()...)
+		t.Logf("%d deaths, each at another operation; after %d of them the effect was there", deaths, replayed)
 	})
 }
 
@@ -147,30 +159,21 @@ func thaw[T any](p *process, done <-chan T) T {
 // another process. Whoever makes the effect, it is made once, and nobody waits for the one that does not move.
 func TestFrozenAtEveryOperation(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{}, effect) // the other process
-		seen, busy := deaths{}, 0
-		for n, alive := 1, false; !alive; n++ {
-			frozen := launchFor(t, "die", e.dsn, dieAt+"="+strconv.Itoa(n), dieFlavour+"="+f.name, freezeOnly+"=yes")
-			key := "k" + strconv.Itoa(n)
-			request, answered := e.newRequestTo(frozen.wantLine(t), key, "{}"), make(chan response, 1)
+		e := newEnv(t, f, consumer.Config{Observer: unheard}, effect) // the other process
+		seen, frozen, busy := fates{}, 0, 0
+		eachOperation(t, e, f, func(p *process, url, key string) {
+			request, answered := e.newRequestTo(url, key, "{}"), make(chan response, 1)
 			go func() {
 				got, err := e.try(request)
 				if err != nil {
 					t.Error(err)
 				}
+				p.order("alive?")
 				answered <- got
 			}()
-			first, early := response{}, false
-			moment := ""
-			select {
-			case moment = <-frozen.lines:
-			case first = <-answered:
-				early = true
-				frozen.order("alive?")
-				moment = frozen.wantLine(t)
-			}
-			if alive = !strings.HasPrefix(moment, "frozen "); !alive {
-				seen[moment]++
+			moment := p.wantLine(t)
+			if seen[moment]++; strings.HasPrefix(moment, "frozen ") {
+				frozen++
 			}
 			switch other := e.post(key, "{}"); other.status { // while the process stands still
 			case http.StatusConflict:
@@ -181,18 +184,12 @@ func TestFrozenAtEveryOperation(t *testing.T) {
 					t.Errorf("%s: the other process answered %d %s", moment, other.status, other.body)
 				}
 			}
-			if !early {
-				first = thaw(frozen, answered)
-			}
-			if first.status != 201 || first.body != `{"done":"`+key+`"}` {
+			if first := thaw(p, answered); first.status != 201 || first.body != `{"done":"`+key+`"}` {
 				t.Errorf("%s: it answered %d %s", moment, first.status, first.body)
 			}
 			e.wantRows(key, 1, 1)
-			frozen.kill()
-			if alive {
-				t.Logf("frozen at %d operations, in %d of them holding the key; then %s", n-1, busy, moment)
-			}
-		}
+		}, freezeOnly+"=yes")
 		seen.want(t, "frozen", receiverMoments()...)
+		t.Logf("frozen at %d operations, in %d of them holding the key", frozen, busy)
 	})
 }

@@ -1,0 +1,149 @@
+package consumer_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// latencyRate is how many events BenchmarkInboxLatency records a second.
+const latencyRate = 500
+
+// latencySchema remembers in which transaction an event was recorded: finishing it writes its row anew.
+const latencySchema = chaosSchema + `;
+CREATE TABLE recorded (key text NOT NULL);
+CREATE FUNCTION note_recorded() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO recorded VALUES (NEW.idempotency_key); RETURN NULL; END';
+CREATE TRIGGER note_recorded AFTER INSERT ON processed_events FOR EACH ROW EXECUTE FUNCTION note_recorded()`
+
+// BenchmarkInboxLatency records events over HTTP at a fixed rate, without waiting for answers, and measures from the commit
+// that recorded an event to the commit of its effect; both times are the server's. planned is from the moment at which
+// the event was to be sent, so that a stall which delays the sender itself shows too. An iteration is one event:
+// -benchtime 5000x takes 10 seconds.
+func BenchmarkInboxLatency(b *testing.B) {
+	for name, elsewhere := range map[string]bool{"same-process": false, "another-process": true} {
+		b.Run(name, func(b *testing.B) {
+			server := pgtest.Start(b, localpg.Options{Durable: true, Settings: map[string]string{"track_commit_timestamp": "on"}})
+			dsn := server.DSN("postgres")
+			pgtest.Migrate(b, dsn, migrations.Inbox)
+			pool := pgtest.Pool(b, withSetting(dsn, "pool_max_conns", "16"))
+			if _, err := pool.Exec(b.Context(), latencySchema); err != nil {
+				b.Fatal(err)
+			}
+			in := consumer.NewInbox(pool, chaosConfig(workAsBidden("benchmark", true)))
+			if elsewhere {
+				ready := make(chan struct{})
+				begun := sync.OnceFunc(func() { close(ready) })
+				p, err := launch(b.Context(), "work", withSetting(dsn, "pool_max_conns", "16"), func(string) { begun() }, inboxCalm+"=yes")
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer p.kill()
+				<-ready
+			} else {
+				ctx, stop := context.WithCancel(b.Context())
+				var working sync.WaitGroup
+				working.Go(func() {
+					if err := in.Run(ctx); err != nil {
+						b.Error(err)
+					}
+				})
+				defer working.Wait()
+				defer stop()
+			}
+			receiver := httptest.NewServer(in.Handler())
+			defer receiver.Close()
+			receiver.Client().Transport.(*http.Transport).MaxIdleConnsPerHost = 64
+
+			bringOnTime(b, receiver, pool, "warm-", 100)
+			b.ResetTimer()
+			planned := bringOnTime(b, receiver, pool, "evt-", b.N)
+			b.StopTimer()
+			reportLatency(b, pool, planned)
+		})
+	}
+}
+
+// bringOnTime sends so many events, each at its time, and returns the times when all are done.
+func bringOnTime(b *testing.B, receiver *httptest.Server, pool *pgxpool.Pool, prefix string, events int) map[string]time.Time {
+	planned := make(map[string]time.Time, events)
+	begun := time.Now()
+	var all sync.WaitGroup
+	for i := range events {
+		e := &brought{Key: prefix + strconv.Itoa(i), Type: "invoice.created", Bidding: toSucceed}
+		at := begun.Add(time.Duration(i) * time.Second / latencyRate)
+		planned[e.Key] = at
+		<-time.After(time.Until(at))
+		all.Go(func() {
+			body := e.body()
+			r, err := http.NewRequestWithContext(b.Context(), http.MethodPost, receiver.URL, strings.NewReader(body))
+			if err != nil {
+				b.Error(err)
+				return
+			}
+			signAs(r.Header, e, body, 1)
+			resp, err := receiver.Client().Do(r)
+			if err != nil {
+				b.Error(err)
+				return
+			}
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusAccepted {
+				b.Errorf("status %d", resp.StatusCode)
+			}
+		})
+	}
+	all.Wait()
+	for done := false; !done; {
+		<-time.After(10 * time.Millisecond)
+		if err := pool.QueryRow(b.Context(), `SELECT count(*) = 0 FROM processed_events WHERE processing_state IN ('pending', 'processing')`).Scan(&done); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return planned
+}
+
+// reportLatency tells how long after its recording an event was done.
+func reportLatency(b *testing.B, pool *pgxpool.Pool, planned map[string]time.Time) {
+	rows, err := pool.Query(b.Context(), `
+		SELECT key, pg_xact_commit_timestamp(recorded.xmin), pg_xact_commit_timestamp(effect.xmin)
+		FROM recorded JOIN effect USING (key) WHERE key LIKE 'evt-%'`)
+	if err != nil {
+		b.Fatal(err)
+	}
+	var fromRecorded, fromPlanned []time.Duration
+	var key string
+	var recorded, done time.Time
+	if _, err := pgx.ForEachRow(rows, []any{&key, &recorded, &done}, func() error {
+		fromRecorded = append(fromRecorded, done.Sub(recorded))
+		fromPlanned = append(fromPlanned, done.Sub(planned[key]))
+		return nil
+	}); err != nil {
+		b.Fatal(err)
+	}
+	if len(fromRecorded) != len(planned) {
+		b.Fatalf("%d of %d events have an effect", len(fromRecorded), len(planned))
+	}
+	for unit, durations := range map[string][]time.Duration{"ms": fromRecorded, "planned-ms": fromPlanned} {
+		slices.Sort(durations)
+		for _, share := range []int{50, 99} {
+			d := durations[min(len(durations)*share/100, len(durations)-1)]
+			b.ReportMetric(float64(d.Microseconds())/1000, fmt.Sprintf("p%d-%s", share, unit))
+		}
+	}
+	b.ReportMetric(0, "ns/op") // an event's time is the rate's
+}

@@ -1,0 +1,152 @@
+package consumer_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"runtime"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+)
+
+const (
+	inboxLife = "OUTBOX_TEST_LIFE" // names a life of the roles "record" and "work" to itself
+	inboxCalm = "OUTBOX_TEST_CALM" // its handler fails only when it is bidden to
+)
+
+// entry is one line of a role's journal, written before what it tells can be undone by the death of the process.
+type entry struct {
+	Op      string    `json:"op"` // one of the following
+	At      time.Time `json:"at"`
+	URL     string    `json:"url,omitempty"`     // ready
+	Key     string    `json:"key,omitempty"`     // began, finished
+	Outcome string    `json:"outcome,omitempty"` // finished
+	Err     string    `json:"err,omitempty"`     // finished, stopped
+}
+
+const (
+	opReady    = "ready"    // the process listens
+	opBegan    = "began"    // the handler runs
+	opFinished = "finished" // the outcome of a run is committed
+	opStopped  = "stopped"  // Run returned, because the process was told to end
+)
+
+func note(e entry) {
+	e.At = time.Now()
+	line, err := json.Marshal(e)
+	if err != nil {
+		panic(err) // plain fields always encode
+	}
+	_, _ = os.Stdout.Write(append(line, '\n')) // one write: lines of several goroutines do not mix
+}
+
+const chaosSchema = `
+CREATE TABLE effect (
+	id           bigint GENERATED ALWAYS AS IDENTITY,
+	key          text NOT NULL, -- not unique: a doubled effect must show
+	ordering_key text NOT NULL,
+	sequence     bigint NOT NULL,
+	in_turn      boolean NOT NULL,
+	life         text NOT NULL
+)`
+
+// insertEffect looks, besides, whether it is the event's turn: nothing else of its ordering key runs, and nothing before
+// it waits.
+const insertEffect = `
+INSERT INTO effect (key, ordering_key, sequence, in_turn, life)
+SELECT $1, $2, $3, $2 = '' OR NOT EXISTS (
+	SELECT FROM processed_events
+	WHERE source = 'outbox' AND ordering_key = $2 AND idempotency_key <> $1
+	  AND (processing_state = 'processing' OR processing_state IN ('pending', 'failed') AND sequence < $3)), $4`
+
+// recordOnly is a process that records events and works none.
+func recordOnly(p *player) { playInbox(p, false) }
+
+// recordAndWork is a process that does both.
+func recordAndWork(p *player) { playInbox(p, true) }
+
+// chaosConfig is the inbox of every process.
+func chaosConfig(handle consumer.EventHandler) consumer.InboxConfig {
+	return consumer.InboxConfig{
+		Config:   consumer.Config{Secrets: []string{secretText}, Logger: slog.New(slog.DiscardHandler)},
+		Handle:   handle,
+		Workers:  8,
+		Schedule: []time.Duration{100 * time.Millisecond, 300 * time.Millisecond, time.Second},
+	}
+}
+
+func playInbox(p *player, works bool) {
+	work := workAsBidden(os.Getenv(inboxLife), os.Getenv(inboxCalm) != "")
+	cfg := chaosConfig(func(ctx context.Context, event consumer.Event, payload []byte) error {
+		note(entry{Op: opBegan, Key: event.Key})
+		return work(ctx, event, payload)
+	})
+	cfg.Observer = consumer.ObserverFunc(func(_ context.Context, r consumer.Report) {
+		if !r.Inbox {
+			return
+		}
+		e := entry{Op: opFinished, Key: r.Event.Key, Outcome: string(r.Result)}
+		if r.Err != nil {
+			e.Err = r.Err.Error()
+		}
+		note(e)
+	})
+	in := consumer.NewInbox(p.pool(), cfg)
+	listener, url := p.listen()
+	go func() { panic(http.Serve(listener, in.Handler())) }()
+	note(entry{Op: opReady, URL: url})
+
+	ctx, stop := context.WithCancel(context.Background())
+	go func() {
+		<-p.orders
+		stop()
+	}()
+	if works {
+		if err := in.Run(ctx); err != nil {
+			panic(err)
+		}
+	} else {
+		<-ctx.Done()
+	}
+	note(entry{Op: opStopped})
+	os.Exit(0)
+}
+
+// workAsBidden does to an event what its payload says, and fails one in fifty of the rest unless calm.
+func workAsBidden(life string, calm bool) consumer.EventHandler {
+	return func(ctx context.Context, event consumer.Event, payload []byte) error {
+		var b brought
+		if err := json.Unmarshal(payload, &b); err != nil {
+			return consumer.Permanent(err)
+		}
+		if b.Bidding == toIgnore {
+			return consumer.Ignore("of no concern")
+		}
+		_, err := consumer.Tx(ctx).Exec(ctx, insertEffect, event.Key, event.OrderingKey, event.Sequence, life)
+		switch {
+		case err != nil:
+			return fmt.Errorf("insert effect: %w", err)
+		case b.Bidding != toSucceed:
+			return consumer.Permanent(errors.New("nobody can do this"))
+		}
+		// What is drawn here comes after the effect, which must be rolled back.
+		switch draw := rand.Float64(); {
+		case calm:
+		case draw < 0.010:
+			return errors.New("out of cardboard")
+		case draw < 0.014:
+			return consumer.RetryAfter(errors.New("the lorry is away"), 50*time.Millisecond)
+		case draw < 0.017:
+			panic("the shelf fell over")
+		case draw < 0.020:
+			runtime.Goexit()
+		}
+		return nil
+	}
+}
