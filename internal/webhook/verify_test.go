@@ -51,11 +51,7 @@ func TestX1BindsTheHeaders(t *testing.T) {
 		"not base64":             {func(h http.Header) { h.Set(Signature, "v1,%%% x1") }, 0, ErrSignature},
 		"URL base64":             {func(h http.Header) { h.Set(Signature, "v1,"+strings.Repeat("_-", 22)) }, 0, ErrSignature},
 		"prefix of a signature":  {func(h http.Header) { onlyV1(h); h.Set(Signature, h.Get(Signature)[:len("v1,")+4]) }, 0, ErrSignature},
-		"buried too deep":        {func(h http.Header) { h.Set(Signature, strings.Repeat("v1,AAAA ", maxSignatures)+h.Get(Signature)) }, 0, ErrSignature},
-		"last that is looked at": {func(h http.Header) {
-			onlyX1(h)
-			h.Set(Signature, strings.Repeat("v1,AAAA ", maxSignatures-1)+h.Get(Signature))
-		}, VerifiedX1, nil},
+		"a bit of the padding":   {func(h http.Header) { onlyX1(h); h.Set(Signature, padded(h.Get(Signature))) }, 0, ErrSignature},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -68,6 +64,13 @@ func TestX1BindsTheHeaders(t *testing.T) {
 			}
 		})
 	}
+}
+
+// padded changes bits of a signature's last character that stand for nothing.
+func padded(signature string) string {
+	const digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+	last := len(signature) - 2 // before "="
+	return signature[:last] + string(digits[strings.IndexByte(digits, signature[last])+1]) + "="
 }
 
 // A sender that has the secret but derives the id of another key contradicts itself.
@@ -127,8 +130,9 @@ func FuzzVerify(f *testing.F) {
 	signed := relayHeader("k")
 	Sign(signed, body, now, secret)
 	add := func(h http.Header, body []byte) {
-		f.Add(h.Get(ID), h.Get(Timestamp), h.Get(Signature), h.Get(IdempotencyKey), h.Get(EventType), body)
+		f.Add(h.Get(ID), h.Get(Timestamp), h.Get(Signature), h.Get(IdempotencyKey), h.Get(EventType), "", "", body)
 	}
+	f.Add(signed.Get(ID), signed.Get(Timestamp), signed.Get(Signature), "k", "invoice.created", "Replay", "true", body)
 	add(signed, body)
 	for _, seed := range [][2]string{
 		{IdempotencyKey, "k2"},
@@ -144,8 +148,16 @@ func FuzzVerify(f *testing.F) {
 		h.Set(seed[0], seed[1])
 		add(h, body)
 	}
-	f.Fuzz(func(t *testing.T, id, timestamp, signature, key, eventType string, got []byte) {
+	f.Fuzz(func(t *testing.T, id, timestamp, signature, key, eventType, extraName, extra string, got []byte) {
 		h := http.Header{ID: {id}, Timestamp: {timestamp}, Signature: {signature}, IdempotencyKey: {key}, EventType: {eventType}, Attempt: {"1"}}
+		if extraName != "" {
+			h.Add(OutboxPrefix+extraName, extra)
+		}
+		for name, values := range h {
+			if strings.ContainsAny(name+strings.Join(values, ""), "\r\n\x00") {
+				t.Skip("net/http refuses such a header")
+			}
+		}
 		verified, err := Verify(h, got, now, time.Minute, secret)
 		if (err == nil) != (verified != 0) {
 			t.Fatalf("verified %v and error %v", verified, err)
@@ -156,8 +168,8 @@ func FuzzVerify(f *testing.F) {
 		if id != signed.Get(ID) || timestamp != signed.Get(Timestamp) || string(got) != string(body) {
 			t.Errorf("forged: %v with id %q, timestamp %q, body %q", verified, id, timestamp, got)
 		}
-		if verified == VerifiedX1 && (key != "k" || strings.Trim(eventType, " \t\r\n") != "invoice.created") {
-			t.Errorf("forged: x1 with key %q, type %q", key, eventType)
+		if verified == VerifiedX1 && (key != "k" || strings.Trim(eventType, " \t") != "invoice.created" || extraName != "") {
+			t.Errorf("forged: x1 with key %q, type %q, %q: %q", key, eventType, extraName, extra)
 		}
 	})
 }
