@@ -1,13 +1,9 @@
 package consumer_test
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"database/sql"
-	"encoding/json"
 	"errors"
-	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -17,86 +13,6 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 )
-
-// A handler has many ways to answer. None of them may reach the client before the commit is known to have worked.
-var handlerStyles = map[string]func(w http.ResponseWriter, r *http.Request){
-	"writes nothing":     func(http.ResponseWriter, *http.Request) {},
-	"status only":        func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) },
-	"small body":         func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok") },
-	"outgrows a buffer":  func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, strings.Repeat("x", 1<<20)) },
-	"many small writes":  func(w http.ResponseWriter, _ *http.Request) { writeOften(w) },
-	"encodes":            func(w http.ResponseWriter, _ *http.Request) { json.NewEncoder(w).Encode(map[string]int{"n": 1}) },
-	"copies":             func(w http.ResponseWriter, r *http.Request) { io.Copy(w, bytes.NewReader(make([]byte, 1<<18))) },
-	"asserts a ReadFrom": func(w http.ResponseWriter, _ *http.Request) { readFrom(w) },
-	"asserts a Flusher":  func(w http.ResponseWriter, _ *http.Request) { flush(w) },
-	"controller flushes": func(w http.ResponseWriter, _ *http.Request) {
-		w.WriteHeader(http.StatusOK)
-		http.NewResponseController(w).Flush()
-	},
-	"hijacks": func(w http.ResponseWriter, _ *http.Request) { hijack(w) },
-	"early hints": func(w http.ResponseWriter, _ *http.Request) {
-		w.WriteHeader(http.StatusEarlyHints)
-		w.WriteHeader(http.StatusAccepted)
-	},
-}
-
-func writeOften(w http.ResponseWriter) {
-	for range 10_000 {
-		io.WriteString(w, "x")
-	}
-}
-
-func readFrom(w http.ResponseWriter) {
-	if rf, ok := w.(io.ReaderFrom); ok {
-		rf.ReadFrom(strings.NewReader("ok"))
-	}
-}
-
-func flush(w http.ResponseWriter) {
-	w.WriteHeader(http.StatusOK)
-	if f, ok := w.(http.Flusher); ok {
-		f.Flush()
-	}
-}
-
-func hijack(w http.ResponseWriter) {
-	conn, _, err := http.NewResponseController(w).Hijack()
-	if err != nil {
-		return
-	}
-	defer conn.Close()
-	out := bufio.NewWriter(conn)
-	out.WriteString("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-	out.Flush()
-}
-
-func TestFailedCommitIsNeverAnsweredAsSuccess(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		for style, answer := range handlerStyles {
-			t.Run(style, func(t *testing.T) {
-				t.Parallel()
-				e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
-					return func(w http.ResponseWriter, r *http.Request) {
-						if err := e.exec(r.Context(), "INSERT INTO child VALUES (1)"); err != nil {
-							t.Error(err) // the missing parent shows at COMMIT only
-						}
-						effect(e)(discardWriter{}, r)
-						answer(w, r)
-					}
-				})
-				wantProblem(t, e.post("k", "{}"), 500, "commit-failed")
-				e.wantResult(consumer.ResultCommitFailed)
-				e.wantRows("k", 0, 0)
-
-				e.mustExec("INSERT INTO parent VALUES (1)")
-				if got := e.post("k", "{}"); got.status/100 != 2 || got.header.Get(consumer.HeaderReplayed) != "" {
-					t.Errorf("the retry got %d %v", got.status, got.header)
-				}
-				e.wantRows("k", 1, 1)
-			})
-		}
-	})
-}
 
 // discardWriter takes the answer of a handler that is called for its effect.
 type discardWriter struct{}

@@ -185,6 +185,33 @@ func TestFiftyAtOnceRunOnce(t *testing.T) {
 	})
 }
 
+// Of fifty requests for a key that plain SQL holds, one meets it at the index, and the others meet that one.
+func TestFiftyBehindPlainSQL(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		one := newEnv(t, f, consumer.Config{}, effect)
+		two := newEnvAt(t, f, one.dsn, consumer.Config{}, effect)
+		release := one.hold(func(tx pgx.Tx) error {
+			_, err := tx.Exec(t.Context(), "INSERT INTO processed_events (source, idempotency_key, processing_state) VALUES ('outbox', 'k', 'succeeded')")
+			return err
+		})
+		var wg sync.WaitGroup
+		for i := range 50 {
+			e := []*env{one, two}[i%2]
+			request := e.newRequest("k", "{}")
+			wg.Go(func() {
+				got, err := e.try(request)
+				if err != nil || got.status != http.StatusConflict || got.header.Get("Retry-After") != "1" {
+					t.Errorf("got %d %v, %v", got.status, got.header, err)
+				}
+			})
+		}
+		wg.Wait()
+		release() // the key was held until here: nobody has waited for it
+		wantReplayed(t, one.post("k", "{}"), 200, "")
+		one.wantRows("k", 0, 1)
+	})
+}
+
 // lock_timeout is shortened for one INSERT, and the handler's statements must not inherit that.
 func TestHandlerKeepsItsLockTimeout(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
