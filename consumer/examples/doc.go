@@ -6,6 +6,7 @@
 //	echo      behind the framework echo, whose handlers return errors
 //	sqlx      database/sql, with sqlx
 //	gorm      database/sql, with GORM
+//	worker    an inbox: recorded at once, worked later; goes on with the event's trace
 //	svix      a foreign sender: Standard Webhooks under other names
 //	stripe    a foreign sender with a signature of its own
 //

@@ -45,8 +45,9 @@ func run(ctx context.Context) error {
 		return errors.New("set STRIPE_SECRET: with an empty one anybody could sign")
 	}
 	once := consumer.Middleware(pool, consumer.Config{
-		Source: "stripe",
-		Verify: verifier(secret),
+		Source:        "stripe",
+		Verify:        verifier(secret),
+		SenderHorizon: 3 * 24 * time.Hour, // for as long Stripe repeats what was not accepted
 	})
 	router := consumer.NewRouter()
 	consumer.HandleJSON(router, "invoice.paid", 0, ship)

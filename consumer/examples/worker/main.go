@@ -1,0 +1,94 @@
+// Command worker answers as soon as an event is recorded, and records the shipment later: what comes in is kept however
+// long the work takes or fails. Any number of processes may run it at one database.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/examples/internal/server"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx); err != nil {
+		slog.Error("the receiver has ended", "error", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	router := consumer.NewRouter()
+	consumer.HandleJSON(router, "invoice.created", 1, ship)
+	inbox := consumer.NewInbox(pool, consumer.InboxConfig{
+		Config: consumer.Config{
+			Source:  "finance",
+			Secrets: []string{os.Getenv("FINANCE_SECRET")},
+		},
+		Handle:  traced(router.Dispatch),
+		Workers: 2,
+	})
+
+	// The workers go on until the last request has been answered, and then finish what they have begun. Should they end
+	// before, there is no point in taking more.
+	working, finish := context.WithCancel(context.WithoutCancel(ctx))
+	serving, stop := context.WithCancel(ctx)
+	var worked error
+	var workers sync.WaitGroup
+	workers.Go(func() {
+		defer stop()
+		worked = inbox.Run(working)
+	})
+
+	mux := http.NewServeMux()
+	mux.Handle("POST /webhooks/finance", inbox.Handler())
+	served := server.Run(serving, mux)
+	finish()
+	workers.Wait()
+	return errors.Join(served, worked)
+}
+
+// traced goes on with the trace of the transaction that wrote the event.
+func traced(handle consumer.EventHandler) consumer.EventHandler {
+	return func(ctx context.Context, event consumer.Event, payload []byte) error {
+		carrier := propagation.MapCarrier{"traceparent": event.TraceParent, "tracestate": event.TraceState}
+		ctx = propagation.TraceContext{}.Extract(ctx, carrier)
+		ctx, span := otel.Tracer("shipping").Start(ctx, event.Type, trace.WithSpanKind(trace.SpanKindConsumer))
+		defer span.End()
+		return handle(ctx, event, payload)
+	}
+}
+
+// invoice is the payload of invoice.created, version 1.
+type invoice struct {
+	Number string `json:"invoice"`
+	Total  string `json:"total"`
+}
+
+func ship(ctx context.Context, _ consumer.Event, payload invoice) error {
+	_, err := consumer.Tx(ctx).Exec(ctx,
+		"INSERT INTO shipments (invoice, total) VALUES ($1, $2)", payload.Number, payload.Total)
+	if err != nil {
+		return fmt.Errorf("record shipment: %w", err) // rolled back, and tried again after 5 s, 30 s, 5 min, …
+	}
+	return nil // committed, with the event's state
+}
