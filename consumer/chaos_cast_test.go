@@ -56,14 +56,17 @@ CREATE TABLE effect (
 	life         text NOT NULL
 )`
 
-// insertEffect looks, besides, whether it is the event's turn: nothing else of its ordering key runs, and nothing before
-// it waits.
+// insertEffect looks, besides, whether it is the event's turn: nothing else of its ordering key is let go or running, and
+// nothing before it waits, or has failed and blocks it. Each question is one that an index answers.
 const insertEffect = `
 INSERT INTO effect (key, ordering_key, sequence, in_turn, life)
-SELECT $1, $2, $3, $2 = '' OR NOT EXISTS (
-	SELECT FROM processed_events
-	WHERE source = 'outbox' AND ordering_key = $2 AND idempotency_key <> $1
-	  AND (processing_state = 'processing' OR processing_state IN ('pending', 'failed') AND sequence < $3)), $4`
+SELECT $1, $2, $3, $2 = '' OR NOT (
+	EXISTS (SELECT FROM processed_events WHERE source = 'outbox' AND ordering_key = $2 AND idempotency_key <> $1
+		AND (processing_state = 'processing' OR processing_state = 'pending' AND next_attempt_at IS NOT NULL))
+	OR EXISTS (SELECT FROM processed_events WHERE source = 'outbox' AND ordering_key = $2 AND sequence < $3
+		AND processing_state = 'pending' AND next_attempt_at IS NULL)
+	OR EXISTS (SELECT FROM processed_events WHERE source = 'outbox' AND ordering_key = $2 AND sequence < $3
+		AND processing_state = 'failed')), $4`
 
 // recordOnly is a process that records events and works none.
 func recordOnly(p *player) { playInbox(p, false) }

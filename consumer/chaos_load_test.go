@@ -34,6 +34,7 @@ type chaosLoad struct {
 // Each of every so many events, counted from a number that no other kind has.
 const (
 	keyedEvery  = 2   // has an ordering key
+	burst       = 8   // keyed ones in a row have the same, so that each comes while the one before it is worked
 	ignoreEvery = 200 // is ignored by its handler
 	failEvery   = 200 // fails for good; of those without an ordering key
 	poisoned    = 5   // ordering keys have an event in them that fails for good
@@ -51,7 +52,7 @@ func newChaosLoad(s *chaosStage, events, keys int) *chaosLoad {
 	for i := range events {
 		e := &brought{Key: "evt-" + strconv.Itoa(i), Type: types[i/keyedEvery%len(types)], Bidding: toSucceed}
 		if i%keyedEvery == 1 {
-			n := i / keyedEvery % keys
+			n := i / keyedEvery / burst % keys
 			e.OrderingKey = "order-" + strconv.Itoa(n)
 			sequences[e.OrderingKey]++
 			e.Sequence = sequences[e.OrderingKey]

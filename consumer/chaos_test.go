@@ -73,7 +73,7 @@ func TestInboxChaos(t *testing.T) {
 		t.Fatal(context.Cause(s.ctx))
 	}
 	brought := time.Since(load.begun)
-	s.awaitRow(plan.patience, 50*time.Millisecond, "the inbox to drain",
+	s.awaitRow(plan.patience, plan.every/5, "the inbox to drain",
 		`SELECT NOT EXISTS (SELECT FROM processed_events WHERE processing_state IN ('pending', 'processing'))`)
 	drained := time.Since(load.begun)
 	calm()

@@ -97,7 +97,7 @@ func (f *fate) answerAlive(p *player) {
 
 // What answerAlive says.
 const (
-	alive     = "alive after "
+	alive     = "alive: "
 	separator = "; "
 )
 
