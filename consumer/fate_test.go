@@ -208,6 +208,7 @@ func nameStatement(conn *pgx.Conn, text string) {
 		{"claim = e.claim + 1", "the claim"},
 		{"SELECT payload", "the beginning of the work"},
 		{"INSERT INTO effect", "the effect"},
+		{"inbox_prune(", "the pruning"},
 		{"commit", "COMMIT"},
 		{"begin", "BEGIN"},
 	} {
