@@ -310,3 +310,57 @@ func TestRouterBehindTheMiddleware(t *testing.T) {
 		e.wantRows("v", 1, 1)
 	})
 }
+
+// In an inbox, an event that is newer than the receiver waits for the deploy, and holds up nobody.
+func TestRouterInAnInbox(t *testing.T) {
+	t.Parallel()
+	effects := func(ctx context.Context, event consumer.Event, _ struct{ Key string }) error {
+		return effectOf(ctx, event.Key)
+	}
+	before := consumer.NewRouter()
+	consumer.HandleJSON(before, "invoice.created", 1, effects)
+	old := newInbox(t, consumer.InboxConfig{Handle: before.Dispatch, PollInterval: never})
+	old.run()
+
+	old.record("known")
+	old.wantWorked("known", consumer.ResultProcessed)
+	old.record("newer", with(webhook.EventVersion, "2"), ordered("a", 1))
+	if report := old.wantWorked("newer", consumer.ResultIgnored); !errors.Is(report.Err, consumer.ErrUnknownEvent) {
+		t.Errorf("report %+v", report)
+	}
+	old.record("other", with(webhook.EventType, "invoice.deleted"))
+	old.wantWorked("other", consumer.ResultIgnored)
+	old.record("next", ordered("a", 2))
+	old.wantWorked("next", consumer.ResultProcessed)
+	old.wantState("newer", consumer.StateIgnored, 1)
+	if n := old.count("SELECT count(*) FROM processed_events WHERE last_error = 'no handler for invoice.created version 2'"); n != 1 {
+		t.Error("the reason is not there")
+	}
+	got := old.do(old.newRequest("malformed", `{"key":4711}`))
+	if got.status != http.StatusAccepted {
+		t.Fatalf("status %d", got.status)
+	}
+	if report := old.wantWorked("malformed", consumer.ResultFailed); !report.Final || strings.Contains(report.Err.Error(), "4711") {
+		t.Errorf("report %+v", report)
+	}
+	old.wantState("malformed", consumer.StateFailed, 1)
+	if err := old.stop(); err != nil {
+		t.Fatal(err)
+	}
+
+	after := consumer.NewRouter()
+	consumer.HandleJSON(after, "invoice.*", 0, effects)
+	deployed := old.again(consumer.InboxConfig{Handle: after.Dispatch, PollInterval: never})
+	deployed.run()
+	if n, err := deployed.inbox.Replay(t.Context(), consumer.Filter{Type: "invoice.*", States: []consumer.State{consumer.StateIgnored}}); n != 2 || err != nil {
+		t.Errorf("replayed %d, %v", n, err)
+	}
+	for range 2 {
+		if report := deployed.worked(); report.Result != consumer.ResultProcessed {
+			t.Errorf("report %+v", report)
+		}
+	}
+	for _, key := range []string{"known", "newer", "other", "next"} {
+		deployed.wantRows(key, 1, 1)
+	}
+}
