@@ -25,8 +25,9 @@ var surroundings = ban{
 
 // exempt may read what they name, for the reason given.
 var exempt = map[string]string{
-	"consumer/examples/": "programs, as those of cmd are",
-	"internal/localpg/":  "runs PostgreSQL's programs on a directory of its own; only tests, benchmarks and the demo import it",
+	"consumer/examples/":    "programs, as those of cmd are",
+	"internal/localpg/":     "runs PostgreSQL's programs on a directory of its own; only tests, benchmarks and the demo import it",
+	"internal/localserver/": "runs other servers on a directory of its own; only tests import it",
 }
 
 func readsSurroundings(files []*source) (violations []string) {

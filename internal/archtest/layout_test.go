@@ -18,12 +18,13 @@ var (
 	optionalTopLevel = []string{"CHANGELOG.md", "Dockerfile", ".dockerignore", ".ci", ".gitignore", ".gitattributes", ".golangci.yml"}
 
 	goPackages = []string{
-		"cmd/outbox-relay", "cmd/demo", "outbox", "relay", "consumer", "consumer/promobserver", "consumer/storetest", "migrations",
+		"cmd/outbox-relay", "cmd/demo", "outbox", "relay", "consumer", "consumer/promobserver", "migrations",
+		"consumer/storetest", "consumer/redisstore",
 		"consumer/examples", "consumer/examples/internal/server", "consumer/examples/internal/exampletest",
 		"consumer/examples/nethttp", "consumer/examples/chi", "consumer/examples/echo", "consumer/examples/sqlx",
 		"consumer/examples/gorm", "consumer/examples/svix", "consumer/examples/stripe", "consumer/examples/worker",
 		"internal/webhook", "internal/admin", "internal/archtest",
-		"internal/localpg", "internal/localpg/pgtest", "internal/localpg/withpg",
+		"internal/localpg", "internal/localpg/pgtest", "internal/localpg/withpg", "internal/localserver",
 	}
 
 	// Names that say nothing about what is inside collect everything.

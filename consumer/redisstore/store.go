@@ -1,0 +1,199 @@
+package redisstore
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+)
+
+// Store is a [consumer.Store] in Redis, made by [New]. It is safe for concurrent use and starts nothing.
+type Store struct {
+	client                     redis.UniversalClient
+	prefix                     string
+	acquire, complete, release *redis.Script
+}
+
+var _ consumer.Store = (*Store)(nil)
+
+// Options say how a [Store] uses Redis. The zero value is right for most.
+type Options struct {
+	// Prefix begins every key. Default "inbox:". To change it is to forget all events.
+	Prefix string
+}
+
+// New returns a store that uses client, which remains the caller's to close. Redis 4.0 or later is needed. It panics when
+// client is nil.
+func New(client redis.UniversalClient, o Options) *Store {
+	if client == nil {
+		panic("redisstore: New needs a client")
+	}
+	s := &Store{client: client, prefix: o.Prefix}
+	if s.prefix == "" {
+		s.prefix = "inbox:"
+	}
+	s.acquire, s.complete, s.release = redis.NewScript(acquireScript), redis.NewScript(completeScript), redis.NewScript(releaseScript)
+	return s
+}
+
+// key is unambiguous because an escaped source holds no colon.
+func (s *Store) key(c consumer.Claim) []string {
+	return []string{s.prefix + url.QueryEscape(c.Source) + ":" + c.Key}
+}
+
+// acquireScript returns what is kept of a known event, an empty list when another claim holds it, and 1 when this claim
+// does. The field status tells a known event from one that is held.
+const acquireScript = `
+local kept = redis.call('HMGET', KEYS[1], 'token', 'status', 'hash', 'header', 'body', 'omitted')
+if kept[2] then
+	return {kept[2], kept[3], kept[4], kept[5], kept[6]}
+end
+if kept[1] and kept[1] ~= ARGV[1] then
+	return {}
+end
+redis.call('HSET', KEYS[1], 'token', ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 1`
+
+// Acquire implements [consumer.Store].
+func (s *Store) Acquire(ctx context.Context, c consumer.Claim, lease time.Duration) (consumer.Acquired, error) {
+	reply, err := s.acquire.Run(ctx, s.client, s.key(c), c.Token, milliseconds(lease)).Result()
+	if err != nil {
+		return consumer.Acquired{}, fmt.Errorf("ask Redis: %w", err)
+	}
+	switch reply := reply.(type) {
+	case int64:
+		return consumer.Acquired{Claimed: true}, nil
+	case []any:
+		if len(reply) == 0 {
+			return consumer.Acquired{}, nil
+		}
+		known, err := readKnown(reply)
+		if err != nil {
+			return consumer.Acquired{}, fmt.Errorf("read what Redis keeps under %q: %w", s.key(c)[0], err)
+		}
+		return consumer.Acquired{Known: known}, nil
+	}
+	return consumer.Acquired{}, fmt.Errorf("ask Redis: unexpected reply of type %T", reply)
+}
+
+// readKnown reads status, hash, header, body and omitted.
+func readKnown(reply []any) (*consumer.Known, error) {
+	var fields [5]string
+	for i := range fields {
+		text, ok := reply[i].(string)
+		if !ok {
+			return nil, errors.New("a field is missing")
+		}
+		fields[i] = text
+	}
+	known := &consumer.Known{}
+	if copy(known.Hash[:], fields[1]) != len(known.Hash) {
+		return nil, errors.New("the hash is too short")
+	}
+	r := &known.Response
+	var err error
+	if r.Status, err = strconv.Atoi(fields[0]); err != nil {
+		return nil, fmt.Errorf("read status: %w", err)
+	}
+	if err := json.Unmarshal([]byte(fields[2]), &r.Header); err != nil {
+		return nil, fmt.Errorf("read header: %w", err)
+	}
+	r.BodyOmitted = fields[4] == "1"
+	if fields[3] != "" {
+		r.Body = []byte(fields[3])
+	}
+	return known, nil
+}
+
+// completeScript returns 0 when the event is another claim's. The token stays, so that the command can be repeated.
+const completeScript = `
+local token = redis.call('HGET', KEYS[1], 'token')
+if token and token ~= ARGV[1] then
+	return 0
+end
+redis.call('HSET', KEYS[1], 'token', ARGV[1], 'status', ARGV[3], 'hash', ARGV[4], 'header', ARGV[5], 'body', ARGV[6], 'omitted', ARGV[7])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 1`
+
+// Complete implements [consumer.Store].
+func (s *Store) Complete(ctx context.Context, c consumer.Claim, r consumer.Response, ttl time.Duration) error {
+	header, err := json.Marshal(r.Header)
+	if err != nil {
+		return fmt.Errorf("encode header: %w", err)
+	}
+	omitted := "0"
+	if r.BodyOmitted {
+		omitted = "1"
+	}
+	done, err := s.complete.Run(ctx, s.client, s.key(c),
+		c.Token, milliseconds(ttl), r.Status, string(c.Hash[:]), string(header), string(r.Body), omitted).Int()
+	switch {
+	case err != nil:
+		return fmt.Errorf("tell Redis: %w", err)
+	case done == 0:
+		return consumer.ErrLeaseLost
+	}
+	return nil
+}
+
+// releaseScript removes the event while it is held by this claim, and not once it is known.
+const releaseScript = `
+local kept = redis.call('HMGET', KEYS[1], 'token', 'status')
+if kept[1] == ARGV[1] and not kept[2] then
+	redis.call('DEL', KEYS[1])
+end
+return 1`
+
+// Release implements [consumer.Store].
+func (s *Store) Release(ctx context.Context, c consumer.Claim) error {
+	if err := s.release.Run(ctx, s.client, s.key(c), c.Token).Err(); err != nil {
+		return fmt.Errorf("tell Redis: %w", err)
+	}
+	return nil
+}
+
+// milliseconds is how Redis counts. A time to live of 0 would remove the key at once.
+func milliseconds(d time.Duration) int64 { return max(1, d.Milliseconds()) }
+
+// Check reports whether Redis may evict what is remembered: call it at start, and do not start on an error. It reads INFO
+// of every master and needs no right to change anything.
+func (s *Store) Check(ctx context.Context) error {
+	check := func(ctx context.Context, node redis.Cmdable) error {
+		text, err := node.Info(ctx, "memory").Result()
+		if err != nil {
+			return fmt.Errorf("read INFO memory: %w", err)
+		}
+		limit, policy := field(text, "maxmemory"), field(text, "maxmemory_policy")
+		switch {
+		case limit == "" || policy == "":
+			return errors.New("read INFO memory: Redis does not tell maxmemory and its policy; see to it that nothing is evicted")
+		case limit != "0" && policy != "noeviction":
+			return fmt.Errorf("redis evicts keys at %s bytes (maxmemory-policy %s), and every evicted event is processed again when it is "+
+				"sent again: set maxmemory-policy noeviction", limit, policy)
+		}
+		return nil
+	}
+	if cluster, ok := s.client.(*redis.ClusterClient); ok {
+		return cluster.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error { return check(ctx, node) })
+	}
+	return check(ctx, s.client)
+}
+
+// field returns a field of INFO.
+func field(info, name string) string {
+	for line := range strings.Lines(info) {
+		if value, ok := strings.CutPrefix(line, name+":"); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,223 @@
+package redisstore_test
+
+import (
+	"context"
+	"crypto/rand"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/redisstore"
+	"github.com/outbox-relay/outbox-relay/consumer/storetest"
+)
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	storetest.RunStore(t, func(t testing.TB) consumer.Store {
+		s, o := common(t)
+		return redisstore.New(client(t, s), o)
+	})
+	storetest.Run(t, storetest.Subject{
+		Promises: storetest.Promises{SurvivesRestart: true},
+		New: func(t testing.TB) storetest.Memory {
+			s, o := common(t)
+			return memory(t, s, o)
+		},
+		NewServer: func(t testing.TB) storetest.Memory { return memory(t, server(t), redisstore.Options{}) },
+	})
+}
+
+// A Redis without persistence forgets at a restart, as the documentation says.
+func TestConformanceWithoutPersistence(t *testing.T) {
+	t.Parallel()
+	storetest.Run(t, storetest.Subject{
+		New: func(t testing.TB) storetest.Memory {
+			s, o := common(t)
+			return memory(t, s, o)
+		},
+		NewServer: func(t testing.TB) storetest.Memory {
+			return memory(t, server(t, "--appendonly", "no"), redisstore.Options{})
+		},
+	})
+}
+
+func claim(key string) consumer.Claim {
+	return consumer.Claim{Source: "fin ance:", Key: key, Token: rand.Text()}
+}
+
+func TestKeyAndTimesToLive(t *testing.T) {
+	t.Parallel()
+	s := server(t)
+	c := client(t, s)
+	store, ctx := redisstore.New(c, redisstore.Options{}), t.Context()
+	const name = "inbox:fin+ance%3A:a:{b}"
+	want := func(what string, most time.Duration) {
+		t.Helper()
+		if got := c.PTTL(ctx, name).Val(); got <= most/2 || got > most {
+			t.Errorf("%s: the time to live is %v, want %v", what, got, most)
+		}
+	}
+	one := claim("a:{b}")
+	if got, err := store.Acquire(ctx, one, time.Hour); err != nil || !got.Claimed {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	want("claimed", time.Hour)
+	if err := store.Complete(ctx, one, consumer.Response{Status: 200}, 7*24*time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	want("completed", 7*24*time.Hour)
+	if got, err := store.Acquire(ctx, claim("a:{b}"), time.Hour); err != nil || got.Known == nil {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	want("asked for again", 7*24*time.Hour)
+}
+
+// Redis forgets scripts at a restart or a failover. The client then sends them again.
+func TestForgottenScripts(t *testing.T) {
+	t.Parallel()
+	s := server(t)
+	c := client(t, s)
+	store, ctx, one := redisstore.New(c, redisstore.Options{}), t.Context(), claim("k")
+	flush := func() {
+		t.Helper()
+		if err := c.ScriptFlush(ctx).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		flush()
+		if got, err := store.Acquire(ctx, one, time.Hour); err != nil || !got.Claimed {
+			t.Fatalf("%+v, %v", got, err)
+		}
+		flush()
+		if err := store.Release(ctx, one); err != nil {
+			t.Fatal(err)
+		}
+		flush()
+	}
+	if err := store.Complete(ctx, one, consumer.Response{Status: 200}, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What is not this package's must not be taken for an event, new or known.
+func TestKeysOfOthers(t *testing.T) {
+	t.Parallel()
+	s, o := common(t)
+	c := client(t, s)
+	store, ctx := redisstore.New(c, o), t.Context()
+	for name, put := range map[string]func(key string) error{
+		"a text":        func(key string) error { return c.Set(ctx, key, "x", 0).Err() },
+		"odd fields":    func(key string) error { return c.HSet(ctx, key, "token", "t", "status", "200").Err() },
+		"an odd status": func(key string) error { return c.HSet(ctx, key, odd("status", "x")).Err() },
+		"an odd hash":   func(key string) error { return c.HSet(ctx, key, odd("hash", "x")).Err() },
+		"an odd header": func(key string) error { return c.HSet(ctx, key, odd("header", "x")).Err() },
+	} {
+		if err := put(o.Prefix + "fin+ance%3A:" + name); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := store.Acquire(ctx, claim(name), time.Hour); err == nil {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
+
+func odd(name, value string) map[string]string {
+	fields := map[string]string{
+		"token": "t", "status": "200", "hash": strings.Repeat("h", 32), "header": "{}", "body": "", "omitted": "0",
+	}
+	fields[name] = value
+	return fields
+}
+
+// A cluster refuses scripts that touch more than the key they name.
+func TestCluster(t *testing.T) {
+	t.Parallel()
+	s := server(t, "--cluster-enabled", "yes")
+	if err := client(t, s).ClusterAddSlotsRange(t.Context(), 0, 16383).Err(); err != nil {
+		t.Fatal(err)
+	}
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: []string{"node:1"},
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: "node:1"}}}}, nil
+		},
+		Dialer: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", s.Socket())
+		},
+	})
+	t.Cleanup(func() { cluster.Close() })
+	await(t, func() bool { return strings.Contains(cluster.ClusterInfo(t.Context()).Val(), "cluster_state:ok") })
+	n := 0
+	storetest.RunStore(t, func(testing.TB) consumer.Store {
+		n++
+		return redisstore.New(cluster, redisstore.Options{Prefix: strings.Repeat("x", n)})
+	})
+	if err := redisstore.New(cluster, redisstore.Options{}).Check(t.Context()); err != nil {
+		t.Errorf("check: %v", err)
+	}
+}
+
+// await asks until reached says yes, for what Redis cannot signal.
+func await(t *testing.T, reached func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for !reached() {
+		if ctx.Err() != nil {
+			t.Fatal("it does not come about")
+		}
+	}
+}
+
+func TestCheckFindsEviction(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		limit, policy string
+		sound         bool
+	}{
+		{"0", "noeviction", true},
+		{"0", "allkeys-lru", true}, // without a limit nothing is evicted
+		{"100mb", "noeviction", true},
+		{"100mb", "allkeys-lru", false},
+		{"100mb", "volatile-ttl", false},
+	} {
+		s := server(t, "--maxmemory", c.limit, "--maxmemory-policy", c.policy)
+		err := redisstore.New(client(t, s), redisstore.Options{}).Check(t.Context())
+		if (err == nil) != c.sound || err != nil && !strings.Contains(err.Error(), "set maxmemory-policy noeviction") {
+			t.Errorf("maxmemory %s, %s: %v", c.limit, c.policy, err)
+		}
+		s.Kill()
+		if err := redisstore.New(client(t, s), redisstore.Options{}).Check(t.Context()); err == nil {
+			t.Error("a server that is away passes the check")
+		}
+	}
+}
+
+// A Redis that is full refuses: the handler must not run for an event that cannot be remembered.
+func TestFullRedisRefuses(t *testing.T) {
+	t.Parallel()
+	s := server(t, "--maxmemory-policy", "noeviction")
+	c := client(t, s)
+	store := redisstore.New(c, redisstore.Options{})
+	if err := c.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := store.Acquire(t.Context(), claim("k"), time.Hour); err == nil {
+		t.Errorf("acquired %+v", got)
+	}
+}
+
+func TestNewNeedsAClient(t *testing.T) {
+	t.Parallel()
+	defer func() {
+		if message, _ := recover().(string); !strings.Contains(message, "needs a client") {
+			t.Errorf("panic %q", message)
+		}
+	}()
+	redisstore.New(nil, redisstore.Options{})
+}
