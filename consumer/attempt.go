@@ -174,6 +174,9 @@ func (s *shift) unsuccessful(ctx context.Context, wk *work, report Report) {
 
 // tell logs and reports one attempt.
 func (s *shift) tell(ctx context.Context, wk *work, report Report, what string) {
+	if wk.proof = healthOfAttempt(report); wk.proof == healthDown {
+		wk.cause = &redactedError{text: s.redacted(report.Err), err: report.Err}
+	}
 	level := slog.LevelDebug
 	switch {
 	case report.Final:

@@ -72,10 +72,32 @@ func healthOf(report Report, ended error, took time.Duration) (health, error) {
 	return healthUnknown, nil
 }
 
+// healthOfAttempt judges the outcome of an attempt of an inbox's worker.
+func healthOfAttempt(report Report) health {
+	switch report.Result {
+	case ResultProcessed, ResultIgnored:
+		return healthUp
+	case ResultCommitFailed:
+		if isDown(report.Err) {
+			return healthDown
+		}
+	case ResultFailed:
+		verdict := judge(report.Err)
+		switch {
+		case isConflict(report.Err):
+		case verdict.down, errors.Is(report.Err, errTimeout), errors.Is(report.Err, errInterrupted):
+			return healthDown
+		case verdict.action == actFail:
+			return healthUp // it had what it needed in order to refuse
+		}
+	}
+	return healthUnknown
+}
+
 // isDown reports whether an error of COMMIT is the database's own trouble (a lost connection, which has no SQLSTATE, a full
 // disk, a shutdown), or the store's.
 func isDown(err error) bool {
-	if errors.Is(err, errEnded) || errors.Is(err, errAborted) || errors.Is(err, ErrLeaseLost) {
+	if errors.Is(err, errEnded) || errors.Is(err, errAborted) || errors.Is(err, errDropped) || errors.Is(err, ErrLeaseLost) {
 		return false
 	}
 	state := sqlState(err)

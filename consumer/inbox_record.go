@@ -18,28 +18,36 @@ import (
 // next_attempt_at, for the one before it to end. The statement sees what has ended because lockOrderSQL ran before it, as
 // a statement of its own: one statement for both would take its snapshot before it waits for the lock, and two events of
 // a key that are recorded at once would both be due.
+//
+// What is not known may have been forgotten: as in admitSQL, and nothing is written then.
 const recordSQL = `
 WITH locked AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 122550254464888)) AS ok,
-           set_config('lock_timeout', '100ms', true)
+           set_config('lock_timeout', '100ms', true),
+           coalesce($15::timestamptz < (SELECT received_before FROM inbox_forgotten WHERE source = $1::text), false)
+               OR coalesce($16::timestamptz < now(), false) AS old
+), recorded AS (
+    INSERT INTO processed_events
+        (source, idempotency_key, payload_hash, event_type, event_version, related_reference, processing_state, attempts,
+         payload, request_headers, event_id, ordering_key, sequence, not_after, inbox_id, next_attempt_at)
+    SELECT $1::text, $2::text, $3::bytea, $4::text, $5::integer, nullif($6::text, ''), 'pending', 0,
+           $7::bytea, $8::text::jsonb, nullif($9::bigint, 0), nullif($10::text, ''), $11::bigint,
+           coalesce($12::timestamptz, now() + make_interval(secs => nullif($13::float8, 0))), nextval('inbox_id_seq'),
+           CASE WHEN $10::text = '' OR NOT (
+               EXISTS (SELECT FROM processed_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
+                   AND (e.processing_state = 'processing' OR e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL))
+               OR EXISTS (SELECT FROM processed_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
+                   AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL)
+               OR $14::boolean AND EXISTS (SELECT FROM processed_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
+                   AND e.processing_state = 'failed' AND e.sequence <= $11::bigint)
+           ) THEN now() END
+    FROM locked
+    WHERE ok AND NOT old
+    ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
+    RETURNING next_attempt_at IS NOT NULL AS due
 )
-INSERT INTO processed_events
-    (source, idempotency_key, payload_hash, event_type, event_version, related_reference, processing_state, attempts,
-     payload, request_headers, event_id, ordering_key, sequence, not_after, inbox_id, next_attempt_at)
-SELECT $1::text, $2::text, $3::bytea, $4::text, $5::integer, nullif($6::text, ''), 'pending', 0,
-       $7::bytea, $8::text::jsonb, nullif($9::bigint, 0), nullif($10::text, ''), $11::bigint, $12::timestamptz, nextval('inbox_id_seq'),
-       CASE WHEN $10::text = '' OR NOT (
-           EXISTS (SELECT FROM processed_events e WHERE e.source = $1 AND e.ordering_key = $10
-               AND (e.processing_state = 'processing' OR e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL))
-           OR EXISTS (SELECT FROM processed_events e WHERE e.source = $1 AND e.ordering_key = $10
-               AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL)
-           OR $13::boolean AND EXISTS (SELECT FROM processed_events e WHERE e.source = $1 AND e.ordering_key = $10
-               AND e.processing_state = 'failed' AND e.sequence <= $11)
-       ) THEN now() END
-FROM locked
-WHERE ok
-ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
-RETURNING next_attempt_at IS NOT NULL`
+SELECT locked.ok AND locked.old, recorded.due
+FROM locked LEFT JOIN recorded ON true`
 
 // recorded is what became of a request to record an event.
 type recorded struct {
@@ -64,40 +72,31 @@ func (in *Inbox) record(ctx context.Context, rq *request, header http.Header) (r
 
 	e := &rq.event
 	headers, _ := json.Marshal(recordedHeaders(e, header)) // strings always encode
-	notAfter := any(e.NotAfter)
-	if e.NotAfter.IsZero() {
-		notAfter = nil
-	}
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if e.OrderingKey != "" {
 		queueOrderLock(batch, in.Source, e.OrderingKey)
 	}
-	first, due := false, false
+	var old bool
+	var due *bool // nil: not recorded
 	batch.Queue(recordSQL, in.Source, e.Key, rq.hash[:], e.Type, int32(e.Version), e.RelatedReference,
-		rq.body, string(headers), e.ID, e.OrderingKey, e.Sequence, notAfter, in.cfg.OnFailure == FailureBlocks,
-	).Query(func(rows pgx.Rows) error {
-		for rows.Next() {
-			first = true
-			if err := rows.Scan(&due); err != nil {
-				return err
-			}
-		}
-		return rows.Err()
-	})
+		rq.body, string(headers), e.ID, e.OrderingKey, e.Sequence,
+		shifted(e.NotAfter, 0), in.SenderHorizon.Seconds(), in.cfg.OnFailure == FailureBlocks,
+		shifted(e.CreatedAt, -in.Tolerance), shifted(e.NotAfter, in.Tolerance), // the clocks may differ by that much
+	).QueryRow(func(row pgx.Row) error { return row.Scan(&old, &due) })
 	batch.Queue("commit")
-	results := conn.SendBatch(ctx, batch)
-	err = results.Close()
-	if err != nil {
-		_ = results.Tx().Rollback(ctx)
-	}
+	err = sendAll(ctx, conn, batch)
 	switch {
-	case err == nil && first:
-		return recorded{admission: admitted, state: StatePending, due: due}, nil
+	case err == nil && due != nil:
+		return recorded{admission: admitted, state: StatePending, due: *due}, nil
 	case err != nil && sqlState(err) != stateLockNotAvailable:
 		return recorded{}, fmt.Errorf("record event: %w", err)
 	}
-	return in.known(ctx, conn, rq)
+	found, err := in.known(ctx, conn, rq)
+	if found.admission == busy && old {
+		found.admission = forgotten
+	}
+	return found, err
 }
 
 // knownSQL reads what is kept of an event that was not recorded.

@@ -42,7 +42,8 @@ const (
 // InboxConfig says how an [Inbox] works. Handle and what [Config] requires must be set; everything else has a default.
 type InboxConfig struct {
 	// Config says whom to trust, as for [Middleware]. Isolation is that of the transactions in which Handle works;
-	// CommitTimeout bounds every statement of the inbox itself. MaxResponseBytes has no meaning here.
+	// CommitTimeout bounds every statement of the inbox itself. While Breaker is open events are recorded, but none is
+	// worked. MaxResponseBytes has no meaning here.
 	Config
 
 	// Handle works an event. Required.
@@ -163,7 +164,9 @@ func NewInbox(pool *pgxpool.Pool, cfg InboxConfig) *Inbox {
 // whatever has become of it, and refuses what [Middleware] refuses; the body of both is a small JSON object with the
 // event's state. It needs no Run in its own process.
 func (in *Inbox) Handler() http.Handler {
-	return &recorder{inbox: in, receiver: &receiver{settings: in.settings}}
+	s := *in.settings
+	s.Breaker = nil // what handlers depend on may be down: an event is recorded all the same
+	return &recorder{inbox: in, receiver: &receiver{settings: &s}}
 }
 
 // recorder is what Handler returns. It answers as the middleware's receiver does.
@@ -182,6 +185,7 @@ func (rd *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if rd.Observer != nil {
 		rd.Observer.Received(r.Context(), rq.event)
 	}
+	rd.compareHorizon(r.Context(), &rq)
 	found, err := rd.inbox.record(r.Context(), &rq, r.Header)
 	switch report := (Report{Event: rq.event, Err: err}); {
 	case err != nil:
@@ -193,6 +197,9 @@ func (rd *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case found.admission == reused:
 		report.Result = ResultKeyReused
 		rd.finish(w, r, &rq, report, keyReused().answer())
+	case found.admission == forgotten:
+		report.Result = ResultForgotten
+		rd.finish(w, r, &rq, report, tooOld().answer())
 	case found.admission == duplicate:
 		report.Result = ResultDuplicate
 		rd.finish(w, r, &rq, report, stateAnswer(http.StatusOK, found.state).replayed())
@@ -228,7 +235,7 @@ func recordedHeaders(e *Event, header http.Header) http.Header {
 	kept := http.Header{}
 	for name, values := range header {
 		if storable(name, values) && (!e.Foreign && strings.HasPrefix(name, webhook.OutboxPrefix) ||
-			name == "Content-Type" || name == webhook.ID || name == webhook.TraceParent || name == webhook.TraceState) {
+			name == "Content-Type" || name == webhook.ID) {
 			kept[name] = values
 		}
 	}

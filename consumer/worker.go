@@ -16,7 +16,11 @@ type ticket struct {
 	key       string
 	fence     int64
 	eventType string
-	promoted  bool // when it has ended: it let another event go
+	pass      pass // of the breaker
+
+	promoted bool   // when it has ended: it let another event go
+	proof    health // and what it proved
+	cause    error
 }
 
 // shift is one call of Run. One goroutine claims, for all workers together, and owns what is not said to be shared.
@@ -39,6 +43,8 @@ type shift struct {
 	more    bool               // there may be something to claim
 	last    string             // type that the last claim ended with
 	passed  time.Time          // when others were last told that this process cannot take everything
+
+	heldUntil time.Time // the breaker lets nothing be claimed before
 
 	suspects  map[string]int64 // what the last look found without a worker: key and fence
 	polled    time.Time
@@ -108,11 +114,11 @@ func (s *shift) claimUntil(ctx context.Context) {
 	for ctx.Err() == nil {
 		free := s.cfg.Workers - len(s.tickets)
 		s.free.Store(int64(free))
-		if s.more && free > 0 {
+		if s.more && free > 0 && !time.Now().Before(s.heldUntil) {
 			s.claim(ctx, free)
 			continue
 		}
-		if s.more {
+		if s.more && free == 0 {
 			s.passOn(ctx)
 		}
 		select {
@@ -135,14 +141,32 @@ func (s *shift) end(t *ticket) {
 		s.more = true // what was over the limit may be due
 	}
 	s.more = s.more || t.promoted
+	s.Breaker.leave(t.pass, time.Now(), t.proof, t.cause)
+	s.heldUntil = time.Time{} // it may have closed
 }
 
 // claim takes what is due for the workers that are free, and lets them begin.
 func (s *shift) claim(ctx context.Context, free int) {
+	now := time.Now()
+	pass, wait, ok := s.Breaker.enter(now)
+	if !ok {
+		s.heldUntil = now.Add(spread(wait)) // the next tick after it looks again
+		return
+	}
+	if pass.probe {
+		free = 1
+	}
+	if n := s.claimFor(ctx, free, pass); n == 0 {
+		s.Breaker.leave(pass, now, healthUnknown, nil)
+	}
+}
+
+// claimFor is claim with the breaker's leave, which each of the events takes with it. It returns how many there are.
+func (s *shift) claimFor(ctx context.Context, free int, pass pass) int {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		s.failed(ctx, err)
-		return
+		return 0
 	}
 	// No more than can begin at once: an event that waits for a connection waits where nobody else can work it. The first
 	// goes on with the connection of the claim, so one can begin however busy the pool is.
@@ -161,16 +185,17 @@ func (s *shift) claim(ctx context.Context, free int) {
 	if err != nil {
 		conn.Release()
 		s.failed(ctx, err)
-		return
+		return 0
 	}
 	s.trouble.over(ctx)
 	s.more = len(tickets) == limit
 	if len(tickets) == 0 {
 		conn.Release()
-		return
+		return 0
 	}
 	s.last = tickets[len(tickets)-1].eventType
 	for _, t := range tickets {
+		t.pass = pass
 		s.tickets[t.key] = t
 		if _, limited := s.cfg.TypeWorkers[t.eventType]; limited {
 			s.limited[t.eventType]++
@@ -178,6 +203,7 @@ func (s *shift) claim(ctx context.Context, free int) {
 		s.start(ctx, conn, t)
 		conn = nil // it is the first worker's
 	}
+	return len(tickets)
 }
 
 func (s *shift) start(ctx context.Context, conn *pgxpool.Conn, t *ticket) {
