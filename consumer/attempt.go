@@ -174,9 +174,12 @@ func (s *shift) unsuccessful(ctx context.Context, wk *work, report Report) {
 
 // tell logs and reports one attempt.
 func (s *shift) tell(ctx context.Context, wk *work, report Report, what string) {
-	if wk.proof = healthOfAttempt(report); wk.proof == healthDown {
-		wk.cause = &redactedError{text: s.redacted(report.Err), err: report.Err}
+	proof, cause := healthOfAttempt(report), error(nil)
+	if proof == healthDown {
+		cause = &redactedError{text: s.redacted(report.Err), err: report.Err}
 	}
+	wk.told = true
+	s.Breaker.leave(wk.pass, time.Now(), proof, cause)
 	level := slog.LevelDebug
 	switch {
 	case report.Final:

@@ -70,7 +70,7 @@ func (p *inboxProcess) openOn(pool *pgxpool.Pool, cfg consumer.InboxConfig) {
 	if cfg.Handle == nil {
 		cfg.Handle = func(ctx context.Context, event consumer.Event, _ []byte) error { return effectOf(ctx, event.Key) }
 	}
-	if len(cfg.Secrets) == 0 && !cfg.AllowUnsigned {
+	if len(cfg.Secrets) == 0 && !cfg.AllowUnsigned && cfg.Verify == nil {
 		cfg.Secrets = []string{secretText}
 	}
 	if cfg.Observer == nil {
@@ -126,7 +126,7 @@ func ordered(key string, sequence int) func(http.Header) {
 func (p *inboxProcess) record(key string, change ...func(http.Header)) {
 	p.t.Helper()
 	if got := p.do(p.newRequest(key, `{"key":"`+key+`"}`, change...)); got.status != http.StatusAccepted {
-		p.t.Fatalf("recording %s: status %d, %s", key, got.status, got.body)
+		p.t.Fatalf("recording %s: status %d, %s\n%s", key, got.status, got.body, p.logged)
 	}
 }
 

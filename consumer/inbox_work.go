@@ -126,6 +126,11 @@ func sendAll(ctx context.Context, conn *pgxpool.Conn, batch *pgx.Batch) error {
 	return err
 }
 
+// stillClaimed is true of an event that is being worked under the fence $3. The state is compared in a way that no partial index
+// answers: while the table is small, or its statistics are old, the planner may think that reading everything which is
+// being worked is as cheap as finding one row by its key, and go on to do so.
+const stillClaimed = `claim = $3::bigint AND processing_state || '' = 'processing'`
+
 // beginSQL begins the work on a claimed event, and reads it. The lock of the row is the lease: it ends with the worker's
 // transaction, however that ends, and needs no time to expire. Whoever comes second, because the event was given back and
 // claimed again meanwhile, finds the row locked, or another fence or state.
@@ -141,7 +146,7 @@ SELECT payload, coalesce(request_headers::text, '{}'), attempts, interruptions, 
            THEN current_setting('idle_in_transaction_session_timeout')
            ELSE (ceil($4::float8 * 1000)::bigint)::text END, true)
 FROM processed_events
-WHERE source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'
+WHERE source = $1::text AND idempotency_key = $2::text AND ` + stillClaimed + `
 FOR UPDATE SKIP LOCKED`
 
 // begin opens the transaction in which the handler works. It returns nil, without an error, when the event is not this
@@ -177,7 +182,7 @@ WITH finished AS (
     UPDATE processed_events
     SET processing_state = $4::text, processed_at = clock_timestamp(), attempts = attempts + 1, interruptions = 0,
         next_attempt_at = NULL, last_error = nullif($5::text, '')
-    WHERE source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'
+    WHERE source = $1::text AND idempotency_key = $2::text AND ` + stillClaimed + `
       AND pg_current_xact_id() = $6::text::xid8
     RETURNING 1
 )
@@ -225,19 +230,18 @@ func (s *shift) finish(ctx context.Context, wk *work, state State, reason string
 const promoteSQL = `
 UPDATE processed_events e
 SET next_attempt_at = now()
-FROM (
-    SELECT w.idempotency_key, w.sequence, w.inbox_id
+WHERE e.ctid = (
+    SELECT w.ctid
     FROM processed_events w
     WHERE w.source = $1::text AND w.ordering_key = $2::text AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
     ORDER BY w.sequence, w.inbox_id
     LIMIT 1
-) next
-WHERE e.source = $1::text AND e.idempotency_key = next.idempotency_key
+  )
   AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL
   AND NOT EXISTS (SELECT FROM processed_events g WHERE g.source = $1::text AND g.ordering_key = $2::text
       AND (g.processing_state = 'processing' OR g.processing_state = 'pending' AND g.next_attempt_at IS NOT NULL))
   AND NOT ($3::boolean AND EXISTS (SELECT FROM processed_events f WHERE f.source = $1::text AND f.ordering_key = $2::text
-      AND f.processing_state = 'failed' AND (f.sequence, f.inbox_id) < (next.sequence, next.inbox_id)))`
+      AND f.processing_state = 'failed' AND (f.sequence, f.inbox_id) < (e.sequence, e.inbox_id)))`
 
 func (in *Inbox) queuePromote(batch *pgx.Batch, orderingKey string, promoted *bool) {
 	batch.Queue(promoteSQL, in.Source, orderingKey, in.cfg.OnFailure == FailureBlocks).Exec(func(changed pgconn.CommandTag) error {
@@ -289,7 +293,7 @@ SET processing_state = $4::text,
     last_error = $6::text,
     next_attempt_at = CASE WHEN $4::text = 'pending' THEN now() + make_interval(secs => $7::float8) END,
     processed_at = CASE WHEN $4::text = 'failed' THEN clock_timestamp() END
-WHERE source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'`
+WHERE source = $1::text AND idempotency_key = $2::text AND ` + stillClaimed
 
 // settle writes down that an attempt has ended without success. It reports false when the event was not this worker's to
 // settle any more: somebody else has it, or the commit that seemed to fail did not.
@@ -307,7 +311,7 @@ func (s *shift) settle(ctx context.Context, wk *work, o settlement) (mine bool, 
 const giveBackSQL = `
 UPDATE processed_events
 SET processing_state = 'pending'
-WHERE source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'`
+WHERE source = $1::text AND idempotency_key = $2::text AND ` + stillClaimed
 
 func (s *shift) giveBack(ctx context.Context, t *ticket) error {
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)

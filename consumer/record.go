@@ -114,9 +114,9 @@ func (c InboxConfig) complete(connections int) (settings, InboxConfig) {
 			panic(fmt.Sprintf("consumer: InboxConfig.TypeWorkers[%q] is %d: it must be at least 1; Router.Fallback or Ignore is for events that nobody wants", kind, n))
 		}
 	}
-	orDefault("PollInterval", &c.PollInterval, time.Second)
-	orDefault("HandlerTimeout", &c.HandlerTimeout, time.Minute)
-	orDefault("DrainTimeout", &c.DrainTimeout, 20*time.Second)
+	defaultIn("InboxConfig", "PollInterval", &c.PollInterval, time.Second)
+	defaultIn("InboxConfig", "HandlerTimeout", &c.HandlerTimeout, time.Minute)
+	defaultIn("InboxConfig", "DrainTimeout", &c.DrainTimeout, 20*time.Second)
 	c.completeRetries()
 	switch c.OnFailure {
 	case "":

@@ -18,9 +18,8 @@ type ticket struct {
 	eventType string
 	pass      pass // of the breaker
 
-	promoted bool   // when it has ended: it let another event go
-	proof    health // and what it proved
-	cause    error
+	promoted bool // when it has ended: it let another event go
+	told     bool // and the breaker has heard of it
 }
 
 // shift is one call of Run. One goroutine claims, for all workers together, and owns what is not said to be shared.
@@ -141,7 +140,9 @@ func (s *shift) end(t *ticket) {
 		s.more = true // what was over the limit may be due
 	}
 	s.more = s.more || t.promoted
-	s.Breaker.leave(t.pass, time.Now(), t.proof, t.cause)
+	if !t.told {
+		s.Breaker.leave(t.pass, time.Now(), healthUnknown, nil)
+	}
 	s.heldUntil = time.Time{} // it may have closed
 }
 

@@ -1,0 +1,366 @@
+package consumer_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/http"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
+
+// Whatever a handler does, its effect and the event's state agree, the process survives, and what counts as an attempt is
+// counted.
+func TestInboxAttempts(t *testing.T) {
+	t.Parallel()
+	type want struct {
+		result   consumer.Result
+		state    consumer.State
+		attempts int
+		effects  int
+		text     string // in last_error
+		final    bool
+	}
+	retried := func(text string) want {
+		return want{consumer.ResultFailed, consumer.StatePending, 1, 0, text, false}
+	}
+	exec := func(ctx context.Context, query string) error {
+		_, err := consumer.Tx(ctx).Exec(ctx, query)
+		return err
+	}
+	for name, test := range map[string]struct {
+		handle func(ctx context.Context) error // after the effect is written
+		change func(*consumer.InboxConfig)
+		want   want
+	}{
+		"nil":       {func(context.Context) error { return nil }, nil, want{consumer.ResultProcessed, consumer.StateSucceeded, 1, 1, "", false}},
+		"an error":  {func(context.Context) error { return errHandler }, nil, retried(errHandler.Error())},
+		"permanent": {func(context.Context) error { return consumer.Permanent(errHandler) }, nil, want{consumer.ResultFailed, consumer.StateFailed, 1, 0, errHandler.Error(), true}},
+		"ignore":    {func(context.Context) error { return consumer.Ignore("not ours") }, nil, want{consumer.ResultIgnored, consumer.StateIgnored, 1, 1, "not ours", false}},
+		"an unknown event": {
+			func(ctx context.Context) error {
+				return consumer.NewRouter().Dispatch(ctx, consumer.EventFrom(ctx), nil)
+			},
+			nil, want{consumer.ResultIgnored, consumer.StateIgnored, 1, 1, "invoice.created", false},
+		},
+		"a credential in an error": {
+			func(context.Context) error { return errors.New("dial postgres://u:s3cret@h/db\x00\n") }, nil, retried("dial postgres://***@h/db"),
+		},
+		"the last attempt": {
+			func(context.Context) error { return errHandler },
+			func(c *consumer.InboxConfig) { c.MaxAttempts = 1 }, want{consumer.ResultFailed, consumer.StateFailed, 1, 0, errHandler.Error(), true},
+		},
+		"a panic":     {func(context.Context) error { panic("oh") }, nil, retried("the handler panicked: oh")},
+		"a nil panic": {func(context.Context) error { panic(nil) }, nil, retried("the handler panicked: panic called with nil argument")},
+		"an abort":    {func(context.Context) error { panic(http.ErrAbortHandler) }, nil, retried("abort")},
+		"Goexit":      {func(context.Context) error { runtime.Goexit(); return nil }, nil, retried("ended its goroutine")},
+		"a swallowed error": {
+			func(ctx context.Context) error { _ = exec(ctx, "SELECT 1/0"); return nil }, nil,
+			want{consumer.ResultCommitFailed, consumer.StatePending, 1, 0, "a statement of the handler failed", false},
+		},
+		"its own Rollback": {
+			func(ctx context.Context) error { _ = consumer.Tx(ctx).Rollback(ctx); return nil }, nil,
+			want{consumer.ResultCommitFailed, consumer.StatePending, 1, 0, "committed or rolled back", false},
+		},
+		"its own Commit, refused": {
+			func(ctx context.Context) error { return consumer.Tx(ctx).Commit(ctx) }, nil, retried(consumer.ErrMiddlewareCommits.Error()),
+		},
+		"its own COMMIT": {
+			func(ctx context.Context) error { return exec(ctx, "COMMIT") }, nil,
+			want{consumer.ResultCommitFailed, consumer.StatePending, 1, 1, "committed or rolled back", false},
+		},
+		"COMMIT and BEGIN": { // its second effect must not follow
+			func(ctx context.Context) error {
+				return errors.Join(exec(ctx, "COMMIT"), exec(ctx, "BEGIN"), exec(ctx, "INSERT INTO effect (key) VALUES ('k')"))
+			}, nil,
+			want{consumer.ResultCommitFailed, consumer.StatePending, 1, 1, "committed or rolled back", false},
+		},
+		"COMMIT AND CHAIN": {
+			func(ctx context.Context) error { return exec(ctx, "COMMIT AND CHAIN") }, nil,
+			want{consumer.ResultCommitFailed, consumer.StatePending, 1, 1, "committed or rolled back", false},
+		},
+		"ROLLBACK AND CHAIN": {
+			func(ctx context.Context) error { return exec(ctx, "ROLLBACK AND CHAIN") }, nil,
+			want{consumer.ResultCommitFailed, consumer.StatePending, 1, 0, "committed or rolled back", false},
+		},
+		"a deferred constraint": {
+			func(ctx context.Context) error { return exec(ctx, "INSERT INTO child VALUES (7)") }, nil,
+			want{consumer.ResultCommitFailed, consumer.StatePending, 1, 0, "foreign key", false},
+		},
+		"a conflict": { // of transactions: nobody's fault, and no attempt
+			func(ctx context.Context) error {
+				return exec(ctx, "DO $$ BEGIN RAISE 'in the way' USING ERRCODE = '40001'; END $$")
+			}, nil,
+			want{consumer.ResultFailed, consumer.StatePending, 0, 0, "in the way", false},
+		},
+		"a timeout": {
+			func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
+			func(c *consumer.InboxConfig) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within InboxConfig.HandlerTimeout"),
+		},
+		"a timeout, and success": {
+			func(ctx context.Context) error { <-ctx.Done(); return nil },
+			func(c *consumer.InboxConfig) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within InboxConfig.HandlerTimeout"),
+		},
+		"a timeout in a statement": {
+			func(ctx context.Context) error { return exec(ctx, "SELECT pg_sleep(3600)") },
+			func(c *consumer.InboxConfig) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within InboxConfig.HandlerTimeout"),
+		},
+		"a timeout that says permanent": {
+			func(ctx context.Context) error { <-ctx.Done(); return consumer.Permanent(ctx.Err()) },
+			func(c *consumer.InboxConfig) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within InboxConfig.HandlerTimeout"),
+		},
+		"its own backend killed": { // no attempt: the database was in the way
+			func(ctx context.Context) error { return exec(ctx, "SELECT pg_terminate_backend(pg_backend_pid())") }, nil,
+			want{consumer.ResultFailed, consumer.StatePending, 0, 0, "connection of the handler's transaction was lost", false},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg := consumer.InboxConfig{Schedule: []time.Duration{time.Hour}}
+			cfg.Handle = func(ctx context.Context, event consumer.Event, payload []byte) error {
+				if err := effectOf(ctx, event.Key); err != nil {
+					return err
+				}
+				return test.handle(ctx)
+			}
+			if test.change != nil {
+				test.change(&cfg)
+			}
+			p := newInbox(t, cfg)
+			p.run()
+			p.record("k")
+			report := p.wantWorked("k", test.want.result)
+			if report.Final != test.want.final || (report.Err == nil) != (test.want.text == "") {
+				t.Errorf("reported %+v", report)
+			}
+			p.wantState("k", test.want.state, test.want.attempts)
+			p.wantRows("k", test.want.effects, 1)
+			var text string
+			if err := p.pool.QueryRow(t.Context(), "SELECT coalesce(last_error, '') FROM processed_events").Scan(&text); err != nil {
+				t.Fatal(err)
+			}
+			if !strings.Contains(text, test.want.text) || (text == "") != (test.want.text == "") {
+				t.Errorf("last_error is %q, want it to say %q", text, test.want.text)
+			}
+			p.record("after") // the process works on
+			p.worked()
+		})
+	}
+}
+
+// A handler gets the event that the request has proven, and the payload byte for byte.
+func TestInboxHandlersGetTheEventOfTheRequest(t *testing.T) {
+	t.Parallel()
+	type given struct {
+		event   consumer.Event
+		payload string
+		within  consumer.Event
+	}
+	full := func(h http.Header) {
+		for name, value := range map[string]string{
+			webhook.EventVersion: "3", webhook.EventID: "41", webhook.CreatedAt: "2026-01-02T03:04:05.678901Z", webhook.RelatedReference: "INV 7",
+			webhook.OrderingKey: "a/b", webhook.Sequence: "9", webhook.Attempt: "2", webhook.DeliveryID: "41-2-7", webhook.NotAfter: "2126-01-02T03:04:05Z",
+			webhook.Replay: "true", webhook.TraceParent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", webhook.TraceState: "a=1,b=2",
+			"X-Outbox-Of-A-Later-Release": "x", "Authorization": "Bearer sesame", "Cookie": "a=b",
+		} {
+			h.Set(name, value)
+		}
+	}
+	for name, test := range map[string]struct {
+		cfg    consumer.Config
+		change func(http.Header)
+		plain  bool // Standard Webhooks only
+	}{
+		"a relay":        {change: full},
+		"a bare relay":   {change: func(http.Header) {}},
+		"unsigned":       {cfg: consumer.Config{AllowUnsigned: true}, change: full},
+		"a plain sender": {cfg: consumer.Config{AcceptForeign: true}, change: full, plain: true},
+		"a scheme of its own": {cfg: consumer.Config{Verify: func(h http.Header, body []byte, now time.Time) (consumer.Event, error) {
+			return consumer.Event{
+				Key: "k", Type: "charge.succeeded", Version: 2, ID: 3, CreatedAt: time.Unix(1_700_000_000, 123456000).UTC(), RelatedReference: "ch_1", OrderingKey: "cus",
+				Sequence: 4, Attempt: 5, DeliveryID: "d", NotAfter: time.Unix(4_000_000_000, 0).UTC(), Replay: true, TraceParent: "p", TraceState: "s",
+			}, nil
+		}}, change: full},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			requested, worked := make(chan consumer.Event, 1), make(chan given, 1)
+			cfg := consumer.InboxConfig{Config: test.cfg}
+			cfg.Observer = observer{func(e consumer.Event) { requested <- e }}
+			cfg.Handle = func(ctx context.Context, event consumer.Event, payload []byte) error {
+				worked <- given{event, string(payload), consumer.EventFrom(ctx)}
+				return nil
+			}
+			if cfg.Verify == nil && !cfg.AllowUnsigned {
+				cfg.Secrets = []string{secretText}
+			}
+			p := newInbox(t, cfg)
+			p.run()
+			body := "{ \"a\" : 1e3 }\n\x00\xff"
+			r := p.newRequest("k", body, test.change)
+			if test.plain {
+				signPlain(t, r, "msg_1", body) // which covers none of the other headers
+			}
+			if got := p.do(r); got.status != http.StatusAccepted {
+				t.Fatalf("got %d %s", got.status, got.body)
+			}
+			want, got := <-requested, <-worked
+			if got.event != want || got.within != want || got.payload != body {
+				t.Errorf("the handler got\n%+v, %q and in the context\n%+v, the request had\n%+v", got.event, got.payload, got.within, want)
+			}
+			if want.Source == "" || want.Key == "" {
+				t.Errorf("%+v", want)
+			}
+			if n := p.count("SELECT count(*) FROM processed_events WHERE request_headers::text ~* 'sesame|cookie'"); n != 0 {
+				t.Error("a credential is stored")
+			}
+		})
+	}
+}
+
+// observer hears of requests only.
+type observer struct{ received func(consumer.Event) }
+
+func (o observer) Received(_ context.Context, e consumer.Event) { o.received(e) }
+func (o observer) Finished(context.Context, consumer.Report)    {}
+
+// The handler's transaction has the level that Config names; recording never has.
+func TestInboxWorksAtTheIsolationLevelOfItsConfig(t *testing.T) {
+	t.Parallel()
+	for level, want := range map[sql.IsolationLevel]string{
+		sql.LevelDefault: "repeatable read", sql.LevelReadCommitted: "read committed", sql.LevelSerializable: "serializable",
+	} {
+		t.Run(want, func(t *testing.T) {
+			t.Parallel()
+			levels := make(chan string, 1)
+			cfg := consumer.InboxConfig{Config: consumer.Config{Isolation: level}}
+			cfg.Handle = func(ctx context.Context, _ consumer.Event, _ []byte) error {
+				var got string
+				err := consumer.Tx(ctx).QueryRow(ctx, "SHOW transaction_isolation").Scan(&got)
+				levels <- got
+				return err
+			}
+			p := newInbox(t, consumer.InboxConfig{})
+			p.mustExec(repeatableRead)
+			p = p.again(cfg)
+			p.run()
+			p.record("k")
+			if got := <-levels; got != want {
+				t.Errorf("the handler works at %q, want %q", got, want)
+			}
+			p.wantWorked("k", consumer.ResultProcessed)
+		})
+	}
+}
+
+// After its time is up a handler's transaction ends on the server, too, even if nobody is there to end it.
+func TestInboxBoundsTheSessionOfAWorkerThatVanishes(t *testing.T) {
+	t.Parallel()
+	settings := make(chan [2]string, 2)
+	cfg := consumer.InboxConfig{HandlerTimeout: 90 * time.Second, Config: consumer.Config{CommitTimeout: 10 * time.Second}}
+	cfg.Handle = func(ctx context.Context, event consumer.Event, _ []byte) error {
+		var got string
+		err := consumer.Tx(ctx).QueryRow(ctx, "SHOW idle_in_transaction_session_timeout").Scan(&got)
+		settings <- [2]string{event.Key, got}
+		return err
+	}
+	p := newInbox(t, cfg)
+	p.run()
+	p.record("unset")
+	if got := <-settings; got != [2]string{"unset", "100s"} {
+		t.Errorf("got %v", got)
+	}
+	p.wantWorked("unset", consumer.ResultProcessed)
+	if err := p.stop(); err != nil {
+		t.Error(err)
+	}
+	p.dsn = withSetting(p.dsn, "idle_in_transaction_session_timeout", "45s")
+	strict := p.again(cfg)
+	strict.run()
+	strict.record("set")
+	if got := <-settings; got != [2]string{"set", "45s"} {
+		t.Errorf("got %v", got)
+	}
+}
+
+// An event whose row somebody has spoiled is failed, and keeps nobody from working the others.
+func TestInboxFailsWhatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{})
+	for i, headers := range []string{`"text"`, `{"X-Outbox-Sequence": ["x"]}`, `{"X-Outbox-Sequence": "1"}`} {
+		key := fmt.Sprint(i)
+		p.record(key)
+		p.mustExec("UPDATE processed_events SET request_headers = $2::text::jsonb WHERE idempotency_key = $1", key, headers)
+	}
+	p.record("whole")
+	p.run()
+	p.await("SELECT count(*) = 3 FROM processed_events WHERE processing_state = 'failed' AND last_error LIKE 'read recorded headers: %'")
+	p.awaitState("whole", consumer.StateSucceeded)
+}
+
+// What a handler has written is seen when its event is seen to have succeeded, and not before.
+func TestInboxCommitsStateAndEffectTogether(t *testing.T) {
+	t.Parallel()
+	entered, leave := make(chan struct{}), make(chan struct{})
+	p := newInbox(t, consumer.InboxConfig{Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+		err := effectOf(ctx, event.Key)
+		close(entered)
+		<-leave
+		return err
+	}})
+	p.run()
+	p.record("k")
+	<-entered
+	p.wantState("k", consumer.StateProcessing, 0)
+	p.wantRows("k", 0, 1)
+	// A duplicate does not wait for the handler.
+	wantReplayed(t, p.post("k", `{"key":"k"}`), 200, `{"state":"processing"}`+"\n")
+	close(leave)
+	p.wantWorked("k", consumer.ResultProcessed)
+	p.wantRows("k", 1, 1)
+}
+
+// Once in a handler, for the events inside of an event, works as ever; and what Once has recorded is a duplicate for the
+// inbox.
+func TestInboxSharesItsMemory(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+		first, err := consumer.Once(ctx, consumer.Tx(ctx), "outbox", event.Key+"-inside")
+		if err != nil || !first {
+			return fmt.Errorf("first is %v: %w", first, err)
+		}
+		return effectOf(ctx, event.Key)
+	}})
+	middleware := newEnvAt(t, flavours[0], p.dsn, consumer.Config{}, func(e *env) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			_ = effectOf(r.Context(), consumer.EventFrom(r.Context()).Key)
+		}
+	})
+	wantFirst(t, middleware.post("m", "{}"), 200, "")
+	wantReplayed(t, p.post("m", "{}"), 200, `{"state":"succeeded"}`+"\n")
+	p.record("k")
+	wantReplayed(t, middleware.post("k", `{"key":"k"}`), 200, "")
+	wantProblem(t, middleware.post("k", "{}"), 422, "key-reused")
+	p.run()
+	p.awaitState("k", consumer.StateSucceeded)
+	wantReplayed(t, p.post("k-inside", "{}"), 200, `{"state":"succeeded"}`+"\n")
+	p.wantRows("k", 1, 1)
+	p.wantRows("m", 1, 1)
+	if err := pgx.BeginFunc(t.Context(), p.pool, func(tx pgx.Tx) error {
+		first, err := consumer.Once(t.Context(), tx, "outbox", "k")
+		if first {
+			t.Error("Once does not know an event of the inbox")
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,269 @@
+package consumer_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+)
+
+// repeatableRead gives later connections to the test's database another level than the one most databases have.
+const repeatableRead = `DO $$ BEGIN
+	EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = %L', current_database(), 'repeatable read');
+END $$`
+
+// gate holds handlers until they are let through, one by one.
+type gate struct {
+	entered chan string // keys
+	through chan error  // what the handler returns
+}
+
+func newGate() *gate { return &gate{make(chan string, 1000), make(chan error)} }
+
+func (g *gate) handle(ctx context.Context, event consumer.Event, _ []byte) error {
+	if err := effectOf(ctx, event.Key); err != nil {
+		return err
+	}
+	g.entered <- event.Key
+	select {
+	case err := <-g.through:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (g *gate) wantEntered(t *testing.T, key string) {
+	t.Helper()
+	if got := <-g.entered; got != key {
+		t.Fatalf("%s is worked, want %s", got, key)
+	}
+}
+
+// Many events of few keys, with failures at random, through two processes that record and work at once: at no level of
+// isolation does one of a key overtake another, and nothing is left waiting.
+func TestInboxKeepsTheOrderOfEveryKey(t *testing.T) {
+	t.Parallel()
+	for name, prepare := range map[string]string{"read committed": "SELECT 1", "repeatable read": repeatableRead} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const keys, each = 8, 25
+			cfg := consumer.InboxConfig{
+				Workers: 4, Schedule: []time.Duration{0}, PollInterval: 20 * time.Millisecond, MaxAttempts: 1000,
+				Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+					if err := effectOf(ctx, event.Key); err != nil {
+						return err
+					}
+					if rand.IntN(10) == 0 {
+						return errHandler
+					}
+					return nil
+				},
+			}
+			first := newInbox(t, consumer.InboxConfig{})
+			first.mustExec(prepare)
+			p, other := first.again(cfg), first.again(cfg)
+			p.run()
+			other.run()
+			var senders sync.WaitGroup
+			for key := range keys {
+				senders.Go(func() {
+					for i := range each {
+						at := []*inboxProcess{p, other}[rand.IntN(2)]
+						r := at.newRequest(fmt.Sprintf("%d-%02d", key, i), "{}", ordered(fmt.Sprint("key ", key), i+1))
+						if got, err := at.try(r); err != nil || got.status != http.StatusAccepted {
+							t.Errorf("%+v, %v", got, err)
+						}
+					}
+				})
+			}
+			senders.Wait()
+			p.await("SELECT count(*) = $1 FROM processed_events WHERE processing_state = 'succeeded'", keys*each)
+			p.wantInOrder()
+			if n := p.count("SELECT count(*) FROM effect"); n != keys*each {
+				t.Errorf("%d effects, want %d", n, keys*each)
+			}
+		})
+	}
+}
+
+// Two of a key that are recorded at once must not both be due, and the one behind must not be forgotten when the one
+// before it ends at that moment.
+func TestInboxRecordsOneOfAKeyAtATime(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{})
+	release := p.hold(func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\\no', 478660552050))")
+		return err
+	})
+	var posting sync.WaitGroup
+	for i := range 2 {
+		posting.Go(func() { p.record(fmt.Sprint(i), ordered("o", 1+i)) })
+	}
+	p.await("SELECT count(*) = 2 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")
+	release()
+	posting.Wait()
+	if n := p.count("SELECT count(*) FROM processed_events WHERE next_attempt_at IS NOT NULL"); n != 1 {
+		t.Errorf("%d of two events of a key are due, want 1", n)
+	}
+}
+
+func TestInboxKeyWaitsForItsRetry(t *testing.T) {
+	t.Parallel()
+	g := newGate()
+	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, Schedule: []time.Duration{0}, PollInterval: 10 * time.Millisecond})
+	p.run()
+	for i := range 3 {
+		p.record(fmt.Sprint(i), ordered("o", i+1))
+	}
+	p.record("free")
+	seen := map[string]bool{<-g.entered: true, <-g.entered: true} // what has no key, or another one, does not wait
+	if !seen["0"] || !seen["free"] {
+		t.Fatalf("worked are %v, want 0 and free", seen)
+	}
+	g.through <- errHandler
+	g.through <- errHandler
+	for range 2 {
+		if key := <-g.entered; key != "0" && key != "free" {
+			t.Fatalf("%s is worked before its turn", key)
+		}
+	}
+	g.through <- nil
+	g.through <- nil
+	g.wantEntered(t, "1")
+	g.through <- nil
+	g.wantEntered(t, "2")
+	g.through <- nil
+	p.await("SELECT count(*) = 4 FROM processed_events WHERE processing_state = 'succeeded'")
+	p.wantInOrder()
+}
+
+func TestInboxFailureBlocksItsKey(t *testing.T) {
+	t.Parallel()
+	g := newGate()
+	p := newInbox(t, consumer.InboxConfig{Handle: g.handle})
+	p.run()
+	p.record("1", ordered("o", 1))
+	g.wantEntered(t, "1")
+	p.record("2", ordered("o", 2))
+	g.through <- consumer.Permanent(errHandler)
+	p.wantWorked("1", consumer.ResultFailed)
+	p.record("3", ordered("o", 3)) // recorded behind a failed one
+	p.record("another key", ordered("q", 1))
+	g.wantEntered(t, "another key")
+	g.through <- nil
+	p.wantWorked("another key", consumer.ResultProcessed)
+	p.wantState("2", consumer.StatePending, 0)
+	p.wantState("3", consumer.StatePending, 0)
+
+	if n, err := p.inbox.Replay(t.Context(), consumer.Filter{Key: "1"}); n != 1 || err != nil {
+		t.Fatalf("replayed %d, %v", n, err)
+	}
+	g.wantEntered(t, "1")
+	g.through <- consumer.Permanent(errHandler)
+	p.wantWorked("1", consumer.ResultFailed)
+	if n, err := p.inbox.Ignore(t.Context(), consumer.Filter{OrderingKey: "o", States: []consumer.State{consumer.StateFailed}}); n != 1 || err != nil {
+		t.Fatalf("ignored %d, %v", n, err)
+	}
+	for _, key := range []string{"2", "3"} {
+		g.wantEntered(t, key)
+		g.through <- nil
+		p.wantWorked(key, consumer.ResultProcessed)
+	}
+	p.wantState("1", consumer.StateIgnored, 1)
+}
+
+func TestInboxFailureSkips(t *testing.T) {
+	t.Parallel()
+	g := newGate()
+	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, OnFailure: consumer.FailureSkips})
+	p.run()
+	p.record("1", ordered("o", 1))
+	g.wantEntered(t, "1")
+	p.record("2", ordered("o", 2))
+	p.record("3", ordered("o", 3))
+	g.through <- consumer.Permanent(errHandler)
+	g.wantEntered(t, "2")
+	// A replay goes before what is younger, but not beside what is being worked.
+	if n, err := p.inbox.Replay(t.Context(), consumer.Filter{Key: "1"}); n != 1 || err != nil {
+		t.Fatalf("replayed %d, %v", n, err)
+	}
+	p.wantState("1", consumer.StatePending, 0)
+	if n := p.count("SELECT count(*) FROM processed_events WHERE next_attempt_at IS NOT NULL"); n != 1 {
+		t.Errorf("%d events of the key are let go, want 1", n)
+	}
+	for _, key := range []string{"1", "3"} {
+		g.through <- nil
+		g.wantEntered(t, key)
+	}
+	g.through <- consumer.Permanent(errHandler)
+	p.awaitState("3", consumer.StateFailed)
+	p.record("4", ordered("o", 4)) // recorded behind a failed one
+	g.wantEntered(t, "4")
+	g.through <- nil
+}
+
+// A replay takes the place of a younger event that waits for its next attempt.
+func TestInboxReplayGoesFirst(t *testing.T) {
+	t.Parallel()
+	g := newGate()
+	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, OnFailure: consumer.FailureSkips, Schedule: []time.Duration{time.Hour}})
+	p.run()
+	p.record("1", ordered("o", 1))
+	g.wantEntered(t, "1")
+	g.through <- consumer.Permanent(errHandler)
+	p.wantWorked("1", consumer.ResultFailed)
+	p.record("2", ordered("o", 2))
+	g.wantEntered(t, "2")
+	g.through <- errHandler
+	p.wantWorked("2", consumer.ResultFailed)
+	if n, err := p.inbox.Replay(t.Context(), consumer.Filter{Key: "1"}); n != 1 || err != nil {
+		t.Fatalf("replayed %d, %v", n, err)
+	}
+	g.wantEntered(t, "1")
+	g.through <- nil
+	g.wantEntered(t, "2") // its turn has come, whatever the schedule said
+	g.through <- nil
+	p.awaitState("2", consumer.StateSucceeded)
+}
+
+// The database itself refuses two of a key at once, whoever asks.
+func TestInboxOrderIsAConstraint(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{})
+	p.record("1", ordered("o", 1))
+	p.record("2", ordered("o", 2))
+	for _, change := range []string{
+		"next_attempt_at = now()", "processing_state = 'processing'",
+	} {
+		_, err := p.pool.Exec(t.Context(), "UPDATE processed_events SET "+change+" WHERE idempotency_key = '2'")
+		if err == nil || !strings.Contains(err.Error(), "processed_events_one_of_its_key") {
+			t.Errorf("%s: %v", change, err)
+		}
+	}
+}
+
+// What an operator has changed by hand goes on by itself.
+func TestInboxSweepsWhatNobodyLetGo(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{PollInterval: never})
+	for _, key := range []string{"a1", "a2", "b1", "c1", "c2", "d1", "d2"} {
+		p.record(key, ordered(key[:1], int(key[1]-'0')))
+	}
+	p.record("alone")
+	p.mustExec("UPDATE processed_events SET processing_state = 'succeeded', next_attempt_at = NULL WHERE idempotency_key = 'a1'") // a2 is behind it
+	p.mustExec("UPDATE processed_events SET next_attempt_at = NULL WHERE idempotency_key IN ('b1', 'alone')")                     // set to pending again
+	p.mustExec("UPDATE processed_events SET processing_state = 'failed', next_attempt_at = NULL WHERE idempotency_key = 'c1'")    // blocks c2
+	p.mustExec("DELETE FROM processed_events WHERE idempotency_key = 'd1'")
+	p.run()
+	p.await("SELECT count(*) = 4 FROM processed_events WHERE idempotency_key IN ('a2', 'b1', 'alone', 'd2') AND processing_state = 'succeeded'")
+	p.wantState("c2", consumer.StatePending, 0)
+}

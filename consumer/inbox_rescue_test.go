@@ -1,0 +1,240 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+)
+
+// abandon leaves an event as a process leaves it that is killed at work.
+func (p *inboxProcess) abandon(key string) {
+	p.t.Helper()
+	p.mustExec(`UPDATE processed_events SET processing_state = 'processing', claim = claim + 1, claimed_by = 'the dead', claimed_at = now() - interval '1 minute'
+		WHERE idempotency_key = $1`, key)
+}
+
+func TestInboxRescuesWhatDeadWorkersHad(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{PollInterval: never})
+	p.record("1", ordered("o", 1))
+	p.record("2", ordered("o", 2))
+	p.record("free")
+	p.abandon("1")
+	p.abandon("free")
+	p.run()
+	p.await("SELECT count(*) = 3 FROM processed_events WHERE processing_state = 'succeeded'")
+	p.wantState("1", consumer.StateSucceeded, 1) // being rescued is no attempt
+	p.wantInOrder()
+	if !strings.Contains(p.logged.String(), "gave back events whose worker had died") {
+		t.Error("nobody was told")
+	}
+}
+
+// However long a handler takes, it is not taken for dead, by its own process or by another: its lock says that it lives.
+func TestInboxDoesNotRescueTheLiving(t *testing.T) {
+	t.Parallel()
+	g := newGate()
+	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, Workers: 1}) // it has no worker for the other
+	p.run()
+	p.record("slow")
+	g.wantEntered(t, "slow")
+	other := p.again(consumer.InboxConfig{})
+	other.record("dead")
+	other.abandon("dead")
+	other.run()
+	// The same looks that rescue the dead one have passed by the living one.
+	other.awaitState("dead", consumer.StateSucceeded)
+	p.wantState("slow", consumer.StateProcessing, 0)
+	if n := p.count("SELECT claim FROM processed_events WHERE idempotency_key = 'slow'"); n != 1 {
+		t.Errorf("the event was claimed %d times", n)
+	}
+	g.through <- nil
+	p.wantWorked("slow", consumer.ResultProcessed)
+	p.wantRows("slow", 1, 1)
+}
+
+// The connection of a handler's transaction breaks, as when the database restarts: it costs no attempt, and the effect
+// happens once.
+func TestInboxSurvivesTheLossOfAConnection(t *testing.T) {
+	t.Parallel()
+	g := newGate()
+	p := newInbox(t, consumer.InboxConfig{Handle: func(ctx context.Context, event consumer.Event, payload []byte) error {
+		err := g.handle(ctx, event, payload)
+		_, lost := consumer.Tx(ctx).Exec(ctx, "SELECT 1")
+		return errors.Join(err, lost)
+	}})
+	p.run()
+	p.record("k")
+	g.wantEntered(t, "k")
+	p.mustExec(`SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'`)
+	g.through <- nil
+	if report := p.wantWorked("k", consumer.ResultFailed); report.Final {
+		t.Errorf("reported %+v", report)
+	}
+	g.wantEntered(t, "k")
+	g.through <- nil
+	p.wantWorked("k", consumer.ResultProcessed)
+	p.wantState("k", consumer.StateSucceeded, 1)
+	p.wantRows("k", 1, 1)
+}
+
+// A worker that begins after its event was given to another, or was finished, does nothing: the fence is in the way.
+func TestInboxFencesOffLateWorkers(t *testing.T) {
+	t.Parallel()
+	g := newGate()
+	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, Workers: 1})
+	p.run()
+	p.record("first")
+	g.wantEntered(t, "first")
+	p.record("second")
+	// Between claim and begin somebody else works the second: the trigger stands for a claimer that was slow.
+	p.mustExec(`CREATE FUNCTION taken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+		UPDATE processed_events SET claim = claim + 1 WHERE idempotency_key = NEW.idempotency_key; RETURN NULL; END $$`)
+	p.mustExec(`CREATE TRIGGER taken AFTER UPDATE OF processing_state ON processed_events FOR EACH ROW
+		WHEN (NEW.processing_state = 'processing' AND OLD.processing_state = 'pending') EXECUTE FUNCTION taken()`)
+	g.through <- nil
+	p.wantWorked("first", consumer.ResultProcessed)
+	p.await("SELECT claim = 2 FROM processed_events WHERE idempotency_key = 'second'")
+	p.mustExec("DROP TRIGGER taken ON processed_events")
+	// It is rescued like anything that nobody works, and then worked.
+	g.wantEntered(t, "second")
+	g.through <- nil
+	p.wantWorked("second", consumer.ResultProcessed)
+	p.wantRows("second", 1, 1)
+	if n := p.count("SELECT claim FROM processed_events WHERE idempotency_key = 'second'"); n != 3 {
+		t.Errorf("claim %d, want 3", n)
+	}
+}
+
+func TestInboxGivesUpWhatKillsItsWorkers(t *testing.T) {
+	t.Parallel()
+	for _, onFailure := range []consumer.OnFailure{consumer.FailureBlocks, consumer.FailureSkips} {
+		t.Run(string(onFailure), func(t *testing.T) {
+			t.Parallel()
+			p := newInbox(t, consumer.InboxConfig{OnFailure: onFailure})
+			p.record("1", ordered("o", 1))
+			p.record("2", ordered("o", 2))
+			p.abandon("1")
+			p.mustExec("UPDATE processed_events SET interruptions = 19 WHERE idempotency_key = '1'")
+			p.run()
+			p.awaitState("1", consumer.StateFailed)
+			var text string
+			if err := p.pool.QueryRow(t.Context(), "SELECT last_error FROM processed_events WHERE idempotency_key = '1'").Scan(&text); err != nil ||
+				!strings.Contains(text, "its worker died") {
+				t.Errorf("last_error %q, %v", text, err)
+			}
+			if onFailure == consumer.FailureSkips {
+				p.awaitState("2", consumer.StateSucceeded)
+				return
+			}
+			p.wantState("2", consumer.StatePending, 0)
+			// A replay begins to count anew.
+			if n, err := p.inbox.Replay(t.Context(), consumer.Filter{Key: "1"}); n != 1 || err != nil {
+				t.Fatalf("replayed %d, %v", n, err)
+			}
+			p.awaitState("2", consumer.StateSucceeded)
+		})
+	}
+}
+
+func TestInboxStopsGracefully(t *testing.T) {
+	t.Parallel()
+	g := newGate()
+	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, Workers: 2})
+	p.run()
+	for i := range 3 {
+		p.record(fmt.Sprint(i))
+	}
+	<-g.entered
+	<-g.entered
+	stopped := make(chan error, 1)
+	go func() { stopped <- p.stop() }()
+	p.post("late", "{}") // recording goes on
+	g.through <- nil
+	g.through <- nil
+	if err := <-stopped; err != nil {
+		t.Errorf("Run returned %v", err)
+	}
+	p.wantState("2", consumer.StatePending, 0)
+	p.wantState("late", consumer.StatePending, 0)
+	if n := p.count("SELECT count(*) FROM processed_events WHERE processing_state = 'succeeded' AND attempts = 1"); n != 2 {
+		t.Errorf("%d events succeeded, want the two that were being worked", n)
+	}
+	p.run() // again
+	g.through <- nil
+	g.through <- nil
+	p.await("SELECT count(*) = 4 FROM processed_events WHERE processing_state = 'succeeded'")
+}
+
+// A handler that outlasts the drain is cut off, and its event is given back without an attempt.
+func TestInboxStopIsBounded(t *testing.T) {
+	t.Parallel()
+	g := newGate()
+	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, DrainTimeout: 10 * time.Millisecond})
+	p.run()
+	p.record("k")
+	g.wantEntered(t, "k")
+	if err := p.stop(); err != nil {
+		t.Errorf("Run returned %v", err)
+	}
+	p.wantState("k", consumer.StatePending, 0)
+	p.wantRows("k", 0, 1)
+	next := p.again(consumer.InboxConfig{})
+	next.run()
+	next.wantWorked("k", consumer.ResultProcessed)
+	next.wantState("k", consumer.StateSucceeded, 1)
+}
+
+// A handler that does not even heed its context does not keep Run from returning, and its work is not committed.
+func TestInboxRunReturnsAlthoughAHandlerDoesNot(t *testing.T) {
+	t.Parallel()
+	entered, leave := make(chan struct{}), make(chan struct{})
+	p := newInbox(t, consumer.InboxConfig{
+		DrainTimeout: 10 * time.Millisecond,
+		Config:       consumer.Config{CommitTimeout: 500 * time.Millisecond},
+		Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+			err := effectOf(ctx, event.Key)
+			close(entered)
+			<-leave
+			return err
+		},
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	result := make(chan error, 1)
+	go func() { result <- p.inbox.Run(ctx) }()
+	p.record("k")
+	<-entered
+	cancel()
+	if err := <-result; err == nil || !strings.Contains(err.Error(), "1 handlers have not returned") {
+		t.Errorf("Run returned %v", err)
+	}
+	p.wantState("k", consumer.StateProcessing, 0)
+	close(leave)
+	p.await("SELECT processing_state <> 'processing' FROM processed_events")
+}
+
+// The row lock of a worker survives nothing that its transaction does not survive.
+func TestInboxRescueWaitsForTheServer(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{})
+	p.record("k")
+	p.abandon("k")
+	release := p.hold(func(tx pgx.Tx) error { // a worker that the server still believes in
+		_, err := tx.Exec(t.Context(), "SELECT FROM processed_events WHERE idempotency_key = 'k' FOR UPDATE")
+		return err
+	})
+	p.record("dead")
+	p.abandon("dead")
+	p.run()
+	p.awaitState("dead", consumer.StateSucceeded)
+	p.wantState("k", consumer.StateProcessing, 0)
+	release()
+	p.awaitState("k", consumer.StateSucceeded)
+}

@@ -1,0 +1,291 @@
+package consumer_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
+
+// listening waits until n inboxes listen for notifications.
+func (p *inboxProcess) listening(n int) {
+	p.t.Helper()
+	p.await("SELECT count(*) = $1 FROM pg_stat_activity WHERE datname = current_database() AND query = 'LISTEN inbox_wake' AND state = 'idle'", n)
+}
+
+// A process that only records wakes one that only works; nobody polls here.
+func TestInboxWakesOtherProcesses(t *testing.T) {
+	t.Parallel()
+	recorder := newInbox(t, consumer.InboxConfig{})
+	worker := recorder.again(consumer.InboxConfig{PollInterval: never})
+	worker.run()
+	worker.listening(1)
+	for i := range 5 {
+		recorder.record(fmt.Sprint(i))
+		worker.wantWorked(fmt.Sprint(i), consumer.ResultProcessed)
+	}
+	// An event of another source wakes nobody for nothing, and is not touched.
+	stranger := recorder.again(consumer.InboxConfig{Config: consumer.Config{Source: "stranger"}})
+	stranger.record("s")
+	recorder.record("last")
+	worker.wantWorked("last", consumer.ResultProcessed)
+	stranger.wantState("s", consumer.StatePending, 0)
+}
+
+// A process whose workers are all busy wakes another one.
+func TestInboxPassesOnWhatItCannotWork(t *testing.T) {
+	t.Parallel()
+	g := newGate()
+	busy := newInbox(t, consumer.InboxConfig{Handle: g.handle, Workers: 1, PollInterval: never})
+	busy.run()
+	busy.record("first")
+	g.wantEntered(t, "first")
+	free := busy.again(consumer.InboxConfig{PollInterval: never})
+	free.run()
+	free.listening(2)
+	busy.record("second")
+	free.wantWorked("second", consumer.ResultProcessed)
+	g.through <- nil
+}
+
+// Whatever its connection, the inbox hears again.
+func TestInboxListensAgain(t *testing.T) {
+	t.Parallel()
+	recorder := newInbox(t, consumer.InboxConfig{})
+	worker := recorder.again(consumer.InboxConfig{PollInterval: never})
+	worker.run()
+	for i := range 3 {
+		worker.listening(1)
+		recorder.mustExec("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database() AND query = 'LISTEN inbox_wake'")
+		recorder.record(fmt.Sprint(i)) // nobody listens now: it is found when somebody listens again
+		worker.wantWorked(fmt.Sprint(i), consumer.ResultProcessed)
+	}
+	if n := strings.Count(worker.logged.String(), "cannot listen"); n != 3 {
+		t.Errorf("logged %d outages, want 3", n)
+	}
+}
+
+// All connections of a process are lost at once, and again; the log tells of each outage once.
+func TestInboxOutlivesItsDatabase(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{PollInterval: 10 * time.Millisecond})
+	p.run()
+	for i := range 3 {
+		p.mustExec("ALTER TABLE processed_events RENAME TO gone")
+		p.await("SELECT true FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() LIMIT 1")
+		p.mustExec("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()")
+		p.awaitLog("cannot reach its database", i+1)
+		p.mustExec("ALTER TABLE gone RENAME TO processed_events")
+		p.awaitLog("has its database back", i+1)
+		p.record(fmt.Sprint(i))
+		p.wantWorked(fmt.Sprint(i), consumer.ResultProcessed)
+	}
+	if n := strings.Count(p.logged.String(), "cannot reach its database"); n != 3 {
+		t.Errorf("logged %d outages, want 3:\n%s", n, p.logged)
+	}
+}
+
+// awaitLog waits until the log says something for the nth time.
+func (p *inboxProcess) awaitLog(text string, n int) {
+	p.t.Helper()
+	for strings.Count(p.logged.String(), text) < n {
+		p.await("SELECT true") // yields, and ends with the test
+	}
+}
+
+// A pool that the application has emptied delays the inbox, and does not lose or fail anything.
+func TestInboxSharesAPoolThatIsEmpty(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{})
+	for i := range 10 {
+		p.record(fmt.Sprint(i))
+	}
+	small := p.again(consumer.InboxConfig{})
+	small.own = poolOf(t, p.dsn, 3)
+	small.openOn(small.own, consumer.InboxConfig{})
+	var held []interface{ Release() }
+	for range 3 {
+		conn, err := small.own.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, conn)
+	}
+	small.run()
+	held[0].Release() // one is enough
+	small.await("SELECT count(*) = 10 FROM processed_events WHERE processing_state = 'succeeded' AND attempts = 1 AND interruptions = 0")
+	held[1].Release()
+	held[2].Release()
+}
+
+func TestInboxLimitsTypes(t *testing.T) {
+	t.Parallel()
+	var running, most atomic.Int32
+	g := newGate()
+	handle := func(ctx context.Context, event consumer.Event, payload []byte) error {
+		if event.Type != "report.requested" {
+			return effectOf(ctx, event.Key)
+		}
+		n := running.Add(1)
+		defer running.Add(-1)
+		for {
+			if m := most.Load(); n <= m || most.CompareAndSwap(m, n) {
+				break
+			}
+		}
+		return g.handle(ctx, event, payload)
+	}
+	p := newInbox(t, consumer.InboxConfig{Handle: handle, Workers: 6, TypeWorkers: map[string]int{"report.requested": 2}, PollInterval: never})
+	report := with(webhook.EventType, "report.requested")
+	for i := range 8 {
+		p.record(fmt.Sprint("report ", i), report)
+	}
+	for i := range 8 {
+		p.record(fmt.Sprint("other ", i)) // younger, and of a type that comes first: neither may matter
+		p.record(fmt.Sprint("last ", i), with(webhook.EventType, "zzz"))
+	}
+	p.run()
+	<-g.entered
+	<-g.entered
+	p.await("SELECT count(*) = 16 FROM processed_events WHERE processing_state = 'succeeded'") // while reports are at their limit
+	p.record("while they wait")
+	p.awaitState("while they wait", consumer.StateSucceeded)
+	for range 6 {
+		g.through <- nil
+		<-g.entered
+	}
+	g.through <- nil
+	g.through <- nil
+	p.await("SELECT count(*) = 25 FROM processed_events WHERE processing_state = 'succeeded'")
+	if most.Load() != 2 {
+		t.Errorf("%d reports at once, want 2", most.Load())
+	}
+}
+
+// A type with a great backlog does not keep others waiting behind it.
+func TestInboxTypesTakeTurns(t *testing.T) {
+	t.Parallel()
+	order := make(chan string, 100)
+	p := newInbox(t, consumer.InboxConfig{Workers: 1, Handle: func(_ context.Context, event consumer.Event, _ []byte) error {
+		order <- event.Type
+		return nil
+	}})
+	for i := range 9 {
+		p.record(fmt.Sprint("a", i), with(webhook.EventType, "a"))
+	}
+	p.record("b", with(webhook.EventType, "b"))
+	p.record("c", with(webhook.EventType, "c"))
+	p.run()
+	got := <-order + <-order + <-order
+	if got != "abc" {
+		t.Errorf("worked in the order %s, want abc", got)
+	}
+	p.await("SELECT count(*) = 11 FROM processed_events WHERE processing_state = 'succeeded'")
+}
+
+// Two calls of Run in one process share its work.
+func TestInboxRunsTwiceInOneProcess(t *testing.T) {
+	t.Parallel()
+	g := newGate()
+	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, Workers: 1, PollInterval: never})
+	p.run()
+	stop := p.stop
+	p.run()
+	p.record("1")
+	p.record("2")
+	if got := <-g.entered + <-g.entered; got != "12" && got != "21" {
+		t.Errorf("worked %s", got)
+	}
+	g.through <- nil
+	g.through <- nil
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	p.record("3")
+	g.wantEntered(t, "3")
+	g.through <- nil
+}
+
+// While the breaker is open events are recorded and none is claimed; a probe closes it, and costs no more than itself.
+func TestInboxHoldsWhileItsBreakerIsOpen(t *testing.T) {
+	t.Parallel()
+	var down atomic.Bool
+	down.Store(true)
+	breaker := consumer.NewBreaker(consumer.BreakerConfig{Failures: 2, OpenFor: 50 * time.Millisecond})
+	var mu sync.Mutex
+	worked := map[string]int{}
+	p := newInbox(t, consumer.InboxConfig{
+		Config: consumer.Config{Breaker: breaker}, Workers: 1, Schedule: []time.Duration{0}, MaxAttempts: 100, PollInterval: 10 * time.Millisecond,
+		Handle: func(_ context.Context, event consumer.Event, _ []byte) error {
+			mu.Lock()
+			defer mu.Unlock()
+			worked[event.Key]++
+			if down.Load() {
+				return consumer.DependencyDown(errHandler)
+			}
+			return nil
+		},
+	})
+	p.run()
+	for i := range 5 {
+		p.record(fmt.Sprint(i))
+	}
+	p.worked()
+	p.worked()
+	if state := breaker.State(); state == consumer.BreakerClosed {
+		t.Fatalf("the breaker is %s", state)
+	}
+	if got := p.post("while it is open", "{}"); got.status != http.StatusAccepted {
+		t.Errorf("recording is answered %d", got.status)
+	}
+	down.Store(false)
+	p.await("SELECT count(*) = 6 FROM processed_events WHERE processing_state = 'succeeded'")
+	if state := breaker.State(); state != consumer.BreakerClosed {
+		t.Errorf("the breaker is %s", state)
+	}
+}
+
+// The same key at once through two processes: one is recorded, the others are told, and nobody waits for a lock.
+func TestInboxRecordsAKeyOnce(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{})
+	other := p.again(consumer.InboxConfig{})
+	var posting sync.WaitGroup
+	var accepted atomic.Int32
+	for i := range 50 {
+		at := []*inboxProcess{p, other}[i%2]
+		posting.Go(func() {
+			got, err := at.try(at.newRequest("k", "{}"))
+			switch {
+			case err != nil:
+				t.Error(err)
+			case got.status == http.StatusAccepted:
+				accepted.Add(1)
+			case got.status == http.StatusConflict:
+				wantProblem(t, got, 409, "in-flight")
+			default:
+				wantReplayed(t, got, 200, `{"state":"pending"}`+"\n")
+			}
+		})
+	}
+	posting.Wait()
+	if accepted.Load() != 1 {
+		t.Errorf("recorded %d times", accepted.Load())
+	}
+	release := p.hold(func(tx pgx.Tx) error { // by somebody without the lock
+		_, err := consumer.Once(t.Context(), tx, "outbox", "held")
+		return err
+	})
+	wantProblem(t, p.post("held", "{}"), 409, "in-flight")
+	release()
+	wantReplayed(t, p.post("held", "{}"), 200, `{"state":"succeeded"}`+"\n")
+}
