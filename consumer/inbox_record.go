@@ -20,27 +20,35 @@ import (
 // a key that are recorded at once would both be due.
 //
 // What is not known may have been forgotten: as in admitSQL, and nothing is written then.
-const recordSQL = `
+const (
+	recordSQL        = recordHead + `now()` + recordTail
+	recordInOrderSQL = recordHead + firstOfItsKey + recordTail
+
+	recordHead = `
 WITH locked AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 122550254464888)) AS ok,
            set_config('lock_timeout', '100ms', true),
-           coalesce($15::timestamptz < (SELECT received_before FROM inbox_forgotten WHERE source = $1::text), false)
-               OR coalesce($16::timestamptz < now(), false) AS old
+           coalesce($14::timestamptz < (SELECT received_before FROM inbox_forgotten WHERE source = $1::text), false)
+               OR coalesce($15::timestamptz < now(), false) AS old
 ), recorded AS (
     INSERT INTO processed_events
         (source, idempotency_key, payload_hash, event_type, event_version, related_reference, processing_state, attempts,
          payload, request_headers, event_id, ordering_key, sequence, not_after, inbox_id, next_attempt_at)
     SELECT $1::text, $2::text, $3::bytea, $4::text, $5::integer, nullif($6::text, ''), 'pending', 0,
            $7::bytea, $8::text::jsonb, nullif($9::bigint, 0), nullif($10::text, ''), $11::bigint,
-           coalesce($12::timestamptz, now() + make_interval(secs => nullif($13::float8, 0))), nextval('inbox_id_seq'),
-           CASE WHEN $10::text = '' OR NOT (
+           coalesce($12::timestamptz, now() + make_interval(secs => nullif($13::float8, 0))), nextval('inbox_id_seq'), `
+
+	firstOfItsKey = `
+           CASE WHEN NOT (
                EXISTS (SELECT FROM processed_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
                    AND (e.processing_state = 'processing' OR e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL))
                OR EXISTS (SELECT FROM processed_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
                    AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL)
-               OR $14::boolean AND EXISTS (SELECT FROM processed_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
+               OR $16::boolean AND EXISTS (SELECT FROM processed_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
                    AND e.processing_state = 'failed' AND e.sequence <= $11::bigint)
-           ) THEN now() END
+           ) THEN now() END`
+
+	recordTail = `
     FROM locked
     WHERE ok AND NOT old
     ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
@@ -48,6 +56,7 @@ WITH locked AS MATERIALIZED (
 )
 SELECT locked.ok AND locked.old, recorded.due
 FROM locked LEFT JOIN recorded ON true`
+)
 
 // recorded is what became of a request to record an event.
 type recorded struct {
@@ -74,16 +83,19 @@ func (in *Inbox) record(ctx context.Context, rq *request, header http.Header) (r
 	headers, _ := json.Marshal(recordedHeaders(e, header)) // strings always encode
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	query, args := recordSQL, []any{
+		in.Source, e.Key, rq.hash[:], e.Type, int32(e.Version), e.RelatedReference,
+		rq.body, string(headers), e.ID, e.OrderingKey, e.Sequence, shifted(e.NotAfter, 0), in.SenderHorizon.Seconds(),
+		shifted(e.CreatedAt, -in.Tolerance), shifted(e.NotAfter, in.Tolerance), // the clocks may differ by that much
+	}
 	if e.OrderingKey != "" {
+		query, args = recordInOrderSQL, append(args, in.cfg.OnFailure == FailureBlocks)
+		batch.Queue(pinSQL, "on")
 		queueOrderLock(batch, in.Source, e.OrderingKey)
 	}
 	var old bool
 	var due *bool // nil: not recorded
-	batch.Queue(recordSQL, in.Source, e.Key, rq.hash[:], e.Type, int32(e.Version), e.RelatedReference,
-		rq.body, string(headers), e.ID, e.OrderingKey, e.Sequence,
-		shifted(e.NotAfter, 0), in.SenderHorizon.Seconds(), in.cfg.OnFailure == FailureBlocks,
-		shifted(e.CreatedAt, -in.Tolerance), shifted(e.NotAfter, in.Tolerance), // the clocks may differ by that much
-	).QueryRow(func(row pgx.Row) error { return row.Scan(&old, &due) })
+	batch.Queue(query, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&old, &due) })
 	batch.Queue("commit")
 	err = sendAll(ctx, conn, batch)
 	switch {
@@ -109,7 +121,7 @@ WHERE source = $1::text AND idempotency_key = $2::text`
 func (in *Inbox) known(ctx context.Context, conn *pgxpool.Conn, rq *request) (recorded, error) {
 	var otherBody bool
 	found := recorded{admission: duplicate}
-	err := conn.QueryRow(ctx, knownSQL, in.Source, rq.event.Key, rq.hash[:]).Scan(&otherBody, &found.state)
+	err := conn.QueryRow(ctx, knownSQL, plannedAnew, in.Source, rq.event.Key, rq.hash[:]).Scan(&otherBody, &found.state)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		found.admission = busy

@@ -11,15 +11,19 @@ import (
 // changeBatch is how many events a replay changes in one transaction.
 const changeBatch = 1000
 
-// chosen is true of the events e that a Filter chooses, behind number $2.
+// chosen is true of the events e that a Filter chooses, if their numbers are right.
 const chosen = `
-    e.source = $1::text AND e.inbox_id > $2::bigint
-    AND e.inbox_id >= $3::bigint AND ($4::bigint = 0 OR e.inbox_id <= $4::bigint)
-    AND ($5::text = '' OR e.event_type LIKE $5::text)
+    ($5::text = '' OR e.event_type LIKE $5::text)
     AND e.processing_state = ANY ($6::text[])
     AND ($7::timestamptz IS NULL OR e.received_at >= $7::timestamptz) AND ($8::timestamptz IS NULL OR e.received_at < $8::timestamptz)
     AND ($9::text = '' OR e.idempotency_key = $9::text)
     AND ($10::text = '' OR e.ordering_key = $10::text)`
+
+// numbered is true of the right numbers, behind $2. In numberedAside the index of the numbers does not answer it.
+const (
+	numbered      = `e.inbox_id > $2::bigint AND e.inbox_id >= $3::bigint AND ($4::bigint = 0 OR e.inbox_id <= $4::bigint)`
+	numberedAside = `coalesce(e.inbox_id, 0) > $2::bigint AND coalesce(e.inbox_id, 0) >= $3::bigint AND ($4::bigint = 0 OR coalesce(e.inbox_id, 0) <= $4::bigint)`
+)
 
 // Three ways to the same rows: whoever looks for one key must not read them all, nor whoever looks for the few that failed
 // or were ignored read those that succeeded.
@@ -27,20 +31,20 @@ const (
 	chooseByKey = `
 WITH chosen AS MATERIALIZED (
     SELECT e.ctid AS place, e.inbox_id FROM processed_events e
-    WHERE ` + chosen + ` AND e.idempotency_key = $9::text
+    WHERE ` + chosen + ` AND ` + numberedAside + ` AND e.source = $1::text AND e.idempotency_key = $9::text
     FOR UPDATE SKIP LOCKED
 )`
 	chooseForReview = `
 WITH chosen AS MATERIALIZED (
     SELECT e.ctid AS place, e.inbox_id FROM processed_events e
-    WHERE ` + chosen + ` AND e.processing_state IN ('failed', 'ignored') AND e.inbox_id IS NOT NULL
+    WHERE ` + chosen + ` AND ` + numbered + ` AND e.source = $1::text AND e.processing_state IN ('failed', 'ignored') AND e.inbox_id IS NOT NULL
     ORDER BY e.inbox_id LIMIT $11::bigint
     FOR UPDATE SKIP LOCKED
 )`
 	chooseByNumber = `
 WITH chosen AS MATERIALIZED (
     SELECT e.ctid AS place, e.inbox_id FROM processed_events e
-    WHERE ` + chosen + `
+    WHERE ` + chosen + ` AND ` + numbered + ` AND e.source || '' = $1::text -- not by the primary key
     ORDER BY e.inbox_id LIMIT $11::bigint
     FOR UPDATE SKIP LOCKED
 )`
@@ -123,12 +127,12 @@ func (f Filter) args(source string, after int64) []any {
 const countSQL = `
 SELECT count(*) FROM (
     SELECT FROM processed_events e
-    WHERE ` + chosen + `
+    WHERE ` + chosen + ` AND ` + numbered + ` AND e.source = $1::text
     LIMIT nullif($11::bigint, 0)
 ) e`
 
 func (in *Inbox) count(ctx context.Context, f Filter) (events int64, err error) {
-	if err := in.pool.QueryRow(ctx, countSQL, append(f.args(in.Source, 0), f.Limit)...).Scan(&events); err != nil {
+	if err := in.pool.QueryRow(ctx, countSQL, append([]any{plannedAnew}, append(f.args(in.Source, 0), f.Limit)...)...).Scan(&events); err != nil {
 		return 0, fmt.Errorf("count events: %w", err)
 	}
 	return events, nil

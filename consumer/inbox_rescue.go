@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // rescueSQL gives back what dead workers had claimed. A row that is being worked is locked, so the ones that can be locked
@@ -83,7 +84,8 @@ func (s *shift) rescueUnattended(ctx context.Context, suspects map[string]int64)
 
 // sweepSQL finds ordering keys of which something waits and nothing is let go, though nothing that failed stands before
 // it: what is left when a process dies between a commit and release, or when an operator changes rows by hand. It walks
-// the keys after $2, $3 at most, from one to the next by the index.
+// the keys after $2, $3 at most, from one to the next by the index. OFFSET 0 keeps it from reading all that is let go into a
+// table of its own first.
 const sweepSQL = `
 WITH RECURSIVE line AS (
     (SELECT w.ordering_key, 1 AS number FROM processed_events w
@@ -97,12 +99,12 @@ WITH RECURSIVE line AS (
 )
 SELECT line.ordering_key,
        NOT EXISTS (SELECT FROM processed_events g WHERE g.source = $1::text AND g.ordering_key = line.ordering_key
-           AND (g.processing_state = 'processing' OR g.processing_state = 'pending' AND g.next_attempt_at IS NOT NULL))
+           AND (g.processing_state = 'processing' OR g.processing_state = 'pending' AND g.next_attempt_at IS NOT NULL) OFFSET 0)
        AND NOT ($4::boolean AND EXISTS (SELECT FROM processed_events f WHERE f.source = $1::text AND f.ordering_key = line.ordering_key
            AND f.processing_state = 'failed' AND (f.sequence, f.inbox_id) < (
                SELECT w.sequence, w.inbox_id FROM processed_events w
                WHERE w.source = $1::text AND w.ordering_key = line.ordering_key AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
-               ORDER BY w.sequence, w.inbox_id LIMIT 1)))
+               ORDER BY w.sequence, w.inbox_id LIMIT 1) OFFSET 0))
 FROM line
 WHERE line.ordering_key IS NOT NULL
 ORDER BY line.ordering_key`
@@ -155,15 +157,28 @@ WHERE ctid = ANY (ARRAY(
     SELECT e.ctid FROM processed_events e
     WHERE e.source = $1::text AND e.ordering_key IS NULL AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL
       AND e.inbox_id IS NOT NULL
+    ORDER BY e.source, e.ordering_key, e.sequence, e.inbox_id
     LIMIT $2::integer
     FOR UPDATE SKIP LOCKED))`
 
 func (s *shift) adopt(ctx context.Context) (some bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
 	defer cancel()
-	tag, err := s.pool.Exec(ctx, adoptSQL, s.Source, sweepBatch)
+	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return false, fmt.Errorf("sweep events: %w", err)
 	}
-	return tag.RowsAffected() > 0, nil
+	defer conn.Release()
+	batch := &pgx.Batch{}
+	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	batch.Queue(pinSQL, "on")
+	batch.Queue(adoptSQL, s.Source, sweepBatch).Exec(func(changed pgconn.CommandTag) error {
+		some = changed.RowsAffected() > 0
+		return nil
+	})
+	batch.Queue("commit")
+	if err := sendAll(ctx, conn, batch); err != nil {
+		return false, fmt.Errorf("sweep events: %w", err)
+	}
+	return some, nil
 }

@@ -10,6 +10,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
+// plannedAnew has a statement planned whenever it runs. A plan that is kept with a prepared statement may have been made
+// while the table was small, and read all of it once it has grown. For what runs rarely that is simpler than pinSQL.
+const plannedAnew = pgx.QueryExecModeExec
+
 // lookSQL finds out whether there is anything to do for a worker, without locking anything: whether an event is due, and
 // whether one is being worked for so long that its worker may have died. It is all that an idle inbox asks.
 const lookSQL = `
@@ -34,14 +38,13 @@ SELECT EXISTS (SELECT FROM kind CROSS JOIN LATERAL (
 func (s *shift) lookAround(ctx context.Context) (due, unattended bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
 	defer cancel()
-	if err := s.pool.QueryRow(ctx, lookSQL, s.Source).Scan(&due, &unattended); err != nil {
+	if err := s.pool.QueryRow(ctx, lookSQL, plannedAnew, s.Source).Scan(&due, &unattended); err != nil {
 		return false, false, fmt.Errorf("look for events: %w", err)
 	}
 	return due, unattended, nil
 }
 
-// pinSQL keeps the plan of claimSQL and of the rescue one that walks indexes. A plan that was made while the table was
-// small, and is kept with the prepared statement, would otherwise read all of it once it has grown.
+// pinSQL has the statements behind it in the transaction planned to walk indexes; see plannedAnew.
 const pinSQL = `
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
        set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
@@ -86,7 +89,16 @@ WITH RECURSIVE kind AS (
 UPDATE processed_events e
 SET processing_state = 'processing', claim = e.claim + 1, claimed_by = $2::text, claimed_at = now()
 WHERE e.ctid = ANY (ARRAY(SELECT place FROM locked))
-RETURNING e.idempotency_key, e.claim, e.event_type`
+RETURNING e.idempotency_key, e.claim, e.event_type, e.ctid::text`
+
+// pinSomeSQL is pinSQL for a transaction that belongs to a handler. What is behind it must be undone before the handler's
+// own statements are planned, those of deferred triggers at COMMIT among them: by unpinned in the statement that was
+// pinned, which is planned before it runs, or by unpinSQL.
+const (
+	pinSomeSQL = `SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)`
+	unpinSQL   = `SELECT ` + unpinned
+	unpinned   = `set_config('enable_seqscan', NULL, true), set_config('enable_bitmapscan', NULL, true)`
+)
 
 // ask is what a claim wants.
 type ask struct {
@@ -105,7 +117,7 @@ func (s *shift) claimDue(ctx context.Context, conn *pgxpool.Conn, want ask) (tic
 	batch.Queue(claimSQL, s.Source, s.name, want.types, want.room, int32(want.limit), want.after).Query(func(rows pgx.Rows) error {
 		tickets, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (*ticket, error) {
 			t := &ticket{}
-			return t, row.Scan(&t.key, &t.fence, &t.eventType)
+			return t, row.Scan(&t.key, &t.fence, &t.eventType, &t.place)
 		})
 		return err
 	})
@@ -126,14 +138,11 @@ func sendAll(ctx context.Context, conn *pgxpool.Conn, batch *pgx.Batch) error {
 	return err
 }
 
-// stillClaimed is true of an event that is being worked under the fence $3. The state is compared in a way that no partial index
-// answers: while the table is small, or its statistics are old, the planner may think that reading everything which is
-// being worked is as cheap as finding one row by its key, and go on to do so.
-const stillClaimed = `claim = $3::bigint AND processing_state || '' = 'processing'`
-
 // beginSQL begins the work on a claimed event, and reads it. The lock of the row is the lease: it ends with the worker's
 // transaction, however that ends, and needs no time to expire. Whoever comes second, because the event was given back and
 // claimed again meanwhile, finds the row locked, or another fence or state.
+//
+// The row is looked up where the claim has left it, which needs no index. If somebody has moved it since, it is rescued.
 //
 // A worker whose machine has vanished must not hold its lock until the operating system gives the connection up, hours
 // later: the session ends when it has said nothing for longer than any handler may take. A shorter limit that is set
@@ -144,20 +153,21 @@ SELECT payload, coalesce(request_headers::text, '{}'), attempts, interruptions, 
        set_config('idle_in_transaction_session_timeout', CASE
            WHEN current_setting('idle_in_transaction_session_timeout')::interval BETWEEN '1 ms' AND make_interval(secs => $4::float8)
            THEN current_setting('idle_in_transaction_session_timeout')
-           ELSE (ceil($4::float8 * 1000)::bigint)::text END, true)
+           ELSE (ceil($4::float8 * 1000)::bigint)::text END, true), ` + unpinned + `
 FROM processed_events
-WHERE source = $1::text AND idempotency_key = $2::text AND ` + stillClaimed + `
+WHERE ctid = $5::text::tid AND source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'
 FOR UPDATE SKIP LOCKED`
 
 // begin opens the transaction in which the handler works. It returns nil, without an error, when the event is not this
 // worker's any more. conn is given back, now or with the transaction.
 func (s *shift) begin(ctx context.Context, conn *pgxpool.Conn, t *ticket) (*work, error) {
 	wk := &work{ticket: t}
-	var timeout string
+	var timeout, setting string
 	batch := &pgx.Batch{}
 	batch.BeginTx(s.txOptions())
-	batch.Queue(beginSQL, s.Source, t.key, t.fence, (s.cfg.HandlerTimeout + s.CommitTimeout).Seconds()).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&wk.payload, &wk.headers, &wk.attempts, &wk.interruptions, &wk.orderingKey, &wk.isolation, &wk.xid, &timeout)
+	batch.Queue(pinSomeSQL)
+	batch.Queue(beginSQL, s.Source, t.key, t.fence, (s.cfg.HandlerTimeout + s.CommitTimeout).Seconds(), t.place).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&wk.payload, &wk.headers, &wk.attempts, &wk.interruptions, &wk.orderingKey, &wk.isolation, &wk.xid, &timeout, &setting, &setting)
 	})
 	results := conn.SendBatch(ctx, batch)
 	err := results.Close()
@@ -182,7 +192,7 @@ WITH finished AS (
     UPDATE processed_events
     SET processing_state = $4::text, processed_at = clock_timestamp(), attempts = attempts + 1, interruptions = 0,
         next_attempt_at = NULL, last_error = nullif($5::text, '')
-    WHERE source = $1::text AND idempotency_key = $2::text AND ` + stillClaimed + `
+    WHERE ctid = $7::text::tid AND source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'
       AND pg_current_xact_id() = $6::text::xid8
     RETURNING 1
 )
@@ -196,7 +206,8 @@ func (s *shift) finish(ctx context.Context, wk *work, state State, reason string
 		return errEnded
 	}
 	batch := &pgx.Batch{}
-	batch.Queue(finishSQL, s.Source, wk.key, wk.fence, string(state), reason, wk.xid).QueryRow(func(row pgx.Row) error {
+	batch.Queue(pinSomeSQL)
+	batch.Queue(finishSQL, s.Source, wk.key, wk.fence, string(state), reason, wk.xid, wk.place).QueryRow(func(row pgx.Row) error {
 		var one int
 		err := row.Scan(&one)
 		if sqlState(err) == stateDivisionByZero {
@@ -209,6 +220,7 @@ func (s *shift) finish(ctx context.Context, wk *work, state State, reason string
 		queueOrderLock(batch, s.Source, wk.orderingKey)
 		s.queuePromote(batch, wk.orderingKey, &wk.promoted)
 	}
+	batch.Queue(unpinSQL)
 	batch.Queue("commit").Exec(func(committed pgconn.CommandTag) error {
 		if committed.String() == "ROLLBACK" {
 			return errDropped
@@ -273,6 +285,7 @@ func (in *Inbox) release(ctx context.Context, orderingKey string) (promoted bool
 	defer conn.Release()
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	batch.Queue(pinSQL, "on")
 	queueOrderLock(batch, in.Source, orderingKey)
 	batch.Queue(giveWaySQL, in.Source, orderingKey)
 	in.queuePromote(batch, orderingKey, &promoted)
@@ -293,14 +306,14 @@ SET processing_state = $4::text,
     last_error = $6::text,
     next_attempt_at = CASE WHEN $4::text = 'pending' THEN now() + make_interval(secs => $7::float8) END,
     processed_at = CASE WHEN $4::text = 'failed' THEN clock_timestamp() END
-WHERE source = $1::text AND idempotency_key = $2::text AND ` + stillClaimed
+WHERE source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'`
 
 // settle writes down that an attempt has ended without success. It reports false when the event was not this worker's to
 // settle any more: somebody else has it, or the commit that seemed to fail did not.
 func (s *shift) settle(ctx context.Context, wk *work, o settlement) (mine bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
 	defer cancel()
-	tag, err := s.pool.Exec(ctx, settleSQL, s.Source, wk.key, wk.fence, string(o.state), int32(o.attempts), o.text, o.after.Seconds())
+	tag, err := s.pool.Exec(ctx, settleSQL, plannedAnew, s.Source, wk.key, wk.fence, string(o.state), int32(o.attempts), o.text, o.after.Seconds())
 	if err != nil {
 		return false, fmt.Errorf("settle event: %w", err)
 	}
@@ -311,12 +324,12 @@ func (s *shift) settle(ctx context.Context, wk *work, o settlement) (mine bool, 
 const giveBackSQL = `
 UPDATE processed_events
 SET processing_state = 'pending'
-WHERE source = $1::text AND idempotency_key = $2::text AND ` + stillClaimed
+WHERE source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'`
 
 func (s *shift) giveBack(ctx context.Context, t *ticket) error {
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, giveBackSQL, s.Source, t.key, t.fence); err != nil {
+	if _, err := s.pool.Exec(ctx, giveBackSQL, plannedAnew, s.Source, t.key, t.fence); err != nil {
 		return fmt.Errorf("give event back: %w", err)
 	}
 	return nil

@@ -16,7 +16,8 @@ type ticket struct {
 	key       string
 	fence     int64
 	eventType string
-	pass      pass // of the breaker
+	place     string // of the row in the table
+	pass      pass   // of the breaker
 
 	promoted bool // when it has ended: it let another event go
 	told     bool // and the breaker has heard of it
