@@ -49,14 +49,16 @@ func TestInboxAttempts(t *testing.T) {
 			func(ctx context.Context) error {
 				return consumer.NewRouter().Dispatch(ctx, consumer.EventFrom(ctx), nil)
 			},
-			nil, want{consumer.ResultIgnored, consumer.StateIgnored, 1, 1, "invoice.created", false},
+			nil,
+			want{consumer.ResultIgnored, consumer.StateIgnored, 1, 1, "invoice.created", false},
 		},
 		"a credential in an error": {
-			func(context.Context) error { return errors.New("dial postgres://u:s3cret@h/db\x00\n") }, nil, retried("dial postgres://***@h/db"),
+			func(context.Context) error { return fmt.Errorf("dial %s", "postgres://u:s3cret@h/db\x00\n") }, nil, retried("dial postgres://***@h/db"),
 		},
 		"the last attempt": {
 			func(context.Context) error { return errHandler },
-			func(c *consumer.InboxConfig) { c.MaxAttempts = 1 }, want{consumer.ResultFailed, consumer.StateFailed, 1, 0, errHandler.Error(), true},
+			func(c *consumer.InboxConfig) { c.MaxAttempts = 1 },
+			want{consumer.ResultFailed, consumer.StateFailed, 1, 0, errHandler.Error(), true},
 		},
 		"a panic":     {func(context.Context) error { panic("oh") }, nil, retried("the handler panicked: oh")},
 		"a nil panic": {func(context.Context) error { panic(nil) }, nil, retried("the handler panicked: panic called with nil argument")},
