@@ -304,11 +304,11 @@ func (v *validator) retention(c Config) {
 	var longest time.Duration
 	var name string
 	for _, d := range c.Destinations {
-		if horizon := d.horizon(c.Lease); horizon > longest {
-			longest, name = horizon, d.Name
+		if d.Retry.Promise > longest {
+			longest, name = d.Retry.Promise, d.Name
 		}
 	}
 	v.require(k.ProcessedEvents == 0 || k.ProcessedEvents >= longest, "retention.processed_events",
-		"%s is shorter than destinations.%s may be retried for (%s), after which a duplicate would be processed again; write %.0fh or more, or 0 for ever",
+		"%s is shorter than destinations.%s.retry.horizon (%s), until when a duplicate may come, and would be processed again; write %.0fh or more, or 0 for ever, or a shorter horizon",
 		k.ProcessedEvents, name, longest, math.Ceil(longest.Hours()))
 }

@@ -219,7 +219,8 @@ func (c *claimer) asksOf(l *lane, now time.Time, looking bool) (asks []ask) {
 	}
 	free, worthwhile := l.room(now, c.relay.cfg.Lease)
 	l.owed = looking && free[live] <= 0
-	base := ask{lane: l, destination: l.name, skipFailed: l.current().destination.OnFailure == SkipFailed}
+	to := l.current().destination
+	base := ask{lane: l, destination: l.name, skipFailed: to.OnFailure == SkipFailed, promise: to.Retry.Promise}
 	window := keyset{at: c.clock.now().Add(-liveWindow)}
 	w := &l.walks[live]
 	after := w.position

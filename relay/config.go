@@ -29,6 +29,7 @@ const (
 	DefaultMaxAttempts   = 8
 	DefaultJitter        = 0.1
 	DefaultRetryAfterMax = 24 * time.Hour
+	DefaultPromise       = 720 * time.Hour
 	DefaultAlertWindow   = 15 * time.Minute
 )
 
@@ -137,6 +138,12 @@ type RetryPolicy struct {
 	Jitter *float64
 	// RetryAfterMax caps what a Retry-After may ask for. 0: 24 h.
 	RetryAfterMax time.Duration
+	// Promise bounds the time from when a delivery is first claimed until its last request may be under way. Requests
+	// state the end of it in X-Outbox-Not-After, and receivers need remember what they processed no longer; whatever is
+	// pending then, after a long outage or pause, is failed instead of sent. It may not be shorter than what schedule,
+	// timeouts and leases come to. What never had a connection to its receiver is promised anew each time, so that it
+	// bears an outage of any length. 0: 30 days.
+	Promise time.Duration
 }
 
 // Responses lists HTTP status codes whose outcome differs from the standard table.
@@ -226,10 +233,14 @@ func (c Config) Validate() []Problem {
 			"the name %q is not usable; write lower-case letters, digits, '-' and '_', starting with a letter or digit, at most 63", d.Name)
 		v.require(!names[d.Name], path, "the name is used twice")
 		names[d.Name] = true
+		before := len(v.problems)
 		v.destination(path, d)
 		v.require(c.Lease >= d.Timeout+leaseMargin, "relay.lease",
 			"%s must be at least %s longer than %s.timeout (%s); write %s or more, or lower the timeout",
 			c.Lease, leaseMargin, path, d.Timeout, d.Timeout+leaseMargin)
+		if len(v.problems) == before { // or the comparison would be of nonsense
+			v.promise(path, d, c.Lease)
+		}
 	}
 	for i, r := range c.Routes {
 		path := fmt.Sprintf("routes[%d]", i)

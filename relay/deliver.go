@@ -22,6 +22,10 @@ const (
 // its relays.
 const crashLoop = 20
 
+// pastPromise tells operators why a delivery is not sent any more, and what is theirs to decide.
+const pastPromise = "not sent again: its receiver was promised that nothing comes after %s (retry.horizon), may have processed it unseen, " +
+	"and may forget it from then on; find out what became of it there, then discard it or, with a new promise, replay it: outbox-relay replay %d"
+
 // send empties a lane until there is nothing left for this sender.
 func (r *Relay) send(l *lane) {
 	for {
@@ -143,6 +147,9 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 	if d.rescues >= crashLoop {
 		return verdict{outcome: Fail, reason: ReasonCrashLoop, message: fmt.Sprintf("%d relays died while holding this delivery", d.rescues)}
 	}
+	if time.Until(d.promiseEnds) < to.destination.Timeout {
+		return verdict{outcome: Fail, reason: ReasonHorizon, message: fmt.Sprintf(pastPromise, d.notAfter.UTC().Format(time.RFC3339), d.eventID)}
+	}
 	if d.event.key == nil {
 		return verdict{outcome: Fail, reason: ReasonEventMissing, message: "the event is gone from outbox"}
 	}
@@ -173,12 +180,12 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 // post makes exactly one request. It is a round trip of the transport, not a call of an http.Client, which would follow
 // redirects: with a GET whose 200 looks like success, or with the body, key and signature to another host.
 func post(e *endpoint, req *http.Request) verdict {
-	resp, err := roundTrip(e.transport, req)
+	resp, connected, err := roundTrip(e.transport, req)
 	if err != nil {
 		if errors.Is(err, errNothingSent) {
 			return verdict{outcome: Hold, reason: ReasonNetwork, message: clip(err.Error())}
 		}
-		return judgeError(explain(err))
+		return judgeError(explain(err), connected)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode == http.StatusSwitchingProtocols {

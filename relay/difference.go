@@ -131,6 +131,7 @@ func (d Destination) differences(next Destination) []string {
 		comparison{"retry.max_attempts", d.Retry.MaxAttempts == next.Retry.MaxAttempts},
 		comparison{"retry.jitter", *d.Retry.Jitter == *next.Retry.Jitter},
 		comparison{"retry.retry_after_max", d.Retry.RetryAfterMax == next.Retry.RetryAfterMax},
+		comparison{"retry.horizon", d.Retry.Promise == next.Retry.Promise},
 		comparison{"breaker", d.Breaker == next.Breaker},
 		comparison{"on_failure", d.OnFailure == next.OnFailure},
 		comparison{"responses.retry", slices.Equal(d.Responses.Retry, next.Responses.Retry)},

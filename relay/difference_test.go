@@ -36,6 +36,7 @@ func changesOfADestination(t *testing.T) map[string]func(*Destination) {
 		"retry.max_attempts":    func(d *Destination) { d.Retry.MaxAttempts = 3 },
 		"retry.jitter":          func(d *Destination) { d.Retry.Jitter = &half },
 		"retry.retry_after_max": func(d *Destination) { d.Retry.RetryAfterMax = 3 },
+		"retry.horizon":         func(d *Destination) { d.Retry.Promise = 3 },
 		"breaker":               func(d *Destination) { d.Breaker.Off = true },
 		"on_failure":            func(d *Destination) { d.OnFailure = SkipFailed },
 		"responses.retry":       func(d *Destination) { d.Responses.Retry = []int{404} },

@@ -47,5 +47,6 @@
 //
 // A delivery is POSTed at least once after its event commits. Between claim and settle it is leased; the fence, a
 // number that grows with every claim, stands in the WHERE of every settle, so that a relay that was thought dead cannot
-// overwrite what its successor wrote. Times in the database are the database's; the relay's clock only measures.
+// overwrite what its successor wrote. What the first claim promises the receiver, X-Outbox-Not-After, holds for every
+// later request; a delivery that is still pending when it ends is failed instead of sent. Times in the database are the database's; the relay's clock only measures.
 package relay

@@ -190,6 +190,8 @@ type DeliveryInfo struct {
 	ClaimedBy      *int32     `json:"claimed_by"` // the relay that has it in flight
 	OrderingKey    *string    `json:"ordering_key"`
 	Replay         bool       `json:"replay"` // an operator made it pending again
+	// NotAfter is when the last request may reach the receiver, as it was told. nil: nothing binds it.
+	NotAfter *time.Time `json:"not_after"`
 }
 
 // Now returns the time of the database, by which everything there is dated.

@@ -91,7 +91,7 @@ func TestFollowersOfACrashLoopAreSpared(t *testing.T) {
 	db.keyed("k", 1, 10)
 	for range crashLoop {
 		s, instance := db.registered()
-		_, _, err := s.claim(t.Context(), instance, time.Minute, []ask{{destination: "default", free: 10, run: 16, followers: 100}})
+		_, _, err := s.claim(t.Context(), instance, time.Minute, []ask{{destination: "default", free: 10, run: 16, followers: 100, promise: DefaultPromise}})
 		must(t, err)
 		db.exec(rescueClaims, instance)
 	}
@@ -192,6 +192,7 @@ func TestSentPayloadsOfARunAreReleased(t *testing.T) {
 	for i := range 4 {
 		d := order()
 		d.eventID, d.event.orderingKey, d.leaseEnds = int64(i+1), &ordering, time.Now().Add(time.Hour)
+		d.promiseEnds = d.leaseEnds
 		run = append(run, d)
 	}
 	r.sendRun(l, run)

@@ -44,7 +44,7 @@ func TestOrderWithinAKey(t *testing.T) {
 		}
 	})
 	d := to(rc.URL)
-	d.Retry.MaxAttempts = 100
+	d.Retry.MaxAttempts, d.Retry.RetryAfterMax = 100, time.Minute
 	cfg := db.config(d)
 	start(t, cfg)
 	start(t, cfg)

@@ -61,17 +61,18 @@ const (
 	ReasonPanic     Reason = "panic"     // a defect of the relay
 
 	// What kept it from being sent.
-	ReasonInvalidEvent Reason = "invalid_event" // the event cannot be expressed as a request
-	ReasonTooLarge     Reason = "too_large"     // the payload is above the destination's limit
-	ReasonEventMissing Reason = "event_missing" // the row is gone from outbox
-	ReasonCrashLoop    Reason = "crash_loop"    // too many relays died while holding it
-	ReasonLease        Reason = "lease"         // too little of the lease was left
-	ReasonShutdown     Reason = "shutdown"      // the relay is stopping (also cuts off what is being sent)
-	ReasonPaused       Reason = "paused"        // a 410 came while it waited for its turn
-	ReasonRemoved      Reason = "removed"       // its destination was removed from the configuration
-	ReasonBreaker      Reason = "breaker"       // the destination is down: its breaker opened while it waited
-	ReasonOrder        Reason = "order"         // one before it of its ordering key was not delivered
-	ReasonDatabase     Reason = "database"      // the payload could not be read
+	ReasonInvalidEvent Reason = "invalid_event"  // the event cannot be expressed as a request
+	ReasonTooLarge     Reason = "too_large"      // the payload is above the destination's limit
+	ReasonEventMissing Reason = "event_missing"  // the row is gone from outbox
+	ReasonCrashLoop    Reason = "crash_loop"     // too many relays died while holding it
+	ReasonHorizon      Reason = "horizon_passed" // what was promised in X-Outbox-Not-After has ended
+	ReasonLease        Reason = "lease"          // too little of the lease was left
+	ReasonShutdown     Reason = "shutdown"       // the relay is stopping (also cuts off what is being sent)
+	ReasonPaused       Reason = "paused"         // a 410 came while it waited for its turn
+	ReasonRemoved      Reason = "removed"        // its destination was removed from the configuration
+	ReasonBreaker      Reason = "breaker"        // the destination is down: its breaker opened while it waited
+	ReasonOrder        Reason = "order"          // one before it of its ordering key was not delivered
+	ReasonDatabase     Reason = "database"       // the payload could not be read
 )
 
 // A verdict is what one claim of a delivery came to.
@@ -82,6 +83,7 @@ type verdict struct {
 	message    string        // for operators, at most maxMessage bytes; empty when delivered
 	retryAfter time.Duration // what the receiver asked for
 	posted     bool          // false: nothing was sent, no attempt is spent
+	unreached  bool          // an attempt that found no connection: the receiver cannot have seen it
 }
 
 // judgeResponse decides on a response by its status alone; a body is evidence for operators, nothing more. The table
@@ -136,10 +138,10 @@ func judgeResponse(status int, header http.Header, excerpt string, moved Respons
 	return v
 }
 
-// judgeError decides on a POST that yielded no response. Whether the receiver saw the request is unknown, so it is an
-// attempt, and it is sent again.
-func judgeError(err error) verdict {
-	return verdict{outcome: Retry, reason: errorReason(err), message: clip(err.Error()), posted: true}
+// judgeError decides on a POST that yielded no response. Whether the receiver saw the request is unknown if there was a
+// connection, so it is an attempt, and it is sent again.
+func judgeError(err error, connected bool) verdict {
+	return verdict{outcome: Retry, reason: errorReason(err), message: clip(err.Error()), posted: true, unreached: !connected}
 }
 
 func errorReason(err error) Reason {

@@ -150,7 +150,7 @@ func TestErrorReason(t *testing.T) {
 		if got := errorReason(c.err); got != c.want {
 			t.Errorf("%v: %s, want %s", c.err, got, c.want)
 		}
-		if v := judgeError(c.err); v.outcome != Retry || !v.posted || v.message == "" || v.statusCode != 0 {
+		if v := judgeError(c.err, true); v.outcome != Retry || !v.posted || v.message == "" || v.statusCode != 0 {
 			t.Errorf("%v: an error without a response is an attempt that is repeated, not %+v", c.err, v)
 		}
 	}

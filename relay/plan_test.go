@@ -68,18 +68,18 @@ const aRow = `ARRAY[1]::bigint[], ARRAY['default'], ARRAY[1]::bigint[]`
 // hotStatements are those that run all the time, with their parameters' types and examples.
 var hotStatements = map[string]struct{ types, sql, args string }{
 	"claim": {
-		"int, text[], bool[], int[], int[], int[], bool[], timestamptz[], bigint[], timestamptz[], bigint[], text[], text[], float8, int", claimDue,
+		"int, text[], bool[], int[], int[], int[], bool[], timestamptz[], bigint[], timestamptz[], bigint[], text[], text[], float8, int, float8[]", claimDue,
 		`1, ARRAY['default','other'], ARRAY[false,true], ARRAY[100,100], ARRAY[16,1], ARRAY[2000,2000], ARRAY[false,true],
 			ARRAY[now() - interval '1 hour', '-infinity'], ARRAY[0,0]::bigint[], ARRAY['infinity','infinity']::timestamptz[], ARRAY[0,0]::bigint[],
-			ARRAY['default'], ARRAY['k'], 60, 16384`,
+			ARRAY['default'], ARRAY['k'], 60, 16384, ARRAY[2592000,2592000]`,
 	},
 	"chunk end": {"text, timestamptz, bigint, int, bool", selectChunkEnd, `'default', '-infinity', 0, 100, false`},
 	"delivered": {"bigint[], text[], bigint[], float8[], smallint[]", settleDelivered, aRow + `, ARRAY[0], ARRAY[200]`},
 	"retry": {
-		"bigint[], text[], bigint[], float8[], smallint[], text[], text[], float8[], int[]", settleRetry,
-		aRow + `, ARRAY[0], ARRAY[500], ARRAY['x'], ARRAY['x'], ARRAY[1], ARRAY[0]`,
+		"bigint[], text[], bigint[], float8[], smallint[], text[], text[], float8[], int[], bool[]", settleRetry,
+		aRow + `, ARRAY[0], ARRAY[500], ARRAY['x'], ARRAY['x'], ARRAY[1], ARRAY[0], ARRAY[true]`,
 	},
-	"hold": {"bigint[], text[], bigint[]", settleHold, aRow},
+	"hold": {"bigint[], text[], bigint[], bool[]", settleHold, aRow + `, ARRAY[true]`},
 	"failed": {
 		"bigint[], text[], bigint[], float8[], smallint[], text[], text[], bool[]", settleFailed,
 		aRow + `, ARRAY[0], ARRAY[422], ARRAY['x'], ARRAY['x'], ARRAY[true]`,
@@ -214,7 +214,7 @@ func TestConcurrentClaims(t *testing.T) {
 func TestClaimsAreHeapOnlyUpdates(t *testing.T) {
 	t.Parallel()
 	const events = 2000
-	db := newDatabase(t)
+	db := newDatabase(t, "a") // the shorter a row is, the more it grows by a claim
 	db.insert(events, "key")
 	db.exec(`ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)`)
 	conn := engineConn(t, db)
@@ -223,7 +223,7 @@ func TestClaimsAreHeapOnlyUpdates(t *testing.T) {
 	s := &store{pool: db.pool}
 	instance := row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING instance`)
 	for range 4 {
-		claimed, _, err := s.claim(t.Context(), instance, time.Minute, []ask{{destination: "default", free: events / 4}})
+		claimed, _, err := s.claim(t.Context(), instance, time.Minute, []ask{{destination: "a", free: events / 4}})
 		must(t, err)
 		if len(claimed) != events/4 {
 			t.Fatalf("claimed %d", len(claimed))

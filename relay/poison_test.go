@@ -259,6 +259,7 @@ func TestPanicOfOneDelivery(t *testing.T) {
 	must(t, err)
 	broken := order()
 	broken.leaseEnds = time.Now().Add(time.Hour)
+	broken.promiseEnds = broken.leaseEnds
 	broken.event.payload = nil // and there is no store to load it from
 	v := (&Relay{taking: t.Context(), doing: t.Context()}).attempt(l, &broken)
 	if v.outcome != Retry || v.reason != ReasonPanic || !strings.Contains(v.message, "nil pointer") {

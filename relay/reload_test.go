@@ -402,7 +402,7 @@ func TestEverySettingMakesADifference(t *testing.T) {
 	inspect(t, Destination{}, []string{
 		"Name", "URL", "Timeout", "MaxInFlight", "RateLimit", "Retry", "Breaker", "OnFailure", "Responses", "Headers", "SigningSecrets", "Wire",
 	})
-	inspect(t, RetryPolicy{}, []string{"Schedule", "MaxAttempts", "Jitter", "RetryAfterMax"})
+	inspect(t, RetryPolicy{}, []string{"Schedule", "MaxAttempts", "Jitter", "RetryAfterMax", "Promise"})
 	inspect(t, Responses{}, []string{"Retry", "Fail"})
 	inspect(t, Wire{}, []string{"Format", "Source", "MaxPayloadBytes", "Authorization", "TLS", "Proxy", "egress"})
 	inspect(t, TLS{}, []string{"MinVersion", "ServerName", "Roots", "Certificate"})

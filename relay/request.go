@@ -15,6 +15,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
+// timeFormat is RFC 3339 in UTC with microseconds, as exact as the database.
+const timeFormat = "2006-01-02T15:04:05.000000Z"
+
 // newRequest expresses a delivery as the request of the wire contract. It fails for an event that no table constraint
 // should have let in.
 func newRequest(to *endpoint, d *delivery, now time.Time) (*http.Request, error) {
@@ -40,25 +43,30 @@ func newRequest(to *endpoint, d *delivery, now time.Time) (*http.Request, error)
 		return nil, errors.New("the event's created_at is infinite")
 	}
 	id := strconv.FormatInt(d.eventID, 10)
+	var notAfter, sequence, replay string
+	if !d.notAfter.IsZero() {
+		notAfter = d.notAfter.UTC().Format(timeFormat)
+	}
+	if e.orderingKey != nil {
+		// Ids grow in the order of inserts, and so does the order in which the deliveries of one key are sent.
+		sequence = id
+	}
+	if d.replay {
+		replay = "true"
+	}
 	contract := [...]struct{ name, value string }{
 		{webhook.IdempotencyKey, *e.key},
 		{webhook.EventType, *e.eventType},
 		{webhook.EventVersion, strconv.Itoa(*e.version)},
 		{webhook.EventID, id},
-		{webhook.CreatedAt, e.createdAt.Time.UTC().Format("2006-01-02T15:04:05.000000Z")},
+		{webhook.CreatedAt, e.createdAt.Time.UTC().Format(timeFormat)},
 		{webhook.Attempt, strconv.Itoa(d.attempts + 1)},
 		{webhook.DeliveryID, id + "-" + d.destination + "-" + strconv.FormatInt(d.fence, 10)},
+		{webhook.NotAfter, notAfter},
 		{webhook.RelatedReference, valueOrEmpty(e.relatedReference)},
 		{webhook.OrderingKey, valueOrEmpty(e.orderingKey)},
-		{webhook.Sequence, ""},
-		{webhook.Replay, ""},
-	}
-	if e.orderingKey != nil {
-		// Ids grow in the order of inserts, and so does the order in which the deliveries of one key are sent.
-		contract[len(contract)-2].value = id
-	}
-	if d.replay {
-		contract[len(contract)-1].value = "true"
+		{webhook.Sequence, sequence},
+		{webhook.Replay, replay},
 	}
 	values := make([]string, len(contract)) // one allocation for all
 	for i, h := range contract {

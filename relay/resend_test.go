@@ -111,6 +111,7 @@ func attemptWith(t testing.TB, destination Destination) verdict {
 	r := &Relay{cfg: Config{Lease: time.Hour}, taking: t.Context(), doing: t.Context()}
 	d := order()
 	d.leaseEnds = time.Now().Add(time.Hour)
+	d.promiseEnds = d.leaseEnds
 	return r.attempt(l, &d)
 }
 

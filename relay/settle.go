@@ -37,6 +37,10 @@ func newSettlement(d delivery, v verdict, policy RetryPolicy, startedAt time.Tim
 	return s
 }
 
+// bound reports whether the receiver may know of the promise by which this delivery was sent: a former request, or this
+// one, may have told it.
+func (s *settlement) bound() bool { return !s.promised || s.posted && !s.unreached }
+
 // outcomes is a batch of settlements, by the statement that writes them.
 type outcomes struct {
 	delivered, retried, failed, held []settlement

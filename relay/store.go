@@ -35,12 +35,13 @@ type ask struct {
 	destination string
 	class       class
 	free        int
-	run         int    // how many deliveries of one ordering key may come together; 0: one
-	followers   int    // how many may come behind the heads of ordering keys, over all asks for the destination
-	skipFailed  bool   // a failed delivery does not block its ordering key
-	after       keyset // zero: from the very front
-	until       keyset // zero: to the end
-	chunk       bool   // until is the end of a chunk
+	run         int           // how many deliveries of one ordering key may come together; 0: one
+	followers   int           // how many may come behind the heads of ordering keys, over all asks for the destination
+	skipFailed  bool          // a failed delivery does not block its ordering key
+	after       keyset        // zero: from the very front
+	until       keyset        // zero: to the end
+	chunk       bool          // until is the end of a chunk
+	promise     time.Duration // from now until when a delivery that is claimed for the first time may be sent
 	// unblocked are ordering keys whose next delivery may lie before after: the one before it has just been delivered.
 	unblocked []string
 }
@@ -56,6 +57,9 @@ type delivery struct {
 	payloadBytes  int
 	replay        bool
 	leaseEnds     time.Time // on this process's clock, never later than what the database holds
+	notAfter      time.Time // the promise: no request is under way any more
+	promiseEnds   time.Time // the same on this process's clock, like leaseEnds
+	promised      bool      // by this claim: the receiver has not been told yet
 
 	ask       int   // number of the ask that found it, from 1; 0: it is the next of its ordering key
 	after     int64 // event before it in its run; 0: the first
@@ -100,20 +104,24 @@ const behindParked = `EXISTS (
 // What follows the head of an ordering key comes along, each with the event before it: where somebody had locked a
 // delivery in between, the chain is broken, and what lies behind it is given back. A head that may have killed relays
 // comes alone, or what follows would be suspected with it; so does one of whose key something is parked.
+//
+// The promise is made here and not by the settle: a relay that dies between request and settle would leave nothing of it,
+// and the next one, perhaps much later, would promise the receiver what it no longer remembers. A settle that knows that
+// the receiver was told nothing takes it back.
 const claimDue = `
 WITH claimant AS MATERIALIZED (
     SELECT FROM outbox_relay WHERE instance = $1 FOR KEY SHARE
 ), lane AS MATERIALIZED (
-    SELECT l.*, coalesce((
+    SELECT l.*, now() + make_interval(secs => l.promised_for) AS promise, coalesce((
         SELECT true FROM outbox_delivery p WHERE p.destination = '' AND p.ordering_key IS NOT NULL AND p.status IN ('pending', 'failed')
         ORDER BY p.destination, p.ordering_key, p.event_id LIMIT 1), false) AS parked
-    FROM unnest($2::text[], $3::bool[], $4::int[], $5::int[], $6::int[], $7::bool[], $8::timestamptz[], $9::bigint[], $10::timestamptz[], $11::bigint[])
-        WITH ORDINALITY AS l (destination, replay, free, run, followers, skip_failed, after_at, after_id, until_at, until_id, number)
+    FROM unnest($2::text[], $3::bool[], $4::int[], $5::int[], $6::int[], $7::bool[], $8::timestamptz[], $9::bigint[], $10::timestamptz[], $11::bigint[], $16::float8[])
+        WITH ORDINALITY AS l (destination, replay, free, run, followers, skip_failed, after_at, after_id, until_at, until_id, promised_for, number)
     WHERE EXISTS (SELECT FROM claimant)
       AND NOT EXISTS (SELECT FROM outbox_destination p WHERE p.destination = l.destination
                       AND (p.paused OR p.breaker = 'open' OR p.breaker_owner <> $1))
 ), due AS MATERIALIZED (
-    SELECT lane.number, lane.destination, lane.run, lane.followers, lane.skip_failed, lane.parked, d.place, d.event_id, d.ordering_key, d.rescues
+    SELECT lane.number, lane.destination, lane.run, lane.followers, lane.skip_failed, lane.parked, lane.promise, d.place, d.event_id, d.ordering_key, d.rescues
     FROM lane CROSS JOIN LATERAL (
         SELECT d.ctid AS place, d.event_id, d.ordering_key, d.rescues
         FROM outbox_delivery d
@@ -133,7 +141,7 @@ WITH claimant AS MATERIALIZED (
         FOR UPDATE OF d SKIP LOCKED
     ) d
 ), successor AS MATERIALIZED (
-    SELECT 0::bigint AS number, lane.destination, lane.run, lane.followers, lane.skip_failed, lane.parked, d.place, d.event_id, k.ordering_key, d.rescues
+    SELECT 0::bigint AS number, lane.destination, lane.run, lane.followers, lane.skip_failed, lane.parked, lane.promise, d.place, d.event_id, k.ordering_key, d.rescues
     FROM unnest($12::text[], $13::text[]) AS k (destination, ordering_key)
     CROSS JOIN LATERAL (SELECT * FROM lane WHERE lane.destination = k.destination LIMIT 1) lane
     CROSS JOIN LATERAL (
@@ -151,14 +159,14 @@ WITH claimant AS MATERIALIZED (
         FOR UPDATE OF d SKIP LOCKED
     ) d
 ), head AS MATERIALIZED (
-    SELECT f.number, f.destination, f.skip_failed, f.place, f.event_id, f.ordering_key,
+    SELECT f.number, f.destination, f.skip_failed, f.promise, f.place, f.event_id, f.ordering_key,
            CASE WHEN f.ordering_key IS NULL OR f.rescues >= 3 OR f.parked AND EXISTS (
                    SELECT FROM outbox_delivery p
                    WHERE p.destination = '' AND p.ordering_key = f.ordering_key AND p.status IN ('pending', 'failed')) THEN 1
                 ELSE least(f.run, 1 + f.followers / count(f.ordering_key) OVER (PARTITION BY f.destination)) END AS run
     FROM (SELECT * FROM due UNION ALL SELECT * FROM successor) f
 ), follower AS MATERIALIZED (
-    SELECT d.place, o.before
+    SELECT d.place, o.before, h.promise
     FROM head h
     CROSS JOIN LATERAL (
         SELECT n.event_id, coalesce(lag(n.event_id) OVER (ORDER BY n.event_id), h.event_id) AS before
@@ -178,23 +186,24 @@ WITH claimant AS MATERIALIZED (
     ) d
     WHERE h.run > 1
 ), chosen AS MATERIALIZED (
-    SELECT DISTINCT ON (place) place, number, before
-    FROM (SELECT place, number, 0::bigint AS before FROM head UNION ALL SELECT place, 0, before FROM follower) c
+    SELECT DISTINCT ON (place) place, number, before, promise
+    FROM (SELECT place, number, 0::bigint AS before, promise FROM head UNION ALL SELECT place, 0, before, promise FROM follower) c
     ORDER BY place, number DESC
 ), claimed AS (
     UPDATE outbox_delivery d
     SET claim = d.claim + 1, claimed_by = $1, lease_expires_at = now() + make_interval(secs => $14),
-        rescues = least(d.rescues + (d.claimed_by IS NOT NULL)::int, 32767)
+        rescues = least(d.rescues + (d.claimed_by IS NOT NULL)::int, 32767), not_after = coalesce(d.not_after, c.promise)
     FROM chosen c WHERE d.ctid = c.place
     RETURNING d.event_id, d.destination, d.claim, d.attempts, d.rescues, d.next_attempt_at, d.payload_bytes, d.replay,
-              c.number, c.before
+              d.not_after, d.not_after = c.promise AS promised, c.number, c.before
 )
-SELECT c.event_id, c.destination, c.claim, c.attempts, c.rescues, c.next_attempt_at, c.payload_bytes, c.replay, c.number, c.before,
+SELECT c.event_id, c.destination, c.claim, c.attempts, c.rescues, c.next_attempt_at, c.payload_bytes, c.replay, c.not_after, c.promised,
+       c.number, c.before,
        e.event_type, e.event_version, e.idempotency_key, e.ordering_key, e.related_reference,
        nullif(e.headers, '{}'), e.created_at, CASE WHEN c.payload_bytes <= $15 THEN e.payload END, now()
 FROM claimed c LEFT JOIN LATERAL (SELECT * FROM outbox WHERE id = c.event_id LIMIT 1) e ON true
 UNION ALL
-SELECT 0, '', 0, 0, 0, now(), 0, false, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, now()`
+SELECT 0, '', 0, 0, 0, now(), 0, false, now(), false, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, now()`
 
 // claim leases, for every ask, at most its free deliveries that are due and lie between its keysets, and those that are
 // next in its unblocked ordering keys; with each that has an ordering key come those that follow it. It returns them in
@@ -207,20 +216,23 @@ func (s *store) claim(ctx context.Context, instance int32, lease time.Duration, 
 	free, run, followers := make([]int32, n), make([]int32, n), make([]int32, n)
 	afterAt, untilAt := make([]pgtype.Timestamptz, n), make([]pgtype.Timestamptz, n)
 	afterID, untilID := make([]int64, n), make([]int64, n)
+	promises := make([]float64, n)
 	var keyDestinations, keys []string
 	for i, a := range asks {
 		destinations[i], replayed[i], skip[i] = a.destination, a.class == replays, a.skipFailed
 		free[i], run[i], followers[i] = int32(a.free), int32(max(a.run, 1)), int32(a.followers)
 		afterAt[i], afterID[i] = a.after.bound(pgtype.NegativeInfinity), a.after.id
 		untilAt[i], untilID[i] = a.until.bound(pgtype.Infinity), a.until.id
+		promises[i] = a.promise.Seconds()
 		for _, key := range a.unblocked {
 			keyDestinations, keys = append(keyDestinations, a.destination), append(keys, key)
 		}
 	}
-	// The lease is counted from before the statement, so that this clock's view of it ends before the database's.
-	leaseEnds := time.Now().Add(lease)
+	// Lease and promise are counted from before the statement, so that this clock's view of them ends before the database's.
+	begun := time.Now()
+	leaseEnds := begun.Add(lease)
 	rows, err := s.pool.Query(ctx, claimDue, instance, destinations, replayed, free, run, followers, skip, afterAt, afterID, untilAt, untilID,
-		keyDestinations, keys, lease.Seconds(), inlinePayload)
+		keyDestinations, keys, lease.Seconds(), inlinePayload, promises)
 	if err != nil {
 		return nil, time.Time{}, fmt.Errorf("claim: %w", err)
 	}
@@ -229,10 +241,11 @@ func (s *store) claim(ctx context.Context, instance int32, lease time.Duration, 
 		d := delivery{leaseEnds: leaseEnds}
 		e := &d.event
 		if err := rows.Scan(&d.eventID, &d.destination, &d.fence, &d.attempts, &d.rescues, &d.nextAttemptAt, &d.payloadBytes,
-			&d.replay, &d.ask, &d.after, &e.eventType, &e.version, &e.key, &e.orderingKey, &e.relatedReference, &e.headers,
+			&d.replay, &d.notAfter, &d.promised, &d.ask, &d.after, &e.eventType, &e.version, &e.key, &e.orderingKey, &e.relatedReference, &e.headers,
 			&e.createdAt, &e.payload, &at); err != nil {
 			return nil, time.Time{}, fmt.Errorf("claim: %w", err)
 		}
+		d.promiseEnds = begun.Add(d.notAfter.Sub(at))
 		if d.destination != "" { // the row that is always there tells the time
 			claimed = append(claimed, d)
 		}

@@ -128,7 +128,7 @@ func openAlerts(ctx context.Context, q querier) ([]Alert, error) {
 const selectDeliveries = `
 SELECT d.event_id, coalesce(e.event_type, ''), coalesce(e.idempotency_key, ''), e.created_at, d.destination, d.status,
        d.attempts, d.next_attempt_at, d.last_attempt_at, d.delivered_at, d.last_status, d.last_reason, d.last_error,
-       d.claimed_by, d.ordering_key, d.replay
+       d.claimed_by, d.ordering_key, d.replay, d.not_after
 FROM outbox_delivery d LEFT JOIN outbox e ON e.id = d.event_id
 WHERE true`
 

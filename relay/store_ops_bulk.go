@@ -178,11 +178,11 @@ WITH found AS MATERIALIZED (
 
 // The fence grows, though nobody claims: the settle of a former claim that comes late, or a second time because its
 // commit was not acknowledged, would otherwise settle the replay before it was sent. What the last attempt came to
-// stays, since it says why somebody replays.
+// stays, since it says why somebody replays. The former promise has ended with the delivery, and the replay makes its own.
 const replayDeliveries = lockFound + `
 UPDATE outbox_delivery
 SET status = 'pending', replay = true, next_attempt_at = clock_timestamp(), attempts = 0, rescues = 0, delivered_at = NULL,
-    claim = claim + 1
+    claim = claim + 1, not_after = NULL
 WHERE ctid = ANY (ARRAY (SELECT place FROM found))`
 
 const discardDeliveries = lockFound + `

@@ -146,7 +146,7 @@ const settleDelivered = `
 UPDATE outbox_delivery d
 SET status = 'delivered', delivered_at = now(), attempts = d.attempts + 1, rescues = 0,
     last_attempt_at = now() - make_interval(secs => s.ago), last_status = s.status, last_reason = NULL, last_error = NULL,
-    claimed_by = NULL, lease_expires_at = NULL
+    claimed_by = NULL, lease_expires_at = NULL, not_after = NULL
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::float8[], $5::smallint[])
     AS s (event_id, destination, claim, ago, status)` + findSettled
 
@@ -168,9 +168,10 @@ const settleRetry = `
 UPDATE outbox_delivery d
 SET next_attempt_at = now() + make_interval(secs => s.delay), attempts = d.attempts + 1, rescues = 0,
     last_attempt_at = now() - make_interval(secs => s.ago), last_status = nullif(s.status, 0),
-    last_reason = s.reason, last_error = s.error, claimed_by = NULL, lease_expires_at = NULL
-FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::float8[], $5::smallint[], $6::text[], $7::text[], $8::float8[], $9::int[])
-    AS s (event_id, destination, claim, ago, status, reason, error, delay, attempts)` + findSettled + ` AND d.attempts = s.attempts`
+    last_reason = s.reason, last_error = s.error, claimed_by = NULL, lease_expires_at = NULL,
+    not_after = CASE WHEN s.bound THEN d.not_after END
+FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::float8[], $5::smallint[], $6::text[], $7::text[], $8::float8[], $9::int[], $10::bool[])
+    AS s (event_id, destination, claim, ago, status, reason, error, delay, attempts, bound)` + findSettled + ` AND d.attempts = s.attempts`
 
 func queueRetry(batch *pgx.Batch, settled []settlement, now time.Time) {
 	var u unnested
@@ -178,9 +179,11 @@ func queueRetry(batch *pgx.Batch, settled []settlement, now time.Time) {
 	var status []int16
 	var attempts []int32
 	var reason, message []string
+	var bound []bool
 	for i := range settled {
 		s := &settled[i]
 		u.add(&s.delivery)
+		bound = append(bound, s.bound())
 		ago = append(ago, now.Sub(s.startedAt).Seconds())
 		status = append(status, int16(s.statusCode))
 		reason = append(reason, string(s.reason))
@@ -188,20 +191,22 @@ func queueRetry(batch *pgx.Batch, settled []settlement, now time.Time) {
 		delay = append(delay, s.delay.Seconds())
 		attempts = append(attempts, int32(s.attempts))
 	}
-	batch.Queue(settleRetry, u.eventIDs, u.destinations, u.fences, ago, status, reason, message, delay, attempts)
+	batch.Queue(settleRetry, u.eventIDs, u.destinations, u.fences, ago, status, reason, message, delay, attempts, bound)
 }
 
 const settleHold = `
 UPDATE outbox_delivery d
-SET claimed_by = NULL, lease_expires_at = NULL
-FROM unnest($1::bigint[], $2::text[], $3::bigint[]) AS s (event_id, destination, claim)` + findSettled
+SET claimed_by = NULL, lease_expires_at = NULL, not_after = CASE WHEN s.bound THEN d.not_after END
+FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bool[]) AS s (event_id, destination, claim, bound)` + findSettled
 
 func queueHold(batch *pgx.Batch, settled []settlement) {
 	var u unnested
+	var bound []bool
 	for i := range settled {
 		u.add(&settled[i].delivery)
+		bound = append(bound, settled[i].bound())
 	}
-	batch.Queue(settleHold, u.eventIDs, u.destinations, u.fences)
+	batch.Queue(settleHold, u.eventIDs, u.destinations, u.fences, bound)
 }
 
 // An attempt is logged whether or not its settle still counted: it was on the wire. The same claim never logs twice,

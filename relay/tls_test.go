@@ -92,6 +92,7 @@ func TestHTTP2(t *testing.T) {
 	for i, want := range []Reason{ReasonOK, ReasonNetwork, ReasonOK} {
 		d := order()
 		d.leaseEnds = time.Now().Add(time.Hour)
+		d.promiseEnds = d.leaseEnds
 		if v := r.attempt(l, &d); v.reason != want {
 			t.Errorf("attempt %d: %s %q, want %s", i+1, v.reason, v.message, want)
 		}

@@ -82,21 +82,22 @@ var errNothingSent = errors.New("the receiver closed its kept connections before
 // maxStale is on how many kept connections in a row a request may find out that they were closed.
 const maxStale = 3
 
-// roundTrip sends a request, once. Receivers close idle connections at any time, also when a request is about to be
+// roundTrip sends a request, once, and reports whether it had a connection to send it over. Receivers close idle connections at any time, also when a request is about to be
 // written. While it is certain that not one byte of it was, it is sent over another connection; net/http itself would do
 // so, and in other cases too, if the request had a GetBody.
-func roundTrip(transport *http.Transport, req *http.Request) (*http.Response, error) {
+func roundTrip(transport *http.Transport, req *http.Request) (resp *http.Response, connected bool, err error) {
 	for range maxStale {
 		watched, sent := watch(req)
-		resp, err := transport.RoundTrip(watched)
-		if err == nil || !sent.nothing() {
-			return resp, err
+		resp, err = transport.RoundTrip(watched)
+		connected, nothing := sent.state()
+		if err == nil || !nothing {
+			return resp, connected, err
 		}
 		if body, ok := req.Body.(*payloadBody); ok {
 			req.Body = newPayloadBody(body.payload)
 		}
 	}
-	return nil, errNothingSent
+	return nil, false, errNothingSent
 }
 
 // A payloadBody is the body of a request: a payload, from its beginning.
@@ -117,6 +118,7 @@ func (*payloadBody) Close() error { return nil }
 // A sending watches one request on its way, to tell whether any of it can have left this host.
 type sending struct {
 	mu     sync.Mutex
+	begun  bool         // there was a connection, secured and ready
 	conn   *countedConn // of HTTP/1.1, where one request has a connection for itself; nil: another, or none
 	before int64        // bytes written to it by others
 	reused bool
@@ -134,7 +136,7 @@ func watch(req *http.Request) (*http.Request, *sending) {
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.conn, s.reused = nil, info.Reused
+		s.begun, s.conn, s.reused = true, nil, info.Reused
 		if counted, ok := conn.(*countedConn); ok && !multiplexed {
 			s.conn, s.before = counted, counted.written.Load()
 		}
@@ -142,13 +144,13 @@ func watch(req *http.Request) (*http.Request, *sending) {
 	return req.WithContext(httptrace.WithClientTrace(req.Context(), trace)), s
 }
 
-// nothing reports whether a request that has failed met a kept connection that took not a byte of it. On a new
-// connection that says something about the receiver, and is an attempt. It may be asked once RoundTrip has returned,
-// which over HTTP/1.1 happens after the last write.
-func (s *sending) nothing() bool {
+// state reports whether there was a connection, dialled, secured and ready for the request, and whether it was a kept one
+// that took not a byte of it. On a new connection that says something about the receiver, and is an attempt. It may be
+// asked once RoundTrip has returned, which over HTTP/1.1 happens after the last write.
+func (s *sending) state() (connected, nothing bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.reused && s.conn != nil && s.conn.written.Load() == s.before
+	return s.begun, s.reused && s.conn != nil && s.conn.written.Load() == s.before
 }
 
 // A countedConn knows how many bytes it has been given to send, whether or not they arrived.

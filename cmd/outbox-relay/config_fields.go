@@ -46,6 +46,7 @@ func allFields() []field {
 		{path: "retry.max_attempts", env: "MAX_ATTEMPTS", kind: one("8", parseCount), standard: relay.DefaultMaxAttempts},
 		{path: "retry.jitter", env: "RETRY_JITTER", kind: one("0.1", parseShare), standard: relay.DefaultJitter},
 		{path: "retry.retry_after_max", env: "RETRY_AFTER_MAX", kind: one("24h", parseDuration), standard: relay.DefaultRetryAfterMax},
+		{path: "retry.horizon", env: "RETRY_HORIZON", kind: one("720h", parseDuration), standard: relay.DefaultPromise},
 		{path: "responses.retry", env: "RESPONSES_RETRY", kind: many("[404]", parseNumber), standard: []int{}},
 		{path: "responses.fail", env: "RESPONSES_FAIL", kind: many("[404]", parseNumber), standard: []int{}},
 	}

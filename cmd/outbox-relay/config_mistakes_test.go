@@ -127,7 +127,7 @@ func TestFileMistakes(t *testing.T) {
 
 		// Retention.
 		"a memory shorter than the retries": {"retention:\n  processed_events: 100h\n", []string{
-			`outbox-relay.yaml:2: retention.processed_events: 100h0m0s is shorter than destinations.default may be retried for (168h9m20s), after which a duplicate would be processed again; write 169h or more, or 0 for ever`,
+			`outbox-relay.yaml:2: retention.processed_events: 100h0m0s is shorter than destinations.default.retry.horizon (720h0m0s), until when a duplicate may come, and would be processed again; write 720h or more, or 0 for ever, or a shorter horizon`,
 		}},
 		"dropped before it is archived": {"retention: {delete_after: 1h}\n", []string{
 			`outbox-relay.yaml:1: retention.delete_after: 1h0m0s is shorter than retention.archive_after (720h0m0s), so that what is archived would be dropped at once; write 720h0m0s or more, or 0 for ever`,
@@ -146,8 +146,16 @@ func TestFileMistakes(t *testing.T) {
 		"a schedule without end": {"defaults: {retry: {schedule: [" + strings.Repeat("5s,", 101) + "]}}\n", []string{
 			`outbox-relay.yaml:1: defaults.retry.schedule: 101 entries are too many; the last one repeats, so write at most 100`,
 		}},
-		"jitter":                    {"defaults: {retry: {jitter: 2}}\n", []string{`outbox-relay.yaml:1: defaults.retry.jitter: 2 is out of range; write 0 to 1`}},
-		"jitter of no size":         {"defaults: {retry: {jitter: .nan}}\n", []string{`outbox-relay.yaml:1: defaults.retry.jitter: ".nan" is not a number; write one from 0 to 1`}},
+		"jitter":            {"defaults: {retry: {jitter: 2}}\n", []string{`outbox-relay.yaml:1: defaults.retry.jitter: 2 is out of range; write 0 to 1`}},
+		"jitter of no size": {"defaults: {retry: {jitter: .nan}}\n", []string{`outbox-relay.yaml:1: defaults.retry.jitter: ".nan" is not a number; write one from 0 to 1`}},
+		"a horizon before the last attempt": {"defaults:\n  retry:\n    horizon: 100h\n", []string{
+			`outbox-relay.yaml:3: defaults.retry.horizon: 100h0m0s is shorter than schedule, max_attempts, retry_after_max, timeout and lease may take (168h9m20s), so that deliveries would fail before their last attempt; write 169h or more, or shorten those`,
+		}},
+		"a schedule beyond the default horizon": {"defaults: {retry: {max_attempts: 1000}}\n", []string{
+			`defaults.retry.horizon: 720h0m0s is shorter than schedule, max_attempts, retry_after_max, timeout and lease may take (23995h26m40s), so that deliveries would fail before their last attempt; write 23996h or more, or shorten those`,
+		}},
+		"a horizon in days":         {"defaults: {retry: {horizon: 30d}}\n", []string{`outbox-relay.yaml:1: defaults.retry.horizon: "30d" uses a unit longer than hours; write "720h"`}},
+		"a horizon of nothing":      {"defaults: {retry: {horizon: 0s}}\n", []string{`outbox-relay.yaml:1: defaults.retry.horizon: "0s" is not more than zero; write a duration such as "5s"`}},
 		"attempts":                  {"defaults: {retry: {max_attempts: 1001}}\n", []string{`outbox-relay.yaml:1: defaults.retry.max_attempts: 1001 is out of range; write 1 to 1000`}},
 		"a status that cannot move": {"defaults: {responses: {retry: [200]}}\n", []string{`outbox-relay.yaml:1: defaults.responses.retry: 200 is not a status code that can be moved; write 300 to 599`}},
 		"a status in both lists":    {"defaults: {responses: {retry: [404], fail: [404]}}\n", []string{`outbox-relay.yaml:1: defaults.responses: 404 stands in both lists`}},

@@ -74,6 +74,7 @@ func (c *config) destination(name string) relay.Destination {
 			Schedule:      get[[]time.Duration](c, path+".retry.schedule"),
 			MaxAttempts:   get[int](c, path+".retry.max_attempts"),
 			RetryAfterMax: get[time.Duration](c, path+".retry.retry_after_max"),
+			Promise:       get[time.Duration](c, path+".retry.horizon"),
 		},
 		Responses: relay.Responses{
 			Retry: get[[]int](c, path+".responses.retry"),

@@ -72,6 +72,7 @@ defaults:
     max_attempts: 8 # default
     jitter: 0 # outbox-relay.yaml:5
     retry_after_max: 24h # default
+    horizon: 720h # default
   responses:
     retry: [] # default
     fail: [404, 405] # outbox-relay.yaml:6
@@ -100,6 +101,7 @@ destinations:
       max_attempts: 8 # default
       jitter: 0 # outbox-relay.yaml:5
       retry_after_max: 24h # default
+      horizon: 720h # default
     responses:
       retry: [] # default
       fail: [404, 405] # outbox-relay.yaml:6
@@ -123,6 +125,7 @@ destinations:
       max_attempts: 8 # default
       jitter: 0 # outbox-relay.yaml:5
       retry_after_max: 24h # default
+      horizon: 720h # default
     responses:
       retry: [] # default
       fail: [404, 405] # outbox-relay.yaml:6

@@ -1,0 +1,253 @@
+package relay
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
+
+// promises returns what each request said, in the order in which they came.
+func (rc *receiver) promises() (all []string) {
+	for _, r := range rc.all() {
+		all = append(all, r.header.Get(webhook.NotAfter))
+	}
+	return all
+}
+
+// stored is a promise as it stands in the database, spelled like the header; empty: there is none.
+const stored = `SELECT coalesce(to_char(not_after AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), '') FROM outbox_delivery`
+
+// nowhere is a URL where nobody listens.
+func nowhere(t testing.TB) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	must(t, listener.Close())
+	return "http://" + listener.Addr().String()
+}
+
+// The first request states when the last one comes, and all others say the same, whichever relay sends them. An attempt
+// that finds nobody does not make the receiver forget what it was told before.
+func TestPromiseIsKept(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, func(w http.ResponseWriter, r request) {
+		if r.number <= 3 {
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+	})
+	d := to("")
+	d.Retry.Schedule = []time.Duration{time.Hour}
+	d.Retry.Promise = 500 * time.Hour
+	before := row[time.Time](db, `SELECT now()`)
+	db.insert(1, "key")
+	for attempt := 1; attempt <= 5; attempt++ {
+		if d.URL = rc.URL; attempt == 3 {
+			d.URL = nowhere(t)
+		}
+		r := start(t, db.config(d))
+		r.await(t, "a settle", func(o *observer) bool { return o.outcomes[Retry]+o.outcomes[Delivered] == 1 })
+		r.stop()
+		want := rc.promises()[0]
+		if attempt == 5 {
+			want = "" // what was accepted is not sent again
+		}
+		if got := row[string](db, stored); got != want {
+			t.Errorf("after attempt %d %q is stored, want %q", attempt, got, want)
+		}
+		db.exec(`UPDATE outbox_delivery SET next_attempt_at = now()`)
+	}
+	said := rc.promises()
+	if len(said) != 4 {
+		t.Errorf("%d requests", len(said))
+	}
+	for i, promise := range said {
+		if promise != said[0] {
+			t.Errorf("request %d of %d says %s, the first %s", i+1, len(said), promise, said[0])
+		}
+	}
+	first, err := time.Parse(timeFormat, said[0])
+	must(t, err)
+	if earliest := before.Add(d.Retry.Promise); first.Before(earliest) || first.After(row[time.Time](db, `SELECT now()`).Add(d.Retry.Promise)) {
+		t.Errorf("the promise is %s, of a delivery that could be claimed from %s on", first, before)
+	}
+}
+
+// A relay that is killed between a request and its settle leaves the promise behind: the next one gives no other.
+func TestPromiseOutlivesItsRelay(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) {
+		if r.number == 1 {
+			g.pass(r)
+		}
+	})
+	db.insert(1, "key")
+	victim, said := startProcess(t, db.dsn, rc.URL)
+	said("claimed")
+	<-g.arrived
+	rc.kill(t, victim)
+	g.open()
+	start(t, db.config(to(rc.URL))).settles(t, Delivered, 1)
+	if promises := rc.promises(); len(promises) != 2 || promises[0] != promises[1] || promises[0] == "" {
+		t.Errorf("the requests say %q", promises)
+	}
+}
+
+// What is pending when its promise ends, or so shortly before that a request could outlast it, is never sent. It fails
+// with an alert that says what to do, and a replay makes a promise of its own.
+func TestNothingIsSentPastItsPromise(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		left time.Duration
+		sent bool
+	}{
+		"ended long ago":          {-1000 * time.Hour, false},
+		"ends within the timeout": {DefaultTimeout - time.Second, false},
+		"ends in more than that":  {DefaultTimeout + time.Hour, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			rc := newReceiver(t, nil)
+			db.insert(1, "key")
+			db.exec(`UPDATE outbox_delivery SET attempts = 3, last_attempt_at = now(), not_after = now() + $1::interval`, c.left)
+			promise := row[string](db, stored)
+			cfg := db.config(to(rc.URL))
+			ops := &pager{name: "ops"}
+			cfg.Alerts = Alerts{Channels: []Channel{ops}}
+			r := start(t, cfg)
+			if c.sent {
+				r.settles(t, Delivered, 1)
+				if got := rc.promises(); got[0] != promise {
+					t.Errorf("the request says %q, want %q", got, promise)
+				}
+				return
+			}
+			r.settles(t, Fail, 1)
+			if got := row[string](db, `SELECT concat_ws(' ', status, attempts, last_reason) FROM outbox_delivery`); got != "failed 3 horizon_passed" || rc.total() != 0 {
+				t.Errorf("%s after %d requests", got, rc.total())
+			}
+			text := row[string](db, `SELECT last_error FROM outbox_delivery`)
+			if !strings.Contains(text, promise[:len("2006-01-02T15:04:05")]+"Z") || !strings.Contains(text, "outbox-relay replay "+fmt.Sprint(row[int64](db, `SELECT event_id FROM outbox_delivery`))) {
+				t.Error(text)
+			}
+			eventually(t, "the alert", func() bool { return len(ops.of(RuleFailed)) == 1 })
+			if got := ops.of(RuleFailed)[0].FirstError; got != text {
+				t.Errorf("the alert says %q", got)
+			}
+
+			done, err := NewOps(db.pool).Replay(t.Context(), Selection{Reason: string(ReasonHorizon)}, 0, nil)
+			must(t, err)
+			if done.Done != 1 {
+				t.Errorf("replayed %+v", done)
+			}
+			r.settles(t, Delivered, 1)
+			if got := rc.all()[0].header; got.Get(webhook.Replay) != "true" || got.Get(webhook.NotAfter) <= promise {
+				t.Errorf("the replay's headers are %v", got)
+			}
+		})
+	}
+}
+
+// An outage of 63 days, twice as long as what is promised. What never had a connection is promised nothing, and all of it
+// is delivered, as is what was not tried until late; what its receiver may have seen is not sent when that can have
+// forgotten it.
+func TestOutageBeyondThePromise(t *testing.T) {
+	t.Parallel()
+	const waiting, weeks, week = 60, 9, 7 * 24 * time.Hour
+	for name, answering := range map[string]bool{"nobody listens": false, "every answer is a 500": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			rc := newReceiver(t, nil)
+			g := newSwitch(t, rc, answering)
+			d := Destination{Name: "default", URL: g.url, MaxInFlight: 4}
+			d.Breaker = BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
+			db.insert(waiting, "waiting")
+			db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '60 days' WHERE event_id > 50`) // tried late
+			r := start(t, db.config(d))
+			becomes(db, "open", `SELECT coalesce((SELECT breaker FROM outbox_destination), '')`)
+			for range weeks {
+				before := sees(r.observer, func(o *observer) int { return len(o.attempts) })
+				db.letPass(week)
+				db.exec(`UPDATE outbox_delivery SET not_after = not_after - $1::interval WHERE claimed_by IS NULL`, week)
+				r.await(t, "a probe", func(o *observer) bool { return len(o.attempts) > before || o.outcomes[Fail] > 0 })
+			}
+			failed := sees(r.observer, func(o *observer) int { return o.outcomes[Fail] })
+			if !answering && failed > 0 {
+				t.Errorf("%d have failed, which no receiver has seen", failed)
+			}
+			g.up()
+			becomes(db, 0, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending'`)
+			becomes(db, "closed", `SELECT breaker FROM outbox_destination`)
+			wrong := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed' AND last_reason <> 'horizon_passed'
+				OR status = 'failed' AND NOT $1 OR status = 'failed' AND event_id > 50`, answering)
+			if delivered := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`); wrong > 0 || answering == (delivered == waiting) {
+				t.Errorf("%d of %d delivered, %d failed that should not", delivered, waiting, wrong)
+			}
+		})
+	}
+}
+
+// A stop gives back what was not sent, and what no connection was found for, as if it had never been claimed.
+func TestOnlyWhatWasSentIsBound(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t, "default", "nobody")
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
+	d := to(rc.URL)
+	d.MaxInFlight = 2
+	nobody := Destination{Name: "nobody", URL: nowhere(t), MaxInFlight: 1, Breaker: BreakerPolicy{Off: true}}
+	nobody.Retry.Schedule = []time.Duration{time.Hour}
+	db.insert(5, "key")
+	r := start(t, db.config(d, nobody))
+	<-g.arrived
+	<-g.arrived
+	r.await(t, "claims ahead", func(o *observer) bool { return o.outcomes[Retry] == 5 })
+	becomes(db, 4, `SELECT count(*) FROM outbox_delivery WHERE destination = 'default' AND not_after IS NOT NULL`)
+	r.Abort()
+	r.cancel()
+	r.stop()
+	for destination, want := range map[string]int{"default": 2, "nobody": 0} {
+		if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = $1 AND not_after IS NOT NULL AND status = 'pending'`, destination); n != want {
+			t.Errorf("%d deliveries to %s are bound by a promise, want %d", n, destination, want)
+		}
+	}
+}
+
+// A switch stands before a receiver that is away at first: nobody listens there or, if answering, every answer is a 500.
+type frontSwitch struct {
+	url string
+	up  func()
+}
+
+func newSwitch(t *testing.T, rc *receiver, answering bool) *frontSwitch {
+	t.Helper()
+	away := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }))
+	address := away.Listener.Addr().String()
+	if !answering {
+		away.Close()
+	}
+	return &frontSwitch{url: "http://" + address, up: func() {
+		t.Helper()
+		if answering {
+			away.CloseClientConnections()
+			away.Close()
+		}
+		front := httptest.NewUnstartedServer(rc.Config.Handler)
+		listener, err := net.Listen("tcp", address)
+		must(t, err)
+		must(t, front.Listener.Close())
+		front.Listener = listener
+		front.Start()
+		t.Cleanup(front.Close)
+	}}
+}
