@@ -100,7 +100,7 @@ func exchange(t testing.TB, e *endpoint) verdict {
 	if err != nil {
 		return refuse(err)
 	}
-	return post(e, req.WithContext(t.Context()))
+	return post(t.Context(), e, req, d.event.payload)
 }
 
 // exchangeWith makes one POST to a destination.

@@ -170,7 +170,7 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 	}
 	ctx, cancel := context.WithTimeout(r.doing, to.destination.Timeout)
 	defer cancel()
-	v = post(to, req.WithContext(ctx))
+	v = post(ctx, to, req, d.event.payload)
 	if v.outcome == Fail && v.reason == ReasonGone && !l.pause() {
 		v.outcome = Retry // one has to tell; the others in flight wait with the rest until the destination is resumed
 	}
@@ -179,8 +179,8 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 
 // post makes exactly one request. It is a round trip of the transport, not a call of an http.Client, which would follow
 // redirects: with a GET whose 200 looks like success, or with the body, key and signature to another host.
-func post(e *endpoint, req *http.Request) verdict {
-	resp, connected, err := roundTrip(e.transport, req)
+func post(ctx context.Context, e *endpoint, req *http.Request, payload []byte) verdict {
+	resp, connected, err := roundTrip(ctx, e.transport, req, payload)
 	if err != nil {
 		if errors.Is(err, errNothingSent) {
 			return verdict{outcome: Hold, reason: ReasonNetwork, message: clip(err.Error())}

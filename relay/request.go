@@ -90,7 +90,7 @@ func newRequest(to *endpoint, d *delivery, now time.Time) (*http.Request, error)
 		URL:           to.url,
 		Host:          to.url.Host,
 		Header:        header,
-		Body:          newPayloadBody(e.payload),
+		Body:          newBody(e.payload),
 		ContentLength: int64(len(e.payload)),
 		Proto:         "HTTP/1.1",
 		ProtoMajor:    1,

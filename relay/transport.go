@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -85,35 +86,22 @@ const maxStale = 3
 // roundTrip sends a request, once, and reports whether it had a connection to send it over. Receivers close idle connections at any time, also when a request is about to be
 // written. While it is certain that not one byte of it was, it is sent over another connection; net/http itself would do
 // so, and in other cases too, if the request had a GetBody.
-func roundTrip(transport *http.Transport, req *http.Request) (resp *http.Response, connected bool, err error) {
+func roundTrip(ctx context.Context, transport *http.Transport, req *http.Request, payload []byte) (resp *http.Response, connected bool, err error) {
 	for range maxStale {
-		watched, sent := watch(req)
-		resp, err = transport.RoundTrip(watched)
+		sent := &sending{}
+		resp, err = transport.RoundTrip(req.WithContext(sent.watch(ctx)))
 		connected, nothing := sent.state()
 		if err == nil || !nothing {
 			return resp, connected, err
 		}
-		if body, ok := req.Body.(*payloadBody); ok {
-			req.Body = newPayloadBody(body.payload)
-		}
+		req.Body = newBody(payload)
 	}
 	return nil, false, errNothingSent
 }
 
-// A payloadBody is the body of a request: a payload, from its beginning.
-type payloadBody struct {
-	bytes.Reader
-	payload []byte
-}
-
-func newPayloadBody(payload []byte) *payloadBody {
-	b := &payloadBody{payload: payload}
-	b.Reset(payload)
-	return b
-}
-
-// Close does nothing: the payload is the event's.
-func (*payloadBody) Close() error { return nil }
+// newBody returns a request's body, from its beginning. It is one of the few that net/http knows to be at hand: before any
+// other, a type of our own for instance, it flushes the header, and each request is two writes and two packets.
+func newBody(payload []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(payload)) }
 
 // A sending watches one request on its way, to tell whether any of it can have left this host.
 type sending struct {
@@ -124,9 +112,8 @@ type sending struct {
 	reused bool
 }
 
-// watch returns a copy of a request that is watched.
-func watch(req *http.Request) (*http.Request, *sending) {
-	s := &sending{}
+// watch returns the context of the request to watch.
+func (s *sending) watch(ctx context.Context) context.Context {
 	trace := &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) {
 		conn := info.Conn
 		multiplexed := false
@@ -141,7 +128,7 @@ func watch(req *http.Request) (*http.Request, *sending) {
 			s.conn, s.before = counted, counted.written.Load()
 		}
 	}}
-	return req.WithContext(httptrace.WithClientTrace(req.Context(), trace)), s
+	return httptrace.WithClientTrace(ctx, trace)
 }
 
 // state reports whether there was a connection, dialled, secured and ready for the request, and whether it was a kept one

@@ -35,7 +35,7 @@ func exchangeMany(t testing.TB, e *endpoint, senders, attempts int) map[int64]ve
 					return
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
-				v := post(e, req.WithContext(ctx))
+				v := post(ctx, e, req, d.event.payload)
 				cancel()
 				mu.Lock()
 				verdicts[id] = v
@@ -172,6 +172,48 @@ func TestKeptConnectionThatIsClosed(t *testing.T) {
 	}
 }
 
+// A request of usual size is one write: header and body in one packet.
+func TestRequestIsOneWrite(t *testing.T) {
+	t.Parallel()
+	const requests = 5
+	rc := newReceiver(t, nil)
+	e, err := newEndpoint(destinationOf(rc.URL, Wire{}, Egress{}), "")
+	must(t, err)
+	defer e.transport.CloseIdleConnections()
+	var writes atomic.Int64
+	dial := e.transport.DialContext
+	e.transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if counted, ok := conn.(*countedConn); ok {
+			counted.Conn = writeCounter{counted.Conn, &writes}
+		}
+		return conn, err
+	}
+	for range requests {
+		if v := exchange(t, e); v.outcome != Delivered {
+			t.Fatalf("%+v", v)
+		}
+	}
+	if n := writes.Load(); n != requests {
+		t.Errorf("%d writes for %d requests", n, requests)
+	}
+	for _, r := range rc.all() {
+		if string(r.body) != string(order().event.payload) {
+			t.Errorf("the body is %q", r.body)
+		}
+	}
+}
+
+type writeCounter struct {
+	net.Conn
+	writes *atomic.Int64
+}
+
+func (c writeCounter) Write(b []byte) (int, error) {
+	c.writes.Add(1)
+	return c.Conn.Write(b)
+}
+
 // A deadline that strikes before anything was sent is no closed connection.
 func TestDeadlineIsNoHold(t *testing.T) {
 	t.Parallel()
@@ -187,7 +229,7 @@ func TestDeadlineIsNoHold(t *testing.T) {
 	must(t, err)
 	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
 	defer cancel()
-	if v := post(e, req.WithContext(ctx)); v.outcome != Retry || v.reason != ReasonTimeout {
+	if v := post(ctx, e, req, d.event.payload); v.outcome != Retry || v.reason != ReasonTimeout {
 		t.Errorf("%+v", v)
 	}
 }
