@@ -103,6 +103,12 @@ func TestInboxAttempts(t *testing.T) {
 			}, nil,
 			want{consumer.ResultFailed, consumer.StatePending, 0, 0, "in the way", false},
 		},
+		"a conflict called permanent": { // as behind the middleware
+			func(ctx context.Context) error {
+				return consumer.Permanent(exec(ctx, "DO $$ BEGIN RAISE 'in the way' USING ERRCODE = '40001'; END $$"))
+			}, nil,
+			want{consumer.ResultFailed, consumer.StateFailed, 1, 0, "in the way", true},
+		},
 		"a timeout": {
 			func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
 			func(c *consumer.InboxConfig) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within InboxConfig.HandlerTimeout"),

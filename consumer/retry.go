@@ -69,7 +69,7 @@ const (
 // held before; fraction, in [0, 1), chooses within the jitter.
 func (c *InboxConfig) judgeAttempt(err error, spent, interruptions int, fraction float64) settlement {
 	o := settlement{state: StatePending}
-	if errors.Is(err, errInterrupted) || isConflict(err) {
+	if errors.Is(err, errInterrupted) || isConflict(err) && !isMarked(err) { // the handler's own word goes before
 		// The database was in the way. That spends no attempt; but it must not go on for ever either.
 		o.after = jittered(conflictDelay, *c.Jitter, fraction)
 		if interruptions+1 >= maxInterruptions {
