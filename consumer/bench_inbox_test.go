@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -146,4 +147,86 @@ func reportLatency(b *testing.B, pool *pgxpool.Pool, planned map[string]time.Tim
 		}
 	}
 	b.ReportMetric(0, "ns/op") // an event's time is the rate's
+}
+
+// BenchmarkInboxDrain measures how fast one process works what has piled up, with a handler that makes one effect. An
+// iteration is one event.
+func BenchmarkInboxDrain(b *testing.B) {
+	server := pgtest.Start(b, localpg.Options{Durable: true})
+	dsn := server.DSN("postgres")
+	pgtest.Migrate(b, dsn, migrations.Inbox)
+	traced, err := pgxpool.ParseConfig(withSetting(dsn, "pool_max_conns", "16"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	claims := &claimCounter{}
+	traced.ConnConfig.Tracer = claims
+	pool, err := pgxpool.NewWithConfig(b.Context(), traced)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer pool.Close()
+	if _, err := pool.Exec(b.Context(), chaosSchema); err != nil {
+		b.Fatal(err)
+	}
+	for name, keys := range map[string]int{"no-keys": 0, "100-keys": 100} {
+		b.Run(name, func(b *testing.B) {
+			ctx, stop := context.WithCancel(b.Context())
+			defer stop()
+			var left atomic.Int64
+			left.Store(int64(b.N))
+			cfg := chaosConfig(workAsBidden("benchmark", true))
+			cfg.Source = "outbox-" + name + strconv.Itoa(b.N)
+			cfg.Observer = consumer.ObserverFunc(func(_ context.Context, r consumer.Report) {
+				if r.Inbox && left.Add(-1) == 0 {
+					stop()
+				}
+			})
+			in := consumer.NewInbox(pool, cfg)
+			pileUp(b, pool, cfg.Source, keys)
+			b.ResetTimer()
+			before := claims.n.Load()
+			if err := in.Run(ctx); err != nil {
+				b.Fatal(err)
+			}
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "events/s")
+			b.ReportMetric(float64(b.N)/float64(claims.n.Load()-before), "events/claim")
+		})
+	}
+}
+
+// pileUp records b.N events as Handler does, at once.
+func pileUp(b *testing.B, pool *pgxpool.Pool, source string, keys int) {
+	_, err := pool.Exec(b.Context(), `
+		INSERT INTO processed_events (source, idempotency_key, event_type, processing_state, attempts, payload, request_headers,
+			ordering_key, sequence, inbox_id, next_attempt_at)
+		SELECT $1, 'k' || i, 'invoice.created', 'pending', 0, '{"bidding":"succeed"}',
+			jsonb_build_object('X-Idempotency-Key', jsonb_build_array('k' || i), 'X-Outbox-Event-Type', '["invoice.created"]'::jsonb),
+			'order-' || i % nullif($3::integer, 0), i, nextval('inbox_id_seq'), CASE WHEN i > $3::integer AND $3::integer > 0 THEN NULL ELSE now() END
+		FROM generate_series(1, $2::integer) i`, source, b.N, keys)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if _, err := pool.Exec(b.Context(), "VACUUM ANALYZE processed_events"); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// claimCounter counts claims.
+type claimCounter struct {
+	statementNames
+	n atomic.Int64
+}
+
+func (c *claimCounter) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+	for _, query := range data.Batch.QueuedQueries {
+		if strings.Contains(query.SQL, "claim = e.claim + 1") {
+			c.n.Add(1)
+		}
+	}
+	return ctx
+}
+
+func (c *claimCounter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
 }

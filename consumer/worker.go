@@ -112,6 +112,7 @@ func (s *shift) claimUntil(ctx context.Context) {
 	tick := time.NewTicker(min(s.cfg.PollInterval, inspectInterval))
 	defer tick.Stop()
 	for ctx.Err() == nil {
+		s.endAll()
 		free := s.cfg.Workers - len(s.tickets)
 		s.free.Store(int64(free))
 		if s.more && free > 0 && !time.Now().Before(s.heldUntil) {
@@ -129,6 +130,19 @@ func (s *shift) claimUntil(ctx context.Context) {
 			s.more = true
 		case <-tick.C:
 			s.inspect(ctx)
+		}
+	}
+}
+
+// endAll takes back the tickets of all workers that have ended by now, so that one claim serves them all: one for each of
+// them, while the others wait for theirs, would keep most workers idle.
+func (s *shift) endAll() {
+	for {
+		select {
+		case t := <-s.ended:
+			s.end(t)
+		default:
+			return
 		}
 	}
 }
