@@ -113,8 +113,8 @@ FROM processed_events
 WHERE source = $1::text AND idempotency_key = $2::text`
 
 // recall tells why an event was not admitted. What is committed comes first, so that another body under a known key is
-// refused even while somebody holds the lock. An event without a response is known from [Once], or its handler committed
-// by itself: done, but never answered.
+// refused even while somebody holds the lock. An event without a response is known from [Once]: done, but never answered.
+// One whose handler committed by itself has the response of admitSQL.
 func (s *settings) recall(ctx context.Context, tx transaction, rq *request) (admission, *answer, error) {
 	var otherBody bool
 	var headers string

@@ -213,6 +213,10 @@ func (rc *receiver) log(ctx context.Context, report Report) {
 	if report.Result == ResultUnavailable && ctx.Err() != nil {
 		level = slog.LevelDebug // the client went away first
 	}
+	logger := rc.logger()
+	if !logger.Enabled(ctx, level) {
+		return // most requests; their attributes would be made for nobody
+	}
 	attrs := []slog.Attr{
 		slog.String("result", string(report.Result)),
 		slog.Int("status", report.Status),
@@ -226,5 +230,5 @@ func (rc *receiver) log(ctx context.Context, report Report) {
 	if panicked, ok := errors.AsType[*panicError](report.Err); ok {
 		attrs = append(attrs, slog.String("stack", string(panicked.stack)))
 	}
-	rc.logger().LogAttrs(ctx, level, "consumer: request "+string(report.Result), attrs...)
+	logger.LogAttrs(ctx, level, "consumer: request "+string(report.Result), attrs...)
 }
