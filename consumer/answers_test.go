@@ -109,6 +109,36 @@ func TestHeadersOfOneExchangeAreNotStored(t *testing.T) {
 	})
 }
 
+// The answer that admission anticipates is not written again; one that differs from it in anything is.
+func TestNoContentIsReplayedAsItWas(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				effect(e)(discardWriter{}, r)
+				if kind := r.Header.Get("Test-Kind"); kind != "" {
+					w.Header().Set("X-Kind", kind)
+				}
+				w.WriteHeader(http.StatusNoContent)
+			}
+		})
+		for _, kind := range []string{"", "express"} {
+			key := "k" + kind
+			request := func() response { return e.do(e.newRequest(key, "{}", with("Test-Kind", kind))) }
+			wantFirst(t, request(), 204, "")
+			again := request()
+			wantReplayed(t, again, 204, "")
+			if got := again.header.Get("X-Kind"); got != kind {
+				t.Errorf("X-Kind %q, want %q", got, kind)
+			}
+			e.wantRows(key, 1, 1)
+		}
+		// What nobody writes twice has been written by one statement of its transaction; an UPDATE is a later one.
+		if n := e.count("SELECT count(*) FROM processed_events WHERE cmin = '0'::cid"); n != 1 {
+			t.Errorf("%d rows were written once, want 1", n)
+		}
+	})
+}
+
 func TestReusedKeyIsRefused(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, effect)

@@ -177,6 +177,25 @@ func TestHandlerCannotEndTheTransaction(t *testing.T) {
 	})
 }
 
+// The answer that is stored at admission needs no statement that meets its row: what the handler ended shows all the same.
+func TestHandlerThatEndsTheTransactionAndAnswers204(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				effect(e)(discardWriter{}, r)
+				mustNot(e, e.exec(r.Context(), r.Header.Get("Test-Statement")))
+				w.WriteHeader(http.StatusNoContent)
+			}
+		})
+		for statement, rows := range map[string]int{"COMMIT": 1, "COMMIT AND CHAIN": 1, "ROLLBACK": 0, "ROLLBACK AND CHAIN": 0} {
+			got := e.do(e.newRequest(statement, "{}", with("Test-Statement", statement)))
+			wantProblem(t, got, 500, "handler-ended-transaction")
+			e.wantResult(consumer.ResultCommitFailed)
+			e.wantRows(statement, rows, rows)
+		}
+	})
+}
+
 func TestClientGoneAfterTheWorkIsDone(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		working, gone := make(chan struct{}), make(chan struct{})
