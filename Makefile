@@ -11,8 +11,10 @@ ARCHIVE_CALM   ?= 60s
 
 GOOSE_VERSION    := v3.29.0
 GOLANGCI_VERSION := v2.15.0
+DYNALITE_VERSION := 4.0.0
 goose            := bin/goose-$(GOOSE_VERSION)
 golangci         := bin/golangci-lint-$(GOLANGCI_VERSION)
+dynalite         := bin/dynalite/node_modules/dynalite/cli.js
 withpg           := $(GO) run ./internal/localpg/withpg
 
 # Modules of their own: what they need is not inherited by those who import consumer alone, and ./... does not enter them.
@@ -54,10 +56,10 @@ test-receivers: ## Vet and test what is for receivers and a module of its own: t
 	done
 
 .PHONY: test-stores
-test-stores: ## Vet and test the stores for receivers whose effect is not in PostgreSQL: Redis
+test-stores: $(dynalite) ## Vet and test the stores for receivers whose effect is not in PostgreSQL: Redis, DynamoDB
 	@command -v redis-server >/dev/null || { echo 'install a Redis server first: apt-get install redis-server' >&2; exit 1; }
 	@$(find_race); \
-	for module in consumer/redisstore; do \
+	for module in consumer/redisstore consumer/dynamostore; do \
 		(set -ex; cd "$$module"; test -z "$$(gofmt -l .)"; $(GO) mod tidy -diff; $(GO) vet ./...; \
 			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done
@@ -153,3 +155,8 @@ $(goose):
 $(golangci):
 	GOBIN='$(CURDIR)/bin' $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
 	mv bin/golangci-lint $@
+
+# An emulator of DynamoDB. None of its parts runs a script at installation.
+$(dynalite):
+	@command -v npm >/dev/null || { echo 'install Node.js 20 or later with npm first: apt-get install nodejs npm' >&2; exit 1; }
+	npm install --prefix bin/dynalite --no-audit --no-fund --ignore-scripts dynalite@$(DYNALITE_VERSION)

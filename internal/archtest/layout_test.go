@@ -19,7 +19,7 @@ var (
 
 	goPackages = []string{
 		"cmd/outbox-relay", "cmd/demo", "outbox", "relay", "consumer", "consumer/promobserver", "migrations",
-		"consumer/storetest", "consumer/redisstore",
+		"consumer/storetest", "consumer/redisstore", "consumer/dynamostore",
 		"consumer/examples", "consumer/examples/internal/server", "consumer/examples/internal/exampletest",
 		"consumer/examples/nethttp", "consumer/examples/chi", "consumer/examples/echo", "consumer/examples/sqlx",
 		"consumer/examples/gorm", "consumer/examples/svix", "consumer/examples/stripe", "consumer/examples/worker",

@@ -1,0 +1,231 @@
+package dynamostore
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+)
+
+// Attributes of an item.
+const (
+	attrEvent   = "event" // the partition key
+	attrToken   = "token"
+	attrUntil   = "until"      // Unix milliseconds: when the lease or the memory ends
+	attrExpires = "expires_at" // Unix seconds, not earlier: when DynamoDB may remove the item
+	attrStatus  = "status"     // tells a processed event from one that is held
+	attrHash    = "hash"
+	attrHeader  = "header"
+	attrBody    = "body"
+	attrOmitted = "omitted"
+)
+
+// maxResponseBytes is what an item may hold of a response: DynamoDB's 400 KB, less keys, names and rounding.
+const maxResponseBytes = 396 << 10
+
+// Store is a [consumer.Store] in DynamoDB, made by [New]. It is safe for concurrent use and starts nothing.
+type Store struct {
+	client *dynamodb.Client
+	table  string
+}
+
+var _ consumer.Store = (*Store)(nil)
+
+// New returns a store that uses a table as [CreateTable] makes it. It panics when client is nil or table is empty.
+func New(client *dynamodb.Client, table string) *Store {
+	if client == nil || table == "" {
+		panic("dynamostore: New needs a client and the name of a table")
+	}
+	return &Store{client: client, table: table}
+}
+
+// eventName is unambiguous because an escaped source holds no colon.
+func eventName(c consumer.Claim) types.AttributeValue {
+	return text(url.QueryEscape(c.Source) + ":" + c.Key)
+}
+
+// acquireCondition: nobody holds the event, or this claim does already, or whoever did or had processed it has had his
+// time. The token alone is not enough: this claim may have completed the event meanwhile.
+const acquireCondition = "attribute_not_exists(#event) OR #until <= :now OR (#token = :token AND attribute_not_exists(#status))"
+
+// Acquire implements [consumer.Store].
+func (s *Store) Acquire(ctx context.Context, c consumer.Claim, lease time.Duration) (consumer.Acquired, error) {
+	// Two rounds: what was in the way may have been released before it is read.
+	for range 2 {
+		now := time.Now()
+		item := newItem(c, now.Add(lease))
+		_, err := s.client.PutItem(ctx, &dynamodb.PutItemInput{
+			TableName:                           &s.table,
+			Item:                                item,
+			ConditionExpression:                 aws.String(acquireCondition),
+			ExpressionAttributeNames:            names(attrEvent, attrUntil, attrToken, attrStatus),
+			ExpressionAttributeValues:           map[string]types.AttributeValue{":now": milliseconds(now), ":token": text(c.Token)},
+			ReturnValuesOnConditionCheckFailure: types.ReturnValuesOnConditionCheckFailureAllOld,
+		})
+		if err == nil {
+			return consumer.Acquired{Claimed: true}, nil
+		}
+		refused, ok := errors.AsType[*types.ConditionalCheckFailedException](err)
+		if !ok {
+			return consumer.Acquired{}, fmt.Errorf("put item: %w", err)
+		}
+		kept := refused.Item
+		if kept == nil { // not every implementation returns it
+			if kept, err = s.read(ctx, c); err != nil {
+				return consumer.Acquired{}, err
+			}
+		}
+		switch {
+		case len(kept) == 0:
+			continue
+		case kept[attrStatus] == nil:
+			return consumer.Acquired{}, nil
+		}
+		known, err := readKnown(kept)
+		if err != nil {
+			return consumer.Acquired{}, fmt.Errorf("read item: %w", err)
+		}
+		return consumer.Acquired{Known: known}, nil
+	}
+	return consumer.Acquired{}, nil // released twice in between: busy enough to be called in flight
+}
+
+func (s *Store) read(ctx context.Context, c consumer.Claim) (map[string]types.AttributeValue, error) {
+	out, err := s.client.GetItem(ctx, &dynamodb.GetItemInput{
+		TableName:      &s.table,
+		Key:            map[string]types.AttributeValue{attrEvent: eventName(c)},
+		ConsistentRead: aws.Bool(true),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("get item: %w", err)
+	}
+	return out.Item, nil
+}
+
+// completeCondition: the event is this claim's, or nobody's.
+const completeCondition = "attribute_not_exists(#event) OR #token = :token OR #until <= :now"
+
+// Complete implements [consumer.Store].
+func (s *Store) Complete(ctx context.Context, c consumer.Claim, r consumer.Response, ttl time.Duration) error {
+	now := time.Now()
+	item := newItem(c, now.Add(ttl))
+	if err := addResponse(item, c, r); err != nil {
+		return err
+	}
+	_, err := s.client.PutItem(ctx, &dynamodb.PutItemInput{
+		TableName:                 &s.table,
+		Item:                      item,
+		ConditionExpression:       aws.String(completeCondition),
+		ExpressionAttributeNames:  names(attrEvent, attrToken, attrUntil),
+		ExpressionAttributeValues: map[string]types.AttributeValue{":now": milliseconds(now), ":token": text(c.Token)},
+	})
+	if _, lost := errors.AsType[*types.ConditionalCheckFailedException](err); lost {
+		return consumer.ErrLeaseLost
+	}
+	if err != nil {
+		return fmt.Errorf("put item: %w", err)
+	}
+	return nil
+}
+
+// releaseCondition: the event is this claim's and not processed.
+const releaseCondition = "#token = :token AND attribute_not_exists(#status)"
+
+// Release implements [consumer.Store].
+func (s *Store) Release(ctx context.Context, c consumer.Claim) error {
+	_, err := s.client.DeleteItem(ctx, &dynamodb.DeleteItemInput{
+		TableName:                 &s.table,
+		Key:                       map[string]types.AttributeValue{attrEvent: eventName(c)},
+		ConditionExpression:       aws.String(releaseCondition),
+		ExpressionAttributeNames:  names(attrToken, attrStatus),
+		ExpressionAttributeValues: map[string]types.AttributeValue{":token": text(c.Token)},
+	})
+	if _, another := errors.AsType[*types.ConditionalCheckFailedException](err); err != nil && !another {
+		return fmt.Errorf("delete item: %w", err)
+	}
+	return nil
+}
+
+// newItem is an event that is held or known until a time. DynamoDB counts in seconds, rounded up here: it must not
+// remove what is still known.
+func newItem(c consumer.Claim, until time.Time) map[string]types.AttributeValue {
+	return map[string]types.AttributeValue{
+		attrEvent:   eventName(c),
+		attrToken:   text(c.Token),
+		attrUntil:   milliseconds(until),
+		attrExpires: &types.AttributeValueMemberN{Value: strconv.FormatInt(until.Unix()+1, 10)},
+	}
+}
+
+// addResponse leaves out what does not fit: an item that DynamoDB refuses would be an effect that nobody remembers.
+func addResponse(item map[string]types.AttributeValue, c consumer.Claim, r consumer.Response) error {
+	header, err := json.Marshal(r.Header)
+	if err != nil {
+		return fmt.Errorf("encode header: %w", err)
+	}
+	if len(header) > maxResponseBytes {
+		header = []byte("null")
+	}
+	if len(r.Body)+len(header) > maxResponseBytes {
+		r.Body, r.BodyOmitted = nil, true
+	}
+	item[attrStatus] = &types.AttributeValueMemberN{Value: strconv.Itoa(r.Status)}
+	item[attrHash] = &types.AttributeValueMemberB{Value: c.Hash[:]}
+	item[attrHeader] = text(string(header))
+	item[attrOmitted] = &types.AttributeValueMemberBOOL{Value: r.BodyOmitted}
+	if len(r.Body) > 0 {
+		item[attrBody] = &types.AttributeValueMemberB{Value: r.Body}
+	}
+	return nil
+}
+
+func readKnown(item map[string]types.AttributeValue) (*consumer.Known, error) {
+	status, okStatus := item[attrStatus].(*types.AttributeValueMemberN)
+	hash, okHash := item[attrHash].(*types.AttributeValueMemberB)
+	header, okHeader := item[attrHeader].(*types.AttributeValueMemberS)
+	omitted, okOmitted := item[attrOmitted].(*types.AttributeValueMemberBOOL)
+	if !okStatus || !okHash || !okHeader || !okOmitted {
+		return nil, errors.New("an attribute is missing or of another type")
+	}
+	known := &consumer.Known{}
+	if copy(known.Hash[:], hash.Value) != len(known.Hash) {
+		return nil, errors.New("the hash is too short")
+	}
+	r := &known.Response
+	var err error
+	if r.Status, err = strconv.Atoi(status.Value); err != nil {
+		return nil, fmt.Errorf("read status: %w", err)
+	}
+	if err := json.Unmarshal([]byte(header.Value), &r.Header); err != nil {
+		return nil, fmt.Errorf("read header: %w", err)
+	}
+	r.BodyOmitted = omitted.Value
+	if body, ok := item[attrBody].(*types.AttributeValueMemberB); ok {
+		r.Body = body.Value
+	}
+	return known, nil
+}
+
+func text(s string) types.AttributeValue { return &types.AttributeValueMemberS{Value: s} }
+
+func milliseconds(t time.Time) types.AttributeValue {
+	return &types.AttributeValueMemberN{Value: strconv.FormatInt(t.UnixMilli(), 10)}
+}
+
+// names stands for attributes in expressions, where many of their names are reserved words.
+func names(attributes ...string) map[string]string {
+	byName := make(map[string]string, len(attributes))
+	for _, attribute := range attributes {
+		byName["#"+attribute] = attribute
+	}
+	return byName
+}

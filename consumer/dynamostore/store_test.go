@@ -1,0 +1,207 @@
+package dynamostore_test
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/dynamostore"
+	"github.com/outbox-relay/outbox-relay/consumer/storetest"
+)
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	storetest.RunStore(t, func(t testing.TB) consumer.Store {
+		s, table := common(t)
+		create(t, s, table)
+		return dynamostore.New(client(t, s), table)
+	})
+	storetest.Run(t, storetest.Subject{
+		Promises: storetest.Promises{SurvivesRestart: true},
+		New: func(t testing.TB) storetest.Memory {
+			s, table := common(t)
+			return memory(t, s, table)
+		},
+		NewServer: func(t testing.TB) storetest.Memory { return memory(t, server(t), "processed_events") },
+	})
+}
+
+func claim(key string) consumer.Claim {
+	return consumer.Claim{Source: "fin ance:", Key: key, Hash: sha256.Sum256([]byte(key)), Token: rand.Text()}
+}
+
+// attributes reads an item as DynamoDB has it.
+func attributes(t *testing.T, c *dynamodb.Client, table, event string) map[string]types.AttributeValue {
+	t.Helper()
+	out, err := c.GetItem(t.Context(), &dynamodb.GetItemInput{
+		TableName: &table, ConsistentRead: aws.Bool(true),
+		Key: map[string]types.AttributeValue{"event": &types.AttributeValueMemberS{Value: event}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out.Item
+}
+
+// What DynamoDB is told to remove must be over by then, and not much earlier.
+func TestNameAndTimesToLive(t *testing.T) {
+	t.Parallel()
+	s, table := common(t)
+	create(t, s, table)
+	c := client(t, s)
+	store, ctx := dynamostore.New(c, table), t.Context()
+	want := func(what string, earliest, latest time.Time) {
+		t.Helper()
+		item := attributes(t, c, table, "fin+ance%3A:a:{b}")
+		until := number(t, item["until"])
+		expires := number(t, item["expires_at"])
+		if until < earliest.UnixMilli() || until > latest.UnixMilli() || expires*1000 < until || expires*1000 > until+1000 {
+			t.Errorf("%s: until %d, expires at %d; want between %v and %v", what, until, expires, earliest, latest)
+		}
+	}
+	one, asked := claim("a:{b}"), time.Now()
+	if got, err := store.Acquire(ctx, one, time.Hour); err != nil || !got.Claimed {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	want("claimed", asked.Add(time.Hour), time.Now().Add(time.Hour))
+	const ttl = 7 * 24 * time.Hour
+	asked = time.Now()
+	if err := store.Complete(ctx, one, consumer.Response{Status: 200}, ttl); err != nil {
+		t.Fatal(err)
+	}
+	answered := time.Now()
+	want("completed", asked.Add(ttl), answered.Add(ttl))
+	if got, err := store.Acquire(ctx, claim("a:{b}"), time.Hour); err != nil || got.Known == nil {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	want("asked for again", asked.Add(ttl), answered.Add(ttl))
+}
+
+func number(t *testing.T, v types.AttributeValue) int64 {
+	t.Helper()
+	text, ok := v.(*types.AttributeValueMemberN)
+	if !ok {
+		t.Fatalf("%T is not a number", v)
+	}
+	n, err := strconv.ParseInt(text.Value, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// DynamoDB refuses items above 400 KB. The largest response that is kept whole, under the longest key, must fit.
+func TestLargestItem(t *testing.T) {
+	t.Parallel()
+	s, table := common(t)
+	create(t, s, table)
+	store, ctx := dynamostore.New(client(t, s), table), t.Context()
+	for size, whole := range map[int]bool{300 << 10: true, 396<<10 - 4: true, 396 << 10: false, 400 << 10: false, 1 << 20: false} {
+		c := consumer.Claim{Source: strings.Repeat(":", 255), Key: strings.Repeat("k", 250) + strconv.Itoa(size%100000), Token: rand.Text()}
+		if err := store.Complete(ctx, c, consumer.Response{Status: 200, Body: make([]byte, size)}, time.Hour); err != nil {
+			t.Errorf("%d bytes: %v", size, err)
+			continue
+		}
+		got, err := store.Acquire(ctx, claim2(c), time.Hour)
+		if err != nil || got.Known == nil {
+			t.Fatalf("%d bytes: %+v, %v", size, got, err)
+		}
+		if r := got.Known.Response; r.BodyOmitted == whole || whole != (len(r.Body) == size) {
+			t.Errorf("%d bytes: %d are kept, omitted %v", size, len(r.Body), r.BodyOmitted)
+		}
+	}
+}
+
+// claim2 is another request's claim to the same event.
+func claim2(c consumer.Claim) consumer.Claim {
+	c.Token = rand.Text()
+	return c
+}
+
+// What is not this package's must not be taken for an event, new or known.
+func TestItemsOfOthers(t *testing.T) {
+	t.Parallel()
+	s, table := common(t)
+	create(t, s, table)
+	c := client(t, s)
+	store, ctx := dynamostore.New(c, table), t.Context()
+	future := &types.AttributeValueMemberN{Value: strconv.FormatInt(time.Now().Add(time.Hour).UnixMilli(), 10)}
+	for name, change := range map[string]func(map[string]types.AttributeValue){
+		"an odd status": func(item map[string]types.AttributeValue) {
+			item["status"] = &types.AttributeValueMemberS{Value: "200"}
+		},
+		"an odd hash": func(item map[string]types.AttributeValue) {
+			item["hash"] = &types.AttributeValueMemberB{Value: []byte("x")}
+		},
+		"an odd header": func(item map[string]types.AttributeValue) { item["header"] = &types.AttributeValueMemberS{Value: "x"} },
+		"no header":     func(item map[string]types.AttributeValue) { delete(item, "header") },
+	} {
+		item := map[string]types.AttributeValue{
+			"event":   &types.AttributeValueMemberS{Value: "fin+ance%3A:" + name},
+			"token":   &types.AttributeValueMemberS{Value: "t"},
+			"until":   future,
+			"status":  &types.AttributeValueMemberN{Value: "200"},
+			"hash":    &types.AttributeValueMemberB{Value: make([]byte, 32)},
+			"header":  &types.AttributeValueMemberS{Value: "{}"},
+			"omitted": &types.AttributeValueMemberBOOL{},
+		}
+		change(item)
+		if _, err := c.PutItem(ctx, &dynamodb.PutItemInput{TableName: &table, Item: item}); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := store.Acquire(ctx, claim(name), time.Hour); err == nil {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
+
+func TestCreateTable(t *testing.T) {
+	t.Parallel()
+	s, table := common(t)
+	c := client(t, s)
+	for range 2 { // the second time it is there
+		if err := dynamostore.CreateTable(t.Context(), c, table); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := dynamostore.New(c, table).Acquire(t.Context(), claim("k"), time.Hour); err != nil || !got.Claimed {
+		t.Errorf("%+v, %v", got, err)
+	}
+	other := table + "other"
+	if _, err := c.CreateTable(t.Context(), &dynamodb.CreateTableInput{
+		TableName:            &other,
+		BillingMode:          types.BillingModePayPerRequest,
+		AttributeDefinitions: []types.AttributeDefinition{{AttributeName: aws.String("id"), AttributeType: types.ScalarAttributeTypeS}},
+		KeySchema:            []types.KeySchemaElement{{AttributeName: aws.String("id"), KeyType: types.KeyTypeHash}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := dynamostore.CreateTable(t.Context(), c, other); err == nil || !strings.Contains(err.Error(), "table of its own") {
+		t.Errorf("a table with another key: %v", err)
+	}
+	if _, err := dynamostore.New(c, table+"none").Acquire(t.Context(), claim("k"), time.Hour); err == nil {
+		t.Error("an event was claimed in a table that does not exist")
+	}
+}
+
+func TestNewNeedsClientAndTable(t *testing.T) {
+	t.Parallel()
+	for _, c := range []*dynamodb.Client{nil, dynamodb.New(dynamodb.Options{})} {
+		func() {
+			defer func() {
+				if message, _ := recover().(string); !strings.Contains(message, "needs a client and the name of a table") {
+					t.Errorf("panic %q", message)
+				}
+			}()
+			dynamostore.New(c, "")
+		}()
+	}
+}
