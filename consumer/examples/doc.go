@@ -11,9 +11,10 @@
 //	stripe    a foreign sender with a signature of its own
 //
 // They read DATABASE_URL, LISTEN and the sender's secret from the environment, and expect the receiver's migrations and
-// this table of their own:
+// these tables of their own:
 //
-//	CREATE TABLE shipments (invoice text PRIMARY KEY, total numeric NOT NULL CHECK (total > 0))
+//	CREATE TABLE shipments (invoice text PRIMARY KEY, total numeric NOT NULL CHECK (total > 0));
+//	CREATE TABLE addresses (customer text PRIMARY KEY, address text NOT NULL)
 //
 // The examples are a module of their own, so that nobody who imports package consumer inherits what they need.
 package examples

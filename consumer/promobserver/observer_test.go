@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -211,6 +212,68 @@ inbox_failed_total{mode="inbox",source="finance"} 1
 	if n := samples(t, registry, "inbox_handler_duration_seconds", "finance"); n != 5 {
 		t.Errorf("%d handlers measured, want 5", n)
 	}
+}
+
+// told passes reports on, and says that it has.
+type told struct {
+	*promobserver.Observer
+	worked chan consumer.Result
+}
+
+func (o *told) Finished(ctx context.Context, report consumer.Report) {
+	o.Observer.Finished(ctx, report)
+	if report.Inbox {
+		o.worked <- report.Result
+	}
+}
+
+func TestInboxIsCounted(t *testing.T) {
+	t.Parallel()
+	registry := prometheus.NewPedanticRegistry()
+	observer := &told{mustNew(t, registry, promobserver.Options{}), make(chan consumer.Result, 10)}
+	inbox := consumer.NewInbox(pgtest.Pool(t, newDatabase(t)), consumer.InboxConfig{
+		Config: consumer.Config{
+			Secrets: []string{secretText}, Source: "finance", Observer: observer, Logger: slog.New(slog.DiscardHandler),
+		},
+		Workers: 1,
+		Handle: func(_ context.Context, event consumer.Event, _ []byte) error {
+			if strings.HasPrefix(event.Key, "bad") {
+				return consumer.Permanent(errors.New("no such customer"))
+			}
+			return nil
+		},
+	})
+	server := httptest.NewServer(inbox.Handler())
+	t.Cleanup(server.Close)
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := inbox.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	for key, want := range map[string]consumer.Result{"k1": consumer.ResultProcessed, "bad1": consumer.ResultFailed} {
+		if status := post(t, server.URL, key, "invoice.paid", secretText); status != http.StatusAccepted {
+			t.Errorf("%s: status %d", key, status)
+		}
+		if got := <-observer.worked; got != want {
+			t.Errorf("%s: %s, want %s", key, got, want)
+		}
+	}
+	stop()
+	running.Wait()
+	wantMetrics(t, registry, []string{"inbox_requests_total", "inbox_events_total", "inbox_failed_total"}, `
+# HELP inbox_events_total Events that a handler has worked, by what came of it.
+# TYPE inbox_events_total counter
+inbox_events_total{event_type="",mode="inbox",result="failed",source="finance"} 1
+inbox_events_total{event_type="",mode="inbox",result="processed",source="finance"} 1
+# HELP inbox_failed_total Failures after which nobody tries again by himself.
+# TYPE inbox_failed_total counter
+inbox_failed_total{mode="inbox",source="finance"} 1
+# HELP inbox_requests_total Requests, by their outcome.
+# TYPE inbox_requests_total counter
+inbox_requests_total{result="recorded",source="finance"} 2
+`)
 }
 
 // Prometheus sees no growth in a counter that begins at 1: what an alert waits for has to be there before.

@@ -38,6 +38,7 @@ func run(ctx context.Context) error {
 	})
 	router := consumer.NewRouter()
 	consumer.HandleJSON(router, "invoice.created", 1, ship)
+	consumer.HandleJSON(router, "customer.moved", 1, move)
 	router.Handle("invoice.*", 0, leave)
 
 	mux := http.NewServeMux()
@@ -58,6 +59,27 @@ func ship(ctx context.Context, event consumer.Event, payload invoice) error {
 		return fmt.Errorf("record shipment for %s: %w", event.Key, err) // rolls back; the relay tries again
 	}
 	return nil // commits; then 204 is sent
+}
+
+// address is the payload of customer.moved, version 1.
+type address struct {
+	Customer string `json:"customer"`
+	Address  string `json:"address"`
+}
+
+// move keeps a customer's newest address, in whatever order the events arrive.
+func move(ctx context.Context, event consumer.Event, payload address) error {
+	tx := consumer.Tx(ctx)
+	fresh, err := consumer.ApplyIfNewer(ctx, tx, "finance/customer", payload.Customer, consumer.ByTime(event.CreatedAt, event.ID))
+	if err != nil {
+		return err
+	}
+	if fresh == consumer.Stale {
+		return nil
+	}
+	_, err = tx.Exec(ctx, `INSERT INTO addresses (customer, address) VALUES ($1, $2)
+		ON CONFLICT (customer) DO UPDATE SET address = excluded.address`, payload.Customer, payload.Address)
+	return err
 }
 
 // leave is for the events about invoices that do not concern shipping. Those of other types, for which there is no

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"net/http"
 	"testing"
+	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer/examples/internal/exampletest"
 )
@@ -11,6 +13,42 @@ func TestMain(m *testing.M) { exampletest.Main(m, main) }
 func TestTakesEffectOnce(t *testing.T) {
 	t.Parallel()
 	exampletest.Start(t, exampletest.Invoices).TakesEffectOnce("/webhooks/finance")
+}
+
+func TestTheNewestAddressStays(t *testing.T) {
+	t.Parallel()
+	e := exampletest.Start(t, exampletest.Invoices)
+	written := func(at time.Time, id string) func(http.Header) {
+		return func(h http.Header) {
+			h.Set("X-Outbox-Created-At", at.UTC().Format(time.RFC3339Nano))
+			h.Set("X-Outbox-Event-Id", id)
+		}
+	}
+	monday := time.Now().Add(-time.Hour)
+	for _, c := range []struct {
+		key, address string
+		at           time.Time
+	}{
+		{"k2", "Elm Street", monday.Add(time.Minute)},
+		{"k1", "Oak Street", monday}, // late
+		{"k3", "Ash Street", monday.Add(2 * time.Minute)},
+	} {
+		body := `{"customer":"c-1","address":"` + c.address + `"}`
+		if answer := e.Deliver("/webhooks/finance", "customer.moved", c.key, body, written(c.at, c.key[1:])); answer.Status != http.StatusNoContent {
+			t.Errorf("%s: answered %d %q", c.key, answer.Status, answer.Body)
+		}
+		if c.key == "k1" {
+			if n := e.Count("SELECT count(*) FROM addresses WHERE address = 'Elm Street'"); n != 1 {
+				t.Error("a late event has overwritten a newer one")
+			}
+		}
+	}
+	if n := e.Count("SELECT count(*) FROM addresses WHERE address = 'Ash Street'"); n != 1 {
+		t.Error("the newest address is not there")
+	}
+	if n := e.Count("SELECT count(*) FROM processed_events WHERE processing_state = 'succeeded'"); n != 3 {
+		t.Errorf("%d events count as processed, want 3", n)
+	}
 }
 
 func TestOtherEvents(t *testing.T) {

@@ -30,7 +30,7 @@ const Secret = "whsec_b3V0Ym94LXJlbGF5LXRlc3Qtc2VjcmV0LTAwMDE=" //nolint:gosec /
 const asProgram = "EXAMPLE_RUNS"
 
 // patience ends a test that would hang. No assertion depends on it.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // Main is the body of an example's TestMain. program is the example's main.
 func Main(m *testing.M, program func()) {
@@ -220,7 +220,9 @@ func (e *Example) Await(query string, args ...any) {
 }
 
 // Invoices is the schema of the examples: what they write, and a rule that a handler can break.
-const Invoices = `CREATE TABLE shipments (invoice text PRIMARY KEY, total numeric NOT NULL CHECK (total > 0))`
+const Invoices = `
+CREATE TABLE shipments (invoice text PRIMARY KEY, total numeric NOT NULL CHECK (total > 0));
+CREATE TABLE addresses (customer text PRIMARY KEY, address text NOT NULL)`
 
 // Invoice is a payload that the examples understand.
 func Invoice(number, total string) string {
