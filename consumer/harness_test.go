@@ -48,6 +48,8 @@ type flavour struct {
 	wrap func(t testing.TB, dsn string, cfg consumer.Config) func(http.Handler) http.Handler
 	exec func(ctx context.Context, query string, args ...any) error // in the handler's transaction
 	once func(ctx context.Context, e *env, source, key string, hold func()) (bool, error)
+
+	prune func(ctx context.Context, e *env, cfg consumer.PruneConfig) (consumer.Pruned, error)
 }
 
 var flavours = []flavour{
@@ -67,6 +69,9 @@ var flavours = []flavour{
 				return err
 			})
 			return first, err
+		},
+		prune: func(ctx context.Context, e *env, cfg consumer.PruneConfig) (consumer.Pruned, error) {
+			return consumer.Prune(ctx, e.pool, cfg)
 		},
 	},
 	{
@@ -90,6 +95,11 @@ var flavours = []flavour{
 				return false, err
 			}
 			return first, tx.Commit()
+		},
+		prune: func(ctx context.Context, e *env, cfg consumer.PruneConfig) (consumer.Pruned, error) {
+			db := openSQL(e.t, e.dsn)
+			defer db.Close() // some tests prune very often
+			return consumer.PruneSQL(ctx, db, cfg)
 		},
 	},
 }

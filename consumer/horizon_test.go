@@ -150,7 +150,6 @@ func TestLongerHorizonThanRetentionIsToldOnce(t *testing.T) {
 
 func TestMemoryShorterThanTheHorizonPanics(t *testing.T) {
 	t.Parallel()
-	const day = 24 * time.Hour
 	for name, test := range map[string]struct {
 		retention, horizon time.Duration
 		want               string // in the panic; empty: none

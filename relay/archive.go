@@ -34,8 +34,9 @@ type Retention struct {
 	// Attempts is how long the log of attempts is kept. 0: for ever.
 	Attempts time.Duration
 	// ProcessedEvents is how long a receiver in the same schema remembers what it has finished, if there is one: the
-	// table processed_events. After that a duplicate would be processed again, so it may not be less than the longest
-	// time over which a destination here is retried. 0: for ever.
+	// table processed_events. It is announced before it is forgotten, so that the receiver refuses an unknown event from
+	// before then, and goes with the next run. It may not be less than the longest time over which a destination here is
+	// retried. 0: for ever.
 	ProcessedEvents time.Duration
 	// Schedule by which a relay does all that, as cron has it, in UTC. Empty: "17 3 * * *", every night.
 	Schedule string

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -145,9 +146,17 @@ func TestPruneProcessedEvents(t *testing.T) {
 		}
 	}
 	keep := Retention{ProcessedEvents: 90 * days}
+	if done := db.archive(keep); done.ProcessedEvents != 0 {
+		t.Errorf("pruned %+v, and nothing of it was announced", done)
+	}
+	if n := row[int](db, `SELECT count(*) FROM inbox_forgotten WHERE source = 's' AND received_before BETWEEN now() - interval '91 days' AND now() - interval '90 days'`); n != 1 {
+		t.Error("what will be removed was not announced")
+	}
+	db.exec(`UPDATE inbox_forgotten SET announced_at = announced_at - interval '2 minutes'`)
 	// A duplicate of one of them is just being looked at, as the package consumer does it.
 	tx := db.begin()
-	_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 122550254464888))`, "s", "succeeded/"+old+"/"+old+"7")
+	_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 122550254464888))`,
+		pgx.QueryExecModeSimpleProtocol, "s", "succeeded/"+old+"/"+old+"7") // which keeps no snapshot
 	must(t, err)
 	if due, err := NewOps(db.pool).ArchiveDue(t.Context(), keep, nil); err != nil || due.ProcessedEvents != int64(4000-kept) {
 		t.Errorf("announced %+v, %v", due, err)
@@ -161,6 +170,24 @@ func TestPruneProcessedEvents(t *testing.T) {
 	}
 	if n := row[int](db, `SELECT count(*) FROM processed_events`); n != kept {
 		t.Errorf("%d are left, want %d", n, kept)
+	}
+}
+
+// A receiver of an older version refuses nothing; its events are removed as before.
+func TestPruneProcessedEventsOfAnOldReceiver(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t, migrations.Outbox, migrations.Inbox)
+	db := &database{TB: t, dsn: dsn, pool: pgtest.Pool(t, dsn)}
+	inbox := stdlib.OpenDBFromPool(db.pool)
+	defer inbox.Close()
+	provider, err := migrations.NewProvider(inbox, migrations.Inbox)
+	must(t, err)
+	_, err = provider.DownTo(t.Context(), 3)
+	must(t, err)
+	db.exec(`INSERT INTO processed_events (source, idempotency_key, processing_state, received_at)
+		SELECT 's', i, 'succeeded', now() - make_interval(days => i) FROM generate_series(1, 180) i`)
+	if done := db.archive(Retention{ProcessedEvents: 90 * days}); done.ProcessedEvents != 91 {
+		t.Errorf("pruned %+v", done)
 	}
 }
 
@@ -223,6 +250,7 @@ func TestArchivePlans(t *testing.T) {
 	db.exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason)
 		SELECT 1, i, now() - interval '40 days', 1, 1, 1, 'default', 'retry', 'x' FROM generate_series(1, 120000) i`)
 	db.exec(`INSERT INTO processed_events (source, idempotency_key, processing_state, received_at) SELECT 's', i, 'succeeded', now() - interval '40 days' FROM generate_series(1, 120000) i`)
+	db.exec(`INSERT INTO inbox_forgotten (source, received_before, announced_at) VALUES ('s', now() - interval '30 days', now() - interval '1 day')`)
 	for _, statistics := range []string{"none", "fresh"} {
 		if statistics == "fresh" {
 			db.exec(`VACUUM ANALYZE`)

@@ -1,0 +1,147 @@
+package consumer
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// PruneConfig says what [Prune] forgets. Only Retention is required.
+type PruneConfig struct {
+	// Source is the sender whose events are forgotten, as in [Config]. Default "outbox".
+	Source string
+
+	// Retention is how long an event is remembered after it was received and processed, whichever was later. At least 24
+	// hours, because less is a mistake: what a sender delivers later than that, after an outage of its own or by hand, is
+	// refused when it is not known. Longer than SenderHorizon by the longest outage that events should survive without an operator.
+	Retention time.Duration
+
+	// SenderHorizon is how long after its first request the sender may send an event again; see [Config]. 0: not known, and not
+	// compared with Retention.
+	SenderHorizon time.Duration
+
+	// BatchPages is how many of the table's pages one transaction looks at, each of 8 KiB and some ten to sixty rows.
+	// 1 to 128; default 16.
+	BatchPages int
+
+	// Pause is the shortest rest between two transactions; it is four times as long as the one before took if that is
+	// longer. Default 10 milliseconds.
+	Pause time.Duration
+}
+
+// Pruned is what [Prune] did.
+type Pruned struct {
+	// Removed counts the events that were forgotten.
+	Removed int64
+	// Announced counts those that are old enough but had to be announced first: they go with the next run, if that begins
+	// more than a minute later and no transaction is left that began before the announcement.
+	Announced int64
+	// RemembersSince is the moment since which everything that was received is known. Events that were created before it are refused
+	// when they are not known. Zero: nothing has ever been forgotten.
+	RemembersSince time.Time
+}
+
+// Prune forgets the events of one sender that were received and finished longer ago than cfg.Retention, in short transactions
+// with pauses in between. It never forgets an event that is pending, being processed or failed, one whose sender
+// may still send it by itself, or one that a request is just asking about.
+//
+// An event is forgotten in two runs: one announces, in the table inbox_forgotten, from when on everything is known, and a later
+// one removes what was announced. Thus no request can miss both the event and the announcement. Run it daily:
+// the first time it removes nothing.
+//
+// Several processes may prune at once, and a run may be ended at any moment: the next one goes on. When ctx ends, Prune
+// returns its error, beside what it did until then.
+func Prune(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig) (Pruned, error) {
+	return cfg.prune(ctx, pool.QueryRow)
+}
+
+// PruneSQL is [Prune] for database/sql.
+func PruneSQL(ctx context.Context, db *sql.DB, cfg PruneConfig) (Pruned, error) {
+	return cfg.prune(ctx, func(ctx context.Context, query string, args ...any) pgx.Row {
+		return db.QueryRowContext(ctx, query, args...)
+	})
+}
+
+// queryRow runs a statement that is a transaction of its own.
+type queryRow func(ctx context.Context, query string, args ...any) pgx.Row
+
+const (
+	// pruneRest is how many times as long as a batch took the pause behind it lasts.
+	pruneRest = 4
+	// prunePatience is how often in a row a batch may meet somebody else's lock.
+	prunePatience = 5
+)
+
+func (c PruneConfig) prune(ctx context.Context, query queryRow) (done Pruned, err error) {
+	if err := c.complete(); err != nil {
+		return Pruned{}, err
+	}
+	failed := 0
+	for page, finished := int64(0), false; !finished; {
+		began := time.Now()
+		batch, err := c.forget(ctx, query, page)
+		switch {
+		case err == nil:
+			failed = 0
+			page, finished = batch.nextPage, batch.finished
+			done.Removed += int64(batch.removed)
+			done.Announced += int64(batch.announced)
+		case failed < prunePatience && (isConflict(err) || sqlState(err) == stateLockNotAvailable):
+			failed++
+		default:
+			return done, err
+		}
+		if !finished {
+			if err := rest(ctx, max(c.Pause, pruneRest*time.Since(began))); err != nil {
+				return done, fmt.Errorf("prune processed_events: %w", err)
+			}
+		}
+	}
+	done.RemembersSince, err = c.remembersSince(ctx, query)
+	return done, err
+}
+
+// complete fills in defaults.
+func (c *PruneConfig) complete() error {
+	if c.Source == "" {
+		c.Source = "outbox"
+	}
+	if c.BatchPages == 0 {
+		c.BatchPages = 16
+	}
+	if c.Pause == 0 {
+		c.Pause = 10 * time.Millisecond
+	}
+	problem := memoryProblem(c.Retention, c.SenderHorizon)
+	switch {
+	case c.Retention == 0:
+		problem = "Retention is not set: say for how long to remember, which must be longer than the sender may send an event again " +
+			"(a relay: 30 days), such as 90 * 24 * time.Hour"
+	case !printable(c.Source):
+		problem = fmt.Sprintf("Source: %q is not 1 to %d printable ASCII characters", c.Source, maxTextBytes)
+	case c.BatchPages < 1 || c.BatchPages > 128:
+		problem = fmt.Sprintf("BatchPages: %d is out of range; set 1 to 128, or 0 for the default", c.BatchPages)
+	case c.Pause < 0:
+		problem = fmt.Sprintf("Pause is negative: %v", c.Pause)
+	}
+	if problem != "" {
+		return fmt.Errorf("consumer: PruneConfig.%s", problem)
+	}
+	return nil
+}
+
+// rest returns after d, or with ctx's error when that ends.
+func rest(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

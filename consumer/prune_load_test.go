@@ -1,0 +1,102 @@
+package consumer_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+)
+
+// Fifty senders repeat events of today and of three months ago for as long as it takes until ten of these were
+// processed, grew old, were announced, removed and refused. No effect happens twice, and nothing is refused without an
+// announcement.
+func TestPruneUnderDuplicates(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		for _, isolation := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
+			t.Run(isolation.String(), func(t *testing.T) {
+				t.Parallel()
+				pruneUnderDuplicates(t, f, isolation)
+			})
+		}
+	})
+}
+
+func pruneUnderDuplicates(t *testing.T, f flavour, isolation sql.IsolationLevel) {
+	const senders, keys, enough = 50, 30, 10
+	var done atomic.Bool
+	nobody := consumer.ObserverFunc(func(_ context.Context, _ consumer.Report) {})
+	e := newEnv(t, f, consumer.Config{Isolation: isolation, Observer: nobody}, effect)
+	e.mustExec(`CREATE TABLE refused (key text NOT NULL)`)
+	old := longAgo()
+
+	send := func() error {
+		key, change := fmt.Sprint("new", rand.IntN(keys)), created(time.Now())
+		isOld := rand.IntN(2) == 0
+		if isOld {
+			key, change = fmt.Sprint("old", rand.IntN(keys)), old
+		}
+		got, err := e.try(e.newRequest(key, "{}", change))
+		switch {
+		case err != nil:
+			return err
+		case got.status == http.StatusUnprocessableEntity:
+			var announced bool
+			err := e.pool.QueryRow(t.Context(), `SELECT coalesce(bool_or(received_before > now() - interval '91 days'), false) FROM inbox_forgotten`).Scan(&announced)
+			if err != nil {
+				return err
+			}
+			if !announced || !isOld {
+				return fmt.Errorf("%s was refused, announced: %v", key, announced)
+			}
+			_, err = e.pool.Exec(t.Context(), `INSERT INTO refused VALUES ($1)`, key)
+			return err
+		case got.status == http.StatusOK, got.status == http.StatusCreated, got.status == http.StatusConflict, got.status == http.StatusServiceUnavailable:
+			return nil
+		}
+		return fmt.Errorf("%s: %d %s", key, got.status, got.body)
+	}
+	var wg sync.WaitGroup
+	for range senders {
+		wg.Go(func() {
+			for !done.Load() {
+				if err := send(); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	defer wg.Wait()
+	defer done.Store(true)
+
+	cfg := ninety
+	cfg.BatchPages, cfg.Pause = 1, time.Microsecond
+	refused := 0
+	e.await(`SELECT count(*) > $1 FROM processed_events WHERE idempotency_key LIKE 'old%'`, enough)
+	for removed := int64(0); (removed < enough || refused < enough) && !t.Failed(); {
+		// Half of what was processed is suddenly old: on from here, whoever asks for it may meet its removal.
+		e.mustExec(`UPDATE processed_events SET received_at = received_at - interval '91 days', processed_at = processed_at - interval '91 days'
+			WHERE idempotency_key LIKE 'old%' AND received_at > now() - interval '1 day' AND random() < 0.5`)
+		removed += e.mustPrune(cfg).Removed
+		e.settle()
+		refused = e.count(`SELECT count(DISTINCT key) FROM refused`)
+		if n := e.count(`SELECT count(*) FROM (SELECT key FROM effect GROUP BY key HAVING count(*) > 1) twice`); n != 0 {
+			t.Errorf("%d effects happened twice", n)
+		}
+	}
+	done.Store(true)
+	wg.Wait()
+	if n := e.count(`SELECT count(*) FROM processed_events p WHERE (SELECT count(*) FROM effect WHERE key = p.idempotency_key) <> 1`); n != 0 {
+		t.Errorf("%d events are known without their effect", n)
+	}
+	if n := e.count(`SELECT count(DISTINCT key) FROM effect WHERE key LIKE 'new%'`); n == 0 || n != e.count(`SELECT count(*) FROM processed_events WHERE idempotency_key LIKE 'new%'`) {
+		t.Errorf("%d new events took effect, which is not what is known", n)
+	}
+}

@@ -1,0 +1,403 @@
+package consumer_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+const day = 24 * time.Hour
+
+// ninety is the usual memory.
+var ninety = consumer.PruneConfig{Retention: 90 * day, SenderHorizon: 30 * day}
+
+// old are events of 91 days ago: n rows that a middleware left, and their effects.
+func (e *env) old(source, key string, n int) {
+	e.t.Helper()
+	e.mustExec(`INSERT INTO processed_events (source, idempotency_key, processing_state, received_at, processed_at, payload_hash)
+		SELECT $1, $2 || i, 'succeeded', now() - interval '91 days', now() - interval '91 days', sha256('{}') FROM generate_series(1, $3) i`, source, key, n)
+	e.mustExec(`INSERT INTO effect SELECT $1 || i FROM generate_series(1, $2) i`, key, n)
+}
+
+// longAgo is when such an event was created.
+func longAgo() func(http.Header) { return created(time.Now().Add(-91*day - time.Minute)) }
+
+func (e *env) mustPrune(cfg consumer.PruneConfig) consumer.Pruned {
+	e.t.Helper()
+	done, err := e.prune(e.t.Context(), e, cfg)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return done
+}
+
+// lockAwaited asks whether a session waits for a lock on the table. Databases that are copies share its number.
+const lockAwaited = `SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'processed_events'::regclass AND NOT granted
+	AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))`
+
+// wantPruned prunes and compares.
+func (e *env) wantPruned(cfg consumer.PruneConfig, removed, announced int64) consumer.Pruned {
+	e.t.Helper()
+	done := e.mustPrune(cfg)
+	if done.Removed != removed || done.Announced != announced {
+		e.t.Errorf("pruned %+v, want %d removed, %d announced", done, removed, announced)
+	}
+	return done
+}
+
+// settle lets two minutes pass since the last announcement.
+func (e *env) settle() {
+	e.t.Helper()
+	// Once each: whoever writes the row announces it anew, to all transactions that run.
+	e.mustExec(`UPDATE inbox_forgotten SET announced_at = announced_at - interval '2 minutes' WHERE announced_at > now() - interval '1 minute'`)
+}
+
+func (e *env) known() int {
+	e.t.Helper()
+	return e.count(`SELECT count(*) FROM processed_events`)
+}
+
+func TestPruneAnnouncesBeforeItRemoves(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{}, effect)
+		if done := e.wantPruned(ninety, 0, 0); !done.RemembersSince.IsZero() {
+			t.Errorf("nothing is forgotten, but remembered only since %v", done.RemembersSince)
+		}
+		e.old("outbox", "old", 3)
+		wantFirst(t, e.post("young", "{}"), http.StatusCreated, `{"done":"young"}`)
+
+		first := e.wantPruned(ninety, 0, 3)
+		if ago := time.Since(first.RemembersSince); ago < 90*day || ago > 90*day+patience {
+			t.Errorf("remembers since %v, want 90 days", ago)
+		}
+		// Announced, and known all the same.
+		wantReplayed(t, e.do(e.newRequest("old1", "{}", longAgo())), http.StatusOK, "")
+		// Nobody may remove it at once, nor move what was announced.
+		if again := e.wantPruned(ninety, 0, 3); !again.RemembersSince.Equal(first.RemembersSince) {
+			t.Errorf("announced %v, then %v, before the first had settled", first.RemembersSince, again.RemembersSince)
+		}
+		e.settle()
+		if done := e.wantPruned(ninety, 3, 0); !done.RemembersSince.Equal(first.RemembersSince) {
+			t.Errorf("announced %v without need, after %v", done.RemembersSince, first.RemembersSince)
+		}
+		wantProblem(t, e.do(e.newRequest("old1", "{}", longAgo())), http.StatusUnprocessableEntity, "forgotten")
+		e.wantRows("old1", 1, 0)
+		wantReplayed(t, e.post("young", "{}"), http.StatusCreated, `{"done":"young"}`)
+
+		// The next time everything begins again; what was removable stays so.
+		e.old("outbox", "older", 2)
+		e.mustExec(`UPDATE processed_events SET received_at = received_at - interval '9 days', processed_at = received_at - interval '9 days' WHERE idempotency_key = 'older1'`)
+		e.wantPruned(ninety, 2, 0)
+		e.old("outbox", "next", 2)
+		e.mustExec(`UPDATE processed_events SET received_at = $1, processed_at = $1 WHERE idempotency_key LIKE 'next%'`, first.RemembersSince)
+		next := e.wantPruned(ninety, 0, 2)
+		if !next.RemembersSince.After(first.RemembersSince) {
+			t.Errorf("%v was not announced", next.RemembersSince)
+		}
+		e.old("outbox", "meanwhile", 1)
+		e.wantPruned(ninety, 1, 2)
+		e.settle()
+		e.wantPruned(ninety, 2, 0)
+		e.wantPruned(ninety, 0, 0)
+	})
+}
+
+func TestPruneKeepsWhatIsStillNeeded(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{}, effect)
+		want := 0
+		for i, row := range []struct {
+			source, state, received, processed, notAfter string
+			kept                                         bool
+		}{
+			{"outbox", "succeeded", "91 days", "91 days", "", false},
+			{"outbox", "succeeded", "91 days", "", "", false},
+			{"outbox", "succeeded", "91 days", "91 days", "1 minute", false},
+			{"outbox", "ignored", "91 days", "91 days", "", false},
+			{"outbox", "failed", "91 days", "91 days", "", true},
+			{"outbox", "pending", "91 days", "", "", true},
+			{"outbox", "processing", "91 days", "", "", true},
+			{"outbox", "succeeded", "89 days", "89 days", "", true},
+			{"outbox", "succeeded", "91 days", "89 days", "", true}, // after a long time in an inbox
+			{"outbox", "succeeded", "91 days", "91 days", "-1 minute", true},
+			{"sales", "succeeded", "91 days", "91 days", "", true},
+		} {
+			e.mustExec(`INSERT INTO processed_events (source, idempotency_key, processing_state, received_at, processed_at, not_after)
+				SELECT $1, $2 || i, $3, now() - $4::interval, now() - nullif($5, '')::interval, now() - nullif($6, '')::interval FROM generate_series(1, 100) i`,
+				row.source, fmt.Sprint(i, "/"), row.state, row.received, row.processed, row.notAfter)
+			if row.kept {
+				want += 100
+			}
+		}
+		cfg := ninety
+		cfg.BatchPages, cfg.Pause = 1, time.Microsecond
+		e.wantPruned(cfg, 0, 400)
+		e.settle()
+		e.wantPruned(cfg, 400, 0)
+		if n := e.known(); n != want {
+			t.Errorf("%d rows are left, want %d", n, want)
+		}
+		if n := e.count(`SELECT count(*) FROM inbox_forgotten WHERE source <> 'outbox'`); n != 0 {
+			t.Error("another sender's events were announced")
+		}
+	})
+}
+
+// What a request or an operator has in hand is left for the next run, and nobody waits.
+func TestPruneLeavesWhatIsInHand(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{}, effect)
+		e.old("outbox", "old", 9)
+		e.wantPruned(ninety, 0, 9)
+		e.settle()
+		releaseKey := e.hold(func(tx pgx.Tx) error {
+			_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\nold3', 122550254464888))`)
+			return err
+		})
+		releaseRow := e.hold(func(tx pgx.Tx) error {
+			_, err := tx.Exec(t.Context(), `UPDATE processed_events SET processing_state = 'pending' WHERE idempotency_key = 'old4'`)
+			return err
+		})
+		e.wantPruned(ninety, 7, 0)
+		releaseKey()
+		releaseRow()
+		e.wantPruned(ninety, 1, 0)
+		e.wantRows("old4", 1, 1)
+	})
+}
+
+// A duplicate that meets a removal which is not committed yet counts on the row, and is answered from it; whoever comes
+// later is refused.
+func TestDuplicateMeetsRemoval(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{}, effect)
+		e.old("outbox", "pruned", 1)
+		e.old("outbox", "deleted", 1)
+		e.wantPruned(ninety, 0, 2)
+		e.settle()
+		commit := e.hold(func(tx pgx.Tx) error {
+			// By hand and without the lock of the key, as an operator may after the announcement.
+			_, err := tx.Exec(t.Context(), `DELETE FROM processed_events WHERE idempotency_key = 'deleted1'`)
+			if err != nil {
+				return err
+			}
+			var removed int
+			err = tx.QueryRow(t.Context(), `SELECT removed FROM inbox_prune(NULL, 0, 16, interval '90 days', false)`).Scan(&removed)
+			if removed != 1 {
+				t.Errorf("%d removed", removed)
+			}
+			return err
+		})
+		wantReplayed(t, e.do(e.newRequest("pruned1", "{}", longAgo())), http.StatusOK, "")
+		wantProblem(t, e.do(e.newRequest("deleted1", "{}", longAgo())), http.StatusConflict, "in-flight")
+		commit()
+		for _, key := range []string{"pruned1", "deleted1"} {
+			wantProblem(t, e.do(e.newRequest(key, "{}", longAgo())), http.StatusUnprocessableEntity, "forgotten")
+			e.wantRows(key, 1, 0)
+		}
+		// Who does not say how old an event is gets no answer but this one.
+		if first, err := e.once(t.Context(), e, "outbox", "pruned1", func() {}); err != nil || !first {
+			t.Errorf("Once: %v, %v", first, err)
+		}
+	})
+}
+
+// A request whose snapshot is older than the announcement cannot see it. Here it waits for a lock on the table, while the
+// announcement is made and grows old, and somebody prunes who holds that lock.
+func TestPruneWaitsForOldSnapshots(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		for _, isolation := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
+			t.Run(isolation.String(), func(t *testing.T) {
+				t.Parallel()
+				e := newEnv(t, f, consumer.Config{Isolation: isolation}, effect)
+				e.old("outbox", "old", 1)
+				e.post("prepared", "{}") // which takes a lock, too, but no snapshot that lasts
+				table, err := e.pool.Begin(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer table.Rollback(context.Background())
+				if _, err := table.Exec(t.Context(), `LOCK TABLE processed_events IN EXCLUSIVE MODE`); err != nil {
+					t.Fatal(err)
+				}
+				request, answer := e.newRequest("old1", "{}", longAgo()), make(chan response, 1)
+				go func() {
+					got, err := e.try(request)
+					if err != nil {
+						t.Error(err)
+					}
+					answer <- got
+				}()
+				e.await(lockAwaited)
+				e.mustExec(`INSERT INTO inbox_forgotten (source, received_before, announced_at)
+					VALUES ('outbox', now() - interval '90 days', now() - interval '2 minutes')`)
+				var removed int
+				if err := table.QueryRow(t.Context(), `SELECT removed FROM inbox_prune('outbox', 0, 16, interval '90 days', false)`).Scan(&removed); err != nil {
+					t.Fatal(err)
+				}
+				if err := table.Commit(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				wantReplayed(t, <-answer, http.StatusOK, "")
+				if removed != 0 {
+					t.Errorf("%d rows were removed under a session that could not know", removed)
+				}
+				e.wantRows("old1", 1, 1)
+				e.wantPruned(ninety, 1, 0)
+				wantProblem(t, e.do(e.newRequest("old1", "{}", longAgo())), http.StatusUnprocessableEntity, "forgotten")
+			})
+		}
+	})
+}
+
+// Two who prune at once share the work, whatever they meet.
+func TestPruneConcurrently(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{}, effect)
+		for _, source := range []string{"outbox", "sales", "stock"} {
+			e.old(source, "old", 1000)
+		}
+		total := func() (removed int64) {
+			done := make(chan consumer.Pruned)
+			for i := range 6 {
+				go func() {
+					cfg := ninety
+					cfg.Source = []string{"outbox", "sales", "stock"}[i%3]
+					cfg.BatchPages, cfg.Pause = 1, time.Microsecond
+					pruned, err := e.prune(t.Context(), e, cfg)
+					if err != nil {
+						t.Error(err)
+					}
+					done <- pruned
+				}()
+			}
+			for range 6 {
+				removed += (<-done).Removed
+			}
+			return removed
+		}
+		if removed := total(); removed != 0 {
+			t.Errorf("%d removed, nothing was announced", removed)
+		}
+		e.settle()
+		removed := total()
+		for e.known() > 0 && !t.Failed() { // the lock of a key may have been with one that came too early to remove its row
+			removed += total()
+		}
+		if n := e.known(); removed != 3000 || n != 0 {
+			t.Errorf("%d removed, %d left", removed, n)
+		}
+	})
+}
+
+func TestPruneStopsWithItsContext(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{}, effect)
+		e.old("outbox", "old", 1000)
+		e.mustPrune(ninety)
+		e.settle()
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			e.await(`SELECT count(*) < 1000 FROM processed_events`)
+			cancel()
+		}()
+		cfg := ninety
+		cfg.BatchPages, cfg.Pause = 1, time.Hour
+		done, err := e.prune(ctx, e, cfg)
+		if !errors.Is(err, context.Canceled) || done.Removed == 0 || done.Removed != int64(1000-e.known()) {
+			t.Errorf("%+v, %v; %d rows left", done, err, e.known())
+		}
+		e.wantPruned(ninety, int64(e.known()), 0)
+	})
+}
+
+// Whoever alters the table keeps a run waiting for a moment, and does not end it.
+func TestPruneOutlastsALockOnTheTable(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{}, effect)
+		e.old("outbox", "old", 1)
+		release := e.hold(func(tx pgx.Tx) error {
+			_, err := tx.Exec(t.Context(), `LOCK TABLE processed_events IN ACCESS EXCLUSIVE MODE`)
+			return err
+		})
+		pruned := make(chan error, 1)
+		go func() {
+			_, err := e.prune(t.Context(), e, ninety)
+			pruned <- err
+		}()
+		e.await(lockAwaited)
+		release()
+		if err := <-pruned; err != nil {
+			t.Error(err)
+		}
+		e.mustExec(`DROP TABLE processed_events CASCADE`)
+		if _, err := e.prune(t.Context(), e, ninety); err == nil || !strings.HasPrefix(err.Error(), "prune processed_events: ") {
+			t.Errorf("without a table: %v", err)
+		}
+	})
+}
+
+func TestPruneConfigMistakes(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{}, effect)
+		for want, cfg := range map[string]consumer.PruneConfig{
+			"consumer: PruneConfig.Retention is not set: say for how long to remember":                        {SenderHorizon: 30 * day},
+			"consumer: PruneConfig.Retention: 90ns is less than a day":                                        {Retention: 90},
+			"consumer: PruneConfig.Retention: -24h0m0s is less than a day":                                    {Retention: -day},
+			"consumer: PruneConfig.Retention: 720h0m0s is not longer than the sender may send an event again": {Retention: 30 * day, SenderHorizon: 30 * day},
+			"consumer: PruneConfig.SenderHorizon is negative":                                                 {Retention: 30 * day, SenderHorizon: -1},
+			`consumer: PruneConfig.Source: "größe" is not 1 to 255 printable ASCII characters`:                {Retention: 30 * day, Source: "größe"},
+			"consumer: PruneConfig.BatchPages: 129 is out of range":                                           {Retention: 30 * day, BatchPages: 129},
+			"consumer: PruneConfig.BatchPages: -1 is out of range":                                            {Retention: 30 * day, BatchPages: -1},
+			"consumer: PruneConfig.Pause is negative: -1ns":                                                   {Retention: 30 * day, Pause: -1},
+		} {
+			if done, err := e.prune(t.Context(), e, cfg); err == nil || !strings.HasPrefix(err.Error(), want) || done != (consumer.Pruned{}) {
+				t.Errorf("%+v: %v\nwant %s", cfg, err, want)
+			}
+		}
+		if _, err := e.pool.Exec(t.Context(), `SELECT inbox_prune(NULL, 0, 16, NULL, false)`); err == nil || !strings.Contains(err.Error(), "events cannot be older than NULL") {
+			t.Errorf("inbox_prune without an age: %v", err)
+		}
+	})
+}
+
+// A service that was given rights of its own on processed_events, before there was anything to forget, goes on.
+func TestHorizonComesWithItsRights(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{}, effect)
+		db := openSQL(t, e.dsn)
+		provider, err := migrations.NewProvider(db, migrations.Inbox)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := provider.DownTo(t.Context(), 3); err != nil {
+			t.Fatal(err)
+		}
+		role := "receiver_" + strings.ReplaceAll(f.name, "/", "_")
+		e.mustExec(fmt.Sprintf(`CREATE ROLE %[1]s; GRANT USAGE ON SCHEMA public TO %[1]s; GRANT INSERT ON effect TO %[1]s;
+			GRANT SELECT, INSERT, UPDATE, DELETE ON processed_events TO %[1]s`, role))
+		t.Cleanup(func() {
+			_, _ = e.pool.Exec(context.Background(), fmt.Sprintf(`DROP OWNED BY %[1]s; DROP ROLE %[1]s`, role))
+		})
+		if _, err := provider.Up(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		own := newEnvAt(t, f, withSetting(e.dsn, "role", role), consumer.Config{}, effect)
+		wantFirst(t, own.do(own.newRequest("first", "{}", with(webhook.EventID, "1"))), http.StatusCreated, `{"done":"first"}`)
+		e.old("outbox", "old", 1)
+		own.wantPruned(ninety, 0, 1)
+		e.settle()
+		own.wantPruned(ninety, 1, 0)
+	})
+}
