@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -11,7 +12,7 @@ const (
 	// maxRedactedBytes bounds what is kept of an error's text.
 	maxRedactedBytes = 1 << 10
 	// maxScannedBytes bounds what is looked at: an error may hold a whole response.
-	maxScannedBytes = 16 << 10
+	maxScannedBytes = 4 << 10
 
 	masked = "***"
 )
@@ -98,32 +99,41 @@ func cut(text string, limit int) string {
 const named = `(?i)((?:(?:password|passwd|passphrase|pwd|secret|token|credential|` +
 	`(?:api|access|private|account|signing|encryption)[ _-]?key)[\w-]*|\bpass|[?&](?:sig|key|auth|code))["'\\]*\s*[:=]\s*)`
 
-// maskings are applied in this order: what may hold blanks comes before what ends at one.
+// credentialNames are parts of what named matches, in lower case: without one of them there is nothing to look for.
+var credentialNames = []string{
+	"pass", "pwd", "secret", "token", "credential", "api", "access", "private", "account", "signing", "encryption", "?", "&",
+}
+
+// maskings are applied in this order: what may hold blanks comes before what ends at one. Each is looked for only where a
+// text holds its mark and one of its hints, in lower case, because most errors hold none.
 var maskings = []struct {
+	mark    string
+	hints   []string
 	find    *regexp.Regexp
 	replace string
 }{
 	// A PEM block, also one whose end is missing.
-	{regexp.MustCompile(`-----BEGIN [^-]*-----.*?(?:-----END [^-]*-----|$)`), masked},
+	{"", []string{"-----begin "}, regexp.MustCompile(`-----BEGIN [^-]*-----.*?(?:-----END [^-]*-----|$)`), masked},
 	// Headers: the scheme and the credential.
-	{regexp.MustCompile(`(?i)((?:authorization|cookie)["'\\]*\s*[:=]\s*)(?:["'\\\[]*[a-z][\w-]*\s+)?\S+`), "${1}" + masked},
-	{regexp.MustCompile(`(?i)\b(bearer\s+)[^\s"'\])}]+`), "${1}" + masked},
+	{"", []string{"authorization", "cookie"}, regexp.MustCompile(`(?i)((?:authorization|cookie)["'\\]*\s*[:=]\s*)(?:["'\\\[]*[a-z][\w-]*\s+)?\S+`), "${1}" + masked},
+	{"", []string{"bearer "}, regexp.MustCompile(`(?i)\b(bearer\s+)[^\s"'\])}]+`), "${1}" + masked},
 	// Basic credentials are base64. "Basic authentication failed" holds none.
-	{regexp.MustCompile(`\b([Bb][Aa][Ss][Ii][Cc]\s+)[a-z]*[A-Z0-9+/=][\w+/=-]*`), "${1}" + masked},
+	{"", []string{"basic "}, regexp.MustCompile(`\b([Bb][Aa][Ss][Ii][Cc]\s+)[a-z]*[A-Z0-9+/=][\w+/=-]*`), "${1}" + masked},
 	// User and password of a URL. A password may hold what a URL must not.
-	{regexp.MustCompile(`(://)(?:[^\s/?#@:]*:\S*|[^\s/?#]*)@`), "${1}" + masked + "@"},
+	{"@", []string{"://"}, regexp.MustCompile(`(://)(?:[^\s/?#@:]*:\S*|[^\s/?#]*)@`), "${1}" + masked + "@"},
 	// Values with a name, unquoted ones last. They end at a blank only, because a password may hold any other character; and
 	// so do quoted ones after whose end the text goes on, since that quote may have been the beginning.
-	{regexp.MustCompile(named + `\\".*?(?:\\"(?:\w\S*)?|$)`), `${1}\"` + masked + `\"`},
-	{regexp.MustCompile(named + `"(?:[^"\\]|\\.)*(?:"(?:\w\S*)?|$)`), `${1}"` + masked + `"`},
-	{regexp.MustCompile(named + `'(?:[^'\\]|\\.)*(?:'(?:\w\S*)?|$)`), `${1}'` + masked + `'`},
-	{regexp.MustCompile(named + `(?:[^\s"'\\]|\\[^\s"])\S*`), "${1}" + masked},
+	{`\"`, credentialNames, regexp.MustCompile(named + `\\".*?(?:\\"(?:\w\S*)?|$)`), `${1}\"` + masked + `\"`},
+	{`"`, credentialNames, regexp.MustCompile(named + `"(?:[^"\\]|\\.)*(?:"(?:\w\S*)?|$)`), `${1}"` + masked + `"`},
+	{`'`, credentialNames, regexp.MustCompile(named + `'(?:[^'\\]|\\.)*(?:'(?:\w\S*)?|$)`), `${1}'` + masked + `'`},
+	{"", credentialNames, regexp.MustCompile(named + `(?:[^\s"'\\]|\\[^\s"])\S*`), "${1}" + masked},
 	// Credentials known by their form.
-	{regexp.MustCompile(`whsec_[\w+/=-]+`), "whsec_" + masked},
-	{regexp.MustCompile(`[a-z]+_(?:live|test)_[A-Za-z0-9]{8,}`), masked},
-	{regexp.MustCompile(`(?:AKIA|ASIA)[0-9A-Z]{16}`), masked},
-	{regexp.MustCompile(`(?:gh[opsur]_|github_pat_|glpat-|xox[a-z]-|AIza|sk-)[\w-]{16,}`), masked},
-	{regexp.MustCompile(`eyJ[\w-]{4,}\.[\w-]+(?:\.[\w-]*)*`), masked}, // a JSON Web Token
+	{"", []string{"whsec_"}, regexp.MustCompile(`whsec_[\w+/=-]+`), "whsec_" + masked},
+	{"", []string{"_live_", "_test_"}, regexp.MustCompile(`[a-z]+_(?:live|test)_[A-Za-z0-9]{8,}`), masked},
+	{"", []string{"akia", "asia"}, regexp.MustCompile(`(?:AKIA|ASIA)[0-9A-Z]{16}`), masked},
+	{"", []string{"gho_", "ghp_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "xox", "aiza", "sk-"}, regexp.MustCompile(`(?:gh[opsur]_|github_pat_|glpat-|xox[a-z]-|AIza|sk-)[\w-]{16,}`), masked},
+	// A JSON Web Token.
+	{"", []string{"eyj"}, regexp.MustCompile(`eyJ[\w-]{4,}\.[\w-]+(?:\.[\w-]*)*`), masked},
 }
 
 // digits finds numbers that may be written in groups.
@@ -131,8 +141,14 @@ var digits = regexp.MustCompile(`\d+(?:[ -]\d+)*`)
 
 // mask replaces what looks like a credential or a card number.
 func mask(text string) string {
+	lower := strings.ToLower(text)
 	for _, m := range maskings {
-		text = m.find.ReplaceAllString(text, m.replace)
+		if strings.Contains(lower, m.mark) && slices.ContainsFunc(m.hints, func(hint string) bool { return strings.Contains(lower, hint) }) {
+			text = m.find.ReplaceAllString(text, m.replace)
+		}
+	}
+	if !strings.ContainsAny(text, "23456") {
+		return text
 	}
 	return digits.ReplaceAllStringFunc(text, maskCards)
 }
