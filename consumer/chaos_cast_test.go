@@ -138,6 +138,11 @@ func workAsBidden(life string, calm bool) consumer.EventHandler {
 		case b.Bidding != toSucceed:
 			return consumer.Permanent(errors.New("nobody can do this"))
 		}
+		if !calm && rand.IntN(20) == 0 { // long enough for a kill to come in the middle
+			if _, err := consumer.Tx(ctx).Exec(ctx, "SELECT pg_sleep(0.05)"); err != nil {
+				return fmt.Errorf("pause: %w", err)
+			}
+		}
 		// What is drawn here comes after the effect, which must be rolled back.
 		switch draw := rand.Float64(); {
 		case calm:
