@@ -27,12 +27,13 @@ const (
 // roles are the processes that the test binary can be. Each writes lines to its standard output for its test to read.
 func roles() map[string]func(p *player) {
 	return map[string]func(p *player){
-		"hang":     receiveAndHang,
-		"receive":  receive,
-		"die":      receiveAndDie,
-		"work-die": workAndDie,
-		"record":   recordOnly,
-		"work":     recordAndWork,
+		"hang":      receiveAndHang,
+		"receive":   receive,
+		"die":       receiveAndDie,
+		"work-die":  workAndDie,
+		"prune-die": pruneAndDie,
+		"record":    recordOnly,
+		"work":      recordAndWork,
 	}
 }
 

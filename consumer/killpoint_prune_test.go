@@ -1,0 +1,105 @@
+package consumer_test
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+)
+
+// pruning forgets what one process of the role "prune-die", and those that come after it, are to forget.
+func pruning(number string) consumer.PruneConfig {
+	return consumer.PruneConfig{Source: "pruned-" + number, Retention: 90 * 24 * time.Hour, BatchPages: 1, Pause: time.Microsecond}
+}
+
+// pruneAndDie is a process that prunes, and kills itself at one of its operations.
+func pruneAndDie(p *player) {
+	f := newFate()
+	pool, err := pgxpool.NewWithConfig(context.Background(), p.doomedConfig(f))
+	if err == nil {
+		err = pool.Ping(context.Background())
+	}
+	if err != nil {
+		panic(err)
+	}
+	f.arm()
+	if _, err := consumer.Prune(context.Background(), pool, pruning(os.Getenv(dieNumber))); err != nil {
+		panic(err)
+	}
+	f.answerAlive(p)
+}
+
+// Whoever prunes is killed at every single operation on its connection. What it has forgotten by then is refused, what it
+// has not is answered as the duplicate it is, nothing takes effect again; and the next one who prunes finishes.
+func TestKilledWhilePruning(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, flavours[0], consumer.Config{}, effect) // for its database
+	day := 24 * time.Hour
+	ages := map[string]time.Duration{"old": 100 * day, "aging": 90*day + time.Hour, "young": day}
+	forgotten := 0
+	prune := func(number int, operation string) (moment string) {
+		n := strconv.Itoa(number)
+		source := pruning(n).Source
+		receive := consumer.Middleware(e.pool, consumer.Config{Secrets: []string{secretText}, Source: source, Observer: unheard, Logger: slog.New(slog.DiscardHandler)})(effect(e))
+		bring := func(name string) (status int, replayed bool) {
+			w := httptest.NewRecorder()
+			receive.ServeHTTP(w, e.newRequest(name+n, "{}", created(time.Now().Add(-ages[name]))))
+			return w.Code, w.Header().Get(consumer.HeaderReplayed) != ""
+		}
+		for name, age := range ages {
+			if status, replayed := bring(name); status != http.StatusCreated || replayed {
+				t.Errorf("%s was answered %d", name, status)
+			}
+			e.mustExec(`UPDATE processed_events SET received_at = now() - $2::interval, processed_at = now() - $2::interval
+				WHERE idempotency_key = $1`, name+n, age)
+		}
+		// An earlier run has announced that what is 95 days old may go.
+		e.mustExec(`INSERT INTO inbox_forgotten (source, received_before, announced_at, removable_before)
+			VALUES ($1, now() - interval '95 days', now() - interval '1 day', now() - interval '95 days')`, source)
+
+		doomed := launchFor(t, "prune-die", e.dsn, dieAt+"="+operation, dieNumber+"="+n)
+		doomed.order("alive?")
+		moment = doomed.wantLine(t)
+		doomed.kill()
+		for name := range ages {
+			status, replayed := bring(name)
+			for tick := time.NewTicker(5 * time.Millisecond); status == http.StatusConflict || status == http.StatusServiceUnavailable; <-tick.C {
+				status, replayed = bring(name) // until the server has noticed the death
+			}
+			switch {
+			case status == http.StatusUnprocessableEntity && name == "old":
+				forgotten++
+			case status != http.StatusCreated || !replayed:
+				t.Errorf("%s: %s was answered %d, replayed: %v", moment, name, status, replayed)
+			}
+		}
+		if _, err := consumer.Prune(t.Context(), e.pool, pruning(n)); err != nil {
+			t.Errorf("%s: the next one to prune: %v", moment, err)
+		}
+		if status, _ := bring("old"); status != http.StatusUnprocessableEntity {
+			t.Errorf("%s: what the next one has forgotten was answered %d", moment, status)
+		}
+		e.wantRows("old"+n, 1, 0)
+		e.wantRows("young"+n, 1, 1)
+		return moment
+	}
+	operations := operationsOf(t, prune(0, ""))
+	seen := fates{}
+	for i, operation := range operations {
+		moment := prune(i+1, operation)
+		if seen[moment]++; !strings.HasPrefix(moment, "dying ") {
+			t.Errorf("nothing died %s", operation)
+		}
+	}
+	seen.want(t, "dying", "before writing the pruning", "after writing the pruning", "after the reply to the pruning")
+	t.Logf("%d deaths, each at another operation; after %d of them the event was forgotten", len(operations), forgotten-1)
+}
