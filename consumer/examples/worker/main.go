@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.opentelemetry.io/otel"
@@ -58,6 +59,7 @@ func run(ctx context.Context) error {
 		defer stop()
 		worked = inbox.Run(working)
 	})
+	workers.Go(func() { forget(ctx, pool) })
 
 	mux := http.NewServeMux()
 	mux.Handle("POST /webhooks/finance", inbox.Handler())
@@ -65,6 +67,24 @@ func run(ctx context.Context) error {
 	finish()
 	workers.Wait()
 	return errors.Join(served, worked)
+}
+
+// forget removes, once a day, what has been remembered for long enough. It may run in every process.
+func forget(ctx context.Context, pool *pgxpool.Pool) {
+	daily := time.NewTicker(24 * time.Hour)
+	defer daily.Stop()
+	for {
+		forgotten, err := consumer.Prune(ctx, pool, consumer.PruneConfig{Source: "finance", Retention: 90 * 24 * time.Hour})
+		if err != nil {
+			slog.Warn("cannot prune processed events", "error", err) // the next run goes on
+		}
+		slog.Info("pruned processed events", "removed", forgotten.Removed, "remembers_since", forgotten.RemembersSince)
+		select {
+		case <-daily.C:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // traced goes on with the trace of the transaction that wrote the event.
