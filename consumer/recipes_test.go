@@ -49,6 +49,7 @@ SELECT 'finance', key, type, reference, state, attempts, now() + due, now() + pr
     CASE WHEN id IS NOT NULL THEN '{}'::bytea END, worker, CASE WHEN worker IS NOT NULL THEN now() - interval '5 s' END, received
 FROM (VALUES
     ('by-middleware', 'invoice.paid', 'INV-1', 'succeeded', 1, NULL::interval, interval '-1 h', NULL, NULL, 0, NULL::bigint, NULL, timestamptz '2026-01-03'),
+    ('ignored-by-middleware', 'invoice.paid', NULL, 'ignored', 1, NULL, interval '-1 h', 'of no concern', NULL, 0, NULL, NULL, '2026-01-03'),
     ('done', 'invoice.paid', 'INV-1', 'succeeded', 1, NULL, interval '-1 h', NULL, NULL, 0, 1, NULL, '2026-01-03'),
     ('due', 'invoice.paid', 'INV-2', 'pending', 0, interval '-1 min', NULL, NULL, NULL, 0, 2, NULL, '2026-01-03'),
     ('retried', 'invoice.paid', 'INV-3', 'pending', 2, interval '5 min', NULL, 'no such customer', NULL, 0, 3, NULL, '2026-01-03'),
@@ -139,7 +140,7 @@ var recipeCases = []recipeCase{
 	{title: "Replay one event that failed or was ignored", values: map[string]string{"KEY": "head"}, changes: []string{"head pending 0"}},
 	{title: "Replay one event that failed or was ignored", values: map[string]string{"KEY": "done"}},
 	{title: "Replay one event that failed or was ignored", values: map[string]string{"KEY": "worked"}},
-	{title: "Replay one event that failed or was ignored", values: map[string]string{"KEY": "by-middleware"}},
+	{title: "Replay one event that failed or was ignored", values: map[string]string{"KEY": "ignored-by-middleware"}},
 	{title: "Replay many", values: map[string]string{"TYPE": "invoice.paid"}, changes: []string{"failed pending 0 due", "head pending 0"}},
 	{title: "Ignore one event that waits or has failed", values: map[string]string{"KEY": "head", "NAME": "Ada", "REASON": "refunded"}, changes: []string{"head ignored 8"}},
 	{title: "Ignore one event that waits or has failed", values: map[string]string{"KEY": "retried", "NAME": "Ada", "REASON": "refunded"}, changes: []string{"retried ignored 2"}},
