@@ -99,20 +99,32 @@ func TestInboxKeepsTheOrderOfEveryKey(t *testing.T) {
 // before it ends at that moment.
 func TestInboxRecordsOneOfAKeyAtATime(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
-	release := p.hold(func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\\no', 478660552050))")
-		return err
-	})
-	var posting sync.WaitGroup
-	for i := range 2 {
-		posting.Go(func() { p.record(fmt.Sprint(i), ordered("o", 1+i)) })
-	}
-	p.await("SELECT count(*) = 2 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")
-	release()
-	posting.Wait()
-	if n := p.count("SELECT count(*) FROM processed_events WHERE next_attempt_at IS NOT NULL"); n != 1 {
-		t.Errorf("%d of two events of a key are due, want 1", n)
+	for name, prepare := range map[string]string{"read committed": "SELECT 1", "repeatable read": repeatableRead} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newInbox(t, consumer.InboxConfig{})
+			p.mustExec(prepare)
+			p = p.again(consumer.InboxConfig{})
+			release := p.hold(func(tx pgx.Tx) error {
+				_, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\\no', 478660552050))")
+				return err
+			})
+			var posting sync.WaitGroup
+			for i := range 2 {
+				posting.Go(func() {
+					r := p.newRequest(fmt.Sprint(i), "{}", ordered("o", 1+i))
+					if got, err := p.try(r); err != nil || got.status != http.StatusAccepted {
+						t.Errorf("%+v, %v", got, err)
+					}
+				})
+			}
+			p.await("SELECT count(*) = 2 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")
+			release()
+			posting.Wait()
+			if n := p.count("SELECT count(*) FROM processed_events WHERE next_attempt_at IS NOT NULL"); n != 1 {
+				t.Errorf("%d of two events of a key are due, want 1", n)
+			}
+		})
 	}
 }
 
@@ -163,6 +175,13 @@ func TestInboxFailureBlocksItsKey(t *testing.T) {
 	p.wantWorked("another key", consumer.ResultProcessed)
 	p.wantState("2", consumer.StatePending, 0)
 	p.wantState("3", consumer.StatePending, 0)
+	// Who replays what waits does not let it pass the one that failed.
+	if n, err := p.inbox.Replay(t.Context(), consumer.Filter{Key: "2", States: []consumer.State{consumer.StatePending}}); n != 1 || err != nil {
+		t.Fatalf("replayed %d, %v", n, err)
+	}
+	if n := p.count("SELECT count(*) FROM processed_events WHERE next_attempt_at IS NOT NULL"); n != 0 {
+		t.Errorf("%d events behind a failed one are let go", n)
+	}
 
 	if n, err := p.inbox.Replay(t.Context(), consumer.Filter{Key: "1"}); n != 1 || err != nil {
 		t.Fatalf("replayed %d, %v", n, err)
