@@ -61,8 +61,7 @@ func TestReceiverWhoseDependencyIsDown(t *testing.T) {
 		"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + receiver.URL, "OUTBOX_SIGNING_SECRET=" + goodSecret,
 		"OUTBOX_RETRY_SCHEDULE=100ms", "OUTBOX_BREAKER_PROBE_AFTER=50ms", "OUTBOX_BREAKER_PROBE_MAX=50ms",
 	}, "--poll-interval=1s")
-	for query[string](t, db, "SELECT coalesce((SELECT breaker FROM outbox_destination WHERE destination = 'default'), 'closed')") == "closed" {
-	}
+	until(t, db, "SELECT EXISTS (SELECT FROM outbox_destination WHERE destination = 'default' AND breaker <> 'closed')")
 	for range 5 { // probes of the relay that met the receiver's open breaker
 		receive(t, refused, s)
 	}
@@ -74,8 +73,7 @@ func TestReceiverWhoseDependencyIsDown(t *testing.T) {
 	for range events {
 		receive(t, processed, s)
 	}
-	for query[int](t, db, "SELECT count(*)::int FROM outbox_delivery WHERE status = 'delivered'") < events {
-	}
+	until(t, db, "SELECT count(*) = $1 FROM outbox_delivery WHERE status = 'delivered'", events)
 	if n := query[int](t, db, "SELECT sum(attempts)::int FROM outbox_delivery"); n > events+5 {
 		t.Errorf("%d attempts for %d events", n, events)
 	}
