@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -181,5 +182,80 @@ func TestNoTransactionBehindAStore(t *testing.T) {
 		})
 		wantFirst(t, e.post("k", "{}"), 200, "")
 		wantReplayed(t, e.post("k", "{}"), 200, "")
+	}
+}
+
+// flakyStore fails as connections do: some commands work, and their answers are lost; others never arrive.
+type flakyStore struct {
+	*mapStore
+	lost      atomic.Int64 // so many claims will be made, and reported as errors
+	unheard   atomic.Int64 // so many responses will not arrive
+	completes atomic.Int64
+}
+
+func (s *flakyStore) Acquire(ctx context.Context, c consumer.Claim, lease time.Duration) (consumer.Acquired, error) {
+	got, err := s.mapStore.Acquire(ctx, c, lease)
+	if s.lost.Add(-1) >= 0 {
+		return consumer.Acquired{}, errors.New("connection reset")
+	}
+	return got, err
+}
+
+func (s *flakyStore) Complete(ctx context.Context, c consumer.Claim, r consumer.Response, ttl time.Duration) error {
+	s.completes.Add(1)
+	if s.unheard.Add(-1) >= 0 {
+		return errors.New("connection refused")
+	}
+	return s.mapStore.Complete(ctx, c, r, ttl)
+}
+
+func newFlakyEnv(t *testing.T, store consumer.Store) *env {
+	f := flavour{wrap: func(_ testing.TB, _ string, c consumer.Config) func(http.Handler) http.Handler {
+		c.CommitTimeout = patience
+		return consumer.MiddlewareStore(store, consumer.StoreConfig{Config: c, Lease: time.Hour})
+	}}
+	return newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }
+	})
+}
+
+// A claim whose answer was lost would keep the event from everybody until its lease ends.
+func TestALostClaimIsReleased(t *testing.T) {
+	t.Parallel()
+	store := &flakyStore{mapStore: newMapStore()}
+	store.lost.Store(1)
+	e := newFlakyEnv(t, store)
+	wantProblem(t, e.post("k", "{}"), 503, "database-unavailable")
+	wantFirst(t, e.post("k", "{}"), 201, "")
+}
+
+// The effect has happened: a response that did not arrive is offered again, unless the event is another's.
+func TestAResponseIsOfferedUntilItArrives(t *testing.T) {
+	t.Parallel()
+	store := &flakyStore{mapStore: newMapStore()}
+	store.unheard.Store(3)
+	e := newFlakyEnv(t, store)
+	wantFirst(t, e.post("k", "{}"), 201, "")
+	e.wantResult(consumer.ResultProcessed)
+	wantReplayed(t, e.post("k", "{}"), 201, "")
+	if n := store.completes.Load(); n != 4 {
+		t.Errorf("the response was offered %d times, want 4", n)
+	}
+
+	lost := &flakyStore{mapStore: newMapStore()}
+	f := flavour{wrap: func(_ testing.TB, _ string, c consumer.Config) func(http.Handler) http.Handler {
+		c.CommitTimeout = patience
+		return consumer.MiddlewareStore(lost, consumer.StoreConfig{Config: c})
+	}}
+	e = newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
+		return func(_ http.ResponseWriter, r *http.Request) {
+			lost.mu.Lock()
+			defer lost.mu.Unlock()
+			lost.put(consumer.Claim{Source: "outbox", Key: "k"}, mapEvent{token: "another's", until: time.Now().Add(time.Hour)})
+		}
+	})
+	wantProblem(t, e.post("k", "{}"), 500, "lease-lost")
+	if n := lost.completes.Load(); n != 1 {
+		t.Errorf("the response was offered %d times after the lease was lost", n)
 	}
 }
