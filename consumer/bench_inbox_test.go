@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -102,9 +103,10 @@ func bringOnTime(b *testing.B, receiver *httptest.Server, pool *pgxpool.Pool, pr
 				b.Error(err)
 				return
 			}
+			text, _ := io.ReadAll(resp.Body)
 			resp.Body.Close()
 			if resp.StatusCode != http.StatusAccepted {
-				b.Errorf("status %d", resp.StatusCode)
+				b.Errorf("%s was answered %d %s", e.Key, resp.StatusCode, text)
 			}
 		})
 	}
