@@ -11,7 +11,7 @@ ARCHIVE_CALM   ?= 60s
 
 GOOSE_VERSION    := v3.29.0
 GOLANGCI_VERSION := v2.15.0
-DYNALITE_VERSION := 4.0.0
+DYNALITE_VERSION := 3.2.2
 goose            := bin/goose-$(GOOSE_VERSION)
 golangci         := bin/golangci-lint-$(GOLANGCI_VERSION)
 dynalite         := bin/dynalite/node_modules/dynalite/cli.js
@@ -158,5 +158,5 @@ $(golangci):
 
 # An emulator of DynamoDB. None of its parts runs a script at installation.
 $(dynalite):
-	@command -v npm >/dev/null || { echo 'install Node.js 20 or later with npm first: apt-get install nodejs npm' >&2; exit 1; }
+	@command -v npm >/dev/null || { echo 'install Node.js with npm first: apt-get install nodejs npm' >&2; exit 1; }
 	npm install --prefix bin/dynalite --no-audit --no-fund --ignore-scripts dynalite@$(DYNALITE_VERSION)

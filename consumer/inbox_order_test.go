@@ -48,6 +48,25 @@ func (g *gate) wantEntered(t *testing.T, key string) {
 	}
 }
 
+// An event that has waited for its turn is as old as it is: those of its key do not queue behind the whole backlog one after
+// the other.
+func TestInboxKeysKeepTheirPlaceInTheQueue(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{Workers: 1, Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+		return effectOf(ctx, event.Key)
+	}})
+	for i := range 3 {
+		p.record(fmt.Sprintf("keyed-%d", i), ordered("customer-7", i+1))
+	}
+	for i := range 3 {
+		p.record(fmt.Sprintf("free-%d", i))
+	}
+	p.run()
+	for _, key := range []string{"keyed-0", "keyed-1", "keyed-2", "free-0", "free-1", "free-2"} {
+		p.wantWorked(key, consumer.ResultProcessed)
+	}
+}
+
 // Many events of few keys, with failures at random, through two processes that record and work at once: at no level of
 // isolation does one of a key overtake another, and nothing is left waiting.
 func TestInboxKeepsTheOrderOfEveryKey(t *testing.T) {

@@ -238,10 +238,11 @@ func (s *shift) finish(ctx context.Context, wk *work, state State, reason string
 }
 
 // promoteSQL lets the next event of an ordering key go, once nothing of the key is let go already, and unless one that
-// failed stands before it and keeps it waiting. It runs under the key's lock.
+// failed stands before it and keeps it waiting. It runs under the key's lock. The event takes the place in the queue that it
+// has by its age: at the end of the queue a key would have to wait for the whole backlog, once for each of its events.
 const promoteSQL = `
 UPDATE processed_events e
-SET next_attempt_at = now()
+SET next_attempt_at = CASE WHEN e.claim = 0 THEN e.received_at ELSE now() END
 WHERE e.ctid = (
     SELECT w.ctid
     FROM processed_events w

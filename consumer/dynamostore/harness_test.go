@@ -61,7 +61,7 @@ func needDynalite(t testing.TB) string {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(program); err != nil {
-		t.Fatal("these tests need dynalite; install it with make test-stores, or: npm install --prefix bin/dynalite dynalite@4.0.0")
+		t.Fatal("these tests need dynalite; install it with make test-stores, or: npm install --prefix bin/dynalite dynalite@3.2.2")
 	}
 	if _, err := exec.LookPath("node"); err != nil {
 		t.Fatal("these tests need Node.js 20 or later; install it: apt-get install nodejs")
