@@ -196,6 +196,36 @@ func TestHandlerThatEndsTheTransactionAndAnswers204(t *testing.T) {
 	})
 }
 
+// What a handler writes into a transaction that it put in the place of the middleware's has no row of the event beside it:
+// if it were committed, every request would write it again.
+func TestWritesAfterTheTransactionWasExchanged(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				mustNot(e, e.exec(r.Context(), r.Header.Get("Test-Statement")))
+				effect(e)(discardWriter{}, r)
+				switch r.Header.Get("Test-Answer") {
+				case "204":
+					w.WriteHeader(http.StatusNoContent)
+				case "ignore":
+					consumer.ErrorHandler(func(http.ResponseWriter, *http.Request) error { return consumer.Ignore("no concern") }).ServeHTTP(w, r)
+				default:
+					_, _ = w.Write([]byte("done"))
+				}
+			}
+		})
+		for _, answer := range []string{"204", "200", "ignore"} {
+			for statement, rows := range map[string]int{"ROLLBACK AND CHAIN": 0, "COMMIT AND CHAIN": 1} {
+				key := statement + answer
+				got := e.do(e.newRequest(key, "{}", with("Test-Statement", statement), with("Test-Answer", answer)))
+				wantProblem(t, got, 500, "handler-ended-transaction")
+				e.wantResult(consumer.ResultCommitFailed)
+				e.wantRows(key, 0, rows)
+			}
+		}
+	})
+}
+
 func TestClientGoneAfterTheWorkIsDone(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		working, gone := make(chan struct{}), make(chan struct{})

@@ -135,30 +135,34 @@ func (s *settings) recall(ctx context.Context, tx transaction, rq *request) (adm
 	return duplicate, stored, nil
 }
 
-// untouchedSQL changes nothing: it returns a row only in the transaction that inserted the event. Whatever a handler did to
-// end or exchange that one (plain COMMIT, COMMIT AND CHAIN) shows here.
-const untouchedSQL = `SELECT WHERE pg_current_xact_id_if_assigned()::text = $1::text`
+// untouchedSQL changes nothing. It divides by zero unless it runs in the transaction that inserted the event: whatever a
+// handler did to end or exchange that one (plain ROLLBACK AND CHAIN, COMMIT and BEGIN) shows here, and the error keeps the
+// COMMIT behind it from being carried out. What the handler wrote since may have no row of the event beside it, and would
+// take effect again with every request.
+const untouchedSQL = `SELECT 1 / (coalesce(pg_current_xact_id_if_assigned()::text, '') = $1::text)::integer`
 
-// answerSQL stores the response beside the event, where it is not the one that admitSQL has put there. It finds the row
-// only in the transaction that inserted it, as untouchedSQL does.
+// answerSQL stores the response beside the event, where it is not the one that admitSQL has put there. Its last condition is
+// untouchedSQL's, and evaluated before any row is looked for.
 const answerSQL = `
 UPDATE processed_events
 SET processed_at = clock_timestamp(),
     response_status = $3::smallint,
     response_headers = $4::text::jsonb,
     response_body = $5::bytea
-WHERE source = $1::text AND idempotency_key = $2::text AND xmin = pg_current_xact_id()::xid`
+WHERE source = $1::text AND idempotency_key = $2::text
+  AND 1 / (coalesce(pg_current_xact_id_if_assigned()::text, '') = $6::text)::integer = 1`
 
 // ignoredSQL is answerSQL for an event that is of no concern to the receiver. Its transaction commits all the same.
 const ignoredSQL = `
 UPDATE processed_events
 SET processing_state = 'ignored',
-    last_error = $6::text,
+    last_error = $7::text,
     processed_at = clock_timestamp(),
     response_status = $3::smallint,
     response_headers = $4::text::jsonb,
     response_body = $5::bytea
-WHERE source = $1::text AND idempotency_key = $2::text AND xmin = pg_current_xact_id()::xid`
+WHERE source = $1::text AND idempotency_key = $2::text
+  AND 1 / (coalesce(pg_current_xact_id_if_assigned()::text, '') = $6::text)::integer = 1`
 
 // remember stores the response for duplicates and commits. After an error the effect is rolled back or its fate is
 // unknown, and so is the row's, because both are one transaction: the next request finds out.
@@ -172,7 +176,7 @@ func (s *settings) remember(ctx context.Context, tx transaction, rq *request, a 
 	if kept.omitted {
 		body = nil
 	}
-	query, args := answerSQL, []any{s.Source, rq.event.Key, int16(kept.status), string(headers), body}
+	query, args := answerSQL, []any{s.Source, rq.event.Key, int16(kept.status), string(headers), body, rq.xact}
 	if a.ignored != "" {
 		query, args = ignoredSQL, append(args, a.ignored)
 	}

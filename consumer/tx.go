@@ -21,7 +21,8 @@ type database interface {
 type transaction interface {
 	queryRow(ctx context.Context, query string, args []any) pgx.Row
 
-	// commit runs query as the last statement and commits, within ctx. It fails with errEnded when query changed or
+	// commit runs query as the last statement and commits, within ctx. It fails with errEnded, and does not commit, when
+	// query divides by zero, as it does in another transaction than its own. It fails so, too, when query changed or
 	// returned no row. The transaction has ended afterwards in any case.
 	commit(ctx context.Context, query string, args []any) error
 
@@ -78,6 +79,9 @@ func (t *pgxTransaction) commit(ctx context.Context, query string, args []any) e
 	results := t.conn.SendBatch(ctx, batch)
 	defer results.Close()
 	changed, err := results.Exec()
+	if sqlState(err) == stateDivisionByZero {
+		return errEnded
+	}
 	if err != nil {
 		return err // PostgreSQL skips the rest of a batch, so this did not commit
 	}
@@ -145,7 +149,7 @@ func (t *sqlTransaction) commit(ctx context.Context, query string, args []any) e
 	release := context.AfterFunc(ctx, t.cancel)
 	defer release()
 	result, err := t.tx.ExecContext(ctx, query, args...)
-	if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil {
+	if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil || sqlState(err) == stateDivisionByZero {
 		return errEnded
 	}
 	if err != nil {
