@@ -25,11 +25,17 @@ type Breaker struct {
 	onChange func(BreakerState, error)
 	logger   *slog.Logger
 
-	mu      sync.Mutex // guards circuit
+	mu      sync.Mutex // guards the fields below
 	circuit circuit
+	untold  []change // in their order
+	telling bool     // somebody tells, and will tell what comes to untold meanwhile
+}
 
-	// telling is taken before mu is released: so changes are told in their order, and OnChange may ask for State.
-	telling sync.Mutex
+// change is one of state.
+type change struct {
+	to    BreakerState
+	wait  time.Duration // until the first probe
+	cause error         // of opening
 }
 
 // BreakerConfig says when a [Breaker] opens and how it closes again. The zero value is right for most.
@@ -49,7 +55,8 @@ type BreakerConfig struct {
 	Successes int
 
 	// OnChange is told every change of state, one after another, and what opened it: nil for the other changes. It is
-	// called on the goroutine of the request that made the change, and must not block. Nil tells nobody.
+	// called on the goroutine of a request, and must not block: while it does, further changes wait to be told, and it is
+	// this goroutine that tells them. It may ask for State. Nil tells nobody.
 	OnChange func(to BreakerState, cause error)
 
 	// Logger receives a warning when it opens and a message when it closes. Nil is slog.Default() at the time.
@@ -109,33 +116,48 @@ func (b *Breaker) leave(p pass, now time.Time, h health, cause error) {
 	b.unlock(before, cause)
 }
 
-// unlock releases mu and tells of a change since before.
+// unlock releases mu and tells of a change since before. One goroutine tells at a time, and never under mu: OnChange may ask
+// for State, and one that takes long must not keep others from entering.
 func (b *Breaker) unlock(before BreakerState, cause error) {
-	now, wait := b.circuit.state, b.circuit.wait
-	if now == before {
+	if now := b.circuit.state; now != before {
+		if now != BreakerOpen {
+			cause = nil
+		}
+		b.untold = append(b.untold, change{now, b.circuit.wait, cause})
+	}
+	if b.telling || len(b.untold) == 0 {
 		b.mu.Unlock()
 		return
 	}
-	b.telling.Lock()
-	defer b.telling.Unlock()
+	b.telling = true
+	defer func() { // also when OnChange panics
+		b.telling = false
+		b.mu.Unlock()
+	}()
+	for len(b.untold) > 0 {
+		next := b.untold[0]
+		b.untold = b.untold[1:]
+		b.tellUnlocked(next)
+	}
+}
+
+// tellUnlocked tells of a change without mu, which its caller holds.
+func (b *Breaker) tellUnlocked(c change) {
 	b.mu.Unlock()
+	defer b.mu.Lock()
 	logger := b.logger
 	if logger == nil {
 		logger = slog.Default()
 	}
-	switch now {
+	switch c.to {
 	case BreakerOpen:
-		logger.Warn("consumer: breaker is open, requests are refused", slog.Duration("for", wait), slog.Any("error", cause))
+		logger.Warn("consumer: breaker is open, requests are refused", slog.Duration("for", c.wait), slog.Any("error", c.cause))
 	case BreakerClosed:
 		logger.Info("consumer: breaker is closed, requests are taken again")
 	}
-	if b.onChange == nil {
-		return
+	if b.onChange != nil {
+		b.onChange(c.to, c.cause)
 	}
-	if now != BreakerOpen {
-		cause = nil
-	}
-	b.onChange(now, cause)
 }
 
 // pass lets work begin. Whoever has one gives it to leave when the work has ended. That of a probe is for one event; any
@@ -143,13 +165,15 @@ func (b *Breaker) unlock(before BreakerState, cause error) {
 type pass struct {
 	serial int
 	probe  bool
+	nth    int // of a probe
 }
 
 // circuit is the state of a Breaker and its rules. Its methods take the time and are not safe for concurrent use.
 type circuit struct {
 	cfg      BreakerConfig // completed
 	state    BreakerState
-	serial   int           // grows with every change and every probe: tells whose word still counts
+	serial   int           // grows when it opens and closes: tells whose word still counts
+	probes   int           // since it opened
 	failures int           // in a row, while closed
 	passed   int           // in a row, while half-open
 	wait     time.Duration // while not closed: of this opening
@@ -169,10 +193,11 @@ func (c *circuit) enter(now time.Time) (p pass, wait time.Duration, ok bool) {
 	case c.state == BreakerHalfOpen && c.probing && wait > 0:
 		return pass{}, min(wait, probeSoon), false
 	}
-	// A probe that is out for longer than the wait does not keep others from trying: its handler may hang for ever.
-	c.serial++
+	// A probe that is out for longer than the wait does not keep others from trying: its handler may hang for ever. Its word
+	// counts all the same, or where handlers take longer than the wait no probe's would.
+	c.probes++
 	c.state, c.probing, c.tryAt = BreakerHalfOpen, true, now.Add(c.wait)
-	return pass{serial: c.serial, probe: true}, 0, true
+	return pass{serial: c.serial, probe: true, nth: c.probes}, 0, true
 }
 
 func (c *circuit) leave(p pass, now time.Time, h health) {
@@ -190,7 +215,9 @@ func (c *circuit) leave(p pass, now time.Time, h health) {
 			}
 		}
 	case BreakerHalfOpen:
-		c.probing = false
+		if p.nth == c.probes {
+			c.probing = false
+		}
 		switch h {
 		case healthUp:
 			if c.passed++; c.passed >= c.cfg.Successes {

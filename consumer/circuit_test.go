@@ -5,7 +5,9 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -65,7 +67,9 @@ func TestCircuit(t *testing.T) {
 		"successes before it do not count":      {"---...+-......+", BreakerHalfOpen},
 		"a new opening waits as at first":       {"---...-......++---...p", BreakerHalfOpen},
 		"a probe that stays out":                {"---...px.x.x.+", BreakerHalfOpen},
-		"and comes back too late":               {"---...p...+M", BreakerHalfOpen},
+		"and fails in the end":                  {"---...p...+M", BreakerOpen},
+		"and succeeds in the end":               {"---...p...+P", BreakerClosed},
+		"and comes back too late":               {"---...p...++M", BreakerClosed},
 		"or in time":                            {"---...p..P+", BreakerClosed},
 		"what began before it opened":           {"p---M...+P", BreakerHalfOpen},
 		"or before it closed again":             {"p---...++MMM", BreakerClosed},
@@ -78,6 +82,43 @@ func TestCircuit(t *testing.T) {
 				t.Errorf("%s: %s, want %s", c.script, got, c.state)
 			}
 		})
+	}
+}
+
+// Where every handler takes longer than the wait, each probe is followed by another before it is back.
+func TestCircuitClosesWhereHandlersAreSlow(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_700_000_000, 0)
+	c := NewBreaker(BreakerConfig{Failures: 1, OpenFor: 5 * time.Second}).circuit
+	p, _, _ := c.enter(now)
+	c.leave(p, now, healthDown)
+	first, _, ok := c.enter(now.Add(5 * time.Second))
+	second, _, again := c.enter(now.Add(10 * time.Second))
+	if !ok || !again {
+		t.Fatalf("probes: %v, %v", ok, again)
+	}
+	c.leave(first, now.Add(11*time.Second), healthUnknown)
+	if _, _, ok := c.enter(now.Add(12 * time.Second)); ok {
+		t.Error("a third probe, while the second is out")
+	}
+	c.leave(second, now.Add(16*time.Second), healthUp)
+	if c.state != BreakerClosed {
+		t.Errorf("the breaker is %s", c.state)
+	}
+	if c.leave(first, now.Add(17*time.Second), healthDown); c.state != BreakerClosed {
+		t.Errorf("what began before it closed made it %s", c.state)
+	}
+
+	p, _, _ = c.enter(now.Add(20 * time.Second))
+	c.leave(p, now.Add(20*time.Second), healthDown)
+	first, _, _ = c.enter(now.Add(25 * time.Second))
+	second, _, _ = c.enter(now.Add(30 * time.Second))
+	c.leave(first, now.Add(31*time.Second), healthUp)
+	if c.state != BreakerClosed {
+		t.Errorf("after the success of a probe that was out for long the breaker is %s", c.state)
+	}
+	if c.leave(second, now.Add(36*time.Second), healthDown); c.state != BreakerClosed {
+		t.Errorf("what began before it closed made it %s", c.state)
 	}
 }
 
@@ -141,6 +182,37 @@ func TestBreakerTellsOfChanges(t *testing.T) {
 	}
 }
 
+// Another change may come while OnChange is being called: neither of the two requests may wait for the other.
+func TestBreakerChangesWhileItTells(t *testing.T) {
+	t.Parallel()
+	var told []BreakerState
+	var b *Breaker
+	now := time.Unix(1_700_000_000, 0)
+	b = NewBreaker(BreakerConfig{Failures: 1, OpenFor: time.Second, Logger: slog.New(slog.DiscardHandler), OnChange: func(to BreakerState, _ error) {
+		told = append(told, to)
+		if len(told) > 1 {
+			return
+		}
+		var other sync.WaitGroup
+		other.Go(func() {
+			p, _, ok := b.enter(now.Add(time.Second))
+			if !ok {
+				t.Error("the probe is refused")
+			}
+			b.leave(p, now.Add(time.Second), healthUp, nil)
+		})
+		other.Wait()
+		if got := b.State(); got != BreakerClosed {
+			t.Errorf("the state is %s", got)
+		}
+	}})
+	p, _, _ := b.enter(now)
+	b.leave(p, now, healthDown, errors.New("bank is down"))
+	if want := []BreakerState{BreakerOpen, BreakerHalfOpen, BreakerClosed}; !slices.Equal(told, want) {
+		t.Errorf("told %v, want %v", told, want)
+	}
+}
+
 func TestNilBreakerLetsEverythingPass(t *testing.T) {
 	t.Parallel()
 	var b *Breaker
@@ -179,6 +251,8 @@ func TestHealthOfARequest(t *testing.T) {
 		"502":                             {report: failed(502, nil), want: healthDown},
 		"503":                             {report: failed(503, nil), want: healthDown},
 		"504":                             {report: failed(504, nil), want: healthDown},
+		"503 without the client":          {report: failed(503, nil), ended: context.Canceled},
+		"503 after the client left late":  {report: failed(503, nil), ended: context.Canceled, took: time.Second, want: healthDown},
 		"503 for a conflict":              {report: failed(503, state("40P01"))},
 		"500 at the deadline":             {report: failed(500, nil), ended: context.DeadlineExceeded, want: healthDown},
 		"500 without the client":          {report: failed(500, nil), ended: context.Canceled},

@@ -40,8 +40,8 @@ type redactedError struct {
 func (e *redactedError) Error() string { return e.text }
 func (e *redactedError) Unwrap() error { return e.err }
 
-// impatience is how soon a client that leaves before its transaction has begun proves nothing. One that waited for longer
-// met a database that hangs, or a pool without a free connection.
+// impatience is how soon a client that leaves before its transaction has begun, or its handler has succeeded, proves nothing.
+// One that waited for longer met something that hangs, or a pool without a free connection.
 const impatience = time.Second
 
 // healthOf judges the outcome of a request that took so long. ended is why its context has ended, nil if it has not.
@@ -63,6 +63,7 @@ func healthOf(report Report, ended error, took time.Duration) (health, error) {
 		case isConflict(report.Err):
 		case timedOut:
 			return healthDown, errors.New("the handler did not end in time")
+		case ended != nil && took < impatience: // what the handler depends on may have been given up for the client's sake alone
 		case report.Status == http.StatusBadGateway, report.Status == http.StatusServiceUnavailable, report.Status == http.StatusGatewayTimeout:
 			return healthDown, errors.Join(fmt.Errorf("the handler answered %d", report.Status), report.Err)
 		case 0 < report.Status && report.Status < http.StatusInternalServerError:
