@@ -24,8 +24,9 @@ type PruneConfig struct {
 	// compared with Retention.
 	SenderHorizon time.Duration
 
-	// BatchPages is how many of the table's pages one transaction looks at, each of 8 KiB and some ten to sixty rows.
-	// 1 to 128; default 16.
+	// BatchPages is how many of the table's pages one transaction looks at, each of 8 KiB and some ten to seventy rows.
+	// 1 to 32, because it holds a lock for each row that it removes, and PostgreSQL has room for some 6,400 (max_locks_per_transaction
+	// times max_connections) in all: without room everybody's transactions fail. Default 16.
 	BatchPages int
 
 	// Pause is the shortest rest between two transactions; it is four times as long as the one before took if that is
@@ -74,6 +75,8 @@ const (
 	pruneRest = 4
 	// prunePatience is how often in a row a batch may meet somebody else's lock.
 	prunePatience = 5
+	// maxBatchPages leaves most of PostgreSQL's locks to others.
+	maxBatchPages = 32
 )
 
 func (c PruneConfig) prune(ctx context.Context, query queryRow) (done Pruned, err error) {
@@ -123,8 +126,8 @@ func (c *PruneConfig) complete() error {
 			"(a relay: 30 days), such as 90 * 24 * time.Hour"
 	case !printable(c.Source):
 		problem = fmt.Sprintf("Source: %q is not 1 to %d printable ASCII characters", c.Source, maxTextBytes)
-	case c.BatchPages < 1 || c.BatchPages > 128:
-		problem = fmt.Sprintf("BatchPages: %d is out of range; set 1 to 128, or 0 for the default", c.BatchPages)
+	case c.BatchPages < 1 || c.BatchPages > maxBatchPages:
+		problem = fmt.Sprintf("BatchPages: %d is out of range; set 1 to %d, or 0 for the default", c.BatchPages, maxBatchPages)
 	case c.Pause < 0:
 		problem = fmt.Sprintf("Pause is negative: %v", c.Pause)
 	}

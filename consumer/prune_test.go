@@ -358,7 +358,7 @@ func TestPruneConfigMistakes(t *testing.T) {
 			"consumer: PruneConfig.Retention: 720h0m0s is not longer than the sender may send an event again": {Retention: 30 * day, SenderHorizon: 30 * day},
 			"consumer: PruneConfig.SenderHorizon is negative":                                                 {Retention: 30 * day, SenderHorizon: -1},
 			`consumer: PruneConfig.Source: "größe" is not 1 to 255 printable ASCII characters`:                {Retention: 30 * day, Source: "größe"},
-			"consumer: PruneConfig.BatchPages: 129 is out of range":                                           {Retention: 30 * day, BatchPages: 129},
+			"consumer: PruneConfig.BatchPages: 33 is out of range":                                            {Retention: 30 * day, BatchPages: 33},
 			"consumer: PruneConfig.BatchPages: -1 is out of range":                                            {Retention: 30 * day, BatchPages: -1},
 			"consumer: PruneConfig.Pause is negative: -1ns":                                                   {Retention: 30 * day, Pause: -1},
 		} {
