@@ -95,6 +95,7 @@ type settings struct {
 	Config
 	secrets     []webhook.Secret
 	horizonTold *atomic.Bool // that a sender's horizon is longer than Retention
+	expires     bool         // what is remembered goes by itself after Retention, as in a Store
 }
 
 // complete fills in defaults. It panics on a Config that cannot work, so that a mistake shows at start and not when the

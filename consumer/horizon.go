@@ -29,13 +29,18 @@ func memoryProblem(retention, senderHorizon time.Duration) string {
 }
 
 // compareHorizon tells, once, of a sender that sends for longer than this receiver means to remember. It does no harm,
-// since no row is removed before its sender has given up, but one of the two is not configured as somebody believes.
+// since no row is removed before its sender has given up, and a store's middleware refuses what is so late, but one of the
+// two is not configured as somebody believes.
 func (s *settings) compareHorizon(ctx context.Context, rq *request) {
-	if s.Retention == 0 || rq.event.NotAfter.Sub(rq.began) <= s.Retention || s.horizonTold.Swap(true) {
+	known := s.expires && rq.event.CreatedAt.IsZero() // until then; see knownFor
+	if s.Retention == 0 || known || rq.event.NotAfter.Sub(rq.began) <= s.Retention || s.horizonTold.Swap(true) {
 		return
 	}
-	s.logger().LogAttrs(ctx, slog.LevelWarn, "consumer: the sender may send events again for longer than Config.Retention; "+
-		"their rows are kept until then",
+	message := "consumer: the sender may send events again for longer than Config.Retention; their rows are kept until then"
+	if s.expires {
+		message = "consumer: the sender may send events again for longer than StoreConfig.TTL; what arrives later than that is refused"
+	}
+	s.logger().LogAttrs(ctx, slog.LevelWarn, message,
 		slog.String("source", s.Source),
 		slog.Time("not_after", rq.event.NotAfter),
 		slog.Duration("retention", s.Retention))

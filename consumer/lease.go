@@ -32,6 +32,10 @@ func (m *storeMemory) admit(ctx context.Context, rq *request) (held, admission, 
 	case known == nil && m.forgetful(&rq.event, time.Now()):
 		l.rollback()
 		return nil, forgotten, nil, nil
+	case known == nil && !time.Now().Before(l.handlerUntil):
+		// The store's answer was so long on its way that the event may be another's by now, and its handler running.
+		_ = l.release(time.Second)
+		return nil, "", nil, fmt.Errorf("claim event: the store took longer to answer than the handler may take, by a lease of %v", m.lease)
 	case known == nil:
 		return l, admitted, nil, nil
 	case known.Hash != rq.hash:
@@ -47,6 +51,15 @@ func (m *storeMemory) admit(ctx context.Context, rq *request) (held, admission, 
 func (m *storeMemory) forgetful(event *Event, now time.Time) bool {
 	return !event.CreatedAt.IsZero() && now.Sub(event.CreatedAt) > m.ttl-m.Tolerance ||
 		!event.NotAfter.IsZero() && now.Sub(event.NotAfter) > m.Tolerance
+}
+
+// knownFor is for how long an event is remembered: as long as its sender says that it may come again, if that is longer and
+// nothing else could tell that it is late.
+func (m *storeMemory) knownFor(event *Event, now time.Time) time.Duration {
+	if !event.CreatedAt.IsZero() || event.NotAfter.IsZero() {
+		return m.ttl
+	}
+	return max(m.ttl, event.NotAfter.Add(m.Tolerance).Sub(now))
 }
 
 // answer is what a duplicate gets. The header is cloned because the store may keep the one it returned.
@@ -69,10 +82,10 @@ type lease struct {
 func (l *lease) attach(sc *scope) { sc.lease = l }
 
 // remember may come after the lease: the store takes it unless somebody else has taken the event over.
-func (l *lease) remember(ctx context.Context, _ *request, a *answer) error {
+func (l *lease) remember(ctx context.Context, rq *request, a *answer) error {
 	kept := a.stored(l.MaxResponseBytes)
 	response := Response{Status: kept.status, Header: kept.header, Body: kept.body, BodyOmitted: kept.omitted}
-	err := l.complete(ctx, response)
+	err := l.complete(ctx, response, l.knownFor(&rq.event, time.Now()))
 	switch {
 	case err == nil:
 		return nil
@@ -84,9 +97,9 @@ func (l *lease) remember(ctx context.Context, _ *request, a *answer) error {
 
 // complete tries until ctx ends. The effect has happened, and a store that restarts is back within seconds: to give up
 // at the first error would be to repeat the effect for it.
-func (l *lease) complete(ctx context.Context, response Response) error {
+func (l *lease) complete(ctx context.Context, response Response, ttl time.Duration) error {
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		err := l.store.Complete(ctx, l.claim, response, l.ttl)
+		err := l.store.Complete(ctx, l.claim, response, ttl)
 		if err == nil || errors.Is(err, ErrLeaseLost) || ctx.Err() != nil {
 			return err
 		}

@@ -77,7 +77,8 @@ type StoreConfig struct {
 	// TTL is how long a processed event is known, in place of Retention. Default 7 days. An unknown event that its sender
 	// created longer ago than this, less Tolerance for the difference of clocks, or whose time to be sent is over, may have
 	// been processed and forgotten: it is refused with 422 and the problem "forgotten". So an event that needs longer than
-	// TTL to arrive for the first time is refused as well. Must be longer than Tolerance and Lease together, and than
+	// TTL to arrive for the first time is refused as well. One whose sender says only until when it may come, as a
+	// VerifyFunc may, is known at least until then. Must be longer than Tolerance and Lease together, and than
 	// SenderHorizon, which is the only protection where a sender does not say when an event was created.
 	TTL time.Duration
 }
@@ -124,6 +125,6 @@ func (c StoreConfig) complete() *storeMemory {
 		panic(fmt.Sprintf("consumer: StoreConfig.TTL: %v is not longer than the sender may send an event again (SenderHorizon, %v), so that late "+
 			"duplicates would count as new; set a longer TTL", m.ttl, s.SenderHorizon))
 	}
-	s.Retention = m.ttl // for the comparison with what senders say
+	s.Retention, s.expires = m.ttl, true // for the comparison with what senders say
 	return m
 }

@@ -229,6 +229,60 @@ func TestALostClaimIsReleased(t *testing.T) {
 	wantFirst(t, e.post("k", "{}"), 201, "")
 }
 
+// A claim that is older than its lease when the store answers may be another's: a handler that does not ask its context
+// would run beside that one's.
+func TestAClaimThatComesTooLateIsNotWorked(t *testing.T) {
+	t.Parallel()
+	store := newMapStore()
+	f := flavour{wrap: func(_ testing.TB, _ string, c consumer.Config) func(http.Handler) http.Handler {
+		return consumer.MiddlewareStore(store, consumer.StoreConfig{Config: c, Lease: 1}) // over at once
+	}}
+	e := newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
+		return func(http.ResponseWriter, *http.Request) { t.Error("the handler runs") }
+	})
+	wantProblem(t, e.post("k", "{}"), 503, "database-unavailable")
+	e.wantResult(consumer.ResultUnavailable)
+}
+
+// Without the time at which an event was created, nothing but the memory tells that it comes again.
+func TestAStoreRemembersForAsLongAsTheSenderSends(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		created  bool
+		notAfter time.Duration
+		want     time.Duration
+	}{
+		"for longer than the TTL":               {false, 30 * 24 * time.Hour, 30*24*time.Hour + 5*time.Minute},
+		"for less":                              {false, time.Hour, 7 * 24 * time.Hour},
+		"for longer, but it says how old it is": {true, 30 * 24 * time.Hour, 7 * 24 * time.Hour},
+	} {
+		store := newMapStore()
+		f := flavour{wrap: func(_ testing.TB, _ string, own consumer.Config) func(http.Handler) http.Handler {
+			return consumer.MiddlewareStore(store, consumer.StoreConfig{Config: consumer.Config{
+				Observer: own.Observer, Logger: own.Logger,
+				Verify: func(_ http.Header, _ []byte, now time.Time) (consumer.Event, error) {
+					event := consumer.Event{Key: "k", NotAfter: now.Add(c.notAfter)}
+					if c.created {
+						event.CreatedAt = now
+					}
+					return event, nil
+				},
+			}})
+		}}
+		e := newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
+			return func(http.ResponseWriter, *http.Request) {}
+		})
+		wantFirst(t, e.post("k", "{}"), 200, "")
+		if got := time.Until(store.events["outbox\nk"].until); got > c.want || got < c.want-time.Minute {
+			t.Errorf("%s: known for %v, want %v", name, got, c.want)
+		}
+		late := strings.Contains(e.logged.String(), "for longer than StoreConfig.TTL; what arrives later than that is refused")
+		if late != (c.created && c.notAfter > 7*24*time.Hour) {
+			t.Errorf("%s: logged %s", name, e.logged.String())
+		}
+	}
+}
+
 // The effect has happened: a response that did not arrive is offered again, unless the event is another's.
 func TestAResponseIsOfferedUntilItArrives(t *testing.T) {
 	t.Parallel()
