@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -152,10 +153,9 @@ func TestCluster(t *testing.T) {
 	})
 	t.Cleanup(func() { cluster.Close() })
 	await(t, func() bool { return strings.Contains(cluster.ClusterInfo(t.Context()).Val(), "cluster_state:ok") })
-	n := 0
+	var n atomic.Int32 // the cases run in parallel
 	storetest.RunStore(t, func(testing.TB) consumer.Store {
-		n++
-		return redisstore.New(cluster, redisstore.Options{Prefix: strings.Repeat("x", n)})
+		return redisstore.New(cluster, redisstore.Options{Prefix: strings.Repeat("x", int(n.Add(1)))})
 	})
 	if err := redisstore.New(cluster, redisstore.Options{}).Check(t.Context()); err != nil {
 		t.Errorf("check: %v", err)
