@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -287,4 +289,56 @@ func TestInboxRecordsAKeyOnce(t *testing.T) {
 	wantProblem(t, p.post("held", "{}"), 409, "in-flight")
 	release()
 	wantReplayed(t, p.post("held", "{}"), 200, `{"state":"succeeded"}`+"\n")
+}
+
+// notifications lets a test watch and hold up the notifications that a pool sends.
+type notifications struct{ begun, goOn chan struct{} }
+
+func (n notifications) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(data.SQL, "pg_notify") {
+		n.begun <- struct{}{}
+		<-n.goOn
+	}
+	return ctx
+}
+
+func (n notifications) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// A request ends with the notification that it sends, and does not go on with those of the requests after it: under load
+// it would never end, and neither would the claims of a process that passes on what it cannot work.
+func TestInboxNotifiesOnceForARequest(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{})
+	cfg := p.own.Config()
+	n := notifications{begun: make(chan struct{}, 10), goOn: make(chan struct{}, 10)}
+	cfg.ConnConfig.Tracer = n
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	p.openOn(pool, consumer.InboxConfig{})
+	ended := make(chan string, 3)
+	handler := p.inbox.Handler()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		handler.ServeHTTP(w, r)
+		ended <- r.Header.Get(webhook.IdempotencyKey)
+	}))
+	t.Cleanup(server.Close)
+	p.url = server.URL
+	p.client.Transport = &http.Transport{DisableKeepAlives: true} // or the second waits for the end of the first
+	p.record("1")
+	<-n.begun
+	p.record("2")
+	p.record("3") // for which the second notification does, too, if it has not begun
+	n.goOn <- struct{}{}
+	<-n.begun
+	first := <-ended
+	for first == "3" {
+		first = <-ended
+	}
+	if first != "1" {
+		t.Errorf("the request for %s ended first, while that for 1 sends a notification for others", first)
+	}
+	close(n.goOn)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,28 +28,21 @@ func (in *Inbox) wakeHere() (free bool) {
 
 // coalescer lets one caller at a time do something that need not be done for every caller.
 type coalescer struct {
-	// state counts: 0 is idle, 1 is at work, 2 is at work and has to do it once more.
-	state atomic.Int32
+	waiting atomic.Bool // somebody is about to begin
+	turn    sync.Mutex
 }
 
-// do runs f, unless somebody is running it already: then that one runs it once more afterwards, for whatever has happened
-// since it began.
+// do runs f once, unless somebody is waiting to run it, who then does so for this caller, too: what has happened before do
+// is followed by an f that begins later. Nobody runs it twice, however many others ask: a request would never end, nor
+// would Run claim, while events keep coming.
 func (c *coalescer) do(f func()) {
-	for {
-		if c.state.CompareAndSwap(0, 1) {
-			break
-		}
-		if c.state.CompareAndSwap(1, 2) || c.state.Load() == 2 {
-			return
-		}
+	if !c.waiting.CompareAndSwap(false, true) {
+		return
 	}
-	for {
-		f()
-		if c.state.CompareAndSwap(1, 0) {
-			return
-		}
-		c.state.Store(1)
-	}
+	c.turn.Lock()
+	defer c.turn.Unlock()
+	c.waiting.Store(false)
+	f()
 }
 
 // wakeOthers wakes the inboxes of other processes. However many events are recorded at once, one notification is on its
