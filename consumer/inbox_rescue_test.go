@@ -85,6 +85,38 @@ func TestInboxSurvivesTheLossOfAConnection(t *testing.T) {
 	p.wantRows("k", 1, 1)
 }
 
+// A handler that has been cut off keeps its worker until it returns, also when the same process works its event again.
+func TestInboxCountsWorkersThatAreCutOff(t *testing.T) {
+	t.Parallel()
+	g := newGate()
+	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, Workers: 2})
+	p.run()
+	p.record("k")
+	g.wantEntered(t, "k")
+	p.mustExec(`SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'`)
+	conn, err := p.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Release)
+	if _, err := conn.Exec(t.Context(), "LISTEN inbox_wake"); err != nil {
+		t.Fatal(err)
+	}
+	p.mustExec("UPDATE processed_events SET processing_state = 'pending'") // as another process rescues it
+	g.wantEntered(t, "k")
+	p.record("third")
+	// When it tells others that it has more to do than workers, it has not taken more than it has workers.
+	if _, err := conn.Conn().WaitForNotification(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p.wantState("third", consumer.StatePending, 0)
+	for range 3 {
+		g.through <- nil
+	}
+	p.awaitState("k", consumer.StateSucceeded)
+	p.awaitState("third", consumer.StateSucceeded)
+}
+
 // A worker that begins after its event was given to another, or was finished, does nothing: the fence is in the way.
 func TestInboxFencesOffLateWorkers(t *testing.T) {
 	t.Parallel()

@@ -38,11 +38,11 @@ type shift struct {
 	abandon  context.CancelCauseFunc
 	working  sync.WaitGroup
 
-	tickets map[string]*ticket // by key: what this process works
-	limited map[string]int     // by type, of those that have a limit: how many are being worked
-	more    bool               // there may be something to claim
-	last    string             // type that the last claim ended with
-	passed  time.Time          // when others were last told that this process cannot take everything
+	tickets map[*ticket]bool // what this shift works: an event twice, while one that was cut off has not noticed
+	limited map[string]int   // by type, of those that have a limit: how many are being worked
+	more    bool             // there may be something to claim
+	last    string           // type that the last claim ended with
+	passed  time.Time        // when others were last told that this process cannot take everything
 
 	heldUntil time.Time // the breaker lets nothing be claimed before
 
@@ -73,7 +73,7 @@ func (in *Inbox) Run(ctx context.Context) error {
 		Inbox:    in,
 		wake:     make(chan struct{}, 1),
 		ended:    make(chan *ticket, in.cfg.Workers),
-		tickets:  map[string]*ticket{},
+		tickets:  map[*ticket]bool{},
 		limited:  map[string]int{},
 		suspects: map[string]int64{},
 		more:     true,
@@ -149,7 +149,7 @@ func (s *shift) endAll() {
 
 // end takes a ticket back.
 func (s *shift) end(t *ticket) {
-	delete(s.tickets, t.key)
+	delete(s.tickets, t)
 	if _, limit := s.cfg.TypeWorkers[t.eventType]; limit {
 		s.limited[t.eventType]--
 		s.more = true // what was over the limit may be due
@@ -212,7 +212,7 @@ func (s *shift) claimFor(ctx context.Context, free int, pass pass) int {
 	s.last = tickets[len(tickets)-1].eventType
 	for _, t := range tickets {
 		t.pass = pass
-		s.tickets[t.key] = t
+		s.tickets[t] = true
 		if _, limited := s.cfg.TypeWorkers[t.eventType]; limited {
 			s.limited[t.eventType]++
 		}
@@ -284,8 +284,10 @@ func (s *shift) rescue(ctx context.Context, unattended bool) error {
 	if !unattended {
 		return nil
 	}
-	for key := range s.tickets {
-		delete(suspected, key)
+	for t := range s.tickets {
+		if suspected[t.key] == t.fence {
+			delete(suspected, t.key)
+		}
 	}
 	found, err := s.rescueUnattended(ctx, suspected)
 	if err != nil {
