@@ -79,6 +79,9 @@ func (s *shift) work(ctx context.Context, conn *pgxpool.Conn, t *ticket) {
 		}
 		report.Result = ResultCommitFailed
 	} else {
+		if wk.tx.ended() {
+			err = Permanent(fmt.Errorf("%w, and returned: %s", errEnded, s.redacted(err)))
+		}
 		wk.tx.rollback()
 		report.Result = ResultFailed
 	}
@@ -162,8 +165,8 @@ func (s *shift) unsuccessful(ctx context.Context, wk *work, report Report) {
 		report.Err = errors.Join(report.Err, err)
 	}
 	report.Final = o.state == StateFailed && mine
-	if report.Final && wk.orderingKey != "" && s.cfg.OnFailure == FailureSkips {
-		s.letGo(ctx, wk)
+	if mine && wk.orderingKey != "" {
+		s.letGo(ctx, wk) // what was behind a failed one, or what was replayed meanwhile and comes before this one
 	}
 	what := "consumer: event is tried again"
 	if report.Final {

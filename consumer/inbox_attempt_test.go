@@ -77,21 +77,25 @@ func TestInboxAttempts(t *testing.T) {
 		},
 		"its own COMMIT": {
 			func(ctx context.Context) error { return exec(ctx, "COMMIT") }, nil,
-			want{consumer.ResultCommitFailed, consumer.StatePending, 1, 1, "committed or rolled back", false},
+			want{consumer.ResultCommitFailed, consumer.StateFailed, 1, 1, "committed or rolled back", true},
+		},
+		"its own COMMIT, and an error": { // another attempt would repeat what is committed
+			func(ctx context.Context) error { return errors.Join(exec(ctx, "COMMIT"), errHandler) }, nil,
+			want{consumer.ResultFailed, consumer.StateFailed, 1, 1, "committed or rolled back", true},
 		},
 		"COMMIT and BEGIN": { // its second effect must not follow
 			func(ctx context.Context) error {
 				return errors.Join(exec(ctx, "COMMIT"), exec(ctx, "BEGIN"), exec(ctx, "INSERT INTO effect (key) VALUES ('k')"))
 			}, nil,
-			want{consumer.ResultCommitFailed, consumer.StatePending, 1, 1, "committed or rolled back", false},
+			want{consumer.ResultCommitFailed, consumer.StateFailed, 1, 1, "committed or rolled back", true},
 		},
 		"COMMIT AND CHAIN": {
 			func(ctx context.Context) error { return exec(ctx, "COMMIT AND CHAIN") }, nil,
-			want{consumer.ResultCommitFailed, consumer.StatePending, 1, 1, "committed or rolled back", false},
+			want{consumer.ResultCommitFailed, consumer.StateFailed, 1, 1, "committed or rolled back", true},
 		},
 		"ROLLBACK AND CHAIN": {
 			func(ctx context.Context) error { return exec(ctx, "ROLLBACK AND CHAIN") }, nil,
-			want{consumer.ResultCommitFailed, consumer.StatePending, 1, 0, "committed or rolled back", false},
+			want{consumer.ResultCommitFailed, consumer.StateFailed, 1, 0, "committed or rolled back", true},
 		},
 		"a deferred constraint": {
 			func(ctx context.Context) error { return exec(ctx, "INSERT INTO child VALUES (7)") }, nil,
@@ -124,6 +128,15 @@ func TestInboxAttempts(t *testing.T) {
 		"a timeout that says permanent": {
 			func(ctx context.Context) error { <-ctx.Done(); return consumer.Permanent(ctx.Err()) },
 			func(c *consumer.InboxConfig) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within InboxConfig.HandlerTimeout"),
+		},
+		"a timeout beyond what PostgreSQL can hold": {
+			func(context.Context) error { return nil },
+			func(c *consumer.InboxConfig) { c.HandlerTimeout = 365 * 24 * time.Hour },
+			want{consumer.ResultProcessed, consumer.StateSucceeded, 1, 1, "", false},
+		},
+		"its connection lost, and success": { // it has not noticed
+			func(ctx context.Context) error { return consumer.Tx(ctx).Conn().PgConn().Conn().Close() }, nil,
+			want{consumer.ResultCommitFailed, consumer.StatePending, 0, 0, "connection of the handler's transaction was lost", false},
 		},
 		"its own backend killed": { // no attempt: the database was in the way
 			func(ctx context.Context) error { return exec(ctx, "SELECT pg_terminate_backend(pg_backend_pid())") }, nil,

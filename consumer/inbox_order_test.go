@@ -273,6 +273,75 @@ func TestInboxReplayGoesFirst(t *testing.T) {
 	p.awaitState("2", consumer.StateSucceeded)
 }
 
+// Nor does a replay wait for the next attempts of one that was being worked when it came.
+func TestInboxReplayGoesBeforeARetry(t *testing.T) {
+	t.Parallel()
+	g := newGate()
+	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, OnFailure: consumer.FailureSkips, Schedule: []time.Duration{time.Hour}})
+	p.run()
+	p.record("1", ordered("o", 1))
+	g.wantEntered(t, "1")
+	g.through <- consumer.Permanent(errHandler)
+	p.wantWorked("1", consumer.ResultFailed)
+	p.record("2", ordered("o", 2))
+	g.wantEntered(t, "2")
+	if n, err := p.inbox.Replay(t.Context(), consumer.Filter{Key: "1"}); n != 1 || err != nil {
+		t.Fatalf("replayed %d, %v", n, err)
+	}
+	g.through <- errHandler
+	for _, key := range []string{"1", "2"} {
+		g.wantEntered(t, key)
+		g.through <- nil
+	}
+	p.awaitState("2", consumer.StateSucceeded)
+}
+
+// An event that comes late goes before those that come behind it, unless they are being worked: they may be waiting for it.
+func TestInboxLateEventsGoFirst(t *testing.T) {
+	t.Parallel()
+	g := newGate()
+	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, Schedule: []time.Duration{time.Hour}})
+	p.run()
+	p.record("2", ordered("o", 2))
+	g.wantEntered(t, "2")
+	g.through <- errHandler
+	p.wantWorked("2", consumer.ResultFailed)
+	p.record("1", ordered("o", 1))
+	for _, key := range []string{"1", "2"} {
+		g.wantEntered(t, key)
+		g.through <- nil
+	}
+	p.awaitState("2", consumer.StateSucceeded)
+}
+
+// The lock of an ordering key that does not come costs a handler no attempt; and the bound of waiting for it does not
+// reach what runs at the handler's COMMIT.
+func TestInboxWaitsForAKeyOnItsOwnAccount(t *testing.T) {
+	t.Parallel()
+	g := newGate()
+	p := newInbox(t, consumer.InboxConfig{Handle: g.handle})
+	p.mustExec(`CREATE FUNCTION unbound() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+		IF current_setting('lock_timeout') <> '0' THEN RAISE 'lock_timeout is %', current_setting('lock_timeout'); END IF; RETURN NULL; END $$`)
+	p.mustExec(`CREATE CONSTRAINT TRIGGER unbound AFTER INSERT ON effect DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION unbound()`)
+	p.run()
+	p.record("k", ordered("o", 1))
+	g.wantEntered(t, "k")
+	release := p.hold(func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\\no', 478660552050))")
+		return err
+	})
+	g.through <- nil
+	p.wantWorked("k", consumer.ResultCommitFailed)
+	release()
+	g.wantEntered(t, "k")
+	if n := p.count("SELECT attempts FROM processed_events"); n != 0 {
+		t.Errorf("%d attempts are spent", n)
+	}
+	g.through <- nil
+	p.wantWorked("k", consumer.ResultProcessed)
+	p.wantState("k", consumer.StateSucceeded, 1)
+}
+
 // The database itself refuses two of a key at once, whoever asks.
 func TestInboxOrderIsAConstraint(t *testing.T) {
 	t.Parallel()

@@ -21,8 +21,8 @@ import (
 //
 // What is not known may have been forgotten: as in admitSQL, and nothing is written then.
 const (
-	recordSQL        = recordHead + `now()` + recordTail
-	recordInOrderSQL = recordHead + firstOfItsKey + recordTail
+	recordSQL        = recordHead + `now()` + recordTail + `false` + recordEnd
+	recordInOrderSQL = recordHead + firstOfItsKey + recordTail + comesBefore + recordEnd
 
 	recordHead = `
 WITH locked AS MATERIALIZED (
@@ -54,7 +54,15 @@ WITH locked AS MATERIALIZED (
     ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
     RETURNING next_attempt_at IS NOT NULL AS due
 )
-SELECT locked.ok AND locked.old, recorded.due
+SELECT locked.ok AND locked.old, recorded.due, `
+
+	// It is late: an event that comes behind it has been let go already, and may wait for hours for its next attempt, or
+	// even for this one.
+	comesBefore = `
+       EXISTS (SELECT FROM processed_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
+           AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL AND e.sequence > $11::bigint)`
+
+	recordEnd = `
 FROM locked LEFT JOIN recorded ON true`
 )
 
@@ -63,6 +71,7 @@ type recorded struct {
 	admission
 	state State // of the event
 	due   bool  // it can be worked at once
+	late  bool  // an event of its ordering key that comes behind it is let go
 }
 
 // record writes the event down, in a transaction that has ended when it returns: in one round trip if the event is new.
@@ -93,14 +102,14 @@ func (in *Inbox) record(ctx context.Context, rq *request, header http.Header) (r
 		batch.Queue(pinSQL, "on")
 		queueOrderLock(batch, in.Source, e.OrderingKey)
 	}
-	var old bool
+	var old, late bool
 	var due *bool // nil: not recorded
-	batch.Queue(query, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&old, &due) })
+	batch.Queue(query, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&old, &due, &late) })
 	batch.Queue("commit")
 	err = sendAll(ctx, conn, batch)
 	switch {
 	case err == nil && due != nil:
-		return recorded{admission: admitted, state: StatePending, due: *due}, nil
+		return recorded{admission: admitted, state: StatePending, due: *due, late: late}, nil
 	case err != nil && sqlState(err) != stateLockNotAvailable:
 		return recorded{}, fmt.Errorf("record event: %w", err)
 	}
@@ -135,13 +144,18 @@ func (in *Inbox) known(ctx context.Context, conn *pgxpool.Conn, rq *request) (re
 
 // lockOrderSQL makes recording, finishing and replaying events of one ordering key take turns, each for the rest of its
 // transaction. The number keeps it apart from other advisory locks made of hashes; it reads "order". The wait is bounded,
-// so that one key whose turn does not end cannot take a pool's connections one after the other.
-const lockOrderSQL = `
-SELECT set_config('lock_timeout', '2s', true),
+// so that one key whose turn does not end cannot take a pool's connections one after the other. unboundLocksSQL takes the
+// bound back, in a transaction of a handler: what runs at its COMMIT has the handler's own.
+const (
+	lockOrderSQL = `
+SELECT set_config('outbox_relay.lock_timeout', current_setting('lock_timeout'), true), set_config('lock_timeout', '2s', true),
        pg_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 478660552050))`
 
-func queueOrderLock(batch *pgx.Batch, source, orderingKey string) {
-	batch.Queue(lockOrderSQL, source, orderingKey)
+	unboundLocksSQL = `SELECT set_config('lock_timeout', current_setting('outbox_relay.lock_timeout'), true)`
+)
+
+func queueOrderLock(batch *pgx.Batch, source, orderingKey string) *pgx.QueuedQuery {
+	return batch.Queue(lockOrderSQL, source, orderingKey)
 }
 
 // notifySQL wakes the inboxes of other processes. It is never part of a transaction that records an event: whoever

@@ -153,7 +153,7 @@ SELECT payload, coalesce(request_headers::text, '{}'), attempts, interruptions, 
        set_config('idle_in_transaction_session_timeout', CASE
            WHEN current_setting('idle_in_transaction_session_timeout')::interval BETWEEN '1 ms' AND make_interval(secs => $4::float8)
            THEN current_setting('idle_in_transaction_session_timeout')
-           ELSE (ceil($4::float8 * 1000)::bigint)::text END, true), ` + unpinned + `
+           ELSE least(ceil($4::float8 * 1000), 2147483647)::integer::text END, true), ` + unpinned + `
 FROM processed_events
 WHERE ctid = $5::text::tid AND source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'
 FOR UPDATE SKIP LOCKED`
@@ -202,8 +202,11 @@ SELECT 1 / count(*) FROM finished`
 func (s *shift) finish(ctx context.Context, wk *work, state State, reason string) error {
 	defer wk.tx.rollback() // what an error left open
 	wk.tx.handler.over.Store(true)
-	if wk.tx.handler.rolledBack.Load() || wk.tx.conn.Conn().PgConn().TxStatus() == 'I' {
-		return errEnded
+	switch {
+	case wk.tx.ended():
+		return Permanent(errEnded)
+	case wk.tx.handler.rolledBack.Load():
+		return errEnded // it was refused, so nothing is committed
 	}
 	batch := &pgx.Batch{}
 	batch.Queue(pinSomeSQL)
@@ -211,14 +214,21 @@ func (s *shift) finish(ctx context.Context, wk *work, state State, reason string
 		var one int
 		err := row.Scan(&one)
 		if sqlState(err) == stateDivisionByZero {
-			return errEnded
+			return Permanent(errEnded)
 		}
 		return err
 	})
 	// A snapshot of the whole transaction may be older than an event that has come to wait since: see release.
 	if wk.orderingKey != "" && wk.isolation == string(pgx.ReadCommitted) {
-		queueOrderLock(batch, s.Source, wk.orderingKey)
+		queueOrderLock(batch, s.Source, wk.orderingKey).QueryRow(func(row pgx.Row) error {
+			err := row.Scan(nil, nil, nil)
+			if sqlState(err) == stateLockNotAvailable {
+				return errKeyHeld
+			}
+			return err
+		})
 		s.queuePromote(batch, wk.orderingKey, &wk.promoted)
+		batch.Queue(unboundLocksSQL)
 	}
 	batch.Queue(unpinSQL)
 	batch.Queue("commit").Exec(func(committed pgconn.CommandTag) error {
@@ -233,6 +243,8 @@ func (s *shift) finish(ctx context.Context, wk *work, state State, reason string
 		return nil
 	case sqlState(err) == stateInFailedTransaction:
 		err = errDropped
+	case wk.tx.conn.Conn().IsClosed() && ctx.Err() == nil: // a COMMIT that takes too long may do so every time
+		err = fmt.Errorf("%w: %w", errInterrupted, err)
 	}
 	return fmt.Errorf("commit: %w", err)
 }

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -46,16 +47,18 @@ type InboxConfig struct {
 	// worked. MaxResponseBytes has no meaning here.
 	Config
 
-	// Handle works an event. Required.
+	// Handle works an event. Required. Commit and Rollback of its [Tx] are refused; one that ends the transaction by other
+	// means (a plain COMMIT) is found out, and its event failed at once: to try again would repeat what it has committed.
 	Handle EventHandler
 
 	// Workers is how many events this process works at once in one call of Run. Each needs a connection of the pool while
 	// its handler runs; one more is left for recording events. Default 8, or what the pool allows if that is less. More than
-	// it allows is refused.
+	// it allows is refused. Where several calls of Run, or several inboxes, share a pool, it must have that many for each of
+	// them: or a handler that takes a second connection from it may wait for others that do the same.
 	Workers int
 
-	// TypeWorkers bounds how many events of one exact type are worked at once in this process: {"report.requested": 1}. A
-	// type that is not named has no limit but Workers.
+	// TypeWorkers bounds how many events of one exact type are worked at once in this process, by one call of Run:
+	// {"report.requested": 1}. A type that is not named has no limit but Workers.
 	TypeWorkers map[string]int
 
 	// PollInterval is how often to look for events unasked: those whose time for another attempt has come, and those whose
@@ -205,6 +208,9 @@ func (rd *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		rd.finish(w, r, &rq, report, stateAnswer(http.StatusOK, found.state).replayed())
 	default:
 		report.Result = ResultRecorded
+		if found.late {
+			found.due = rd.inbox.advance(r.Context(), rq.event.OrderingKey)
+		}
 		if !found.due {
 			rd.finish(w, r, &rq, report, stateAnswer(http.StatusAccepted, found.state))
 			return
@@ -216,6 +222,16 @@ func (rd *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			rd.inbox.wakeOthers(r.Context())
 		}
 	}
+}
+
+// advance lets the first event of an ordering key go before those that come behind it. If it fails, that happens when one of
+// them has been tried again.
+func (in *Inbox) advance(ctx context.Context, orderingKey string) (promoted bool) {
+	promoted, err := in.release(context.WithoutCancel(ctx), orderingKey)
+	if err != nil {
+		in.logger().WarnContext(ctx, "consumer: could not let a late event of an ordering key go first", "source", in.Source, "error", in.redacted(err))
+	}
+	return promoted
 }
 
 func stateAnswer(status int, state State) *answer {

@@ -54,6 +54,9 @@ var (
 // errInterrupted is an attempt that was cut off: the handler's error, if there is one, says nothing about the handler.
 var errInterrupted = errors.New("the connection of the handler's transaction was lost")
 
+// errKeyHeld: another transaction has held the lock of the event's ordering key for too long.
+var errKeyHeld = errors.New("the lock of the event's ordering key did not come")
+
 const (
 	// maxInterruptions is how often in a row the work on an event may be cut off, by the death of its worker or by the
 	// database, before the event is taken for the cause.
@@ -69,7 +72,7 @@ const (
 // held before; fraction, in [0, 1), chooses within the jitter.
 func (c *InboxConfig) judgeAttempt(err error, spent, interruptions int, fraction float64) settlement {
 	o := settlement{state: StatePending}
-	if errors.Is(err, errInterrupted) || isConflict(err) && !isMarked(err) { // the handler's own word goes before
+	if errors.Is(err, errInterrupted) || errors.Is(err, errKeyHeld) || isConflict(err) && !isMarked(err) { // the handler's own word goes before
 		// The database was in the way. That spends no attempt; but it must not go on for ever either.
 		o.after = jittered(conflictDelay, *c.Jitter, fraction)
 		if interruptions+1 >= maxInterruptions {

@@ -107,6 +107,12 @@ func (t *pgxTransaction) rollback() {
 	t.conn.Release() // which destroys a connection that is not idle
 }
 
+// ended reports whether the handler has ended the transaction itself, and begun no other.
+func (t *pgxTransaction) ended() bool {
+	conn := t.conn.Conn()
+	return !conn.IsClosed() && conn.PgConn().TxStatus() == 'I'
+}
+
 func (t *pgxTransaction) attach(sc *scope) { sc.tx = t.handler }
 
 // sqlDatabase cannot send two statements at once, and so spends four round trips a request beside the handler's own.
