@@ -70,16 +70,20 @@ func (s *slow) hold() (answer <-chan response) {
 	return answers
 }
 
-// takeOver sends the event k until it is not in flight any more.
+// takeOver sends the event k until it is not in flight any more. A claim that comes back after its short lease is refused, too.
 func (rc *receiver) takeOver() response {
 	ctx, cancel := context.WithTimeout(rc.Context(), patience)
 	defer cancel()
 	for ctx.Err() == nil {
 		got, err := rc.try(rc.request("k", "{}"))
-		if err != nil || got.status != http.StatusConflict {
+		refused := consumer.ResultInFlight
+		if got.status == http.StatusServiceUnavailable {
+			refused = consumer.ResultUnavailable
+		}
+		if err != nil || got.status != http.StatusConflict && refused != consumer.ResultUnavailable {
 			return got
 		}
-		rc.wantResult(consumer.ResultInFlight) // of many: nobody else reads them
+		rc.wantResult(refused) // of many: nobody else reads them
 	}
 	return response{body: "the event stays in flight"}
 }
