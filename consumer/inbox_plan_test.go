@@ -58,20 +58,20 @@ var inboxStatements = map[string]struct {
 	},
 	"adopt": {"text, int", adoptSQL, `'outbox', 1000`, pinned, []string{"using processed_events_waiting", "Tid Scan on processed_events"}},
 	"replay what failed": {
-		filterTypes, chooseForReview + replaySQL, `'outbox', 0, 0, 0, '', ARRAY['failed'], NULL, NULL, '', '', 1000`, pinned,
+		filterTypes, chooseForReview + replaySQL, `'outbox', 0, 0, 0, '', ARRAY['failed'], NULL, NULL, '', '', 1000, 10000`, pinned,
 		[]string{"using processed_events_for_review", "Tid Scan on processed_events"},
 	},
 	"replay by number": {
-		filterTypes, chooseByNumber + replaySQL, `'outbox', 0, 0, 0, '', ARRAY['succeeded'], NULL, NULL, '', '', 1000`, pinned,
+		filterTypes, chooseByNumber + replaySQL, `'outbox', 0, 0, 0, '', ARRAY['succeeded'], NULL, NULL, '', '', 1000, 10000`, pinned,
 		[]string{"using processed_events_inbox_id"},
 	},
 	"replay one": {
-		filterTypes, chooseByKey + replaySQL, `'outbox', 0, 0, 0, '', ARRAY['failed'], NULL, NULL, '1', '', 1000`, pinned,
+		filterTypes, chooseByKey + replaySQL, `'outbox', 0, 0, 0, '', ARRAY['failed'], NULL, NULL, '1', '', 1000, 10000`, pinned,
 		[]string{"using processed_events_pkey"},
 	},
 }
 
-const filterTypes = "text, bigint, bigint, bigint, text, text[], timestamptz, timestamptz, text, text, bigint"
+const filterTypes = "text, bigint, bigint, bigint, text, text[], timestamptz, timestamptz, text, text, bigint, bigint"
 
 // planned says how the plan of a statement comes about.
 type planned int

@@ -11,6 +11,9 @@ import (
 // changeBatch is how many events a replay changes in one transaction.
 const changeBatch = 1000
 
+// lookBatch is at how many events it looks for them, in one transaction.
+const lookBatch = 10_000
+
 // chosen is true of the events e that a Filter chooses, if their numbers are right.
 const chosen = `
     ($5::text = '' OR e.event_type LIKE $5::text)
@@ -26,25 +29,31 @@ const (
 )
 
 // Three ways to the same rows: whoever looks for one key must not read them all, nor whoever looks for the few that failed
-// or were ignored read those that succeeded.
+// or were ignored read those that succeeded. One statement looks at no more than $12 of them, however few it finds: next is
+// where the following one goes on.
 const (
 	chooseByKey = `
-WITH chosen AS MATERIALIZED (
+WITH reach AS (
+    SELECT 0::bigint AS next WHERE $12::bigint > 0
+), chosen AS MATERIALIZED (
     SELECT e.ctid AS place, e.inbox_id FROM processed_events e
     WHERE ` + chosen + ` AND ` + numberedAside + ` AND e.source = $1::text AND e.idempotency_key = $9::text
     FOR UPDATE SKIP LOCKED
 )`
-	chooseForReview = `
-WITH chosen AS MATERIALIZED (
+	chooseForReview = reachHead + forReview + reachTail + forReview + chosenTail
+	chooseByNumber  = reachHead + `e.inbox_id IS NOT NULL` + reachTail + `e.source || '' = $1::text` + chosenTail // not by the primary key
+
+	forReview = `e.source = $1::text AND e.processing_state IN ('failed', 'ignored') AND e.inbox_id IS NOT NULL`
+
+	reachHead = `
+WITH reach AS MATERIALIZED (
+    SELECT max(r.inbox_id) AS last, CASE WHEN count(*) < $12::bigint THEN 0 ELSE max(r.inbox_id) END AS next
+    FROM (SELECT e.inbox_id FROM processed_events e WHERE ` + numbered + ` AND `
+	reachTail = ` ORDER BY e.inbox_id LIMIT $12::bigint) r
+), chosen AS MATERIALIZED (
     SELECT e.ctid AS place, e.inbox_id FROM processed_events e
-    WHERE ` + chosen + ` AND ` + numbered + ` AND e.source = $1::text AND e.processing_state IN ('failed', 'ignored') AND e.inbox_id IS NOT NULL
-    ORDER BY e.inbox_id LIMIT $11::bigint
-    FOR UPDATE SKIP LOCKED
-)`
-	chooseByNumber = `
-WITH chosen AS MATERIALIZED (
-    SELECT e.ctid AS place, e.inbox_id FROM processed_events e
-    WHERE ` + chosen + ` AND ` + numbered + ` AND e.source || '' = $1::text -- not by the primary key
+    WHERE ` + chosen + ` AND ` + numbered + ` AND e.inbox_id <= (SELECT last FROM reach) AND `
+	chosenTail = `
     ORDER BY e.inbox_id LIMIT $11::bigint
     FOR UPDATE SKIP LOCKED
 )`
@@ -69,7 +78,7 @@ const ignoreSQL = `, changed AS (
 
 const changedSQL = `
 SELECT (SELECT count(*) FROM changed),
-       CASE WHEN (SELECT count(*) FROM chosen) < $11::bigint THEN 0 ELSE (SELECT max(inbox_id) FROM chosen) END,
+       CASE WHEN (SELECT count(*) FROM chosen) < $11::bigint THEN (SELECT next FROM reach) ELSE (SELECT max(inbox_id) FROM chosen) END,
        ARRAY(SELECT DISTINCT ordering_key FROM changed WHERE ordering_key IS NOT NULL)`
 
 // changed is what one batch has done.
@@ -97,7 +106,7 @@ func (in *Inbox) changeSome(ctx context.Context, f Filter, query string, after, 
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	batch.Queue(pinSQL, "on")
-	batch.Queue(choose+query, append(f.args(in.Source, after), limit)...).QueryRow(func(row pgx.Row) error {
+	batch.Queue(choose+query, append(f.args(in.Source, after), limit, lookBatch)...).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&done.events, &done.last, &done.orderingKeys)
 	})
 	batch.Queue("commit")

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -138,6 +140,49 @@ func TestInboxReplaysManyInOrder(t *testing.T) {
 	cancel()
 	if n, err := p.inbox.Replay(ctx, consumer.Filter{FromID: 1, States: []consumer.State{consumer.StateSucceeded}}); n != 0 || err == nil {
 		t.Errorf("replayed %d, %v although the context had ended", n, err)
+	}
+}
+
+// A few among many are found in short transactions, too: what has been found is changed before the rest is looked at.
+func TestInboxLooksForFewInShortTransactions(t *testing.T) {
+	t.Parallel()
+	for state, test := range map[consumer.State]struct {
+		change func(*consumer.Inbox, context.Context, consumer.Filter) (int64, error)
+		want   consumer.State
+		others consumer.State
+	}{
+		consumer.StatePending: {(*consumer.Inbox).Ignore, consumer.StateIgnored, consumer.StateSucceeded},
+		consumer.StateFailed:  {(*consumer.Inbox).Replay, consumer.StatePending, consumer.StateIgnored},
+	} {
+		t.Run(string(state), func(t *testing.T) {
+			t.Parallel()
+			p := newInbox(t, consumer.InboxConfig{})
+			p.mustExec(`INSERT INTO processed_events (source, idempotency_key, event_type, processing_state, inbox_id)
+				SELECT 'outbox', i, CASE WHEN i % 10500 = 1 THEN 'few' ELSE 'many' END, CASE WHEN i % 10500 = 1 THEN $1 ELSE $2 END, nextval('inbox_id_seq')
+				FROM generate_series(1, 21001) i`, string(state), string(test.others))
+			p.mustExec(`CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NEW; END $$`)
+			p.mustExec(`CREATE TRIGGER held BEFORE UPDATE ON processed_events FOR EACH ROW WHEN (OLD.idempotency_key = '21001') EXECUTE FUNCTION held()`)
+			release := p.hold(func(tx pgx.Tx) error {
+				_, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(7)")
+				return err
+			})
+			changed := make(chan int64, 1)
+			go func() {
+				n, err := test.change(p.inbox, t.Context(), consumer.Filter{Type: "few"})
+				if err != nil {
+					t.Error(err)
+				}
+				changed <- n
+			}()
+			p.awaitState("1", test.want)
+			p.awaitState("10501", test.want)
+			p.wantState("21001", state, 1)
+			release()
+			if n := <-changed; n != 3 {
+				t.Errorf("%d events are changed, want 3", n)
+			}
+			p.wantState("21001", test.want, map[consumer.State]int{consumer.StateIgnored: 1}[test.want])
+		})
 	}
 }
 
