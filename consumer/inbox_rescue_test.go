@@ -37,6 +37,34 @@ func TestInboxRescuesWhatDeadWorkersHad(t *testing.T) {
 	}
 }
 
+// The dead are looked for also while there is always more to claim.
+func TestInboxRescuesWhileItIsBusy(t *testing.T) {
+	t.Parallel()
+	another := func(key string) string {
+		return `INSERT INTO processed_events (source, idempotency_key, event_type, processing_state, payload, request_headers, inbox_id, next_attempt_at)
+			SELECT 'outbox', ` + key + `, 't', 'pending', '{}', '{}', nextval('inbox_id_seq'), now()`
+	}
+	p := newInbox(t, consumer.InboxConfig{Workers: 11, Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+		if event.Key == "dead" {
+			return nil
+		}
+		_, err := consumer.Tx(ctx).Exec(ctx, another("gen_random_uuid()::text"))
+		return err
+	}})
+	p.record("dead")
+	p.abandon("dead")
+	p.mustExec(another("i::text") + " FROM generate_series(1, 50) i")
+	for range 10 { // its pool is the application's, too: few can begin at once, and many workers are free
+		conn, err := p.own.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(conn.Release)
+	}
+	p.run()
+	p.awaitState("dead", consumer.StateSucceeded)
+}
+
 // However long a handler takes, it is not taken for dead, by its own process or by another: its lock says that it lives.
 func TestInboxDoesNotRescueTheLiving(t *testing.T) {
 	t.Parallel()

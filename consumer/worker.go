@@ -117,6 +117,11 @@ func (s *shift) claimUntil(ctx context.Context) {
 		s.free.Store(int64(free))
 		if s.more && free > 0 && !time.Now().Before(s.heldUntil) {
 			s.claim(ctx, free)
+			select {
+			case <-tick.C: // there may be more to claim for hours
+				s.inspect(ctx)
+			default:
+			}
 			continue
 		}
 		if s.more && free == 0 {
