@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 // discardWriter takes the answer of a handler that is called for its effect.
@@ -278,4 +280,65 @@ func TestCommitTimeout(t *testing.T) {
 		}
 		e.wantRows("k", 1, 1)
 	})
+}
+
+// samplesCommit tells at COMMIT how the transaction of an event is going to be written to the disk.
+const samplesCommit = `
+CREATE TABLE sampled (synchronous_commit text);
+CREATE FUNCTION sample() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+	INSERT INTO sampled SELECT current_setting('synchronous_commit'); RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER sample AFTER INSERT ON processed_events DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION sample()`
+
+// The sender forgets what it was answered 2xx for. So the commit waits for the disk where the database is told not to wait,
+// and as long as it is told where it says more.
+func TestAnswerWaitsForTheDisk(t *testing.T) {
+	t.Parallel()
+	for set, want := range map[string]string{"off": "on", "on": "on", "local": "local", "remote_apply": "remote_apply"} {
+		for _, f := range flavours {
+			t.Run(f.name+"/"+set, func(t *testing.T) {
+				t.Parallel()
+				dsn := withSetting(pgtest.New(t, migrations.Inbox), "synchronous_commit", set)
+				e := newEnvAt(t, f, dsn, consumer.Config{}, effect)
+				e.mustExec(schema + samplesCommit)
+				wantFirst(t, e.post("k", "{}"), 201, `{"done":"k"}`)
+				if n := e.count("SELECT count(*) FROM sampled WHERE synchronous_commit = $1", want); n != 1 {
+					t.Errorf("the commit was not %s", want)
+				}
+			})
+		}
+		t.Run("inbox/"+set, func(t *testing.T) {
+			t.Parallel()
+			p := newInbox(t, consumer.InboxConfig{})
+			p.mustExec(samplesCommit)
+			p.mustExec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = ` + set + `', current_database()); END $$`)
+			p.again(consumer.InboxConfig{}).record("k")
+			if n := p.count("SELECT count(*) FROM sampled WHERE synchronous_commit = $1", want); n != 1 {
+				t.Errorf("the commit was not %s", want)
+			}
+		})
+	}
+}
+
+// Rows that a handler forgot to close are its own mistake: nobody else is kept away for it.
+func TestRowsLeftOpenOpenNoBreaker(t *testing.T) {
+	t.Parallel()
+	breaker := consumer.NewBreaker(consumer.BreakerConfig{Failures: 1})
+	e := newEnv(t, flavours[0], consumer.Config{Breaker: breaker}, func(*env) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			rows, err := consumer.Tx(r.Context()).Query(r.Context(), "SELECT generate_series(1, 1000)")
+			if err != nil || !rows.Next() {
+				t.Errorf("no rows: %v", err)
+			}
+			w.WriteHeader(http.StatusNoContent)
+		}
+	})
+	wantProblem(t, e.post("k", "{}"), 500, "commit-failed")
+	if report := e.wantResult(consumer.ResultCommitFailed); report.Err == nil || !strings.Contains(report.Err.Error(), "left rows of a query open") {
+		t.Errorf("reported %v", report.Err)
+	}
+	if state := breaker.State(); state != consumer.BreakerClosed {
+		t.Errorf("the breaker is %s", state)
+	}
+	e.wantRows("k", 0, 0)
 }

@@ -20,9 +20,10 @@
 //	        413, 408            400, 401           409, 422, 503, or
 //	                                               the stored response
 //
-// Nothing is sent before COMMIT has succeeded. So the handler's response is buffered whole, and its ResponseWriter can
-// neither flush nor be hijacked. If the process dies anywhere on the way, either both the effect and the memory of it are
-// there or neither is, and the relay's next attempt finds out which.
+// Nothing is sent before COMMIT has succeeded, and has reached the disk also where synchronous_commit is off. So the
+// handler's response is buffered whole, and its ResponseWriter can neither flush nor be hijacked. If the process dies
+// anywhere on the way, either both the effect and the memory of it are there or neither is, and the relay's next attempt
+// finds out which.
 //
 // # What the sender is answered
 //

@@ -113,6 +113,8 @@ var errNotRemembered = errors.New("the handler's effect has happened, but the st
 var (
 	// errEnded: the row that this transaction inserted is not its own any more.
 	errEnded = errors.New("the handler committed or rolled back the transaction itself")
+	// errRowsOpen: the connection is still reading, so nothing can be sent over it.
+	errRowsOpen = errors.New("the handler left rows of a query open: close them before it returns")
 	// errAborted: PostgreSQL answers COMMIT of an aborted transaction with ROLLBACK.
 	errAborted = errors.New("a statement of the handler failed and the handler answered 2xx all the same")
 )

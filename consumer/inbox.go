@@ -36,6 +36,9 @@ const (
 // The row says succeeded at once, and 204 without a body, which is what most handlers answer: nobody else sees it before it
 // is true, and a row that need not be written again costs half as much.
 //
+// The commit waits for the disk, also where the database is told not to: the sender, once answered, never sends the event
+// again, and a crash would undo what it was answered.
+//
 // What is not known may have been forgotten: then the row is rolled back. inbox_forgotten needs no lock, because whoever
 // removes a row has announced it in there so long before that the snapshot of this statement shows it; see inbox_prune.
 const admitSQL = `
@@ -46,6 +49,7 @@ SELECT $1::text, $2::text, $3::bytea, $4::text, $5::integer, nullif($6::text, ''
        coalesce($8::timestamptz, now() + make_interval(secs => nullif($9::float8, 0))), 'succeeded', now(), 204, '{}', ''
 WHERE CASE WHEN NOT pg_try_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 122550254464888)) THEN false
            WHEN set_config('outbox_relay.lock_timeout', current_setting('lock_timeout'), true) IS NULL THEN false
+           WHEN current_setting('synchronous_commit') = 'off' AND set_config('synchronous_commit', 'on', true) IS NULL THEN false
            ELSE set_config('lock_timeout', '100ms', true) IS NOT NULL END
 ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
 RETURNING coalesce($10::timestamptz < (SELECT received_before FROM inbox_forgotten WHERE source = $1::text), false)

@@ -73,6 +73,9 @@ func (t *pgxTransaction) commit(ctx context.Context, query string, args []any) e
 	if t.handler.rolledBack.Load() || t.conn.Conn().PgConn().TxStatus() == 'I' {
 		return errEnded
 	}
+	if t.conn.Conn().PgConn().IsBusy() {
+		return errRowsOpen
+	}
 	batch := &pgx.Batch{}
 	batch.Queue(query, args...)
 	batch.Queue("commit")

@@ -67,7 +67,8 @@ const (
 //
 // An outage of the database, of any length, does not end it. When ctx ends it claims no more, lets the handlers that are
 // running end, for DrainTimeout at most, gives back what it has not begun, and returns nil. It returns an error only when
-// a handler does not return even after its context has ended: what that handler has written is not committed.
+// a handler does not return even after its context has ended: what that handler has written is committed only if it
+// returns nil while the process lives.
 func (in *Inbox) Run(ctx context.Context) error {
 	s := &shift{
 		Inbox:    in,
