@@ -130,7 +130,7 @@ func checkSchema(ctx context.Context, q querier) (newer int64, err error) {
 	version, err := schemaVersion(ctx, q)
 	want := migrations.Outbox.Latest()
 	switch {
-	case hasCode(err, undefinedTable):
+	case hasCode(err, undefinedTable) && lacksSchema(ctx, q):
 		return 0, fmt.Errorf("%w: there is no outbox schema here (version %d is needed); run: outbox-relay migrate up", ErrSchema, want)
 	case err != nil:
 		return 0, fmt.Errorf("read schema version: %w", err)

@@ -26,6 +26,14 @@ func schemaVersion(ctx context.Context, q querier) (version int64, err error) {
 	return version, err
 }
 
+const selectLacksSchema = `SELECT to_regclass('outbox_schema_version') IS NULL`
+
+// lacksSchema reports whether it is known that there is no schema. That a table is missing does not say so by itself: it
+// may be another one, which a connection asks for before it is lent.
+func lacksSchema(ctx context.Context, q querier) (lacks bool) {
+	return q.QueryRow(ctx, selectLacksSchema).Scan(&lacks) == nil && lacks
+}
+
 const selectCompatibleSince = `SELECT outbox_compatible_since()`
 
 // compatibleSince returns the oldest schema version whose builds work with the schema. One without an answer works with

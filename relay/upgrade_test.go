@@ -1,9 +1,13 @@
 package relay
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // During a deploy the schema is newer than the relays that still run, or start once more.
@@ -24,6 +28,8 @@ func TestRevertedSchemaEndsTheRelay(t *testing.T) {
 	other := start(t, cfg)
 	other.instance()
 	db.exec(`ALTER TABLE outbox_relay RENAME TO away`)
+	// A new connection is compared with the one before, by what is away; that says nothing about the schema either.
+	db.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`)
 	other.await(t, "a failed beat", func(o *observer) bool { return o.failures["session"] > 0 })
 	db.exec(`ALTER TABLE away RENAME TO outbox_relay`)
 	other.instance()
@@ -36,5 +42,26 @@ func TestRevertedSchemaEndsTheRelay(t *testing.T) {
 	db.exec(`DELETE FROM outbox_schema_version WHERE version_id > 8; ALTER TABLE outbox_relay DROP COLUMN lease`)
 	if err := <-ended; !errors.Is(err, ErrSchema) || !strings.Contains(err.Error(), "outbox-relay migrate up") {
 		t.Errorf("Run: %v", err)
+	}
+}
+
+// A connection that cannot be lent, because a table it is checked by is away, says nothing about the schema.
+func TestMissingTableIsNotAMissingSchema(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	cfg := db.pool.Config()
+	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, "SELECT 'away'::regclass")
+		return err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	must(t, err)
+	defer pool.Close()
+	if _, err := checkSchema(t.Context(), pool); !hasCode(err, undefinedTable) || errors.Is(err, ErrSchema) {
+		t.Errorf("with a table away: %v", err)
+	}
+	db.exec("DROP TABLE outbox_schema_version")
+	if _, err := checkSchema(t.Context(), db.pool); !errors.Is(err, ErrSchema) {
+		t.Errorf("without a schema: %v", err)
 	}
 }
