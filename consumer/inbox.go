@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Every SQL statement of this package stands here, above the one function that runs it.
+// Every SQL statement of this package stands here or in inbox_*.go, above the one function that runs it.
 
 // admission is what the inbox knows about an event when its request arrives.
 type admission string

@@ -14,9 +14,9 @@ import (
 // while the table was small, and read all of it once it has grown. For what runs rarely that is simpler than pinSQL.
 const plannedAnew = pgx.QueryExecModeExec
 
-// lookSQL finds out whether there is anything to do for a worker, without locking anything: whether an event is due, and
-// whether one is being worked for so long that its worker may have died. It is all that an idle inbox asks.
-const lookSQL = `
+// kindsOfEvents are the types of the events that may be worked, found one after the other by the index, without reading the
+// events between them.
+const kindsOfEvents = `
 WITH RECURSIVE kind AS (
     (SELECT event_type FROM processed_events
      WHERE source = $1::text AND processing_state = 'pending' AND next_attempt_at IS NOT NULL
@@ -26,7 +26,11 @@ WITH RECURSIVE kind AS (
             WHERE e.source = $1::text AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL AND e.event_type > kind.event_type
             ORDER BY e.event_type LIMIT 1)
     FROM kind WHERE kind.event_type IS NOT NULL
-)
+)`
+
+// lookSQL finds out whether there is anything to do for a worker, without locking anything: whether an event is due, and
+// whether one is being worked for so long that its worker may have died. It is all that an idle inbox asks.
+const lookSQL = kindsOfEvents + `
 SELECT EXISTS (SELECT FROM kind CROSS JOIN LATERAL (
            SELECT FROM processed_events e
            WHERE e.source = $1::text AND e.event_type = kind.event_type
@@ -58,17 +62,7 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
 // may run again for each row and claim more than its limit. LIMIT stands outside of the types, which the join visits one
 // after the other, so no more is locked than is taken. next_attempt_at stays, and with it the place of an event that is
 // given back.
-const claimSQL = `
-WITH RECURSIVE kind AS (
-    (SELECT event_type FROM processed_events
-     WHERE source = $1::text AND processing_state = 'pending' AND next_attempt_at IS NOT NULL
-     ORDER BY event_type LIMIT 1)
-    UNION ALL
-    SELECT (SELECT e.event_type FROM processed_events e
-            WHERE e.source = $1::text AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL AND e.event_type > kind.event_type
-            ORDER BY e.event_type LIMIT 1)
-    FROM kind WHERE kind.event_type IS NOT NULL
-), turn AS MATERIALIZED (
+const claimSQL = kindsOfEvents + `, turn AS MATERIALIZED (
     SELECT kind.event_type, coalesce(l.free, $5::integer) AS free
     FROM kind LEFT JOIN unnest($3::text[], $4::integer[]) AS l (event_type, free) ON l.event_type = kind.event_type
     WHERE kind.event_type IS NOT NULL AND coalesce(l.free, $5::integer) > 0

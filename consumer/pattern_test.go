@@ -90,7 +90,7 @@ func FuzzPattern(f *testing.F) {
 	f.Add("a\xff*", "a\xff\xfe", "*\xfe")
 	f.Fuzz(func(t *testing.T, pattern, text, other string) {
 		if len(pattern)+len(text)+len(other) > 3*maxTextBytes {
-			t.Skip("longer than what is registered or sent")
+			return // longer than what is registered or sent
 		}
 		matched := match(pattern, text)
 		if printable(pattern) && printable(text) && matched != expression(t, pattern).MatchString(text) {

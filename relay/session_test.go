@@ -38,7 +38,8 @@ func TestRelaysThatComeBackDoNotRescueEachOther(t *testing.T) {
 		l := newLink(t, db.dsn)
 		cfg := db.config(to(rc.URL))
 		cfg.Pool = settings(t, l.dsn)
-		cfg.Destinations[0].MaxInFlight = 10
+		cfg.Destinations[0].MaxInFlight, cfg.Destinations[0].Timeout = 10, patience // a POST that gives up is sent again
+		cfg.Lease = patience + leaseMargin
 		r := start(t, cfg)
 		links, relays, instances = append(links, l), append(relays, r), append(instances, r.instance())
 	}

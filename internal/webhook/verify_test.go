@@ -155,7 +155,7 @@ func FuzzVerify(f *testing.F) {
 		}
 		for name, values := range h {
 			if strings.ContainsAny(name+strings.Join(values, ""), "\r\n\x00") {
-				t.Skip("net/http refuses such a header")
+				return // net/http refuses such a header
 			}
 		}
 		verified, err := Verify(h, got, now, time.Minute, secret)
