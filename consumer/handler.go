@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"database/sql"
+	"strings"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
@@ -90,6 +91,46 @@ type handlerTx struct {
 type ending struct {
 	over       atomic.Bool // the handler has returned
 	rolledBack atomic.Bool // the handler asked to roll back
+	doubtful   atomic.Bool // the handler did what might have ended the transaction, or begun another in its place
+}
+
+// judge notes whether a statement of the handler's leaves the transaction in doubt.
+func (t *handlerTx) judge(query string, args []any) {
+	if !t.doubtful.Load() && !endsNothing(query, args) {
+		t.doubtful.Store(true)
+	}
+}
+
+// endsNothing reports whether query is certainly one statement, of a kind that neither ends a transaction nor begins one.
+func endsNothing(query string, args []any) bool {
+	for _, arg := range args {
+		if rewriter, ok := arg.(pgx.QueryRewriter); ok {
+			if _, names := rewriter.(pgx.NamedArgs); !names {
+				return false // it sends what it likes
+			}
+		}
+	}
+	const blank = " \t\n\r\f"
+	query = strings.TrimLeft(query, blank)
+	for strings.HasPrefix(query, "--") {
+		end := strings.IndexAny(query, "\n\r")
+		if end < 0 {
+			return false
+		}
+		query = strings.TrimLeft(query[end:], blank)
+	}
+	if strings.Contains(strings.TrimRight(query, blank+";"), ";") {
+		return false
+	}
+	word := query
+	if end := strings.IndexAny(query, blank+"("); end >= 0 {
+		word = query[:end]
+	}
+	switch strings.ToUpper(word) {
+	case "SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "VALUES":
+		return true
+	}
+	return false
 }
 
 // current returns what the calls go to: a closed transaction once the handler has returned.
@@ -126,18 +167,22 @@ func (t *handlerTx) Begin(ctx context.Context) (pgx.Tx, error) {
 }
 
 func (t *handlerTx) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
+	t.judge(query, args)
 	return t.current().Exec(ctx, query, args...)
 }
 
 func (t *handlerTx) Query(ctx context.Context, query string, args ...any) (pgx.Rows, error) {
+	t.doubtful.Store(true) // the rows lead to the connection
 	return t.current().Query(ctx, query, args...)
 }
 
 func (t *handlerTx) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
+	t.judge(query, args)
 	return t.current().QueryRow(ctx, query, args...)
 }
 
 func (t *handlerTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+	t.doubtful.Store(true)
 	return t.current().SendBatch(ctx, batch)
 }
 
@@ -146,9 +191,13 @@ func (t *handlerTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns 
 }
 
 func (t *handlerTx) Prepare(ctx context.Context, name, query string) (*pgconn.StatementDescription, error) {
+	t.doubtful.Store(true) // a name says nothing about what it stands for
 	return t.current().Prepare(ctx, name, query)
 }
 
 func (t *handlerTx) LargeObjects() pgx.LargeObjects { return t.current().LargeObjects() }
 
-func (t *handlerTx) Conn() *pgx.Conn { return t.current().Conn() }
+func (t *handlerTx) Conn() *pgx.Conn {
+	t.doubtful.Store(true)
+	return t.current().Conn()
+}

@@ -39,8 +39,8 @@ const (
 // The commit waits for the disk, also where the database is told not to: the sender, once answered, never sends the event
 // again, and a crash would undo what it was answered.
 //
-// What is not known may have been forgotten: then the row is rolled back. inbox_forgotten needs no lock, because whoever
-// removes a row has announced it in there so long before that the snapshot of this statement shows it; see inbox_prune.
+// What is not known may have been forgotten: then the row is rolled back. So it is when it comes later than its sender said;
+// an event more than a day old is looked up by forgottenSQL.
 const admitSQL = `
 INSERT INTO processed_events
     (source, idempotency_key, payload_hash, event_type, event_version, related_reference, event_id, not_after,
@@ -52,18 +52,23 @@ WHERE CASE WHEN NOT pg_try_advisory_xact_lock(hashtextextended($1::text || E'\n'
            WHEN current_setting('synchronous_commit') = 'off' AND set_config('synchronous_commit', 'on', true) IS NULL THEN false
            ELSE set_config('lock_timeout', '100ms', true) IS NOT NULL END
 ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
-RETURNING coalesce($10::timestamptz < (SELECT received_before FROM inbox_forgotten WHERE source = $1::text), false)
-              OR coalesce($11::timestamptz < now(), false),
-          pg_current_xact_id()::text,
+RETURNING pg_current_xact_id()::text,
+          coalesce($10::timestamptz < now() - interval '1 day', false),
+          coalesce($11::timestamptz < now(), false),
           set_config('lock_timeout', current_setting('outbox_relay.lock_timeout'), true)`
+
+// forgottenSQL finds out whether an event that was not known may have been removed: whether rows from when it was created may
+// be gone. It needs no lock, because whoever removes a row has announced it in there so long before that also the snapshot of
+// admitSQL shows it; see inbox_prune. What is announced is a day old at least, by a constraint.
+const forgottenSQL = `SELECT EXISTS (SELECT FROM inbox_forgotten WHERE source = $1::text AND received_before > $2::timestamptz)`
 
 // admit begins a transaction and finds out what to do with the request. It returns the transaction for the caller to end
 // when the request is admitted, and the answer when it is a duplicate.
 func (s *settings) admit(ctx context.Context, db database, rq *request) (transaction, admission, *answer, error) {
-	var first, old bool
+	var first, aged, late bool
 	scan := func(row pgx.Row) error {
 		var timeout string
-		err := row.Scan(&old, &rq.xact, &timeout)
+		err := row.Scan(&rq.xact, &aged, &late, &timeout)
 		first = err == nil
 		if errors.Is(err, sql.ErrNoRows) {
 			return nil
@@ -71,12 +76,15 @@ func (s *settings) admit(ctx context.Context, db database, rq *request) (transac
 		return err
 	}
 	e := &rq.event
+	created := shifted(e.CreatedAt, -s.Tolerance) // here and below: the clocks may differ by that much
 	tx, err := db.begin(ctx, scan, admitSQL, []any{
 		s.Source, e.Key, rq.hash[:], e.Type, int32(e.Version), e.RelatedReference, e.ID,
-		shifted(e.NotAfter, 0), s.SenderHorizon.Seconds(),
-		shifted(e.CreatedAt, -s.Tolerance), shifted(e.NotAfter, s.Tolerance), // the clocks may differ by that much
+		shifted(e.NotAfter, 0), s.SenderHorizon.Seconds(), created, shifted(e.NotAfter, s.Tolerance),
 	})
-	if err == nil && first && !old {
+	if err == nil && aged && !late {
+		err = tx.queryRow(ctx, forgottenSQL, []any{s.Source, created}).Scan(&late)
+	}
+	if err == nil && first && !late {
 		return tx, admitted, nil, nil
 	}
 	if tx != nil {
@@ -173,7 +181,7 @@ WHERE source = $1::text AND idempotency_key = $2::text
 func (s *settings) remember(ctx context.Context, tx transaction, rq *request, a *answer) error {
 	kept := a.stored(s.MaxResponseBytes)
 	if kept.anticipated() && a.ignored == "" {
-		return committed(tx.commit(ctx, untouchedSQL, []any{rq.xact}))
+		return committed(tx.confirm(ctx, untouchedSQL, []any{rq.xact}))
 	}
 	headers, _ := json.Marshal(kept.header)     // strings always encode
 	body := any(append([]byte{}, kept.body...)) // never nil, which would mean omitted

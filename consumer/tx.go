@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -25,6 +26,10 @@ type transaction interface {
 	// query divides by zero, as it does in another transaction than its own. It fails so, too, when query changed or
 	// returned no row. The transaction has ended afterwards in any case.
 	commit(ctx context.Context, query string, args []any) error
+
+	// confirm is commit with a query that only asks whether the transaction is still the one that was begun. Where that is
+	// certain it is not sent.
+	confirm(ctx context.Context, query string, args []any) error
 
 	// rollback gives the transaction up. A failure needs no report: the connection is then discarded, and PostgreSQL
 	// rolls back what nobody committed.
@@ -67,14 +72,23 @@ func (t *pgxTransaction) queryRow(ctx context.Context, query string, args []any)
 	return t.tx.QueryRow(ctx, query, args...)
 }
 
+func (t *pgxTransaction) confirm(ctx context.Context, query string, args []any) error {
+	t.handler.over.Store(true)
+	if t.handler.doubtful.Load() {
+		return t.commit(ctx, query, args)
+	}
+	defer t.rollback() // what an error left open
+	if err := t.unfit(); err != nil {
+		return err
+	}
+	return done(t.conn.Exec(ctx, "commit"))
+}
+
 func (t *pgxTransaction) commit(ctx context.Context, query string, args []any) error {
 	defer t.rollback() // what an error left open
 	t.handler.over.Store(true)
-	if t.handler.rolledBack.Load() || t.conn.Conn().PgConn().TxStatus() == 'I' {
-		return errEnded
-	}
-	if t.conn.Conn().PgConn().IsBusy() {
-		return errRowsOpen
+	if err := t.unfit(); err != nil {
+		return err
 	}
 	batch := &pgx.Batch{}
 	batch.Queue(query, args...)
@@ -88,16 +102,32 @@ func (t *pgxTransaction) commit(ctx context.Context, query string, args []any) e
 	if err != nil {
 		return err // PostgreSQL skips the rest of a batch, so this did not commit
 	}
-	committed, err := results.Exec()
-	switch {
-	case err != nil:
+	if err := done(results.Exec()); err != nil {
 		return err
-	case committed.String() == "ROLLBACK":
-		return errAborted
-	case changed.RowsAffected() == 0:
+	}
+	if changed.RowsAffected() == 0 {
 		return errEnded
 	}
 	return nil
+}
+
+// unfit tells why the transaction cannot be committed as the handler left it; nil: it may be.
+func (t *pgxTransaction) unfit() error {
+	switch conn := t.conn.Conn().PgConn(); {
+	case t.handler.rolledBack.Load() || conn.TxStatus() == 'I':
+		return errEnded
+	case conn.IsBusy():
+		return errRowsOpen
+	}
+	return nil
+}
+
+// done tells whether a COMMIT has committed.
+func done(tag pgconn.CommandTag, err error) error {
+	if err == nil && tag.String() == "ROLLBACK" {
+		return errAborted
+	}
+	return err
 }
 
 func (t *pgxTransaction) rollback() {
@@ -172,6 +202,10 @@ func (t *sqlTransaction) commit(ctx context.Context, query string, args []any) e
 		return errEnded
 	}
 	return t.tx.Commit()
+}
+
+func (t *sqlTransaction) confirm(ctx context.Context, query string, args []any) error {
+	return t.commit(ctx, query, args) // nobody sees what is done with a *sql.Tx
 }
 
 func (t *sqlTransaction) rollback() {
