@@ -3,6 +3,8 @@
 
 GO            ?= go
 TEST_TIMEOUT  ?= 10m
+# Most tests wait most of the time, for a retry or for a server to start: more of them at once than there are processors.
+PARALLEL      ?= 4
 CHAOS_TIME    ?= 20s
 FUZZ_TIME     ?= 20s
 BENCH_ROUNDS  ?= 5
@@ -45,7 +47,7 @@ endef
 .PHONY: test
 test: ## Run all tests, with the race detector where a C compiler is installed (TESTFLAGS='-run X')
 	@$(find_race); \
-	set -x; $(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
+	set -x; $(GO) test $$race -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
 
 .PHONY: test-receivers
 test-receivers: ## Vet and test what is for receivers and a module of its own: the Prometheus adapter, the examples
@@ -77,7 +79,7 @@ load-archive: ## Archive ARCHIVE_EVENTS (a million) through two kills under 1,00
 
 .PHONY: bench-once
 bench-once: ## Run every benchmark for one iteration, to see that it works
-	$(GO) test ./... -run '^$$' -bench . -benchtime 1x
+	$(GO) test -short ./... -run '^$$' -bench . -benchtime 1x
 
 .PHONY: build
 build: ## Build bin/outbox-relay, static
@@ -112,7 +114,7 @@ smoke: build ## Try the command line, expected failures included
 test-pooler: ## Run the tests that need PgBouncer, and the engine's core through it
 	@command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] || { echo 'install PgBouncer first: apt-get install pgbouncer' >&2; exit 1; }
 	$(GO) vet -tags pgbouncer ./relay
-	$(GO) test -tags pgbouncer -timeout $(TEST_TIMEOUT) -run 'Pooler|Lease$$' ./relay
+	$(GO) test -tags pgbouncer -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) -run 'Pooler|Lease$$' ./relay
 
 .PHONY: footprint
 footprint: build ## Measure what an idle relay costs: first claim, queries, memory (about a minute; WINDOW=60)

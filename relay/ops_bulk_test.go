@@ -277,7 +277,7 @@ func TestInterruptedBulk(t *testing.T) {
 // what a relay has delivered again is not found again behind the walk.
 func TestReplayOfManyWhileARelayRuns(t *testing.T) {
 	t.Parallel()
-	const events = 100_000
+	const events = 20 * bulkBatch
 	db := newDatabase(t)
 	db.insert(events, "k")
 	db.settled("delivered", "true")
