@@ -331,6 +331,7 @@ func TestPauseInTheMiddleOfARun(t *testing.T) {
 	g.open()
 	r.settles(t, Delivered, maxRun)
 	idle := sees(r.observer, func(o *observer) int { return o.idle })
+	r.wake.notify(true) // it may be idle already, which a look ends
 	r.await(t, "idleness", func(o *observer) bool { return o.idle > idle })
 	rc.wantSent(t, "k", numbers(1, maxRun))
 	_, err = ops.Resume(t.Context(), "default", false)
