@@ -48,8 +48,8 @@ func redact(text string) string {
 	return text
 }
 
-// escapes are the sequences by which a text would command a terminal.
-var escapes = regexp.MustCompile(`\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])`)
+// escapes are the sequences by which a text would command a terminal. None takes a line's end with it, which keeps words apart.
+var escapes = regexp.MustCompile(`\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]\s])`)
 
 // flatten leaves one line of valid UTF-8. What nobody sees, such as a zero-width or a bidirectional mark, disappears, lest
 // it divides a credential and hides it from mask.
@@ -116,9 +116,9 @@ var maskings = []struct {
 	{"", []string{"-----begin "}, regexp.MustCompile(`-----BEGIN [^-]*-----.*?(?:-----END [^-]*-----|$)`), masked},
 	// Headers: the scheme and the credential.
 	{"", []string{"authorization", "cookie"}, regexp.MustCompile(`(?i)((?:authorization|cookie)["'\\]*\s*[:=]\s*)(?:["'\\\[]*[a-z][\w-]*\s+)?\S+`), "${1}" + masked},
-	{"", []string{"bearer "}, regexp.MustCompile(`(?i)\b(bearer\s+)[^\s"'\])}]+`), "${1}" + masked},
+	{"", []string{"bearer "}, regexp.MustCompile(`(?i)(bearer\s+)[^\s"'\])}]+`), "${1}" + masked},
 	// Basic credentials are base64. "Basic authentication failed" holds none.
-	{"", []string{"basic "}, regexp.MustCompile(`\b([Bb][Aa][Ss][Ii][Cc]\s+)[a-z]*[A-Z0-9+/=][\w+/=-]*`), "${1}" + masked},
+	{"", []string{"basic "}, regexp.MustCompile(`([Bb][Aa][Ss][Ii][Cc]\s+)[a-z]*[A-Z0-9+/=][\w+/=-]*`), "${1}" + masked},
 	// User and password of a URL. A password may hold what a URL must not.
 	{"@", []string{"://"}, regexp.MustCompile(`(://)(?:[^\s/?#@:]*:\S*|[^\s/?#]*)@`), "${1}" + masked + "@"},
 	// Values with a name, unquoted ones last. They end at a blank only, because a password may hold any other character; and

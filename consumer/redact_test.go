@@ -167,6 +167,7 @@ func FuzzRedact(f *testing.F) {
 		f.Add("insert order: ", " refused", i)
 		f.Add("\x1b[31m ", "\x00", i)
 	}
+	f.Add("0\x1b", "0", 5)
 	f.Add("password=", " 4111 1111 1111 1111", 4)
 	f.Add("'\"\\", "\\\"'", 6)
 	f.Add(strings.Repeat("ü", 1<<10), strings.Repeat("5500005555555559 ", 1<<10), 0)
