@@ -136,7 +136,7 @@ chaos-inbox: ## Kill a process of an inbox every second for a minute, under 100,
 fuzz: ## Fuzz every target for FUZZ_TIME (20s)
 	@grep -roE --include='*_test.go' '^func Fuzz\w+' . | while IFS=: read -r file target; do \
 		target=$${target#func }; set -x; \
-		(cd "$$(dirname "$$file")" && $(GO) test . -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZ_TIME)) || exit 1; \
+		(cd "$$(dirname "$$file")" && $(GO) test . -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZ_TIME) -fuzzminimizetime 1s) || exit 1; \
 		{ set +x; } 2>/dev/null; \
 	done
 
