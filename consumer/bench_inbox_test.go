@@ -30,7 +30,7 @@ const latencyRate = 500
 const latencySchema = chaosSchema + `;
 CREATE TABLE recorded (key text NOT NULL);
 CREATE FUNCTION note_recorded() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO recorded VALUES (NEW.idempotency_key); RETURN NULL; END';
-CREATE TRIGGER note_recorded AFTER INSERT ON processed_events FOR EACH ROW EXECUTE FUNCTION note_recorded()`
+CREATE TRIGGER note_recorded AFTER INSERT ON inbox_events FOR EACH ROW EXECUTE FUNCTION note_recorded()`
 
 // BenchmarkInboxLatency records events over HTTP at a fixed rate, without waiting for answers, and measures from the commit
 // that recorded an event to the commit of its effect; both times are the server's. planned is from the moment at which
@@ -113,7 +113,7 @@ func bringOnTime(b *testing.B, receiver *httptest.Server, pool *pgxpool.Pool, pr
 	all.Wait()
 	for done := false; !done; {
 		<-time.After(10 * time.Millisecond)
-		if err := pool.QueryRow(b.Context(), `SELECT count(*) = 0 FROM processed_events WHERE processing_state IN ('pending', 'processing')`).Scan(&done); err != nil {
+		if err := pool.QueryRow(b.Context(), `SELECT count(*) = 0 FROM inbox_events WHERE processing_state IN ('pending', 'processing')`).Scan(&done); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -200,16 +200,16 @@ func BenchmarkInboxDrain(b *testing.B) {
 // pileUp records b.N events as Handler does, at once.
 func pileUp(b *testing.B, pool *pgxpool.Pool, source string, keys int) {
 	_, err := pool.Exec(b.Context(), `
-		INSERT INTO processed_events (source, idempotency_key, event_type, processing_state, attempts, payload, request_headers,
-			ordering_key, sequence, inbox_id, next_attempt_at)
+		INSERT INTO inbox_events (source, idempotency_key, event_type, processing_state, attempts, payload, request_headers,
+			ordering_key, sequence, next_attempt_at)
 		SELECT $1, 'k' || i, 'invoice.created', 'pending', 0, '{"bidding":"succeed"}',
 			jsonb_build_object('X-Idempotency-Key', jsonb_build_array('k' || i), 'X-Outbox-Event-Type', '["invoice.created"]'::jsonb),
-			'order-' || i % nullif($3::integer, 0), i, nextval('inbox_id_seq'), CASE WHEN i > $3::integer AND $3::integer > 0 THEN NULL ELSE now() END
+			'order-' || i % nullif($3::integer, 0), i, CASE WHEN i > $3::integer AND $3::integer > 0 THEN NULL ELSE now() END
 		FROM generate_series(1, $2::integer) i`, source, b.N, keys)
 	if err != nil {
 		b.Fatal(err)
 	}
-	if _, err := pool.Exec(b.Context(), "VACUUM ANALYZE processed_events"); err != nil {
+	if _, err := pool.Exec(b.Context(), "VACUUM ANALYZE inbox_events"); err != nil {
 		b.Fatal(err)
 	}
 }

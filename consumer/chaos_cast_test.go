@@ -61,11 +61,11 @@ CREATE TABLE effect (
 const insertEffect = `
 INSERT INTO effect (key, ordering_key, sequence, in_turn, life)
 SELECT $1, $2, $3, $2 = '' OR NOT (
-	EXISTS (SELECT FROM processed_events WHERE source = 'outbox' AND ordering_key = $2 AND idempotency_key <> $1
+	EXISTS (SELECT FROM inbox_events WHERE source = 'outbox' AND ordering_key = $2 AND idempotency_key <> $1
 		AND (processing_state = 'processing' OR processing_state = 'pending' AND next_attempt_at IS NOT NULL))
-	OR EXISTS (SELECT FROM processed_events WHERE source = 'outbox' AND ordering_key = $2 AND sequence < $3
+	OR EXISTS (SELECT FROM inbox_events WHERE source = 'outbox' AND ordering_key = $2 AND sequence < $3
 		AND processing_state = 'pending' AND next_attempt_at IS NULL)
-	OR EXISTS (SELECT FROM processed_events WHERE source = 'outbox' AND ordering_key = $2 AND sequence < $3
+	OR EXISTS (SELECT FROM inbox_events WHERE source = 'outbox' AND ordering_key = $2 AND sequence < $3
 		AND processing_state = 'failed')), $4`
 
 // recordOnly is a process that records events and works none.

@@ -39,7 +39,7 @@ type brought struct {
 	acknowledged bool // it was answered 2xx
 }
 
-// kept is an event's row in processed_events.
+// kept is an event's row in inbox_events, if the memory has one as well.
 type kept struct {
 	state    string
 	attempts int

@@ -253,7 +253,7 @@ func (s *chaosStage) awaitRow(patience, every time.Duration, what, query string)
 func (s *chaosStage) unfinished() string {
 	rows, err := s.pool.Query(context.Background(), `SELECT p::text FROM (
 		SELECT idempotency_key, processing_state, attempts, claim, claimed_by, claimed_at, next_attempt_at, ordering_key, sequence, inbox_id, last_error
-		FROM processed_events WHERE processing_state IN ('pending', 'processing') ORDER BY inbox_id LIMIT 20) p`)
+		FROM inbox_events WHERE processing_state IN ('pending', 'processing') ORDER BY inbox_id LIMIT 20) p`)
 	if err != nil {
 		return err.Error()
 	}

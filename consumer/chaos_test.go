@@ -74,7 +74,7 @@ func TestInboxChaos(t *testing.T) {
 	}
 	brought := time.Since(load.begun)
 	s.awaitRow(plan.patience, plan.every/5, "the inbox to drain",
-		`SELECT NOT EXISTS (SELECT FROM processed_events WHERE processing_state IN ('pending', 'processing'))`)
+		`SELECT NOT EXISTS (SELECT FROM inbox_events WHERE processing_state IN ('pending', 'processing'))`)
 	drained := time.Since(load.begun)
 	calm()
 	s.stop()
@@ -136,7 +136,10 @@ func (s *chaosStage) gather(l *chaosLoad) *chaosFacts {
 	for _, e := range l.events {
 		f.events[e.Key] = e
 	}
-	rows, err := s.pool.Query(s.t.Context(), `SELECT idempotency_key, processing_state, attempts, claim FROM processed_events`)
+	rows, err := s.pool.Query(s.t.Context(), `
+		SELECT idempotency_key, coalesce(CASE p.processing_state WHEN 'recorded' THEN e.processing_state END, 'in one table only'),
+			coalesce(e.attempts, 0), coalesce(e.claim, 0)
+		FROM processed_events p FULL JOIN inbox_events e USING (source, idempotency_key)`)
 	if err != nil {
 		s.t.Fatal(err)
 	}

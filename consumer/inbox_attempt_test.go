@@ -165,7 +165,7 @@ func TestInboxAttempts(t *testing.T) {
 			p.wantState("k", test.want.state, test.want.attempts)
 			p.wantRows("k", test.want.effects, 1)
 			var text string
-			if err := p.pool.QueryRow(t.Context(), "SELECT coalesce(last_error, '') FROM processed_events").Scan(&text); err != nil {
+			if err := p.pool.QueryRow(t.Context(), "SELECT coalesce(last_error, '') FROM inbox_events").Scan(&text); err != nil {
 				t.Fatal(err)
 			}
 			if !strings.Contains(text, test.want.text) || (text == "") != (test.want.text == "") {
@@ -240,7 +240,7 @@ func TestInboxHandlersGetTheEventOfTheRequest(t *testing.T) {
 			if want.Source == "" || want.Key == "" {
 				t.Errorf("%+v", want)
 			}
-			if n := p.count("SELECT count(*) FROM processed_events WHERE request_headers::text ~* 'sesame|cookie'"); n != 0 {
+			if n := p.count("SELECT count(*) FROM inbox_events WHERE request_headers::text ~* 'sesame|cookie'"); n != 0 {
 				t.Error("a credential is stored")
 			}
 		})
@@ -319,11 +319,11 @@ func TestInboxFailsWhatCannotBeRead(t *testing.T) {
 	for i, headers := range []string{`"text"`, `{"X-Outbox-Sequence": ["x"]}`, `{"X-Outbox-Sequence": "1"}`} {
 		key := fmt.Sprint(i)
 		p.record(key)
-		p.mustExec("UPDATE processed_events SET request_headers = $2::text::jsonb WHERE idempotency_key = $1", key, headers)
+		p.mustExec("UPDATE inbox_events SET request_headers = $2::text::jsonb WHERE idempotency_key = $1", key, headers)
 	}
 	p.record("whole")
 	p.run()
-	p.await("SELECT count(*) = 3 FROM processed_events WHERE processing_state = 'failed' AND last_error LIKE 'read recorded headers: %'")
+	p.await("SELECT count(*) = 3 FROM inbox_events WHERE processing_state = 'failed' AND last_error LIKE 'read recorded headers: %'")
 	p.awaitState("whole", consumer.StateSucceeded)
 }
 

@@ -156,7 +156,7 @@ func (p *inboxProcess) wantWorked(key string, want consumer.Result) consumer.Rep
 
 func (p *inboxProcess) state(key string) (state consumer.State) {
 	p.t.Helper()
-	if err := p.pool.QueryRow(p.t.Context(), "SELECT processing_state FROM processed_events WHERE idempotency_key = $1", key).Scan(&state); err != nil {
+	if err := p.pool.QueryRow(p.t.Context(), "SELECT processing_state FROM inbox_events WHERE idempotency_key = $1", key).Scan(&state); err != nil {
 		p.t.Fatalf("state of %s: %v", key, err)
 	}
 	return state
@@ -167,7 +167,7 @@ func (p *inboxProcess) wantState(key string, want consumer.State, attempts int) 
 	if got := p.state(key); got != want {
 		p.t.Errorf("%s is %s, want %s", key, got, want)
 	}
-	if n := p.count("SELECT attempts FROM processed_events WHERE idempotency_key = $1", key); n != attempts {
+	if n := p.count("SELECT attempts FROM inbox_events WHERE idempotency_key = $1", key); n != attempts {
 		p.t.Errorf("%s has %d attempts, want %d", key, n, attempts)
 	}
 }
@@ -175,7 +175,7 @@ func (p *inboxProcess) wantState(key string, want consumer.State, attempts int) 
 // awaitState waits until an event is in a state.
 func (p *inboxProcess) awaitState(key string, want consumer.State) {
 	p.t.Helper()
-	p.await("SELECT processing_state = $2 FROM processed_events WHERE idempotency_key = $1", key, string(want))
+	p.await("SELECT processing_state = $2 FROM inbox_events WHERE idempotency_key = $1", key, string(want))
 }
 
 var errHandler = errors.New("the handler is not pleased")

@@ -42,7 +42,7 @@ func TestInboxAnswersDuplicatesInEveryState(t *testing.T) {
 	for _, state := range []consumer.State{
 		consumer.StatePending, consumer.StateProcessing, consumer.StateSucceeded, consumer.StateIgnored, consumer.StateFailed,
 	} {
-		p.mustExec("UPDATE processed_events SET processing_state = $1", string(state))
+		p.mustExec("UPDATE inbox_events SET processing_state = $1", string(state))
 		before := p.row("k")
 		wantReplayed(t, p.post("k", body), 200, `{"state":"`+string(state)+`"}`+"\n")
 		if after := p.row("k"); after != before {
@@ -55,7 +55,8 @@ func TestInboxAnswersDuplicatesInEveryState(t *testing.T) {
 // row is all that is kept of an event.
 func (p *inboxProcess) row(key string) (text string) {
 	p.t.Helper()
-	if err := p.pool.QueryRow(p.t.Context(), "SELECT e::text FROM processed_events e WHERE idempotency_key = $1", key).Scan(&text); err != nil {
+	if err := p.pool.QueryRow(p.t.Context(), `SELECT p::text || ' ' || e::text
+		FROM processed_events p JOIN inbox_events e USING (source, idempotency_key) WHERE idempotency_key = $1`, key).Scan(&text); err != nil {
 		p.t.Fatal(err)
 	}
 	return text
@@ -84,7 +85,7 @@ func TestManyEventsAreWorkedOnceByTwoProcesses(t *testing.T) {
 		})
 	}
 	posting.Wait()
-	p.await("SELECT count(*) = $1 FROM processed_events WHERE processing_state = 'succeeded'", n)
+	p.await("SELECT count(*) = $1 FROM inbox_events WHERE processing_state = 'succeeded'", n)
 	if bad := p.count(`SELECT count(*) FROM (SELECT key FROM effect GROUP BY key HAVING count(*) <> 1) x`); bad != 0 {
 		t.Errorf("%d events did not have one effect", bad)
 	}
@@ -96,7 +97,7 @@ func (p *inboxProcess) wantInOrder() {
 	p.t.Helper()
 	if bad := p.count(`SELECT count(*) FROM (
 		SELECT e.sequence < lag(e.sequence) OVER (PARTITION BY e.ordering_key ORDER BY f.number) AS backwards
-		FROM effect f JOIN processed_events e ON e.idempotency_key = f.key WHERE e.ordering_key IS NOT NULL) x WHERE backwards`); bad != 0 {
+		FROM effect f JOIN inbox_events e ON e.idempotency_key = f.key WHERE e.ordering_key IS NOT NULL) x WHERE backwards`); bad != 0 {
 		p.t.Errorf("%d effects came after a later one of their key", bad)
 	}
 }
@@ -116,7 +117,7 @@ func TestInboxRetriesOnItsSchedule(t *testing.T) {
 		}
 	}
 	p.wantState("k", consumer.StatePending, 2)
-	if n := p.count(`SELECT count(*) FROM processed_events
+	if n := p.count(`SELECT count(*) FROM inbox_events
 		WHERE next_attempt_at BETWEEN now() + interval '50 minutes' AND now() + interval '1 hour' AND last_error = $1`, errHandler.Error()); n != 1 {
 		t.Errorf("the next attempt is not in an hour: %s", p.row("k"))
 	}

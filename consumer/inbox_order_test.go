@@ -105,7 +105,7 @@ func TestInboxKeepsTheOrderOfEveryKey(t *testing.T) {
 				})
 			}
 			senders.Wait()
-			p.await("SELECT count(*) = $1 FROM processed_events WHERE processing_state = 'succeeded'", keys*each)
+			p.await("SELECT count(*) = $1 FROM inbox_events WHERE processing_state = 'succeeded'", keys*each)
 			p.wantInOrder()
 			if n := p.count("SELECT count(*) FROM effect"); n != keys*each {
 				t.Errorf("%d effects, want %d", n, keys*each)
@@ -140,7 +140,7 @@ func TestInboxRecordsOneOfAKeyAtATime(t *testing.T) {
 			p.await("SELECT count(*) = 2 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")
 			release()
 			posting.Wait()
-			if n := p.count("SELECT count(*) FROM processed_events WHERE next_attempt_at IS NOT NULL"); n != 1 {
+			if n := p.count("SELECT count(*) FROM inbox_events WHERE next_attempt_at IS NOT NULL"); n != 1 {
 				t.Errorf("%d of two events of a key are due, want 1", n)
 			}
 		})
@@ -173,7 +173,7 @@ func TestInboxKeyWaitsForItsRetry(t *testing.T) {
 	g.through <- nil
 	g.wantEntered(t, "2")
 	g.through <- nil
-	p.await("SELECT count(*) = 4 FROM processed_events WHERE processing_state = 'succeeded'")
+	p.await("SELECT count(*) = 4 FROM inbox_events WHERE processing_state = 'succeeded'")
 	p.wantInOrder()
 }
 
@@ -198,7 +198,7 @@ func TestInboxFailureBlocksItsKey(t *testing.T) {
 	if n, err := p.inbox.Replay(t.Context(), consumer.Filter{Key: "2", States: []consumer.State{consumer.StatePending}}); n != 1 || err != nil {
 		t.Fatalf("replayed %d, %v", n, err)
 	}
-	if n := p.count("SELECT count(*) FROM processed_events WHERE next_attempt_at IS NOT NULL"); n != 0 {
+	if n := p.count("SELECT count(*) FROM inbox_events WHERE next_attempt_at IS NOT NULL"); n != 0 {
 		t.Errorf("%d events behind a failed one are let go", n)
 	}
 
@@ -235,7 +235,7 @@ func TestInboxFailureSkips(t *testing.T) {
 		t.Fatalf("replayed %d, %v", n, err)
 	}
 	p.wantState("1", consumer.StatePending, 0)
-	if n := p.count("SELECT count(*) FROM processed_events WHERE next_attempt_at IS NOT NULL"); n != 1 {
+	if n := p.count("SELECT count(*) FROM inbox_events WHERE next_attempt_at IS NOT NULL"); n != 1 {
 		t.Errorf("%d events of the key are let go, want 1", n)
 	}
 	for _, key := range []string{"1", "3"} {
@@ -334,7 +334,7 @@ func TestInboxWaitsForAKeyOnItsOwnAccount(t *testing.T) {
 	p.wantWorked("k", consumer.ResultCommitFailed)
 	release()
 	g.wantEntered(t, "k")
-	if n := p.count("SELECT attempts FROM processed_events"); n != 0 {
+	if n := p.count("SELECT attempts FROM inbox_events"); n != 0 {
 		t.Errorf("%d attempts are spent", n)
 	}
 	g.through <- nil
@@ -351,8 +351,8 @@ func TestInboxOrderIsAConstraint(t *testing.T) {
 	for _, change := range []string{
 		"next_attempt_at = now()", "processing_state = 'processing'",
 	} {
-		_, err := p.pool.Exec(t.Context(), "UPDATE processed_events SET "+change+" WHERE idempotency_key = '2'")
-		if err == nil || !strings.Contains(err.Error(), "processed_events_one_of_its_key") {
+		_, err := p.pool.Exec(t.Context(), "UPDATE inbox_events SET "+change+" WHERE idempotency_key = '2'")
+		if err == nil || !strings.Contains(err.Error(), "inbox_events_one_of_its_key") {
 			t.Errorf("%s: %v", change, err)
 		}
 	}
@@ -366,11 +366,11 @@ func TestInboxSweepsWhatNobodyLetGo(t *testing.T) {
 		p.record(key, ordered(key[:1], int(key[1]-'0')))
 	}
 	p.record("alone")
-	p.mustExec("UPDATE processed_events SET processing_state = 'succeeded', next_attempt_at = NULL WHERE idempotency_key = 'a1'") // a2 is behind it
-	p.mustExec("UPDATE processed_events SET next_attempt_at = NULL WHERE idempotency_key IN ('b1', 'alone')")                     // set to pending again
-	p.mustExec("UPDATE processed_events SET processing_state = 'failed', next_attempt_at = NULL WHERE idempotency_key = 'c1'")    // blocks c2
-	p.mustExec("DELETE FROM processed_events WHERE idempotency_key = 'd1'")
+	p.mustExec("UPDATE inbox_events SET processing_state = 'succeeded', next_attempt_at = NULL WHERE idempotency_key = 'a1'") // a2 is behind it
+	p.mustExec("UPDATE inbox_events SET next_attempt_at = NULL WHERE idempotency_key IN ('b1', 'alone')")                     // set to pending again
+	p.mustExec("UPDATE inbox_events SET processing_state = 'failed', next_attempt_at = NULL WHERE idempotency_key = 'c1'")    // blocks c2
+	p.mustExec("DELETE FROM inbox_events WHERE idempotency_key = 'd1'")
 	p.run()
-	p.await("SELECT count(*) = 4 FROM processed_events WHERE idempotency_key IN ('a2', 'b1', 'alone', 'd2') AND processing_state = 'succeeded'")
+	p.await("SELECT count(*) = 4 FROM inbox_events WHERE idempotency_key IN ('a2', 'b1', 'alone', 'd2') AND processing_state = 'succeeded'")
 	p.wantState("c2", consumer.StatePending, 0)
 }

@@ -12,7 +12,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// recordSQL is admitSQL for an event that is worked later: the row is pending, and holds what a worker needs.
+// recordSQL is admitSQL for an event that is worked later. It is remembered in processed_events, as recorded, and what has been
+// remembered is put into inbox_events, where its row is pending and holds what a worker needs. The one without the other is
+// nothing that this package leaves: where somebody has removed the memory of an event by hand, the event that is still in
+// the inbox stays as it is, and is remembered again.
 //
 // An event of an ordering key is due only when nothing of its key is unfinished; otherwise it waits, without
 // next_attempt_at, for the one before it to end. The statement sees what has ended because lockOrderSQL ran before it, as
@@ -31,28 +34,36 @@ WITH locked AS MATERIALIZED (
            CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END,
            coalesce($14::timestamptz < (SELECT received_before FROM inbox_forgotten WHERE source = $1::text), false)
                OR coalesce($15::timestamptz < now(), false) AS old
-), recorded AS (
+), remembered AS (
     INSERT INTO processed_events
-        (source, idempotency_key, payload_hash, event_type, event_version, related_reference, processing_state, attempts,
-         payload, request_headers, event_id, ordering_key, sequence, not_after, inbox_id, next_attempt_at)
-    SELECT $1::text, $2::text, $3::bytea, $4::text, $5::integer, nullif($6::text, ''), 'pending', 0,
-           $7::bytea, $8::text::jsonb, nullif($9::bigint, 0), nullif($10::text, ''), $11::bigint,
-           coalesce($12::timestamptz, now() + make_interval(secs => nullif($13::float8, 0))), nextval('inbox_id_seq'), `
+        (source, idempotency_key, payload_hash, event_type, event_version, related_reference, event_id, not_after,
+         processing_state, attempts)
+    SELECT $1::text, $2::text, $3::bytea, $4::text, $5::integer, nullif($6::text, ''), nullif($9::bigint, 0),
+           coalesce($12::timestamptz, now() + make_interval(secs => nullif($13::float8, 0))), 'recorded', 0
+    FROM locked
+    WHERE ok AND NOT old
+    ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
+    RETURNING not_after
+), recorded AS (
+    INSERT INTO inbox_events
+        (source, idempotency_key, event_type, event_version, related_reference, processing_state,
+         payload, request_headers, event_id, ordering_key, sequence, not_after, next_attempt_at)
+    SELECT $1::text, $2::text, $4::text, $5::integer, nullif($6::text, ''), 'pending',
+           $7::bytea, $8::text::jsonb, nullif($9::bigint, 0), nullif($10::text, ''), $11::bigint, not_after, `
 
 	firstOfItsKey = `
            CASE WHEN NOT (
-               EXISTS (SELECT FROM processed_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
+               EXISTS (SELECT FROM inbox_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
                    AND (e.processing_state = 'processing' OR e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL))
-               OR EXISTS (SELECT FROM processed_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
+               OR EXISTS (SELECT FROM inbox_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
                    AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL)
-               OR $16::boolean AND EXISTS (SELECT FROM processed_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
+               OR $16::boolean AND EXISTS (SELECT FROM inbox_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
                    AND e.processing_state = 'failed' AND e.sequence <= $11::bigint)
            ) THEN now() END`
 
 	recordTail = `
-    FROM locked
-    WHERE ok AND NOT old
-    ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
+    FROM remembered
+    ON CONFLICT ON CONSTRAINT inbox_events_pkey DO NOTHING
     RETURNING next_attempt_at IS NOT NULL AS due
 )
 SELECT locked.ok AND locked.old, recorded.due, `
@@ -60,7 +71,7 @@ SELECT locked.ok AND locked.old, recorded.due, `
 	// It is late: an event that comes behind it has been let go already, and may wait for hours for its next attempt, or
 	// even for this one.
 	comesBefore = `
-       EXISTS (SELECT FROM processed_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
+       EXISTS (SELECT FROM inbox_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
            AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL AND e.sequence > $11::bigint)`
 
 	recordEnd = `
@@ -121,11 +132,12 @@ func (in *Inbox) record(ctx context.Context, rq *request, header http.Header) (r
 	return found, err
 }
 
-// knownSQL reads what is kept of an event that was not recorded.
+// knownSQL reads what is kept of an event that was not recorded. Where it has been, and is not in the inbox any more, because
+// somebody has removed it by hand, nobody knows what became of it: its state is recorded.
 const knownSQL = `
-SELECT coalesce(payload_hash <> $3::bytea, false), processing_state
-FROM processed_events
-WHERE source = $1::text AND idempotency_key = $2::text`
+SELECT coalesce(p.payload_hash <> $3::bytea, false), coalesce(e.processing_state, p.processing_state)
+FROM processed_events p LEFT JOIN inbox_events e ON e.source = p.source AND e.idempotency_key = p.idempotency_key
+WHERE p.source = $1::text AND p.idempotency_key = $2::text`
 
 // known tells why an event was not recorded, as recall does for the middleware.
 func (in *Inbox) known(ctx context.Context, conn *pgxpool.Conn, rq *request) (recorded, error) {

@@ -25,7 +25,7 @@ const chosen = `
 // numbered is true of the right numbers, behind $2. In numberedAside the index of the numbers does not answer it.
 const (
 	numbered      = `e.inbox_id > $2::bigint AND e.inbox_id >= $3::bigint AND ($4::bigint = 0 OR e.inbox_id <= $4::bigint)`
-	numberedAside = `coalesce(e.inbox_id, 0) > $2::bigint AND coalesce(e.inbox_id, 0) >= $3::bigint AND ($4::bigint = 0 OR coalesce(e.inbox_id, 0) <= $4::bigint)`
+	numberedAside = `e.inbox_id + 0 > $2::bigint AND e.inbox_id + 0 >= $3::bigint AND ($4::bigint = 0 OR e.inbox_id + 0 <= $4::bigint)`
 )
 
 // Three ways to the same rows: whoever looks for one key must not read them all, nor whoever looks for the few that failed
@@ -36,22 +36,22 @@ const (
 WITH reach AS (
     SELECT 0::bigint AS next WHERE $12::bigint > 0
 ), chosen AS MATERIALIZED (
-    SELECT e.ctid AS place, e.inbox_id FROM processed_events e
+    SELECT e.ctid AS place, e.inbox_id FROM inbox_events e
     WHERE ` + chosen + ` AND ` + numberedAside + ` AND e.source = $1::text AND e.idempotency_key = $9::text
     FOR UPDATE SKIP LOCKED
 )`
-	chooseForReview = reachHead + forReview + reachTail + forReview + chosenTail
-	chooseByNumber  = reachHead + `e.inbox_id IS NOT NULL` + reachTail + `e.source || '' = $1::text` + chosenTail // not by the primary key
+	chooseForReview = reachHead + ` AND ` + forReview + reachTail + forReview + chosenTail
+	chooseByNumber  = reachHead + reachTail + `e.source || '' = $1::text` + chosenTail // not by the primary key
 
-	forReview = `e.source = $1::text AND e.processing_state IN ('failed', 'ignored') AND e.inbox_id IS NOT NULL`
+	forReview = `e.source = $1::text AND e.processing_state IN ('failed', 'ignored')`
 
 	reachHead = `
 WITH reach AS MATERIALIZED (
     SELECT max(r.inbox_id) AS last, CASE WHEN count(*) < $12::bigint THEN 0 ELSE max(r.inbox_id) END AS next
-    FROM (SELECT e.inbox_id FROM processed_events e WHERE ` + numbered + ` AND `
+    FROM (SELECT e.inbox_id FROM inbox_events e WHERE ` + numbered
 	reachTail = ` ORDER BY e.inbox_id LIMIT $12::bigint) r
 ), chosen AS MATERIALIZED (
-    SELECT e.ctid AS place, e.inbox_id FROM processed_events e
+    SELECT e.ctid AS place, e.inbox_id FROM inbox_events e
     WHERE ` + chosen + ` AND ` + numbered + ` AND e.inbox_id <= (SELECT last FROM reach) AND `
 	chosenTail = `
     ORDER BY e.inbox_id LIMIT $11::bigint
@@ -61,7 +61,7 @@ WITH reach AS MATERIALIZED (
 
 // replaySQL makes what was chosen pending again. What has an ordering key waits: release decides whose turn it is.
 const replaySQL = `, changed AS (
-    UPDATE processed_events e
+    UPDATE inbox_events e
     SET processing_state = 'pending', attempts = 0, interruptions = 0, processed_at = NULL,
         next_attempt_at = CASE WHEN e.ordering_key IS NULL THEN now() END
     WHERE e.ctid = ANY (ARRAY(SELECT place FROM chosen))
@@ -70,7 +70,7 @@ const replaySQL = `, changed AS (
 
 // ignoreSQL sets what was chosen aside.
 const ignoreSQL = `, changed AS (
-    UPDATE processed_events e
+    UPDATE inbox_events e
     SET processing_state = 'ignored', processed_at = clock_timestamp(), next_attempt_at = NULL
     WHERE e.ctid = ANY (ARRAY(SELECT place FROM chosen))
     RETURNING e.ordering_key
@@ -135,7 +135,7 @@ func (f Filter) args(source string, after int64) []any {
 // countSQL counts what a Filter chooses.
 const countSQL = `
 SELECT count(*) FROM (
-    SELECT FROM processed_events e
+    SELECT FROM inbox_events e
     WHERE ` + chosen + ` AND ` + numbered + ` AND e.source = $1::text
     LIMIT nullif($11::bigint, 0)
 ) e`

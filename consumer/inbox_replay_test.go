@@ -26,12 +26,12 @@ func TestInboxFilters(t *testing.T) {
 	for i, kind := range types {
 		key := fmt.Sprint("k", i+1)
 		p.record(key, with(webhook.EventType, kind))
-		p.mustExec(`UPDATE processed_events SET processing_state = $2, received_at = $3::timestamptz, next_attempt_at = CASE WHEN $2 = 'pending' THEN now() END,
+		p.mustExec(`UPDATE inbox_events SET processing_state = $2, received_at = $3::timestamptz, next_attempt_at = CASE WHEN $2 = 'pending' THEN now() END,
 			attempts = 7, interruptions = 3, claimed_at = now() WHERE idempotency_key = $1`, key, string(states[i]), fmt.Sprintf("2026-01-0%dT00:00:00Z", i+1))
 	}
-	p.mustExec("UPDATE processed_events SET ordering_key = 'o' WHERE idempotency_key = 'k3'")
-	p.mustExec(`INSERT INTO processed_events (source, idempotency_key, processing_state) VALUES ('outbox', 'of the middleware', 'failed')`)
-	p.mustExec(`INSERT INTO processed_events (source, idempotency_key, processing_state, inbox_id) VALUES ('another', 'k1', 'failed', 100)`)
+	p.mustExec("UPDATE inbox_events SET ordering_key = 'o' WHERE idempotency_key = 'k3'")
+	p.mustExec(`INSERT INTO processed_events (source, idempotency_key, processing_state) VALUES ('outbox', 'of the middleware', 'ignored')`)
+	p.mustExec(`INSERT INTO inbox_events (source, idempotency_key, processing_state, inbox_id) VALUES ('another', 'k1', 'failed', 100)`)
 	day := func(n int) time.Time { return time.Date(2026, 1, n, 0, 0, 0, 0, time.UTC) }
 	all := func(states ...consumer.State) []consumer.State { return states }
 
@@ -66,22 +66,22 @@ func TestInboxFilters(t *testing.T) {
 		if err != nil || n != int64(len(test.count)) {
 			t.Errorf("%s: counted %d, %v, want %d", name, n, err, len(test.count))
 		}
-		p.mustExec("CREATE TABLE before AS SELECT * FROM processed_events")
+		p.mustExec("CREATE TABLE before AS SELECT * FROM inbox_events")
 		n, err = p.inbox.Replay(t.Context(), test.filter)
 		if err != nil || n != int64(len(test.replay)) {
 			t.Errorf("%s: replayed %d, %v, want %d", name, n, err, len(test.replay))
 		}
 		var got string
-		if err := p.pool.QueryRow(t.Context(), `SELECT coalesce(string_agg(inbox_id::text, '' ORDER BY inbox_id), '') FROM processed_events
+		if err := p.pool.QueryRow(t.Context(), `SELECT coalesce(string_agg(inbox_id::text, '' ORDER BY inbox_id), '') FROM inbox_events
 			WHERE processing_state = 'pending' AND next_attempt_at <= now() AND attempts = 0 AND interruptions = 0`).Scan(&got); err != nil || got != test.replay {
 			t.Errorf("%s: replayed %q, want %q (%v)", name, got, test.replay, err)
 		}
-		if others := p.count(`SELECT count(*) FROM before b JOIN processed_events e USING (source, idempotency_key)
+		if others := p.count(`SELECT count(*) FROM before b JOIN inbox_events e USING (source, idempotency_key)
 			WHERE b <> e AND NOT coalesce(e.source = 'outbox' AND strpos($1, e.inbox_id::text) > 0, false)`, test.replay); others != 0 {
 			t.Errorf("%s: %d other rows were changed", name, others)
 		}
-		p.mustExec("TRUNCATE processed_events")
-		p.mustExec("INSERT INTO processed_events SELECT * FROM before")
+		p.mustExec("TRUNCATE inbox_events")
+		p.mustExec("INSERT INTO inbox_events SELECT * FROM before")
 		p.mustExec("DROP TABLE before")
 	}
 
@@ -89,7 +89,7 @@ func TestInboxFilters(t *testing.T) {
 	if err != nil || n != 4 {
 		t.Errorf("ignored %d, %v, want the 3 that failed and the one that is pending", n, err)
 	}
-	if n := p.count("SELECT count(*) FROM processed_events WHERE processing_state = 'ignored' AND next_attempt_at IS NULL"); n != 6 {
+	if n := p.count("SELECT count(*) FROM inbox_events WHERE processing_state = 'ignored' AND next_attempt_at IS NULL"); n != 6 {
 		t.Errorf("%d are ignored, want 6", n)
 	}
 }
@@ -124,14 +124,14 @@ func TestInboxRefusesFiltersThatMeanNothing(t *testing.T) {
 func TestInboxReplaysManyInOrder(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, consumer.InboxConfig{Workers: 8})
-	p.mustExec(`INSERT INTO processed_events (source, idempotency_key, event_type, processing_state, attempts, payload, request_headers, ordering_key, sequence, inbox_id)
-		SELECT 'outbox', i, 't', 'failed', 8, '{}', '{}', 'o' || i % 50, i, nextval('inbox_id_seq') FROM generate_series(1, 1500) i`)
+	p.mustExec(`INSERT INTO inbox_events (source, idempotency_key, event_type, processing_state, attempts, payload, request_headers, ordering_key, sequence)
+		SELECT 'outbox', i, 't', 'failed', 8, '{}', '{}', 'o' || i % 50, i FROM generate_series(1, 1500) i`)
 	p.run()
 	n, err := p.inbox.Replay(t.Context(), consumer.Filter{States: []consumer.State{consumer.StateFailed}})
 	if n != 1500 || err != nil {
 		t.Fatalf("replayed %d, %v", n, err)
 	}
-	p.await("SELECT count(*) = 1500 FROM processed_events WHERE processing_state = 'succeeded' AND attempts = 1")
+	p.await("SELECT count(*) = 1500 FROM inbox_events WHERE processing_state = 'succeeded' AND attempts = 1")
 	p.wantInOrder()
 	if n := p.count("SELECT count(*) FROM effect"); n != 1500 {
 		t.Errorf("%d effects", n)
@@ -157,11 +157,11 @@ func TestInboxLooksForFewInShortTransactions(t *testing.T) {
 		t.Run(string(state), func(t *testing.T) {
 			t.Parallel()
 			p := newInbox(t, consumer.InboxConfig{})
-			p.mustExec(`INSERT INTO processed_events (source, idempotency_key, event_type, processing_state, inbox_id)
-				SELECT 'outbox', i, CASE WHEN i % 10500 = 1 THEN 'few' ELSE 'many' END, CASE WHEN i % 10500 = 1 THEN $1 ELSE $2 END, nextval('inbox_id_seq')
+			p.mustExec(`INSERT INTO inbox_events (source, idempotency_key, event_type, processing_state, attempts)
+				SELECT 'outbox', i, CASE WHEN i % 10500 = 1 THEN 'few' ELSE 'many' END, CASE WHEN i % 10500 = 1 THEN $1 ELSE $2 END, 1
 				FROM generate_series(1, 21001) i`, string(state), string(test.others))
 			p.mustExec(`CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NEW; END $$`)
-			p.mustExec(`CREATE TRIGGER held BEFORE UPDATE ON processed_events FOR EACH ROW WHEN (OLD.idempotency_key = '21001') EXECUTE FUNCTION held()`)
+			p.mustExec(`CREATE TRIGGER held BEFORE UPDATE ON inbox_events FOR EACH ROW WHEN (OLD.idempotency_key = '21001') EXECUTE FUNCTION held()`)
 			release := p.hold(func(tx pgx.Tx) error {
 				_, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(7)")
 				return err
@@ -247,10 +247,12 @@ func TestInboxRefusesWhatItMayHaveForgotten(t *testing.T) {
 	wantProblem(t, p.do(p.newRequest("late", "{}", with(webhook.NotAfter, "2026-01-31T00:00:00Z"))), 422, "forgotten")
 	wantReplayed(t, p.do(p.newRequest("known", `{"key":"known"}`, with(webhook.CreatedAt, "2026-01-01T00:00:00Z"))), 200, `{"state":"pending"}`+"\n")
 	p.record("new", with(webhook.CreatedAt, "2026-02-02T00:00:00Z"), func(h http.Header) { h.Set(webhook.NotAfter, "2126-02-02T00:00:00Z") })
-	if n := p.count("SELECT count(*) FROM processed_events WHERE not_after = '2126-02-02T00:00:00Z'"); n != 1 {
-		t.Error("not_after is not stored")
-	}
-	if n := p.count("SELECT count(*) FROM processed_events"); n != 2 {
-		t.Errorf("%d rows, want 2", n)
+	for _, table := range []string{"processed_events", "inbox_events"} {
+		if n := p.count("SELECT count(*) FROM " + table + " WHERE not_after = '2126-02-02T00:00:00Z'"); n != 1 {
+			t.Errorf("not_after is not stored in %s", table)
+		}
+		if n := p.count("SELECT count(*) FROM " + table); n != 2 {
+			t.Errorf("%d rows in %s, want 2", n, table)
+		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 const rescueSQL = `
 WITH unattended AS MATERIALIZED (
     SELECT e.ctid AS place, e.idempotency_key, e.claim
-    FROM processed_events e
+    FROM inbox_events e
     WHERE e.source = $1::text AND e.processing_state = 'processing' AND e.claimed_at < now() - interval '1 second'
     ORDER BY e.claimed_at
     LIMIT $2::integer
@@ -26,7 +26,7 @@ WITH unattended AS MATERIALIZED (
     FROM unattended u JOIN unnest($3::text[], $4::bigint[]) AS s (idempotency_key, claim)
       ON s.idempotency_key = u.idempotency_key AND s.claim = u.claim
 ), rescued AS (
-    UPDATE processed_events e
+    UPDATE inbox_events e
     SET interruptions = e.interruptions + 1,
         processing_state = CASE WHEN e.interruptions + 1 < $5::integer THEN 'pending' ELSE 'failed' END,
         next_attempt_at = CASE WHEN e.interruptions + 1 < $5::integer THEN e.next_attempt_at END,
@@ -88,21 +88,21 @@ func (s *shift) rescueUnattended(ctx context.Context, suspects map[string]int64)
 // table of its own first.
 const sweepSQL = `
 WITH RECURSIVE line AS (
-    (SELECT w.ordering_key, 1 AS number FROM processed_events w
+    (SELECT w.ordering_key, 1 AS number FROM inbox_events w
      WHERE w.source = $1::text AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL AND w.ordering_key > $2::text
      ORDER BY w.ordering_key LIMIT 1)
     UNION ALL
-    SELECT (SELECT w.ordering_key FROM processed_events w
+    SELECT (SELECT w.ordering_key FROM inbox_events w
             WHERE w.source = $1::text AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL AND w.ordering_key > line.ordering_key
             ORDER BY w.ordering_key LIMIT 1), line.number + 1
     FROM line WHERE line.ordering_key IS NOT NULL AND line.number <= $3::integer
 )
 SELECT line.ordering_key,
-       NOT EXISTS (SELECT FROM processed_events g WHERE g.source = $1::text AND g.ordering_key = line.ordering_key
+       NOT EXISTS (SELECT FROM inbox_events g WHERE g.source = $1::text AND g.ordering_key = line.ordering_key
            AND (g.processing_state = 'processing' OR g.processing_state = 'pending' AND g.next_attempt_at IS NOT NULL) OFFSET 0)
-       AND NOT ($4::boolean AND EXISTS (SELECT FROM processed_events f WHERE f.source = $1::text AND f.ordering_key = line.ordering_key
+       AND NOT ($4::boolean AND EXISTS (SELECT FROM inbox_events f WHERE f.source = $1::text AND f.ordering_key = line.ordering_key
            AND f.processing_state = 'failed' AND (f.sequence, f.inbox_id) < (
-               SELECT w.sequence, w.inbox_id FROM processed_events w
+               SELECT w.sequence, w.inbox_id FROM inbox_events w
                WHERE w.source = $1::text AND w.ordering_key = line.ordering_key AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
                ORDER BY w.sequence, w.inbox_id LIMIT 1) OFFSET 0))
 FROM line
@@ -151,12 +151,11 @@ func (s *shift) stalled(ctx context.Context, after string) (keys []string, last 
 
 // adoptSQL makes due what an operator has set to pending by hand, without saying when and without an ordering key.
 const adoptSQL = `
-UPDATE processed_events
+UPDATE inbox_events
 SET next_attempt_at = now()
 WHERE ctid = ANY (ARRAY(
-    SELECT e.ctid FROM processed_events e
+    SELECT e.ctid FROM inbox_events e
     WHERE e.source = $1::text AND e.ordering_key IS NULL AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL
-      AND e.inbox_id IS NOT NULL
     ORDER BY e.source, e.ordering_key, e.sequence, e.inbox_id
     LIMIT $2::integer
     FOR UPDATE SKIP LOCKED))`

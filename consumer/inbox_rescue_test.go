@@ -16,7 +16,7 @@ import (
 // abandon leaves an event as a process leaves it that is killed at work.
 func (p *inboxProcess) abandon(key string) {
 	p.t.Helper()
-	p.mustExec(`UPDATE processed_events SET processing_state = 'processing', claim = claim + 1, claimed_by = 'the dead', claimed_at = now() - interval '1 minute'
+	p.mustExec(`UPDATE inbox_events SET processing_state = 'processing', claim = claim + 1, claimed_by = 'the dead', claimed_at = now() - interval '1 minute'
 		WHERE idempotency_key = $1`, key)
 }
 
@@ -29,7 +29,7 @@ func TestInboxRescuesWhatDeadWorkersHad(t *testing.T) {
 	p.abandon("1")
 	p.abandon("free")
 	p.run()
-	p.await("SELECT count(*) = 3 FROM processed_events WHERE processing_state = 'succeeded'")
+	p.await("SELECT count(*) = 3 FROM inbox_events WHERE processing_state = 'succeeded'")
 	p.wantState("1", consumer.StateSucceeded, 1) // being rescued is no attempt
 	p.wantInOrder()
 	if !strings.Contains(p.logged.String(), "gave back events whose worker had died") {
@@ -41,8 +41,8 @@ func TestInboxRescuesWhatDeadWorkersHad(t *testing.T) {
 func TestInboxRescuesWhileItIsBusy(t *testing.T) {
 	t.Parallel()
 	another := func(key string) string {
-		return `INSERT INTO processed_events (source, idempotency_key, event_type, processing_state, payload, request_headers, inbox_id, next_attempt_at)
-			SELECT 'outbox', ` + key + `, 't', 'pending', '{}', '{}', nextval('inbox_id_seq'), now()`
+		return `INSERT INTO inbox_events (source, idempotency_key, event_type, processing_state, payload, request_headers, next_attempt_at)
+			SELECT 'outbox', ` + key + `, 't', 'pending', '{}', '{}', now()`
 	}
 	p := newInbox(t, consumer.InboxConfig{Workers: 11, Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
 		if event.Key == "dead" {
@@ -80,7 +80,7 @@ func TestInboxDoesNotRescueTheLiving(t *testing.T) {
 	// The same looks that rescue the dead one have passed by the living one.
 	other.awaitState("dead", consumer.StateSucceeded)
 	p.wantState("slow", consumer.StateProcessing, 0)
-	if n := p.count("SELECT claim FROM processed_events WHERE idempotency_key = 'slow'"); n != 1 {
+	if n := p.count("SELECT claim FROM inbox_events WHERE idempotency_key = 'slow'"); n != 1 {
 		t.Errorf("the event was claimed %d times", n)
 	}
 	g.through <- nil
@@ -130,7 +130,7 @@ func TestInboxCountsWorkersThatAreCutOff(t *testing.T) {
 	if _, err := conn.Exec(t.Context(), "LISTEN inbox_wake"); err != nil {
 		t.Fatal(err)
 	}
-	p.mustExec("UPDATE processed_events SET processing_state = 'pending'") // as another process rescues it
+	p.mustExec("UPDATE inbox_events SET processing_state = 'pending'") // as another process rescues it
 	g.wantEntered(t, "k")
 	p.record("third")
 	// When it tells others that it has more to do than workers, it has not taken more than it has workers.
@@ -156,19 +156,19 @@ func TestInboxFencesOffLateWorkers(t *testing.T) {
 	p.record("second")
 	// Between claim and begin somebody else works the second: the trigger stands for a claimer that was slow.
 	p.mustExec(`CREATE FUNCTION taken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-		UPDATE processed_events SET claim = claim + 1 WHERE idempotency_key = NEW.idempotency_key; RETURN NULL; END $$`)
-	p.mustExec(`CREATE TRIGGER taken AFTER UPDATE OF processing_state ON processed_events FOR EACH ROW
+		UPDATE inbox_events SET claim = claim + 1 WHERE idempotency_key = NEW.idempotency_key; RETURN NULL; END $$`)
+	p.mustExec(`CREATE TRIGGER taken AFTER UPDATE OF processing_state ON inbox_events FOR EACH ROW
 		WHEN (NEW.processing_state = 'processing' AND OLD.processing_state = 'pending') EXECUTE FUNCTION taken()`)
 	g.through <- nil
 	p.wantWorked("first", consumer.ResultProcessed)
-	p.await("SELECT claim = 2 FROM processed_events WHERE idempotency_key = 'second'")
-	p.mustExec("DROP TRIGGER taken ON processed_events")
+	p.await("SELECT claim = 2 FROM inbox_events WHERE idempotency_key = 'second'")
+	p.mustExec("DROP TRIGGER taken ON inbox_events")
 	// It is rescued like anything that nobody works, and then worked.
 	g.wantEntered(t, "second")
 	g.through <- nil
 	p.wantWorked("second", consumer.ResultProcessed)
 	p.wantRows("second", 1, 1)
-	if n := p.count("SELECT claim FROM processed_events WHERE idempotency_key = 'second'"); n != 3 {
+	if n := p.count("SELECT claim FROM inbox_events WHERE idempotency_key = 'second'"); n != 3 {
 		t.Errorf("claim %d, want 3", n)
 	}
 }
@@ -182,11 +182,11 @@ func TestInboxGivesUpWhatKillsItsWorkers(t *testing.T) {
 			p.record("1", ordered("o", 1))
 			p.record("2", ordered("o", 2))
 			p.abandon("1")
-			p.mustExec("UPDATE processed_events SET interruptions = 19 WHERE idempotency_key = '1'")
+			p.mustExec("UPDATE inbox_events SET interruptions = 19 WHERE idempotency_key = '1'")
 			p.run()
 			p.awaitState("1", consumer.StateFailed)
 			var text string
-			if err := p.pool.QueryRow(t.Context(), "SELECT last_error FROM processed_events WHERE idempotency_key = '1'").Scan(&text); err != nil ||
+			if err := p.pool.QueryRow(t.Context(), "SELECT last_error FROM inbox_events WHERE idempotency_key = '1'").Scan(&text); err != nil ||
 				!strings.Contains(text, "its worker died") {
 				t.Errorf("last_error %q, %v", text, err)
 			}
@@ -224,13 +224,13 @@ func TestInboxStopsGracefully(t *testing.T) {
 	}
 	p.wantState("2", consumer.StatePending, 0)
 	p.wantState("late", consumer.StatePending, 0)
-	if n := p.count("SELECT count(*) FROM processed_events WHERE processing_state = 'succeeded' AND attempts = 1"); n != 2 {
+	if n := p.count("SELECT count(*) FROM inbox_events WHERE processing_state = 'succeeded' AND attempts = 1"); n != 2 {
 		t.Errorf("%d events succeeded, want the two that were being worked", n)
 	}
 	p.run() // again
 	g.through <- nil
 	g.through <- nil
-	p.await("SELECT count(*) = 4 FROM processed_events WHERE processing_state = 'succeeded'")
+	p.await("SELECT count(*) = 4 FROM inbox_events WHERE processing_state = 'succeeded'")
 }
 
 // A handler that outlasts the drain is cut off, and its event is given back without an attempt.
@@ -277,7 +277,7 @@ func TestInboxRunReturnsAlthoughAHandlerDoesNot(t *testing.T) {
 	}
 	p.wantState("k", consumer.StateProcessing, 0)
 	close(leave)
-	p.await("SELECT processing_state <> 'processing' FROM processed_events")
+	p.await("SELECT processing_state <> 'processing' FROM inbox_events")
 }
 
 // The row lock of a worker survives nothing that its transaction does not survive.
@@ -287,7 +287,7 @@ func TestInboxRescueWaitsForTheServer(t *testing.T) {
 	p.record("k")
 	p.abandon("k")
 	release := p.hold(func(tx pgx.Tx) error { // a worker that the server still believes in
-		_, err := tx.Exec(t.Context(), "SELECT FROM processed_events WHERE idempotency_key = 'k' FOR UPDATE")
+		_, err := tx.Exec(t.Context(), "SELECT FROM inbox_events WHERE idempotency_key = 'k' FOR UPDATE")
 		return err
 	})
 	p.record("dead")

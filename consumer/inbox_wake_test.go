@@ -82,10 +82,10 @@ func TestInboxOutlivesItsDatabase(t *testing.T) {
 	p := newInbox(t, consumer.InboxConfig{PollInterval: 10 * time.Millisecond})
 	p.run()
 	for i := range 3 {
-		p.mustExec("ALTER TABLE processed_events RENAME TO gone")
+		p.mustExec("ALTER TABLE inbox_events RENAME TO gone")
 		p.mustExec("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()")
 		p.awaitLog("cannot reach its database", i+1)
-		p.mustExec("ALTER TABLE gone RENAME TO processed_events")
+		p.mustExec("ALTER TABLE gone RENAME TO inbox_events")
 		p.awaitLog("has its database back", i+1)
 		p.record(fmt.Sprint(i))
 		p.wantWorked(fmt.Sprint(i), consumer.ResultProcessed)
@@ -123,7 +123,7 @@ func TestInboxSharesAPoolThatIsEmpty(t *testing.T) {
 	}
 	small.run()
 	held[0].Release() // one is enough
-	small.await("SELECT count(*) = 10 FROM processed_events WHERE processing_state = 'succeeded' AND attempts = 1 AND interruptions = 0")
+	small.await("SELECT count(*) = 10 FROM inbox_events WHERE processing_state = 'succeeded' AND attempts = 1 AND interruptions = 0")
 	held[1].Release()
 	held[2].Release()
 }
@@ -157,7 +157,7 @@ func TestInboxLimitsTypes(t *testing.T) {
 	p.run()
 	<-g.entered
 	<-g.entered
-	p.await("SELECT count(*) = 16 FROM processed_events WHERE processing_state = 'succeeded'") // while reports are at their limit
+	p.await("SELECT count(*) = 16 FROM inbox_events WHERE processing_state = 'succeeded'") // while reports are at their limit
 	p.record("while they wait")
 	p.awaitState("while they wait", consumer.StateSucceeded)
 	for range 6 {
@@ -166,7 +166,7 @@ func TestInboxLimitsTypes(t *testing.T) {
 	}
 	g.through <- nil
 	g.through <- nil
-	p.await("SELECT count(*) = 25 FROM processed_events WHERE processing_state = 'succeeded'")
+	p.await("SELECT count(*) = 25 FROM inbox_events WHERE processing_state = 'succeeded'")
 	if most.Load() != 2 {
 		t.Errorf("%d reports at once, want 2", most.Load())
 	}
@@ -190,7 +190,7 @@ func TestInboxTypesTakeTurns(t *testing.T) {
 	if got != "abc" {
 		t.Errorf("worked in the order %s, want abc", got)
 	}
-	p.await("SELECT count(*) = 11 FROM processed_events WHERE processing_state = 'succeeded'")
+	p.await("SELECT count(*) = 11 FROM inbox_events WHERE processing_state = 'succeeded'")
 }
 
 // Two calls of Run in one process share its work.
@@ -249,7 +249,7 @@ func TestInboxHoldsWhileItsBreakerIsOpen(t *testing.T) {
 		t.Errorf("recording is answered %d", got.status)
 	}
 	down.Store(false)
-	p.await("SELECT count(*) = 6 FROM processed_events WHERE processing_state = 'succeeded'")
+	p.await("SELECT count(*) = 6 FROM inbox_events WHERE processing_state = 'succeeded'")
 	if state := breaker.State(); state != consumer.BreakerClosed {
 		t.Errorf("the breaker is %s", state)
 	}

@@ -18,11 +18,11 @@ const plannedAnew = pgx.QueryExecModeExec
 // events between them.
 const kindsOfEvents = `
 WITH RECURSIVE kind AS (
-    (SELECT event_type FROM processed_events
+    (SELECT event_type FROM inbox_events
      WHERE source = $1::text AND processing_state = 'pending' AND next_attempt_at IS NOT NULL
      ORDER BY event_type LIMIT 1)
     UNION ALL
-    SELECT (SELECT e.event_type FROM processed_events e
+    SELECT (SELECT e.event_type FROM inbox_events e
             WHERE e.source = $1::text AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL AND e.event_type > kind.event_type
             ORDER BY e.event_type LIMIT 1)
     FROM kind WHERE kind.event_type IS NOT NULL
@@ -32,11 +32,11 @@ WITH RECURSIVE kind AS (
 // whether one is being worked for so long that its worker may have died. It is all that an idle inbox asks.
 const lookSQL = kindsOfEvents + `
 SELECT EXISTS (SELECT FROM kind CROSS JOIN LATERAL (
-           SELECT FROM processed_events e
+           SELECT FROM inbox_events e
            WHERE e.source = $1::text AND e.event_type = kind.event_type
              AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL AND e.next_attempt_at <= now()
            ORDER BY e.next_attempt_at LIMIT 1) due),
-       EXISTS (SELECT FROM processed_events e
+       EXISTS (SELECT FROM inbox_events e
            WHERE e.source = $1::text AND e.processing_state = 'processing' AND e.claimed_at < now() - interval '1 second')`
 
 func (s *shift) lookAround(ctx context.Context) (due, unattended bool, err error) {
@@ -71,7 +71,7 @@ const claimSQL = kindsOfEvents + `, turn AS MATERIALIZED (
     SELECT due.place
     FROM turn CROSS JOIN LATERAL (
         SELECT e.ctid AS place
-        FROM processed_events e
+        FROM inbox_events e
         WHERE e.source = $1::text AND e.event_type = turn.event_type
           AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL AND e.next_attempt_at <= now()
         ORDER BY e.next_attempt_at, e.inbox_id
@@ -80,7 +80,7 @@ const claimSQL = kindsOfEvents + `, turn AS MATERIALIZED (
     ) due
     LIMIT $5::integer
 )
-UPDATE processed_events e
+UPDATE inbox_events e
 SET processing_state = 'processing', claim = e.claim + 1, claimed_by = $2::text, claimed_at = now()
 WHERE e.ctid = ANY (ARRAY(SELECT place FROM locked))
 RETURNING e.idempotency_key, e.claim, e.event_type, e.ctid::text`
@@ -148,7 +148,7 @@ SELECT payload, coalesce(request_headers::text, '{}'), attempts, interruptions, 
            WHEN current_setting('idle_in_transaction_session_timeout')::interval BETWEEN '1 ms' AND make_interval(secs => $4::float8)
            THEN current_setting('idle_in_transaction_session_timeout')
            ELSE least(ceil($4::float8 * 1000), 2147483647)::integer::text END, true), ` + unpinned + `
-FROM processed_events
+FROM inbox_events
 WHERE ctid = $5::text::tid AND source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'
 FOR UPDATE SKIP LOCKED`
 
@@ -183,7 +183,7 @@ func (s *shift) begin(ctx context.Context, conn *pgxpool.Conn, t *ticket) (*work
 // let go of the event, and what it wrote since must not be committed.
 const finishSQL = `
 WITH finished AS (
-    UPDATE processed_events
+    UPDATE inbox_events
     SET processing_state = $4::text, processed_at = clock_timestamp(), attempts = attempts + 1, interruptions = 0,
         next_attempt_at = NULL, last_error = nullif($5::text, '')
     WHERE ctid = $7::text::tid AND source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'
@@ -247,19 +247,19 @@ func (s *shift) finish(ctx context.Context, wk *work, state State, reason string
 // failed stands before it and keeps it waiting. It runs under the key's lock. The event takes the place in the queue that it
 // has by its age: at the end of the queue a key would have to wait for the whole backlog, once for each of its events.
 const promoteSQL = `
-UPDATE processed_events e
+UPDATE inbox_events e
 SET next_attempt_at = CASE WHEN e.claim = 0 THEN e.received_at ELSE now() END
 WHERE e.ctid = (
     SELECT w.ctid
-    FROM processed_events w
+    FROM inbox_events w
     WHERE w.source = $1::text AND w.ordering_key = $2::text AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
     ORDER BY w.sequence, w.inbox_id
     LIMIT 1
   )
   AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL
-  AND NOT EXISTS (SELECT FROM processed_events g WHERE g.source = $1::text AND g.ordering_key = $2::text
+  AND NOT EXISTS (SELECT FROM inbox_events g WHERE g.source = $1::text AND g.ordering_key = $2::text
       AND (g.processing_state = 'processing' OR g.processing_state = 'pending' AND g.next_attempt_at IS NOT NULL))
-  AND NOT ($3::boolean AND EXISTS (SELECT FROM processed_events f WHERE f.source = $1::text AND f.ordering_key = $2::text
+  AND NOT ($3::boolean AND EXISTS (SELECT FROM inbox_events f WHERE f.source = $1::text AND f.ordering_key = $2::text
       AND f.processing_state = 'failed' AND (f.sequence, f.inbox_id) < (e.sequence, e.inbox_id)))`
 
 func (in *Inbox) queuePromote(batch *pgx.Batch, orderingKey string, promoted *bool) {
@@ -272,10 +272,10 @@ func (in *Inbox) queuePromote(batch *pgx.Batch, orderingKey string, promoted *bo
 // giveWaySQL makes the event of a key that is let go, but not being worked, wait again when one that comes before it
 // waits: a replay, which is to go first.
 const giveWaySQL = `
-UPDATE processed_events e
+UPDATE inbox_events e
 SET next_attempt_at = NULL
 WHERE e.source = $1::text AND e.ordering_key = $2::text AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL
-  AND EXISTS (SELECT FROM processed_events w
+  AND EXISTS (SELECT FROM inbox_events w
       WHERE w.source = $1::text AND w.ordering_key = $2::text AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
         AND (w.sequence, w.inbox_id) < (e.sequence, e.inbox_id))`
 
@@ -306,7 +306,7 @@ func (in *Inbox) release(ctx context.Context, orderingKey string) (promoted bool
 // settleSQL writes down an outcome other than success, in a transaction of its own: the handler's is rolled back. The
 // fence keeps a worker that comes too late from touching what another has claimed since.
 const settleSQL = `
-UPDATE processed_events
+UPDATE inbox_events
 SET processing_state = $4::text,
     attempts = attempts + $5::integer,
     interruptions = CASE WHEN $5::integer > 0 THEN 0 ELSE interruptions + 1 END,
@@ -329,7 +329,7 @@ func (s *shift) settle(ctx context.Context, wk *work, o settlement) (mine bool, 
 
 // giveBackSQL undoes a claim. The event keeps its place, because next_attempt_at has never changed.
 const giveBackSQL = `
-UPDATE processed_events
+UPDATE inbox_events
 SET processing_state = 'pending'
 WHERE source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'`
 

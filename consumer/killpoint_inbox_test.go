@@ -215,7 +215,7 @@ func keyOf(n int) string { return "k" + strconv.Itoa(n) }
 
 // What to ask the database about an event.
 const (
-	succeeded = "SELECT EXISTS (SELECT FROM processed_events WHERE idempotency_key = $1 AND processing_state = 'succeeded')"
+	succeeded = "SELECT EXISTS (SELECT FROM inbox_events WHERE idempotency_key = $1 AND processing_state = 'succeeded')"
 	// holding counts the transactions in which the process that is named for the event stands still.
 	holding = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1 AND state LIKE 'idle in transaction%'"
 )
@@ -302,7 +302,7 @@ func (e *env) awaitFor(what, query, key string) {
 // wantWorkedOnce asserts one effect, and one attempt.
 func (e *env) wantWorkedOnce(moment, key string) {
 	e.wantRows(key, 1, 1)
-	if attempts := e.count("SELECT attempts FROM processed_events WHERE idempotency_key = $1", key); attempts != 1 {
+	if attempts := e.count("SELECT attempts FROM inbox_events WHERE idempotency_key = $1", key); attempts != 1 {
 		e.t.Errorf("%s: %d attempts are counted for %s", moment, attempts, key)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -372,8 +373,8 @@ func TestPruneConfigMistakes(t *testing.T) {
 	})
 }
 
-// A service that was given rights of its own on processed_events, before there was anything to forget, goes on.
-func TestHorizonComesWithItsRights(t *testing.T) {
+// A service that was given rights of its own on processed_events, when there was no other table, goes on, and may use what is new.
+func TestTablesComeWithTheirRights(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, effect)
 		db := openSQL(t, e.dsn)
@@ -381,7 +382,7 @@ func TestHorizonComesWithItsRights(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := provider.DownTo(t.Context(), 3); err != nil {
+		if _, err := provider.DownTo(t.Context(), 1); err != nil {
 			t.Fatal(err)
 		}
 		role := "receiver_" + strings.ReplaceAll(f.name, "/", "_")
@@ -399,5 +400,16 @@ func TestHorizonComesWithItsRights(t *testing.T) {
 		own.wantPruned(ninety, 0, 1)
 		e.settle()
 		own.wantPruned(ninety, 1, 0)
+		if err := pgx.BeginFunc(t.Context(), pgtest.Pool(t, own.dsn), func(tx pgx.Tx) error {
+			_, err := consumer.ApplyIfNewer(t.Context(), tx, "scope", "entity", consumer.BySequence(1))
+			return err
+		}); err != nil {
+			t.Error(err)
+		}
+		p := &inboxProcess{env: own}
+		p.open(consumer.InboxConfig{})
+		p.run()
+		p.record("recorded", ordered("o", 1))
+		p.wantWorked("recorded", consumer.ResultProcessed)
 	})
 }

@@ -43,11 +43,7 @@ func recipes(t *testing.T) map[string]string {
 // sample fills the inbox of an env with an event in every state, by hand, so that a recipe is judged by what is in the
 // table and not by the code that usually writes it. Those of ordering key c-1 wait behind one that failed.
 const sample = `
-INSERT INTO processed_events (source, idempotency_key, event_type, related_reference, processing_state, attempts, next_attempt_at,
-    processed_at, last_error, ordering_key, sequence, inbox_id, payload, claimed_by, claimed_at, received_at)
-SELECT 'finance', key, type, reference, state, attempts, now() + due, now() + processed, error, ordering, sequence, id,
-    CASE WHEN id IS NOT NULL THEN '{}'::bytea END, worker, CASE WHEN worker IS NOT NULL THEN now() - interval '5 s' END, received
-FROM (VALUES
+CREATE TABLE sample AS SELECT * FROM (VALUES
     ('by-middleware', 'invoice.paid', 'INV-1', 'succeeded', 1, NULL::interval, interval '-1 h', NULL, NULL, 0, NULL::bigint, NULL, timestamptz '2026-01-03'),
     ('ignored-by-middleware', 'invoice.paid', NULL, 'ignored', 1, NULL, interval '-1 h', 'of no concern', NULL, 0, NULL, NULL, '2026-01-03'),
     ('done', 'invoice.paid', 'INV-1', 'succeeded', 1, NULL, interval '-1 h', NULL, NULL, 0, 1, NULL, '2026-01-03'),
@@ -61,6 +57,15 @@ FROM (VALUES
     ('second', 'invoice.paid', NULL, 'pending', 0, NULL, NULL, NULL, 'c-1', 11, 9, NULL, '2026-01-03'),
     ('third', 'invoice.paid', NULL, 'pending', 0, NULL, NULL, NULL, 'c-1', 12, 10, NULL, '2026-01-03')
 ) AS s (key, type, reference, state, attempts, due, processed, error, ordering, sequence, id, worker, received);
+INSERT INTO processed_events (source, idempotency_key, event_type, related_reference, processing_state, attempts, processed_at, last_error, received_at)
+SELECT 'finance', key, type, reference, state, attempts, now() + processed, error, received FROM sample WHERE id IS NULL
+UNION ALL SELECT 'finance', key, type, reference, 'recorded', 0, NULL, NULL, received FROM sample WHERE id IS NOT NULL
+UNION ALL SELECT 'finance', 'removed', 'invoice.paid', NULL, 'recorded', 0, NULL, NULL, '2026-01-03';
+INSERT INTO inbox_events (source, idempotency_key, event_type, related_reference, processing_state, attempts, next_attempt_at,
+    processed_at, last_error, ordering_key, sequence, inbox_id, payload, claimed_by, claimed_at, received_at)
+SELECT 'finance', key, type, reference, state, attempts, now() + due, now() + processed, error, ordering, sequence, id,
+    '{}', worker, CASE WHEN worker IS NOT NULL THEN now() - interval '5 s' END, received
+FROM sample WHERE id IS NOT NULL;
 INSERT INTO inbox_forgotten (source, received_before, announced_at) VALUES ('finance', '2026-01-01 00:00:00Z', now())`
 
 // filled replaces what stands in capitals.
@@ -92,9 +97,9 @@ func (e *env) rows(query string) (lines []string) {
 
 // states are the events by key, with what a worker would see of them.
 func (e *env) states() string {
-	return strings.Join(e.rows(`SELECT idempotency_key || ' ' || processing_state || ' ' || attempts || CASE
-		WHEN next_attempt_at <= now() THEN ' due' WHEN next_attempt_at > now() THEN ' later' ELSE '' END
-		FROM processed_events ORDER BY inbox_id NULLS FIRST`), "\n")
+	return strings.Join(e.rows(`SELECT idempotency_key || ' ' || coalesce(e.processing_state, p.processing_state) || ' ' || coalesce(e.attempts, p.attempts) || CASE
+		WHEN e.next_attempt_at <= now() THEN ' due' WHEN e.next_attempt_at > now() THEN ' later' ELSE '' END
+		FROM processed_events p FULL JOIN inbox_events e USING (source, idempotency_key) ORDER BY e.inbox_id NULLS FIRST`), "\n")
 }
 
 func newSample(t *testing.T) *env {
@@ -116,10 +121,15 @@ type recipeCase struct {
 
 var recipeCases = []recipeCase{
 	{title: "Find an event by its key", values: map[string]string{"KEY": "retried"}, rows: 1, has: []string{"INV-3|", "|pending|2|", "no such customer"}},
+	{title: "Find an event by its key", values: map[string]string{"KEY": "ignored-by-middleware"}, rows: 1, has: []string{"|ignored|1|", "of no concern"}},
+	{title: "Find an event by its key", values: map[string]string{"KEY": "removed"}, rows: 1, has: []string{"|recorded|0|"}},
 	{title: "Find an event by its key", values: map[string]string{"KEY": "unheard of"}, rows: 0},
 	{title: "Find events by the producer's reference", values: map[string]string{"REFERENCE": "INV-1"}, rows: 2, has: []string{"finance|by-middleware", "finance|done"}},
 
 	{title: "Why has this event not been processed", values: map[string]string{"KEY": "done"}, rows: 1, has: []string{"it has been, at "}},
+	{title: "Why has this event not been processed", values: map[string]string{"KEY": "by-middleware"}, rows: 1, has: []string{"it has been, at "}},
+	{title: "Why has this event not been processed", values: map[string]string{"KEY": "ignored-by-middleware"}, rows: 1, has: []string{"ignored: of no concern"}},
+	{title: "Why has this event not been processed", values: map[string]string{"KEY": "removed"}, rows: 1, has: []string{"somebody has removed it"}},
 	{title: "Why has this event not been processed", values: map[string]string{"KEY": "unknown"}, rows: 1, has: []string{"ignored: no handler for invoice.lost version 1"}},
 	{title: "Why has this event not been processed", values: map[string]string{"KEY": "failed"}, rows: 1, has: []string{"failed for good, attempt 8: no such customer"}},
 	{title: "Why has this event not been processed", values: map[string]string{"KEY": "worked"}, rows: 1, has: []string{"being worked by worker-7 since "}},
@@ -146,7 +156,11 @@ var recipeCases = []recipeCase{
 	{title: "Ignore one event that waits or has failed", values: map[string]string{"KEY": "retried", "NAME": "Ada", "REASON": "refunded"}, changes: []string{"retried ignored 2"}},
 	{title: "Ignore one event that waits or has failed", values: map[string]string{"KEY": "worked", "NAME": "Ada", "REASON": "refunded"}},
 
-	{title: "How large is the table, and does vacuum keep up", rows: 1, has: []string{"kB|"}},
+	{title: "Remove an event that is done from the inbox, such as for what is personal in it", values: map[string]string{"KEY": "done"}, changes: []string{"done recorded 0"}},
+	{title: "Remove an event that is done from the inbox, such as for what is personal in it", values: map[string]string{"KEY": "due"}},
+	{title: "Remove an event that is done from the inbox, such as for what is personal in it", values: map[string]string{"KEY": "by-middleware"}},
+
+	{title: "How large are the tables, and does vacuum keep up", rows: 2, has: []string{"processed_events|", "inbox_events|", "kB|"}},
 }
 
 func TestRecipes(t *testing.T) {
@@ -186,7 +200,7 @@ func TestRecipes(t *testing.T) {
 // The recipes that are tried by TestRecipesAboutSessions.
 const (
 	keyHolder   = "Which session is processing this key in this moment, so that others are answered 409"
-	tableHolder = "Who has had a transaction open on the table, for how long, and whom does it keep waiting"
+	tableHolder = "Who has had a transaction open on one of the tables, for how long, and whom does it keep waiting"
 )
 
 // Each statement of the document is tried by this file, the ones about sessions below.

@@ -12,7 +12,7 @@ import (
 // Filter chooses events of an inbox: those to which everything that is set applies. What the middleware or [Once] has
 // processed is never among them. The zero Filter is refused, because nobody means all events.
 type Filter struct {
-	// FromID and ToID bound the number that an event got when it was recorded (processed_events.inbox_id), both
+	// FromID and ToID bound the number that an event got when it was recorded (inbox_events.inbox_id), both
 	// inclusive. 0: no bound.
 	FromID, ToID int64
 

@@ -333,7 +333,7 @@ func TestRouterInAnInbox(t *testing.T) {
 	old.record("next", ordered("a", 2))
 	old.wantWorked("next", consumer.ResultProcessed)
 	old.wantState("newer", consumer.StateIgnored, 1)
-	if n := old.count("SELECT count(*) FROM processed_events WHERE last_error = 'no handler for invoice.created version 2'"); n != 1 {
+	if n := old.count("SELECT count(*) FROM inbox_events WHERE last_error = 'no handler for invoice.created version 2'"); n != 1 {
 		t.Error("the reason is not there")
 	}
 	got := old.do(old.newRequest("malformed", `{"key":4711}`))

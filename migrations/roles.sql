@@ -50,11 +50,10 @@ BEGIN
 
     IF to_regclass('processed_events') IS NOT NULL THEN
         GRANT SELECT, INSERT, UPDATE, DELETE ON processed_events TO inbox_receiver;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_events TO inbox_receiver;
+        GRANT USAGE ON SEQUENCE inbox_id_seq TO inbox_receiver;
         GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_freshness TO inbox_receiver;
         GRANT SELECT, INSERT, UPDATE ON inbox_forgotten TO inbox_receiver;
-        IF to_regclass('inbox_id_seq') IS NOT NULL THEN
-            GRANT USAGE ON SEQUENCE inbox_id_seq TO inbox_receiver;
-        END IF;
     END IF;
 END
 $$;

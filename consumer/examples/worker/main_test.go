@@ -27,7 +27,7 @@ func TestWorksWhatItHasRecorded(t *testing.T) {
 	}
 	state := func(key, state string) {
 		t.Helper()
-		e.Await("SELECT EXISTS (SELECT FROM processed_events WHERE idempotency_key = $1 AND processing_state = $2)", key, state)
+		e.Await("SELECT EXISTS (SELECT FROM inbox_events WHERE idempotency_key = $1 AND processing_state = $2)", key, state)
 	}
 
 	deliver("invoice.created", "k1", exampletest.Invoice("INV-1", "19.90"), http.StatusAccepted)
@@ -42,11 +42,11 @@ func TestWorksWhatItHasRecorded(t *testing.T) {
 
 	// What fails is tried again once it is due; nobody waits for that here.
 	deliver("invoice.created", "k4", exampletest.Invoice("INV-4", "-1"), http.StatusAccepted)
-	e.Await("SELECT attempts = 1 AND processing_state = 'pending' AND next_attempt_at > now() FROM processed_events WHERE idempotency_key = 'k4'")
+	e.Await("SELECT attempts = 1 AND processing_state = 'pending' AND next_attempt_at > now() FROM inbox_events WHERE idempotency_key = 'k4'")
 	if _, err := e.Pool.Exec(t.Context(), "ALTER TABLE shipments DROP CONSTRAINT shipments_total_check"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.Pool.Exec(t.Context(), "UPDATE processed_events SET next_attempt_at = now() WHERE idempotency_key = 'k4'"); err != nil {
+	if _, err := e.Pool.Exec(t.Context(), "UPDATE inbox_events SET next_attempt_at = now() WHERE idempotency_key = 'k4'"); err != nil {
 		t.Fatal(err)
 	}
 	state("k4", "succeeded")
@@ -76,11 +76,11 @@ func TestStopsInGoodOrder(t *testing.T) {
 		}
 	}
 	e.Stop()
-	if n := e.Count("SELECT count(*) FROM processed_events WHERE processing_state = 'processing'"); n != 0 {
+	if n := e.Count("SELECT count(*) FROM inbox_events WHERE processing_state = 'processing'"); n != 0 {
 		t.Errorf("%d events are left in the hands of a worker that is gone", n)
 	}
 	e.Again()
-	e.Await("SELECT count(*) = $1 FROM processed_events WHERE processing_state = 'succeeded'", events)
+	e.Await("SELECT count(*) = $1 FROM inbox_events WHERE processing_state = 'succeeded'", events)
 	if n := e.Count("SELECT count(*) FROM shipments"); n != events {
 		t.Errorf("%d shipments, want %d", n, events)
 	}

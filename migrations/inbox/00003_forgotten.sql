@@ -7,7 +7,9 @@ CREATE TABLE inbox_forgotten (
     -- Shortly before the present received_before was committed.
     announced_at     timestamptz      NOT NULL,
     -- What stood in received_before until then. Rows from before it may be removed at once; see inbox_prune.
-    removable_before timestamptz      NOT NULL DEFAULT '-infinity'
+    removable_before timestamptz      NOT NULL DEFAULT '-infinity',
+    -- So an event less than a day old need not be looked up in here.
+    CONSTRAINT inbox_forgotten_keeps_the_last_day CHECK (received_before <= announced_at - interval '1 day')
 );
 
 COMMENT ON TABLE inbox_forgotten IS 'By sender: rows of processed_events that were received before this moment may be gone. Events created before it that are not known are refused.';
@@ -20,6 +22,9 @@ COMMENT ON TABLE inbox_forgotten IS 'By sender: rows of processed_events that we
 --   removed      how many rows
 --   announced    how many are old enough but have to wait
 -- In a rehearsal nothing is announced or removed: it counts what would be removed, and what would have to wait.
+--
+-- What an inbox has recorded goes when the inbox is done with it, the event first and the memory of it behind that. Where the
+-- memory cannot go yet, it goes the next time: an event that is not in the inbox any more is done.
 --
 -- An admission looks for the event's row and into inbox_forgotten in one statement, and no lock makes it wait. It would find
 -- the row removed and miss the announcement if its snapshot were older than that. So an announcement settles when it is a
@@ -38,6 +43,7 @@ DECLARE
     mark      record;
     safe      timestamptz;
     due       tid[];
+    in_inbox  text[];
     gone      integer;
 BEGIN
     IF older_than IS NULL OR older_than < interval '0' THEN
@@ -49,13 +55,17 @@ BEGIN
     announced := 0;
     -- Senders in their order, so that two who prune at once do not wait for each other in a circle.
     FOR old IN
-        SELECT e.source, max(e.since) AS latest, array_agg(e.place) AS places, array_agg(e.since) AS times
+        SELECT e.source, max(greatest(e.since, i.processed_at)) AS latest, array_agg(e.place) AS places,
+               array_agg(greatest(e.since, i.processed_at)) AS times, array_agg(i.idempotency_key) AS keys
         FROM (
-            SELECT p.ctid AS place, p.source, p.processing_state, p.not_after, greatest(p.received_at, p.processed_at) AS since
+            SELECT p.ctid AS place, p.source, p.processing_state, p.not_after, greatest(p.received_at, p.processed_at) AS since,
+                   CASE WHEN p.processing_state = 'recorded' THEN p.idempotency_key END AS recorded_as
             FROM processed_events p WHERE p.ctid >= first_row AND p.ctid < end_row
             OFFSET 0 -- or an index would do to sort by source
         ) e
-        WHERE e.processing_state IN ('succeeded', 'ignored') AND e.since < cutoff AND (e.not_after < now()) IS NOT FALSE
+        LEFT JOIN inbox_events i ON i.source = e.source AND i.idempotency_key = e.recorded_as
+        WHERE e.processing_state IN ('succeeded', 'ignored', 'recorded') AND e.since < cutoff AND (e.not_after < now()) IS NOT FALSE
+          AND coalesce(i.processing_state, 'succeeded') IN ('succeeded', 'ignored') AND greatest(e.since, i.processed_at) < cutoff
           AND (only_source IS NULL OR e.source = only_source)
         GROUP BY e.source ORDER BY e.source
     LOOP
@@ -78,18 +88,32 @@ BEGIN
         END IF;
 
         due := ARRAY(SELECT o.place FROM unnest(old.places, old.times) o (place, since) WHERE o.since < safe);
+        in_inbox := ARRAY(SELECT o.key FROM unnest(old.times, old.keys) o (since, key) WHERE o.since < safe AND o.key IS NOT NULL);
         gone := cardinality(due);
         announced := announced + cardinality(old.places) - gone;
         IF NOT rehearsal AND gone > 0 THEN
-            -- A duplicate in flight holds its key's lock (see the package consumer) and counts on the row; so it stays.
-            -- So does what an operator has in hand, and what he has changed in the meantime.
+            -- What an operator has in hand stays, and what he has changed in the meantime, such as by a replay.
+            IF cardinality(in_inbox) > 0 THEN
+                DELETE FROM inbox_events i WHERE i.ctid = ANY (ARRAY(
+                    SELECT e.place
+                    FROM (
+                        SELECT i.ctid AS place, i.* FROM inbox_events i
+                        WHERE i.source = old.source AND i.idempotency_key = ANY (in_inbox) FOR UPDATE SKIP LOCKED
+                    ) e
+                    WHERE e.processing_state IN ('succeeded', 'ignored') AND greatest(e.received_at, e.processed_at) < least(cutoff, safe)));
+            END IF;
+            -- The same here. A duplicate in flight holds its key's lock (see the package consumer) and counts on the row; so
+            -- that stays, too. And so does the memory of what has stayed in the inbox, which shows in a statement of its own.
             DELETE FROM processed_events p WHERE p.ctid = ANY (ARRAY(
                 SELECT e.place
                 FROM (
                     SELECT p.ctid AS place, p.* FROM processed_events p WHERE p.ctid = ANY (due) FOR UPDATE SKIP LOCKED
                 ) e
-                WHERE CASE WHEN e.source = old.source AND e.processing_state IN ('succeeded', 'ignored')
+                WHERE CASE WHEN e.source = old.source AND e.processing_state IN ('succeeded', 'ignored', 'recorded')
                                 AND greatest(e.received_at, e.processed_at) < least(cutoff, safe) AND (e.not_after < now()) IS NOT FALSE
+                                AND NOT (e.processing_state = 'recorded' AND EXISTS (
+                                    SELECT FROM inbox_events i WHERE i.source = e.source AND i.idempotency_key = e.idempotency_key
+                                    OFFSET 0)) -- or all that is in the inbox would be read first
                       THEN pg_try_advisory_xact_lock(hashtextextended(e.source || E'\n' || e.idempotency_key, 122550254464888))
                       END));
             GET DIAGNOSTICS gone = ROW_COUNT;
