@@ -18,14 +18,41 @@ import (
 // processed, grew old, were announced, removed and refused. No effect happens twice, and nothing is refused without an
 // announcement.
 func TestPruneUnderDuplicates(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	underDuplicates := func(t *testing.T, f flavour) {
 		for _, isolation := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
 			t.Run(isolation.String(), func(t *testing.T) {
 				t.Parallel()
 				pruneUnderDuplicates(t, f, isolation)
 			})
 		}
+	}
+	t.Run("inbox", func(t *testing.T) {
+		t.Parallel()
+		underDuplicates(t, recording)
 	})
+	eachFlavour(t, underDuplicates)
+}
+
+// recording is a receiver that records events, and works them in the same process.
+var recording = flavour{
+	name: "inbox",
+	wrap: func(t testing.TB, dsn string, cfg consumer.Config) func(http.Handler) http.Handler {
+		in := consumer.NewInbox(poolOf(t, dsn, 12), consumer.InboxConfig{
+			Config: cfg,
+			Handle: func(ctx context.Context, event consumer.Event, _ []byte) error { return effectOf(ctx, event.Key) },
+		})
+		ctx, stop := context.WithCancel(context.Background())
+		var working sync.WaitGroup
+		working.Go(func() {
+			if err := in.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		t.Cleanup(working.Wait)
+		t.Cleanup(stop)
+		return func(http.Handler) http.Handler { return in.Handler() }
+	},
+	prune: flavours[0].prune,
 }
 
 func pruneUnderDuplicates(t *testing.T, f flavour, isolation sql.IsolationLevel) {
@@ -57,7 +84,7 @@ func pruneUnderDuplicates(t *testing.T, f flavour, isolation sql.IsolationLevel)
 			}
 			_, err = e.pool.Exec(t.Context(), `INSERT INTO refused VALUES ($1)`, key)
 			return err
-		case got.status == http.StatusOK, got.status == http.StatusCreated, got.status == http.StatusConflict, got.status == http.StatusServiceUnavailable:
+		case got.status == http.StatusOK, got.status == http.StatusCreated, got.status == http.StatusAccepted, got.status == http.StatusConflict, got.status == http.StatusServiceUnavailable:
 			return nil
 		}
 		return fmt.Errorf("%s: %d %s", key, got.status, got.body)
@@ -81,9 +108,15 @@ func pruneUnderDuplicates(t *testing.T, f flavour, isolation sql.IsolationLevel)
 	refused := 0
 	e.await(`SELECT count(*) > $1 FROM processed_events WHERE idempotency_key LIKE 'old%'`, enough)
 	for removed := int64(0); (removed < enough || refused < enough) && !t.Failed(); {
-		// Half of what was processed is suddenly old: on from here, whoever asks for it may meet its removal.
-		e.mustExec(`UPDATE processed_events SET received_at = received_at - interval '91 days', processed_at = processed_at - interval '91 days'
-			WHERE idempotency_key LIKE 'old%' AND received_at > now() - interval '1 day' AND random() < 0.5`)
+		// Half of what was processed, and is done, is suddenly old: on from here, whoever asks for it may meet its removal.
+		e.mustExec(`WITH aged AS (
+				UPDATE processed_events p SET received_at = received_at - interval '91 days', processed_at = processed_at - interval '91 days'
+				WHERE idempotency_key LIKE 'old%' AND received_at > now() - interval '1 day' AND random() < 0.5 AND NOT EXISTS (
+					SELECT FROM inbox_events e WHERE e.idempotency_key = p.idempotency_key AND e.processing_state <> 'succeeded')
+				RETURNING idempotency_key
+			)
+			UPDATE inbox_events SET received_at = received_at - interval '91 days', processed_at = processed_at - interval '91 days'
+			WHERE idempotency_key IN (SELECT idempotency_key FROM aged)`)
 		removed += e.mustPrune(cfg).Removed
 		e.settle()
 		refused = e.count(`SELECT count(DISTINCT key) FROM refused`)
@@ -93,6 +126,7 @@ func pruneUnderDuplicates(t *testing.T, f flavour, isolation sql.IsolationLevel)
 	}
 	done.Store(true)
 	wg.Wait()
+	e.await(`SELECT NOT EXISTS (SELECT FROM inbox_events WHERE processing_state IN ('pending', 'processing'))`)
 	if n := e.count(`SELECT count(*) FROM processed_events p WHERE (SELECT count(*) FROM effect WHERE key = p.idempotency_key) <> 1`); n != 0 {
 		t.Errorf("%d events are known without their effect", n)
 	}

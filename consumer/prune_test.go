@@ -311,6 +311,8 @@ func TestPruneStopsWithItsContext(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() {
 			e.await(`SELECT count(*) < 1000 FROM processed_events`)
+			e.await(`SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%inbox_prune(%' AND state <> 'idle'
+				AND pid <> pg_backend_pid())`) // it has been told what it removed
 			cancel()
 		}()
 		cfg := ninety

@@ -43,7 +43,7 @@ DECLARE
     mark      record;
     safe      timestamptz;
     due       tid[];
-    in_inbox  text[];
+    in_inbox  tid[];
     gone      integer;
 BEGIN
     IF older_than IS NULL OR older_than < interval '0' THEN
@@ -56,14 +56,17 @@ BEGIN
     -- Senders in their order, so that two who prune at once do not wait for each other in a circle.
     FOR old IN
         SELECT e.source, max(greatest(e.since, i.processed_at)) AS latest, array_agg(e.place) AS places,
-               array_agg(greatest(e.since, i.processed_at)) AS times, array_agg(i.idempotency_key) AS keys
+               array_agg(greatest(e.since, i.processed_at)) AS times, array_agg(i.place) AS inbox_places
         FROM (
-            SELECT p.ctid AS place, p.source, p.processing_state, p.not_after, greatest(p.received_at, p.processed_at) AS since,
-                   CASE WHEN p.processing_state = 'recorded' THEN p.idempotency_key END AS recorded_as
+            SELECT p.ctid AS place, p.source, p.idempotency_key, p.processing_state, p.not_after, greatest(p.received_at, p.processed_at) AS since
             FROM processed_events p WHERE p.ctid >= first_row AND p.ctid < end_row
             OFFSET 0 -- or an index would do to sort by source
         ) e
-        LEFT JOIN inbox_events i ON i.source = e.source AND i.idempotency_key = e.recorded_as
+        LEFT JOIN LATERAL (
+            SELECT i.ctid AS place, i.processing_state, i.processed_at FROM inbox_events i
+            WHERE e.processing_state = 'recorded' AND i.source = e.source AND i.idempotency_key = e.idempotency_key
+            OFFSET 0 -- or, planned while the table is empty, all of it would be read for each of them
+        ) i ON true
         WHERE e.processing_state IN ('succeeded', 'ignored', 'recorded') AND e.since < cutoff AND (e.not_after < now()) IS NOT FALSE
           AND coalesce(i.processing_state, 'succeeded') IN ('succeeded', 'ignored') AND greatest(e.since, i.processed_at) < cutoff
           AND (only_source IS NULL OR e.source = only_source)
@@ -88,7 +91,7 @@ BEGIN
         END IF;
 
         due := ARRAY(SELECT o.place FROM unnest(old.places, old.times) o (place, since) WHERE o.since < safe);
-        in_inbox := ARRAY(SELECT o.key FROM unnest(old.times, old.keys) o (since, key) WHERE o.since < safe AND o.key IS NOT NULL);
+        in_inbox := ARRAY(SELECT o.place FROM unnest(old.inbox_places, old.times) o (place, since) WHERE o.since < safe AND o.place IS NOT NULL);
         gone := cardinality(due);
         announced := announced + cardinality(old.places) - gone;
         IF NOT rehearsal AND gone > 0 THEN
@@ -97,10 +100,11 @@ BEGIN
                 DELETE FROM inbox_events i WHERE i.ctid = ANY (ARRAY(
                     SELECT e.place
                     FROM (
-                        SELECT i.ctid AS place, i.* FROM inbox_events i
-                        WHERE i.source = old.source AND i.idempotency_key = ANY (in_inbox) FOR UPDATE SKIP LOCKED
+                        SELECT i.ctid AS place, i.* FROM inbox_events i WHERE i.ctid = ANY (in_inbox) FOR UPDATE SKIP LOCKED
                     ) e
-                    WHERE e.processing_state IN ('succeeded', 'ignored') AND greatest(e.received_at, e.processed_at) < least(cutoff, safe)));
+                    WHERE CASE WHEN e.source = old.source AND e.processing_state IN ('succeeded', 'ignored') -- CASE, or an index would do
+                                    AND greatest(e.received_at, e.processed_at) < least(cutoff, safe) AND (e.not_after < now()) IS NOT FALSE
+                          THEN true END));
             END IF;
             -- The same here. A duplicate in flight holds its key's lock (see the package consumer) and counts on the row; so
             -- that stays, too. And so does the memory of what has stayed in the inbox, which shows in a statement of its own.

@@ -1,0 +1,213 @@
+package consumer_test
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+)
+
+// oldRecorded are n events of 91 days ago, which an inbox recorded and has worked, and their effects.
+func (e *env) oldRecorded(source, key string, n int) {
+	e.t.Helper()
+	e.mustExec(`INSERT INTO inbox_events (source, idempotency_key, processing_state, received_at, processed_at, payload)
+		SELECT $1, $2 || i, 'succeeded', now() - interval '91 days', now() - interval '91 days', '{}' FROM generate_series(1, $3) i`, source, key, n)
+	e.mustExec(`INSERT INTO processed_events (source, idempotency_key, processing_state, received_at, payload_hash)
+		SELECT $1, $2 || i, 'recorded', now() - interval '91 days', sha256('{}') FROM generate_series(1, $3) i`, source, key, n)
+	e.mustExec(`INSERT INTO effect (key) SELECT $1 || i FROM generate_series(1, $2) i`, key, n)
+}
+
+// wantTables compares how many rows there are in the memory and in the inbox.
+func (e *env) wantTables(remembered, inInbox int) {
+	e.t.Helper()
+	if n, m := e.known(), e.count("SELECT count(*) FROM inbox_events"); n != remembered || m != inInbox {
+		e.t.Errorf("%d events are remembered, and %d in the inbox; want %d and %d", n, m, remembered, inInbox)
+	}
+}
+
+func TestPruneAsksTheInbox(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{}, effect)
+		remembered, inInbox, gone := 0, 0, 0
+		for i, row := range []struct {
+			source, state, received, processed, notAfter string // the state in the inbox; empty: it is not there any more
+			kept                                         bool
+		}{
+			{"outbox", "succeeded", "91 days", "91 days", "", false},
+			{"outbox", "ignored", "91 days", "91 days", "", false},
+			{"outbox", "succeeded", "91 days", "91 days", "1 minute", false},
+			{"outbox", "", "91 days", "", "", false},
+			{"outbox", "failed", "91 days", "91 days", "", true},
+			{"outbox", "pending", "91 days", "", "", true},
+			{"outbox", "processing", "91 days", "", "", true},
+			{"outbox", "succeeded", "91 days", "89 days", "", true}, // after a long time in the inbox
+			{"outbox", "succeeded", "89 days", "89 days", "", true},
+			{"outbox", "succeeded", "91 days", "91 days", "-1 minute", true},
+			{"outbox", "", "89 days", "", "", true},
+			{"outbox", "", "91 days", "", "-1 minute", true},
+			{"sales", "succeeded", "91 days", "91 days", "", true},
+			{"sales", "", "91 days", "", "", true},
+		} {
+			key := fmt.Sprint(i, "/")
+			e.mustExec(`INSERT INTO processed_events (source, idempotency_key, processing_state, received_at, not_after)
+				SELECT $1, $2 || i, 'recorded', now() - $3::interval, now() - nullif($4, '')::interval FROM generate_series(1, 100) i`,
+				row.source, key, row.received, row.notAfter)
+			if row.state != "" {
+				e.mustExec(`INSERT INTO inbox_events (source, idempotency_key, processing_state, received_at, processed_at)
+					SELECT $1, $2 || i, $3, now() - $4::interval, now() - nullif($5, '')::interval FROM generate_series(1, 100) i`,
+					row.source, key, row.state, row.received, row.processed)
+			}
+			switch {
+			case !row.kept:
+				gone += 100
+			case row.state != "":
+				inInbox += 100
+				fallthrough
+			default:
+				remembered += 100
+			}
+		}
+		everything := func() []string {
+			return e.rows("SELECT idempotency_key || p::text || e::text FROM processed_events p FULL JOIN inbox_events e USING (source, idempotency_key) ORDER BY 1")
+		}
+		before := everything()
+		cfg := ninety
+		cfg.BatchPages, cfg.Pause = 1, time.Microsecond
+		e.wantPruned(cfg, 0, int64(gone))
+		e.settle()
+		if n := e.count("SELECT removed FROM inbox_prune('outbox', 0, 1000, interval '90 days', true)"); n != gone {
+			t.Errorf("the rehearsal would remove %d, want %d", n, gone)
+		}
+		if !slices.Equal(everything(), before) {
+			t.Error("something was changed before it was announced, or in a rehearsal")
+		}
+		e.wantPruned(cfg, int64(gone), 0)
+		e.wantTables(remembered, inInbox)
+		if n := e.count(`SELECT count(*) FROM inbox_events e WHERE NOT EXISTS (SELECT FROM processed_events p WHERE p.source = e.source AND p.idempotency_key = e.idempotency_key)`); n != 0 {
+			t.Errorf("%d events are in the inbox and not remembered", n)
+		}
+		if n := e.count(`SELECT count(*) FROM inbox_forgotten WHERE source <> 'outbox'`); n != 0 {
+			t.Error("another sender's events were announced")
+		}
+	})
+}
+
+// What somebody has in hand, of the inbox or of the memory, is left for the next run, and nobody waits.
+func TestPruneLeavesWhatIsInHandInAnInbox(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{})
+	p.prune = flavours[0].prune
+	p.pool = poolOf(t, p.dsn, 6) // one for each lock
+	p.oldRecorded("outbox", "old", 9)
+	p.wantPruned(ninety, 0, 9)
+	p.settle()
+	var release []func()
+	for _, statement := range []string{
+		`SELECT FROM inbox_events WHERE idempotency_key = 'old2' FOR UPDATE`,
+		`UPDATE inbox_events SET processing_state = 'pending', next_attempt_at = now() WHERE idempotency_key = 'old4'`,
+		`SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\nold6', 122550254464888))`,
+		`SELECT FROM processed_events WHERE idempotency_key = 'old8' FOR UPDATE`,
+	} {
+		release = append(release, p.hold(func(tx pgx.Tx) error {
+			_, err := tx.Exec(t.Context(), statement)
+			return err
+		}))
+	}
+	p.wantPruned(ninety, 5, 0)
+	p.wantTables(4, 2)
+	for key, state := range map[string]string{"old2": "succeeded", "old4": "succeeded", "old6": "recorded", "old8": "recorded"} {
+		wantReplayed(t, p.do(p.newRequest(key, "{}", longAgo())), http.StatusOK, `{"state":"`+state+`"}`+"\n")
+	}
+	for _, commit := range release {
+		commit()
+	}
+	p.wantPruned(ninety, 3, 0)
+	p.wantTables(1, 1)
+	p.run() // it was replayed
+	p.awaitState("old4", consumer.StateSucceeded)
+	p.wantRows("old4", 2, 1)
+	p.wantRows("old6", 1, 0)
+}
+
+// A duplicate that meets a removal which is not committed yet is answered from what is there; whoever comes later is refused.
+func TestDuplicateMeetsRemovalFromAnInbox(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{})
+	p.prune = flavours[0].prune
+	p.oldRecorded("outbox", "old", 1)
+	p.wantPruned(ninety, 0, 1)
+	p.settle()
+	commit := p.hold(func(tx pgx.Tx) error {
+		var removed int
+		err := tx.QueryRow(t.Context(), `SELECT removed FROM inbox_prune(NULL, 0, 16, interval '90 days', false)`).Scan(&removed)
+		if removed != 1 {
+			t.Errorf("%d removed", removed)
+		}
+		return err
+	})
+	wantReplayed(t, p.do(p.newRequest("old1", "{}", longAgo())), http.StatusOK, `{"state":"succeeded"}`+"\n")
+	commit()
+	wantProblem(t, p.do(p.newRequest("old1", "{}", longAgo())), http.StatusUnprocessableEntity, "forgotten")
+	p.wantRows("old1", 1, 0)
+	p.wantTables(0, 0)
+}
+
+// However large the inbox is: its events are found by their keys. Statistics from when it was empty, and none at all, must
+// not change that.
+func TestPruneFindsEventsByTheirKeys(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, flavours[0], consumer.Config{}, effect)
+	e.mustExec(`ALTER TABLE processed_events SET (autovacuum_enabled = off)`)
+	e.mustExec(`ALTER TABLE inbox_events SET (autovacuum_enabled = off)`)
+	e.mustExec(`VACUUM ANALYZE`)
+	conn, err := pgx.Connect(t.Context(), e.dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(t.Context()) })
+	page := 0
+	run := func() (removed int) {
+		t.Helper()
+		for range 8 { // more than five times, after which a plan is kept
+			var n int
+			if err := conn.QueryRow(t.Context(), `SELECT next_page, removed FROM inbox_prune(NULL, $1, 4, interval '90 days', false)`, page).Scan(&page, &n); err != nil {
+				t.Fatal(err)
+			}
+			removed += n
+		}
+		return removed
+	}
+	run()
+	page = 0
+	e.oldRecorded("outbox", "old", 30_000)
+	e.mustExec(`INSERT INTO inbox_forgotten (source, received_before, announced_at) VALUES ('outbox', now() - interval '90 days', now() - interval '1 day')`)
+	for _, statistics := range []string{"none", "fresh"} {
+		if statistics == "fresh" {
+			e.mustExec(`VACUUM ANALYZE`)
+		}
+		if _, err := conn.Exec(t.Context(), `BEGIN`); err != nil {
+			t.Fatal(err)
+		}
+		removed := run()
+		if removed == 0 {
+			t.Error("nothing is removed")
+		}
+		rows, err := conn.Query(t.Context(), `SELECT format('%s: %s sequential scans, %s rows', relname, seq_scan, idx_tup_fetch) FROM pg_stat_xact_user_tables
+			WHERE relname IN ('processed_events', 'inbox_events') AND (seq_scan > 0 OR idx_tup_fetch > 4 * $1::int)`, removed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wrong, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil || len(wrong) > 0 {
+			t.Errorf("with statistics %s, for %d removed: %q, %v", statistics, removed, wrong, err)
+		}
+		if _, err := conn.Exec(t.Context(), `COMMIT`); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
