@@ -122,11 +122,11 @@ func endsNothing(query string, args []any) bool {
 	if strings.Contains(strings.TrimRight(query, blank+";"), ";") {
 		return false
 	}
-	word := query
-	if end := strings.IndexAny(query, blank+"("); end >= 0 {
-		word = query[:end]
+	end := strings.IndexAny(query, blank+"(")
+	if end < 0 {
+		return false // a single word may be the name of a prepared statement
 	}
-	switch strings.ToUpper(word) {
+	switch strings.ToUpper(query[:end]) {
 	case "SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "VALUES":
 		return true
 	}
@@ -178,7 +178,22 @@ func (t *handlerTx) Query(ctx context.Context, query string, args ...any) (pgx.R
 
 func (t *handlerTx) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
 	t.judge(query, args)
-	return t.current().QueryRow(ctx, query, args...)
+	return handlerRow{t.current().QueryRow(ctx, query, args...), t.ending}
+}
+
+// handlerRow is a row whose Scan may show that the transaction is in doubt after all.
+type handlerRow struct {
+	pgx.Row
+	*ending
+}
+
+func (r handlerRow) Scan(dest ...any) error {
+	for _, d := range dest {
+		if _, ok := d.(pgx.RowScanner); ok {
+			r.doubtful.Store(true) // it is handed the rows, and they lead to the connection
+		}
+	}
+	return r.Row.Scan(dest...)
 }
 
 func (t *handlerTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {

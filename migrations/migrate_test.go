@@ -90,6 +90,49 @@ func TestDownAndUpAgain(t *testing.T) {
 	}
 }
 
+// Without its inbox the memory says itself what has become of an event, in the words that it had before.
+func TestInboxDownKeepsWhatIsKnown(t *testing.T) {
+	t.Parallel()
+	db := open(t, pgtest.New(t, migrations.Inbox))
+	exec := func(query string) {
+		t.Helper()
+		if _, err := db.ExecContext(t.Context(), query); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(`INSERT INTO inbox_events (source, idempotency_key, processing_state, attempts, next_attempt_at, processed_at, last_error, payload)
+		VALUES ('s', 'waits', 'pending', 2, '2026-01-02Z', NULL, 'why', 'a'), ('s', 'done', 'succeeded', 1, NULL, '2026-01-02Z', NULL, 'b')`)
+	exec(`INSERT INTO processed_events (source, idempotency_key, processing_state, attempts)
+		VALUES ('s', 'waits', 'recorded', 0), ('s', 'done', 'recorded', 0), ('s', 'removed', 'recorded', 0), ('s', 'by middleware', 'ignored', 1)`)
+	provider, err := migrations.NewProvider(db, migrations.Inbox)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		version int64
+		states  string // by key
+	}{{4, "ignored recorded recorded recorded"}, {1, "ignored succeeded succeeded pending"}} {
+		if _, err := provider.DownTo(t.Context(), step.version); err != nil {
+			t.Fatal(err)
+		}
+		var states string
+		if err := db.QueryRowContext(t.Context(), `SELECT string_agg(processing_state, ' ' ORDER BY idempotency_key) FROM processed_events`).Scan(&states); err != nil || states != step.states {
+			t.Errorf("at version %d: %q, %v, want %q", step.version, states, err, step.states)
+		}
+	}
+	var kept int
+	if err := db.QueryRowContext(t.Context(), `SELECT count(*) FROM processed_events WHERE idempotency_key = 'waits' AND attempts = 2
+		AND next_attempt_at = '2026-01-02Z' AND last_error = 'why' AND payload = 'a' OR idempotency_key = 'done' AND processed_at = '2026-01-02Z' AND payload = 'b'`).Scan(&kept); err != nil || kept != 2 {
+		t.Errorf("%d of 2 events are as they were in the inbox, %v", kept, err)
+	}
+	if _, err := db.ExecContext(t.Context(), `UPDATE processed_events SET processing_state = 'recorded'`); err == nil {
+		t.Error("a state is taken that is not known any more")
+	}
+	if err := migrations.Up(t.Context(), db, migrations.Inbox); err != nil {
+		t.Error(err)
+	}
+}
+
 // The search_path of the connection decides where the tables go, and one
 // database may hold several schemas at different versions.
 func TestSchemasAreIndependent(t *testing.T) {

@@ -1,0 +1,105 @@
+package consumer
+
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// rewriter sends what it likes.
+type rewriter struct{}
+
+func (rewriter) RewriteQuery(context.Context, *pgx.Conn, string, []any) (string, []any, error) {
+	return "COMMIT", nil, nil
+}
+
+// What is not certain to leave the transaction alone is in doubt; that costs a question at the end, and nothing else.
+func TestStatementsThatEndNothing(t *testing.T) {
+	t.Parallel()
+	for query, want := range map[string]bool{
+		"SELECT 1":                       true,
+		"select 1":                       true,
+		"Insert INTO effect VALUES (1)":  true,
+		"UPDATE effect SET n = 1":        true,
+		"DELETE FROM effect":             true,
+		"MERGE INTO effect USING x ON y": true,
+		"VALUES (1)":                     true,
+		"VALUES(1)":                      true,
+		"SELECT(1)":                      true,
+		" \t\r\n\fSELECT\n1":             true,
+		"WITH x AS (SELECT 1) INSERT INTO effect SELECT * FROM x": true,
+		"with x as (select 1) select":                             true,
+
+		"-- why\nSELECT 1":                   true,
+		"-- why\rSELECT 1":                   true,
+		"-- why\r\n\t-- and how\n SELECT 1":  true,
+		"--\nSELECT 1 -- why":                true,
+		"-- why\rROLLBACK AND CHAIN":         false,
+		"-- why\rROLLBACK AND CHAIN\nSELECT": false,
+		"-- SELECT 1":                        false,
+		"-- SELECT 1\nCOMMIT":                false,
+		"/* why */ SELECT 1":                 false,
+		"/* why */ ROLLBACK AND CHAIN":       false,
+		"SELECT/* why */1":                   false,
+		"/* SELECT 1 */ COMMIT":              false,
+
+		"SELECT 1;":                    true,
+		"SELECT 1 ; ;\n":               true,
+		"SELECT 1; SELECT 2":           false,
+		"SELECT 1; ROLLBACK AND CHAIN": false,
+		"SELECT 1;ROLLBACK AND CHAIN;": false,
+		"; ROLLBACK AND CHAIN":         false,
+		"SELECT 'a;b'":                 false,
+		"SELECT 1 -- ;\n; COMMIT":      false,
+		"(SELECT 1)":                   false,
+		"(SELECT 1); COMMIT":           false,
+		"\vSELECT 1":                   false,
+		"\ufeffSELECT 1":               false,
+		"":                             false,
+		" ":                            false,
+		";":                            false,
+		"--":                           false,
+		"ROLLBACK":                     false,
+		"ROLLBACK AND CHAIN":           false,
+		"ROLLBACK TO SAVEPOINT s":      false,
+		"COMMIT AND CHAIN":             false,
+		"commit":                       false,
+		"END":                          false,
+		"ABORT":                        false,
+		"BEGIN":                        false,
+		"START TRANSACTION":            false,
+		"PREPARE TRANSACTION 'x'":      false,
+		"SAVEPOINT s":                  false,
+		"CALL work()":                  false,
+		"DO $$ BEGIN END $$":           false,
+		"EXECUTE finish":               false,
+		"EXPLAIN ANALYZE SELECT 1":     false,
+		"finish":                       false, // what a name stands for nobody knows
+		"insert":                       false,
+		"VALUES":                       false,
+		"insert_effect":                false,
+		"selects 1":                    false,
+	} {
+		if got := endsNothing(query, nil); got != want {
+			t.Errorf("%q: %v, want %v", query, got, want)
+		}
+		if got := endsNothing(query, []any{pgx.NamedArgs{"n": 1}}); got != want {
+			t.Errorf("%q with named arguments: %v, want %v", query, got, want)
+		}
+		if endsNothing(query, []any{rewriter{}}) || endsNothing(query, []any{pgx.QueryExecModeExec, &rewriter{}, 1}) {
+			t.Errorf("%q is trusted, and rewritten", query)
+		}
+	}
+	for name, args := range map[string][]any{
+		"none":        {},
+		"values":      {1, "a", nil, []byte("b")},
+		"a mode":      {pgx.QueryExecModeSimpleProtocol, 1},
+		"formats":     {pgx.QueryResultFormats{1}, 1},
+		"mode, named": {pgx.QueryExecModeExec, pgx.NamedArgs{"n": 1}},
+	} {
+		if !endsNothing("SELECT 1", args) {
+			t.Errorf("arguments of the kind %q put a SELECT in doubt", name)
+		}
+	}
+}
