@@ -106,9 +106,10 @@
 //
 // # Record now, work later
 //
-// An [Inbox] splits the way in two. Its Handler records the event, payload and all, in processed_events and answers 202;
-// its Run, in the same process or in others, works what is recorded: every event in a transaction of its own that commits
-// the handler's writes together with the event's state. The sender waits for one INSERT, whatever the work costs.
+// An [Inbox] splits the way in two. Its Handler records the event, payload and all, in the table inbox_events, remembers it
+// in processed_events, and answers 202; its Run, in the same process or in others, works what is recorded: every event in a
+// transaction of its own that commits the handler's writes together with the event's state. The sender waits for one
+// statement, whatever the work costs.
 //
 //	inbox := consumer.NewInbox(pool, consumer.InboxConfig{Config: config, Handle: router.Dispatch})
 //	mux.Handle("POST /webhooks/finance", inbox.Handler())
@@ -122,7 +123,8 @@
 //
 // The lock of the event's row is the lease: it ends with the worker's transaction, however that ends, so a worker that was
 // killed is noticed within two seconds and one that lives is never taken for dead. A duplicate is answered 200 with the
-// event's state, and changes nothing. Events of one ordering key are worked one after the other, in the sender's order;
+// event's state, and changes nothing; the state is "recorded" where somebody has removed the event from inbox_events, so that
+// nobody can say what became of it. Events of one ordering key are worked one after the other, in the sender's order;
 // one that fails for good keeps those behind it waiting, unless OnFailure says [FailureSkips]. [Inbox.Replay] and
 // [Inbox.Ignore] are for the operator.
 //

@@ -50,6 +50,8 @@ type Pruned struct {
 // with pauses in between. It never forgets an event that is pending, being processed or failed, one whose sender
 // may still send it by itself, or one that a request is just asking about.
 //
+// What an [Inbox] has recorded is removed from both of its tables.
+//
 // An event is forgotten in two runs: one announces, in the table inbox_forgotten, from when on everything is known, and a later
 // one removes what was announced. Thus no request can miss both the event and the announcement. Run it daily:
 // the first time it removes nothing.
