@@ -54,6 +54,7 @@ func BenchmarkOverhead(b *testing.B) {
 // asked is a handler behind HTTP, and how long it took.
 type asked struct {
 	url    string
+	client *http.Client
 	waited time.Duration // by its sender
 	worked atomic.Int64  // nanoseconds within the handler
 }
@@ -67,7 +68,7 @@ func newAsked(b *testing.B, h http.Handler) *asked {
 		t.worked.Add(int64(time.Since(start)))
 	}))
 	b.Cleanup(server.Close)
-	t.url = server.URL
+	t.url, t.client = server.URL, server.Client()
 	return t
 }
 
@@ -86,7 +87,7 @@ func (t *asked) ask(b *testing.B, i int) {
 	r.Header.Set(webhook.Attempt, "1")
 	webhook.Sign(r.Header, body, time.Now(), secret)
 	start := time.Now()
-	response, err := http.DefaultClient.Do(r)
+	response, err := t.client.Do(r)
 	if err != nil {
 		b.Fatal(err)
 	}
