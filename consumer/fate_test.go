@@ -29,6 +29,7 @@ const (
 type fate struct {
 	at     string         // "before writing the effect (1)"
 	resume chan os.Signal // of a process that is to be stopped
+	begun  chan struct{}  // closed when it is armed
 
 	mu     sync.Mutex
 	armed  bool
@@ -38,7 +39,7 @@ type fate struct {
 }
 
 func newFate() *fate {
-	f := &fate{at: os.Getenv(dieAt), passed: map[string]int{}}
+	f := &fate{at: os.Getenv(dieAt), begun: make(chan struct{}), passed: map[string]int{}}
 	if os.Getenv(freezeOnly) != "" {
 		f.resume = make(chan os.Signal, 1)
 		signal.Notify(f.resume, syscall.SIGCONT)
@@ -74,6 +75,9 @@ func (f *fate) pass(moment string) {
 func (f *fate) arm() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if !f.armed {
+		close(f.begun)
+	}
 	f.armed = true
 }
 

@@ -56,7 +56,10 @@ func workAndDie(p *player) {
 	}
 	done := make(chan struct{})
 	in := doomedInbox(pool, os.Getenv(dieNumber), sync.OnceFunc(func() { close(done) }))
-	go func() { panic(in.Run(context.Background())) }()
+	go func() {
+		<-f.begun // a claim that was on its way before would not count, and might find the event
+		panic(in.Run(context.Background()))
+	}()
 	go func() {
 		<-done
 		f.answerAlive(p)

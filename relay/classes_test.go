@@ -43,8 +43,11 @@ func TestClassesShareALane(t *testing.T) {
 		class, _, _ := strings.Cut(key, "-")
 		count[class]++
 	}
-	if count["live"] != each*8/12 || count["backlog"] != each*3/12 || count["replay"] != each*1/12 {
-		t.Errorf("of the first %d: %v", each, count)
+	for class, weight := range map[string]int{"live": 8, "backlog": 3, "replay": 1} {
+		// A class that is out of deliveries for a moment, between two sendings, begins to count anew.
+		if want := each * weight / 12; count[class] < want-want/10 || count[class] > want+want/10 {
+			t.Errorf("of the first %d, %d are %s, want %d", each, count[class], class, want)
+		}
 	}
 	for _, got := range rc.all() {
 		if replay := got.header.Get("X-Outbox-Replay") == "true"; replay != strings.HasPrefix(got.key, "replay-") {
