@@ -5,8 +5,6 @@ GO            ?= go
 TEST_TIMEOUT  ?= 10m
 # Most tests wait most of the time, for a retry or for a server to start: more of them at once than there are processors.
 PARALLEL      ?= 4
-# They begin first, lest everybody waits for them in the end.
-slowest       := ./consumer ./relay ./cmd/demo
 CHAOS_TIME    ?= 20s
 FUZZ_TIME     ?= 20s
 BENCH_ROUNDS  ?= 5
@@ -49,7 +47,7 @@ endef
 .PHONY: test
 test: ## Run all tests, with the race detector where a C compiler is installed (TESTFLAGS='-run X')
 	@$(find_race); \
-	set -x; $(GO) test $$race -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) $(slowest) ./...
+	set -x; $(GO) test $$race -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
 
 .PHONY: test-receivers
 test-receivers: ## Vet and test what is for receivers and a module of its own: the Prometheus adapter, the examples

@@ -206,7 +206,7 @@ func TestFreshnessInTransactions(t *testing.T) {
 			dsn := pgtest.New(t, migrations.Inbox)
 			e := &env{t: t, dsn: dsn, pool: pgtest.Pool(t, dsn)}
 			e.mustExec(stateSchema)
-			all, newest := facts(10_000)
+			all, newest := facts(3_000)
 			db := openSQL(t, dsn)
 			throughPGX := func(f fact, attempt int) error {
 				return pgx.BeginFunc(t.Context(), e.pool, func(tx pgx.Tx) error {

@@ -56,7 +56,7 @@ var recording = flavour{
 }
 
 func pruneUnderDuplicates(t *testing.T, f flavour, isolation sql.IsolationLevel) {
-	const senders, keys, enough = 50, 30, 10
+	const senders, keys, enough = 30, 30, 6
 	var done atomic.Bool
 	nobody := consumer.ObserverFunc(func(_ context.Context, _ consumer.Report) {})
 	e := newEnv(t, f, consumer.Config{Isolation: isolation, Observer: nobody}, effect)

@@ -32,7 +32,7 @@ func (db *database) fill(n, delivered int) {
 }
 
 // A plan is made once and kept: on an empty table, where any scan looks cheap, or when nearly everything was delivered
-// and what is pending seems to be nothing. It must still be right when there is a backlog of 200,000, whether or not
+// and what is pending seems to be nothing. It must still be right when there are 100,000 more, whether or not
 // anybody has analysed the table since.
 func TestPlansStayRightAsTheTableGrows(t *testing.T) {
 	t.Parallel()
@@ -49,7 +49,7 @@ func TestPlansStayRightAsTheTableGrows(t *testing.T) {
 			before(db)
 			conn := engineConn(t, db)
 			plan := planned(t, conn)
-			db.fill(200_000, 80)
+			db.fill(100_000, 80)
 			for name, want := range wantedPlans {
 				wantPlan(t, name+", loaded", plan(name), want)
 			}
