@@ -54,6 +54,7 @@ func TestFailuresAreToldOncePerWindow(t *testing.T) {
 
 	const told = `SELECT count(*) FROM outbox_alert_notice WHERE count = $1 AND claimed_until IS NULL` // the log, too
 	becomes(db, 2, told, 1)
+	becomes(db, 1, `SELECT notified_count FROM outbox_alert`) // what comes now is news
 	db.insert(500, "more")
 	r.settles(t, Fail, 501)
 	becomes(db, 501, `SELECT count FROM outbox_alert`)
