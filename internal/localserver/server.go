@@ -64,12 +64,18 @@ func (s *Server) Restart(ctx context.Context) error {
 	s.guard.Dir = s.dir
 	s.guard.Stdout, s.guard.Stderr = log, log
 	s.guard.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C reaches it as the end of its input only
-	if s.in, err = s.guard.StdinPipe(); err != nil {
+	// Not StdinPipe, whose end comes with the server's: the guard would remove the log before anybody has read it.
+	out, in, err := os.Pipe()
+	if err != nil {
 		return fmt.Errorf("open pipe to %s: %w", s.command[0], err)
 	}
+	defer out.Close()
+	s.guard.Stdin = out
 	if err := s.guard.Start(); err != nil {
+		in.Close()
 		return fmt.Errorf("start %s: %w", s.command[0], err)
 	}
+	s.in = in
 	ended := make(chan struct{})
 	s.ended, s.waiter = ended, &sync.WaitGroup{}
 	s.waiter.Go(func() {
