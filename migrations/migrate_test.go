@@ -90,8 +90,8 @@ func TestDownAndUpAgain(t *testing.T) {
 	}
 }
 
-// Without its inbox the memory says itself what has become of an event, in the words that it had before.
-func TestInboxDownKeepsWhatIsKnown(t *testing.T) {
+// Without a table of their own the events of an inbox are in the memory, as they were before; and they move again.
+func TestEventsOfAnInboxMove(t *testing.T) {
 	t.Parallel()
 	db := open(t, pgtest.New(t, migrations.Inbox))
 	exec := func(query string) {
@@ -100,10 +100,21 @@ func TestInboxDownKeepsWhatIsKnown(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	exec(`INSERT INTO inbox_events (source, idempotency_key, processing_state, attempts, next_attempt_at, processed_at, last_error, payload)
-		VALUES ('s', 'waits', 'pending', 2, '2026-01-02Z', NULL, 'why', 'a'), ('s', 'done', 'succeeded', 1, NULL, '2026-01-02Z', NULL, 'b')`)
-	exec(`INSERT INTO processed_events (source, idempotency_key, processing_state, attempts)
-		VALUES ('s', 'waits', 'recorded', 0), ('s', 'done', 'recorded', 0), ('s', 'removed', 'recorded', 0), ('s', 'by middleware', 'ignored', 1)`)
+	exec(`INSERT INTO inbox_events (source, idempotency_key, received_at, processing_state, attempts, next_attempt_at, processed_at, last_error, payload,
+			request_headers, event_id, ordering_key, sequence, not_after, claim, claimed_by, claimed_at, interruptions)
+		VALUES ('s', 'waits', '2026-01-01Z', 'pending', 2, '2026-01-02Z', NULL, 'why', 'a', '{"X": "y"}', 7, 'o', 8, '2027-01-02Z', 3, 'p', '2026-01-03Z', 1),
+			('s', 'done', '2026-01-01Z', 'succeeded', 1, NULL, '2026-01-02Z', NULL, 'b', NULL, NULL, NULL, 0, NULL, 1, NULL, NULL, 0)`)
+	exec(`INSERT INTO processed_events (source, idempotency_key, received_at, processing_state, attempts, event_id, not_after)
+		VALUES ('s', 'waits', '2026-01-01Z', 'recorded', 0, 7, '2027-01-02Z'), ('s', 'done', '2026-01-01Z', 'recorded', 0, NULL, NULL), ('s', 'removed', '2026-01-01Z', 'recorded', 0, NULL, NULL),
+			('s', 'by middleware', '2026-01-01Z', 'ignored', 1, NULL, NULL)`)
+	events := func() (text string) {
+		t.Helper()
+		if err := db.QueryRowContext(t.Context(), `SELECT string_agg(e::text, E'\n' ORDER BY inbox_id) FROM inbox_events e`).Scan(&text); err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	inbox := events()
 	provider, err := migrations.NewProvider(db, migrations.Inbox)
 	if err != nil {
 		t.Fatal(err)
@@ -111,7 +122,7 @@ func TestInboxDownKeepsWhatIsKnown(t *testing.T) {
 	for _, step := range []struct {
 		version int64
 		states  string // by key
-	}{{4, "ignored recorded recorded recorded"}, {1, "ignored succeeded succeeded pending"}} {
+	}{{7, "ignored recorded recorded recorded"}, {5, "ignored succeeded succeeded pending"}} {
 		if _, err := provider.DownTo(t.Context(), step.version); err != nil {
 			t.Fatal(err)
 		}
@@ -129,7 +140,20 @@ func TestInboxDownKeepsWhatIsKnown(t *testing.T) {
 		t.Error("a state is taken that is not known any more")
 	}
 	if err := migrations.Up(t.Context(), db, migrations.Inbox); err != nil {
-		t.Error(err)
+		t.Fatal(err)
+	}
+	if again := events(); again != inbox {
+		t.Errorf("there and back again the events became\n%s\nthey were\n%s", again, inbox)
+	}
+	var states string
+	const memory = `SELECT string_agg(processing_state || CASE WHEN payload IS NULL AND attempts < 2 AND last_error IS NULL THEN '' ELSE ' in part' END, ' '
+		ORDER BY idempotency_key) FROM processed_events`
+	if err := db.QueryRowContext(t.Context(), memory).Scan(&states); err != nil || states != "ignored recorded succeeded recorded" {
+		t.Errorf("the memory says %q, %v", states, err)
+	}
+	var number int64
+	if err := db.QueryRowContext(t.Context(), `SELECT nextval('inbox_id_seq')`).Scan(&number); err != nil || number != 3 {
+		t.Errorf("the next number is %d, %v", number, err)
 	}
 }
 

@@ -295,6 +295,8 @@ func (v *validator) retention(c Config) {
 	v.require(k.DeleteAfter == 0 || k.DeleteAfter >= k.ArchiveAfter, "retention.delete_after",
 		"%s is shorter than retention.archive_after (%s), so that what is archived would be dropped at once; write %s or more, or 0 for ever",
 		k.DeleteAfter, k.ArchiveAfter, k.ArchiveAfter)
+	v.require(k.ProcessedEvents <= 0 || k.ProcessedEvents >= 24*time.Hour, "retention.processed_events",
+		"%s is less than a day, which receivers never forget; write 24h or more, or 0 for ever", k.ProcessedEvents)
 	schedule, problem := k.schedule()
 	v.require(problem == "", "retention.schedule", "%s", problem)
 	every, constant := schedule.(cron.ConstantDelaySchedule)

@@ -182,7 +182,7 @@ func TestPruneProcessedEventsOfAnOldReceiver(t *testing.T) {
 	defer inbox.Close()
 	provider, err := migrations.NewProvider(inbox, migrations.Inbox)
 	must(t, err)
-	_, err = provider.DownTo(t.Context(), 1)
+	_, err = provider.DownTo(t.Context(), 3)
 	must(t, err)
 	db.exec(`INSERT INTO processed_events (source, idempotency_key, processing_state, received_at)
 		SELECT 's', i, 'succeeded', now() - make_interval(days => i) FROM generate_series(1, 180) i`)

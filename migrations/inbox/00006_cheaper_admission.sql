@@ -9,9 +9,8 @@ ALTER TABLE processed_events
     DROP CONSTRAINT processed_events_payload_hash_is_sha256;
 
 -- +goose Down
--- With the state of what is in an inbox, whose rows are here until the inbox goes, too.
 ALTER TABLE processed_events
     ADD CONSTRAINT processed_events_state_is_known
-        CHECK (processing_state IN ('pending', 'processing', 'succeeded', 'ignored', 'failed', 'recorded')),
+        CHECK (processing_state IN ('pending', 'processing', 'succeeded', 'ignored', 'failed')),
     ADD CONSTRAINT processed_events_key_is_1_to_255_bytes CHECK (octet_length(idempotency_key) BETWEEN 1 AND 255),
     ADD CONSTRAINT processed_events_payload_hash_is_sha256 CHECK (octet_length(payload_hash) = 32);

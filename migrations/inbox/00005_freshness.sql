@@ -22,24 +22,5 @@ CREATE TABLE inbox_freshness (
 
 COMMENT ON TABLE inbox_freshness IS 'The newest version of each entity that was applied: what comes with an older one is stale.';
 
--- Whoever receives needs it, also where roles are not those of roles.sql.
--- +goose StatementBegin
-DO $$
-DECLARE
-    given record;
-BEGIN
-    FOR given IN
-        SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END AS grantee,
-               string_agg(DISTINCT CASE a.privilege_type WHEN 'INSERT' THEN 'SELECT, INSERT, UPDATE' ELSE 'DELETE' END, ', ') AS privileges
-        FROM pg_class c, aclexplode(c.relacl) a
-        WHERE c.oid = 'processed_events'::regclass AND a.grantee <> c.relowner AND a.privilege_type IN ('INSERT', 'DELETE')
-        GROUP BY a.grantee HAVING bool_or(a.privilege_type = 'INSERT')
-    LOOP
-        EXECUTE format('GRANT %s ON inbox_freshness TO %s', given.privileges, given.grantee);
-    END LOOP;
-END
-$$;
--- +goose StatementEnd
-
 -- +goose Down
 DROP TABLE inbox_freshness;

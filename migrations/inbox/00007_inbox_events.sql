@@ -1,17 +1,12 @@
--- The inbox mode: events that are recorded with their payload, and worked later.
+-- What an inbox works gets a table of its own, because a queue is changed and searched by state, and a memory is not: PostgreSQL
+-- prepares every index of a table in every INSERT, and each event behind the middleware is one. The memory keeps one row for
+-- each of them all the same, in the state 'recorded', so that an event which comes by both ways counts once.
 --
--- They have a table of their own, because a queue is changed and searched by state, and a memory is not: PostgreSQL prepares
--- every index of a table in every INSERT, and each event behind the middleware is one. The memory keeps one row for each of
--- them all the same, in the state 'recorded', so that an event which comes by both ways counts once.
+-- The events of an inbox move, while nobody else may read or write. A program that is older than this one finds its columns gone
+-- and fails, so that its senders try again: what it would still put into processed_events nobody would work.
 
 -- +goose Up
--- What the sender says: the event's id in its outbox, and until when it may send the event again. Neither column rewrites the
--- table.
-ALTER TABLE processed_events
-    ADD COLUMN event_id  bigint,
-    ADD COLUMN not_after timestamptz;
-
-CREATE SEQUENCE inbox_id_seq AS bigint;
+LOCK TABLE processed_events IN ACCESS EXCLUSIVE MODE;
 
 CREATE TABLE inbox_events (
     source            text COLLATE "C" NOT NULL,
@@ -50,8 +45,6 @@ CREATE TABLE inbox_events (
         CHECK (processing_state IN ('pending', 'processing', 'succeeded', 'ignored', 'failed'))
 );
 
-ALTER SEQUENCE inbox_id_seq OWNED BY inbox_events.inbox_id;
-
 COMMENT ON TABLE inbox_events IS 'Events that were recorded with their payload, and their state: the queue of an inbox.';
 
 -- The hot one: what is due, by type.
@@ -79,7 +72,33 @@ CREATE UNIQUE INDEX inbox_events_inbox_id ON inbox_events (inbox_id);
 CREATE INDEX inbox_events_for_review ON inbox_events (source, inbox_id)
     WHERE processing_state IN ('failed', 'ignored');
 
--- Whoever receives, or prunes, may do here what he may do to the memory, also where roles are not those of roles.sql.
+INSERT INTO inbox_events (source, idempotency_key, event_type, event_version, related_reference, processing_state, received_at, processed_at, attempts,
+    next_attempt_at, last_error, payload, request_headers, event_id, ordering_key, sequence, not_after, inbox_id, claim, claimed_by,
+    claimed_at, interruptions)
+SELECT source, idempotency_key, event_type, event_version, related_reference, processing_state, received_at, processed_at, attempts,
+    next_attempt_at, last_error, payload, request_headers, event_id, ordering_key, sequence, not_after, inbox_id, claim, claimed_by,
+    claimed_at, interruptions
+FROM processed_events WHERE inbox_id IS NOT NULL;
+
+UPDATE processed_events
+SET processing_state = 'recorded', processed_at = NULL, attempts = 0, next_attempt_at = NULL, last_error = NULL, payload = NULL
+WHERE inbox_id IS NOT NULL;
+
+ALTER SEQUENCE inbox_id_seq OWNED BY inbox_events.inbox_id;
+
+-- The indexes of the inbox go with the columns.
+ALTER TABLE processed_events
+    DROP COLUMN inbox_id,
+    DROP COLUMN ordering_key,
+    DROP COLUMN sequence,
+    DROP COLUMN request_headers,
+    DROP COLUMN claim,
+    DROP COLUMN claimed_by,
+    DROP COLUMN claimed_at,
+    DROP COLUMN interruptions;
+
+-- Whoever receives, or prunes, may do here what he may do to the memory, also where roles are not those of roles.sql; and in
+-- inbox_freshness, which came without.
 -- +goose StatementBegin
 DO $$
 DECLARE
@@ -93,7 +112,7 @@ BEGIN
           AND a.privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
         GROUP BY a.grantee HAVING bool_or(a.privilege_type IN ('INSERT', 'DELETE'))
     LOOP
-        EXECUTE format('GRANT %s ON inbox_events TO %s', given.privileges, given.grantee);
+        EXECUTE format('GRANT %s ON inbox_events, inbox_freshness TO %s', given.privileges, given.grantee);
         IF given.records THEN
             EXECUTE format('GRANT USAGE ON SEQUENCE inbox_id_seq TO %s', given.grantee);
         END IF;
@@ -103,18 +122,52 @@ $$;
 -- +goose StatementEnd
 
 -- +goose Down
--- Without the queue, the memory says itself what has become of an event, and keeps its payload. What somebody has removed from
--- the queue was processed, as far as anybody knows.
+LOCK TABLE processed_events, inbox_events IN ACCESS EXCLUSIVE MODE;
+
+ALTER TABLE processed_events
+    ADD COLUMN inbox_id        bigint,
+    ADD COLUMN ordering_key    text COLLATE "C",
+    ADD COLUMN sequence        bigint NOT NULL DEFAULT 0,
+    ADD COLUMN request_headers jsonb,
+    ADD COLUMN claim           bigint NOT NULL DEFAULT 0,
+    ADD COLUMN claimed_by      text,
+    ADD COLUMN claimed_at      timestamptz,
+    ADD COLUMN interruptions   integer NOT NULL DEFAULT 0;
+
 UPDATE processed_events p
 SET processing_state = i.processing_state, processed_at = i.processed_at, attempts = i.attempts, next_attempt_at = i.next_attempt_at,
-    last_error = i.last_error, payload = i.payload
+    last_error = i.last_error, payload = i.payload, inbox_id = i.inbox_id, ordering_key = i.ordering_key, sequence = i.sequence,
+    request_headers = i.request_headers, claim = i.claim, claimed_by = i.claimed_by, claimed_at = i.claimed_at,
+    interruptions = i.interruptions
 FROM inbox_events i
 WHERE p.processing_state = 'recorded' AND i.source = p.source AND i.idempotency_key = p.idempotency_key;
+-- What somebody has removed from the inbox was processed, as far as anybody knows.
 UPDATE processed_events SET processing_state = 'succeeded' WHERE processing_state = 'recorded';
+
+ALTER SEQUENCE inbox_id_seq OWNED BY processed_events.inbox_id;
 DROP TABLE inbox_events;
-ALTER TABLE processed_events
-    DROP CONSTRAINT processed_events_state_is_known,
-    ADD CONSTRAINT processed_events_state_is_known
-        CHECK (processing_state IN ('pending', 'processing', 'succeeded', 'ignored', 'failed')),
-    DROP COLUMN event_id,
-    DROP COLUMN not_after;
+
+-- The hot one: what is due, by type.
+CREATE INDEX processed_events_due ON processed_events (source, event_type, next_attempt_at, inbox_id)
+    WHERE processing_state = 'pending' AND next_attempt_at IS NOT NULL;
+
+-- What is being worked, for finding whose worker has died.
+CREATE INDEX processed_events_processing ON processed_events (source, claimed_at)
+    WHERE processing_state = 'processing';
+
+-- At most one event of an ordering key is let go at a time, to be worked or to be tried again. The index is unique, so that
+-- no mistake in a statement, of this package or of an operator, can break the order.
+CREATE UNIQUE INDEX processed_events_one_of_its_key ON processed_events (source, ordering_key)
+    WHERE ordering_key IS NOT NULL
+      AND (processing_state = 'processing' OR processing_state = 'pending' AND next_attempt_at IS NOT NULL);
+
+-- What waits behind it, in order; and what failed, and may keep those behind it waiting for an operator.
+CREATE INDEX processed_events_waiting ON processed_events (source, ordering_key, sequence, inbox_id)
+    WHERE processing_state = 'pending' AND next_attempt_at IS NULL;
+CREATE INDEX processed_events_failed_in_order ON processed_events (source, ordering_key, sequence, inbox_id)
+    WHERE processing_state = 'failed' AND ordering_key IS NOT NULL;
+
+-- For replays by number, and for what waits for a person.
+CREATE UNIQUE INDEX processed_events_inbox_id ON processed_events (inbox_id) WHERE inbox_id IS NOT NULL;
+CREATE INDEX processed_events_for_review ON processed_events (source, inbox_id)
+    WHERE processing_state IN ('failed', 'ignored') AND inbox_id IS NOT NULL;
