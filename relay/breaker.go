@@ -169,7 +169,7 @@ func (b *breaker) judge(now time.Time, event int64, v *verdict, most int) (hold 
 
 func (b *breaker) judgeTrial(now time.Time, blame blame, v *verdict, most int) (hold bool) {
 	if blame == blameNone {
-		b.accepted = true
+		b.accepted, b.streak = true, 0
 		if b.passed++; b.passed >= b.allowed {
 			b.allowed, b.passed = 2*b.allowed, 0
 		}
@@ -185,8 +185,10 @@ func (b *breaker) judgeTrial(now time.Time, blame blame, v *verdict, most int) (
 		return true
 	}
 	// The destination has just accepted something else: this one has to bear its own failure, or it would be tried for
-	// ever.
-	b.allowed, b.passed = b.allowed/2, 0
+	// ever. One alone tells nothing about the destination: some fail at any time.
+	if b.streak++; b.streak > 1 || blame == blameDestination {
+		b.allowed, b.passed = b.allowed/2, 0
+	}
 	return false
 }
 

@@ -129,14 +129,29 @@ func TestBreakerStartsSlowly(t *testing.T) {
 	for range 3 {
 		b.judge(now, 1, &accepted, 64)
 	}
-	if b.judge(now, 2, &serverError, 64) || b.allowed != 2 {
+	if b.judge(now, 2, &serverError, 64) || b.allowed != 4 {
 		t.Errorf("a failure among answers: %d allowed", b.allowed)
 	}
+	if b.judge(now, 3, &serverError, 64) || b.allowed != 2 {
+		t.Errorf("another behind it: %d allowed", b.allowed)
+	}
 	if b.judge(now, 3, &refusedConn, 64) || b.allowed != 1 {
-		t.Errorf("another: %d allowed", b.allowed)
+		t.Errorf("a third: %d allowed", b.allowed)
 	}
 	if !b.judge(now, 4, &refusedConn, 64) || !b.holding() || !b.accepted {
 		t.Errorf("the last: %+v", b)
+	}
+
+	b = open()
+	for i := range int64(500) {
+		v := &accepted
+		if i%12 == 5 { // as on any other day
+			v = &serverError
+		}
+		b.judge(now, i, v, 64)
+	}
+	if b.state != breakerClosed {
+		t.Errorf("one request in twelve fails: state %d, %d allowed after 500", b.state, b.allowed)
 	}
 }
 
