@@ -93,8 +93,8 @@ func (f *facts) checkMemory() rule {
 	return r
 }
 
-// lastBreath is before a receiver's death: an answer that it was about to write then may not have left the machine's
-// buffers.
+// lastBreath is before a receiver's death, or before the relay's patience ended: an answer that the receiver was about to
+// write then may not have got there.
 const lastBreath = time.Second
 
 // checkRequests wants a recorded cause for every request that is not the one that delivered its event: a fault of the
@@ -112,7 +112,7 @@ func (f *facts) checkRequests() rule {
 			r.breach("%s: %s was POSTed twice under one claim", req.Key, req.Delivery)
 		}
 		seen[req.Delivery] = true
-		reason, failed := f.failed[req.Delivery]
+		failure, failed := f.failed[req.Delivery]
 		life, lost := f.lost[req.Delivery]
 		_, wasKilled := f.kills[life]
 		switch {
@@ -121,8 +121,8 @@ func (f *facts) checkRequests() rule {
 			if !req.succeeded() || req.Fault == faultLose {
 				r.breach("%s: delivered by %s, which was not answered 2xx", req.Key, req.Delivery)
 			}
-		case failed && !f.failedBecause(&req):
-			r.breach("%s: %s was answered %d, yet the relay says %s", req.Key, req.Delivery, req.status, reason)
+		case failed && !f.explains(&req, failure):
+			r.breach("%s: %s was answered %d, yet the relay says %s", req.Key, req.Delivery, req.status, failure.reason)
 		case !failed && lost && !wasKilled:
 			r.breach("%s: %s lost its claim %s, and nobody killed it", req.Key, life, req.Delivery)
 		case !failed && !lost:
@@ -135,8 +135,8 @@ func (f *facts) checkRequests() rule {
 		}
 	}
 	failures, uncounted := map[string]int{}, map[string]int{}
-	for delivery := range f.failed {
-		if f.held[delivery] {
+	for delivery, failure := range f.failed {
+		if failure.held {
 			continue
 		}
 		failures[eventOf(delivery)]++
@@ -160,14 +160,16 @@ func (f *facts) checkRequests() rule {
 	return r
 }
 
-// failedBecause reports whether the receiver's side knows why an attempt did not deliver.
-func (f *facts) failedBecause(req *request) bool {
+// explains reports whether what the receiver's side knows of a request is why it failed in the relay's eyes.
+func (f *facts) explains(req *request, failure failure) bool {
 	died, dead := f.deaths[req.receiver]
 	switch {
 	case !req.succeeded():
 		return true // another status, or none
 	case req.Fault == faultLose, req.Fault == faultLate:
 		return true
+	case failure.reason == "timeout":
+		return failure.ended.Sub(req.answeredAt) < lastBreath
 	default:
 		return dead && died.Sub(req.answeredAt) < lastBreath
 	}

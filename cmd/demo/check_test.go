@@ -30,7 +30,7 @@ func story() *facts {
 		invoices: map[string]time.Time{}, events: map[string]event{}, effects: map[string][]time.Time{},
 		inOrder: map[string][]string{"customer": {"A", "D"}},
 		shipped: map[string]bool{}, processed: map[string]bool{},
-		failed:     map[string]string{"2-default-1": "server_error", "3-default-1": "network", "5-default-1": "network"},
+		failed:     map[string]failure{"2-default-1": {"server_error", at(20), false}, "3-default-1": {"network", at(20), false}, "5-default-1": {"network", at(20), false}},
 		lost:       map[string]string{"4-default-1": "relay-1.1"},
 		kills:      map[string]time.Time{"relay-1.1": at(20)},
 		deaths:     map[string]time.Time{"logistics.1": at(20)},
@@ -91,12 +91,25 @@ func TestCheckAllowsTheLastSettleOfTheDead(t *testing.T) {
 	for attempts, broken := range map[int]int{0: 1, 1: 0, 2: 0, 3: 1} {
 		f := story()
 		f.requests[5].status, f.requests[5].Fault = 500, faultRefuse
-		f.failed["4-default-1"] = "server_error"
+		f.failed["4-default-1"] = failure{reason: "server_error"}
 		e := f.events["D"]
 		e.attempts = attempts
 		f.events["D"] = e
 		if got := f.checkRequests().broken; len(got) != broken {
 			t.Errorf("%d attempts are counted: %q", attempts, got)
+		}
+	}
+}
+
+// A receiver and a relay that had no processor for a while meet at the end of the relay's patience.
+func TestCheckAllowsAnAnswerThatIsTooLate(t *testing.T) {
+	t.Parallel()
+	for _, early := range []time.Duration{-time.Second, 0, lastBreath - time.Millisecond} {
+		f := story()
+		f.requests[3].Fault = faultNone
+		f.failed["3-default-1"] = failure{"timeout", f.requests[3].answeredAt.Add(early), false}
+		if got := f.checkRequests().broken; len(got) > 0 {
+			t.Errorf("answered %s before the relay gave up: %q", early, got)
 		}
 	}
 }
@@ -136,6 +149,13 @@ func TestCheckFindsOut(t *testing.T) {
 		"a relay gives up an attempt that was answered": {
 			func(f *facts) { f.requests[3].Fault = faultNone },
 			[]string{"C: 3-default-1 was answered 201, yet the relay says network"},
+		},
+		"a relay does not see an answer that has been there for long": {
+			func(f *facts) {
+				f.requests[3].Fault = faultNone
+				f.failed["3-default-1"] = failure{"timeout", f.requests[3].answeredAt.Add(lastBreath), false}
+			},
+			[]string{"C: 3-default-1 was answered 201, yet the relay says timeout"},
 		},
 		"a receiver lived on after the answer that did not arrive": {
 			func(f *facts) { clear(f.deaths) },

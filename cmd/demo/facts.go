@@ -18,8 +18,7 @@ type facts struct {
 	invoices map[string]time.Time // when each was committed, by the key of its event
 	events   map[string]event     // by key
 	inOrder  map[string][]string  // the keys of its events by id, by ordering key
-	failed   map[string]string    // requests that the relay says did not deliver: their reason, by delivery id
-	held     map[string]bool      // which of them spent no attempt, because the destination as a whole was at fault
+	failed   map[string]failure   // requests that the relay says did not deliver, by delivery id
 	lost     map[string]string    // claims that a relay lost: its life, by delivery id
 
 	// In logistics.
@@ -43,6 +42,13 @@ type event struct {
 	delivery   string // the delivery id of the last claim
 }
 
+// failure is what the relay's log says of an attempt that did not deliver.
+type failure struct {
+	reason string
+	ended  time.Time
+	held   bool // it counts as none, because the destination as a whole was at fault
+}
+
 // gather reads both databases, after all is settled, and takes the history.
 func (s *stage) gather() (*facts, error) {
 	f := s.history.facts()
@@ -59,7 +65,7 @@ func (h *history) facts() *facts {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	f := &facts{
-		invoices: map[string]time.Time{}, events: map[string]event{}, inOrder: map[string][]string{}, failed: map[string]string{}, held: map[string]bool{}, lost: map[string]string{},
+		invoices: map[string]time.Time{}, events: map[string]event{}, inOrder: map[string][]string{}, failed: map[string]failure{}, lost: map[string]string{},
 		effects: map[string][]time.Time{}, shipped: map[string]bool{}, processed: map[string]bool{},
 		rolledBack: slices.Clone(h.rolledBack), kills: maps.Clone(h.kills), deaths: maps.Clone(h.deaths), suicides: h.suicides,
 	}
@@ -80,7 +86,8 @@ GROUP BY o.id`
 const selectInOrder = `SELECT ordering_key, idempotency_key FROM outbox WHERE ordering_key IS NOT NULL ORDER BY id`
 
 const selectFailedAttempts = `
-SELECT format('%s-%s-%s', event_id, destination, claim), reason, outcome = 'hold' FROM outbox_attempt WHERE outcome <> 'delivered'`
+SELECT format('%s-%s-%s', event_id, destination, claim), reason, started_at + duration_ms * interval '1 ms', outcome = 'hold'
+FROM outbox_attempt WHERE outcome <> 'delivered'`
 
 const selectAllLostClaims = `
 SELECT delivery, coalesce(life, 'instance ' || instance) FROM demo_lost_claim LEFT JOIN demo_relay USING (instance)`
@@ -103,13 +110,14 @@ func (f *facts) readFinance(ctx context.Context, db *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	var delivery, text string
-	var held bool
-	err = each(ctx, db, selectFailedAttempts, []any{&delivery, &text, &held}, func() { f.failed[delivery], f.held[delivery] = text, held })
+	var delivery string
+	var failed failure
+	err = each(ctx, db, selectFailedAttempts, []any{&delivery, &failed.reason, &failed.ended, &failed.held}, func() { f.failed[delivery] = failed })
 	if err != nil {
 		return err
 	}
-	return each(ctx, db, selectAllLostClaims, []any{&delivery, &text}, func() { f.lost[delivery] = text })
+	var life string
+	return each(ctx, db, selectAllLostClaims, []any{&delivery, &life}, func() { f.lost[delivery] = life })
 }
 
 const selectShipments = `SELECT invoice, idempotency_key, pg_xact_commit_timestamp(xmin) FROM shipments ORDER BY id`

@@ -24,7 +24,7 @@ type faults struct {
 }
 
 // latest is how late a late answer is at most.
-const latest = 1800 * time.Millisecond
+const latest = 2700 * time.Millisecond
 
 // pick draws the fault of one attempt, the same for the same seed, and how late the answer is.
 func (f faults) pick(seed uint64, delivery string) (fault, time.Duration) {

@@ -13,7 +13,7 @@ import (
 // The relays' settings, other than where to read and where to send.
 var relaySettings = []string{
 	"OUTBOX_RETRY_SCHEDULE=500ms,1s,2s", // the standard one would outlast the audience
-	"OUTBOX_TIMEOUT=1s",
+	"OUTBOX_TIMEOUT=1500ms",
 	"OUTBOX_LEASE=60s", // the default: what is taken over sooner is not owed to short leases
 }
 
