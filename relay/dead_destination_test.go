@@ -4,7 +4,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -116,18 +115,14 @@ func deadDestination(tb testing.TB, s stage) (without, with time.Duration) {
 		latencies = nil
 	}
 
-	reserved, err := net.Listen("tcp", "127.0.0.1:0")
-	must(tb, err)
-	address := reserved.Addr().String()
-	must(tb, reserved.Close())
-
+	dead := newVacant(tb)
 	var cfg Config
 	for i := 1; i <= s.destinations; i++ {
 		name := fmt.Sprintf("d%d", i)
 		cfg.Destinations = append(cfg.Destinations, Destination{Name: name, URL: living.URL})
 		cfg.Routes = append(cfg.Routes, Route{Event: fmt.Sprintf("to.%d", i), To: []string{name}})
 	}
-	cfg.Destinations = append(cfg.Destinations, Destination{Name: "dead", URL: "http://" + address, Breaker: BreakerPolicy{ProbeMax: 2 * time.Second}})
+	cfg.Destinations = append(cfg.Destinations, Destination{Name: "dead", URL: dead.url, Breaker: BreakerPolicy{ProbeMax: 2 * time.Second}})
 	cfg.Routes = append(cfg.Routes, Route{Event: "dead", To: []string{"dead"}})
 	ops := &pager{name: "ops"}
 	cfg.Pool, cfg.Name, cfg.Alerts = settings(tb, db.dsn), "test", Alerts{Channels: []Channel{ops}, Window: 5 * time.Second}
@@ -151,13 +146,7 @@ func deadDestination(tb testing.TB, s stage) (without, with time.Duration) {
 	ops.await(tb, RuleBreakerOpen, "firing")
 
 	recovered := &census{}
-	listener, err := net.Listen("tcp", address)
-	must(tb, err)
-	revived := &http.Server{Handler: recovered}
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = revived.Serve(listener) })
-	defer serving.Wait()
-	defer func() { _ = revived.Close() }()
+	dead.open(tb, recovered)
 	becomes(db, s.due-row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = 'dead' AND attempts > 0`),
 		`SELECT count(*)::int FROM outbox_delivery WHERE destination = 'dead' AND status = 'delivered' AND attempts = 1`)
 	ops.await(tb, RuleBreakerOpen, "resolved")

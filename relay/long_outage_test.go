@@ -1,9 +1,7 @@
 package relay
 
 import (
-	"net"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -34,7 +32,7 @@ func TestOutageOfDays(t *testing.T) {
 			db := newDatabase(t)
 			rc := newReceiver(t, nil)
 			var up atomic.Pointer[lane]
-			front := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			front := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if l := up.Load(); l != nil {
 					// What is live is waited for, as far as the lane has room: else what counts is how fast it is claimed.
 					eventually(t, "live deliveries", func() bool {
@@ -45,16 +43,13 @@ func TestOutageOfDays(t *testing.T) {
 					return
 				}
 				down.ServeHTTP(w, r)
-			}))
-			address := front.Listener.Addr().String()
-			if down == nil {
-				must(t, front.Listener.Close())
-			} else {
-				front.Start()
+			})
+			place := newVacant(t)
+			if down != nil {
+				place.open(t, front)
 			}
-			t.Cleanup(front.Close)
 
-			d := Destination{Name: "default", URL: "http://" + address, MaxInFlight: 8}
+			d := Destination{Name: "default", URL: place.url, MaxInFlight: 8}
 			d.Breaker = BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
 			db.insert(waiting, "waiting")
 			r := start(t, db.config(d))
@@ -75,10 +70,7 @@ func TestOutageOfDays(t *testing.T) {
 			db.insert(fresh, "fresh")
 			up.Store(r.lane("default"))
 			if down == nil {
-				listener, err := net.Listen("tcp", address)
-				must(t, err)
-				front.Listener = listener
-				front.Start()
+				place.open(t, front)
 			}
 			becomes(db, waiting+fresh, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
 			last := 0

@@ -2,10 +2,10 @@ package relay
 
 import (
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,15 +22,6 @@ func (rc *receiver) promises() (all []string) {
 
 // stored is a promise as it stands in the database, spelled like the header; empty: there is none.
 const stored = `SELECT coalesce(to_char(not_after AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), '') FROM outbox_delivery`
-
-// nowhere is a URL where nobody listens.
-func nowhere(t testing.TB) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	must(t, listener.Close())
-	return "http://" + listener.Addr().String()
-}
 
 // The first request states when the last one comes, and all others say the same, whichever relay sends them. An attempt
 // that finds nobody does not make the receiver forget what it was told before.
@@ -49,7 +40,7 @@ func TestPromiseIsKept(t *testing.T) {
 	db.insert(1, "key")
 	for attempt := 1; attempt <= 5; attempt++ {
 		if d.URL = rc.URL; attempt == 3 {
-			d.URL = nowhere(t)
+			d.URL = newVacant(t).url
 		}
 		r := start(t, db.config(d))
 		r.await(t, "a settle", func(o *observer) bool { return o.outcomes[Retry]+o.outcomes[Delivered] == 1 })
@@ -205,7 +196,7 @@ func TestOnlyWhatWasSentIsBound(t *testing.T) {
 	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
 	d := to(rc.URL)
 	d.MaxInFlight = 2
-	nobody := Destination{Name: "nobody", URL: nowhere(t), MaxInFlight: 1, Breaker: BreakerPolicy{Off: true}}
+	nobody := Destination{Name: "nobody", URL: newVacant(t).url, MaxInFlight: 1, Breaker: BreakerPolicy{Off: true}}
 	nobody.Retry.Schedule = []time.Duration{time.Hour}
 	db.insert(5, "key")
 	r := start(t, db.config(d, nobody))
@@ -231,23 +222,18 @@ type frontSwitch struct {
 
 func newSwitch(t *testing.T, rc *receiver, answering bool) *frontSwitch {
 	t.Helper()
-	away := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }))
-	address := away.Listener.Addr().String()
 	if !answering {
-		away.Close()
+		front := newVacant(t)
+		return &frontSwitch{url: front.url, up: func() { front.open(t, rc.Config.Handler) }}
 	}
-	return &frontSwitch{url: "http://" + address, up: func() {
-		t.Helper()
-		if answering {
-			away.CloseClientConnections()
-			away.Close()
+	var up atomic.Bool
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if up.Load() {
+			rc.Config.Handler.ServeHTTP(w, r)
+			return
 		}
-		front := httptest.NewUnstartedServer(rc.Config.Handler)
-		listener, err := net.Listen("tcp", address)
-		must(t, err)
-		must(t, front.Listener.Close())
-		front.Listener = listener
-		front.Start()
-		t.Cleanup(front.Close)
-	}}
+		w.WriteHeader(http.StatusInternalServerError)
+	}))
+	t.Cleanup(front.Close)
+	return &frontSwitch{url: front.URL, up: func() { up.Store(true) }}
 }
