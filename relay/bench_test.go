@@ -108,6 +108,7 @@ func postAll(tb testing.TB, url string, concurrency, n int, payload string) {
 					webhook.IdempotencyKey: "key-" + strconv.FormatInt(i, 10), webhook.EventType: "invoice.created",
 					webhook.EventVersion: "1", webhook.EventID: strconv.FormatInt(i, 10), webhook.Attempt: "1",
 					webhook.CreatedAt:  "2026-01-01T00:00:00.000000Z",
+					webhook.NotAfter:   "2026-02-01T00:00:00.000000Z",
 					webhook.DeliveryID: strconv.FormatInt(i, 10) + "-default-1",
 					webhook.ID:         "evt_00000000000000000000000000000000", webhook.Timestamp: "1767225600",
 				} {

@@ -196,7 +196,9 @@ func post(ctx context.Context, e *endpoint, req *http.Request, payload []byte) v
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
 		excerpt, _ = io.ReadAll(io.LimitReader(resp.Body, maxExcerpt))
 	}
-	// The status has decided; a body that breaks off changes nothing.
-	_, _ = io.CopyN(io.Discard, resp.Body, maxDrain)
+	if resp.Body != http.NoBody {
+		// The status has decided; a body that breaks off changes nothing.
+		_, _ = io.CopyN(io.Discard, resp.Body, maxDrain)
+	}
 	return judgeResponse(resp.StatusCode, resp.Header, string(excerpt), e.destination.Responses, time.Now())
 }
