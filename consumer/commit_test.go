@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/http"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -279,6 +280,24 @@ func TestCommitTimeout(t *testing.T) {
 			t.Errorf("the retry got %d %s", got.status, got.body)
 		}
 		e.wantRows("k", 1, 1)
+	})
+}
+
+// Nor must a ROLLBACK: a handler that has failed is answered for, whatever has become of the database since.
+func TestRollbackTimeout(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{CommitTimeout: 100 * time.Millisecond}, func(e *env) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				pid := e.count("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'")
+				mustNot(e, syscall.Kill(pid, syscall.SIGSTOP))
+				t.Cleanup(func() { mustNot(e, syscall.Kill(pid, syscall.SIGCONT)) })
+				w.WriteHeader(http.StatusTeapot)
+			}
+		})
+		if got := e.post("k", "{}"); got.status != http.StatusTeapot {
+			t.Errorf("answered %d %s", got.status, got.body)
+		}
+		e.wantResult(consumer.ResultFailed)
 	})
 }
 

@@ -67,8 +67,8 @@ type Config struct {
 	// sender's retry runs the handler again.
 	Isolation sql.IsolationLevel
 
-	// CommitTimeout bounds storing the response and COMMIT, which run even when the client has gone. Default 10 seconds.
-	// A commit that takes longer is answered with 500; whether it happened shows when the request comes again.
+	// CommitTimeout bounds storing the response and COMMIT, which run even when the client has gone, and ROLLBACK. Default 10
+	// seconds. A commit that takes longer is answered with 500; whether it happened shows when the request comes again.
 	CommitTimeout time.Duration
 
 	// Redact removes what only the application knows to be private, such as names, from the text of a handler's error

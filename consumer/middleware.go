@@ -44,7 +44,7 @@ func MiddlewareSQL(db *sql.DB, cfg Config) func(http.Handler) http.Handler {
 	if db == nil {
 		panic("consumer: MiddlewareSQL needs a database")
 	}
-	return s.middleware(&databaseMemory{settings: &s, db: &sqlDatabase{db: db, isolation: s.Isolation}})
+	return s.middleware(&databaseMemory{settings: &s, db: &sqlDatabase{db: db, isolation: s.Isolation, timeout: s.CommitTimeout}})
 }
 
 func (s *settings) middleware(m memory) func(http.Handler) http.Handler {

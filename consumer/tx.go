@@ -152,6 +152,7 @@ func (t *pgxTransaction) attach(sc *scope) { sc.tx = t.handler }
 type sqlDatabase struct {
 	db        *sql.DB
 	isolation sql.IsolationLevel
+	timeout   time.Duration // of rolling back
 }
 
 func (db *sqlDatabase) begin(ctx context.Context, scan func(pgx.Row) error, query string, args []any) (transaction, error) {
@@ -165,7 +166,7 @@ func (db *sqlDatabase) begin(ctx context.Context, scan func(pgx.Row) error, quer
 		cancel()
 		return nil, err
 	}
-	t := &sqlTransaction{tx: tx, cancel: cancel}
+	t := &sqlTransaction{tx: tx, cancel: cancel, timeout: db.timeout}
 	err = scan(t.queryRow(lasting, query, args))
 	if !release() {
 		err = ctx.Err()
@@ -174,8 +175,9 @@ func (db *sqlDatabase) begin(ctx context.Context, scan func(pgx.Row) error, quer
 }
 
 type sqlTransaction struct {
-	tx     *sql.Tx
-	cancel context.CancelFunc // of the context that BeginTx got
+	tx      *sql.Tx
+	cancel  context.CancelFunc // of the context that BeginTx got
+	timeout time.Duration
 }
 
 func (t *sqlTransaction) queryRow(ctx context.Context, query string, args []any) pgx.Row {
@@ -209,6 +211,9 @@ func (t *sqlTransaction) confirm(ctx context.Context, query string, args []any) 
 }
 
 func (t *sqlTransaction) rollback() {
+	// Rollback takes no context of its own either.
+	timer := time.AfterFunc(t.timeout, t.cancel)
+	defer timer.Stop()
 	_ = t.tx.Rollback()
 	t.cancel()
 }
