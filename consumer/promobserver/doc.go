@@ -23,6 +23,7 @@
 //	inbox_commit_failures_total      source, mode         handlers that succeeded, and whose work was not committed
 //	inbox_request_duration_seconds   source, result       a request, from its headers to its answer
 //	inbox_handler_duration_seconds   source, mode         the handler's part of it, or of a worker's attempt
+//	inbox_breaker_state              breaker, state       1 for the state that it is in; see [Breaker]
 //
 // No label holds a key, an id or a text of a request: how many series there are depends on the configuration alone.
 // event_type is empty unless [Options].EventTypes names types; the types that it does not name are then "other".

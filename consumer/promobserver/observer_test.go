@@ -406,6 +406,7 @@ func TestDocumentedMetrics(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	o := mustNew(t, registry, promobserver.Options{Sources: []string{"finance"}})
 	o.Finished(t.Context(), consumer.Report{Result: consumer.ResultProcessed, Source: "finance", HandlerDuration: 1})
+	registry.MustRegister(promobserver.Breaker("warehouse", consumer.NewBreaker(consumer.BreakerConfig{})))
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
