@@ -81,6 +81,13 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		}
 	}
 	c.next = time.Time{}
+	due, next := r.wake.retries.take(now)
+	if due {
+		c.pace.look()
+	}
+	if !next.IsZero() {
+		c.plan(next)
+	}
 	if err := c.tendBreakers(now, instance); err != nil {
 		return 0, err
 	}

@@ -56,8 +56,8 @@ type Config struct {
 	// Printable ASCII, at most 63 characters.
 	Environment string
 
-	// PollInterval is how long an idle relay waits before it looks by itself; notifications and its own activity wake
-	// it sooner. 0: 5 s. At least 1 s.
+	// PollInterval is how long an idle relay waits before it looks by itself; notifications, its own activity and retries
+	// that it has put off by less than ten minutes wake it sooner. 0: 5 s. At least 1 s.
 	PollInterval time.Duration
 	// Lease bounds how long a claim holds when its relay can neither settle nor be seen dead. 0: 60 s. It must be at
 	// least 5 s longer than every destination's timeout, or two relays could POST one delivery at the same time.

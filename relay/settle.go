@@ -312,6 +312,10 @@ func (r *Relay) written(batch *outcomes, stale int) {
 			givenBack = givenBack || s.lookedFor()
 		}
 	}
+	now := time.Now()
+	for i := range batch.retried {
+		r.wake.retries.add(now, batch.retried[i].delay)
+	}
 	for of, n := range counts {
 		l := r.lane(of.destination)
 		if of.outcome == Fail && of.reason == ReasonGone {

@@ -1,6 +1,10 @@
 package relay
 
-import "time"
+import (
+	"slices"
+	"sync"
+	"time"
+)
 
 // wakeup carries the reasons for which a waiting claimer looks again. Each channel holds at most one token: a token
 // says "look", not how often.
@@ -8,10 +12,11 @@ type wakeup struct {
 	room     chan struct{} // a lane that wants more has room again
 	tick     chan struct{} // the safety tick
 	notified chan bool     // a producer committed while this relay was idle; true: look behind the positions too
+	retries  *dues         // what this relay has put off is due again
 }
 
 func newWakeup() *wakeup {
-	return &wakeup{room: make(chan struct{}, 1), tick: make(chan struct{}, 1), notified: make(chan bool, 1)}
+	return &wakeup{room: make(chan struct{}, 1), tick: make(chan struct{}, 1), notified: make(chan bool, 1), retries: &dues{begun: time.Now()}}
 }
 
 func signal(c chan struct{}) {
@@ -132,4 +137,47 @@ func (p *pace) wait(now time.Time) time.Duration {
 		return -1
 	}
 	return max(p.nextLook.Sub(now), 0)
+}
+
+// dues are times at which to look. Without them a retry would wait for the next poll, which may come later than all of its
+// delay. Only near ones are kept, in steps, so that there are never more than a few thousand, whatever fails: to a long delay
+// a poll adds next to nothing. They are safe for concurrent use.
+type dues struct {
+	begun time.Time // what the steps are counted from
+
+	mu sync.Mutex
+	at []time.Time // ascending
+}
+
+const (
+	dueAhead = 10 * time.Minute
+	dueStep  = 100 * time.Millisecond
+)
+
+// add remembers to look when the given time has passed since now.
+func (d *dues) add(now time.Time, in time.Duration) {
+	if in > dueAhead {
+		return
+	}
+	at := d.begun.Add((now.Sub(d.begun) + in).Truncate(dueStep) + dueStep)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if i, known := slices.BinarySearchFunc(d.at, at, time.Time.Compare); !known {
+		d.at = slices.Insert(d.at, i, at)
+	}
+}
+
+// take reports whether it is time to look, and when it will be next; zero: nobody knows. What it has reported it forgets.
+func (d *dues) take(now time.Time) (due bool, next time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	passed := 0
+	for passed < len(d.at) && !now.Before(d.at[passed]) {
+		passed++
+	}
+	d.at = slices.Delete(d.at, 0, passed)
+	if len(d.at) > 0 {
+		next = d.at[0]
+	}
+	return passed > 0, next
 }

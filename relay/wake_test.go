@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"net/http"
 	"testing"
 	"time"
 
@@ -177,4 +178,75 @@ func TestPaceAlwaysComesBack(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestDuesAreKeptInSteps(t *testing.T) {
+	t.Parallel()
+	begun := time.Unix(1_000_000, 0)
+	d := &dues{begun: begun}
+	if due, next := d.take(begun); due || !next.IsZero() {
+		t.Errorf("nothing was put off: %t, %s", due, next)
+	}
+	for i := range 1000 {
+		d.add(begun.Add(time.Duration(i)*time.Microsecond), 5*time.Second)
+	}
+	d.add(begun, dueAhead+1)
+	d.add(begun, time.Second)
+	d.add(begun, 0)
+	if n := len(d.at); n != 3 {
+		t.Errorf("%d times are kept, want 3", n)
+	}
+	for _, c := range []struct {
+		at   time.Duration
+		due  bool
+		next time.Duration
+	}{
+		{0, false, dueStep},
+		{dueStep, true, time.Second + dueStep},
+		{time.Second, false, time.Second + dueStep}, // no earlier than the database has it
+		{time.Second + dueStep, true, 5*time.Second + dueStep},
+	} {
+		if due, next := d.take(begun.Add(c.at)); due != c.due || !next.Equal(begun.Add(c.next)) {
+			t.Errorf("after %s: %t, next after %s; want %t, %s", c.at, due, next.Sub(begun), c.due, c.next)
+		}
+	}
+	if due, next := d.take(begun.Add(time.Hour)); !due || !next.IsZero() {
+		t.Errorf("the last: %t, next %s", due, next)
+	}
+}
+
+// A relay that idles between polls looks when a retry is due.
+func TestRetryWaitsForNoPoll(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(1, "key")
+	rc := newReceiver(t, func(w http.ResponseWriter, r request) {
+		if r.number == 1 {
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+	})
+	d := to(rc.URL)
+	d.Retry.Schedule = []time.Duration{10 * time.Millisecond}
+	r := sessionOf(t, db.config(d))
+	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
+	turn := func(c *claimer) (wait time.Duration) {
+		wait, err := c.turn(t.Context())
+		must(t, err)
+		r.senders.Wait()
+		return wait
+	}
+	turn(&claimer{relay: r, pace: pace{poll: time.Hour}})
+	var failed outcomes
+	failed.add(<-r.settlements, false)
+	r.write(&failed)
+
+	far := time.Now().Add(time.Hour)
+	idle := &claimer{relay: r, pace: pace{poll: time.Second, idle: true, interval: time.Hour, nextLook: far}}
+	eventually(t, "the retry", func() bool {
+		wait := turn(idle)
+		return rc.total() == 2 || wait < 0 || wait > time.Second
+	})
+	if rc.total() != 2 {
+		t.Error("the relay idles, and nothing will wake it when the retry is due")
+	}
 }
