@@ -30,7 +30,8 @@
 //	case                                             answer
 //	first time, the handler answers 2xx              that response, after the commit; stored for duplicates
 //	first time, the handler answers anything else    that response, after the rollback
-//	duplicate                                        the stored response with Idempotency-Replayed: true; the handler does not run
+//	duplicate                                        the stored response with Idempotency-Replayed: true, or 200 if Once has recorded
+//	                                                 the event; the handler does not run
 //	another request with the key is in flight        409, Retry-After: 1; at once, without waiting for it
 //	the key was processed with another body          422; nothing changes
 //	it may have been processed and forgotten         422; nothing changes
@@ -40,7 +41,7 @@
 //	the handler panics                               500, after the rollback (http.ErrAbortHandler: no answer)
 //	the handler ends the transaction itself          500
 //	COMMIT fails                                     500; 503, Retry-After: 1 if the database asks to repeat (40001, 40P01)
-//	the database cannot be reached                   503, Retry-After: 1; the handler does not run
+//	the database fails, or lacks tables or rights    503, Retry-After: 1; the handler does not run
 //	[Config].Breaker is open                         503 with Retry-After, at once; neither database nor handler is tried
 //
 // 400, 401, 408 and 413 are given before the database is touched. Every refusal is application/problem+json whose type, such
@@ -117,7 +118,7 @@
 //
 //	pending ─▶ processing ─▶ succeeded   the handler returned nil
 //	   ▲           │    ├──▶ ignored     it returned Ignore, or knows no such type
-//	   └───────────┘    └──▶ failed      it returned Permanent, or has failed MaxAttempts times
+//	   └───────────┘    └──▶ failed      it returned Permanent, has failed MaxAttempts times, or its worker died 20 times in a row
 //	 failed: later, on the schedule
 //	 its worker died: within two seconds
 //

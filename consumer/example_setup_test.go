@@ -4,13 +4,11 @@ import (
 	"context"
 	"database/sql"
 	"net/http"
-	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
-	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -38,15 +36,9 @@ func exampleDatabase(table string) (pool *pgxpool.Pool, stop func()) {
 
 // exampleDelivery is what a relay does.
 func exampleDelivery(url, key, payload string) *http.Response {
-	r, err := http.NewRequest(http.MethodPost, url, strings.NewReader(payload))
+	event := consumer.Event{Key: key, Type: "invoice.created", RelatedReference: "INV-7"}
+	r, err := consumer.NewRequest(context.Background(), url, event, []byte(payload), exampleSecret)
 	must(err)
-	r.Header.Set("Content-Type", "application/json")
-	r.Header.Set(webhook.IdempotencyKey, key)
-	r.Header.Set(webhook.EventType, "invoice.created")
-	r.Header.Set(webhook.RelatedReference, "INV-7")
-	secret, err := webhook.ParseSecret(exampleSecret)
-	must(err)
-	webhook.Sign(r.Header, []byte(payload), time.Now(), secret)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	response, err := client.Do(r)
 	must(err)

@@ -28,8 +28,8 @@ type Event struct {
 	RelatedReference string    // the producer's own reference, such as an invoice number; may be empty
 	OrderingKey      string    // events with one ordering key arrive in order; empty: no order
 	Sequence         int64     // grows within an ordering key
-	Attempt          int       // 1 for the first POST
-	DeliveryID       string    // of this attempt
+	Attempt          int       // the sender's, 1 for the first POST; in an inbox that of the POST that was recorded
+	DeliveryID       string    // of that POST
 	NotAfter         time.Time // when the relay stops sending the event by itself; zero: unknown
 	Replay           bool      // an operator sent it again
 	Foreign          bool      // not of a relay: a plain Standard Webhooks sender, or proven by Config.Verify

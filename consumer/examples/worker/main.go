@@ -45,7 +45,7 @@ func run(ctx context.Context) error {
 			Source:  "finance",
 			Secrets: []string{os.Getenv("FINANCE_SECRET")},
 		},
-		Handle:  traced(router.Dispatch),
+		Handle:  traced(router.Dispatch), // or router.Dispatch alone
 		Workers: 2,
 	})
 

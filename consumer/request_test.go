@@ -1,0 +1,78 @@
+package consumer_test
+
+import (
+	"cmp"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+)
+
+// What NewRequest sends is the event that its receiver's handler gets.
+func TestNewRequest(t *testing.T) {
+	t.Parallel()
+	created := time.Date(2026, 1, 31, 9, 15, 0, 123456000, time.UTC)
+	whole := consumer.Event{
+		Key: "invoice-4711-created", Type: "invoice.created", Version: 2, ID: 4711, CreatedAt: created, RelatedReference: "INV-4711",
+		OrderingKey: "customer-42", Sequence: 4711, Attempt: 3, DeliveryID: "4711-logistics-3", NotAfter: time.Now().UTC().Add(time.Hour).Round(0), Replay: true,
+		TraceParent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", TraceState: "vendor=1",
+	}
+	least := consumer.Event{Key: "k", Type: "t"}
+	filled := least
+	filled.Version, filled.Attempt, filled.CreatedAt = 1, 1, created // but for the time, which is that of the call
+	var got consumer.Event
+	e := newEnv(t, flavours[0], consumer.Config{}, func(*env) http.HandlerFunc {
+		return func(_ http.ResponseWriter, r *http.Request) { got = consumer.EventFrom(r.Context()) }
+	})
+	for name, c := range map[string]struct{ send, want consumer.Event }{"all of it": {whole, whole}, "the least": {least, filled}} {
+		r, err := consumer.NewRequest(t.Context(), e.url, c.send, []byte(`{"a":1}`), "whsec_"+strings.Repeat("b", 44), secretText)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if answer := e.do(r); answer.status != http.StatusOK {
+			t.Fatalf("%s: answered %d %s", name, answer.status, answer.body)
+		}
+		c.want.Source = "outbox"
+		if name == "the least" {
+			if got.CreatedAt.IsZero() {
+				t.Error("the least event has no time")
+			}
+			got.CreatedAt = created
+		}
+		if got != c.want {
+			t.Errorf("%s: sent\n%+v, got\n%+v", name, c.want, got)
+		}
+	}
+
+	r, err := consumer.NewRequest(t.Context(), e.url, consumer.Event{Key: "unsigned", Type: "t"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantProblem(t, e.do(r), http.StatusUnauthorized, "signature-invalid")
+}
+
+func TestNewRequestMistakes(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		url    string
+		event  consumer.Event
+		secret string
+		want   string
+	}{
+		"no key":         {event: consumer.Event{Type: "t"}, want: "X-Idempotency-Key"},
+		"a key of bytes": {event: consumer.Event{Key: "\x00", Type: "t"}, want: "X-Idempotency-Key"},
+		"no type":        {event: consumer.Event{Key: "k"}, want: "no Type"},
+		"a type of more": {event: consumer.Event{Key: "k", Type: strings.Repeat("t", 256)}, want: "X-Outbox-Event-Type"},
+		"a negative id":  {event: consumer.Event{Key: "k", Type: "t", ID: -1}, want: "X-Outbox-Event-Id"},
+		"foreign":        {event: consumer.Event{Key: "k", Type: "t", Foreign: true}, want: "Foreign"},
+		"a bad secret":   {event: consumer.Event{Key: "k", Type: "t"}, secret: "hunter2", want: "secret 0"},
+		"a bad url":      {event: consumer.Event{Key: "k", Type: "t"}, url: "http://a b/", want: "invalid character"},
+	} {
+		_, err := consumer.NewRequest(t.Context(), cmp.Or(c.url, "http://127.0.0.1/"), c.event, nil, cmp.Or(c.secret, secretText))
+		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
