@@ -171,13 +171,13 @@ func (d *dues) add(now time.Time, in time.Duration) {
 func (d *dues) take(now time.Time) (due bool, next time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	passed := 0
-	for passed < len(d.at) && !now.Before(d.at[passed]) {
-		passed++
+	past := 0
+	for past < len(d.at) && !now.Before(d.at[past]) {
+		past++
 	}
-	d.at = slices.Delete(d.at, 0, passed)
+	d.at = slices.Delete(d.at, 0, past)
 	if len(d.at) > 0 {
 		next = d.at[0]
 	}
-	return passed > 0, next
+	return past > 0, next
 }
