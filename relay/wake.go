@@ -16,7 +16,7 @@ type wakeup struct {
 }
 
 func newWakeup() *wakeup {
-	return &wakeup{room: make(chan struct{}, 1), tick: make(chan struct{}, 1), notified: make(chan bool, 1), retries: &dues{begun: time.Now()}}
+	return &wakeup{room: make(chan struct{}, 1), tick: make(chan struct{}, 1), notified: make(chan bool, 1), retries: &dues{}}
 }
 
 func signal(c chan struct{}) {
@@ -143,10 +143,9 @@ func (p *pace) wait(now time.Time) time.Duration {
 // delay. Only near ones are kept, in steps, so that there are never more than a few thousand, whatever fails: to a long delay
 // a poll adds next to nothing. They are safe for concurrent use.
 type dues struct {
-	begun time.Time // what the steps are counted from
-
-	mu sync.Mutex
-	at []time.Time // ascending
+	mu    sync.Mutex
+	begun time.Time   // what the steps are counted from
+	at    []time.Time // ascending
 }
 
 const (
@@ -159,9 +158,12 @@ func (d *dues) add(now time.Time, in time.Duration) {
 	if in > dueAhead {
 		return
 	}
-	at := d.begun.Add((now.Sub(d.begun) + in).Truncate(dueStep) + dueStep)
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.begun.IsZero() {
+		d.begun = now
+	}
+	at := d.begun.Add((now.Sub(d.begun) + in).Truncate(dueStep) + dueStep)
 	if i, known := slices.BinarySearchFunc(d.at, at, time.Time.Compare); !known {
 		d.at = slices.Insert(d.at, i, at)
 	}
