@@ -85,8 +85,9 @@ type Config struct {
 	// Observer hears what becomes of every request. Nil tells nobody.
 	Observer Observer
 
-	// Logger receives what an operator must act on: failed commits, an unreachable database, panics, reused keys. It
-	// never receives payloads, headers or secrets. Nil is slog.Default() at the time of each message.
+	// Logger receives what an operator must act on: failed commits, an unreachable database, panics, reused keys; as
+	// information each event that is ignored and each request that is refused; and all else for debugging. It gets source, key
+	// and type of an event, never payloads, other headers or secrets. Nil is slog.Default() at the time of each message.
 	Logger *slog.Logger
 }
 
