@@ -53,7 +53,7 @@ WHERE CASE WHEN NOT pg_try_advisory_xact_lock(hashtextextended($1::text || E'\n'
            ELSE set_config('lock_timeout', '100ms', true) IS NOT NULL END
 ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
 RETURNING pg_current_xact_id()::text,
-          coalesce($10::timestamptz < now() - interval '1 day', false),
+          coalesce($10::timestamptz < now() - interval '24 hours', false),
           coalesce($11::timestamptz < now(), false),
           set_config('lock_timeout', current_setting('outbox_relay.lock_timeout'), true)`
 

@@ -163,7 +163,7 @@ func calm(window time.Duration) time.Duration { return min(alertCalm, window) }
 
 const insertRescue = `
 WITH old AS (
-    DELETE FROM outbox_rescue WHERE at < now() - interval '1 day'
+    DELETE FROM outbox_rescue WHERE at < now() - interval '24 hours'
 )
 INSERT INTO outbox_rescue (instance, deliveries) VALUES ($1, $2)`
 

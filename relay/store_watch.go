@@ -164,7 +164,7 @@ WITH watched AS (
 )
 SELECT true, watched_at, sample, now(), EXISTS (SELECT FROM outbox_alert) FROM watched
 UNION ALL
-SELECT false, greatest(watched_at, now() - interval '1 day'), sample, now(), EXISTS (SELECT FROM outbox_alert) FROM outbox_watch WHERE NOT EXISTS (SELECT FROM watched)`
+SELECT false, greatest(watched_at, now() - interval '24 hours'), sample, now(), EXISTS (SELECT FROM outbox_alert) FROM outbox_watch WHERE NOT EXISTS (SELECT FROM watched)`
 
 // watch looks around the database, or returns what another relay saw if that is not older than the given age. lenient are
 // the destinations where a failed delivery does not block its ordering key. alerts reports whether there is any alert,

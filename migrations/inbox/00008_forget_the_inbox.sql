@@ -1,11 +1,11 @@
--- Pruning knows of inbox_events; and it never speaks of the last day, so that an event less than a day old need not be looked up
--- in inbox_forgotten.
+-- Pruning knows of inbox_events; and it never speaks of the last 24 hours, so that a younger event need not be looked up in
+-- inbox_forgotten. Hours, because a day is one of 23 or 25 of them where the session's clock changes.
 
 -- +goose Up
--- What somebody has announced of that day so far settles again, a day later.
-UPDATE inbox_forgotten SET announced_at = received_before + interval '1 day' WHERE received_before > announced_at - interval '1 day';
+-- What somebody has announced of that time so far settles again, a day later.
+UPDATE inbox_forgotten SET announced_at = received_before + interval '24 hours' WHERE received_before > announced_at - interval '24 hours';
 ALTER TABLE inbox_forgotten
-    ADD CONSTRAINT inbox_forgotten_keeps_the_last_day CHECK (received_before <= announced_at - interval '1 day');
+    ADD CONSTRAINT inbox_forgotten_keeps_the_last_day CHECK (received_before <= announced_at - interval '24 hours');
 
 -- Removes what was finished, and received before a time that has been announced, from a range of the table's pages: no index
 -- is in the order of time, and receivers should not pay for one. What is old enough but not announced is announced, and goes
@@ -39,9 +39,9 @@ DECLARE
     in_inbox  tid[];
     gone      integer;
 BEGIN
-    IF older_than IS NULL OR older_than < interval '1 day' THEN
+    IF older_than IS NULL OR older_than < interval '24 hours' THEN
         RAISE EXCEPTION 'inbox: events cannot be forgotten after %', coalesce(older_than::text, 'NULL')
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Give a day or more.';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Give 24 hours or more.';
     END IF;
     next_page := from_page + pages;
     finished := next_page >= pg_relation_size('processed_events') / current_setting('block_size')::integer;
@@ -122,8 +122,8 @@ END
 $$;
 -- +goose StatementEnd
 
--- The settings travel with the function: neither a caller's search_path, nor statistics from when the tables were empty, may
--- change what it does. A lock that does not come soon is left for another time, because others would wait behind the one who
+-- The settings travel with the function: neither a caller's search_path nor his time zone, nor statistics from when the tables
+-- were empty, may change what it does. A lock that does not come soon is left for another time, because others would wait behind the one who
 -- waits for it.
 -- +goose StatementBegin
 DO $$
@@ -132,7 +132,7 @@ DECLARE
 BEGIN
     EXECUTE format('ALTER FUNCTION inbox_prune(text, bigint, integer, interval, boolean) SET search_path = %I, pg_temp', current_schema());
     FOREACH setting IN ARRAY ARRAY [
-        'lock_timeout = ''200ms''', 'enable_seqscan = off', 'enable_hashjoin = off', 'enable_mergejoin = off',
+        'TimeZone = UTC', 'lock_timeout = ''200ms''', 'enable_seqscan = off', 'enable_hashjoin = off', 'enable_mergejoin = off',
         'enable_bitmapscan = off', 'jit = off'] LOOP
         EXECUTE format('ALTER FUNCTION inbox_prune(text, bigint, integer, interval, boolean) SET %s', setting);
     END LOOP;
