@@ -157,6 +157,51 @@ func TestEventsOfAnInboxMove(t *testing.T) {
 	}
 }
 
+// An event in the inbox whose memory somebody has removed by hand is not lost on the way.
+func TestEventsThatAreNotRememberedMove(t *testing.T) {
+	t.Parallel()
+	db := open(t, pgtest.New(t, migrations.Inbox))
+	if _, err := db.ExecContext(t.Context(), `
+		INSERT INTO inbox_events (source, idempotency_key, event_type, event_version, related_reference, received_at, processing_state, next_attempt_at,
+			payload, request_headers, event_id, not_after)
+		VALUES ('s', 'waits', 'paid', 2, 'r', '2026-01-01Z', 'pending', '2026-01-02Z', 'a', '{"X": "y"}', 7, '2027-01-02Z'),
+			('s', 'personal', '', 1, NULL, '2026-01-01Z', 'succeeded', NULL, NULL, NULL, NULL, NULL),
+			('s', 'processed', '', 1, NULL, '2026-01-01Z', 'pending', '2026-01-02Z', 'b', NULL, NULL, NULL);
+		INSERT INTO processed_events (source, idempotency_key, processing_state) VALUES ('s', 'processed', 'succeeded')`); err != nil {
+		t.Fatal(err)
+	}
+	texts := func(query string) (text string) {
+		t.Helper()
+		if err := db.QueryRowContext(t.Context(), query).Scan(&text); err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	const inbox = `SELECT string_agg(e::text, E'\n' ORDER BY inbox_id) FROM inbox_events e WHERE idempotency_key <> 'processed'`
+	before := texts(inbox)
+	provider, err := migrations.NewProvider(db, migrations.Inbox)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := provider.DownTo(t.Context(), 5); err != nil {
+		t.Fatal(err)
+	}
+	const want = "personal succeeded, processed succeeded, waits pending"
+	if states := texts(`SELECT string_agg(idempotency_key || ' ' || processing_state, ', ' ORDER BY idempotency_key) FROM processed_events`); states != want {
+		t.Errorf("the memory says %q, want %q", states, want)
+	}
+	if err := migrations.Up(t.Context(), db, migrations.Inbox); err != nil {
+		t.Fatal(err)
+	}
+	if again := texts(inbox); again != before {
+		t.Errorf("there and back again the events became\n%s\nthey were\n%s", again, before)
+	}
+	if known := texts(`SELECT string_agg(idempotency_key, ' ') FROM processed_events WHERE processing_state = 'recorded' AND payload_hash = sha256('a')
+		AND event_type = 'paid' AND event_version = 2 AND related_reference = 'r' AND received_at = '2026-01-01Z' AND event_id = 7 AND not_after = '2027-01-02Z'`); known != "waits" {
+		t.Errorf("%q is remembered as it was received", known)
+	}
+}
+
 // The search_path of the connection decides where the tables go, and one
 // database may hold several schemas at different versions.
 func TestSchemasAreIndependent(t *testing.T) {

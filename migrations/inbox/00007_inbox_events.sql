@@ -134,6 +134,14 @@ ALTER TABLE processed_events
     ADD COLUMN claimed_at      timestamptz,
     ADD COLUMN interruptions   integer NOT NULL DEFAULT 0;
 
+-- What is in the inbox while somebody has removed the memory of it is remembered again. What came again by another way since
+-- has a row, and stays processed.
+INSERT INTO processed_events (source, idempotency_key, payload_hash, event_type, event_version, related_reference, received_at, event_id,
+    not_after, processing_state)
+SELECT source, idempotency_key, sha256(payload), event_type, event_version, related_reference, received_at, event_id, not_after, 'recorded'
+FROM inbox_events
+ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING;
+
 UPDATE processed_events p
 SET processing_state = i.processing_state, processed_at = i.processed_at, attempts = i.attempts, next_attempt_at = i.next_attempt_at,
     last_error = i.last_error, payload = i.payload, inbox_id = i.inbox_id, ordering_key = i.ordering_key, sequence = i.sequence,
