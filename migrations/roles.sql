@@ -1,15 +1,28 @@
--- Role templates: least privilege for producers, relays, receivers and readers. Not a migration: run it once, as the
--- owner of the tables, with the schema first on the search_path, and grant the roles to your login roles:
+-- Role templates: least privilege for producers, relays, receivers and readers. Not a migration: run it once, after the
+-- migrations, with the schema first on the search_path, and grant the roles to your login roles. Run it as a superuser, or as the
+-- owner of the tables, who must be allowed to create roles (CREATEROLE) unless these are there already:
 --
---     psql "$DATABASE_URL" -f migrations/roles.sql
+--     psql -v ON_ERROR_STOP=1 -f migrations/roles.sql postgres://billing_owner@localhost:5432/billing
 --     GRANT outbox_producer TO billing_app;
 --
--- It may be run again; what already exists stays.
+-- It may be run again; what already exists stays. It does all or nothing.
 
 DO $$
 DECLARE
-    name text;
+    name  text;
+    owned record;
 BEGIN
+    -- To whoever has a right without being allowed to grant it, GRANT only gives a warning.
+    FOR owned IN
+        SELECT relname, pg_get_userbyid(relowner) AS owner FROM pg_class
+        WHERE oid IN (to_regclass('outbox'), to_regclass('processed_events')) AND NOT pg_has_role(relowner, 'USAGE')
+    LOOP
+        RAISE EXCEPTION '% may not grant rights on %: run this as its owner, %, or as a superuser', current_user, owned.relname, owned.owner;
+    END LOOP;
+    IF to_regclass('outbox') IS NULL AND to_regclass('processed_events') IS NULL THEN
+        RAISE EXCEPTION 'schema % has no tables to grant rights on: migrate first, and have the schema first on the search_path', current_schema();
+    END IF;
+
     FOREACH name IN ARRAY ARRAY ['outbox_producer', 'outbox_relay', 'outbox_reader', 'inbox_receiver'] LOOP
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name) THEN
             EXECUTE format('CREATE ROLE %I NOLOGIN', name);
