@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
 // recipes returns the statements for support that docs/receiving.md shows, by the first sentence of their comment.
@@ -68,7 +69,10 @@ SELECT 'finance', key, type, reference, state, attempts, now() + due, now() + pr
 FROM sample WHERE id IS NOT NULL;
 INSERT INTO inbox_forgotten (source, received_before, announced_at) VALUES ('finance', '2026-01-01 00:00:00Z', now())`
 
-// filled replaces what stands in capitals.
+// beforeReplay stands in a recipe for the time at which somebody begins to replay.
+const beforeReplay = "2026-01-05 12:00:00Z"
+
+// filled replaces what stands in capitals, and times.
 func filled(recipe string, values map[string]string) string {
 	pairs := []string{"'SOURCE'", "'finance'"}
 	for name, value := range values {
@@ -151,7 +155,7 @@ var recipeCases = []recipeCase{
 	{title: "Replay one event that failed or was ignored", values: map[string]string{"KEY": "done"}},
 	{title: "Replay one event that failed or was ignored", values: map[string]string{"KEY": "worked"}},
 	{title: "Replay one event that failed or was ignored", values: map[string]string{"KEY": "ignored-by-middleware"}},
-	{title: "Replay many", values: map[string]string{"TYPE": "invoice.paid"}, changes: []string{"failed pending 0 due", "head pending 0"}},
+	{title: "Replay many", values: map[string]string{"TYPE": "invoice.paid", beforeReplay: "now"}, changes: []string{"failed pending 0 due", "head pending 0"}},
 	{title: "Ignore one event that waits or has failed", values: map[string]string{"KEY": "head", "NAME": "Ada", "REASON": "refunded"}, changes: []string{"head ignored 8"}},
 	{title: "Ignore one event that waits or has failed", values: map[string]string{"KEY": "retried", "NAME": "Ada", "REASON": "refunded"}, changes: []string{"retried ignored 2"}},
 	{title: "Ignore one event that waits or has failed", values: map[string]string{"KEY": "worked", "NAME": "Ada", "REASON": "refunded"}},
@@ -269,6 +273,58 @@ func TestRecipesAboutSessions(t *testing.T) {
 	<-waiter
 }
 
+// However many times it is repeated, what fails again is replayed once.
+func TestReplayManyComesToAnEnd(t *testing.T) {
+	t.Parallel()
+	replay := recipes(t)["Replay many"]
+	e := newSample(t)
+	start := e.rows("SELECT now()")[0]
+	for _, want := range []int64{2, 0} {
+		tag, err := e.pool.Exec(t.Context(), filled(replay, map[string]string{"TYPE": "invoice.paid", beforeReplay: start}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tag.RowsAffected() != want {
+			t.Errorf("%s, want %d", tag, want)
+		}
+		e.mustExec(`UPDATE inbox_events SET processing_state = 'failed', processed_at = now(), next_attempt_at = NULL WHERE idempotency_key IN ('failed', 'head')`)
+	}
+}
+
+// Whoever reads needs the rights that the document names, and no more.
+func TestRecipesWithTheRightsOfAReader(t *testing.T) {
+	t.Parallel()
+	all := recipes(t)
+	e := newSample(t)
+	e.mustExec(`CREATE ROLE recipe_reader; GRANT SELECT ON processed_events, inbox_events, inbox_forgotten TO recipe_reader`)
+	t.Cleanup(func() {
+		_, _ = e.pool.Exec(context.Background(), `DROP OWNED BY recipe_reader; DROP ROLE recipe_reader`)
+	})
+	reader := *e
+	reader.pool = pgtest.Pool(t, withSetting(e.dsn, "role", "recipe_reader"))
+	for _, c := range recipeCases {
+		if strings.Contains(all[c.title], "SELECT") && !strings.Contains(all[c.title], "UPDATE") && !strings.Contains(all[c.title], "DELETE") {
+			reader.rows(filled(all[c.title], c.values))
+		}
+	}
+	release := e.hold(func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended(E'finance\nk', 122550254464888)), count(*) FROM processed_events`)
+		return err
+	})
+	for _, granted := range []bool{false, true} {
+		if granted {
+			e.mustExec(`GRANT pg_read_all_stats TO recipe_reader`)
+		}
+		for _, title := range []string{keyHolder, tableHolder} {
+			got := reader.rows(filled(all[title], map[string]string{"KEY": "k"}))
+			if len(got) != 1 || strings.Contains(got[0], "<insufficient privilege>") == granted {
+				t.Errorf("granted pg_read_all_stats: %v, %s: %q", granted, title, got)
+			}
+		}
+	}
+	release()
+}
+
 // What an operator has changed by SQL, workers take up: also the ordering key behind it.
 func TestWorkersFollowRecipes(t *testing.T) {
 	t.Parallel()
@@ -278,7 +334,7 @@ func TestWorkersFollowRecipes(t *testing.T) {
 		worked []string // in this order
 	}{
 		"Replay one event that failed or was ignored": {map[string]string{"KEY": "head"}, []string{"head", "second", "third"}},
-		"Replay many": {map[string]string{"TYPE": "invoice.created"}, []string{"head", "second", "third"}},
+		"Replay many": {map[string]string{"TYPE": "invoice.created", beforeReplay: "now"}, []string{"head", "second", "third"}},
 		"Ignore one event that waits or has failed": {map[string]string{"KEY": "head", "NAME": "Ada", "REASON": "refunded"}, []string{"second", "third"}},
 	} {
 		t.Run(title, func(t *testing.T) {

@@ -124,6 +124,21 @@ func TestReloadAddsAndRemovesDestinations(t *testing.T) {
 	}
 }
 
+// A route that was missing needs no restart: what is parked goes out.
+func TestReloadReleasesWhatIsParked(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	cfg := db.config(to(newReceiver(t, nil).URL))
+	cfg.Routes = []Route{{"other", []string{"default"}}}
+	r := start(t, cfg)
+	db.insert(1, "early")
+	cfg.Routes = []Route{{"other", []string{"default"}}, {"t", []string{"default"}}}
+	if got, want := r.reload(cfg), "[routes: 1 added, 0 removed]"; fmt.Sprint(got) != want {
+		t.Errorf("changes are %s, want %s", got, want)
+	}
+	r.settles(t, Delivered, 1)
+}
+
 // Reloads race with each other, with deliveries and with everything else that reads the configuration. Each event still
 // arrives once, at one of the places.
 func TestReloadUnderLoad(t *testing.T) {
