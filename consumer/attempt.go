@@ -115,7 +115,9 @@ func (s *shift) handle(wk *work) (err error) {
 				err = &panicError{cause: cause, stack: debug.Stack()}
 			}
 		}()
-		err = s.cfg.Handle(ctx, wk.event, wk.payload)
+		returned := s.cfg.Handle(ctx, wk.event, wk.payload)
+		examine(returned)
+		err = returned
 	})
 	running.Wait()
 	wk.handled = time.Since(handed)
@@ -208,6 +210,17 @@ func (s *shift) tell(ctx context.Context, wk *work, report Report, what string) 
 	s.logger().LogAttrs(ctx, level, what, attrs...)
 	if s.Observer != nil {
 		report.Duration, report.HandlerDuration = time.Since(wk.began), wk.handled
-		s.Observer.Finished(ctx, report)
+		s.observe(ctx, report)
 	}
+}
+
+// observe tells the Observer, on a goroutine whose panic would end the process. The outcome stays what it is.
+func (s *shift) observe(ctx context.Context, report Report) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			s.logger().ErrorContext(ctx, "consumer: the Observer panicked", "source", s.Source, "key", report.Event.Key,
+				"panic", redact(fmt.Sprint(cause)), "stack", string(debug.Stack()))
+		}
+	}()
+	s.Observer.Finished(ctx, report)
 }

@@ -3,6 +3,7 @@ package consumer
 import (
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"sync"
 	"time"
 )
@@ -55,8 +56,9 @@ type BreakerConfig struct {
 	Successes int
 
 	// OnChange is told every change of state, one after another, and what opened it: nil for the other changes. It is
-	// called on the goroutine of a request, and must not block: while it does, further changes wait to be told, and it is
-	// this goroutine that tells them. It may ask for State. Nil tells nobody.
+	// called on the goroutine of a request or of an inbox, and must not block: while it does, further changes wait to be told,
+	// and it is this goroutine that tells them. It may ask for State. A panic in it is logged, and ends nothing. Nil tells
+	// nobody.
 	OnChange func(to BreakerState, cause error)
 
 	// Logger receives a warning when it opens and a message when it closes. Nil is slog.Default() at the time.
@@ -130,7 +132,7 @@ func (b *Breaker) unlock(before BreakerState, cause error) {
 		return
 	}
 	b.telling = true
-	defer func() { // also when OnChange panics
+	defer func() { // also when OnChange ends its goroutine
 		b.telling = false
 		b.mu.Unlock()
 	}()
@@ -155,9 +157,15 @@ func (b *Breaker) tellUnlocked(c change) {
 	case BreakerClosed:
 		logger.Info("consumer: breaker is closed, requests are taken again")
 	}
-	if b.onChange != nil {
-		b.onChange(c.to, c.cause)
+	if b.onChange == nil {
+		return
 	}
+	defer func() {
+		if cause := recover(); cause != nil {
+			logger.Error("consumer: BreakerConfig.OnChange panicked", "panic", redact(fmt.Sprint(cause)), "stack", string(debug.Stack()))
+		}
+	}()
+	b.onChange(c.to, c.cause)
 }
 
 // pass lets work begin. Whoever has one gives it to leave when the work has ended. That of a probe is for one event; any

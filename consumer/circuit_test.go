@@ -213,6 +213,31 @@ func TestBreakerChangesWhileItTells(t *testing.T) {
 	}
 }
 
+// A panic of OnChange would end a process on the goroutines of an inbox. It keeps neither work nor later changes from it.
+func TestBreakerSurvivesWhoeverItTells(t *testing.T) {
+	t.Parallel()
+	told := 0
+	log := &strings.Builder{}
+	b := NewBreaker(BreakerConfig{Failures: 1, OpenFor: time.Second, Logger: slog.New(slog.NewTextHandler(log, nil)), OnChange: func(BreakerState, error) {
+		told++
+		panic("nobody wants to know")
+	}})
+	now := time.Unix(1_700_000_000, 0)
+	p, _, _ := b.enter(now)
+	b.leave(p, now, healthDown, errors.New("bank is down"))
+	p, _, ok := b.enter(now.Add(time.Second))
+	if !ok {
+		t.Error("the probe is refused")
+	}
+	b.leave(p, now.Add(time.Second), healthUp, nil)
+	if b.State() != BreakerClosed || told != 3 {
+		t.Errorf("the state is %s, told %d times", b.State(), told)
+	}
+	if strings.Count(log.String(), "OnChange panicked") != 3 || !strings.Contains(log.String(), "stack=") || !strings.Contains(log.String(), "nobody wants to know") {
+		t.Errorf("logged %s", log)
+	}
+}
+
 func TestNilBreakerLetsEverythingPass(t *testing.T) {
 	t.Parallel()
 	var b *Breaker

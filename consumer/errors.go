@@ -104,6 +104,14 @@ func isMarked(err error) bool {
 	return ok
 }
 
+// examine asks an error of a handler everything that its event's outcome will depend on. Its methods are the application's: one
+// that panics, as those of a nil pointer in an error may, must do so where a panic of the handler would be caught.
+func examine(err error) {
+	if err != nil {
+		_, _ = judge(err), isConflict(err)
+	}
+}
+
 // ErrLeaseLost is what [Store].Complete returns when another claim holds the event by now, or has completed it.
 var ErrLeaseLost = errors.New("consumer: the lease ended and another request took the event over")
 

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -169,6 +170,17 @@ func (p *inboxProcess) wantState(key string, want consumer.State, attempts int) 
 	}
 	if n := p.count("SELECT attempts FROM inbox_events WHERE idempotency_key = $1", key); n != attempts {
 		p.t.Errorf("%s has %d attempts, want %d", key, n, attempts)
+	}
+}
+
+func (p *inboxProcess) wantLastError(key, text string) {
+	p.t.Helper()
+	var got string
+	if err := p.pool.QueryRow(p.t.Context(), "SELECT coalesce(last_error, '') FROM inbox_events WHERE idempotency_key = $1", key).Scan(&got); err != nil {
+		p.t.Fatal(err)
+	}
+	if !strings.Contains(got, text) {
+		p.t.Errorf("last_error of %s is %q, want it to say %q", key, got, text)
 	}
 }
 

@@ -63,6 +63,7 @@ func conclude(w http.ResponseWriter, r *http.Request, err error) {
 		w.WriteHeader(http.StatusNoContent)
 		return
 	}
+	examine(err)
 	sc := scopeOf(r.Context())
 	verdict, marked := judge(err), isMarked(err)
 	said := &outcome{err: err}

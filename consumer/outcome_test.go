@@ -147,6 +147,28 @@ func TestErrorHandler(t *testing.T) {
 	})
 }
 
+// An error that panics when it is looked at is a panic of the handler.
+func TestErrorHandlerOfErrorsThatPanic(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		for name, bad := range errorsThatPanic() {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				e := newEnv(t, f, consumer.Config{Breaker: consumer.NewBreaker(consumer.BreakerConfig{})}, func(e *env) http.HandlerFunc {
+					return consumer.ErrorHandler(func(w http.ResponseWriter, r *http.Request) error {
+						effect(e)(w, r)
+						return bad
+					}).ServeHTTP
+				})
+				wantProblem(t, e.post("k", "{}"), 500, "handler-panicked")
+				if report := e.wantResult(consumer.ResultFailed); report.Final || report.Err == nil {
+					t.Errorf("report %+v", report)
+				}
+				e.wantRows("k", 0, 0)
+			})
+		}
+	})
+}
+
 func TestErrorHandlerPassesWhatWasWritten(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
