@@ -58,9 +58,12 @@ func (s *shift) work(ctx context.Context, conn *pgxpool.Conn, t *ticket) {
 	wk.began = began
 	report := Report{Result: ResultProcessed, Source: s.Source, Inbox: true}
 	state, reason := StateSucceeded, ""
-	if wk.event, err = s.recordedEvent(t.key, wk.headers); err != nil {
+	switch wk.event, err = s.recordedEvent(t.key, wk.headers); {
+	case err != nil:
 		err = Permanent(err)
-	} else {
+	case wk.payload == nil:
+		err = Permanent(errNoPayload)
+	default:
 		err = s.handle(wk)
 	}
 	report.Event = wk.event

@@ -128,6 +128,9 @@ var (
 	errAborted = errors.New("a statement of the handler failed and the handler answered 2xx all the same")
 )
 
+// errNoPayload: somebody has removed what a handler would get, such as for what is personal in it.
+var errNoPayload = errors.New("the event's payload was removed, so there is nothing to work")
+
 // errDropped is errAborted for a handler of an inbox.
 var errDropped = errors.New("a statement of the handler failed and the handler returned nil all the same")
 

@@ -38,7 +38,7 @@ var inboxStatements = map[string]struct {
 		},
 	},
 	"begin":  {"text, text, bigint, float8, text", beginSQL, `'outbox', '1', 1, 60, '(0,1)'`, pinned, []string{"Tid Scan on inbox_events"}},
-	"finish": {"text, text, bigint, text, text, text, text", finishSQL, `'outbox', '1', 1, 'succeeded', '', '1', '(0,1)'`, pinned, []string{"Tid Scan on inbox_events"}},
+	"finish": {"text, text, bigint, text, text, text", finishSQL, `'outbox', '1', 1, 'succeeded', '', '1'`, pinned, []string{"using inbox_events_pkey"}},
 	"promote": {
 		"text, text, bool", promoteSQL, `'outbox', 'o1', true`, pinned,
 		[]string{"Tid Scan on inbox_events e", "using inbox_events_waiting", "using inbox_events_one_of_its_key", "using inbox_events_failed_in_order"},
@@ -58,20 +58,20 @@ var inboxStatements = map[string]struct {
 	},
 	"adopt": {"text, int", adoptSQL, `'outbox', 1000`, pinned, []string{"using inbox_events_waiting", "Tid Scan on inbox_events"}},
 	"replay what failed": {
-		filterTypes, chooseForReview + replaySQL, `'outbox', 0, 0, 0, '', ARRAY['failed'], NULL, NULL, '', '', 1000, 10000`, pinned,
+		filterTypes, chooseForReview + replaySQL, `'outbox', 0, 0, 0, '', ARRAY['failed'], NULL, NULL, '', '', 1000, 10000, true`, pinned,
 		[]string{"using inbox_events_for_review", "Tid Scan on inbox_events"},
 	},
 	"replay by number": {
-		filterTypes, chooseByNumber + replaySQL, `'outbox', 0, 0, 0, '', ARRAY['succeeded'], NULL, NULL, '', '', 1000, 10000`, pinned,
+		filterTypes, chooseByNumber + replaySQL, `'outbox', 0, 0, 0, '', ARRAY['succeeded'], NULL, NULL, '', '', 1000, 10000, true`, pinned,
 		[]string{"using inbox_events_inbox_id"},
 	},
 	"replay one": {
-		filterTypes, chooseByKey + replaySQL, `'outbox', 0, 0, 0, '', ARRAY['failed'], NULL, NULL, '1', '', 1000, 10000`, pinned,
+		filterTypes, chooseByKey + replaySQL, `'outbox', 0, 0, 0, '', ARRAY['failed'], NULL, NULL, '1', '', 1000, 10000, true`, pinned,
 		[]string{"using inbox_events_pkey"},
 	},
 }
 
-const filterTypes = "text, bigint, bigint, bigint, text, text[], timestamptz, timestamptz, text, text, bigint, bigint"
+const filterTypes = "text, bigint, bigint, bigint, text, text[], timestamptz, timestamptz, text, text, bigint, bigint, bool"
 
 // planned says how the plan of a statement comes about.
 type planned int

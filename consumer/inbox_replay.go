@@ -28,6 +28,9 @@ const (
 	numberedAside = `e.inbox_id + 0 > $2::bigint AND e.inbox_id + 0 >= $3::bigint AND ($4::bigint = 0 OR e.inbox_id + 0 <= $4::bigint)`
 )
 
+// workable is true of the events that a handler can work again, and of all where that does not matter.
+const workable = ` AND (NOT $13::boolean OR e.payload IS NOT NULL)`
+
 // Three ways to the same rows: whoever looks for one key must not read them all, nor whoever looks for the few that failed
 // or were ignored read those that succeeded. One statement looks at no more than $12 of them, however few it finds: next is
 // where the following one goes on.
@@ -37,7 +40,7 @@ WITH reach AS (
     SELECT 0::bigint AS next WHERE $12::bigint > 0
 ), chosen AS MATERIALIZED (
     SELECT e.ctid AS place, e.inbox_id FROM inbox_events e
-    WHERE ` + chosen + ` AND ` + numberedAside + ` AND e.source = $1::text AND e.idempotency_key = $9::text
+    WHERE ` + chosen + ` AND ` + numberedAside + ` AND e.source = $1::text AND e.idempotency_key = $9::text` + workable + `
     FOR UPDATE SKIP LOCKED
 )`
 	chooseForReview = reachHead + ` AND ` + forReview + reachTail + forReview + chosenTail
@@ -53,7 +56,7 @@ WITH reach AS MATERIALIZED (
 ), chosen AS MATERIALIZED (
     SELECT e.ctid AS place, e.inbox_id FROM inbox_events e
     WHERE ` + chosen + ` AND ` + numbered + ` AND e.inbox_id <= (SELECT last FROM reach) AND `
-	chosenTail = `
+	chosenTail = workable + `
     ORDER BY e.inbox_id LIMIT $11::bigint
     FOR UPDATE SKIP LOCKED
 )`
@@ -106,7 +109,7 @@ func (in *Inbox) changeSome(ctx context.Context, f Filter, query string, after, 
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	batch.Queue(pinSQL, "on")
-	batch.Queue(choose+query, append(f.args(in.Source, after), limit, lookBatch)...).QueryRow(func(row pgx.Row) error {
+	batch.Queue(choose+query, append(f.args(in.Source, after), limit, lookBatch, query == replaySQL)...).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&done.events, &done.last, &done.orderingKeys)
 	})
 	batch.Queue("commit")

@@ -157,8 +157,8 @@ func TestInboxLooksForFewInShortTransactions(t *testing.T) {
 		t.Run(string(state), func(t *testing.T) {
 			t.Parallel()
 			p := newInbox(t, consumer.InboxConfig{})
-			p.mustExec(`INSERT INTO inbox_events (source, idempotency_key, event_type, processing_state, attempts)
-				SELECT 'outbox', i, CASE WHEN i % 10500 = 1 THEN 'few' ELSE 'many' END, CASE WHEN i % 10500 = 1 THEN $1 ELSE $2 END, 1
+			p.mustExec(`INSERT INTO inbox_events (source, idempotency_key, event_type, processing_state, attempts, payload)
+				SELECT 'outbox', i, CASE WHEN i % 10500 = 1 THEN 'few' ELSE 'many' END, CASE WHEN i % 10500 = 1 THEN $1 ELSE $2 END, 1, '{}'
 				FROM generate_series(1, 21001) i`, string(state), string(test.others))
 			p.mustExec(`CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NEW; END $$`)
 			p.mustExec(`CREATE TRIGGER held BEFORE UPDATE ON inbox_events FOR EACH ROW WHEN (OLD.idempotency_key = '21001') EXECUTE FUNCTION held()`)

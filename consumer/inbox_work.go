@@ -181,12 +181,15 @@ func (s *shift) begin(ctx context.Context, conn *pgxpool.Conn, t *ticket) (*work
 // finishSQL writes down that the handler has succeeded. It raises an error, which keeps the COMMIT behind it from being
 // carried out, unless it runs in the very transaction that locked the row: a handler that ended that one by itself has
 // let go of the event, and what it wrote since must not be committed.
+//
+// The row is not where it was when the handler has changed it, as one does that removes the payload. So it is looked up by
+// its key, and by the primary key only: the state is no condition that another index answers.
 const finishSQL = `
 WITH finished AS (
     UPDATE inbox_events
     SET processing_state = $4::text, processed_at = clock_timestamp(), attempts = attempts + 1, interruptions = 0,
         next_attempt_at = NULL, last_error = nullif($5::text, '')
-    WHERE ctid = $7::text::tid AND source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'
+    WHERE source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state || '' = 'processing'
       AND pg_current_xact_id() = $6::text::xid8
     RETURNING 1
 )
@@ -204,7 +207,7 @@ func (s *shift) finish(ctx context.Context, wk *work, state State, reason string
 	}
 	batch := &pgx.Batch{}
 	batch.Queue(pinSomeSQL)
-	batch.Queue(finishSQL, s.Source, wk.key, wk.fence, string(state), reason, wk.xid, wk.place).QueryRow(func(row pgx.Row) error {
+	batch.Queue(finishSQL, s.Source, wk.key, wk.fence, string(state), reason, wk.xid).QueryRow(func(row pgx.Row) error {
 		var one int
 		err := row.Scan(&one)
 		if sqlState(err) == stateDivisionByZero {

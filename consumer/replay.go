@@ -83,7 +83,7 @@ func (f Filter) like() string {
 // Replay makes the chosen events pending and due at once, as if they had never been tried, and returns how many: failed
 // and ignored ones, or those in the States that the filter names. Naming StateSucceeded runs their handlers once more, on
 // top of the effect that is there already. An event of an ordering key takes its place in its order: before younger ones,
-// unless one of them is being worked.
+// unless one of them is being worked. One whose payload somebody has removed cannot be replayed, and is passed over.
 //
 // It goes through any number of events in short transactions. When it fails, or ctx ends, the events that it has counted
 // are replayed and the others are not: it can be called again.

@@ -1,0 +1,94 @@
+package consumer_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"net/http"
+	"testing"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
+
+// A handler may read and change the row of its own event, such as to remove what is personal in it.
+func TestInboxHandlersMayChangeTheirOwnRow(t *testing.T) {
+	t.Parallel()
+	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
+		t.Run(level.String(), func(t *testing.T) {
+			t.Parallel()
+			p := newInbox(t, consumer.InboxConfig{Config: consumer.Config{Isolation: level}, Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+				var state string
+				read := consumer.Tx(ctx).QueryRow(ctx, "SELECT processing_state FROM inbox_events WHERE idempotency_key = $1", event.Key).Scan(&state)
+				_, err := consumer.Tx(ctx).Exec(ctx, "UPDATE inbox_events SET payload = NULL WHERE related_reference = $1", event.RelatedReference)
+				return errors.Join(effectOf(ctx, event.Key), read, err)
+			}})
+			p.run()
+			personal := with(webhook.RelatedReference, "customer 42")
+			p.record("1", ordered("o", 1), personal)
+			p.wantWorked("1", consumer.ResultProcessed)
+			p.record("2", ordered("o", 2), personal)
+			p.wantWorked("2", consumer.ResultProcessed)
+			for _, key := range []string{"1", "2"} {
+				p.wantState(key, consumer.StateSucceeded, 1)
+				p.wantRows(key, 1, 1)
+			}
+			if n := p.count("SELECT count(*) FROM inbox_events WHERE payload IS NULL"); n != 2 {
+				t.Errorf("%d payloads are removed, want 2", n)
+			}
+		})
+	}
+}
+
+// What has no payload any more is not worked: neither by a replay, nor when somebody makes it pending by hand.
+func TestInboxDoesNotWorkRemovedPayloads(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{})
+	for _, key := range []string{"1", "2", "3", "4"} {
+		p.record(key)
+	}
+	for _, state := range []consumer.State{consumer.StateFailed, consumer.StateSucceeded} {
+		p.mustExec("UPDATE inbox_events SET processing_state = $1, next_attempt_at = NULL, payload = CASE idempotency_key WHEN '3' THEN payload END", string(state))
+		for _, test := range []struct {
+			filter consumer.Filter
+			want   int64
+		}{
+			{consumer.Filter{Key: "1"}, 0},
+			{consumer.Filter{Type: "*", Limit: 1}, 1}, // the third: removed ones do not count
+			{consumer.Filter{FromID: 1}, 0},
+		} {
+			test.filter.States = []consumer.State{state}
+			if n, err := p.inbox.Replay(t.Context(), test.filter); n != test.want || err != nil {
+				t.Errorf("replayed %d, %v of %+v, want %d", n, err, test.filter, test.want)
+			}
+		}
+		p.wantState("3", consumer.StatePending, 0)
+	}
+	if n, err := p.inbox.Ignore(t.Context(), consumer.Filter{Key: "3"}); n != 1 || err != nil {
+		t.Errorf("ignored %d, %v", n, err)
+	}
+	p.mustExec("UPDATE inbox_events SET processing_state = 'failed'")
+	if n, err := p.inbox.Ignore(t.Context(), consumer.Filter{Type: "*"}); n != 4 || err != nil {
+		t.Errorf("ignored %d, %v, want those without a payload, too", n, err)
+	}
+
+	p.mustExec("UPDATE inbox_events SET processing_state = 'pending', next_attempt_at = now() WHERE idempotency_key = '1'")
+	p.run()
+	if report := p.wantWorked("1", consumer.ResultFailed); !report.Final || report.HandlerDuration != 0 {
+		t.Errorf("reported %+v", report)
+	}
+	p.wantState("1", consumer.StateFailed, 1)
+	p.wantLastError("1", "payload was removed")
+	p.wantRows("1", 0, 1)
+}
+
+// A payload of no bytes is one.
+func TestInboxWorksEmptyPayloads(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{})
+	p.run()
+	if got := p.post("k", ""); got.status != http.StatusAccepted {
+		t.Fatalf("got %d %s", got.status, got.body)
+	}
+	p.wantWorked("k", consumer.ResultProcessed)
+}
