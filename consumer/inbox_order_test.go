@@ -314,6 +314,29 @@ func TestInboxLateEventsGoFirst(t *testing.T) {
 	p.awaitState("2", consumer.StateSucceeded)
 }
 
+// An event that comes before the one that failed does not wait for it, nor for those behind it.
+func TestInboxLateEventsDoNotWaitForWhatFailedBehindThem(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{})
+	p.record("5", ordered("o", 5))
+	p.mustExec("UPDATE inbox_events SET processing_state = 'failed', next_attempt_at = NULL")
+	p.record("6", ordered("o", 6))
+	p.record("3", ordered("o", 3))
+	p.record("2", ordered("o", 2)) // takes its turn
+	p.record("4", ordered("o", 4))
+	if n := p.count("SELECT count(*) FROM inbox_events WHERE next_attempt_at IS NOT NULL"); n != 1 {
+		t.Errorf("%d of the key are let go, want 1", n)
+	}
+	if n := p.count("SELECT count(*) FROM inbox_events WHERE next_attempt_at IS NOT NULL AND idempotency_key = '2'"); n != 1 {
+		t.Error("the first is not let go")
+	}
+	p.run()
+	for _, key := range []string{"2", "3", "4"} {
+		p.wantWorked(key, consumer.ResultProcessed)
+	}
+	p.wantState("6", consumer.StatePending, 0)
+}
+
 // The lock of an ordering key that does not come costs a handler no attempt; and the bound of waiting for it does not
 // reach what runs at the handler's COMMIT.
 func TestInboxWaitsForAKeyOnItsOwnAccount(t *testing.T) {

@@ -17,10 +17,10 @@ import (
 // nothing that this package leaves: where somebody has removed the memory of an event by hand, the event that is still in
 // the inbox stays as it is, and is remembered again.
 //
-// An event of an ordering key is due only when nothing of its key is unfinished; otherwise it waits, without
-// next_attempt_at, for the one before it to end. The statement sees what has ended because lockOrderSQL ran before it, as
-// a statement of its own: one statement for both would take its snapshot before it waits for the lock, and two events of
-// a key that are recorded at once would both be due.
+// An event of an ordering key is due only when nothing of its key is let go, and nothing that comes before it waits or has
+// failed; otherwise it waits, without next_attempt_at, for the one before it to end. The statement sees what has ended
+// because lockOrderSQL ran before it, as a statement of its own: one statement for both would take its snapshot before it
+// waits for the lock, and two events of a key that are recorded at once would both be due.
 //
 // What is not known may have been forgotten: as in admitSQL, and nothing is written then.
 const (
@@ -56,7 +56,7 @@ WITH locked AS MATERIALIZED (
                EXISTS (SELECT FROM inbox_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
                    AND (e.processing_state = 'processing' OR e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL))
                OR EXISTS (SELECT FROM inbox_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
-                   AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL)
+                   AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL AND e.sequence <= $11::bigint)
                OR $16::boolean AND EXISTS (SELECT FROM inbox_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
                    AND e.processing_state = 'failed' AND e.sequence <= $11::bigint)
            ) THEN now() END`
