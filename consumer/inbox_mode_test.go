@@ -122,3 +122,22 @@ func TestInboxRetriesOnItsSchedule(t *testing.T) {
 		t.Errorf("the next attempt is not in an hour: %s", p.row("k"))
 	}
 }
+
+// A moment that is before the year 10000 in UTC is recorded so, wherever its sender lives.
+func TestInboxRecordsMomentsInUTC(t *testing.T) {
+	t.Parallel()
+	last := time.UnixMilli(253402300799999).In(time.FixedZone("JST", 9*60*60))
+	given := make(chan consumer.Event, 1)
+	p := newInbox(t, consumer.InboxConfig{
+		Config: consumer.Config{Verify: func(http.Header, []byte, time.Time) (consumer.Event, error) {
+			return consumer.Event{Key: "k", Type: "t", NotAfter: last}, nil
+		}},
+		Handle: func(_ context.Context, event consumer.Event, _ []byte) error { given <- event; return nil },
+	})
+	p.run()
+	p.record("k")
+	p.wantWorked("k", consumer.ResultProcessed)
+	if event := <-given; !event.NotAfter.Equal(last) {
+		t.Errorf("the handler got %v, want %v", event.NotAfter, last)
+	}
+}

@@ -270,7 +270,7 @@ func recordedHeaders(e *Event, header http.Header) http.Header {
 	}
 	moment := func(name string, t time.Time) {
 		if !t.IsZero() {
-			set(name, t.Format(time.RFC3339Nano))
+			set(name, t.UTC().Format(time.RFC3339Nano)) // in another zone the year 9999 may be over
 		}
 	}
 	set(webhook.EventType, e.Type)
