@@ -82,11 +82,14 @@ func (s *shift) work(ctx context.Context, conn *pgxpool.Conn, t *ticket) {
 		}
 		report.Result = ResultCommitFailed
 	} else {
-		if wk.tx.ended() {
-			err = Permanent(fmt.Errorf("%w, and returned: %s", errEnded, s.redacted(err)))
+		if s.exchanged(lasting, wk) {
+			err = s.endedItself(err)
 		}
 		wk.tx.rollback()
 		report.Result = ResultFailed
+	}
+	if judge(err).action != actFail && s.committedItself(lasting, wk) {
+		err = s.endedItself(err)
 	}
 	report.Err = err
 	s.unsuccessful(lasting, wk, report)
@@ -98,6 +101,22 @@ func (s *shift) unbegun(ctx context.Context, t *ticket, cause error) {
 	if err != nil || ctx.Err() == nil {
 		s.logger().WarnContext(ctx, "consumer: could not begin to work an event", "source", s.Source, "key", t.key, "error", s.redacted(errors.Join(cause, err)))
 	}
+}
+
+// cutOff gives back the event of a handler that was running when Run did not wait any longer. If that fails, it is rescued.
+func (s *shift) cutOff(ctx context.Context, t *ticket, cause error) {
+	level, what := slog.LevelInfo, "consumer: gave an event back whose handler was cut off at the end of DrainTimeout"
+	if err := s.giveBack(ctx, t); err != nil {
+		level, what = slog.LevelWarn, "consumer: could not give an event back whose handler was cut off at the end of DrainTimeout"
+		cause = errors.Join(cause, err)
+	}
+	s.logger().Log(ctx, level, what, "source", s.Source, "key", t.key, "error", s.redacted(cause))
+}
+
+// endedItself is what becomes of an event whose handler has ended the transaction by itself: another attempt would repeat
+// what that one has committed. The handler's own error is kept as text only.
+func (s *shift) endedItself(err error) error {
+	return Permanent(fmt.Errorf("%w; it ended with: %s", errEnded, s.redacted(err)))
 }
 
 // handle runs the handler. It returns why its work must be rolled back, nil or an error of Ignore otherwise.
@@ -159,7 +178,7 @@ func (s *shift) letGo(ctx context.Context, wk *work) {
 // tells: what is committed is not processing any more, and stays as it is.
 func (s *shift) unsuccessful(ctx context.Context, wk *work, report Report) {
 	if errors.Is(report.Err, errStopping) {
-		s.unbegun(ctx, wk.ticket, report.Err)
+		s.cutOff(ctx, wk.ticket, report.Err)
 		return
 	}
 	o := s.cfg.judgeAttempt(report.Err, wk.attempts, wk.interruptions, jitterFraction())

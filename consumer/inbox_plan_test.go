@@ -47,6 +47,7 @@ var inboxStatements = map[string]struct {
 	"settle": {
 		"text, text, bigint, text, int, text, float8", settleSQL, `'outbox', '1', 1, 'pending', 1, 'x', 1`, anew, []string{"on inbox_events"},
 	},
+	"committed": {"text, text, bigint, text", committedSQL, `'outbox', '1', 1, '1'`, anew, []string{"on inbox_events"}},
 	"give back": {"text, text, bigint", giveBackSQL, `'outbox', '1', 1`, anew, []string{"on inbox_events"}},
 	"rescue": {
 		"text, int, text[], bigint[], int, text", rescueSQL, `'outbox', 1000, ARRAY['1'], ARRAY[1]::bigint[], 20, 'x'`, pinned,

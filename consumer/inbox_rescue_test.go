@@ -244,6 +244,9 @@ func TestInboxStopIsBounded(t *testing.T) {
 	if err := p.stop(); err != nil {
 		t.Errorf("Run returned %v", err)
 	}
+	if log := p.logged.String(); !strings.Contains(log, "gave an event back whose handler was cut off") || strings.Contains(log, "could not") {
+		t.Errorf("logged %s", log)
+	}
 	p.wantState("k", consumer.StatePending, 0)
 	p.wantRows("k", 0, 1)
 	next := p.again(consumer.InboxConfig{})

@@ -246,6 +246,51 @@ func (s *shift) finish(ctx context.Context, wk *work, state State, reason string
 	return fmt.Errorf("commit: %w", err)
 }
 
+// sameSQL asks, in the transaction that a handler has left, whether it is the one that was begun for it.
+const sameSQL = `SELECT coalesce(pg_current_xact_id_if_assigned()::text, '') = $1::text`
+
+// exchanged reports whether a handler that did not succeed has certainly ended the transaction that was begun for it. If it
+// certainly has not, no doubt is left. What cannot be asked, because the transaction is aborted or its connection lost, is for
+// committedItself.
+func (s *shift) exchanged(ctx context.Context, wk *work) bool {
+	handler := wk.tx.handler
+	handler.over.Store(true)
+	if wk.tx.ended() || !handler.doubtful.Load() {
+		return wk.tx.ended()
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
+	defer cancel()
+	var same bool
+	if err := wk.tx.conn.QueryRow(ctx, sameSQL, plannedAnew, wk.xid).Scan(&same); err != nil {
+		return false
+	}
+	handler.doubtful.Store(!same)
+	return !same
+}
+
+// committedSQL asks, from outside, whether the transaction of an attempt is committed although its event is still being
+// worked: it was the handler then that committed it. The row's lock is waited for first, because that ends with the
+// transaction: a COMMIT that was cut off may be carried out all the same.
+const committedSQL = `
+WITH mine AS MATERIALIZED (
+    SELECT FROM inbox_events
+    WHERE source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'
+    FOR UPDATE
+)
+SELECT coalesce(pg_xact_status($4::text::xid8) = 'committed', false) FROM mine`
+
+// committedItself reports whether a handler whose transaction is in doubt has committed it. When the database does not say,
+// nobody knows, and the event is tried again: most transactions in doubt are as they were begun.
+func (s *shift) committedItself(ctx context.Context, wk *work) (committed bool) {
+	if !wk.tx.handler.doubtful.Load() {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
+	defer cancel()
+	err := s.pool.QueryRow(ctx, committedSQL, plannedAnew, s.Source, wk.key, wk.fence, wk.xid).Scan(&committed)
+	return err == nil && committed
+}
+
 // promoteSQL lets the next event of an ordering key go, once nothing of the key is let go already, and unless one that
 // failed stands before it and keeps it waiting. It runs under the key's lock. The event takes the place in the queue that it
 // has by its age: at the end of the queue a key would have to wait for the whole backlog, once for each of its events.

@@ -47,8 +47,10 @@ type InboxConfig struct {
 	// worked. MaxResponseBytes has no meaning here.
 	Config
 
-	// Handle works an event. Required. Commit and Rollback of its [Tx] are refused; one that ends the transaction by other
-	// means (a plain COMMIT) is found out, and its event failed at once: to try again would repeat what it has committed.
+	// Handle works an event. Required. Commit and Rollback of its [Tx] are refused. One that ends the transaction by other
+	// means is found out when it returns, and its event failed at once, whether it succeeded, failed or was timed out: to try
+	// again would repeat what it has committed. Until then, or if its process dies, another process may take the event over.
+	// It may change the row of its own event in inbox_events, such as to remove the payload.
 	Handle EventHandler
 
 	// Workers is how many events this process works at once in one call of Run. Each needs a connection of the pool while
