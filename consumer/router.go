@@ -1,11 +1,11 @@
 package consumer
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"sync/atomic"
@@ -173,14 +173,13 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	conclude(w, req, err)
 }
 
-// readWhole reads a body that the middleware has restored, whose length is then known, or that somebody put in its place.
+// readWhole reads a body that the middleware has restored, whose length is then known, or that somebody put in its place, of
+// any length.
 func readWhole(req *http.Request) ([]byte, error) {
-	if req.ContentLength < 0 {
-		return io.ReadAll(req.Body)
-	}
-	payload := make([]byte, req.ContentLength)
-	if _, err := io.ReadFull(req.Body, payload); err != nil {
+	var payload bytes.Buffer
+	payload.Grow(int(max(req.ContentLength, 0)) + bytes.MinRead) // with room to find the end
+	if _, err := payload.ReadFrom(req.Body); err != nil {
 		return nil, fmt.Errorf("read the request's body: %w", err)
 	}
-	return payload, nil
+	return payload.Bytes(), nil
 }

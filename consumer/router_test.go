@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync"
 	"testing"
+	"testing/iotest"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -362,5 +364,55 @@ func TestRouterInAnInbox(t *testing.T) {
 	}
 	for _, key := range []string{"known", "newer", "other", "next"} {
 		deployed.wantRows(key, 1, 1)
+	}
+}
+
+// What stands between the middleware and the router may have put another body in the place of the request's, as one that
+// decompresses does, and left the length as it was.
+func TestRouterReadsTheWholeBody(t *testing.T) {
+	t.Parallel()
+	const body = "abc"
+	payloads := make(chan []byte, 1)
+	router := consumer.NewRouter()
+	router.Handle("*", 0, func(_ context.Context, _ consumer.Event, payload []byte) error {
+		payloads <- payload
+		return nil
+	})
+	broken := errors.New("broken off")
+	for name, test := range map[string]struct {
+		body io.Reader
+		want string
+		err  error
+	}{
+		"the request's":    {strings.NewReader(body), body, nil},
+		"a longer one":     {strings.NewReader(strings.Repeat(body, 10_000)), strings.Repeat(body, 10_000), nil},
+		"a shorter one":    {strings.NewReader("a"), "a", nil},
+		"an empty one":     {strings.NewReader(""), "", nil},
+		"one broken off":   {io.MultiReader(strings.NewReader("a"), iotest.ErrReader(broken)), "", broken},
+		"one byte by byte": {iotest.OneByteReader(strings.NewReader(body)), body, nil},
+	} {
+		e := newEnv(t, flavours[0], consumer.Config{}, func(*env) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				r.Body = io.NopCloser(test.body)
+				router.ServeHTTP(w, r)
+			}
+		})
+		got := e.post("k", body)
+		if test.err != nil {
+			wantProblem(t, got, 500, "handler-failed")
+			if report := e.wantResult(consumer.ResultFailed); !errors.Is(report.Err, test.err) {
+				t.Errorf("%s: reported %v", name, report.Err)
+			}
+			continue
+		}
+		wantFirst(t, got, 204, "")
+		select {
+		case payload := <-payloads:
+			if payload == nil || string(payload) != test.want {
+				t.Errorf("%s: %d bytes, want %d", name, len(payload), len(test.want))
+			}
+		default:
+			t.Errorf("%s: the handler has not run", name)
+		}
 	}
 }
