@@ -75,11 +75,15 @@ func TestStatementsThatEndNothing(t *testing.T) {
 		"DO $$ BEGIN END $$":           false,
 		"EXECUTE finish":               false,
 		"EXPLAIN ANALYZE SELECT 1":     false,
-		"finish":                       false, // what a name stands for nobody knows
-		"insert":                       false,
-		"VALUES":                       false,
-		"insert_effect":                false,
-		"selects 1":                    false,
+		"DELETE FROM processed_events": false,
+		"delete from app.\"processed_events\" where true":   false,
+		"WITH x AS (DELETE FROM Processed_Events) SELECT 1": false,
+		"INSERT INTO effect VALUES ('of processed_events')": false,
+		"finish":        false, // what a name stands for nobody knows
+		"insert":        false,
+		"VALUES":        false,
+		"insert_effect": false,
+		"selects 1":     false,
 	} {
 		if got := endsNothing(query, nil); got != want {
 			t.Errorf("%q: %v, want %v", query, got, want)

@@ -122,6 +122,8 @@ var errNotRemembered = errors.New("the handler's effect has happened, but the st
 var (
 	// errEnded: the row that this transaction inserted is not its own any more.
 	errEnded = errors.New("the handler committed or rolled back the transaction itself")
+	// errOutOfReach: what is asked last cannot be asked.
+	errOutOfReach = errors.New("processed_events is out of reach; a handler that has set search_path or a role must put it back")
 	// errRowsOpen: the connection is still reading, so nothing can be sent over it.
 	errRowsOpen = errors.New("the handler left rows of a query open: close them before it returns")
 	// errAborted: PostgreSQL answers COMMIT of an aborted transaction with ROLLBACK.
@@ -144,13 +146,15 @@ func (e *panicError) Error() string { return fmt.Sprintf("the handler panicked: 
 
 // SQLSTATEs on which a decision depends.
 const (
-	stateSerializationFailure = "40001"
-	stateDeadlockDetected     = "40P01"
-	stateCheckViolation       = "23514"
-	stateLockNotAvailable     = "55P03"
-	stateInFailedTransaction  = "25P02"
-	stateQueryCanceled        = "57014"
-	stateDivisionByZero       = "22012"
+	stateSerializationFailure  = "40001"
+	stateDeadlockDetected      = "40P01"
+	stateCheckViolation        = "23514"
+	stateLockNotAvailable      = "55P03"
+	stateInFailedTransaction   = "25P02"
+	stateQueryCanceled         = "57014"
+	stateDivisionByZero        = "22012"
+	stateUndefinedTable        = "42P01"
+	stateInsufficientPrivilege = "42501"
 )
 
 // sqlState returns the SQLSTATE of an error of pgx or of any database/sql driver that tells it; otherwise "".

@@ -101,7 +101,8 @@ func (t *handlerTx) judge(query string, args []any) {
 	}
 }
 
-// endsNothing reports whether query is certainly one statement, of a kind that neither ends a transaction nor begins one.
+// endsNothing reports whether query is certainly one statement, of a kind that neither ends a transaction nor begins one, and
+// that leaves the memory of events alone.
 func endsNothing(query string, args []any) bool {
 	for _, arg := range args {
 		if rewriter, ok := arg.(pgx.QueryRewriter); ok {
@@ -128,7 +129,7 @@ func endsNothing(query string, args []any) bool {
 	}
 	switch strings.ToUpper(query[:end]) {
 	case "SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "VALUES":
-		return true
+		return !strings.Contains(strings.ToLower(query), "processed_events")
 	}
 	return false
 }

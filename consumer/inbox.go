@@ -147,48 +147,62 @@ func (s *settings) recall(ctx context.Context, tx transaction, rq *request) (adm
 	return duplicate, stored, nil
 }
 
-// untouchedSQL changes nothing. It divides by zero unless it runs in the transaction that inserted the event: whatever a
-// handler did to end or exchange that one (plain ROLLBACK AND CHAIN, COMMIT and BEGIN) shows here, and the error keeps the
-// COMMIT behind it from being carried out. What the handler wrote since may have no row of the event beside it, and would
-// take effect again with every request.
-const untouchedSQL = `SELECT 1 / (coalesce(pg_current_xact_id_if_assigned()::text, '') = $1::text)::integer`
+// untouchedSQL changes nothing. It divides by zero unless the event's row is there and this is the transaction that inserted
+// it; the error keeps the COMMIT behind it from being carried out. Whatever a handler did to end or exchange that transaction
+// (ROLLBACK AND CHAIN, COMMIT and BEGIN) shows here, and so does that it removed the row: what it wrote may have no row of the
+// event beside it, and would take effect again with every request.
+//
+// The table is that of the search_path, here and below. A handler that leaves another one behind commits nothing: to put it back
+// would take it from the handler's own deferred triggers, which run at COMMIT.
+const untouchedSQL = `
+SELECT 1 / count(*) FROM processed_events
+WHERE source = $2::text AND idempotency_key = $3::text AND ` + inserted
 
-// answerSQL stores the response beside the event, where it is not the one that admitSQL has put there. Its last condition is
-// untouchedSQL's, and evaluated before any row is looked for.
+// inserted divides by zero in any transaction but the one that inserted the event, before any row is looked for.
+const inserted = `1 / (coalesce(pg_current_xact_id_if_assigned()::text, '') = $1::text)::integer = 1`
+
+// answerSQL stores the response beside the event, where it is not the one that admitSQL has put there. It divides by zero where
+// untouchedSQL does.
 const answerSQL = `
-UPDATE processed_events
-SET processed_at = clock_timestamp(),
-    response_status = $3::smallint,
-    response_headers = $4::text::jsonb,
-    response_body = $5::bytea
-WHERE source = $1::text AND idempotency_key = $2::text
-  AND 1 / (coalesce(pg_current_xact_id_if_assigned()::text, '') = $6::text)::integer = 1`
+WITH answered AS (
+    UPDATE processed_events
+    SET processed_at = clock_timestamp(),
+        response_status = $4::smallint,
+        response_headers = $5::text::jsonb,
+        response_body = $6::bytea
+    WHERE source = $2::text AND idempotency_key = $3::text AND ` + inserted + `
+    RETURNING 1
+)
+SELECT 1 / count(*) FROM answered`
 
 // ignoredSQL is answerSQL for an event that is of no concern to the receiver. Its transaction commits all the same.
 const ignoredSQL = `
-UPDATE processed_events
-SET processing_state = 'ignored',
-    last_error = $7::text,
-    processed_at = clock_timestamp(),
-    response_status = $3::smallint,
-    response_headers = $4::text::jsonb,
-    response_body = $5::bytea
-WHERE source = $1::text AND idempotency_key = $2::text
-  AND 1 / (coalesce(pg_current_xact_id_if_assigned()::text, '') = $6::text)::integer = 1`
+WITH ignored AS (
+    UPDATE processed_events
+    SET processing_state = 'ignored',
+        last_error = $7::text,
+        processed_at = clock_timestamp(),
+        response_status = $4::smallint,
+        response_headers = $5::text::jsonb,
+        response_body = $6::bytea
+    WHERE source = $2::text AND idempotency_key = $3::text AND ` + inserted + `
+    RETURNING 1
+)
+SELECT 1 / count(*) FROM ignored`
 
 // remember stores the response for duplicates and commits. After an error the effect is rolled back or its fate is
 // unknown, and so is the row's, because both are one transaction: the next request finds out.
 func (s *settings) remember(ctx context.Context, tx transaction, rq *request, a *answer) error {
 	kept := a.stored(s.MaxResponseBytes)
 	if kept.anticipated() && a.ignored == "" {
-		return committed(tx.confirm(ctx, untouchedSQL, []any{rq.xact}))
+		return committed(tx.confirm(ctx, untouchedSQL, []any{rq.xact, s.Source, rq.event.Key}))
 	}
 	headers, _ := json.Marshal(kept.header)     // strings always encode
 	body := any(append([]byte{}, kept.body...)) // never nil, which would mean omitted
 	if kept.omitted {
 		body = nil
 	}
-	query, args := answerSQL, []any{s.Source, rq.event.Key, int16(kept.status), string(headers), body, rq.xact}
+	query, args := answerSQL, []any{rq.xact, s.Source, rq.event.Key, int16(kept.status), string(headers), body}
 	if a.ignored != "" {
 		query, args = ignoredSQL, append(args, a.ignored)
 	}

@@ -240,6 +240,8 @@ func (s *shift) finish(ctx context.Context, wk *work, state State, reason string
 		return nil
 	case sqlState(err) == stateInFailedTransaction:
 		err = errDropped
+	case sqlState(err) == stateUndefinedTable, sqlState(err) == stateInsufficientPrivilege:
+		err = fmt.Errorf("%w (a handler that has set search_path or a role must put it back)", err)
 	case wk.tx.conn.Conn().IsClosed() && ctx.Err() == nil: // a COMMIT that takes too long may do so every time
 		err = fmt.Errorf("%w: %w", errInterrupted, err)
 	}

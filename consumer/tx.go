@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -23,12 +24,12 @@ type transaction interface {
 	queryRow(ctx context.Context, query string, args []any) pgx.Row
 
 	// commit runs query as the last statement and commits, within ctx. It fails with errEnded, and does not commit, when
-	// query divides by zero, as it does in another transaction than its own. It fails so, too, when query changed or
-	// returned no row. The transaction has ended afterwards in any case.
+	// query divides by zero, as it does where it does not find the event's row as it was admitted. The transaction has ended
+	// afterwards in any case.
 	commit(ctx context.Context, query string, args []any) error
 
-	// confirm is commit with a query that only asks whether the transaction is still the one that was begun. Where that is
-	// certain it is not sent.
+	// confirm is commit with a query that only asks whether everything is still as it was begun. Where that is certain it is
+	// not sent.
 	confirm(ctx context.Context, query string, args []any) error
 
 	// rollback gives the transaction up. A failure needs no report: the connection is then discarded, and PostgreSQL
@@ -95,20 +96,10 @@ func (t *pgxTransaction) commit(ctx context.Context, query string, args []any) e
 	batch.Queue("commit")
 	results := t.conn.SendBatch(ctx, batch)
 	defer results.Close()
-	changed, err := results.Exec()
-	if sqlState(err) == stateDivisionByZero {
-		return errEnded
+	if _, err := results.Exec(); err != nil {
+		return lost(err) // PostgreSQL skips the rest of a batch, so this did not commit
 	}
-	if err != nil {
-		return err // PostgreSQL skips the rest of a batch, so this did not commit
-	}
-	if err := done(results.Exec()); err != nil {
-		return err
-	}
-	if changed.RowsAffected() == 0 {
-		return errEnded
-	}
-	return nil
+	return done(results.Exec())
 }
 
 // unfit tells why the transaction cannot be committed as the handler left it; nil: it may be.
@@ -126,6 +117,18 @@ func (t *pgxTransaction) unfit() error {
 func done(tag pgconn.CommandTag, err error) error {
 	if err == nil && tag.String() == "ROLLBACK" {
 		return errAborted
+	}
+	return err
+}
+
+// lost says what an error of the statement before COMMIT means: it does not find the event's row in the transaction that
+// inserted it, or cannot look.
+func lost(err error) error {
+	switch sqlState(err) {
+	case stateDivisionByZero:
+		return fmt.Errorf("%w, or removed the event's row from processed_events, or has set search_path or a role and not put it back", errEnded)
+	case stateUndefinedTable, stateInsufficientPrivilege:
+		return fmt.Errorf("%w: %w", errOutOfReach, err)
 	}
 	return err
 }
@@ -189,19 +192,12 @@ func (t *sqlTransaction) commit(ctx context.Context, query string, args []any) e
 	// Commit takes no context of its own: it obeys the one of BeginTx.
 	release := context.AfterFunc(ctx, t.cancel)
 	defer release()
-	result, err := t.tx.ExecContext(ctx, query, args...)
-	if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil || sqlState(err) == stateDivisionByZero {
+	_, err := t.tx.ExecContext(ctx, query, args...)
+	if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil {
 		return errEnded
 	}
 	if err != nil {
-		return err
-	}
-	changed, err := result.RowsAffected()
-	if err != nil {
-		return err
-	}
-	if changed == 0 {
-		return errEnded
+		return lost(err)
 	}
 	return t.tx.Commit()
 }

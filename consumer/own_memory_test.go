@@ -1,0 +1,137 @@
+package consumer_test
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
+
+// answers are those for which the memory of an event is closed in different ways.
+var answers = map[string]http.HandlerFunc{
+	"204": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) },
+	"201": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) },
+	"ignore": consumer.ErrorHandler(func(http.ResponseWriter, *http.Request) error {
+		return consumer.Ignore("no concern")
+	}).ServeHTTP,
+}
+
+// sending is a handler that runs those of the request's Test-Statement headers after its effect.
+func sending(answer http.HandlerFunc) func(e *env) http.HandlerFunc {
+	return func(e *env) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			effect(e)(discardWriter{}, r)
+			for _, statement := range r.Header["Test-Statement"] {
+				mustNot(e, e.exec(r.Context(), statement))
+			}
+			answer(w, r)
+		}
+	}
+}
+
+func running(all ...string) func(http.Header) {
+	return func(h http.Header) {
+		h["Test-Statement"] = all
+		h.Set(webhook.RelatedReference, "customer 42")
+	}
+}
+
+// An effect whose event is not remembered would come again with every request.
+func TestHandlerThatRemovesItsOwnMemory(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		for name, answer := range answers {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				e := newEnv(t, f, consumer.Config{}, sending(answer))
+				for _, statement := range []string{
+					"DELETE FROM processed_events WHERE related_reference = 'customer 42'",
+					"WITH gone AS (DELETE FROM public.\"processed_events\" RETURNING 1) SELECT count(*) FROM gone",
+					"UPDATE Processed_Events SET idempotency_key = 'anonymous'",
+					"TRUNCATE processed_events",
+				} {
+					for range 2 {
+						wantProblem(t, e.do(e.newRequest("k", "{}", running(statement))), 500, "handler-ended-transaction")
+						report := e.wantResult(consumer.ResultCommitFailed)
+						if report.Err == nil || !strings.Contains(report.Err.Error(), "removed the event's row from processed_events") {
+							t.Errorf("%s: reported %v", statement, report.Err)
+						}
+						e.wantRows("k", 0, 0)
+					}
+				}
+				// What is personal in the row may go: it is the same row.
+				got := e.do(e.newRequest("k", "{}", running("UPDATE processed_events SET related_reference = NULL WHERE related_reference = 'customer 42'")))
+				if got.status/100 != 2 || got.header.Get(consumer.HeaderReplayed) != "" {
+					t.Errorf("answered %d %s", got.status, got.body)
+				}
+				wantReplayed(t, e.post("k", "{}"), got.status, got.body)
+				e.wantRows("k", 1, 1)
+			})
+		}
+	})
+}
+
+// A handler that leaves the transaction where processed_events is another table, or none, is told so, and nothing of it stays.
+func TestHandlerThatLeavesMemoryOutOfReach(t *testing.T) {
+	const away, back = "SET LOCAL search_path = tenant, public", "SET LOCAL search_path = public"
+	cases := map[string]struct {
+		statements []string
+		problem    string // empty: it is as any other handler
+	}{
+		"another schema with a table of that name":   {[]string{"CREATE TABLE tenant.processed_events (LIKE processed_events)", away}, "handler-ended-transaction"},
+		"another schema without one":                 {[]string{"SET LOCAL search_path = tenant"}, "commit-failed"},
+		"a role that may not read it":                {[]string{"SET LOCAL ROLE pg_monitor"}, "commit-failed"},
+		"another schema, put back":                   {[]string{away, back}, ""},
+		"another schema before that of the table":    {[]string{away}, ""},
+		"another role, put back":                     {[]string{"SET LOCAL ROLE pg_monitor", "RESET ROLE"}, ""},
+		"another schema for the time of a savepoint": {[]string{"SAVEPOINT s", away, "ROLLBACK TO s"}, ""},
+	}
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		for name, answer := range answers {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				e := newEnv(t, f, consumer.Config{}, sending(answer))
+				e.mustExec("CREATE SCHEMA tenant")
+				for key, test := range cases {
+					key = strings.ReplaceAll(key, " ", "-")
+					for range 2 {
+						got := e.do(e.newRequest(key, "{}", running(test.statements...)))
+						report := <-e.reports
+						if test.problem == "" {
+							if got.status/100 != 2 {
+								t.Errorf("%s: answered %d %s (%v)", key, got.status, got.body, report.Err)
+							}
+							e.wantRows(key, 1, 1)
+							continue
+						}
+						wantProblem(t, got, 500, test.problem)
+						if report.Result != consumer.ResultCommitFailed || !strings.Contains(report.Err.Error(), "search_path") {
+							t.Errorf("%s: reported %+v", key, report)
+						}
+						e.wantRows(key, 0, 0)
+					}
+				}
+			})
+		}
+	})
+}
+
+// The inbox says the same.
+func TestInboxHandlerThatLeavesTheInboxOutOfReach(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{MaxAttempts: 1, Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+		if err := effectOf(ctx, event.Key); err != nil {
+			return err
+		}
+		return execute(ctx, consumer.Tx(ctx), "SET LOCAL search_path = pg_catalog")
+	}})
+	p.run()
+	p.record("k")
+	report := p.wantWorked("k", consumer.ResultCommitFailed)
+	if !strings.Contains(report.Err.Error(), "search_path") {
+		t.Errorf("reported %v", report.Err)
+	}
+	p.wantRows("k", 0, 1)
+}
