@@ -13,7 +13,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-const chain = "ROLLBACK AND CHAIN"
+// chain is not refused, because of the comment.
+const chain = unseen + "ROLLBACK AND CHAIN"
 
 // rewritten sends another statement than it is asked to.
 type rewritten struct{ query string }
@@ -32,11 +33,11 @@ func (s *takesConn) ScanRow(rows pgx.Rows) error {
 
 // exchanges are ways in which a handler can put another transaction in the place of its own.
 var exchanges = map[string]func(ctx context.Context, tx pgx.Tx) error{
-	"a comment with a newline": func(ctx context.Context, tx pgx.Tx) error { return execute(ctx, tx, "-- SELECT\n"+chain) },
-	"a comment with a return":  func(ctx context.Context, tx pgx.Tx) error { return execute(ctx, tx, "-- SELECT\r"+chain) },
-	"another comment":          func(ctx context.Context, tx pgx.Tx) error { return execute(ctx, tx, "/* SELECT */"+chain) },
+	"a comment with a newline": func(ctx context.Context, tx pgx.Tx) error { return execute(ctx, tx, "-- SELECT\nROLLBACK AND CHAIN") },
+	"a comment with a return":  func(ctx context.Context, tx pgx.Tx) error { return execute(ctx, tx, "-- SELECT\rROLLBACK AND CHAIN") },
+	"another comment":          func(ctx context.Context, tx pgx.Tx) error { return execute(ctx, tx, "/* SELECT */ROLLBACK AND CHAIN") },
 	"lower case": func(ctx context.Context, tx pgx.Tx) error {
-		return execute(ctx, tx, "\t rollback and chain;")
+		return execute(ctx, tx, "\t/**/ rollback and chain;")
 	},
 	"several statements": func(ctx context.Context, tx pgx.Tx) error {
 		return execute(ctx, tx, "SELECT 1; "+chain, pgx.QueryExecModeSimpleProtocol)

@@ -70,7 +70,7 @@
 //
 //   - It writes through [Tx] ([TxSQL] behind [MiddlewareSQL]). A write through another connection commits on its own, and
 //     so does an e-mail: give it to an outbox, in the same transaction.
-//   - It does not commit or roll back: the status does.
+//   - It does not commit or roll back: the status does. Savepoints are its own.
 //   - It leaves the event's row in processed_events; what is personal in it may be set to NULL. It puts search_path and role back
 //     if it has set them. At the end the row is looked for, and where it is not found a 2xx becomes a 500, whose log says so.
 //   - It does not drop the error of a statement. PostgreSQL commits nothing after one, so a 2xx after it becomes a 500. For

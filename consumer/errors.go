@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// ErrMiddlewareCommits is what Commit and Rollback of a handler's transaction return: this package ends it, after the
-// handler. After a call of Rollback it rolls back whatever the handler answers.
+// ErrMiddlewareCommits is what Commit and Rollback of a handler's transaction return, and what comes of a statement that
+// begins with COMMIT, ROLLBACK (but not TO a savepoint), BEGIN or another word that ends a transaction or begins one: this
+// package ends it, after the handler. After a call of Rollback, or such a ROLLBACK, it rolls back whatever the handler answers.
 var ErrMiddlewareCommits = errors.New("consumer: the middleware commits: answer 2xx to commit, anything else to roll back")
 
 // An EventHandler works one event. Its writes through [Tx] (or [TxSQL]) commit together with the memory that the event was

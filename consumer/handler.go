@@ -3,7 +3,6 @@ package consumer
 import (
 	"context"
 	"database/sql"
-	"strings"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
@@ -39,8 +38,8 @@ func (sc *scope) redacted(err error) string {
 
 // Tx returns the transaction in which a handler works, behind [Middleware] or for an [Inbox]. Whatever it writes commits or rolls back
 // together with the memory that the event was processed; what it writes by any other connection does not. Begin makes
-// savepoints as usual. Commit and Rollback return [ErrMiddlewareCommits]. Like every pgx.Tx it is for one goroutine at a
-// time, and it is closed when the handler returns.
+// savepoints as usual. Commit and Rollback return [ErrMiddlewareCommits], and so do statements that would do the same. Like
+// every pgx.Tx it is for one goroutine at a time, and it is closed when the handler returns.
 //
 // It panics when ctx is not that of such a handler.
 func Tx(ctx context.Context) pgx.Tx {
@@ -94,46 +93,6 @@ type ending struct {
 	doubtful   atomic.Bool // the handler did what might have ended the transaction, or begun another in its place
 }
 
-// judge notes whether a statement of the handler's leaves the transaction in doubt.
-func (t *handlerTx) judge(query string, args []any) {
-	if !t.doubtful.Load() && !endsNothing(query, args) {
-		t.doubtful.Store(true)
-	}
-}
-
-// endsNothing reports whether query is certainly one statement, of a kind that neither ends a transaction nor begins one, and
-// that leaves the memory of events alone.
-func endsNothing(query string, args []any) bool {
-	for _, arg := range args {
-		if rewriter, ok := arg.(pgx.QueryRewriter); ok {
-			if _, names := rewriter.(pgx.NamedArgs); !names {
-				return false // it sends what it likes
-			}
-		}
-	}
-	const blank = " \t\n\r\f"
-	query = strings.TrimLeft(query, blank)
-	for strings.HasPrefix(query, "--") {
-		end := strings.IndexAny(query, "\n\r")
-		if end < 0 {
-			return false
-		}
-		query = strings.TrimLeft(query[end:], blank)
-	}
-	if strings.Contains(strings.TrimRight(query, blank+";"), ";") {
-		return false
-	}
-	end := strings.IndexAny(query, blank+"(")
-	if end < 0 {
-		return false // a single word may be the name of a prepared statement
-	}
-	switch strings.ToUpper(query[:end]) {
-	case "SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "VALUES":
-		return !strings.Contains(strings.ToLower(query), "processed_events")
-	}
-	return false
-}
-
 // current returns what the calls go to: a closed transaction once the handler has returned.
 func (t *handlerTx) current() pgx.Tx {
 	if t.over.Load() {
@@ -168,16 +127,25 @@ func (t *handlerTx) Begin(ctx context.Context) (pgx.Tx, error) {
 }
 
 func (t *handlerTx) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
+	if t.refuses(query) {
+		return refusal().Exec()
+	}
 	t.judge(query, args)
 	return t.current().Exec(ctx, query, args...)
 }
 
 func (t *handlerTx) Query(ctx context.Context, query string, args ...any) (pgx.Rows, error) {
+	if t.refuses(query) {
+		return refusal().Query()
+	}
 	t.doubtful.Store(true) // the rows lead to the connection
 	return t.current().Query(ctx, query, args...)
 }
 
 func (t *handlerTx) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
+	if t.refuses(query) {
+		return refusal().QueryRow()
+	}
 	t.judge(query, args)
 	return handlerRow{t.current().QueryRow(ctx, query, args...), t.ending}
 }
@@ -198,6 +166,11 @@ func (r handlerRow) Scan(dest ...any) error {
 }
 
 func (t *handlerTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+	for _, queued := range batch.QueuedQueries {
+		if t.refuses(queued.SQL) {
+			return pgx.FailedBatchResults(batch, ErrMiddlewareCommits)
+		}
+	}
 	t.doubtful.Store(true)
 	return t.current().SendBatch(ctx, batch)
 }

@@ -75,26 +75,33 @@ func TestInboxAttempts(t *testing.T) {
 		"its own Commit, refused": {
 			func(ctx context.Context) error { return consumer.Tx(ctx).Commit(ctx) }, nil, retried(consumer.ErrMiddlewareCommits.Error()),
 		},
+		"its own COMMIT, refused": {
+			func(ctx context.Context) error { return exec(ctx, "COMMIT") }, nil, retried(consumer.ErrMiddlewareCommits.Error()),
+		},
+		"its own ROLLBACK, refused": {
+			func(ctx context.Context) error { _ = exec(ctx, "ROLLBACK"); return nil }, nil,
+			want{consumer.ResultCommitFailed, consumer.StatePending, 1, 0, "committed or rolled back", false},
+		},
 		"its own COMMIT": {
-			func(ctx context.Context) error { return exec(ctx, "COMMIT") }, nil,
+			func(ctx context.Context) error { return exec(ctx, unseen+"COMMIT") }, nil,
 			want{consumer.ResultCommitFailed, consumer.StateFailed, 1, 1, "committed or rolled back", true},
 		},
 		"its own COMMIT, and an error": { // another attempt would repeat what is committed
-			func(ctx context.Context) error { return errors.Join(exec(ctx, "COMMIT"), errHandler) }, nil,
+			func(ctx context.Context) error { return errors.Join(exec(ctx, unseen+"COMMIT"), errHandler) }, nil,
 			want{consumer.ResultFailed, consumer.StateFailed, 1, 1, "committed or rolled back", true},
 		},
 		"COMMIT and BEGIN": { // its second effect must not follow
 			func(ctx context.Context) error {
-				return errors.Join(exec(ctx, "COMMIT"), exec(ctx, "BEGIN"), exec(ctx, "INSERT INTO effect (key) VALUES ('k')"))
+				return errors.Join(exec(ctx, unseen+"COMMIT"), exec(ctx, unseen+"BEGIN"), exec(ctx, "INSERT INTO effect (key) VALUES ('k')"))
 			}, nil,
 			want{consumer.ResultCommitFailed, consumer.StateFailed, 1, 1, "committed or rolled back", true},
 		},
 		"COMMIT AND CHAIN": {
-			func(ctx context.Context) error { return exec(ctx, "COMMIT AND CHAIN") }, nil,
+			func(ctx context.Context) error { return exec(ctx, unseen+"COMMIT AND CHAIN") }, nil,
 			want{consumer.ResultCommitFailed, consumer.StateFailed, 1, 1, "committed or rolled back", true},
 		},
 		"ROLLBACK AND CHAIN": {
-			func(ctx context.Context) error { return exec(ctx, "ROLLBACK AND CHAIN") }, nil,
+			func(ctx context.Context) error { return exec(ctx, unseen+"ROLLBACK AND CHAIN") }, nil,
 			want{consumer.ResultCommitFailed, consumer.StateFailed, 1, 0, "committed or rolled back", true},
 		},
 		"a deferred constraint": {
