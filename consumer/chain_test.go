@@ -2,6 +2,8 @@ package consumer_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/http"
 	"testing"
 
@@ -117,38 +119,34 @@ func rowsConn(ctx context.Context, tx pgx.Tx) error {
 // answer of 204 is the one for which nothing is written at the end that would show it.
 func TestExchangedTransactionIsFoundOutOnEveryWay(t *testing.T) {
 	t.Parallel()
-	e := newEnv(t, flavours[0], consumer.Config{}, func(e *env) http.HandlerFunc {
-		return func(w http.ResponseWriter, r *http.Request) {
-			exchange := exchanges[consumer.EventFrom(r.Context()).Key]
-			tx := consumer.Tx(r.Context())
-			mustNot(e, execute(r.Context(), tx, "SELECT 1")) // in no doubt so far
-			mustNot(e, exchange(r.Context(), tx))
-			effect(e)(discardWriter{}, r)
-			w.WriteHeader(http.StatusNoContent)
-		}
-	})
-	for way := range exchanges {
-		for range 2 {
-			got := e.post(way, "{}")
-			if got.status != http.StatusInternalServerError {
-				t.Errorf("%s: answered %d %s", way, got.status, got.body)
-				break
+	for way, exchange := range exchanges {
+		t.Run(way, func(t *testing.T) { // on a connection that no other way has put in doubt
+			t.Parallel()
+			e := newEnv(t, flavours[0], consumer.Config{}, func(e *env) http.HandlerFunc {
+				return func(w http.ResponseWriter, r *http.Request) {
+					tx := consumer.Tx(r.Context())
+					mustNot(e, execute(r.Context(), tx, "SELECT 1")) // in no doubt so far
+					mustNot(e, exchange(r.Context(), tx))
+					effect(e)(discardWriter{}, r)
+					w.WriteHeader(http.StatusNoContent)
+				}
+			})
+			for range 2 {
+				wantProblem(t, e.post("k", "{}"), 500, "handler-ended-transaction")
+				e.wantResult(consumer.ResultCommitFailed)
+				e.wantRows("k", 0, 0)
 			}
-			wantProblem(t, got, 500, "handler-ended-transaction")
-			e.wantResult(consumer.ResultCommitFailed)
-			e.wantRows(way, 0, 0)
-		}
+		})
 	}
 }
 
-// A name that an earlier transaction of the same connection has prepared, or the pool itself, says nothing either.
-func TestPreparedNamesAreInDoubt(t *testing.T) {
-	t.Parallel()
-	cfg, err := pgxpool.ParseConfig(pgtest.New(t, migrations.Inbox))
+// newEnvOn is newEnv with one connection, on which the names stand for chain from the beginning.
+func newEnvOn(t *testing.T, names []string, handler func(e *env) http.HandlerFunc) *env {
+	t.Helper()
+	cfg, err := pgxpool.ParseConfig(withSetting(pgtest.New(t, migrations.Inbox), "pool_max_conns", "1"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := []string{"finish", "insert", "select"}
 	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 		for _, name := range names {
 			if _, err := conn.Prepare(ctx, name, chain); err != nil {
@@ -166,16 +164,148 @@ func TestPreparedNamesAreInDoubt(t *testing.T) {
 	f.wrap = func(_ testing.TB, _ string, c consumer.Config) func(http.Handler) http.Handler {
 		return consumer.Middleware(pool, c)
 	}
-	e := newEnvAt(t, f, cfg.ConnString(), consumer.Config{}, func(e *env) http.HandlerFunc {
+	e := newEnvAt(t, f, cfg.ConnString(), consumer.Config{}, handler)
+	e.mustExec(schema)
+	return e
+}
+
+// A name that the pool has prepared says nothing.
+func TestPreparedNamesAreInDoubt(t *testing.T) {
+	t.Parallel()
+	names := []string{"finish", "insert", "select"}
+	e := newEnvOn(t, names, func(e *env) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			mustNot(e, execute(r.Context(), consumer.Tx(r.Context()), consumer.EventFrom(r.Context()).Key))
 			effect(e)(discardWriter{}, r)
 			w.WriteHeader(http.StatusNoContent)
 		}
 	})
-	e.mustExec(schema)
 	for _, name := range names {
 		wantProblem(t, e.post(name, "{}"), 500, "handler-ended-transaction")
 		e.wantRows(name, 0, 0)
+	}
+}
+
+const misleading = "select again" // a name
+
+// exposures are ways in which a handler gets at the connection, and gives chain a name on it.
+var exposures = map[string]func(ctx context.Context, tx pgx.Tx) error{
+	"Prepare": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Prepare(ctx, misleading, chain)
+		return err
+	},
+	"a savepoint's Prepare": func(ctx context.Context, tx pgx.Tx) error {
+		return pgx.BeginFunc(ctx, tx, func(inner pgx.Tx) error {
+			_, err := inner.Prepare(ctx, misleading, chain)
+			return err
+		})
+	},
+	"Conn": func(ctx context.Context, tx pgx.Tx) error { return nameChain(ctx, tx.Conn()) },
+	"Rows.Conn": func(ctx context.Context, tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, "SELECT 1")
+		if err != nil {
+			return err
+		}
+		rows.Close()
+		return nameChain(ctx, rows.Conn())
+	},
+	"a scanner of a row": func(ctx context.Context, tx pgx.Tx) error {
+		var s takesConn
+		return errors.Join(tx.QueryRow(ctx, "SELECT 1").Scan(&s), nameChain(ctx, s.conn))
+	},
+	"a scanner of rows": func(ctx context.Context, tx pgx.Tx) error {
+		var s takesConn
+		rows, err := tx.Query(ctx, "SELECT 1")
+		if err == nil && rows.Next() {
+			err = rows.Scan(&s)
+		}
+		rows.Close()
+		return errors.Join(err, nameChain(ctx, s.conn))
+	},
+	"a batch": func(ctx context.Context, tx pgx.Tx) error {
+		batch, conn := &pgx.Batch{}, (*pgx.Conn)(nil)
+		batch.Queue("SELECT 1").Query(func(rows pgx.Rows) error {
+			conn = rows.Conn()
+			return nil
+		})
+		return errors.Join(tx.SendBatch(ctx, batch).Close(), nameChain(ctx, conn))
+	},
+	"a rewriter": func(ctx context.Context, tx pgx.Tx) error { return execute(ctx, tx, "SELECT 1", namesChain{}) },
+}
+
+func nameChain(ctx context.Context, conn *pgx.Conn) error {
+	_, err := conn.Prepare(ctx, misleading, chain)
+	return err
+}
+
+// namesChain leaves its statement as it is.
+type namesChain struct{}
+
+func (namesChain) RewriteQuery(ctx context.Context, conn *pgx.Conn, query string, args []any) (string, []any, error) {
+	return query, args, nameChain(ctx, conn)
+}
+
+// What a handler names on a connection keeps its name there. In a later request the name may read like a statement that ends
+// nothing.
+func TestNamesOfEarlierRequestsAreInDoubt(t *testing.T) {
+	t.Parallel()
+	for way, expose := range exposures {
+		for _, status := range []int{http.StatusNoContent, http.StatusTeapot} { // the first request's: committed, or rolled back
+			t.Run(fmt.Sprint(way, " ", status), func(t *testing.T) {
+				t.Parallel()
+				e := newEnvOn(t, nil, func(e *env) http.HandlerFunc {
+					return func(w http.ResponseWriter, r *http.Request) {
+						if consumer.EventFrom(r.Context()).Key == "first" {
+							mustNot(e, expose(r.Context(), consumer.Tx(r.Context())))
+							w.WriteHeader(status)
+							return
+						}
+						mustNot(e, e.exec(r.Context(), misleading))
+						effect(e)(discardWriter{}, r)
+						w.WriteHeader(http.StatusNoContent)
+					}
+				})
+				if got := e.post("first", "{}"); got.status != status {
+					t.Errorf("answered %d %s", got.status, got.body)
+				}
+				wantProblem(t, e.post("k", "{}"), 500, "handler-ended-transaction")
+				e.wantRows("k", 0, 0)
+			})
+		}
+	}
+}
+
+// COMMIT is a statement as others are: it may be a name, too. What is answered 2xx is committed all the same, and a connection
+// on which nothing can be is nobody's.
+func TestCommitMayBeAName(t *testing.T) {
+	t.Parallel()
+	for _, stands := range []string{"INSERT INTO effect VALUES ('in place of COMMIT')", chain, unseen + "ROLLBACK", "SELECT 1"} {
+		for name, handler := range map[string]http.HandlerFunc{
+			"204": func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusNoContent) },
+			"200": func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write([]byte("done")) },
+		} {
+			t.Run(name+" "+stands, func(t *testing.T) {
+				t.Parallel()
+				e := newEnvOn(t, nil, func(e *env) http.HandlerFunc {
+					return func(w http.ResponseWriter, r *http.Request) {
+						effect(e)(discardWriter{}, r)
+						if consumer.EventFrom(r.Context()).Key == "first" {
+							_, err := consumer.Tx(r.Context()).Prepare(r.Context(), "commit", stands)
+							mustNot(e, err)
+							w.WriteHeader(http.StatusTeapot)
+							return
+						}
+						handler(w, r)
+					}
+				})
+				e.post("first", "{}")
+				wantProblem(t, e.post("k", "{}"), 500, "commit-failed")
+				e.wantRows("k", 0, 0)
+				if got := e.post("k", "{}"); got.status/100 != 2 || got.header.Get(consumer.HeaderReplayed) != "" {
+					t.Errorf("on the next connection: %d %s", got.status, got.body)
+				}
+				e.wantRows("k", 1, 1)
+			})
+		}
 	}
 }

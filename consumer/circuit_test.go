@@ -289,6 +289,7 @@ func TestHealthOfARequest(t *testing.T) {
 		"commit: connection lost":         {report: Report{Result: ResultCommitFailed, Err: errors.New("EOF")}, want: healthDown},
 		"commit: the handler's own fault": {report: Report{Result: ResultCommitFailed, Err: errAborted}},
 		"commit: ended by the handler":    {report: Report{Result: ResultCommitFailed, Err: errEnded}},
+		"commit: a name in its place":     {report: Report{Result: ResultCommitFailed, Err: errNotCommit}},
 	} {
 		got, cause := healthOf(c.report, c.ended, c.took)
 		if got != c.want || (cause != nil) != (got == healthDown) {

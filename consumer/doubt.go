@@ -9,23 +9,31 @@ import (
 
 // judge notes whether a statement of the handler's leaves the transaction in doubt.
 func (t *handlerTx) judge(query string, args []any) {
-	if !t.doubtful.Load() && !endsNothing(query, args) {
+	switch {
+	case rewritten(args):
+		t.expose() // the rewriter is handed the connection
+	case !t.doubtful.Load() && !endsNothing(query):
 		t.doubtful.Store(true)
 	}
+}
+
+// rewritten reports whether the arguments of a statement have it replaced by any other.
+func rewritten(args []any) bool {
+	return slices.ContainsFunc(args, func(arg any) bool {
+		switch arg.(type) {
+		case pgx.NamedArgs, pgx.StrictNamedArgs:
+			return false
+		}
+		_, ok := arg.(pgx.QueryRewriter)
+		return ok
+	})
 }
 
 const blank = " \t\n\r\f"
 
 // endsNothing reports whether query is certainly one statement, of a kind that neither ends a transaction nor begins one, and
 // that leaves the memory of events alone.
-func endsNothing(query string, args []any) bool {
-	for _, arg := range args {
-		if rewriter, ok := arg.(pgx.QueryRewriter); ok {
-			if _, names := rewriter.(pgx.NamedArgs); !names {
-				return false // it sends what it likes
-			}
-		}
-	}
+func endsNothing(query string) bool {
 	query = strings.TrimLeft(query, blank)
 	for strings.HasPrefix(query, "--") {
 		end := strings.IndexAny(query, "\n\r")

@@ -85,25 +85,31 @@ func TestStatementsThatEndNothing(t *testing.T) {
 		"insert_effect": false,
 		"selects 1":     false,
 	} {
-		if got := endsNothing(query, nil); got != want {
+		if got := endsNothing(query); got != want {
 			t.Errorf("%q: %v, want %v", query, got, want)
 		}
-		if got := endsNothing(query, []any{pgx.NamedArgs{"n": 1}}); got != want {
-			t.Errorf("%q with named arguments: %v, want %v", query, got, want)
-		}
-		if endsNothing(query, []any{rewriter{}}) || endsNothing(query, []any{pgx.QueryExecModeExec, &rewriter{}, 1}) {
-			t.Errorf("%q is trusted, and rewritten", query)
-		}
 	}
-	for name, args := range map[string][]any{
-		"none":        {},
-		"values":      {1, "a", nil, []byte("b")},
-		"a mode":      {pgx.QueryExecModeSimpleProtocol, 1},
-		"formats":     {pgx.QueryResultFormats{1}, 1},
-		"mode, named": {pgx.QueryExecModeExec, pgx.NamedArgs{"n": 1}},
+}
+
+// Who replaces statements is handed the connection.
+func TestArgumentsThatReplaceTheStatement(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		args []any
+		want bool
+	}{
+		"none":          {nil, false},
+		"values":        {[]any{1, "a", nil, []byte("b")}, false},
+		"a mode":        {[]any{pgx.QueryExecModeSimpleProtocol, 1}, false},
+		"formats":       {[]any{pgx.QueryResultFormats{1}, 1}, false},
+		"named":         {[]any{pgx.NamedArgs{"n": 1}}, false},
+		"strictly":      {[]any{pgx.StrictNamedArgs{"n": 1}}, false},
+		"mode, named":   {[]any{pgx.QueryExecModeExec, pgx.NamedArgs{"n": 1}}, false},
+		"another":       {[]any{rewriter{}}, true},
+		"mode, another": {[]any{pgx.QueryExecModeExec, &rewriter{}, 1}, true},
 	} {
-		if !endsNothing("SELECT 1", args) {
-			t.Errorf("arguments of the kind %q put a SELECT in doubt", name)
+		if got := rewritten(test.args); got != test.want {
+			t.Errorf("%s: %v, want %v", name, got, test.want)
 		}
 	}
 }

@@ -125,7 +125,9 @@ var (
 	errEnded = errors.New("the handler committed or rolled back the transaction itself")
 	// errOutOfReach: what is asked last cannot be asked.
 	errOutOfReach = errors.New("processed_events is out of reach; a handler that has set search_path or a role must put it back")
-	// errRowsOpen: the connection is still reading, so nothing can be sent over it.
+	// errNotCommit: something else ran in the place of a COMMIT.
+	errNotCommit = errors.New("COMMIT did not commit: a prepared statement of the connection has its name")
+	// errRowsOpen: the connection is in use, so nothing can be sent over it.
 	errRowsOpen = errors.New("the handler left rows of a query open: close them before it returns")
 	// errAborted: PostgreSQL answers COMMIT of an aborted transaction with ROLLBACK.
 	errAborted = errors.New("a statement of the handler failed and the handler answered 2xx all the same")

@@ -3,10 +3,14 @@ package consumer
 import (
 	"context"
 	"database/sql"
+	"slices"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // scope is what a handler's context carries.
@@ -39,7 +43,8 @@ func (sc *scope) redacted(err error) string {
 // Tx returns the transaction in which a handler works, behind [Middleware] or for an [Inbox]. Whatever it writes commits or rolls back
 // together with the memory that the event was processed; what it writes by any other connection does not. Begin makes
 // savepoints as usual. Commit and Rollback return [ErrMiddlewareCommits], and so do statements that would do the same. Like
-// every pgx.Tx it is for one goroutine at a time, and it is closed when the handler returns.
+// every pgx.Tx it is for one goroutine at a time, and it is closed when the handler returns; after a call of LargeObjects the
+// connection is closed with it.
 //
 // It panics when ctx is not that of such a handler.
 func Tx(ctx context.Context) pgx.Tx {
@@ -88,9 +93,46 @@ type handlerTx struct {
 
 // ending is shared by a transaction and its savepoints.
 type ending struct {
-	over       atomic.Bool // the handler has returned
-	rolledBack atomic.Bool // the handler asked to roll back
-	doubtful   atomic.Bool // the handler did what might have ended the transaction, or begun another in its place
+	calls      sync.RWMutex // read-locked by calls of the handler's, for close
+	over       atomic.Bool  // the handler has returned
+	rolledBack atomic.Bool  // the handler asked to roll back
+	doubtful   atomic.Bool  // the handler did what might have ended the transaction, or begun another in its place
+	spoiled    atomic.Bool  // nobody else may get the connection
+	exposed    *atomic.Bool // the connection's own: a handler has had it, now or earlier, and may have named statements on it
+}
+
+// exposedKey is where a connection keeps what ending calls exposed.
+const exposedKey = "outbox-relay: exposed to a handler"
+
+// lend makes a transaction of conn one that a handler can be given.
+func lend(conn *pgxpool.Conn, tx pgx.Tx, timeout time.Duration) *pgxTransaction {
+	data := conn.Conn().PgConn().CustomData()
+	exposed, known := data[exposedKey].(*atomic.Bool)
+	if !known {
+		exposed = &atomic.Bool{}
+		data[exposedKey] = exposed
+	}
+	end := &ending{exposed: exposed}
+	end.doubtful.Store(exposed.Load()) // a statement's text may be a name
+	return &pgxTransaction{conn: conn, tx: tx, handler: &handlerTx{inner: tx, ending: end}, timeout: timeout}
+}
+
+// expose notes that the handler gets the connection itself. What it does with it nobody sees; and a name that it gives a
+// statement stays, and may read like a harmless statement in the transactions of others.
+func (e *ending) expose() {
+	e.exposed.Store(true)
+	e.doubtful.Store(true)
+}
+
+// close closes the transaction to its handler. It reports false while a call is under way all the same, of a goroutine that
+// the handler has left behind.
+func (e *ending) close() (idle bool) {
+	e.over.Store(true)
+	if !e.calls.TryLock() {
+		return false
+	}
+	e.calls.Unlock()
+	return true
 }
 
 // current returns what the calls go to: a closed transaction once the handler has returned.
@@ -105,6 +147,8 @@ func (t *handlerTx) current() pgx.Tx {
 
 func (t *handlerTx) Commit(ctx context.Context) error {
 	if t.savepoint {
+		t.calls.RLock()
+		defer t.calls.RUnlock()
 		return t.current().Commit(ctx)
 	}
 	return ErrMiddlewareCommits
@@ -112,6 +156,8 @@ func (t *handlerTx) Commit(ctx context.Context) error {
 
 func (t *handlerTx) Rollback(ctx context.Context) error {
 	if t.savepoint {
+		t.calls.RLock()
+		defer t.calls.RUnlock()
 		return t.current().Rollback(ctx)
 	}
 	t.rolledBack.Store(true) // a 2xx after this must not commit what the handler meant to undo
@@ -119,6 +165,8 @@ func (t *handlerTx) Rollback(ctx context.Context) error {
 }
 
 func (t *handlerTx) Begin(ctx context.Context) (pgx.Tx, error) {
+	t.calls.RLock()
+	defer t.calls.RUnlock()
 	inner, err := t.current().Begin(ctx)
 	if err != nil {
 		return nil, err
@@ -131,6 +179,8 @@ func (t *handlerTx) Exec(ctx context.Context, query string, args ...any) (pgconn
 		return refusal().Exec()
 	}
 	t.judge(query, args)
+	t.calls.RLock()
+	defer t.calls.RUnlock()
 	return t.current().Exec(ctx, query, args...)
 }
 
@@ -138,8 +188,11 @@ func (t *handlerTx) Query(ctx context.Context, query string, args ...any) (pgx.R
 	if t.refuses(query) {
 		return refusal().Query()
 	}
-	t.doubtful.Store(true) // the rows lead to the connection
-	return t.current().Query(ctx, query, args...)
+	t.judge(query, args)
+	t.calls.RLock()
+	defer t.calls.RUnlock()
+	rows, err := t.current().Query(ctx, query, args...)
+	return handlerRows{rows, t.ending}, err
 }
 
 func (t *handlerTx) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
@@ -147,22 +200,9 @@ func (t *handlerTx) QueryRow(ctx context.Context, query string, args ...any) pgx
 		return refusal().QueryRow()
 	}
 	t.judge(query, args)
+	t.calls.RLock()
+	defer t.calls.RUnlock()
 	return handlerRow{t.current().QueryRow(ctx, query, args...), t.ending}
-}
-
-// handlerRow is a row whose Scan may show that the transaction is in doubt after all.
-type handlerRow struct {
-	pgx.Row
-	*ending
-}
-
-func (r handlerRow) Scan(dest ...any) error {
-	for _, d := range dest {
-		if _, ok := d.(pgx.RowScanner); ok {
-			r.doubtful.Store(true) // it is handed the rows, and they lead to the connection
-		}
-	}
-	return r.Row.Scan(dest...)
 }
 
 func (t *handlerTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
@@ -171,22 +211,65 @@ func (t *handlerTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchRe
 			return pgx.FailedBatchResults(batch, ErrMiddlewareCommits)
 		}
 	}
-	t.doubtful.Store(true)
+	t.expose() // its rows lead to the connection
+	t.calls.RLock()
+	defer t.calls.RUnlock()
 	return t.current().SendBatch(ctx, batch)
 }
 
 func (t *handlerTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
+	t.calls.RLock()
+	defer t.calls.RUnlock()
 	return t.current().CopyFrom(ctx, table, columns, rows)
 }
 
 func (t *handlerTx) Prepare(ctx context.Context, name, query string) (*pgconn.StatementDescription, error) {
-	t.doubtful.Store(true) // a name says nothing about what it stands for
+	t.expose() // a name says nothing about what it stands for
+	t.calls.RLock()
+	defer t.calls.RUnlock()
 	return t.current().Prepare(ctx, name, query)
 }
 
-func (t *handlerTx) LargeObjects() pgx.LargeObjects { return t.current().LargeObjects() }
+func (t *handlerTx) LargeObjects() pgx.LargeObjects {
+	t.spoiled.Store(true) // they go on as long as the connection does, whoever has it by then
+	return t.current().LargeObjects()
+}
 
 func (t *handlerTx) Conn() *pgx.Conn {
-	t.doubtful.Store(true)
+	t.expose()
 	return t.current().Conn()
+}
+
+// handlerRow is a row whose Scan may expose the connection.
+type handlerRow struct {
+	pgx.Row
+	*ending
+}
+
+func (r handlerRow) Scan(dest ...any) error {
+	r.scan(dest)
+	return r.Row.Scan(dest...)
+}
+
+// handlerRows are rows that may expose their connection.
+type handlerRows struct {
+	pgx.Rows
+	*ending
+}
+
+func (r handlerRows) Scan(dest ...any) error {
+	r.scan(dest)
+	return r.Rows.Scan(dest...)
+}
+
+func (r handlerRows) Conn() *pgx.Conn {
+	r.expose()
+	return r.Rows.Conn()
+}
+
+// scan notes whether what a row is scanned into is handed the rows, which lead to the connection.
+func (e *ending) scan(dest []any) {
+	if slices.ContainsFunc(dest, func(d any) bool { _, ok := d.(pgx.RowScanner); return ok }) {
+		e.expose()
+	}
 }

@@ -98,7 +98,7 @@ func healthOfAttempt(report Report) health {
 // isDown reports whether an error of COMMIT is the database's own trouble (a lost connection, which has no SQLSTATE, a full
 // disk, a shutdown), or the store's.
 func isDown(err error) bool {
-	if errors.Is(err, errEnded) || errors.Is(err, errRowsOpen) || errors.Is(err, errAborted) || errors.Is(err, errDropped) || errors.Is(err, errKeyHeld) || errors.Is(err, ErrLeaseLost) {
+	if errors.Is(err, errEnded) || errors.Is(err, errRowsOpen) || errors.Is(err, errAborted) || errors.Is(err, errNotCommit) || errors.Is(err, errDropped) || errors.Is(err, errKeyHeld) || errors.Is(err, ErrLeaseLost) {
 		return false
 	}
 	state := sqlState(err)

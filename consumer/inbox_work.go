@@ -122,12 +122,21 @@ func (s *shift) claimDue(ctx context.Context, conn *pgxpool.Conn, want ask) (tic
 	return tickets, nil
 }
 
-// sendAll sends a batch that begins and ends a transaction.
+// sendAll sends a batch that begins a transaction and ends with its COMMIT.
 func sendAll(ctx context.Context, conn *pgxpool.Conn, batch *pgx.Batch) error {
+	batch.QueuedQueries[batch.Len()-1].Exec(func(tag pgconn.CommandTag) error {
+		if tag.String() != commitTag {
+			return errNotCommit
+		}
+		return nil
+	})
 	results := conn.SendBatch(ctx, batch)
 	err := results.Close()
 	if err != nil && conn.Conn().PgConn().TxStatus() != 'I' {
 		_ = results.Tx().Rollback(ctx)
+	}
+	if errors.Is(err, errNotCommit) {
+		_ = conn.Conn().Close(ctx) // it would be so again
 	}
 	return err
 }
@@ -165,8 +174,7 @@ func (s *shift) begin(ctx context.Context, conn *pgxpool.Conn, t *ticket) (*work
 	})
 	results := conn.SendBatch(ctx, batch)
 	err := results.Close()
-	tx := results.Tx()
-	wk.tx = &pgxTransaction{conn: conn, tx: tx, handler: &handlerTx{inner: tx, ending: &ending{}}, timeout: s.CommitTimeout}
+	wk.tx = lend(conn, results.Tx(), s.CommitTimeout)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		wk.tx.rollback()
@@ -198,12 +206,14 @@ SELECT 1 / count(*) FROM finished`
 // finish commits the handler's work together with the event's state, and lets go what waited behind it.
 func (s *shift) finish(ctx context.Context, wk *work, state State, reason string) error {
 	defer wk.tx.rollback() // what an error left open
-	wk.tx.handler.over.Store(true)
+	idle := wk.tx.handler.close()
 	switch {
 	case wk.tx.ended():
 		return Permanent(errEnded)
 	case wk.tx.handler.rolledBack.Load():
 		return errEnded // it was refused, so nothing is committed
+	case !idle:
+		return errRowsOpen
 	}
 	batch := &pgx.Batch{}
 	batch.Queue(pinSomeSQL)
@@ -228,17 +238,12 @@ func (s *shift) finish(ctx context.Context, wk *work, state State, reason string
 		batch.Queue(unboundLocksSQL)
 	}
 	batch.Queue(unpinSQL)
-	batch.Queue("commit").Exec(func(committed pgconn.CommandTag) error {
-		if committed.String() == "ROLLBACK" {
-			return errDropped
-		}
-		return nil
-	})
+	batch.Queue("commit").Exec(func(tag pgconn.CommandTag) error { return wk.tx.done(tag, nil) })
 	err := wk.tx.conn.SendBatch(ctx, batch).Close()
 	switch {
 	case err == nil:
 		return nil
-	case sqlState(err) == stateInFailedTransaction:
+	case sqlState(err) == stateInFailedTransaction, errors.Is(err, errAborted):
 		err = errDropped
 	case sqlState(err) == stateUndefinedTable, sqlState(err) == stateInsufficientPrivilege:
 		err = fmt.Errorf("%w (a handler that has set search_path or a role must put it back)", err)

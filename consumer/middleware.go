@@ -21,6 +21,10 @@ import (
 // commits, and only then answers. Requests are processed concurrently, each on one connection of pool, for which it waits
 // as long as its client does.
 //
+// Of the names that the pool's AfterConnect gives prepared statements, none may begin with a keyword of SQL: pgx takes a
+// text for a name wherever it can. One called commit fails every request; one called "select again" that ends the handler's
+// transaction passes for a SELECT. What a handler prepares is not trusted, and needs no such care.
+//
 // It panics when pool is nil or cfg cannot work, as regexp.MustCompile does: such a mistake belongs to the start.
 func Middleware(pool *pgxpool.Pool, cfg Config) func(http.Handler) http.Handler {
 	s := cfg.complete()

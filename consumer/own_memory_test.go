@@ -6,6 +6,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -134,4 +137,30 @@ func TestInboxHandlerThatLeavesTheInboxOutOfReach(t *testing.T) {
 		t.Errorf("reported %v", report.Err)
 	}
 	p.wantRows("k", 0, 1)
+}
+
+// Where something else runs in the place of COMMIT, no event counts as recorded.
+func TestInboxWhoseCommitIsAName(t *testing.T) {
+	t.Parallel()
+	p := newInbox(t, consumer.InboxConfig{})
+	for _, stands := range []string{"SELECT 1", "ROLLBACK", chain} {
+		cfg, err := pgxpool.ParseConfig(withSetting(p.dsn, "pool_max_conns", "2"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Prepare(ctx, "commit", stands)
+			return err
+		}
+		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(pool.Close)
+		p.openOn(pool, consumer.InboxConfig{})
+		for range 2 {
+			wantProblem(t, p.post("k", "{}"), 503, "database-unavailable")
+			p.wantRows("k", 0, 0)
+		}
+	}
 }

@@ -58,8 +58,7 @@ func (db *pgxDatabase) begin(ctx context.Context, scan func(pgx.Row) error, quer
 	batch.Queue(query, args...).QueryRow(scan)
 	results := conn.SendBatch(ctx, batch)
 	err = results.Close() // runs scan
-	tx := results.Tx()
-	return &pgxTransaction{conn: conn, tx: tx, handler: &handlerTx{inner: tx, ending: &ending{}}, timeout: db.timeout}, err
+	return lend(conn, results.Tx(), db.timeout), err
 }
 
 type pgxTransaction struct {
@@ -74,7 +73,7 @@ func (t *pgxTransaction) queryRow(ctx context.Context, query string, args []any)
 }
 
 func (t *pgxTransaction) confirm(ctx context.Context, query string, args []any) error {
-	t.handler.over.Store(true)
+	t.handler.over.Store(true) // from here on no doubt arises
 	if t.handler.doubtful.Load() {
 		return t.commit(ctx, query, args)
 	}
@@ -82,12 +81,11 @@ func (t *pgxTransaction) confirm(ctx context.Context, query string, args []any) 
 	if err := t.unfit(); err != nil {
 		return err
 	}
-	return done(t.conn.Exec(ctx, "commit"))
+	return t.done(t.conn.Exec(ctx, "commit"))
 }
 
 func (t *pgxTransaction) commit(ctx context.Context, query string, args []any) error {
 	defer t.rollback() // what an error left open
-	t.handler.over.Store(true)
 	if err := t.unfit(); err != nil {
 		return err
 	}
@@ -99,27 +97,37 @@ func (t *pgxTransaction) commit(ctx context.Context, query string, args []any) e
 	if _, err := results.Exec(); err != nil {
 		return lost(err) // PostgreSQL skips the rest of a batch, so this did not commit
 	}
-	return done(results.Exec())
+	return t.done(results.Exec())
 }
 
-// unfit tells why the transaction cannot be committed as the handler left it; nil: it may be.
+// unfit closes the transaction to its handler, and tells why it cannot be committed as the handler left it; nil: it may be.
 func (t *pgxTransaction) unfit() error {
+	idle := t.handler.close()
 	switch conn := t.conn.Conn().PgConn(); {
 	case t.handler.rolledBack.Load() || conn.TxStatus() == 'I':
 		return errEnded
-	case conn.IsBusy():
+	case !idle || conn.IsBusy():
 		return errRowsOpen
 	}
 	return nil
 }
 
-// done tells whether a COMMIT has committed.
-func done(tag pgconn.CommandTag, err error) error {
-	if err == nil && tag.String() == "ROLLBACK" {
+// done tells whether a COMMIT has committed. The word may be the name of a prepared statement; then it would be so again.
+func (t *pgxTransaction) done(tag pgconn.CommandTag, err error) error {
+	if err != nil || tag.String() == commitTag {
+		return err
+	}
+	if t.handler.exposed.Load() {
+		t.handler.spoiled.Store(true)
+	}
+	if tag.String() == "ROLLBACK" {
 		return errAborted
 	}
-	return err
+	return errNotCommit
 }
+
+// commitTag is what PostgreSQL answers to a COMMIT that has committed.
+const commitTag = "COMMIT"
 
 // lost says what an error of the statement before COMMIT means: it does not find the event's row in the transaction that
 // inserted it, or cannot look.
@@ -134,11 +142,17 @@ func lost(err error) error {
 }
 
 func (t *pgxTransaction) rollback() {
-	t.handler.over.Store(true)
-	if t.conn.Conn().PgConn().TxStatus() != 'I' {
+	idle := t.handler.close()
+	conn := t.conn.Conn()
+	if conn.PgConn().TxStatus() != 'I' {
 		ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
 		defer cancel()
 		_ = t.tx.Rollback(ctx)
+	}
+	if !idle || t.handler.spoiled.Load() {
+		ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
+		defer cancel()
+		_ = conn.Close(ctx)
 	}
 	t.conn.Release() // which destroys a connection that is not idle
 }
