@@ -32,7 +32,7 @@ func writeLargeObject(ctx context.Context, tx pgx.Tx) (largeObjects, error) {
 }
 
 // use tries to write into whatever transaction it reaches, and must reach none.
-func (l largeObjects) use(t *testing.T, ctx context.Context) {
+func (l largeObjects) use(ctx context.Context, t *testing.T) {
 	if oid, err := l.all.Create(ctx, 0); err == nil {
 		t.Errorf("large object %d is created in the transaction of another event", oid)
 	}
@@ -57,7 +57,7 @@ func TestLargeObjectsEndWithTheirTransaction(t *testing.T) {
 						mustNot(e, err)
 						kept <- left
 					} else {
-						(<-kept).use(t, context.WithoutCancel(r.Context()))
+						(<-kept).use(context.WithoutCancel(r.Context()), t)
 					}
 					answer(w, r)
 				}
@@ -88,7 +88,7 @@ func TestInboxLargeObjectsEndWithTheirTransaction(t *testing.T) {
 			kept <- left
 			return err
 		}
-		(<-kept).use(t, context.WithoutCancel(ctx))
+		(<-kept).use(context.WithoutCancel(ctx), t)
 		return effectOf(ctx, event.Key)
 	}}
 	p := newInbox(t, cfg)
