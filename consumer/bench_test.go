@@ -18,7 +18,7 @@ import (
 )
 
 // BenchmarkOverhead compares a handler behind each middleware with the same handler in a transaction of its own, both in one
-// server and asked by one sender. The two take turns within one loop, so that both meet the same machine. times-bare is the
+// server and asked by one sender. They take turns within one loop, so that all meet the same machine. times-bare is the
 // ratio of what a sender waits; inside-times-bare leaves HTTP out, the same for both. Where the middleware needs more round
 // trips to the database, trips-times-bare is what the bare transaction takes with as many that ask nothing.
 func BenchmarkOverhead(b *testing.B) {

@@ -162,33 +162,20 @@ WHERE source = $2::text AND idempotency_key = $3::text AND ` + inserted
 const inserted = `1 / (coalesce(pg_current_xact_id_if_assigned()::text, '') = $1::text)::integer = 1`
 
 // answerSQL stores the response beside the event, where it is not the one that admitSQL has put there. It divides by zero where
-// untouchedSQL does.
+// untouchedSQL does. An event that is of no concern to the receiver is ignored by it, for a reason, and commits all the same.
 const answerSQL = `
 WITH answered AS (
     UPDATE processed_events
     SET processed_at = clock_timestamp(),
         response_status = $4::smallint,
         response_headers = $5::text::jsonb,
-        response_body = $6::bytea
+        response_body = $6::bytea,
+        processing_state = $7::text,
+        last_error = nullif($8::text, '')
     WHERE source = $2::text AND idempotency_key = $3::text AND ` + inserted + `
     RETURNING 1
 )
 SELECT 1 / count(*) FROM answered`
-
-// ignoredSQL is answerSQL for an event that is of no concern to the receiver. Its transaction commits all the same.
-const ignoredSQL = `
-WITH ignored AS (
-    UPDATE processed_events
-    SET processing_state = 'ignored',
-        last_error = $7::text,
-        processed_at = clock_timestamp(),
-        response_status = $4::smallint,
-        response_headers = $5::text::jsonb,
-        response_body = $6::bytea
-    WHERE source = $2::text AND idempotency_key = $3::text AND ` + inserted + `
-    RETURNING 1
-)
-SELECT 1 / count(*) FROM ignored`
 
 // remember stores the response for duplicates and commits. After an error the effect is rolled back or its fate is
 // unknown, and so is the row's, because both are one transaction: the next request finds out.
@@ -202,11 +189,13 @@ func (s *settings) remember(ctx context.Context, tx transaction, rq *request, a 
 	if kept.omitted {
 		body = nil
 	}
-	query, args := answerSQL, []any{rq.xact, s.Source, rq.event.Key, int16(kept.status), string(headers), body}
+	state := StateSucceeded
 	if a.ignored != "" {
-		query, args = ignoredSQL, append(args, a.ignored)
+		state = StateIgnored
 	}
-	return committed(tx.commit(ctx, query, args))
+	return committed(tx.commit(ctx, answerSQL, []any{
+		rq.xact, s.Source, rq.event.Key, int16(kept.status), string(headers), body, string(state), a.ignored,
+	}))
 }
 
 func committed(err error) error {

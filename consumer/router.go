@@ -60,7 +60,8 @@ func NewRouter() *Router { return &Router{} }
 
 // Handle registers handle for the events whose type matches pattern and whose version is version; 0 means any version.
 // A pattern is as in the relay's routes: '*' matches any run of characters, also an empty one, everything else itself; it
-// has 1 to 255 printable ASCII characters without blanks. No pattern takes an event without a type; only Fallback does. Of several that match an event, the first of these takes it:
+// has 1 to 255 printable ASCII characters without blanks. No pattern takes an event without a type; only Fallback does. Of
+// several that match an event, the first of these takes it:
 //
 //  1. its exact type and version
 //  2. its exact type, any version
