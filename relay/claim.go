@@ -10,10 +10,13 @@ import (
 
 // claimer decides when to claim and for which lanes. It is one goroutine and owns all its fields.
 type claimer struct {
-	relay *Relay
-	pace  pace
-	clock databaseClock
-	next  time.Time // when something other than the pace asks for a turn; zero: nothing does
+	relay   *Relay
+	pace    pace
+	clock   databaseClock
+	writers writers
+	floors  floors
+	idleAt  time.Time // the database's, when the relay was last declared idle
+	next    time.Time // when something other than the pace asks for a turn; zero: nothing does
 }
 
 // databaseClock tells what the database's clock shows, from what it showed last.
@@ -54,6 +57,8 @@ func (c *claimer) run(taking context.Context) {
 				for _, l := range c.relay.laneList() {
 					l.walkNow()
 				}
+			} else if !c.idleAt.IsZero() { // the transaction may have been open for long
+				c.lookBack(c.idleAt.Add(-overlap))
 			}
 		}
 		if timer != nil {
@@ -76,6 +81,7 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 			return 0, err
 		}
 		c.pace.declared(idle)
+		c.idleAt = c.clock.now()
 		if idle && r.cfg.Hooks.Idle != nil {
 			defer r.cfg.Hooks.Idle()
 		}
@@ -99,9 +105,13 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		c.clock.set(at)
 	}
 
+	if err := c.observeWriters(taking, now); err != nil {
+		return 0, err
+	}
+
 	looking := c.pace.looking(now)
-	asks := c.asks(now)
-	if len(asks) == 0 {
+	claims := c.claims(now)
+	if len(claims) == 0 {
 		if c.busy() {
 			c.pace.full(now)
 		} else if looking { // every destination is held or paused: nothing can be found
@@ -109,24 +119,32 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		}
 		return c.wait(now), nil
 	}
-	claimed, at, err := c.claim(context.WithoutCancel(taking), instance, asks)
+	result, err := c.claim(taking, instance, claims)
 	if err != nil {
-		for _, a := range asks {
-			a.lane.unblock(a.unblocked...)
-			if a.class != live {
-				a.lane.walks[a.class].failed(time.Now(), r.cfg.PollInterval)
+		for _, of := range claims {
+			for _, key := range of.request.keys {
+				of.lane.makeReady(key.key, key.class)
+			}
+			for _, s := range of.request.scans {
+				if s.class != live {
+					of.lane.walks[s.class].failed(time.Now(), r.cfg.PollInterval)
+				}
 			}
 		}
 		return 0, err
 	}
-	c.clock.set(at)
-	work := c.work(claimed)
-	c.handOut(asks, claimed, at, now)
+	c.clock.set(result.at)
+	work := c.work(result.deliveries)
+	found := c.advance(claims, result, time.Since(now))
+	c.handOut(claims, result)
 	switch {
 	case looking:
 		c.pace.claimed(time.Now(), work)
 	case work > 0:
 		c.pace.worked(time.Now())
+	}
+	if found {
+		return 0, nil
 	}
 	return c.wait(time.Now()), nil
 }
@@ -172,29 +190,25 @@ func (c *claimer) wait(now time.Time) time.Duration {
 	return min(wait, untilNext)
 }
 
-// claim takes what the asks want. Its context is not that of taking: a claim that is cut off may have committed, and its
-// rows would wait for their lease.
-func (c *claimer) claim(ctx context.Context, instance int32, asks []ask) ([]delivery, time.Time, error) {
-	r := c.relay
-	for i := range asks {
-		a := &asks[i]
-		if a.class == live || !a.lane.walks[a.class].chunked {
-			continue
-		}
-		end, err := r.store.chunkEnd(ctx, a.destination, a.class == replays, a.after, walkChunk)
-		if err != nil {
-			return nil, time.Time{}, err
-		}
-		if end != (keyset{}) && (a.until == (keyset{}) || end.compare(a.until) < 0) {
-			a.until, a.chunk = end, true
-		}
-	}
-	return r.store.claim(ctx, instance, r.cfg.Lease, asks)
+// A laneClaim is what a claim wants of one lane.
+type laneClaim struct {
+	lane    *lane
+	request claimRequest
 }
 
-// asks returns what to claim: for lanes that may have more than their last claim took, for those whose ordering keys
+// claim runs the statement. It is not cut off when taking ends: the claim may have committed, and its rows would wait for
+// their lease.
+func (c *claimer) claim(taking context.Context, instance int32, claims []laneClaim) (claimResult, error) {
+	requests := make([]claimRequest, len(claims))
+	for i, of := range claims {
+		requests[i] = of.request
+	}
+	return c.relay.store.claim(context.WithoutCancel(taking), instance, c.relay.cfg.Lease, requests)
+}
+
+// claims returns what to claim: for lanes that may have more than their last claim took, for those whose ordering keys
 // have moved on, and for all with room when it is time to look for new work.
-func (c *claimer) asks(now time.Time) []ask {
+func (c *claimer) claims(now time.Time) []laneClaim {
 	r := c.relay
 	lanes := r.laneList()
 	active := 0
@@ -205,29 +219,49 @@ func (c *claimer) asks(now time.Time) []ask {
 	}
 	share := max(1, r.config().MaxInFlight/max(1, active))
 	looking := c.pace.looking(now)
-	asks := make([]ask, 0, len(lanes))
+	claims := make([]laneClaim, 0, len(lanes))
 	for _, l := range lanes {
 		if r.cfg.Hooks.LaneChanged != nil {
 			l.show(now, r.cfg.Hooks.LaneChanged)
 		}
 		l.setShare(min(l.current().destination.MaxInFlight, share))
-		asks = append(asks, c.asksOf(l, now, looking)...)
+		if request := c.request(l, now, looking); len(request.scans)+len(request.keys) > 0 {
+			claims = append(claims, laneClaim{l, request})
+			l.asked = now
+		}
 	}
-	return asks
+	return claims
 }
 
-// asksOf returns what to claim for one lane.
-func (c *claimer) asksOf(l *lane, now time.Time, looking bool) (asks []ask) {
+// request returns what to claim for one lane; nothing if it has neither scans nor keys.
+func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRequest) {
 	looking = looking || l.owed
 	if at := l.early(now, c.relay.cfg.Lease); !at.IsZero() {
 		l.owed = looking
 		c.plan(at)
-		return nil
+		return claimRequest{}
 	}
 	free, worthwhile := l.room(now, c.relay.cfg.Lease)
-	l.owed = looking && free[live] <= 0
+	keys, others := l.takeReady(free)
+	// More keys than there is room for are not looked for, or they would become ever more.
+	l.owed = looking && (free[live] <= 0 || others)
 	to := l.current().destination
-	base := ask{lane: l, destination: l.name, skipFailed: to.OnFailure == SkipFailed, promise: to.Retry.Promise}
+	request = claimRequest{
+		destination: l.name, keys: keys, skipFailed: to.OnFailure == SkipFailed, promise: to.Retry.Promise, reordered: l.reordered,
+	}
+	longest, followers := l.runBounds(c.relay.cfg.Lease)
+	request.run = min(longest, 1+followers/max(1, len(keys)))
+	for i := range keys {
+		keys[i].floor = c.floors.of(orderingKey{l.name, keys[i].key}, l.reordered, request.skipFailed)
+	}
+	if !others {
+		request.scans = c.scans(l, now, free, looking, worthwhile)
+	}
+	return request
+}
+
+// scans returns which parts of a lane's due deliveries to look at.
+func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, worthwhile bool) (scans []scan) {
 	window := keyset{at: c.clock.now().Add(-liveWindow)}
 	w := &l.walks[live]
 	after := w.position
@@ -240,22 +274,9 @@ func (c *claimer) asksOf(l *lane, now time.Time, looking bool) (asks []ask) {
 		}
 		after = window
 	}
-	add := func(class class, free int, after, until keyset, unblocked []string) {
-		a := base
-		a.class, a.free, a.after, a.until, a.unblocked = class, free, after, until, unblocked
-		a.run, a.followers = l.runBounds(c.relay.cfg.Lease)
-		asks = append(asks, a)
-		l.asked = now
-	}
-	if free[live] > 0 {
-		unblocked := l.takeUnblocked(free[live])
-		switch {
-		case looking || w.more && worthwhile:
-			// What is next of its key takes no room from the others: keys that go on would leave them none.
-			add(live, free[live], after, keyset{}, unblocked)
-		case len(unblocked) > 0:
-			add(live, 0, after, keyset{}, unblocked) // without reading through what stands behind others of its key
-		}
+	// What is next of its key takes no room from the others: keys that go on would leave them none.
+	if free[live] > 0 && (looking || w.more && worthwhile) {
+		scans = append(scans, scan{class: live, free: free[live], after: after})
 	}
 	for _, class := range []class{backlog, replays} {
 		w := &l.walks[class]
@@ -266,65 +287,109 @@ func (c *claimer) asksOf(l *lane, now time.Time, looking bool) (asks []ask) {
 		switch {
 		case free[class] <= 0 || !worthwhile: // what is settled next asks again
 		case w.wanted(now):
-			add(class, free[class], w.position, until, nil)
+			scans = append(scans, scan{class: class, free: free[class], after: w.position, until: until})
 		case w.more:
 			c.plan(w.due)
 		}
 	}
-	return asks
+	return scans
 }
 
-// handOut gives each lane what was claimed for it, at the database's time at, and starts senders for it.
-func (c *claimer) handOut(asks []ask, claimed []delivery, at, asked time.Time) {
-	r := c.relay
-	took := time.Since(asked)
-	found := make([]int, len(asks))
-	last := make([]keyset, len(asks))
-	byLane := make(map[string][]delivery, len(asks))
-	for _, d := range claimed {
-		if d.ask > 0 {
-			found[d.ask-1]++
-			last[d.ask-1] = d.place()
+// advance moves the lanes past what a claim has looked at, and notes the ordering keys it found. It reports whether one of
+// them can be claimed at once.
+func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Duration) (ready bool) {
+	claimed := make([]int, len(result.scans))
+	for i := range result.deliveries {
+		if d := &result.deliveries[i]; d.scan > 0 {
+			claimed[d.scan-1]++
 		}
+	}
+	n := 0
+	for i, of := range claims {
+		if reordered, changed := result.reordered[i]; changed {
+			of.lane.reordered = reordered
+		}
+		for _, s := range of.request.scans {
+			seen := result.scans[n]
+			of.lane.walks[s.class].advance(s.class, seen, claimed[n]+len(seen.keys), result.at, took, c.relay.cfg.PollInterval)
+			for _, found := range seen.keys {
+				c.floors.forget(orderingKey{of.lane.name, found.key}, found.eventID)
+				of.lane.makeReady(found.key, s.class)
+			}
+			n++
+		}
+		ready = ready || of.lane.hasReady()
+	}
+	c.learn(claims, result)
+	return ready
+}
+
+// learn remembers where the unsettled deliveries of ordering keys begin. The heads of what was claimed are among its
+// deliveries.
+func (c *claimer) learn(claims []laneClaim, result claimResult) {
+	heads := result.heads
+	of := map[string]int{}
+	for i := range claims {
+		of[claims[i].lane.name] = i
+	}
+	for i := range result.deliveries {
+		if d := &result.deliveries[i]; d.scan == 0 && d.after == 0 && d.event.orderingKey != nil {
+			heads = append(heads, keyHead{of[d.destination], *d.event.orderingKey, d.eventID})
+		}
+	}
+	for _, head := range heads {
+		of := claims[head.request]
+		c.floors.set(orderingKey{of.lane.name, head.key},
+			floor{min(head.eventID-1, c.writers.closed), of.lane.reordered, of.request.skipFailed})
+	}
+}
+
+// handOut gives each lane what was claimed for it, and starts senders for it.
+func (c *claimer) handOut(claims []laneClaim, result claimResult) {
+	r := c.relay
+	byLane := make(map[string][]delivery, len(claims))
+	for _, d := range result.deliveries {
 		byLane[d.destination] = append(byLane[d.destination], d)
 	}
-	window := at.Add(-liveWindow)
-	for i, a := range asks {
-		l := a.lane
-		if a.free > 0 {
-			l.walks[a.class].advance(a, found[i], last[i], at, took, r.cfg.PollInterval)
-		}
-		deliveries, brought := byLane[a.destination]
-		delete(byLane, a.destination) // with the first of its asks a lane gets everything
+	window := result.at.Add(-liveWindow)
+	for _, of := range claims {
+		deliveries, brought := byLane[of.lane.name]
 		if !brought {
-			if l.tried(time.Now()) {
+			if of.lane.tried(time.Now()) {
 				signal(r.wake.room)
 			}
 			continue
 		}
 		if r.cfg.Hooks.Claimed != nil {
-			r.cfg.Hooks.Claimed(a.destination, len(deliveries))
+			r.cfg.Hooks.Claimed(of.lane.name, len(deliveries))
 		}
-		c.push(l, deliveries, window)
+		c.push(of, deliveries, window)
 	}
 }
 
-// push queues what was claimed for a lane, each run in its class.
-func (c *claimer) push(l *lane, deliveries []delivery, window time.Time) {
-	r := c.relay
+// push queues what was claimed for a lane, each run in the class of its most urgent delivery. A key of which something else
+// than replays was found waiting is not slowed down to their share by the replays before it.
+func (c *claimer) push(of laneClaim, deliveries []delivery, window time.Time) {
+	r, l := c.relay, of.lane
+	asked := make(map[string]class, len(of.request.keys))
+	for _, key := range of.request.keys {
+		asked[key.key] = max(key.class, backlog)
+	}
 	all, broken := runs(deliveries)
 	for _, d := range broken { // before anything is sent: what a run frees its key for must be free by then
 		l.took(d.class, 1)
+		l.claimedKey(*d.event.orderingKey, 1)
 		r.settle(l, newSettlement(d, verdict{outcome: Hold, reason: ReasonOrder}, RetryPolicy{}, time.Now(), 0, 0))
 	}
 	var byClass [classes][][]delivery
 	for _, run := range all {
-		class := live
-		switch head := &run[0]; {
-		case head.replay:
-			class = replays
-		case head.nextAttemptAt.Time.Before(window):
-			class = backlog
+		class := replays
+		if key := run[0].event.orderingKey; key != nil {
+			l.claimedKey(*key, len(run))
+			class = asked[*key]
+		}
+		for i := range run {
+			class = min(class, run[i].classAt(window))
 		}
 		for i := range run {
 			run[i].class = class
@@ -336,6 +401,17 @@ func (c *claimer) push(l *lane, deliveries []delivery, window time.Time) {
 			r.senders.Go(func() { r.send(l) })
 		}
 	}
+}
+
+// classAt returns the class of a delivery when the live window begins at the given time.
+func (d *delivery) classAt(window time.Time) class {
+	switch {
+	case d.replay:
+		return replays
+	case d.nextAttemptAt.Time.Before(window):
+		return backlog
+	}
+	return live
 }
 
 // newBackoff paces the repetition of what only waiting can mend: it never gives up.

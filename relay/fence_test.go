@@ -69,7 +69,7 @@ func TestLateSettleChangesNothing(t *testing.T) {
 				t.Errorf("after %d requests: %s", rc.total(), row[string](db, `SELECT d::text FROM outbox_delivery d`))
 			}
 			// Both attempts were on the wire; the log holds the one that did not deliver.
-			if want, got := map[bool]int{true: 0, false: 1}[answer == 204], row[int](db, `SELECT count(*) FROM outbox_attempt WHERE claim = 1`); got != want {
+			if want, got := map[bool]int{true: 0, false: 1}[answer == 204], row[int](db, `SELECT count(*) FROM outbox_attempt WHERE attempt = 1`); got != want {
 				t.Errorf("%d attempts of the first claim in the log, want %d", got, want)
 			}
 		})

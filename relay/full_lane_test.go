@@ -20,7 +20,7 @@ func TestClaimerWaitsWhileEveryLaneIsFull(t *testing.T) {
 		"idle":    {poll: time.Second, idle: true, interval: firstIdlePoll},
 		"waiting": {poll: time.Second, idle: true, interval: 2 * time.Second},
 	} {
-		c := &claimer{relay: r.Relay, pace: p}
+		c := &claimer{relay: r.Relay, pace: p, writers: writers{next: time.Now().Add(time.Hour)}}
 		c.clock.set(time.Now())
 		wait, err := c.turn(t.Context())
 		if err != nil || wait >= 0 && wait < minPace {

@@ -72,6 +72,7 @@ func (db *database) route(destinations ...string) {
 		destinations = []string{"default"}
 	}
 	db.exec(`INSERT INTO outbox_route (pattern, destination) SELECT '*', unnest($1::text[])`, destinations)
+	db.exec(`DELETE FROM outbox_destination WHERE destination = ANY ($1) AND NOT paused AND breaker = 'closed'`, destinations) // nothing is parked
 }
 
 // exec runs a statement, or several without arguments, and returns how many rows the last one touched.

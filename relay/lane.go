@@ -15,9 +15,11 @@ type lane struct {
 	walks [classes]walk
 	asked time.Time // when the last claim was made
 	owed  bool      // a look was due when nothing could be claimed
-	shown LaneState // to the hook
-	seen  time.Time // when that was
-	tend  time.Time // the breaker not before
+	// reordered is how often deliveries of earlier events had become pending again, as the last claim found it.
+	reordered int64
+	shown     LaneState // to the hook
+	seen      time.Time // when that was
+	tend      time.Time // the breaker not before
 
 	mu sync.Mutex
 	*endpoint
@@ -26,11 +28,10 @@ type lane struct {
 	share   int // of the relay's capacity
 	flow    flow
 	breaker breaker
-	// unblocked are ordering keys whose last delivery was settled: the next in each can be claimed.
-	unblocked map[string]bool
-	perPost   time.Duration // how long a delivery takes a sender, as a moving average; 0: unknown
-	settled   int           // since the rate was last measured
-	rate      throughput
+	keys    orderingKeys
+	perPost time.Duration // how long a delivery takes a sender, as a moving average; 0: unknown
+	settled int           // since the rate was last measured
+	rate    throughput
 	// gone is set by a 410, until something is claimed again although the destination was paused: it was resumed.
 	gone     bool
 	pausedAt time.Time // when the pause was in the database; zero: it is not

@@ -34,11 +34,11 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	s := &store{pool: db.pool}
 	claimed := make(chan int, 1)
 	go func() {
-		deliveries, _, err := s.claim(ctx, instance, time.Hour, []ask{{destination: "default", free: 10}})
+		result, err := s.claim(ctx, instance, time.Hour, []claimRequest{{destination: "default", scans: []scan{{free: 10}}}})
 		if err != nil {
 			t.Error(err)
 		}
-		claimed <- len(deliveries)
+		claimed <- len(result.deliveries)
 	}()
 	becomes(db, 1, "SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'")
 	must(t, victim.Close(ctx))
@@ -68,9 +68,9 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	}
 
 	// Nor does a relay take anything once it has been taken for dead.
-	deliveries, _, err := s.claim(ctx, instance, time.Hour, []ask{{destination: "default", free: 10}})
+	after, err := s.claim(ctx, instance, time.Hour, []claimRequest{{destination: "default", scans: []scan{{free: 10}}}})
 	must(t, err)
-	if len(deliveries) != 0 {
-		t.Errorf("a relay that was rescued claimed %d deliveries", len(deliveries))
+	if n := len(after.deliveries); n != 0 {
+		t.Errorf("a relay that was rescued claimed %d deliveries", n)
 	}
 }

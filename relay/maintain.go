@@ -9,20 +9,26 @@ import (
 	"github.com/robfig/cron/v3"
 )
 
-// unparkInterval is how often a relay asks whether there are parked deliveries, which may have a route by now.
-const unparkInterval = 30 * time.Second
+// parkedEvery is how often everything parked is looked through for a route, although none was added.
+const parkedEvery = time.Hour
 
 // maintain runs the safety tick and what has to be done now and then, until ctx is done.
 func (r *Relay) maintain(ctx context.Context) {
 	jobs := r.newJobs()
 	jobs.Schedule(cron.Every(r.cfg.PollInterval), cron.FuncJob(func() { signal(r.wake.tick) }))
+	jobs.Schedule(cron.Every(parkedEvery), cron.FuncJob(func() {
+		if err := r.store.beginParkedPass(ctx); err != nil && ctx.Err() == nil {
+			r.databaseError("begin parked pass", err)
+		}
+	}))
+	var parked parkedPass
 	archiving := archivePlan{jobs: jobs}
 	archiving.follow(ctx, r)
 	jobs.Start()
 	for ctx.Err() == nil {
 		select {
 		case <-r.parked:
-			if err := r.unpark(ctx); err != nil && ctx.Err() == nil {
+			if err := parked.round(ctx, r); err != nil && ctx.Err() == nil {
 				r.databaseError("unpark", err)
 			}
 		case <-r.doubt:

@@ -107,13 +107,13 @@ func TestParkedDeliveriesAreReleasedByALaterRoute(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t, "default")
 	db.exec(`DELETE FROM outbox_route`)
-	db.insert(2*releaseBatch+1, "early")
+	db.insert(3*parkedStep+1, "early")
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('other', '{}', 'other')`)
 	rc := newReceiver(t, nil)
 	cfg := db.config(to(rc.URL))
 	cfg.Routes = []Route{{"t", []string{"default"}}}
 	r := start(t, cfg)
-	r.settles(t, Delivered, 2*releaseBatch+1)
+	r.settles(t, Delivered, 3*parkedStep+1)
 	if got := row[string](db, `SELECT string_agg(destination || '/' || status, ',') FROM outbox_delivery WHERE status = 'pending'`); got != "/pending" {
 		t.Errorf("left are %q, want one parked", got)
 	}

@@ -330,7 +330,7 @@ func TestPlansOfBulkCommands(t *testing.T) {
 	for name, test := range map[string]struct{ types, sql, args, index string }{
 		"by id":   {"bigint[]", candidatesByID, `'{1,2,3}'`, "outbox_delivery_pkey"},
 		"of all":  {"bigint, text", candidatesOfAll, `50000, 'default'`, "outbox_delivery_pkey"},
-		"failed":  {"text, bigint", candidatesFailed, `'default', 0`, "outbox_delivery_failed"},
+		"failed":  {"text, bigint", candidatesFailed, `'default', 0`, "outbox_delivery_aside"},
 		"pending": {"text, boolean, timestamptz, bigint", candidatesPending, `'', false, '-infinity', 0`, "outbox_delivery_due"},
 	} {
 		_, err := conn.Exec(t.Context(), `PREPARE "`+name+`" (text[], text, text, text, text, text, timestamptz, timestamptz, float8, bigint, `+test.types+`) AS `+test.sql, pgx.QueryExecModeSimpleProtocol)

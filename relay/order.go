@@ -2,6 +2,7 @@ package relay
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"time"
 )
@@ -105,3 +106,123 @@ const (
 	// SkipFailed goes on with the next delivery of the key.
 	SkipFailed FailurePolicy = "skip"
 )
+
+// orderingKeys are those of a lane that this relay works on.
+type orderingKeys struct {
+	ready    []readyKey // the next delivery of each may be claimed; in the order in which they were found
+	isReady  map[string]bool
+	inFlight map[string]int // deliveries that were claimed and are not yet settled
+}
+
+// makeReady notes an ordering key whose next delivery may be claimed. A key in flight becomes ready by its own settlement.
+func (l *lane) makeReady(key string, c class) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k := &l.keys
+	if k.inFlight[key] > 0 || k.isReady[key] {
+		return
+	}
+	if k.isReady == nil {
+		k.isReady = map[string]bool{}
+	}
+	k.isReady[key] = true
+	k.ready = append(k.ready, readyKey{key: key, class: c})
+}
+
+// keySettled counts a delivery with an ordering key that was settled, and makes its key ready if that frees it.
+func (l *lane) keySettled(s *settlement) {
+	key := *s.event.orderingKey
+	l.claimedKey(key, -1)
+	if s.freesKey {
+		l.makeReady(key, s.class)
+	}
+}
+
+// takeReady returns ready keys for which their class has room, each once, and whether there are others.
+func (l *lane) takeReady(free [classes]int) (keys []readyKey, others bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	left := l.keys.ready[:0]
+	for _, key := range l.keys.ready {
+		if free[key.class] <= 0 {
+			left = append(left, key)
+			continue
+		}
+		free[key.class]--
+		delete(l.keys.isReady, key.key)
+		keys = append(keys, key)
+	}
+	clear(l.keys.ready[len(left):])
+	l.keys.ready = left
+	return keys, len(left) > 0
+}
+
+// hasReady reports whether any key is ready.
+func (l *lane) hasReady() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.keys.ready) > 0
+}
+
+// claimedKey counts n deliveries of an ordering key that are on their way; negative: that have been settled.
+func (l *lane) claimedKey(key string, n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.keys.inFlight == nil {
+		l.keys.inFlight = map[string]int{}
+	}
+	if l.keys.inFlight[key] += n; l.keys.inFlight[key] <= 0 {
+		delete(l.keys.inFlight, key)
+	}
+}
+
+// floors remember for ordering keys up to which event every delivery is settled, so that a claim need not read what became of
+// them: while a long transaction blocks vacuum, the index keeps an entry of every delivery that was ever pending.
+//
+// A floor never passes an event that may still appear: see writers. Deliveries that become pending again raise the
+// destination's reordered number, which makes its floors void. Forgetting one costs reading the key's history once.
+type floors struct {
+	recent, older map[orderingKey]floor // at most floorsKept each; the older half is dropped when the recent one is full
+}
+
+type orderingKey struct{ destination, key string }
+
+type floor struct {
+	event      int64
+	reordered  int64
+	skipFailed bool
+}
+
+const floorsKept = 32 << 10
+
+// of returns the floor of a key under the given conditions.
+func (f *floors) of(of orderingKey, reordered int64, skipFailed bool) int64 {
+	known, found := f.recent[of]
+	if !found {
+		if known, found = f.older[of]; found {
+			f.set(of, known)
+		}
+	}
+	if !found || known.reordered != reordered || known.skipFailed != skipFailed {
+		return math.MinInt64
+	}
+	return known.event
+}
+
+// forget makes the next claim read all of a key that has a pending delivery at or below its floor, against what writers saw:
+// of an event whose id the producer chose, or took from a sequence that hands them out in blocks.
+func (f *floors) forget(of orderingKey, eventID int64) {
+	if known, found := f.recent[of]; found && eventID <= known.event {
+		delete(f.recent, of)
+	}
+	if known, found := f.older[of]; found && eventID <= known.event {
+		delete(f.older, of)
+	}
+}
+
+func (f *floors) set(of orderingKey, to floor) {
+	if f.recent == nil || len(f.recent) >= floorsKept {
+		f.recent, f.older = make(map[orderingKey]floor), f.recent
+	}
+	f.recent[of] = to
+}

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"math"
 	"net/http"
 	"slices"
 	"strings"
@@ -14,13 +15,26 @@ func (db *database) registered() (*store, int32) {
 	return &store{pool: db.pool}, row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING instance`)
 }
 
+// claimAll claims for one lane what a scan over all of its live deliveries finds, and then the ordering keys that it found.
+func (db *database) claimAll(s *store, instance int32, free, run int) []delivery {
+	db.Helper()
+	request := claimRequest{destination: "default", run: run, promise: DefaultPromise, scans: []scan{{free: free}}}
+	first, err := s.claim(db.Context(), instance, time.Minute, []claimRequest{request})
+	must(db, err)
+	request.scans = nil
+	for _, found := range first.scans[0].keys {
+		request.keys = append(request.keys, readyKey{key: found.key, floor: math.MinInt64})
+	}
+	then, err := s.claim(db.Context(), instance, time.Minute, []claimRequest{request})
+	must(db, err)
+	return append(first.deliveries, then.deliveries...)
+}
+
 // claimRuns claims for one lane and returns the events of each run, by ordering key.
-func (db *database) claimRuns(a ask) map[string][]int64 {
+func (db *database) claimRuns(free, run int) map[string][]int64 {
 	db.Helper()
 	s, instance := db.registered()
-	claimed, _, err := s.claim(db.Context(), instance, time.Minute, []ask{a})
-	must(db, err)
-	all, broken := runs(claimed)
+	all, broken := runs(db.claimAll(s, instance, free, run))
 	if len(broken) > 0 {
 		db.Errorf("broken: %v", broken)
 	}
@@ -40,15 +54,11 @@ func (db *database) claimRuns(a ask) map[string][]int64 {
 // What a claim brings behind the heads of ordering keys is bounded for each key, and for all of them.
 func TestClaimBoundsRuns(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct{ run, followers, want int }{
-		"by the run":                    {16, 2000, 16},
-		"by what may follow in all":     {16, 40, 5}, // a tenth of 40, and the head
-		"nothing may follow":            {16, 0, 1},
-		"one at a time":                 {1, 2000, 1},
-		"fewer may follow than keys":    {16, 9, 1},
-		"more than there are in a key":  {60, 2000, 50},
-		"a run is never less than one":  {0, 2000, 1},
-		"just enough for one more each": {16, 10, 2},
+	for name, c := range map[string]struct{ run, want int }{
+		"by the run":                   {16, 16},
+		"one at a time":                {1, 1},
+		"more than there are in a key": {60, 50},
+		"a run is never less than one": {0, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -57,7 +67,7 @@ func TestClaimBoundsRuns(t *testing.T) {
 				db.keyed(string(rune('a'+key)), 1, 50)
 			}
 			db.insert(5, "free")
-			of := db.claimRuns(ask{destination: "default", free: 100, run: c.run, followers: c.followers})
+			of := db.claimRuns(600, c.run)
 			if len(of) != 11 || len(of["none"]) != 5 {
 				t.Errorf("%d keys, and %d without one; want all", len(of)-1, len(of["none"]))
 			}
@@ -78,7 +88,7 @@ func TestSuspectedHeadComesAlone(t *testing.T) {
 	db.keyed("suspect", 1, 10)
 	db.keyed("unlucky", 1, 10)
 	db.exec(`UPDATE outbox_delivery SET rescues = CASE ordering_key WHEN 'suspect' THEN 3 ELSE 2 END WHERE event_id IN (1, 11)`)
-	of := db.claimRuns(ask{destination: "default", free: 10, run: 16, followers: 100})
+	of := db.claimRuns(10, 16)
 	if len(of["suspect"]) != 1 || len(of["unlucky"]) != 10 {
 		t.Errorf("claimed %v", of)
 	}
@@ -91,8 +101,7 @@ func TestFollowersOfACrashLoopAreSpared(t *testing.T) {
 	db.keyed("k", 1, 10)
 	for range crashLoop {
 		s, instance := db.registered()
-		_, _, err := s.claim(t.Context(), instance, time.Minute, []ask{{destination: "default", free: 10, run: 16, followers: 100, promise: DefaultPromise}})
-		must(t, err)
+		db.claimAll(s, instance, 10, 16)
 		db.exec(rescueClaims, instance)
 	}
 	rc := newReceiver(t, nil)
@@ -214,31 +223,34 @@ func TestSentPayloadsOfARunAreReleased(t *testing.T) {
 func TestParkedGoBeforeLaterOnesOfTheirKey(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	db.exec(`DELETE FROM outbox_route`)
+	db.exec(`DELETE FROM outbox_route; UPDATE outbox_destination SET parked_after = NULL`)
 	db.keyed("k", 1, 3)     // parked
 	db.keyed("other", 1, 1) // parked too
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('unrouted', '{}', 'never', 'k')`)
 	db.exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('t', 'default')`)
 	db.keyed("k", 4, 20)
 	db.keyed("free", 1, 20)
-	of := db.claimRuns(ask{destination: "default", free: 10, run: 16, followers: 100})
+	of := db.claimRuns(10, 16)
 	if len(of["k"]) != 0 || len(of["free"]) != 16 {
 		t.Errorf("claimed %v while earlier ones are parked", of)
 	}
-	s, instance := db.registered()
-	claimed, _, err := s.claim(t.Context(), instance, time.Minute, []ask{{destination: "default", free: 10, unblocked: []string{"k"}}})
+	s, _ := db.registered()
+	latest := row[int64](db, `SELECT max(id) FROM outbox`)
+	passed, err := s.releaseParked(t.Context(), 2, latest)
 	must(t, err)
-	if len(claimed) != 0 {
-		t.Errorf("claimed %v, the next of a free key, while earlier ones are parked", claimed)
+	if passed != (parkedRange{after: 0, reached: 2, released: 2}) {
+		t.Errorf("the first step: %+v", passed)
 	}
-	released, err := s.releaseParked(t.Context(), 1000)
-	must(t, err)
-	if released != 4 {
-		t.Errorf("released %d", released)
+	if of = db.claimRuns(10, 16); len(of["k"]) != 2 {
+		t.Errorf("claimed %v while the third is parked", of)
 	}
-	// One that has no route is parked still, and holds up nobody; but its key is claimed one by one.
-	of = db.claimRuns(ask{destination: "default", free: 10, run: 16, followers: 100})
-	if !slices.Equal(of["k"], []int64{1}) || len(of["other"]) != 1 {
+	for passed.reached < latest {
+		passed, err = s.releaseParked(t.Context(), 2, latest)
+		must(t, err)
+	}
+	// One that has no route is parked still, and holds up nobody.
+	if of = db.claimRuns(10, 16); len(of["other"]) != 1 {
 		t.Errorf("claimed %v after the release", of)
 	}
+	becomes(db, "4 unrouted", `SELECT count(*) FILTER (WHERE reordered > 0) * 4 || ' ' || (SELECT event_type FROM outbox_delivery JOIN outbox ON id = event_id WHERE destination = '') FROM outbox_destination`)
 }

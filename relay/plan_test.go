@@ -68,12 +68,12 @@ const aRow = `ARRAY[1]::bigint[], ARRAY['default'], ARRAY[1]::bigint[]`
 // hotStatements are those that run all the time, with their parameters' types and examples.
 var hotStatements = map[string]struct{ types, sql, args string }{
 	"claim": {
-		"int, text[], bool[], int[], int[], int[], bool[], timestamptz[], bigint[], timestamptz[], bigint[], text[], text[], float8, int, float8[]", claimDue,
-		`1, ARRAY['default','other'], ARRAY[false,true], ARRAY[100,100], ARRAY[16,1], ARRAY[2000,2000], ARRAY[false,true],
-			ARRAY[now() - interval '1 hour', '-infinity'], ARRAY[0,0]::bigint[], ARRAY['infinity','infinity']::timestamptz[], ARRAY[0,0]::bigint[],
-			ARRAY['default'], ARRAY['k'], 60, 16384, ARRAY[2592000,2592000]`,
+		`int, text[], int[], bool[], float8[], bigint[], int[], int[], int[], int[], bool[], int[], timestamptz[], bigint[], timestamptz[], bigint[],
+			text[], bigint[], float8, int, int`, claimDue,
+		`1, ARRAY['default','other'], ARRAY[16,1], ARRAY[false,true], ARRAY[2592000,2592000], ARRAY[0,0], ARRAY[1,2], ARRAY[1,2], ARRAY[1,2], ARRAY[1,1],
+			ARRAY[false,true], ARRAY[100,100], ARRAY[now() - interval '1 hour', '-infinity'], ARRAY[0,0]::bigint[],
+			ARRAY['infinity','infinity']::timestamptz[], ARRAY[0,0]::bigint[], ARRAY['k'], ARRAY[0]::bigint[], 60, 100, 16384`,
 	},
-	"chunk end": {"text, timestamptz, bigint, int, bool", selectChunkEnd, `'default', '-infinity', 0, 100, false`},
 	"delivered": {"bigint[], text[], bigint[], float8[], smallint[]", settleDelivered, aRow + `, ARRAY[0], ARRAY[200]`},
 	"retry": {
 		"bigint[], text[], bigint[], float8[], smallint[], text[], text[], float8[], int[], bool[]", settleRetry,
@@ -88,7 +88,7 @@ var hotStatements = map[string]struct{ types, sql, args string }{
 	"payload":   {"bigint", selectPayload, `1`},
 	"rescue":    {"int", rescueClaims, `1`},
 	"leave":     {"int", giveBackClaims, `1`},
-	"unpark":    {"int", releaseParked, `1000`},
+	"unpark":    {"bigint, bigint", releaseParked, `1000, 2000`},
 }
 
 // wantedPlans says how each of them must reach its rows.
@@ -96,13 +96,11 @@ var wantedPlans = map[string][]string{
 	"claim": {
 		"Index Scan using outbox_delivery_due on outbox_delivery", "Index Scan using outbox_delivery_order",
 		"Tid Scan on outbox_delivery", "Index Scan using outbox_pkey",
-		"Index Cond: ((destination = k.destination) AND (ordering_key = k.ordering_key))",
-		"Index Cond: ((destination = lane.destination) AND (replay = lane.replay)",
-		"Index Cond: ((event_id = o.event_id) AND (destination = k.destination))",
-		"Index Cond: (destination = ''::text)", "AND (ordering_key = d_1.ordering_key) AND (event_id < d_1.event_id))",
-		"Index Cond: ((destination = h.destination) AND (ordering_key = h.ordering_key) AND (event_id > h.event_id))",
+		"AND (replay = scan.replay) AND (ROW(next_attempt_at, event_id) > ROW(scan.after_at, scan.after_id)) AND (ROW(next_attempt_at, event_id) <= ROW(LEAST(scan.until_at, now()), scan.until_id)))",
+		"Index Cond: ((destination = key.destination) AND (ordering_key = key.ordering_key) AND (event_id > key.floor))",
+		"using outbox_delivery_blocked on outbox_delivery f",
+		"Index Cond: ((destination = ''::text) AND (ordering_key = n.ordering_key) AND (event_id > lane",
 	},
-	"chunk end": {"using outbox_delivery_due on outbox_delivery"},
 	"delivered": {aLookup, "Tid Scan on outbox_delivery d"},
 	"retry":     {aLookup, "Tid Scan on outbox_delivery d"},
 	"hold":      {aLookup, "Tid Scan on outbox_delivery d"},
@@ -111,7 +109,7 @@ var wantedPlans = map[string][]string{
 	"payload":   {"Index Cond: (id = $1)"},
 	"rescue":    {"Index Scan using outbox_delivery_due", "Index Cond: (next_attempt_at <= now())", "Tid Scan on outbox_delivery"},
 	"leave":     {"Index Scan using outbox_delivery_due", "Index Cond: (next_attempt_at <= now())", "Tid Scan on outbox_delivery"},
-	"unpark":    {"Index Cond: (destination = ''::text)"},
+	"unpark":    {"(event_id > $1) AND (event_id <= $2)"},
 }
 
 // planned prepares and runs the hot statements, as a relay does at its start, and returns what shows their plans.
@@ -170,18 +168,23 @@ func TestConcurrentClaims(t *testing.T) {
 	for i := range claimers {
 		instance := row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING instance`)
 		running.Go(func() {
+			var a, b keyset // a scan looks at a bounded number, also of what others have claimed
 			for {
-				claimed, _, err := s.claim(t.Context(), instance, time.Minute, []ask{{destination: "a", free: free}, {destination: "b", free: free + i}})
+				result, err := s.claim(t.Context(), instance, time.Minute, []claimRequest{
+					{destination: "a", scans: []scan{{free: free, after: a}}}, {destination: "b", scans: []scan{{free: free + i, after: b}}},
+				})
 				if err != nil {
 					t.Error(err)
 					return
 				}
+				claimed := result.deliveries
+				a, b = result.scans[0].next(), result.scans[1].next()
 				got := map[string]int{}
 				mu.Lock()
 				for i, d := range claimed {
 					got[d.destination]++
 					given[d.destination][d.eventID]++
-					if d.fence != 1 || d.attempts != 0 || i > 0 && d.nextAttemptAt.Time.Before(claimed[i-1].nextAttemptAt.Time) {
+					if d.fence == 0 || d.attempts != 0 || i > 0 && d.nextAttemptAt.Time.Before(claimed[i-1].nextAttemptAt.Time) {
 						t.Errorf("claimed %+v", d)
 					}
 				}
@@ -209,6 +212,14 @@ func TestConcurrentClaims(t *testing.T) {
 	}
 }
 
+// next returns where the next scan goes on, or begins again.
+func (r scanResult) next() keyset {
+	if !r.more {
+		return keyset{}
+	}
+	return r.last
+}
+
 // No column that a claim writes stands in an index, and the pages have room, also while a transaction keeps them from being
 // pruned: claims leave no dead index entries.
 func TestClaimsAreHeapOnlyUpdates(t *testing.T) {
@@ -222,9 +233,12 @@ func TestClaimsAreHeapOnlyUpdates(t *testing.T) {
 	must(t, err)
 	s := &store{pool: db.pool}
 	instance := row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING instance`)
+	var position keyset
 	for range 4 {
-		claimed, _, err := s.claim(t.Context(), instance, time.Minute, []ask{{destination: "a", free: events / 4}})
+		result, err := s.claim(t.Context(), instance, time.Minute, []claimRequest{{destination: "a", scans: []scan{{free: events / 4, after: position}}}})
 		must(t, err)
+		claimed := result.deliveries
+		position = result.scans[0].last
 		if len(claimed) != events/4 {
 			t.Fatalf("claimed %d", len(claimed))
 		}

@@ -1,27 +1,27 @@
 package relay
 
 import (
+	"math"
 	"strconv"
 	"testing"
 	"time"
 )
 
-// TestWalkInChunks has more blocked deliveries than one chunk of a walk looks at, and a delivery between them that the
+// TestWalkPassesBlockedDeliveries has more blocked deliveries than one scan looks at, and a delivery between them that the
 // lane's position has passed.
-func TestWalkInChunks(t *testing.T) {
+func TestWalkPassesBlockedDeliveries(t *testing.T) {
 	t.Parallel()
+	const blocked = 6000
 	db := newDatabase(t)
 	rc := newReceiver(t, nil)
-	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', i, 'k' FROM generate_series(1, $1) i`, 3*walkChunk)
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', i, 'k' FROM generate_series(1, $1) i`, blocked)
 	db.exec(`UPDATE outbox_delivery SET status = 'failed' WHERE event_id = 1`)
 	db.insert(1, "first")
-	r := prepared(t, db.config(to(rc.URL)))
-	r.lane("default").walks[backlog].chunked = true
-	r.begin()
+	r := start(t, db.config(to(rc.URL)))
 	r.settles(t, Delivered, 1)
 
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'late-1');
-		UPDATE outbox_delivery SET next_attempt_at = (SELECT next_attempt_at FROM outbox_delivery WHERE event_id = ` + strconv.Itoa(2*walkChunk) + `)
+		UPDATE outbox_delivery SET next_attempt_at = (SELECT next_attempt_at FROM outbox_delivery WHERE event_id = ` + strconv.Itoa(blocked/2) + `)
 		WHERE event_id = (SELECT max(event_id) FROM outbox_delivery)`) // both in one transaction
 	r.settles(t, Delivered, 2)
 	if keys := rc.keys(); len(keys) != 2 || keys[0] != "first-1" || keys[1] != "late-1" {
@@ -35,28 +35,34 @@ func TestWalk(t *testing.T) {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	at := func(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
 	const poll = 5 * time.Second
+	last := keyset{at(2), 2}
 	for name, c := range map[string]struct {
-		walk  walk
-		ask   ask
-		found int
-		last  keyset
-		took  time.Duration
-		want  walk // but for due
-		rests bool
+		walk   walk
+		class  class
+		result scanResult
+		found  int
+		took   time.Duration
+		want   walk // but for due
+		rests  bool
 	}{
-		"a full live claim ends at its last":      {ask: ask{free: 2}, found: 2, last: keyset{at(2), 2}, want: walk{position: keyset{at(2), 2}, more: true}},
-		"a short live claim has looked at all":    {ask: ask{free: 3}, found: 1, last: keyset{at(2), 2}, want: walk{position: keyset{at: at(9)}}},
-		"an empty one too, however slow":          {ask: ask{free: 3}, took: time.Second, want: walk{position: keyset{at: at(9)}}},
-		"a short walk rests":                      {ask: ask{class: backlog, free: 3}, found: 2, last: keyset{at(2), 2}, rests: true},
-		"a full claim goes on at once":            {ask: ask{class: backlog, free: 1}, found: 1, last: keyset{at(1), 1}, took: slowWalk, want: walk{position: keyset{at(1), 1}, more: true}},
-		"what a productive walk takes is no cost": {walk: walk{took: time.Millisecond}, ask: ask{class: replays, free: 1}, found: 1, last: keyset{at(1), 1}, took: slowWalk, want: walk{position: keyset{at(1), 1}, more: true, took: time.Millisecond}},
-		"a slow walk goes in chunks next time":    {ask: ask{class: backlog, free: 3}, took: time.Second, want: walk{chunked: true}, rests: true},
-		"a chunk is followed by the next":         {walk: walk{chunked: true}, ask: ask{class: backlog, free: 3, until: keyset{at(4), 4}, chunk: true}, took: time.Millisecond, want: walk{position: keyset{at(4), 4}, more: true, chunked: true, took: time.Millisecond}},
-		"the last chunk ends a slow walk":         {walk: walk{chunked: true, took: time.Second, position: keyset{at(4), 4}}, ask: ask{class: backlog, free: 3, after: keyset{at(4), 4}}, want: walk{chunked: true}, rests: true},
-		"and of a quick one the chunks":           {walk: walk{chunked: true}, ask: ask{class: backlog, free: 3}, rests: true},
+		"a live claim that came not to the end ends at its last": {result: scanResult{last: last, more: true}, found: 2, want: walk{position: last, more: true}},
+		"one that came to the end has looked at all":             {result: scanResult{last: last}, found: 1, want: walk{position: keyset{at: at(9)}}},
+		"an empty one too, however slow":                         {took: time.Second, want: walk{position: keyset{at: at(9)}}},
+		"a walk that came to the end rests":                      {class: backlog, result: scanResult{last: last}, found: 2, rests: true},
+		"one that did not goes on at once": {
+			class: backlog, result: scanResult{last: last, more: true}, found: 1, took: time.Second, want: walk{position: last, more: true},
+		},
+		"what it takes to find something is no cost": {
+			walk: walk{took: time.Millisecond}, class: replays, result: scanResult{last: last, more: true}, found: 1, took: time.Second,
+			want: walk{position: last, more: true, took: time.Millisecond},
+		},
+		"one that found nothing leaves time to others": {
+			class: backlog, result: scanResult{last: last, more: true}, took: 2 * poll, want: walk{position: last, more: true, barren: true, took: 2 * poll}, rests: true,
+		},
+		"and rests for long at the end": {walk: walk{took: time.Second, barren: true, position: last, more: true}, class: backlog, rests: true},
 	} {
 		w := c.walk
-		w.advance(c.ask, c.found, c.last, at(9), c.took, poll)
+		w.advance(c.class, c.result, c.found, at(9), c.took, poll)
 		rests := time.Until(w.due) > poll/2
 		w.due = time.Time{}
 		if w != c.want || rests != c.rests {
@@ -64,21 +70,119 @@ func TestWalk(t *testing.T) {
 		}
 	}
 
-	// A walk that failed may have been too long: the next claim does without, and the next one goes in chunks.
+	// A walk whose claim failed may have been too long: the next claim does without.
 	var w walk
 	w.failed(time.Now(), poll)
-	if !w.chunked || time.Until(w.due) < poll/2 {
+	if time.Until(w.due) < poll/2 {
 		t.Errorf("after a failure: %+v", w)
 	}
 }
 
-func TestUnblockedKeysAreTakenOnce(t *testing.T) {
+func TestReadyKeysAreTakenOnce(t *testing.T) {
 	t.Parallel()
 	var l lane
-	for i := range 5 {
-		l.unblock(strconv.Itoa(i % 3))
+	for i := range 6 {
+		l.makeReady(strconv.Itoa(i%3), backlog)
 	}
-	if first, rest := l.takeUnblocked(2), l.takeUnblocked(9); len(first) != 2 || len(rest) != 1 {
-		t.Errorf("took %q, then %q", first, rest)
+	l.claimedKey("in flight", 2)
+	l.makeReady("in flight", live)
+	if none, others := l.takeReady([classes]int{live: 9}); len(none) != 0 || !others {
+		t.Errorf("took %v without room for their class", none)
+	}
+	first, others := l.takeReady([classes]int{backlog: 2})
+	rest, none := l.takeReady([classes]int{backlog: 9})
+	if len(first) != 2 || !others || len(rest) != 1 || none || first[0].key != "0" || rest[0].key != "2" {
+		t.Errorf("took %v, then %v", first, rest)
+	}
+	l.keySettled(&settlement{delivery: delivery{class: live, event: event{orderingKey: new("in flight")}}})
+	l.keySettled(&settlement{delivery: delivery{class: live, event: event{orderingKey: new("in flight")}}, freesKey: true})
+	if keys, _ := l.takeReady([classes]int{live: 1}); len(keys) != 1 || keys[0].key != "in flight" || len(l.keys.inFlight) != 0 {
+		t.Errorf("took %v when its run was settled", keys)
+	}
+}
+
+func TestFloors(t *testing.T) {
+	t.Parallel()
+	var f floors
+	a := orderingKey{"default", "a"}
+	f.set(a, floor{event: 7, reordered: 1})
+	for _, c := range []struct {
+		reordered int64
+		skip      bool
+		want      int64
+	}{{1, false, 7}, {2, false, math.MinInt64}, {1, true, math.MinInt64}} {
+		if got := f.of(a, c.reordered, c.skip); got != c.want {
+			t.Errorf("reordered %d times, skip %t: %d, want %d", c.reordered, c.skip, got, c.want)
+		}
+	}
+	for i := range 3 * floorsKept {
+		f.set(orderingKey{"default", strconv.Itoa(i)}, floor{event: int64(i)})
+		if i%1000 == 0 && f.of(a, 1, false) != 7 {
+			t.Fatalf("a key in use is forgotten after %d others", i)
+		}
+	}
+	if n := len(f.recent) + len(f.older); n > 2*floorsKept {
+		t.Errorf("%d are kept", n)
+	}
+	if got := f.of(orderingKey{"default", "0"}, 0, false); got != math.MinInt64 {
+		t.Errorf("one that was not used for long is %d", got)
+	}
+	f.forget(a, 8)
+	if f.of(a, 1, false) != 7 {
+		t.Error("forgotten for an event behind it")
+	}
+	f.forget(a, 7)
+	if f.of(a, 1, false) != math.MinInt64 {
+		t.Error("kept although an event before it is pending")
+	}
+}
+
+// What transactions that are still open may have written is not closed, and those that stay open are looked back for.
+func TestWriters(t *testing.T) {
+	t.Parallel()
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	var w writers
+	for i, c := range []struct {
+		second int
+		latest int64
+		open   []string
+		closed int64
+		late   int // second since when; 0: nothing is late
+	}{
+		{1, 10, []string{"a"}, 0, 0},
+		{2, 20, []string{"a", "b"}, 0, 0},
+		{3, 30, []string{"b"}, 10, 1}, // a is gone, with it what it may have written before 10; of b nothing is known
+		{4, 40, []string{"b"}, 10, 0}, // and b was there when 30 was seen
+		{5, 50, nil, 50, 2},           // nobody writes
+		{6, 60, []string{"c"}, 50, 0},
+		{7, 70, []string{"d"}, 60, 6},
+	} {
+		at := start.Add(time.Duration(c.second) * time.Second)
+		late := w.observe(at, at, c.latest, c.open)
+		want := time.Time{}
+		if c.late > 0 {
+			want = start.Add(time.Duration(c.late) * time.Second)
+		}
+		if w.closed != c.closed || late != want {
+			t.Errorf("%d: closed %d, want %d; late %s, want %s", i, w.closed, c.closed, late, want)
+		}
+	}
+	now := start.Add(8 * time.Second)
+	if !w.wanted(now, true) || w.wanted(w.next.Add(-1), false) {
+		t.Errorf("next at %s", w.next)
+	}
+	for range 1000 {
+		now = w.next
+		w.observe(now, now, 80, []string{"forgotten"})
+	}
+	if wait := w.next.Sub(now); wait != writersMost {
+		t.Errorf("a transaction that stays open is looked for every %s", wait)
+	}
+	w.observe(now, now, 80, nil)
+	if w.wanted(now.Add(time.Hour), true) || !w.wanted(now.Add(time.Hour), false) {
+		t.Error("looks without a writer while idle, or not at all")
+	}
+	if w.closed != 80 {
+		t.Errorf("closed %d", w.closed)
 	}
 }

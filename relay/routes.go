@@ -5,9 +5,6 @@ import (
 	"maps"
 )
 
-// releaseBatch is how many parked deliveries one statement releases.
-const releaseBatch = 1000
-
 // routeRows returns the configuration's routes as the database stores them.
 func (c Config) routeRows() map[routeRow]bool {
 	rows := map[routeRow]bool{}
@@ -54,22 +51,4 @@ func (r *Relay) compareRoutes(ctx context.Context) error {
 		r.cfg.Log.Warn().Msg("the database's routes differ from this relay's configuration: another relay started or reloaded later; to make them this one's, restart it")
 	}
 	return nil
-}
-
-// unpark releases parked deliveries for which a route exists: of events that came before their route, or whose
-// transaction began before it.
-func (r *Relay) unpark(ctx context.Context) error {
-	for {
-		released, err := r.store.releaseParked(ctx, releaseBatch)
-		if err != nil {
-			return err
-		}
-		if released > 0 {
-			r.cfg.Log.Info().Int("deliveries", released).Msg("released parked deliveries")
-			r.wake.notify(false)
-		}
-		if released < releaseBatch {
-			return nil
-		}
-	}
 }

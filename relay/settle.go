@@ -306,8 +306,8 @@ func (r *Relay) written(batch *outcomes, stale int) {
 		for i := range list {
 			s := &list[i]
 			counts[label{s.delivery.destination, s.outcome, s.reason, s.class}]++
-			if s.freesKey {
-				r.lane(s.delivery.destination).unblock(*s.event.orderingKey)
+			if s.event.orderingKey != nil {
+				r.lane(s.delivery.destination).keySettled(s)
 			}
 			givenBack = givenBack || s.lookedFor()
 		}

@@ -137,8 +137,8 @@ func TestWalkGoesOnInAnIdleRelay(t *testing.T) {
 	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []Destination{to("http://receiver.test/")}})
 	r.session.set(1, true)
 	now := time.Now()
-	r.lane("default").walks[backlog] = walk{position: keyset{now, 1}, more: true, chunked: true, due: now.Add(time.Minute)}
-	c := &claimer{relay: r.Relay, pace: pace{poll: time.Second, idle: true, interval: time.Hour, nextLook: now.Add(time.Hour)}}
+	r.lane("default").walks[backlog] = walk{position: keyset{now, 1}, more: true, barren: true, due: now.Add(time.Minute)}
+	c := &claimer{relay: r.Relay, writers: writers{next: now.Add(time.Hour)}, pace: pace{poll: time.Second, idle: true, interval: time.Hour, nextLook: now.Add(time.Hour)}}
 	c.clock.set(now)
 	r.lane("default").walks[replays].rest(now.Add(time.Hour))
 	if wait, err := c.turn(t.Context()); err != nil || wait < 0 || wait > time.Minute {
@@ -146,22 +146,22 @@ func TestWalkGoesOnInAnIdleRelay(t *testing.T) {
 	}
 }
 
-// Whoever asks for walks to begin anew, however often, keeps none that goes in chunks from coming to its end.
-func TestWalkInChunksComesToItsEnd(t *testing.T) {
+// However often something asks for walks to begin anew, one through what cannot be claimed comes to its end.
+func TestBarrenWalkComesToItsEnd(t *testing.T) {
 	t.Parallel()
 	l := laneOf(1)
 	position := keyset{time.Unix(1_000_000, 0), 1}
-	l.walks[backlog] = walk{position: position, more: true, chunked: true}
+	l.walks[backlog] = walk{position: position, more: true, barren: true}
 	l.walks[replays] = walk{position: position, more: true}
 	l.walkNow()
 	if l.walks[backlog].position != position || l.walks[replays].position == position {
 		t.Errorf("walks %+v", l.walks)
 	}
-	l.walks[backlog].advance(ask{class: backlog, free: 1}, 0, keyset{}, position.at, 0, time.Hour)
+	l.walks[backlog].advance(backlog, scanResult{}, 0, position.at, 0, time.Hour)
 	if w := l.walks[backlog]; w.position == position || !w.wanted(time.Now()) {
 		t.Errorf("what was asked for meanwhile is forgotten: %+v", w)
 	}
-	l.walks[backlog].advance(ask{class: backlog, free: 1}, 0, keyset{}, position.at, 0, time.Hour)
+	l.walks[backlog].advance(backlog, scanResult{}, 0, position.at, 0, time.Hour)
 	if w := l.walks[backlog]; w.wanted(time.Now()) {
 		t.Errorf("walking never ends: %+v", w)
 	}
@@ -179,16 +179,16 @@ func TestLookIsOwedToAFullLane(t *testing.T) {
 		l.walks[class].rest(now.Add(time.Hour))
 	}
 	l.push(now, live, singly(make([]delivery, 2*DefaultLaneInFlight)))
-	if asks := c.asks(now); len(asks) != 0 {
-		t.Fatalf("a full lane asks for %+v", asks)
+	if claims := c.claims(now); len(claims) != 0 {
+		t.Fatalf("a full lane asks for %+v", claims)
 	}
 	c.pace.nextLook = now.Add(time.Hour) // others have been looked at
 	l.release(live, 2*DefaultLaneInFlight)
-	if asks := c.asks(now); len(asks) != 1 {
-		t.Errorf("then: %+v", asks)
+	if claims := c.claims(now); len(claims) != 1 {
+		t.Errorf("then: %+v", claims)
 	}
-	if asks := c.asks(now); len(asks) != 0 {
-		t.Errorf("again and again: %+v", asks)
+	if claims := c.claims(now); len(claims) != 0 {
+		t.Errorf("again and again: %+v", claims)
 	}
 }
 
@@ -317,12 +317,12 @@ func TestKeysThatGoOnLeaveRoomForOthers(t *testing.T) {
 	l := r.lane("default")
 	c := &claimer{relay: r.Relay}
 	c.clock.set(time.Now())
-	for i := range 1000 {
-		l.unblock(fmt.Sprint(i))
+	for i := range 2 * DefaultLaneInFlight {
+		l.makeReady(fmt.Sprint(i), live)
 	}
-	for _, a := range c.asks(time.Now()) {
-		if a.class == live && (len(a.unblocked) == 0 || a.free == 0) {
-			t.Errorf("%d keys go on, with room for %d others", len(a.unblocked), a.free)
+	for _, of := range c.claims(time.Now()) {
+		if len(of.request.keys) == 0 || len(of.request.scans) == 0 || of.request.scans[0].free == 0 {
+			t.Errorf("%d keys go on, with %+v for others", len(of.request.keys), of.request.scans)
 		}
 	}
 }

@@ -179,11 +179,19 @@ WITH found AS MATERIALIZED (
 // The fence grows, though nobody claims: the settle of a former claim that comes late, or a second time because its
 // commit was not acknowledged, would otherwise settle the replay before it was sent. What the last attempt came to
 // stays, since it says why somebody replays. The former promise has ended with the delivery, and the replay makes its own.
-const replayDeliveries = lockFound + `
-UPDATE outbox_delivery
-SET status = 'pending', replay = true, next_attempt_at = clock_timestamp(), attempts = 0, rescues = 0, delivered_at = NULL,
-    claim = claim + 1, not_after = NULL
-WHERE ctid = ANY (ARRAY (SELECT place FROM found))`
+// What relays know of how far ordering keys are settled is void.
+const replayDeliveries = lockFound + `, replayed AS (
+    UPDATE outbox_delivery
+    SET status = 'pending', replay = true, next_attempt_at = clock_timestamp(), attempts = 0, rescues = 0, delivered_at = NULL,
+        claim = claim + 1, not_after = NULL
+    WHERE ctid = ANY (ARRAY (SELECT place FROM found))
+    RETURNING destination, ordering_key
+), reordered AS (
+    INSERT INTO outbox_destination AS d (destination, reordered)
+    SELECT DISTINCT destination, 1 FROM replayed WHERE ordering_key IS NOT NULL AND destination <> '' ORDER BY destination
+    ON CONFLICT (destination) DO UPDATE SET reordered = d.reordered + 1
+)
+SELECT FROM replayed`
 
 const discardDeliveries = lockFound + `
 UPDATE outbox_delivery
@@ -228,13 +236,16 @@ func notifySweep(ctx context.Context, pool *pgxpool.Pool) error {
 	return err
 }
 
-const selectHead = selectDeliveries + ` AND d.destination = $1 AND d.ordering_key = $2 AND d.status IN ('pending', 'failed')
-ORDER BY d.event_id LIMIT 1`
+// Each of the two statuses has an index of its own.
+const selectHead = selectDeliveries + ` AND d.destination = $1 AND d.event_id = least(
+    (SELECT event_id FROM outbox_delivery WHERE destination = $1 AND ordering_key = $2 AND status = 'pending' ORDER BY event_id LIMIT 1),
+    (SELECT event_id FROM outbox_delivery WHERE destination = $1 AND ordering_key = $2 AND status = 'failed' ORDER BY event_id LIMIT 1))`
 
 const countBehind = `
 SELECT count(*) FROM (
-    SELECT FROM outbox_delivery
-    WHERE destination = $1 AND ordering_key = $2 AND status IN ('pending', 'failed') AND event_id > $3
+    (SELECT FROM outbox_delivery WHERE destination = $1 AND ordering_key = $2 AND status = 'pending' AND event_id > $3 LIMIT 10001)
+    UNION ALL
+    (SELECT FROM outbox_delivery WHERE destination = $1 AND ordering_key = $2 AND status = 'failed' AND event_id > $3 LIMIT 10001)
     LIMIT 10001) behind`
 
 // headOfKey returns the delivery that the others of an ordering key wait for, and how many those are, at most 10,001.

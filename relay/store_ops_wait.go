@@ -21,10 +21,15 @@ LEFT JOIN outbox e ON e.id = d.event_id
 LEFT JOIN outbox_relay r ON r.instance = d.claimed_by
 LEFT JOIN outbox_destination p ON p.destination = d.destination
 LEFT JOIN LATERAL (
-    SELECT h.event_id, h.status FROM outbox_delivery h
-    WHERE h.destination = d.destination AND h.ordering_key = d.ordering_key AND h.event_id < d.event_id
-      AND h.status IN ('pending', 'failed')
-    ORDER BY h.event_id LIMIT 1
+    SELECT * FROM (
+        (SELECT p.event_id, p.status FROM outbox_delivery p
+         WHERE p.destination = d.destination AND p.ordering_key = d.ordering_key AND p.event_id < d.event_id AND p.status = 'pending'
+         ORDER BY p.event_id LIMIT 1)
+        UNION ALL
+        (SELECT f.event_id, f.status FROM outbox_delivery f
+         WHERE f.destination = d.destination AND f.ordering_key = d.ordering_key AND f.event_id < d.event_id AND f.status = 'failed'
+         ORDER BY f.event_id LIMIT 1)) first
+    ORDER BY first.event_id LIMIT 1
 ) h ON true
 WHERE d.event_id = $1 AND d.status = 'pending'
 ORDER BY d.destination`

@@ -113,36 +113,3 @@ func columns(routes []routeRow) (patterns, destinations []string) {
 	}
 	return patterns, destinations
 }
-
-// A parked delivery whose event now has a route becomes a delivery to each of its destinations. As with claims, LIMIT
-// keeps the lookup of each event from becoming a scan of all events.
-const releaseParked = `
-WITH parked AS MATERIALIZED (
-    SELECT p.event_id, e.event_type FROM outbox_delivery p
-    CROSS JOIN LATERAL (SELECT event_type FROM outbox WHERE id = p.event_id LIMIT 1) e
-    WHERE p.destination = '' AND p.status = 'pending'
-      AND EXISTS (SELECT FROM outbox_route r WHERE e.event_type LIKE r.like_pattern)
-    ORDER BY p.next_attempt_at, p.event_id
-    LIMIT $1
-    FOR UPDATE OF p SKIP LOCKED
-), gone AS (
-    DELETE FROM outbox_delivery p USING parked
-    WHERE p.event_id = parked.event_id AND p.destination = ''
-    RETURNING p.event_id, parked.event_type, p.next_attempt_at, p.ordering_key, p.payload_bytes
-), routed AS (
-    INSERT INTO outbox_delivery (event_id, destination, next_attempt_at, ordering_key, payload_bytes)
-    SELECT DISTINCT g.event_id, r.destination, greatest(g.next_attempt_at, now()), g.ordering_key, g.payload_bytes
-    FROM gone g JOIN outbox_route r ON g.event_type LIKE r.like_pattern
-    ON CONFLICT DO NOTHING
-)
-SELECT count(*) FROM gone`
-
-// releaseParked gives at most limit parked deliveries to the destinations their events now have.
-func (s *store) releaseParked(ctx context.Context, limit int) (released int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
-	defer cancel()
-	if err := s.pool.QueryRow(ctx, releaseParked, limit).Scan(&released); err != nil {
-		return 0, fmt.Errorf("release parked deliveries: %w", err)
-	}
-	return released, nil
-}

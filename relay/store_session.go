@@ -162,7 +162,7 @@ UNION ALL
 SELECT 'alert', 0, '', false, '', 0, 0, 0 WHERE ` + alertsDue + `
 UNION ALL
 SELECT 'parked', 0, '', false, '', 0, 0, 0
-WHERE $4 AND EXISTS (SELECT FROM outbox_delivery WHERE destination = '' AND status = 'pending')`
+WHERE $4 AND EXISTS (SELECT FROM outbox_destination WHERE parked_after IS NOT NULL)`
 
 // pulse is what a beat asks.
 type pulse struct {

@@ -41,10 +41,8 @@ LEFT JOIN LATERAL (
         WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND d.status = 'pending' AND d.next_attempt_at <= now()
         ORDER BY d.next_attempt_at, d.event_id LIMIT 1000) x
     WHERE x.ordering_key IS NULL OR l.destination = ANY ($2::text[]) OR NOT EXISTS (
-        SELECT FROM (SELECT h.status, h.event_id FROM outbox_delivery h
-                     WHERE h.destination = l.destination AND h.ordering_key = x.ordering_key AND h.status IN ('pending', 'failed')
-                     ORDER BY h.event_id LIMIT 1) head
-        WHERE head.status = 'failed' AND head.event_id < x.event_id)
+        SELECT FROM outbox_delivery h
+        WHERE h.destination = l.destination AND h.ordering_key = x.ordering_key AND h.status = 'failed' AND h.event_id < x.event_id)
     ORDER BY x.next_attempt_at, x.event_id LIMIT 1
 ) due ON true
 LEFT JOIN LATERAL (
@@ -68,11 +66,8 @@ CROSS JOIN LATERAL (
                   ORDER BY f.ordering_key, f.event_id LIMIT 1) following
           ) SELECT * FROM head LIMIT 10001) h
     WHERE EXISTS (
-        SELECT FROM (SELECT p.status FROM outbox_delivery p
-                     WHERE p.destination = l.destination AND p.ordering_key = h.ordering_key AND p.event_id > h.event_id
-                       AND p.status IN ('pending', 'failed')
-                     ORDER BY p.event_id LIMIT 1000) later
-        WHERE later.status = 'pending')
+        SELECT FROM outbox_delivery p
+        WHERE p.destination = l.destination AND p.ordering_key = h.ordering_key AND p.event_id > h.event_id AND p.status = 'pending')
 ) b
 WHERE l.destination <> ''`
 

@@ -241,7 +241,7 @@ func TestRetryWaitsForNoPoll(t *testing.T) {
 	r.write(&failed)
 
 	far := time.Now().Add(time.Hour)
-	idle := &claimer{relay: r, pace: pace{poll: time.Second, idle: true, interval: time.Hour, nextLook: far}}
+	idle := &claimer{relay: r, writers: writers{next: far}, pace: pace{poll: time.Second, idle: true, interval: time.Hour, nextLook: far}}
 	eventually(t, "the retry", func() bool {
 		wait := turn(idle)
 		return rc.total() == 2 || wait < 0 || wait > time.Second

@@ -266,7 +266,7 @@ func TestLookIsBounded(t *testing.T) {
 	lines, err := pgx.CollectRows(result, pgx.RowTo[string])
 	must(t, err)
 	wantPlan(t, "look", strings.Join(lines, "\n"), []string{
-		"using outbox_delivery_blocked on outbox_delivery f", "using outbox_delivery_order on outbox_delivery h", "using outbox_delivery_order on outbox_delivery p",
+		"using outbox_delivery_blocked on outbox_delivery f", "using outbox_delivery_blocked on outbox_delivery h", "using outbox_delivery_order on outbox_delivery p",
 	})
 	if got := row[int](db, `SELECT jsonb_array_length(sample -> 'lanes') FROM outbox_watch`); got != 2 {
 		t.Errorf("%d lanes seen", got)

@@ -1,0 +1,102 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// A parkedRange is a part of the events that was looked through for parked deliveries.
+type parkedRange struct {
+	after, reached int64
+	released       int
+}
+
+// Locked first: a relay that adds a route meanwhile waits, and then begins the pass anew. Without anything parked, the whole
+// range is done.
+const lockParkedPass = `
+SELECT coalesce(min(f.parked_after), $1), EXISTS (SELECT FROM outbox_delivery WHERE destination = '' AND status = 'pending')
+FROM (SELECT parked_after FROM outbox_destination WHERE parked_after IS NOT NULL ORDER BY destination FOR UPDATE) f`
+
+// A parked delivery whose event has a route becomes a delivery to each of its destinations. The range bounds what is read,
+// whichever index leads to it. LIMIT keeps the lookup of each event from becoming a scan of all events.
+const releaseParked = `
+WITH parked AS MATERIALIZED (
+    SELECT p.event_id, e.event_type FROM outbox_delivery p
+    CROSS JOIN LATERAL (SELECT event_type FROM outbox WHERE id = p.event_id LIMIT 1) e
+    WHERE p.destination = '' AND p.status = 'pending' AND p.event_id > $1 AND p.event_id <= $2
+      AND EXISTS (SELECT FROM outbox_route r WHERE e.event_type LIKE r.like_pattern)
+    FOR UPDATE OF p
+), gone AS (
+    DELETE FROM outbox_delivery p USING parked
+    WHERE p.event_id = parked.event_id AND p.destination = ''
+    RETURNING p.event_id, parked.event_type, p.next_attempt_at, p.ordering_key, p.payload_bytes
+), routed AS (
+    INSERT INTO outbox_delivery (event_id, destination, next_attempt_at, ordering_key, payload_bytes)
+    SELECT DISTINCT g.event_id, r.destination, greatest(g.next_attempt_at, now()), g.ordering_key, g.payload_bytes
+    FROM gone g JOIN outbox_route r ON g.event_type LIKE r.like_pattern
+    ON CONFLICT DO NOTHING
+    RETURNING destination, ordering_key
+), reordered AS (
+    INSERT INTO outbox_destination AS d (destination, reordered)
+    SELECT DISTINCT destination, 1 FROM routed WHERE ordering_key IS NOT NULL ORDER BY destination
+    ON CONFLICT (destination) DO UPDATE SET reordered = d.reordered + 1
+)
+SELECT count(*) FROM gone`
+
+const advanceParkedPass = `UPDATE outbox_destination SET parked_after = $2 WHERE parked_after >= $1 AND parked_after < $2`
+
+// releaseParked gives parked deliveries of the next events, at most step of them and none behind latest, to the destinations
+// that they now have.
+func (s *store) releaseParked(ctx context.Context, step, latest int64) (r parkedRange, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		var any bool
+		if err := tx.QueryRow(ctx, lockParkedPass, latest).Scan(&r.after, &any); err != nil {
+			return err
+		}
+		r.reached = latest
+		if any {
+			r.reached = min(r.after+step, latest)
+			if err := tx.QueryRow(ctx, releaseParked, r.after, r.reached).Scan(&r.released); err != nil {
+				return err
+			}
+		}
+		_, err := tx.Exec(ctx, advanceParkedPass, r.after, r.reached)
+		return err
+	})
+	if err != nil {
+		return parkedRange{}, fmt.Errorf("release parked deliveries: %w", err)
+	}
+	return r, nil
+}
+
+const endParkedPass = `UPDATE outbox_destination SET parked_after = NULL WHERE parked_after >= $1`
+
+// endParkedPass says that nothing parked up to an event, the latest, has a route.
+func (s *store) endParkedPass(ctx context.Context, latest int64) error {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	if _, err := s.pool.Exec(ctx, endParkedPass, latest); err != nil {
+		return fmt.Errorf("end looking through parked deliveries: %w", err)
+	}
+	return nil
+}
+
+const beginParkedPass = `
+UPDATE outbox_destination d SET parked_after = 0
+WHERE d.parked_after IS NULL AND EXISTS (SELECT FROM outbox_route r WHERE r.destination = d.destination)
+  AND EXISTS (SELECT FROM outbox_delivery WHERE destination = '' AND status = 'pending')`
+
+// beginParkedPass makes relays look through everything parked again: a transaction with an old snapshot may have parked an event
+// long after its route was added.
+func (s *store) beginParkedPass(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	if _, err := s.pool.Exec(ctx, beginParkedPass); err != nil {
+		return fmt.Errorf("begin looking through parked deliveries: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,106 @@
+package relay
+
+import (
+	"context"
+	"slices"
+	"time"
+)
+
+// writers follows the transactions that have written to outbox and are still open. Two things follow from them: up to which id
+// every event can be seen, since ids are handed out in order and an open transaction keeps the lock that its INSERT took;
+// and when an event was committed so late that claims have passed its place. It is the claimer's.
+type writers struct {
+	closed  int64 // every event up to this id can be seen by statements from now on, or never will be
+	closing int64 // is closed once awaited is empty
+	awaited map[string]bool
+	open    map[string]writer
+	next    time.Time // when to look again
+}
+
+// A writer is an open transaction.
+type writer struct {
+	since time.Time // on this clock
+	seen  time.Time // the same, on the database's
+}
+
+const (
+	writersEvery = 250 * time.Millisecond // between two looks while somebody writes
+	writersMost  = 5 * time.Second        // between two looks at a transaction that stays open
+)
+
+// observe compares the transactions that are open at the given time with those of the last look. at is the database's time,
+// latest the largest id of an event that can be seen. late is since when events may have become due that were committed only
+// now; zero: none that a look over the overlap would miss.
+func (w *writers) observe(now, at time.Time, latest int64, open []string) (late time.Time) {
+	for id, was := range w.open {
+		if slices.Contains(open, id) {
+			continue
+		}
+		delete(w.open, id)
+		delete(w.awaited, id)
+		if now.Sub(was.since) >= overlap/2 && (late.IsZero() || was.seen.Before(late)) {
+			late = was.seen
+		}
+	}
+	if len(w.awaited) == 0 {
+		w.closed, w.closing = max(w.closed, w.closing), latest
+		w.awaited = map[string]bool{}
+		for _, id := range open {
+			w.awaited[id] = true
+		}
+		if len(open) == 0 {
+			w.closed = max(w.closed, latest)
+		}
+	}
+	wait := writersMost
+	for _, id := range open {
+		if _, known := w.open[id]; !known {
+			if w.open == nil {
+				w.open = map[string]writer{}
+			}
+			w.open[id] = writer{now, at}
+		}
+		wait = min(wait, max(writersEvery, now.Sub(w.open[id].since)/100))
+	}
+	if len(open) == 0 {
+		wait = writersEvery
+	}
+	w.next = now.Add(wait)
+	return late
+}
+
+// wanted reports whether it is time to look. While the relay is idle producers announce what they commit, but those who began
+// before do not.
+func (w *writers) wanted(now time.Time, idle bool) bool {
+	return !now.Before(w.next) && (!idle || len(w.open) > 0)
+}
+
+// observeWriters looks at the open transactions if it is time to, and makes claims look back to where one has committed late.
+func (c *claimer) observeWriters(ctx context.Context, now time.Time) error {
+	w := &c.writers
+	if !w.wanted(now, c.pace.idle) {
+		if len(w.open) > 0 {
+			c.plan(w.next)
+		}
+		return nil
+	}
+	at, latest, open, err := c.relay.store.openWriters(ctx)
+	if err != nil {
+		return err
+	}
+	if late := w.observe(now, at, latest, open); !late.IsZero() {
+		c.lookBack(late.Add(-writersMost))
+	}
+	if len(w.open) > 0 {
+		c.plan(w.next)
+	}
+	return nil
+}
+
+// lookBack makes the next claims look at everything that became due since the given time of the database.
+func (c *claimer) lookBack(since time.Time) {
+	for _, l := range c.relay.laneList() {
+		l.lookBack(since)
+	}
+	c.pace.look()
+}
