@@ -16,6 +16,7 @@ import (
 
 	"github.com/pressly/goose/v3"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -246,6 +247,31 @@ func TestMigratorsWaitForAProducer(t *testing.T) {
 	all.Wait()
 	if applied != 1 || !scan[bool](t, db, hasColumn) {
 		t.Errorf("the file was applied %d times", applied)
+	}
+}
+
+// Autovacuum gives way to those who wait for a second, which a migration must not do. It is made to give way nevertheless.
+func TestAutovacuumGivesWay(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Start(t, localpg.Options{Settings: map[string]string{"autovacuum_naptime": "1s"}})
+	pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
+	db := open(t, server.DSN(""))
+	m, err := migrations.NewOver(db, migrations.Outbox, with(t, addColumn), migrations.Options{RetryFor: patience})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const slow = `ALTER TABLE outbox SET (autovacuum_vacuum_threshold = 1, autovacuum_vacuum_scale_factor = 0,
+		autovacuum_vacuum_cost_delay = 100, autovacuum_vacuum_cost_limit = 1)` // several minutes
+	for _, statement := range []string{
+		slow, `INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 't', '{}', n FROM generate_series(1, 50000) n`, `DELETE FROM outbox`,
+	} {
+		if _, err := db.ExecContext(t.Context(), statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	becomes(t, db, `SELECT EXISTS (SELECT FROM pg_stat_progress_vacuum WHERE relid = 'outbox'::regclass)`)
+	if _, err := m.Up(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 

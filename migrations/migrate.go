@@ -168,6 +168,11 @@ func (m *Migrator) run(ctx context.Context, source *goose.Source, up bool) (resu
 		}
 		holders, locked.Waited, locked.Err = locked.Holders, time.Since(start), unwrapped(err)
 		m.options.OnWait(locked)
+		for _, holder := range holders {
+			if holder.Kind == autovacuum {
+				_ = m.session.interrupt(ctx, m.db, holder) // if that fails, the next attempts wait for its end
+			}
+		}
 		return locked
 	}
 	pauses := backoff.NewExponentialBackOff(backoff.WithInitialInterval(firstPause), backoff.WithMaxInterval(longestPause),

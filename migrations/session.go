@@ -182,6 +182,35 @@ func (s *session) holders(ctx context.Context, db *sql.DB) ([]Session, error) {
 	return scanSessions(rows)
 }
 
+// autovacuum is the backend_type of a worker that vacuums without having been asked.
+const autovacuum = "autovacuum worker"
+
+const selectVacuumed = `
+SELECT relation::regclass::text FROM pg_locks
+WHERE pid = $1 AND granted AND locktype = 'relation' AND mode = 'ShareUpdateExclusiveLock'
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
+
+const lockAgainstVacuum = `SET LOCAL lock_timeout = '5s'; LOCK TABLE %s IN SHARE UPDATE EXCLUSIVE MODE`
+
+// interrupt makes an autovacuum worker give way, as it does for everybody who waits for deadlock_timeout (1 s): longer
+// than a migration may wait. The lock asked for here is one that no producer conflicts with, so none queues behind it.
+// A vacuum against wraparound does not give way; the error is its lock_timeout.
+func (s *session) interrupt(ctx context.Context, db *sql.DB, worker Session) error {
+	var table string
+	if err := db.QueryRowContext(ctx, selectVacuumed, worker.PID).Scan(&table); err != nil {
+		return fmt.Errorf("find the table of autovacuum: %w", err) // sql.ErrNoRows: it has ended
+	}
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return fmt.Errorf("interrupt autovacuum: %w", err)
+	}
+	defer tx.Rollback()
+	if _, err := tx.ExecContext(ctx, fmt.Sprintf(lockAgainstVacuum, table)); err != nil {
+		return fmt.Errorf("interrupt autovacuum: %w", err)
+	}
+	return nil
+}
+
 func scanSessions(rows *sql.Rows) (sessions []Session, err error) {
 	defer rows.Close()
 	for rows.Next() {
