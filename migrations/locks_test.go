@@ -172,7 +172,7 @@ func TestMigratorGivesUp(t *testing.T) {
 	t.Parallel()
 	db := open(t, pgtest.New(t, migrations.Outbox)+"&application_name=billing&lock_timeout=7777")
 	files := with(t, strings.Replace(addColumn, "Up\n", "Up\nCREATE TABLE half_done ();\n", 1))
-	m, err := migrations.NewOver(db, migrations.Outbox, files, migrations.Options{LockTimeout: 50 * time.Millisecond, RetryFor: -1})
+	m, err := migrations.NewOver(db, migrations.Outbox, files, migrations.Options{LockTimeout: 3 * time.Second, RetryFor: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,6 +205,27 @@ func TestMigratorGivesUp(t *testing.T) {
 	db.SetMaxIdleConns(1)
 	if got := scan[string](t, db, "SHOW lock_timeout"); got != "7777ms" {
 		t.Errorf("the connection's lock_timeout became %s", got)
+	}
+}
+
+// The stock goose with a lock_timeout fails where it would queue, and leaves nothing behind.
+func TestStockGooseWithLockTimeout(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t, migrations.Outbox)
+	first := produce(t, open(t, dsn))
+	stock, err := goose.NewProvider(goose.DialectPostgres, open(t, dsn+"&lock_timeout=50ms"), with(t, addColumn),
+		goose.WithTableName(migrations.Outbox.VersionTable()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stock.Up(t.Context()); err == nil || !strings.Contains(err.Error(), "55P03") {
+		t.Errorf("Up = %v", err)
+	}
+	if err := first.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stock.Up(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -271,7 +271,7 @@ func TestMigrationThatWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	const session = `session [0-9]+ \(application "billing", user postgres, in a transaction since \S+\)`
-	r := migrate(dsn, "down", "--yes", "--to=0", "--lock-timeout=50ms", "--retry-for=2s")
+	r := migrate(dsn, "down", "--yes", "--to=0", "--lock-timeout=1s", "--retry-for=2s")
 	if r.code != exitFailed || !regexp.MustCompile(`^[0-9a-z_]+\.sql waits for `+session+`
 outbox-relay: migrate outbox: [0-9a-z_]+\.sql did not get its locks in [0-9]+ attempts? within \S+: `+session+` had them: ERROR: canceling statement due to lock timeout \(SQLSTATE 55P03\)
 $`).MatchString(r.stderr) {
