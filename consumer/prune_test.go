@@ -382,7 +382,7 @@ func TestTablesComeWithTheirRights(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, effect)
 		db := openSQL(t, e.dsn)
-		provider, err := migrations.NewProvider(db, migrations.Inbox)
+		provider, err := migrations.New(db, migrations.Inbox, migrations.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

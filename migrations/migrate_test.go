@@ -53,11 +53,11 @@ func TestUpConcurrently(t *testing.T) {
 	}
 	wg.Wait()
 	for _, set := range sets {
-		provider, err := migrations.NewProvider(db, set)
+		migrator, err := migrations.New(db, set, migrations.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if version, err := provider.GetDBVersion(t.Context()); err != nil || version != set.Latest() {
+		if version, err := migrator.Version(t.Context()); err != nil || version != set.Latest() {
 			t.Errorf("%s is at version %d, %v; want %d", set, version, err, set.Latest())
 		}
 	}
@@ -70,11 +70,11 @@ func TestDownAndUpAgain(t *testing.T) {
 			t.Parallel()
 			db := open(t, pgtest.New(t, set))
 			before := tables(t, db, "public")
-			provider, err := migrations.NewProvider(db, set)
+			migrator, err := migrations.New(db, set, migrations.Options{})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := provider.DownTo(t.Context(), 0); err != nil {
+			if _, err := migrator.DownTo(t.Context(), 0); err != nil {
 				t.Fatal(err)
 			}
 			if n := tables(t, db, "public"); n != 1 {
@@ -115,7 +115,7 @@ func TestEventsOfAnInboxMove(t *testing.T) {
 		return text
 	}
 	inbox := events()
-	provider, err := migrations.NewProvider(db, migrations.Inbox)
+	migrator, err := migrations.New(db, migrations.Inbox, migrations.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestEventsOfAnInboxMove(t *testing.T) {
 		version int64
 		states  string // by key
 	}{{7, "ignored recorded recorded recorded"}, {5, "ignored succeeded succeeded pending"}} {
-		if _, err := provider.DownTo(t.Context(), step.version); err != nil {
+		if _, err := migrator.DownTo(t.Context(), step.version); err != nil {
 			t.Fatal(err)
 		}
 		var states string
@@ -179,11 +179,11 @@ func TestEventsThatAreNotRememberedMove(t *testing.T) {
 	}
 	const inbox = `SELECT string_agg(e::text, E'\n' ORDER BY inbox_id) FROM inbox_events e WHERE idempotency_key <> 'processed'`
 	before := texts(inbox)
-	provider, err := migrations.NewProvider(db, migrations.Inbox)
+	migrator, err := migrations.New(db, migrations.Inbox, migrations.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := provider.DownTo(t.Context(), 5); err != nil {
+	if _, err := migrator.DownTo(t.Context(), 5); err != nil {
 		t.Fatal(err)
 	}
 	const want = "personal succeeded, processed succeeded, waits pending"

@@ -180,7 +180,7 @@ func TestPruneProcessedEventsOfAnOldReceiver(t *testing.T) {
 	db := &database{TB: t, dsn: dsn, pool: pgtest.Pool(t, dsn)}
 	inbox := stdlib.OpenDBFromPool(db.pool)
 	defer inbox.Close()
-	provider, err := migrations.NewProvider(inbox, migrations.Inbox)
+	provider, err := migrations.New(inbox, migrations.Inbox, migrations.Options{})
 	must(t, err)
 	_, err = provider.DownTo(t.Context(), 3)
 	must(t, err)

@@ -189,8 +189,7 @@ func TestCopies(t *testing.T) {
 			db.route()
 			db.visited(db.config(to("http://receiver.test/")))
 			fill(db)
-			backup, err := server.BaseBackup(t.Context(), false)
-			must(t, err)
+			backup := pgtest.BaseBackup(t, server, false)
 			_, copied := serve(t, localpg.Options{CopyOf: backup})
 			return copied
 		}, []string{"address"}},
@@ -209,8 +208,7 @@ func TestCopies(t *testing.T) {
 			db.route()
 			db.visited(db.config(to("http://receiver.test/")))
 			fill(db)
-			backup, err := server.BaseBackup(t.Context(), true)
-			must(t, err)
+			backup := pgtest.BaseBackup(t, server, true)
 			_, copied := serve(t, localpg.Options{CopyOf: backup})
 			copied.exec(`SELECT pg_promote()`)
 			return copied
@@ -272,8 +270,7 @@ func TestFailoverIsNoCopy(t *testing.T) {
 	r.instance()
 	db.insert(10, "before")
 	r.settles(t, Delivered, 10)
-	backup, err := server.BaseBackup(t.Context(), true)
-	must(t, err)
+	backup := pgtest.BaseBackup(t, server, true)
 	_, standby := serve(t, localpg.Options{CopyOf: backup})
 	db.pool.Close()
 	l.lead(t, standby.dsn)

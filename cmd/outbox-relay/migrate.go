@@ -26,10 +26,37 @@ type migrateFlags struct {
 	Set migrations.Set `enum:"outbox,inbox" default:"outbox" help:"outbox (a producer's tables) or inbox (a receiver's)."`
 }
 
-type migrateUpCmd struct{ migrateFlags }
+// lockFlags bound how long a migration may delay the statements of others.
+type lockFlags struct {
+	LockTimeout time.Duration `default:"200ms" placeholder:"DURATION" help:"Longest wait for one lock, and so the longest pause of producers (200ms). What does not get its locks is rolled back and tried again."`
+	RetryFor    time.Duration `default:"5m" placeholder:"DURATION" help:"How long to try a migration again whose locks other sessions hold (5m)."`
+}
+
+// options returns them for the migrator. What it waits for goes to stderr, once.
+func (flags lockFlags) options(inv *invocation) (migrations.Options, error) {
+	if flags.LockTimeout <= 0 || flags.RetryFor <= 0 {
+		return migrations.Options{}, exitError{code: exitUsage, err: errors.New("--lock-timeout and --retry-for must be above zero: without a limit producers wait for as long as the migration does")}
+	}
+	told := ""
+	return migrations.Options{LockTimeout: flags.LockTimeout, RetryFor: flags.RetryFor, OnWait: func(wait *migrations.LockedError) {
+		if text := wait.Waiting(); text != told && len(wait.Holders) > 0 {
+			told = text
+			fmt.Fprintf(inv.Stderr, "%s\n", text)
+		}
+	}}, nil
+}
+
+type migrateUpCmd struct {
+	migrateFlags
+	lockFlags
+}
 
 func (cmd migrateUpCmd) Run(inv *invocation) error {
-	m, err := cmd.open(inv)
+	options, err := cmd.options(inv)
+	if err != nil {
+		return err
+	}
+	m, err := cmd.open(inv, options)
 	if err != nil {
 		return err
 	}
@@ -44,7 +71,7 @@ func (cmd migrateUpCmd) Run(inv *invocation) error {
 	if err := m.known(all); err != nil {
 		return err
 	}
-	results, err := m.Provider.Up(inv.ctx)
+	results, err := m.Up(inv.ctx)
 	if err := m.print(inv, "applied", results, err); err != nil {
 		return err
 	}
@@ -54,11 +81,6 @@ func (cmd migrateUpCmd) Run(inv *invocation) error {
 
 // print tells what was done, also when an error ended it.
 func (m *migrator) print(inv *invocation, done string, results []*goose.MigrationResult, err error) error {
-	var partial *goose.PartialError
-	if errors.As(err, &partial) {
-		results = partial.Applied
-		err = fmt.Errorf("%s: %w", path.Base(partial.Failed.Source.Path), partial.Err)
-	}
 	for _, r := range results {
 		fmt.Fprintf(inv.Stdout, "%s %s in %s\n", done, path.Base(r.Source.Path), r.Duration.Round(time.Millisecond))
 	}
@@ -70,6 +92,7 @@ func (m *migrator) print(inv *invocation, done string, results []*goose.Migratio
 
 type migrateDownCmd struct {
 	migrateFlags
+	lockFlags
 	To  *int64 `placeholder:"N" help:"Revert every migration above version N; 0 reverts all."`
 	Yes bool   `short:"y" help:"Do not ask."`
 }
@@ -78,7 +101,11 @@ func (cmd migrateDownCmd) Run(inv *invocation) error {
 	if cmd.To != nil && *cmd.To < 0 {
 		return exitError{code: exitUsage, err: fmt.Errorf("--to %d: there is no such version; write 0 to revert all", *cmd.To)}
 	}
-	m, err := cmd.open(inv)
+	options, err := cmd.options(inv)
+	if err != nil {
+		return err
+	}
+	m, err := cmd.open(inv, options)
 	if err != nil {
 		return err
 	}
@@ -103,7 +130,7 @@ func (cmd migrateDownCmd) Run(inv *invocation) error {
 			return err
 		}
 	}
-	results, err := m.Provider.DownTo(inv.ctx, last(all[:remain]))
+	results, err := m.DownTo(inv.ctx, last(all[:remain]))
 	if err := m.print(inv, "reverted", results, err); err != nil {
 		return err
 	}
@@ -148,7 +175,7 @@ type migrationStatus struct {
 }
 
 func (cmd migrateStatusCmd) Run(inv *invocation) error {
-	m, err := cmd.open(inv)
+	m, err := cmd.open(inv, migrations.Options{})
 	if err != nil {
 		return err
 	}
@@ -159,7 +186,7 @@ func (cmd migrateStatusCmd) Run(inv *invocation) error {
 	}
 	s := migrateStatus{Set: m.set, Version: last(all), Latest: m.set.Latest()}
 	pending := 0
-	for _, source := range m.ListSources() {
+	for _, source := range m.Sources() {
 		status := migrationStatus{Version: source.Version, File: path.Base(source.Path)}
 		if i := slices.IndexFunc(all, func(a applied) bool { return a.version == source.Version }); i >= 0 {
 			at := all[i].at.UTC()

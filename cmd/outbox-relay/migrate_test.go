@@ -256,6 +256,40 @@ func TestConcurrentMigrations(t *testing.T) {
 	}
 }
 
+// An open transaction of a producer delays a migration. Who it is stands on stderr while the migration waits, and in the
+// error of one that gave up.
+func TestMigrationThatWaits(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t, migrations.Outbox)
+	producer := open(t, dsn+"&application_name=billing")
+	tx, err := producer.Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback() })
+	if _, err := tx.Exec("INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'open')"); err != nil {
+		t.Fatal(err)
+	}
+	const session = `session [0-9]+ \(application "billing", user postgres, in a transaction since \S+\)`
+	r := migrate(dsn, "down", "--yes", "--to=0", "--lock-timeout=1s", "--retry-for=2s")
+	if r.code != exitFailed || !regexp.MustCompile(`^[0-9a-z_]+\.sql waits for `+session+`
+outbox-relay: migrate outbox: [0-9a-z_]+\.sql did not get its locks in [0-9]+ attempts? within \S+: `+session+` had them: ERROR: canceling statement due to lock timeout \(SQLSTATE 55P03\)
+$`).MatchString(r.stderr) {
+		t.Errorf("%+v", r)
+	}
+	if err := tx.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	if r := migrate(dsn, "down", "--yes", "--to=0"); r.code != 0 || r.stderr != "" {
+		t.Errorf("%+v", r)
+	}
+	for _, flag := range []string{"--lock-timeout=0s", "--retry-for=-1s"} {
+		if r := migrate(dsn, "up", flag); r.code != exitUsage || !strings.Contains(r.stderr, "must be above zero") {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
 // What fails is told by its file, and so is what was done before.
 func TestMigrationThatFails(t *testing.T) {
 	t.Parallel()

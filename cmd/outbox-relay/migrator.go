@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
-	"github.com/pressly/goose/v3"
 
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay"
@@ -18,14 +17,14 @@ import (
 
 // A migrator is one set of migrations in one database.
 type migrator struct {
-	*goose.Provider
+	*migrations.Migrator
 	set      migrations.Set
 	db       *sql.DB
 	schema   string // empty: the first of the search_path
 	database string // for messages
 }
 
-func (flags migrateFlags) open(inv *invocation) (*migrator, error) {
+func (flags migrateFlags) open(inv *invocation, options migrations.Options) (*migrator, error) {
 	c, err := inv.config("database")
 	if err != nil {
 		return nil, err
@@ -34,7 +33,7 @@ func (flags migrateFlags) open(inv *invocation) (*migrator, error) {
 		return nil, exitError{code: exitConfig, err: errors.New("migrations need a connection past the pooler: set database.listen_url (OUTBOX_DATABASE_LISTEN_URL)")}
 	}
 	m := &migrator{set: flags.Set, db: stdlib.OpenDB(*c.connConfig()), schema: get[string](c, "database.schema"), database: c.database()}
-	if m.Provider, err = migrations.NewProvider(m.db, m.set); err != nil {
+	if m.Migrator, err = migrations.New(m.db, m.set, options); err != nil {
 		return nil, errors.Join(err, m.db.Close())
 	}
 	return m, nil

@@ -1,6 +1,7 @@
 package localpg
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,10 +26,14 @@ var binDirs = []string{
 	"/Applications/Postgres.app/Contents/Versions/[0-9]*/bin", // Postgres.app
 }
 
-// findBinDir returns the directory that holds initdb and postgres: dir itself
-// when it is not empty, otherwise the first of PATH, pg_config and patterns.
+// BinDirVariable is the environment variable that names the directory of initdb and postgres. With it the tests of one
+// machine run on any version of PostgreSQL. A relative path counts from the directory of the process.
+const BinDirVariable = "LOCALPG_BINDIR"
+
+// findBinDir returns the directory that holds initdb and postgres: dir or
+// [BinDirVariable] if either is not empty, otherwise the first of PATH, pg_config and patterns.
 func findBinDir(ctx context.Context, dir string, patterns []string) (string, error) {
-	if dir != "" {
+	if dir = cmp.Or(dir, os.Getenv(BinDirVariable)); dir != "" {
 		if !hasServer(dir) {
 			return "", fmt.Errorf("find PostgreSQL: no initdb and postgres in %s", dir)
 		}

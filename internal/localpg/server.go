@@ -34,7 +34,7 @@ const memoryNeeded = 4 << 30
 // Options says how to run a [Server]. The zero value is right for tests: found
 // binaries, a unix socket only, and no care for durability.
 type Options struct {
-	// BinDir is the directory of initdb and postgres. Empty: they are looked
+	// BinDir is the directory of initdb and postgres. Empty: that of [BinDirVariable], or they are looked
 	// for on PATH, then where pg_config, Debian, Fedora, Homebrew and others put them.
 	BinDir string
 

@@ -194,6 +194,7 @@ func TestFindBinDir(t *testing.T) {
 		}
 	}
 	t.Setenv("PATH", "")
+	t.Setenv(BinDirVariable, "")
 	patterns := []string{filepath.Join(root, "none"), filepath.Join(root, "*", "bin")}
 	if got, err := findBinDir(t.Context(), "", patterns); err != nil || got != filepath.Join(root, "14", "bin") {
 		t.Errorf("by pattern: %s, %v; want the newest that has a server", got, err)
@@ -214,5 +215,10 @@ func TestFindBinDir(t *testing.T) {
 	t.Setenv("PATH", old)
 	if got, err := findBinDir(t.Context(), "", patterns); err != nil || got != old {
 		t.Errorf("by PATH: %s, %v", got, err)
+	}
+	named := filepath.Join(root, "14", "bin")
+	t.Setenv(BinDirVariable, named)
+	if got, err := findBinDir(t.Context(), "", patterns); err != nil || got != named {
+		t.Errorf("by environment: %s, %v; want it before PATH", got, err)
 	}
 }

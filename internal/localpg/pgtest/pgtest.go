@@ -111,7 +111,8 @@ func Pool(t testing.TB, dsn string) *pgxpool.Pool {
 	return pool
 }
 
-// Program returns the path of one of PostgreSQL's programs, such as pg_dump.
+// Program returns the path of one of PostgreSQL's programs, such as pg_dump. It skips t if the installation that
+// [localpg.BinDirVariable] names lacks the program.
 func Program(t testing.TB, name string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -120,7 +121,36 @@ func Program(t testing.TB, name string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return filepath.Join(server.BinDir(), name)
+	return program(t, server, name)
+}
+
+// BaseBackup returns a copy of the server's data, for [localpg.Options.CopyOf]; see [localpg.Server.BaseBackup]. It skips t
+// if the installation that [localpg.BinDirVariable] names lacks pg_basebackup.
+func BaseBackup(t testing.TB, server *localpg.Server, standby bool) (dir string) {
+	t.Helper()
+	program(t, server, "pg_basebackup")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	dir, err := server.BaseBackup(ctx, standby)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// program finds a program beside the server's own. Other versions' programs would not do: pg_dump and pg_basebackup
+// refuse servers that are newer.
+func program(t testing.TB, server *localpg.Server, name string) string {
+	t.Helper()
+	path := filepath.Join(server.BinDir(), name)
+	if _, err := os.Stat(path); err == nil {
+		return path
+	}
+	if os.Getenv(localpg.BinDirVariable) == "" {
+		t.Fatalf("%s has no %s: install all of PostgreSQL's server package", server.BinDir(), name)
+	}
+	t.Skipf("%s, which %s names, has no %s", server.BinDir(), localpg.BinDirVariable, name)
+	return ""
 }
 
 // Start returns a server for t alone, for tests that restart it, crash it or
