@@ -54,34 +54,28 @@ func drainHotKeys(b *testing.B, events, failed int, pinned bool) {
 
 	var mu sync.Mutex
 	var latencies []time.Duration
+	received, tenths, done := 0, []time.Time{}, make(chan struct{})
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
-		if r.Header.Get(webhook.EventType) != "t" {
-			created, err := time.Parse(time.RFC3339Nano, r.Header.Get(webhook.CreatedAt))
-			must(b, err)
-			mu.Lock()
-			defer mu.Unlock()
-			latencies = append(latencies, time.Since(created))
-		}
 		w.WriteHeader(http.StatusNoContent)
+		created, err := time.Parse(time.RFC3339Nano, r.Header.Get(webhook.CreatedAt))
+		must(b, err)
+		mu.Lock()
+		defer mu.Unlock()
+		if r.Header.Get(webhook.EventType) != "t" {
+			latencies = append(latencies, time.Since(created))
+			return
+		}
+		if received++; received == 1 || received*10%events == 0 {
+			tenths = append(tenths, time.Now())
+		}
+		if received == events {
+			close(done)
+		}
 	}))
 	defer receiver.Close()
 	cfg := db.config(Destination{Name: "hot", URL: receiver.URL, OnFailure: SkipFailed}, Destination{Name: "beside", URL: receiver.URL})
 	cfg.Routes = []Route{{"t", []string{"hot"}}, {"to.1", []string{"beside"}}}
-	settled, tenths, done := 0, []time.Time{}, make(chan struct{})
-	cfg.Hooks.Settled = func(destination string, _ Outcome, _ Reason, n int) {
-		mu.Lock()
-		defer mu.Unlock()
-		if destination != "hot" {
-			return
-		}
-		for settled += n; len(tenths) <= 10 && settled >= len(tenths)*events/10; {
-			tenths = append(tenths, time.Now())
-		}
-		if settled == events {
-			close(done)
-		}
-	}
 	r := start(b, cfg)
 	r.instance()
 	trickle := func(lasts time.Duration) time.Duration {
