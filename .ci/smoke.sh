@@ -147,8 +147,18 @@ kill -TERM "$pid"
 expect 0 '' wait "$pid"
 pid=
 
+# Another configuration: what waits for a destination that no relay has is unserved.
+env "$here" "OUTBOX_CONFIG=moved.yaml" "$relay" run --name moved 2>log &
+pid=$!
+until_ok env "$here" "$relay" status --healthcheck --name moved || { cat log; failures=$((failures + 1)); }
+expect 0 'outbox-relay discard --destination default' env "$here" "$relay" status
+expect 0 'unserved: no running relay' env "$here" "$relay" events show 1
+kill -TERM "$pid"
+expect 0 '' wait "$pid"
+pid=
+expect 3 'beside the destinations of moved.yaml' env "$here" "$to" "OUTBOX_CONFIG=moved.yaml" "$relay" config check
+
 # Giving up and sending again, with nobody at a terminal.
-expect 3 'Put it back' env "$here" "OUTBOX_CONFIG=moved.yaml" "$relay" run
 expect 0 'dry run' env "$here" "$relay" discard --destination default --dry-run
 expect 2 'repeat the command with --yes' env "$here" "$relay" discard 1
 expect 0 'Discarded 1 delivery' env "$here" "$relay" discard 1 --yes

@@ -43,6 +43,8 @@ BEGIN
         GRANT SELECT, INSERT, UPDATE ON outbox_identity TO outbox_relay;
         GRANT SELECT ON outbox_identity TO outbox_reader;
         GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_alert_notice, outbox_rescue TO outbox_relay;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_relay_destination, outbox_relay_route TO outbox_relay;
+        GRANT SELECT ON outbox_relay_destination, outbox_relay_route TO outbox_reader;
         GRANT SELECT, UPDATE ON outbox_watch TO outbox_relay;
         GRANT SELECT ON outbox_alert_notice, outbox_rescue, outbox_watch TO outbox_reader;
         -- To name the session that holds back vacuum, whoever it belongs to, a relay has to see the sessions of other

@@ -24,6 +24,10 @@ const (
 	RuleRescueStorm = "rescue_storm"
 	// RuleHorizonPinned tells that a session keeps the database from cleaning up.
 	RuleHorizonPinned = "horizon_pinned"
+	// RuleUnserved tells that deliveries wait for a destination that no running relay serves.
+	RuleUnserved = "unserved"
+	// RuleRoutesChanged tells that a relay changed the routes and another one was configured with others.
+	RuleRoutesChanged = "routes_changed"
 	// RuleQuarantined tells that a relay found itself on a copy of its database, and sends nothing.
 	RuleQuarantined = "quarantined"
 )

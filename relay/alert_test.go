@@ -318,7 +318,7 @@ func TestEveryRuleHasARunbook(t *testing.T) {
 	t.Parallel()
 	runbook, err := os.ReadFile("../docs/operations.md")
 	must(t, err)
-	for _, rule := range []string{RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleBlockedKeys, RuleRescueStorm, RuleHorizonPinned, RuleQuarantined} {
+	for _, rule := range []string{RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleBlockedKeys, RuleRescueStorm, RuleHorizonPinned, RuleUnserved, RuleRoutesChanged, RuleQuarantined} {
 		if !strings.Contains(string(runbook), "\n## Alert: "+rule+"\n") {
 			t.Errorf("the runbook has no heading for %s", rule)
 		}

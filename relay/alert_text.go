@@ -54,6 +54,12 @@ func (a Alert) happened() string {
 		return fmt.Sprintf("Relays of %q keep dying: %s", subject, detail)
 	case RuleHorizonPinned:
 		return fmt.Sprintf("Database %q cannot clean up: %s", subject, detail)
+	case RuleUnserved:
+		return fmt.Sprintf("Deliveries to %q are unserved: %s, and no running relay has this destination. Start one that has it, or give them up: outbox-relay discard --destination %s",
+			subject, detail, shellWord(a.Subject))
+	case RuleRoutesChanged:
+		return fmt.Sprintf("Routes of %q changed, and not every running relay is configured with them: %s. Give all relays the same configuration, or stop the one that is not meant to run",
+			subject, detail)
 	case RuleQuarantined:
 		return fmt.Sprintf("A relay is quarantined and sends nothing: %s", joined(first, detail))
 	case ruleTest:
@@ -79,6 +85,10 @@ func (a Alert) ended() string {
 		return fmt.Sprintf("no relay of %q has died for a while", subject)
 	case RuleHorizonPinned:
 		return fmt.Sprintf("database %q can clean up again", subject)
+	case RuleUnserved:
+		return fmt.Sprintf("no delivery to %q waits for a relay that serves it", subject)
+	case RuleRoutesChanged:
+		return fmt.Sprintf("all relays of %q have the same routes", subject)
 	case RuleQuarantined:
 		return "the relay is no longer quarantined"
 	}
@@ -92,6 +102,8 @@ func (a Alert) Command() string {
 		return "outbox-relay events list --status failed --destination " + shellWord(a.Subject)
 	case RuleParked:
 		return "outbox-relay events list --parked"
+	case RuleRoutesChanged:
+		return "outbox-relay routes list"
 	case RuleQuarantined:
 		return "outbox-relay identity show"
 	case ruleTest:

@@ -70,7 +70,8 @@ type Config struct {
 
 	// Destinations, at least one. Names are unique.
 	Destinations []Destination
-	// Routes decide which event types go where. Empty: every type goes to every destination.
+	// Routes decide which event types go where, together with those of the other relays that live. Empty: every type goes
+	// to every destination.
 	Routes []Route
 
 	// Egress says where requests may go, and through what.
@@ -83,9 +84,6 @@ type Config struct {
 	// LogDelivered adds successful attempts to the attempt log, which otherwise holds only those that did not deliver.
 	// It costs one more inserted row per delivery.
 	LogDelivered bool
-	// AllowUnserved starts the relay although pending deliveries wait for destinations that it does not have: another
-	// relay serves them, or they shall go on waiting. false: Run ends with [ErrUnserved].
-	AllowUnserved bool
 
 	// Retention says for how long what is done with is kept. The zero value keeps everything.
 	Retention Retention

@@ -86,7 +86,6 @@ func (c *Config) differences(next *Config) (all []string) {
 		comparison{"relay.drain_timeout", c.DrainTimeout == next.DrainTimeout},
 		comparison{"relay.max_in_flight", c.MaxInFlight == next.MaxInFlight},
 		comparison{"relay.log_delivered", c.LogDelivered == next.LogDelivered},
-		comparison{"relay.allow_unserved", c.AllowUnserved == next.AllowUnserved},
 	)...)
 }
 

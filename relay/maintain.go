@@ -31,6 +31,10 @@ func (r *Relay) maintain(ctx context.Context) {
 			if err := parked.round(ctx, r); err != nil && ctx.Err() == nil {
 				r.databaseError("unpark", err)
 			}
+		case <-r.routes:
+			if err := r.followRoutes(ctx); err != nil && ctx.Err() == nil {
+				r.databaseError("follow routes", err)
+			}
 		case <-r.doubt:
 			if _, err := checkSchema(ctx, r.store.pool); errors.Is(err, ErrSchema) {
 				r.cfg.Log.Error().Err(err).Msg("the schema changed under this relay")

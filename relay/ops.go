@@ -65,6 +65,8 @@ type DestinationStatus struct {
 	BreakerSeconds float64 `json:"breaker_seconds,omitempty"`
 	// BreakerError is what the destination last answered to a probe, or what opened the breaker.
 	BreakerError string `json:"breaker_error,omitempty"`
+	// Served: a registered relay delivers there. What is pending for a destination without is unserved.
+	Served bool `json:"served"`
 }
 
 // RelayStatus is one registered relay.
@@ -82,6 +84,8 @@ type RelayStatus struct {
 	InFlight int64 `json:"in_flight"`
 	// Quarantined says why the relay does nothing here; empty: it works.
 	Quarantined string `json:"quarantined,omitempty"`
+	// Destinations that it serves, sorted.
+	Destinations []string `json:"destinations"`
 }
 
 // Relays lists the registered relays; the dead among them are removed by the living within seconds.

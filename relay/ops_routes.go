@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 )
@@ -13,9 +12,18 @@ type RouteStatus struct {
 	Destination string `json:"destination"`
 	// Pending deliveries of the destination, by whatever route they came; at most 10,001 are counted.
 	Pending int64 `json:"pending"`
+	// Relays that were configured with the route. None: the last of them has left, and no other one has come since.
+	Relays []RelayName `json:"relays"`
 }
 
-// Routes lists the routes that the database follows, which are those of the relay that started last.
+// A RelayName says which relay it is.
+type RelayName struct {
+	Instance int32  `json:"instance"`
+	Name     string `json:"name"`
+}
+
+// Routes lists the routes that producers' events take: those of all registered relays together or, without any, those of the
+// last ones.
 func (o *Ops) Routes(ctx context.Context) ([]RouteStatus, error) {
 	list, err := routeStatus(ctx, o.pool)
 	if err != nil {
@@ -53,56 +61,26 @@ func (r Route) Matches(eventType string) bool {
 	return true
 }
 
-// ErrUnserved says that the database holds pending deliveries for destinations that the configuration does not have.
-var ErrUnserved = errors.New("pending deliveries have a destination that is not configured")
-
-// Unserved counts what is pending for one destination that is not configured.
-type Unserved struct {
+// An unservedDestination is one with pending deliveries that no registered relay serves.
+type unservedDestination struct {
 	Destination string
 	Pending     int64 // at most 10,001
 }
 
-// Unserved returns the destinations with pending deliveries that are not among the configured ones, sorted; parked
-// deliveries have no destination and do not count. It costs one lookup for each destination and at most 10,001 index
-// entries for each that it returns.
-func (o *Ops) Unserved(ctx context.Context, configured []string) ([]Unserved, error) {
-	list, err := unserved(ctx, o.pool, configured)
-	if err != nil {
-		return nil, fmt.Errorf("look for destinations that are not configured: %w", err)
+// warnUnserved logs what waits although no relay serves its destination, as after one was renamed. The alert says it
+// until it is over.
+func (r *Relay) warnUnserved(ctx context.Context) {
+	list, err := unserved(ctx, r.store.pool)
+	switch {
+	case err != nil:
+		r.databaseError("look for unserved deliveries", err)
+	case len(list) > 0:
+		r.cfg.Log.Warn().Strs("destinations", counts(list)).Msg("deliveries wait for destinations that no running relay serves; " +
+			"configure them, or give up what waits: outbox-relay discard --destination " + list[0].Destination)
 	}
-	return list, nil
 }
 
-// checkUnserved refuses to run where a destination was renamed or removed before it was empty: nobody would send what
-// still waits for it, and only its growing lag would tell.
-func (r *Relay) checkUnserved(ctx context.Context) error {
-	cfg := r.config()
-	configured := make([]string, len(cfg.Destinations))
-	for i, d := range cfg.Destinations {
-		configured[i] = d.Name
-	}
-	list, err := unserved(ctx, r.store.pool, configured)
-	if err != nil {
-		return fmt.Errorf("look for destinations that are not configured: %w", err)
-	}
-	if len(list) == 0 {
-		return nil
-	}
-	if cfg.AllowUnserved {
-		r.cfg.Log.Warn().Strs("destinations", counts(list)).Msg("deliveries wait for destinations that this relay does not serve")
-		return nil
-	}
-	return unservedError(list)
-}
-
-// unservedError says what to do about what would be left behind.
-func unservedError(list []Unserved) error {
-	return fmt.Errorf("%w: %s. Put it back until it is empty, or give up what waits: outbox-relay discard --destination %s; "+
-		"where another relay serves it, or to leave it: outbox-relay run --force, or relay.allow_unserved: true",
-		ErrUnserved, strings.Join(counts(list), ", "), list[0].Destination)
-}
-
-func counts(list []Unserved) (texts []string) {
+func counts(list []unservedDestination) (texts []string) {
 	for _, u := range list {
 		texts = append(texts, u.String())
 	}
@@ -110,7 +88,7 @@ func counts(list []Unserved) (texts []string) {
 }
 
 // String says the name and how many wait.
-func (u Unserved) String() string {
+func (u unservedDestination) String() string {
 	if u.Pending > 10_000 {
 		return u.Destination + " (more than 10000)"
 	}

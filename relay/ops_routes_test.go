@@ -2,12 +2,14 @@ package relay
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/rs/zerolog"
 )
 
 // The configuration is compared with what the database does, so both must understand a pattern alike.
@@ -35,34 +37,56 @@ func TestRouteMatchesAsTheDatabaseDoes(t *testing.T) {
 	}
 }
 
-// A destination that was renamed before it was empty: a relay that no longer has it does not start, unless it is told
-// that somebody else serves it.
-func TestUnservedDestinations(t *testing.T) {
+// A destination that was renamed before it was empty: its deliveries are unserved, which the log, status, events show and
+// an alert say, until a relay serves it.
+func TestUnservedDeliveries(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t, "default", "old", "other")
 	db.insert(3, "k")
 	db.settled("failed", "destination = 'other'") // waits for an operator, not for a relay
-	db.exec(`DELETE FROM outbox_route`)
-	db.insert(1, "parked")
 	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 hour' WHERE destination = 'old'`)
 	rc := newReceiver(t, nil)
-
-	r, err := New(db.config(to(rc.URL)))
-	must(t, err)
-	err = r.Run(t.Context())
-	if !errors.Is(err, ErrUnserved) || !strings.Contains(err.Error(), ": old (3). Put it back") || !strings.Contains(err.Error(), "outbox-relay discard --destination old;") {
-		t.Errorf("Run: %v", err)
-	}
-	if n := row[int](db, `SELECT count(*) FROM outbox_route`); n != 0 || rc.total() != 0 {
-		t.Error("a relay that does not start did something")
-	}
+	ops := &pager{name: "ops"}
 	cfg := db.config(to(rc.URL))
-	cfg.AllowUnserved = true
-	start(t, cfg).settles(t, Delivered, 4) // also what was parked until a route came
-	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = 'old' AND status = 'pending'`); n != 3 {
-		t.Errorf("%d of 3 still wait", n)
+	cfg.Alerts.Channels = []Channel{ops}
+	cfg.Watching.Interval = 100 * time.Millisecond
+	logged := &safeBuffer{}
+	cfg.Log = zerolog.New(logged)
+	r := start(t, cfg)
+	r.settles(t, Delivered, 3)
+	if !strings.Contains(logged.String(), `"destinations":["old (3)"],"message":"deliveries wait for destinations that no running relay serves; `+
+		`configure them, or give up what waits: outbox-relay discard --destination old"`) {
+		t.Errorf("the log says\n%s", logged)
 	}
-	if got := (Unserved{"old", 10_001}).String(); got != "old (more than 10000)" {
+	ops.await(t, RuleUnserved, "firing")
+	if got := ops.of(RuleUnserved)[0]; got.Subject != "old" || !strings.Contains(got.Text(), `Deliveries to "old" are unserved: 3 of them pending`) {
+		t.Errorf("the alert is %q", got.Text())
+	}
+	served := func() string {
+		status, err := NewOps(db.pool).Status(t.Context())
+		must(t, err)
+		waits, err := NewOps(db.pool).Waits(t.Context(), 1)
+		must(t, err)
+		var texts []string
+		for _, d := range status.Destinations {
+			texts = append(texts, fmt.Sprint(d.Destination, " ", d.Served))
+		}
+		for _, w := range waits {
+			texts = append(texts, w.Destination+" "+w.Why)
+		}
+		return strings.Join(texts, ", ")
+	}
+	if got, want := served(), "default true, old false, other false, old not_due, old unserved"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+
+	second := start(t, db.config(named("old", to(rc.URL))))
+	second.instance()
+	if got, want := served(), "default true, old true, other false, old not_due"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	becomes(db, true, `SELECT resolved_at IS NOT NULL FROM outbox_alert WHERE rule = 'unserved'`)
+	if got := (unservedDestination{"old", 10_001}).String(); got != "old (more than 10000)" {
 		t.Error(got)
 	}
 }
@@ -74,11 +98,7 @@ func TestPlanOfUnserved(t *testing.T) {
 	db.fill(100_000, 10)
 	db.exec(`VACUUM ANALYZE`)
 	for statement, conn := range map[string]*pgx.Conn{selectUnserved: engineConn(t, db), selectDestinationNames: commandConn(t, db)} {
-		args := []any{pgx.QueryExecModeExec}
-		if statement == selectUnserved {
-			args = append(args, []string{"default"})
-		}
-		result, err := conn.Query(t.Context(), `EXPLAIN (COSTS OFF) `+statement, args...)
+		result, err := conn.Query(t.Context(), `EXPLAIN (COSTS OFF) `+statement, pgx.QueryExecModeExec)
 		must(t, err)
 		lines, err := pgx.CollectRows(result, pgx.RowTo[string])
 		must(t, err)

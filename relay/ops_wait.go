@@ -9,7 +9,7 @@ import (
 // A Wait is one reason for which a pending delivery has not been sent yet.
 type Wait struct {
 	Destination string `json:"destination"` // empty: parked
-	// Why: in_flight, parked, paused, held, behind, not_due, no_relay, no_route or due. Names are added, never renamed.
+	// Why: in_flight, parked, paused, held, behind, not_due, no_relay, unserved or due. Names are added, never renamed.
 	Why string `json:"why"`
 	// Text says it for people.
 	Text string `json:"text"`
@@ -47,7 +47,8 @@ type waitState struct {
 	BehindEvent    int64 // the first of its ordering key; 0: it is itself that
 	BehindStatus   string
 	OrderingKey    string
-	Routed         bool // a route leads to the destination; of a parked one: its type has a route now
+	Routed         bool // the type of a parked one has a route now
+	Served         bool // a registered relay serves the destination
 	Relays         int64
 }
 
@@ -102,8 +103,8 @@ func (w waitState) reasons() (all []Wait) {
 	}
 	if w.Relays == 0 {
 		add("no_relay", "no relay is running; start one: outbox-relay run")
-	} else if !w.Routed {
-		add("no_route", "no route leads to this destination, and perhaps no running relay serves it")
+	} else if !w.Served {
+		add("unserved", "unserved: no running relay has this destination; start one that has it, or give it up: outbox-relay discard --destination %s", w.Destination)
 	}
 	if len(all) == 0 {
 		add("due", "due: it goes out with the next claims of its destination")

@@ -30,6 +30,8 @@ func TestWaits(t *testing.T) {
 	}
 	waits(4, "no_relay")
 	db.exec(`INSERT INTO outbox_relay (name, version, heartbeat_at) VALUES ('r', 'v', now() + interval '1 hour')`)
+	waits(4, "unserved")
+	db.exec(`INSERT INTO outbox_relay_destination (instance, destination) VALUES (1, 'default')`)
 	waits(1) // has failed
 	waits(2, "behind")
 	waits(4, "due")
@@ -40,8 +42,8 @@ func TestWaits(t *testing.T) {
 	db.exec(`INSERT INTO outbox_destination (destination, paused, paused_at, breaker, breaker_opened_at, breaker_until, breaker_error)
 		VALUES ('default', true, now(), 'open', now(), now() + interval '1 hour', 'refused')`)
 	waits(5, "paused", "held", "not_due")
-	db.exec(`DELETE FROM outbox_destination; DELETE FROM outbox_route`)
-	waits(6, "no_route")
+	db.exec(`DELETE FROM outbox_destination; DELETE FROM outbox_route; DELETE FROM outbox_relay_destination`)
+	waits(6, "unserved")
 	db.insert(1, "parked")
 	waits(9, "parked")
 	list, err := ops.Waits(t.Context(), 2)

@@ -214,7 +214,6 @@ func TestUnknownDestinationsWait(t *testing.T) {
 	db.insert(3, "key")
 	rc := newReceiver(t, nil)
 	cfg := db.config(to(rc.URL))
-	cfg.AllowUnserved = true
 	r := start(t, cfg)
 	r.settles(t, Delivered, 3)
 	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })

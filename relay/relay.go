@@ -28,6 +28,7 @@ type Relay struct {
 	wake    *wakeup
 	alerts  chan struct{} // there may be alerts to tell
 	parked  chan struct{} // there may be parked deliveries with a route
+	routes  chan struct{} // the stored routes may have changed
 	doubt   chan struct{} // the schema may have changed under this relay
 	senders sync.WaitGroup
 	lookout lookout
@@ -67,6 +68,7 @@ func New(cfg Config) (*Relay, error) {
 		wake:        newWakeup(),
 		alerts:      make(chan struct{}, 1),
 		parked:      make(chan struct{}, 1),
+		routes:      make(chan struct{}, 1),
 		doubt:       make(chan struct{}, 1),
 		reloads:     reloads{done: make(chan struct{}, 1)},
 		settlements: make(chan settlement, settleBatch),
@@ -107,7 +109,7 @@ func complete(cfg Config) (Config, error) {
 
 // Run works until ctx is done, then stops taking, lets POSTs in flight end within DrainTimeout, settles them, gives
 // back what it has not sent, and returns nil. While the database is away it waits for it, for ever. It returns an error
-// only for what waiting cannot mend: one wrapping [ErrSchema], [ErrPooler] or [ErrUnserved].
+// only for what waiting cannot mend: one wrapping [ErrSchema] or [ErrPooler].
 func (r *Relay) Run(ctx context.Context) error {
 	r.reloads.begin(ctx)
 	if err := r.open(ctx, r.cfg.Pooler.Mode == PoolerTransaction); err != nil {
@@ -145,6 +147,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer context.AfterFunc(r.hurry, cutOff)()
 	// Once POSTs are cut off, only the database can hold things up, and it may be away.
 	defer context.AfterFunc(doing, func() { time.AfterFunc(settleGrace, giveUp) })()
+	takers.Go(r.withdrawRoutes)
 	takers.Wait()
 	r.giveBackUnsent()
 	r.senders.Wait()
@@ -206,11 +209,8 @@ func (r *Relay) prepare(ctx context.Context) error {
 	failing := newBackoff()
 	for {
 		err := r.checkDatabase(ctx)
-		if err == nil {
-			err = r.fit(ctx)
-		}
 		switch {
-		case errors.Is(err, ErrSchema), errors.Is(err, ErrPooler), errors.Is(err, ErrUnserved):
+		case errors.Is(err, ErrSchema), errors.Is(err, ErrPooler):
 			return err
 		case err == nil, ctx.Err() != nil:
 			return nil

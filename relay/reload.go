@@ -15,10 +15,10 @@ type reloads struct {
 	mu sync.Mutex
 	// running is done when this relay is told to stop; nil until it runs.
 	running context.Context
-	// fit: the database is known to hold nothing that would be left behind.
-	fit bool
-	// routed: the stored routes have been made those of the configuration.
-	routed bool
+	// recorded is the instance under which the routes of the configuration in effect are recorded; 0: none.
+	recorded int32
+	// known are the stored routes as this relay saw them last; nil: it has not looked.
+	known map[routeRow]bool
 
 	done chan struct{} // there may be an archive to plan anew, and removed lanes to empty
 }
@@ -29,12 +29,11 @@ func (r *Relay) config() *Config { return r.effective.Load() }
 
 // Reload puts another configuration into effect while the relay runs, or before, and returns what changed, one text a
 // setting or destination; none: nothing did. It applies everything that can change or, with an error, nothing: the
-// configuration's mistakes as joined [Problem]s, [ErrUnserved] for a destination that was removed while deliveries wait
-// for it, a database that would not take the routes.
+// configuration's mistakes as joined [Problem]s, or why the database did not take the routes. While the database is away
+// the routes follow when it is back.
 //
-// Requests in flight end as they began, with their URL, secrets and timeout; those after them use the new ones. Routes
-// are written only where they differ from those that this relay had: an unchanged configuration does not undo what
-// another relay has decided since.
+// Requests in flight end as they began, with their URL, secrets and timeout; those after them use the new ones. Stored
+// routes of the configuration that somebody removed are restored, also when the configuration is unchanged.
 //
 // Pool, Pooler, Schema, Name, Environment, PollInterval, Lease and Watching need a restart: they are compared, named in
 // the log and among the changes, and stay what they are. Version, Log and Hooks stay, too. It is safe for concurrent use.
@@ -66,8 +65,12 @@ func (r *Relay) reload(cfg Config) (changes []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := r.reroute(ctx, next); err != nil {
+	restored, err := r.reroute(ctx, next)
+	if err != nil {
 		return nil, err
+	}
+	if restored > 0 {
+		changes = append(changes, fmt.Sprintf("routes: %d restored", restored))
 	}
 	r.effective.Store(next)
 	r.lanes.replace(time.Now(), next.Destinations, endpoints)
@@ -118,43 +121,23 @@ func (r *Relay) newEndpoints(next *Config) (endpoints map[string]*endpoint, err 
 	return endpoints, nil
 }
 
-// reroute makes the stored routes those of a configuration, unless they differ in nothing from those in effect, and
-// refuses to leave deliveries behind.
-func (r *Relay) reroute(ctx context.Context, next *Config) error {
-	now := r.config()
-	removed := missing(now.Destinations, next.Destinations)
-	if next.AllowUnserved {
-		removed = nil
-	}
-	same := len(now.routeChanges(next)) == 0
-	if same && len(removed) == 0 {
-		return nil
-	}
-	// Under the lock, whoever is not alive has yet to come by meetRoutes.
-	if _, alive := r.session.current(); !alive {
-		if len(removed) > 0 && r.reloads.fit {
-			return fmt.Errorf("remove destination %s: the database is away, and cannot say whether deliveries wait for it; reload when it is back", strings.Join(removed, ", "))
+// reroute applies the routes of a configuration, and returns how many of an unchanged one were missing.
+func (r *Relay) reroute(ctx context.Context, next *Config) (restored int, err error) {
+	// Not while this relay is away: the session applies what is in effect when it is back.
+	instance, alive := r.session.current()
+	if alive {
+		change, err := r.applyRoutes(ctx, instance, next)
+		switch {
+		case err == nil && len(r.config().routeChanges(next)) == 0:
+			return len(change.added), nil
+		case err == nil:
+			return 0, nil
+		case !errors.Is(err, errTakenForDead):
+			return 0, err
 		}
-		r.reloads.routed = r.reloads.routed && same
-		return nil
 	}
-	return r.applyRoutes(ctx, next, func(ctx context.Context, q querier) error { return leavesNothing(ctx, q, removed) })
-}
-
-// leavesNothing returns an error if something waits for one of the destinations.
-func leavesNothing(ctx context.Context, q querier, destinations []string) error {
-	if len(destinations) == 0 {
-		return nil
-	}
-	list, err := unserved(ctx, q, []string{})
-	if err != nil {
-		return fmt.Errorf("look for deliveries: %w", err)
-	}
-	list = slices.DeleteFunc(list, func(u Unserved) bool { return !slices.Contains(destinations, u.Destination) })
-	if len(list) == 0 {
-		return nil
-	}
-	return unservedError(list)
+	r.reloads.recorded = 0
+	return 0, nil
 }
 
 // begin notes that the relay runs until ctx is done.
@@ -164,31 +147,22 @@ func (s *reloads) begin(ctx context.Context) {
 	s.running = ctx
 }
 
-// fit looks for what the configuration would leave behind. Reloads that come after it look for themselves.
-func (r *Relay) fit(ctx context.Context) error {
-	r.reloads.mu.Lock()
-	defer r.reloads.mu.Unlock()
-	if err := r.checkUnserved(ctx); err != nil {
-		return err
-	}
-	r.reloads.fit = true
-	return nil
-}
-
-// meetRoutes makes the database's routes those of the configuration or, if that has been done, compares them, before
-// this relay counts as alive.
+// meetRoutes applies the routes of the configuration in effect before this relay counts as alive, unless they are
+// recorded already, as after a lost connection.
 func (r *Relay) meetRoutes(ctx context.Context, alive func()) error {
 	r.reloads.mu.Lock()
 	defer r.reloads.mu.Unlock()
-	if r.reloads.routed {
-		if err := r.compareRoutes(ctx); err != nil {
+	instance, _ := r.session.current()
+	// A relay that is stopping has withdrawn its routes.
+	stopping := r.reloads.running != nil && r.reloads.running.Err() != nil
+	if !stopping && r.reloads.recorded != instance {
+		if _, err := r.applyRoutes(ctx, instance, r.config()); err != nil {
 			return err
 		}
-	} else if err := r.applyRoutes(ctx, r.config(), nil); err != nil {
-		return err
+		r.reloads.recorded = instance
 	}
-	r.reloads.routed = true
 	alive()
+	signal(r.routes) // for what others changed while this relay was away
 	return nil
 }
 

@@ -3,7 +3,6 @@ package relay
 import (
 	"cmp"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -70,7 +69,7 @@ func signingSecret(t *testing.T, n int) webhook.Secret {
 
 func (r request) signature() string { return r.header.Get("Webhook-Signature") }
 
-// A destination comes and goes with its routes, but not while something waits for it.
+// A destination comes and goes with its routes. What waits for it is unserved until it comes back.
 func TestReloadAddsAndRemovesDestinations(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -95,17 +94,8 @@ func TestReloadAddsAndRemovesDestinations(t *testing.T) {
 	<-g.arrived
 	r.settles(t, Delivered, 7)
 
-	// One delivery is on its way to slow, and two wait behind it: nothing changes.
-	_, err := r.Reload(with(alone))
-	if !errors.Is(err, ErrUnserved) || !strings.Contains(err.Error(), ": slow (3). Put it back") {
-		t.Errorf("the error is %v", err)
-	}
-	if n := row[int](db, "SELECT count(*) FROM outbox_route"); n != 3 {
-		t.Errorf("%d routes after a reload that was refused", n)
-	}
-
-	// Unless somebody else serves it: what is queued is given back, and what is on its way ends.
-	r.reload(with(func(cfg *Config) { alone(cfg); cfg.AllowUnserved = true }))
+	// One delivery is on its way to slow, and ends; the two that are queued behind it are given back, and wait.
+	r.reload(with(alone))
 	r.await(t, "what was queued", func(o *observer) bool { return o.reasons[ReasonRemoved] == 1 })
 	becomes(db, 2, "SELECT count(*)::int FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NULL AND destination = 'slow'")
 	g.open()
@@ -191,10 +181,8 @@ func TestReloadUnderLoad(t *testing.T) {
 	if len(seen) != events || len(twice) > 0 {
 		t.Errorf("%d of %d events arrived, %d more than once", len(seen), events, len(twice))
 	}
-	stored, err := r.store.routes(t.Context())
-	must(t, err)
-	if !maps.Equal(stored, r.config().routeRows()) {
-		t.Errorf("the stored routes are %v, those in effect %v", stored, r.config().routeRows())
+	if got, want := db.storedRoutes(), routesOfConfig(*r.config()); got != want {
+		t.Errorf("the stored routes are %s, those in effect %s", got, want)
 	}
 }
 
@@ -245,7 +233,7 @@ func TestReloadOfWhatNeedsARestart(t *testing.T) {
 }
 
 // Before the database has answered, and while it is away, a configuration takes effect; its routes follow when it is
-// back. Only what would have to be asked there is refused.
+// back.
 func TestReloadWithoutADatabase(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -269,10 +257,6 @@ func TestReloadWithoutADatabase(t *testing.T) {
 	link.cut()
 	eventually(t, "the end of the session", func() bool { _, alive := r.session.current(); return !alive })
 	cfg.Destinations = cfg.Destinations[:1]
-	if _, err := r.Reload(cfg); err == nil || !strings.HasPrefix(err.Error(), "remove destination second: the database is away") {
-		t.Errorf("the error is %v", err)
-	}
-	cfg.AllowUnserved = true
 	cfg.Routes = []Route{{Event: "t*", To: []string{"default"}}}
 	r.reload(cfg)
 	link.block(false)
@@ -281,18 +265,22 @@ func TestReloadWithoutADatabase(t *testing.T) {
 	r.settles(t, Delivered, 2)
 }
 
-// A configuration that changes no route leaves those alone that another relay has stored since.
-func TestReloadDoesNotUndoOthersRoutes(t *testing.T) {
+// A reload restores what somebody did to the stored routes, also when the configuration is the same.
+func TestReloadRestoresRoutes(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	r := start(t, db.config(to("http://receiver.invalid")))
 	r.instance()
-	db.exec("INSERT INTO outbox_route (pattern, destination) VALUES ('another.relay', 'default')")
+	db.exec("DELETE FROM outbox_route; INSERT INTO outbox_route (pattern, destination) VALUES ('by.hand', 'default')")
 	cfg := db.config(to("http://receiver.invalid"))
-	cfg.LogDelivered = true
-	r.reload(cfg)
-	if n := row[int](db, "SELECT count(*) FROM outbox_route"); n != 2 {
-		t.Errorf("%d routes", n)
+	if got := fmt.Sprint(r.reload(cfg)); got != "[routes: 1 restored]" {
+		t.Errorf("changes are %s", got)
+	}
+	if got := db.storedRoutes(); got != "* default" {
+		t.Errorf("the routes are %s", got)
+	}
+	if got := r.reload(cfg); got != nil {
+		t.Errorf("the same configuration changes %v", got)
 	}
 	cfg.Routes = nil
 	for i := range 10_000 {
@@ -400,7 +388,6 @@ func TestEverySettingMakesADifference(t *testing.T) {
 		"DrainTimeout":  func(c *Config) { c.DrainTimeout = time.Hour },
 		"MaxInFlight":   func(c *Config) { c.MaxInFlight = 7 },
 		"LogDelivered":  func(c *Config) { c.LogDelivered = true },
-		"AllowUnserved": func(c *Config) { c.AllowUnserved = true },
 		"Retry":         func(c *Config) { c.Destinations[0].Retry.Jitter = &half },
 	} {
 		if got := base.differences(complete(change)); len(got) != 1 {
@@ -408,7 +395,7 @@ func TestEverySettingMakesADifference(t *testing.T) {
 		}
 	}
 	known := []string{
-		"Destinations", "Routes", "Egress", "Alerts", "Retention", "DrainTimeout", "MaxInFlight", "LogDelivered", "AllowUnserved",
+		"Destinations", "Routes", "Egress", "Alerts", "Retention", "DrainTimeout", "MaxInFlight", "LogDelivered",
 		"Pool", "Pooler", "Schema", "Name", "Version", "Environment", "PollInterval", "Lease", "Watching", "Log", "Hooks",
 	}
 	inspect(t, Config{}, known)

@@ -224,7 +224,6 @@ func TestRescueTakesOnlyTheDeadOnesRows(t *testing.T) {
 
 	rc := newReceiver(t, nil)
 	cfg := db.config(to(rc.URL))
-	cfg.AllowUnserved = true
 	r := start(t, cfg)
 	r.settles(t, Delivered, 9)
 	if n := sees(r.observer, func(o *observer) int { return o.returned }); n != 9 {

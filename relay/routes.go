@@ -1,8 +1,13 @@
 package relay
 
 import (
+	"cmp"
 	"context"
-	"maps"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/rs/zerolog"
 )
 
 // routeRows returns the configuration's routes as the database stores them.
@@ -16,39 +21,112 @@ func (c Config) routeRows() map[routeRow]bool {
 	return rows
 }
 
-// applyRoutes makes the database's routes those of a configuration, unless check, which may be nil, finds something that
-// speaks against what they are then. A relay does so when it starts, and when a reload changes its routes: among relays
-// of different configurations, as during a deploy, the one that did so last decides. If an older one did it again at
-// each reconnect, events for a new destination would go nowhere, and nobody would notice.
-func (r *Relay) applyRoutes(ctx context.Context, cfg *Config, check func(context.Context, querier) error) error {
-	added, removed, err := r.store.syncRoutes(ctx, cfg.routeRows(), check)
+// applyRoutes records what a configuration serves and routes, and makes the stored routes those of all live relays
+// together. It logs the change, and what others have changed since this relay looked last.
+func (r *Relay) applyRoutes(ctx context.Context, instance int32, cfg *Config) (routeChange, error) {
+	own := &routing{instance: instance, routes: cfg.routeRows()}
+	for _, d := range cfg.Destinations {
+		own.destinations = append(own.destinations, d.Name)
+	}
+	change, err := r.syncRoutes(ctx, own)
 	if err != nil {
-		return err
-	}
-	for _, route := range added[:min(len(added), toldRoutes)] {
-		r.cfg.Log.Info().Str("event", route.Pattern).Str("destination", route.Destination).Msg("route added")
-	}
-	for _, route := range removed[:min(len(removed), toldRoutes)] {
-		r.cfg.Log.Warn().Str("event", route.Pattern).Str("destination", route.Destination).Msg("route removed")
-	}
-	if len(added) > toldRoutes || len(removed) > toldRoutes {
-		r.cfg.Log.Info().Int("added", len(added)).Int("removed", len(removed)).Msg("more routes than are told one by one")
+		return routeChange{}, err
 	}
 	signal(r.parked)
-	return nil
+	r.warnUnserved(ctx)
+	return change, nil
 }
 
-// toldRoutes is how many routes the log names one by one when they are added or removed.
-const toldRoutes = 100
+// withdrawRoutes takes this relay's routes back as soon as it stops. Until its last requests have ended, events would
+// otherwise go to destinations that it no longer claims for, and perhaps nobody else does.
+func (r *Relay) withdrawRoutes() {
+	r.reloads.mu.Lock()
+	defer r.reloads.mu.Unlock()
+	instance, alive := r.session.current()
+	if !alive {
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.settling, leaveTimeout)
+	defer cancel()
+	if _, err := r.syncRoutes(ctx, &routing{instance: instance}); err != nil {
+		r.databaseError("withdraw routes", err)
+	}
+}
 
-// compareRoutes tells when the database's routes are not those of the configuration.
-func (r *Relay) compareRoutes(ctx context.Context) error {
-	stored, err := r.store.routes(ctx)
+// followRoutes notices what others have changed about the routes, and removes those that only dead relays had.
+func (r *Relay) followRoutes(ctx context.Context) error {
+	r.reloads.mu.Lock()
+	defer r.reloads.mu.Unlock()
+	if _, alive := r.session.current(); !alive {
+		return nil
+	}
+	change, err := r.syncRoutes(ctx, nil)
+	if err == nil && len(change.added) > 0 {
+		signal(r.parked)
+	}
+	return err
+}
+
+// syncRoutes synchronises the stored routes and logs what has changed. The caller holds r.reloads.mu.
+func (r *Relay) syncRoutes(ctx context.Context, own *routing) (routeChange, error) {
+	instance, _ := r.session.current()
+	change, err := r.store.syncRoutes(ctx, own, func(change routeChange) string {
+		return fmt.Sprintf("relay %q (instance %d): %s", clip(r.cfg.Name), instance, change)
+	})
 	if err != nil {
-		return err
+		return routeChange{}, err
 	}
-	if !maps.Equal(stored, r.config().routeRows()) {
-		r.cfg.Log.Warn().Msg("the database's routes differ from this relay's configuration: another relay started or reloaded later; to make them this one's, restart it")
+	if known := r.reloads.known; known != nil {
+		r.logRoutes(zerolog.WarnLevel, missingRoutes(change.before, known), "route added by another relay or by hand")
+		r.logRoutes(zerolog.WarnLevel, missingRoutes(known, change.before), "route removed by another relay or by hand")
 	}
-	return nil
+	r.reloads.known = change.after
+	r.logRoutes(zerolog.InfoLevel, change.added, "route added")
+	r.logRoutes(zerolog.WarnLevel, change.removed, "route removed")
+	return change, nil
+}
+
+// loggedRoutes is how many routes the log names one by one when they are added or removed.
+const loggedRoutes = 100
+
+func (r *Relay) logRoutes(level zerolog.Level, routes []routeRow, message string) {
+	for _, route := range routes[:min(len(routes), loggedRoutes)] {
+		r.cfg.Log.WithLevel(level).Str("event", route.Pattern).Str("destination", route.Destination).Msg(message)
+	}
+	if more := len(routes) - loggedRoutes; more > 0 {
+		r.cfg.Log.WithLevel(level).Int("more", more).Str("change", message).Msg("more routes changed than are logged one by one")
+	}
+}
+
+// missingRoutes returns the routes that others do not have, sorted.
+func missingRoutes(routes, others map[routeRow]bool) (missing []routeRow) {
+	for route := range routes {
+		if !others[route] {
+			missing = append(missing, route)
+		}
+	}
+	slices.SortFunc(missing, func(a, b routeRow) int {
+		return cmp.Or(cmp.Compare(a.Pattern, b.Pattern), cmp.Compare(a.Destination, b.Destination))
+	})
+	return missing
+}
+
+// String names the first of the routes that changed.
+func (c routeChange) String() string {
+	var parts []string
+	for _, list := range []struct {
+		verb   string
+		routes []routeRow
+	}{{"added", c.added}, {"removed", c.removed}} {
+		if len(list.routes) == 0 {
+			continue
+		}
+		first := list.routes[0]
+		part := fmt.Sprintf("%s %s to %s", list.verb, first.Pattern, first.Destination)
+		if more := len(list.routes) - 1; more > 0 {
+			part += fmt.Sprintf(" and %d more", more)
+		}
+		parts = append(parts, part)
+	}
+	return strings.Join(parts, ", ")
 }

@@ -146,6 +146,8 @@ func (s *session) listen(ctx context.Context, on *standing, nextBeat time.Time) 
 			s.relay.wake.notify(false)
 		case "sweep " + on.schema: // another relay has given back what lies behind the positions
 			s.relay.wake.notify(true)
+		case "routes " + on.schema:
+			signal(s.relay.routes)
 		}
 	case ctx.Err() == nil && !pgconn.Timeout(err), on.conn.IsClosed():
 		return fmt.Errorf("wait for notification: %w", err)
@@ -320,6 +322,7 @@ func (s *session) rescue(ctx context.Context, on *standing, other int32) error {
 		hook(other, deliveries)
 	}
 	s.relay.wake.notify(true)
+	signal(s.relay.routes)
 	return nil
 }
 

@@ -69,6 +69,7 @@ WITH pending AS (
     GROUP BY destination
 ), known AS (
     SELECT destination FROM outbox_route
+    UNION SELECT destination FROM outbox_relay_destination
     UNION SELECT destination FROM outbox_destination
     UNION SELECT destination FROM pending
     UNION SELECT destination FROM failed
@@ -77,7 +78,8 @@ SELECT k.destination, coalesce(p.pending, 0), coalesce(p.due, 0), coalesce(p.in_
        coalesce(f.failed, 0), coalesce(p.lag, 0), coalesce(d.paused, false), coalesce(d.paused_reason, ''), d.paused_at,
        coalesce(p.replays, 0), coalesce(b.keys, 0), coalesce(b.age, 0),
        EXISTS (SELECT FROM outbox_route r WHERE r.destination = k.destination), coalesce(d.breaker, 'closed'),
-       d.breaker_opened_at, coalesce(extract(epoch FROM d.breaker_until - now()), 0)::float8, coalesce(d.breaker_error, '')
+       d.breaker_opened_at, coalesce(extract(epoch FROM d.breaker_until - now()), 0)::float8, coalesce(d.breaker_error, ''),
+       EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = k.destination)
 FROM known k
 LEFT JOIN pending p USING (destination)
 LEFT JOIN failed f USING (destination)
@@ -104,7 +106,8 @@ func destinationStatus(ctx context.Context, q querier) ([]DestinationStatus, int
 // What is claimed was due, and nothing but a settle makes it due later.
 const selectRelays = `
 SELECT r.instance, r.name, r.version, r.started_at, extract(epoch FROM now() - r.heartbeat_at)::float8, r.idle, r.session_lock,
-       coalesce(c.deliveries, 0), coalesce(r.quarantined, '')
+       coalesce(c.deliveries, 0), coalesce(r.quarantined, ''),
+       ARRAY(SELECT s.destination FROM outbox_relay_destination s WHERE s.instance = r.instance ORDER BY s.destination)
 FROM outbox_relay r
 LEFT JOIN (SELECT claimed_by, count(*) AS deliveries FROM outbox_delivery
            WHERE status = 'pending' AND next_attempt_at <= now() AND claimed_by IS NOT NULL

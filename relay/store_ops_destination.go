@@ -24,6 +24,7 @@ WITH RECURSIVE pending (destination) AS (
 )
 SELECT destination FROM (
     SELECT destination FROM outbox_route
+    UNION SELECT destination FROM outbox_relay_destination
     UNION SELECT destination FROM outbox_destination
     UNION SELECT destination FROM pending
     UNION SELECT destination FROM failed

@@ -9,7 +9,10 @@ import (
 const selectRouteStatus = `
 SELECT r.pattern, r.destination,
        (SELECT count(*) FROM (SELECT FROM outbox_delivery d
-                              WHERE d.status = 'pending' AND d.destination = r.destination LIMIT 10001) pending)
+                              WHERE d.status = 'pending' AND d.destination = r.destination LIMIT 10001) pending),
+       (SELECT coalesce(jsonb_agg(jsonb_build_object('instance', n.instance, 'name', n.name) ORDER BY n.instance), '[]')
+        FROM outbox_relay_route o JOIN outbox_relay n USING (instance)
+        WHERE o.pattern = r.pattern AND o.destination = r.destination)
 FROM outbox_route r
 WHERE ($1 = '' OR $1 LIKE r.like_pattern)
 ORDER BY r.pattern, r.destination`
@@ -37,15 +40,16 @@ WITH RECURSIVE pending (destination) AS (
 )
 SELECT p.destination,
        (SELECT count(*) FROM (SELECT FROM outbox_delivery d
-                              WHERE d.status = 'pending' AND d.destination = p.destination LIMIT 10001) waiting)
-FROM pending p WHERE p.destination <> '' AND p.destination <> ALL ($1)
+                              WHERE d.status = 'pending' AND d.destination = p.destination LIMIT 10001) waiting) AS pending
+FROM pending p
+WHERE p.destination <> '' AND NOT EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = p.destination)
 ORDER BY p.destination`
 
-// unserved returns the destinations with pending deliveries that are not among the known ones.
-func unserved(ctx context.Context, q querier, known []string) ([]Unserved, error) {
-	rows, err := q.Query(ctx, selectUnserved, known)
+// unserved returns the destinations with pending deliveries that no registered relay serves.
+func unserved(ctx context.Context, q querier) ([]unservedDestination, error) {
+	rows, err := q.Query(ctx, selectUnserved)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[Unserved])
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[unservedDestination])
 }

@@ -13,8 +13,8 @@ SELECT d.destination, extract(epoch FROM d.next_attempt_at - now())::float8, d.n
        coalesce(p.paused, false), coalesce(p.paused_reason, ''), p.paused_at,
        coalesce(p.breaker, 'closed'), coalesce(extract(epoch FROM p.breaker_until - now()), 0)::float8, coalesce(p.breaker_error, ''),
        coalesce(h.event_id, 0), coalesce(h.status, ''), coalesce(d.ordering_key, ''),
-       CASE WHEN d.destination = '' THEN EXISTS (SELECT FROM outbox_route t WHERE e.event_type LIKE t.like_pattern)
-            ELSE EXISTS (SELECT FROM outbox_route t WHERE t.destination = d.destination) END,
+       d.destination = '' AND EXISTS (SELECT FROM outbox_route t WHERE e.event_type LIKE t.like_pattern),
+       EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = d.destination),
        (SELECT count(*) FROM outbox_relay WHERE heartbeat_at > now() - interval '10 seconds')
 FROM outbox_delivery d
 LEFT JOIN outbox e ON e.id = d.event_id

@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
@@ -14,102 +13,167 @@ type routeRow struct {
 	Destination string
 }
 
+// A routing is what one relay records of its configuration.
+type routing struct {
+	instance     int32
+	destinations []string
+	routes       map[routeRow]bool // empty: the relay is stopping and withdraws them
+}
+
+// A routeChange is what syncRoutes found and left in outbox_route.
+type routeChange struct {
+	before, after  map[routeRow]bool
+	added, removed []routeRow
+}
+
 const waitForLocks = `SET LOCAL lock_timeout = 0`
+
+const waitBriefly = `SET LOCAL lock_timeout = 2000`
 
 const lockRoutes = `LOCK TABLE outbox_route IN SHARE ROW EXCLUSIVE MODE`
 
-const selectRoutes = `SELECT pattern, destination FROM outbox_route`
-
-// routes returns the stored routes.
-func (s *store) routes(ctx context.Context) (map[routeRow]bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
-	defer cancel()
-	rows, err := s.pool.Query(ctx, selectRoutes)
-	if err != nil {
-		return nil, fmt.Errorf("read routes: %w", err)
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[routeRow])
-	if err != nil {
-		return nil, fmt.Errorf("read routes: %w", err)
-	}
-	stored := make(map[routeRow]bool, len(list))
-	for _, route := range list {
-		stored[route] = true
-	}
-	return stored, nil
-}
-
-const deleteRoutes = `
-DELETE FROM outbox_route WHERE (pattern, destination) IN (SELECT * FROM unnest($1::text[], $2::text[]))`
-
-const insertRoutes = `
-INSERT INTO outbox_route (pattern, destination) SELECT * FROM unnest($1::text[], $2::text[])`
-
-// syncRoutes makes the stored routes equal to wanted and returns what changed; nothing if check, which may be nil, finds
-// that it must not be. Producers go on meanwhile: the lock only keeps other relays from doing the same.
-func (s *store) syncRoutes(ctx context.Context, wanted map[routeRow]bool, check func(context.Context, querier) error) (added, removed []routeRow, err error) {
+// syncRoutes records what this relay is configured for, unless own is nil, and makes the stored routes those of all
+// registered relays together. While no relay has recorded any, they stay: producers go on while all relays are away.
+// describe words the alert about the change for the relays that did not make it. Producers never wait: the lock only
+// orders relays that do the same.
+func (s *store) syncRoutes(ctx context.Context, own *routing, describe func(routeChange) string) (change routeChange, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		// Without its routes, every new event would be parked.
-		if _, err := tx.Exec(ctx, commitDurably); err != nil {
-			return err
-		}
-		if _, err := tx.Exec(ctx, waitForLocks); err != nil {
-			return err
-		}
-		if _, err := tx.Exec(ctx, lockRoutes); err != nil {
-			return err
-		}
-		rows, err := tx.Query(ctx, selectRoutes)
-		if err != nil {
-			return err
-		}
-		stored, err := pgx.CollectRows(rows, pgx.RowToStructByPos[routeRow])
-		if err != nil {
-			return err
-		}
-		missing := make(map[routeRow]bool, len(wanted))
-		for route := range wanted {
-			missing[route] = true
-		}
-		for _, route := range stored {
-			if wanted[route] {
-				delete(missing, route)
-				continue
+		wait := waitBriefly
+		if own != nil && len(own.routes) > 0 {
+			if err := keepRegistered(ctx, tx, own.instance); err != nil {
+				return err
 			}
-			removed = append(removed, route)
+			wait = waitForLocks
 		}
-		for route := range missing {
-			added = append(added, route)
-		}
-		if patterns, destinations := columns(removed); len(patterns) > 0 {
-			if _, err := tx.Exec(ctx, deleteRoutes, patterns, destinations); err != nil {
+		// Durably: without its routes, every new event would be parked.
+		for _, statement := range []string{commitDurably, wait, lockRoutes} {
+			if _, err := tx.Exec(ctx, statement); err != nil {
 				return err
 			}
 		}
-		if patterns, destinations := columns(added); len(patterns) > 0 {
-			if _, err := tx.Exec(ctx, insertRoutes, patterns, destinations); err != nil {
+		if own != nil {
+			if err := recordRouting(ctx, tx, own); err != nil {
 				return err
 			}
 		}
-		if check != nil {
-			return check(ctx, tx)
+		change, err = uniteRoutes(ctx, tx)
+		if err != nil || len(change.added)+len(change.removed) == 0 {
+			return err
 		}
-		return nil
+		return announceRoutes(ctx, tx, describe(change), own == nil && len(change.added) > 0)
 	})
-	switch {
-	case errors.Is(err, ErrUnserved):
-		return nil, nil, err
-	case err != nil:
-		return nil, nil, fmt.Errorf("synchronise routes: %w", err)
+	if err != nil {
+		return routeChange{}, fmt.Errorf("synchronise routes: %w", err)
 	}
-	return added, removed, nil
+	return change, nil
 }
 
-func columns(routes []routeRow) (patterns, destinations []string) {
-	for _, route := range routes {
+const lockOwnRelay = `SELECT FROM outbox_relay WHERE instance = $1 FOR KEY SHARE`
+
+// keepRegistered keeps this relay's row until the transaction ends. It comes before the lock on the routes, or a rescue
+// that removes the row could wait for this transaction and this transaction for the rescue.
+func keepRegistered(ctx context.Context, tx pgx.Tx, instance int32) error {
+	tag, err := tx.Exec(ctx, lockOwnRelay, instance)
+	if err == nil && tag.RowsAffected() == 0 {
+		err = errTakenForDead
+	}
+	return err
+}
+
+const recordDestinations = `
+WITH dropped AS (DELETE FROM outbox_relay_destination WHERE instance = $1 AND destination <> ALL ($2::text[]))
+INSERT INTO outbox_relay_destination (instance, destination) SELECT $1, unnest($2::text[]) ON CONFLICT DO NOTHING`
+
+const recordRoutes = `
+WITH own AS MATERIALIZED (
+    SELECT * FROM unnest($2::text[], $3::text[]) AS o (pattern, destination)
+), dropped AS (
+    DELETE FROM outbox_relay_route WHERE instance = $1 AND (pattern, destination) NOT IN (SELECT pattern, destination FROM own)
+)
+INSERT INTO outbox_relay_route (instance, pattern, destination) SELECT $1, pattern, destination FROM own ON CONFLICT DO NOTHING`
+
+// recordRouting writes what a relay serves and where it routes, instead of what it wrote before.
+func recordRouting(ctx context.Context, tx pgx.Tx, own *routing) error {
+	if len(own.routes) > 0 {
+		if _, err := tx.Exec(ctx, recordDestinations, own.instance, own.destinations); err != nil {
+			return err
+		}
+	}
+	patterns, destinations := make([]string, 0, len(own.routes)), make([]string, 0, len(own.routes))
+	for route := range own.routes {
 		patterns, destinations = append(patterns, route.Pattern), append(destinations, route.Destination)
 	}
-	return patterns, destinations
+	_, err := tx.Exec(ctx, recordRoutes, own.instance, patterns, destinations)
+	return err
+}
+
+const selectRoutes = `SELECT pattern, destination FROM outbox_route`
+
+const removeRoutes = `
+DELETE FROM outbox_route t
+WHERE EXISTS (SELECT FROM outbox_relay_route)
+  AND NOT EXISTS (SELECT FROM outbox_relay_route o WHERE o.pattern = t.pattern AND o.destination = t.destination)
+RETURNING t.pattern, t.destination`
+
+// The only statement that adds routes.
+const addRoutes = `
+INSERT INTO outbox_route (pattern, destination)
+SELECT DISTINCT o.pattern, o.destination FROM outbox_relay_route o
+WHERE NOT EXISTS (SELECT FROM outbox_route t WHERE t.pattern = o.pattern AND t.destination = o.destination)
+RETURNING pattern, destination`
+
+// uniteRoutes makes the stored routes the union of what the registered relays have recorded.
+func uniteRoutes(ctx context.Context, tx pgx.Tx) (change routeChange, err error) {
+	stored, err := queryRoutes(ctx, tx, selectRoutes)
+	if err != nil {
+		return routeChange{}, err
+	}
+	if change.removed, err = queryRoutes(ctx, tx, removeRoutes); err != nil {
+		return routeChange{}, err
+	}
+	if change.added, err = queryRoutes(ctx, tx, addRoutes); err != nil {
+		return routeChange{}, err
+	}
+	change.before, change.after = map[routeRow]bool{}, map[routeRow]bool{}
+	for _, route := range stored {
+		change.before[route], change.after[route] = true, true
+	}
+	for _, route := range change.removed {
+		delete(change.after, route)
+	}
+	for _, route := range change.added {
+		change.after[route] = true
+	}
+	return change, nil
+}
+
+func queryRoutes(ctx context.Context, q querier, statement string) ([]routeRow, error) {
+	rows, err := q.Query(ctx, statement)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[routeRow])
+}
+
+// relaysDisagree is true while a registered relay was configured without some of the stored routes.
+const relaysDisagree = `EXISTS (SELECT FROM outbox_relay_route GROUP BY instance HAVING count(*) < (SELECT count(*) FROM outbox_route))`
+
+// The alert is for the relays that did not make the change, and for nobody when all of them wanted it.
+const fireRoutesChanged = `
+INSERT INTO outbox_alert AS a (rule, subject, detail)
+SELECT 'routes_changed', current_database(), $1 WHERE $2 OR ` + relaysDisagree + `
+ON CONFLICT (rule, subject) DO UPDATE SET count = a.count + 1, last_at = now(), detail = excluded.detail`
+
+// The others compare their routes at once instead of at their next look.
+const notifyRoutes = `SELECT pg_notify('outbox_wake', 'routes ' || current_schema())`
+
+// announceRoutes alerts of changed routes if relays disagree about them, or if always, and wakes the other relays.
+func announceRoutes(ctx context.Context, tx pgx.Tx, detail string, always bool) error {
+	if _, err := tx.Exec(ctx, fireRoutesChanged, detail, always); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, notifyRoutes)
+	return err
 }

@@ -146,13 +146,18 @@ WITH watched AS (
                    WHERE a.datname = current_database() AND a.query = '<insufficient privilege>'),
         'dead', (SELECT jsonb_object_agg(t, pg_stat_get_dead_tuples(t::regclass)) FROM unnest(` + watchedTables + `) t),
         'lock_waits', (` + watchLockWaits + `),
+        'unserved', (SELECT jsonb_agg(u) FROM (` + selectUnserved + `) u),
         'rescues', (SELECT jsonb_build_object('relays', count(*), 'deliveries', coalesce(sum(deliveries), 0))
                     FROM (SELECT deliveries FROM outbox_rescue WHERE at > now() - make_interval(secs => $3) LIMIT 1001) r),
         'alerts', (SELECT jsonb_agg(jsonb_build_object('rule', a.rule, 'subject', a.subject, 'failed', a.rule = 'failed' AND EXISTS (
                        SELECT FROM outbox_delivery f WHERE f.destination = a.subject AND f.status = 'failed'),
-                       'left', a.rule = 'breaker_open' AND NOT EXISTS (SELECT FROM outbox_route r WHERE r.destination = a.subject)
-                           AND NOT EXISTS (SELECT FROM outbox_delivery p WHERE p.destination = a.subject AND p.status = 'pending')))
-                   FROM (SELECT rule, subject FROM outbox_alert WHERE resolved_at IS NULL LIMIT 1001) a))
+                       'left', CASE a.rule
+                           WHEN 'breaker_open' THEN NOT EXISTS (SELECT FROM outbox_route r WHERE r.destination = a.subject)
+                               AND NOT EXISTS (SELECT FROM outbox_delivery p WHERE p.destination = a.subject AND p.status = 'pending')
+                           -- Not at once, or a relay that came and went would never be reported.
+                           WHEN 'routes_changed' THEN a.last_at < now() - interval '10 seconds' AND NOT ` + relaysDisagree + `
+                           ELSE false END))
+                   FROM (SELECT rule, subject, last_at FROM outbox_alert WHERE resolved_at IS NULL LIMIT 1001) a))
     WHERE w.watched_at <= now() - make_interval(secs => $1)
       AND pg_try_advisory_xact_lock('outbox_watch'::regclass::oid::int, 0)
     RETURNING w.watched_at, w.sample

@@ -145,6 +145,7 @@ func (r *Relay) look(ctx context.Context) error {
 		hook(w)
 	}
 	if seen.own {
+		signal(r.routes) // for what nobody was notified of
 		hold, ended := seen.judge(r.config().Alerts)
 		if len(hold) > 0 || len(ended) > 0 {
 			if err := r.store.applyConditions(ctx, hold, ended, seen.at); err != nil {
@@ -251,13 +252,20 @@ type sample struct {
 		Deliveries int64 `json:"deliveries"`
 	} `json:"rescues"`
 	Alerts []alertSample `json:"alerts"`
+	// Unserved are destinations with pending deliveries that no registered relay serves.
+	Unserved []unservedSample `json:"unserved"`
+}
+
+type unservedSample struct {
+	Destination string `json:"destination"`
+	Pending     int    `json:"pending"`
 }
 
 // alertSample is an alert that is open.
 type alertSample struct {
 	subject
 	Failed bool `json:"failed"` // failed deliveries are left
-	Left   bool `json:"left"`   // nothing leads to the destination any more, or waits for it
+	Left   bool `json:"left"`   // nothing leads to the destination any more, or waits for it; relays agree about routes
 }
 
 type laneSample struct {
@@ -345,10 +353,14 @@ func (s *sample) holders() (all []Holder) {
 // judge returns the conditions that hold, and which open alerts are over.
 func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 	undecided := map[subject]bool{} // neither: whoever is away for another reason has not recovered
+	for _, u := range s.Unserved {
+		undecided[subject{RuleLag, u.Destination}] = true
+		hold = append(hold, condition{subject{RuleUnserved, u.Destination}, int64(u.Pending), upTo(u.Pending) + " of them pending", 0})
+	}
 	for _, l := range s.Lanes {
 		lag := subject{RuleLag, l.Destination}
 		switch waited := inSeconds(l.Seconds); {
-		case l.Held:
+		case l.Held, undecided[lag]:
 			undecided[lag] = true
 		case waited > limits.LagOver:
 			hold = append(hold, condition{lag, int64(waited.Minutes()), fmt.Sprintf("the oldest one that is due has waited for %s (event %d), longer than %s",
@@ -384,7 +396,7 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 	for _, open := range s.Alerts {
 		holds := slices.ContainsFunc(hold, func(c condition) bool { return c.subject == open.subject })
 		switch open.Rule {
-		case RuleLag, RuleBlockedKeys, RuleParked, RuleRescueStorm, RuleHorizonPinned:
+		case RuleLag, RuleBlockedKeys, RuleParked, RuleRescueStorm, RuleHorizonPinned, RuleUnserved:
 			if !holds && !undecided[open.subject] {
 				ended = append(ended, open.subject)
 			}
@@ -392,7 +404,7 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 			if !open.Failed {
 				ended = append(ended, open.subject)
 			}
-		case RuleBreakerOpen: // which its probes end, unless it was removed meanwhile
+		case RuleBreakerOpen, RuleRoutesChanged: // a breaker's probes end the alert, unless the destination was removed meanwhile
 			if open.Left {
 				ended = append(ended, open.subject)
 			}

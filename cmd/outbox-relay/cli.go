@@ -186,7 +186,7 @@ func (m Main) report(err error) int {
 		fmt.Fprintln(m.Stderr, mistakes)
 		return exitConfig
 	case errors.As(err, &exit):
-	case errors.Is(err, relay.ErrPooler), errors.Is(err, relay.ErrUnserved):
+	case errors.Is(err, relay.ErrPooler):
 		exit.code = exitConfig
 	case errors.Is(err, relay.ErrSchema):
 		exit.code = exitSchema

@@ -119,21 +119,17 @@ func (c *config) apply(f field, text string, at origin) {
 	}
 }
 
-// addDefaultDestination makes a destination that takes every type. The routes of a file say so only if one leads there.
+// addDefaultDestination makes a destination that takes every type. Beside destinations of the file that do not include it,
+// it would double every event.
 func (c *config) addDefaultDestination(at origin) {
-	if !slices.Contains(c.destinations, defaultDestination) {
+	switch {
+	case slices.Contains(c.destinations, defaultDestination):
+	case len(c.destinations) > 0:
+		c.problem(at, "destinations."+defaultDestination, "stands beside the destinations of %s (%s): every event would go to both; unset it, or write its URL into the file",
+			c.file, strings.Join(c.destinations, ", "))
+	default:
 		c.destinations = append(c.destinations, defaultDestination)
 		c.set("destinations."+defaultDestination, nil, at)
-	}
-	leadsThere := func(route string) bool {
-		return slices.Contains(get[[]string](c, route+".to"), defaultDestination)
-	}
-	if len(c.routes) > 0 && !slices.ContainsFunc(c.routes, leadsThere) {
-		route := fmt.Sprintf("routes[%d]", len(c.routes))
-		c.routes = append(c.routes, route)
-		c.set(route, nil, at)
-		c.set(route+".event", "*", at)
-		c.set(route+".to", []string{defaultDestination}, at)
 	}
 }
 

@@ -37,7 +37,6 @@ func allFields() []field {
 		{path: "relay.drain_timeout", env: "DRAIN_TIMEOUT", flag: "drain-timeout", kind: one("20s", parseDuration), standard: relay.DefaultDrainTimeout},
 		{path: "relay.max_in_flight", env: "MAX_IN_FLIGHT", flag: "max-in-flight", kind: one("256", parseCount), standard: relay.DefaultMaxInFlight},
 		{path: "relay.log_delivered", env: "LOG_DELIVERED", kind: one("true", parseBool), standard: false},
-		{path: "relay.allow_unserved", env: "ALLOW_UNSERVED", flag: "force", kind: one("true", parseBool), standard: false},
 	}
 	policy := []field{
 		{path: "timeout", env: "TIMEOUT", flag: "timeout", kind: one("10s", parseDuration), standard: relay.DefaultTimeout},

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,6 +16,14 @@ const (
 
 // The environment that needs nothing else.
 var twoSettings = []string{"OUTBOX_DATABASE_URL=postgres://u:p@localhost/db", "OUTBOX_DESTINATION_URL=https://logistics.internal/in"}
+
+// settingsBeside returns the two settings, or one beside a file with destinations, where a URL is a mistake of its own.
+func settingsBeside(file string) []string {
+	if strings.Contains(file, "destinations:") {
+		return slices.Clone(twoSettings[:1])
+	}
+	return slices.Clone(twoSettings)
+}
 
 // check runs config check on a file of that text, and returns its stderr without the file's directory.
 func check(t *testing.T, file string, env []string, flags ...string) result {
@@ -222,7 +231,7 @@ func TestFileMistakes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := check(t, test.file, append(twoSettings, "EMPTY="))
+			r := check(t, test.file, append(settingsBeside(test.file), "EMPTY="))
 			r.expect(t, exitConfig, "", mistakes(test.want...))
 		})
 	}
@@ -296,8 +305,16 @@ func TestEnvironmentAndFlagMistakes(t *testing.T) {
 				`flag --drain-timeout: "1" has no unit; write "1s"`,
 			},
 		},
+		"a URL beside destinations": {
+			file: "destinations: {a: {url: 'http://a'}, b: {url: 'http://b'}}\n",
+			want: []string{`env OUTBOX_DESTINATION_URL: stands beside the destinations of outbox-relay.yaml (a, b): every event would go to both; unset it, or write its URL into the file`},
+		},
+		"a URL as a flag beside destinations": {
+			file: "destinations: {a: {url: 'http://a'}}\n", env: []string{"-", twoSettings[0]}, flags: []string{"--destination-url=http://c"},
+			want: []string{`flag --destination-url: stands beside the destinations of outbox-relay.yaml (a): every event would go to both; unset it, or write its URL into the file`},
+		},
 		"a shared default, told once": {
-			file: "destinations: {a: {url: 'http://a'}, b: {url: 'http://b'}}\n", env: []string{"OUTBOX_MAX_ATTEMPTS=2000"},
+			file: "destinations: {a: {url: 'http://a'}, b: {url: 'http://b'}}\n", env: []string{"-", twoSettings[0], "OUTBOX_MAX_ATTEMPTS=2000"},
 			want: []string{`env OUTBOX_MAX_ATTEMPTS: 2000 is out of range; write 1 to 1000`},
 		},
 	} {

@@ -63,7 +63,6 @@ relay:
   drain_timeout: 20s # default
   max_in_flight: 100 # flag --max-in-flight
   log_delivered: true # outbox-relay.yaml:2
-  allow_unserved: false # default
 defaults:
   timeout: 15s # outbox-relay.yaml:4
   max_in_flight: 64 # default

@@ -39,7 +39,7 @@ func TestWarnings(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := check(t, test.file, append(append([]string{}, twoSettings...), test.env...))
+			r := check(t, test.file, append(settingsBeside(test.file), test.env...))
 			if got := strings.ReplaceAll(r.stderr, dir, "DIR"); r.code != 0 || got != test.want {
 				t.Errorf("exit code %d, stderr:\n%s\nwant:\n%s", r.code, got, test.want)
 			}
@@ -185,24 +185,31 @@ alerts: {channels: [{webhook: "${OUTBOX_SLACK_WEBHOOK_URL}"}]}
 // A destination from the environment takes every type, also beside routes of a file that do not know it.
 func TestDefaultDestinationBesideAFile(t *testing.T) {
 	t.Parallel()
-	for name, test := range map[string]struct{ file, want string }{
-		"no file":      {"", "[{* [default]}]"},
-		"no routes":    {"destinations: {a: {url: 'http://a'}}\n", "[{* [a default]}]"},
-		"routes":       {"destinations: {a: {url: 'http://a'}}\nroutes: [{event: x, to: [a]}]\n", "[{x [a]} {* [default]}]"},
-		"routes to it": {"destinations: {a: {url: 'http://a'}}\nroutes: [{event: x, to: [a, default]}]\n", "[{x [a default]}]"},
+	const refused = "stands beside the destinations of outbox-relay.yaml (a)"
+	for name, test := range map[string]struct{ file, routes, problem string }{
+		"no file":               {"", "[{* [default]}]", ""},
+		"only routes":           {"routes: [{event: x, to: [default]}]\n", "[{x [default]}]", ""},
+		"one of that name":      {"destinations: {a: {url: 'http://a'}, default: {timeout: 5s}}\n", "[{* [a default]}]", ""},
+		"others":                {"destinations: {a: {url: 'http://a'}}\n", "", refused},
+		"others with routes":    {"destinations: {a: {url: 'http://a'}}\nroutes: [{event: x, to: [a]}]\n", "", refused},
+		"others and a route to": {"destinations: {a: {url: 'http://a'}}\nroutes: [{event: x, to: [a, default]}]\n", "", refused},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			flags := map[string]string{}
+			flags, dir := map[string]string{}, t.TempDir()
 			if test.file != "" {
-				flags["config"] = writeFile(t, filepath.Join(t.TempDir(), usualFile), test.file)
+				flags["config"] = writeFile(t, filepath.Join(dir, usualFile), test.file)
 			}
 			c := loadConfig(sources{env: twoSettings, flags: flags, hostname: "host"})
-			if err := c.err(); err != nil {
-				t.Fatal(err)
+			err := c.err()
+			if test.problem != "" {
+				if err == nil || !strings.Contains(strings.ReplaceAll(c.problems[len(c.problems)-1].String(), dir+"/", ""), test.problem) {
+					t.Errorf("the problems are %v", c.problems)
+				}
+				return
 			}
-			if got := fmt.Sprint(c.relayConfig().Routes); got != test.want {
-				t.Errorf("routes are %s, want %s", got, test.want)
+			if got := fmt.Sprint(c.relayConfig().Routes); err != nil || got != test.routes {
+				t.Errorf("routes are %s, want %s: %v", got, test.routes, err)
 			}
 		})
 	}

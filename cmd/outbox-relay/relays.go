@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -30,14 +31,14 @@ func (cmd relaysCmd) Run(inv *invocation) error {
 		return err
 	}
 	table := tabwriter.NewWriter(inv.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "NAME\tINSTANCE\tVERSION\tSTATE\tHEARD OF\tIN FLIGHT\tLIFE SIGN\tSTARTED")
+	fmt.Fprintln(table, "NAME\tINSTANCE\tVERSION\tSTATE\tHEARD OF\tIN FLIGHT\tLIFE SIGN\tSTARTED\tSERVES")
 	for _, r := range list {
 		sign := "lock"
 		if !r.SessionLock {
 			sign = "heartbeat" // behind a pooler
 		}
-		fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%s ago\t%d\t%s\t%s\n", printable(r.Name), r.Instance, printable(r.Version),
-			relayState(r), age2text(r.HeartbeatAgeSeconds), r.InFlight, sign, r.StartedAt.UTC().Format(time.RFC3339))
+		fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%s ago\t%d\t%s\t%s\t%s\n", printable(r.Name), r.Instance, printable(r.Version),
+			relayState(r), age2text(r.HeartbeatAgeSeconds), r.InFlight, sign, r.StartedAt.UTC().Format(time.RFC3339), printable(strings.Join(r.Destinations, ", ")))
 	}
 	return table.Flush()
 }

@@ -13,7 +13,7 @@ import (
 )
 
 type routesCmd struct {
-	List routesListCmd `cmd:"" help:"List the stored routes with what waits for their destinations, and how they differ from the configuration."`
+	List routesListCmd `cmd:"" help:"List the stored routes with what waits for their destinations, which relays have them, and how they differ from the configuration."`
 	Test routesTestCmd `cmd:"" help:"Show where events of a type go; exit 1 if they would be parked."`
 }
 
@@ -87,13 +87,13 @@ func printRoutes(w io.Writer, list routeList, compared bool) error {
 		fmt.Fprintln(w, "No route is stored: a relay writes its own when it starts.")
 	} else {
 		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		fmt.Fprint(table, "EVENT\tDESTINATION\tPENDING")
+		fmt.Fprint(table, "EVENT\tDESTINATION\tPENDING\tRELAYS")
 		if compared {
 			fmt.Fprint(table, "\tCONFIGURED")
 		}
 		fmt.Fprintln(table)
 		for _, r := range list.Routes {
-			fmt.Fprintf(table, "%s\t%s\t%s", printable(r.Event), printable(r.Destination), bounded(r.Pending))
+			fmt.Fprintf(table, "%s\t%s\t%s\t%s", printable(r.Event), printable(r.Destination), bounded(r.Pending), relayNames(r.Relays))
 			if r.Configured != nil {
 				fmt.Fprintf(table, "\t%s", map[bool]string{true: "yes", false: "no"}[*r.Configured])
 			}
@@ -108,9 +108,21 @@ func printRoutes(w io.Writer, list routeList, compared bool) error {
 	}
 	differ := len(list.Missing) > 0 || slices.ContainsFunc(list.Routes, func(r listedRoute) bool { return r.Configured != nil && !*r.Configured })
 	if compared && differ {
-		fmt.Fprintln(w, "\nThe database follows the relay that started last; one that starts with this configuration makes them its own.")
+		fmt.Fprintln(w, "\nThe database has the routes of all running relays; one that starts with this configuration adds its own.")
 	}
 	return nil
+}
+
+// relayNames names relays by name and instance.
+func relayNames(relays []relay.RelayName) string {
+	var names []string
+	for _, r := range relays {
+		names = append(names, fmt.Sprintf("%s (%d)", printable(r.Name), r.Instance))
+	}
+	if len(names) == 0 {
+		return "none"
+	}
+	return strings.Join(names, ", ")
 }
 
 // bounded writes a count that ends at 10,001.

@@ -12,20 +12,21 @@ import (
 
 type runCmd struct {
 	settingFlags
-	Force bool `help:"Start although deliveries wait for destinations that are not configured. They go on waiting."`
 }
 
 func (runCmd) Help() string {
 	return `Runs until SIGTERM or SIGINT, then takes no more, waits up to relay.drain_timeout for requests in flight, and
 exits 0. A second signal ends that wait: what was in flight is sent again later.
 
+Its routes are added to those of the other relays that run, and go when the last relay that has them stops.
+
 SIGHUP reads the configuration again, with the files and secrets it names, and puts it into effect without a stop:
-destinations, routes, alerts, retention, log.level. One with mistakes, or one without a destination that deliveries
-still wait for, changes nothing. The log says what changed, why nothing did, and what needs a restart.
+destinations, routes, alerts, retention, log.level. One with mistakes changes nothing. The log says what changed, why
+nothing did, and what needs a restart.
 
 While the database is away it waits and tries again, for ever. It exits 5 if the database has another schema than this
-version works with; run "outbox-relay migrate up" first. It exits 3 if deliveries wait for a destination that is not
-configured, unless another relay serves it and --force says so. Logs go to stderr.`
+version works with; run "outbox-relay migrate up" first. Deliveries that wait for a destination which no running relay
+has are logged and alerted as unserved. Logs go to stderr.`
 }
 
 func (runCmd) Run(inv *invocation) error {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -24,12 +25,15 @@ func (statusCmd) Help() string {
 	return `--json prints one object. Fields are added, never renamed or removed:
 
   destinations   [{destination, pending, due, in_flight, retrying, failed, lag_seconds, paused, paused_reason?, paused_at?,
-                 replays, blocked_keys, blocked_seconds, routed, breaker, breaker_opened_at?, breaker_seconds?, breaker_error?}]
+                 replays, blocked_keys, blocked_seconds, routed, breaker, breaker_opened_at?, breaker_seconds?, breaker_error?,
+                 served}]
                  due, in_flight, retrying and replays are parts of pending; lag_seconds is the age of the oldest due
                  delivery; blocked_keys counts ordering keys that wait behind a failed delivery; routed says whether a
-                 route leads there; breaker is closed, open (held: the destination is down) or half_open (being tried)
+                 route leads there; breaker is closed, open (held: the destination is down) or half_open (being tried);
+                 served says whether a running relay has the destination: what is pending for another one is unserved
   parked         deliveries that match no route
-  relays         [{instance, name, version, started_at, heartbeat_age_seconds, idle, session_lock, in_flight, quarantined?}]
+  relays         [{instance, name, version, started_at, heartbeat_age_seconds, idle, session_lock, in_flight, quarantined?,
+                 destinations}]
   alerts         [{rule, subject, count, opened_at, first_event_id, first_error}], the open ones; ids are strings
   quarantined?   why relays do nothing on this database; see outbox-relay identity show`
 }
@@ -146,8 +150,12 @@ func printStatus(w io.Writer, s relay.Status) error {
 	}
 	fmt.Fprintf(w, "Open alerts: %d\n", len(s.Alerts))
 	for _, a := range s.Alerts {
-		fmt.Fprintf(w, "  %s %s: %d since %s, first event %d: %s\n", printable(a.Rule), printable(a.Subject), a.Count,
-			a.OpenedAt.UTC().Format(time.RFC3339), a.FirstEventID, printable(a.FirstError))
+		first := ""
+		if a.FirstEventID != 0 {
+			first = fmt.Sprintf(", first event %d", a.FirstEventID)
+		}
+		fmt.Fprintf(w, "  %s %s: %d since %s%s%s%s\n", printable(a.Rule), printable(a.Subject), a.Count,
+			a.OpenedAt.UTC().Format(time.RFC3339), first, colon(a.FirstError), colon(a.Detail))
 	}
 	_, err := fmt.Fprintf(w, "\n%s\n", strings.Join(nextSteps(s), "\n"))
 	return err
@@ -162,6 +170,8 @@ func laneState(d relay.DestinationStatus) string {
 		return "held"
 	case d.Breaker == "half_open":
 		return "trying"
+	case !d.Served && d.Pending > 0:
+		return "unserved"
 	case !d.Routed:
 		return "no route"
 	}
@@ -237,14 +247,20 @@ func nextSteps(s relay.Status) (steps []string) {
 			add("%s blocked of the ordering keys of %q: replay what failed, or skip it:\n  outbox-relay discard --destination %s --head-of-key KEY",
 				bounded(d.BlockedKeys), name, word)
 		}
-		if !d.Routed && d.Pending > 0 {
-			add("%d wait for %q, where no route leads. Put it back, or give them up:\n  outbox-relay discard --destination %s", d.Pending, name, word)
+		if alive && !d.Served && d.Pending > 0 {
+			add("%d unserved: no running relay has %q. Start one that has, or give them up:\n  outbox-relay discard --destination %s", d.Pending, name, word)
 		}
+	}
+	if slices.ContainsFunc(s.Alerts, func(a relay.Alert) bool { return a.Rule == relay.RuleRoutesChanged }) {
+		add("A relay changed the routes. See whether all that run are meant to: outbox-relay routes list")
 	}
 	if s.Parked > 0 {
 		add("%d match no route. See which: outbox-relay events list --parked\n  Then add a route and restart the relay.", s.Parked)
 	}
-	if len(steps) == 0 {
+	switch {
+	case len(steps) == 0 && len(s.Alerts) > 0:
+		return []string{"Look at the open alerts above."}
+	case len(steps) == 0:
 		return []string{"All is well."}
 	}
 	return steps[:min(len(steps), maxSteps)]

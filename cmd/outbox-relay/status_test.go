@@ -126,10 +126,11 @@ func TestPrintStatus(t *testing.T) {
 	var b buffer
 	err := printStatus(&b, relay.Status{
 		Destinations: []relay.DestinationStatus{
-			{Destination: "analytics", LagSeconds: -3, Routed: true, Breaker: "closed", BlockedKeys: 1, BlockedSeconds: 7200},
+			{Destination: "analytics", LagSeconds: -3, Routed: true, Served: true, Breaker: "closed", BlockedKeys: 1, BlockedSeconds: 7200},
 			{Destination: "billing", Pending: 5, Breaker: "closed"},
+			{Destination: "history", Failed: 1, Breaker: "closed"},
 			{
-				Destination: "logistics", Pending: 1200, Due: 20, InFlight: 64, Retrying: 3, Replays: 7, Failed: 12, LagSeconds: 252.04, Routed: true,
+				Destination: "logistics", Pending: 1200, Due: 20, InFlight: 64, Retrying: 3, Replays: 7, Failed: 12, LagSeconds: 252.04, Routed: true, Served: true,
 				Paused: true, PausedReason: "410 \x1b[31m", PausedAt: &at, Breaker: "closed",
 			},
 			{Destination: "mail", Routed: true, Breaker: "open", BreakerOpenedAt: &at, BreakerSeconds: 12, BreakerError: "connection refused"},
@@ -147,7 +148,8 @@ func TestPrintStatus(t *testing.T) {
 	}
 	const want = `  DESTINATION  PENDING  DUE  FLYING  RETRY  REPLAY  FAILED    LAG     STATE
     analytics        0    0       0      0       0       0     0s        ok
-      billing        5    0       0      0       0       0     0s  no route
+      billing        5    0       0      0       0       0     0s  unserved
+      history        0    0       0      0       0       1     0s  no route
     logistics     1200   20      64      3       7      12  4m12s    paused
          mail        0    0       0      0       0       0     0s      held
   analytics: 1 ordering key waits behind a failed delivery, the oldest for 2h
@@ -165,15 +167,15 @@ Open alerts: 1
 `
 	const steps = `1 blocked of the ordering keys of "analytics": replay what failed, or skip it:
   outbox-relay discard --destination analytics --head-of-key KEY
-5 wait for "billing", where no route leads. Put it back, or give them up:
+5 unserved: no running relay has "billing". Start one that has, or give them up:
   outbox-relay discard --destination billing
+1 failed for "history". See why: outbox-relay events list --status failed --destination history
+  Send them again: outbox-relay replay --destination history
 "logistics" is paused: nothing is sent there. To go on: outbox-relay resume logistics
 12 failed for "logistics". See why: outbox-relay events list --status failed --destination logistics
   Send them again: outbox-relay replay --destination logistics
 "mail" is down and held; it is probed by itself. To send at once:
   outbox-relay resume mail --reset-breaker
-2 match no route. See which: outbox-relay events list --parked
-  Then add a route and restart the relay.
 `
 	if got := b.String(); got != want+steps {
 		t.Errorf("got\n%s\nwant\n%s", got, want+steps)
@@ -198,6 +200,10 @@ func TestNextStep(t *testing.T) {
 		"No relay is running. Start one: outbox-relay run":                      {Relays: []relay.RelayStatus{{HeartbeatAgeSeconds: 11}}},
 		`3 failed for "it's". See why: outbox-relay events list --status failed --destination 'it'\''s'` + "\n" +
 			`  Send them again: outbox-relay replay --destination 'it'\''s'`: {Relays: alive, Destinations: lane(relay.DestinationStatus{Destination: "it's", Failed: 3})},
+		"A relay changed the routes. See whether all that run are meant to: outbox-relay routes list": {
+			Relays: alive, Alerts: []relay.Alert{{Rule: relay.RuleRoutesChanged}},
+		},
+		"Look at the open alerts above.": {Relays: alive, Alerts: []relay.Alert{{Rule: relay.RuleHorizonPinned}}},
 		// One does not hide the other.
 		`"a" is paused: nothing is sent there. To go on: outbox-relay resume a` + "\n" +
 			"1 failed for \"a\". See why: outbox-relay events list --status failed --destination a\n  Send them again: outbox-relay replay --destination a": {
