@@ -85,6 +85,7 @@ defaults:
     probe_max: 30s # default
   format: raw # default
   max_payload_bytes: 0 # default
+  excerpts: problem # default
   tls:
     min_version: "1.2" # default
 destinations:
@@ -114,6 +115,7 @@ destinations:
       probe_max: 30s # default
     format: raw # default
     max_payload_bytes: 0 # default
+    excerpts: problem # default
     tls:
       min_version: "1.2" # default
   "1":
@@ -138,6 +140,7 @@ destinations:
       probe_max: 30s # default
     format: raw # default
     max_payload_bytes: 0 # default
+    excerpts: problem # default
     tls:
       min_version: "1.2" # default
     bearer_token: '***' # outbox-relay.yaml:15
