@@ -43,8 +43,8 @@ BEGIN
         GRANT SELECT, INSERT, UPDATE ON outbox_identity TO outbox_relay;
         GRANT SELECT ON outbox_identity TO outbox_reader;
         GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_alert_notice, outbox_rescue TO outbox_relay;
-        GRANT SELECT, UPDATE ON outbox_watch TO outbox_relay;
-        GRANT SELECT ON outbox_alert_notice, outbox_rescue, outbox_watch TO outbox_reader;
+        GRANT SELECT, UPDATE ON outbox_watch, outbox_sweep TO outbox_relay;
+        GRANT SELECT ON outbox_alert_notice, outbox_rescue, outbox_watch, outbox_sweep TO outbox_reader;
         -- To name the session that holds back vacuum, whoever it belongs to, a relay has to see the sessions of other
         -- roles. Only a superuser can allow that, and it shows the text of their statements, too; hence it is left to you:
         --     GRANT pg_read_all_stats TO outbox_relay;
@@ -57,7 +57,7 @@ BEGIN
         GRANT SELECT ON outbox_archive TO outbox_relay, outbox_reader;
         GRANT EXECUTE ON FUNCTION outbox_archive_batch(bigint, integer, interval, boolean),
             outbox_drop_archive(interval, boolean, text), outbox_prune_attempts(bigint, integer, interval, boolean),
-            outbox_prune_processed_events(bigint, integer, interval, boolean)
+            outbox_prune_processed_events(bigint, integer, interval, boolean), outbox_create_deliveries(bigint, integer)
             TO outbox_relay;
     END IF;
 
