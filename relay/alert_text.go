@@ -40,7 +40,7 @@ func (a Alert) happened() string {
 	switch a.Rule {
 	case RuleFailed:
 		return fmt.Sprintf("%s to %q failed for good since %s. First: event %d: %s",
-			many(a.Count, "delivery", "deliveries"), subject, moment(a.OpenedAt), a.FirstEventID, first)
+			Plural(a.Count, "delivery", "deliveries"), subject, moment(a.OpenedAt), a.FirstEventID, first)
 	case RuleLag:
 		return fmt.Sprintf("Deliveries to %q lag: %s", subject, detail)
 	case RuleBreakerOpen:
@@ -48,6 +48,8 @@ func (a Alert) happened() string {
 			subject, moment(a.OpenedAt), detail, first)
 	case RuleParked:
 		return fmt.Sprintf("Events of %q match no route: %s", subject, detail)
+	case RuleUndelivered:
+		return fmt.Sprintf("Events of %q are sent to nobody: %s", subject, detail)
 	case RuleBlockedKeys:
 		return fmt.Sprintf("Ordering keys of %q are blocked: %s", subject, detail)
 	case RuleRescueStorm:
@@ -66,13 +68,15 @@ func (a Alert) ended() string {
 	subject := clip(a.Subject)
 	switch a.Rule {
 	case RuleFailed:
-		return fmt.Sprintf("no failed delivery to %q is left, of %s", subject, many(a.Count, "that failed", "that failed"))
+		return fmt.Sprintf("no failed delivery to %q is left, of %s", subject, Plural(a.Count, "that failed", "that failed"))
 	case RuleLag:
 		return fmt.Sprintf("deliveries to %q no longer lag", subject)
 	case RuleBreakerOpen:
 		return fmt.Sprintf("%q accepts deliveries again, what was held is on its way", subject)
 	case RuleParked:
 		return fmt.Sprintf("every event of %q matches a route", subject)
+	case RuleUndelivered:
+		return fmt.Sprintf("every event of %q has its deliveries", subject)
 	case RuleBlockedKeys:
 		return fmt.Sprintf("no ordering key of %q is blocked", subject)
 	case RuleRescueStorm:
@@ -92,6 +96,8 @@ func (a Alert) Command() string {
 		return "outbox-relay events list --status failed --destination " + shellWord(a.Subject)
 	case RuleParked:
 		return "outbox-relay events list --parked"
+	case RuleUndelivered:
+		return "outbox-relay events create-deliveries"
 	case RuleQuarantined:
 		return "outbox-relay identity show"
 	case ruleTest:
@@ -122,7 +128,8 @@ func joined(texts ...string) string {
 	return strings.Join(parts, ": ")
 }
 
-func many(n int64, one, more string) string {
+// Plural returns a count and what is counted: "1 delivery", "2 deliveries".
+func Plural[N int | int16 | int32 | int64](n N, one, more string) string {
 	if n == 1 {
 		return "1 " + one
 	}

@@ -52,6 +52,8 @@ type Watch struct {
 	// Parked deliveries, counted up to 10,001, and for how long the oldest has waited.
 	Parked    int
 	ParkedFor time.Duration
+	// Undelivered are events without deliveries that were found so far, counted up to 1,001.
+	Undelivered int
 	// Holders keep the database from cleaning up, the one that has done so for the longest first; at most five sessions
 	// and prepared transactions.
 	Holders []Holder
@@ -122,6 +124,9 @@ func (r *Relay) watch(ctx context.Context) {
 			continue // it may be the wrong database
 		}
 		began := time.Now()
+		if err := r.searchUndelivered(ctx); err != nil && ctx.Err() == nil {
+			r.databaseError("search", err)
+		}
 		if err := r.look(ctx); err != nil && ctx.Err() == nil {
 			r.databaseError("watch", err)
 		}
@@ -187,7 +192,7 @@ func (r *Relay) pressure() string {
 		}
 	}
 	if w.LockWaits > 0 {
-		return many(int64(w.LockWaits), "session waits", "sessions wait") + " for locks on the outbox's tables"
+		return Plural(int64(w.LockWaits), "session waits", "sessions wait") + " for locks on the outbox's tables"
 	}
 	return ""
 }
@@ -226,7 +231,10 @@ type sample struct {
 	Database string        `json:"database"`
 	Lanes    []laneSample  `json:"lanes"`
 	Parked   *parkedSample `json:"parked"`
-	Holders  []struct {
+
+	Undelivered *undeliveredSample `json:"undelivered"`
+
+	Holders []struct {
 		Kind         string  `json:"kind"`
 		PID          int     `json:"pid"`
 		Application  string  `json:"application"`
@@ -269,6 +277,11 @@ type laneSample struct {
 	BlockedSeconds float64 `json:"blocked_seconds"`
 	BlockedKey     string  `json:"blocked_key"`
 	BlockedEvent   int64   `json:"blocked_event"`
+}
+
+type undeliveredSample struct {
+	Count int   `json:"count"`
+	Event int64 `json:"event"`
 }
 
 type parkedSample struct {
@@ -315,6 +328,9 @@ func (s *sample) watch() Watch {
 	}
 	if s.Parked != nil {
 		w.Parked, w.ParkedFor = s.Parked.Count, inSeconds(s.Parked.Seconds)
+	}
+	if s.Undelivered != nil {
+		w.Undelivered = s.Undelivered.Count
 	}
 	return w
 }
@@ -367,10 +383,13 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 		hold = append(hold, condition{subject{RuleParked, s.Database}, int64(p.Count), fmt.Sprintf("%s parked, the oldest for %s: event %d of type %q; add a route for it",
 			upTo(p.Count), span(inSeconds(p.Seconds)), p.Event, p.Type), p.Event})
 	}
+	if u := s.Undelivered; u != nil {
+		hold = append(hold, condition{subject{RuleUndelivered, s.Database}, int64(u.Count), u.String(), u.Event})
+	}
 	storm := subject{RuleRescueStorm, s.Database}
 	if dead := s.Rescues.Relays; dead >= rescueStorm {
 		hold = append(hold, condition{storm, int64(dead), fmt.Sprintf("%d of them were found dead within %s, holding %s",
-			dead, span(limits.Window), many(s.Rescues.Deliveries, "delivery", "deliveries")), 0})
+			dead, span(limits.Window), Plural(s.Rescues.Deliveries, "delivery", "deliveries")), 0})
 	} else if dead > 0 {
 		undecided[storm] = true
 	}
@@ -384,7 +403,7 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 	for _, open := range s.Alerts {
 		holds := slices.ContainsFunc(hold, func(c condition) bool { return c.subject == open.subject })
 		switch open.Rule {
-		case RuleLag, RuleBlockedKeys, RuleParked, RuleRescueStorm, RuleHorizonPinned:
+		case RuleLag, RuleBlockedKeys, RuleParked, RuleUndelivered, RuleRescueStorm, RuleHorizonPinned:
 			if !holds && !undecided[open.subject] {
 				ended = append(ended, open.subject)
 			}

@@ -22,17 +22,17 @@ ALTER TABLE outbox
     ADD CONSTRAINT outbox_headers_have_unreserved_names_and_printable_values
         CHECK (headers = '{}' OR outbox_headers_are_fit(headers)) NOT VALID;
 
-CREATE TABLE outbox_sweep (
-    only_row  boolean     PRIMARY KEY DEFAULT true,
-    swept_at  timestamptz NOT NULL DEFAULT '-infinity',
+CREATE TABLE outbox_undelivered (
+    only_row    boolean     PRIMARY KEY DEFAULT true,
+    searched_at timestamptz NOT NULL DEFAULT '-infinity',
     -- Up to which id new events have been looked at; NULL: none yet. Up to which id this round through all of them has come.
-    recent_id bigint,
-    round_id  bigint      NOT NULL DEFAULT 0,
-    missing   bigint[]    NOT NULL DEFAULT '{}',
-    CONSTRAINT outbox_sweep_is_one_row CHECK (only_row)
+    recent_id   bigint,
+    round_id    bigint      NOT NULL DEFAULT 0,
+    missing     bigint[]    NOT NULL DEFAULT '{}',
+    CONSTRAINT outbox_undelivered_is_one_row CHECK (only_row)
 ) WITH (fillfactor = 50);
-COMMENT ON TABLE outbox_sweep IS 'How far relays have looked for events without deliveries, and the ids that they found, at most 1,001.';
-INSERT INTO outbox_sweep DEFAULT VALUES;
+COMMENT ON TABLE outbox_undelivered IS 'How far relays have looked for events without deliveries, and the ids that they found, at most 1,001.';
+INSERT INTO outbox_undelivered DEFAULT VALUES;
 
 -- Gives the next batch of events behind an id the deliveries that the trigger would have made. An event that has any
 -- delivery, also a parked or discarded one, is left alone. Call it again with last_id until it is finished.
@@ -79,7 +79,7 @@ REVOKE ALL ON FUNCTION outbox_create_deliveries(bigint, integer) FROM PUBLIC;
 
 -- +goose Down
 DROP FUNCTION outbox_create_deliveries(bigint, integer);
-DROP TABLE outbox_sweep;
+DROP TABLE outbox_undelivered;
 ALTER TABLE outbox
     DROP CONSTRAINT outbox_headers_have_unreserved_names_and_printable_values,
     ADD CONSTRAINT outbox_headers_are_http_names_with_printable_string_values CHECK (
