@@ -36,39 +36,58 @@ func (a Alert) Text() string {
 }
 
 func (a Alert) happened() string {
-	subject, detail, first := clip(a.Subject), clip(a.Detail), clip(a.FirstError)
+	subject, detail := clip(a.Subject), clip(a.Detail)
 	switch a.Rule {
 	case RuleFailed:
-		return fmt.Sprintf("%s to %q failed for good since %s. First: event %d: %s",
-			Plural(a.Count, "delivery", "deliveries"), subject, moment(a.OpenedAt), a.FirstEventID, first)
+		return labelled(fmt.Sprintf("%s to %q failed for good since %s. First", Plural(a.Count, "delivery", "deliveries"), subject, moment(a.OpenedAt)), a.first())
 	case RuleLag:
-		return fmt.Sprintf("Deliveries to %q lag: %s", subject, detail)
+		return joined(fmt.Sprintf("Deliveries to %q lag", subject), detail)
 	case RuleBreakerOpen:
-		return fmt.Sprintf("Deliveries to %q are held since %s: the destination is down as a whole. It holds %s. First error: %s",
-			subject, moment(a.OpenedAt), detail, first)
+		text := fmt.Sprintf("Deliveries to %q are held since %s: the destination is down as a whole", subject, moment(a.OpenedAt))
+		if detail != "" {
+			text += ". It holds " + detail
+		}
+		return labelled(text+". First error", clip(a.FirstError))
 	case RuleParked:
-		return fmt.Sprintf("Events of %q match no route: %s", subject, detail)
+		return joined(fmt.Sprintf("Events of %q match no route", subject), detail)
 	case RuleUndelivered:
-		return fmt.Sprintf("Events of %q are sent to nobody: %s", subject, detail)
+		return joined(fmt.Sprintf("Events of %q are sent to nobody", subject), detail)
 	case RuleBlockedKeys:
-		return fmt.Sprintf("Ordering keys of %q are blocked: %s", subject, detail)
+		return joined(fmt.Sprintf("Ordering keys of %q are blocked", subject), detail)
 	case RuleRescueStorm:
-		return fmt.Sprintf("Relays of %q keep dying: %s", subject, detail)
+		return joined(fmt.Sprintf("Relays of %q keep dying", subject), detail)
 	case RuleHorizonPinned:
-		return fmt.Sprintf("Database %q cannot clean up: %s", subject, detail)
+		return joined(fmt.Sprintf("Database %q cannot clean up", subject), detail)
 	case RuleQuarantined:
-		return fmt.Sprintf("A relay is quarantined and sends nothing: %s", joined(first, detail))
+		return joined("A relay is quarantined and sends nothing", clip(a.FirstError), detail)
 	case ruleTest:
 		return "This is a test of the alert channels. Nothing is wrong"
 	}
-	return fmt.Sprintf("%s of %q since %s: %s", clip(a.Rule), subject, moment(a.OpenedAt), joined(detail, first))
+	return joined(fmt.Sprintf("%s of %q since %s", clip(a.Rule), subject, moment(a.OpenedAt)), detail, a.first())
+}
+
+// first names the first event and its error, as far as they are known: whoever fires an alert may leave both out.
+func (a Alert) first() string {
+	event := ""
+	if a.FirstEventID != 0 {
+		event = fmt.Sprintf("event %d", a.FirstEventID)
+	}
+	return joined(event, clip(a.FirstError))
+}
+
+// labelled returns "label: text", and without a text only what stands before the label's own sentence.
+func labelled(label, text string) string {
+	if text == "" {
+		return label[:strings.LastIndex(label, ". ")]
+	}
+	return label + ": " + text
 }
 
 func (a Alert) ended() string {
 	subject := clip(a.Subject)
 	switch a.Rule {
 	case RuleFailed:
-		return fmt.Sprintf("no failed delivery to %q is left, of %s", subject, Plural(a.Count, "that failed", "that failed"))
+		return fmt.Sprintf("no failed delivery to %q is left, of %d that failed", subject, a.Count)
 	case RuleLag:
 		return fmt.Sprintf("deliveries to %q no longer lag", subject)
 	case RuleBreakerOpen:

@@ -188,7 +188,7 @@ func (r *Relay) pressure() string {
 	}
 	for table, dead := range w.DeadTuples {
 		if dead > limits.DeadTuples {
-			return fmt.Sprintf("table %s has %d dead rows, which VACUUM has yet to remove", table, dead)
+			return fmt.Sprintf("table %s has %s, which VACUUM has yet to remove", table, Plural(dead, "dead row", "dead rows"))
 		}
 	}
 	if w.LockWaits > 0 {
@@ -371,8 +371,8 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 				span(waited), l.Event, span(limits.LagOver)), l.Event})
 		}
 		if l.Blocked > 0 {
-			keys := "1 key waits"
-			if l.Blocked > 1 {
+			keys := Plural(l.Blocked, "key waits", "keys wait")
+			if l.Blocked > countedTo {
 				keys = upTo(l.Blocked) + " keys wait"
 			}
 			hold = append(hold, condition{subject{RuleBlockedKeys, l.Destination}, int64(l.Blocked), fmt.Sprintf(
@@ -380,8 +380,12 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 		}
 	}
 	if p := s.Parked; p != nil && p.Count > 0 {
-		hold = append(hold, condition{subject{RuleParked, s.Database}, int64(p.Count), fmt.Sprintf("%s parked, the oldest for %s: event %d of type %q; add a route for it",
-			upTo(p.Count), span(inSeconds(p.Seconds)), p.Event, p.Type), p.Event})
+		of := ""
+		if p.Type != "" {
+			of = fmt.Sprintf(" of type %q", p.Type)
+		}
+		hold = append(hold, condition{subject{RuleParked, s.Database}, int64(p.Count), fmt.Sprintf("%s parked, the oldest for %s: event %d%s; add a route for it",
+			upTo(p.Count), span(inSeconds(p.Seconds)), p.Event, of), p.Event})
 	}
 	if u := s.Undelivered; u != nil {
 		hold = append(hold, condition{subject{RuleUndelivered, s.Database}, int64(u.Count), u.String(), u.Event})
@@ -396,7 +400,7 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 	if holders := s.holders(); len(holders) > 0 && holders[0].For > limits.HorizonOver {
 		detail := holders[0].String()
 		if more := len(slices.DeleteFunc(holders[1:], func(h Holder) bool { return h.For <= limits.HorizonOver })); more > 0 {
-			detail += fmt.Sprintf("; %d more hold it back, too", more)
+			detail += "; " + Plural(more, "more holds", "more hold") + " it back, too"
 		}
 		hold = append(hold, condition{subject{RuleHorizonPinned, s.Database}, int64(holders[0].For.Minutes()), detail, 0})
 	}

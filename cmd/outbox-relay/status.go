@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -146,11 +147,19 @@ func printStatus(w io.Writer, s relay.Status) error {
 	}
 	fmt.Fprintf(w, "Open alerts: %d\n", len(s.Alerts))
 	for _, a := range s.Alerts {
-		fmt.Fprintf(w, "  %s %s: %d since %s, first event %d: %s\n", printable(a.Rule), printable(a.Subject), a.Count,
-			a.OpenedAt.UTC().Format(time.RFC3339), a.FirstEventID, printable(a.FirstError))
+		fmt.Fprintf(w, "  %s %s: %d since %s%s%s\n", printable(a.Rule), printable(a.Subject), a.Count,
+			a.OpenedAt.UTC().Format(time.RFC3339), firstEvent(a.FirstEventID), colon(cmp.Or(a.FirstError, a.Detail)))
 	}
 	_, err := fmt.Fprintf(w, "\n%s\n", strings.Join(nextSteps(s), "\n"))
 	return err
+}
+
+// firstEvent names an alert's first event; empty: it has none.
+func firstEvent(id int64) string {
+	if id == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", first event %d", id)
 }
 
 // laneState says in a word whether deliveries flow to a destination.
@@ -182,11 +191,11 @@ func printLaneNotes(w io.Writer, d relay.DestinationStatus) {
 		fmt.Fprintf(w, "  %s: held%s, %s%s\n", name, since(d.BreakerOpenedAt), probe, colon(d.BreakerError))
 	}
 	if d.BlockedKeys > 0 {
-		noun := "keys wait"
-		if d.BlockedKeys == 1 {
-			noun = "key waits"
+		keys := relay.Plural(d.BlockedKeys, "ordering key waits", "ordering keys wait")
+		if d.BlockedKeys > 10_000 {
+			keys = bounded(d.BlockedKeys) + " ordering keys wait"
 		}
-		fmt.Fprintf(w, "  %s: %s ordering %s behind a failed delivery, the oldest for %s\n", name, bounded(d.BlockedKeys), noun, age2text(d.BlockedSeconds))
+		fmt.Fprintf(w, "  %s: %s behind a failed delivery, the oldest for %s\n", name, keys, age2text(d.BlockedSeconds))
 	}
 }
 
@@ -238,11 +247,11 @@ func nextSteps(s relay.Status) (steps []string) {
 				bounded(d.BlockedKeys), name, word)
 		}
 		if !d.Routed && d.Pending > 0 {
-			add("%d wait for %q, where no route leads. Put it back, or give them up:\n  outbox-relay discard --destination %s", d.Pending, name, word)
+			add("%s for %q, where no route leads. Put it back, or give up what waits:\n  outbox-relay discard --destination %s", relay.Plural(d.Pending, "waits", "wait"), name, word)
 		}
 	}
 	if s.Parked > 0 {
-		add("%d match no route. See which: outbox-relay events list --parked\n  Then add a route and restart the relay.", s.Parked)
+		add("%s no route. See which: outbox-relay events list --parked\n  Then add a route and restart the relay.", relay.Plural(s.Parked, "matches", "match"))
 	}
 	if len(steps) == 0 {
 		return []string{"All is well."}

@@ -165,7 +165,7 @@ Open alerts: 1
 `
 	const steps = `1 blocked of the ordering keys of "analytics": replay what failed, or skip it:
   outbox-relay discard --destination analytics --head-of-key KEY
-5 wait for "billing", where no route leads. Put it back, or give them up:
+5 wait for "billing", where no route leads. Put it back, or give up what waits:
   outbox-relay discard --destination billing
 "logistics" is paused: nothing is sent there. To go on: outbox-relay resume logistics
 12 failed for "logistics". See why: outbox-relay events list --status failed --destination logistics
