@@ -34,6 +34,7 @@ BEGIN
         -- A producer may insert events, nothing else. The Go package's Enqueue also tells duplicates from reused keys,
         -- for which it reads the event that holds the key: grant outbox_reader beside this one for that.
         GRANT INSERT ON outbox TO outbox_producer;
+        GRANT EXECUTE ON FUNCTION outbox_headers_are_fit(jsonb) TO outbox_producer; -- of a constraint
 
         -- A relay reads events but can neither write nor alter one; state lives in the other tables.
         GRANT SELECT ON outbox, outbox_schema_version TO outbox_relay;

@@ -5,13 +5,15 @@
 -- text of a table's CHECKs anew for every statement, and an event without headers never calls it.
 -- +goose StatementBegin
 CREATE FUNCTION outbox_headers_are_fit(headers jsonb) RETURNS boolean LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+DECLARE
+    -- As jsonb prints an object of strings: {"a": "1", "b": "2"}. A quote within a value has a backslash before it. The
+    -- collation is C, as a Turkish one has other capitals. Regular expressions cost a tenth of what jsonpath does.
+    printed pg_catalog.text COLLATE pg_catalog."C" := headers::pg_catalog.text;
 BEGIN
-    RETURN pg_catalog.jsonb_typeof(headers) OPERATOR(pg_catalog.=) 'object'
-       AND pg_catalog.octet_length(headers::pg_catalog.text) OPERATOR(pg_catalog.<=) 8192
-       AND NOT pg_catalog.jsonb_path_exists(headers, '$.keyvalue() ? (!(@.key like_regex "^[-!#$%&''*+.^_`|~0-9A-Za-z]+$"))')
+    RETURN pg_catalog.octet_length(printed) OPERATOR(pg_catalog.<=) 8192
+       AND printed OPERATOR(pg_catalog.~) '^\{"[-!#$%&''*+.^_`|~0-9A-Za-z]+": "([ !#-[^-~]|\]|\\["\\])*"(, "[-!#$%&''*+.^_`|~0-9A-Za-z]+": "([ !#-[^-~]|\]|\\["\\])*")*\}$'
        -- CGI, WSGI and PHP make the same name of X-Real-Ip and X_Real_Ip.
-       AND NOT pg_catalog.jsonb_path_exists(headers, '$.keyvalue() ? (@.key like_regex "^(authorization|connection|content[-_](encoding|length|type)|cookie|expect|forwarded|host|keep[-_]alive|te|trailer|transfer[-_]encoding|true[-_]client[-_]ip|upgrade|user[-_]agent|x[-_](client[-_]ip|http[-_]method([-_]override)?|idempotency[-_]key|method[-_]override|real[-_]ip|rewrite[-_]url)|(proxy|webhook|x[-_](forwarded|original|outbox))[-_].*)$" flag "i")')
-       AND NOT pg_catalog.jsonb_path_exists(headers, 'strict $.* ? (@.type() != "string" || !(@ like_regex "^[\\x20-\\x7e]*$"))');
+       AND printed OPERATOR(pg_catalog.!~*) '(^\{|", )"(authorization|connection|content[-_](encoding|length|type)|cookie|expect|forwarded|host|keep[-_]alive|te|trailer|transfer[-_]encoding|true[-_]client[-_]ip|upgrade|user[-_]agent|x[-_](client[-_]ip|http[-_]method([-_]override)?|idempotency[-_]key|method[-_]override|real[-_]ip|rewrite[-_]url)|(proxy|webhook|x[-_](forwarded|original|outbox))[-_][^"]*)": ';
 END
 $$;
 -- +goose StatementEnd
