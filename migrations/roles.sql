@@ -34,6 +34,7 @@ BEGIN
         -- A producer may insert events, nothing else. The Go package's Enqueue also tells duplicates from reused keys,
         -- for which it reads the event that holds the key: grant outbox_reader beside this one for that.
         GRANT INSERT ON outbox TO outbox_producer;
+        GRANT EXECUTE ON FUNCTION outbox_headers_are_fit(jsonb) TO outbox_producer; -- of a constraint
 
         -- A relay reads events but can neither write nor alter one; state lives in the other tables.
         GRANT SELECT ON outbox, outbox_schema_version TO outbox_relay;
@@ -45,8 +46,8 @@ BEGIN
         GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_alert_notice, outbox_rescue TO outbox_relay;
         GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_relay_destination, outbox_relay_route TO outbox_relay;
         GRANT SELECT ON outbox_relay_destination, outbox_relay_route TO outbox_reader;
-        GRANT SELECT, UPDATE ON outbox_watch TO outbox_relay;
-        GRANT SELECT ON outbox_alert_notice, outbox_rescue, outbox_watch TO outbox_reader;
+        GRANT SELECT, UPDATE ON outbox_watch, outbox_undelivered TO outbox_relay;
+        GRANT SELECT ON outbox_alert_notice, outbox_rescue, outbox_watch, outbox_undelivered TO outbox_reader;
         -- To name the session that holds back vacuum, whoever it belongs to, a relay has to see the sessions of other
         -- roles. Only a superuser can allow that, and it shows the text of their statements, too; hence it is left to you:
         --     GRANT pg_read_all_stats TO outbox_relay;
@@ -59,7 +60,7 @@ BEGIN
         GRANT SELECT ON outbox_archive TO outbox_relay, outbox_reader;
         GRANT EXECUTE ON FUNCTION outbox_archive_batch(bigint, integer, interval, boolean),
             outbox_drop_archive(interval, boolean, text), outbox_prune_attempts(bigint, integer, interval, boolean),
-            outbox_prune_processed_events(bigint, integer, interval, boolean)
+            outbox_prune_processed_events(bigint, integer, interval, boolean), outbox_create_deliveries(bigint, integer)
             TO outbox_relay;
     END IF;
 

@@ -22,7 +22,7 @@ const (
 	referenceRule = "outbox_related_reference_is_1_to_255_printable_ascii"
 	versionRule   = "outbox_event_version_is_positive"
 	sizeRule      = "outbox_payload_is_at_most_1_mib"
-	headersRule   = "outbox_headers_are_http_names_with_printable_string_values"
+	headersRule   = "outbox_headers_have_unreserved_names_and_printable_values"
 	availableRule = "outbox_available_at_is_in_years_1_to_9998"
 	createdRule   = "outbox_created_at_is_in_years_1_to_9998"
 

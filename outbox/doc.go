@@ -37,8 +37,7 @@
 //	ON CONFLICT DO NOTHING;
 //
 // All other columns have defaults. A trigger on the table creates the deliveries, and constraints, named after their
-// rules, refuse what could not be delivered: the ones that Event documents, without the reserved header names, which
-// the relay does not send. Leave ON CONFLICT out to get an error for a key that exists.
+// rules, refuse what could not be delivered: the ones that Event documents. Leave ON CONFLICT out to get an error for a key that exists.
 //
 // # Rights
 //

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // Limits of an event. The table's CHECK constraints hold the same ones for rows that arrive by plain SQL.
@@ -50,8 +52,9 @@ type Event struct {
 	RelatedReference string
 
 	// Headers are further HTTP headers of the POST. Values are printable ASCII; all together take at most 8192 bytes as
-	// the JSON object that the table stores. Names that belong to HTTP or to the relay (Content-Type, X-Outbox-…,
-	// Webhook-…) are refused, since the relay would not send them.
+	// the JSON object that the table stores. Names that belong to HTTP (Content-Type), to the relay (X-Outbox-…,
+	// Webhook-…), to a destination's credentials (Authorization, Cookie) or to proxies (X-Forwarded-…) are refused, since
+	// the relay would not send them.
 	Headers map[string]string
 
 	// AvailableAt is the earliest moment of delivery by the database's clock, to the microsecond. The zero value, like
@@ -165,7 +168,7 @@ func headerProblems(headers map[string]string) []string {
 		switch folded := strings.ToLower(name); {
 		case name == "" || strings.ContainsFunc(name, notToken):
 			problems = append(problems, fmt.Sprintf("name %s is not an HTTP token", quote(name)))
-		case reserved(folded):
+		case webhook.ReservedForEvents(name):
 			problems = append(problems, fmt.Sprintf("name %s is reserved", quote(name)))
 		case seen[folded]:
 			problems = append(problems, fmt.Sprintf("name %s occurs twice, differing only in case", quote(folded)))
@@ -185,17 +188,6 @@ func headerProblems(headers map[string]string) []string {
 func notToken(r rune) bool {
 	alphanumeric := 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9'
 	return !alphanumeric && !strings.ContainsRune("!#$%&'*+-.^_`|~", r)
-}
-
-// reserved tells names that the relay would never take from an event: those of the connection and of the body, which
-// are HTTP's to set, and those of the wire contract. The name must be in lower case.
-func reserved(name string) bool {
-	switch name {
-	case "connection", "content-encoding", "content-length", "content-type", "expect", "host", "keep-alive", "te",
-		"trailer", "transfer-encoding", "upgrade", "x-idempotency-key":
-		return true
-	}
-	return strings.HasPrefix(name, "proxy-") || strings.HasPrefix(name, "webhook-") || strings.HasPrefix(name, "x-outbox-")
 }
 
 // headersText returns the headers as jsonb prints them, {"a": "1", "b": "2"}: the table's constraint measures that.

@@ -121,6 +121,7 @@ func TestReservedHeadersAreRefused(t *testing.T) {
 		webhook.IdempotencyKey, webhook.EventType, webhook.EventVersion, webhook.EventID, webhook.CreatedAt,
 		webhook.RelatedReference, webhook.OrderingKey, webhook.Sequence, webhook.Attempt, webhook.DeliveryID,
 		webhook.NotAfter, webhook.Replay, webhook.ID, webhook.Timestamp, webhook.Signature, webhook.OutboxPrefix + "Future",
+		"Authorization", "Cookie", "X-Forwarded-For", "X_Forwarded_For",
 	} {
 		e := event("inv-7")
 		e.Headers = map[string]string{name: "x", "X-Tenant": "fine"}

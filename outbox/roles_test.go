@@ -129,11 +129,13 @@ func TestRelayCanNeitherWriteNorAlterEvents(t *testing.T) {
 	)
 	db.wantRefusals("outbox_relay", "", `SELECT FROM outbox_archive`,
 		`SELECT FROM outbox_archive_batch(0, 10, interval '1 day', false)`, `SELECT FROM outbox_drop_archive(interval '1 day', false, '')`,
-		`SELECT FROM outbox_prune_attempts(0, 10, interval '1 day', false)`, `SELECT FROM outbox_prune_processed_events(0, 10, interval '1 day', false)`)
+		`SELECT FROM outbox_prune_attempts(0, 10, interval '1 day', false)`, `SELECT FROM outbox_prune_processed_events(0, 10, interval '1 day', false)`,
+		`SELECT FROM outbox_create_deliveries()`, `UPDATE outbox_undelivered SET round_id = 0`)
 	for _, role := range []string{"outbox_producer", "outbox_reader"} {
 		db.wantRefusals(role, insufficientPrivilege,
 			`SELECT FROM outbox_archive_batch(0, 10, interval '1 day', true)`, `SELECT FROM outbox_drop_archive(interval '1 day', true, '')`,
-			`SELECT FROM outbox_prune_attempts(0, 10, interval '1 day', true)`, `SELECT FROM outbox_prune_processed_events(0, 10, interval '1 day', true)`)
+			`SELECT FROM outbox_prune_attempts(0, 10, interval '1 day', true)`, `SELECT FROM outbox_prune_processed_events(0, 10, interval '1 day', true)`,
+			`SELECT FROM outbox_create_deliveries()`, `UPDATE outbox_undelivered SET round_id = 0`)
 	}
 	db.wantRefusals("outbox_relay", "22023", `SELECT FROM outbox_drop_archive(interval '-1 year', false, '')`)
 	db.wantRefusals("outbox_relay", "", `SELECT FROM outbox`, `UPDATE outbox_delivery SET claim = claim + 1`)

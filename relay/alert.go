@@ -18,6 +18,8 @@ const (
 	RuleBreakerOpen = "breaker_open"
 	// RuleParked tells that events match no route.
 	RuleParked = "parked"
+	// RuleUndelivered tells that events have no deliveries, because the trigger did not run when they were inserted.
+	RuleUndelivered = "undelivered_events"
 	// RuleBlockedKeys tells that ordering keys wait behind a delivery that failed.
 	RuleBlockedKeys = "blocked_keys"
 	// RuleRescueStorm tells that relays die one after the other.

@@ -58,20 +58,20 @@ func (c jsonChannel) Notify(ctx context.Context, alert Alert) error {
 	if err != nil {
 		return fmt.Errorf("encode alert: %w", err)
 	}
-	// The URL is a secret: errors of the request may be told, those that repeat the URL may not.
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
 	if err != nil {
-		return fmt.Errorf("make alert request: the channel's url cannot be used")
+		return fmt.Errorf("make alert request: the channel's url cannot be used") // the error repeats it, and it is a secret
 	}
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := alertTransport.RoundTrip(req)
 	if err != nil {
-		return fmt.Errorf("send alert: %w", err)
+		return fmt.Errorf("send alert: %s", clip(maskOfChannel(req.URL).hide(err.Error(), false)))
 	}
 	defer func() { _ = resp.Body.Close() }()
-	excerpt, _ := io.ReadAll(io.LimitReader(resp.Body, maxExcerpt))
+	answer, _ := io.ReadAll(io.LimitReader(resp.Body, maxEvidence))
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
-		return fmt.Errorf("send alert: the channel answered %s: %s", resp.Status, clip(string(excerpt)))
+		excerpt := shorten(maskOfChannel(req.URL).hide(string(answer), len(answer) == maxEvidence), maxExcerpt)
+		return fmt.Errorf("send alert: the channel answered %d %s: %s", resp.StatusCode, http.StatusText(resp.StatusCode), clip(excerpt))
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ func failing(t testing.TB, db *database, channels ...Channel) Config {
 		_, _ = w.Write([]byte("<no> & " + r.key))
 	})
 	cfg := db.config(to(refusing.URL))
+	cfg.Destinations[0].Wire.Excerpts = ExcerptsText
 	cfg.Alerts.Channels = channels
 	return cfg
 }

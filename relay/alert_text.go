@@ -36,49 +36,73 @@ func (a Alert) Text() string {
 }
 
 func (a Alert) happened() string {
-	subject, detail, first := clip(a.Subject), clip(a.Detail), clip(a.FirstError)
+	subject, detail := clip(a.Subject), clip(a.Detail)
 	switch a.Rule {
 	case RuleFailed:
-		return fmt.Sprintf("%s to %q failed for good since %s. First: event %d: %s",
-			many(a.Count, "delivery", "deliveries"), subject, moment(a.OpenedAt), a.FirstEventID, first)
+		return labelled(fmt.Sprintf("%s to %q failed for good since %s. First", Plural(a.Count, "delivery", "deliveries"), subject, moment(a.OpenedAt)), a.first())
 	case RuleLag:
-		return fmt.Sprintf("Deliveries to %q lag: %s", subject, detail)
+		return joined(fmt.Sprintf("Deliveries to %q lag", subject), detail)
 	case RuleBreakerOpen:
-		return fmt.Sprintf("Deliveries to %q are held since %s: the destination is down as a whole. It holds %s. First error: %s",
-			subject, moment(a.OpenedAt), detail, first)
+		text := fmt.Sprintf("Deliveries to %q are held since %s: the destination is down as a whole", subject, moment(a.OpenedAt))
+		if detail != "" {
+			text += ". It holds " + detail
+		}
+		return labelled(text+". First error", clip(a.FirstError))
 	case RuleParked:
-		return fmt.Sprintf("Events of %q match no route: %s", subject, detail)
+		return joined(fmt.Sprintf("Events of %q match no route", subject), detail)
+	case RuleUndelivered:
+		return joined(fmt.Sprintf("Events of %q are sent to nobody", subject), detail)
 	case RuleBlockedKeys:
-		return fmt.Sprintf("Ordering keys of %q are blocked: %s", subject, detail)
+		return joined(fmt.Sprintf("Ordering keys of %q are blocked", subject), detail)
 	case RuleRescueStorm:
-		return fmt.Sprintf("Relays of %q keep dying: %s", subject, detail)
+		return joined(fmt.Sprintf("Relays of %q keep dying", subject), detail)
 	case RuleHorizonPinned:
-		return fmt.Sprintf("Database %q cannot clean up: %s", subject, detail)
+		return joined(fmt.Sprintf("Database %q cannot clean up", subject), detail)
 	case RuleUnserved:
-		return fmt.Sprintf("Deliveries to %q are unserved: %s, and no running relay has this destination. Start one that has it, or give them up: outbox-relay discard --destination %s",
-			subject, detail, shellWord(a.Subject))
+		text := joined(fmt.Sprintf("Deliveries to %q are unserved", subject), detail)
+		return fmt.Sprintf("%s, and no running relay has this destination. Start one that has it, or give them up: outbox-relay discard --destination %s",
+			text, shellWord(a.Subject))
 	case RuleRoutesChanged:
-		return fmt.Sprintf("Routes of %q changed, and not every running relay is configured with them: %s. Give all relays the same configuration, or stop the one that is not meant to run",
-			subject, detail)
+		text := joined(fmt.Sprintf("Routes of %q changed, and not every running relay is configured with them", subject), detail)
+		return text + ". Give all relays the same configuration, or stop the one that is not meant to run"
 	case RuleQuarantined:
-		return fmt.Sprintf("A relay is quarantined and sends nothing: %s", joined(first, detail))
+		return joined("A relay is quarantined and sends nothing", clip(a.FirstError), detail)
 	case ruleTest:
 		return "This is a test of the alert channels. Nothing is wrong"
 	}
-	return fmt.Sprintf("%s of %q since %s: %s", clip(a.Rule), subject, moment(a.OpenedAt), joined(detail, first))
+	return joined(fmt.Sprintf("%s of %q since %s", clip(a.Rule), subject, moment(a.OpenedAt)), detail, a.first())
+}
+
+// first names the first event and its error, as far as they are known: whoever fires an alert may leave both out.
+func (a Alert) first() string {
+	event := ""
+	if a.FirstEventID != 0 {
+		event = fmt.Sprintf("event %d", a.FirstEventID)
+	}
+	return joined(event, clip(a.FirstError))
+}
+
+// labelled returns "label: text", and without a text only what stands before the label's own sentence.
+func labelled(label, text string) string {
+	if text == "" {
+		return label[:strings.LastIndex(label, ". ")]
+	}
+	return label + ": " + text
 }
 
 func (a Alert) ended() string {
 	subject := clip(a.Subject)
 	switch a.Rule {
 	case RuleFailed:
-		return fmt.Sprintf("no failed delivery to %q is left, of %s", subject, many(a.Count, "that failed", "that failed"))
+		return fmt.Sprintf("no failed delivery to %q is left, of %d that failed", subject, a.Count)
 	case RuleLag:
 		return fmt.Sprintf("deliveries to %q no longer lag", subject)
 	case RuleBreakerOpen:
 		return fmt.Sprintf("%q accepts deliveries again, what was held is on its way", subject)
 	case RuleParked:
 		return fmt.Sprintf("every event of %q matches a route", subject)
+	case RuleUndelivered:
+		return fmt.Sprintf("every event of %q has its deliveries", subject)
 	case RuleBlockedKeys:
 		return fmt.Sprintf("no ordering key of %q is blocked", subject)
 	case RuleRescueStorm:
@@ -104,6 +128,8 @@ func (a Alert) Command() string {
 		return "outbox-relay events list --parked"
 	case RuleRoutesChanged:
 		return "outbox-relay routes list"
+	case RuleUndelivered:
+		return "outbox-relay events create-deliveries"
 	case RuleQuarantined:
 		return "outbox-relay identity show"
 	case ruleTest:
@@ -134,7 +160,8 @@ func joined(texts ...string) string {
 	return strings.Join(parts, ": ")
 }
 
-func many(n int64, one, more string) string {
+// Plural returns a count and what is counted: "1 delivery", "2 deliveries".
+func Plural[N int | int16 | int32 | int64](n N, one, more string) string {
 	if n == 1 {
 		return "1 " + one
 	}

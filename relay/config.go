@@ -371,25 +371,15 @@ func urlProblem(raw string, e Egress) string {
 
 // headerProblem says why a header cannot be sent; empty: it can.
 func headerProblem(name, value string) string {
-	switch canonical := http.CanonicalHeaderKey(name); {
+	switch {
 	case !headerName.MatchString(name):
 		return "is not a header name (letters, digits and hyphens)"
 	case len(name)+len(value) > 8192:
 		return "is longer than 8192 bytes"
 	case !printableASCII(value):
 		return "has a value with characters beyond printable ASCII"
-	case reservedHeader(canonical):
+	case webhook.Reserved(name):
 		return "is set by the relay or by HTTP itself; remove it"
 	}
 	return ""
-}
-
-// reservedHeader reports whether a canonical header name belongs to the wire contract or to the connection.
-func reservedHeader(name string) bool {
-	switch name {
-	case webhook.IdempotencyKey, "Host", "Content-Length", "Content-Type", "Connection", "Transfer-Encoding", "Upgrade",
-		"Te", "Trailer", "Keep-Alive", "Expect":
-		return true
-	}
-	return strings.HasPrefix(name, webhook.OutboxPrefix) || strings.HasPrefix(name, "Webhook-") || strings.HasPrefix(name, "Proxy-")
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"runtime"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,7 +16,6 @@ import (
 const (
 	maxResponseHeader = 64 << 10
 	maxDrain          = 64 << 10 // of a body, so that the connection can be used again
-	maxExcerpt        = 1 << 10  // of a body, kept as evidence of a refusal
 )
 
 // crashLoop is after how many claims lost to a dead relay, with no settle between, a delivery is suspected of killing
@@ -132,7 +132,7 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 	// One delivery that trips a defect must not take the relay, and all others, with it.
 	defer func() {
 		if defect := recover(); defect != nil {
-			v = verdict{outcome: Retry, reason: ReasonPanic, message: clip(fmt.Sprint("panic: ", defect)), posted: true}
+			v = verdict{outcome: Retry, reason: ReasonPanic, message: clip(describePanic(defect)), posted: true}
 		}
 	}()
 	if r.taking.Err() != nil {
@@ -177,6 +177,15 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 	return v
 }
 
+// describePanic returns the text of a runtime error, which holds no data, and of any other panic only its type: its value
+// may be part of a request.
+func describePanic(defect any) string {
+	if err, ok := defect.(runtime.Error); ok {
+		return "panic: " + err.Error()
+	}
+	return fmt.Sprintf("panic: a value of type %T", defect)
+}
+
 // post makes exactly one request. It is a round trip of the transport, not a call of an http.Client, which would follow
 // redirects: with a GET whose 200 looks like success, or with the body, key and signature to another host.
 func post(ctx context.Context, e *endpoint, req *http.Request, payload []byte) verdict {
@@ -185,20 +194,23 @@ func post(ctx context.Context, e *endpoint, req *http.Request, payload []byte) v
 		if errors.Is(err, errNothingSent) {
 			return verdict{outcome: Hold, reason: ReasonNetwork, message: clip(err.Error())}
 		}
-		return judgeError(explain(err), connected)
+		err = explain(err)
+		v := judgeError(err, connected)
+		v.message = clip(maskOf(e, req.Header).hide(err.Error(), false))
+		return v
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		// The transport has handed the connection over, and with it the deadline: reading could hang for ever.
 		return judgeResponse(resp.StatusCode, resp.Header, "", e.destination.Responses, time.Now())
 	}
-	var excerpt []byte
+	var excerpt string
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
-		excerpt, _ = io.ReadAll(io.LimitReader(resp.Body, maxExcerpt))
+		excerpt = excerptOf(resp, e.destination.Wire.Excerpts, func() *mask { return maskOf(e, req.Header) })
 	}
 	if resp.Body != http.NoBody {
 		// The status has decided; a body that breaks off changes nothing.
 		_, _ = io.CopyN(io.Discard, resp.Body, maxDrain)
 	}
-	return judgeResponse(resp.StatusCode, resp.Header, string(excerpt), e.destination.Responses, time.Now())
+	return judgeResponse(resp.StatusCode, resp.Header, excerpt, e.destination.Responses, time.Now())
 }

@@ -140,6 +140,7 @@ func (d Destination) differences(next Destination) []string {
 		comparison{"format", a.Format == b.Format},
 		comparison{"cloudevents_source", a.Source == b.Source},
 		comparison{"max_payload_bytes", a.MaxPayloadBytes == b.MaxPayloadBytes},
+		comparison{"excerpts", a.Excerpts == b.Excerpts},
 		comparison{"credential", sameNow(a.Authorization, b.Authorization, func(x, y string) bool { return x == y })},
 		comparison{"tls.min_version", a.TLS.MinVersion == b.TLS.MinVersion},
 		comparison{"tls.server_name", a.TLS.ServerName == b.TLS.ServerName},

@@ -46,6 +46,7 @@ func changesOfADestination(t *testing.T) map[string]func(*Destination) {
 		"format":                func(d *Destination) { d.Wire.Format = FormatCloudEvents },
 		"cloudevents_source":    func(d *Destination) { d.Wire.Source = "x" },
 		"max_payload_bytes":     func(d *Destination) { d.Wire.MaxPayloadBytes = 3 },
+		"excerpts":              func(d *Destination) { d.Wire.Excerpts = ExcerptsNone },
 		"credential":            func(d *Destination) { d.Wire.Authorization = func() string { return "x" } },
 		"tls.min_version":       func(d *Destination) { d.Wire.TLS.MinVersion = tls.VersionTLS13 },
 		"tls.server_name":       func(d *Destination) { d.Wire.TLS.ServerName = "x" },

@@ -10,7 +10,8 @@
 // The files, in reading order. The way of a delivery: config.go (settings), relay.go (what runs, and how it stops),
 // claim.go (when to claim, for which lanes), lane.go and position.go (what a lane holds, and how far it has looked),
 // order.go (runs of an ordering key), deliver.go (one POST), request.go, wire.go and cloudevents.go (what it says),
-// transport.go, tls.go and egress.go (how it travels, and where it may not), outcome.go (what a response means), flow.go
+// transport.go, tls.go and egress.go (how it travels, and where it may not), outcome.go (what a response means), excerpt.go
+// and mask.go (what is kept of it, and what never), flow.go
 // (how much a receiver bears), breaker.go and hold.go (what to do when it is down), retry.go and horizon.go (when to try
 // again, and until when), settle.go (writing outcomes).
 //
@@ -18,7 +19,7 @@
 // database, and what their errors mean), guard.go and identity.go (keeping away from copies of the database), wake.go
 // (waking up, being idle), routes.go, reload.go and difference.go (making database and lanes those of the
 // configuration), maintain.go (what is done now and then), archive.go (moving and removing what is done with), watch.go
-// (being a good neighbour), alert*.go (telling people), ops*.go (what operators ask and do), hooks.go (observing), and
+// (being a good neighbour), undelivered.go (finding events without deliveries), alert*.go (telling people), ops*.go (what operators ask and do), hooks.go (observing), and
 // store*.go: all SQL.
 //
 // # Goroutines

@@ -84,22 +84,3 @@ func TestGzipIsNotUnpacked(t *testing.T) {
 		}
 	}
 }
-
-// What a receiver says is kept as evidence, in full up to a bound, and in a form that can be stored and shown.
-func TestEvidenceIsKept(t *testing.T) {
-	t.Parallel()
-	for answer, want := range map[string]string{
-		"":                          "422 Unprocessable Entity",
-		"no such invoice":           "422 Unprocessable Entity: no such invoice",
-		"a\x00b\xff\x1b[31m\r\nc":   "422 Unprocessable Entity: a\ufffdb\ufffd\ufffd[31m  c",
-		strings.Repeat("x", 10_000): "422 Unprocessable Entity: " + strings.Repeat("x", maxExcerpt),
-	} {
-		rc := newReceiver(t, func(w http.ResponseWriter, _ request) {
-			w.WriteHeader(http.StatusUnprocessableEntity)
-			_, _ = w.Write([]byte(answer))
-		})
-		if v := attemptAt(t, rc.URL); v.message != want {
-			t.Errorf("%.40q: %.100q", answer, v.message)
-		}
-	}
-}

@@ -97,7 +97,7 @@ func (w waitState) reasons() (all []Wait) {
 	if w.DueInSeconds > 0 {
 		after := ""
 		if w.Attempts > 0 {
-			after = fmt.Sprintf(", after %d attempts", w.Attempts)
+			after = ", after " + Plural(w.Attempts, "attempt", "attempts")
 		}
 		add("not_due", "not yet due%s: in %s, at %s", after, seconds(w.DueInSeconds), timeText(&w.NextAttemptAt))
 	}

@@ -33,8 +33,6 @@ func TestPoisonRowsFailAloneWithAReason(t *testing.T) {
 		"headers-array":        `headers => '["a"]'`,
 		"headers-number":       `headers => '7'`,
 		"headers-nested":       `headers => '{"a": {"b": "c"}}'`,
-		"headers-reserved":     `headers => '{"x-IDEMPOTENCY-key": "other"}'`,
-		"headers-of-contract":  `headers => '{"X-Outbox-Replay": "true"}'`,
 		"headers-crlf":         `headers => '{"A": "b\r\nX-Evil: 1"}'`,
 		"headers-huge":         `headers => jsonb_build_object('A', repeat('x', 2000000))`,
 		"headers-name":         `headers => '{"a b": "c"}'`,
@@ -52,6 +50,8 @@ func TestPoisonRowsFailAloneWithAReason(t *testing.T) {
 		"version-negative": `event_version => -5`,
 		"deep":             `payload => (repeat('[', 5000) || repeat(']', 5000))::json`,
 		"trace-malformed":  `headers => '{"traceparent": "not a trace"}'`,
+		"reserved":         `headers => '{"x-IDEMPOTENCY-key": "other"}'`, // are left out
+		"of-contract":      `headers => '{"X-Outbox-Replay": "true"}'`,
 		"markup":           `event_type => '<script>alert(1)</script>'`,
 	}
 	for _, set := range []map[string]string{poison, odd} {
@@ -81,7 +81,7 @@ func TestPoisonRowsFailAloneWithAReason(t *testing.T) {
 		}
 	}
 	for _, key := range rc.keys() {
-		if _, bad := poison[key]; bad {
+		if _, bad := poison[key]; bad || key == "other" {
 			t.Errorf("%q was sent", key)
 		}
 	}

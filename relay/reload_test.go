@@ -406,7 +406,7 @@ func TestEverySettingMakesADifference(t *testing.T) {
 	})
 	inspect(t, RetryPolicy{}, []string{"Schedule", "MaxAttempts", "Jitter", "RetryAfterMax", "Promise"})
 	inspect(t, Responses{}, []string{"Retry", "Fail"})
-	inspect(t, Wire{}, []string{"Format", "Source", "MaxPayloadBytes", "Authorization", "TLS", "Proxy", "egress"})
+	inspect(t, Wire{}, []string{"Format", "Source", "MaxPayloadBytes", "Excerpts", "Authorization", "TLS", "Proxy", "egress"})
 	inspect(t, TLS{}, []string{"MinVersion", "ServerName", "Roots", "Certificate"})
 	for name, change := range changesOfADestination(t) {
 		a := complete(func(*Config) {}).Destinations[0]

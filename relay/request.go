@@ -98,7 +98,8 @@ func newRequest(to *endpoint, d *delivery, now time.Time) (*http.Request, error)
 	}, nil
 }
 
-// setOwnHeaders adds the headers that an event brings along, a JSON object or nothing.
+// setOwnHeaders adds the headers that an event brings along, a JSON object or nothing. Reserved ones are left out: the
+// table refuses them, but may hold events from before it did, and one of those is no reason to fail its delivery.
 func setOwnHeaders(header http.Header, object []byte) error {
 	if object == nil {
 		return nil
@@ -108,6 +109,9 @@ func setOwnHeaders(header http.Header, object []byte) error {
 		return errors.New("the event's headers are not an object of strings")
 	}
 	for _, name := range slices.Sorted(maps.Keys(own)) {
+		if webhook.ReservedForEvents(name) {
+			continue
+		}
 		if problem := headerProblem(name, own[name]); problem != "" {
 			return fmt.Errorf("the event's header %.64q %s", name, problem)
 		}

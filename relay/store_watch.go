@@ -140,6 +140,8 @@ WITH watched AS (
         'database', current_database(),
         'lanes', (` + watchLanes + `),
         'parked', (` + watchParked + `),
+        'undelivered', (SELECT jsonb_build_object('count', cardinality(u.missing), 'event', u.missing[1])
+                        FROM outbox_undelivered u WHERE u.missing <> '{}'),
         'holders', (` + watchHolders + `),
         'tracked', (` + watchTracked + `),
         'hidden', (SELECT count(*) FROM pg_stat_activity a

@@ -52,6 +52,8 @@ type Watch struct {
 	// Parked deliveries, counted up to 10,001, and for how long the oldest has waited.
 	Parked    int
 	ParkedFor time.Duration
+	// Undelivered are events without deliveries that were found so far, counted up to 1,001.
+	Undelivered int
 	// Holders keep the database from cleaning up, the one that has done so for the longest first; at most five sessions
 	// and prepared transactions.
 	Holders []Holder
@@ -122,6 +124,9 @@ func (r *Relay) watch(ctx context.Context) {
 			continue // it may be the wrong database
 		}
 		began := time.Now()
+		if err := r.searchUndelivered(ctx); err != nil && ctx.Err() == nil {
+			r.databaseError("search", err)
+		}
 		if err := r.look(ctx); err != nil && ctx.Err() == nil {
 			r.databaseError("watch", err)
 		}
@@ -184,11 +189,11 @@ func (r *Relay) pressure() string {
 	}
 	for table, dead := range w.DeadTuples {
 		if dead > limits.DeadTuples {
-			return fmt.Sprintf("table %s has %d dead rows, which VACUUM has yet to remove", table, dead)
+			return fmt.Sprintf("table %s has %s, which VACUUM has yet to remove", table, Plural(dead, "dead row", "dead rows"))
 		}
 	}
 	if w.LockWaits > 0 {
-		return many(int64(w.LockWaits), "session waits", "sessions wait") + " for locks on the outbox's tables"
+		return Plural(int64(w.LockWaits), "session waits", "sessions wait") + " for locks on the outbox's tables"
 	}
 	return ""
 }
@@ -227,7 +232,10 @@ type sample struct {
 	Database string        `json:"database"`
 	Lanes    []laneSample  `json:"lanes"`
 	Parked   *parkedSample `json:"parked"`
-	Holders  []struct {
+
+	Undelivered *undeliveredSample `json:"undelivered"`
+
+	Holders []struct {
 		Kind         string  `json:"kind"`
 		PID          int     `json:"pid"`
 		Application  string  `json:"application"`
@@ -279,6 +287,11 @@ type laneSample struct {
 	BlockedEvent   int64   `json:"blocked_event"`
 }
 
+type undeliveredSample struct {
+	Count int   `json:"count"`
+	Event int64 `json:"event"`
+}
+
 type parkedSample struct {
 	Count   int     `json:"count"`
 	Seconds float64 `json:"seconds"`
@@ -324,6 +337,9 @@ func (s *sample) watch() Watch {
 	if s.Parked != nil {
 		w.Parked, w.ParkedFor = s.Parked.Count, inSeconds(s.Parked.Seconds)
 	}
+	if s.Undelivered != nil {
+		w.Undelivered = s.Undelivered.Count
+	}
 	return w
 }
 
@@ -367,8 +383,8 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 				span(waited), l.Event, span(limits.LagOver)), l.Event})
 		}
 		if l.Blocked > 0 {
-			keys := "1 key waits"
-			if l.Blocked > 1 {
+			keys := Plural(l.Blocked, "key waits", "keys wait")
+			if l.Blocked > countedTo {
 				keys = upTo(l.Blocked) + " keys wait"
 			}
 			hold = append(hold, condition{subject{RuleBlockedKeys, l.Destination}, int64(l.Blocked), fmt.Sprintf(
@@ -376,27 +392,34 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 		}
 	}
 	if p := s.Parked; p != nil && p.Count > 0 {
-		hold = append(hold, condition{subject{RuleParked, s.Database}, int64(p.Count), fmt.Sprintf("%s parked, the oldest for %s: event %d of type %q; add a route for it",
-			upTo(p.Count), span(inSeconds(p.Seconds)), p.Event, p.Type), p.Event})
+		of := ""
+		if p.Type != "" {
+			of = fmt.Sprintf(" of type %q", p.Type)
+		}
+		hold = append(hold, condition{subject{RuleParked, s.Database}, int64(p.Count), fmt.Sprintf("%s parked, the oldest for %s: event %d%s; add a route for it",
+			upTo(p.Count), span(inSeconds(p.Seconds)), p.Event, of), p.Event})
+	}
+	if u := s.Undelivered; u != nil {
+		hold = append(hold, condition{subject{RuleUndelivered, s.Database}, int64(u.Count), u.String(), u.Event})
 	}
 	storm := subject{RuleRescueStorm, s.Database}
 	if dead := s.Rescues.Relays; dead >= rescueStorm {
 		hold = append(hold, condition{storm, int64(dead), fmt.Sprintf("%d of them were found dead within %s, holding %s",
-			dead, span(limits.Window), many(s.Rescues.Deliveries, "delivery", "deliveries")), 0})
+			dead, span(limits.Window), Plural(s.Rescues.Deliveries, "delivery", "deliveries")), 0})
 	} else if dead > 0 {
 		undecided[storm] = true
 	}
 	if holders := s.holders(); len(holders) > 0 && holders[0].For > limits.HorizonOver {
 		detail := holders[0].String()
 		if more := len(slices.DeleteFunc(holders[1:], func(h Holder) bool { return h.For <= limits.HorizonOver })); more > 0 {
-			detail += fmt.Sprintf("; %d more hold it back, too", more)
+			detail += "; " + Plural(more, "more holds", "more hold") + " it back, too"
 		}
 		hold = append(hold, condition{subject{RuleHorizonPinned, s.Database}, int64(holders[0].For.Minutes()), detail, 0})
 	}
 	for _, open := range s.Alerts {
 		holds := slices.ContainsFunc(hold, func(c condition) bool { return c.subject == open.subject })
 		switch open.Rule {
-		case RuleLag, RuleBlockedKeys, RuleParked, RuleRescueStorm, RuleHorizonPinned, RuleUnserved:
+		case RuleLag, RuleBlockedKeys, RuleParked, RuleUndelivered, RuleRescueStorm, RuleHorizonPinned, RuleUnserved:
 			if !holds && !undecided[open.subject] {
 				ended = append(ended, open.subject)
 			}

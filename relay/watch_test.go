@@ -58,6 +58,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 		SELECT 't', '{}', 'ordered-' || i, 'k', now() + interval '1 h' FROM generate_series(1, 2) i`)
 	db.exec(`UPDATE outbox_delivery SET status = 'failed' WHERE event_id = (SELECT id FROM outbox WHERE idempotency_key = 'ordered-1')`)
 	db.exec(`INSERT INTO outbox_rescue (instance, deliveries) VALUES (1, 10), (2, 0), (3, 5)`)
+	lost := db.load(1, "lost")
 	for _, rule := range []string{RuleBreakerOpen, RuleQuarantined} { // by whoever sees it
 		db.exec(`INSERT INTO outbox_alert (rule, subject, detail) VALUES ($1, 'default', 'd')`, rule)
 	}
@@ -67,7 +68,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 	_, err = holder.Exec(t.Context(), `BEGIN; SELECT pg_current_xact_id()`)
 	must(t, err)
 
-	all := []string{RuleBlockedKeys, RuleBreakerOpen, RuleFailed, RuleHorizonPinned, RuleLag, RuleParked, RuleQuarantined, RuleRescueStorm}
+	all := []string{RuleBlockedKeys, RuleBreakerOpen, RuleFailed, RuleHorizonPinned, RuleLag, RuleParked, RuleQuarantined, RuleRescueStorm, RuleUndelivered}
 	var firing, both []string
 	for _, rule := range all {
 		firing = append(firing, rule+" firing")
@@ -90,6 +91,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 	must(t, err)
 	db.exec(`UPDATE outbox_delivery SET status = 'discarded', claimed_by = NULL, lease_expires_at = NULL WHERE status IN ('pending', 'failed')`)
 	db.exec(`DELETE FROM outbox_rescue`)
+	db.exec(`DELETE FROM outbox WHERE id = ANY ($1)`, lost)
 	db.exec(`UPDATE outbox_alert SET resolved_at = now() WHERE rule IN ('breaker_open', 'quarantined')`)
 	becomes(db, len(all), `SELECT count(*) FROM outbox_alert WHERE resolved_at IS NOT NULL`)
 	if got := ops.heard(); !slices.Equal(got, firing) {

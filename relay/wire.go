@@ -20,6 +20,8 @@ type Wire struct {
 	Source string
 	// MaxPayloadBytes above which an event is failed instead of sent. 0: as much as the outbox takes.
 	MaxPayloadBytes int64
+	// Excerpts says what of the body of a refusal is kept for operators. Empty: [ExcerptsProblem].
+	Excerpts Excerpts
 	// Authorization returns the value of that header. It is called for every request, from many goroutines, so that what
 	// it returns may change; it must return at once. It excludes an Authorization among the destination's headers. nil:
 	// there is none.
@@ -45,6 +47,7 @@ const (
 // withDefaults returns a copy in which what a configuration as a whole decides has been decided.
 func (w Wire) withDefaults(e Egress) Wire {
 	setDefault(&w.Format, FormatRaw)
+	setDefault(&w.Excerpts, ExcerptsProblem)
 	w.egress = e
 	return w
 }
@@ -54,6 +57,7 @@ func (v *validator) wire(path string, d Destination) {
 	w := d.Wire
 	v.require(w.Format == FormatRaw || w.Format == FormatCloudEvents, path+".format", "%q is not known; write raw or cloudevents", w.Format)
 	v.require(w.MaxPayloadBytes >= 0, path+".max_payload_bytes", "%d is negative; write a number of bytes, or 0 for no limit of its own", w.MaxPayloadBytes)
+	v.require(w.Excerpts == ExcerptsProblem || w.Excerpts == ExcerptsText || w.Excerpts == ExcerptsNone, path+".excerpts", "%q is not known; write problem, text or none", w.Excerpts)
 	if w.Format == FormatCloudEvents {
 		v.require(w.Source != "", path+".cloudevents_source", `is not set, and with an event's id it is what receivers of CloudEvents know the event by; write the URI of the producing service, such as "https://finance.internal/outbox"`)
 	}
@@ -84,6 +88,15 @@ func (v *validator) wire(path string, d Destination) {
 
 // proxy returns what http.Transport asks for the proxy of a request; nil: there is none.
 func (w Wire) proxy() (func(*http.Request) (*url.URL, error), error) {
+	u, err := w.proxyURL()
+	if u == nil {
+		return nil, err
+	}
+	return http.ProxyURL(u), nil
+}
+
+// proxyURL returns the URL of the proxy; nil: there is none.
+func (w Wire) proxyURL() (*url.URL, error) {
 	raw := cmp.Or(w.Proxy, w.egress.Proxy)
 	if raw == "" || raw == NoProxy {
 		return nil, nil
@@ -92,5 +105,5 @@ func (w Wire) proxy() (func(*http.Request) (*url.URL, error), error) {
 	if err != nil {
 		return nil, fmt.Errorf("parse the proxy's url") // which may hold a password
 	}
-	return http.ProxyURL(u), nil
+	return u, nil
 }

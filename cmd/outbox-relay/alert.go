@@ -67,7 +67,7 @@ func (cmd alertTestCmd) Run(inv *invocation) error {
 		err = printChannels(inv.Stdout, results)
 	}
 	if err == nil && failed > 0 {
-		err = fmt.Errorf("%d of %d channels did not take the alert", failed, len(results))
+		err = fmt.Errorf("%d of %s did not take the alert", failed, relay.Plural(len(results), "channel", "channels"))
 	}
 	return err
 }

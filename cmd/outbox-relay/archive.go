@@ -74,11 +74,12 @@ func (cmd archiveRunCmd) print(w io.Writer, done relay.ArchiveResult, complete b
 }
 
 func archiveSummary(done relay.ArchiveResult) string {
-	months := fmt.Sprintf("%d months dropped", len(done.Months))
+	months := relay.Plural(len(done.Months), "month", "months") + " dropped"
 	if len(done.Months) > 0 {
 		months += " (" + printable(strings.Join(done.Months, ", ")) + ")"
 	}
-	return fmt.Sprintf("%d events archived, %s, %d attempts and %d processed_events removed", done.Events, months, done.Attempts, done.ProcessedEvents)
+	return fmt.Sprintf("%s archived, %s, %s and %s removed", relay.Plural(done.Events, "event", "events"), months,
+		relay.Plural(done.Attempts, "attempt", "attempts"), relay.Plural(done.ProcessedEvents, "row of processed_events", "rows of processed_events"))
 }
 
 // archiveInterval is how often a run that nobody watches says how far it is.

@@ -110,7 +110,7 @@ func TestArchiveSurvivesKill(t *testing.T) {
 		}
 	}
 	r := command([]string{"OUTBOX_DATABASE_URL=" + dsn}, "archive", "run")
-	if r.code != 0 || r.stderr != "" || !regexp.MustCompile(`^done: [0-9]+ events archived, 0 months dropped, 0 attempts and 0 processed_events removed\n$`).MatchString(r.stdout) {
+	if r.code != 0 || r.stderr != "" || !regexp.MustCompile(`^done: [0-9]+ events archived, 0 months dropped, 0 attempts and 0 rows of processed_events removed\n$`).MatchString(r.stdout) {
 		t.Errorf("%+v", r)
 	}
 	if n := moved(t, db, events); n != events {
@@ -162,7 +162,7 @@ func TestArchiveWithRelayRights(t *testing.T) {
 	execute(t, db, `CREATE TABLE old PARTITION OF outbox_archive FOR VALUES FROM ('2020-01-01') TO ('2020-02-01')`)
 	env := []string{"OUTBOX_DATABASE_URL=" + strings.Replace(dsn, "postgres@", "archiving_relay@", 1)}
 
-	const all = `10 events archived, 1 months dropped (old), 1 attempts and 1 processed_events removed` + "\n"
+	const all = `10 events archived, 1 month dropped (old), 1 attempt and 1 row of processed_events removed` + "\n"
 	command(env, "archive", "run", "--dry-run").expect(t, 0, "to be done: "+all, "")
 	command(env, "archive", "run").expect(t, 0, "done: "+all, "")
 	command(env, "archive", "run", "--json").expect(t, 0, `{
@@ -182,7 +182,7 @@ func TestArchiveWithRelayRights(t *testing.T) {
 
 	// A schema that was upgraded without them.
 	execute(t, db, `REVOKE EXECUTE ON FUNCTION outbox_archive_batch(bigint, integer, interval, boolean) FROM outbox_relay`)
-	command(env, "archive", "run").expect(t, exitFailed, "done: 0 events archived, 0 months dropped, 0 attempts and 0 processed_events removed\n",
+	command(env, "archive", "run").expect(t, exitFailed, "done: 0 events archived, 0 months dropped, 0 attempts and 0 rows of processed_events removed\n",
 		"outbox-relay: archive events: ERROR: permission denied for function outbox_archive_batch (SQLSTATE 42501); run migrations/roles.sql again, as the owner of the tables\n")
 }
 
@@ -194,7 +194,7 @@ func TestArchiveUsage(t *testing.T) {
 		command(env, "archive", "run", fmt.Sprintf("--batch=%d", batch)).expect(t, exitUsage, "", fmt.Sprintf("outbox-relay: --batch: %d is out of range; write 1 to 10000\n", batch))
 	}
 	// Needs neither destinations nor their secrets, but a retention that it could work by.
-	const nothing = "done: 0 events archived, 0 months dropped, 0 attempts and 0 processed_events removed\n"
+	const nothing = "done: 0 events archived, 0 months dropped, 0 attempts and 0 rows of processed_events removed\n"
 	command(env, "archive", "run").expect(t, 0, nothing, "")
 	command(append(env, "OUTBOX_RETENTION_ARCHIVE_AFTER=0"), "archive", "run").expect(t, 0, nothing, "")
 	command(append(env, "OUTBOX_RETENTION_ARCHIVE_AFTER=30d"), "archive", "run").expect(t, exitConfig, "", mistakes(`env OUTBOX_RETENTION_ARCHIVE_AFTER: "30d" uses a unit longer than hours; write "720h"`))

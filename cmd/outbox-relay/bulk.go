@@ -68,7 +68,7 @@ func (b bulkCommand) run(inv *invocation, c *config) error {
 			if isTerminal(inv.Stdin) {
 				b.printFound(inv.Stderr, found)
 			}
-			what := fmt.Sprintf("%s %s %s", b.verb, count(found), noun(found.Matched))
+			what := fmt.Sprintf("%s %s", b.verb, count(found))
 			if err := inv.confirm(what, "nothing was "+b.done); err != nil {
 				return err
 			}
@@ -145,7 +145,7 @@ func (b bulkCommand) report(inv *invocation, r bulkReport) error {
 	case r.Matched == 0:
 		b.printFound(inv.Stdout, r.Bulk)
 	default:
-		fmt.Fprintf(inv.Stdout, "%s %d %s.\n", capital(b.done), r.Done, noun(r.Done))
+		fmt.Fprintf(inv.Stdout, "%s %s.\n", capital(b.done), relay.Plural(r.Done, "delivery", "deliveries"))
 		if r.Missed > 0 {
 			fmt.Fprintf(inv.Stdout, "%d changed in the meantime and were left alone.\n", r.Missed)
 		}
@@ -159,7 +159,7 @@ func (b bulkCommand) printFound(w io.Writer, found relay.Bulk) {
 	if found.Matched == 0 {
 		fmt.Fprintf(w, "There is nothing to %s.\n", b.verb)
 	} else {
-		fmt.Fprintf(w, "%s %s to %s", capital(count(found)), noun(found.Matched), b.verb)
+		fmt.Fprintf(w, "%s to %s", capital(count(found)), b.verb)
 		if found.Matched > int64(len(found.Sample)) {
 			fmt.Fprintf(w, ", such as")
 		}
@@ -208,7 +208,7 @@ func (b bulkCommand) printLeftOut(w io.Writer, found relay.Bulk) {
 		if found.Unknown > int64(len(ids)) {
 			ids = append(ids, "…")
 		}
-		fmt.Fprintf(w, "Not found: %d events have no delivery here: %s\n", found.Unknown, strings.Join(ids, ", "))
+		fmt.Fprintf(w, "Not found: %s no delivery here: %s\n", relay.Plural(found.Unknown, "event has", "events have"), strings.Join(ids, ", "))
 	}
 }
 
@@ -225,17 +225,11 @@ func who() string {
 }
 
 func count(b relay.Bulk) string {
+	deliveries := relay.Plural(b.Matched, "delivery", "deliveries")
 	if b.More {
-		return fmt.Sprintf("at least %d", b.Matched)
+		return "at least " + deliveries
 	}
-	return fmt.Sprint(b.Matched)
-}
-
-func noun(n int64) string {
-	if n == 1 {
-		return "delivery"
-	}
-	return "deliveries"
+	return deliveries
 }
 
 func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }

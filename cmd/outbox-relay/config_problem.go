@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/outbox-relay/outbox-relay/relay"
 )
 
 // An origin is where a value comes from. The zero value is the program's own default.
@@ -132,11 +134,7 @@ func (e configError) Error() string {
 	for _, p := range e.problems {
 		b.WriteString(p.String() + "\n")
 	}
-	if len(e.problems) == 1 {
-		b.WriteString("1 problem. Nothing was started.")
-	} else {
-		fmt.Fprintf(&b, "%d problems. Nothing was started.", len(e.problems))
-	}
+	b.WriteString(relay.Plural(len(e.problems), "problem", "problems") + ". Nothing was started.")
 	return b.String()
 }
 

@@ -84,6 +84,7 @@ defaults:
     probe_max: 30s # default
   format: raw # default
   max_payload_bytes: 0 # default
+  excerpts: problem # default
   tls:
     min_version: "1.2" # default
 destinations:
@@ -113,6 +114,7 @@ destinations:
       probe_max: 30s # default
     format: raw # default
     max_payload_bytes: 0 # default
+    excerpts: problem # default
     tls:
       min_version: "1.2" # default
   "1":
@@ -137,6 +139,7 @@ destinations:
       probe_max: 30s # default
     format: raw # default
     max_payload_bytes: 0 # default
+    excerpts: problem # default
     tls:
       min_version: "1.2" # default
     bearer_token: '***' # outbox-relay.yaml:15

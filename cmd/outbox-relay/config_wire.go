@@ -26,6 +26,7 @@ func wirePolicy() []field {
 		{path: "format", env: "FORMAT", kind: one("raw", parseChoice(string(relay.FormatRaw), string(relay.FormatCloudEvents))), standard: string(relay.FormatRaw)},
 		{path: "cloudevents_source", env: "CLOUDEVENTS_SOURCE", kind: one("https://finance.internal/outbox", parseText)},
 		{path: "max_payload_bytes", env: "MAX_PAYLOAD_BYTES", kind: one("262144", parseNumber), standard: 0},
+		{path: "excerpts", env: "EXCERPTS", kind: one("problem", parseChoice(string(relay.ExcerptsProblem), string(relay.ExcerptsText), string(relay.ExcerptsNone))), standard: string(relay.ExcerptsProblem)},
 		{path: "tls.ca_file", env: "TLS_CA_FILE", kind: one("/etc/tls/ca.pem", parseText)},
 		{path: "tls.cert_file", env: "TLS_CERT_FILE", kind: one("/etc/tls/tls.crt", parseText)},
 		{path: "tls.key_file", env: "TLS_KEY_FILE", kind: one("/etc/tls/tls.key", parseText)},
@@ -81,6 +82,7 @@ func (c *config) checkWires() {
 			Format:          relay.Format(get[string](c, path+".format")),
 			Source:          get[string](c, path+".cloudevents_source"),
 			MaxPayloadBytes: int64(get[int](c, path+".max_payload_bytes")),
+			Excerpts:        relay.Excerpts(get[string](c, path+".excerpts")),
 			Proxy:           string(get[secret](c, path+".proxy")),
 			Authorization:   c.authorization(path),
 		}

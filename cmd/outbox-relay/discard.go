@@ -75,8 +75,8 @@ func (cmd discardCmd) skipHead(inv *invocation, c *config, bulk bulkCommand) err
 	if head.Behind > 10_000 {
 		behind = "more than 10000"
 	}
-	fmt.Fprintf(inv.Stderr, "Event %d (%s, key %s) is the head of %q: %s after %d attempts", head.EventID, printable(head.EventType),
-		printable(head.IdempotencyKey), printable(cmd.HeadOfKey), head.Status, head.Attempts)
+	fmt.Fprintf(inv.Stderr, "Event %d (%s, key %s) is the head of %q: %s after %s", head.EventID, printable(head.EventType),
+		printable(head.IdempotencyKey), printable(cmd.HeadOfKey), head.Status, relay.Plural(head.Attempts, "attempt", "attempts"))
 	if text := orBlank(head.LastError); text != "" {
 		fmt.Fprintf(inv.Stderr, ", last error: %s", printable(text))
 	}

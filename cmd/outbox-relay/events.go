@@ -13,6 +13,8 @@ import (
 type eventsCmd struct {
 	List eventsListCmd `cmd:"" help:"List deliveries, the newest first."`
 	Show eventsShowCmd `cmd:"" help:"Show one event: its deliveries, and the attempts that did not deliver."`
+
+	CreateDeliveries eventsCreateCmd `cmd:"" help:"Create the deliveries of events that have none, since the trigger did not run."`
 }
 
 type eventsListCmd struct {

@@ -99,7 +99,7 @@ func (cmd identityDiscardCmd) Run(inv *invocation) error {
 		if isTerminal(inv.Stdin) && discarded > 0 {
 			fmt.Fprintln(inv.Stderr)
 		}
-		fmt.Fprintf(inv.Stdout, "discarded %d pending deliveries, for the reason quarantined\n", discarded)
+		fmt.Fprintf(inv.Stdout, "discarded %s, for the reason quarantined\n", relay.Plural(discarded, "pending delivery", "pending deliveries"))
 		if err != nil {
 			return fmt.Errorf("not all is discarded, and nothing accepted; repeat the command: %w", err)
 		}

@@ -147,11 +147,7 @@ func last(all []applied) int64 {
 
 // confirm asks before data is dropped.
 func (m *migrator) confirm(inv *invocation, count int) error {
-	noun := "migration"
-	if count > 1 {
-		noun = "migrations"
-	}
-	what := fmt.Sprintf("reverting %d %s of %s in %s drops tables with their data", count, noun, m.set, m.database)
+	what := fmt.Sprintf("reverting %s of %s in %s drops tables with their data", relay.Plural(count, "migration", "migrations"), m.set, m.database)
 	return inv.confirm(what, "nothing was reverted")
 }
 

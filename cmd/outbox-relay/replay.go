@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay"
@@ -58,9 +57,9 @@ func (cmd replayCmd) Run(inv *invocation) error {
 			if found.TooOld == 0 {
 				return nil
 			}
-			return fmt.Errorf("%d %s of events older than %s, which is how long receivers remember what they processed (retention.processed_events): "+
+			return fmt.Errorf("%s of events older than %s, which is how long receivers remember what they processed (retention.processed_events): "+
 				"sent again, they may be processed twice. Leave them out with --since %s, or add --force",
-				found.TooOld, strings.Replace(noun(found.TooOld)+" are", "delivery are", "delivery is", 1), shortDuration(remembered), shortDuration(remembered))
+				relay.Plural(found.TooOld, "delivery is", "deliveries are"), shortDuration(remembered), shortDuration(remembered))
 		},
 	}.run(inv, c)
 }

@@ -131,7 +131,7 @@ func TestReplayCommand(t *testing.T) {
 	}
 	execute(t, db, "UPDATE outbox_delivery SET status = 'delivered', delivered_at = now() WHERE event_id = 1")
 	command(env, "replay", "1", "--yes").expect(t, 0, "There is nothing to replay.\nLeft alone: 1 delivered; to replay these too: --status delivered.\n", "")
-	command(env, "replay", "77", "--yes").expect(t, 0, "There is nothing to replay.\nNot found: 1 events have no delivery here: 77\n", "")
+	command(env, "replay", "77", "--yes").expect(t, 0, "There is nothing to replay.\nNot found: 1 event has no delivery here: 77\n", "")
 	r = command(env, "replay", "1", "--since=2999-01-01T00:00:00Z")
 	if r.code != exitUsage || !strings.HasPrefix(r.stderr, "outbox-relay: --since: 2999-01-01T00:00:00Z lies in the future; the database's clock says 20") {
 		t.Errorf("%+v", r)

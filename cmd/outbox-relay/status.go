@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -150,15 +151,19 @@ func printStatus(w io.Writer, s relay.Status) error {
 	}
 	fmt.Fprintf(w, "Open alerts: %d\n", len(s.Alerts))
 	for _, a := range s.Alerts {
-		first := ""
-		if a.FirstEventID != 0 {
-			first = fmt.Sprintf(", first event %d", a.FirstEventID)
-		}
-		fmt.Fprintf(w, "  %s %s: %d since %s%s%s%s\n", printable(a.Rule), printable(a.Subject), a.Count,
-			a.OpenedAt.UTC().Format(time.RFC3339), first, colon(a.FirstError), colon(a.Detail))
+		fmt.Fprintf(w, "  %s %s: %d since %s%s%s\n", printable(a.Rule), printable(a.Subject), a.Count,
+			a.OpenedAt.UTC().Format(time.RFC3339), firstEvent(a.FirstEventID), colon(cmp.Or(a.FirstError, a.Detail)))
 	}
 	_, err := fmt.Fprintf(w, "\n%s\n", strings.Join(nextSteps(s), "\n"))
 	return err
+}
+
+// firstEvent names an alert's first event; empty: it has none.
+func firstEvent(id int64) string {
+	if id == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", first event %d", id)
 }
 
 // laneState says in a word whether deliveries flow to a destination.
@@ -192,11 +197,11 @@ func printLaneNotes(w io.Writer, d relay.DestinationStatus) {
 		fmt.Fprintf(w, "  %s: held%s, %s%s\n", name, since(d.BreakerOpenedAt), probe, colon(d.BreakerError))
 	}
 	if d.BlockedKeys > 0 {
-		noun := "keys wait"
-		if d.BlockedKeys == 1 {
-			noun = "key waits"
+		keys := relay.Plural(d.BlockedKeys, "ordering key waits", "ordering keys wait")
+		if d.BlockedKeys > 10_000 {
+			keys = bounded(d.BlockedKeys) + " ordering keys wait"
 		}
-		fmt.Fprintf(w, "  %s: %s ordering %s behind a failed delivery, the oldest for %s\n", name, bounded(d.BlockedKeys), noun, age2text(d.BlockedSeconds))
+		fmt.Fprintf(w, "  %s: %s behind a failed delivery, the oldest for %s\n", name, keys, age2text(d.BlockedSeconds))
 	}
 }
 
@@ -255,7 +260,7 @@ func nextSteps(s relay.Status) (steps []string) {
 		add("A relay changed the routes. See whether all that run are meant to: outbox-relay routes list")
 	}
 	if s.Parked > 0 {
-		add("%d match no route. See which: outbox-relay events list --parked\n  Then add a route and restart the relay.", s.Parked)
+		add("%s no route. See which: outbox-relay events list --parked\n  Then add a route and restart the relay.", relay.Plural(s.Parked, "matches", "match"))
 	}
 	switch {
 	case len(steps) == 0 && len(s.Alerts) > 0:

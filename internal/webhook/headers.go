@@ -1,5 +1,7 @@
 package webhook
 
+import "strings"
+
 // Headers of one POST. The names are part of the wire contract.
 const (
 	// IdempotencyKey carries the event's key: the same on every attempt, relay and replay.
@@ -27,3 +29,39 @@ const (
 	TraceParent = "Traceparent"
 	TraceState  = "Tracestate"
 )
+
+// Reserved reports whether a header belongs to this contract or to HTTP itself, so that neither the configuration of a
+// destination nor an event may set it. Upper and lower case make no difference, nor do '-' and '_', which are the same to
+// a receiver behind CGI, WSGI or PHP.
+func Reserved(name string) bool {
+	folded := fold(name)
+	switch folded {
+	case "connection", "content-encoding", "content-length", "content-type", "expect", "host", "keep-alive", "te", "trailer",
+		"transfer-encoding", "upgrade", "x-idempotency-key":
+		return true
+	}
+	return hasPrefix(folded, "proxy-", "webhook-", "x-outbox-")
+}
+
+// ReservedForEvents reports whether an event may not bring a header: it is [Reserved], or would speak for the relay or
+// for a proxy between it and the receiver. The constraint on the column outbox.headers has the same list.
+func ReservedForEvents(name string) bool {
+	folded := fold(name)
+	switch folded {
+	case "authorization", "cookie", "forwarded", "true-client-ip", "user-agent", "x-client-ip", "x-http-method",
+		"x-http-method-override", "x-method-override", "x-real-ip", "x-rewrite-url":
+		return true
+	}
+	return Reserved(name) || hasPrefix(folded, "x-forwarded-", "x-original-")
+}
+
+func fold(name string) string { return strings.ReplaceAll(strings.ToLower(name), "_", "-") }
+
+func hasPrefix(s string, prefixes ...string) bool {
+	for _, prefix := range prefixes {
+		if strings.HasPrefix(s, prefix) {
+			return true
+		}
+	}
+	return false
+}

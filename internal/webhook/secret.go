@@ -70,6 +70,14 @@ func (s Secret) Equal(other Secret) bool {
 	return *s.key == *other.key
 }
 
+// Key returns the key itself, to look for it where it must not stand. Never print it. Empty: the secret is unset.
+func (s Secret) Key() string {
+	if s.key == nil {
+		return ""
+	}
+	return *s.key
+}
+
 // String masks the secret.
 func (s Secret) String() string { return mask }
 

@@ -1,0 +1,51 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+type eventsCreateCmd struct {
+	databaseFlags
+	Yes  bool `help:"Do it without asking."`
+	JSON bool `help:"Print JSON: {events, deliveries}. Fields are added, never renamed or removed."`
+}
+
+func (eventsCreateCmd) Help() string {
+	return `Events that were loaded with triggers disabled, or by logical replication, have no deliveries, and nothing sends them.
+This gives each of them the deliveries that its type has by the stored routes, or parks it. Events that have a delivery
+are left alone. They are sent as new ones: an event with an ordering key arrives after later ones that were delivered.
+
+It works in batches, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
+}
+
+func (cmd eventsCreateCmd) Run(inv *invocation) error {
+	var done relay.CreatedDeliveries
+	err := inv.ask(func(ctx context.Context, ops *relay.Ops) error {
+		found, err := ops.Undelivered(ctx)
+		if err != nil || found.Events == 0 {
+			return err
+		}
+		if !cmd.Yes {
+			what := fmt.Sprintf("create the deliveries of %s without any, the first is event %d, as the stored routes say",
+				relay.Plural(found.Events, "event", "events"), found.FirstEventID)
+			if err := inv.confirm(what, "nothing was created"); err != nil {
+				return err
+			}
+		}
+		done, err = ops.CreateDeliveries(ctx, nil)
+		return err
+	})
+	switch {
+	case err != nil && done.Events > 0:
+		return fmt.Errorf("after %s: %w", relay.Plural(done.Events, "event", "events"), err)
+	case err != nil:
+		return err
+	case cmd.JSON:
+		return writeJSON(inv.Stdout, done)
+	}
+	_, err = fmt.Fprintf(inv.Stdout, "%s created for %s\n", relay.Plural(done.Deliveries, "delivery", "deliveries"), relay.Plural(done.Events, "event", "events"))
+	return err
+}

@@ -1,0 +1,65 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// An event and its deliveries become visible at once, so one snapshot decides. Both walks read the primary keys of both
+// tables. What was found before is looked at again, so that it goes as soon as it has deliveries.
+const searchUndelivered = `
+WITH state AS MATERIALIZED (
+    SELECT coalesce(u.recent_id, (SELECT max(o.id) - $1 FROM outbox o), 0) AS recent_id, u.round_id, u.missing
+    FROM outbox_undelivered u WHERE u.searched_at <= now() - make_interval(secs => $2)
+    FOR UPDATE SKIP LOCKED
+), recent AS MATERIALIZED (
+    SELECT e.id FROM state s CROSS JOIN LATERAL (SELECT o.id FROM outbox o WHERE o.id > s.recent_id ORDER BY o.id LIMIT $1) e
+), round AS MATERIALIZED (
+    SELECT e.id FROM state s CROSS JOIN LATERAL (SELECT o.id FROM outbox o WHERE o.id > s.round_id ORDER BY o.id LIMIT $1) e
+), missing AS MATERIALIZED (
+    SELECT c.id FROM (SELECT id FROM recent UNION SELECT id FROM round UNION SELECT unnest(missing) FROM state) c
+    WHERE NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = c.id)
+      AND EXISTS (SELECT FROM outbox o WHERE o.id = c.id)
+    ORDER BY c.id LIMIT $3
+)
+UPDATE outbox_undelivered u
+SET searched_at = now(), recent_id = coalesce((SELECT max(id) FROM recent), s.recent_id),
+    round_id = CASE WHEN (SELECT count(*) FROM round) = $1 THEN (SELECT max(id) FROM round) ELSE 0 END,
+    missing = ARRAY(SELECT id FROM missing ORDER BY id)
+FROM state s
+RETURNING (SELECT count(*) FROM recent) = $1`
+
+// searchUndelivered looks at the next events of both walks, unless a relay has done so within the given age. It reports
+// whether newer events are left.
+func (s *store) searchUndelivered(ctx context.Context, age time.Duration, batch int) (more bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	err = s.pool.QueryRow(ctx, searchUndelivered, batch, age.Seconds(), maxUndelivered+1).Scan(&more)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return false, fmt.Errorf("search events without deliveries: %w", err)
+	}
+	return more, nil
+}
+
+const selectUndelivered = `
+SELECT coalesce(max(e.id), $1), count(*), count(*) FILTER (WHERE e.missing), coalesce(min(e.id) FILTER (WHERE e.missing), 0)
+FROM (SELECT o.id, NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = o.id) AS missing
+      FROM (SELECT id FROM outbox WHERE id > $1 ORDER BY id LIMIT $2) o) e`
+
+// undeliveredBehind looks at the next events behind an id.
+func undeliveredBehind(ctx context.Context, q querier, after int64, batch int) (last int64, looked int, u Undelivered, err error) {
+	err = q.QueryRow(ctx, selectUndelivered, after, batch).Scan(&last, &looked, &u.Events, &u.FirstEventID)
+	return last, looked, u, err
+}
+
+const createDeliveries = `SELECT last_id, finished, events, deliveries FROM outbox_create_deliveries($1, $2)`
+
+// createDeliveriesBehind gives the next events behind an id their deliveries, if they have none.
+func createDeliveriesBehind(ctx context.Context, q querier, after int64, batch int) (last int64, finished bool, c CreatedDeliveries, err error) {
+	err = q.QueryRow(ctx, createDeliveries, after, batch).Scan(&last, &finished, &c.Events, &c.Deliveries)
+	return last, finished, c, err
+}
