@@ -33,6 +33,7 @@ type Relay struct {
 	lookout lookout
 
 	settlements chan settlement
+	recent      recentSettlements
 
 	// pressed says why the database needs to be left alone for now; nil: never.
 	pressed func() (reason string, pressed bool)

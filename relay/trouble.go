@@ -49,6 +49,10 @@ func hintFor(err error) string {
 		return "the role lacks a right: run migrations/roles.sql and grant it outbox_relay"
 	case hasCode(err, tooManyConnections):
 		return "the server has no connection left: a relay needs four"
+	case errors.As(err, &pgErr) && (strings.HasPrefix(pgErr.Code, "XX") || strings.HasPrefix(pgErr.Code, "58")):
+		return "the server cannot read or write some of its own data: see its log, check the disk, and run pg_amcheck; a damaged index is mended by REINDEX"
+	case errors.As(err, &pgErr) && (strings.HasPrefix(pgErr.Code, "23") || strings.HasPrefix(pgErr.Code, "P0")):
+		return "a constraint or trigger that does not belong to the outbox stands on its tables: drop it, or let it pass what relays write"
 	case errors.As(err, &pgErr) && refusedByPooler(pgErr):
 		return "a connection pooler stands before the server: set database.pooler to auto or transaction, and database.listen_url past it"
 	}
