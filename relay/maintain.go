@@ -26,7 +26,7 @@ func (r *Relay) maintain(ctx context.Context) {
 				r.databaseError("unpark", err)
 			}
 		case <-r.doubt:
-			if _, err := checkSchema(ctx, r.store.pool); errors.Is(err, ErrSchema) {
+			if _, err := checkSchema(ctx, r.chores.pool); errors.Is(err, ErrSchema) {
 				r.cfg.Log.Error().Err(err).Msg("the schema changed under this relay")
 				r.fail(err)
 			}

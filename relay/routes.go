@@ -60,7 +60,7 @@ func (r *Relay) compareRoutes(ctx context.Context) error {
 // transaction began before it.
 func (r *Relay) unpark(ctx context.Context) error {
 	for {
-		released, err := r.store.releaseParked(ctx, releaseBatch)
+		released, err := r.chores.releaseParked(ctx, releaseBatch)
 		if err != nil {
 			return err
 		}
