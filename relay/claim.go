@@ -10,10 +10,11 @@ import (
 
 // claimer decides when to claim and for which lanes. It is one goroutine and owns all its fields.
 type claimer struct {
-	relay *Relay
-	pace  pace
-	clock databaseClock
-	next  time.Time // when something other than the pace asks for a turn; zero: nothing does
+	relay   *Relay
+	pace    pace
+	clock   databaseClock
+	next    time.Time // when something other than the pace asks for a turn; zero: nothing does
+	damaged damaged
 }
 
 // databaseClock tells what the database's clock shows, from what it showed last.
@@ -189,7 +190,7 @@ func (c *claimer) claim(ctx context.Context, instance int32, asks []ask) ([]deli
 			a.until, a.chunk = end, true
 		}
 	}
-	return r.store.claim(ctx, instance, r.cfg.Lease, asks)
+	return c.claimAll(ctx, instance, asks)
 }
 
 // asks returns what to claim: for lanes that may have more than their last claim took, for those whose ordering keys

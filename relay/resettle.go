@@ -72,26 +72,41 @@ func (r *Relay) resettle(ctx context.Context, on executor, instance int32) error
 	over := &store{pool: on}
 	restored := 0
 	for _, recent := range r.recent.all() {
-		again := batch{settlements: recent.settlements, apart: true}
-		// A second time, what the first has restored the claims of; see restoreClaims.
-		for range 2 {
-			missed, stale, err := over.settle(ctx, instance, &again)
-			if once, soon := lasting(err); once || soon {
-				r.databaseError("resettle", err)
-				break // these wait for their lease
-			}
-			if err != nil {
-				return fmt.Errorf("write the last outcomes again: %w", err)
-			}
-			restored += len(again.settlements) - stale - len(missed)
-			if len(missed) == 0 {
-				break
-			}
-			again.settlements = copied(missed)
+		n, err := r.resettleBatch(ctx, over, instance, batch{settlements: recent.settlements, apart: true})
+		if err != nil {
+			return fmt.Errorf("write the last outcomes again: %w", err)
 		}
+		restored += n
 	}
 	if restored > 0 {
 		r.cfg.Log.Warn().Int("deliveries", restored).Msg("wrote outcomes again that the database server had lost in a crash")
 	}
 	return nil
+}
+
+// resettleBatch writes one batch again, row by row if the database refuses it. What is refused then waits for its lease.
+func (r *Relay) resettleBatch(ctx context.Context, over *store, instance int32, b batch) (restored int, err error) {
+	for range 2 { // the second time writes what the first has restored the claims of, see restoreClaims
+		missed, stale, err := over.settle(ctx, instance, &b)
+		if once, soon := lasting(err); once || soon {
+			r.databaseError("settle", err)
+			for _, part := range b.parts(err) {
+				n, err := r.resettleBatch(ctx, over, instance, part)
+				if err != nil {
+					return restored, err
+				}
+				restored += n
+			}
+			return restored, nil
+		}
+		if err != nil {
+			return restored, err
+		}
+		restored += len(b.settlements) - stale - len(missed)
+		if len(missed) == 0 {
+			break
+		}
+		b.settlements = copied(missed)
+	}
+	return restored, nil
 }
