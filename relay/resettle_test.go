@@ -106,3 +106,69 @@ func TestCrashLeavesNoKeyStanding(t *testing.T) {
 		}
 	}
 }
+
+// A claim that is gone from its row is restored only where the row is certainly the one that was sent, and untouched since.
+func TestLostClaimsAreRestoredWithCare(t *testing.T) {
+	t.Parallel()
+	const fence = 1000
+	for name, c := range map[string]struct {
+		change  string // to the row, as the crash left it
+		outcome Outcome
+		key     string
+		want    string // status, claim and attempts in the end
+	}{
+		"delivered":                        {"claim = 0", Delivered, "key-1", "delivered 1000 1"},
+		"an older lease has ended":         {"claim = 7, claimed_by = 9, lease_expires_at = now()", Delivered, "key-1", "delivered 1000 1"},
+		"to be retried":                    {"claim = 0", Retry, "key-1", "pending 1000 1"},
+		"failed":                           {"claim = 0", Fail, "key-1", "failed 1000 1"},
+		"another event got its id":         {"claim = 0", Delivered, "key-2", "pending 0 0"},
+		"claimed by another relay since":   {"claim = 1001", Delivered, "key-1", "pending 1001 0"},
+		"another relay is sending it":      {"claim = 7, claimed_by = 9, lease_expires_at = now() + interval '1 minute'", Delivered, "key-1", "pending 7 0"},
+		"attempted by another relay since": {"claim = 7, attempts = 1", Delivered, "key-1", "pending 7 1"},
+		"discarded":                        {"claim = 0, status = 'discarded'", Delivered, "key-1", "discarded 0 0"},
+		"given back unsent":                {"claim = 0", Hold, "key-1", "pending 0 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			db.insert(1, "key")
+			db.exec(`UPDATE outbox_delivery SET ` + c.change)
+			s := settlement{
+				delivery: delivery{eventID: 1, destination: "default", fence: fence, notAfter: time.Now().Add(time.Hour), event: event{key: &c.key}},
+				verdict:  verdict{outcome: c.outcome, reason: ReasonServerError, posted: c.outcome != Hold},
+				delay:    time.Minute,
+			}
+			over := &store{pool: db.pool}
+			for range 2 {
+				_, _, err := over.settle(t.Context(), 5, &batch{settlements: []settlement{s}, apart: true})
+				must(t, err)
+			}
+			got := row[string](db, `SELECT concat_ws(' ', status, claim, attempts) FROM outbox_delivery`)
+			if got != c.want {
+				t.Errorf("the row is %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// What is remembered has an end: in number, and once the session has shown that the server lives.
+func TestRecentSettlementsAreForgotten(t *testing.T) {
+	t.Parallel()
+	var r recentSettlements
+	begun := time.Now()
+	for i := range 3 * recentMost / 500 {
+		r.add(begun.Add(time.Duration(i)*time.Second), make([]settlement, 500))
+	}
+	if r.size != recentMost || len(r.all()) != recentMost/500 {
+		t.Errorf("%d settlements in %d batches are kept", r.size, len(r.all()))
+	}
+	newest := begun.Add(time.Duration(3*recentMost/500-1) * time.Second)
+	r.alive(newest)
+	if got := len(r.all()); got != 4 { // of 0, 1, 2 and 3 s ago
+		t.Errorf("%d batches are kept", got)
+	}
+	r.alive(newest.Add(time.Minute))
+	if r.size != 0 || len(r.all()) != 0 {
+		t.Errorf("%d settlements are kept for ever", r.size)
+	}
+}

@@ -81,8 +81,8 @@ type event struct {
 	payload          []byte // nil when larger than inlinePayload: loaded when its turn comes
 }
 
-// inlinePayload is up to which size a claim brings the payload along, in bytes. It bounds what a claim can hold in
-// memory.
+// inlinePayload is up to which size a claim brings the payload along, in bytes. It bounds what a lane holds in memory:
+// 128 MiB, with maxTaken deliveries of each class and maxBehind in runs.
 const inlinePayload = 16 << 10
 
 // behindParked is true of a delivery d before which another of its ordering key is parked that has a route to the same
