@@ -160,10 +160,8 @@ func (r *Relay) settleAll() {
 		case <-due:
 			w.tryAside(time.Now())
 		case <-end:
-			source = nil
-		}
-		if source == nil && r.settling.Err() != nil {
-			break
+			r.gaveUp(len(w.aside))
+			return
 		}
 	}
 	if len(w.aside) > 0 {
@@ -218,7 +216,8 @@ func (w *settler) try(b *batch) (missed []settlement, err error) {
 	r := w.relay
 	failing := newBackoff()
 	failing.MaxInterval = time.Second // or keys would stand still although the database is back
-	for tries := 1; ; tries++ {
+	repeated, damaged := false, 0
+	for ; ; repeated = true {
 		if r.settling.Err() != nil {
 			r.gaveUp(len(b.settlements))
 			return nil, nil
@@ -226,15 +225,22 @@ func (w *settler) try(b *batch) (missed []settlement, err error) {
 		instance, _ := r.session.current()
 		left, stale, err := r.store.settle(r.settling, instance, b)
 		if err == nil {
-			if tries > 1 {
+			if repeated {
 				stale = 0 // unknown: when only the acknowledgement was lost, this very batch was written before
 			}
-			missed = copied(left)
 			r.written(b.without(left), stale)
+			missed = copied(left)
+			for i := range missed {
+				missed[i].refuse(nil)
+			}
 			return missed, nil
 		}
 		r.databaseError("settle", err)
-		if once, soon := lasting(err); once || soon && (b.apart || tries >= settleTries) {
+		once, soon := lasting(err)
+		if soon {
+			damaged++
+		}
+		if once || soon && (b.apart || damaged == settleTries) {
 			return nil, err
 		}
 		select {
@@ -308,14 +314,13 @@ func (r *Relay) written(settlements []settlement, stale int) {
 		outcome     Outcome
 		reason      Reason
 		class       class
-		roomless    bool
 	}
 	counts := map[label]int{}
 	givenBack, failed := false, false
 	now := time.Now()
 	for i := range settlements {
 		s := &settlements[i]
-		counts[label{s.destination, s.outcome, s.reason, s.class, s.aside != nil && s.aside.roomless}]++
+		counts[label{s.destination, s.outcome, s.reason, s.class}]++
 		if s.freesKey {
 			r.lane(s.destination).unblock(*s.event.orderingKey)
 		}
@@ -331,9 +336,7 @@ func (r *Relay) written(settlements []settlement, stale int) {
 			r.cfg.Log.Warn().Str("destination", of.destination).Msg("paused: the receiver answered 410 Gone")
 			l.pauseWritten()
 		}
-		if !of.roomless {
-			l.release(of.class, n)
-		}
+		l.release(of.class, n)
 		if hook := r.cfg.Hooks.Settled; hook != nil {
 			hook(of.destination, of.outcome, of.reason, n)
 		}
