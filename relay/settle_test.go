@@ -53,16 +53,13 @@ func TestLastMessageStaysWithinItsBounds(t *testing.T) {
 
 func TestSettlementsAreSortedByTheStatementThatWritesThem(t *testing.T) {
 	t.Parallel()
-	var b batch
-	for _, s := range []settlement{
+	b := batch{settlements: []settlement{
 		{verdict: verdict{outcome: Delivered}},
 		{verdict: verdict{outcome: Retry}, logged: true},
 		{verdict: verdict{outcome: Fail}, logged: true},
 		{verdict: verdict{outcome: Fail}},
 		{verdict: verdict{outcome: Hold}},
-	} {
-		b.settlements = append(b.settlements, s)
-	}
+	}}
 	o := b.byOutcome()
 	if len(o.delivered) != 1 || len(o.retried) != 1 || len(o.failed) != 2 || len(o.held) != 1 || len(o.logged) != 2 {
 		t.Errorf("%d delivered, %d retried, %d failed, %d held, %d logged", len(o.delivered), len(o.retried), len(o.failed), len(o.held), len(o.logged))
