@@ -29,7 +29,7 @@ func (c *claimer) claimAll(ctx context.Context, instance int32, asks []ask) (cla
 	r, now := c.relay, time.Now()
 	if !now.Before(c.damaged.until) {
 		claimed, at, err = r.store.claim(ctx, instance, r.cfg.Lease, asks)
-		if _, soon := lasting(err); !soon {
+		if classifyError(err) != errorDamaged {
 			return claimed, at, err
 		}
 		r.databaseError("claim", err)
@@ -42,7 +42,7 @@ func (c *claimer) claimAll(ctx context.Context, instance int32, asks []ask) (cla
 			continue
 		}
 		found, when, err := r.store.claim(ctx, instance, r.cfg.Lease, asks[i:i+1])
-		if _, soon := lasting(err); soon {
+		if classifyError(err) == errorDamaged {
 			r.databaseError("claim", err)
 			c.damaged.again[which] = now.Add(damagedAgain)
 			continue

@@ -88,7 +88,7 @@ func (r *Relay) resettle(ctx context.Context, on executor, instance int32) error
 func (r *Relay) resettleBatch(ctx context.Context, over *store, instance int32, b batch) (restored int, err error) {
 	for range 2 { // the second time writes what the first has restored the claims of, see restoreClaims
 		missed, stale, err := over.settle(ctx, instance, &b)
-		if once, soon := lasting(err); once || soon {
+		if classifyError(err) != errorPassing {
 			r.databaseError("settle", err)
 			for _, part := range b.parts(err) {
 				n, err := r.resettleBatch(ctx, over, instance, part)

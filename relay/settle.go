@@ -207,7 +207,7 @@ func (w *settler) write(b batch) (left []settlement) {
 	return left
 }
 
-// settleTries is how often a batch is tried that fails with an error that may pass.
+// settleTries is how often a batch is tried that meets damaged data, since some such errors pass.
 const settleTries = 3
 
 // try writes a batch, and repeats it while waiting can help: for ever, when the database is away. It returns the
@@ -236,12 +236,13 @@ func (w *settler) try(b *batch) (missed []settlement, err error) {
 			return missed, nil
 		}
 		r.databaseError("settle", err)
-		once, soon := lasting(err)
-		if soon {
-			damaged++
-		}
-		if once || soon && (b.apart || damaged == settleTries) {
+		switch classifyError(err) {
+		case errorRefused:
 			return nil, err
+		case errorDamaged:
+			if damaged++; b.apart || damaged == settleTries {
+				return nil, err
+			}
 		}
 		select {
 		case <-time.After(failing.NextBackOff()):
@@ -270,23 +271,6 @@ func (b *batch) without(left []*settlement) []settlement {
 
 func (r *Relay) gaveUp(deliveries int) {
 	r.cfg.Log.Warn().Int("deliveries", deliveries).Msg("stopping without having settled; the deliveries will be attempted again")
-}
-
-// lasting reports whether repeating a statement fails again. once: at once, since a constraint or a trigger is against a
-// row (SQLSTATE classes 22, 23, 38, 39, 44 and P0), or another session keeps a lock. soon: probably, since a page or a file
-// cannot be read, or a limit of the server is met (XX, 58, 54). All else only waiting can help.
-func lasting(err error) (once, soon bool) {
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || len(pgErr.Code) != 5 {
-		return false, false
-	}
-	switch pgErr.Code[:2] {
-	case "22", "23", "38", "39", "44", "P0":
-		return true, false
-	case "54", "58", "XX":
-		return false, true
-	}
-	return pgErr.Code == lockNotAvailable, false
 }
 
 // SQLSTATEs that are met with more than another try.

@@ -21,6 +21,36 @@ const (
 	noSuchSchema       = "3F000"
 )
 
+// An errorClass says what repeating a failed statement can bring.
+type errorClass int
+
+const (
+	// errorPassing: waiting helps. The database is away or busy, or somebody has to change a setting or a right.
+	errorPassing errorClass = iota
+	// errorDamaged: a page or a file cannot be read, or a limit of the server is met (SQLSTATE classes XX, 58 and 54).
+	// Another try may help, waiting does not.
+	errorDamaged
+	// errorRefused: a constraint or a trigger is against a row (22, 23, 38, 39, 44, P0), or another session keeps a lock.
+	errorRefused
+)
+
+func classifyError(err error) errorClass {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) || len(pgErr.Code) != 5 {
+		return errorPassing
+	}
+	switch pgErr.Code[:2] {
+	case "54", "58", "XX":
+		return errorDamaged
+	case "22", "23", "38", "39", "44", "P0":
+		return errorRefused
+	}
+	if pgErr.Code == lockNotAvailable {
+		return errorRefused
+	}
+	return errorPassing
+}
+
 // refusedByPooler reports whether an error is a pooler's, about what it does not keep. PgBouncer gives most of its own
 // errors one SQLSTATE, also those that pass.
 func refusedByPooler(err *pgconn.PgError) bool {
