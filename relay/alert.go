@@ -170,7 +170,7 @@ func (r *Relay) tellDue(ctx context.Context, channel Channel) error {
 		ctx = unguarded(ctx) // where nothing else may run
 	}
 	for ctx.Err() == nil {
-		notice, found, err := r.store.claimNotice(ctx, channel.Name(), r.config().Alerts.Window, alive)
+		notice, found, err := r.chores.claimNotice(ctx, channel.Name(), r.config().Alerts.Window, alive)
 		if err != nil {
 			return err
 		}
@@ -184,7 +184,7 @@ func (r *Relay) tellDue(ctx context.Context, channel Channel) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	return r.store.scheduleAlerts(ctx, r.channelNames(), r.config().Alerts.Window, alive)
+	return r.chores.scheduleAlerts(ctx, r.channelNames(), r.config().Alerts.Window, alive)
 }
 
 // tell sends an alert to a channel and records what came of it.
@@ -195,7 +195,7 @@ func (r *Relay) tell(ctx context.Context, channel Channel, notice dueNotice) err
 	// What was sent is written down, though the relay be told to stop meanwhile: its successor would send it again.
 	ctx = context.WithoutCancel(ctx)
 	if _, isLog := channel.(logChannel); isLog {
-		return r.store.markTold(ctx, channel.Name(), notice)
+		return r.chores.markTold(ctx, channel.Name(), notice)
 	}
 	if hook := r.cfg.Hooks.Notified; hook != nil {
 		defer hook(channel.Name(), notice.Alert, err)
@@ -203,7 +203,7 @@ func (r *Relay) tell(ctx context.Context, channel Channel, notice dueNotice) err
 	if err != nil {
 		r.cfg.Log.Error().Err(err).Str("channel", channel.Name()).Str("rule", notice.Rule).Str("subject", notice.Subject).
 			Msg("alert not sent; will be tried again")
-		return r.store.postponeNotice(ctx, channel.Name(), notice)
+		return r.chores.postponeNotice(ctx, channel.Name(), notice)
 	}
-	return r.store.markTold(ctx, channel.Name(), notice)
+	return r.chores.markTold(ctx, channel.Name(), notice)
 }

@@ -245,7 +245,7 @@ func (a *archiver) tell(batch ArchiveResult, waiting string) {
 // archive is the relay's own run. The next one takes up whatever ended this one.
 func (r *Relay) archive(ctx context.Context) {
 	log := r.cfg.Log
-	a := archiver{q: r.store.pool, keep: r.config().Retention, pressed: r.pressed, progress: func(p ArchiveProgress) {
+	a := archiver{q: r.chores.pool, keep: r.config().Retention, pressed: r.pressed, progress: func(p ArchiveProgress) {
 		if p.Waiting != "" {
 			log.Info().Str("reason", p.Waiting).Msg("archive: stands down while the database is under pressure")
 			return

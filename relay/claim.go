@@ -15,6 +15,7 @@ type claimer struct {
 	clock   databaseClock
 	writers writers
 	floors  floors
+	damaged damaged
 	idleAt  time.Time // the database's, when the relay was last declared idle
 	next    time.Time // when something other than the pace asks for a turn; zero: nothing does
 }
@@ -203,7 +204,7 @@ func (c *claimer) claim(taking context.Context, instance int32, claims []laneCla
 	for i, of := range claims {
 		requests[i] = of.request
 	}
-	return c.relay.store.claim(context.WithoutCancel(taking), instance, c.relay.cfg.Lease, requests)
+	return c.claimAll(context.WithoutCancel(taking), instance, requests)
 }
 
 // claims returns what to claim: for lanes that may have more than their last claim took, for those whose ordering keys

@@ -13,14 +13,15 @@
 // transport.go, tls.go and egress.go (how it travels, and where it may not), outcome.go (what a response means), excerpt.go
 // and mask.go (what is kept of it, and what never), flow.go
 // (how much a receiver bears), breaker.go and hold.go (what to do when it is down), retry.go and horizon.go (when to try
-// again, and until when), settle.go (writing outcomes).
+// again, and until when), settle.go (writing outcomes), settle_aside.go (those that cannot be written), resettle.go (those
+// that a crash of the server lost), claim_apart.go (claiming around damaged data).
 //
 // Around it: session.go (being alive, taking over from the dead), db.go and trouble.go (how statements reach the
 // database, and what their errors mean), guard.go and identity.go (keeping away from copies of the database), wake.go
 // (waking up, being idle), routes.go, reload.go and difference.go (making database and lanes those of the
-// configuration), maintain.go (what is done now and then), archive.go (moving and removing what is done with), watch.go
-// (being a good neighbour), undelivered.go (finding events without deliveries), alert*.go (telling people), ops*.go (what operators ask and do), hooks.go (observing), and
-// store*.go: all SQL.
+// configuration), maintain.go (what is done now and then), chores.go (over one connection), archive.go (moving and
+// removing what is done with), watch.go (being a good neighbour), undelivered.go (finding events without deliveries),
+// alert*.go (telling people), ops*.go (what operators ask and do), hooks.go (observing), and store*.go: all SQL.
 //
 // # Goroutines
 //

@@ -45,7 +45,7 @@ func sessionOf(t testing.TB, cfg Config) *Relay {
 	must(t, err)
 	pool, err := pgxpool.NewWithConfig(t.Context(), r.poolConfig())
 	must(t, err)
-	r.pool, r.store = pool, &store{pool: pool}
+	r.pool, r.store, r.chores = pool, &store{pool: pool}, &store{pool: pool}
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { r.session.run(ctx) })

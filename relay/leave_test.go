@@ -33,7 +33,7 @@ func TestLeavingGivesBackWhatIsStillClaimed(t *testing.T) {
 	}
 	// What was sent before is settled under its claim all the same.
 	sent := settlement{delivery: delivery{eventID: 2, destination: "default", fence: 1}, verdict: verdict{outcome: Delivered, posted: true}}
-	missed, stale, err := s.settle(ctx, instance, &outcomes{delivered: []settlement{sent}, size: 1})
+	missed, stale, err := s.settle(ctx, instance, &batch{settlements: []settlement{sent}})
 	if err != nil || stale != 0 || len(missed) != 0 {
 		t.Errorf("stale %d, missed %d, %v", stale, len(missed), err)
 	}

@@ -17,7 +17,7 @@ func (r *Relay) maintain(ctx context.Context) {
 	jobs := r.newJobs()
 	jobs.Schedule(cron.Every(r.cfg.PollInterval), cron.FuncJob(func() { signal(r.wake.tick) }))
 	jobs.Schedule(cron.Every(parkedEvery), cron.FuncJob(func() {
-		if err := r.store.beginParkedPass(ctx); err != nil && ctx.Err() == nil {
+		if err := r.chores.beginParkedPass(ctx); err != nil && ctx.Err() == nil {
 			r.databaseError("begin parked pass", err)
 		}
 	}))
@@ -36,7 +36,7 @@ func (r *Relay) maintain(ctx context.Context) {
 				r.databaseError("follow routes", err)
 			}
 		case <-r.doubt:
-			if _, err := checkSchema(ctx, r.store.pool); errors.Is(err, ErrSchema) {
+			if _, err := checkSchema(ctx, r.chores.pool); errors.Is(err, ErrSchema) {
 				r.cfg.Log.Error().Err(err).Msg("the schema changed under this relay")
 				r.fail(err)
 			}

@@ -33,7 +33,7 @@ func (p *parkedPass) round(ctx context.Context, r *Relay) error {
 	if time.Now().Before(p.next) {
 		return nil
 	}
-	_, latest, open, err := r.store.openWriters(ctx)
+	_, latest, open, err := r.chores.openWriters(ctx)
 	if err != nil {
 		return err
 	}
@@ -41,7 +41,7 @@ func (p *parkedPass) round(ctx context.Context, r *Relay) error {
 	released := 0
 	for {
 		begun := time.Now()
-		s, err := r.store.releaseParked(ctx, p.step, latest)
+		s, err := r.chores.releaseParked(ctx, p.step, latest)
 		if err != nil {
 			return err
 		}
@@ -71,7 +71,7 @@ func (p *parkedPass) round(ctx context.Context, r *Relay) error {
 		p.wait = min(2*p.wait, writersMost)
 		return nil
 	}
-	if err := r.store.endParkedPass(ctx, latest); err != nil {
+	if err := r.chores.endParkedPass(ctx, latest); err != nil {
 		return err
 	}
 	*p = parkedPass{}

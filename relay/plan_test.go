@@ -85,10 +85,14 @@ var hotStatements = map[string]struct{ types, sql, args string }{
 		aRow + `, ARRAY[0], ARRAY[422], ARRAY['x'], ARRAY['x'], ARRAY[true]`,
 	},
 	"unsettled": {"bigint[], text[], bigint[], int[], bool[]", selectUnsettled, aRow + `, ARRAY[0], ARRAY[false]`},
-	"payload":   {"bigint", selectPayload, `1`},
-	"rescue":    {"int", rescueClaims, `1`},
-	"leave":     {"int", giveBackClaims, `1`},
-	"unpark":    {"bigint, bigint", releaseParked, `1000, 2000`},
+	"restore": {
+		"int, bigint[], text[], bigint[], int[], text[], timestamptz[]", restoreLostClaims,
+		`1, ` + aRow + `, ARRAY[0], ARRAY['k'], ARRAY[now()]`,
+	},
+	"payload": {"bigint", selectPayload, `1`},
+	"rescue":  {"int", rescueClaims, `1`},
+	"leave":   {"int", giveBackClaims, `1`},
+	"unpark":  {"bigint, bigint", releaseParked, `1000, 2000`},
 }
 
 // wantedPlans says how each of them must reach its rows.
@@ -106,6 +110,7 @@ var wantedPlans = map[string][]string{
 	"hold":      {aLookup, "Tid Scan on outbox_delivery d"},
 	"failed":    {aLookup, "Tid Scan on outbox_delivery d"},
 	"unsettled": {aLookup},
+	"restore":   {aLookup, "Tid Scan on outbox_delivery d", "Index Cond: (id = s.event_id)"},
 	"payload":   {"Index Cond: (id = $1)"},
 	"rescue":    {"Index Scan using outbox_delivery_due", "Index Cond: (next_attempt_at <= now())", "Tid Scan on outbox_delivery"},
 	"leave":     {"Index Scan using outbox_delivery_due", "Index Cond: (next_attempt_at <= now())", "Tid Scan on outbox_delivery"},

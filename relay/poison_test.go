@@ -171,6 +171,60 @@ func TestRefusedOutcomeKeepsNoOther(t *testing.T) {
 	r.stop()
 }
 
+// damage makes the server unable to write the outcome of the given events to a destination, as if a page were damaged.
+func (db *database) damage(destination string, upTo int) {
+	db.Helper()
+	db.exec(fmt.Sprintf(`CREATE FUNCTION damaged() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF NEW.event_id <= %d AND NEW.destination = '%s' AND NEW.claimed_by IS NULL THEN
+				RAISE EXCEPTION 'invalid page in block 7 of relation base/1/2' USING ERRCODE = 'data_corrupted';
+			END IF;
+			RETURN NEW; END $$;
+		CREATE TRIGGER damaged BEFORE UPDATE ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION damaged()`, upTo, destination))
+}
+
+// A page of the table is damaged: the outcomes of its rows cannot be written, all others can. Once it is mended they are
+// written without another request.
+func TestDamagedRowKeepsNoOther(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t, "a", "b")
+	db.insert(300, "key")
+	db.damage("a", 3)
+	rc := newReceiver(t, nil)
+	toA, toB := to(rc.URL), to(rc.URL)
+	toA.Name, toB.Name = "a", "b"
+	r := start(t, db.config(toA, toB))
+	r.settles(t, Delivered, 597)
+	db.insert(300, "later")
+	r.settles(t, Delivered, 1197)
+	got := rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NOT NULL ORDER BY 1`)
+	if !slices.Equal(got, []int64{1, 2, 3}) {
+		t.Errorf("pending are %v", got)
+	}
+	db.exec(`DROP TRIGGER damaged ON outbox_delivery`)
+	r.settles(t, Delivered, 1200)
+	if rc.total() != 1200 || r.lane("a").busy() {
+		t.Errorf("%d requests for 1200 deliveries, or a lane without room", rc.total())
+	}
+}
+
+// Damaged rows fill a lane. It goes on when their leases have ended.
+func TestDamagedRowsKeepNoLane(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	const damaged = 10 // more than the lane holds
+	db.insert(damaged, "bad")
+	db.damage("default", damaged)
+	rc := newReceiver(t, nil)
+	d := to(rc.URL)
+	d.MaxInFlight, d.Timeout = 1, 100*time.Millisecond
+	cfg := db.config(d)
+	cfg.Lease = d.Timeout + leaseMargin
+	r := start(t, cfg)
+	eventually(t, "a full lane", func() bool { return rc.total() >= 2 })
+	db.insert(3, "good")
+	r.settles(t, Delivered, 3)
+}
+
 // What is pending without its event cannot be sent; whoever deletes events has to hear of it.
 func TestDeletedEventsFail(t *testing.T) {
 	t.Parallel()

@@ -23,6 +23,7 @@ type Relay struct {
 
 	pool    *pgxpool.Pool // behind store
 	store   *store
+	chores  *store // the same, for what is done beside delivering: one statement at a time
 	session *session
 	guard   *guard
 	wake    *wakeup
@@ -34,6 +35,7 @@ type Relay struct {
 	lookout lookout
 
 	settlements chan settlement
+	recent      recentSettlements
 
 	// pressed says why the database needs to be left alone for now; nil: never.
 	pressed func() (reason string, pressed bool)
@@ -201,6 +203,7 @@ func (r *Relay) open(ctx context.Context, pooled bool) error {
 	if pooled {
 		r.store = &store{pool: newTransactions(pool, settings, r.guard), deaf: r.cfg.Pooler.Session == nil}
 	}
+	r.chores = &store{pool: newChores(r.store.pool)}
 	return nil
 }
 

@@ -212,6 +212,9 @@ func (s *session) enter(ctx context.Context, on *standing) error {
 		return err
 	}
 	s.relay.guard.admit(instance)
+	if err := s.relay.resettle(ctx, on, instance); err != nil {
+		return err
+	}
 	if err := s.relay.meetRoutes(ctx, func() { s.set(instance, true) }); err != nil {
 		return err
 	}
@@ -293,6 +296,7 @@ func (s *session) beat(stopping context.Context, on *standing, findDead bool) er
 	if !e.registered {
 		return errTakenForDead
 	}
+	s.relay.recent.alive(asked)
 	s.relay.seen(asked, e.states)
 	if e.alerts {
 		signal(s.relay.alerts)

@@ -3,7 +3,6 @@ package relay
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -17,12 +16,14 @@ type settlement struct {
 	duration  time.Duration
 	delay     time.Duration // until the next attempt, for Retry
 	freesKey  bool          // the next delivery of its ordering key can be claimed
+	logged    bool          // its attempt is written to the log
+	aside     *aside        // nil: writing it has not failed so far
 }
 
 // newSettlement turns a verdict into what is written: a Retry gets its delay, or becomes a Fail after the last attempt.
 func newSettlement(d delivery, v verdict, policy RetryPolicy, startedAt time.Time, took time.Duration, fraction float64) settlement {
 	s := settlement{delivery: d, verdict: v, startedAt: startedAt, duration: took}
-	s.event = event{orderingKey: d.event.orderingKey} // the payload is not needed any more
+	s.event = event{key: d.event.key, orderingKey: d.event.orderingKey} // the payload is not needed any more
 	if v.outcome != Retry {
 		return s
 	}
@@ -41,80 +42,78 @@ func newSettlement(d delivery, v verdict, policy RetryPolicy, startedAt time.Tim
 // one, may have told it.
 func (s *settlement) bound() bool { return !s.promised || s.posted && !s.unreached }
 
-// outcomes is a batch of settlements, by the statement that writes them.
+// A batch is settlements that are written together.
+type batch struct {
+	settlements []settlement
+	// apart leaves out rows that another session has locked, instead of waiting for them: the settlements have failed as
+	// part of a larger batch, or were written before.
+	apart bool
+}
+
+// outcomes are the settlements of a batch, by the statement that writes them.
 type outcomes struct {
-	delivered, retried, failed, held []settlement
-	logged                           []settlement // attempts for the log, of any outcome
-	size                             int
-	skipLocked                       bool // leave out rows that somebody else has locked
+	delivered, retried, failed, held []*settlement
+	logged                           []*settlement // attempts for the log, of any outcome
 }
 
-func (b *outcomes) add(s settlement, logDelivered bool) {
-	b.size++
-	switch s.outcome {
-	case Delivered:
-		b.delivered = append(b.delivered, s)
-	case Retry:
-		b.retried = append(b.retried, s)
-	case Fail:
-		b.failed = append(b.failed, s)
-	case Hold:
-		b.held = append(b.held, s)
-	}
-	if s.posted && (s.outcome != Delivered || logDelivered) {
-		b.logged = append(b.logged, s)
-	}
-}
-
-// lists returns the settlements by statement; together they are the batch.
-func (b *outcomes) lists() [][]settlement {
-	return [][]settlement{b.delivered, b.retried, b.failed, b.held}
-}
-
-// batchOf returns a batch of the given settlements that waits for no lock on their rows.
-func (r *Relay) batchOf(settlements []settlement) *outcomes {
-	b := &outcomes{skipLocked: true}
-	for _, s := range settlements {
-		b.add(s, r.config().LogDelivered)
-	}
-	return b
-}
-
-// without returns the batch without some of its settlements, for counting.
-func (b *outcomes) without(missed []settlement) *outcomes {
-	if len(missed) == 0 {
-		return b
-	}
-	type claim struct {
-		eventID     int64
-		destination string
-		fence       int64
-	}
-	left := map[claim]bool{}
-	for i := range missed {
-		left[claim{missed[i].eventID, missed[i].destination, missed[i].fence}] = true
-	}
-	var rest outcomes
-	for _, list := range b.lists() {
-		for _, s := range list {
-			if !left[claim{s.eventID, s.destination, s.fence}] {
-				rest.add(s, false)
-			}
+func (b *batch) byOutcome() (o outcomes) {
+	for i := range b.settlements {
+		s := &b.settlements[i]
+		switch s.outcome {
+		case Delivered:
+			o.delivered = append(o.delivered, s)
+		case Retry:
+			o.retried = append(o.retried, s)
+		case Fail:
+			o.failed = append(o.failed, s)
+		case Hold:
+			o.held = append(o.held, s)
+		}
+		if s.logged {
+			o.logged = append(o.logged, s)
 		}
 	}
-	return &rest
+	return o
+}
+
+// parts returns the smaller batches to write in place of one that failed with err: the settlements of each outcome, then
+// each of them alone. It returns none when a smaller batch would fail, too: of what one statement locks beside the rows
+// that it leaves out, an alert or a destination, all settlements of an outcome need the same.
+func (b *batch) parts(err error) (parts []batch) {
+	switch {
+	case !b.apart:
+		o := b.byOutcome()
+		for _, list := range [][]*settlement{o.delivered, o.retried, o.held, o.failed} {
+			if len(list) > 0 {
+				parts = append(parts, batch{settlements: copied(list), apart: true})
+			}
+		}
+	case len(b.settlements) > 1 && !hasCode(err, lockNotAvailable):
+		for i := range b.settlements {
+			parts = append(parts, batch{settlements: b.settlements[i : i+1], apart: true})
+		}
+	}
+	return parts
+}
+
+func copied(list []*settlement) []settlement {
+	all := make([]settlement, len(list))
+	for i, s := range list {
+		all[i] = *s
+	}
+	return all
 }
 
 // A batch is written when it is this old or this large, whichever comes first.
 const (
 	settleAfter = 5 * time.Millisecond
 	settleBatch = 1000
-	asideAgain  = time.Second // between two attempts to write what is locked
 )
 
 // settle passes a settlement on to the settler. When the settler has given up, at the very end of a stop without a
 // database, the settlement is left to the lease.
 func (r *Relay) settle(l *lane, s settlement) {
+	s.logged = s.posted && (s.outcome != Delivered || r.config().LogDelivered)
 	if s.posted {
 		r.logAttempt(&s)
 		if hook := r.cfg.Hooks.Attempted; hook != nil {
@@ -130,19 +129,23 @@ func (r *Relay) settle(l *lane, s settlement) {
 	}
 }
 
-// settleAll collects settlements into batches and writes them, until the channel is closed and drained. What somebody
-// else has locked is put aside, where it keeps its lane's room but no other settlement, and tried again until it is
-// written or the settler has to give up.
+// A settler writes what the senders pass on. One goroutine owns its fields.
+type settler struct {
+	relay *Relay
+	aside []settlement // could not be written, and are tried again
+}
+
+// settleAll writes settlements in batches until the channel is closed and drained. It tries what is set aside until that
+// is written, too, or the settler has to give up; a stop does not wait for what the database refuses.
 func (r *Relay) settleAll() {
+	w := settler{relay: r}
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	var aside []settlement
-	var again time.Time // when to try those
-	for source := r.settlements; source != nil || len(aside) > 0; {
+	for source := r.settlements; source != nil || w.waitsForLocks(); {
 		var due <-chan time.Time
 		var end <-chan struct{}
-		if len(aside) > 0 {
-			due = time.After(time.Until(again))
+		if len(w.aside) > 0 {
+			due = time.After(time.Until(w.nextTry()))
 			if source == nil {
 				end = r.settling.Done()
 			}
@@ -153,125 +156,121 @@ func (r *Relay) settleAll() {
 				source = nil
 				continue
 			}
-			if missed := r.write(r.collect(first, timer)); len(missed) > 0 {
-				r.cfg.Log.Warn().Int("deliveries", len(missed)).Int64("event_id", missed[0].eventID).
-					Str("destination", missed[0].destination).Msg("another session keeps deliveries locked; settling them when it ends")
-				aside, again = append(aside, missed...), time.Now().Add(asideAgain)
-			}
+			w.setAside(w.write(batch{settlements: w.collect(first, timer)}))
 		case <-due:
-			aside = r.write(r.batchOf(aside))
-			again = time.Now().Add(asideAgain)
+			w.tryAside(time.Now())
 		case <-end:
-			r.gaveUp(len(aside))
+			r.gaveUp(len(w.aside))
 			return
 		}
+	}
+	if len(w.aside) > 0 {
+		r.gaveUp(len(w.aside))
 	}
 }
 
 // collect makes a batch of what comes until it is old or large enough.
-func (r *Relay) collect(first settlement, timer *time.Timer) *outcomes {
-	var batch outcomes
-	batch.add(first, r.config().LogDelivered)
+func (w *settler) collect(first settlement, timer *time.Timer) []settlement {
+	collected := []settlement{first}
 	timer.Reset(settleAfter)
-	for batch.size < settleBatch {
+	for len(collected) < settleBatch {
 		select {
-		case s, open := <-r.settlements:
+		case s, open := <-w.relay.settlements:
 			if !open {
-				return &batch
+				return collected
 			}
-			batch.add(s, r.config().LogDelivered)
+			collected = append(collected, s)
 		case <-timer.C:
-			return &batch
+			return collected
 		}
 	}
-	return &batch
+	return collected
 }
 
-// write repeats a batch until the database has taken it, and returns what it could not write because somebody else has
-// it locked. A batch that the database refuses for what stands in it is written one by one, so that one row cannot keep
-// the others.
-func (r *Relay) write(batch *outcomes) (missed []settlement) {
+// write writes a batch, and returns the settlements that it could not write. What fails is tried in parts, so that one
+// row cannot keep the others.
+func (w *settler) write(b batch) (left []settlement) {
+	missed, err := w.try(&b)
+	if err == nil {
+		return missed
+	}
+	parts := b.parts(err)
+	for i := range parts {
+		left = append(left, w.write(parts[i])...)
+	}
+	if len(parts) == 0 {
+		left = b.settlements
+		for i := range left {
+			left[i].refuse(err)
+		}
+	}
+	return left
+}
+
+// settleTries is how often a batch is tried that meets damaged data, since some such errors pass.
+const settleTries = 3
+
+// try writes a batch, and repeats it while waiting can help: for ever, when the database is away. It returns the
+// settlements of rows that are locked or have just been changed.
+func (w *settler) try(b *batch) (missed []settlement, err error) {
+	r := w.relay
 	failing := newBackoff()
-	for repeated := false; ; repeated = true {
+	failing.MaxInterval = time.Second // or keys would stand still although the database is back
+	repeated, damaged := false, 0
+	for ; ; repeated = true {
+		if r.settling.Err() != nil {
+			r.gaveUp(len(b.settlements))
+			return nil, nil
+		}
 		instance, _ := r.session.current()
-		missed, stale, err := r.store.settle(r.settling, instance, batch)
+		left, stale, err := r.store.settle(r.settling, instance, b)
 		if err == nil {
 			if repeated {
-				stale = 0 // unknown: when only the acknowledgement was lost, what came first was this very batch
+				stale = 0 // unknown: when only the acknowledgement was lost, this very batch was written before
 			}
-			r.written(batch.without(missed), stale)
-			if len(missed) > 0 && !batch.skipLocked {
-				return r.write(r.batchOf(missed)) // what had only changed while this waited for it is written now
+			r.written(b.without(left), stale)
+			missed = copied(left)
+			for i := range missed {
+				missed[i].refuse(nil)
 			}
-			return missed
+			return missed, nil
 		}
 		r.databaseError("settle", err)
-		if refused(err) {
-			return r.writeSingly(batch)
-		}
-		if hasCode(err, lockNotAvailable) {
-			if batch.skipLocked && len(batch.failed) > 0 {
-				return r.writeWithoutFailed(batch)
+		switch classifyError(err) {
+		case errorRefused:
+			return nil, err
+		case errorDamaged:
+			if damaged++; b.apart || damaged == settleTries {
+				return nil, err
 			}
-			batch.skipLocked = true // which does not help against the lock of a whole table: that is waited for
 		}
 		select {
 		case <-time.After(failing.NextBackOff()):
 		case <-r.settling.Done():
-			r.gaveUp(batch.size)
-			return nil
 		}
 	}
+}
+
+// without returns the settlements of a batch except those that were left, which point into it.
+func (b *batch) without(left []*settlement) []settlement {
+	if len(left) == 0 {
+		return b.settlements
+	}
+	isLeft := make(map[*settlement]bool, len(left))
+	for _, s := range left {
+		isLeft[s] = true
+	}
+	var rest []settlement
+	for i := range b.settlements {
+		if !isLeft[&b.settlements[i]] {
+			rest = append(rest, b.settlements[i])
+		}
+	}
+	return rest
 }
 
 func (r *Relay) gaveUp(deliveries int) {
 	r.cfg.Log.Warn().Int("deliveries", deliveries).Msg("stopping without having settled; the deliveries will be attempted again")
-}
-
-// writeWithoutFailed leaves out what writes more than its own row: the alert's, or the destination's, is locked.
-func (r *Relay) writeWithoutFailed(batch *outcomes) (missed []settlement) {
-	failed := batch.failed
-	if rest := batch.without(failed); rest.size > 0 {
-		missed = r.write(r.batchOf(slices.Concat(rest.lists()...)))
-	}
-	return append(missed, failed...)
-}
-
-// writeSingly writes a refused batch row by row. A row that is refused again is left to its lease: it will be attempted
-// again, which its receiver can bear.
-func (r *Relay) writeSingly(batch *outcomes) (missed []settlement) {
-	for _, list := range batch.lists() {
-		for i := range list {
-			if batch.size == 1 {
-				r.cfg.Log.Error().Int64("event_id", list[i].eventID).Str("destination", list[i].destination).
-					Msg("the database refuses the outcome of this delivery; it will be attempted again when its lease ends")
-				l := r.lane(list[i].destination)
-				if list[i].outcome == Fail && list[i].reason == ReasonGone {
-					l.pauseWritten() // which it is not, but nothing else would let the lane go on
-				}
-				l.release(list[i].class, 1)
-				return nil
-			}
-			single := outcomes{skipLocked: batch.skipLocked}
-			single.add(list[i], r.config().LogDelivered)
-			missed = append(missed, r.write(&single)...)
-		}
-	}
-	return missed
-}
-
-// refused reports whether repeating the same statement can only fail again: its data, a constraint or a trigger is
-// against it (SQLSTATE classes 22, 23, 44 and P0).
-func refused(err error) bool {
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || len(pgErr.Code) != 5 {
-		return false
-	}
-	switch pgErr.Code[:2] {
-	case "22", "23", "44", "P0":
-		return true
-	}
-	return false
 }
 
 // SQLSTATEs that are met with more than another try.
@@ -286,8 +285,8 @@ func hasCode(err error, code string) bool {
 	return errors.As(err, &pgErr) && pgErr.Code == code
 }
 
-// written frees the lanes' room and tells who wants to know.
-func (r *Relay) written(batch *outcomes, stale int) {
+// written frees the lanes' room, remembers what a crash of the server could undo, and calls the hooks.
+func (r *Relay) written(settlements []settlement, stale int) {
 	if stale > 0 {
 		r.cfg.Log.Warn().Int("deliveries", stale).Msg("settled too late: another relay had claimed the deliveries meanwhile")
 		if hook := r.cfg.Hooks.StaleSettle; hook != nil {
@@ -301,20 +300,19 @@ func (r *Relay) written(batch *outcomes, stale int) {
 		class       class
 	}
 	counts := map[label]int{}
-	givenBack := false
-	for _, list := range batch.lists() {
-		for i := range list {
-			s := &list[i]
-			counts[label{s.delivery.destination, s.outcome, s.reason, s.class}]++
-			if s.event.orderingKey != nil {
-				r.lane(s.delivery.destination).keySettled(s)
-			}
-			givenBack = givenBack || s.lookedFor()
-		}
-	}
+	givenBack, failed := false, false
 	now := time.Now()
-	for i := range batch.retried {
-		r.wake.retries.add(now, batch.retried[i].delay)
+	for i := range settlements {
+		s := &settlements[i]
+		counts[label{s.destination, s.outcome, s.reason, s.class}]++
+		if s.event.orderingKey != nil {
+			r.lane(s.destination).keySettled(s)
+		}
+		if s.outcome == Retry {
+			r.wake.retries.add(now, s.delay)
+		}
+		givenBack = givenBack || s.lookedFor()
+		failed = failed || s.outcome == Fail
 	}
 	for of, n := range counts {
 		l := r.lane(of.destination)
@@ -331,9 +329,11 @@ func (r *Relay) written(batch *outcomes, stale int) {
 	if givenBack && r.taking.Err() == nil {
 		r.wake.notify(true) // what was given back lies before the lane's position
 	}
-	if len(batch.failed) > 0 {
+	if failed {
 		signal(r.alerts)
+		return // all of the batch is on the disk
 	}
+	r.recent.add(now, settlements)
 }
 
 // lookedFor reports whether what was given back is to be found at once. Not so what an open breaker holds, which waits for

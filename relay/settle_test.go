@@ -1,9 +1,13 @@
 package relay
 
 import (
+	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 func TestNewSettlement(t *testing.T) {
@@ -51,26 +55,37 @@ func TestLastMessageStaysWithinItsBounds(t *testing.T) {
 	}
 }
 
-func TestOutcomesAreSortedByTheStatementThatWritesThem(t *testing.T) {
+func TestSettlementsAreSortedByTheStatementThatWritesThem(t *testing.T) {
 	t.Parallel()
-	for _, logDelivered := range []bool{false, true} {
-		var b outcomes
-		for _, v := range []verdict{
-			{outcome: Delivered, posted: true},
-			{outcome: Retry, posted: true},
-			{outcome: Fail, posted: true},
-			{outcome: Fail, reason: ReasonEventMissing},
-			{outcome: Hold},
-		} {
-			b.add(settlement{verdict: v}, logDelivered)
+	b := batch{settlements: []settlement{
+		{verdict: verdict{outcome: Delivered}},
+		{verdict: verdict{outcome: Retry}, logged: true},
+		{verdict: verdict{outcome: Fail}, logged: true},
+		{verdict: verdict{outcome: Fail}},
+		{verdict: verdict{outcome: Hold}},
+	}}
+	o := b.byOutcome()
+	if len(o.delivered) != 1 || len(o.retried) != 1 || len(o.failed) != 2 || len(o.held) != 1 || len(o.logged) != 2 {
+		t.Errorf("%d delivered, %d retried, %d failed, %d held, %d logged", len(o.delivered), len(o.retried), len(o.failed), len(o.held), len(o.logged))
+	}
+}
+
+// What passes is waited for, for ever; all else must not keep the other rows of a batch.
+func TestErrorsOfTheDatabaseAreClassified(t *testing.T) {
+	t.Parallel()
+	for code, want := range map[string]errorClass{
+		"40001": errorPassing, "40P01": errorPassing, "53100": errorPassing, "53300": errorPassing, "57P01": errorPassing,
+		"57P03": errorPassing, "57014": errorPassing, "25006": errorPassing, "42501": errorPassing, "42P01": errorPassing, "08006": errorPassing,
+		"XX000": errorDamaged, "XX001": errorDamaged, "XX002": errorDamaged, "58030": errorDamaged, "54000": errorDamaged,
+		"22003": errorRefused, "23514": errorRefused, "38000": errorRefused, "44000": errorRefused, "P0001": errorRefused, "55P03": errorRefused,
+	} {
+		if got := classifyError(fmt.Errorf("settle: %w", &pgconn.PgError{Code: code})); got != want {
+			t.Errorf("%s is of class %d, want %d", code, got, want)
 		}
-		logged := 2 // what was never sent was no attempt
-		if logDelivered {
-			logged = 3
-		}
-		if len(b.delivered) != 1 || len(b.retried) != 1 || len(b.failed) != 2 || len(b.held) != 1 || len(b.logged) != logged || b.size != 5 {
-			t.Errorf("%d delivered, %d retried, %d failed, %d held, %d logged of %d",
-				len(b.delivered), len(b.retried), len(b.failed), len(b.held), len(b.logged), b.size)
+	}
+	for _, err := range []error{nil, context.DeadlineExceeded, &pgconn.PgError{Code: "bad"}} {
+		if got := classifyError(err); got != errorPassing {
+			t.Errorf("%v is of class %d", err, got)
 		}
 	}
 }

@@ -61,8 +61,8 @@ type event struct {
 	payload          []byte // nil when larger than inlinePayload: loaded when its turn comes
 }
 
-// inlinePayload is up to which size a claim brings the payload along, in bytes. It bounds what a claim can hold in
-// memory.
+// inlinePayload is up to which size a claim brings the payload along, in bytes. It bounds what a lane holds in memory:
+// 128 MiB, with maxTaken deliveries of each class and maxBehind in runs.
 const inlinePayload = 16 << 10
 
 // place returns where a delivery stands in the order in which a lane is claimed.

@@ -21,6 +21,36 @@ const (
 	noSuchSchema       = "3F000"
 )
 
+// An errorClass says what repeating a failed statement can bring.
+type errorClass int
+
+const (
+	// errorPassing: waiting helps. The database is away or busy, or somebody has to change a setting or a right.
+	errorPassing errorClass = iota
+	// errorDamaged: a page or a file cannot be read, or a limit of the server is met (SQLSTATE classes XX, 58 and 54).
+	// Another try may help, waiting does not.
+	errorDamaged
+	// errorRefused: a constraint or a trigger is against a row (22, 23, 38, 39, 44, P0), or another session keeps a lock.
+	errorRefused
+)
+
+func classifyError(err error) errorClass {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) || len(pgErr.Code) != 5 {
+		return errorPassing
+	}
+	switch pgErr.Code[:2] {
+	case "54", "58", "XX":
+		return errorDamaged
+	case "22", "23", "38", "39", "44", "P0":
+		return errorRefused
+	}
+	if pgErr.Code == lockNotAvailable {
+		return errorRefused
+	}
+	return errorPassing
+}
+
 // refusedByPooler reports whether an error is a pooler's, about what it does not keep. PgBouncer gives most of its own
 // errors one SQLSTATE, also those that pass.
 func refusedByPooler(err *pgconn.PgError) bool {
@@ -49,6 +79,10 @@ func hintFor(err error) string {
 		return "the role lacks a right: run migrations/roles.sql and grant it outbox_relay"
 	case hasCode(err, tooManyConnections):
 		return "the server has no connection left: a relay needs four"
+	case errors.As(err, &pgErr) && (strings.HasPrefix(pgErr.Code, "XX") || strings.HasPrefix(pgErr.Code, "58")):
+		return "the server cannot read or write some of its own data: see its log, check the disk, and run pg_amcheck; a damaged index is mended by REINDEX"
+	case errors.As(err, &pgErr) && (strings.HasPrefix(pgErr.Code, "23") || strings.HasPrefix(pgErr.Code, "P0")):
+		return "a constraint or trigger that does not belong to the outbox stands on its tables: drop it, or let it pass what relays write"
 	case errors.As(err, &pgErr) && refusedByPooler(pgErr):
 		return "a connection pooler stands before the server: set database.pooler to auto or transaction, and database.listen_url past it"
 	}

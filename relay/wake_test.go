@@ -236,9 +236,7 @@ func TestRetryWaitsForNoPoll(t *testing.T) {
 		return wait
 	}
 	turn(&claimer{relay: r, pace: pace{poll: time.Hour}})
-	var failed outcomes
-	failed.add(<-r.settlements, false)
-	r.write(&failed)
+	(&settler{relay: r}).write(batch{settlements: []settlement{<-r.settlements}})
 
 	far := time.Now().Add(time.Hour)
 	idle := &claimer{relay: r, writers: writers{next: far}, pace: pace{poll: time.Second, idle: true, interval: time.Hour, nextLook: far}}

@@ -137,7 +137,7 @@ func (r *Relay) watch(ctx context.Context) {
 
 // look takes one look, or learns what another relay saw, and opens and resolves the alerts that follow from it.
 func (r *Relay) look(ctx context.Context) error {
-	seen, alerts, err := r.store.watch(ctx, r.cfg.Watching.Interval*9/10, r.lenient(), r.config().Alerts.Window)
+	seen, alerts, err := r.chores.watch(ctx, r.cfg.Watching.Interval*9/10, r.lenient(), r.config().Alerts.Window)
 	if err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func (r *Relay) look(ctx context.Context) error {
 		signal(r.routes) // for what nobody was notified of
 		hold, ended := seen.judge(r.config().Alerts)
 		if len(hold) > 0 || len(ended) > 0 {
-			if err := r.store.applyConditions(ctx, hold, ended, seen.at); err != nil {
+			if err := r.chores.applyConditions(ctx, hold, ended, seen.at); err != nil {
 				return err
 			}
 		}

@@ -1,0 +1,39 @@
+package relay
+
+import (
+	"testing"
+	"time"
+)
+
+// Everything that a relay does beside delivering meets a database that is slow there. Deliveries keep their connections.
+func TestHousekeepingHoldsOneConnection(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(1, "parked")
+	db.exec(`UPDATE outbox_delivery SET destination = ''`)
+	db.exec(`INSERT INTO outbox_alert (rule, subject, count) VALUES ('failed', 'default', 1)`)
+	db.exec(`CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			PERFORM pg_sleep(3);
+			IF TG_OP = 'DELETE' THEN RETURN OLD; END IF;
+			RETURN NEW; END $$;
+		CREATE TRIGGER slow BEFORE UPDATE ON outbox_watch FOR EACH ROW EXECUTE FUNCTION slow();
+		CREATE TRIGGER slow BEFORE INSERT OR UPDATE ON outbox_alert_notice FOR EACH ROW EXECUTE FUNCTION slow();
+		CREATE TRIGGER slow BEFORE DELETE ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION slow()`)
+	rc := newReceiver(t, nil)
+	cfg := db.config(to(rc.URL))
+	cfg.Watching.Interval = 10 * time.Millisecond
+	r := start(t, cfg)
+	most, delivered := 0, 0
+	eventually(t, "the parked delivery", func() bool {
+		most = max(most, row[int](db, `SELECT count(*) FROM pg_stat_activity
+			WHERE datname = current_database() AND application_name = 'outbox-relay' AND wait_event = 'PgSleep'`))
+		delivered++
+		db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', gen_random_uuid())`)
+		r.settles(t, Delivered, delivered)
+		return row[bool](db, `SELECT (SELECT count(*) FROM outbox_delivery WHERE destination = '') = 0
+			AND (SELECT count(*) FROM outbox_alert_notice) > 0 AND (SELECT watched_at > now() - interval '1 minute' FROM outbox_watch)`)
+	})
+	if most != 1 {
+		t.Errorf("housekeeping held %d connections", most)
+	}
+}

@@ -1,0 +1,109 @@
+package relay
+
+import (
+	"context"
+	"time"
+)
+
+const (
+	// claimApartFor is how long each part of a claim has a statement of its own after one of them met data that cannot be read.
+	claimApartFor = time.Minute
+	// damagedAgain is when to try a part again that met such data.
+	damagedAgain = 10 * time.Second
+)
+
+// damaged are the parts of claims that met data which the server cannot read. The claimer owns it.
+type damaged struct {
+	until time.Time                 // claim apart until then
+	again map[damagedPart]time.Time // not before
+}
+
+// A damagedPart is a class of a destination or, with none, its ordering keys.
+type damagedPart struct {
+	destination string
+	class       class
+}
+
+const noClass class = -1
+
+// claimAll claims for all requests in one statement. A damaged page fails the whole statement, so that each scan, and the keys of
+// each destination, then get one of their own for a while: the other destinations, and newer deliveries of the same one, go on.
+func (c *claimer) claimAll(ctx context.Context, instance int32, requests []claimRequest) (claimResult, error) {
+	r, now := c.relay, time.Now()
+	if !now.Before(c.damaged.until) {
+		result, err := r.store.claim(ctx, instance, r.cfg.Lease, requests)
+		if classifyError(err) != errorDamaged {
+			return result, err
+		}
+		r.databaseError("claim", err)
+		c.damaged = damaged{until: now.Add(claimApartFor), again: map[damagedPart]time.Time{}}
+	}
+	all := claimResult{at: c.clock.now(), reordered: map[int]int64{}}
+	for i, request := range requests {
+		for _, part := range request.parts() {
+			found, err := c.claimPart(ctx, instance, part, now)
+			if err != nil && len(all.deliveries) == 0 {
+				return claimResult{}, err
+			}
+			// What is claimed must be sent; the next claim meets the error again.
+			all.include(found, i, len(part.scans))
+		}
+	}
+	return all, nil
+}
+
+// parts returns the request in pieces that can be claimed one by one.
+func (r claimRequest) parts() (parts []claimRequest) {
+	one := r
+	for _, s := range r.scans {
+		one.scans, one.keys = []scan{s}, nil
+		parts = append(parts, one)
+	}
+	if len(r.keys) > 0 {
+		one.scans, one.keys = nil, r.keys
+		parts = append(parts, one)
+	}
+	return parts
+}
+
+// claimPart claims one part, or nothing while it is put off.
+func (c *claimer) claimPart(ctx context.Context, instance int32, part claimRequest, now time.Time) (claimResult, error) {
+	which := damagedPart{part.destination, noClass}
+	if len(part.scans) > 0 {
+		which.class = part.scans[0].class
+	}
+	if now.Before(c.damaged.again[which]) {
+		return claimResult{}, nil
+	}
+	result, err := c.relay.store.claim(ctx, instance, c.relay.cfg.Lease, []claimRequest{part})
+	if classifyError(err) == errorDamaged {
+		c.relay.databaseError("claim", err)
+		c.damaged.again[which] = now.Add(damagedAgain)
+		return claimResult{}, nil
+	}
+	return result, err
+}
+
+// include adds what a part of the request with the given index has found, in as many scans.
+func (r *claimResult) include(part claimResult, request, scans int) {
+	if !part.at.IsZero() {
+		r.at = part.at
+	}
+	for _, d := range part.deliveries {
+		if d.scan > 0 {
+			d.scan = len(r.scans) + 1
+		}
+		r.deliveries = append(r.deliveries, d)
+	}
+	if part.scans == nil {
+		part.scans = make([]scanResult, scans)
+	}
+	r.scans = append(r.scans, part.scans...)
+	for _, head := range part.heads {
+		head.request = request
+		r.heads = append(r.heads, head)
+	}
+	if reordered, changed := part.reordered[0]; changed {
+		r.reordered[request] = reordered
+	}
+}

@@ -1,0 +1,112 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// The relay's statements do not wait for the disk, so a crash of the server undoes the last of them: by default those of
+// 3 × wal_writer_delay, 0.6 s. A delivery whose settle is lost stays claimed, and holds up its ordering key, until the lease
+// ends. So the settlements of the last seconds are kept, and written again when the session comes back.
+const (
+	// recentFor is how long before a sign of life of the session a settle must have been written to be on the disk by then.
+	recentFor = 3 * time.Second
+	// recentMost bounds how many settlements are kept: about 5 MiB. The oldest go first.
+	recentMost = 10_000
+)
+
+// recentSettlements are what the server has acknowledged and may lose. Safe for concurrent use.
+type recentSettlements struct {
+	mu      sync.Mutex
+	batches []recentBatch
+	size    int
+}
+
+type recentBatch struct {
+	written     time.Time
+	settlements []settlement
+}
+
+// add remembers settlements that the server has just acknowledged.
+func (r *recentSettlements) add(now time.Time, settlements []settlement) {
+	if len(settlements) == 0 {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.batches = append(r.batches, recentBatch{now, settlements})
+	r.size += len(settlements)
+	for r.size > recentMost && len(r.batches) > 1 {
+		r.drop()
+	}
+}
+
+// drop forgets the oldest batch.
+func (r *recentSettlements) drop() {
+	r.size -= len(r.batches[0].settlements)
+	r.batches[0] = recentBatch{}
+	r.batches = r.batches[1:]
+}
+
+// alive forgets what is on the disk, since the session's connection has lasted until the given time.
+func (r *recentSettlements) alive(at time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for len(r.batches) > 0 && at.Sub(r.batches[0].written) > recentFor {
+		r.drop()
+	}
+}
+
+func (r *recentSettlements) all() []recentBatch {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]recentBatch(nil), r.batches...)
+}
+
+// resettle writes the settlements of the last seconds once more, over a connection of the session, before anything is
+// claimed: the server may have been restarted, or replaced. What it did not lose stays as it is, since each settle is
+// fenced and has happened. They stay remembered, because the next crash may come at once.
+func (r *Relay) resettle(ctx context.Context, on executor, instance int32) error {
+	over := &store{pool: on}
+	restored := 0
+	for _, recent := range r.recent.all() {
+		n, err := r.resettleBatch(ctx, over, instance, batch{settlements: recent.settlements, apart: true})
+		if err != nil {
+			return fmt.Errorf("write the last outcomes again: %w", err)
+		}
+		restored += n
+	}
+	if restored > 0 {
+		r.cfg.Log.Warn().Int("deliveries", restored).Msg("wrote outcomes again that the database server had lost in a crash")
+	}
+	return nil
+}
+
+// resettleBatch writes one batch again, row by row if the database refuses it. What is refused then waits for its lease.
+func (r *Relay) resettleBatch(ctx context.Context, over *store, instance int32, b batch) (restored int, err error) {
+	for range 2 { // the second time writes what the first has restored the claims of, see restoreClaims
+		missed, stale, err := over.settle(ctx, instance, &b)
+		if classifyError(err) != errorPassing {
+			r.databaseError("settle", err)
+			for _, part := range b.parts(err) {
+				n, err := r.resettleBatch(ctx, over, instance, part)
+				if err != nil {
+					return restored, err
+				}
+				restored += n
+			}
+			return restored, nil
+		}
+		if err != nil {
+			return restored, err
+		}
+		restored += len(b.settlements) - stale - len(missed)
+		if len(missed) == 0 {
+			break
+		}
+		b.settlements = copied(missed)
+	}
+	return restored, nil
+}
