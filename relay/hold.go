@@ -14,7 +14,7 @@ func (l *lane) judge(now time.Time, event int64, v *verdict, took time.Duration)
 		v.outcome = Hold
 	}
 	if v.posted {
-		l.flow.answered(now, v.reason, took)
+		l.flow.answered(now, v.reason, took, min(v.retryAfter, l.destination.Retry.RetryAfterMax))
 	}
 	return l.breaker.write != before
 }

@@ -1,0 +1,68 @@
+package relay
+
+import (
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// A receiver that answers 429 or 503 and says when to come back gets nothing more until then: what waits spends no
+// attempt, and neither does what was claimed already. Then it gets one request at once.
+func TestRetryAfterClosesTheLane(t *testing.T) {
+	t.Parallel()
+	for _, code := range []int{http.StatusTooManyRequests, http.StatusServiceUnavailable} {
+		t.Run(http.StatusText(code), func(t *testing.T) {
+			t.Parallel()
+			const waiting, most = 100, 2 // so few failures hold no destination
+			db := newDatabase(t, "default", "other")
+			var refusing atomic.Bool
+			refusing.Store(true)
+			g := newGate(t)
+			rc := newReceiver(t, func(w http.ResponseWriter, r request) {
+				if refusing.Load() {
+					w.Header().Set("Retry-After", "30")
+					w.WriteHeader(code)
+					return
+				}
+				g.pass(r)
+			})
+			db.insert(waiting, "key")
+			d := Destination{Name: "default", URL: rc.URL, MaxInFlight: most}
+			other := to(newReceiver(t, nil).URL)
+			other.Name = "other"
+			r := start(t, db.config(d, other))
+			r.await(t, "a refusal", func(o *observer) bool { return o.outcomes[Retry] > 0 })
+			eventually(t, "the answers to all requests", func() bool {
+				return rc.total() == row[int](db, `SELECT count(*)::int FROM outbox_delivery WHERE destination = 'default' AND attempts > 0`)
+			})
+			refused := rc.total()
+			if refused > most {
+				t.Errorf("%d requests, though the first was refused", refused)
+			}
+			refusing.Store(false)
+			db.insert(waiting, "new")
+			r.settles(t, Delivered, 2*waiting) // to the other destination, by claims for both
+			if n := rc.total(); n != refused {
+				t.Errorf("%d requests before their time", n-refused)
+			}
+			l := r.lane("default")
+			l.mu.Lock()
+			if wait := time.Until(l.flow.reopens); wait <= 0 || wait > 30*time.Second {
+				t.Errorf("the lane reopens in %s", wait)
+			}
+			l.flow.reopens = time.Now()
+			l.flow.ramped = l.flow.reopens
+			l.mu.Unlock()
+			r.wake.notify(true)
+			<-g.arrived
+			select {
+			case <-g.arrived:
+				t.Error("two requests at once, when it reopened")
+			default:
+			}
+			g.open()
+			becomes(db, 2*waiting-refused, `SELECT count(*)::int FROM outbox_delivery WHERE destination = 'default' AND status = 'delivered' AND attempts = 1`)
+		})
+	}
+}
