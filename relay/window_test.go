@@ -66,3 +66,30 @@ func TestRetryAfterClosesTheLane(t *testing.T) {
 		})
 	}
 }
+
+// A 503 beside requests that are accepted asks for one event's sake, and keeps no other.
+func TestRetryAfterOfOneEventClosesNoLane(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	unavailable := verdict{outcome: Retry, reason: ReasonUnavailable, statusCode: 503, posted: true, retryAfter: time.Minute}
+	limited := tooMany
+	limited.retryAfter = time.Minute
+	for name, c := range map[string]struct {
+		verdict
+		after  time.Duration // the last answer
+		closes bool
+	}{
+		"503 among answers": {unavailable, time.Millisecond, false},
+		"503 alone":         {unavailable, 2 * time.Second, true},
+		"429 among answers": {limited, time.Millisecond, true},
+	} {
+		l := laneOf(8)
+		l.destination.Retry.RetryAfterMax = time.Hour
+		v := accepted
+		l.judge(now, 1, &v, time.Millisecond)
+		l.judge(now.Add(c.after), 2, &c.verdict, time.Millisecond)
+		if closed := !l.early(now.Add(10*time.Second), time.Hour).IsZero(); closed != c.closes {
+			t.Errorf("%s closes the lane: %t", name, closed)
+		}
+	}
+}

@@ -82,7 +82,7 @@ defaults:
     enabled: true # default
     failures: 5 # default
     probe_after: 1s # default
-    probe_max: 30s # default
+    probe_max: 5s # default
   format: raw # default
   max_payload_bytes: 0 # default
   tls:
@@ -111,7 +111,7 @@ destinations:
       enabled: true # default
       failures: 5 # default
       probe_after: 1s # default
-      probe_max: 30s # default
+      probe_max: 5s # default
     format: raw # default
     max_payload_bytes: 0 # default
     tls:
@@ -135,7 +135,7 @@ destinations:
       enabled: true # default
       failures: 5 # default
       probe_after: 1s # default
-      probe_max: 30s # default
+      probe_max: 5s # default
     format: raw # default
     max_payload_bytes: 0 # default
     tls:
