@@ -85,6 +85,7 @@ func (c *claimer) tendBreaker(l *lane, now time.Time, instance int32) (next time
 	l.mu.Lock()
 	b := l.breaker
 	hold := l.destination.Timeout + tryHold
+	turn := l.flow.turn(now)
 	l.mu.Unlock()
 	switch {
 	case b.write == writeOpen:
@@ -93,11 +94,13 @@ func (c *claimer) tendBreaker(l *lane, now time.Time, instance int32) (next time
 		return time.Time{}, c.closeBreaker(l, instance)
 	case b.state == breakerOpen && now.Before(b.tryAt):
 		return b.tryAt, nil
+	case b.state == breakerOpen && turn > 0:
+		return now.Add(turn), nil // until then others may try; this relay would keep the lane for nothing
 	case b.state == breakerOpen:
 		return c.tryBreaker(l, now, instance, hold)
 	case b.state == breakerHalfOpen && b.until.Sub(now) < hold/2:
 		return time.Time{}, c.renewTrial(l, now, instance, hold)
-	case b.state == breakerHalfOpen && !l.busy() && !l.walked(now):
+	case b.state == breakerHalfOpen && turn == 0 && !l.busy() && !l.walked(now):
 		return now, nil
 	case b.state == breakerHalfOpen:
 		return b.until.Add(-hold / 2), nil
@@ -171,7 +174,7 @@ func (c *claimer) tryBreaker(l *lane, now time.Time, instance int32, hold time.D
 func (c *claimer) renewTrial(l *lane, now time.Time, instance int32, hold time.Duration) error {
 	busy := l.busy()
 	l.mu.Lock()
-	vain := l.breaker.state == breakerHalfOpen && !l.breaker.accepted && !busy
+	vain := l.breaker.state == breakerHalfOpen && !l.breaker.accepted && !busy && l.flow.turn(now) == 0
 	if vain {
 		l.breaker.close(now)
 	}

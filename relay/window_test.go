@@ -93,3 +93,19 @@ func TestRetryAfterOfOneEventClosesNoLane(t *testing.T) {
 		}
 	}
 }
+
+// A relay that was asked to wait takes no turn with a held destination: it could send nothing, and would take that for
+// nothing to send.
+func TestTrialWaitsAsAsked(t *testing.T) {
+	t.Parallel()
+	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []Destination{to("http://receiver.test/")}})
+	r.settling = t.Context()
+	c := &claimer{relay: r.Relay}
+	l := r.lane("default")
+	now := time.Now()
+	l.flow.close(now, 30*time.Second)
+	l.breaker.enter(now, breakerOpen)
+	if next, err := c.tendBreaker(l, now, 1); err != nil || !next.Equal(l.flow.reopens) {
+		t.Errorf("tries again in %s, %v", next.Sub(now), err)
+	}
+}
