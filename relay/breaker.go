@@ -1,9 +1,12 @@
 package relay
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // A breaker holds a lane whose destination is down as a whole, so that an outage of any length spends no attempts. The
-// database keeps its state, which all relays share; this is one relay's view of it, and its evidence. One relay at a
+// database keeps its state and its evidence, which all relays share; this is one relay's view of both. One relay at a
 // time tries a held lane, with one delivery first, then two, four, and so on.
 //
 //	closed ──evidence──▶ open ──a relay takes its turn──▶ half-open ──as many as the lane may have──▶ closed
@@ -20,18 +23,19 @@ type breaker struct {
 	tryAt time.Time // when open: not before
 	cause string    // the error that opened it
 
-	// Evidence while closed.
-	streak  int            // failures since the last answer
-	failing time.Time      // since when
-	certain int            // of which cannot be the fault of what was sent
-	events  map[int64]bool // that failed in the streak
-	recent  []bool         // whether each of the last requests failed
-	oldest  int            // of recent
+	// Evidence while closed. A failure counts one, an answer takes back some: see failures.
+	recorded  int       // what the database holds, from all relays
+	unwritten int       // what this relay adds to it; below 0 after answers
+	writeAt   time.Time // when to write that
+	answered  time.Time // when the destination last answered this relay
+	// events that were answered with a failure, at most breakerEvents. An open breaker keeps them: see several.
+	events []int64
 
 	// While half-open.
 	allowed  int       // how many may be in flight
 	passed   int       // since that was last doubled
 	accepted bool      // something has passed, now or, when open again, before
+	streak   int       // failures since then
 	until    time.Time // how long the lane is this relay's alone
 }
 
@@ -40,14 +44,15 @@ type breaker struct {
 type BreakerPolicy struct {
 	// Off never holds: an outage spends attempts on the schedule, and deliveries fail.
 	Off bool
-	// Failures in a row after which the destination is under suspicion: from then on failures spend no attempt. 0: 5. The
-	// breaker opens when the suspicion lasts: for a second, or for four times as many failures. Failures that may be
-	// the fault of what was sent, such as a 500, count only when they happen to at least three events.
+	// Failures that make a destination suspect, counted over all relays. An answer takes back three of them, so they
+	// need not be in a row. 0: 5. From then on failures spend no attempt; the breaker opens when the destination has
+	// not answered for a second, or at four times as many. Only failures of at least three events count. A destination
+	// that cannot be reached is suspect at once, with one event.
 	Failures int
 	// ProbeAfter is how long an open breaker waits before the first probe; the wait doubles with each that fails.
 	// 0: 1 s.
 	ProbeAfter time.Duration
-	// ProbeMax is the longest wait between two probes. 0: 30 s.
+	// ProbeMax is the longest wait between two probes, and so how long deliveries may wait after a recovery. 0: 5 s.
 	ProbeMax time.Duration
 }
 
@@ -55,7 +60,7 @@ type BreakerPolicy struct {
 const (
 	DefaultBreakerFailures = 5
 	DefaultProbeAfter      = time.Second
-	DefaultProbeMax        = 30 * time.Second
+	DefaultProbeMax        = 5 * time.Second
 )
 
 func (p BreakerPolicy) withDefaults() BreakerPolicy {
@@ -85,11 +90,12 @@ const (
 )
 
 const (
-	breakerAfter  = time.Second // of nothing but failures
-	breakerTimes  = 4           // as many failures as make a suspicion
-	breakerEvents = 3           // that must have failed, if what was sent could be at fault
-	breakerRecent = 50          // requests looked at for the share that failed
-	breakerShare  = 80          // percent of them that open the breaker
+	breakerAfter    = time.Second // without an answer
+	breakerTimes    = 4           // as many failures as make a suspicion
+	breakerEvents   = 3           // that must have failed, if what was sent could be at fault
+	breakerForgives = 3           // failures that one answer takes back: more than three of four must fail
+	// evidenceAfter is how long evidence waits to be written. At a busy destination an answer takes it back meanwhile.
+	evidenceAfter = 500 * time.Millisecond
 	// tryHold is how long a lane is one relay's alone to try, beyond the timeout of a request.
 	tryHold = 20 * time.Second
 )
@@ -99,6 +105,15 @@ func (b *breaker) holding() bool { return b.state == breakerOpen }
 
 // trying reports whether this relay tries the lane, and how many may be in flight then.
 func (b *breaker) trying() (trying bool, allowed int) { return b.state == breakerHalfOpen, b.allowed }
+
+// failures returns how many failures are held against the destination.
+func (b *breaker) failures() int { return max(0, b.recorded+b.unwritten) }
+
+// several reports whether the failures are those of enough events to be the destination's fault.
+func (b *breaker) several() bool { return len(b.events) >= breakerEvents }
+
+// pending reports whether the claimer has something to write.
+func (b *breaker) pending() bool { return b.write != writeNothing || b.unwritten != 0 }
 
 // blame says what a verdict tells of the destination as a whole.
 type blame int
@@ -114,14 +129,13 @@ func (v *verdict) blame() blame {
 	switch v.reason {
 	case ReasonOK, ReasonRejected:
 		return blameNone
-	case ReasonDNS, ReasonConnect, ReasonTLS, ReasonEgress, ReasonUnavailable:
+	case ReasonDNS, ReasonConnect, ReasonTLS, ReasonEgress:
 		return blameDestination
-	case ReasonServerError:
-		if v.statusCode == 502 || v.statusCode == 504 { // a gateway's word for what is behind it
+	case ReasonServerError, ReasonUnavailable, ReasonTimeout, ReasonNetwork, ReasonMalformed, ReasonUnauthorized, ReasonNotFound,
+		ReasonRedirect, ReasonUnexpected:
+		if v.unreached {
 			return blameDestination
 		}
-		return blameEither
-	case ReasonTimeout, ReasonNetwork, ReasonMalformed, ReasonUnauthorized, ReasonNotFound, ReasonRedirect, ReasonUnexpected:
 		return blameEither
 	}
 	return blameNobody
@@ -131,43 +145,68 @@ func (v *verdict) blame() blame {
 // delivery's attempt.
 func (b *breaker) judge(now time.Time, event int64, v *verdict, most int) (hold bool) {
 	blame := v.blame()
-	if b.policy.Off || !v.posted || blame == blameNobody {
+	if blame == blameNone {
+		b.answered = now
+	}
+	switch {
+	case b.policy.Off || !v.posted:
+		return false
+	case blame == blameNobody:
+		return v.unreached // this relay itself gave up, before there was a connection
+	case b.state == breakerOpen:
+		return blame != blameNone // it was on its way when the breaker opened
+	case b.state == breakerHalfOpen:
+		return b.judgeTrial(now, event, blame, v, most)
+	case blame == blameNone:
+		b.forgive(now)
 		return false
 	}
-	failed := blame != blameNone
-	switch b.state {
-	case breakerOpen:
-		return failed // it was on its way when the breaker opened
-	case breakerHalfOpen:
-		return b.judgeTrial(now, blame, v, most)
+	certain := blame == blameDestination
+	if !certain {
+		b.addEvent(event)
 	}
-	b.remember(failed)
-	if !failed {
-		b.streak, b.certain, b.events = 0, 0, nil
-		return false
-	}
-	if b.streak++; b.streak == 1 {
-		b.failing = now
-	}
-	if blame == blameDestination {
-		b.certain++
-	}
-	if b.events == nil {
-		b.events = map[int64]bool{}
-	}
-	if len(b.events) < breakerEvents {
-		b.events[event] = true
-	}
-	several := len(b.events) >= breakerEvents
-	suspected := b.certain >= b.policy.Failures || several && b.streak >= b.policy.Failures
-	hold = suspected && b.streak > b.policy.Failures // the first are the price
-	if suspected && (now.Sub(b.failing) >= breakerAfter || b.streak >= breakerTimes*b.policy.Failures) || several && b.mostlyFailing() {
+	b.add(now, 1)
+	failures := b.failures()
+	suspected := certain || b.several() && failures >= b.policy.Failures
+	hold = certain || suspected && failures > b.policy.Failures // the first are the price
+	if suspected && (now.Sub(b.answered) >= breakerAfter || failures >= breakerTimes*b.policy.Failures) {
 		b.open(now, v.message)
 	}
 	return hold
 }
 
-func (b *breaker) judgeTrial(now time.Time, blame blame, v *verdict, most int) (hold bool) {
+// forgive takes in that the destination has answered. Where nothing is held against it, nothing is to be written.
+func (b *breaker) forgive(now time.Time) {
+	if b.failures() > 0 {
+		b.add(now, -min(breakerForgives, b.failures()))
+	}
+	if b.failures() == 0 {
+		b.events = nil
+	}
+}
+
+func (b *breaker) addEvent(event int64) {
+	if !b.several() && !slices.Contains(b.events, event) {
+		b.events = append(slices.Clone(b.events), event)
+	}
+}
+
+// add changes the evidence, and plans when to write that.
+func (b *breaker) add(now time.Time, failures int) {
+	if b.unwritten == 0 {
+		b.writeAt = now.Add(evidenceAfter)
+	}
+	b.unwritten += failures
+}
+
+// noted records that the database has taken what was unwritten then, and what it holds now.
+func (b *breaker) noted(now time.Time, written, failures int, events []int64) {
+	if b.state == breakerClosed {
+		b.recorded, b.unwritten, b.events, b.since = failures, b.unwritten-written, events, now
+	}
+}
+
+func (b *breaker) judgeTrial(now time.Time, event int64, blame blame, v *verdict, most int) (hold bool) {
 	if blame == blameNone {
 		b.accepted, b.streak = true, 0
 		if b.passed++; b.passed >= b.allowed {
@@ -178,45 +217,29 @@ func (b *breaker) judgeTrial(now time.Time, blame blame, v *verdict, most int) (
 		}
 		return false
 	}
+	certain := blame == blameDestination
 	if b.allowed == 1 {
+		if !certain {
+			b.addEvent(event)
+		}
 		passed := b.accepted
 		b.open(now, v.message)
 		b.accepted = passed
-		return true
+		return certain || b.several() // a lone event that is answered may be at fault itself, and bears it
 	}
 	// The destination has just accepted something else: this one has to bear its own failure, or it would be tried for
 	// ever. One alone tells nothing about the destination: some fail at any time.
-	if b.streak++; b.streak > 1 || blame == blameDestination {
+	if b.streak++; b.streak > 1 || certain {
 		b.allowed, b.passed = b.allowed/2, 0
 	}
-	return false
-}
-
-// remember notes a request among the recent ones.
-func (b *breaker) remember(failed bool) {
-	if len(b.recent) < breakerRecent {
-		b.recent = append(b.recent, failed)
-		return
-	}
-	b.recent[b.oldest] = failed
-	b.oldest = (b.oldest + 1) % breakerRecent
-}
-
-func (b *breaker) mostlyFailing() bool {
-	if len(b.recent) < breakerRecent {
-		return false
-	}
-	failed := 0
-	for _, f := range b.recent {
-		if f {
-			failed++
-		}
-	}
-	return failed*100 >= breakerShare*breakerRecent
+	return certain
 }
 
 func (b *breaker) enter(now time.Time, state breakerState) {
-	*b = breaker{policy: b.policy, state: state, since: now, cause: b.cause}
+	*b = breaker{policy: b.policy, state: state, since: now, cause: b.cause, answered: b.answered, events: b.events}
+	if state == breakerClosed {
+		b.events = nil
+	}
 }
 
 func (b *breaker) open(now time.Time, cause string) {
@@ -266,6 +289,12 @@ func (b *breaker) heard(began, now time.Time, s destinationState, instance int32
 	case s.breaker == "closed":
 		if b.state != breakerClosed {
 			b.enter(now, breakerClosed)
+			b.answered = now // the relay that closed it has had an answer
+		}
+		b.recorded = s.failures
+		b.unwritten = max(b.unwritten, -b.recorded)
+		if b.failures() == 0 {
+			b.events = nil
 		}
 	case b.state == breakerHalfOpen && s.breaker == "half_open" && s.owner == instance:
 	default: // it waits, or another relay tries

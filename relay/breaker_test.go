@@ -6,7 +6,10 @@ import (
 )
 
 var (
-	refusedConn = verdict{outcome: Retry, reason: ReasonConnect, posted: true, message: "connection refused"}
+	refusedConn = verdict{outcome: Retry, reason: ReasonConnect, posted: true, unreached: true, message: "connection refused"}
+	dialTimeout = verdict{outcome: Retry, reason: ReasonTimeout, posted: true, unreached: true, message: "i/o timeout"}
+	noAnswer    = verdict{outcome: Retry, reason: ReasonTimeout, posted: true, message: "no answer"}
+	cutOff      = verdict{outcome: Retry, reason: ReasonShutdown, posted: true, unreached: true}
 	serverError = verdict{outcome: Retry, reason: ReasonServerError, statusCode: 500, posted: true, message: "500"}
 	badGateway  = verdict{outcome: Retry, reason: ReasonServerError, statusCode: 502, posted: true, message: "502"}
 	accepted    = verdict{outcome: Delivered, reason: ReasonOK, statusCode: 204, posted: true}
@@ -43,24 +46,29 @@ func TestBreakerOpensOnlyForTheWholeDestination(t *testing.T) {
 		open  bool
 		spent int // attempts, of those that failed
 	}{
-		"five refused connections, of one event": {steps: repeat(5, refusedConn, 1), open: true, spent: 5},
-		"four":                                   {steps: repeat(4, refusedConn, 1), spent: 4},
-		"gateways that answer for it":            {steps: repeat(5, badGateway, 1), open: true, spent: 5},
+		"one refused connection":                 {steps: repeat(1, refusedConn, 1), open: true},
+		"one dial that timed out":                {steps: repeat(1, dialTimeout, 1), open: true},
+		"one that this relay cut off itself":     {steps: repeat(9, cutOff, 1)},
+		"one of a destination that answers":      {steps: concat(repeat(1, accepted, 2), repeat(9, refusedConn, 1)), every: 100 * time.Millisecond},
+		"and that does not any more":             {steps: concat(repeat(1, accepted, 2), repeat(11, refusedConn, 1)), every: 100 * time.Millisecond, open: true},
+		"one event without an answer":            {steps: repeat(50, noAnswer, 1), spent: 50},
+		"one event whose gateway answers for it": {steps: repeat(50, badGateway, 1), spent: 50},
 		"one event that is always answered 500":  {steps: repeat(50, serverError, 1), spent: 50},
 		"two of them":                            {steps: repeat(50, serverError, 1, 2), spent: 50},
 		"three and more":                         {steps: repeat(5, serverError, many...), open: true, spent: 5},
-		"an answer in between":                   {steps: concat(repeat(4, refusedConn, 1), repeat(1, accepted, 2), repeat(4, refusedConn, 1)), spent: 8},
-		"a rejection is an answer":               {steps: concat(repeat(4, refusedConn, 1), repeat(1, rejected, 2), repeat(4, refusedConn, 1)), spent: 8},
-		"a 429 is no evidence":                   {steps: concat(repeat(4, refusedConn, 1), repeat(9, tooMany, 2), repeat(1, refusedConn, 1)), open: true, spent: 5},
-		"a burst within a second is suspicion":   {steps: repeat(19, refusedConn, many...), every: time.Millisecond, spent: 5},
-		"a long burst is certainty":              {steps: repeat(20, refusedConn, many...), every: time.Millisecond, open: true, spent: 5},
-		"what was on its way is held":            {steps: repeat(64, refusedConn, many...), every: time.Millisecond, open: true, spent: 5},
+		"four failures":                          {steps: repeat(4, serverError, many...), spent: 4},
+		"answers in between":                     {steps: concat(repeat(4, serverError, many...), repeat(2, accepted, 9), repeat(4, serverError, many...)), spent: 8},
+		"rejections are answers":                 {steps: concat(repeat(4, serverError, many...), repeat(2, rejected, 9), repeat(4, serverError, many...)), spent: 8},
+		"a 429 is no evidence":                   {steps: concat(repeat(4, serverError, many...), repeat(9, tooMany, 2), repeat(1, serverError, 1)), open: true, spent: 5},
+		"a burst after an answer is a suspicion": {steps: concat(repeat(1, accepted, 9), repeat(19, serverError, many...)), every: time.Millisecond, spent: 5},
+		"a long burst is certainty":              {steps: concat(repeat(1, accepted, 9), repeat(20, serverError, many...)), every: time.Millisecond, open: true, spent: 5},
+		"what was on its way is held":            {steps: concat(repeat(1, accepted, 9), repeat(64, serverError, many...)), every: time.Millisecond, open: true, spent: 5},
 		"four of five": {steps: func() (all []step) {
-			for range 20 {
+			for range 40 {
 				all = concat(all, repeat(4, serverError, many...), repeat(1, accepted, 9))
 			}
 			return all
-		}(), every: time.Millisecond, open: true, spent: 43},
+		}(), every: time.Millisecond, open: true, spent: 14},
 		"every other": {steps: func() (all []step) {
 			for range 50 {
 				all = concat(all, repeat(1, serverError, many...), repeat(1, accepted, 9))
@@ -94,14 +102,15 @@ func TestBreakerOpensOnlyForTheWholeDestination(t *testing.T) {
 	}
 }
 
-// One, two, four, … in flight; a failure of the first probe costs nothing, one between those that pass is spent.
+// One, two, four, … in flight; a failure of the first probe costs nothing, nor does one that reached nobody; one between
+// those that pass is spent.
 func TestBreakerStartsSlowly(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
 	open := func() *breaker {
 		b := &breaker{policy: BreakerPolicy{}.withDefaults()}
 		for i := range int64(5) {
-			b.judge(now, i, &refusedConn, 64)
+			b.judge(now, i, &serverError, 64)
 			now = now.Add(time.Second)
 		}
 		b.opened(now, time.Second)
@@ -135,7 +144,7 @@ func TestBreakerStartsSlowly(t *testing.T) {
 	if b.judge(now, 3, &serverError, 64) || b.allowed != 2 {
 		t.Errorf("another behind it: %d allowed", b.allowed)
 	}
-	if b.judge(now, 3, &refusedConn, 64) || b.allowed != 1 {
+	if !b.judge(now, 3, &refusedConn, 64) || b.allowed != 1 {
 		t.Errorf("a third: %d allowed", b.allowed)
 	}
 	if !b.judge(now, 4, &refusedConn, 64) || !b.holding() || !b.accepted {

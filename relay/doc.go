@@ -40,10 +40,11 @@
 //
 // A lane's breaker is closed, open or half-open. What opened it, when it may be tried and who tries it stand in
 // outbox_destination, which every claim asks: while it is open nobody claims, while it is half-open only its owner does.
-// The claimer writes what the senders' verdicts have decided, and tries again as long as the database does not take it;
-// the session hears what others have written, about once a second. A trial begins with one delivery at a time, then two,
-// four, …, and ends when the lane has all it may have, or when everything that waited has been looked at and sent. A relay
-// that dies or stops leaves its trials to the others.
+// The evidence of all relays is there, too: failures that were answered, less what answers took back. A failure in which
+// the receiver was not reached needs no more of it. The claimer writes what the senders' verdicts have decided, and tries
+// again as long as the database does not take it; the session reads what others have written, about once a second. A trial begins with one delivery at a time, then two,
+// four, …, and ends when the lane has all it may have, or when everything that waited has been looked at and sent. A trial
+// that finds nothing to send ends, too. A relay that dies or stops leaves its trials to the others.
 //
 // # Guarantees
 //

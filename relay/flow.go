@@ -9,8 +9,8 @@ import (
 
 // A flow finds how much its receiver can bear, within what the configuration allows: how many requests at once, by
 // additive increase and multiplicative decrease (as in TCP's congestion avoidance, RFC 5681 §3.1) on 503s, timeouts and
-// rising latency; and how many a second, once the receiver has said 429. Its methods take the time and are not safe for
-// concurrent use.
+// rising latency; and how many a second, once the receiver has said 429. A receiver that also says when to come back gets
+// nothing until then. Its methods take the time and are not safe for concurrent use.
 type flow struct {
 	most       int           // requests at once, as configured
 	configured float64       // requests a second; 0: any number
@@ -32,6 +32,10 @@ type flow struct {
 	waited   time.Time // when a request last had to wait for its turn
 	accepted counter
 
+	reopens time.Time // not before, as the receiver has asked
+	ramp    int       // requests at once since then; 0: as many as may be
+	ramped  time.Time // when that was last doubled
+
 	bucket *rate.Limiter // of the lower of the two rates; nil: none
 }
 
@@ -41,6 +45,9 @@ const (
 	growEvery   = 100 * time.Millisecond // at most
 	easyLatency = 100 * time.Millisecond // below which answers are not called slow
 	roundTime   = 250 * time.Millisecond // the shortest round of slow answers
+	// maxClosed bounds for how long one answer closes a lane. It may be about its own event alone, or a mistake.
+	maxClosed = time.Minute
+	rampEvery = 200 * time.Millisecond // between two doublings after the lane has reopened
 )
 
 func newFlow(most int, configured float64) flow {
@@ -52,6 +59,9 @@ func newFlow(most int, configured float64) flow {
 // concurrency is how many requests there may be at once.
 func (f *flow) concurrency() int {
 	limit := min(f.most, max(1, int(f.atOnce)))
+	if f.ramp > 0 {
+		limit = min(limit, f.ramp)
+	}
 	if perSecond := f.paced(); perSecond > 0 {
 		// More would only wait for their turn, and hold leases meanwhile. Some more than are answered in the time that an
 		// answer takes, or it would seem that more at once do not bring more.
@@ -73,17 +83,18 @@ func (f *flow) paced() float64 {
 
 // turn returns how long it is until a request can have its turn; 0: it can now.
 func (f *flow) turn(now time.Time) time.Duration {
+	closed := max(0, f.reopens.Sub(now))
 	if f.bucket == nil {
-		return 0
+		return closed
 	}
 	missing := 1 - f.bucket.TokensAt(now)
-	return time.Duration(max(0, missing/float64(f.bucket.Limit())) * float64(time.Second))
+	return max(closed, time.Duration(missing/float64(f.bucket.Limit())*float64(time.Second)))
 }
 
 // wait returns how long the next request has to wait for its turn; 0: it is its turn, which it has taken.
 func (f *flow) wait(now time.Time) time.Duration {
-	if f.bucket == nil {
-		return 0
+	if closed := f.reopens.Sub(now); closed > 0 || f.bucket == nil {
+		return max(0, closed)
 	}
 	turn := f.bucket.ReserveN(now, 1)
 	wait := turn.DelayFrom(now)
@@ -94,19 +105,43 @@ func (f *flow) wait(now time.Time) time.Duration {
 	return wait
 }
 
-// answered takes in what came of a request.
-func (f *flow) answered(now time.Time, reason Reason, took time.Duration) {
+// answered takes in what came of a request. retryAfter is when the receiver asked to come back; 0: it did not.
+func (f *flow) answered(now time.Time, reason Reason, took, retryAfter time.Duration) {
 	f.takes += (took - f.takes) / 8
+	if retryAfter > 0 {
+		defer f.close(now, min(retryAfter, maxClosed))
+	}
 	switch reason {
 	case ReasonRateLimited:
-		f.tooMany(now)
+		switch {
+		case retryAfter > 0 && f.ramp == 1 && !now.Before(f.reopens):
+			// Refused after a rest, and alone: a rate is not what it is about.
+			f.found = 0
+			f.setBucket(now)
+		case retryAfter <= time.Second: // asked for more, what was accepted in the last second says nothing
+			f.tooMany(now)
+		}
 	case ReasonUnavailable, ReasonTimeout:
 		f.slowDown(now, max(took, growEvery), 0.7)
 	case ReasonOK:
 		f.accepted.add(now)
 		f.growRate(now)
-		f.growConcurrency(now, took)
+		if f.ramp == 0 {
+			f.growConcurrency(now, took)
+		} else if now.Sub(f.ramped) >= rampEvery {
+			if f.ramp, f.ramped = 2*f.ramp, now; f.ramp >= f.most {
+				f.ramp = 0
+			}
+		}
 	}
+}
+
+// close sends nothing for the given time, and one request at once then.
+func (f *flow) close(now time.Time, wait time.Duration) {
+	if at := now.Add(wait); at.After(f.reopens) {
+		f.reopens = at
+	}
+	f.ramp, f.ramped = 1, f.reopens
 }
 
 // tooMany cuts the rate to below what the receiver has just accepted.
@@ -227,16 +262,21 @@ func (f *flow) configure(now time.Time, most int, configured float64) {
 	f.setBucket(now)
 }
 
-// A counter counts what happened within the last second, in tenths.
+// A counter counts what happened within the last second, in tenths: ten whole ones, and the one that is not over yet.
 type counter struct {
-	counts [10]int
-	last   int64 // number of the newest tenth
+	counts [11]int
+	begun  time.Time // what the tenths are counted from: a clock that is set must not stop them
+	last   int64     // number of the newest tenth
 }
 
 func (c *counter) advance(now time.Time) int64 {
-	tenth := now.UnixMilli() / 100
+	tenth := now.Sub(c.begun).Milliseconds() / 100
+	if c.begun.IsZero() || tenth < c.last {
+		c.begun, tenth = now, 0
+		c.counts, c.last = [11]int{}, 0
+	}
 	if tenth-c.last >= int64(len(c.counts)) {
-		c.counts, c.last = [10]int{}, tenth
+		c.counts, c.last = [11]int{}, tenth
 	}
 	for c.last < tenth {
 		c.last++

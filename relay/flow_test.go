@@ -12,6 +12,7 @@ type simulation struct {
 	now     time.Time
 	latency func(inFlight int) time.Duration
 	accepts func(now time.Time) bool
+	asks    func(now time.Time) time.Duration // when to come back, with a refusal
 
 	inFlight []answer
 	asleep   time.Time // until when the next request waits for its turn
@@ -21,8 +22,9 @@ type simulation struct {
 }
 
 type answer struct {
-	sent, at time.Time
-	ok       bool
+	sent, at   time.Time
+	ok         bool
+	retryAfter time.Duration
 }
 
 // run lets the time pass in milliseconds.
@@ -42,7 +44,7 @@ func (s *simulation) run(d time.Duration) {
 			} else {
 				s.refused++
 			}
-			s.flow.answered(s.now, reason, a.at.Sub(a.sent))
+			s.flow.answered(s.now, reason, a.at.Sub(a.sent), a.retryAfter)
 		}
 		s.inFlight = waiting
 		for len(s.inFlight) < s.flow.concurrency() && !s.now.Before(s.asleep) {
@@ -52,6 +54,9 @@ func (s *simulation) run(d time.Duration) {
 			}
 			latency := s.latency(len(s.inFlight) + 1)
 			s.inFlight = append(s.inFlight, answer{sent: s.now, at: s.now.Add(latency), ok: s.accepts(s.now)})
+			if a := &s.inFlight[len(s.inFlight)-1]; !a.ok {
+				a.retryAfter = s.asks(s.now)
+			}
 		}
 		s.most = max(s.most, len(s.inFlight))
 	}
@@ -62,6 +67,7 @@ func simulate(most int, configured float64) *simulation {
 		flow: newFlow(most, configured), now: time.Unix(1_000_000, 0),
 		latency: func(int) time.Duration { return 5 * time.Millisecond },
 		accepts: func(time.Time) bool { return true },
+		asks:    func(time.Time) time.Duration { return 0 },
 	}
 }
 
@@ -169,7 +175,7 @@ func TestFlowReachesWhatIsConfigured(t *testing.T) {
 	// After a time of 503s too.
 	for range 20 {
 		s.now = s.now.Add(time.Second)
-		s.flow.answered(s.now, ReasonUnavailable, time.Millisecond)
+		s.flow.answered(s.now, ReasonUnavailable, time.Millisecond, 0)
 	}
 	if n := s.flow.concurrency(); n != 1 {
 		t.Errorf("%d at once while it is unavailable", n)
@@ -215,5 +221,70 @@ func TestFlowYieldsToLatency(t *testing.T) {
 	s.run(10 * time.Second)
 	if s.most < 95 || s.accepted < 3000*85/100 {
 		t.Errorf("%d at once, %d in ten seconds", s.most, s.accepted)
+	}
+}
+
+// A receiver that says when to come back gets nothing until then, one request at once then, and soon as many as before.
+func TestFlowWaitsAsAsked(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		says func(left time.Duration) time.Duration
+		most int // requests in ten seconds, beside those on their way
+	}{
+		"until the end":   {func(left time.Duration) time.Duration { return left }, 1},
+		"a second":        {func(time.Duration) time.Duration { return time.Second }, 10},
+		"three seconds":   {func(time.Duration) time.Duration { return 3 * time.Second }, 4},
+		"longer than any": {func(time.Duration) time.Duration { return 10 * time.Hour }, 0},
+	} {
+		s := simulate(64, 0)
+		s.run(time.Second)
+		before := s.accepted
+		end := s.now.Add(10 * time.Second)
+		s.accepts = func(now time.Time) bool { return !now.Before(end) }
+		s.asks = func(now time.Time) time.Duration { return c.says(end.Sub(now)) }
+		s.run(10*time.Second - time.Millisecond)
+		if s.refused > 64+c.most {
+			t.Errorf("%s: %d requests were refused", name, s.refused)
+		}
+		if name == "longer than any" {
+			s.run(maxClosed - 7*time.Second) // it stays closed for that long
+		} else {
+			s.run(3 * time.Second)
+		}
+		s.run(2 * time.Second)
+		if s.accepted < 3*before/2 || s.refused > 0 {
+			t.Errorf("%s: %d accepted in two seconds, %d before in one; %d refused", name, s.accepted, before, s.refused)
+		}
+	}
+}
+
+// A receiver that bears fifty a second, and asks to come back in a second, is not kept busy finding that out.
+func TestFlowWaitsAndFindsTheRate(t *testing.T) {
+	t.Parallel()
+	for _, burst := range []float64{1, 50} {
+		s := simulate(64, 0)
+		s.accepts = bucket(50, burst)
+		s.asks = func(time.Time) time.Duration { return time.Second }
+		s.run(30 * time.Second)
+		s.run(30 * time.Second)
+		if perSecond := float64(s.accepted) / 30; perSecond < 40 || s.refused > s.accepted/50 {
+			t.Errorf("a burst of %g: %.1f/s of 50/s, %d refused", burst, perSecond, s.refused)
+		}
+	}
+}
+
+// A clock that is put back does not make the counter add up what happened since.
+func TestCounterOutlivesAClockThatWasPutBack(t *testing.T) {
+	t.Parallel()
+	var c counter
+	now := time.Unix(1_000_000, 0) // without a monotonic reading
+	c.add(now)
+	now = now.Add(-time.Hour)
+	for range 100 {
+		c.add(now)
+		now = now.Add(100 * time.Millisecond)
+	}
+	if n := c.perSecond(now); n > 11 {
+		t.Errorf("%g in the last second, at ten a second", n)
 	}
 }

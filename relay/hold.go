@@ -5,18 +5,23 @@ import (
 	"time"
 )
 
-// judge lets breaker and flow learn from a verdict, and turns it into a hold where the destination is at fault.
+// judge lets breaker and flow learn from a verdict, and turns it into a hold where the destination is at fault. It reports
+// whether the claimer has something to write, or to plan.
 func (l *lane) judge(now time.Time, event int64, v *verdict, took time.Duration) (changed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	before := l.breaker.write
+	write, pending := l.breaker.write, l.breaker.pending()
 	if l.breaker.judge(now, event, v, min(l.share, l.flow.concurrency())) && v.outcome == Retry {
 		v.outcome = Hold
 	}
 	if v.posted {
-		l.flow.answered(now, v.reason, took)
+		wait := min(v.retryAfter, l.destination.Retry.RetryAfterMax)
+		if v.reason == ReasonUnavailable && now.Sub(l.breaker.answered) < breakerAfter {
+			wait = 0 // others are accepted: a conflict in its database, for instance, which concerns one event
+		}
+		l.flow.answered(now, v.reason, took, wait)
 	}
-	return l.breaker.write != before
+	return l.breaker.write != write || l.breaker.pending() != pending
 }
 
 // seen takes in what the database said, at the given time, of destinations that are paused or whose breaker is not
@@ -77,78 +82,134 @@ func (c *claimer) tendBreakers(now time.Time, instance int32) error {
 }
 
 func (c *claimer) tendBreaker(l *lane, now time.Time, instance int32) (next time.Time, err error) {
-	r := c.relay
 	l.mu.Lock()
 	b := l.breaker
-	hold, implausible := l.destination.Timeout+tryHold, l.implausible()
+	hold := l.destination.Timeout + tryHold
+	turn := l.flow.turn(now)
 	l.mu.Unlock()
 	switch {
 	case b.write == writeOpen:
-		wait, probes, err := r.store.openBreaker(r.settling, l.name, instance, b)
-		if err != nil {
-			return time.Time{}, err
-		}
-		l.mu.Lock()
-		l.breaker.opened(time.Now(), wait)
-		l.mu.Unlock()
-		r.cfg.Log.Warn().Str("destination", l.name).Str("error", b.cause).Int("failed_probes", probes).
-			Int64("next_probe_in_ms", wait.Milliseconds()).Msg("breaker open: deliveries are held, and spend no attempts")
-		signal(r.alerts)
-		return time.Now().Add(wait), nil
-
+		return c.openBreaker(l, b, instance)
 	case b.write == writeClosed:
-		if err := r.store.closeBreaker(r.settling, l.name, instance); err != nil {
-			return time.Time{}, err
-		}
-		l.mu.Lock()
-		if l.breaker.write == writeClosed {
-			l.breaker.write, l.breaker.since = writeNothing, time.Now()
-		}
-		l.mu.Unlock()
-		r.cfg.Log.Info().Str("destination", l.name).Msg("breaker closed: the destination has recovered")
-		l.walkNow()
-		c.pace.look()
-		signal(r.alerts)
-
+		return time.Time{}, c.closeBreaker(l, instance)
 	case b.state == breakerOpen && now.Before(b.tryAt):
 		return b.tryAt, nil
-
+	case b.state == breakerOpen && turn > 0:
+		return now.Add(turn), nil // until then others may try; this relay would keep the lane for nothing
 	case b.state == breakerOpen:
-		taken, err := r.store.tryBreaker(r.settling, l.name, instance, hold, implausible)
-		if err != nil {
-			return time.Time{}, err
-		}
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if !taken { // nothing is due, or another relay was first: the next beat tells
-			l.breaker.tryAt = now.Add(r.cfg.PollInterval)
-			return l.breaker.tryAt, nil
-		}
-		l.breaker.try(time.Now(), hold)
-		for i := range l.walks { // each probe goes on where the one before it ended: another delivery may pass
-			l.walks[i].due = time.Time{}
-		}
-		c.pace.look()
-
+		return c.tryBreaker(l, now, instance, hold)
 	case b.state == breakerHalfOpen && b.until.Sub(now) < hold/2:
-		held, err := r.store.renewTrial(r.settling, l.name, instance, hold)
-		if err != nil {
-			return time.Time{}, err
-		}
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if l.breaker.state == breakerHalfOpen {
-			l.breaker.until = now.Add(hold)
-			if !held {
-				l.breaker.enter(now, breakerOpen)
-				l.breaker.tryAt = now.Add(hold)
-			}
-		}
-
+		return time.Time{}, c.renewTrial(l, now, instance, hold)
+	case b.state == breakerHalfOpen && turn == 0 && !l.busy() && !l.walked(now):
+		return now, nil
 	case b.state == breakerHalfOpen:
 		return b.until.Add(-hold / 2), nil
+	case b.unwritten != 0 && now.Before(b.writeAt):
+		return b.writeAt, nil
+	case b.unwritten != 0:
+		return time.Time{}, c.recordEvidence(l, b)
 	}
 	return time.Time{}, nil
+}
+
+func (c *claimer) openBreaker(l *lane, b breaker, instance int32) (next time.Time, err error) {
+	r := c.relay
+	wait, probes, err := r.store.openBreaker(r.settling, l.name, instance, b)
+	if err != nil {
+		return time.Time{}, err
+	}
+	l.mu.Lock()
+	l.breaker.opened(time.Now(), wait)
+	l.mu.Unlock()
+	r.cfg.Log.Warn().Str("destination", l.name).Str("error", b.cause).Int("failed_probes", probes).
+		Int64("next_probe_in_ms", wait.Milliseconds()).Msg("breaker open: deliveries are held, and spend no attempts")
+	signal(r.alerts)
+	return time.Now().Add(wait), nil
+}
+
+func (c *claimer) closeBreaker(l *lane, instance int32) error {
+	r := c.relay
+	if err := r.store.closeBreaker(r.settling, l.name, instance); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	if l.breaker.write == writeClosed {
+		l.breaker.write, l.breaker.since = writeNothing, time.Now()
+	}
+	l.mu.Unlock()
+	r.cfg.Log.Info().Str("destination", l.name).Msg("breaker closed: nothing is held any more")
+	l.walkNow()
+	c.pace.look()
+	signal(r.alerts)
+	return nil
+}
+
+func (c *claimer) tryBreaker(l *lane, now time.Time, instance int32, hold time.Duration) (next time.Time, err error) {
+	r := c.relay
+	l.mu.Lock()
+	implausible := l.implausible()
+	l.mu.Unlock()
+	taken, events, err := r.store.tryBreaker(r.settling, l.name, instance, hold, implausible)
+	if err != nil {
+		return time.Time{}, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !taken { // what waits is not due, or another relay was first: the next beat tells
+		l.breaker.tryAt = now.Add(r.cfg.PollInterval)
+		return l.breaker.tryAt, nil
+	}
+	l.breaker.events = events
+	l.breaker.try(time.Now(), hold)
+	for i := range l.walks { // each probe goes on where the one before it ended, and then at the front: another delivery may pass
+		w := &l.walks[i]
+		w.due, w.again = time.Time{}, w.position != (keyset{})
+	}
+	c.pace.look()
+	return time.Time{}, nil
+}
+
+// renewTrial keeps a lane this relay's alone, or closes the breaker when there was nothing to send: all that waited is
+// gone, or waits behind something else.
+func (c *claimer) renewTrial(l *lane, now time.Time, instance int32, hold time.Duration) error {
+	busy := l.busy()
+	l.mu.Lock()
+	vain := l.breaker.state == breakerHalfOpen && !l.breaker.accepted && !busy && l.flow.turn(now) == 0
+	if vain {
+		l.breaker.close(now)
+	}
+	l.mu.Unlock()
+	if vain {
+		return c.closeBreaker(l, instance)
+	}
+	held, err := c.relay.store.renewTrial(c.relay.settling, l.name, instance, hold)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.breaker.state == breakerHalfOpen {
+		l.breaker.until = now.Add(hold)
+		if !held {
+			l.breaker.enter(now, breakerOpen)
+			l.breaker.tryAt = now.Add(hold)
+		}
+	}
+	return nil
+}
+
+func (c *claimer) recordEvidence(l *lane, b breaker) error {
+	failures, events, closed, err := c.relay.store.recordEvidence(c.relay.settling, l.name, b.unwritten, b.events)
+	if err != nil {
+		return err
+	}
+	if !closed {
+		failures, events = 0, nil // another relay has opened it: the next beat says so
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.breaker.noted(time.Now(), b.unwritten, failures, events)
+	return nil
 }
 
 // tried ends the trial of a lane that has nothing more to send.

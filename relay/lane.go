@@ -173,11 +173,14 @@ func (l *lane) ahead(lease time.Duration) time.Duration {
 	return (lease - l.destination.Timeout - sendMargin) / 2
 }
 
-// early returns until when it is too early to claim, since the lane's rate has its next turn only when the lease would
-// have been waited away; zero: it is not.
+// early returns until when it is too early to claim, since the receiver has asked to wait, or the lane's rate has its next
+// turn only when the lease would have been waited away; zero: it is not.
 func (l *lane) early(now time.Time, lease time.Duration) (until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if now.Before(l.flow.reopens) {
+		return l.flow.reopens
+	}
 	if wait := l.flow.turn(now) - l.ahead(lease); wait > 0 && !l.breaker.holding() {
 		return now.Add(wait)
 	}

@@ -9,18 +9,51 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// Evidence that nothing is left of takes its events with it, also where an operator has closed the breaker.
+const recordEvidence = `
+INSERT INTO outbox_destination AS d (destination, breaker_failures, breaker_events) VALUES ($1, greatest($2, 0), $3)
+ON CONFLICT (destination) DO UPDATE
+SET breaker_failures = greatest(d.breaker_failures + $2, 0),
+    breaker_events = CASE WHEN d.breaker_failures + $2 <= 0 THEN '{}' WHEN d.breaker_failures = 0 THEN $3
+        ELSE ARRAY (SELECT DISTINCT unnest(d.breaker_events || $3) LIMIT $4) END
+WHERE d.breaker = 'closed'
+RETURNING breaker_failures, breaker_events`
+
+// recordEvidence adds to the failures that all relays hold against a destination, or takes from them, and returns what is
+// held against it then. It returns false if the breaker is not closed any more.
+func (s *store) recordEvidence(ctx context.Context, destination string, failures int, events []int64) (total int, all []int64, closed bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	err = s.pool.QueryRow(ctx, recordEvidence, destination, failures, eventIDs(events), breakerEvents).Scan(&total, &all)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return 0, nil, false, nil
+	case err != nil:
+		return 0, nil, false, fmt.Errorf("record evidence: %w", err)
+	}
+	return total, all, true, nil
+}
+
+// eventIDs returns an array for a column that is never null.
+func eventIDs(events []int64) []int64 {
+	if events == nil {
+		return []int64{}
+	}
+	return events
+}
+
 // The alert is part of the opening: whoever sees a held lane can find out since when and why. A destination that was
 // removed while it was held, and is back, is told of again. How many deliveries it holds is counted up to a bound.
 const openBreaker = `
 WITH opened AS (
-    INSERT INTO outbox_destination AS d (destination, breaker, breaker_opened_at, breaker_until, breaker_error)
-    VALUES ($1, 'open', now(), now() + make_interval(secs => $3), $5)
+    INSERT INTO outbox_destination AS d (destination, breaker, breaker_opened_at, breaker_until, breaker_error, breaker_events)
+    VALUES ($1, 'open', now(), now() + make_interval(secs => $3), $5, $7)
     ON CONFLICT (destination) DO UPDATE
     SET breaker = 'open', breaker_opened_at = coalesce(d.breaker_opened_at, now()), breaker_owner = NULL,
         breaker_probes = CASE WHEN d.breaker = 'closed' OR $6 THEN 0 ELSE d.breaker_probes + 1 END,
         breaker_until = now() + make_interval(secs => CASE WHEN d.breaker = 'closed' OR $6 THEN $3::float8
             ELSE least($4, $3 * power(2, least(d.breaker_probes + 1, 30))) END),
-        breaker_error = excluded.breaker_error
+        breaker_error = excluded.breaker_error, breaker_failures = 0, breaker_events = excluded.breaker_events
     WHERE d.breaker = 'closed' OR d.breaker = 'half_open' AND d.breaker_owner = $2
     RETURNING d.destination, d.breaker_probes, d.breaker_opened_at = now() AS anew, extract(epoch FROM d.breaker_until - now())::float8 AS wait
 ), held AS (
@@ -42,7 +75,7 @@ func (s *store) openBreaker(ctx context.Context, destination string, instance in
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	var seconds float64
-	err = s.pool.QueryRow(ctx, openBreaker, destination, instance, b.policy.ProbeAfter.Seconds(), b.policy.ProbeMax.Seconds(), b.cause, b.accepted).
+	err = s.pool.QueryRow(ctx, openBreaker, destination, instance, b.policy.ProbeAfter.Seconds(), b.policy.ProbeMax.Seconds(), b.cause, b.accepted, eventIDs(b.events)).
 		Scan(&seconds, &probes)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return b.policy.ProbeAfter, 0, nil
@@ -57,19 +90,25 @@ const tryBreaker = `
 UPDATE outbox_destination d
 SET breaker = 'half_open', breaker_owner = $2, breaker_until = now() + make_interval(secs => $3)
 WHERE destination = $1 AND breaker <> 'closed' AND (breaker_until <= now() OR breaker_until > now() + make_interval(secs => $4)) AND NOT paused
-  AND EXISTS (SELECT FROM outbox_delivery p
-              WHERE p.destination = $1 AND p.replay IN (false, true) AND p.status = 'pending' AND p.next_attempt_at <= now())`
+  AND (EXISTS (SELECT FROM outbox_delivery p
+               WHERE p.destination = $1 AND p.replay IN (false, true) AND p.status = 'pending' AND p.next_attempt_at <= now())
+       OR NOT EXISTS (SELECT FROM outbox_delivery p WHERE p.destination = $1 AND p.status = 'pending'))
+RETURNING breaker_events`
 
-// tryBreaker gives a held destination to this relay alone for the given time. It returns false if somebody else has it,
-// it is not yet time, or nothing is due. A time further away than implausible is taken to have passed.
-func (s *store) tryBreaker(ctx context.Context, destination string, instance int32, hold, implausible time.Duration) (taken bool, err error) {
+// tryBreaker gives a held destination to this relay alone for the given time, and returns the events that were answered
+// with a failure. It returns false if another relay has it, it is not yet time, or nothing that waits is due. A time
+// further away than implausible is taken to have passed.
+func (s *store) tryBreaker(ctx context.Context, destination string, instance int32, hold, implausible time.Duration) (taken bool, events []int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	tag, err := s.pool.Exec(ctx, tryBreaker, destination, instance, hold.Seconds(), implausible.Seconds())
-	if err != nil {
-		return false, fmt.Errorf("try breaker: %w", err)
+	err = s.pool.QueryRow(ctx, tryBreaker, destination, instance, hold.Seconds(), implausible.Seconds()).Scan(&events)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return false, nil, nil
+	case err != nil:
+		return false, nil, fmt.Errorf("try breaker: %w", err)
 	}
-	return tag.RowsAffected() == 1, nil
+	return true, events, nil
 }
 
 const renewTrial = `
@@ -92,7 +131,7 @@ const closeBreaker = `
 WITH closed AS (
     UPDATE outbox_destination
     SET breaker = 'closed', breaker_opened_at = NULL, breaker_until = NULL, breaker_owner = NULL, breaker_probes = 0,
-        breaker_error = NULL
+        breaker_error = NULL, breaker_events = '{}'
     WHERE destination = $1 AND breaker = 'half_open' AND breaker_owner = $2
     RETURNING destination
 ), resolved AS (

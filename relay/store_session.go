@@ -156,8 +156,8 @@ WHERE CASE WHEN instance = $1 OR NOT $3 OR pg_postmaster_start_time() > now() - 
            ELSE heartbeat_at < now() - lease END
 UNION ALL
 SELECT 'destination', 0, destination, paused, breaker, coalesce(extract(epoch FROM breaker_until - now()), 0)::float8,
-       coalesce(breaker_owner, 0), breaker_probes
-FROM outbox_destination WHERE paused OR breaker <> 'closed'
+       coalesce(breaker_owner, 0), breaker_failures
+FROM outbox_destination WHERE paused OR breaker <> 'closed' OR breaker_failures > 0
 UNION ALL
 SELECT 'alert', 0, '', false, '', 0, 0, 0 WHERE ` + alertsDue + `
 UNION ALL
@@ -193,7 +193,7 @@ func heartbeat(ctx context.Context, q querier, p pulse) (e echo, err error) {
 		var instance int32
 		var state destinationState
 		var remaining float64
-		if err := rows.Scan(&what, &instance, &state.destination, &state.paused, &state.breaker, &remaining, &state.owner, &state.probes); err != nil {
+		if err := rows.Scan(&what, &instance, &state.destination, &state.paused, &state.breaker, &remaining, &state.owner, &state.failures); err != nil {
 			return echo{}, fmt.Errorf("beat: %w", err)
 		}
 		switch what {
@@ -320,12 +320,12 @@ func whereabouts(ctx context.Context, q querier) (name string, err error) {
 	return name, nil
 }
 
-// destinationState is what all relays share about one destination that is not simply open for business.
+// destinationState is what all relays share about one destination that is not simply open for business, or suspect.
 type destinationState struct {
 	destination string
 	paused      bool
 	breaker     string        // closed, open or half_open
 	remaining   time.Duration // until breaker_until; negative: it has passed. 0 when closed
 	owner       int32         // of the half-open breaker; 0: nobody
-	probes      int           // that failed since it opened
+	failures    int           // while closed, held against it by all relays
 }

@@ -17,7 +17,7 @@ func flowPolicy() []field {
 		{path: "breaker.enabled", env: "BREAKER_ENABLED", kind: one("true", parseBool), standard: true},
 		{path: "breaker.failures", env: "BREAKER_FAILURES", kind: one("5", parseCount), standard: relay.DefaultBreakerFailures},
 		{path: "breaker.probe_after", env: "BREAKER_PROBE_AFTER", kind: one("1s", parseDuration), standard: relay.DefaultProbeAfter},
-		{path: "breaker.probe_max", env: "BREAKER_PROBE_MAX", kind: one("30s", parseDuration), standard: relay.DefaultProbeMax},
+		{path: "breaker.probe_max", env: "BREAKER_PROBE_MAX", kind: one("5s", parseDuration), standard: relay.DefaultProbeMax},
 	}
 }
 

@@ -24,7 +24,7 @@ func TestFlowMistakes(t *testing.T) {
 		"a breaker set to no":    {"defaults: {breaker: {enabled: no}}\n", []string{`outbox-relay.yaml:1: defaults.breaker.enabled: "no" is neither true nor false`}},
 		"no failures":            {"defaults: {breaker: {failures: 0}}\n", []string{`outbox-relay.yaml:1: defaults.breaker.failures: "0" is too small; write 1 or more`}},
 		"too many failures":      {"defaults: {breaker: {failures: 2000}}\n", []string{`outbox-relay.yaml:1: defaults.breaker.failures: 2000 is out of range; write 1 to 1000`}},
-		"a first probe too late": {"defaults: {breaker: {probe_after: 45s}}\n", []string{`outbox-relay.yaml:1: defaults.breaker.probe_after: 45s is out of range; write more than 0 and at most probe_max (30s)`}},
+		"a first probe too late": {"defaults: {breaker: {probe_after: 45s}}\n", []string{`outbox-relay.yaml:1: defaults.breaker.probe_after: 45s is out of range; write more than 0 and at most probe_max (5s)`}},
 		"probes too rare":        {"defaults: {breaker: {probe_max: 2h}}\n", []string{`outbox-relay.yaml:1: defaults.breaker.probe_max: 2h0m0s is out of range; write more than 0 and at most 1h`}},
 	} {
 		t.Run(name, func(t *testing.T) {

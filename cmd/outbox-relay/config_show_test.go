@@ -81,7 +81,7 @@ defaults:
     enabled: true # default
     failures: 5 # default
     probe_after: 1s # default
-    probe_max: 30s # default
+    probe_max: 5s # default
   format: raw # default
   max_payload_bytes: 0 # default
   excerpts: problem # default
@@ -111,7 +111,7 @@ destinations:
       enabled: true # default
       failures: 5 # default
       probe_after: 1s # default
-      probe_max: 30s # default
+      probe_max: 5s # default
     format: raw # default
     max_payload_bytes: 0 # default
     excerpts: problem # default
@@ -136,7 +136,7 @@ destinations:
       enabled: true # default
       failures: 5 # default
       probe_after: 1s # default
-      probe_max: 30s # default
+      probe_max: 5s # default
     format: raw # default
     max_payload_bytes: 0 # default
     excerpts: problem # default

@@ -1,0 +1,222 @@
+package relay
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// newBlackhole returns the URL of an address from which no answer to a connection comes: a listener that accepts nothing,
+// and whose queue is full.
+func newBlackhole(tb testing.TB) string {
+	tb.Helper()
+	v := newVacant(tb)
+	must(tb, syscall.Listen(int(v.file.Fd()), 0))
+	address := strings.TrimPrefix(v.url, "http://")
+	for range 10 {
+		conn, err := net.DialTimeout("tcp", address, 200*time.Millisecond)
+		if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
+			return v.url
+		}
+		must(tb, err)
+		tb.Cleanup(func() { _ = conn.Close() })
+	}
+	tb.Fatal("the queue of a listener is never full")
+	return ""
+}
+
+// unreachable returns destinations at which no request can arrive, each for another reason.
+func unreachable(tb testing.TB) map[Reason]string {
+	secured := httptest.NewUnstartedServer(http.NotFoundHandler())
+	secured.TLS = &tls.Config{MinVersion: tls.VersionTLS12}
+	secured.Config.ErrorLog = log.New(io.Discard, "", 0)
+	secured.StartTLS() // with a certificate that no relay trusts
+	tb.Cleanup(secured.Close)
+	return map[Reason]string{
+		ReasonTimeout: newBlackhole(tb),
+		ReasonConnect: newVacant(tb).url,
+		ReasonDNS:     "http://does-not-exist.invalid/",
+		ReasonTLS:     secured.URL,
+	}
+}
+
+// A destination that cannot be reached spends no attempt of the only event that waits for it, in 63 hours, whichever of
+// several relays tries, and though they are restarted between two attempts.
+func TestOutageOfALoneEvent(t *testing.T) {
+	t.Parallel()
+	const rounds, length = 14, 4*time.Hour + 30*time.Minute // longer than the longest delay of the schedule
+	for reason, url := range unreachable(t) {
+		for _, relays := range []int{1, 2, 4} {
+			t.Run(fmt.Sprintf("%s, %d relays", reason, relays), func(t *testing.T) {
+				t.Parallel()
+				db := newDatabase(t)
+				d := Destination{Name: "default", URL: url}
+				if reason == ReasonTimeout {
+					d.Timeout = 200 * time.Millisecond
+				}
+				d.Breaker = BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
+				db.insert(1, "lone")
+				var running []*running
+				for range relays {
+					running = append(running, start(t, db.config(d)))
+				}
+				const tried = `SELECT count(*) >= $1 OR EXISTS (SELECT FROM outbox_delivery WHERE status <> 'pending') FROM outbox_attempt`
+				becomes(db, true, tried, 1)
+				for round := range rounds {
+					if round%3 == 0 { // all of them, since the next attempt may be any one's
+						for i := range running {
+							running[i].stop()
+							running[i] = start(t, db.config(d))
+						}
+					}
+					attempts := row[int](db, `SELECT count(*) FROM outbox_attempt`)
+					db.letPass(length)
+					becomes(db, true, tried, attempts+1)
+				}
+				got := row[string](db, `SELECT concat_ws(' ', d.status, d.attempts, breaker, s.reasons) FROM outbox_delivery d, outbox_destination,
+					(SELECT string_agg(DISTINCT concat_ws(' ', outcome, reason), ', ') AS reasons FROM outbox_attempt) s`)
+				if want := "pending 0"; !strings.HasPrefix(got, want) || !strings.HasSuffix(got, " hold "+string(reason)) {
+					t.Errorf("%s, want %s and only attempts that were held for %s", got, want, reason)
+				}
+				if n := row[int](db, `SELECT count(*) FROM outbox_alert WHERE rule = 'breaker_open' AND resolved_at IS NULL`); n != 1 {
+					t.Errorf("%d alerts are open", n)
+				}
+			})
+		}
+	}
+}
+
+// A lone event that its destination answers may be at fault itself, and so may one that it leaves without an answer: it
+// fails after its eighth attempt, on schedule, also when two relays share the attempts, and when the destination could
+// not be reached before.
+func TestOutageOrALoneEventAtFault(t *testing.T) {
+	t.Parallel()
+	for name, answer := range map[string]http.HandlerFunc{
+		"500": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) },
+		"502": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) },
+		"503": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) },
+		"404": http.NotFound,
+		"no answer": func(_ http.ResponseWriter, r *http.Request) {
+			_, _ = r.Body.Read(make([]byte, 1<<10)) // or the server does not notice that the relay hangs up
+			<-r.Context().Done()
+		},
+	} {
+		for _, unreachedFirst := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, unreached before: %t", name, unreachedFirst), func(t *testing.T) {
+				t.Parallel()
+				db := newDatabase(t)
+				place := newVacant(t)
+				if !unreachedFirst {
+					place.open(t, answer)
+				}
+				d := Destination{Name: "default", URL: place.url, Timeout: time.Second}
+				d.Breaker = BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
+				db.insert(1, "lone")
+				db.exec(`CREATE TABLE settled (attempts int, delay interval);
+					CREATE FUNCTION note_settle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+						IF NEW.attempts > OLD.attempts AND NEW.status = 'pending' THEN INSERT INTO settled VALUES (NEW.attempts, NEW.next_attempt_at - now()); END IF;
+						RETURN NULL; END $$;
+					CREATE TRIGGER note_settle AFTER UPDATE ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION note_settle()`)
+				start(t, db.config(d))
+				start(t, db.config(d))
+				if unreachedFirst {
+					becomes(db, true, `SELECT count(*) > 3 FROM outbox_attempt`)
+					place.open(t, answer)
+				}
+				for attempt := 1; attempt < 8; attempt++ {
+					becomes(db, attempt, `SELECT attempts FROM outbox_delivery WHERE claimed_by IS NULL UNION ALL SELECT -1 LIMIT 1`)
+					db.exec(`UPDATE outbox_delivery SET next_attempt_at = now()`)
+				}
+				becomes(db, "failed 8", `SELECT concat_ws(' ', status, attempts) FROM outbox_delivery`)
+				if !row[bool](db, `SELECT array_agg(attempts ORDER BY attempts) = '{1,2,3,4,5,6,7}' AND bool_and(
+						delay >= want AND delay <= 1.1 * want)
+					FROM settled JOIN unnest('{5s,30s,5m,30m,4h,4h,4h}'::interval[]) WITH ORDINALITY w (want, attempt) ON attempt = attempts`) {
+					t.Errorf("delays %v", rows[string](db, `SELECT concat_ws(' ', attempts, delay) FROM settled ORDER BY attempts`))
+				}
+				becomes(db, true, `SELECT coalesce(bool_and(breaker = 'closed'), true) FROM outbox_destination`)
+				becomes(db, 0, `SELECT count(*) FROM outbox_alert WHERE rule = 'breaker_open' AND resolved_at IS NULL`)
+			})
+		}
+	}
+}
+
+// Three lone events that are answered 500, each by another relay: what one relay alone never sees is evidence all the same.
+func TestOutageIsSeenByAllRelaysTogether(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, status(http.StatusInternalServerError))
+	d := Destination{Name: "default", URL: rc.URL}
+	for round := 1; round <= DefaultBreakerFailures; round++ {
+		r := start(t, db.config(d)) // which has seen nothing yet
+		db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 hour'`)
+		db.insert(1, fmt.Sprint("round-", round))
+		r.await(t, "an attempt", func(o *observer) bool { return len(o.attempts) == 1 })
+		if round < DefaultBreakerFailures {
+			becomes(db, round, `SELECT coalesce((SELECT breaker_failures FROM outbox_destination), 0)`)
+			r.stop()
+		}
+	}
+	becomes(db, DefaultBreakerFailures, `SELECT breaker_failures FROM outbox_destination`)
+	db.insert(1, "last")
+	becomes(db, "open", `SELECT breaker FROM outbox_destination`)
+	if n := row[int](db, `SELECT sum(attempts)::int FROM outbox_delivery`); n != DefaultBreakerFailures {
+		t.Errorf("%d attempts are spent", n)
+	}
+}
+
+// One answer after failures takes the evidence back, whichever relay gets it. A destination that only answers is never
+// written about.
+func TestEvidenceIsTakenBack(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, func(w http.ResponseWriter, r request) {
+		if strings.HasPrefix(r.key, "bad") {
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+	})
+	d := Destination{Name: "default", URL: rc.URL}
+	db.exec(`CREATE TABLE written (at timestamptz);
+		CREATE FUNCTION note_write() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO written VALUES (now()); RETURN NULL; END $$;
+		CREATE TRIGGER note_write AFTER INSERT OR UPDATE ON outbox_destination FOR EACH ROW EXECUTE FUNCTION note_write()`)
+	r := start(t, db.config(d))
+	db.insert(500, "good")
+	r.settles(t, Delivered, 500)
+	db.insert(2, "bad")
+	becomes(db, 2, `SELECT coalesce((SELECT breaker_failures FROM outbox_destination), 0)`)
+	r.stop()
+	if n := row[int](db, `SELECT count(*) FROM written`); n > 2 {
+		t.Errorf("%d writes for two failures among 500 answers", n)
+	}
+	other := start(t, db.config(d))
+	eventually(t, "that the other relay knows", func() bool {
+		l := other.lane("default")
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.breaker.recorded == 2
+	})
+	db.insert(1, "again")
+	becomes(db, "0 {}", `SELECT concat_ws(' ', breaker_failures, breaker_events::text) FROM outbox_destination`)
+}
+
+// A destination for which nothing waits any more is not held for ever, and its alert is resolved.
+func TestOutageEndsWithNothingToSend(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	d := Destination{Name: "default", URL: newVacant(t).url, Timeout: 50 * time.Millisecond}
+	d.Breaker = BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
+	db.insert(1, "lone")
+	start(t, db.config(d))
+	becomes(db, 1, `SELECT count(*) FROM outbox_alert WHERE rule = 'breaker_open' AND resolved_at IS NULL`)
+	becomes(db, 1, `WITH discarded AS (UPDATE outbox_delivery SET status = 'discarded' WHERE claimed_by IS NULL RETURNING 1) SELECT count(*) FROM discarded`)
+	becomes(db, "closed", `SELECT breaker FROM outbox_destination`)
+	becomes(db, 0, `SELECT count(*) FROM outbox_alert WHERE rule = 'breaker_open' AND resolved_at IS NULL`)
+}
