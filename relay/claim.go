@@ -13,6 +13,7 @@ type claimer struct {
 	relay *Relay
 	pace  pace
 	clock databaseClock
+	lost  unacknowledged
 	next  time.Time // when something other than the pace asks for a turn; zero: nothing does
 }
 
@@ -72,7 +73,7 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	}
 	now := time.Now()
 	if idle, changed := c.pace.declaration(now); changed {
-		if err := r.store.declareIdle(taking, instance, idle); err != nil {
+		if err := r.store.declareIdle(taking, idle); err != nil {
 			return 0, err
 		}
 		c.pace.declared(idle)
@@ -111,6 +112,7 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	}
 	claimed, at, err := c.claim(context.WithoutCancel(taking), instance, asks)
 	if err != nil {
+		c.lost.failed(instance, err)
 		for _, a := range asks {
 			a.lane.unblock(a.unblocked...)
 			if a.class != live {
@@ -120,6 +122,7 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	c.clock.set(at)
+	c.lost.acknowledged(instance, at, r.cfg.Lease)
 	work := c.work(claimed)
 	c.handOut(asks, claimed, at, now)
 	switch {
@@ -176,6 +179,9 @@ func (c *claimer) wait(now time.Time) time.Duration {
 // rows would wait for their lease.
 func (c *claimer) claim(ctx context.Context, instance int32, asks []ask) ([]delivery, time.Time, error) {
 	r := c.relay
+	if err := c.lost.giveBack(ctx, r.store, instance); err != nil {
+		return nil, time.Time{}, err
+	}
 	for i := range asks {
 		a := &asks[i]
 		if a.class == live || !a.lane.walks[a.class].chunked {

@@ -75,7 +75,8 @@ type RelayStatus struct {
 	StartedAt time.Time `json:"started_at"`
 	// HeartbeatAgeSeconds since the relay last said that it lives; it writes that down every 4 to 6 seconds.
 	HeartbeatAgeSeconds float64 `json:"heartbeat_age_seconds"`
-	Idle                bool    `json:"idle"`
+	// Idle: nothing is claimed by it.
+	Idle bool `json:"idle"`
 	// SessionLock: the relay holds a lock while it lives. Without, behind a pooler, only its heartbeat tells.
 	SessionLock bool `json:"session_lock"`
 	// InFlight deliveries are claimed by it.

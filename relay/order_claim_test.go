@@ -93,7 +93,7 @@ func TestFollowersOfACrashLoopAreSpared(t *testing.T) {
 		s, instance := db.registered()
 		_, _, err := s.claim(t.Context(), instance, time.Minute, []ask{{destination: "default", free: 10, run: 16, followers: 100, promise: DefaultPromise}})
 		must(t, err)
-		db.exec(rescueClaims, instance)
+		db.exec(rescueRelay, instance)
 	}
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL)))

@@ -86,8 +86,9 @@ var hotStatements = map[string]struct{ types, sql, args string }{
 	},
 	"unsettled": {"bigint[], text[], bigint[], int[], bool[]", selectUnsettled, aRow + `, ARRAY[0], ARRAY[false]`},
 	"payload":   {"bigint", selectPayload, `1`},
-	"rescue":    {"int", rescueClaims, `1`},
-	"leave":     {"int", giveBackClaims, `1`},
+	"rescue":    {"int", rescueRelay, `1`},
+	"leave":     {"int", deregisterRelay, `1`},
+	"void":      {"int, timestamptz", voidUnacknowledged, `1, NULL`},
 	"unpark":    {"int", releaseParked, `1000`},
 }
 
@@ -109,8 +110,9 @@ var wantedPlans = map[string][]string{
 	"failed":    {aLookup, "Tid Scan on outbox_delivery d"},
 	"unsettled": {aLookup},
 	"payload":   {"Index Cond: (id = $1)"},
-	"rescue":    {"Index Scan using outbox_delivery_due", "Index Cond: (next_attempt_at <= now())", "Tid Scan on outbox_delivery"},
-	"leave":     {"Index Scan using outbox_delivery_due", "Index Cond: (next_attempt_at <= now())", "Tid Scan on outbox_delivery"},
+	"rescue":    {"Index Cond: (instance = $1)"},
+	"leave":     {"Index Cond: (instance = $1)"},
+	"void":      {"Index Cond: (instance = $1)"},
 	"unpark":    {"Index Cond: (destination = ''::text)"},
 }
 

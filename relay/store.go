@@ -53,6 +53,7 @@ type delivery struct {
 	fence         int64
 	attempts      int
 	rescues       int
+	lost          bool // a suspect's previous claim was not settled
 	nextAttemptAt pgtype.Timestamptz
 	payloadBytes  int
 	replay        bool
@@ -129,7 +130,7 @@ WITH claimant AS MATERIALIZED (
           AND (d.next_attempt_at, d.event_id) > (lane.after_at, lane.after_id)
           AND (d.next_attempt_at, d.event_id) <= (lane.until_at, lane.until_id)
           AND d.next_attempt_at <= now()
-          AND (d.lease_expires_at IS NULL OR d.lease_expires_at <= now())
+          AND ` + isFree + `
           AND (d.ordering_key IS NULL OR NOT EXISTS (
               SELECT FROM outbox_delivery earlier
               WHERE earlier.destination = d.destination AND earlier.ordering_key = d.ordering_key
@@ -153,7 +154,7 @@ WITH claimant AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT d.ctid AS place, d.event_id, d.rescues FROM outbox_delivery d
         WHERE d.event_id = head.event_id AND d.destination = k.destination AND d.status NOT IN ('delivered', 'failed', 'discarded')
-          AND d.next_attempt_at <= now() AND (d.lease_expires_at IS NULL OR d.lease_expires_at <= now())
+          AND d.next_attempt_at <= now() AND ` + isFree + `
           AND (NOT lane.parked OR NOT ` + behindParked + `)
         LIMIT 1
         FOR UPDATE OF d SKIP LOCKED
@@ -180,7 +181,7 @@ WITH claimant AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT d.ctid AS place FROM outbox_delivery d
         WHERE d.event_id = o.event_id AND d.destination = h.destination AND d.status NOT IN ('delivered', 'failed', 'discarded')
-          AND d.next_attempt_at <= now() AND (d.lease_expires_at IS NULL OR d.lease_expires_at <= now())
+          AND d.next_attempt_at <= now() AND ` + isFree + `
         LIMIT 1
         FOR UPDATE OF d SKIP LOCKED
     ) d
@@ -192,18 +193,18 @@ WITH claimant AS MATERIALIZED (
 ), claimed AS (
     UPDATE outbox_delivery d
     SET claim = d.claim + 1, claimed_by = $1, lease_expires_at = now() + make_interval(secs => $14),
-        rescues = least(d.rescues + (d.claimed_by IS NOT NULL)::int, 32767), not_after = coalesce(d.not_after, c.promise)
+        rescues = ` + rescuesAfterClaim + `, not_after = coalesce(d.not_after, c.promise)
     FROM chosen c WHERE d.ctid = c.place
     RETURNING d.event_id, d.destination, d.claim, d.attempts, d.rescues, d.next_attempt_at, d.payload_bytes, d.replay,
               d.not_after, d.not_after = c.promise AS promised, c.number, c.before
 )
 SELECT c.event_id, c.destination, c.claim, c.attempts, c.rescues, c.next_attempt_at, c.payload_bytes, c.replay, c.not_after, c.promised,
-       c.number, c.before,
+       c.number, c.before, ` + wasLost + `,
        e.event_type, e.event_version, e.idempotency_key, e.ordering_key, e.related_reference,
        nullif(e.headers, '{}'), e.created_at, CASE WHEN c.payload_bytes <= $15 THEN e.payload END, now()
 FROM claimed c LEFT JOIN LATERAL (SELECT * FROM outbox WHERE id = c.event_id LIMIT 1) e ON true
 UNION ALL
-SELECT 0, '', 0, 0, 0, now(), 0, false, now(), false, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, now()`
+SELECT 0, '', 0, 0, 0, now(), 0, false, now(), false, 0, 0, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, now()`
 
 // claim leases, for every ask, at most its free deliveries that are due and lie between its keysets, and those that are
 // next in its unblocked ordering keys; with each that has an ordering key come those that follow it. It returns them in
@@ -241,7 +242,7 @@ func (s *store) claim(ctx context.Context, instance int32, lease time.Duration, 
 		d := delivery{leaseEnds: leaseEnds}
 		e := &d.event
 		if err := rows.Scan(&d.eventID, &d.destination, &d.fence, &d.attempts, &d.rescues, &d.nextAttemptAt, &d.payloadBytes,
-			&d.replay, &d.notAfter, &d.promised, &d.ask, &d.after, &e.eventType, &e.version, &e.key, &e.orderingKey, &e.relatedReference, &e.headers,
+			&d.replay, &d.notAfter, &d.promised, &d.ask, &d.after, &d.lost, &e.eventType, &e.version, &e.key, &e.orderingKey, &e.relatedReference, &e.headers,
 			&e.createdAt, &e.payload, &at); err != nil {
 			return nil, time.Time{}, fmt.Errorf("claim: %w", err)
 		}

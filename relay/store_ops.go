@@ -49,12 +49,12 @@ func compatibleSince(ctx context.Context, q querier) (version int64, err error) 
 const selectDestinationStatus = `
 WITH pending AS (
     SELECT destination, count(*) AS pending,
-           count(*) FILTER (WHERE next_attempt_at <= now() AND claimed_by IS NULL) AS due,
-           count(*) FILTER (WHERE claimed_by IS NOT NULL) AS in_flight,
+           count(*) FILTER (WHERE next_attempt_at <= now() AND ` + isFree + `) AS due,
+           count(*) FILTER (WHERE NOT ` + isFree + `) AS in_flight,
            count(*) FILTER (WHERE attempts > 0) AS retrying,
            count(*) FILTER (WHERE replay) AS replays,
            extract(epoch FROM now() - min(next_attempt_at) FILTER (WHERE next_attempt_at <= now()))::float8 AS lag
-    FROM outbox_delivery WHERE status = 'pending' GROUP BY destination
+    FROM outbox_delivery d WHERE status = 'pending' GROUP BY destination
 ), failed AS (
     SELECT destination, count(*) AS failed FROM outbox_delivery WHERE status = 'failed' GROUP BY destination
 ), blocked AS (
@@ -103,7 +103,8 @@ func destinationStatus(ctx context.Context, q querier) ([]DestinationStatus, int
 
 // What is claimed was due, and nothing but a settle makes it due later.
 const selectRelays = `
-SELECT r.instance, r.name, r.version, r.started_at, extract(epoch FROM now() - r.heartbeat_at)::float8, r.idle, r.session_lock,
+SELECT r.instance, r.name, r.version, r.started_at, extract(epoch FROM now() - r.heartbeat_at)::float8,
+       c.deliveries IS NULL, r.session_lock,
        coalesce(c.deliveries, 0), coalesce(r.quarantined, '')
 FROM outbox_relay r
 LEFT JOIN (SELECT claimed_by, count(*) AS deliveries FROM outbox_delivery
