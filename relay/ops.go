@@ -94,6 +94,16 @@ func (o *Ops) Relays(ctx context.Context) ([]RelayStatus, error) {
 	return list, nil
 }
 
+// LifeSigns lists the registered relays as [Ops.Relays] does, without Idle and InFlight. It costs the same whatever is
+// pending, for health checks.
+func (o *Ops) LifeSigns(ctx context.Context) ([]RelayStatus, error) {
+	list, err := lifeSigns(ctx, o.pool)
+	if err != nil {
+		return nil, fmt.Errorf("list relays: %w", err)
+	}
+	return list, nil
+}
+
 // Status counts the outbox. It reads every pending and failed row's index entry, so its cost grows with the backlog,
 // not with what was delivered.
 func (o *Ops) Status(ctx context.Context) (Status, error) {

@@ -89,12 +89,13 @@ func TestFollowersOfACrashLoopAreSpared(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.keyed("k", 1, 10)
-	for range crashLoop {
+	for range aloneFrom {
 		s, instance := db.registered()
 		_, _, err := s.claim(t.Context(), instance, time.Minute, []ask{{destination: "default", free: 10, run: 16, followers: 100, promise: DefaultPromise}})
 		must(t, err)
 		db.exec(rescueRelay, instance)
 	}
+	db.exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 1`, crashLoop)
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL)))
 	r.settles(t, Fail, 1)

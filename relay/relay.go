@@ -31,6 +31,7 @@ type Relay struct {
 	doubt   chan struct{} // the schema may have changed under this relay
 	senders sync.WaitGroup
 	lookout lookout
+	alone   solitude
 
 	settlements chan settlement
 

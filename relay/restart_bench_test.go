@@ -17,7 +17,7 @@ import (
 
 // BenchmarkRestart measures how long after a restart of PostgreSQL, from its first answer on, a relay delivers again.
 func BenchmarkRestart(b *testing.B) {
-	rounds := 20
+	rounds := 12
 	if testing.Short() {
 		rounds = 3
 	}
@@ -42,6 +42,8 @@ func BenchmarkRestart(b *testing.B) {
 			eventually(b, "load", func() bool { return rc.total() >= before+100 })
 			ready := make(chan time.Time)
 			must(b, server.StopImmediate(b.Context()))
+			n := sees(r.observer, func(o *observer) int { return o.failures["session"] })
+			r.await(b, "an outage that lasts", func(o *observer) bool { return o.failures["session"] >= n+6 })
 			go func() { ready <- insertWhenReady(b.Context(), db.dsn) }()
 			must(b, server.StartAgain(b.Context()))
 			began := <-ready

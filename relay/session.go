@@ -19,7 +19,7 @@ type session struct {
 	relay      *Relay
 	lookParked time.Time
 
-	started  time.Time // when the server of the last session did; zero: there was none
+	started time.Time // when the server of the last session did; zero: there was none
 
 	mu       sync.Mutex
 	instance int32

@@ -112,8 +112,23 @@ LEFT JOIN (SELECT claimed_by, count(*) AS deliveries FROM outbox_delivery
            GROUP BY claimed_by) c ON c.claimed_by = r.instance
 ORDER BY r.instance`
 
+// relayStatus returns the registered relays with what each has in flight, for which it reads all that is due.
 func relayStatus(ctx context.Context, q querier) ([]RelayStatus, error) {
 	rows, err := q.Query(ctx, selectRelays)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[RelayStatus])
+}
+
+const selectLifeSigns = `
+SELECT instance, name, version, started_at, extract(epoch FROM now() - heartbeat_at)::float8, false, session_lock, 0::bigint,
+       coalesce(quarantined, '')
+FROM outbox_relay ORDER BY instance`
+
+// lifeSigns returns the registered relays without what they do.
+func lifeSigns(ctx context.Context, q querier) ([]RelayStatus, error) {
+	rows, err := q.Query(ctx, selectLifeSigns)
 	if err != nil {
 		return nil, err
 	}
