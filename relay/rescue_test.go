@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -229,4 +230,81 @@ func TestRescueTakesOnlyTheDeadOnesRows(t *testing.T) {
 	_, err = living.Exec(t.Context(), `ROLLBACK`)
 	must(t, err)
 	r.settles(t, Delivered, 10)
+}
+
+// A relay that is frozen keeps its connection and with it its lock. When it was not heard of for 15 s, another one takes
+// over, and nothing that it does when it goes on overwrites what the other one wrote.
+func TestFrozenRelayIsRescued(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) {
+		if r.number == 1 {
+			g.pass(r)
+		}
+	})
+	db.insert(3, "key")
+	frozen, said := startProcess(t, db.dsn, rc.URL)
+	said("claimed")
+	for range 3 {
+		<-g.arrived
+	}
+	must(t, frozen.Process.Signal(syscall.SIGSTOP))
+	db.exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '14 seconds'`) // instead of as long a wait
+	cfg := db.config(to(rc.URL))
+	cfg.Lease = time.Hour
+	survivor := start(t, cfg)
+	survivor.settles(t, Delivered, 3)
+	before := rows[string](db, `SELECT d::text FROM outbox_delivery d ORDER BY event_id`)
+	g.open()
+	must(t, frozen.Process.Signal(syscall.SIGCONT))
+	becomes(db, 2, `SELECT count(*) FROM outbox_relay`) // it has noticed, and registered anew
+	db.insert(3, "then")
+	becomes(db, 6, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
+	after := rows[string](db, `SELECT d::text FROM outbox_delivery d WHERE event_id <= 3 ORDER BY event_id`)
+	if strings.Join(before, "\n") != strings.Join(after, "\n") {
+		t.Errorf("the frozen relay overwrote %v with %v", before, after)
+	}
+}
+
+// The database stands still for all relays. None of them is dead because its heartbeat is old.
+func TestStandstillIsNoDeath(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	cfg := db.config(to("http://receiver.test/"))
+	relays := []*running{start(t, cfg), start(t, cfg)}
+	instances := []int32{relays[0].instance(), relays[1].instance()}
+	becomes(db, true, `SELECT pg_postmaster_start_time() < now() - interval '4 seconds'`)
+	for range 5 {
+		db.exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '1 hour'`)
+		becomes(db, 2, `SELECT count(*) FROM outbox_relay WHERE heartbeat_at > now() - interval '1 minute'`)
+	}
+	for i, r := range relays {
+		if again := r.instance(); again != instances[i] || sees(r.observer, func(o *observer) int { return len(o.rescued) }) != 0 {
+			t.Errorf("instance %d became %d", instances[i], again)
+		}
+	}
+}
+
+// However many deliveries wait elsewhere, locked ones among them, a rescue changes none of them.
+func TestRescueTouchesNoDelivery(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(5, "key")
+	instance := row[int32](db, `INSERT INTO outbox_relay (name, version, lease) VALUES ('dead', '', '1 hour') RETURNING instance`)
+	db.exec(`UPDATE outbox_delivery SET claimed_by = $1, lease_expires_at = now() + interval '1 hour'`, instance)
+	db.exec(`INSERT INTO outbox_destination (destination, breaker, breaker_opened_at, breaker_until, breaker_owner)
+		VALUES ('a', 'half_open', now(), now(), $1), ('b', 'half_open', now(), now(), $1)`, instance)
+	db.locker(`SELECT FROM outbox_delivery FOR UPDATE`)
+	db.locker(`SELECT FROM outbox_destination WHERE destination = 'a' FOR UPDATE`)
+	dead, err := (&store{pool: db.pool}).rescue(t.Context(), instance)
+	if err != nil || !dead {
+		t.Fatalf("rescued %t, %v", dead, err)
+	}
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery d WHERE `+isFree); n != 5 {
+		t.Errorf("%d of 5 are free", n)
+	}
+	if got := row[string](db, `SELECT string_agg(destination, ' ') FROM outbox_destination WHERE breaker_owner IS NOT NULL`); got != "a" {
+		t.Errorf("trials of %s go on", got)
+	}
 }
