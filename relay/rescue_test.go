@@ -22,7 +22,7 @@ func TestRelayProcess(t *testing.T) {
 	lease, err := time.ParseDuration(os.Getenv("RELAY_TEST_LEASE"))
 	must(t, err)
 	r, err := New(Config{
-		Pool: settings(t, dsn), Destinations: []Destination{to(url)}, Lease: lease, Name: "victim",
+		Pool: settings(t, dsn), Destinations: []Destination{to(url)}, Lease: lease, Name: "victim", AllowUnserved: true,
 		Hooks: Hooks{Claimed: func(_ string, n int) { fmt.Println("claimed", n) }},
 	})
 	must(t, err)
@@ -30,12 +30,12 @@ func TestRelayProcess(t *testing.T) {
 }
 
 // startProcess runs a relay that can be killed, and returns what it prints.
-func startProcess(t *testing.T, dsn, url string) (victim *exec.Cmd, said func(word string)) {
+func startProcess(t testing.TB, dsn, url string) (victim *exec.Cmd, said func(word string)) {
 	t.Helper()
 	return startProcessWithLease(t, dsn, url, time.Hour)
 }
 
-func startProcessWithLease(t *testing.T, dsn, url string, lease time.Duration) (victim *exec.Cmd, said func(word string)) {
+func startProcessWithLease(t testing.TB, dsn, url string, lease time.Duration) (victim *exec.Cmd, said func(word string)) {
 	t.Helper()
 	victim = exec.Command(os.Args[0], "-test.run=^TestRelayProcess$", "-test.timeout=10m")
 	victim.Env = append(os.Environ(), "RELAY_TEST_DSN="+dsn, "RELAY_TEST_URL="+url, "RELAY_TEST_LEASE="+lease.String())
