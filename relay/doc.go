@@ -14,7 +14,8 @@
 // (how much a receiver bears), breaker.go and hold.go (what to do when it is down), retry.go and horizon.go (when to try
 // again, and until when), settle.go (writing outcomes).
 //
-// Around it: session.go (being alive, taking over from the dead), db.go and trouble.go (how statements reach the
+// Around it: session.go (being alive, taking over from the dead), orphan.go (claims whose acknowledgement was lost), suspect.go
+// (deliveries that may kill their relay), db.go and trouble.go (how statements reach the
 // database, and what their errors mean), guard.go and identity.go (keeping away from copies of the database), wake.go
 // (waking up, being idle), routes.go, reload.go and difference.go (making database and lanes those of the
 // configuration), maintain.go (what is done now and then), archive.go (moving and removing what is done with), watch.go
