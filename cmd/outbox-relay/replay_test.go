@@ -283,7 +283,7 @@ func TestRoutesAndRelays(t *testing.T) {
 	command(env, "relays").expect(t, 0, "No relay is running. Start one: outbox-relay run\n", "")
 	command(env, "relays", "--json").expect(t, 0, "[]\n", "")
 	execute(t, db, "INSERT INTO outbox_relay (name, version, session_lock) VALUES ('r1', 'v1', false)")
-	if r := command(env, "relays"); r.code != 0 || !strings.Contains(r.stdout, "\nr1    1         v1       busy") || !strings.Contains(r.stdout, "heartbeat") {
+	if r := command(env, "relays"); r.code != 0 || !strings.Contains(r.stdout, "\nr1    1         v1       idle") || !strings.Contains(r.stdout, "heartbeat") {
 		t.Errorf("%+v", r)
 	}
 	var relays []relay.RelayStatus
