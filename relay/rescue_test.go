@@ -286,25 +286,44 @@ func TestStandstillIsNoDeath(t *testing.T) {
 	}
 }
 
-// However many deliveries wait elsewhere, locked ones among them, a rescue changes none of them.
+// Rescuing, leaving and the health check touch no delivery, so that they cost the same whatever is pending or locked.
 func TestRescueTouchesNoDelivery(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	db.insert(5, "key")
-	instance := row[int32](db, `INSERT INTO outbox_relay (name, version, lease) VALUES ('dead', '', '1 hour') RETURNING instance`)
-	db.exec(`UPDATE outbox_delivery SET claimed_by = $1, lease_expires_at = now() + interval '1 hour'`, instance)
+	db.insert(10, "key")
+	dead, leaving := db.dead(), db.dead()
+	db.exec(`UPDATE outbox_delivery SET claimed_by = CASE WHEN event_id > 5 THEN $1 ELSE $2::int END, lease_expires_at = now() + interval '1 hour'`, dead, leaving)
 	db.exec(`INSERT INTO outbox_destination (destination, breaker, breaker_opened_at, breaker_until, breaker_owner)
-		VALUES ('a', 'half_open', now(), now(), $1), ('b', 'half_open', now(), now(), $1)`, instance)
-	db.locker(`SELECT FROM outbox_delivery FOR UPDATE`)
-	db.locker(`SELECT FROM outbox_destination WHERE destination = 'a' FOR UPDATE`)
-	dead, err := (&store{pool: db.pool}).rescue(t.Context(), instance)
-	if err != nil || !dead {
-		t.Fatalf("rescued %t, %v", dead, err)
-	}
-	if n := row[int](db, `SELECT count(*) FROM outbox_delivery d WHERE `+isFree); n != 5 {
-		t.Errorf("%d of 5 are free", n)
+		VALUES ('a', 'half_open', now(), now(), $1), ('b', 'half_open', now(), now(), $1)`, dead)
+	operator := db.locker(`LOCK TABLE outbox_delivery; SELECT FROM outbox_destination WHERE destination = 'a' FOR UPDATE`)
+	within(t, "a rescue, a departure and a health check", func() chan struct{} {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if rescued, err := (&store{pool: db.pool}).rescue(t.Context(), dead); err != nil || !rescued {
+				t.Errorf("rescued %t, %v", rescued, err)
+			}
+			if err := deregister(t.Context(), db.pool, leaving); err != nil {
+				t.Error(err)
+			}
+			if _, err := NewOps(db.pool).LifeSigns(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}()
+		return done
+	}())
+	_, err := operator.Exec(t.Context(), `COMMIT`)
+	must(t, err)
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery d WHERE `+isFree); n != 10 {
+		t.Errorf("%d of 10 are free", n)
 	}
 	if got := row[string](db, `SELECT string_agg(destination, ' ') FROM outbox_destination WHERE breaker_owner IS NOT NULL`); got != "a" {
 		t.Errorf("trials of %s go on", got)
 	}
+}
+
+// dead registers a relay that does not live, and returns its instance.
+func (db *database) dead() int32 {
+	db.Helper()
+	return row[int32](db, `INSERT INTO outbox_relay (name, version, lease) VALUES ('dead', '', '1 hour') RETURNING instance`)
 }
