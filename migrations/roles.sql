@@ -43,11 +43,12 @@ BEGIN
             TO outbox_relay;
         GRANT SELECT, INSERT, UPDATE ON outbox_identity TO outbox_relay;
         GRANT SELECT ON outbox_identity TO outbox_reader;
-        GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_alert_notice, outbox_rescue TO outbox_relay;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_alert_notice, outbox_rescue, outbox_void TO outbox_relay;
         GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_relay_destination, outbox_relay_route TO outbox_relay;
         GRANT SELECT ON outbox_relay_destination, outbox_relay_route TO outbox_reader;
+        GRANT SELECT, UPDATE ON SEQUENCE outbox_armed TO outbox_relay;
         GRANT SELECT, UPDATE ON outbox_watch, outbox_undelivered TO outbox_relay;
-        GRANT SELECT ON outbox_alert_notice, outbox_rescue, outbox_watch, outbox_undelivered TO outbox_reader;
+        GRANT SELECT ON outbox_alert_notice, outbox_rescue, outbox_void, outbox_watch, outbox_undelivered TO outbox_reader;
         -- To name the session that holds back vacuum, whoever it belongs to, a relay has to see the sessions of other
         -- roles. Only a superuser can allow that, and it shows the text of their statements, too; hence it is left to you:
         --     GRANT pg_read_all_stats TO outbox_relay;

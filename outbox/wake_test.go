@@ -13,23 +13,21 @@ func TestProducersNotifyOnlyALiveIdleRelay(t *testing.T) {
 		insert    = `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', gen_random_uuid())`
 		duplicate = `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'k') ON CONFLICT DO NOTHING`
 	)
+	const armed = `SELECT setval('outbox_armed', (extract(epoch FROM now()) * 1000)::bigint + 10000)`
 	for name, c := range map[string]struct {
 		relays, statement string
 		want              []string
 	}{
-		"no relay":             {`SELECT`, insert, nil},
-		"a busy relay":         {`INSERT INTO outbox_relay (name, version, idle) VALUES ('a', '1', false)`, insert, nil},
-		"an idle relay":        {`INSERT INTO outbox_relay (name, version, idle) VALUES ('a', '1', true)`, insert, []string{"public"}},
-		"one of two is idle":   {`INSERT INTO outbox_relay (name, version, idle) VALUES ('a', '1', false), ('b', '1', true)`, insert, []string{"public"}},
-		"a dead idle relay":    {`INSERT INTO outbox_relay (name, version, idle, heartbeat_at) VALUES ('a', '1', true, now() - interval '11 seconds')`, insert, nil},
-		"many statements":      {`INSERT INTO outbox_relay (name, version, idle) VALUES ('a', '1', true)`, insert + `;` + insert, []string{"public"}},
-		"a duplicate":          {`INSERT INTO outbox_relay (name, version, idle) VALUES ('a', '1', true)`, duplicate, nil},
-		"a rolled back insert": {`INSERT INTO outbox_relay (name, version, idle) VALUES ('a', '1', true)`, `BEGIN;` + insert + `;ROLLBACK`, nil},
-		"a producer that must not notify": {
-			`INSERT INTO outbox_relay (name, version, idle) VALUES ('a', '1', true)`, `SET LOCAL outbox.notify = off; ` + insert, nil,
-		},
+		"no relay":                        {`SELECT`, insert, nil},
+		"a busy relay":                    {`SELECT setval('outbox_armed', 0)`, insert, nil},
+		"an idle relay":                   {armed, insert, []string{"public"}},
+		"a dead idle relay":               {`SELECT setval('outbox_armed', (extract(epoch FROM now()) * 1000)::bigint)`, insert, nil},
+		"many statements":                 {armed, insert + `;` + insert, []string{"public"}},
+		"a duplicate":                     {armed, duplicate, nil},
+		"a rolled back insert":            {armed, `BEGIN;` + insert + `;ROLLBACK`, nil},
+		"a producer that must not notify": {armed, `SET LOCAL outbox.notify = off; ` + insert, nil},
 		"an event in the future": {
-			`INSERT INTO outbox_relay (name, version, idle) VALUES ('a', '1', true)`,
+			armed,
 			`INSERT INTO outbox (event_type, payload, idempotency_key, available_at) VALUES ('t', '1', 'f', now() + interval '1 day')`,
 			[]string{"public"},
 		},

@@ -43,7 +43,7 @@ func TestAlertTextsAreComplete(t *testing.T) {
 			Lanes:  []laneSample{{Destination: "shop", Seconds: 3600, Event: 7, Blocked: n, BlockedSeconds: 60, BlockedKey: "k", BlockedEvent: 7}},
 			Parked: &parkedSample{Count: n, Event: 7, Seconds: 60}, // of an event that is gone
 		}
-		s.Rescues.Relays, s.Rescues.Deliveries = rescueStorm, int64(n)
+		s.Rescues.Relays = rescueStorm
 		prepared := `{"kind": "prepared", "name": "p", "user": "u", "seconds": 3600}`
 		must(t, json.Unmarshal([]byte("["+strings.TrimPrefix(strings.Repeat(","+prepared, min(n, 3)), ",")+"]"), &s.Holders))
 		hold, _ := s.judge(limits)

@@ -205,7 +205,7 @@ func TestTrialEndsWithItsRelay(t *testing.T) {
 	t.Parallel()
 	for name, leave := range map[string]func(t *testing.T, db *database, instance int32){
 		"crash": func(t *testing.T, db *database, instance int32) {
-			_, dead, err := rescue(t.Context(), db.pool, instance)
+			dead, err := (&store{pool: db.pool}).rescue(t.Context(), instance)
 			if err != nil || !dead {
 				t.Errorf("not rescued: %v", err)
 			}

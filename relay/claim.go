@@ -16,6 +16,7 @@ type claimer struct {
 	writers writers
 	floors  floors
 	damaged damaged
+	lost    unacknowledged
 	idleAt  time.Time // the database's, when the relay was last declared idle
 	next    time.Time // when something other than the pace asks for a turn; zero: nothing does
 }
@@ -78,7 +79,7 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	}
 	now := time.Now()
 	if idle, changed := c.pace.declaration(now); changed {
-		if err := r.store.declareIdle(taking, instance, idle); err != nil {
+		if err := r.store.declareIdle(taking, idle); err != nil {
 			return 0, err
 		}
 		c.pace.declared(idle)
@@ -122,6 +123,7 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	}
 	result, err := c.claim(taking, instance, claims)
 	if err != nil {
+		c.lost.failed(instance, err)
 		for _, of := range claims {
 			for _, key := range of.request.keys {
 				of.lane.makeReady(key.key, key.class)
@@ -135,6 +137,7 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	c.clock.set(result.at)
+	c.lost.acknowledged(instance, result.at, r.cfg.Lease)
 	work := c.work(result.deliveries)
 	found := c.advance(claims, result, time.Since(now))
 	c.handOut(claims, result)
@@ -204,7 +207,11 @@ func (c *claimer) claim(taking context.Context, instance int32, claims []laneCla
 	for i, of := range claims {
 		requests[i] = of.request
 	}
-	return c.claimAll(context.WithoutCancel(taking), instance, requests)
+	ctx := context.WithoutCancel(taking)
+	if err := c.lost.giveBack(ctx, c.relay.store, instance); err != nil {
+		return claimResult{}, err
+	}
+	return c.claimAll(ctx, instance, requests)
 }
 
 // claims returns what to claim: for lanes that may have more than their last claim took, for those whose ordering keys

@@ -18,10 +18,6 @@ const (
 	maxDrain          = 64 << 10 // of a body, so that the connection can be used again
 )
 
-// crashLoop is after how many claims lost to a dead relay, with no settle between, a delivery is suspected of killing
-// its relays.
-const crashLoop = 20
-
 // pastPromise tells operators why a delivery is not sent any more, and what is theirs to decide.
 const pastPromise = "not sent again: its receiver was promised that nothing comes after %s (retry.horizon), may have processed it unseen, " +
 	"and may forget it from then on; find out what became of it there, then discard it or, with a new promise, replay it: outbox-relay replay %d"
@@ -144,8 +140,13 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 	if time.Until(d.leaseEnds) < to.destination.Timeout+sendMargin {
 		return verdict{outcome: Hold, reason: ReasonLease}
 	}
-	if d.rescues >= crashLoop {
-		return verdict{outcome: Fail, reason: ReasonCrashLoop, message: fmt.Sprintf("%d relays died while holding this delivery", d.rescues)}
+	leave, instead := r.enter(d)
+	if instead != nil {
+		return *instead
+	}
+	defer leave()
+	if time.Until(d.leaseEnds) < to.destination.Timeout+sendMargin { // after waiting
+		return verdict{outcome: Hold, reason: ReasonLease}
 	}
 	if time.Until(d.promiseEnds) < to.destination.Timeout {
 		return verdict{outcome: Fail, reason: ReasonHorizon, message: fmt.Sprintf(pastPromise, d.notAfter.UTC().Format(time.RFC3339), d.eventID)}
@@ -167,6 +168,10 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 	req, err := newRequest(to, d, time.Now())
 	if err != nil {
 		return refuse(err)
+	}
+	if err := r.accuse(d); err != nil {
+		r.databaseError("count suspect", err)
+		return verdict{outcome: Hold, reason: ReasonDatabase}
 	}
 	ctx, cancel := context.WithTimeout(r.doing, to.destination.Timeout)
 	defer cancel()

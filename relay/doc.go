@@ -16,7 +16,8 @@
 // again, and until when), settle.go (writing outcomes), settle_aside.go (those that cannot be written), resettle.go (those
 // that a crash of the server lost), claim_apart.go (claiming around damaged data).
 //
-// Around it: session.go (being alive, taking over from the dead), db.go and trouble.go (how statements reach the
+// Around it: session.go (being alive, taking over from the dead), orphan.go (claims whose acknowledgement was lost), suspect.go
+// (deliveries that may kill their relay), db.go and trouble.go (how statements reach the
 // database, and what their errors mean), guard.go and identity.go (keeping away from copies of the database), wake.go
 // (waking up, being idle), routes.go, reload.go and difference.go (making database and lanes those of the
 // configuration), maintain.go (what is done now and then), chores.go (over one connection), archive.go (moving and

@@ -13,8 +13,8 @@ type Hooks struct {
 	Settled func(destination string, outcome Outcome, reason Reason, deliveries int)
 	// StaleSettle follows outcomes that came too late: another relay had claimed the delivery meanwhile.
 	StaleSettle func(deliveries int)
-	// Rescued follows the return of a dead relay's claims.
-	Rescued func(instance int32, deliveries int)
+	// Rescued follows the end of a dead relay's claims, which other relays may make from then on.
+	Rescued func(instance int32)
 	// LaneChanged follows every change of what this relay lets a destination have, at most once a second for each.
 	LaneChanged func(LaneState)
 	// Idle follows each declaration that this relay has nothing to do.

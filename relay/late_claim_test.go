@@ -29,7 +29,7 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	must(t, err)
 
 	victim := connect()
-	instance, err := register(ctx, victim, "victim", "")
+	instance, err := register(ctx, victim, "victim", "", time.Hour)
 	must(t, err)
 	s := &store{pool: db.pool}
 	claimed := make(chan int, 1)
@@ -46,13 +46,13 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	rescuer := connect()
 	_, err = rescuer.Exec(ctx, lockInstance, instance)
 	must(t, err)
-	rescued := make(chan int, 1)
+	rescued := make(chan int64, 1)
 	go func() {
-		deliveries, _, err := rescue(ctx, rescuer, instance)
+		tag, err := rescuer.Exec(ctx, rescueRelay, instance)
 		if err != nil {
 			t.Error(err)
 		}
-		rescued <- deliveries
+		rescued <- tag.RowsAffected()
 	}()
 	becomes(db, 1, "SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND wait_event <> 'advisory'")
 	_, err = holder.Exec(ctx, "SELECT pg_advisory_unlock(4711)")
@@ -61,9 +61,9 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 		t.Errorf("the last claim took %d deliveries, want 1", n)
 	}
 	if n := <-rescued; n != 1 {
-		t.Errorf("the rescue gave back %d deliveries, want 1", n)
+		t.Errorf("%d relays were rescued, want 1", n)
 	}
-	if left := row[int](db, "SELECT count(*)::int FROM outbox_delivery WHERE claimed_by IS NOT NULL"); left != 0 {
+	if left := row[int](db, "SELECT count(*)::int FROM outbox_delivery d WHERE NOT "+isFree); left != 0 {
 		t.Errorf("%d deliveries are left to their lease", left)
 	}
 

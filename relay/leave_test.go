@@ -17,7 +17,7 @@ func TestLeavingGivesBackWhatIsStillClaimed(t *testing.T) {
 	conn, err := pgx.Connect(ctx, db.dsn)
 	must(t, err)
 	defer func() { _ = conn.Close(ctx) }()
-	instance, err := register(ctx, conn, "leaving", "")
+	instance, err := register(ctx, conn, "leaving", "", time.Hour)
 	must(t, err)
 	s := &store{pool: db.pool}
 	if n := db.exec(`UPDATE outbox_delivery SET claim = 1, claimed_by = CASE event_id WHEN 1 THEN $1::int + 1 ELSE $1 END,
@@ -28,7 +28,7 @@ func TestLeavingGivesBackWhatIsStillClaimed(t *testing.T) {
 	if !row[bool](db, `SELECT count(*) = 0 FROM outbox_relay`) {
 		t.Error("the relay is still registered")
 	}
-	if got := rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE claimed_by IS NULL AND lease_expires_at IS NULL AND rescues = 0 ORDER BY 1`); len(got) != 2 {
+	if got := rows[int64](db, `SELECT event_id FROM outbox_delivery d WHERE `+isFree+` ORDER BY 1`); len(got) != 2 {
 		t.Errorf("given back: %v, want the two that were its own", got)
 	}
 	// What was sent before is settled under its claim all the same.

@@ -16,7 +16,6 @@ type observer struct {
 	reasons  map[Reason]int  // settled
 	stale    int
 	rescued  []int32
-	returned int // deliveries that were rescued
 	idle     int
 	notices  []notice
 	failures map[string]int // failed statements, by operation
@@ -59,8 +58,8 @@ func (o *observer) hooks(next Hooks) Hooks {
 			o.note(func() { o.outcomes[outcome] += n; o.reasons[reason] += n })
 		},
 		StaleSettle: func(n int) { o.note(func() { o.stale += n }) },
-		Rescued: func(instance int32, n int) {
-			o.note(func() { o.rescued = append(o.rescued, instance); o.returned += n })
+		Rescued: func(instance int32) {
+			o.note(func() { o.rescued = append(o.rescued, instance) })
 		},
 		Idle: func() { o.note(func() { o.idle++ }) },
 		Notified: func(channel string, alert Alert, err error) {

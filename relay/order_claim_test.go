@@ -99,11 +99,12 @@ func TestFollowersOfACrashLoopAreSpared(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.keyed("k", 1, 10)
-	for range crashLoop {
+	for range aloneFrom {
 		s, instance := db.registered()
 		db.claimAll(s, instance, 10, 16)
-		db.exec(rescueClaims, instance)
+		db.exec(rescueRelay, instance)
 	}
+	db.exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 1`, crashLoop)
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL)))
 	r.settles(t, Fail, 1)

@@ -64,7 +64,8 @@ const (
 	ReasonInvalidEvent Reason = "invalid_event"  // the event cannot be expressed as a request
 	ReasonTooLarge     Reason = "too_large"      // the payload is above the destination's limit
 	ReasonEventMissing Reason = "event_missing"  // the row is gone from outbox
-	ReasonCrashLoop    Reason = "crash_loop"     // too many relays died while holding it
+	ReasonCrashLoop    Reason = "crash_loop"     // relays died of it, sent alone
+	ReasonSuspect      Reason = "suspect"        // relays died while holding it: it waits, or is sent alone
 	ReasonHorizon      Reason = "horizon_passed" // what was promised in X-Outbox-Not-After has ended
 	ReasonLease        Reason = "lease"          // too little of the lease was left
 	ReasonShutdown     Reason = "shutdown"       // the relay is stopping (also cuts off what is being sent)

@@ -90,8 +90,9 @@ var hotStatements = map[string]struct{ types, sql, args string }{
 		`1, ` + aRow + `, ARRAY[0], ARRAY['k'], ARRAY[now()]`,
 	},
 	"payload": {"bigint", selectPayload, `1`},
-	"rescue":  {"int", rescueClaims, `1`},
-	"leave":   {"int", giveBackClaims, `1`},
+	"rescue":  {"int", rescueRelay, `1`},
+	"leave":   {"int", deregisterRelay, `1`},
+	"void":    {"int, timestamptz", voidUnacknowledged, `1, NULL`},
 	"unpark":  {"bigint, bigint", releaseParked, `1000, 2000`},
 }
 
@@ -112,8 +113,9 @@ var wantedPlans = map[string][]string{
 	"unsettled": {aLookup},
 	"restore":   {aLookup, "Tid Scan on outbox_delivery d", "Index Cond: (id = s.event_id)"},
 	"payload":   {"Index Cond: (id = $1)"},
-	"rescue":    {"Index Scan using outbox_delivery_due", "Index Cond: (next_attempt_at <= now())", "Tid Scan on outbox_delivery"},
-	"leave":     {"Index Scan using outbox_delivery_due", "Index Cond: (next_attempt_at <= now())", "Tid Scan on outbox_delivery"},
+	"rescue":    {"Index Cond: (instance = $1)"},
+	"leave":     {"Index Cond: (instance = $1)"},
+	"void":      {"Index Cond: (instance = $1)"},
 	"unpark":    {"(event_id > $1) AND (event_id <= $2)"},
 }
 

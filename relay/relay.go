@@ -33,6 +33,7 @@ type Relay struct {
 	doubt   chan struct{} // the schema may have changed under this relay
 	senders sync.WaitGroup
 	lookout lookout
+	alone   solitude
 
 	settlements chan settlement
 	recent      recentSettlements
@@ -256,6 +257,12 @@ func (r *Relay) checkDatabase(ctx context.Context) error {
 			Msg("working through a connection pooler: events are found by polling, and the work of a relay that crashes waits for its lease; a direct connection in database.listen_url makes both instant")
 	}
 	return nil
+}
+
+// serverRestarted follows a session's return to a server that was restarted, or to another one, before this relay claims
+// again.
+func (r *Relay) serverRestarted() {
+	r.pool.Reset() // what was connected in between may have reached the server while it was stopping
 }
 
 // databaseError tells of a failed statement that will be repeated.

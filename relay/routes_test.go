@@ -182,7 +182,7 @@ func (f *fleet) sync(own *routing) {
 func (f *fleet) start(cfg Config) {
 	f.Helper()
 	conn := engineConn(f, f.database)
-	instance, err := register(f.Context(), conn, "r", "")
+	instance, err := register(f.Context(), conn, "r", "", time.Minute)
 	must(f, err)
 	r := &recordedRelay{conn: conn, instance: instance, routes: cfg.routeRows()}
 	f.sync(&routing{instance, []string{cfg.Destinations[0].Name}, r.routes})
@@ -222,7 +222,7 @@ func (f *fleet) rescueAll() {
 		}
 		// The server may not have noticed the end of the connection yet.
 		eventually(f, "the death of a relay", func() bool {
-			_, dead, err := rescue(f.Context(), rescuer.conn, r.instance)
+			dead, err := (&store{pool: rescuer.conn}).rescue(f.Context(), r.instance)
 			must(f, err)
 			return dead
 		})

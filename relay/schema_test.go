@@ -76,8 +76,7 @@ func TestNotificationsOfSchemas(t *testing.T) {
 	pgtest.Migrate(t, db.dsn, migrations.Outbox)
 	r := sessionOf(t, Config{Pool: settings(t, dsn), Schema: name, Destinations: []Destination{to("http://receiver.test/")}})
 	wakeUp(t, r)
-	instance, _ := r.session.current()
-	must(t, r.store.declareIdle(t.Context(), instance, true))
+	must(t, r.store.declareIdle(t.Context(), true))
 	for _, other := range []string{"schema", "public", "sweep schema", `sweep "Odd" schema`} {
 		db.exec(`SELECT pg_notify('outbox_wake', $1)`, other)
 	}
@@ -121,7 +120,7 @@ func TestRelayWithLeastPrivilege(t *testing.T) {
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', ('"' || repeat('x', 20000) || '"')::json, 'large')`)
 	db.insert(2, "key")
 	// A dead relay's claims, parked deliveries, and routes to change: everything a relay ever does.
-	db.exec(`INSERT INTO outbox_relay (name, version) VALUES ('dead', '')`)
+	db.exec(`INSERT INTO outbox_relay (name, version, lease) VALUES ('dead', '', '1 day')`)
 	db.exec(`UPDATE outbox_delivery SET claimed_by = (SELECT instance FROM outbox_relay), lease_expires_at = now() + interval '1 day' WHERE event_id = 1`)
 	db.exec(`DELETE FROM outbox_route; INSERT INTO outbox_route (pattern, destination) VALUES ('nothing', 'default')`)
 	db.insert(2, "parked")

@@ -19,6 +19,8 @@ type session struct {
 	relay      *Relay
 	lookParked time.Time
 
+	started time.Time // when the server of the last session did; zero: there was none
+
 	mu       sync.Mutex
 	instance int32
 	alive    bool
@@ -28,7 +30,7 @@ const (
 	beatInterval = time.Second
 	// idleBeatInterval is that of a relay with nothing to do, in a database that shall not notice it.
 	idleBeatInterval = 1500 * time.Millisecond
-	// heartbeatAge is how old a heartbeat may become before it is written again. Producers believe in one for 10 s.
+	// heartbeatAge is how old a heartbeat may become before it is written again.
 	heartbeatAge = 4 * time.Second
 	// afterReconnect is how long a relay that lost its connection believes that others did too, and are no more dead
 	// than itself.
@@ -54,8 +56,8 @@ func (s *session) set(instance int32, alive bool) {
 // claims and settles.
 func (s *session) run(ctx context.Context) {
 	failing := newBackoff()
-	// Whoever is away longer than afterReconnect is taken for dead by those who came back before.
-	failing.MaxInterval = beatInterval
+	// A relay that is away longer than afterReconnect is taken for dead by those that came back before.
+	failing.MaxInterval = beatInterval / 2
 	for ctx.Err() == nil {
 		connected, err := s.keep(ctx)
 		instance, _ := s.current()
@@ -67,6 +69,8 @@ func (s *session) run(ctx context.Context) {
 			return
 		}
 		s.relay.databaseError("session", err)
+		// What ended the session has mostly ended the other connections too. Each would cost its next statement a failure.
+		s.relay.pool.Reset()
 		select {
 		case <-time.After(failing.NextBackOff()):
 		case <-ctx.Done():
@@ -196,10 +200,11 @@ func (s *session) sessionConfig() *pgxpool.Config {
 func (s *session) enter(ctx context.Context, on *standing) error {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
+	var started time.Time
+	if err := on.QueryRow(ctx, selectServer).Scan(&on.schema, &started); err != nil {
+		return fmt.Errorf("read current schema: %w", err)
+	}
 	if on.conn != nil {
-		if err := on.conn.QueryRow(ctx, currentSchema).Scan(&on.schema); err != nil {
-			return fmt.Errorf("read current schema: %w", err)
-		}
 		if _, err := on.conn.Exec(ctx, listen); err != nil {
 			return fmt.Errorf("listen: %w", err)
 		}
@@ -212,6 +217,10 @@ func (s *session) enter(ctx context.Context, on *standing) error {
 		return err
 	}
 	s.relay.guard.admit(instance)
+	if before := s.started; !before.IsZero() && !before.Equal(started) {
+		s.relay.serverRestarted()
+	}
+	s.started = started
 	if err := s.relay.resettle(ctx, on, instance); err != nil {
 		return err
 	}
@@ -236,7 +245,7 @@ func (s *session) register(ctx context.Context, on *standing) (instance int32, r
 		}
 	}
 	if on.conn != nil {
-		instance, err = register(ctx, on.conn, cfg.Name, cfg.Version)
+		instance, err = register(ctx, on.conn, cfg.Name, cfg.Version, cfg.Lease)
 	} else {
 		instance, err = registerWithoutLock(ctx, on, cfg.Name, cfg.Version, cfg.Lease)
 	}
@@ -280,7 +289,7 @@ func (s *session) beat(stopping context.Context, on *standing, findDead bool) er
 	defer cancel()
 	// A beat that is cut off costs the connection, on which this relay has yet to deregister.
 	defer context.AfterFunc(stopping, func() { time.AfterFunc(leaveTimeout, cancel) })()
-	p := pulse{writeAfter: heartbeatAge, findDead: findDead}
+	p := pulse{writeAfter: heartbeatAge, findDead: findDead, armed: s.relay.store.idle.Load() && !s.relay.store.deaf}
 	p.instance, _ = s.current()
 	if on.conn == nil {
 		p.writeAfter = min(p.writeAfter, s.relay.cfg.Lease/5)
@@ -305,32 +314,33 @@ func (s *session) beat(stopping context.Context, on *standing, findDead bool) er
 		signal(s.relay.parked)
 	}
 	for _, other := range e.dead {
-		if err := s.rescue(ctx, on, other); err != nil {
-			return err
-		}
+		s.rescue(ctx, other)
 	}
 	return nil
 }
 
-// rescue gives back what a dead relay had claimed.
-func (s *session) rescue(ctx context.Context, on *standing, other int32) error {
-	deliveries, dead, err := rescue(ctx, on, other)
-	if err != nil || !dead {
-		return err
+// rescue takes over from a dead relay. If that fails, the next beat tries again: a session that ended of it would make
+// this relay look dead too.
+func (s *session) rescue(ctx context.Context, other int32) {
+	dead, err := s.relay.store.rescue(ctx, other)
+	if err != nil {
+		s.relay.databaseError("rescue", err)
 	}
-	if err := s.relay.store.recordRescue(ctx, other, deliveries); err != nil {
-		s.relay.databaseError("record rescue", err)
+	if !dead {
+		return
 	}
-	s.relay.cfg.Log.Warn().Int32("dead_instance", other).Int("deliveries", deliveries).Msg("rescued the claims of a dead relay")
+	s.relay.cfg.Log.Warn().Int32("dead_instance", other).Msg("rescued the claims of a dead relay")
 	if hook := s.relay.cfg.Hooks.Rescued; hook != nil {
-		hook(other, deliveries)
+		hook(other)
 	}
 	s.relay.wake.notify(true)
 	signal(s.relay.routes)
-	return nil
+	if err := s.relay.store.endSession(ctx, other); err != nil && !hasCode(err, lacksPrivilege) {
+		s.relay.databaseError("end session", err)
+	}
 }
 
-// leave removes this relay from the living: everything it had claimed is settled or given back.
+// leave deregisters this relay: everything it had claimed is settled or given back.
 func (s *session) leave(ctx context.Context, on *standing) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()

@@ -341,7 +341,7 @@ func (r *Relay) written(settlements []settlement, stale int) {
 // found by it; and what cannot be read, which would be claimed again and again.
 func (s *settlement) lookedFor() bool {
 	return s.outcome == Hold && !s.posted && !s.freesKey &&
-		s.reason != ReasonBreaker && s.reason != ReasonOrder && s.reason != ReasonDatabase
+		s.reason != ReasonBreaker && s.reason != ReasonOrder && s.reason != ReasonDatabase && s.reason != ReasonSuspect
 }
 
 // logAttempt writes one line for an attempt that did not deliver; those that did are too many.

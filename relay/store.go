@@ -33,6 +33,7 @@ type delivery struct {
 	fence         int64
 	attempts      int
 	rescues       int
+	lost          bool // a suspect's previous claim was not settled
 	nextAttemptAt pgtype.Timestamptz
 	payloadBytes  int
 	replay        bool

@@ -160,19 +160,3 @@ func (s *store) scheduleAlerts(ctx context.Context, channels []string, window ti
 
 // calm returns alertCalm, or the window if that is shorter.
 func calm(window time.Duration) time.Duration { return min(alertCalm, window) }
-
-const insertRescue = `
-WITH old AS (
-    DELETE FROM outbox_rescue WHERE at < now() - interval '24 hours'
-)
-INSERT INTO outbox_rescue (instance, deliveries) VALUES ($1, $2)`
-
-// recordRescue remembers that a relay was found dead, whoever finds the next.
-func (s *store) recordRescue(ctx context.Context, instance int32, deliveries int) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
-	defer cancel()
-	if _, err := s.pool.Exec(ctx, insertRescue, instance, deliveries); err != nil {
-		return fmt.Errorf("record rescue: %w", err)
-	}
-	return nil
-}

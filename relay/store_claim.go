@@ -111,7 +111,7 @@ WITH claimant AS MATERIALIZED (
           SELECT x.*, row_number() OVER w AS nth, count(*) FILTER (WHERE x.available AND x.ordering_key IS NULL) OVER w AS taken
           FROM (
             SELECT d.ctid AS place, d.event_id, d.next_attempt_at, d.ordering_key,
-                   d.lease_expires_at IS NULL OR d.lease_expires_at <= now() AS available
+                   ` + isFree + ` AS available
             FROM outbox_delivery d
             WHERE d.destination = lane.destination AND d.replay = scan.replay AND d.status = 'pending'
               AND (d.next_attempt_at, d.event_id) > (scan.after_at, scan.after_id)
@@ -147,11 +147,10 @@ WITH claimant AS MATERIALIZED (
         SELECT x.place, x.event_id, row_number() OVER w AS nth, coalesce(lag(x.event_id) OVER w, 0) AS before,
                bool_and(x.available) OVER w AND (row_number() OVER w = 1 OR bool_and(x.rescues < 3) OVER w) AS sendable
         FROM (
-            SELECT o.ctid AS place, o.event_id, o.rescues,
-                   o.next_attempt_at <= now() AND (o.lease_expires_at IS NULL OR o.lease_expires_at <= now()) AS available
-            FROM outbox_delivery o
-            WHERE o.destination = key.destination AND o.ordering_key = key.ordering_key AND o.status = 'pending' AND o.event_id > key.floor
-            ORDER BY o.event_id LIMIT key.run
+            SELECT d.ctid AS place, d.event_id, d.rescues, d.next_attempt_at <= now() AND ` + isFree + ` AS available
+            FROM outbox_delivery d
+            WHERE d.destination = key.destination AND d.ordering_key = key.ordering_key AND d.status = 'pending' AND d.event_id > key.floor
+            ORDER BY d.event_id LIMIT key.run
         ) x
         WINDOW w AS (ORDER BY x.event_id ROWS UNBOUNDED PRECEDING)
     ) r
@@ -165,37 +164,37 @@ WITH claimant AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT d.ctid AS place FROM outbox_delivery d
         WHERE d.ctid = c.place AND d.event_id = c.event_id AND d.status NOT IN ('delivered', 'failed', 'discarded')
-          AND d.next_attempt_at <= now() AND (d.lease_expires_at IS NULL OR d.lease_expires_at <= now())
+          AND d.next_attempt_at <= now() AND ` + isFree + `
         FOR UPDATE OF d SKIP LOCKED
     ) d
 ), claimed AS (
     UPDATE outbox_delivery d
     SET claim = greatest(d.claim + 1, (SELECT fence FROM claimant)), claimed_by = $1, lease_expires_at = now() + make_interval(secs => $19),
-        rescues = least(d.rescues + (d.claimed_by IS NOT NULL)::int, 32767), not_after = coalesce(d.not_after, l.promise)
+        rescues = ` + rescuesAfterClaim + `, not_after = coalesce(d.not_after, l.promise)
     FROM locked l WHERE d.ctid = l.place
     RETURNING d.event_id, d.destination, d.claim, d.attempts, d.rescues, d.next_attempt_at, d.payload_bytes, d.replay,
               d.not_after, d.not_after = l.promise AS promised, l.scan, l.before
 )
 SELECT 'delivery', c.scan, c.event_id, c.destination, c.claim, c.attempts, c.rescues, c.next_attempt_at, c.payload_bytes, c.replay,
-       c.not_after, c.promised, c.before,
+       c.not_after, c.promised, c.before, ` + wasLost + `,
        e.event_type, e.event_version, e.idempotency_key, e.ordering_key, e.related_reference,
        nullif(e.headers, '{}'), e.created_at, CASE WHEN c.payload_bytes <= $21 THEN e.payload END, now()
 FROM claimed c LEFT JOIN LATERAL (SELECT * FROM outbox WHERE id = c.event_id LIMIT 1) e ON true
 UNION ALL
-SELECT 'scan', scan, event_id, '', 0, 0, 0, next_attempt_at, 0, taken_next IS NOT NULL OR nth = free + $20, NULL, false, 0,
+SELECT 'scan', scan, event_id, '', 0, 0, 0, next_attempt_at, 0, taken_next IS NOT NULL OR nth = free + $20, NULL, false, 0, false,
        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, now()
 FROM seen WHERE taken <= free AND (taken_next > free) IS NOT FALSE
 UNION ALL
-SELECT 'key', scan, event_id, '', 0, 0, 0, now(), 0, false, NULL, false, 0, NULL, NULL, NULL, ordering_key, NULL, NULL, NULL, NULL, now()
+SELECT 'key', scan, event_id, '', 0, 0, 0, now(), 0, false, NULL, false, 0, false, NULL, NULL, NULL, ordering_key, NULL, NULL, NULL, NULL, now()
 FROM (SELECT scan, ordering_key, min(event_id) AS event_id FROM seen WHERE taken <= free AND available AND ordering_key IS NOT NULL GROUP BY 1, 2) k
 UNION ALL
-SELECT 'head', lane, begins, '', 0, 0, 0, now(), 0, false, NULL, false, 0, NULL, NULL, NULL, ordering_key, NULL, NULL, NULL, NULL, now()
+SELECT 'head', lane, begins, '', 0, 0, 0, now(), 0, false, NULL, false, 0, false, NULL, NULL, NULL, ordering_key, NULL, NULL, NULL, NULL, now()
 FROM run WHERE nth = 1 AND NOT sendable
 UNION ALL
-SELECT 'reordered', number, reordered_now, '', 0, 0, 0, now(), 0, false, NULL, false, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, now()
+SELECT 'reordered', number, reordered_now, '', 0, 0, 0, now(), 0, false, NULL, false, 0, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, now()
 FROM lane WHERE reordered_now <> reordered
 UNION ALL
-SELECT 'time', 0, 0, '', 0, 0, 0, now(), 0, false, NULL, false, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, now()`
+SELECT 'time', 0, 0, '', 0, 0, 0, now(), 0, false, NULL, false, 0, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, now()`
 
 // claim leases, for every request, at most the free deliveries of each scan that have no ordering key, and the next of each of
 // its keys with those that follow it. The deliveries are returned in the order in which they became due.
@@ -218,7 +217,7 @@ func (s *store) claim(ctx context.Context, instance int32, lease time.Duration, 
 		d := delivery{leaseEnds: begun.Add(lease)}
 		e := &d.event
 		if err := rows.Scan(&kind, &number, &d.eventID, &d.destination, &d.fence, &d.attempts, &d.rescues, &d.nextAttemptAt, &d.payloadBytes,
-			&d.replay, &notAfter, &d.promised, &d.after, &e.eventType, &e.version, &e.key, &e.orderingKey, &e.relatedReference, &e.headers,
+			&d.replay, &notAfter, &d.promised, &d.after, &d.lost, &e.eventType, &e.version, &e.key, &e.orderingKey, &e.relatedReference, &e.headers,
 			&e.createdAt, &e.payload, &result.at); err != nil {
 			return claimResult{}, fmt.Errorf("claim: %w", err)
 		}

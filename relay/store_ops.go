@@ -49,12 +49,12 @@ func compatibleSince(ctx context.Context, q querier) (version int64, err error) 
 const selectDestinationStatus = `
 WITH pending AS (
     SELECT destination, count(*) AS pending,
-           count(*) FILTER (WHERE next_attempt_at <= now() AND claimed_by IS NULL) AS due,
-           count(*) FILTER (WHERE claimed_by IS NOT NULL) AS in_flight,
+           count(*) FILTER (WHERE next_attempt_at <= now() AND ` + isFree + `) AS due,
+           count(*) FILTER (WHERE NOT ` + isFree + `) AS in_flight,
            count(*) FILTER (WHERE attempts > 0) AS retrying,
            count(*) FILTER (WHERE replay) AS replays,
            extract(epoch FROM now() - min(next_attempt_at) FILTER (WHERE next_attempt_at <= now()))::float8 AS lag
-    FROM outbox_delivery WHERE status = 'pending' GROUP BY destination
+    FROM outbox_delivery d WHERE status = 'pending' GROUP BY destination
 ), failed AS (
     SELECT destination, count(*) AS failed FROM outbox_delivery WHERE status = 'failed' GROUP BY destination
 ), blocked AS (
@@ -105,7 +105,8 @@ func destinationStatus(ctx context.Context, q querier) ([]DestinationStatus, int
 
 // What is claimed was due, and nothing but a settle makes it due later.
 const selectRelays = `
-SELECT r.instance, r.name, r.version, r.started_at, extract(epoch FROM now() - r.heartbeat_at)::float8, r.idle, r.session_lock,
+SELECT r.instance, r.name, r.version, r.started_at, extract(epoch FROM now() - r.heartbeat_at)::float8,
+       c.deliveries IS NULL, r.session_lock,
        coalesce(c.deliveries, 0), coalesce(r.quarantined, ''),
        ARRAY(SELECT s.destination FROM outbox_relay_destination s WHERE s.instance = r.instance ORDER BY s.destination)
 FROM outbox_relay r
@@ -114,8 +115,23 @@ LEFT JOIN (SELECT claimed_by, count(*) AS deliveries FROM outbox_delivery
            GROUP BY claimed_by) c ON c.claimed_by = r.instance
 ORDER BY r.instance`
 
+// relayStatus returns the registered relays with what each has in flight, for which it reads all that is due.
 func relayStatus(ctx context.Context, q querier) ([]RelayStatus, error) {
 	rows, err := q.Query(ctx, selectRelays)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[RelayStatus])
+}
+
+const selectLifeSigns = `
+SELECT instance, name, version, started_at, extract(epoch FROM now() - heartbeat_at)::float8, false, session_lock, 0::bigint,
+       coalesce(quarantined, ''), ARRAY[]::text[]
+FROM outbox_relay ORDER BY instance`
+
+// lifeSigns returns the registered relays without what they do.
+func lifeSigns(ctx context.Context, q querier) ([]RelayStatus, error) {
+	rows, err := q.Query(ctx, selectLifeSigns)
 	if err != nil {
 		return nil, err
 	}

@@ -32,7 +32,7 @@ type candidate struct {
 // is read: a chunk costs the same whatever the rest of the selection is.
 const candidates = `
 WITH candidate AS MATERIALIZED (
-    SELECT d.*, d.status = ANY ($1) AS right_status,
+    SELECT d.*, NOT ` + isFree + ` AS in_flight, d.status = ANY ($1) AS right_status,
            coalesce(d.destination BETWEEN $2 AND $3 AND ($4 = '' OR d.last_reason = $4)
                     AND ($5 = '' OR d.ordering_key = $5) AND d.event_id <= $10, false) AS eligible
     FROM outbox_delivery d
@@ -41,7 +41,7 @@ WITH candidate AS MATERIALIZED (
 const judgeCandidates = `
 )
 SELECT c.event_id, c.destination, c.status, c.claim, c.replay, c.next_attempt_at,
-       c.claimed_by IS NOT NULL AND c.lease_expires_at > now(),
+       c.in_flight,
        NOT c.right_status AND m.matched, c.right_status AND m.matched,
        coalesce($9::float8 > 0 AND e.created_at < now() - make_interval(secs => $9), false),
        e.created_at, coalesce(e.event_type, ''), coalesce(e.idempotency_key, '')
@@ -170,7 +170,7 @@ WITH found AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT d.ctid AS place FROM outbox_delivery d
         WHERE d.event_id = f.event_id AND d.destination = f.destination AND d.claim = f.claim AND d.status = f.status
-          AND (d.lease_expires_at IS NULL OR d.lease_expires_at <= now())
+          AND ` + isFree + `
         LIMIT 1
         FOR UPDATE SKIP LOCKED
     ) o
@@ -228,11 +228,13 @@ func changeDeliveries(ctx context.Context, pool *pgxpool.Pool, statement string,
 	return changed, nil
 }
 
+const requestSweep = `SELECT pg_notify('outbox_wake', 'sweep ' || current_schema())`
+
 // notifySweep makes relays look behind their positions.
 func notifySweep(ctx context.Context, pool *pgxpool.Pool) error {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	_, err := pool.Exec(ctx, sayGoodbye)
+	_, err := pool.Exec(ctx, requestSweep)
 	return err
 }
 

@@ -8,7 +8,7 @@ import (
 
 const selectWaits = `
 SELECT d.destination, extract(epoch FROM d.next_attempt_at - now())::float8, d.next_attempt_at, d.attempts,
-       CASE WHEN d.lease_expires_at > now() THEN d.claimed_by END, coalesce(r.name, ''),
+       CASE WHEN NOT ` + isFree + ` THEN d.claimed_by END, coalesce(r.name, ''),
        coalesce(extract(epoch FROM d.lease_expires_at - now()), 0)::float8,
        coalesce(p.paused, false), coalesce(p.paused_reason, ''), p.paused_at,
        coalesce(p.breaker, 'closed'), coalesce(extract(epoch FROM p.breaker_until - now()), 0)::float8, coalesce(p.breaker_error, ''),

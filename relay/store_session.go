@@ -89,9 +89,9 @@ INSERT INTO outbox_relay (name, version, session_lock, lease) VALUES ($1, $2, $3
 const lockInstance = `SELECT pg_advisory_lock('outbox_relay'::regclass::oid::int, $1)`
 
 // register enters a new relay and takes its lock, which the connection holds for as long as it lives.
-func register(ctx context.Context, conn *pgx.Conn, name, version string) (instance int32, err error) {
+func register(ctx context.Context, conn *pgx.Conn, name, version string, lease time.Duration) (instance int32, err error) {
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		if err := tx.QueryRow(ctx, insertRelay, name, version, true, 0).Scan(&instance); err != nil {
+		if err := tx.QueryRow(ctx, insertRelay, name, version, true, lease.Seconds()).Scan(&instance); err != nil {
 			return err
 		}
 		_, err := tx.Exec(ctx, lockInstance, instance)
@@ -137,29 +137,39 @@ func resumeWith(ctx context.Context, q querier, statement string, instance int32
 	return resumed, nil
 }
 
-// A relay with a session lock is dead when that is free; not so in the first seconds of a server, when no relay had time
-// to take its lock again. One without is dead when it has not been heard of for its own lease. The lock is tried for the
-// length of a transaction only, which is the same through a pooler. The CASE keeps the lock function away from this
-// relay's own row, whose lock it would take a second time.
+// isDead is true of a relay r whose lock is free, as when its process or its connection ended, or that was not heard of
+// for 15 seconds, as when it is frozen while the server still takes its connection for alive. Without a session lock, only
+// its heartbeat says that it lives. The lock is tried for the length of a transaction only, which is the same through a
+// pooler.
+const isDead = `CASE WHEN r.session_lock AND pg_try_advisory_xact_lock('outbox_relay'::regclass::oid::int, r.instance) THEN true
+           ELSE r.heartbeat_at < now() - CASE WHEN r.session_lock THEN interval '15 seconds' ELSE r.lease END END`
+
+// No relay is dead in the first seconds of a server, when none had time to take its lock again, nor while this relay's own
+// heartbeat is old: then the database stood still, and kept the others from writing theirs. The CASE keeps the lock function
+// away from this relay's own row, whose lock it would take a second time.
 //
-// The heartbeat is not written at every beat: no version of a row can be removed while some session keeps an old snapshot,
-// and producers read all of them. What must be known sooner says the lock.
+// The heartbeat is not written at every beat: no version of a row can be removed while some session keeps an old snapshot.
+// The lock reports most deaths sooner. While this relay is idle, a beat also keeps producers notifying.
 const beat = `
 WITH written AS (
     UPDATE outbox_relay SET heartbeat_at = now() WHERE instance = $1 AND heartbeat_at <= now() - make_interval(secs => $2)
 )
 SELECT 'self', instance, '', false, '', 0::float8, 0, 0 FROM outbox_relay WHERE instance = $1
 UNION ALL
-SELECT 'dead', instance, '', false, '', 0, 0, 0 FROM outbox_relay
-WHERE CASE WHEN instance = $1 OR NOT $3 OR pg_postmaster_start_time() > now() - interval '3 seconds' THEN false
-           WHEN session_lock THEN pg_try_advisory_xact_lock('outbox_relay'::regclass::oid::int, instance)
-           ELSE heartbeat_at < now() - lease END
+SELECT 'dead', instance, '', false, '', 0, 0, 0 FROM outbox_relay r
+WHERE CASE WHEN instance = $1 OR NOT $3 OR pg_postmaster_start_time() > now() - interval '3 seconds'
+                OR EXISTS (SELECT FROM outbox_relay WHERE instance = $1 AND heartbeat_at < now() - interval '10 seconds') THEN false
+           ELSE ` + isDead + ` END
 UNION ALL
 SELECT 'destination', 0, destination, paused, breaker, coalesce(extract(epoch FROM breaker_until - now()), 0)::float8,
        coalesce(breaker_owner, 0), breaker_failures
 FROM outbox_destination WHERE paused OR breaker <> 'closed' OR breaker_failures > 0
 UNION ALL
 SELECT 'alert', 0, '', false, '', 0, 0, 0 WHERE ` + alertsDue + `
+UNION ALL
+SELECT 'armed', 0, '', false, '', 0, 0, 0
+WHERE CASE WHEN $5 AND (SELECT last_value FROM outbox_armed) < extract(epoch FROM now() + interval '6 seconds') * 1000
+           THEN ` + armUntil + ` > 0 ELSE false END
 UNION ALL
 SELECT 'parked', 0, '', false, '', 0, 0, 0
 WHERE $4 AND EXISTS (SELECT FROM outbox_destination WHERE parked_after IS NOT NULL)`
@@ -170,6 +180,7 @@ type pulse struct {
 	writeAfter time.Duration // how old the heartbeat may become before it is written again
 	findDead   bool
 	findParked bool
+	armed      bool // go on making producers notify
 }
 
 // echo is what a beat finds out.
@@ -183,7 +194,7 @@ type echo struct {
 
 // heartbeat says that this relay lives, and finds out what it has to do beside claiming.
 func heartbeat(ctx context.Context, q querier, p pulse) (e echo, err error) {
-	rows, err := q.Query(ctx, beat, p.instance, p.writeAfter.Seconds(), p.findDead, p.findParked)
+	rows, err := q.Query(ctx, beat, p.instance, p.writeAfter.Seconds(), p.findDead, p.findParked, p.armed)
 	if err != nil {
 		return echo{}, fmt.Errorf("beat: %w", err)
 	}
@@ -216,89 +227,21 @@ func heartbeat(ctx context.Context, q querier, p pulse) (e echo, err error) {
 	return e, nil
 }
 
-// The destinations that a relay was trying alone, the others may try at once.
-const endTrials = `
-WITH trials AS (
-    UPDATE outbox_destination SET breaker = 'open', breaker_owner = NULL, breaker_until = now() WHERE breaker_owner = $1
-)`
+// armUntil makes producers notify for the next 10 s: one that died armed must not cost them for longer.
+const armUntil = `setval('outbox_armed', (extract(epoch FROM clock_timestamp()) * 1000)::bigint + 10000)`
 
-// Rows that somebody has locked are left to their lease. No index names the owner, because the claim would have to
-// maintain it; this walks the due part of the hot index once per death.
-const rescueClaims = endTrials + `
-UPDATE outbox_delivery SET claimed_by = NULL, lease_expires_at = NULL, rescues = least(rescues + 1, 32767)
-WHERE ctid = ANY (ARRAY (
-    SELECT ctid FROM outbox_delivery
-    WHERE status = 'pending' AND next_attempt_at <= now() AND claimed_by = $1
-    FOR UPDATE SKIP LOCKED))`
+const arm = `SELECT CASE WHEN $1 THEN ` + armUntil + ` ELSE setval('outbox_armed', 0) END`
 
-const deleteRelay = `DELETE FROM outbox_relay WHERE instance = $1`
-
-// Looks again: since the beat another relay may have been faster, or this one may have come back.
-const deleteDeadRelay = `
-DELETE FROM outbox_relay
-WHERE instance = $1 AND CASE WHEN session_lock THEN pg_try_advisory_xact_lock('outbox_relay'::regclass::oid::int, instance)
-                             ELSE heartbeat_at < now() - lease END`
-
-// rescue gives back what a dead relay had claimed and removes it from the living. dead is false if there is nothing to
-// rescue after all.
-func rescue(ctx context.Context, q interface {
-	Begin(ctx context.Context) (pgx.Tx, error)
-}, instance int32,
-) (deliveries int, dead bool, err error) {
-	err = pgx.BeginFunc(ctx, q, func(tx pgx.Tx) error {
-		// First, since it waits for a claim that the dead relay's backend may still be executing.
-		tag, err := tx.Exec(ctx, deleteDeadRelay, instance)
-		if dead = tag.RowsAffected() > 0; err != nil || !dead {
-			return err
-		}
-		tag, err = tx.Exec(ctx, rescueClaims, instance)
-		deliveries = int(tag.RowsAffected())
-		return err
-	})
-	if err != nil {
-		return 0, false, fmt.Errorf("rescue claims of relay %d: %w", instance, err)
-	}
-	return deliveries, dead, nil
-}
-
-// The others look at once for what this relay gives back, instead of at their next sweep.
-const sayGoodbye = `SELECT pg_notify('outbox_wake', 'sweep ' || current_schema())`
-
-// What a relay that leaves did not know to be its own, or could not write: claims whose acknowledgement was lost, and
-// outcomes that the database did not take. It did not die of them, so they are no rescues.
-const giveBackClaims = endTrials + `
-UPDATE outbox_delivery SET claimed_by = NULL, lease_expires_at = NULL
-WHERE ctid = ANY (ARRAY (
-    SELECT ctid FROM outbox_delivery
-    WHERE status = 'pending' AND next_attempt_at <= now() AND claimed_by = $1
-    FOR UPDATE SKIP LOCKED))`
-
-// deregister removes a relay that leaves, and gives back what is still claimed in its name.
-func deregister(ctx context.Context, conn executor, instance int32) error {
-	// First, as in rescue: a claim that was cut off may still be running.
-	if _, err := conn.Exec(ctx, deleteRelay, instance); err != nil {
-		return fmt.Errorf("deregister relay: %w", err)
-	}
-	if _, err := conn.Exec(ctx, giveBackClaims, instance); err != nil {
-		return fmt.Errorf("give back claims: %w", err)
-	}
-	if _, err := conn.Exec(ctx, sayGoodbye); err != nil {
-		return fmt.Errorf("deregister relay: %w", err)
-	}
-	return nil
-}
-
-const setIdle = `UPDATE outbox_relay SET idle = $2 WHERE instance = $1`
-
-// declareIdle tells producers whether this relay wants to be notified. One that hears nothing does not tell them.
-func (s *store) declareIdle(ctx context.Context, instance int32, idle bool) error {
+// declareIdle makes producers notify, or stops them. Another relay that is still idle makes them notify again at its next
+// beat. A relay that hears nothing does neither.
+func (s *store) declareIdle(ctx context.Context, idle bool) error {
 	s.idle.Store(idle)
 	if s.deaf {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, setIdle, instance, idle); err != nil {
+	if _, err := s.pool.Exec(ctx, arm, idle); err != nil {
 		return fmt.Errorf("declare idle: %w", err)
 	}
 	return nil
@@ -306,7 +249,7 @@ func (s *store) declareIdle(ctx context.Context, instance int32, idle bool) erro
 
 const listen = `LISTEN outbox_wake`
 
-const currentSchema = `SELECT current_schema()`
+const selectServer = `SELECT current_schema(), pg_postmaster_start_time()`
 
 // The server's start tells clusters apart of which one is a copy of the other.
 const selectWhereabouts = `

@@ -149,8 +149,8 @@ WITH watched AS (
         'dead', (SELECT jsonb_object_agg(t, pg_stat_get_dead_tuples(t::regclass)) FROM unnest(` + watchedTables + `) t),
         'lock_waits', (` + watchLockWaits + `),
         'unserved', (SELECT jsonb_agg(u) FROM (` + selectUnserved + `) u),
-        'rescues', (SELECT jsonb_build_object('relays', count(*), 'deliveries', coalesce(sum(deliveries), 0))
-                    FROM (SELECT deliveries FROM outbox_rescue WHERE at > now() - make_interval(secs => $3) LIMIT 1001) r),
+        'rescues', (SELECT jsonb_build_object('relays', count(*))
+                    FROM (SELECT FROM outbox_rescue WHERE at > now() - make_interval(secs => $3) LIMIT 1001) r),
         'alerts', (SELECT jsonb_agg(jsonb_build_object('rule', a.rule, 'subject', a.subject, 'failed', a.rule = 'failed' AND EXISTS (
                        SELECT FROM outbox_delivery f WHERE f.destination = a.subject AND f.status = 'failed'),
                        'left', CASE a.rule

@@ -256,8 +256,7 @@ type sample struct {
 	Dead      map[string]int64 `json:"dead"`
 	LockWaits int              `json:"lock_waits"`
 	Rescues   struct {
-		Relays     int   `json:"relays"`
-		Deliveries int64 `json:"deliveries"`
+		Relays int `json:"relays"`
 	} `json:"rescues"`
 	Alerts []alertSample `json:"alerts"`
 	// Unserved are destinations with pending deliveries that no registered relay serves.
@@ -404,8 +403,8 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 	}
 	storm := subject{RuleRescueStorm, s.Database}
 	if dead := s.Rescues.Relays; dead >= rescueStorm {
-		hold = append(hold, condition{storm, int64(dead), fmt.Sprintf("%d of them were found dead within %s, holding %s",
-			dead, span(limits.Window), Plural(s.Rescues.Deliveries, "delivery", "deliveries")), 0})
+		hold = append(hold, condition{storm, int64(dead), fmt.Sprintf("%d of them were found dead within %s",
+			dead, span(limits.Window)), 0})
 	} else if dead > 0 {
 		undecided[storm] = true
 	}

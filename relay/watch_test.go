@@ -57,7 +57,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at)
 		SELECT 't', '{}', 'ordered-' || i, 'k', now() + interval '1 h' FROM generate_series(1, 2) i`)
 	db.exec(`UPDATE outbox_delivery SET status = 'failed' WHERE event_id = (SELECT id FROM outbox WHERE idempotency_key = 'ordered-1')`)
-	db.exec(`INSERT INTO outbox_rescue (instance, deliveries) VALUES (1, 10), (2, 0), (3, 5)`)
+	db.exec(`INSERT INTO outbox_rescue (instance) VALUES (1), (2), (3)`)
 	lost := db.load(1, "lost")
 	for _, rule := range []string{RuleBreakerOpen, RuleQuarantined} { // by whoever sees it
 		db.exec(`INSERT INTO outbox_alert (rule, subject, detail) VALUES ($1, 'default', 'd')`, rule)

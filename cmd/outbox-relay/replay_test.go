@@ -285,7 +285,7 @@ func TestRoutesAndRelays(t *testing.T) {
 	execute(t, db, "INSERT INTO outbox_relay (name, version, session_lock) VALUES ('r1', 'v1', false)")
 	execute(t, db, "INSERT INTO outbox_relay_destination VALUES (1, 'logistics'), (1, 'analytics')")
 	execute(t, db, "INSERT INTO outbox_relay_route VALUES (1, 'paid.*', 'logistics')")
-	if r := command(env, "relays"); r.code != 0 || !strings.Contains(r.stdout, "\nr1    1         v1       busy") || !strings.Contains(r.stdout, "heartbeat") ||
+	if r := command(env, "relays"); r.code != 0 || !strings.Contains(r.stdout, "\nr1    1         v1       idle") || !strings.Contains(r.stdout, "heartbeat") ||
 		!strings.HasSuffix(r.stdout, "  analytics, logistics\n") {
 		t.Errorf("%+v", r)
 	}

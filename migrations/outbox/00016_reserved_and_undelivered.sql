@@ -60,6 +60,11 @@ BEGIN
     LEFT JOIN outbox_route r ON e.event_type LIKE r.like_pattern
     ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS deliveries = ROW_COUNT;
+    -- They are behind later events of their ordering keys that are settled.
+    INSERT INTO outbox_destination AS t (destination, reordered)
+    SELECT DISTINCT d.destination, 1::bigint FROM outbox_delivery d
+    WHERE d.event_id = ANY (missing) AND d.ordering_key IS NOT NULL AND d.destination <> '' ORDER BY 1
+    ON CONFLICT (destination) DO UPDATE SET reordered = t.reordered + 1;
 END
 $$;
 -- +goose StatementEnd

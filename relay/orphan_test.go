@@ -1,0 +1,92 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// The answers to claims are lost, again and again, and the session resumes. What those claims took is sent at once
+// instead of when its lease ends, and what was claimed before keeps its claim.
+func TestClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	l := newLink(t, db.dsn)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) {
+		if r.key == "held-1" {
+			g.pass(r)
+		}
+	})
+	cfg := db.config(to(rc.URL))
+	cfg.Pool, cfg.Lease = settings(t, l.dsn), time.Hour
+	cfg.Destinations[0].Timeout = patience
+	r := start(t, cfg)
+	db.insert(1, "held")
+	<-g.arrived
+	for round := 1; round <= 3; round++ {
+		held := l.holdFrom(claimDue)
+		db.insert(10, fmt.Sprint("round-", round))
+		within(t, "a claim", held)
+		becomes(db, 11, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
+		l.cut()
+		l.pass()
+		r.settles(t, Delivered, 10*round)
+	}
+	g.open()
+	r.settles(t, Delivered, 31)
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 AND rescues = 0`); n != 31 || rc.total() != 31 {
+		t.Errorf("%d of 31 were sent once, with %d requests", n, rc.total())
+	}
+}
+
+// A claim that the database still executes when its connection is lost is waited for.
+func TestGiveBackWaitsForARunningClaim(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(1, "key")
+	s, instance := db.registered()
+	claiming, err := db.pool.Begin(t.Context())
+	must(t, err)
+	_, err = claiming.Exec(t.Context(), `SELECT FROM outbox_relay WHERE instance = $1 FOR KEY SHARE`, instance)
+	must(t, err)
+	given := make(chan error, 1)
+	go func() { given <- s.giveBackUnacknowledged(t.Context(), instance, time.Time{}) }()
+	becomes(db, 1, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`)
+	_, err = claiming.Exec(t.Context(), `UPDATE outbox_delivery SET claimed_by = $1, lease_expires_at = clock_timestamp() + interval '60 seconds'`, instance)
+	must(t, err)
+	must(t, claiming.Commit(t.Context()))
+	must(t, <-given)
+	requests := []claimRequest{{destination: "default", scans: []scan{{free: 10}}}}
+	first, err := s.claim(t.Context(), instance, time.Minute, requests)
+	if err != nil || len(first.deliveries) != 1 {
+		t.Fatalf("%d claimed, %v", len(first.deliveries), err)
+	}
+	// The new claim stands, also when a later one is lost.
+	must(t, s.giveBackUnacknowledged(t.Context(), instance, first.at.Add(time.Minute)))
+	if again, err := s.claim(t.Context(), instance, time.Minute, requests); err != nil || len(again.deliveries) != 0 {
+		t.Errorf("%d claimed again, %v", len(again.deliveries), err)
+	}
+}
+
+func TestOutcomeUnknown(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		err  error
+		want bool
+	}{
+		"refused":    {&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "55P03"}, false},
+		"terminated": {&pgconn.PgError{SeverityUnlocalized: "FATAL", Code: "57P01"}, true},
+		"cut off":    {fmt.Errorf("claim: %w", errors.New("unexpected EOF")), true},
+		"timed out":  {context.DeadlineExceeded, true},
+	} {
+		if got := outcomeUnknown(c.err); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}

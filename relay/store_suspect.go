@@ -1,0 +1,36 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+const postponeSuspect = `
+UPDATE outbox_delivery
+SET next_attempt_at = now() + make_interval(secs => $4), claimed_by = NULL, lease_expires_at = NULL
+WHERE event_id = $1 AND destination = $2 AND claim = $3 AND status NOT IN ('delivered', 'failed', 'discarded')`
+
+// postpone gives a claim back, to be made again after the given time.
+func (s *store) postpone(ctx context.Context, d *delivery, wait time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	if _, err := s.pool.Exec(ctx, postponeSuspect, d.eventID, d.destination, d.fence, wait.Seconds()); err != nil {
+		return fmt.Errorf("postpone suspect: %w", err)
+	}
+	return nil
+}
+
+const countSuspect = `
+UPDATE outbox_delivery SET rescues = least(rescues + 1, 32767)
+WHERE event_id = $1 AND destination = $2 AND claim = $3 AND status NOT IN ('delivered', 'failed', 'discarded')`
+
+// countAlone counts a request that is about to be sent alone. A settle sets the count back.
+func (s *store) countAlone(ctx context.Context, d *delivery) error {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	if _, err := s.pool.Exec(ctx, countSuspect, d.eventID, d.destination, d.fence); err != nil {
+		return fmt.Errorf("count suspect: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,130 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// A claim holds until its lease ends or until a row of outbox_void ends it earlier. So a rescue writes one row, whatever
+// the dead relay had claimed and however much is pending, and nothing is left to finish if the rescuer dies too.
+//
+// outbox_void names the claims that have ended. The opposite, the relays whose claims hold, would be wrong: a statement
+// does not see a relay that registered after its snapshot, but it does see that relay's claim on a row that it locks.
+
+// isVoid is true of a delivery d whose claim has ended before its lease. The array is mostly empty, and is read once a
+// statement, when the first leased row is met.
+const isVoid = `(d.claimed_by = ANY (ARRAY (SELECT v.instance FROM outbox_void v)) AND EXISTS (
+    SELECT FROM outbox_void v
+    WHERE v.instance = d.claimed_by AND d.lease_expires_at > v.after AND d.lease_expires_at <= v.until))`
+
+// isFree is true of a pending delivery d that no relay has in flight.
+const isFree = `(d.lease_expires_at IS NULL OR d.lease_expires_at <= now() OR ` + isVoid + `)`
+
+// rescuesAfterClaim counts the claim that this claim of d replaces, if a relay died with it or let its lease end. Above
+// aloneFrom only requests that were sent alone count.
+const rescuesAfterClaim = `
+    CASE WHEN d.claimed_by IS NULL OR EXISTS (
+             SELECT FROM outbox_void v
+             WHERE v.instance = d.claimed_by AND NOT v.died AND d.lease_expires_at > v.after AND d.lease_expires_at <= v.until)
+         THEN d.rescues ELSE greatest(d.rescues, least(d.rescues + 1, 6)) END`
+
+// wasLost is true of a suspect c whose previous claim was not settled. A data-modifying statement still sees the row as
+// it was before.
+const wasLost = `
+    CASE WHEN c.rescues >= 3 THEN coalesce((
+        SELECT o.claimed_by IS NOT NULL FROM outbox_delivery o
+        WHERE o.event_id = c.event_id AND o.destination = c.destination LIMIT 1), false) ELSE false END`
+
+// What ends with the relays in gone. Trials whose row somebody has locked end at breaker_until.
+const endWithRelay = `, trials AS (
+    UPDATE outbox_destination SET breaker = 'open', breaker_owner = NULL, breaker_until = now()
+    WHERE ctid = ANY (ARRAY (
+        SELECT ctid FROM outbox_destination WHERE breaker_owner IN (SELECT instance FROM gone)
+        FOR NO KEY UPDATE SKIP LOCKED))
+), expired AS (
+    DELETE FROM outbox_void WHERE until < now()
+), forgotten AS (
+    DELETE FROM outbox_rescue WHERE at < now() - interval '24 hours'
+)`
+
+// The row is deleted first, which waits for a claim that the dead relay's backend still runs: that claim has committed
+// when the clock is read.
+const rescueRelay = `
+WITH gone AS (
+    DELETE FROM outbox_relay r WHERE instance = $1 AND ` + isDead + ` RETURNING instance, lease
+)` + endWithRelay + `, remembered AS (
+    INSERT INTO outbox_rescue (instance) SELECT instance FROM gone
+)
+INSERT INTO outbox_void (instance, after, until, died) SELECT instance, '-infinity', clock_timestamp() + lease, true FROM gone`
+
+// rescue removes a dead relay and ends its claims and trials. It returns false if another relay was faster, or the relay
+// lives after all.
+func (s *store) rescue(ctx context.Context, instance int32) (dead bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	tag, err := s.pool.Exec(ctx, rescueRelay, instance)
+	if err != nil {
+		return false, fmt.Errorf("rescue claims of relay %d: %w", instance, err)
+	}
+	return tag.RowsAffected() > 0, nil
+}
+
+// What a relay that leaves did not know to be its own, or could not write, does not count as a rescue. The others look for
+// it at once, instead of at their next sweep.
+const deregisterRelay = `
+WITH gone AS (
+    DELETE FROM outbox_relay WHERE instance = $1 RETURNING instance, lease
+)` + endWithRelay + `, void AS (
+    INSERT INTO outbox_void (instance, after, until, died) SELECT instance, '-infinity', clock_timestamp() + lease, false FROM gone
+)
+SELECT pg_notify('outbox_wake', 'sweep ' || current_schema())`
+
+// deregister removes a relay that leaves, and ends what is still claimed in its name.
+func deregister(ctx context.Context, h handle, instance int32) error {
+	if _, err := h.Exec(ctx, deregisterRelay, instance); err != nil {
+		return fmt.Errorf("deregister relay: %w", err)
+	}
+	return nil
+}
+
+// A claim locks its relay's row until it has committed, so that this waits for one whose connection was lost. A claim of
+// later ends its lease later than the clock shows here.
+const voidUnacknowledged = `
+WITH claimant AS MATERIALIZED (
+    SELECT instance, lease FROM outbox_relay WHERE instance = $1 FOR UPDATE
+)
+INSERT INTO outbox_void (instance, after, until, died)
+SELECT instance, coalesce($2::timestamptz, '-infinity'), clock_timestamp() + lease, false FROM claimant`
+
+// giveBackUnacknowledged ends the claims of a relay whose lease ends after the given time of the database; zero: all.
+func (s *store) giveBackUnacknowledged(ctx context.Context, instance int32, after time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	var from *time.Time
+	if !after.IsZero() {
+		from = &after
+	}
+	if _, err := s.pool.Exec(ctx, voidUnacknowledged, instance, from); err != nil {
+		return fmt.Errorf("give back claims that were not acknowledged: %w", err)
+	}
+	return nil
+}
+
+// Only a server that lets this role do so ends it.
+const endSession = `
+SELECT count(pg_terminate_backend(l.pid)) FROM pg_locks l
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
+  AND l.classid = 'outbox_relay'::regclass AND l.objid = $1::int::oid
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())`
+
+// endSession cuts off the session of a relay that was taken for dead while it holds its lock: a frozen process reads no
+// notifications, and what it does not read fills the server's queue, which would make producers fail in the end.
+func (s *store) endSession(ctx context.Context, instance int32) error {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	if _, err := s.pool.Exec(ctx, endSession, instance); err != nil {
+		return fmt.Errorf("end session of relay %d: %w", instance, err)
+	}
+	return nil
+}

@@ -1,0 +1,100 @@
+package relay
+
+import (
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// Relays die one after the other, of something else, while they hold the same deliveries. None of these is failed.
+func TestDyingRelaysConvictNoDelivery(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(20, "key")
+	for range 30 {
+		s, instance := db.registered()
+		result, err := s.claim(t.Context(), instance, time.Minute, []claimRequest{{destination: "default", promise: DefaultPromise, scans: []scan{{free: 20}}}})
+		must(t, err)
+		if len(result.deliveries) != 20 {
+			t.Fatalf("%d claimed", len(result.deliveries))
+		}
+		db.exec(rescueRelay, instance)
+	}
+	rc := newReceiver(t, nil)
+	r := start(t, db.config(to(rc.URL)))
+	r.await(t, "suspects that wait", func(o *observer) bool { return o.reasons[ReasonSuspect] >= 20 })
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 0 AND next_attempt_at > now()`); n != 20 {
+		t.Errorf("%d wait for their next claim", n)
+	}
+	eventually(t, "their delivery", func() bool {
+		db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() WHERE status = 'pending' AND claimed_by IS NULL`)
+		r.wake.notify(true)
+		return row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND rescues = 0 AND attempts = 1`) == 20
+	})
+}
+
+// A suspect is sent with nothing beside it, and what was sent so is known if the relay dies of it.
+func TestSuspectIsSentAlone(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	g := newGate(t)
+	counts := make(chan int, 1)
+	var atOnce atomic.Int32
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) {
+		n := atOnce.Add(1)
+		defer atOnce.Add(-1)
+		if r.key == "suspect-1" {
+			if n != 1 {
+				t.Errorf("sent as one of %d", n)
+			}
+			counts <- row[int](db, `SELECT rescues FROM outbox_delivery WHERE rescues > 0`)
+			return
+		}
+		g.pass(r)
+	})
+	r := start(t, db.config(to(rc.URL)))
+	db.insert(5, "other")
+	for range 5 {
+		<-g.arrived
+	}
+	db.exec(`BEGIN; INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'suspect-1');
+		UPDATE outbox_delivery SET rescues = 6 WHERE event_id = (SELECT id FROM outbox WHERE idempotency_key = 'suspect-1'); COMMIT`)
+	becomes(db, 6, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
+	db.insert(20, "later") // behind the suspect
+	becomes(db, 26, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
+	g.open()
+	if n := <-counts; n != 7 {
+		t.Errorf("%d deaths would be known, want 7", n)
+	}
+	r.settles(t, Delivered, 26)
+}
+
+func TestSuspectsWaitLonger(t *testing.T) {
+	t.Parallel()
+	for rescues, want := range map[int]time.Duration{
+		suspectFrom: time.Second, suspectFrom + 1: 2 * time.Second, crashLoop - 1: 128 * time.Second, 32767: 10 * time.Minute,
+	} {
+		if got := suspectWait(rescues); got != want {
+			t.Errorf("after %d: %s, want %s", rescues, got, want)
+		}
+	}
+}
+
+// Requests that are sent alone, while all others wait, take a tenth of a relay's time at the most.
+func TestSolitudeIsRare(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	var s solitude
+	if s.reserve(now) != 0 || s.reserve(now) == 0 {
+		t.Fatal("not exactly one at a time")
+	}
+	now = now.Add(2 * time.Second)
+	s.end(now)
+	if wait := s.reserve(now); wait != 18*time.Second {
+		t.Errorf("the next in %s", wait)
+	}
+	if wait := s.reserve(now.Add(18 * time.Second)); wait != 0 {
+		t.Errorf("then in %s", wait)
+	}
+}
