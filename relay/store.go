@@ -34,6 +34,7 @@ type delivery struct {
 	attempts      int
 	rescues       int
 	lost          bool // a suspect's previous claim was not settled
+	alone         bool // a suspect is being sent with nothing beside it
 	nextAttemptAt pgtype.Timestamptz
 	payloadBytes  int
 	replay        bool

@@ -18,6 +18,9 @@ const (
 	crashLoop = aloneFrom + 5
 	// aloneShare bounds how much of its time a relay spends on requests sent alone, while all others wait.
 	aloneShare = 10
+	// aloneEnough is how many requests sent alone a relay must survive before it sends further suspects beside others. After
+	// a series of deaths from another cause there may be hundreds. One that does kill it meets the next relay as a suspect.
+	aloneEnough = 3
 )
 
 // suspectWait returns how long a suspect that was lost again waits before its next claim.
@@ -33,6 +36,14 @@ type solitude struct {
 	busy  bool
 	begun time.Time
 	next  time.Time // when the next suspect may be sent alone
+	ended int       // requests sent alone that the relay survived
+}
+
+// over reports whether suspects need not be sent alone any more.
+func (s *solitude) over() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ended >= aloneEnough
 }
 
 // reserve returns how long the next suspect must wait for its turn to be sent alone; 0: it has it, until end.
@@ -54,6 +65,7 @@ func (s *solitude) end(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.busy, s.next = false, now.Add((aloneShare-1)*now.Sub(s.begun))
+	s.ended++
 }
 
 // enter waits until a delivery may be sent: a suspect with no other POST beside it, any other with no such suspect. It
@@ -66,7 +78,7 @@ func (r *Relay) enter(d *delivery) (leave func(), instead *verdict) {
 	case d.lost:
 		wait := suspectWait(d.rescues)
 		return nil, r.postpone(d, wait+rand.N(wait)) // not together with those that were lost with it
-	case d.rescues < aloneFrom:
+	case d.rescues < aloneFrom || r.alone.over():
 		r.alone.posts.RLock()
 		return r.alone.posts.RUnlock, nil
 	}
@@ -74,6 +86,7 @@ func (r *Relay) enter(d *delivery) (leave func(), instead *verdict) {
 		return nil, r.postpone(d, wait+rand.N(max(aloneShare*wait, time.Second)))
 	}
 	r.alone.posts.Lock()
+	d.alone = true
 	return func() {
 		r.alone.posts.Unlock()
 		r.alone.end(time.Now())
@@ -82,7 +95,7 @@ func (r *Relay) enter(d *delivery) (leave func(), instead *verdict) {
 
 // accuse counts a suspect that is about to be sent alone. If the relay dies of it, nothing can be written afterwards.
 func (r *Relay) accuse(d *delivery) error {
-	if d.rescues < aloneFrom {
+	if !d.alone {
 		return nil
 	}
 	return r.store.countAlone(r.settling, d)

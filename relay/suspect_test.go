@@ -94,7 +94,15 @@ func TestSolitudeIsRare(t *testing.T) {
 	if wait := s.reserve(now); wait != 18*time.Second {
 		t.Errorf("the next in %s", wait)
 	}
-	if wait := s.reserve(now.Add(18 * time.Second)); wait != 0 {
-		t.Errorf("then in %s", wait)
+	for range aloneEnough - 1 {
+		now = now.Add(18 * time.Second)
+		if wait := s.reserve(now); wait != 0 || s.over() {
+			t.Errorf("then in %s, over %t", wait, s.over())
+		}
+		now = now.Add(2 * time.Second)
+		s.end(now)
+	}
+	if !s.over() {
+		t.Error("a relay that survived them goes on sending suspects alone")
 	}
 }

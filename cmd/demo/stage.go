@@ -119,7 +119,7 @@ BEGIN
     RETURN NULL;
 END $$;
 CREATE TRIGGER demo_note_lost_claim AFTER UPDATE ON outbox_delivery
-    FOR EACH ROW WHEN (NEW.rescues > OLD.rescues) EXECUTE FUNCTION demo_note_lost_claim();`
+    FOR EACH ROW WHEN (NEW.claim > OLD.claim AND OLD.claimed_by IS NOT NULL) EXECUTE FUNCTION demo_note_lost_claim();`
 
 const logisticsTables = `
 CREATE TABLE shipments (

@@ -42,13 +42,14 @@ func (s *stage) holding(ctx context.Context, life string) (n int, err error) {
 const selectPresent = `SELECT EXISTS (SELECT FROM outbox_relay JOIN demo_relay USING (instance) WHERE life = $1)`
 
 const selectLostClaims = `
-SELECT count(*), max(at) FROM demo_lost_claim JOIN demo_relay USING (instance) WHERE life = $1`
+SELECT count(l.instance), max(r.at)
+FROM demo_relay d LEFT JOIN demo_lost_claim l USING (instance) LEFT JOIN outbox_rescue r USING (instance) WHERE d.life = $1`
 
 // A takeover is what became of a killed relay's claims.
 type takeover struct {
 	kill
 	claims int           // that others took over
-	took   time.Duration // from the kill until the last of them was free
+	took   time.Duration // from the kill until they were free
 }
 
 // takenOver waits until no delivery is claimed by a killed relay any more.
@@ -65,12 +66,12 @@ func (s *stage) takenOver(k kill) (takeover, error) {
 	if err != nil {
 		return t, err
 	}
-	var last *time.Time
-	if err := s.finance.QueryRow(s.ctx, selectLostClaims, k.life).Scan(&t.claims, &last); err != nil {
+	var free *time.Time
+	if err := s.finance.QueryRow(s.ctx, selectLostClaims, k.life).Scan(&t.claims, &free); err != nil {
 		return t, fmt.Errorf("count lost claims: %w", err)
 	}
-	if last != nil {
-		t.took = last.Sub(k.at)
+	if free != nil {
+		t.took = free.Sub(k.at)
 	}
 	return t, nil
 }
