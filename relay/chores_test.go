@@ -10,7 +10,7 @@ func TestHousekeepingHoldsOneConnection(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(1, "parked")
-	db.exec(`UPDATE outbox_delivery SET destination = ''`)
+	db.exec(`UPDATE outbox_delivery SET destination = ''; INSERT INTO outbox_destination (destination, parked_after) VALUES ('default', 0)`)
 	db.exec(`INSERT INTO outbox_alert (rule, subject, count) VALUES ('failed', 'default', 1)`)
 	db.exec(`CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			PERFORM pg_sleep(3);

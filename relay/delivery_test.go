@@ -89,7 +89,9 @@ func TestRetryThenSuccess(t *testing.T) {
 		}
 	})
 	db.insert(1, "key")
-	cfg := db.config(to(rc.URL))
+	d := to(rc.URL)
+	d.Wire.Excerpts = ExcerptsText
+	cfg := db.config(d)
 	cfg.LogDelivered = true
 	r := start(t, cfg)
 	r.settles(t, Delivered, 1)

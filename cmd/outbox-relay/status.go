@@ -192,12 +192,12 @@ func laneState(d relay.DestinationStatus) string {
 	switch {
 	case d.Paused:
 		return "paused"
+	case !d.Served && d.Pending > 0: // also a held one: nothing probes it
+		return "unserved"
 	case d.Breaker == "open":
 		return "held"
 	case d.Breaker == "half_open":
 		return "trying"
-	case !d.Served && d.Pending > 0:
-		return "unserved"
 	case !d.Routed:
 		return "no route"
 	}
@@ -262,7 +262,7 @@ func nextSteps(s relay.Status) (steps []string) {
 		if d.Paused {
 			add("%q is paused: nothing is sent there. To go on: outbox-relay resume %s", name, word)
 		}
-		if d.Breaker == "open" || d.Breaker == "half_open" {
+		if d.Served && (d.Breaker == "open" || d.Breaker == "half_open") {
 			add("%q is down and held; it is probed by itself. To send at once:\n  outbox-relay resume %s --reset-breaker", name, word)
 		}
 		if d.Failed > 0 {
