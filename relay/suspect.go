@@ -20,7 +20,7 @@ const (
 	aloneShare = 10
 	// aloneEnough is how many requests sent alone a relay must survive before it sends further suspects beside others. After
 	// a series of deaths from another cause there may be hundreds. One that does kill it meets the next relay as a suspect.
-	aloneEnough = 3
+	aloneEnough = 2
 )
 
 // suspectWait returns how long a suspect that was lost again waits before its next claim.
@@ -83,7 +83,7 @@ func (r *Relay) enter(d *delivery) (leave func(), instead *verdict) {
 		return r.alone.posts.RUnlock, nil
 	}
 	if wait := r.alone.reserve(time.Now()); wait > 0 {
-		return nil, r.postpone(d, wait+rand.N(max(aloneShare*wait, time.Second)))
+		return nil, r.postpone(d, rand.N(2*wait+time.Second)) // not all at the same time
 	}
 	r.alone.posts.Lock()
 	d.alone = true
