@@ -133,7 +133,7 @@ func TestPrintStatus(t *testing.T) {
 				Destination: "logistics", Pending: 1200, Due: 20, InFlight: 64, Retrying: 3, Replays: 7, Failed: 12, LagSeconds: 252.04, Routed: true, Served: true,
 				Paused: true, PausedReason: "410 \x1b[31m", PausedAt: &at, Breaker: "closed",
 			},
-			{Destination: "mail", Routed: true, Breaker: "open", BreakerOpenedAt: &at, BreakerSeconds: 12, BreakerError: "connection refused"},
+			{Destination: "mail", Routed: true, Served: true, Breaker: "open", BreakerOpenedAt: &at, BreakerSeconds: 12, BreakerError: "connection refused"},
 		},
 		Parked: 2,
 		Relays: []relay.RelayStatus{
