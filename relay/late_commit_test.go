@@ -1,10 +1,20 @@
 package relay
 
 import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // Who reads by "id > cursor" loses what commits late. A's transaction is open while B, inserted after
@@ -50,4 +60,137 @@ func TestLateCommitsAreDelivered(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A transaction that stays open for longer than the overlap is found when it commits, whatever the relay does meanwhile: the next
+// sweep is an hour away.
+func TestLateCommitIsFoundWhenItsTransactionEnds(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ busyBefore, busyAfter bool }{
+		"of an idle relay":                 {false, false},
+		"of a busy relay":                  {true, true},
+		"of a relay that becomes idle":     {true, false},
+		"of a relay that does not stay so": {false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			rc := newReceiver(t, nil)
+			cfg := db.config(to(rc.URL))
+			cfg.PollInterval = time.Hour
+			r := start(t, cfg)
+			r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
+			stop := func() {}
+			busy := func() {
+				done, ended := make(chan struct{}), make(chan struct{})
+				go func() {
+					defer close(ended)
+					for ticker := time.NewTicker(20 * time.Millisecond); ; {
+						select {
+						case <-ticker.C:
+							db.insert(1, rand.Text())
+						case <-done:
+							ticker.Stop()
+							return
+						}
+					}
+				}()
+				stop = sync.OnceFunc(func() { close(done); <-ended })
+			}
+			defer func() { stop() }()
+			if c.busyBefore {
+				busy()
+				r.settles(t, Delivered, 5)
+			}
+			late, err := pgx.Connect(t.Context(), db.dsn)
+			must(t, err)
+			defer func() { _ = late.Close(t.Context()) }()
+			_, err = late.Exec(t.Context(), `BEGIN; INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'late')`)
+			must(t, err)
+			if !c.busyAfter {
+				stop()
+			} else if !c.busyBefore {
+				busy()
+			}
+			_, err = late.Exec(t.Context(), `SELECT pg_sleep(3.5)`)
+			must(t, err)
+			if !c.busyAfter {
+				idle := sees(r.observer, func(o *observer) int { return o.idle })
+				if c.busyBefore && idle < 2 {
+					t.Error("never became idle again")
+				}
+			}
+			_, err = late.Exec(t.Context(), `COMMIT`)
+			must(t, err)
+			eventually(t, "the late event", func() bool { return slices.Contains(rc.keys(), "late") })
+		})
+	}
+}
+
+// BenchmarkLateCommit reports the longest time from a late commit to its receiver, for transactions that were open for 3 and 10
+// seconds (30, too, with -full), in an idle relay and beside 20 and 1,000 events a second.
+func BenchmarkLateCommit(b *testing.B) {
+	open := []int{3, 10}
+	if *full {
+		open = append(open, 30)
+	}
+	for _, perSecond := range []int{0, 20, 1000} {
+		for _, seconds := range open {
+			b.Run(fmt.Sprintf("%ds/%d", seconds, perSecond), func(b *testing.B) {
+				for b.Loop() {
+					took := lateCommit(b, seconds, perSecond)
+					b.ReportMetric(float64(took.Milliseconds()), "ms-late")
+				}
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+	}
+}
+
+func lateCommit(b *testing.B, seconds, perSecond int) time.Duration {
+	db := newDatabase(b)
+	arrived := make(chan time.Time, 1)
+	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		if r.Header.Get(webhook.IdempotencyKey) == "late" {
+			arrived <- time.Now()
+		}
+		w.WriteHeader(http.StatusNoContent)
+	}))
+	defer receiver.Close()
+	cfg := db.config(to(receiver.URL))
+	cfg.PollInterval = 5 * time.Second
+	r := start(b, cfg)
+	r.await(b, "idleness", func(o *observer) bool { return o.idle > 0 })
+	done := make(chan struct{})
+	var load sync.WaitGroup
+	if perSecond > 0 {
+		load.Go(func() {
+			every := max(time.Second/time.Duration(perSecond), 10*time.Millisecond)
+			ticker := time.NewTicker(every)
+			defer ticker.Stop()
+			for {
+				select {
+				case <-ticker.C:
+					db.insert(max(1, perSecond/100), rand.Text())
+				case <-done:
+					return
+				}
+			}
+		})
+	}
+	late, err := pgx.Connect(b.Context(), db.dsn)
+	must(b, err)
+	defer func() { _ = late.Close(context.WithoutCancel(b.Context())) }()
+	_, err = late.Exec(b.Context(), `BEGIN; INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'late')`)
+	must(b, err)
+	_, err = late.Exec(b.Context(), `SELECT pg_sleep($1)`, seconds)
+	must(b, err)
+	committed := time.Now()
+	_, err = late.Exec(b.Context(), `COMMIT`)
+	must(b, err)
+	took := (<-arrived).Sub(committed)
+	close(done)
+	load.Wait()
+	return took
 }
