@@ -41,7 +41,7 @@ var histories = map[string]func(db *database, n int) (floor int64){
 }
 
 // A claim of a key with 1,000 due deliveries reads what it takes and what it may look at, whatever became of the key's earlier
-// ones, whatever ANALYZE has seen, and however many deliveries of other keys are parked.
+// ones, whatever the statistics say, and however many deliveries of other keys are parked.
 func TestClaimReadsNoHistory(t *testing.T) {
 	t.Parallel()
 	for name, history := range histories {
@@ -87,8 +87,8 @@ func BenchmarkClaimHistory(b *testing.B) {
 	}
 }
 
-// claimAfter returns how many buffers one claim reads, how long it takes and what it brings, after a history of the key and an
-// ANALYZE while the due deliveries have the given number of keys.
+// claimAfter returns how many buffers one claim reads, how long it takes and what it brings, after a history of the key and with
+// statistics of as many keys as given.
 func (db *database) claimAfter(history func(*database, int) int64, n, keys, parked int) (buffers int, took time.Duration, claimed int) {
 	db.Helper()
 	db.exec(`ALTER TABLE outbox SET (autovacuum_enabled = off); ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)`)

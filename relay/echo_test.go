@@ -259,8 +259,10 @@ func TestEvidenceIsKept(t *testing.T) {
 		{"text/plain", "a\x00b\xff\x1b[31m\r\nc", "a\ufffdb\ufffd\ufffd[31m  c", ""},
 		{"text/plain", strings.Repeat("x", 10_000), strings.Repeat("x", maxExcerpt-3) + "…", ""},
 		{"application/json", `{"title": "No"}`, `{"title": "No"}`, ""},
-		{problem, `{"type": "urn:x", "title": "Unknown invoice.", "detail": "There is no invoice 7.", "status": 422}`,
-			"Unknown invoice: There is no invoice 7.", "Unknown invoice: There is no invoice 7."},
+		{
+			problem, `{"type": "urn:x", "title": "Unknown invoice.", "detail": "There is no invoice 7.", "status": 422}`,
+			"Unknown invoice: There is no invoice 7.", "Unknown invoice: There is no invoice 7.",
+		},
 		{problem + "; charset=utf-8", `{"title": "Unknown invoice"}`, "Unknown invoice", "Unknown invoice"},
 		{problem, `{"title": "Unprocessable Entity", "detail": "There is no invoice 7."}`, "There is no invoice 7.", "There is no invoice 7."},
 		{problem, `{"title": 7, "detail": "There is no invoice 7."}`, "There is no invoice 7.", "There is no invoice 7."},

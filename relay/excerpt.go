@@ -55,7 +55,10 @@ func excerptOf(resp *http.Response, policy Excerpts, m func() *mask) string {
 
 // problemSentence returns the title and the detail of a problem (RFC 9457) as "title: detail", and whether there is any.
 func problemSentence(body []byte, status int) (sentence string, ok bool) {
-	var problem struct{ Title, Detail string }
+	var problem struct {
+		Title  string `json:"title"`
+		Detail string `json:"detail"`
+	}
 	var mistyped *json.UnmarshalTypeError // leaves the other member readable
 	if err := json.Unmarshal(body, &problem); err != nil && !errors.As(err, &mistyped) {
 		return "", false

@@ -17,11 +17,11 @@ func (r *Relay) maintain(ctx context.Context) {
 	jobs := r.newJobs()
 	jobs.Schedule(cron.Every(r.cfg.PollInterval), cron.FuncJob(func() { signal(r.wake.tick) }))
 	jobs.Schedule(cron.Every(parkedEvery), cron.FuncJob(func() {
-		if err := r.chores.beginParkedPass(ctx); err != nil && ctx.Err() == nil {
-			r.databaseError("begin parked pass", err)
+		if err := r.chores.beginParkedSearch(ctx); err != nil && ctx.Err() == nil {
+			r.databaseError("begin parked search", err)
 		}
 	}))
-	var parked parkedPass
+	var parked parkedSearch
 	archiving := archivePlan{jobs: jobs}
 	archiving.follow(ctx, r)
 	jobs.Start()

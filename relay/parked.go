@@ -9,12 +9,12 @@ import (
 // unparkInterval is how often a relay asks whether a route was added for which parked deliveries have yet to be looked through.
 const unparkInterval = time.Second
 
-// A parkedPass looks through the parked deliveries for those that have a route by now, after a route was added. It goes in steps
+// A parkedSearch looks through the parked deliveries for those that have a route by now, after a route was added. It goes in steps
 // over the ids of events, so that no statement depends on how many are parked. It is the maintenance goroutine's.
-type parkedPass struct {
+type parkedSearch struct {
 	step    int64         // ids in one step
 	reached int64         // up to which event the last round came
-	awaited []string      // transactions that were open when the pass began: they may know nothing of the route yet
+	awaited []string      // transactions that were open when the search began: they may know nothing of the route yet
 	next    time.Time     // when to begin another round
 	wait    time.Duration // for such transactions
 }
@@ -27,9 +27,9 @@ const (
 	parkedSlow  = 100 * time.Millisecond
 )
 
-// round goes on to the last event there is, and ends the pass if no transaction is open that could still park an event for which
+// round goes on to the last event there is, and ends the search if no transaction is open that could still park an event for which
 // there is a route.
-func (p *parkedPass) round(ctx context.Context, r *Relay) error {
+func (p *parkedSearch) round(ctx context.Context, r *Relay) error {
 	if time.Now().Before(p.next) {
 		return nil
 	}
@@ -71,9 +71,9 @@ func (p *parkedPass) round(ctx context.Context, r *Relay) error {
 		p.wait = min(2*p.wait, writersMost)
 		return nil
 	}
-	if err := r.chores.endParkedPass(ctx, latest); err != nil {
+	if err := r.chores.endParkedSearch(ctx, latest); err != nil {
 		return err
 	}
-	*p = parkedPass{}
+	*p = parkedSearch{}
 	return nil
 }

@@ -13,9 +13,9 @@ type parkedRange struct {
 	released       int
 }
 
-// Locked first: a relay that adds a route meanwhile waits, and then begins the pass anew. Without anything parked, the whole
+// Locked first: a relay that adds a route meanwhile waits, and then begins the search anew. Without anything parked, the whole
 // range is done.
-const lockParkedPass = `
+const lockParkedSearch = `
 SELECT coalesce(min(f.parked_after), $1), EXISTS (SELECT FROM outbox_delivery WHERE destination = '' AND status = 'pending')
 FROM (SELECT parked_after FROM outbox_destination WHERE parked_after IS NOT NULL ORDER BY destination FOR UPDATE) f`
 
@@ -45,7 +45,7 @@ WITH parked AS MATERIALIZED (
 )
 SELECT count(*) FROM gone`
 
-const advanceParkedPass = `UPDATE outbox_destination SET parked_after = $2 WHERE parked_after >= $1 AND parked_after < $2`
+const advanceParkedSearch = `UPDATE outbox_destination SET parked_after = $2 WHERE parked_after >= $1 AND parked_after < $2`
 
 // releaseParked gives parked deliveries of the next events, at most step of them and none behind latest, to the destinations
 // that they now have.
@@ -53,18 +53,18 @@ func (s *store) releaseParked(ctx context.Context, step, latest int64) (r parked
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		var any bool
-		if err := tx.QueryRow(ctx, lockParkedPass, latest).Scan(&r.after, &any); err != nil {
+		var parked bool
+		if err := tx.QueryRow(ctx, lockParkedSearch, latest).Scan(&r.after, &parked); err != nil {
 			return err
 		}
 		r.reached = latest
-		if any {
+		if parked {
 			r.reached = min(r.after+step, latest)
 			if err := tx.QueryRow(ctx, releaseParked, r.after, r.reached).Scan(&r.released); err != nil {
 				return err
 			}
 		}
-		_, err := tx.Exec(ctx, advanceParkedPass, r.after, r.reached)
+		_, err := tx.Exec(ctx, advanceParkedSearch, r.after, r.reached)
 		return err
 	})
 	if err != nil {
@@ -73,29 +73,29 @@ func (s *store) releaseParked(ctx context.Context, step, latest int64) (r parked
 	return r, nil
 }
 
-const endParkedPass = `UPDATE outbox_destination SET parked_after = NULL WHERE parked_after >= $1`
+const endParkedSearch = `UPDATE outbox_destination SET parked_after = NULL WHERE parked_after >= $1`
 
-// endParkedPass says that nothing parked up to an event, the latest, has a route.
-func (s *store) endParkedPass(ctx context.Context, latest int64) error {
+// endParkedSearch says that nothing parked up to an event, the latest, has a route.
+func (s *store) endParkedSearch(ctx context.Context, latest int64) error {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, endParkedPass, latest); err != nil {
+	if _, err := s.pool.Exec(ctx, endParkedSearch, latest); err != nil {
 		return fmt.Errorf("end looking through parked deliveries: %w", err)
 	}
 	return nil
 }
 
-const beginParkedPass = `
+const beginParkedSearch = `
 UPDATE outbox_destination d SET parked_after = 0
 WHERE d.parked_after IS NULL AND EXISTS (SELECT FROM outbox_route r WHERE r.destination = d.destination)
   AND EXISTS (SELECT FROM outbox_delivery WHERE destination = '' AND status = 'pending')`
 
-// beginParkedPass makes relays look through everything parked again: a transaction with an old snapshot may have parked an event
+// beginParkedSearch makes relays look through everything parked again: a transaction with an old snapshot may have parked an event
 // long after its route was added.
-func (s *store) beginParkedPass(ctx context.Context) error {
+func (s *store) beginParkedSearch(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, beginParkedPass); err != nil {
+	if _, err := s.pool.Exec(ctx, beginParkedSearch); err != nil {
 		return fmt.Errorf("begin looking through parked deliveries: %w", err)
 	}
 	return nil
