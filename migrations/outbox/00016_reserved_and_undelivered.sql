@@ -84,7 +84,11 @@ $$;
 -- +goose StatementEnd
 REVOKE ALL ON FUNCTION outbox_create_deliveries(bigint, integer) FROM PUBLIC;
 
+-- Relays of earlier versions write columns that are gone, and would not see which claims have ended.
+CREATE OR REPLACE FUNCTION outbox_compatible_since() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 16';
+
 -- +goose Down
+CREATE OR REPLACE FUNCTION outbox_compatible_since() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 9';
 DROP FUNCTION outbox_create_deliveries(bigint, integer);
 DROP TABLE outbox_undelivered;
 ALTER TABLE outbox
