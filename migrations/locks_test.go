@@ -88,7 +88,7 @@ func becomes(t *testing.T, db *sql.DB, query string, args ...any) {
 }
 
 const (
-	isQueued  = `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock' AND relation = 'outbox'::regclass
+	isQueued = `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock' AND relation = 'outbox'::regclass
 		AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))` // clones of one template share oids
 	hasColumn = `SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'outbox'::regclass AND attname = 'note' AND NOT attisdropped)`
 	addColumn = "-- +goose Up\nALTER TABLE outbox ADD COLUMN note text;\n-- +goose Down\nALTER TABLE outbox DROP COLUMN note;\n"

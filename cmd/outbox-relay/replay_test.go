@@ -184,7 +184,7 @@ func TestInterruptedReplay(t *testing.T) {
 		m := Main{Env: env, Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr, Signals: signals}
 		code <- m.Run([]string{"replay", "--destination=logistics", "--yes", "--json"})
 	}()
-	for query[int](t, db, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted") == 0 {
+	for query[int](t, db, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())") == 0 {
 		select {
 		case got := <-code:
 			t.Fatalf("exit code %d: %s", got, stderr.String())
