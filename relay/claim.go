@@ -74,7 +74,9 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	r := c.relay
 	instance, alive := r.session.current()
 	if !alive || taking.Err() != nil {
-		// Without its lock this relay's claims would look like a dead relay's.
+		// Without its lock this relay's claims would look like a dead relay's. What it knows may be of a server that has
+		// failed over since.
+		c.floors, c.writers = floors{}, writers{}
 		return minPace, nil
 	}
 	now := time.Now()
@@ -107,10 +109,7 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		c.clock.set(at)
 	}
 
-	if err := c.observeWriters(taking, now); err != nil {
-		return 0, err
-	}
-
+	c.observeWriters(taking, now)
 	looking := c.pace.looking(now)
 	claims := c.claims(now)
 	if len(claims) == 0 {
@@ -129,7 +128,7 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 				of.lane.makeReady(key.key, key.class)
 			}
 			for _, s := range of.request.scans {
-				if s.class != live {
+				if s.class != live && !s.back {
 					of.lane.walks[s.class].failed(time.Now(), r.cfg.PollInterval)
 				}
 			}
@@ -286,6 +285,10 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 	if free[live] > 0 && (looking || w.more && worthwhile) {
 		scans = append(scans, scan{class: live, free: free[live], after: after})
 	}
+	if l.back != (keyset{}) && free[backlog] > 0 {
+		scans = append(scans, scan{class: backlog, free: free[backlog], after: l.back, until: after, back: true})
+		free[backlog] = 0 // the walk goes on with the next claim
+	}
 	for _, class := range []class{backlog, replays} {
 		w := &l.walks[class]
 		until := keyset{}
@@ -319,7 +322,11 @@ func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Dura
 		}
 		for _, s := range of.request.scans {
 			seen := result.scans[n]
-			of.lane.walks[s.class].advance(s.class, seen, claimed[n]+len(seen.keys), result.at, took, c.relay.cfg.PollInterval)
+			if s.back {
+				of.lane.lookedBack(seen)
+			} else {
+				of.lane.walks[s.class].advance(s.class, seen, claimed[n]+len(seen.keys), result.at, took, c.relay.cfg.PollInterval)
+			}
 			for _, found := range seen.keys {
 				c.floors.forget(orderingKey{of.lane.name, found.key}, found.eventID)
 				of.lane.makeReady(found.key, s.class)

@@ -13,6 +13,7 @@ type lane struct {
 
 	// Owned by the claimer; see position.go.
 	walks [classes]walk
+	back  keyset    // from where to look once more; zero: nowhere
 	asked time.Time // when the last claim was made
 	owed  bool      // a look was due when nothing could be claimed
 	// reordered is how often deliveries of earlier events had become pending again, as the last claim found it.

@@ -77,21 +77,23 @@ func (l *lane) walkNow() {
 	}
 }
 
-// lookBack makes the next claim look at everything that became due since the given time of the database.
+// lookBack makes the next claim look once at everything that became due since the given time of the database, beside the walks.
 func (l *lane) lookBack(since time.Time) {
-	if w := &l.walks[live]; w.position.at.After(since) {
-		w.position = keyset{at: since}
-		w.more = true // or the overlap would be taken from it again
+	if l.back == (keyset{}) || since.Before(l.back.at) {
+		l.back = keyset{at: since}
 	}
-	if w := &l.walks[backlog]; !w.more {
-		w.position, w.due = keyset{at: since}, time.Time{}
-	} else {
-		w.again = true
+}
+
+// lookedBack moves past what a claim has looked at.
+func (l *lane) lookedBack(result scanResult) {
+	l.back = keyset{}
+	if result.more {
+		l.back = result.last
 	}
 }
 
 // walked reports whether all that is due has been looked at.
 func (l *lane) walked(now time.Time) bool {
-	return !slices.ContainsFunc(l.walks[:], func(w walk) bool { return w.more }) &&
+	return !slices.ContainsFunc(l.walks[:], func(w walk) bool { return w.more }) && l.back == (keyset{}) &&
 		!l.walks[backlog].wanted(now) && !l.walks[replays].wanted(now) && !l.hasReady()
 }

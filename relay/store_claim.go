@@ -27,6 +27,7 @@ type scan struct {
 	free  int    // how many deliveries without an ordering key it may bring
 	after keyset // zero: from the very front
 	until keyset // zero: to the end
+	back  bool   // it looks once at what the walk of its class has passed
 }
 
 // A readyKey is an ordering key whose next delivery may be claimed.

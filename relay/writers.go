@@ -76,25 +76,23 @@ func (w *writers) wanted(now time.Time, idle bool) bool {
 }
 
 // observeWriters looks at the open transactions if it is time to, and makes claims look back to where one has committed late.
-func (c *claimer) observeWriters(ctx context.Context, now time.Time) error {
+// Claims go on without it: floors then stay where they are, and late commits wait for a walk.
+func (c *claimer) observeWriters(ctx context.Context, now time.Time) {
 	w := &c.writers
-	if !w.wanted(now, c.pace.idle) {
-		if len(w.open) > 0 {
-			c.plan(w.next)
+	if w.wanted(now, c.pace.idle) {
+		at, latest, open, err := c.relay.store.openWriters(ctx)
+		if err != nil {
+			c.relay.databaseError("look for open transactions", err)
+			w.next = now.Add(writersMost)
+			return
 		}
-		return nil
-	}
-	at, latest, open, err := c.relay.store.openWriters(ctx)
-	if err != nil {
-		return err
-	}
-	if late := w.observe(now, at, latest, open); !late.IsZero() {
-		c.lookBack(late.Add(-writersMost))
+		if late := w.observe(now, at, latest, open); !late.IsZero() {
+			c.lookBack(late.Add(-writersMost))
+		}
 	}
 	if len(w.open) > 0 {
 		c.plan(w.next)
 	}
-	return nil
 }
 
 // lookBack makes the next claims look at everything that became due since the given time of the database.
