@@ -59,7 +59,7 @@ func (c *claimer) run(taking context.Context) {
 				for _, l := range c.relay.laneList() {
 					l.walkNow()
 				}
-			} else if !c.idleAt.IsZero() { // the transaction may have been open for long
+			} else if c.pace.idle { // the transaction may have been open ever since
 				c.lookBack(c.idleAt.Add(-overlap))
 			}
 		}
@@ -85,31 +85,16 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 			return 0, err
 		}
 		c.pace.declared(idle)
-		c.idleAt = c.clock.now()
+		if idle {
+			c.idleAt = c.clock.now()
+		}
 		if idle && r.cfg.Hooks.Idle != nil {
 			defer r.cfg.Hooks.Idle()
 		}
 	}
-	c.next = time.Time{}
-	due, next := r.wake.retries.take(now)
-	if due {
-		c.pace.look()
-	}
-	if !next.IsZero() {
-		c.plan(next)
-	}
-	if err := c.tendBreakers(now, instance); err != nil {
+	if err := c.prepare(taking, instance, now); err != nil {
 		return 0, err
 	}
-	if c.clock.read.IsZero() {
-		at, err := r.store.now(taking)
-		if err != nil {
-			return 0, err
-		}
-		c.clock.set(at)
-	}
-
-	c.observeWriters(taking, now)
 	looking := c.pace.looking(now)
 	claims := c.claims(now)
 	if len(claims) == 0 {
@@ -123,16 +108,7 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	result, err := c.claim(taking, instance, claims)
 	if err != nil {
 		c.lost.failed(instance, err)
-		for _, of := range claims {
-			for _, key := range of.request.keys {
-				of.lane.makeReady(key.key, key.class)
-			}
-			for _, s := range of.request.scans {
-				if s.class != live && !s.back {
-					of.lane.walks[s.class].failed(time.Now(), r.cfg.PollInterval)
-				}
-			}
-		}
+		c.putBack(claims)
 		return 0, err
 	}
 	c.clock.set(result.at)
@@ -150,6 +126,45 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		return 0, nil
 	}
 	return c.wait(time.Now()), nil
+}
+
+// prepare finds out what has changed since the last turn: retries that are due, breakers, the database's time, and open
+// transactions.
+func (c *claimer) prepare(taking context.Context, instance int32, now time.Time) error {
+	c.next = time.Time{}
+	due, next := c.relay.wake.retries.take(now)
+	if due {
+		c.pace.look()
+	}
+	if !next.IsZero() {
+		c.plan(next)
+	}
+	if err := c.tendBreakers(now, instance); err != nil {
+		return err
+	}
+	if c.clock.read.IsZero() {
+		at, err := c.relay.store.now(taking)
+		if err != nil {
+			return err
+		}
+		c.clock.set(at)
+	}
+	c.observeWriters(taking, now)
+	return nil
+}
+
+// putBack makes what a failed claim asked for wanted again: its keys at once, its walks later.
+func (c *claimer) putBack(claims []laneClaim) {
+	for _, of := range claims {
+		for _, key := range of.request.keys {
+			of.lane.makeReady(key.key, key.class)
+		}
+		for _, s := range of.request.scans {
+			if s.class != live && !s.back {
+				of.lane.walks[s.class].failed(time.Now(), c.relay.cfg.PollInterval)
+			}
+		}
+	}
 }
 
 // work returns how many of the claimed deliveries are no probes, for which an idle relay need not wake up.
