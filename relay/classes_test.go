@@ -3,6 +3,7 @@ package relay
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -66,4 +67,44 @@ func (l *lane) allWait() bool {
 		}
 	}
 	return true
+}
+
+// A replay that stands before a live event of its ordering key is sent with it, and does not make it wait among the replays.
+func TestReplaysDoNotSlowTheirKey(t *testing.T) {
+	t.Parallel()
+	const replayed = 600
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) {
+		if r.key == "plug" {
+			g.pass(r)
+		}
+	})
+	d := to(rc.URL)
+	d.MaxInFlight = 1
+	db.insert(replayed, "replay")
+	db.keyed("k", 1, 1)
+	db.exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now()`)
+	r := start(t, db.config(d))
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'plug')`)
+	<-g.arrived
+	done, err := NewOps(db.pool).Replay(t.Context(), Selection{Statuses: []string{"delivered"}}, 0, nil)
+	must(t, err)
+	if done.Done != replayed+1 {
+		t.Fatalf("replayed %+v", done)
+	}
+	db.keyed("k", 2, 2)
+	l := r.lane("default")
+	eventually(t, "replays and the key", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return !l.queues[replays].empty() && l.keys.inFlight["k"] == 2
+	})
+	g.open()
+	r.settles(t, Delivered, replayed+3)
+	rc.wantSent(t, "k", "1 2")
+	before := slices.Index(rc.keys(), "k-2")
+	if before > replayed/10 {
+		t.Errorf("the live event was sent after %d others", before)
+	}
 }
