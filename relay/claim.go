@@ -397,13 +397,13 @@ func (c *claimer) handOut(claims []laneClaim, result claimResult) {
 	}
 }
 
-// push queues what was claimed for a lane, each run in the class of its most urgent delivery. A key of which something else
-// than replays was found waiting is not slowed down to their share by the replays before it.
+// push queues what was claimed for a lane, each run in the class of its most urgent delivery. Replays before something else of
+// their key go in its class: it would wait for them in theirs.
 func (c *claimer) push(of laneClaim, deliveries []delivery, window time.Time) {
 	r, l := c.relay, of.lane
 	asked := make(map[string]class, len(of.request.keys))
 	for _, key := range of.request.keys {
-		asked[key.key] = max(key.class, backlog)
+		asked[key.key] = key.class
 	}
 	all, broken := runs(deliveries)
 	for _, d := range broken { // before anything is sent: what a run frees its key for must be free by then
@@ -414,12 +414,14 @@ func (c *claimer) push(of laneClaim, deliveries []delivery, window time.Time) {
 	var byClass [classes][][]delivery
 	for _, run := range all {
 		class := replays
-		if key := run[0].event.orderingKey; key != nil {
-			l.claimedKey(*key, len(run))
-			class = asked[*key]
-		}
 		for i := range run {
 			class = min(class, run[i].classAt(window))
+		}
+		if key := run[0].event.orderingKey; key != nil {
+			l.claimedKey(*key, len(run))
+			if class == replays {
+				class = asked[*key]
+			}
 		}
 		for i := range run {
 			run[i].class = class

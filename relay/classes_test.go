@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // While live events, a backlog and replays wait, each gets its share of the lane, whichever came first.
@@ -85,7 +86,12 @@ func TestReplaysDoNotSlowTheirKey(t *testing.T) {
 	db.insert(replayed, "replay")
 	db.keyed("k", 1, 1)
 	db.exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now()`)
-	r := start(t, db.config(d))
+	cfg := db.config(d)
+	cfg.Lease = time.Hour
+	r := prepared(t, cfg)
+	l := r.lane("default")
+	l.rate.perSecond = 10_000 // so that all replays are claimed ahead
+	r.begin()
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'plug')`)
 	<-g.arrived
 	done, err := NewOps(db.pool).Replay(t.Context(), Selection{Statuses: []string{"delivered"}}, 0, nil)
@@ -93,12 +99,12 @@ func TestReplaysDoNotSlowTheirKey(t *testing.T) {
 	if done.Done != replayed+1 {
 		t.Fatalf("replayed %+v", done)
 	}
+	becomes(db, replayed+2, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
 	db.keyed("k", 2, 2)
-	l := r.lane("default")
-	eventually(t, "replays and the key", func() bool {
+	eventually(t, "the key among live deliveries", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return !l.queues[replays].empty() && l.keys.inFlight["k"] == 2
+		return l.queues[live].taken > 1
 	})
 	g.open()
 	r.settles(t, Delivered, replayed+3)

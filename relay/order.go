@@ -111,7 +111,8 @@ const (
 type orderingKeys struct {
 	ready    []readyKey // the next delivery of each may be claimed; in the order in which they were found
 	isReady  map[string]bool
-	inFlight map[string]int // deliveries that were claimed and are not yet settled
+	inFlight map[string]int  // deliveries that were claimed and are not yet settled
+	replayed map[string]bool // those in flight whose run is one of replays
 }
 
 // makeReady notes an ordering key whose next delivery may be claimed. A key in flight becomes ready by its own settlement.
@@ -119,6 +120,9 @@ func (l *lane) makeReady(key string, c class) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k := &l.keys
+	if k.inFlight[key] > 0 && c < replays {
+		l.hasten(key, c)
+	}
 	if k.inFlight[key] > 0 || k.isReady[key] {
 		return
 	}
@@ -127,6 +131,36 @@ func (l *lane) makeReady(key string, c class) {
 	}
 	k.isReady[key] = true
 	k.ready = append(k.ready, readyKey{key: key, class: c})
+}
+
+func (k *orderingKeys) markReplayed(key string) {
+	if k.replayed == nil {
+		k.replayed = map[string]bool{}
+	}
+	k.replayed[key] = true
+}
+
+// hasten moves queued replays of an ordering key to the class of what was found waiting behind them.
+func (l *lane) hasten(key string, c class) {
+	if !l.keys.replayed[key] {
+		return
+	}
+	delete(l.keys.replayed, key)
+	q := &l.queues[replays]
+	i := slices.IndexFunc(q.runs[q.head:], func(run []delivery) bool {
+		return run[0].event.orderingKey != nil && *run[0].event.orderingKey == key
+	})
+	if i < 0 {
+		return // it is being sent
+	}
+	run := q.runs[q.head+i]
+	q.runs = slices.Delete(q.runs, q.head+i, q.head+i+1)
+	q.taken -= len(run)
+	q.behind -= len(run) - 1
+	for i := range run {
+		run[i].class = c
+	}
+	l.queues[c].push(run)
 }
 
 // keySettled counts a delivery with an ordering key that was settled, and makes its key ready if that frees it.
@@ -173,6 +207,7 @@ func (l *lane) claimedKey(key string, n int) {
 	}
 	if l.keys.inFlight[key] += n; l.keys.inFlight[key] <= 0 {
 		delete(l.keys.inFlight, key)
+		delete(l.keys.replayed, key)
 	}
 }
 
