@@ -125,3 +125,39 @@ func TestHeldDeliveriesSpendNothing(t *testing.T) {
 		t.Errorf("%d requests", rc.total())
 	}
 }
+
+// A crash of the server loses a claim that it has acknowledged. The next one gets another fence, so that the first holder, which
+// knows nothing of that, cannot settle for it.
+func TestFenceIsNotGivenOutTwiceAfterACrash(t *testing.T) {
+	t.Parallel()
+	db := newCrashing(t)
+	db.insert(1, "key")
+	s, instance := db.registered()
+	conn := engineConn(t, db.database) // its commits wait for no disk
+	claim := func(on *store) delivery {
+		t.Helper()
+		result, err := on.claim(t.Context(), instance, time.Hour, []claimRequest{{destination: "default", scans: []scan{{free: 1}}}})
+		must(t, err)
+		if len(result.deliveries) != 1 {
+			t.Fatalf("%d claimed", len(result.deliveries))
+		}
+		return result.deliveries[0]
+	}
+	db.freeze()
+	lost := claim(&store{pool: conn})
+	must(t, db.server.StopImmediate(t.Context()))
+	must(t, db.server.StartAgain(t.Context()))
+	db.pool.Reset()
+	if n := row[int](db.database, `SELECT count(*) FROM outbox_delivery WHERE claim > 0`); n != 0 {
+		t.Fatal("the crash has lost nothing")
+	}
+	again := claim(s)
+	if again.fence <= lost.fence {
+		t.Errorf("claimed as %d, and before the crash as %d", again.fence, lost.fence)
+	}
+	late := batch{settlements: []settlement{{delivery: lost, verdict: verdict{outcome: Delivered, posted: true}}}}
+	_, stale, err := s.settle(t.Context(), instance, &late)
+	if err != nil || stale != 1 || row[string](db.database, `SELECT status FROM outbox_delivery`) != "pending" {
+		t.Errorf("%d stale, %v", stale, err)
+	}
+}
