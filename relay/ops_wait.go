@@ -66,9 +66,9 @@ func (w waitState) reasons() (all []Wait) {
 	}
 	if w.Destination == "" {
 		if w.Routed {
-			add("parked", "parked, but a route for its type exists now: a relay releases it within half a minute")
+			add("parked", "parked, but a route for its type exists now: a relay releases it within seconds")
 		} else {
-			add("parked", "parked: no route matches its type; add one and restart the relays, or discard it")
+			add("parked", "parked: no route matches its type; add one and reload the relays (SIGHUP), or discard it")
 		}
 		return all
 	}
@@ -81,7 +81,10 @@ func (w waitState) reasons() (all []Wait) {
 	}
 	if w.Breaker != "closed" {
 		probe := "the next probe is due"
-		if w.BreakerSeconds > 0 {
+		switch {
+		case !w.Served:
+			probe = "no running relay probes it"
+		case w.BreakerSeconds > 0:
 			probe = "next probe in " + seconds(w.BreakerSeconds)
 		}
 		add("held", "held: the destination is down (%s); %s", w.BreakerError, probe)

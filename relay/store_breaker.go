@@ -61,7 +61,7 @@ WITH opened AS (
 ), alerted AS (
     INSERT INTO outbox_alert AS a (rule, subject, first_error, detail)
     SELECT 'breaker_open', destination, $5,
-           CASE WHEN held.count > 10000 THEN 'more than 10000' ELSE held.count::text END || ' pending deliveries'
+           CASE WHEN held.count > 10000 THEN 'more than 10000' ELSE held.count::text END || CASE held.count WHEN 1 THEN ' pending delivery' ELSE ' pending deliveries' END
     FROM opened, held
     WHERE anew OR NOT EXISTS (SELECT FROM outbox_alert WHERE rule = 'breaker_open' AND subject = $1 AND resolved_at IS NULL)
     ON CONFLICT (rule, subject) DO UPDATE

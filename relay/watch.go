@@ -370,7 +370,7 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 	undecided := map[subject]bool{} // neither: whoever is away for another reason has not recovered
 	for _, u := range s.Unserved {
 		undecided[subject{RuleLag, u.Destination}] = true
-		hold = append(hold, condition{subject{RuleUnserved, u.Destination}, int64(u.Pending), upTo(u.Pending) + " of them pending", 0})
+		hold = append(hold, condition{subject{RuleUnserved, u.Destination}, int64(u.Pending), upTo(u.Pending) + " pending", 0})
 	}
 	for _, l := range s.Lanes {
 		lag := subject{RuleLag, l.Destination}
