@@ -16,8 +16,7 @@ import (
 // sends its heartbeat, finds dead relays, and receives notifications. Only its own goroutine uses the connection. Through
 // a pooler there is no such connection: the heartbeat alone says that the relay lives, and nothing is received.
 type session struct {
-	relay      *Relay
-	lookParked time.Time
+	relay *Relay
 
 	started time.Time // when the server of the last session did; zero: there was none
 
@@ -293,9 +292,6 @@ func (s *session) beat(stopping context.Context, on *standing, findDead bool) er
 	p.instance, _ = s.current()
 	if on.conn == nil {
 		p.writeAfter = min(p.writeAfter, s.relay.cfg.Lease/5)
-	}
-	if now := time.Now(); !now.Before(s.lookParked) {
-		p.findParked, s.lookParked = true, now.Add(unparkInterval)
 	}
 	asked := time.Now()
 	e, err := heartbeat(ctx, on, p)
