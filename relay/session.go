@@ -301,8 +301,8 @@ func (s *session) beat(stopping context.Context, on *standing, findDead bool) er
 	if !e.registered {
 		return errTakenForDead
 	}
-	s.relay.recent.alive(asked)
-	s.relay.seen(asked, e.states)
+	s.relay.recent.forgetDurable(asked)
+	s.relay.applyStates(asked, e.states)
 	if e.alerts {
 		signal(s.relay.alerts)
 	}

@@ -19,8 +19,8 @@ const (
 	asideRefused = time.Minute // while the database refuses it
 )
 
-// refuse notes why a settlement could not be written; nil, or a lock: another session is in the way.
-func (s *settlement) refuse(err error) {
+// noteFailure records why a settlement could not be written. nil and a lock mean that another session is in the way.
+func (s *settlement) noteFailure(err error) {
 	if hasCode(err, lockNotAvailable) {
 		err = nil
 	}
