@@ -80,14 +80,7 @@ func (w waitState) reasons() (all []Wait) {
 		add("paused", "the destination is paused since %s: %s; to go on: outbox-relay resume %s", timeText(w.PausedAt), reason, w.Destination)
 	}
 	if w.Breaker != "closed" {
-		probe := "the next probe is due"
-		switch {
-		case !w.Served:
-			probe = "no running relay probes it"
-		case w.BreakerSeconds > 0:
-			probe = "next probe in " + seconds(w.BreakerSeconds)
-		}
-		add("held", "held: the destination is down (%s); %s", w.BreakerError, probe)
+		add("held", "held: the destination is down (%s); %s", w.BreakerError, w.nextProbe())
 	}
 	if w.BehindEvent != 0 {
 		hint := ""
@@ -113,6 +106,17 @@ func (w waitState) reasons() (all []Wait) {
 		add("due", "due: it goes out with the next claims of its destination")
 	}
 	return all
+}
+
+// nextProbe says when a held destination is probed.
+func (w waitState) nextProbe() string {
+	switch {
+	case !w.Served:
+		return "no running relay probes it"
+	case w.BreakerSeconds > 0:
+		return "next probe in " + seconds(w.BreakerSeconds)
+	}
+	return "the next probe is due"
 }
 
 func seconds(s float64) string {
