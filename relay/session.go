@@ -18,7 +18,7 @@ import (
 type session struct {
 	relay *Relay
 
-	started time.Time // when the server of the last session did; zero: there was none
+	started time.Time // when the server of the last session started; zero: there was none
 
 	mu       sync.Mutex
 	instance int32
@@ -217,7 +217,7 @@ func (s *session) enter(ctx context.Context, on *standing) error {
 	}
 	s.relay.guard.admit(instance)
 	if before := s.started; !before.IsZero() && !before.Equal(started) {
-		s.relay.serverRestarted()
+		s.relay.pool.Reset() // a connection made meanwhile may have reached the server while it was stopping
 	}
 	s.started = started
 	if err := s.relay.resettle(ctx, on, instance); err != nil {
