@@ -1,11 +1,8 @@
 package relay
 
 import (
-	"errors"
 	"fmt"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // A settlement is a verdict on its way into the database.
@@ -271,18 +268,6 @@ func (b *batch) without(left []*settlement) []settlement {
 
 func (r *Relay) gaveUp(deliveries int) {
 	r.cfg.Log.Warn().Int("deliveries", deliveries).Msg("stopping without having settled; the deliveries will be attempted again")
-}
-
-// SQLSTATEs that are met with more than another try.
-const (
-	readOnlyTransaction = "25006"
-	lockNotAvailable    = "55P03"
-)
-
-// hasCode reports whether err is an error of the database with that SQLSTATE.
-func hasCode(err error, code string) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == code
 }
 
 // written frees the lanes' room, remembers what a crash of the server could undo, and calls the hooks.

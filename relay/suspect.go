@@ -37,7 +37,7 @@ type solitude struct {
 	busy  bool
 	begun time.Time
 	next  time.Time // when the next suspect may be sent alone
-	ended int       // requests sent alone that the relay survived
+	ended int       // requests sent alone that this relay has survived
 }
 
 // hasEnough reports whether the relay has survived enough requests sent alone to send further suspects beside others.
