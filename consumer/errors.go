@@ -33,7 +33,7 @@ func Permanent(err error) error {
 
 // RetryAfter marks an error that will have passed after d at the earliest: the middleware answers 503 with Retry-After, in
 // whole seconds rounded up, and an inbox waits that long, which spends an attempt all the same. To a relay a 503 says that the
-// whole receiver is not available: after five in a row it holds all that it has for it. Where only this event is too early,
+// whole receiver is not available: after five for three events or more it holds all that it has for it. Where only this event is too early,
 // return an ordinary error behind a middleware. A nil err stays nil; a d that is not positive means as soon as possible.
 func RetryAfter(err error, d time.Duration) error {
 	if err == nil {

@@ -115,12 +115,12 @@ func (b *breaker) several() bool { return len(b.events) >= breakerEvents }
 // pending reports whether the claimer has something to write.
 func (b *breaker) pending() bool { return b.write != writeNothing || b.unwritten != 0 }
 
-// blame says what a verdict tells of the destination as a whole.
+// blame says whose fault a verdict is.
 type blame int
 
 const (
-	blameNobody      blame = iota // it tells nothing
-	blameNone                     // the destination is there
+	blameNobody      blame = iota // the verdict says nothing about the destination
+	blameNone                     // the destination answers
 	blameEither                   // the destination, or what was sent
 	blameDestination              // certainly the destination
 )
@@ -141,9 +141,9 @@ func (v *verdict) blame() blame {
 	return blameNobody
 }
 
-// judge takes in what came of a request. It reports whether that is to be held, at no cost, instead of spending the
-// delivery's attempt.
-func (b *breaker) judge(now time.Time, event int64, v *verdict, most int) (hold bool) {
+// recordVerdict records what came of a request. It reports whether the delivery is held, at no cost, instead of spending an
+// attempt.
+func (b *breaker) recordVerdict(now time.Time, event int64, v *verdict, most int) (hold bool) {
 	blame := v.blame()
 	if blame == blameNone {
 		b.answered = now
@@ -152,11 +152,11 @@ func (b *breaker) judge(now time.Time, event int64, v *verdict, most int) (hold 
 	case b.policy.Off || !v.posted:
 		return false
 	case blame == blameNobody:
-		return v.unreached // this relay itself gave up, before there was a connection
+		return v.unreached // this relay cut the request off before there was a connection
 	case b.state == breakerOpen:
-		return blame != blameNone // it was on its way when the breaker opened
+		return blame != blameNone // the request was in flight when the breaker opened
 	case b.state == breakerHalfOpen:
-		return b.judgeTrial(now, event, blame, v, most)
+		return b.recordTrial(now, event, blame, v, most)
 	case blame == blameNone:
 		b.forgive(now)
 		return false
@@ -168,14 +168,14 @@ func (b *breaker) judge(now time.Time, event int64, v *verdict, most int) (hold 
 	b.add(now, 1)
 	failures := b.failures()
 	suspected := certain || b.several() && failures >= b.policy.Failures
-	hold = certain || suspected && failures > b.policy.Failures // the first are the price
+	hold = certain || suspected && failures > b.policy.Failures // the failures before a suspicion spend attempts
 	if suspected && (now.Sub(b.answered) >= breakerAfter || failures >= breakerTimes*b.policy.Failures) {
 		b.open(now, v.message)
 	}
 	return hold
 }
 
-// forgive takes in that the destination has answered. Where nothing is held against it, nothing is to be written.
+// forgive takes back evidence because the destination has answered. Without evidence there is nothing to write.
 func (b *breaker) forgive(now time.Time) {
 	if b.failures() > 0 {
 		b.add(now, -min(breakerForgives, b.failures()))
@@ -199,14 +199,15 @@ func (b *breaker) add(now time.Time, failures int) {
 	b.unwritten += failures
 }
 
-// noted records that the database has taken what was unwritten then, and what it holds now.
-func (b *breaker) noted(now time.Time, written, failures int, events []int64) {
+// evidenceRecorded records that the database has taken the given part of what was unwritten, and what it holds now.
+func (b *breaker) evidenceRecorded(now time.Time, written, failures int, events []int64) {
 	if b.state == breakerClosed {
 		b.recorded, b.unwritten, b.events, b.since = failures, b.unwritten-written, events, now
 	}
 }
 
-func (b *breaker) judgeTrial(now time.Time, event int64, blame blame, v *verdict, most int) (hold bool) {
+// recordTrial records a verdict while this relay tries the lane, and reports whether the delivery is held at no cost.
+func (b *breaker) recordTrial(now time.Time, event int64, blame blame, v *verdict, most int) (hold bool) {
 	if blame == blameNone {
 		b.accepted, b.streak = true, 0
 		if b.passed++; b.passed >= b.allowed {
@@ -225,10 +226,10 @@ func (b *breaker) judgeTrial(now time.Time, event int64, blame blame, v *verdict
 		passed := b.accepted
 		b.open(now, v.message)
 		b.accepted = passed
-		return certain || b.several() // a lone event that is answered may be at fault itself, and bears it
+		return certain || b.several() // a lone event that was answered may be at fault itself: it spends its attempt
 	}
-	// The destination has just accepted something else: this one has to bear its own failure, or it would be tried for
-	// ever. One alone tells nothing about the destination: some fail at any time.
+	// The destination has just accepted another delivery, so this one spends its attempt, or it would be tried for ever.
+	// One failure alone says nothing about the destination: some deliveries fail at any time.
 	if b.streak++; b.streak > 1 || certain {
 		b.allowed, b.passed = b.allowed/2, 0
 	}
@@ -252,7 +253,7 @@ func (b *breaker) close(now time.Time) {
 	b.write = writeClosed
 }
 
-// opened records that the database knows, and when it lets somebody try.
+// opened records that the database has the open breaker, and how long no relay may try the lane.
 func (b *breaker) opened(now time.Time, wait time.Duration) {
 	if b.state == breakerOpen {
 		b.write, b.since, b.tryAt = writeNothing, now, now.Add(wait)
@@ -280,8 +281,9 @@ func (b *breaker) configure(now time.Time, policy BreakerPolicy) {
 	}
 }
 
-// heard takes in what the database said at the given time.
-func (b *breaker) heard(began, now time.Time, s destinationState, instance int32) {
+// applyState applies the state of the destination as a beat read it. A state read before this relay's last change is old,
+// and ignored.
+func (b *breaker) applyState(began, now time.Time, s destinationState, instance int32) {
 	if b.write != writeNothing || !began.After(b.since) {
 		return
 	}

@@ -81,7 +81,7 @@ func TestBreakerOpensOnlyForTheWholeDestination(t *testing.T) {
 		spent := 0
 		for _, s := range c.steps {
 			v := s.verdict
-			if !b.judge(now, s.event, &v, 64) && v.outcome == Retry && v.reason != ReasonRateLimited {
+			if !b.recordVerdict(now, s.event, &v, 64) && v.outcome == Retry && v.reason != ReasonRateLimited {
 				spent++
 			}
 			if c.every == 0 {
@@ -96,7 +96,7 @@ func TestBreakerOpensOnlyForTheWholeDestination(t *testing.T) {
 
 	off := breaker{policy: BreakerPolicy{Off: true}.withDefaults()}
 	for i := range int64(100) {
-		if off.judge(time.Unix(i, 0), i, &refusedConn, 64) || off.holding() {
+		if off.recordVerdict(time.Unix(i, 0), i, &refusedConn, 64) || off.holding() {
 			t.Fatal("a breaker that is off holds")
 		}
 	}
@@ -110,7 +110,7 @@ func TestBreakerStartsSlowly(t *testing.T) {
 	open := func() *breaker {
 		b := &breaker{policy: BreakerPolicy{}.withDefaults()}
 		for i := range int64(5) {
-			b.judge(now, i, &serverError, 64)
+			b.recordVerdict(now, i, &serverError, 64)
 			now = now.Add(time.Second)
 		}
 		b.opened(now, time.Second)
@@ -123,7 +123,7 @@ func TestBreakerStartsSlowly(t *testing.T) {
 			t.Fatalf("trying %t, %d allowed; want %d", trying, allowed, want)
 		}
 		for range want {
-			b.judge(now, 1, &accepted, 64)
+			b.recordVerdict(now, 1, &accepted, 64)
 		}
 	}
 	if b.state != breakerClosed || b.write != writeClosed {
@@ -131,23 +131,23 @@ func TestBreakerStartsSlowly(t *testing.T) {
 	}
 
 	b = open()
-	if !b.judge(now, 1, &serverError, 64) || !b.holding() || b.write != writeOpen || b.accepted {
+	if !b.recordVerdict(now, 1, &serverError, 64) || !b.holding() || b.write != writeOpen || b.accepted {
 		t.Errorf("a failed probe: %+v", b)
 	}
 	b = open()
 	for range 3 {
-		b.judge(now, 1, &accepted, 64)
+		b.recordVerdict(now, 1, &accepted, 64)
 	}
-	if b.judge(now, 2, &serverError, 64) || b.allowed != 4 {
+	if b.recordVerdict(now, 2, &serverError, 64) || b.allowed != 4 {
 		t.Errorf("a failure among answers: %d allowed", b.allowed)
 	}
-	if b.judge(now, 3, &serverError, 64) || b.allowed != 2 {
+	if b.recordVerdict(now, 3, &serverError, 64) || b.allowed != 2 {
 		t.Errorf("another behind it: %d allowed", b.allowed)
 	}
-	if !b.judge(now, 3, &refusedConn, 64) || b.allowed != 1 {
+	if !b.recordVerdict(now, 3, &refusedConn, 64) || b.allowed != 1 {
 		t.Errorf("a third: %d allowed", b.allowed)
 	}
-	if !b.judge(now, 4, &refusedConn, 64) || !b.holding() || !b.accepted {
+	if !b.recordVerdict(now, 4, &refusedConn, 64) || !b.holding() || !b.accepted {
 		t.Errorf("the last: %+v", b)
 	}
 
@@ -157,7 +157,7 @@ func TestBreakerStartsSlowly(t *testing.T) {
 		if i%12 == 5 { // as on any other day
 			v = &serverError
 		}
-		b.judge(now, i, v, 64)
+		b.recordVerdict(now, i, v, 64)
 	}
 	if b.state != breakerClosed {
 		t.Errorf("one request in twelve fails: state %d, %d allowed after 500", b.state, b.allowed)
@@ -190,7 +190,7 @@ func TestBreakerHearsTheDatabase(t *testing.T) {
 	} {
 		b := c.breaker
 		asked := late.Add(-time.Second)
-		b.heard(asked, late, c.said, self)
+		b.applyState(asked, late, c.said, self)
 		if b.state != c.want {
 			t.Errorf("%s: state %d, want %d", name, b.state, c.want)
 		}

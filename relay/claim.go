@@ -18,7 +18,7 @@ type claimer struct {
 	damaged damaged
 	lost    unacknowledged
 	idleAt  time.Time // the database's, when the relay was last declared idle
-	next    time.Time // when something other than the pace asks for a turn; zero: nothing does
+	next    time.Time // when to take the next turn for another reason than the pace; zero: there is none
 }
 
 // databaseClock tells what the database's clock shows, from what it showed last.
@@ -80,19 +80,14 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		return minPace, nil
 	}
 	now := time.Now()
-	if idle, changed := c.pace.declaration(now); changed {
-		if err := r.store.declareIdle(taking, idle); err != nil {
-			return 0, err
-		}
-		c.pace.declared(idle)
-		if idle {
-			c.idleAt = c.clock.now()
-		}
-		if idle && r.cfg.Hooks.Idle != nil {
-			defer r.cfg.Hooks.Idle()
-		}
+	becameIdle, err := c.declareIdle(taking, now)
+	if err != nil {
+		return 0, err
 	}
-	if err := c.prepare(taking, instance, now); err != nil {
+	if hook := r.cfg.Hooks.Idle; becameIdle && hook != nil {
+		defer hook() // after the look that follows the declaration
+	}
+	if err := c.prepare(taking, now, instance); err != nil {
 		return 0, err
 	}
 	looking := c.pace.looking(now)
@@ -107,12 +102,14 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	}
 	result, err := c.claim(taking, instance, claims)
 	if err != nil {
-		c.lost.failed(instance, err)
-		c.putBack(claims)
+		c.claimFailed(instance, claims, err)
 		return 0, err
 	}
 	c.clock.set(result.at)
 	c.lost.acknowledged(instance, result.at, r.cfg.Lease)
+	if result.failed != nil {
+		c.lost.failed(instance, result.failed)
+	}
 	work := c.work(result.deliveries)
 	found := c.advance(claims, result, time.Since(now))
 	c.handOut(claims, result)
@@ -128,9 +125,26 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	return c.wait(time.Now()), nil
 }
 
-// prepare finds out what has changed since the last turn: retries that are due, breakers, the database's time, and open
-// transactions.
-func (c *claimer) prepare(taking context.Context, instance int32, now time.Time) error {
+// declareIdle lets producers notify once there has been no work for a while, or stops them. It reports whether the relay
+// has become idle.
+func (c *claimer) declareIdle(taking context.Context, now time.Time) (becameIdle bool, err error) {
+	idle, changed := c.pace.declaration(now)
+	if !changed {
+		return false, nil
+	}
+	if err := c.relay.store.declareIdle(taking, idle); err != nil {
+		return false, err
+	}
+	c.pace.declared(idle)
+	if idle {
+		c.idleAt = c.clock.now()
+	}
+	return idle, nil
+}
+
+// prepare does what a claim depends on: it plans the retries of this relay, writes what the breakers decided, learns the
+// database's time and looks at open transactions.
+func (c *claimer) prepare(taking context.Context, now time.Time, instance int32) error {
 	c.next = time.Time{}
 	due, next := c.relay.wake.retries.take(now)
 	if due {
@@ -153,15 +167,16 @@ func (c *claimer) prepare(taking context.Context, instance int32, now time.Time)
 	return nil
 }
 
-// putBack makes what a failed claim asked for wanted again: its keys at once, its walks later.
-func (c *claimer) putBack(claims []laneClaim) {
-	for _, of := range claims {
-		for _, key := range of.request.keys {
-			of.lane.makeReady(key.key, key.class)
+// claimFailed makes the keys of a failed claim ready again and puts its walks off, so that the next claim costs less.
+func (c *claimer) claimFailed(instance int32, claims []laneClaim, err error) {
+	c.lost.failed(instance, err)
+	for _, claim := range claims {
+		for _, key := range claim.request.keys {
+			claim.lane.makeReady(key.key, key.class)
 		}
-		for _, s := range of.request.scans {
+		for _, s := range claim.request.scans {
 			if s.class != live && !s.back {
-				of.lane.walks[s.class].failed(time.Now(), c.relay.cfg.PollInterval)
+				claim.lane.walks[s.class].failed(time.Now(), c.relay.cfg.PollInterval)
 			}
 		}
 	}
@@ -195,7 +210,7 @@ func (c *claimer) plan(at time.Time) {
 	}
 }
 
-// wait returns how long nothing is to be done, neither for the pace nor for what is planned; negative: until woken.
+// wait returns how long to wait for the next turn, by the pace and by what is planned; negative: until woken.
 func (c *claimer) wait(now time.Time) time.Duration {
 	wait := c.pace.wait(now)
 	if c.next.IsZero() {
@@ -214,12 +229,12 @@ type laneClaim struct {
 	request claimRequest
 }
 
-// claim runs the statement. It is not cut off when taking ends: the claim may have committed, and its rows would wait for
-// their lease.
+// claim gives back what a former claim may have taken unnoticed, and then claims. The end of taking does not cut it off: the
+// claim may have committed, and its rows would wait for their lease.
 func (c *claimer) claim(taking context.Context, instance int32, claims []laneClaim) (claimResult, error) {
 	requests := make([]claimRequest, len(claims))
-	for i, of := range claims {
-		requests[i] = of.request
+	for i, claim := range claims {
+		requests[i] = claim.request
 	}
 	ctx := context.WithoutCancel(taking)
 	if err := c.lost.giveBack(ctx, c.relay.store, instance); err != nil {
@@ -228,8 +243,8 @@ func (c *claimer) claim(taking context.Context, instance int32, claims []laneCla
 	return c.claimAll(ctx, instance, requests)
 }
 
-// claims returns what to claim: for lanes that may have more than their last claim took, for those whose ordering keys
-// have moved on, and for all with room when it is time to look for new work.
+// claims returns what to claim in this turn. A lane takes part if its last claim left something, if one of its ordering keys
+// is ready or, when it is time to look for new work, if it has room.
 func (c *claimer) claims(now time.Time) []laneClaim {
 	r := c.relay
 	lanes := r.laneList()
@@ -255,7 +270,7 @@ func (c *claimer) claims(now time.Time) []laneClaim {
 	return claims
 }
 
-// request returns what to claim for one lane; nothing if it has neither scans nor keys.
+// request returns what to claim for one lane. Without scans and keys there is nothing to claim.
 func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRequest) {
 	looking = looking || l.owed
 	if at := l.early(now, c.relay.cfg.Lease); !at.IsZero() {
@@ -265,7 +280,7 @@ func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRe
 	}
 	free, worthwhile := l.room(now, c.relay.cfg.Lease)
 	keys, others := l.takeReady(free)
-	// More keys than there is room for are not looked for, or they would become ever more.
+	// While keys are left over for which there is no room, no scan looks for more: their number would grow without bound.
 	l.owed = looking && (free[live] <= 0 || others)
 	to := l.current().destination
 	request = claimRequest{
@@ -274,7 +289,7 @@ func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRe
 	longest, followers := l.runBounds(c.relay.cfg.Lease)
 	request.run = min(longest, 1+followers/max(1, len(keys)))
 	for i := range keys {
-		keys[i].floor = c.floors.of(orderingKey{l.name, keys[i].key}, l.reordered, request.skipFailed)
+		keys[i].floor = c.floors.lookUp(orderingKey{l.name, keys[i].key}, l.reordered, request.skipFailed)
 	}
 	if !others {
 		request.scans = c.scans(l, now, free, looking, worthwhile)
@@ -282,7 +297,8 @@ func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRe
 	return request
 }
 
-// scans returns which parts of a lane's due deliveries to look at.
+// scans returns which parts of a lane's due deliveries to read. Live ones are read from the position of the last claim, or
+// from the overlap before it; the backlog ends where they begin.
 func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, worthwhile bool) (scans []scan) {
 	window := keyset{at: c.clock.now().Add(-liveWindow)}
 	w := &l.walks[live]
@@ -291,12 +307,12 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 		after = keyset{at: after.at.Add(-overlap)}
 	}
 	if after.compare(window) < 0 {
-		if after != (keyset{}) && w.more { // what it had not come to has become backlog
+		if after != (keyset{}) && w.more { // live deliveries that were not reached in time have become backlog
 			l.walks[backlog].due = time.Time{}
 		}
 		after = window
 	}
-	// What is next of its key takes no room from the others: keys that go on would leave them none.
+	// Deliveries that are claimed by their key take no room from these: keys that always go on would leave none.
 	if free[live] > 0 && (looking || w.more && worthwhile) {
 		scans = append(scans, scan{class: live, free: free[live], after: after})
 	}
@@ -311,7 +327,7 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 			until = after
 		}
 		switch {
-		case free[class] <= 0 || !worthwhile: // what is settled next asks again
+		case free[class] <= 0 || !worthwhile: // the next settlement makes room and wakes the claimer
 		case w.wanted(now):
 			scans = append(scans, scan{class: class, free: free[class], after: w.position, until: until})
 		case w.more:
@@ -321,8 +337,8 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 	return scans
 }
 
-// advance moves the lanes past what a claim has looked at, and notes the ordering keys it found. It reports whether one of
-// them can be claimed at once.
+// advance moves the lanes past the deliveries that a claim has read, and notes the ordering keys that it found. It reports
+// whether any key can be claimed at once.
 func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Duration) (ready bool) {
 	claimed := make([]int, len(result.scans))
 	for i := range result.deliveries {
@@ -331,46 +347,47 @@ func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Dura
 		}
 	}
 	n := 0
-	for i, of := range claims {
+	for i, claim := range claims {
+		l := claim.lane
 		if reordered, changed := result.reordered[i]; changed {
-			of.lane.reordered = reordered
+			l.reordered = reordered
 		}
-		for _, s := range of.request.scans {
-			seen := result.scans[n]
+		for _, s := range claim.request.scans {
+			read := result.scans[n]
 			if s.back {
-				of.lane.lookedBack(seen)
+				l.lookedBack(read)
 			} else {
-				of.lane.walks[s.class].advance(s.class, seen, claimed[n]+len(seen.keys), result.at, took, c.relay.cfg.PollInterval)
+				l.walks[s.class].advance(s.class, read, claimed[n]+len(read.keys), result.at, took, c.relay.cfg.PollInterval)
 			}
-			for _, found := range seen.keys {
-				c.floors.forget(orderingKey{of.lane.name, found.key}, found.eventID)
-				of.lane.makeReady(found.key, s.class)
+			for _, found := range read.keys {
+				c.floors.forget(orderingKey{l.name, found.key}, found.eventID)
+				l.makeReady(found.key, s.class)
 			}
 			n++
 		}
-		ready = ready || of.lane.hasReady()
+		ready = ready || l.hasReady()
 	}
-	c.learn(claims, result)
+	c.rememberFloors(claims, result)
 	return ready
 }
 
-// learn remembers where the unsettled deliveries of ordering keys begin. The heads of what was claimed are among its
-// deliveries.
-func (c *claimer) learn(claims []laneClaim, result claimResult) {
+// rememberFloors remembers where the unsettled deliveries of each ordering key begin: at the head that the claim brought,
+// or at the one that it found and could not claim.
+func (c *claimer) rememberFloors(claims []laneClaim, result claimResult) {
 	heads := result.heads
-	of := map[string]int{}
+	index := map[string]int{}
 	for i := range claims {
-		of[claims[i].lane.name] = i
+		index[claims[i].lane.name] = i
 	}
 	for i := range result.deliveries {
 		if d := &result.deliveries[i]; d.scan == 0 && d.after == 0 && d.event.orderingKey != nil {
-			heads = append(heads, keyHead{of[d.destination], *d.event.orderingKey, d.eventID})
+			heads = append(heads, keyHead{index[d.destination], *d.event.orderingKey, d.eventID})
 		}
 	}
 	for _, head := range heads {
-		of := claims[head.request]
-		c.floors.set(orderingKey{of.lane.name, head.key},
-			floor{min(head.eventID-1, c.writers.closed), of.lane.reordered, of.request.skipFailed})
+		claim := claims[head.request]
+		c.floors.set(orderingKey{claim.lane.name, head.key},
+			floor{min(head.eventID-1, c.writers.closed), claim.lane.reordered, claim.request.skipFailed})
 	}
 }
 
@@ -382,31 +399,31 @@ func (c *claimer) handOut(claims []laneClaim, result claimResult) {
 		byLane[d.destination] = append(byLane[d.destination], d)
 	}
 	window := result.at.Add(-liveWindow)
-	for _, of := range claims {
-		deliveries, brought := byLane[of.lane.name]
+	for _, claim := range claims {
+		deliveries, brought := byLane[claim.lane.name]
 		if !brought {
-			if of.lane.tried(time.Now()) {
+			if claim.lane.tried(time.Now()) {
 				signal(r.wake.room)
 			}
 			continue
 		}
 		if r.cfg.Hooks.Claimed != nil {
-			r.cfg.Hooks.Claimed(of.lane.name, len(deliveries))
+			r.cfg.Hooks.Claimed(claim.lane.name, len(deliveries))
 		}
-		c.push(of, deliveries, window)
+		c.push(claim, deliveries, window)
 	}
 }
 
-// push queues what was claimed for a lane, each run in the class of its most urgent delivery. Replays before something else of
+// push queues the claimed deliveries of a lane, each run in the class of its most urgent delivery. Replays before something else of
 // their key go in its class: it would wait for them in theirs.
-func (c *claimer) push(of laneClaim, deliveries []delivery, window time.Time) {
-	r, l := c.relay, of.lane
-	asked := make(map[string]class, len(of.request.keys))
-	for _, key := range of.request.keys {
-		asked[key.key] = key.class
+func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time) {
+	r, l := c.relay, claim.lane
+	keyClass := make(map[string]class, len(claim.request.keys))
+	for _, key := range claim.request.keys {
+		keyClass[key.key] = key.class
 	}
 	all, broken := runs(deliveries)
-	for _, d := range broken { // before anything is sent: what a run frees its key for must be free by then
+	for _, d := range broken { // before anything is sent: the end of a run makes its key ready, and these must be free then
 		l.took(d.class, 1)
 		l.claimedKey(*d.event.orderingKey, 1)
 		r.settle(l, newSettlement(d, verdict{outcome: Hold, reason: ReasonOrder}, RetryPolicy{}, time.Now(), 0, 0))
@@ -420,7 +437,7 @@ func (c *claimer) push(of laneClaim, deliveries []delivery, window time.Time) {
 		if key := run[0].event.orderingKey; key != nil {
 			l.claimedKey(*key, len(run))
 			if class == replays {
-				class = asked[*key]
+				class = keyClass[*key]
 			}
 		}
 		for i := range run {

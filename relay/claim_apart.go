@@ -42,10 +42,13 @@ func (c *claimer) claimAll(ctx context.Context, instance int32, requests []claim
 	for i, request := range requests {
 		for _, part := range request.parts() {
 			found, err := c.claimPart(ctx, instance, part, now)
-			if err != nil && len(all.deliveries) == 0 {
+			switch {
+			case err == nil:
+			case len(all.deliveries) == 0:
 				return claimResult{}, err
+			default: // what is claimed must be sent; the next claim meets the error again
+				all.failed = err
 			}
-			// What is claimed must be sent; the next claim meets the error again.
 			all.include(found, i, len(part.scans))
 		}
 	}

@@ -228,7 +228,7 @@ func TestCopies(t *testing.T) {
 			if text := string(slack.all()[0].body); !strings.Contains(text, "quarantine") || !strings.Contains(text, "outbox-relay identity accept") {
 				t.Errorf("the alert says %s", text)
 			}
-			signal(r.parked) // as the session does every half minute
+			signal(r.parked) // as the session does when a route was added
 			signal(r.alerts)
 			beat := row[string](copied, `SELECT heartbeat_at::text FROM outbox_relay WHERE quarantined IS NOT NULL`)
 			becomes(copied, true, `SELECT heartbeat_at > $1::timestamptz + interval '3 seconds' FROM outbox_relay WHERE quarantined IS NOT NULL`, beat)

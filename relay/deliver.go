@@ -64,7 +64,7 @@ func (r *Relay) sendRun(l *lane, run []delivery) {
 		if v.posted {
 			l.posted(time.Since(begun))
 		}
-		if l.judge(time.Now(), d.eventID, &v, took) {
+		if l.recordVerdict(time.Now(), d.eventID, &v, took) {
 			signal(r.wake.room)
 		}
 		s := newSettlement(*d, v, to.destination.Retry, started, took, jitterFraction())
@@ -140,7 +140,7 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 	if time.Until(d.leaseEnds) < to.destination.Timeout+sendMargin {
 		return verdict{outcome: Hold, reason: ReasonLease}
 	}
-	leave, instead := r.enter(d)
+	leave, instead := r.awaitPost(d)
 	if instead != nil {
 		return *instead
 	}
@@ -169,7 +169,7 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 	if err != nil {
 		return refuse(err)
 	}
-	if err := r.accuse(d); err != nil {
+	if err := r.countSuspect(d); err != nil {
 		r.databaseError("count suspect", err)
 		return verdict{outcome: Hold, reason: ReasonDatabase}
 	}

@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// judge lets breaker and flow learn from a verdict, and turns it into a hold where the destination is at fault. It reports
-// whether the claimer has something to write, or to plan.
-func (l *lane) judge(now time.Time, event int64, v *verdict, took time.Duration) (changed bool) {
+// recordVerdict passes a verdict to breaker and flow, and turns a retry into a hold where the destination is at fault. It
+// reports whether the claimer has something to write, or to plan.
+func (l *lane) recordVerdict(now time.Time, event int64, v *verdict, took time.Duration) (changed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	write, pending := l.breaker.write, l.breaker.pending()
-	if l.breaker.judge(now, event, v, min(l.share, l.flow.concurrency())) && v.outcome == Retry {
+	if l.breaker.recordVerdict(now, event, v, min(l.share, l.flow.concurrency())) && v.outcome == Retry {
 		v.outcome = Hold
 	}
 	if v.posted {
@@ -24,9 +24,9 @@ func (l *lane) judge(now time.Time, event int64, v *verdict, took time.Duration)
 	return l.breaker.write != write || l.breaker.pending() != pending
 }
 
-// seen takes in what the database said, at the given time, of destinations that are paused or whose breaker is not
-// closed; all others are open for business.
-func (r *Relay) seen(began time.Time, states []destinationState) {
+// applyStates applies the states of destinations that a beat read, which began at the given time. A destination that is not
+// among them has a closed breaker and no evidence against it.
+func (r *Relay) applyStates(began time.Time, states []destinationState) {
 	instance, _ := r.session.current()
 	now := time.Now()
 	changed := false
@@ -40,7 +40,7 @@ func (r *Relay) seen(began time.Time, states []destinationState) {
 			state.remaining = 0
 		}
 		before := l.breaker.state
-		l.breaker.heard(began, now, state, instance)
+		l.breaker.applyState(began, now, state, instance)
 		changed = changed || l.breaker.state != before
 		l.mu.Unlock()
 	}
@@ -49,7 +49,7 @@ func (r *Relay) seen(began time.Time, states []destinationState) {
 	}
 }
 
-// lockedAgain is when to try again what somebody else's lock on a destination has prevented.
+// lockedAgain is how long a breaker's statement waits that met another session's lock on the destination.
 const lockedAgain = 2 * time.Second
 
 // implausible is a longer time than any relay gives a breaker: the database's clock must have been put back since.
@@ -57,8 +57,7 @@ func (l *lane) implausible() time.Duration {
 	return 2 * max(l.breaker.policy.ProbeMax, l.destination.Timeout+tryHold)
 }
 
-// tendBreakers tells the database what breakers have decided, takes this relay's turn with those that wait to be tried,
-// and plans when to do so again.
+// tendBreakers writes what the breakers of all lanes have decided, begins trials that are due, and plans when to do so again.
 func (c *claimer) tendBreakers(now time.Time, instance int32) error {
 	for _, l := range c.relay.laneList() {
 		if now.Before(l.tend) {
@@ -66,7 +65,7 @@ func (c *claimer) tendBreakers(now time.Time, instance int32) error {
 			continue
 		}
 		at, err := c.tendBreaker(l, now, instance)
-		if hasCode(err, lockNotAvailable) { // which is no reason for the other lanes to wait
+		if hasCode(err, lockNotAvailable) { // the other lanes must not wait for one row
 			c.relay.databaseError("breaker", err)
 			l.tend = time.Now().Add(lockedAgain)
 			at, err = l.tend, nil
@@ -81,6 +80,7 @@ func (c *claimer) tendBreakers(now time.Time, instance int32) error {
 	return nil
 }
 
+// tendBreaker does what is due about one breaker, and returns when to look again; zero: when a verdict changes it.
 func (c *claimer) tendBreaker(l *lane, now time.Time, instance int32) (next time.Time, err error) {
 	l.mu.Lock()
 	b := l.breaker
@@ -95,7 +95,7 @@ func (c *claimer) tendBreaker(l *lane, now time.Time, instance int32) (next time
 	case b.state == breakerOpen && now.Before(b.tryAt):
 		return b.tryAt, nil
 	case b.state == breakerOpen && turn > 0:
-		return now.Add(turn), nil // until then others may try; this relay would keep the lane for nothing
+		return now.Add(turn), nil // the lane's rate allows no request yet; another relay may try meanwhile
 	case b.state == breakerOpen:
 		return c.tryBreaker(l, now, instance, hold)
 	case b.state == breakerHalfOpen && b.until.Sub(now) < hold/2:
@@ -112,6 +112,7 @@ func (c *claimer) tendBreaker(l *lane, now time.Time, instance int32) (next time
 	return time.Time{}, nil
 }
 
+// openBreaker writes that a breaker has opened, and returns when its first or next trial is due.
 func (c *claimer) openBreaker(l *lane, b breaker, instance int32) (next time.Time, err error) {
 	r := c.relay
 	wait, probes, err := r.store.openBreaker(r.settling, l.name, instance, b)
@@ -127,6 +128,7 @@ func (c *claimer) openBreaker(l *lane, b breaker, instance int32) (next time.Tim
 	return time.Now().Add(wait), nil
 }
 
+// closeBreaker writes that a breaker has closed, and makes the next claims look at all that was held.
 func (c *claimer) closeBreaker(l *lane, instance int32) error {
 	r := c.relay
 	if err := r.store.closeBreaker(r.settling, l.name, instance); err != nil {
@@ -144,6 +146,7 @@ func (c *claimer) closeBreaker(l *lane, instance int32) error {
 	return nil
 }
 
+// tryBreaker begins a trial of a lane if no other relay does, and returns when to try that again if it has not.
 func (c *claimer) tryBreaker(l *lane, now time.Time, instance int32, hold time.Duration) (next time.Time, err error) {
 	r := c.relay
 	l.mu.Lock()
@@ -155,13 +158,13 @@ func (c *claimer) tryBreaker(l *lane, now time.Time, instance int32, hold time.D
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !taken { // what waits is not due, or another relay was first: the next beat tells
+	if !taken { // nothing that waits is due, or another relay was first, as the next beat will show
 		l.breaker.tryAt = now.Add(r.cfg.PollInterval)
 		return l.breaker.tryAt, nil
 	}
 	l.breaker.events = events
 	l.breaker.try(time.Now(), hold)
-	for i := range l.walks { // each probe goes on where the one before it ended, and then at the front: another delivery may pass
+	for i := range l.walks { // each probe goes on behind the one before it, then at the front: another delivery may pass
 		w := &l.walks[i]
 		w.due, w.again = time.Time{}, w.position != (keyset{})
 	}
@@ -169,8 +172,8 @@ func (c *claimer) tryBreaker(l *lane, now time.Time, instance int32, hold time.D
 	return time.Time{}, nil
 }
 
-// renewTrial keeps a lane this relay's alone, or closes the breaker when there was nothing to send: all that waited is
-// gone, or waits behind something else.
+// renewTrial prolongs this relay's trial of a lane, or closes the breaker when there was nothing to send: all that waited is
+// gone, or waits behind another delivery.
 func (c *claimer) renewTrial(l *lane, now time.Time, instance int32, hold time.Duration) error {
 	busy := l.busy()
 	l.mu.Lock()
@@ -198,17 +201,18 @@ func (c *claimer) renewTrial(l *lane, now time.Time, instance int32, hold time.D
 	return nil
 }
 
+// recordEvidence writes what this relay adds to the evidence against a destination, and learns what all relays hold.
 func (c *claimer) recordEvidence(l *lane, b breaker) error {
 	failures, events, closed, err := c.relay.store.recordEvidence(c.relay.settling, l.name, b.unwritten, b.events)
 	if err != nil {
 		return err
 	}
 	if !closed {
-		failures, events = 0, nil // another relay has opened it: the next beat says so
+		failures, events = 0, nil // another relay has opened the breaker, as the next beat will show
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.breaker.noted(time.Now(), b.unwritten, failures, events)
+	l.breaker.evidenceRecorded(time.Now(), b.unwritten, failures, events)
 	return nil
 }
 

@@ -20,7 +20,7 @@ type lane struct {
 	reordered int64
 	shown     LaneState // to the hook
 	seen      time.Time // when that was
-	tend      time.Time // the breaker not before
+	tend      time.Time // when to look at the breaker again, after another session had locked its row
 
 	mu sync.Mutex
 	*endpoint
@@ -174,8 +174,8 @@ func (l *lane) ahead(lease time.Duration) time.Duration {
 	return (lease - l.destination.Timeout - sendMargin) / 2
 }
 
-// early returns until when it is too early to claim, since the receiver has asked to wait, or the lane's rate has its next
-// turn only when the lease would have been waited away; zero: it is not.
+// early returns when the next claim makes sense: when the receiver has asked to wait until then, or when a claim made now
+// would wait away its lease for the lane's rate. Zero: now.
 func (l *lane) early(now time.Time, lease time.Duration) (until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -40,7 +40,7 @@ type mask struct {
 func maskOf(e *endpoint, header http.Header) *mask {
 	m := &mask{}
 	for name, values := range header {
-		if public(name, e.destination.Wire.Format) {
+		if isPublicHeader(name, e.destination.Wire.Format) {
 			continue
 		}
 		for _, value := range values {
@@ -59,8 +59,8 @@ func maskOf(e *endpoint, header http.Header) *mask {
 	return m
 }
 
-// public reports whether a header's value is the relay's own and no secret.
-func public(name string, format Format) bool {
+// isPublicHeader reports whether a header's value is the relay's own and no secret.
+func isPublicHeader(name string, format Format) bool {
 	switch name {
 	case webhook.Signature:
 		return false

@@ -63,12 +63,12 @@ func (r Route) Matches(eventType string) bool {
 
 // An unservedDestination is one with pending deliveries that no registered relay serves.
 type unservedDestination struct {
-	Destination string
-	Pending     int64 // at most 10,001
+	Destination string `json:"destination"`
+	Pending     int    `json:"pending"` // at most 10,001
 }
 
-// warnUnserved logs what waits although no relay serves its destination, as after one was renamed. The alert says it
-// until it is over.
+// warnUnserved logs the destinations with pending deliveries that no relay serves, as after one was renamed. The alert lasts
+// until none is left.
 func (r *Relay) warnUnserved(ctx context.Context) {
 	list, err := unserved(ctx, r.store.pool)
 	switch {
@@ -89,8 +89,5 @@ func counts(list []unservedDestination) (texts []string) {
 
 // String says the name and how many wait.
 func (u unservedDestination) String() string {
-	if u.Pending > 10_000 {
-		return u.Destination + " (more than 10000)"
-	}
-	return fmt.Sprintf("%s (%d)", u.Destination, u.Pending)
+	return fmt.Sprintf("%s (%s)", u.Destination, upTo(u.Pending))
 }

@@ -59,7 +59,7 @@ func TestUnservedDeliveries(t *testing.T) {
 		t.Errorf("the log says\n%s", logged)
 	}
 	ops.await(t, RuleUnserved, "firing")
-	if got := ops.of(RuleUnserved)[0]; got.Subject != "old" || !strings.Contains(got.Text(), `Deliveries to "old" are unserved: 3 of them pending`) {
+	if got := ops.of(RuleUnserved)[0]; got.Subject != "old" || !strings.Contains(got.Text(), `Deliveries to "old" are unserved: 3 pending`) {
 		t.Errorf("the alert is %q", got.Text())
 	}
 	served := func() string {

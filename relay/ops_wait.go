@@ -66,9 +66,9 @@ func (w waitState) reasons() (all []Wait) {
 	}
 	if w.Destination == "" {
 		if w.Routed {
-			add("parked", "parked, but a route for its type exists now: a relay releases it within half a minute")
+			add("parked", "parked, but a route for its type exists now: a relay releases it within seconds")
 		} else {
-			add("parked", "parked: no route matches its type; add one and restart the relays, or discard it")
+			add("parked", "parked: no route matches its type; add one and reload the relays (SIGHUP), or discard it")
 		}
 		return all
 	}
@@ -80,11 +80,7 @@ func (w waitState) reasons() (all []Wait) {
 		add("paused", "the destination is paused since %s: %s; to go on: outbox-relay resume %s", timeText(w.PausedAt), reason, w.Destination)
 	}
 	if w.Breaker != "closed" {
-		probe := "the next probe is due"
-		if w.BreakerSeconds > 0 {
-			probe = "next probe in " + seconds(w.BreakerSeconds)
-		}
-		add("held", "held: the destination is down (%s); %s", w.BreakerError, probe)
+		add("held", "held: the destination is down (%s); %s", w.BreakerError, w.nextProbe())
 	}
 	if w.BehindEvent != 0 {
 		hint := ""
@@ -110,6 +106,17 @@ func (w waitState) reasons() (all []Wait) {
 		add("due", "due: it goes out with the next claims of its destination")
 	}
 	return all
+}
+
+// nextProbe says when a held destination is probed.
+func (w waitState) nextProbe() string {
+	switch {
+	case !w.Served:
+		return "no running relay probes it"
+	case w.BreakerSeconds > 0:
+		return "next probe in " + seconds(w.BreakerSeconds)
+	}
+	return "the next probe is due"
 }
 
 func seconds(s float64) string {

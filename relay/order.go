@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// Order of one ordering key: a delivery is claimable only when no earlier one of its key and destination is pending (or
-// failed, unless the destination skips those). A claim brings the head of a key together with what follows it, as a run,
-// which one sender sends in sequence.
+// A delivery with an ordering key may be sent only when no earlier one of its key and destination is pending, parked, or
+// failed (unless the destination skips those). A claim brings the head of a key together with the deliveries that follow it,
+// as a run, and one sender sends a run in sequence.
 
-// runs makes runs of what a claim brought, in the order of their heads. What does not follow its predecessor without a
-// gap, because somebody else had locked what stands between, is returned apart, to be given back.
+// runs makes runs of claimed deliveries, in the order of their heads. A delivery whose predecessor was not claimed with it,
+// because another session had locked that, is returned in broken, to be given back.
 func runs(claimed []delivery) (all [][]delivery, broken []delivery) {
 	type key struct{ destination, ordering string }
 	of := map[key]int{} // index of the run in all
@@ -41,9 +41,9 @@ func runs(claimed []delivery) (all [][]delivery, broken []delivery) {
 	return all, broken
 }
 
-// runBounds returns how many deliveries of one ordering key a claim may bring together, so that they can be sent one
-// after the other within half of what a lease leaves; and how many may come behind the heads of all keys, which bounds
-// what the lane holds in memory: what waits in a run takes no room from other keys.
+// runBounds returns how many deliveries of one ordering key a claim may bring together, so that they can be sent one after
+// the other within half of what a lease leaves. followers is how many may come behind the heads of all keys: they take no
+// room from other keys, so another number must bound what the lane holds in memory.
 func (l *lane) runBounds(lease time.Duration) (longest, followers int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -61,15 +61,15 @@ func (l *lane) runBounds(lease time.Duration) (longest, followers int) {
 	return longest, max(followers, 0)
 }
 
-// step tells that n deliveries of a run wait no longer for the one before them.
+// step records that n deliveries of a run no longer wait for the one before them.
 func (l *lane) step(c class, n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.queues[c].behind -= n
 }
 
-// token returns how long the next delivery of a run that has begun must wait for the destination's rate. What is not
-// sent, because the lane is held, needs no turn; nor does what would have it too late for its lease.
+// token returns how long the next delivery of a run that has begun must wait for the destination's rate. A delivery takes no
+// token if it will not be sent: its lane is held, or its turn comes too late for its lease.
 func (l *lane) token(now time.Time, d *delivery) (wait time.Duration, inTime bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -82,7 +82,7 @@ func (l *lane) token(now time.Time, d *delivery) (wait time.Duration, inTime boo
 	return l.flow.wait(now), true
 }
 
-// posted takes in how long a delivery took, with its wait for the destination's rate.
+// posted records how long a delivery took, with its wait for the destination's rate.
 func (l *lane) posted(took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -107,7 +107,7 @@ const (
 	SkipFailed FailurePolicy = "skip"
 )
 
-// orderingKeys are those of a lane that this relay works on.
+// orderingKeys are the keys of a lane that have work in this relay.
 type orderingKeys struct {
 	ready    []readyKey // the next delivery of each may be claimed; in the order in which they were found
 	isReady  map[string]bool
@@ -172,7 +172,7 @@ func (l *lane) keySettled(s *settlement) {
 	}
 }
 
-// takeReady returns ready keys for which their class has room, each once, and whether there are others.
+// takeReady removes and returns the ready keys for whose class there is room, and reports whether others are left.
 func (l *lane) takeReady(free [classes]int) (keys []readyKey, others bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -198,7 +198,7 @@ func (l *lane) hasReady() bool {
 	return len(l.keys.ready) > 0
 }
 
-// claimedKey counts n deliveries of an ordering key that are on their way; negative: that have been settled.
+// claimedKey adds n to the deliveries of an ordering key that are in flight; settled ones are subtracted.
 func (l *lane) claimedKey(key string, n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -211,11 +211,11 @@ func (l *lane) claimedKey(key string, n int) {
 	}
 }
 
-// floors remember for ordering keys up to which event every delivery is settled, so that a claim need not read what became of
-// them: while a long transaction blocks vacuum, the index keeps an entry of every delivery that was ever pending.
+// floors remember, for each ordering key, up to which event every delivery is settled, so that a claim need not read them
+// again: while a long transaction blocks vacuum, the index keeps an entry of every delivery that was ever pending.
 //
-// A floor never passes an event that may still appear: see writers. Deliveries that become pending again raise the
-// destination's reordered number, which makes its floors void. Forgetting one costs reading the key's history once.
+// A floor never passes an event that may still appear: see writers. When settled deliveries become pending again, the
+// destination's reordered number grows, and its floors no longer count. A forgotten floor costs one read of the key's history.
 type floors struct {
 	recent, older map[orderingKey]floor // at most floorsKept each; the older half is dropped when the recent one is full
 }
@@ -230,12 +230,12 @@ type floor struct {
 
 const floorsKept = 32 << 10
 
-// of returns the floor of a key under the given conditions.
-func (f *floors) of(of orderingKey, reordered int64, skipFailed bool) int64 {
-	known, found := f.recent[of]
+// lookUp returns the floor of a key, or the lowest number if none is known that was learnt under the given conditions.
+func (f *floors) lookUp(key orderingKey, reordered int64, skipFailed bool) int64 {
+	known, found := f.recent[key]
 	if !found {
-		if known, found = f.older[of]; found {
-			f.set(of, known)
+		if known, found = f.older[key]; found {
+			f.set(key, known)
 		}
 	}
 	if !found || known.reordered != reordered || known.skipFailed != skipFailed {
@@ -244,20 +244,20 @@ func (f *floors) of(of orderingKey, reordered int64, skipFailed bool) int64 {
 	return known.event
 }
 
-// forget makes the next claim read all of a key that has a pending delivery at or below its floor, against what writers saw:
-// of an event whose id the producer chose, or took from a sequence that hands them out in blocks.
-func (f *floors) forget(of orderingKey, eventID int64) {
-	if known, found := f.recent[of]; found && eventID <= known.event {
-		delete(f.recent, of)
+// forget drops the floor of a key if a pending delivery was found at or below it. writers cannot foresee such an event: its
+// producer chose the id, or took it from a sequence that hands out ids in blocks.
+func (f *floors) forget(key orderingKey, eventID int64) {
+	if known, found := f.recent[key]; found && eventID <= known.event {
+		delete(f.recent, key)
 	}
-	if known, found := f.older[of]; found && eventID <= known.event {
-		delete(f.older, of)
+	if known, found := f.older[key]; found && eventID <= known.event {
+		delete(f.older, key)
 	}
 }
 
-func (f *floors) set(of orderingKey, to floor) {
+func (f *floors) set(key orderingKey, to floor) {
 	if f.recent == nil || len(f.recent) >= floorsKept {
 		f.recent, f.older = make(map[orderingKey]floor), f.recent
 	}
-	f.recent[of] = to
+	f.recent[key] = to
 }

@@ -6,9 +6,6 @@ import (
 	"time"
 )
 
-// unparkInterval is how often a relay asks whether a route was added for which parked deliveries have yet to be looked through.
-const unparkInterval = time.Second
-
 // A parkedSearch looks through the parked deliveries for those that have a route by now, after a route was added. It goes in steps
 // over the ids of events, so that no statement depends on how many are parked. It is the maintenance goroutine's.
 type parkedSearch struct {
@@ -22,6 +19,8 @@ type parkedSearch struct {
 const (
 	parkedStep     = 1000
 	parkedStepMost = 100_000
+	// parkedAgain is when to look again for the first time, if a transaction is open that may know nothing of the route.
+	parkedAgain = time.Second
 	// parkedQuick and parkedSlow bound how long a step takes.
 	parkedQuick = 20 * time.Millisecond
 	parkedSlow  = 100 * time.Millisecond
@@ -46,7 +45,7 @@ func (p *parkedSearch) round(ctx context.Context, r *Relay) error {
 			return err
 		}
 		if s.after < p.reached || p.awaited == nil { // begun anew: another route was added
-			p.awaited, p.wait = open, unparkInterval
+			p.awaited, p.wait = open, parkedAgain
 		}
 		p.reached = s.reached
 		released += s.released

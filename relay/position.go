@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// A walk is how far claims have come through one class of a lane. Live deliveries are looked for behind the newest ones
-// seen, again and again; backlog and replays are walked through from the front, then left alone for a while. What no
-// position finds, such as a late commit, the next walk does: a position is only a shortcut.
+// A walk is how far claims have come through one class of a lane. Claims look for live deliveries behind the newest ones seen,
+// again and again. They walk through backlog and replays from the front to the end, and then leave them alone for a while.
+// A position is only a shortcut: what lies behind it, such as a late commit, is found by the next walk from the front.
 type walk struct {
 	position keyset        // where the last claim ended
 	more     bool          // the last claim did not come to the end: there may be more behind it
 	due      time.Time     // when to go on, or to begin again; not of live
-	took     time.Duration // how long was spent on finding nothing
+	took     time.Duration // the time spent on claims that found nothing
 	barren   bool          // the last claim found nothing to send
 	again    bool          // once it has ended it begins again, at once
 }
@@ -42,7 +42,7 @@ func (w *walk) advance(class class, result scanResult, found int, at time.Time, 
 	switch {
 	case result.more:
 		w.position, w.more, w.due = result.last, true, time.Time{}
-		if w.barren { // half of the time is left to the other lanes
+		if w.barren { // the other lanes get half of the time
 			w.due = time.Now().Add(took)
 		}
 	case w.again:
@@ -65,8 +65,8 @@ func (w *walk) failed(now time.Time, poll time.Duration) {
 	w.due = now.Add(poll)
 }
 
-// walkNow makes the next claim begin at the front of what is not live. A walk through what cannot be claimed goes on first: if
-// it began anew whenever something asks for that, it would never come to its end.
+// walkNow makes the next claim begin at the front of backlog and replays. A walk that has found nothing to send so far goes on
+// to its end first, and then begins again: if each call began it anew, it would never come to its end.
 func (l *lane) walkNow() {
 	for _, c := range []class{backlog, replays} {
 		if w := &l.walks[c]; w.barren && w.more {

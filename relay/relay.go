@@ -259,12 +259,6 @@ func (r *Relay) checkDatabase(ctx context.Context) error {
 	return nil
 }
 
-// serverRestarted follows a session's return to a server that was restarted, or to another one, before this relay claims
-// again.
-func (r *Relay) serverRestarted() {
-	r.pool.Reset() // what was connected in between may have reached the server while it was stopping
-}
-
 // databaseError tells of a failed statement that will be repeated.
 func (r *Relay) databaseError(operation string, err error) {
 	if errors.Is(err, errGuarded) || errors.Is(err, errQuarantined) {

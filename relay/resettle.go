@@ -17,7 +17,7 @@ const (
 	recentMost = 10_000
 )
 
-// recentSettlements are what the server has acknowledged and may lose. Safe for concurrent use.
+// recentSettlements are those that the server has acknowledged and may still lose. They are safe for concurrent use.
 type recentSettlements struct {
 	mu      sync.Mutex
 	batches []recentBatch
@@ -50,8 +50,8 @@ func (r *recentSettlements) drop() {
 	r.batches = r.batches[1:]
 }
 
-// alive forgets what is on the disk, since the session's connection has lasted until the given time.
-func (r *recentSettlements) alive(at time.Time) {
+// forgetDurable forgets the settlements that are on the disk because the server has answered the session at the given time.
+func (r *recentSettlements) forgetDurable(at time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for len(r.batches) > 0 && at.Sub(r.batches[0].written) > recentFor {
@@ -86,7 +86,7 @@ func (r *Relay) resettle(ctx context.Context, on executor, instance int32) error
 
 // resettleBatch writes one batch again, row by row if the database refuses it. What is refused then waits for its lease.
 func (r *Relay) resettleBatch(ctx context.Context, over *store, instance int32, b batch) (restored int, err error) {
-	for range 2 { // the second time writes what the first has restored the claims of, see restoreClaims
+	for range 2 { // the first try restores lost claims (see restoreClaims), the second settles them
 		missed, stale, err := over.settle(ctx, instance, &b)
 		if classifyError(err) != errorPassing {
 			r.databaseError("settle", err)
@@ -106,7 +106,7 @@ func (r *Relay) resettleBatch(ctx context.Context, over *store, instance int32, 
 		if len(missed) == 0 {
 			break
 		}
-		b.settlements = copied(missed)
+		b.settlements = copySettlements(missed)
 	}
 	return restored, nil
 }

@@ -163,11 +163,11 @@ func TestRecentSettlementsAreForgotten(t *testing.T) {
 		t.Errorf("%d settlements in %d batches are kept", r.size, len(r.all()))
 	}
 	newest := begun.Add(time.Duration(3*recentMost/500-1) * time.Second)
-	r.alive(newest)
+	r.forgetDurable(newest)
 	if got := len(r.all()); got != 4 { // of 0, 1, 2 and 3 s ago
 		t.Errorf("%d batches are kept", got)
 	}
-	r.alive(newest.Add(time.Minute))
+	r.forgetDurable(newest.Add(time.Minute))
 	if r.size != 0 || len(r.all()) != 0 {
 		t.Errorf("%d settlements are kept for ever", r.size)
 	}

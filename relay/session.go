@@ -16,10 +16,9 @@ import (
 // sends its heartbeat, finds dead relays, and receives notifications. Only its own goroutine uses the connection. Through
 // a pooler there is no such connection: the heartbeat alone says that the relay lives, and nothing is received.
 type session struct {
-	relay      *Relay
-	lookParked time.Time
+	relay *Relay
 
-	started time.Time // when the server of the last session did; zero: there was none
+	started time.Time // when the server of the last session started; zero: there was none
 
 	mu       sync.Mutex
 	instance int32
@@ -218,7 +217,7 @@ func (s *session) enter(ctx context.Context, on *standing) error {
 	}
 	s.relay.guard.admit(instance)
 	if before := s.started; !before.IsZero() && !before.Equal(started) {
-		s.relay.serverRestarted()
+		s.relay.pool.Reset() // a connection made meanwhile may have reached the server while it was stopping
 	}
 	s.started = started
 	if err := s.relay.resettle(ctx, on, instance); err != nil {
@@ -294,9 +293,6 @@ func (s *session) beat(stopping context.Context, on *standing, findDead bool) er
 	if on.conn == nil {
 		p.writeAfter = min(p.writeAfter, s.relay.cfg.Lease/5)
 	}
-	if now := time.Now(); !now.Before(s.lookParked) {
-		p.findParked, s.lookParked = true, now.Add(unparkInterval)
-	}
 	asked := time.Now()
 	e, err := heartbeat(ctx, on, p)
 	if err != nil {
@@ -305,8 +301,8 @@ func (s *session) beat(stopping context.Context, on *standing, findDead bool) er
 	if !e.registered {
 		return errTakenForDead
 	}
-	s.relay.recent.alive(asked)
-	s.relay.seen(asked, e.states)
+	s.relay.recent.forgetDurable(asked)
+	s.relay.applyStates(asked, e.states)
 	if e.alerts {
 		signal(s.relay.alerts)
 	}

@@ -1,11 +1,8 @@
 package relay
 
 import (
-	"errors"
 	"fmt"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // A settlement is a verdict on its way into the database.
@@ -77,15 +74,15 @@ func (b *batch) byOutcome() (o outcomes) {
 }
 
 // parts returns the smaller batches to write in place of one that failed with err: the settlements of each outcome, then
-// each of them alone. It returns none when a smaller batch would fail, too: of what one statement locks beside the rows
-// that it leaves out, an alert or a destination, all settlements of an outcome need the same.
+// each settlement alone. It returns none when smaller batches would fail, too: a batch that leaves out locked deliveries and
+// still meets a lock needs the row of an alert or a destination, and so does each of its settlements.
 func (b *batch) parts(err error) (parts []batch) {
 	switch {
 	case !b.apart:
 		o := b.byOutcome()
 		for _, list := range [][]*settlement{o.delivered, o.retried, o.held, o.failed} {
 			if len(list) > 0 {
-				parts = append(parts, batch{settlements: copied(list), apart: true})
+				parts = append(parts, batch{settlements: copySettlements(list), apart: true})
 			}
 		}
 	case len(b.settlements) > 1 && !hasCode(err, lockNotAvailable):
@@ -96,7 +93,7 @@ func (b *batch) parts(err error) (parts []batch) {
 	return parts
 }
 
-func copied(list []*settlement) []settlement {
+func copySettlements(list []*settlement) []settlement {
 	all := make([]settlement, len(list))
 	for i, s := range list {
 		all[i] = *s
@@ -135,8 +132,8 @@ type settler struct {
 	aside []settlement // could not be written, and are tried again
 }
 
-// settleAll writes settlements in batches until the channel is closed and drained. It tries what is set aside until that
-// is written, too, or the settler has to give up; a stop does not wait for what the database refuses.
+// settleAll writes settlements in batches until the channel is closed and drained. It tries those set aside until they are
+// written, too, or the settler has to give up. A stop waits for locked rows, not for rows that the database refuses.
 func (r *Relay) settleAll() {
 	w := settler{relay: r}
 	timer := time.NewTimer(time.Hour)
@@ -187,8 +184,8 @@ func (w *settler) collect(first settlement, timer *time.Timer) []settlement {
 	return collected
 }
 
-// write writes a batch, and returns the settlements that it could not write. What fails is tried in parts, so that one
-// row cannot keep the others.
+// write writes a batch, and returns the settlements that it could not write. It tries a failed batch in parts, so that one row
+// cannot keep the others from being written.
 func (w *settler) write(b batch) (left []settlement) {
 	missed, err := w.try(&b)
 	if err == nil {
@@ -201,7 +198,7 @@ func (w *settler) write(b batch) (left []settlement) {
 	if len(parts) == 0 {
 		left = b.settlements
 		for i := range left {
-			left[i].refuse(err)
+			left[i].noteFailure(err)
 		}
 	}
 	return left
@@ -215,7 +212,7 @@ const settleTries = 3
 func (w *settler) try(b *batch) (missed []settlement, err error) {
 	r := w.relay
 	failing := newBackoff()
-	failing.MaxInterval = time.Second // or keys would stand still although the database is back
+	failing.MaxInterval = time.Second // ordering keys must not stand still when the database is back
 	repeated, damaged := false, 0
 	for ; ; repeated = true {
 		if r.settling.Err() != nil {
@@ -229,9 +226,9 @@ func (w *settler) try(b *batch) (missed []settlement, err error) {
 				stale = 0 // unknown: when only the acknowledgement was lost, this very batch was written before
 			}
 			r.written(b.without(left), stale)
-			missed = copied(left)
+			missed = copySettlements(left)
 			for i := range missed {
-				missed[i].refuse(nil)
+				missed[i].noteFailure(nil)
 			}
 			return missed, nil
 		}
@@ -271,18 +268,6 @@ func (b *batch) without(left []*settlement) []settlement {
 
 func (r *Relay) gaveUp(deliveries int) {
 	r.cfg.Log.Warn().Int("deliveries", deliveries).Msg("stopping without having settled; the deliveries will be attempted again")
-}
-
-// SQLSTATEs that are met with more than another try.
-const (
-	readOnlyTransaction = "25006"
-	lockNotAvailable    = "55P03"
-)
-
-// hasCode reports whether err is an error of the database with that SQLSTATE.
-func hasCode(err error, code string) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == code
 }
 
 // written frees the lanes' room, remembers what a crash of the server could undo, and calls the hooks.

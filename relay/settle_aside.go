@@ -19,8 +19,8 @@ const (
 	asideRefused = time.Minute // while the database refuses it
 )
 
-// refuse notes why a settlement could not be written; nil, or a lock: another session is in the way.
-func (s *settlement) refuse(err error) {
+// noteFailure records why a settlement could not be written. nil and a lock mean that another session is in the way.
+func (s *settlement) noteFailure(err error) {
 	if hasCode(err, lockNotAvailable) {
 		err = nil
 	}
@@ -76,6 +76,9 @@ func (w *settler) drop(s *settlement) {
 	l := w.relay.lane(s.destination)
 	if s.outcome == Fail && s.reason == ReasonGone {
 		l.pauseWritten() // which it is not, but nothing else would let the lane go on
+	}
+	if key := s.event.orderingKey; key != nil {
+		l.claimedKey(*key, -1) // or the key would count as in flight for ever
 	}
 	l.release(s.class, 1)
 	signal(w.relay.wake.room)

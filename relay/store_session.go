@@ -168,18 +168,17 @@ UNION ALL
 SELECT 'alert', 0, '', false, '', 0, 0, 0 WHERE ` + alertsDue + `
 UNION ALL
 SELECT 'armed', 0, '', false, '', 0, 0, 0
-WHERE CASE WHEN $5 AND (SELECT last_value FROM outbox_armed) < extract(epoch FROM now() + interval '6 seconds') * 1000
+WHERE CASE WHEN $4 AND (SELECT last_value FROM outbox_armed) < extract(epoch FROM now() + interval '6 seconds') * 1000
            THEN ` + armUntil + ` > 0 ELSE false END
 UNION ALL
 SELECT 'parked', 0, '', false, '', 0, 0, 0
-WHERE $4 AND EXISTS (SELECT FROM outbox_destination WHERE parked_after IS NOT NULL)`
+WHERE EXISTS (SELECT FROM outbox_destination WHERE parked_after IS NOT NULL)`
 
 // pulse is what a beat asks.
 type pulse struct {
 	instance   int32
 	writeAfter time.Duration // how old the heartbeat may become before it is written again
 	findDead   bool
-	findParked bool
 	armed      bool // go on making producers notify
 }
 
@@ -189,12 +188,12 @@ type echo struct {
 	dead       []int32 // each to be given to rescue
 	states     []destinationState
 	alerts     bool // there is something to tell or to close
-	parked     bool // there are parked deliveries; false when not asked
+	parked     bool // a route was added, and what was parked before has yet to be looked through
 }
 
 // heartbeat says that this relay lives, and finds out what it has to do beside claiming.
 func heartbeat(ctx context.Context, q querier, p pulse) (e echo, err error) {
-	rows, err := q.Query(ctx, beat, p.instance, p.writeAfter.Seconds(), p.findDead, p.findParked, p.armed)
+	rows, err := q.Query(ctx, beat, p.instance, p.writeAfter.Seconds(), p.findDead, p.armed)
 	if err != nil {
 		return echo{}, fmt.Errorf("beat: %w", err)
 	}

@@ -7,19 +7,20 @@ import (
 	"time"
 )
 
-// A delivery that kills its relay looks like every other one that the relay held. So those that were held three times in
-// a row when a relay died are suspects. A suspect waits before its next claim, longer each time. What is only unlucky is
-// sent in between, and its count begins anew. One that is still there after three waits is sent alone, with no other POST
-// of this relay beside it; only requests that were sent alone count from then on, and only they convict it.
+// A delivery that kills its relay looks like every other one that the relay held. A delivery is a suspect when relays died
+// three times in a row while they held it. A suspect waits before its next claim, longer each time. Most are only unlucky:
+// they are sent in between, and their count begins anew. From the sixth death on a suspect is sent alone, with no other
+// POST of this relay beside it. From then on only requests that were sent alone count, and only they fail it.
 const (
+	// Both numbers are also in the SQL of claims, and a test compares them.
 	suspectFrom = 3
-	aloneFrom   = 6 // as rescuesAfterClaim has it
+	aloneFrom   = 6
 	// crashLoop is at which count a delivery is failed: five requests that were sent alone and never settled.
 	crashLoop = aloneFrom + 5
 	// aloneShare bounds how much of its time a relay spends on requests sent alone, while all others wait.
 	aloneShare = 10
 	// aloneEnough is how many requests sent alone a relay must survive before it sends further suspects beside others. After
-	// a series of deaths from another cause there may be hundreds. One that does kill it meets the next relay as a suspect.
+	// a series of deaths from another cause there may be hundreds. One that does kill this relay is still a suspect to the next.
 	aloneEnough = 2
 )
 
@@ -36,11 +37,11 @@ type solitude struct {
 	busy  bool
 	begun time.Time
 	next  time.Time // when the next suspect may be sent alone
-	ended int       // requests sent alone that the relay survived
+	ended int       // requests sent alone that this relay has survived
 }
 
-// over reports whether suspects need not be sent alone any more.
-func (s *solitude) over() bool {
+// hasEnough reports whether the relay has survived enough requests sent alone to send further suspects beside others.
+func (s *solitude) hasEnough() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ended >= aloneEnough
@@ -68,17 +69,18 @@ func (s *solitude) end(now time.Time) {
 	s.ended++
 }
 
-// enter waits until a delivery may be sent: a suspect with no other POST beside it, any other with no such suspect. It
-// returns what must be called when it was sent, or a verdict instead if it is not to be sent now.
-func (r *Relay) enter(d *delivery) (leave func(), instead *verdict) {
+// awaitPost waits until a delivery may be sent: a suspect until no other POST is under way, any other until no suspect is
+// being sent alone. The caller calls leave after the POST. Instead of leave it returns a verdict if the delivery must not
+// be sent now.
+func (r *Relay) awaitPost(d *delivery) (leave func(), instead *verdict) {
 	switch {
 	case d.rescues >= crashLoop:
 		return nil, &verdict{outcome: Fail, reason: ReasonCrashLoop, message: fmt.Sprintf(
 			"%d times in a row a relay died while it sent this delivery with nothing else beside it", d.rescues-aloneFrom)}
 	case d.lost:
 		wait := suspectWait(d.rescues)
-		return nil, r.postpone(d, wait+rand.N(wait)) // not together with those that were lost with it
-	case d.rescues < aloneFrom || r.alone.over():
+		return nil, r.postpone(d, wait+rand.N(wait)) // at random, so that those lost together part
+	case d.rescues < aloneFrom || r.alone.hasEnough():
 		r.alone.posts.RLock()
 		return r.alone.posts.RUnlock, nil
 	}
@@ -93,8 +95,8 @@ func (r *Relay) enter(d *delivery) (leave func(), instead *verdict) {
 	}, nil
 }
 
-// accuse counts a suspect that is about to be sent alone. If the relay dies of it, nothing can be written afterwards.
-func (r *Relay) accuse(d *delivery) error {
+// countSuspect counts a suspect that is about to be sent alone. If the relay dies of it, nothing can be written afterwards.
+func (r *Relay) countSuspect(d *delivery) error {
 	if !d.alone {
 		return nil
 	}

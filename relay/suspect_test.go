@@ -1,7 +1,9 @@
 package relay
 
 import (
+	"fmt"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -96,13 +98,27 @@ func TestSolitudeIsRare(t *testing.T) {
 	}
 	for range aloneEnough - 1 {
 		now = now.Add(18 * time.Second)
-		if wait := s.reserve(now); wait != 0 || s.over() {
-			t.Errorf("then in %s, over %t", wait, s.over())
+		if wait := s.reserve(now); wait != 0 || s.hasEnough() {
+			t.Errorf("then in %s, enough %t", wait, s.hasEnough())
 		}
 		now = now.Add(2 * time.Second)
 		s.end(now)
 	}
-	if !s.over() {
+	if !s.hasEnough() {
 		t.Error("a relay that survived them goes on sending suspects alone")
+	}
+}
+
+// Constants of Go cannot stand in those of SQL, so the numbers are there once more.
+func TestSuspectNumbersInSQL(t *testing.T) {
+	t.Parallel()
+	for number, sql := range map[string]string{
+		fmt.Sprintf("least(d.rescues + 1, %d)", aloneFrom):   rescuesAfterClaim,
+		fmt.Sprintf("c.rescues >= %d ", suspectFrom):         wasLost,
+		fmt.Sprintf("bool_and(x.rescues < %d)", suspectFrom): claimDue,
+	} {
+		if !strings.Contains(sql, number) {
+			t.Errorf("%q is not in %s", number, sql)
+		}
 	}
 }

@@ -7,25 +7,33 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// SQLSTATEs that say more than that something failed.
+// SQLSTATEs that call for more than another try.
 const (
-	protocolViolation  = "08P01"
-	undefinedTable     = "42P01"
-	undefinedColumn    = "42703"
-	undefinedFunction  = "42883"
-	wrongPassword      = "28P01"
-	wrongAuthorization = "28000"
-	noSuchDatabase     = "3D000"
-	lacksPrivilege     = "42501"
-	tooManyConnections = "53300"
-	noSuchSchema       = "3F000"
+	readOnlyTransaction = "25006"
+	lockNotAvailable    = "55P03"
+	protocolViolation   = "08P01"
+	undefinedTable      = "42P01"
+	undefinedColumn     = "42703"
+	undefinedFunction   = "42883"
+	wrongPassword       = "28P01"
+	wrongAuthorization  = "28000"
+	noSuchDatabase      = "3D000"
+	lacksPrivilege      = "42501"
+	tooManyConnections  = "53300"
+	noSuchSchema        = "3F000"
 )
+
+// hasCode reports whether err is an error of the database with that SQLSTATE.
+func hasCode(err error, code string) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == code
+}
 
 // An errorClass says what repeating a failed statement can bring.
 type errorClass int
 
 const (
-	// errorPassing: waiting helps. The database is away or busy, or somebody has to change a setting or a right.
+	// errorPassing: waiting helps. The database is away or busy, or an operator has to change a setting or a right.
 	errorPassing errorClass = iota
 	// errorDamaged: a page or a file cannot be read, or a limit of the server is met (SQLSTATE classes XX, 58 and 54).
 	// Another try may help, waiting does not.
@@ -34,6 +42,7 @@ const (
 	errorRefused
 )
 
+// classifyError returns the class of a failed statement; nil and errors of the connection are errorPassing.
 func classifyError(err error) errorClass {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || len(pgErr.Code) != 5 {

@@ -35,7 +35,7 @@ func (u *undeliveredSample) String() string {
 	if u.Count > maxUndelivered {
 		found = fmt.Sprintf("more than %d events have", maxUndelivered)
 	}
-	return fmt.Sprintf("%s no delivery, the first is event %d, because the trigger of outbox did not run at the insert; create what is missing: "+
+	return fmt.Sprintf("%s no delivery, the first of them event %d: the trigger of outbox did not run at the insert; create what is missing: "+
 		"outbox-relay events create-deliveries", found, u.Event)
 }
 

@@ -36,7 +36,7 @@ func TestEventsWithoutDeliveriesAreToldAndRepaired(t *testing.T) {
 
 	eventually(t, "the alert", func() bool { return len(ops.of(RuleUndelivered)) == 1 })
 	told := ops.of(RuleUndelivered)[0]
-	want := fmt.Sprintf("2 events have no delivery, the first is event %d, because the trigger of outbox did not run at the insert; "+
+	want := fmt.Sprintf("2 events have no delivery, the first of them event %d: the trigger of outbox did not run at the insert; "+
 		"create what is missing: outbox-relay events create-deliveries", ids[0])
 	if told.Detail != want || told.FirstEventID != ids[0] || !strings.Contains(told.Text(), want) {
 		t.Errorf("%+v\n%s", told, told.Text())

@@ -260,12 +260,7 @@ type sample struct {
 	} `json:"rescues"`
 	Alerts []alertSample `json:"alerts"`
 	// Unserved are destinations with pending deliveries that no registered relay serves.
-	Unserved []unservedSample `json:"unserved"`
-}
-
-type unservedSample struct {
-	Destination string `json:"destination"`
-	Pending     int    `json:"pending"`
+	Unserved []unservedDestination `json:"unserved"`
 }
 
 // alertSample is an alert that is open.
@@ -367,10 +362,10 @@ func (s *sample) holders() (all []Holder) {
 
 // judge returns the conditions that hold, and which open alerts are over.
 func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
-	undecided := map[subject]bool{} // neither: whoever is away for another reason has not recovered
+	undecided := map[subject]bool{} // neither holding nor ended, since another condition hides them
 	for _, u := range s.Unserved {
 		undecided[subject{RuleLag, u.Destination}] = true
-		hold = append(hold, condition{subject{RuleUnserved, u.Destination}, int64(u.Pending), upTo(u.Pending) + " of them pending", 0})
+		hold = append(hold, condition{subject{RuleUnserved, u.Destination}, int64(u.Pending), upTo(u.Pending) + " pending", 0})
 	}
 	for _, l := range s.Lanes {
 		lag := subject{RuleLag, l.Destination}
@@ -415,6 +410,11 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 		}
 		hold = append(hold, condition{subject{RuleHorizonPinned, s.Database}, int64(holders[0].For.Minutes()), detail, 0})
 	}
+	return hold, s.ended(hold, undecided)
+}
+
+// ended returns the open alerts whose conditions hold no more. Nothing is decided about those in undecided.
+func (s *sample) ended(hold []condition, undecided map[subject]bool) (ended []subject) {
 	for _, open := range s.Alerts {
 		holds := slices.ContainsFunc(hold, func(c condition) bool { return c.subject == open.subject })
 		switch open.Rule {
@@ -432,5 +432,5 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 			}
 		}
 	}
-	return hold, ended
+	return ended
 }

@@ -359,7 +359,7 @@ func TestJudge(t *testing.T) {
 		"failed deliveries are left": {open(sample{}, RuleFailed, "d", true), "[]", "[]"},
 		"none is left":               {open(sample{}, RuleFailed, "d", false), "[]", "[{failed d}]"},
 		"blocked":                    {lane(laneSample{Blocked: 1}), "[{blocked_keys d}]", "[]"},
-		"unserved, and no lag":       {sample{Unserved: []unservedSample{{"d", 3}}, Lanes: lane(laneSample{Seconds: 601}).Lanes}, "[{unserved d}]", "[]"},
+		"unserved, and no lag":       {sample{Unserved: []unservedDestination{{"d", 3}}, Lanes: lane(laneSample{Seconds: 601}).Lanes}, "[{unserved d}]", "[]"},
 		"served":                     {open(sample{}, RuleUnserved, "d", false), "[]", "[{unserved d}]"},
 		"routes still differ":        {open(sample{}, RuleRoutesChanged, "db", false), "[]", "[]"},
 		"parked":                     {sample{Database: "db", Parked: &parkedSample{Count: 1}}, "[{parked db}]", "[]"},

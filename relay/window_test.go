@@ -86,8 +86,8 @@ func TestRetryAfterOfOneEventClosesNoLane(t *testing.T) {
 		l := laneOf(8)
 		l.destination.Retry.RetryAfterMax = time.Hour
 		v := accepted
-		l.judge(now, 1, &v, time.Millisecond)
-		l.judge(now.Add(c.after), 2, &c.verdict, time.Millisecond)
+		l.recordVerdict(now, 1, &v, time.Millisecond)
+		l.recordVerdict(now.Add(c.after), 2, &c.verdict, time.Millisecond)
 		if closed := !l.early(now.Add(10*time.Second), time.Hour).IsZero(); closed != c.closes {
 			t.Errorf("%s closes the lane: %t", name, closed)
 		}

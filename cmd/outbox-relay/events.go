@@ -90,7 +90,7 @@ func (cmd eventsShowCmd) Run(inv *invocation) error {
 	case err != nil:
 		return err
 	case len(shown.Deliveries) == 0:
-		return fmt.Errorf("there is no delivery of an event %d", cmd.ID)
+		return fmt.Errorf("event %d has no delivery: it does not exist, was archived, or needs outbox-relay events create-deliveries", cmd.ID)
 	case cmd.JSON:
 		shown.Attempts, shown.Waits = orEmpty(shown.Attempts), orEmpty(shown.Waits)
 		return writeJSON(inv.Stdout, shown)

@@ -62,7 +62,7 @@ func TestEvents(t *testing.T) {
 	if strings.Contains(shown.stdout, "secret") {
 		t.Error("the payload is shown")
 	}
-	command(env, "events", "show", "4").expect(t, exitFailed, "", "outbox-relay: there is no delivery of an event 4\n")
+	command(env, "events", "show", "4").expect(t, exitFailed, "", "outbox-relay: event 4 has no delivery: it does not exist, was archived, or needs outbox-relay events create-deliveries\n")
 	command(env, "events", "show", "0").expect(t, exitUsage, "", "outbox-relay: 0 is not the id of an event\n")
 	if r := command(env, "events", "list", "--limit=0"); r.code != exitUsage || !strings.Contains(r.stderr, "--limit: 0 is out of range") {
 		t.Errorf("%+v", r)

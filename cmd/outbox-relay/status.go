@@ -212,18 +212,25 @@ func printLaneNotes(w io.Writer, d relay.DestinationStatus) {
 	}
 	if d.Breaker != "closed" && d.Breaker != "" {
 		probe := "a probe is due"
-		if d.BreakerSeconds > 0 {
+		switch {
+		case !d.Served:
+			probe = "no running relay probes it"
+		case d.BreakerSeconds > 0:
 			probe = "next probe in " + age2text(d.BreakerSeconds)
 		}
 		fmt.Fprintf(w, "  %s: held%s, %s%s\n", name, since(d.BreakerOpenedAt), probe, colon(d.BreakerError))
 	}
 	if d.BlockedKeys > 0 {
-		keys := relay.Plural(d.BlockedKeys, "ordering key waits", "ordering keys wait")
-		if d.BlockedKeys > 10_000 {
-			keys = bounded(d.BlockedKeys) + " ordering keys wait"
-		}
-		fmt.Fprintf(w, "  %s: %s behind a failed delivery, the oldest for %s\n", name, keys, age2text(d.BlockedSeconds))
+		fmt.Fprintf(w, "  %s: %s behind a failed delivery, the oldest for %s\n", name, waitingKeys(d.BlockedKeys), age2text(d.BlockedSeconds))
 	}
+}
+
+// waitingKeys says how many ordering keys wait; they are counted up to 10,001.
+func waitingKeys(n int64) string {
+	if n > 10_000 {
+		return bounded(n) + " ordering keys wait"
+	}
+	return relay.Plural(n, "ordering key waits", "ordering keys wait")
 }
 
 func since(at *time.Time) string {
@@ -263,25 +270,26 @@ func nextSteps(s relay.Status) (steps []string) {
 			add("%q is paused: nothing is sent there. To go on: outbox-relay resume %s", name, word)
 		}
 		if d.Served && (d.Breaker == "open" || d.Breaker == "half_open") {
-			add("%q is down and held; it is probed by itself. To send at once:\n  outbox-relay resume %s --reset-breaker", name, word)
+			add("%q is down, its deliveries are held, and relays probe it. To send at once:\n  outbox-relay resume %s --reset-breaker", name, word)
 		}
 		if d.Failed > 0 {
-			add("%d failed for %q. See why: outbox-relay events list --status failed --destination %s\n  Send them again: outbox-relay replay --destination %s",
-				d.Failed, name, word, word)
+			add("%s to %q failed. See why: outbox-relay events list --status failed --destination %s\n  Send again: outbox-relay replay --destination %s",
+				relay.Plural(d.Failed, "delivery", "deliveries"), name, word, word)
 		}
 		if d.BlockedKeys > 0 {
-			add("%s blocked of the ordering keys of %q: replay what failed, or skip it:\n  outbox-relay discard --destination %s --head-of-key KEY",
-				bounded(d.BlockedKeys), name, word)
+			add("%s at %q. Replay the failed delivery, or skip it:\n  outbox-relay discard --destination %s --head-of-key KEY",
+				waitingKeys(d.BlockedKeys), name, word)
 		}
 		if alive && !d.Served && d.Pending > 0 {
-			add("%d unserved: no running relay has %q. Start one that has, or give them up:\n  outbox-relay discard --destination %s", d.Pending, name, word)
+			add("%s unserved: no running relay has %q. Start one that has, or give them up:\n  outbox-relay discard --destination %s",
+				relay.Plural(d.Pending, "delivery is", "deliveries are"), name, word)
 		}
 	}
 	if slices.ContainsFunc(s.Alerts, func(a relay.Alert) bool { return a.Rule == relay.RuleRoutesChanged }) {
-		add("A relay changed the routes. See whether all that run are meant to: outbox-relay routes list")
+		add("The routes changed, and not all relays have the same. See which has which: outbox-relay routes list")
 	}
 	if s.Parked > 0 {
-		add("%s no route. See which: outbox-relay events list --parked\n  Then add a route and restart the relay.", relay.Plural(s.Parked, "matches", "match"))
+		add("%s no route. See which: outbox-relay events list --parked\n  Then add a route and reload the relays (SIGHUP).", relay.Plural(s.Parked, "event matches", "events match"))
 	}
 	switch {
 	case len(steps) == 0 && len(s.Alerts) > 0:

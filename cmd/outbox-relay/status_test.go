@@ -68,7 +68,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	r = command(env, "status")
-	if r.code != 0 || r.stderr != "" || !strings.Contains(r.stdout, "\n  failed logistics: 1 since ") || !strings.Contains(r.stdout, `1 failed for "logistics". See why: `) {
+	if r.code != 0 || r.stderr != "" || !strings.Contains(r.stdout, "\n  failed logistics: 1 since ") || !strings.Contains(r.stdout, `1 delivery to "logistics" failed. See why: `) {
 		t.Errorf("%+v", r)
 	}
 }
@@ -165,16 +165,16 @@ Open alerts: 1
   failed logistics: 3 since 2026-01-02T02:04:05Z, first event 17: 400 Bad�Request
 
 `
-	const steps = `1 blocked of the ordering keys of "analytics": replay what failed, or skip it:
+	const steps = `1 ordering key waits at "analytics". Replay the failed delivery, or skip it:
   outbox-relay discard --destination analytics --head-of-key KEY
-5 unserved: no running relay has "billing". Start one that has, or give them up:
+5 deliveries are unserved: no running relay has "billing". Start one that has, or give them up:
   outbox-relay discard --destination billing
-1 failed for "history". See why: outbox-relay events list --status failed --destination history
-  Send them again: outbox-relay replay --destination history
+1 delivery to "history" failed. See why: outbox-relay events list --status failed --destination history
+  Send again: outbox-relay replay --destination history
 "logistics" is paused: nothing is sent there. To go on: outbox-relay resume logistics
-12 failed for "logistics". See why: outbox-relay events list --status failed --destination logistics
-  Send them again: outbox-relay replay --destination logistics
-"mail" is down and held; it is probed by itself. To send at once:
+12 deliveries to "logistics" failed. See why: outbox-relay events list --status failed --destination logistics
+  Send again: outbox-relay replay --destination logistics
+"mail" is down, its deliveries are held, and relays probe it. To send at once:
   outbox-relay resume mail --reset-breaker
 `
 	if got := b.String(); got != want+steps {
@@ -198,15 +198,15 @@ func TestNextStep(t *testing.T) {
 		"All is well.": {Relays: alive},
 		`"a" is paused: nothing is sent there. To go on: outbox-relay resume a`: {Relays: alive, Destinations: lane(relay.DestinationStatus{Destination: "a", Paused: true})},
 		"No relay is running. Start one: outbox-relay run":                      {Relays: []relay.RelayStatus{{HeartbeatAgeSeconds: 11}}},
-		`3 failed for "it's". See why: outbox-relay events list --status failed --destination 'it'\''s'` + "\n" +
-			`  Send them again: outbox-relay replay --destination 'it'\''s'`: {Relays: alive, Destinations: lane(relay.DestinationStatus{Destination: "it's", Failed: 3})},
-		"A relay changed the routes. See whether all that run are meant to: outbox-relay routes list": {
+		`3 deliveries to "it's" failed. See why: outbox-relay events list --status failed --destination 'it'\''s'` + "\n" +
+			`  Send again: outbox-relay replay --destination 'it'\''s'`: {Relays: alive, Destinations: lane(relay.DestinationStatus{Destination: "it's", Failed: 3})},
+		"The routes changed, and not all relays have the same. See which has which: outbox-relay routes list": {
 			Relays: alive, Alerts: []relay.Alert{{Rule: relay.RuleRoutesChanged}},
 		},
 		"Look at the open alerts above.": {Relays: alive, Alerts: []relay.Alert{{Rule: relay.RuleHorizonPinned}}},
 		// One does not hide the other.
 		`"a" is paused: nothing is sent there. To go on: outbox-relay resume a` + "\n" +
-			"1 failed for \"a\". See why: outbox-relay events list --status failed --destination a\n  Send them again: outbox-relay replay --destination a": {
+			"1 delivery to \"a\" failed. See why: outbox-relay events list --status failed --destination a\n  Send again: outbox-relay replay --destination a": {
 			Relays: alive, Destinations: lane(relay.DestinationStatus{Destination: "a", Paused: true, Failed: 1}),
 		},
 	} {

@@ -168,7 +168,7 @@ alerts: {channels: [{webhook: '%[1]s/alerts'}]}
 	// 3. The real one's log, its alert and every command say so.
 	relay.stderr.wait(t, `"msg":"route added by another relay or by hand"`, relay.code)
 	server.expect(t, "/alerts ")
-	for _, text := range []string{"\n  routes_changed ", "relay \"laptop\"", "A relay changed the routes. See whether all that run are meant to: outbox-relay routes list"} {
+	for _, text := range []string{"\n  routes_changed ", "relay \"laptop\"", "The routes changed, and not all relays have the same. See which has which: outbox-relay routes list"} {
 		if got := status(); !strings.Contains(got, text) {
 			t.Errorf("status does not say %q:\n%s", text, got)
 		}
@@ -187,7 +187,7 @@ alerts: {channels: [{webhook: '%[1]s/alerts'}]}
 	other.stop(t)
 	stored("after the other relay", routes)
 	relay.stderr.wait(t, `"msg":"route removed by another relay or by hand"`, relay.code)
-	if got := status(); !strings.Contains(got, "  unserved") || !strings.Contains(got, "1 unserved: no running relay has \"default\". Start one that has, or give them up:\n  outbox-relay discard --destination default\n") {
+	if got := status(); !strings.Contains(got, "  unserved") || !strings.Contains(got, "1 delivery is unserved: no running relay has \"default\". Start one that has, or give them up:\n  outbox-relay discard --destination default\n") {
 		t.Errorf("status says\n%s", got)
 	}
 	const why = "\n  default: unserved: no running relay has this destination; start one that has it, or give it up: outbox-relay discard --destination default\n"
