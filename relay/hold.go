@@ -122,7 +122,11 @@ func (c *claimer) openBreaker(l *lane, b breaker, instance int32) (next time.Tim
 	l.mu.Lock()
 	l.breaker.opened(time.Now(), wait)
 	l.mu.Unlock()
-	r.cfg.Log.Warn().Str("destination", l.name).Str("error", b.cause).Int("failed_probes", probes).
+	line := r.cfg.Log.Warn()
+	if probes > 0 { // news once; each probe has its attempt's line
+		line = r.cfg.Log.Debug()
+	}
+	line.Str("destination", l.name).Str("error", b.cause).Int("failed_probes", probes).
 		Int64("next_probe_in_ms", wait.Milliseconds()).Msg("breaker open: deliveries are held, and spend no attempts")
 	signal(r.alerts)
 	return time.Now().Add(wait), nil
