@@ -48,8 +48,8 @@ SELECT count(*) FROM gone`
 const advanceParkedPass = `UPDATE outbox_destination SET parked_after = $2 WHERE parked_after >= $1 AND parked_after < $2`
 
 // releaseParked gives parked deliveries of the next events, at most step of them and none behind latest, to the destinations
-// that they now have.
-func (s *store) releaseParked(ctx context.Context, step, latest int64) (r parkedRange, err error) {
+// that they now have. The next events are those behind where relays have come or, once more, behind from.
+func (s *store) releaseParked(ctx context.Context, step, latest int64, from *int64) (r parkedRange, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
@@ -57,12 +57,18 @@ func (s *store) releaseParked(ctx context.Context, step, latest int64) (r parked
 		if err := tx.QueryRow(ctx, lockParkedPass, latest).Scan(&r.after, &any); err != nil {
 			return err
 		}
+		if from != nil {
+			r.after = *from
+		}
 		r.reached = latest
 		if any {
 			r.reached = min(r.after+step, latest)
 			if err := tx.QueryRow(ctx, releaseParked, r.after, r.reached).Scan(&r.released); err != nil {
 				return err
 			}
+		}
+		if from != nil {
+			return nil
 		}
 		_, err := tx.Exec(ctx, advanceParkedPass, r.after, r.reached)
 		return err
