@@ -250,9 +250,13 @@ func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRe
 		return claimRequest{}
 	}
 	free, worthwhile := l.room(now, c.relay.cfg.Lease)
-	keys, others := l.takeReady(free)
-	// More keys than there is room for are not looked for, or they would become ever more.
-	l.owed = looking && (free[live] <= 0 || others)
+	keys, crowded := l.takeReady(free)
+	for class := range free {
+		if crowded[class] {
+			free[class] = 0
+		}
+	}
+	l.owed = looking && free[live] <= 0
 	to := l.current().destination
 	request = claimRequest{
 		destination: l.name, keys: keys, skipFailed: to.OnFailure == SkipFailed, promise: to.Retry.Promise, reordered: l.reordered,
@@ -260,11 +264,9 @@ func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRe
 	longest, followers := l.runBounds(c.relay.cfg.Lease)
 	request.run = min(longest, 1+followers/max(1, len(keys)))
 	for i := range keys {
-		keys[i].floor = c.floors.of(orderingKey{l.name, keys[i].key}, l.reordered, request.skipFailed)
+		keys[i].floor = c.floors.of(orderingKey{l.name, keys[i].key}, l.reordered, request.skipFailed).event
 	}
-	if !others {
-		request.scans = c.scans(l, now, free, looking, worthwhile)
-	}
+	request.scans = c.scans(l, now, free, looking, worthwhile)
 	return request
 }
 
@@ -304,51 +306,60 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 }
 
 // advance moves the lanes past what a claim has looked at, and notes the ordering keys it found. It reports whether one of
-// them can be claimed at once.
+// them can be claimed at once. A key that could not be claimed when it was last asked for is nothing found, or a walk through
+// what is blocked would never rest.
 func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Duration) (ready bool) {
-	claimed := make([]int, len(result.scans))
+	found := make([]int, len(result.scans))
 	for i := range result.deliveries {
 		if d := &result.deliveries[i]; d.scan > 0 {
-			claimed[d.scan-1]++
+			found[d.scan-1]++
 		}
 	}
-	n := 0
 	for i, of := range claims {
 		if reordered, changed := result.reordered[i]; changed {
 			of.lane.reordered = reordered
 		}
+	}
+	c.learn(claims, result)
+	n := 0
+	for _, of := range claims {
 		for _, s := range of.request.scans {
 			seen := result.scans[n]
-			of.lane.walks[s.class].advance(s.class, seen, claimed[n]+len(seen.keys), result.at, took, c.relay.cfg.PollInterval)
-			for _, found := range seen.keys {
-				c.floors.forget(orderingKey{of.lane.name, found.key}, found.eventID)
-				of.lane.makeReady(found.key, s.class)
+			for _, waits := range seen.keys {
+				key := orderingKey{of.lane.name, waits.key}
+				if !c.floors.of(key, of.lane.reordered, of.request.skipFailed).blocked {
+					found[n]++
+				}
+				c.floors.forget(key, waits.eventID)
+				of.lane.makeReady(waits.key, s.class)
 			}
+			of.lane.walks[s.class].advance(s.class, seen, found[n], result.at, took, c.relay.cfg.PollInterval)
 			n++
 		}
 		ready = ready || of.lane.hasReady()
 	}
-	c.learn(claims, result)
 	return ready
 }
 
 // learn remembers where the unsettled deliveries of ordering keys begin. The heads of what was claimed are among its
-// deliveries.
+// deliveries. It comes before what scans have seen below that: such a key must be read anew.
 func (c *claimer) learn(claims []laneClaim, result claimResult) {
-	heads := result.heads
 	of := map[string]int{}
 	for i := range claims {
 		of[claims[i].lane.name] = i
 	}
+	learn := func(request int, key string, head int64, blocked bool) {
+		of := claims[request]
+		c.floors.set(orderingKey{of.lane.name, key},
+			floor{min(head-1, c.writers.closed), of.lane.reordered, of.request.skipFailed, blocked})
+	}
+	for _, head := range result.heads {
+		learn(head.request, head.key, head.eventID, true)
+	}
 	for i := range result.deliveries {
 		if d := &result.deliveries[i]; d.scan == 0 && d.after == 0 && d.event.orderingKey != nil {
-			heads = append(heads, keyHead{of[d.destination], *d.event.orderingKey, d.eventID})
+			learn(of[d.destination], *d.event.orderingKey, d.eventID, false)
 		}
-	}
-	for _, head := range heads {
-		of := claims[head.request]
-		c.floors.set(orderingKey{of.lane.name, head.key},
-			floor{min(head.eventID-1, c.writers.closed), of.lane.reordered, of.request.skipFailed})
 	}
 }
 

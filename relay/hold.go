@@ -163,7 +163,7 @@ func (c *claimer) tryBreaker(l *lane, now time.Time, instance int32, hold time.D
 	l.breaker.try(time.Now(), hold)
 	for i := range l.walks { // each probe goes on where the one before it ended, and then at the front: another delivery may pass
 		w := &l.walks[i]
-		w.due, w.again = time.Time{}, w.position != (keyset{})
+		w.due, w.again, w.from = time.Time{}, w.position != (keyset{}), keyset{}
 	}
 	c.pace.look()
 	return time.Time{}, nil

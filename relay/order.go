@@ -111,15 +111,24 @@ const (
 type orderingKeys struct {
 	ready    []readyKey // the next delivery of each may be claimed; in the order in which they were found
 	isReady  map[string]bool
-	inFlight map[string]int // deliveries that were claimed and are not yet settled
+	inFlight map[string]keyInFlight
+}
+
+// A keyInFlight is an ordering key of which deliveries were claimed and are not yet settled.
+type keyInFlight struct {
+	deliveries int
+	freed      bool // by one that was settled: the key is ready once the rest is settled, too
 }
 
 // makeReady notes an ordering key whose next delivery may be claimed. A key in flight becomes ready by its own settlement.
 func (l *lane) makeReady(key string, c class) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	k := &l.keys
-	if k.inFlight[key] > 0 || k.isReady[key] {
+	l.keys.makeReady(key, c)
+}
+
+func (k *orderingKeys) makeReady(key string, c class) {
+	if k.inFlight[key].deliveries > 0 || k.isReady[key] {
 		return
 	}
 	if k.isReady == nil {
@@ -129,23 +138,38 @@ func (l *lane) makeReady(key string, c class) {
 	k.ready = append(k.ready, readyKey{key: key, class: c})
 }
 
-// keySettled counts a delivery with an ordering key that was settled, and makes its key ready if that frees it.
+// keySettled counts a delivery with an ordering key that was settled, and makes its key ready if that, or one settled before,
+// frees it: settlements that had to be set aside are written later than those behind them.
 func (l *lane) keySettled(s *settlement) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	key := *s.event.orderingKey
-	l.claimedKey(key, -1)
-	if s.freesKey {
-		l.makeReady(key, s.class)
+	rest := l.keys.inFlight[key]
+	rest.deliveries--
+	rest.freed = rest.freed || s.freesKey
+	if rest.deliveries > 0 {
+		l.keys.inFlight[key] = rest
+		return
+	}
+	delete(l.keys.inFlight, key)
+	if rest.freed {
+		l.keys.makeReady(key, s.class)
 	}
 }
 
-// takeReady returns ready keys for which their class has room, each once, and whether there are others.
-func (l *lane) takeReady(free [classes]int) (keys []readyKey, others bool) {
+// maxReady bounds how many ready keys of one class a lane has: with more, no others are looked for.
+const maxReady = 10_000
+
+// takeReady returns ready keys for which their class has room, each once, and of which classes there are too many others.
+func (l *lane) takeReady(free [classes]int) (keys []readyKey, crowded [classes]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	left := l.keys.ready[:0]
+	var waiting [classes]int
 	for _, key := range l.keys.ready {
 		if free[key.class] <= 0 {
 			left = append(left, key)
+			waiting[key.class]++
 			continue
 		}
 		free[key.class]--
@@ -154,7 +178,10 @@ func (l *lane) takeReady(free [classes]int) (keys []readyKey, others bool) {
 	}
 	clear(l.keys.ready[len(left):])
 	l.keys.ready = left
-	return keys, len(left) > 0
+	for c, n := range waiting {
+		crowded[c] = n >= maxReady
+	}
+	return keys, crowded
 }
 
 // hasReady reports whether any key is ready.
@@ -164,16 +191,14 @@ func (l *lane) hasReady() bool {
 	return len(l.keys.ready) > 0
 }
 
-// claimedKey counts n deliveries of an ordering key that are on their way; negative: that have been settled.
+// claimedKey counts n deliveries of an ordering key that are on their way.
 func (l *lane) claimedKey(key string, n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.keys.inFlight == nil {
-		l.keys.inFlight = map[string]int{}
+		l.keys.inFlight = map[string]keyInFlight{}
 	}
-	if l.keys.inFlight[key] += n; l.keys.inFlight[key] <= 0 {
-		delete(l.keys.inFlight, key)
-	}
+	l.keys.inFlight[key] = keyInFlight{deliveries: l.keys.inFlight[key].deliveries + n}
 }
 
 // floors remember for ordering keys up to which event every delivery is settled, so that a claim need not read what became of
@@ -191,12 +216,13 @@ type floor struct {
 	event      int64
 	reordered  int64
 	skipFailed bool
+	blocked    bool // what comes behind it could not be claimed
 }
 
 const floorsKept = 32 << 10
 
 // of returns the floor of a key under the given conditions.
-func (f *floors) of(of orderingKey, reordered int64, skipFailed bool) int64 {
+func (f *floors) of(of orderingKey, reordered int64, skipFailed bool) floor {
 	known, found := f.recent[of]
 	if !found {
 		if known, found = f.older[of]; found {
@@ -204,9 +230,9 @@ func (f *floors) of(of orderingKey, reordered int64, skipFailed bool) int64 {
 		}
 	}
 	if !found || known.reordered != reordered || known.skipFailed != skipFailed {
-		return math.MinInt64
+		return floor{event: math.MinInt64}
 	}
-	return known.event
+	return known
 }
 
 // forget makes the next claim read all of a key that has a pending delivery at or below its floor, against what writers saw:

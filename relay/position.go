@@ -15,6 +15,8 @@ type walk struct {
 	took     time.Duration // how long was spent on finding nothing
 	barren   bool          // the last claim found nothing to send
 	again    bool          // once it has ended it begins again, at once
+	from     keyset        // where it then begins
+	resting  time.Time     // until when it rests once it has ended, since it only looks back
 }
 
 const (
@@ -46,11 +48,15 @@ func (w *walk) advance(class class, result scanResult, found int, at time.Time, 
 			w.due = time.Now().Add(took)
 		}
 	case w.again:
-		w.rest(time.Time{})
+		*w = walk{position: w.from, resting: w.resting}
 	default:
 		// A little less than the poll interval, so that a walk that comes with each safety tick does not miss every
 		// other one.
-		w.rest(time.Now().Add(max(poll*9/10, walkShare*w.took)))
+		until := time.Now().Add(max(poll*9/10, walkShare*w.took))
+		if w.resting.After(until) {
+			until = w.resting
+		}
+		w.rest(until)
 	}
 }
 
@@ -70,7 +76,7 @@ func (w *walk) failed(now time.Time, poll time.Duration) {
 func (l *lane) walkNow() {
 	for _, c := range []class{backlog, replays} {
 		if w := &l.walks[c]; w.barren && w.more {
-			w.again = true
+			w.again, w.from, w.resting = true, keyset{}, time.Time{}
 		} else {
 			w.rest(time.Time{})
 		}
@@ -83,10 +89,16 @@ func (l *lane) lookBack(since time.Time) {
 		w.position = keyset{at: since}
 		w.more = true // or the overlap would be taken from it again
 	}
-	if w := &l.walks[backlog]; !w.more {
-		w.position, w.due = keyset{at: since}, time.Time{}
-	} else {
-		w.again = true
+	w, from := &l.walks[backlog], keyset{at: since}
+	switch begins := from.compare(w.position) < 0; {
+	case !w.more && w.due.IsZero(): // it has yet to begin
+		if begins {
+			w.position = from
+		}
+	case !w.more: // a long rest from what is blocked goes on when this has been looked at
+		*w = walk{position: from, resting: w.due}
+	case begins && (!w.again || from.compare(w.from) < 0): // it has passed the place
+		w.again, w.from = true, from
 	}
 }
 

@@ -71,9 +71,13 @@ func (w *settler) setAside(left []settlement) {
 	}
 }
 
-// drop leaves a delivery to be attempted again, and gives its room back.
+// drop leaves a delivery to be attempted again, and gives its room and its ordering key back.
 func (w *settler) drop(s *settlement) {
 	l := w.relay.lane(s.destination)
+	if s.event.orderingKey != nil {
+		s.freesKey = true
+		l.keySettled(s)
+	}
 	if s.outcome == Fail && s.reason == ReasonGone {
 		l.pauseWritten() // which it is not, but nothing else would let the lane go on
 	}
