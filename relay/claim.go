@@ -279,9 +279,13 @@ func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRe
 		return claimRequest{}
 	}
 	free, worthwhile := l.room(now, c.relay.cfg.Lease)
-	keys, others := l.takeReady(free)
-	// While keys are left over for which there is no room, no scan looks for more: their number would grow without bound.
-	l.owed = looking && (free[live] <= 0 || others)
+	keys, crowded := l.takeReady(free)
+	for class := range free {
+		if crowded[class] {
+			free[class] = 0
+		}
+	}
+	l.owed = looking && free[live] <= 0
 	to := l.current().destination
 	request = claimRequest{
 		destination: l.name, keys: keys, skipFailed: to.OnFailure == SkipFailed, promise: to.Retry.Promise, reordered: l.reordered,
@@ -289,11 +293,9 @@ func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRe
 	longest, followers := l.runBounds(c.relay.cfg.Lease)
 	request.run = min(longest, 1+followers/max(1, len(keys)))
 	for i := range keys {
-		keys[i].floor = c.floors.lookUp(orderingKey{l.name, keys[i].key}, l.reordered, request.skipFailed)
+		keys[i].floor = c.floors.lookUp(orderingKey{l.name, keys[i].key}, l.reordered, request.skipFailed).event
 	}
-	if !others {
-		request.scans = c.scans(l, now, free, looking, worthwhile)
-	}
+	request.scans = c.scans(l, now, free, looking, worthwhile)
 	return request
 }
 
@@ -338,56 +340,67 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 }
 
 // advance moves the lanes past the deliveries that a claim has read, and notes the ordering keys that it found. It reports
-// whether any key can be claimed at once.
+// whether any key can be claimed at once. A key that could not be claimed when it was last asked for is nothing found, or a
+// walk through what is blocked would never rest.
 func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Duration) (ready bool) {
-	claimed := make([]int, len(result.scans))
+	found := make([]int, len(result.scans))
 	for i := range result.deliveries {
 		if d := &result.deliveries[i]; d.scan > 0 {
-			claimed[d.scan-1]++
+			found[d.scan-1]++
 		}
 	}
-	n := 0
 	for i, claim := range claims {
 		l := claim.lane
 		if reordered, changed := result.reordered[i]; changed {
 			l.reordered = reordered
 		}
+	}
+	c.rememberFloors(claims, result)
+	n := 0
+	for _, claim := range claims {
+		l := claim.lane
 		for _, s := range claim.request.scans {
 			read := result.scans[n]
+			for _, waits := range read.keys {
+				key := orderingKey{l.name, waits.key}
+				if !c.floors.lookUp(key, l.reordered, claim.request.skipFailed).blocked {
+					found[n]++
+				}
+				c.floors.forget(key, waits.eventID)
+				l.makeReady(waits.key, s.class)
+			}
 			if s.back {
 				l.lookedBack(read)
 			} else {
-				l.walks[s.class].advance(s.class, read, claimed[n]+len(read.keys), result.at, took, c.relay.cfg.PollInterval)
-			}
-			for _, found := range read.keys {
-				c.floors.forget(orderingKey{l.name, found.key}, found.eventID)
-				l.makeReady(found.key, s.class)
+				l.walks[s.class].advance(s.class, read, found[n], result.at, took, c.relay.cfg.PollInterval)
 			}
 			n++
 		}
 		ready = ready || l.hasReady()
 	}
-	c.rememberFloors(claims, result)
 	return ready
 }
 
 // rememberFloors remembers where the unsettled deliveries of each ordering key begin: at the head that the claim brought,
-// or at the one that it found and could not claim.
+// or at the one that it found and could not claim. It comes before what scans have seen below that: such a key must be
+// read anew.
 func (c *claimer) rememberFloors(claims []laneClaim, result claimResult) {
-	heads := result.heads
 	index := map[string]int{}
 	for i := range claims {
 		index[claims[i].lane.name] = i
 	}
+	remember := func(request int, key string, head int64, blocked bool) {
+		claim := claims[request]
+		c.floors.set(orderingKey{claim.lane.name, key},
+			floor{min(head-1, c.writers.closed), claim.lane.reordered, claim.request.skipFailed, blocked})
+	}
+	for _, head := range result.heads {
+		remember(head.request, head.key, head.eventID, true)
+	}
 	for i := range result.deliveries {
 		if d := &result.deliveries[i]; d.scan == 0 && d.after == 0 && d.event.orderingKey != nil {
-			heads = append(heads, keyHead{index[d.destination], *d.event.orderingKey, d.eventID})
+			remember(index[d.destination], *d.event.orderingKey, d.eventID, false)
 		}
-	}
-	for _, head := range heads {
-		claim := claims[head.request]
-		c.floors.set(orderingKey{claim.lane.name, head.key},
-			floor{min(head.eventID-1, c.writers.closed), claim.lane.reordered, claim.request.skipFailed})
 	}
 }
 

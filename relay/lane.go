@@ -198,7 +198,7 @@ func (l *lane) push(now time.Time, c class, runs [][]delivery) (start int) {
 	for _, run := range runs {
 		l.queues[c].push(run)
 		if key := run[0].event.orderingKey; key != nil && c == replays {
-			l.keys.markReplayed(*key)
+			l.keys.markReplayed(*key, true)
 		}
 	}
 	waiting := 0

@@ -118,3 +118,23 @@ func TestParkedDeliveriesAreReleasedByALaterRoute(t *testing.T) {
 		t.Errorf("left are %q, want one parked", got)
 	}
 }
+
+// A producer's transaction that began before a route was added parks its event; what is parked is looked through long before
+// it commits, up to later events.
+func TestLateCommitOfAParkedEventIsReleased(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec(`DELETE FROM outbox_route`)
+	late := db.begin()
+	_, err := late.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'late')`)
+	must(t, err)
+	db.insert(3, "parked")
+	rc := newReceiver(t, nil)
+	r := start(t, db.config(to(rc.URL))) // which adds the route
+	r.settles(t, Delivered, 3)
+	latest := row[int64](db, `SELECT max(id) FROM outbox`)
+	becomes(db, latest, `SELECT parked_after FROM outbox_destination`)
+	must(t, late.Commit(t.Context()))
+	r.settles(t, Delivered, 4)
+	becomes(db, 0, `SELECT count(parked_after) FROM outbox_destination`)
+}

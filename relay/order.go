@@ -111,19 +111,28 @@ const (
 type orderingKeys struct {
 	ready    []readyKey // the next delivery of each may be claimed; in the order in which they were found
 	isReady  map[string]bool
-	inFlight map[string]int  // deliveries that were claimed and are not yet settled
-	replayed map[string]bool // those in flight whose run is one of replays
+	inFlight map[string]keyInFlight
+}
+
+// A keyInFlight is an ordering key of which deliveries were claimed and are not yet settled.
+type keyInFlight struct {
+	deliveries int
+	replayed   bool // its run is one of replays
+	freed      bool // by one that was settled: the key is ready once the rest is settled, too
 }
 
 // makeReady notes an ordering key whose next delivery may be claimed. A key in flight becomes ready by its own settlement.
 func (l *lane) makeReady(key string, c class) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	k := &l.keys
-	if k.inFlight[key] > 0 && c < replays {
+	if l.keys.inFlight[key].replayed && c < replays {
 		l.hasten(key, c)
 	}
-	if k.inFlight[key] > 0 || k.isReady[key] {
+	l.keys.makeReady(key, c)
+}
+
+func (k *orderingKeys) makeReady(key string, c class) {
+	if k.inFlight[key].deliveries > 0 || k.isReady[key] {
 		return
 	}
 	if k.isReady == nil {
@@ -133,19 +142,17 @@ func (l *lane) makeReady(key string, c class) {
 	k.ready = append(k.ready, readyKey{key: key, class: c})
 }
 
-func (k *orderingKeys) markReplayed(key string) {
-	if k.replayed == nil {
-		k.replayed = map[string]bool{}
+// markReplayed notes that the run of a key in flight is one of replays, or was one.
+func (k *orderingKeys) markReplayed(key string, replayed bool) {
+	if inFlight, known := k.inFlight[key]; known {
+		inFlight.replayed = replayed
+		k.inFlight[key] = inFlight
 	}
-	k.replayed[key] = true
 }
 
 // hasten moves queued replays of an ordering key to the class of what was found waiting behind them.
 func (l *lane) hasten(key string, c class) {
-	if !l.keys.replayed[key] {
-		return
-	}
-	delete(l.keys.replayed, key)
+	l.keys.markReplayed(key, false)
 	q := &l.queues[replays]
 	i := slices.IndexFunc(q.runs[q.head:], func(run []delivery) bool {
 		return run[0].event.orderingKey != nil && *run[0].event.orderingKey == key
@@ -163,23 +170,38 @@ func (l *lane) hasten(key string, c class) {
 	l.queues[c].push(run)
 }
 
-// keySettled counts a delivery with an ordering key that was settled, and makes its key ready if that frees it.
+// keySettled counts a delivery with an ordering key that was settled, and makes its key ready if that, or one settled before,
+// frees it: settlements that had to be set aside are written later than those behind them.
 func (l *lane) keySettled(s *settlement) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	key := *s.event.orderingKey
-	l.claimedKey(key, -1)
-	if s.freesKey {
-		l.makeReady(key, s.class)
+	rest := l.keys.inFlight[key]
+	rest.deliveries--
+	rest.freed = rest.freed || s.freesKey
+	if rest.deliveries > 0 {
+		l.keys.inFlight[key] = rest
+		return
+	}
+	delete(l.keys.inFlight, key)
+	if rest.freed {
+		l.keys.makeReady(key, s.class)
 	}
 }
 
-// takeReady removes and returns the ready keys for whose class there is room, and reports whether others are left.
-func (l *lane) takeReady(free [classes]int) (keys []readyKey, others bool) {
+// maxReady bounds how many ready keys of one class a lane has: with more, no others are looked for.
+const maxReady = 10_000
+
+// takeReady returns ready keys for which their class has room, each once, and of which classes there are too many others.
+func (l *lane) takeReady(free [classes]int) (keys []readyKey, crowded [classes]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	left := l.keys.ready[:0]
+	var waiting [classes]int
 	for _, key := range l.keys.ready {
 		if free[key.class] <= 0 {
 			left = append(left, key)
+			waiting[key.class]++
 			continue
 		}
 		free[key.class]--
@@ -188,7 +210,10 @@ func (l *lane) takeReady(free [classes]int) (keys []readyKey, others bool) {
 	}
 	clear(l.keys.ready[len(left):])
 	l.keys.ready = left
-	return keys, len(left) > 0
+	for c, n := range waiting {
+		crowded[c] = n >= maxReady
+	}
+	return keys, crowded
 }
 
 // hasReady reports whether any key is ready.
@@ -198,17 +223,14 @@ func (l *lane) hasReady() bool {
 	return len(l.keys.ready) > 0
 }
 
-// claimedKey adds n to the deliveries of an ordering key that are in flight; settled ones are subtracted.
+// claimedKey counts n deliveries of an ordering key that are on their way.
 func (l *lane) claimedKey(key string, n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.keys.inFlight == nil {
-		l.keys.inFlight = map[string]int{}
+		l.keys.inFlight = map[string]keyInFlight{}
 	}
-	if l.keys.inFlight[key] += n; l.keys.inFlight[key] <= 0 {
-		delete(l.keys.inFlight, key)
-		delete(l.keys.replayed, key)
-	}
+	l.keys.inFlight[key] = keyInFlight{deliveries: l.keys.inFlight[key].deliveries + n}
 }
 
 // floors remember, for each ordering key, up to which event every delivery is settled, so that a claim need not read them
@@ -226,12 +248,13 @@ type floor struct {
 	event      int64
 	reordered  int64
 	skipFailed bool
+	blocked    bool // what comes behind it could not be claimed
 }
 
 const floorsKept = 32 << 10
 
-// lookUp returns the floor of a key, or the lowest number if none is known that was learnt under the given conditions.
-func (f *floors) lookUp(key orderingKey, reordered int64, skipFailed bool) int64 {
+// lookUp returns the floor of a key, or the lowest one if none is known that was learnt under the given conditions.
+func (f *floors) lookUp(key orderingKey, reordered int64, skipFailed bool) floor {
 	known, found := f.recent[key]
 	if !found {
 		if known, found = f.older[key]; found {
@@ -239,9 +262,9 @@ func (f *floors) lookUp(key orderingKey, reordered int64, skipFailed bool) int64
 		}
 	}
 	if !found || known.reordered != reordered || known.skipFailed != skipFailed {
-		return math.MinInt64
+		return floor{event: math.MinInt64}
 	}
-	return known.event
+	return known
 }
 
 // forget drops the floor of a key if a pending delivery was found at or below it. writers cannot foresee such an event: its

@@ -237,7 +237,7 @@ func TestParkedGoBeforeLaterOnesOfTheirKey(t *testing.T) {
 	}
 	s, _ := db.registered()
 	latest := row[int64](db, `SELECT max(id) FROM outbox`)
-	passed, err := s.releaseParked(t.Context(), 2, latest)
+	passed, err := s.releaseParked(t.Context(), 2, latest, nil)
 	must(t, err)
 	if passed != (parkedRange{after: 0, reached: 2, released: 2}) {
 		t.Errorf("the first step: %+v", passed)
@@ -246,7 +246,7 @@ func TestParkedGoBeforeLaterOnesOfTheirKey(t *testing.T) {
 		t.Errorf("claimed %v while the third is parked", of)
 	}
 	for passed.reached < latest {
-		passed, err = s.releaseParked(t.Context(), 2, latest)
+		passed, err = s.releaseParked(t.Context(), 2, latest, nil)
 		must(t, err)
 	}
 	// One that has no route is parked still, and holds up nobody.

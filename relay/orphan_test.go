@@ -90,3 +90,17 @@ func TestOutcomeUnknown(t *testing.T) {
 		}
 	}
 }
+
+// A relay that lives loses acknowledgements for days: what is over does not pile up.
+func TestVoidClaimsAreForgotten(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	s, instance := db.registered()
+	for range 3 {
+		must(t, s.giveBackUnacknowledged(t.Context(), instance, time.Time{}))
+		db.exec(`UPDATE outbox_void SET until = until - interval '1 hour' WHERE until > now()`)
+	}
+	if n := row[int](db, `SELECT count(*) FROM outbox_void`); n != 1 {
+		t.Errorf("%d rows", n)
+	}
+}

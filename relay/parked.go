@@ -7,11 +7,13 @@ import (
 )
 
 // A parkedSearch looks through the parked deliveries for those that have a route by now, after a route was added. It goes in steps
-// over the ids of events, so that no statement depends on how many are parked. It is the maintenance goroutine's.
+// over the ids of events, so that no statement depends on how many are parked. Transactions that were open when it began may know
+// nothing of the route, and park events behind it; when the last of them has ended, it looks through everything once more. It is
+// the maintenance goroutine's.
 type parkedSearch struct {
 	step    int64         // ids in one step
 	reached int64         // up to which event the last round came
-	awaited []string      // transactions that were open when the search began: they may know nothing of the route yet
+	awaited []string      // transactions that were open when the search began; nil: it has not begun
 	next    time.Time     // when to begin another round
 	wait    time.Duration // for such transactions
 }
@@ -19,14 +21,12 @@ type parkedSearch struct {
 const (
 	parkedStep     = 1000
 	parkedStepMost = 100_000
-	// parkedAgain is when to look again for the first time, if a transaction is open that may know nothing of the route.
-	parkedAgain = time.Second
 	// parkedQuick and parkedSlow bound how long a step takes.
 	parkedQuick = 20 * time.Millisecond
 	parkedSlow  = 100 * time.Millisecond
 )
 
-// round goes on to the last event there is, and ends the search if no transaction is open that could still park an event for which
+// round goes on to the last event there is, and ends the pass if no transaction is open that could still park an event for which
 // there is a route.
 func (p *parkedSearch) round(ctx context.Context, r *Relay) error {
 	if time.Now().Before(p.next) {
@@ -36,18 +36,49 @@ func (p *parkedSearch) round(ctx context.Context, r *Relay) error {
 	if err != nil {
 		return err
 	}
+	anew, err := p.look(ctx, r, latest, nil)
+	if err != nil {
+		return err
+	}
+	if anew {
+		if _, _, open, err = r.chores.openWriters(ctx); err != nil {
+			return err
+		}
+		p.awaited, p.wait = append([]string{}, open...), beatInterval
+	}
+	if slices.ContainsFunc(p.awaited, func(id string) bool { return slices.Contains(open, id) }) {
+		p.next = time.Now().Add(p.wait)
+		p.wait = min(2*p.wait, writersMost)
+		return nil
+	}
+	if _, err := p.look(ctx, r, latest, new(int64)); err != nil {
+		return err
+	}
+	if err := r.chores.endParkedSearch(ctx, latest); err != nil {
+		return err
+	}
+	*p = parkedSearch{}
+	return nil
+}
+
+// look looks through what is parked up to the latest event: from where relays have come or, once more, from an event. anew
+// says that the pass has to begin anew, since another route was added.
+func (p *parkedSearch) look(ctx context.Context, r *Relay, latest int64, from *int64) (anew bool, err error) {
+	anew = p.awaited == nil
 	p.step = max(p.step, parkedStep)
 	released := 0
 	for {
 		begun := time.Now()
-		s, err := r.chores.releaseParked(ctx, p.step, latest)
+		s, err := r.chores.releaseParked(ctx, p.step, latest, from)
 		if err != nil {
-			return err
+			return false, err
 		}
-		if s.after < p.reached || p.awaited == nil { // begun anew: another route was added
-			p.awaited, p.wait = open, parkedAgain
+		if from != nil {
+			*from = s.reached
+		} else {
+			anew = anew || s.after < p.reached
+			p.reached = s.reached
 		}
-		p.reached = s.reached
 		released += s.released
 		if s.released > 0 {
 			r.wake.notify(true) // they lie behind the lanes' positions
@@ -65,14 +96,5 @@ func (p *parkedSearch) round(ctx context.Context, r *Relay) error {
 	if released > 0 {
 		r.cfg.Log.Info().Int("deliveries", released).Msg("released parked deliveries")
 	}
-	if slices.ContainsFunc(p.awaited, func(id string) bool { return slices.Contains(open, id) }) {
-		p.next = time.Now().Add(p.wait)
-		p.wait = min(2*p.wait, writersMost)
-		return nil
-	}
-	if err := r.chores.endParkedSearch(ctx, latest); err != nil {
-		return err
-	}
-	*p = parkedSearch{}
-	return nil
+	return anew, nil
 }

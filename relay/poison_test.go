@@ -171,32 +171,6 @@ func TestRefusedOutcomeKeepsNoOther(t *testing.T) {
 	r.stop()
 }
 
-// An outcome that stays refused until its lease has ended is given up. Its ordering key goes on once the database takes it: in this
-// relay, too, which had counted the key as in flight.
-func TestRefusedOutcomeFreesItsKey(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	db.keyed("k", 1, 2)
-	db.exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-			IF NEW.event_id = 1 AND NEW.status = 'delivered' THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$;
-		CREATE TRIGGER refuse BEFORE UPDATE ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`)
-	d := to(newReceiver(t, nil).URL)
-	d.Timeout = time.Second
-	cfg := db.config(d)
-	cfg.Lease = 6 * time.Second
-	r := start(t, cfg)
-	l := r.lane("default")
-	inFlight := func() bool {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.keys.inFlight["k"] > 0
-	}
-	eventually(t, "the key in flight", inFlight)
-	eventually(t, "that its outcome is given up", func() bool { return !inFlight() })
-	db.exec(`DROP TRIGGER refuse ON outbox_delivery`)
-	r.settles(t, Delivered, 2)
-}
-
 // damage makes the server unable to write the outcome of the given events to a destination, as if a page were damaged.
 func (db *database) damage(destination string, upTo int) {
 	db.Helper()

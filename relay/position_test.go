@@ -86,12 +86,12 @@ func TestReadyKeysAreTakenOnce(t *testing.T) {
 	}
 	l.claimedKey("in flight", 2)
 	l.makeReady("in flight", live)
-	if none, others := l.takeReady([classes]int{live: 9}); len(none) != 0 || !others {
+	if none, _ := l.takeReady([classes]int{live: 9}); len(none) != 0 {
 		t.Errorf("took %v without room for their class", none)
 	}
-	first, others := l.takeReady([classes]int{backlog: 2})
-	rest, none := l.takeReady([classes]int{backlog: 9})
-	if len(first) != 2 || !others || len(rest) != 1 || none || first[0].key != "0" || rest[0].key != "2" {
+	first, _ := l.takeReady([classes]int{backlog: 2})
+	rest, _ := l.takeReady([classes]int{backlog: 9})
+	if len(first) != 2 || len(rest) != 1 || first[0].key != "0" || rest[0].key != "2" {
 		t.Errorf("took %v, then %v", first, rest)
 	}
 	l.keySettled(&settlement{delivery: delivery{class: live, event: event{orderingKey: new("in flight")}}})
@@ -111,28 +111,28 @@ func TestFloors(t *testing.T) {
 		skip      bool
 		want      int64
 	}{{1, false, 7}, {2, false, math.MinInt64}, {1, true, math.MinInt64}} {
-		if got := f.lookUp(a, c.reordered, c.skip); got != c.want {
+		if got := f.lookUp(a, c.reordered, c.skip).event; got != c.want {
 			t.Errorf("reordered %d times, skip %t: %d, want %d", c.reordered, c.skip, got, c.want)
 		}
 	}
 	for i := range 3 * floorsKept {
 		f.set(orderingKey{"default", strconv.Itoa(i)}, floor{event: int64(i)})
-		if i%1000 == 0 && f.lookUp(a, 1, false) != 7 {
+		if i%1000 == 0 && f.lookUp(a, 1, false).event != 7 {
 			t.Fatalf("a key in use is forgotten after %d others", i)
 		}
 	}
 	if n := len(f.recent) + len(f.older); n > 2*floorsKept {
 		t.Errorf("%d are kept", n)
 	}
-	if got := f.lookUp(orderingKey{"default", "0"}, 0, false); got != math.MinInt64 {
+	if got := f.lookUp(orderingKey{"default", "0"}, 0, false).event; got != math.MinInt64 {
 		t.Errorf("one that was not used for long is %d", got)
 	}
 	f.forget(a, 8)
-	if f.lookUp(a, 1, false) != 7 {
+	if f.lookUp(a, 1, false).event != 7 {
 		t.Error("forgotten for an event behind it")
 	}
 	f.forget(a, 7)
-	if f.lookUp(a, 1, false) != math.MinInt64 {
+	if f.lookUp(a, 1, false).event != math.MinInt64 {
 		t.Error("kept although an event before it is pending")
 	}
 }

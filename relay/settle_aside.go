@@ -71,14 +71,15 @@ func (w *settler) setAside(left []settlement) {
 	}
 }
 
-// drop leaves a delivery to be attempted again, and gives its room back.
+// drop leaves a delivery to be attempted again, and gives its room and its ordering key back.
 func (w *settler) drop(s *settlement) {
 	l := w.relay.lane(s.destination)
+	if s.event.orderingKey != nil {
+		s.freesKey = true
+		l.keySettled(s)
+	}
 	if s.outcome == Fail && s.reason == ReasonGone {
 		l.pauseWritten() // which it is not, but nothing else would let the lane go on
-	}
-	if key := s.event.orderingKey; key != nil {
-		l.claimedKey(*key, -1) // or the key would count as in flight for ever
 	}
 	l.release(s.class, 1)
 	signal(w.relay.wake.room)

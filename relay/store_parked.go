@@ -13,7 +13,7 @@ type parkedRange struct {
 	released       int
 }
 
-// Locked first: a relay that adds a route meanwhile waits, and then begins the search anew. Without anything parked, the whole
+// Locked first: a relay that adds a route meanwhile waits, and then begins the pass anew. Without anything parked, the whole
 // range is done.
 const lockParkedSearch = `
 SELECT coalesce(min(f.parked_after), $1), EXISTS (SELECT FROM outbox_delivery WHERE destination = '' AND status = 'pending')
@@ -48,8 +48,8 @@ SELECT count(*) FROM gone`
 const advanceParkedSearch = `UPDATE outbox_destination SET parked_after = $2 WHERE parked_after >= $1 AND parked_after < $2`
 
 // releaseParked gives parked deliveries of the next events, at most step of them and none behind latest, to the destinations
-// that they now have.
-func (s *store) releaseParked(ctx context.Context, step, latest int64) (r parkedRange, err error) {
+// that they now have. The next events are those behind where relays have come or, once more, behind from.
+func (s *store) releaseParked(ctx context.Context, step, latest int64, from *int64) (r parkedRange, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
@@ -57,12 +57,18 @@ func (s *store) releaseParked(ctx context.Context, step, latest int64) (r parked
 		if err := tx.QueryRow(ctx, lockParkedSearch, latest).Scan(&r.after, &parked); err != nil {
 			return err
 		}
+		if from != nil {
+			r.after = *from
+		}
 		r.reached = latest
 		if parked {
 			r.reached = min(r.after+step, latest)
 			if err := tx.QueryRow(ctx, releaseParked, r.after, r.reached).Scan(&r.released); err != nil {
 				return err
 			}
+		}
+		if from != nil {
+			return nil
 		}
 		_, err := tx.Exec(ctx, advanceParkedSearch, r.after, r.reached)
 		return err

@@ -93,6 +93,8 @@ func deregister(ctx context.Context, h handle, instance int32) error {
 const voidUnacknowledged = `
 WITH claimant AS MATERIALIZED (
     SELECT instance, lease FROM outbox_relay WHERE instance = $1 FOR UPDATE
+), expired AS (
+    DELETE FROM outbox_void WHERE until < now()
 )
 INSERT INTO outbox_void (instance, after, until, died)
 SELECT instance, coalesce($2::timestamptz, '-infinity'), clock_timestamp() + lease, false FROM claimant`
