@@ -131,7 +131,7 @@ pid=$!
 until_ok env "$here" "$relay" status --healthcheck --name smoke || { cat log; failures=$((failures + 1)); }
 expect 0 'ok: relay' env "$here" "$relay" status --healthcheck --name smoke
 expect 0 'smoke' env "$here" "$relay" status
-# Nobody listens there, so the delivery is held: the log has the attempt, which is not counted.
+# No process listens there, so the delivery is held: the log has the attempt, which is not counted.
 until_ok sh -c 'psql -Atc "SELECT count(*) FROM outbox_attempt" | grep -q "[1-9]"' || { cat log; failures=$((failures + 1)); }
 expect 0 'smoke-1' env "$here" "$relay" events list --status pending
 expect 0 'refused' env "$here" "$relay" events show 1

@@ -308,7 +308,7 @@ DROP INDEX CONCURRENTLY IF EXISTS outbox_further;
 	indexIsValid = `SELECT indisvalid FROM pg_index WHERE indexrelid = 'outbox_further'::regclass`
 )
 
-// An index that is built concurrently waits for open transactions as long as it takes, in one attempt, since nobody waits
+// An index that is built concurrently waits for open transactions as long as it takes, in one attempt, since no producer waits
 // for it.
 func TestIndexIsBuiltBesideProducers(t *testing.T) {
 	t.Parallel()

@@ -16,7 +16,7 @@ import (
 // A LockedError says that a migration did not get a lock in time, and which sessions hold it.
 type LockedError struct {
 	File    string        // the base name of the migration's file
-	Holders []Session     // that the last attempt waited for; empty if nobody could be asked
+	Holders []Session     // that the last attempt waited for; empty if no second connection could be made
 	Tries   int           // attempts made
 	Waited  time.Duration // since the first attempt began; 0: the migration still waits
 	Err     error         // of the last attempt; nil: the migration still waits

@@ -51,7 +51,7 @@ func (a Alert) happened() string {
 	case RuleParked:
 		return joined(fmt.Sprintf("Events of %q match no route", subject), detail)
 	case RuleUndelivered:
-		return joined(fmt.Sprintf("Events of %q are sent to nobody", subject), detail)
+		return joined(fmt.Sprintf("Events of %q have no deliveries, so that no relay sends them", subject), detail)
 	case RuleBlockedKeys:
 		return joined(fmt.Sprintf("Ordering keys of %q are blocked", subject), detail)
 	case RuleRescueStorm:
@@ -73,7 +73,7 @@ func (a Alert) happened() string {
 	return joined(fmt.Sprintf("%s of %q since %s", clip(a.Rule), subject, moment(a.OpenedAt)), detail, a.first())
 }
 
-// first names the first event and its error, as far as they are known: whoever fires an alert may leave both out.
+// first names the first event and its error, as far as they are known: the code that fires an alert may leave both out.
 func (a Alert) first() string {
 	event := ""
 	if a.FirstEventID != 0 {

@@ -102,7 +102,7 @@ func TestBreakerOpensOnlyForTheWholeDestination(t *testing.T) {
 	}
 }
 
-// One, two, four, … in flight; a failure of the first probe costs nothing, nor does one that reached nobody; one between
+// One, two, four, … in flight; a failure of the first probe costs nothing, nor does one that reached no receiver; one between
 // those that pass is spent.
 func TestBreakerStartsSlowly(t *testing.T) {
 	t.Parallel()

@@ -12,7 +12,7 @@ import (
 // long its statements take: claims and settles always have one each.
 type chores struct {
 	executor
-	turn chan struct{} // of one: whoever has put something into it has the turn
+	turn chan struct{} // of one: the goroutine that has put something into it has the turn
 }
 
 func newChores(on executor) *chores { return &chores{executor: on, turn: make(chan struct{}, 1)} }

@@ -249,7 +249,7 @@ func TestParkedGoBeforeLaterOnesOfTheirKey(t *testing.T) {
 		passed, err = s.releaseParked(t.Context(), 2, latest, nil)
 		must(t, err)
 	}
-	// One that has no route is parked still, and holds up nobody.
+	// One that has no route is parked still, and holds up no other.
 	if of = db.claimRuns(10, 16); len(of["other"]) != 1 {
 		t.Errorf("claimed %v after the release", of)
 	}

@@ -153,7 +153,7 @@ func TestWriters(t *testing.T) {
 		{2, 20, []string{"a", "b"}, 0, 0},
 		{3, 30, []string{"b"}, 10, 1}, // a is gone, with it what it may have written before 10; of b nothing is known
 		{4, 40, []string{"b"}, 10, 0}, // and b was there when 30 was seen
-		{5, 50, nil, 50, 2},           // nobody writes
+		{5, 50, nil, 50, 2},           // no transaction writes
 		{6, 60, []string{"c"}, 50, 0},
 		{7, 70, []string{"d"}, 60, 6},
 	} {

@@ -24,7 +24,7 @@ func (rc *receiver) promises() (all []string) {
 const stored = `SELECT coalesce(to_char(not_after AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), '') FROM outbox_delivery`
 
 // The first request states when the last one comes, and all others say the same, whichever relay sends them. An attempt
-// that finds nobody, and spends nothing, does not make the receiver forget what it was told before.
+// that reaches no receiver, and spends nothing, does not make the receiver forget what it was told before.
 func TestPromiseIsKept(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

@@ -33,7 +33,7 @@ func (r *Relay) config() *Config { return r.effective.Load() }
 // the routes follow when it is back.
 //
 // Requests in flight end as they began, with their URL, secrets and timeout; those after them use the new ones. Stored
-// routes of the configuration that somebody removed are restored, also when the configuration is unchanged.
+// routes of the configuration that were removed by hand are restored, also when the configuration is unchanged.
 //
 // Pool, Pooler, Schema, Name, Environment, PollInterval, Lease and Watching need a restart: they are compared, named in
 // the log and among the changes, and stay what they are. Version, Log and Hooks stay, too. It is safe for concurrent use.

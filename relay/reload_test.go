@@ -265,7 +265,7 @@ func TestReloadWithoutADatabase(t *testing.T) {
 	r.settles(t, Delivered, 2)
 }
 
-// A reload restores what somebody did to the stored routes, also when the configuration is the same.
+// A reload undoes what was done to the stored routes by hand, also when the configuration is the same.
 func TestReloadRestoresRoutes(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

@@ -38,7 +38,7 @@ func (r *Relay) applyRoutes(ctx context.Context, instance int32, cfg *Config) (r
 }
 
 // withdrawRoutes takes this relay's routes back as soon as it stops. Until its last requests have ended, events would
-// otherwise go to destinations that it no longer claims for, and perhaps nobody else does.
+// otherwise go to destinations that it no longer claims for, and perhaps no other relay does.
 func (r *Relay) withdrawRoutes() {
 	r.reloads.mu.Lock()
 	defer r.reloads.mu.Unlock()

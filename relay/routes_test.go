@@ -57,7 +57,7 @@ func TestReconnectKeepsLaterRoutes(t *testing.T) {
 	}
 }
 
-// A relay with another configuration comes and goes, as when somebody starts one from the wrong folder: the one that was
+// A relay with another configuration comes and goes, as one started from the wrong folder does: the one that was
 // there keeps its routes, notices, and alerts.
 func TestRelayOfAnotherConfigurationTakesNothing(t *testing.T) {
 	t.Parallel()
@@ -116,7 +116,7 @@ func testRelayOfAnotherConfiguration(t *testing.T, mode PoolerMode) {
 	becomes(db, true, "SELECT resolved_at IS NOT NULL FROM outbox_alert WHERE rule = 'routes_changed'")
 }
 
-// Routes that somebody removes by hand return by themselves.
+// Routes that are removed by hand return by themselves.
 func TestRemovedRoutesAreRestored(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -237,7 +237,7 @@ func (f *fleet) remove(r *recordedRelay) {
 }
 
 // Replicas are replaced one by one, the new one first or the old one first, and crash in between: a live relay always has
-// its routes, events are routed while nobody lives, and in the end the routes are those of the new configuration.
+// its routes, events are routed while no relay lives, and in the end the routes are those of the new configuration.
 func TestRollingDeploysConverge(t *testing.T) {
 	t.Parallel()
 	config := func(routes ...string) Config {

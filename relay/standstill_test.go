@@ -120,7 +120,7 @@ func TestFloorYieldsToWhatTheSameClaimHasSeen(t *testing.T) {
 	}
 }
 
-// The head of a run is locked by somebody while what follows it is written: the key goes on when the head is written, too.
+// The head of a run is locked by another session while what follows it is written: the key goes on when the head is written, too.
 func TestKeyIsFreedByTheLastToBeWritten(t *testing.T) {
 	t.Parallel()
 	l := laneOf(1)

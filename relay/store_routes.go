@@ -160,7 +160,7 @@ func queryRoutes(ctx context.Context, q querier, statement string) ([]routeRow, 
 // relaysDisagree is true while a registered relay was configured without some of the stored routes.
 const relaysDisagree = `EXISTS (SELECT FROM outbox_relay_route GROUP BY instance HAVING count(*) < (SELECT count(*) FROM outbox_route))`
 
-// The alert is for the relays that did not make the change, and for nobody when all of them wanted it.
+// The alert is for the relays that did not make the change, and does not fire when all of them wanted it.
 const fireRoutesChanged = `
 INSERT INTO outbox_alert AS a (rule, subject, detail)
 SELECT 'routes_changed', current_database(), $1 WHERE $2 OR ` + relaysDisagree + `

@@ -36,7 +36,7 @@ const wasLost = `
         SELECT o.claimed_by IS NOT NULL FROM outbox_delivery o
         WHERE o.event_id = c.event_id AND o.destination = c.destination LIMIT 1), false) ELSE false END`
 
-// What ends with the relays in gone. Trials whose row somebody has locked end at breaker_until.
+// What ends with the relays in gone. Trials whose row is locked end at breaker_until.
 const endWithRelay = `, trials AS (
     UPDATE outbox_destination SET breaker = 'open', breaker_owner = NULL, breaker_until = now()
     WHERE ctid = ANY (ARRAY (

@@ -89,7 +89,7 @@ func TestSearchOfUndeliveredGoesOn(t *testing.T) {
 		t.Errorf("found %d, want %d", got, want)
 	}
 
-	db.exec(`DELETE FROM outbox WHERE id = $1`, old[0]) // somebody's
+	db.exec(`DELETE FROM outbox WHERE id = $1`, old[0]) // of an operator
 	db.exec(`INSERT INTO outbox_delivery (event_id, destination) VALUES ($1, 'default')`, old[1])
 	if got := search(i); !slices.Equal(got, recent) {
 		t.Errorf("still found: %d, want %d", got, recent)

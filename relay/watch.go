@@ -150,7 +150,7 @@ func (r *Relay) look(ctx context.Context) error {
 		hook(w)
 	}
 	if seen.own {
-		signal(r.routes) // for what nobody was notified of
+		signal(r.routes) // for changes without a notification
 		hold, ended := seen.judge(r.config().Alerts)
 		if len(hold) > 0 || len(ended) > 0 {
 			if err := r.chores.applyConditions(ctx, hold, ended, seen.at); err != nil {

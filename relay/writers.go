@@ -24,7 +24,7 @@ type writer struct {
 }
 
 const (
-	writersEvery = 250 * time.Millisecond // between two looks while somebody writes
+	writersEvery = 250 * time.Millisecond // between two looks while transactions write
 	writersMost  = 5 * time.Second        // between two looks at a transaction that stays open
 )
 

@@ -118,7 +118,7 @@ func (s *destinationServer) expect(t *testing.T, entries ...string) {
 
 const allRoutes = "SELECT coalesce(string_agg(pattern || ' ' || destination, ', ' ORDER BY pattern, destination), '') FROM outbox_route"
 
-// Somebody starts a relay for a moment in another folder, where nothing but OUTBOX_DESTINATION_URL says where to deliver.
+// A person starts a relay for a moment in another folder, where nothing but OUTBOX_DESTINATION_URL says where to deliver.
 // The real one keeps its routes, everybody can see what happened, and what was left behind has a remedy.
 func TestRelayFromAnotherFolder(t *testing.T) {
 	t.Parallel()
@@ -201,7 +201,7 @@ alerts: {channels: [{webhook: '%[1]s/alerts'}]}
 		t.Errorf("status says\n%s", got)
 	}
 
-	// 5. SIGHUP changes nothing, or restores what somebody removed.
+	// 5. SIGHUP changes nothing, or restores what was removed by hand.
 	relay.reloads(t, noChange)
 	execute(t, db, "DELETE FROM outbox_route WHERE destination = 'logistics'")
 	relay.reloads(t, `"changes":["routes: 1 restored"]`)

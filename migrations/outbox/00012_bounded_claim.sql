@@ -21,7 +21,7 @@ ALTER TABLE outbox_destination
 COMMENT ON COLUMN outbox_destination.reordered IS 'Grows whenever deliveries of earlier events become pending again: by a replay, or because they were parked. Relays then forget up to which event an ordering key is settled.';
 COMMENT ON COLUMN outbox_destination.parked_after IS 'A route to the destination was added: parked deliveries up to this event have been looked through for it, those behind it not yet. NULL: all have.';
 
--- Whoever adds a route, a relay or a person, what was parked before is looked through from the start.
+-- A route was added, by a relay or by hand: what was parked before is looked through from the start.
 -- +goose StatementBegin
 CREATE FUNCTION outbox_route_added() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
