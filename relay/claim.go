@@ -123,7 +123,6 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	}
 	result, err := c.claim(taking, instance, claims)
 	if err != nil {
-		c.lost.failed(instance, err)
 		for _, of := range claims {
 			for _, key := range of.request.keys {
 				of.lane.makeReady(key.key, key.class)
@@ -137,7 +136,6 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	c.clock.set(result.at)
-	c.lost.acknowledged(instance, result.at, r.cfg.Lease)
 	work := c.work(result.deliveries)
 	found := c.advance(claims, result, time.Since(now))
 	c.handOut(claims, result)
