@@ -102,14 +102,10 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	}
 	result, err := c.claim(taking, instance, claims)
 	if err != nil {
-		c.claimFailed(instance, claims, err)
+		c.claimFailed(claims)
 		return 0, err
 	}
 	c.clock.set(result.at)
-	c.lost.acknowledged(instance, result.at, r.cfg.Lease)
-	if result.failed != nil {
-		c.lost.failed(instance, result.failed)
-	}
 	work := c.work(result.deliveries)
 	found := c.advance(claims, result, time.Since(now))
 	c.handOut(claims, result)
@@ -168,8 +164,7 @@ func (c *claimer) prepare(taking context.Context, now time.Time, instance int32)
 }
 
 // claimFailed makes the keys of a failed claim ready again and puts its walks off, so that the next claim costs less.
-func (c *claimer) claimFailed(instance int32, claims []laneClaim, err error) {
-	c.lost.failed(instance, err)
+func (c *claimer) claimFailed(claims []laneClaim) {
 	for _, claim := range claims {
 		for _, key := range claim.request.keys {
 			claim.lane.makeReady(key.key, key.class)

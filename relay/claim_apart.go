@@ -31,7 +31,7 @@ const noClass class = -1
 func (c *claimer) claimAll(ctx context.Context, instance int32, requests []claimRequest) (claimResult, error) {
 	r, now := c.relay, time.Now()
 	if !now.Before(c.damaged.until) {
-		result, err := r.store.claim(ctx, instance, r.cfg.Lease, requests)
+		result, err := c.claimOnce(ctx, instance, requests)
 		if classifyError(err) != errorDamaged {
 			return result, err
 		}
@@ -39,15 +39,20 @@ func (c *claimer) claimAll(ctx context.Context, instance int32, requests []claim
 		c.damaged = damaged{until: now.Add(claimApartFor), again: map[damagedPart]time.Time{}}
 	}
 	all := claimResult{at: c.clock.now(), reordered: map[int]int64{}}
+	var failed error
 	for i, request := range requests {
 		for _, part := range request.parts() {
-			found, err := c.claimPart(ctx, instance, part, now)
-			switch {
-			case err == nil:
-			case len(all.deliveries) == 0:
-				return claimResult{}, err
-			default: // what is claimed must be sent; the next claim meets the error again
-				all.failed = err
+			var found claimResult
+			if failed == nil {
+				found, failed = c.claimPart(ctx, instance, part, now)
+			}
+			if failed != nil { // what is claimed must be sent; the next claim asks for the rest again
+				if len(all.deliveries) == 0 {
+					return claimResult{}, failed
+				}
+				for _, key := range part.keys {
+					r.lane(part.destination).makeReady(key.key, key.class)
+				}
 			}
 			all.include(found, i, len(part.scans))
 		}
@@ -78,11 +83,23 @@ func (c *claimer) claimPart(ctx context.Context, instance int32, part claimReque
 	if now.Before(c.damaged.again[which]) {
 		return claimResult{}, nil
 	}
-	result, err := c.relay.store.claim(ctx, instance, c.relay.cfg.Lease, []claimRequest{part})
+	result, err := c.claimOnce(ctx, instance, []claimRequest{part})
 	if classifyError(err) == errorDamaged {
 		c.relay.databaseError("claim", err)
 		c.damaged.again[which] = now.Add(damagedAgain)
 		return claimResult{}, nil
+	}
+	return result, err
+}
+
+// claimOnce runs one statement, and remembers whether its answer came.
+func (c *claimer) claimOnce(ctx context.Context, instance int32, requests []claimRequest) (claimResult, error) {
+	lease := c.relay.cfg.Lease
+	result, err := c.relay.store.claim(ctx, instance, lease, requests)
+	if err != nil {
+		c.lost.failed(instance, err)
+	} else {
+		c.lost.acknowledged(instance, result.at, lease)
 	}
 	return result, err
 }

@@ -3,6 +3,8 @@ package relay
 import (
 	"slices"
 	"time"
+
+	"github.com/rs/zerolog"
 )
 
 // recordVerdict passes a verdict to breaker and flow, and turns a retry into a hold where the destination is at fault. It
@@ -122,11 +124,11 @@ func (c *claimer) openBreaker(l *lane, b breaker, instance int32) (next time.Tim
 	l.mu.Lock()
 	l.breaker.opened(time.Now(), wait)
 	l.mu.Unlock()
-	line := r.cfg.Log.Warn()
+	level := zerolog.WarnLevel
 	if probes > 0 { // news once; each probe has its attempt's line
-		line = r.cfg.Log.Debug()
+		level = zerolog.DebugLevel
 	}
-	line.Str("destination", l.name).Str("error", b.cause).Int("failed_probes", probes).
+	r.cfg.Log.WithLevel(level).Str("destination", l.name).Str("error", b.cause).Int("failed_probes", probes).
 		Int64("next_probe_in_ms", wait.Milliseconds()).Msg("breaker open: deliveries are held, and spend no attempts")
 	signal(r.alerts)
 	return time.Now().Add(wait), nil

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
@@ -103,4 +105,54 @@ func TestVoidClaimsAreForgotten(t *testing.T) {
 	if n := row[int](db, `SELECT count(*) FROM outbox_void`); n != 1 {
 		t.Errorf("%d rows", n)
 	}
+}
+
+// While claims are made in parts, around damaged data, the answer to one part is lost after another has brought something.
+func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t, "a", "b")
+	rc := newReceiver(t, nil)
+	toA, toB := to(rc.URL), to(rc.URL)
+	toA.Name, toB.Name = "a", "b"
+	cfg := db.config(toA, toB)
+	cfg.Lease = time.Hour
+	r := sessionOf(t, cfg)
+	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
+	lossy := &lossyExecutor{executor: r.store.pool, destination: "b"}
+	r.store = &store{pool: lossy}
+	db.insert(1, "key")
+	c := &claimer{relay: r, pace: pace{poll: time.Hour}, damaged: damaged{until: time.Now().Add(time.Hour)}}
+	for rc.total() < 2 {
+		if _, err := c.turn(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r.senders.Wait()
+		if t.Context().Err() != nil || lossy.claims > 100 {
+			t.Fatalf("%d of 2 were sent", rc.total())
+		}
+		for _, l := range r.laneList() {
+			l.walkNow()
+		}
+		c.pace.look()
+	}
+}
+
+// A lossyExecutor loses the answer to the first claim for one destination.
+type lossyExecutor struct {
+	executor
+	destination string
+	claims      int
+}
+
+func (e *lossyExecutor) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	rows, err := e.executor.Query(ctx, sql, args...)
+	if sql != claimDue || err != nil || args[1].([]string)[0] != e.destination {
+		return rows, err
+	}
+	if e.claims++; e.claims > 1 {
+		return rows, nil
+	}
+	for rows.Next() { // until it has committed
+	}
+	return nil, errors.Join(rows.Err(), io.ErrUnexpectedEOF)
 }

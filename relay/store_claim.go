@@ -44,7 +44,6 @@ type claimResult struct {
 	scans      []scanResult  // of all scans of all requests, in their order
 	heads      []keyHead     // of keys that were asked for and brought nothing
 	reordered  map[int]int64 // by the index of a request, where it differs
-	failed     error         // of a part of it; the keys of that part are found again by a walk
 }
 
 // A scanResult says how far a scan came.
