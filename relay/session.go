@@ -266,7 +266,7 @@ func (s *session) sameDatabase(ctx context.Context, on *standing) error {
 	if err != nil {
 		return err
 	}
-	there, err := whereabouts(ctx, s.relay.store.pool)
+	there, err := whereabouts(unguarded(ctx), s.relay.store.pool)
 	if err != nil {
 		return err
 	}

@@ -120,3 +120,14 @@ func TestLivingRelaysAreNotRescued(t *testing.T) {
 		}
 	}
 }
+
+// A listen_url beside a url that needs none: both lead to the server itself.
+func TestSessionOfItsOwnBesideADirectPool(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	cfg := db.config(to(newReceiver(t, nil).URL))
+	cfg.Pooler.Session = settings(t, db.dsn)
+	r := start(t, cfg)
+	db.insert(3, "key")
+	r.settles(t, Delivered, 3)
+}
