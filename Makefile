@@ -2,7 +2,7 @@
 # build pinned tools into bin/.
 
 GO            ?= go
-TEST_TIMEOUT  ?= 10m
+TEST_TIMEOUT  ?= 20m
 # Most tests wait most of the time, for a retry or for a server to start: more of them at once than there are processors.
 PARALLEL      ?= 4
 CHAOS_TIME    ?= 20s
