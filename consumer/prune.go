@@ -87,7 +87,7 @@ func (c PruneConfig) prune(ctx context.Context, query queryRow) (done Pruned, er
 	}
 	failed := 0
 	for page, finished := int64(0), false; !finished; {
-		began := time.Now()
+		began, pause := time.Now(), c.Pause
 		batch, err := c.forget(ctx, query, page)
 		switch {
 		case err == nil:
@@ -97,11 +97,12 @@ func (c PruneConfig) prune(ctx context.Context, query queryRow) (done Pruned, er
 			done.Announced += int64(batch.announced)
 		case failed < prunePatience && (isConflict(err) || sqlState(err) == stateLockNotAvailable):
 			failed++
+			pause = min(pause, time.Second) // it has removed nothing that the others need a rest from
 		default:
 			return done, err
 		}
 		if !finished {
-			if err := rest(ctx, max(c.Pause, pruneRest*time.Since(began))); err != nil {
+			if err := rest(ctx, max(pause, pruneRest*time.Since(began))); err != nil {
 				return done, fmt.Errorf("prune processed_events: %w", err)
 			}
 		}

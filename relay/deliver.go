@@ -161,6 +161,7 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 			return verdict{outcome: Fail, reason: ReasonEventMissing, message: "the event is gone from outbox"}
 		case err != nil:
 			r.databaseError("load payload", err)
+			r.postpone(d, r.cfg.PollInterval) // or only a walk would find it, which may rest for long
 			return verdict{outcome: Hold, reason: ReasonDatabase}
 		}
 		d.event.payload = payload
