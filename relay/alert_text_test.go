@@ -16,7 +16,7 @@ func TestAlertTextsAreComplete(t *testing.T) {
 	now := time.Now()
 	for _, rule := range []string{
 		RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleUndelivered, RuleBlockedKeys, RuleRescueStorm, RuleHorizonPinned, RuleQuarantined,
-		ruleTest, "somebody_elses",
+		ruleTest, "unknown_rule",
 	} {
 		for _, count := range []int64{1, 2} {
 			for _, event := range []int64{0, 7} {

@@ -35,7 +35,7 @@ BEGIN
            octet_length(e.payload::text)
     FROM new_event e LEFT JOIN outbox_route r ON e.event_type LIKE r.like_pattern;
 
-    -- FOUND: a duplicate that inserted nothing wakes nobody. A producer whose transactions are prepared (two-phase
+    -- FOUND: a duplicate that inserted nothing wakes no relay. A producer whose transactions are prepared (two-phase
     -- commit), where NOTIFY is not allowed, sets outbox.notify to off; relays then find its events by polling.
     IF FOUND AND coalesce(current_setting('outbox.notify', true), '') <> 'off'
        AND (SELECT last_value FROM outbox_armed) > extract(epoch FROM inserted_at) * 1000 THEN
@@ -72,7 +72,7 @@ BEGIN
            octet_length(e.payload::text)
     FROM new_event e LEFT JOIN outbox_route r ON e.event_type LIKE r.like_pattern;
 
-    -- FOUND: a duplicate that inserted nothing wakes nobody. A producer whose transactions are prepared (two-phase
+    -- FOUND: a duplicate that inserted nothing wakes no relay. A producer whose transactions are prepared (two-phase
     -- commit), where NOTIFY is not allowed, sets outbox.notify to off; relays then find its events by polling.
     IF FOUND AND coalesce(current_setting('outbox.notify', true), '') <> 'off'
        AND EXISTS (SELECT FROM outbox_relay WHERE idle AND heartbeat_at > now() - interval '10 seconds') THEN
