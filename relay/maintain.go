@@ -36,7 +36,8 @@ func (r *Relay) maintain(ctx context.Context) {
 				r.databaseError("follow routes", err)
 			}
 		case <-r.doubt:
-			if _, err := checkSchema(ctx, r.chores.pool); errors.Is(err, ErrSchema) {
+			// A session that cannot register because of the schema leaves the guard shut for good.
+			if _, err := checkSchema(unguarded(ctx), r.chores.pool); errors.Is(err, ErrSchema) {
 				r.cfg.Log.Error().Err(err).Msg("the schema changed under this relay")
 				r.fail(err)
 			}

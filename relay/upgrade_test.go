@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -40,8 +41,35 @@ func TestRevertedSchemaEndsTheRelay(t *testing.T) {
 	go func() { ended <- r.Run(t.Context()) }()
 	r.instance()
 	db.exec(`DELETE FROM outbox_schema_version WHERE version_id > 8; ALTER TABLE outbox_relay DROP COLUMN lease`)
-	if err := <-ended; !errors.Is(err, ErrSchema) || !strings.Contains(err.Error(), "outbox-relay migrate up") {
-		t.Errorf("Run: %v", err)
+	endedBySchema(t, ended)
+}
+
+// A relay that finds the schema reverted when its session comes back ends, too: then nothing but the session's own
+// statements fails.
+func TestSchemaRevertedWhileAwayEndsTheRelay(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	r := prepared(t, db.config(to("http://receiver.test/")))
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(t.Context()) }()
+	r.instance()
+	must(t, pgx.BeginFunc(t.Context(), db.pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), `DELETE FROM outbox_schema_version WHERE version_id > 8; ALTER TABLE outbox_relay DROP COLUMN lease;
+			SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`)
+		return err
+	}))
+	endedBySchema(t, ended)
+}
+
+func endedBySchema(t *testing.T, ended <-chan error) {
+	t.Helper()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, ErrSchema) || !strings.Contains(err.Error(), "outbox-relay migrate up") {
+			t.Errorf("Run: %v", err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("the relay works on, on a schema that was reverted")
 	}
 }
 
