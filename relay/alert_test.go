@@ -25,12 +25,14 @@ func failing(t testing.TB, db *database, channels ...Channel) Config {
 	return cfg
 }
 
-// passWindow makes the alert window pass by moving what is stored into the past.
+// passWindow makes the alert window pass by moving what is stored into the past. It waits until nothing is being sent: what
+// was claimed so long ago would be sent once more.
 func (db *database) passWindow() {
 	db.Helper()
+	becomes(db, 0, `SELECT count(*) FROM outbox_alert_notice WHERE claimed_until IS NOT NULL`)
 	db.exec(`UPDATE outbox_alert SET opened_at = opened_at - interval '16 min', last_at = last_at - interval '16 min',
 		due_at = due_at - interval '16 min', resolved_at = resolved_at - interval '16 min'`)
-	db.exec(`UPDATE outbox_alert_notice SET notified_at = notified_at - interval '16 min', claimed_until = claimed_until - interval '16 min'`)
+	db.exec(`UPDATE outbox_alert_notice SET notified_at = notified_at - interval '16 min'`)
 }
 
 // 501 failures are one message, and what is new after the window one more.
