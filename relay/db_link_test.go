@@ -21,6 +21,7 @@ type link struct {
 	conns   map[net.Conn]bool
 	refuse  bool
 	trigger []byte        // what a statement holds from which on answers are held
+	before  func()        // runs before that statement arrives
 	held    chan struct{} // closed when that statement came
 	holding chan struct{} // closed when answers pass
 }
@@ -125,6 +126,7 @@ func (l *link) see(message []byte, answer bool) <-chan struct{} {
 	}
 	if l.trigger != nil && bytes.Contains(message, l.trigger) {
 		l.trigger, l.holding = nil, make(chan struct{})
+		l.before()
 		close(l.held)
 	}
 	return passing
@@ -139,9 +141,13 @@ var passing = func() chan struct{} {
 
 // holdFrom keeps every answer of the database, from the next execution of a statement on, until pass. The statement,
 // and what follows it, arrives there; then the returned channel closes.
-func (l *link) holdFrom(statement string) <-chan struct{} {
+func (l *link) holdFrom(statement string) <-chan struct{} { return l.holdAfter(func() {}, statement) }
+
+// holdAfter is holdFrom for a statement that shall find what before does: one that is on its way already does not count.
+func (l *link) holdAfter(before func(), statement string) <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.before = before
 	// The name under which pgx prepares the statement, as a Bind message has it: behind the empty name of the portal.
 	digest := sha256.Sum256([]byte(statement))
 	l.trigger = []byte("\x00stmtcache_" + hex.EncodeToString(digest[:24]) + "\x00")

@@ -26,15 +26,13 @@ func TestClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 		}
 	})
 	cfg := db.config(to(rc.URL))
-	cfg.Pool, cfg.Lease = settings(t, l.dsn), time.Hour
+	cfg.Pool, cfg.Lease, cfg.PollInterval = settings(t, l.dsn), time.Hour, time.Second
 	cfg.Destinations[0].Timeout = patience
 	r := start(t, cfg)
 	db.insert(1, "held")
 	<-g.arrived
 	for round := 1; round <= 3; round++ {
-		held := l.holdFrom(claimDue)
-		db.insert(10, fmt.Sprint("round-", round))
-		within(t, "a claim", held)
+		within(t, "a claim", l.holdAfter(func() { db.insert(10, fmt.Sprint("round-", round)) }, claimDue))
 		becomes(db, 11, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
 		l.cut()
 		l.pass()
