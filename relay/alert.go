@@ -85,6 +85,16 @@ func (r *Relay) channels() []Channel {
 	return append([]Channel{logChannel{r.cfg.Log}}, r.config().Alerts.Channels...)
 }
 
+// channel returns the channel of that name; nil: there is none any more.
+func (r *Relay) channel(name string) Channel {
+	for _, c := range r.channels() {
+		if c.Name() == name {
+			return c
+		}
+	}
+	return nil
+}
+
 func (r *Relay) channelNames() (names []string) {
 	for _, c := range r.channels() {
 		names = append(names, c.Name())
@@ -140,12 +150,7 @@ func (r *Relay) tellChannel(ctx context.Context, name string, wake <-chan struct
 		case <-ctx.Done():
 			return
 		}
-		channels := r.channels()
-		i := slices.IndexFunc(channels, func(c Channel) bool { return c.Name() == name })
-		if i < 0 {
-			return
-		}
-		if err := r.tellDue(ctx, channels[i]); err != nil && ctx.Err() == nil {
+		if err := r.tellDue(ctx, name); err != nil && ctx.Err() == nil {
 			r.databaseError("alert", err)
 		}
 	}
@@ -154,27 +159,28 @@ func (r *Relay) tellChannel(ctx context.Context, name string, wake <-chan struct
 // tellDueAlerts tells every channel what is due there, once.
 func (r *Relay) tellDueAlerts(ctx context.Context) error {
 	var tellers sync.WaitGroup
-	channels := r.channels()
-	errs := make([]error, len(channels))
-	for i, channel := range channels {
-		tellers.Go(func() { errs[i] = r.tellDue(ctx, channel) })
+	names := r.channelNames()
+	errs := make([]error, len(names))
+	for i, name := range names {
+		tellers.Go(func() { errs[i] = r.tellDue(ctx, name) })
 	}
 	tellers.Wait()
 	return errors.Join(errs...)
 }
 
 // tellDue sends one channel everything that is due there, one alert after the other, and says when there is more to do.
-func (r *Relay) tellDue(ctx context.Context, channel Channel) error {
+func (r *Relay) tellDue(ctx context.Context, name string) error {
 	_, alive := r.session.current()
 	if !alive {
 		ctx = unguarded(ctx) // where nothing else may run
 	}
-	for ctx.Err() == nil {
-		notice, found, err := r.chores.claimNotice(ctx, channel.Name(), r.config().Alerts.Window, alive)
+	channel := r.channel(name)
+	for channel != nil && ctx.Err() == nil {
+		notice, found, err := r.chores.claimNotice(ctx, name, r.config().Alerts.Window, alive)
 		if err != nil {
 			return err
 		}
-		if !found {
+		if channel = r.channel(name); channel == nil || !found { // a reload may have removed it meanwhile
 			break
 		}
 		if err := r.tell(ctx, channel, notice); err != nil {
