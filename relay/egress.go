@@ -52,11 +52,9 @@ var metadata = []netip.Prefix{
 // guardian knows the special addresses of IANA's registries.
 var guardian = ssrf.New(ssrf.WithAllowedV4Prefixes(privateNetworks...), ssrf.WithAllowedV6Prefixes(privateNetworks...))
 
-// guardedDialer returns a dialer that decides on every address immediately before it connects: a check of a URL's text
-// would miss names that resolve to forbidden addresses, and other spellings of them. Whatever the relay dials over
-// HTTP, it dials with one of these.
-func guardedDialer(timeout time.Duration) *net.Dialer { return Egress{}.dialer(timeout) }
-
+// dialer returns a dialer that decides on every address immediately before it connects: a check of a URL's text would
+// miss names that resolve to forbidden addresses, and other spellings of them. Whatever the relay dials, its database
+// apart, it dials with one of these.
 func (e Egress) dialer(timeout time.Duration) *net.Dialer {
 	return &net.Dialer{Timeout: timeout, KeepAlive: 15 * time.Second, ControlContext: e.control}
 }

@@ -36,7 +36,7 @@ type channelResult struct {
 }
 
 func (cmd alertTestCmd) Run(inv *invocation) error {
-	c, err := inv.config("alerts")
+	c, err := inv.config("alerts", "egress")
 	if err != nil {
 		return err
 	}

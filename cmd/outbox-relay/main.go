@@ -14,6 +14,7 @@ import (
 
 func main() {
 	setUpLogging()
+	guardLibraries()
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	m := Main{
