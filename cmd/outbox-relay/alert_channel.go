@@ -134,13 +134,21 @@ func (c *serviceChannel) params(alert relay.Alert) *types.Params {
 		params.SetTitle(alert.Title())
 	}
 	if c.kind == "pagerduty" { // one incident per alert, which its recovery closes
-		params["dedup_key"] = relay.Printable("outbox-relay/" + alert.Rule + "/" + alert.Subject)
+		params["dedup_key"] = incidentKey("outbox-relay/" + alert.Rule + "/" + alert.Subject)
 		params["action"] = "trigger"
 		if alert.ResolvedAt != nil {
 			params["action"] = "resolve"
 		}
 	}
 	return &params
+}
+
+// incidentKey returns a key that PagerDuty takes and shows: as it is, or a hash of what holds anything but names.
+func incidentKey(key string) string {
+	if len(key) <= 255 && strings.Trim(key, "abcdefghijklmnopqrstuvwxyz0123456789_-/") == "" {
+		return key
+	}
+	return relay.ChannelName("outbox-relay", key)
 }
 
 // withoutSecrets says what went wrong without any part of the channel's URL: in most of them some part is the key.

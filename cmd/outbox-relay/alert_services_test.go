@@ -58,6 +58,9 @@ var serviceURLs = map[string]string{
 	"zulip.test":               "zulip://bot-name%40zulipchat.com:correcthorsebatterystable@zulip.test?stream=foo&topic=bar",
 }
 
+// A message is the parts of a request that say anything.
+type message struct{ query, body, headers string }
+
 // A world is all services in one: a proxy that leads to a server which has the names of them all.
 type world struct {
 	proxy, trap *httptest.Server
@@ -65,13 +68,13 @@ type world struct {
 	mail        *mailServer
 
 	mu     sync.Mutex
-	bodies map[string][]string // by host
-	stray  []string            // what the trap was sent
+	bodies map[string][]message // by host
+	stray  []string             // what the trap was sent
 }
 
 func newWorld(t *testing.T, answers http.HandlerFunc) *world {
 	t.Helper()
-	w := &world{bodies: map[string][]string{}, mail: newMailServer(t)}
+	w := &world{bodies: map[string][]message{}, mail: newMailServer(t)}
 	w.trap = httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -80,12 +83,13 @@ func newWorld(t *testing.T, answers http.HandlerFunc) *world {
 	}))
 	answer := http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		for _, values := range r.Header { // ntfy has its title there
-			body = append(append(body, '\n'), strings.Join(values, "\n")...)
+		headers := "" // ntfy has its title there
+		for _, values := range r.Header {
+			headers += strings.Join(values, "\n") + "\n"
 		}
 		host, _, _ := strings.Cut(r.Host, ":")
 		w.mu.Lock()
-		w.bodies[host] = append(w.bodies[host], r.URL.Query().Encode()+"\n"+string(body))
+		w.bodies[host] = append(w.bodies[host], message{r.URL.RawQuery, string(body), headers})
 		w.mu.Unlock()
 		switch {
 		case answers != nil:
@@ -291,7 +295,9 @@ func TestSecurityServicesObeyTheGuard(t *testing.T) {
 				t.Errorf("%s: %+v", url, r)
 			}
 		}
-		moved := newChat(t, func(rw http.ResponseWriter, r *http.Request) { http.Redirect(rw, r, reached.URL, http.StatusTemporaryRedirect) })
+		moved := newChat(t, func(rw http.ResponseWriter, r *http.Request) {
+			http.Redirect(rw, r, reached.URL, http.StatusTemporaryRedirect)
+		})
 		file := writeFile(t, filepath.Join(t.TempDir(), usualFile), "alerts: {channels: [{service: '"+string(gotify(moved.Server))+"'}]}\n")
 		if r := command(nil, "alert", "test", "--config", file); r.code != exitFailed || !strings.Contains(r.stdout, "redirects are never followed") {
 			t.Errorf("%+v", r)

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"path"
 	"slices"
 	"text/tabwriter"
@@ -205,10 +206,11 @@ func (cmd migrateStatusCmd) Run(inv *invocation) error {
 }
 
 func (cmd migrateStatusCmd) print(inv *invocation, s migrateStatus) error {
-	if cmd.JSON {
-		return writeJSON(inv.Stdout, s)
-	}
-	w := tabwriter.NewWriter(inv.Stdout, 0, 0, 2, ' ', 0)
+	return show(inv.Stdout, cmd.JSON, s, printMigrations)
+}
+
+func printMigrations(out io.Writer, s migrateStatus) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "VERSION\tFILE\tAPPLIED")
 	for _, status := range s.Migrations {
 		at := "pending"
