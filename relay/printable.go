@@ -42,14 +42,12 @@ func shorten(text string, limit int) string {
 	return strings.ToValidUTF8(text[:limit-len("…")], "") + "…"
 }
 
-// breaks are what chat programs act upon, and what stands in its place: mentions, links, and the tags of those that read
-// HTML or markup of their own such as <!channel> and <users/all>.
-var breaks = strings.NewReplacer("@", "[@]", "＠", "[@]", "://", "[:]//", "<", "‹", ">", "›")
-
-// defang returns a printable text in which no mention and no link works, in whatever chat it is shown. It breaks them in
-// the way of security advisories, which people recognise and can undo: evil[.]example, hxxps[:]//, [@]everyone.
+// defang returns a printable text in which no mention, no link and no tag works, in whatever chat it is shown: @everyone,
+// <!channel>, <users/all>, [text](target), https://, evil.example. It breaks them in the way of security advisories,
+// which people recognise and can undo: [@]everyone, https[:]//evil[.]example.
 func defang(text string) string {
-	text = strings.ReplaceAll(breaks.Replace(text), "](", "] (") // the target of a Markdown link
+	text = strings.NewReplacer("@", "[@]", "＠", "[@]", "://", "[:]//", "<", "‹", ">", "›").Replace(text)
+	text = strings.ReplaceAll(text, "](", "] (") // which the first replacements may have made
 	var b strings.Builder
 	before := ' '
 	for i, r := range text {
