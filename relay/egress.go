@@ -22,7 +22,7 @@ type Egress struct {
 	// configuration. Empty but not nil: none. What is neither public nor private is never dialled, whatever stands here:
 	// link-local addresses, the metadata services of clouds, IPv6 addresses that lead to IPv4 ones in disguise.
 	AllowPrivate []netip.Prefix
-	// Proxy through which destinations are reached: "http://[user:password@]host:port". The proxy's address is judged
+	// Proxy through which destinations and alert channels are reached: "http://[user:password@]host:port". The proxy's address is judged
 	// like a destination's; the name of a destination is resolved by the proxy, so that only an address that stands in
 	// the URL is judged here. Empty: none. The environment's proxy is never used.
 	Proxy string
