@@ -47,8 +47,8 @@ func newServiceChannel(raw secret, transport *relay.AlertTransport) relay.Channe
 	}
 }
 
-// A libraryTransport takes the place of [http.DefaultTransport], which most of the library's services use and which
-// obeys HTTP_PROXY, dials every address and lets redirects be followed. What the relay sends itself never uses it.
+// A libraryTransport takes the place of [http.DefaultTransport], with which most of the library's services send. The default
+// one obeys HTTP_PROXY and dials every address, and clients follow redirects over it. The relay's own requests use neither.
 type libraryTransport struct {
 	alerts atomic.Pointer[relay.AlertTransport] // of the configuration that is in effect
 }

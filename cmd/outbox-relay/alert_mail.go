@@ -63,8 +63,10 @@ func sendMail(ctx context.Context, transport *relay.AlertTransport, cfg *smtp.Co
 		return err
 	}
 	defer func() { _ = client.Close() }()
-	if err := client.Hello(cfg.ClientHost); err != nil {
-		return err
+	if cfg.ClientHost != "auto" {
+		if err := client.Hello(cfg.ClientHost); err != nil {
+			return err
+		}
 	}
 	if offered, _ := client.Extension("STARTTLS"); offered && !implicit && cfg.UseStartTLS && cfg.Encryption != smtp.EncNone {
 		if err := client.StartTLS(secure); err != nil {

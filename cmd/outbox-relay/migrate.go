@@ -42,7 +42,7 @@ func (flags lockFlags) options(inv *invocation) (migrations.Options, error) {
 	return migrations.Options{LockTimeout: flags.LockTimeout, RetryFor: flags.RetryFor, OnWait: func(wait *migrations.LockedError) {
 		if text := wait.Waiting(); text != told && len(wait.Holders) > 0 {
 			told = text
-			fmt.Fprintf(inv.Stderr, "%s\n", text)
+			fmt.Fprintln(inv.Stderr, printable(text))
 		}
 	}}, nil
 }
