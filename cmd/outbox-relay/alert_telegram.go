@@ -40,6 +40,7 @@ func sendTelegram(ctx context.Context, transport *relay.AlertTransport, cfg *tel
 			return err
 		}
 		answer, _ := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
 		if resp.StatusCode != http.StatusOK {
 			return fmt.Errorf("telegram answered %s: %.200s", resp.Status, answer)
 		}

@@ -13,12 +13,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
-// show prints what a command found: as JSON with the data intact, or by print, which gets it as [printable] text.
-func show[T any](w io.Writer, asJSON bool, found T, print func(io.Writer, T) error) error {
+// show prints what a command found: as JSON with the data intact, or by write, which gets it as [printable] text.
+func show[T any](w io.Writer, asJSON bool, found T, write func(io.Writer, T) error) error {
 	if asJSON {
 		return writeJSON(w, found)
 	}
-	return print(w, printable(found))
+	return write(w, printable(found))
 }
 
 // printable returns a copy of a value in which every string is [relay.Printable], however deep: no column of a table can
