@@ -16,8 +16,8 @@ import (
 
 // Slack returns a channel that posts to a Slack incoming webhook
 // (https://api.slack.com/messaging/webhooks).
-func Slack(url string) Channel {
-	return jsonChannel{name: ChannelName("slack", url), url: url, body: func(a Alert) any {
+func Slack(url string, transport *AlertTransport) Channel {
+	return jsonChannel{name: ChannelName("slack", url), url: url, transport: transport, body: func(a Alert) any {
 		sign := ":rotating_light: "
 		if a.ResolvedAt != nil {
 			sign = ":white_check_mark: "
@@ -28,15 +28,15 @@ func Slack(url string) Channel {
 }
 
 // Webhook returns a channel that POSTs alerts as JSON: the fields of [Alert], its state (firing or resolved), a text, and
-// a command that shows more.
-func Webhook(url string) Channel {
-	return jsonChannel{name: ChannelName("webhook", url), url: url, body: func(a Alert) any {
+// a command that shows more. The text is fit for a chat; the fields are printable, and mention what they mention.
+func Webhook(url string, transport *AlertTransport) Channel {
+	return jsonChannel{name: ChannelName("webhook", url), url: url, transport: transport, body: func(a Alert) any {
 		return struct {
 			Alert
 			State   string `json:"state"`
 			Text    string `json:"text"`
 			Command string `json:"command"`
-		}{a, a.State(), a.Text(), a.Command()}
+		}{a.printable(), a.State(), a.Text(), a.printable().Command()}
 	}}
 }
 
@@ -48,6 +48,7 @@ func ChannelName(kind, url string) string {
 
 type jsonChannel struct {
 	name, url string
+	transport *AlertTransport
 	body      func(Alert) any
 }
 
@@ -63,7 +64,7 @@ func (c jsonChannel) Notify(ctx context.Context, alert Alert) error {
 		return fmt.Errorf("make alert request: the channel's url cannot be used") // the error repeats it, and it is a secret
 	}
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := alertTransport.RoundTrip(req)
+	resp, err := c.transport.RoundTrip(req)
 	if err != nil {
 		return fmt.Errorf("send alert: %s", clip(maskOfChannel(req.URL).hide(err.Error(), false)))
 	}
@@ -76,21 +77,13 @@ func (c jsonChannel) Notify(ctx context.Context, alert Alert) error {
 	return nil
 }
 
-// Alerts are rare: no connection is kept between two of them. A channel's URL leads where the configuration says, but a
-// name may resolve to what must not be dialled.
-var alertTransport = &http.Transport{
-	DialContext:            guardedDialer(alertTimeout).DialContext,
-	DisableKeepAlives:      true,
-	DisableCompression:     true,
-	MaxResponseHeaderBytes: maxResponseHeader,
-}
-
 // logChannel is the channel that is always there.
 type logChannel struct{ log zerolog.Logger }
 
 func (logChannel) Name() string { return "log" }
 
 func (c logChannel) Notify(_ context.Context, a Alert) error {
+	a = a.printable()
 	level := zerolog.WarnLevel
 	if a.ResolvedAt != nil {
 		level = zerolog.InfoLevel

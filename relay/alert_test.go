@@ -41,13 +41,13 @@ func TestFailuresAreToldOncePerWindow(t *testing.T) {
 	db := newDatabase(t)
 	slack := newReceiver(t, nil)
 	db.insert(1, "first")
-	r := start(t, failing(t, db, Slack(slack.URL+"/services/T0/B0/secret")))
+	r := start(t, failing(t, db, Slack(slack.URL+"/services/T0/B0/secret", direct)))
 	r.await(t, "the first message", func(o *observer) bool { return len(o.notices) == 1 })
 
 	var message map[string]string
 	must(t, json.Unmarshal(slack.all()[0].body, &message))
 	for _, part := range []string{
-		`1 delivery to "default" failed for good`, "event 1: 422 Unprocessable Entity: &lt;no&gt; &amp; first-1",
+		`1 delivery to "default" failed for good`, "event 1: 422 Unprocessable Entity: ‹no› &amp; first-1",
 		"outbox-relay events list --status failed --destination default",
 	} {
 		if !strings.Contains(message["text"], part) {
@@ -92,7 +92,7 @@ func TestTwoRelaysTellOnce(t *testing.T) {
 	db := newDatabase(t)
 	g := newGate(t)
 	slack := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
-	cfg := failing(t, db, Slack(slack.URL))
+	cfg := failing(t, db, Slack(slack.URL, direct))
 	a, b := start(t, cfg), start(t, cfg)
 	a.instance()
 	b.instance()
@@ -128,7 +128,7 @@ func TestDeadChannelIsTriedAgainAndDelaysNothing(t *testing.T) {
 			_, _ = w.Write([]byte("no\x1b[31m"))
 		}
 	})
-	cfg := failing(t, db, Webhook(good.URL), Slack(broken.URL))
+	cfg := failing(t, db, Webhook(good.URL, direct), Slack(broken.URL, direct))
 	second := to(healthy.URL)
 	second.Name = "healthy"
 	cfg.Destinations = append(cfg.Destinations, second)
@@ -168,15 +168,15 @@ func TestDeadChannelIsTriedAgainAndDelaysNothing(t *testing.T) {
 func TestChannelsDoNotTellTheirURL(t *testing.T) {
 	t.Parallel()
 	for _, url := range []string{"http://127.0.0.1:1/s3cret", "http://host.invalid/s3cret", "::s3cret", "http://[::1/s3cret", "gopher://x/s3cret", "http://a b/s3cret"} {
-		for _, c := range []Channel{Slack(url), Webhook(url)} {
+		for _, c := range []Channel{Slack(url, direct), Webhook(url, direct)} {
 			err := c.Notify(t.Context(), Alert{Rule: "failed", Subject: "default", Count: 1, OpenedAt: time.Now()})
 			if err == nil || strings.Contains(err.Error(), "s3cret") || strings.Contains(c.Name(), "s3cret") {
 				t.Errorf("%s: %v", c.Name(), err)
 			}
 		}
 	}
-	slack, again := Slack("a").Name(), Slack("a").Name()
-	if slack == Slack("b").Name() || slack == Webhook("a").Name() || slack != again {
+	slack, again := Slack("a", direct).Name(), Slack("a", direct).Name()
+	if slack == Slack("b", direct).Name() || slack == Webhook("a", direct).Name() || slack != again {
 		t.Error("names do not tell channels apart")
 	}
 }
@@ -310,7 +310,7 @@ func TestTextsAreHarmless(t *testing.T) {
 		}
 	}
 	received := newReceiver(t, nil)
-	must(t, Slack(received.URL).Notify(t.Context(), Alert{Rule: RuleFailed, Subject: "d", FirstError: "<!channel> & co"}))
+	must(t, Slack(received.URL, direct).Notify(t.Context(), Alert{Rule: RuleFailed, Subject: "d", FirstError: "<!channel> & co"}))
 	if body := string(received.all()[0].body); strings.Contains(body, "<!channel>") || !strings.Contains(body, "amp;") {
 		t.Errorf("%s", body)
 	}

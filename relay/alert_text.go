@@ -26,17 +26,39 @@ func (a Alert) State() string {
 	return "firing"
 }
 
-// Text says in one line what happened, or that it is over, and which command shows more. Whatever it repeats of what
-// others wrote has no line breaks and no control characters.
+// Text says in one line what happened, or that it is over, and which command shows more. It is made for chats: whatever
+// it repeats of what others wrote is [Printable], mentions nobody and links to nothing.
 func (a Alert) Text() string {
+	a = a.forChat()
 	if a.ResolvedAt != nil {
 		return fmt.Sprintf("Recovered: %s. It lasted %s, since %s.", a.ended(), span(a.ResolvedAt.Sub(a.OpenedAt)), moment(a.OpenedAt))
 	}
 	return fmt.Sprintf("%s. Look further: %s", strings.TrimSuffix(a.happened(), "."), a.Command())
 }
 
+// printable returns the alert with every text that others may have written made printable and bounded.
+func (a Alert) printable() Alert {
+	a.Rule, a.Subject, a.FirstError, a.Detail = clip(a.Rule), clip(a.Subject), clip(a.FirstError), clip(a.Detail)
+	return a
+}
+
+// Bounds of what an alert's text repeats, in bytes. Chats refuse a message of more than 4,096, or of 2,000 characters: a
+// receiver with a long answer would be one that nobody hears of.
+const (
+	maxChatName = 255
+	maxChatText = maxExcerpt
+)
+
+// forChat returns the alert with those texts also defanged, and short.
+func (a Alert) forChat() Alert {
+	a = a.printable()
+	a.Rule, a.Subject = shorten(defang(a.Rule), maxChatName), shorten(defang(a.Subject), maxChatName)
+	a.FirstError, a.Detail = shorten(defang(a.FirstError), maxChatText), shorten(defang(a.Detail), maxChatText)
+	return a
+}
+
 func (a Alert) happened() string {
-	subject, detail := clip(a.Subject), clip(a.Detail)
+	subject, detail := a.Subject, a.Detail
 	switch a.Rule {
 	case RuleFailed:
 		return labelled(fmt.Sprintf("%s to %q failed for good since %s. First", Plural(a.Count, "delivery", "deliveries"), subject, moment(a.OpenedAt)), a.first())
@@ -47,7 +69,7 @@ func (a Alert) happened() string {
 		if detail != "" {
 			text += ". It holds " + detail
 		}
-		return labelled(text+". First error", clip(a.FirstError))
+		return labelled(text+". First error", a.FirstError)
 	case RuleParked:
 		return joined(fmt.Sprintf("Events of %q match no route", subject), detail)
 	case RuleUndelivered:
@@ -66,11 +88,11 @@ func (a Alert) happened() string {
 		text := joined(fmt.Sprintf("Routes of %q changed, and not every running relay is configured with them", subject), detail)
 		return text + ". Give all relays the same configuration, or stop the one that is not meant to run"
 	case RuleQuarantined:
-		return joined("A relay is quarantined and sends nothing", clip(a.FirstError), detail)
+		return joined("A relay is quarantined and sends nothing", a.FirstError, detail)
 	case ruleTest:
 		return "This is a test of the alert channels. Nothing is wrong"
 	}
-	return joined(fmt.Sprintf("%s of %q since %s", clip(a.Rule), subject, moment(a.OpenedAt)), detail, a.first())
+	return joined(fmt.Sprintf("%s of %q since %s", a.Rule, subject, moment(a.OpenedAt)), detail, a.first())
 }
 
 // first names the first event and its error, as far as they are known: the code that fires an alert may leave both out.
@@ -79,7 +101,7 @@ func (a Alert) first() string {
 	if a.FirstEventID != 0 {
 		event = fmt.Sprintf("event %d", a.FirstEventID)
 	}
-	return joined(event, clip(a.FirstError))
+	return joined(event, a.FirstError)
 }
 
 // labelled returns "label: text", and without a text only what stands before the label's own sentence.
@@ -91,7 +113,7 @@ func labelled(label, text string) string {
 }
 
 func (a Alert) ended() string {
-	subject := clip(a.Subject)
+	subject := a.Subject
 	switch a.Rule {
 	case RuleFailed:
 		return fmt.Sprintf("no failed delivery to %q is left, of %d that failed", subject, a.Count)
@@ -116,7 +138,7 @@ func (a Alert) ended() string {
 	case RuleQuarantined:
 		return "the relay is no longer quarantined"
 	}
-	return fmt.Sprintf("%s of %q is over", clip(a.Rule), subject)
+	return fmt.Sprintf("%s of %q is over", a.Rule, subject)
 }
 
 // Command returns the command that shows what the alert is about.
@@ -145,9 +167,10 @@ func TestAlert(now time.Time) Alert {
 	return Alert{Rule: ruleTest, Subject: "test", Count: 1, OpenedAt: now, Detail: "sent by outbox-relay alert test"}
 }
 
-// Title says in a few words which alert it is, for channels that show one above the text.
+// Title says in a few words which alert it is, for channels that show one above the text. It is as harmless as [Alert.Text].
 func (a Alert) Title() string {
-	return clip(fmt.Sprintf("outbox-relay: %s %s: %s", a.Rule, a.Subject, a.State()))
+	a = a.forChat()
+	return fmt.Sprintf("outbox-relay: %s %s: %s", a.Rule, a.Subject, a.State())
 }
 
 func joined(texts ...string) string {

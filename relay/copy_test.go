@@ -221,7 +221,7 @@ func TestCopies(t *testing.T) {
 			rc, slack := newReceiver(t, nil), newReceiver(t, nil)
 			cfg := copied.config(to(rc.URL))
 			cfg.Destinations = append(cfg.Destinations, Destination{Name: "new", URL: rc.URL}) // a route to write
-			cfg.Alerts.Channels = []Channel{Slack(slack.URL)}
+			cfg.Alerts.Channels = []Channel{Slack(slack.URL, direct)}
 			r := startGuarded(t, cfg)
 			r.wantReason(t, test.want...)
 			r.await(t, "the alert", func(o *observer) bool { return len(o.notices) == 1 })

@@ -114,7 +114,7 @@ func TestEchoedSecretsAreMasked(t *testing.T) {
 	slack, hook := newReceiver(t, nil), newReceiver(t, nil)
 	cfg := db.config()
 	cfg.Log = zerolog.New(&log)
-	cfg.Alerts.Channels = []Channel{Slack(slack.URL), Webhook(hook.URL)}
+	cfg.Alerts.Channels = []Channel{Slack(slack.URL, direct), Webhook(hook.URL, direct)}
 	signatures := make(chan string, 1000)
 	add := func(name, base string) {
 		basic := "Basic " + base64.StdEncoding.EncodeToString([]byte("outbox:"+canaryPassword))
@@ -208,7 +208,7 @@ func TestChannelErrorsHoldNoKey(t *testing.T) {
 		_, _ = fmt.Fprintf(w, "no service at %s, %q", r.URL, strings.Split(r.URL.Path, "/"))
 	}))
 	t.Cleanup(echo.Close)
-	for _, channel := range []Channel{Slack(echo.URL + "/services/T0/zqxwchanneljvkp?token=" + canaryQuery), Webhook("http://127.0.0.1:1/" + canaryQuery)} {
+	for _, channel := range []Channel{Slack(echo.URL+"/services/T0/zqxwchanneljvkp?token="+canaryQuery, direct), Webhook("http://127.0.0.1:1/"+canaryQuery, direct)} {
 		err := channel.Notify(t.Context(), TestAlert(time.Now()))
 		if err == nil || strings.Contains(err.Error(), "zqxw") || strings.Contains(err.Error(), "jvkp") {
 			t.Errorf("%s: %v", channel.Name(), err)

@@ -22,7 +22,7 @@ type Egress struct {
 	// configuration. Empty but not nil: none. What is neither public nor private is never dialled, whatever stands here:
 	// link-local addresses, the metadata services of clouds, IPv6 addresses that lead to IPv4 ones in disguise.
 	AllowPrivate []netip.Prefix
-	// Proxy through which destinations are reached: "http://[user:password@]host:port". The proxy's address is judged
+	// Proxy through which destinations and alert channels are reached: "http://[user:password@]host:port". The proxy's address is judged
 	// like a destination's; the name of a destination is resolved by the proxy, so that only an address that stands in
 	// the URL is judged here. Empty: none. The environment's proxy is never used.
 	Proxy string
@@ -52,11 +52,9 @@ var metadata = []netip.Prefix{
 // guardian knows the special addresses of IANA's registries.
 var guardian = ssrf.New(ssrf.WithAllowedV4Prefixes(privateNetworks...), ssrf.WithAllowedV6Prefixes(privateNetworks...))
 
-// guardedDialer returns a dialer that decides on every address immediately before it connects: a check of a URL's text
-// would miss names that resolve to forbidden addresses, and other spellings of them. Whatever the relay dials over
-// HTTP, it dials with one of these.
-func guardedDialer(timeout time.Duration) *net.Dialer { return Egress{}.dialer(timeout) }
-
+// dialer returns a dialer that decides on every address immediately before it connects: a check of a URL's text would
+// miss names that resolve to forbidden addresses, and other spellings of them. Whatever the relay dials, its database
+// apart, it dials with one of these.
 func (e Egress) dialer(timeout time.Duration) *net.Dialer {
 	return &net.Dialer{Timeout: timeout, KeepAlive: 15 * time.Second, ControlContext: e.control}
 }

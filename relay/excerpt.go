@@ -70,11 +70,3 @@ func problemSentence(body []byte, status int) (sentence string, ok bool) {
 	sentence = joined(title, detail)
 	return sentence, sentence != ""
 }
-
-// shorten cuts a text to at most limit bytes of valid UTF-8, the sign of the cut included.
-func shorten(text string, limit int) string {
-	if len(text) <= limit {
-		return text
-	}
-	return strings.ToValidUTF8(text[:limit-len("…")], "") + "…"
-}

@@ -25,13 +25,6 @@ func FuzzParseRetryAfter(f *testing.F) {
 	})
 }
 
-func FuzzClip(f *testing.F) {
-	for _, seed := range []string{"", "plain", "\x1b[31m", "a\x00b", "\xff\xfe", "\u202e", "日本", "\xe2\x82"} {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, s string) { wantClipped(t, s) })
-}
-
 // A secret that the receiver repeats within any text is found, whatever it consists of and however it is escaped.
 func FuzzMask(f *testing.F) {
 	for _, seed := range []string{"Bearer abc+def/ghi==", `pass"word\n`, "%41%2541", "a<b>c&amp;d", "\xff\x00secret", "----", "\\u0041\\"} {

@@ -178,24 +178,3 @@ func errorReason(err error) Reason {
 		return ReasonMalformed
 	}
 }
-
-// maxMessage bounds what is stored of an error, in bytes.
-const maxMessage = 4 << 10
-
-// clip makes a text that came from outside storable and printable: valid UTF-8 without NUL (PostgreSQL refuses both)
-// and without control characters (terminals and logs obey them), at most maxMessage bytes.
-func clip(s string) string {
-	s = strings.Map(func(r rune) rune {
-		switch {
-		case r == '\n' || r == '\t' || r == '\r':
-			return ' '
-		case r < 0x20 || r >= 0x7f && r < 0xa0 || r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069:
-			return '\ufffd'
-		}
-		return r
-	}, strings.ToValidUTF8(s, "\ufffd"))
-	if len(s) > maxMessage {
-		s = strings.ToValidUTF8(s[:maxMessage-len("…")], "") + "…"
-	}
-	return s
-}

@@ -15,10 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
-	"unicode/utf8"
 
 	"code.dny.dev/ssrf"
-	"pgregory.net/rapid"
 )
 
 // published is the table of the README, written a second time: every status code has one line.
@@ -153,51 +151,5 @@ func TestErrorReason(t *testing.T) {
 		if v := judgeError(c.err, true); v.outcome != Retry || !v.posted || v.message == "" || v.statusCode != 0 {
 			t.Errorf("%v: an error without a response is an attempt that is repeated, not %+v", c.err, v)
 		}
-	}
-}
-
-func TestClip(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct{ give, want string }{
-		{"", ""},
-		{"plain, ünïcödé, 日本", "plain, ünïcödé, 日本"},
-		{"a\r\nb\tc", "a  b c"},
-		{"nul\x00", "nul\ufffd"},
-		{"\x1b[31mred\x1b[0m", "\ufffd[31mred\ufffd[0m"},
-		{"del\x7f csi\u009b31m", "del\ufffd csi\ufffd31m"},
-		{"gpj.\u202eexe", "gpj.\ufffdexe"},
-		{"\u2066isolate\u2069", "\ufffdisolate\ufffd"},
-		{"\xff\xfe", "\ufffd"},
-		{"cut \xe2\x82", "cut \ufffd"},
-		{strings.Repeat("x", maxMessage), strings.Repeat("x", maxMessage)},
-		{strings.Repeat("x", maxMessage+1), strings.Repeat("x", maxMessage-3) + "…"},
-		{strings.Repeat("x", maxMessage-4) + "€€", strings.Repeat("x", maxMessage-4) + "…"},
-	} {
-		if got := clip(c.give); got != c.want {
-			t.Errorf("%.60q: %.60q, want %.60q", c.give, got, c.want)
-		}
-	}
-}
-
-func TestClippedTextIsStorableAndPrintable(t *testing.T) {
-	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
-		wantClipped(t, string(rapid.SliceOfN(rapid.Byte(), 0, 3*maxMessage).Draw(t, "bytes")))
-	})
-}
-
-// wantClipped checks what PostgreSQL, terminals and logs need of a clipped text.
-func wantClipped(t interface{ Fatalf(string, ...any) }, s string) {
-	got := clip(s)
-	if len(got) > maxMessage || !utf8.ValidString(got) {
-		t.Fatalf("clip(%q) has %d bytes, valid UTF-8 %t", s, len(got), utf8.ValidString(got))
-	}
-	for _, r := range got {
-		if r < 0x20 || r >= 0x7f && r < 0xa0 || r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069 {
-			t.Fatalf("clip(%q) contains %U", s, r)
-		}
-	}
-	if again := clip(got); again != got {
-		t.Fatalf("clip(%q) changes when clipped again", s)
 	}
 }

@@ -299,11 +299,11 @@ func TestReloadOfAlertChannels(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	first, second := newReceiver(t, nil), newReceiver(t, nil)
-	cfg := failing(t, db, Webhook(first.URL))
+	cfg := failing(t, db, Webhook(first.URL, direct))
 	r := start(t, cfg)
 	db.insert(1, "one")
 	r.await(t, "the first message", func(o *observer) bool { return len(o.notices) == 1 })
-	cfg.Alerts.Channels = []Channel{Webhook(second.URL)}
+	cfg.Alerts.Channels = []Channel{Webhook(second.URL, direct)}
 	if got := fmt.Sprint(r.reload(cfg)); got != "[alerts.channels]" {
 		t.Errorf("changes are %s", got)
 	}
@@ -380,7 +380,7 @@ func TestEverySettingMakesADifference(t *testing.T) {
 		"Routes":        func(c *Config) { c.Routes = []Route{{Event: "x", To: []string{"a"}}} },
 		"Egress":        func(c *Config) { c.Egress.AllowPrivate = []netip.Prefix{} },
 		"Egress.Proxy":  func(c *Config) { c.Egress.Proxy = "http://p:1" },
-		"Alerts":        func(c *Config) { c.Alerts.Channels = []Channel{Slack("http://s")} },
+		"Alerts":        func(c *Config) { c.Alerts.Channels = []Channel{Slack("http://s", direct)} },
 		"Alerts.Window": func(c *Config) { c.Alerts.Window = time.Hour },
 		"Alerts.Lag":    func(c *Config) { c.Alerts.LagOver = time.Hour },
 		"Alerts.Pinned": func(c *Config) { c.Alerts.HorizonOver = time.Hour },

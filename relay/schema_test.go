@@ -131,7 +131,7 @@ func TestRelayWithLeastPrivilege(t *testing.T) {
 	cfg := db.config(to(rc.URL))
 	cfg.Pool = settings(t, u.String())
 	cfg.LogDelivered = true
-	cfg.Alerts.Channels = []Channel{Slack(slack.URL)}
+	cfg.Alerts.Channels = []Channel{Slack(slack.URL, direct)}
 	r := start(t, cfg)
 	r.settles(t, Delivered, 4)
 	r.settles(t, Fail, 1)

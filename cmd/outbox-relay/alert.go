@@ -36,7 +36,7 @@ type channelResult struct {
 }
 
 func (cmd alertTestCmd) Run(inv *invocation) error {
-	c, err := inv.config("alerts")
+	c, err := inv.config("alerts", "egress")
 	if err != nil {
 		return err
 	}
@@ -61,11 +61,7 @@ func (cmd alertTestCmd) Run(inv *invocation) error {
 			failed++
 		}
 	}
-	if cmd.JSON {
-		err = writeJSON(inv.Stdout, results)
-	} else {
-		err = printChannels(inv.Stdout, results)
-	}
+	err = show(inv.Stdout, cmd.JSON, results, printChannels)
 	if err == nil && failed > 0 {
 		err = fmt.Errorf("%d of %s did not take the alert", failed, relay.Plural(len(results), "channel", "channels"))
 	}
@@ -100,7 +96,7 @@ func printChannels(w io.Writer, results []channelResult) error {
 		if !r.OK {
 			result = r.Error
 		}
-		fmt.Fprintf(table, "%s\t%dms\t%s\n", r.Channel, r.DurationMS, printable(result))
+		fmt.Fprintf(table, "%s\t%dms\t%s\n", r.Channel, r.DurationMS, result)
 	}
 	return table.Flush()
 }

@@ -5,14 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/textproto"
 	"net/url"
-	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/nicholas-fedor/shoutrrr/pkg/router"
+	"github.com/nicholas-fedor/shoutrrr/pkg/services/chat/telegram"
+	"github.com/nicholas-fedor/shoutrrr/pkg/services/email/smtp"
 	"github.com/nicholas-fedor/shoutrrr/pkg/types"
 
 	"github.com/outbox-relay/outbox-relay/relay"
@@ -21,19 +24,45 @@ import (
 // servicesPage says how the URLs of the services are spelled.
 const servicesPage = "https://shoutrrr.nickfedor.com"
 
+// services are the services of the library that are offered: those whose every request is known to go through the
+// transport of alerts. Its generic and logger are a webhook and no channel.
+var services = []string{
+	"bark", "discord", "googlechat", "gotify", "hangouts", "ifttt", "join", "lark", "matrix", "mattermost", "notifiarr", "ntfy", "opsgenie",
+	"pagerduty", "pushbullet", "pushover", "rocketchat", "signal", "slack", "smtp", "teams", "telegram", "wecom", "zulip",
+}
+
 // A serviceChannel carries alerts to what has neither a webhook of ours nor Slack's: mail, chats, pagers. The library
 // that knows them all takes no context, so a message that hangs is left behind; the next waits until it is gone.
 type serviceChannel struct {
 	name, kind string
 	url        secret
+	transport  *relay.AlertTransport
 	sending    chan struct{} // holds a token while a message is under way
 }
 
-func newServiceChannel(raw secret) relay.Channel {
+func newServiceChannel(raw secret, transport *relay.AlertTransport) relay.Channel {
 	return &serviceChannel{
 		name: relay.ChannelName(serviceKind(string(raw)), string(raw)), kind: serviceKind(string(raw)), url: raw,
-		sending: make(chan struct{}, 1),
+		transport: transport, sending: make(chan struct{}, 1),
 	}
+}
+
+// A libraryTransport takes the place of [http.DefaultTransport], with which most of the library's services send. The default
+// one obeys HTTP_PROXY and dials every address, and clients follow redirects over it. The relay's own requests use neither.
+type libraryTransport struct {
+	alerts atomic.Pointer[relay.AlertTransport] // of the configuration that is in effect
+}
+
+// guardLibraries makes what libraries send of their own leave by the transport of alerts.
+func guardLibraries() {
+	guard := &libraryTransport{}
+	guard.alerts.Store(relay.NewAlertTransport(relay.Egress{}))
+	http.DefaultTransport = guard //nolint:forbidigo // so that nobody has the other one
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (l *libraryTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+	return l.alerts.Load().RoundTrip(req)
 }
 
 // serviceKind returns the service that a URL names: "teams" of teams+https://….
@@ -56,11 +85,11 @@ func (c *serviceChannel) Notify(ctx context.Context, alert relay.Alert) error {
 	go func() {
 		defer func() {
 			if r := recover(); r != nil {
-				done <- errors.New("the service's client panicked")
+				done <- errors.New("the service's client panicked, as one does after a connection that failed")
 			}
 			<-c.sending
 		}()
-		done <- c.send(alert)
+		done <- c.send(ctx, alert)
 	}()
 	select {
 	case err := <-done:
@@ -73,12 +102,27 @@ func (c *serviceChannel) Notify(ctx context.Context, alert relay.Alert) error {
 	}
 }
 
-func (c *serviceChannel) send(alert relay.Alert) error {
+func (c *serviceChannel) send(ctx context.Context, alert relay.Alert) error {
+	guard, ok := http.DefaultTransport.(*libraryTransport) //nolint:forbidigo // only to see that it is the guarded one
+	if !ok {
+		return errors.New("http.DefaultTransport is not the guarded one")
+	}
+	guard.alerts.Store(c.transport) // before Locate, which may log in
 	service, err := new(router.ServiceRouter).Locate(string(c.url))
 	if err != nil {
 		return err
 	}
-	return service.Send(harmless(alert.Text()), c.params(alert))
+	switch s := service.(type) {
+	case *smtp.Service:
+		return sendMail(ctx, c.transport, s.Config, alert)
+	case *telegram.Service:
+		return sendTelegram(ctx, c.transport, s.GetConfig(), alert)
+	case interface{ SetHTTPClient(*http.Client) }:
+		s.SetHTTPClient(&http.Client{Transport: c.transport})
+	case interface{ GetHTTPClient() *http.Client }: // with a transport of its own making
+		s.GetHTTPClient().Transport = c.transport
+	}
+	return service.Send(alert.Text(), c.params(alert))
 }
 
 // titleless are the services that refuse a title.
@@ -87,10 +131,10 @@ var titleless = []string{"googlechat", "hangouts", "notifiarr", "pagerduty", "ro
 func (c *serviceChannel) params(alert relay.Alert) *types.Params {
 	params := types.Params{}
 	if !slices.Contains(titleless, c.kind) {
-		params.SetTitle(harmless(alert.Title()))
+		params.SetTitle(alert.Title())
 	}
 	if c.kind == "pagerduty" { // one incident per alert, which its recovery closes
-		params["dedup_key"] = "outbox-relay/" + alert.Rule + "/" + alert.Subject
+		params["dedup_key"] = incidentKey("outbox-relay/" + alert.Rule + "/" + alert.Subject)
 		params["action"] = "trigger"
 		if alert.ResolvedAt != nil {
 			params["action"] = "resolve"
@@ -99,10 +143,13 @@ func (c *serviceChannel) params(alert relay.Alert) *types.Params {
 	return &params
 }
 
-var mention = regexp.MustCompile(`@(everyone|here|channel|all)\b`)
-
-// harmless keeps what a receiver answered from calling a whole chat.
-func harmless(text string) string { return mention.ReplaceAllString(text, "@\u200b$1") }
+// incidentKey returns a key that PagerDuty takes and shows: as it is, or a hash of what holds anything but names.
+func incidentKey(key string) string {
+	if len(key) <= 255 && strings.Trim(key, "abcdefghijklmnopqrstuvwxyz0123456789_-/") == "" {
+		return key
+	}
+	return relay.ChannelName("outbox-relay", key)
+}
 
 // withoutSecrets says what went wrong without any part of the channel's URL: in most of them some part is the key.
 func withoutSecrets(err error, raw string) string {
@@ -111,13 +158,13 @@ func withoutSecrets(err error, raw string) string {
 	var network net.Error
 	switch {
 	case errors.As(err, &mail):
-		return "the mail server refused it: " + printable(redact(mail.Error(), raw))
+		return "the mail server refused it: " + relay.Printable(redact(mail.Error(), raw))
 	case errors.As(err, &request): // its own text holds the URL
-		return printable(redact(request.Err.Error(), raw))
+		return relay.Printable(redact(request.Err.Error(), raw))
 	case errors.As(err, &network) && network.Timeout():
 		return "timed out"
 	}
-	return printable(redact(err.Error(), raw))
+	return relay.Printable(redact(err.Error(), raw))
 }
 
 // redact masks the parts of a URL, encoded or not, in a text.
@@ -151,24 +198,27 @@ func parseServiceURL(text string) (secret, string) {
 	}
 	_, err := url.Parse(text)
 	kind := serviceKind(text)
-	var services router.ServiceRouter
-	known := slices.DeleteFunc(services.ListServices(), func(s string) bool { return s == "logger" || s == "generic" })
-	slices.Sort(known)
 	switch {
 	case err != nil || !strings.Contains(text, "://"):
 		return "", `is not a URL; write one such as "smtp://user:password@mail.internal:587/?from=relay@example.com&to=ops@example.com"`
 	case kind == "http" || kind == "https" || kind == "generic":
 		return "", `is a plain URL; write it as {webhook: "https://…"}`
-	case !slices.Contains(known, kind):
-		if near := nearest(kind, known); near != "" {
-			return "", fmt.Sprintf("begins with a service that is not known; did you mean %s://?", near)
+	case !slices.Contains(services, kind):
+		if near := nearest(kind, services); near != "" {
+			return "", fmt.Sprintf("begins with a service that is not offered; did you mean %s://?", near)
 		}
-		return "", "begins with a service that is not known; there are " + strings.Join(known, ", ")
+		return "", "begins with a service that is not offered; there are " + strings.Join(services, ", ")
 	case kind == "matrix": // would log in
 		return secret(text), ""
 	}
-	if _, err := services.Locate(text); err != nil {
+	service, err := new(router.ServiceRouter).Locate(text)
+	if err != nil {
 		return "", fmt.Sprintf("is not how %s spells its URLs; see %s", kind, servicesPage)
+	}
+	if mail, ok := service.(*smtp.Service); ok {
+		if problem := mailProblem(mail.Config); problem != "" {
+			return "", problem
+		}
 	}
 	return secret(text), ""
 }

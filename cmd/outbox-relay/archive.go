@@ -58,25 +58,25 @@ func (cmd archiveRunCmd) Run(inv *invocation) error {
 }
 
 func (cmd archiveRunCmd) print(w io.Writer, done relay.ArchiveResult, complete bool) error {
-	if cmd.JSON {
-		return writeJSON(w, struct {
-			DryRun   bool `json:"dry_run"`
-			Complete bool `json:"complete"`
-			relay.ArchiveResult
-		}{cmd.DryRun, complete, done})
+	type report struct {
+		DryRun   bool `json:"dry_run"`
+		Complete bool `json:"complete"`
+		relay.ArchiveResult
 	}
-	verb := "done: "
-	if cmd.DryRun {
-		verb = "to be done: "
-	}
-	_, err := fmt.Fprintln(w, verb+archiveSummary(done))
-	return err
+	return show(w, cmd.JSON, report{cmd.DryRun, complete, done}, func(w io.Writer, r report) error {
+		verb := "done: "
+		if r.DryRun {
+			verb = "to be done: "
+		}
+		_, err := fmt.Fprintln(w, verb+archiveSummary(r.ArchiveResult))
+		return err
+	})
 }
 
 func archiveSummary(done relay.ArchiveResult) string {
 	months := relay.Plural(len(done.Months), "month", "months") + " dropped"
 	if len(done.Months) > 0 {
-		months += " (" + printable(strings.Join(done.Months, ", ")) + ")"
+		months += " (" + strings.Join(done.Months, ", ") + ")"
 	}
 	return fmt.Sprintf("%s archived, %s, %s and %s removed", relay.Plural(done.Events, "event", "events"), months,
 		relay.Plural(done.Attempts, "attempt", "attempts"), relay.Plural(done.ProcessedEvents, "row of processed_events", "rows of processed_events"))
@@ -104,19 +104,19 @@ func (p *archiveProgress) tell(now relay.ArchiveProgress) {
 	p.told = time.Now()
 	text := archiveSummary(now.Total)
 	if now.Waiting != "" {
-		text += "; waiting: " + printable(now.Waiting)
+		text += "; waiting: " + now.Waiting
 	}
 	if p.terminal {
-		fmt.Fprint(p.out, "\r\x1b[K", text) // clears what the last one left
+		draw(p.out, text, false)
 		p.drawn = true
 		return
 	}
-	fmt.Fprintln(p.out, text)
+	fmt.Fprintln(p.out, printable(text))
 }
 
 // end leaves the line to what follows.
 func (p *archiveProgress) end() {
 	if p.drawn {
-		fmt.Fprint(p.out, "\r\x1b[K")
+		draw(p.out, "", false)
 	}
 }

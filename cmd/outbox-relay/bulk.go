@@ -66,7 +66,7 @@ func (b bulkCommand) run(inv *invocation, c *config) error {
 		}
 		if !b.Yes {
 			if isTerminal(inv.Stdin) {
-				b.printFound(inv.Stderr, found)
+				b.printFound(inv.Stderr, printable(found))
 			}
 			what := fmt.Sprintf("%s %s", b.verb, count(found))
 			if err := inv.confirm(what, "nothing was "+b.done); err != nil {
@@ -85,11 +85,7 @@ func (b bulkCommand) progress(inv *invocation, found relay.Bulk) func(relay.Bulk
 		return nil
 	}
 	return func(so relay.Bulk) {
-		end := "\r"
-		if so.Matched >= found.Matched {
-			end = "\n"
-		}
-		fmt.Fprintf(inv.Stderr, "%s %d of %s%s", b.done, so.Done, count(found), end)
+		draw(inv.Stderr, fmt.Sprintf("%s %d of %s", b.done, so.Done, count(found)), so.Matched >= found.Matched)
 	}
 }
 
@@ -133,23 +129,24 @@ func (b bulkCommand) finish(inv *invocation, found, result relay.Bulk, err error
 
 func (b bulkCommand) report(inv *invocation, r bulkReport) error {
 	r.Action = b.verb
-	if b.JSON {
-		return writeJSON(inv.Stdout, r)
-	}
+	return show(inv.Stdout, b.JSON, r, b.print)
+}
+
+func (b bulkCommand) print(w io.Writer, r bulkReport) error {
 	switch {
 	case r.DryRun:
-		b.printFound(inv.Stdout, r.Bulk)
+		b.printFound(w, r.Bulk)
 		if r.Matched > 0 {
-			fmt.Fprintf(inv.Stdout, "Nothing was %s: this was a dry run.\n", b.done)
+			fmt.Fprintf(w, "Nothing was %s: this was a dry run.\n", b.done)
 		}
 	case r.Matched == 0:
-		b.printFound(inv.Stdout, r.Bulk)
+		b.printFound(w, r.Bulk)
 	default:
-		fmt.Fprintf(inv.Stdout, "%s %s.\n", capital(b.done), relay.Plural(r.Done, "delivery", "deliveries"))
+		fmt.Fprintf(w, "%s %s.\n", capital(b.done), relay.Plural(r.Done, "delivery", "deliveries"))
 		if r.Missed > 0 {
-			fmt.Fprintf(inv.Stdout, "%d changed in the meantime and were left alone.\n", r.Missed)
+			fmt.Fprintf(w, "%d changed in the meantime and were left alone.\n", r.Missed)
 		}
-		b.printLeftOut(inv.Stdout, r.Bulk)
+		b.printLeftOut(w, r.Bulk)
 	}
 	return nil
 }
@@ -170,8 +167,8 @@ func (b bulkCommand) printFound(w io.Writer, found relay.Bulk) {
 			if s.CreatedAt != nil {
 				created = s.CreatedAt.UTC().Format(time.RFC3339)
 			}
-			fmt.Fprintf(table, "  %d\t%s\t%s\t%s\t%s\t%s\n", s.EventID, printable(s.EventType), printable(s.IdempotencyKey),
-				printable(orParked(s.Destination)), s.Status, created)
+			fmt.Fprintf(table, "  %d\t%s\t%s\t%s\t%s\t%s\n", s.EventID, s.EventType, s.IdempotencyKey,
+				orParked(s.Destination), s.Status, created)
 		}
 		_ = table.Flush()
 	}

@@ -145,13 +145,3 @@ func (c *config) err() error {
 	}
 	return nil
 }
-
-// printable replaces what a terminal would obey, or a log would break a line at.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if r < 0x20 || r >= 0x7f && r < 0xa0 || r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069 {
-			return '\ufffd'
-		}
-		return r
-	}, strings.ToValidUTF8(text, "\ufffd"))
-}

@@ -44,15 +44,16 @@ func (c *config) relayConfig() relay.Config {
 
 // alertChannels returns the channels in the order of the file.
 func (c *config) alertChannels() (channels []relay.Channel) {
+	transport := relay.NewAlertTransport(c.egress())
 	for _, path := range c.channels {
 		if url := get[secret](c, path+".slack"); url != "" {
-			channels = append(channels, relay.Slack(string(url)))
+			channels = append(channels, relay.Slack(string(url), transport))
 		}
 		if url := get[secret](c, path+".webhook"); url != "" {
-			channels = append(channels, relay.Webhook(string(url)))
+			channels = append(channels, relay.Webhook(string(url), transport))
 		}
 		if url := get[secret](c, path+".service"); url != "" {
-			channels = append(channels, newServiceChannel(url))
+			channels = append(channels, newServiceChannel(url, transport))
 		}
 	}
 	return channels

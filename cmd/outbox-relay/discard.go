@@ -71,14 +71,15 @@ func (cmd discardCmd) skipHead(inv *invocation, c *config, bulk bulkCommand) err
 	case head == nil:
 		return fmt.Errorf("nothing waits for %q with ordering key %q", cmd.Destination, cmd.HeadOfKey)
 	}
+	head = printable(head)
 	behind := fmt.Sprint(head.Behind)
 	if head.Behind > 10_000 {
 		behind = "more than 10000"
 	}
-	fmt.Fprintf(inv.Stderr, "Event %d (%s, key %s) is the head of %q: %s after %s", head.EventID, printable(head.EventType),
-		printable(head.IdempotencyKey), printable(cmd.HeadOfKey), head.Status, relay.Plural(head.Attempts, "attempt", "attempts"))
+	fmt.Fprintf(inv.Stderr, "Event %d (%s, key %s) is the head of %q: %s after %s", head.EventID, head.EventType,
+		head.IdempotencyKey, cmd.HeadOfKey, head.Status, relay.Plural(head.Attempts, "attempt", "attempts"))
 	if text := orBlank(head.LastError); text != "" {
-		fmt.Fprintf(inv.Stderr, ", last error: %s", printable(text))
+		fmt.Fprintf(inv.Stderr, ", last error: %s", text)
 	}
 	fmt.Fprintf(inv.Stderr, ". Waiting behind it: %s.\n", behind)
 	bulk.IDs = []string{fmt.Sprint(head.EventID)}

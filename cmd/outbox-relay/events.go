@@ -55,10 +55,8 @@ func (cmd eventsListCmd) Run(inv *invocation) error {
 	switch {
 	case err != nil:
 		return err
-	case cmd.JSON:
-		return writeJSON(inv.Stdout, orEmpty(list))
 	}
-	return printDeliveries(inv.Stdout, list)
+	return show(inv.Stdout, cmd.JSON, orEmpty(list), printDeliveries)
 }
 
 type eventsShowCmd struct {
@@ -71,11 +69,7 @@ func (cmd eventsShowCmd) Run(inv *invocation) error {
 	if cmd.ID < 1 {
 		return exitError{code: exitUsage, err: fmt.Errorf("%d is not the id of an event", cmd.ID)}
 	}
-	var shown struct {
-		Deliveries []relay.DeliveryInfo  `json:"deliveries"`
-		Attempts   []relay.LoggedAttempt `json:"attempts"`
-		Waits      []relay.Wait          `json:"waits"`
-	}
+	var shown shownEvent
 	err := inv.ask(func(ctx context.Context, ops *relay.Ops) (err error) {
 		if shown.Deliveries, err = ops.Deliveries(ctx, relay.DeliveryFilter{EventID: cmd.ID, Limit: 1000}); err != nil {
 			return err
@@ -91,28 +85,37 @@ func (cmd eventsShowCmd) Run(inv *invocation) error {
 		return err
 	case len(shown.Deliveries) == 0:
 		return fmt.Errorf("event %d has no delivery: it does not exist, was archived, or needs outbox-relay events create-deliveries", cmd.ID)
-	case cmd.JSON:
-		shown.Attempts, shown.Waits = orEmpty(shown.Attempts), orEmpty(shown.Waits)
-		return writeJSON(inv.Stdout, shown)
 	}
-	if err := printDeliveries(inv.Stdout, shown.Deliveries); err != nil {
+	shown.Attempts, shown.Waits = orEmpty(shown.Attempts), orEmpty(shown.Waits)
+	return show(inv.Stdout, cmd.JSON, shown, printEvent)
+}
+
+// shownEvent is what events show --json prints.
+type shownEvent struct {
+	Deliveries []relay.DeliveryInfo  `json:"deliveries"`
+	Attempts   []relay.LoggedAttempt `json:"attempts"`
+	Waits      []relay.Wait          `json:"waits"`
+}
+
+func printEvent(w io.Writer, shown shownEvent) error {
+	if err := printDeliveries(w, shown.Deliveries); err != nil {
 		return err
 	}
 	if len(shown.Waits) > 0 {
-		fmt.Fprintln(inv.Stdout, "\nWhy it waits:")
-		for _, w := range shown.Waits {
-			fmt.Fprintf(inv.Stdout, "  %s: %s\n", printable(orParked(w.Destination)), printable(w.Text))
+		fmt.Fprintln(w, "\nWhy it waits:")
+		for _, wait := range shown.Waits {
+			fmt.Fprintf(w, "  %s: %s\n", orParked(wait.Destination), wait.Text)
 		}
 	}
 	if len(shown.Attempts) == 0 {
 		return nil
 	}
-	fmt.Fprintln(inv.Stdout, "\nAttempts that did not deliver:")
-	table := tabwriter.NewWriter(inv.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "\nAttempts that did not deliver:")
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "STARTED\tDESTINATION\tATTEMPT\tTOOK\tOUTCOME\tREASON\tERROR")
 	for _, a := range shown.Attempts {
-		fmt.Fprintf(table, "%s\t%s\t%d\t%dms\t%s\t%s\t%s\n", a.StartedAt.UTC().Format(time.RFC3339), printable(a.Destination),
-			a.Attempt, a.DurationMS, a.Outcome, a.Reason, printable(orBlank(a.Error)))
+		fmt.Fprintf(table, "%s\t%s\t%d\t%dms\t%s\t%s\t%s\n", a.StartedAt.UTC().Format(time.RFC3339), a.Destination,
+			a.Attempt, a.DurationMS, a.Outcome, a.Reason, orBlank(a.Error))
 	}
 	return table.Flush()
 }
@@ -155,8 +158,8 @@ func printDeliveries(w io.Writer, list []relay.DeliveryInfo) error {
 		if d.Status != "pending" && d.LastAttemptAt != nil {
 			when = *d.LastAttemptAt
 		}
-		fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", d.EventID, printable(d.EventType), printable(d.IdempotencyKey),
-			printable(orParked(d.Destination)), d.Status, d.Attempts, when.UTC().Format(time.RFC3339), orBlank(d.LastReason), printable(orBlank(d.LastError)))
+		fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", d.EventID, d.EventType, d.IdempotencyKey,
+			orParked(d.Destination), d.Status, d.Attempts, when.UTC().Format(time.RFC3339), orBlank(d.LastReason), orBlank(d.LastError))
 	}
 	return table.Flush()
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 
 	"github.com/outbox-relay/outbox-relay/relay"
 )
@@ -43,9 +44,9 @@ func (cmd eventsCreateCmd) Run(inv *invocation) error {
 		return fmt.Errorf("after %s: %w", relay.Plural(done.Events, "event", "events"), err)
 	case err != nil:
 		return err
-	case cmd.JSON:
-		return writeJSON(inv.Stdout, done)
 	}
-	_, err = fmt.Fprintf(inv.Stdout, "%s created for %s\n", relay.Plural(done.Deliveries, "delivery", "deliveries"), relay.Plural(done.Events, "event", "events"))
-	return err
+	return show(inv.Stdout, cmd.JSON, done, func(w io.Writer, done relay.CreatedDeliveries) error {
+		_, err := fmt.Fprintf(w, "%s created for %s\n", relay.Plural(done.Deliveries, "delivery", "deliveries"), relay.Plural(done.Events, "event", "events"))
+		return err
+	})
 }

@@ -29,11 +29,8 @@ func (cmd identityShowCmd) Run(inv *invocation) error {
 		if err != nil {
 			return err
 		}
-		if cmd.JSON {
-			report.Quarantined, report.Working = orEmpty(report.Quarantined), orEmpty(report.Working)
-			return writeJSON(inv.Stdout, report)
-		}
-		return printIdentity(inv.Stdout, report)
+		report.Quarantined, report.Working = orEmpty(report.Quarantined), orEmpty(report.Working)
+		return show(inv.Stdout, cmd.JSON, report, printIdentity)
 	})
 }
 
@@ -92,11 +89,11 @@ func (cmd identityDiscardCmd) Run(inv *invocation) error {
 			}
 		}
 		discarded, err := ops.DiscardQuarantined(ctx, environment, func(n int) {
-			if isTerminal(inv.Stdin) {
-				fmt.Fprintf(inv.Stderr, "\rdiscarded %d", n)
+			if isTerminal(inv.Stderr) {
+				draw(inv.Stderr, fmt.Sprintf("discarded %d", n), false)
 			}
 		})
-		if isTerminal(inv.Stdin) && discarded > 0 {
+		if isTerminal(inv.Stderr) && discarded > 0 {
 			fmt.Fprintln(inv.Stderr)
 		}
 		fmt.Fprintf(inv.Stdout, "discarded %s, for the reason quarantined\n", relay.Plural(discarded, "pending delivery", "pending deliveries"))
@@ -191,7 +188,7 @@ func printIdentity(w io.Writer, r relay.IdentityReport) error {
 		{"environment", orDash(recorded.Environment), orDash(r.Found.Environment)},
 		{"address", orDash(strings.Join(recorded.Addresses, " or ")), orDash(strings.Join(r.Found.Addresses, " or "))},
 	} {
-		fmt.Fprintf(table, "%s\t%s\t%s\n", line.name, printable(line.recorded), printable(line.found))
+		fmt.Fprintf(table, "%s\t%s\t%s\n", line.name, line.recorded, line.found)
 	}
 	if err := table.Flush(); err != nil {
 		return err
@@ -201,13 +198,13 @@ func printIdentity(w io.Writer, r relay.IdentityReport) error {
 	}
 	fmt.Fprintln(w)
 	for _, d := range r.Differences {
-		fmt.Fprintf(w, "Different: %s.\n", printable(d.String()))
+		fmt.Fprintf(w, "Different: %s.\n", d)
 	}
 	for _, name := range r.Working {
 		fmt.Fprintf(w, "Relay %q works here.\n", name)
 	}
 	for _, q := range r.Quarantined {
-		fmt.Fprintf(w, "Relay %q is quarantined: %s.\n", q.Name, printable(q.Reason))
+		fmt.Fprintf(w, "Relay %q is quarantined: %s.\n", q.Name, q.Reason)
 	}
 	_, err := fmt.Fprintln(w, identityAdvice(r))
 	return err

@@ -2,6 +2,7 @@ package main
 
 import (
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -48,13 +49,18 @@ func (l *logLevel) Sample(level zerolog.Level) bool { return int32(level) >= l.l
 
 // logWriter returns where zerolog writes its JSON to in a log.format.
 func (inv *invocation) logWriter(format string) io.Writer {
-	if format == "json" || format == "auto" && !isTerminal(inv.Stderr) {
-		return inv.Stderr
+	stderr, _ := raw(inv.Stderr).(io.Writer)
+	if format == "json" || format == "auto" && !isTerminal(stderr) {
+		return jsonWriter{stderr}
 	}
 	return zerolog.ConsoleWriter{
-		Out:        inv.Stderr,
-		NoColor:    !isTerminal(inv.Stderr) || inv.hasEnv("NO_COLOR") || slices.Contains(inv.Env, "TERM=dumb"),
+		Out:        stderr,
+		NoColor:    !isTerminal(stderr) || inv.hasEnv("NO_COLOR") || slices.Contains(inv.Env, "TERM=dumb"),
 		TimeFormat: "15:04:05.000",
+		FormatPrepare: func(line map[string]any) error { // its colours are the only control characters
+			maps.Copy(line, printable(line))
+			return nil
+		},
 	}
 }
 
@@ -68,7 +74,7 @@ func (inv *invocation) hasEnv(name string) bool {
 
 // isTerminal reports whether a person may sit at the other end of a reader or writer.
 func isTerminal(stream any) bool {
-	f, ok := stream.(*os.File)
+	f, ok := raw(stream).(*os.File)
 	return ok && isatty.IsTerminal(f.Fd())
 }
 

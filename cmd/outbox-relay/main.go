@@ -14,6 +14,7 @@ import (
 
 func main() {
 	setUpLogging()
+	guardLibraries()
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	m := Main{
@@ -41,6 +42,7 @@ type Main struct {
 
 // Run runs one command and returns the exit code.
 func (m Main) Run(args []string) (code int) {
+	m.Stdout, m.Stderr = textWriter{m.Stdout}, textWriter{m.Stderr}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	aborted, done, watched := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {

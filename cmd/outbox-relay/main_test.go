@@ -19,6 +19,7 @@ func TestMain(m *testing.M) {
 		main()
 	}
 	setUpLogging()
+	guardLibraries()
 	pgtest.RunTests(m)
 }
 

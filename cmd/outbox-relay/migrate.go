@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"path"
 	"slices"
 	"text/tabwriter"
@@ -41,7 +42,7 @@ func (flags lockFlags) options(inv *invocation) (migrations.Options, error) {
 	return migrations.Options{LockTimeout: flags.LockTimeout, RetryFor: flags.RetryFor, OnWait: func(wait *migrations.LockedError) {
 		if text := wait.Waiting(); text != told && len(wait.Holders) > 0 {
 			told = text
-			fmt.Fprintf(inv.Stderr, "%s\n", text)
+			fmt.Fprintln(inv.Stderr, printable(text))
 		}
 	}}, nil
 }
@@ -205,10 +206,11 @@ func (cmd migrateStatusCmd) Run(inv *invocation) error {
 }
 
 func (cmd migrateStatusCmd) print(inv *invocation, s migrateStatus) error {
-	if cmd.JSON {
-		return writeJSON(inv.Stdout, s)
-	}
-	w := tabwriter.NewWriter(inv.Stdout, 0, 0, 2, ' ', 0)
+	return show(inv.Stdout, cmd.JSON, s, printMigrations)
+}
+
+func printMigrations(out io.Writer, s migrateStatus) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "VERSION\tFILE\tAPPLIED")
 	for _, status := range s.Migrations {
 		at := "pending"

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/rs/zerolog"
 
@@ -27,7 +28,7 @@ func (cmd pauseCmd) Run(inv *invocation) error {
 		p, err := ops.Pause(ctx, cmd.Destination, cmd.Reason)
 		reason := ""
 		if p.Reason != "" {
-			reason = ": " + printable(p.Reason)
+			reason = ": " + p.Reason
 		}
 		if !p.Changed {
 			return p, fmt.Sprintf("%s was paused already%s.", cmd.Destination, reason), err
@@ -88,11 +89,10 @@ func (inv *invocation) onDestination(name, action string, asJSON bool, change fu
 			}
 			line.Msg("audit")
 		}
-		if asJSON {
-			return writeJSON(inv.Stdout, p)
-		}
-		_, err = fmt.Fprintln(inv.Stdout, text)
-		return err
+		return show(inv.Stdout, asJSON, p, func(w io.Writer, _ relay.Pause) error {
+			_, err := fmt.Fprintln(w, printable(text))
+			return err
+		})
 	})
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -21,24 +22,26 @@ func (cmd relaysCmd) Run(inv *invocation) error {
 		list, err = ops.Relays(ctx)
 		return err
 	})
-	switch {
-	case err != nil:
-		return err
-	case cmd.JSON:
-		return writeJSON(inv.Stdout, orEmpty(list))
-	case len(list) == 0:
-		_, err := fmt.Fprintln(inv.Stdout, "No relay is running. Start one: outbox-relay run")
+	if err != nil {
 		return err
 	}
-	table := tabwriter.NewWriter(inv.Stdout, 0, 0, 2, ' ', 0)
+	return show(inv.Stdout, cmd.JSON, orEmpty(list), printRelays)
+}
+
+func printRelays(w io.Writer, list []relay.RelayStatus) error {
+	if len(list) == 0 {
+		_, err := fmt.Fprintln(w, "No relay is running. Start one: outbox-relay run")
+		return err
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "NAME\tINSTANCE\tVERSION\tSTATE\tHEARD OF\tIN FLIGHT\tLIFE SIGN\tSTARTED\tSERVES")
 	for _, r := range list {
 		sign := "lock"
 		if !r.SessionLock {
 			sign = "heartbeat" // behind a pooler
 		}
-		fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%s ago\t%d\t%s\t%s\t%s\n", printable(r.Name), r.Instance, printable(r.Version),
-			relayState(r), age2text(r.HeartbeatAgeSeconds), r.InFlight, sign, r.StartedAt.UTC().Format(time.RFC3339), printable(strings.Join(r.Destinations, ", ")))
+		fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%s ago\t%d\t%s\t%s\t%s\n", r.Name, r.Instance, r.Version,
+			relayState(r), age2text(r.HeartbeatAgeSeconds), r.InFlight, sign, r.StartedAt.UTC().Format(time.RFC3339), strings.Join(r.Destinations, ", "))
 	}
 	return table.Flush()
 }

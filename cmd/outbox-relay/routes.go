@@ -73,13 +73,10 @@ func (cmd routesListCmd) Run(inv *invocation) error {
 		}
 		return err
 	})
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case cmd.JSON:
-		return writeJSON(inv.Stdout, list)
 	}
-	return printRoutes(inv.Stdout, list, len(wanted) > 0)
+	return show(inv.Stdout, cmd.JSON, list, func(w io.Writer, list routeList) error { return printRoutes(w, list, len(wanted) > 0) })
 }
 
 func printRoutes(w io.Writer, list routeList, compared bool) error {
@@ -93,7 +90,7 @@ func printRoutes(w io.Writer, list routeList, compared bool) error {
 		}
 		fmt.Fprintln(table)
 		for _, r := range list.Routes {
-			fmt.Fprintf(table, "%s\t%s\t%s\t%s", printable(r.Event), printable(r.Destination), bounded(r.Pending), relayNames(r.Relays))
+			fmt.Fprintf(table, "%s\t%s\t%s\t%s", r.Event, r.Destination, bounded(r.Pending), relayNames(r.Relays))
 			if r.Configured != nil {
 				fmt.Fprintf(table, "\t%s", map[bool]string{true: "yes", false: "no"}[*r.Configured])
 			}
@@ -104,7 +101,7 @@ func printRoutes(w io.Writer, list routeList, compared bool) error {
 		}
 	}
 	for _, m := range list.Missing {
-		fmt.Fprintf(w, "Only configured: %s to %s\n", printable(m.Event), printable(m.Destination))
+		fmt.Fprintf(w, "Only configured: %s to %s\n", m.Event, m.Destination)
 	}
 	differ := len(list.Missing) > 0 || slices.ContainsFunc(list.Routes, func(r listedRoute) bool { return r.Configured != nil && !*r.Configured })
 	if compared && differ {
@@ -117,7 +114,7 @@ func printRoutes(w io.Writer, list routeList, compared bool) error {
 func relayNames(relays []relay.RelayName) string {
 	var names []string
 	for _, r := range relays {
-		names = append(names, fmt.Sprintf("%s (%d)", printable(r.Name), r.Instance))
+		names = append(names, fmt.Sprintf("%s (%d)", r.Name, r.Instance))
 	}
 	if len(names) == 0 {
 		return "none"
@@ -173,11 +170,7 @@ func (cmd routesTestCmd) Run(inv *invocation) error {
 			return !relay.Route{Event: r.Event}.Matches(cmd.EventType)
 		}))
 	}
-	if cmd.JSON {
-		err = writeJSON(inv.Stdout, result)
-	} else {
-		err = result.print(inv.Stdout)
-	}
+	err = show(inv.Stdout, cmd.JSON, result, func(w io.Writer, t routeTest) error { return t.print(w) })
 	if err == nil && result.Parked {
 		return exitError{code: exitFailed, err: fmt.Errorf("an event of type %q would be parked: no route in the database matches", cmd.EventType)}
 	}
@@ -186,7 +179,7 @@ func (cmd routesTestCmd) Run(inv *invocation) error {
 
 func (t routeTest) print(w io.Writer) error {
 	for _, r := range t.Stored {
-		fmt.Fprintf(w, "%s goes to %s, by the route %s\n", t.EventType, printable(r.Destination), printable(r.Event))
+		fmt.Fprintf(w, "%s goes to %s, by the route %s\n", t.EventType, r.Destination, r.Event)
 	}
 	if t.Configured == nil {
 		return nil

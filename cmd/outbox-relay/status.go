@@ -55,13 +55,10 @@ func (cmd statusCmd) Run(inv *invocation) error {
 		return checkHealth(inv.ctx, inv.Stdout, c)
 	}
 	status, err := readStatus(inv.ctx, c)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case cmd.JSON:
-		return writeJSON(inv.Stdout, status)
 	}
-	return printStatus(inv.Stdout, status)
+	return show(inv.Stdout, cmd.JSON, status, printStatus)
 }
 
 // checkHealth prints a line if this relay lives.
@@ -138,7 +135,7 @@ func healthy(w io.Writer, relays []relay.RelayStatus, name string) error {
 	}
 	switch {
 	case age >= staleAfter.Seconds() && quarantined != "":
-		return fmt.Errorf("relay %q is quarantined: %s; see: outbox-relay identity show", name, printable(quarantined))
+		return fmt.Errorf("relay %q is quarantined: %s; see: outbox-relay identity show", name, quarantined)
 	case math.IsInf(age, 1):
 		return fmt.Errorf("no relay named %q is registered in the database", name)
 	case age >= staleAfter.Seconds():
@@ -155,7 +152,7 @@ func printStatus(w io.Writer, s relay.Status) error {
 		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 		fmt.Fprintln(table, "DESTINATION\tPENDING\tDUE\tFLYING\tRETRY\tREPLAY\tFAILED\tLAG\tSTATE\t")
 		for _, d := range s.Destinations {
-			fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t\n", printable(d.Destination),
+			fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t\n", d.Destination,
 				d.Pending, d.Due, d.InFlight, d.Retrying, d.Replays, d.Failed, age2text(d.LagSeconds), laneState(d))
 		}
 		if err := table.Flush(); err != nil {
@@ -167,12 +164,12 @@ func printStatus(w io.Writer, s relay.Status) error {
 	}
 	fmt.Fprintf(w, "\nParked: %d\nRelays: %d\n", s.Parked, len(s.Relays))
 	for _, r := range s.Relays {
-		fmt.Fprintf(w, "  %d %s %s, %s, started %s, heard of %s ago\n", r.Instance, printable(r.Name), printable(r.Version),
+		fmt.Fprintf(w, "  %d %s %s, %s, started %s, heard of %s ago\n", r.Instance, r.Name, r.Version,
 			relayState(r), r.StartedAt.UTC().Format(time.RFC3339), age2text(r.HeartbeatAgeSeconds))
 	}
 	fmt.Fprintf(w, "Open alerts: %d\n", len(s.Alerts))
 	for _, a := range s.Alerts {
-		fmt.Fprintf(w, "  %s %s: %d since %s%s%s\n", printable(a.Rule), printable(a.Subject), a.Count,
+		fmt.Fprintf(w, "  %s %s: %d since %s%s%s\n", a.Rule, a.Subject, a.Count,
 			a.OpenedAt.UTC().Format(time.RFC3339), firstEvent(a.FirstEventID), colon(cmp.Or(a.FirstError, a.Detail)))
 	}
 	_, err := fmt.Fprintf(w, "\n%s\n", strings.Join(nextSteps(s), "\n"))
@@ -206,7 +203,7 @@ func laneState(d relay.DestinationStatus) string {
 
 // printLaneNotes tells what the table has no room for.
 func printLaneNotes(w io.Writer, d relay.DestinationStatus) {
-	name := printable(d.Destination)
+	name := d.Destination
 	if d.Paused {
 		fmt.Fprintf(w, "  %s: paused%s%s\n", name, since(d.PausedAt), colon(d.PausedReason))
 	}
@@ -244,7 +241,7 @@ func colon(text string) string {
 	if text == "" {
 		return ""
 	}
-	return ": " + printable(text)
+	return ": " + text
 }
 
 // maxSteps is how many next steps are shown; who has more to do begins with these.
@@ -258,13 +255,13 @@ func nextSteps(s relay.Status) (steps []string) {
 		alive = alive || r.HeartbeatAgeSeconds < staleAfter.Seconds()
 	}
 	if s.Quarantined != "" {
-		add("Nothing is claimed or sent: %s.\n  Decide what is to become of it: outbox-relay identity show", printable(s.Quarantined))
+		add("Nothing is claimed or sent: %s.\n  Decide what is to become of it: outbox-relay identity show", s.Quarantined)
 	}
 	if !alive {
 		add("No relay is running. Start one: outbox-relay run")
 	}
 	for _, d := range s.Destinations {
-		name := printable(d.Destination)
+		name := d.Destination
 		word := shellWord(name)
 		if d.Paused {
 			add("%q is paused: nothing is sent there. To go on: outbox-relay resume %s", name, word)

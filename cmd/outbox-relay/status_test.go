@@ -124,7 +124,7 @@ func TestPrintStatus(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.FixedZone("", 3600))
 	var b buffer
-	err := printStatus(&b, relay.Status{
+	err := show(&b, false, relay.Status{
 		Destinations: []relay.DestinationStatus{
 			{Destination: "analytics", LagSeconds: -3, Routed: true, Served: true, Breaker: "closed", BlockedKeys: 1, BlockedSeconds: 7200},
 			{Destination: "billing", Pending: 5, Breaker: "closed"},
@@ -142,7 +142,7 @@ func TestPrintStatus(t *testing.T) {
 			{Instance: 3, Name: "c", Version: "v1", StartedAt: at},
 		},
 		Alerts: []relay.Alert{{Rule: "failed", Subject: "logistics", Count: 3, OpenedAt: at, FirstEventID: 17, FirstError: "400 Bad\nRequest"}},
-	})
+	}, printStatus)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +162,7 @@ Relays: 3
   2 b v1, silent, started 2026-01-02T02:04:05Z, heard of 10s ago
   3 c v1, busy, started 2026-01-02T02:04:05Z, heard of 0s ago
 Open alerts: 1
-  failed logistics: 3 since 2026-01-02T02:04:05Z, first event 17: 400 Bad�Request
+  failed logistics: 3 since 2026-01-02T02:04:05Z, first event 17: 400 Bad Request
 
 `
 	const steps = `1 ordering key waits at "analytics". Replay the failed delivery, or skip it:

@@ -102,7 +102,7 @@ func TestLogFormat(t *testing.T) {
 		if test.out != nil {
 			inv.Stderr = test.out
 		}
-		if got := inv.logWriter(test.format) == inv.Stderr; got != test.json {
+		if _, got := inv.logWriter(test.format).(jsonWriter); got != test.json {
 			t.Errorf("%s, terminal %v: JSON is %v", test.format, test.out != nil, got)
 		}
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"io"
 	"runtime/debug"
 
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -47,14 +48,15 @@ func buildInfo() build {
 
 func (cmd versionCmd) Run(inv *invocation) error {
 	b := buildInfo()
-	if cmd.JSON {
-		return writeJSON(inv.Stdout, b)
-	}
+	return show(inv.Stdout, cmd.JSON, b, printVersion)
+}
+
+func printVersion(w io.Writer, b build) error {
 	text := "outbox-relay " + b.Version
 	if b.Commit != "" {
 		text += " (commit " + b.Commit[:min(12, len(b.Commit))] + ")"
 	}
-	_, err := fmt.Fprintf(inv.Stdout, "%s, %s, outbox schema %d, inbox schema %d\n",
+	_, err := fmt.Fprintf(w, "%s, %s, outbox schema %d, inbox schema %d\n",
 		text, b.Go, b.Schemas[migrations.Outbox], b.Schemas[migrations.Inbox])
 	return err
 }

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"reflect"
+	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+// show prints what a command found: as JSON with the data intact, or by write, which gets it as [printable] text.
+func show[T any](w io.Writer, asJSON bool, found T, write func(io.Writer, T) error) error {
+	if asJSON {
+		return writeJSON(w, found)
+	}
+	return write(w, printable(found))
+}
+
+// printable returns a copy of a value in which every string is [relay.Printable], however deep: no column of a table can
+// be forgotten, and none can begin a line.
+func printable[T any](value T) T {
+	v := reflect.ValueOf(&value).Elem()
+	v.Set(printableCopy(v))
+	return value
+}
+
+func printableCopy(v reflect.Value) reflect.Value {
+	c := reflect.New(v.Type()).Elem()
+	c.Set(v)
+	switch v.Kind() {
+	case reflect.String:
+		c.SetString(relay.Printable(v.String()))
+	case reflect.Pointer:
+		if !v.IsNil() {
+			c.Set(reflect.New(v.Type().Elem()))
+			c.Elem().Set(printableCopy(v.Elem()))
+		}
+	case reflect.Interface:
+		if !v.IsNil() {
+			c.Set(printableCopy(v.Elem()))
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if c.Field(i).CanSet() {
+				c.Field(i).Set(printableCopy(v.Field(i)))
+			}
+		}
+	case reflect.Slice:
+		if v.IsNil() {
+			break
+		}
+		c.Set(reflect.AppendSlice(reflect.MakeSlice(v.Type(), 0, v.Len()), v))
+		fallthrough
+	case reflect.Array:
+		for i := range v.Len() {
+			c.Index(i).Set(printableCopy(v.Index(i)))
+		}
+	case reflect.Map:
+		if v.IsNil() {
+			break
+		}
+		c.Set(reflect.MakeMap(v.Type()))
+		for key, value := range v.Seq2() {
+			c.SetMapIndex(printableCopy(key), printableCopy(value))
+		}
+	}
+	return c
+}
+
+// A textWriter lets nothing through but lines of text. It stands before the streams of the process, so that what no
+// command thought of does not reach a terminal either.
+type textWriter struct{ io.Writer }
+
+func (w textWriter) Write(p []byte) (int, error) {
+	var b strings.Builder
+	for line := range strings.Lines(string(p)) {
+		text, ended := strings.CutSuffix(line, "\n")
+		b.WriteString(relay.Printable(text))
+		if ended {
+			b.WriteByte('\n')
+		}
+	}
+	if _, err := io.WriteString(w.Writer, b.String()); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// raw returns the stream behind a textWriter, for a command's own control characters.
+func raw(stream any) any {
+	if text, ok := stream.(textWriter); ok {
+		return text.Writer
+	}
+	return stream
+}
+
+// draw writes over the line that a terminal shows; next begins another line.
+func draw(w io.Writer, text string, next bool) {
+	if out, ok := raw(w).(io.Writer); ok {
+		_, _ = fmt.Fprint(out, "\r\x1b[K", relay.Printable(text), map[bool]string{true: "\n"}[next])
+	}
+}
+
+// A jsonWriter escapes what is not printable in JSON that is written to it. Its strings mean the same afterwards, and a
+// terminal that shows them obeys none: encoders escape no more than the first 32 characters.
+type jsonWriter struct{ io.Writer }
+
+func (w jsonWriter) Write(p []byte) (int, error) {
+	escaped := make([]byte, 0, len(p))
+	for rest := p; len(rest) > 0; {
+		r, size := utf8.DecodeRune(rest)
+		if char := string(rest[:size]); r == '\n' || relay.Printable(char) == char {
+			escaped = append(escaped, char...)
+		} else {
+			escaped = appendEscape(escaped, r)
+		}
+		rest = rest[size:]
+	}
+	if _, err := w.Writer.Write(escaped); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+func appendEscape(b []byte, r rune) []byte {
+	if high, low := utf16.EncodeRune(r); high != utf8.RuneError {
+		return fmt.Appendf(b, `\u%04x\u%04x`, high, low)
+	}
+	return fmt.Appendf(b, `\u%04x`, r)
+}
+
+// writeJSON prints a value as indented JSON.
+func writeJSON(w io.Writer, value any) error {
+	var b bytes.Buffer
+	encoder := json.NewEncoder(&b)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	if err := encoder.Encode(value); err != nil {
+		return err
+	}
+	_, err := jsonWriter{w}.Write(b.Bytes())
+	return err
+}

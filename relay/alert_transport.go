@@ -1,0 +1,72 @@
+package relay
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+)
+
+// An AlertTransport is the way that every alert leaves by. It dials no address that its [Egress] forbids, asks no proxy
+// but that of Egress, follows no redirect, trusts no certificate that the system does not, and bounds the time and the
+// size of an answer. It keeps no connection, as alerts are rare. Use it from as many goroutines as you like.
+type AlertTransport struct {
+	egress Egress
+	http   *http.Transport
+}
+
+// maxAlertAnswer bounds what is read of a channel's answer, in bytes.
+const maxAlertAnswer = 64 << 10
+
+// NewAlertTransport returns the transport of the alerts under an Egress.
+func NewAlertTransport(e Egress) *AlertTransport {
+	return &AlertTransport{egress: e, http: &http.Transport{
+		DialContext:            e.dialer(alertTimeout).DialContext,
+		Proxy:                  func(*http.Request) (*url.URL, error) { return Wire{egress: e}.proxyURL() },
+		OnProxyConnectResponse: judgeProxy,
+		TLSHandshakeTimeout:    alertTimeout,
+		DisableKeepAlives:      true,
+		DisableCompression:     true,
+		MaxResponseHeaderBytes: maxResponseHeader,
+	}}
+}
+
+// RoundTrip implements [http.RoundTripper]. It returns once the answer has been read, as far as it is read. An answer
+// that leads elsewhere is an error: a client that follows redirects, as net/http's does, never sees one.
+func (t *AlertTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+	if address, err := netip.ParseAddr(req.URL.Hostname()); err == nil { // which a proxy would dial unseen
+		if err := t.egress.guard(address); err != nil {
+			closeBody(req)
+			return nil, err
+		}
+	}
+	ctx, cancel := context.WithTimeout(req.Context(), alertTimeout)
+	defer cancel()
+	resp, err := t.http.RoundTrip(req.WithContext(ctx))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode >= 300 && resp.StatusCode <= 399 {
+		return nil, fmt.Errorf("the channel answered %d, and redirects are never followed; write the final address", resp.StatusCode)
+	}
+	answer, _ := io.ReadAll(io.LimitReader(resp.Body, maxAlertAnswer))
+	resp.Body, resp.ContentLength = io.NopCloser(bytes.NewReader(answer)), int64(len(answer))
+	return resp, nil
+}
+
+func closeBody(req *http.Request) {
+	if req.Body != nil {
+		_ = req.Body.Close()
+	}
+}
+
+// DialContext connects to a channel that speaks no HTTP, such as a mail server: directly, as the proxy of Egress carries
+// HTTP alone.
+func (t *AlertTransport) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	return t.egress.dialer(alertTimeout).DialContext(ctx, network, address)
+}

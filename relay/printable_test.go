@@ -1,0 +1,253 @@
+package relay
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"pgregory.net/rapid"
+)
+
+// direct is the transport of alerts where nothing is configured.
+var direct = NewAlertTransport(Egress{})
+
+// hostile are texts that a terminal, a log or a reader would obey or not see, each beside what may be shown of it.
+var hostile = []struct{ give, want string }{
+	{"", ""},
+	{"plain, ünïcödé, 日本, 🚀", "plain, ünïcödé, 日本, 🚀"},
+	{"a\r\nb\tc\vd\fe", "a  b c d e"},
+	{"nul\x00", "nul\ufffd"},
+	{"\x1b[31mred\x1b[0m", "\ufffd[31mred\ufffd[0m"},
+	{"\x1b]0;title\x07", "\ufffd]0;title\ufffd"},
+	{"del\x7f csi\u009b31m nel\u0085", "del\ufffd csi\ufffd31m nel "},
+	{"gpj.\u202eexe", "gpj.\ufffdexe"},
+	{"\u2066isolate\u2069", "\ufffdisolate\ufffd"},
+	{"line\u2028paragraph\u2029", "line paragraph "},
+	{"marks \u200e\u200f\u061c", "marks \ufffd\ufffd\ufffd"},
+	{"zero\u200bwidth\u200c\u200d\u2060\ufeff", "zero\ufffdwidth\ufffd\ufffd\ufffd\ufffd"},
+	{"soft\u00adhyphen \u180e\u034f\u115f\u3164\uffa0", "soft\ufffdhyphen \ufffd\ufffd\ufffd\ufffd\ufffd"},
+	{"tags\U000e0001\U000e0041\U000e007f", "tags\ufffd\ufffd\ufffd"},
+	{"selectors\ufe0f\U000e0100", "selectors\ufffd\ufffd"},
+	{"private \ue000\U000f0000\U0010fffd unassigned \u0378 \U000e0fff", "private \ufffd\ufffd\ufffd unassigned \ufffd \ufffd"},
+	{"blanks\u00a0\u3000\u2003\u2800.", "blanks    ."},
+	{"\xff\xfe", "\ufffd"},
+	{"surrogate \xed\xa0\x80", "surrogate \ufffd"},
+	{"cut \xe2\x82", "cut \ufffd"},
+}
+
+func TestSecurityPrintable(t *testing.T) {
+	t.Parallel()
+	for _, c := range hostile {
+		if got := Printable(c.give); got != c.want {
+			t.Errorf("%+q: %+q, want %+q", c.give, got, c.want)
+		}
+	}
+	for r := rune(0); r <= unicode.MaxRune; r++ {
+		if got := Printable("a" + string(r) + "b"); unicode.In(r, obeyed...) && strings.ContainsRune(got, r) {
+			t.Errorf("%U passes", r)
+		}
+	}
+	for _, c := range []struct{ give, want string }{
+		{strings.Repeat("x", maxMessage), strings.Repeat("x", maxMessage)},
+		{strings.Repeat("x", maxMessage+1), strings.Repeat("x", maxMessage-3) + "…"},
+		{strings.Repeat("x", maxMessage-4) + "€€", strings.Repeat("x", maxMessage-4) + "…"},
+	} {
+		if got := clip(c.give); got != c.want {
+			t.Errorf("%.60q: %.60q, want %.60q", c.give, got, c.want)
+		}
+	}
+}
+
+// obeyed are the categories of what no text may hold.
+var obeyed = []*unicode.RangeTable{unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp, unicode.Co, unicode.Cs}
+
+func TestClippedTextIsStorableAndPrintable(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		wantPrintable(t, string(rapid.SliceOfN(rapid.Byte(), 0, 3*maxMessage).Draw(t, "bytes")))
+	})
+}
+
+// FuzzPrintable: whatever a text holds, what is stored and shown of it is one line that nothing obeys, and what a chat
+// gets of it neither mentions nor links.
+func FuzzPrintable(f *testing.F) {
+	for _, c := range hostile {
+		f.Add(c.give)
+	}
+	for _, seed := range []string{"<!channel> <@U1>", "@everyone", "[a](https://evil.example)", "a@b.c", "evil.example", "@(.]x", "].(a"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		wantPrintable(t, text)
+		wantDefanged(t, defang(Printable(text)))
+	})
+}
+
+// wantPrintable checks what PostgreSQL, terminals and logs need of a text.
+func wantPrintable(t interface{ Fatalf(string, ...any) }, text string) {
+	shown := Printable(text)
+	got := clip(text)
+	if len(got) > maxMessage || !utf8.ValidString(shown) || !utf8.ValidString(got) {
+		t.Fatalf("clip(%q) has %d bytes, valid UTF-8 %t", text, len(got), utf8.ValidString(got))
+	}
+	if i := strings.IndexFunc(shown+got, func(r rune) bool { return unicode.In(r, obeyed...) || unicode.IsSpace(r) && r != ' ' }); i >= 0 {
+		t.Fatalf("%+q is shown as %+q", text, shown)
+	}
+	if Printable(shown) != shown || clip(got) != got {
+		t.Fatalf("%q changes when it is made printable again", text)
+	}
+}
+
+// wantDefanged checks that no chat finds a mention, a link or a tag in a text.
+func wantDefanged(t interface{ Fatalf(string, ...any) }, text string) {
+	rest := strings.NewReplacer("[@]", "", "[.]", "").Replace(text)
+	if strings.ContainsAny(rest, "@＠<>") || strings.Contains(text, "://") || strings.Contains(text, "](") {
+		t.Fatalf("%q", text)
+	}
+	if host := regexp.MustCompile(`[^ .]\.\pL`).FindString(text); host != "" {
+		t.Fatalf("%q in %q", host, text)
+	}
+}
+
+// canary is what a receiver, a producer or another login writes to be obeyed where it is read.
+const canary = "\x1b[31m\u202egpj\u2028\u200f\u061c\u200b\U000e0041 <!channel> <@U012> @everyone @here <users/all> <at id=1> [x](https://evil.example/a) http://evil.example evil.example a@evil.example"
+
+// wantHarmless checks a message that a chat was sent.
+func wantHarmless(t *testing.T, where, text string) {
+	t.Helper()
+	for _, attack := range []string{"<!", "<@", "@everyone", "@here", "<users", "<at", "](", "://", "evil.example", "a@"} {
+		if strings.Contains(text, attack) {
+			t.Errorf("%s: %q reached the chat: %s", where, attack, text)
+		}
+	}
+	if Printable(text) != text {
+		t.Errorf("%s: %+q", where, text)
+	}
+}
+
+// What a receiver answered speaks to no chat, whatever the rule and whichever field holds it.
+func TestSecurityAlertsAreText(t *testing.T) {
+	t.Parallel()
+	rc := newReceiver(t, nil)
+	ended := time.Now()
+	for _, rule := range []string{RuleFailed, RuleLag, RuleBreakerOpen, RuleUnserved, RuleQuarantined, "rule" + canary} {
+		for _, resolved := range []*time.Time{nil, &ended} {
+			a := Alert{
+				Rule: rule, Subject: canary, Count: 2, OpenedAt: ended.Add(-time.Hour), FirstEventID: 7, FirstError: "422: " + canary, Detail: canary,
+				ResolvedAt: resolved,
+			}
+			wantHarmless(t, rule, a.Text())
+			wantHarmless(t, rule, a.Title())
+			must(t, Slack(rc.URL, direct).Notify(t.Context(), a))
+			must(t, Webhook(rc.URL, direct).Notify(t.Context(), a))
+		}
+	}
+	for _, r := range rc.all() {
+		var message struct {
+			Text, Subject, Detail string
+			FirstError            string `json:"first_error"`
+		}
+		must(t, json.Unmarshal(r.body, &message))
+		wantHarmless(t, "channel", message.Text)
+		for _, field := range []string{message.Subject, message.Detail, message.FirstError, string(r.body)} {
+			if Printable(field) != field {
+				t.Errorf("%+q", field)
+			}
+		}
+	}
+	if long := (Alert{Rule: RuleFailed, FirstError: strings.Repeat("@", 1<<20), Detail: strings.Repeat("<", 1<<20)}).Text(); len(long) > 4096 {
+		t.Errorf("a text of %d bytes, which chats refuse", len(long))
+	}
+}
+
+// What reads like a mention or a link and is neither stays readable.
+func TestDefangedTextIsReadable(t *testing.T) {
+	t.Parallel()
+	for give, want := range map[string]string{
+		"422 Unprocessable Entity: 3.5s. Next":      "422 Unprocessable Entity: 3.5s. Next",
+		"dial tcp 10.0.0.1:443: connection refused": "dial tcp 10.0.0.1:443: connection refused",
+		"see https://evil.example/a?b=c":            "see https[:]//evil[.]example/a?b=c",
+		"<!channel> <https://evil.example|click>":   "‹!channel› ‹https[:]//evil[.]example|click›",
+		"@everyone ops@evil.example":                "[@]everyone ops[@]evil[.]example",
+		"[click](tel:1) 例子。测试 a.b.c ...and so on":   "[click] (tel:1) 例子[.]测试 a[.]b[.]c ...and so on",
+	} {
+		if got := defang(give); got != want {
+			t.Errorf("%s: %s, want %s", give, got, want)
+		}
+	}
+}
+
+// No alert goes where egress forbids, is sent on by a redirect, or passes a proxy that nobody configured.
+func TestSecurityAlertTransport(t *testing.T) { // not in parallel: it sets the environment
+	elsewhere := newReceiver(t, nil)
+	proxy := newReceiver(t, func(w http.ResponseWriter, _ request) { w.WriteHeader(http.StatusTeapot) })
+	moved := newReceiver(t, func(w http.ResponseWriter, _ request) {
+		w.Header().Set("Location", elsewhere.URL)
+		w.WriteHeader(http.StatusTemporaryRedirect)
+	})
+	t.Setenv("HTTP_PROXY", proxy.URL)
+	t.Setenv("http_proxy", proxy.URL)
+	send := func(transport *AlertTransport, url string) error {
+		return Webhook(url, transport).Notify(t.Context(), TestAlert(time.Now()))
+	}
+	_, port, _ := strings.Cut(strings.TrimPrefix(elsewhere.URL, "http://"), ":")
+	named := NewAlertTransport(Egress{}) // every name leads to what is nobody's address
+	dialer := named.egress.dialer(time.Minute)
+	dialer.Resolver = resolverTo(t, func() netip.Addr { return netip.MustParseAddr("0.0.0.0") })
+	named.http.DialContext = dialer.DialContext
+	narrow := NewAlertTransport(Egress{AllowPrivate: []netip.Prefix{}})
+	for _, c := range []struct {
+		name      string
+		transport *AlertTransport
+		url, want string
+	}{
+		{"0.0.0.0", direct, "http://0.0.0.0:" + port, "prohibited"},
+		{"a name of 0.0.0.0", named, "http://channel.test:" + port, "prohibited"},
+		{"metadata", direct, "http://169.254.169.254/", "prohibited"},
+		{"beyond allow_private", narrow, elsewhere.URL, "egress.allow_private"},
+		{"a redirect", direct, moved.URL, "the channel answered 307, and redirects are never followed"},
+		{"a name that nobody has", direct, "http://channel.invalid/", "channel.invalid"}, // the environment's proxy would take it
+		{"an address, through a proxy", NewAlertTransport(Egress{Proxy: proxy.URL}), "http://169.254.169.254/", "prohibited"},
+	} {
+		if err := send(c.transport, c.url); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+	if elsewhere.total() != 0 || moved.total() != 1 || proxy.total() != 0 {
+		t.Errorf("%d requests beyond, %d at the proxy", elsewhere.total(), proxy.total())
+	}
+	if err := send(NewAlertTransport(Egress{Proxy: proxy.URL}), "http://channel.invalid/"); err == nil || !strings.Contains(err.Error(), "418") || proxy.total() != 1 {
+		t.Errorf("egress.proxy is not used: %v", err)
+	}
+}
+
+// A channel that answers without an end costs neither memory nor time.
+func TestAlertAnswersAreBounded(t *testing.T) {
+	t.Parallel()
+	gone := make(chan struct{})
+	endless := newReceiver(t, func(w http.ResponseWriter, _ request) {
+		defer close(gone)
+		chunk := slices.Repeat([]byte("x"), 32<<10)
+		for {
+			if _, err := w.Write(chunk); err != nil {
+				return
+			}
+		}
+	})
+	req, err := http.NewRequestWithContext(context.Background(), http.MethodPost, endless.URL, nil)
+	must(t, err)
+	resp, err := direct.RoundTrip(req)
+	must(t, err)
+	if resp.ContentLength != maxAlertAnswer {
+		t.Errorf("%d bytes were read", resp.ContentLength)
+	}
+	<-gone
+}
