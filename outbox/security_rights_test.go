@@ -63,10 +63,11 @@ var promised = map[string]string{
 
 const everyone = "producers: execute; relay: execute; reader: execute; receiver: execute; stranger: execute"
 
-// Columns that a producer may write; nil: all of outbox.
-var producerColumns []string
+// The columns of a right, by login, right and table, in the order of the table. Whatever is not listed covers all columns.
+var promisedColumns = map[string]string{}
 
-// What each right lets a login do. %[1]s is the relation or the call of the function, %[2]s its first column.
+// What each right lets a login do. %[1]s is the relation or the call of the function, %[2]s a column,
+// one that the login may update if there is any.
 var attempts = map[string][]string{
 	"table": {
 		`select: SELECT FROM %[1]s`,
@@ -75,7 +76,7 @@ var attempts = map[string][]string{
 		`update: UPDATE %[1]s SET %[2]s = DEFAULT WHERE false`,
 		`delete: DELETE FROM %[1]s WHERE false`,
 		`update: SELECT FROM %[1]s FOR KEY SHARE`,
-		`update: LOCK TABLE %[1]s IN ACCESS EXCLUSIVE MODE NOWAIT`,
+		`delete whole-update: LOCK TABLE %[1]s IN ACCESS EXCLUSIVE MODE NOWAIT`,
 		`none: TRUNCATE %[1]s CASCADE`,
 		`none: CREATE TRIGGER mine BEFORE INSERT ON %[1]s FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()`,
 		`none: CREATE INDEX ON %[1]s (%[2]s)`,
@@ -120,8 +121,14 @@ func TestSecurityRights(t *testing.T) {
 	for login := range logins {
 		s := db.login(login)
 		for _, o := range objects {
-			rights := rightsOf(login, promised[o.name])
+			rights := rightsOf(login, o.name)
 			equal(t, login+"'s rights on "+o.name, db.granted(login, o), strings.Join(slices.Sorted(maps.Keys(rights)), " "))
+			if o.kind == "table" {
+				db.wantColumns(login, o.name, rights)
+				o.detail = db.strings(`SELECT attname::text FROM pg_attribute WHERE attrelid = $2::regclass AND attnum > 0 AND attidentity = '' AND NOT attisdropped
+					ORDER BY has_column_privilege('attack_' || $1, attrelid, attnum, 'UPDATE') DESC, attnum LIMIT 1`, login, o.name)[0]
+			}
+			rights["whole-update"] = rights["update"] && promisedColumns[login+" update "+o.name] == ""
 			for _, attempt := range attempts[o.kind] {
 				needs, statement, _ := strings.Cut(attempt, ": ")
 				statement = fmt.Sprintf(statement, o.use, o.detail)
@@ -132,18 +139,29 @@ func TestSecurityRights(t *testing.T) {
 			}
 		}
 	}
-	if producerColumns != nil {
-		for _, login := range []string{"producer", "neighbour"} {
-			equal(t, login+"'s columns", db.strings(`SELECT attname::text FROM pg_attribute WHERE attrelid = 'outbox'::regclass AND attnum > 0
-				AND has_column_privilege('attack_' || $1, attrelid, attnum, 'INSERT') ORDER BY attnum`, login), producerColumns)
+}
+
+// wantColumns checks which columns a login's rights on a table cover.
+func (db *database) wantColumns(login, table string, rights map[string]bool) {
+	db.t.Helper()
+	for _, right := range []string{"select", "insert", "update"} {
+		if !rights[right] {
+			continue
 		}
+		want := promisedColumns[login+" "+right+" "+table]
+		if want == "" {
+			want = strings.Join(db.strings(`SELECT attname::text FROM pg_attribute WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum`, table), " ")
+		}
+		got := db.strings(`SELECT attname::text FROM pg_attribute WHERE attrelid = $2::regclass AND attnum > 0 AND NOT attisdropped
+			AND has_column_privilege('attack_' || $1, attrelid, attnum, $3) ORDER BY attnum`, login, table, right)
+		equal(db.t, "columns of "+table+" that "+login+" may "+right, strings.Join(got, " "), want)
 	}
 }
 
-// rightsOf reads a line of promised.
-func rightsOf(login, line string) map[string]bool {
+// rightsOf returns what promised says of a login.
+func rightsOf(login, name string) map[string]bool {
 	rights := map[string]bool{}
-	for part := range strings.SplitSeq(line, "; ") {
+	for part := range strings.SplitSeq(promised[name], "; ") {
 		owner, list, _ := strings.Cut(part, ": ")
 		if owner != login && (owner != "producers" || login != "producer" && login != "neighbour") {
 			continue
@@ -164,8 +182,7 @@ type object struct {
 func (db *database) objects() []object {
 	db.t.Helper()
 	rows, err := db.pool.Query(db.t.Context(), `
-		SELECT CASE relkind WHEN 'S' THEN 'sequence' ELSE 'table' END, relname::text, relname::text,
-		       coalesce((SELECT attname::text FROM pg_attribute a WHERE a.attrelid = c.oid AND attnum > 0 AND attidentity = '' AND NOT attisdropped ORDER BY attnum LIMIT 1), '')
+		SELECT CASE relkind WHEN 'S' THEN 'sequence' ELSE 'table' END, relname::text, relname::text, ''
 		FROM pg_class c WHERE relnamespace = 'public'::regnamespace AND relkind NOT IN ('i', 'I', 't')
 		UNION ALL
 		SELECT 'function', oid::regprocedure::text,
