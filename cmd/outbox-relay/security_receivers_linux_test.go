@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -161,7 +160,7 @@ func TestSecurityHostileReceivers(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, filepath.Join(dir, usualFile), file+routes)
 	relay := launch(t, dir, "OUTBOX_DATABASE_URL="+dsn)
-	const events = 500
+	const events = 200
 	insert := fmt.Sprintf("INSERT INTO outbox (event_type, payload, idempotency_key) SELECT $1, to_json(repeat('x', 10000)), $1 || $2 || i FROM generate_series(1, %d) i", events)
 	for name := range contacts {
 		execute(t, db, insert, name, "-")
@@ -173,18 +172,10 @@ func TestSecurityHostileReceivers(t *testing.T) {
 			awaitUntil(t, "a request to "+name, func() bool { return n.Load() > 0 })
 		}
 	}
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", relay.program.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, rest, _ := strings.Cut(string(status), "VmHWM:")
-	peak, err := strconv.Atoi(strings.Fields(rest)[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("peak of the relay's memory: %d MiB", peak>>10)
-	if peak>>10 > 512 {
-		t.Errorf("the relay took %d MiB", peak>>10)
+	peak := peakOf(t, strconv.Itoa(relay.program.Process.Pid)) >> 20
+	t.Logf("peak of the relay's memory: %d MiB", peak)
+	if peak > 768 { // 53, but the race detector needs six times as much
+		t.Errorf("the relay took %d MiB", peak)
 	}
 	if trapped.Load() > 0 {
 		t.Errorf("%d redirects were followed", trapped.Load())
