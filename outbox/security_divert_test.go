@@ -58,6 +58,7 @@ func TestSecurityTemporaryTables(t *testing.T) {
 		caught(relay, call)
 		equal(t, "done: "+call, db.strings(`SELECT CASE WHEN (`+counted+`) THEN 'yes' ELSE 'no' END`), []string{"yes"})
 	}
+	db.exec(`UPDATE outbox_archive SET archived_at = '2020-01-01'`)
 	relay.runs(`SELECT public.outbox_drop_archive(interval '400 days', false, '')`)
 	caught(relay, "outbox_drop_archive")
 	equal(t, "partitions", db.strings(`SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'outbox_archive'::regclass`), []string{})
