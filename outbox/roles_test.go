@@ -147,7 +147,7 @@ func TestRelayCanNeitherWriteNorAlterEvents(t *testing.T) {
 }
 
 // The trigger runs with its owner's rights: nothing that a producer makes may take the place of what it uses.
-func TestProducerCannotDivertTheTrigger(t *testing.T) {
+func TestSecurityProducerCannotDivertTheTrigger(t *testing.T) {
 	t.Parallel()
 	for name, decoys := range map[string]string{
 		"temporary tables": `
@@ -187,7 +187,7 @@ func TestProducerCannotDivertTheTrigger(t *testing.T) {
 
 // The functions that archive run with their owner's rights, too: for them as for the trigger, nothing of the caller's may
 // stand in for what they use.
-func TestRelayCannotDivertTheArchive(t *testing.T) {
+func TestSecurityRelayCannotDivertTheArchive(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.applyRoles()

@@ -15,7 +15,7 @@ import (
 
 // Every way of writing an address that nobody may reach through the relay, and what is said of it. Some spellings a
 // configuration refuses before anything is dialled; the dialler does not rely on that.
-func TestEgressTable(t *testing.T) {
+func TestSecurityForbiddenAddresses(t *testing.T) {
 	t.Parallel()
 	const (
 		metadataText = "metadata service"
@@ -38,7 +38,10 @@ func TestEgressTable(t *testing.T) {
 		{"①⑥⑨.②⑤④.①⑥⑨.②⑤④", ReasonEgress, special},
 		{"１６９.254.169.254", ReasonEgress, special},
 		{"169。254。169。254", ReasonEgress, special},
+		{"169．254．169．254", ReasonEgress, special},
+		{"169｡254｡169｡254", ReasonEgress, special},
 		{"0xa9.254.169.254", ReasonEgress, special},
+		{"0XA9.0XFE.0XA9.0XFE", ReasonEgress, special},
 		{"0251.0376.0251.0376", ReasonDNS, noName},
 		{"2852039166", ReasonDNS, noName},
 		{"0xa9fea9fe", ReasonEgress, special},
@@ -63,6 +66,8 @@ func TestEgressTable(t *testing.T) {
 		{"[::ffff:169.254.169.254]", ReasonEgress, special},
 		{"[::ffff:a9fe:a9fe]", ReasonEgress, special},
 		{"[0:0:0:0:0:ffff:a9fe:a9fe]", ReasonEgress, special},
+		{"[::FFFF:A9FE:A9FE]", ReasonEgress, special},
+		{"[::ffff:169.254.169.254%25lo]", ReasonEgress, "invalid host:port"},
 		{"[::169.254.169.254]", ReasonEgress, special},
 		{"[::127.0.0.1]", ReasonEgress, special},
 		{"[::ffff:0:169.254.169.254]", ReasonEgress, special},
@@ -122,7 +127,7 @@ func TestEgressTable(t *testing.T) {
 }
 
 // Which addresses may be dialled, by what the configuration says of private networks.
-func TestAllowPrivate(t *testing.T) {
+func TestSecurityAllowPrivate(t *testing.T) {
 	t.Parallel()
 	networks := func(list ...string) []netip.Prefix {
 		all := []netip.Prefix{}
@@ -185,7 +190,7 @@ func TestAllowPrivate(t *testing.T) {
 }
 
 // A name whose answer changes between two looks: what is judged is the address that is dialled, at every dial.
-func TestDNSRebinding(t *testing.T) {
+func TestSecurityDNSRebinding(t *testing.T) {
 	t.Parallel()
 	rc := newReceiver(t, nil)
 	_, port, err := net.SplitHostPort(rc.Listener.Addr().String())
@@ -308,7 +313,7 @@ func TestConfiguredProxy(t *testing.T) {
 }
 
 // What a proxy itself says no to, and that its address is judged like any other.
-func TestProxyThatRefuses(t *testing.T) {
+func TestSecurityProxyThatRefuses(t *testing.T) {
 	t.Parallel()
 	const url = "https://receiver.internal/"
 	for name, c := range map[string]struct {

@@ -73,7 +73,7 @@ func resolverTo(t testing.TB, address func() netip.Addr) *net.Resolver {
 }
 
 // The environment's proxy would be dialled instead of the destination, past every check.
-func TestEnvironmentProxyIsIgnored(t *testing.T) {
+func TestSecurityEnvironmentProxyIsIgnored(t *testing.T) {
 	proxy := newReceiver(t, nil)
 	rc := newReceiver(t, nil)
 	t.Setenv("HTTP_PROXY", proxy.URL)

@@ -11,7 +11,7 @@ import (
 )
 
 // Whatever a receiver sends, the relay reads a bounded part of it and hangs up.
-func TestFloodsAreCutOff(t *testing.T) {
+func TestSecurityFloodsAreCutOff(t *testing.T) {
 	t.Parallel()
 	const flood = 200 << 20
 	chunk := bytes.Repeat([]byte("x"), 64<<10)
@@ -60,7 +60,7 @@ func TestFloodsAreCutOff(t *testing.T) {
 }
 
 // A few kilobytes of gzip hold megabytes, or gigabytes, if somebody unpacks them.
-func TestGzipIsNotUnpacked(t *testing.T) {
+func TestSecurityGzipIsNotUnpacked(t *testing.T) {
 	t.Parallel()
 	var bomb bytes.Buffer
 	writer := gzip.NewWriter(&bomb)

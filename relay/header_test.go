@@ -15,7 +15,7 @@ import (
 )
 
 // What becomes of the headers that an event brings along, as plain SQL can write them.
-func TestEventHeaderTable(t *testing.T) {
+func TestSecurityEventHeaderTable(t *testing.T) {
 	t.Parallel()
 	const (
 		notName  = "is not a header name (letters, digits and hyphens)"
@@ -194,7 +194,7 @@ func TestCloudEventsSequenceGrows(t *testing.T) {
 }
 
 // A URL never comes from an event, and holds no template that one could fill.
-func TestURLsAreFixed(t *testing.T) {
+func TestSecurityURLsAreFixed(t *testing.T) {
 	t.Parallel()
 	for _, url := range []string{
 		"http://receiver.test/{event_type}", "http://{host}/", "http://receiver.test/?k={{key}}", "http://receiver.test/${TYPE}",

@@ -13,7 +13,7 @@ import (
 
 // One relay, and a receiver for each way of answering badly. Each gets one request, its outcome follows the published
 // table, the attempt is logged, and none holds up another.
-func TestMisbehavingReceivers(t *testing.T) {
+func TestSecurityMisbehavingReceivers(t *testing.T) {
 	t.Parallel()
 	const ok = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 	text := func(answer string) func(*rawServer, net.Conn) {

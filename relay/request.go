@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -72,6 +73,9 @@ func newRequest(to *endpoint, d *delivery, now time.Time) (*http.Request, error)
 	for i, h := range contract {
 		if !printableASCII(h.value) {
 			return nil, fmt.Errorf("%s would hold characters beyond printable ASCII", h.name)
+		}
+		if strings.Trim(h.value, " ") != h.value { // HTTP drops them, so that the receiver would see another key
+			return nil, fmt.Errorf("%s would hold surrounding blanks", h.name)
 		}
 		if h.value != "" {
 			values[i] = h.value

@@ -95,7 +95,7 @@ func TestRequestLeavesOutWhatTheEventHasNot(t *testing.T) {
 	}
 }
 
-func TestEventsThatNoRequestCanExpress(t *testing.T) {
+func TestSecurityEventsThatNoRequestCanExpress(t *testing.T) {
 	t.Parallel()
 	text := func(s string) *string { return &s }
 	for name, c := range map[string]struct {
@@ -105,6 +105,7 @@ func TestEventsThatNoRequestCanExpress(t *testing.T) {
 		"key with line feed":      {func(e *event) { e.key = text("a\r\nX-Evil: 1") }, "X-Idempotency-Key would hold"},
 		"key with NUL":            {func(e *event) { e.key = text("a\x00") }, "X-Idempotency-Key would hold"},
 		"key beyond ASCII":        {func(e *event) { e.key = text("ключ") }, "X-Idempotency-Key would hold"},
+		"key with a blank behind": {func(e *event) { e.key = text("a ") }, "X-Idempotency-Key would hold surrounding blanks"},
 		"type with line feed":     {func(e *event) { e.eventType = text("a\nb") }, "X-Outbox-Event-Type would hold"},
 		"ordering key with DEL":   {func(e *event) { e.orderingKey = text("a\x7f") }, "X-Outbox-Ordering-Key would hold"},
 		"reference with escape":   {func(e *event) { e.relatedReference = text("\x1b[31m") }, "X-Outbox-Related-Reference would hold"},
@@ -127,7 +128,7 @@ func TestEventsThatNoRequestCanExpress(t *testing.T) {
 	}
 }
 
-func TestEventsCannotSetHeadersOfTheContract(t *testing.T) {
+func TestSecurityEventsCannotSetHeadersOfTheContract(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{
 		"x-idempotency-key", "X-Outbox-Event-Type", "x-outbox-anything", "Webhook-Id", "webhook-signature", "Host",

@@ -21,7 +21,7 @@ func TestUsableURLs(t *testing.T) {
 	}
 }
 
-func TestUnusableURLs(t *testing.T) {
+func TestSecurityUnusableURLs(t *testing.T) {
 	t.Parallel()
 	for u, want := range map[string]string{
 		"":                                  "is empty",
@@ -92,7 +92,7 @@ func TestUnusableURLs(t *testing.T) {
 }
 
 // A URL that is wrong is often wrong because of the credentials in it, and problems are printed and logged.
-func TestURLProblemsNeverEchoCredentials(t *testing.T) {
+func TestSecurityURLProblemsNeverEchoCredentials(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		user := rapid.SampledFrom([]string{"", "us3r", "us3r-t0ken", "US3R", "a%20us3r"}).Draw(t, "user")

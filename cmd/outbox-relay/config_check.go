@@ -128,6 +128,9 @@ func parseDatabaseURL(raw string) (*pgxpool.Config, string) {
 		return nil, "is neither a URL nor key=value pairs; " + databaseExample
 	}
 	pool, err := pgxpool.ParseConfig(raw)
+	if err == nil && hasForeignKeyword(pool.ConnConfig.RuntimeParams) {
+		return nil, "is a connection string of another driver; " + databaseExample
+	}
 	if err == nil {
 		if params := pool.ConnConfig.RuntimeParams; params["application_name"] == "" {
 			params["application_name"] = "outbox-relay"
@@ -155,6 +158,18 @@ func parseDatabaseURL(raw string) (*pgxpool.Config, string) {
 		}
 	}
 	return nil, "cannot be parsed; " + databaseExample
+}
+
+// hasForeignKeyword reports whether the run-time parameters hold a keyword of other drivers, as in "Host=h;Password=p". The
+// relay would connect to this host instead, and send it the password as the value of a parameter.
+func hasForeignKeyword(params map[string]string) bool {
+	for name := range params {
+		switch strings.ToLower(name) {
+		case "database", "dbname", "host", "password", "port", "pwd", "server", "uid", "user", "username":
+			return true
+		}
+	}
+	return false
 }
 
 // strayAt reports an @ that ends up in the host or the name of the database, where a password's second half would be

@@ -4,7 +4,7 @@ import "testing"
 
 // Whatever is wrong with a database URL, no part of its password may be printed: where a URL is malformed, nobody can
 // tell where the password ends.
-func TestDatabaseURLMistakes(t *testing.T) {
+func TestSecurityDatabaseURLMistakes(t *testing.T) {
 	t.Parallel()
 	const (
 		example = "; write one such as postgres://user:password@localhost:5432/app"

@@ -17,6 +17,8 @@ const (
 	usualFile = "outbox-relay.yaml"
 	maxFile   = 1 << 20 // bytes
 	maxNodes  = 100_000 // an alias counts as often as it is used
+
+	maxProblems = 100 // that a file is read for
 )
 
 // readFile reads the file that --config or OUTBOX_CONFIG names, or the usual one if it exists. It reports whether what

@@ -51,11 +51,24 @@ func (r *fileReader) node(n *yaml.Node, pattern, path string, line int) {
 
 // spend counts a value and reports whether it may be read: aliases can make a small file endless.
 func (r *fileReader) spend(at origin) bool {
+	if r.hasManyProblems(at) {
+		return false
+	}
 	r.budget--
 	if r.budget == -1 {
 		r.problem(at, "", "holds more than %d values, counting an alias as often as it is used", maxNodes)
 	}
 	return r.budget >= 0
+}
+
+// hasManyProblems reports whether the rest of the file is not read, because its problems would fill the screen. Without this
+// limit, a MiB of unknown keys prints 6 MiB and takes seconds of searches for what was meant.
+func (r *fileReader) hasManyProblems(at origin) bool {
+	if len(r.problems) >= maxProblems && r.budget >= 0 {
+		r.budget = -1
+		r.problem(at, "", "was read up to here; correct these problems first")
+	}
+	return len(r.problems) >= maxProblems
 }
 
 func (r *fileReader) section(n *yaml.Node, pattern, path string) {
@@ -66,6 +79,9 @@ func (r *fileReader) section(n *yaml.Node, pattern, path string) {
 		childPath := below(path, key.Value)
 		child, known := r.shape.step(pattern, key.Value)
 		first, repeated := seen[key.Value]
+		if r.hasManyProblems(at) {
+			return
+		}
 		switch {
 		case key.Kind != yaml.ScalarNode:
 			r.problem(at, path, "has a key that is not a name")

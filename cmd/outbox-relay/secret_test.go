@@ -10,7 +10,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-func TestSecretIsMasked(t *testing.T) {
+func TestSecuritySecretIsMasked(t *testing.T) {
 	t.Parallel()
 	const text = "hunter2"
 	s := struct{ S secret }{text}

@@ -1,0 +1,129 @@
+package outbox_test
+
+import (
+	"strings"
+	"testing"
+)
+
+// decoys are temporary tables of the names and columns of all real ones. Their triggers record the role that they run as.
+func (db *database) decoys() string {
+	db.t.Helper()
+	decoys := db.strings(`
+		SELECT format('CREATE TEMP TABLE %I (%s); CREATE TRIGGER spy BEFORE INSERT OR UPDATE OR DELETE ON pg_temp.%I FOR EACH ROW EXECUTE FUNCTION pg_temp.spy();
+			CREATE TRIGGER spy_on_statements BEFORE INSERT OR UPDATE OR DELETE ON pg_temp.%I FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.spy();',
+			relname, (SELECT string_agg(format('%I %s', attname, format_type(atttypid, atttypmod)), ', ' ORDER BY attnum)
+			          FROM pg_attribute a WHERE a.attrelid = c.oid AND attnum > 0 AND NOT attisdropped), relname, relname)
+		FROM pg_class c WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') ORDER BY relname`)
+	return `CREATE TEMP TABLE caught (role name);
+		CREATE FUNCTION pg_temp.spy() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO pg_temp.caught VALUES (current_user); RETURN NEW; END';
+		` + strings.Join(decoys, "\n") + `
+		CREATE TEMP SEQUENCE outbox_armed;
+		SET search_path = pg_temp, public`
+}
+
+// No temporary table of the caller's stands in for a real one, neither in the trigger nor in a function that runs with its
+// owner's rights: a trigger on such a table would run with them, too. Every function has something to do here.
+func TestSecurityTemporaryTables(t *testing.T) {
+	t.Parallel()
+	db := newTarget(t)
+	db.exec(`INSERT INTO outbox_route VALUES ('*', 'logistics')`)
+	decoys := db.decoys()
+	caught := func(s *session, by string) {
+		t.Helper()
+		var roles string
+		must(t, s.conn.QueryRow(t.Context(), `SELECT coalesce(string_agg(role, ' '), '') FROM pg_temp.caught`).Scan(&roles))
+		equal(t, "roles that "+by+" lent to the decoys", roles, "")
+	}
+	producer := db.login("producer")
+	producer.runs(decoys)
+	producer.runs(`INSERT INTO public.outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'old'), ('t', '1', 'missing')`)
+	caught(producer, "the trigger")
+	equal(t, "deliveries", db.deliveries(), []string{"old>logistics", "missing>logistics"})
+
+	db.exec(`ALTER TABLE outbox DISABLE TRIGGER ALL; UPDATE outbox SET created_at = '2020-01-01' WHERE idempotency_key = 'old'; ALTER TABLE outbox ENABLE TRIGGER ALL;
+		UPDATE outbox_delivery SET status = 'delivered', delivered_at = '2020-01-01', next_attempt_at = '2020-01-01' WHERE event_id = 1;
+		DELETE FROM outbox_delivery WHERE event_id = 2;
+		INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason) VALUES (1, 1, '2020-01-01', 1, 1, 1, 'x', 'retry', 'x');
+		INSERT INTO processed_events (source, idempotency_key, processing_state, received_at, processed_at) VALUES ('s', 'k', 'succeeded', '2020-01-01', '2020-01-01')`)
+	relay := db.login("relay")
+	relay.runs(decoys)
+	for call, counted := range map[string]string{
+		`outbox_create_deliveries()`:                                        `SELECT count(*) = 1 FROM outbox_delivery WHERE event_id = 2`,
+		`outbox_archive_batch(0, 100, interval '400 days', false)`:          `SELECT count(*) = 1 FROM outbox_archive`,
+		`outbox_prune_attempts(0, 100, interval '400 days', false)`:         `SELECT count(*) = 0 FROM outbox_attempt`,
+		`outbox_prune_processed_events(0, 100, interval '400 days', true)`:  `SELECT true`,
+		`outbox_prune_processed_events(0, 100, interval '400 days', false)`: `SELECT count(*) = 1 FROM inbox_forgotten`,
+	} {
+		relay.runs(`SELECT public.` + call)
+		caught(relay, call)
+		equal(t, "done: "+call, db.strings(`SELECT CASE WHEN (`+counted+`) THEN 'yes' ELSE 'no' END`), []string{"yes"})
+	}
+	db.exec(`UPDATE outbox_archive SET archived_at = '2020-01-01'`)
+	relay.runs(`SELECT public.outbox_drop_archive(interval '400 days', false, '')`)
+	caught(relay, "outbox_drop_archive")
+	equal(t, "partitions", db.strings(`SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'outbox_archive'::regclass`), []string{})
+}
+
+// What each login may try to become more than it is, or to see more than roles.sql shows it: all of it is refused.
+func TestSecurityNoLoginRises(t *testing.T) {
+	t.Parallel()
+	db := newTarget(t)
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{"salary": 1}', 'of the neighbour')`)
+	db.exec(`ANALYZE`)
+	for login := range logins {
+		s := db.login(login)
+		for _, statement := range []string{
+			`SET ROLE postgres`,
+			`SET SESSION AUTHORIZATION postgres`,
+			`SET session_replication_role = replica`,
+			`ALTER ROLE postgres SET search_path = evil`,
+			`ALTER ROLE outbox_relay SUPERUSER`,
+			`ALTER DATABASE ` + s.conn.Config().Database + ` SET search_path = evil`,
+			`GRANT outbox_relay, outbox_producer, outbox_reader TO attack_stranger`,
+			`GRANT pg_read_all_data TO attack_` + login,
+			`CREATE ROLE evil`,
+			`CREATE SCHEMA evil`,
+			`CREATE EXTENSION dblink`,
+			`CREATE EVENT TRIGGER evil ON ddl_command_start EXECUTE FUNCTION outbox_refuse_update()`,
+			`CREATE PUBLICATION evil FOR TABLE outbox`,
+			`CREATE STATISTICS evil ON event_type, payload FROM outbox`,
+			`CREATE TEMP TABLE evil () INHERITS (outbox)`,
+			`CREATE FUNCTION pg_temp.evil() RETURNS void LANGUAGE internal AS 'evil'`,
+			`ALTER FUNCTION outbox_fan_out() OWNER TO CURRENT_USER`,
+			`CREATE TRIGGER evil AFTER INSERT ON pg_temp.x EXECUTE FUNCTION outbox_fan_out()`,
+			`ALTER SCHEMA public RENAME TO evil`,
+			`REINDEX TABLE outbox`,
+			`CLUSTER outbox USING outbox_pkey`,
+			`COMMENT ON TABLE outbox IS 'evil'`,
+			`COPY pg_temp.x FROM PROGRAM 'id'`,
+			`SELECT pg_read_file('/etc/passwd')`,
+			`SELECT lo_import('/etc/passwd')`,
+			`SELECT pg_create_physical_replication_slot('evil')`,
+			`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'postgres'`,
+		} {
+			statement = `CREATE TEMP TABLE x (t text); ` + statement
+			equal(t, login+": "+statement, s.tries(statement), insufficientPrivilege)
+		}
+		if login == "relay" || login == "reader" {
+			continue // may see events
+		}
+		for _, statement := range []string{
+			`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'of the neighbour') ON CONFLICT (idempotency_key) DO UPDATE SET payload = '2'`,
+			`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'mine') RETURNING id`,
+			`WITH mine AS (INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'mine') RETURNING payload) SELECT * FROM mine`,
+			`COPY outbox TO STDOUT`,
+			`COPY outbox (payload) TO STDOUT`,
+			`EXPLAIN ANALYZE SELECT payload FROM outbox`,
+			`CREATE TEMP TABLE mine (LIKE outbox)`,
+			`CREATE TEMP VIEW mine AS SELECT * FROM outbox; SELECT * FROM mine`,
+			`SELECT currval('outbox_id_seq')`,
+			`DO 'BEGIN PERFORM FROM outbox; END'`,
+		} {
+			equal(t, login+": "+statement, s.tries(statement), insufficientPrivilege)
+		}
+		var seen int
+		must(t, s.conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_stats WHERE schemaname = 'public'
+			AND tablename IN ('outbox', 'outbox_delivery', 'outbox_destination', 'outbox_identity', 'outbox_alert')`).Scan(&seen))
+		equal(t, "statistics that "+login+" sees", seen, 0)
+	}
+}

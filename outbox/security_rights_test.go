@@ -1,0 +1,209 @@
+package outbox_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// The rights that migrations/roles.sql gives, by relation or function and by login: "producer: insert; reader: select".
+// Whatever is not listed is refused. "all" is select, insert, update and delete.
+var promised = map[string]string{
+	"outbox":                   "producers: insert; relay: select; reader: select",
+	"outbox_archive":           "relay: select; reader: select",
+	"outbox_archive_202001":    "", // reached through outbox_archive alone
+	"outbox_delivery":          "relay: all; reader: select",
+	"outbox_route":             "relay: all; reader: select",
+	"outbox_destination":       "relay: all; reader: select",
+	"outbox_attempt":           "relay: all; reader: select",
+	"outbox_relay":             "relay: all; reader: select",
+	"outbox_relay_destination": "relay: all; reader: select",
+	"outbox_relay_route":       "relay: all; reader: select",
+	"outbox_alert":             "relay: all; reader: select",
+	"outbox_alert_notice":      "relay: all; reader: select",
+	"outbox_rescue":            "relay: all; reader: select",
+	"outbox_void":              "relay: all; reader: select",
+	"outbox_identity":          "relay: select insert update; reader: select",
+	"outbox_watch":             "relay: select update; reader: select",
+	"outbox_undelivered":       "relay: select update; reader: select",
+	"outbox_schema_version":    "relay: select; reader: select",
+	"processed_events":         "receiver: all",
+	"inbox_events":             "receiver: all",
+	"inbox_freshness":          "receiver: all",
+	"inbox_forgotten":          "receiver: select insert update",
+	"inbox_schema_version":     "",
+
+	"outbox_armed":                 "relay: select update",
+	"outbox_id_seq":                "",
+	"outbox_attempt_id_seq":        "",
+	"outbox_relay_instance_seq":    "",
+	"outbox_schema_version_id_seq": "",
+	"inbox_schema_version_id_seq":  "",
+	"inbox_id_seq":                 "receiver: usage",
+
+	"outbox_archive_batch(bigint,integer,interval,boolean)":          "relay: execute",
+	"outbox_drop_archive(interval,boolean,text)":                     "relay: execute",
+	"outbox_prune_attempts(bigint,integer,interval,boolean)":         "relay: execute",
+	"outbox_prune_processed_events(bigint,integer,interval,boolean)": "relay: execute",
+	"outbox_create_deliveries(bigint,integer)":                       "relay: execute",
+	"outbox_archive_partitions()":                                    "",
+	"outbox_fan_out()":                                               "",
+	"outbox_headers_are_fit(jsonb)":                                  everyone,
+	// These run with the rights of the caller, on nothing but what the caller gives them.
+	"outbox_refuse_update()":                            everyone,
+	"outbox_alert_changed()":                            everyone,
+	"outbox_route_added()":                              everyone,
+	"outbox_compatible_since()":                         everyone,
+	"inbox_prune(text,bigint,integer,interval,boolean)": everyone,
+}
+
+const everyone = "producers: execute; relay: execute; reader: execute; receiver: execute; stranger: execute"
+
+// The columns of a right, by login, right and table, in the order of the table. Whatever is not listed covers all columns.
+var promisedColumns = map[string]string{}
+
+// What each right lets a login do. %[1]s is the relation or the call of the function, %[2]s a column,
+// one that the login may update if there is any.
+var attempts = map[string][]string{
+	"table": {
+		`select: SELECT FROM %[1]s`,
+		`select: COPY (SELECT * FROM %[1]s) TO STDOUT`,
+		`insert: INSERT INTO %[1]s DEFAULT VALUES`,
+		`update: UPDATE %[1]s SET %[2]s = DEFAULT WHERE false`,
+		`delete: DELETE FROM %[1]s WHERE false`,
+		`update: SELECT FROM %[1]s FOR KEY SHARE`,
+		`delete whole-update: LOCK TABLE %[1]s IN ACCESS EXCLUSIVE MODE NOWAIT`,
+		`none: TRUNCATE %[1]s CASCADE`,
+		`none: CREATE TRIGGER mine BEFORE INSERT ON %[1]s FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()`,
+		`none: CREATE INDEX ON %[1]s (%[2]s)`,
+		`none: CREATE RULE mine AS ON INSERT TO %[1]s DO INSTEAD NOTHING`,
+		`none: CREATE POLICY mine ON %[1]s`,
+		`none: ALTER TABLE %[1]s DISABLE TRIGGER ALL`,
+		`none: ALTER TABLE %[1]s OWNER TO CURRENT_USER`,
+		`none: DROP TABLE %[1]s CASCADE`,
+	},
+	"sequence": {
+		`select: SELECT last_value FROM %[1]s`,
+		`usage update: SELECT nextval('%[1]s')`,
+		`update: SELECT setval('%[1]s', 1)`,
+		`none: ALTER SEQUENCE %[1]s RESTART`,
+	},
+	"function": {
+		`execute: SELECT %[1]s`,
+		`none: ALTER FUNCTION %[2]s RESET ALL`,
+		`none: DROP FUNCTION %[2]s CASCADE`,
+	},
+}
+
+// Every login tries everything with every table, sequence and function, and may do what is promised, nothing else.
+func TestSecurityRights(t *testing.T) {
+	t.Parallel()
+	db := newTarget(t)
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at) VALUES ('t', '1', 'old', '2020-01-01')`)
+	db.exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = '2020-01-01', next_attempt_at = '2020-01-01'`)
+	db.login("relay").runs(`SELECT outbox_archive_batch(0, 10, interval '1 day', false)`) // makes a partition
+
+	objects := db.objects()
+	for _, o := range objects {
+		if _, listed := promised[o.name]; !listed {
+			t.Errorf("%s %s has no line in promised: say who may do what with it", o.kind, o.name)
+		}
+	}
+	for name := range promised {
+		if !slices.ContainsFunc(objects, func(o object) bool { return o.name == name }) {
+			t.Errorf("there is no %s", name)
+		}
+	}
+	for login := range logins {
+		s := db.login(login)
+		for _, o := range objects {
+			rights := rightsOf(login, o.name)
+			equal(t, login+"'s rights on "+o.name, db.granted(login, o), strings.Join(slices.Sorted(maps.Keys(rights)), " "))
+			if o.kind == "table" {
+				db.wantColumns(login, o.name, rights)
+				o.detail = db.strings(`SELECT attname::text FROM pg_attribute WHERE attrelid = $2::regclass AND attnum > 0 AND attidentity = '' AND NOT attisdropped
+					ORDER BY has_column_privilege('attack_' || $1, attrelid, attnum, 'UPDATE') DESC, attnum LIMIT 1`, login, o.name)[0]
+			}
+			rights["whole-update"] = rights["update"] && promisedColumns[login+" update "+o.name] == ""
+			for _, attempt := range attempts[o.kind] {
+				needs, statement, _ := strings.Cut(attempt, ": ")
+				statement = fmt.Sprintf(statement, o.use, o.detail)
+				allowed := slices.ContainsFunc(strings.Fields(needs), func(right string) bool { return rights[right] })
+				if got := s.tries(statement); (got != insufficientPrivilege) != allowed {
+					t.Errorf("%s: %s: %q, want it allowed: %t", login, statement, got, allowed)
+				}
+			}
+		}
+	}
+}
+
+// wantColumns checks which columns a login's rights on a table cover.
+func (db *database) wantColumns(login, table string, rights map[string]bool) {
+	db.t.Helper()
+	for _, right := range []string{"select", "insert", "update"} {
+		if !rights[right] {
+			continue
+		}
+		want := promisedColumns[login+" "+right+" "+table]
+		if want == "" {
+			want = strings.Join(db.strings(`SELECT attname::text FROM pg_attribute WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum`, table), " ")
+		}
+		got := db.strings(`SELECT attname::text FROM pg_attribute WHERE attrelid = $2::regclass AND attnum > 0 AND NOT attisdropped
+			AND has_column_privilege('attack_' || $1, attrelid, attnum, $3) ORDER BY attnum`, login, table, right)
+		equal(db.t, "columns of "+table+" that "+login+" may "+right, strings.Join(got, " "), want)
+	}
+}
+
+// rightsOf returns what promised says of a login.
+func rightsOf(login, name string) map[string]bool {
+	rights := map[string]bool{}
+	for part := range strings.SplitSeq(promised[name], "; ") {
+		owner, list, _ := strings.Cut(part, ": ")
+		if owner != login && (owner != "producers" || login != "producer" && login != "neighbour") {
+			continue
+		}
+		for right := range strings.FieldsSeq(strings.Replace(list, "all", "select insert update delete", 1)) {
+			rights[right] = true
+		}
+	}
+	return rights
+}
+
+// An object is a table, a sequence or a function of the schema.
+type object struct {
+	kind, name  string
+	use, detail string // for attempts
+}
+
+func (db *database) objects() []object {
+	db.t.Helper()
+	rows, err := db.pool.Query(db.t.Context(), `
+		SELECT CASE relkind WHEN 'S' THEN 'sequence' ELSE 'table' END, relname::text, relname::text, ''
+		FROM pg_class c WHERE relnamespace = 'public'::regnamespace AND relkind NOT IN ('i', 'I', 't')
+		UNION ALL
+		SELECT 'function', oid::regprocedure::text,
+		       proname || '(' || array_to_string(ARRAY (SELECT 'NULL::' || format_type(a, NULL) FROM unnest(proargtypes) a), ', ') || ')', oid::regprocedure::text
+		FROM pg_proc WHERE pronamespace = 'public'::regnamespace ORDER BY 1, 2`)
+	must(db.t, err)
+	objects, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (o object, err error) {
+		return o, row.Scan(&o.kind, &o.name, &o.use, &o.detail)
+	})
+	must(db.t, err)
+	return objects
+}
+
+// granted returns the rights that the catalogue gives a login, in the order of the alphabet.
+func (db *database) granted(login string, o object) string {
+	db.t.Helper()
+	query := map[string]string{
+		"table": `SELECT r FROM unnest('{delete,insert,references,select,trigger,truncate,update}'::text[]) r
+			WHERE has_table_privilege('attack_' || $1, $2, r) OR r IN ('insert', 'references', 'select', 'update') AND has_any_column_privilege('attack_' || $1, $2, r) ORDER BY r`,
+		"sequence": `SELECT r FROM unnest('{select,update,usage}'::text[]) r WHERE has_sequence_privilege('attack_' || $1, $2, r) ORDER BY r`,
+		"function": `SELECT 'execute' WHERE has_function_privilege('attack_' || $1, $2, 'EXECUTE')`,
+	}[o.kind]
+	return strings.Join(db.strings(query, login, o.name), " ")
+}
