@@ -301,7 +301,7 @@ func (v *validator) retention(c Config) {
 	} {
 		v.require(kept.age >= 0, "retention."+kept.name, "%s is negative; write a duration such as 720h, or 0 for ever", kept.age)
 		v.require(kept.age <= 0 || kept.age >= kept.least, "retention."+kept.name,
-			"%s is too short: the database refuses less than %.0fh; write %[2].0fh or more, or 0 for ever", kept.age, kept.least.Hours())
+			"%s is too short: the database refuses less than %.0fh; write %.0[2]fh or more, or 0 for ever", kept.age, kept.least.Hours())
 	}
 	v.require(k.Batch >= 0 && k.Batch <= 10_000, "retention.batch", "%d is out of range; write 1 to 10000", k.Batch)
 	v.require(k.DeleteAfter == 0 || k.DeleteAfter >= k.ArchiveAfter, "retention.delete_after",
