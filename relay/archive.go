@@ -296,8 +296,10 @@ func (v *validator) retention(c Config) {
 		name       string
 		age, least time.Duration
 	}{
-		{"archive_after", k.ArchiveAfter, leastKept}, {"delete_after", k.DeleteAfter, leastArchived},
-		{"attempts", k.Attempts, leastKept}, {"processed_events", k.ProcessedEvents, leastKept},
+		{"archive_after", k.ArchiveAfter, leastKept},
+		{"delete_after", k.DeleteAfter, leastArchived},
+		{"attempts", k.Attempts, leastKept},
+		{"processed_events", k.ProcessedEvents, leastKept},
 	} {
 		v.require(kept.age >= 0, "retention."+kept.name, "%s is negative; write a duration such as 720h, or 0 for ever", kept.age)
 		v.require(kept.age <= 0 || kept.age >= kept.least, "retention."+kept.name,
