@@ -5,43 +5,74 @@
 --     psql -v ON_ERROR_STOP=1 -f migrations/roles.sql postgres://billing_owner@localhost:5432/billing
 --     GRANT outbox_producer TO billing_app;
 --
--- It may be run again; what already exists stays. It does all or nothing.
+-- Run it again after an upgrade: it grants what a new version needs and revokes what it needs no longer. It does all or nothing,
+-- and refuses a schema in which roles other than the owner may create objects: what they create can take the place of what
+-- statements on an unqualified name mean, and then runs with the rights of others.
 
 DO $$
 DECLARE
-    name  text;
-    owned record;
+    -- Everything is qualified up to the point where only pg_catalog is searched: a superuser may run this.
+    former   text := pg_catalog.current_setting('search_path');
+    schema   name := pg_catalog.current_schema();
+    outbox   oid;
+    inbox    oid;
+    problem  record;
+    missing  text;
 BEGIN
-    -- To whoever has a right without being allowed to grant it, GRANT only gives a warning.
-    FOR owned IN
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    outbox := to_regclass(format('%I.outbox', schema));
+    inbox := to_regclass(format('%I.processed_events', schema));
+    IF outbox IS NULL AND inbox IS NULL THEN
+        RAISE EXCEPTION 'schema % has no tables to grant rights on: migrate first, and have the schema first on the search_path', schema;
+    END IF;
+    -- To a role that has a right without being allowed to grant it, GRANT only gives a warning.
+    FOR problem IN
         SELECT relname, pg_get_userbyid(relowner) AS owner FROM pg_class
-        WHERE oid IN (to_regclass('outbox'), to_regclass('processed_events')) AND NOT pg_has_role(relowner, 'USAGE')
+        WHERE oid IN (outbox, inbox) AND NOT pg_has_role(relowner, 'USAGE')
     LOOP
-        RAISE EXCEPTION '% may not grant rights on %: run this as its owner, %, or as a superuser', current_user, owned.relname, owned.owner;
+        RAISE EXCEPTION '% may not grant rights on %: run this as its owner, %, or as a superuser', current_user, problem.relname, problem.owner;
     END LOOP;
-    IF to_regclass('outbox') IS NULL AND to_regclass('processed_events') IS NULL THEN
-        RAISE EXCEPTION 'schema % has no tables to grant rights on: migrate first, and have the schema first on the search_path', current_schema();
+    -- The same question as selectSchemaCreators in relay/store_privilege.go.
+    SELECT string_agg(g.grantee, ', ' ORDER BY g.grantee) AS grantees INTO problem
+    FROM (SELECT DISTINCT coalesce(quote_ident(r.rolname), 'PUBLIC') AS grantee
+          FROM pg_namespace n CROSS JOIN LATERAL aclexplode(n.nspacl) a LEFT JOIN pg_roles r ON r.oid = a.grantee
+          WHERE n.nspname = schema AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner AND r.rolsuper IS NOT TRUE
+            AND NOT EXISTS (SELECT FROM pg_class t WHERE t.oid IN (outbox, inbox) AND t.relowner = a.grantee)) g;
+    IF problem.grantees IS NOT NULL THEN
+        RAISE EXCEPTION 'in schema % others may create functions that run with the rights of its users: %', schema, problem.grantees
+            USING HINT = format('Run this first: REVOKE CREATE ON SCHEMA %I FROM %s;', schema, problem.grantees);
     END IF;
 
-    FOREACH name IN ARRAY ARRAY ['outbox_producer', 'outbox_relay', 'outbox_reader', 'inbox_receiver'] LOOP
-        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name) THEN
-            EXECUTE format('CREATE ROLE %I NOLOGIN', name);
+    FOREACH missing IN ARRAY ARRAY ['outbox_producer', 'outbox_relay', 'outbox_reader', 'inbox_receiver'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = missing) THEN
+            EXECUTE format('CREATE ROLE %I NOLOGIN', missing);
         END IF;
-        EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', current_schema(), name);
+        EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', schema, missing);
     END LOOP;
 
-    IF to_regclass('outbox') IS NOT NULL THEN
-        -- A producer may insert events, nothing else. The Go package's Enqueue also tells duplicates from reused keys,
-        -- for which it reads the event that holds the key: grant outbox_reader beside this one for that.
-        GRANT INSERT ON outbox TO outbox_producer;
+    -- From here on there are no expressions, only names of tables and signatures of functions.
+    PERFORM set_config('search_path', format('pg_catalog, %I, pg_temp', schema), true);
+    IF outbox IS NOT NULL THEN
+        -- A producer may insert events, nothing else, and chooses neither their ids nor when they were created. The Go
+        -- package's Enqueue also tells duplicates from reused keys, for which it reads the event that holds the key: grant
+        -- outbox_reader beside this one for that.
+        REVOKE INSERT ON outbox FROM outbox_producer; -- of all columns, as versions before 17 granted
+        GRANT INSERT (event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers, available_at)
+            ON outbox TO outbox_producer;
         GRANT EXECUTE ON FUNCTION outbox_headers_are_fit(jsonb) TO outbox_producer; -- of a constraint
 
-        -- A relay reads events but can neither write nor alter one; state lives in the other tables.
-        GRANT SELECT ON outbox, outbox_schema_version TO outbox_relay;
-        GRANT SELECT, INSERT, UPDATE, DELETE
-            ON outbox_delivery, outbox_route, outbox_destination, outbox_attempt, outbox_relay, outbox_alert
-            TO outbox_relay;
-        GRANT SELECT, INSERT, UPDATE ON outbox_identity TO outbox_relay;
+        -- A relay reads events but can neither write nor alter one; state lives in the other tables. It changes the state of a
+        -- delivery, and nothing else of it: which deliveries there are is left to functions, and so is removing anything that
+        -- says what happened to an event.
+        REVOKE ALL ON outbox_delivery, outbox_attempt, outbox_route, outbox_destination FROM outbox_relay; -- as versions before 17 granted
+        GRANT SELECT ON outbox, outbox_schema_version, outbox_delivery TO outbox_relay;
+        GRANT UPDATE (status, attempts, claim, claimed_by, lease_expires_at, next_attempt_at, last_attempt_at, delivered_at,
+                      last_status, last_reason, last_error, rescues, replay, not_after)
+            ON outbox_delivery TO outbox_relay;
+        GRANT SELECT, INSERT ON outbox_attempt TO outbox_relay;
+        GRANT SELECT, INSERT, DELETE ON outbox_route TO outbox_relay;
+        GRANT SELECT, INSERT, UPDATE ON outbox_destination, outbox_identity TO outbox_relay;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_relay, outbox_alert TO outbox_relay;
         GRANT SELECT ON outbox_identity TO outbox_reader;
         GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_alert_notice, outbox_rescue, outbox_void TO outbox_relay;
         GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_relay_destination, outbox_relay_route TO outbox_relay;
@@ -61,16 +92,18 @@ BEGIN
         GRANT SELECT ON outbox_archive TO outbox_relay, outbox_reader;
         GRANT EXECUTE ON FUNCTION outbox_archive_batch(bigint, integer, interval, boolean),
             outbox_drop_archive(interval, boolean, text), outbox_prune_attempts(bigint, integer, interval, boolean),
-            outbox_prune_processed_events(bigint, integer, interval, boolean), outbox_create_deliveries(bigint, integer)
+            outbox_prune_processed_events(bigint, integer, interval, boolean), outbox_create_deliveries(bigint, integer),
+            outbox_release_parked(bigint, bigint)
             TO outbox_relay;
     END IF;
 
-    IF to_regclass('processed_events') IS NOT NULL THEN
+    IF inbox IS NOT NULL THEN
         GRANT SELECT, INSERT, UPDATE, DELETE ON processed_events TO inbox_receiver;
         GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_events TO inbox_receiver;
         GRANT USAGE ON SEQUENCE inbox_id_seq TO inbox_receiver;
         GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_freshness TO inbox_receiver;
         GRANT SELECT, INSERT, UPDATE ON inbox_forgotten TO inbox_receiver;
     END IF;
+    PERFORM pg_catalog.set_config('search_path', former, true);
 END
 $$;

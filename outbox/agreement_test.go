@@ -24,7 +24,7 @@ const (
 	sizeRule      = "outbox_payload_is_at_most_1_mib"
 	headersRule   = "outbox_headers_have_unreserved_names_and_printable_values"
 	availableRule = "outbox_available_at_is_in_years_1_to_9998"
-	createdRule   = "outbox_created_at_is_in_years_1_to_9998"
+	createdRule   = "outbox_created_at_is_in_years_2000_to_9998"
 
 	invalidText  = "22P02" // invalid_text_representation: not JSON
 	invalidBytes = "22021" // character_not_in_repertoire

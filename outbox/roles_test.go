@@ -30,7 +30,7 @@ func (db *database) wantRefusals(role, want string, statements ...string) {
 	}
 }
 
-func TestProducerMayInsertAndNothingElse(t *testing.T) {
+func TestSecurityProducerMayInsertAndNothingElse(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.applyRoles()
@@ -110,7 +110,7 @@ func TestReaderBesideProducerTellsDuplicates(t *testing.T) {
 	}
 }
 
-func TestRelayCanNeitherWriteNorAlterEvents(t *testing.T) {
+func TestSecurityRelayCanNeitherWriteNorAlterEvents(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.applyRoles()
@@ -128,14 +128,14 @@ func TestRelayCanNeitherWriteNorAlterEvents(t *testing.T) {
 		`SELECT FROM outbox_archive_partitions()`,
 	)
 	db.wantRefusals("outbox_relay", "", `SELECT FROM outbox_archive`,
-		`SELECT FROM outbox_archive_batch(0, 10, interval '1 day', false)`, `SELECT FROM outbox_drop_archive(interval '1 day', false, '')`,
+		`SELECT FROM outbox_archive_batch(0, 10, interval '1 day', false)`, `SELECT FROM outbox_drop_archive(interval '30 days', false, '')`,
 		`SELECT FROM outbox_prune_attempts(0, 10, interval '1 day', false)`, `SELECT FROM outbox_prune_processed_events(0, 10, interval '1 day', false)`,
-		`SELECT FROM outbox_create_deliveries()`, `UPDATE outbox_undelivered SET round_id = 0`)
+		`SELECT FROM outbox_create_deliveries()`, `SELECT outbox_release_parked(0, 10)`, `UPDATE outbox_undelivered SET round_id = 0`)
 	for _, role := range []string{"outbox_producer", "outbox_reader"} {
 		db.wantRefusals(role, insufficientPrivilege,
-			`SELECT FROM outbox_archive_batch(0, 10, interval '1 day', true)`, `SELECT FROM outbox_drop_archive(interval '1 day', true, '')`,
+			`SELECT FROM outbox_archive_batch(0, 10, interval '1 day', true)`, `SELECT FROM outbox_drop_archive(interval '30 days', true, '')`,
 			`SELECT FROM outbox_prune_attempts(0, 10, interval '1 day', true)`, `SELECT FROM outbox_prune_processed_events(0, 10, interval '1 day', true)`,
-			`SELECT FROM outbox_create_deliveries()`, `UPDATE outbox_undelivered SET round_id = 0`)
+			`SELECT FROM outbox_create_deliveries()`, `SELECT outbox_release_parked(0, 10)`, `UPDATE outbox_undelivered SET round_id = 0`)
 	}
 	db.wantRefusals("outbox_relay", "22023", `SELECT FROM outbox_drop_archive(interval '-1 year', false, '')`)
 	db.wantRefusals("outbox_relay", "", `SELECT FROM outbox`, `UPDATE outbox_delivery SET claim = claim + 1`)

@@ -93,6 +93,7 @@ func TestTableRefusesWhatCouldNotBeDelivered(t *testing.T) {
 		{"created_at", `'infinity'`, createdRule},
 		{"created_at", `'-infinity'`, createdRule},
 		{"created_at", `'9999-01-01 00:00+00'`, createdRule},
+		{"created_at", `'1999-12-31 23:59:59+00'`, createdRule},
 		{"id", `1`, "428C9"},
 	} {
 		columns, values := "", ""

@@ -21,17 +21,24 @@ const (
 	DefaultArchiveBatch    = 500
 )
 
+// The functions of the schema refuse shorter ages, so that the role of a relay cannot destroy events.
+const (
+	leastKept     = 24 * time.Hour      // before anything is archived or pruned
+	leastArchived = 30 * 24 * time.Hour // in the archive
+)
+
 // Retention says for how long what is done with is kept. Its zero value keeps everything, for ever. What is pending,
 // parked, held or failed is never removed by time alone.
 type Retention struct {
 	// ArchiveAfter is how old an event, and the last that happened to any of its deliveries, must be for it to move into
 	// the archive, once all its deliveries are delivered or discarded. With it the outbox forgets its idempotency key.
-	// 0: never.
+	// 0: never. At least 24 hours.
 	ArchiveAfter time.Duration
 	// DeleteAfter is how old the events of a month of the archive must be, by when they were created, for it to be
-	// dropped as a whole. 0: never. Not less than ArchiveAfter.
+	// dropped as a whole; what was archived less than 30 days ago keeps it, too. 0: never. At least 30 days, and not less than
+	// ArchiveAfter.
 	DeleteAfter time.Duration
-	// Attempts is how long the log of attempts is kept. 0: for ever.
+	// Attempts is how long the log of attempts is kept. 0: for ever. At least 24 hours.
 	Attempts time.Duration
 	// ProcessedEvents is how long a receiver in the same schema remembers what it has finished, if there is one: the
 	// table processed_events. It is announced before it is forgotten, so that the receiver refuses an unknown event from
@@ -286,17 +293,22 @@ func (k Retention) schedule() (cron.Schedule, string) {
 func (v *validator) retention(c Config) {
 	k := c.Retention
 	for _, kept := range []struct {
-		name string
-		age  time.Duration
-	}{{"archive_after", k.ArchiveAfter}, {"delete_after", k.DeleteAfter}, {"attempts", k.Attempts}, {"processed_events", k.ProcessedEvents}} {
+		name       string
+		age, least time.Duration
+	}{
+		{"archive_after", k.ArchiveAfter, leastKept},
+		{"delete_after", k.DeleteAfter, leastArchived},
+		{"attempts", k.Attempts, leastKept},
+		{"processed_events", k.ProcessedEvents, leastKept},
+	} {
 		v.require(kept.age >= 0, "retention."+kept.name, "%s is negative; write a duration such as 720h, or 0 for ever", kept.age)
+		v.require(kept.age <= 0 || kept.age >= kept.least, "retention."+kept.name,
+			"%s is too short: the database refuses less than %.0fh; write %.0[2]fh or more, or 0 for ever", kept.age, kept.least.Hours())
 	}
 	v.require(k.Batch >= 0 && k.Batch <= 10_000, "retention.batch", "%d is out of range; write 1 to 10000", k.Batch)
 	v.require(k.DeleteAfter == 0 || k.DeleteAfter >= k.ArchiveAfter, "retention.delete_after",
 		"%s is shorter than retention.archive_after (%s), so that what is archived would be dropped at once; write %s or more, or 0 for ever",
 		k.DeleteAfter, k.ArchiveAfter, k.ArchiveAfter)
-	v.require(k.ProcessedEvents <= 0 || k.ProcessedEvents >= 24*time.Hour, "retention.processed_events",
-		"%s is less than a day, which receivers never forget; write 24h or more, or 0 for ever", k.ProcessedEvents)
 	schedule, problem := k.schedule()
 	v.require(problem == "", "retention.schedule", "%s", problem)
 	every, constant := schedule.(cron.ConstantDelaySchedule)

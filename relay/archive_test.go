@@ -248,9 +248,9 @@ func TestArchiveGivesWayToAnother(t *testing.T) {
 	db.aged(1, "key")
 	db.exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason) VALUES (1, 1, '2020-01-01', 1, 1, 1, 'default', 'retry', 'x')`)
 	tx := db.begin()
-	_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock('outbox_archive'::regclass::oid::int, 0)`)
+	_, err := tx.Exec(t.Context(), `LOCK TABLE ONLY outbox_archive IN SHARE UPDATE EXCLUSIVE MODE`)
 	must(t, err)
-	for name, keep := range map[string]Retention{"events": {ArchiveAfter: 1}, "attempts": {Attempts: 1}} {
+	for name, keep := range map[string]Retention{"events": {ArchiveAfter: days}, "attempts": {Attempts: days}} {
 		if done, err := NewOps(db.pool).Archive(t.Context(), keep, nil); !errors.Is(err, ErrArchiving) || done.Events+done.Attempts != 0 {
 			t.Errorf("%s: %+v, %v", name, done, err)
 		}

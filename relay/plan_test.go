@@ -93,7 +93,6 @@ var hotStatements = map[string]struct{ types, sql, args string }{
 	"rescue":  {"int", rescueRelay, `1`},
 	"leave":   {"int", deregisterRelay, `1`},
 	"void":    {"int, timestamptz", voidUnacknowledged, `1, NULL`},
-	"unpark":  {"bigint, bigint", releaseParked, `1000, 2000`},
 }
 
 // wantedPlans says how each of them must reach its rows.
@@ -116,7 +115,6 @@ var wantedPlans = map[string][]string{
 	"rescue":    {"Index Cond: (instance = $1)"},
 	"leave":     {"Index Cond: (instance = $1)"},
 	"void":      {"Index Cond: (instance = $1)"},
-	"unpark":    {"(event_id > $1) AND (event_id <= $2)"},
 }
 
 // planned prepares and runs the hot statements, as a relay does at its start, and returns what shows their plans.

@@ -252,6 +252,14 @@ func (r *Relay) checkDatabase(ctx context.Context) error {
 		r.cfg.Log.Warn().Int64("database", newer).Int64("known", migrations.Outbox.Latest()).
 			Msg("the schema is newer than this version, and works with it; upgrade this relay soon")
 	}
+	creators, err := schemaCreators(ctx, r.store.pool)
+	if err != nil {
+		return err
+	}
+	if len(creators.Roles) > 0 {
+		r.cfg.Log.Warn().Strs("roles", creators.Roles).Str("run", creators.Revoke()).
+			Msg("roles other than the owner may create objects in the schema, and so run code with the rights of this relay; revoke that right")
+	}
 	if r.store.deaf {
 		r.cfg.Log.Warn().Dur("poll_interval", r.cfg.PollInterval).Dur("lease", r.cfg.Lease).
 			Msg("working through a connection pooler: events are found by polling, and the work of a relay that crashes waits for its lease; a direct connection in database.listen_url makes both instant")

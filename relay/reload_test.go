@@ -142,7 +142,7 @@ func TestReloadUnderLoad(t *testing.T) {
 		d.Breaker.Off, d.OnFailure = n%3 == 0, map[bool]FailurePolicy{true: SkipFailed, false: BlockFailed}[n%2 == 0]
 		cfg := db.config(d)
 		cfg.LogDelivered, cfg.MaxInFlight, cfg.Alerts.Window = n%2 == 0, 8+n, time.Duration(n+1)*time.Minute
-		cfg.Retention.ArchiveAfter = time.Duration(n) * time.Hour
+		cfg.Retention.ArchiveAfter = time.Duration(n) * days
 		cfg.Routes = []Route{{Event: "*", To: []string{"default"}}, {Event: fmt.Sprint("never.", n), To: []string{"default"}}}
 		return cfg
 	}
@@ -329,14 +329,14 @@ func TestReloadOfRetention(t *testing.T) {
 		plan.follow(t.Context(), r.Relay)
 		return len(jobs.Entries())
 	}
-	if n := schedules(Retention{ArchiveAfter: time.Hour}); n != 1 {
+	if n := schedules(Retention{ArchiveAfter: days}); n != 1 {
 		t.Errorf("%d runs are planned, want 1", n)
 	}
 	first := jobs.Entries()[0].ID
-	if schedules(Retention{ArchiveAfter: time.Hour}); jobs.Entries()[0].ID != first {
+	if schedules(Retention{ArchiveAfter: days}); jobs.Entries()[0].ID != first {
 		t.Error("planned anew although nothing changed")
 	}
-	if schedules(Retention{ArchiveAfter: 2 * time.Hour}); len(jobs.Entries()) != 1 || jobs.Entries()[0].ID == first {
+	if schedules(Retention{ArchiveAfter: 2 * days}); len(jobs.Entries()) != 1 || jobs.Entries()[0].ID == first {
 		t.Error("not planned anew")
 	}
 	if n := schedules(Retention{}); n != 0 {
@@ -384,7 +384,7 @@ func TestEverySettingMakesADifference(t *testing.T) {
 		"Alerts.Window": func(c *Config) { c.Alerts.Window = time.Hour },
 		"Alerts.Lag":    func(c *Config) { c.Alerts.LagOver = time.Hour },
 		"Alerts.Pinned": func(c *Config) { c.Alerts.HorizonOver = time.Hour },
-		"Retention":     func(c *Config) { c.Retention.ArchiveAfter = time.Hour },
+		"Retention":     func(c *Config) { c.Retention.ArchiveAfter = days },
 		"DrainTimeout":  func(c *Config) { c.DrainTimeout = time.Hour },
 		"MaxInFlight":   func(c *Config) { c.MaxInFlight = 7 },
 		"LogDelivered":  func(c *Config) { c.LogDelivered = true },

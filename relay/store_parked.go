@@ -19,31 +19,8 @@ const lockParkedSearch = `
 SELECT coalesce(min(f.parked_after), $1), EXISTS (SELECT FROM outbox_delivery WHERE destination = '' AND status = 'pending')
 FROM (SELECT parked_after FROM outbox_destination WHERE parked_after IS NOT NULL ORDER BY destination FOR UPDATE) f`
 
-// A parked delivery whose event has a route becomes a delivery to each of its destinations. The range bounds what is read,
-// whichever index leads to it. LIMIT keeps the lookup of each event from becoming a scan of all events.
-const releaseParked = `
-WITH parked AS MATERIALIZED (
-    SELECT p.event_id, e.event_type FROM outbox_delivery p
-    CROSS JOIN LATERAL (SELECT event_type FROM outbox WHERE id = p.event_id LIMIT 1) e
-    WHERE p.destination = '' AND p.status = 'pending' AND p.event_id > $1 AND p.event_id <= $2
-      AND EXISTS (SELECT FROM outbox_route r WHERE e.event_type LIKE r.like_pattern)
-    FOR UPDATE OF p
-), gone AS (
-    DELETE FROM outbox_delivery p USING parked
-    WHERE p.event_id = parked.event_id AND p.destination = ''
-    RETURNING p.event_id, parked.event_type, p.next_attempt_at, p.ordering_key, p.payload_bytes
-), routed AS (
-    INSERT INTO outbox_delivery (event_id, destination, next_attempt_at, ordering_key, payload_bytes)
-    SELECT DISTINCT g.event_id, r.destination, greatest(g.next_attempt_at, now()), g.ordering_key, g.payload_bytes
-    FROM gone g JOIN outbox_route r ON g.event_type LIKE r.like_pattern
-    ON CONFLICT DO NOTHING
-    RETURNING destination, ordering_key
-), reordered AS (
-    INSERT INTO outbox_destination AS d (destination, reordered)
-    SELECT DISTINCT destination, 1 FROM routed WHERE ordering_key IS NOT NULL ORDER BY destination
-    ON CONFLICT (destination) DO UPDATE SET reordered = d.reordered + 1
-)
-SELECT count(*) FROM gone`
+// A relay has no right to insert or delete a delivery.
+const releaseParked = `SELECT outbox_release_parked($1::bigint, $2::bigint)`
 
 const advanceParkedSearch = `UPDATE outbox_destination SET parked_after = $2 WHERE parked_after >= $1 AND parked_after < $2`
 
@@ -74,7 +51,7 @@ func (s *store) releaseParked(ctx context.Context, step, latest int64, from *int
 		return err
 	})
 	if err != nil {
-		return parkedRange{}, fmt.Errorf("release parked deliveries: %w", err)
+		return parkedRange{}, fmt.Errorf("release parked deliveries: %w", withRoleHint(err))
 	}
 	return r, nil
 }

@@ -204,7 +204,7 @@ func TestArchiveUsage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tx.ExecContext(t.Context(), `SELECT pg_advisory_xact_lock('outbox_archive'::regclass::oid::int, 0)`); err != nil {
+	if _, err := tx.ExecContext(t.Context(), `LOCK TABLE ONLY outbox_archive IN SHARE UPDATE EXCLUSIVE MODE`); err != nil {
 		t.Fatal(err)
 	}
 	command(env, "archive", "run").expect(t, exitFailed, nothing, "outbox-relay: another relay or command is archiving at the moment\n")

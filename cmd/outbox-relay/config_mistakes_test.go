@@ -138,8 +138,11 @@ func TestFileMistakes(t *testing.T) {
 		"a memory shorter than the retries": {"retention:\n  processed_events: 100h\n", []string{
 			`outbox-relay.yaml:2: retention.processed_events: 100h0m0s is shorter than destinations.default.retry.horizon (720h0m0s), until when a duplicate may come, and would be processed again; write 720h or more, or 0 for ever, or a shorter horizon`,
 		}},
-		"dropped before it is archived": {"retention: {delete_after: 1h}\n", []string{
-			`outbox-relay.yaml:1: retention.delete_after: 1h0m0s is shorter than retention.archive_after (720h0m0s), so that what is archived would be dropped at once; write 720h0m0s or more, or 0 for ever`,
+		"dropped before it is archived": {"retention: {archive_after: 1000h, delete_after: 720h}\n", []string{
+			`outbox-relay.yaml:1: retention.delete_after: 720h0m0s is shorter than retention.archive_after (1000h0m0s), so that what is archived would be dropped at once; write 1000h0m0s or more, or 0 for ever`,
+		}},
+		"archived sooner than the database allows": {"retention: {archive_after: 1h}\n", []string{
+			`outbox-relay.yaml:1: retention.archive_after: 1h0m0s is too short: the database refuses less than 24h; write 24h or more, or 0 for ever`,
 		}},
 		"a schedule of six fields": {"retention: {schedule: 0 17 3 * * *}\n", []string{
 			`outbox-relay.yaml:1: retention.schedule: "0 17 3 * * *" is not a schedule; write one such as "17 3 * * *": minute, hour, day of the month, month, day of the week, in UTC`,

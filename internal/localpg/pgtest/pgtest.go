@@ -186,6 +186,10 @@ func migrate(ctx context.Context, dsn string, sets []migrations.Set) error {
 		return fmt.Errorf("open database: %w", err)
 	}
 	defer db.Close()
+	// As it is since PostgreSQL 15: roles.sql refuses, and relays warn of, a schema in which everybody may create.
+	if _, err := db.ExecContext(ctx, `REVOKE CREATE ON SCHEMA public FROM PUBLIC`); err != nil {
+		return fmt.Errorf("close schema public: %w", err)
+	}
 	for _, set := range sets {
 		if err := migrations.Up(ctx, db, set); err != nil {
 			return err

@@ -1,0 +1,223 @@
+package migrations_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// createDecoys makes functions, operators and types with the name of each one that the bodies of our functions mention, with
+// every combination of the types that occur there. Each of them says who runs it.
+const createDecoys = `
+SET check_function_bodies = off;
+SET search_path = pg_catalog; -- or the decoys would divert this block
+DO $do$
+DECLARE
+    types CONSTANT text[] := ARRAY ['text', 'name', 'bigint', 'integer', 'numeric', 'boolean', 'timestamptz', 'interval', 'oid', 'regclass', 'tid',
+        'jsonb', 'text[]', 'bigint[]'];
+    -- Three arguments and more occur with these alone.
+    few CONSTANT text[] := ARRAY ['text', 'name', 'bigint', 'timestamptz'];
+    body CONSTANT text := 'LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION ''hijacked: %s runs as %%'', current_user; END $$';
+    sources text := (SELECT string_agg(regexp_replace(prosrc, '--[^\n]*', '', 'g'), ' ') || ' = <> <= >= ~~ + - ' -- of IN, BETWEEN, LIKE
+                     FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proname ~ '^(outbox|inbox)_');
+    word record;
+    l text; r text; m text; n text; fn text;
+    number integer := 0;
+BEGIN
+    FOR word IN
+        SELECT p.proname AS name, bool_or(p.pronargs = 0) AS none, bool_or(p.pronargs = 1 OR p.provariadic <> 0) AS one,
+               bool_or(p.pronargs = 2 OR p.provariadic <> 0) AS two, bool_or(p.pronargs = 3 OR p.provariadic <> 0) AS three,
+               coalesce(min(format_type(p.prorettype, NULL)) FILTER (WHERE t.typtype <> 'p' OR t.typname = 'void'), 'text') AS returns
+        FROM pg_proc p JOIN pg_type t ON t.oid = p.prorettype
+        WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.prokind <> 'p'
+          AND p.proname IN (SELECT m.found[1] FROM regexp_matches(sources, '[a-z_][a-z0-9_]*', 'g') m (found))
+          AND p.proname NOT IN (SELECT typname FROM pg_type WHERE typnamespace = 'pg_catalog'::regnamespace)
+        GROUP BY p.proname
+    LOOP
+        IF word.none THEN
+            EXECUTE format('CREATE FUNCTION public.%I() RETURNS %s ' || body, word.name, word.returns, word.name || '()');
+        END IF;
+        FOREACH l IN ARRAY types LOOP
+            IF word.one THEN
+                fn := format('%I(%s)', word.name, l);
+                EXECUTE format('CREATE FUNCTION public.%s RETURNS %s ' || body, fn, word.returns, fn);
+            END IF;
+            FOREACH r IN ARRAY CASE WHEN word.two THEN types ELSE '{}' END LOOP
+                fn := format('%I(%s, %s)', word.name, l, r);
+                EXECUTE format('CREATE FUNCTION public.%s RETURNS %s ' || body, fn, word.returns, fn);
+            END LOOP;
+        END LOOP;
+        FOREACH l IN ARRAY CASE WHEN word.three THEN few ELSE '{}' END LOOP
+            FOREACH m IN ARRAY few LOOP
+                FOREACH r IN ARRAY few LOOP
+                    fn := format('%I(%s, %s, %s)', word.name, l, m, r);
+                    EXECUTE format('CREATE FUNCTION public.%s RETURNS %s ' || body, fn, word.returns, fn);
+                END LOOP;
+            END LOOP;
+        END LOOP;
+    END LOOP;
+    FOR word IN
+        SELECT o.oprname AS name, min(format_type(o.oprresult, NULL)) FILTER (WHERE t.typtype <> 'p') AS returns
+        FROM pg_operator o JOIN pg_type t ON t.oid = o.oprresult
+        WHERE o.oprnamespace = 'pg_catalog'::regnamespace AND position(' ' || o.oprname || ' ' IN sources) > 0 AND o.oprkind = 'b'
+        GROUP BY o.oprname
+    LOOP
+        number := number + 1;
+        FOREACH l IN ARRAY types LOOP
+            FOREACH r IN ARRAY types LOOP
+                fn := format('decoy_%s(%s, %s)', number, l, r);
+                EXECUTE format('CREATE FUNCTION public.%s RETURNS %s ' || body, fn, word.returns, word.name || ' of ' || l || ', ' || r);
+                EXECUTE format('CREATE OPERATOR public.%s (FUNCTION = public.decoy_%s, LEFTARG = %s, RIGHTARG = %s)', word.name, number, l, r);
+            END LOOP;
+        END LOOP;
+    END LOOP;
+    FOR word IN
+        SELECT t.typname AS name FROM pg_type t
+        WHERE t.typnamespace = 'pg_catalog'::regnamespace AND t.typtype IN ('b', 'p')
+          AND t.typname IN (SELECT m.found[1] FROM regexp_matches(sources || ' int8 int4 int2 bool float8', '[a-z_][a-z0-9_]*', 'g') m (found))
+    LOOP
+        EXECUTE format('CREATE DOMAIN public.%I AS pg_catalog.text', word.name);
+    END LOOP;
+    -- One of our own, called with what an overload would fit better.
+    EXECUTE format('CREATE FUNCTION public.inbox_prune(varchar, bigint, integer, interval, boolean, OUT next_page bigint, OUT finished boolean, OUT removed integer) ' || body, 'inbox_prune(varchar)');
+END
+$do$`
+
+// createTemporaryDecoys makes a temporary table and a type of each name that the bodies mention.
+const createTemporaryDecoys = `
+DO $do$
+DECLARE
+    word pg_catalog.text;
+BEGIN
+    FOR word IN
+        SELECT DISTINCT c.relname FROM pg_catalog.pg_class c
+        WHERE c.relkind IN ('r', 'p', 'v', 'S') AND (c.relnamespace = 'public'::pg_catalog.regnamespace
+              OR c.relname IN ('pg_class', 'pg_proc', 'pg_inherits', 'pg_namespace', 'pg_stat_activity'))
+    LOOP
+        EXECUTE pg_catalog.format('CREATE TEMPORARY TABLE %I (decoy pg_catalog.int4)', word);
+    END LOOP;
+    FOREACH word IN ARRAY ARRAY ['text', 'int8', 'int4', 'tid', 'interval', 'timestamptz', 'regclass', 'bool', 'record', 'name'] LOOP
+        EXECUTE pg_catalog.format('CREATE DOMAIN pg_temp.%I AS pg_catalog.text', word);
+    END LOOP;
+    CREATE TEMPORARY TABLE new_event (decoy pg_catalog.int4);
+    CREATE TEMPORARY TABLE new_route (decoy pg_catalog.int4);
+END
+$do$`
+
+// A producer who may create objects in the schema makes decoys of everything that the functions use. None of them runs.
+func TestSecurityNoFunctionIsHijacked(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, migrations.Outbox, migrations.Inbox)
+	owner := s.as("shop_owner")
+	owner.exec(`
+		INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at) VALUES
+			('t', '1', 'settled', now() - interval '70 days', now() - interval '70 days'), ('t', '1', 'without deliveries', now(), now());
+		UPDATE outbox_delivery SET status = 'delivered', attempts = 1, delivered_at = now() - interval '60 days', next_attempt_at = now() - interval '70 days';
+		DELETE FROM outbox_delivery WHERE event_id = 2;
+		INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('later', '1', 'parked', 'k');
+		INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason)
+			VALUES (1, 1, now() - interval '70 days', 1, 1, 1, 'logistics', 'retry', 'x');
+		INSERT INTO outbox_alert (rule, subject) VALUES ('failed', 'logistics');
+		CREATE TABLE old PARTITION OF outbox_archive FOR VALUES FROM ('2020-01-01') TO ('2020-02-01');
+		SELECT setval('outbox_armed', (extract(epoch FROM now()) * 1000)::bigint + 1000000);
+		INSERT INTO processed_events (source, idempotency_key, processing_state, received_at)
+			VALUES ('s', 'k', 'succeeded', now() - interval '70 days'), ('r', 'k', 'recorded', now() - interval '70 days');
+		INSERT INTO inbox_events (source, idempotency_key, processing_state, received_at, processed_at)
+			VALUES ('r', 'k', 'succeeded', now() - interval '70 days', now() - interval '70 days');
+		INSERT INTO inbox_forgotten (source, received_before, announced_at)
+			VALUES ('s', now() - interval '30 days', now() - interval '2 days'), ('r', now() - interval '30 days', now() - interval '2 days')`)
+	s.superuser(`GRANT CREATE ON SCHEMA public TO PUBLIC`) // as up to PostgreSQL 14
+	s.as("producer").exec(createDecoys)
+
+	// The sessions of the victims find nothing but pg_catalog by themselves; what their statements mean is up to them.
+	producer, relay := s.as("other_producer"), s.as("relay")
+	for _, session := range []*session{producer, relay} {
+		session.exec(createTemporaryDecoys)
+		session.exec(`SET search_path = pg_catalog`)
+	}
+	relay.exec(`INSERT INTO public.outbox_route (pattern, destination) VALUES ('*', 'logistics')`)
+	producer.exec(`INSERT INTO public.outbox (event_type, payload, idempotency_key, headers) VALUES ('t', '1', 'new', '{"a": "b"}')`)
+	relay.wants("1", `SELECT settled FROM public.outbox_archive_batch(0::bigint, 100, interval '1 day', false)`)
+	relay.wants("old", `SELECT public.outbox_drop_archive(interval '365 days', true, ''::text)`)
+	relay.wants("old", `SELECT public.outbox_drop_archive(interval '365 days', false, ''::text)`)
+	relay.wants("1", `SELECT removed FROM public.outbox_prune_attempts(0::bigint, 100, interval '1 day', false)`)
+	relay.wants("2", `SELECT removed FROM public.outbox_prune_processed_events(0::bigint, 100, interval '40 days', false)`)
+	relay.wants("1", `SELECT events FROM public.outbox_create_deliveries(0::bigint, 100)`)
+	relay.exec(`UPDATE public.outbox_alert SET count = count + 1`)
+	relay.wants("1", `SELECT public.outbox_release_parked(0::bigint, 100::bigint)`)
+
+	owner.exec(`SET search_path = pg_catalog`)
+	owner.wants("2logistics 3logistics 4logistics", `SELECT string_agg(event_id || destination, ' ' ORDER BY event_id) FROM public.outbox_delivery`)
+	owner.refused("23000", `UPDATE public.outbox SET event_type = 'x'`)
+}
+
+// The two that were seen to run as the owner before the bodies searched pg_catalog alone.
+func TestSecurityKnownHijackers(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, migrations.Outbox, migrations.Inbox)
+	owner := s.as("shop_owner")
+	owner.exec(`SELECT setval('outbox_armed', (extract(epoch FROM now()) * 1000)::bigint + 1000000)`)
+	s.superuser(`GRANT CREATE ON SCHEMA public TO PUBLIC`)
+	attacker := s.as("producer")
+	attacker.exec(`
+		CREATE TABLE loot (who text); GRANT INSERT ON loot TO PUBLIC;
+		CREATE FUNCTION public.pg_notify(text, name) RETURNS void LANGUAGE sql AS 'INSERT INTO public.loot VALUES (''pg_notify as '' || current_user)';
+		CREATE FUNCTION public.format(text, bigint) RETURNS text LANGUAGE plpgsql AS
+			'BEGIN INSERT INTO public.loot VALUES (''format as '' || current_user); RETURN ''(0,0)''; END'`)
+	s.as("other_producer").exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'k')`)
+	s.as("relay").exec(`SELECT outbox_prune_processed_events(0, 1, interval '40 days', false)`)
+	attacker.wants("none", `SELECT coalesce(string_agg(who, ', '), 'none') FROM loot`)
+}
+
+// Where no receiver is, a login that may create objects makes its tables and functions: the relay must not run them as the owner.
+func TestSecurityForgedReceiver(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, migrations.Outbox)
+	s.superuser(`GRANT CREATE ON SCHEMA public TO PUBLIC`)
+	attacker, relay := s.as("stranger"), s.as("relay")
+	attacker.exec(`
+		CREATE TABLE loot (who text); GRANT INSERT ON loot TO PUBLIC;
+		CREATE TABLE processed_events (source text, idempotency_key text, processing_state text, received_at timestamptz, processed_at timestamptz);
+		GRANT ALL ON processed_events TO PUBLIC;
+		INSERT INTO processed_events VALUES ('s', 'k', 'succeeded', '2020-01-01', '2020-01-01');
+		CREATE FUNCTION steal() RETURNS trigger LANGUAGE plpgsql AS
+			'BEGIN INSERT INTO public.loot VALUES (''a trigger as '' || current_user); RETURN OLD; END';
+		CREATE TRIGGER steal BEFORE DELETE ON processed_events FOR EACH ROW EXECUTE FUNCTION steal()`)
+	const prune = `SELECT outbox_prune_processed_events(0, 1, interval '40 days', false)`
+	relay.refused("55000", prune)
+	attacker.exec(`
+		CREATE FUNCTION inbox_prune(text, bigint, integer, interval, boolean, OUT next_page bigint, OUT finished boolean, OUT removed integer)
+		LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS
+			'BEGIN INSERT INTO public.loot VALUES (''inbox_prune as '' || current_user); END'`)
+	relay.refused("55000", prune)
+	attacker.wants("none", `SELECT coalesce(string_agg(who, ', '), 'none') FROM loot`)
+}
+
+// roles.sql is run by a superuser, and grants nothing in a schema in which others may create. What they left there does not run.
+func TestSecurityRolesRefuseAnOpenSchema(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, migrations.Outbox)
+	s.superuser(`CREATE ROLE "Odd one"; GRANT CREATE ON SCHEMA public TO PUBLIC, "Odd one"`)
+	attacker := s.as("stranger")
+	attacker.exec(`CREATE TABLE loot (who text); GRANT INSERT ON loot TO PUBLIC`)
+	for _, arguments := range []string{"text, text", "text, name", "text, name, text", "text, name, name", "text, text, text"} {
+		attacker.exec(`CREATE FUNCTION public.format(` + arguments + `) RETURNS text LANGUAGE plpgsql AS
+			'BEGIN INSERT INTO public.loot VALUES (''format as '' || current_user); RETURN ''SELECT 1''; END'`)
+	}
+	s.superuser(`REVOKE ALL ON outbox FROM outbox_reader`)
+	err := s.applyRoles(s.superuserName())
+	if err == nil || !strings.Contains(err.Error(), `in schema public others may create functions that run with the rights of its users: "Odd one", PUBLIC`) {
+		t.Errorf("roles.sql ended with %v", err)
+	}
+	if hint := hintOf(err); hint != `Run this first: REVOKE CREATE ON SCHEMA public FROM "Odd one", PUBLIC;` {
+		t.Errorf("the hint is %q", hint)
+	}
+	s.as("reader").refused(insufficientPrivilege, `SELECT FROM outbox`)
+	s.superuser(strings.TrimPrefix(hintOf(err), "Run this first: "))
+	if err := s.applyRoles(s.superuserName()); err != nil {
+		t.Error(err)
+	}
+	s.as("reader").exec(`SELECT FROM outbox`)
+	attacker.wants("none", `SELECT coalesce(string_agg(who, ', '), 'none') FROM loot`)
+}

@@ -1,0 +1,161 @@
+package migrations_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// A producer who numbers events makes those of others fail or wait; one who dates them makes partitions of the archive.
+func TestSecurityProducersChooseNeitherIdNorTime(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, migrations.Outbox)
+	s.as("producer").refused(insufficientPrivilege,
+		`INSERT INTO outbox (id, event_type, payload, idempotency_key) OVERRIDING SYSTEM VALUE VALUES (2, 't', '1', 'k')`,
+		`INSERT INTO outbox (id, event_type, payload, idempotency_key) OVERRIDING USER VALUE VALUES (2, 't', '1', 'k')`,
+		`INSERT INTO outbox (event_type, payload, idempotency_key, created_at) VALUES ('t', '1', 'k', '2001-01-01')`,
+		`INSERT INTO outbox (event_type, payload, idempotency_key, created_at) VALUES ('t', '1', 'k', DEFAULT)`,
+		`INSERT INTO outbox OVERRIDING SYSTEM VALUE SELECT i, 't', 1, '1', i::text FROM generate_series(2, 1000) i`,
+		`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'k') ON CONFLICT (idempotency_key) DO UPDATE SET created_at = now()`,
+		`SELECT setval('outbox_id_seq', 1000)`, `SELECT nextval('outbox_id_seq')`,
+		`DO $$ BEGIN LOCK TABLE outbox IN ROW EXCLUSIVE MODE; END $$`,
+	)
+	for _, columns := range []string{``, `(id, event_type, payload, idempotency_key)`, `(event_type, payload, idempotency_key, created_at)`} {
+		_, err := s.as("producer").conn.PgConn().CopyFrom(t.Context(), strings.NewReader(""), `COPY outbox `+columns+` FROM STDIN`)
+		if err == nil || !strings.Contains(err.Error(), insufficientPrivilege) {
+			t.Errorf("COPY outbox %s ended with %v", columns, err)
+		}
+	}
+	// Rights that a version before granted are taken back.
+	owner := s.as("shop_owner")
+	owner.exec(`GRANT INSERT ON outbox TO outbox_producer; GRANT ALL ON outbox_delivery, outbox_attempt TO outbox_relay`)
+	if err := s.applyRoles("shop_owner"); err != nil {
+		t.Fatal(err)
+	}
+	s.as("producer").refused(insufficientPrivilege, `INSERT INTO outbox (id, event_type, payload, idempotency_key) OVERRIDING SYSTEM VALUE VALUES (2, 't', '1', 'k')`)
+	s.as("relay").refused(insufficientPrivilege, `DELETE FROM outbox_delivery`, `DELETE FROM outbox_attempt`)
+	// Not even the owner makes an id that commands do not take, or an archive of thousands of months.
+	owner.refused(checkViolation,
+		`INSERT INTO outbox (id, event_type, payload, idempotency_key) OVERRIDING SYSTEM VALUE VALUES (-5, 't', '1', 'k')`,
+		`INSERT INTO outbox (id, event_type, payload, idempotency_key) OVERRIDING SYSTEM VALUE VALUES (0, 't', '1', 'k')`,
+		`INSERT INTO outbox (event_type, payload, idempotency_key, created_at) VALUES ('t', '1', 'k', '1999-12-31 00:00+00')`)
+}
+
+// Every way in which producers insert events works with the columns that they have.
+func TestProducersInsertWithTheirColumns(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, migrations.Outbox)
+	producer := s.as("producer")
+	producer.exec(`
+		INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'plain');
+		INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'plain') ON CONFLICT DO NOTHING;
+		INSERT INTO outbox (event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers, available_at)
+			VALUES ('t', 2, '1', 'all', 'o', 'r', '{"a": "b"}', now() + interval '1 hour')`)
+	tag, err := producer.conn.PgConn().CopyFrom(t.Context(), strings.NewReader("t\t1\tcopied\n"), `COPY outbox (event_type, payload, idempotency_key) FROM STDIN`)
+	if err != nil || tag.RowsAffected() != 1 {
+		t.Errorf("COPY: %v, %v", tag, err)
+	}
+	s.as("reader").wants("all copied plain", `SELECT string_agg(idempotency_key, ' ' ORDER BY idempotency_key) FROM outbox`)
+	s.as("reader").wants("3", `SELECT count(*)::text FROM outbox_delivery`)
+}
+
+// The role of a relay settles everything, archives it and drops the archive: no event may be gone, or be archived within a day.
+func TestSecurityRelayCannotDestroyEvents(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, migrations.Outbox, migrations.Inbox)
+	owner, relay := s.as("shop_owner"), s.as("relay")
+	owner.exec(`
+		INSERT INTO outbox (event_type, payload, idempotency_key, created_at) VALUES
+			('t', '1', 'new', now()), ('t', '1', 'hours ago', now() - interval '23 hours'), ('t', '1', 'months ago', now() - interval '100 days');
+		INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason)
+			VALUES (1, 1, now() - interval '23 hours', 1, 1, 1, '', 'retry', 'x');
+		INSERT INTO processed_events (source, idempotency_key, processing_state, received_at) VALUES ('s', 'k', 'succeeded', now() - interval '23 hours')`)
+	relay.exec(`UPDATE outbox_delivery SET status = 'discarded', last_attempt_at = NULL, next_attempt_at = '2001-01-01'`)
+	// Ages that compare as zero, or as a day, and lead into the future.
+	ages := []string{`-1 day`, `0`, `23 hours 59 minutes`, `1 mon -31 days`, `1 mon -29 days -100 years`, `12 mons -365 days -1 hour`, `-24 hours`}
+	for _, age := range append(ages, "NULL") {
+		age = strings.ReplaceAll("'"+age+"'", "'NULL'", "NULL")
+		for _, rehearsal := range []string{"false", "true"} {
+			relay.refused(invalidParameter,
+				fmt.Sprintf(`SELECT outbox_archive_batch(0, 100, %s, %s)`, age, rehearsal),
+				fmt.Sprintf(`SELECT outbox_prune_attempts(0, 100, %s, %s)`, age, rehearsal),
+				fmt.Sprintf(`SELECT outbox_prune_processed_events(0, 100, %s, %s)`, age, rehearsal),
+				fmt.Sprintf(`SELECT outbox_drop_archive(%s, %s, '')`, age, rehearsal))
+		}
+	}
+	relay.refused(invalidParameter, `SELECT outbox_drop_archive('29 days 23 hours', false, '')`, `SELECT outbox_drop_archive('1 mon -2 days', false, '')`)
+
+	// What is left to it: an event of months ago moves, and stays where it moved to.
+	relay.wants("1", `SELECT settled FROM outbox_archive_batch(0, 100, '24 hours', false)`)
+	relay.exec(`SELECT outbox_prune_attempts(0, 100, '24 hours', false)`)
+	relay.wants("NULL", `SELECT coalesce(outbox_drop_archive('30 days', false, ''), 'NULL')`)
+	owner.wants("hours ago, months ago, new", `SELECT string_agg(idempotency_key, ', ' ORDER BY idempotency_key)
+		FROM (SELECT idempotency_key FROM outbox UNION ALL SELECT idempotency_key FROM outbox_archive) e`)
+	owner.wants("1 1", `SELECT concat((SELECT count(*) FROM outbox_attempt), ' ', (SELECT count(*) FROM processed_events))`)
+
+	relay.refused(insufficientPrivilege,
+		`DELETE FROM outbox_delivery`, `INSERT INTO outbox_delivery (event_id, destination) VALUES (1, 'x')`, `TRUNCATE outbox_delivery`,
+		`UPDATE outbox_delivery SET event_id = event_id + 1`, `UPDATE outbox_delivery SET destination = 'x'`,
+		`UPDATE outbox_delivery SET ordering_key = 'x'`, `UPDATE outbox_delivery SET payload_bytes = 0`,
+		`DELETE FROM outbox_attempt`, `UPDATE outbox_attempt SET reason = ''`,
+		`DELETE FROM outbox`, `UPDATE outbox SET event_type = 'x'`, `DELETE FROM outbox_archive`, `UPDATE outbox_archive SET archived_at = '2001-01-01'`,
+		`DO $$ BEGIN LOCK TABLE outbox_archive IN SHARE UPDATE EXCLUSIVE MODE; END $$`, `DROP TABLE outbox_archive`)
+	// The archive drops it once it has kept it for 30 days.
+	owner.exec(`UPDATE outbox_archive SET archived_at = now() - interval '31 days'`)
+	relay.wants("false", `SELECT (outbox_drop_archive('30 days', false, '') IS NULL)::text`)
+}
+
+// A snapshot from before a batch does not see what was archived since: a month may not be dropped by it.
+func TestSecurityArchiveIsNotDroppedByAnOldSnapshot(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, migrations.Outbox)
+	s.as("shop_owner").exec(`
+		INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at) VALUES ('t', '1', 'k', '2025-01-15', '2025-01-15');
+		CREATE TABLE outbox_archive_202501 PARTITION OF outbox_archive FOR VALUES FROM ('2025-01-01 00:00+00') TO ('2025-02-01 00:00+00')`)
+	relay, archives := s.as("relay"), s.as("relay")
+	relay.exec(`UPDATE outbox_delivery SET status = 'discarded', next_attempt_at = '2025-01-15'`)
+	relay.exec(`BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM outbox`)
+	archives.wants("1", `SELECT settled FROM outbox_archive_batch(0, 100, '24 hours', false)`)
+	relay.refused("25000", `SELECT outbox_drop_archive('30 days', false, '')`)
+	relay.exec(`ROLLBACK`)
+	s.as("reader").wants("k", `SELECT idempotency_key FROM outbox_archive`)
+}
+
+// A login with CONNECT alone holds every lock that it can take: retention goes on.
+func TestSecurityStrangerCannotStopRetention(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, migrations.Outbox)
+	s.as("shop_owner").exec(`
+		INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at) VALUES ('t', '1', 'k', '2025-01-15', '2025-01-15');
+		UPDATE outbox_delivery SET status = 'discarded', next_attempt_at = '2025-01-15'`)
+	stranger := s.as("stranger")
+	// What a session could look up or guess: the oid of any relation of the schema, with the small numbers behind it.
+	stranger.exec(`SELECT count(pg_advisory_lock(c.oid::integer, n)) FROM pg_class c, generate_series(0, 3) n WHERE c.relnamespace = 'public'::regnamespace`)
+	stranger.refused(insufficientPrivilege, `DO $$ BEGIN LOCK TABLE outbox_archive IN ACCESS SHARE MODE; END $$`, `SELECT FROM outbox_archive`, `SELECT FROM outbox_archive FOR UPDATE`)
+	reader := s.as("reader")
+	reader.refused(insufficientPrivilege, `DO $$ BEGIN LOCK TABLE outbox_archive IN ROW SHARE MODE; END $$`, `DO $$ BEGIN LOCK TABLE outbox_archive IN SHARE UPDATE EXCLUSIVE MODE; END $$`,
+		`SELECT FROM outbox_archive FOR KEY SHARE`)
+	reader.exec(`BEGIN; LOCK TABLE outbox_archive IN ACCESS SHARE MODE`)
+	relay := s.as("relay")
+	relay.wants("true 1", `SELECT concat(mine::text, ' ', settled) FROM outbox_archive_batch(0, 100, '24 hours', false)`)
+	relay.wants("true", `SELECT mine::text FROM outbox_prune_attempts(0, 100, '24 hours', false)`)
+	relay.wants("true", `SELECT mine::text FROM outbox_prune_processed_events(0, 100, '24 hours', false)`)
+}
+
+// Sessions that archive exclude each other, and the second does not wait.
+func TestOneSessionArchives(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, migrations.Outbox)
+	first, second := s.as("relay"), s.as("relay")
+	first.exec(`BEGIN`)
+	first.wants("true", `SELECT mine::text FROM outbox_archive_batch(0, 100, '24 hours', false)`)
+	second.wants("false", `SELECT mine::text FROM outbox_archive_batch(0, 100, '24 hours', false)`)
+	second.wants("false", `SELECT mine::text FROM outbox_prune_attempts(0, 100, '24 hours', false)`)
+	second.wants("false", `SELECT mine::text FROM outbox_prune_processed_events(0, 100, '24 hours', false)`)
+	second.refused("55P03", `SELECT outbox_drop_archive('30 days', false, '')`)
+	second.wants("true", `SELECT mine::text FROM outbox_archive_batch(0, 100, '24 hours', true)`)
+	first.exec(`COMMIT`)
+	second.wants("true", `SELECT mine::text FROM outbox_archive_batch(0, 100, '24 hours', false)`)
+}

@@ -1,0 +1,156 @@
+package migrations_test
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// SQLSTATEs that refusals have.
+const (
+	insufficientPrivilege = "42501"
+	checkViolation        = "23514"
+	invalidParameter      = "22023"
+)
+
+// A shop is a database as an operator sets it up: shop_owner owns the tables, roles.sql was run, and every login has one of its
+// roles. The stranger has nothing but CONNECT, and what PUBLIC has.
+type shop struct {
+	*testing.T
+	server *localpg.Server
+}
+
+// newShop returns a shop on a server of its own, because roles belong to all of a server.
+func newShop(t *testing.T, sets ...migrations.Set) *shop {
+	t.Helper()
+	s := &shop{t, pgtest.Start(t, localpg.Options{})}
+	s.superuser(`
+		REVOKE CREATE ON SCHEMA public FROM PUBLIC;
+		CREATE ROLE shop_owner LOGIN CREATEROLE;
+		GRANT CREATE ON SCHEMA public TO shop_owner`)
+	pgtest.Migrate(t, s.dsn("shop_owner"), sets...)
+	if err := s.applyRoles("shop_owner"); err != nil {
+		t.Fatal(err)
+	}
+	s.superuser(`
+		CREATE ROLE producer LOGIN IN ROLE outbox_producer;
+		CREATE ROLE other_producer LOGIN IN ROLE outbox_producer;
+		CREATE ROLE relay LOGIN IN ROLE outbox_relay;
+		CREATE ROLE reader LOGIN IN ROLE outbox_reader;
+		CREATE ROLE stranger LOGIN`)
+	return s
+}
+
+func (s *shop) dsn(login string) string {
+	u, err := url.Parse(s.server.DSN(""))
+	if err != nil {
+		s.Fatal(err)
+	}
+	u.User = url.User(login)
+	return u.String()
+}
+
+// as returns a session of the login.
+func (s *shop) as(login string) *session {
+	s.Helper()
+	conn, err := pgx.Connect(s.Context(), s.dsn(login))
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { _ = conn.Close(context.WithoutCancel(s.Context())) })
+	return &session{s.T, login, conn}
+}
+
+func (s *shop) superuser(statements string) {
+	s.Helper()
+	conn, err := pgx.Connect(s.Context(), s.server.DSN(""))
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer conn.Close(s.Context())
+	if _, err := conn.Exec(s.Context(), statements); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// applyRoles runs roles.sql as the login.
+func (s *shop) applyRoles(login string) error {
+	s.Helper()
+	script, err := os.ReadFile("roles.sql")
+	if err != nil {
+		s.Fatal(err)
+	}
+	_, err = s.as(login).conn.Exec(s.Context(), string(script))
+	return err
+}
+
+// A session belongs to one login.
+type session struct {
+	*testing.T
+	login string
+	conn  *pgx.Conn
+}
+
+// exec runs statements that must succeed.
+func (s *session) exec(statements string) {
+	s.Helper()
+	if _, err := s.conn.Exec(s.Context(), statements); err != nil {
+		s.Fatalf("%s: %.200s: %v", s.login, statements, err)
+	}
+}
+
+// refused runs statements one by one and wants the SQLSTATE of each.
+func (s *session) refused(code string, statements ...string) {
+	s.Helper()
+	for _, statement := range statements {
+		_, err := s.conn.Exec(s.Context(), statement)
+		refusal := new(pgconn.PgError)
+		if !errors.As(err, &refusal) || refusal.Code != code {
+			s.Errorf("%s: %s\nended with %v, want SQLSTATE %s", s.login, statement, err, code)
+		}
+	}
+}
+
+// wants runs a query that must return one value, and compares it as text.
+func (s *session) wants(want, query string, arguments ...any) {
+	s.Helper()
+	var got *string
+	err := s.conn.QueryRow(s.Context(), query, append([]any{pgx.QueryExecModeSimpleProtocol}, arguments...)...).Scan(&got)
+	if err != nil {
+		s.Errorf("%s: %s: %v", s.login, query, err)
+	} else if got == nil || strings.TrimSpace(*got) != want {
+		s.Errorf("%s: %s returned %v, want %s", s.login, query, deref(got), want)
+	}
+}
+
+func deref(text *string) string {
+	if text == nil {
+		return "NULL"
+	}
+	return *text
+}
+
+// superuserName returns the login of the server's superuser.
+func (s *shop) superuserName() string {
+	u, err := url.Parse(s.server.DSN(""))
+	if err != nil {
+		s.Fatal(err)
+	}
+	return u.User.Username()
+}
+
+func hintOf(err error) string {
+	refusal := new(pgconn.PgError)
+	errors.As(err, &refusal)
+	return refusal.Hint
+}
