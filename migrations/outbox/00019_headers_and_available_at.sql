@@ -1,4 +1,4 @@
--- More header names and spellings that an event may not bring.
+-- More header names and spellings that an event may not bring; and no event that waits for more than a year.
 
 -- +goose Up
 -- The list is that of internal/webhook, written by a test of that package. An event that is there already is delivered
@@ -30,7 +30,14 @@ END
 $$;
 -- +goose StatementEnd
 
+-- An event of the year 9998 holds its ordering key until then. The bound may move with the clock, because the clock only
+-- goes forward: what was accepted once is accepted again, so that dumps can be restored. Hours, because a day has 23 to 25
+-- of them where the time zone of the session has summer time.
+ALTER TABLE outbox ADD CONSTRAINT outbox_available_at_is_within_366_days
+    CHECK (available_at <= now() + interval '8784 hours') NOT VALID;
+
 -- +goose Down
+ALTER TABLE outbox DROP CONSTRAINT outbox_available_at_is_within_366_days;
 -- +goose StatementBegin
 CREATE OR REPLACE FUNCTION outbox_headers_are_fit(headers jsonb) RETURNS boolean LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 DECLARE
