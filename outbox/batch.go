@@ -6,6 +6,7 @@ import (
 	"maps"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // A batch is the valid events of one call, each key once, on their way into one statement.
@@ -21,9 +22,10 @@ func newBatch(events []Event) (*batch, error) {
 	b := &batch{duplicate: make([]bool, len(events))}
 	first := make(map[string]*Event, len(events))
 	var invalid, reused []error
+	now := time.Now()
 	for i := range events {
 		event := &events[i]
-		if err := event.validate(i); err != nil {
+		if err := event.validate(i, now); err != nil {
 			invalid = append(invalid, err)
 			continue
 		}

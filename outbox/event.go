@@ -20,6 +20,10 @@ const (
 	maxTextBytes    = 255     // Type, IdempotencyKey, OrderingKey, RelatedReference
 	maxPayloadBytes = 1 << 20 // Payload
 	maxHeadersBytes = 8192    // Headers, as PostgreSQL prints them
+
+	// maxDelay bounds AvailableAt by this process's clock. The table's bound, by the database's clock, is a day longer, so
+	// that what Enqueue accepts does not fail there because the clocks differ.
+	maxDelay = 365 * 24 * time.Hour
 )
 
 // An Event is what a producer tells the world: written once, inside the business transaction, and never changed.
@@ -53,12 +57,13 @@ type Event struct {
 
 	// Headers are further HTTP headers of the POST. Values are printable ASCII; all together take at most 8192 bytes as
 	// the JSON object that the table stores. Names that belong to HTTP (Content-Type), to the relay (X-Outbox-…,
-	// Webhook-…), to a destination's credentials (Authorization, Cookie) or to proxies (X-Forwarded-…) are refused, since
-	// the relay would not send them.
+	// Webhook-…), to a destination's credentials (Authorization, Cookie) or to proxies (X-Forwarded-…) are refused in every
+	// spelling (x_real_ip), since the relay would not send them.
 	Headers map[string]string
 
-	// AvailableAt is the earliest moment of delivery by the database's clock, to the microsecond. The zero value, like
-	// any moment in the past, means at once. With an OrderingKey a later moment also delays the events behind this one.
+	// AvailableAt is the earliest moment of delivery by the database's clock, to the microsecond: at most 365 days from
+	// now. The zero value, like any moment in the past, means at once. With an OrderingKey a later moment also delays the
+	// events behind this one.
 	AvailableAt time.Time
 }
 
@@ -98,7 +103,7 @@ func (e *ValidationError) Error() string {
 }
 
 // validate returns everything that is wrong with the event, joined, or nil.
-func (e *Event) validate(index int) error {
+func (e *Event) validate(index int, now time.Time) error {
 	var problems []error
 	check := func(field, problem string) {
 		if problem != "" {
@@ -123,10 +128,18 @@ func (e *Event) validate(index int) error {
 	for _, problem := range headerProblems(e.Headers) {
 		check("Headers", problem)
 	}
-	if year := e.AvailableAt.UTC().Year(); year < 1 || year > 9998 {
-		check("AvailableAt", fmt.Sprintf("year %d, not between 1 and 9998", year))
-	}
+	check("AvailableAt", momentProblem(e.AvailableAt, now))
 	return errors.Join(problems...)
+}
+
+func momentProblem(at, now time.Time) string {
+	switch at = at.UTC(); {
+	case at.Year() < 1:
+		return fmt.Sprintf("year %d, at least 1", at.Year())
+	case at.After(now.Add(maxDelay)):
+		return fmt.Sprintf("%s, at most 365 days from now; insert the event when it is nearer", at.Format("2006-01-02 15:04:05Z"))
+	}
+	return ""
 }
 
 func textProblem(s string) string {

@@ -70,8 +70,12 @@ func TestValidationErrorNamesEventFieldRuleAndLimit(t *testing.T) {
 			`("inv-7"): Payload: 1048577 bytes, at most 1048576`,
 		},
 		{
-			with(func(e *outbox.Event) { e.AvailableAt = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC) }),
-			`("inv-7"): AvailableAt: year 9999, not between 1 and 9998`,
+			with(func(e *outbox.Event) { e.AvailableAt = time.Date(9999, 1, 1, 1, 0, 0, 0, time.FixedZone("", 3600)) }),
+			`("inv-7"): AvailableAt: 9999-01-01 00:00:00Z, at most 365 days from now; insert the event when it is nearer`,
+		},
+		{
+			with(func(e *outbox.Event) { e.AvailableAt = time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC) }),
+			`("inv-7"): AvailableAt: year -1, at least 1`,
 		},
 		{with(func(e *outbox.Event) { e.Headers = map[string]string{"a b": "x"} }), `("inv-7"): Headers: name "a b" is not an HTTP token`},
 		{

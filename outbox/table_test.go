@@ -48,7 +48,7 @@ func TestDeliveryCarriesWhatClaimsNeed(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at) VALUES
-		('t', ' "é" ', 'past', 'customer-1', '2001-01-01'), ('t', '1', 'future', NULL, '2100-01-01 00:00+00')`)
+		('t', ' "é" ', 'past', 'customer-1', '2001-01-01'), ('t', '1', 'future', NULL, now() + interval '366 days')`)
 	equal(t, "deliveries", db.strings(`SELECT concat_ws('|', idempotency_key, payload_bytes, coalesce(d.ordering_key, '<null>'),
 			CASE WHEN next_attempt_at = available_at THEN 'as asked'
 			     WHEN next_attempt_at BETWEEN created_at AND clock_timestamp() THEN 'at once' END)
@@ -90,6 +90,8 @@ func TestTableRefusesWhatCouldNotBeDelivered(t *testing.T) {
 		{"available_at", `'-infinity'`, availableRule},
 		{"available_at", `'0001-12-31 BC'`, availableRule},
 		{"available_at", `'200000-01-01'`, availableRule},
+		{"available_at", `'9998-12-31'`, availableRule},
+		{"available_at", `now() + interval '366 days 2 hours'`, availableRule},
 		{"created_at", `'infinity'`, createdRule},
 		{"created_at", `'-infinity'`, createdRule},
 		{"created_at", `'9999-01-01 00:00+00'`, createdRule},

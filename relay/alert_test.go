@@ -294,7 +294,7 @@ func TestTextsAreHarmless(t *testing.T) {
 	t.Parallel()
 	ended := time.Now()
 	for _, rule := range []string{
-		RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleBlockedKeys, RuleRescueStorm, RuleHorizonPinned, RuleQuarantined, ruleTest, "new\nrule",
+		RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleBlockedKeys, RuleWaitingKeys, RuleRescueStorm, RuleHorizonPinned, RuleQuarantined, ruleTest, "new\nrule",
 	} {
 		a := Alert{Rule: rule, Subject: "x'; rm -rf\n/", Count: 2, OpenedAt: ended.Add(-12 * time.Minute), FirstEventID: 7, FirstError: "<!channel>\r\n\x1b[31m", Detail: "a\nb\u202e"}
 		texts := []string{a.Text(), a.Title()}
@@ -321,7 +321,7 @@ func TestEveryRuleHasARunbook(t *testing.T) {
 	t.Parallel()
 	runbook, err := os.ReadFile("../docs/operations.md")
 	must(t, err)
-	for _, rule := range []string{RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleBlockedKeys, RuleRescueStorm, RuleHorizonPinned, RuleUnserved, RuleRoutesChanged, RuleQuarantined} {
+	for _, rule := range []string{RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleBlockedKeys, RuleWaitingKeys, RuleRescueStorm, RuleHorizonPinned, RuleUnserved, RuleRoutesChanged, RuleQuarantined} {
 		if !strings.Contains(string(runbook), "\n## Alert: "+rule+"\n") {
 			t.Errorf("the runbook has no heading for %s", rule)
 		}

@@ -76,6 +76,8 @@ func (a Alert) happened() string {
 		return joined(fmt.Sprintf("Events of %q have no deliveries, so that no relay sends them", subject), detail)
 	case RuleBlockedKeys:
 		return joined(fmt.Sprintf("Ordering keys of %q are blocked", subject), detail)
+	case RuleWaitingKeys:
+		return joined(fmt.Sprintf("Ordering keys of %q wait", subject), detail)
 	case RuleRescueStorm:
 		return joined(fmt.Sprintf("Relays of %q keep dying", subject), detail)
 	case RuleHorizonPinned:
@@ -127,6 +129,8 @@ func (a Alert) ended() string {
 		return fmt.Sprintf("every event of %q has its deliveries", subject)
 	case RuleBlockedKeys:
 		return fmt.Sprintf("no ordering key of %q is blocked", subject)
+	case RuleWaitingKeys:
+		return fmt.Sprintf("no ordering key of %q waits for long behind a delivery that is not due", subject)
 	case RuleRescueStorm:
 		return fmt.Sprintf("no relay of %q has died for a while", subject)
 	case RuleHorizonPinned:
@@ -146,6 +150,10 @@ func (a Alert) Command() string {
 	switch a.Rule {
 	case RuleFailed, RuleBlockedKeys:
 		return "outbox-relay events list --status failed --destination " + shellWord(a.Subject)
+	case RuleWaitingKeys:
+		if a.FirstEventID != 0 {
+			return fmt.Sprintf("outbox-relay events show %d", a.FirstEventID)
+		}
 	case RuleParked:
 		return "outbox-relay events list --parked"
 	case RuleRoutesChanged:

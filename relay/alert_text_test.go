@@ -15,7 +15,7 @@ func TestAlertTextsAreComplete(t *testing.T) {
 	defect := regexp.MustCompile(`event 0\b|\b1 (deliveries|attempts|events|keys|relays|sessions|rows)\b|\b1 (more hold|keys wait)\b|: *[.;:]|: *$|  |First\.|holds \.|""`)
 	now := time.Now()
 	for _, rule := range []string{
-		RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleUndelivered, RuleBlockedKeys, RuleRescueStorm, RuleHorizonPinned, RuleQuarantined,
+		RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleUndelivered, RuleBlockedKeys, RuleWaitingKeys, RuleRescueStorm, RuleHorizonPinned, RuleQuarantined,
 		ruleTest, "unknown_rule",
 	} {
 		for _, count := range []int64{1, 2} {

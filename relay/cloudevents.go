@@ -44,12 +44,12 @@ func setAttributes(header http.Header, source string, d *delivery) {
 		{ceSubject, valueOrEmpty(e.relatedReference)},
 		{cePartitionKey, valueOrEmpty(e.orderingKey)},
 	} {
-		delete(header, a.name) // an event's own would say something else
+		deleteSpellings(header, a.name) // an event's own would say something else
 		if a.value != "" {
 			header[a.name] = []string{percentEncode(a.value)}
 		}
 	}
-	delete(header, ceSequence)
+	deleteSpellings(header, ceSequence)
 	if e.orderingKey != nil {
 		header[ceSequence] = []string{fmt.Sprintf("%020d", d.eventID)}
 	}

@@ -31,9 +31,10 @@ func newRequest(to *endpoint, d *delivery, now time.Time) (*http.Request, error)
 	if err := setOwnHeaders(header, e.headers); err != nil {
 		return nil, err
 	}
-	for name, values := range to.header {
-		header[name] = values
+	for name := range to.header {
+		deleteSpellings(header, name)
 	}
+	maps.Copy(header, to.header)
 	if authorization := to.destination.Wire.Authorization; authorization != nil {
 		header["Authorization"] = []string{authorization()}
 	}
@@ -126,6 +127,16 @@ func setOwnHeaders(header http.Header, object []byte) error {
 		header[canonical] = []string{own[name]}
 	}
 	return nil
+}
+
+// deleteSpellings removes the headers of an event that a receiver may take for the named one, which is not the event's: to
+// X-Api-Key of a destination, X_Api_Key of an event would be a second value.
+func deleteSpellings(header http.Header, name string) {
+	for other := range header {
+		if webhook.SameName(other, name) {
+			delete(header, other)
+		}
+	}
 }
 
 var errTooLarge = errors.New("the payload is too large for this destination")

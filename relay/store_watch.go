@@ -25,24 +25,50 @@ WITH RECURSIVE first AS (
 )`
 
 // Whether a key is blocked is asked of the index of what is ordered, one key at a time: with the status alone, a plan may
-// go through all that is pending for each. What waits behind a failed head has an alert of its own. It is looked through up to a bound; behind that, whatever
-// comes next counts as waiting: rather two alerts than none. Only live deliveries lag: replays wait by design.
+// go through all that is pending for each. What waits behind a failed head, or for too long behind one that is not due, has an
+// alert of its own. It is looked through up to a bound; behind that, whatever comes next counts as waiting: rather two alerts
+// than none. Only live deliveries lag: replays wait by design.
+//
+// Heads that are not due are found by what has waited for too long behind them. That stands first among what is due, however
+// much is scheduled, and a lane that keeps up has nothing to look at. The walk from there to the head goes downwards and is
+// short: nothing between them was sent. Upwards it would read an index entry of all that the key ever sent while vacuum is blocked.
 const watchLanes = firstOfLanes + `
 SELECT jsonb_agg(jsonb_build_object('destination', l.destination,
     'held', coalesce(s.paused OR s.breaker <> 'closed', false),
     'seconds', coalesce(extract(epoch FROM now() - coalesce(due.next_attempt_at, beyond.next_attempt_at)), 0),
     'event', coalesce(due.event_id, beyond.event_id, 0),
-    'blocked', b.keys, 'blocked_seconds', b.seconds, 'blocked_key', b.key, 'blocked_event', b.event))
+    'blocked', b.keys, 'blocked_seconds', b.seconds, 'blocked_key', b.key, 'blocked_event', b.event,
+    'waiting', w.keys, 'waiting_seconds', w.seconds, 'waiting_key', w.key, 'waiting_event', w.event, 'waiting_until', w.until))
 FROM first l
 LEFT JOIN outbox_destination s ON s.destination = l.destination
+CROSS JOIN LATERAL (
+    SELECT count(*) AS keys, coalesce(extract(epoch FROM now() - min(x.next_attempt_at)), 0) AS seconds,
+           coalesce((array_agg(x.ordering_key ORDER BY x.next_attempt_at, x.event_id))[1], '') AS key,
+           coalesce((array_agg(head.event_id ORDER BY x.next_attempt_at, x.event_id))[1], 0) AS event,
+           coalesce((array_agg(CASE WHEN head.next_attempt_at > now() THEN to_char(head.next_attempt_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')
+                               END ORDER BY x.next_attempt_at, x.event_id))[1], '') AS until,
+           coalesce(array_agg(x.ordering_key), '{}') AS all_keys
+    FROM (SELECT DISTINCT ON (d.ordering_key) d.* FROM (
+              SELECT d.ordering_key, d.event_id, d.next_attempt_at FROM outbox_delivery d
+              WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND d.status = 'pending'
+                AND d.next_attempt_at <= now() - make_interval(secs => $4)
+              ORDER BY d.next_attempt_at, d.event_id LIMIT 1000) d
+          WHERE d.ordering_key IS NOT NULL ORDER BY d.ordering_key, d.event_id) x
+    CROSS JOIN LATERAL (
+        SELECT p.event_id, p.next_attempt_at FROM outbox_delivery p
+        WHERE p.destination = l.destination AND p.ordering_key = x.ordering_key AND p.status = 'pending' AND p.event_id < x.event_id
+        ORDER BY p.event_id DESC LIMIT 1) head
+    WHERE head.next_attempt_at > now() - make_interval(secs => $4)
+) w
 LEFT JOIN LATERAL (
     SELECT x.next_attempt_at, x.event_id FROM (
         SELECT d.next_attempt_at, d.event_id, d.ordering_key FROM outbox_delivery d
         WHERE NOT l.replay AND d.destination = l.destination AND d.replay = false AND d.status = 'pending' AND d.next_attempt_at <= now()
         ORDER BY d.next_attempt_at, d.event_id LIMIT 1000) x
-    WHERE x.ordering_key IS NULL OR l.destination = ANY ($2::text[]) OR NOT EXISTS (
-        SELECT FROM outbox_delivery h
-        WHERE h.destination = l.destination AND h.ordering_key = x.ordering_key AND h.status = 'failed' AND h.event_id < x.event_id)
+    WHERE x.ordering_key IS NULL
+       OR x.ordering_key <> ALL (w.all_keys) AND (l.destination = ANY ($2::text[]) OR NOT EXISTS (
+          SELECT FROM outbox_delivery h
+          WHERE h.destination = l.destination AND h.ordering_key = x.ordering_key AND h.status = 'failed' AND h.event_id < x.event_id))
     ORDER BY x.next_attempt_at, x.event_id LIMIT 1
 ) due ON true
 LEFT JOIN LATERAL (
@@ -171,14 +197,14 @@ SELECT false, greatest(watched_at, now() - interval '24 hours'), sample, now(), 
 // watch looks around the database, or returns what another relay saw if that is not older than the given age. lenient are
 // the destinations where a failed delivery does not block its ordering key. alerts reports whether there is any alert,
 // also of those that are over.
-func (s *store) watch(ctx context.Context, age time.Duration, lenient []string, window time.Duration) (seen sample, alerts bool, err error) {
+func (s *store) watch(ctx context.Context, age time.Duration, lenient []string, limits Alerts) (seen sample, alerts bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	if lenient == nil {
 		lenient = []string{}
 	}
 	var content []byte
-	err = s.pool.QueryRow(ctx, takeWatch, age.Seconds(), lenient, window.Seconds()).
+	err = s.pool.QueryRow(ctx, takeWatch, age.Seconds(), lenient, limits.Window.Seconds(), limits.LagOver.Seconds()).
 		Scan(&seen.own, &seen.at, &content, &seen.now, &alerts)
 	if err != nil {
 		return sample{}, false, fmt.Errorf("look around the database: %w", err)

@@ -71,9 +71,11 @@ type Watch struct {
 type LaneWatch struct {
 	Destination string
 	Held        bool          // paused, or its breaker is not closed
-	Lag         time.Duration // the age of the oldest due delivery that no failed one blocks
+	Lag         time.Duration // the age of the oldest due delivery that no earlier one of its ordering key blocks
 	BlockedKeys int           // ordering keys that wait behind a failed delivery, counted up to 10,001
 	BlockedFor  time.Duration // the longest of them
+	WaitingKeys int           // ordering keys that have waited for longer than Alerts.LagOver behind a delivery that was not due, up to 1,000
+	WaitingFor  time.Duration // the longest of them
 }
 
 // A Holder keeps VACUUM from removing rows that nobody needs any more.
@@ -137,7 +139,7 @@ func (r *Relay) watch(ctx context.Context) {
 
 // look takes one look, or learns what another relay saw, and opens and resolves the alerts that follow from it.
 func (r *Relay) look(ctx context.Context) error {
-	seen, alerts, err := r.chores.watch(ctx, r.cfg.Watching.Interval*9/10, r.lenient(), r.config().Alerts.Window)
+	seen, alerts, err := r.chores.watch(ctx, r.cfg.Watching.Interval*9/10, r.lenient(), r.config().Alerts)
 	if err != nil {
 		return err
 	}
@@ -279,6 +281,11 @@ type laneSample struct {
 	BlockedSeconds float64 `json:"blocked_seconds"`
 	BlockedKey     string  `json:"blocked_key"`
 	BlockedEvent   int64   `json:"blocked_event"`
+	Waiting        int     `json:"waiting"`
+	WaitingSeconds float64 `json:"waiting_seconds"`
+	WaitingKey     string  `json:"waiting_key"`
+	WaitingEvent   int64   `json:"waiting_event"`
+	WaitingUntil   string  `json:"waiting_until"` // in UTC, as text: a year beyond 9999 is no JSON time; empty: it is due by now
 }
 
 type undeliveredSample struct {
@@ -326,6 +333,7 @@ func (s *sample) watch() Watch {
 		w.Lanes = append(w.Lanes, LaneWatch{
 			Destination: l.Destination, Held: l.Held, Lag: inSeconds(l.Seconds),
 			BlockedKeys: l.Blocked, BlockedFor: inSeconds(l.BlockedSeconds),
+			WaitingKeys: l.Waiting, WaitingFor: inSeconds(l.WaitingSeconds),
 		})
 	}
 	if s.Parked != nil {
@@ -384,6 +392,12 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 			hold = append(hold, condition{subject{RuleBlockedKeys, l.Destination}, int64(l.Blocked), fmt.Sprintf(
 				"%s behind a delivery that failed, the oldest for %s: key %q behind event %d", keys, span(inSeconds(l.BlockedSeconds)), clip(l.BlockedKey), l.BlockedEvent), l.BlockedEvent})
 		}
+		switch waiting := (subject{RuleWaitingKeys, l.Destination}); {
+		case l.Held:
+			undecided[waiting] = true
+		case l.Waiting > 0:
+			hold = append(hold, condition{waiting, int64(l.Waiting), l.waiting(), l.WaitingEvent})
+		}
 	}
 	if p := s.Parked; p != nil && p.Count > 0 {
 		of := ""
@@ -413,12 +427,22 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 	return hold, s.ended(hold, undecided)
 }
 
+// waiting says how many ordering keys wait behind a delivery that is not due, and names the first.
+func (l *laneSample) waiting() string {
+	until := ""
+	if l.WaitingUntil != "" {
+		until = ", until " + clip(l.WaitingUntil) + " UTC"
+	}
+	return fmt.Sprintf("%s behind a delivery that was not due, the oldest for %s: key %q behind event %d%s", Plural(l.Waiting, "key waits", "keys wait"),
+		span(inSeconds(l.WaitingSeconds)), clip(l.WaitingKey), l.WaitingEvent, until)
+}
+
 // ended returns the open alerts whose conditions hold no more. Nothing is decided about those in undecided.
 func (s *sample) ended(hold []condition, undecided map[subject]bool) (ended []subject) {
 	for _, open := range s.Alerts {
 		holds := slices.ContainsFunc(hold, func(c condition) bool { return c.subject == open.subject })
 		switch open.Rule {
-		case RuleLag, RuleBlockedKeys, RuleParked, RuleUndelivered, RuleRescueStorm, RuleHorizonPinned, RuleUnserved:
+		case RuleLag, RuleBlockedKeys, RuleWaitingKeys, RuleParked, RuleUndelivered, RuleRescueStorm, RuleHorizonPinned, RuleUnserved:
 			if !holds && !undecided[open.subject] {
 				ended = append(ended, open.subject)
 			}

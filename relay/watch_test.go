@@ -57,6 +57,9 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at)
 		SELECT 't', '{}', 'ordered-' || i, 'k', now() + interval '1 h' FROM generate_series(1, 2) i`)
 	db.exec(`UPDATE outbox_delivery SET status = 'failed' WHERE event_id = (SELECT id FROM outbox WHERE idempotency_key = 'ordered-1')`)
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at)
+		SELECT 't', '{}', 'scheduled-' || i, 'later', now() + interval '1 h' FROM generate_series(1, 2) i`)
+	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 h' WHERE event_id = (SELECT id FROM outbox WHERE idempotency_key = 'scheduled-2')`)
 	db.exec(`INSERT INTO outbox_rescue (instance) VALUES (1), (2), (3)`)
 	lost := db.load(1, "lost")
 	for _, rule := range []string{RuleBreakerOpen, RuleQuarantined} { // by whoever sees it
@@ -68,7 +71,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 	_, err = holder.Exec(t.Context(), `BEGIN; SELECT pg_current_xact_id()`)
 	must(t, err)
 
-	all := []string{RuleBlockedKeys, RuleBreakerOpen, RuleFailed, RuleHorizonPinned, RuleLag, RuleParked, RuleQuarantined, RuleRescueStorm, RuleUndelivered}
+	all := []string{RuleBlockedKeys, RuleBreakerOpen, RuleFailed, RuleHorizonPinned, RuleLag, RuleParked, RuleQuarantined, RuleRescueStorm, RuleUndelivered, RuleWaitingKeys}
 	var firing, both []string
 	for _, rule := range all {
 		firing = append(firing, rule+" firing")
@@ -255,8 +258,8 @@ func TestLookIsBounded(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t, "default", "second")
 	conn := engineConn(t, db)
-	const arguments = ` (0, '{}', 900)`
-	for _, statement := range []string{`PREPARE look (float8, text[], float8) AS ` + takeWatch, `EXECUTE look` + arguments} {
+	const arguments = ` (0, '{}', 900, 600)`
+	for _, statement := range []string{`PREPARE look (float8, text[], float8, float8) AS ` + takeWatch, `EXECUTE look` + arguments} {
 		_, err := conn.Exec(t.Context(), statement, pgx.QueryExecModeSimpleProtocol)
 		must(t, err)
 	}
@@ -269,6 +272,7 @@ func TestLookIsBounded(t *testing.T) {
 	must(t, err)
 	wantPlan(t, "look", strings.Join(lines, "\n"), []string{
 		"using outbox_delivery_blocked on outbox_delivery f", "using outbox_delivery_blocked on outbox_delivery h", "using outbox_delivery_order on outbox_delivery p",
+		"Scan Backward using outbox_delivery_order on outbox_delivery p",
 	})
 	if got := row[int](db, `SELECT jsonb_array_length(sample -> 'lanes') FROM outbox_watch`); got != 2 {
 		t.Errorf("%d lanes seen", got)
@@ -359,6 +363,9 @@ func TestJudge(t *testing.T) {
 		"failed deliveries are left": {open(sample{}, RuleFailed, "d", true), "[]", "[]"},
 		"none is left":               {open(sample{}, RuleFailed, "d", false), "[]", "[{failed d}]"},
 		"blocked":                    {lane(laneSample{Blocked: 1}), "[{blocked_keys d}]", "[]"},
+		"waiting":                    {lane(laneSample{Waiting: 1}), "[{waiting_keys d}]", "[]"},
+		"waits no more":              {open(lane(laneSample{}), RuleWaitingKeys, "d", false), "[]", "[{waiting_keys d}]"},
+		"held, and waiting":          {open(lane(laneSample{Waiting: 1, Held: true}), RuleWaitingKeys, "d", false), "[]", "[]"},
 		"unserved, and no lag":       {sample{Unserved: []unservedDestination{{"d", 3}}, Lanes: lane(laneSample{Seconds: 601}).Lanes}, "[{unserved d}]", "[]"},
 		"served":                     {open(sample{}, RuleUnserved, "d", false), "[]", "[{unserved d}]"},
 		"routes still differ":        {open(sample{}, RuleRoutesChanged, "db", false), "[]", "[]"},

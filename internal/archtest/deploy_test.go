@@ -125,6 +125,9 @@ func checkCompose(text string, stages []string, run func(target string, args []s
 		if (s.Build.Context == "") != strings.Contains(s.Image, ":") {
 			report("image %q: what is built here has no tag, what is pulled has one", s.Image)
 		}
+		if s.Build.Context == "" && !pinned.MatchString(s.Image) {
+			report("image %q is not named by its digest, so that another one may come under its tag", s.Image)
+		}
 		if s.Build.Context != "" && !slices.Contains(stages, s.Build.Target) {
 			report("the Dockerfile has no stage %q", s.Build.Target)
 		}
@@ -161,6 +164,9 @@ func checkCompose(text string, stages []string, run func(target string, args []s
 	slices.Sort(violations)
 	return violations
 }
+
+// pinned is the name of an image with a tag, for people, and a digest, which decides.
+var pinned = regexp.MustCompile(`^[a-z0-9./-]+:[\w.-]+@sha256:[0-9a-f]{64}$`)
 
 func hasKey[V any](m map[string]V, key string) bool {
 	_, ok := m[key]
@@ -202,7 +208,9 @@ func testComposeFile(t *testing.T, relay, demo string) {
 		"a flag that is none":     {"--listen", "--listn"},
 		"a setting that is none":  {"OUTBOX_DESTINATION_URL:", "OUTBOX_DESTINATIONURL:"},
 		"a setting that is wrong": {"http://logistics:8080", "ftp://logistics:8080"},
-		"an image without a tag":  {"image: postgres:17-alpine\n    environment:\n      PGHOST: finance-db", "image: postgres\n    environment:\n      PGHOST: finance-db"},
+		"an image without a tag":  {"image: *postgres-image\n    environment:\n      PGHOST: finance-db", "image: postgres\n    environment:\n      PGHOST: finance-db"},
+		"no digest":               {"image: *postgres-image\n    environment:\n      PGHOST: finance-db", "image: postgres:17-alpine\n    environment:\n      PGHOST: finance-db"},
+		"half a digest":           {"742f40ea20b9", "742f"},
 	} {
 		changed := strings.Replace(text, change[0], change[1], 1)
 		if changed == text {
@@ -321,8 +329,8 @@ func testDockerfile(t *testing.T, relay, demo string) {
 	}
 
 	build := stages[0]
-	if version := goVersion.FindStringSubmatch(read(t, "go.mod"))[1]; build.from != "golang:"+version {
-		t.Errorf("the Dockerfile builds with %s, go.mod asks for %s", build.from, version)
+	if version := goVersion.FindStringSubmatch(read(t, "go.mod"))[1]; !strings.HasPrefix(build.from, "golang:"+version+"@") || !pinned.MatchString(build.from) {
+		t.Errorf("the Dockerfile builds with %s, want the image of go.mod's version, %s, by its digest", build.from, version)
 	}
 	if env := build.get("ENV"); len(env) != 1 || !strings.Contains(env[0], "CGO_ENABLED=0") {
 		t.Errorf("the Dockerfile builds with %q, want static programs: CGO_ENABLED=0", env)

@@ -15,10 +15,10 @@ var (
 		"cmd", "outbox", "relay", "consumer", "migrations", "internal", "docs",
 		"docker-compose.yml", "Makefile", "go.mod", "go.sum", "README.md", "LICENSE", "CONTRIBUTING.md",
 	}
-	optionalTopLevel = []string{"CHANGELOG.md", "Dockerfile", ".dockerignore", ".ci", ".gitignore", ".gitattributes", ".golangci.yml"}
+	optionalTopLevel = []string{"CHANGELOG.md", "SECURITY.md", "Dockerfile", ".dockerignore", ".ci", ".gitignore", ".gitattributes", ".golangci.yml"}
 
 	goPackages = []string{
-		"cmd/outbox-relay", "cmd/demo", "outbox", "relay", "consumer", "consumer/promobserver", "migrations",
+		"cmd/outbox-relay", "cmd/demo", "cmd/sbom", "outbox", "relay", "consumer", "consumer/promobserver", "migrations",
 		"consumer/storetest", "consumer/redisstore", "consumer/dynamostore",
 		"consumer/examples", "consumer/examples/internal/server", "consumer/examples/internal/exampletest",
 		"consumer/examples/nethttp", "consumer/examples/chi", "consumer/examples/echo", "consumer/examples/sqlx",

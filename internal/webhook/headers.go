@@ -1,6 +1,9 @@
 package webhook
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // Headers of one POST. The names are part of the wire contract.
 const (
@@ -30,38 +33,59 @@ const (
 	TraceState  = "Tracestate"
 )
 
-// Reserved reports whether a header belongs to this contract or to HTTP itself, so that neither the configuration of a
-// destination nor an event may set it. Upper and lower case make no difference, nor do '-' and '_', which are the same to
-// a receiver behind CGI, WSGI or PHP.
-func Reserved(name string) bool {
-	folded := fold(name)
-	switch folded {
-	case "connection", "content-encoding", "content-length", "content-type", "expect", "host", "keep-alive", "te", "trailer",
-		"transfer-encoding", "upgrade", "x-idempotency-key":
-		return true
+// The reserved names, as fold writes them. An event may bring none of these headers. A destination's configuration may
+// set those of the second pair, which are its owner's to decide. Migrations hold the same names, written by
+// reservedPattern: a change here needs one.
+var (
+	reservedNames = [...]string{
+		"connection", "content-encoding", "content-length", "content-type", "expect", "host", "http2-settings", "keep-alive", "te",
+		"trailer", "transfer-encoding", "upgrade", "x-idempotency-key",
 	}
-	return hasPrefix(folded, "proxy-", "webhook-", "x-outbox-")
+	reservedPrefixes = [...]string{"proxy-", "webhook-", "x-outbox-"}
+
+	// They speak for the relay, or for a proxy between it and the receiver. "proxy" becomes HTTP_PROXY under CGI.
+	reservedNamesForEvents = [...]string{
+		"accept-encoding", "authorization", "cf-connecting-ip", "cookie", "fastly-client-ip", "forwarded", "forwarded-for", "proxy",
+		"remote-user", "true-client-ip", "user-agent", "via", "x-client-ip", "x-cluster-client-ip", "x-forwarded", "x-http-method",
+		"x-http-method-override", "x-method-override", "x-original", "x-real-ip", "x-rewrite-url",
+	}
+	reservedPrefixesForEvents = [...]string{"x-envoy-", "x-forwarded-", "x-original-", "x-originating-", "x-remote-"}
+)
+
+// Reserved reports whether a header belongs to this contract or to HTTP itself, so that neither the configuration of a
+// destination nor an event may set it. Spellings make no difference: see [SameName].
+func Reserved(name string) bool {
+	return isAmong(fold(name), reservedNames[:], reservedPrefixes[:])
 }
 
 // ReservedForEvents reports whether an event may not bring a header: it is [Reserved], or would speak for the relay or
 // for a proxy between it and the receiver. The constraint on the column outbox.headers has the same list.
 func ReservedForEvents(name string) bool {
 	folded := fold(name)
-	switch folded {
-	case "authorization", "cookie", "forwarded", "true-client-ip", "user-agent", "x-client-ip", "x-http-method",
-		"x-http-method-override", "x-method-override", "x-real-ip", "x-rewrite-url":
-		return true
-	}
-	return Reserved(name) || hasPrefix(folded, "x-forwarded-", "x-original-")
+	return isAmong(folded, reservedNames[:], reservedPrefixes[:]) ||
+		isAmong(folded, reservedNamesForEvents[:], reservedPrefixesForEvents[:])
 }
 
-func fold(name string) string { return strings.ReplaceAll(strings.ToLower(name), "_", "-") }
+// SameName reports whether a receiver may take two header names for one. Upper and lower case make no difference. Nor does
+// any sign that is neither letter nor digit: CGI, WSGI, PHP and others make '_' of '-', and some of '.' or of every such sign.
+func SameName(a, b string) bool { return len(a) == len(b) && fold(a) == fold(b) }
 
-func hasPrefix(s string, prefixes ...string) bool {
-	for _, prefix := range prefixes {
-		if strings.HasPrefix(s, prefix) {
-			return true
+// fold returns a header name in lower case, with '-' for every byte that is neither letter nor digit.
+func fold(name string) string {
+	folded := []byte(name)
+	for i, c := range folded {
+		switch {
+		case 'A' <= c && c <= 'Z':
+			folded[i] = c + 'a' - 'A'
+		case 'a' <= c && c <= 'z', '0' <= c && c <= '9':
+		default:
+			folded[i] = '-'
 		}
 	}
-	return false
+	return string(folded)
+}
+
+func isAmong(folded string, names, prefixes []string) bool {
+	return slices.Contains(names, folded) ||
+		slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(folded, prefix) })
 }
