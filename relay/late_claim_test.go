@@ -29,7 +29,7 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	must(t, err)
 
 	victim := connect()
-	instance, err := register(ctx, victim, "victim", "", time.Hour)
+	instance, err := register(ctx, victim, true, "victim", "", time.Hour)
 	must(t, err)
 	s := &store{pool: db.pool}
 	claimed := make(chan int, 1)
@@ -44,15 +44,14 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	must(t, victim.Close(ctx))
 
 	rescuer := connect()
-	_, err = rescuer.Exec(ctx, lockInstance, instance)
-	must(t, err)
-	rescued := make(chan int64, 1)
+	becomes(db, false, "SELECT "+hasSession+" FROM outbox_relay r")
+	rescued := make(chan bool, 1)
 	go func() {
-		tag, err := rescuer.Exec(ctx, rescueRelay, instance)
+		dead, _, err := (&store{pool: rescuer}).rescue(ctx, instance)
 		if err != nil {
 			t.Error(err)
 		}
-		rescued <- tag.RowsAffected()
+		rescued <- dead
 	}()
 	becomes(db, 1, "SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND wait_event <> 'advisory'")
 	_, err = holder.Exec(ctx, "SELECT pg_advisory_unlock(4711)")
@@ -60,8 +59,8 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	if n := <-claimed; n != 1 {
 		t.Errorf("the last claim took %d deliveries, want 1", n)
 	}
-	if n := <-rescued; n != 1 {
-		t.Errorf("%d relays were rescued, want 1", n)
+	if !<-rescued {
+		t.Error("the dead relay was not rescued")
 	}
 	if left := row[int](db, "SELECT count(*)::int FROM outbox_delivery d WHERE NOT "+isFree); left != 0 {
 		t.Errorf("%d deliveries are left to their lease", left)

@@ -33,8 +33,8 @@ func (cmd relaysCmd) Run(inv *invocation) error {
 	table := tabwriter.NewWriter(inv.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "NAME\tINSTANCE\tVERSION\tSTATE\tHEARD OF\tIN FLIGHT\tLIFE SIGN\tSTARTED\tSERVES")
 	for _, r := range list {
-		sign := "lock"
-		if !r.SessionLock {
+		sign := "session"
+		if !r.Session {
 			sign = "heartbeat" // behind a pooler
 		}
 		fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%s ago\t%d\t%s\t%s\t%s\n", printable(r.Name), r.Instance, printable(r.Version),
