@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -71,5 +72,34 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	must(t, err)
 	if n := len(after.deliveries); n != 0 {
 		t.Errorf("a relay that was rescued claimed %d deliveries", n)
+	}
+}
+
+// A relay that comes back while a rescue waits for its last claim is not taken for dead, although its new session was not
+// there when the rescue began.
+func TestRelayThatComesBackDuringItsRescue(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	instance := db.dead()
+	claim := db.locker(`SELECT FROM outbox_relay FOR KEY SHARE`)
+	rescued := make(chan bool, 1)
+	go func() {
+		dead, _, err := (&store{pool: db.pool}).rescue(t.Context(), instance)
+		if err != nil {
+			t.Error(err)
+		}
+		rescued <- dead
+	}()
+	becomes(db, 1, "SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+	conn, err := pgx.Connect(t.Context(), db.dsn)
+	must(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
+	if resumed, err := resume(t.Context(), conn, true, instance); err != nil || !resumed {
+		t.Fatalf("resumed %t, %v", resumed, err)
+	}
+	_, err = claim.Exec(t.Context(), `COMMIT`)
+	must(t, err)
+	if <-rescued {
+		t.Error("a relay that had come back was taken for dead")
 	}
 }

@@ -99,6 +99,67 @@ func BenchmarkBeat(b *testing.B) {
 	}
 }
 
+// BenchmarkWake measures how long after its commit an event reaches the receiver of an idle relay: a single event, and each
+// of a burst of 16 producers that begin together.
+func BenchmarkWake(b *testing.B) {
+	const producers, events = 16, 20
+	db := newDatabase(b)
+	var mu sync.Mutex
+	committed, arrived := map[string]time.Time{}, map[string]time.Time{}
+	rc := newReceiver(b, func(_ http.ResponseWriter, r request) {
+		mu.Lock()
+		defer mu.Unlock()
+		arrived[r.key] = time.Now()
+	})
+	r := start(b, db.config(to(rc.URL)))
+	insert := func(conn *pgx.Conn, key string) {
+		_, err := conn.Exec(b.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', $1)`, key)
+		must(b, err)
+		mu.Lock()
+		defer mu.Unlock()
+		committed[key] = time.Now()
+	}
+	var conns []*pgx.Conn
+	for range producers {
+		conn, err := pgx.Connect(b.Context(), db.dsn)
+		must(b, err)
+		b.Cleanup(func() { _ = conn.Close(context.WithoutCancel(b.Context())) })
+		conns = append(conns, conn)
+	}
+	n, round := 0, 0
+	for b.Loop() {
+		round++
+		for kind, each := range map[string]int{"single": 0, "burst": events} {
+			becomes(db, true, armed)
+			insert(conns[0], fmt.Sprint(kind, round))
+			n++
+			var inserting sync.WaitGroup
+			for i, conn := range conns {
+				inserting.Go(func() {
+					for j := range each {
+						insert(conn, fmt.Sprint(kind, round, "-", i, "-", j))
+					}
+				})
+			}
+			inserting.Wait()
+			n += producers * each
+			r.settles(b, Delivered, n)
+		}
+	}
+	for _, kind := range []string{"single", "burst"} {
+		var took []time.Duration
+		for key, at := range arrived {
+			if strings.HasPrefix(key, kind) {
+				took = append(took, at.Sub(committed[key]))
+			}
+		}
+		slices.Sort(took)
+		b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, kind+"-p50-ms")
+		b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, kind+"-p99-ms")
+	}
+	b.ReportMetric(0, "ns/op")
+}
+
 // BenchmarkInsertAfterWakes measures an insert after relays were woken many times while vacuum was blocked, as a multiple
 // of one where none was woken. The same with the trigger of schema version 11, before and after. All take turns.
 func BenchmarkInsertAfterWakes(b *testing.B) {
