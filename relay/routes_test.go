@@ -128,7 +128,7 @@ func TestRemovedRoutesAreRestored(t *testing.T) {
 	}
 }
 
-// A recordedRelay is a relay as the others see it: its row, its lock, what it recorded.
+// A recordedRelay is a relay as the others see it: its row, its session, what it recorded.
 type recordedRelay struct {
 	conn     *pgx.Conn
 	instance int32

@@ -49,7 +49,7 @@ const (
 )
 
 // ErrPooler says that a connection pooler stands before the server and cannot be worked with, or not as configured. One in
-// transaction mode hands every transaction to another server connection: session locks are lost or kept by strangers,
+// transaction mode hands every transaction to another server connection: none is the relay's session,
 // LISTEN never fires, and the settings on which the plans rest do not arrive.
 var ErrPooler = errors.New("the database URL leads through a connection pooler that does not keep sessions (PgBouncer?)")
 
