@@ -5,7 +5,9 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io/fs"
+	"net/url"
 	"regexp"
 	"slices"
 	"strings"
@@ -206,6 +208,44 @@ func TestMigratorGivesUp(t *testing.T) {
 	db.SetMaxIdleConns(1)
 	if got := scan[string](t, db, "SHOW lock_timeout"); got != "7777ms" {
 		t.Errorf("the connection's lock_timeout became %s", got)
+	}
+}
+
+// A stranger, a login that may do nothing but connect, holds the lock of the migrations. The error names its session and what
+// to do.
+func TestSecurityMigratorNamesTheStranger(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t)
+	db := open(t, dsn)
+	name := scan[string](t, db, "SELECT 'stranger_of_' || current_database()")
+	if _, err := db.ExecContext(t.Context(), "CREATE ROLE "+name+" LOGIN"); err != nil {
+		t.Fatal(err)
+	}
+	u, err := url.Parse(dsn + "&application_name=psql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User = url.User(name)
+	stranger := open(t, u.String())
+	stranger.SetMaxOpenConns(1)
+	h := fnv.New64a()
+	h.Write([]byte("outbox-relay/migrations/outbox"))
+	pid := scan[int](t, stranger, "SELECT pg_backend_pid() FROM pg_advisory_lock($1)", int64(h.Sum64()))
+	m, err := migrations.New(db, migrations.Outbox, migrations.Options{RetryFor: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = m.Up(t.Context())
+	want := fmt.Sprintf(`session %d (application "psql", user %s); if it does not migrate, end it: SELECT pg_terminate_backend(%[1]d)`, pid, name)
+	if err == nil || !strings.HasSuffix(err.Error(), want) {
+		t.Fatalf("Up = %v, want … %s", err, want)
+	}
+	if !scan[bool](t, db, "SELECT pg_terminate_backend($1)", pid) {
+		t.Fatal("the stranger's session is gone")
+	}
+	becomes(t, db, "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", pid)
+	if _, err := m.Up(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 

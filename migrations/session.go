@@ -102,7 +102,7 @@ func (s *session) SessionLock(ctx context.Context, conn *sql.Conn) error {
 			return err
 		}
 		if time.Since(start) >= s.patience {
-			return fmt.Errorf("another process has migrated this database for more than %s: %s", s.patience, s.migrating(ctx, conn))
+			return fmt.Errorf("another session has had the advisory lock of the migrations for more than %s: %s", s.patience, s.migrating(ctx, conn))
 		}
 		select {
 		case <-ctx.Done():
@@ -150,7 +150,7 @@ SELECT a.pid, a.application_name, coalesce(a.usename, ''), coalesce(a.backend_ty
 FROM pg_locks l JOIN pg_database d ON d.oid = l.database AND d.datname = current_database() JOIN pg_stat_activity a USING (pid)
 WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND (l.classid::bigint << 32) | l.objid::bigint = $1`
 
-// migrating describes the session that has the advisory lock.
+// migrating describes the session that has the advisory lock, and how to end it: any login may hold the lock.
 func (s *session) migrating(ctx context.Context, conn *sql.Conn) string {
 	rows, err := conn.QueryContext(ctx, selectMigrating, s.lockID)
 	if err != nil {
@@ -160,7 +160,11 @@ func (s *session) migrating(ctx context.Context, conn *sql.Conn) string {
 	if err != nil {
 		return err.Error()
 	}
-	return describe(holders)
+	text := describe(holders)
+	for _, holder := range holders {
+		text += fmt.Sprintf("; if it does not migrate, end it: SELECT pg_terminate_backend(%d)", holder.PID)
+	}
+	return text
 }
 
 // pg_blocking_pids lists a prepared transaction as 0, and parallel workers as their leader.

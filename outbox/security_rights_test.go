@@ -16,10 +16,10 @@ var promised = map[string]string{
 	"outbox":                   "producers: insert; relay: select; reader: select",
 	"outbox_archive":           "relay: select; reader: select",
 	"outbox_archive_202001":    "", // reached through outbox_archive alone
-	"outbox_delivery":          "relay: all; reader: select",
-	"outbox_route":             "relay: all; reader: select",
-	"outbox_destination":       "relay: all; reader: select",
-	"outbox_attempt":           "relay: all; reader: select",
+	"outbox_delivery":          "relay: select update; reader: select",
+	"outbox_route":             "relay: select insert delete; reader: select",
+	"outbox_destination":       "relay: select insert update; reader: select",
+	"outbox_attempt":           "relay: select insert; reader: select",
 	"outbox_relay":             "relay: all; reader: select",
 	"outbox_relay_destination": "relay: all; reader: select",
 	"outbox_relay_route":       "relay: all; reader: select",
@@ -50,6 +50,7 @@ var promised = map[string]string{
 	"outbox_prune_attempts(bigint,integer,interval,boolean)":         "relay: execute",
 	"outbox_prune_processed_events(bigint,integer,interval,boolean)": "relay: execute",
 	"outbox_create_deliveries(bigint,integer)":                       "relay: execute",
+	"outbox_release_parked(bigint,bigint)":                           "relay: execute",
 	"outbox_archive_partitions()":                                    "",
 	"outbox_fan_out()":                                               "",
 	"outbox_headers_are_fit(jsonb)":                                  everyone,
@@ -64,7 +65,14 @@ var promised = map[string]string{
 const everyone = "producers: execute; relay: execute; reader: execute; receiver: execute; stranger: execute"
 
 // The columns of a right, by login, right and table, in the order of the table. Whatever is not listed covers all columns.
-var promisedColumns = map[string]string{}
+var promisedColumns = map[string]string{
+	"producer insert outbox":  columnsOfProducers,
+	"neighbour insert outbox": columnsOfProducers,
+	"relay update outbox_delivery": "claim next_attempt_at lease_expires_at last_attempt_at delivered_at claimed_by attempts rescues last_status status " +
+		"last_reason last_error replay not_after",
+}
+
+const columnsOfProducers = "event_type event_version payload idempotency_key ordering_key related_reference headers available_at"
 
 // What each right lets a login do. %[1]s is the relation or the call of the function, %[2]s a column,
 // one that the login may update if there is any.

@@ -351,7 +351,7 @@ func TestDeathsAreCounted(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.exec(`INSERT INTO outbox_rescue (at, instance) VALUES (now() - interval '2 days', 99)`)
-	db.exec(`INSERT INTO outbox_relay (name, version) VALUES ('dead', '')`)
+	db.dead()
 	sessionOf(t, db.config(to("http://receiver.test/")))
 	becomes(db, 1, `SELECT count(*) FROM outbox_rescue WHERE instance <> 99`)
 	if n := row[int](db, `SELECT count(*) FROM outbox_rescue`); n != 1 {

@@ -205,7 +205,7 @@ func TestTrialEndsWithItsRelay(t *testing.T) {
 	t.Parallel()
 	for name, leave := range map[string]func(t *testing.T, db *database, instance int32){
 		"crash": func(t *testing.T, db *database, instance int32) {
-			dead, err := (&store{pool: db.pool}).rescue(t.Context(), instance)
+			dead, _, err := (&store{pool: db.pool}).rescue(t.Context(), instance)
 			if err != nil || !dead {
 				t.Errorf("not rescued: %v", err)
 			}
@@ -218,7 +218,7 @@ func TestTrialEndsWithItsRelay(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
 			rc := newReceiver(t, nil)
-			instance := row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('gone', '') RETURNING instance`)
+			instance := db.dead()
 			db.exec(`INSERT INTO outbox_destination (destination, breaker, breaker_opened_at, breaker_until, breaker_owner)
 				VALUES ('default', 'half_open', now(), now() + interval '1 day', $1)`, instance)
 			db.insert(10, "key")

@@ -74,7 +74,7 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	r := c.relay
 	instance, alive := r.session.current()
 	if !alive || taking.Err() != nil {
-		// Without its lock this relay's claims would look like a dead relay's. What it knows may be of a server that has
+		// Without its session this relay's claims would look like a dead relay's. What it knows may be of a server that has
 		// failed over since.
 		c.floors, c.writers = floors{}, writers{}
 		return minPace, nil

@@ -33,7 +33,7 @@
 //	             transactions that commit late, and writes what the breakers decide
 //	senders      take a run from their lane, POST it, pass the verdicts on; they end when the lane is empty
 //	settler      collects verdicts and writes them in batches; only then is a lane's room free again
-//	session      one connection: holds the lock that says this relay lives, beats, listens, finds and rescues the dead, and
+//	session      one connection: shows by its presence that this relay lives, beats, listens, finds and rescues the dead, and
 //	             reads what the relays have decided about destinations; after a loss it writes the last outcomes again
 //	alerter      sends what is due from outbox_alert, each channel on its own, so that a dead one delays nothing
 //	maintenance  the safety tick that wakes the claimer, the archive, parked deliveries, and routes that others changed

@@ -269,9 +269,9 @@ func (g *guard) look(ctx context.Context, h handle) ([]IdentityDifference, error
 	return nil, errors.New("record identity of the database: it does not stay recorded")
 }
 
-// witnessed reports whether a relay works on this very server: its lock is held here, or its heartbeat moves.
+// witnessed reports whether a relay works on this very server: its session is here, or its heartbeat moves.
 func (g *guard) witnessed(ctx context.Context, h handle) (bool, error) {
-	if known, err := lockWitnessed(ctx, h); known || err != nil {
+	if known, err := sessionWitnessed(ctx, h); known || err != nil {
 		return known, err
 	}
 	beats, err := heartbeats(ctx, h)

@@ -214,8 +214,8 @@ func TestSpellingsOfTheAddress(t *testing.T) {
 	first.stop()
 	second.stop()
 	startGuarded(t, config(links[1])).stop() // known by now
-	// A row without its lock vouches for nobody, however fresh.
-	db.exec(`INSERT INTO outbox_relay (name, version, heartbeat_at) VALUES ('copied', '', now() + interval '1 hour')`)
+	// A row without its session vouches for nobody, however fresh, and whoever has the pid.
+	db.exec(`INSERT INTO outbox_relay (name, version, heartbeat_at, session_pid) VALUES ('copied', '', now() + interval '1 hour', pg_backend_pid())`)
 	third := startGuarded(t, config(links[2]))
 	third.wantReason(t, "its address is")
 	if len(first.reasons)+len(second.reasons) != 0 {
@@ -403,12 +403,12 @@ func TestServerThatTellsNothing(t *testing.T) {
 	}
 }
 
-// Behind a pooler nobody holds a lock: a heartbeat that moves while one looks vouches as well.
+// Behind a pooler no relay has a session: a heartbeat that moves while one looks vouches as well.
 func TestHeartbeatIsAWitness(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.visited(db.config(to("http://receiver.test/")))
-	db.exec(`INSERT INTO outbox_relay (name, version, session_lock, lease, heartbeat_at) VALUES ('pooled', '', false, '1 hour', now())`)
+	db.exec(`INSERT INTO outbox_relay (name, version, lease, heartbeat_at) VALUES ('pooled', '', '1 hour', now())`)
 	cfg := db.config(to("http://receiver.test/"))
 	cfg.Pool = settings(t, newLink(t, db.dsn).dsn)
 	r := startGuarded(t, cfg)

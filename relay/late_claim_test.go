@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -29,7 +30,7 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	must(t, err)
 
 	victim := connect()
-	instance, err := register(ctx, victim, "victim", "", time.Hour)
+	instance, err := register(ctx, victim, true, "victim", "", time.Hour)
 	must(t, err)
 	s := &store{pool: db.pool}
 	claimed := make(chan int, 1)
@@ -44,15 +45,14 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	must(t, victim.Close(ctx))
 
 	rescuer := connect()
-	_, err = rescuer.Exec(ctx, lockInstance, instance)
-	must(t, err)
-	rescued := make(chan int64, 1)
+	becomes(db, false, "SELECT "+hasSession+" FROM outbox_relay r")
+	rescued := make(chan bool, 1)
 	go func() {
-		tag, err := rescuer.Exec(ctx, rescueRelay, instance)
+		dead, _, err := (&store{pool: rescuer}).rescue(ctx, instance)
 		if err != nil {
 			t.Error(err)
 		}
-		rescued <- tag.RowsAffected()
+		rescued <- dead
 	}()
 	becomes(db, 1, "SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND wait_event <> 'advisory'")
 	_, err = holder.Exec(ctx, "SELECT pg_advisory_unlock(4711)")
@@ -60,8 +60,8 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	if n := <-claimed; n != 1 {
 		t.Errorf("the last claim took %d deliveries, want 1", n)
 	}
-	if n := <-rescued; n != 1 {
-		t.Errorf("%d relays were rescued, want 1", n)
+	if !<-rescued {
+		t.Error("the dead relay was not rescued")
 	}
 	if left := row[int](db, "SELECT count(*)::int FROM outbox_delivery d WHERE NOT "+isFree); left != 0 {
 		t.Errorf("%d deliveries are left to their lease", left)
@@ -72,5 +72,34 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	must(t, err)
 	if n := len(after.deliveries); n != 0 {
 		t.Errorf("a relay that was rescued claimed %d deliveries", n)
+	}
+}
+
+// A relay that comes back while a rescue waits for its last claim is not taken for dead, although its new session was not
+// there when the rescue began.
+func TestRelayThatComesBackDuringItsRescue(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	instance := db.dead()
+	claim := db.locker(`SELECT FROM outbox_relay FOR KEY SHARE`)
+	rescued := make(chan bool, 1)
+	go func() {
+		dead, _, err := (&store{pool: db.pool}).rescue(t.Context(), instance)
+		if err != nil {
+			t.Error(err)
+		}
+		rescued <- dead
+	}()
+	becomes(db, 1, "SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+	conn, err := pgx.Connect(t.Context(), db.dsn)
+	must(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
+	if resumed, err := resume(t.Context(), conn, true, instance); err != nil || !resumed {
+		t.Fatalf("resumed %t, %v", resumed, err)
+	}
+	_, err = claim.Exec(t.Context(), `COMMIT`)
+	must(t, err)
+	if <-rescued {
+		t.Error("a relay that had come back was taken for dead")
 	}
 }

@@ -17,7 +17,7 @@ func TestLeavingGivesBackWhatIsStillClaimed(t *testing.T) {
 	conn, err := pgx.Connect(ctx, db.dsn)
 	must(t, err)
 	defer func() { _ = conn.Close(ctx) }()
-	instance, err := register(ctx, conn, "leaving", "", time.Hour)
+	instance, err := register(ctx, conn, true, "leaving", "", time.Hour)
 	must(t, err)
 	s := &store{pool: db.pool}
 	if n := db.exec(`UPDATE outbox_delivery SET claim = 1, claimed_by = CASE event_id WHEN 1 THEN $1::int + 1 ELSE $1 END,

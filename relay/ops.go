@@ -79,8 +79,9 @@ type RelayStatus struct {
 	HeartbeatAgeSeconds float64 `json:"heartbeat_age_seconds"`
 	// Idle: nothing is claimed by it.
 	Idle bool `json:"idle"`
-	// SessionLock: the relay holds a lock while it lives. Without, behind a pooler, only its heartbeat tells.
-	SessionLock bool `json:"session_lock"`
+	// Session: the relay has a connection of its own for as long as it lives. Without, behind a pooler, only its heartbeat
+	// says that it lives.
+	Session bool `json:"session"`
 	// InFlight deliveries are claimed by it.
 	InFlight int64 `json:"in_flight"`
 	// Quarantined says why the relay does nothing here; empty: it works.

@@ -77,7 +77,7 @@ func TestStatusOfBlockedLanes(t *testing.T) {
 	}
 	relays, err := NewOps(db.pool).Relays(t.Context())
 	must(t, err)
-	if len(relays) != 1 || relays[0].InFlight != 2 || !relays[0].SessionLock || s.Relays[0].InFlight != 2 {
+	if len(relays) != 1 || relays[0].InFlight != 2 || relays[0].Session || s.Relays[0].InFlight != 2 {
 		t.Errorf("%+v", relays)
 	}
 }

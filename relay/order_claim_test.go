@@ -12,7 +12,7 @@ import (
 // registered returns a relay that claims nothing by itself, and its store.
 func (db *database) registered() (*store, int32) {
 	db.Helper()
-	return &store{pool: db.pool}, row[int32](db, `INSERT INTO outbox_relay (name, version) VALUES ('test', '') RETURNING instance`)
+	return &store{pool: db.pool}, row[int32](db, `INSERT INTO outbox_relay (name, version, session_pid) VALUES ('test', '', 0) RETURNING instance`)
 }
 
 // claimAll claims for one lane what a scan over all of its live deliveries finds, and then the ordering keys that it found.

@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"context"
 	"errors"
 	"io"
 	"net"
@@ -133,8 +132,8 @@ func TestPoolerIsFound(t *testing.T) {
 			pooler{drops: drops}.standBefore(t, cfg.Pool.ConnConfig)
 			r := start(t, cfg)
 			r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
-			if row[bool](db, `SELECT session_lock FROM outbox_relay`) || row[bool](db, armed) {
-				t.Error("a relay without a session has a lock or is armed")
+			if row[bool](db, `SELECT session_pid IS NOT NULL FROM outbox_relay`) || row[bool](db, armed) {
+				t.Error("a relay behind a pooler has a session or is armed")
 			}
 			db.insert(10, "key")
 			r.settles(t, Delivered, 10)
@@ -153,15 +152,15 @@ func TestSessionPastThePooler(t *testing.T) {
 	pooler{}.standBefore(t, cfg.Pool.ConnConfig)
 	r := start(t, cfg)
 	r.instance()
-	becomes(db, true, `SELECT session_lock FROM outbox_relay`)
+	becomes(db, true, `SELECT session_pid IS NOT NULL FROM outbox_relay`)
 	becomes(db, true, armed)
 	db.insert(10, "key")
 	r.settles(t, Delivered, 10)
 }
 
-// Relays with and without a session lock live side by side: neither takes the other for dead, and each rescues the
-// other kind when it is.
-func TestRelaysWithAndWithoutLock(t *testing.T) {
+// Relays with and without a session live side by side: neither takes the other for dead, and each rescues the other kind
+// when it is.
+func TestRelaysWithAndWithoutSession(t *testing.T) {
 	t.Parallel()
 	for name, pooled := range map[string]bool{"direct survivor": false, "pooled survivor": true} {
 		t.Run(name, func(t *testing.T) {
@@ -169,16 +168,13 @@ func TestRelaysWithAndWithoutLock(t *testing.T) {
 			db := newDatabase(t)
 			db.insert(4, "key")
 			// Two of each kind, one of them dead.
-			db.exec(`INSERT INTO outbox_relay (name, version, session_lock, heartbeat_at, lease) VALUES
-				('locked', '', true, now() + interval '1 hour', '2 hours'), ('free', '', true, now(), '2 hours'),
-				('heard', '', false, now() - interval '1 hour', '2 hours'), ('silent', '', false, now() - interval '3 hours', '2 hours')`)
+			db.exec(`INSERT INTO outbox_relay (name, version, session_pid, heartbeat_at, lease) VALUES
+				('connected', '', 0, now() + interval '1 hour', '2 hours'), ('gone', '', 0, now(), '2 hours'),
+				('heard', '', NULL, now() - interval '1 hour', '2 hours'), ('silent', '', NULL, now() - interval '3 hours', '2 hours')`)
 			holder, err := db.pool.Acquire(t.Context())
 			must(t, err)
 			defer holder.Release()
-			locked := row[int32](db, `SELECT instance FROM outbox_relay WHERE name = 'locked'`)
-			_, err = holder.Exec(t.Context(), lockInstance, locked)
-			must(t, err)
-			defer func() { _, _ = holder.Exec(context.WithoutCancel(t.Context()), `SELECT pg_advisory_unlock_all()`) }()
+			db.connectAs(holder, row[int32](db, `SELECT instance FROM outbox_relay WHERE name = 'connected'`))
 			db.exec(`UPDATE outbox_delivery d SET claimed_by = r.instance, lease_expires_at = now() + interval '1 hour'
 				FROM (SELECT instance, row_number() OVER () AS n FROM outbox_relay) r WHERE r.n = d.event_id`)
 			cfg := db.config(to(newReceiver(t, nil).URL))
@@ -187,12 +183,9 @@ func TestRelaysWithAndWithoutLock(t *testing.T) {
 			}
 			r := start(t, cfg)
 			r.settles(t, Delivered, 2)
-			if got := row[string](db, `SELECT string_agg(name, ' ' ORDER BY name) FROM outbox_relay`); got != "heard locked test" {
+			if got := row[string](db, `SELECT string_agg(name, ' ' ORDER BY name) FROM outbox_relay`); got != "connected heard test" {
 				t.Errorf("registered: %s", got)
 			}
-			becomes(db, 0, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid <> $1 AND granted
-				AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-				AND objid <> $2`, locked, r.instance())
 		})
 	}
 }

@@ -84,7 +84,7 @@ func New(cfg Config) (*Relay, error) {
 		}
 		r.lanes.add(newLane(e))
 	}
-	r.session = &session{relay: r}
+	r.session = newSession(r)
 	r.guard = newGuard(r)
 	r.pressed = func() (string, bool) { reason := r.pressure(); return reason, reason != "" }
 	r.hurry, r.abort = context.WithCancel(context.Background())

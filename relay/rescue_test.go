@@ -73,7 +73,7 @@ func startProcessWithLease(t testing.TB, dsn, url string, lease time.Duration) (
 }
 
 // A relay is killed with POSTs in flight and claims in its queue, all leased for an hour. The survivor takes over at
-// once: the lock of the dead one is free.
+// once: the session of the dead one is gone.
 func TestKilledRelayIsRescued(t *testing.T) {
 	t.Parallel()
 	const events = 200
@@ -122,11 +122,10 @@ func counted(keys []string) map[string]int {
 	return counts
 }
 
-// terminate ends the session that holds the relay's lock.
+// terminate ends the relay's session.
 func (db *database) terminate(instance int32) {
 	db.Helper()
-	db.exec(`SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid = $1::int::bigint::oid
-		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`, instance)
+	db.exec(`SELECT pg_terminate_backend(session_pid) FROM outbox_relay WHERE instance = $1`, instance)
 }
 
 // A session that breaks is not a relay that dies: it comes back under its number, and its claims stay its own.
@@ -207,13 +206,12 @@ func TestRescueTakesOnlyTheDeadOnesRows(t *testing.T) {
 	db := newDatabase(t, "default", "elsewhere")
 	db.insert(3000, "key")
 	// A living relay's claims, a dead one's, and a row that somebody has locked.
-	db.exec(`INSERT INTO outbox_relay (name, version, lease, heartbeat_at) SELECT n, '', '1 hour', now() + interval '1 hour' FROM unnest(ARRAY['alive', 'dead']) n`)
+	db.exec(`INSERT INTO outbox_relay (name, version, lease, heartbeat_at, session_pid) SELECT n, '', '1 hour', now() + interval '1 hour', 0 FROM unnest(ARRAY['alive', 'dead']) n`)
 	living, err := db.pool.Acquire(t.Context())
 	must(t, err)
 	defer living.Release()
 	alive, dead := row[int32](db, `SELECT min(instance) FROM outbox_relay`), row[int32](db, `SELECT max(instance) FROM outbox_relay`)
-	_, err = living.Exec(t.Context(), lockInstance, alive)
-	must(t, err)
+	db.connectAs(living, alive)
 	db.exec(`UPDATE outbox_delivery SET claimed_by = CASE WHEN event_id > 2990 THEN $2::int ELSE $1::int END, lease_expires_at = now() + interval '1 hour'
 		WHERE destination = 'default'`, alive, dead)
 	_, err = living.Exec(t.Context(), `BEGIN; SELECT FROM outbox_delivery WHERE event_id = 2995 FOR UPDATE`)
@@ -231,7 +229,7 @@ func TestRescueTakesOnlyTheDeadOnesRows(t *testing.T) {
 	r.settles(t, Delivered, 10)
 }
 
-// A relay that is frozen keeps its connection and with it its lock. When it was not heard of for 15 s, another one takes
+// A relay that is frozen keeps its connection, its session. When it was not heard of for 15 s, another one takes
 // over, and nothing that it does when it goes on overwrites what the other one wrote.
 func TestFrozenRelayIsRescued(t *testing.T) {
 	t.Parallel()
@@ -299,7 +297,7 @@ func TestRescueTouchesNoDelivery(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			if rescued, err := (&store{pool: db.pool}).rescue(t.Context(), dead); err != nil || !rescued {
+			if rescued, _, err := (&store{pool: db.pool}).rescue(t.Context(), dead); err != nil || !rescued {
 				t.Errorf("rescued %t, %v", rescued, err)
 			}
 			if err := deregister(t.Context(), db.pool, leaving); err != nil {
@@ -324,5 +322,15 @@ func TestRescueTouchesNoDelivery(t *testing.T) {
 // dead registers a relay that does not live, and returns its instance.
 func (db *database) dead() int32 {
 	db.Helper()
-	return row[int32](db, `INSERT INTO outbox_relay (name, version, lease) VALUES ('dead', '', '1 hour') RETURNING instance`)
+	return row[int32](db, `INSERT INTO outbox_relay (name, version, lease, session_pid) VALUES ('dead', '', '1 hour', 0) RETURNING instance`)
+}
+
+// connectAs makes a connection the session of a relay whose heartbeat stays young.
+func (db *database) connectAs(conn querier, instance int32) {
+	db.Helper()
+	resumed, err := resume(db.Context(), conn, true, instance)
+	if must(db, err); !resumed {
+		db.Fatalf("relay %d is not registered", instance)
+	}
+	db.exec(`UPDATE outbox_relay SET heartbeat_at = now() + interval '1 hour' WHERE instance = $1`, instance)
 }

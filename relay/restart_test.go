@@ -76,7 +76,7 @@ func TestReadOnlyDatabaseIsWaitedFor(t *testing.T) {
 	r.instance()
 	name := row[string](db, `SELECT current_database()`)
 	db.exec(`ALTER DATABASE ` + name + ` SET default_transaction_read_only = on`)
-	db.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'outbox-relay'`)
+	db.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'outbox-relay%'`)
 	r.await(t, "refused statements", func(o *observer) bool { return o.failures["session"] >= 3 })
 	db.exec(`ALTER DATABASE ` + name + ` RESET default_transaction_read_only`)
 	db.exec(`BEGIN; SET TRANSACTION READ WRITE; INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'key'); COMMIT`)
@@ -97,7 +97,7 @@ func TestKilledBackendsLoseNothing(t *testing.T) {
 	r := start(t, cfg)
 	for kills := 1; kills <= 10; kills++ {
 		r.await(t, "progress", func(o *observer) bool { return o.outcomes[Delivered] >= kills*events/20 })
-		db.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'outbox-relay'
+		db.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'outbox-relay%'
 			AND (state = 'active' OR $1::int % 3 = 0)`, kills)
 	}
 	becomes(db, events, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts >= 1`)

@@ -44,12 +44,10 @@ func TestReconnectKeepsLaterRoutes(t *testing.T) {
 		t.Errorf("the routes are %s", got)
 	}
 
-	const holder = `SELECT coalesce(max(pid), 0) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objid = $1::int::bigint::oid
-		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
 	instance := older.instance()
-	before := row[int](db, holder, instance)
+	before := row[int](db, "SELECT session_pid FROM outbox_relay WHERE instance = $1", instance)
 	db.terminate(instance)
-	becomes(db, true, "SELECT pid NOT IN (0, $2) FROM ("+holder+") h (pid)", instance, before)
+	becomes(db, 2, "SELECT count(*)::int FROM outbox_relay r WHERE session_pid <> $1 AND "+hasSession, before)
 	db.insert(1, "k")
 	becomes(db, 2, "SELECT count(*)::int FROM outbox_delivery WHERE status = 'delivered'")
 	if got := db.storedRoutes(); got != both {
@@ -130,7 +128,7 @@ func TestRemovedRoutesAreRestored(t *testing.T) {
 	}
 }
 
-// A recordedRelay is a relay as the others see it: its row, its lock, what it recorded.
+// A recordedRelay is a relay as the others see it: its row, its session, what it recorded.
 type recordedRelay struct {
 	conn     *pgx.Conn
 	instance int32
@@ -182,7 +180,7 @@ func (f *fleet) sync(own *routing) {
 func (f *fleet) start(cfg Config) {
 	f.Helper()
 	conn := engineConn(f, f.database)
-	instance, err := register(f.Context(), conn, "r", "", time.Minute)
+	instance, err := register(f.Context(), conn, true, "r", "", time.Minute)
 	must(f, err)
 	r := &recordedRelay{conn: conn, instance: instance, routes: cfg.routeRows()}
 	f.sync(&routing{instance, []string{cfg.Destinations[0].Name}, r.routes})
@@ -222,7 +220,7 @@ func (f *fleet) rescueAll() {
 		}
 		// The server may not have noticed the end of the connection yet.
 		eventually(f, "the death of a relay", func() bool {
-			dead, err := (&store{pool: rescuer.conn}).rescue(f.Context(), r.instance)
+			dead, _, err := (&store{pool: rescuer.conn}).rescue(f.Context(), r.instance)
 			must(f, err)
 			return dead
 		})

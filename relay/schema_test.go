@@ -120,7 +120,7 @@ func TestRelayWithLeastPrivilege(t *testing.T) {
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', ('"' || repeat('x', 20000) || '"')::json, 'large')`)
 	db.insert(2, "key")
 	// A dead relay's claims, parked deliveries, and routes to change: everything a relay ever does.
-	db.exec(`INSERT INTO outbox_relay (name, version, lease) VALUES ('dead', '', '1 day')`)
+	db.exec(`INSERT INTO outbox_relay (name, version, lease, session_pid) VALUES ('dead', '', '1 day', 0)`)
 	db.exec(`UPDATE outbox_delivery SET claimed_by = (SELECT instance FROM outbox_relay), lease_expires_at = now() + interval '1 day' WHERE event_id = 1`)
 	db.exec(`DELETE FROM outbox_route; INSERT INTO outbox_route (pattern, destination) VALUES ('nothing', 'default')`)
 	db.insert(2, "parked")
@@ -145,5 +145,5 @@ func TestRelayWithLeastPrivilege(t *testing.T) {
 	if failures := sees(r.observer, func(o *observer) map[string]int { return o.failures }); len(failures) > 0 {
 		t.Errorf("refused: %v", failures)
 	}
-	becomes(db, 0, `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outbox-relay' AND datname = current_database()`)
+	becomes(db, 0, `SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox-relay%' AND datname = current_database()`)
 }

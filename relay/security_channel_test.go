@@ -30,7 +30,7 @@ func TestSecurityChannelsReachNoForbiddenAddress(t *testing.T) {
 		urls = append(urls, "http://"+host+":"+port+"/")
 	}
 	for _, url := range urls {
-		for _, channel := range []Channel{Slack(url), Webhook(url)} {
+		for _, channel := range []Channel{Slack(url, direct), Webhook(url, direct)} {
 			err := channel.Notify(t.Context(), Alert{Rule: RuleFailed, Subject: "default", Count: 1, OpenedAt: time.Now()})
 			redirected := strings.Contains(url, strings.TrimPrefix(redirect.URL, "http://"))
 			if err == nil || !strings.Contains(err.Error(), "prohibited") && !redirected {

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// session is this relay's standing in the database: one connection that holds the lock which says that the relay lives,
+// session is this relay's standing in the database: one connection that shows by its presence that the relay lives,
 // sends its heartbeat, finds dead relays, and receives notifications. Only its own goroutine uses the connection. Through
 // a pooler there is no such connection: the heartbeat alone says that the relay lives, and nothing is received.
 type session struct {
@@ -20,9 +20,19 @@ type session struct {
 
 	started time.Time // when the server of the last session started; zero: there was none
 
+	// Every login of the database may notify, as often as it likes.
+	looks, sweeps, routes throttle
+
 	mu       sync.Mutex
 	instance int32
 	alive    bool
+}
+
+func newSession(r *Relay) *session {
+	return &session{
+		relay: r, looks: newThrottle(looksPerSecond, looksPerSecond),
+		sweeps: newThrottle(sweepsPerSecond, burstOfSweeps), routes: newThrottle(sweepsPerSecond, burstOfSweeps),
+	}
 }
 
 const (
@@ -80,7 +90,7 @@ func (s *session) run(ctx context.Context) {
 // A standing is what a session stands on, until it breaks.
 type standing struct {
 	executor
-	conn   *pgx.Conn // nil: through a pooler, which keeps neither a lock nor an ear
+	conn   *pgx.Conn // nil: through a pooler, which keeps no session
 	schema string
 }
 
@@ -119,6 +129,7 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 			if err := s.beat(ctx, on, !time.Now().Before(findDeadFrom)); err != nil && ctx.Err() == nil {
 				return true, err
 			}
+			s.catchUp()
 			nextBeat = time.Now().Add(beatInterval)
 			if s.relay.store.idle.Load() {
 				nextBeat = time.Now().Add(idleBeatInterval)
@@ -146,16 +157,32 @@ func (s *session) listen(ctx context.Context, on *standing, nextBeat time.Time) 
 	case err == nil:
 		switch notification.Payload {
 		case on.schema:
-			s.relay.wake.notify(false)
+			if s.relay.store.idle.Load() || s.looks.allow(time.Now()) { // a busy relay looks without being asked
+				s.relay.wake.notify(false)
+			}
 		case "sweep " + on.schema: // another relay has given back what lies behind the positions
-			s.relay.wake.notify(true)
+			if s.sweeps.allow(time.Now()) {
+				s.relay.wake.notify(true)
+			}
 		case "routes " + on.schema:
-			signal(s.relay.routes)
+			if s.routes.allow(time.Now()) {
+				signal(s.relay.routes)
+			}
 		}
 	case ctx.Err() == nil && !pgconn.Timeout(err), on.conn.IsClosed():
 		return fmt.Errorf("wait for notification: %w", err)
 	}
 	return nil
+}
+
+// catchUp does once what notifications have asked for and were refused.
+func (s *session) catchUp() {
+	if s.sweeps.takeRefused() {
+		s.relay.wake.notify(true)
+	}
+	if s.routes.takeRefused() {
+		signal(s.relay.routes)
+	}
 }
 
 func (s *session) connect(ctx context.Context) (*standing, error) {
@@ -194,8 +221,7 @@ func (s *session) sessionConfig() *pgxpool.Config {
 	return s.relay.pool.Config()
 }
 
-// enter starts to listen, takes this relay's lock (again the one it had, if nobody took it for dead meanwhile), and
-// applies the routes, the first time.
+// enter starts to listen, registers this relay, and applies the routes, the first time.
 func (s *session) enter(ctx context.Context, on *standing) error {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
@@ -232,22 +258,14 @@ func (s *session) enter(ctx context.Context, on *standing) error {
 
 // register makes this relay known, under the number it had if nobody took it for dead meanwhile.
 func (s *session) register(ctx context.Context, on *standing) (instance int32, resumed bool, err error) {
-	cfg := &s.relay.cfg
+	cfg, isSession := &s.relay.cfg, on.conn != nil
 	if instance, _ = s.current(); instance != 0 {
-		if on.conn != nil {
-			resumed, err = resume(ctx, on.conn, instance)
-		} else {
-			resumed, err = resumeWithoutLock(ctx, on, instance)
-		}
+		resumed, err = resume(ctx, on, isSession, instance)
 		if err != nil || resumed {
 			return instance, resumed, err
 		}
 	}
-	if on.conn != nil {
-		instance, err = register(ctx, on.conn, cfg.Name, cfg.Version, cfg.Lease)
-	} else {
-		instance, err = registerWithoutLock(ctx, on, cfg.Name, cfg.Version, cfg.Lease)
-	}
+	instance, err = register(ctx, on, isSession, cfg.Name, cfg.Version, cfg.Lease)
 	if err != nil {
 		return 0, false, err
 	}
@@ -318,7 +336,7 @@ func (s *session) beat(stopping context.Context, on *standing, findDead bool) er
 // rescue takes over from a dead relay. If that fails, the next beat tries again: a session that ended of it would make
 // this relay look dead too.
 func (s *session) rescue(ctx context.Context, other int32) {
-	dead, err := s.relay.store.rescue(ctx, other)
+	dead, lasting, err := s.relay.store.rescue(ctx, other)
 	if err != nil {
 		s.relay.databaseError("rescue", err)
 	}
@@ -331,7 +349,7 @@ func (s *session) rescue(ctx context.Context, other int32) {
 	}
 	s.relay.wake.notify(true)
 	signal(s.relay.routes)
-	if err := s.relay.store.endSession(ctx, other); err != nil && !hasCode(err, lacksPrivilege) {
+	if err := s.relay.store.endSession(ctx, other, lasting); err != nil && !hasCode(err, lacksPrivilege) {
 		s.relay.databaseError("end session", err)
 	}
 }

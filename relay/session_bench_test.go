@@ -66,6 +66,100 @@ func BenchmarkRescue(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
+// BenchmarkBeat measures a beat beside other relays that live, as the median over many beats.
+func BenchmarkBeat(b *testing.B) {
+	for _, others := range []int{0, 1, 5, 50} {
+		b.Run(fmt.Sprint(others, " others"), func(b *testing.B) {
+			db := newDatabase(b)
+			enter := func() (conn *pgx.Conn, instance int32) {
+				conn = engineConn(b, db)
+				instance, err := register(b.Context(), conn, true, "test", "", time.Minute)
+				must(b, err)
+				return conn, instance
+			}
+			for range others {
+				enter()
+			}
+			conn, instance := enter()
+			db.exec(`UPDATE outbox_relay SET heartbeat_at = now() + interval '1 hour'`)
+			becomes(db, true, `SELECT pg_postmaster_start_time() < now() - interval '4 seconds'`)
+			var took []time.Duration
+			for b.Loop() {
+				began := time.Now()
+				e, err := heartbeat(b.Context(), conn, pulse{instance: instance, writeAfter: heartbeatAge, findDead: true})
+				took = append(took, time.Since(began))
+				if must(b, err); !e.registered || len(e.dead) > 0 {
+					b.Fatalf("%+v", e)
+				}
+			}
+			slices.Sort(took)
+			b.ReportMetric(float64(took[len(took)/2].Nanoseconds())/1000, "median-µs")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// BenchmarkWake measures how long after its commit an event reaches the receiver of an idle relay: a single event, and each
+// of a burst of 16 producers that begin together.
+func BenchmarkWake(b *testing.B) {
+	const producers, events = 16, 20
+	db := newDatabase(b)
+	var mu sync.Mutex
+	committed, arrived := map[string]time.Time{}, map[string]time.Time{}
+	rc := newReceiver(b, func(_ http.ResponseWriter, r request) {
+		mu.Lock()
+		defer mu.Unlock()
+		arrived[r.key] = time.Now()
+	})
+	r := start(b, db.config(to(rc.URL)))
+	insert := func(conn *pgx.Conn, key string) {
+		_, err := conn.Exec(b.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', $1)`, key)
+		must(b, err)
+		mu.Lock()
+		defer mu.Unlock()
+		committed[key] = time.Now()
+	}
+	var conns []*pgx.Conn
+	for range producers {
+		conn, err := pgx.Connect(b.Context(), db.dsn)
+		must(b, err)
+		b.Cleanup(func() { _ = conn.Close(context.WithoutCancel(b.Context())) })
+		conns = append(conns, conn)
+	}
+	n, round := 0, 0
+	for b.Loop() {
+		round++
+		for kind, each := range map[string]int{"single": 0, "burst": events} {
+			becomes(db, true, armed)
+			insert(conns[0], fmt.Sprint(kind, round))
+			n++
+			var inserting sync.WaitGroup
+			for i, conn := range conns {
+				inserting.Go(func() {
+					for j := range each {
+						insert(conn, fmt.Sprint(kind, round, "-", i, "-", j))
+					}
+				})
+			}
+			inserting.Wait()
+			n += producers * each
+			r.settles(b, Delivered, n)
+		}
+	}
+	for _, kind := range []string{"single", "burst"} {
+		var took []time.Duration
+		for key, at := range arrived {
+			if strings.HasPrefix(key, kind) {
+				took = append(took, at.Sub(committed[key]))
+			}
+		}
+		slices.Sort(took)
+		b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, kind+"-p50-ms")
+		b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, kind+"-p99-ms")
+	}
+	b.ReportMetric(0, "ns/op")
+}
+
 // BenchmarkInsertAfterWakes measures an insert after relays were woken many times while vacuum was blocked, as a multiple
 // of one where none was woken. The same with the trigger of schema version 11, before and after. All take turns.
 func BenchmarkInsertAfterWakes(b *testing.B) {

@@ -93,7 +93,7 @@ func TestStartingRelayRescuesAtOnce(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(5, "key")
-	db.exec(`INSERT INTO outbox_relay (name, version, lease) VALUES ('dead', '', '1 day')`)
+	db.exec(`INSERT INTO outbox_relay (name, version, lease, session_pid) VALUES ('dead', '', '1 day', 0)`)
 	db.exec(`UPDATE outbox_delivery SET claimed_by = (SELECT instance FROM outbox_relay), lease_expires_at = now() + interval '1 day'`)
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL)))

@@ -100,26 +100,19 @@ func recordNews(ctx context.Context, h handle, id Identity) error {
 	return nil
 }
 
-// The lock of a relay, see insertRelay. A copied row comes without it.
-const selectWitness = `
-SELECT EXISTS (
-    SELECT FROM outbox_relay r
-    JOIN pg_locks l ON l.objid = r.instance::oid
-    WHERE r.quarantined IS NULL AND l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
-      AND l.classid = 'outbox_relay'::regclass
-      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))`
+const selectWitness = `SELECT EXISTS (SELECT FROM outbox_relay r WHERE r.quarantined IS NULL AND ` + hasSession + `)`
 
-// lockWitnessed reports whether a relay that works holds its lock on this very server now.
-func lockWitnessed(ctx context.Context, q querier) (found bool, err error) {
+// sessionWitnessed reports whether a relay that works has its session on this very server now.
+func sessionWitnessed(ctx context.Context, q querier) (found bool, err error) {
 	if err := q.QueryRow(ctx, selectWitness, pgx.QueryExecModeExec).Scan(&found); err != nil {
 		return false, fmt.Errorf("look for a living relay: %w", err)
 	}
 	return found, nil
 }
 
-const selectHeartbeats = `SELECT instance, heartbeat_at FROM outbox_relay WHERE quarantined IS NULL AND NOT session_lock`
+const selectHeartbeats = `SELECT instance, heartbeat_at FROM outbox_relay WHERE quarantined IS NULL AND session_pid IS NULL`
 
-// heartbeats returns when relays that hold no lock, behind a pooler, were last heard of.
+// heartbeats returns when relays without a session, behind a pooler, were last heard of.
 func heartbeats(ctx context.Context, q querier) (map[int32]time.Time, error) {
 	rows, err := q.Query(ctx, selectHeartbeats, pgx.QueryExecModeExec)
 	if err != nil {
@@ -141,16 +134,10 @@ func heartbeats(ctx context.Context, q querier) (map[int32]time.Time, error) {
 	return all, nil
 }
 
-// A copy of the database holds a copy of this relay's row, but not its lock.
 const selectSameDatabase = `
 SELECT EXISTS (
     SELECT FROM outbox_relay r
-    WHERE r.instance = $1 AND r.quarantined IS NULL
-      AND (NOT r.session_lock OR EXISTS (
-          SELECT FROM pg_locks l
-          WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
-            AND l.classid = 'outbox_relay'::regclass AND l.objid = $1::int::oid
-            AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))))`
+    WHERE r.instance = $1 AND r.quarantined IS NULL AND (r.session_pid IS NULL OR ` + hasSession + `))`
 
 // sameDatabase reports whether a connection leads to where this relay is registered: its session's server.
 func sameDatabase(ctx context.Context, q querier, instance int32) (same bool, err error) {
@@ -182,14 +169,14 @@ func elsewhere(err error) error {
 }
 
 const insertQuarantined = `
-INSERT INTO outbox_relay (name, version, session_lock, quarantined, environment, address)
-VALUES ($1, $2, false, $3, $4, $5) RETURNING instance`
+INSERT INTO outbox_relay (name, version, quarantined, environment, address)
+VALUES ($1, $2, $3, $4, $5) RETURNING instance`
 
 const updateQuarantined = `
 UPDATE outbox_relay SET heartbeat_at = now(), quarantined = $3 WHERE instance = $1 AND name = $2 AND quarantined IS NOT NULL`
 
-// registerQuarantined shows a relay that does nothing among the relays, or goes on showing it as instance. It holds no
-// lock, so that it works through a pooler too: only its heartbeat says that it lives.
+// registerQuarantined shows a relay that does nothing among the relays, or goes on showing it as instance. It has no
+// session, so that it works through a pooler too: only its heartbeat says that it lives.
 func registerQuarantined(ctx context.Context, h handle, instance int32, r QuarantinedRelay, version string) (int32, error) {
 	tag, err := h.Exec(ctx, updateQuarantined, pgx.QueryExecModeExec, instance, r.Name, r.Reason)
 	if err == nil && tag.RowsAffected() == 0 {
@@ -220,12 +207,8 @@ func quarantinedRelays(ctx context.Context, q querier) ([]QuarantinedRelay, erro
 
 const selectWorking = `
 SELECT r.name FROM outbox_relay r
-WHERE r.quarantined IS NULL AND CASE WHEN r.session_lock THEN EXISTS (
-    SELECT FROM pg_locks l
-    WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
-      AND l.classid = 'outbox_relay'::regclass AND l.objid = r.instance::oid
-      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))
-  ELSE r.heartbeat_at > now() - interval '10 seconds' END
+WHERE r.quarantined IS NULL
+  AND CASE WHEN r.session_pid IS NULL THEN r.heartbeat_at > now() - interval '10 seconds' ELSE ` + hasSession + ` END
 ORDER BY r.instance`
 
 // workingRelays names the relays that deliver from this very database.

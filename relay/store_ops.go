@@ -106,7 +106,7 @@ func destinationStatus(ctx context.Context, q querier) ([]DestinationStatus, int
 // What is claimed was due, and nothing but a settle makes it due later.
 const selectRelays = `
 SELECT r.instance, r.name, r.version, r.started_at, extract(epoch FROM now() - r.heartbeat_at)::float8,
-       c.deliveries IS NULL, r.session_lock,
+       c.deliveries IS NULL, r.session_pid IS NOT NULL,
        coalesce(c.deliveries, 0), coalesce(r.quarantined, ''),
        ARRAY(SELECT s.destination FROM outbox_relay_destination s WHERE s.instance = r.instance ORDER BY s.destination)
 FROM outbox_relay r
@@ -125,7 +125,7 @@ func relayStatus(ctx context.Context, q querier) ([]RelayStatus, error) {
 }
 
 const selectLifeSigns = `
-SELECT instance, name, version, started_at, extract(epoch FROM now() - heartbeat_at)::float8, false, session_lock, 0::bigint,
+SELECT instance, name, version, started_at, extract(epoch FROM now() - heartbeat_at)::float8, false, session_pid IS NOT NULL, 0::bigint,
        coalesce(quarantined, ''), ARRAY[]::text[]
 FROM outbox_relay ORDER BY instance`
 

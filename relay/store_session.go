@@ -49,7 +49,7 @@ const (
 )
 
 // ErrPooler says that a connection pooler stands before the server and cannot be worked with, or not as configured. One in
-// transaction mode hands every transaction to another server connection: session locks are lost or kept by strangers,
+// transaction mode hands every transaction to another server connection: none is the relay's session,
 // LISTEN never fires, and the settings on which the plans rest do not arrive.
 var ErrPooler = errors.New("the database URL leads through a connection pooler that does not keep sessions (PgBouncer?)")
 
@@ -81,75 +81,64 @@ func (s *store) checkSession(ctx context.Context) error {
 	return nil
 }
 
-// The lock of a relay is the pair (oid of outbox_relay, instance): one number space per schema. It is taken before the
-// row becomes visible, so that no other relay sees the row with its lock free.
+// nameOfSession is the application_name that the session of a relay r has, and no other connection of it.
+const nameOfSession = `'outbox-relay session ' || r.instance`
+
+// hasSession is true of a relay r whose session is connected to this database. The row of a copied database has a session on
+// another server or in another database. The name ends with the session's settings: a backend that a pooler keeps, or a new
+// one with the same pid, does not have it. Every role may see what is compared here.
+const hasSession = `(r.server_started_at = pg_postmaster_start_time() AND EXISTS (
+    SELECT FROM pg_stat_get_activity(coalesce(r.session_pid, 0)) a
+    WHERE a.application_name = ` + nameOfSession + ` AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())))`
+
+// The session has its name before the row is visible, so that no other relay sees the row without its session.
 const insertRelay = `
-INSERT INTO outbox_relay (name, version, session_lock, lease) VALUES ($1, $2, $3, make_interval(secs => $4)) RETURNING instance`
+WITH r AS (
+    INSERT INTO outbox_relay (name, version, lease, session_pid)
+    VALUES ($1, $2, make_interval(secs => $3), CASE WHEN $4 THEN pg_backend_pid() END)
+    RETURNING instance
+)
+SELECT instance, CASE WHEN $4 THEN set_config('application_name', ` + nameOfSession + `, false) END FROM r`
 
-const lockInstance = `SELECT pg_advisory_lock('outbox_relay'::regclass::oid::int, $1)`
-
-// register enters a new relay and takes its lock, which the connection holds for as long as it lives.
-func register(ctx context.Context, conn *pgx.Conn, name, version string, lease time.Duration) (instance int32, err error) {
-	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		if err := tx.QueryRow(ctx, insertRelay, name, version, true, lease.Seconds()).Scan(&instance); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, lockInstance, instance)
-		return err
-	})
-	if err != nil {
-		return 0, fmt.Errorf("register relay: %w", err)
-	}
-	return instance, nil
-}
-
-// registerWithoutLock enters a new relay that is dead once its heartbeat is older than lease.
-func registerWithoutLock(ctx context.Context, q querier, name, version string, lease time.Duration) (instance int32, err error) {
-	if err := q.QueryRow(ctx, insertRelay, name, version, false, lease.Seconds()).Scan(&instance); err != nil {
+// register enters a new relay. If q is its session, the relay lives as long as that lasts. Otherwise the relay is dead once
+// its heartbeat is older than lease.
+func register(ctx context.Context, q querier, isSession bool, name, version string, lease time.Duration) (instance int32, err error) {
+	if err := q.QueryRow(ctx, insertRelay, name, version, lease.Seconds(), isSession).Scan(&instance, nil); err != nil {
 		return 0, fmt.Errorf("register relay: %w", err)
 	}
 	return instance, nil
 }
 
 const resumeRelay = `
-SELECT pg_try_advisory_lock('outbox_relay'::regclass::oid::int, instance) FROM outbox_relay WHERE instance = $1`
+UPDATE outbox_relay r
+SET heartbeat_at = now(), session_pid = CASE WHEN $2 THEN pg_backend_pid() END, server_started_at = pg_postmaster_start_time()
+WHERE instance = $1
+RETURNING CASE WHEN $2 THEN set_config('application_name', ` + nameOfSession + `, false) END`
 
-// resume takes the lock of an instance again on a new connection. It returns false if the relay was taken for dead
-// meanwhile, or its lock is still held: then it must register anew.
-func resume(ctx context.Context, conn *pgx.Conn, instance int32) (resumed bool, err error) {
-	return resumeWith(ctx, conn, resumeRelay, instance)
-}
-
-const resumeRelayWithoutLock = `
-UPDATE outbox_relay SET heartbeat_at = now() WHERE instance = $1 AND NOT session_lock RETURNING true`
-
-// resumeWithoutLock makes the heartbeat of an instance young again. It returns false if the relay was taken for dead
-// meanwhile.
-func resumeWithoutLock(ctx context.Context, q querier, instance int32) (resumed bool, err error) {
-	return resumeWith(ctx, q, resumeRelayWithoutLock, instance)
-}
-
-func resumeWith(ctx context.Context, q querier, statement string, instance int32) (resumed bool, err error) {
-	err = q.QueryRow(ctx, statement, instance).Scan(&resumed)
-	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+// resume lets a relay go on under its number, with q as its session if it has one. It returns false if the relay was taken
+// for dead meanwhile: then the relay must register anew.
+func resume(ctx context.Context, q querier, isSession bool, instance int32) (resumed bool, err error) {
+	err = q.QueryRow(ctx, resumeRelay, instance, isSession).Scan(nil)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, nil
+	}
+	if err != nil {
 		return false, fmt.Errorf("resume relay: %w", err)
 	}
-	return resumed, nil
+	return true, nil
 }
 
-// isDead is true of a relay r whose lock is free, as when its process or its connection ended, or that was not heard of
-// for 15 seconds, as when it is frozen while the server still takes its connection for alive. Without a session lock, only
-// its heartbeat says that it lives. The lock is tried for the length of a transaction only, which is the same through a
-// pooler.
-const isDead = `CASE WHEN r.session_lock AND pg_try_advisory_xact_lock('outbox_relay'::regclass::oid::int, r.instance) THEN true
-           ELSE r.heartbeat_at < now() - CASE WHEN r.session_lock THEN interval '15 seconds' ELSE r.lease END END`
+// isDead is true of a relay r whose session is gone, as when its process or its connection ended, or that was not heard of
+// for 15 seconds, as when it is frozen while the server still takes its connection for alive. Without a session, only its
+// heartbeat says that it lives.
+const isDead = `(CASE WHEN r.session_pid IS NULL THEN r.heartbeat_at < now() - r.lease
+            ELSE r.heartbeat_at < now() - interval '15 seconds' OR NOT ` + hasSession + ` END)`
 
-// No relay is dead in the first seconds of a server, when none had time to take its lock again, nor while this relay's own
-// heartbeat is old: then the database stood still, and kept the others from writing theirs. The CASE keeps the lock function
-// away from this relay's own row, whose lock it would take a second time.
+// No relay is dead in the first seconds of a server, when none had time to come back, nor while this relay's own heartbeat is
+// old: then the database stood still, and kept the others from writing theirs.
 //
 // The heartbeat is not written at every beat: no version of a row can be removed while some session keeps an old snapshot.
-// The lock reports most deaths sooner. While this relay is idle, a beat also keeps producers notifying.
+// The session reports most deaths sooner. While this relay is idle, a beat also keeps producers notifying.
 const beat = `
 WITH written AS (
     UPDATE outbox_relay SET heartbeat_at = now() WHERE instance = $1 AND heartbeat_at <= now() - make_interval(secs => $2)
@@ -157,9 +146,9 @@ WITH written AS (
 SELECT 'self', instance, '', false, '', 0::float8, 0, 0 FROM outbox_relay WHERE instance = $1
 UNION ALL
 SELECT 'dead', instance, '', false, '', 0, 0, 0 FROM outbox_relay r
-WHERE CASE WHEN instance = $1 OR NOT $3 OR pg_postmaster_start_time() > now() - interval '3 seconds'
-                OR EXISTS (SELECT FROM outbox_relay WHERE instance = $1 AND heartbeat_at < now() - interval '10 seconds') THEN false
-           ELSE ` + isDead + ` END
+WHERE $3 AND instance <> $1 AND pg_postmaster_start_time() <= now() - interval '3 seconds'
+  AND NOT EXISTS (SELECT FROM outbox_relay WHERE instance = $1 AND heartbeat_at < now() - interval '10 seconds')
+  AND ` + isDead + `
 UNION ALL
 SELECT 'destination', 0, destination, paused, breaker, coalesce(extract(epoch FROM breaker_until - now()), 0)::float8,
        coalesce(breaker_owner, 0), breaker_failures

@@ -2,8 +2,11 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // A claim holds until its lease ends or until a row of outbox_void ends it earlier. So a rescue writes one row, whatever
@@ -48,26 +51,34 @@ const endWithRelay = `, trials AS (
     DELETE FROM outbox_rescue WHERE at < now() - interval '24 hours'
 )`
 
-// The row is deleted first, which waits for a claim that the dead relay's backend still runs: that claim has committed
-// when the clock is read.
+// The row is locked first, which waits for a claim that the dead relay's backend still runs: that claim has committed when the
+// clock is read. Only then does the statement look for the relay's session, which may have come back meanwhile.
 const rescueRelay = `
-WITH gone AS (
-    DELETE FROM outbox_relay r WHERE instance = $1 AND ` + isDead + ` RETURNING instance, lease
+WITH relay AS MATERIALIZED (
+    SELECT * FROM outbox_relay WHERE instance = $1 FOR UPDATE
+), gone AS (
+    DELETE FROM outbox_relay WHERE instance = ANY (ARRAY (SELECT instance FROM relay r WHERE ` + isDead + `))
+    RETURNING instance, lease, session_pid
 )` + endWithRelay + `, remembered AS (
     INSERT INTO outbox_rescue (instance) SELECT instance FROM gone
+), void AS (
+    INSERT INTO outbox_void (instance, after, until, died) SELECT instance, '-infinity', clock_timestamp() + lease, true FROM gone
 )
-INSERT INTO outbox_void (instance, after, until, died) SELECT instance, '-infinity', clock_timestamp() + lease, true FROM gone`
+SELECT coalesce(session_pid, 0) FROM gone`
 
 // rescue removes a dead relay and ends its claims and trials. It returns false if another relay was faster, or the relay
-// lives after all.
-func (s *store) rescue(ctx context.Context, instance int32) (dead bool, err error) {
+// lives after all, and otherwise the pid of the dead relay's session, for endSession.
+func (s *store) rescue(ctx context.Context, instance int32) (dead bool, session int32, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	tag, err := s.pool.Exec(ctx, rescueRelay, instance)
-	if err != nil {
-		return false, fmt.Errorf("rescue claims of relay %d: %w", instance, err)
+	err = s.pool.QueryRow(ctx, rescueRelay, instance).Scan(&session)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, 0, nil
 	}
-	return tag.RowsAffected() > 0, nil
+	if err != nil {
+		return false, 0, fmt.Errorf("rescue claims of relay %d: %w", instance, err)
+	}
+	return true, session, nil
 }
 
 // What a relay that leaves did not know to be its own, or could not write, does not count as a rescue. The others look for
@@ -115,17 +126,16 @@ func (s *store) giveBackUnacknowledged(ctx context.Context, instance int32, afte
 
 // Only a server that lets this role do so ends it.
 const endSession = `
-SELECT count(pg_terminate_backend(l.pid)) FROM pg_locks l
-WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
-  AND l.classid = 'outbox_relay'::regclass AND l.objid = $1::int::oid
-  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())`
+SELECT count(pg_terminate_backend(a.pid))
+FROM (SELECT $1::int AS instance) r, pg_stat_get_activity($2) a
+WHERE a.application_name = ` + nameOfSession + ` AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())`
 
-// endSession cuts off the session of a relay that was taken for dead while it holds its lock: a frozen process reads no
+// endSession cuts off the session of a relay that was taken for dead, if it lasts: a frozen process reads no
 // notifications, and what it does not read fills the server's queue, which would make producers fail in the end.
-func (s *store) endSession(ctx context.Context, instance int32) error {
+func (s *store) endSession(ctx context.Context, instance, session int32) error {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, endSession, instance); err != nil {
+	if _, err := s.pool.Exec(ctx, endSession, instance, session); err != nil {
 		return fmt.Errorf("end session of relay %d: %w", instance, err)
 	}
 	return nil

@@ -118,7 +118,7 @@ SELECT jsonb_agg(h) FROM (
         WHERE a.datname = current_database() AND (a.backend_xid IS NOT NULL OR a.backend_xmin IS NOT NULL)
           AND a.xact_start IS NOT NULL AND a.leader_pid IS NULL AND a.pid <> pg_backend_pid()
           AND a.backend_type NOT IN ('autovacuum worker', 'walsender')
-          AND NOT (a.usename = current_user AND a.application_name = current_setting('application_name'))
+          AND NOT (a.usename = current_user AND starts_with(a.application_name, current_setting('application_name')))
           AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum v WHERE v.pid = a.pid)
         UNION ALL
         SELECT 'prepared', 0, '', p.owner, '', extract(epoch FROM now() - p.prepared), 0, p.gid
@@ -159,9 +159,12 @@ WHERE NOT waiting.granted AND waiting.waitstart < clock_timestamp() - interval '
     WHERE held.pid = waiting.pid AND held.relation = ANY (` + watchedTables + `::regclass[]::oid[])
       AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database()))`
 
-// One relay looks, the others read what it saw. The subselects run only where the row is updated.
+// One relay looks, the others read what it saw. The subselects run only where the row is updated. The lock of the row keeps
+// two from looking at once: unlike an advisory lock, no login without rights on the table can take it.
 const takeWatch = `
-WITH watched AS (
+WITH due AS MATERIALIZED (
+    SELECT ctid FROM outbox_watch WHERE watched_at <= now() - make_interval(secs => $1) FOR NO KEY UPDATE SKIP LOCKED
+), watched AS (
     UPDATE outbox_watch w SET watched_at = now(), sample = jsonb_build_object(
         'database', current_database(),
         'lanes', (` + watchLanes + `),
@@ -186,8 +189,7 @@ WITH watched AS (
                            WHEN 'routes_changed' THEN a.last_at < now() - interval '10 seconds' AND NOT ` + relaysDisagree + `
                            ELSE false END))
                    FROM (SELECT rule, subject, last_at FROM outbox_alert WHERE resolved_at IS NULL LIMIT 1001) a))
-    WHERE w.watched_at <= now() - make_interval(secs => $1)
-      AND pg_try_advisory_xact_lock('outbox_watch'::regclass::oid::int, 0)
+    WHERE w.ctid = ANY (ARRAY (SELECT ctid FROM due))
     RETURNING w.watched_at, w.sample
 )
 SELECT true, watched_at, sample, now(), EXISTS (SELECT FROM outbox_alert) FROM watched

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 // wakeup carries the reasons for which a waiting claimer looks again. Each channel holds at most one token: a token
@@ -42,6 +44,37 @@ func (w *wakeup) notify(sweep bool) {
 		default:
 		}
 	}
+}
+
+// Of the notifications of one kind, so many cause something in a second, and as many at once. A few follow the first one of
+// a burst: of producers that committed before they could see that the relay is awake.
+const (
+	looksPerSecond  = 10
+	sweepsPerSecond = 1
+	burstOfSweeps   = 3
+)
+
+// A throttle bounds what notifications cause. It belongs to one goroutine.
+type throttle struct {
+	limit   *rate.Limiter
+	refused bool // the last notification, which something is still to make up for
+}
+
+func newThrottle(perSecond rate.Limit, burst int) throttle {
+	return throttle{limit: rate.NewLimiter(perSecond, burst)}
+}
+
+// allow reports whether a notification at the given time may cause something.
+func (t *throttle) allow(now time.Time) bool {
+	allowed := t.limit.AllowN(now, 1)
+	t.refused = !allowed
+	return allowed
+}
+
+// takeRefused reports whether the last notification was refused, the first time that it is asked.
+func (t *throttle) takeRefused() (refused bool) {
+	refused, t.refused = t.refused, false
+	return refused
 }
 
 // Times of the idle protocol.

@@ -36,8 +36,8 @@ func printRelays(w io.Writer, list []relay.RelayStatus) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "NAME\tINSTANCE\tVERSION\tSTATE\tHEARD OF\tIN FLIGHT\tLIFE SIGN\tSTARTED\tSERVES")
 	for _, r := range list {
-		sign := "lock"
-		if !r.SessionLock {
+		sign := "session"
+		if !r.Session {
 			sign = "heartbeat" // behind a pooler
 		}
 		fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%s ago\t%d\t%s\t%s\t%s\n", r.Name, r.Instance, r.Version,

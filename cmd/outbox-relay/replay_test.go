@@ -282,7 +282,7 @@ func TestRoutesAndRelays(t *testing.T) {
 	db := open(t, dsn)
 	command(env, "relays").expect(t, 0, "No relay is running. Start one: outbox-relay run\n", "")
 	command(env, "relays", "--json").expect(t, 0, "[]\n", "")
-	execute(t, db, "INSERT INTO outbox_relay (name, version, session_lock) VALUES ('r1', 'v1', false)")
+	execute(t, db, "INSERT INTO outbox_relay (name, version) VALUES ('r1', 'v1')")
 	execute(t, db, "INSERT INTO outbox_relay_destination VALUES (1, 'logistics'), (1, 'analytics')")
 	execute(t, db, "INSERT INTO outbox_relay_route VALUES (1, 'paid.*', 'logistics')")
 	if r := command(env, "relays"); r.code != 0 || !strings.Contains(r.stdout, "\nr1    1         v1       idle") || !strings.Contains(r.stdout, "heartbeat") ||
@@ -290,7 +290,7 @@ func TestRoutesAndRelays(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	var relays []relay.RelayStatus
-	if r := command(env, "relays", "--json"); json.Unmarshal([]byte(r.stdout), &relays) != nil || len(relays) != 1 || relays[0].Name != "r1" || relays[0].SessionLock {
+	if r := command(env, "relays", "--json"); json.Unmarshal([]byte(r.stdout), &relays) != nil || len(relays) != 1 || relays[0].Name != "r1" || relays[0].Session {
 		t.Errorf("%+v", r)
 	}
 

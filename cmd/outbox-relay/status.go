@@ -33,7 +33,7 @@ func (statusCmd) Help() string {
                  route leads there; breaker is closed, open (held: the destination is down) or half_open (being tried);
                  served says whether a running relay has the destination: what is pending for another one is unserved
   parked         deliveries that match no route
-  relays         [{instance, name, version, started_at, heartbeat_age_seconds, idle, session_lock, in_flight, quarantined?,
+  relays         [{instance, name, version, started_at, heartbeat_age_seconds, idle, session, in_flight, quarantined?,
                  destinations}]
   alerts         [{rule, subject, count, opened_at, first_event_id, first_error}], the open ones; ids are strings
   quarantined?   why relays do nothing on this database; see outbox-relay identity show`

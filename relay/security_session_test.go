@@ -1,0 +1,138 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// stranger connects as a login that has no right but CONNECT, under the given application_name.
+func (db *database) stranger(application string) *pgx.Conn {
+	db.Helper()
+	name := row[string](db, `SELECT 'stranger_of_' || current_database()`)
+	db.exec(`DO $$ BEGIN CREATE ROLE ` + name + ` LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$`)
+	u, err := url.Parse(db.dsn)
+	must(db, err)
+	u.User = url.User(name)
+	cfg, err := pgx.ParseConfig(u.String())
+	must(db, err)
+	cfg.RuntimeParams["application_name"] = application
+	conn, err := pgx.ConnectConfig(db.Context(), cfg)
+	must(db, err)
+	db.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(db.Context()), patience)
+		defer cancel()
+		must(db, conn.Close(ctx))
+	})
+	return conn
+}
+
+// A stranger holds the locks of the next 600 relays, of the watcher and of the archive. A relay registers all the same,
+// delivers and looks around.
+func TestSecurityStrangersLocksStopNoRelay(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	stranger := db.stranger("psql")
+	_, err := stranger.Exec(t.Context(), `SELECT pg_advisory_lock('outbox_relay'::regclass::oid::int, i) FROM generate_series(1, 600) i`)
+	must(t, err)
+	_, err = stranger.Exec(t.Context(), `SELECT pg_advisory_lock('outbox_watch'::regclass::oid::int, 0)`)
+	must(t, err)
+	db.insert(1, "key")
+	cfg := db.config(to(newReceiver(t, nil).URL))
+	cfg.Watching.Interval = 10 * time.Millisecond
+	began := time.Now()
+	r := start(t, cfg)
+	r.instance()
+	t.Logf("registered within %s", time.Since(began))
+	r.settles(t, Delivered, 1)
+	becomes(db, true, `SELECT watched_at > $1 FROM outbox_watch`, began)
+}
+
+// A stranger waits for the lock of a relay that dies, and its session has the name of the dead relay's. The dead relay's
+// claims are rescued all the same.
+func TestSecurityStrangerKeepsNoDeadRelayAlive(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) {
+		if r.number == 1 {
+			g.pass(r)
+		}
+	})
+	db.insert(20, "key")
+	victim, said := startProcess(t, db.dsn, rc.URL)
+	said("claimed")
+	<-g.arrived
+	dead := row[int32](db, `SELECT instance FROM outbox_relay`)
+	stranger := db.stranger(fmt.Sprint("outbox-relay session ", dead))
+	inherited := make(chan error, 1)
+	go func() {
+		_, err := stranger.Exec(t.Context(), `SELECT pg_advisory_lock('outbox_relay'::regclass::oid::int, $1)`, dead)
+		inherited <- err
+	}()
+	becomes(db, true, `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = $1)`, stranger.PgConn().PID())
+	cfg := db.config(to(rc.URL))
+	cfg.Lease = time.Hour
+	survivor := start(t, cfg)
+	survivor.instance()
+	becomes(db, true, `SELECT pg_postmaster_start_time() < now() - interval '4 seconds'`) // before that, no relay is dead
+	// Nor does the heartbeat say that the relay is dead.
+	db.exec(`UPDATE outbox_relay SET heartbeat_at = now() + interval '1 hour' WHERE instance = $1`, dead)
+	rc.kill(t, victim)
+	killed := time.Now()
+	survivor.await(t, "the rescue", func(o *observer) bool { return len(o.rescued) == 1 })
+	t.Logf("rescued within %s", time.Since(killed))
+	g.open()
+	survivor.settles(t, Delivered, 20)
+	must(t, <-inherited)
+}
+
+// statements counts those that a relay runs.
+type statements struct{ atomic.Int64 }
+
+func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	s.Add(1)
+	return ctx
+}
+
+func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// A stranger notifies as often as it can. However often that is, the relay runs a few statements a second more than
+// without, and goes on delivering.
+func TestSecurityNotificationsAreBounded(t *testing.T) {
+	t.Parallel()
+	for name, payload := range map[string]string{
+		"sweeps": "sweep public", "looks": "public", "routes": "routes public", "unknown": "elsewhere",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			cfg := db.config(to(newReceiver(t, nil).URL))
+			var run statements
+			cfg.Pool.ConnConfig.Tracer = &run
+			r := start(t, cfg)
+			r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
+			stranger := db.stranger("psql")
+			before, began := run.Load(), time.Now()
+			const notifications = 5000
+			for range notifications {
+				_, err := stranger.Exec(t.Context(), `SELECT pg_notify('outbox_wake', $1)`, payload)
+				must(t, err)
+			}
+			db.insert(1, "key")
+			r.settles(t, Delivered, 1)
+			took := time.Since(began)
+			n := run.Load() - before
+			t.Logf("%d statements in %s of %d notifications", n, took, notifications)
+			if most := int64(100 + 60*took.Seconds()); n > most {
+				t.Errorf("%d statements in %s, want at most %d", n, took, most)
+			}
+		})
+	}
+}
