@@ -65,6 +65,9 @@ func (cmd migrateUpCmd) Run(inv *invocation) error {
 	if err := m.createSchema(inv.ctx); err != nil {
 		return err
 	}
+	if err := m.warnOfOpenSchema(inv.ctx, inv.Stderr); err != nil {
+		return err
+	}
 	all, err := m.applied(inv.ctx)
 	if err != nil {
 		return err

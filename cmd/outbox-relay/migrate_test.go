@@ -208,6 +208,22 @@ func TestMigrateIntoASchema(t *testing.T) {
 }
 
 // A role that may use a schema, but not create one.
+// A function that somebody else creates in the schema could run with the rights of who migrates.
+func TestSecurityMigrateUpWarnsOfAnOpenSchema(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t)
+	db := open(t, dsn)
+	execute(t, db, `REVOKE CREATE ON SCHEMA public FROM PUBLIC`) // as PostgreSQL 15 does
+	if r := migrate(dsn, "up"); r.code != 0 || r.stderr != "" {
+		t.Errorf("a closed schema: %+v", r)
+	}
+	execute(t, db, `GRANT CREATE ON SCHEMA public TO PUBLIC, pg_monitor`)
+	const want = "warning: others may create objects in schema public and have them run with the rights of its users; run: REVOKE CREATE ON SCHEMA public FROM PUBLIC, pg_monitor\n"
+	if r := migrate(dsn, "up"); r.code != 0 || r.stderr != want {
+		t.Errorf("an open schema: %+v", r)
+	}
+}
+
 func TestMigrateWithoutRightToCreateSchemas(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t)

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -116,4 +117,27 @@ func code(err error) string {
 		return pgErr.Code
 	}
 	return ""
+}
+
+// selectOpenSchema names the roles that may create objects where the migrations run, beside the owner, this login and superusers.
+const selectOpenSchema = `
+SELECT pg_catalog.quote_ident(n.nspname), pg_catalog.string_agg(DISTINCT coalesce(pg_catalog.quote_ident(r.rolname), 'PUBLIC'), ', ')
+FROM pg_catalog.pg_namespace n CROSS JOIN LATERAL pg_catalog.aclexplode(n.nspacl) a LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.grantee
+WHERE n.nspname = pg_catalog.current_schema() AND a.privilege_type = 'CREATE'
+  AND a.grantee <> n.nspowner AND r.rolsuper IS NOT TRUE AND r.rolname IS DISTINCT FROM current_user
+GROUP BY n.nspname`
+
+// warnOfOpenSchema says who may create objects in the schema, before anything runs there: a function of theirs could take the
+// place of one that a migration calls, with the rights of this login.
+func (m *migrator) warnOfOpenSchema(ctx context.Context, out io.Writer) error {
+	var schema, roles string
+	switch err := m.db.QueryRowContext(ctx, selectOpenSchema).Scan(&schema, &roles); {
+	case errors.Is(err, sql.ErrNoRows):
+		return nil
+	case err != nil:
+		return fmt.Errorf("find who may create objects in the schema: %w", err)
+	}
+	_, err := fmt.Fprintf(out, "warning: others may create objects in schema %[1]s and have them run with the rights of its users; run: REVOKE CREATE ON SCHEMA %[1]s FROM %[2]s\n",
+		printable(schema), printable(roles))
+	return err
 }

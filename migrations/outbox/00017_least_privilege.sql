@@ -28,7 +28,9 @@ BEGIN
     -- FOUND: a duplicate that inserted nothing wakes no relay. A producer whose transactions are prepared (two-phase
     -- commit), where NOTIFY is not allowed, sets outbox.notify to off; relays then find its events by polling.
     IF FOUND AND coalesce(current_setting('outbox.notify', true), '') <> 'off'
-       AND (SELECT last_value FROM {schema}.outbox_armed) > extract(epoch FROM inserted_at) * 1000 THEN
+       AND (SELECT last_value FROM {schema}.outbox_armed) > extract(epoch FROM inserted_at) * 1000
+       -- A session that listens and never ends its transaction fills the queue, and then no COMMIT that notifies succeeds.
+       AND pg_notification_queue_usage() < 0.5 THEN
         PERFORM pg_notify('outbox_wake', TG_TABLE_SCHEMA);
     END IF;
     RETURN NULL;
@@ -152,6 +154,9 @@ BEGIN
         IF NOT EXISTS (SELECT FROM {schema}.outbox_archive_partitions() p WHERE month >= p.starts AND month < p.ends) THEN
             name := 'outbox_archive_' || to_char(month, 'YYYYMM');
             WHILE to_regclass(format('%I.%I', {name}, name)) IS NOT NULL LOOP -- somebody detached that month, and keeps it
+                IF length(name) = 63 THEN -- a longer one is cut off, and stands there for ever
+                    RAISE EXCEPTION 'outbox: every name for the archive of % is taken', month USING ERRCODE = 'duplicate_table';
+                END IF;
                 name := name || '_';
             END LOOP;
             -- Not CREATE … PARTITION OF, which waits for everybody who reads the archive, and lets others wait behind it.

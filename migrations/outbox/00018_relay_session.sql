@@ -11,7 +11,11 @@ COMMENT ON COLUMN outbox_relay.session_pid IS 'The backend of the relay''s sessi
 COMMENT ON COLUMN outbox_relay.server_started_at IS 'When the server of the session started. A copy of this row on another server has no session there.';
 COMMENT ON COLUMN outbox_relay.lease IS 'For how long the claims of the relay hold. Without a session, also after how long without a heartbeat it is dead.';
 
+-- Relays of earlier versions write a column that is gone, and would not see which relays live.
+CREATE OR REPLACE FUNCTION outbox_compatible_since() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 18';
+
 -- +goose Down
+CREATE OR REPLACE FUNCTION outbox_compatible_since() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 16';
 COMMENT ON COLUMN outbox_relay.lease IS 'For how long the claims of the relay hold. Without session_lock, also after how long without a heartbeat it is dead.';
 ALTER TABLE outbox_relay
     DROP COLUMN session_pid,
