@@ -112,7 +112,7 @@ func TestCreatedDeliveriesAreThoseOfTheTrigger(t *testing.T) {
 	db.exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('t', 'default'), ('t*', 'second')`)
 	db.exec(`DELETE FROM outbox_route WHERE pattern = '*'`)
 	const insert = `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at)
-		VALUES ('t', '{"a": 1}', $1 || '-1', 'key', '2030-01-01'), ('u', '{}', $1 || '-2', NULL, now()), ('tt', '[]', $1 || '-3', NULL, now())`
+		VALUES ('t', '{"a": 1}', $1 || '-1', 'key', date_trunc('day', now()) + interval '300 days'), ('u', '{}', $1 || '-2', NULL, now()), ('tt', '[]', $1 || '-3', NULL, now())`
 	db.exec(insert, "trigger")
 	db.exec(`ALTER TABLE outbox DISABLE TRIGGER outbox_fan_out`)
 	db.exec(insert, "created")
