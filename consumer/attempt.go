@@ -24,6 +24,8 @@ type work struct {
 	orderingKey   string
 	isolation     string // of tx
 	xid           string // of tx: tells whether the handler has put another transaction in its place
+	same          bool   // it certainly has not
+	table         *eventsTable
 	began         time.Time
 	handled       time.Duration
 }

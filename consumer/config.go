@@ -4,6 +4,7 @@ import (
 	"database/sql"
 	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -95,6 +96,7 @@ type Config struct {
 type settings struct {
 	Config
 	secrets     []webhook.Secret
+	tables      *sync.Map    // the tables of events by their oid
 	horizonTold *atomic.Bool // that a sender's horizon is longer than Retention
 	expires     bool         // what is remembered goes by itself after Retention, as in a Store
 }
@@ -139,7 +141,7 @@ func (c Config) complete() settings {
 	if problem := memoryProblem(s.Retention, s.SenderHorizon); problem != "" {
 		panic("consumer: Config." + problem)
 	}
-	s.horizonTold = new(atomic.Bool)
+	s.horizonTold, s.tables = new(atomic.Bool), new(sync.Map)
 	return s
 }
 

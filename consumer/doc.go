@@ -71,8 +71,10 @@
 //   - It writes through [Tx] ([TxSQL] behind [MiddlewareSQL]). A write through another connection commits on its own, and
 //     so does an e-mail: give it to an outbox, in the same transaction.
 //   - It does not commit or roll back: the status does. Savepoints are its own.
-//   - It leaves the event's row in processed_events; what is personal in it may be set to NULL. It puts search_path and role back
-//     if it has set them. At the end the row is looked for, and where it is not found a 2xx becomes a 500, whose log says so.
+//   - It leaves the event's row in processed_events; what is personal in it may be set to NULL. Before COMMIT the row is looked
+//     for, and where it is not found a 2xx becomes a 500, whose log says so.
+//   - It may set search_path, or a role that it puts back. What of them, and of session locks, it leaves behind on the connection
+//     reaches no other event.
 //   - It does not drop the error of a statement. PostgreSQL commits nothing after one, so a 2xx after it becomes a 500. For
 //     a statement that may fail, take a savepoint: [pgx.BeginFunc] on the transaction.
 //   - It does not mind the client's absence. r.Context() ends when the client hangs up, as always; a handler that is past

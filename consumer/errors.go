@@ -124,7 +124,7 @@ var (
 	// errEnded: the row that this transaction inserted is not its own any more.
 	errEnded = errors.New("the handler committed or rolled back the transaction itself")
 	// errOutOfReach: what is asked last cannot be asked.
-	errOutOfReach = errors.New("processed_events is out of reach; a handler that has set search_path or a role must put it back")
+	errOutOfReach = errors.New("processed_events is out of reach; a handler that has set a role must put it back")
 	// errNotCommit: something else ran in the place of a COMMIT.
 	errNotCommit = errors.New("COMMIT did not commit: a prepared statement of the connection has its name")
 	// errRowsOpen: the connection is in use, so nothing can be sent over it.

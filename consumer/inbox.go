@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -55,7 +56,8 @@ ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
 RETURNING pg_current_xact_id()::text,
           coalesce($10::timestamptz < now() - interval '24 hours', false),
           coalesce($11::timestamptz < now(), false),
-          set_config('lock_timeout', current_setting('outbox_relay.lock_timeout'), true)`
+          set_config('lock_timeout', current_setting('outbox_relay.lock_timeout'), true),
+          tableoid::bigint, current_setting('search_path'), current_user::text`
 
 // forgottenSQL finds out whether an event that was not known may have been removed: whether rows from when it was created may
 // be gone. It needs no lock, because whoever removes a row has announced it in there so long before that also the snapshot of
@@ -66,9 +68,11 @@ const forgottenSQL = `SELECT EXISTS (SELECT FROM inbox_forgotten WHERE source = 
 // when the request is admitted, and the answer when it is a duplicate.
 func (s *settings) admit(ctx context.Context, db database, rq *request) (transaction, admission, *answer, error) {
 	var first, aged, late bool
+	var table int64
+	var found surroundings
 	scan := func(row pgx.Row) error {
 		var timeout string
-		err := row.Scan(&rq.xact, &aged, &late, &timeout)
+		err := row.Scan(&rq.xact, &aged, &late, &timeout, &table, &found.searchPath, &found.role)
 		first = err == nil
 		if errors.Is(err, sql.ErrNoRows) {
 			return nil
@@ -85,7 +89,10 @@ func (s *settings) admit(ctx context.Context, db database, rq *request) (transac
 		err = tx.queryRow(ctx, forgottenSQL, []any{s.Source, created}).Scan(&late)
 	}
 	if err == nil && first && !late {
-		return tx, admitted, nil, nil
+		if rq.table, err = s.memoryTable(ctx, tx, table); err == nil {
+			tx.enter(found)
+			return tx, admitted, nil, nil
+		}
 	}
 	if tx != nil {
 		defer tx.rollback()
@@ -93,18 +100,47 @@ func (s *settings) admit(ctx context.Context, db database, rq *request) (transac
 	if err == nil && first {
 		return nil, forgotten, nil, nil
 	}
-	var found admission
+	var known admission
 	var stored *answer
 	if err == nil {
-		found, stored, err = s.recall(ctx, tx, rq)
+		known, stored, err = s.recall(ctx, tx, rq)
 	}
 	switch {
 	case err == nil:
-		return nil, found, stored, nil
+		return nil, known, stored, nil
 	case sqlState(err) == stateLockNotAvailable:
 		return nil, busy, nil, nil
 	}
 	return nil, "", nil, fmt.Errorf("begin transaction for event: %w", err)
+}
+
+// memoryTable is a table processed_events, and the statements that end a transaction which has inserted into it. They name
+// its schema: a handler may have changed search_path, as multi-tenant code does, and another schema may have such a table, too.
+type memoryTable struct{ untouched, answer string }
+
+// memoryTable returns the table by its oid. It asks once for each, mostly once.
+func (s *settings) memoryTable(ctx context.Context, tx transaction, oid int64) (*memoryTable, error) {
+	if known, ok := s.tables.Load(oid); ok {
+		return known.(*memoryTable), nil
+	}
+	name, err := tableName(ctx, tx, oid)
+	if err != nil {
+		return nil, err
+	}
+	table := &memoryTable{
+		untouched: strings.ReplaceAll(untouchedSQL, "processed_events", name),
+		answer:    strings.ReplaceAll(answerSQL, "processed_events", name),
+	}
+	s.tables.Store(oid, table)
+	return table, nil
+}
+
+const selectTableName = `
+SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::bigint::oid`
+
+func tableName(ctx context.Context, tx transaction, oid int64) (name string, err error) {
+	err = tx.queryRow(ctx, selectTableName, []any{oid}).Scan(&name)
+	return name, err
 }
 
 // shifted is t for the database, where a time that the sender does not tell is NULL.
@@ -151,9 +187,6 @@ func (s *settings) recall(ctx context.Context, tx transaction, rq *request) (adm
 // it; the error keeps the COMMIT behind it from being carried out. Whatever a handler did to end or exchange that transaction
 // (ROLLBACK AND CHAIN, COMMIT and BEGIN) shows here, and so does that it removed the row: what it wrote may have no row of the
 // event beside it, and would take effect again with every request.
-//
-// The table is that of the search_path, here and below. A handler that leaves another one behind commits nothing: to put it back
-// would take it from the handler's own deferred triggers, which run at COMMIT.
 const untouchedSQL = `
 SELECT 1 / count(*) FROM processed_events
 WHERE source = $2::text AND idempotency_key = $3::text AND ` + inserted
@@ -182,7 +215,7 @@ SELECT 1 / count(*) FROM answered`
 func (s *settings) remember(ctx context.Context, tx transaction, rq *request, a *answer) error {
 	kept := a.stored(s.MaxResponseBytes)
 	if kept.anticipated() && a.ignored == "" {
-		return committed(tx.confirm(ctx, untouchedSQL, []any{rq.xact, s.Source, rq.event.Key}))
+		return committed(tx.commit(ctx, rq.table.untouched, []any{rq.xact, s.Source, rq.event.Key}))
 	}
 	headers, _ := json.Marshal(kept.header)     // strings always encode
 	body := any(append([]byte{}, kept.body...)) // never nil, which would mean omitted
@@ -193,7 +226,7 @@ func (s *settings) remember(ctx context.Context, tx transaction, rq *request, a 
 	if a.ignored != "" {
 		state = StateIgnored
 	}
-	return committed(tx.commit(ctx, answerSQL, []any{
+	return committed(tx.commit(ctx, rq.table.answer, []any{
 		rq.xact, s.Source, rq.event.Key, int16(kept.status), string(headers), body, string(state), a.ignored,
 	}))
 }

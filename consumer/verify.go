@@ -46,6 +46,7 @@ type request struct {
 	handled time.Duration     // how long the handler took
 	pass    pass              // of Config.Breaker
 	xact    string            // the transaction that inserted the event
+	table   *memoryTable      // where it did
 }
 
 // check reads and verifies a request without touching the database. A nil problem means that the request may be
