@@ -58,17 +58,12 @@ type Config struct {
 	// 1 MiB, the largest payload a producer may enqueue. The body is held in memory while the handler runs.
 	MaxBodyBytes int64
 
-	// MaxResponseBytes bounds the response body that is stored for duplicates. Default 64 KiB. The response itself is not
-	// limited: one that is longer reaches the first caller whole, and a duplicate gets its status and headers with
-	// "Idempotency-Body-Omitted: true" and no body. Whatever the handler answers is held in memory until the commit.
-	MaxResponseBytes int64
-
 	// Isolation is the transaction's isolation level: sql.LevelDefault (the database's default), LevelReadCommitted,
 	// LevelRepeatableRead or LevelSerializable. Under the last two a conflict surfaces as 503 with Retry-After, and the
 	// sender's retry runs the handler again.
 	Isolation sql.IsolationLevel
 
-	// CommitTimeout bounds storing the response and COMMIT, which run even when the client has gone, and ROLLBACK. Default 10
+	// CommitTimeout bounds storing the status and COMMIT, which run even when the client has gone, and ROLLBACK. Default 10
 	// seconds. A commit that takes longer is answered with 500; whether it happened shows when the request comes again.
 	CommitTimeout time.Duration
 
@@ -136,7 +131,6 @@ func (c Config) complete() settings {
 	}
 	orDefault("Tolerance", &s.Tolerance, 5*time.Minute)
 	orDefault("MaxBodyBytes", &s.MaxBodyBytes, 1<<20)
-	orDefault("MaxResponseBytes", &s.MaxResponseBytes, 64<<10)
 	orDefault("CommitTimeout", &s.CommitTimeout, 10*time.Second)
 	if problem := memoryProblem(s.Retention, s.SenderHorizon); problem != "" {
 		panic("consumer: Config." + problem)

@@ -3,9 +3,9 @@ package consumer
 import (
 	"context"
 	"database/sql"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 
@@ -34,8 +34,8 @@ const (
 // ON CONSTRAINT, because an inferred index misses the one that REINDEX CONCURRENTLY is building. The number keeps the lock
 // apart from other advisory locks made of hashes; it reads "outbox".
 //
-// The row says succeeded at once, and 204 without a body, which is what most handlers answer: nobody else sees it before it
-// is true, and a row that need not be written again costs half as much.
+// The row says succeeded at once, and 204, which is what most handlers answer: nobody else sees it before it is true, and a row
+// that need not be written again costs half as much.
 //
 // The commit waits for the disk, also where the database is told not to: the sender, once answered, never sends the event
 // again, and a crash would undo what it was answered.
@@ -45,9 +45,9 @@ const (
 const admitSQL = `
 INSERT INTO processed_events
     (source, idempotency_key, payload_hash, event_type, event_version, related_reference, event_id, not_after,
-     processing_state, processed_at, response_status, response_headers, response_body)
+     processing_state, processed_at, response_status)
 SELECT $1::text, $2::text, $3::bytea, $4::text, $5::integer, nullif($6::text, ''), nullif($7::bigint, 0),
-       coalesce($8::timestamptz, now() + make_interval(secs => nullif($9::float8, 0))), 'succeeded', now(), 204, '{}', ''
+       coalesce($8::timestamptz, now() + make_interval(secs => nullif($9::float8, 0))), 'succeeded', now(), 204
 WHERE CASE WHEN NOT pg_try_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 122550254464888)) THEN false
            WHEN set_config('outbox_relay.lock_timeout', current_setting('lock_timeout'), true) IS NULL THEN false
            WHEN current_setting('synchronous_commit') = 'off' AND set_config('synchronous_commit', 'on', true) IS NULL THEN false
@@ -65,8 +65,8 @@ RETURNING pg_current_xact_id()::text,
 const forgottenSQL = `SELECT EXISTS (SELECT FROM inbox_forgotten WHERE source = $1::text AND received_before > $2::timestamptz)`
 
 // admit begins a transaction and finds out what to do with the request. It returns the transaction for the caller to end
-// when the request is admitted, and the answer when it is a duplicate.
-func (s *settings) admit(ctx context.Context, db database, rq *request) (transaction, admission, *answer, error) {
+// when the request is admitted, and the status of the first answer when it is a duplicate.
+func (s *settings) admit(ctx context.Context, db database, rq *request) (transaction, admission, int, error) {
 	var first, aged, late bool
 	var table int64
 	var found surroundings
@@ -91,27 +91,27 @@ func (s *settings) admit(ctx context.Context, db database, rq *request) (transac
 	if err == nil && first && !late {
 		if rq.table, err = s.memoryTable(ctx, tx, table); err == nil {
 			tx.enter(found)
-			return tx, admitted, nil, nil
+			return tx, admitted, 0, nil
 		}
 	}
 	if tx != nil {
 		defer tx.rollback()
 	}
 	if err == nil && first {
-		return nil, forgotten, nil, nil
+		return nil, forgotten, 0, nil
 	}
 	var known admission
-	var stored *answer
+	var status int
 	if err == nil {
-		known, stored, err = s.recall(ctx, tx, rq)
+		known, status, err = s.recall(ctx, tx, rq)
 	}
 	switch {
 	case err == nil:
-		return nil, known, stored, nil
+		return nil, known, status, nil
 	case sqlState(err) == stateLockNotAvailable:
-		return nil, busy, nil, nil
+		return nil, busy, 0, nil
 	}
-	return nil, "", nil, fmt.Errorf("begin transaction for event: %w", err)
+	return nil, "", 0, fmt.Errorf("begin transaction for event: %w", err)
 }
 
 // memoryTable is a table processed_events, and the statements that end a transaction which has inserted into it. They name
@@ -154,33 +154,25 @@ func shifted(t time.Time, by time.Duration) any {
 // recallSQL reads what is kept of an event that was not admitted. It is a statement of its own, with a snapshot of its
 // own: the row may have been committed after the one of admitSQL was taken.
 const recallSQL = `
-SELECT coalesce(payload_hash <> $3::bytea, false),
-       coalesce(response_status, 200), coalesce(response_headers::text, '{}'), response_body,
-       response_status IS NOT NULL AND response_body IS NULL
+SELECT coalesce(payload_hash <> $3::bytea, false), coalesce(response_status, 200)
 FROM processed_events
 WHERE source = $1::text AND idempotency_key = $2::text`
 
 // recall tells why an event was not admitted. What is committed comes first, so that another body under a known key is
-// refused even while somebody holds the lock. An event without a response is known from [Once]: done, but never answered.
-// One whose handler committed by itself has the response of admitSQL.
-func (s *settings) recall(ctx context.Context, tx transaction, rq *request) (admission, *answer, error) {
+// refused even while somebody holds the lock. An event without a status is known from [Once]: done, but never answered.
+// One whose handler committed by itself has the status of admitSQL.
+func (s *settings) recall(ctx context.Context, tx transaction, rq *request) (found admission, status int, err error) {
 	var otherBody bool
-	var headers string
-	stored := &answer{}
-	row := tx.queryRow(ctx, recallSQL, []any{s.Source, rq.event.Key, rq.hash[:]})
-	err := row.Scan(&otherBody, &stored.status, &headers, &stored.body, &stored.omitted)
+	err = tx.queryRow(ctx, recallSQL, []any{s.Source, rq.event.Key, rq.hash[:]}).Scan(&otherBody, &status)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
-		return busy, nil, nil
+		return busy, 0, nil
 	case err != nil:
-		return "", nil, err
+		return "", 0, err
 	case otherBody:
-		return reused, nil, nil
+		return reused, 0, nil
 	}
-	if err := json.Unmarshal([]byte(headers), &stored.header); err != nil {
-		return "", nil, fmt.Errorf("read stored response headers: %w", err)
-	}
-	return duplicate, stored, nil
+	return duplicate, status, nil
 }
 
 // untouchedSQL changes nothing. It divides by zero unless the event's row is there and this is the transaction that inserted
@@ -194,41 +186,31 @@ WHERE source = $2::text AND idempotency_key = $3::text AND ` + inserted
 // inserted divides by zero in any transaction but the one that inserted the event, before any row is looked for.
 const inserted = `1 / (coalesce(pg_current_xact_id_if_assigned()::text, '') = $1::text)::integer = 1`
 
-// answerSQL stores the response beside the event, where it is not the one that admitSQL has put there. It divides by zero where
+// answerSQL stores the status beside the event, where it is not the one that admitSQL has put there. It divides by zero where
 // untouchedSQL does. An event that is of no concern to the receiver is ignored by it, for a reason, and commits all the same.
 const answerSQL = `
 WITH answered AS (
     UPDATE processed_events
     SET processed_at = clock_timestamp(),
         response_status = $4::smallint,
-        response_headers = $5::text::jsonb,
-        response_body = $6::bytea,
-        processing_state = $7::text,
-        last_error = nullif($8::text, '')
+        processing_state = $5::text,
+        last_error = nullif($6::text, '')
     WHERE source = $2::text AND idempotency_key = $3::text AND ` + inserted + `
     RETURNING 1
 )
 SELECT 1 / count(*) FROM answered`
 
-// remember stores the response for duplicates and commits. After an error the effect is rolled back or its fate is
+// remember stores the status for duplicates and commits. After an error the effect is rolled back or its fate is
 // unknown, and so is the row's, because both are one transaction: the next request finds out.
 func (s *settings) remember(ctx context.Context, tx transaction, rq *request, a *answer) error {
-	kept := a.stored(s.MaxResponseBytes)
-	if kept.anticipated() && a.ignored == "" {
+	if a.status == http.StatusNoContent && a.ignored == "" {
 		return committed(tx.commit(ctx, rq.table.untouched, []any{rq.xact, s.Source, rq.event.Key}))
-	}
-	headers, _ := json.Marshal(kept.header)     // strings always encode
-	body := any(append([]byte{}, kept.body...)) // never nil, which would mean omitted
-	if kept.omitted {
-		body = nil
 	}
 	state := StateSucceeded
 	if a.ignored != "" {
 		state = StateIgnored
 	}
-	return committed(tx.commit(ctx, rq.table.answer, []any{
-		rq.xact, s.Source, rq.event.Key, int16(kept.status), string(headers), body, string(state), a.ignored,
-	}))
+	return committed(tx.commit(ctx, rq.table.answer, []any{rq.xact, s.Source, rq.event.Key, int16(a.status), string(state), a.ignored}))
 }
 
 func committed(err error) error {

@@ -49,7 +49,7 @@ func TestDuplicateOfARequestInFlight(t *testing.T) {
 
 		finish()
 		wantFirst(t, <-first, 201, `{"done":"k"}`)
-		wantReplayed(t, e.post("k", "{}"), 201, `{"done":"k"}`)
+		wantReplayed(t, e.post("k", "{}"), 201, "")
 		e.wantRows("k", 1, 1)
 	})
 }
@@ -95,7 +95,7 @@ func TestKnownKeysAreAnsweredWhileTheLockIsHeld(t *testing.T) {
 			return err
 		})
 		wantProblem(t, e.post("k", `{"amount":2}`), 422, "key-reused")
-		wantReplayed(t, e.post("k", `{"amount":1}`), 201, `{"done":"k"}`)
+		wantReplayed(t, e.post("k", `{"amount":1}`), 201, "")
 		release()
 	})
 }
@@ -181,7 +181,7 @@ func TestFiftyAtOnceRunOnce(t *testing.T) {
 			t.Errorf("the handler ran %d times", n)
 		}
 		one.wantRows("k", 1, 1)
-		wantReplayed(t, two.post("k", "{}"), 201, `{"done":"k"}`)
+		wantReplayed(t, two.post("k", "{}"), 201, "")
 	})
 }
 

@@ -130,7 +130,7 @@ func TestKilledAtEveryOperation(t *testing.T) {
 			}
 			switch {
 			case again.header.Get(consumer.HeaderReplayed) != "":
-				wantReplayed(t, again, 201, `{"done":"`+key+`"}`)
+				wantReplayed(t, again, 201, "")
 				replayed++
 			case err == nil:
 				t.Errorf("%s: the client was answered, and the handler ran again", moment)

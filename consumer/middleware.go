@@ -81,7 +81,7 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		rc.finish(w, r, &rq, Report{Result: ResultBreakerOpen, Event: rq.event}, dependencyUnavailable(spread(wait)).answer())
 		return
 	}
-	taken, found, stored, err := rc.memory.admit(r.Context(), &rq)
+	taken, found, status, err := rc.memory.admit(r.Context(), &rq)
 	switch report := (Report{Event: rq.event, Err: err}); {
 	case err != nil:
 		report.Result = ResultUnavailable
@@ -101,7 +101,7 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		rc.finish(w, r, &rq, report, tooOld().answer())
 	case found == duplicate:
 		report.Result = ResultDuplicate
-		rc.finish(w, r, &rq, report, stored.replayed())
+		rc.finish(w, r, &rq, report, duplicateAnswer(status))
 	default:
 		rc.run(w, r, taken, &rq)
 	}

@@ -7,10 +7,12 @@ import (
 	"maps"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -44,7 +46,7 @@ const (
 type InboxConfig struct {
 	// Config says whom to trust, as for [Middleware]. Isolation is that of the transactions in which Handle works;
 	// CommitTimeout bounds every statement of the inbox itself. While Breaker is open events are recorded, but none is
-	// worked. MaxResponseBytes has no meaning here.
+	// worked.
 	Config
 
 	// Handle works an event. Required. Commit and Rollback of its [Tx] are refused. One that ends the transaction by other
@@ -252,7 +254,7 @@ func stateAnswer(status int, state State) *answer {
 func recordedHeaders(e *Event, header http.Header) http.Header {
 	kept := http.Header{}
 	for name, values := range header {
-		if storable(name, values) && (!e.Foreign && strings.HasPrefix(name, webhook.OutboxPrefix) ||
+		if storable(values) && (!e.Foreign && strings.HasPrefix(name, webhook.OutboxPrefix) ||
 			name == "Content-Type" || name == webhook.ID) {
 			kept[name] = values
 		}
@@ -291,6 +293,11 @@ func recordedHeaders(e *Event, header http.Header) http.Header {
 	set(webhook.TraceParent, e.TraceParent)
 	set(webhook.TraceState, e.TraceState)
 	return kept
+}
+
+// storable refuses what jsonb cannot hold: one odd header must not fail the recording.
+func storable(values []string) bool {
+	return !slices.ContainsFunc(values, func(value string) bool { return !utf8.ValidString(value) || strings.Contains(value, "\x00") })
 }
 
 // recordedEvent is the inverse of recordedHeaders.

@@ -153,8 +153,8 @@ func TestPruneProcessedEvents(t *testing.T) {
 		{"succeeded", young, young, false},
 		{"succeeded", old, young, false}, // after a long time in the inbox
 	} {
-		db.exec(`INSERT INTO processed_events (source, idempotency_key, processing_state, received_at, processed_at, response_body)
-			SELECT 's', $1 || i, split_part($1, '/', 1), now() - $2::interval, now() - nullif($3, '')::interval, '\x00'
+		db.exec(`INSERT INTO processed_events (source, idempotency_key, processing_state, received_at, processed_at)
+			SELECT 's', $1 || i, split_part($1, '/', 1), now() - $2::interval, now() - nullif($3, '')::interval
 			FROM generate_series(1, 500) i`, fmt.Sprint(c.state, "/", c.received, "/", c.processed), c.received, c.processed)
 		if !c.pruned {
 			kept += 500
