@@ -157,6 +157,7 @@ const (
 	stateQueryCanceled         = "57014"
 	stateDivisionByZero        = "22012"
 	stateUndefinedTable        = "42P01"
+	stateUndefinedColumn       = "42703"
 	stateInsufficientPrivilege = "42501"
 )
 
@@ -169,6 +170,17 @@ func sqlState(err error) string {
 		return stated.SQLState()
 	}
 	return ""
+}
+
+// hinted says what to do about an error of the first statement, where somebody can do something.
+func hinted(err error) error {
+	switch sqlState(err) {
+	case stateUndefinedTable, stateUndefinedColumn:
+		return fmt.Errorf("%w; the receiver's tables are missing or of another version: run outbox-relay migrate up --set inbox", err)
+	case stateInsufficientPrivilege:
+		return fmt.Errorf("%w; run migrations/roles.sql and grant the login inbox_receiver", err)
+	}
+	return err
 }
 
 // isConflict reports whether the same transaction may well succeed when it is run again.

@@ -37,6 +37,9 @@ const (
 // The row says succeeded at once, and 204, which is what most handlers answer: nobody else sees it before it is true, and a row
 // that need not be written again costs half as much.
 //
+// A handler that hangs and leaves its transaction idle must not hold the event for ever: the server ends the session. A shorter
+// limit that is set already stays.
+//
 // The commit waits for the disk, also where the database is told not to: the sender, once answered, never sends the event
 // again, and a crash would undo what it was answered.
 //
@@ -57,7 +60,11 @@ RETURNING pg_current_xact_id()::text,
           coalesce($10::timestamptz < now() - interval '24 hours', false),
           coalesce($11::timestamptz < now(), false),
           set_config('lock_timeout', current_setting('outbox_relay.lock_timeout'), true),
-          tableoid::bigint, current_setting('search_path'), current_user::text`
+          tableoid::bigint, current_setting('search_path'), current_user::text,
+          set_config('idle_in_transaction_session_timeout', CASE
+              WHEN current_setting('idle_in_transaction_session_timeout')::interval BETWEEN '1 ms' AND make_interval(secs => $12::float8)
+              THEN current_setting('idle_in_transaction_session_timeout')
+              ELSE least(ceil($12::float8 * 1000), 2147483647)::integer::text END, true)`
 
 // forgottenSQL finds out whether an event that was not known may have been removed: whether rows from when it was created may
 // be gone. It needs no lock, because whoever removes a row has announced it in there so long before that also the snapshot of
@@ -72,7 +79,7 @@ func (s *settings) admit(ctx context.Context, db database, rq *request) (transac
 	var found surroundings
 	scan := func(row pgx.Row) error {
 		var timeout string
-		err := row.Scan(&rq.xact, &aged, &late, &timeout, &table, &found.searchPath, &found.role)
+		err := row.Scan(&rq.xact, &aged, &late, &timeout, &table, &found.searchPath, &found.role, &timeout)
 		first = err == nil
 		if errors.Is(err, sql.ErrNoRows) {
 			return nil
@@ -84,6 +91,7 @@ func (s *settings) admit(ctx context.Context, db database, rq *request) (transac
 	tx, err := db.begin(ctx, scan, admitSQL, []any{
 		s.Source, e.Key, rq.hash[:], e.Type, int32(e.Version), e.RelatedReference, e.ID,
 		shifted(e.NotAfter, 0), s.SenderHorizon.Seconds(), created, shifted(e.NotAfter, s.Tolerance),
+		(s.HandlerTimeout + s.CommitTimeout).Seconds(),
 	})
 	if err == nil && aged && !late {
 		err = tx.queryRow(ctx, forgottenSQL, []any{s.Source, created}).Scan(&late)
@@ -111,7 +119,7 @@ func (s *settings) admit(ctx context.Context, db database, rq *request) (transac
 	case sqlState(err) == stateLockNotAvailable:
 		return nil, busy, 0, nil
 	}
-	return nil, "", 0, fmt.Errorf("begin transaction for event: %w", err)
+	return nil, "", 0, fmt.Errorf("begin transaction for event: %w", hinted(err))
 }
 
 // memoryTable is a table processed_events, and the statements that end a transaction which has inserted into it. They name
@@ -154,7 +162,7 @@ func shifted(t time.Time, by time.Duration) any {
 // recallSQL reads what is kept of an event that was not admitted. It is a statement of its own, with a snapshot of its
 // own: the row may have been committed after the one of admitSQL was taken.
 const recallSQL = `
-SELECT coalesce(payload_hash <> $3::bytea, false), coalesce(response_status, 200)
+SELECT coalesce(payload_hash <> $3::bytea, false), coalesce(response_status, 200), coalesce($4::timestamptz > coalesce(not_after, '-infinity'), false)
 FROM processed_events
 WHERE source = $1::text AND idempotency_key = $2::text`
 
@@ -162,8 +170,9 @@ WHERE source = $1::text AND idempotency_key = $2::text`
 // refused even while somebody holds the lock. An event without a status is known from [Once]: done, but never answered.
 // One whose handler committed by itself has the status of admitSQL.
 func (s *settings) recall(ctx context.Context, tx transaction, rq *request) (found admission, status int, err error) {
-	var otherBody bool
-	err = tx.queryRow(ctx, recallSQL, []any{s.Source, rq.event.Key, rq.hash[:]}).Scan(&otherBody, &status)
+	var otherBody, comesLater bool
+	notAfter := shifted(rq.event.NotAfter, 0)
+	err = tx.queryRow(ctx, recallSQL, []any{s.Source, rq.event.Key, rq.hash[:], notAfter}).Scan(&otherBody, &status, &comesLater)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return busy, 0, nil
@@ -171,9 +180,17 @@ func (s *settings) recall(ctx context.Context, tx transaction, rq *request) (fou
 		return "", 0, err
 	case otherBody:
 		return reused, 0, nil
+	case comesLater:
+		err = tx.commit(ctx, extendSQL, []any{s.Source, rq.event.Key, notAfter})
 	}
-	return duplicate, status, nil
+	return duplicate, status, err
 }
+
+// extendSQL notes that the sender may send a known event for longer than it said before, as after a replay: it must not be
+// forgotten until then.
+const extendSQL = `
+UPDATE processed_events SET not_after = $3::timestamptz
+WHERE source = $1::text AND idempotency_key = $2::text AND coalesce(not_after, '-infinity') < $3::timestamptz`
 
 // untouchedSQL changes nothing. It divides by zero unless the event's row is there and this is the transaction that inserted
 // it; the error keeps the COMMIT behind it from being carried out. Whatever a handler did to end or exchange that transaction

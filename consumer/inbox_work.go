@@ -173,7 +173,7 @@ func (s *shift) begin(ctx context.Context, conn *pgxpool.Conn, t *ticket) (*work
 	batch := &pgx.Batch{}
 	batch.BeginTx(s.txOptions())
 	batch.Queue(pinSomeSQL)
-	batch.Queue(beginSQL, s.Source, t.key, t.fence, (s.cfg.HandlerTimeout + s.CommitTimeout).Seconds(), t.place).QueryRow(func(row pgx.Row) error {
+	batch.Queue(beginSQL, s.Source, t.key, t.fence, (s.HandlerTimeout + s.CommitTimeout).Seconds(), t.place).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&wk.payload, &wk.headers, &wk.attempts, &wk.interruptions, &wk.orderingKey, &wk.isolation, &wk.xid, &timeout, &setting, &setting,
 			&table, &found.searchPath, &found.role)
 	})

@@ -44,9 +44,10 @@ const (
 
 // InboxConfig says how an [Inbox] works. Handle and what [Config] requires must be set; everything else has a default.
 type InboxConfig struct {
-	// Config says whom to trust, as for [Middleware]. Isolation is that of the transactions in which Handle works;
-	// CommitTimeout bounds every statement of the inbox itself. While Breaker is open events are recorded, but none is
-	// worked.
+	// Config says whom to trust, as for [Middleware]. Isolation is that of the transactions in which Handle works. What Handle
+	// returns after HandlerTimeout is a failure, and a worker whose machine has vanished is given up after HandlerTimeout and
+	// CommitTimeout, which bounds every statement of the inbox itself. While Breaker is open events are recorded, but none
+	// is worked.
 	Config
 
 	// Handle works an event. Required. Commit and Rollback of its [Tx] are refused. One that ends the transaction by other
@@ -79,10 +80,6 @@ type InboxConfig struct {
 	// MaxAttempts is how often the handler may fail before the event is failed. Default 8.
 	MaxAttempts int
 
-	// HandlerTimeout is when the handler's context ends. What it returns after that is taken for a failure. Default 1
-	// minute. A worker whose machine has vanished is given up after HandlerTimeout and CommitTimeout.
-	HandlerTimeout time.Duration
-
 	// DrainTimeout is how long Run lets handlers go on after its own context has ended. Then their contexts end too, and
 	// their events are given back without spending an attempt. Default 20 seconds.
 	DrainTimeout time.Duration
@@ -100,6 +97,7 @@ const (
 // complete fills in defaults and panics on what cannot work. connections is how many the pool has.
 func (c InboxConfig) complete(connections int) (settings, InboxConfig) {
 	s := c.Config.complete()
+	c.Secrets = nil // settings has them, in a form that cannot be printed
 	if c.Handle == nil {
 		panic("consumer: InboxConfig.Handle is nil: set what works the events")
 	}
@@ -122,7 +120,6 @@ func (c InboxConfig) complete(connections int) (settings, InboxConfig) {
 		}
 	}
 	defaultIn("InboxConfig", "PollInterval", &c.PollInterval, time.Second)
-	defaultIn("InboxConfig", "HandlerTimeout", &c.HandlerTimeout, time.Minute)
 	defaultIn("InboxConfig", "DrainTimeout", &c.DrainTimeout, 20*time.Second)
 	c.completeRetries()
 	switch c.OnFailure {

@@ -32,7 +32,7 @@ type transaction interface {
 	// afterwards in any case.
 	commit(ctx context.Context, query string, args []any) error
 
-	// rollback gives the transaction up. A failure needs no report: the connection is then discarded, and PostgreSQL
+	// rollback gives the transaction up, unless it has ended. A failure needs no report: the connection is then discarded, and PostgreSQL
 	// rolls back what nobody committed.
 	rollback()
 
@@ -67,8 +67,9 @@ type pgxTransaction struct {
 	handler *handlerTx
 	timeout time.Duration
 
-	found surroundings
-	tidy  bool // the connection is as it was found, since no handler has had it or since it was looked at
+	released bool // the connection is another's
+	found    surroundings
+	tidy     bool // the connection is as it was found, since no handler has had it or since it was looked at
 }
 
 func (t *pgxTransaction) enter(found surroundings) { t.found, t.tidy = found, false }
@@ -106,7 +107,9 @@ func (t *pgxTransaction) sendCommit(ctx context.Context, batch *pgx.Batch) error
 		}
 		return errNotCommit
 	})
-	t.queueTidy(batch)
+	if !t.tidy {
+		t.queueTidy(batch)
+	}
 	err := t.conn.SendBatch(ctx, batch).Close()
 	if committed {
 		return nil
@@ -142,6 +145,10 @@ func lost(err error) error {
 }
 
 func (t *pgxTransaction) rollback() {
+	if t.released {
+		return
+	}
+	t.released = true
 	idle := t.handler.close()
 	conn := t.conn.Conn()
 	ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
