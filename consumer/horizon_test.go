@@ -101,7 +101,7 @@ func TestKnownEventIsADuplicateAtAnyAge(t *testing.T) {
 		e.wantRows("known", 1, 1)
 
 		release := e.hold(func(tx pgx.Tx) error {
-			_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\nbusy', 122550254464888))`)
+			_, err := consumer.Once(t.Context(), tx, "outbox", "busy")
 			return err
 		})
 		wantProblem(t, e.do(e.newRequest("busy", "{}", old, passed)), http.StatusConflict, "in-flight")

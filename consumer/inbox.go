@@ -31,8 +31,7 @@ const (
 // the key for as long as that one takes. Who inserts without the lock (Once, plain SQL) is met by lock_timeout, set for
 // this INSERT alone: what was set before is put aside in a setting of our own, and put back by the RETURNING, which runs
 // last. CASE, because it keeps that order. Without a row it is not put back, but then the transaction goes no further.
-// ON CONSTRAINT, because an inferred index misses the one that REINDEX CONCURRENTLY is building. The number keeps the lock
-// apart from other advisory locks made of hashes; it reads "outbox".
+// ON CONSTRAINT, because an inferred index misses the one that REINDEX CONCURRENTLY is building.
 //
 // The row says succeeded at once, and 204, which is what most handlers answer: nobody else sees it before it is true, and a row
 // that need not be written again costs half as much.
@@ -51,7 +50,7 @@ INSERT INTO processed_events
      processing_state, processed_at, response_status)
 SELECT $1::text, $2::text, $3::bytea, $4::text, $5::integer, nullif($6::text, ''), nullif($7::bigint, 0),
        coalesce($8::timestamptz, now() + make_interval(secs => nullif($9::float8, 0))), 'succeeded', now(), 204
-WHERE CASE WHEN NOT pg_try_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 122550254464888)) THEN false
+WHERE CASE WHEN NOT ` + keyIsFree + ` THEN false
            WHEN set_config('outbox_relay.lock_timeout', current_setting('lock_timeout'), true) IS NULL THEN false
            WHEN current_setting('synchronous_commit') = 'off' AND set_config('synchronous_commit', 'on', true) IS NULL THEN false
            ELSE set_config('lock_timeout', '100ms', true) IS NOT NULL END
@@ -65,6 +64,18 @@ RETURNING pg_current_xact_id()::text,
               WHEN current_setting('idle_in_transaction_session_timeout')::interval BETWEEN '1 ms' AND make_interval(secs => $12::float8)
               THEN current_setting('idle_in_transaction_session_timeout')
               ELSE least(ceil($12::float8 * 1000), 2147483647)::integer::text END, true)`
+
+// keyIsFree takes the lock of a key, for the length of the transaction. Any login of the database can take it, too: one that
+// is held by a session without the right to insert counts as free. Receivers in two schemas have two locks for one key. The
+// number keeps it apart from other advisory locks made of hashes; it reads "outbox".
+const (
+	keyIsFree = `CASE WHEN pg_try_advisory_xact_lock(` + keyLock + `) THEN true ELSE NOT EXISTS (
+               SELECT FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+               WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND a.datname = current_database()
+                 AND l.classid::bigint << 32 | l.objid::bigint = ` + keyLock + `
+                 AND has_table_privilege(a.usesysid, 'processed_events', 'INSERT')) END`
+	keyLock = `hashtextextended($1::text || E'\n' || $2::text, 122550254464888 # 'processed_events'::regclass::oid::bigint)`
+)
 
 // forgottenSQL finds out whether an event that was not known may have been removed: whether rows from when it was created may
 // be gone. It needs no lock, because whoever removes a row has announced it in there so long before that also the snapshot of

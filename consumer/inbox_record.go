@@ -29,7 +29,7 @@ const (
 
 	recordHead = `
 WITH locked AS MATERIALIZED (
-    SELECT pg_try_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 122550254464888)) AS ok,
+    SELECT ` + keyIsFree + ` AS ok,
            set_config('lock_timeout', '100ms', true),
            CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END,
            coalesce($14::timestamptz < (SELECT received_before FROM inbox_forgotten WHERE source = $1::text), false)

@@ -91,7 +91,7 @@ func TestKnownKeysAreAnsweredWhileTheLockIsHeld(t *testing.T) {
 		e := newEnv(t, f, consumer.Config{}, effect)
 		e.post("k", `{"amount":1}`)
 		release := e.hold(func(tx pgx.Tx) error {
-			_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\nk', 122550254464888))`)
+			_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\nk', 122550254464888 # 'processed_events'::regclass::oid::bigint))`)
 			return err
 		})
 		wantProblem(t, e.post("k", `{"amount":2}`), 422, "key-reused")

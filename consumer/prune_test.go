@@ -163,7 +163,7 @@ func TestPruneLeavesWhatIsInHand(t *testing.T) {
 		e.wantPruned(ninety, 0, 9)
 		e.settle()
 		releaseKey := e.hold(func(tx pgx.Tx) error {
-			_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\nold3', 122550254464888))`)
+			_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\nold3', 122550254464888 # 'processed_events'::regclass::oid::bigint))`)
 			return err
 		})
 		releaseRow := e.hold(func(tx pgx.Tx) error {

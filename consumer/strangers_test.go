@@ -13,8 +13,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 // unread fails the test when somebody reads it.
@@ -221,5 +225,76 @@ func TestMissingTablesAreExplained(t *testing.T) {
 		if !strings.Contains(e.logged.String(), "outbox-relay migrate up --set inbox") {
 			t.Errorf("logged %s", e.logged)
 		}
+	})
+}
+
+// Any login may take the advisory lock of a key that it knows. No event waits for it.
+func TestSecurityStrangersLockKeepsNoEvent(t *testing.T) {
+	lock := func(e *env) {
+		login := "stranger_" + row[string](e, `SELECT current_database()`)
+		e.mustExec(`CREATE ROLE ` + login + ` LOGIN`)
+		stranger, err := pgx.Connect(e.t.Context(), withSetting(e.dsn, "user", login))
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		e.t.Cleanup(func() {
+			_ = stranger.Close(context.Background())
+			_, _ = e.pool.Exec(context.Background(), `DROP ROLE `+login)
+		})
+		oid := row[int64](e, `SELECT 'processed_events'::regclass::oid::bigint`)
+		if _, err := stranger.Exec(e.t.Context(), `SELECT pg_advisory_lock(hashtextextended(E'outbox\nk', 122550254464888 # $1::bigint))`, oid); err != nil {
+			e.t.Fatal(err)
+		}
+	}
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{}, effect)
+		lock(e)
+		wantFirst(t, e.post("k", "{}"), 201, `{"done":"k"}`)
+		wantReplayed(t, e.post("k", "{}"), 201, "")
+		e.wantRows("k", 1, 1)
+	})
+	p := newInbox(t, consumer.InboxConfig{})
+	lock(p.env)
+	if got := p.post("k", "{}"); got.status != http.StatusAccepted {
+		t.Errorf("the inbox answered %d %s", got.status, got.body)
+	}
+}
+
+// row returns the only value of a query.
+func row[T any](e *env, query string) (value T) {
+	e.t.Helper()
+	if err := e.pool.QueryRow(e.t.Context(), query).Scan(&value); err != nil {
+		e.t.Fatalf("%s: %v", query, err)
+	}
+	return value
+}
+
+// Receivers in two schemas of one database know nothing of each other, also while both work on events of one key.
+func TestReceiversInTwoSchemas(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		dsn := pgtest.New(t, migrations.Inbox)
+		one := newEnvAt(t, f, dsn, consumer.Config{}, effect)
+		one.mustExec(schema)
+		one.mustExec(`CREATE SCHEMA two; CREATE TABLE two.processed_events (LIKE processed_events INCLUDING ALL); CREATE TABLE two.effect (key text);
+			CREATE TABLE two.inbox_forgotten (LIKE inbox_forgotten INCLUDING ALL)`)
+		entered, leave := make(chan struct{}), make(chan struct{})
+		two := newEnvAt(t, f, withSetting(dsn, "search_path", "two"), consumer.Config{}, func(e *env) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				close(entered)
+				<-leave
+				effect(e)(w, r)
+			}
+		})
+		slow := make(chan response, 1)
+		go func() {
+			got, _ := two.try(two.newRequest("k", "{}"))
+			slow <- got
+		}()
+		<-entered
+		wantFirst(t, one.post("k", "{}"), 201, `{"done":"k"}`)
+		close(leave)
+		wantFirst(t, <-slow, 201, `{"done":"k"}`)
+		one.wantRows("k", 1, 1)
+		two.wantRows("k", 1, 1)
 	})
 }
