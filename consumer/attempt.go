@@ -24,6 +24,8 @@ type work struct {
 	orderingKey   string
 	isolation     string // of tx
 	xid           string // of tx: tells whether the handler has put another transaction in its place
+	same          bool   // it certainly has not
+	table         *eventsTable
 	began         time.Time
 	handled       time.Duration
 }
@@ -121,7 +123,7 @@ func (s *shift) endedItself(err error) error {
 
 // handle runs the handler. It returns why its work must be rolled back, nil or an error of Ignore otherwise.
 func (s *shift) handle(wk *work) (err error) {
-	ctx, cancel := context.WithTimeoutCause(s.handling, s.cfg.HandlerTimeout, errTimeout)
+	ctx, cancel := context.WithTimeoutCause(s.handling, s.HandlerTimeout, errTimeout)
 	defer cancel()
 	sc := &scope{event: wk.event, settings: s.settings}
 	wk.tx.attach(sc)

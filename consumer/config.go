@@ -4,6 +4,7 @@ import (
 	"database/sql"
 	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -57,17 +58,26 @@ type Config struct {
 	// 1 MiB, the largest payload a producer may enqueue. The body is held in memory while the handler runs.
 	MaxBodyBytes int64
 
-	// MaxResponseBytes bounds the response body that is stored for duplicates. Default 64 KiB. The response itself is not
-	// limited: one that is longer reaches the first caller whole, and a duplicate gets its status and headers with
-	// "Idempotency-Body-Omitted: true" and no body. Whatever the handler answers is held in memory until the commit.
-	MaxResponseBytes int64
+	// BodyTimeout bounds how long the body of a request may take to arrive; then the answer is 408 and the connection is closed.
+	// It takes the place of the server's ReadTimeout while the body is read. Default 10 seconds.
+	BodyTimeout time.Duration
+
+	// MaxUnverifiedBytes bounds the memory that bodies hold together before they have proven where they come from. Beyond it
+	// a request waits for the others, and is answered 503 at the end of BodyTimeout; one of up to 4 KiB never waits. Default
+	// 16 MiB, or twice MaxBodyBytes if that is more.
+	MaxUnverifiedBytes int64
 
 	// Isolation is the transaction's isolation level: sql.LevelDefault (the database's default), LevelReadCommitted,
 	// LevelRepeatableRead or LevelSerializable. Under the last two a conflict surfaces as 503 with Retry-After, and the
 	// sender's retry runs the handler again.
 	Isolation sql.IsolationLevel
 
-	// CommitTimeout bounds storing the response and COMMIT, which run even when the client has gone, and ROLLBACK. Default 10
+	// HandlerTimeout is when the handler's context ends. The transaction of a handler that does not obey it, and leaves it idle, is
+	// ended by the database, at the latest after CommitTimeout more: nothing of it is committed, and the next attempt runs.
+	// Default 1 minute.
+	HandlerTimeout time.Duration
+
+	// CommitTimeout bounds storing the status and COMMIT, which run even when the client has gone, and ROLLBACK. Default 10
 	// seconds. A commit that takes longer is answered with 500; whether it happened shows when the request comes again.
 	CommitTimeout time.Duration
 
@@ -95,6 +105,8 @@ type Config struct {
 type settings struct {
 	Config
 	secrets     []webhook.Secret
+	unverified  *budget      // MaxUnverifiedBytes
+	tables      *sync.Map    // the tables of events by their oid
 	horizonTold *atomic.Bool // that a sender's horizon is longer than Retention
 	expires     bool         // what is remembered goes by itself after Retention, as in a Store
 }
@@ -134,12 +146,18 @@ func (c Config) complete() settings {
 	}
 	orDefault("Tolerance", &s.Tolerance, 5*time.Minute)
 	orDefault("MaxBodyBytes", &s.MaxBodyBytes, 1<<20)
-	orDefault("MaxResponseBytes", &s.MaxResponseBytes, 64<<10)
+	orDefault("BodyTimeout", &s.BodyTimeout, 10*time.Second)
+	orDefault("MaxUnverifiedBytes", &s.MaxUnverifiedBytes, max(16<<20, 2*s.MaxBodyBytes))
+	if s.MaxUnverifiedBytes < 2*s.MaxBodyBytes {
+		panic(fmt.Sprintf("consumer: Config.MaxUnverifiedBytes is %d, less than twice MaxBodyBytes (%d): the largest body could not be read", s.MaxUnverifiedBytes, s.MaxBodyBytes))
+	}
+	s.unverified = newBudget(s.MaxUnverifiedBytes)
+	orDefault("HandlerTimeout", &s.HandlerTimeout, time.Minute)
 	orDefault("CommitTimeout", &s.CommitTimeout, 10*time.Second)
 	if problem := memoryProblem(s.Retention, s.SenderHorizon); problem != "" {
 		panic("consumer: Config." + problem)
 	}
-	s.horizonTold = new(atomic.Bool)
+	s.horizonTold, s.tables = new(atomic.Bool), new(sync.Map)
 	return s
 }
 

@@ -16,9 +16,9 @@
 //
 // # The way of a request
 //
-//	limit the body ─▶ verify the signature ─▶ BEGIN, insert the event ─▶ handler ─▶ store the response, COMMIT ─▶ answer
+//	limit the body ─▶ verify the signature ─▶ BEGIN, insert the event ─▶ handler ─▶ store the status, COMMIT ─▶ answer
 //	        413, 408            400, 401           409, 422, 503, or
-//	                                               the stored response
+//	                                               the stored status
 //
 // Nothing is sent before COMMIT has succeeded, and has reached the disk also where synchronous_commit is off. So the
 // handler's response is buffered whole, and its ResponseWriter can neither flush nor be hijacked. If the process dies
@@ -28,16 +28,17 @@
 // # What the sender is answered
 //
 //	case                                             answer
-//	first time, the handler answers 2xx              that response, after the commit; stored for duplicates
+//	first time, the handler answers 2xx              that response, after the commit; its status is stored for duplicates
 //	first time, the handler answers anything else    that response, after the rollback
-//	duplicate                                        the stored response with Idempotency-Replayed: true, or 200 if Once has recorded
-//	                                                 the event; the handler does not run
+//	duplicate                                        the stored status with Idempotency-Replayed: true and no body, or 200 if Once has
+//	                                                 recorded the event; the handler does not run
 //	another request with the key is in flight        409, Retry-After: 1; at once, without waiting for it
 //	the key was processed with another body          422; nothing changes
 //	it may have been processed and forgotten         422; nothing changes
 //	no key, or a malformed header                    400
-//	signature missing or wrong, timestamp stale      401
-//	body broken off, body too large                  408, 413
+//	signature missing or wrong, timestamp stale      401; without either the body is not read
+//	body broken off or too slow, body too large      408, 413
+//	too many bodies arrive that nobody has proven    503
 //	the handler panics                               500, after the rollback (http.ErrAbortHandler: no answer)
 //	the handler ends the transaction itself          500
 //	COMMIT fails                                     500; 503, Retry-After: 1 if the database asks to repeat (40001, 40P01)
@@ -47,12 +48,6 @@
 // 400, 401, 408 and 413 are given before the database is touched. Every refusal is application/problem+json whose type, such
 // as urn:outbox-relay:problem:key-reused, is stable. outbox-relay retries all of them except 400, 413 and 422, which no
 // repetition will mend.
-//
-// # What is stored
-//
-// Status, headers and up to 64 KiB of body. Not stored are headers that belong to one connection or one moment, and
-// Set-Cookie, which is a credential. A body beyond the limit is left out: the duplicate's answer then has no Content-*
-// headers, and says Idempotency-Body-Omitted: true. A relay looks at the status only.
 //
 // # What is remembered, and for how long
 //
@@ -71,13 +66,15 @@
 //   - It writes through [Tx] ([TxSQL] behind [MiddlewareSQL]). A write through another connection commits on its own, and
 //     so does an e-mail: give it to an outbox, in the same transaction.
 //   - It does not commit or roll back: the status does. Savepoints are its own.
-//   - It leaves the event's row in processed_events; what is personal in it may be set to NULL. It puts search_path and role back
-//     if it has set them. At the end the row is looked for, and where it is not found a 2xx becomes a 500, whose log says so.
+//   - It leaves the event's row in processed_events; what is personal in it may be set to NULL. Before COMMIT the row is looked
+//     for, and where it is not found a 2xx becomes a 500, whose log says so.
+//   - It may set search_path, or a role that it puts back. What of them, and of session locks, it leaves behind on the connection
+//     reaches no other event.
 //   - It does not drop the error of a statement. PostgreSQL commits nothing after one, so a 2xx after it becomes a 500. For
 //     a statement that may fail, take a savepoint: [pgx.BeginFunc] on the transaction.
 //   - It does not mind the client's absence. r.Context() ends when the client hangs up, as always; a handler that is past
 //     its last statement commits all the same. One that should not stop half-way when a relay's timeout is shorter than
-//     its work uses context.WithoutCancel(r.Context()): the retry gets 409 until it is done, then its response.
+//     its work uses context.WithoutCancel(r.Context()): the retry gets 409 until it is done, then its status.
 //
 // # Handlers that return errors
 //

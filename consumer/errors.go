@@ -124,7 +124,7 @@ var (
 	// errEnded: the row that this transaction inserted is not its own any more.
 	errEnded = errors.New("the handler committed or rolled back the transaction itself")
 	// errOutOfReach: what is asked last cannot be asked.
-	errOutOfReach = errors.New("processed_events is out of reach; a handler that has set search_path or a role must put it back")
+	errOutOfReach = errors.New("processed_events is out of reach; a handler that has set a role must put it back")
 	// errNotCommit: something else ran in the place of a COMMIT.
 	errNotCommit = errors.New("COMMIT did not commit: a prepared statement of the connection has its name")
 	// errRowsOpen: the connection is in use, so nothing can be sent over it.
@@ -157,6 +157,7 @@ const (
 	stateQueryCanceled         = "57014"
 	stateDivisionByZero        = "22012"
 	stateUndefinedTable        = "42P01"
+	stateUndefinedColumn       = "42703"
 	stateInsufficientPrivilege = "42501"
 )
 
@@ -169,6 +170,17 @@ func sqlState(err error) string {
 		return stated.SQLState()
 	}
 	return ""
+}
+
+// hinted says what to do about an error of the first statement, where somebody can do something.
+func hinted(err error) error {
+	switch sqlState(err) {
+	case stateUndefinedTable, stateUndefinedColumn:
+		return fmt.Errorf("%w; the receiver's tables are missing or of another version: run outbox-relay migrate up --set inbox", err)
+	case stateInsufficientPrivilege:
+		return fmt.Errorf("%w; run migrations/roles.sql and grant the login inbox_receiver", err)
+	}
+	return err
 }
 
 // isConflict reports whether the same transaction may well succeed when it is run again.

@@ -3,7 +3,6 @@ package consumer
 import (
 	"context"
 	"database/sql"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -96,32 +95,12 @@ type ending struct {
 	calls      sync.RWMutex // read-locked by calls of the handler's, for close
 	over       atomic.Bool  // the handler has returned
 	rolledBack atomic.Bool  // the handler asked to roll back
-	doubtful   atomic.Bool  // the handler did what might have ended the transaction, or begun another in its place
 	spoiled    atomic.Bool  // nobody else may get the connection
-	exposed    *atomic.Bool // the connection's own: a handler has had it, now or earlier, and may have named statements on it
 }
-
-// exposedKey is where a connection keeps what ending calls exposed.
-const exposedKey = "outbox-relay: exposed to a handler"
 
 // lend makes a transaction of conn one that a handler can be given.
 func lend(conn *pgxpool.Conn, tx pgx.Tx, timeout time.Duration) *pgxTransaction {
-	data := conn.Conn().PgConn().CustomData()
-	exposed, known := data[exposedKey].(*atomic.Bool)
-	if !known {
-		exposed = &atomic.Bool{}
-		data[exposedKey] = exposed
-	}
-	end := &ending{exposed: exposed}
-	end.doubtful.Store(exposed.Load()) // a statement's text may be a name
-	return &pgxTransaction{conn: conn, tx: tx, handler: &handlerTx{inner: tx, ending: end}, timeout: timeout}
-}
-
-// expose notes that the handler gets the connection itself. What it does with it nobody sees; and a name that it gives a
-// statement stays, and may read like a harmless statement in the transactions of others.
-func (e *ending) expose() {
-	e.exposed.Store(true)
-	e.doubtful.Store(true)
+	return &pgxTransaction{conn: conn, tx: tx, handler: &handlerTx{inner: tx, ending: &ending{}}, timeout: timeout, tidy: true}
 }
 
 // close closes the transaction to its handler. It reports false while a call is under way all the same, of a goroutine that
@@ -178,7 +157,6 @@ func (t *handlerTx) Exec(ctx context.Context, query string, args ...any) (pgconn
 	if t.refuses(query) {
 		return refusal().Exec()
 	}
-	t.judge(query, args)
 	t.calls.RLock()
 	defer t.calls.RUnlock()
 	return t.current().Exec(ctx, query, args...)
@@ -188,21 +166,18 @@ func (t *handlerTx) Query(ctx context.Context, query string, args ...any) (pgx.R
 	if t.refuses(query) {
 		return refusal().Query() //nolint:sqlclosecheck // nothing is opened
 	}
-	t.judge(query, args)
 	t.calls.RLock()
 	defer t.calls.RUnlock()
-	rows, err := t.current().Query(ctx, query, args...)
-	return handlerRows{rows, t.ending}, err
+	return t.current().Query(ctx, query, args...)
 }
 
 func (t *handlerTx) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
 	if t.refuses(query) {
 		return refusal().QueryRow()
 	}
-	t.judge(query, args)
 	t.calls.RLock()
 	defer t.calls.RUnlock()
-	return handlerRow{t.current().QueryRow(ctx, query, args...), t.ending}
+	return t.current().QueryRow(ctx, query, args...)
 }
 
 func (t *handlerTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
@@ -211,7 +186,6 @@ func (t *handlerTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchRe
 			return pgx.FailedBatchResults(batch, ErrMiddlewareCommits)
 		}
 	}
-	t.expose() // its rows lead to the connection
 	t.calls.RLock()
 	defer t.calls.RUnlock()
 	return t.current().SendBatch(ctx, batch)
@@ -224,7 +198,6 @@ func (t *handlerTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns 
 }
 
 func (t *handlerTx) Prepare(ctx context.Context, name, query string) (*pgconn.StatementDescription, error) {
-	t.expose() // a name says nothing about what it stands for
 	t.calls.RLock()
 	defer t.calls.RUnlock()
 	return t.current().Prepare(ctx, name, query)
@@ -235,41 +208,4 @@ func (t *handlerTx) LargeObjects() pgx.LargeObjects {
 	return t.current().LargeObjects()
 }
 
-func (t *handlerTx) Conn() *pgx.Conn {
-	t.expose()
-	return t.current().Conn()
-}
-
-// handlerRow is a row whose Scan may expose the connection.
-type handlerRow struct {
-	pgx.Row
-	*ending
-}
-
-func (r handlerRow) Scan(dest ...any) error {
-	r.scan(dest)
-	return r.Row.Scan(dest...)
-}
-
-// handlerRows are rows that may expose their connection.
-type handlerRows struct {
-	pgx.Rows
-	*ending
-}
-
-func (r handlerRows) Scan(dest ...any) error {
-	r.scan(dest)
-	return r.Rows.Scan(dest...)
-}
-
-func (r handlerRows) Conn() *pgx.Conn {
-	r.expose()
-	return r.Rows.Conn()
-}
-
-// scan notes whether what a row is scanned into is handed the rows, which lead to the connection.
-func (e *ending) scan(dest []any) {
-	if slices.ContainsFunc(dest, func(d any) bool { _, ok := d.(pgx.RowScanner); return ok }) {
-		e.expose()
-	}
-}
+func (t *handlerTx) Conn() *pgx.Conn { return t.current().Conn() }

@@ -3,9 +3,10 @@ package consumer
 import (
 	"context"
 	"database/sql"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -30,11 +31,13 @@ const (
 // the key for as long as that one takes. Who inserts without the lock (Once, plain SQL) is met by lock_timeout, set for
 // this INSERT alone: what was set before is put aside in a setting of our own, and put back by the RETURNING, which runs
 // last. CASE, because it keeps that order. Without a row it is not put back, but then the transaction goes no further.
-// ON CONSTRAINT, because an inferred index misses the one that REINDEX CONCURRENTLY is building. The number keeps the lock
-// apart from other advisory locks made of hashes; it reads "outbox".
+// ON CONSTRAINT, because an inferred index misses the one that REINDEX CONCURRENTLY is building.
 //
-// The row says succeeded at once, and 204 without a body, which is what most handlers answer: nobody else sees it before it
-// is true, and a row that need not be written again costs half as much.
+// The row says succeeded at once, and 204, which is what most handlers answer: nobody else sees it before it is true, and a row
+// that need not be written again costs half as much.
+//
+// A handler that hangs and leaves its transaction idle must not hold the event for ever: the server ends the session. A shorter
+// limit that is set already stays.
 //
 // The commit waits for the disk, also where the database is told not to: the sender, once answered, never sends the event
 // again, and a crash would undo what it was answered.
@@ -44,10 +47,10 @@ const (
 const admitSQL = `
 INSERT INTO processed_events
     (source, idempotency_key, payload_hash, event_type, event_version, related_reference, event_id, not_after,
-     processing_state, processed_at, response_status, response_headers, response_body)
+     processing_state, processed_at, response_status)
 SELECT $1::text, $2::text, $3::bytea, $4::text, $5::integer, nullif($6::text, ''), nullif($7::bigint, 0),
-       coalesce($8::timestamptz, now() + make_interval(secs => nullif($9::float8, 0))), 'succeeded', now(), 204, '{}', ''
-WHERE CASE WHEN NOT pg_try_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 122550254464888)) THEN false
+       coalesce($8::timestamptz, now() + make_interval(secs => nullif($9::float8, 0))), 'succeeded', now(), 204
+WHERE CASE WHEN NOT ` + keyIsFree + ` THEN false
            WHEN set_config('outbox_relay.lock_timeout', current_setting('lock_timeout'), true) IS NULL THEN false
            WHEN current_setting('synchronous_commit') = 'off' AND set_config('synchronous_commit', 'on', true) IS NULL THEN false
            ELSE set_config('lock_timeout', '100ms', true) IS NOT NULL END
@@ -55,7 +58,24 @@ ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
 RETURNING pg_current_xact_id()::text,
           coalesce($10::timestamptz < now() - interval '24 hours', false),
           coalesce($11::timestamptz < now(), false),
-          set_config('lock_timeout', current_setting('outbox_relay.lock_timeout'), true)`
+          set_config('lock_timeout', current_setting('outbox_relay.lock_timeout'), true),
+          tableoid::bigint, current_setting('search_path'), current_user::text,
+          set_config('idle_in_transaction_session_timeout', CASE
+              WHEN current_setting('idle_in_transaction_session_timeout')::interval BETWEEN '1 ms' AND make_interval(secs => $12::float8)
+              THEN current_setting('idle_in_transaction_session_timeout')
+              ELSE least(ceil($12::float8 * 1000), 2147483647)::integer::text END, true)`
+
+// keyIsFree takes the lock of a key, for the length of the transaction. Any login of the database can take it, too: one that
+// is held by a session without the right to insert counts as free. Receivers in two schemas have two locks for one key. The
+// number keeps it apart from other advisory locks made of hashes; it reads "outbox".
+const (
+	keyIsFree = `CASE WHEN pg_try_advisory_xact_lock(` + keyLock + `) THEN true ELSE NOT EXISTS (
+               SELECT FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+               WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND a.datname = current_database()
+                 AND l.classid::bigint << 32 | l.objid::bigint = ` + keyLock + `
+                 AND has_table_privilege(a.usesysid, 'processed_events', 'INSERT')) END`
+	keyLock = `hashtextextended($1::text || E'\n' || $2::text, 122550254464888 # 'processed_events'::regclass::oid::bigint)`
+)
 
 // forgottenSQL finds out whether an event that was not known may have been removed: whether rows from when it was created may
 // be gone. It needs no lock, because whoever removes a row has announced it in there so long before that also the snapshot of
@@ -63,12 +83,14 @@ RETURNING pg_current_xact_id()::text,
 const forgottenSQL = `SELECT EXISTS (SELECT FROM inbox_forgotten WHERE source = $1::text AND received_before > $2::timestamptz)`
 
 // admit begins a transaction and finds out what to do with the request. It returns the transaction for the caller to end
-// when the request is admitted, and the answer when it is a duplicate.
-func (s *settings) admit(ctx context.Context, db database, rq *request) (transaction, admission, *answer, error) {
+// when the request is admitted, and the status of the first answer when it is a duplicate.
+func (s *settings) admit(ctx context.Context, db database, rq *request) (transaction, admission, int, error) {
 	var first, aged, late bool
+	var table int64
+	var found surroundings
 	scan := func(row pgx.Row) error {
 		var timeout string
-		err := row.Scan(&rq.xact, &aged, &late, &timeout)
+		err := row.Scan(&rq.xact, &aged, &late, &timeout, &table, &found.searchPath, &found.role, &timeout)
 		first = err == nil
 		if errors.Is(err, sql.ErrNoRows) {
 			return nil
@@ -80,31 +102,64 @@ func (s *settings) admit(ctx context.Context, db database, rq *request) (transac
 	tx, err := db.begin(ctx, scan, admitSQL, []any{
 		s.Source, e.Key, rq.hash[:], e.Type, int32(e.Version), e.RelatedReference, e.ID,
 		shifted(e.NotAfter, 0), s.SenderHorizon.Seconds(), created, shifted(e.NotAfter, s.Tolerance),
+		(s.HandlerTimeout + s.CommitTimeout).Seconds(),
 	})
 	if err == nil && aged && !late {
 		err = tx.queryRow(ctx, forgottenSQL, []any{s.Source, created}).Scan(&late)
 	}
 	if err == nil && first && !late {
-		return tx, admitted, nil, nil
+		if rq.table, err = s.memoryTable(ctx, tx, table); err == nil {
+			tx.enter(found)
+			return tx, admitted, 0, nil
+		}
 	}
 	if tx != nil {
 		defer tx.rollback()
 	}
 	if err == nil && first {
-		return nil, forgotten, nil, nil
+		return nil, forgotten, 0, nil
 	}
-	var found admission
-	var stored *answer
+	var known admission
+	var status int
 	if err == nil {
-		found, stored, err = s.recall(ctx, tx, rq)
+		known, status, err = s.recall(ctx, tx, rq)
 	}
 	switch {
 	case err == nil:
-		return nil, found, stored, nil
+		return nil, known, status, nil
 	case sqlState(err) == stateLockNotAvailable:
-		return nil, busy, nil, nil
+		return nil, busy, 0, nil
 	}
-	return nil, "", nil, fmt.Errorf("begin transaction for event: %w", err)
+	return nil, "", 0, fmt.Errorf("begin transaction for event: %w", hinted(err))
+}
+
+// memoryTable is a table processed_events, and the statements that end a transaction which has inserted into it. They name
+// its schema: a handler may have changed search_path, as multi-tenant code does, and another schema may have such a table, too.
+type memoryTable struct{ untouched, answer string }
+
+// memoryTable returns the table by its oid. It asks once for each, mostly once.
+func (s *settings) memoryTable(ctx context.Context, tx transaction, oid int64) (*memoryTable, error) {
+	if known, ok := s.tables.Load(oid); ok {
+		return known.(*memoryTable), nil
+	}
+	name, err := tableName(ctx, tx, oid)
+	if err != nil {
+		return nil, err
+	}
+	table := &memoryTable{
+		untouched: strings.ReplaceAll(untouchedSQL, "processed_events", name),
+		answer:    strings.ReplaceAll(answerSQL, "processed_events", name),
+	}
+	s.tables.Store(oid, table)
+	return table, nil
+}
+
+const selectTableName = `
+SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::bigint::oid`
+
+func tableName(ctx context.Context, tx transaction, oid int64) (name string, err error) {
+	err = tx.queryRow(ctx, selectTableName, []any{oid}).Scan(&name)
+	return name, err
 }
 
 // shifted is t for the database, where a time that the sender does not tell is NULL.
@@ -118,42 +173,40 @@ func shifted(t time.Time, by time.Duration) any {
 // recallSQL reads what is kept of an event that was not admitted. It is a statement of its own, with a snapshot of its
 // own: the row may have been committed after the one of admitSQL was taken.
 const recallSQL = `
-SELECT coalesce(payload_hash <> $3::bytea, false),
-       coalesce(response_status, 200), coalesce(response_headers::text, '{}'), response_body,
-       response_status IS NOT NULL AND response_body IS NULL
+SELECT coalesce(payload_hash <> $3::bytea, false), coalesce(response_status, 200), coalesce($4::timestamptz > coalesce(not_after, '-infinity'), false)
 FROM processed_events
 WHERE source = $1::text AND idempotency_key = $2::text`
 
 // recall tells why an event was not admitted. What is committed comes first, so that another body under a known key is
-// refused even while somebody holds the lock. An event without a response is known from [Once]: done, but never answered.
-// One whose handler committed by itself has the response of admitSQL.
-func (s *settings) recall(ctx context.Context, tx transaction, rq *request) (admission, *answer, error) {
-	var otherBody bool
-	var headers string
-	stored := &answer{}
-	row := tx.queryRow(ctx, recallSQL, []any{s.Source, rq.event.Key, rq.hash[:]})
-	err := row.Scan(&otherBody, &stored.status, &headers, &stored.body, &stored.omitted)
+// refused even while somebody holds the lock. An event without a status is known from [Once]: done, but never answered.
+// One whose handler committed by itself has the status of admitSQL.
+func (s *settings) recall(ctx context.Context, tx transaction, rq *request) (found admission, status int, err error) {
+	var otherBody, comesLater bool
+	notAfter := shifted(rq.event.NotAfter, 0)
+	err = tx.queryRow(ctx, recallSQL, []any{s.Source, rq.event.Key, rq.hash[:], notAfter}).Scan(&otherBody, &status, &comesLater)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
-		return busy, nil, nil
+		return busy, 0, nil
 	case err != nil:
-		return "", nil, err
+		return "", 0, err
 	case otherBody:
-		return reused, nil, nil
+		return reused, 0, nil
+	case comesLater:
+		err = tx.commit(ctx, extendSQL, []any{s.Source, rq.event.Key, notAfter})
 	}
-	if err := json.Unmarshal([]byte(headers), &stored.header); err != nil {
-		return "", nil, fmt.Errorf("read stored response headers: %w", err)
-	}
-	return duplicate, stored, nil
+	return duplicate, status, err
 }
+
+// extendSQL notes that the sender may send a known event for longer than it said before, as after a replay: it must not be
+// forgotten until then.
+const extendSQL = `
+UPDATE processed_events SET not_after = $3::timestamptz
+WHERE source = $1::text AND idempotency_key = $2::text AND coalesce(not_after, '-infinity') < $3::timestamptz`
 
 // untouchedSQL changes nothing. It divides by zero unless the event's row is there and this is the transaction that inserted
 // it; the error keeps the COMMIT behind it from being carried out. Whatever a handler did to end or exchange that transaction
 // (ROLLBACK AND CHAIN, COMMIT and BEGIN) shows here, and so does that it removed the row: what it wrote may have no row of the
 // event beside it, and would take effect again with every request.
-//
-// The table is that of the search_path, here and below. A handler that leaves another one behind commits nothing: to put it back
-// would take it from the handler's own deferred triggers, which run at COMMIT.
 const untouchedSQL = `
 SELECT 1 / count(*) FROM processed_events
 WHERE source = $2::text AND idempotency_key = $3::text AND ` + inserted
@@ -161,41 +214,31 @@ WHERE source = $2::text AND idempotency_key = $3::text AND ` + inserted
 // inserted divides by zero in any transaction but the one that inserted the event, before any row is looked for.
 const inserted = `1 / (coalesce(pg_current_xact_id_if_assigned()::text, '') = $1::text)::integer = 1`
 
-// answerSQL stores the response beside the event, where it is not the one that admitSQL has put there. It divides by zero where
+// answerSQL stores the status beside the event, where it is not the one that admitSQL has put there. It divides by zero where
 // untouchedSQL does. An event that is of no concern to the receiver is ignored by it, for a reason, and commits all the same.
 const answerSQL = `
 WITH answered AS (
     UPDATE processed_events
     SET processed_at = clock_timestamp(),
         response_status = $4::smallint,
-        response_headers = $5::text::jsonb,
-        response_body = $6::bytea,
-        processing_state = $7::text,
-        last_error = nullif($8::text, '')
+        processing_state = $5::text,
+        last_error = nullif($6::text, '')
     WHERE source = $2::text AND idempotency_key = $3::text AND ` + inserted + `
     RETURNING 1
 )
 SELECT 1 / count(*) FROM answered`
 
-// remember stores the response for duplicates and commits. After an error the effect is rolled back or its fate is
+// remember stores the status for duplicates and commits. After an error the effect is rolled back or its fate is
 // unknown, and so is the row's, because both are one transaction: the next request finds out.
 func (s *settings) remember(ctx context.Context, tx transaction, rq *request, a *answer) error {
-	kept := a.stored(s.MaxResponseBytes)
-	if kept.anticipated() && a.ignored == "" {
-		return committed(tx.confirm(ctx, untouchedSQL, []any{rq.xact, s.Source, rq.event.Key}))
-	}
-	headers, _ := json.Marshal(kept.header)     // strings always encode
-	body := any(append([]byte{}, kept.body...)) // never nil, which would mean omitted
-	if kept.omitted {
-		body = nil
+	if a.status == http.StatusNoContent && a.ignored == "" {
+		return committed(tx.commit(ctx, rq.table.untouched, []any{rq.xact, s.Source, rq.event.Key}))
 	}
 	state := StateSucceeded
 	if a.ignored != "" {
 		state = StateIgnored
 	}
-	return committed(tx.commit(ctx, answerSQL, []any{
-		rq.xact, s.Source, rq.event.Key, int16(kept.status), string(headers), body, string(state), a.ignored,
-	}))
+	return committed(tx.commit(ctx, rq.table.answer, []any{rq.xact, s.Source, rq.event.Key, int16(a.status), string(state), a.ignored}))
 }
 
 func committed(err error) error {

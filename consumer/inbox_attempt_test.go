@@ -122,19 +122,19 @@ func TestInboxAttempts(t *testing.T) {
 		},
 		"a timeout": {
 			func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
-			func(c *consumer.InboxConfig) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within InboxConfig.HandlerTimeout"),
+			func(c *consumer.InboxConfig) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within Config.HandlerTimeout"),
 		},
 		"a timeout, and success": {
 			func(ctx context.Context) error { <-ctx.Done(); return nil },
-			func(c *consumer.InboxConfig) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within InboxConfig.HandlerTimeout"),
+			func(c *consumer.InboxConfig) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within Config.HandlerTimeout"),
 		},
 		"a timeout in a statement": {
 			func(ctx context.Context) error { return exec(ctx, "SELECT pg_sleep(3600)") },
-			func(c *consumer.InboxConfig) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within InboxConfig.HandlerTimeout"),
+			func(c *consumer.InboxConfig) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within Config.HandlerTimeout"),
 		},
 		"a timeout that says permanent": {
 			func(ctx context.Context) error { <-ctx.Done(); return consumer.Permanent(ctx.Err()) },
-			func(c *consumer.InboxConfig) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within InboxConfig.HandlerTimeout"),
+			func(c *consumer.InboxConfig) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within Config.HandlerTimeout"),
 		},
 		"a timeout beyond what PostgreSQL can hold": {
 			func(context.Context) error { return nil },
@@ -293,7 +293,7 @@ func TestInboxWorksAtTheIsolationLevelOfItsConfig(t *testing.T) {
 func TestInboxBoundsTheSessionOfAWorkerThatVanishes(t *testing.T) {
 	t.Parallel()
 	settings := make(chan [2]string, 2)
-	cfg := consumer.InboxConfig{HandlerTimeout: 90 * time.Second, Config: consumer.Config{CommitTimeout: 10 * time.Second}}
+	cfg := consumer.InboxConfig{Config: consumer.Config{HandlerTimeout: 90 * time.Second, CommitTimeout: 10 * time.Second}}
 	cfg.Handle = func(ctx context.Context, event consumer.Event, _ []byte) error {
 		var got string
 		err := consumer.Tx(ctx).QueryRow(ctx, "SHOW idle_in_transaction_session_timeout").Scan(&got)

@@ -27,7 +27,7 @@ var inboxStatements = map[string]struct {
 		`'outbox', 'new', sha256(''), 't', 1, '', '{}', '{}', 1, 'o1', 1, NULL, 0, NULL, NULL, true`, pinned,
 		[]string{"using inbox_events_one_of_its_key", "using inbox_events_waiting", "using inbox_events_failed_in_order"},
 	},
-	"known": {"text, text, bytea", knownSQL, `'outbox', '1', sha256('')`, anew, []string{"using processed_events_pkey", "using inbox_events_pkey"}},
+	"known": {"text, text, bytea, timestamptz", knownSQL, `'outbox', '1', sha256(''), NULL`, anew, []string{"using processed_events_pkey", "using inbox_events_pkey"}},
 	"look":  {"text", lookSQL, `'outbox'`, anew, []string{"using inbox_events_due", "using inbox_events_processing"}},
 	"claim": {
 		"text, text, text[], int[], int, text", claimSQL, `'outbox', 'p', ARRAY['t1'], ARRAY[1], 8, 't2'`, pinned,

@@ -110,7 +110,7 @@ func TestPruneLeavesWhatIsInHandInAnInbox(t *testing.T) {
 	for _, statement := range []string{
 		`SELECT FROM inbox_events WHERE idempotency_key = 'old2' FOR UPDATE`,
 		`UPDATE inbox_events SET processing_state = 'pending', next_attempt_at = now() WHERE idempotency_key = 'old4'`,
-		`SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\nold6', 122550254464888))`,
+		`SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\nold6', 122550254464888 # 'processed_events'::regclass::oid::bigint))`,
 		`SELECT FROM processed_events WHERE idempotency_key = 'old8' FOR UPDATE`,
 	} {
 		release = append(release, p.hold(func(tx pgx.Tx) error {

@@ -29,7 +29,7 @@ const (
 
 	recordHead = `
 WITH locked AS MATERIALIZED (
-    SELECT pg_try_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 122550254464888)) AS ok,
+    SELECT ` + keyIsFree + ` AS ok,
            set_config('lock_timeout', '100ms', true),
            CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END,
            coalesce($14::timestamptz < (SELECT received_before FROM inbox_forgotten WHERE source = $1::text), false)
@@ -123,7 +123,7 @@ func (in *Inbox) record(ctx context.Context, rq *request, header http.Header) (r
 	case err == nil && due != nil:
 		return recorded{admission: admitted, state: StatePending, due: *due, late: late}, nil
 	case err != nil && sqlState(err) != stateLockNotAvailable:
-		return recorded{}, fmt.Errorf("record event: %w", err)
+		return recorded{}, fmt.Errorf("record event: %w", hinted(err))
 	}
 	found, err := in.known(ctx, conn, rq)
 	if found.admission == busy && old {
@@ -135,15 +135,16 @@ func (in *Inbox) record(ctx context.Context, rq *request, header http.Header) (r
 // knownSQL reads what is kept of an event that was not recorded. Where it has been, and is not in the inbox any more, because
 // somebody has removed it by hand, nobody knows what became of it: its state is recorded.
 const knownSQL = `
-SELECT coalesce(p.payload_hash <> $3::bytea, false), coalesce(e.processing_state, p.processing_state)
+SELECT coalesce(p.payload_hash <> $3::bytea, false), coalesce(e.processing_state, p.processing_state), coalesce($4::timestamptz > coalesce(p.not_after, '-infinity'), false)
 FROM processed_events p LEFT JOIN inbox_events e ON e.source = p.source AND e.idempotency_key = p.idempotency_key
 WHERE p.source = $1::text AND p.idempotency_key = $2::text`
 
 // known tells why an event was not recorded, as recall does for the middleware.
 func (in *Inbox) known(ctx context.Context, conn *pgxpool.Conn, rq *request) (recorded, error) {
-	var otherBody bool
+	var otherBody, comesLater bool
+	notAfter := shifted(rq.event.NotAfter, 0)
 	found := recorded{admission: duplicate}
-	err := conn.QueryRow(ctx, knownSQL, plannedAnew, in.Source, rq.event.Key, rq.hash[:]).Scan(&otherBody, &found.state)
+	err := conn.QueryRow(ctx, knownSQL, plannedAnew, in.Source, rq.event.Key, rq.hash[:], notAfter).Scan(&otherBody, &found.state, &comesLater)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		found.admission = busy
@@ -151,6 +152,10 @@ func (in *Inbox) known(ctx context.Context, conn *pgxpool.Conn, rq *request) (re
 		return recorded{}, fmt.Errorf("read known event: %w", err)
 	case otherBody:
 		found.admission = reused
+	case comesLater:
+		if _, err := conn.Exec(ctx, extendSQL, plannedAnew, in.Source, rq.event.Key, notAfter); err != nil {
+			return recorded{}, fmt.Errorf("extend known event: %w", err)
+		}
 	}
 	return found, nil
 }

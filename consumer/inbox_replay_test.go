@@ -198,7 +198,6 @@ func TestInboxConfigMistakes(t *testing.T) {
 		"InboxConfig.Workers is 9, which the pool cannot": {Workers: 9},
 		`InboxConfig.TypeWorkers["t"] is 0`:               {TypeWorkers: map[string]int{"t": 0}},
 		"InboxConfig.PollInterval is negative: -1s":       {PollInterval: -time.Second},
-		"InboxConfig.HandlerTimeout is negative: -1s":     {HandlerTimeout: -time.Second},
 		"InboxConfig.DrainTimeout is negative: -1s":       {DrainTimeout: -time.Second},
 		"InboxConfig.Schedule[1] is -1s":                  {Schedule: []time.Duration{0, -time.Second}},
 		"InboxConfig.Jitter is 2: set 0 to 1":             {Jitter: &nan},

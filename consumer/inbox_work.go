@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -156,7 +157,8 @@ SELECT payload, coalesce(request_headers::text, '{}'), attempts, interruptions, 
        set_config('idle_in_transaction_session_timeout', CASE
            WHEN current_setting('idle_in_transaction_session_timeout')::interval BETWEEN '1 ms' AND make_interval(secs => $4::float8)
            THEN current_setting('idle_in_transaction_session_timeout')
-           ELSE least(ceil($4::float8 * 1000), 2147483647)::integer::text END, true), ` + unpinned + `
+           ELSE least(ceil($4::float8 * 1000), 2147483647)::integer::text END, true), ` + unpinned + `,
+       tableoid::bigint, current_setting('search_path'), current_user::text
 FROM inbox_events
 WHERE ctid = $5::text::tid AND source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'
 FOR UPDATE SKIP LOCKED`
@@ -166,11 +168,14 @@ FOR UPDATE SKIP LOCKED`
 func (s *shift) begin(ctx context.Context, conn *pgxpool.Conn, t *ticket) (*work, error) {
 	wk := &work{ticket: t}
 	var timeout, setting string
+	var table int64
+	var found surroundings
 	batch := &pgx.Batch{}
 	batch.BeginTx(s.txOptions())
 	batch.Queue(pinSomeSQL)
-	batch.Queue(beginSQL, s.Source, t.key, t.fence, (s.cfg.HandlerTimeout + s.CommitTimeout).Seconds(), t.place).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&wk.payload, &wk.headers, &wk.attempts, &wk.interruptions, &wk.orderingKey, &wk.isolation, &wk.xid, &timeout, &setting, &setting)
+	batch.Queue(beginSQL, s.Source, t.key, t.fence, (s.HandlerTimeout + s.CommitTimeout).Seconds(), t.place).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&wk.payload, &wk.headers, &wk.attempts, &wk.interruptions, &wk.orderingKey, &wk.isolation, &wk.xid, &timeout, &setting, &setting,
+			&table, &found.searchPath, &found.role)
 	})
 	results := conn.SendBatch(ctx, batch)
 	err := results.Close()
@@ -183,7 +188,32 @@ func (s *shift) begin(ctx context.Context, conn *pgxpool.Conn, t *ticket) (*work
 		wk.tx.rollback()
 		return nil, fmt.Errorf("begin work on event: %w", err)
 	}
+	if wk.table, err = s.eventsTable(ctx, wk.tx, table); err != nil {
+		wk.tx.rollback()
+		return nil, fmt.Errorf("begin work on event: %w", err)
+	}
+	wk.tx.enter(found)
 	return wk, nil
+}
+
+// eventsTable is a table inbox_events, and the statements on it in a transaction that a handler has had; see memoryTable.
+type eventsTable struct{ finish, promote string }
+
+// eventsTable returns the table by its oid. It asks once for each, mostly once.
+func (s *shift) eventsTable(ctx context.Context, tx transaction, oid int64) (*eventsTable, error) {
+	if known, ok := s.tables.Load(oid); ok {
+		return known.(*eventsTable), nil
+	}
+	name, err := tableName(ctx, tx, oid)
+	if err != nil {
+		return nil, err
+	}
+	table := &eventsTable{
+		finish:  strings.ReplaceAll(finishSQL, "inbox_events", name),
+		promote: strings.ReplaceAll(promoteSQL, "inbox_events", name),
+	}
+	s.tables.Store(oid, table)
+	return table, nil
 }
 
 // finishSQL writes down that the handler has succeeded. It raises an error, which keeps the COMMIT behind it from being
@@ -217,7 +247,7 @@ func (s *shift) finish(ctx context.Context, wk *work, state State, reason string
 	}
 	batch := &pgx.Batch{}
 	batch.Queue(pinSomeSQL)
-	batch.Queue(finishSQL, s.Source, wk.key, wk.fence, string(state), reason, wk.xid).QueryRow(func(row pgx.Row) error {
+	batch.Queue(wk.table.finish, s.Source, wk.key, wk.fence, string(state), reason, wk.xid).QueryRow(func(row pgx.Row) error {
 		var one int
 		err := row.Scan(&one)
 		if sqlState(err) == stateDivisionByZero {
@@ -234,19 +264,18 @@ func (s *shift) finish(ctx context.Context, wk *work, state State, reason string
 			}
 			return err
 		})
-		s.queuePromote(batch, wk.orderingKey, &wk.promoted)
+		s.queuePromote(batch, wk.table.promote, wk.orderingKey, &wk.promoted)
 		batch.Queue(unboundLocksSQL)
 	}
 	batch.Queue(unpinSQL)
-	batch.Queue("commit").Exec(func(tag pgconn.CommandTag) error { return wk.tx.done(tag, nil) })
-	err := wk.tx.conn.SendBatch(ctx, batch).Close()
+	err := wk.tx.sendCommit(ctx, batch)
 	switch {
 	case err == nil:
 		return nil
 	case sqlState(err) == stateInFailedTransaction, errors.Is(err, errAborted):
 		err = errDropped
 	case sqlState(err) == stateUndefinedTable, sqlState(err) == stateInsufficientPrivilege:
-		err = fmt.Errorf("%w (a handler that has set search_path or a role must put it back)", err)
+		err = fmt.Errorf("%w (a handler that has set a role must put it back)", err)
 	case wk.tx.conn.Conn().IsClosed() && ctx.Err() == nil: // a COMMIT that takes too long may do so every time
 		err = fmt.Errorf("%w: %w", errInterrupted, err)
 	}
@@ -260,19 +289,16 @@ const sameSQL = `SELECT coalesce(pg_current_xact_id_if_assigned()::text, '') = $
 // certainly has not, no doubt is left. What cannot be asked, because the transaction is aborted or its connection lost, is for
 // committedItself.
 func (s *shift) exchanged(ctx context.Context, wk *work) bool {
-	handler := wk.tx.handler
-	handler.over.Store(true)
-	if wk.tx.ended() || !handler.doubtful.Load() {
-		return wk.tx.ended()
+	wk.tx.handler.over.Store(true)
+	if wk.tx.ended() {
+		return true
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
 	defer cancel()
-	var same bool
-	if err := wk.tx.conn.QueryRow(ctx, sameSQL, plannedAnew, wk.xid).Scan(&same); err != nil {
+	if err := wk.tx.conn.QueryRow(ctx, sameSQL, plannedAnew, wk.xid).Scan(&wk.same); err != nil {
 		return false
 	}
-	handler.doubtful.Store(!same)
-	return !same
+	return !wk.same
 }
 
 // committedSQL asks, from outside, whether the transaction of an attempt is committed although its event is still being
@@ -289,7 +315,7 @@ SELECT coalesce(pg_xact_status($4::text::xid8) = 'committed', false) FROM mine`
 // committedItself reports whether a handler whose transaction is in doubt has committed it. When the database does not say,
 // nobody knows, and the event is tried again: most transactions in doubt are as they were begun.
 func (s *shift) committedItself(ctx context.Context, wk *work) (committed bool) {
-	if !wk.tx.handler.doubtful.Load() {
+	if wk.same {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
@@ -317,8 +343,8 @@ WHERE e.ctid = (
   AND NOT ($3::boolean AND EXISTS (SELECT FROM inbox_events f WHERE f.source = $1::text AND f.ordering_key = $2::text
       AND f.processing_state = 'failed' AND (f.sequence, f.inbox_id) < (e.sequence, e.inbox_id)))`
 
-func (in *Inbox) queuePromote(batch *pgx.Batch, orderingKey string, promoted *bool) {
-	batch.Queue(promoteSQL, in.Source, orderingKey, in.cfg.OnFailure == FailureBlocks).Exec(func(changed pgconn.CommandTag) error {
+func (in *Inbox) queuePromote(batch *pgx.Batch, promote, orderingKey string, promoted *bool) {
+	batch.Queue(promote, in.Source, orderingKey, in.cfg.OnFailure == FailureBlocks).Exec(func(changed pgconn.CommandTag) error {
 		*promoted = changed.RowsAffected() > 0
 		return nil
 	})
@@ -350,7 +376,7 @@ func (in *Inbox) release(ctx context.Context, orderingKey string) (promoted bool
 	batch.Queue(pinSQL, "on")
 	queueOrderLock(batch, in.Source, orderingKey)
 	batch.Queue(giveWaySQL, in.Source, orderingKey)
-	in.queuePromote(batch, orderingKey, &promoted)
+	in.queuePromote(batch, promoteSQL, orderingKey, &promoted)
 	batch.Queue("commit")
 	if err := sendAll(ctx, conn, batch); err != nil {
 		return false, fmt.Errorf("let the next event of a key go: %w", err)

@@ -49,7 +49,7 @@ func TestDuplicateOfARequestInFlight(t *testing.T) {
 
 		finish()
 		wantFirst(t, <-first, 201, `{"done":"k"}`)
-		wantReplayed(t, e.post("k", "{}"), 201, `{"done":"k"}`)
+		wantReplayed(t, e.post("k", "{}"), 201, "")
 		e.wantRows("k", 1, 1)
 	})
 }
@@ -91,11 +91,11 @@ func TestKnownKeysAreAnsweredWhileTheLockIsHeld(t *testing.T) {
 		e := newEnv(t, f, consumer.Config{}, effect)
 		e.post("k", `{"amount":1}`)
 		release := e.hold(func(tx pgx.Tx) error {
-			_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\nk', 122550254464888))`)
+			_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\nk', 122550254464888 # 'processed_events'::regclass::oid::bigint))`)
 			return err
 		})
 		wantProblem(t, e.post("k", `{"amount":2}`), 422, "key-reused")
-		wantReplayed(t, e.post("k", `{"amount":1}`), 201, `{"done":"k"}`)
+		wantReplayed(t, e.post("k", `{"amount":1}`), 201, "")
 		release()
 	})
 }
@@ -181,7 +181,7 @@ func TestFiftyAtOnceRunOnce(t *testing.T) {
 			t.Errorf("the handler ran %d times", n)
 		}
 		one.wantRows("k", 1, 1)
-		wantReplayed(t, two.post("k", "{}"), 201, `{"done":"k"}`)
+		wantReplayed(t, two.post("k", "{}"), 201, "")
 	})
 }
 

@@ -18,7 +18,7 @@ type storeMemory struct {
 	ttl   time.Duration
 }
 
-func (m *storeMemory) admit(ctx context.Context, rq *request) (held, admission, *answer, error) {
+func (m *storeMemory) admit(ctx context.Context, rq *request) (held, admission, int, error) {
 	// The lease is counted from before the store counts it, so that it never lasts longer here than there.
 	l := &lease{storeMemory: m, ctx: context.WithoutCancel(ctx), handlerUntil: time.Now().Add(m.lease / 5 * 4)}
 	l.claim = Claim{Source: m.Source, Key: rq.event.Key, Hash: rq.hash, Token: rand.Text()}
@@ -26,22 +26,22 @@ func (m *storeMemory) admit(ctx context.Context, rq *request) (held, admission, 
 	switch known := acquired.Known; {
 	case err != nil:
 		_ = l.release(time.Second) // the claim may have arrived all the same, but the client waits, and the store may not answer
-		return nil, "", nil, fmt.Errorf("claim event: %w", err)
+		return nil, "", 0, fmt.Errorf("claim event: %w", err)
 	case known == nil && !acquired.Claimed:
-		return nil, busy, nil, nil
+		return nil, busy, 0, nil
 	case known == nil && m.forgetful(&rq.event, time.Now()):
 		l.rollback()
-		return nil, forgotten, nil, nil
+		return nil, forgotten, 0, nil
 	case known == nil && !time.Now().Before(l.handlerUntil):
 		// The store's answer was so long on its way that the event may be another's by now, and its handler running.
 		_ = l.release(time.Second)
-		return nil, "", nil, fmt.Errorf("claim event: the store took longer to answer than the handler may take, by a lease of %v", m.lease)
+		return nil, "", 0, fmt.Errorf("claim event: the store took longer to answer than the handler may take, by a lease of %v", m.lease)
 	case known == nil:
-		return l, admitted, nil, nil
+		return l, admitted, 0, nil
 	case known.Hash != rq.hash:
-		return nil, reused, nil, nil
+		return nil, reused, 0, nil
 	default:
-		return nil, duplicate, known.Response.answer(), nil
+		return nil, duplicate, known.Status, nil
 	}
 }
 
@@ -62,15 +62,6 @@ func (m *storeMemory) knownFor(event *Event, now time.Time) time.Duration {
 	return max(m.ttl, event.NotAfter.Add(m.Tolerance).Sub(now))
 }
 
-// answer is what a duplicate gets. The header is cloned because the store may keep the one it returned.
-func (r *Response) answer() *answer {
-	a := &answer{status: r.Status, header: r.Header.Clone(), body: r.Body, omitted: r.BodyOmitted}
-	if a.header == nil {
-		a.header = http.Header{}
-	}
-	return a
-}
-
 // lease holds an event by a claim in the store.
 type lease struct {
 	*storeMemory
@@ -83,9 +74,7 @@ func (l *lease) attach(sc *scope) { sc.lease = l }
 
 // remember may come after the lease: the store takes it unless somebody else has taken the event over.
 func (l *lease) remember(ctx context.Context, rq *request, a *answer) error {
-	kept := a.stored(l.MaxResponseBytes)
-	response := Response{Status: kept.status, Header: kept.header, Body: kept.body, BodyOmitted: kept.omitted}
-	err := l.complete(ctx, response, l.knownFor(&rq.event, time.Now()))
+	err := l.complete(ctx, a.status, l.knownFor(&rq.event, time.Now()))
 	switch {
 	case err == nil:
 		return nil
@@ -97,9 +86,9 @@ func (l *lease) remember(ctx context.Context, rq *request, a *answer) error {
 
 // complete tries until ctx ends. The effect has happened, and a store that restarts is back within seconds: to give up
 // at the first error would be to repeat the effect for it.
-func (l *lease) complete(ctx context.Context, response Response, ttl time.Duration) error {
+func (l *lease) complete(ctx context.Context, status int, ttl time.Duration) error {
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		err := l.store.Complete(ctx, l.claim, response, ttl)
+		err := l.store.Complete(ctx, l.claim, status, ttl)
 		if err == nil || errors.Is(err, ErrLeaseLost) || ctx.Err() != nil {
 			return err
 		}

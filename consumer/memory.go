@@ -5,13 +5,13 @@ import "context"
 // A memory tells first requests from duplicates: the database in whose transaction the handler works, or a [Store].
 type memory interface {
 	// admit finds out what to do with a request. It returns the event for the caller to end when the request is admitted,
-	// and the answer when it is a duplicate.
-	admit(ctx context.Context, rq *request) (held, admission, *answer, error)
+	// and the status of the first answer when it is a duplicate.
+	admit(ctx context.Context, rq *request) (held, admission, int, error)
 }
 
 // held is an admitted event. Nobody else's handler runs for it until it is remembered or rolled back.
 type held interface {
-	// remember keeps the answer for duplicates. The event is nobody's afterwards in any case.
+	// remember keeps the answer's status for duplicates. The event is nobody's afterwards in any case.
 	remember(ctx context.Context, rq *request, a *answer) error
 
 	// rollback gives the event up, so that the next request runs it.
@@ -27,12 +27,12 @@ type databaseMemory struct {
 	db database
 }
 
-func (m *databaseMemory) admit(ctx context.Context, rq *request) (held, admission, *answer, error) {
-	tx, found, stored, err := m.settings.admit(ctx, m.db, rq)
+func (m *databaseMemory) admit(ctx context.Context, rq *request) (held, admission, int, error) {
+	tx, found, status, err := m.settings.admit(ctx, m.db, rq)
 	if tx == nil {
-		return nil, found, stored, err
+		return nil, found, status, err
 	}
-	return &heldTransaction{transaction: tx, settings: m.settings}, found, nil, nil
+	return &heldTransaction{transaction: tx, settings: m.settings}, found, 0, nil
 }
 
 // heldTransaction holds the event by holding its transaction open.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"runtime/debug"
 	"strings"
@@ -14,6 +15,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // Middleware returns a middleware that lets every event take effect once: it verifies the request, begins a transaction
@@ -81,7 +84,7 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		rc.finish(w, r, &rq, Report{Result: ResultBreakerOpen, Event: rq.event}, dependencyUnavailable(spread(wait)).answer())
 		return
 	}
-	taken, found, stored, err := rc.memory.admit(r.Context(), &rq)
+	taken, found, status, err := rc.memory.admit(r.Context(), &rq)
 	switch report := (Report{Event: rq.event, Err: err}); {
 	case err != nil:
 		report.Result = ResultUnavailable
@@ -101,7 +104,7 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		rc.finish(w, r, &rq, report, tooOld().answer())
 	case found == duplicate:
 		report.Result = ResultDuplicate
-		rc.finish(w, r, &rq, report, stored.replayed())
+		rc.finish(w, r, &rq, report, duplicateAnswer(status))
 	default:
 		rc.run(w, r, taken, &rq)
 	}
@@ -118,7 +121,9 @@ func (rc *receiver) run(w http.ResponseWriter, r *http.Request, taken held, rq *
 			rc.unwind(w, r, taken, rq, recover())
 		}
 	}()
-	handed, sc := rq.forHandler(r, taken, rc.settings)
+	ctx, cancel := context.WithTimeoutCause(r.Context(), rc.HandlerTimeout, errTimeout)
+	defer cancel()
+	handed, sc := rq.forHandler(r.WithContext(ctx), taken, rc.settings)
 	rc.next.ServeHTTP(response, handed)
 	returned, rq.handled = true, time.Since(began)
 
@@ -135,13 +140,13 @@ func (rc *receiver) run(w http.ResponseWriter, r *http.Request, taken held, rq *
 		return
 	}
 	// Not under the request's context: when the client has gone by now, the work is done all the same.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), rc.CommitTimeout)
+	lasting, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), rc.CommitTimeout)
 	defer cancel()
 	if said != nil && said.ignored {
 		report.Result, report.Err = ResultIgnored, said.err
 		answer.ignored = reason(rc.redacted(said.err))
 	}
-	if err := taken.remember(ctx, rq, answer); err != nil {
+	if err := taken.remember(lasting, rq, answer); err != nil {
 		report.Result, report.Err = ResultCommitFailed, err
 		answer = unremembered(err).answer()
 	}
@@ -167,7 +172,8 @@ func (rc *receiver) unwind(w http.ResponseWriter, r *http.Request, taken held, r
 	}
 }
 
-// forHandler is r with the body unread, and the event and its transaction within reach.
+// forHandler is r with the body unread, and the event and its transaction within reach. What a foreign sender's signature does
+// not cover of a relay's headers is left out: a handler would take it for proven.
 func (rq *request) forHandler(r *http.Request, taken held, s *settings) (*http.Request, *scope) {
 	sc := &scope{event: rq.event, settings: s}
 	taken.attach(sc)
@@ -175,6 +181,12 @@ func (rq *request) forHandler(r *http.Request, taken held, s *settings) (*http.R
 	r.Body = io.NopCloser(bytes.NewReader(rq.body))
 	r.ContentLength = int64(len(rq.body))
 	r.TransferEncoding = nil
+	if rq.event.Foreign {
+		r.Header = r.Header.Clone()
+		maps.DeleteFunc(r.Header, func(name string, _ []string) bool {
+			return name == webhook.IdempotencyKey || strings.HasPrefix(name, webhook.OutboxPrefix)
+		})
+	}
 	return r, sc
 }
 

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -65,24 +66,28 @@ func conclude(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	examine(err)
 	sc := scopeOf(r.Context())
+	why := sc.redacted(err)
+	if sc.event.Foreign { // a third party: internals such as a table's name are none of its business
+		why = "The receiver's log says why."
+	}
 	verdict, marked := judge(err), isMarked(err)
 	said := &outcome{err: err}
 	var refusal *problem
 	switch {
 	case !marked && errors.Is(err, ErrUnknownEvent):
 		said.final = true
-		refusal = eventUnknown(sc.redacted(err))
+		refusal = eventUnknown(why)
 	case verdict.action == actIgnore:
 		said.ignored = true
 	case verdict.action == actFail:
 		said.final = true
-		refusal = permanentFailure(sc.redacted(err))
+		refusal = permanentFailure(why)
 	case verdict.timed, verdict.down:
-		refusal = retryLater(sc.redacted(err))
+		refusal = retryLater(why)
 	case isConflict(err):
 		refusal = conflict()
 	default:
-		refusal = handlerFailed(sc.redacted(err))
+		refusal = handlerFailed(why)
 	}
 	sc.outcome.Store(said)
 	if refusal == nil {
@@ -109,7 +114,7 @@ func wholeSeconds(d time.Duration) int64 {
 
 func eventUnknown(why string) *problem {
 	return newProblem(http.StatusUnprocessableEntity, "event-unknown", "No handler takes the event",
-		fmt.Sprintf("Nothing was changed: %s. Replay the event when the receiver has one.", why))
+		fmt.Sprintf("Nothing was changed: %s. Replay the event when the receiver has one.", strings.TrimSuffix(why, ".")))
 }
 
 func permanentFailure(why string) *problem {

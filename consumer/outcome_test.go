@@ -195,7 +195,7 @@ func TestErrorHandlerPassesWhatWasWritten(t *testing.T) {
 		if got.header.Get("X-Handler") != "ran" || got.header.Get("X-Kept") != "1" {
 			t.Errorf("header %v", got.header)
 		}
-		wantReplayed(t, e.post("k", "{}"), 201, `{"done":"k"}`)
+		wantReplayed(t, e.post("k", "{}"), 201, "")
 		got = e.post("bare", "{}")
 		wantFirst(t, got, 204, "")
 		if got.header.Get("X-Handler") != "ran" || got.header.Get("X-Kept") != "1" {

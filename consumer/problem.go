@@ -60,7 +60,7 @@ func keyReused() *problem {
 
 func inFlight() *problem {
 	return newProblem(http.StatusConflict, "in-flight", "The same event is being processed",
-		"Another request with this key has not ended yet. Send it again later: it will get that request's response, or run.")
+		"Another request with this key has not ended yet. Send it again later: it will get that request's status, or run.")
 }
 
 func tooOld() *problem {

@@ -308,7 +308,7 @@ func TestRecipesWithTheRightsOfAReader(t *testing.T) {
 		}
 	}
 	release := e.hold(func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended(E'finance\nk', 122550254464888)), count(*) FROM processed_events`)
+		_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended(E'finance\nk', 122550254464888 # 'processed_events'::regclass::oid::bigint)), count(*) FROM processed_events`)
 		return err
 	})
 	for _, granted := range []bool{false, true} {

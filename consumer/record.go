@@ -7,10 +7,12 @@ import (
 	"maps"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -42,9 +44,10 @@ const (
 
 // InboxConfig says how an [Inbox] works. Handle and what [Config] requires must be set; everything else has a default.
 type InboxConfig struct {
-	// Config says whom to trust, as for [Middleware]. Isolation is that of the transactions in which Handle works;
-	// CommitTimeout bounds every statement of the inbox itself. While Breaker is open events are recorded, but none is
-	// worked. MaxResponseBytes has no meaning here.
+	// Config says whom to trust, as for [Middleware]. Isolation is that of the transactions in which Handle works. What Handle
+	// returns after HandlerTimeout is a failure, and a worker whose machine has vanished is given up after HandlerTimeout and
+	// CommitTimeout, which bounds every statement of the inbox itself. While Breaker is open events are recorded, but none
+	// is worked.
 	Config
 
 	// Handle works an event. Required. Commit and Rollback of its [Tx] are refused. One that ends the transaction by other
@@ -77,10 +80,6 @@ type InboxConfig struct {
 	// MaxAttempts is how often the handler may fail before the event is failed. Default 8.
 	MaxAttempts int
 
-	// HandlerTimeout is when the handler's context ends. What it returns after that is taken for a failure. Default 1
-	// minute. A worker whose machine has vanished is given up after HandlerTimeout and CommitTimeout.
-	HandlerTimeout time.Duration
-
 	// DrainTimeout is how long Run lets handlers go on after its own context has ended. Then their contexts end too, and
 	// their events are given back without spending an attempt. Default 20 seconds.
 	DrainTimeout time.Duration
@@ -98,6 +97,7 @@ const (
 // complete fills in defaults and panics on what cannot work. connections is how many the pool has.
 func (c InboxConfig) complete(connections int) (settings, InboxConfig) {
 	s := c.Config.complete()
+	c.Secrets = nil // settings has them, in a form that cannot be printed
 	if c.Handle == nil {
 		panic("consumer: InboxConfig.Handle is nil: set what works the events")
 	}
@@ -120,7 +120,6 @@ func (c InboxConfig) complete(connections int) (settings, InboxConfig) {
 		}
 	}
 	defaultIn("InboxConfig", "PollInterval", &c.PollInterval, time.Second)
-	defaultIn("InboxConfig", "HandlerTimeout", &c.HandlerTimeout, time.Minute)
 	defaultIn("InboxConfig", "DrainTimeout", &c.DrainTimeout, 20*time.Second)
 	c.completeRetries()
 	switch c.OnFailure {
@@ -252,7 +251,7 @@ func stateAnswer(status int, state State) *answer {
 func recordedHeaders(e *Event, header http.Header) http.Header {
 	kept := http.Header{}
 	for name, values := range header {
-		if storable(name, values) && (!e.Foreign && strings.HasPrefix(name, webhook.OutboxPrefix) ||
+		if storable(values) && (!e.Foreign && strings.HasPrefix(name, webhook.OutboxPrefix) ||
 			name == "Content-Type" || name == webhook.ID) {
 			kept[name] = values
 		}
@@ -291,6 +290,11 @@ func recordedHeaders(e *Event, header http.Header) http.Header {
 	set(webhook.TraceParent, e.TraceParent)
 	set(webhook.TraceState, e.TraceState)
 	return kept
+}
+
+// storable refuses what jsonb cannot hold: one odd header must not fail the recording.
+func storable(values []string) bool {
+	return !slices.ContainsFunc(values, func(value string) bool { return !utf8.ValidString(value) || strings.Contains(value, "\x00") })
 }
 
 // recordedEvent is the inverse of recordedHeaders.

@@ -5,25 +5,16 @@ import (
 	"maps"
 	"net/http"
 	"strconv"
-	"strings"
-	"unicode/utf8"
 )
 
-// Headers that mark a duplicate's answer.
-const (
-	// HeaderReplayed is "true" on a response that was stored when the event was processed.
-	HeaderReplayed = "Idempotency-Replayed"
-	// HeaderBodyOmitted is "true" beside it when the stored response has no body because it exceeded
-	// [Config].MaxResponseBytes.
-	HeaderBodyOmitted = "Idempotency-Body-Omitted"
-)
+// HeaderReplayed is "true" on the answer to a duplicate: it has the status of the first one, and no body.
+const HeaderReplayed = "Idempotency-Replayed"
 
 // answer is a whole response. Nothing of it is on the wire before the transaction has ended.
 type answer struct {
 	status  int
 	header  http.Header
 	body    []byte
-	omitted bool   // the body was too long to be stored
 	ignored string // why the handler wants the event ignored; empty: it does not
 }
 
@@ -35,7 +26,7 @@ func (a *answer) send(w http.ResponseWriter) {
 	}
 	w.WriteHeader(a.status)
 	if len(a.body) > 0 && bodyAllowed(a.status) {
-		_, _ = w.Write(a.body) // the client has gone: its retry gets the stored response
+		_, _ = w.Write(a.body) // the client has gone: its retry gets the stored status
 	}
 }
 
@@ -46,49 +37,13 @@ func bodyAllowed(status int) bool {
 	return status != http.StatusNoContent && status != http.StatusNotModified && status >= 200
 }
 
-// stored returns what is kept for duplicates: at most limit bytes of body, and the headers that would be as true for a
-// later answer as for this one.
-func (a *answer) stored(limit int64) *answer {
-	kept := &answer{status: a.status, header: http.Header{}, body: a.body}
-	if int64(len(a.body)) > limit {
-		kept.body, kept.omitted = nil, true
-	}
-	for name, values := range a.header {
-		if storable(name, values) && !(kept.omitted && strings.HasPrefix(name, "Content-")) {
-			kept.header[name] = values
-		}
-	}
-	return kept
+// duplicateAnswer is the answer to a duplicate of an event whose first answer had that status.
+func duplicateAnswer(status int) *answer {
+	return (&answer{status: status, header: http.Header{}}).replayed()
 }
 
-// anticipated reports whether an answer to be stored is the one that admitSQL has stored already.
-func (a *answer) anticipated() bool {
-	return a.status == http.StatusNoContent && len(a.header) == 0 && len(a.body) == 0 && !a.omitted
-}
-
-// storable refuses headers that belong to one exchange or one connection. A cookie is also a credential, which has no
-// place in a table.
-func storable(name string, values []string) bool {
-	switch http.CanonicalHeaderKey(name) {
-	case "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
-		"Content-Length", "Date", "Set-Cookie", HeaderReplayed, HeaderBodyOmitted:
-		return false
-	}
-	for _, value := range values {
-		// jsonb cannot hold these, and one odd header must not fail the commit.
-		if !utf8.ValidString(value) || strings.Contains(value, "\x00") {
-			return false
-		}
-	}
-	return !strings.HasPrefix(name, http.TrailerPrefix) && utf8.ValidString(name) && !strings.Contains(name, "\x00")
-}
-
-// replayed is the answer to a duplicate.
 func (a *answer) replayed() *answer {
 	a.header.Set(HeaderReplayed, "true")
-	if a.omitted {
-		a.header.Set(HeaderBodyOmitted, "true")
-	}
 	return a
 }
 

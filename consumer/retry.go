@@ -47,7 +47,7 @@ type settlement struct {
 
 // Causes for which the context of a handler ends.
 var (
-	errTimeout  = errors.New("the handler did not end within InboxConfig.HandlerTimeout")
+	errTimeout  = errors.New("the handler did not end within Config.HandlerTimeout")
 	errStopping = errors.New("the inbox is stopping")
 )
 

@@ -22,10 +22,10 @@ type Store interface {
 	// the event already holds it for lease from now. Of all who ask at once one gets the event.
 	Acquire(ctx context.Context, claim Claim, lease time.Duration) (Acquired, error)
 
-	// Complete makes the event known for ttl, with what duplicates are answered. It fails with [ErrLeaseLost], and
+	// Complete makes the event known for ttl, with the status that duplicates are answered. It fails with [ErrLeaseLost], and
 	// changes nothing, when another claim holds the event or has completed it. When nobody has taken the event over, it
 	// succeeds even after the lease: the effect has happened.
-	Complete(ctx context.Context, claim Claim, response Response, ttl time.Duration) error
+	Complete(ctx context.Context, claim Claim, status int, ttl time.Duration) error
 
 	// Release gives up the event, so that it can be claimed at once. When it is not this claim's, or known, nothing
 	// happens, and that is no error.
@@ -48,18 +48,8 @@ type Acquired struct {
 
 // Known is what a [Store] keeps of a processed event.
 type Known struct {
-	Hash     [sha256.Size]byte // of the body that was processed
-	Response Response
-}
-
-// Response is what duplicates are answered.
-type Response struct {
-	Status int
-	Header http.Header
-	Body   []byte
-	// BodyOmitted says that there was a body, but too long to be kept. A store that cannot keep what MaxResponseBytes
-	// allows may drop the body itself and set this.
-	BodyOmitted bool
+	Hash   [sha256.Size]byte // of the body that was processed
+	Status int               // 200 to 299, for duplicates
 }
 
 // StoreConfig is a [Config] for [MiddlewareStore], with what only a store needs. Isolation and Retention must be left alone:
@@ -84,13 +74,13 @@ type StoreConfig struct {
 }
 
 // MiddlewareStore is [Middleware] for handlers whose effect is not in PostgreSQL: it claims the event in store, runs the
-// handler, has its response remembered and only then answers. It checks requests and answers them as Middleware does, but
+// handler, has its status remembered and only then answers. It checks requests and answers them as Middleware does, but
 // nothing rolls back what a handler did:
 //
 //   - When the handler answers anything but 2xx, or panics, the claim is released and the next request runs it again from
 //     its beginning. What it did before it failed stays done.
-//   - When the process dies after the effect, or the store does not take the response, the effect happens again with the
-//     next request, after the lease. The response is offered to the store for CommitTimeout, as often as that takes;
+//   - When the process dies after the effect, or the store does not take the status, the effect happens again with the
+//     next request, after the lease. The status is offered to the store for CommitTimeout, as often as that takes;
 //     then the sender is answered 500, and the log says what happened.
 //
 // So the handler should be safe to repeat: pass the event's key on to whatever it calls. [Tx] and [TxSQL] panic behind it.

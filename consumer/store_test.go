@@ -45,7 +45,7 @@ func (s *mapStore) Acquire(ctx context.Context, c consumer.Claim, lease time.Dur
 	return consumer.Acquired{Claimed: true}, ctx.Err()
 }
 
-func (s *mapStore) Complete(ctx context.Context, c consumer.Claim, r consumer.Response, ttl time.Duration) error {
+func (s *mapStore) Complete(ctx context.Context, c consumer.Claim, status int, ttl time.Duration) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	held, ok := s.get(c)
@@ -55,7 +55,7 @@ func (s *mapStore) Complete(ctx context.Context, c consumer.Claim, r consumer.Re
 	case ok && held.token != c.Token:
 		return fmt.Errorf("complete: %w", consumer.ErrLeaseLost)
 	}
-	s.put(c, mapEvent{c.Token, &consumer.Known{Hash: c.Hash, Response: r}, time.Now().Add(ttl)})
+	s.put(c, mapEvent{c.Token, &consumer.Known{Hash: c.Hash, Status: status}, time.Now().Add(ttl)})
 	return ctx.Err()
 }
 
@@ -201,12 +201,12 @@ func (s *flakyStore) Acquire(ctx context.Context, c consumer.Claim, lease time.D
 	return got, err
 }
 
-func (s *flakyStore) Complete(ctx context.Context, c consumer.Claim, r consumer.Response, ttl time.Duration) error {
+func (s *flakyStore) Complete(ctx context.Context, c consumer.Claim, status int, ttl time.Duration) error {
 	s.completes.Add(1)
 	if s.unheard.Add(-1) >= 0 {
 		return errors.New("connection refused")
 	}
-	return s.mapStore.Complete(ctx, c, r, ttl)
+	return s.mapStore.Complete(ctx, c, status, ttl)
 }
 
 func newFlakyEnv(t *testing.T, store consumer.Store) *env {
@@ -284,7 +284,7 @@ func TestAStoreRemembersForAsLongAsTheSenderSends(t *testing.T) {
 }
 
 // The effect has happened: a response that did not arrive is offered again, unless the event is another's.
-func TestAResponseIsOfferedUntilItArrives(t *testing.T) {
+func TestAStatusIsOfferedUntilItArrives(t *testing.T) {
 	t.Parallel()
 	store := &flakyStore{mapStore: newMapStore()}
 	store.unheard.Store(3)

@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"time"
@@ -23,16 +24,15 @@ type database interface {
 type transaction interface {
 	queryRow(ctx context.Context, query string, args []any) pgx.Row
 
+	// enter says that a handler gets the transaction next, on a connection that is as found.
+	enter(found surroundings)
+
 	// commit runs query as the last statement and commits, within ctx. It fails with errEnded, and does not commit, when
 	// query divides by zero, as it does where it does not find the event's row as it was admitted. The transaction has ended
 	// afterwards in any case.
 	commit(ctx context.Context, query string, args []any) error
 
-	// confirm is commit with a query that only asks whether everything is still as it was begun. Where that is certain it is
-	// not sent.
-	confirm(ctx context.Context, query string, args []any) error
-
-	// rollback gives the transaction up. A failure needs no report: the connection is then discarded, and PostgreSQL
+	// rollback gives the transaction up, unless it has ended. A failure needs no report: the connection is then discarded, and PostgreSQL
 	// rolls back what nobody committed.
 	rollback()
 
@@ -66,22 +66,16 @@ type pgxTransaction struct {
 	tx      pgx.Tx
 	handler *handlerTx
 	timeout time.Duration
+
+	released bool // the connection is another's
+	found    surroundings
+	tidy     bool // the connection is as it was found, since no handler has had it or since it was looked at
 }
+
+func (t *pgxTransaction) enter(found surroundings) { t.found, t.tidy = found, false }
 
 func (t *pgxTransaction) queryRow(ctx context.Context, query string, args []any) pgx.Row {
 	return t.tx.QueryRow(ctx, query, args...)
-}
-
-func (t *pgxTransaction) confirm(ctx context.Context, query string, args []any) error {
-	t.handler.over.Store(true) // from here on no doubt arises
-	if t.handler.doubtful.Load() {
-		return t.commit(ctx, query, args)
-	}
-	defer t.rollback() // what an error left open
-	if err := t.unfit(); err != nil {
-		return err
-	}
-	return t.done(t.conn.Exec(ctx, "commit"))
 }
 
 func (t *pgxTransaction) commit(ctx context.Context, query string, args []any) error {
@@ -89,15 +83,38 @@ func (t *pgxTransaction) commit(ctx context.Context, query string, args []any) e
 	if err := t.unfit(); err != nil {
 		return err
 	}
+	asked := false
 	batch := &pgx.Batch{}
-	batch.Queue(query, args...)
-	batch.Queue("commit")
-	results := t.conn.SendBatch(ctx, batch)
-	defer results.Close()
-	if _, err := results.Exec(); err != nil {
+	batch.Queue(query, args...).Exec(func(pgconn.CommandTag) error { asked = true; return nil })
+	err := t.sendCommit(ctx, batch)
+	if !asked {
 		return lost(err) // PostgreSQL skips the rest of a batch, so this did not commit
 	}
-	return t.done(results.Exec())
+	return err
+}
+
+// sendCommit ends a batch with COMMIT and a look at what the handler leaves behind, and sends it.
+func (t *pgxTransaction) sendCommit(ctx context.Context, batch *pgx.Batch) error {
+	committed := false
+	batch.Queue("commit").Exec(func(tag pgconn.CommandTag) error {
+		committed = tag.String() == commitTag
+		if committed {
+			return nil
+		}
+		t.handler.spoiled.Store(true) // the word may be the name of a prepared statement, and would be so again
+		if tag.String() == "ROLLBACK" {
+			return errAborted
+		}
+		return errNotCommit
+	})
+	if !t.tidy {
+		t.queueTidy(batch)
+	}
+	err := t.conn.SendBatch(ctx, batch).Close()
+	if committed {
+		return nil
+	}
+	return err
 }
 
 // unfit closes the transaction to its handler, and tells why it cannot be committed as the handler left it; nil: it may be.
@@ -112,20 +129,6 @@ func (t *pgxTransaction) unfit() error {
 	return nil
 }
 
-// done tells whether a COMMIT has committed. The word may be the name of a prepared statement; then it would be so again.
-func (t *pgxTransaction) done(tag pgconn.CommandTag, err error) error {
-	if err != nil || tag.String() == commitTag {
-		return err
-	}
-	if t.handler.exposed.Load() {
-		t.handler.spoiled.Store(true)
-	}
-	if tag.String() == "ROLLBACK" {
-		return errAborted
-	}
-	return errNotCommit
-}
-
 // commitTag is what PostgreSQL answers to a COMMIT that has committed.
 const commitTag = "COMMIT"
 
@@ -134,7 +137,7 @@ const commitTag = "COMMIT"
 func lost(err error) error {
 	switch sqlState(err) {
 	case stateDivisionByZero:
-		return fmt.Errorf("%w, or removed the event's row from processed_events, or has set search_path or a role and not put it back", errEnded)
+		return fmt.Errorf("%w, or removed the event's row from processed_events, or has set a role and not put it back", errEnded)
 	case stateUndefinedTable, stateInsufficientPrivilege:
 		return fmt.Errorf("%w: %w", errOutOfReach, err)
 	}
@@ -142,19 +145,37 @@ func lost(err error) error {
 }
 
 func (t *pgxTransaction) rollback() {
+	if t.released {
+		return
+	}
+	t.released = true
 	idle := t.handler.close()
 	conn := t.conn.Conn()
+	ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
+	defer cancel()
+	batch := &pgx.Batch{}
 	if conn.PgConn().TxStatus() != 'I' {
-		ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
-		defer cancel()
-		_ = t.tx.Rollback(ctx)
+		batch.Queue("rollback")
 	}
-	if !idle || t.handler.spoiled.Load() {
-		ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
-		defer cancel()
+	if !t.tidy {
+		t.queueTidy(batch)
+	}
+	if batch.Len() > 0 {
+		_ = conn.SendBatch(ctx, batch).Close()
+	}
+	if !idle || !t.tidy || t.handler.spoiled.Load() {
 		_ = conn.Close(ctx)
 	}
 	t.conn.Release() // which destroys a connection that is not idle
+}
+
+// queueTidy looks, behind the transaction, whether the connection may be another event's.
+func (t *pgxTransaction) queueTidy(batch *pgx.Batch) {
+	query, args := t.found.tidy()
+	batch.Queue(query, args...).QueryRow(func(row pgx.Row) (err error) {
+		t.tidy, err = scanTidy(row)
+		return err
+	})
 }
 
 // ended reports whether the handler has ended the transaction itself, and begun no other.
@@ -173,17 +194,22 @@ type sqlDatabase struct {
 }
 
 func (db *sqlDatabase) begin(ctx context.Context, scan func(pgx.Row) error, query string, args []any) (transaction, error) {
+	conn, err := db.db.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
 	// database/sql rolls back when the context of BeginTx ends, and for net/http that is when the client goes. So ctx
 	// ends the transaction only until the handler has it.
 	lasting, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	release := context.AfterFunc(ctx, cancel)
-	tx, err := db.db.BeginTx(lasting, &sql.TxOptions{Isolation: db.isolation})
+	tx, err := conn.BeginTx(lasting, &sql.TxOptions{Isolation: db.isolation})
 	if err != nil {
 		release()
 		cancel()
+		_ = conn.Close()
 		return nil, err
 	}
-	t := &sqlTransaction{tx: tx, cancel: cancel, timeout: db.timeout}
+	t := &sqlTransaction{conn: conn, tx: tx, cancel: cancel, timeout: db.timeout}
 	err = scan(t.queryRow(lasting, query, args))
 	if !release() {
 		err = ctx.Err()
@@ -192,17 +218,21 @@ func (db *sqlDatabase) begin(ctx context.Context, scan func(pgx.Row) error, quer
 }
 
 type sqlTransaction struct {
+	conn    *sql.Conn
 	tx      *sql.Tx
 	cancel  context.CancelFunc // of the context that BeginTx got
+	found   *surroundings      // nil: no handler has had the connection
 	timeout time.Duration
 }
+
+func (t *sqlTransaction) enter(found surroundings) { t.found = &found }
 
 func (t *sqlTransaction) queryRow(ctx context.Context, query string, args []any) pgx.Row {
 	return t.tx.QueryRowContext(ctx, query, args...)
 }
 
 func (t *sqlTransaction) commit(ctx context.Context, query string, args []any) error {
-	defer t.rollback() // what an error left open
+	defer t.rollback() // what an error left open, and the connection
 	// Commit takes no context of its own: it obeys the one of BeginTx.
 	release := context.AfterFunc(ctx, t.cancel)
 	defer release()
@@ -216,16 +246,25 @@ func (t *sqlTransaction) commit(ctx context.Context, query string, args []any) e
 	return t.tx.Commit()
 }
 
-func (t *sqlTransaction) confirm(ctx context.Context, query string, args []any) error {
-	return t.commit(ctx, query, args) // nobody sees what is done with a *sql.Tx
-}
-
 func (t *sqlTransaction) rollback() {
 	// Rollback takes no context of its own either.
 	timer := time.AfterFunc(t.timeout, t.cancel)
 	defer timer.Stop()
 	_ = t.tx.Rollback()
 	t.cancel()
+	if t.found != nil && !t.tidy() {
+		_ = t.conn.Raw(func(any) error { return driver.ErrBadConn }) // discards it
+	}
+	_ = t.conn.Close() // gives it back to the pool
+}
+
+// tidy reports whether the connection is as the transaction found it.
+func (t *sqlTransaction) tidy() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
+	defer cancel()
+	query, args := t.found.tidy()
+	same, err := scanTidy(t.conn.QueryRowContext(ctx, query, args...))
+	return err == nil && same
 }
 
 func (t *sqlTransaction) attach(sc *scope) { sc.sqlTx = t.tx }

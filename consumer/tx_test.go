@@ -18,8 +18,7 @@ func TestCallUnderWayWhenTheHandlerReturns(t *testing.T) {
 	db := &pgxDatabase{pool: pgtest.Pool(t, pgtest.New(t, migrations.Inbox)), timeout: time.Minute}
 	var one int
 	for name, end := range map[string]func(*pgxTransaction) error{
-		"confirm": func(tx *pgxTransaction) error { return tx.confirm(t.Context(), "SELECT 1", nil) },
-		"commit":  func(tx *pgxTransaction) error { return tx.commit(t.Context(), "SELECT 1", nil) },
+		"commit": func(tx *pgxTransaction) error { return tx.commit(t.Context(), "SELECT 1", nil) },
 		"rollback": func(tx *pgxTransaction) error {
 			tx.rollback()
 			return errRowsOpen

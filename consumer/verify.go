@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strconv"
 	"time"
@@ -46,19 +45,19 @@ type request struct {
 	handled time.Duration     // how long the handler took
 	pass    pass              // of Config.Breaker
 	xact    string            // the transaction that inserted the event
+	table   *memoryTable      // where it did
 }
 
 // check reads and verifies a request without touching the database. A nil problem means that the request may be
 // processed.
 func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *problem) {
 	rq := request{began: time.Now()}
-	if s.Verify == nil {
-		// The key comes first: it costs nothing to find out that a request has none.
-		if p := s.checkKeyHeaders(r.Header); p != nil {
-			return rq, p
-		}
+	// First what costs nothing to find out: the body of a request without a signature is not even read.
+	if p := s.checkHeaders(r.Header); p != nil {
+		return rq, p
 	}
-	body, p := s.readBody(w, r)
+	body, held, p := s.readBody(w, r)
+	defer s.unverified.give(held)
 	if p != nil {
 		return rq, p
 	}
@@ -69,6 +68,19 @@ func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *prob
 	event.Source = s.Source
 	rq.event, rq.body, rq.hash = event, body, sha256.Sum256(body)
 	return rq, nil
+}
+
+func (s *settings) checkHeaders(header http.Header) *problem {
+	if s.Verify != nil {
+		return nil
+	}
+	if p := s.checkKeyHeaders(header); p != nil || s.AllowUnsigned {
+		return p
+	}
+	if err := webhook.Precheck(header, time.Now(), s.Tolerance); err != nil {
+		return s.unproven(err)
+	}
+	return nil
 }
 
 func (s *settings) checkKeyHeaders(header http.Header) *problem {
@@ -87,27 +99,6 @@ func (s *settings) checkKeyHeaders(header http.Header) *problem {
 	return nil
 }
 
-func (s *settings) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *problem) {
-	tooLarge := func() *problem {
-		return newProblem(http.StatusRequestEntityTooLarge, "body-too-large", "The body is too large",
-			fmt.Sprintf("This receiver takes at most %d bytes (Config.MaxBodyBytes).", s.MaxBodyBytes))
-	}
-	if r.ContentLength > s.MaxBodyBytes {
-		return nil, tooLarge()
-	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.MaxBodyBytes))
-	var limit *http.MaxBytesError
-	switch {
-	case errors.As(err, &limit):
-		return nil, tooLarge()
-	case err != nil:
-		// 408 and not 400, on which a relay gives the event up: the request broke on its way and may be whole next time.
-		return nil, newProblem(http.StatusRequestTimeout, "body-unreadable", "The body did not arrive whole",
-			"The connection broke before the body's end. Send the request again.")
-	}
-	return body, nil
-}
-
 // verify returns the event that header and body prove.
 func (s *settings) verify(header http.Header, body []byte) (Event, *problem) {
 	switch {
@@ -118,11 +109,8 @@ func (s *settings) verify(header http.Header, body []byte) (Event, *problem) {
 	}
 	verified, err := webhook.Verify(header, body, time.Now(), s.Tolerance, s.secrets...)
 	switch {
-	case errors.Is(err, webhook.ErrTooOld), errors.Is(err, webhook.ErrTooNew):
-		return Event{}, newProblem(http.StatusUnauthorized, "timestamp-out-of-tolerance", "The request is not recent",
-			fmt.Sprintf("%v: compare the clocks of both machines; this receiver tolerates %v.", err, s.Tolerance))
 	case err != nil:
-		return Event{}, signatureInvalid(err.Error() + ".")
+		return Event{}, s.unproven(err)
 	case verified == webhook.VerifiedX1:
 		return eventOf(header, header.Get(webhook.IdempotencyKey))
 	case !s.AcceptForeign:
@@ -138,6 +126,15 @@ func (s *settings) verify(header http.Header, body []byte) (Event, *problem) {
 		return Event{}, keyInvalid(webhook.ID)
 	}
 	return Event{Key: id, Version: 1, Foreign: true}, nil
+}
+
+// unproven is the refusal of a request for an error of the package webhook.
+func (s *settings) unproven(err error) *problem {
+	if errors.Is(err, webhook.ErrTooOld) || errors.Is(err, webhook.ErrTooNew) {
+		return newProblem(http.StatusUnauthorized, "timestamp-out-of-tolerance", "The request is not recent",
+			fmt.Sprintf("%v: compare the clocks of both machines; this receiver tolerates %v.", err, s.Tolerance))
+	}
+	return signatureInvalid(err.Error() + ".")
 }
 
 // unsignedEvent takes every header at its word. A webhook-id beside the key must still belong to it: a request that

@@ -2,7 +2,6 @@ package dynamostore
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
@@ -24,13 +23,7 @@ const (
 	attrExpires = "expires_at" // Unix seconds, not earlier: when DynamoDB may remove the item
 	attrStatus  = "status"     // tells a processed event from one that is held
 	attrHash    = "hash"
-	attrHeader  = "header"
-	attrBody    = "body"
-	attrOmitted = "omitted"
 )
-
-// maxResponseBytes is what an item may hold of a response: DynamoDB's 400 KB, less keys, names and rounding.
-const maxResponseBytes = 396 << 10
 
 // Store is a [consumer.Store] in DynamoDB, made by [New]. It is safe for concurrent use and starts nothing.
 type Store struct {
@@ -115,12 +108,11 @@ func (s *Store) read(ctx context.Context, c consumer.Claim) (map[string]types.At
 const completeCondition = "attribute_not_exists(#event) OR #token = :token OR #until <= :now"
 
 // Complete implements [consumer.Store].
-func (s *Store) Complete(ctx context.Context, c consumer.Claim, r consumer.Response, ttl time.Duration) error {
+func (s *Store) Complete(ctx context.Context, c consumer.Claim, status int, ttl time.Duration) error {
 	now := time.Now()
 	item := newItem(c, now.Add(ttl))
-	if err := addResponse(item, c, r); err != nil {
-		return err
-	}
+	item[attrStatus] = &types.AttributeValueMemberN{Value: strconv.Itoa(status)}
+	item[attrHash] = &types.AttributeValueMemberB{Value: c.Hash[:]}
 	_, err := s.client.PutItem(ctx, &dynamodb.PutItemInput{
 		TableName:                 &s.table,
 		Item:                      item,
@@ -166,51 +158,19 @@ func newItem(c consumer.Claim, until time.Time) map[string]types.AttributeValue 
 	}
 }
 
-// addResponse leaves out what does not fit: an item that DynamoDB refuses would be an effect that nobody remembers.
-func addResponse(item map[string]types.AttributeValue, c consumer.Claim, r consumer.Response) error {
-	header, err := json.Marshal(r.Header)
-	if err != nil {
-		return fmt.Errorf("encode header: %w", err)
-	}
-	if len(header) > maxResponseBytes {
-		header = []byte("null")
-	}
-	if len(r.Body)+len(header) > maxResponseBytes {
-		r.Body, r.BodyOmitted = nil, true
-	}
-	item[attrStatus] = &types.AttributeValueMemberN{Value: strconv.Itoa(r.Status)}
-	item[attrHash] = &types.AttributeValueMemberB{Value: c.Hash[:]}
-	item[attrHeader] = text(string(header))
-	item[attrOmitted] = &types.AttributeValueMemberBOOL{Value: r.BodyOmitted}
-	if len(r.Body) > 0 {
-		item[attrBody] = &types.AttributeValueMemberB{Value: r.Body}
-	}
-	return nil
-}
-
 func readKnown(item map[string]types.AttributeValue) (*consumer.Known, error) {
 	status, okStatus := item[attrStatus].(*types.AttributeValueMemberN)
 	hash, okHash := item[attrHash].(*types.AttributeValueMemberB)
-	header, okHeader := item[attrHeader].(*types.AttributeValueMemberS)
-	omitted, okOmitted := item[attrOmitted].(*types.AttributeValueMemberBOOL)
-	if !okStatus || !okHash || !okHeader || !okOmitted {
+	if !okStatus || !okHash {
 		return nil, errors.New("an attribute is missing or of another type")
 	}
 	known := &consumer.Known{}
 	if copy(known.Hash[:], hash.Value) != len(known.Hash) {
 		return nil, errors.New("the hash is too short")
 	}
-	r := &known.Response
 	var err error
-	if r.Status, err = strconv.Atoi(status.Value); err != nil {
+	if known.Status, err = strconv.Atoi(status.Value); err != nil {
 		return nil, fmt.Errorf("read status: %w", err)
-	}
-	if err := json.Unmarshal([]byte(header.Value), &r.Header); err != nil {
-		return nil, fmt.Errorf("read header: %w", err)
-	}
-	r.BodyOmitted = omitted.Value
-	if body, ok := item[attrBody].(*types.AttributeValueMemberB); ok {
-		r.Body = body.Value
 	}
 	return known, nil
 }

@@ -2,7 +2,6 @@ package redisstore
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
@@ -52,9 +51,9 @@ func (s *Store) key(c consumer.Claim) []string {
 // acquireScript returns what is kept of a known event, an empty list when another claim holds it, and 1 when this claim
 // does. The field status tells a known event from one that is held.
 const acquireScript = `
-local kept = redis.call('HMGET', KEYS[1], 'token', 'status', 'hash', 'header', 'body', 'omitted')
+local kept = redis.call('HMGET', KEYS[1], 'token', 'status', 'hash')
 if kept[2] then
-	return {kept[2], kept[3], kept[4], kept[5], kept[6]}
+	return {kept[2], kept[3]}
 end
 if kept[1] and kept[1] ~= ARGV[1] then
 	return {}
@@ -85,9 +84,9 @@ func (s *Store) Acquire(ctx context.Context, c consumer.Claim, lease time.Durati
 	return consumer.Acquired{}, fmt.Errorf("ask Redis: unexpected reply of type %T", reply)
 }
 
-// readKnown reads status, hash, header, body and omitted.
+// readKnown reads status and hash.
 func readKnown(reply []any) (*consumer.Known, error) {
-	var fields [5]string
+	var fields [2]string
 	for i := range fields {
 		text, ok := reply[i].(string)
 		if !ok {
@@ -99,17 +98,9 @@ func readKnown(reply []any) (*consumer.Known, error) {
 	if copy(known.Hash[:], fields[1]) != len(known.Hash) {
 		return nil, errors.New("the hash is too short")
 	}
-	r := &known.Response
 	var err error
-	if r.Status, err = strconv.Atoi(fields[0]); err != nil {
+	if known.Status, err = strconv.Atoi(fields[0]); err != nil {
 		return nil, fmt.Errorf("read status: %w", err)
-	}
-	if err := json.Unmarshal([]byte(fields[2]), &r.Header); err != nil {
-		return nil, fmt.Errorf("read header: %w", err)
-	}
-	r.BodyOmitted = fields[4] == "1"
-	if fields[3] != "" {
-		r.Body = []byte(fields[3])
 	}
 	return known, nil
 }
@@ -120,22 +111,14 @@ local token = redis.call('HGET', KEYS[1], 'token')
 if token and token ~= ARGV[1] then
 	return 0
 end
-redis.call('HSET', KEYS[1], 'token', ARGV[1], 'status', ARGV[3], 'hash', ARGV[4], 'header', ARGV[5], 'body', ARGV[6], 'omitted', ARGV[7])
+redis.call('HSET', KEYS[1], 'token', ARGV[1], 'status', ARGV[3], 'hash', ARGV[4])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1`
 
 // Complete implements [consumer.Store].
-func (s *Store) Complete(ctx context.Context, c consumer.Claim, r consumer.Response, ttl time.Duration) error {
-	header, err := json.Marshal(r.Header)
-	if err != nil {
-		return fmt.Errorf("encode header: %w", err)
-	}
-	omitted := "0"
-	if r.BodyOmitted {
-		omitted = "1"
-	}
+func (s *Store) Complete(ctx context.Context, c consumer.Claim, status int, ttl time.Duration) error {
 	done, err := s.complete.Run(ctx, s.client, s.key(c),
-		c.Token, milliseconds(ttl), r.Status, string(c.Hash[:]), string(header), string(r.Body), omitted).Int()
+		c.Token, milliseconds(ttl), status, string(c.Hash[:])).Int()
 	switch {
 	case err != nil:
 		return fmt.Errorf("tell Redis: %w", err)

@@ -67,7 +67,7 @@ func TestKeyAndTimesToLive(t *testing.T) {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	want("claimed", time.Hour)
-	if err := store.Complete(ctx, one, consumer.Response{Status: 200}, 7*24*time.Hour); err != nil {
+	if err := store.Complete(ctx, one, 200, 7*24*time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	want("completed", 7*24*time.Hour)
@@ -100,7 +100,7 @@ func TestForgottenScripts(t *testing.T) {
 		}
 		flush()
 	}
-	if err := store.Complete(ctx, one, consumer.Response{Status: 200}, time.Hour); err != nil {
+	if err := store.Complete(ctx, one, 200, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -34,7 +34,7 @@ func inFlight(w *world) {
 	}
 	finish()
 	w.wantFirst(<-first, 201, done("k"))
-	w.wantReplayed(two.post("k", "{}"), 201, done("k"))
+	w.wantReplayed(two.post("k", "{}"), 201)
 	w.wantEffects("k", 1, 1)
 }
 

@@ -21,12 +21,10 @@ func handlersTime(w *world) {
 	asked := time.Now()
 	rc := w.receiver(consumer.StoreConfig{Lease: lease}, func(_ http.ResponseWriter, r *http.Request) {
 		until, limited := r.Context().Deadline()
-		switch {
-		case w.atomic() && limited:
-			w.Errorf("the handler must end until %v, but no lease ends", until)
-		case !w.atomic() && (!limited || !until.After(asked)):
+		switch { // by HandlerTimeout, or the lease if that is shorter
+		case !limited || !until.After(asked):
 			w.Errorf("asked at %v for %v, and the handler's time ends at %v (%v)", asked, lease, until, limited)
-		case !w.atomic() && !until.Before(time.Now().Add(lease)):
+		case !until.Before(time.Now().Add(lease)):
 			w.Errorf("the handler may run until %v, past its lease of %v", until, lease)
 		}
 	})
@@ -100,7 +98,7 @@ func handlerOutlivesLease(w *world) {
 		}
 		first.answer <- http.StatusOK
 		w.wantFirst(<-answer, http.StatusOK, "slow")
-		w.wantReplayed(other.post("k", "{}"), http.StatusOK, "slow")
+		w.wantReplayed(other.post("k", "{}"), http.StatusOK)
 		w.wantEffects("k", 1, 0)
 		return
 	}
@@ -110,7 +108,7 @@ func handlerOutlivesLease(w *world) {
 	if report := first.wantResult(consumer.ResultCommitFailed); report.Err == nil {
 		w.Error("the report has no error")
 	}
-	w.wantReplayed(other.post("k", "{}"), http.StatusCreated, done("k"))
+	w.wantReplayed(other.post("k", "{}"), http.StatusCreated)
 	w.wantEffects("k", 0, 2) // the price of a handler that does not obey its context
 }
 
@@ -127,7 +125,7 @@ func lateFinishers(w *world, status int) {
 		w.wantFirst(<-first, status, "slow")
 		got := other.post("k", "{}")
 		if status == http.StatusOK {
-			w.wantReplayed(got, status, "slow")
+			w.wantReplayed(got, status)
 		} else {
 			w.wantFirst(got, http.StatusCreated, done("k"))
 		}
@@ -147,7 +145,7 @@ func lateFinishers(w *world, status int) {
 	}
 	three.answer <- http.StatusAccepted
 	w.wantFirst(<-third, http.StatusAccepted, "slow")
-	w.wantReplayed(other.post("k", "{}"), http.StatusAccepted, "slow")
+	w.wantReplayed(other.post("k", "{}"), http.StatusAccepted)
 	w.wantEffects("k", 0, 3)
 }
 
@@ -169,6 +167,6 @@ func lateAlone(w *world) {
 	}
 	first.answer <- http.StatusOK
 	w.wantFirst(<-answer, http.StatusOK, "slow")
-	w.wantReplayed(w.receiver(consumer.StoreConfig{}, w.works).post("k", "{}"), http.StatusOK, "slow")
+	w.wantReplayed(w.receiver(consumer.StoreConfig{}, w.works).post("k", "{}"), http.StatusOK)
 	w.wantEffects("k", 1, 1)
 }

@@ -51,8 +51,7 @@ type Memory struct {
 func Run(t *testing.T, s Subject) {
 	for name, test := range map[string]func(*world){
 		"first, then duplicates":               firstThenDuplicates,
-		"what is kept of a response":           keptResponses,
-		"headers of one exchange":              headersOfOneExchange,
+		"what is kept of an answer":            keptAnswers,
 		"another body":                         anotherBody,
 		"keys of every form":                   keysOfEveryForm,
 		"sources keep their keys apart":        sourcesApart,

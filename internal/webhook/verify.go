@@ -37,27 +37,10 @@ const (
 // clock; a timestamp further away than tolerance, in either direction, is refused. Comparison takes constant time.
 // Without secrets nothing verifies.
 func Verify(header http.Header, body []byte, now time.Time, tolerance time.Duration, secrets ...Secret) (Verified, error) {
-	id, okID := single(header, ID)
-	timestamp, okTimestamp := single(header, Timestamp)
-	signature, okSignature := single(header, Signature)
-	if !okID || !okTimestamp || !okSignature {
-		return 0, ErrUnsigned
+	if err := Precheck(header, now, tolerance); err != nil {
+		return 0, err
 	}
-	if strings.Contains(id, ".") {
-		return 0, ErrID
-	}
-	seconds, err := strconv.ParseInt(timestamp, 10, 64)
-	if err != nil {
-		return 0, ErrTimestamp
-	}
-	// Compared in seconds, without subtracting: a timestamp near the ends of int64 would overflow into the present.
-	if seconds < now.Add(-tolerance).Unix() {
-		return 0, ErrTooOld
-	}
-	if seconds > now.Add(tolerance).Unix() {
-		return 0, ErrTooNew
-	}
-
+	id, timestamp, signature := header.Get(ID), header.Get(Timestamp), header.Get(Signature)
 	if strings.Contains(signature, "x1,") {
 		covered := canonicalHeaders(header)
 		for _, secret := range secrets {
@@ -74,6 +57,32 @@ func Verify(header http.Header, body []byte, now time.Time, tolerance time.Durat
 		}
 	}
 	return 0, ErrSignature
+}
+
+// Precheck returns the error of [Verify] for a request that no body can make valid: one without a signature, or not of this
+// time. A receiver asks before it reads the body.
+func Precheck(header http.Header, now time.Time, tolerance time.Duration) error {
+	id, okID := single(header, ID)
+	timestamp, okTimestamp := single(header, Timestamp)
+	_, okSignature := single(header, Signature)
+	if !okID || !okTimestamp || !okSignature {
+		return ErrUnsigned
+	}
+	if strings.Contains(id, ".") {
+		return ErrID
+	}
+	seconds, err := strconv.ParseInt(timestamp, 10, 64)
+	if err != nil {
+		return ErrTimestamp
+	}
+	// Compared in seconds, without subtracting: a timestamp near the ends of int64 would overflow into the present.
+	if seconds < now.Add(-tolerance).Unix() {
+		return ErrTooOld
+	}
+	if seconds > now.Add(tolerance).Unix() {
+		return ErrTooNew
+	}
+	return nil
 }
 
 // boundX1 refuses an id that was not derived from the key beside it.

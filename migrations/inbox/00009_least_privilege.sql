@@ -31,6 +31,7 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET TimeZone = UTC SET lock_timeout = '200ms' SET jit = off
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off AS $$
 DECLARE
+    memory    oid := format('%I.processed_events', {name})::regclass; -- part of a key's lock, as in the package consumer
     cutoff    timestamptz := now() - older_than;
     first_row tid := format('(%s,0)', from_page);
     end_row   tid := format('(%s,0)', from_page + pages);
@@ -47,7 +48,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Give 24 hours or more.';
     END IF;
     next_page := from_page + pages;
-    finished := next_page >= pg_relation_size(format('%I.processed_events', {name})::regclass) / current_setting('block_size')::integer;
+    finished := next_page >= pg_relation_size(memory) / current_setting('block_size')::integer;
     removed := 0;
     announced := 0;
     -- Senders in their order, so that two who prune at once do not wait for each other in a circle.
@@ -115,7 +116,7 @@ BEGIN
                                 AND NOT (e.processing_state = 'recorded' AND EXISTS (
                                     SELECT FROM {schema}.inbox_events i WHERE i.source = e.source AND i.idempotency_key = e.idempotency_key
                                     OFFSET 0)) -- or all that is in the inbox would be read first
-                      THEN pg_try_advisory_xact_lock(hashtextextended(e.source || E'\n' || e.idempotency_key, 122550254464888))
+                      THEN pg_try_advisory_xact_lock(hashtextextended(e.source || E'\n' || e.idempotency_key, 122550254464888 # memory::bigint))
                       END));
             GET DIAGNOSTICS gone = ROW_COUNT;
         END IF;

@@ -1,0 +1,104 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+)
+
+// freeBytes of every body need no place in the budget: most events are smaller, and strangers cannot keep them waiting.
+const freeBytes = 4 << 10
+
+// readBody reads the body within Config.BodyTimeout, and returns how much of the budget for unverified bodies it has taken.
+func (s *settings) readBody(w http.ResponseWriter, r *http.Request) (body []byte, held int64, refusal *problem) {
+	if r.ContentLength > s.MaxBodyBytes {
+		return nil, 0, s.bodyTooLarge()
+	}
+	deadline := time.Now().Add(s.BodyTimeout)
+	ctx, cancel := context.WithDeadline(r.Context(), deadline)
+	defer cancel()
+	// A server that cannot bound a read, such as a test's, has nobody at the other end who drips.
+	bounded := http.NewResponseController(w).SetReadDeadline(deadline) == nil
+	from := http.MaxBytesReader(w, r.Body, s.MaxBodyBytes)
+	body = make([]byte, 0, freeBytes)
+	for {
+		if len(body) == cap(body) {
+			more := int64(cap(body))
+			if !s.unverified.take(ctx, more) {
+				return nil, held, receiverBusy()
+			}
+			held += more
+			body = slices.Grow(body, int(more))
+		}
+		n, err := from.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		switch _, large := errors.AsType[*http.MaxBytesError](err); {
+		case err == nil:
+		case large:
+			return nil, held, s.bodyTooLarge()
+		case err == io.EOF:
+			if bounded { // or it would end the wait for the client to go. After an error it stays, lest the server waits for the rest
+				_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+			}
+			return body, held, nil
+		default:
+			// 408 and not 400, on which a relay gives the event up: the request broke on its way and may be whole next time.
+			return nil, held, newProblem(http.StatusRequestTimeout, "body-unreadable", "The body did not arrive whole",
+				fmt.Sprintf("The connection broke before the body's end, or that took longer than %v. Send the request again.", s.BodyTimeout))
+		}
+	}
+}
+
+func (s *settings) bodyTooLarge() *problem {
+	return newProblem(http.StatusRequestEntityTooLarge, "body-too-large", "The body is too large",
+		fmt.Sprintf("This receiver takes at most %d bytes (Config.MaxBodyBytes).", s.MaxBodyBytes))
+}
+
+func receiverBusy() *problem {
+	return newProblem(http.StatusServiceUnavailable, "receiver-busy", "The receiver reads too many requests at once",
+		"Nothing was tried and nothing was changed. Send the request again later.")
+}
+
+// A budget is what many requests may hold of memory together. It is safe for concurrent use.
+type budget struct {
+	mu    sync.Mutex
+	free  int64
+	freed chan struct{} // closed when something is given back
+}
+
+func newBudget(bytes int64) *budget { return &budget{free: bytes, freed: make(chan struct{})} }
+
+// take waits until n bytes are free. It reports false when ctx ends first.
+func (b *budget) take(ctx context.Context, n int64) bool {
+	for {
+		b.mu.Lock()
+		if b.free >= n {
+			b.free -= n
+			b.mu.Unlock()
+			return true
+		}
+		freed := b.freed
+		b.mu.Unlock()
+		select {
+		case <-freed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+func (b *budget) give(n int64) {
+	if n == 0 {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.free += n
+	close(b.freed)
+	b.freed = make(chan struct{})
+}

@@ -1,0 +1,25 @@
+package consumer
+
+import "github.com/jackc/pgx/v5"
+
+// surroundings are what statements on a connection depend on beside their text, as far as handlers are known to change it. A
+// multi-tenant handler sets search_path for its own statements, often for the whole session: the next event on the connection
+// would be looked up, and remembered, in another schema's tables.
+type surroundings struct {
+	searchPath string
+	role       string
+}
+
+// tidySQL finds out, after the transaction, whether the surroundings are as they were before it, and releases what session
+// locks the handler has left behind.
+const tidySQL = `
+SELECT pg_catalog.current_setting('search_path') = $1::pg_catalog.text AND current_user = $2::pg_catalog.text, pg_catalog.pg_advisory_unlock_all()`
+
+func (s surroundings) tidy() (query string, args []any) { return tidySQL, []any{s.searchPath, s.role} }
+
+// scanTidy reads the row of tidySQL: whether the connection may be another event's.
+func scanTidy(row pgx.Row) (same bool, err error) {
+	var released any // void
+	err = row.Scan(&same, &released)
+	return same, err
+}
