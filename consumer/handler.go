@@ -168,7 +168,7 @@ func (t *handlerTx) Query(ctx context.Context, query string, args ...any) (pgx.R
 	}
 	t.calls.RLock()
 	defer t.calls.RUnlock()
-	return t.current().Query(ctx, query, args...)
+	return t.current().Query(ctx, query, args...) //nolint:sqlclosecheck // the handler closes them
 }
 
 func (t *handlerTx) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
