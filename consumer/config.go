@@ -82,8 +82,8 @@ type Config struct {
 	CommitTimeout time.Duration
 
 	// Redact removes what only the application knows to be private, such as names, from the text of a handler's error
-	// before it is stored, logged or answered. Nil removes nothing. Afterwards credentials and card numbers that can be
-	// recognised are masked in any case, and the text is cut to 1 KiB. Called concurrently. An Observer gets the error as
+	// before it is stored, logged or answered. Nil removes nothing. Afterwards credentials that can be recognised are
+	// masked in any case, and the text is cut to 1 KiB. Called concurrently. An Observer gets the error as
 	// it is.
 	Redact func(text string) string
 

@@ -33,11 +33,11 @@ func (s *settings) redacted(err error) (text string) {
 }
 
 // redact makes a text of unknown origin fit for a table, a log and a terminal: valid UTF-8 on one line, without control
-// characters, at most 1 KiB, and without what can be recognised as a credential or a card number. It hides too much
+// characters, at most 1 KiB, and without what can be recognised as a credential. It hides too much
 // rather than too little. Redacting twice changes nothing.
 func redact(text string) string {
 	text = flatten(head(text, maxScannedBytes))
-	// A cut can leave a number of a card's length, and a mask may be longer than what it hides. Both settle at once.
+	// A mask may be longer than what it hides, so that another cut is needed. That settles at once.
 	for range 3 {
 		next := strings.TrimSpace(cut(mask(text), maxRedactedBytes))
 		if next == text {
@@ -104,6 +104,23 @@ var credentialNames = []string{
 	"pass", "pwd", "secret", "token", "credential", "api", "access", "private", "account", "signing", "encryption", "?", "&",
 }
 
+// unquoted values with a name end at a blank.
+var unquoted = regexp.MustCompile(named + `(?:[^\s"'\\]|\\[^\s"])\S*`)
+
+// prose are words that go on with a sentence, as in "token: not found".
+var prose = []string{
+	"absent", "cannot", "could", "did", "does", "empty", "expired", "has", "invalid", "is", "malformed", "missing", "must", "no", "not",
+	"refused", "rejected", "required", "revoked", "unknown", "was", "wrong",
+}
+
+func maskUnquoted(match string) string {
+	name := match[:unquoted.FindStringSubmatchIndex(match)[3]]
+	if strings.HasSuffix(name, ": ") && slices.Contains(prose, strings.TrimRight(match[len(name):], ".,;:")) {
+		return match
+	}
+	return name + masked
+}
+
 // maskings are applied in this order: what may hold blanks comes before what ends at one. Each is looked for only where a
 // text holds its mark and one of its hints, in lower case, because most errors hold none.
 var maskings = []struct {
@@ -126,8 +143,9 @@ var maskings = []struct {
 	{`\"`, credentialNames, regexp.MustCompile(named + `\\".*?(?:\\"(?:\w\S*)?|$)`), `${1}\"` + masked + `\"`},
 	{`"`, credentialNames, regexp.MustCompile(named + `"(?:[^"\\]|\\.)*(?:"(?:\w\S*)?|$)`), `${1}"` + masked + `"`},
 	{`'`, credentialNames, regexp.MustCompile(named + `'(?:[^'\\]|\\.)*(?:'(?:\w\S*)?|$)`), `${1}'` + masked + `'`},
-	{"", credentialNames, regexp.MustCompile(named + `(?:[^\s"'\\]|\\[^\s"])\S*`), "${1}" + masked},
+	{"", credentialNames, unquoted, ""},
 	// Credentials known by their form.
+	{"", []string{"hooks.slack.com"}, regexp.MustCompile(`(hooks\.slack\.com/)[^\s"'\\]+`), "${1}" + masked},
 	{"", []string{"whsec_"}, regexp.MustCompile(`whsec_[\w+/=-]+`), "whsec_" + masked},
 	{"", []string{"_live_", "_test_"}, regexp.MustCompile(`[a-z]+_(?:live|test)_[A-Za-z0-9]{8,}`), masked},
 	{"", []string{"akia", "asia"}, regexp.MustCompile(`(?:AKIA|ASIA)[0-9A-Z]{16}`), masked},
@@ -136,84 +154,17 @@ var maskings = []struct {
 	{"", []string{"eyj"}, regexp.MustCompile(`eyJ[\w-]{4,}\.[\w-]+(?:\.[\w-]*)*`), masked},
 }
 
-// digits finds numbers that may be written in groups.
-var digits = regexp.MustCompile(`\d+(?:[ -]\d+)*`)
-
-// mask replaces what looks like a credential or a card number.
+// mask replaces what looks like a credential.
 func mask(text string) string {
 	lower := strings.ToLower(text)
 	for _, m := range maskings {
 		if strings.Contains(lower, m.mark) && slices.ContainsFunc(m.hints, func(hint string) bool { return strings.Contains(lower, hint) }) {
+			if m.find == unquoted {
+				text = unquoted.ReplaceAllStringFunc(text, maskUnquoted)
+				continue
+			}
 			text = m.find.ReplaceAllString(text, m.replace)
 		}
 	}
-	if !strings.ContainsAny(text, "23456") {
-		return text
-	}
-	return digits.ReplaceAllStringFunc(text, maskCards)
-}
-
-// maskCards masks the card numbers in a run of groups of digits. Another number may stand right before or after one, so
-// every sequence of whole groups is tried. A longer number of which only a part would be one is left alone.
-func maskCards(run string) string {
-	if len(run) < 13 {
-		return run
-	}
-	var out strings.Builder
-	for i := 0; i < len(run); {
-		if end := cardEnd(run[i:]); end > 0 {
-			out.WriteString(masked)
-			i += end
-			continue
-		}
-		for i < len(run) && isDigit(run[i]) {
-			out.WriteByte(run[i])
-			i++
-		}
-		if i < len(run) {
-			out.WriteByte(run[i])
-			i++
-		}
-	}
-	return out.String()
-}
-
-// cardEnd returns where the longest card number at the start of run ends, and 0 if none starts there: 13 to 19 digits
-// with the right check digit. The first is one that card networks issue; times in milliseconds start with 1.
-func cardEnd(run string) (end int) {
-	if run[0] < '2' || run[0] > '6' {
-		return 0
-	}
-	var number [19]byte
-	n := 0
-	for i := range len(run) {
-		if isDigit(run[i]) {
-			if n == len(number) {
-				return end
-			}
-			number[n] = run[i] - '0'
-			n++
-		}
-		if whole := i+1 == len(run) || !isDigit(run[i+1]); whole && isDigit(run[i]) && n >= 13 && luhn(number[:n]) {
-			end = i + 1
-		}
-	}
-	return end
-}
-
-func isDigit(c byte) bool { return '0' <= c && c <= '9' }
-
-// luhn reports whether the last digit checks the others, as ISO/IEC 7812 has it.
-func luhn(number []byte) bool {
-	sum := 0
-	for i, digit := range number {
-		d := int(digit)
-		if (len(number)-i)%2 == 0 {
-			if d *= 2; d > 9 {
-				d -= 9
-			}
-		}
-		sum += d
-	}
-	return sum%10 == 0
+	return text
 }

@@ -61,29 +61,18 @@ func TestRedact(t *testing.T) {
 		"key sk_live_51Hmadeup1234 and rk_test_51Hmadeup1234": "key *** and ***",
 		"AKIAIOSFODNN7EXAMPLE is disabled":                    "*** is disabled",
 		"ghp_0123456789abcdefghijABCDEFGHIJ012345":            "***",
+		"post https://hooks.slack.com/services/T0/B0/hunter2": "post https://hooks.slack.com/***",
 		"xoxb-1234567890-abcdefghij":                          "***",
 		"bad session " + jwt + " here":                        "bad session *** here",
 		"load key: " + pem + ": no":                           "load key: ***: no",
 		"load key: " + pem[:40]:                               "load key: ***",
-
-		// Cards
-		"card 4111111111111111 declined":               "card *** declined",
-		"card 4111 1111 1111 1111 declined":            "card *** declined",
-		"4111-1111-1111-1111":                          "***",
-		"378282246310005 6011111111111117":             "*** ***",
-		"order 12 4111 1111 1111 1111 5500":            "order 12 *** 5500",
-		"4111111111111112":                             "4111111111111112", // the check digit is wrong
-		"0000000000000000":                             "0000000000000000",
-		"41111111111111110000000":                      "41111111111111110000000",
-		"99 4222222222222":                             "99 ***",
-		"2026-11-21 20:00:00.000000 4111-1111":         "2026-11-21 20:00:00.000000 4111-1111",
-		"00000000-0000-0000-0000-000000000000 unknown": "00000000-0000-0000-0000-000000000000 unknown",
 	}
 	for _, text := range []string{ // what a person needs stays
 		"",
 		"insert shipment: duplicate key value violates unique constraint \"shipment_pkey\" (SQLSTATE 23505)",
 		"password authentication failed for user \"billing\"",
 		"basic authentication failed",
+		"token: not found", "api_key: missing.", "Password: is wrong",
 		"Get \"https://stock.internal:8443/a\"",
 		"größe 漢字 €",
 		"event 4711 of 1795274300123456 at 1795274300123 is unknown",
@@ -168,9 +157,9 @@ func FuzzRedact(f *testing.F) {
 		f.Add("\x1b[31m ", "\x00", i)
 	}
 	f.Add("0\x1b", "0", 5)
-	f.Add("password=", " 4111 1111 1111 1111", 4)
+	f.Add("password=", " 4111", 4)
 	f.Add("'\"\\", "\\\"'", 6)
-	f.Add(strings.Repeat("ü", 1<<10), strings.Repeat("5500005555555559 ", 1<<10), 0)
+	f.Add(strings.Repeat("ü", 1<<10), strings.Repeat("token: not ", 1<<10), 0)
 	f.Fuzz(func(t *testing.T, before, after string, planting int) {
 		text := before + "\n" + fmt.Sprintf(plantings[uint(planting)%uint(len(plantings))], canary) + "\n" + after
 		got := redact(text)
@@ -183,19 +172,5 @@ func FuzzRedact(f *testing.F) {
 		if again := redact(got); again != got {
 			t.Errorf("%q\nbecame %q\nthen %q", text, got, again)
 		}
-		// Another digit beside it would make it another number.
-		for _, card := range []string{"4111111111111111", "4111 1111 1111 1111", "378282246310005"} {
-			text := strings.Map(withoutDigits, before) + " " + card + " " + strings.Map(withoutDigits, after)
-			if got := redact(text); strings.Contains(got, card) {
-				t.Errorf("%q\nlet a card number through: %q", text, got)
-			}
-		}
 	})
-}
-
-func withoutDigits(r rune) rune {
-	if '0' <= r && r <= '9' {
-		return 'x'
-	}
-	return r
 }

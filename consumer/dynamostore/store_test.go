@@ -98,12 +98,6 @@ func number(t *testing.T, v types.AttributeValue) int64 {
 	return n
 }
 
-// claim2 is another request's claim to the same event.
-func claim2(c consumer.Claim) consumer.Claim {
-	c.Token = rand.Text()
-	return c
-}
-
 // What is not this package's must not be taken for an event, new or known.
 func TestItemsOfOthers(t *testing.T) {
 	t.Parallel()
