@@ -20,6 +20,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -195,6 +196,61 @@ func BenchmarkInboxDrain(b *testing.B) {
 			b.ReportMetric(float64(b.N)/float64(claims.n.Load()-before), "events/claim")
 		})
 	}
+}
+
+// BenchmarkInboxWhileRecording measures how fast a process works events while as many as the pool allows come in, as a part of
+// how fast it does when they no longer do. An iteration is 5 seconds of the one and what is left of them, at most 5 seconds,
+// of the other.
+func BenchmarkInboxWhileRecording(b *testing.B) {
+	const phase = 5 * time.Second
+	server := pgtest.Start(b, localpg.Options{Durable: true})
+	dsn := server.DSN("postgres")
+	pgtest.Migrate(b, dsn, migrations.Inbox)
+	pool := pgtest.Pool(b, withSetting(dsn, "pool_max_conns", "12"))
+	if _, err := pool.Exec(b.Context(), chaosSchema); err != nil {
+		b.Fatal(err)
+	}
+	var worked, recorded atomic.Int64
+	cfg := chaosConfig(workAsBidden("benchmark", true))
+	cfg.Secrets, cfg.AllowUnsigned = nil, true
+	cfg.Observer = consumer.ObserverFunc(func(_ context.Context, r consumer.Report) {
+		if r.Inbox {
+			worked.Add(1)
+		}
+	})
+	in := consumer.NewInbox(pool, cfg)
+	handler := in.Handler()
+	ctx, stop := context.WithCancel(b.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = in.Run(ctx) })
+	defer running.Wait()
+	defer stop()
+	busy, calm := 0.0, 0.0
+	for b.Loop() {
+		var recording sync.WaitGroup
+		until, before := time.Now().Add(phase), worked.Load()
+		for range 64 {
+			recording.Go(func() {
+				for time.Now().Before(until) {
+					r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(`{"bidding":"succeed"}`))
+					r.Header.Set(webhook.IdempotencyKey, fmt.Sprint("k", recorded.Add(1)))
+					r.Header.Set(webhook.EventType, "invoice.created")
+					handler.ServeHTTP(httptest.NewRecorder(), r)
+				}
+			})
+		}
+		recording.Wait()
+		busy += float64(worked.Load()-before) / phase.Seconds()
+		began, before := time.Now(), worked.Load()
+		for worked.Load() < recorded.Load() && time.Since(began) < phase {
+			time.Sleep(time.Millisecond)
+		}
+		calm += float64(worked.Load()-before) / time.Since(began).Seconds()
+	}
+	b.ReportMetric(busy/calm, "busy/calm")
+	b.ReportMetric(calm/float64(b.N), "worked-calm/s")
+	b.ReportMetric(busy/float64(b.N), "worked-busy/s")
+	b.ReportMetric(0, "ns/op")
 }
 
 // pileUp records b.N events as Handler does, at once.

@@ -90,6 +90,14 @@ type recorded struct {
 // The isolation level is READ COMMITTED whatever the Config and the database say, because the lock of an ordering key
 // means nothing to a snapshot that is older.
 func (in *Inbox) record(ctx context.Context, rq *request, header http.Header) (recorded, error) {
+	if in.works() {
+		select {
+		case in.recording <- struct{}{}:
+			defer func() { <-in.recording }()
+		case <-ctx.Done():
+			return recorded{}, fmt.Errorf("record event: %w", ctx.Err())
+		}
+	}
 	conn, err := in.pool.Acquire(ctx)
 	if err != nil {
 		return recorded{}, fmt.Errorf("record event: %w", err)

@@ -57,7 +57,8 @@ type InboxConfig struct {
 	Handle EventHandler
 
 	// Workers is how many events this process works at once in one call of Run. Each needs a connection of the pool while
-	// its handler runs; one more is left for recording events. Default 8, or what the pool allows if that is less. More than
+	// its handler runs; what the pool has beyond that and one for claims is for recording events in a process that also
+	// works them. Default 8, or what the pool allows if that is less. More than
 	// it allows is refused. Where several calls of Run, or several inboxes, share a pool, it must have that many for each of
 	// them: or a handler that takes a second connection from it may wait for others that do the same.
 	Workers int
@@ -143,6 +144,10 @@ type Inbox struct {
 
 	notifying coalescer // at most one notification is on its way
 
+	// recording holds a token for each event that is being recorded while this process works events, too: as many as leave
+	// a connection to each worker and one to claims. Or recorders would queue before workers, who finish nothing then.
+	recording chan struct{}
+
 	mu     sync.Mutex          // guards shifts
 	shifts map[*shift]struct{} // calls of Run
 }
@@ -161,6 +166,8 @@ func NewInbox(pool *pgxpool.Pool, cfg InboxConfig) *Inbox {
 		pool:     pool,
 		name:     host + "/" + strconv.Itoa(os.Getpid()),
 		shifts:   map[*shift]struct{}{},
+
+		recording: make(chan struct{}, max(1, int(pool.Config().MaxConns)-cfg.Workers-1)),
 	}
 }
 

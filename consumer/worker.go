@@ -101,6 +101,13 @@ func (in *Inbox) join(s *shift) {
 	in.shifts[s] = struct{}{}
 }
 
+// works reports whether this process works events.
+func (in *Inbox) works() bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return len(in.shifts) > 0
+}
+
 func (in *Inbox) leave(s *shift) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
