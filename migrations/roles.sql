@@ -76,7 +76,7 @@ BEGIN
     PERFORM set_config('search_path', format('pg_catalog, %I, pg_temp', schema), true);
     IF outbox IS NOT NULL THEN
         -- A producer may insert events, nothing else, and chooses neither their ids nor when they were created. The Go
-        -- package's Enqueue also tells duplicates from reused keys, for which it reads the event that holds the key: grant
+        -- package's Enqueue also distinguishes duplicates from reused keys, for which it reads the event that holds the key: grant
         -- outbox_reader beside this one for that.
         REVOKE INSERT ON outbox FROM outbox_producer; -- of all columns, as versions before 17 granted
         GRANT INSERT (event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers, available_at)

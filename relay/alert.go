@@ -22,7 +22,7 @@ const (
 	RuleUndelivered = "undelivered_events"
 	// RuleBlockedKeys tells that ordering keys wait behind a delivery that failed.
 	RuleBlockedKeys = "blocked_keys"
-	// RuleWaitingKeys tells that ordering keys wait for too long behind a delivery that is scheduled or retried later.
+	// RuleWaitingKeys: ordering keys wait for too long behind a delivery that is scheduled or retried later.
 	RuleWaitingKeys = "waiting_keys"
 	// RuleRescueStorm tells that relays die one after the other.
 	RuleRescueStorm = "rescue_storm"

@@ -207,7 +207,7 @@ func TestMigrateIntoASchema(t *testing.T) {
 	}
 }
 
-// A function that somebody else creates in the schema could run with the rights of who migrates.
+// A function that another role creates in the schema could run with the rights of the login that migrates.
 func TestSecurityMigrateUpWarnsOfAnOpenSchema(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t)
