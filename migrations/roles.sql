@@ -27,7 +27,8 @@ BEGIN
     outbox := to_regclass(format('%I.outbox', schema));
     inbox := to_regclass(format('%I.processed_events', schema));
     IF outbox IS NULL AND inbox IS NULL THEN
-        RAISE EXCEPTION 'schema % has no tables to grant rights on: migrate first, and have the schema first on the search_path', schema;
+        RAISE EXCEPTION 'schema % has no tables to grant rights on', schema
+            USING HINT = 'Migrate first. If the tables are in another schema, have it first on the search_path: PGOPTIONS=''-c search_path=NAME'' psql …';
     END IF;
     SELECT t.relname, t.relowner, quote_ident(pg_get_userbyid(t.relowner)) AS owner,
            n.nspowner, -- from version 15 on, public belongs to pg_database_owner

@@ -342,7 +342,7 @@ func TestArchiveWithoutRights(t *testing.T) {
 	}
 }
 
-// Releasing what is parked reads the given range of events, whatever else is parked and whatever ANALYZE has seen.
+// Releasing what is parked reads the given range of events, whatever else is parked and whatever the statistics say.
 func TestReleaseOfParkedIsBounded(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
