@@ -325,7 +325,7 @@ func TestUnreachableDatabase(t *testing.T) {
 	for args, doing := range map[string]string{
 		"status":                     "read schema version: ",
 		"status --healthcheck":       "read schema version: ",
-		"migrate up":                 "list applied migrations: ",
+		"migrate up":                 "find who may create objects in the schema: ",
 		"migrate up --schema=a":      "look for schema a: ",
 		"migrate down --yes":         "list applied migrations: ",
 		"migrate status --set=inbox": "list applied migrations: ",
