@@ -6,8 +6,8 @@
 --     GRANT outbox_producer TO billing_app;
 --
 -- Run it again after an upgrade: it grants what a new version needs and revokes what it needs no longer. It does all or nothing,
--- and refuses a schema in which roles other than the owner may create objects: what they create can take the place of what
--- statements on an unqualified name mean, and then runs with the rights of others.
+-- and refuses a schema in which roles other than the owner may create objects: such an object can take the place of the one that
+-- a statement means by an unqualified name, and then runs with the rights of others.
 
 DO $$
 DECLARE
@@ -16,45 +16,68 @@ DECLARE
     schema   name := pg_catalog.current_schema();
     outbox   oid;
     inbox    oid;
-    problem  record;
-    missing  text;
+    tables   record;
+    others   text;
+    role     text;
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    IF schema IS NULL THEN
+        RAISE EXCEPTION 'search_path (%) names no schema that is there and that % may use', former, current_user;
+    END IF;
     outbox := to_regclass(format('%I.outbox', schema));
     inbox := to_regclass(format('%I.processed_events', schema));
     IF outbox IS NULL AND inbox IS NULL THEN
-        RAISE EXCEPTION 'schema % has no tables to grant rights on: migrate first, and have the schema first on the search_path', schema;
+        RAISE EXCEPTION 'schema % has no tables to grant rights on', schema
+            USING HINT = 'Migrate first. If the tables are in another schema, have it first on the search_path: PGOPTIONS=''-c search_path=NAME'' psql …';
     END IF;
+    SELECT t.relname, t.relowner, quote_ident(pg_get_userbyid(t.relowner)) AS owner,
+           n.nspowner, -- from version 15 on, public belongs to pg_database_owner
+           quote_ident(pg_get_userbyid(CASE WHEN o.rolname = 'pg_database_owner' THEN d.datdba ELSE n.nspowner END)) AS schema_owner
+    INTO tables
+    FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace JOIN pg_roles o ON o.oid = n.nspowner
+    JOIN pg_database d ON d.datname = current_database()
+    WHERE t.oid IN (outbox, inbox) ORDER BY pg_has_role(t.relowner, 'USAGE'), t.oid = outbox DESC LIMIT 1;
     -- To a role that has a right without being allowed to grant it, GRANT only gives a warning.
-    FOR problem IN
-        SELECT relname, pg_get_userbyid(relowner) AS owner FROM pg_class
-        WHERE oid IN (outbox, inbox) AND NOT pg_has_role(relowner, 'USAGE')
-    LOOP
-        RAISE EXCEPTION '% may not grant rights on %: run this as its owner, %, or as a superuser', current_user, problem.relname, problem.owner;
-    END LOOP;
+    IF NOT pg_has_role(tables.relowner, 'USAGE') THEN
+        RAISE EXCEPTION '% may not grant rights on %: run this as its owner, %, or as a superuser', current_user, tables.relname, tables.owner;
+    END IF;
     -- The same question as selectSchemaCreators in relay/store_privilege.go.
-    SELECT string_agg(g.grantee, ', ' ORDER BY g.grantee) AS grantees INTO problem
+    SELECT string_agg(g.grantee, ', ' ORDER BY g.grantee) INTO others
     FROM (SELECT DISTINCT coalesce(quote_ident(r.rolname), 'PUBLIC') AS grantee
           FROM pg_namespace n CROSS JOIN LATERAL aclexplode(n.nspacl) a LEFT JOIN pg_roles r ON r.oid = a.grantee
           WHERE n.nspname = schema AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner AND r.rolsuper IS NOT TRUE
             AND NOT EXISTS (SELECT FROM pg_class t WHERE t.oid IN (outbox, inbox) AND t.relowner = a.grantee)) g;
-    IF problem.grantees IS NOT NULL THEN
-        RAISE EXCEPTION 'in schema % others may create functions that run with the rights of its users: %', schema, problem.grantees
-            USING HINT = format('Run this first: REVOKE CREATE ON SCHEMA %I FROM %s;', schema, problem.grantees);
+    IF others IS NOT NULL THEN
+        RAISE EXCEPTION 'in schema % others may create functions that run with the rights of its users: %', schema, others
+            USING HINT = format('Run this first, as %s or a superuser: REVOKE CREATE ON SCHEMA %I FROM %s; GRANT CREATE ON SCHEMA %2$I TO %4$s;',
+                                tables.schema_owner, schema, others, tables.owner);
+    END IF;
+    IF outbox IS NOT NULL AND NOT has_schema_privilege(tables.relowner, schema, 'CREATE') THEN
+        RAISE WARNING '% may not create tables in schema %: nothing will be archived', tables.owner, schema
+            USING HINT = format('Run this, as %s or a superuser: GRANT CREATE ON SCHEMA %I TO %s;', tables.schema_owner, schema, tables.owner);
     END IF;
 
-    FOREACH missing IN ARRAY ARRAY ['outbox_producer', 'outbox_relay', 'outbox_reader', 'inbox_receiver'] LOOP
-        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = missing) THEN
-            EXECUTE format('CREATE ROLE %I NOLOGIN', missing);
+    FOREACH role IN ARRAY ARRAY ['outbox_producer', 'outbox_relay', 'outbox_reader', 'inbox_receiver'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role) THEN
+            IF NOT (SELECT rolcreaterole OR rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+                RAISE EXCEPTION '% may not create the role %', current_user, role
+                    USING HINT = format('Run this script as a superuser, or first: ALTER ROLE %I CREATEROLE;', current_user);
+            END IF;
+            EXECUTE format('CREATE ROLE %I NOLOGIN', role);
         END IF;
-        EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', schema, missing);
+        IF pg_has_role(tables.nspowner, 'USAGE') THEN
+            EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', schema, role);
+        ELSIF NOT has_schema_privilege(role, schema, 'USAGE') THEN
+            RAISE EXCEPTION '% may not grant rights on schema %', current_user, schema
+                USING HINT = format('Run this script as %s or a superuser.', tables.schema_owner);
+        END IF;
     END LOOP;
 
     -- From here on there are no expressions, only names of tables and signatures of functions.
     PERFORM set_config('search_path', format('pg_catalog, %I, pg_temp', schema), true);
     IF outbox IS NOT NULL THEN
         -- A producer may insert events, nothing else, and chooses neither their ids nor when they were created. The Go
-        -- package's Enqueue also tells duplicates from reused keys, for which it reads the event that holds the key: grant
+        -- package's Enqueue also distinguishes duplicates from reused keys, for which it reads the event that holds the key: grant
         -- outbox_reader beside this one for that.
         REVOKE INSERT ON outbox FROM outbox_producer; -- of all columns, as versions before 17 granted
         GRANT INSERT (event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers, available_at)

@@ -5,6 +5,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -48,4 +51,66 @@ func TestRolesAreGrantedByTheOwner(t *testing.T) {
 	must(run(superuser, `DROP TABLE outbox CASCADE`))
 	refused(run("shop_app", string(script)), "shop_app may not grant rights on processed_events: run this as its owner, shop_owner")
 	must(run(superuser, string(script)))
+}
+
+// The owner of the tables may own neither the schema nor roles, and PUBLIC may have no right. Each refusal says what to run.
+func TestRolesSayWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	s := &shop{t, pgtest.Start(t, localpg.Options{})}
+	s.superuser(`
+		REVOKE ALL ON SCHEMA public FROM PUBLIC;
+		CREATE ROLE shop_owner LOGIN;
+		GRANT CREATE, USAGE ON SCHEMA public TO shop_owner`)
+	pgtest.Migrate(t, s.dsn("shop_owner"), migrations.Outbox)
+	refused := func(why, hint string) {
+		t.Helper()
+		err := s.applyRoles("shop_owner")
+		if err == nil || !strings.Contains(err.Error(), why) || !strings.Contains(hintOf(err), hint) {
+			t.Errorf("the script ended with %v, hint %q; want %q, hint %q", err, hintOf(err), why, hint)
+		}
+	}
+	refused("shop_owner may not create the role outbox_producer", "ALTER ROLE shop_owner CREATEROLE")
+	s.superuser(`ALTER ROLE shop_owner CREATEROLE`)
+	refused("shop_owner may not grant rights on schema public", "Run this script as "+s.superuserName())
+	if err := s.applyRoles(s.superuserName()); err != nil {
+		t.Error(err)
+	}
+	if err := s.applyRoles("shop_owner"); err != nil {
+		t.Errorf("once the roles have USAGE: %v", err)
+	}
+	s.superuser(`REVOKE USAGE ON SCHEMA public FROM shop_owner`)
+	refused("names no schema that is there and that shop_owner may use", "")
+}
+
+// Archiving makes partitions with the rights of the owner of the tables. Without CREATE it would fail a month later.
+func TestRolesWarnOfAnOwnerWhoCannotArchive(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, migrations.Outbox)
+	config, err := pgx.ParseConfig(s.dsn("shop_owner"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var warnings []string
+	config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { warnings = append(warnings, n.Message+"; "+n.Hint) }
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	owner := &session{t, "shop_owner", conn}
+	script, err := os.ReadFile("roles.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	owner.exec(string(script))
+	if len(warnings) > 0 {
+		t.Errorf("an owner with the right is warned: %q", warnings)
+	}
+	s.superuser(`REVOKE CREATE ON SCHEMA public FROM shop_owner`)
+	owner.exec(string(script))
+	want := "shop_owner may not create tables in schema public: nothing will be archived; Run this, as " + s.superuserName() +
+		" or a superuser: GRANT CREATE ON SCHEMA public TO shop_owner;"
+	if len(warnings) != 1 || warnings[0] != want {
+		t.Errorf("the warnings are %q, want %q", warnings, want)
+	}
 }

@@ -19,48 +19,6 @@ func (db *database) as(role string) pgx.Tx {
 	return tx
 }
 
-// wantRefusals runs each statement as the role; want is the SQLSTATE, "" for none.
-func (db *database) wantRefusals(role, want string, statements ...string) {
-	db.t.Helper()
-	for _, statement := range statements {
-		tx := db.as(role)
-		_, err := tx.Exec(db.t.Context(), statement)
-		equal(db.t, role+": "+statement, refusal(db.t, err), want)
-		must(db.t, tx.Rollback(db.t.Context()))
-	}
-}
-
-func TestSecurityProducerMayInsertAndNothingElse(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	db.applyRoles()
-	db.exec(`INSERT INTO outbox_route VALUES ('*', 'logistics')`)
-
-	tx := db.as("outbox_producer")
-	_, err := tx.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'plain') ON CONFLICT DO NOTHING`)
-	must(t, err)
-	must(t, tx.Commit(t.Context()))
-	equal(t, "deliveries", db.deliveries(), []string{"plain>logistics"})
-
-	db.wantRefusals("outbox_producer", insufficientPrivilege,
-		`SELECT FROM outbox`,
-		`SELECT idempotency_key FROM outbox`,
-		`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'x') RETURNING id`,
-		`UPDATE outbox SET event_type = 'x'`,
-		`DELETE FROM outbox`,
-		`TRUNCATE outbox`,
-		`SELECT FROM outbox_delivery`,
-		`INSERT INTO outbox_delivery (event_id, destination) VALUES (1, 'x')`,
-		`UPDATE outbox_delivery SET status = 'discarded'`,
-		`DELETE FROM outbox_delivery`,
-		`INSERT INTO outbox_route VALUES ('*', 'evil')`,
-		`SELECT FROM outbox_relay`,
-		`SELECT setval('outbox_id_seq', 1)`,
-		`ALTER TABLE outbox DISABLE TRIGGER ALL`,
-		`CREATE TRIGGER mine AFTER INSERT ON outbox EXECUTE FUNCTION outbox_fan_out()`,
-	)
-}
-
 func TestEnqueueNeedsOnlyInsertUnlessAKeyExists(t *testing.T) {
 	t.Parallel()
 	withBothAPIs(t, func(t *testing.T, db *database) {
@@ -110,42 +68,6 @@ func TestReaderBesideProducerTellsDuplicates(t *testing.T) {
 	}
 }
 
-func TestSecurityRelayCanNeitherWriteNorAlterEvents(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	db.applyRoles()
-	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'k')`)
-	db.wantRefusals("outbox_relay", insufficientPrivilege,
-		`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'x')`,
-		`UPDATE outbox SET event_type = 'x'`,
-		`DELETE FROM outbox`,
-		`TRUNCATE outbox`,
-		`UPDATE outbox_schema_version SET version_id = 0`,
-		`INSERT INTO outbox_archive SELECT *, now(), '[]' FROM outbox`,
-		`UPDATE outbox_archive SET payload = '2'`,
-		`DELETE FROM outbox_archive`,
-		`DROP TABLE outbox_archive`,
-		`SELECT FROM outbox_archive_partitions()`,
-	)
-	db.wantRefusals("outbox_relay", "", `SELECT FROM outbox_archive`,
-		`SELECT FROM outbox_archive_batch(0, 10, interval '1 day', false)`, `SELECT FROM outbox_drop_archive(interval '30 days', false, '')`,
-		`SELECT FROM outbox_prune_attempts(0, 10, interval '1 day', false)`, `SELECT FROM outbox_prune_processed_events(0, 10, interval '1 day', false)`,
-		`SELECT FROM outbox_create_deliveries()`, `SELECT outbox_release_parked(0, 10)`, `UPDATE outbox_undelivered SET round_id = 0`)
-	for _, role := range []string{"outbox_producer", "outbox_reader"} {
-		db.wantRefusals(role, insufficientPrivilege,
-			`SELECT FROM outbox_archive_batch(0, 10, interval '1 day', true)`, `SELECT FROM outbox_drop_archive(interval '30 days', true, '')`,
-			`SELECT FROM outbox_prune_attempts(0, 10, interval '1 day', true)`, `SELECT FROM outbox_prune_processed_events(0, 10, interval '1 day', true)`,
-			`SELECT FROM outbox_create_deliveries()`, `SELECT outbox_release_parked(0, 10)`, `UPDATE outbox_undelivered SET round_id = 0`)
-	}
-	db.wantRefusals("outbox_relay", "22023", `SELECT FROM outbox_drop_archive(interval '-1 year', false, '')`)
-	db.wantRefusals("outbox_relay", "", `SELECT FROM outbox`, `UPDATE outbox_delivery SET claim = claim + 1`)
-	db.wantRefusals("outbox_reader", "", `SELECT FROM outbox`, `SELECT FROM outbox_delivery`)
-	db.wantRefusals("outbox_reader", insufficientPrivilege,
-		`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'x')`,
-		`UPDATE outbox_delivery SET claim = claim + 1`,
-	)
-}
-
 // The trigger runs with its owner's rights: nothing that a producer makes may take the place of what it uses.
 func TestSecurityProducerCannotDivertTheTrigger(t *testing.T) {
 	t.Parallel()
@@ -183,27 +105,4 @@ func TestSecurityProducerCannotDivertTheTrigger(t *testing.T) {
 			equal(t, "deliveries", db.strings(`SELECT destination FROM public.outbox_delivery WHERE next_attempt_at < now()`), []string{"logistics"})
 		})
 	}
-}
-
-// The functions that archive run with their owner's rights, too: for them as for the trigger, nothing of the caller's may
-// stand in for what they use.
-func TestSecurityRelayCannotDivertTheArchive(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	db.applyRoles()
-	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at) VALUES ('t', '1', 'pending', '2020-01-01')`)
-	tx := db.as("outbox_relay")
-	for _, statement := range []string{
-		`CREATE TEMP TABLE outbox_delivery (event_id bigint, destination text, status text, delivered_at timestamptz, last_attempt_at timestamptz, next_attempt_at timestamptz)`,
-		`INSERT INTO pg_temp.outbox_delivery SELECT id, 'x', 'delivered', '2020-01-01', '2020-01-01', '2020-01-01' FROM outbox`,
-		`SET LOCAL search_path = pg_temp, public`,
-	} {
-		_, err := tx.Exec(t.Context(), statement)
-		must(t, err)
-	}
-	var settled int
-	must(t, tx.QueryRow(t.Context(), `SELECT settled FROM public.outbox_archive_batch(0, 10, interval '1 day', false)`).Scan(&settled))
-	must(t, tx.Commit(t.Context()))
-	equal(t, "archived", settled, 0)
-	equal(t, "events", db.keys(), []string{"pending"})
 }

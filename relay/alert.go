@@ -22,7 +22,7 @@ const (
 	RuleUndelivered = "undelivered_events"
 	// RuleBlockedKeys tells that ordering keys wait behind a delivery that failed.
 	RuleBlockedKeys = "blocked_keys"
-	// RuleWaitingKeys tells that ordering keys wait for too long behind a delivery that is scheduled or retried later.
+	// RuleWaitingKeys: ordering keys wait for too long behind a delivery that is scheduled or retried later.
 	RuleWaitingKeys = "waiting_keys"
 	// RuleRescueStorm tells that relays die one after the other.
 	RuleRescueStorm = "rescue_storm"
@@ -48,7 +48,8 @@ type Alerts struct {
 	Channels []Channel
 	// Window during which a rule tells of one subject once, however often it fires. 0: 15 min.
 	Window time.Duration
-	// LagOver is how long a due delivery may wait before its destination lags. 0: 10 min.
+	// LagOver is how long a due delivery may wait before an alert: RuleLag, or RuleWaitingKeys if an earlier delivery of its
+	// ordering key that is not due holds it up. 0: 10 min.
 	LagOver time.Duration
 	// HorizonOver is for how long a session may keep the database from cleaning up. 0: 5 min.
 	HorizonOver time.Duration

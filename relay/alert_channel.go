@@ -28,7 +28,8 @@ func Slack(url string, transport *AlertTransport) Channel {
 }
 
 // Webhook returns a channel that POSTs alerts as JSON: the fields of [Alert], its state (firing or resolved), a text, and
-// a command that shows more. The text is fit for a chat; the fields are printable, and mention what they mention.
+// a command that shows more. The text is fit for a chat; the fields are printable, with
+// mentions and links as they were stored.
 func Webhook(url string, transport *AlertTransport) Channel {
 	return jsonChannel{name: ChannelName("webhook", url), url: url, transport: transport, body: func(a Alert) any {
 		return struct {

@@ -26,8 +26,8 @@ func (a Alert) State() string {
 	return "firing"
 }
 
-// Text says in one line what happened, or that it is over, and which command shows more. It is made for chats: whatever
-// it repeats of what others wrote is [Printable], mentions nobody and links to nothing.
+// Text says in one line what happened, or that it is over, and which command shows more. It is made for chats: the texts of others
+// in it are [Printable], and no mention or link in them works.
 func (a Alert) Text() string {
 	a = a.forChat()
 	if a.ResolvedAt != nil {
@@ -42,8 +42,8 @@ func (a Alert) printable() Alert {
 	return a
 }
 
-// Bounds of what an alert's text repeats, in bytes. Chats refuse a message of more than 4,096, or of 2,000 characters: a
-// receiver with a long answer would be one that nobody hears of.
+// Bounds of each text that an alert repeats, in bytes. Chats refuse a message of more than 4,096, or of 2,000 characters: the
+// alert about a receiver with a long answer would not arrive.
 const (
 	maxChatName = 255
 	maxChatText = maxExcerpt

@@ -11,9 +11,9 @@ import (
 	"net/url"
 )
 
-// An AlertTransport is the way that every alert leaves by. It dials no address that its [Egress] forbids, asks no proxy
-// but that of Egress, follows no redirect, trusts no certificate that the system does not, and bounds the time and the
-// size of an answer. It keeps no connection, as alerts are rare. Use it from as many goroutines as you like.
+// An AlertTransport carries every alert. It dials no address that its [Egress] forbids, uses no proxy but that of Egress, follows no
+// redirect, trusts the system's certificate authorities only, and bounds the time and the size of an answer. It keeps no
+// connection, as alerts are rare. It is safe for concurrent use.
 type AlertTransport struct {
 	egress Egress
 	http   *http.Transport

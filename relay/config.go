@@ -88,8 +88,8 @@ type Config struct {
 	// Retention says for how long what is done with is kept. The zero value keeps everything.
 	Retention Retention
 
-	// Log receives what happens, never payloads, secrets, or URLs with credentials. Its fields hold text that others wrote,
-	// of which zerolog escapes the first 32 characters alone; see [Printable]. The zero value discards.
+	// Log receives what happens, never payloads, secrets, or URLs with credentials. Its fields hold text that others wrote;
+	// zerolog escapes its control characters below U+0020 only, see [Printable]. The zero value discards.
 	Log zerolog.Logger
 	// Hooks observe the relay. The zero value observes nothing.
 	Hooks Hooks

@@ -214,7 +214,7 @@ func TestSpellingsOfTheAddress(t *testing.T) {
 	first.stop()
 	second.stop()
 	startGuarded(t, config(links[1])).stop() // known by now
-	// A row without its session vouches for nobody, however fresh, and whoever has the pid.
+	// A row without its session is no proof of a living relay, however fresh it is, and whichever session has the pid.
 	db.exec(`INSERT INTO outbox_relay (name, version, heartbeat_at, session_pid) VALUES ('copied', '', now() + interval '1 hour', pg_backend_pid())`)
 	third := startGuarded(t, config(links[2]))
 	third.wantReason(t, "its address is")

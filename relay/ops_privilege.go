@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"fmt"
 	"strings"
 )
 
@@ -13,14 +14,17 @@ type SchemaCreators struct {
 	Schema string `json:"schema"`
 	// Roles as SQL writes them, PUBLIC among them; empty: there are none, as it should be.
 	Roles []string `json:"roles"`
+	// Owner of the tables, as SQL writes it. It needs the right itself, for the partitions of the archive.
+	Owner string `json:"owner"`
 }
 
-// Revoke returns the statement that takes the right from them; empty if there is none to take.
+// Revoke returns the statements that take the right from the roles and leave it to the owner of the tables, for a superuser or
+// the owner of the schema to run. It returns an empty text if there are no such roles.
 func (c SchemaCreators) Revoke() string {
 	if len(c.Roles) == 0 {
 		return ""
 	}
-	return "REVOKE CREATE ON SCHEMA " + c.Schema + " FROM " + strings.Join(c.Roles, ", ")
+	return fmt.Sprintf("REVOKE CREATE ON SCHEMA %s FROM %s; GRANT CREATE ON SCHEMA %[1]s TO %[3]s", c.Schema, strings.Join(c.Roles, ", "), c.Owner)
 }
 
 // SchemaCreators finds the roles that may create objects in the schema of the outbox. PostgreSQL up to version 14 gives that right

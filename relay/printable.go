@@ -11,8 +11,8 @@ import (
 // not UTF-8: control and format characters, such as escape sequences, changes of the text's direction, zero-width and
 // tag characters; separators of lines and paragraphs; private and unassigned characters.
 //
-// They are replaced and not removed. Removing one joins what it kept apart, so that a filter before it is deceived, and
-// the reader would not see that the text had something to hide.
+// They are replaced and not removed. Removal would join the characters on both sides, which may deceive an earlier filter, and
+// the reader would not see that the text had hidden characters.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		switch {

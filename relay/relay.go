@@ -258,7 +258,7 @@ func (r *Relay) checkDatabase(ctx context.Context) error {
 	}
 	if len(creators.Roles) > 0 {
 		r.cfg.Log.Warn().Strs("roles", creators.Roles).Str("run", creators.Revoke()).
-			Msg("roles other than the owner may create objects in the schema, and so run code with the rights of this relay; revoke that right")
+			Msg("roles other than the owner may create objects in the schema, and so run code with the rights of this relay; revoke that right as a superuser or as the owner of the schema")
 	}
 	if r.store.deaf {
 		r.cfg.Log.Warn().Dur("poll_interval", r.cfg.PollInterval).Dur("lease", r.cfg.Lease).

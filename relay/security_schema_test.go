@@ -16,7 +16,7 @@ func TestSecurityRelayWarnsOfAnOpenSchema(t *testing.T) {
 	db.exec(`GRANT CREATE ON SCHEMA public TO PUBLIC, pg_read_all_data`)
 	found, err := NewOps(db.pool).SchemaCreators(t.Context())
 	must(t, err)
-	const revoke = `REVOKE CREATE ON SCHEMA public FROM PUBLIC, pg_read_all_data`
+	revoke := `REVOKE CREATE ON SCHEMA public FROM PUBLIC, pg_read_all_data; GRANT CREATE ON SCHEMA public TO ` + found.Owner
 	if fmt.Sprint(found.Roles) != "[PUBLIC pg_read_all_data]" || found.Revoke() != revoke {
 		t.Errorf("found %+v, revoke with %q", found, found.Revoke())
 	}

@@ -175,7 +175,7 @@ func (s *session) listen(ctx context.Context, on *standing, nextBeat time.Time) 
 	return nil
 }
 
-// catchUp does once what notifications have asked for and were refused.
+// catchUp does once what refused notifications have asked for.
 func (s *session) catchUp() {
 	if s.sweeps.takeRefused() {
 		s.relay.wake.notify(true)

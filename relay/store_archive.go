@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -75,12 +76,17 @@ func dropOldest(ctx context.Context, q querier, olderThan time.Duration, rehears
 	return *name, nil
 }
 
-// withRoleHint says what an operator forgot who upgraded the tables.
+// withRoleHint adds which right an operator forgot to grant. The functions run with the rights of the owner of the tables: a
+// refusal for the schema means that owner, who makes the partitions of the archive.
 func withRoleHint(err error) error {
-	if hasCode(err, "42501") { // insufficient_privilege
-		return fmt.Errorf("%w; run migrations/roles.sql again, as the owner of the tables", err)
+	var refused *pgconn.PgError
+	switch {
+	case !errors.As(err, &refused) || refused.Code != lacksPrivilege:
+		return err
+	case strings.Contains(refused.Message, "for schema"):
+		return fmt.Errorf("%w; GRANT CREATE on that schema to the owner of the tables", err)
 	}
-	return err
+	return fmt.Errorf("%w; run migrations/roles.sql again, as the owner of the tables, and grant this login outbox_relay", err)
 }
 
 // inTheWay reports whether a batch failed for something that may be over soon: somebody else's lock.

@@ -29,9 +29,9 @@ WITH RECURSIVE first AS (
 // alert of its own. It is looked through up to a bound; behind that, whatever comes next counts as waiting: rather two alerts
 // than none. Only live deliveries lag: replays wait by design.
 //
-// Heads that are not due are found by what has waited for too long behind them. That stands first among what is due, however
-// much is scheduled, and a lane that keeps up has nothing to look at. The walk from there to the head goes downwards and is
-// short: nothing between them was sent. Upwards it would read an index entry of all that the key ever sent while vacuum is blocked.
+// Heads that are not due are found from the deliveries that have waited for too long behind them. Those come first among what is due,
+// however much is scheduled, and a lane that keeps up has none. The walk from such a delivery to its head goes downwards and is
+// short: nothing between them was sent. Upwards it would read an index entry of everything that the key sent while vacuum is blocked.
 const watchLanes = firstOfLanes + `
 SELECT jsonb_agg(jsonb_build_object('destination', l.destination,
     'held', coalesce(s.paused OR s.breaker <> 'closed', false),

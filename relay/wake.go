@@ -46,25 +46,25 @@ func (w *wakeup) notify(sweep bool) {
 	}
 }
 
-// Of the notifications of one kind, so many cause something in a second, and as many at once. A few follow the first one of
-// a burst: of producers that committed before they could see that the relay is awake.
+// How many notifications of one kind take effect in a second, and how many at once. A few more follow the first one of a burst, from
+// producers that committed before they could see that the relay is awake.
 const (
 	looksPerSecond  = 10
 	sweepsPerSecond = 1
 	burstOfSweeps   = 3
 )
 
-// A throttle bounds what notifications cause. It belongs to one goroutine.
+// A throttle bounds how often notifications of one kind take effect. It belongs to one goroutine.
 type throttle struct {
 	limit   *rate.Limiter
-	refused bool // the last notification, which something is still to make up for
+	refused bool // whether the last notification was refused, so that the session has to catch up
 }
 
 func newThrottle(perSecond rate.Limit, burst int) throttle {
 	return throttle{limit: rate.NewLimiter(perSecond, burst)}
 }
 
-// allow reports whether a notification at the given time may cause something.
+// allow reports whether a notification at the given time may take effect.
 func (t *throttle) allow(now time.Time) bool {
 	allowed := t.limit.AllowN(now, 1)
 	t.refused = !allowed

@@ -47,17 +47,17 @@ func newServiceChannel(raw secret, transport *relay.AlertTransport) relay.Channe
 	}
 }
 
-// A libraryTransport takes the place of [http.DefaultTransport], with which most of the library's services send. The default
-// one obeys HTTP_PROXY and dials every address, and clients follow redirects over it. The relay's own requests use neither.
+// A libraryTransport replaces [http.DefaultTransport], with which most of the library's services send. That one obeys HTTP_PROXY
+// and dials every address, and clients follow redirects over it. The relay's own requests use neither of the two.
 type libraryTransport struct {
 	alerts atomic.Pointer[relay.AlertTransport] // of the configuration that is in effect
 }
 
-// guardLibraries makes what libraries send of their own leave by the transport of alerts.
+// guardLibraries makes the transport of alerts carry every request that a library sends with net/http's defaults.
 func guardLibraries() {
 	guard := &libraryTransport{}
 	guard.alerts.Store(relay.NewAlertTransport(relay.Egress{}))
-	http.DefaultTransport = guard //nolint:forbidigo // so that nobody has the other one
+	http.DefaultTransport = guard //nolint:forbidigo // no code of this process may send with the other one
 }
 
 // RoundTrip implements [http.RoundTripper].

@@ -105,7 +105,7 @@ func writeMail(client *netsmtp.Client, cfg *smtp.Config, alert relay.Alert) erro
 	for _, header := range [][2]string{
 		{"From", (&mail.Address{Name: relay.Printable(cfg.FromName), Address: cfg.FromAddress}).String()},
 		{"To", strings.Join(cfg.ToAddresses, ", ")},
-		{"Subject", mime.QEncoding.Encode("utf-8", alert.Title())}, // what is printable has no line break to begin a header with
+		{"Subject", mime.QEncoding.Encode("utf-8", alert.Title())}, // printable: no line break that begins another header
 		{"Date", time.Now().UTC().Format(time.RFC1123Z)},
 		{"Message-ID", "<" + rand.Text() + "@" + domain + ">"},
 		{"Auto-Submitted", "auto-generated"}, // no holiday answers it

@@ -180,10 +180,43 @@ func TestArchiveWithRelayRights(t *testing.T) {
 		t.Errorf("what goes next is announced: %v, %v", announced, err)
 	}
 
+	// The owner of the tables lost the right to create partitions.
+	execute(t, db, `CREATE ROLE archiving_owner; GRANT ALL ON ALL TABLES IN SCHEMA public TO archiving_owner; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO archiving_owner;
+		ALTER FUNCTION outbox_archive_batch(bigint, integer, interval, boolean) OWNER TO archiving_owner`)
+	t.Cleanup(func() { _, _ = db.Exec(`DROP OWNED BY archiving_owner; DROP ROLE archiving_owner`) })
+	settled(t, db, 11, 11)
+	execute(t, db, `DROP TABLE `+query[string](t, db, `SELECT string_agg(inhrelid::regclass::text, ', ') FROM pg_inherits WHERE inhparent = 'outbox_archive'::regclass`))
+	const nothing = "done: 0 events archived, 0 months dropped, 0 attempts and 0 rows of processed_events removed\n"
+	command(env, "archive", "run").expect(t, exitFailed, nothing,
+		"outbox-relay: archive events: ERROR: permission denied for schema public (SQLSTATE 42501); GRANT CREATE on that schema to the owner of the tables\n")
+
 	// A schema that was upgraded without them.
 	execute(t, db, `REVOKE EXECUTE ON FUNCTION outbox_archive_batch(bigint, integer, interval, boolean) FROM outbox_relay`)
-	command(env, "archive", "run").expect(t, exitFailed, "done: 0 events archived, 0 months dropped, 0 attempts and 0 rows of processed_events removed\n",
-		"outbox-relay: archive events: ERROR: permission denied for function outbox_archive_batch (SQLSTATE 42501); run migrations/roles.sql again, as the owner of the tables\n")
+	command(env, "archive", "run").expect(t, exitFailed, nothing,
+		"outbox-relay: archive events: ERROR: permission denied for function outbox_archive_batch (SQLSTATE 42501); run migrations/roles.sql again, as the owner of the tables, and grant this login outbox_relay\n")
+}
+
+// A command says which role its login lacks.
+func TestCommandsWithoutRights(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t, migrations.Outbox)
+	db := open(t, dsn)
+	roles, err := os.ReadFile("../../migrations/roles.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	execute(t, db, string(roles)+`; CREATE ROLE looking_reader LOGIN IN ROLE outbox_reader; INSERT INTO outbox_route VALUES ('*', 'shop')`)
+	t.Cleanup(func() { _, _ = db.Exec(`DROP ROLE looking_reader`) })
+	env := []string{"OUTBOX_DATABASE_URL=" + strings.Replace(dsn, "postgres@", "looking_reader@", 1)}
+	const needs = " (SQLSTATE 42501); this login needs a role of migrations/roles.sql: outbox_reader to look, outbox_relay to change something; only the owner of the tables migrates\n"
+	command(env, "events", "list", "--json").expect(t, 0, "[]\n", "")
+	command(env, "pause", "shop").expect(t, exitFailed, "", "outbox-relay: pause shop: ERROR: permission denied for table outbox_destination"+needs)
+	execute(t, db, `REVOKE outbox_reader FROM looking_reader`)
+	command(env, "events", "list").expect(t, exitFailed, "", "outbox-relay: read schema version: ERROR: permission denied for table outbox_schema_version"+needs)
+	r := command(env, "migrate", "up", "--set", "inbox")
+	if want := "permission denied for schema public (SQLSTATE 42501); migrate as the owner of the tables, who needs CREATE on the schema (on the database, to make a schema)\n"; r.code != exitFailed || !strings.HasSuffix(r.stderr, want) {
+		t.Errorf("%+v", r)
+	}
 }
 
 func TestArchiveUsage(t *testing.T) {

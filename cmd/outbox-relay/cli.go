@@ -195,7 +195,7 @@ func (m Main) report(err error) int {
 	case unreachable(err):
 		exit.code, err = exitDatabase, fmt.Errorf("the database cannot be reached: %w", err)
 	default:
-		exit.code = exitFailed
+		exit.code, err = exitFailed, withLackingRight(err)
 	}
 	fmt.Fprintf(m.Stderr, "outbox-relay: %s\n", oneLine(err.Error()))
 	return exit.code
@@ -214,13 +214,25 @@ func refused(err error) string {
 	case "3D000": // invalid_catalog_name
 		return "there is no such database; check its name in database.url"
 	case "42501": // insufficient_privilege
-		return "the role may not connect to this database"
+		return "this login may not connect to the database; GRANT CONNECT ON DATABASE to it"
 	case "08P01": // protocol_violation, as which PgBouncer reports most of what it does not like
 		if strings.Contains(server.Message, "startup parameter") {
 			return "a connection pooler stands before the database; set database.listen_url to a direct connection"
 		}
 	}
 	return ""
+}
+
+// withLackingRight adds which right the login of a command lacks, where the error does not say so itself.
+func withLackingRight(err error) error {
+	var server *pgconn.PgError
+	switch {
+	case !errors.As(err, &server) || server.Code != "42501" || strings.Contains(strings.ToLower(err.Error()), "grant "): // insufficient_privilege
+		return err
+	case strings.Contains(server.Message, "for schema"), strings.Contains(server.Message, "for database"), strings.HasPrefix(server.Message, "must be owner"):
+		return fmt.Errorf("%w; migrate as the owner of the tables, who needs CREATE on the schema (on the database, to make a schema)", err)
+	}
+	return fmt.Errorf("%w; this login needs a role of migrations/roles.sql: outbox_reader to look, outbox_relay to change something; only the owner of the tables migrates", err)
 }
 
 // unreachable reports whether err means that the database did not answer, or refused to talk.

@@ -119,25 +119,33 @@ func code(err error) string {
 	return ""
 }
 
-// selectOpenSchema names the roles that may create objects where the migrations run, beside the owner, this login and superusers.
+// selectOpenSchema names the roles that may create objects where the migrations run, beside the owner of the schema, the owner of
+// the tables (this login, if there are none yet) and superusers. $1 is the set's version table.
 const selectOpenSchema = `
-SELECT pg_catalog.quote_ident(n.nspname), pg_catalog.string_agg(DISTINCT coalesce(pg_catalog.quote_ident(r.rolname), 'PUBLIC'), ', ')
+SELECT pg_catalog.quote_ident(n.nspname), pg_catalog.string_agg(DISTINCT coalesce(pg_catalog.quote_ident(r.rolname), 'PUBLIC'), ', '),
+    pg_catalog.quote_ident(o.owner)
 FROM pg_catalog.pg_namespace n CROSS JOIN LATERAL pg_catalog.aclexplode(n.nspacl) a LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.grantee
+CROSS JOIN LATERAL (
+    SELECT coalesce((SELECT pg_catalog.pg_get_userbyid(t.relowner) FROM pg_catalog.pg_class t
+                     WHERE t.relnamespace = n.oid AND t.relname = $1), current_user) AS owner
+) o
 WHERE n.nspname = pg_catalog.current_schema() AND a.privilege_type = 'CREATE'
-  AND a.grantee <> n.nspowner AND r.rolsuper IS NOT TRUE AND r.rolname IS DISTINCT FROM current_user
-GROUP BY n.nspname`
+  AND a.grantee <> n.nspowner AND r.rolsuper IS NOT TRUE AND r.rolname IS DISTINCT FROM o.owner
+GROUP BY n.nspname, o.owner`
 
-// warnOfOpenSchema says who may create objects in the schema, before anything runs there: a function of theirs could take the
+// warnOfOpenSchema prints who may create objects in the schema, before anything runs there: a function of theirs could take the
 // place of one that a migration calls, with the rights of this login.
 func (m *migrator) warnOfOpenSchema(ctx context.Context, out io.Writer) error {
-	var schema, roles string
-	switch err := m.db.QueryRowContext(ctx, selectOpenSchema).Scan(&schema, &roles); {
+	var roles string
+	var creators relay.SchemaCreators
+	switch err := m.db.QueryRowContext(ctx, selectOpenSchema, m.set.VersionTable()).Scan(&creators.Schema, &roles, &creators.Owner); {
 	case errors.Is(err, sql.ErrNoRows):
 		return nil
 	case err != nil:
 		return fmt.Errorf("find who may create objects in the schema: %w", err)
 	}
-	_, err := fmt.Fprintf(out, "warning: others may create objects in schema %[1]s and have them run with the rights of its users; run: REVOKE CREATE ON SCHEMA %[1]s FROM %[2]s\n",
-		printable(schema), printable(roles))
+	creators.Roles = []string{roles}
+	_, err := fmt.Fprintf(out, "warning: others may create objects in schema %s and have them run with the rights of its users; run, as a superuser or the owner of the schema: %s\n",
+		printable(creators.Schema), printable(creators.Revoke()))
 	return err
 }

@@ -72,8 +72,8 @@ func printableCopy(v reflect.Value) reflect.Value {
 	return c
 }
 
-// A textWriter lets nothing through but lines of text. It stands before the streams of the process, so that what no
-// command thought of does not reach a terminal either.
+// A textWriter passes on printable lines only. It wraps the output streams of the process, for texts that a command did not
+// make printable itself.
 type textWriter struct{ io.Writer }
 
 func (w textWriter) Write(p []byte) (int, error) {
@@ -106,8 +106,8 @@ func draw(w io.Writer, text string, next bool) {
 	}
 }
 
-// A jsonWriter escapes what is not printable in JSON that is written to it. Its strings mean the same afterwards, and a
-// terminal that shows them obeys none: encoders escape no more than the first 32 characters.
+// A jsonWriter escapes the characters that are not printable in the JSON written to it. The strings decode to the same text, and
+// a terminal that shows the JSON obeys none of them: encoders escape the control characters below U+0020 only.
 type jsonWriter struct{ io.Writer }
 
 func (w jsonWriter) Write(p []byte) (int, error) {

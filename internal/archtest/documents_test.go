@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -185,11 +186,14 @@ func testDocumentedConfigurations(t *testing.T, relay string) {
 // A runbook is read when there is no time to find out that its SQL is for the schema before last.
 func TestDocumentedSQLRuns(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.Pool(t, pgtest.New(t, migrations.Outbox, migrations.Inbox))
+	dsn := pgtest.Start(t, localpg.Options{}).DSN("") // they create roles, which belong to all of a server
+	pgtest.Migrate(t, dsn, migrations.Outbox, migrations.Inbox)
+	pool := pgtest.Pool(t, dsn)
 	found := 0
 	for name, text := range documents(t) {
 		for _, block := range blocks(text, "sql") {
 			found++
+			block = strings.ReplaceAll(block, "DATABASE finance", "DATABASE postgres")
 			if _, err := pool.Exec(t.Context(), block); err != nil {
 				t.Errorf("%s: %v\n%s", name, err, block)
 			}

@@ -387,7 +387,7 @@ $do$;
 ALTER FUNCTION outbox_refuse_update() SET search_path = pg_catalog, pg_temp;
 ALTER FUNCTION outbox_alert_changed() SET search_path = pg_catalog, pg_temp;
 
--- Whoever may create deliveries may do it for what is parked, also where roles are not those of roles.sql.
+-- A role that may call outbox_create_deliveries may call this function, too, also where the roles are not those of roles.sql.
 -- +goose StatementBegin
 DO $$
 DECLARE
