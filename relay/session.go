@@ -92,6 +92,23 @@ type standing struct {
 	executor
 	conn   *pgx.Conn // nil: through a pooler, which keeps no session
 	schema string
+	heard  requests
+}
+
+// requests are what the notifications since the last look ask for.
+type requests struct{ look, sweep, routes bool }
+
+// hear remembers what a notification asks for, and nothing else of it. pgx would keep those that arrive during a statement:
+// every login may send a million of them at once, of 8 kB each.
+func (on *standing) hear(_ *pgconn.PgConn, n *pgconn.Notification) {
+	switch n.Payload {
+	case on.schema:
+		on.heard.look = true
+	case "sweep " + on.schema: // another relay has given back what lies behind the positions
+		on.heard.sweep = true
+	case "routes " + on.schema:
+		on.heard.routes = true
+	}
 }
 
 // keep holds one connection until it breaks or ctx is done.
@@ -152,27 +169,29 @@ func (s *session) listen(ctx context.Context, on *standing, nextBeat time.Time) 
 		<-waiting.Done()
 		return nil
 	}
-	notification, err := on.conn.WaitForNotification(waiting)
-	switch {
-	case err == nil:
-		switch notification.Payload {
-		case on.schema:
-			if s.relay.store.idle.Load() || s.looks.allow(time.Now()) { // a busy relay looks without being asked
-				s.relay.wake.notify(false)
-			}
-		case "sweep " + on.schema: // another relay has given back what lies behind the positions
-			if s.sweeps.allow(time.Now()) {
-				s.relay.wake.notify(true)
-			}
-		case "routes " + on.schema:
-			if s.routes.allow(time.Now()) {
-				signal(s.relay.routes)
-			}
-		}
-	case ctx.Err() == nil && !pgconn.Timeout(err), on.conn.IsClosed():
+	var err error
+	if on.heard == (requests{}) { // or a statement has received some
+		err = on.conn.PgConn().WaitForNotification(waiting)
+	}
+	s.answer(on.heard)
+	on.heard = requests{}
+	if err != nil && (ctx.Err() == nil && !pgconn.Timeout(err) || on.conn.IsClosed()) {
 		return fmt.Errorf("wait for notification: %w", err)
 	}
 	return nil
+}
+
+// answer does what notifications ask for, as often as the throttles allow.
+func (s *session) answer(asked requests) {
+	if asked.look && (s.relay.store.idle.Load() || s.looks.allow(time.Now())) { // a busy relay looks without being asked
+		s.relay.wake.notify(false)
+	}
+	if asked.sweep && s.sweeps.allow(time.Now()) {
+		s.relay.wake.notify(true)
+	}
+	if asked.routes && s.routes.allow(time.Now()) {
+		signal(s.relay.routes)
+	}
 }
 
 // catchUp does once what notifications have asked for and were refused.
@@ -198,6 +217,8 @@ func (s *session) connect(ctx context.Context) (*standing, error) {
 			return nil, fmt.Errorf("before connect: %w", err)
 		}
 	}
+	on := &standing{}
+	pool.ConnConfig.OnNotification = on.hear
 	conn, err := pgx.ConnectConfig(ctx, pool.ConnConfig)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
@@ -208,7 +229,8 @@ func (s *session) connect(ctx context.Context) (*standing, error) {
 			return nil, fmt.Errorf("after connect: %w", err)
 		}
 	}
-	return &standing{executor: conn, conn: conn}, nil
+	on.executor, on.conn = conn, conn
+	return on, nil
 }
 
 // sessionConfig returns a copy of how to reach the server itself.
