@@ -140,6 +140,40 @@ func TestSecurityNotificationsAreBounded(t *testing.T) {
 	}
 }
 
+// A stranger sends more notifications than a session can read beside its heartbeat. The relay stops listening for a while,
+// goes on delivering, and listens again.
+func TestSecurityFloodIsNotListenedTo(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	cfg := db.config(to(newReceiver(t, nil).URL))
+	var listens, resumes atomic.Int64
+	cfg.Pool.ConnConfig.Tracer = counting{listen: &listens, resumeRelay: &resumes}
+	r := prepared(t, cfg)
+	r.session.deafTime = 2 * time.Second
+	r.begin()
+	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
+	_, err := db.stranger("psql").Exec(t.Context(), `SELECT count(pg_notify('outbox_wake', i || repeat('x', 7900))) FROM generate_series(1, 2000) i`)
+	must(t, err)
+	eventually(t, "another session", func() bool { return resumes.Load() == 1 })
+	db.insert(1, "key")
+	r.settles(t, Delivered, 1)
+	eventually(t, "listening again", func() bool { return listens.Load() == 2 })
+	db.insert(1, "again")
+	r.settles(t, Delivered, 2)
+}
+
+// counting counts the statements that it has a counter for.
+type counting map[string]*atomic.Int64
+
+func (c counting) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if counter := c[data.SQL]; counter != nil {
+		counter.Add(1)
+	}
+	return ctx
+}
+
+func (counting) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
 // A login with CONNECT alone listens, leaves a transaction open and fills the server's queue of notifications. Relays start
 // with a route of their own, deliver, close breakers, obey operators and leave all the same.
 func TestSecurityFullQueueStopsNoRelay(t *testing.T) {
