@@ -69,6 +69,10 @@ const (
 	maxReconnect   = 10 * time.Second
 )
 
+// wakeInterval is how long a notification waits after the last one that woke the claimer: every login of the database may
+// notify, as often as it likes, and each wake-up costs a claim.
+const wakeInterval = 20 * time.Millisecond
+
 // hearken hears, until ctx ends, what other processes have recorded. It has a connection of its own, beside the pool's,
 // because it keeps it for ever.
 func (s *shift) hearken(ctx context.Context) {
@@ -104,15 +108,35 @@ func (s *shift) hear(ctx context.Context, ready func(context.Context)) (heard bo
 	}
 	ready(ctx)
 	s.wakeUp() // for what was recorded while nobody listened
-	for {
-		notification, err := conn.WaitForNotification(ctx)
+	var woken time.Time
+	for notified := false; ; {
+		notified, err = s.awaitNotification(ctx, conn, notified, woken.Add(wakeInterval))
 		if err != nil {
-			return true, fmt.Errorf("wait for notification: %w", err)
+			return true, err
 		}
-		if notification.Payload == s.Source {
+		if now := time.Now(); notified && now.Sub(woken) >= wakeInterval {
 			s.wakeUp()
+			woken, notified = now, false
 		}
 	}
+}
+
+// awaitNotification waits for a notification, and reports whether there was one for this inbox. If there was one before,
+// it waits only until the given time.
+func (s *shift) awaitNotification(ctx context.Context, conn *pgx.Conn, notified bool, until time.Time) (bool, error) {
+	waiting, cancel := ctx, context.CancelFunc(func() {})
+	if notified {
+		waiting, cancel = context.WithDeadline(ctx, until)
+	}
+	defer cancel()
+	notification, err := conn.WaitForNotification(waiting)
+	switch {
+	case err == nil:
+		return notified || notification.Payload == s.Source, nil
+	case notified && ctx.Err() == nil && !conn.IsClosed() && waiting.Err() != nil:
+		return true, nil
+	}
+	return notified, fmt.Errorf("wait for notification: %w", err)
 }
 
 func (s *shift) connect(ctx context.Context) (*pgx.Conn, error) {

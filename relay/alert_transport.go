@@ -65,8 +65,31 @@ func closeBody(req *http.Request) {
 	}
 }
 
+// maxAlertTalk bounds what is read of a connection to a channel that speaks no HTTP, certificates included, in bytes.
+const maxAlertTalk = 256 << 10
+
 // DialContext connects to a channel that speaks no HTTP, such as a mail server: directly, as the proxy of Egress carries
-// HTTP alone.
+// HTTP alone. The connection reads a bounded number of bytes, because net/smtp reads a line however long it is.
 func (t *AlertTransport) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	return t.egress.dialer(alertTimeout).DialContext(ctx, network, address)
+	conn, err := t.egress.dialer(alertTimeout).DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	return &boundedConn{Conn: conn, left: maxAlertTalk}, nil
+}
+
+// A boundedConn is a connection whose reads fail once left bytes were read. One goroutine reads at a time.
+type boundedConn struct {
+	net.Conn
+	left int
+}
+
+// Read implements [io.Reader].
+func (c *boundedConn) Read(p []byte) (n int, err error) {
+	if c.left == 0 {
+		return 0, fmt.Errorf("the channel answered more than %d KiB", maxAlertTalk>>10)
+	}
+	n, err = c.Conn.Read(p[:min(len(p), c.left)])
+	c.left -= n
+	return n, err
 }

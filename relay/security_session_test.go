@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg"
 )
 
 // stranger connects as a login that has no right but CONNECT, under the given application_name.
@@ -134,5 +137,83 @@ func TestSecurityNotificationsAreBounded(t *testing.T) {
 				t.Errorf("%d statements in %s, want at most %d", n, took, most)
 			}
 		})
+	}
+}
+
+// A stranger sends more notifications than a session can read beside its heartbeat. The relay stops listening for a while,
+// goes on delivering, and listens again.
+func TestSecurityFloodIsNotListenedTo(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	cfg := db.config(to(newReceiver(t, nil).URL))
+	var listens, resumes atomic.Int64
+	cfg.Pool.ConnConfig.Tracer = counting{listen: &listens, resumeRelay: &resumes}
+	r := prepared(t, cfg)
+	r.session.deafTime = 2 * time.Second
+	r.begin()
+	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
+	_, err := db.stranger("psql").Exec(t.Context(), `SELECT count(pg_notify('outbox_wake', i || repeat('x', 7900))) FROM generate_series(1, 2000) i`)
+	must(t, err)
+	eventually(t, "another session", func() bool { return resumes.Load() == 1 })
+	db.insert(1, "key")
+	r.settles(t, Delivered, 1)
+	eventually(t, "listening again", func() bool { return listens.Load() == 2 })
+	db.insert(1, "again")
+	r.settles(t, Delivered, 2)
+}
+
+// counting counts the statements that it has a counter for.
+type counting map[string]*atomic.Int64
+
+func (c counting) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if counter := c[data.SQL]; counter != nil {
+		counter.Add(1)
+	}
+	return ctx
+}
+
+func (counting) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// A login with CONNECT alone listens, leaves a transaction open and fills the server's queue of notifications. Relays start
+// with a route of their own, deliver, close breakers, obey operators and leave all the same.
+func TestSecurityFullQueueStopsNoRelay(t *testing.T) {
+	t.Parallel()
+	if row[int](newDatabase(t), `SELECT current_setting('server_version_num')::int`) < 170000 {
+		t.Skip("the queue holds 8 GB before PostgreSQL 17")
+	}
+	_, db := serve(t, localpg.Options{Settings: map[string]string{"max_notify_queue_pages": "64"}})
+	listener, filler := db.stranger("psql"), db.stranger("psql")
+	for _, statement := range []string{`LISTEN x`, `BEGIN`, `SELECT 1`} {
+		_, err := listener.Exec(t.Context(), statement)
+		must(t, err)
+	}
+	for i := range 100 {
+		if _, err := filler.Exec(t.Context(), `SELECT pg_notify('x', $1)`, fmt.Sprint(i, strings.Repeat("x", 7900))); err != nil {
+			break
+		}
+	}
+	if _, err := db.pool.Exec(t.Context(), `NOTIFY x`); err == nil {
+		t.Fatal("the queue is not full")
+	}
+	cfg := db.config(to(newReceiver(t, nil).URL))
+	cfg.Routes = []Route{{"*", []string{"default"}}}
+	r := start(t, cfg)
+	instance := r.instance()
+	db.insert(1, "key")
+	r.settles(t, Delivered, 1)
+	b, err := NewOps(db.pool).Replay(t.Context(), Selection{EventIDs: []int64{1}, Statuses: []string{"delivered"}}, 0, nil)
+	must(t, err)
+	if b.Done != 1 {
+		t.Errorf("%+v", b)
+	}
+	r.settles(t, Delivered, 2)
+	db.exec(`UPDATE outbox_destination SET breaker = 'half_open', breaker_owner = $1, breaker_opened_at = now(), breaker_until = now()`, instance)
+	must(t, r.store.closeBreaker(t.Context(), "default", instance))
+	if state := row[string](db, `SELECT breaker FROM outbox_destination`); state != "closed" {
+		t.Errorf("the breaker is %s", state)
+	}
+	r.stop()
+	if n := row[int](db, `SELECT count(*) FROM outbox_relay`); n != 0 {
+		t.Error("the relay is still registered")
 	}
 }

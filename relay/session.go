@@ -20,6 +20,9 @@ type session struct {
 
 	started time.Time // when the server of the last session started; zero: there was none
 
+	deafUntil time.Time // no session listens before
+	deafTime  time.Duration
+
 	// Every login of the database may notify, as often as it likes.
 	looks, sweeps, routes throttle
 
@@ -30,7 +33,7 @@ type session struct {
 
 func newSession(r *Relay) *session {
 	return &session{
-		relay: r, looks: newThrottle(looksPerSecond, looksPerSecond),
+		relay: r, deafTime: deafTime, looks: newThrottle(looksPerSecond, looksPerSecond),
 		sweeps: newThrottle(sweepsPerSecond, burstOfSweeps), routes: newThrottle(sweepsPerSecond, burstOfSweeps),
 	}
 }
@@ -77,6 +80,10 @@ func (s *session) run(ctx context.Context) {
 		if err == nil {
 			return
 		}
+		if errors.Is(err, errFlooded) {
+			s.relay.cfg.Log.Warn().Dur("for", s.deafTime).Msg("too many notifications: not listening for a while, events are found by polling")
+			continue // at once: without a session the relay looks dead
+		}
 		s.relay.databaseError("session", err)
 		// What ended the session has mostly ended the other connections too. Each would cost its next statement a failure.
 		s.relay.pool.Reset()
@@ -92,6 +99,62 @@ type standing struct {
 	executor
 	conn   *pgx.Conn // nil: through a pooler, which keeps no session
 	schema string
+	heard  requests
+
+	listening bool
+	flood     int // bytes of notifications since the last beat
+}
+
+// requests are what the notifications since the last look ask for.
+type requests struct{ look, sweep, routes bool }
+
+// hear remembers what a notification asks for, and nothing else of it. pgx would keep those that arrive during a statement:
+// every login may send a million of them at once, of 8 kB each.
+func (on *standing) hear(_ *pgconn.PgConn, n *pgconn.Notification) {
+	on.flood += notificationBytes + len(n.Payload)
+	switch n.Payload {
+	case on.schema:
+		on.heard.look = true
+	case "sweep " + on.schema: // another relay has given back what lies behind the positions
+		on.heard.sweep = true
+	case "routes " + on.schema:
+		on.heard.routes = true
+	}
+}
+
+// The server answers no statement of a session while it has notifications to send to it: a flood would keep the heartbeat, and
+// an UNLISTEN too, until others take the relay for dead. Producers and relays send far less than maxFlood between two beats.
+const (
+	maxFlood          = 1 << 20 // bytes
+	notificationBytes = 32      // without the payload
+	deafTime          = 10 * time.Minute
+)
+
+var errFlooded = errors.New("too many notifications")
+
+// dam ends a session that is sent too many notifications, so that the next one does not listen, and listens again later.
+func (s *session) dam(ctx context.Context, on *standing, now time.Time) error {
+	switch {
+	case on.listening && on.flood > maxFlood:
+		s.deafUntil = now.Add(s.deafTime)
+		return errFlooded
+	case on.conn != nil && !on.listening && now.After(s.deafUntil):
+		if err := s.startListening(ctx, on); err != nil {
+			return err
+		}
+		s.relay.wake.notify(true)
+	}
+	return nil
+}
+
+func (s *session) startListening(ctx context.Context, on *standing) error {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	if _, err := on.conn.Exec(ctx, listen); err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	on.listening = true
+	return nil
 }
 
 // keep holds one connection until it breaks or ctx is done.
@@ -123,6 +186,7 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 	nextBeat := time.Now()
 	for {
 		if !time.Now().Before(nextBeat) {
+			on.flood = 0
 			if err := s.relay.guard.recheck(ctx, on); err != nil && ctx.Err() == nil {
 				return true, err
 			}
@@ -141,6 +205,9 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 		if err := s.listen(ctx, on, nextBeat); err != nil {
 			return true, err
 		}
+		if err := s.dam(ctx, on, time.Now()); err != nil {
+			return true, err
+		}
 	}
 }
 
@@ -152,27 +219,29 @@ func (s *session) listen(ctx context.Context, on *standing, nextBeat time.Time) 
 		<-waiting.Done()
 		return nil
 	}
-	notification, err := on.conn.WaitForNotification(waiting)
-	switch {
-	case err == nil:
-		switch notification.Payload {
-		case on.schema:
-			if s.relay.store.idle.Load() || s.looks.allow(time.Now()) { // a busy relay looks without being asked
-				s.relay.wake.notify(false)
-			}
-		case "sweep " + on.schema: // another relay has given back what lies behind the positions
-			if s.sweeps.allow(time.Now()) {
-				s.relay.wake.notify(true)
-			}
-		case "routes " + on.schema:
-			if s.routes.allow(time.Now()) {
-				signal(s.relay.routes)
-			}
-		}
-	case ctx.Err() == nil && !pgconn.Timeout(err), on.conn.IsClosed():
+	var err error
+	if on.heard == (requests{}) { // or a statement has received some
+		err = on.conn.PgConn().WaitForNotification(waiting)
+	}
+	s.answer(on.heard)
+	on.heard = requests{}
+	if err != nil && (ctx.Err() == nil && !pgconn.Timeout(err) || on.conn.IsClosed()) {
 		return fmt.Errorf("wait for notification: %w", err)
 	}
 	return nil
+}
+
+// answer does what notifications ask for, as often as the throttles allow.
+func (s *session) answer(asked requests) {
+	if asked.look && (s.relay.store.idle.Load() || s.looks.allow(time.Now())) { // a busy relay looks without being asked
+		s.relay.wake.notify(false)
+	}
+	if asked.sweep && s.sweeps.allow(time.Now()) {
+		s.relay.wake.notify(true)
+	}
+	if asked.routes && s.routes.allow(time.Now()) {
+		signal(s.relay.routes)
+	}
 }
 
 // catchUp does once what refused notifications have asked for.
@@ -198,6 +267,8 @@ func (s *session) connect(ctx context.Context) (*standing, error) {
 			return nil, fmt.Errorf("before connect: %w", err)
 		}
 	}
+	on := &standing{}
+	pool.ConnConfig.OnNotification = on.hear
 	conn, err := pgx.ConnectConfig(ctx, pool.ConnConfig)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
@@ -208,7 +279,8 @@ func (s *session) connect(ctx context.Context) (*standing, error) {
 			return nil, fmt.Errorf("after connect: %w", err)
 		}
 	}
-	return &standing{executor: conn, conn: conn}, nil
+	on.executor, on.conn = conn, conn
+	return on, nil
 }
 
 // sessionConfig returns a copy of how to reach the server itself.
@@ -230,8 +302,10 @@ func (s *session) enter(ctx context.Context, on *standing) error {
 		return fmt.Errorf("read current schema: %w", err)
 	}
 	if on.conn != nil {
-		if _, err := on.conn.Exec(ctx, listen); err != nil {
-			return fmt.Errorf("listen: %w", err)
+		if time.Now().After(s.deafUntil) {
+			if err := s.startListening(ctx, on); err != nil {
+				return err
+			}
 		}
 		if err := s.sameDatabase(ctx, on); err != nil {
 			return err

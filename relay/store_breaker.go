@@ -139,7 +139,7 @@ WITH closed AS (
     UPDATE outbox_alert SET resolved_at = now()
     WHERE rule = 'breaker_open' AND subject = $1 AND resolved_at IS NULL AND EXISTS (SELECT FROM closed)
 )
-SELECT pg_notify('outbox_wake', 'sweep ' || current_schema()) FROM closed`
+SELECT pg_notify('outbox_wake', 'sweep ' || current_schema()) FROM closed WHERE ` + queueHasRoom
 
 // closeBreaker opens a destination for business again, if this relay is the one that tried it.
 func (s *store) closeBreaker(ctx context.Context, destination string, instance int32) error {

@@ -198,7 +198,7 @@ UPDATE outbox_delivery
 SET status = 'discarded', claimed_by = NULL, lease_expires_at = NULL
 WHERE ctid = ANY (ARRAY (SELECT place FROM found))`
 
-const notifyRelays = `SELECT pg_notify('outbox_wake', current_schema())`
+const notifyRelays = `SELECT pg_notify('outbox_wake', current_schema()) WHERE ` + queueHasRoom
 
 // changeDeliveries runs one of the two statements above in a transaction of its own, and tells relays that there is
 // something to do.
@@ -228,7 +228,7 @@ func changeDeliveries(ctx context.Context, pool *pgxpool.Pool, statement string,
 	return changed, nil
 }
 
-const requestSweep = `SELECT pg_notify('outbox_wake', 'sweep ' || current_schema())`
+const requestSweep = `SELECT pg_notify('outbox_wake', 'sweep ' || current_schema()) WHERE ` + queueHasRoom
 
 // notifySweep makes relays look behind their positions.
 func notifySweep(ctx context.Context, pool *pgxpool.Pool) error {

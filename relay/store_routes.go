@@ -167,7 +167,7 @@ SELECT 'routes_changed', current_database(), $1 WHERE $2 OR ` + relaysDisagree +
 ON CONFLICT (rule, subject) DO UPDATE SET count = a.count + 1, last_at = now(), detail = excluded.detail`
 
 // The others compare their routes at once instead of at their next look.
-const notifyRoutes = `SELECT pg_notify('outbox_wake', 'routes ' || current_schema())`
+const notifyRoutes = `SELECT pg_notify('outbox_wake', 'routes ' || current_schema()) WHERE ` + queueHasRoom
 
 // announceRoutes alerts of changed routes if relays disagree about them, or if always, and wakes the other relays.
 func announceRoutes(ctx context.Context, tx pgx.Tx, detail string, always bool) error {

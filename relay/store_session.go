@@ -237,6 +237,11 @@ func (s *store) declareIdle(ctx context.Context, idle bool) error {
 
 const listen = `LISTEN outbox_wake`
 
+// queueHasRoom guards every notification, as the trigger of the events does. A session that listens and never ends its
+// transaction lets others fill the server's queue, and then no transaction that notifies can commit: no breaker would
+// close, and no replay, discard or change of routes would succeed. Relays find by polling what nobody tells them.
+const queueHasRoom = `pg_notification_queue_usage() < 0.5`
+
 const selectServer = `SELECT current_schema(), pg_postmaster_start_time()`
 
 // The server's start tells clusters apart of which one is a copy of the other.

@@ -89,7 +89,7 @@ WITH gone AS (
 )` + endWithRelay + `, void AS (
     INSERT INTO outbox_void (instance, after, until, died) SELECT instance, '-infinity', clock_timestamp() + lease, false FROM gone
 )
-SELECT pg_notify('outbox_wake', 'sweep ' || current_schema())`
+` + requestSweep
 
 // deregister removes a relay that leaves, and ends what is still claimed in its name.
 func deregister(ctx context.Context, h handle, instance int32) error {

@@ -94,7 +94,7 @@ func (c *serviceChannel) Notify(ctx context.Context, alert relay.Alert) error {
 	select {
 	case err := <-done:
 		if err != nil {
-			return fmt.Errorf("send alert: %s", withoutSecrets(err, string(c.url)))
+			return fmt.Errorf("send alert: %.2000s", withoutSecrets(err, string(c.url))) // some repeat the whole answer
 		}
 		return nil
 	case <-ctx.Done():

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -120,6 +122,44 @@ func TestServiceThatHangs(t *testing.T) {
 	<-channel.sending
 	if err := channel.Notify(t.Context(), relay.TestAlert(time.Now())); err != nil && strings.Contains(err.Error(), "still under way") {
 		t.Errorf("%v", err)
+	}
+}
+
+// A mail server answers with a line that does not end. The relay reads a bounded part of it.
+func TestSecurityMailServerWithoutEnd(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	written := make(chan int, 1)
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			written <- 0
+			return
+		}
+		defer func() { _ = conn.Close() }()
+		total, line := 0, bytes.Repeat([]byte("220-"), 16<<10)
+		for total < 256<<20 {
+			n, err := conn.Write(line)
+			total += n
+			if err != nil {
+				break
+			}
+		}
+		written <- total
+	}()
+	channel := newServiceChannel(secret("smtp://user:password@"+listener.Addr().String()+"/?from=a@example.com&to=b@example.com"), relay.NewAlertTransport(relay.Egress{}))
+	err = channel.Notify(t.Context(), relay.TestAlert(time.Now()))
+	if err == nil || len(err.Error()) > 4096 {
+		t.Errorf("%.5000v", err)
+	}
+	if n := <-written; n > 64<<20 { // most of it in the buffers of the two sockets
+		t.Errorf("%d bytes were sent", n)
+	} else {
+		t.Logf("%d bytes were sent: %v", n, err)
 	}
 }
 
