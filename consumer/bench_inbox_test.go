@@ -242,8 +242,8 @@ func BenchmarkInboxWhileRecording(b *testing.B) {
 		recording.Wait()
 		busy += float64(worked.Load()-before) / phase.Seconds()
 		began, before := time.Now(), worked.Load()
-		for worked.Load() < recorded.Load() && time.Since(began) < phase {
-			time.Sleep(time.Millisecond)
+		for tick := time.NewTicker(time.Millisecond); worked.Load() < recorded.Load() && time.Since(began) < phase; {
+			<-tick.C
 		}
 		calm += float64(worked.Load()-before) / time.Since(began).Seconds()
 	}
