@@ -208,7 +208,7 @@ WHERE source = $1::text AND idempotency_key = $2::text AND coalesce(not_after, '
 // (ROLLBACK AND CHAIN, COMMIT and BEGIN) shows here, and so does that it removed the row: what it wrote may have no row of the
 // event beside it, and would take effect again with every request.
 const untouchedSQL = `
-SELECT 1 / count(*) FROM processed_events
+SELECT 1 / count(*), ` + pathAsFound + `$4` + roleAsFound + `$5` + nothingHeld + ` FROM processed_events
 WHERE source = $2::text AND idempotency_key = $3::text AND ` + inserted
 
 // inserted divides by zero in any transaction but the one that inserted the event, before any row is looked for.
@@ -226,7 +226,7 @@ WITH answered AS (
     WHERE source = $2::text AND idempotency_key = $3::text AND ` + inserted + `
     RETURNING 1
 )
-SELECT 1 / count(*) FROM answered`
+SELECT 1 / count(*), ` + pathAsFound + `$7` + roleAsFound + `$8` + nothingHeld + ` FROM answered`
 
 // remember stores the status for duplicates and commits. After an error the effect is rolled back or its fate is
 // unknown, and so is the row's, because both are one transaction: the next request finds out.

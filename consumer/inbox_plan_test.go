@@ -38,7 +38,7 @@ var inboxStatements = map[string]struct {
 		},
 	},
 	"begin":  {"text, text, bigint, float8, text", beginSQL, `'outbox', '1', 1, 60, '(0,1)'`, pinned, []string{"Tid Scan on inbox_events"}},
-	"finish": {"text, text, bigint, text, text, text", finishSQL, `'outbox', '1', 1, 'succeeded', '', '1'`, pinned, []string{"using inbox_events_pkey"}},
+	"finish": {"text, text, bigint, text, text, text, text, text", finishSQL, `'outbox', '1', 1, 'succeeded', '', '1', '', ''`, pinned, []string{"using inbox_events_pkey"}},
 	"promote": {
 		"text, text, bool", promoteSQL, `'outbox', 'o1', true`, pinned,
 		[]string{"Tid Scan on inbox_events e", "using inbox_events_waiting", "using inbox_events_one_of_its_key", "using inbox_events_failed_in_order"},

@@ -10,8 +10,26 @@ type surroundings struct {
 	role       string
 }
 
+// pathAsFound, roleAsFound and nothingHeld end the select list of the last statement before COMMIT, each of the first two before
+// the number of its argument: whether the surroundings are as they were found. Session locks that the handler has left behind
+// are released.
+const (
+	pathAsFound = `pg_catalog.current_setting('search_path') = `
+	roleAsFound = `::pg_catalog.text AND current_user = `
+	nothingHeld = `::pg_catalog.text, pg_catalog.pg_advisory_unlock_all()`
+)
+
+// scanLast reads the row of a last statement: whether the connection may be another event's.
+func scanLast(row pgx.Row) (same bool, err error) {
+	var counted int
+	var released any // void
+	err = row.Scan(&counted, &same, &released)
+	return same, err
+}
+
 // tidySQL finds out, after the transaction, whether the surroundings are as they were before it, and releases what session
-// locks the handler has left behind.
+// locks the handler has left behind. It is asked where the last statement was not, or said no: SET LOCAL ends
+// with the transaction.
 const tidySQL = `
 SELECT pg_catalog.current_setting('search_path') = $1::pg_catalog.text AND current_user = $2::pg_catalog.text, pg_catalog.pg_advisory_unlock_all()`
 

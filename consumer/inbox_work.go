@@ -231,7 +231,7 @@ WITH finished AS (
       AND pg_current_xact_id() = $6::text::xid8
     RETURNING 1
 )
-SELECT 1 / count(*) FROM finished`
+SELECT 1 / count(*), ` + pathAsFound + `$7` + roleAsFound + `$8` + nothingHeld + ` FROM finished`
 
 // finish commits the handler's work together with the event's state, and lets go what waited behind it.
 func (s *shift) finish(ctx context.Context, wk *work, state State, reason string) error {
@@ -247,9 +247,8 @@ func (s *shift) finish(ctx context.Context, wk *work, state State, reason string
 	}
 	batch := &pgx.Batch{}
 	batch.Queue(pinSomeSQL)
-	batch.Queue(wk.table.finish, s.Source, wk.key, wk.fence, string(state), reason, wk.xid).QueryRow(func(row pgx.Row) error {
-		var one int
-		err := row.Scan(&one)
+	batch.Queue(wk.table.finish, s.Source, wk.key, wk.fence, string(state), reason, wk.xid, wk.tx.found.searchPath, wk.tx.found.role).QueryRow(func(row pgx.Row) (err error) {
+		wk.tx.tidy, err = scanLast(row)
 		if sqlState(err) == stateDivisionByZero {
 			return Permanent(errEnded)
 		}

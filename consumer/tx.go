@@ -27,7 +27,8 @@ type transaction interface {
 	// enter says that a handler gets the transaction next, on a connection that is as found.
 	enter(found surroundings)
 
-	// commit runs query as the last statement and commits, within ctx. It fails with errEnded, and does not commit, when
+	// commit runs query as the last statement and commits, within ctx. After enter, query ends with the two
+	// arguments of the surroundings as found, which are added here. It fails with errEnded, and does not commit, when
 	// query divides by zero, as it does where it does not find the event's row as it was admitted. The transaction has ended
 	// afterwards in any case.
 	commit(ctx context.Context, query string, args []any) error
@@ -85,7 +86,15 @@ func (t *pgxTransaction) commit(ctx context.Context, query string, args []any) e
 	}
 	asked := false
 	batch := &pgx.Batch{}
-	batch.Queue(query, args...).Exec(func(pgconn.CommandTag) error { asked = true; return nil })
+	if t.tidy {
+		batch.Queue(query, args...).Exec(func(pgconn.CommandTag) error { asked = true; return nil })
+	} else {
+		batch.Queue(query, append(args, t.found.searchPath, t.found.role)...).QueryRow(func(row pgx.Row) (err error) {
+			t.tidy, err = scanLast(row)
+			asked = err == nil
+			return err
+		})
+	}
 	err := t.sendCommit(ctx, batch)
 	if !asked {
 		return lost(err) // PostgreSQL skips the rest of a batch, so this did not commit
@@ -93,7 +102,7 @@ func (t *pgxTransaction) commit(ctx context.Context, query string, args []any) e
 	return err
 }
 
-// sendCommit ends a batch with COMMIT and a look at what the handler leaves behind, and sends it.
+// sendCommit ends a batch with COMMIT, and sends it.
 func (t *pgxTransaction) sendCommit(ctx context.Context, batch *pgx.Batch) error {
 	committed := false
 	batch.Queue("commit").Exec(func(tag pgconn.CommandTag) error {
@@ -107,9 +116,6 @@ func (t *pgxTransaction) sendCommit(ctx context.Context, batch *pgx.Batch) error
 		}
 		return errNotCommit
 	})
-	if !t.tidy {
-		t.queueTidy(batch)
-	}
 	err := t.conn.SendBatch(ctx, batch).Close()
 	if committed {
 		return nil
@@ -236,7 +242,16 @@ func (t *sqlTransaction) commit(ctx context.Context, query string, args []any) e
 	// Commit takes no context of its own: it obeys the one of BeginTx.
 	release := context.AfterFunc(ctx, t.cancel)
 	defer release()
-	_, err := t.tx.ExecContext(ctx, query, args...)
+	var err error
+	if t.found == nil {
+		_, err = t.tx.ExecContext(ctx, query, args...)
+	} else {
+		var tidy bool
+		tidy, err = scanLast(t.tx.QueryRowContext(ctx, query, append(args, t.found.searchPath, t.found.role)...))
+		if tidy {
+			defer func() { t.found = nil }()
+		}
+	}
 	if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil {
 		return errEnded
 	}
