@@ -34,16 +34,9 @@ type work struct {
 // has to find a connection for itself. ctx ends when nothing new may begin.
 func (s *shift) work(ctx context.Context, conn *pgxpool.Conn, t *ticket) {
 	began := time.Now()
-	if conn == nil {
-		var err error
-		if conn, err = s.pool.Acquire(ctx); err != nil {
-			s.unbegun(ctx, t, err)
-			return
-		}
-	}
-	if ctx.Err() != nil {
-		conn.Release()
-		s.unbegun(ctx, t, ctx.Err())
+	conn, err := s.connection(ctx, conn)
+	if err != nil {
+		s.unbegun(ctx, t, err)
 		return
 	}
 	lasting := context.WithoutCancel(ctx)
@@ -95,6 +88,21 @@ func (s *shift) work(ctx context.Context, conn *pgxpool.Conn, t *ticket) {
 	}
 	report.Err = err
 	s.unsuccessful(lasting, wk, report)
+}
+
+// connection returns conn, or a connection of the pool if it is nil; an error if ctx has ended.
+func (s *shift) connection(ctx context.Context, conn *pgxpool.Conn) (*pgxpool.Conn, error) {
+	if conn == nil {
+		var err error
+		if conn, err = s.pool.Acquire(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if ctx.Err() != nil {
+		conn.Release()
+		return nil, ctx.Err()
+	}
+	return conn, nil
 }
 
 // unbegun gives back an event whose work has not begun. If that fails too, it is rescued.

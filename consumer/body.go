@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// freeBytes of every body need no place in the budget: most events are smaller, and strangers cannot keep them waiting.
+// freeBytes of every body do not count against the budget: most events are smaller, so a full budget does not delay them.
 const freeBytes = 4 << 10
 
 // readBody reads the body within Config.BodyTimeout, and returns how much of the budget for unverified bodies it has taken.
@@ -22,7 +22,7 @@ func (s *settings) readBody(w http.ResponseWriter, r *http.Request) (body []byte
 	deadline := time.Now().Add(s.BodyTimeout)
 	ctx, cancel := context.WithDeadline(r.Context(), deadline)
 	defer cancel()
-	// A server that cannot bound a read, such as a test's, has nobody at the other end who drips.
+	// A ResponseWriter without read deadlines is that of a test, not of a connection.
 	bounded := http.NewResponseController(w).SetReadDeadline(deadline) == nil
 	from := http.MaxBytesReader(w, r.Body, s.MaxBodyBytes)
 	body = make([]byte, 0, freeBytes)

@@ -38,7 +38,7 @@
 //	no key, or a malformed header                    400
 //	signature missing or wrong, timestamp stale      401; without either the body is not read
 //	body broken off or too slow, body too large      408, 413
-//	too many bodies arrive that nobody has proven    503
+//	too many unverified bodies arrive at once        503
 //	the handler panics                               500, after the rollback (http.ErrAbortHandler: no answer)
 //	the handler ends the transaction itself          500
 //	COMMIT fails                                     500; 503, Retry-After: 1 if the database asks to repeat (40001, 40P01)

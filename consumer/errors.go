@@ -172,7 +172,7 @@ func sqlState(err error) string {
 	return ""
 }
 
-// hinted says what to do about an error of the first statement, where somebody can do something.
+// hinted adds what an operator can do about an error of the first statement; other errors stay as they are.
 func hinted(err error) error {
 	switch sqlState(err) {
 	case stateUndefinedTable, stateUndefinedColumn:

@@ -33,8 +33,8 @@ const (
 // last. CASE, because it keeps that order. Without a row it is not put back, but then the transaction goes no further.
 // ON CONSTRAINT, because an inferred index misses the one that REINDEX CONCURRENTLY is building.
 //
-// The row says succeeded at once, and 204, which is what most handlers answer: nobody else sees it before it is true, and a row
-// that need not be written again costs half as much.
+// The row says succeeded at once, and 204, which is what most handlers answer: no other transaction sees the row before
+// COMMIT, and a row that need not be written again costs half as much.
 //
 // A handler that hangs and leaves its transaction idle must not hold the event for ever: the server ends the session. A shorter
 // limit that is set already stays.
@@ -178,7 +178,7 @@ FROM processed_events
 WHERE source = $1::text AND idempotency_key = $2::text`
 
 // recall tells why an event was not admitted. What is committed comes first, so that another body under a known key is
-// refused even while somebody holds the lock. An event without a status is known from [Once]: done, but never answered.
+// refused even while another session holds the lock. An event without a status is known from [Once]: done, but never answered.
 // One whose handler committed by itself has the status of admitSQL.
 func (s *settings) recall(ctx context.Context, tx transaction, rq *request) (found admission, status int, err error) {
 	var otherBody, comesLater bool

@@ -11,7 +11,7 @@ type memory interface {
 
 // held is an admitted event. Nobody else's handler runs for it until it is remembered or rolled back.
 type held interface {
-	// remember keeps the answer's status for duplicates. The event is nobody's afterwards in any case.
+	// remember keeps the answer's status for duplicates. The event is no longer held afterwards in any case.
 	remember(ctx context.Context, rq *request, a *answer) error
 
 	// rollback gives the event up, so that the next request runs it.

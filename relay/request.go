@@ -38,11 +38,37 @@ func newRequest(to *endpoint, d *delivery, now time.Time) (*http.Request, error)
 	if authorization := to.destination.Wire.Authorization; authorization != nil {
 		header["Authorization"] = []string{authorization()}
 	}
+	if err := setContract(header, d); err != nil {
+		return nil, err
+	}
+	if to.destination.Wire.Format == FormatCloudEvents {
+		setAttributes(header, to.destination.Wire.Source, d)
+	}
+	webhook.Sign(header, e.payload, now, to.destination.SigningSecrets...)
+
+	// Made by hand and without GetBody: with it, and with an X-Idempotency-Key header, net/http would send a POST again
+	// by itself when a reused connection breaks, and one attempt would be two requests.
+	return &http.Request{
+		Method:        http.MethodPost,
+		URL:           to.url,
+		Host:          to.url.Host,
+		Header:        header,
+		Body:          newBody(e.payload),
+		ContentLength: int64(len(e.payload)),
+		Proto:         "HTTP/1.1",
+		ProtoMajor:    1,
+		ProtoMinor:    1,
+	}, nil
+}
+
+// setContract adds the headers by which a receiver knows the event and the delivery, as docs/wire.md lists them.
+func setContract(header http.Header, d *delivery) error {
+	e := &d.event
 	if e.eventType == nil || e.version == nil || !e.createdAt.Valid {
-		return nil, errors.New("the event's type, version or created_at is missing")
+		return errors.New("the event's type, version or created_at is missing")
 	}
 	if e.createdAt.InfinityModifier != pgtype.Finite {
-		return nil, errors.New("the event's created_at is infinite")
+		return errors.New("the event's created_at is infinite")
 	}
 	id := strconv.FormatInt(d.eventID, 10)
 	var notAfter, sequence, replay string
@@ -73,34 +99,17 @@ func newRequest(to *endpoint, d *delivery, now time.Time) (*http.Request, error)
 	values := make([]string, len(contract)) // one allocation for all
 	for i, h := range contract {
 		if !printableASCII(h.value) {
-			return nil, fmt.Errorf("%s would hold characters beyond printable ASCII", h.name)
+			return fmt.Errorf("%s would hold characters beyond printable ASCII", h.name)
 		}
 		if strings.Trim(h.value, " ") != h.value { // HTTP drops them, so that the receiver would see another key
-			return nil, fmt.Errorf("%s would hold surrounding blanks", h.name)
+			return fmt.Errorf("%s would hold surrounding blanks", h.name)
 		}
 		if h.value != "" {
 			values[i] = h.value
 			header[h.name] = values[i : i+1 : i+1]
 		}
 	}
-	if to.destination.Wire.Format == FormatCloudEvents {
-		setAttributes(header, to.destination.Wire.Source, d)
-	}
-	webhook.Sign(header, e.payload, now, to.destination.SigningSecrets...)
-
-	// Made by hand and without GetBody: with it, and with an X-Idempotency-Key header, net/http would send a POST again
-	// by itself when a reused connection breaks, and one attempt would be two requests.
-	return &http.Request{
-		Method:        http.MethodPost,
-		URL:           to.url,
-		Host:          to.url.Host,
-		Header:        header,
-		Body:          newBody(e.payload),
-		ContentLength: int64(len(e.payload)),
-		Proto:         "HTTP/1.1",
-		ProtoMajor:    1,
-		ProtoMinor:    1,
-	}, nil
+	return nil
 }
 
 // setOwnHeaders adds the headers that an event brings along, a JSON object or nothing. Reserved ones are left out: the

@@ -89,7 +89,7 @@ func onTerminal(t *testing.T, env []string, args ...string) string {
 	cmd.Stdout, cmd.Stderr = program, program
 	shown := make(chan []byte, 1)
 	go func() {
-		all, _ := io.ReadAll(person) // ends with an error once nobody has the other end
+		all, _ := io.ReadAll(person) // ends with an error once the other end is closed
 		shown <- all
 	}()
 	if err := cmd.Run(); err != nil && !errors.As(err, new(*exec.ExitError)) {
@@ -102,7 +102,7 @@ func onTerminal(t *testing.T, env []string, args ...string) string {
 // colours are the only sequences that the program itself sends to a terminal, beside those that clear a line.
 var colours = regexp.MustCompile(`\x1b\[[0-9;]*m|\r\x1b\[K`)
 
-// wantText checks that a terminal or a log was sent nothing but lines of text, none of which somebody else began.
+// wantText checks that a terminal or a log was sent printable lines only, and that no stored text began a line of its own.
 func wantText(t *testing.T, where, shown string) {
 	t.Helper()
 	for line := range strings.Lines(colours.ReplaceAllString(strings.ReplaceAll(shown, "\r\n", "\n"), "")) {
@@ -116,7 +116,7 @@ func wantText(t *testing.T, where, shown string) {
 	}
 }
 
-// What anybody stored is text on the terminal of whoever looks, and means in JSON what it meant in the database.
+// Stored text reaches an operator's terminal as plain text, and JSON holds it unchanged.
 func TestSecurityCanariesOnTerminals(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox)

@@ -50,7 +50,7 @@ func peakOf(t *testing.T, pid string) int64 {
 }
 
 // A connection string that is malformed is refused, wherever it stands, and no part of its password is printed, in whatever
-// encoding: nobody can tell where the password of such a string ends.
+// encoding: where the password of such a string ends cannot be known.
 func TestSecurityMalformedConnectionStrings(t *testing.T) {
 	t.Parallel()
 	const head, tail = "Can4ry", "Tw33t" // of the password

@@ -9,7 +9,7 @@ import (
 
 const mit = `MIT License
 
-Copyright (c) 2026 Somebody
+Copyright (c) 2026 The Authors
 
 Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated documentation files (the
 "Software"), to deal in the Software without restriction, including without limitation the rights to use, copy, modify, merge, publish,
