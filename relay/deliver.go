@@ -195,6 +195,8 @@ func describePanic(defect any) string {
 // post makes exactly one request. It is a round trip of the transport, not a call of an http.Client, which would follow
 // redirects: with a GET whose 200 looks like success, or with the body, key and signature to another host.
 func post(ctx context.Context, e *endpoint, req *http.Request, payload []byte) verdict {
+	e.begin()
+	defer e.end()
 	resp, connected, err := roundTrip(ctx, e.transport, req, payload)
 	if err != nil {
 		if errors.Is(err, errNothingSent) {

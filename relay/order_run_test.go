@@ -246,10 +246,12 @@ func TestRunDoesNotOutliveItsLease(t *testing.T) {
 	// The sender's view of the lease is of this process alone; shorten what every later attempt wants to be left.
 	l := r.lane("default")
 	l.mu.Lock()
-	patient := *l.endpoint
-	patient.destination.Timeout = 2 * DefaultLease
 	before := l.endpoint
-	l.endpoint = &patient
+	slower := before.destination
+	slower.Timeout = 2 * DefaultLease
+	patient, err := newEndpoint(slower, "")
+	must(t, err)
+	l.endpoint = patient
 	l.mu.Unlock()
 	g.open()
 	r.await(t, "the end of the lease", func(o *observer) bool { return o.reasons[ReasonLease] >= 1 && o.reasons[ReasonOrder] >= 1 })

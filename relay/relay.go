@@ -161,7 +161,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	leave()
 	presence.Wait()
 	for _, l := range r.lanes.all() {
-		l.current().transport.CloseIdleConnections()
+		l.current().retire()
 	}
 	r.cfg.Log.Info().Msg("stopped")
 	if cause := context.Cause(ctx); errors.Is(cause, ErrSchema) {

@@ -202,16 +202,16 @@ func (l *lane) configure(now time.Time, e *endpoint) {
 	}
 	l.breaker.configure(now, e.destination.Breaker)
 	l.mu.Unlock()
-	old.transport.CloseIdleConnections()
+	old.retire()
 }
 
 // remove keeps a lane from sending anything that is not on its way.
 func (l *lane) remove() {
 	l.mu.Lock()
 	l.removed = true
-	transport := l.transport
+	unused := l.endpoint
 	l.mu.Unlock()
-	transport.CloseIdleConnections()
+	unused.retire()
 }
 
 // giveBackRemoved empties the queues of removed lanes. Their senders would do it too, but only when their POSTs have

@@ -18,14 +18,49 @@ import (
 	"time"
 )
 
-// An endpoint is where and how a lane's requests go: what all requests to a destination share. It is immutable once
-// made, so that senders use it without a lock while another one takes its place; a certificate or credential that
+// An endpoint is where and how a lane's requests go: what all requests to a destination share. What they use of it never
+// changes once made, so that senders need no lock while another one takes its place; a certificate or credential that
 // changes does so behind it.
 type endpoint struct {
 	destination Destination
 	url         *url.URL
 	transport   *http.Transport
 	header      http.Header // the part of every request's header that never changes
+
+	mu       sync.Mutex
+	inFlight int  // requests on their way
+	retired  bool // another one took its place: its connections are closed when nothing is in flight
+}
+
+// begin counts a request that is about to be sent.
+func (e *endpoint) begin() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.inFlight++
+}
+
+// end counts a request that was answered, or given up.
+func (e *endpoint) end() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.inFlight--
+	e.closeUnused()
+}
+
+// retire closes the kept connections once no request needs them.
+func (e *endpoint) retire() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.retired = true
+	e.closeUnused()
+}
+
+// closeUnused waits until nothing is in flight, because net/http counts a connection as idle a moment before it hands
+// over the answer that came on it. Closed in that moment, the answer is lost, and what the receiver did is done again.
+func (e *endpoint) closeUnused() {
+	if e.retired && e.inFlight == 0 {
+		e.transport.CloseIdleConnections()
+	}
 }
 
 // newEndpoint prepares the requests to a destination.

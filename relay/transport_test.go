@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -265,4 +267,27 @@ func TestReceiverThatClosesIdleConnections(t *testing.T) {
 		count[string(v.outcome)+" "+string(v.reason)]++
 	}
 	t.Logf("%d attempts: %v", attempts, count)
+}
+
+// net/http gives a connection back before it hands over the answer that came on it. Closed in between, it takes the answer
+// along, and the event is sent again.
+func TestRetiredEndpointLosesNoAnswer(t *testing.T) {
+	t.Parallel()
+	rc := newReceiver(t, nil)
+	for range 20 {
+		e, err := newEndpoint(to(rc.URL), "")
+		must(t, err)
+		d := order()
+		req, err := newRequest(e, &d, time.Now())
+		must(t, err)
+		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{PutIdleConn: func(error) {
+			e.retire()
+			for range 1000 {
+				runtime.Gosched()
+			}
+		}})
+		if v := post(ctx, e, req, d.event.payload); v.outcome != Delivered {
+			t.Errorf("%+v", v)
+		}
+	}
 }
