@@ -257,7 +257,7 @@ func TestHandlerSeesTheVerifiedEventAndTheWholeBody(t *testing.T) {
 		created, until := event.CreatedAt, event.NotAfter
 		event.CreatedAt, event.NotAfter = event.CreatedAt.UTC(), event.NotAfter.UTC()
 		want := consumer.Event{
-			Source: "outbox", Key: "invoice/1.created v2", Type: "invoice.created", Version: 3, ID: 9007199254740993,
+			Receiver: "test", Source: "outbox", Key: "invoice/1.created v2", Type: "invoice.created", Version: 3, ID: 9007199254740993,
 			CreatedAt: created, RelatedReference: "INV-1", OrderingKey: "customer 7", Sequence: 12, Attempt: 4,
 			DeliveryID: "d-1", NotAfter: until, Replay: true,
 			TraceParent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", TraceState: "vendor=1",
@@ -274,8 +274,8 @@ func TestHandlerSeesTheVerifiedEventAndTheWholeBody(t *testing.T) {
 
 func TestSourcesKeepTheirKeysApart(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		finance := newEnv(t, f, consumer.Config{Source: "finance"}, effect)
-		stock := newEnvAt(t, f, finance.dsn, consumer.Config{Source: "stock"}, effect)
+		finance := newEnv(t, f, consumer.Config{Receiver: "test", Source: "finance"}, effect)
+		stock := newEnvAt(t, f, finance.dsn, consumer.Config{Receiver: "test", Source: "stock"}, effect)
 		wantFirst(t, finance.post("k", "1"), 201, `{"done":"k"}`)
 		wantFirst(t, stock.post("k", "2"), 201, `{"done":"k"}`)
 		finance.wantRows("k", 2, 2)
@@ -284,7 +284,7 @@ func TestSourcesKeepTheirKeysApart(t *testing.T) {
 
 func TestInvalidConfigPanics(t *testing.T) {
 	t.Parallel()
-	good := consumer.Config{Secrets: []string{secretText}}
+	good := consumer.Config{Receiver: "test", Secrets: []string{secretText}}
 	with := func(change func(*consumer.Config)) consumer.Config {
 		c := good
 		change(&c)

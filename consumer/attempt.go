@@ -51,7 +51,7 @@ func (s *shift) work(ctx context.Context, conn *pgxpool.Conn, t *ticket) {
 		return // somebody else has it
 	}
 	wk.began = began
-	report := Report{Result: ResultProcessed, Source: s.Source, Inbox: true}
+	report := Report{Result: ResultProcessed, Receiver: s.Receiver, Source: s.Source, Inbox: true}
 	state, reason := StateSucceeded, ""
 	switch wk.event, err = s.recordedEvent(t.key, wk.headers); {
 	case err != nil:
@@ -109,7 +109,7 @@ func (s *shift) connection(ctx context.Context, conn *pgxpool.Conn) (*pgxpool.Co
 func (s *shift) unbegun(ctx context.Context, t *ticket, cause error) {
 	err := s.giveBack(context.WithoutCancel(ctx), t)
 	if err != nil || ctx.Err() == nil {
-		s.logger().WarnContext(ctx, "consumer: could not begin to work an event", "source", s.Source, "key", t.key, "error", s.redacted(errors.Join(cause, err)))
+		s.logger().WarnContext(ctx, "consumer: could not begin to work an event", "receiver", s.Receiver, "source", s.Source, "key", t.key, "error", s.redacted(errors.Join(cause, err)))
 	}
 }
 
@@ -120,7 +120,7 @@ func (s *shift) cutOff(ctx context.Context, t *ticket, cause error) {
 		level, what = slog.LevelWarn, "consumer: could not give an event back whose handler was cut off at the end of DrainTimeout"
 		cause = errors.Join(cause, err)
 	}
-	s.logger().Log(ctx, level, what, "source", s.Source, "key", t.key, "error", s.redacted(cause))
+	s.logger().Log(ctx, level, what, "receiver", s.Receiver, "source", s.Source, "key", t.key, "error", s.redacted(cause))
 }
 
 // endedItself is what becomes of an event whose handler has ended the transaction by itself: another attempt would repeat
@@ -180,7 +180,7 @@ func (s *shift) letGo(ctx context.Context, wk *work) {
 	promoted, err := s.release(ctx, wk.orderingKey)
 	wk.promoted = promoted
 	if err != nil {
-		s.logger().WarnContext(ctx, "consumer: could not let the next event of an ordering key go", "source", s.Source, "key", wk.key, "error", s.redacted(err))
+		s.logger().WarnContext(ctx, "consumer: could not let the next event of an ordering key go", "receiver", s.Receiver, "source", s.Source, "key", wk.key, "error", s.redacted(err))
 	}
 }
 
@@ -228,7 +228,7 @@ func (s *shift) tell(ctx context.Context, wk *work, report Report, what string) 
 	}
 	attrs := []slog.Attr{
 		slog.String("result", string(report.Result)),
-		slog.String("source", s.Source),
+		slog.String("receiver", s.Receiver), slog.String("source", s.Source),
 		slog.String("key", wk.key),
 		slog.String("event_type", wk.eventType),
 		slog.Int("attempt", wk.attempts+1),
@@ -250,7 +250,7 @@ func (s *shift) tell(ctx context.Context, wk *work, report Report, what string) 
 func (s *shift) observe(ctx context.Context, report Report) {
 	defer func() {
 		if cause := recover(); cause != nil {
-			s.logger().ErrorContext(ctx, "consumer: the Observer panicked", "source", s.Source, "key", report.Event.Key,
+			s.logger().ErrorContext(ctx, "consumer: the Observer panicked", "receiver", s.Receiver, "source", s.Source, "key", report.Event.Key,
 				"panic", redact(fmt.Sprint(cause)), "stack", string(debug.Stack()))
 		}
 	}()

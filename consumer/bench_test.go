@@ -31,7 +31,7 @@ func BenchmarkOverhead(b *testing.B) {
 			if _, err := pool.Exec(b.Context(), schema); err != nil {
 				b.Fatal(err)
 			}
-			guarded := f.wrap(b, dsn, consumer.Config{Secrets: []string{secretText}})(http.HandlerFunc(
+			guarded := f.wrap(b, dsn, consumer.Config{Receiver: "test", Secrets: []string{secretText}})(http.HandlerFunc(
 				func(w http.ResponseWriter, r *http.Request) {
 					if err := f.exec(r.Context(), "INSERT INTO effect VALUES ($1)", "k"); err != nil {
 						b.Error(err)

@@ -77,7 +77,7 @@ func recordAndWork(p *player) { playInbox(p, true) }
 // chaosConfig is the inbox of every process.
 func chaosConfig(handle consumer.EventHandler) consumer.InboxConfig {
 	return consumer.InboxConfig{
-		Config:   consumer.Config{Secrets: []string{secretText}, Logger: slog.New(slog.DiscardHandler)},
+		Config:   consumer.Config{Receiver: "test", Secrets: []string{secretText}, Logger: slog.New(slog.DiscardHandler)},
 		Handle:   handle,
 		Workers:  8,
 		Schedule: []time.Duration{100 * time.Millisecond, 300 * time.Millisecond, time.Second},

@@ -33,9 +33,13 @@ type Config struct {
 	// "t=…,v1=…" header. Nil: a relay's signature is required. Excludes Secrets, AllowUnsigned and AcceptForeign.
 	Verify VerifyFunc
 
-	// Source names the sender. It is the first part of the primary key of processed_events, so that equal keys of two
-	// senders are two events. 1 to 255 printable ASCII characters; default "outbox". Give every sender its own, and never rename one: all its
-	// past events would count as new.
+	// Receiver names what receives: events are remembered for it, and not for others in the same database. Two handlers that get
+	// the same events need two names, or each would take the other's for duplicates. 1 to 255 printable ASCII characters.
+	// Required. Never rename one: all its past events would count as new.
+	Receiver string
+
+	// Source names the sender, so that equal keys of two senders are two events. 1 to 255 printable ASCII characters; default
+	// "outbox". Give every sender its own, and never rename one: all its past events would count as new.
 	Source string
 
 	// Tolerance is how far a request's timestamp may lie from this machine's clock, in either direction. Default 5
@@ -106,7 +110,7 @@ type settings struct {
 	Config
 	secrets     []webhook.Secret
 	unverified  *budget      // MaxUnverifiedBytes
-	tables      *sync.Map    // the tables of events by their oid
+	tables      *sync.Map    // statements on the tables of events, by the table's oid
 	horizonTold *atomic.Bool // that a sender's horizon is longer than Retention
 	expires     bool         // what is remembered goes by itself after Retention, as in a Store
 }
@@ -138,6 +142,12 @@ func (c Config) complete() settings {
 		panic(fmt.Sprintf("consumer: Config.Isolation: %v is not a level of PostgreSQL", c.Isolation))
 	}
 
+	switch {
+	case s.Receiver == "":
+		panic(`consumer: Config.Receiver is empty: name what receives, such as "shipping", differently from all others that share its database`)
+	case !printable(s.Receiver):
+		panic(fmt.Sprintf("consumer: Config.Receiver: %q is not 1 to %d printable ASCII characters", s.Receiver, maxTextBytes))
+	}
 	if s.Source == "" {
 		s.Source = "outbox"
 	}

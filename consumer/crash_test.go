@@ -39,7 +39,8 @@ func TestKilledBetweenCommitAndAnswer(t *testing.T) {
 // end, holding back the answer.
 func receiveAndHang(p *player) {
 	middleware := consumer.Middleware(p.pool(), consumer.Config{
-		Secrets: []string{secretText},
+		Receiver: "test",
+		Secrets:  []string{secretText},
 		Observer: consumer.ObserverFunc(func(_ context.Context, r consumer.Report) {
 			fmt.Println(r.Result)
 			select {}

@@ -3,7 +3,7 @@
 // It is the receiving half of outbox-relay: a middleware for net/http that remembers processed events in the table
 // processed_events (migrations/inbox), in the same transaction as the handler's own writes:
 //
-//	receive := consumer.Middleware(pool, consumer.Config{Secrets: []string{os.Getenv("FINANCE_SECRET")}, Source: "finance"})
+//	receive := consumer.Middleware(pool, consumer.Config{Receiver: "logistics", Secrets: []string{os.Getenv("FINANCE_SECRET")}, Source: "finance"})
 //	mux.Handle("POST /webhooks/finance", receive(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 //		event := consumer.EventFrom(r.Context()) // verified: key, type, version, …
 //		tx := consumer.Tx(r.Context())           // write through this, and only this
@@ -17,7 +17,7 @@
 // # The way of a request
 //
 //	limit the body ─▶ verify the signature ─▶ BEGIN, insert the event ─▶ handler ─▶ store the status, COMMIT ─▶ answer
-//	        413, 408            400, 401           409, 422, 503, or
+//	        413, 408            400, 401           409, 421, 422, 503, or
 //	                                               the stored status
 //
 // Nothing is sent before COMMIT has succeeded, and has reached the disk also where synchronous_commit is off. So the
@@ -33,6 +33,7 @@
 //	duplicate                                        the stored status with Idempotency-Replayed: true and no body, or 200 if Once has
 //	                                                 recorded the event; the handler does not run
 //	another request with the key is in flight        409, Retry-After: 1; at once, without waiting for it
+//	the event is known from another destination      421; the log says what to set
 //	the key was processed with another body          422; nothing changes
 //	it may have been processed and forgotten         422; nothing changes
 //	no key, or a malformed header                    400
@@ -66,8 +67,8 @@
 //   - It writes through [Tx] ([TxSQL] behind [MiddlewareSQL]). A write through another connection commits on its own, and
 //     so does an e-mail: give it to an outbox, in the same transaction.
 //   - It does not commit or roll back: the status does. Savepoints are its own.
-//   - It leaves the event's row in processed_events; what is personal in it may be set to NULL. Before COMMIT the row is looked
-//     for, and where it is not found a 2xx becomes a 500, whose log says so.
+//   - It leaves the event's row in processed_events; what is personal in it may be set to NULL. To delete the row is an error of
+//     that statement.
 //   - It may set search_path, or a role that it puts back. What of them, and of session locks, it leaves behind on the connection
 //     reaches no other event.
 //   - It does not drop the error of a statement. PostgreSQL commits nothing after one, so a 2xx after it becomes a 500. For
@@ -102,7 +103,7 @@
 // 503 and 504 are how a handler tells.
 //
 //	breaker := consumer.NewBreaker(consumer.BreakerConfig{})
-//	receive := consumer.Middleware(pool, consumer.Config{Secrets: secrets, Breaker: breaker})
+//	receive := consumer.Middleware(pool, consumer.Config{Receiver: "logistics", Secrets: secrets, Breaker: breaker})
 //
 // # Record now, work later
 //

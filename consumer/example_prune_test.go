@@ -17,7 +17,7 @@ func ExamplePrune() {
 		defer daily.Stop()
 		for {
 			pruned, err := consumer.Prune(ctx, pool, consumer.PruneConfig{
-				Source:        "finance",
+				Receiver:      "logistics",
 				Retention:     90 * 24 * time.Hour,
 				SenderHorizon: 30 * 24 * time.Hour, // of a relay, unless it is configured otherwise
 			})

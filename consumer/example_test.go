@@ -15,8 +15,9 @@ func Example() {
 	defer stop()
 
 	receive := consumer.Middleware(pool, consumer.Config{
-		Secrets: []string{exampleSecret}, // shared with the relay; from your environment
-		Source:  "finance",
+		Receiver: "logistics",
+		Secrets:  []string{exampleSecret}, // shared with the relay; from your environment
+		Source:   "finance",
 	})
 	mux := http.NewServeMux()
 	mux.Handle("POST /webhooks/finance", receive(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -2,6 +2,7 @@ package consumer_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -64,7 +65,7 @@ var flavours = []flavour{
 		},
 		once: func(ctx context.Context, e *env, source, key string, hold func()) (first bool, err error) {
 			err = pgx.BeginFunc(ctx, e.pool, func(tx pgx.Tx) error {
-				first, err = consumer.Once(ctx, tx, source, key)
+				first, err = consumer.Once(ctx, tx, "test", source, key)
 				hold()
 				return err
 			})
@@ -89,7 +90,7 @@ var flavours = []flavour{
 				return false, err
 			}
 			defer tx.Rollback()
-			first, err := consumer.OnceSQL(ctx, tx, source, key)
+			first, err := consumer.OnceSQL(ctx, tx, "test", source, key)
 			hold()
 			if err != nil {
 				return false, err
@@ -172,6 +173,7 @@ func newEnvAt(t testing.TB, f flavour, dsn string, cfg consumer.Config, handler 
 		reports: make(chan consumer.Report, 1000),
 		logged:  &syncBuffer{},
 	}
+	cfg.Receiver = cmp.Or(cfg.Receiver, "test")
 	if len(cfg.Secrets) == 0 && !cfg.AllowUnsigned && cfg.Verify == nil {
 		cfg.Secrets = []string{secretText}
 	}

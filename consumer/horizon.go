@@ -41,7 +41,7 @@ func (s *settings) compareHorizon(ctx context.Context, rq *request) {
 		message = "consumer: the sender may send events again for longer than StoreConfig.TTL; what arrives later than that is refused"
 	}
 	s.logger().LogAttrs(ctx, slog.LevelWarn, message,
-		slog.String("source", s.Source),
+		slog.String("receiver", s.Receiver), slog.String("source", s.Source),
 		slog.Time("not_after", rq.event.NotAfter),
 		slog.Duration("retention", s.Retention))
 }

@@ -26,12 +26,12 @@ func yesterday() time.Time { return time.Now().Add(-25 * time.Hour) }
 // announce says that what a source had sent before t may be gone.
 func (e *env) announce(source string, t time.Time) {
 	e.t.Helper()
-	e.mustExec(`INSERT INTO inbox_forgotten (source, received_before, announced_at) VALUES ($1, $2, now())`, source, t)
+	e.mustExec(`INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at) VALUES ('test', $1, $2, now())`, source, t)
 }
 
 func TestForgottenEventIsRefused(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{Source: "finance", Tolerance: time.Minute}, effect)
+		e := newEnv(t, f, consumer.Config{Receiver: "test", Source: "finance", Tolerance: time.Minute}, effect)
 		mark := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 		e.announce("finance", mark)
 		e.announce("sales", yesterday()) // another sender's matter
@@ -59,7 +59,7 @@ func TestForgottenEventIsRefused(t *testing.T) {
 				t.Errorf("%s: reported %+v", name, report)
 			}
 			e.wantRows(key, 0, 0)
-			if line := `level=WARN msg="consumer: request forgotten" result=forgotten status=422 source=finance key=` + key; !strings.Contains(e.logged.String(), line) {
+			if line := `level=WARN msg="consumer: request forgotten" result=forgotten status=422 receiver=test source=finance key=` + key; !strings.Contains(e.logged.String(), line) {
 				t.Errorf("%s: not logged: %s", name, e.logged)
 			}
 		}
@@ -101,7 +101,7 @@ func TestKnownEventIsADuplicateAtAnyAge(t *testing.T) {
 		e.wantRows("known", 1, 1)
 
 		release := e.hold(func(tx pgx.Tx) error {
-			_, err := consumer.Once(t.Context(), tx, "outbox", "busy")
+			_, err := consumer.Once(t.Context(), tx, "test", "outbox", "busy")
 			return err
 		})
 		wantProblem(t, e.do(e.newRequest("busy", "{}", old, passed)), http.StatusConflict, "in-flight")
@@ -177,6 +177,7 @@ func TestMemoryShorterThanTheHorizonPanics(t *testing.T) {
 				}
 			}()
 			consumer.MiddlewareSQL(new(sql.DB), consumer.Config{
+				Receiver:      "logistics",
 				AllowUnsigned: true, Retention: test.retention, SenderHorizon: test.horizon,
 			})
 		})

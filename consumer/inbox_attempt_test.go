@@ -209,7 +209,7 @@ func TestInboxHandlersGetTheEventOfTheRequest(t *testing.T) {
 	}{
 		"a relay":        {change: full},
 		"a bare relay":   {change: func(http.Header) {}},
-		"unsigned":       {cfg: consumer.Config{AllowUnsigned: true}, change: full},
+		"unsigned":       {cfg: consumer.Config{Receiver: "test", AllowUnsigned: true}, change: full},
 		"a plain sender": {cfg: consumer.Config{AcceptForeign: true}, change: full, plain: true},
 		"a scheme of its own": {cfg: consumer.Config{Verify: func(h http.Header, body []byte, now time.Time) (consumer.Event, error) {
 			return consumer.Event{
@@ -361,7 +361,7 @@ func TestInboxCommitsStateAndEffectTogether(t *testing.T) {
 func TestInboxSharesItsMemory(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, consumer.InboxConfig{Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
-		first, err := consumer.Once(ctx, consumer.Tx(ctx), "outbox", event.Key+"-inside")
+		first, err := consumer.Once(ctx, consumer.Tx(ctx), "test", "outbox", event.Key+"-inside")
 		if err != nil || !first {
 			return fmt.Errorf("first is %v: %w", first, err)
 		}
@@ -383,7 +383,7 @@ func TestInboxSharesItsMemory(t *testing.T) {
 	p.wantRows("k", 1, 1)
 	p.wantRows("m", 1, 1)
 	if err := pgx.BeginFunc(t.Context(), p.pool, func(tx pgx.Tx) error {
-		first, err := consumer.Once(t.Context(), tx, "outbox", "k")
+		first, err := consumer.Once(t.Context(), tx, "test", "outbox", "k")
 		if first {
 			t.Error("Once does not know an event of the inbox")
 		}

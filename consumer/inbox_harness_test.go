@@ -1,6 +1,7 @@
 package consumer_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -71,6 +72,7 @@ func (p *inboxProcess) openOn(pool *pgxpool.Pool, cfg consumer.InboxConfig) {
 	if cfg.Handle == nil {
 		cfg.Handle = func(ctx context.Context, event consumer.Event, _ []byte) error { return effectOf(ctx, event.Key) }
 	}
+	cfg.Receiver = cmp.Or(cfg.Receiver, "test")
 	if len(cfg.Secrets) == 0 && !cfg.AllowUnsigned && cfg.Verify == nil {
 		cfg.Secrets = []string{secretText}
 	}

@@ -125,7 +125,7 @@ func TestInboxRecordsOneOfAKeyAtATime(t *testing.T) {
 			p.mustExec(prepare)
 			p = p.again(consumer.InboxConfig{})
 			release := p.hold(func(tx pgx.Tx) error {
-				_, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\\no', 478660552050))")
+				_, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended(E'test\\noutbox\\no', 478660552050 # 'inbox_events'::regclass::oid::bigint))")
 				return err
 			})
 			var posting sync.WaitGroup
@@ -350,7 +350,7 @@ func TestInboxWaitsForAKeyOnItsOwnAccount(t *testing.T) {
 	p.record("k", ordered("o", 1))
 	g.wantEntered(t, "k")
 	release := p.hold(func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\\no', 478660552050))")
+		_, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended(E'test\\noutbox\\no', 478660552050 # 'inbox_events'::regclass::oid::bigint))")
 		return err
 	})
 	g.through <- nil

@@ -19,60 +19,60 @@ var inboxStatements = map[string]struct {
 	want             []string
 }{
 	"record": {
-		"text, text, bytea, text, int, text, bytea, text, bigint, text, bigint, timestamptz, float8, timestamptz, timestamptz", recordSQL,
-		`'outbox', 'new', sha256(''), 't', 1, '', '{}', '{}', 1, '', 1, NULL, 0, NULL, NULL`, kept, nil,
+		"text, text, text, bytea, text, int, text, bytea, text, bigint, text, bigint, timestamptz, float8, timestamptz, timestamptz, bool, text", recordSQL,
+		`'test', 'outbox', 'new', sha256(''), 't', 1, '', '{}', '{}', 1, '', 1, NULL, 0, NULL, NULL, false, ''`, kept, nil,
 	},
 	"record in order": {
-		"text, text, bytea, text, int, text, bytea, text, bigint, text, bigint, timestamptz, float8, timestamptz, timestamptz, bool", recordInOrderSQL,
-		`'outbox', 'new', sha256(''), 't', 1, '', '{}', '{}', 1, 'o1', 1, NULL, 0, NULL, NULL, true`, pinned,
+		"text, text, text, bytea, text, int, text, bytea, text, bigint, text, bigint, timestamptz, float8, timestamptz, timestamptz, bool, text, bool", recordInOrderSQL,
+		`'test', 'outbox', 'new', sha256(''), 't', 1, '', '{}', '{}', 1, 'o1', 1, NULL, 0, NULL, NULL, false, '', true`, pinned,
 		[]string{"using inbox_events_one_of_its_key", "using inbox_events_waiting", "using inbox_events_failed_in_order"},
 	},
-	"known": {"text, text, bytea, timestamptz", knownSQL, `'outbox', '1', sha256(''), NULL`, anew, []string{"using processed_events_pkey", "using inbox_events_pkey"}},
-	"look":  {"text", lookSQL, `'outbox'`, anew, []string{"using inbox_events_due", "using inbox_events_processing"}},
+	"known": {"text, text, text, bytea, timestamptz, text", knownSQL, `'test', 'outbox', '1', sha256(''), NULL, ''`, anew, []string{"using processed_events_pkey", "using inbox_events_pkey"}},
+	"look":  {"text, text", lookSQL, `'test', 'outbox'`, anew, []string{"using inbox_events_due", "using inbox_events_processing"}},
 	"claim": {
-		"text, text, text[], int[], int, text", claimSQL, `'outbox', 'p', ARRAY['t1'], ARRAY[1], 8, 't2'`, pinned,
+		"text, text, text, text[], int[], int, text", claimSQL, `'test', 'outbox', 'p', ARRAY['t1'], ARRAY[1], 8, 't2'`, pinned,
 		[]string{
 			"using inbox_events_due on inbox_events",
-			"Index Cond: ((source = $1) AND (event_type = turn.event_type) AND (next_attempt_at IS NOT NULL) AND (next_attempt_at <= now()))",
+			"Index Cond: ((receiver = $1) AND (source = $2) AND (event_type = turn.event_type) AND (next_attempt_at IS NOT NULL) AND (next_attempt_at <= now()))",
 			"Tid Scan on inbox_events e",
 		},
 	},
-	"begin":  {"text, text, bigint, float8, text", beginSQL, `'outbox', '1', 1, 60, '(0,1)'`, pinned, []string{"Tid Scan on inbox_events"}},
-	"finish": {"text, text, bigint, text, text, text, text, text", finishSQL, `'outbox', '1', 1, 'succeeded', '', '1', '', ''`, pinned, []string{"using inbox_events_pkey"}},
+	"begin":  {"text, text, text, bigint, float8, text", beginSQL, `'test', 'outbox', '1', 1, 60, '(0,1)'`, pinned, []string{"Tid Scan on inbox_events"}},
+	"finish": {"text, text, text, bigint, text, text, text, text, text", finishSQL, `'test', 'outbox', '1', 1, 'succeeded', '', '1', '', ''`, pinned, []string{"using inbox_events_pkey"}},
 	"promote": {
-		"text, text, bool", promoteSQL, `'outbox', 'o1', true`, pinned,
+		"text, text, text, bool", promoteSQL, `'test', 'outbox', 'o1', true`, pinned,
 		[]string{"Tid Scan on inbox_events e", "using inbox_events_waiting", "using inbox_events_one_of_its_key", "using inbox_events_failed_in_order"},
 	},
-	"give way": {"text, text", giveWaySQL, `'outbox', 'o1'`, pinned, []string{"using inbox_events_one_of_its_key", "using inbox_events_waiting"}},
+	"give way": {"text, text, text", giveWaySQL, `'test', 'outbox', 'o1'`, pinned, []string{"using inbox_events_one_of_its_key", "using inbox_events_waiting"}},
 	"settle": {
-		"text, text, bigint, text, int, text, float8", settleSQL, `'outbox', '1', 1, 'pending', 1, 'x', 1`, anew, []string{"on inbox_events"},
+		"text, text, text, bigint, text, int, text, float8", settleSQL, `'test', 'outbox', '1', 1, 'pending', 1, 'x', 1`, anew, []string{"on inbox_events"},
 	},
-	"committed": {"text, text, bigint, text", committedSQL, `'outbox', '1', 1, '1'`, anew, []string{"on inbox_events"}},
-	"give back": {"text, text, bigint", giveBackSQL, `'outbox', '1', 1`, anew, []string{"on inbox_events"}},
+	"committed": {"text, text, text, bigint, text", committedSQL, `'test', 'outbox', '1', 1, '1'`, anew, []string{"on inbox_events"}},
+	"give back": {"text, text, text, bigint", giveBackSQL, `'test', 'outbox', '1', 1`, anew, []string{"on inbox_events"}},
 	"rescue": {
-		"text, int, text[], bigint[], int, text", rescueSQL, `'outbox', 1000, ARRAY['1'], ARRAY[1]::bigint[], 20, 'x'`, pinned,
+		"text, text, int, text[], bigint[], int, text", rescueSQL, `'test', 'outbox', 1000, ARRAY['1'], ARRAY[1]::bigint[], 20, 'x'`, pinned,
 		[]string{"using inbox_events_processing", "Tid Scan on inbox_events"},
 	},
 	"sweep": {
-		"text, text, int, bool", sweepSQL, `'outbox', '', 1000, true`, pinned,
+		"text, text, text, int, bool", sweepSQL, `'test', 'outbox', '', 1000, true`, pinned,
 		[]string{"using inbox_events_waiting", "using inbox_events_one_of_its_key", "using inbox_events_failed_in_order"},
 	},
-	"adopt": {"text, int", adoptSQL, `'outbox', 1000`, pinned, []string{"using inbox_events_waiting", "Tid Scan on inbox_events"}},
+	"adopt": {"text, text, int", adoptSQL, `'test', 'outbox', 1000`, pinned, []string{"using inbox_events_waiting", "Tid Scan on inbox_events"}},
 	"replay what failed": {
-		filterTypes, chooseForReview + replaySQL, `'outbox', 0, 0, 0, '', ARRAY['failed'], NULL, NULL, '', '', 1000, 10000, true`, pinned,
+		filterTypes, chooseForReview + replaySQL, `'test', 'outbox', 0, 0, 0, '', ARRAY['failed'], NULL, NULL, '', '', 1000, 10000, true`, pinned,
 		[]string{"using inbox_events_for_review", "Tid Scan on inbox_events"},
 	},
 	"replay by number": {
-		filterTypes, chooseByNumber + replaySQL, `'outbox', 0, 0, 0, '', ARRAY['succeeded'], NULL, NULL, '', '', 1000, 10000, true`, pinned,
+		filterTypes, chooseByNumber + replaySQL, `'test', 'outbox', 0, 0, 0, '', ARRAY['succeeded'], NULL, NULL, '', '', 1000, 10000, true`, pinned,
 		[]string{"using inbox_events_inbox_id"},
 	},
 	"replay one": {
-		filterTypes, chooseByKey + replaySQL, `'outbox', 0, 0, 0, '', ARRAY['failed'], NULL, NULL, '1', '', 1000, 10000, true`, pinned,
+		filterTypes, chooseByKey + replaySQL, `'test', 'outbox', 0, 0, 0, '', ARRAY['failed'], NULL, NULL, '1', '', 1000, 10000, true`, pinned,
 		[]string{"using inbox_events_pkey"},
 	},
 }
 
-const filterTypes = "text, bigint, bigint, bigint, text, text[], timestamptz, timestamptz, text, text, bigint, bigint, bool"
+const filterTypes = "text, text, bigint, bigint, bigint, text, text[], timestamptz, timestamptz, text, text, bigint, bigint, bool"
 
 // planned says how the plan of a statement comes about.
 type planned int
@@ -86,12 +86,12 @@ const (
 // fillInbox adds n events: most succeeded, some due, waiting behind another of their key, being worked, failed.
 const fillInbox = `
 WITH event AS (
-INSERT INTO inbox_events (source, idempotency_key, event_type, processing_state, inbox_id, next_attempt_at, ordering_key, sequence, claimed_at, payload)
-SELECT 'outbox', gen_random_uuid(), 't' || i % 10, CASE WHEN i % 100 < 80 THEN 'succeeded' WHEN i % 100 < 97 THEN 'pending' WHEN i % 1000 = 997 THEN 'processing' ELSE 'failed' END,
+INSERT INTO inbox_events (receiver, source, idempotency_key, event_type, processing_state, inbox_id, next_attempt_at, ordering_key, sequence, claimed_at, payload)
+SELECT 'test', 'outbox', gen_random_uuid(), 't' || i % 10, CASE WHEN i % 100 < 80 THEN 'succeeded' WHEN i % 100 < 97 THEN 'pending' WHEN i % 1000 = 997 THEN 'processing' ELSE 'failed' END,
     nextval('inbox_id_seq'), CASE WHEN i % 100 BETWEEN 80 AND 90 OR i % 1000 = 997 THEN now() END, CASE WHEN i % 100 BETWEEN 91 AND 96 OR i % 100 = 99 THEN 'o' || i % 1000 END, i, now(), '{}'
 FROM generate_series(1, $1::int) i
 RETURNING source, idempotency_key)
-INSERT INTO processed_events (source, idempotency_key, processing_state) SELECT source, idempotency_key, 'recorded' FROM event`
+INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) SELECT 'test', source, idempotency_key, 'recorded' FROM event`
 
 // A plan is made once and kept: on an empty table, where anything looks cheap, or when nothing was due. It must still be
 // right when there are 20,000 events, whether or not anybody has analysed the table since.

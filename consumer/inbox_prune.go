@@ -20,7 +20,7 @@ type pruneBatch struct {
 }
 
 func (c *PruneConfig) forget(ctx context.Context, query queryRow, page int64) (b pruneBatch, err error) {
-	err = query(ctx, forgetSQL, c.Source, page, c.BatchPages, c.Retention.Seconds()).
+	err = query(ctx, forgetSQL, c.Receiver, page, c.BatchPages, c.Retention.Seconds()).
 		Scan(&b.nextPage, &b.finished, &b.removed, &b.announced)
 	if err != nil {
 		return pruneBatch{}, fmt.Errorf("prune processed_events: %w", err)
@@ -28,11 +28,11 @@ func (c *PruneConfig) forget(ctx context.Context, query queryRow, page int64) (b
 	return b, nil
 }
 
-const remembersSinceSQL = `SELECT max(received_before) FROM inbox_forgotten WHERE source = $1::text`
+const remembersSinceSQL = `SELECT max(received_before) FROM inbox_forgotten WHERE receiver = $1::text`
 
 func (c *PruneConfig) remembersSince(ctx context.Context, query queryRow) (time.Time, error) {
 	var since *time.Time
-	if err := query(ctx, remembersSinceSQL, c.Source).Scan(&since); err != nil {
+	if err := query(ctx, remembersSinceSQL, c.Receiver).Scan(&since); err != nil {
 		return time.Time{}, fmt.Errorf("read what is remembered: %w", err)
 	}
 	if since == nil {

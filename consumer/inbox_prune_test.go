@@ -15,10 +15,10 @@ import (
 // oldRecorded are n events of 91 days ago, which an inbox recorded and has worked, and their effects.
 func (e *env) oldRecorded(source, key string, n int) {
 	e.t.Helper()
-	e.mustExec(`INSERT INTO inbox_events (source, idempotency_key, processing_state, received_at, processed_at, payload)
-		SELECT $1, $2 || i, 'succeeded', now() - interval '91 days', now() - interval '91 days', '{}' FROM generate_series(1, $3) i`, source, key, n)
-	e.mustExec(`INSERT INTO processed_events (source, idempotency_key, processing_state, received_at, payload_hash)
-		SELECT $1, $2 || i, 'recorded', now() - interval '91 days', sha256('{}') FROM generate_series(1, $3) i`, source, key, n)
+	e.mustExec(`INSERT INTO inbox_events (receiver, source, idempotency_key, processing_state, received_at, processed_at, payload)
+		SELECT 'test', $1, $2 || i, 'succeeded', now() - interval '91 days', now() - interval '91 days', '{}' FROM generate_series(1, $3) i`, source, key, n)
+	e.mustExec(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at, payload_hash)
+		SELECT 'test', $1, $2 || i, 'recorded', now() - interval '91 days', sha256('{}') FROM generate_series(1, $3) i`, source, key, n)
 	e.mustExec(`INSERT INTO effect (key) SELECT $1 || i FROM generate_series(1, $2) i`, key, n)
 }
 
@@ -35,32 +35,32 @@ func TestPruneAsksTheInbox(t *testing.T) {
 		e := newEnv(t, f, consumer.Config{}, effect)
 		remembered, inInbox, gone := 0, 0, 0
 		for i, row := range []struct {
-			source, state, received, processed, notAfter string // the state in the inbox; empty: it is not there any more
-			kept                                         bool
+			receiver, state, received, processed, notAfter string // the state in the inbox; empty: it is not there any more
+			kept                                           bool
 		}{
-			{"outbox", "succeeded", "91 days", "91 days", "", false},
-			{"outbox", "ignored", "91 days", "91 days", "", false},
-			{"outbox", "succeeded", "91 days", "91 days", "1 minute", false},
-			{"outbox", "", "91 days", "", "", false},
-			{"outbox", "failed", "91 days", "91 days", "", true},
-			{"outbox", "pending", "91 days", "", "", true},
-			{"outbox", "processing", "91 days", "", "", true},
-			{"outbox", "succeeded", "91 days", "89 days", "", true}, // after a long time in the inbox
-			{"outbox", "succeeded", "89 days", "89 days", "", true},
-			{"outbox", "succeeded", "91 days", "91 days", "-1 minute", true},
-			{"outbox", "", "89 days", "", "", true},
-			{"outbox", "", "91 days", "", "-1 minute", true},
-			{"sales", "succeeded", "91 days", "91 days", "", true},
-			{"sales", "", "91 days", "", "", true},
+			{"test", "succeeded", "91 days", "91 days", "", false},
+			{"test", "ignored", "91 days", "91 days", "", false},
+			{"test", "succeeded", "91 days", "91 days", "1 minute", false},
+			{"test", "", "91 days", "", "", false},
+			{"test", "failed", "91 days", "91 days", "", true},
+			{"test", "pending", "91 days", "", "", true},
+			{"test", "processing", "91 days", "", "", true},
+			{"test", "succeeded", "91 days", "89 days", "", true}, // after a long time in the inbox
+			{"test", "succeeded", "89 days", "89 days", "", true},
+			{"test", "succeeded", "91 days", "91 days", "-1 minute", true},
+			{"test", "", "89 days", "", "", true},
+			{"test", "", "91 days", "", "-1 minute", true},
+			{"other", "succeeded", "91 days", "91 days", "", true},
+			{"other", "", "91 days", "", "", true},
 		} {
 			key := fmt.Sprint(i, "/")
-			e.mustExec(`INSERT INTO processed_events (source, idempotency_key, processing_state, received_at, not_after)
-				SELECT $1, $2 || i, 'recorded', now() - $3::interval, now() - nullif($4, '')::interval FROM generate_series(1, 100) i`,
-				row.source, key, row.received, row.notAfter)
+			e.mustExec(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at, not_after)
+				SELECT $1, 'outbox', $2 || i, 'recorded', now() - $3::interval, now() - nullif($4, '')::interval FROM generate_series(1, 100) i`,
+				row.receiver, key, row.received, row.notAfter)
 			if row.state != "" {
-				e.mustExec(`INSERT INTO inbox_events (source, idempotency_key, processing_state, received_at, processed_at)
-					SELECT $1, $2 || i, $3, now() - $4::interval, now() - nullif($5, '')::interval FROM generate_series(1, 100) i`,
-					row.source, key, row.state, row.received, row.processed)
+				e.mustExec(`INSERT INTO inbox_events (receiver, source, idempotency_key, processing_state, received_at, processed_at)
+					SELECT $1, 'outbox', $2 || i, $3, now() - $4::interval, now() - nullif($5, '')::interval FROM generate_series(1, 100) i`,
+					row.receiver, key, row.state, row.received, row.processed)
 			}
 			switch {
 			case !row.kept:
@@ -73,14 +73,14 @@ func TestPruneAsksTheInbox(t *testing.T) {
 			}
 		}
 		everything := func() []string {
-			return e.rows("SELECT idempotency_key || p::text || e::text FROM processed_events p FULL JOIN inbox_events e USING (source, idempotency_key) ORDER BY 1")
+			return e.rows("SELECT idempotency_key || p::text || e::text FROM processed_events p FULL JOIN inbox_events e USING (receiver, source, idempotency_key) ORDER BY 1")
 		}
 		before := everything()
 		cfg := ninety
 		cfg.BatchPages, cfg.Pause = 1, time.Microsecond
 		e.wantPruned(cfg, 0, int64(gone))
 		e.settle()
-		if n := e.count("SELECT removed FROM inbox_prune('outbox', 0, 1000, interval '90 days', true)"); n != gone {
+		if n := e.count("SELECT removed FROM inbox_prune('test', 0, 1000, interval '90 days', true)"); n != gone {
 			t.Errorf("the rehearsal would remove %d, want %d", n, gone)
 		}
 		if !slices.Equal(everything(), before) {
@@ -88,11 +88,11 @@ func TestPruneAsksTheInbox(t *testing.T) {
 		}
 		e.wantPruned(cfg, int64(gone), 0)
 		e.wantTables(remembered, inInbox)
-		if n := e.count(`SELECT count(*) FROM inbox_events e WHERE NOT EXISTS (SELECT FROM processed_events p WHERE p.source = e.source AND p.idempotency_key = e.idempotency_key)`); n != 0 {
+		if n := e.count(`SELECT count(*) FROM inbox_events e WHERE NOT EXISTS (SELECT FROM processed_events p WHERE p.receiver = e.receiver AND p.source = e.source AND p.idempotency_key = e.idempotency_key)`); n != 0 {
 			t.Errorf("%d events are in the inbox and not remembered", n)
 		}
-		if n := e.count(`SELECT count(*) FROM inbox_forgotten WHERE source <> 'outbox'`); n != 0 {
-			t.Error("another sender's events were announced")
+		if n := e.count(`SELECT count(*) FROM inbox_forgotten WHERE receiver <> 'test'`); n != 0 {
+			t.Error("another receiver's events were announced")
 		}
 	})
 }
@@ -110,7 +110,7 @@ func TestPruneLeavesWhatIsInHandInAnInbox(t *testing.T) {
 	for _, statement := range []string{
 		`SELECT FROM inbox_events WHERE idempotency_key = 'old2' FOR UPDATE`,
 		`UPDATE inbox_events SET processing_state = 'pending', next_attempt_at = now() WHERE idempotency_key = 'old4'`,
-		`SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\nold6', 122550254464888 # 'processed_events'::regclass::oid::bigint))`,
+		`SELECT pg_advisory_xact_lock(hashtextextended(E'test\noutbox\nold6', 122550254464888 # 'processed_events'::regclass::oid::bigint))`,
 		`SELECT FROM processed_events WHERE idempotency_key = 'old8' FOR UPDATE`,
 	} {
 		release = append(release, p.hold(func(tx pgx.Tx) error {
@@ -185,7 +185,7 @@ func TestPruneFindsEventsByTheirKeys(t *testing.T) {
 	run()
 	page = 0
 	e.oldRecorded("outbox", "old", 30_000)
-	e.mustExec(`INSERT INTO inbox_forgotten (source, received_before, announced_at) VALUES ('outbox', now() - interval '90 days', now() - interval '1 day')`)
+	e.mustExec(`INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at) VALUES ('test', 'outbox', now() - interval '90 days', now() - interval '1 day')`)
 	for _, statistics := range []string{"none", "fresh"} {
 		if statistics == "fresh" {
 			e.mustExec(`VACUUM ANALYZE`)

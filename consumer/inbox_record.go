@@ -29,36 +29,36 @@ const (
 
 	recordHead = `
 WITH locked AS MATERIALIZED (
-    SELECT ` + keyIsFree + ` AS ok,
+    SELECT $17::boolean OR pg_try_advisory_xact_lock(` + keyLock + `) AS ok,
            set_config('lock_timeout', '100ms', true),
            CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END,
-           coalesce($14::timestamptz < (SELECT received_before FROM inbox_forgotten WHERE source = $1::text), false)
-               OR coalesce($15::timestamptz < now(), false) AS old
+           coalesce($15::timestamptz < (SELECT received_before FROM inbox_forgotten WHERE receiver = $1::text AND source = $2::text), false)
+               OR coalesce($16::timestamptz < now(), false) AS old
 ), remembered AS (
     INSERT INTO processed_events
-        (source, idempotency_key, payload_hash, event_type, event_version, related_reference, event_id, not_after,
-         processing_state, attempts)
-    SELECT $1::text, $2::text, $3::bytea, $4::text, $5::integer, nullif($6::text, ''), nullif($9::bigint, 0),
-           coalesce($12::timestamptz, now() + make_interval(secs => nullif($13::float8, 0))), 'recorded', 0
+        (receiver, source, idempotency_key, payload_hash, event_type, event_version, related_reference, event_id, not_after,
+         destination, processing_state, attempts)
+    SELECT $1::text, $2::text, $3::text, $4::bytea, $5::text, $6::integer, nullif($7::text, ''), nullif($10::bigint, 0),
+           coalesce($13::timestamptz, now() + make_interval(secs => nullif($14::float8, 0))), nullif($18::text, ''), 'recorded', 0
     FROM locked
     WHERE ok AND NOT old
     ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
     RETURNING not_after
 ), recorded AS (
     INSERT INTO inbox_events
-        (source, idempotency_key, event_type, event_version, related_reference, processing_state,
+        (receiver, source, idempotency_key, event_type, event_version, related_reference, processing_state,
          payload, request_headers, event_id, ordering_key, sequence, not_after, next_attempt_at)
-    SELECT $1::text, $2::text, $4::text, $5::integer, nullif($6::text, ''), 'pending',
-           $7::bytea, $8::text::jsonb, nullif($9::bigint, 0), nullif($10::text, ''), $11::bigint, not_after, `
+    SELECT $1::text, $2::text, $3::text, $5::text, $6::integer, nullif($7::text, ''), 'pending',
+           $8::bytea, $9::text::jsonb, nullif($10::bigint, 0), nullif($11::text, ''), $12::bigint, not_after, `
 
 	firstOfItsKey = `
            CASE WHEN NOT (
-               EXISTS (SELECT FROM inbox_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
+               EXISTS (SELECT FROM inbox_events e WHERE e.receiver = $1::text AND e.source = $2::text AND e.ordering_key = $11::text
                    AND (e.processing_state = 'processing' OR e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL))
-               OR EXISTS (SELECT FROM inbox_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
-                   AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL AND e.sequence <= $11::bigint)
-               OR $16::boolean AND EXISTS (SELECT FROM inbox_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
-                   AND e.processing_state = 'failed' AND e.sequence <= $11::bigint)
+               OR EXISTS (SELECT FROM inbox_events e WHERE e.receiver = $1::text AND e.source = $2::text AND e.ordering_key = $11::text
+                   AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL AND e.sequence <= $12::bigint)
+               OR $19::boolean AND EXISTS (SELECT FROM inbox_events e WHERE e.receiver = $1::text AND e.source = $2::text AND e.ordering_key = $11::text
+                   AND e.processing_state = 'failed' AND e.sequence <= $12::bigint)
            ) THEN now() END`
 
 	recordTail = `
@@ -71,8 +71,8 @@ SELECT locked.ok AND locked.old, recorded.due, `
 	// It is late: an event that comes behind it has been let go already, and may wait for hours for its next attempt, or
 	// even for this one.
 	comesBefore = `
-       EXISTS (SELECT FROM inbox_events e WHERE e.source = $1::text AND e.ordering_key = $10::text
-           AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL AND e.sequence > $11::bigint)`
+       EXISTS (SELECT FROM inbox_events e WHERE e.receiver = $1::text AND e.source = $2::text AND e.ordering_key = $11::text
+           AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL AND e.sequence > $12::bigint)`
 
 	recordEnd = `
 FROM locked LEFT JOIN recorded ON true`
@@ -108,25 +108,31 @@ func (in *Inbox) record(ctx context.Context, rq *request, header http.Header) (r
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), in.CommitTimeout)
 	defer cancel()
 
+	return in.write(ctx, conn, rq, header, true)
+}
+
+// write is what record does on its connection. Without lock the event's lock is not asked for.
+func (in *Inbox) write(ctx context.Context, conn *pgxpool.Conn, rq *request, header http.Header, lock bool) (recorded, error) {
 	e := &rq.event
 	headers, _ := json.Marshal(recordedHeaders(e, header)) // strings always encode
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	query, args := recordSQL, []any{
-		in.Source, e.Key, rq.hash[:], e.Type, int32(e.Version), e.RelatedReference,
+		in.Receiver, in.Source, e.Key, rq.hash[:], e.Type, int32(e.Version), e.RelatedReference,
 		rq.body, string(headers), e.ID, e.OrderingKey, e.Sequence, shifted(e.NotAfter, 0), in.SenderHorizon.Seconds(),
 		shifted(e.CreatedAt, -in.Tolerance), shifted(e.NotAfter, in.Tolerance), // the clocks may differ by that much
+		!lock, e.destination(),
 	}
 	if e.OrderingKey != "" {
 		query, args = recordInOrderSQL, append(args, in.cfg.OnFailure == FailureBlocks)
 		batch.Queue(pinSQL, "on")
-		queueOrderLock(batch, in.Source, e.OrderingKey)
+		in.queueOrderLock(batch, e.OrderingKey)
 	}
 	var old, late bool
 	var due *bool // nil: not recorded
 	batch.Queue(query, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&old, &due, &late) })
 	batch.Queue("commit")
-	err = sendAll(ctx, conn, batch)
+	err := sendAll(ctx, conn, batch)
 	switch {
 	case err == nil && due != nil:
 		return recorded{admission: admitted, state: StatePending, due: *due, late: late}, nil
@@ -134,34 +140,54 @@ func (in *Inbox) record(ctx context.Context, rq *request, header http.Header) (r
 		return recorded{}, fmt.Errorf("record event: %w", hinted(err))
 	}
 	found, err := in.known(ctx, conn, rq)
-	if found.admission == busy && old {
+	switch {
+	case err != nil || found.admission != busy:
+	case old:
 		found.admission = forgotten
+	case lock:
+		return in.recordPastStrangers(ctx, conn, rq, header)
 	}
 	return found, err
+}
+
+// recordPastStrangers records an event after all if nobody who could record it holds its lock.
+func (in *Inbox) recordPastStrangers(ctx context.Context, conn *pgxpool.Conn, rq *request, header http.Header) (recorded, error) {
+	var strangers bool
+	if err := conn.QueryRow(ctx, strangerHoldsSQL, plannedAnew, in.Receiver, in.Source, rq.event.Key).Scan(&strangers); err != nil {
+		return recorded{}, fmt.Errorf("look who holds an event: %w", err)
+	}
+	if !strangers {
+		return recorded{admission: busy}, nil
+	}
+	return in.write(ctx, conn, rq, header, false)
 }
 
 // knownSQL reads what is kept of an event that was not recorded. Where it has been, and is not in the inbox any more, because
 // somebody has removed it by hand, nobody knows what became of it: its state is recorded.
 const knownSQL = `
-SELECT coalesce(p.payload_hash <> $3::bytea, false), coalesce(e.processing_state, p.processing_state), coalesce($4::timestamptz > coalesce(p.not_after, '-infinity'), false)
-FROM processed_events p LEFT JOIN inbox_events e ON e.source = p.source AND e.idempotency_key = p.idempotency_key
-WHERE p.source = $1::text AND p.idempotency_key = $2::text`
+SELECT coalesce(p.payload_hash <> $4::bytea, false), coalesce(e.processing_state, p.processing_state), coalesce($5::timestamptz > coalesce(p.not_after, '-infinity'), false),
+       coalesce(p.destination <> nullif($6::text, ''), false)
+FROM processed_events p LEFT JOIN inbox_events e ON e.receiver = p.receiver AND e.source = p.source AND e.idempotency_key = p.idempotency_key
+WHERE p.receiver = $1::text AND p.source = $2::text AND p.idempotency_key = $3::text`
 
 // known tells why an event was not recorded, as recall does for the middleware.
 func (in *Inbox) known(ctx context.Context, conn *pgxpool.Conn, rq *request) (recorded, error) {
-	var otherBody, comesLater bool
+	var otherBody, comesLater, elsewhere bool
 	notAfter := shifted(rq.event.NotAfter, 0)
 	found := recorded{admission: duplicate}
-	err := conn.QueryRow(ctx, knownSQL, plannedAnew, in.Source, rq.event.Key, rq.hash[:], notAfter).Scan(&otherBody, &found.state, &comesLater)
+	err := conn.QueryRow(ctx, knownSQL, plannedAnew, in.Receiver, in.Source, rq.event.Key, rq.hash[:], notAfter, rq.event.destination()).
+		Scan(&otherBody, &found.state, &comesLater, &elsewhere)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		found.admission = busy
 	case err != nil:
 		return recorded{}, fmt.Errorf("read known event: %w", err)
+	case elsewhere:
+		found.admission = diverted
 	case otherBody:
 		found.admission = reused
 	case comesLater:
-		if _, err := conn.Exec(ctx, extendSQL, plannedAnew, in.Source, rq.event.Key, notAfter); err != nil {
+		if _, err := conn.Exec(ctx, extendSQL, plannedAnew, in.Receiver, in.Source, rq.event.Key, notAfter); err != nil {
 			return recorded{}, fmt.Errorf("extend known event: %w", err)
 		}
 	}
@@ -175,23 +201,26 @@ func (in *Inbox) known(ctx context.Context, conn *pgxpool.Conn, rq *request) (re
 const (
 	lockOrderSQL = `
 SELECT set_config('outbox_relay.lock_timeout', current_setting('lock_timeout'), true), set_config('lock_timeout', '2s', true),
-       pg_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 478660552050))`
+       pg_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text || E'\n' || $3::text, 478660552050 # 'inbox_events'::regclass::oid::bigint))`
 
 	unboundLocksSQL = `SELECT set_config('lock_timeout', current_setting('outbox_relay.lock_timeout'), true)`
 )
 
-func queueOrderLock(batch *pgx.Batch, source, orderingKey string) *pgx.QueuedQuery {
-	return batch.Queue(lockOrderSQL, source, orderingKey)
+func (in *Inbox) queueOrderLock(batch *pgx.Batch, orderingKey string) *pgx.QueuedQuery {
+	return batch.Queue(lockOrderSQL, in.Receiver, in.Source, orderingKey)
 }
 
 // notifySQL wakes the inboxes of other processes. It is never part of a transaction that records an event: whoever
 // notifies commits one after the other with all others of the database who do.
-const notifySQL = `SELECT pg_notify('inbox_wake', $1::text)`
+const notifySQL = `SELECT pg_notify('inbox_wake', ` + wakePayload + `)`
+
+// wakePayload says which inbox is woken: the channel is one for all schemas of the database.
+const wakePayload = `'inbox_events'::regclass::oid::text || ' ' || $1::text || ' ' || $2::text`
 
 func (in *Inbox) notify(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), notifyTimeout)
 	defer cancel()
-	if _, err := in.pool.Exec(ctx, notifySQL, in.Source); err != nil {
+	if _, err := in.pool.Exec(ctx, notifySQL, in.Receiver, in.Source); err != nil {
 		return fmt.Errorf("notify other processes: %w", err)
 	}
 	return nil
@@ -200,12 +229,19 @@ func (in *Inbox) notify(ctx context.Context) error {
 // notifyTimeout bounds a courtesy: whoever is not told polls.
 const notifyTimeout = time.Second
 
-// listenSQL asks for what notifySQL says.
-const listenSQL = `LISTEN inbox_wake`
+// listenSQL asks for what notifySQL says, and listenedSQL for what it says to this inbox.
+const (
+	listenSQL   = `LISTEN inbox_wake`
+	listenedSQL = `SELECT ` + wakePayload
+)
 
-func listen(ctx context.Context, conn *pgx.Conn) error {
-	if _, err := conn.Exec(ctx, listenSQL); err != nil {
-		return fmt.Errorf("listen for events: %w", err)
+// listen returns the payload of the notifications that are meant for this inbox.
+func (in *Inbox) listen(ctx context.Context, conn *pgx.Conn) (payload string, err error) {
+	if err := conn.QueryRow(ctx, listenedSQL, in.Receiver, in.Source).Scan(&payload); err != nil {
+		return "", fmt.Errorf("listen for events: %w", err)
 	}
-	return nil
+	if _, err := conn.Exec(ctx, listenSQL); err != nil {
+		return "", fmt.Errorf("listen for events: %w", err)
+	}
+	return payload, nil
 }

@@ -16,48 +16,48 @@ const lookBatch = 10_000
 
 // chosen is true of the events e that a Filter chooses, if their numbers are right.
 const chosen = `
-    ($5::text = '' OR e.event_type LIKE $5::text)
-    AND e.processing_state = ANY ($6::text[])
-    AND ($7::timestamptz IS NULL OR e.received_at >= $7::timestamptz) AND ($8::timestamptz IS NULL OR e.received_at < $8::timestamptz)
-    AND ($9::text = '' OR e.idempotency_key = $9::text)
-    AND ($10::text = '' OR e.ordering_key = $10::text)`
+    ($6::text = '' OR e.event_type LIKE $6::text)
+    AND e.processing_state = ANY ($7::text[])
+    AND ($8::timestamptz IS NULL OR e.received_at >= $8::timestamptz) AND ($9::timestamptz IS NULL OR e.received_at < $9::timestamptz)
+    AND ($10::text = '' OR e.idempotency_key = $10::text)
+    AND ($11::text = '' OR e.ordering_key = $11::text)`
 
-// numbered is true of the right numbers, behind $2. In numberedAside the index of the numbers does not answer it.
+// numbered is true of the right numbers, behind $3. In numberedAside the index of the numbers does not answer it.
 const (
-	numbered      = `e.inbox_id > $2::bigint AND e.inbox_id >= $3::bigint AND ($4::bigint = 0 OR e.inbox_id <= $4::bigint)`
-	numberedAside = `e.inbox_id + 0 > $2::bigint AND e.inbox_id + 0 >= $3::bigint AND ($4::bigint = 0 OR e.inbox_id + 0 <= $4::bigint)`
+	numbered      = `e.inbox_id > $3::bigint AND e.inbox_id >= $4::bigint AND ($5::bigint = 0 OR e.inbox_id <= $5::bigint)`
+	numberedAside = `e.inbox_id + 0 > $3::bigint AND e.inbox_id + 0 >= $4::bigint AND ($5::bigint = 0 OR e.inbox_id + 0 <= $5::bigint)`
 )
 
 // workable is true of the events that a handler can work again, and of all where that does not matter.
-const workable = ` AND (NOT $13::boolean OR e.payload IS NOT NULL)`
+const workable = ` AND (NOT $14::boolean OR e.payload IS NOT NULL)`
 
 // Three ways to the same rows: whoever looks for one key must not read them all, nor whoever looks for the few that failed
-// or were ignored read those that succeeded. One statement looks at no more than $12 of them, however few it finds: next is
+// or were ignored read those that succeeded. One statement looks at no more than $13 of them, however few it finds: next is
 // where the following one goes on.
 const (
 	chooseByKey = `
 WITH reach AS (
-    SELECT 0::bigint AS next WHERE $12::bigint > 0
+    SELECT 0::bigint AS next WHERE $13::bigint > 0
 ), chosen AS MATERIALIZED (
     SELECT e.ctid AS place, e.inbox_id FROM inbox_events e
-    WHERE ` + chosen + ` AND ` + numberedAside + ` AND e.source = $1::text AND e.idempotency_key = $9::text` + workable + `
+    WHERE ` + chosen + ` AND ` + numberedAside + ` AND e.receiver = $1::text AND e.source = $2::text AND e.idempotency_key = $10::text` + workable + `
     FOR UPDATE SKIP LOCKED
 )`
 	chooseForReview = reachHead + ` AND ` + forReview + reachTail + forReview + chosenTail
-	chooseByNumber  = reachHead + reachTail + `e.source || '' = $1::text` + chosenTail // not by the primary key
+	chooseByNumber  = reachHead + reachTail + `e.receiver = $1::text AND e.source || '' = $2::text` + chosenTail // not by the primary key
 
-	forReview = `e.source = $1::text AND e.processing_state IN ('failed', 'ignored')`
+	forReview = `e.receiver = $1::text AND e.source = $2::text AND e.processing_state IN ('failed', 'ignored')`
 
 	reachHead = `
 WITH reach AS MATERIALIZED (
-    SELECT max(r.inbox_id) AS last, CASE WHEN count(*) < $12::bigint THEN 0 ELSE max(r.inbox_id) END AS next
+    SELECT max(r.inbox_id) AS last, CASE WHEN count(*) < $13::bigint THEN 0 ELSE max(r.inbox_id) END AS next
     FROM (SELECT e.inbox_id FROM inbox_events e WHERE ` + numbered
-	reachTail = ` ORDER BY e.inbox_id LIMIT $12::bigint) r
+	reachTail = ` ORDER BY e.inbox_id LIMIT $13::bigint) r
 ), chosen AS MATERIALIZED (
     SELECT e.ctid AS place, e.inbox_id FROM inbox_events e
     WHERE ` + chosen + ` AND ` + numbered + ` AND e.inbox_id <= (SELECT last FROM reach) AND `
 	chosenTail = workable + `
-    ORDER BY e.inbox_id LIMIT $11::bigint
+    ORDER BY e.inbox_id LIMIT $12::bigint
     FOR UPDATE SKIP LOCKED
 )`
 )
@@ -81,7 +81,7 @@ const ignoreSQL = `, changed AS (
 
 const changedSQL = `
 SELECT (SELECT count(*) FROM changed),
-       CASE WHEN (SELECT count(*) FROM chosen) < $11::bigint THEN (SELECT next FROM reach) ELSE (SELECT max(inbox_id) FROM chosen) END,
+       CASE WHEN (SELECT count(*) FROM chosen) < $12::bigint THEN (SELECT next FROM reach) ELSE (SELECT max(inbox_id) FROM chosen) END,
        ARRAY(SELECT DISTINCT ordering_key FROM changed WHERE ordering_key IS NOT NULL)`
 
 // changed is what one batch has done.
@@ -109,7 +109,7 @@ func (in *Inbox) changeSome(ctx context.Context, f Filter, query string, after, 
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	batch.Queue(pinSQL, "on")
-	batch.Queue(choose+query, append(f.args(in.Source, after), limit, lookBatch, query == replaySQL)...).QueryRow(func(row pgx.Row) error {
+	batch.Queue(choose+query, append(f.args(&in.settings.Config, after), limit, lookBatch, query == replaySQL)...).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&done.events, &done.last, &done.orderingKeys)
 	})
 	batch.Queue("commit")
@@ -120,7 +120,7 @@ func (in *Inbox) changeSome(ctx context.Context, f Filter, query string, after, 
 }
 
 // args are those of chosen.
-func (f Filter) args(source string, after int64) []any {
+func (f Filter) args(of *Config, after int64) []any {
 	states := make([]string, len(f.States))
 	for i, state := range f.States {
 		states[i] = string(state)
@@ -132,19 +132,19 @@ func (f Filter) args(source string, after int64) []any {
 	if !f.Until.IsZero() {
 		until = f.Until
 	}
-	return []any{source, after, f.FromID, f.ToID, f.like(), states, since, until, f.Key, f.OrderingKey}
+	return []any{of.Receiver, of.Source, after, f.FromID, f.ToID, f.like(), states, since, until, f.Key, f.OrderingKey}
 }
 
 // countSQL counts what a Filter chooses.
 const countSQL = `
 SELECT count(*) FROM (
     SELECT FROM inbox_events e
-    WHERE ` + chosen + ` AND ` + numbered + ` AND e.source = $1::text
-    LIMIT nullif($11::bigint, 0)
+    WHERE ` + chosen + ` AND ` + numbered + ` AND e.receiver = $1::text AND e.source = $2::text
+    LIMIT nullif($12::bigint, 0)
 ) e`
 
 func (in *Inbox) count(ctx context.Context, f Filter) (events int64, err error) {
-	if err := in.pool.QueryRow(ctx, countSQL, append([]any{plannedAnew}, append(f.args(in.Source, 0), f.Limit)...)...).Scan(&events); err != nil {
+	if err := in.pool.QueryRow(ctx, countSQL, append([]any{plannedAnew}, append(f.args(&in.settings.Config, 0), f.Limit)...)...).Scan(&events); err != nil {
 		return 0, fmt.Errorf("count events: %w", err)
 	}
 	return events, nil

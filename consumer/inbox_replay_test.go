@@ -30,8 +30,8 @@ func TestInboxFilters(t *testing.T) {
 			attempts = 7, interruptions = 3, claimed_at = now() WHERE idempotency_key = $1`, key, string(states[i]), fmt.Sprintf("2026-01-0%dT00:00:00Z", i+1))
 	}
 	p.mustExec("UPDATE inbox_events SET ordering_key = 'o' WHERE idempotency_key = 'k3'")
-	p.mustExec(`INSERT INTO processed_events (source, idempotency_key, processing_state) VALUES ('outbox', 'of the middleware', 'ignored')`)
-	p.mustExec(`INSERT INTO inbox_events (source, idempotency_key, processing_state, inbox_id) VALUES ('another', 'k1', 'failed', 100)`)
+	p.mustExec(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) VALUES ('test', 'outbox', 'of the middleware', 'ignored')`)
+	p.mustExec(`INSERT INTO inbox_events (receiver, source, idempotency_key, processing_state, inbox_id) VALUES ('test', 'another', 'k1', 'failed', 100)`)
 	day := func(n int) time.Time { return time.Date(2026, 1, n, 0, 0, 0, 0, time.UTC) }
 	all := func(states ...consumer.State) []consumer.State { return states }
 
@@ -124,8 +124,8 @@ func TestInboxRefusesFiltersThatMeanNothing(t *testing.T) {
 func TestInboxReplaysManyInOrder(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, consumer.InboxConfig{Workers: 8})
-	p.mustExec(`INSERT INTO inbox_events (source, idempotency_key, event_type, processing_state, attempts, payload, request_headers, ordering_key, sequence)
-		SELECT 'outbox', i, 't', 'failed', 8, '{}', '{}', 'o' || i % 50, i FROM generate_series(1, 1500) i`)
+	p.mustExec(`INSERT INTO inbox_events (receiver, source, idempotency_key, event_type, processing_state, attempts, payload, request_headers, ordering_key, sequence)
+		SELECT 'test', 'outbox', i, 't', 'failed', 8, '{}', '{}', 'o' || i % 50, i FROM generate_series(1, 1500) i`)
 	p.run()
 	n, err := p.inbox.Replay(t.Context(), consumer.Filter{States: []consumer.State{consumer.StateFailed}})
 	if n != 1500 || err != nil {
@@ -157,8 +157,8 @@ func TestInboxLooksForFewInShortTransactions(t *testing.T) {
 		t.Run(string(state), func(t *testing.T) {
 			t.Parallel()
 			p := newInbox(t, consumer.InboxConfig{})
-			p.mustExec(`INSERT INTO inbox_events (source, idempotency_key, event_type, processing_state, attempts, payload)
-				SELECT 'outbox', i, CASE WHEN i % 10500 = 1 THEN 'few' ELSE 'many' END, CASE WHEN i % 10500 = 1 THEN $1 ELSE $2 END, 1, '{}'
+			p.mustExec(`INSERT INTO inbox_events (receiver, source, idempotency_key, event_type, processing_state, attempts, payload)
+				SELECT 'test', 'outbox', i, CASE WHEN i % 10500 = 1 THEN 'few' ELSE 'many' END, CASE WHEN i % 10500 = 1 THEN $1 ELSE $2 END, 1, '{}'
 				FROM generate_series(1, 21001) i`, string(state), string(test.others))
 			p.mustExec(`CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NEW; END $$`)
 			p.mustExec(`CREATE TRIGGER held BEFORE UPDATE ON inbox_events FOR EACH ROW WHEN (OLD.idempotency_key = '21001') EXECUTE FUNCTION held()`)
@@ -216,13 +216,14 @@ func TestInboxConfigMistakes(t *testing.T) {
 			if !strings.Contains(want, "Secrets") {
 				cfg.Secrets = []string{secretText}
 			}
+			cfg.Receiver = "test"
 			consumer.NewInbox(pool, cfg)
 		})
 	}
 	for name, what := range map[string]func(){
 		"consumer: NewInbox needs a pool": func() { consumer.NewInbox(nil, consumer.InboxConfig{}) },
 		"consumer: an inbox needs a pool of at least 2 connections": func() {
-			consumer.NewInbox(poolOf(t, "postgres://nobody@127.0.0.1:1/x", 1), consumer.InboxConfig{Handle: handle, Config: consumer.Config{AllowUnsigned: true}})
+			consumer.NewInbox(poolOf(t, "postgres://nobody@127.0.0.1:1/x", 1), consumer.InboxConfig{Handle: handle, Config: consumer.Config{Receiver: "test", AllowUnsigned: true}})
 		},
 	} {
 		func() {
@@ -241,7 +242,7 @@ func TestInboxRefusesWhatItMayHaveForgotten(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, consumer.InboxConfig{})
 	p.record("known", with(webhook.CreatedAt, "2026-01-01T00:00:00Z"))
-	p.mustExec("INSERT INTO inbox_forgotten (source, received_before, announced_at) VALUES ('outbox', '2026-02-01T00:00:00Z', now())")
+	p.mustExec("INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at) VALUES ('test', 'outbox', '2026-02-01T00:00:00Z', now())")
 	wantProblem(t, p.do(p.newRequest("old", "{}", with(webhook.CreatedAt, "2026-01-31T00:00:00Z"))), 422, "forgotten")
 	wantProblem(t, p.do(p.newRequest("late", "{}", with(webhook.NotAfter, "2026-01-31T00:00:00Z"))), 422, "forgotten")
 	wantReplayed(t, p.do(p.newRequest("known", `{"key":"known"}`, with(webhook.CreatedAt, "2026-01-01T00:00:00Z"))), 200, `{"state":"pending"}`+"\n")

@@ -10,28 +10,28 @@ import (
 
 // rescueSQL gives back what dead workers had claimed. A row that is being worked is locked, so the ones that can be locked
 // have no worker; but one may just be about to begin, or have rolled back and be about to settle. Hence only those are
-// given back that the last look, a second ago, found unlocked under the same fence ($3 and $4).
+// given back that the last look, a second ago, found unlocked under the same fence ($4 and $5).
 //
 // An event whose workers keep dying is failed at last, or it would take them down for ever.
 const rescueSQL = `
 WITH unattended AS MATERIALIZED (
     SELECT e.ctid AS place, e.idempotency_key, e.claim
     FROM inbox_events e
-    WHERE e.source = $1::text AND e.processing_state = 'processing' AND e.claimed_at < now() - interval '1 second'
+    WHERE e.receiver = $1::text AND e.source = $2::text AND e.processing_state = 'processing' AND e.claimed_at < now() - interval '1 second'
     ORDER BY e.claimed_at
-    LIMIT $2::integer
+    LIMIT $3::integer
     FOR UPDATE SKIP LOCKED
 ), abandoned AS MATERIALIZED (
     SELECT u.place
-    FROM unattended u JOIN unnest($3::text[], $4::bigint[]) AS s (idempotency_key, claim)
+    FROM unattended u JOIN unnest($4::text[], $5::bigint[]) AS s (idempotency_key, claim)
       ON s.idempotency_key = u.idempotency_key AND s.claim = u.claim
 ), rescued AS (
     UPDATE inbox_events e
     SET interruptions = e.interruptions + 1,
-        processing_state = CASE WHEN e.interruptions + 1 < $5::integer THEN 'pending' ELSE 'failed' END,
-        next_attempt_at = CASE WHEN e.interruptions + 1 < $5::integer THEN e.next_attempt_at END,
-        processed_at = CASE WHEN e.interruptions + 1 < $5::integer THEN NULL ELSE clock_timestamp() END,
-        last_error = CASE WHEN e.interruptions + 1 < $5::integer THEN e.last_error ELSE $6::text END
+        processing_state = CASE WHEN e.interruptions + 1 < $6::integer THEN 'pending' ELSE 'failed' END,
+        next_attempt_at = CASE WHEN e.interruptions + 1 < $6::integer THEN e.next_attempt_at END,
+        processed_at = CASE WHEN e.interruptions + 1 < $6::integer THEN NULL ELSE clock_timestamp() END,
+        last_error = CASE WHEN e.interruptions + 1 < $6::integer THEN e.last_error ELSE $7::text END
     WHERE e.ctid = ANY (ARRAY(SELECT place FROM abandoned))
     RETURNING e.idempotency_key, e.claim, e.event_type, coalesce(e.ordering_key, '') AS ordering_key, e.processing_state
 )
@@ -68,7 +68,7 @@ func (s *shift) rescueUnattended(ctx context.Context, suspects map[string]int64)
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	batch.Queue(pinSQL, "on")
-	batch.Queue(rescueSQL, s.Source, rescueBatch, keys, fences, maxInterruptions, crashLoopText).Query(func(rows pgx.Rows) error {
+	batch.Queue(rescueSQL, s.Receiver, s.Source, rescueBatch, keys, fences, maxInterruptions, crashLoopText).Query(func(rows pgx.Rows) error {
 		found, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (sighting, error) {
 			var f sighting
 			return f, row.Scan(&f.key, &f.fence, &f.rescued, &f.eventType, &f.orderingKey, &f.state)
@@ -84,26 +84,26 @@ func (s *shift) rescueUnattended(ctx context.Context, suspects map[string]int64)
 
 // sweepSQL finds ordering keys of which something waits and nothing is let go, though nothing that failed stands before
 // it: what is left when a process dies between a commit and release, or when an operator changes rows by hand. It walks
-// the keys after $2, $3 at most, from one to the next by the index. OFFSET 0 keeps it from reading all that is let go into a
+// the keys after $3, $4 at most, from one to the next by the index. OFFSET 0 keeps it from reading all that is let go into a
 // table of its own first.
 const sweepSQL = `
 WITH RECURSIVE line AS (
     (SELECT w.ordering_key, 1 AS number FROM inbox_events w
-     WHERE w.source = $1::text AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL AND w.ordering_key > $2::text
+     WHERE w.receiver = $1::text AND w.source = $2::text AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL AND w.ordering_key > $3::text
      ORDER BY w.ordering_key LIMIT 1)
     UNION ALL
     SELECT (SELECT w.ordering_key FROM inbox_events w
-            WHERE w.source = $1::text AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL AND w.ordering_key > line.ordering_key
+            WHERE w.receiver = $1::text AND w.source = $2::text AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL AND w.ordering_key > line.ordering_key
             ORDER BY w.ordering_key LIMIT 1), line.number + 1
-    FROM line WHERE line.ordering_key IS NOT NULL AND line.number <= $3::integer
+    FROM line WHERE line.ordering_key IS NOT NULL AND line.number <= $4::integer
 )
 SELECT line.ordering_key,
-       NOT EXISTS (SELECT FROM inbox_events g WHERE g.source = $1::text AND g.ordering_key = line.ordering_key
+       NOT EXISTS (SELECT FROM inbox_events g WHERE g.receiver = $1::text AND g.source = $2::text AND g.ordering_key = line.ordering_key
            AND (g.processing_state = 'processing' OR g.processing_state = 'pending' AND g.next_attempt_at IS NOT NULL) OFFSET 0)
-       AND NOT ($4::boolean AND EXISTS (SELECT FROM inbox_events f WHERE f.source = $1::text AND f.ordering_key = line.ordering_key
+       AND NOT ($5::boolean AND EXISTS (SELECT FROM inbox_events f WHERE f.receiver = $1::text AND f.source = $2::text AND f.ordering_key = line.ordering_key
            AND f.processing_state = 'failed' AND (f.sequence, f.inbox_id) < (
                SELECT w.sequence, w.inbox_id FROM inbox_events w
-               WHERE w.source = $1::text AND w.ordering_key = line.ordering_key AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
+               WHERE w.receiver = $1::text AND w.source = $2::text AND w.ordering_key = line.ordering_key AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
                ORDER BY w.sequence, w.inbox_id LIMIT 1) OFFSET 0))
 FROM line
 WHERE line.ordering_key IS NOT NULL
@@ -126,7 +126,7 @@ func (s *shift) stalled(ctx context.Context, after string) (keys []string, last 
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	batch.Queue(pinSQL, "off")
-	batch.Queue(sweepSQL, s.Source, after, sweepBatch, s.cfg.OnFailure == FailureBlocks).Query(func(rows pgx.Rows) error {
+	batch.Queue(sweepSQL, s.Receiver, s.Source, after, sweepBatch, s.cfg.OnFailure == FailureBlocks).Query(func(rows pgx.Rows) error {
 		var key string
 		var stalled bool
 		_, err := pgx.ForEachRow(rows, []any{&key, &stalled}, func() error {
@@ -155,9 +155,9 @@ UPDATE inbox_events
 SET next_attempt_at = now()
 WHERE ctid = ANY (ARRAY(
     SELECT e.ctid FROM inbox_events e
-    WHERE e.source = $1::text AND e.ordering_key IS NULL AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL
-    ORDER BY e.source, e.ordering_key, e.sequence, e.inbox_id
-    LIMIT $2::integer
+    WHERE e.receiver = $1::text AND e.source = $2::text AND e.ordering_key IS NULL AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL
+    ORDER BY e.receiver, e.source, e.ordering_key, e.sequence, e.inbox_id
+    LIMIT $3::integer
     FOR UPDATE SKIP LOCKED))`
 
 func (s *shift) adopt(ctx context.Context) (some bool, err error) {
@@ -171,7 +171,7 @@ func (s *shift) adopt(ctx context.Context) (some bool, err error) {
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	batch.Queue(pinSQL, "on")
-	batch.Queue(adoptSQL, s.Source, sweepBatch).Exec(func(changed pgconn.CommandTag) error {
+	batch.Queue(adoptSQL, s.Receiver, s.Source, sweepBatch).Exec(func(changed pgconn.CommandTag) error {
 		some = changed.RowsAffected() > 0
 		return nil
 	})

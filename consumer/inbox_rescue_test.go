@@ -41,8 +41,8 @@ func TestInboxRescuesWhatDeadWorkersHad(t *testing.T) {
 func TestInboxRescuesWhileItIsBusy(t *testing.T) {
 	t.Parallel()
 	another := func(key string) string {
-		return `INSERT INTO inbox_events (source, idempotency_key, event_type, processing_state, payload, request_headers, next_attempt_at)
-			SELECT 'outbox', ` + key + `, 't', 'pending', '{}', '{}', now()`
+		return `INSERT INTO inbox_events (receiver, source, idempotency_key, event_type, processing_state, payload, request_headers, next_attempt_at)
+			SELECT 'test', 'outbox', ` + key + `, 't', 'pending', '{}', '{}', now()`
 	}
 	p := newInbox(t, consumer.InboxConfig{Workers: 11, Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
 		if event.Key == "dead" {

@@ -36,7 +36,7 @@ func TestInboxWakesOtherProcesses(t *testing.T) {
 		worker.wantWorked(fmt.Sprint(i), consumer.ResultProcessed)
 	}
 	// An event of another source wakes nobody for nothing, and is not touched.
-	stranger := recorder.again(consumer.InboxConfig{Config: consumer.Config{Source: "stranger"}})
+	stranger := recorder.again(consumer.InboxConfig{Config: consumer.Config{Receiver: "test", Source: "stranger"}})
 	stranger.record("s")
 	recorder.record("last")
 	worker.wantWorked("last", consumer.ResultProcessed)
@@ -284,7 +284,7 @@ func TestInboxRecordsAKeyOnce(t *testing.T) {
 		t.Errorf("recorded %d times", accepted.Load())
 	}
 	release := p.hold(func(tx pgx.Tx) error { // by somebody without the lock
-		_, err := consumer.Once(t.Context(), tx, "outbox", "held")
+		_, err := consumer.Once(t.Context(), tx, "test", "outbox", "held")
 		return err
 	})
 	wantProblem(t, p.post("held", "{}"), 409, "in-flight")

@@ -20,11 +20,11 @@ const plannedAnew = pgx.QueryExecModeExec
 const kindsOfEvents = `
 WITH RECURSIVE kind AS (
     (SELECT event_type FROM inbox_events
-     WHERE source = $1::text AND processing_state = 'pending' AND next_attempt_at IS NOT NULL
+     WHERE receiver = $1::text AND source = $2::text AND processing_state = 'pending' AND next_attempt_at IS NOT NULL
      ORDER BY event_type LIMIT 1)
     UNION ALL
     SELECT (SELECT e.event_type FROM inbox_events e
-            WHERE e.source = $1::text AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL AND e.event_type > kind.event_type
+            WHERE e.receiver = $1::text AND e.source = $2::text AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL AND e.event_type > kind.event_type
             ORDER BY e.event_type LIMIT 1)
     FROM kind WHERE kind.event_type IS NOT NULL
 )`
@@ -34,16 +34,16 @@ WITH RECURSIVE kind AS (
 const lookSQL = kindsOfEvents + `
 SELECT EXISTS (SELECT FROM kind CROSS JOIN LATERAL (
            SELECT FROM inbox_events e
-           WHERE e.source = $1::text AND e.event_type = kind.event_type
+           WHERE e.receiver = $1::text AND e.source = $2::text AND e.event_type = kind.event_type
              AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL AND e.next_attempt_at <= now()
            ORDER BY e.next_attempt_at LIMIT 1) due),
        EXISTS (SELECT FROM inbox_events e
-           WHERE e.source = $1::text AND e.processing_state = 'processing' AND e.claimed_at < now() - interval '1 second')`
+           WHERE e.receiver = $1::text AND e.source = $2::text AND e.processing_state = 'processing' AND e.claimed_at < now() - interval '1 second')`
 
 func (s *shift) lookAround(ctx context.Context) (due, unattended bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
 	defer cancel()
-	if err := s.pool.QueryRow(ctx, lookSQL, plannedAnew, s.Source).Scan(&due, &unattended); err != nil {
+	if err := s.pool.QueryRow(ctx, lookSQL, plannedAnew, s.Receiver, s.Source).Scan(&due, &unattended); err != nil {
 		return false, false, fmt.Errorf("look for events: %w", err)
 	}
 	return due, unattended, nil
@@ -55,7 +55,7 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
        set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
        set_config('jit', 'off', true), set_config('synchronous_commit', $1::text, true)`
 
-// claimSQL takes what is due, at most $5 events, and of each type that $3 names at most $4. It goes from one type to the
+// claimSQL takes what is due, at most $6 events, and of each type that $4 names at most $5. It goes from one type to the
 // next by the index, so that a type with any number of due events, or one at its limit, costs the others nothing; and it
 // begins behind the type that the last claim ended with, so that none is always the last.
 //
@@ -64,25 +64,25 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
 // after the other, so no more is locked than is taken. next_attempt_at stays, and with it the place of an event that is
 // given back.
 const claimSQL = kindsOfEvents + `, turn AS MATERIALIZED (
-    SELECT kind.event_type, coalesce(l.free, $5::integer) AS free
-    FROM kind LEFT JOIN unnest($3::text[], $4::integer[]) AS l (event_type, free) ON l.event_type = kind.event_type
-    WHERE kind.event_type IS NOT NULL AND coalesce(l.free, $5::integer) > 0
-    ORDER BY kind.event_type <= $6::text, kind.event_type
+    SELECT kind.event_type, coalesce(l.free, $6::integer) AS free
+    FROM kind LEFT JOIN unnest($4::text[], $5::integer[]) AS l (event_type, free) ON l.event_type = kind.event_type
+    WHERE kind.event_type IS NOT NULL AND coalesce(l.free, $6::integer) > 0
+    ORDER BY kind.event_type <= $7::text, kind.event_type
 ), locked AS MATERIALIZED (
     SELECT due.place
     FROM turn CROSS JOIN LATERAL (
         SELECT e.ctid AS place
         FROM inbox_events e
-        WHERE e.source = $1::text AND e.event_type = turn.event_type
+        WHERE e.receiver = $1::text AND e.source = $2::text AND e.event_type = turn.event_type
           AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL AND e.next_attempt_at <= now()
         ORDER BY e.next_attempt_at, e.inbox_id
         LIMIT turn.free
         FOR UPDATE SKIP LOCKED
     ) due
-    LIMIT $5::integer
+    LIMIT $6::integer
 )
 UPDATE inbox_events e
-SET processing_state = 'processing', claim = e.claim + 1, claimed_by = $2::text, claimed_at = now()
+SET processing_state = 'processing', claim = e.claim + 1, claimed_by = $3::text, claimed_at = now()
 WHERE e.ctid = ANY (ARRAY(SELECT place FROM locked))
 RETURNING e.idempotency_key, e.claim, e.event_type, e.ctid::text`
 
@@ -109,7 +109,7 @@ func (s *shift) claimDue(ctx context.Context, conn *pgxpool.Conn, want ask) (tic
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	batch.Queue(pinSQL, "off")
-	batch.Queue(claimSQL, s.Source, s.name, want.types, want.room, int32(want.limit), want.after).Query(func(rows pgx.Rows) error {
+	batch.Queue(claimSQL, s.Receiver, s.Source, s.name, want.types, want.room, int32(want.limit), want.after).Query(func(rows pgx.Rows) error {
 		tickets, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (*ticket, error) {
 			t := &ticket{}
 			return t, row.Scan(&t.key, &t.fence, &t.eventType, &t.place)
@@ -155,12 +155,12 @@ const beginSQL = `
 SELECT payload, coalesce(request_headers::text, '{}'), attempts, interruptions, coalesce(ordering_key, ''),
        current_setting('transaction_isolation'), pg_current_xact_id()::text,
        set_config('idle_in_transaction_session_timeout', CASE
-           WHEN current_setting('idle_in_transaction_session_timeout')::interval BETWEEN '1 ms' AND make_interval(secs => $4::float8)
+           WHEN current_setting('idle_in_transaction_session_timeout')::interval BETWEEN '1 ms' AND make_interval(secs => $5::float8)
            THEN current_setting('idle_in_transaction_session_timeout')
-           ELSE least(ceil($4::float8 * 1000), 2147483647)::integer::text END, true), ` + unpinned + `,
+           ELSE least(ceil($5::float8 * 1000), 2147483647)::integer::text END, true), ` + unpinned + `,
        tableoid::bigint, current_setting('search_path'), current_user::text
 FROM inbox_events
-WHERE ctid = $5::text::tid AND source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'
+WHERE ctid = $6::text::tid AND receiver = $1::text AND source = $2::text AND idempotency_key = $3::text AND claim = $4::bigint AND processing_state = 'processing'
 FOR UPDATE SKIP LOCKED`
 
 // begin opens the transaction in which the handler works. It returns nil, without an error, when the event is not this
@@ -173,7 +173,7 @@ func (s *shift) begin(ctx context.Context, conn *pgxpool.Conn, t *ticket) (*work
 	batch := &pgx.Batch{}
 	batch.BeginTx(s.txOptions())
 	batch.Queue(pinSomeSQL)
-	batch.Queue(beginSQL, s.Source, t.key, t.fence, (s.HandlerTimeout + s.CommitTimeout).Seconds(), t.place).QueryRow(func(row pgx.Row) error {
+	batch.Queue(beginSQL, s.Receiver, s.Source, t.key, t.fence, (s.HandlerTimeout + s.CommitTimeout).Seconds(), t.place).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&wk.payload, &wk.headers, &wk.attempts, &wk.interruptions, &wk.orderingKey, &wk.isolation, &wk.xid, &timeout, &setting, &setting,
 			&table, &found.searchPath, &found.role)
 	})
@@ -225,13 +225,13 @@ func (s *shift) eventsTable(ctx context.Context, tx transaction, oid int64) (*ev
 const finishSQL = `
 WITH finished AS (
     UPDATE inbox_events
-    SET processing_state = $4::text, processed_at = clock_timestamp(), attempts = attempts + 1, interruptions = 0,
-        next_attempt_at = NULL, last_error = nullif($5::text, '')
-    WHERE source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state || '' = 'processing'
-      AND pg_current_xact_id() = $6::text::xid8
+    SET processing_state = $5::text, processed_at = clock_timestamp(), attempts = attempts + 1, interruptions = 0,
+        next_attempt_at = NULL, last_error = nullif($6::text, '')
+    WHERE receiver = $1::text AND source = $2::text AND idempotency_key = $3::text AND claim = $4::bigint AND processing_state || '' = 'processing'
+      AND pg_current_xact_id() = $7::text::xid8
     RETURNING 1
 )
-SELECT 1 / count(*), ` + pathAsFound + `$7` + roleAsFound + `$8` + nothingHeld + ` FROM finished`
+SELECT 1 / count(*), ` + pathAsFound + `$8` + roleAsFound + `$9` + nothingHeld + ` FROM finished`
 
 // finish commits the handler's work together with the event's state, and lets go what waited behind it.
 func (s *shift) finish(ctx context.Context, wk *work, state State, reason string) error {
@@ -247,7 +247,7 @@ func (s *shift) finish(ctx context.Context, wk *work, state State, reason string
 	}
 	batch := &pgx.Batch{}
 	batch.Queue(pinSomeSQL)
-	batch.Queue(wk.table.finish, s.Source, wk.key, wk.fence, string(state), reason, wk.xid, wk.tx.found.searchPath, wk.tx.found.role).QueryRow(func(row pgx.Row) (err error) {
+	batch.Queue(wk.table.finish, s.Receiver, s.Source, wk.key, wk.fence, string(state), reason, wk.xid, wk.tx.found.searchPath, wk.tx.found.role).QueryRow(func(row pgx.Row) (err error) {
 		wk.tx.tidy, err = scanLast(row)
 		if sqlState(err) == stateDivisionByZero {
 			return Permanent(errEnded)
@@ -256,7 +256,7 @@ func (s *shift) finish(ctx context.Context, wk *work, state State, reason string
 	})
 	// A snapshot of the whole transaction may be older than an event that has come to wait since: see release.
 	if wk.orderingKey != "" && wk.isolation == string(pgx.ReadCommitted) {
-		queueOrderLock(batch, s.Source, wk.orderingKey).QueryRow(func(row pgx.Row) error {
+		s.queueOrderLock(batch, wk.orderingKey).QueryRow(func(row pgx.Row) error {
 			err := row.Scan(nil, nil, nil)
 			if sqlState(err) == stateLockNotAvailable {
 				return errKeyHeld
@@ -306,10 +306,10 @@ func (s *shift) exchanged(ctx context.Context, wk *work) bool {
 const committedSQL = `
 WITH mine AS MATERIALIZED (
     SELECT FROM inbox_events
-    WHERE source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'
+    WHERE receiver = $1::text AND source = $2::text AND idempotency_key = $3::text AND claim = $4::bigint AND processing_state = 'processing'
     FOR UPDATE
 )
-SELECT coalesce(pg_xact_status($4::text::xid8) = 'committed', false) FROM mine`
+SELECT coalesce(pg_xact_status($5::text::xid8) = 'committed', false) FROM mine`
 
 // committedItself reports whether a handler whose transaction is in doubt has committed it. When the database does not say,
 // nobody knows, and the event is tried again: most transactions in doubt are as they were begun.
@@ -319,7 +319,7 @@ func (s *shift) committedItself(ctx context.Context, wk *work) (committed bool) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
 	defer cancel()
-	err := s.pool.QueryRow(ctx, committedSQL, plannedAnew, s.Source, wk.key, wk.fence, wk.xid).Scan(&committed)
+	err := s.pool.QueryRow(ctx, committedSQL, plannedAnew, s.Receiver, s.Source, wk.key, wk.fence, wk.xid).Scan(&committed)
 	return err == nil && committed
 }
 
@@ -332,18 +332,18 @@ SET next_attempt_at = CASE WHEN e.claim = 0 THEN e.received_at ELSE now() END
 WHERE e.ctid = (
     SELECT w.ctid
     FROM inbox_events w
-    WHERE w.source = $1::text AND w.ordering_key = $2::text AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
+    WHERE w.receiver = $1::text AND w.source = $2::text AND w.ordering_key = $3::text AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
     ORDER BY w.sequence, w.inbox_id
     LIMIT 1
   )
   AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL
-  AND NOT EXISTS (SELECT FROM inbox_events g WHERE g.source = $1::text AND g.ordering_key = $2::text
+  AND NOT EXISTS (SELECT FROM inbox_events g WHERE g.receiver = $1::text AND g.source = $2::text AND g.ordering_key = $3::text
       AND (g.processing_state = 'processing' OR g.processing_state = 'pending' AND g.next_attempt_at IS NOT NULL))
-  AND NOT ($3::boolean AND EXISTS (SELECT FROM inbox_events f WHERE f.source = $1::text AND f.ordering_key = $2::text
+  AND NOT ($4::boolean AND EXISTS (SELECT FROM inbox_events f WHERE f.receiver = $1::text AND f.source = $2::text AND f.ordering_key = $3::text
       AND f.processing_state = 'failed' AND (f.sequence, f.inbox_id) < (e.sequence, e.inbox_id)))`
 
 func (in *Inbox) queuePromote(batch *pgx.Batch, promote, orderingKey string, promoted *bool) {
-	batch.Queue(promote, in.Source, orderingKey, in.cfg.OnFailure == FailureBlocks).Exec(func(changed pgconn.CommandTag) error {
+	batch.Queue(promote, in.Receiver, in.Source, orderingKey, in.cfg.OnFailure == FailureBlocks).Exec(func(changed pgconn.CommandTag) error {
 		*promoted = changed.RowsAffected() > 0
 		return nil
 	})
@@ -354,9 +354,9 @@ func (in *Inbox) queuePromote(batch *pgx.Batch, promote, orderingKey string, pro
 const giveWaySQL = `
 UPDATE inbox_events e
 SET next_attempt_at = NULL
-WHERE e.source = $1::text AND e.ordering_key = $2::text AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL
+WHERE e.receiver = $1::text AND e.source = $2::text AND e.ordering_key = $3::text AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL
   AND EXISTS (SELECT FROM inbox_events w
-      WHERE w.source = $1::text AND w.ordering_key = $2::text AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
+      WHERE w.receiver = $1::text AND w.source = $2::text AND w.ordering_key = $3::text AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
         AND (w.sequence, w.inbox_id) < (e.sequence, e.inbox_id))`
 
 // release lets the event of an ordering key go whose turn it is, in a transaction of its own. After giveWaySQL nothing of
@@ -373,8 +373,8 @@ func (in *Inbox) release(ctx context.Context, orderingKey string) (promoted bool
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	batch.Queue(pinSQL, "on")
-	queueOrderLock(batch, in.Source, orderingKey)
-	batch.Queue(giveWaySQL, in.Source, orderingKey)
+	in.queueOrderLock(batch, orderingKey)
+	batch.Queue(giveWaySQL, in.Receiver, in.Source, orderingKey)
 	in.queuePromote(batch, promoteSQL, orderingKey, &promoted)
 	batch.Queue("commit")
 	if err := sendAll(ctx, conn, batch); err != nil {
@@ -387,20 +387,20 @@ func (in *Inbox) release(ctx context.Context, orderingKey string) (promoted bool
 // fence keeps a worker that comes too late from touching what another has claimed since.
 const settleSQL = `
 UPDATE inbox_events
-SET processing_state = $4::text,
-    attempts = attempts + $5::integer,
-    interruptions = CASE WHEN $5::integer > 0 THEN 0 ELSE interruptions + 1 END,
-    last_error = $6::text,
-    next_attempt_at = CASE WHEN $4::text = 'pending' THEN now() + make_interval(secs => $7::float8) END,
-    processed_at = CASE WHEN $4::text = 'failed' THEN clock_timestamp() END
-WHERE source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'`
+SET processing_state = $5::text,
+    attempts = attempts + $6::integer,
+    interruptions = CASE WHEN $6::integer > 0 THEN 0 ELSE interruptions + 1 END,
+    last_error = $7::text,
+    next_attempt_at = CASE WHEN $5::text = 'pending' THEN now() + make_interval(secs => $8::float8) END,
+    processed_at = CASE WHEN $5::text = 'failed' THEN clock_timestamp() END
+WHERE receiver = $1::text AND source = $2::text AND idempotency_key = $3::text AND claim = $4::bigint AND processing_state = 'processing'`
 
 // settle writes down that an attempt has ended without success. It reports false when the event was not this worker's to
 // settle any more: somebody else has it, or the commit that seemed to fail did not.
 func (s *shift) settle(ctx context.Context, wk *work, o settlement) (mine bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
 	defer cancel()
-	tag, err := s.pool.Exec(ctx, settleSQL, plannedAnew, s.Source, wk.key, wk.fence, string(o.state), int32(o.attempts), o.text, o.after.Seconds())
+	tag, err := s.pool.Exec(ctx, settleSQL, plannedAnew, s.Receiver, s.Source, wk.key, wk.fence, string(o.state), int32(o.attempts), o.text, o.after.Seconds())
 	if err != nil {
 		return false, fmt.Errorf("settle event: %w", err)
 	}
@@ -411,12 +411,12 @@ func (s *shift) settle(ctx context.Context, wk *work, o settlement) (mine bool, 
 const giveBackSQL = `
 UPDATE inbox_events
 SET processing_state = 'pending'
-WHERE source = $1::text AND idempotency_key = $2::text AND claim = $3::bigint AND processing_state = 'processing'`
+WHERE receiver = $1::text AND source = $2::text AND idempotency_key = $3::text AND claim = $4::bigint AND processing_state = 'processing'`
 
 func (s *shift) giveBack(ctx context.Context, t *ticket) error {
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, giveBackSQL, plannedAnew, s.Source, t.key, t.fence); err != nil {
+	if _, err := s.pool.Exec(ctx, giveBackSQL, plannedAnew, s.Receiver, s.Source, t.key, t.fence); err != nil {
 		return fmt.Errorf("give event back: %w", err)
 	}
 	return nil

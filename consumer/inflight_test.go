@@ -91,7 +91,7 @@ func TestKnownKeysAreAnsweredWhileTheLockIsHeld(t *testing.T) {
 		e := newEnv(t, f, consumer.Config{}, effect)
 		e.post("k", `{"amount":1}`)
 		release := e.hold(func(tx pgx.Tx) error {
-			_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\nk', 122550254464888 # 'processed_events'::regclass::oid::bigint))`)
+			_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended(E'test\noutbox\nk', 122550254464888 # 'processed_events'::regclass::oid::bigint))`)
 			return err
 		})
 		wantProblem(t, e.post("k", `{"amount":2}`), 422, "key-reused")
@@ -133,7 +133,7 @@ func TestKeyCommittedAfterTheSnapshot(t *testing.T) {
 					answer <- got
 				}()
 				e.await("SELECT EXISTS (" + advisoryLocks + " AND objid = 42 AND NOT granted)")
-				e.mustExec("INSERT INTO processed_events (source, idempotency_key, processing_state) VALUES ('outbox', 'k', 'succeeded')")
+				e.mustExec("INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) VALUES ('test', 'outbox', 'k', 'succeeded')")
 				release()
 				c.check(t, <-answer)
 				e.wantRows("k", 0, 1)
@@ -191,7 +191,7 @@ func TestFiftyBehindPlainSQL(t *testing.T) {
 		one := newEnv(t, f, consumer.Config{}, effect)
 		two := newEnvAt(t, f, one.dsn, consumer.Config{}, effect)
 		release := one.hold(func(tx pgx.Tx) error {
-			_, err := tx.Exec(t.Context(), "INSERT INTO processed_events (source, idempotency_key, processing_state) VALUES ('outbox', 'k', 'succeeded')")
+			_, err := tx.Exec(t.Context(), "INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) VALUES ('test', 'outbox', 'k', 'succeeded')")
 			return err
 		})
 		var wg sync.WaitGroup

@@ -27,9 +27,10 @@ const dieNumber = "OUTBOX_TEST_NUMBER"
 func doomedInbox(pool *pgxpool.Pool, n string, finished func()) *consumer.Inbox {
 	return consumer.NewInbox(pool, consumer.InboxConfig{
 		Config: consumer.Config{
-			Secrets: []string{secretText},
-			Source:  "doomed-" + n,
-			Logger:  slog.New(slog.DiscardHandler),
+			Receiver: "test",
+			Secrets:  []string{secretText},
+			Source:   "doomed-" + n,
+			Logger:   slog.New(slog.DiscardHandler),
 			Observer: consumer.ObserverFunc(func(_ context.Context, r consumer.Report) {
 				if r.Inbox {
 					finished()

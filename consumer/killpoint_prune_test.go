@@ -18,7 +18,7 @@ import (
 
 // pruning forgets what one process of the role "prune-die", and those that come after it, are to forget.
 func pruning(number string) consumer.PruneConfig {
-	return consumer.PruneConfig{Source: "pruned-" + number, Retention: 90 * 24 * time.Hour, BatchPages: 1, Pause: time.Microsecond}
+	return consumer.PruneConfig{Receiver: "pruned-" + number, Retention: 90 * 24 * time.Hour, BatchPages: 1, Pause: time.Microsecond}
 }
 
 // pruneAndDie is a process that prunes, and kills itself at one of its operations.
@@ -48,8 +48,8 @@ func TestKilledWhilePruning(t *testing.T) {
 	forgotten := 0
 	prune := func(number int, operation string) (moment string) {
 		n := strconv.Itoa(number)
-		source := pruning(n).Source
-		receive := consumer.Middleware(e.pool, consumer.Config{Secrets: []string{secretText}, Source: source, Observer: unheard, Logger: slog.New(slog.DiscardHandler)})(effect(e))
+		receiver := pruning(n).Receiver
+		receive := consumer.Middleware(e.pool, consumer.Config{Receiver: receiver, Secrets: []string{secretText}, Observer: unheard, Logger: slog.New(slog.DiscardHandler)})(effect(e))
 		bring := func(name string) (status int, replayed bool) {
 			w := httptest.NewRecorder()
 			receive.ServeHTTP(w, e.newRequest(name+n, "{}", created(time.Now().Add(-ages[name]))))
@@ -63,8 +63,8 @@ func TestKilledWhilePruning(t *testing.T) {
 				WHERE idempotency_key = $1`, name+n, age)
 		}
 		// An earlier run has announced that what is 95 days old may go.
-		e.mustExec(`INSERT INTO inbox_forgotten (source, received_before, announced_at, removable_before)
-			VALUES ($1, now() - interval '95 days', now() - interval '1 day', now() - interval '95 days')`, source)
+		e.mustExec(`INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at, removable_before)
+			VALUES ($1, 'outbox', now() - interval '95 days', now() - interval '1 day', now() - interval '95 days')`, receiver)
 
 		doomed := launchFor(t, "prune-die", e.dsn, dieAt+"="+operation, dieNumber+"="+n)
 		doomed.order("alive?")

@@ -21,7 +21,7 @@ type storeMemory struct {
 func (m *storeMemory) admit(ctx context.Context, rq *request) (held, admission, int, error) {
 	// The lease is counted from before the store counts it, so that it never lasts longer here than there.
 	l := &lease{storeMemory: m, ctx: context.WithoutCancel(ctx), handlerUntil: time.Now().Add(m.lease / 5 * 4)}
-	l.claim = Claim{Source: m.Source, Key: rq.event.Key, Hash: rq.hash, Token: rand.Text()}
+	l.claim = Claim{Receiver: m.Receiver, Source: m.Source, Key: rq.event.Key, Hash: rq.hash, Destination: rq.event.destination(), Token: rand.Text()}
 	acquired, err := m.store.Acquire(ctx, l.claim, m.lease)
 	switch known := acquired.Known; {
 	case err != nil:
@@ -38,6 +38,8 @@ func (m *storeMemory) admit(ctx context.Context, rq *request) (held, admission, 
 		return nil, "", 0, fmt.Errorf("claim event: the store took longer to answer than the handler may take, by a lease of %v", m.lease)
 	case known == nil:
 		return l, admitted, 0, nil
+	case known.Destination != "" && l.claim.Destination != "" && known.Destination != l.claim.Destination:
+		return nil, diverted, 0, nil
 	case known.Hash != rq.hash:
 		return nil, reused, 0, nil
 	default:
@@ -106,7 +108,7 @@ func (l *lease) complete(ctx context.Context, status int, ttl time.Duration) err
 func (l *lease) rollback() {
 	if err := l.release(l.CommitTimeout); err != nil {
 		l.logger().LogAttrs(l.ctx, slog.LevelWarn, "consumer: cannot release an event: it is refused as in flight until its lease ends",
-			slog.String("source", l.claim.Source), slog.String("key", l.claim.Key), slog.Duration("lease", l.lease), slog.Any("error", err))
+			slog.String("receiver", l.claim.Receiver), slog.String("source", l.claim.Source), slog.String("key", l.claim.Key), slog.Duration("lease", l.lease), slog.Any("error", err))
 	}
 }
 

@@ -28,7 +28,7 @@ type databaseMemory struct {
 }
 
 func (m *databaseMemory) admit(ctx context.Context, rq *request) (held, admission, int, error) {
-	tx, found, status, err := m.settings.admit(ctx, m.db, rq)
+	tx, found, status, err := m.settings.admit(ctx, m.db, rq, true)
 	if tx == nil {
 		return nil, found, status, err
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"maps"
@@ -99,6 +100,9 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case found == reused:
 		report.Result = ResultKeyReused
 		rc.finish(w, r, &rq, report, keyReused().answer())
+	case found == diverted:
+		report.Result, report.Err = ResultOtherDestination, rc.diverted(&rq.event)
+		rc.finish(w, r, &rq, report, otherDestination().answer())
 	case found == forgotten:
 		report.Result = ResultForgotten
 		rc.finish(w, r, &rq, report, tooOld().answer())
@@ -108,6 +112,12 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		rc.run(w, r, taken, &rq)
 	}
+}
+
+// diverted says what to set when an event comes from a second destination of its sender.
+func (s *settings) diverted(event *Event) error {
+	return fmt.Errorf("the event was received before, as another destination than %q, by a receiver that has the same Config.Receiver (%q) and "+
+		"Source (%q): give the receiver of each destination a Receiver of its own", event.destination(), s.Receiver, s.Source)
 }
 
 // run lets the handler work on an event, and has it remembered or given up before it answers.
@@ -195,7 +205,7 @@ func (rc *receiver) finish(w http.ResponseWriter, r *http.Request, rq *request, 
 	if a != nil {
 		report.Status = a.status
 	}
-	report.Source = rc.Source
+	report.Receiver, report.Source = rc.Receiver, rc.Source
 	rc.tellBreaker(r.Context(), rq, report)
 	rc.log(r.Context(), report)
 	if rc.Observer != nil {
@@ -211,7 +221,7 @@ func (rc *receiver) finish(w http.ResponseWriter, r *http.Request, rq *request, 
 func (rc *receiver) log(ctx context.Context, report Report) {
 	level := slog.LevelDebug
 	switch report.Result {
-	case ResultUnavailable, ResultCommitFailed:
+	case ResultUnavailable, ResultCommitFailed, ResultOtherDestination:
 		level = slog.LevelError
 	case ResultKeyReused, ResultForgotten:
 		level = slog.LevelWarn
@@ -236,7 +246,7 @@ func (rc *receiver) log(ctx context.Context, report Report) {
 	attrs := []slog.Attr{
 		slog.String("result", string(report.Result)),
 		slog.Int("status", report.Status),
-		slog.String("source", rc.Source),
+		slog.String("receiver", rc.Receiver), slog.String("source", rc.Source),
 		slog.String("key", report.Event.Key),
 		slog.String("event_type", report.Event.Type),
 	}

@@ -30,25 +30,26 @@ func (f ObserverFunc) Finished(ctx context.Context, report Report) { f(ctx, repo
 type Result string
 
 const (
-	ResultProcessed    Result = "processed"     // the handler's work is committed
-	ResultIgnored      Result = "ignored"       // recorded as of no concern to this receiver
-	ResultRecorded     Result = "recorded"      // 202: the inbox holds the event, a worker will run the handler
-	ResultDuplicate    Result = "duplicate"     // known already; answered from memory
-	ResultInFlight     Result = "in_flight"     // 409: another request with this key is being processed
-	ResultKeyReused    Result = "key_reused"    // 422: the key is known with another body
-	ResultForgotten    Result = "forgotten"     // 422: so old that it may have been processed and forgotten
-	ResultRejected     Result = "rejected"      // 4xx: unsigned, forged, stale, malformed or too large
-	ResultBreakerOpen  Result = "breaker_open"  // 503: what the handler depends on is down; the handler did not run
-	ResultUnavailable  Result = "unavailable"   // 503: the database did not let the transaction begin, or the store did not answer
-	ResultFailed       Result = "failed"        // the handler did not succeed; its transaction is rolled back, its claim released
-	ResultCommitFailed Result = "commit_failed" // the handler succeeded, but did not commit, or its store may not remember it
+	ResultProcessed        Result = "processed"         // the handler's work is committed
+	ResultIgnored          Result = "ignored"           // recorded as of no concern to this receiver
+	ResultRecorded         Result = "recorded"          // 202: the inbox holds the event, a worker will run the handler
+	ResultDuplicate        Result = "duplicate"         // known already; answered from memory
+	ResultInFlight         Result = "in_flight"         // 409: another request with this key is being processed
+	ResultKeyReused        Result = "key_reused"        // 422: the key is known with another body
+	ResultOtherDestination Result = "other_destination" // 421: the event is known from another destination of its sender
+	ResultForgotten        Result = "forgotten"         // 422: so old that it may have been processed and forgotten
+	ResultRejected         Result = "rejected"          // 4xx: unsigned, forged, stale, malformed or too large
+	ResultBreakerOpen      Result = "breaker_open"      // 503: what the handler depends on is down; the handler did not run
+	ResultUnavailable      Result = "unavailable"       // 503: the database did not let the transaction begin, or the store did not answer
+	ResultFailed           Result = "failed"            // the handler did not succeed; its transaction is rolled back, its claim released
+	ResultCommitFailed     Result = "commit_failed"     // the handler succeeded, but did not commit, or its store may not remember it
 )
 
 // Report is what became of one request, or of one attempt of an inbox's worker.
 type Report struct {
 	Result Result
-	// Source is the Config's, also where the event is not known.
-	Source string
+	// Receiver and Source are the Config's, also where the event is not known.
+	Receiver, Source string
 	// Event is the event; zero for ResultRejected, of which nothing is proven.
 	Event Event
 	// Inbox says that a worker of an inbox reports; otherwise a request does.

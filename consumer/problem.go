@@ -58,6 +58,12 @@ func keyReused() *problem {
 		"An event with this key was processed with other content, and nothing was changed now. Send new content under a new key.")
 }
 
+func otherDestination() *problem {
+	return newProblem(http.StatusMisdirectedRequest, "other-destination", "The event is known from another destination",
+		"This receiver has had the event already, as another of its sender's destinations, and nothing was changed now. "+
+			"Two destinations need two receivers with names of their own: see the receiver's log.")
+}
+
 func inFlight() *problem {
 	return newProblem(http.StatusConflict, "in-flight", "The same event is being processed",
 		"Another request with this key has not ended yet. Send it again later: it will get that request's status, or run.")

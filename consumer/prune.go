@@ -10,10 +10,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// PruneConfig says what [Prune] forgets. Only Retention is required.
+// PruneConfig says what [Prune] forgets. Receiver and Retention are required.
 type PruneConfig struct {
-	// Source is the sender whose events are forgotten, as in [Config]. Default "outbox".
-	Source string
+	// Receiver is whose events are forgotten, of all its senders, as in [Config].
+	Receiver string
 
 	// Retention is how long an event is remembered after it was received and processed, whichever was later. At least 24
 	// hours, because less is a mistake: what a sender delivers later than that, after an outage of its own or by hand, is
@@ -46,7 +46,7 @@ type Pruned struct {
 	RemembersSince time.Time
 }
 
-// Prune forgets the events of one sender that were received and finished longer ago than cfg.Retention, in short transactions
+// Prune forgets the events of one receiver that were received and finished longer ago than cfg.Retention, in short transactions
 // with pauses in between. It never forgets an event that is pending, being processed or failed, one whose sender
 // may still send it by itself, or one that a request is just asking about.
 //
@@ -113,9 +113,6 @@ func (c PruneConfig) prune(ctx context.Context, query queryRow) (done Pruned, er
 
 // complete fills in defaults.
 func (c *PruneConfig) complete() error {
-	if c.Source == "" {
-		c.Source = "outbox"
-	}
 	if c.BatchPages == 0 {
 		c.BatchPages = 16
 	}
@@ -127,8 +124,8 @@ func (c *PruneConfig) complete() error {
 	case c.Retention == 0:
 		problem = "Retention is not set: say for how long to remember, which must be longer than the sender may send an event again " +
 			"(a relay: 30 days), such as 90 * 24 * time.Hour"
-	case !printable(c.Source):
-		problem = fmt.Sprintf("Source: %q is not 1 to %d printable ASCII characters", c.Source, maxTextBytes)
+	case !printable(c.Receiver):
+		problem = fmt.Sprintf("Receiver: %q is not 1 to %d printable ASCII characters; set the one of the Config", c.Receiver, maxTextBytes)
 	case c.BatchPages < 1 || c.BatchPages > maxBatchPages:
 		problem = fmt.Sprintf("BatchPages: %d is out of range; set 1 to %d, or 0 for the default", c.BatchPages, maxBatchPages)
 	case c.Pause < 0:

@@ -57,7 +57,7 @@ func TestForgottenWhereTheClocksChange(t *testing.T) {
 			age := created(time.Now().Add(-day - 30*time.Minute))
 			wantFirst(t, e.do(e.newRequest("old", "{}", age)), http.StatusCreated, `{"done":"old"}`)
 			e.received("old", day+29*time.Minute)
-			cfg := consumer.PruneConfig{Retention: day}
+			cfg := consumer.PruneConfig{Receiver: "test", Retention: day}
 			elsewhere.wantPruned(cfg, 0, 1)
 			elsewhere.settleADay()
 			elsewhere.wantPruned(cfg, 1, 0)
@@ -77,7 +77,7 @@ func TestPruneWhereTheClocksChange(t *testing.T) {
 				e.post(key, "{}")
 				e.received(key, ago)
 			}
-			cfg := consumer.PruneConfig{Retention: day}
+			cfg := consumer.PruneConfig{Receiver: "test", Retention: day}
 			done := e.wantPruned(cfg, 0, 1)
 			if ago := time.Since(done.RemembersSince); ago < day || ago > day+patience {
 				t.Errorf("remembers since %v, want 24 hours", ago)
@@ -107,6 +107,11 @@ func TestAnnouncementsWhereTheClocksChange(t *testing.T) {
 		dsn := pgtest.New(t, migrations.Inbox)
 		db := openSQL(t, withSetting(dsn, "timezone", zone))
 		insert := func(ago string) error {
+			_, err := db.ExecContext(t.Context(), `INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at)
+				VALUES ('test', $1::text, now() - $1::text::interval, now())`, ago)
+			return err
+		}
+		insertBefore := func(ago string) error { // receivers had names
 			_, err := db.ExecContext(t.Context(), `INSERT INTO inbox_forgotten (source, received_before, announced_at)
 				VALUES ($1::text, now() - $1::text::interval, now())`, ago)
 			return err
@@ -124,7 +129,7 @@ func TestAnnouncementsWhereTheClocksChange(t *testing.T) {
 		if _, err := provider.DownTo(t.Context(), 7); err != nil {
 			t.Fatal(err)
 		}
-		if err := insert("20:00:00"); err != nil {
+		if err := insertBefore("20:00:00"); err != nil {
 			t.Fatal(err)
 		}
 		if err := migrations.Up(t.Context(), db, migrations.Inbox); err != nil {

@@ -21,13 +21,13 @@ import (
 const day = 24 * time.Hour
 
 // ninety is the usual memory.
-var ninety = consumer.PruneConfig{Retention: 90 * day, SenderHorizon: 30 * day}
+var ninety = consumer.PruneConfig{Receiver: "test", Retention: 90 * day, SenderHorizon: 30 * day}
 
 // old are events of 91 days ago: n rows that a middleware left, and their effects.
 func (e *env) old(source, key string, n int) {
 	e.t.Helper()
-	e.mustExec(`INSERT INTO processed_events (source, idempotency_key, processing_state, received_at, processed_at, payload_hash)
-		SELECT $1, $2 || i, 'succeeded', now() - interval '91 days', now() - interval '91 days', sha256('{}') FROM generate_series(1, $3) i`, source, key, n)
+	e.mustExec(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at, processed_at, payload_hash)
+		SELECT 'test', $1, $2 || i, 'succeeded', now() - interval '91 days', now() - interval '91 days', sha256('{}') FROM generate_series(1, $3) i`, source, key, n)
 	e.mustExec(`INSERT INTO effect SELECT $1 || i FROM generate_series(1, $2) i`, key, n)
 }
 
@@ -119,24 +119,24 @@ func TestPruneKeepsWhatIsStillNeeded(t *testing.T) {
 		e := newEnv(t, f, consumer.Config{}, effect)
 		want := 0
 		for i, row := range []struct {
-			source, state, received, processed, notAfter string
-			kept                                         bool
+			receiver, state, received, processed, notAfter string
+			kept                                           bool
 		}{
-			{"outbox", "succeeded", "91 days", "91 days", "", false},
-			{"outbox", "succeeded", "91 days", "", "", false},
-			{"outbox", "succeeded", "91 days", "91 days", "1 minute", false},
-			{"outbox", "ignored", "91 days", "91 days", "", false},
-			{"outbox", "failed", "91 days", "91 days", "", true},
-			{"outbox", "pending", "91 days", "", "", true},
-			{"outbox", "processing", "91 days", "", "", true},
-			{"outbox", "succeeded", "89 days", "89 days", "", true},
-			{"outbox", "succeeded", "91 days", "89 days", "", true}, // after a long time in an inbox
-			{"outbox", "succeeded", "91 days", "91 days", "-1 minute", true},
-			{"sales", "succeeded", "91 days", "91 days", "", true},
+			{"test", "succeeded", "91 days", "91 days", "", false},
+			{"test", "succeeded", "91 days", "", "", false},
+			{"test", "succeeded", "91 days", "91 days", "1 minute", false},
+			{"test", "ignored", "91 days", "91 days", "", false},
+			{"test", "failed", "91 days", "91 days", "", true},
+			{"test", "pending", "91 days", "", "", true},
+			{"test", "processing", "91 days", "", "", true},
+			{"test", "succeeded", "89 days", "89 days", "", true},
+			{"test", "succeeded", "91 days", "89 days", "", true}, // after a long time in an inbox
+			{"test", "succeeded", "91 days", "91 days", "-1 minute", true},
+			{"other", "succeeded", "91 days", "91 days", "", true},
 		} {
-			e.mustExec(`INSERT INTO processed_events (source, idempotency_key, processing_state, received_at, processed_at, not_after)
-				SELECT $1, $2 || i, $3, now() - $4::interval, now() - nullif($5, '')::interval, now() - nullif($6, '')::interval FROM generate_series(1, 100) i`,
-				row.source, fmt.Sprint(i, "/"), row.state, row.received, row.processed, row.notAfter)
+			e.mustExec(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at, processed_at, not_after)
+				SELECT $1, 'outbox', $2 || i, $3, now() - $4::interval, now() - nullif($5, '')::interval, now() - nullif($6, '')::interval FROM generate_series(1, 100) i`,
+				row.receiver, fmt.Sprint(i, "/"), row.state, row.received, row.processed, row.notAfter)
 			if row.kept {
 				want += 100
 			}
@@ -149,8 +149,8 @@ func TestPruneKeepsWhatIsStillNeeded(t *testing.T) {
 		if n := e.known(); n != want {
 			t.Errorf("%d rows are left, want %d", n, want)
 		}
-		if n := e.count(`SELECT count(*) FROM inbox_forgotten WHERE source <> 'outbox'`); n != 0 {
-			t.Error("another sender's events were announced")
+		if n := e.count(`SELECT count(*) FROM inbox_forgotten WHERE receiver <> 'test'`); n != 0 {
+			t.Error("another receiver's events were announced")
 		}
 	})
 }
@@ -163,7 +163,7 @@ func TestPruneLeavesWhatIsInHand(t *testing.T) {
 		e.wantPruned(ninety, 0, 9)
 		e.settle()
 		releaseKey := e.hold(func(tx pgx.Tx) error {
-			_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended(E'outbox\nold3', 122550254464888 # 'processed_events'::regclass::oid::bigint))`)
+			_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended(E'test\noutbox\nold3', 122550254464888 # 'processed_events'::regclass::oid::bigint))`)
 			return err
 		})
 		releaseRow := e.hold(func(tx pgx.Tx) error {
@@ -241,10 +241,10 @@ func TestPruneWaitsForOldSnapshots(t *testing.T) {
 					answer <- got
 				}()
 				e.await(lockAwaited)
-				e.mustExec(`INSERT INTO inbox_forgotten (source, received_before, announced_at)
-					VALUES ('outbox', now() - interval '90 days', now() - interval '2 minutes')`)
+				e.mustExec(`INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at)
+					VALUES ('test', 'outbox', now() - interval '90 days', now() - interval '2 minutes')`)
 				var removed int
-				if err := table.QueryRow(t.Context(), `SELECT removed FROM inbox_prune('outbox', 0, 16, interval '90 days', false)`).Scan(&removed); err != nil {
+				if err := table.QueryRow(t.Context(), `SELECT removed FROM inbox_prune('test', 0, 16, interval '90 days', false)`).Scan(&removed); err != nil {
 					t.Fatal(err)
 				}
 				if err := table.Commit(t.Context()); err != nil {
@@ -266,15 +266,17 @@ func TestPruneWaitsForOldSnapshots(t *testing.T) {
 func TestPruneConcurrently(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, effect)
-		for _, source := range []string{"outbox", "sales", "stock"} {
-			e.old(source, "old", 1000)
+		receivers := []string{"shipping", "sales", "stock"}
+		for _, receiver := range receivers {
+			e.old("outbox", "old", 1000)
+			e.mustExec(`UPDATE processed_events SET receiver = $1 WHERE receiver = 'test'`, receiver)
 		}
 		total := func() (removed int64) {
 			done := make(chan consumer.Pruned)
 			for i := range 6 {
 				go func() {
 					cfg := ninety
-					cfg.Source = []string{"outbox", "sales", "stock"}[i%3]
+					cfg.Receiver = receivers[i%3]
 					cfg.BatchPages, cfg.Pause = 1, time.Microsecond
 					pruned, err := e.prune(t.Context(), e, cfg)
 					if err != nil {
@@ -369,15 +371,16 @@ func TestPruneConfigMistakes(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, effect)
 		for want, cfg := range map[string]consumer.PruneConfig{
-			"consumer: PruneConfig.Retention is not set: say for how long to remember":                        {SenderHorizon: 30 * day},
-			"consumer: PruneConfig.Retention: 90ns is less than a day":                                        {Retention: 90},
-			"consumer: PruneConfig.Retention: -24h0m0s is less than a day":                                    {Retention: -day},
-			"consumer: PruneConfig.Retention: 720h0m0s is not longer than the sender may send an event again": {Retention: 30 * day, SenderHorizon: 30 * day},
-			"consumer: PruneConfig.SenderHorizon is negative":                                                 {Retention: 30 * day, SenderHorizon: -1},
-			`consumer: PruneConfig.Source: "größe" is not 1 to 255 printable ASCII characters`:                {Retention: 30 * day, Source: "größe"},
-			"consumer: PruneConfig.BatchPages: 33 is out of range":                                            {Retention: 30 * day, BatchPages: 33},
-			"consumer: PruneConfig.BatchPages: -1 is out of range":                                            {Retention: 30 * day, BatchPages: -1},
-			"consumer: PruneConfig.Pause is negative: -1ns":                                                   {Retention: 30 * day, Pause: -1},
+			"consumer: PruneConfig.Retention is not set: say for how long to remember":                                 {Receiver: "r", SenderHorizon: 30 * day},
+			"consumer: PruneConfig.Retention: 90ns is less than a day":                                                 {Receiver: "r", Retention: 90},
+			"consumer: PruneConfig.Retention: -24h0m0s is less than a day":                                             {Receiver: "r", Retention: -day},
+			"consumer: PruneConfig.Retention: 720h0m0s is not longer than the sender may send an event again":          {Receiver: "r", Retention: 30 * day, SenderHorizon: 30 * day},
+			"consumer: PruneConfig.SenderHorizon is negative":                                                          {Receiver: "r", Retention: 30 * day, SenderHorizon: -1},
+			`consumer: PruneConfig.Receiver: "größe" is not 1 to 255 printable ASCII characters`:                       {Retention: 30 * day, Receiver: "größe"},
+			`consumer: PruneConfig.Receiver: "" is not 1 to 255 printable ASCII characters; set the one of the Config`: {Retention: 30 * day},
+			"consumer: PruneConfig.BatchPages: 33 is out of range":                                                     {Receiver: "r", Retention: 30 * day, BatchPages: 33},
+			"consumer: PruneConfig.BatchPages: -1 is out of range":                                                     {Receiver: "r", Retention: 30 * day, BatchPages: -1},
+			"consumer: PruneConfig.Pause is negative: -1ns":                                                            {Receiver: "r", Retention: 30 * day, Pause: -1},
 		} {
 			if done, err := e.prune(t.Context(), e, cfg); err == nil || !strings.HasPrefix(err.Error(), want) || done != (consumer.Pruned{}) {
 				t.Errorf("%+v: %v\nwant %s", cfg, err, want)

@@ -58,23 +58,23 @@ CREATE TABLE sample AS SELECT * FROM (VALUES
     ('second', 'invoice.paid', NULL, 'pending', 0, NULL, NULL, NULL, 'c-1', 11, 9, NULL, '2026-01-03'),
     ('third', 'invoice.paid', NULL, 'pending', 0, NULL, NULL, NULL, 'c-1', 12, 10, NULL, '2026-01-03')
 ) AS s (key, type, reference, state, attempts, due, processed, error, ordering, sequence, id, worker, received);
-INSERT INTO processed_events (source, idempotency_key, event_type, related_reference, processing_state, attempts, processed_at, last_error, received_at)
-SELECT 'finance', key, type, reference, state, attempts, now() + processed, error, received FROM sample WHERE id IS NULL
-UNION ALL SELECT 'finance', key, type, reference, 'recorded', 0, NULL, NULL, received FROM sample WHERE id IS NOT NULL
-UNION ALL SELECT 'finance', 'removed', 'invoice.paid', NULL, 'recorded', 0, NULL, NULL, '2026-01-03';
-INSERT INTO inbox_events (source, idempotency_key, event_type, related_reference, processing_state, attempts, next_attempt_at,
+INSERT INTO processed_events (receiver, source, idempotency_key, event_type, related_reference, processing_state, attempts, processed_at, last_error, received_at)
+SELECT 'test', 'finance', key, type, reference, state, attempts, now() + processed, error, received FROM sample WHERE id IS NULL
+UNION ALL SELECT 'test', 'finance', key, type, reference, 'recorded', 0, NULL, NULL, received FROM sample WHERE id IS NOT NULL
+UNION ALL SELECT 'test', 'finance', 'removed', 'invoice.paid', NULL, 'recorded', 0, NULL, NULL, '2026-01-03';
+INSERT INTO inbox_events (receiver, source, idempotency_key, event_type, related_reference, processing_state, attempts, next_attempt_at,
     processed_at, last_error, ordering_key, sequence, inbox_id, payload, claimed_by, claimed_at, received_at)
-SELECT 'finance', key, type, reference, state, attempts, now() + due, now() + processed, error, ordering, sequence, id,
+SELECT 'test', 'finance', key, type, reference, state, attempts, now() + due, now() + processed, error, ordering, sequence, id,
     '{}', worker, CASE WHEN worker IS NOT NULL THEN now() - interval '5 s' END, received
 FROM sample WHERE id IS NOT NULL;
-INSERT INTO inbox_forgotten (source, received_before, announced_at) VALUES ('finance', '2026-01-01 00:00:00Z', now())`
+INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at) VALUES ('test', 'finance', '2026-01-01 00:00:00Z', now())`
 
 // beforeReplay stands in a recipe for the time at which somebody begins to replay.
 const beforeReplay = "2026-01-05 12:00:00Z"
 
 // filled replaces what stands in capitals, and times.
 func filled(recipe string, values map[string]string) string {
-	pairs := []string{"'SOURCE'", "'finance'"}
+	pairs := []string{"'RECEIVER'", "'test'", "'SOURCE'", "'finance'"}
 	for name, value := range values {
 		pairs = append(pairs, "'"+name, "'"+value, name+":", value+":", name+"'", value+"'")
 	}
@@ -108,7 +108,7 @@ func (e *env) states() string {
 
 func newSample(t *testing.T) *env {
 	t.Helper()
-	e := newEnv(t, flavours[0], consumer.Config{Source: "finance"}, effect)
+	e := newEnv(t, flavours[0], consumer.Config{Receiver: "test", Source: "finance"}, effect)
 	e.mustExec(sample)
 	return e
 }
@@ -225,7 +225,7 @@ func TestRecipesAboutSessions(t *testing.T) {
 	t.Parallel()
 	all := recipes(t)
 	inside, release := make(chan int), make(chan struct{})
-	e := newEnv(t, flavours[0], consumer.Config{Source: "finance"}, func(*env) http.HandlerFunc {
+	e := newEnv(t, flavours[0], consumer.Config{Receiver: "test", Source: "finance"}, func(*env) http.HandlerFunc {
 		return func(_ http.ResponseWriter, r *http.Request) {
 			var pid int
 			if err := consumer.Tx(r.Context()).QueryRow(r.Context(), "SELECT pg_backend_pid()").Scan(&pid); err != nil {
@@ -308,7 +308,7 @@ func TestRecipesWithTheRightsOfAReader(t *testing.T) {
 		}
 	}
 	release := e.hold(func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended(E'finance\nk', 122550254464888 # 'processed_events'::regclass::oid::bigint)), count(*) FROM processed_events`)
+		_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended(E'test\nfinance\nk', 122550254464888 # 'processed_events'::regclass::oid::bigint)), count(*) FROM processed_events`)
 		return err
 	})
 	for _, granted := range []bool{false, true} {
@@ -341,7 +341,7 @@ func TestWorkersFollowRecipes(t *testing.T) {
 			t.Parallel()
 			var mended atomic.Bool
 			p := newInbox(t, consumer.InboxConfig{
-				Config: consumer.Config{Source: "finance"},
+				Config: consumer.Config{Receiver: "test", Source: "finance"},
 				Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
 					if event.Key == "head" && !mended.Load() {
 						return consumer.Permanent(errHandler)

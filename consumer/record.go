@@ -208,6 +208,9 @@ func (rd *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case found.admission == reused:
 		report.Result = ResultKeyReused
 		rd.finish(w, r, &rq, report, keyReused().answer())
+	case found.admission == diverted:
+		report.Result, report.Err = ResultOtherDestination, rd.diverted(&rq.event)
+		rd.finish(w, r, &rq, report, otherDestination().answer())
 	case found.admission == forgotten:
 		report.Result = ResultForgotten
 		rd.finish(w, r, &rq, report, tooOld().answer())
@@ -237,7 +240,7 @@ func (rd *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (in *Inbox) advance(ctx context.Context, orderingKey string) (promoted bool) {
 	promoted, err := in.release(context.WithoutCancel(ctx), orderingKey)
 	if err != nil {
-		in.logger().WarnContext(ctx, "consumer: could not let a late event of an ordering key go first", "source", in.Source, "error", in.redacted(err))
+		in.logger().WarnContext(ctx, "consumer: could not let a late event of an ordering key go first", "receiver", in.Receiver, "source", in.Source, "error", in.redacted(err))
 	}
 	return promoted
 }
@@ -314,7 +317,7 @@ func (s *settings) recordedEvent(key string, headers []byte) (Event, error) {
 	if problem != nil {
 		return Event{}, fmt.Errorf("read recorded headers: %w", problem)
 	}
-	event.Source = s.Source
+	event.Receiver, event.Source = s.Receiver, s.Source
 	event.Foreign = header.Get(webhook.IdempotencyKey) == ""
 	return event, nil
 }

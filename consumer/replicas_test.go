@@ -19,7 +19,7 @@ const holdHeader = "X-Test-Hold"
 // receive is an ordinary receiver, whose handler says that it runs.
 func receive(p *player) {
 	run := effect(&env{flavour: flavours[0]})
-	middleware := consumer.Middleware(p.pool(), consumer.Config{Secrets: []string{secretText}})
+	middleware := consumer.Middleware(p.pool(), consumer.Config{Receiver: "test", Secrets: []string{secretText}})
 	p.serve(middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Println("running")
 		if r.Header.Get(holdHeader) != "" {
@@ -169,7 +169,7 @@ func TestFiftyAtOnceBehindAPlainInsert(t *testing.T) {
 	t.Parallel()
 	r := newReplicas(t)
 	release := r.hold(func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), "INSERT INTO processed_events (source, idempotency_key, processing_state) VALUES ('outbox', 'k', 'succeeded')")
+		_, err := tx.Exec(t.Context(), "INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) VALUES ('test', 'outbox', 'k', 'succeeded')")
 		return err
 	})
 	longest := time.Duration(0)

@@ -34,7 +34,7 @@ func TestNewRequest(t *testing.T) {
 		if answer := e.do(r); answer.status != http.StatusOK {
 			t.Fatalf("%s: answered %d %s", name, answer.status, answer.body)
 		}
-		c.want.Source = "outbox"
+		c.want.Receiver, c.want.Source = "test", "outbox"
 		if name == "the least" {
 			if got.CreatedAt.IsZero() {
 				t.Error("the least event has no time")

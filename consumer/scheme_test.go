@@ -69,7 +69,7 @@ func (e *env) payment(body string, at time.Time) *http.Request {
 func TestSchemeOfTheSendersOwn(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		seen := make(chan consumer.Event, 1)
-		e := newEnv(t, f, consumer.Config{Source: "bank", Verify: timedScheme}, func(e *env) http.HandlerFunc {
+		e := newEnv(t, f, consumer.Config{Receiver: "test", Source: "bank", Verify: timedScheme}, func(e *env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
 				seen <- consumer.EventFrom(r.Context())
 				effect(e)(w, r)
@@ -81,7 +81,7 @@ func TestSchemeOfTheSendersOwn(t *testing.T) {
 		}
 		wantFirst(t, e.do(e.payment(body(1), time.Now())), 201, `{"done":"evt_1"}`)
 		// None of the headers is believed that a relay would send: this scheme covers none of them.
-		want := consumer.Event{Source: "bank", Key: "evt_1", Type: "charge.paid", Version: 1, CreatedAt: created, Foreign: true}
+		want := consumer.Event{Receiver: "test", Source: "bank", Key: "evt_1", Type: "charge.paid", Version: 1, CreatedAt: created, Foreign: true}
 		if got := <-seen; got != want {
 			t.Errorf("event %+v, want %+v", got, want)
 		}

@@ -34,10 +34,12 @@ type Store interface {
 
 // A Claim is one request's claim to run the handler for an event.
 type Claim struct {
-	Source string            // [Config].Source
-	Key    string            // the idempotency key: with Source it names the event. Both are 1 to 255 printable ASCII characters
-	Hash   [sha256.Size]byte // of the request's body: tells a duplicate from a reused key
-	Token  string            // this request's own, never used again: 26 letters and digits
+	// Receiver and Source, those of [Config], and the idempotency key name the event. Each is 1 to 255 printable ASCII characters.
+	Receiver, Source, Key string
+
+	Hash        [sha256.Size]byte // of the request's body: tells a duplicate from a reused key
+	Destination string            // of the sender's destinations the one that the request was sent to; may be empty
+	Token       string            // this request's own, never used again: 26 letters and digits
 }
 
 // Acquired is what became of a claim. Its zero value says that another claim holds the event.
@@ -48,8 +50,9 @@ type Acquired struct {
 
 // Known is what a [Store] keeps of a processed event.
 type Known struct {
-	Hash   [sha256.Size]byte // of the body that was processed
-	Status int               // 200 to 299, for duplicates
+	Hash        [sha256.Size]byte // of the body that was processed
+	Status      int               // 200 to 299, for duplicates
+	Destination string            // of the claim that was completed
 }
 
 // StoreConfig is a [Config] for [MiddlewareStore], with what only a store needs. Isolation and Retention must be left alone:

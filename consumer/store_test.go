@@ -93,7 +93,7 @@ func (s *mapStore) put(c consumer.Claim, e mapEvent) { s.events[c.Source+"\n"+c.
 
 func TestStoreConfigThatCannotWorkPanics(t *testing.T) {
 	t.Parallel()
-	good := consumer.StoreConfig{Config: consumer.Config{Secrets: []string{secretText}}}
+	good := consumer.StoreConfig{Config: consumer.Config{Receiver: "test", Secrets: []string{secretText}}}
 	with := func(change func(*consumer.StoreConfig)) consumer.StoreConfig {
 		c := good
 		change(&c)
@@ -259,6 +259,7 @@ func TestAStoreRemembersForAsLongAsTheSenderSends(t *testing.T) {
 		store := newMapStore()
 		f := flavour{wrap: func(_ testing.TB, _ string, own consumer.Config) func(http.Handler) http.Handler {
 			return consumer.MiddlewareStore(store, consumer.StoreConfig{Config: consumer.Config{
+				Receiver: "test",
 				Observer: own.Observer, Logger: own.Logger,
 				Verify: func(_ http.Header, _ []byte, now time.Time) (consumer.Event, error) {
 					event := consumer.Event{Key: "k", NotAfter: now.Add(c.notAfter)}

@@ -33,7 +33,7 @@ func (u unread) Read([]byte) (int, error) {
 func TestSecurityUnsignedBodiesAreNotRead(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, flavours[0], consumer.Config{}, effect)
-	handler := e.wrap(t, e.dsn, consumer.Config{Secrets: []string{secretText}})(http.NotFoundHandler())
+	handler := e.wrap(t, e.dsn, consumer.Config{Receiver: "test", Secrets: []string{secretText}})(http.NotFoundHandler())
 	for name, change := range map[string]func(http.Header){
 		"unsigned":      func(h http.Header) { h.Del(webhook.Signature) },
 		"of yesterday":  func(h http.Header) { h.Set(webhook.Timestamp, fmt.Sprint(time.Now().Add(-24*time.Hour).Unix())) },
@@ -203,10 +203,10 @@ func TestSecuritySecretsAreNotPrinted(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, consumer.InboxConfig{})
 	inbox := consumer.NewInbox(p.pool, consumer.InboxConfig{
-		Config: consumer.Config{Secrets: []string{secretText}},
+		Config: consumer.Config{Receiver: "test", Secrets: []string{secretText}},
 		Handle: func(context.Context, consumer.Event, []byte) error { return nil },
 	})
-	middleware := consumer.Middleware(p.pool, consumer.Config{Secrets: []string{secretText}})(http.NotFoundHandler())
+	middleware := consumer.Middleware(p.pool, consumer.Config{Receiver: "test", Secrets: []string{secretText}})(http.NotFoundHandler())
 	for _, verb := range []string{"%v", "%+v", "%#v"} {
 		for _, value := range []any{inbox, middleware, inbox.Handler()} {
 			if text := fmt.Sprintf(verb, value); strings.Contains(text, strings.TrimPrefix(secretText, "whsec_")) || strings.Contains(text, "b3V0Ym94") {
@@ -242,7 +242,7 @@ func TestSecurityStrangersLockKeepsNoEvent(t *testing.T) {
 			_, _ = e.pool.Exec(context.Background(), `DROP ROLE `+login)
 		})
 		oid := row[int64](e, `SELECT 'processed_events'::regclass::oid::bigint`)
-		if _, err := stranger.Exec(e.t.Context(), `SELECT pg_advisory_lock(hashtextextended(E'outbox\nk', 122550254464888 # $1::bigint))`, oid); err != nil {
+		if _, err := stranger.Exec(e.t.Context(), `SELECT pg_advisory_lock(hashtextextended(E'test\noutbox\nk', 122550254464888 # $1::bigint))`, oid); err != nil {
 			e.t.Fatal(err)
 		}
 	}

@@ -53,15 +53,39 @@ func TestSearchPathOfATenantReachesNoOtherEvent(t *testing.T) {
 	})
 }
 
-// A handler that removes the event's row, in whatever way, has nothing committed: every duplicate would take effect again.
-func TestRowRemovedByAFunctionCommitsNothing(t *testing.T) {
+// A handler cannot remove its event's row, nor make it another event's, in whatever way and whether or not it minds the error:
+// every duplicate would take effect again. What is personal in the row it may remove.
+func TestEventKeepsItsRow(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newLeavingEnv(t, f, map[string]string{"erased": "SELECT erase('erased')"})
-		e.mustExec(`CREATE FUNCTION erase(key text) RETURNS void LANGUAGE sql AS 'DELETE FROM processed_events WHERE idempotency_key = key'`)
-		for range 2 {
-			wantProblem(t, e.post("erased", "{}"), 500, "handler-ended-transaction")
-			e.wantRows("erased", 0, 0)
+		statements := map[string]string{
+			"function": "SELECT erase('function')",
+			"table":    "TRUNCATE processed_events",
+			"key":      "UPDATE processed_events SET idempotency_key = 'another' WHERE idempotency_key = 'key'",
+			"receiver": "UPDATE processed_events SET receiver = 'another' WHERE idempotency_key = 'receiver'",
+			"personal": "UPDATE processed_events SET related_reference = NULL, event_type = 'unknown' WHERE idempotency_key = 'personal'",
 		}
+		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				key := consumer.EventFrom(r.Context()).Key
+				mustNot(e, e.exec(r.Context(), "INSERT INTO effect VALUES ($1)", key))
+				if err := e.exec(r.Context(), statements[key]); (err == nil) != (key == "personal") {
+					t.Errorf("%s: %v", key, err)
+				}
+				w.WriteHeader(http.StatusNoContent)
+			}
+		})
+		e.mustExec(`CREATE FUNCTION erase(key text) RETURNS void LANGUAGE sql AS 'DELETE FROM processed_events WHERE idempotency_key = key'`)
+		for key := range statements {
+			for range 2 {
+				if got := e.post(key, "{}"); key == "personal" && got.status != http.StatusNoContent || key != "personal" && got.status != http.StatusInternalServerError {
+					t.Errorf("%s: %d %s", key, got.status, got.body)
+				}
+			}
+			if want := map[bool]int{true: 1}[key == "personal"]; e.count("SELECT count(*) FROM effect WHERE key = $1", key) != want {
+				t.Errorf("%s took effect", key)
+			}
+		}
+		e.mustExec("DELETE FROM processed_events; TRUNCATE processed_events") // in another transaction than the event's
 	})
 }
 

@@ -29,7 +29,7 @@ type transaction interface {
 
 	// commit runs query as the last statement and commits, within ctx. After enter, query ends with the two
 	// arguments of the surroundings as found, which are added here. It fails with errEnded, and does not commit, when
-	// query divides by zero, as it does where it does not find the event's row as it was admitted. The transaction has ended
+	// query divides by zero, as it does in any other transaction than the one that inserted the event. The transaction has ended
 	// afterwards in any case.
 	commit(ctx context.Context, query string, args []any) error
 
@@ -138,12 +138,12 @@ func (t *pgxTransaction) unfit() error {
 // commitTag is what PostgreSQL answers to a COMMIT that has committed.
 const commitTag = "COMMIT"
 
-// lost says what an error of the statement before COMMIT means: it does not find the event's row in the transaction that
-// inserted it, or cannot look.
+// lost says what an error of the statement before COMMIT means: it is not in the transaction that inserted the event, or
+// cannot look.
 func lost(err error) error {
 	switch sqlState(err) {
 	case stateDivisionByZero:
-		return fmt.Errorf("%w, or removed the event's row from processed_events, or has set a role and not put it back", errEnded)
+		return fmt.Errorf("%w, or has set a role and not put it back", errEnded)
 	case stateUndefinedTable, stateInsufficientPrivilege:
 		return fmt.Errorf("%w: %w", errOutOfReach, err)
 	}

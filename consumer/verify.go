@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -18,6 +19,7 @@ const maxTextBytes = 255
 // two trace fields, which no signature covers. From a foreign sender only Key is known (see [Config].AcceptForeign), or what
 // [Config].Verify says.
 type Event struct {
+	Receiver         string    // whose event this is, [Config].Receiver
 	Source           string    // the receiver's name for the sender, [Config].Source
 	Key              string    // the idempotency key: one event, however often it is sent
 	Type             string    // "invoice.created"
@@ -36,6 +38,17 @@ type Event struct {
 	TraceState       string
 }
 
+// destination is the one of the sender's destinations that the event was sent to, as its delivery's id says: it is the event's id, the
+// destination and a number. "": the sender does not say.
+func (e *Event) destination() string {
+	rest, found := strings.CutPrefix(e.DeliveryID, strconv.FormatInt(e.ID, 10)+"-")
+	end := strings.LastIndexByte(rest, '-')
+	if e.Foreign || !found || end < 1 {
+		return ""
+	}
+	return rest[:end]
+}
+
 // request is one that has proven itself.
 type request struct {
 	began   time.Time
@@ -45,7 +58,7 @@ type request struct {
 	handled time.Duration     // how long the handler took
 	pass    pass              // of Config.Breaker
 	xact    string            // the transaction that inserted the event
-	table   *memoryTable      // where it did
+	answer  string            // the statement that stores another status there than 204
 }
 
 // check reads and verifies a request without touching the database. A nil problem means that the request may be
@@ -65,7 +78,7 @@ func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *prob
 	if p != nil {
 		return rq, p
 	}
-	event.Source = s.Source
+	event.Receiver, event.Source = s.Receiver, s.Source
 	rq.event, rq.body, rq.hash = event, body, sha256.Sum256(body)
 	return rq, nil
 }

@@ -27,7 +27,7 @@ func TestRefusedBeforeTheDatabaseIsTouched(t *testing.T) {
 		return func(r *http.Request) { signPlain(t, r, id, "{}") }
 	}
 	strict, foreign := consumer.Config{}, consumer.Config{AcceptForeign: true}
-	unsigned, both := consumer.Config{AllowUnsigned: true}, consumer.Config{AllowUnsigned: true, AcceptForeign: true}
+	unsigned, both := consumer.Config{Receiver: "test", AllowUnsigned: true}, consumer.Config{Receiver: "logistics", AllowUnsigned: true, AcceptForeign: true}
 	cases := map[string]struct {
 		cfg     consumer.Config
 		change  func(*http.Request)
@@ -177,7 +177,7 @@ func TestForeignSenderIsKnownByItsIDOnly(t *testing.T) {
 			return e.do(r)
 		}
 		wantFirst(t, send("a"), 201, `{"done":"msg_1"}`)
-		if got, want := <-seen, (consumer.Event{Source: "outbox", Key: "msg_1", Version: 1, Foreign: true}); got != want {
+		if got, want := <-seen, (consumer.Event{Receiver: "test", Source: "outbox", Key: "msg_1", Version: 1, Foreign: true}); got != want {
 			t.Errorf("event %+v, want %+v", got, want)
 		}
 		wantReplayed(t, send("b"), 201, "")
@@ -187,7 +187,7 @@ func TestForeignSenderIsKnownByItsIDOnly(t *testing.T) {
 
 func TestRotationRefusesNothing(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{Secrets: []string{otherText, secretText}}, effect)
+		e := newEnv(t, f, consumer.Config{Receiver: "test", Secrets: []string{otherText, secretText}}, effect)
 		for key, secrets := range map[string][]webhook.Secret{"old": {secret}, "new": {otherSecret}, "both": {otherSecret, secret}} {
 			r := e.newRequest(key, "{}")
 			webhook.Sign(r.Header, []byte("{}"), time.Now(), secrets...)

@@ -103,14 +103,15 @@ func (s *shift) hear(ctx context.Context, ready func(context.Context)) (heard bo
 		defer cancel()
 		_ = conn.Close(closing)
 	}()
-	if err := listen(ctx, conn); err != nil {
+	payload, err := s.listen(ctx, conn)
+	if err != nil {
 		return false, err
 	}
 	ready(ctx)
 	s.wakeUp() // for what was recorded while nobody listened
 	var woken time.Time
 	for notified := false; ; {
-		notified, err = s.awaitNotification(ctx, conn, notified, woken.Add(wakeInterval))
+		notified, err = s.awaitNotification(ctx, conn, payload, notified, woken.Add(wakeInterval))
 		if err != nil {
 			return true, err
 		}
@@ -121,9 +122,9 @@ func (s *shift) hear(ctx context.Context, ready func(context.Context)) (heard bo
 	}
 }
 
-// awaitNotification waits for a notification, and reports whether there was one for this inbox. If there was one before,
+// awaitNotification waits for a notification, and reports whether there was one with the payload. If there was one before,
 // it waits only until the given time.
-func (s *shift) awaitNotification(ctx context.Context, conn *pgx.Conn, notified bool, until time.Time) (bool, error) {
+func (s *shift) awaitNotification(ctx context.Context, conn *pgx.Conn, payload string, notified bool, until time.Time) (bool, error) {
 	waiting, cancel := ctx, context.CancelFunc(func() {})
 	if notified {
 		waiting, cancel = context.WithDeadline(ctx, until)
@@ -132,7 +133,7 @@ func (s *shift) awaitNotification(ctx context.Context, conn *pgx.Conn, notified 
 	notification, err := conn.WaitForNotification(waiting)
 	switch {
 	case err == nil:
-		return notified || notification.Payload == s.Source, nil
+		return notified || notification.Payload == payload, nil
 	case notified && ctx.Err() == nil && !conn.IsClosed() && waiting.Err() != nil:
 		return true, nil
 	}
@@ -167,14 +168,14 @@ func (o *outage) began(ctx context.Context, err error) {
 		return
 	}
 	o.since = time.Now()
-	o.inbox.logger().ErrorContext(ctx, o.what, "source", o.inbox.Source, "error", o.inbox.redacted(err))
+	o.inbox.logger().ErrorContext(ctx, o.what, "receiver", o.inbox.Receiver, "source", o.inbox.Source, "error", o.inbox.redacted(err))
 }
 
 func (o *outage) over(ctx context.Context) {
 	if o.since.IsZero() {
 		return
 	}
-	o.inbox.logger().InfoContext(ctx, "consumer: inbox has its database back", "source", o.inbox.Source, "after", time.Since(o.since).String())
+	o.inbox.logger().InfoContext(ctx, "consumer: inbox has its database back", "receiver", o.inbox.Receiver, "source", o.inbox.Source, "after", time.Since(o.since).String())
 	o.since = time.Time{}
 }
 

@@ -314,7 +314,7 @@ func (s *shift) rescue(ctx context.Context, unattended bool) error {
 			continue
 		case f.state == StateFailed:
 			s.logger().ErrorContext(ctx, "consumer: event failed, "+crashLoopText,
-				slog.String("source", s.Source), slog.String("key", f.key), slog.String("event_type", f.eventType))
+				slog.String("receiver", s.Receiver), slog.String("source", s.Source), slog.String("key", f.key), slog.String("event_type", f.eventType))
 			if f.orderingKey != "" && s.cfg.OnFailure == FailureSkips {
 				if _, err := s.release(ctx, f.orderingKey); err != nil {
 					return err
@@ -325,7 +325,7 @@ func (s *shift) rescue(ctx context.Context, unattended bool) error {
 	}
 	if rescued > 0 {
 		s.more = true
-		s.logger().WarnContext(ctx, "consumer: gave back events whose worker had died", "source", s.Source, "events", rescued)
+		s.logger().WarnContext(ctx, "consumer: gave back events whose worker had died", "receiver", s.Receiver, "source", s.Source, "events", rescued)
 	}
 	return nil
 }
@@ -368,7 +368,7 @@ func (s *shift) drain(ctx context.Context) error {
 				return fmt.Errorf("stop inbox: %d handlers have not returned although their contexts have ended", len(s.tickets))
 			}
 			abandoned = true
-			s.logger().WarnContext(ctx, "consumer: inbox does not wait any longer for its handlers", "source", s.Source, "handlers", len(s.tickets))
+			s.logger().WarnContext(ctx, "consumer: inbox does not wait any longer for its handlers", "receiver", s.Receiver, "source", s.Source, "handlers", len(s.tickets))
 			s.abandon(errStopping)
 			timer.Reset(2 * s.CommitTimeout) // for what follows a handler
 		}

@@ -100,13 +100,13 @@ func TestEventsOfAnInboxMove(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	exec(`INSERT INTO inbox_events (source, idempotency_key, received_at, processing_state, attempts, next_attempt_at, processed_at, last_error, payload,
+	exec(`INSERT INTO inbox_events (receiver, source, idempotency_key, received_at, processing_state, attempts, next_attempt_at, processed_at, last_error, payload,
 			request_headers, event_id, ordering_key, sequence, not_after, claim, claimed_by, claimed_at, interruptions)
-		VALUES ('s', 'waits', '2026-01-01Z', 'pending', 2, '2026-01-02Z', NULL, 'why', 'a', '{"X": "y"}', 7, 'o', 8, '2027-01-02Z', 3, 'p', '2026-01-03Z', 1),
-			('s', 'done', '2026-01-01Z', 'succeeded', 1, NULL, '2026-01-02Z', NULL, 'b', NULL, NULL, NULL, 0, NULL, 1, NULL, NULL, 0)`)
-	exec(`INSERT INTO processed_events (source, idempotency_key, received_at, processing_state, attempts, event_id, not_after)
-		VALUES ('s', 'waits', '2026-01-01Z', 'recorded', 0, 7, '2027-01-02Z'), ('s', 'done', '2026-01-01Z', 'recorded', 0, NULL, NULL), ('s', 'removed', '2026-01-01Z', 'recorded', 0, NULL, NULL),
-			('s', 'by middleware', '2026-01-01Z', 'ignored', 1, NULL, NULL)`)
+		VALUES ('default', 's', 'waits', '2026-01-01Z', 'pending', 2, '2026-01-02Z', NULL, 'why', 'a', '{"X": "y"}', 7, 'o', 8, '2027-01-02Z', 3, 'p', '2026-01-03Z', 1),
+			('default', 's', 'done', '2026-01-01Z', 'succeeded', 1, NULL, '2026-01-02Z', NULL, 'b', NULL, NULL, NULL, 0, NULL, 1, NULL, NULL, 0)`)
+	exec(`INSERT INTO processed_events (receiver, source, idempotency_key, received_at, processing_state, attempts, event_id, not_after)
+		VALUES ('default', 's', 'waits', '2026-01-01Z', 'recorded', 0, 7, '2027-01-02Z'), ('default', 's', 'done', '2026-01-01Z', 'recorded', 0, NULL, NULL), ('default', 's', 'removed', '2026-01-01Z', 'recorded', 0, NULL, NULL),
+			('default', 's', 'by middleware', '2026-01-01Z', 'ignored', 1, NULL, NULL)`)
 	events := func() (text string) {
 		t.Helper()
 		if err := db.QueryRowContext(t.Context(), `SELECT string_agg(e::text, E'\n' ORDER BY inbox_id) FROM inbox_events e`).Scan(&text); err != nil {
@@ -162,12 +162,12 @@ func TestEventsThatAreNotRememberedMove(t *testing.T) {
 	t.Parallel()
 	db := open(t, pgtest.New(t, migrations.Inbox))
 	if _, err := db.ExecContext(t.Context(), `
-		INSERT INTO inbox_events (source, idempotency_key, event_type, event_version, related_reference, received_at, processing_state, next_attempt_at,
+		INSERT INTO inbox_events (receiver, source, idempotency_key, event_type, event_version, related_reference, received_at, processing_state, next_attempt_at,
 			payload, request_headers, event_id, not_after)
-		VALUES ('s', 'waits', 'paid', 2, 'r', '2026-01-01Z', 'pending', '2026-01-02Z', 'a', '{"X": "y"}', 7, '2027-01-02Z'),
-			('s', 'personal', '', 1, NULL, '2026-01-01Z', 'succeeded', NULL, NULL, NULL, NULL, NULL),
-			('s', 'processed', '', 1, NULL, '2026-01-01Z', 'pending', '2026-01-02Z', 'b', NULL, NULL, NULL);
-		INSERT INTO processed_events (source, idempotency_key, processing_state) VALUES ('s', 'processed', 'succeeded')`); err != nil {
+		VALUES ('default', 's', 'waits', 'paid', 2, 'r', '2026-01-01Z', 'pending', '2026-01-02Z', 'a', '{"X": "y"}', 7, '2027-01-02Z'),
+			('default', 's', 'personal', '', 1, NULL, '2026-01-01Z', 'succeeded', NULL, NULL, NULL, NULL, NULL),
+			('default', 's', 'processed', '', 1, NULL, '2026-01-01Z', 'pending', '2026-01-02Z', 'b', NULL, NULL, NULL);
+		INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) VALUES ('default', 's', 'processed', 'succeeded')`); err != nil {
 		t.Fatal(err)
 	}
 	texts := func(query string) (text string) {

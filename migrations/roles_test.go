@@ -47,7 +47,7 @@ func TestRolesAreGrantedByTheOwner(t *testing.T) {
 		must(run("shop_owner", string(script)))
 	}
 	must(run(superuser, `GRANT inbox_receiver TO shop_app`))
-	must(run("shop_app", `INSERT INTO processed_events (source, idempotency_key, processing_state) VALUES ('s', 'k', 'succeeded')`))
+	must(run("shop_app", `INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) VALUES ('test', 's', 'k', 'succeeded')`))
 	must(run(superuser, `DROP TABLE outbox CASCADE`))
 	refused(run("shop_app", string(script)), "shop_app may not grant rights on processed_events: run this as its owner, shop_owner")
 	must(run(superuser, string(script)))

@@ -121,12 +121,12 @@ func TestSecurityNoFunctionIsHijacked(t *testing.T) {
 		INSERT INTO outbox_alert (rule, subject) VALUES ('failed', 'logistics');
 		CREATE TABLE old PARTITION OF outbox_archive FOR VALUES FROM ('2020-01-01') TO ('2020-02-01');
 		SELECT setval('outbox_armed', (extract(epoch FROM now()) * 1000)::bigint + 1000000);
-		INSERT INTO processed_events (source, idempotency_key, processing_state, received_at)
-			VALUES ('s', 'k', 'succeeded', now() - interval '70 days'), ('r', 'k', 'recorded', now() - interval '70 days');
-		INSERT INTO inbox_events (source, idempotency_key, processing_state, received_at, processed_at)
-			VALUES ('r', 'k', 'succeeded', now() - interval '70 days', now() - interval '70 days');
-		INSERT INTO inbox_forgotten (source, received_before, announced_at)
-			VALUES ('s', now() - interval '30 days', now() - interval '2 days'), ('r', now() - interval '30 days', now() - interval '2 days')`)
+		INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at)
+			VALUES ('test', 's', 'k', 'succeeded', now() - interval '70 days'), ('test', 'r', 'k', 'recorded', now() - interval '70 days');
+		INSERT INTO inbox_events (receiver, source, idempotency_key, processing_state, received_at, processed_at)
+			VALUES ('test', 'r', 'k', 'succeeded', now() - interval '70 days', now() - interval '70 days');
+		INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at)
+			VALUES ('test', 's', now() - interval '30 days', now() - interval '2 days'), ('test', 'r', now() - interval '30 days', now() - interval '2 days')`)
 	s.superuser(`GRANT CREATE ON SCHEMA public TO PUBLIC`) // as up to PostgreSQL 14
 	s.as("producer").exec(createDecoys)
 

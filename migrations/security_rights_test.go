@@ -71,7 +71,7 @@ func TestSecurityRelayCannotDestroyEvents(t *testing.T) {
 			('t', '1', 'new', now()), ('t', '1', 'hours ago', now() - interval '23 hours'), ('t', '1', 'months ago', now() - interval '100 days');
 		INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason)
 			VALUES (1, 1, now() - interval '23 hours', 1, 1, 1, '', 'retry', 'x');
-		INSERT INTO processed_events (source, idempotency_key, processing_state, received_at) VALUES ('s', 'k', 'succeeded', now() - interval '23 hours')`)
+		INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at) VALUES ('test', 's', 'k', 'succeeded', now() - interval '23 hours')`)
 	relay.exec(`UPDATE outbox_delivery SET status = 'discarded', last_attempt_at = NULL, next_attempt_at = '2001-01-01'`)
 	// Ages that compare as zero, or as a day, and lead into the future.
 	ages := []string{`-1 day`, `0`, `23 hours 59 minutes`, `1 mon -31 days`, `1 mon -29 days -100 years`, `12 mons -365 days -1 hour`, `-24 hours`}

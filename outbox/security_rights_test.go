@@ -53,6 +53,7 @@ var promised = map[string]string{
 	"outbox_release_parked(bigint,bigint)":                           "relay: execute",
 	"outbox_archive_partitions()":                                    "",
 	"outbox_fan_out()":                                               "",
+	"processed_events_keep()":                                        "",
 	"outbox_headers_are_fit(jsonb)":                                  everyone,
 	// These run with the rights of the caller, on nothing but what the caller gives them.
 	"outbox_refuse_update()":                            everyone,

@@ -153,8 +153,8 @@ func TestPruneProcessedEvents(t *testing.T) {
 		{"succeeded", young, young, false},
 		{"succeeded", old, young, false}, // after a long time in the inbox
 	} {
-		db.exec(`INSERT INTO processed_events (source, idempotency_key, processing_state, received_at, processed_at)
-			SELECT 's', $1 || i, split_part($1, '/', 1), now() - $2::interval, now() - nullif($3, '')::interval
+		db.exec(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at, processed_at)
+			SELECT 'test', 's', $1 || i, split_part($1, '/', 1), now() - $2::interval, now() - nullif($3, '')::interval
 			FROM generate_series(1, 500) i`, fmt.Sprint(c.state, "/", c.received, "/", c.processed), c.received, c.processed)
 		if !c.pruned {
 			kept += 500
@@ -170,7 +170,7 @@ func TestPruneProcessedEvents(t *testing.T) {
 	db.exec(`UPDATE inbox_forgotten SET announced_at = announced_at - interval '2 minutes'`)
 	// A duplicate of one of them is just being looked at, as the package consumer does it.
 	tx := db.begin()
-	_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text, 122550254464888 # 'processed_events'::regclass::oid::bigint))`,
+	_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(hashtextextended('test' || E'\n' || $1::text || E'\n' || $2::text, 122550254464888 # 'processed_events'::regclass::oid::bigint))`,
 		pgx.QueryExecModeSimpleProtocol, "s", "succeeded/"+old+"/"+old+"7") // which keeps no snapshot
 	must(t, err)
 	if due, err := NewOps(db.pool).ArchiveDue(t.Context(), keep, nil); err != nil || due.ProcessedEvents != int64(4000-kept) {
@@ -265,8 +265,8 @@ func TestArchivePlans(t *testing.T) {
 	db.aged(120_000, "key")
 	db.exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason)
 		SELECT 1, i, now() - interval '40 days', 1, 1, 1, 'default', 'retry', 'x' FROM generate_series(1, 120000) i`)
-	db.exec(`INSERT INTO processed_events (source, idempotency_key, processing_state, received_at) SELECT 's', i, 'succeeded', now() - interval '40 days' FROM generate_series(1, 120000) i`)
-	db.exec(`INSERT INTO inbox_forgotten (source, received_before, announced_at) VALUES ('s', now() - interval '30 days', now() - interval '1 day')`)
+	db.exec(`INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at) SELECT 'test', 's', i, 'succeeded', now() - interval '40 days' FROM generate_series(1, 120000) i`)
+	db.exec(`INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at) VALUES ('test', 's', now() - interval '30 days', now() - interval '1 day')`)
 	for _, statistics := range []string{"none", "fresh"} {
 		if statistics == "fresh" {
 			db.exec(`VACUUM ANALYZE`)

@@ -46,7 +46,7 @@ func (role *logisticsRole) Run(ctx context.Context) error {
 	defer pool.Close()
 
 	r := &receiver{role: role, journal: &journal{w: os.Stdout}}
-	r.inner = consumer.Middleware(pool, consumer.Config{Secrets: []string{role.Secret}})(http.HandlerFunc(ship))
+	r.inner = consumer.Middleware(pool, consumer.Config{Receiver: "logistics", Secrets: []string{role.Secret}})(http.HandlerFunc(ship))
 	mux := http.NewServeMux()
 	mux.Handle("POST "+webhookPath, r)
 

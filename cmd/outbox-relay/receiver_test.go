@@ -42,7 +42,7 @@ func TestReceiverWhoseDependencyIsDown(t *testing.T) {
 	})
 	quiet := slog.New(slog.DiscardHandler)
 	breaker := consumer.NewBreaker(consumer.BreakerConfig{OpenFor: 200 * time.Millisecond, OpenMax: 200 * time.Millisecond, Logger: quiet})
-	guarded := consumer.Middleware(pool, consumer.Config{Secrets: []string{goodSecret}, Observer: observe, Breaker: breaker, Logger: quiet})
+	guarded := consumer.Middleware(pool, consumer.Config{Receiver: "logistics", Secrets: []string{goodSecret}, Observer: observe, Breaker: breaker, Logger: quiet})
 	receiver := httptest.NewServer(guarded(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !up.Load() {
 			http.Error(w, "the bank is down", http.StatusBadGateway)

@@ -23,6 +23,7 @@ const (
 	attrExpires = "expires_at" // Unix seconds, not earlier: when DynamoDB may remove the item
 	attrStatus  = "status"     // tells a processed event from one that is held
 	attrHash    = "hash"
+	attrSentTo  = "destination"
 )
 
 // Store is a [consumer.Store] in DynamoDB, made by [New]. It is safe for concurrent use and starts nothing.
@@ -43,7 +44,7 @@ func New(client *dynamodb.Client, table string) *Store {
 
 // eventName is unambiguous because an escaped source holds no colon.
 func eventName(c consumer.Claim) types.AttributeValue {
-	return text(url.QueryEscape(c.Source) + ":" + c.Key)
+	return text(url.QueryEscape(c.Receiver) + ":" + url.QueryEscape(c.Source) + ":" + c.Key)
 }
 
 // acquireCondition: nobody holds the event, or this claim does already, or whoever did or had processed it has had his
@@ -113,6 +114,7 @@ func (s *Store) Complete(ctx context.Context, c consumer.Claim, status int, ttl 
 	item := newItem(c, now.Add(ttl))
 	item[attrStatus] = &types.AttributeValueMemberN{Value: strconv.Itoa(status)}
 	item[attrHash] = &types.AttributeValueMemberB{Value: c.Hash[:]}
+	item[attrSentTo] = text(c.Destination)
 	_, err := s.client.PutItem(ctx, &dynamodb.PutItemInput{
 		TableName:                 &s.table,
 		Item:                      item,
@@ -161,10 +163,11 @@ func newItem(c consumer.Claim, until time.Time) map[string]types.AttributeValue 
 func readKnown(item map[string]types.AttributeValue) (*consumer.Known, error) {
 	status, okStatus := item[attrStatus].(*types.AttributeValueMemberN)
 	hash, okHash := item[attrHash].(*types.AttributeValueMemberB)
-	if !okStatus || !okHash {
+	destination, okDestination := item[attrSentTo].(*types.AttributeValueMemberS)
+	if !okStatus || !okHash || !okDestination {
 		return nil, errors.New("an attribute is missing or of another type")
 	}
-	known := &consumer.Known{}
+	known := &consumer.Known{Destination: destination.Value}
 	if copy(known.Hash[:], hash.Value) != len(known.Hash) {
 		return nil, errors.New("the hash is too short")
 	}

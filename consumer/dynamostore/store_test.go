@@ -35,7 +35,7 @@ func TestConformance(t *testing.T) {
 }
 
 func claim(key string) consumer.Claim {
-	return consumer.Claim{Source: "fin ance:", Key: key, Hash: sha256.Sum256([]byte(key)), Token: rand.Text()}
+	return consumer.Claim{Receiver: "a b", Source: "fin ance:", Key: key, Hash: sha256.Sum256([]byte(key)), Token: rand.Text()}
 }
 
 // attributes reads an item as DynamoDB has it.
@@ -60,7 +60,7 @@ func TestNameAndTimesToLive(t *testing.T) {
 	store, ctx := dynamostore.New(c, table), t.Context()
 	want := func(what string, earliest, latest time.Time) {
 		t.Helper()
-		item := attributes(t, c, table, "fin+ance%3A:a:{b}")
+		item := attributes(t, c, table, "a+b:fin+ance%3A:a:{b}")
 		until := number(t, item["until"])
 		expires := number(t, item["expires_at"])
 		if until < earliest.UnixMilli() || until > latest.UnixMilli() || expires*1000 < until || expires*1000 > until+1000 {
@@ -113,14 +113,17 @@ func TestItemsOfOthers(t *testing.T) {
 		"an odd hash": func(item map[string]types.AttributeValue) {
 			item["hash"] = &types.AttributeValueMemberB{Value: []byte("x")}
 		},
-		"no hash": func(item map[string]types.AttributeValue) { delete(item, "hash") },
+		"no hash":        func(item map[string]types.AttributeValue) { delete(item, "hash") },
+		"no destination": func(item map[string]types.AttributeValue) { delete(item, "destination") },
 	} {
 		item := map[string]types.AttributeValue{
-			"event":  &types.AttributeValueMemberS{Value: "fin+ance%3A:" + name},
+			"event":  &types.AttributeValueMemberS{Value: "a+b:fin+ance%3A:" + name},
 			"token":  &types.AttributeValueMemberS{Value: "t"},
 			"until":  future,
 			"status": &types.AttributeValueMemberN{Value: "200"},
 			"hash":   &types.AttributeValueMemberB{Value: make([]byte, 32)},
+
+			"destination": &types.AttributeValueMemberS{},
 		}
 		change(item)
 		if _, err := c.PutItem(ctx, &dynamodb.PutItemInput{TableName: &table, Item: item}); err != nil {

@@ -41,7 +41,7 @@ func TestBreakerState(t *testing.T) {
 	}
 
 	down := true
-	receive := consumer.Middleware(pgtest.Pool(t, newDatabase(t)), consumer.Config{Secrets: []string{secretText}, Breaker: breaker, Logger: quiet})
+	receive := consumer.Middleware(pgtest.Pool(t, newDatabase(t)), consumer.Config{Receiver: "logistics", Secrets: []string{secretText}, Breaker: breaker, Logger: quiet})
 	server := httptest.NewServer(receive(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if down {
 			down = false

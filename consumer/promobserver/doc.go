@@ -5,7 +5,7 @@
 //	if err != nil {
 //		return err
 //	}
-//	receive := consumer.Middleware(pool, consumer.Config{Secrets: secrets, Source: "finance", Observer: metrics})
+//	receive := consumer.Middleware(pool, consumer.Config{Receiver: "logistics", Secrets: secrets, Source: "finance", Observer: metrics})
 //	mux.Handle("POST /webhooks/finance", receive(handler))
 //	mux.Handle("GET /metrics", promhttp.Handler())
 //

@@ -56,7 +56,8 @@ func post(t *testing.T, url, key, eventType, secret string) int {
 func receiver(t *testing.T, dsn, source string, observer consumer.Observer) (url string) {
 	t.Helper()
 	receive := consumer.Middleware(pgtest.Pool(t, dsn), consumer.Config{
-		Secrets: []string{secretText}, Source: source, Observer: observer, Logger: slog.New(slog.DiscardHandler),
+		Receiver: "logistics",
+		Secrets:  []string{secretText}, Source: source, Observer: observer, Logger: slog.New(slog.DiscardHandler),
 	})
 	server := httptest.NewServer(receive(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		key := consumer.EventFrom(r.Context()).Key
@@ -233,7 +234,8 @@ func TestInboxIsCounted(t *testing.T) {
 	observer := &told{mustNew(t, registry, promobserver.Options{}), make(chan consumer.Result, 10)}
 	inbox := consumer.NewInbox(pgtest.Pool(t, newDatabase(t)), consumer.InboxConfig{
 		Config: consumer.Config{
-			Secrets: []string{secretText}, Source: "finance", Observer: observer, Logger: slog.New(slog.DiscardHandler),
+			Receiver: "logistics",
+			Secrets:  []string{secretText}, Source: "finance", Observer: observer, Logger: slog.New(slog.DiscardHandler),
 		},
 		Workers: 1,
 		Handle: func(_ context.Context, event consumer.Event, _ []byte) error {

@@ -43,17 +43,17 @@ func New(client redis.UniversalClient, o Options) *Store {
 	return s
 }
 
-// key is unambiguous because an escaped source holds no colon.
+// key is unambiguous because an escaped name holds no colon.
 func (s *Store) key(c consumer.Claim) []string {
-	return []string{s.prefix + url.QueryEscape(c.Source) + ":" + c.Key}
+	return []string{s.prefix + url.QueryEscape(c.Receiver) + ":" + url.QueryEscape(c.Source) + ":" + c.Key}
 }
 
 // acquireScript returns what is kept of a known event, an empty list when another claim holds it, and 1 when this claim
 // does. The field status tells a known event from one that is held.
 const acquireScript = `
-local kept = redis.call('HMGET', KEYS[1], 'token', 'status', 'hash')
+local kept = redis.call('HMGET', KEYS[1], 'token', 'status', 'hash', 'destination')
 if kept[2] then
-	return {kept[2], kept[3]}
+	return {kept[2], kept[3], kept[4]}
 end
 if kept[1] and kept[1] ~= ARGV[1] then
 	return {}
@@ -84,9 +84,9 @@ func (s *Store) Acquire(ctx context.Context, c consumer.Claim, lease time.Durati
 	return consumer.Acquired{}, fmt.Errorf("ask Redis: unexpected reply of type %T", reply)
 }
 
-// readKnown reads status and hash.
+// readKnown reads status, hash and destination.
 func readKnown(reply []any) (*consumer.Known, error) {
-	var fields [2]string
+	var fields [3]string
 	for i := range fields {
 		text, ok := reply[i].(string)
 		if !ok {
@@ -94,7 +94,7 @@ func readKnown(reply []any) (*consumer.Known, error) {
 		}
 		fields[i] = text
 	}
-	known := &consumer.Known{}
+	known := &consumer.Known{Destination: fields[2]}
 	if copy(known.Hash[:], fields[1]) != len(known.Hash) {
 		return nil, errors.New("the hash is too short")
 	}
@@ -111,14 +111,14 @@ local token = redis.call('HGET', KEYS[1], 'token')
 if token and token ~= ARGV[1] then
 	return 0
 end
-redis.call('HSET', KEYS[1], 'token', ARGV[1], 'status', ARGV[3], 'hash', ARGV[4])
+redis.call('HSET', KEYS[1], 'token', ARGV[1], 'status', ARGV[3], 'hash', ARGV[4], 'destination', ARGV[5])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1`
 
 // Complete implements [consumer.Store].
 func (s *Store) Complete(ctx context.Context, c consumer.Claim, status int, ttl time.Duration) error {
 	done, err := s.complete.Run(ctx, s.client, s.key(c),
-		c.Token, milliseconds(ttl), status, string(c.Hash[:])).Int()
+		c.Token, milliseconds(ttl), status, string(c.Hash[:]), c.Destination).Int()
 	switch {
 	case err != nil:
 		return fmt.Errorf("tell Redis: %w", err)

@@ -47,7 +47,7 @@ func TestConformanceWithoutPersistence(t *testing.T) {
 }
 
 func claim(key string) consumer.Claim {
-	return consumer.Claim{Source: "fin ance:", Key: key, Token: rand.Text()}
+	return consumer.Claim{Receiver: "a b", Source: "fin ance:", Key: key, Token: rand.Text()}
 }
 
 func TestKeyAndTimesToLive(t *testing.T) {
@@ -55,7 +55,7 @@ func TestKeyAndTimesToLive(t *testing.T) {
 	s := server(t)
 	c := client(t, s)
 	store, ctx := redisstore.New(c, redisstore.Options{}), t.Context()
-	const name = "inbox:fin+ance%3A:a:{b}"
+	const name = "inbox:a+b:fin+ance%3A:a:{b}"
 	want := func(what string, most time.Duration) {
 		t.Helper()
 		if got := c.PTTL(ctx, name).Val(); got <= most/2 || got > most {
@@ -117,7 +117,7 @@ func TestKeysOfOthers(t *testing.T) {
 		"an odd status": func(key string) error { return c.HSet(ctx, key, odd("status", "x")).Err() },
 		"an odd hash":   func(key string) error { return c.HSet(ctx, key, odd("hash", "x")).Err() },
 	} {
-		if err := put(o.Prefix + "fin+ance%3A:" + name); err != nil {
+		if err := put(o.Prefix + "a+b:fin+ance%3A:" + name); err != nil {
 			t.Fatal(err)
 		}
 		if got, err := store.Acquire(ctx, claim(name), time.Hour); err == nil {

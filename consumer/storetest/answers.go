@@ -98,7 +98,7 @@ func sourcesApart(w *world) {
 		{"finance", "k"},
 		{"stock", "k"},
 	} {
-		rc := w.receiver(consumer.StoreConfig{Config: consumer.Config{Source: name[0]}}, func(out http.ResponseWriter, _ *http.Request) {
+		rc := w.receiver(consumer.StoreConfig{Config: consumer.Config{Receiver: "logistics", Source: name[0]}}, func(out http.ResponseWriter, _ *http.Request) {
 			out.WriteHeader(210 + i)
 		})
 		w.wantFirst(rc.post(name[1], "{}"), 210+i, "")

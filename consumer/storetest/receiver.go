@@ -78,7 +78,7 @@ func (w *world) receiver(cfg consumer.StoreConfig, handler http.HandlerFunc) *re
 		w.memory = w.subject.New(w)
 	}
 	rc := &receiver{world: w, reports: make(chan consumer.Report, 100)}
-	cfg.Secrets = []string{secretText}
+	cfg.Receiver, cfg.Secrets = "test", []string{secretText}
 	cfg.Observer = consumer.ObserverFunc(func(_ context.Context, r consumer.Report) { rc.reports <- r })
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	if cfg.CommitTimeout == 0 {

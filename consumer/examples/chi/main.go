@@ -35,8 +35,9 @@ func run(ctx context.Context) error {
 	}
 	defer pool.Close()
 	once := consumer.Middleware(pool, consumer.Config{
-		Source:  "finance",
-		Secrets: []string{os.Getenv("FINANCE_SECRET")},
+		Receiver: "logistics",
+		Source:   "finance",
+		Secrets:  []string{os.Getenv("FINANCE_SECRET")},
 	})
 	router := chi.NewRouter()
 	router.Use(middleware.RequestID) // what must not run in the transaction goes before it

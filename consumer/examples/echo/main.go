@@ -36,8 +36,9 @@ func run(ctx context.Context) error {
 	}
 	defer pool.Close()
 	once := consumer.Middleware(pool, consumer.Config{
-		Source:  "finance",
-		Secrets: []string{os.Getenv("FINANCE_SECRET")},
+		Receiver: "logistics",
+		Source:   "finance",
+		Secrets:  []string{os.Getenv("FINANCE_SECRET")},
 	})
 	e := echo.New()
 	e.POST("/webhooks/finance", ship, within(once))

@@ -39,8 +39,9 @@ func run(ctx context.Context) error {
 		return err
 	}
 	once := consumer.MiddlewareSQL(pool, consumer.Config{
-		Source:  "finance",
-		Secrets: []string{os.Getenv("FINANCE_SECRET")},
+		Receiver: "logistics",
+		Source:   "finance",
+		Secrets:  []string{os.Getenv("FINANCE_SECRET")},
 	})
 	router := consumer.NewRouter()
 	s := &shipping{db: db}

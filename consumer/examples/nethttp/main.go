@@ -33,8 +33,9 @@ func run(ctx context.Context) error {
 	}
 	defer pool.Close()
 	once := consumer.Middleware(pool, consumer.Config{
-		Source:  "finance",
-		Secrets: []string{os.Getenv("FINANCE_SECRET")},
+		Receiver: "logistics",
+		Source:   "finance",
+		Secrets:  []string{os.Getenv("FINANCE_SECRET")},
 	})
 	router := consumer.NewRouter()
 	consumer.HandleJSON(router, "invoice.created", 1, ship)

@@ -33,8 +33,9 @@ func run(ctx context.Context) error {
 	}
 	defer db.Close()
 	once := consumer.MiddlewareSQL(db.DB, consumer.Config{
-		Source:  "finance",
-		Secrets: []string{os.Getenv("FINANCE_SECRET")},
+		Receiver: "logistics",
+		Source:   "finance",
+		Secrets:  []string{os.Getenv("FINANCE_SECRET")},
 	})
 	router := consumer.NewRouter()
 	s := &shipping{db: db}

@@ -45,6 +45,7 @@ func run(ctx context.Context) error {
 		return errors.New("set STRIPE_SECRET: with an empty one anybody could sign")
 	}
 	once := consumer.Middleware(pool, consumer.Config{
+		Receiver:      "logistics",
 		Source:        "stripe",
 		Verify:        verifier(secret),
 		SenderHorizon: 3 * 24 * time.Hour, // for as long Stripe repeats what was not accepted

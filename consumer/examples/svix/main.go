@@ -34,6 +34,7 @@ func run(ctx context.Context) error {
 	}
 	defer pool.Close()
 	once := consumer.Middleware(pool, consumer.Config{
+		Receiver:      "logistics",
 		Source:        "billing",
 		Secrets:       []string{os.Getenv("BILLING_SECRET")},
 		AcceptForeign: true, // the key is then webhook-id, and the payload the only thing to believe

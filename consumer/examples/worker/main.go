@@ -42,8 +42,9 @@ func run(ctx context.Context) error {
 	consumer.HandleJSON(router, "invoice.created", 1, ship)
 	inbox := consumer.NewInbox(pool, consumer.InboxConfig{
 		Config: consumer.Config{
-			Source:  "finance",
-			Secrets: []string{os.Getenv("FINANCE_SECRET")},
+			Receiver: "logistics",
+			Source:   "finance",
+			Secrets:  []string{os.Getenv("FINANCE_SECRET")},
 		},
 		Handle:  traced(router.Dispatch), // or router.Dispatch alone
 		Workers: 2,
@@ -74,7 +75,7 @@ func forget(ctx context.Context, pool *pgxpool.Pool) {
 	daily := time.NewTicker(24 * time.Hour)
 	defer daily.Stop()
 	for {
-		forgotten, err := consumer.Prune(ctx, pool, consumer.PruneConfig{Source: "finance", Retention: 90 * 24 * time.Hour})
+		forgotten, err := consumer.Prune(ctx, pool, consumer.PruneConfig{Receiver: "logistics", Retention: 90 * 24 * time.Hour})
 		if err != nil {
 			slog.Warn("cannot prune processed events", "error", err) // the next run goes on
 		}

@@ -59,8 +59,8 @@ func TestWorksWhatItHasRecorded(t *testing.T) {
 func TestAnnouncesWhatItWillForget(t *testing.T) {
 	t.Parallel()
 	e := exampletest.Start(t, exampletest.Invoices+`;
-		INSERT INTO processed_events (source, idempotency_key, processing_state, received_at, processed_at)
-		VALUES ('finance', 'old', 'succeeded', now() - interval '100 days', now() - interval '100 days')`)
+		INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, received_at, processed_at)
+		VALUES ('logistics', 'finance', 'old', 'succeeded', now() - interval '100 days', now() - interval '100 days')`)
 	e.Await("SELECT EXISTS (SELECT FROM inbox_forgotten WHERE source = 'finance' AND received_before > now() - interval '91 days')")
 }
 
