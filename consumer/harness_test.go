@@ -333,14 +333,14 @@ func wantProblem(t testing.TB, got response, status int, name string) {
 
 func wantReplayed(t testing.TB, got response, status int, body string) {
 	t.Helper()
-	if got.status != status || got.body != body || got.header.Get(consumer.HeaderReplayed) != "true" {
+	if got.status != status || got.body != body || got.header.Get(webhook.Replayed) != "true" {
 		t.Errorf("got %d %q %v; want %d %q replayed", got.status, got.body, got.header, status, body)
 	}
 }
 
 func wantFirst(t testing.TB, got response, status int, body string) {
 	t.Helper()
-	if got.status != status || got.body != body || got.header.Get(consumer.HeaderReplayed) != "" {
+	if got.status != status || got.body != body || got.header.Get(webhook.Replayed) != "" {
 		t.Errorf("got %d %q %v; want %d %q, not replayed", got.status, got.body, got.header, status, body)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // pruning forgets what one process of the role "prune-die", and those that come after it, are to forget.
@@ -53,7 +54,7 @@ func TestKilledWhilePruning(t *testing.T) {
 		bring := func(name string) (status int, replayed bool) {
 			w := httptest.NewRecorder()
 			receive.ServeHTTP(w, e.newRequest(name+n, "{}", created(time.Now().Add(-ages[name]))))
-			return w.Code, w.Header().Get(consumer.HeaderReplayed) != ""
+			return w.Code, w.Header().Get(webhook.Replayed) != ""
 		}
 		for name, age := range ages {
 			if status, replayed := bring(name); status != http.StatusCreated || replayed {

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // receiveAndDie is a receiver that kills itself at one of its operations.
@@ -129,7 +130,7 @@ func TestKilledAtEveryOperation(t *testing.T) {
 				again = e.post(key, "{}") // until the server has noticed the death
 			}
 			switch {
-			case again.header.Get(consumer.HeaderReplayed) != "":
+			case again.header.Get(webhook.Replayed) != "":
 				wantReplayed(t, again, 201, "")
 				replayed++
 			case err == nil:
@@ -161,7 +162,7 @@ func thaw[T any](p *process, done <-chan T) T {
 // answersOnce reports whether an answer is the handler's, or that of a duplicate.
 func answersOnce(got response, key string) bool {
 	want := `{"done":"` + key + `"}`
-	if got.header.Get(consumer.HeaderReplayed) != "" {
+	if got.header.Get(webhook.Replayed) != "" {
 		want = ""
 	}
 	return got.status == 201 && got.body == want

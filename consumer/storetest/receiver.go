@@ -196,14 +196,14 @@ func (rc *receiver) wantResult(want consumer.Result) consumer.Report {
 
 func (w *world) wantFirst(got response, status int, body string) {
 	w.Helper()
-	if got.status != status || got.body != body || got.header.Get(consumer.HeaderReplayed) != "" {
+	if got.status != status || got.body != body || got.header.Get(webhook.Replayed) != "" {
 		w.Errorf("got %d %.200q %v; want %d %.200q, not replayed", got.status, got.body, got.header, status, body)
 	}
 }
 
 func (w *world) wantReplayed(got response, status int) {
 	w.Helper()
-	if got.status != status || got.body != "" || got.header.Get(consumer.HeaderReplayed) != "true" {
+	if got.status != status || got.body != "" || got.header.Get(webhook.Replayed) != "true" {
 		w.Errorf("got %d %.200q %v; want %d without a body, replayed", got.status, got.body, got.header, status)
 	}
 }
