@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -43,11 +42,6 @@ type Config struct {
 	// sent again for longer, which the key turns into a duplicate as long as its row is kept. By as much may the clocks of
 	// the sender's and the receiver's database differ before an event that was forgotten is taken for a new one.
 	Tolerance time.Duration
-
-	// Retention is how long processed events are remembered: the [PruneConfig].Retention of whoever prunes them. It is
-	// compared, at start with SenderHorizon and once with what a sender says itself, and removes nothing. At least 24
-	// hours; 0: not said, and nothing is compared.
-	Retention time.Duration
 
 	// SenderHorizon is how long after its first request the sender may send an event again. A relay says so in each
 	// request (30 days by default); for other senders it stands in their documentation. The row of an event whose sender
@@ -104,11 +98,9 @@ type Config struct {
 // settings are a Config that has been checked and completed.
 type settings struct {
 	Config
-	secrets     []webhook.Secret
-	unverified  *budget      // MaxUnverifiedBytes
-	tables      *sync.Map    // the tables of events by their oid
-	horizonTold *atomic.Bool // that a sender's horizon is longer than Retention
-	expires     bool         // what is remembered goes by itself after Retention, as in a Store
+	secrets    []webhook.Secret
+	unverified *budget   // MaxUnverifiedBytes
+	tables     *sync.Map // the tables of events by their oid
 }
 
 // complete fills in defaults. It panics on a Config that cannot work, so that a mistake shows at start and not when the
@@ -154,10 +146,8 @@ func (c Config) complete() settings {
 	s.unverified = newBudget(s.MaxUnverifiedBytes)
 	orDefault("HandlerTimeout", &s.HandlerTimeout, time.Minute)
 	orDefault("CommitTimeout", &s.CommitTimeout, 10*time.Second)
-	if problem := memoryProblem(s.Retention, s.SenderHorizon); problem != "" {
-		panic("consumer: Config." + problem)
-	}
-	s.horizonTold, s.tables = new(atomic.Bool), new(sync.Map)
+	orDefault("SenderHorizon", &s.SenderHorizon, 0)
+	s.tables = new(sync.Map)
 	return s
 }
 

@@ -77,7 +77,6 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if rc.Observer != nil {
 		rc.Observer.Received(r.Context(), rq.event)
 	}
-	rc.compareHorizon(r.Context(), &rq)
 	var wait time.Duration
 	var ok bool
 	if rq.pass, wait, ok = rc.Breaker.enter(time.Now()); !ok {

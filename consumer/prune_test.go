@@ -21,7 +21,7 @@ import (
 const day = 24 * time.Hour
 
 // ninety is the usual memory.
-var ninety = consumer.PruneConfig{Retention: 90 * day, SenderHorizon: 30 * day}
+var ninety = consumer.PruneConfig{Retention: 90 * day}
 
 // old are events of 91 days ago: n rows that a middleware left, and their effects.
 func (e *env) old(source, key string, n int) {
@@ -369,15 +369,13 @@ func TestPruneConfigMistakes(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, effect)
 		for want, cfg := range map[string]consumer.PruneConfig{
-			"consumer: PruneConfig.Retention is not set: say for how long to remember":                        {SenderHorizon: 30 * day},
-			"consumer: PruneConfig.Retention: 90ns is less than a day":                                        {Retention: 90},
-			"consumer: PruneConfig.Retention: -24h0m0s is less than a day":                                    {Retention: -day},
-			"consumer: PruneConfig.Retention: 720h0m0s is not longer than the sender may send an event again": {Retention: 30 * day, SenderHorizon: 30 * day},
-			"consumer: PruneConfig.SenderHorizon is negative":                                                 {Retention: 30 * day, SenderHorizon: -1},
-			`consumer: PruneConfig.Source: "größe" is not 1 to 255 printable ASCII characters`:                {Retention: 30 * day, Source: "größe"},
-			"consumer: PruneConfig.BatchPages: 33 is out of range":                                            {Retention: 30 * day, BatchPages: 33},
-			"consumer: PruneConfig.BatchPages: -1 is out of range":                                            {Retention: 30 * day, BatchPages: -1},
-			"consumer: PruneConfig.Pause is negative: -1ns":                                                   {Retention: 30 * day, Pause: -1},
+			"consumer: PruneConfig.Retention is not set: say for how long to remember":         {},
+			"consumer: PruneConfig.Retention: 90ns is less than a day":                         {Retention: 90},
+			"consumer: PruneConfig.Retention: -24h0m0s is less than a day":                     {Retention: -day},
+			`consumer: PruneConfig.Source: "größe" is not 1 to 255 printable ASCII characters`: {Retention: 30 * day, Source: "größe"},
+			"consumer: PruneConfig.BatchPages: 33 is out of range":                             {Retention: 30 * day, BatchPages: 33},
+			"consumer: PruneConfig.BatchPages: -1 is out of range":                             {Retention: 30 * day, BatchPages: -1},
+			"consumer: PruneConfig.Pause is negative: -1ns":                                    {Retention: 30 * day, Pause: -1},
 		} {
 			if done, err := e.prune(t.Context(), e, cfg); err == nil || !strings.HasPrefix(err.Error(), want) || done != (consumer.Pruned{}) {
 				t.Errorf("%+v: %v\nwant %s", cfg, err, want)

@@ -106,7 +106,6 @@ func TestStoreConfigThatCannotWorkPanics(t *testing.T) {
 		"Config.TTL is negative":  with(func(c *consumer.StoreConfig) { c.TTL = -1 }),
 		"TTL: 5m0s is not longer": with(func(c *consumer.StoreConfig) { c.TTL = 5 * time.Minute }),
 		"TTL: 24h0m0s is not":     with(func(c *consumer.StoreConfig) { c.TTL, c.SenderHorizon = 24*time.Hour, 24*time.Hour }),
-		"Retention is set":        with(func(c *consumer.StoreConfig) { c.Retention = 48 * time.Hour }),
 		"needs a store":           good,
 	} {
 		t.Run(want, func(t *testing.T) {
