@@ -240,19 +240,20 @@ func (s *shift) tell(ctx context.Context, wk *work, report Report, what string) 
 		attrs = append(attrs, slog.String("stack", string(panicked.stack)))
 	}
 	s.logger().LogAttrs(ctx, level, what, attrs...)
-	if s.Observer != nil {
+	if s.Observe != nil {
 		report.Duration, report.HandlerDuration = time.Since(wk.began), wk.handled
-		s.observe(ctx, report)
+		s.callObserve(ctx, report)
 	}
 }
 
-// observe tells the Observer, on a goroutine whose panic would end the process. The outcome stays what it is.
-func (s *shift) observe(ctx context.Context, report Report) {
+// callObserve calls Config.Observe. It recovers from a panic, which would end the process on this goroutine; the outcome is
+// committed already.
+func (s *shift) callObserve(ctx context.Context, report Report) {
 	defer func() {
 		if cause := recover(); cause != nil {
-			s.logger().ErrorContext(ctx, "consumer: the Observer panicked", "source", s.Source, "key", report.Event.Key,
+			s.logger().ErrorContext(ctx, "consumer: Config.Observe panicked", "source", s.Source, "key", report.Event.Key,
 				"panic", redact(fmt.Sprint(cause)), "stack", string(debug.Stack()))
 		}
 	}()
-	s.Observer.Finished(ctx, report)
+	s.Observe(ctx, report)
 }

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"context"
 	"database/sql"
 	"fmt"
 	"log/slog"
@@ -77,8 +78,8 @@ type Config struct {
 
 	// Redact removes what only the application knows to be private, such as names, from the text of a handler's error
 	// before it is stored, logged or answered. Nil removes nothing. Afterwards credentials that can be recognised are
-	// masked in any case, and the text is cut to 1 KiB. Called concurrently. An Observer gets the error as
-	// it is.
+	// masked in any case, and the text is cut to 1 KiB. Called concurrently. Observe gets the error
+	// as it is.
 	Redact func(text string) string
 
 	// Breaker answers 503 at once while what the handler depends on is down, so that a relay holds its events instead of
@@ -86,8 +87,11 @@ type Config struct {
 	// request is tried.
 	Breaker *Breaker
 
-	// Observer hears what becomes of every request. Nil tells nobody.
-	Observer Observer
+	// Observe is called once for every request, when its outcome is final and before the answer is written, and once for every
+	// attempt of an inbox's worker, when its outcome is committed: count and measure here. ctx is the request's, or one that
+	// outlives the attempt. It is called concurrently, on the goroutine of the request or the worker, and must not block.
+	// The module consumer/promobserver has one for Prometheus. Nil: nothing is called.
+	Observe func(ctx context.Context, report Report)
 
 	// Logger receives what an operator must act on: failed commits, an unreachable database, panics, reused keys; as
 	// information each event that is ignored and each request that is refused; and all else for debugging. It gets source, key

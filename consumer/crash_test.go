@@ -40,10 +40,10 @@ func TestKilledBetweenCommitAndAnswer(t *testing.T) {
 func receiveAndHang(p *player) {
 	middleware := consumer.Middleware(p.pool(), consumer.Config{
 		Secrets: []string{secretText},
-		Observer: consumer.ObserverFunc(func(_ context.Context, r consumer.Report) {
+		Observe: func(_ context.Context, r consumer.Report) {
 			fmt.Println(r.Result)
 			select {}
-		}),
+		},
 	})
 	p.serve(middleware(effect(&env{flavour: flavours[0]})))
 }

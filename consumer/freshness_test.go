@@ -147,7 +147,7 @@ func TestFreshnessOverHTTP(t *testing.T) {
 		count := map[string]int{"pgx": 10_000, "database/sql": 3_000}[f.name]
 		all, newest := facts(int64(count))
 		var disturbed sync.Map
-		e := newEnv(t, f, consumer.Config{Observer: consumer.ObserverFunc(func(context.Context, consumer.Report) {})}, func(e *env) http.HandlerFunc {
+		e := newEnv(t, f, consumer.Config{Observe: func(context.Context, consumer.Report) {}}, func(e *env) http.HandlerFunc {
 			router := consumer.NewRouter()
 			consumer.HandleJSON(router, "entity.changed", 0, func(ctx context.Context, event consumer.Event, payload struct{ Entity string }) error {
 				v, scope := consumer.BySequence(event.Sequence), "by sequence"

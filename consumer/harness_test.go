@@ -175,8 +175,8 @@ func newEnvAt(t testing.TB, f flavour, dsn string, cfg consumer.Config, handler 
 	if len(cfg.Secrets) == 0 && !cfg.AllowUnsigned && cfg.Verify == nil {
 		cfg.Secrets = []string{secretText}
 	}
-	if cfg.Observer == nil {
-		cfg.Observer = consumer.ObserverFunc(func(_ context.Context, r consumer.Report) { e.reports <- r })
+	if cfg.Observe == nil {
+		cfg.Observe = func(_ context.Context, r consumer.Report) { e.reports <- r }
 	}
 	cfg.Logger = slog.New(slog.NewTextHandler(e.logged, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	server := httptest.NewUnstartedServer(f.wrap(t, dsn, cfg)(handler(e)))

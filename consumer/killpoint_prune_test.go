@@ -50,7 +50,7 @@ func TestKilledWhilePruning(t *testing.T) {
 	prune := func(number int, operation string) (moment string) {
 		n := strconv.Itoa(number)
 		source := pruning(n).Source
-		receive := consumer.Middleware(e.pool, consumer.Config{Secrets: []string{secretText}, Source: source, Observer: unheard, Logger: slog.New(slog.DiscardHandler)})(effect(e))
+		receive := consumer.Middleware(e.pool, consumer.Config{Secrets: []string{secretText}, Source: source, Observe: unheard, Logger: slog.New(slog.DiscardHandler)})(effect(e))
 		bring := func(name string) (status int, replayed bool) {
 			w := httptest.NewRecorder()
 			receive.ServeHTTP(w, e.newRequest(name+n, "{}", created(time.Now().Add(-ages[name]))))

@@ -77,7 +77,7 @@ func receiverMoments() []string {
 }
 
 // unheard lets no report pile up: a sender that comes again until a key is free makes any number of them.
-var unheard = consumer.ObserverFunc(func(context.Context, consumer.Report) {})
+func unheard(context.Context, consumer.Report) {}
 
 // operationsOf returns the operations that a process has seen which met no fate.
 func operationsOf(t *testing.T, line string) []string {
@@ -110,7 +110,7 @@ func eachOperation(t *testing.T, e *env, f flavour, meet func(p *process, url, k
 // it comes again as a relay does, and finds the effect made, or makes it: once.
 func TestKilledAtEveryOperation(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{Observer: unheard}, effect) // the receiver that comes after the crash
+		e := newEnv(t, f, consumer.Config{Observe: unheard}, effect) // the receiver that comes after the crash
 		seen, deaths, replayed := fates{}, 0, 0
 		eachOperation(t, e, f, func(doomed *process, url, key string) {
 			first, err := e.try(e.newRequestTo(url, key, "{}"))
@@ -172,7 +172,7 @@ func answersOnce(got response, key string) bool {
 // another process. Whoever makes the effect, it is made once, and nobody waits for the one that does not move.
 func TestFrozenAtEveryOperation(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{Observer: unheard}, effect) // the other process
+		e := newEnv(t, f, consumer.Config{Observe: unheard}, effect) // the other process
 		seen, frozen, busy := fates{}, 0, 0
 		eachOperation(t, e, f, func(p *process, url, key string) {
 			request, answered := e.newRequestTo(url, key, "{}"), make(chan response, 1)

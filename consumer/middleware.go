@@ -74,9 +74,6 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		rc.finish(w, r, &rq, Report{Result: ResultRejected, Err: refusal}, refusal.answer())
 		return
 	}
-	if rc.Observer != nil {
-		rc.Observer.Received(r.Context(), rq.event)
-	}
 	var wait time.Duration
 	var ok bool
 	if rq.pass, wait, ok = rc.Breaker.enter(time.Now()); !ok {
@@ -197,9 +194,9 @@ func (rc *receiver) finish(w http.ResponseWriter, r *http.Request, rq *request, 
 	report.Source = rc.Source
 	rc.tellBreaker(r.Context(), rq, report)
 	rc.log(r.Context(), report)
-	if rc.Observer != nil {
+	if rc.Observe != nil {
 		report.Duration, report.HandlerDuration = time.Since(rq.began), rq.handled
-		rc.Observer.Finished(r.Context(), report)
+		rc.Observe(r.Context(), report)
 	}
 	if a != nil {
 		a.send(w)

@@ -258,7 +258,7 @@ func TestAStoreRemembersForAsLongAsTheSenderSends(t *testing.T) {
 		store := newMapStore()
 		f := flavour{wrap: func(_ testing.TB, _ string, own consumer.Config) func(http.Handler) http.Handler {
 			return consumer.MiddlewareStore(store, consumer.StoreConfig{Config: consumer.Config{
-				Observer: own.Observer, Logger: own.Logger,
+				Observe: own.Observe, Logger: own.Logger,
 				Verify: func(_ http.Header, _ []byte, now time.Time) (consumer.Event, error) {
 					event := consumer.Event{Key: "k", NotAfter: now.Add(c.notAfter)}
 					if c.created {

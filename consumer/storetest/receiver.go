@@ -79,7 +79,7 @@ func (w *world) receiver(cfg consumer.StoreConfig, handler http.HandlerFunc) *re
 	}
 	rc := &receiver{world: w, reports: make(chan consumer.Report, 100)}
 	cfg.Secrets = []string{secretText}
-	cfg.Observer = consumer.ObserverFunc(func(_ context.Context, r consumer.Report) { rc.reports <- r })
+	cfg.Observe = func(_ context.Context, r consumer.Report) { rc.reports <- r }
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	if cfg.CommitTimeout == 0 {
 		cfg.CommitTimeout = patience
