@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/redact"
 )
 
 // work is an event that a worker has under its lock.
@@ -212,11 +215,11 @@ func (s *shift) unsuccessful(ctx context.Context, wk *work, report Report) {
 // tell logs and reports one attempt.
 func (s *shift) tell(ctx context.Context, wk *work, report Report, what string) {
 	proof, cause := healthOfAttempt(report), error(nil)
-	if proof == healthDown {
+	if proof == breaker.Down {
 		cause = &redactedError{text: s.redacted(report.Err), err: report.Err}
 	}
 	wk.told = true
-	s.Breaker.leave(wk.pass, time.Now(), proof, cause)
+	s.Breaker.Leave(wk.pass, time.Now(), proof, cause)
 	level := slog.LevelDebug
 	switch {
 	case report.Final:
@@ -252,7 +255,7 @@ func (s *shift) callObserve(ctx context.Context, report Report) {
 	defer func() {
 		if cause := recover(); cause != nil {
 			s.logger().ErrorContext(ctx, "consumer: Config.Observe panicked", "source", s.Source, "key", report.Event.Key,
-				"panic", redact(fmt.Sprint(cause)), "stack", string(debug.Stack()))
+				"panic", redact.Text(fmt.Sprint(cause)), "stack", string(debug.Stack()))
 		}
 	}()
 	s.Observe(ctx, report)

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -85,7 +86,7 @@ type Config struct {
 	// Breaker answers 503 at once while what the handler depends on is down, so that a relay holds its events instead of
 	// spending attempts on them. Give one Breaker to all middlewares whose handlers depend on the same thing. Nil: every
 	// request is tried.
-	Breaker *Breaker
+	Breaker *breaker.Breaker
 
 	// Observe is called once for every request, when its outcome is final and before the answer is written, and once for every
 	// attempt of an inbox's worker, when its outcome is committed: count and measure here. ctx is the request's, or one that

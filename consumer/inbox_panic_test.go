@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 )
 
 // troubled is an error one of whose methods panics.
@@ -45,7 +46,7 @@ func TestInboxSurvivesErrorsThatPanic(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := newInbox(t, consumer.InboxConfig{
-				Config:   consumer.Config{Breaker: consumer.NewBreaker(consumer.BreakerConfig{})},
+				Config:   consumer.Config{Breaker: breaker.New(breaker.Config{})},
 				Schedule: []time.Duration{time.Hour},
 				Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
 					_ = effectOf(ctx, event.Key)

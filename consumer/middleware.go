@@ -76,7 +76,7 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	var wait time.Duration
 	var ok bool
-	if rq.pass, wait, ok = rc.Breaker.enter(time.Now()); !ok {
+	if rq.pass, wait, ok = rc.Breaker.Enter(time.Now()); !ok {
 		rc.finish(w, r, &rq, Report{Result: ResultBreakerOpen, Event: rq.event}, dependencyUnavailable(spread(wait)).answer())
 		return
 	}
@@ -192,7 +192,7 @@ func (rc *receiver) finish(w http.ResponseWriter, r *http.Request, rq *request, 
 		report.Status = a.status
 	}
 	report.Source = rc.Source
-	rc.tellBreaker(r.Context(), rq, report)
+	rc.reportHealth(r.Context(), rq, report)
 	rc.log(r.Context(), report)
 	if rc.Observe != nil {
 		report.Duration, report.HandlerDuration = time.Since(rq.began), rq.handled

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -43,7 +44,7 @@ type request struct {
 	body    []byte
 	hash    [sha256.Size]byte // of body: tells a duplicate from a reused key
 	handled time.Duration     // how long the handler took
-	pass    pass              // of Config.Breaker
+	pass    breaker.Pass      // of Config.Breaker
 	xact    string            // the transaction that inserted the event
 	table   *memoryTable      // where it did
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 	"github.com/outbox-relay/outbox-relay/consumer/promobserver"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -390,7 +391,7 @@ func TestDocumentedMetrics(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	o := mustNew(t, registry, promobserver.Options{Sources: []string{"finance"}})
 	o.Observe(t.Context(), consumer.Report{Result: consumer.ResultProcessed, Source: "finance", HandlerDuration: 1})
-	registry.MustRegister(promobserver.Breaker("warehouse", consumer.NewBreaker(consumer.BreakerConfig{})))
+	registry.MustRegister(promobserver.Breaker("warehouse", breaker.New(breaker.Config{})))
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
