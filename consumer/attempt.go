@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/handlerctx"
 	"github.com/outbox-relay/outbox-relay/consumer/internal/redact"
 )
 
@@ -138,7 +139,7 @@ func (s *shift) handle(wk *work) (err error) {
 	defer cancel()
 	sc := &scope{event: wk.event, settings: s.settings}
 	wk.tx.attach(sc)
-	ctx = context.WithValue(ctx, scopeKey{}, sc)
+	ctx = handlerctx.With(ctx, sc)
 
 	// In a goroutine of its own, so that a handler which ends its goroutine ends nothing else.
 	var running sync.WaitGroup

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/outbox-relay/outbox-relay/consumer/internal/handlerctx"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -173,7 +174,7 @@ func (rc *receiver) unwind(w http.ResponseWriter, r *http.Request, taken held, r
 func (rq *request) forHandler(r *http.Request, taken held, s *settings) (*http.Request, *scope) {
 	sc := &scope{event: rq.event, settings: s}
 	taken.attach(sc)
-	r = r.WithContext(context.WithValue(r.Context(), scopeKey{}, sc))
+	r = r.WithContext(handlerctx.With(r.Context(), sc))
 	r.Body = io.NopCloser(bytes.NewReader(rq.body))
 	r.ContentLength = int64(len(rq.body))
 	r.TransferEncoding = nil
