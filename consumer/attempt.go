@@ -10,6 +10,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/handlerctx"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/redact"
 )
 
 // work is an event that a worker has under its lock.
@@ -135,7 +139,7 @@ func (s *shift) handle(wk *work) (err error) {
 	defer cancel()
 	sc := &scope{event: wk.event, settings: s.settings}
 	wk.tx.attach(sc)
-	ctx = context.WithValue(ctx, scopeKey{}, sc)
+	ctx = handlerctx.With(ctx, sc)
 
 	// In a goroutine of its own, so that a handler which ends its goroutine ends nothing else.
 	var running sync.WaitGroup
@@ -212,11 +216,11 @@ func (s *shift) unsuccessful(ctx context.Context, wk *work, report Report) {
 // tell logs and reports one attempt.
 func (s *shift) tell(ctx context.Context, wk *work, report Report, what string) {
 	proof, cause := healthOfAttempt(report), error(nil)
-	if proof == healthDown {
+	if proof == breaker.Down {
 		cause = &redactedError{text: s.redacted(report.Err), err: report.Err}
 	}
 	wk.told = true
-	s.Breaker.leave(wk.pass, time.Now(), proof, cause)
+	s.Breaker.Leave(wk.pass, time.Now(), proof, cause)
 	level := slog.LevelDebug
 	switch {
 	case report.Final:
@@ -240,19 +244,20 @@ func (s *shift) tell(ctx context.Context, wk *work, report Report, what string) 
 		attrs = append(attrs, slog.String("stack", string(panicked.stack)))
 	}
 	s.logger().LogAttrs(ctx, level, what, attrs...)
-	if s.Observer != nil {
+	if s.Observe != nil {
 		report.Duration, report.HandlerDuration = time.Since(wk.began), wk.handled
-		s.observe(ctx, report)
+		s.callObserve(ctx, report)
 	}
 }
 
-// observe tells the Observer, on a goroutine whose panic would end the process. The outcome stays what it is.
-func (s *shift) observe(ctx context.Context, report Report) {
+// callObserve calls Config.Observe. It recovers from a panic, which would end the process on this goroutine; the outcome is
+// committed already.
+func (s *shift) callObserve(ctx context.Context, report Report) {
 	defer func() {
 		if cause := recover(); cause != nil {
-			s.logger().ErrorContext(ctx, "consumer: the Observer panicked", "receiver", s.Receiver, "source", s.Source, "key", report.Event.Key,
-				"panic", redact(fmt.Sprint(cause)), "stack", string(debug.Stack()))
+			s.logger().ErrorContext(ctx, "consumer: Config.Observe panicked", "receiver", s.Receiver, "source", s.Source, "key", report.Event.Key,
+				"panic", redact.Text(fmt.Sprint(cause)), "stack", string(debug.Stack()))
 		}
 	}()
-	s.Observer.Finished(ctx, report)
+	s.Observe(ctx, report)
 }

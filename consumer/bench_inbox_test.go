@@ -180,11 +180,11 @@ func BenchmarkInboxDrain(b *testing.B) {
 			left.Store(int64(b.N))
 			cfg := chaosConfig(workAsBidden("benchmark", true))
 			cfg.Source = "outbox-" + name + strconv.Itoa(b.N)
-			cfg.Observer = consumer.ObserverFunc(func(_ context.Context, r consumer.Report) {
+			cfg.Observe = func(_ context.Context, r consumer.Report) {
 				if r.Inbox && left.Add(-1) == 0 {
 					stop()
 				}
-			})
+			}
 			in := consumer.NewInbox(pool, cfg)
 			pileUp(b, pool, cfg.Source, keys)
 			b.ResetTimer()
@@ -213,11 +213,11 @@ func BenchmarkInboxWhileRecording(b *testing.B) {
 	var worked, recorded atomic.Int64
 	cfg := chaosConfig(workAsBidden("benchmark", true))
 	cfg.Secrets, cfg.AllowUnsigned = nil, true
-	cfg.Observer = consumer.ObserverFunc(func(_ context.Context, r consumer.Report) {
+	cfg.Observe = func(_ context.Context, r consumer.Report) {
 		if r.Inbox {
 			worked.Add(1)
 		}
-	})
+	}
 	in := consumer.NewInbox(pool, cfg)
 	handler := in.Handler()
 	ctx, stop := context.WithCancel(b.Context())

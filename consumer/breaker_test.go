@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -38,15 +39,15 @@ func TestOpenBreakerAnswersAtOnce(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		var status atomic.Int64
 		status.Store(http.StatusBadGateway)
-		breaker := consumer.NewBreaker(consumer.BreakerConfig{Failures: 3, OpenFor: time.Hour})
-		e := newEnv(t, f, consumer.Config{Breaker: breaker}, answering(&status))
+		b := breaker.New(breaker.Config{Failures: 3, OpenFor: time.Hour})
+		e := newEnv(t, f, consumer.Config{Breaker: b}, answering(&status))
 		for i := range 3 {
 			if got := e.post(fmt.Sprint("k", i), "{}"); got.status != http.StatusBadGateway {
 				t.Errorf("request %d got %d", i, got.status)
 			}
 			e.wantResult(consumer.ResultFailed)
 		}
-		if got := breaker.State(); got != consumer.BreakerOpen {
+		if got := b.State(); got != breaker.Open {
 			t.Fatalf("the breaker is %s", got)
 		}
 		status.Store(http.StatusNoContent) // if the handler ran, it would succeed
@@ -62,7 +63,7 @@ func TestOpenBreakerAnswersAtOnce(t *testing.T) {
 		wantProblem(t, e.do(forged), 401, "signature-invalid")
 
 		// Another middleware that depends on the same thing holds too, without touching its database: it has none.
-		other := unreachable(t, f, consumer.Config{Breaker: breaker})
+		other := unreachable(t, f, consumer.Config{Breaker: b})
 		wantHeld(t, other.post("k", "{}"), 3599, 4501)
 		other.wantResult(consumer.ResultBreakerOpen)
 	})
@@ -70,8 +71,8 @@ func TestOpenBreakerAnswersAtOnce(t *testing.T) {
 
 func TestDatabaseAwayOpensTheBreaker(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		breaker := consumer.NewBreaker(consumer.BreakerConfig{OpenFor: time.Hour})
-		e := unreachable(t, f, consumer.Config{Breaker: breaker})
+		b := breaker.New(breaker.Config{OpenFor: time.Hour})
+		e := unreachable(t, f, consumer.Config{Breaker: b})
 		for range 5 {
 			wantProblem(t, e.post("k", "{}"), 503, "database-unavailable")
 			e.wantResult(consumer.ResultUnavailable)
@@ -85,44 +86,24 @@ func TestBreakerClosesAgain(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		var status atomic.Int64
 		status.Store(http.StatusServiceUnavailable)
-		breaker := consumer.NewBreaker(consumer.BreakerConfig{Failures: 2, OpenFor: 1, OpenMax: 1, Successes: 2}) // the wait is over at once
-		e := newEnv(t, f, consumer.Config{Breaker: breaker}, answering(&status))
-		want := func(key string, code int, state consumer.BreakerState) {
+		b := breaker.New(breaker.Config{Failures: 2, OpenFor: 1, OpenMax: 1, Successes: 2}) // the wait is over at once
+		e := newEnv(t, f, consumer.Config{Breaker: b}, answering(&status))
+		want := func(key string, code int, state breaker.State) {
 			t.Helper()
-			if got := e.post(key, "{}"); got.status != code || breaker.State() != state {
-				t.Errorf("%s got %d, the breaker is %s; want %d and %s", key, got.status, breaker.State(), code, state)
+			if got := e.post(key, "{}"); got.status != code || b.State() != state {
+				t.Errorf("%s got %d, the breaker is %s; want %d and %s", key, got.status, b.State(), code, state)
 			}
 		}
-		want("a", 503, consumer.BreakerClosed)
-		want("a", 503, consumer.BreakerOpen)
-		want("a", 503, consumer.BreakerOpen) // a probe
+		want("a", 503, breaker.Closed)
+		want("a", 503, breaker.Open)
+		want("a", 503, breaker.Open) // a probe
 		status.Store(http.StatusInternalServerError)
-		want("a", 500, consumer.BreakerHalfOpen) // proves nothing
+		want("a", 500, breaker.HalfOpen) // proves nothing
 		status.Store(http.StatusNoContent)
-		want("a", 204, consumer.BreakerHalfOpen)
-		want("a", 204, consumer.BreakerHalfOpen) // a duplicate proves nothing either
-		want("b", 204, consumer.BreakerClosed)
+		want("a", 204, breaker.HalfOpen)
+		want("a", 204, breaker.HalfOpen) // a duplicate proves nothing either
+		want("b", 204, breaker.Closed)
 		e.wantRows("a", 1, 1)
 		e.wantRows("b", 1, 1)
 	})
-}
-
-func TestInvalidBreakerPanics(t *testing.T) {
-	t.Parallel()
-	for want, cfg := range map[string]consumer.BreakerConfig{
-		"BreakerConfig.Failures":                         {Failures: -1},
-		"BreakerConfig.OpenFor":                          {OpenFor: -1},
-		"BreakerConfig.OpenMax is negative":              {OpenMax: -1},
-		"BreakerConfig.OpenMax is 1s, less than OpenFor": {OpenFor: time.Minute, OpenMax: time.Second},
-		"BreakerConfig.Successes":                        {Successes: -1},
-	} {
-		func() {
-			defer func() {
-				if message, _ := recover().(string); !strings.Contains(message, want) {
-					t.Errorf("panic %q, want one with %q", message, want)
-				}
-			}()
-			consumer.NewBreaker(cfg)
-		}()
-	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -301,7 +302,7 @@ func TestCommitMayBeAName(t *testing.T) {
 				e.post("first", "{}")
 				wantProblem(t, e.post("k", "{}"), 500, "commit-failed")
 				e.wantRows("k", 0, 0)
-				if got := e.post("k", "{}"); got.status/100 != 2 || got.header.Get(consumer.HeaderReplayed) != "" {
+				if got := e.post("k", "{}"); got.status/100 != 2 || got.header.Get(webhook.Replayed) != "" {
 					t.Errorf("on the next connection: %d %s", got.status, got.body)
 				}
 				e.wantRows("k", 1, 1)

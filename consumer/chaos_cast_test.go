@@ -90,7 +90,7 @@ func playInbox(p *player, works bool) {
 		note(entry{Op: opBegan, Key: event.Key})
 		return work(ctx, event, payload)
 	})
-	cfg.Observer = consumer.ObserverFunc(func(_ context.Context, r consumer.Report) {
+	cfg.Observe = func(_ context.Context, r consumer.Report) {
 		if !r.Inbox {
 			return
 		}
@@ -99,7 +99,7 @@ func playInbox(p *player, works bool) {
 			e.Err = r.Err.Error()
 		}
 		note(e)
-	})
+	}
 	in := consumer.NewInbox(p.pool(), cfg)
 	listener, url := p.listen()
 	go func() { panic(http.Serve(listener, in.Handler())) }()

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -345,8 +346,8 @@ func TestAnswerWaitsForTheDisk(t *testing.T) {
 // Rows that a handler forgot to close are its own mistake: nobody else is kept away for it.
 func TestRowsLeftOpenOpenNoBreaker(t *testing.T) {
 	t.Parallel()
-	breaker := consumer.NewBreaker(consumer.BreakerConfig{Failures: 1})
-	e := newEnv(t, flavours[0], consumer.Config{Breaker: breaker}, func(*env) http.HandlerFunc {
+	b := breaker.New(breaker.Config{Failures: 1})
+	e := newEnv(t, flavours[0], consumer.Config{Breaker: b}, func(*env) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			rows, err := consumer.Tx(r.Context()).Query(r.Context(), "SELECT generate_series(1, 1000)")
 			if err != nil || !rows.Next() {
@@ -359,7 +360,7 @@ func TestRowsLeftOpenOpenNoBreaker(t *testing.T) {
 	if report := e.wantResult(consumer.ResultCommitFailed); report.Err == nil || !strings.Contains(report.Err.Error(), "left rows of a query open") {
 		t.Errorf("reported %v", report.Err)
 	}
-	if state := breaker.State(); state != consumer.BreakerClosed {
+	if state := b.State(); state != breaker.Closed {
 		t.Errorf("the breaker is %s", state)
 	}
 	e.wantRows("k", 0, 0)

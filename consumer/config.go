@@ -1,13 +1,14 @@
 package consumer
 
 import (
+	"context"
 	"database/sql"
 	"fmt"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -48,11 +49,6 @@ type Config struct {
 	// the sender's and the receiver's database differ before an event that was forgotten is taken for a new one.
 	Tolerance time.Duration
 
-	// Retention is how long processed events are remembered: the [PruneConfig].Retention of whoever prunes them. It is
-	// compared, at start with SenderHorizon and once with what a sender says itself, and removes nothing. At least 24
-	// hours; 0: not said, and nothing is compared.
-	Retention time.Duration
-
 	// SenderHorizon is how long after its first request the sender may send an event again. A relay says so in each
 	// request (30 days by default); for other senders it stands in their documentation. The row of an event whose sender
 	// does not say it is kept for at least that long, whoever prunes. 0: not known.
@@ -87,17 +83,20 @@ type Config struct {
 
 	// Redact removes what only the application knows to be private, such as names, from the text of a handler's error
 	// before it is stored, logged or answered. Nil removes nothing. Afterwards credentials that can be recognised are
-	// masked in any case, and the text is cut to 1 KiB. Called concurrently. An Observer gets the error as
-	// it is.
+	// masked in any case, and the text is cut to 1 KiB. Called concurrently. Observe gets the error
+	// as it is.
 	Redact func(text string) string
 
 	// Breaker answers 503 at once while what the handler depends on is down, so that a relay holds its events instead of
 	// spending attempts on them. Give one Breaker to all middlewares whose handlers depend on the same thing. Nil: every
 	// request is tried.
-	Breaker *Breaker
+	Breaker *breaker.Breaker
 
-	// Observer hears what becomes of every request. Nil tells nobody.
-	Observer Observer
+	// Observe is called once for every request, when its outcome is final and before the answer is written, and once for every
+	// attempt of an inbox's worker, when its outcome is committed: count and measure here. ctx is the request's, or one that
+	// outlives the attempt. It is called concurrently, on the goroutine of the request or the worker, and must not block.
+	// The module consumer/promobserver has one for Prometheus. Nil: nothing is called.
+	Observe func(ctx context.Context, report Report)
 
 	// Logger receives what an operator must act on: failed commits, an unreachable database, panics, reused keys; as
 	// information each event that is ignored and each request that is refused; and all else for debugging. It gets source, key
@@ -108,11 +107,9 @@ type Config struct {
 // settings are a Config that has been checked and completed.
 type settings struct {
 	Config
-	secrets     []webhook.Secret
-	unverified  *budget      // MaxUnverifiedBytes
-	tables      *sync.Map    // statements on the tables of events, by the table's oid
-	horizonTold *atomic.Bool // that a sender's horizon is longer than Retention
-	expires     bool         // what is remembered goes by itself after Retention, as in a Store
+	secrets    []webhook.Secret
+	unverified *budget   // MaxUnverifiedBytes
+	tables     *sync.Map // statements on the tables of events, by the table's oid
 }
 
 // complete fills in defaults. It panics on a Config that cannot work, so that a mistake shows at start and not when the
@@ -164,10 +161,8 @@ func (c Config) complete() settings {
 	s.unverified = newBudget(s.MaxUnverifiedBytes)
 	orDefault("HandlerTimeout", &s.HandlerTimeout, time.Minute)
 	orDefault("CommitTimeout", &s.CommitTimeout, 10*time.Second)
-	if problem := memoryProblem(s.Retention, s.SenderHorizon); problem != "" {
-		panic("consumer: Config." + problem)
-	}
-	s.horizonTold, s.tables = new(atomic.Bool), new(sync.Map)
+	orDefault("SenderHorizon", &s.SenderHorizon, 0)
+	s.tables = new(sync.Map)
 	return s
 }
 

@@ -41,10 +41,10 @@ func receiveAndHang(p *player) {
 	middleware := consumer.Middleware(p.pool(), consumer.Config{
 		Receiver: "test",
 		Secrets:  []string{secretText},
-		Observer: consumer.ObserverFunc(func(_ context.Context, r consumer.Report) {
+		Observe: func(_ context.Context, r consumer.Report) {
 			fmt.Println(r.Result)
 			select {}
-		}),
+		},
 	})
 	p.serve(middleware(effect(&env{flavour: flavours[0]})))
 }

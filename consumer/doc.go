@@ -98,12 +98,11 @@
 //
 // # While something is down
 //
-// A [Breaker] notices that what handlers depend on is down, the database among it, and answers 503 at once until a probe
+// [Config].Breaker notices that what handlers depend on is down, the database among it, and answers 503 at once until a probe
 // succeeds. A relay then holds the events of this destination at no cost in attempts. [DependencyDown] and the statuses 502,
 // 503 and 504 are how a handler tells.
 //
-//	breaker := consumer.NewBreaker(consumer.BreakerConfig{})
-//	receive := consumer.Middleware(pool, consumer.Config{Receiver: "logistics", Secrets: secrets, Breaker: breaker})
+//	receive := consumer.Middleware(pool, consumer.Config{Receiver: "logistics", Secrets: secrets, Breaker: breaker.New(breaker.Config{})})
 //
 // # Record now, work later
 //

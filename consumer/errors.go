@@ -43,7 +43,7 @@ func RetryAfter(err error, d time.Duration) error {
 }
 
 // DependencyDown marks an error that says nothing about the event: what the handler depends on, such as another service, is
-// down. The middleware answers 503, an inbox tries again on its schedule, and a [Breaker] that is set counts it, as it does
+// down. The middleware answers 503, an inbox tries again on its schedule, and [Config].Breaker counts it, as it does
 // an error of [RetryAfter]. A nil err stays nil.
 func DependencyDown(err error) error {
 	if err == nil {

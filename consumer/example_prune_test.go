@@ -17,9 +17,8 @@ func ExamplePrune() {
 		defer daily.Stop()
 		for {
 			pruned, err := consumer.Prune(ctx, pool, consumer.PruneConfig{
-				Receiver:      "logistics",
-				Retention:     90 * 24 * time.Hour,
-				SenderHorizon: 30 * 24 * time.Hour, // of a relay, unless it is configured otherwise
+				Receiver:  "logistics",
+				Retention: 90 * 24 * time.Hour, // a relay may send an event again for 30 days
 			})
 			switch {
 			case ctx.Err() != nil:

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -37,7 +38,7 @@ func exampleDatabase(table string) (pool *pgxpool.Pool, stop func()) {
 // exampleDelivery is what a relay does.
 func exampleDelivery(url, key, payload string) *http.Response {
 	event := consumer.Event{Key: key, Type: "invoice.created", RelatedReference: "INV-7"}
-	r, err := consumer.NewRequest(context.Background(), url, event, []byte(payload), exampleSecret)
+	r, err := consumertest.NewRequest(context.Background(), url, event, []byte(payload), exampleSecret)
 	must(err)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	response, err := client.Do(r)

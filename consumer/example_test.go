@@ -35,7 +35,7 @@ func Example() {
 
 	for range 2 {
 		answer := exampleDelivery(server.URL+"/webhooks/finance", "invoice-7/created", `{"total":"19.90"}`)
-		fmt.Println(answer.StatusCode, "replayed:", answer.Header.Get(consumer.HeaderReplayed) == "true")
+		fmt.Println(answer.StatusCode, "replayed:", answer.Header.Get("Idempotency-Replayed") == "true")
 	}
 	answer := exampleDelivery(server.URL+"/webhooks/finance", "invoice-7/created", `{"total":"99.90"}`)
 	fmt.Println(answer.StatusCode, answer.Header.Get("Content-Type"))

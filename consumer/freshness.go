@@ -9,16 +9,6 @@ import (
 	"unicode/utf8"
 )
 
-// Freshness says whether an event is the newest of its entity: [Applied] or [Stale]. It is empty beside an error.
-type Freshness string
-
-const (
-	// Applied: the version is newer than every earlier one. Write the entity's new state, in the same transaction.
-	Applied Freshness = "applied"
-	// Stale: a version as new or newer is there already. Leave the entity as it is; the event is processed all the same.
-	Stale Freshness = "stale"
-)
-
 // Version orders the events of one entity: [BySequence] or [ByTime]. The zero value is none and refused.
 type Version struct {
 	kind    versionKind

@@ -24,7 +24,7 @@ import (
 )
 
 // applyIfNewer asks in the transaction of a handler behind f.
-func applyIfNewer(ctx context.Context, f flavour, scope, entity string, v consumer.Version) (consumer.Freshness, error) {
+func applyIfNewer(ctx context.Context, f flavour, scope, entity string, v consumer.Version) (bool, error) {
 	if f.name == "pgx" {
 		return consumer.ApplyIfNewer(ctx, consumer.Tx(ctx), scope, entity, v)
 	}
@@ -69,16 +69,16 @@ func facts(count int64) (shuffled []fact, newest map[string]int64) {
 
 const stateSchema = `
 CREATE TABLE state (entity text PRIMARY KEY, number bigint NOT NULL);
-CREATE TABLE outcome (number bigint PRIMARY KEY, freshness text NOT NULL);`
+CREATE TABLE outcome (number bigint PRIMARY KEY, applied bool NOT NULL);`
 
 // writeState is what a handler does with a fact: it overwrites the entity's state without looking at it.
-func writeState(ctx context.Context, exec func(context.Context, string, ...any) error, f fact, freshness consumer.Freshness) error {
-	if freshness == consumer.Applied {
+func writeState(ctx context.Context, exec func(context.Context, string, ...any) error, f fact, applied bool) error {
+	if applied {
 		if err := exec(ctx, "INSERT INTO state VALUES ($1, $2) ON CONFLICT (entity) DO UPDATE SET number = excluded.number", f.entity, f.number); err != nil {
 			return err
 		}
 	}
-	return exec(ctx, "INSERT INTO outcome VALUES ($1, $2)", f.number, string(freshness))
+	return exec(ctx, "INSERT INTO outcome VALUES ($1, $2)", f.number, applied)
 }
 
 // wantNewest asserts that each entity is as its newest event says, and that the test could have gone wrong.
@@ -104,7 +104,7 @@ func (e *env) wantNewest(count int, newest map[string]int64) {
 	if wrong > 0 || len(states) != len(newest) {
 		e.t.Errorf("%d of %d entities are not as their newest event says", wrong, len(states))
 	}
-	applied, stale := e.count("SELECT count(*) FROM outcome WHERE freshness = 'applied'"), e.count("SELECT count(*) FROM outcome WHERE freshness = 'stale'")
+	applied, stale := e.count("SELECT count(*) FROM outcome WHERE applied"), e.count("SELECT count(*) FROM outcome WHERE NOT applied")
 	if applied+stale != count || applied < factEntities || stale < count/2 {
 		e.t.Errorf("%d applied and %d stale of %d", applied, stale, count)
 	}
@@ -147,18 +147,18 @@ func TestFreshnessOverHTTP(t *testing.T) {
 		count := map[string]int{"pgx": 10_000, "database/sql": 3_000}[f.name]
 		all, newest := facts(int64(count))
 		var disturbed sync.Map
-		e := newEnv(t, f, consumer.Config{Observer: consumer.ObserverFunc(func(context.Context, consumer.Report) {})}, func(e *env) http.HandlerFunc {
+		e := newEnv(t, f, consumer.Config{Observe: func(context.Context, consumer.Report) {}}, func(e *env) http.HandlerFunc {
 			router := consumer.NewRouter()
 			consumer.HandleJSON(router, "entity.changed", 0, func(ctx context.Context, event consumer.Event, payload struct{ Entity string }) error {
 				v, scope := consumer.BySequence(event.Sequence), "by sequence"
 				if event.ID%2 == 0 { // which is the same for all events of an entity
 					v, scope = consumer.ByTime(event.CreatedAt, event.ID), "by time"
 				}
-				freshness, err := applyIfNewer(ctx, f, scope, payload.Entity, v)
+				applied, err := applyIfNewer(ctx, f, scope, payload.Entity, v)
 				if err != nil {
 					return err
 				}
-				if err := writeState(ctx, e.exec, fact{entity: payload.Entity, number: event.ID}, freshness); err != nil {
+				if err := writeState(ctx, e.exec, fact{entity: payload.Entity, number: event.ID}, applied); err != nil {
 					return err
 				}
 				if _, again := disturbed.LoadOrStore(event.ID, true); again {
@@ -214,9 +214,9 @@ func TestFreshnessInTransactions(t *testing.T) {
 						_, err := tx.Exec(ctx, query, args...)
 						return err
 					}
-					freshness, err := consumer.ApplyIfNewer(t.Context(), tx, name, f.entity, version(f))
+					applied, err := consumer.ApplyIfNewer(t.Context(), tx, name, f.entity, version(f))
 					if err == nil {
-						err = writeState(t.Context(), exec, f, freshness)
+						err = writeState(t.Context(), exec, f, applied)
 					}
 					if err == nil && attempt == 0 {
 						err = disturb(t.Context(), exec, f.number)
@@ -234,9 +234,9 @@ func TestFreshnessInTransactions(t *testing.T) {
 					_, err := tx.ExecContext(ctx, query, args...)
 					return err
 				}
-				freshness, err := consumer.ApplyIfNewerSQL(t.Context(), tx, name, f.entity, version(f))
+				applied, err := consumer.ApplyIfNewerSQL(t.Context(), tx, name, f.entity, version(f))
 				if err == nil {
-					err = writeState(t.Context(), exec, f, freshness)
+					err = writeState(t.Context(), exec, f, applied)
 				}
 				if err == nil && attempt == 0 {
 					err = disturb(t.Context(), exec, f.number)
@@ -264,7 +264,7 @@ func TestFreshnessInTransactions(t *testing.T) {
 }
 
 // inTx runs what in a transaction of its own, through both drivers' functions.
-func inTx(t *testing.T, e *env, driver string, what func(ask func(scope, entity string, v consumer.Version) (consumer.Freshness, error))) {
+func inTx(t *testing.T, e *env, driver string, what func(ask func(scope, entity string, v consumer.Version) (bool, error))) {
 	t.Helper()
 	if driver == "pgx" {
 		tx, err := e.pool.Begin(t.Context())
@@ -272,7 +272,7 @@ func inTx(t *testing.T, e *env, driver string, what func(ask func(scope, entity 
 			t.Fatal(err)
 		}
 		defer tx.Rollback(context.Background())
-		what(func(scope, entity string, v consumer.Version) (consumer.Freshness, error) {
+		what(func(scope, entity string, v consumer.Version) (bool, error) {
 			return consumer.ApplyIfNewer(t.Context(), tx, scope, entity, v)
 		})
 		_ = tx.Commit(t.Context())
@@ -283,7 +283,7 @@ func inTx(t *testing.T, e *env, driver string, what func(ask func(scope, entity 
 		t.Fatal(err)
 	}
 	defer tx.Rollback()
-	what(func(scope, entity string, v consumer.Version) (consumer.Freshness, error) {
+	what(func(scope, entity string, v consumer.Version) (bool, error) {
 		return consumer.ApplyIfNewerSQL(t.Context(), tx, scope, entity, v)
 	})
 	_ = tx.Commit()
@@ -296,7 +296,7 @@ func TestVersions(t *testing.T) {
 	type step struct {
 		scope, entity string
 		version       consumer.Version
-		want          string // a Freshness, or a part of an error
+		want          string // applied, stale, or a part of an error
 	}
 	cases := map[string][]step{
 		"by sequence": {
@@ -364,14 +364,14 @@ func TestVersions(t *testing.T) {
 				t.Parallel()
 				dsn := pgtest.New(t, migrations.Inbox)
 				e := &env{t: t, dsn: dsn, pool: pgtest.Pool(t, dsn)}
-				inTx(t, e, driver, func(ask func(string, string, consumer.Version) (consumer.Freshness, error)) {
+				inTx(t, e, driver, func(ask func(string, string, consumer.Version) (bool, error)) {
 					for i, s := range steps {
 						got, err := ask(s.scope, s.entity, s.version)
 						switch {
-						case err != nil && (got != "" || !strings.Contains(err.Error(), s.want)):
-							t.Errorf("step %d: %q, %v; want %s", i, got, err, s.want)
-						case err == nil && string(got) != s.want:
-							t.Errorf("step %d: %s, want %s", i, got, s.want)
+						case err != nil && (got || !strings.Contains(err.Error(), s.want)):
+							t.Errorf("step %d: %v, %v; want %s", i, got, err, s.want)
+						case err == nil && (s.want != "applied" && s.want != "stale" || got != (s.want == "applied")):
+							t.Errorf("step %d: %v, want %s", i, got, s.want)
 						}
 					}
 				})
@@ -387,16 +387,16 @@ func TestFreshnessWaitsForTheOther(t *testing.T) {
 		first, second int64
 		known         bool // the entity has a version already
 		commit        bool
-		want          consumer.Freshness
+		want          bool // the second is applied
 	}{
-		"newer commits":               {5, 4, false, true, consumer.Stale},
-		"newer rolls back":            {5, 4, false, false, consumer.Applied},
-		"older commits":               {4, 5, false, true, consumer.Applied},
-		"known, newer commits":        {5, 4, true, true, consumer.Stale},
-		"known, newer rolls back":     {5, 4, true, false, consumer.Applied},
-		"known, equal commits":        {5, 5, true, true, consumer.Stale},
-		"known, older commits":        {4, 5, true, true, consumer.Applied},
-		"known, equal is rolled back": {5, 5, true, false, consumer.Applied},
+		"newer commits":               {5, 4, false, true, false},
+		"newer rolls back":            {5, 4, false, false, true},
+		"older commits":               {4, 5, false, true, true},
+		"known, newer commits":        {5, 4, true, true, false},
+		"known, newer rolls back":     {5, 4, true, false, true},
+		"known, equal commits":        {5, 5, true, true, false},
+		"known, older commits":        {4, 5, true, true, true},
+		"known, equal is rolled back": {5, 5, true, false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -410,10 +410,10 @@ func TestFreshnessWaitsForTheOther(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer first.Rollback(context.Background())
-			if got, err := consumer.ApplyIfNewer(t.Context(), first, "s", "e", consumer.BySequence(c.first)); err != nil || got != consumer.Applied {
-				t.Fatalf("the first: %s, %v", got, err)
+			if got, err := consumer.ApplyIfNewer(t.Context(), first, "s", "e", consumer.BySequence(c.first)); err != nil || !got {
+				t.Fatalf("the first: %v, %v", got, err)
 			}
-			var got consumer.Freshness
+			var got bool
 			var all sync.WaitGroup
 			all.Go(func() {
 				err := pgx.BeginFunc(t.Context(), e.pool, func(tx pgx.Tx) (err error) {
@@ -435,7 +435,7 @@ func TestFreshnessWaitsForTheOther(t *testing.T) {
 			}
 			all.Wait()
 			if got != c.want {
-				t.Errorf("the second: %s, want %s", got, c.want)
+				t.Errorf("the second: %v, want %v", got, c.want)
 			}
 			want := max(c.first, c.second)
 			if !c.commit {

@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/consumer/internal/handlerctx"
 )
 
 // scope is what a handler's context carries.
@@ -22,10 +24,15 @@ type scope struct {
 	outcome  atomic.Pointer[outcome]
 }
 
-type scopeKey struct{}
-
 func scopeOf(ctx context.Context) *scope {
-	if sc, ok := ctx.Value(scopeKey{}).(*scope); ok {
+	switch value := handlerctx.Value(ctx).(type) {
+	case *scope:
+		return value
+	case handlerctx.Tested[Event]: // of consumertest
+		sc := &scope{event: value.Event, sqlTx: value.SQLTx}
+		if value.Tx != nil {
+			sc.tx = &handlerTx{inner: value.Tx, ending: &ending{}}
+		}
 		return sc
 	}
 	return &scope{}

@@ -177,8 +177,8 @@ func newEnvAt(t testing.TB, f flavour, dsn string, cfg consumer.Config, handler 
 	if len(cfg.Secrets) == 0 && !cfg.AllowUnsigned && cfg.Verify == nil {
 		cfg.Secrets = []string{secretText}
 	}
-	if cfg.Observer == nil {
-		cfg.Observer = consumer.ObserverFunc(func(_ context.Context, r consumer.Report) { e.reports <- r })
+	if cfg.Observe == nil {
+		cfg.Observe = func(_ context.Context, r consumer.Report) { e.reports <- r }
 	}
 	cfg.Logger = slog.New(slog.NewTextHandler(e.logged, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	server := httptest.NewUnstartedServer(f.wrap(t, dsn, cfg)(handler(e)))
@@ -335,14 +335,14 @@ func wantProblem(t testing.TB, got response, status int, name string) {
 
 func wantReplayed(t testing.TB, got response, status int, body string) {
 	t.Helper()
-	if got.status != status || got.body != body || got.header.Get(consumer.HeaderReplayed) != "true" {
+	if got.status != status || got.body != body || got.header.Get(webhook.Replayed) != "true" {
 		t.Errorf("got %d %q %v; want %d %q replayed", got.status, got.body, got.header, status, body)
 	}
 }
 
 func wantFirst(t testing.TB, got response, status int, body string) {
 	t.Helper()
-	if got.status != status || got.body != body || got.header.Get(consumer.HeaderReplayed) != "" {
+	if got.status != status || got.body != body || got.header.Get(webhook.Replayed) != "" {
 		t.Errorf("got %d %q %v; want %d %q, not replayed", got.status, got.body, got.header, status, body)
 	}
 }

@@ -7,19 +7,12 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 )
 
-// health is what one piece of work proves about what it depends on.
-type health int
-
-const (
-	healthUnknown health = iota
-	healthUp
-	healthDown
-)
-
-// tellBreaker reports a request that Config.Breaker let in.
-func (s *settings) tellBreaker(ctx context.Context, rq *request, report Report) {
+// reportHealth reports to Config.Breaker what a request that it let in has proven.
+func (s *settings) reportHealth(ctx context.Context, rq *request, report Report) {
 	if s.Breaker == nil || report.Result == ResultRejected || report.Result == ResultBreakerOpen {
 		return
 	}
@@ -28,71 +21,62 @@ func (s *settings) tellBreaker(ctx context.Context, rq *request, report Report) 
 	if cause != nil {
 		cause = &redactedError{text: s.redacted(cause), err: cause}
 	}
-	s.Breaker.leave(rq.pass, now, h, cause)
+	s.Breaker.Leave(rq.pass, now, h, cause)
 }
-
-// redactedError is an error whose text may be logged.
-type redactedError struct {
-	text string
-	err  error
-}
-
-func (e *redactedError) Error() string { return e.text }
-func (e *redactedError) Unwrap() error { return e.err }
 
 // impatience is how soon a client that leaves before its transaction has begun, or its handler has succeeded, proves nothing.
 // One that waited for longer met something that hangs, or a pool without a free connection.
 const impatience = time.Second
 
-// healthOf judges the outcome of a request that took so long. ended is why its context has ended, nil if it has not.
-func healthOf(report Report, ended error, took time.Duration) (health, error) {
+// healthOf classifies the outcome of a request that took so long. ended is why its context has ended, nil if it has not.
+func healthOf(report Report, ended error, took time.Duration) (breaker.Health, error) {
 	timedOut := errors.Is(ended, context.DeadlineExceeded) || errors.Is(report.Err, context.DeadlineExceeded)
 	switch report.Result {
 	case ResultProcessed, ResultIgnored:
-		return healthUp, nil
+		return breaker.Up, nil
 	case ResultUnavailable:
 		if !isConflict(report.Err) && (ended == nil || took >= impatience) {
-			return healthDown, report.Err
+			return breaker.Down, report.Err
 		}
 	case ResultCommitFailed:
 		if isDown(report.Err) {
-			return healthDown, report.Err
+			return breaker.Down, report.Err
 		}
 	case ResultFailed:
 		switch {
 		case isConflict(report.Err):
 		case timedOut:
-			return healthDown, errors.New("the handler did not end in time")
+			return breaker.Down, errors.New("the handler did not end in time")
 		case ended != nil && took < impatience: // what the handler depends on may have been given up for the client's sake alone
 		case report.Status == http.StatusBadGateway, report.Status == http.StatusServiceUnavailable, report.Status == http.StatusGatewayTimeout:
-			return healthDown, errors.Join(fmt.Errorf("the handler answered %d", report.Status), report.Err)
+			return breaker.Down, errors.Join(fmt.Errorf("the handler answered %d", report.Status), report.Err)
 		case 0 < report.Status && report.Status < http.StatusInternalServerError:
-			return healthUp, nil
+			return breaker.Up, nil
 		}
 	}
-	return healthUnknown, nil
+	return breaker.Unknown, nil
 }
 
-// healthOfAttempt judges the outcome of an attempt of an inbox's worker.
-func healthOfAttempt(report Report) health {
+// healthOfAttempt classifies the outcome of an attempt of an inbox's worker.
+func healthOfAttempt(report Report) breaker.Health {
 	switch report.Result {
 	case ResultProcessed, ResultIgnored:
-		return healthUp
+		return breaker.Up
 	case ResultCommitFailed:
 		if isDown(report.Err) {
-			return healthDown
+			return breaker.Down
 		}
 	case ResultFailed:
 		verdict := judge(report.Err)
 		switch {
 		case isConflict(report.Err):
 		case verdict.down, errors.Is(report.Err, errTimeout), errors.Is(report.Err, errInterrupted):
-			return healthDown
+			return breaker.Down
 		case verdict.action == actFail:
-			return healthUp // it had what it needed in order to refuse
+			return breaker.Up // it had what it needed in order to refuse
 		}
 	}
-	return healthUnknown
+	return breaker.Unknown
 }
 
 // isDown reports whether an error of COMMIT is the database's own trouble (a lost connection, which has no SQLSTATE, a full

@@ -222,7 +222,11 @@ func TestInboxHandlersGetTheEventOfTheRequest(t *testing.T) {
 			t.Parallel()
 			requested, worked := make(chan consumer.Event, 1), make(chan given, 1)
 			cfg := consumer.InboxConfig{Config: test.cfg}
-			cfg.Observer = observer{func(e consumer.Event) { requested <- e }}
+			cfg.Observe = func(_ context.Context, r consumer.Report) {
+				if r.Result == consumer.ResultRecorded {
+					requested <- r.Event
+				}
+			}
 			cfg.Handle = func(ctx context.Context, event consumer.Event, payload []byte) error {
 				worked <- given{event, string(payload), consumer.EventFrom(ctx)}
 				return nil
@@ -255,11 +259,6 @@ func TestInboxHandlersGetTheEventOfTheRequest(t *testing.T) {
 }
 
 // observer hears of requests only.
-type observer struct{ received func(consumer.Event) }
-
-func (o observer) Received(_ context.Context, e consumer.Event) { o.received(e) }
-func (o observer) Finished(context.Context, consumer.Report)    {}
-
 // The handler's transaction has the level that Config names; recording never has.
 func TestInboxWorksAtTheIsolationLevelOfItsConfig(t *testing.T) {
 	t.Parallel()

@@ -25,9 +25,9 @@ WHERE excluded.sequence > f.sequence
    OR (excluded.at, excluded.tiebreak) > (f.at, f.tiebreak)
    OR (excluded.sequence IS NULL) <> (f.sequence IS NULL)`
 
-func applyIfNewer(ctx context.Context, scope, entity string, v Version, exec func(ctx context.Context, query string, args ...any) (int64, error)) (Freshness, error) {
+func applyIfNewer(ctx context.Context, scope, entity string, v Version, exec func(ctx context.Context, query string, args ...any) (int64, error)) (bool, error) {
 	if err := cmp.Or(checkName("scope", scope), checkName("entity", entity), v.check()); err != nil {
-		return "", fmt.Errorf("compare versions: %w", err)
+		return false, fmt.Errorf("compare versions: %w", err)
 	}
 	var sequence, tiebreak *int64
 	var at *time.Time
@@ -39,25 +39,21 @@ func applyIfNewer(ctx context.Context, scope, entity string, v Version, exec fun
 	rows, err := exec(ctx, applyIfNewerSQL, scope, entity, sequence, at, tiebreak)
 	switch {
 	case sqlState(err) == stateCheckViolation:
-		return "", fmt.Errorf("compare versions: earlier versions of this entity in scope %q are of the other kind, and %v cannot be compared with them; use one of BySequence and ByTime for a scope: %w",
+		return false, fmt.Errorf("compare versions: earlier versions of this entity in scope %q are of the other kind, and %v cannot be compared with them; use one of BySequence and ByTime for a scope: %w",
 			scope, v, err)
 	case err != nil:
-		return "", fmt.Errorf("compare versions: %w", err)
-	case rows == 0:
-		return Stale, nil
+		return false, fmt.Errorf("compare versions: %w", err)
 	}
-	return Applied, nil
+	return rows > 0, nil
 }
 
-// ApplyIfNewer records v as the newest version of an entity, inside the transaction of the handler, and reports whether
-// it is. Ask it before writing, and write only after [Applied]:
+// ApplyIfNewer records v as the newest version of an entity, inside the transaction of the handler, if it is newer than all
+// earlier ones. Call it before writing, and write only if applied is true. Otherwise a version as new or newer is there
+// already: leave the entity as it is, the event is processed all the same.
 //
-//	fresh, err := consumer.ApplyIfNewer(ctx, tx, "customer", customer.ID, consumer.BySequence(event.Sequence))
-//	if err != nil {
-//		return err
-//	}
-//	if fresh == consumer.Stale {
-//		return nil
+//	applied, err := consumer.ApplyIfNewer(ctx, tx, "customer", customer.ID, consumer.BySequence(event.Sequence))
+//	if err != nil || !applied {
+//		return err // nil for a stale event
 //	}
 //
 // So the entity ends as its newest event says, in whatever order events arrive and however many are worked at once. It is
@@ -73,7 +69,7 @@ func applyIfNewer(ctx context.Context, scope, entity string, v Version, exec fun
 // handler that asks about several entities asks in one order, such as sorted, because two that ask crosswise deadlock, and
 // PostgreSQL fails one of them (40P01). Above READ COMMITTED it fails (40001) when the version was changed since tx began.
 // Return both errors as they are: the event is then tried again. After any error of the database tx is of no more use.
-func ApplyIfNewer(ctx context.Context, tx pgx.Tx, scope, entity string, v Version) (Freshness, error) {
+func ApplyIfNewer(ctx context.Context, tx pgx.Tx, scope, entity string, v Version) (applied bool, err error) {
 	return applyIfNewer(ctx, scope, entity, v, func(ctx context.Context, query string, args ...any) (int64, error) {
 		tag, err := tx.Exec(ctx, query, args...)
 		return tag.RowsAffected(), err
@@ -81,7 +77,7 @@ func ApplyIfNewer(ctx context.Context, tx pgx.Tx, scope, entity string, v Versio
 }
 
 // ApplyIfNewerSQL is [ApplyIfNewer] for database/sql.
-func ApplyIfNewerSQL(ctx context.Context, tx *sql.Tx, scope, entity string, v Version) (Freshness, error) {
+func ApplyIfNewerSQL(ctx context.Context, tx *sql.Tx, scope, entity string, v Version) (applied bool, err error) {
 	return applyIfNewer(ctx, scope, entity, v, func(ctx context.Context, query string, args ...any) (int64, error) {
 		result, err := tx.ExecContext(ctx, query, args...)
 		if err != nil {

@@ -76,8 +76,8 @@ func (p *inboxProcess) openOn(pool *pgxpool.Pool, cfg consumer.InboxConfig) {
 	if len(cfg.Secrets) == 0 && !cfg.AllowUnsigned && cfg.Verify == nil {
 		cfg.Secrets = []string{secretText}
 	}
-	if cfg.Observer == nil {
-		cfg.Observer = consumer.ObserverFunc(func(_ context.Context, r consumer.Report) { p.reports <- r })
+	if cfg.Observe == nil {
+		cfg.Observe = func(_ context.Context, r consumer.Report) { p.reports <- r }
 	}
 	if cfg.Jitter == nil {
 		none := 0.0

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 )
 
 // troubled is an error one of whose methods panics.
@@ -45,7 +46,7 @@ func TestInboxSurvivesErrorsThatPanic(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := newInbox(t, consumer.InboxConfig{
-				Config:   consumer.Config{Breaker: consumer.NewBreaker(consumer.BreakerConfig{})},
+				Config:   consumer.Config{Breaker: breaker.New(breaker.Config{})},
 				Schedule: []time.Duration{time.Hour},
 				Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
 					_ = effectOf(ctx, event.Key)
@@ -69,14 +70,14 @@ func TestInboxSurvivesErrorsThatPanic(t *testing.T) {
 	}
 }
 
-// An Observer that panics changes no outcome, and ends no process.
-func TestInboxSurvivesAnObserverThatPanics(t *testing.T) {
+// An Observe that panics changes no outcome, and ends no process.
+func TestInboxSurvivesAnObserveThatPanics(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{Config: consumer.Config{Observer: consumer.ObserverFunc(func(_ context.Context, r consumer.Report) {
+	p := newInbox(t, consumer.InboxConfig{Config: consumer.Config{Observe: func(_ context.Context, r consumer.Report) {
 		if r.Inbox {
 			panic("the observer of " + r.Event.Key + ", password=hunter2")
 		}
-	})}})
+	}}})
 	p.run()
 	for _, key := range []string{"1", "2"} {
 		p.record(key)
@@ -90,7 +91,7 @@ func TestInboxSurvivesAnObserverThatPanics(t *testing.T) {
 		p.wantRows(key, 1, 1)
 	}
 	logged := p.logged.String()
-	for _, text := range []string{"level=ERROR", "the Observer panicked", "the observer of 1", "the observer of 2", "stack="} {
+	for _, text := range []string{"level=ERROR", "Config.Observe panicked", "the observer of 1", "the observer of 2", "stack="} {
 		if !strings.Contains(logged, text) {
 			t.Errorf("%q is not in the log:\n%s", text, logged)
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -222,11 +223,11 @@ func TestInboxHoldsWhileItsBreakerIsOpen(t *testing.T) {
 	t.Parallel()
 	var down atomic.Bool
 	down.Store(true)
-	breaker := consumer.NewBreaker(consumer.BreakerConfig{Failures: 2, OpenFor: 50 * time.Millisecond})
+	b := breaker.New(breaker.Config{Failures: 2, OpenFor: 50 * time.Millisecond})
 	var mu sync.Mutex
 	worked := map[string]int{}
 	p := newInbox(t, consumer.InboxConfig{
-		Config: consumer.Config{Breaker: breaker}, Workers: 1, Schedule: []time.Duration{0}, MaxAttempts: 100, PollInterval: 10 * time.Millisecond,
+		Config: consumer.Config{Breaker: b}, Workers: 1, Schedule: []time.Duration{0}, MaxAttempts: 100, PollInterval: 10 * time.Millisecond,
 		Handle: func(_ context.Context, event consumer.Event, _ []byte) error {
 			mu.Lock()
 			defer mu.Unlock()
@@ -243,7 +244,7 @@ func TestInboxHoldsWhileItsBreakerIsOpen(t *testing.T) {
 	}
 	p.worked()
 	p.worked()
-	if state := breaker.State(); state == consumer.BreakerClosed {
+	if state := b.State(); state == breaker.Closed {
 		t.Fatalf("the breaker is %s", state)
 	}
 	if got := p.post("while it is open", "{}"); got.status != http.StatusAccepted {
@@ -251,7 +252,7 @@ func TestInboxHoldsWhileItsBreakerIsOpen(t *testing.T) {
 	}
 	down.Store(false)
 	p.await("SELECT count(*) = 6 FROM inbox_events WHERE processing_state = 'succeeded'")
-	if state := breaker.State(); state != consumer.BreakerClosed {
+	if state := b.State(); state != breaker.Closed {
 		t.Errorf("the breaker is %s", state)
 	}
 }

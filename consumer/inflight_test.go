@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // The duplicate must be answered while the first request still holds the key: only then did it not wait.
@@ -172,7 +173,7 @@ func TestFiftyAtOnceRunOnce(t *testing.T) {
 		tally := map[string]int{}
 		for range clients {
 			got := <-answers
-			tally[strconv.Itoa(got.status)+got.header.Get(consumer.HeaderReplayed)]++
+			tally[strconv.Itoa(got.status)+got.header.Get(webhook.Replayed)]++
 		}
 		if tally["201"] != 1 || tally["201"]+tally["201true"]+tally["409"] != clients {
 			t.Errorf("answers %v", tally)

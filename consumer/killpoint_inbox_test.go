@@ -31,11 +31,11 @@ func doomedInbox(pool *pgxpool.Pool, n string, finished func()) *consumer.Inbox 
 			Secrets:  []string{secretText},
 			Source:   "doomed-" + n,
 			Logger:   slog.New(slog.DiscardHandler),
-			Observer: consumer.ObserverFunc(func(_ context.Context, r consumer.Report) {
+			Observe: func(_ context.Context, r consumer.Report) {
 				if r.Inbox {
 					finished()
 				}
-			}),
+			},
 		},
 		Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
 			_, err := consumer.Tx(ctx).Exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key)

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // pruning forgets what one process of the role "prune-die", and those that come after it, are to forget.
@@ -49,11 +50,11 @@ func TestKilledWhilePruning(t *testing.T) {
 	prune := func(number int, operation string) (moment string) {
 		n := strconv.Itoa(number)
 		receiver := pruning(n).Receiver
-		receive := consumer.Middleware(e.pool, consumer.Config{Receiver: receiver, Secrets: []string{secretText}, Observer: unheard, Logger: slog.New(slog.DiscardHandler)})(effect(e))
+		receive := consumer.Middleware(e.pool, consumer.Config{Receiver: receiver, Secrets: []string{secretText}, Observe: unheard, Logger: slog.New(slog.DiscardHandler)})(effect(e))
 		bring := func(name string) (status int, replayed bool) {
 			w := httptest.NewRecorder()
 			receive.ServeHTTP(w, e.newRequest(name+n, "{}", created(time.Now().Add(-ages[name]))))
-			return w.Code, w.Header().Get(consumer.HeaderReplayed) != ""
+			return w.Code, w.Header().Get(webhook.Replayed) != ""
 		}
 		for name, age := range ages {
 			if status, replayed := bring(name); status != http.StatusCreated || replayed {

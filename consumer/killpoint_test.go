@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // receiveAndDie is a receiver that kills itself at one of its operations.
@@ -76,7 +77,7 @@ func receiverMoments() []string {
 }
 
 // unheard lets no report pile up: a sender that comes again until a key is free makes any number of them.
-var unheard = consumer.ObserverFunc(func(context.Context, consumer.Report) {})
+func unheard(context.Context, consumer.Report) {}
 
 // operationsOf returns the operations that a process has seen which met no fate.
 func operationsOf(t *testing.T, line string) []string {
@@ -109,7 +110,7 @@ func eachOperation(t *testing.T, e *env, f flavour, meet func(p *process, url, k
 // it comes again as a relay does, and finds the effect made, or makes it: once.
 func TestKilledAtEveryOperation(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{Observer: unheard}, effect) // the receiver that comes after the crash
+		e := newEnv(t, f, consumer.Config{Observe: unheard}, effect) // the receiver that comes after the crash
 		seen, deaths, replayed := fates{}, 0, 0
 		eachOperation(t, e, f, func(doomed *process, url, key string) {
 			first, err := e.try(e.newRequestTo(url, key, "{}"))
@@ -129,7 +130,7 @@ func TestKilledAtEveryOperation(t *testing.T) {
 				again = e.post(key, "{}") // until the server has noticed the death
 			}
 			switch {
-			case again.header.Get(consumer.HeaderReplayed) != "":
+			case again.header.Get(webhook.Replayed) != "":
 				wantReplayed(t, again, 201, "")
 				replayed++
 			case err == nil:
@@ -161,7 +162,7 @@ func thaw[T any](p *process, done <-chan T) T {
 // answersOnce reports whether an answer is the handler's, or that of a duplicate.
 func answersOnce(got response, key string) bool {
 	want := `{"done":"` + key + `"}`
-	if got.header.Get(consumer.HeaderReplayed) != "" {
+	if got.header.Get(webhook.Replayed) != "" {
 		want = ""
 	}
 	return got.status == 201 && got.body == want
@@ -171,7 +172,7 @@ func answersOnce(got response, key string) bool {
 // another process. Whoever makes the effect, it is made once, and nobody waits for the one that does not move.
 func TestFrozenAtEveryOperation(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{Observer: unheard}, effect) // the other process
+		e := newEnv(t, f, consumer.Config{Observe: unheard}, effect) // the other process
 		seen, frozen, busy := fates{}, 0, 0
 		eachOperation(t, e, f, func(p *process, url, key string) {
 			request, answered := e.newRequestTo(url, key, "{}"), make(chan response, 1)

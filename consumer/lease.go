@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"sync/atomic"
 	"time"
 )
 
@@ -16,9 +17,12 @@ type storeMemory struct {
 	store Store
 	lease time.Duration
 	ttl   time.Duration
+
+	warned atomic.Bool // that the sender may send for longer than ttl
 }
 
 func (m *storeMemory) admit(ctx context.Context, rq *request) (held, admission, int, error) {
+	m.warnOfTTL(ctx, rq)
 	// The lease is counted from before the store counts it, so that it never lasts longer here than there.
 	l := &lease{storeMemory: m, ctx: context.WithoutCancel(ctx), handlerUntil: time.Now().Add(m.lease / 5 * 4)}
 	l.claim = Claim{Receiver: m.Receiver, Source: m.Source, Key: rq.event.Key, Hash: rq.hash, Destination: rq.event.destination(), Token: rand.Text()}
@@ -62,6 +66,17 @@ func (m *storeMemory) knownFor(event *Event, now time.Time) time.Duration {
 		return m.ttl
 	}
 	return max(m.ttl, event.NotAfter.Add(m.Tolerance).Sub(now))
+}
+
+// warnOfTTL logs, once, that the sender may send an event for longer than this receiver knows it. Such a late event is
+// refused, so nothing happens twice, but one of the two is not configured as its owner believes. An event without the time of
+// its creation is known for as long as it needs, see knownFor.
+func (m *storeMemory) warnOfTTL(ctx context.Context, rq *request) {
+	if rq.event.CreatedAt.IsZero() || rq.event.NotAfter.Sub(rq.began) <= m.ttl || m.warned.Swap(true) {
+		return
+	}
+	m.logger().LogAttrs(ctx, slog.LevelWarn, "consumer: the sender may send events again for longer than StoreConfig.TTL; what arrives later than that is refused",
+		slog.String("source", m.Source), slog.Time("not_after", rq.event.NotAfter), slog.Duration("ttl", m.ttl))
 }
 
 // lease holds an event by a claim in the store.

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/outbox-relay/outbox-relay/consumer/internal/handlerctx"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -75,13 +76,9 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		rc.finish(w, r, &rq, Report{Result: ResultRejected, Err: refusal}, refusal.answer())
 		return
 	}
-	if rc.Observer != nil {
-		rc.Observer.Received(r.Context(), rq.event)
-	}
-	rc.compareHorizon(r.Context(), &rq)
 	var wait time.Duration
 	var ok bool
-	if rq.pass, wait, ok = rc.Breaker.enter(time.Now()); !ok {
+	if rq.pass, wait, ok = rc.Breaker.Enter(time.Now()); !ok {
 		rc.finish(w, r, &rq, Report{Result: ResultBreakerOpen, Event: rq.event}, dependencyUnavailable(spread(wait)).answer())
 		return
 	}
@@ -187,7 +184,7 @@ func (rc *receiver) unwind(w http.ResponseWriter, r *http.Request, taken held, r
 func (rq *request) forHandler(r *http.Request, taken held, s *settings) (*http.Request, *scope) {
 	sc := &scope{event: rq.event, settings: s}
 	taken.attach(sc)
-	r = r.WithContext(context.WithValue(r.Context(), scopeKey{}, sc))
+	r = r.WithContext(handlerctx.With(r.Context(), sc))
 	r.Body = io.NopCloser(bytes.NewReader(rq.body))
 	r.ContentLength = int64(len(rq.body))
 	r.TransferEncoding = nil
@@ -206,11 +203,11 @@ func (rc *receiver) finish(w http.ResponseWriter, r *http.Request, rq *request, 
 		report.Status = a.status
 	}
 	report.Receiver, report.Source = rc.Receiver, rc.Source
-	rc.tellBreaker(r.Context(), rq, report)
+	rc.reportHealth(r.Context(), rq, report)
 	rc.log(r.Context(), report)
-	if rc.Observer != nil {
+	if rc.Observe != nil {
 		report.Duration, report.HandlerDuration = time.Since(rq.began), rq.handled
-		rc.Observer.Finished(r.Context(), report)
+		rc.Observe(r.Context(), report)
 	}
 	if a != nil {
 		a.send(w)

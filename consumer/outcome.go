@@ -22,7 +22,7 @@ import (
 //	any other                         500, handler-failed
 //
 // The refusals are problems whose detail is the error's text, redacted (see [Config].Redact). The error itself is in the
-// Report for the [Observer].
+// Report for [Config].Observe.
 func ErrorHandler(handle func(w http.ResponseWriter, r *http.Request) error) http.Handler {
 	if handle == nil {
 		panic("consumer: ErrorHandler needs a handler")

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 )
 
 func TestErrorHandler(t *testing.T) {
@@ -153,7 +154,7 @@ func TestErrorHandlerOfErrorsThatPanic(t *testing.T) {
 		for name, bad := range errorsThatPanic() {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				e := newEnv(t, f, consumer.Config{Breaker: consumer.NewBreaker(consumer.BreakerConfig{})}, func(e *env) http.HandlerFunc {
+				e := newEnv(t, f, consumer.Config{Breaker: breaker.New(breaker.Config{})}, func(e *env) http.HandlerFunc {
 					return consumer.ErrorHandler(func(w http.ResponseWriter, r *http.Request) error {
 						effect(e)(w, r)
 						return bad

@@ -66,7 +66,7 @@ func TestHandlerThatRemovesItsOwnMemory(t *testing.T) {
 				}
 				// What is personal in the row may go: it is the same row.
 				got := e.do(e.newRequest("k", "{}", running("UPDATE processed_events SET related_reference = NULL WHERE related_reference = 'customer 42'")))
-				if got.status/100 != 2 || got.header.Get(consumer.HeaderReplayed) != "" {
+				if got.status/100 != 2 || got.header.Get(webhook.Replayed) != "" {
 					t.Errorf("answered %d %s", got.status, got.body)
 				}
 				wantReplayed(t, e.post("k", "{}"), got.status, "")

@@ -15,7 +15,7 @@ type problem struct {
 	Status int    `json:"status"`
 	Detail string `json:"detail"` // says what to do, or what the handler said; never repeats secrets or payloads
 
-	cause error         // for the receiver's own log and Observer; nil if the detail says it all
+	cause error         // for the receiver's own log and Config.Observe; nil if the detail says it all
 	wait  time.Duration // of Retry-After, where it is known
 }
 

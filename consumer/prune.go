@@ -17,12 +17,9 @@ type PruneConfig struct {
 
 	// Retention is how long an event is remembered after it was received and processed, whichever was later. At least 24
 	// hours, because less is a mistake: what a sender delivers later than that, after an outage of its own or by hand, is
-	// refused when it is not known. Longer than SenderHorizon by the longest outage that events should survive without an operator.
+	// refused when it is not known. Longer than the sender may send an event again (a relay: 30 days) by the longest outage
+	// that events should survive without an operator.
 	Retention time.Duration
-
-	// SenderHorizon is how long after its first request the sender may send an event again; see [Config]. 0: not known, and not
-	// compared with Retention.
-	SenderHorizon time.Duration
 
 	// BatchPages is how many of the table's pages one transaction looks at, each of 8 KiB and some ten to seventy rows.
 	// 1 to 32, because it holds a lock for each row that it removes, and PostgreSQL has room for some 6,400 (max_locks_per_transaction
@@ -73,6 +70,9 @@ func PruneSQL(ctx context.Context, db *sql.DB, cfg PruneConfig) (Pruned, error) 
 type queryRow func(ctx context.Context, query string, args ...any) pgx.Row
 
 const (
+	// minRetention catches durations written in the wrong unit, such as Retention: 90, which would empty the memory. Every
+	// sender that retries at all does so for hours.
+	minRetention = 24 * time.Hour
 	// pruneRest is how many times as long as a batch took the pause behind it lasts.
 	pruneRest = 4
 	// prunePatience is how often in a row a batch may meet somebody else's lock.
@@ -119,11 +119,13 @@ func (c *PruneConfig) complete() error {
 	if c.Pause == 0 {
 		c.Pause = 10 * time.Millisecond
 	}
-	problem := memoryProblem(c.Retention, c.SenderHorizon)
+	problem := ""
 	switch {
 	case c.Retention == 0:
 		problem = "Retention is not set: say for how long to remember, which must be longer than the sender may send an event again " +
 			"(a relay: 30 days), such as 90 * 24 * time.Hour"
+	case c.Retention < minRetention:
+		problem = fmt.Sprintf("Retention: %v is less than a day, within which any sender sends again; set %v or more", c.Retention, minRetention)
 	case !printable(c.Receiver):
 		problem = fmt.Sprintf("Receiver: %q is not 1 to %d printable ASCII characters; set the one of the Config", c.Receiver, maxTextBytes)
 	case c.BatchPages < 1 || c.BatchPages > maxBatchPages:

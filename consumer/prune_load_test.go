@@ -58,8 +58,8 @@ var recording = flavour{
 func pruneUnderDuplicates(t *testing.T, f flavour, isolation sql.IsolationLevel) {
 	const senders, keys, enough = 30, 30, 6
 	var done atomic.Bool
-	nobody := consumer.ObserverFunc(func(_ context.Context, _ consumer.Report) {})
-	e := newEnv(t, f, consumer.Config{Isolation: isolation, Observer: nobody}, effect)
+	nobody := func(_ context.Context, _ consumer.Report) {}
+	e := newEnv(t, f, consumer.Config{Isolation: isolation, Observe: nobody}, effect)
 	e.mustExec(`CREATE TABLE refused (key text NOT NULL)`)
 	old := longAgo()
 

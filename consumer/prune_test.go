@@ -21,7 +21,7 @@ import (
 const day = 24 * time.Hour
 
 // ninety is the usual memory.
-var ninety = consumer.PruneConfig{Receiver: "test", Retention: 90 * day, SenderHorizon: 30 * day}
+var ninety = consumer.PruneConfig{Receiver: "test", Retention: 90 * day}
 
 // old are events of 91 days ago: n rows that a middleware left, and their effects.
 func (e *env) old(source, key string, n int) {
@@ -371,11 +371,9 @@ func TestPruneConfigMistakes(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, effect)
 		for want, cfg := range map[string]consumer.PruneConfig{
-			"consumer: PruneConfig.Retention is not set: say for how long to remember":                                 {Receiver: "r", SenderHorizon: 30 * day},
+			"consumer: PruneConfig.Retention is not set: say for how long to remember":                                 {Receiver: "r"},
 			"consumer: PruneConfig.Retention: 90ns is less than a day":                                                 {Receiver: "r", Retention: 90},
 			"consumer: PruneConfig.Retention: -24h0m0s is less than a day":                                             {Receiver: "r", Retention: -day},
-			"consumer: PruneConfig.Retention: 720h0m0s is not longer than the sender may send an event again":          {Receiver: "r", Retention: 30 * day, SenderHorizon: 30 * day},
-			"consumer: PruneConfig.SenderHorizon is negative":                                                          {Receiver: "r", Retention: 30 * day, SenderHorizon: -1},
 			`consumer: PruneConfig.Receiver: "größe" is not 1 to 255 printable ASCII characters`:                       {Retention: 30 * day, Receiver: "größe"},
 			`consumer: PruneConfig.Receiver: "" is not 1 to 255 printable ASCII characters; set the one of the Config`: {Retention: 30 * day},
 			"consumer: PruneConfig.BatchPages: 33 is out of range":                                                     {Receiver: "r", Retention: 30 * day, BatchPages: 33},

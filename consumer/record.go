@@ -193,10 +193,6 @@ func (rd *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		rd.finish(w, r, &rq, Report{Result: ResultRejected, Err: refusal}, refusal.answer())
 		return
 	}
-	if rd.Observer != nil {
-		rd.Observer.Received(r.Context(), rq.event)
-	}
-	rd.compareHorizon(r.Context(), &rq)
 	found, err := rd.inbox.record(r.Context(), &rq, r.Header)
 	switch report := (Report{Event: rq.event, Err: err}); {
 	case err != nil:

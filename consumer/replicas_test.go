@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // holdHeader makes the handler of the role "receive" wait for an order.
@@ -120,7 +121,7 @@ func (r *replicas) tally(answers <-chan timed) map[string]int {
 	tally := map[string]int{}
 	for range crowd {
 		got := <-answers
-		tally[strconv.Itoa(got.status)+got.header.Get(consumer.HeaderReplayed)]++
+		tally[strconv.Itoa(got.status)+got.header.Get(webhook.Replayed)]++
 		if got.status == http.StatusConflict {
 			wantProblem(r.t, got.response, 409, "in-flight")
 		}

@@ -5,10 +5,9 @@ import (
 	"maps"
 	"net/http"
 	"strconv"
-)
 
-// HeaderReplayed is "true" on the answer to a duplicate: it has the status of the first one, and no body.
-const HeaderReplayed = "Idempotency-Replayed"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
 
 // answer is a whole response. Nothing of it is on the wire before the transaction has ended.
 type answer struct {
@@ -43,7 +42,7 @@ func duplicateAnswer(status int) *answer {
 }
 
 func (a *answer) replayed() *answer {
-	a.header.Set(HeaderReplayed, "true")
+	a.header.Set(webhook.Replayed, "true")
 	return a
 }
 

@@ -18,7 +18,7 @@ import (
 // have an event refused that is older than what is remembered. Source and Foreign are filled in afterwards, and Version
 // when it is 0.
 //
-// An error is answered with 401, without its text: that goes to the log, with credentials masked, and to the [Observer].
+// An error is answered with 401, without its text: that goes to the log, with credentials masked, and to [Config].Observe.
 type VerifyFunc func(header http.Header, body []byte, now time.Time) (Event, error)
 
 // verifyOwn asks Config.Verify and holds what it returns to the rules of a relay's headers.

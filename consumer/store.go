@@ -55,8 +55,8 @@ type Known struct {
 	Destination string            // of the claim that was completed
 }
 
-// StoreConfig is a [Config] for [MiddlewareStore], with what only a store needs. Isolation and Retention must be left alone:
-// a store has no transactions, and forgets by itself.
+// StoreConfig is a [Config] for [MiddlewareStore], with what only a store needs. Isolation must be left alone: a store has no
+// transactions.
 type StoreConfig struct {
 	Config
 
@@ -67,7 +67,7 @@ type StoreConfig struct {
 	// context.WithoutCancel can run at the same time as the next.
 	Lease time.Duration
 
-	// TTL is how long a processed event is known, in place of Retention. Default 7 days. An unknown event that its sender
+	// TTL is how long a processed event is known. Default 7 days. An unknown event that its sender
 	// created longer ago than this, less Tolerance for the difference of clocks, or whose time to be sent is over, may have
 	// been processed and forgotten: it is refused with 422 and the problem "forgotten". So an event that needs longer than
 	// TTL to arrive for the first time is refused as well. One whose sender says only until when it may come, as a
@@ -106,9 +106,6 @@ func (c StoreConfig) complete() *storeMemory {
 	if c.Isolation != sql.LevelDefault {
 		panic("consumer: StoreConfig.Isolation is set, but a store has no transactions; leave it out")
 	}
-	if c.Retention != 0 {
-		panic("consumer: StoreConfig.Retention is set, but a store forgets by itself, after TTL; set TTL and leave it out")
-	}
 	orDefault("Lease", &m.lease, 30*time.Second)
 	orDefault("TTL", &m.ttl, 7*24*time.Hour)
 	if m.ttl <= s.Tolerance+m.lease {
@@ -118,6 +115,5 @@ func (c StoreConfig) complete() *storeMemory {
 		panic(fmt.Sprintf("consumer: StoreConfig.TTL: %v is not longer than the sender may send an event again (SenderHorizon, %v), so that late "+
 			"duplicates would count as new; set a longer TTL", m.ttl, s.SenderHorizon))
 	}
-	s.Retention, s.expires = m.ttl, true // for the comparison with what senders say
 	return m
 }

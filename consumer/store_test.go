@@ -106,7 +106,6 @@ func TestStoreConfigThatCannotWorkPanics(t *testing.T) {
 		"Config.TTL is negative":  with(func(c *consumer.StoreConfig) { c.TTL = -1 }),
 		"TTL: 5m0s is not longer": with(func(c *consumer.StoreConfig) { c.TTL = 5 * time.Minute }),
 		"TTL: 24h0m0s is not":     with(func(c *consumer.StoreConfig) { c.TTL, c.SenderHorizon = 24*time.Hour, 24*time.Hour }),
-		"Retention is set":        with(func(c *consumer.StoreConfig) { c.Retention = 48 * time.Hour }),
 		"needs a store":           good,
 	} {
 		t.Run(want, func(t *testing.T) {
@@ -260,7 +259,7 @@ func TestAStoreRemembersForAsLongAsTheSenderSends(t *testing.T) {
 		f := flavour{wrap: func(_ testing.TB, _ string, own consumer.Config) func(http.Handler) http.Handler {
 			return consumer.MiddlewareStore(store, consumer.StoreConfig{Config: consumer.Config{
 				Receiver: "test",
-				Observer: own.Observer, Logger: own.Logger,
+				Observe:  own.Observe, Logger: own.Logger,
 				Verify: func(_ http.Header, _ []byte, now time.Time) (consumer.Event, error) {
 					event := consumer.Event{Key: "k", NotAfter: now.Add(c.notAfter)}
 					if c.created {

@@ -23,6 +23,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // A handler has many ways to answer. None of them may reach the client before the commit is known to have worked.
@@ -194,7 +195,7 @@ func TestFailedCommitIsNeverAnsweredAsSuccess(t *testing.T) {
 					if first.status/100 != 2 {
 						t.Errorf("%s: the retry got %d %s", style, first.status, first.body)
 					}
-					if again := retry(); again.status != first.status || again.header.Get(consumer.HeaderReplayed) != "true" {
+					if again := retry(); again.status != first.status || again.header.Get(webhook.Replayed) != "true" {
 						t.Errorf("%s: the duplicate got %d %v", style, again.status, again.header)
 					}
 					e.wantRows(style, 1, 1)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -56,7 +57,7 @@ type request struct {
 	body    []byte
 	hash    [sha256.Size]byte // of body: tells a duplicate from a reused key
 	handled time.Duration     // how long the handler took
-	pass    pass              // of Config.Breaker
+	pass    breaker.Pass      // of Config.Breaker
 	xact    string            // the transaction that inserted the event
 	answer  string            // the statement that stores another status there than 204
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 )
 
 // ticket is a claimed event, before its worker has looked at it.
@@ -17,7 +19,7 @@ type ticket struct {
 	fence     int64
 	eventType string
 	place     string // of the row in the table
-	pass      pass   // of the breaker
+	pass      breaker.Pass
 
 	promoted bool // when it has ended: it let another event go
 	told     bool // and the breaker has heard of it
@@ -169,7 +171,7 @@ func (s *shift) end(t *ticket) {
 	}
 	s.more = s.more || t.promoted
 	if !t.told {
-		s.Breaker.leave(t.pass, time.Now(), healthUnknown, nil)
+		s.Breaker.Leave(t.pass, time.Now(), breaker.Unknown, nil)
 	}
 	s.heldUntil = time.Time{} // it may have closed
 }
@@ -177,21 +179,21 @@ func (s *shift) end(t *ticket) {
 // claim takes what is due for the workers that are free, and lets them begin.
 func (s *shift) claim(ctx context.Context, free int) {
 	now := time.Now()
-	pass, wait, ok := s.Breaker.enter(now)
+	pass, wait, ok := s.Breaker.Enter(now)
 	if !ok {
 		s.heldUntil = now.Add(spread(wait)) // the next tick after it looks again
 		return
 	}
-	if pass.probe {
+	if pass.Probe() {
 		free = 1
 	}
 	if n := s.claimFor(ctx, free, pass); n == 0 {
-		s.Breaker.leave(pass, now, healthUnknown, nil)
+		s.Breaker.Leave(pass, now, breaker.Unknown, nil)
 	}
 }
 
 // claimFor is claim with the breaker's leave, which each of the events takes with it. It returns how many there are.
-func (s *shift) claimFor(ctx context.Context, free int, pass pass) int {
+func (s *shift) claimFor(ctx context.Context, free int, pass breaker.Pass) int {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		s.failed(ctx, err)

@@ -163,7 +163,7 @@ func (a *answer) WriteHeader(status int) {
 		return
 	}
 	a.status = status
-	replayed := a.Header().Get(consumer.HeaderReplayed) != ""
+	replayed := a.Header().Get(webhook.Replayed) != ""
 	rc := a.receiver
 	rc.journal.write(entry{Op: opAnswer, Number: a.number, Status: status, Replayed: replayed})
 	success := status >= 200 && status <= 299

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -29,7 +30,7 @@ func TestReceiverWhoseDependencyIsDown(t *testing.T) {
 
 	var up atomic.Bool
 	refused, processed := make(chan struct{}, 1), make(chan struct{}, events)
-	observe := consumer.ObserverFunc(func(_ context.Context, report consumer.Report) {
+	observe := func(_ context.Context, report consumer.Report) {
 		switch report.Result {
 		case consumer.ResultBreakerOpen:
 			select {
@@ -39,10 +40,10 @@ func TestReceiverWhoseDependencyIsDown(t *testing.T) {
 		case consumer.ResultProcessed:
 			processed <- struct{}{}
 		}
-	})
+	}
 	quiet := slog.New(slog.DiscardHandler)
-	breaker := consumer.NewBreaker(consumer.BreakerConfig{OpenFor: 200 * time.Millisecond, OpenMax: 200 * time.Millisecond, Logger: quiet})
-	guarded := consumer.Middleware(pool, consumer.Config{Receiver: "logistics", Secrets: []string{goodSecret}, Observer: observe, Breaker: breaker, Logger: quiet})
+	b := breaker.New(breaker.Config{OpenFor: 200 * time.Millisecond, OpenMax: 200 * time.Millisecond, Logger: quiet})
+	guarded := consumer.Middleware(pool, consumer.Config{Receiver: "logistics", Secrets: []string{goodSecret}, Observe: observe, Breaker: b, Logger: quiet})
 	receiver := httptest.NewServer(guarded(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !up.Load() {
 			http.Error(w, "the bank is down", http.StatusBadGateway)

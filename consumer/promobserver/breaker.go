@@ -3,17 +3,17 @@ package promobserver
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 )
 
-// Breaker returns the collector of a [consumer.Breaker]'s state, which its caller registers:
+// Breaker returns the collector of a [breaker.Breaker]'s state, which its caller registers:
 //
-//	prometheus.MustRegister(promobserver.Breaker("warehouse", breaker))
+//	prometheus.MustRegister(promobserver.Breaker("warehouse", b))
 //
 // It has one metric, inbox_breaker_state, with the labels breaker, which is name, and state, which is closed, open or
 // half_open: 1 for the state that the breaker is in, 0 for the others. Two breakers with one name cannot be registered
 // with the same registerer. It panics when name is empty or b is nil.
-func Breaker(name string, b *consumer.Breaker) prometheus.Collector {
+func Breaker(name string, b *breaker.Breaker) prometheus.Collector {
 	if name == "" || b == nil {
 		panic("promobserver: Breaker needs a name, for the label, and a breaker")
 	}
@@ -25,7 +25,7 @@ func Breaker(name string, b *consumer.Breaker) prometheus.Collector {
 }
 
 type breakerCollector struct {
-	breaker *consumer.Breaker
+	breaker *breaker.Breaker
 	desc    *prometheus.Desc
 }
 
@@ -35,7 +35,7 @@ func (c *breakerCollector) Describe(descs chan<- *prometheus.Desc) { descs <- c.
 // Collect implements prometheus.Collector.
 func (c *breakerCollector) Collect(metrics chan<- prometheus.Metric) {
 	is := c.breaker.State()
-	for _, state := range []consumer.BreakerState{consumer.BreakerClosed, consumer.BreakerOpen, consumer.BreakerHalfOpen} {
+	for _, state := range []breaker.State{breaker.Closed, breaker.Open, breaker.HalfOpen} {
 		value := 0.0
 		if state == is {
 			value = 1

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 	"github.com/outbox-relay/outbox-relay/consumer/promobserver"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
@@ -20,10 +21,10 @@ import (
 func TestBreakerState(t *testing.T) {
 	t.Parallel()
 	quiet := slog.New(slog.DiscardHandler)
-	breaker := consumer.NewBreaker(consumer.BreakerConfig{Failures: 1, OpenFor: time.Millisecond, Logger: quiet})
+	b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Millisecond, Logger: quiet})
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(promobserver.Breaker("warehouse", breaker))
-	if registry.Register(promobserver.Breaker("warehouse", breaker)) == nil {
+	registry.MustRegister(promobserver.Breaker("warehouse", b))
+	if registry.Register(promobserver.Breaker("warehouse", b)) == nil {
 		t.Error("two breakers have one name")
 	}
 	want := func(closed, open, halfOpen int) {
@@ -41,7 +42,7 @@ func TestBreakerState(t *testing.T) {
 	}
 
 	down := true
-	receive := consumer.Middleware(pgtest.Pool(t, newDatabase(t)), consumer.Config{Receiver: "logistics", Secrets: []string{secretText}, Breaker: breaker, Logger: quiet})
+	receive := consumer.Middleware(pgtest.Pool(t, newDatabase(t)), consumer.Config{Receiver: "logistics", Secrets: []string{secretText}, Breaker: b, Logger: quiet})
 	server := httptest.NewServer(receive(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if down {
 			down = false
@@ -72,7 +73,7 @@ func TestBreakerState(t *testing.T) {
 func TestBreakerMistakes(t *testing.T) {
 	t.Parallel()
 	for what, call := range map[string]func(){
-		"no name":    func() { promobserver.Breaker("", consumer.NewBreaker(consumer.BreakerConfig{})) },
+		"no name":    func() { promobserver.Breaker("", breaker.New(breaker.Config{})) },
 		"no breaker": func() { promobserver.Breaker("warehouse", nil) },
 	} {
 		func() {

@@ -1,11 +1,11 @@
 // Package promobserver counts and measures for Prometheus what becomes of the events that a receiver gets. It is a
-// [consumer.Observer], in a module of its own so that nobody else inherits the client library:
+// module of its own so that nobody else inherits the client library:
 //
 //	metrics, err := promobserver.New(prometheus.DefaultRegisterer, promobserver.Options{Sources: []string{"finance"}})
 //	if err != nil {
 //		return err
 //	}
-//	receive := consumer.Middleware(pool, consumer.Config{Receiver: "logistics", Secrets: secrets, Source: "finance", Observer: metrics})
+//	receive := consumer.Middleware(pool, consumer.Config{Receiver: "logistics", Secrets: secrets, Source: "finance", Observe: metrics.Observe})
 //	mux.Handle("POST /webhooks/finance", receive(handler))
 //	mux.Handle("GET /metrics", promhttp.Handler())
 //
@@ -15,7 +15,6 @@
 // # Metrics
 //
 //	metric                           labels               counts or measures
-//	inbox_received_total             source               requests that have proven themselves
 //	inbox_requests_total             source, result       requests by outcome: the values of consumer.Result
 //	inbox_events_total               source, mode,        handlers that ended: result is processed, ignored, failed or
 //	                                 result, event_type   commit_failed; mode is request, or inbox for its workers
@@ -45,10 +44,10 @@
 //	  > 0.05 * sum by (source) (rate(inbox_requests_total[5m]))
 //
 // Requests that do not prove themselves, from a sender that used to: a secret was rotated on one side only, or a clock
-// is wrong. Somebody else's attempts show here, too, but have no requests beside them that were received.
+// is wrong. Somebody else's attempts show here, too, but have no other requests beside them.
 //
 //	sum by (source) (increase(inbox_requests_total{result="rejected"}[15m])) > 10
-//	  and sum by (source) (increase(inbox_received_total[1d])) > 0
+//	  and sum by (source) (increase(inbox_requests_total{result!="rejected"}[1d])) > 0
 //
 // Results key_reused and forgotten are worth a look when they appear: a sender uses one key for two events, or sends one
 // again after so long that the receiver may have forgotten it.

@@ -35,13 +35,13 @@ type Options struct {
 	Buckets []float64
 }
 
-// Observer is a [consumer.Observer] that keeps Prometheus metrics, and the prometheus.Collector of these. It is for
-// concurrent use, by any number of middlewares and inboxes. Its zero value is of no use: see [New].
+// Observer keeps Prometheus metrics of what becomes of events, and is the prometheus.Collector of these. Its method Observe
+// is for [consumer.Config].Observe. It is safe for concurrent use, by any number of middlewares and inboxes. Its zero value
+// is of no use: see [New].
 type Observer struct {
 	options Options
 	types   map[string]bool
 
-	received       *prometheus.CounterVec
 	requests       *prometheus.CounterVec
 	events         *prometheus.CounterVec
 	failed         *prometheus.CounterVec
@@ -50,10 +50,7 @@ type Observer struct {
 	handlerTime    *prometheus.HistogramVec
 }
 
-var (
-	_ consumer.Observer    = (*Observer)(nil)
-	_ prometheus.Collector = (*Observer)(nil)
-)
+var _ prometheus.Collector = (*Observer)(nil)
 
 // New returns the Observer that is registered with registerer. Called again with the same registerer and options it
 // returns the same one; with other options, or where somebody else has registered one of the names, it fails and
@@ -121,8 +118,6 @@ func newObserver(options Options) *Observer {
 		options: options,
 		types:   make(map[string]bool, len(options.EventTypes)),
 
-		received: counter("inbox_received_total",
-			"Requests that have proven themselves.", "source"),
 		requests: counter("inbox_requests_total",
 			"Requests, by their outcome.", "source", "result"),
 		events: counter("inbox_events_total",
@@ -153,7 +148,6 @@ const (
 
 // begin makes the counters of a source exist. Histograms are left out: no alert waits for their first value.
 func (o *Observer) begin(source string) {
-	o.received.WithLabelValues(source)
 	for _, result := range []consumer.Result{
 		consumer.ResultProcessed, consumer.ResultIgnored, consumer.ResultRecorded, consumer.ResultDuplicate,
 		consumer.ResultInFlight, consumer.ResultKeyReused, consumer.ResultForgotten, consumer.ResultRejected,
@@ -167,13 +161,8 @@ func (o *Observer) begin(source string) {
 	}
 }
 
-// Received counts a request that has proven itself.
-func (o *Observer) Received(_ context.Context, event consumer.Event) {
-	o.received.WithLabelValues(event.Source).Inc()
-}
-
-// Finished counts and measures a request, or an attempt of an inbox's worker.
-func (o *Observer) Finished(_ context.Context, report consumer.Report) {
+// Observe counts and measures a request, or an attempt of an inbox's worker.
+func (o *Observer) Observe(_ context.Context, report consumer.Report) {
 	mode, result := modeRequest, string(report.Result)
 	if report.Inbox {
 		mode = modeInbox
@@ -221,5 +210,5 @@ func (o *Observer) Collect(metrics chan<- prometheus.Metric) {
 }
 
 func (o *Observer) collectors() []prometheus.Collector {
-	return []prometheus.Collector{o.received, o.requests, o.events, o.failed, o.commitFailures, o.requestTime, o.handlerTime}
+	return []prometheus.Collector{o.requests, o.events, o.failed, o.commitFailures, o.requestTime, o.handlerTime}
 }

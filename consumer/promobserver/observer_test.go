@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 	"github.com/outbox-relay/outbox-relay/consumer/promobserver"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -53,11 +54,11 @@ func post(t *testing.T, url, key, eventType, secret string) int {
 
 // receiver is a real middleware over a real database. Its handler fails for keys that begin with "bad", and violates a
 // deferred constraint, so that its COMMIT fails, for those that begin with "late".
-func receiver(t *testing.T, dsn, source string, observer consumer.Observer) (url string) {
+func receiver(t *testing.T, dsn, source string, observe func(context.Context, consumer.Report)) (url string) {
 	t.Helper()
 	receive := consumer.Middleware(pgtest.Pool(t, dsn), consumer.Config{
 		Receiver: "logistics",
-		Secrets:  []string{secretText}, Source: source, Observer: observer, Logger: slog.New(slog.DiscardHandler),
+		Secrets:  []string{secretText}, Source: source, Observe: observe, Logger: slog.New(slog.DiscardHandler),
 	})
 	server := httptest.NewServer(receive(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		key := consumer.EventFrom(r.Context()).Key
@@ -107,8 +108,8 @@ func TestRequestsAreCounted(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	options := promobserver.Options{EventTypes: []string{"invoice.paid"}}
 	dsn := newDatabase(t)
-	finance := receiver(t, dsn, "finance", mustNew(t, registry, options))
-	logistics := receiver(t, dsn, "logistics", mustNew(t, registry, options)) // another part of the program
+	finance := receiver(t, dsn, "finance", mustNew(t, registry, options).Observe)
+	logistics := receiver(t, dsn, "logistics", mustNew(t, registry, options).Observe) // another part of the program
 
 	other := "whsec_b3V0Ym94LXJlbGF5LXRlc3Qtc2VjcmV0LTAwMDI="
 	for _, request := range []struct {
@@ -128,7 +129,7 @@ func TestRequestsAreCounted(t *testing.T) {
 		}
 	}
 
-	wantMetrics(t, registry, []string{"inbox_received_total", "inbox_requests_total", "inbox_events_total", "inbox_commit_failures_total", "inbox_failed_total"}, `
+	wantMetrics(t, registry, []string{"inbox_requests_total", "inbox_events_total", "inbox_commit_failures_total", "inbox_failed_total"}, `
 # HELP inbox_commit_failures_total Handlers that succeeded, and whose work was not committed.
 # TYPE inbox_commit_failures_total counter
 inbox_commit_failures_total{mode="request",source="finance"} 1
@@ -139,10 +140,6 @@ inbox_events_total{event_type="invoice.paid",mode="request",result="failed",sour
 inbox_events_total{event_type="invoice.paid",mode="request",result="processed",source="finance"} 1
 inbox_events_total{event_type="invoice.paid",mode="request",result="processed",source="logistics"} 1
 inbox_events_total{event_type="other",mode="request",result="processed",source="finance"} 1
-# HELP inbox_received_total Requests that have proven themselves.
-# TYPE inbox_received_total counter
-inbox_received_total{source="finance"} 5
-inbox_received_total{source="logistics"} 1
 # HELP inbox_requests_total Requests, by their outcome.
 # TYPE inbox_requests_total counter
 inbox_requests_total{result="commit_failed",source="finance"} 1
@@ -194,7 +191,7 @@ func TestWorkersAreCountedApart(t *testing.T) {
 		{Result: consumer.ResultCommitFailed, HandlerDuration: time.Millisecond, Err: failure},
 	} {
 		report.Source, report.Event, report.Inbox = "finance", event, true
-		o.Finished(context.Background(), report)
+		o.Observe(context.Background(), report)
 	}
 	wantMetrics(t, registry, []string{"inbox_requests_total", "inbox_events_total", "inbox_commit_failures_total", "inbox_failed_total"}, `
 # HELP inbox_commit_failures_total Handlers that succeeded, and whose work was not committed.
@@ -215,27 +212,20 @@ inbox_failed_total{mode="inbox",source="finance"} 1
 	}
 }
 
-// told passes reports on, and says that it has.
-type told struct {
-	*promobserver.Observer
-	worked chan consumer.Result
-}
-
-func (o *told) Finished(ctx context.Context, report consumer.Report) {
-	o.Observer.Finished(ctx, report)
-	if report.Inbox {
-		o.worked <- report.Result
-	}
-}
-
 func TestInboxIsCounted(t *testing.T) {
 	t.Parallel()
 	registry := prometheus.NewPedanticRegistry()
-	observer := &told{mustNew(t, registry, promobserver.Options{}), make(chan consumer.Result, 10)}
+	metrics, worked := mustNew(t, registry, promobserver.Options{}), make(chan consumer.Result, 10)
 	inbox := consumer.NewInbox(pgtest.Pool(t, newDatabase(t)), consumer.InboxConfig{
 		Config: consumer.Config{
 			Receiver: "logistics",
-			Secrets:  []string{secretText}, Source: "finance", Observer: observer, Logger: slog.New(slog.DiscardHandler),
+			Secrets:  []string{secretText}, Source: "finance", Logger: slog.New(slog.DiscardHandler),
+			Observe: func(ctx context.Context, report consumer.Report) {
+				metrics.Observe(ctx, report)
+				if report.Inbox {
+					worked <- report.Result
+				}
+			},
 		},
 		Workers: 1,
 		Handle: func(_ context.Context, event consumer.Event, _ []byte) error {
@@ -258,7 +248,7 @@ func TestInboxIsCounted(t *testing.T) {
 		if status := post(t, server.URL, key, "invoice.paid", secretText); status != http.StatusAccepted {
 			t.Errorf("%s: status %d", key, status)
 		}
-		if got := <-observer.worked; got != want {
+		if got := <-worked; got != want {
 			t.Errorf("%s: %s, want %s", key, got, want)
 		}
 	}
@@ -283,14 +273,11 @@ func TestNamedSourcesBeginAtZero(t *testing.T) {
 	t.Parallel()
 	registry := prometheus.NewPedanticRegistry()
 	mustNew(t, registry, promobserver.Options{Sources: []string{"finance"}})
-	wantMetrics(t, registry, []string{"inbox_failed_total", "inbox_received_total"}, `
+	wantMetrics(t, registry, []string{"inbox_failed_total"}, `
 # HELP inbox_failed_total Failures after which nobody tries again by himself.
 # TYPE inbox_failed_total counter
 inbox_failed_total{mode="inbox",source="finance"} 0
 inbox_failed_total{mode="request",source="finance"} 0
-# HELP inbox_received_total Requests that have proven themselves.
-# TYPE inbox_received_total counter
-inbox_received_total{source="finance"} 0
 `)
 	if n, err := testutil.GatherAndCount(registry, "inbox_requests_total"); n != 12 || err != nil {
 		t.Errorf("%d results begin at zero (%v), want all 12", n, err)
@@ -301,8 +288,7 @@ func TestMetricsAreNamedAsPrometheusAdvises(t *testing.T) {
 	t.Parallel()
 	registry := prometheus.NewPedanticRegistry()
 	o := mustNew(t, registry, promobserver.Options{Sources: []string{"finance"}, EventTypes: []string{"invoice.paid"}})
-	o.Received(t.Context(), consumer.Event{Source: "finance"})
-	o.Finished(t.Context(), consumer.Report{Result: consumer.ResultCommitFailed, Source: "finance", HandlerDuration: 1, Final: true})
+	o.Observe(t.Context(), consumer.Report{Result: consumer.ResultCommitFailed, Source: "finance", HandlerDuration: 1, Final: true})
 	problems, err := testutil.GatherAndLint(registry)
 	if err != nil || len(problems) > 0 {
 		t.Errorf("%v %v", problems, err)
@@ -320,8 +306,7 @@ func TestSeriesDoNotGrowWithEvents(t *testing.T) {
 				Source: "finance", Key: fmt.Sprint("key", i), Type: fmt.Sprint("type", i), OrderingKey: fmt.Sprint("customer", i),
 				RelatedReference: fmt.Sprint("INV-", i), DeliveryID: fmt.Sprint("delivery", i), ID: int64(i), Attempt: i,
 			}
-			o.Received(t.Context(), event)
-			o.Finished(t.Context(), consumer.Report{
+			o.Observe(t.Context(), consumer.Report{
 				Result: consumer.ResultFailed, Source: "finance", Event: event, Status: 100 + i,
 				Err: fmt.Errorf("failure %d", i), HandlerDuration: time.Duration(i + 1), Final: true,
 			})
@@ -407,8 +392,8 @@ func TestDocumentedMetrics(t *testing.T) {
 	}
 	registry := prometheus.NewPedanticRegistry()
 	o := mustNew(t, registry, promobserver.Options{Sources: []string{"finance"}})
-	o.Finished(t.Context(), consumer.Report{Result: consumer.ResultProcessed, Source: "finance", HandlerDuration: 1})
-	registry.MustRegister(promobserver.Breaker("warehouse", consumer.NewBreaker(consumer.BreakerConfig{})))
+	o.Observe(t.Context(), consumer.Report{Result: consumer.ResultProcessed, Source: "finance", HandlerDuration: 1})
+	registry.MustRegister(promobserver.Breaker("warehouse", breaker.New(breaker.Config{})))
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // The duplicate must be answered while the first request still holds the event: only then did it not wait.
@@ -62,7 +63,7 @@ func (w *world) storm(handler http.HandlerFunc) (tally map[string]int) {
 	close(answers)
 	tally = map[string]int{}
 	for got := range answers {
-		tally[strconv.Itoa(got.status)+got.header.Get(consumer.HeaderReplayed)]++
+		tally[strconv.Itoa(got.status)+got.header.Get(webhook.Replayed)]++
 	}
 	if total := tally["201"] + tally["201true"] + tally["409"] + tally["500"]; total != clients {
 		w.Errorf("answers %v", tally)

@@ -79,7 +79,7 @@ func (w *world) receiver(cfg consumer.StoreConfig, handler http.HandlerFunc) *re
 	}
 	rc := &receiver{world: w, reports: make(chan consumer.Report, 100)}
 	cfg.Receiver, cfg.Secrets = "test", []string{secretText}
-	cfg.Observer = consumer.ObserverFunc(func(_ context.Context, r consumer.Report) { rc.reports <- r })
+	cfg.Observe = func(_ context.Context, r consumer.Report) { rc.reports <- r }
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	if cfg.CommitTimeout == 0 {
 		cfg.CommitTimeout = patience
@@ -196,14 +196,14 @@ func (rc *receiver) wantResult(want consumer.Result) consumer.Report {
 
 func (w *world) wantFirst(got response, status int, body string) {
 	w.Helper()
-	if got.status != status || got.body != body || got.header.Get(consumer.HeaderReplayed) != "" {
+	if got.status != status || got.body != body || got.header.Get(webhook.Replayed) != "" {
 		w.Errorf("got %d %.200q %v; want %d %.200q, not replayed", got.status, got.body, got.header, status, body)
 	}
 }
 
 func (w *world) wantReplayed(got response, status int) {
 	w.Helper()
-	if got.status != status || got.body != "" || got.header.Get(consumer.HeaderReplayed) != "true" {
+	if got.status != status || got.body != "" || got.header.Get(webhook.Replayed) != "true" {
 		w.Errorf("got %d %.200q %v; want %d without a body, replayed", got.status, got.body, got.header, status)
 	}
 }

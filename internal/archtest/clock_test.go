@@ -10,7 +10,7 @@ import (
 // now as a parameter, so that a table can test every moment.
 var decisions = []string{
 	"relay/outcome.go", "relay/retry.go", "relay/breaker.go", "relay/order.go", "relay/wake.go", "consumer/freshness.go", "consumer/retry.go",
-	"consumer/breaker.go",
+	"consumer/breaker/breaker.go",
 	"internal/webhook/sign.go", "internal/webhook/verify.go",
 }
 

@@ -19,6 +19,7 @@ var (
 
 	goPackages = []string{
 		"cmd/outbox-relay", "cmd/demo", "cmd/sbom", "outbox", "relay", "consumer", "consumer/promobserver", "migrations",
+		"consumer/breaker", "consumer/consumertest", "consumer/internal/handlerctx", "consumer/internal/redact",
 		"consumer/storetest", "consumer/redisstore", "consumer/dynamostore",
 		"consumer/examples", "consumer/examples/internal/server", "consumer/examples/internal/exampletest",
 		"consumer/examples/nethttp", "consumer/examples/chi", "consumer/examples/echo", "consumer/examples/sqlx",

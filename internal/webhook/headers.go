@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Headers of one POST. The names are part of the wire contract.
+// Headers of one POST and of its answer. The names are part of the wire contract.
 const (
 	// IdempotencyKey carries the event's key: the same on every attempt, relay and replay.
 	IdempotencyKey = "X-Idempotency-Key"
@@ -31,6 +31,9 @@ const (
 
 	TraceParent = "Traceparent"
 	TraceState  = "Tracestate"
+
+	// Replayed is "true" on the answer to a duplicate, which has the status of the first answer and no body.
+	Replayed = "Idempotency-Replayed"
 )
 
 // The reserved names, as fold writes them. An event may bring none of these headers. A destination's configuration may

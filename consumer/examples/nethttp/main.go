@@ -71,12 +71,9 @@ type address struct {
 // move keeps a customer's newest address, in whatever order the events arrive.
 func move(ctx context.Context, event consumer.Event, payload address) error {
 	tx := consumer.Tx(ctx)
-	fresh, err := consumer.ApplyIfNewer(ctx, tx, "finance/customer", payload.Customer, consumer.ByTime(event.CreatedAt, event.ID))
-	if err != nil {
-		return err
-	}
-	if fresh == consumer.Stale {
-		return nil
+	newer, err := consumer.ApplyIfNewer(ctx, tx, "finance/customer", payload.Customer, consumer.ByTime(event.CreatedAt, event.ID))
+	if err != nil || !newer {
+		return err // nil for an event that is older than the address
 	}
 	_, err = tx.Exec(ctx, `INSERT INTO addresses (customer, address) VALUES ($1, $2)
 		ON CONFLICT (customer) DO UPDATE SET address = excluded.address`, payload.Customer, payload.Address)

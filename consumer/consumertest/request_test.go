@@ -1,14 +1,21 @@
-package consumer_test
+package consumertest_test
 
 import (
 	"cmp"
+	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
 )
+
+const secretText = "whsec_b3V0Ym94LXJlbGF5LXRlc3Qtc2VjcmV0LTAwMDE="
 
 // What NewRequest sends is the event that its receiver's handler gets.
 func TestNewRequest(t *testing.T) {
@@ -23,16 +30,20 @@ func TestNewRequest(t *testing.T) {
 	filled := least
 	filled.Version, filled.Attempt, filled.CreatedAt = 1, 1, created // but for the time, which is that of the call
 	var got consumer.Event
-	e := newEnv(t, flavours[0], consumer.Config{}, func(*env) http.HandlerFunc {
-		return func(_ http.ResponseWriter, r *http.Request) { got = consumer.EventFrom(r.Context()) }
-	})
+	receive := consumer.Middleware(pgtest.Pool(t, pgtest.New(t, migrations.Inbox)), consumer.Config{Receiver: "test", Secrets: []string{secretText}, Logger: slog.New(slog.DiscardHandler)})
+	handler := receive(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = consumer.EventFrom(r.Context()) }))
+	send := func(r *http.Request) *httptest.ResponseRecorder {
+		answer := httptest.NewRecorder()
+		handler.ServeHTTP(answer, r)
+		return answer
+	}
 	for name, c := range map[string]struct{ send, want consumer.Event }{"all of it": {whole, whole}, "the least": {least, filled}} {
-		r, err := consumer.NewRequest(t.Context(), e.url, c.send, []byte(`{"a":1}`), "whsec_"+strings.Repeat("b", 44), secretText)
+		r, err := consumertest.NewRequest(t.Context(), "http://receiver/", c.send, []byte(`{"a":1}`), "whsec_"+strings.Repeat("b", 44), secretText)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if answer := e.do(r); answer.status != http.StatusOK {
-			t.Fatalf("%s: answered %d %s", name, answer.status, answer.body)
+		if answer := send(r); answer.Code != http.StatusOK {
+			t.Fatalf("%s: answered %d %s", name, answer.Code, answer.Body)
 		}
 		c.want.Receiver, c.want.Source = "test", "outbox"
 		if name == "the least" {
@@ -46,11 +57,13 @@ func TestNewRequest(t *testing.T) {
 		}
 	}
 
-	r, err := consumer.NewRequest(t.Context(), e.url, consumer.Event{Key: "unsigned", Type: "t"}, nil)
+	r, err := consumertest.NewRequest(t.Context(), "http://receiver/", consumer.Event{Key: "unsigned", Type: "t"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantProblem(t, e.do(r), http.StatusUnauthorized, "signature-invalid")
+	if answer := send(r); answer.Code != http.StatusUnauthorized || !strings.Contains(answer.Body.String(), "signature-invalid") {
+		t.Errorf("unsigned: answered %d %s", answer.Code, answer.Body)
+	}
 }
 
 func TestNewRequestMistakes(t *testing.T) {
@@ -70,7 +83,7 @@ func TestNewRequestMistakes(t *testing.T) {
 		"a bad secret":   {event: consumer.Event{Key: "k", Type: "t"}, secret: "hunter2", want: "secret 0"},
 		"a bad url":      {event: consumer.Event{Key: "k", Type: "t"}, url: "http://a b/", want: "invalid character"},
 	} {
-		_, err := consumer.NewRequest(t.Context(), cmp.Or(c.url, "http://127.0.0.1/"), c.event, nil, cmp.Or(c.secret, secretText))
+		_, err := consumertest.NewRequest(t.Context(), cmp.Or(c.url, "http://127.0.0.1/"), c.event, nil, cmp.Or(c.secret, secretText))
 		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%s: %v", name, err)
 		}

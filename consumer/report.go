@@ -1,30 +1,6 @@
 package consumer
 
-import (
-	"context"
-	"time"
-)
-
-// An Observer hears what becomes of every event: count and measure here. Its methods are called on the goroutine that
-// serves the request or works the inbox, concurrently, and must not block. There is one adapter, for Prometheus, in the
-// module consumer/promobserver; [ObserverFunc] makes an Observer of a function.
-type Observer interface {
-	// Received is called for every request that has proven itself, before the database is touched. ctx is the request's.
-	Received(ctx context.Context, event Event)
-
-	// Finished is called once for every request, when its outcome is final and before the answer is written, and once for
-	// every attempt of an inbox's worker, when its outcome is committed.
-	Finished(ctx context.Context, report Report)
-}
-
-// ObserverFunc is an [Observer] that hears of outcomes only.
-type ObserverFunc func(ctx context.Context, report Report)
-
-// Received does nothing.
-func (f ObserverFunc) Received(context.Context, Event) {}
-
-// Finished calls f.
-func (f ObserverFunc) Finished(ctx context.Context, report Report) { f(ctx, report) }
+import "time"
 
 // Result is the outcome of one request, or of one attempt of an inbox's worker: a closed set, fit for a metric label.
 type Result string

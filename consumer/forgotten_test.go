@@ -1,7 +1,6 @@
 package consumer_test
 
 import (
-	"database/sql"
 	"net/http"
 	"strings"
 	"testing"
@@ -131,55 +130,4 @@ func TestSendersPromiseIsKeptWithTheRow(t *testing.T) {
 			t.Error("the row says what nobody said")
 		}
 	})
-}
-
-func TestLongerHorizonThanRetentionIsToldOnce(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		const line = "the sender may send events again for longer than Config.Retention"
-		e := newEnv(t, f, consumer.Config{Retention: 48 * time.Hour}, effect)
-		e.do(e.newRequest("soon", "{}", notAfter(time.Now().Add(47*time.Hour))))
-		e.post("unsaid", "{}")
-		if strings.Contains(e.logged.String(), line) {
-			t.Errorf("told without a reason: %s", e.logged)
-		}
-		for _, key := range []string{"far", "farther"} {
-			wantFirst(t, e.do(e.newRequest(key, "{}", notAfter(time.Now().Add(49*time.Hour)))), http.StatusCreated, `{"done":"`+key+`"}`)
-		}
-		if n := strings.Count(e.logged.String(), line); n != 1 {
-			t.Errorf("told %d times, want once: %s", n, e.logged)
-		}
-	})
-}
-
-func TestMemoryShorterThanTheHorizonPanics(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		retention, horizon time.Duration
-		want               string // in the panic; empty: none
-	}{
-		"neither":               {0, 0, ""},
-		"only a retention":      {90 * day, 0, ""},
-		"only a horizon":        {0, 30 * day, ""},
-		"longer":                {31 * day, 30 * day, ""},
-		"equal":                 {30 * day, 30 * day, "Config.Retention: 720h0m0s is not longer than the sender may send an event again"},
-		"shorter":               {29 * day, 30 * day, "is not longer than the sender may send an event again (SenderHorizon, 720h0m0s)"},
-		"a unit is missing":     {90, 0, "Config.Retention: 90ns is less than a day"},
-		"negative retention":    {-90 * day, 0, "Config.Retention: -2160h0m0s is less than a day"},
-		"negative horizon":      {90 * day, -day, "Config.SenderHorizon is negative: -24h0m0s"},
-		"a negative one, alone": {0, -day, "Config.SenderHorizon is negative: -24h0m0s"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			defer func() {
-				text, _ := recover().(string)
-				if (test.want == "") != (text == "") || !strings.Contains(text, test.want) {
-					t.Errorf("panic %q, want %q", text, test.want)
-				}
-			}()
-			consumer.MiddlewareSQL(new(sql.DB), consumer.Config{
-				Receiver:      "logistics",
-				AllowUnsigned: true, Retention: test.retention, SenderHorizon: test.horizon,
-			})
-		})
-	}
 }

@@ -1,0 +1,102 @@
+package consumertest_test
+
+import (
+	"database/sql"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+)
+
+var created = consumer.Event{Key: "invoice-7/created", Type: "invoice.created", RelatedReference: "INV-7", Source: "finance"}
+
+// ship is a handler as an application has it.
+func ship(w http.ResponseWriter, r *http.Request) {
+	event := consumer.EventFrom(r.Context())
+	if _, err := consumer.Tx(r.Context()).Exec(r.Context(), "INSERT INTO shipment VALUES ($1)", event.RelatedReference); err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// What a handler writes goes into the test's transaction, which the handler cannot end.
+func TestWithTx(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, pgtest.New(t))
+	if _, err := pool.Exec(t.Context(), "CREATE TABLE shipment (invoice text)"); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := consumertest.WithTx(t.Context(), created, tx)
+	answer := httptest.NewRecorder()
+	ship(answer, httptest.NewRequestWithContext(ctx, http.MethodPost, "/", strings.NewReader("{}")))
+	var invoice string
+	if err := tx.QueryRow(t.Context(), "SELECT invoice FROM shipment").Scan(&invoice); err != nil || invoice != "INV-7" || answer.Code != http.StatusNoContent {
+		t.Errorf("answered %d %s, wrote %q, %v", answer.Code, answer.Body, invoice, err)
+	}
+	if got := consumer.EventFrom(ctx); got != created {
+		t.Errorf("event %+v", got)
+	}
+	for name, end := range map[string]error{
+		"Commit":   consumer.Tx(ctx).Commit(ctx),
+		"Rollback": consumer.Tx(ctx).Rollback(ctx),
+	} {
+		if !errors.Is(end, consumer.ErrMiddlewareCommits) {
+			t.Errorf("%s: %v", name, end)
+		}
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Error(err)
+	}
+	wantPanic(t, "behind Middleware, whose transaction is Tx's", func() { consumer.TxSQL(ctx) })
+}
+
+func TestWithTxSQL(t *testing.T) {
+	t.Parallel()
+	db, err := sql.Open("pgx", pgtest.New(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	tx, err := db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback()
+	ctx := consumertest.WithTxSQL(t.Context(), created, tx)
+	if got := consumer.TxSQL(ctx); got != tx || consumer.EventFrom(ctx) != created {
+		t.Errorf("the handler finds %p, the test has %p", got, tx)
+	}
+	wantPanic(t, "behind MiddlewareSQL, whose transaction is TxSQL's", func() { consumer.Tx(ctx) })
+}
+
+// A Router answers under a test as it does behind the middleware.
+func TestWithTxAndARouter(t *testing.T) {
+	t.Parallel()
+	router := consumer.NewRouter()
+	ctx := consumertest.WithTx(t.Context(), created, nil)
+	answer := httptest.NewRecorder()
+	router.ServeHTTP(answer, httptest.NewRequestWithContext(ctx, http.MethodPost, "/", strings.NewReader("{}")))
+	if answer.Code != http.StatusUnprocessableEntity || !strings.Contains(answer.Body.String(), "event-unknown") {
+		t.Errorf("answered %d %s", answer.Code, answer.Body)
+	}
+}
+
+func wantPanic(t *testing.T, want string, call func()) {
+	t.Helper()
+	defer func() {
+		if message, _ := recover().(string); !strings.Contains(message, want) {
+			t.Errorf("panic %q, want one with %q", message, want)
+		}
+	}()
+	call()
+}
