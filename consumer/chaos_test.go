@@ -107,9 +107,9 @@ func TestInboxChaos(t *testing.T) {
 
 // operate ignores, as an operator, what blocks its ordering key.
 func (s *chaosStage) operate(l *chaosLoad) {
-	cfg := chaosConfig(func(context.Context, consumer.Event, []byte) error { panic("an operator runs no handler") })
+	cfg := chaosConfig(func(context.Context, pgx.Tx, consumer.Event) error { panic("an operator runs no handler") })
 	cfg.Workers = 1
-	in := consumer.NewInbox(s.pool, cfg)
+	in := consumer.MustNewInbox(s.pool, cfg)
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
 	for freed := int64(0); freed < poisoned; {

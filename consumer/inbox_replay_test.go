@@ -189,7 +189,7 @@ func TestInboxLooksForFewInShortTransactions(t *testing.T) {
 func TestInboxConfigMistakes(t *testing.T) {
 	t.Parallel()
 	pool := poolOf(t, "postgres://nobody@127.0.0.1:1/x", 9)
-	handle := func(context.Context, consumer.Event, []byte) error { return nil }
+	handle := func(context.Context, pgx.Tx, consumer.Event) error { return nil }
 	nan := 2.0
 	for want, cfg := range map[string]consumer.InboxConfig{
 		"InboxConfig.Handle is nil":                       {},
@@ -217,13 +217,13 @@ func TestInboxConfigMistakes(t *testing.T) {
 				cfg.Secrets = []string{secretText}
 			}
 			cfg.Receiver = "test"
-			consumer.NewInbox(pool, cfg)
+			consumer.MustNewInbox(pool, cfg)
 		})
 	}
 	for name, what := range map[string]func(){
-		"consumer: NewInbox needs a pool": func() { consumer.NewInbox(nil, consumer.InboxConfig{}) },
+		"consumer: NewInbox needs a pool": func() { consumer.MustNewInbox(nil, consumer.InboxConfig{}) },
 		"consumer: an inbox needs a pool of at least 2 connections": func() {
-			consumer.NewInbox(poolOf(t, "postgres://nobody@127.0.0.1:1/x", 1), consumer.InboxConfig{Handle: handle, Config: consumer.Config{Receiver: "test", AllowUnsigned: true}})
+			consumer.MustNewInbox(poolOf(t, "postgres://nobody@127.0.0.1:1/x", 1), consumer.InboxConfig{Handle: handle, Config: consumer.Config{Receiver: "test", AllowUnsigned: true}})
 		},
 	} {
 		func() {

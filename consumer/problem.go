@@ -119,6 +119,11 @@ func leaseLost() *problem {
 			"response; make the handler faster or the lease longer (StoreConfig.Lease).")
 }
 
+func noAnswer() *problem {
+	return newProblem(http.StatusInternalServerError, "no-answer", "The handler answered nothing",
+		"The handler returned without a status, so that nothing was committed: an error may be behind it. It has to write a status of 2xx to commit.")
+}
+
 // unremembered says why an event whose handler succeeded does not count as processed.
 func unremembered(err error) *problem {
 	switch {

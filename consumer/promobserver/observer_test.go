@@ -18,6 +18,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 	"github.com/outbox-relay/outbox-relay/consumer/promobserver"
@@ -56,7 +58,7 @@ func post(t *testing.T, url, key, eventType, secret string) int {
 // deferred constraint, so that its COMMIT fails, for those that begin with "late".
 func receiver(t *testing.T, dsn, source string, observe func(context.Context, consumer.Report)) (url string) {
 	t.Helper()
-	receive := consumer.Middleware(pgtest.Pool(t, dsn), consumer.Config{
+	receive := consumer.MustMiddleware(pgtest.Pool(t, dsn), consumer.Config{
 		Receiver: "logistics",
 		Secrets:  []string{secretText}, Source: source, Observe: observe, Logger: slog.New(slog.DiscardHandler),
 	})
@@ -216,7 +218,7 @@ func TestInboxIsCounted(t *testing.T) {
 	t.Parallel()
 	registry := prometheus.NewPedanticRegistry()
 	metrics, worked := mustNew(t, registry, promobserver.Options{}), make(chan consumer.Result, 10)
-	inbox := consumer.NewInbox(pgtest.Pool(t, newDatabase(t)), consumer.InboxConfig{
+	inbox := consumer.MustNewInbox(pgtest.Pool(t, newDatabase(t)), consumer.InboxConfig{
 		Config: consumer.Config{
 			Receiver: "logistics",
 			Secrets:  []string{secretText}, Source: "finance", Logger: slog.New(slog.DiscardHandler),
@@ -228,7 +230,7 @@ func TestInboxIsCounted(t *testing.T) {
 			},
 		},
 		Workers: 1,
-		Handle: func(_ context.Context, event consumer.Event, _ []byte) error {
+		Handle: func(_ context.Context, _ pgx.Tx, event consumer.Event) error {
 			if strings.HasPrefix(event.Key, "bad") {
 				return consumer.Permanent(errors.New("no such customer"))
 			}
@@ -393,7 +395,7 @@ func TestDocumentedMetrics(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	o := mustNew(t, registry, promobserver.Options{Sources: []string{"finance"}})
 	o.Observe(t.Context(), consumer.Report{Result: consumer.ResultProcessed, Source: "finance", HandlerDuration: 1})
-	registry.MustRegister(promobserver.Breaker("warehouse", breaker.New(breaker.Config{})))
+	registry.MustRegister(promobserver.Breaker("warehouse", breaker.MustNew(breaker.Config{})))
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)

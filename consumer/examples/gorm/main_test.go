@@ -40,7 +40,7 @@ func TestTransactionsWithinAreSavepoints(t *testing.T) {
 	}
 	s := &shipping{db: db}
 	undone := errors.New("undone")
-	once := consumer.MiddlewareSQL(pool, consumer.Config{Receiver: "logistics", AllowUnsigned: true})
+	once := consumer.MustMiddlewareSQL(pool, consumer.Config{Receiver: "logistics", AllowUnsigned: true})
 	handler := once(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		tx := s.tx(r.Context())
 		err := tx.Transaction(func(tx *gorm.DB) error {
