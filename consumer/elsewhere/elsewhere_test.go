@@ -39,6 +39,7 @@ var cases = []struct {
 	{"killed after the effect", killedAfterTheEffect},
 	{"killed while committing", killedWhileCommitting},
 	{"database trouble", databaseTrouble},
+	{"beside a receiver in Go", besideGo},
 }
 
 func TestReceiversElsewhere(t *testing.T) {
@@ -259,8 +260,8 @@ func knownOtherwise(t *testing.T, r *receiver) {
 	wantFirst(t, r.send(t, "k7", invoice("INV-7"), signing{}))
 	wantProblem(t, r.send(t, "k7", invoice("INV-7 other"), signing{}), 422, "key-reused")
 	other := set(webhook.DeliveryID, "4711-archive-1795346260936559")
-	wantProblem(t, r.send(t, "k7", invoice("INV-7"), signing{change: other}), 409, "other-destination")
-	wantProblem(t, r.send(t, "k7", invoice("INV-7 other"), signing{change: other}), 409, "other-destination")
+	wantProblem(t, r.send(t, "k7", invoice("INV-7"), signing{change: other}), 421, "other-destination")
+	wantProblem(t, r.send(t, "k7", invoice("INV-7 other"), signing{change: other}), 421, "other-destination")
 	wantDuplicate(t, r.send(t, "k7", invoice("INV-7"), signing{change: func(h http.Header) { delete(h, webhook.DeliveryID) }}), 204)
 	r.wantRows(t, "k7", "INV-7", 1, 1)
 	r.wantRows(t, "k7", "INV-7 other", 0, 1)

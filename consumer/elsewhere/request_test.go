@@ -157,7 +157,7 @@ func wantDuplicate(t *testing.T, got answer, status int) {
 func wantProblem(t *testing.T, got answer, status int, name string) {
 	t.Helper()
 	wantRetry := ""
-	if status == http.StatusServiceUnavailable || name == "in-flight" {
+	if status == http.StatusServiceUnavailable || status == http.StatusConflict {
 		wantRetry = "1"
 	}
 	if got.status != status || got.problem != name || got.retry != wantRetry || got.replay != "" {

@@ -131,7 +131,7 @@ public final class Receiver {
         List<Object> known = query(db, RECALL, event.destination(), hash, RECEIVER, SOURCE, event.key());
         if (known == null) throw inFlight();
         if (Boolean.TRUE.equals(known.get(0))) {
-            throw new Problem(409, "other-destination", "Two destinations lead to one receiver: give each its own name.");
+            throw new Problem(421, "other-destination", "Two destinations lead to one receiver: give each its own name.");
         }
         if (Boolean.TRUE.equals(known.get(1))) {
             throw new Problem(422, "key-reused", "The key was processed with another body. Send new content under a new key.");
@@ -296,7 +296,7 @@ public final class Receiver {
         byte[] body = String.format("{\"type\":\"urn:outbox-relay:problem:%s\",\"title\":\"%s\",\"status\":%d,\"detail\":\"%s\"}",
             problem.name, problem.name, problem.status, problem.getMessage()).getBytes(StandardCharsets.UTF_8);
         exchange.getResponseHeaders().set("Content-Type", "application/problem+json");
-        if (problem.status == 503 || problem.name.equals("in-flight")) exchange.getResponseHeaders().set("Retry-After", "1");
+        if (problem.status == 409 || problem.status == 503) exchange.getResponseHeaders().set("Retry-After", "1");
         exchange.sendResponseHeaders(problem.status, body.length);
         exchange.getResponseBody().write(body);
     }

@@ -112,7 +112,7 @@ class Problem extends Error {
 const UNAVAILABLE = new Problem(503, 'database-unavailable', 'Nothing was changed. Send the request again later.');
 const CONFLICT = new Problem(503, 'serialization-failure', 'Nothing was changed. Send the request again.');
 const IN_FLIGHT = new Problem(409, 'in-flight', 'The same event is being processed. Send it again later.');
-const OTHER_DESTINATION = new Problem(409, 'other-destination', 'Two destinations lead to one receiver: give each its own name.');
+const OTHER_DESTINATION = new Problem(421, 'other-destination', 'Two destinations lead to one receiver: give each its own name.');
 const KEY_REUSED = new Problem(422, 'key-reused', 'The key was processed with another body. Send new content under a new key.');
 const FORGOTTEN = new Problem(422, 'forgotten', 'The event may have been processed and forgotten. Nothing was changed.');
 const HANDLER_FAILED = new Problem(500, 'handler-failed', 'Everything was rolled back. The receiver\'s log has the cause.');
@@ -206,7 +206,7 @@ app.use((error, request, response, next) => {
     problem = HANDLER_FAILED;
   }
   const { status, name, message } = problem;
-  const retry = status === 503 || name === 'in-flight' ? { 'Retry-After': '1' } : {};
+  const retry = status === 409 || status === 503 ? { 'Retry-After': '1' } : {};
   response.writeHead(status, { 'Content-Type': 'application/problem+json', ...retry })
     .end(JSON.stringify({ type: `urn:outbox-relay:problem:${name}`, title: name, status, detail: message }));
 });

@@ -109,7 +109,7 @@ def recall(conn, row):
         raise IN_FLIGHT
     other_destination, other_body, status = known
     if other_destination:
-        raise Problem(409, "other-destination", "Two destinations lead to one receiver: give each its own name.")
+        raise Problem(421, "other-destination", "Two destinations lead to one receiver: give each its own name.")
     if other_body:
         raise Problem(422, "key-reused", "The key was processed with another body. Send new content under a new key.")
     conn.execute(EXTEND, row)
@@ -201,7 +201,7 @@ class Webhook(BaseHTTPRequestHandler):
             self.answer(status, {"Idempotency-Replayed": "true"} if replayed else {})
         except Problem as problem:
             self.close_connection = True  # the body may not have been read
-            retry = {"Retry-After": "1"} if problem.status == 503 or problem.name == "in-flight" else {}
+            retry = {"Retry-After": "1"} if problem.status in (409, 503) else {}
             text = json.dumps({"type": "urn:outbox-relay:problem:" + problem.name, "title": problem.name, "status": problem.status,
                                "detail": problem.detail})
             self.answer(problem.status, {"Content-Type": "application/problem+json", "Connection": "close", **retry}, text.encode())
