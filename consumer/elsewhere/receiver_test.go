@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
@@ -92,7 +93,7 @@ func prepareNode(_ context.Context, dir string) ([]string, error) {
 	}
 	modules, err := filepath.Abs(*nodeModules)
 	if _, missing := os.Stat(filepath.Join(modules, "express")); missing != nil {
-		return nil, errors.New("install npm: apt-get install npm")
+		return nil, fmt.Errorf("%s has no packages: install npm, by which make test-elsewhere gets them: apt-get install npm", modules)
 	}
 	if err == nil {
 		err = os.Symlink(modules, filepath.Join(dir, "node_modules"))
