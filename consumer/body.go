@@ -16,14 +16,14 @@ const freeBytes = 4 << 10
 
 // readBody reads the body within Config.BodyTimeout, and returns how much of the budget for unverified bodies it has taken.
 func (s *settings) readBody(w http.ResponseWriter, r *http.Request) (body []byte, held int64, refusal *problem) {
-	if r.ContentLength > s.MaxBodyBytes {
-		return nil, 0, s.bodyTooLarge()
-	}
 	deadline := time.Now().Add(s.BodyTimeout)
 	ctx, cancel := context.WithDeadline(r.Context(), deadline)
 	defer cancel()
 	// A ResponseWriter without read deadlines is that of a test, not of a connection.
 	bounded := http.NewResponseController(w).SetReadDeadline(deadline) == nil
+	if r.ContentLength > s.MaxBodyBytes {
+		return nil, 0, s.bodyTooLarge()
+	}
 	from := http.MaxBytesReader(w, r.Body, s.MaxBodyBytes)
 	body = make([]byte, 0, freeBytes)
 	for {

@@ -61,13 +61,13 @@ CREATE TABLE effect (
 // insertEffect looks, besides, whether it is the event's turn: nothing else of its ordering key is let go or running, and
 // nothing before it waits, or has failed and blocks it. Each question is one that an index answers.
 const insertEffect = `
-INSERT INTO effect (key, ordering_key, sequence, in_turn, life)
+INSERT INTO public.effect (key, ordering_key, sequence, in_turn, life)
 SELECT $1, $2, $3, $2 = '' OR NOT (
-	EXISTS (SELECT FROM inbox_events WHERE source = 'outbox' AND ordering_key = $2 AND idempotency_key <> $1
+	EXISTS (SELECT FROM public.inbox_events WHERE receiver = 'test' AND source = 'outbox' AND ordering_key = $2 AND idempotency_key <> $1
 		AND (processing_state = 'processing' OR processing_state = 'pending' AND next_attempt_at IS NOT NULL))
-	OR EXISTS (SELECT FROM inbox_events WHERE source = 'outbox' AND ordering_key = $2 AND sequence < $3
+	OR EXISTS (SELECT FROM public.inbox_events WHERE receiver = 'test' AND source = 'outbox' AND ordering_key = $2 AND sequence < $3
 		AND processing_state = 'pending' AND next_attempt_at IS NULL)
-	OR EXISTS (SELECT FROM inbox_events WHERE source = 'outbox' AND ordering_key = $2 AND sequence < $3
+	OR EXISTS (SELECT FROM public.inbox_events WHERE receiver = 'test' AND source = 'outbox' AND ordering_key = $2 AND sequence < $3
 		AND processing_state = 'failed')), $4`
 
 // recordOnly is a process that records events and works none.
@@ -104,7 +104,10 @@ func playInbox(p *player, works bool) {
 	}
 	in := consumer.MustNewInbox(p.pool(), cfg)
 	listener, url := p.listen()
-	go func() { panic(http.Serve(listener, in.Handler())) }()
+	mux := http.NewServeMux()
+	mux.Handle("/", in.Handler())
+	serveNeighbours(mux, p)
+	go func() { panic(http.Serve(listener, mux)) }()
 	note(entry{Op: opReady, URL: url})
 
 	ctx, stop := context.WithCancel(context.Background())
@@ -143,6 +146,11 @@ func workAsBidden(life string, calm bool) consumer.Handler[pgx.Tx] {
 		if !calm && rand.IntN(20) == 0 { // long enough for a kill to come in the middle
 			if _, err := consumer.Tx(ctx).Exec(ctx, "SELECT pg_sleep(0.05)"); err != nil {
 				return fmt.Errorf("pause: %w", err)
+			}
+		}
+		if !calm && rand.IntN(50) == 0 {
+			if err := leaveTenantBehind(ctx); err != nil {
+				return err
 			}
 		}
 		// What is drawn here comes after the effect, which must be rolled back.

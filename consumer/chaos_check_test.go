@@ -37,6 +37,8 @@ type brought struct {
 
 	accepted     int  // how often it was answered 202
 	acknowledged bool // it was answered 2xx
+
+	beside map[string]bool // by the neighbours that were brought it, and answered 2xx
 }
 
 // kept is an event's row in inbox_events, if the memory has one as well.

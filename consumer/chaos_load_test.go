@@ -93,6 +93,9 @@ func (l *chaosLoad) bring(ctx context.Context, lanes, perSecond int) {
 					return
 				}
 				l.deliver(ctx, l.events[i])
+				if i%neighbourEvery == 0 {
+					l.deliverBeside(ctx, l.events[i])
+				}
 			}
 		})
 	}
@@ -124,6 +127,30 @@ func (l *chaosLoad) deliver(ctx context.Context, e *brought) {
 		select {
 		case <-time.After(5 * time.Millisecond):
 		case <-ctx.Done():
+		}
+	}
+}
+
+// deliverBeside brings one event to each neighbour until it is acknowledged, and then once more, as a duplicate.
+func (l *chaosLoad) deliverBeside(ctx context.Context, e *brought) {
+	body := e.body()
+	e.beside = map[string]bool{}
+	for path := range neighbours {
+		for attempt := 1; ctx.Err() == nil && !e.beside[path]; attempt++ {
+			status, text := l.postTo(ctx, path, e, body, attempt)
+			switch status {
+			case http.StatusNoContent:
+				e.beside[path] = true
+			case 0, http.StatusConflict, http.StatusServiceUnavailable, http.StatusInternalServerError:
+			default:
+				l.wonder("%s was answered %d %s by %s", e.Key, status, text, path)
+				return
+			}
+		}
+		switch status, text := l.postTo(ctx, path, e, body, 9); status {
+		case http.StatusNoContent, 0, http.StatusServiceUnavailable:
+		default:
+			l.wonder("%s: a duplicate was answered %d %s by %s", e.Key, status, text, path)
 		}
 	}
 }
@@ -185,12 +212,16 @@ func (e *brought) body() string {
 
 // post sends an event to some member of the cast. The status is 0 when there is no answer, or nobody to ask.
 func (l *chaosLoad) post(ctx context.Context, e *brought, body string, attempt int) (status int, text string) {
+	return l.postTo(ctx, "", e, body, attempt)
+}
+
+func (l *chaosLoad) postTo(ctx context.Context, path string, e *brought, body string, attempt int) (status int, text string) {
 	url := l.stage.anyone()
 	if url == "" {
 		return 0, ""
 	}
 	l.posts.Add(1)
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url+path, strings.NewReader(body))
 	if err != nil {
 		panic(err) // the address is a listener's
 	}

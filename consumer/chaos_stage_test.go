@@ -53,7 +53,7 @@ func newChaosStage(t *testing.T, workers int) *chaosStage {
 	t.Helper()
 	s := &chaosStage{t: t, dsn: pgtest.New(t, migrations.Inbox), runs: map[string][]run{}, kills: map[string]time.Time{}}
 	s.pool = pgtest.Pool(t, withSetting(s.dsn, "pool_max_conns", "8"))
-	if _, err := s.pool.Exec(t.Context(), chaosSchema); err != nil {
+	if _, err := s.pool.Exec(t.Context(), chaosSchema+";"+neighboursSchema); err != nil {
 		t.Fatal(err)
 	}
 	s.ctx, s.end = context.WithCancelCause(t.Context())

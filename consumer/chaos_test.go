@@ -89,6 +89,7 @@ func TestInboxChaos(t *testing.T) {
 			t.Errorf("%s: %s", p.text, breach)
 		}
 	}
+	s.wantNeighbours(load)
 	n := f.figures()
 	// A chaos in which nothing went wrong proves nothing.
 	if n.kills < plan.kills || n.cutOff == 0 || n.failed == 0 || load.unanswered.Load() == 0 || load.duplicates.Load() == 0 || load.reused.Load() == 0 {
@@ -139,7 +140,7 @@ func (s *chaosStage) gather(l *chaosLoad) *chaosFacts {
 	rows, err := s.pool.Query(s.t.Context(), `
 		SELECT idempotency_key, coalesce(CASE p.processing_state WHEN 'recorded' THEN e.processing_state END, 'in one table only'),
 			coalesce(e.attempts, 0), coalesce(e.claim, 0)
-		FROM processed_events p FULL JOIN inbox_events e USING (source, idempotency_key)`)
+		FROM processed_events p FULL JOIN inbox_events e USING (receiver, source, idempotency_key) WHERE receiver = 'test'`)
 	if err != nil {
 		s.t.Fatal(err)
 	}

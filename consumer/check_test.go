@@ -57,7 +57,7 @@ func headersOf(event Event) http.Header {
 func FuzzCheck(f *testing.F) {
 	settings := map[string]*settings{}
 	for name, cfg := range map[string]Config{
-		"signed": {Secrets: []string{fuzzSecret}}, "unsigned": {AllowUnsigned: true}, "foreign": {Secrets: []string{fuzzSecret}, AcceptForeign: true},
+		"signed": {Receiver: "test", Secrets: []string{fuzzSecret}}, "unsigned": {Receiver: "test", AllowUnsigned: true}, "foreign": {Receiver: "test", Secrets: []string{fuzzSecret}, AcceptForeign: true},
 	} {
 		s, err := cfg.complete()
 		if err != nil {
@@ -107,7 +107,7 @@ func FuzzCheck(f *testing.F) {
 			}
 			event := rq.event
 			switch {
-			case event.Foreign && (name == "signed" || event.Key != id || !sameEvent(event, Event{Source: "outbox", Key: id, Version: 1, Foreign: true})):
+			case event.Foreign && (name == "signed" || event.Key != id || !sameEvent(event, Event{Receiver: "test", Source: "outbox", Key: id, Version: 1, Foreign: true})):
 				t.Errorf("%s: %+v is foreign", name, event)
 			case !event.Foreign && (event.Key != key || event.Type != eventType || event.OrderingKey != orderingKey || twice):
 				t.Errorf("%s: %+v is not what was sent", name, event)
@@ -121,7 +121,7 @@ func FuzzCheck(f *testing.F) {
 				t.Errorf("%s: the numbers of %+v were accepted", name, event)
 			}
 			again, refusal := settings["unsigned"].verify(headersOf(event), nil)
-			again.Source = event.Source
+			again.Receiver, again.Source = event.Receiver, event.Source
 			if refusal != nil || !sameEvent(again, event) {
 				t.Errorf("%s: %+v came back as %+v, %v", name, event, again, refusal)
 			}

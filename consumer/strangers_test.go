@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -101,6 +102,31 @@ func TestSecurityStalledBodiesAreBounded(t *testing.T) {
 		}
 	}
 	wantFirst(t, e.post("large", strings.Repeat(" ", 1<<20-2)+"{}"), 201, `{"done":"large"}`)
+}
+
+// A request that is refused before its body is read ends, too, when the rest of the body never comes.
+func TestSecurityRefusedRequestsEnd(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, flavours[0], consumer.Config{BodyTimeout: 300 * time.Millisecond, MaxBodyBytes: 1 << 16}, effect)
+	for name, head := range map[string]string{"unsigned": "", "too large": ""} {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(e.url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if name == "too large" {
+			var signed strings.Builder
+			_ = e.newRequest("k", "{}").Header.Write(&signed)
+			head = signed.String()
+		}
+		if _, err := fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 200000\r\n%s\r\n", head); err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.SetReadDeadline(time.Now().Add(patience))
+		if answer, err := io.ReadAll(conn); err != nil {
+			t.Errorf("%s: %v after %q", name, err, answer)
+		}
+	}
 }
 
 // A handler that hangs loses its transaction, so that the event can be tried again.

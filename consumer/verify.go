@@ -72,6 +72,8 @@ func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *prob
 	rq := request{began: time.Now()}
 	// First what costs nothing to find out: the body of a request without a signature is not even read.
 	if p := s.checkHeaders(r.Header); p != nil {
+		// net/http reads up to 256 KiB of it before it answers, and would wait for them for ever.
+		_ = http.NewResponseController(w).SetReadDeadline(rq.began.Add(s.BodyTimeout))
 		return rq, p
 	}
 	body, held, p := s.readBody(w, r)

@@ -90,14 +90,19 @@ func permitted(path string, licences []string) error {
 	return nil
 }
 
-// checkLockfiles returns which npm packages of the lockfiles below a directory's .ci have another licence, no hash to compare
-// them with, or the address of a registry that others may not reach.
+// checkLockfiles returns which npm packages of a directory's lockfiles have another licence, no hash to compare them with, or the
+// address of a registry that others may not reach.
 func checkLockfiles(directory string) (problems []error, err error) {
 	files := os.DirFS(directory)
 	lockfiles, err := fs.Glob(files, ".ci/npm/*/package-lock.json")
 	if err != nil {
 		return nil, err
 	}
+	receivers, err := fs.Glob(files, "consumer/elsewhere/*/package-lock.json")
+	if err != nil {
+		return nil, err
+	}
+	lockfiles = append(lockfiles, receivers...)
 	for _, name := range lockfiles {
 		text, err := fs.ReadFile(files, name)
 		if err != nil {

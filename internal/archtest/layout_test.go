@@ -24,6 +24,7 @@ var (
 		"consumer/examples", "consumer/examples/internal/server", "consumer/examples/internal/exampletest",
 		"consumer/examples/nethttp", "consumer/examples/chi", "consumer/examples/echo", "consumer/examples/sqlx",
 		"consumer/examples/gorm", "consumer/examples/svix", "consumer/examples/stripe", "consumer/examples/worker",
+		"consumer/elsewhere",
 		"internal/webhook", "internal/admin", "internal/archtest",
 		"internal/localpg", "internal/localpg/pgtest", "internal/localpg/withpg", "internal/localserver",
 	}

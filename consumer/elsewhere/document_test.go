@@ -1,0 +1,34 @@
+package elsewhere
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Each block of code in the document stands in the receiver of its language, line by line.
+func TestDocumentShowsTheReceivers(t *testing.T) {
+	t.Parallel()
+	const name = "../../docs/receiving-elsewhere.md"
+	document, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range languages {
+		source, err := os.ReadFile(filepath.Join(l.name, l.file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		blocks := strings.Split(string(document), "```"+l.fence+"\n")[1:]
+		if len(blocks) == 0 {
+			t.Errorf("%s shows no %s", name, l.name)
+		}
+		for _, block := range blocks {
+			block, _, _ = strings.Cut(block, "```")
+			if !strings.Contains(string(source), block) {
+				t.Errorf("%s: %s has no\n%s", name, l.file, block)
+			}
+		}
+	}
+}

@@ -1,0 +1,317 @@
+// A receiver for outbox-relay with the JDK's own server and pgjdbc, on Java 17 or newer. Every event takes effect once.
+// docs/receiving-elsewhere.md explains it. To use it, copy it and write handle.
+
+import com.sun.net.httpserver.HttpExchange;
+import com.sun.net.httpserver.HttpServer;
+import java.io.IOException;
+import java.net.InetSocketAddress;
+import java.nio.charset.StandardCharsets;
+import java.security.GeneralSecurityException;
+import java.security.MessageDigest;
+import java.sql.*;
+import java.time.Instant;
+import java.util.*;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Semaphore;
+import java.util.concurrent.TimeUnit;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import javax.crypto.Mac;
+import javax.crypto.spec.SecretKeySpec;
+import javax.sql.DataSource;
+import org.postgresql.ds.PGSimpleDataSource;
+
+public final class Receiver {
+    static final String RECEIVER = "shipping"; // unique among the receivers that share a database
+    static final String SOURCE = "finance"; // the sender; keys of two senders are independent
+    static final int TOLERANCE_SECONDS = 300;
+    static final int MAX_BODY_BYTES = 1 << 20;
+    static final List<byte[]> SECRETS = parseSecrets(System.getenv("FINANCE_SECRET")); // several while they rotate, separated by commas
+
+    // handle is the effect of an event. It writes through db, in the transaction that also remembers the event, and neither
+    // commits nor rolls back. After any exception everything is rolled back; a Problem decides the answer.
+    static void handle(Connection db, Event event, byte[] body) throws SQLException {
+        if (!event.type().equals("invoice.created")) {
+            throw new Problem(422, "event-unknown", "This receiver has no handler for this type of event.");
+        }
+        try (PreparedStatement insert = db.prepareStatement(
+                "INSERT INTO shipments (invoice, total) SELECT invoice, total FROM json_to_record(?::json) AS p (invoice text, total numeric)")) {
+            insert.setString(1, new String(body, StandardCharsets.UTF_8));
+            insert.executeUpdate();
+        } catch (SQLException e) {
+            String state = Objects.toString(e.getSQLState(), "");
+            if (state.startsWith("22") || state.equals("23502")) { // not JSON, or not of an invoice
+                throw new Problem(422, "permanent-failure", "The payload is not an invoice.");
+            }
+            throw e;
+        }
+    }
+
+    // An earlier handler may have changed this connection: a search_path would hide the memory of events. lock_timeout bounds
+    // the wait for another transaction that has the event. The idle timeout ends a handler that hangs. A sender never repeats
+    // what was answered, so the commit must reach the disk.
+    static final String BEGIN = """
+        RESET ALL; RESET ROLE;
+        SET LOCAL lock_timeout = '100ms';
+        SET LOCAL idle_in_transaction_session_timeout = '60s';
+        SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'""";
+
+    // ADMIT inserts the event's row. Without a row in return the event is known, or another transaction has it.
+    static final String ADMIT = """
+        INSERT INTO processed_events (receiver, source, idempotency_key, payload_hash, destination, event_type, event_version,
+            related_reference, event_id, not_after, processing_state, processed_at, response_status)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?::bigint, ?::timestamptz, 'succeeded', now(), 204)
+        ON CONFLICT DO NOTHING
+        RETURNING coalesce(not_after < now() - interval '5 minutes', false) OR EXISTS (
+            SELECT FROM inbox_forgotten f
+            WHERE f.receiver = ? AND f.source = ? AND f.received_before > ?::timestamptz - interval '5 minutes'),
+            pg_current_xact_id()::text""";
+
+    static final String RECALL = """
+        SELECT destination <> ?, payload_hash <> ?, coalesce(response_status, 200)
+        FROM processed_events WHERE receiver = ? AND source = ? AND idempotency_key = ?""";
+
+    // EXTEND records that the sender may repeat the event for longer than it said before, as after a replay.
+    static final String EXTEND = """
+        UPDATE processed_events SET not_after = ?::timestamptz
+        WHERE receiver = ? AND source = ? AND idempotency_key = ? AND coalesce(not_after, '-infinity') < ?::timestamptz""";
+
+    // UNENDED returns a row if the transaction is still the one that inserted the event. It fails after an error that the
+    // handler did not pass on. Without it COMMIT would then roll back.
+    static final String UNENDED = "SELECT 1 WHERE pg_current_xact_id_if_assigned()::text = ?";
+
+    record Answer(int status, boolean replayed) {}
+
+    // once lets the event take effect unless it has, and returns the status to answer.
+    static Answer once(DataSource pool, Event event, byte[] body) throws Exception {
+        byte[] hash = MessageDigest.getInstance("SHA-256").digest(body);
+        Problem failure = new Problem(503, "database-unavailable", "Nothing was changed. Send the request again later.");
+        try (Connection db = pool.getConnection()) {
+            try {
+                db.setAutoCommit(false);
+                execute(db, BEGIN);
+                List<Object> admitted = query(db, ADMIT, RECEIVER, SOURCE, event.key(), hash, event.destination(), event.type(), event.version(),
+                    event.reference(), event.id(), event.notAfter(), RECEIVER, SOURCE, event.createdAt());
+                if (admitted == null) return recall(db, event, hash);
+                if ((boolean) admitted.get(0)) {
+                    throw new Problem(422, "forgotten", "The event may have been processed and forgotten. Nothing was changed.");
+                }
+                execute(db, "SET LOCAL lock_timeout TO DEFAULT");
+                failure = new Problem(500, "handler-failed", "Everything was rolled back. The receiver's log has the cause.");
+                handle(db, event, body);
+                failure = new Problem(500, "commit-failed", "The commit failed or its result is unknown. Send the request again.");
+                if (query(db, UNENDED, admitted.get(1)) == null) {
+                    throw new Problem(500, "handler-ended-transaction", "The handler must neither commit nor roll back.");
+                }
+                db.commit();
+                return new Answer(204, false);
+            } catch (Throwable e) {
+                try {
+                    db.rollback();
+                } catch (SQLException lost) {
+                    e.addSuppressed(lost);
+                }
+                throw e;
+            }
+        } catch (Problem e) {
+            throw e;
+        } catch (Exception e) {
+            String state = e instanceof SQLException s ? Objects.toString(s.getSQLState(), "") : "";
+            if (state.equals("55P03") && failure.status == 503) throw inFlight();
+            System.err.println("event " + event.key() + ": " + e);
+            if (state.equals("40001") || state.equals("40P01")) {
+                throw new Problem(503, "serialization-failure", "Nothing was changed. Send the request again.");
+            }
+            throw failure;
+        }
+    }
+
+    // recall answers for an event that was not admitted.
+    static Answer recall(Connection db, Event event, byte[] hash) throws SQLException {
+        List<Object> known = query(db, RECALL, event.destination(), hash, RECEIVER, SOURCE, event.key());
+        if (known == null) throw inFlight();
+        if (Boolean.TRUE.equals(known.get(0))) {
+            throw new Problem(421, "other-destination", "Two destinations lead to one receiver: give each its own name.");
+        }
+        if (Boolean.TRUE.equals(known.get(1))) {
+            throw new Problem(422, "key-reused", "The key was processed with another body. Send new content under a new key.");
+        }
+        try (PreparedStatement extend = prepare(db, EXTEND, event.notAfter(), RECEIVER, SOURCE, event.key(), event.notAfter())) {
+            extend.executeUpdate();
+        }
+        db.commit();
+        return new Answer(((Number) known.get(2)).intValue(), true);
+    }
+
+    static Problem inFlight() {
+        return new Problem(409, "in-flight", "The same event is being processed. Send it again later.");
+    }
+
+    // Problem is a refusal as docs/wire.md lists it.
+    static final class Problem extends RuntimeException {
+        final int status;
+        final String name;
+
+        Problem(int status, String name, String detail) {
+            super(detail);
+            this.status = status;
+            this.name = name;
+        }
+    }
+
+    // precheck refuses what no body can make valid, before the body is read.
+    static void precheck(SortedMap<String, List<String>> header) {
+        List<String> keys = header.getOrDefault("x-idempotency-key", List.of());
+        if (keys.isEmpty()) throw new Problem(400, "key-missing", "The request has no X-Idempotency-Key.");
+        if (keys.size() > 1) throw new Problem(400, "key-repeated", "The request has more than one X-Idempotency-Key.");
+        for (String name : List.of("webhook-id", "webhook-timestamp", "webhook-signature")) {
+            if (header.getOrDefault(name, List.of()).size() != 1) {
+                throw new Problem(401, "signature-invalid", name + " is missing or repeated.");
+            }
+        }
+        String timestamp = header.get("webhook-timestamp").get(0);
+        if (!timestamp.matches("[0-9]{1,15}")) throw new Problem(401, "signature-invalid", "webhook-timestamp is not a number.");
+        if (Math.abs(Instant.now().getEpochSecond() - Long.parseLong(timestamp)) > TOLERANCE_SECONDS) {
+            throw new Problem(401, "timestamp-out-of-tolerance", "Compare the clocks of the two machines.");
+        }
+    }
+
+    // verify refuses a request without a valid x1 signature, which covers the key, every X-Outbox-* header and the body.
+    static void verify(SortedMap<String, List<String>> header, byte[] body) throws GeneralSecurityException {
+        StringBuilder text = new StringBuilder("x1\n" + header.get("webhook-id").get(0) + "\n" + header.get("webhook-timestamp").get(0) + "\n");
+        header.forEach((name, values) -> {
+            if (name.equals("x-idempotency-key") || name.startsWith("x-outbox-")) {
+                values.forEach(value -> text.append(name).append(':').append(value).append('\n'));
+            }
+        });
+        text.append('\n');
+        for (byte[] secret : SECRETS) {
+            Mac mac = Mac.getInstance("HmacSHA256");
+            mac.init(new SecretKeySpec(secret, "HmacSHA256"));
+            mac.update(text.toString().getBytes(StandardCharsets.ISO_8859_1));
+            byte[] wanted = ("x1," + Base64.getEncoder().encodeToString(mac.doFinal(body))).getBytes(StandardCharsets.ISO_8859_1);
+            for (String entry : header.get("webhook-signature").get(0).split(" ")) {
+                if (MessageDigest.isEqual(entry.getBytes(StandardCharsets.ISO_8859_1), wanted)) return; // takes constant time
+            }
+        }
+        throw new Problem(401, "signature-invalid", "No x1 signature matches: the secret differs, or the request was changed.");
+    }
+
+    record Event(String key, String type, int version, String id, String createdAt, String notAfter, String reference, String destination) {
+        static final String TEXT = "[ -~]{1,255}";
+        static final String TIME = "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,}(Z|[+-][0-9:]{5})";
+        // The delivery's id is the event's id, the destination and the number of the claim.
+        static final Pattern DELIVERY = Pattern.compile("[0-9]+-(.+)-[0-9]+");
+
+        // of reads the verified headers.
+        static Event of(SortedMap<String, List<String>> header) {
+            String version = read(header, "x-outbox-event-version", "[0-9]{1,9}", true);
+            Matcher delivery = DELIVERY.matcher(Objects.toString(read(header, "x-outbox-delivery-id", TEXT, true), ""));
+            return new Event(read(header, "x-idempotency-key", TEXT, false), read(header, "x-outbox-event-type", TEXT, false),
+                version == null ? 1 : Integer.parseInt(version), read(header, "x-outbox-event-id", "[0-9]{1,18}", true),
+                read(header, "x-outbox-created-at", TIME, false), read(header, "x-outbox-not-after", TIME, true),
+                read(header, "x-outbox-related-reference", TEXT, true), delivery.matches() ? delivery.group(1) : null);
+        }
+
+        static String read(SortedMap<String, List<String>> header, String name, String pattern, boolean optional) {
+            List<String> values = header.getOrDefault(name, List.of());
+            if (values.isEmpty() && optional) return null;
+            if (values.size() != 1 || !values.get(0).matches(pattern)) throw new Problem(400, "header-invalid", name + " is malformed.");
+            return values.get(0);
+        }
+    }
+
+    static List<byte[]> parseSecrets(String list) {
+        return Arrays.stream(list.split(",")).map(text -> {
+            byte[] key = Base64.getDecoder().decode(text.strip().replaceFirst("^whsec_", ""));
+            if (key.length < 24 || key.length > 64) throw new IllegalArgumentException("FINANCE_SECRET: want whsec_ and 24 to 64 bytes in base64");
+            return key;
+        }).toList();
+    }
+
+    static void execute(Connection db, String script) throws SQLException {
+        try (Statement statement = db.createStatement()) {
+            statement.execute(script);
+        }
+    }
+
+    static PreparedStatement prepare(Connection db, String sql, Object... values) throws SQLException {
+        PreparedStatement statement = db.prepareStatement(sql);
+        for (int i = 0; i < values.length; i++) statement.setObject(i + 1, values[i]);
+        return statement;
+    }
+
+    // query returns the first row, or null.
+    static List<Object> query(Connection db, String sql, Object... values) throws SQLException {
+        try (PreparedStatement statement = prepare(db, sql, values); ResultSet rows = statement.executeQuery()) {
+            if (!rows.next()) return null;
+            List<Object> row = new ArrayList<>();
+            for (int i = 1; i <= rows.getMetaData().getColumnCount(); i++) row.add(rows.getObject(i));
+            return row;
+        }
+    }
+
+    static void serve(DataSource pool, Semaphore connections, HttpExchange exchange) throws IOException {
+        try (exchange) {
+            SortedMap<String, List<String>> header = new TreeMap<>();
+            exchange.getRequestHeaders().forEach((name, values) -> header.put(name.toLowerCase(Locale.ROOT),
+                values.stream().map(value -> value.replaceAll("^[ \t]+|[ \t]+$", "")).toList()));
+            try {
+                precheck(header);
+                byte[] body = read(exchange);
+                verify(header, body);
+                Event event = Event.of(header);
+                if (!connections.tryAcquire(5, TimeUnit.SECONDS)) throw new Problem(503, "receiver-busy", "Nothing was tried. Send the request again.");
+                Answer answer;
+                try {
+                    answer = once(pool, event, body);
+                } finally {
+                    connections.release();
+                }
+                if (answer.replayed()) exchange.getResponseHeaders().set("Idempotency-Replayed", "true");
+                exchange.sendResponseHeaders(answer.status(), -1);
+            } catch (Problem problem) {
+                refuse(exchange, problem);
+            } catch (IOException e) {
+                throw e;
+            } catch (Exception e) {
+                e.printStackTrace();
+                refuse(exchange, new Problem(500, "handler-failed", "The receiver's log has the cause."));
+            }
+        }
+    }
+
+    static byte[] read(HttpExchange exchange) {
+        try {
+            byte[] body = exchange.getRequestBody().readNBytes(MAX_BODY_BYTES + 1);
+            if (body.length <= MAX_BODY_BYTES) return body;
+        } catch (IOException e) {
+            throw new Problem(408, "body-unreadable", "The body did not arrive whole.");
+        }
+        throw new Problem(413, "body-too-large", "At most " + MAX_BODY_BYTES + " bytes are accepted.");
+    }
+
+    // No text of a problem needs to be escaped in JSON.
+    static void refuse(HttpExchange exchange, Problem problem) throws IOException {
+        byte[] body = String.format("{\"type\":\"urn:outbox-relay:problem:%s\",\"title\":\"%s\",\"status\":%d,\"detail\":\"%s\"}",
+            problem.name, problem.name, problem.status, problem.getMessage()).getBytes(StandardCharsets.UTF_8);
+        exchange.getResponseHeaders().set("Content-Type", "application/problem+json");
+        if (problem.status == 409 || problem.status == 503) exchange.getResponseHeaders().set("Retry-After", "1");
+        exchange.sendResponseHeaders(problem.status, body.length);
+        exchange.getResponseBody().write(body);
+    }
+
+    public static void main(String[] args) throws IOException {
+        // The server closes a connection whose request has not arrived whole in that many seconds.
+        System.setProperty("sun.net.httpserver.maxReqTime", Objects.requireNonNullElse(System.getenv("BODY_SECONDS"), "10"));
+        System.setProperty("sun.net.httpserver.nodelay", "true");
+        PGSimpleDataSource pool = new PGSimpleDataSource(); // opens a connection for every event; put a pool such as HikariCP in its place
+        pool.setUrl(System.getenv("DATABASE_URL")); // jdbc:postgresql://…
+        Semaphore connections = new Semaphore(10);
+        HttpServer server = HttpServer.create(new InetSocketAddress("127.0.0.1", Integer.parseInt(Objects.requireNonNullElse(System.getenv("PORT"), "8080"))), 128);
+        server.createContext("/webhooks/finance", exchange -> serve(pool, connections, exchange));
+        server.setExecutor(Executors.newFixedThreadPool(100));
+        server.start();
+        System.out.println("listening on port " + server.getAddress().getPort());
+    }
+}

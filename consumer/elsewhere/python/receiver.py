@@ -1,0 +1,246 @@
+"""A receiver for outbox-relay with the standard library and psycopg 3, on Python 3.9 or newer. Every event takes effect once.
+
+docs/receiving-elsewhere.md explains it. To use it, copy it and write handle.
+"""
+import base64, hashlib, hmac, json, logging, os, re, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import psycopg
+from psycopg_pool import ConnectionPool
+
+RECEIVER = "shipping"  # unique among the receivers that share a database
+SOURCE = "finance"  # the sender; keys of two senders are independent
+TOLERANCE_SECONDS = 300
+MAX_BODY_BYTES = 1 << 20
+BODY_SECONDS = float(os.environ.get("BODY_SECONDS", "10"))
+# Several secrets while they rotate, separated by commas.
+SECRETS = [base64.b64decode(text.strip().removeprefix("whsec_"), validate=True) for text in os.environ["FINANCE_SECRET"].split(",")]
+if not all(24 <= len(secret) <= 64 for secret in SECRETS):
+    raise SystemExit("FINANCE_SECRET: want whsec_ and 24 to 64 bytes in base64")
+
+
+def handle(conn, event, body):
+    """Apply the effect of an event through conn, in the transaction that also remembers the event.
+
+    It neither commits nor rolls back. After any exception everything is rolled back; a Problem decides the answer.
+    """
+    if event["type"] != "invoice.created":
+        raise Problem(422, "event-unknown", f"This receiver has no handler for {event['type']}.")
+    try:
+        payload = json.loads(body)
+        shipment = [payload["invoice"], payload["total"]]
+    except (ValueError, TypeError, KeyError):
+        raise Problem(422, "permanent-failure", "The payload is not an invoice.")
+    conn.execute("INSERT INTO shipments (invoice, total) VALUES (%s, %s)", shipment)
+
+
+# An earlier handler may have changed this connection: a search_path would hide the memory of events. lock_timeout bounds the
+# wait for another transaction that has the event. The idle timeout ends a handler that hangs. A sender never repeats what was
+# answered, so the commit must reach the disk.
+BEGIN = """
+RESET ALL; RESET ROLE;
+SET LOCAL lock_timeout = '100ms';
+SET LOCAL idle_in_transaction_session_timeout = '60s';
+SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"""
+
+# ADMIT inserts the event's row. Without a row in return the event is known, or another transaction has it.
+ADMIT = """
+INSERT INTO processed_events (receiver, source, idempotency_key, payload_hash, destination, event_type, event_version,
+    related_reference, event_id, not_after, processing_state, processed_at, response_status)
+VALUES (%(receiver)s, %(source)s, %(key)s, %(hash)s, %(destination)s, %(type)s, %(version)s,
+    %(reference)s, %(id)s, %(not_after)s, 'succeeded', now(), 204)
+ON CONFLICT DO NOTHING
+RETURNING coalesce(not_after < now() - interval '5 minutes', false) OR EXISTS (
+    SELECT FROM inbox_forgotten f WHERE f.receiver = %(receiver)s AND f.source = %(source)s
+    AND f.received_before > %(created_at)s::timestamptz - interval '5 minutes'),
+    pg_current_xact_id()::text"""
+
+RECALL = """
+SELECT destination <> %(destination)s, payload_hash <> %(hash)s, coalesce(response_status, 200)
+FROM processed_events WHERE receiver = %(receiver)s AND source = %(source)s AND idempotency_key = %(key)s"""
+
+# EXTEND records that the sender may repeat the event for longer than it said before, as after a replay.
+EXTEND = """
+UPDATE processed_events SET not_after = %(not_after)s
+WHERE receiver = %(receiver)s AND source = %(source)s AND idempotency_key = %(key)s
+AND coalesce(not_after, '-infinity') < %(not_after)s"""
+
+# UNENDED returns a row if the transaction is still the one that inserted the event. It fails after an error that the handler
+# did not pass on. Without it COMMIT would then roll back and report no error.
+UNENDED = "SELECT 1 WHERE pg_current_xact_id_if_assigned()::text = %s"
+
+
+def once(event, body):
+    """Let the event take effect unless it has. Return the status to answer, and whether it is that of an earlier answer."""
+    row = dict(event, receiver=RECEIVER, source=SOURCE, hash=hashlib.sha256(body).digest())
+    failure = Problem(503, "database-unavailable", "Nothing was changed. Send the request again later.")
+    try:
+        with pool.connection() as conn:  # an exception rolls back
+            conn.execute(BEGIN)
+            admitted = conn.execute(ADMIT, row).fetchone()
+            if admitted is None:
+                return recall(conn, row), True
+            forgotten, xact = admitted
+            if forgotten:
+                raise Problem(422, "forgotten", "The event may have been processed and forgotten. Nothing was changed.")
+            conn.execute("SET LOCAL lock_timeout TO DEFAULT")
+            failure = Problem(500, "handler-failed", "Everything was rolled back. The receiver's log has the cause.")
+            handle(conn, event, body)
+            failure = Problem(500, "commit-failed", "The commit failed or its result is unknown. Send the request again.")
+            if conn.execute(UNENDED, [xact]).fetchone() is None:
+                raise Problem(500, "handler-ended-transaction", "The handler must neither commit nor roll back.")
+            conn.commit()
+            return 204, False
+    except Problem:
+        raise
+    except Exception as error:
+        if isinstance(error, psycopg.errors.LockNotAvailable) and failure.status == 503:
+            raise IN_FLIGHT
+        logging.exception("event %s", event["key"])
+        if isinstance(error, (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected)):
+            raise Problem(503, "serialization-failure", "Nothing was changed. Send the request again.")
+        raise failure
+
+
+def recall(conn, row):
+    """Return the status of an event that was not admitted, or raise why it is refused."""
+    known = conn.execute(RECALL, row).fetchone()
+    if known is None:
+        raise IN_FLIGHT
+    other_destination, other_body, status = known
+    if other_destination:
+        raise Problem(421, "other-destination", "Two destinations lead to one receiver: give each its own name.")
+    if other_body:
+        raise Problem(422, "key-reused", "The key was processed with another body. Send new content under a new key.")
+    conn.execute(EXTEND, row)
+    return status
+
+
+class Problem(Exception):
+    """A refusal as docs/wire.md lists it."""
+
+    def __init__(self, status, name, detail):
+        super().__init__(detail)
+        self.status, self.name, self.detail = status, name, detail
+
+
+IN_FLIGHT = Problem(409, "in-flight", "The same event is being processed. Send it again later.")
+
+
+def precheck(header):
+    """Refuse what no body can make valid, before the body is read. header: lists of values by names in lower case."""
+    keys = header.get("x-idempotency-key", [])
+    if not keys:
+        raise Problem(400, "key-missing", "The request has no X-Idempotency-Key.")
+    if len(keys) > 1:
+        raise Problem(400, "key-repeated", "The request has more than one X-Idempotency-Key.")
+    for name in ("webhook-id", "webhook-timestamp", "webhook-signature"):
+        if len(header.get(name, [])) != 1:
+            raise Problem(401, "signature-invalid", f"{name} is missing or repeated.")
+    timestamp = header["webhook-timestamp"][0]
+    if not re.fullmatch("[0-9]{1,15}", timestamp):
+        raise Problem(401, "signature-invalid", "webhook-timestamp is not a number.")
+    if abs(time.time() - int(timestamp)) > TOLERANCE_SECONDS:
+        raise Problem(401, "timestamp-out-of-tolerance", "Compare the clocks of the two machines.")
+
+
+def verify(header, body):
+    """Refuse a request without a valid x1 signature, which covers the key, every X-Outbox-* header and the body."""
+    lines = [f"{name}:{value}\n" for name in sorted(header) if name == "x-idempotency-key" or name.startswith("x-outbox-")
+             for value in header[name]]
+    text = f"x1\n{header['webhook-id'][0]}\n{header['webhook-timestamp'][0]}\n{''.join(lines)}\n".encode("latin-1")
+    offered = header["webhook-signature"][0].encode("latin-1").split()
+    for secret in SECRETS:
+        wanted = b"x1," + base64.b64encode(hmac.new(secret, text + body, hashlib.sha256).digest())
+        if any(hmac.compare_digest(entry, wanted) for entry in offered):
+            return
+    raise Problem(401, "signature-invalid", "No x1 signature matches: the secret differs, or the request was changed.")
+
+
+def event_of(header):
+    """Read the verified headers."""
+    def read(name, pattern, *absent):
+        values = header.get(name, [])
+        if not values and absent:
+            return absent[0]
+        if len(values) != 1 or not re.fullmatch(pattern, values[0]):
+            raise Problem(400, "header-invalid", f"{name} is malformed.")
+        return values[0]
+
+    text, moment = "[ -~]{1,255}", "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,}(Z|[+-][0-9:]{5})"
+    # The delivery's id is the event's id, the destination and the number of the claim.
+    delivery = re.fullmatch("[0-9]+-(.+)-[0-9]+", read("x-outbox-delivery-id", text, ""))
+    return {
+        "key": read("x-idempotency-key", text),
+        "type": read("x-outbox-event-type", text),
+        "version": int(read("x-outbox-event-version", "[0-9]{1,9}", "1")),
+        "id": read("x-outbox-event-id", "[0-9]{1,18}", None),
+        "created_at": read("x-outbox-created-at", moment),
+        "not_after": read("x-outbox-not-after", moment, None),
+        "reference": read("x-outbox-related-reference", text, None),
+        "destination": delivery and delivery[1],
+    }
+
+
+class Webhook(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    timeout = 10  # for the headers of a request, and until the next request
+
+    def do_POST(self):
+        try:
+            if self.path != "/webhooks/finance":
+                raise Problem(404, "not-found", "Send events to /webhooks/finance.")
+            header = {}
+            for name, value in self.headers.items():
+                header.setdefault(name.lower(), []).append(value.strip(" \t"))
+            precheck(header)
+            body = self.read_body()
+            verify(header, body)
+            status, replayed = once(event_of(header), body)
+            self.answer(status, {"Idempotency-Replayed": "true"} if replayed else {})
+        except Problem as problem:
+            self.close_connection = True  # the body may not have been read
+            retry = {"Retry-After": "1"} if problem.status in (409, 503) else {}
+            text = json.dumps({"type": "urn:outbox-relay:problem:" + problem.name, "title": problem.name, "status": problem.status,
+                               "detail": problem.detail})
+            self.answer(problem.status, {"Content-Type": "application/problem+json", "Connection": "close", **retry}, text.encode())
+
+    def read_body(self):
+        length = self.headers.get("Content-Length", "")
+        if not re.fullmatch("[0-9]{1,15}", length) or "Transfer-Encoding" in self.headers:
+            raise Problem(400, "header-invalid", "Content-Length is required.")
+        body, deadline = bytearray(), time.monotonic() + BODY_SECONDS
+        while len(body) < int(length):
+            try:
+                self.connection.settimeout(max(deadline - time.monotonic(), 0.001))
+                chunk = self.rfile.read1(min(int(length) - len(body), 65536))
+            except OSError:
+                chunk = b""
+            if not chunk:
+                raise Problem(408, "body-unreadable", "The body did not arrive whole and in time.")
+            body += chunk
+            if len(body) > MAX_BODY_BYTES:
+                raise Problem(413, "body-too-large", f"At most {MAX_BODY_BYTES} bytes are accepted.")
+        self.connection.settimeout(self.timeout)
+        return bytes(body)
+
+    def answer(self, status, headers, body=b""):
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if status != 204:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class Server(ThreadingHTTPServer):
+    request_queue_size = 128
+
+
+if __name__ == "__main__":
+    with ConnectionPool(os.environ["DATABASE_URL"], min_size=1, max_size=10, timeout=5) as pool:
+        server = Server(("127.0.0.1", int(os.environ.get("PORT", "8080"))), Webhook)
+        print(f"listening on port {server.server_port}", flush=True)
+        server.serve_forever()
