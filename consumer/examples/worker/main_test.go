@@ -101,7 +101,7 @@ func TestGoesOnWithTheTrace(t *testing.T) {
 			got = trace.SpanContextFromContext(ctx).TraceID().String()
 			return nil
 		})
-		if err := handle(t.Context(), consumer.Event{Type: "invoice.created", TraceParent: c.parent}, nil); err != nil {
+		if err := handle(t.Context(), nil, consumer.Event{Type: "invoice.created", TraceParent: c.parent}); err != nil {
 			t.Fatal(err)
 		}
 		if got != c.want {
