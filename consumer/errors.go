@@ -9,7 +9,7 @@ import (
 // ErrMiddlewareCommits is what Commit and Rollback of a handler's transaction return, and what comes of a statement that
 // begins with COMMIT, ROLLBACK (but not TO a savepoint), BEGIN or another word that ends a transaction or begins one: this
 // package ends it, after the handler. After a call of Rollback, or such a ROLLBACK, it rolls back whatever the handler answers.
-var ErrMiddlewareCommits = errors.New("consumer: the middleware commits: answer 2xx to commit, anything else to roll back")
+var ErrMiddlewareCommits = errors.New("consumer: the transaction ends after the handler: return nil, or answer 2xx, to commit, and anything else to roll back")
 
 // Permanent marks an error that no repetition will mend: a payload that cannot be read, a reference to nothing. The
 // middleware answers 422, on which a relay fails the delivery and alerts; an inbox marks the event failed. A nil err stays
