@@ -26,7 +26,7 @@ SELECT receiver, source, 'invoice-' || i, 't' || i % 50, state, nextval('inbox_i
        convert_to(repeat('x', 200), 'UTF8'), CASE WHEN state = 'failed' THEN 'no such customer' END
 FROM event`
 
-// buffers is how many pages the database has read so far, in memory or from disk.
+// buffers is how many pages the database has read so far, in memory or from disk. What it flushes shows when it is asked again.
 const buffers = `
 SELECT pg_stat_force_next_flush(), pg_sleep(0.05), blks_hit + blks_read FROM pg_stat_database WHERE datname = current_database()`
 
@@ -104,11 +104,15 @@ func benchmarkInbox(b *testing.B, rows, keys int) {
 		}},
 	} {
 		b.Run(command.name, func(b *testing.B) {
-			var before, after int64
-			var events int64
-			if err := pool.QueryRow(b.Context(), buffers).Scan(nil, nil, &before); err != nil {
-				b.Fatal(err)
+			pages := func() (n int64) {
+				for range 2 {
+					if err := pool.QueryRow(b.Context(), buffers).Scan(nil, nil, &n); err != nil {
+						b.Fatal(err)
+					}
+				}
+				return n
 			}
+			events, before := int64(0), pages()
 			for b.Loop() {
 				n, err := command.do(b.Context())
 				if err != nil {
@@ -116,11 +120,8 @@ func benchmarkInbox(b *testing.B, rows, keys int) {
 				}
 				events += n
 			}
-			if err := pool.QueryRow(b.Context(), buffers).Scan(nil, nil, &after); err != nil {
-				b.Fatal(err)
-			}
 			b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms")
-			b.ReportMetric(float64(after-before)/float64(b.N), "pages")
+			b.ReportMetric(float64(pages()-before)/float64(b.N), "pages")
 			b.ReportMetric(float64(events)/float64(b.N), "events")
 			b.ReportMetric(0, "ns/op")
 		})
