@@ -2,7 +2,7 @@
 # empty database.
 set -eu
 
-relay=$PWD/bin/outbox-relay
+relay=$PWD/bin/outbox-relay roles=$PWD/migrations/roles.sql
 work=$(mktemp -d)
 pid=
 trap '[ -z "$pid" ] || kill -9 "$pid" 2>/dev/null; rm -rf "$work"' EXIT
@@ -48,9 +48,11 @@ to="OUTBOX_DESTINATION_URL=http://127.0.0.1:9/webhooks"
 
 # Asking for help.
 expect 0 'outbox-relay migrate up' "$relay" --help
-for command in run migrate 'migrate up' 'migrate down' 'migrate status' status 'events list' 'events show' replay discard pause resume relays 'routes list' 'routes test' 'config check' 'config show' version; do
+for command in run migrate 'migrate up' 'migrate down' 'migrate status' status 'events list' 'events show' replay discard pause resume relays 'routes list' 'routes test' 'config check' 'config show' version \
+	'inbox status' 'inbox list' 'inbox show' 'inbox replay' 'inbox ignore' 'inbox prune'; do
 	expect 0 'Usage: outbox-relay' "$relay" $command --help # its words are arguments
 done
+expect 0 'Usage: outbox-relay inbox' "$relay" help inbox
 expect 0 'outbox-relay' "$relay" version
 expect 0 '"version"' "$relay" version --json
 
@@ -65,6 +67,9 @@ expect 2 'nothing says which deliveries' env "$here" "$relay" replay
 expect 2 'nothing says which deliveries' env "$here" "$relay" discard --yes
 expect 2 'is not the id of an event' env "$here" "$relay" replay 1..
 expect 2 'has no zone' env "$here" "$relay" replay --since 2026-01-02T15:04:05
+expect 2 'nothing says which events' env "$here" "$relay" inbox replay --receiver shipping --yes
+expect 2 'must be one of' env "$here" "$relay" inbox ignore --state succeeded
+expect 2 'is less than 24h' env "$here" "$relay" inbox prune --older-than 1h
 expect 2 'needs --destination' env "$here" "$relay" discard --head-of-key a
 expect 2 'repeat the command with --yes' env "$here" sh -c '"$1" migrate up >/dev/null && "$1" migrate down' sh "$relay"
 expect 0 'version 0' env "$here" "$relay" migrate down --to 0 --yes
@@ -90,7 +95,7 @@ if grep -q -e hunter2 -e "${secret#whsec_}" out; then
 fi
 
 # 4: the database cannot be reached.
-for command in 'migrate up' 'migrate status' status 'status --healthcheck'; do
+for command in 'migrate up' 'migrate status' status 'status --healthcheck' 'inbox status' 'inbox list'; do
 	expect 4 'cannot be reached' env "$away" "$relay" $command # its words are arguments
 done
 
@@ -104,6 +109,7 @@ expect 0 'up to date' env "$here" "$relay" migrate up
 expect 0 'up to date' env "$here" "$relay" migrate up
 expect 0 'APPLIED' env "$here" "$relay" migrate status
 expect 0 '"latest"' env "$here" "$relay" migrate status --json
+expect 5 'migrate up --set inbox' env "$here" "$relay" inbox status
 expect 0 'up to date' env "$here" "$relay" migrate up --set inbox
 expect 0 'No relay is running' env "$here" "$relay" status
 expect 0 '"destinations"' env "$here" "$relay" status --json
@@ -169,6 +175,30 @@ expect 0 '1 pending' env "$here" "$relay" replay 1 --yes
 expect 0 '"unknown_events": 1' env "$here" "$relay" replay 77 --yes --json
 psql -q -c 'DELETE FROM outbox_route'
 expect 1 'would be parked' env "$here" "$relay" routes test invoice.paid
+
+# A receiver's operator has the URL of its database, and a login with the role of support or none.
+expect 0 'No event was received' env "$here" "$relay" inbox status
+expect 0 'No event matches' env "$here" "$relay" inbox list
+expect 1 'no event with key' env "$here" "$relay" inbox show --key smoke-1
+psql -q -c "INSERT INTO inbox_events (receiver, source, idempotency_key, event_type, processing_state, attempts, payload)
+	SELECT 'shipping', 'finance', 'smoke-' || i, 'smoke.tested', 'failed', 8, '{}' FROM generate_series(1, 3) i"
+expect 0 '3 events of "shipping" failed' env "$here" "$relay" inbox status
+expect 0 'repeat the command with --before' env "$here" "$relay" inbox list --limit 1
+expect 0 'never reads them' env "$here" "$relay" inbox show --key smoke-1
+expect 2 'repeat the command with --yes' env "$here" "$relay" inbox replay --state failed
+expect 0 'dry run' env "$here" "$relay" inbox replay --state failed --dry-run
+expect 0 'nothing to replay' env "$here" "$relay" inbox replay --type none --yes
+expect 0 'Replayed 1 event.' env "$here" "$relay" inbox replay --key smoke-1 --yes
+expect 0 'Ignored 3 events.' env "$here" "$relay" inbox ignore --type 'smoke.*' --yes
+expect 0 '"unknown_ids": 1' env "$here" "$relay" inbox replay 77 --yes --json
+expect 0 'Would forget 0 events' env "$here" "$relay" inbox prune --older-than 2160h --dry-run
+psql -q -c 'CREATE ROLE smoke_support LOGIN'
+support="OUTBOX_DATABASE_URL=$(echo "$DATABASE_URL" | sed 's|//[^/@]*@|//|; s|//|//smoke_support@|')"
+expect 1 'GRANT inbox_support TO smoke_support' env "$support" "$relay" inbox status
+psql -q -c 'REVOKE CREATE ON SCHEMA public FROM PUBLIC' -f "$roles" -c 'GRANT inbox_support TO smoke_support' >/dev/null
+expect 0 'shipping' env "$support" "$relay" inbox status
+expect 0 'Replayed 3 events.' env "$support" "$relay" inbox replay --state ignored --yes
+expect 1 'GRANT inbox_receiver TO smoke_support' env "$support" "$relay" inbox prune --older-than 2160h --yes
 
 [ "$failures" -eq 0 ] || {
 	echo "smoke: $failures expectations were not met" >&2

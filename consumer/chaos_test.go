@@ -11,7 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 )
 
 // chaosInbox plays TestInboxChaos in full: `make chaos-inbox`.
@@ -108,9 +108,7 @@ func TestInboxChaos(t *testing.T) {
 
 // operate ignores, as an operator, what blocks its ordering key.
 func (s *chaosStage) operate(l *chaosLoad) {
-	cfg := chaosConfig(func(context.Context, pgx.Tx, consumer.Event) error { panic("an operator runs no handler") })
-	cfg.Workers = 1
-	in := consumer.MustNewInbox(s.pool, cfg)
+	ops := inboxops.New(s.pool)
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
 	for freed := int64(0); freed < poisoned; {
@@ -120,11 +118,11 @@ func (s *chaosStage) operate(l *chaosLoad) {
 			return
 		}
 		for n := range poisoned {
-			ignored, err := in.Ignore(s.ctx, consumer.Filter{OrderingKey: "order-" + strconv.Itoa(n), States: []consumer.State{consumer.StateFailed}})
+			done, err := ops.Ignore(s.ctx, inboxops.Selection{OrderingKey: "order-" + strconv.Itoa(n), States: []string{inboxops.Failed}}, nil)
 			if err != nil && s.ctx.Err() == nil {
 				s.end(err)
 			}
-			freed += ignored
+			freed += done.Done
 		}
 	}
 }

@@ -124,8 +124,8 @@
 // killed is noticed within two seconds and one that lives is never taken for dead. A duplicate is answered 200 with the
 // event's state, and changes nothing; the state is "recorded" where somebody has removed the event from inbox_events, so that
 // nobody can say what became of it. Events of one ordering key are worked one after the other, in the sender's order;
-// one that fails for good keeps those behind it waiting, unless OnFailure says [FailureSkips]. [Inbox.Replay] and
-// [Inbox.Ignore] are for the operator.
+// one that fails for good keeps those behind it waiting, unless OnFailure says [FailureSkips]. The command
+// outbox-relay inbox is the operator's.
 //
 // # Where the effect is not in PostgreSQL
 //

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -110,6 +111,20 @@ func (p *inboxProcess) run() {
 			p.t.Errorf("Run: %v", err)
 		}
 	})
+}
+
+// replay replays as an operator does who has the rights of this process, and returns how many events.
+func (p *inboxProcess) replay(s inboxops.Selection) (int64, error) {
+	p.t.Helper()
+	b, err := inboxops.New(p.own).Replay(p.t.Context(), s, nil)
+	return b.Done, err
+}
+
+// ignore is replay for what is of no concern.
+func (p *inboxProcess) ignore(s inboxops.Selection) (int64, error) {
+	p.t.Helper()
+	b, err := inboxops.New(p.own).Ignore(p.t.Context(), s, nil)
+	return b.Done, err
 }
 
 // effectOf is the ordinary handler's work.

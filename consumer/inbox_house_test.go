@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 )
 
 // statements counts what a pool sends: every statement by itself and in batches.
@@ -105,7 +106,7 @@ func TestInboxWithTheRightsOfAReceiver(t *testing.T) {
 	receiver.record("dead")
 	receiver.awaitState("2", consumer.StateSucceeded)
 	receiver.awaitState("dead", consumer.StateSucceeded)
-	if n, err := receiver.inbox.Replay(t.Context(), consumer.Filter{States: []consumer.State{consumer.StateSucceeded}}); n != 3 || err != nil {
+	if n, err := receiver.replay(inboxops.Selection{States: []string{inboxops.Succeeded}}); n != 3 || err != nil {
 		t.Errorf("replayed %d, %v", n, err)
 	}
 	p.await("SELECT count(*) = 6 FROM effect")

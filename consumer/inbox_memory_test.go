@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -47,7 +48,7 @@ func TestMemoryOfWhatIsRecordedIsWrittenOnce(t *testing.T) {
 		p.awaitState(key, consumer.State(key))
 		p.wantRemembered(key)
 	}
-	if _, err := p.inbox.Replay(t.Context(), consumer.Filter{States: []consumer.State{consumer.StateSucceeded}}); err != nil {
+	if _, err := p.replay(inboxops.Selection{States: []string{inboxops.Succeeded}}); err != nil {
 		t.Fatal(err)
 	}
 	p.await("SELECT count(*) = 2 FROM effect")
@@ -159,7 +160,7 @@ func TestEventRemovedFromTheInboxByHand(t *testing.T) {
 		p.wantRemembered(key)
 		p.wantRows(key, effects, 1)
 	}
-	if n, err := p.inbox.Replay(t.Context(), consumer.Filter{Key: "done"}); n != 0 || err != nil {
+	if n, err := p.replay(inboxops.Selection{Key: "done"}); n != 0 || err != nil {
 		t.Errorf("replayed %d, %v", n, err)
 	}
 	if n := p.count("SELECT count(*) FROM inbox_events"); n != 0 {

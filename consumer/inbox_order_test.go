@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 )
 
 // repeatableRead gives later connections to the test's database another level than the one most databases have.
@@ -195,20 +196,20 @@ func TestInboxFailureBlocksItsKey(t *testing.T) {
 	p.wantState("2", consumer.StatePending, 0)
 	p.wantState("3", consumer.StatePending, 0)
 	// Who replays what waits does not let it pass the one that failed.
-	if n, err := p.inbox.Replay(t.Context(), consumer.Filter{Key: "2", States: []consumer.State{consumer.StatePending}}); n != 1 || err != nil {
+	if n, err := p.replay(inboxops.Selection{Key: "2", States: []string{inboxops.Pending}}); n != 1 || err != nil {
 		t.Fatalf("replayed %d, %v", n, err)
 	}
 	if n := p.count("SELECT count(*) FROM inbox_events WHERE next_attempt_at IS NOT NULL"); n != 0 {
 		t.Errorf("%d events behind a failed one are let go", n)
 	}
 
-	if n, err := p.inbox.Replay(t.Context(), consumer.Filter{Key: "1"}); n != 1 || err != nil {
+	if n, err := p.replay(inboxops.Selection{Key: "1"}); n != 1 || err != nil {
 		t.Fatalf("replayed %d, %v", n, err)
 	}
 	g.wantEntered(t, "1")
 	g.through <- consumer.Permanent(errHandler)
 	p.wantWorked("1", consumer.ResultFailed)
-	if n, err := p.inbox.Ignore(t.Context(), consumer.Filter{OrderingKey: "o", States: []consumer.State{consumer.StateFailed}}); n != 1 || err != nil {
+	if n, err := p.ignore(inboxops.Selection{OrderingKey: "o", States: []string{inboxops.Failed}}); n != 1 || err != nil {
 		t.Fatalf("ignored %d, %v", n, err)
 	}
 	for _, key := range []string{"2", "3"} {
@@ -231,7 +232,7 @@ func TestInboxFailureSkips(t *testing.T) {
 	g.through <- consumer.Permanent(errHandler)
 	g.wantEntered(t, "2")
 	// A replay goes before what is younger, but not beside what is being worked.
-	if n, err := p.inbox.Replay(t.Context(), consumer.Filter{Key: "1"}); n != 1 || err != nil {
+	if n, err := p.replay(inboxops.Selection{Key: "1"}); n != 1 || err != nil {
 		t.Fatalf("replayed %d, %v", n, err)
 	}
 	p.wantState("1", consumer.StatePending, 0)
@@ -263,7 +264,7 @@ func TestInboxReplayGoesFirst(t *testing.T) {
 	g.wantEntered(t, "2")
 	g.through <- errHandler
 	p.wantWorked("2", consumer.ResultFailed)
-	if n, err := p.inbox.Replay(t.Context(), consumer.Filter{Key: "1"}); n != 1 || err != nil {
+	if n, err := p.replay(inboxops.Selection{Key: "1"}); n != 1 || err != nil {
 		t.Fatalf("replayed %d, %v", n, err)
 	}
 	g.wantEntered(t, "1")
@@ -285,7 +286,7 @@ func TestInboxReplayGoesBeforeARetry(t *testing.T) {
 	p.wantWorked("1", consumer.ResultFailed)
 	p.record("2", ordered("o", 2))
 	g.wantEntered(t, "2")
-	if n, err := p.inbox.Replay(t.Context(), consumer.Filter{Key: "1"}); n != 1 || err != nil {
+	if n, err := p.replay(inboxops.Selection{Key: "1"}); n != 1 || err != nil {
 		t.Fatalf("replayed %d, %v", n, err)
 	}
 	g.through <- errHandler

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -52,25 +53,25 @@ func TestInboxDoesNotWorkRemovedPayloads(t *testing.T) {
 	for _, state := range []consumer.State{consumer.StateFailed, consumer.StateSucceeded} {
 		p.mustExec("UPDATE inbox_events SET processing_state = $1, next_attempt_at = NULL, payload = CASE idempotency_key WHEN '3' THEN payload END", string(state))
 		for _, test := range []struct {
-			filter consumer.Filter
+			filter inboxops.Selection
 			want   int64
 		}{
-			{consumer.Filter{Key: "1"}, 0},
-			{consumer.Filter{Type: "*", Limit: 1}, 1}, // the third: removed ones do not count
-			{consumer.Filter{FromID: 1}, 0},
+			{inboxops.Selection{Key: "1"}, 0},
+			{inboxops.Selection{Type: "*", Limit: 1}, 1}, // the third: removed ones do not count
+			{inboxops.Selection{FromID: 1}, 0},
 		} {
-			test.filter.States = []consumer.State{state}
-			if n, err := p.inbox.Replay(t.Context(), test.filter); n != test.want || err != nil {
+			test.filter.States = []string{string(state)}
+			if n, err := p.replay(test.filter); n != test.want || err != nil {
 				t.Errorf("replayed %d, %v of %+v, want %d", n, err, test.filter, test.want)
 			}
 		}
 		p.wantState("3", consumer.StatePending, 0)
 	}
-	if n, err := p.inbox.Ignore(t.Context(), consumer.Filter{Key: "3"}); n != 1 || err != nil {
+	if n, err := p.ignore(inboxops.Selection{Key: "3"}); n != 1 || err != nil {
 		t.Errorf("ignored %d, %v", n, err)
 	}
 	p.mustExec("UPDATE inbox_events SET processing_state = 'failed'")
-	if n, err := p.inbox.Ignore(t.Context(), consumer.Filter{Type: "*"}); n != 4 || err != nil {
+	if n, err := p.ignore(inboxops.Selection{Type: "*"}); n != 4 || err != nil {
 		t.Errorf("ignored %d, %v, want those without a payload, too", n, err)
 	}
 

@@ -58,21 +58,7 @@ var inboxStatements = map[string]struct {
 		[]string{"using inbox_events_waiting", "using inbox_events_one_of_its_key", "using inbox_events_failed_in_order"},
 	},
 	"adopt": {"text, text, int", adoptSQL, `'test', 'outbox', 1000`, pinned, []string{"using inbox_events_waiting", "Tid Scan on inbox_events"}},
-	"replay what failed": {
-		filterTypes, chooseForReview + replaySQL, `'test', 'outbox', 0, 0, 0, '', ARRAY['failed'], NULL, NULL, '', '', 1000, 10000, true`, pinned,
-		[]string{"using inbox_events_for_review", "Tid Scan on inbox_events"},
-	},
-	"replay by number": {
-		filterTypes, chooseByNumber + replaySQL, `'test', 'outbox', 0, 0, 0, '', ARRAY['succeeded'], NULL, NULL, '', '', 1000, 10000, true`, pinned,
-		[]string{"using inbox_events_inbox_id"},
-	},
-	"replay one": {
-		filterTypes, chooseByKey + replaySQL, `'test', 'outbox', 0, 0, 0, '', ARRAY['failed'], NULL, NULL, '1', '', 1000, 10000, true`, pinned,
-		[]string{"using inbox_events_pkey"},
-	},
 }
-
-const filterTypes = "text, text, bigint, bigint, bigint, text, text[], timestamptz, timestamptz, text, text, bigint, bigint, bool"
 
 // planned says how the plan of a statement comes about.
 type planned int

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 )
 
 // abandon leaves an event as a process leaves it that is killed at work.
@@ -196,7 +197,7 @@ func TestInboxGivesUpWhatKillsItsWorkers(t *testing.T) {
 			}
 			p.wantState("2", consumer.StatePending, 0)
 			// A replay begins to count anew.
-			if n, err := p.inbox.Replay(t.Context(), consumer.Filter{Key: "1"}); n != 1 || err != nil {
+			if n, err := p.replay(inboxops.Selection{Key: "1"}); n != 1 || err != nil {
 				t.Fatalf("replayed %d, %v", n, err)
 			}
 			p.awaitState("2", consumer.StateSucceeded)

@@ -25,7 +25,7 @@ import (
 // State is what has become of an event so far.
 type State string
 
-// The states of an event. Only an operator takes one out of the last three: see [Inbox.Replay] and [Inbox.Ignore].
+// The states of an event. Only an operator takes one out of the last three, with the command outbox-relay inbox.
 const (
 	StatePending    State = "pending"    // waits for a worker, for its next attempt, or for an earlier event of its ordering key
 	StateProcessing State = "processing" // a worker has it

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -356,7 +357,7 @@ func TestRouterInAnInbox(t *testing.T) {
 	consumer.HandleJSON(after, "invoice.*", 0, effects)
 	deployed := old.again(consumer.InboxConfig{Handle: after.Dispatch, PollInterval: never})
 	deployed.run()
-	if n, err := deployed.inbox.Replay(t.Context(), consumer.Filter{Type: "invoice.*", States: []consumer.State{consumer.StateIgnored}}); n != 2 || err != nil {
+	if n, err := deployed.replay(inboxops.Selection{Type: "invoice.*", States: []string{inboxops.Ignored}}); n != 2 || err != nil {
 		t.Errorf("replayed %d, %v", n, err)
 	}
 	for range 2 {

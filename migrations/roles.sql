@@ -1,4 +1,4 @@
--- Role templates: least privilege for producers, relays, receivers and readers. Not a migration: run it once, after the
+-- Role templates: least privilege for producers, relays, readers, receivers and their support. Not a migration: run it once, after the
 -- migrations, with the schema first on the search_path, and grant the roles to your login roles. Run it as a superuser, or as the
 -- owner of the tables, who must be allowed to create roles (CREATEROLE) unless these are there already:
 --
@@ -57,7 +57,7 @@ BEGIN
             USING HINT = format('Run this, as %s or a superuser: GRANT CREATE ON SCHEMA %I TO %s;', tables.schema_owner, schema, tables.owner);
     END IF;
 
-    FOREACH role IN ARRAY ARRAY ['outbox_producer', 'outbox_relay', 'outbox_reader', 'inbox_receiver'] LOOP
+    FOREACH role IN ARRAY ARRAY ['outbox_producer', 'outbox_relay', 'outbox_reader', 'inbox_receiver', 'inbox_support'] LOOP
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role) THEN
             IF NOT (SELECT rolcreaterole OR rolsuper FROM pg_roles WHERE rolname = current_user) THEN
                 RAISE EXCEPTION '% may not create the role %', current_user, role
@@ -126,6 +126,20 @@ BEGIN
         GRANT USAGE ON SEQUENCE inbox_id_seq TO inbox_receiver;
         GRANT SELECT, INSERT, UPDATE, DELETE ON inbox_freshness TO inbox_receiver;
         GRANT SELECT, INSERT, UPDATE ON inbox_forgotten TO inbox_receiver;
+        GRANT SELECT ON inbox_schema_version TO inbox_receiver, inbox_support;
+
+        -- Support looks at events, replays and ignores them (outbox-relay inbox), without their payloads and the headers of
+        -- their requests. It changes nothing but their state, and neither adds nor removes any.
+        GRANT SELECT (receiver, source, idempotency_key, event_type, event_version, related_reference, processing_state, received_at,
+                      processed_at, attempts, next_attempt_at, last_error, event_id, ordering_key, sequence, not_after, inbox_id,
+                      claim, claimed_by, claimed_at, interruptions)
+            ON inbox_events TO inbox_support;
+        GRANT UPDATE (processing_state, attempts, interruptions, processed_at, next_attempt_at) ON inbox_events TO inbox_support;
+        GRANT SELECT (receiver, source, idempotency_key, event_type, event_version, related_reference, processing_state, received_at,
+                      processed_at, last_error, event_id, not_after, response_status, destination)
+            ON processed_events TO inbox_support;
+        GRANT SELECT ON inbox_forgotten TO inbox_support;
+        GRANT EXECUTE ON FUNCTION inbox_has_payload(bigint) TO inbox_receiver, inbox_support;
     END IF;
     PERFORM pg_catalog.set_config('search_path', former, true);
 END

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/alecthomas/kong"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -43,6 +45,7 @@ const overview = `outbox-relay delivers the events that a service commits to its
   outbox-relay alert test                                send a test alert to every channel
   outbox-relay identity show | accept | discard-pending  after a move, or on a copy of the database: who may work here
   outbox-relay config check | show                       find every mistake; print what is in effect, and why
+  outbox-relay inbox status | list | show | replay | ignore | prune    the same for a receiver, at its own database
   outbox-relay version
 
 Everything can also stand in outbox-relay.yaml. More: outbox-relay <command> --help
@@ -65,6 +68,7 @@ type grammar struct {
 	Archive  archiveCmd  `cmd:"" help:"Archive, drop and prune by hand what relays do every night."`
 	Config   configCmd   `cmd:"" help:"Check or show the configuration."`
 	Identity identityCmd `cmd:"" help:"Compare this database with what relays were accepted on, and decide about a copy."`
+	Inbox    inboxCmd    `cmd:"" help:"Look at a receiver's events, work them again, ignore or forget them."`
 	Version  versionCmd  `cmd:"" help:"Show the version of this program."`
 }
 
@@ -107,6 +111,9 @@ func (m Main) command(ctx context.Context, aborted <-chan struct{}, args []strin
 	if len(args) == 0 {
 		fmt.Fprint(m.Stderr, overview, "\n")
 		return exitError{code: exitUsage, err: errors.New("no command given")}
+	}
+	if args[0] == "help" {
+		args = append(slices.Clone(args[1:]), "--help")
 	}
 	// Kong ends the process after --help; here it ends this function.
 	type helpShown struct{}
@@ -188,7 +195,7 @@ func (m Main) report(err error) int {
 	case errors.As(err, &exit):
 	case errors.Is(err, relay.ErrPooler):
 		exit.code = exitConfig
-	case errors.Is(err, relay.ErrSchema):
+	case errors.Is(err, relay.ErrSchema), errors.Is(err, inboxops.ErrSchema):
 		exit.code = exitSchema
 	case refused(err) != "":
 		exit.code, err = exitConfig, fmt.Errorf("%s: %w", refused(err), err)

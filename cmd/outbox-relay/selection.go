@@ -75,8 +75,13 @@ func parseMoment(flag, text string) (m moment, ok bool, err error) {
 	return m, true, nil
 }
 
-// bounds turns --since and --until into times. The database's clock decides: it dated the events.
-func (f timeFlags) bounds(ctx context.Context, ops *relay.Ops) (since, until time.Time, err error) {
+// A clock is the database's: it dated the events.
+type clock interface {
+	Now(ctx context.Context) (time.Time, error)
+}
+
+// bounds turns --since and --until into times.
+func (f timeFlags) bounds(ctx context.Context, database clock) (since, until time.Time, err error) {
 	from, hasFrom, err := parseMoment("since", f.Since)
 	if err != nil {
 		return since, until, err
@@ -85,7 +90,7 @@ func (f timeFlags) bounds(ctx context.Context, ops *relay.Ops) (since, until tim
 	if err != nil || !hasFrom && !hasTo {
 		return since, until, err
 	}
-	now, err := ops.Now(ctx)
+	now, err := database.Now(ctx)
 	if err != nil {
 		return since, until, err
 	}
@@ -119,8 +124,8 @@ func (f timeFlags) check() error {
 	return err
 }
 
-// eventIDs returns the named events, without duplicates.
-func (f selectionFlags) eventIDs(stdin io.Reader) (ids []int64, err error) {
+// eventIDs returns the ids that arguments name, without duplicates.
+func eventIDs(args []string, stdin io.Reader) (ids []int64, err error) {
 	seen := map[int64]bool{}
 	add := func(text, place string) error {
 		id, err := strconv.ParseInt(text, 10, 64)
@@ -132,18 +137,18 @@ func (f selectionFlags) eventIDs(stdin io.Reader) (ids []int64, err error) {
 			ids = append(ids, id)
 		}
 		if len(ids) > maxIDs {
-			return usagef("more than %d events were named; choose them by --type, --since or --reason", maxIDs)
+			return usagef("more than %d events were named; choose them by --type or --since", maxIDs)
 		}
 		return nil
 	}
-	for i, text := range f.IDs {
+	for i, text := range args {
 		if text != "-" {
 			if err := add(text, ""); err != nil {
 				return nil, err
 			}
 			continue
 		}
-		if i != 0 || len(f.IDs) > 1 {
+		if i != 0 || len(args) > 1 {
 			return nil, usagef("- reads all ids from standard input; name no others beside it")
 		}
 		lines := bufio.NewScanner(stdin)
@@ -188,7 +193,7 @@ func (f selectionFlags) selection(inv *invocation, statuses []string, parked boo
 	if s.Empty() && len(f.IDs) == 0 && f.Since == "" && f.Until == "" {
 		return s, usagef("nothing says which deliveries are meant; name events, or narrow it with --destination, --status, --type, --reason, --ordering-key, --since or --until")
 	}
-	s.EventIDs, err = f.eventIDs(inv.Stdin)
+	s.EventIDs, err = eventIDs(f.IDs, inv.Stdin)
 	return s, err
 }
 

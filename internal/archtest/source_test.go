@@ -182,7 +182,7 @@ func (s *source) isTest() bool { return strings.HasSuffix(s.path, "_test.go") }
 func (s *source) isMain() bool { return s.file.Name.Name == "main" }
 func (s *source) inCmd() bool  { return strings.HasPrefix(s.path, "cmd/") }
 func (s *source) isLibrary() bool {
-	return !s.isTest() && slices.Contains([]string{"outbox", "relay", "consumer", "consumer/breaker", "consumer/consumertest", "consumer/internal/handlerctx", "consumer/internal/redact"}, s.dir())
+	return !s.isTest() && slices.Contains([]string{"outbox", "relay", "consumer", "internal/inboxops", "consumer/breaker", "consumer/consumertest", "consumer/internal/handlerctx", "consumer/internal/redact"}, s.dir())
 }
 
 // at formats one violation.

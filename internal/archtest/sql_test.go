@@ -21,7 +21,7 @@ func isSQLFile(s *source) bool {
 		return s.base() == "enqueue.go" || strings.HasPrefix(s.base(), "enqueue_")
 	case "consumer":
 		return s.base() == "inbox.go" || strings.HasPrefix(s.base(), "inbox_")
-	case "relay":
+	case "relay", "internal/inboxops":
 		return s.base() == "store.go" || strings.HasPrefix(s.base(), "store_")
 	}
 	return false

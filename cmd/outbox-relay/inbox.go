@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+type inboxCmd struct {
+	Status inboxStatusCmd `cmd:"" help:"Show what waits, what failed, for how long."`
+	List   inboxListCmd   `cmd:"" help:"List events, the latest first; with --remembered those that the receiver remembers."`
+	Show   inboxShowCmd   `cmd:"" help:"Show one event, what is remembered of it, and why it waits."`
+	Replay inboxReplayCmd `cmd:"" help:"Work failed or ignored events again."`
+	Ignore inboxIgnoreCmd `cmd:"" help:"Give failed or pending events up."`
+	Prune  inboxPruneCmd  `cmd:"" help:"Forget what was finished long ago."`
+}
+
+func (inboxCmd) Help() string {
+	return `The receiver's side: these commands work at the database of a receiver (package consumer). They need its URL and nothing else:
+
+  export OUTBOX_DATABASE_URL=postgres://support@localhost:5432/shipping
+  outbox-relay inbox status
+  outbox-relay inbox list --state failed
+  outbox-relay inbox show 4711
+  outbox-relay inbox replay --state failed --type 'invoice.*'
+
+The role inbox_support of migrations/roles.sql is enough for all but prune, which needs inbox_receiver. None of them reads a
+payload or the headers of a request. An inbox id is the number that an event got when it was recorded; list shows it.`
+}
+
+// inboxFlags are those of every inbox command but prune.
+type inboxFlags struct {
+	databaseFlags
+	Receiver string `placeholder:"NAME" help:"Only this receiver (consumer.Config.Receiver)."`
+	Source   string `placeholder:"NAME" help:"Only this sender (consumer.Config.Source)."`
+}
+
+// inboxFilterFlags choose events by what stands in them.
+type inboxFilterFlags struct {
+	inboxFlags
+	Type        string `placeholder:"PATTERN" help:"Only events of these types; * stands for any characters."`
+	Key         string `placeholder:"KEY" help:"Only events with this idempotency key."`
+	OrderingKey string `placeholder:"KEY" help:"Only events with this ordering key."`
+	Reference   string `placeholder:"TEXT" help:"Only events with this related reference."`
+	From        int64  `placeholder:"ID" help:"Only inbox ids from this one on."`
+	To          int64  `placeholder:"ID" help:"Only inbox ids up to this one."`
+	Since       string `placeholder:"TIME" help:"Only events received since then: 2026-01-02T15:04:05Z, or 2h for two hours ago."`
+	Until       string `placeholder:"TIME" help:"Only events received before then."`
+}
+
+func (f inboxFilterFlags) times() timeFlags { return timeFlags{Since: f.Since, Until: f.Until} }
+
+// selection returns what was asked for, but for its times and ids.
+func (f inboxFilterFlags) selection(states []string) (inboxops.Selection, error) {
+	s := inboxops.Selection{
+		Receiver: f.Receiver, Source: f.Source, States: states, Type: f.Type, Key: f.Key, OrderingKey: f.OrderingKey,
+		RelatedReference: f.Reference, FromID: f.From, ToID: f.To,
+	}
+	switch {
+	case f.From < 0:
+		return s, usagef("--from: %d is not an inbox id; they begin at 1", f.From)
+	case f.To < 0:
+		return s, usagef("--to: %d is not an inbox id; they begin at 1", f.To)
+	case f.To != 0 && f.From > f.To:
+		return s, usagef("--from %d is above --to %d", f.From, f.To)
+	}
+	return s, f.times().check()
+}
+
+// describe repeats the selection in an audit line: every flag, but only the number of named events.
+func (f inboxFilterFlags) describe(s inboxops.Selection) string {
+	var parts []string
+	add := func(flag string, value any) {
+		if text := fmt.Sprint(value); text != "" && text != "0" {
+			parts = append(parts, "--"+flag+" "+shellWord(printable(text)))
+		}
+	}
+	if len(s.IDs) == 1 {
+		parts = append(parts, fmt.Sprintf("inbox id %d", s.IDs[0]))
+	} else if len(s.IDs) > 1 {
+		parts = append(parts, fmt.Sprintf("%d inbox ids", len(s.IDs)))
+	}
+	add("receiver", s.Receiver)
+	add("source", s.Source)
+	add("state", strings.Join(s.States, ","))
+	add("type", s.Type)
+	add("key", s.Key)
+	add("ordering-key", s.OrderingKey)
+	add("reference", s.RelatedReference)
+	add("from", f.From)
+	add("to", f.To)
+	add("since", f.Since)
+	add("until", f.Until)
+	add("limit", s.Limit)
+	return strings.Join(parts, " ")
+}
+
+// askInbox connects to a receiver's database, checks its schema and lets f ask its questions. role is the one that f needs.
+func (inv *invocation) askInbox(role string, f func(context.Context, *config, *inboxops.Ops) error) error {
+	c, err := inv.config("database")
+	if err != nil {
+		return err
+	}
+	pool, err := c.open(inv.ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	ops := inboxops.New(pool)
+	if err = ops.CheckSchema(inv.ctx); err == nil {
+		err = f(inv.ctx, c, ops)
+	}
+	if inboxops.LacksRight(err) {
+		return fmt.Errorf("%w; this login needs a role of migrations/roles.sql: GRANT %s TO %s", err, role, c.pool.ConnConfig.User)
+	}
+	return err
+}
+
+// Roles that the commands need.
+const (
+	supportRole = "inbox_support"
+	prunerRole  = "inbox_receiver"
+)
+
+type inboxStatusCmd struct {
+	inboxFlags
+	JSON bool `help:"Print JSON. Fields are added, never renamed or removed."`
+}
+
+func (inboxStatusCmd) Help() string {
+	return `Counts by index entries, at most 100,000 of a kind for each receiver and source: what succeeded is not counted. --json prints:
+
+  senders                [{receiver, source, pending, due, scheduled, waiting, processing, failed, ignored, at_least?, blocked_keys,
+                         lag_seconds, processing_seconds, remembers_since}]
+                         due, scheduled (tried again later) and waiting (behind an earlier event of the ordering key) are
+                         parts of pending; at_least: there are more, the counts are lower bounds; lag_seconds: for how long
+                         the oldest due event has been due; remembers_since: events created before it that are not known
+                         are refused, null: nothing was forgotten yet
+  inbox_rows_estimate    rows of inbox_events, as the database estimates; -1: it was never analysed
+  memory_rows_estimate   rows of processed_events`
+}
+
+func (cmd inboxStatusCmd) Run(inv *invocation) error {
+	return inv.askInbox(supportRole, func(ctx context.Context, _ *config, ops *inboxops.Ops) error {
+		status, err := ops.Status(ctx, cmd.Receiver, cmd.Source)
+		if err != nil {
+			return err
+		}
+		status.Senders = orEmpty(status.Senders)
+		return show(inv.Stdout, cmd.JSON, status, printInboxStatus)
+	})
+}
+
+func printInboxStatus(w io.Writer, s inboxops.Status) error {
+	if len(s.Senders) == 0 {
+		_, err := fmt.Fprintln(w, "No event was received here yet, or none of this receiver and source.")
+		return err
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(table, "RECEIVER\tSOURCE\tPENDING\tDUE\tSCHEDULED\tWAITING\tPROCESSING\tFAILED\tIGNORED\tLAG\tREMEMBERS SINCE\t")
+	for _, r := range s.Senders {
+		since := "the beginning"
+		if r.RemembersSince != nil {
+			since = r.RemembersSince.UTC().Format(time.RFC3339)
+		}
+		pending := fmt.Sprint(r.Pending)
+		if r.AtLeast {
+			pending = "≥ " + pending
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t\n", r.Receiver, r.Source, pending, r.Due, r.Scheduled, r.Waiting,
+			r.Processing, r.Failed, r.Ignored, age2text(r.LagSeconds), since)
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "\nRows, as the database estimates: %s in inbox_events, %s in processed_events.\n\n", estimate(s.InboxRows), estimate(s.MemoryRows))
+	_, err := fmt.Fprintln(w, strings.Join(inboxSteps(s), "\n"))
+	return err
+}
+
+func estimate(rows int64) string {
+	if rows < 0 {
+		return "an unknown number"
+	}
+	return fmt.Sprint(rows)
+}
+
+// inboxSteps says what to do about what the status shows.
+func inboxSteps(s inboxops.Status) (steps []string) {
+	add := func(format string, args ...any) { steps = append(steps, fmt.Sprintf(format, args...)) }
+	for _, r := range s.Senders {
+		who := fmt.Sprintf("--receiver %s --source %s", shellWord(r.Receiver), shellWord(r.Source))
+		if r.Failed > 0 {
+			blocked := ""
+			if r.BlockedKeys > 0 {
+				blocked = fmt.Sprintf("; %s behind them", waitingKeys(r.BlockedKeys))
+			}
+			add("%s of %q failed%s. See why: outbox-relay inbox list --state failed %s\n  Work again: outbox-relay inbox replay --state failed %[4]s",
+				relay.Plural(r.Failed, "event", "events"), r.Receiver, blocked, who)
+		}
+		if r.Ignored > 0 {
+			add("%s of %q ignored. See why: outbox-relay inbox list --state ignored %s", relay.Plural(r.Ignored, "event was", "events were"), r.Receiver, who)
+		}
+		if r.Due > 0 && r.LagSeconds > 60 {
+			add("The oldest due event of %q has been due for %s: its workers are too few, too slow, or not running.", r.Receiver, age2text(r.LagSeconds))
+		}
+	}
+	if len(steps) == 0 {
+		return []string{"All is well."}
+	}
+	return steps[:min(len(steps), maxSteps)]
+}

@@ -1,0 +1,258 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+)
+
+type inboxListCmd struct {
+	inboxFilterFlags
+	State      []string `enum:"pending,processing,succeeded,ignored,failed,recorded" placeholder:"STATE" help:"pending, processing, succeeded, ignored or failed; several with commas. With --remembered: succeeded, ignored or recorded (by an inbox). Default: any."`
+	Remembered bool     `help:"List what the receiver remembers (processed_events), also of events that no inbox has: in the order of receiver, source and key."`
+	Limit      int64    `default:"50" help:"How many at most."`
+	Before     int64    `placeholder:"ID" help:"Go on behind a list that ended with this inbox id."`
+	After      string   `placeholder:"PLACE" help:"With --remembered: go on behind a list that ended there, as it says."`
+	JSON       bool     `help:"Print JSON: {events, next}, or {remembered, next}; next is for --before or --after, absent at the end. Fields are added, never renamed or removed."`
+}
+
+func (cmd inboxListCmd) Run(inv *invocation) error {
+	s, err := cmd.selection(cmd.State)
+	switch {
+	case err != nil:
+		return err
+	case cmd.Limit < 1 || cmd.Limit > 10_000:
+		return usagef("--limit: %d is out of range; write 1 to 10000", cmd.Limit)
+	case cmd.Before < 0:
+		return usagef("--before: %d is not an inbox id; they begin at 1", cmd.Before)
+	case cmd.Remembered && (cmd.OrderingKey != "" || cmd.From != 0 || cmd.To != 0 || cmd.Before != 0):
+		return usagef("--remembered excludes --ordering-key, --from, --to and --before: only inboxes know them")
+	case cmd.After != "" && !cmd.Remembered:
+		return usagef("--after needs --remembered; a list of the inbox goes on with --before")
+	}
+	for _, state := range s.States {
+		switch {
+		case cmd.Remembered && !strings.Contains("succeeded ignored recorded", state):
+			return usagef("--state %s: events with --remembered are succeeded, ignored or recorded", state)
+		case !cmd.Remembered && state == inboxops.Recorded:
+			return usagef("--state recorded needs --remembered: it says that an inbox has the event")
+		}
+	}
+	after, err := parsePlace(cmd.After)
+	if err != nil {
+		return err
+	}
+	s.Limit = cmd.Limit
+	return inv.askInbox(supportRole, func(ctx context.Context, _ *config, ops *inboxops.Ops) error {
+		if s.Since, s.Until, err = cmd.times().bounds(ctx, ops); err != nil {
+			return err
+		}
+		if cmd.Remembered {
+			page, err := ops.Remembered(ctx, s, after)
+			if err != nil {
+				return err
+			}
+			return show(inv.Stdout, cmd.JSON, listedMemory{orEmpty(page.Remembered), placeOf(page.Next)}, printMemoryList)
+		}
+		if cmd.Before > 0 && (s.ToID == 0 || s.ToID >= cmd.Before) {
+			if s.ToID = cmd.Before - 1; s.ToID < max(s.FromID, 1) {
+				return show(inv.Stdout, cmd.JSON, listedInbox{Events: []inboxops.Event{}}, printInboxList)
+			}
+		}
+		page, err := ops.List(ctx, s)
+		if err != nil {
+			return err
+		}
+		return show(inv.Stdout, cmd.JSON, listedInbox{orEmpty(page.Events), page.Next}, printInboxList)
+	})
+}
+
+// listedInbox is what inbox list --json prints.
+type listedInbox struct {
+	Events []inboxops.Event `json:"events"`
+	Next   int64            `json:"next,omitempty,string"`
+}
+
+// listedMemory is what inbox list --remembered --json prints.
+type listedMemory struct {
+	Remembered []inboxops.Memory `json:"remembered"`
+	Next       string            `json:"next,omitempty"`
+}
+
+// placeOf names a place in the memory in one word: receiver/source/key, each escaped as in a URL.
+func placeOf(key *inboxops.MemoryKey) string {
+	if key == nil {
+		return ""
+	}
+	return url.PathEscape(key.Receiver) + "/" + url.PathEscape(key.Source) + "/" + url.PathEscape(key.IdempotencyKey)
+}
+
+func parsePlace(text string) (key inboxops.MemoryKey, err error) {
+	if text == "" {
+		return key, nil
+	}
+	parts := strings.Split(text, "/")
+	if len(parts) != 3 {
+		return key, usagef("--after: %s is not a place as a list shows it, such as shipping/finance/invoice-17", quote(text))
+	}
+	for i, into := range []*string{&key.Receiver, &key.Source, &key.IdempotencyKey} {
+		if *into, err = url.PathUnescape(parts[i]); err != nil {
+			return key, usagef("--after: %s is not a place as a list shows it: %v", quote(text), err)
+		}
+	}
+	return key, nil
+}
+
+func printInboxList(w io.Writer, list listedInbox) error {
+	if len(list.Events) == 0 {
+		_, err := fmt.Fprintln(w, "No event matches.")
+		return err
+	}
+	if err := printInboxEvents(w, list.Events); err != nil {
+		return err
+	}
+	if list.Next != 0 {
+		fmt.Fprintf(w, "\nThere are more: repeat the command with --before %d.\n", list.Next)
+	}
+	return nil
+}
+
+func printInboxEvents(w io.Writer, events []inboxops.Event) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "ID\tRECEIVER\tSOURCE\tTYPE\tKEY\tSTATE\tATTEMPTS\tRECEIVED\tNEXT OR LAST\tLAST ERROR")
+	for _, e := range events {
+		when := e.ProcessedAt
+		if e.State == inboxops.Pending {
+			when = e.NextAttemptAt
+		}
+		fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", e.InboxID, e.Receiver, e.Source, e.EventType, e.IdempotencyKey,
+			e.State, e.Attempts, e.ReceivedAt.UTC().Format(time.RFC3339), orNoTime(when), orBlank(e.LastError))
+	}
+	return table.Flush()
+}
+
+func orNoTime(at *time.Time) string {
+	if at == nil {
+		return "-"
+	}
+	return at.UTC().Format(time.RFC3339)
+}
+
+func printMemoryList(w io.Writer, list listedMemory) error {
+	if len(list.Remembered) == 0 {
+		_, err := fmt.Fprintln(w, "No event matches.")
+		return err
+	}
+	if err := printMemory(w, list.Remembered); err != nil {
+		return err
+	}
+	if list.Next != "" {
+		fmt.Fprintf(w, "\nThere are more: repeat the command with --after %s\n", shellWord(list.Next))
+	}
+	return nil
+}
+
+func printMemory(w io.Writer, list []inboxops.Memory) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "RECEIVER\tSOURCE\tKEY\tTYPE\tSTATE\tANSWER\tRECEIVED\tPROCESSED\tWHY")
+	for _, m := range list {
+		answer := "-"
+		if m.ResponseStatus != nil {
+			answer = fmt.Sprint(*m.ResponseStatus)
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", m.Receiver, m.Source, m.IdempotencyKey, m.EventType, m.State, answer,
+			m.ReceivedAt.UTC().Format(time.RFC3339), orNoTime(m.ProcessedAt), orBlank(m.LastError))
+	}
+	return table.Flush()
+}
+
+type inboxShowCmd struct {
+	inboxFlags
+	ID   int64  `arg:"" optional:"" name:"inbox-id" help:"The event's inbox id, as list shows it."`
+	Key  string `placeholder:"KEY" help:"Instead of an id: the idempotency key, also of an event that only a middleware has processed."`
+	JSON bool   `help:"Print JSON: {events, remembered, waits}. Fields are added, never renamed or removed."`
+}
+
+func (inboxShowCmd) Help() string {
+	return `Shows everything that is stored of an event but its payload and the headers of its request, which this command never
+reads.`
+}
+
+func (cmd inboxShowCmd) Run(inv *invocation) error {
+	switch {
+	case cmd.ID < 0:
+		return usagef("%d is not an inbox id; they begin at 1", cmd.ID)
+	case (cmd.ID == 0) == (cmd.Key == ""):
+		return usagef("name one event: by its inbox id, or by --key")
+	}
+	return inv.askInbox(supportRole, func(ctx context.Context, _ *config, ops *inboxops.Ops) error {
+		shown, err := ops.Show(ctx, cmd.ID, inboxops.Selection{Receiver: cmd.Receiver, Source: cmd.Source, Key: cmd.Key})
+		switch {
+		case err != nil:
+			return err
+		case len(shown.Events) == 0 && len(shown.Remembered) == 0 && cmd.ID != 0:
+			return fmt.Errorf("there is no event with inbox id %d: it was never recorded, or was pruned", cmd.ID)
+		case len(shown.Events) == 0 && len(shown.Remembered) == 0:
+			return fmt.Errorf("there is no event with key %s: it was never received, or was pruned", quote(cmd.Key))
+		}
+		shown.Events, shown.Remembered, shown.Waits = orEmpty(shown.Events), orEmpty(shown.Remembered), orEmpty(shown.Waits)
+		return show(inv.Stdout, cmd.JSON, shown, printInboxEvent)
+	})
+}
+
+func printInboxEvent(w io.Writer, shown inboxops.Shown) error {
+	for _, e := range shown.Events {
+		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		line := func(name, format string, args ...any) {
+			if text := fmt.Sprintf(format, args...); text != "" {
+				fmt.Fprintf(table, "%s\t%s\n", name, text)
+			}
+		}
+		line("inbox id", "%d", e.InboxID)
+		line("receiver", "%s", e.Receiver)
+		line("source", "%s", e.Source)
+		line("key", "%s", e.IdempotencyKey)
+		line("type", "%s, version %d", e.EventType, e.EventVersion)
+		line("state", "%s after %d attempts and %d interruptions in a row", e.State, e.Attempts, e.Interruptions)
+		line("received", "%s", e.ReceivedAt.UTC().Format(time.RFC3339))
+		line("processed", "%s", orNoTime(e.ProcessedAt))
+		line("next attempt", "%s", orNoTime(e.NextAttemptAt))
+		line("last error", "%s", orBlank(e.LastError))
+		line("ordering key", "%s", orBlank(e.OrderingKey))
+		line("reference", "%s", orBlank(e.RelatedReference))
+		if e.EventID != nil {
+			line("sender's id", "%d", *e.EventID)
+		}
+		line("sequence", "%d", e.Sequence)
+		line("not after", "%s", orNoTime(e.NotAfter))
+		line("claim", "%d", e.Claim)
+		line("claimed by", "%s", orBlank(e.ClaimedBy))
+		line("claimed at", "%s", orNoTime(e.ClaimedAt))
+		if err := table.Flush(); err != nil {
+			return err
+		}
+		fmt.Fprintln(w)
+	}
+	if len(shown.Waits) > 0 {
+		fmt.Fprintln(w, "Where it stands:")
+		for _, wait := range shown.Waits {
+			fmt.Fprintf(w, "  %d: %s\n", wait.InboxID, wait.Text)
+		}
+		fmt.Fprintln(w)
+	}
+	if len(shown.Remembered) > 0 {
+		fmt.Fprintln(w, "Remembered:")
+		if err := printMemory(w, shown.Remembered); err != nil {
+			return err
+		}
+		fmt.Fprintln(w)
+	}
+	_, err := fmt.Fprintln(w, "The payload and the headers of the request are not shown: this command never reads them.")
+	return err
+}

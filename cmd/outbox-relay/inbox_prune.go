@@ -1,0 +1,101 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+type inboxPruneCmd struct {
+	databaseFlags
+	Receiver  string `placeholder:"NAME" help:"Only what this receiver remembers (consumer.Config.Receiver)."`
+	OlderThan string `required:"" placeholder:"2160h" help:"How long an event is remembered after it was received and processed. At least 24h, and longer than senders may send one again."`
+	DryRun    bool   `help:"Only count what would be forgotten."`
+	Yes       bool   `short:"y" help:"Do not ask."`
+	JSON      bool   `help:"Print JSON: {dry_run, complete, removed, announced}. Fields are added, never renamed or removed."`
+}
+
+func (inboxPruneCmd) Help() string {
+	return `Forgets events that succeeded or were ignored, and were received and processed longer ago than --older-than; the same as
+consumer.Prune. Events that are pending, being worked or failed stay. A forgotten event that comes again is refused (422), never
+worked twice.
+
+An event goes in two runs: the first announces from when on everything is known, the next one removes, a minute later or more.
+
+It needs the role inbox_receiver. It works in short transactions with pauses in between; Ctrl-C ends it between two.`
+}
+
+// inboxPruneReport is what --json prints.
+type inboxPruneReport struct {
+	DryRun   bool `json:"dry_run"`
+	Complete bool `json:"complete"`
+	inboxops.Pruned
+}
+
+func (cmd inboxPruneCmd) Run(inv *invocation) error {
+	age, problem := parseDuration(cmd.OlderThan)
+	switch {
+	case problem != "":
+		return usagef("--older-than: %s", problem)
+	case age < 24*time.Hour:
+		return usagef("--older-than: %s is less than 24h: senders may send such an event again", cmd.OlderThan)
+	}
+	p := inboxops.Prune{Receiver: cmd.Receiver, OlderThan: age}
+	return inv.askInbox(prunerRole, func(ctx context.Context, c *config, ops *inboxops.Ops) error {
+		if !cmd.Yes || cmd.DryRun {
+			found, err := ops.PreviewPrune(ctx, p)
+			switch {
+			case err != nil:
+				return err
+			case cmd.DryRun:
+				return cmd.print(inv, inboxPruneReport{DryRun: true, Complete: true, Pruned: found})
+			}
+			what := fmt.Sprintf("forget %s now, and announce that %s forgotten next time", relay.Plural(found.Removed, "event", "events"),
+				relay.Plural(found.Announced, "event is", "events are"))
+			if err := inv.confirm(what, "nothing was forgotten"); err != nil {
+				return err
+			}
+		}
+		progress := func(inboxops.Pruned) {}
+		if isTerminal(inv.Stderr) {
+			progress = func(so inboxops.Pruned) { draw(inv.Stderr, fmt.Sprintf("%d forgotten", so.Removed), false) }
+		}
+		done, err := ops.Prune(ctx, p, progress)
+		if isTerminal(inv.Stderr) {
+			draw(inv.Stderr, "", false)
+		}
+		line := inv.audit(c, "inbox prune").Str("selection", cmd.describe()).Int64("done", done.Removed)
+		if err != nil {
+			line = line.Str("ended_by", oneLine(err.Error()))
+		}
+		line.Msg("audit")
+		if err != nil && done == (inboxops.Pruned{}) {
+			return err
+		}
+		// It says what was done, also when that is not all.
+		return errors.Join(cmd.print(inv, inboxPruneReport{Complete: err == nil, Pruned: done}), err)
+	})
+}
+
+func (cmd inboxPruneCmd) describe() string {
+	flags := inboxFilterFlags{}.describe(inboxops.Selection{Receiver: cmd.Receiver})
+	return strings.TrimSpace(flags + " --older-than " + cmd.OlderThan)
+}
+
+func (cmd inboxPruneCmd) print(inv *invocation, r inboxPruneReport) error {
+	return show(inv.Stdout, cmd.JSON, r, func(w io.Writer, r inboxPruneReport) error {
+		removed, announced := "Forgot", "announced"
+		if r.DryRun {
+			removed, announced = "Would forget", "would announce"
+		}
+		_, err := fmt.Fprintf(w, "%s %s; %s %s, for the next run.\n", removed, relay.Plural(r.Removed, "event", "events"), announced,
+			relay.Plural(r.Announced, "event", "events"))
+		return err
+	})
+}

@@ -1,0 +1,110 @@
+package inboxops
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// The states of an event in an inbox, and Recorded: that of an event in the memory whose state is in the inbox.
+const (
+	Pending    = "pending"
+	Processing = "processing"
+	Succeeded  = "succeeded"
+	Ignored    = "ignored"
+	Failed     = "failed"
+	Recorded   = "recorded"
+)
+
+// Ops answers what operators ask of a receiver, and does what they order. It is safe for concurrent use.
+type Ops struct {
+	pool *pgxpool.Pool
+}
+
+// New returns an Ops over pool, whose search_path must lead to the receiver's tables. The caller keeps the pool.
+func New(pool *pgxpool.Pool) *Ops { return &Ops{pool: pool} }
+
+// A Sender is one sender of one receiver: whose events they are, and who takes them.
+type Sender struct {
+	Receiver string `json:"receiver"`
+	Source   string `json:"source"`
+}
+
+// ErrSchema says that the database has no receiver's tables, or not those that this build works with.
+var ErrSchema = errors.New("schema mismatch")
+
+// SQLSTATEs.
+const (
+	undefinedTable        = "42P01"
+	insufficientPrivilege = "42501"
+	lockNotAvailable      = "55P03"
+	deadlockDetected      = "40P01"
+	serializationFailure  = "40001"
+)
+
+// CheckSchema returns an error that wraps [ErrSchema] and says what to do unless the database has the schema of the inbox that
+// this build knows.
+func (o *Ops) CheckSchema(ctx context.Context) error {
+	version, err := o.schemaVersion(ctx)
+	want := migrations.Inbox.Latest()
+	switch {
+	case hasCode(err, undefinedTable):
+		return fmt.Errorf("%w: there is no inbox schema here (version %d is needed); run: outbox-relay migrate up --set inbox", ErrSchema, want)
+	case err != nil:
+		return fmt.Errorf("read inbox schema version: %w", err)
+	case version < want:
+		return fmt.Errorf("%w: the database has inbox version %d, this build needs %d; run: outbox-relay migrate up --set inbox", ErrSchema, version, want)
+	case version > want:
+		return fmt.Errorf("%w: the database has inbox version %d, this build knows %d; run a newer outbox-relay", ErrSchema, version, want)
+	}
+	return nil
+}
+
+// LacksRight reports whether the database refused a statement because the login lacks a right.
+func LacksRight(err error) bool { return hasCode(err, insufficientPrivilege) }
+
+func hasCode(err error, codes ...string) bool {
+	var server *pgconn.PgError
+	if !errors.As(err, &server) {
+		return false
+	}
+	for _, code := range codes {
+		if server.Code == code {
+			return true
+		}
+	}
+	return false
+}
+
+// Now returns the time of the database, by which everything there is dated.
+func (o *Ops) Now(ctx context.Context) (now time.Time, err error) {
+	err = o.read(ctx, func(tx pgx.Tx) error { return databaseTime(ctx, tx, &now) })
+	return now, err
+}
+
+// read runs f in a transaction that only reads, with the settings of [pinSQL].
+func (o *Ops) read(ctx context.Context, f func(pgx.Tx) error) error {
+	return o.within(ctx, pgx.ReadOnly, f)
+}
+
+// write runs f in a transaction whose commit reaches the disk, with the settings of [pinSQL].
+func (o *Ops) write(ctx context.Context, f func(pgx.Tx) error) error {
+	return o.within(ctx, pgx.ReadWrite, f)
+}
+
+// READ COMMITTED whatever the database says: the lock of an ordering key means nothing to an older snapshot.
+func (o *Ops) within(ctx context.Context, access pgx.TxAccessMode, f func(pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, o.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: access}, func(tx pgx.Tx) error {
+		if err := pin(ctx, tx); err != nil {
+			return err
+		}
+		return f(tx)
+	})
+}

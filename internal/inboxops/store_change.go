@@ -1,0 +1,182 @@
+package inboxops
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Events are changed only as they were found: with the same claim, still in the same state. One that others hold locked is being
+// changed, and is left alone. Rows are named by inbox_id, not by ctid, which support may not read.
+const lockFound = `
+WITH found AS MATERIALIZED (
+    SELECT o.inbox_id
+    FROM unnest($1::bigint[], $2::bigint[], $3::text[]) AS f (inbox_id, claim, state)
+    CROSS JOIN LATERAL (
+        SELECT e.inbox_id FROM inbox_events e
+        WHERE e.inbox_id = f.inbox_id AND e.claim = f.claim AND e.processing_state || '' = f.state
+        LIMIT 1
+        FOR UPDATE SKIP LOCKED
+    ) o
+)`
+
+// replayEvents makes events pending. Those of an ordering key wait: release decides which of them is next.
+const replayEvents = lockFound + `, changed AS (
+    UPDATE inbox_events e
+    SET processing_state = 'pending', attempts = 0, interruptions = 0, processed_at = NULL,
+        next_attempt_at = CASE WHEN e.ordering_key IS NULL THEN now() END
+    WHERE e.inbox_id = ANY (ARRAY(SELECT inbox_id FROM found))
+    RETURNING e.receiver, e.source, e.ordering_key
+)` + countChanged
+
+// ignoreEvents sets events aside.
+const ignoreEvents = lockFound + `, changed AS (
+    UPDATE inbox_events e
+    SET processing_state = 'ignored', processed_at = clock_timestamp(), next_attempt_at = NULL
+    WHERE e.inbox_id = ANY (ARRAY(SELECT inbox_id FROM found))
+    RETURNING e.receiver, e.source, e.ordering_key
+)` + countChanged
+
+const countChanged = `
+SELECT receiver, source, coalesce(ordering_key, ''), count(*) FROM changed GROUP BY receiver, source, ordering_key`
+
+// changedKey counts the events of an ordering key that were changed; an empty key is none.
+type changedKey struct {
+	Receiver, Source, OrderingKey string
+	Events                        int64
+}
+
+// change runs one of the two statements in a transaction of its own.
+func (o *Ops) change(ctx context.Context, statement string, found []candidate) (changed []changedKey, err error) {
+	ids, claims, states := make([]int64, len(found)), make([]int64, len(found)), make([]string, len(found))
+	for i, c := range found {
+		ids[i], claims[i], states[i] = c.InboxID, c.Claim, c.State
+	}
+	err = o.write(ctx, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, statement, ids, claims, states)
+		if err != nil {
+			return err
+		}
+		changed, err = pgx.CollectRows(rows, pgx.RowToStructByPos[changedKey])
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("change events: %w", err)
+	}
+	return changed, nil
+}
+
+// lockOrder, giveWay and promote are the statements of the package consumer by those names (lockOrderSQL, giveWaySQL, promoteSQL):
+// recording, finishing and replaying events of one ordering key wait for each other. A test replays beside workers and
+// recorders, and fails when the lock is another one.
+const lockOrder = `
+SELECT pg_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text || E'\n' || $3::text, 478660552050 # 'inbox_events'::regclass::oid::bigint))`
+
+// giveWay makes the event of a key that is due, but not being worked, wait again when an earlier one waits: a replay, which
+// is to go first.
+const giveWay = `
+UPDATE inbox_events e
+SET next_attempt_at = NULL
+WHERE e.receiver = $1::text AND e.source = $2::text AND e.ordering_key = $3::text
+  AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL
+  AND EXISTS (SELECT FROM inbox_events w
+      WHERE w.receiver = $1::text AND w.source = $2::text AND w.ordering_key = $3::text
+        AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
+        AND (w.sequence, w.inbox_id) < (e.sequence, e.inbox_id))`
+
+// promote makes the first waiting event of a key due, unless another one of the key is due or being worked, or one that failed
+// stands before it. Where receivers let failed events be skipped, their workers promote it within half a minute.
+const promote = `
+UPDATE inbox_events e
+SET next_attempt_at = CASE WHEN e.claim = 0 THEN e.received_at ELSE now() END
+WHERE e.inbox_id = (
+    SELECT w.inbox_id
+    FROM inbox_events w
+    WHERE w.receiver = $1::text AND w.source = $2::text AND w.ordering_key = $3::text
+      AND w.processing_state = 'pending' AND w.next_attempt_at IS NULL
+    ORDER BY w.sequence, w.inbox_id
+    LIMIT 1
+  )
+  AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL
+  AND NOT EXISTS (SELECT FROM inbox_events g WHERE g.receiver = $1::text AND g.source = $2::text AND g.ordering_key = $3::text
+      AND (g.processing_state = 'processing' OR g.processing_state = 'pending' AND g.next_attempt_at IS NOT NULL))
+  AND NOT EXISTS (SELECT FROM inbox_events f WHERE f.receiver = $1::text AND f.source = $2::text AND f.ordering_key = $3::text
+      AND f.processing_state = 'failed' AND (f.sequence, f.inbox_id) < (e.sequence, e.inbox_id))`
+
+// releaseBatch is how many ordering keys one transaction releases: their recorders wait until it ends.
+const releaseBatch = 20
+
+// release makes the next event of each changed ordering key due. It returns how many keys it had to leave to the workers,
+// because others held their lock for too long.
+func (o *Ops) release(ctx context.Context, changed []changedKey) (left int64, err error) {
+	keys := slices.DeleteFunc(slices.Clone(changed), func(c changedKey) bool { return c.OrderingKey == "" })
+	// In one order, so that two operators do not wait for each other in a circle.
+	slices.SortFunc(keys, func(a, b changedKey) int {
+		return cmp.Or(cmp.Compare(a.Receiver, b.Receiver), cmp.Compare(a.Source, b.Source), cmp.Compare(a.OrderingKey, b.OrderingKey))
+	})
+	for batch := range slices.Chunk(keys, releaseBatch) {
+		if err = o.releaseKeys(ctx, batch); !isConflict(err) {
+			if err != nil {
+				return left, err
+			}
+			continue
+		}
+		for _, key := range batch { // one by one: a lock that is held keeps only its own key
+			if err := o.releaseKeys(ctx, []changedKey{key}); isConflict(err) {
+				left++
+			} else if err != nil {
+				return left, err
+			}
+		}
+	}
+	return left, nil
+}
+
+func isConflict(err error) bool {
+	return hasCode(err, lockNotAvailable, deadlockDetected, serializationFailure)
+}
+
+// releaseKeys releases ordering keys in one transaction. The statements of a key are three, so that each has a snapshot from after the
+// lock: after giveWay no event of the key can begin to be worked, and promote sees whether one began before.
+func (o *Ops) releaseKeys(ctx context.Context, keys []changedKey) error {
+	err := o.write(ctx, func(tx pgx.Tx) error {
+		batch := &pgx.Batch{}
+		for _, key := range keys {
+			for _, statement := range []string{lockOrder, giveWay, promote} {
+				batch.Queue(statement, key.Receiver, key.Source, key.OrderingKey)
+			}
+		}
+		return tx.SendBatch(ctx, batch).Close()
+	})
+	if err != nil {
+		return fmt.Errorf("release ordering keys: %w", err)
+	}
+	return nil
+}
+
+// notifyWorkers is notifySQL of the package consumer: a test has a worker that does not poll, and fails when its payload is another.
+const notifyWorkers = `SELECT pg_notify('inbox_wake', 'inbox_events'::regclass::oid::text || ' ' || $1::text || ' ' || $2::text)`
+
+// notify wakes the workers of the receivers whose events were changed. It runs in a transaction of its own, because sessions that notify
+// commit one after the other.
+func (o *Ops) notify(ctx context.Context, changed []changedKey) error {
+	told := map[Sender]bool{}
+	for _, c := range changed {
+		sender := Sender{c.Receiver, c.Source}
+		if told[sender] {
+			continue
+		}
+		told[sender] = true
+		err := o.write(ctx, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, notifyWorkers, sender.Receiver, sender.Source)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("notify workers, which find it by themselves when they poll: %w", err)
+		}
+	}
+	return nil
+}

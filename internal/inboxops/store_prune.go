@@ -1,0 +1,28 @@
+package inboxops
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// What may be removed the function decides itself.
+const pruneRange = `
+SELECT next_page, finished, removed, announced
+FROM inbox_prune(nullif($1::text, ''), $2::bigint, $3::integer, make_interval(secs => $4::float8), $5::boolean)`
+
+// prunedBatch is what one transaction did.
+type prunedBatch struct {
+	next               int64
+	finished           bool
+	removed, announced int64
+}
+
+// pruneBatch announces and removes in one range of pages.
+func (o *Ops) pruneBatch(ctx context.Context, p Prune, page int64, rehearsal bool) (b prunedBatch, err error) {
+	err = o.write(ctx, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, pruneRange, p.Receiver, page, prunePages, p.OlderThan.Seconds(), rehearsal).
+			Scan(&b.next, &b.finished, &b.removed, &b.announced)
+	})
+	return b, err
+}
