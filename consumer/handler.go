@@ -53,11 +53,11 @@ func scopeOf(ctx context.Context) *scope {
 	return &scope{}
 }
 
-// Tx returns the transaction in which a handler works behind [Middleware]; that of a [Handler] is its parameter. Whatever it writes commits or rolls back
-// together with the memory that the event was processed; what it writes by any other connection does not. Begin makes
-// savepoints as usual. Commit and Rollback return [ErrMiddlewareCommits], and so do statements that would do the same. Like
-// every pgx.Tx it is for one goroutine at a time, and it is closed when the handler returns; after a call of LargeObjects the
-// connection is closed with it.
+// Tx returns the transaction in which a handler works behind [Middleware]; that of a [Handler] is its parameter, and the same.
+// Whatever it writes commits or rolls back together with the memory that the event was processed; what it writes by any other
+// connection does not. Begin makes savepoints as usual. Commit and Rollback return [ErrMiddlewareCommits], and so do statements
+// that would do the same. Like every pgx.Tx it is for one goroutine at a time, and it is closed when the handler returns; after a
+// call of LargeObjects the connection is closed with it.
 //
 // It panics when ctx is not that of such a handler.
 func Tx(ctx context.Context) pgx.Tx {

@@ -51,7 +51,7 @@ func timedScheme(header http.Header, body []byte, now time.Time) (consumer.Event
 	if err := json.Unmarshal(body, &payload); err != nil {
 		return consumer.Event{}, err
 	}
-	return consumer.Event{Key: payload.ID, Type: payload.Type, CreatedAt: time.Unix(payload.Created, 0).UTC()}, nil
+	return consumer.Event{Key: payload.ID, Type: payload.Type, CreatedAt: time.Unix(payload.Created, 0).UTC(), Payload: []byte("not the body")}, nil
 }
 
 func timedSignature(at, body string) string {
@@ -85,6 +85,9 @@ func TestSchemeOfTheSendersOwn(t *testing.T) {
 		want := consumer.Event{Receiver: "test", Source: "bank", Key: "evt_1", Type: "charge.paid", Version: 1, CreatedAt: created, Foreign: true, Payload: []byte(body(1))}
 		if got := <-seen; !reflect.DeepEqual(got, want) {
 			t.Errorf("event %+v, want %+v", got, want)
+		}
+		if report := e.wantResult(consumer.ResultProcessed); report.Event.Key != "evt_1" || report.Event.Payload != nil {
+			t.Errorf("report %+v", report)
 		}
 		wantReplayed(t, e.do(e.payment(body(1), time.Now())), 201, "")
 		wantProblem(t, e.do(e.payment(body(2), time.Now())), 422, "key-reused")
