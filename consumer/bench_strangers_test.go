@@ -21,8 +21,8 @@ import (
 func BenchmarkStalledStrangers(b *testing.B) {
 	for name, forged := range map[string]bool{"unsigned": false, "forged": true} {
 		b.Run(name, func(b *testing.B) {
-			const strangers, events = 1000, 400
-			e := newEnv(b, flavours[0], consumer.Config{}, effect)
+			const strangers, events = 1000, 200
+			e := newEnv(b, flavours[0], consumer.Config{Observe: unheard}, effect)
 			sent := 0
 			p99 := func() time.Duration {
 				took := make([]time.Duration, events)
@@ -76,20 +76,20 @@ func memoryInUse() uint64 {
 	return m.HeapAlloc + m.StackInuse
 }
 
-// stallAs begins a request of 1 MiB and sends half of it, as far as it is read.
+// stallAs begins a request of 200 KB and sends half of it, as far as it is read.
 func stallAs(b *testing.B, e *env, forged bool) net.Conn {
 	conn, err := net.Dial("tcp", strings.TrimPrefix(e.url, "http://"))
 	if err != nil {
 		b.Fatal(err)
 	}
 	var head strings.Builder
-	fmt.Fprintf(&head, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n", 1<<20)
+	fmt.Fprintf(&head, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n", 200_000)
 	r := e.newRequest("stalled", "{}")
 	if !forged {
 		r.Header.Del(webhook.Signature)
 	}
 	_ = r.Header.Write(&head)
 	_ = conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-	_, _ = conn.Write([]byte(head.String() + "\r\n" + strings.Repeat("x", 1<<19)))
+	_, _ = conn.Write([]byte(head.String() + "\r\n" + strings.Repeat("x", 100_000)))
 	return conn
 }

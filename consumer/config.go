@@ -64,7 +64,7 @@ type Config struct {
 
 	// MaxUnverifiedBytes bounds the memory that bodies hold together before they have proven where they come from. Beyond it
 	// a request waits for the others, and is answered 503 at the end of BodyTimeout; one of up to 4 KiB never waits. Default
-	// 16 MiB, or twice MaxBodyBytes if that is more.
+	// 8 MiB, or twice MaxBodyBytes if that is more.
 	MaxUnverifiedBytes int64
 
 	// Isolation is the transaction's isolation level: sql.LevelDefault (the database's default), LevelReadCommitted,
@@ -154,7 +154,7 @@ func (c Config) complete() settings {
 	orDefault("Tolerance", &s.Tolerance, 5*time.Minute)
 	orDefault("MaxBodyBytes", &s.MaxBodyBytes, 1<<20)
 	orDefault("BodyTimeout", &s.BodyTimeout, 10*time.Second)
-	orDefault("MaxUnverifiedBytes", &s.MaxUnverifiedBytes, max(16<<20, 2*s.MaxBodyBytes))
+	orDefault("MaxUnverifiedBytes", &s.MaxUnverifiedBytes, max(8<<20, 2*s.MaxBodyBytes))
 	if s.MaxUnverifiedBytes < 2*s.MaxBodyBytes {
 		panic(fmt.Sprintf("consumer: Config.MaxUnverifiedBytes is %d, less than twice MaxBodyBytes (%d): the largest body could not be read", s.MaxUnverifiedBytes, s.MaxBodyBytes))
 	}
