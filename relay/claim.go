@@ -134,6 +134,7 @@ func (c *claimer) declareIdle(taking context.Context, now time.Time) (becameIdle
 	c.pace.declared(idle)
 	if idle {
 		c.idleAt = c.clock.now()
+		c.writers.becameIdle()
 	}
 	return idle, nil
 }
