@@ -29,7 +29,9 @@ type rest struct {
 }
 
 // after returns how long to rest after work that took so long.
-func (r rest) after(took time.Duration) time.Duration { return max(r.least, time.Duration(r.times)*took) }
+func (r rest) after(took time.Duration) time.Duration {
+	return max(r.least, time.Duration(r.times)*took)
+}
 
 // wanted reports whether it is time to claim.
 func (w *walk) wanted(now time.Time) bool { return !now.Before(w.due) }
