@@ -1,9 +1,11 @@
 package consumer_test
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -56,7 +58,7 @@ func BenchmarkStalledStrangers(b *testing.B) {
 					_ = conn.SetReadDeadline(time.Now().Add(patience))
 					for buffer := make([]byte, 4096); ; {
 						if _, err := conn.Read(buffer); err != nil {
-							if timeout, ok := err.(net.Error); ok && timeout.Timeout() {
+							if errors.Is(err, os.ErrDeadlineExceeded) {
 								left++
 							}
 							break
