@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 )
@@ -33,7 +32,7 @@ func (s *settings) readBody(w http.ResponseWriter, r *http.Request) (body []byte
 				return nil, held, receiverBusy()
 			}
 			held += more
-			body = slices.Grow(body, int(more))
+			body = append(make([]byte, 0, 2*cap(body)), body...) // no more than was taken, as slices.Grow might
 		}
 		n, err := from.Read(body[len(body):cap(body)])
 		body = body[:len(body)+n]

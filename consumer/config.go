@@ -66,7 +66,7 @@ type Config struct {
 
 	// MaxUnverifiedBytes bounds the memory that bodies hold together before they have proven where they come from. Beyond it
 	// a request waits for the others, and is answered 503 at the end of BodyTimeout; one of up to 4 KiB never waits. Default
-	// 16 MiB, or twice MaxBodyBytes if that is more.
+	// 8 MiB, or twice MaxBodyBytes if that is more.
 	MaxUnverifiedBytes int64
 
 	// Isolation is the transaction's isolation level: sql.LevelDefault (the database's default), LevelReadCommitted,
@@ -167,7 +167,7 @@ func (s *settings) completeLimits() error {
 	if err := cmp.Or(
 		orDefault("Tolerance", &s.Tolerance, 5*time.Minute),
 		orDefault("BodyTimeout", &s.BodyTimeout, 10*time.Second),
-		orDefault("MaxUnverifiedBytes", &s.MaxUnverifiedBytes, max(16<<20, 2*s.MaxBodyBytes)),
+		orDefault("MaxUnverifiedBytes", &s.MaxUnverifiedBytes, max(8<<20, 2*s.MaxBodyBytes)),
 		orDefault("HandlerTimeout", &s.HandlerTimeout, time.Minute),
 		orDefault("CommitTimeout", &s.CommitTimeout, 10*time.Second),
 		orDefault("SenderHorizon", &s.SenderHorizon, 0),

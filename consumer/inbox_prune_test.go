@@ -190,14 +190,17 @@ func TestPruneFindsEventsByTheirKeys(t *testing.T) {
 		if statistics == "fresh" {
 			e.mustExec(`VACUUM ANALYZE`)
 		}
-		if _, err := conn.Exec(t.Context(), `BEGIN`); err != nil {
+		// The server counts the reads of the last transactions too, until it has passed them on: at most once a second.
+		if _, err := conn.Exec(t.Context(), `BEGIN; CREATE TEMP TABLE noted ON COMMIT DROP AS SELECT * FROM pg_stat_xact_user_tables`); err != nil {
 			t.Fatal(err)
 		}
 		removed := run()
 		if removed == 0 {
 			t.Error("nothing is removed")
 		}
-		rows, err := conn.Query(t.Context(), `SELECT format('%s: %s sequential scans, %s rows', relname, seq_scan, idx_tup_fetch) FROM pg_stat_xact_user_tables
+		rows, err := conn.Query(t.Context(), `SELECT format('%s: %s sequential scans, %s rows', relname, seq_scan, idx_tup_fetch)
+			FROM (SELECT x.relname, x.seq_scan - n.seq_scan AS seq_scan, x.idx_tup_fetch - n.idx_tup_fetch AS idx_tup_fetch
+				FROM pg_stat_xact_user_tables x JOIN noted n USING (relid)) reads
 			WHERE relname IN ('processed_events', 'inbox_events') AND (seq_scan > 0 OR idx_tup_fetch > 4 * $1::int)`, removed)
 		if err != nil {
 			t.Fatal(err)

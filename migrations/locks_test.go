@@ -315,10 +315,10 @@ func TestMigratorsWaitForAProducer(t *testing.T) {
 // Autovacuum gives way to those who wait for a second, which a migration must not do. It is made to give way nevertheless.
 func TestAutovacuumGivesWay(t *testing.T) {
 	t.Parallel()
-	server := pgtest.Start(t, localpg.Options{Settings: map[string]string{"autovacuum_naptime": "1s"}})
+	server := pgtest.Start(t, localpg.Options{Settings: map[string]string{"autovacuum_naptime": "3s"}})
 	pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
 	db := open(t, server.DSN(""))
-	m, err := migrations.NewOver(db, migrations.Outbox, with(t, addColumn), migrations.Options{RetryFor: patience})
+	m, err := migrations.NewOver(db, migrations.Outbox, with(t, addColumn), migrations.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

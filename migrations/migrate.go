@@ -155,6 +155,8 @@ func (m *Migrator) run(ctx context.Context, source *goose.Source, up bool) (resu
 	}
 	start, tries := time.Now(), 0
 	var holders []Session
+	pauses := &pauses{BackOff: backoff.NewExponentialBackOff(backoff.WithInitialInterval(firstPause), backoff.WithMaxInterval(longestPause),
+		backoff.WithMaxElapsedTime(m.options.RetryFor))}
 	attempt := func() error {
 		tries++
 		locked := &LockedError{File: file, Tries: tries, Holders: holders} // those of the attempt before, unless this one sees any
@@ -169,19 +171,34 @@ func (m *Migrator) run(ctx context.Context, source *goose.Source, up bool) (resu
 		holders, locked.Waited, locked.Err = locked.Holders, time.Since(start), unwrapped(err)
 		m.options.OnWait(locked)
 		for _, holder := range holders {
-			if holder.Kind == autovacuum {
-				_ = m.session.interrupt(ctx, m.db, holder) // if that fails, the next attempts wait for its end
+			if holder.Kind == autovacuum && m.session.interrupt(ctx, m.db, holder) == nil { // else the next attempts wait for its end
+				pauses.skip = true
 			}
 		}
 		return locked
 	}
-	pauses := backoff.NewExponentialBackOff(backoff.WithInitialInterval(firstPause), backoff.WithMaxInterval(longestPause),
-		backoff.WithMaxElapsedTime(m.options.RetryFor))
 	err = backoff.Retry(attempt, backoff.WithContext(pauses, ctx))
 	if partial := new(goose.PartialError); errors.As(err, &partial) {
 		return nil, fmt.Errorf("%s: %w", file, partial.Err)
 	}
 	return result, err
+}
+
+// pauses are the times between attempts. There is none after autovacuum was interrupted: its next worker might lock the table
+// again before the attempt does.
+type pauses struct {
+	backoff.BackOff
+	skip bool // the next one
+}
+
+// NextBackOff returns how long to wait for the next attempt.
+func (p *pauses) NextBackOff() time.Duration {
+	next, skip := p.BackOff.NextBackOff(), p.skip
+	p.skip = false
+	if skip && next != backoff.Stop {
+		return 0
+	}
+	return next
 }
 
 // attempt runs one file once. Beside it, it looks who holds the locks that the file waits for: afterwards it would be

@@ -134,6 +134,7 @@ func (c *claimer) declareIdle(taking context.Context, now time.Time) (becameIdle
 	c.pace.declared(idle)
 	if idle {
 		c.idleAt = c.clock.now()
+		c.writers.becameIdle()
 	}
 	return idle, nil
 }
@@ -352,6 +353,8 @@ func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Dura
 	}
 	c.rememberFloors(claims, result)
 	n := 0
+	// A little less than the poll interval, so that a walk that comes with each safety tick does not miss every other one.
+	pause := rest{c.relay.cfg.PollInterval * 9 / 10, c.relay.restTimes}
 	for _, claim := range claims {
 		l := claim.lane
 		for _, s := range claim.request.scans {
@@ -367,7 +370,7 @@ func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Dura
 			if s.back {
 				l.lookedBack(read)
 			} else {
-				l.walks[s.class].advance(s.class, read, found[n], result.at, took, c.relay.cfg.PollInterval)
+				l.walks[s.class].advance(s.class, read, found[n], result.at, took, pause)
 			}
 			n++
 		}

@@ -14,6 +14,8 @@ import (
 func TestClassesShareALane(t *testing.T) {
 	t.Parallel()
 	const each = 600
+	const stayLive = `UPDATE outbox_delivery SET next_attempt_at = now() WHERE status = 'pending' AND claimed_by IS NULL
+		AND next_attempt_at < now() - interval '2 seconds' AND event_id IN (SELECT id FROM outbox WHERE idempotency_key LIKE 'live-%')`
 	db := newDatabase(t)
 	g := newGate(t)
 	var sender *lane
@@ -23,7 +25,10 @@ func TestClassesShareALane(t *testing.T) {
 			g.pass(r)
 		}
 		if answered++; answered <= each { // in which no class comes to its end
-			eventually(t, "something of each class", sender.allWait)
+			eventually(t, "something of each class", func() bool {
+				db.exec(stayLive) // or they would become backlog after liveWindow, which a busy machine needs for less
+				return sender.allWait()
+			})
 		}
 	})
 	d := to(rc.URL)
@@ -98,7 +103,7 @@ func TestReplaysDoNotSlowTheirKey(t *testing.T) {
 	r := prepared(t, cfg)
 	l := r.lane("default")
 	sender = l
-	l.rate.perSecond = 10_000 // so that all replays are claimed ahead
+	l.rate = throughput{perSecond: 10_000, since: time.Now().Add(time.Hour)} // which stays, so that all replays are claimed ahead
 	r.begin()
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'plug')`)
 	<-g.arrived

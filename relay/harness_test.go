@@ -174,6 +174,7 @@ func prepared(t testing.TB, cfg Config) *running {
 	cfg.Hooks = r.hooks(cfg.Hooks)
 	relay, err := New(cfg)
 	must(t, err)
+	relay.restTimes = 1 // not longer than patience, however slow the machine makes one look
 	r.Relay = relay
 	return r
 }

@@ -60,11 +60,17 @@ func TestIdleRelayStaysArmed(t *testing.T) {
 // sessionOf runs nothing of a relay but its session: what wakes up stays in the channel.
 func sessionOf(t testing.TB, cfg Config) *Relay {
 	t.Helper()
+	return sessionThrough(t, cfg, func(pool executor) executor { return pool })
+}
+
+// sessionThrough is sessionOf with something between the store and the pool, which the session sees from the beginning.
+func sessionThrough(t testing.TB, cfg Config, through func(executor) executor) *Relay {
+	t.Helper()
 	r, err := New(cfg)
 	must(t, err)
 	pool, err := pgxpool.NewWithConfig(t.Context(), r.poolConfig())
 	must(t, err)
-	r.pool, r.store, r.chores = pool, &store{pool: pool}, &store{pool: pool}
+	r.pool, r.store, r.chores = pool, &store{pool: through(pool)}, &store{pool: pool}
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { r.session.run(ctx) })

@@ -127,6 +127,54 @@ func TestLateCommitIsFoundWhenItsTransactionEnds(t *testing.T) {
 	}
 }
 
+// A producer that writes between the last look at open transactions and the declaration of idleness was told not to notify.
+// The relay, which will not look again for an hour, finds its event when it commits.
+func TestLateCommitBesidesTheDeclaration(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, nil)
+	r := sessionOf(t, db.config(to(rc.URL)))
+	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
+	c := &claimer{relay: r, pace: pace{poll: time.Hour, lastWork: time.Now()}}
+	turn := func() (wait time.Duration) {
+		wait, err := c.turn(t.Context())
+		must(t, err)
+		r.senders.Wait()
+		return wait
+	}
+	turn()
+	far := time.Now().Add(time.Hour)
+	if c.pace.idle || c.writers.next.IsZero() {
+		t.Fatal("not busy, or no look at open transactions")
+	}
+	c.writers.next = far
+
+	late, err := db.pool.Begin(t.Context())
+	must(t, err)
+	defer func() { _ = late.Rollback(context.WithoutCancel(t.Context())) }()
+	_, err = late.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'late')`)
+	must(t, err)
+	_, err = late.Exec(t.Context(), `UPDATE outbox_delivery SET next_attempt_at = next_attempt_at - interval '4 seconds'`) // beyond the overlap
+	must(t, err)
+	c.pace.lastWork = time.Time{}
+	turn()
+	if !c.pace.idle {
+		t.Fatal("not idle")
+	}
+	for id, w := range c.writers.open { // as long as that
+		c.writers.open[id] = writer{w.since.Add(-4 * time.Second), w.seen}
+	}
+	c.pace.interval, c.pace.nextLook = time.Hour, far
+	must(t, late.Commit(t.Context()))
+	eventually(t, "the late event", func() bool {
+		wait := turn()
+		return rc.total() == 1 || wait < 0 || wait > time.Second
+	})
+	if rc.total() != 1 {
+		t.Error("the relay idles, and nothing will wake it")
+	}
+}
+
 // BenchmarkLateCommit reports the longest time from a late commit to its receiver, for transactions that were open for 3 and 10
 // seconds (30, too, with -full), in an idle relay and beside 20 and 1,000 events a second.
 func BenchmarkLateCommit(b *testing.B) {

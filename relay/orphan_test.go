@@ -114,10 +114,12 @@ func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 	toA.Name, toB.Name = "a", "b"
 	cfg := db.config(toA, toB)
 	cfg.Lease = time.Hour
-	r := sessionOf(t, cfg)
+	lossy := &lossyExecutor{destination: "b"}
+	r := sessionThrough(t, cfg, func(pool executor) executor {
+		lossy.executor = pool
+		return lossy
+	})
 	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
-	lossy := &lossyExecutor{executor: r.store.pool, destination: "b"}
-	r.store = &store{pool: lossy}
 	db.insert(1, "key")
 	c := &claimer{relay: r, pace: pace{poll: time.Hour}, damaged: damaged{until: time.Now().Add(time.Hour)}}
 	for rc.total() < 2 {

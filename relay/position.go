@@ -18,16 +18,27 @@ type walk struct {
 }
 
 const (
-	walkShare = 100             // a walk rests this many times as long as it spent on finding nothing
+	restTimes = 100             // a walk rests this many times as long as it spent on finding nothing, the watcher as long as it looked
 	overlap   = 2 * time.Second // how far behind the newest delivery seen to look again: transactions commit out of order
 )
+
+// A rest is how long work beside delivering pauses.
+type rest struct {
+	least time.Duration
+	times int // as long as the work took, if that is longer
+}
+
+// after returns how long to rest after work that took so long.
+func (r rest) after(took time.Duration) time.Duration {
+	return max(r.least, time.Duration(r.times)*took)
+}
 
 // wanted reports whether it is time to claim.
 func (w *walk) wanted(now time.Time) bool { return !now.Before(w.due) }
 
 // advance moves past what a claim has looked at, at the database's time at. found is how many deliveries and ordering keys
-// the scan brought, took how long the claim lasted, poll the poll interval.
-func (w *walk) advance(class class, result scanResult, found int, at time.Time, took, poll time.Duration) {
+// the scan brought, took how long the claim lasted, pause how long the walk rests at its end.
+func (w *walk) advance(class class, result scanResult, found int, at time.Time, took time.Duration, pause rest) {
 	if class == live {
 		w.position, w.more = keyset{at: at}, result.more // everything that was due has been looked at
 		if result.more {
@@ -48,9 +59,7 @@ func (w *walk) advance(class class, result scanResult, found int, at time.Time, 
 	case w.again:
 		w.rest(time.Time{})
 	default:
-		// A little less than the poll interval, so that a walk that comes with each safety tick does not miss every
-		// other one.
-		w.rest(time.Now().Add(max(poll*9/10, walkShare*w.took)))
+		w.rest(time.Now().Add(pause.after(w.took)))
 	}
 }
 

@@ -35,6 +35,8 @@ type Relay struct {
 	lookout lookout
 	alone   solitude
 
+	restTimes int // see the constant; less in tests, where a busy machine would make the rests last for minutes
+
 	settlements chan settlement
 	recent      recentSettlements
 
@@ -75,6 +77,7 @@ func New(cfg Config) (*Relay, error) {
 		doubt:       make(chan struct{}, 1),
 		reloads:     reloads{done: make(chan struct{}, 1)},
 		settlements: make(chan settlement, settleBatch),
+		restTimes:   restTimes,
 	}
 	r.effective.Store(&cfg)
 	for _, d := range cfg.Destinations {

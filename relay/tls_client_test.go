@@ -154,7 +154,7 @@ func TestHandshakeThatNeverEnds(t *testing.T) {
 		}
 	})
 	d := destinationOf(strings.Replace(stall.url, "http:", "https:", 1), Wire{TLS: newAuthority(t).trusts()}, Egress{})
-	d.Timeout = 50 * time.Millisecond
+	d.Timeout = 3 * time.Second // in which the connection is made
 	v := exchangeWith(t, d)
 	if v.reason != ReasonTimeout || !strings.Contains(v.message, "TLS handshake timeout") {
 		t.Errorf("%s %q", v.reason, v.message)

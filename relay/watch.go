@@ -133,7 +133,7 @@ func (r *Relay) watch(ctx context.Context) {
 			r.databaseError("watch", err)
 		}
 		// However long a pinned horizon makes it: like sweeps, it may take a hundredth of the time.
-		wait = max(wait, 100*time.Since(began))
+		wait = rest{r.cfg.Watching.Interval, r.restTimes}.after(time.Since(began))
 	}
 }
 

@@ -15,6 +15,7 @@ type writers struct {
 	awaited map[string]bool
 	open    map[string]writer
 	next    time.Time // when to look again
+	owed    bool      // a look is owed to those who wrote just before the relay became idle
 }
 
 // A writer is an open transaction.
@@ -65,14 +66,21 @@ func (w *writers) observe(now, at time.Time, latest int64, open []string) (late 
 	if len(open) == 0 {
 		wait = writersEvery
 	}
-	w.next = now.Add(wait)
+	w.next, w.owed = now.Add(wait), false
 	return late
 }
+
+// becameIdle makes the next turn look: a transaction that wrote between the last look and the declaration announces nothing
+// when it commits, and would wait for a sweep.
+func (w *writers) becameIdle() { w.next, w.owed = time.Time{}, true }
+
+// pending reports whether the transactions that are known, or one look at all of them, need further looks of an idle relay.
+func (w *writers) pending() bool { return w.owed || len(w.open) > 0 }
 
 // wanted reports whether it is time to look. While the relay is idle producers announce what they commit, but those who began
 // before do not.
 func (w *writers) wanted(now time.Time, idle bool) bool {
-	return !now.Before(w.next) && (!idle || len(w.open) > 0)
+	return !now.Before(w.next) && (!idle || w.pending())
 }
 
 // observeWriters looks at the open transactions if it is time to, and makes claims look back to where one has committed late.
@@ -84,13 +92,11 @@ func (c *claimer) observeWriters(ctx context.Context, now time.Time) {
 		if err != nil {
 			c.relay.databaseError("look for open transactions", err)
 			w.next = now.Add(writersMost)
-			return
-		}
-		if late := w.observe(now, at, latest, open); !late.IsZero() {
+		} else if late := w.observe(now, at, latest, open); !late.IsZero() {
 			c.lookBack(late.Add(-writersMost))
 		}
 	}
-	if len(w.open) > 0 {
+	if w.pending() {
 		c.plan(w.next)
 	}
 }

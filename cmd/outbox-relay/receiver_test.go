@@ -63,6 +63,8 @@ func TestReceiverWhoseDependencyIsDown(t *testing.T) {
 		"OUTBOX_RETRY_SCHEDULE=100ms", "OUTBOX_BREAKER_PROBE_AFTER=50ms", "OUTBOX_BREAKER_PROBE_MAX=50ms",
 	}, "--poll-interval=1s")
 	until(t, db, "SELECT EXISTS (SELECT FROM outbox_destination WHERE destination = 'default' AND breaker <> 'closed')")
+	// The breaker is written before the outcomes of the attempts that opened it.
+	until(t, db, "SELECT sum(attempts) > 0 FROM outbox_delivery")
 	for range 5 { // probes of the relay that met the receiver's open breaker
 		receive(t, refused, s)
 	}
