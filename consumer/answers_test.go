@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"io"
 	"net/http"
+	"reflect"
 	"strconv"
 	"strings"
 	"testing"
@@ -261,8 +262,9 @@ func TestHandlerSeesTheVerifiedEventAndTheWholeBody(t *testing.T) {
 			CreatedAt: created, RelatedReference: "INV-1", OrderingKey: "customer 7", Sequence: 12, Attempt: 4,
 			DeliveryID: "d-1", NotAfter: until, Replay: true,
 			TraceParent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", TraceState: "vendor=1",
+			Payload: []byte(body),
 		}
-		if event != want || created.UnixMicro() != 1767323045678901 || until.Unix() != 4925675045 {
+		if !reflect.DeepEqual(event, want) || created.UnixMicro() != 1767323045678901 || until.Unix() != 4925675045 {
 			t.Errorf("event %+v\nwant  %+v", event, want)
 		}
 		if n := e.count(`SELECT count(*) FROM processed_events WHERE source = 'outbox' AND event_type = 'invoice.created'
@@ -316,10 +318,10 @@ func TestInvalidConfigPanics(t *testing.T) {
 				}
 			}()
 			if strings.HasPrefix(want, "MiddlewareSQL") {
-				consumer.MiddlewareSQL(nil, cfg)
+				consumer.MustMiddlewareSQL(nil, cfg)
 			}
 			var pool *pgxpool.Pool
-			consumer.Middleware(pool, cfg)
+			consumer.MustMiddleware(pool, cfg)
 		})
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
-	"github.com/outbox-relay/outbox-relay/consumer/internal/handlerctx"
 	"github.com/outbox-relay/outbox-relay/consumer/internal/redact"
 )
 
@@ -137,9 +136,7 @@ func (s *shift) endedItself(err error) error {
 func (s *shift) handle(wk *work) (err error) {
 	ctx, cancel := context.WithTimeoutCause(s.handling, s.HandlerTimeout, errTimeout)
 	defer cancel()
-	sc := &scope{event: wk.event, settings: s.settings}
-	wk.tx.attach(sc)
-	ctx = handlerctx.With(ctx, sc)
+	ctx = inScope(ctx, wk.event, wk.payload, wk.tx)
 
 	// In a goroutine of its own, so that a handler which ends its goroutine ends nothing else.
 	var running sync.WaitGroup
@@ -151,7 +148,7 @@ func (s *shift) handle(wk *work) (err error) {
 				err = &panicError{cause: cause, stack: debug.Stack()}
 			}
 		}()
-		returned := s.cfg.Handle(ctx, wk.event, wk.payload)
+		returned := s.cfg.Handle(ctx, Tx(ctx), EventFrom(ctx))
 		examine(returned)
 		err = returned
 	})

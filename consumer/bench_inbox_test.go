@@ -47,7 +47,7 @@ func BenchmarkInboxLatency(b *testing.B) {
 			if _, err := pool.Exec(b.Context(), latencySchema); err != nil {
 				b.Fatal(err)
 			}
-			in := consumer.NewInbox(pool, chaosConfig(workAsBidden("benchmark", true)))
+			in := consumer.MustNewInbox(pool, chaosConfig(workAsBidden("benchmark", true)))
 			if elsewhere {
 				ready := make(chan struct{})
 				begun := sync.OnceFunc(func() { close(ready) })
@@ -185,7 +185,7 @@ func BenchmarkInboxDrain(b *testing.B) {
 					stop()
 				}
 			}
-			in := consumer.NewInbox(pool, cfg)
+			in := consumer.MustNewInbox(pool, cfg)
 			pileUp(b, pool, cfg.Source, keys)
 			b.ResetTimer()
 			before := claims.n.Load()
@@ -218,7 +218,7 @@ func BenchmarkInboxWhileRecording(b *testing.B) {
 			worked.Add(1)
 		}
 	}
-	in := consumer.NewInbox(pool, cfg)
+	in := consumer.MustNewInbox(pool, cfg)
 	handler := in.Handler()
 	ctx, stop := context.WithCancel(b.Context())
 	var running sync.WaitGroup

@@ -39,7 +39,7 @@ func TestOpenBreakerAnswersAtOnce(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		var status atomic.Int64
 		status.Store(http.StatusBadGateway)
-		b := breaker.New(breaker.Config{Failures: 3, OpenFor: time.Hour})
+		b := breaker.MustNew(breaker.Config{Failures: 3, OpenFor: time.Hour})
 		e := newEnv(t, f, consumer.Config{Breaker: b}, answering(&status))
 		for i := range 3 {
 			if got := e.post(fmt.Sprint("k", i), "{}"); got.status != http.StatusBadGateway {
@@ -71,7 +71,7 @@ func TestOpenBreakerAnswersAtOnce(t *testing.T) {
 
 func TestDatabaseAwayOpensTheBreaker(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		b := breaker.New(breaker.Config{OpenFor: time.Hour})
+		b := breaker.MustNew(breaker.Config{OpenFor: time.Hour})
 		e := unreachable(t, f, consumer.Config{Breaker: b})
 		for range 5 {
 			wantProblem(t, e.post("k", "{}"), 503, "database-unavailable")
@@ -86,7 +86,7 @@ func TestBreakerClosesAgain(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		var status atomic.Int64
 		status.Store(http.StatusServiceUnavailable)
-		b := breaker.New(breaker.Config{Failures: 2, OpenFor: 1, OpenMax: 1, Successes: 2}) // the wait is over at once
+		b := breaker.MustNew(breaker.Config{Failures: 2, OpenFor: 1, OpenMax: 1, Successes: 2}) // the wait is over at once
 		e := newEnv(t, f, consumer.Config{Breaker: b}, answering(&status))
 		want := func(key string, code int, state breaker.State) {
 			t.Helper()

@@ -12,6 +12,8 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outbox-relay/outbox-relay/consumer"
 )
 
@@ -75,7 +77,7 @@ func recordOnly(p *player) { playInbox(p, false) }
 func recordAndWork(p *player) { playInbox(p, true) }
 
 // chaosConfig is the inbox of every process.
-func chaosConfig(handle consumer.EventHandler) consumer.InboxConfig {
+func chaosConfig(handle consumer.Handler[pgx.Tx]) consumer.InboxConfig {
 	return consumer.InboxConfig{
 		Config:   consumer.Config{Receiver: "test", Secrets: []string{secretText}, Logger: slog.New(slog.DiscardHandler)},
 		Handle:   handle,
@@ -86,9 +88,9 @@ func chaosConfig(handle consumer.EventHandler) consumer.InboxConfig {
 
 func playInbox(p *player, works bool) {
 	work := workAsBidden(os.Getenv(inboxLife), os.Getenv(inboxCalm) != "")
-	cfg := chaosConfig(func(ctx context.Context, event consumer.Event, payload []byte) error {
+	cfg := chaosConfig(func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 		note(entry{Op: opBegan, Key: event.Key})
-		return work(ctx, event, payload)
+		return work(ctx, tx, event)
 	})
 	cfg.Observe = func(_ context.Context, r consumer.Report) {
 		if !r.Inbox {
@@ -100,7 +102,7 @@ func playInbox(p *player, works bool) {
 		}
 		note(e)
 	}
-	in := consumer.NewInbox(p.pool(), cfg)
+	in := consumer.MustNewInbox(p.pool(), cfg)
 	listener, url := p.listen()
 	mux := http.NewServeMux()
 	mux.Handle("/", in.Handler())
@@ -125,10 +127,10 @@ func playInbox(p *player, works bool) {
 }
 
 // workAsBidden does to an event what its payload says, and fails one in fifty of the rest unless calm.
-func workAsBidden(life string, calm bool) consumer.EventHandler {
-	return func(ctx context.Context, event consumer.Event, payload []byte) error {
+func workAsBidden(life string, calm bool) consumer.Handler[pgx.Tx] {
+	return func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 		var b brought
-		if err := json.Unmarshal(payload, &b); err != nil {
+		if err := json.Unmarshal(event.Payload, &b); err != nil {
 			return consumer.Permanent(err)
 		}
 		if b.Bidding == toIgnore {

@@ -207,25 +207,20 @@ func TestHandlerThatEndsTheTransactionAndAnswers204(t *testing.T) {
 // if it were committed, every request would write it again.
 func TestWritesAfterTheTransactionWasExchanged(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
-			return func(w http.ResponseWriter, r *http.Request) {
-				mustNot(e, e.exec(r.Context(), unseen+r.Header.Get("Test-Statement")))
-				effect(e)(discardWriter{}, r)
-				switch r.Header.Get("Test-Answer") {
-				case "204":
-					w.WriteHeader(http.StatusNoContent)
-				case "ignore":
-					consumer.ErrorHandler(func(http.ResponseWriter, *http.Request) error { return consumer.Ignore("no concern") }).ServeHTTP(w, r)
-				default:
-					_, _ = w.Write([]byte("done"))
+		exchanging := func(answer http.HandlerFunc) func(e *env) http.HandlerFunc {
+			return func(e *env) http.HandlerFunc {
+				return func(w http.ResponseWriter, r *http.Request) {
+					mustNot(e, e.exec(r.Context(), unseen+r.Header.Get("Test-Statement")))
+					effect(e)(discardWriter{}, r)
+					answer(w, r)
 				}
 			}
-		})
-		for _, answer := range []string{"204", "200", "ignore"} {
+		}
+		for name, answer := range answers {
+			e := newAnswering(t, f, pgtest.New(t, migrations.Inbox), answer, exchanging)
 			for statement, rows := range map[string]int{"ROLLBACK AND CHAIN": 0, "COMMIT AND CHAIN": 1} {
-				key := statement + answer
-				got := e.do(e.newRequest(key, "{}", with("Test-Statement", statement), with("Test-Answer", answer)))
-				wantProblem(t, got, 500, "handler-ended-transaction")
+				key := statement + name
+				wantProblem(t, e.do(e.newRequest(key, "{}", with("Test-Statement", statement))), 500, "handler-ended-transaction")
 				e.wantResult(consumer.ResultCommitFailed)
 				e.wantRows(key, 0, rows)
 			}
@@ -346,7 +341,7 @@ func TestAnswerWaitsForTheDisk(t *testing.T) {
 // Rows that a handler forgot to close are its own mistake: nobody else is kept away for it.
 func TestRowsLeftOpenOpenNoBreaker(t *testing.T) {
 	t.Parallel()
-	b := breaker.New(breaker.Config{Failures: 1})
+	b := breaker.MustNew(breaker.Config{Failures: 1})
 	e := newEnv(t, flavours[0], consumer.Config{Breaker: b}, func(*env) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			rows, err := consumer.Tx(r.Context()).Query(r.Context(), "SELECT generate_series(1, 1000)")

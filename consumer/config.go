@@ -1,8 +1,10 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -112,72 +114,94 @@ type settings struct {
 	tables     *sync.Map // statements on the tables of events, by the table's oid
 }
 
-// complete fills in defaults. It panics on a Config that cannot work, so that a mistake shows at start and not when the
-// first event arrives.
-func (c Config) complete() settings {
-	s := settings{Config: c}
+// complete checks c and fills in defaults, so that a mistake shows at start and not when the first event arrives.
+func (c Config) complete() (*settings, error) {
+	s := &settings{Config: c}
 	for i, text := range c.Secrets {
 		secret, err := webhook.ParseSecret(text)
 		if err != nil {
-			panic(fmt.Sprintf("consumer: Config.Secrets[%d]: %v", i, err))
+			return nil, fmt.Errorf("consumer: Config.Secrets[%d]: %w", i, err)
 		}
 		s.secrets = append(s.secrets, secret)
 	}
 	s.Secrets = nil // from here on only in a form that cannot be printed
 	switch {
 	case c.Verify != nil && (len(s.secrets) > 0 || c.AllowUnsigned || c.AcceptForeign):
-		panic("consumer: Config has Verify beside Secrets, AllowUnsigned or AcceptForeign: they would be ignored; set Verify alone")
+		return nil, errors.New("consumer: Config has Verify beside Secrets, AllowUnsigned or AcceptForeign: they would be ignored; set Verify alone")
 	case c.Verify != nil:
 	case len(s.secrets) == 0 && !c.AllowUnsigned:
-		panic("consumer: Config.Secrets is empty: anyone could cause effects; set it, or Verify for a sender with signatures of its own, or AllowUnsigned on a trusted network")
+		return nil, errors.New("consumer: Config.Secrets is empty: anyone could cause effects; set it, or Verify for a sender with signatures of its own, or AllowUnsigned on a trusted network")
 	case len(s.secrets) > 0 && c.AllowUnsigned:
-		panic("consumer: Config has both Secrets and AllowUnsigned: the secrets would be ignored; set one of them")
+		return nil, errors.New("consumer: Config has both Secrets and AllowUnsigned: the secrets would be ignored; set one of them")
 	}
 	switch c.Isolation {
 	case sql.LevelDefault, sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable:
 	default:
-		panic(fmt.Sprintf("consumer: Config.Isolation: %v is not a level of PostgreSQL", c.Isolation))
+		return nil, fmt.Errorf("consumer: Config.Isolation: %v is not a level of PostgreSQL", c.Isolation)
 	}
 
 	switch {
 	case s.Receiver == "":
-		panic(`consumer: Config.Receiver is empty: name what receives, such as "shipping", differently from all others that share its database`)
+		return nil, errors.New(`consumer: Config.Receiver is empty: name what receives, such as "shipping", differently from all others that share its database`)
 	case !printable(s.Receiver):
-		panic(fmt.Sprintf("consumer: Config.Receiver: %q is not 1 to %d printable ASCII characters", s.Receiver, maxTextBytes))
+		return nil, fmt.Errorf("consumer: Config.Receiver: %q is not 1 to %d printable ASCII characters", s.Receiver, maxTextBytes)
 	}
 	if s.Source == "" {
 		s.Source = "outbox"
 	}
 	if !printable(s.Source) {
-		panic(fmt.Sprintf("consumer: Config.Source: %q is not 1 to %d printable ASCII characters", s.Source, maxTextBytes))
+		return nil, fmt.Errorf("consumer: Config.Source: %q is not 1 to %d printable ASCII characters", s.Source, maxTextBytes)
 	}
-	orDefault("Tolerance", &s.Tolerance, 5*time.Minute)
-	orDefault("MaxBodyBytes", &s.MaxBodyBytes, 1<<20)
-	orDefault("BodyTimeout", &s.BodyTimeout, 10*time.Second)
-	orDefault("MaxUnverifiedBytes", &s.MaxUnverifiedBytes, max(8<<20, 2*s.MaxBodyBytes))
+	if err := s.completeLimits(); err != nil {
+		return nil, err
+	}
+	s.tables = new(sync.Map)
+	return s, nil
+}
+
+// completeLimits checks durations and sizes and fills in their defaults.
+func (s *settings) completeLimits() error {
+	if err := orDefault("MaxBodyBytes", &s.MaxBodyBytes, 1<<20); err != nil {
+		return err
+	}
+	if err := cmp.Or(
+		orDefault("Tolerance", &s.Tolerance, 5*time.Minute),
+		orDefault("BodyTimeout", &s.BodyTimeout, 10*time.Second),
+		orDefault("MaxUnverifiedBytes", &s.MaxUnverifiedBytes, max(8<<20, 2*s.MaxBodyBytes)),
+		orDefault("HandlerTimeout", &s.HandlerTimeout, time.Minute),
+		orDefault("CommitTimeout", &s.CommitTimeout, 10*time.Second),
+		orDefault("SenderHorizon", &s.SenderHorizon, 0),
+	); err != nil {
+		return err
+	}
 	if s.MaxUnverifiedBytes < 2*s.MaxBodyBytes {
-		panic(fmt.Sprintf("consumer: Config.MaxUnverifiedBytes is %d, less than twice MaxBodyBytes (%d): the largest body could not be read", s.MaxUnverifiedBytes, s.MaxBodyBytes))
+		return fmt.Errorf("consumer: Config.MaxUnverifiedBytes is %d, less than twice MaxBodyBytes (%d): the largest body could not be read", s.MaxUnverifiedBytes, s.MaxBodyBytes)
 	}
 	s.unverified = newBudget(s.MaxUnverifiedBytes)
-	orDefault("HandlerTimeout", &s.HandlerTimeout, time.Minute)
-	orDefault("CommitTimeout", &s.CommitTimeout, 10*time.Second)
-	orDefault("SenderHorizon", &s.SenderHorizon, 0)
-	s.tables = new(sync.Map)
-	return s
+	return nil
 }
 
-func orDefault[T int | int64 | time.Duration](field string, value *T, byDefault T) {
-	defaultIn("Config", field, value, byDefault)
+func orDefault[T int | int64 | time.Duration](field string, value *T, byDefault T) error {
+	return defaultIn("Config", field, value, byDefault)
 }
 
-// defaultIn fills in a field of a configuration, by name, and panics when it is negative.
-func defaultIn[T int | int64 | time.Duration](config, field string, value *T, byDefault T) {
+// defaultIn fills in a field of a configuration. It fails, and names the field, when the value is negative.
+func defaultIn[T int | int64 | time.Duration](config, field string, value *T, byDefault T) error {
 	if *value < 0 {
-		panic(fmt.Sprintf("consumer: %s.%s is negative: %v", config, field, *value))
+		return fmt.Errorf("consumer: %s.%s is negative: %v", config, field, *value)
 	}
 	if *value == 0 {
 		*value = byDefault
 	}
+	return nil
+}
+
+// must returns value. It panics with the text of err, as the Must variants do, unless err is nil.
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err.Error())
+	}
+	return value
 }
 
 func (s *settings) logger() *slog.Logger {

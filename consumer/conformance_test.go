@@ -70,7 +70,7 @@ func TestMapStoreConformance(t *testing.T) {
 				store := newMapStore()
 				return storetest.Memory{
 					Middleware: func(cfg consumer.StoreConfig) func(http.Handler) http.Handler {
-						return consumer.MiddlewareStore(store, cfg)
+						return consumer.MustMiddlewareStore(store, cfg)
 					},
 					Stop:  func() { store.stop(!survives) },
 					Start: store.start,

@@ -16,20 +16,20 @@ import (
 // A payload that cannot be decoded is a [Permanent] error, and the handler does not run: invalid JSON, anything after the
 // value, a value that does not fit its field, and null where T has no null. The error names the field or the place and
 // never repeats a value, because it is stored, logged and answered.
-func HandleJSON[T any](r *Router, pattern string, version int, handle func(ctx context.Context, event Event, payload T) error) {
+func HandleJSON[T, Tx any](r *Router[Tx], pattern string, version int, handle func(ctx context.Context, tx Tx, event Event, payload T) error) {
 	if handle == nil {
 		r.Handle(pattern, version, nil) // panics with a message that names the pattern
 	}
 	acceptsNull := nullable(reflect.TypeFor[T]())
-	r.Handle(pattern, version, func(ctx context.Context, event Event, payload []byte) error {
-		if !acceptsNull && string(bytes.TrimSpace(payload)) == "null" {
+	r.Handle(pattern, version, func(ctx context.Context, tx Tx, event Event) error {
+		if !acceptsNull && string(bytes.TrimSpace(event.Payload)) == "null" {
 			return Permanent(errors.New("decode payload: the payload is null"))
 		}
 		var decoded T
-		if err := json.Unmarshal(payload, &decoded); err != nil {
+		if err := json.Unmarshal(event.Payload, &decoded); err != nil {
 			return Permanent(fmt.Errorf("decode payload: %w", withoutValues(err)))
 		}
-		return handle(ctx, event, decoded)
+		return handle(ctx, tx, event, decoded)
 	})
 }
 

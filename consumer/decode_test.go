@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // FuzzHandleJSON lets any payload come. The handler gets what package json makes of it, and no error repeats a value.
@@ -29,7 +31,7 @@ func FuzzHandleJSON(f *testing.F) {
 	}
 	var got invoice
 	router := NewRouter()
-	HandleJSON(router, "invoice", 0, func(_ context.Context, _ Event, decoded invoice) error {
+	HandleJSON(router, "invoice", 0, func(_ context.Context, _ pgx.Tx, _ Event, decoded invoice) error {
 		got = decoded
 		return nil
 	})
@@ -37,7 +39,7 @@ func FuzzHandleJSON(f *testing.F) {
 		var want invoice
 		errJSON := json.Unmarshal([]byte(payload), &want)
 		isNull := strings.Trim(payload, " \t\r\n") == "null"
-		err := router.Dispatch(t.Context(), Event{Type: "invoice"}, []byte(payload))
+		err := router.Dispatch(t.Context(), nil, Event{Type: "invoice", Payload: []byte(payload)})
 		if (err == nil) != (errJSON == nil && !isNull) || err == nil && !reflect.DeepEqual(want, got) {
 			t.Errorf("%q: %v; package json: %v", payload, err, errJSON)
 		}
@@ -47,7 +49,7 @@ func FuzzHandleJSON(f *testing.F) {
 		// A value planted where it does not fit must not come back.
 		planted, _ := json.Marshal(map[string]any{"amount": "canary" + payload, "lines": []any{map[string]any{"count": 47114711}}})
 		for _, p := range [][]byte{planted, append([]byte(`{"number":"canary"}`), payload...), []byte(`{"count":"canary","n":47114711.` + payload + `}`)} {
-			err := router.Dispatch(t.Context(), Event{Type: "invoice"}, p)
+			err := router.Dispatch(t.Context(), nil, Event{Type: "invoice", Payload: p})
 			if err != nil && (strings.Contains(err.Error(), "canary") || strings.Contains(err.Error(), "47114711")) {
 				t.Errorf("%q: the error repeats a value: %v", p, err)
 			}

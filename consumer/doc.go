@@ -1,18 +1,16 @@
 // Package consumer makes the effect of an event happen once, however often the event is POSTed.
 //
-// It is the receiving half of outbox-relay: a middleware for net/http that remembers processed events in the table
-// processed_events (migrations/inbox), in the same transaction as the handler's own writes:
+// It is the receiving half of outbox-relay: an http.Handler that remembers processed events in the table processed_events
+// (migrations/inbox), in the same transaction as your handler's own writes:
 //
-//	receive := consumer.Middleware(pool, consumer.Config{Receiver: "logistics", Secrets: []string{os.Getenv("FINANCE_SECRET")}, Source: "finance"})
-//	mux.Handle("POST /webhooks/finance", receive(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-//		event := consumer.EventFrom(r.Context()) // verified: key, type, version, …
-//		tx := consumer.Tx(r.Context())           // write through this, and only this
-//		if _, err := tx.Exec(r.Context(), "INSERT INTO shipment (invoice) VALUES ($1)", event.RelatedReference); err != nil {
-//			http.Error(w, "cannot record the shipment", http.StatusInternalServerError) // rolls back; the relay retries
-//			return
-//		}
-//		w.WriteHeader(http.StatusNoContent) // commits
-//	})))
+//	cfg := consumer.Config{Receiver: "logistics", Secrets: []string{os.Getenv("FINANCE_SECRET")}, Source: "finance"}
+//	receive, err := consumer.New(pool, cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+//		_, err := tx.Exec(ctx, "INSERT INTO shipment (invoice) VALUES ($1)", event.RelatedReference) // through tx, and only tx
+//		return err // nil commits; an error rolls back, and the relay retries
+//	})
+//	mux.Handle("POST /webhooks/finance", receive)
+//
+// [NewSQL] is the same for database/sql. [Middleware] is for handlers of net/http that answer by themselves.
 //
 // # The way of a request
 //
@@ -28,8 +26,10 @@
 // # What the sender is answered
 //
 //	case                                             answer
-//	first time, the handler answers 2xx              that response, after the commit; its status is stored for duplicates
-//	first time, the handler answers anything else    that response, after the rollback
+//	first time, the handler returns nil              204, after the commit; behind Middleware what it answers, if that is 2xx. The
+//	                                                 status is stored for duplicates
+//	first time, the handler returns an error         by the table of New, after the rollback; behind Middleware what it answers
+//	behind Middleware, the handler answers nothing   500, after the rollback: an error may be behind it
 //	duplicate                                        the stored status with Idempotency-Replayed: true and no body, or 200 if Once has
 //	                                                 recorded the event; the handler does not run
 //	another request with the key is in flight        409, Retry-After: 1; at once, without waiting for it
@@ -64,32 +64,31 @@
 //
 // # What the handler owes
 //
-//   - It writes through [Tx] ([TxSQL] behind [MiddlewareSQL]). A write through another connection commits on its own, and
-//     so does an e-mail: give it to an outbox, in the same transaction.
-//   - It does not commit or roll back: the status does. Savepoints are its own.
+//   - It writes through its transaction. A write through another connection commits on its own, and so does an e-mail: give it
+//     to an outbox, in the same transaction.
+//   - It does not commit or roll back: what it returns does. Savepoints are its own.
 //   - It leaves the event's row in processed_events; what is personal in it may be set to NULL. To delete the row is an error of
 //     that statement.
 //   - It may set search_path, or a role that it puts back. What of them, and of session locks, it leaves behind on the connection
 //     reaches no other event.
-//   - It does not drop the error of a statement. PostgreSQL commits nothing after one, so a 2xx after it becomes a 500. For
+//   - It does not drop the error of a statement. PostgreSQL commits nothing after one, so nil after it becomes a 500. For
 //     a statement that may fail, take a savepoint: [pgx.BeginFunc] on the transaction.
-//   - It does not mind the client's absence. r.Context() ends when the client hangs up, as always; a handler that is past
+//   - It does not mind the client's absence. Its context ends when the client hangs up, as always; a handler that is past
 //     its last statement commits all the same. One that should not stop half-way when a relay's timeout is shorter than
-//     its work uses context.WithoutCancel(r.Context()): the retry gets 409 until it is done, then its status.
+//     its work uses context.WithoutCancel: the retry gets 409 until it is done, then its status.
 //
-// # Handlers that return errors
+// # What a handler returns
 //
-// [ErrorHandler] makes a handler of a function that returns an error, and [Router] calls one function for each type and
-// version of events; [HandleJSON] decodes the payload for it. What the error says decides: [Permanent], [RetryAfter] and
-// [Ignore] mark it, any other is tried again. Errors reach tables, logs and answers with credentials masked; what else must
-// stay private [Config].Redact removes.
+// [Permanent], [RetryAfter] and [Ignore] mark an error, any other is tried again. Errors reach tables, logs and answers with
+// credentials masked; what else must stay private [Config].Redact removes. [Router] calls one function for each type and
+// version of events; [HandleJSON] decodes the payload for it.
 //
 //	router := consumer.NewRouter()
-//	consumer.HandleJSON(router, "invoice.created", 1, func(ctx context.Context, event consumer.Event, invoice Invoice) error {
-//		_, err := consumer.Tx(ctx).Exec(ctx, "INSERT INTO shipment (invoice) VALUES ($1)", invoice.Number)
+//	consumer.HandleJSON(router, "invoice.created", 1, func(ctx context.Context, tx pgx.Tx, event consumer.Event, invoice Invoice) error {
+//		_, err := tx.Exec(ctx, "INSERT INTO shipment (invoice) VALUES ($1)", invoice.Number)
 //		return err
 //	})
-//	mux.Handle("POST /webhooks/finance", receive(router))
+//	receive, err := consumer.New(pool, cfg, router.Dispatch)
 //
 // # Events that come late
 //
@@ -102,7 +101,7 @@
 // succeeds. A relay then holds the events of this destination at no cost in attempts. [DependencyDown] and the statuses 502,
 // 503 and 504 are how a handler tells.
 //
-//	receive := consumer.Middleware(pool, consumer.Config{Receiver: "logistics", Secrets: secrets, Breaker: breaker.New(breaker.Config{})})
+//	cfg := consumer.Config{Receiver: "logistics", Secrets: secrets, Breaker: breaker.MustNew(breaker.Config{})}
 //
 // # Record now, work later
 //
@@ -111,9 +110,9 @@
 // transaction of its own that commits the handler's writes together with the event's state. The sender waits for one
 // statement, whatever the work costs.
 //
-//	inbox := consumer.NewInbox(pool, consumer.InboxConfig{Config: config, Handle: router.Dispatch})
+//	inbox, err := consumer.NewInbox(pool, consumer.InboxConfig{Config: cfg, Handle: router.Dispatch})
 //	mux.Handle("POST /webhooks/finance", inbox.Handler())
-//	err := inbox.Run(ctx) // until ctx ends
+//	err = inbox.Run(ctx) // until ctx ends
 //
 //	pending ─▶ processing ─▶ succeeded   the handler returned nil
 //	   ▲           │    ├──▶ ignored     it returned Ignore, or knows no such type

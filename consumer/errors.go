@@ -1,7 +1,6 @@
 package consumer
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -10,16 +9,7 @@ import (
 // ErrMiddlewareCommits is what Commit and Rollback of a handler's transaction return, and what comes of a statement that
 // begins with COMMIT, ROLLBACK (but not TO a savepoint), BEGIN or another word that ends a transaction or begins one: this
 // package ends it, after the handler. After a call of Rollback, or such a ROLLBACK, it rolls back whatever the handler answers.
-var ErrMiddlewareCommits = errors.New("consumer: the middleware commits: answer 2xx to commit, anything else to roll back")
-
-// An EventHandler works one event. Its writes through [Tx] (or [TxSQL]) commit together with the memory that the event was
-// processed when it returns nil, and are rolled back when it returns an error. What the error says decides what happens
-// next: after one of [Permanent] nobody tries again, after one of [RetryAfter] not before the time it names, and after any
-// other error on the usual schedule ([DependencyDown] among them); an error of [Ignore] commits. The outermost of these marks
-// counts.
-//
-// payload is the request's body, byte for byte; it must not be changed. A handler is called concurrently.
-type EventHandler func(ctx context.Context, event Event, payload []byte) error
+var ErrMiddlewareCommits = errors.New("consumer: the transaction ends after the handler: return nil, or answer 2xx, to commit, and anything else to roll back")
 
 // Permanent marks an error that no repetition will mend: a payload that cannot be read, a reference to nothing. The
 // middleware answers 422, on which a relay fails the delivery and alerts; an inbox marks the event failed. A nil err stays
@@ -118,6 +108,9 @@ var ErrLeaseLost = errors.New("consumer: the lease ended and another request too
 
 // errNotRemembered: the handler's effect has happened, and no transaction takes it back.
 var errNotRemembered = errors.New("the handler's effect has happened, but the store may not remember it: it happens again when the event is sent again")
+
+// errNoAnswer: frameworks whose handlers return errors write the answer to an error after the middleware has returned.
+var errNoAnswer = errors.New("the handler returned without an answer: write a status, 2xx to commit")
 
 // Outcomes of a transaction that are not errors of the database.
 var (

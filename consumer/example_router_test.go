@@ -5,9 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/http/httptest"
-	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 )
@@ -22,18 +22,18 @@ func ExampleRouter() {
 		Total  string `json:"total"`
 	}
 	router := consumer.NewRouter()
-	consumer.HandleJSON(router, "invoice.created", 0, func(ctx context.Context, event consumer.Event, invoice Invoice) error {
+	consumer.HandleJSON(router, "invoice.created", 0, func(ctx context.Context, tx pgx.Tx, _ consumer.Event, invoice Invoice) error {
 		if invoice.Number == "" {
 			return consumer.Permanent(errors.New("the invoice has no number")) // the relay fails it and alerts
 		}
-		_, err := consumer.Tx(ctx).Exec(ctx, "INSERT INTO shipment (invoice) VALUES ($1)", invoice.Number)
+		_, err := tx.Exec(ctx, "INSERT INTO shipment (invoice) VALUES ($1)", invoice.Number)
 		return err // rolls back, and the relay tries again; nil commits
 	})
-	router.Handle("invoice.*", 0, func(_ context.Context, event consumer.Event, _ []byte) error {
+	router.Handle("invoice.*", 0, func(_ context.Context, _ pgx.Tx, event consumer.Event) error {
 		return consumer.Ignore("no shipment depends on " + event.Type) // commits, for somebody to review
 	})
 
-	server := httptest.NewServer(consumer.Middleware(pool, consumer.Config{Receiver: "logistics", Secrets: []string{exampleSecret}})(router))
+	server := httptest.NewServer(consumer.MustNew(pool, consumer.Config{Receiver: "logistics", Secrets: []string{exampleSecret}}, router.Dispatch))
 	defer server.Close()
 	fmt.Println(exampleDelivery(server.URL, "invoice-7/created", `{"number":"INV-7","total":"19.90"}`).Status)
 	fmt.Println(exampleDelivery(server.URL, "invoice-8/created", `{"total":"19.90"}`).Status)
@@ -48,44 +48,29 @@ func ExampleRouter() {
 // Foreign senders put the type into the payload, which their signature covers. A second router takes it from there.
 func ExampleRouter_Fallback() {
 	types := consumer.NewRouter()
-	types.Handle("charge.succeeded", 0, func(_ context.Context, event consumer.Event, _ []byte) error {
+	types.Handle("charge.succeeded", 0, func(_ context.Context, _ pgx.Tx, event consumer.Event) error {
 		fmt.Println("book", event.Key)
 		return nil
 	})
 	router := consumer.NewRouter()
-	router.Fallback(func(ctx context.Context, event consumer.Event, payload []byte) error {
+	router.Fallback(func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 		var envelope struct {
 			Type string `json:"type"`
 		}
-		if err := json.Unmarshal(payload, &envelope); err != nil {
+		if err := json.Unmarshal(event.Payload, &envelope); err != nil {
 			return consumer.Permanent(errors.New("the payload is not JSON"))
 		}
 		event.Type = envelope.Type
-		return types.Dispatch(ctx, event, payload)
+		return types.Dispatch(ctx, tx, event)
 	})
 
-	event := consumer.Event{Key: "msg_1", Version: 1, Foreign: true}
-	fmt.Println(router.Dispatch(context.Background(), event, []byte(`{"type":"charge.succeeded"}`)))
-	fmt.Println(router.Dispatch(context.Background(), event, []byte(`{"type":"charge.refunded"}`)))
+	for _, payload := range []string{`{"type":"charge.succeeded"}`, `{"type":"charge.refunded"}`} {
+		event := consumer.Event{Key: "msg_1", Version: 1, Foreign: true, Payload: []byte(payload)}
+		fmt.Println(router.Dispatch(context.Background(), nil, event))
+	}
 
 	// Output:
 	// book msg_1
 	// <nil>
 	// no handler for charge.refunded version 1
-}
-
-// A handler that needs the response as well as errors.
-func ExampleErrorHandler() {
-	handler := consumer.ErrorHandler(func(w http.ResponseWriter, r *http.Request) error {
-		if r.ContentLength == 0 {
-			return consumer.RetryAfter(errors.New("the warehouse is closed"), 90*time.Second)
-		}
-		fmt.Fprintln(w, "accepted")
-		return nil
-	})
-	answer := httptest.NewRecorder()
-	handler.ServeHTTP(answer, httptest.NewRequest(http.MethodPost, "/", http.NoBody))
-	fmt.Println(answer.Code, answer.Header().Get("Retry-After"))
-
-	// Output: 503 90
 }

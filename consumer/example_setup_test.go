@@ -37,8 +37,8 @@ func exampleDatabase(table string) (pool *pgxpool.Pool, stop func()) {
 
 // exampleDelivery is what a relay does.
 func exampleDelivery(url, key, payload string) *http.Response {
-	event := consumer.Event{Key: key, Type: "invoice.created", RelatedReference: "INV-7"}
-	r, err := consumertest.NewRequest(context.Background(), url, event, []byte(payload), exampleSecret)
+	event := consumer.Event{Key: key, Type: "invoice.created", RelatedReference: "INV-7", Payload: []byte(payload)}
+	r, err := consumertest.NewRequest(context.Background(), url, event, exampleSecret)
 	must(err)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	response, err := client.Do(r)

@@ -1,9 +1,12 @@
 package consumer_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 )
@@ -14,22 +17,22 @@ func Example() {
 	pool, stop := exampleDatabase("CREATE TABLE shipment (invoice text)") // your *pgxpool.Pool
 	defer stop()
 
-	receive := consumer.Middleware(pool, consumer.Config{
+	cfg := consumer.Config{
 		Receiver: "logistics",
 		Secrets:  []string{exampleSecret}, // shared with the relay; from your environment
 		Source:   "finance",
-	})
-	mux := http.NewServeMux()
-	mux.Handle("POST /webhooks/finance", receive(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		event, tx := consumer.EventFrom(r.Context()), consumer.Tx(r.Context())
+	}
+	receive, err := consumer.New(pool, cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 		fmt.Println("handling", event.Type, event.Key)
-		_, err := tx.Exec(r.Context(), "INSERT INTO shipment (invoice) VALUES ($1)", event.RelatedReference)
-		if err != nil {
-			http.Error(w, "cannot record the shipment", http.StatusInternalServerError) // rolls back; the relay retries
-			return
-		}
-		w.WriteHeader(http.StatusNoContent) // commits
-	})))
+		_, err := tx.Exec(ctx, "INSERT INTO shipment (invoice) VALUES ($1)", event.RelatedReference)
+		return err // an error rolls back, and the relay retries; nil commits
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	mux := http.NewServeMux()
+	mux.Handle("POST /webhooks/finance", receive)
 	server := httptest.NewServer(mux)
 	defer server.Close()
 

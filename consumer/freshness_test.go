@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -147,9 +148,12 @@ func TestFreshnessOverHTTP(t *testing.T) {
 		count := map[string]int{"pgx": 10_000, "database/sql": 3_000}[f.name]
 		all, newest := facts(int64(count))
 		var disturbed sync.Map
-		e := newEnv(t, f, consumer.Config{Observe: func(context.Context, consumer.Report) {}}, func(e *env) http.HandlerFunc {
-			router := consumer.NewRouter()
-			consumer.HandleJSON(router, "entity.changed", 0, func(ctx context.Context, event consumer.Event, payload struct{ Entity string }) error {
+		e := newHandlerEnv(t, f, consumer.Config{Observe: func(context.Context, consumer.Report) {}}, func(e *env) handlerFunc {
+			return func(ctx context.Context, event consumer.Event) error {
+				var payload struct{ Entity string }
+				if err := json.Unmarshal(event.Payload, &payload); err != nil {
+					return consumer.Permanent(err)
+				}
 				v, scope := consumer.BySequence(event.Sequence), "by sequence"
 				if event.ID%2 == 0 { // which is the same for all events of an entity
 					v, scope = consumer.ByTime(event.CreatedAt, event.ID), "by time"
@@ -165,8 +169,7 @@ func TestFreshnessOverHTTP(t *testing.T) {
 					return nil
 				}
 				return disturb(ctx, e.exec, event.ID)
-			})
-			return router.ServeHTTP
+			}
 		})
 		e.mustExec(stateSchema)
 		e.client.Transport.(*http.Transport).MaxIdleConnsPerHost = factWorkers

@@ -14,14 +14,29 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/internal/handlerctx"
 )
 
+// A Handler works one event in tx, a pgx.Tx ([New], [InboxConfig]) or a *sql.Tx ([NewSQL]). What it writes through tx commits
+// together with the memory that the event was processed when it returns nil, and is rolled back when it returns an error. A
+// write through another connection commits on its own. What the error says decides what happens next: after one of
+// [Permanent] nobody tries again, after one of [RetryAfter] not before the time it names, and after any other error on the
+// usual schedule ([DependencyDown] among them); an error of [Ignore] commits. The outermost of these marks counts.
+//
+// tx is as [Tx] and [TxSQL] describe it. A handler is called concurrently.
+type Handler[Tx any] func(ctx context.Context, tx Tx, event Event) error
+
 // scope is what a handler's context carries.
 type scope struct {
-	event    Event
-	settings *settings
-	tx       *handlerTx // of Middleware
-	sqlTx    *sql.Tx    // of MiddlewareSQL
-	lease    *lease     // of MiddlewareStore
-	outcome  atomic.Pointer[outcome]
+	event Event
+	tx    *handlerTx // of New, Middleware and inboxes
+	sqlTx *sql.Tx    // of NewSQL and MiddlewareSQL
+	lease *lease     // of MiddlewareStore
+}
+
+// inScope returns the context of a handler for an event and its payload, which finds what it works with in taken.
+func inScope(ctx context.Context, event Event, payload []byte, taken interface{ attach(sc *scope) }) context.Context {
+	event.Payload = payload
+	sc := &scope{event: event}
+	taken.attach(sc)
+	return handlerctx.With(ctx, sc)
 }
 
 func scopeOf(ctx context.Context) *scope {
@@ -38,19 +53,11 @@ func scopeOf(ctx context.Context) *scope {
 	return &scope{}
 }
 
-// redacted is the text of an error as it may leave the process.
-func (sc *scope) redacted(err error) string {
-	if sc.settings == nil { // the handler is used without the middleware
-		return (&settings{}).redacted(err)
-	}
-	return sc.settings.redacted(err)
-}
-
-// Tx returns the transaction in which a handler works, behind [Middleware] or for an [Inbox]. Whatever it writes commits or rolls back
-// together with the memory that the event was processed; what it writes by any other connection does not. Begin makes
-// savepoints as usual. Commit and Rollback return [ErrMiddlewareCommits], and so do statements that would do the same. Like
-// every pgx.Tx it is for one goroutine at a time, and it is closed when the handler returns; after a call of LargeObjects the
-// connection is closed with it.
+// Tx returns the transaction in which a handler works behind [Middleware]; that of a [Handler] is its parameter, and the same.
+// Whatever it writes commits or rolls back together with the memory that the event was processed; what it writes by any other
+// connection does not. Begin makes savepoints as usual. Commit and Rollback return [ErrMiddlewareCommits], and so do statements
+// that would do the same. Like every pgx.Tx it is for one goroutine at a time, and it is closed when the handler returns; after a
+// call of LargeObjects the connection is closed with it.
 //
 // It panics when ctx is not that of such a handler.
 func Tx(ctx context.Context) pgx.Tx {

@@ -47,17 +47,24 @@ const patience = 30 * time.Second
 type flavour struct {
 	name string
 	wrap func(t testing.TB, dsn string, cfg consumer.Config) func(http.Handler) http.Handler
+	call func(t testing.TB, dsn string, cfg consumer.Config, handle handlerFunc) http.Handler
 	exec func(ctx context.Context, query string, args ...any) error // in the handler's transaction
 	once func(ctx context.Context, e *env, source, key string, hold func()) (bool, error)
 
 	prune func(ctx context.Context, e *env, cfg consumer.PruneConfig) (consumer.Pruned, error)
 }
 
+// handlerFunc is a consumer.Handler of either flavour, which writes by flavour.exec.
+type handlerFunc func(ctx context.Context, event consumer.Event) error
+
 var flavours = []flavour{
 	{
 		name: "pgx",
 		wrap: func(t testing.TB, dsn string, cfg consumer.Config) func(http.Handler) http.Handler {
-			return consumer.Middleware(pgtest.Pool(t, dsn), cfg)
+			return consumer.MustMiddleware(pgtest.Pool(t, dsn), cfg)
+		},
+		call: func(t testing.TB, dsn string, cfg consumer.Config, handle handlerFunc) http.Handler {
+			return consumer.MustNew(pgtest.Pool(t, dsn), cfg, func(ctx context.Context, _ pgx.Tx, event consumer.Event) error { return handle(ctx, event) })
 		},
 		exec: func(ctx context.Context, query string, args ...any) error {
 			_, err := consumer.Tx(ctx).Exec(ctx, query, args...)
@@ -78,7 +85,10 @@ var flavours = []flavour{
 	{
 		name: "database/sql",
 		wrap: func(t testing.TB, dsn string, cfg consumer.Config) func(http.Handler) http.Handler {
-			return consumer.MiddlewareSQL(openSQL(t, dsn), cfg)
+			return consumer.MustMiddlewareSQL(openSQL(t, dsn), cfg)
+		},
+		call: func(t testing.TB, dsn string, cfg consumer.Config, handle handlerFunc) http.Handler {
+			return consumer.MustNewSQL(openSQL(t, dsn), cfg, func(ctx context.Context, _ *sql.Tx, event consumer.Event) error { return handle(ctx, event) })
 		},
 		exec: func(ctx context.Context, query string, args ...any) error {
 			_, err := consumer.TxSQL(ctx).ExecContext(ctx, query, args...)
@@ -162,8 +172,52 @@ func newEnv(t testing.TB, f flavour, cfg consumer.Config, handler func(e *env) h
 	return e
 }
 
-// newEnvAt is one more receiver at an existing database.
+// newEnvAt is one more receiver at an existing database. A handler that writes nothing answers 200.
 func newEnvAt(t testing.TB, f flavour, dsn string, cfg consumer.Config, handler func(e *env) http.HandlerFunc) *env {
+	t.Helper()
+	return startEnv(t, f, dsn, cfg, func(e *env, cfg consumer.Config) http.Handler {
+		plain := handler(e)
+		return f.wrap(t, dsn, cfg)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			plain(w, r)
+			w.WriteHeader(http.StatusOK) // without effect after another
+		}))
+	})
+}
+
+// newHandlerEnv is newEnv for a handler that returns an error.
+func newHandlerEnv(t testing.TB, f flavour, cfg consumer.Config, handler func(e *env) handlerFunc) *env {
+	t.Helper()
+	e := newHandlerEnvAt(t, f, pgtest.New(t, migrations.Inbox), cfg, handler)
+	e.mustExec(schema)
+	return e
+}
+
+func newHandlerEnvAt(t testing.TB, f flavour, dsn string, cfg consumer.Config, handler func(e *env) handlerFunc) *env {
+	t.Helper()
+	return startEnv(t, f, dsn, cfg, func(e *env, cfg consumer.Config) http.Handler {
+		inner := f.call(t, dsn, cfg, handler(e))
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			inner.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), requestKey{}, r)))
+		})
+	})
+}
+
+// requestKey is that of the request in the context of a handler of newHandlerEnv: tests tell their handlers by headers what to do.
+type requestKey struct{}
+
+// ignoring has the event ignored after what a plain handler does; the answer of that is dropped.
+func ignoring(handler func(e *env) http.HandlerFunc) func(e *env) handlerFunc {
+	return func(e *env) handlerFunc {
+		plain := handler(e)
+		return func(ctx context.Context, _ consumer.Event) error {
+			plain(discardWriter{}, ctx.Value(requestKey{}).(*http.Request).WithContext(ctx))
+			return consumer.Ignore("no concern")
+		}
+	}
+}
+
+// startEnv makes an env of the receiver that receive returns.
+func startEnv(t testing.TB, f flavour, dsn string, cfg consumer.Config, receive func(e *env, cfg consumer.Config) http.Handler) *env {
 	t.Helper()
 	e := &env{
 		flavour: f,
@@ -181,7 +235,7 @@ func newEnvAt(t testing.TB, f flavour, dsn string, cfg consumer.Config, handler 
 		cfg.Observe = func(_ context.Context, r consumer.Report) { e.reports <- r }
 	}
 	cfg.Logger = slog.New(slog.NewTextHandler(e.logged, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	server := httptest.NewUnstartedServer(f.wrap(t, dsn, cfg)(handler(e)))
+	server := httptest.NewUnstartedServer(receive(e, cfg))
 	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError) // aborted handlers
 	server.Start()
 	t.Cleanup(server.Close)

@@ -141,7 +141,7 @@ func TestInboxFindsOutWhoEndedTheTransaction(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			cfg := consumer.InboxConfig{Schedule: []time.Duration{time.Hour}}
-			cfg.Handle = func(ctx context.Context, event consumer.Event, _ []byte) error {
+			cfg.Handle = func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 				return errors.Join(effectOf(context.WithoutCancel(ctx), event.Key), test.handle(ctx))
 			}
 			if test.change != nil {
@@ -170,7 +170,7 @@ func TestInboxGivesNothingBackThatIsCommitted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			committed := make(chan struct{})
-			p := newInbox(t, consumer.InboxConfig{DrainTimeout: 10 * time.Millisecond, Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+			p := newInbox(t, consumer.InboxConfig{DrainTimeout: 10 * time.Millisecond, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 				err := errors.Join(effectOf(ctx, event.Key), sent(ctx, chains))
 				close(committed)
 				return errors.Join(err, wait(ctx))

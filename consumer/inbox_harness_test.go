@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
@@ -71,7 +72,7 @@ func (p *inboxProcess) open(cfg consumer.InboxConfig) {
 func (p *inboxProcess) openOn(pool *pgxpool.Pool, cfg consumer.InboxConfig) {
 	p.t.Helper()
 	if cfg.Handle == nil {
-		cfg.Handle = func(ctx context.Context, event consumer.Event, _ []byte) error { return effectOf(ctx, event.Key) }
+		cfg.Handle = func(ctx context.Context, _ pgx.Tx, event consumer.Event) error { return effectOf(ctx, event.Key) }
 	}
 	cfg.Receiver = cmp.Or(cfg.Receiver, "test")
 	if len(cfg.Secrets) == 0 && !cfg.AllowUnsigned && cfg.Verify == nil {
@@ -86,7 +87,7 @@ func (p *inboxProcess) openOn(pool *pgxpool.Pool, cfg consumer.InboxConfig) {
 	}
 	cfg.Logger = loggerTo(p.logged)
 	p.reports = make(chan consumer.Report, 100_000)
-	p.inbox = consumer.NewInbox(pool, cfg)
+	p.inbox = consumer.MustNewInbox(pool, cfg)
 	server := httptest.NewServer(p.inbox.Handler())
 	p.t.Cleanup(server.Close)
 	p.url, p.client = server.URL, server.Client()

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -25,7 +27,7 @@ func (p *inboxProcess) wantRemembered(key string) {
 func TestMemoryOfWhatIsRecordedIsWrittenOnce(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, consumer.InboxConfig{
-		Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+		Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 			switch event.Key {
 			case "failed":
 				return consumer.Permanent(errHandler)
@@ -64,17 +66,16 @@ func TestMemoryOfWhatIsRecordedIsWrittenOnce(t *testing.T) {
 func TestEventByMiddlewareAndInbox(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		p := newInbox(t, consumer.InboxConfig{})
-		m := newEnvAt(t, f, p.dsn, consumer.Config{}, func(e *env) http.HandlerFunc {
-			return func(w http.ResponseWriter, r *http.Request) {
-				if consumer.EventFrom(r.Context()).Key == "ignored" {
-					consumer.ErrorHandler(func(http.ResponseWriter, *http.Request) error { return consumer.Ignore("no concern") }).ServeHTTP(w, r)
-					return
+		m := newHandlerEnvAt(t, f, p.dsn, consumer.Config{}, func(e *env) handlerFunc {
+			return func(ctx context.Context, event consumer.Event) error {
+				if event.Key == "ignored" {
+					return consumer.Ignore("no concern")
 				}
-				effect(e)(w, r)
+				return e.exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key)
 			}
 		})
 
-		wantFirst(t, m.post("first", "{}"), 201, `{"done":"first"}`)
+		wantFirst(t, m.post("first", "{}"), 204, "")
 		wantFirst(t, m.post("ignored", "{}"), 204, "")
 		p.run()
 		wantReplayed(t, p.post("first", "{}"), 200, `{"state":"succeeded"}`+"\n")

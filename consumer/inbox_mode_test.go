@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -105,7 +107,7 @@ func (p *inboxProcess) wantInOrder() {
 func TestInboxRetriesOnItsSchedule(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, consumer.InboxConfig{
-		Handle:       func(context.Context, consumer.Event, []byte) error { return errHandler },
+		Handle:       func(context.Context, pgx.Tx, consumer.Event) error { return errHandler },
 		Schedule:     []time.Duration{0, time.Hour},
 		PollInterval: 20 * time.Millisecond,
 	})
@@ -132,7 +134,7 @@ func TestInboxRecordsMomentsInUTC(t *testing.T) {
 		Config: consumer.Config{Verify: func(http.Header, []byte, time.Time) (consumer.Event, error) {
 			return consumer.Event{Key: "k", Type: "t", NotAfter: last}, nil
 		}},
-		Handle: func(_ context.Context, event consumer.Event, _ []byte) error { given <- event; return nil },
+		Handle: func(_ context.Context, _ pgx.Tx, event consumer.Event) error { given <- event; return nil },
 	})
 	p.run()
 	p.record("k")

@@ -29,7 +29,7 @@ type gate struct {
 
 func newGate() *gate { return &gate{make(chan string, 1000), make(chan error)} }
 
-func (g *gate) handle(ctx context.Context, event consumer.Event, _ []byte) error {
+func (g *gate) handle(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 	if err := effectOf(ctx, event.Key); err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func (g *gate) wantEntered(t *testing.T, key string) {
 // the other.
 func TestInboxKeysKeepTheirPlaceInTheQueue(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{Workers: 1, Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+	p := newInbox(t, consumer.InboxConfig{Workers: 1, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 		return effectOf(ctx, event.Key)
 	}})
 	for i := range 3 {
@@ -78,7 +78,7 @@ func TestInboxKeepsTheOrderOfEveryKey(t *testing.T) {
 			const keys, each = 8, 25
 			cfg := consumer.InboxConfig{
 				Workers: 4, Schedule: []time.Duration{0}, PollInterval: 20 * time.Millisecond, MaxAttempts: 1000,
-				Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+				Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 					if err := effectOf(ctx, event.Key); err != nil {
 						return err
 					}

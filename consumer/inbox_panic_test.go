@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 )
@@ -46,9 +48,9 @@ func TestInboxSurvivesErrorsThatPanic(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := newInbox(t, consumer.InboxConfig{
-				Config:   consumer.Config{Breaker: breaker.New(breaker.Config{})},
+				Config:   consumer.Config{Breaker: breaker.MustNew(breaker.Config{})},
 				Schedule: []time.Duration{time.Hour},
-				Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+				Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 					_ = effectOf(ctx, event.Key)
 					return bad
 				},

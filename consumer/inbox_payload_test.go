@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -18,7 +20,7 @@ func TestInboxHandlersMayChangeTheirOwnRow(t *testing.T) {
 	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
 		t.Run(level.String(), func(t *testing.T) {
 			t.Parallel()
-			p := newInbox(t, consumer.InboxConfig{Config: consumer.Config{Isolation: level}, Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+			p := newInbox(t, consumer.InboxConfig{Config: consumer.Config{Isolation: level}, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 				var state string
 				read := consumer.Tx(ctx).QueryRow(ctx, "SELECT processing_state FROM inbox_events WHERE idempotency_key = $1", event.Key).Scan(&state)
 				_, err := consumer.Tx(ctx).Exec(ctx, "UPDATE inbox_events SET payload = NULL WHERE related_reference = $1", event.RelatedReference)

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -37,7 +39,7 @@ func TestInboxReplaysManyInOrder(t *testing.T) {
 func TestInboxOperatorsWakeWorkers(t *testing.T) {
 	t.Parallel()
 	var refused sync.Map
-	p := newInbox(t, consumer.InboxConfig{PollInterval: never, Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+	p := newInbox(t, consumer.InboxConfig{PollInterval: never, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 		if _, again := refused.LoadOrStore(event.Key, true); !again && strings.HasPrefix(event.Key, "bad") {
 			return consumer.Permanent(errHandler)
 		}
@@ -68,7 +70,7 @@ func TestInboxOperatorsWakeWorkers(t *testing.T) {
 func TestInboxConfigMistakes(t *testing.T) {
 	t.Parallel()
 	pool := poolOf(t, "postgres://nobody@127.0.0.1:1/x", 9)
-	handle := func(context.Context, consumer.Event, []byte) error { return nil }
+	handle := func(context.Context, pgx.Tx, consumer.Event) error { return nil }
 	nan := 2.0
 	for want, cfg := range map[string]consumer.InboxConfig{
 		"InboxConfig.Handle is nil":                       {},
@@ -96,13 +98,13 @@ func TestInboxConfigMistakes(t *testing.T) {
 				cfg.Secrets = []string{secretText}
 			}
 			cfg.Receiver = "test"
-			consumer.NewInbox(pool, cfg)
+			consumer.MustNewInbox(pool, cfg)
 		})
 	}
 	for name, what := range map[string]func(){
-		"consumer: NewInbox needs a pool": func() { consumer.NewInbox(nil, consumer.InboxConfig{}) },
+		"consumer: NewInbox needs a pool": func() { consumer.MustNewInbox(nil, consumer.InboxConfig{}) },
 		"consumer: an inbox needs a pool of at least 2 connections": func() {
-			consumer.NewInbox(poolOf(t, "postgres://nobody@127.0.0.1:1/x", 1), consumer.InboxConfig{Handle: handle, Config: consumer.Config{Receiver: "test", AllowUnsigned: true}})
+			consumer.MustNewInbox(poolOf(t, "postgres://nobody@127.0.0.1:1/x", 1), consumer.InboxConfig{Handle: handle, Config: consumer.Config{Receiver: "test", AllowUnsigned: true}})
 		},
 	} {
 		func() {

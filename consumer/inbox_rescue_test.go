@@ -45,7 +45,7 @@ func TestInboxRescuesWhileItIsBusy(t *testing.T) {
 		return `INSERT INTO inbox_events (receiver, source, idempotency_key, event_type, processing_state, payload, request_headers, next_attempt_at)
 			SELECT 'test', 'outbox', ` + key + `, 't', 'pending', '{}', '{}', now()`
 	}
-	p := newInbox(t, consumer.InboxConfig{Workers: 11, Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+	p := newInbox(t, consumer.InboxConfig{Workers: 11, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 		if event.Key == "dead" {
 			return nil
 		}
@@ -94,9 +94,9 @@ func TestInboxDoesNotRescueTheLiving(t *testing.T) {
 func TestInboxSurvivesTheLossOfAConnection(t *testing.T) {
 	t.Parallel()
 	g := newGate()
-	p := newInbox(t, consumer.InboxConfig{Handle: func(ctx context.Context, event consumer.Event, payload []byte) error {
-		err := g.handle(ctx, event, payload)
-		_, lost := consumer.Tx(ctx).Exec(ctx, "SELECT 1")
+	p := newInbox(t, consumer.InboxConfig{Handle: func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+		err := g.handle(ctx, tx, event)
+		_, lost := tx.Exec(ctx, "SELECT 1")
 		return errors.Join(err, lost)
 	}})
 	p.run()
@@ -263,7 +263,7 @@ func TestInboxRunReturnsAlthoughAHandlerDoesNot(t *testing.T) {
 	p := newInbox(t, consumer.InboxConfig{
 		DrainTimeout: 10 * time.Millisecond,
 		Config:       consumer.Config{CommitTimeout: 500 * time.Millisecond},
-		Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+		Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 			err := effectOf(ctx, event.Key)
 			close(entered)
 			<-leave

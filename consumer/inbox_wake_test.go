@@ -134,7 +134,7 @@ func TestInboxLimitsTypes(t *testing.T) {
 	t.Parallel()
 	var running, most atomic.Int32
 	g := newGate()
-	handle := func(ctx context.Context, event consumer.Event, payload []byte) error {
+	handle := func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 		if event.Type != "report.requested" {
 			return effectOf(ctx, event.Key)
 		}
@@ -145,7 +145,7 @@ func TestInboxLimitsTypes(t *testing.T) {
 				break
 			}
 		}
-		return g.handle(ctx, event, payload)
+		return g.handle(ctx, tx, event)
 	}
 	p := newInbox(t, consumer.InboxConfig{Handle: handle, Workers: 6, TypeWorkers: map[string]int{"report.requested": 2}, PollInterval: never})
 	report := with(webhook.EventType, "report.requested")
@@ -178,7 +178,7 @@ func TestInboxLimitsTypes(t *testing.T) {
 func TestInboxTypesTakeTurns(t *testing.T) {
 	t.Parallel()
 	order := make(chan string, 100)
-	p := newInbox(t, consumer.InboxConfig{Workers: 1, Handle: func(_ context.Context, event consumer.Event, _ []byte) error {
+	p := newInbox(t, consumer.InboxConfig{Workers: 1, Handle: func(_ context.Context, _ pgx.Tx, event consumer.Event) error {
 		order <- event.Type
 		return nil
 	}})
@@ -223,12 +223,12 @@ func TestInboxHoldsWhileItsBreakerIsOpen(t *testing.T) {
 	t.Parallel()
 	var down atomic.Bool
 	down.Store(true)
-	b := breaker.New(breaker.Config{Failures: 2, OpenFor: 50 * time.Millisecond})
+	b := breaker.MustNew(breaker.Config{Failures: 2, OpenFor: 50 * time.Millisecond})
 	var mu sync.Mutex
 	worked := map[string]int{}
 	p := newInbox(t, consumer.InboxConfig{
 		Config: consumer.Config{Breaker: b}, Workers: 1, Schedule: []time.Duration{0}, MaxAttempts: 100, PollInterval: 10 * time.Millisecond,
-		Handle: func(_ context.Context, event consumer.Event, _ []byte) error {
+		Handle: func(_ context.Context, _ pgx.Tx, event consumer.Event) error {
 			mu.Lock()
 			defer mu.Unlock()
 			worked[event.Key]++

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
@@ -25,7 +26,7 @@ const dieNumber = "OUTBOX_TEST_NUMBER"
 // doomedInbox is the inbox of the process that dies with number n, and of the one that comes after it. It has a
 // sender of its own, so that nobody else works its event.
 func doomedInbox(pool *pgxpool.Pool, n string, finished func()) *consumer.Inbox {
-	return consumer.NewInbox(pool, consumer.InboxConfig{
+	return consumer.MustNewInbox(pool, consumer.InboxConfig{
 		Config: consumer.Config{
 			Receiver: "test",
 			Secrets:  []string{secretText},
@@ -37,7 +38,7 @@ func doomedInbox(pool *pgxpool.Pool, n string, finished func()) *consumer.Inbox 
 				}
 			},
 		},
-		Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+		Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 			_, err := consumer.Tx(ctx).Exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key)
 			return err
 		},

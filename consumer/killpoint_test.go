@@ -35,14 +35,14 @@ func receiveAndDie(p *player) {
 		if err != nil {
 			panic(err)
 		}
-		middleware = consumer.Middleware(pool, consumer.Config{Receiver: "test", Secrets: []string{secretText}})
+		middleware = consumer.MustMiddleware(pool, consumer.Config{Receiver: "test", Secrets: []string{secretText}})
 	default:
 		flavour = flavours[1]
 		db := stdlib.OpenDB(*cfg.ConnConfig)
 		if err := db.Ping(); err != nil {
 			panic(err)
 		}
-		middleware = consumer.MiddlewareSQL(db, consumer.Config{Receiver: "test", Secrets: []string{secretText}})
+		middleware = consumer.MustMiddlewareSQL(db, consumer.Config{Receiver: "test", Secrets: []string{secretText}})
 	}
 	go f.answerAlive(p)
 	listener, url := p.listen()

@@ -49,20 +49,21 @@ func TestLargeObjectsEndWithTheirTransaction(t *testing.T) {
 			t.Parallel()
 			kept := make(chan largeObjects, 1)
 			dsn := withSetting(pgtest.New(t, migrations.Inbox), "pool_max_conns", "1")
-			e := newEnvAt(t, flavours[0], dsn, consumer.Config{}, func(e *env) http.HandlerFunc {
-				return func(w http.ResponseWriter, r *http.Request) {
-					effect(e)(discardWriter{}, r)
-					if consumer.EventFrom(r.Context()).Key == "first" {
-						left, err := writeLargeObject(r.Context(), consumer.Tx(r.Context()))
-						mustNot(e, err)
-						kept <- left
-					} else {
-						(<-kept).use(context.WithoutCancel(r.Context()), t)
+			e := newAnswering(t, flavours[0], dsn, answer, func(answer http.HandlerFunc) func(e *env) http.HandlerFunc {
+				return func(e *env) http.HandlerFunc {
+					return func(w http.ResponseWriter, r *http.Request) {
+						effect(e)(discardWriter{}, r)
+						if consumer.EventFrom(r.Context()).Key == "first" {
+							left, err := writeLargeObject(r.Context(), consumer.Tx(r.Context()))
+							mustNot(e, err)
+							kept <- left
+						} else {
+							(<-kept).use(context.WithoutCancel(r.Context()), t)
+						}
+						answer(w, r)
 					}
-					answer(w, r)
 				}
 			})
-			e.mustExec(schema)
 			for _, key := range []string{"first", "second"} {
 				if got := e.post(key, "{}"); got.status/100 != 2 {
 					t.Errorf("%s: answered %d %s", key, got.status, got.body)
@@ -82,7 +83,7 @@ func TestLargeObjectsEndWithTheirTransaction(t *testing.T) {
 func TestInboxLargeObjectsEndWithTheirTransaction(t *testing.T) {
 	t.Parallel()
 	kept := make(chan largeObjects, 1)
-	cfg := consumer.InboxConfig{Workers: 1, Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+	cfg := consumer.InboxConfig{Workers: 1, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 		if event.Key == "first" {
 			left, err := writeLargeObject(ctx, consumer.Tx(ctx))
 			kept <- left

@@ -17,26 +17,99 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/outbox-relay/outbox-relay/consumer/internal/handlerctx"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// Middleware returns a middleware that lets every event take effect once: it verifies the request, begins a transaction
-// on pool, records the event in processed_events, runs the handler, whose writes through [Tx] join the transaction,
-// commits, and only then answers. Requests are processed concurrently, each on one connection of pool, for which it waits
-// as long as its client does.
+// New returns the http.Handler that receives events by handle, and lets each take effect once: it verifies the request, begins a
+// transaction on pool, records the event in processed_events, calls handle, commits, and only then answers. Requests are
+// processed concurrently, each on one connection of pool, for which it waits as long as its client does. It fails when pool or
+// handle is nil or cfg cannot work.
+//
+// What handle returns decides about the transaction and the answer:
+//
+//	nil                               committed: 204
+//	Ignore                            committed: 204, and the event is remembered as "ignored", with the reason
+//	Permanent                         422, permanent-failure
+//	ErrUnknownEvent                   422, event-unknown
+//	RetryAfter, DependencyDown        503, retry-later, with Retry-After in whole seconds, rounded up; 1 for the latter
+//	a conflict of transactions        503, serialization-failure, with Retry-After: 1
+//	any other                         500, handler-failed
+//
+// The refusals are problems whose detail is the error's text, redacted (see [Config].Redact). The error itself is in the
+// Report for [Config].Observe.
 //
 // Of the names that the pool's AfterConnect gives prepared statements, none may begin with a keyword of SQL: pgx takes a
 // text for a name wherever it can. One called commit fails every request; one called "select again" that ends the handler's
 // transaction passes for a SELECT. What a handler prepares is not trusted, and needs no such care.
-//
-// It panics when pool is nil or cfg cannot work, as regexp.MustCompile does: such a mistake belongs to the start.
-func Middleware(pool *pgxpool.Pool, cfg Config) func(http.Handler) http.Handler {
-	s := cfg.complete()
-	if pool == nil {
-		panic("consumer: Middleware needs a pool")
+func New(pool *pgxpool.Pool, cfg Config, handle Handler[pgx.Tx]) (http.Handler, error) {
+	m, err := cfg.onPool("New", pool)
+	if err != nil {
+		return nil, err
 	}
-	return s.middleware(&databaseMemory{settings: &s, db: &pgxDatabase{pool: pool, options: s.txOptions(), timeout: s.CommitTimeout}})
+	return newReceiver("New", m, handle, Tx)
+}
+
+// MustNew is [New]. It panics with the error's text.
+func MustNew(pool *pgxpool.Pool, cfg Config, handle Handler[pgx.Tx]) http.Handler {
+	return must(New(pool, cfg, handle))
+}
+
+// NewSQL is [New] for a *sql.DB of any PostgreSQL driver. It spends two round trips a request more, because database/sql
+// cannot send statements together. A *sql.Tx cannot refuse Commit and Rollback: see [TxSQL].
+func NewSQL(db *sql.DB, cfg Config, handle Handler[*sql.Tx]) (http.Handler, error) {
+	m, err := cfg.onSQL("NewSQL", db)
+	if err != nil {
+		return nil, err
+	}
+	return newReceiver("NewSQL", m, handle, TxSQL)
+}
+
+// MustNewSQL is [NewSQL]. It panics with the error's text.
+func MustNewSQL(db *sql.DB, cfg Config, handle Handler[*sql.Tx]) http.Handler {
+	return must(NewSQL(db, cfg, handle))
+}
+
+// Middleware is [New] for handlers of net/http, which find their transaction by [Tx] and their event by [EventFrom]. A response
+// with a status of 2xx commits, and is sent afterwards; any other is sent after the rollback. A handler that has written nothing
+// when it returns is answered 500 (no-answer) and rolled back: frameworks whose handlers return errors write the answer to an
+// error only when the middleware has returned.
+func Middleware(pool *pgxpool.Pool, cfg Config) (func(http.Handler) http.Handler, error) {
+	m, err := cfg.onPool("Middleware", pool)
+	if err != nil {
+		return nil, err
+	}
+	return middleware(m.settings, m), nil
+}
+
+// MustMiddleware is [Middleware]. It panics with the error's text.
+func MustMiddleware(pool *pgxpool.Pool, cfg Config) func(http.Handler) http.Handler {
+	return must(Middleware(pool, cfg))
+}
+
+// MiddlewareSQL is [Middleware] for a *sql.DB, as [NewSQL] is New. The handler finds its transaction by [TxSQL].
+func MiddlewareSQL(db *sql.DB, cfg Config) (func(http.Handler) http.Handler, error) {
+	m, err := cfg.onSQL("MiddlewareSQL", db)
+	if err != nil {
+		return nil, err
+	}
+	return middleware(m.settings, m), nil
+}
+
+// MustMiddlewareSQL is [MiddlewareSQL]. It panics with the error's text.
+func MustMiddlewareSQL(db *sql.DB, cfg Config) func(http.Handler) http.Handler {
+	return must(MiddlewareSQL(db, cfg))
+}
+
+// onPool returns the memory of the constructor that is named.
+func (c Config) onPool(constructor string, pool *pgxpool.Pool) (*databaseMemory, error) {
+	s, err := c.complete()
+	switch {
+	case err != nil:
+		return nil, err
+	case pool == nil:
+		return nil, fmt.Errorf("consumer: %s needs a pool", constructor)
+	}
+	return &databaseMemory{settings: s, db: &pgxDatabase{pool: pool, options: s.txOptions(), timeout: s.CommitTimeout}}, nil
 }
 
 func (s *settings) txOptions() pgx.TxOptions {
@@ -46,27 +119,43 @@ func (s *settings) txOptions() pgx.TxOptions {
 	return pgx.TxOptions{IsoLevel: pgx.TxIsoLevel(strings.ToLower(s.Isolation.String()))}
 }
 
-// MiddlewareSQL is [Middleware] for a *sql.DB of any PostgreSQL driver; the handler's transaction is [TxSQL]'s. It spends
-// two round trips a request more than Middleware does, because database/sql cannot send statements together.
-func MiddlewareSQL(db *sql.DB, cfg Config) func(http.Handler) http.Handler {
-	s := cfg.complete()
-	if db == nil {
-		panic("consumer: MiddlewareSQL needs a database")
+func (c Config) onSQL(constructor string, db *sql.DB) (*databaseMemory, error) {
+	s, err := c.complete()
+	switch {
+	case err != nil:
+		return nil, err
+	case db == nil:
+		return nil, fmt.Errorf("consumer: %s needs a database", constructor)
 	}
-	return s.middleware(&databaseMemory{settings: &s, db: &sqlDatabase{db: db, isolation: s.Isolation, timeout: s.CommitTimeout}})
+	return &databaseMemory{settings: s, db: &sqlDatabase{db: db, isolation: s.Isolation, timeout: s.CommitTimeout}}, nil
 }
 
-func (s *settings) middleware(m memory) func(http.Handler) http.Handler {
-	return func(next http.Handler) http.Handler {
-		return &receiver{settings: s, memory: m, next: next}
-	}
-}
-
-// receiver is the handler that the middleware makes of next.
+// receiver verifies requests, remembers their events and answers.
 type receiver struct {
 	*settings
 	memory memory
-	next   http.Handler
+	handle func(ctx context.Context, r *http.Request, rq *request) *answer // calls the application's handler, in its scope
+}
+
+// newReceiver returns a receiver that calls handle. tx finds its transaction.
+func newReceiver[T any](constructor string, m *databaseMemory, handle Handler[T], tx func(context.Context) T) (http.Handler, error) {
+	if handle == nil {
+		return nil, fmt.Errorf("consumer: %s needs a handler", constructor)
+	}
+	return &receiver{settings: m.settings, memory: m, handle: func(ctx context.Context, _ *http.Request, _ *request) *answer {
+		event := EventFrom(ctx)
+		return m.settings.answerTo(&event, handle(ctx, tx(ctx), event))
+	}}, nil
+}
+
+func middleware(s *settings, m memory) func(http.Handler) http.Handler {
+	return func(next http.Handler) http.Handler {
+		return &receiver{settings: s, memory: m, handle: func(ctx context.Context, r *http.Request, rq *request) *answer {
+			response := newBuffer()
+			next.ServeHTTP(response, rq.forHandler(r.WithContext(ctx)))
+			return response.result()
+		}}
+	}
 }
 
 // ServeHTTP takes one request through its steps: check, admit, run, remember, answer.
@@ -119,7 +208,6 @@ func (s *settings) diverted(event *Event) error {
 
 // run lets the handler work on an event, and has it remembered or given up before it answers.
 func (rc *receiver) run(w http.ResponseWriter, r *http.Request, taken held, rq *request) {
-	response := newBuffer()
 	returned := false
 	began := time.Now()
 	defer func() {
@@ -130,29 +218,22 @@ func (rc *receiver) run(w http.ResponseWriter, r *http.Request, taken held, rq *
 	}()
 	ctx, cancel := context.WithTimeoutCause(r.Context(), rc.HandlerTimeout, errTimeout)
 	defer cancel()
-	handed, sc := rq.forHandler(r.WithContext(ctx), taken, rc.settings)
-	rc.next.ServeHTTP(response, handed)
+	answer := rc.handle(inScope(ctx, rq.event, rq.body, taken), r, rq)
 	returned, rq.handled = true, time.Since(began)
 
-	report := Report{Result: ResultProcessed, Event: rq.event}
-	answer := response.result()
-	said := sc.outcome.Load()
+	report := Report{Result: ResultProcessed, Event: rq.event, Err: answer.cause, Final: answer.final}
 	if !answer.success() {
 		taken.rollback()
 		report.Result = ResultFailed
-		if said != nil && !said.ignored {
-			report.Err, report.Final = said.err, said.final
-		}
 		rc.finish(w, r, rq, report, answer)
 		return
+	}
+	if answer.ignored != "" {
+		report.Result = ResultIgnored
 	}
 	// Not under the request's context: when the client has gone by now, the work is done all the same.
 	lasting, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), rc.CommitTimeout)
 	defer cancel()
-	if said != nil && said.ignored {
-		report.Result, report.Err = ResultIgnored, said.err
-		answer.ignored = reason(rc.redacted(said.err))
-	}
 	if err := taken.remember(lasting, rq, answer); err != nil {
 		report.Result, report.Err = ResultCommitFailed, err
 		answer = unremembered(err).answer()
@@ -179,12 +260,9 @@ func (rc *receiver) unwind(w http.ResponseWriter, r *http.Request, taken held, r
 	}
 }
 
-// forHandler is r with the body unread, and the event and its transaction within reach. What a foreign sender's signature does
-// not cover of a relay's headers is left out: a handler would take it for proven.
-func (rq *request) forHandler(r *http.Request, taken held, s *settings) (*http.Request, *scope) {
-	sc := &scope{event: rq.event, settings: s}
-	taken.attach(sc)
-	r = r.WithContext(handlerctx.With(r.Context(), sc))
+// forHandler returns r, a copy of the request, with its body unread. What a foreign sender's signature does not cover of a relay's headers is left out:
+// a handler would take it for proven.
+func (rq *request) forHandler(r *http.Request) *http.Request {
 	r.Body = io.NopCloser(bytes.NewReader(rq.body))
 	r.ContentLength = int64(len(rq.body))
 	r.TransferEncoding = nil
@@ -194,7 +272,7 @@ func (rq *request) forHandler(r *http.Request, taken held, s *settings) (*http.R
 			return name == webhook.IdempotencyKey || strings.HasPrefix(name, webhook.OutboxPrefix)
 		})
 	}
-	return r, sc
+	return r
 }
 
 // finish logs, reports and answers. Without an answer the connection is about to be closed.

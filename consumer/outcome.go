@@ -3,104 +3,42 @@ package consumer
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 )
 
-// ErrorHandler makes a handler for behind [Middleware] and [MiddlewareSQL] of a function that returns an error instead of
-// answering it, and what the function has written is then dropped:
-//
-//	nil                               what was written; 204 if nothing was
-//	Ignore                            204: committed, and the event is remembered as "ignored", with the reason
-//	Permanent                         422, permanent-failure
-//	ErrUnknownEvent                   422, event-unknown
-//	RetryAfter, DependencyDown        503, retry-later, with Retry-After in whole seconds, rounded up; 1 for the latter
-//	a conflict of transactions        503, serialization-failure, with Retry-After: 1
-//	any other                         500, handler-failed
-//
-// The refusals are problems whose detail is the error's text, redacted (see [Config].Redact). The error itself is in the
-// Report for [Config].Observe.
-func ErrorHandler(handle func(w http.ResponseWriter, r *http.Request) error) http.Handler {
-	if handle == nil {
-		panic("consumer: ErrorHandler needs a handler")
-	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		response := &buffer{header: w.Header().Clone()}
-		err := handle(response, r)
-		if err != nil || response.answer.status == 0 {
-			if err == nil {
-				setHeader(w, response.header)
-			}
-			conclude(w, r, err)
-			return
-		}
-		setHeader(w, response.answer.header)
-		w.WriteHeader(response.answer.status)
-		if len(response.answer.body) > 0 {
-			_, _ = w.Write(response.answer.body) // into the middleware's buffer
-		}
-	})
-}
-
-func setHeader(w http.ResponseWriter, header http.Header) {
-	clear(w.Header())
-	maps.Copy(w.Header(), header)
-}
-
-// outcome is what a handler's error made of its event, for the middleware to record and report. The status alone decides
-// about the transaction, because what stands between may have changed it.
-type outcome struct {
-	err     error
-	ignored bool // commit, as of no concern
-	final   bool // nobody tries again by himself
-}
-
-// conclude answers as err asks for, and leaves the outcome where the middleware finds it.
-func conclude(w http.ResponseWriter, r *http.Request, err error) {
+// answerTo returns the answer that the error of an event's handler asks for. [New] has the table.
+func (s *settings) answerTo(event *Event, err error) *answer {
 	if err == nil {
-		w.WriteHeader(http.StatusNoContent)
-		return
+		return &answer{status: http.StatusNoContent, header: http.Header{}}
 	}
 	examine(err)
-	sc := scopeOf(r.Context())
-	why := sc.redacted(err)
-	if sc.event.Foreign { // a third party: internals such as a table's name are none of its business
-		why = "The receiver's log says why."
+	why := s.redacted(err)
+	told := why
+	if event.Foreign { // a third party: internals such as a table's name are none of its business
+		told = "The receiver's log says why."
 	}
-	verdict, marked := judge(err), isMarked(err)
-	said := &outcome{err: err}
 	var refusal *problem
-	switch {
-	case !marked && errors.Is(err, ErrUnknownEvent):
-		said.final = true
-		refusal = eventUnknown(why)
+	final := false
+	switch verdict := judge(err); {
+	case !isMarked(err) && errors.Is(err, ErrUnknownEvent):
+		refusal, final = eventUnknown(told), true
 	case verdict.action == actIgnore:
-		said.ignored = true
+		return &answer{status: http.StatusNoContent, header: http.Header{}, ignored: reason(why), cause: err}
 	case verdict.action == actFail:
-		said.final = true
-		refusal = permanentFailure(why)
+		refusal, final = permanentFailure(told), true
 	case verdict.timed, verdict.down:
-		refusal = retryLater(why)
+		refusal = retryLater(told)
+		refusal.wait = verdict.after
 	case isConflict(err):
 		refusal = conflict()
 	default:
-		refusal = handlerFailed(why)
-	}
-	sc.outcome.Store(said)
-	if refusal == nil {
-		w.WriteHeader(http.StatusNoContent)
-		return
+		refusal = handlerFailed(told)
 	}
 	answer := refusal.answer()
-	if verdict.timed {
-		answer.header.Set("Retry-After", strconv.FormatInt(wholeSeconds(verdict.after), 10))
-	}
-	setHeader(w, answer.header)
-	w.WriteHeader(answer.status)
-	_, _ = w.Write(answer.body) // into the middleware's buffer
+	answer.cause, answer.final = err, final
+	return answer
 }
 
 // wholeSeconds rounds up, and never to 0, which some senders take for no answer.

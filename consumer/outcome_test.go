@@ -1,26 +1,35 @@
 package consumer_test
 
 import (
+	"context"
+	"database/sql"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
-	"net/http/httptest"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-func TestErrorHandler(t *testing.T) {
+func TestHandlersErrors(t *testing.T) {
 	errStock := errors.New("no stock: postgres://stock:hunter2@db/x password=hunter2")
-	conflicting := func(e *env, r *http.Request) error {
-		return e.exec(r.Context(), "DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = 'serialization_failure'; END $$")
+	conflicting := func(ctx context.Context, e *env) error {
+		return e.exec(ctx, "DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = 'serialization_failure'; END $$")
+	}
+	unknown := func(ctx context.Context) error {
+		return consumer.NewRouter().Dispatch(ctx, nil, consumer.EventFrom(ctx))
 	}
 	cases := map[string]struct {
-		end     func(e *env, w http.ResponseWriter, r *http.Request) error
+		end     func(ctx context.Context, e *env) error
 		status  int
 		problem string
 		retry   string // Retry-After
@@ -30,79 +39,58 @@ func TestErrorHandler(t *testing.T) {
 		err     error
 		log     string
 	}{
-		"nothing written": {
-			end:    func(*env, http.ResponseWriter, *http.Request) error { return nil },
+		"nil": {
+			end:    func(context.Context, *env) error { return nil },
 			status: 204, result: consumer.ResultProcessed, effects: 1, log: "DEBUG",
 		},
-		"a refusal written": {
-			end: func(_ *env, w http.ResponseWriter, _ *http.Request) error {
-				w.WriteHeader(http.StatusTeapot)
-				return nil
-			},
-			status: 418, result: consumer.ResultFailed, log: "DEBUG",
-		},
 		"an error": {
-			end:    func(*env, http.ResponseWriter, *http.Request) error { return errStock },
-			status: 500, problem: "handler-failed", result: consumer.ResultFailed, err: errStock, log: "WARN",
-		},
-		"an error after 200": {
-			end: func(_ *env, w http.ResponseWriter, _ *http.Request) error {
-				w.Header().Set("X-Written", "1")
-				io.WriteString(w, "done")
-				return errStock
-			},
+			end:    func(context.Context, *env) error { return errStock },
 			status: 500, problem: "handler-failed", result: consumer.ResultFailed, err: errStock, log: "WARN",
 		},
 		"an error without a text": {
-			end:    func(*env, http.ResponseWriter, *http.Request) error { return errors.New("") },
+			end:    func(context.Context, *env) error { return errors.New("") },
 			status: 500, problem: "handler-failed", result: consumer.ResultFailed, log: "WARN",
 		},
 		"permanent": {
-			end:    func(*env, http.ResponseWriter, *http.Request) error { return consumer.Permanent(errStock) },
+			end:    func(context.Context, *env) error { return consumer.Permanent(errStock) },
 			status: 422, problem: "permanent-failure", result: consumer.ResultFailed, final: true, err: errStock, log: "ERROR",
 		},
 		"later": {
-			end: func(*env, http.ResponseWriter, *http.Request) error {
+			end: func(context.Context, *env) error {
 				return fmt.Errorf("reserve: %w", consumer.RetryAfter(errStock, 90*time.Second+time.Millisecond))
 			},
 			status: 503, problem: "retry-later", retry: "91", result: consumer.ResultFailed, err: errStock, log: "WARN",
 		},
 		"soon": {
-			end:    func(*env, http.ResponseWriter, *http.Request) error { return consumer.RetryAfter(errStock, 0) },
+			end:    func(context.Context, *env) error { return consumer.RetryAfter(errStock, 0) },
+			status: 503, problem: "retry-later", retry: "1", result: consumer.ResultFailed, err: errStock, log: "WARN",
+		},
+		"a dependency is down": {
+			end:    func(context.Context, *env) error { return consumer.DependencyDown(errStock) },
 			status: 503, problem: "retry-later", retry: "1", result: consumer.ResultFailed, err: errStock, log: "WARN",
 		},
 		"unknown": {
-			end: func(_ *env, _ http.ResponseWriter, r *http.Request) error {
-				return consumer.NewRouter().Dispatch(r.Context(), consumer.EventFrom(r.Context()), nil)
-			},
+			end:    func(ctx context.Context, _ *env) error { return unknown(ctx) },
 			status: 422, problem: "event-unknown", result: consumer.ResultFailed, final: true, err: consumer.ErrUnknownEvent, log: "ERROR",
 		},
 		"unknown, to be tried again": {
-			end: func(_ *env, _ http.ResponseWriter, r *http.Request) error {
-				err := consumer.NewRouter().Dispatch(r.Context(), consumer.EventFrom(r.Context()), nil)
-				return consumer.RetryAfter(err, time.Hour)
-			},
+			end:    func(ctx context.Context, _ *env) error { return consumer.RetryAfter(unknown(ctx), time.Hour) },
 			status: 503, problem: "retry-later", retry: "3600", result: consumer.ResultFailed, err: consumer.ErrUnknownEvent, log: "WARN",
 		},
 		"a conflict": {
-			end:    func(e *env, _ http.ResponseWriter, r *http.Request) error { return conflicting(e, r) },
+			end:    conflicting,
 			status: 503, problem: "serialization-failure", retry: "1", result: consumer.ResultFailed, log: "WARN",
 		},
 		"a conflict called permanent": {
-			end: func(e *env, _ http.ResponseWriter, r *http.Request) error {
-				return consumer.Permanent(conflicting(e, r))
-			},
+			end:    func(ctx context.Context, e *env) error { return consumer.Permanent(conflicting(ctx, e)) },
 			status: 422, problem: "permanent-failure", result: consumer.ResultFailed, final: true, log: "ERROR",
 		},
 		"ignored": {
-			end: func(_ *env, w http.ResponseWriter, _ *http.Request) error {
-				io.WriteString(w, "not sent")
-				return consumer.Ignore("a test invoice, token=hunter2")
-			},
+			end:    func(context.Context, *env) error { return consumer.Ignore("a test invoice, token=hunter2") },
 			status: 204, result: consumer.ResultIgnored, effects: 1, log: "INFO",
 		},
 		"ignored without a reason": {
-			end:    func(*env, http.ResponseWriter, *http.Request) error { return consumer.Ignore("") },
+			end:    func(context.Context, *env) error { return consumer.Ignore("") },
 			status: 204, result: consumer.ResultIgnored, effects: 1, log: "INFO",
 		},
 	}
@@ -110,19 +98,19 @@ func TestErrorHandler(t *testing.T) {
 		for name, c := range cases {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
-					return consumer.ErrorHandler(func(w http.ResponseWriter, r *http.Request) error {
-						if err := e.exec(r.Context(), "INSERT INTO effect VALUES ($1)", consumer.EventFrom(r.Context()).Key); err != nil {
+				e := newHandlerEnv(t, f, consumer.Config{}, func(e *env) handlerFunc {
+					return func(ctx context.Context, event consumer.Event) error {
+						if err := e.exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key); err != nil {
 							return err
 						}
-						return c.end(e, w, r)
-					}).ServeHTTP
+						return c.end(ctx, e)
+					}
 				})
 				got := e.post("k", "{}")
 				if c.problem != "" && c.retry == "" {
 					wantProblem(t, got, c.status, c.problem)
 				}
-				if got.status != c.status || !strings.Contains(got.body, c.problem) || got.header.Get("Retry-After") != c.retry || got.header.Get("X-Written") != "" {
+				if got.status != c.status || !strings.Contains(got.body, c.problem) || got.header.Get("Retry-After") != c.retry {
 					t.Errorf("got %d %v %s", got.status, got.header, got.body)
 				}
 				report := e.wantResult(c.result)
@@ -149,16 +137,16 @@ func TestErrorHandler(t *testing.T) {
 }
 
 // An error that panics when it is looked at is a panic of the handler.
-func TestErrorHandlerOfErrorsThatPanic(t *testing.T) {
+func TestHandlersErrorsThatPanic(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		for name, bad := range errorsThatPanic() {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				e := newEnv(t, f, consumer.Config{Breaker: breaker.New(breaker.Config{})}, func(e *env) http.HandlerFunc {
-					return consumer.ErrorHandler(func(w http.ResponseWriter, r *http.Request) error {
-						effect(e)(w, r)
+				e := newHandlerEnv(t, f, consumer.Config{Breaker: breaker.MustNew(breaker.Config{})}, func(e *env) handlerFunc {
+					return func(ctx context.Context, event consumer.Event) error {
+						mustNot(e, e.exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key))
 						return bad
-					}).ServeHTTP
+					}
 				})
 				wantProblem(t, e.post("k", "{}"), 500, "handler-panicked")
 				if report := e.wantResult(consumer.ResultFailed); report.Final || report.Err == nil {
@@ -170,98 +158,138 @@ func TestErrorHandlerOfErrorsThatPanic(t *testing.T) {
 	})
 }
 
-func TestErrorHandlerPassesWhatWasWritten(t *testing.T) {
+// A handler writes through its parameter, and finds the same in its context. Payloads reach it and nobody who watches.
+func TestHandlerGetsTransactionAndPayload(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
-			inner := consumer.ErrorHandler(func(w http.ResponseWriter, r *http.Request) error {
-				effect(e)(w, r)
-				w.Header().Del("X-Outer")
-				return nil
-			})
-			bare := consumer.ErrorHandler(func(w http.ResponseWriter, _ *http.Request) error {
-				w.Header().Set("X-Handler", "ran")
-				return nil
-			})
-			return func(w http.ResponseWriter, r *http.Request) {
-				w.Header().Set("X-Kept", "1")
-				if consumer.EventFrom(r.Context()).Key == "bare" {
-					bare.ServeHTTP(w, r)
-					return
-				}
-				inner.ServeHTTP(w, r)
+		const body = "{ \"a\" : 1e3 }\n\x00\xff"
+		dsn := pgtest.New(t, migrations.Inbox)
+		got := make(chan consumer.Event, 1)
+		check := func(ctx context.Context, same bool, event consumer.Event) {
+			if !same || !reflect.DeepEqual(event, consumer.EventFrom(ctx)) {
+				t.Errorf("the context has another transaction, or the event %+v", consumer.EventFrom(ctx))
 			}
-		})
-		got := e.post("k", "{}")
-		wantFirst(t, got, 201, `{"done":"k"}`)
-		if got.header.Get("X-Handler") != "ran" || got.header.Get("X-Kept") != "1" {
-			t.Errorf("header %v", got.header)
+			got <- event
 		}
-		wantReplayed(t, e.post("k", "{}"), 201, "")
-		got = e.post("bare", "{}")
-		wantFirst(t, got, 204, "")
-		if got.header.Get("X-Handler") != "ran" || got.header.Get("X-Kept") != "1" {
-			t.Errorf("header %v", got.header)
+		e := startEnv(t, f, dsn, consumer.Config{}, func(_ *env, cfg consumer.Config) http.Handler {
+			if f.name == "pgx" {
+				return consumer.MustNew(pgtest.Pool(t, dsn), cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+					check(ctx, tx == consumer.Tx(ctx), event)
+					_, err := tx.Exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key)
+					return err
+				})
+			}
+			return consumer.MustNewSQL(openSQL(t, dsn), cfg, func(ctx context.Context, tx *sql.Tx, event consumer.Event) error {
+				check(ctx, tx == consumer.TxSQL(ctx), event)
+				_, err := tx.ExecContext(ctx, "INSERT INTO effect VALUES ($1)", event.Key)
+				return err
+			})
+		})
+		e.mustExec(schema)
+		wantFirst(t, e.post("k", body), 204, "")
+		e.wantRows("k", 1, 1)
+		event, report := <-got, e.wantResult(consumer.ResultProcessed)
+		if event.Key != "k" || string(event.Payload) != body || report.Event.Key != "k" || report.Event.Payload != nil {
+			t.Errorf("the handler got %+v, the report has %+v", event, report.Event)
 		}
 	})
 }
 
-// What stands between the middleware and the handler may answer otherwise than the handler's error asks for. The answer
-// counts.
-func TestErrorHandlerBehindOthers(t *testing.T) {
+// A handler of a framework may return an error that is answered only when the middleware has returned: what it wrote until then
+// must not be committed.
+func TestHandlerThatAnswersNothing(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
-			return func(w http.ResponseWriter, r *http.Request) {
-				inner := httptest.NewRecorder()
-				consumer.ErrorHandler(func(w http.ResponseWriter, r *http.Request) error {
-					effect(e)(w, r)
-					if r.Header.Get("Test-Ignore") != "" {
-						return consumer.Ignore("of no concern")
-					}
-					return consumer.Permanent(errors.New("no"))
-				}).ServeHTTP(inner, r)
-				if inner.Code == http.StatusNoContent {
-					w.WriteHeader(http.StatusBadGateway)
+		dsn := pgtest.New(t, migrations.Inbox)
+		e := startEnv(t, f, dsn, consumer.Config{}, func(e *env, cfg consumer.Config) http.Handler {
+			return f.wrap(t, dsn, cfg)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				effect(e)(discardWriter{}, r)
+				w.Header().Set("X-Set", "no answer yet")
+				if r.Header.Get("Test-Hints") != "" {
+					w.WriteHeader(http.StatusEarlyHints)
 				}
-			}
+				if r.Header.Get("Test-Answer") != "" {
+					w.WriteHeader(http.StatusNoContent)
+				}
+			}))
 		})
-		if got := e.do(e.newRequest("ignored", "{}", with("Test-Ignore", "yes"))); got.status != 502 {
-			t.Errorf("got %d", got.status)
+		e.mustExec(schema)
+		for _, hints := range []string{"", "sent"} {
+			got := e.do(e.newRequest("k", "{}", with("Test-Hints", hints)))
+			wantProblem(t, got, 500, "no-answer")
+			if report := e.wantResult(consumer.ResultFailed); report.Err == nil || report.Final || report.Status != 500 || got.header.Get("X-Set") != "" {
+				t.Errorf("report %+v, header %v", report, got.header)
+			}
+			e.wantRows("k", 0, 0)
 		}
-		if report := e.wantResult(consumer.ResultFailed); report.Err != nil || report.Final {
-			t.Errorf("report %+v", report)
+		if log := e.logged.String(); !strings.Contains(log, "level=WARN") || !strings.Contains(log, "without an answer") {
+			t.Errorf("logged %s", log)
 		}
-		e.wantRows("ignored", 0, 0)
-		wantFirst(t, e.post("refused", "{}"), 200, "")
-		if report := e.wantResult(consumer.ResultProcessed); report.Err != nil || report.Final {
-			t.Errorf("report %+v", report)
-		}
-		e.wantRows("refused", 1, 1)
+		wantFirst(t, e.do(e.newRequest("k", "{}", with("Test-Answer", "204"))), 204, "")
+		e.wantRows("k", 1, 1)
 	})
 }
 
-// An ErrorHandler that is called without the middleware, as in its author's tests, answers the same.
-func TestErrorHandlerAlone(t *testing.T) {
+// The Must variants panic with the errors' texts; TestConfigMistakes has those of the Config.
+func TestMistakesOfConstructors(t *testing.T) {
 	t.Parallel()
-	w := httptest.NewRecorder()
-	consumer.ErrorHandler(func(http.ResponseWriter, *http.Request) error {
-		return consumer.Permanent(errors.New("token=hunter2"))
-	}).ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", nil))
-	if w.Code != 422 || strings.Contains(w.Body.String(), "hunter2") {
-		t.Errorf("got %d %s", w.Code, w.Body)
-	}
-	for name, misuse := range map[string]func(){
-		"nil": func() { consumer.ErrorHandler(nil) },
-		"a router": func() {
-			consumer.NewRouter().ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/", nil))
+	good := consumer.Config{Receiver: "test", Secrets: []string{secretText}}
+	pool := pgtest.Pool(t, "postgres://nobody@127.0.0.1:1/none")
+	db := openSQL(t, "postgres://nobody@127.0.0.1:1/none")
+	handle := func(context.Context, pgx.Tx, consumer.Event) error { return nil }
+	handleSQL := func(context.Context, *sql.Tx, consumer.Event) error { return nil }
+	for want, c := range map[string]struct {
+		call func() (any, error)
+		must func()
+	}{
+		"consumer: New needs a pool": {
+			func() (any, error) { return consumer.New(nil, good, handle) },
+			func() { consumer.MustNew(nil, good, handle) },
+		},
+		"consumer: New needs a handler": {
+			func() (any, error) { return consumer.New(pool, good, nil) },
+			func() { consumer.MustNew(pool, good, nil) },
+		},
+		"consumer: NewSQL needs a database": {
+			func() (any, error) { return consumer.NewSQL(nil, good, handleSQL) },
+			func() { consumer.MustNewSQL(nil, good, handleSQL) },
+		},
+		"consumer: NewSQL needs a handler": {
+			func() (any, error) { return consumer.NewSQL(db, good, nil) },
+			func() { consumer.MustNewSQL(db, good, nil) },
+		},
+		"consumer: Config.Receiver is empty": {
+			func() (any, error) {
+				return consumer.New(pool, consumer.Config{Secrets: []string{secretText}}, handle)
+			},
+			func() { consumer.MustNewSQL(db, consumer.Config{Secrets: []string{secretText}}, handleSQL) },
+		},
+		"consumer: Middleware needs a pool": {
+			func() (any, error) { return consumer.Middleware((*pgxpool.Pool)(nil), good) },
+			func() { consumer.MustMiddleware(nil, good) },
+		},
+		"consumer: MiddlewareSQL needs a database": {
+			func() (any, error) { return consumer.MiddlewareSQL(nil, good) },
+			func() { consumer.MustMiddlewareSQL(nil, good) },
+		},
+		"consumer: MiddlewareStore needs a store": {
+			func() (any, error) { return consumer.MiddlewareStore(nil, consumer.StoreConfig{Config: good}) },
+			func() { consumer.MustMiddlewareStore(nil, consumer.StoreConfig{Config: good}) },
+		},
+		"consumer: NewInbox needs a pool": {
+			func() (any, error) { return consumer.NewInbox(nil, consumer.InboxConfig{Config: good, Handle: handle}) },
+			func() { consumer.MustNewInbox(nil, consumer.InboxConfig{Config: good, Handle: handle}) },
 		},
 	} {
+		_, err := c.call()
+		if err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: failed with %v", want, err)
+		}
 		func() {
 			defer func() {
-				if recover() == nil {
-					t.Errorf("%s: no panic", name)
+				if text, _ := recover().(string); !strings.HasPrefix(text, want) {
+					t.Errorf("%s: panicked with %q", want, text)
 				}
 			}()
-			misuse()
+			c.must()
 		}()
 	}
 }
@@ -269,16 +297,16 @@ func TestErrorHandlerAlone(t *testing.T) {
 func TestReasonsAreRedactedByTheApplicationToo(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		cfg := consumer.Config{Redact: func(text string) string { return strings.ReplaceAll(text, "Ada Lovelace", "a customer") }}
-		e := newEnv(t, f, cfg, func(*env) http.HandlerFunc {
-			return consumer.ErrorHandler(func(_ http.ResponseWriter, r *http.Request) error {
-				if r.Header.Get("Test-Ignore") != "" {
+		e := newHandlerEnv(t, f, cfg, func(*env) handlerFunc {
+			return func(_ context.Context, event consumer.Event) error {
+				if event.Key == "ignored" {
 					return consumer.Ignore("Ada Lovelace is a test")
 				}
 				return errors.New("no address of Ada Lovelace")
-			}).ServeHTTP
+			}
 		})
 		got := e.post("k", "{}")
-		e.do(e.newRequest("ignored", "{}", with("Test-Ignore", "yes")))
+		e.post("ignored", "{}")
 		if all := got.body + e.logged.String(); !strings.Contains(got.body, "no address of a customer") || strings.Contains(all, "Ada") {
 			t.Errorf("answered and logged %s", all)
 		}

@@ -10,16 +10,28 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 // answers are those for which the memory of an event is closed in different ways.
 var answers = map[string]http.HandlerFunc{
-	"204": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) },
-	"201": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) },
-	"ignore": consumer.ErrorHandler(func(http.ResponseWriter, *http.Request) error {
-		return consumer.Ignore("no concern")
-	}).ServeHTTP,
+	"204":    func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) },
+	"201":    func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) },
+	"ignore": nil, // the event is ignored: see newAnswering
+}
+
+// newAnswering is newEnv for a handler that ends with one of the answers.
+func newAnswering(t testing.TB, f flavour, dsn string, answer http.HandlerFunc, handler func(answer http.HandlerFunc) func(e *env) http.HandlerFunc) (e *env) {
+	t.Helper()
+	if answer == nil {
+		e = newHandlerEnvAt(t, f, dsn, consumer.Config{}, ignoring(handler(func(http.ResponseWriter, *http.Request) {})))
+	} else {
+		e = newEnvAt(t, f, dsn, consumer.Config{}, handler(answer))
+	}
+	e.mustExec(schema)
+	return e
 }
 
 // sending is a handler that runs those of the request's Test-Statement headers after its effect.
@@ -50,7 +62,7 @@ func TestHandlerThatRemovesItsOwnMemory(t *testing.T) {
 		for name, answer := range answers {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				e := newEnv(t, f, consumer.Config{}, sending(answer))
+				e := newAnswering(t, f, pgtest.New(t, migrations.Inbox), answer, sending)
 				for _, statement := range []string{
 					"DELETE FROM processed_events WHERE related_reference = 'customer 42'",
 					"WITH gone AS (DELETE FROM public.\"processed_events\" RETURNING 1) SELECT count(*) FROM gone",
@@ -99,7 +111,7 @@ func TestHandlerThatLeavesMemoryOutOfReach(t *testing.T) {
 		for name, answer := range answers {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				e := newEnv(t, f, consumer.Config{}, sending(answer))
+				e := newAnswering(t, f, pgtest.New(t, migrations.Inbox), answer, sending)
 				e.mustExec("CREATE SCHEMA tenant")
 				for key, test := range cases {
 					key = strings.ReplaceAll(key, " ", "-")
@@ -128,7 +140,7 @@ func TestHandlerThatLeavesMemoryOutOfReach(t *testing.T) {
 // The inbox says the same.
 func TestInboxHandlerThatLeavesTheInboxOutOfReach(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{MaxAttempts: 1, Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+	p := newInbox(t, consumer.InboxConfig{MaxAttempts: 1, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 		if err := effectOf(ctx, event.Key); err != nil {
 			return err
 		}

@@ -99,7 +99,7 @@ func commitFailed() *problem {
 
 func transactionEnded() *problem {
 	return newProblem(http.StatusInternalServerError, "handler-ended-transaction", "The handler ended the middleware's transaction",
-		"The handler must not commit or roll back: it answers 2xx to commit and anything else to roll back. Mend the handler.")
+		"The handler must not commit or roll back: it returns nil, or answers 2xx, to commit, and anything else to roll back. Mend the handler.")
 }
 
 func handlerPanicked() *problem {
@@ -117,6 +117,11 @@ func leaseLost() *problem {
 	return newProblem(http.StatusInternalServerError, "lease-lost", "The handler succeeded after its lease had ended",
 		"Another request has taken the event over meanwhile, so that the effect may happen twice. Send the request again for the other's "+
 			"response; make the handler faster or the lease longer (StoreConfig.Lease).")
+}
+
+func noAnswer() *problem {
+	return newProblem(http.StatusInternalServerError, "no-answer", "The handler answered nothing",
+		"The handler returned without a status, behind which an error may be, so that the event does not count as processed. A handler has to write 2xx for that.")
 }
 
 // unremembered says why an event whose handler succeeded does not count as processed.

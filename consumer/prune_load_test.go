@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outbox-relay/outbox-relay/consumer"
 )
 
@@ -37,9 +39,9 @@ func TestPruneUnderDuplicates(t *testing.T) {
 var recording = flavour{
 	name: "inbox",
 	wrap: func(t testing.TB, dsn string, cfg consumer.Config) func(http.Handler) http.Handler {
-		in := consumer.NewInbox(poolOf(t, dsn, 12), consumer.InboxConfig{
+		in := consumer.MustNewInbox(poolOf(t, dsn, 12), consumer.InboxConfig{
 			Config: cfg,
-			Handle: func(ctx context.Context, event consumer.Event, _ []byte) error { return effectOf(ctx, event.Key) },
+			Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error { return effectOf(ctx, event.Key) },
 		})
 		ctx, stop := context.WithCancel(context.Background())
 		var working sync.WaitGroup

@@ -342,7 +342,7 @@ func TestWorkersFollowRecipes(t *testing.T) {
 			var mended atomic.Bool
 			p := newInbox(t, consumer.InboxConfig{
 				Config: consumer.Config{Receiver: "test", Source: "finance"},
-				Handle: func(ctx context.Context, event consumer.Event, _ []byte) error {
+				Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 					if event.Key == "head" && !mended.Load() {
 						return consumer.Permanent(errHandler)
 					}

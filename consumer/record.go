@@ -1,8 +1,10 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -14,6 +16,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -50,11 +53,11 @@ type InboxConfig struct {
 	// is worked.
 	Config
 
-	// Handle works an event. Required. Commit and Rollback of its [Tx] are refused. One that ends the transaction by other
+	// Handle works an event. Required. Commit and Rollback of its transaction are refused. One that ends the transaction by other
 	// means is found out when it returns, and its event failed at once, whether it succeeded, failed or was timed out: to try
 	// again would repeat what it has committed. Until then, or if its process dies, another process may take the event over.
 	// It may change the row of its own event in inbox_events, such as to remove the payload.
-	Handle EventHandler
+	Handle Handler[pgx.Tx]
 
 	// Workers is how many events this process works at once in one call of Run. Each needs a connection of the pool while
 	// its handler runs; what the pool has beyond that and one for claims is for recording events in a process that also
@@ -95,42 +98,49 @@ const (
 	defaultMaxAttempts = 8
 )
 
-// complete fills in defaults and panics on what cannot work. connections is how many the pool has.
-func (c InboxConfig) complete(connections int) (settings, InboxConfig) {
-	s := c.Config.complete()
+// complete checks c and fills in defaults. connections is how many the pool has.
+func (c InboxConfig) complete(connections int) (*settings, InboxConfig, error) {
+	s, err := c.Config.complete()
+	if err != nil {
+		return nil, c, err
+	}
 	c.Secrets = nil // settings has them, in a form that cannot be printed
 	if c.Handle == nil {
-		panic("consumer: InboxConfig.Handle is nil: set what works the events")
+		return nil, c, errors.New("consumer: InboxConfig.Handle is nil: set what works the events")
 	}
 	if connections < 2 {
-		panic(fmt.Sprintf("consumer: an inbox needs a pool of at least 2 connections, this one has %d: raise MaxConns (pool_max_conns)", connections))
+		return nil, c, fmt.Errorf("consumer: an inbox needs a pool of at least 2 connections, this one has %d: raise MaxConns (pool_max_conns)", connections)
 	}
 	switch {
 	case c.Workers < 0:
-		panic(fmt.Sprintf("consumer: InboxConfig.Workers is negative: %d", c.Workers))
+		return nil, c, fmt.Errorf("consumer: InboxConfig.Workers is negative: %d", c.Workers)
 	case c.Workers == 0:
 		c.Workers = min(defaultWorkers, connections-1)
 	case c.Workers > connections-1:
-		panic(fmt.Sprintf("consumer: InboxConfig.Workers is %d, which the pool cannot serve: it has %d connections, and one must be left for recording events; "+
-			"raise MaxConns (pool_max_conns) or lower Workers", c.Workers, connections))
+		return nil, c, fmt.Errorf("consumer: InboxConfig.Workers is %d, which the pool cannot serve: it has %d connections, and one must be left for recording events; "+
+			"raise MaxConns (pool_max_conns) or lower Workers", c.Workers, connections)
 	}
 	c.TypeWorkers = maps.Clone(c.TypeWorkers)
 	for kind, n := range c.TypeWorkers {
 		if n < 1 {
-			panic(fmt.Sprintf("consumer: InboxConfig.TypeWorkers[%q] is %d: it must be at least 1; Router.Fallback or Ignore is for events that nobody wants", kind, n))
+			return nil, c, fmt.Errorf("consumer: InboxConfig.TypeWorkers[%q] is %d: it must be at least 1; Router.Fallback or Ignore is for events that nobody wants", kind, n)
 		}
 	}
-	defaultIn("InboxConfig", "PollInterval", &c.PollInterval, time.Second)
-	defaultIn("InboxConfig", "DrainTimeout", &c.DrainTimeout, 20*time.Second)
-	c.completeRetries()
+	if err := cmp.Or(
+		defaultIn("InboxConfig", "PollInterval", &c.PollInterval, time.Second),
+		defaultIn("InboxConfig", "DrainTimeout", &c.DrainTimeout, 20*time.Second),
+		c.completeRetries(),
+	); err != nil {
+		return nil, c, err
+	}
 	switch c.OnFailure {
 	case "":
 		c.OnFailure = FailureBlocks
 	case FailureBlocks, FailureSkips:
 	default:
-		panic(fmt.Sprintf("consumer: InboxConfig.OnFailure: %q is not known; set FailureBlocks or FailureSkips", c.OnFailure))
+		return nil, c, fmt.Errorf("consumer: InboxConfig.OnFailure: %q is not known; set FailureBlocks or FailureSkips", c.OnFailure)
 	}
-	return s, c
+	return s, c, nil
 }
 
 // Inbox takes events in two steps: its Handler records them and answers at once, its Run works them later. What is
@@ -152,24 +162,29 @@ type Inbox struct {
 	shifts map[*shift]struct{} // calls of Run
 }
 
-// NewInbox returns an inbox whose events and effects are in pool's database. It panics when pool is nil or cfg cannot
-// work, as [Middleware] does.
-func NewInbox(pool *pgxpool.Pool, cfg InboxConfig) *Inbox {
+// NewInbox returns an inbox whose events and effects are in pool's database. It fails when pool is nil or cfg cannot work.
+func NewInbox(pool *pgxpool.Pool, cfg InboxConfig) (*Inbox, error) {
 	if pool == nil {
-		panic("consumer: NewInbox needs a pool")
+		return nil, errors.New("consumer: NewInbox needs a pool")
 	}
-	s, cfg := cfg.complete(int(pool.Config().MaxConns))
+	s, cfg, err := cfg.complete(int(pool.Config().MaxConns))
+	if err != nil {
+		return nil, err
+	}
 	host, _ := os.Hostname()
 	return &Inbox{
-		settings: &s,
+		settings: s,
 		cfg:      cfg,
 		pool:     pool,
 		name:     host + "/" + strconv.Itoa(os.Getpid()),
 		shifts:   map[*shift]struct{}{},
 
 		recording: make(chan struct{}, max(1, int(pool.Config().MaxConns)-cfg.Workers-1)),
-	}
+	}, nil
 }
+
+// MustNewInbox is [NewInbox]. It panics with the error's text.
+func MustNewInbox(pool *pgxpool.Pool, cfg InboxConfig) *Inbox { return must(NewInbox(pool, cfg)) }
 
 // Handler returns the http.Handler that records events. It answers 202 once the event is committed, 200 to a duplicate
 // whatever has become of it, and refuses what [Middleware] refuses; the body of both is a small JSON object with the

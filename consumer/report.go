@@ -26,7 +26,7 @@ type Report struct {
 	Result Result
 	// Receiver and Source are the Config's, also where the event is not known.
 	Receiver, Source string
-	// Event is the event; zero for ResultRejected, of which nothing is proven.
+	// Event is the event without its Payload; zero for ResultRejected, of which nothing is proven.
 	Event Event
 	// Inbox says that a worker of an inbox reports; otherwise a request does.
 	Inbox bool

@@ -15,6 +15,9 @@ type answer struct {
 	header  http.Header
 	body    []byte
 	ignored string // why the handler wants the event ignored; empty: it does not
+
+	cause error // the handler's, for the report
+	final bool  // nobody tries again by himself
 }
 
 func (a *answer) send(w http.ResponseWriter) {
@@ -83,10 +86,12 @@ func (b *buffer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// result ends the handler's part: a handler that wrote nothing answered 200.
+// result returns what the handler has answered. Nothing is not 200: an error may be on its way to a framework.
 func (b *buffer) result() *answer {
 	if b.answer.status == 0 {
-		b.WriteHeader(http.StatusOK)
+		refusal := noAnswer().answer()
+		refusal.cause = errNoAnswer
+		return refusal
 	}
 	return &b.answer
 }

@@ -11,15 +11,15 @@ import (
 // longestDelay keeps what a handler asks for within what a timestamp can hold.
 const longestDelay = 10 * 365 * 24 * time.Hour
 
-// completeRetries fills in the defaults of what decides about another attempt, and panics on what cannot work.
-func (c *InboxConfig) completeRetries() {
+// completeRetries checks what decides about another attempt, and fills in its defaults.
+func (c *InboxConfig) completeRetries() error {
 	if len(c.Schedule) == 0 {
 		c.Schedule = []time.Duration{5 * time.Second, 30 * time.Second, 5 * time.Minute, 30 * time.Minute, 4 * time.Hour}
 	}
 	c.Schedule = append([]time.Duration(nil), c.Schedule...)
 	for i, delay := range c.Schedule {
 		if delay < 0 || delay > longestDelay {
-			panic(fmt.Sprintf("consumer: InboxConfig.Schedule[%d] is %v: set 0 to %v", i, delay, longestDelay))
+			return fmt.Errorf("consumer: InboxConfig.Schedule[%d] is %v: set 0 to %v", i, delay, longestDelay)
 		}
 	}
 	if c.Jitter == nil {
@@ -27,14 +27,15 @@ func (c *InboxConfig) completeRetries() {
 		c.Jitter = &jitter
 	}
 	if !(0 <= *c.Jitter && *c.Jitter <= 1) { // NaN too
-		panic(fmt.Sprintf("consumer: InboxConfig.Jitter is %v: set 0 to 1", *c.Jitter))
+		return fmt.Errorf("consumer: InboxConfig.Jitter is %v: set 0 to 1", *c.Jitter)
 	}
 	if c.MaxAttempts < 0 {
-		panic(fmt.Sprintf("consumer: InboxConfig.MaxAttempts is negative: %d", c.MaxAttempts))
+		return fmt.Errorf("consumer: InboxConfig.MaxAttempts is negative: %d", c.MaxAttempts)
 	}
 	if c.MaxAttempts == 0 {
 		c.MaxAttempts = defaultMaxAttempts
 	}
+	return nil
 }
 
 // settlement is what is written down about an attempt that did not succeed.

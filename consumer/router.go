@@ -1,14 +1,15 @@
 package consumer
 
 import (
-	"bytes"
 	"cmp"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // ErrUnknownEvent is what [Router.Dispatch] returns for an event that no handler takes; errors.Is finds it. An inbox keeps
@@ -32,14 +33,12 @@ func (e *unknownEventError) Error() string {
 func (e *unknownEventError) Is(target error) bool { return target == ErrUnknownEvent }
 
 // Router calls the handler that is registered for an event's type and version. The zero value has no handlers. Register
-// all of them first; from the first event on it does not change, and may be used concurrently.
-//
-// Its method Dispatch is an [EventHandler], fit for an inbox. The Router itself is an http.Handler for behind [Middleware]
-// and [MiddlewareSQL].
-type Router struct {
-	exact    map[route]EventHandler
-	globs    []globRoute // in the order in which they are tried
-	fallback EventHandler
+// all of them first; from the first event on it does not change, and may be used concurrently. Its method Dispatch is a
+// [Handler], for [New], [NewSQL] and inboxes.
+type Router[Tx any] struct {
+	exact    map[route]Handler[Tx]
+	globs    []globRoute[Tx] // in the order in which they are tried
+	fallback Handler[Tx]
 	used     atomic.Bool
 }
 
@@ -49,14 +48,17 @@ type route struct {
 	version int
 }
 
-type globRoute struct {
+type globRoute[Tx any] struct {
 	route
 	literal int // characters other than '*'
-	handle  EventHandler
+	handle  Handler[Tx]
 }
 
-// NewRouter returns a Router without handlers.
-func NewRouter() *Router { return &Router{} }
+// NewRouter returns a Router without handlers, for [New] and inboxes.
+func NewRouter() *Router[pgx.Tx] { return &Router[pgx.Tx]{} }
+
+// NewRouterSQL returns a Router without handlers, for [NewSQL].
+func NewRouterSQL() *Router[*sql.Tx] { return &Router[*sql.Tx]{} }
 
 // Handle registers handle for the events whose type matches pattern and whose version is version; 0 means any version.
 // A pattern is as in the relay's routes: '*' matches any run of characters, also an empty one, everything else itself; it
@@ -70,7 +72,7 @@ func NewRouter() *Router { return &Router{} }
 //
 // It panics when pattern or version cannot be, handle is nil, the same pattern and version are taken, two patterns could
 // claim an event with equal right, or an event has been dispatched: such mistakes belong to the start.
-func (r *Router) Handle(pattern string, version int, handle EventHandler) {
+func (r *Router[Tx]) Handle(pattern string, version int, handle Handler[Tx]) {
 	added := route{pattern: pattern, version: version}
 	r.mayRegister(added.String(), handle)
 	switch {
@@ -84,12 +86,12 @@ func (r *Router) Handle(pattern string, version int, handle EventHandler) {
 			panic(fmt.Sprintf("consumer: Router: %s has two handlers", added))
 		}
 		if r.exact == nil {
-			r.exact = map[route]EventHandler{}
+			r.exact = map[route]Handler[Tx]{}
 		}
 		r.exact[added] = handle
 		return
 	}
-	glob := globRoute{route: added, literal: literals(pattern), handle: handle}
+	glob := globRoute[Tx]{route: added, literal: literals(pattern), handle: handle}
 	for _, other := range r.globs {
 		switch {
 		case other.route == added:
@@ -99,14 +101,14 @@ func (r *Router) Handle(pattern string, version int, handle EventHandler) {
 		}
 	}
 	r.globs = append(r.globs, glob)
-	slices.SortStableFunc(r.globs, func(a, b globRoute) int {
+	slices.SortStableFunc(r.globs, func(a, b globRoute[Tx]) int {
 		return cmp.Or(cmp.Compare(b.literal, a.literal), cmp.Compare(min(b.version, 1), min(a.version, 1)))
 	})
 }
 
 // Fallback registers the handler of what no pattern takes, and of events without a type, which foreign senders send.
 // Without one they are [ErrUnknownEvent]. It panics as Handle does.
-func (r *Router) Fallback(handle EventHandler) {
+func (r *Router[Tx]) Fallback(handle Handler[Tx]) {
 	r.mayRegister("Fallback", handle)
 	if r.fallback != nil {
 		panic("consumer: Router: Fallback has two handlers")
@@ -114,7 +116,7 @@ func (r *Router) Fallback(handle EventHandler) {
 	r.fallback = handle
 }
 
-func (r *Router) mayRegister(name string, handle EventHandler) {
+func (r *Router[Tx]) mayRegister(name string, handle Handler[Tx]) {
 	if handle == nil {
 		panic(fmt.Sprintf("consumer: Router: the handler of %s is nil", name))
 	}
@@ -131,7 +133,7 @@ func (r route) String() string {
 }
 
 // Dispatch calls the handler of event and returns its error, or one that is [ErrUnknownEvent].
-func (r *Router) Dispatch(ctx context.Context, event Event, payload []byte) error {
+func (r *Router[Tx]) Dispatch(ctx context.Context, tx Tx, event Event) error {
 	if !r.used.Load() { // a store by every event would have the processors wait for each other
 		r.used.Store(true)
 	}
@@ -139,10 +141,10 @@ func (r *Router) Dispatch(ctx context.Context, event Event, payload []byte) erro
 	if handle == nil {
 		return &unknownEventError{eventType: event.Type, version: event.Version}
 	}
-	return handle(ctx, event, payload)
+	return handle(ctx, tx, event)
 }
 
-func (r *Router) find(eventType string, version int) EventHandler {
+func (r *Router[Tx]) find(eventType string, version int) Handler[Tx] {
 	if eventType == "" { // "*" means every type, not none
 		return r.fallback
 	}
@@ -158,29 +160,4 @@ func (r *Router) find(eventType string, version int) EventHandler {
 		}
 	}
 	return r.fallback
-}
-
-// ServeHTTP dispatches the event of a request that came through [Middleware] or [MiddlewareSQL], and answers by the
-// handler's error as [ErrorHandler] does: 204 if there is none. It panics behind neither.
-func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	event := EventFrom(req.Context())
-	if event.Key == "" {
-		panic("consumer: Router.ServeHTTP needs a request that came through Middleware or MiddlewareSQL")
-	}
-	payload, err := readWhole(req)
-	if err == nil {
-		err = r.Dispatch(req.Context(), event, payload)
-	}
-	conclude(w, req, err)
-}
-
-// readWhole reads a body that the middleware has restored, whose length is then known, or that somebody put in its place, of
-// any length.
-func readWhole(req *http.Request) ([]byte, error) {
-	var payload bytes.Buffer
-	payload.Grow(int(max(req.ContentLength, 0)) + bytes.MinRead) // with room to find the end
-	if _, err := payload.ReadFrom(req.Body); err != nil {
-		return nil, fmt.Errorf("read the request's body: %w", err)
-	}
-	return payload.Bytes(), nil
 }

@@ -4,23 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"sync"
 	"testing"
-	"testing/iotest"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 func TestRouterFindsTheMostSpecificHandler(t *testing.T) {
 	t.Parallel()
 	var called string
-	named := func(name string) consumer.EventHandler {
-		return func(context.Context, consumer.Event, []byte) error { called = name; return nil }
+	named := func(name string) consumer.Handler[pgx.Tx] {
+		return func(context.Context, pgx.Tx, consumer.Event) error { called = name; return nil }
 	}
 	r := consumer.NewRouter()
 	routes := []struct {
@@ -64,7 +66,7 @@ func TestRouterFindsTheMostSpecificHandler(t *testing.T) {
 	}
 	for _, c := range cases {
 		called = ""
-		if err := r.Dispatch(t.Context(), consumer.Event{Type: c.eventType, Version: c.version}, nil); err != nil || called != c.want {
+		if err := r.Dispatch(t.Context(), nil, consumer.Event{Type: c.eventType, Version: c.version}); err != nil || called != c.want {
 			t.Errorf("%q version %d went to %q (%v), want %q", c.eventType, c.version, called, err, c.want)
 		}
 	}
@@ -73,53 +75,53 @@ func TestRouterFindsTheMostSpecificHandler(t *testing.T) {
 func TestRouterWithoutAHandler(t *testing.T) {
 	t.Parallel()
 	r := consumer.NewRouter()
-	r.Handle("invoice.paid", 1, func(context.Context, consumer.Event, []byte) error { return nil })
+	r.Handle("invoice.paid", 1, func(context.Context, pgx.Tx, consumer.Event) error { return nil })
 	for text, event := range map[string]consumer.Event{
 		"no handler for invoice.paid version 3":    {Type: "invoice.paid", Version: 3},
 		"no handler for order.paid version 1":      {Type: "order.paid", Version: 1},
 		"no handler for an event without a type":   {Version: 1, Foreign: true},
 		"no handler for an event without a type\n": {},
 	} {
-		err := r.Dispatch(t.Context(), event, nil)
+		err := r.Dispatch(t.Context(), nil, event)
 		if !errors.Is(err, consumer.ErrUnknownEvent) || err.Error() != strings.TrimSpace(text) {
 			t.Errorf("got %v, want %s", err, text)
 		}
 	}
-	if err := (&consumer.Router{}).Dispatch(t.Context(), consumer.Event{Type: "a"}, nil); !errors.Is(err, consumer.ErrUnknownEvent) {
+	if err := (&consumer.Router[pgx.Tx]{}).Dispatch(t.Context(), nil, consumer.Event{Type: "a"}); !errors.Is(err, consumer.ErrUnknownEvent) {
 		t.Errorf("the zero router: %v", err)
 	}
 }
 
 func TestRouterRefusesMistakes(t *testing.T) {
 	t.Parallel()
-	nothing := func(context.Context, consumer.Event, []byte) error { return nil }
-	handle := func(pattern string, version int) func(*consumer.Router) {
-		return func(r *consumer.Router) { r.Handle(pattern, version, nothing) }
+	nothing := func(context.Context, pgx.Tx, consumer.Event) error { return nil }
+	handle := func(pattern string, version int) func(*consumer.Router[pgx.Tx]) {
+		return func(r *consumer.Router[pgx.Tx]) { r.Handle(pattern, version, nothing) }
 	}
-	dispatch := func(r *consumer.Router) { _ = r.Dispatch(context.Background(), consumer.Event{}, nil) }
-	fallback := func(r *consumer.Router) { r.Fallback(nothing) }
+	dispatch := func(r *consumer.Router[pgx.Tx]) { _ = r.Dispatch(context.Background(), nil, consumer.Event{}) }
+	fallback := func(r *consumer.Router[pgx.Tx]) { r.Fallback(nothing) }
 	cases := map[string]struct {
-		steps []func(*consumer.Router)
+		steps []func(*consumer.Router[pgx.Tx])
 		want  string
 	}{
-		"empty":              {[]func(*consumer.Router){handle("", 0)}, "printable"},
-		"blank":              {[]func(*consumer.Router){handle("invoice paid", 0)}, "printable"},
-		"not ASCII":          {[]func(*consumer.Router){handle("größe", 0)}, "printable"},
-		"too long":           {[]func(*consumer.Router){handle(strings.Repeat("a", 256), 0)}, "255"},
-		"negative":           {[]func(*consumer.Router){handle("a", -1)}, "negative"},
-		"twice":              {[]func(*consumer.Router){handle("a", 1), handle("a", 0), handle("a", 1)}, `"a" version 1 has two handlers`},
-		"glob twice":         {[]func(*consumer.Router){handle("a*", 0), handle("a*", 0)}, `"a*", any version has two handlers`},
-		"ambiguous":          {[]func(*consumer.Router){handle("a*", 2), handle("*b", 2)}, "equal right"},
-		"the same otherwise": {[]func(*consumer.Router){handle("a*", 0), handle("a**", 0)}, "equal right"},
-		"two fallbacks":      {[]func(*consumer.Router){fallback, fallback}, "Fallback has two handlers"},
-		"nil":                {[]func(*consumer.Router){func(r *consumer.Router) { r.Handle("a", 0, nil) }}, "is nil"},
-		"nil fallback":       {[]func(*consumer.Router){func(r *consumer.Router) { r.Fallback(nil) }}, "is nil"},
-		"nil JSON": {[]func(*consumer.Router){func(r *consumer.Router) {
+		"empty":              {[]func(*consumer.Router[pgx.Tx]){handle("", 0)}, "printable"},
+		"blank":              {[]func(*consumer.Router[pgx.Tx]){handle("invoice paid", 0)}, "printable"},
+		"not ASCII":          {[]func(*consumer.Router[pgx.Tx]){handle("größe", 0)}, "printable"},
+		"too long":           {[]func(*consumer.Router[pgx.Tx]){handle(strings.Repeat("a", 256), 0)}, "255"},
+		"negative":           {[]func(*consumer.Router[pgx.Tx]){handle("a", -1)}, "negative"},
+		"twice":              {[]func(*consumer.Router[pgx.Tx]){handle("a", 1), handle("a", 0), handle("a", 1)}, `"a" version 1 has two handlers`},
+		"glob twice":         {[]func(*consumer.Router[pgx.Tx]){handle("a*", 0), handle("a*", 0)}, `"a*", any version has two handlers`},
+		"ambiguous":          {[]func(*consumer.Router[pgx.Tx]){handle("a*", 2), handle("*b", 2)}, "equal right"},
+		"the same otherwise": {[]func(*consumer.Router[pgx.Tx]){handle("a*", 0), handle("a**", 0)}, "equal right"},
+		"two fallbacks":      {[]func(*consumer.Router[pgx.Tx]){fallback, fallback}, "Fallback has two handlers"},
+		"nil":                {[]func(*consumer.Router[pgx.Tx]){func(r *consumer.Router[pgx.Tx]) { r.Handle("a", 0, nil) }}, "is nil"},
+		"nil fallback":       {[]func(*consumer.Router[pgx.Tx]){func(r *consumer.Router[pgx.Tx]) { r.Fallback(nil) }}, "is nil"},
+		"nil JSON": {[]func(*consumer.Router[pgx.Tx]){func(r *consumer.Router[pgx.Tx]) {
 			consumer.HandleJSON[int](r, "a", 0, nil)
 		}}, "is nil"},
-		"late":          {[]func(*consumer.Router){dispatch, handle("a", 0)}, "after the first event"},
-		"late fallback": {[]func(*consumer.Router){dispatch, fallback}, "after the first event"},
-		"unambiguous": {[]func(*consumer.Router){
+		"late":          {[]func(*consumer.Router[pgx.Tx]){dispatch, handle("a", 0)}, "after the first event"},
+		"late fallback": {[]func(*consumer.Router[pgx.Tx]){dispatch, fallback}, "after the first event"},
+		"unambiguous": {[]func(*consumer.Router[pgx.Tx]){
 			handle("a*", 1), handle("*b", 2), handle("*c", 0), handle("b*", 1), handle("ab*", 1), handle("ab", 1), handle("*", 0), handle("*", 1), fallback,
 		}, ""},
 	}
@@ -143,17 +145,19 @@ func TestRouterRefusesMistakes(t *testing.T) {
 func TestRouterIsUsedConcurrently(t *testing.T) {
 	t.Parallel()
 	r := consumer.NewRouter()
-	r.Handle("a", 0, func(_ context.Context, _ consumer.Event, payload []byte) error { return errors.New(string(payload)) })
-	r.Handle("b*", 0, func(context.Context, consumer.Event, []byte) error { return nil })
+	r.Handle("a", 0, func(_ context.Context, _ pgx.Tx, event consumer.Event) error {
+		return errors.New(string(event.Payload))
+	})
+	r.Handle("b*", 0, func(context.Context, pgx.Tx, consumer.Event) error { return nil })
 	var all sync.WaitGroup
 	for i := range 8 {
 		all.Go(func() {
 			for n := range 1000 {
 				want := fmt.Sprint(i, n)
-				if err := r.Dispatch(t.Context(), consumer.Event{Type: "a", Version: n}, []byte(want)); err == nil || err.Error() != want {
+				if err := r.Dispatch(t.Context(), nil, consumer.Event{Type: "a", Version: n, Payload: []byte(want)}); err == nil || err.Error() != want {
 					t.Errorf("got %v, want %s", err, want)
 				}
-				if err := r.Dispatch(t.Context(), consumer.Event{Type: "bc"}, nil); err != nil {
+				if err := r.Dispatch(t.Context(), nil, consumer.Event{Type: "bc"}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -165,10 +169,10 @@ func TestRouterIsUsedConcurrently(t *testing.T) {
 // Not in parallel with anything, because allocations are counted for the whole process.
 func TestRouterAllocatesNothing(t *testing.T) {
 	r := consumer.NewRouter()
-	r.Handle("a", 0, func(context.Context, consumer.Event, []byte) error { return nil })
-	r.Handle("b*", 0, func(context.Context, consumer.Event, []byte) error { return nil })
+	r.Handle("a", 0, func(context.Context, pgx.Tx, consumer.Event) error { return nil })
+	r.Handle("b*", 0, func(context.Context, pgx.Tx, consumer.Event) error { return nil })
 	for _, event := range []consumer.Event{{Type: "a", Version: 1}, {Type: "bc", Version: 1}} {
-		if n := testing.AllocsPerRun(100, func() { _ = r.Dispatch(t.Context(), event, nil) }); n > 0 {
+		if n := testing.AllocsPerRun(100, func() { _ = r.Dispatch(t.Context(), nil, event) }); n > 0 {
 			t.Errorf("%v allocations for each %s", n, event.Type)
 		}
 	}
@@ -195,7 +199,7 @@ func TestHandleJSON(t *testing.T) {
 	const canary = "4711canary"
 	r := consumer.NewRouter()
 	ran := false
-	consumer.HandleJSON(r, "invoice.*", 0, func(_ context.Context, event consumer.Event, _ invoice) error {
+	consumer.HandleJSON(r, "invoice.*", 0, func(_ context.Context, _ pgx.Tx, event consumer.Event, _ invoice) error {
 		ran = event.Key == "k"
 		return nil
 	})
@@ -219,7 +223,7 @@ func TestHandleJSON(t *testing.T) {
 		{`{"lines":[{"count":true}]}`, `field "lines.count": a JSON bool`},
 	} {
 		ran = false
-		err := r.Dispatch(t.Context(), consumer.Event{Key: "k", Type: "invoice.paid"}, []byte(c.payload))
+		err := r.Dispatch(t.Context(), nil, consumer.Event{Key: "k", Type: "invoice.paid", Payload: []byte(c.payload)})
 		switch {
 		case c.want == "" && (err != nil || !ran):
 			t.Errorf("%s: %v", c.payload, err)
@@ -231,36 +235,53 @@ func TestHandleJSON(t *testing.T) {
 	}
 
 	others := consumer.NewRouter()
-	consumer.HandleJSON(others, "guarded", 0, func(context.Context, consumer.Event, guarded) error { return nil })
-	consumer.HandleJSON(others, "pointer", 0, func(_ context.Context, _ consumer.Event, p *invoice) error {
+	consumer.HandleJSON(others, "guarded", 0, func(context.Context, pgx.Tx, consumer.Event, guarded) error { return nil })
+	consumer.HandleJSON(others, "pointer", 0, func(_ context.Context, _ pgx.Tx, _ consumer.Event, p *invoice) error {
 		if p != nil {
 			return errors.New("not nil")
 		}
 		return nil
 	})
-	if err := others.Dispatch(t.Context(), consumer.Event{Type: "guarded"}, []byte(`"`+canary+`"`)); err == nil || strings.Contains(err.Error(), canary) {
+	if err := others.Dispatch(t.Context(), nil, consumer.Event{Type: "guarded", Payload: []byte(`"` + canary + `"`)}); err == nil || strings.Contains(err.Error(), canary) {
 		t.Errorf("got %v", err)
 	}
-	if err := others.Dispatch(t.Context(), consumer.Event{Type: "pointer"}, []byte(`null`)); err != nil {
+	if err := others.Dispatch(t.Context(), nil, consumer.Event{Type: "pointer", Payload: []byte(`null`)}); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestRouterBehindTheMiddleware(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		router := consumer.NewRouter()
-		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
-			consumer.HandleJSON(router, "invoice.created", 1, func(ctx context.Context, event consumer.Event, payload struct{ Fail string }) error {
-				if err := e.exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key); err != nil {
-					return err
-				}
-				if payload.Fail != "" {
-					return errors.New(payload.Fail)
-				}
-				return nil
-			})
-			return router.ServeHTTP
+// routed registers what the receiver of TestRouterReceives handles before and after a deploy.
+func routed[Tx any](router *consumer.Router[Tx], e *env, deployed bool) *consumer.Router[Tx] {
+	consumer.HandleJSON(router, "invoice.created", 1, func(ctx context.Context, _ Tx, event consumer.Event, payload struct{ Fail string }) error {
+		if err := e.exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key); err != nil {
+			return err
+		}
+		if payload.Fail != "" {
+			return errors.New(payload.Fail)
+		}
+		return nil
+	})
+	if deployed {
+		router.Handle("invoice.*", 2, func(ctx context.Context, _ Tx, event consumer.Event) error {
+			return e.exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key)
 		})
+	}
+	return router
+}
+
+func TestRouterReceives(t *testing.T) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		dsn := pgtest.New(t, migrations.Inbox)
+		start := func(deployed bool) *env {
+			return startEnv(t, f, dsn, consumer.Config{}, func(e *env, cfg consumer.Config) http.Handler {
+				if f.name == "pgx" {
+					return consumer.MustNew(pgtest.Pool(t, dsn), cfg, routed(consumer.NewRouter(), e, deployed).Dispatch)
+				}
+				return consumer.MustNewSQL(openSQL(t, dsn), cfg, routed(consumer.NewRouterSQL(), e, deployed).Dispatch)
+			})
+		}
+		e := start(false)
+		e.mustExec(schema)
 		send := func(key, body string, change ...func(http.Header)) response {
 			return e.do(e.newRequest(key, body, change...))
 		}
@@ -289,13 +310,7 @@ func TestRouterBehindTheMiddleware(t *testing.T) {
 			t.Errorf("report %+v", report)
 		}
 		e.wantRows("v", 0, 0)
-		deployed := newEnvAt(t, f, e.dsn, consumer.Config{}, func(e *env) http.HandlerFunc {
-			router := consumer.NewRouter()
-			router.Handle("invoice.*", 2, func(ctx context.Context, event consumer.Event, _ []byte) error {
-				return e.exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key)
-			})
-			return router.ServeHTTP
-		})
+		deployed := start(true)
 		wantFirst(t, deployed.do(deployed.newRequest("v", "{}", with(webhook.EventVersion, "2"))), 204, "")
 		e.wantRows("v", 1, 1)
 	})
@@ -304,7 +319,7 @@ func TestRouterBehindTheMiddleware(t *testing.T) {
 // In an inbox, an event that is newer than the receiver waits for the deploy, and holds up nobody.
 func TestRouterInAnInbox(t *testing.T) {
 	t.Parallel()
-	effects := func(ctx context.Context, event consumer.Event, _ struct{ Key string }) error {
+	effects := func(ctx context.Context, _ pgx.Tx, event consumer.Event, _ struct{ Key string }) error {
 		return effectOf(ctx, event.Key)
 	}
 	before := consumer.NewRouter()
@@ -352,55 +367,5 @@ func TestRouterInAnInbox(t *testing.T) {
 	}
 	for _, key := range []string{"known", "newer", "other", "next"} {
 		deployed.wantRows(key, 1, 1)
-	}
-}
-
-// What stands between the middleware and the router may have put another body in the place of the request's, as one that
-// decompresses does, and left the length as it was.
-func TestRouterReadsTheWholeBody(t *testing.T) {
-	t.Parallel()
-	const body = "abc"
-	payloads := make(chan []byte, 1)
-	router := consumer.NewRouter()
-	router.Handle("*", 0, func(_ context.Context, _ consumer.Event, payload []byte) error {
-		payloads <- payload
-		return nil
-	})
-	broken := errors.New("broken off")
-	for name, test := range map[string]struct {
-		body io.Reader
-		want string
-		err  error
-	}{
-		"the request's":    {strings.NewReader(body), body, nil},
-		"a longer one":     {strings.NewReader(strings.Repeat(body, 10_000)), strings.Repeat(body, 10_000), nil},
-		"a shorter one":    {strings.NewReader("a"), "a", nil},
-		"an empty one":     {strings.NewReader(""), "", nil},
-		"one broken off":   {io.MultiReader(strings.NewReader("a"), iotest.ErrReader(broken)), "", broken},
-		"one byte by byte": {iotest.OneByteReader(strings.NewReader(body)), body, nil},
-	} {
-		e := newEnv(t, flavours[0], consumer.Config{}, func(*env) http.HandlerFunc {
-			return func(w http.ResponseWriter, r *http.Request) {
-				r.Body = io.NopCloser(test.body)
-				router.ServeHTTP(w, r)
-			}
-		})
-		got := e.post("k", body)
-		if test.err != nil {
-			wantProblem(t, got, 500, "handler-failed")
-			if report := e.wantResult(consumer.ResultFailed); !errors.Is(report.Err, test.err) {
-				t.Errorf("%s: reported %v", name, report.Err)
-			}
-			continue
-		}
-		wantFirst(t, got, 204, "")
-		select {
-		case payload := <-payloads:
-			if payload == nil || string(payload) != test.want {
-				t.Errorf("%s: %d bytes, want %d", name, len(payload), len(test.want))
-			}
-		default:
-			t.Errorf("%s: the handler has not run", name)
-		}
 	}
 }

@@ -15,8 +15,8 @@ import (
 // Event.Key is required: what stays the same when the sender repeats itself, such as the id of the event in the body. The
 // other fields are as optional as they are in a relay's request, and must keep to the same rules: text of at most 255
 // printable ASCII characters, numbers that are not negative. Set Type to let a [Router] choose by it, and CreatedAt to
-// have an event refused that is older than what is remembered. Source and Foreign are filled in afterwards, and Version
-// when it is 0.
+// have an event refused that is older than what is remembered. Receiver, Source, Foreign and Payload are filled in afterwards,
+// and Version when it is 0.
 //
 // An error is answered with 401, without its text: that goes to the log, with credentials masked, and to [Config].Observe.
 type VerifyFunc func(header http.Header, body []byte, now time.Time) (Event, error)

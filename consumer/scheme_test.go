@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"reflect"
 	"strconv"
 	"strings"
 	"testing"
@@ -50,7 +51,7 @@ func timedScheme(header http.Header, body []byte, now time.Time) (consumer.Event
 	if err := json.Unmarshal(body, &payload); err != nil {
 		return consumer.Event{}, err
 	}
-	return consumer.Event{Key: payload.ID, Type: payload.Type, CreatedAt: time.Unix(payload.Created, 0).UTC()}, nil
+	return consumer.Event{Key: payload.ID, Type: payload.Type, CreatedAt: time.Unix(payload.Created, 0).UTC(), Payload: []byte("not the body")}, nil
 }
 
 func timedSignature(at, body string) string {
@@ -81,9 +82,12 @@ func TestSchemeOfTheSendersOwn(t *testing.T) {
 		}
 		wantFirst(t, e.do(e.payment(body(1), time.Now())), 201, `{"done":"evt_1"}`)
 		// None of the headers is believed that a relay would send: this scheme covers none of them.
-		want := consumer.Event{Receiver: "test", Source: "bank", Key: "evt_1", Type: "charge.paid", Version: 1, CreatedAt: created, Foreign: true}
-		if got := <-seen; got != want {
+		want := consumer.Event{Receiver: "test", Source: "bank", Key: "evt_1", Type: "charge.paid", Version: 1, CreatedAt: created, Foreign: true, Payload: []byte(body(1))}
+		if got := <-seen; !reflect.DeepEqual(got, want) {
 			t.Errorf("event %+v, want %+v", got, want)
+		}
+		if report := e.wantResult(consumer.ResultProcessed); report.Event.Key != "evt_1" || report.Event.Payload != nil {
+			t.Errorf("report %+v", report)
 		}
 		wantReplayed(t, e.do(e.payment(body(1), time.Now())), 201, "")
 		wantProblem(t, e.do(e.payment(body(2), time.Now())), 422, "key-reused")
@@ -104,7 +108,7 @@ func TestSchemeThatDoesNotVerify(t *testing.T) {
 			got := e.do(r)
 			wantProblem(t, got, 401, "signature-invalid")
 			report := e.wantResult(consumer.ResultRejected)
-			if !errors.Is(report.Err, errScheme) || report.Event != (consumer.Event{}) {
+			if !errors.Is(report.Err, errScheme) || !reflect.DeepEqual(report.Event, consumer.Event{}) {
 				t.Errorf("%s: report %+v", name, report)
 			}
 			log := e.logged.String()
@@ -150,7 +154,7 @@ func TestSchemeWhoseEventIsInvalid(t *testing.T) {
 					return
 				}
 				wantProblem(t, got, 400, "event-invalid")
-				if report := e.wantResult(consumer.ResultRejected); !strings.Contains(got.body, c.field) || report.Event != (consumer.Event{}) {
+				if report := e.wantResult(consumer.ResultRejected); !strings.Contains(got.body, c.field) || !reflect.DeepEqual(report.Event, consumer.Event{}) {
 					t.Errorf("%s does not name %s; report %+v", got.body, c.field, report)
 				}
 			})

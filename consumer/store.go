@@ -1,9 +1,11 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"database/sql"
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -88,32 +90,44 @@ type StoreConfig struct {
 //
 // So the handler should be safe to repeat: pass the event's key on to whatever it calls. [Tx] and [TxSQL] panic behind it.
 //
-// It panics when store is nil or cfg cannot work.
-func MiddlewareStore(store Store, cfg StoreConfig) func(http.Handler) http.Handler {
-	m := cfg.complete()
-	if store == nil {
-		panic("consumer: MiddlewareStore needs a store")
+// It fails when store is nil or cfg cannot work.
+func MiddlewareStore(store Store, cfg StoreConfig) (func(http.Handler) http.Handler, error) {
+	m, err := cfg.complete()
+	switch {
+	case err != nil:
+		return nil, err
+	case store == nil:
+		return nil, errors.New("consumer: MiddlewareStore needs a store")
 	}
 	m.store = store
-	wrap := m.settings.middleware(m)
-	return func(next http.Handler) http.Handler { return wrap(&leasedHandler{next: next}) }
+	wrap := middleware(m.settings, m)
+	return func(next http.Handler) http.Handler { return wrap(&leasedHandler{next: next}) }, nil
 }
 
-// complete fills in defaults and panics on what cannot work, as [Config] does.
-func (c StoreConfig) complete() *storeMemory {
-	s := c.Config.complete()
-	m := &storeMemory{settings: &s, lease: c.Lease, ttl: c.TTL}
-	if c.Isolation != sql.LevelDefault {
-		panic("consumer: StoreConfig.Isolation is set, but a store has no transactions; leave it out")
+// MustMiddlewareStore is [MiddlewareStore]. It panics with the error's text.
+func MustMiddlewareStore(store Store, cfg StoreConfig) func(http.Handler) http.Handler {
+	return must(MiddlewareStore(store, cfg))
+}
+
+// complete checks c and fills in defaults, as that of [Config] does.
+func (c StoreConfig) complete() (*storeMemory, error) {
+	s, err := c.Config.complete()
+	if err != nil {
+		return nil, err
 	}
-	orDefault("Lease", &m.lease, 30*time.Second)
-	orDefault("TTL", &m.ttl, 7*24*time.Hour)
+	m := &storeMemory{settings: s, lease: c.Lease, ttl: c.TTL}
+	if c.Isolation != sql.LevelDefault {
+		return nil, errors.New("consumer: StoreConfig.Isolation is set, but a store has no transactions; leave it out")
+	}
+	if err := cmp.Or(orDefault("Lease", &m.lease, 30*time.Second), orDefault("TTL", &m.ttl, 7*24*time.Hour)); err != nil {
+		return nil, err
+	}
 	if m.ttl <= s.Tolerance+m.lease {
-		panic(fmt.Sprintf("consumer: StoreConfig.TTL: %v is not longer than Tolerance (%v) and Lease (%v) together", m.ttl, s.Tolerance, m.lease))
+		return nil, fmt.Errorf("consumer: StoreConfig.TTL: %v is not longer than Tolerance (%v) and Lease (%v) together", m.ttl, s.Tolerance, m.lease)
 	}
 	if m.ttl <= s.SenderHorizon {
-		panic(fmt.Sprintf("consumer: StoreConfig.TTL: %v is not longer than the sender may send an event again (SenderHorizon, %v), so that late "+
-			"duplicates would count as new; set a longer TTL", m.ttl, s.SenderHorizon))
+		return nil, fmt.Errorf("consumer: StoreConfig.TTL: %v is not longer than the sender may send an event again (SenderHorizon, %v), so that late "+
+			"duplicates would count as new; set a longer TTL", m.ttl, s.SenderHorizon)
 	}
-	return m
+	return m, nil
 }

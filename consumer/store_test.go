@@ -119,7 +119,7 @@ func TestStoreConfigThatCannotWorkPanics(t *testing.T) {
 			if want != "needs a store" {
 				store = newMapStore()
 			}
-			consumer.MiddlewareStore(store, cfg)
+			consumer.MustMiddlewareStore(store, cfg)
 		})
 	}
 }
@@ -147,7 +147,7 @@ func TestAStoreIsGivenLeaseAndTTL(t *testing.T) {
 			if name != "defaults" {
 				own.Lease, own.TTL = cfg.Lease, cfg.TTL
 			}
-			return consumer.MiddlewareStore(store, own)
+			return consumer.MustMiddlewareStore(store, own)
 		}}
 		e := newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
 			return func(http.ResponseWriter, *http.Request) { want("the lease", cfg.Lease) }
@@ -164,7 +164,7 @@ func TestNoTransactionBehindAStore(t *testing.T) {
 		"TxSQL": func(ctx context.Context) { consumer.TxSQL(ctx) },
 	} {
 		f := flavour{wrap: func(_ testing.TB, _ string, cfg consumer.Config) func(http.Handler) http.Handler {
-			return consumer.MiddlewareStore(newMapStore(), consumer.StoreConfig{Config: cfg})
+			return consumer.MustMiddlewareStore(newMapStore(), consumer.StoreConfig{Config: cfg})
 		}}
 		e := newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
 			return func(_ http.ResponseWriter, r *http.Request) {
@@ -211,7 +211,7 @@ func (s *flakyStore) Complete(ctx context.Context, c consumer.Claim, status int,
 func newFlakyEnv(t *testing.T, store consumer.Store) *env {
 	f := flavour{wrap: func(_ testing.TB, _ string, c consumer.Config) func(http.Handler) http.Handler {
 		c.CommitTimeout = patience
-		return consumer.MiddlewareStore(store, consumer.StoreConfig{Config: c, Lease: time.Hour})
+		return consumer.MustMiddlewareStore(store, consumer.StoreConfig{Config: c, Lease: time.Hour})
 	}}
 	return newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }
@@ -234,7 +234,7 @@ func TestAClaimThatComesTooLateIsNotWorked(t *testing.T) {
 	t.Parallel()
 	store := newMapStore()
 	f := flavour{wrap: func(_ testing.TB, _ string, c consumer.Config) func(http.Handler) http.Handler {
-		return consumer.MiddlewareStore(store, consumer.StoreConfig{Config: c, Lease: 1}) // over at once
+		return consumer.MustMiddlewareStore(store, consumer.StoreConfig{Config: c, Lease: 1}) // over at once
 	}}
 	e := newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
 		return func(http.ResponseWriter, *http.Request) { t.Error("the handler runs") }
@@ -257,7 +257,7 @@ func TestAStoreRemembersForAsLongAsTheSenderSends(t *testing.T) {
 	} {
 		store := newMapStore()
 		f := flavour{wrap: func(_ testing.TB, _ string, own consumer.Config) func(http.Handler) http.Handler {
-			return consumer.MiddlewareStore(store, consumer.StoreConfig{Config: consumer.Config{
+			return consumer.MustMiddlewareStore(store, consumer.StoreConfig{Config: consumer.Config{
 				Receiver: "test",
 				Observe:  own.Observe, Logger: own.Logger,
 				Verify: func(_ http.Header, _ []byte, now time.Time) (consumer.Event, error) {
@@ -299,7 +299,7 @@ func TestAStatusIsOfferedUntilItArrives(t *testing.T) {
 	lost := &flakyStore{mapStore: newMapStore()}
 	f := flavour{wrap: func(_ testing.TB, _ string, c consumer.Config) func(http.Handler) http.Handler {
 		c.CommitTimeout = patience
-		return consumer.MiddlewareStore(lost, consumer.StoreConfig{Config: c})
+		return consumer.MustMiddlewareStore(lost, consumer.StoreConfig{Config: c})
 	}}
 	e = newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
 		return func(_ http.ResponseWriter, r *http.Request) {

@@ -194,22 +194,25 @@ func TestSecurityForeignSendersLearnNothing(t *testing.T) {
 		verify := func(header http.Header, _ []byte, _ time.Time) (consumer.Event, error) {
 			return consumer.Event{Key: header.Get("Their-Id")}, nil
 		}
-		e := newEnv(t, f, consumer.Config{Verify: verify}, func(e *env) http.HandlerFunc {
-			return func(w http.ResponseWriter, r *http.Request) {
+		seen := newEnv(t, f, consumer.Config{Verify: verify}, func(*env) http.HandlerFunc {
+			return func(_ http.ResponseWriter, r *http.Request) {
 				for _, name := range []string{webhook.IdempotencyKey, webhook.EventType, webhook.OrderingKey} {
 					if got := r.Header.Get(name); got != "" {
 						t.Errorf("%s reaches the handler: %q", name, got)
 					}
 				}
-				consumer.ErrorHandler(func(http.ResponseWriter, *http.Request) error {
-					switch consumer.EventFrom(r.Context()).Key {
-					case "permanent":
-						return consumer.Permanent(errors.New(internals))
-					case "later":
-						return consumer.DependencyDown(errors.New(internals))
-					}
-					return errors.New(internals)
-				}).ServeHTTP(w, r)
+			}
+		})
+		wantFirst(t, seen.do(seen.newRequest("forged", "{}", with("Their-Id", "k"), with(webhook.OrderingKey, "forged"))), 200, "")
+		e := newHandlerEnv(t, f, consumer.Config{Verify: verify}, func(*env) handlerFunc {
+			return func(_ context.Context, event consumer.Event) error {
+				switch event.Key {
+				case "permanent":
+					return consumer.Permanent(errors.New(internals))
+				case "later":
+					return consumer.DependencyDown(errors.New(internals))
+				}
+				return errors.New(internals)
 			}
 		})
 		for key, status := range map[string]int{"permanent": 422, "later": 503, "failed": 500} {
@@ -228,11 +231,11 @@ func TestSecurityForeignSendersLearnNothing(t *testing.T) {
 func TestSecuritySecretsAreNotPrinted(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, consumer.InboxConfig{})
-	inbox := consumer.NewInbox(p.pool, consumer.InboxConfig{
+	inbox := consumer.MustNewInbox(p.pool, consumer.InboxConfig{
 		Config: consumer.Config{Receiver: "test", Secrets: []string{secretText}},
-		Handle: func(context.Context, consumer.Event, []byte) error { return nil },
+		Handle: func(context.Context, pgx.Tx, consumer.Event) error { return nil },
 	})
-	middleware := consumer.Middleware(p.pool, consumer.Config{Receiver: "test", Secrets: []string{secretText}})(http.NotFoundHandler())
+	middleware := consumer.MustMiddleware(p.pool, consumer.Config{Receiver: "test", Secrets: []string{secretText}})(http.NotFoundHandler())
 	for _, verb := range []string{"%v", "%+v", "%#v"} {
 		for _, value := range []any{inbox, middleware, inbox.Handler()} {
 			if text := fmt.Sprintf(verb, value); strings.Contains(text, strings.TrimPrefix(secretText, "whsec_")) || strings.Contains(text, "b3V0Ym94") {

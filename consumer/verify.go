@@ -37,6 +37,10 @@ type Event struct {
 	Foreign          bool      // not of a relay: a plain Standard Webhooks sender, or proven by Config.Verify
 	TraceParent      string    // W3C trace context as captured at enqueue; not signed
 	TraceState       string
+
+	// Payload is the request's body, byte for byte. It must not be changed. Nil in a [Report]: what is logged and measured gets no
+	// payloads.
+	Payload []byte
 }
 
 // destination is the one of the sender's destinations that the event was sent to, as its delivery's id says: it is the event's id, the
@@ -84,7 +88,7 @@ func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *prob
 	if p != nil {
 		return rq, p
 	}
-	event.Receiver, event.Source = s.Receiver, s.Source
+	event.Receiver, event.Source, event.Payload = s.Receiver, s.Source, nil
 	rq.event, rq.body, rq.hash = event, body, sha256.Sum256(body)
 	return rq, nil
 }

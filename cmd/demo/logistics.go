@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
@@ -46,7 +47,9 @@ func (role *logisticsRole) Run(ctx context.Context) error {
 	defer pool.Close()
 
 	r := &receiver{role: role, journal: &journal{w: os.Stdout}}
-	r.inner = consumer.Middleware(pool, consumer.Config{Receiver: "logistics", Secrets: []string{role.Secret}})(http.HandlerFunc(ship))
+	if r.inner, err = consumer.New(pool, consumer.Config{Receiver: "logistics", Secrets: []string{role.Secret}}, ship); err != nil {
+		return err
+	}
 	mux := http.NewServeMux()
 	mux.Handle("POST "+webhookPath, r)
 
@@ -90,23 +93,18 @@ func listen(ctx context.Context, addr string) (net.Listener, error) {
 const insertShipment = `INSERT INTO shipments (invoice, customer, idempotency_key) VALUES ($1, $2, $3)`
 
 // ship is the handler that a user of package consumer writes: one transaction, no thought of duplicates.
-func ship(w http.ResponseWriter, r *http.Request) {
+func ship(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 	var invoice invoice
-	if err := json.NewDecoder(r.Body).Decode(&invoice); err != nil {
-		http.Error(w, "the payload is no invoice", http.StatusBadRequest)
-		return
+	if err := json.Unmarshal(event.Payload, &invoice); err != nil {
+		return consumer.Permanent(errors.New("the payload is no invoice"))
 	}
-	tx, key := consumer.Tx(r.Context()), consumer.EventFrom(r.Context()).Key
-	if _, err := tx.Exec(r.Context(), insertShipment, invoice.Number, invoice.Customer, key); err != nil {
-		http.Error(w, "the shipment could not be written", http.StatusInternalServerError)
-		return
+	if _, err := tx.Exec(ctx, insertShipment, invoice.Number, invoice.Customer, event.Key); err != nil {
+		return fmt.Errorf("write shipment: %w", err)
 	}
-	if r.Context().Value(refuseKey{}) != nil {
-		http.Error(w, "out of cardboard", http.StatusInternalServerError)
-		return
+	if ctx.Value(refuseKey{}) != nil {
+		return errors.New("out of cardboard")
 	}
-	w.WriteHeader(http.StatusCreated)
-	_ = json.NewEncoder(w).Encode(map[string]string{"shipping": invoice.Number}) // into memory: it is sent after the commit
+	return nil
 }
 
 // refuseKey in a context makes ship fail after its work.

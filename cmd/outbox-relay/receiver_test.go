@@ -42,8 +42,8 @@ func TestReceiverWhoseDependencyIsDown(t *testing.T) {
 		}
 	}
 	quiet := slog.New(slog.DiscardHandler)
-	b := breaker.New(breaker.Config{OpenFor: 200 * time.Millisecond, OpenMax: 200 * time.Millisecond, Logger: quiet})
-	guarded := consumer.Middleware(pool, consumer.Config{Receiver: "logistics", Secrets: []string{goodSecret}, Observe: observe, Breaker: b, Logger: quiet})
+	b := breaker.MustNew(breaker.Config{OpenFor: 200 * time.Millisecond, OpenMax: 200 * time.Millisecond, Logger: quiet})
+	guarded := consumer.MustMiddleware(pool, consumer.Config{Receiver: "logistics", Secrets: []string{goodSecret}, Observe: observe, Breaker: b, Logger: quiet})
 	receiver := httptest.NewServer(guarded(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !up.Load() {
 			http.Error(w, "the bank is down", http.StatusBadGateway)

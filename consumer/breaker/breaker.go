@@ -101,20 +101,29 @@ const (
 	Down                  // the dependency is down
 )
 
-// New returns a closed Breaker. It panics when cfg cannot work.
-func New(cfg Config) *Breaker {
+// New returns a closed Breaker. It fails when cfg cannot work.
+func New(cfg Config) (*Breaker, error) {
 	if cfg.Failures < 0 || cfg.OpenFor < 0 || cfg.OpenMax < 0 || cfg.Successes < 0 {
-		panic(fmt.Sprintf("breaker: Config has a negative value: Failures %d, OpenFor %v, OpenMax %v, Successes %d; leave out what need not differ from the default",
-			cfg.Failures, cfg.OpenFor, cfg.OpenMax, cfg.Successes))
+		return nil, fmt.Errorf("breaker: Config has a negative value: Failures %d, OpenFor %v, OpenMax %v, Successes %d; leave out what need not differ from the default",
+			cfg.Failures, cfg.OpenFor, cfg.OpenMax, cfg.Successes)
 	}
 	cfg.Failures = cmp.Or(cfg.Failures, 5)
 	cfg.OpenFor = cmp.Or(cfg.OpenFor, 5*time.Second)
 	cfg.OpenMax = cmp.Or(cfg.OpenMax, max(time.Minute, cfg.OpenFor))
 	cfg.Successes = cmp.Or(cfg.Successes, 1)
 	if cfg.OpenMax < cfg.OpenFor {
-		panic(fmt.Sprintf("breaker: Config.OpenMax is %v, less than OpenFor, which is %v: raise it, or leave it 0", cfg.OpenMax, cfg.OpenFor))
+		return nil, fmt.Errorf("breaker: Config.OpenMax is %v, less than OpenFor, which is %v: raise it, or leave it 0", cfg.OpenMax, cfg.OpenFor)
 	}
-	return &Breaker{onChange: cfg.OnChange, logger: cfg.Logger, circuit: circuit{cfg: cfg, state: Closed}}
+	return &Breaker{onChange: cfg.OnChange, logger: cfg.Logger, circuit: circuit{cfg: cfg, state: Closed}}, nil
+}
+
+// MustNew is [New]. It panics with the error's text.
+func MustNew(cfg Config) *Breaker {
+	b, err := New(cfg)
+	if err != nil {
+		panic(err.Error())
+	}
+	return b
 }
 
 // State returns the present state. It stays Open when the wait is over, until the next piece of work enters as a probe.

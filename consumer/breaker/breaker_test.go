@@ -72,7 +72,7 @@ func TestCircuit(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := New(Config{Failures: 3, OpenFor: 3 * time.Second, OpenMax: 10 * time.Second, Successes: 2})
+			b := MustNew(Config{Failures: 3, OpenFor: 3 * time.Second, OpenMax: 10 * time.Second, Successes: 2})
 			runScript(t, &b.circuit, c.script)
 			if got := b.State(); got != c.state {
 				t.Errorf("%s: %s, want %s", c.script, got, c.state)
@@ -85,7 +85,7 @@ func TestCircuit(t *testing.T) {
 func TestCircuitClosesWhereHandlersAreSlow(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_700_000_000, 0)
-	c := New(Config{Failures: 1, OpenFor: 5 * time.Second}).circuit
+	c := MustNew(Config{Failures: 1, OpenFor: 5 * time.Second}).circuit
 	p, _, _ := c.enter(now)
 	c.leave(p, now, Down)
 	first, _, ok := c.enter(now.Add(5 * time.Second))
@@ -122,7 +122,7 @@ func TestCircuitClosesWhereHandlersAreSlow(t *testing.T) {
 func TestCircuitWaits(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_700_000_000, 0)
-	c := New(Config{Failures: 1}).circuit
+	c := MustNew(Config{Failures: 1}).circuit
 	p, _, _ := c.enter(now)
 	c.leave(p, now, Down)
 	if _, wait, ok := c.enter(now.Add(2 * time.Second)); ok || wait != 3*time.Second {
@@ -145,7 +145,7 @@ func TestBreakerTellsOfChanges(t *testing.T) {
 	var told []change
 	log := &strings.Builder{}
 	var b *Breaker
-	b = New(Config{Failures: 1, OpenFor: time.Second, Logger: slog.New(slog.NewTextHandler(log, nil)), OnChange: func(to State, cause error) {
+	b = MustNew(Config{Failures: 1, OpenFor: time.Second, Logger: slog.New(slog.NewTextHandler(log, nil)), OnChange: func(to State, cause error) {
 		if got := b.State(); got != to {
 			t.Errorf("told of %s in state %s", to, got)
 		}
@@ -184,7 +184,7 @@ func TestBreakerChangesWhileItTells(t *testing.T) {
 	var told []State
 	var b *Breaker
 	now := time.Unix(1_700_000_000, 0)
-	b = New(Config{Failures: 1, OpenFor: time.Second, Logger: slog.New(slog.DiscardHandler), OnChange: func(to State, _ error) {
+	b = MustNew(Config{Failures: 1, OpenFor: time.Second, Logger: slog.New(slog.DiscardHandler), OnChange: func(to State, _ error) {
 		told = append(told, to)
 		if len(told) > 1 {
 			return
@@ -214,7 +214,7 @@ func TestBreakerSurvivesWhoeverItTells(t *testing.T) {
 	t.Parallel()
 	told := 0
 	log := &strings.Builder{}
-	b := New(Config{Failures: 1, OpenFor: time.Second, Logger: slog.New(slog.NewTextHandler(log, nil)), OnChange: func(State, error) {
+	b := MustNew(Config{Failures: 1, OpenFor: time.Second, Logger: slog.New(slog.NewTextHandler(log, nil)), OnChange: func(State, error) {
 		told++
 		panic("nobody wants to know")
 	}})
@@ -264,7 +264,7 @@ func TestConfigThatCannotWorkPanics(t *testing.T) {
 					t.Errorf("panic %q, want one with %q", message, want)
 				}
 			}()
-			New(cfg)
+			MustNew(cfg)
 		}()
 	}
 }

@@ -1,10 +1,10 @@
 // Package consumertest helps to test receivers.
 //
-// [NewRequest] makes the request of a relay, for a test of the whole receiver. [WithTx] gives a handler its event and its
-// transaction, for a test of the handler alone:
+// [NewRequest] makes the request of a relay, for a test of the whole receiver. A [consumer.Handler] alone is tested by a call of it,
+// with a transaction of the test's own:
 //
 //	tx, err := pool.Begin(ctx) // and tx.Rollback at the end, so that the next test finds nothing
-//	ctx = consumertest.WithTx(ctx, consumer.Event{Key: "invoice-7/created", Type: "invoice.created"}, tx)
-//	answer := httptest.NewRecorder()
-//	handler.ServeHTTP(answer, httptest.NewRequestWithContext(ctx, http.MethodPost, "/", strings.NewReader(`{"total":"19.90"}`)))
+//	err = ship(ctx, tx, consumer.Event{Key: "invoice-7/created", Type: "invoice.created", Payload: []byte(`{"total":"19.90"}`)})
+//
+// [WithTx] makes the context that a handler of net/http has behind [consumer.Middleware].
 package consumertest

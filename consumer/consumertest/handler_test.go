@@ -1,12 +1,16 @@
 package consumertest_test
 
 import (
+	"context"
 	"database/sql"
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
@@ -43,7 +47,7 @@ func TestWithTx(t *testing.T) {
 	if err := tx.QueryRow(t.Context(), "SELECT invoice FROM shipment").Scan(&invoice); err != nil || invoice != "INV-7" || answer.Code != http.StatusNoContent {
 		t.Errorf("answered %d %s, wrote %q, %v", answer.Code, answer.Body, invoice, err)
 	}
-	if got := consumer.EventFrom(ctx); got != created {
+	if got := consumer.EventFrom(ctx); !reflect.DeepEqual(got, created) {
 		t.Errorf("event %+v", got)
 	}
 	for name, end := range map[string]error{
@@ -73,21 +77,35 @@ func TestWithTxSQL(t *testing.T) {
 	}
 	defer tx.Rollback()
 	ctx := consumertest.WithTxSQL(t.Context(), created, tx)
-	if got := consumer.TxSQL(ctx); got != tx || consumer.EventFrom(ctx) != created {
+	if got := consumer.TxSQL(ctx); got != tx || !reflect.DeepEqual(consumer.EventFrom(ctx), created) {
 		t.Errorf("the handler finds %p, the test has %p", got, tx)
 	}
 	wantPanic(t, "behind MiddlewareSQL, whose transaction is TxSQL's", func() { consumer.Tx(ctx) })
 }
 
-// A Router answers under a test as it does behind the middleware.
-func TestWithTxAndARouter(t *testing.T) {
+// shipTyped is a consumer.Handler: a test of it needs nothing of this package.
+func shipTyped(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+	_, err := tx.Exec(ctx, "INSERT INTO shipment VALUES ($1)", event.RelatedReference)
+	return err
+}
+
+func TestOfAHandler(t *testing.T) {
 	t.Parallel()
-	router := consumer.NewRouter()
-	ctx := consumertest.WithTx(t.Context(), created, nil)
-	answer := httptest.NewRecorder()
-	router.ServeHTTP(answer, httptest.NewRequestWithContext(ctx, http.MethodPost, "/", strings.NewReader("{}")))
-	if answer.Code != http.StatusUnprocessableEntity || !strings.Contains(answer.Body.String(), "event-unknown") {
-		t.Errorf("answered %d %s", answer.Code, answer.Body)
+	pool := pgtest.Pool(t, pgtest.New(t))
+	if _, err := pool.Exec(t.Context(), "CREATE TABLE shipment (invoice text)"); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = shipTyped(t.Context(), tx, consumer.Event{RelatedReference: "INV-7"})
+	var invoice string
+	if found := tx.QueryRow(t.Context(), "SELECT invoice FROM shipment").Scan(&invoice); err != nil || found != nil || invoice != "INV-7" {
+		t.Errorf("wrote %q, %v, %v", invoice, err, found)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -16,14 +16,14 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// NewRequest returns the POST by which a relay would send event, with payload as its body, to url: for tests of receivers. It
+// NewRequest returns the POST by which a relay would send event, with its Payload as the body, to url: for tests of receivers. It
 // is signed with secrets, spelled as in [consumer.Config].Secrets; without one it is not signed. A zero Version or Attempt is
 // 1, and a zero CreatedAt is now; Source is the receiver's and is not sent. The request can be given to a handler or to an
 // http.Client, once, and within [consumer.Config].Tolerance.
 //
 // It fails where no relay would send the event, such as for a key that is not 1 to 255 printable ASCII characters, and for
 // Foreign, whose requests are not a relay's.
-func NewRequest(ctx context.Context, url string, event consumer.Event, payload []byte, secrets ...string) (*http.Request, error) {
+func NewRequest(ctx context.Context, url string, event consumer.Event, secrets ...string) (*http.Request, error) {
 	if event.Foreign {
 		return nil, errors.New("make request: the event is Foreign: sign a request as its sender does")
 	}
@@ -47,7 +47,7 @@ func NewRequest(ctx context.Context, url string, event consumer.Event, payload [
 		}
 		keys = append(keys, key)
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(payload))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(event.Payload))
 	if err != nil {
 		return nil, fmt.Errorf("make request: %w", err)
 	}
@@ -56,7 +56,7 @@ func NewRequest(ctx context.Context, url string, event consumer.Event, payload [
 	if err := checkHeaders(ctx, r.Header); err != nil {
 		return nil, fmt.Errorf("make request: %w", err)
 	}
-	webhook.Sign(r.Header, payload, time.Now(), keys...)
+	webhook.Sign(r.Header, event.Payload, time.Now(), keys...)
 	return r, nil
 }
 
@@ -101,7 +101,7 @@ func headers(event consumer.Event) http.Header {
 // checkHeaders asks a receiver whether it understands the headers of an event. Its store knows every event, so that it
 // answers 200 if it does.
 func checkHeaders(ctx context.Context, header http.Header) error {
-	receive := consumer.MiddlewareStore(omniscient{}, consumer.StoreConfig{
+	receive := consumer.MustMiddlewareStore(omniscient{}, consumer.StoreConfig{
 		Config: consumer.Config{Receiver: "consumertest", AllowUnsigned: true, Logger: slog.New(slog.DiscardHandler)},
 	})
 	r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/", http.NoBody)

@@ -2,7 +2,7 @@
 // PostgreSQL:
 //
 //	store := dynamostore.New(client, "processed_events") // a *dynamodb.Client
-//	receive := consumer.MiddlewareStore(store, consumer.StoreConfig{Config: consumer.Config{Receiver: "logistics", Secrets: secrets, Source: "finance"}})
+//	receive, err := consumer.MiddlewareStore(store, consumer.StoreConfig{Config: consumer.Config{Receiver: "logistics", Secrets: secrets, Source: "finance"}})
 //	mux.Handle("POST /webhooks/finance", receive(handler))
 //
 // # The table

@@ -136,7 +136,7 @@ func memory(t testing.TB, s *localserver.Server, table string) storetest.Memory 
 	create(t, s, table)
 	return storetest.Memory{
 		Middleware: func(cfg consumer.StoreConfig) func(http.Handler) http.Handler {
-			return consumer.MiddlewareStore(dynamostore.New(client(t, s), table), cfg)
+			return consumer.MustMiddlewareStore(dynamostore.New(client(t, s), table), cfg)
 		},
 		Stop: s.Kill,
 		Start: func() {

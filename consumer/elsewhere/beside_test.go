@@ -1,10 +1,11 @@
 package elsewhere
 
 import (
-	"io"
-	"net/http"
+	"context"
 	"net/http/httptest"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
@@ -12,19 +13,11 @@ import (
 
 // besideGo runs a receiver of package consumer on the same table, under the same name.
 func besideGo(t *testing.T, r *receiver) {
-	once := consumer.Middleware(pgtest.Pool(t, r.dsn), consumer.Config{Receiver: "shipping", Source: "finance", Secrets: []string{secret}})
-	server := httptest.NewServer(once(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
-		body, err := io.ReadAll(request.Body)
-		if err == nil {
-			_, err = consumer.Tx(request.Context()).Exec(request.Context(),
-				"INSERT INTO shipments SELECT invoice, total FROM json_to_record($1) AS p (invoice text, total numeric)", string(body))
-		}
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
-		}
-		w.WriteHeader(http.StatusNoContent)
-	})))
+	cfg := consumer.Config{Receiver: "shipping", Source: "finance", Secrets: []string{secret}}
+	server := httptest.NewServer(consumer.MustNew(pgtest.Pool(t, r.dsn), cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+		_, err := tx.Exec(ctx, "INSERT INTO shipments SELECT invoice, total FROM json_to_record($1) AS p (invoice text, total numeric)", string(event.Payload))
+		return err
+	}))
 	t.Cleanup(server.Close)
 
 	var answers []<-chan answer

@@ -3,7 +3,8 @@
 //
 //	nethttp   net/http and pgx, nothing else
 //	chi       behind the router chi
-//	echo      behind the framework echo, whose handlers return errors
+//	echo      behind the framework echo
+//	gin       behind the framework gin
 //	sqlx      database/sql, with sqlx
 //	gorm      database/sql, with GORM
 //	worker    an inbox: recorded at once, worked later; goes on with the event's trace

@@ -7,10 +7,10 @@ import (
 	"testing"
 )
 
-// What the guide shows is part of a program that works: each of its blocks of Go stands in an example, line by line.
+// What the guide shows is part of a program that works: each of its blocks of Go stands in an example or its test, line by line.
 func TestGuideShowsTheExamples(t *testing.T) {
 	t.Parallel()
-	programs, err := filepath.Glob("*/main.go")
+	programs, err := filepath.Glob("*/main*.go")
 	if err != nil || len(programs) == 0 {
 		t.Fatalf("%d programs: %v", len(programs), err)
 	}

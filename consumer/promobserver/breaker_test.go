@@ -21,7 +21,7 @@ import (
 func TestBreakerState(t *testing.T) {
 	t.Parallel()
 	quiet := slog.New(slog.DiscardHandler)
-	b := breaker.New(breaker.Config{Failures: 1, OpenFor: time.Millisecond, Logger: quiet})
+	b := breaker.MustNew(breaker.Config{Failures: 1, OpenFor: time.Millisecond, Logger: quiet})
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(promobserver.Breaker("warehouse", b))
 	if registry.Register(promobserver.Breaker("warehouse", b)) == nil {
@@ -42,7 +42,7 @@ func TestBreakerState(t *testing.T) {
 	}
 
 	down := true
-	receive := consumer.Middleware(pgtest.Pool(t, newDatabase(t)), consumer.Config{Receiver: "logistics", Secrets: []string{secretText}, Breaker: b, Logger: quiet})
+	receive := consumer.MustMiddleware(pgtest.Pool(t, newDatabase(t)), consumer.Config{Receiver: "logistics", Secrets: []string{secretText}, Breaker: b, Logger: quiet})
 	server := httptest.NewServer(receive(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if down {
 			down = false
@@ -50,6 +50,7 @@ func TestBreakerState(t *testing.T) {
 			return
 		}
 		want(0, 0, 1)
+		w.WriteHeader(http.StatusNoContent)
 	})))
 	t.Cleanup(server.Close)
 
@@ -60,7 +61,7 @@ func TestBreakerState(t *testing.T) {
 	want(0, 1, 0)
 	for deadline := time.Now().Add(30 * time.Second); ; {
 		status := post(t, server.URL, "k", "invoice.paid", secretText)
-		if status == http.StatusOK {
+		if status == http.StatusNoContent {
 			break
 		}
 		if status != http.StatusServiceUnavailable || time.Now().After(deadline) {
@@ -73,7 +74,7 @@ func TestBreakerState(t *testing.T) {
 func TestBreakerMistakes(t *testing.T) {
 	t.Parallel()
 	for what, call := range map[string]func(){
-		"no name":    func() { promobserver.Breaker("", breaker.New(breaker.Config{})) },
+		"no name":    func() { promobserver.Breaker("", breaker.MustNew(breaker.Config{})) },
 		"no breaker": func() { promobserver.Breaker("warehouse", nil) },
 	} {
 		func() {

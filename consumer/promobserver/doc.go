@@ -5,8 +5,8 @@
 //	if err != nil {
 //		return err
 //	}
-//	receive := consumer.Middleware(pool, consumer.Config{Receiver: "logistics", Secrets: secrets, Source: "finance", Observe: metrics.Observe})
-//	mux.Handle("POST /webhooks/finance", receive(handler))
+//	receive, err := consumer.New(pool, consumer.Config{Receiver: "logistics", Secrets: secrets, Source: "finance", Observe: metrics.Observe}, handle)
+//	mux.Handle("POST /webhooks/finance", receive)
 //	mux.Handle("GET /metrics", promhttp.Handler())
 //
 // One Observer serves any number of middlewares and inboxes; the label source tells them apart. Calling [New] again with

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
@@ -52,25 +53,22 @@ func post(t *testing.T, url, key, eventType, secret string) int {
 	return answer.StatusCode
 }
 
-// receiver is a real middleware over a real database. Its handler fails for keys that begin with "bad", and violates a
+// receiver is a real receiver over a real database. Its handler fails for keys that begin with "bad", and violates a
 // deferred constraint, so that its COMMIT fails, for those that begin with "late".
 func receiver(t *testing.T, dsn, source string, observe func(context.Context, consumer.Report)) (url string) {
 	t.Helper()
-	receive := consumer.Middleware(pgtest.Pool(t, dsn), consumer.Config{
-		Receiver: "logistics",
-		Secrets:  []string{secretText}, Source: source, Observe: observe, Logger: slog.New(slog.DiscardHandler),
-	})
-	server := httptest.NewServer(receive(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		key := consumer.EventFrom(r.Context()).Key
-		if strings.HasPrefix(key, "late") {
-			if _, err := consumer.Tx(r.Context()).Exec(r.Context(), "INSERT INTO child VALUES (7)"); err != nil {
+	cfg := consumer.Config{Receiver: "logistics", Secrets: []string{secretText}, Source: source, Observe: observe, Logger: slog.New(slog.DiscardHandler)}
+	server := httptest.NewServer(consumer.MustNew(pgtest.Pool(t, dsn), cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+		if strings.HasPrefix(event.Key, "late") {
+			if _, err := tx.Exec(ctx, "INSERT INTO child VALUES (7)"); err != nil {
 				t.Error(err)
 			}
 		}
-		if strings.HasPrefix(key, "bad") {
-			w.WriteHeader(http.StatusInternalServerError)
+		if strings.HasPrefix(event.Key, "bad") {
+			return errors.New("bad")
 		}
-	})))
+		return nil
+	}))
 	t.Cleanup(server.Close)
 	return server.URL
 }
@@ -116,13 +114,13 @@ func TestRequestsAreCounted(t *testing.T) {
 		url, key, eventType, secret string
 		status                      int
 	}{
-		{finance, "k1", "invoice.paid", secretText, 200},
-		{finance, "k1", "invoice.paid", secretText, 200}, // a duplicate
-		{finance, "k2", "invoice.created", secretText, 200},
+		{finance, "k1", "invoice.paid", secretText, 204},
+		{finance, "k1", "invoice.paid", secretText, 204}, // a duplicate
+		{finance, "k2", "invoice.created", secretText, 204},
 		{finance, "bad1", "invoice.paid", secretText, 500},
 		{finance, "late1", "invoice.paid", secretText, 500},
 		{finance, "k3", "invoice.paid", other, 401},
-		{logistics, "k1", "invoice.paid", secretText, 200},
+		{logistics, "k1", "invoice.paid", secretText, 204},
 	} {
 		if status := post(t, request.url, request.key, request.eventType, request.secret); status != request.status {
 			t.Errorf("%s: status %d, want %d", request.key, status, request.status)
@@ -216,7 +214,7 @@ func TestInboxIsCounted(t *testing.T) {
 	t.Parallel()
 	registry := prometheus.NewPedanticRegistry()
 	metrics, worked := mustNew(t, registry, promobserver.Options{}), make(chan consumer.Result, 10)
-	inbox := consumer.NewInbox(pgtest.Pool(t, newDatabase(t)), consumer.InboxConfig{
+	inbox := consumer.MustNewInbox(pgtest.Pool(t, newDatabase(t)), consumer.InboxConfig{
 		Config: consumer.Config{
 			Receiver: "logistics",
 			Secrets:  []string{secretText}, Source: "finance", Logger: slog.New(slog.DiscardHandler),
@@ -228,7 +226,7 @@ func TestInboxIsCounted(t *testing.T) {
 			},
 		},
 		Workers: 1,
-		Handle: func(_ context.Context, event consumer.Event, _ []byte) error {
+		Handle: func(_ context.Context, _ pgx.Tx, event consumer.Event) error {
 			if strings.HasPrefix(event.Key, "bad") {
 				return consumer.Permanent(errors.New("no such customer"))
 			}
@@ -393,7 +391,7 @@ func TestDocumentedMetrics(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	o := mustNew(t, registry, promobserver.Options{Sources: []string{"finance"}})
 	o.Observe(t.Context(), consumer.Report{Result: consumer.ResultProcessed, Source: "finance", HandlerDuration: 1})
-	registry.MustRegister(promobserver.Breaker("warehouse", breaker.New(breaker.Config{})))
+	registry.MustRegister(promobserver.Breaker("warehouse", breaker.MustNew(breaker.Config{})))
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)

@@ -5,7 +5,7 @@
 //	if err := store.Check(ctx); err != nil {
 //		return err // Redis may evict what is remembered
 //	}
-//	receive := consumer.MiddlewareStore(store, consumer.StoreConfig{Config: consumer.Config{Receiver: "logistics", Secrets: secrets, Source: "finance"}})
+//	receive, err := consumer.MiddlewareStore(store, consumer.StoreConfig{Config: consumer.Config{Receiver: "logistics", Secrets: secrets, Source: "finance"}})
 //	mux.Handle("POST /webhooks/finance", receive(handler))
 //
 // An event is one key, prefix + source + ":" + idempotency key, with a time to live: the lease while a handler runs, the TTL

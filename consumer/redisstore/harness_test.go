@@ -104,7 +104,7 @@ func client(t testing.TB, s *localserver.Server) *redis.Client {
 func memory(t testing.TB, s *localserver.Server, o redisstore.Options) storetest.Memory {
 	return storetest.Memory{
 		Middleware: func(cfg consumer.StoreConfig) func(http.Handler) http.Handler {
-			return consumer.MiddlewareStore(redisstore.New(client(t, s), o), cfg)
+			return consumer.MustMiddlewareStore(redisstore.New(client(t, s), o), cfg)
 		},
 		Stop: s.Kill,
 		Start: func() {

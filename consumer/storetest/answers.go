@@ -31,7 +31,6 @@ func keptAnswers(w *world) {
 		status  int
 		body    string // of the first answer; a duplicate's has none
 	}{
-		"nothing written": {func(http.ResponseWriter, *http.Request) {}, 200, ""},
 		"no content":      {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) }, 204, ""},
 		"second header":   {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(202); w.WriteHeader(500) }, 202, ""},
 		"of the margin":   {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(299) }, 299, ""},

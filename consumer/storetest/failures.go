@@ -20,8 +20,15 @@ func failingHandler(w *world) {
 			w.Error(err)
 		}
 		out.Header().Set("X-Handler", "ran")
-		out.WriteHeader(status)
+		if status != 0 {
+			out.WriteHeader(status)
+		}
 	})
+	for range 2 { // no answer is not success: an error may be behind it
+		w.wantProblem(rc.do(rc.request("none", "{}", with("Test-Status", "0"))), http.StatusInternalServerError, "no-answer")
+		rc.wantResult(consumer.ResultFailed)
+	}
+	w.wantEffects("none", 0, 2)
 	for _, status := range []int{300, 304, 400, 404, 409, 410, 422, 429, 500, 503, 599} {
 		key := "k" + strconv.Itoa(status)
 		for range 2 {

@@ -22,7 +22,7 @@ var (
 		"consumer/breaker", "consumer/consumertest", "consumer/internal/handlerctx", "consumer/internal/redact",
 		"consumer/storetest", "consumer/redisstore", "consumer/dynamostore",
 		"consumer/examples", "consumer/examples/internal/server", "consumer/examples/internal/exampletest",
-		"consumer/examples/nethttp", "consumer/examples/chi", "consumer/examples/echo", "consumer/examples/sqlx",
+		"consumer/examples/nethttp", "consumer/examples/chi", "consumer/examples/echo", "consumer/examples/gin", "consumer/examples/sqlx",
 		"consumer/examples/gorm", "consumer/examples/svix", "consumer/examples/stripe", "consumer/examples/worker",
 		"consumer/elsewhere",
 		"internal/webhook", "internal/inboxops", "internal/admin", "internal/archtest",

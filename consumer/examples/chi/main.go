@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-chi/chi/v5"
 	"github.com/go-chi/chi/v5/middleware"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
@@ -34,14 +35,17 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-	once := consumer.Middleware(pool, consumer.Config{
+	receive, err := consumer.New(pool, consumer.Config{
 		Receiver: "logistics",
 		Source:   "finance",
 		Secrets:  []string{os.Getenv("FINANCE_SECRET")},
-	})
+	}, ship)
+	if err != nil {
+		return err
+	}
 	router := chi.NewRouter()
-	router.Use(middleware.RequestID) // what must not run in the transaction goes before it
-	router.With(once).Method(http.MethodPost, "/webhooks/finance", consumer.ErrorHandler(ship))
+	router.Use(middleware.RequestID)
+	router.Method(http.MethodPost, "/webhooks/finance", receive)
 	return server.Run(ctx, router)
 }
 
@@ -51,13 +55,12 @@ type invoice struct {
 	Total  string `json:"total"`
 }
 
-func ship(_ http.ResponseWriter, r *http.Request) error {
+func ship(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 	var payload invoice
-	if err := json.NewDecoder(r.Body).Decode(&payload); err != nil {
-		return consumer.Permanent(fmt.Errorf("decode payload: %w", err)) // 422: the relay fails it and tells somebody
+	if err := json.Unmarshal(event.Payload, &payload); err != nil {
+		return consumer.Permanent(fmt.Errorf("decode payload: %w", err)) // 422: the relay fails it and alerts
 	}
-	_, err := consumer.Tx(r.Context()).Exec(r.Context(),
-		"INSERT INTO shipments (invoice, total) VALUES ($1, $2)", payload.Number, payload.Total)
+	_, err := tx.Exec(ctx, "INSERT INTO shipments (invoice, total) VALUES ($1, $2)", payload.Number, payload.Total)
 	if err != nil {
 		return fmt.Errorf("record shipment: %w", err) // 500: rolls back; the relay tries again
 	}

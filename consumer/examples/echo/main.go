@@ -1,18 +1,16 @@
 // Command echo records a shipment for every invoice, behind the framework echo.
-//
-// echo.WrapMiddleware does not fit: when the handler returns an error, it hands the error on after the middleware has
-// seen an answer that looks like 200, and has committed and sent it. [within] tells the middleware in time.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/labstack/echo/v4"
 
@@ -35,31 +33,17 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-	once := consumer.Middleware(pool, consumer.Config{
+	receive, err := consumer.New(pool, consumer.Config{
 		Receiver: "logistics",
 		Source:   "finance",
 		Secrets:  []string{os.Getenv("FINANCE_SECRET")},
-	})
-	e := echo.New()
-	e.POST("/webhooks/finance", ship, within(once))
-	return server.Run(ctx, e)
-}
-
-// within runs a handler of echo inside a middleware of net/http that must know what becomes of it. Errors mean what they
-// mean to consumer.ErrorHandler: an echo.HTTPError is one like any other, after which the relay tries again.
-func within(middleware func(http.Handler) http.Handler) echo.MiddlewareFunc {
-	return func(next echo.HandlerFunc) echo.HandlerFunc {
-		return func(c echo.Context) error {
-			outer := c.Response()
-			middleware(consumer.ErrorHandler(func(w http.ResponseWriter, r *http.Request) error {
-				c.SetRequest(r)
-				c.SetResponse(echo.NewResponse(w, c.Echo()))
-				return next(c)
-			})).ServeHTTP(outer, c.Request())
-			c.SetResponse(outer)
-			return nil // it has been answered
-		}
+	}, ship)
+	if err != nil {
+		return err
 	}
+	e := echo.New()
+	e.POST("/webhooks/finance", echo.WrapHandler(receive))
+	return server.Run(ctx, e)
 }
 
 // invoice is the payload of finance's events.
@@ -68,16 +52,14 @@ type invoice struct {
 	Total  string `json:"total"`
 }
 
-func ship(c echo.Context) error {
+func ship(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 	var payload invoice
-	if err := c.Bind(&payload); err != nil {
-		return consumer.Permanent(err) // 422: the relay fails it and tells somebody
+	if err := json.Unmarshal(event.Payload, &payload); err != nil {
+		return consumer.Permanent(fmt.Errorf("decode payload: %w", err)) // 422: the relay fails it and alerts
 	}
-	ctx := c.Request().Context()
-	_, err := consumer.Tx(ctx).Exec(ctx,
-		"INSERT INTO shipments (invoice, total) VALUES ($1, $2)", payload.Number, payload.Total)
+	_, err := tx.Exec(ctx, "INSERT INTO shipments (invoice, total) VALUES ($1, $2)", payload.Number, payload.Total)
 	if err != nil {
 		return fmt.Errorf("record shipment: %w", err) // 500: rolls back; the relay tries again
 	}
-	return c.NoContent(http.StatusNoContent) // sent after the commit
+	return nil // commits; then 204 is sent
 }

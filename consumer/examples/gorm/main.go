@@ -38,17 +38,20 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	once := consumer.MiddlewareSQL(pool, consumer.Config{
+	router := consumer.NewRouterSQL()
+	s := &shipping{db: db}
+	consumer.HandleJSON(router, "invoice.created", 1, s.ship)
+	receive, err := consumer.NewSQL(pool, consumer.Config{
 		Receiver: "logistics",
 		Source:   "finance",
 		Secrets:  []string{os.Getenv("FINANCE_SECRET")},
-	})
-	router := consumer.NewRouter()
-	s := &shipping{db: db}
-	consumer.HandleJSON(router, "invoice.created", 1, s.ship)
+	}, router.Dispatch)
+	if err != nil {
+		return err
+	}
 
 	mux := http.NewServeMux()
-	mux.Handle("POST /webhooks/finance", once(router))
+	mux.Handle("POST /webhooks/finance", receive)
 	return server.Run(ctx, mux)
 }
 
@@ -60,16 +63,16 @@ type Shipment struct {
 	Total   string `json:"total"`
 }
 
-// tx is a session of GORM within the middleware's transaction. Its Transaction method makes savepoints, as it does within
-// a transaction of GORM's own; Begin is refused.
-func (s *shipping) tx(ctx context.Context) *gorm.DB {
+// within is a session of GORM in a transaction. Its Transaction method makes savepoints, as it does within a transaction of GORM's
+// own; Begin is refused.
+func (s *shipping) within(ctx context.Context, tx *sql.Tx) *gorm.DB {
 	session := s.db.Session(&gorm.Session{Context: ctx, SkipDefaultTransaction: true})
-	session.Statement.ConnPool = consumer.TxSQL(ctx)
+	session.Statement.ConnPool = tx
 	return session
 }
 
-func (s *shipping) ship(ctx context.Context, _ consumer.Event, row Shipment) error {
-	if err := s.tx(ctx).Create(&row).Error; err != nil {
+func (s *shipping) ship(ctx context.Context, tx *sql.Tx, _ consumer.Event, row Shipment) error {
+	if err := s.within(ctx, tx).Create(&row).Error; err != nil {
 		return fmt.Errorf("record shipment: %w", err) // rolls back; the relay tries again
 	}
 	return nil // commits; then 204 is sent

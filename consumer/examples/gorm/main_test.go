@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"database/sql"
 	"errors"
 	"net/http"
@@ -40,9 +41,8 @@ func TestTransactionsWithinAreSavepoints(t *testing.T) {
 	}
 	s := &shipping{db: db}
 	undone := errors.New("undone")
-	once := consumer.MiddlewareSQL(pool, consumer.Config{Receiver: "logistics", AllowUnsigned: true})
-	handler := once(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		tx := s.tx(r.Context())
+	handler := consumer.MustNewSQL(pool, consumer.Config{Receiver: "logistics", AllowUnsigned: true}, func(ctx context.Context, inner *sql.Tx, _ consumer.Event) error {
+		tx := s.within(ctx, inner)
 		err := tx.Transaction(func(tx *gorm.DB) error {
 			if err := tx.Create(&Shipment{Invoice: "INV-1", Total: "1"}).Error; err != nil {
 				t.Error(err)
@@ -58,12 +58,13 @@ func TestTransactionsWithinAreSavepoints(t *testing.T) {
 		if err := tx.Create(&Shipment{Invoice: "INV-2", Total: "1"}).Error; err != nil {
 			t.Error(err)
 		}
-	}))
+		return nil
+	})
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", strings.NewReader("{}"))
 	r.Header.Set("X-Idempotency-Key", "k")
 	w := httptest.NewRecorder()
 	handler.ServeHTTP(w, r)
-	if w.Code != http.StatusOK {
+	if w.Code != http.StatusNoContent {
 		t.Errorf("status %d: %s", w.Code, w.Body)
 	}
 	var invoices []string

@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
@@ -32,18 +33,21 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-	once := consumer.Middleware(pool, consumer.Config{
-		Receiver: "logistics",
-		Source:   "finance",
-		Secrets:  []string{os.Getenv("FINANCE_SECRET")},
-	})
 	router := consumer.NewRouter()
 	consumer.HandleJSON(router, "invoice.created", 1, ship)
 	consumer.HandleJSON(router, "customer.moved", 1, move)
 	router.Handle("invoice.*", 0, leave)
+	receive, err := consumer.New(pool, consumer.Config{
+		Receiver: "logistics",
+		Source:   "finance",
+		Secrets:  []string{os.Getenv("FINANCE_SECRET")},
+	}, router.Dispatch)
+	if err != nil {
+		return err
+	}
 
 	mux := http.NewServeMux()
-	mux.Handle("POST /webhooks/finance", once(router))
+	mux.Handle("POST /webhooks/finance", receive)
 	return server.Run(ctx, mux)
 }
 
@@ -53,8 +57,8 @@ type invoice struct {
 	Total  string `json:"total"`
 }
 
-func ship(ctx context.Context, event consumer.Event, payload invoice) error {
-	_, err := consumer.Tx(ctx).Exec(ctx,
+func ship(ctx context.Context, tx pgx.Tx, event consumer.Event, payload invoice) error {
+	_, err := tx.Exec(ctx,
 		"INSERT INTO shipments (invoice, total) VALUES ($1, $2)", payload.Number, payload.Total)
 	if err != nil {
 		return fmt.Errorf("record shipment for %s: %w", event.Key, err) // rolls back; the relay tries again
@@ -69,8 +73,7 @@ type address struct {
 }
 
 // move keeps a customer's newest address, in whatever order the events arrive.
-func move(ctx context.Context, event consumer.Event, payload address) error {
-	tx := consumer.Tx(ctx)
+func move(ctx context.Context, tx pgx.Tx, event consumer.Event, payload address) error {
 	newer, err := consumer.ApplyIfNewer(ctx, tx, "finance/customer", payload.Customer, consumer.ByTime(event.CreatedAt, event.ID))
 	if err != nil || !newer {
 		return err // nil for an event that is older than the address
@@ -82,6 +85,6 @@ func move(ctx context.Context, event consumer.Event, payload address) error {
 
 // leave is for the events about invoices that do not concern shipping. Those of other types, for which there is no
 // handler, are refused with 422: the relay marks them failed and tells somebody.
-func leave(context.Context, consumer.Event, []byte) error {
+func leave(context.Context, pgx.Tx, consumer.Event) error {
 	return consumer.Ignore("shipping needs to know of new invoices only")
 }

@@ -5,7 +5,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/examples/internal/exampletest"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
 func TestMain(m *testing.M) { exampletest.Main(m, main) }
@@ -72,5 +74,23 @@ func TestOtherEvents(t *testing.T) {
 	}
 	if n := e.Count("SELECT count(*) FROM shipments"); n != 0 {
 		t.Errorf("%d shipments of other events", n)
+	}
+}
+
+func TestShip(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, pgtest.New(t))
+	if _, err := pool.Exec(t.Context(), exampletest.Invoices); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context()) // the next test finds nothing
+	err = ship(t.Context(), tx, consumer.Event{Key: "invoice-7/created"}, invoice{Number: "INV-7", Total: "19.90"})
+	var total string
+	if found := tx.QueryRow(t.Context(), "SELECT total::text FROM shipments WHERE invoice = 'INV-7'").Scan(&total); err != nil || found != nil || total != "19.90" {
+		t.Errorf("a total of %q: %v, %v", total, err, found)
 	}
 }

@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -32,17 +33,20 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer db.Close()
-	once := consumer.MiddlewareSQL(db.DB, consumer.Config{
+	router := consumer.NewRouterSQL()
+	s := &shipping{db: db}
+	consumer.HandleJSON(router, "invoice.created", 1, s.ship)
+	receive, err := consumer.NewSQL(db.DB, consumer.Config{
 		Receiver: "logistics",
 		Source:   "finance",
 		Secrets:  []string{os.Getenv("FINANCE_SECRET")},
-	})
-	router := consumer.NewRouter()
-	s := &shipping{db: db}
-	consumer.HandleJSON(router, "invoice.created", 1, s.ship)
+	}, router.Dispatch)
+	if err != nil {
+		return err
+	}
 
 	mux := http.NewServeMux()
-	mux.Handle("POST /webhooks/finance", once(router))
+	mux.Handle("POST /webhooks/finance", receive)
 	return server.Run(ctx, mux)
 }
 
@@ -54,18 +58,14 @@ type shipment struct {
 	Total   string `db:"total" json:"total"`
 }
 
-// tx is the middleware's transaction as sqlx knows it. One that sqlx did not begin does not know its driver, so its Named
-// methods would write placeholders that PostgreSQL does not have: see [shipping.ship].
-func (s *shipping) tx(ctx context.Context) *sqlx.Tx {
-	return &sqlx.Tx{Tx: consumer.TxSQL(ctx), Mapper: s.db.Mapper}
-}
-
-func (s *shipping) ship(ctx context.Context, _ consumer.Event, row shipment) error {
+// ship writes through the transaction as sqlx knows it. One that sqlx did not begin does not know its driver, so its Named methods
+// would write placeholders that PostgreSQL does not have: the names are bound by the *sqlx.DB.
+func (s *shipping) ship(ctx context.Context, inner *sql.Tx, _ consumer.Event, row shipment) error {
+	tx := &sqlx.Tx{Tx: inner, Mapper: s.db.Mapper}
 	query, args, err := s.db.BindNamed("INSERT INTO shipments (invoice, total) VALUES (:invoice, :total)", row)
 	if err != nil {
 		return err
 	}
-	tx := s.tx(ctx)
 	if _, err := tx.ExecContext(ctx, query, args...); err != nil {
 		return fmt.Errorf("record shipment: %w", err) // rolls back; the relay tries again
 	}

@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
@@ -44,18 +45,21 @@ func run(ctx context.Context) error {
 	if secret == "" {
 		return errors.New("set STRIPE_SECRET: with an empty one anybody could sign")
 	}
-	once := consumer.Middleware(pool, consumer.Config{
+	router := consumer.NewRouter()
+	consumer.HandleJSON(router, "invoice.paid", 0, ship)
+	router.Handle("*", 0, leave)
+	receive, err := consumer.New(pool, consumer.Config{
 		Receiver:      "logistics",
 		Source:        "stripe",
 		Verify:        verifier(secret),
 		SenderHorizon: 3 * 24 * time.Hour, // for as long Stripe repeats what was not accepted
-	})
-	router := consumer.NewRouter()
-	consumer.HandleJSON(router, "invoice.paid", 0, ship)
-	router.Handle("*", 0, leave)
+	}, router.Dispatch)
+	if err != nil {
+		return err
+	}
 
 	mux := http.NewServeMux()
-	mux.Handle("POST /webhooks/stripe", once(router))
+	mux.Handle("POST /webhooks/stripe", receive)
 	return server.Run(ctx, mux)
 }
 
@@ -115,9 +119,9 @@ type paid struct {
 	} `json:"data"`
 }
 
-func ship(ctx context.Context, _ consumer.Event, payload paid) error {
+func ship(ctx context.Context, tx pgx.Tx, _ consumer.Event, payload paid) error {
 	invoice := payload.Data.Object
-	_, err := consumer.Tx(ctx).Exec(ctx,
+	_, err := tx.Exec(ctx,
 		"INSERT INTO shipments (invoice, total) VALUES ($1, $2::bigint / 100.0)", invoice.Number, invoice.Cents)
 	if err != nil {
 		return fmt.Errorf("record shipment: %w", err) // rolls back; Stripe tries again
@@ -126,6 +130,6 @@ func ship(ctx context.Context, _ consumer.Event, payload paid) error {
 }
 
 // leave accepts what is of no concern, lest Stripe repeats it for days.
-func leave(context.Context, consumer.Event, []byte) error {
+func leave(context.Context, pgx.Tx, consumer.Event) error {
 	return consumer.Ignore("shipping waits for paid invoices only")
 }

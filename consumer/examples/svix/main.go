@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
@@ -33,14 +34,17 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-	once := consumer.Middleware(pool, consumer.Config{
+	receive, err := consumer.New(pool, consumer.Config{
 		Receiver:      "logistics",
 		Source:        "billing",
 		Secrets:       []string{os.Getenv("BILLING_SECRET")},
 		AcceptForeign: true, // the key is then webhook-id, and the payload the only thing to believe
-	})
+	}, ship)
+	if err != nil {
+		return err
+	}
 	mux := http.NewServeMux()
-	mux.Handle("POST /webhooks/billing", standardNames(once(consumer.ErrorHandler(ship))))
+	mux.Handle("POST /webhooks/billing", standardNames(receive))
 	return server.Run(ctx, mux)
 }
 
@@ -57,22 +61,22 @@ func standardNames(next http.Handler) http.Handler {
 	})
 }
 
-func ship(_ http.ResponseWriter, r *http.Request) error {
-	var event struct {
+func ship(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+	var payload struct {
 		Type string `json:"type"`
 		Data struct {
 			Invoice string `json:"invoice"`
 			Total   string `json:"total"`
 		} `json:"data"`
 	}
-	if err := json.NewDecoder(r.Body).Decode(&event); err != nil {
+	if err := json.Unmarshal(event.Payload, &payload); err != nil {
 		return consumer.Permanent(fmt.Errorf("decode payload: %w", err))
 	}
-	if event.Type != "invoice.created" {
+	if payload.Type != "invoice.created" {
 		return consumer.Ignore("not about a new invoice") // 204, so that Svix does not repeat it
 	}
-	_, err := consumer.Tx(r.Context()).Exec(r.Context(),
-		"INSERT INTO shipments (invoice, total) VALUES ($1, $2)", event.Data.Invoice, event.Data.Total)
+	_, err := tx.Exec(ctx,
+		"INSERT INTO shipments (invoice, total) VALUES ($1, $2)", payload.Data.Invoice, payload.Data.Total)
 	if err != nil {
 		return fmt.Errorf("record shipment: %w", err) // 500: rolls back; Svix tries again
 	}

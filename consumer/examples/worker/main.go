@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/propagation"
@@ -40,7 +41,7 @@ func run(ctx context.Context) error {
 	defer pool.Close()
 	router := consumer.NewRouter()
 	consumer.HandleJSON(router, "invoice.created", 1, ship)
-	inbox := consumer.NewInbox(pool, consumer.InboxConfig{
+	inbox, err := consumer.NewInbox(pool, consumer.InboxConfig{
 		Config: consumer.Config{
 			Receiver: "logistics",
 			Source:   "finance",
@@ -49,6 +50,9 @@ func run(ctx context.Context) error {
 		Handle:  traced(router.Dispatch), // or router.Dispatch alone
 		Workers: 2,
 	})
+	if err != nil {
+		return err
+	}
 
 	// The workers go on until the last request has been answered, and then finish what they have begun. Should they end
 	// before, there is no point in taking more.
@@ -89,13 +93,13 @@ func forget(ctx context.Context, pool *pgxpool.Pool) {
 }
 
 // traced goes on with the trace of the transaction that wrote the event.
-func traced(handle consumer.EventHandler) consumer.EventHandler {
-	return func(ctx context.Context, event consumer.Event, payload []byte) error {
+func traced(handle consumer.Handler[pgx.Tx]) consumer.Handler[pgx.Tx] {
+	return func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 		carrier := propagation.MapCarrier{"traceparent": event.TraceParent, "tracestate": event.TraceState}
 		ctx = propagation.TraceContext{}.Extract(ctx, carrier)
 		ctx, span := otel.Tracer("shipping").Start(ctx, event.Type, trace.WithSpanKind(trace.SpanKindConsumer))
 		defer span.End()
-		return handle(ctx, event, payload)
+		return handle(ctx, tx, event)
 	}
 }
 
@@ -105,8 +109,8 @@ type invoice struct {
 	Total  string `json:"total"`
 }
 
-func ship(ctx context.Context, _ consumer.Event, payload invoice) error {
-	_, err := consumer.Tx(ctx).Exec(ctx,
+func ship(ctx context.Context, tx pgx.Tx, _ consumer.Event, payload invoice) error {
+	_, err := tx.Exec(ctx,
 		"INSERT INTO shipments (invoice, total) VALUES ($1, $2)", payload.Number, payload.Total)
 	if err != nil {
 		return fmt.Errorf("record shipment: %w", err) // rolled back, and tried again after 5 s, 30 s, 5 min, …

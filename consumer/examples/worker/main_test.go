@@ -8,6 +8,8 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/examples/internal/exampletest"
 )
@@ -95,11 +97,11 @@ func TestGoesOnWithTheTrace(t *testing.T) {
 		{"what is this", "00000000000000000000000000000000"}, // nobody has signed it
 	} {
 		var got string
-		handle := traced(func(ctx context.Context, _ consumer.Event, _ []byte) error {
+		handle := traced(func(ctx context.Context, _ pgx.Tx, _ consumer.Event) error {
 			got = trace.SpanContextFromContext(ctx).TraceID().String()
 			return nil
 		})
-		if err := handle(t.Context(), consumer.Event{Type: "invoice.created", TraceParent: c.parent}, nil); err != nil {
+		if err := handle(t.Context(), nil, consumer.Event{Type: "invoice.created", TraceParent: c.parent}); err != nil {
 			t.Fatal(err)
 		}
 		if got != c.want {
