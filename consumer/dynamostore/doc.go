@@ -14,9 +14,9 @@
 //	aws dynamodb update-time-to-live --table-name processed_events \
 //		--time-to-live-specification Enabled=true,AttributeName=expires_at
 //
-// Without the second command nothing goes wrong, but the table grows for ever. An event is one item: event (source + ":" +
-// idempotency key), token, until (milliseconds: of the lease while a handler runs, of the TTL afterwards), expires_at
-// (the same in seconds, for DynamoDB) and, once it is processed, status, hash, header, body, omitted. The receiver needs
+// Without the second command nothing goes wrong, but the table grows for ever. An event is one item: event (receiver, source
+// and idempotency key), token, until (milliseconds: of the lease while a handler runs, of the TTL afterwards), expires_at
+// (the same in seconds, for DynamoDB) and, once it is processed, status, hash and destination. The receiver needs
 // dynamodb:GetItem, PutItem and DeleteItem on the table.
 //
 // # What is promised
@@ -35,8 +35,6 @@
 //     asks. One whose clock is ahead by more than a fifth of the lease takes events over from handlers that still run.
 //   - DynamoDB removes an item some time after expires_at, often days. That is housekeeping only: an item whose time is
 //     over counts as absent, there or not.
-//   - An item holds 400 KB. Of a longer response the body is left out for duplicates, and if need be the header as well;
-//     the event counts all the same.
 //   - Global tables are not supported: a conditional write holds in its own region only, so send the events of one source
 //     to one region. A table restored from a backup has forgotten what came after it.
 //   - A throttled table answers with errors: the request is refused with 503 before its handler, or its response is offered
