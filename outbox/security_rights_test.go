@@ -35,7 +35,7 @@ var promised = map[string]string{
 	"inbox_events":             "receiver: all",
 	"inbox_freshness":          "receiver: all",
 	"inbox_forgotten":          "receiver: select insert update",
-	"inbox_schema_version":     "",
+	"inbox_schema_version":     "receiver: select",
 
 	"outbox_armed":                 "relay: select update",
 	"outbox_id_seq":                "",
@@ -54,6 +54,7 @@ var promised = map[string]string{
 	"outbox_archive_partitions()":                                    "",
 	"outbox_fan_out()":                                               "",
 	"processed_events_keep()":                                        "",
+	"inbox_has_payload(bigint)":                                      "receiver: execute",
 	"outbox_headers_are_fit(jsonb)":                                  everyone,
 	// These run with the rights of the caller, on nothing but what the caller gives them.
 	"outbox_refuse_update()":                            everyone,

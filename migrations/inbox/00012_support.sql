@@ -9,7 +9,7 @@ DO $do$
 BEGIN
     EXECUTE pg_catalog.format($sql$
 CREATE FUNCTION %1$I.inbox_has_payload(id bigint) RETURNS boolean
-LANGUAGE sql STABLE STRICT SECURITY DEFINER
+LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS
 $$ SELECT e.payload IS NOT NULL FROM %1$I.inbox_events e WHERE e.inbox_id = $1 $$;
 REVOKE EXECUTE ON FUNCTION %1$I.inbox_has_payload(bigint) FROM PUBLIC;
