@@ -59,7 +59,7 @@ type made struct {
 type run struct {
 	life    string // of the process
 	began   time.Time
-	outcome string // what Observe got, once it was committed; empty: nobody knows
+	outcome string // what Observe got, once it was committed; empty: unknown, the process died first
 }
 
 // chaosFacts are what is left of a chaos to be judged.

@@ -16,9 +16,9 @@ import (
 
 // A Handler works one event in tx, a pgx.Tx ([New], [InboxConfig]) or a *sql.Tx ([NewSQL]). What it writes through tx commits
 // together with the memory that the event was processed when it returns nil, and is rolled back when it returns an error. A
-// write through another connection commits on its own. What the error says decides what happens next: after one of
-// [Permanent] nobody tries again, after one of [RetryAfter] not before the time it names, and after any other error on the
-// usual schedule ([DependencyDown] among them); an error of [Ignore] commits. The outermost of these marks counts.
+// write through another connection commits on its own. The error decides what happens next: the
+// event fails after one of [Permanent], is tried again not before the time of one of [RetryAfter], and on the usual schedule
+// after any other ([DependencyDown] among them); an error of [Ignore] commits. The outermost of these marks counts.
 //
 // tx is as [Tx] and [TxSQL] describe it. A handler is called concurrently.
 type Handler[Tx any] func(ctx context.Context, tx Tx, event Event) error

@@ -69,7 +69,7 @@ RETURNING pg_current_xact_id()::text,
 // other advisory locks made of hashes; it reads "outbox".
 const keyLock = `hashtextextended($1::text || E'\n' || $2::text || E'\n' || $3::text, 122550254464888 # 'processed_events'::regclass::oid::bigint)`
 
-// strangerHoldsSQL finds out whether the lock of a key is held by nobody who could process the event. Any login of the database
+// strangerHoldsSQL returns whether no session that holds the lock of a key could process the event. Any login of the database
 // can take the lock; without the right to insert it must not keep the event away.
 const strangerHoldsSQL = `
 SELECT NOT EXISTS (

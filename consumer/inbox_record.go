@@ -150,7 +150,7 @@ func (in *Inbox) write(ctx context.Context, conn *pgxpool.Conn, rq *request, hea
 	return found, err
 }
 
-// recordPastStrangers records an event after all if nobody who could record it holds its lock.
+// recordPastStrangers records the event without its lock if the sessions that hold the lock could not record it.
 func (in *Inbox) recordPastStrangers(ctx context.Context, conn *pgxpool.Conn, rq *request, header http.Header) (recorded, error) {
 	var strangers bool
 	if err := conn.QueryRow(ctx, strangerHoldsSQL, plannedAnew, in.Receiver, in.Source, rq.event.Key).Scan(&strangers); err != nil {

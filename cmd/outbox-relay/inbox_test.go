@@ -108,7 +108,7 @@ func TestInboxReplayCommand(t *testing.T) {
   5  shipping  finance  paid  k5  failed
 Nothing was replayed: this was a dry run.
 `, "")
-	// Nobody can answer.
+	// Without a terminal there is no answer.
 	command(env, "inbox", "replay", "--state=failed").expect(t, exitUsage, "", "outbox-relay: replay 7 events; repeat the command with --yes to do it\n")
 	if n := query[int](t, db, waiting); n != 0 {
 		t.Fatalf("%d were replayed without a yes", n)

@@ -37,8 +37,8 @@ func Text(text string) string {
 // escapes are the sequences by which a text would command a terminal. None takes a line's end with it, which keeps words apart.
 var escapes = regexp.MustCompile(`\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]\s])`)
 
-// flatten leaves one line of valid UTF-8. What nobody sees, such as a zero-width or a bidirectional mark, disappears, lest
-// it divides a credential and hides it from mask.
+// flatten leaves one line of valid UTF-8. Invisible characters, such as a zero-width or a bidirectional mark, are removed: one
+// within a credential would hide it from mask.
 func flatten(text string) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	if strings.Contains(text, "\x1b") {
