@@ -1,15 +1,30 @@
 package relay
 
 import (
+	"net/http"
+	"sync"
 	"testing"
 )
 
-// Without faults, two relays and five thousand events are five thousand requests.
+// Without faults, two relays and five thousand events are five thousand requests. The receiver answers none of them
+// before more are in flight than one relay may have: until then, the quicker relay could deliver all before the other
+// one has looked.
 func TestTwoRelaysShareTheWork(t *testing.T) {
 	t.Parallel()
 	const events = 5000
 	db := newDatabase(t)
-	rc := newReceiver(t, nil)
+	var inFlight sync.WaitGroup
+	inFlight.Add(DefaultLaneInFlight + 1)
+	arrived := make(chan struct{}, DefaultLaneInFlight+1)
+	rc := newReceiver(t, func(w http.ResponseWriter, _ request) {
+		select {
+		case arrived <- struct{}{}:
+			inFlight.Done()
+		default:
+		}
+		inFlight.Wait()
+		w.WriteHeader(http.StatusNoContent)
+	})
 	cfg := db.config(to(rc.URL))
 	a, b := start(t, cfg), start(t, cfg)
 	a.instance()
