@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -426,7 +427,7 @@ func TestTablesComeWithTheirRights(t *testing.T) {
 			t.Error(err)
 		}
 		p := &inboxProcess{env: own}
-		p.open(consumer.InboxConfig{})
+		p.open(inbox.Config{})
 		p.run()
 		p.record("recorded", ordered("o", 1))
 		p.wantWorked("recorded", consumer.ResultProcessed)
