@@ -42,7 +42,7 @@ func (cmd alertTestCmd) Run(inv *invocation) error {
 	}
 	var names []string
 	var chosen []relay.Channel
-	for _, channel := range c.alertChannels() {
+	for _, channel := range c.relay.Alerts.Channels {
 		names = append(names, channel.Name())
 		if name := channel.Name(); cmd.Channel == "" || name == cmd.Channel || name[:strings.LastIndex(name, "-")] == cmd.Channel {
 			chosen = append(chosen, channel)

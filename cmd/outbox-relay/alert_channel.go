@@ -18,6 +18,7 @@ import (
 	"github.com/nicholas-fedor/shoutrrr/pkg/services/email/smtp"
 	"github.com/nicholas-fedor/shoutrrr/pkg/types"
 
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -35,12 +36,12 @@ var services = []string{
 // that knows them all takes no context, so a message that hangs is left behind; the next waits until it is gone.
 type serviceChannel struct {
 	name, kind string
-	url        secret
+	url        settings.Secret
 	transport  *relay.AlertTransport
 	sending    chan struct{} // holds a token while a message is under way
 }
 
-func newServiceChannel(raw secret, transport *relay.AlertTransport) relay.Channel {
+func newServiceChannel(raw settings.Secret, transport *relay.AlertTransport) relay.Channel {
 	return &serviceChannel{
 		name: relay.ChannelName(serviceKind(string(raw)), string(raw)), kind: serviceKind(string(raw)), url: raw,
 		transport: transport, sending: make(chan struct{}, 1),
@@ -185,15 +186,15 @@ func redact(text, raw string) string {
 	slices.SortFunc(parts, func(a, b string) int { return len(b) - len(a) })
 	for _, part := range slices.Compact(parts) {
 		if len(part) >= 4 && part != serviceKind(raw) {
-			text = strings.ReplaceAll(text, part, mask)
+			text = strings.ReplaceAll(text, part, settings.Mask)
 		}
 	}
 	return text
 }
 
 // parseServiceURL never repeats the URL, nor what the library says about it.
-func parseServiceURL(text string) (secret, string) {
-	if _, problem := parseText(text); problem != "" {
+func parseServiceURL(text string) (settings.Secret, string) {
+	if _, problem := settings.ParseText(text); problem != "" {
 		return "", problem
 	}
 	_, err := url.Parse(text)
@@ -204,12 +205,12 @@ func parseServiceURL(text string) (secret, string) {
 	case kind == "http" || kind == "https" || kind == "generic":
 		return "", `is a plain URL; write it as {webhook: "https://…"}`
 	case !slices.Contains(services, kind):
-		if near := nearest(kind, services); near != "" {
+		if near := settings.Nearest(kind, services); near != "" {
 			return "", fmt.Sprintf("begins with a service that is not offered; did you mean %s://?", near)
 		}
 		return "", "begins with a service that is not offered; there are " + strings.Join(services, ", ")
 	case kind == "matrix": // would log in
-		return secret(text), ""
+		return settings.Secret(text), ""
 	}
 	service, err := new(router.ServiceRouter).Locate(text)
 	if err != nil {
@@ -220,7 +221,7 @@ func parseServiceURL(text string) (secret, string) {
 			return "", problem
 		}
 	}
-	return secret(text), ""
+	return settings.Secret(text), ""
 }
 
 // alertTestTimeout bounds one message of alert test.

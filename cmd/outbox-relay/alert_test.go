@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -58,8 +59,8 @@ func status(code int, text string) http.HandlerFunc {
 const gotifyToken = "Aaa.bbb.ccc.ddd"
 
 // gotify is a service that can be had on any host, over plain HTTP.
-func gotify(server *httptest.Server) secret {
-	return secret("gotify://" + strings.TrimPrefix(server.URL, "http://") + "/" + gotifyToken + "?disabletls=yes")
+func gotify(server *httptest.Server) settings.Secret {
+	return settings.Secret("gotify://" + strings.TrimPrefix(server.URL, "http://") + "/" + gotifyToken + "?disabletls=yes")
 }
 
 func TestAlertTest(t *testing.T) {
@@ -151,7 +152,7 @@ func TestSecurityMailServerWithoutEnd(t *testing.T) {
 		}
 		written <- total
 	}()
-	channel := newServiceChannel(secret("smtp://user:password@"+listener.Addr().String()+"/?from=a@example.com&to=b@example.com"), relay.NewAlertTransport(relay.Egress{}))
+	channel := newServiceChannel(settings.Secret("smtp://user:password@"+listener.Addr().String()+"/?from=a@example.com&to=b@example.com"), relay.NewAlertTransport(relay.Egress{}))
 	err = channel.Notify(t.Context(), relay.TestAlert(time.Now()))
 	if err == nil || len(err.Error()) > 4096 {
 		t.Errorf("%.5000v", err)
@@ -169,7 +170,7 @@ func TestServiceErrorsHoldNoSecrets(t *testing.T) {
 		w.WriteHeader(http.StatusForbidden)
 		_, _ = io.WriteString(w, `{"error":"x","errorCode":403,"errorDescription":"`+r.URL.String()+` `+r.Header.Get("X-Gotify-Key")+`"}`)
 	})
-	for _, raw := range []secret{
+	for _, raw := range []settings.Secret{
 		gotify(echo.Server), "gotify://127.0.0.1:1/" + gotifyToken + "?disabletls=yes",
 		"smtp://user:p%40s3cret@127.0.0.1:1/?from=a@example.com&to=b@example.com", "ntfy://user:s3cret@127.0.0.1:1/topic?scheme=http",
 	} {

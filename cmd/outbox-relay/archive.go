@@ -40,7 +40,7 @@ func (cmd archiveRunCmd) Run(inv *invocation) error {
 	if err != nil {
 		return err
 	}
-	keep := c.retention()
+	keep := c.relay.Retention
 	keep.Batch = cmd.Batch
 	var done relay.ArchiveResult
 	progress := archiveProgress{out: inv.Stderr, terminal: isTerminal(inv.Stderr), told: time.Now()}

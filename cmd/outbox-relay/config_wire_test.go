@@ -12,11 +12,15 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/relay"
 )
 
 // certificate makes a certificate that signs itself, and its key, in PEM format.
@@ -143,10 +147,10 @@ func TestSharedTLS(t *testing.T) {
 	file := writeFile(t, filepath.Join(t.TempDir(), "ca"), ca)
 	c := loadConfig(sources{env: twoSettings[:1], flags: map[string]string{"config": writeFile(t, filepath.Join(t.TempDir(), usualFile),
 		"defaults: {tls: {ca_file: "+file+"}}\ndestinations: {a: {url: 'http://a'}, b: {url: 'https://b'}}\n")}})
-	if err := c.err(); err != nil {
+	if err := c.Err(); err != nil {
 		t.Fatal(err)
 	}
-	if d := c.relayConfig().Destinations; d[0].Wire.TLS.Roots != nil || d[1].Wire.TLS.Roots == nil {
+	if d := c.relay.Destinations; d[0].Wire.TLS.Roots != nil || d[1].Wire.TLS.Roots == nil {
 		t.Error("the authorities are not those of b alone")
 	}
 }
@@ -191,11 +195,11 @@ destinations:
   basic: {url: "https://a", basic_auth: {username: u, password: p}}
   basic_file: {url: "https://a", basic_auth: {username: u, password_file: `+password+`}}
 `)}})
-	if err := c.err(); err != nil {
+	if err := c.Err(); err != nil {
 		t.Fatal(err)
 	}
 	got := map[string]string{}
-	for _, d := range c.relayConfig().Destinations {
+	for _, d := range c.relay.Destinations {
 		if d.Wire.Authorization != nil {
 			got[d.Name] = d.Wire.Authorization()
 		}
@@ -209,7 +213,8 @@ destinations:
 	if len(got) != len(want) {
 		t.Errorf("credentials: %q", got)
 	}
-	follow := c.wires.of["token_file"].Authorization
+	i := slices.IndexFunc(c.relay.Destinations, func(d relay.Destination) bool { return d.Name == "token_file" })
+	follow := c.relay.Destinations[i].Wire.Authorization
 	writeFile(t, token, "two\n")
 	if value := follow(); value != "Bearer two" {
 		t.Errorf("after a change: %q", value)
@@ -239,7 +244,7 @@ func TestWatchedFiles(t *testing.T) {
 	}
 	age(name)
 	reads := 0
-	w, err := watchFiles(&log, 10, func(contents [][]byte) (string, error) {
+	w, err := settings.WatchFiles(&log, 10, func(contents [][]byte) (string, error) {
 		reads++
 		if problem := string(contents[0]); strings.HasPrefix(problem, "!") {
 			return "", os.ErrInvalid
@@ -252,7 +257,7 @@ func TestWatchedFiles(t *testing.T) {
 	is := func(t *testing.T, want string) {
 		t.Helper()
 		for range 3 {
-			if got := w.get(); got != want {
+			if got := w.Get(); got != want {
 				t.Errorf("holds %q, want %q", got, want)
 			}
 		}

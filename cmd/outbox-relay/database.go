@@ -11,6 +11,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/relay"
 )
 
 // connectTimeout bounds how long a command waits for a database that does not answer, unless the URL says otherwise.
@@ -22,10 +25,10 @@ func (c *config) connConfig() *pgx.ConnConfig {
 	conn := c.pool.ConnConfig.Copy()
 	if c.direct != nil {
 		conn = c.direct.ConnConfig.Copy()
-	} else if get[string](c, "database.pooler") != "none" && conn.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
+	} else if c.relay.Pooler.Mode != relay.PoolerNone && conn.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
 		conn.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe // prepares nothing that outlives a transaction
 	}
-	if schema := get[string](c, "database.schema"); schema != "" {
+	if schema := c.relay.Schema; schema != "" {
 		conn.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize()
 	}
 	if conn.ConnectTimeout == 0 {
@@ -61,7 +64,7 @@ func databaseName(conn *pgx.ConnConfig) string {
 	}
 	user := url.PathEscape(conn.User)
 	if conn.Password != "" {
-		user += ":" + mask
+		user += ":" + settings.Mask
 	}
 	if user != "" {
 		user += "@"

@@ -140,7 +140,7 @@ func (inv *invocation) askWith(c *config, f func(context.Context, *relay.Ops) er
 	if err := ops.CheckSchema(inv.ctx); err != nil {
 		return err
 	}
-	if err := inv.warnQuarantined(ops, get[string](c, "environment")); err != nil {
+	if err := inv.warnQuarantined(ops, c.relay.Environment); err != nil {
 		return err
 	}
 	return f(inv.ctx, ops)

@@ -128,7 +128,7 @@ func (inv *invocation) onIdentity(f func(ctx context.Context, ops *relay.Ops, en
 	if err := ops.CheckSchema(inv.ctx); err != nil {
 		return err
 	}
-	err = f(inv.ctx, ops, get[string](c, "environment"))
+	err = f(inv.ctx, ops, c.relay.Environment)
 	if errors.Is(err, context.Canceled) && inv.ctx.Err() != nil {
 		return context.Cause(inv.ctx)
 	}

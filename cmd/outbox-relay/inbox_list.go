@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
 type inboxListCmd struct {
@@ -99,11 +100,11 @@ func parsePlace(text string) (key inboxops.MemoryKey, err error) {
 	}
 	parts := strings.Split(text, "/")
 	if len(parts) != 3 {
-		return key, usagef("--after: %s is not a place as a list shows it, such as shipping/finance/invoice-17", quote(text))
+		return key, usagef("--after: %s is not a place as a list shows it, such as shipping/finance/invoice-17", settings.Quote(text))
 	}
 	for i, into := range []*string{&key.Receiver, &key.Source, &key.IdempotencyKey} {
 		if *into, err = url.PathUnescape(parts[i]); err != nil {
-			return key, usagef("--after: %s is not a place as a list shows it: %v", quote(text), err)
+			return key, usagef("--after: %s is not a place as a list shows it: %v", settings.Quote(text), err)
 		}
 	}
 	return key, nil
@@ -199,7 +200,7 @@ func (cmd inboxShowCmd) Run(inv *invocation) error {
 		case len(shown.Events) == 0 && len(shown.Remembered) == 0 && cmd.ID != 0:
 			return fmt.Errorf("there is no event with inbox id %d: it was never recorded, or was pruned", cmd.ID)
 		case len(shown.Events) == 0 && len(shown.Remembered) == 0:
-			return fmt.Errorf("there is no event with key %s: it was never received, or was pruned", quote(cmd.Key))
+			return fmt.Errorf("there is no event with key %s: it was never received, or was pruned", settings.Quote(cmd.Key))
 		}
 		shown.Events, shown.Remembered, shown.Waits = orEmpty(shown.Events), orEmpty(shown.Remembered), orEmpty(shown.Waits)
 		return show(inv.Stdout, cmd.JSON, shown, printInboxEvent)

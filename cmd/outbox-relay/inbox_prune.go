@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -39,7 +40,7 @@ type inboxPruneReport struct {
 }
 
 func (cmd inboxPruneCmd) Run(inv *invocation) error {
-	age, problem := parseDuration(cmd.OlderThan)
+	age, problem := settings.ParseDuration(cmd.OlderThan)
 	switch {
 	case problem != "":
 		return usagef("--older-than: %s", problem)

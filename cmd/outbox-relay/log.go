@@ -26,11 +26,11 @@ func setUpLogging() {
 func (inv *invocation) logger(c *config) (log zerolog.Logger, level *logLevel) {
 	level = &logLevel{}
 	level.set(c.logLevel())
-	return zerolog.New(inv.logWriter(get[string](c, "log.format"))).Sample(level).With().Timestamp().Logger(), level
+	return zerolog.New(inv.logWriter(c.logFormat)).Sample(level).With().Timestamp().Logger(), level
 }
 
 func (c *config) logLevel() zerolog.Level {
-	level, err := zerolog.ParseLevel(get[string](c, "log.level"))
+	level, err := zerolog.ParseLevel(c.logLevelName)
 	if err != nil {
 		return zerolog.InfoLevel
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -103,7 +104,7 @@ func (inv *invocation) unknownDestination(ctx context.Context, ops *relay.Ops, n
 		return err
 	}
 	hint := "; see: outbox-relay status"
-	if near := nearest(name, names); near != "" {
+	if near := settings.Nearest(name, names); near != "" {
 		hint = fmt.Sprintf("; did you mean %q?", near)
 	}
 	return fmt.Errorf("there is no destination %q: no route, no state and no waiting delivery has that name%s", name, hint)

@@ -4,8 +4,8 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -37,11 +37,8 @@ func (cmd replayCmd) Run(inv *invocation) error {
 	if err != nil {
 		return err
 	}
-	memory := relay.DefaultReceiverMemory
-	if s, ok := c.settings["retention.processed_events"]; ok {
-		memory, _ = s.value.(time.Duration)
-	}
-	remembered := memory
+	remembered := c.relay.Retention.ProcessedEvents
+	memory := remembered
 	if cmd.Force {
 		memory = 0
 	}
@@ -59,7 +56,7 @@ func (cmd replayCmd) Run(inv *invocation) error {
 			}
 			return fmt.Errorf("%s of events older than %s, which is how long receivers remember what they processed (retention.processed_events): "+
 				"sent again, they may be processed twice. Leave them out with --since %s, or add --force",
-				relay.Plural(found.TooOld, "delivery is", "deliveries are"), shortDuration(remembered), shortDuration(remembered))
+				relay.Plural(found.TooOld, "delivery is", "deliveries are"), settings.ShortDuration(remembered), settings.ShortDuration(remembered))
 		},
 	}.run(inv, c)
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -43,9 +44,9 @@ type configuredRoute struct {
 
 // configuredRoutes returns the configuration's routes; none if only the database was configured.
 func (c *config) configuredRoutes() (all []configuredRoute) {
-	for _, path := range c.routes {
-		for _, destination := range get[[]string](c, path+".to") {
-			all = append(all, configuredRoute{get[string](c, path+".event"), destination})
+	for _, route := range c.relay.Routes {
+		for _, destination := range route.To {
+			all = append(all, configuredRoute{route.Event, destination})
 		}
 	}
 	return all
@@ -150,7 +151,7 @@ var eventTypePattern = regexp.MustCompile(`^[\x21-\x7e]{1,255}$`)
 
 func (cmd routesTestCmd) Run(inv *invocation) error {
 	if !eventTypePattern.MatchString(cmd.EventType) {
-		return usagef("%s is not an event type; those are 1 to 255 printable ASCII characters without blanks", quote(cmd.EventType))
+		return usagef("%s is not an event type; those are 1 to 255 printable ASCII characters without blanks", settings.Quote(cmd.EventType))
 	}
 	c, err := inv.config("database", "routes")
 	if err != nil {

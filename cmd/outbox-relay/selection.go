@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -59,17 +60,17 @@ func parseMoment(flag, text string) (m moment, ok bool, err error) {
 		return m, true, nil
 	}
 	if _, err := time.Parse(time.RFC3339, text+"Z"); err == nil {
-		return m, false, usagef("--%s: %s has no zone; write %sZ for UTC, or +02:00 in place of Z", flag, quote(text), text)
+		return m, false, usagef("--%s: %s has no zone; write %sZ for UTC, or +02:00 in place of Z", flag, settings.Quote(text), text)
 	}
 	if _, err := time.Parse(time.DateOnly, text); err == nil {
-		return m, false, usagef("--%s: %s has no time; write %sT00:00:00Z", flag, quote(text), text)
+		return m, false, usagef("--%s: %s has no time; write %sT00:00:00Z", flag, settings.Quote(text), text)
 	}
-	ago, problem := parseDuration(text)
+	ago, problem := settings.ParseDuration(text)
 	if problem != "" {
 		if strings.ContainsAny(text, "0123456789") && !strings.ContainsAny(text, "-:T") {
 			return m, false, usagef("--%s: %s", flag, problem)
 		}
-		return m, false, usagef("--%s: %s is neither a time such as 2026-01-02T15:04:05Z nor a duration such as 2h", flag, quote(text))
+		return m, false, usagef("--%s: %s is neither a time such as 2026-01-02T15:04:05Z nor a duration such as 2h", flag, settings.Quote(text))
 	}
 	m.ago = ago
 	return m, true, nil
@@ -130,7 +131,7 @@ func eventIDs(args []string, stdin io.Reader) (ids []int64, err error) {
 	add := func(text, place string) error {
 		id, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || id < 1 {
-			return usagef("%s%s is not the id of an event; write a number such as 17", place, quote(text))
+			return usagef("%s%s is not the id of an event; write a number such as 17", place, settings.Quote(text))
 		}
 		if !seen[id] {
 			seen[id] = true

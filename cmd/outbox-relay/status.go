@@ -12,6 +12,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -72,7 +73,7 @@ func checkHealth(ctx context.Context, w io.Writer, c *config) error {
 	case err != nil:
 		return err
 	}
-	return healthy(w, relays, get[string](c, "relay.name"))
+	return healthy(w, relays, c.relay.Name)
 }
 
 // readLifeSigns returns the registered relays. It counts nothing: an orchestrator kills a relay whose check takes long.
@@ -104,7 +105,7 @@ func readStatus(ctx context.Context, c *config) (relay.Status, error) {
 	if err != nil {
 		return relay.Status{}, err
 	}
-	identity, err := ops.Identity(ctx, get[string](c, "environment"))
+	identity, err := ops.Identity(ctx, c.relay.Environment)
 	if err != nil {
 		return relay.Status{}, err
 	}
@@ -314,5 +315,5 @@ func age2text(seconds float64) string {
 	case d < time.Minute:
 		return d.Round(100 * time.Millisecond).String()
 	}
-	return shortDuration(d.Round(time.Second))
+	return settings.ShortDuration(d.Round(time.Second))
 }
