@@ -41,15 +41,10 @@ func (cmd discardCmd) Run(inv *invocation) error {
 	if err != nil {
 		return err
 	}
-	bulk := bulkCommand{
+	bulk := deliveryBulk{
 		verb: "discard", done: "discarded", selectionFlags: cmd.selectionFlags,
 		statuses: slices.Compact(slices.Sorted(slices.Values(cmd.Status))), parked: cmd.Parked,
-		preview: func(ctx context.Context, ops *relay.Ops, s relay.Selection) (relay.Bulk, error) {
-			return ops.PreviewDiscard(ctx, s)
-		},
-		act: func(ctx context.Context, ops *relay.Ops, s relay.Selection, progress func(relay.Bulk)) (relay.Bulk, error) {
-			return ops.Discard(ctx, s, progress)
-		},
+		found: (*relay.Ops).PreviewDiscard, change: (*relay.Ops).Discard,
 	}
 	if cmd.HeadOfKey == "" {
 		return bulk.run(inv, c)
@@ -59,7 +54,7 @@ func (cmd discardCmd) Run(inv *invocation) error {
 
 // skipHead discards the one delivery that holds up its ordering key. What is named is the event, not the key: should it
 // be delivered while the operator thinks, the next one is not discarded in its place.
-func (cmd discardCmd) skipHead(inv *invocation, c *config, bulk bulkCommand) error {
+func (cmd discardCmd) skipHead(inv *invocation, c *config, bulk deliveryBulk) error {
 	var head *relay.Head
 	err := inv.askWith(c, func(ctx context.Context, ops *relay.Ops) (err error) {
 		head, err = ops.HeadOfKey(ctx, cmd.Destination, cmd.HeadOfKey)

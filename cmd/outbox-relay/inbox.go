@@ -75,30 +75,21 @@ func (f inboxFilterFlags) selection(states []string) (inboxops.Selection, error)
 
 // describe repeats the selection in an audit line: every flag, but only the number of named events.
 func (f inboxFilterFlags) describe(s inboxops.Selection) string {
-	var parts []string
-	add := func(flag string, value any) {
-		if text := fmt.Sprint(value); text != "" && text != "0" {
-			parts = append(parts, "--"+flag+" "+shellWord(printable(text)))
-		}
-	}
-	if len(s.IDs) == 1 {
-		parts = append(parts, fmt.Sprintf("inbox id %d", s.IDs[0]))
-	} else if len(s.IDs) > 1 {
-		parts = append(parts, fmt.Sprintf("%d inbox ids", len(s.IDs)))
-	}
-	add("receiver", s.Receiver)
-	add("source", s.Source)
-	add("state", strings.Join(s.States, ","))
-	add("type", s.Type)
-	add("key", s.Key)
-	add("ordering-key", s.OrderingKey)
-	add("reference", s.RelatedReference)
-	add("from", f.From)
-	add("to", f.To)
-	add("since", f.Since)
-	add("until", f.Until)
-	add("limit", s.Limit)
-	return strings.Join(parts, " ")
+	text := flagText{}
+	text.ids("inbox id", "inbox ids", s.IDs)
+	text.add("receiver", s.Receiver)
+	text.add("source", s.Source)
+	text.add("state", strings.Join(s.States, ","))
+	text.add("type", s.Type)
+	text.add("key", s.Key)
+	text.add("ordering-key", s.OrderingKey)
+	text.add("reference", s.RelatedReference)
+	text.add("from", f.From)
+	text.add("to", f.To)
+	text.add("since", f.Since)
+	text.add("until", f.Until)
+	text.add("limit", s.Limit)
+	return strings.Join(text, " ")
 }
 
 // askInbox connects to a receiver's database, checks its schema and lets f ask its questions. role is the one that f needs.

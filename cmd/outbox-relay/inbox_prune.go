@@ -71,11 +71,7 @@ func (cmd inboxPruneCmd) Run(inv *invocation) error {
 		if isTerminal(inv.Stderr) {
 			draw(inv.Stderr, "", false)
 		}
-		line := inv.audit(c, "inbox prune").Str("selection", cmd.describe()).Int64("done", done.Removed)
-		if err != nil {
-			line = line.Str("ended_by", oneLine(err.Error()))
-		}
-		line.Msg("audit")
+		inv.auditBulk(c, "inbox prune", cmd.describe(), done.Removed, err)
 		if err != nil && done == (inboxops.Pruned{}) {
 			return err
 		}

@@ -42,21 +42,18 @@ func (cmd replayCmd) Run(inv *invocation) error {
 	if cmd.Force {
 		memory = 0
 	}
-	return bulkCommand{
+	return deliveryBulk{
 		verb: "replay", done: "replayed", selectionFlags: cmd.selectionFlags, statuses: slices.Compact(slices.Sorted(slices.Values(cmd.Status))),
-		preview: func(ctx context.Context, ops *relay.Ops, s relay.Selection) (relay.Bulk, error) {
+		found: func(ops *relay.Ops, ctx context.Context, s relay.Selection) (relay.Bulk, error) {
 			return ops.PreviewReplay(ctx, s, memory)
 		},
-		act: func(ctx context.Context, ops *relay.Ops, s relay.Selection, progress func(relay.Bulk)) (relay.Bulk, error) {
+		change: func(ops *relay.Ops, ctx context.Context, s relay.Selection, progress func(relay.Bulk)) (relay.Bulk, error) {
 			return ops.Replay(ctx, s, memory, progress)
 		},
-		refuse: func(found relay.Bulk) error {
-			if found.TooOld == 0 {
-				return nil
-			}
+		tooOld: func(n int64) error {
 			return fmt.Errorf("%s of events older than %s, which is how long receivers remember what they processed (retention.processed_events): "+
-				"sent again, they may be processed twice. Leave them out with --since %s, or add --force",
-				relay.Plural(found.TooOld, "delivery is", "deliveries are"), settings.ShortDuration(remembered), settings.ShortDuration(remembered))
+				"sent again, they may be processed twice. Leave them out with --since %[2]s, or add --force",
+				relay.Plural(n, "delivery is", "deliveries are"), settings.ShortDuration(remembered))
 		},
 	}.run(inv, c)
 }

@@ -28,10 +28,8 @@ type selectionFlags struct {
 	Reason      string   `placeholder:"REASON" help:"Only deliveries whose last attempt ended so: rejected, timeout, …"`
 	OrderingKey string   `placeholder:"KEY" help:"Only events with this ordering key."`
 	timeFlags
-	Limit  *int64 `placeholder:"N" help:"At most so many deliveries."`
-	DryRun bool   `help:"Only show how many there are, and the first of them."`
-	Yes    bool   `short:"y" help:"Do not ask."`
-	JSON   bool   `help:"Print JSON: what was found and done. Fields are added, never renamed or removed."`
+	Limit *int64 `placeholder:"N" help:"At most so many deliveries."`
+	bulkFlags
 }
 
 // maxIDs is how many events one command takes.
@@ -187,42 +185,57 @@ func (f selectionFlags) selection(inv *invocation, statuses []string, parked boo
 	if err := f.check(); err != nil {
 		return s, err
 	}
-	if len(f.IDs) == 1 && f.IDs[0] == "-" && !f.Yes && !f.DryRun {
-		return s, usagef("standard input cannot both name the events and answer the question; add --yes, or --dry-run to look first")
+	s.EventIDs, err = f.ids(f.IDs, inv.Stdin, s.Empty() && f.Since == "" && f.Until == "",
+		"nothing says which deliveries are meant; name events, or narrow it with --destination, --status, --type, --reason, --ordering-key, --since or --until")
+	return s, err
+}
+
+// ids returns the ids that the arguments name. all: without ids, everything would be meant.
+func (f bulkFlags) ids(args []string, stdin io.Reader, all bool, refusal string) ([]int64, error) {
+	if len(args) == 1 && args[0] == "-" && !f.Yes && !f.DryRun {
+		return nil, usagef("standard input cannot both name the events and answer the question; add --yes, or --dry-run to look first")
 	}
 	// Before the ids are read: an operator at a terminal would wait for a program that waits for input.
-	if s.Empty() && len(f.IDs) == 0 && f.Since == "" && f.Until == "" {
-		return s, usagef("nothing says which deliveries are meant; name events, or narrow it with --destination, --status, --type, --reason, --ordering-key, --since or --until")
+	if all && len(args) == 0 {
+		return nil, usagef("%s", refusal)
 	}
-	s.EventIDs, err = eventIDs(f.IDs, inv.Stdin)
-	return s, err
+	return eventIDs(args, stdin)
 }
 
 // describe repeats the selection in an audit line: every flag, but only the number of named events.
 func (f selectionFlags) describe(s relay.Selection) string {
-	var parts []string
-	add := func(flag, value string) {
-		if value != "" {
-			parts = append(parts, "--"+flag+" "+shellWord(printable(value)))
-		}
-	}
-	if len(s.EventIDs) == 1 {
-		parts = append(parts, fmt.Sprintf("event %d", s.EventIDs[0]))
-	} else if len(s.EventIDs) > 1 {
-		parts = append(parts, fmt.Sprintf("%d events", len(s.EventIDs)))
-	}
-	add("destination", s.Destination)
-	add("status", strings.Join(s.Statuses, ","))
+	text := flagText{}
+	text.ids("event", "events", s.EventIDs)
+	text.add("destination", s.Destination)
+	text.add("status", strings.Join(s.Statuses, ","))
 	if s.Parked {
-		parts = append(parts, "--parked")
+		text = append(text, "--parked")
 	}
-	add("type", s.Type)
-	add("reason", s.Reason)
-	add("ordering-key", s.OrderingKey)
-	add("since", f.Since)
-	add("until", f.Until)
-	if s.Limit > 0 {
-		add("limit", strconv.FormatInt(s.Limit, 10))
+	text.add("type", s.Type)
+	text.add("reason", s.Reason)
+	text.add("ordering-key", s.OrderingKey)
+	text.add("since", f.Since)
+	text.add("until", f.Until)
+	text.add("limit", s.Limit)
+	return strings.Join(text, " ")
+}
+
+// A flagText repeats flags as an operator could give them again.
+type flagText []string
+
+// add appends a flag, unless its value is empty or 0.
+func (t *flagText) add(flag string, value any) {
+	if text := fmt.Sprint(value); text != "" && text != "0" {
+		*t = append(*t, "--"+flag+" "+shellWord(printable(text)))
 	}
-	return strings.Join(parts, " ")
+}
+
+func (t *flagText) ids(one, many string, ids []int64) {
+	switch len(ids) {
+	case 0:
+	case 1:
+		*t = append(*t, fmt.Sprintf("%s %d", one, ids[0]))
+	default:
+		*t = append(*t, fmt.Sprintf("%d %s", len(ids), many))
+	}
 }
