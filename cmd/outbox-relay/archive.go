@@ -34,7 +34,7 @@ moment.`
 
 func (cmd archiveRunCmd) Run(inv *invocation) error {
 	if cmd.Batch < 1 || cmd.Batch > 10_000 {
-		return exitError{code: exitUsage, err: fmt.Errorf("--batch: %d is out of range; write 1 to 10000", cmd.Batch)}
+		return usagef("--batch: %d is out of range; write 1 to 10000", cmd.Batch)
 	}
 	c, err := inv.config("database", "retention")
 	if err != nil {

@@ -8,7 +8,6 @@ import (
 	"os/user"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/outbox-relay/outbox-relay/relay"
 )
@@ -45,7 +44,7 @@ type bulkWork[B any] interface {
 	// report returns what --json prints.
 	report(r bulkOutcome, found B) any
 	// sample returns a remark about what was found, and the cells of the first rows of it.
-	sample(found B) (remark string, rows []string)
+	sample(found B) (remark string, rows [][]any)
 	// leftOut returns lines about what was found and stays as it is.
 	leftOut(found B) []string
 }
@@ -177,9 +176,7 @@ func (b bulk[B]) printFound(w io.Writer, found B) {
 			remark += ", such as"
 		}
 		fmt.Fprintf(w, "%s to %s%s:\n", capital(b.count(found)), b.verb, remark)
-		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		printLines(table, rows)
-		_ = table.Flush()
+		_ = printTable(w, "", "", rows, func(cells []any) []any { return cells })
 	}
 	printLines(w, b.work.leftOut(found))
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay"
 )
@@ -70,14 +69,13 @@ func (deliveryBulk) report(r bulkOutcome, found relay.Bulk) any {
 	return bulkReport{r, found}
 }
 
-func (deliveryBulk) sample(found relay.Bulk) (remark string, rows []string) {
+func (deliveryBulk) sample(found relay.Bulk) (remark string, rows [][]any) {
 	for _, s := range found.Sample {
-		created := ""
+		var created any = ""
 		if s.CreatedAt != nil {
-			created = s.CreatedAt.UTC().Format(time.RFC3339)
+			created = *s.CreatedAt
 		}
-		rows = append(rows, fmt.Sprintf("  %d\t%s\t%s\t%s\t%s\t%s", s.EventID, s.EventType, s.IdempotencyKey,
-			orParked(s.Destination), s.Status, created))
+		rows = append(rows, []any{fmt.Sprintf("  %d", s.EventID), s.EventType, s.IdempotencyKey, orParked(s.Destination), s.Status, created})
 	}
 	return "", rows
 }

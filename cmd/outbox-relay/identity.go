@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay"
@@ -172,25 +171,18 @@ func because(r relay.IdentityReport) string {
 }
 
 func printIdentity(w io.Writer, r relay.IdentityReport) error {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "\tRECORDED\tFOUND")
 	recorded := relay.Identity{}
 	if r.Recorded != nil {
 		recorded = *r.Recorded
 	}
-	for _, line := range []struct {
-		name            string
-		recorded, found string
-	}{
+	err := printTable(w, "", "\tRECORDED\tFOUND", [][]any{
 		{"system identifier", number(recorded.SystemIdentifier), number(r.Found.SystemIdentifier)},
 		{"database oid", number(recorded.DatabaseOID), number(r.Found.DatabaseOID)},
 		{"timeline", number(int64(recorded.Timeline)), number(int64(r.Found.Timeline))},
 		{"environment", orDash(recorded.Environment), orDash(r.Found.Environment)},
 		{"address", orDash(strings.Join(recorded.Addresses, " or ")), orDash(strings.Join(r.Found.Addresses, " or "))},
-	} {
-		fmt.Fprintf(table, "%s\t%s\t%s\n", line.name, line.recorded, line.found)
-	}
-	if err := table.Flush(); err != nil {
+	}, func(cells []any) []any { return cells })
+	if err != nil {
 		return err
 	}
 	if recorded.RecordedAt != nil {
@@ -206,7 +198,7 @@ func printIdentity(w io.Writer, r relay.IdentityReport) error {
 	for _, q := range r.Quarantined {
 		fmt.Fprintf(w, "Relay %q is quarantined: %s.\n", q.Name, q.Reason)
 	}
-	_, err := fmt.Fprintln(w, identityAdvice(r))
+	_, err = fmt.Fprintln(w, identityAdvice(r))
 	return err
 }
 
@@ -232,11 +224,4 @@ func number(n int64) string {
 		return "-"
 	}
 	return fmt.Sprint(n)
-}
-
-func orDash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
 }

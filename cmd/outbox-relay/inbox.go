@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
-	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/relay"
@@ -149,29 +147,23 @@ func (cmd inboxStatusCmd) Run(inv *invocation) error {
 }
 
 func printInboxStatus(w io.Writer, s inboxops.Status) error {
-	if len(s.Senders) == 0 {
-		_, err := fmt.Fprintln(w, "No event was received here yet, or none of this receiver and source.")
-		return err
-	}
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(table, "RECEIVER\tSOURCE\tPENDING\tDUE\tSCHEDULED\tWAITING\tPROCESSING\tFAILED\tIGNORED\tLAG\tREMEMBERS SINCE\t")
-	for _, r := range s.Senders {
-		since := "the beginning"
+	const header = "RECEIVER\tSOURCE\tPENDING\tDUE\tSCHEDULED\tWAITING\tPROCESSING\tFAILED\tIGNORED\tLAG\tREMEMBERS SINCE\t"
+	err := printTable(w, "No event was received here yet, or none of this receiver and source.", header, s.Senders, func(r inboxops.SenderStatus) []any {
+		var since any = "the beginning"
 		if r.RemembersSince != nil {
-			since = r.RemembersSince.UTC().Format(time.RFC3339)
+			since = *r.RemembersSince
 		}
 		pending := fmt.Sprint(r.Pending)
 		if r.AtLeast {
 			pending = "≥ " + pending
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t\n", r.Receiver, r.Source, pending, r.Due, r.Scheduled, r.Waiting,
-			r.Processing, r.Failed, r.Ignored, age2text(r.LagSeconds), since)
-	}
-	if err := table.Flush(); err != nil {
+		return []any{r.Receiver, r.Source, pending, r.Due, r.Scheduled, r.Waiting, r.Processing, r.Failed, r.Ignored, age2text(r.LagSeconds), since}
+	})
+	if err != nil || len(s.Senders) == 0 {
 		return err
 	}
 	fmt.Fprintf(w, "\nRows, as the database estimates: %s in inbox_events, %s in processed_events.\n\n", estimate(s.InboxRows), estimate(s.MemoryRows))
-	_, err := fmt.Fprintln(w, strings.Join(inboxSteps(s), "\n"))
+	_, err = fmt.Fprintln(w, strings.Join(inboxSteps(s), "\n"))
 	return err
 }
 

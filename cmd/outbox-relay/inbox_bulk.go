@@ -138,13 +138,13 @@ func (inboxBulk) report(r bulkOutcome, found inboxops.Bulk) any {
 	return inboxBulkReport{r, found}
 }
 
-func (inboxBulk) sample(found inboxops.Bulk) (remark string, rows []string) {
+func (inboxBulk) sample(found inboxops.Bulk) (remark string, rows [][]any) {
 	var states []string
 	for _, state := range slices.Sorted(maps.Keys(found.States)) {
 		states = append(states, fmt.Sprintf("%d %s", found.States[state], state))
 	}
 	for _, s := range found.Sample {
-		rows = append(rows, fmt.Sprintf("  %d\t%s\t%s\t%s\t%s\t%s", s.InboxID, s.Receiver, s.Source, s.EventType, s.IdempotencyKey, s.State))
+		rows = append(rows, []any{fmt.Sprintf("  %d", s.InboxID), s.Receiver, s.Source, s.EventType, s.IdempotencyKey, s.State})
 	}
 	return " (" + strings.Join(states, ", ") + ")", rows
 }

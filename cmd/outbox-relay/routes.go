@@ -7,7 +7,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
@@ -81,25 +80,19 @@ func (cmd routesListCmd) Run(inv *invocation) error {
 }
 
 func printRoutes(w io.Writer, list routeList, compared bool) error {
-	if len(list.Routes) == 0 {
-		fmt.Fprintln(w, "No route is stored: a relay writes its own when it starts.")
-	} else {
-		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		fmt.Fprint(table, "EVENT\tDESTINATION\tPENDING\tRELAYS")
-		if compared {
-			fmt.Fprint(table, "\tCONFIGURED")
+	header := "EVENT\tDESTINATION\tPENDING\tRELAYS"
+	if compared {
+		header += "\tCONFIGURED"
+	}
+	err := printTable(w, "No route is stored: a relay writes its own when it starts.", header, list.Routes, func(r listedRoute) []any {
+		cells := []any{r.Event, r.Destination, bounded(r.Pending), relayNames(r.Relays)}
+		if r.Configured != nil {
+			cells = append(cells, map[bool]string{true: "yes", false: "no"}[*r.Configured])
 		}
-		fmt.Fprintln(table)
-		for _, r := range list.Routes {
-			fmt.Fprintf(table, "%s\t%s\t%s\t%s", r.Event, r.Destination, bounded(r.Pending), relayNames(r.Relays))
-			if r.Configured != nil {
-				fmt.Fprintf(table, "\t%s", map[bool]string{true: "yes", false: "no"}[*r.Configured])
-			}
-			fmt.Fprintln(table)
-		}
-		if err := table.Flush(); err != nil {
-			return err
-		}
+		return cells
+	})
+	if err != nil {
+		return err
 	}
 	for _, m := range list.Missing {
 		fmt.Fprintf(w, "Only configured: %s to %s\n", m.Event, m.Destination)

@@ -9,7 +9,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/settings"
@@ -147,21 +146,15 @@ func healthy(w io.Writer, relays []relay.RelayStatus, name string) error {
 }
 
 func printStatus(w io.Writer, s relay.Status) error {
-	if len(s.Destinations) == 0 {
-		fmt.Fprintln(w, "No destination is known yet: a relay writes them here when it starts.")
-	} else {
-		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-		fmt.Fprintln(table, "DESTINATION\tPENDING\tDUE\tFLYING\tRETRY\tREPLAY\tFAILED\tLAG\tSTATE\t")
-		for _, d := range s.Destinations {
-			fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t\n", d.Destination,
-				d.Pending, d.Due, d.InFlight, d.Retrying, d.Replays, d.Failed, age2text(d.LagSeconds), laneState(d))
-		}
-		if err := table.Flush(); err != nil {
-			return err
-		}
-		for _, d := range s.Destinations {
-			printLaneNotes(w, d)
-		}
+	const header = "DESTINATION\tPENDING\tDUE\tFLYING\tRETRY\tREPLAY\tFAILED\tLAG\tSTATE\t"
+	err := printTable(w, "No destination is known yet: a relay writes them here when it starts.", header, s.Destinations, func(d relay.DestinationStatus) []any {
+		return []any{d.Destination, d.Pending, d.Due, d.InFlight, d.Retrying, d.Replays, d.Failed, age2text(d.LagSeconds), laneState(d)}
+	})
+	if err != nil {
+		return err
+	}
+	for _, d := range s.Destinations {
+		printLaneNotes(w, d)
 	}
 	fmt.Fprintf(w, "\nParked: %d\nRelays: %d\n", s.Parked, len(s.Relays))
 	for _, r := range s.Relays {
@@ -173,7 +166,7 @@ func printStatus(w io.Writer, s relay.Status) error {
 		fmt.Fprintf(w, "  %s %s: %d since %s%s%s\n", a.Rule, a.Subject, a.Count,
 			a.OpenedAt.UTC().Format(time.RFC3339), firstEvent(a.FirstEventID), colon(cmp.Or(a.FirstError, a.Detail)))
 	}
-	_, err := fmt.Fprintf(w, "\n%s\n", strings.Join(nextSteps(s), "\n"))
+	_, err = fmt.Fprintf(w, "\n%s\n", strings.Join(nextSteps(s), "\n"))
 	return err
 }
 
