@@ -52,6 +52,20 @@ func (c *config) open(ctx context.Context) (*pgxpool.Pool, error) {
 	return pool, nil
 }
 
+// withOps connects, checks the schema and lets f work.
+func (c *config) withOps(ctx context.Context, f func(*relay.Ops) error) error {
+	pool, err := c.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	ops := relay.NewOps(pool)
+	if err := ops.CheckSchema(ctx); err != nil {
+		return err
+	}
+	return f(ops)
+}
+
 // database names the database in messages: its URL without password and parameters.
 func (c *config) database() string { return databaseName(c.pool.ConnConfig) }
 

@@ -124,19 +124,12 @@ func (inv *invocation) ask(f func(context.Context, *relay.Ops) error) error {
 
 // askWith is ask for commands that need more of the configuration.
 func (inv *invocation) askWith(c *config, f func(context.Context, *relay.Ops) error) error {
-	pool, err := c.open(inv.ctx)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	ops := relay.NewOps(pool)
-	if err := ops.CheckSchema(inv.ctx); err != nil {
-		return err
-	}
-	if err := inv.warnQuarantined(ops, c.relay.Environment); err != nil {
-		return err
-	}
-	return f(inv.ctx, ops)
+	return c.withOps(inv.ctx, func(ops *relay.Ops) error {
+		if err := inv.warnQuarantined(ops, c.relay.Environment); err != nil {
+			return err
+		}
+		return f(inv.ctx, ops)
+	})
 }
 
 func printDeliveries(w io.Writer, list []relay.DeliveryInfo) error {

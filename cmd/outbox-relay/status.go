@@ -65,7 +65,11 @@ func (cmd statusCmd) Run(inv *invocation) error {
 func checkHealth(ctx context.Context, w io.Writer, c *config) error {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
-	relays, err := readLifeSigns(ctx, c)
+	var relays []relay.RelayStatus
+	err := c.withOps(ctx, func(ops *relay.Ops) (err error) {
+		relays, err = ops.LifeSigns(ctx) // which counts nothing: an orchestrator kills a relay whose check takes long
+		return err
+	})
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		return exitError{code: exitDatabase, err: fmt.Errorf("the database did not answer within %s", healthTimeout)}
@@ -75,50 +79,18 @@ func checkHealth(ctx context.Context, w io.Writer, c *config) error {
 	return healthy(w, relays, c.relay.Name)
 }
 
-// readLifeSigns returns the registered relays. It counts nothing: an orchestrator kills a relay whose check takes long.
-func readLifeSigns(ctx context.Context, c *config) ([]relay.RelayStatus, error) {
-	pool, err := c.open(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer pool.Close()
-	ops := relay.NewOps(pool)
-	if err := ops.CheckSchema(ctx); err != nil {
-		return nil, err
-	}
-	return ops.LifeSigns(ctx)
-}
-
 // readStatus returns what stands in the outbox, with empty lists in place of absent ones.
-func readStatus(ctx context.Context, c *config) (relay.Status, error) {
-	pool, err := c.open(ctx)
-	if err != nil {
-		return relay.Status{}, err
-	}
-	defer pool.Close()
-	ops := relay.NewOps(pool)
-	if err := ops.CheckSchema(ctx); err != nil {
-		return relay.Status{}, err
-	}
-	status, err := ops.Status(ctx)
-	if err != nil {
-		return relay.Status{}, err
-	}
-	identity, err := ops.Identity(ctx, c.relay.Environment)
-	if err != nil {
-		return relay.Status{}, err
-	}
-	status.Quarantined = identity.Reason()
-	if status.Destinations == nil {
-		status.Destinations = []relay.DestinationStatus{}
-	}
-	if status.Relays == nil {
-		status.Relays = []relay.RelayStatus{}
-	}
-	if status.Alerts == nil {
-		status.Alerts = []relay.Alert{}
-	}
-	return status, nil
+func readStatus(ctx context.Context, c *config) (status relay.Status, err error) {
+	err = c.withOps(ctx, func(ops *relay.Ops) error {
+		if status, err = ops.Status(ctx); err != nil {
+			return err
+		}
+		identity, err := ops.Identity(ctx, c.relay.Environment)
+		status.Quarantined = identity.Reason()
+		return err
+	})
+	status.Destinations, status.Relays, status.Alerts = orEmpty(status.Destinations), orEmpty(status.Relays), orEmpty(status.Alerts)
+	return status, err
 }
 
 // healthy prints a line if the relay of that name lives; several may share it, and one is enough.
