@@ -68,6 +68,9 @@ func (cmd alertTestCmd) Run(inv *invocation) error {
 	return err
 }
 
+// alertTestTimeout bounds one message of alert test.
+const alertTestTimeout = 15 * time.Second
+
 // testChannels tells all channels at the same time.
 func testChannels(ctx context.Context, channels []relay.Channel) []channelResult {
 	results := make([]channelResult, len(channels))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -32,11 +33,11 @@ type bulk[B any] struct {
 
 // bulkWork is what differs between deliveries and events of an inbox. B is what was found or done.
 type bulkWork[B any] interface {
-	preview() (B, error)
+	preview(ctx context.Context) (B, error)
 	// refuse looks at what was found before the operator is asked.
 	refuse(found B) error
 	// act changes what was found.
-	act(found B, progress func(B)) (B, error)
+	act(ctx context.Context, found B, progress func(B)) (B, error)
 	// total returns the fields of B that count.
 	total(b *B) bulkTotal
 	// merge adds to found what only the result knows.
@@ -65,8 +66,8 @@ type bulkOutcome struct {
 	Left        int64 `json:"left"`
 }
 
-func (b bulk[B]) run(inv *invocation, c *config) error {
-	found, err := b.work.preview()
+func (b bulk[B]) run(ctx context.Context, inv *invocation, c *config) error {
+	found, err := b.work.preview(ctx)
 	if err != nil {
 		return err
 	}
@@ -87,7 +88,7 @@ func (b bulk[B]) run(inv *invocation, c *config) error {
 			return err
 		}
 	}
-	result, err := b.work.act(found, b.progress(inv, found))
+	result, err := b.work.act(ctx, found, b.progress(inv, found))
 	inv.auditBulk(c, b.action, b.selection, *b.work.total(&result).done, err)
 	return b.finish(inv, found, result, err)
 }

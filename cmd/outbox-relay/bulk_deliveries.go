@@ -17,7 +17,6 @@ type deliveryBulk struct {
 	change   func(*relay.Ops, context.Context, relay.Selection, func(relay.Bulk)) (relay.Bulk, error)
 	tooOld   func(n int64) error // refuses deliveries of events that receivers have forgotten
 
-	ctx context.Context
 	ops *relay.Ops
 	s   relay.Selection
 }
@@ -27,21 +26,21 @@ func (d deliveryBulk) run(inv *invocation, c *config) (err error) {
 		return err
 	}
 	return inv.askWith(c, func(ctx context.Context, ops *relay.Ops) error {
-		d.ctx, d.ops = ctx, ops
+		d.ops = ops
 		if d.s.Since, d.s.Until, err = d.bounds(ctx, ops); err != nil {
 			return err
 		}
 		return bulk[relay.Bulk]{
 			bulkFlags: d.bulkFlags, action: d.verb, verb: d.verb, done: d.done, one: "delivery", many: "deliveries",
 			selection: d.describe(d.s), work: d,
-		}.run(inv, c)
+		}.run(ctx, inv, c)
 	})
 }
 
-func (d deliveryBulk) preview() (relay.Bulk, error) { return d.found(d.ops, d.ctx, d.s) }
+func (d deliveryBulk) preview(ctx context.Context) (relay.Bulk, error) { return d.found(d.ops, ctx, d.s) }
 
-func (d deliveryBulk) act(_ relay.Bulk, progress func(relay.Bulk)) (relay.Bulk, error) {
-	return d.change(d.ops, d.ctx, d.s, progress)
+func (d deliveryBulk) act(ctx context.Context, _ relay.Bulk, progress func(relay.Bulk)) (relay.Bulk, error) {
+	return d.change(d.ops, ctx, d.s, progress)
 }
 
 func (d deliveryBulk) refuse(found relay.Bulk) error {

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/notify"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
@@ -131,7 +132,7 @@ func (c *config) bindChannels() {
 		case ch.webhook != "":
 			c.relay.Alerts.Channels = append(c.relay.Alerts.Channels, relay.Webhook(ch.webhook, transport))
 		default:
-			c.relay.Alerts.Channels = append(c.relay.Alerts.Channels, newServiceChannel(settings.Secret(ch.service), transport))
+			c.relay.Alerts.Channels = append(c.relay.Alerts.Channels, notify.New(settings.Secret(ch.service), transport))
 		}
 		if len(urls) > 0 {
 			seen[urls[0]] = true

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"slices"
 
+	"github.com/outbox-relay/outbox-relay/internal/notify"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
@@ -132,7 +133,7 @@ func channelRows(ch *channel) []settings.Row {
 	return []settings.Row{
 		{Path: "slack", Env: "SLACK_WEBHOOK_URL", FromFile: true, Value: settings.One("https://hooks.slack.com/…", showing(parseChannelURL, onlyHost), toText(&ch.slack))},
 		{Path: "webhook", Env: "ALERT_WEBHOOK_URL", FromFile: true, Value: settings.One("https://ops.internal/hooks/outbox", showing(parseChannelURL, onlyHost), toText(&ch.webhook))},
-		{Path: "service", Env: "ALERT_SERVICE_URL", FromFile: true, Value: settings.One("smtp://…", showing(parseServiceURL, onlyService), toText(&ch.service))},
+		{Path: "service", Env: "ALERT_SERVICE_URL", FromFile: true, Value: settings.One("smtp://…", showing(notify.ParseURL, onlyService), toText(&ch.service))},
 	}
 }
 

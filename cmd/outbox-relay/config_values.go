@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/notify"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay"
@@ -89,7 +90,7 @@ func onlyHost(raw string) string {
 }
 
 // onlyService shows the service of a channel, whose host may be the key.
-func onlyService(raw string) string { return serviceKind(raw) + "://" + settings.Mask }
+func onlyService(raw string) string { return notify.Kind(raw) + "://" + settings.Mask }
 
 func parseSchema(text string) (string, string) {
 	text, problem := settings.ParseText(text)

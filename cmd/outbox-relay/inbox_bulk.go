@@ -77,7 +77,6 @@ type inboxBulk struct {
 	found  func(*inboxops.Ops, context.Context, inboxops.Selection) (inboxops.Bulk, error)
 	change func(*inboxops.Ops, context.Context, inboxops.Selection, func(inboxops.Bulk)) (inboxops.Bulk, error)
 
-	ctx context.Context
 	ops *inboxops.Ops
 	s   inboxops.Selection
 }
@@ -102,22 +101,22 @@ func (b inboxBulk) run(inv *invocation) (err error) {
 		return err
 	}
 	return inv.askInbox(supportRole, func(ctx context.Context, c *config, ops *inboxops.Ops) error {
-		b.ctx, b.ops = ctx, ops
+		b.ops = ops
 		if b.s.Since, b.s.Until, err = b.times().bounds(ctx, ops); err != nil {
 			return err
 		}
 		return bulk[inboxops.Bulk]{
 			bulkFlags: b.bulkFlags, action: "inbox " + b.verb, verb: b.verb, done: b.done, one: "event", many: "events",
 			selection: b.describe(b.s), work: b,
-		}.run(inv, c)
+		}.run(ctx, inv, c)
 	})
 }
 
-func (b inboxBulk) preview() (inboxops.Bulk, error) { return b.found(b.ops, b.ctx, b.s) }
+func (b inboxBulk) preview(ctx context.Context) (inboxops.Bulk, error) { return b.found(b.ops, ctx, b.s) }
 
-func (b inboxBulk) act(found inboxops.Bulk, progress func(inboxops.Bulk)) (inboxops.Bulk, error) {
+func (b inboxBulk) act(ctx context.Context, found inboxops.Bulk, progress func(inboxops.Bulk)) (inboxops.Bulk, error) {
 	b.s.ToID = found.LatestID // the operator confirmed no event that was recorded since
-	return b.change(b.ops, b.ctx, b.s, progress)
+	return b.change(b.ops, ctx, b.s, progress)
 }
 
 func (inboxBulk) refuse(inboxops.Bulk) error { return nil }
