@@ -42,19 +42,17 @@ func (cmd archiveRunCmd) Run(inv *invocation) error {
 	}
 	keep := c.relay.Retention
 	keep.Batch = cmd.Batch
-	var done relay.ArchiveResult
 	progress := archiveProgress{out: inv.Stderr, terminal: isTerminal(inv.Stderr), told: time.Now()}
-	err = inv.askWith(c, func(ctx context.Context, ops *relay.Ops) (err error) {
+	return inv.askWith(c, func(ctx context.Context, ops *relay.Ops) error {
 		archive := ops.Archive
 		if cmd.DryRun {
 			archive = ops.ArchiveDue
 		}
-		done, err = archive(ctx, keep, progress.tell)
+		done, err := archive(ctx, keep, progress.tell)
 		progress.end()
 		// It says what was done, also when that is not all.
 		return errors.Join(cmd.print(inv.Stdout, done, err == nil), err)
 	})
-	return err
 }
 
 func (cmd archiveRunCmd) print(w io.Writer, done relay.ArchiveResult, complete bool) error {

@@ -37,7 +37,9 @@ func (d deliveryBulk) run(inv *invocation, c *config) (err error) {
 	})
 }
 
-func (d deliveryBulk) preview(ctx context.Context) (relay.Bulk, error) { return d.found(d.ops, ctx, d.s) }
+func (d deliveryBulk) preview(ctx context.Context) (relay.Bulk, error) {
+	return d.found(d.ops, ctx, d.s)
+}
 
 func (d deliveryBulk) act(ctx context.Context, _ relay.Bulk, progress func(relay.Bulk)) (relay.Bulk, error) {
 	return d.change(d.ops, ctx, d.s, progress)

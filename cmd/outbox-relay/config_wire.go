@@ -1,26 +1,13 @@
 package main
 
 import (
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/base64"
-	"encoding/pem"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
-	"sync"
-	"time"
-
-	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
-)
-
-const (
-	maxCAs       = 4 << 20 // bytes of a file of authorities; all of a system's take a quarter of a megabyte
-	expiryNotice = 30 * 24 * time.Hour
 )
 
 // bindTLS reads the files of a destination's TLS settings. TLS settings of its own beside a URL without TLS are a mistake: the
@@ -38,7 +25,7 @@ func (c *config) bindTLS(path string, d *destination) {
 	}
 	ca, cert, key := path+".tls.ca_file", path+".tls.cert_file", path+".tls.key_file"
 	if d.caFile != "" && !c.Failed(ca) {
-		if w, err := settings.WatchFiles(&c.log, maxCAs, parseAuthorities(d.caFile), d.caFile); err != nil {
+		if w, err := settings.WatchAuthorities(&c.log, d.caFile); err != nil {
 			c.ProblemAt(ca, err.Error())
 		} else {
 			t.Roots = w.Get
@@ -51,81 +38,16 @@ func (c *config) bindTLS(path string, d *destination) {
 	case d.certFile != "" && d.keyFile == "":
 		c.ProblemAt(cert, "is set without tls.key_file; set both")
 	case d.certFile != "":
-		w, err := settings.WatchFiles(&c.log, settings.MaxSecret, parseKeyPair(d.certFile, d.keyFile), d.certFile, d.keyFile)
+		pair, err := settings.WatchKeyPair(&c.log, d.certFile, d.keyFile)
 		if err != nil {
 			c.ProblemAt(cert, err.Error())
-			break
+			return
 		}
 		c.WarnReadable(key, d.keyFile)
-		if leaf := w.Get().Leaf; time.Until(leaf.NotAfter) < expiryNotice {
-			c.WarnAt(cert, expiryText(d.certFile, leaf.NotAfter))
+		if notice := pair.Notice(); notice != "" {
+			c.WarnAt(cert, notice)
 		}
-		notice := &expiryWarner{name: d.certFile, log: &c.log, next: time.Now().Add(24 * time.Hour)}
-		t.Certificate = func() *tls.Certificate { return notice.look(w.Get()) }
-	}
-}
-
-// An expiryWarner warns once a day that a client certificate ends soon.
-type expiryWarner struct {
-	name string
-	log  *zerolog.Logger
-
-	mu   sync.Mutex
-	next time.Time
-}
-
-func (e *expiryWarner) look(certificate *tls.Certificate) *tls.Certificate {
-	now := time.Now()
-	if certificate.Leaf.NotAfter.Sub(now) >= expiryNotice {
-		return certificate
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if now.After(e.next) {
-		e.next = now.Add(24 * time.Hour)
-		e.log.Warn().Msg("tls.cert_file: " + expiryText(e.name, certificate.Leaf.NotAfter))
-	}
-	return certificate
-}
-
-func expiryText(name string, end time.Time) string {
-	return fmt.Sprintf("the certificate in %s ends at %s; replace it before, which needs no restart", name, end.UTC().Format("2006-01-02 15:04 UTC"))
-}
-
-// parseAuthorities reads a bundle of certificates. x509.CertPool itself would pass over those it cannot read.
-func parseAuthorities(name string) func([][]byte) (*x509.CertPool, error) {
-	return func(contents [][]byte) (*x509.CertPool, error) {
-		pool, found := x509.NewCertPool(), false
-		for rest := contents[0]; ; {
-			var block *pem.Block
-			if block, rest = pem.Decode(rest); block == nil {
-				break
-			}
-			if block.Type != "CERTIFICATE" {
-				continue
-			}
-			certificate, err := x509.ParseCertificate(block.Bytes)
-			if err != nil {
-				return nil, fmt.Errorf("%s holds a certificate that cannot be read: %w", name, err)
-			}
-			pool.AddCert(certificate)
-			found = true
-		}
-		if !found {
-			return nil, fmt.Errorf("%s holds no certificate in PEM format (-----BEGIN CERTIFICATE-----)", name)
-		}
-		return pool, nil
-	}
-}
-
-func parseKeyPair(certName, keyName string) func([][]byte) (*tls.Certificate, error) {
-	return func(contents [][]byte) (*tls.Certificate, error) {
-		pair, err := tls.X509KeyPair(contents[0], contents[1])
-		if err != nil {
-			return nil, fmt.Errorf("%s and %s are no certificate and key that belong together, in PEM format and unencrypted: %s",
-				certName, keyName, strings.TrimPrefix(err.Error(), "tls: "))
-		}
-		return &pair, nil
+		t.Certificate = pair.Get
 	}
 }
 

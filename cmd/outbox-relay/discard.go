@@ -67,16 +67,12 @@ func (cmd discardCmd) skipHead(inv *invocation, c *config, bulk deliveryBulk) er
 		return fmt.Errorf("nothing waits for %q with ordering key %q", cmd.Destination, cmd.HeadOfKey)
 	}
 	head = printable(head)
-	behind := fmt.Sprint(head.Behind)
-	if head.Behind > 10_000 {
-		behind = "more than 10000"
-	}
 	fmt.Fprintf(inv.Stderr, "Event %d (%s, key %s) is the head of %q: %s after %s", head.EventID, head.EventType,
 		head.IdempotencyKey, cmd.HeadOfKey, head.Status, relay.Plural(head.Attempts, "attempt", "attempts"))
 	if text := orBlank(head.LastError); text != "" {
 		fmt.Fprintf(inv.Stderr, ", last error: %s", text)
 	}
-	fmt.Fprintf(inv.Stderr, ". Waiting behind it: %s.\n", behind)
+	fmt.Fprintf(inv.Stderr, ". Waiting behind it: %s.\n", bounded(head.Behind))
 	bulk.IDs = []string{fmt.Sprint(head.EventID)}
 	return bulk.run(inv, c)
 }

@@ -112,7 +112,9 @@ func (b inboxBulk) run(inv *invocation) (err error) {
 	})
 }
 
-func (b inboxBulk) preview(ctx context.Context) (inboxops.Bulk, error) { return b.found(b.ops, ctx, b.s) }
+func (b inboxBulk) preview(ctx context.Context) (inboxops.Bulk, error) {
+	return b.found(b.ops, ctx, b.s)
+}
 
 func (b inboxBulk) act(ctx context.Context, found inboxops.Bulk, progress func(inboxops.Bulk)) (inboxops.Bulk, error) {
 	b.s.ToID = found.LatestID // the operator confirmed no event that was recorded since

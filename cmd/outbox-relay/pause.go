@@ -27,14 +27,10 @@ lost and no attempt is spent: its deliveries wait.`
 func (cmd pauseCmd) Run(inv *invocation) error {
 	return inv.onDestination(cmd.Destination, "pause", cmd.JSON, func(ctx context.Context, ops *relay.Ops) (relay.Pause, string, error) {
 		p, err := ops.Pause(ctx, cmd.Destination, cmd.Reason)
-		reason := ""
-		if p.Reason != "" {
-			reason = ": " + p.Reason
-		}
 		if !p.Changed {
-			return p, fmt.Sprintf("%s was paused already%s.", cmd.Destination, reason), err
+			return p, fmt.Sprintf("%s was paused already%s.", cmd.Destination, colon(p.Reason)), err
 		}
-		return p, fmt.Sprintf("%s is paused%s. To go on: outbox-relay resume %s", cmd.Destination, reason, cmd.Destination), err
+		return p, fmt.Sprintf("%s is paused%s. To go on: outbox-relay resume %[1]s", cmd.Destination, colon(p.Reason)), err
 	})
 }
 
