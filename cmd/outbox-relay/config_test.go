@@ -3,10 +3,14 @@ package main
 import (
 	"crypto/tls"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -276,5 +280,42 @@ func TestFlagsAreSettings(t *testing.T) {
 	slices.Sort(got)
 	if !slices.Equal(got, want) {
 		t.Errorf("run has the flags %s, want %s", got, want)
+	}
+}
+
+// The checks name settings by their path. A path that no row has would never be found, and the check would do nothing.
+func TestChecksNameSettings(t *testing.T) {
+	t.Parallel()
+	var paths strings.Builder
+	for _, r := range new(config).table("").Rows {
+		paths.WriteString("." + r.Path + ".")
+	}
+	path := regexp.MustCompile(`^"\.?[a-z]+([._][a-z]+)*"$`)
+	found := 0
+	for _, name := range []string{"config.go", "config_check.go", "config_wire.go"} {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, decl := range file.Decls {
+			f, ok := decl.(*ast.FuncDecl)
+			if !ok || f.Recv == nil {
+				continue
+			}
+			ast.Inspect(f, func(n ast.Node) bool {
+				literal, ok := n.(*ast.BasicLit)
+				if !ok || !path.MatchString(literal.Value) {
+					return true
+				}
+				found++
+				if key := strings.Trim(literal.Value, `".`); !strings.Contains(paths.String(), "."+key+".") && !strings.Contains(paths.String(), "."+key+"[]") {
+					t.Errorf("%s: there is no setting or section %s", name, literal.Value)
+				}
+				return true
+			})
+		}
+	}
+	if found < 20 {
+		t.Errorf("found only %d paths", found)
 	}
 }
