@@ -1,4 +1,4 @@
-package main
+package notify
 
 import (
 	"context"
@@ -11,13 +11,13 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"github.com/nicholas-fedor/shoutrrr/pkg/router"
 	"github.com/nicholas-fedor/shoutrrr/pkg/services/chat/telegram"
 	"github.com/nicholas-fedor/shoutrrr/pkg/services/email/smtp"
 	"github.com/nicholas-fedor/shoutrrr/pkg/types"
 
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -31,18 +31,22 @@ var services = []string{
 	"pagerduty", "pushbullet", "pushover", "rocketchat", "signal", "slack", "smtp", "teams", "telegram", "wecom", "zulip",
 }
 
-// A serviceChannel carries alerts to what has neither a webhook of ours nor Slack's: mail, chats, pagers. The library
-// that knows them all takes no context, so a message that hangs is left behind; the next waits until it is gone.
+// Services returns the kinds of services that are offered.
+func Services() []string { return slices.Clone(services) }
+
+// A serviceChannel sends alerts to one service. The library takes no context, so a message that hangs is left behind; the next
+// one is refused until it has ended.
 type serviceChannel struct {
 	name, kind string
-	url        secret
+	url        settings.Secret
 	transport  *relay.AlertTransport
 	sending    chan struct{} // holds a token while a message is under way
 }
 
-func newServiceChannel(raw secret, transport *relay.AlertTransport) relay.Channel {
+// New returns the channel of a service's URL, which [ParseURL] has accepted.
+func New(raw settings.Secret, transport *relay.AlertTransport) relay.Channel {
 	return &serviceChannel{
-		name: relay.ChannelName(serviceKind(string(raw)), string(raw)), kind: serviceKind(string(raw)), url: raw,
+		name: relay.ChannelName(Kind(string(raw)), string(raw)), kind: Kind(string(raw)), url: raw,
 		transport: transport, sending: make(chan struct{}, 1),
 	}
 }
@@ -53,8 +57,9 @@ type libraryTransport struct {
 	alerts atomic.Pointer[relay.AlertTransport] // of the configuration that is in effect
 }
 
-// guardLibraries makes the transport of alerts carry every request that a library sends with net/http's defaults.
-func guardLibraries() {
+// GuardLibraries makes the transport of alerts carry every request that a library sends with net/http's defaults. A program
+// calls it once, before its first channel sends.
+func GuardLibraries() {
 	guard := &libraryTransport{}
 	guard.alerts.Store(relay.NewAlertTransport(relay.Egress{}))
 	http.DefaultTransport = guard //nolint:forbidigo // no code of this process may send with the other one
@@ -65,8 +70,8 @@ func (l *libraryTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 	return l.alerts.Load().RoundTrip(req)
 }
 
-// serviceKind returns the service that a URL names: "teams" of teams+https://….
-func serviceKind(raw string) string {
+// Kind returns the service that a URL names: "teams" of teams+https://….
+func Kind(raw string) string {
 	scheme, _, _ := strings.Cut(raw, "://")
 	kind, _, _ := strings.Cut(strings.ToLower(scheme), "+")
 	return kind
@@ -74,7 +79,7 @@ func serviceKind(raw string) string {
 
 func (c *serviceChannel) Name() string { return c.name }
 
-// Notify returns when the service has taken the message, has refused it, or ctx is done.
+// Notify implements [relay.Channel]. It returns when the service has accepted or refused the message, or when ctx ends.
 func (c *serviceChannel) Notify(ctx context.Context, alert relay.Alert) error {
 	select {
 	case c.sending <- struct{}{}:
@@ -184,32 +189,32 @@ func redact(text, raw string) string {
 	}
 	slices.SortFunc(parts, func(a, b string) int { return len(b) - len(a) })
 	for _, part := range slices.Compact(parts) {
-		if len(part) >= 4 && part != serviceKind(raw) {
-			text = strings.ReplaceAll(text, part, mask)
+		if len(part) >= 4 && part != Kind(raw) {
+			text = strings.ReplaceAll(text, part, settings.Mask)
 		}
 	}
 	return text
 }
 
-// parseServiceURL never repeats the URL, nor what the library says about it.
-func parseServiceURL(text string) (secret, string) {
-	if _, problem := parseText(text); problem != "" {
+// ParseURL returns a service's URL, or what is wrong with it. It repeats neither the URL nor what the library says about it.
+func ParseURL(text string) (settings.Secret, string) {
+	if _, problem := settings.ParseText(text); problem != "" {
 		return "", problem
 	}
 	_, err := url.Parse(text)
-	kind := serviceKind(text)
+	kind := Kind(text)
 	switch {
 	case err != nil || !strings.Contains(text, "://"):
 		return "", `is not a URL; write one such as "smtp://user:password@mail.internal:587/?from=relay@example.com&to=ops@example.com"`
 	case kind == "http" || kind == "https" || kind == "generic":
 		return "", `is a plain URL; write it as {webhook: "https://…"}`
 	case !slices.Contains(services, kind):
-		if near := nearest(kind, services); near != "" {
+		if near := settings.Nearest(kind, services); near != "" {
 			return "", fmt.Sprintf("begins with a service that is not offered; did you mean %s://?", near)
 		}
 		return "", "begins with a service that is not offered; there are " + strings.Join(services, ", ")
 	case kind == "matrix": // would log in
-		return secret(text), ""
+		return settings.Secret(text), ""
 	}
 	service, err := new(router.ServiceRouter).Locate(text)
 	if err != nil {
@@ -220,8 +225,5 @@ func parseServiceURL(text string) (secret, string) {
 			return "", problem
 		}
 	}
-	return secret(text), ""
+	return settings.Secret(text), ""
 }
-
-// alertTestTimeout bounds one message of alert test.
-const alertTestTimeout = 15 * time.Second

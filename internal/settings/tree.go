@@ -1,48 +1,49 @@
-package main
+package settings
 
 import (
 	"fmt"
-	"strings"
+	"slices"
 
 	"go.yaml.in/yaml/v3"
 )
 
-// A fileReader walks the file's tree along the shape of the settings.
+// A fileReader walks the file's tree along the shape of the table.
 type fileReader struct {
-	*config
+	*Set
 	env    environment
-	shape  shape
-	budget int
+	budget int // of values that may still be read
 }
 
-// node reads what stands at path: a setting, a section, or a list of sections.
+// node reads the value at path: a setting, a section, or a list of sections.
 func (r *fileReader) node(n *yaml.Node, pattern, path string, line int) {
-	at := origin{source: fromFile, name: r.file, line: line}
+	at := Origin{source: fromFile, name: r.File, line: line}
 	if !r.spend(at) {
 		return
 	}
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
-	f, leaf := r.shape.fields[pattern]
+	row, leaf := r.shape.rows[pattern]
 	switch {
 	case n.Style&yaml.TaggedStyle != 0:
-		r.problem(at, path, "has a tag (%s); remove it", quote(n.Tag))
+		r.Problem(at, path, "has a tag (%s); remove it", Quote(n.Tag))
 	case leaf:
-		r.setting(f.kind, n, path, at)
+		r.setting(row.Value, n, path, at)
 	case isNull(n):
 		r.set(path, nil, at)
 	case r.shape.isList(pattern) && n.Kind != yaml.SequenceNode:
-		r.problem(at, path, `is not a list; write entries that begin with "- "`)
+		r.Problem(at, path, `is not a list; write entries that begin with "- "`)
 	case r.shape.isList(pattern):
 		r.set(path, nil, at)
 		for i, item := range n.Content {
-			r.enter(item, below(pattern, "[]"), fmt.Sprintf("%s[%d]", path, i), item.Line)
+			itemPath := fmt.Sprintf("%s[%d]", path, i)
+			r.children[path] = append(r.children[path], itemPath)
+			r.node(item, below(pattern, "[]"), itemPath, item.Line)
 		}
 	case n.Kind != yaml.MappingNode && path == "":
-		r.problem(at, "", `is not a section; write settings such as "database:"`)
+		r.Problem(at, "", `is not a section; write settings such as "database:"`)
 	case n.Kind != yaml.MappingNode:
-		r.problem(at, path, "is not a section; write its settings on the lines below it, indented")
+		r.Problem(at, path, "is not a section; write its settings on the lines below it, indented")
 	default:
 		r.set(path, nil, at)
 		r.section(n, pattern, path)
@@ -50,32 +51,32 @@ func (r *fileReader) node(n *yaml.Node, pattern, path string, line int) {
 }
 
 // spend counts a value and reports whether it may be read: aliases can make a small file endless.
-func (r *fileReader) spend(at origin) bool {
+func (r *fileReader) spend(at Origin) bool {
 	if r.hasManyProblems(at) {
 		return false
 	}
 	r.budget--
 	if r.budget == -1 {
-		r.problem(at, "", "holds more than %d values, counting an alias as often as it is used", maxNodes)
+		r.Problem(at, "", "holds more than %d values, counting an alias as often as it is used", maxNodes)
 	}
 	return r.budget >= 0
 }
 
 // hasManyProblems reports whether the rest of the file is not read, because its problems would fill the screen. Without this
 // limit, a MiB of unknown keys prints 6 MiB and takes seconds of searches for what was meant.
-func (r *fileReader) hasManyProblems(at origin) bool {
-	if len(r.problems) >= maxProblems && r.budget >= 0 {
+func (r *fileReader) hasManyProblems(at Origin) bool {
+	if len(r.Problems) >= maxProblems && r.budget >= 0 {
 		r.budget = -1
-		r.problem(at, "", "was read up to here; correct these problems first")
+		r.Problem(at, "", "was read up to here; correct these problems first")
 	}
-	return len(r.problems) >= maxProblems
+	return len(r.Problems) >= maxProblems
 }
 
 func (r *fileReader) section(n *yaml.Node, pattern, path string) {
 	seen := map[string]int{}
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, value := n.Content[i], n.Content[i+1]
-		at := origin{source: fromFile, name: r.file, line: key.Line}
+		at := Origin{source: fromFile, name: r.File, line: key.Line}
 		childPath := below(path, key.Value)
 		child, known := r.shape.step(pattern, key.Value)
 		first, repeated := seen[key.Value]
@@ -84,13 +85,16 @@ func (r *fileReader) section(n *yaml.Node, pattern, path string) {
 		}
 		switch {
 		case key.Kind != yaml.ScalarNode:
-			r.problem(at, path, "has a key that is not a name")
+			r.Problem(at, path, "has a key that is not a name")
 		case key.ShortTag() == "!!merge":
-			r.problem(at, path, `merge keys ("<<") are not supported; write what destinations share under defaults`)
+			r.Problem(at, path, `merge keys ("<<") are not supported; write what destinations share under defaults`)
 		case repeated:
-			r.problem(at, childPath, "stands here a second time; the first is in line %d", first)
+			r.Problem(at, childPath, "stands here a second time; the first is in line %d", first)
 		case known:
-			r.enter(value, child, childPath, key.Line)
+			if child == below(pattern, "*") {
+				r.children[path] = append(r.children[path], key.Value)
+			}
+			r.node(value, child, childPath, key.Line)
 		default:
 			r.unknown(at, pattern, path, key.Value)
 		}
@@ -100,52 +104,39 @@ func (r *fileReader) section(n *yaml.Node, pattern, path string) {
 	}
 }
 
-// enter reads a child, noting the entries of what may have several.
-func (r *fileReader) enter(n *yaml.Node, pattern, path string, line int) {
-	switch pattern {
-	case "destinations.*":
-		r.destinations = append(r.destinations, strings.TrimPrefix(path, "destinations."))
-	case "routes.[]":
-		r.routes = append(r.routes, path)
-	case "alerts.channels.[]":
-		r.channels = append(r.channels, path)
-	}
-	r.node(n, pattern, path, line)
-}
-
-func (r *fileReader) unknown(at origin, pattern, path, key string) {
-	text := "unknown key " + quote(below(path, key))
-	if unsupported(below(pattern, key)) {
+func (r *fileReader) unknown(at Origin, pattern, path, key string) {
+	text := "unknown key " + Quote(below(path, key))
+	if slices.Contains(r.table.Later, below(pattern, key)) {
 		text += "; it is not supported by this version"
 	} else if guess := r.shape.guess(pattern, key); guess != "" {
 		text += fmt.Sprintf("; did you mean %q?", guess)
 	}
-	r.problems = append(r.problems, problem{origin: at, path: path, text: text, bare: true})
+	r.Problems = append(r.Problems, Problem{origin: at, path: path, text: text, bare: true})
 }
 
 // setting reads one value.
-func (r *fileReader) setting(k kind, n *yaml.Node, path string, at origin) {
+func (r *fileReader) setting(v Value, n *yaml.Node, path string, at Origin) {
 	nodes := []*yaml.Node{n}
 	switch {
 	case isNull(n):
-		r.problem(at, path, "has no value; write one such as %s, or remove the key", k.example)
+		r.Problem(at, path, "has no value; write one such as %s, or remove the key", v.example)
 		return
-	case k.list && n.Kind != yaml.SequenceNode:
-		r.problem(at, path, "is not a list; write one such as %s", k.example)
+	case v.list && n.Kind != yaml.SequenceNode:
+		r.Problem(at, path, "is not a list; write one such as %s", v.example)
 		return
-	case k.list:
+	case v.list:
 		nodes = n.Content
 	case n.Kind != yaml.ScalarNode:
-		r.problem(at, path, "is not a single value; write one such as %s", k.example)
+		r.Problem(at, path, "is not a single value; write one such as %s", v.example)
 		return
 	}
 
 	var texts []string
-	var places []setting // of the texts
+	var places []entry // of the texts
 	sound := true
 	for i, node := range nodes {
-		place := setting{origin: at, path: path}
-		if k.list {
+		place := entry{origin: at, path: path}
+		if v.list {
 			place.path = fmt.Sprintf("%s[%d]", path, i)
 			place.origin.line = node.Line
 			r.set(place.path, nil, place.origin)
@@ -156,29 +147,29 @@ func (r *fileReader) setting(k kind, n *yaml.Node, path string, at origin) {
 		text, problem := r.scalar(node)
 		if problem != "" {
 			sound = false
-			r.problem(place.origin, place.path, problem)
+			r.Problem(place.origin, place.path, problem)
 			continue
 		}
 		split := []string{text}
-		if k.list {
+		if v.list {
 			split = splitList(text) // "${SECRETS}" may hold several
 		}
 		for _, text := range split {
 			texts, places = append(texts, text), append(places, place)
 		}
 	}
-	if sound && len(texts) < k.minimum {
-		r.problem(at, path, "is an empty list; write one such as %s, or remove the key", k.example)
+	if sound && len(texts) < v.minimum {
+		r.Problem(at, path, "is an empty list; write one such as %s, or remove the key", v.example)
 		return
 	}
-	if len(texts) == 0 && !k.list {
+	if len(texts) == 0 && !v.list {
 		return
 	}
-	value, problems := k.read(texts)
+	value, problems := v.parse(texts)
 	for i, problem := range problems {
 		if problem != "" {
 			sound = false
-			r.problem(places[i].origin, places[i].path, problem)
+			r.Problem(places[i].origin, places[i].path, problem)
 		}
 	}
 	if sound {
@@ -195,7 +186,7 @@ func (r *fileReader) scalar(n *yaml.Node) (text, problem string) {
 	case n.Kind != yaml.ScalarNode:
 		return "", "is not a single value"
 	case n.Style&yaml.TaggedStyle != 0:
-		return "", "has a tag (" + quote(n.Tag) + "); remove it"
+		return "", "has a tag (" + Quote(n.Tag) + "); remove it"
 	case isNull(n):
 		return "", "has no value"
 	}

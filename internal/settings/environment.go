@@ -1,4 +1,4 @@
-package main
+package settings
 
 import (
 	"errors"
@@ -13,56 +13,54 @@ import (
 	"syscall"
 )
 
-// An environment is the variables that were set, those of …_FILE under the name without it.
+// An environment holds the variables that are set. The value from a …_FILE stands under the name without the suffix.
 type environment struct {
 	values   map[string]string
 	files    map[string]bool // variables whose value came from their …_FILE
-	broken   map[string]bool // variables that were set and cannot be used; that is reported
+	broken   map[string]bool // variables with a problem, which is reported
 	referred map[string]bool // variables that the file refers to as ${NAME}
 }
 
-// name returns the variable by which a field was set.
-func (e environment) name(f field) string {
-	if e.files[f.variable()] {
-		return f.variable() + fileSuffix
+// name returns the variable that a person has set: the one given, or its …_FILE.
+func (e environment) name(variable string) string {
+	if e.files[variable] {
+		return variable + fileSuffix
 	}
-	return f.variable()
+	return variable
 }
 
-const (
-	fileSuffix = "_FILE"
-	configEnv  = envPrefix + "CONFIG"
-	maxSecret  = 64 << 10 // bytes of a file that a …_FILE names
-)
+const fileSuffix = "_FILE"
 
-func (c *config) readEnvironment(list []string, fields []field) environment {
+// MaxSecret bounds a file that holds a secret, in bytes.
+const MaxSecret = 64 << 10
+
+func (s *Set) readEnvironment(list []string) environment {
 	env := environment{values: map[string]string{}, files: map[string]bool{}, broken: map[string]bool{}, referred: map[string]bool{}}
 	for _, entry := range list {
 		name, value, _ := strings.Cut(entry, "=")
 		env.values[name] = value
 	}
-	for _, f := range fields {
-		if f.env == "" {
+	for _, r := range s.table.Rows {
+		name := s.table.variable(r)
+		if name == "" {
 			continue
 		}
-		name := f.variable()
-		path := strings.Replace(f.path, "*", defaultDestination, 1)
-		at := origin{source: fromEnv, name: name}
+		at := Origin{source: fromEnv, name: name}
 		value, set := env.values[name]
 		file, fileSet := env.values[name+fileSuffix]
 		text := ""
 		switch {
-		case f.fromFile && set && fileSet:
+		case r.FromFile && set && fileSet:
 			text = "is set, and so is " + name + fileSuffix + "; unset one of them"
-		case f.fromFile && fileSet:
+		case r.FromFile && fileSet:
 			at.name += fileSuffix
 			env.files[name] = true
-			env.values[name], text = c.readSecret(file, at)
+			env.values[name], text = s.readSecret(file, at)
 		case set && value == "":
 			text = "is set but empty; unset it or give it a value"
 		}
 		if text != "" {
-			c.problem(at, path, text)
+			s.Problem(at, strings.Replace(r.Path, "*", s.table.Unnamed, 1), text)
 			delete(env.values, name)
 			env.broken[name] = true
 		}
@@ -71,11 +69,11 @@ func (c *config) readEnvironment(list []string, fields []field) environment {
 }
 
 // readSecret returns what a file holds, without the newline that editors put at its end, or what is wrong with it.
-func (c *config) readSecret(file string, at origin) (text, problem string) {
+func (s *Set) readSecret(file string, at Origin) (text, problem string) {
 	if file == "" {
 		return "", "is set but empty; unset it or name a file"
 	}
-	content, mode, err := readRegular(file, maxSecret)
+	content, mode, err := readRegular(file, MaxSecret)
 	if err != nil {
 		return "", fmt.Sprintf("cannot read %s: %s", file, err)
 	}
@@ -84,15 +82,24 @@ func (c *config) readSecret(file string, at origin) (text, problem string) {
 		return "", file + " is empty"
 	}
 	if mode.Perm()&0o004 != 0 {
-		c.warn(at, "", "%s is readable by everyone on this machine; run: chmod o-r %s", file, file)
+		s.warn(at, "", openToAll, file, file)
 	}
 	return text, ""
+}
+
+const openToAll = "%s is readable by everyone on this machine; run: chmod o-r %s"
+
+// WarnReadable warns of a secret file that everyone on the machine can read. path is the setting that names it.
+func (s *Set) WarnReadable(path, file string) {
+	if info, err := os.Stat(file); err == nil && info.Mode().Perm()&0o004 != 0 {
+		s.WarnAt(path, openToAll, file, file)
+	}
 }
 
 // readRegular reads a file of at most limit bytes. It opens without blocking and refuses what is not a regular file: a
 // FIFO would wait for a writer for ever, /dev/zero never ends.
 func readRegular(name string, limit int64) ([]byte, fs.FileMode, error) {
-	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) //nolint:gosec // G304: the operator names the file
 	if err != nil {
 		return nil, 0, cause(err)
 	}
@@ -163,25 +170,25 @@ func (e environment) expand(text string) (expanded, problem string) {
 // kubernetesLink matches what Kubernetes sets for a service called outbox-…, such as OUTBOX_RELAY_PORT_80_TCP_ADDR.
 var kubernetesLink = regexp.MustCompile(`_SERVICE_HOST$|_SERVICE_PORT(_[A-Z0-9_]+)?$|_PORT(_[0-9]+_(TCP|UDP|SCTP)(_[A-Z]+)?)?$`)
 
-// warnUnknown tells of variables that look like settings and are none.
-func (c *config) warnUnknown(env environment, fields []field) {
-	known := []string{configEnv}
-	for _, f := range fields {
-		if f.env != "" {
-			known = append(known, f.variable())
-		}
-		if f.fromFile {
-			known = append(known, f.variable()+fileSuffix)
+// warnUnknown warns of variables that look like settings and are none.
+func (s *Set) warnUnknown(env environment) {
+	known := []string{s.table.configEnv()}
+	for _, r := range s.table.Rows {
+		if name := s.table.variable(r); name != "" {
+			known = append(known, name)
+			if r.FromFile {
+				known = append(known, name+fileSuffix)
+			}
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(env.values)) {
-		if !strings.HasPrefix(name, envPrefix) || slices.Contains(known, name) || env.referred[name] || kubernetesLink.MatchString(name) {
+		if !strings.HasPrefix(name, s.table.Prefix) || slices.Contains(known, name) || env.referred[name] || kubernetesLink.MatchString(name) {
 			continue
 		}
 		text := "is not a setting of this version"
-		if near := nearest(name, known); near != "" {
+		if near := Nearest(name, known); near != "" {
 			text += "; did you mean " + near + "?"
 		}
-		c.warn(origin{source: fromEnv, name: name}, "", text)
+		s.warn(Origin{source: fromEnv, name: name}, "", text)
 	}
 }

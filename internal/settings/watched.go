@@ -1,4 +1,4 @@
-package main
+package settings
 
 import (
 	"bytes"
@@ -12,10 +12,10 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// A watched value is what one or several files hold, read again whenever one of them changes: certificates are renewed
-// and tokens rotated under a running process. It looks when it is asked, so that no goroutine and no signal is needed. A
-// file that cannot be used leaves the value as it was.
-type watched[T any] struct {
+// A Watched value comes from one or several files, and is read again when one of them changes: certificates are renewed and
+// tokens rotated under a running process. [Watched.Get] looks at the files, so that no goroutine and no signal is needed.
+// A file that cannot be used leaves the value as it was.
+type Watched[T any] struct {
 	names []string
 	limit int64 // bytes, of each file
 	parse func(contents [][]byte) (T, error)
@@ -25,17 +25,17 @@ type watched[T any] struct {
 	value    T
 	contents [][]byte
 	states   []fs.FileInfo // of the files when they were read last; nil: read them again
-	mistake  string        // with the files as they are; it is told once
+	mistake  string        // with the files as they are; it is logged once
 }
 
-// watchFiles returns the value that the files hold now, or what is wrong with them.
-func watchFiles[T any](log *zerolog.Logger, limit int64, parse func([][]byte) (T, error), names ...string) (*watched[T], error) {
-	w := &watched[T]{names: names, limit: limit, parse: parse, log: log}
+// WatchFiles returns the value that the files hold now, or what is wrong with them. Changes are logged.
+func WatchFiles[T any](log *zerolog.Logger, limit int64, parse func([][]byte) (T, error), names ...string) (*Watched[T], error) {
+	w := &Watched[T]{names: names, limit: limit, parse: parse, log: log}
 	return w, w.read(time.Now())
 }
 
-// get returns the value of now. It is safe for concurrent use.
-func (w *watched[T]) get() T {
+// Get returns the value that the files hold now. It is safe for concurrent use.
+func (w *Watched[T]) Get() T {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.unchanged() {
@@ -53,7 +53,7 @@ func (w *watched[T]) get() T {
 	return w.value
 }
 
-func (w *watched[T]) unchanged() bool {
+func (w *Watched[T]) unchanged() bool {
 	if w.states == nil {
 		return false
 	}
@@ -76,7 +76,7 @@ func sameState(a, b fs.FileInfo) bool {
 // carry the time of the first.
 const fresh = 2 * time.Second
 
-func (w *watched[T]) read(now time.Time) error {
+func (w *Watched[T]) read(now time.Time) error {
 	w.states = nil
 	states, contents := make([]fs.FileInfo, len(w.names)), make([][]byte, len(w.names))
 	settled := true

@@ -1,4 +1,4 @@
-package main
+package settings
 
 import (
 	"encoding/json"
@@ -13,13 +13,13 @@ import (
 func TestSecuritySecretIsMasked(t *testing.T) {
 	t.Parallel()
 	const text = "hunter2"
-	s := struct{ S secret }{text}
+	s := struct{ S Secret }{text}
 	var shown strings.Builder
 	for _, verb := range "vsqxXdtbcoOeEfFgGU" {
 		fmt.Fprintf(&shown, "%"+string(verb)+" ", s.S)
 	}
 	fmt.Fprintf(&shown, "%+v %#v %v ", s, s, &s)
-	fmt.Fprint(&shown, s.S, []secret{text}, map[string]secret{"k": text}, map[secret]int{text: 1})
+	fmt.Fprint(&shown, s.S, []Secret{text}, map[string]Secret{"k": text}, map[Secret]int{text: 1})
 	asJSON, err := json.Marshal(map[string]any{"k": s})
 	if err != nil {
 		t.Fatal(err)

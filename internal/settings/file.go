@@ -1,4 +1,4 @@
-package main
+package settings
 
 import (
 	"bytes"
@@ -13,56 +13,56 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-const (
-	usualFile = "outbox-relay.yaml"
-	maxFile   = 1 << 20 // bytes
-	maxNodes  = 100_000 // an alias counts as often as it is used
+// MaxFile bounds the file, in bytes.
+const MaxFile = 1 << 20
 
-	maxProblems = 100 // that a file is read for
+const (
+	maxNodes    = 100_000 // values in the file; an alias counts as often as it is used
+	maxProblems = 100     // after which the rest of the file is not read
 )
 
-// readFile reads the file that --config or OUTBOX_CONFIG names, or the usual one if it exists. It reports whether what
-// follows may rely on it.
-func (c *config) readFile(from sources, env environment, s shape) bool {
-	at := origin{source: fromFlag, name: "config"}
-	name, given := from.flags["config"]
+// readFile reads the file that the flag or the variable names, or the table's file if it exists. It reports whether it could
+// read all of it.
+func (s *Set) readFile(from Sources, env environment) bool {
+	at := Origin{source: fromFlag, name: "config"}
+	name, given := from.Flags["config"]
 	if !given {
-		at = origin{source: fromEnv, name: configEnv}
-		name, given = env.values[configEnv]
+		at = Origin{source: fromEnv, name: s.table.configEnv()}
+		name, given = env.values[s.table.configEnv()]
 	}
 	if given && name == "" {
-		c.problem(at, "", "is empty; name a file, or leave it out")
+		s.Problem(at, "", "is empty; name a file, or leave it out")
 		return false
 	}
 	if !given {
-		name = usualFile
+		name = s.table.File
 	}
-	content, _, err := readRegular(name, maxFile)
+	content, _, err := readRegular(name, MaxFile)
 	switch {
 	case !given && errors.Is(err, fs.ErrNotExist):
 		return true
 	case !given && err != nil:
-		at = origin{source: fromFile, name: name}
+		at = Origin{source: fromFile, name: name}
 		fallthrough
 	case err != nil:
-		c.problem(at, "", "cannot read %s: %s", name, err)
+		s.Problem(at, "", "cannot read %s: %s", name, err)
 		return false
 	}
-	c.file = name
-	return c.readYAML(content, env, s)
+	s.File = name
+	return s.readYAML(content, env)
 }
 
-func (c *config) readYAML(content []byte, env environment, s shape) bool {
+func (s *Set) readYAML(content []byte, env environment) bool {
 	content = bytes.TrimPrefix(content, []byte("\ufeff"))
 	root, line, problem := parseYAML(content)
 	if problem != "" {
-		c.problem(origin{source: fromFile, name: c.file, line: line}, "", problem)
+		s.Problem(Origin{source: fromFile, name: s.File, line: line}, "", problem)
 		return false
 	}
 	if root == nil {
 		return true
 	}
-	r := fileReader{config: c, env: env, shape: s, budget: maxNodes}
+	r := fileReader{Set: s, env: env, budget: maxNodes}
 	r.node(root, "", "", root.Line)
 	return r.budget >= 0
 }
@@ -99,8 +99,8 @@ var (
 	tabIndent = regexp.MustCompile(`(?m)^ *\t`)
 )
 
-// syntaxProblem turns an error of the YAML parser into a line and a text. The parser's word for a tab is "character that
-// cannot start any token".
+// syntaxProblem turns an error of the YAML parser into a line and a text. The parser calls a tab a "character that cannot
+// start any token".
 func syntaxProblem(content []byte, err error) (line int, text string) {
 	if tab := tabIndent.FindIndex(content); tab != nil && strings.Contains(err.Error(), "cannot start any token") {
 		return lineOf(content, tab[0]), "is indented with a tab; YAML allows only spaces"
