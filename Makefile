@@ -94,6 +94,17 @@ test-elsewhere: ## Test the receivers in other languages that are installed: Nod
 	$(GO) test -count 1 -v -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./consumer/elsewhere \
 		-elsewhere '$(CURDIR)/$(dir $(elsewhere))node_modules' $(if $(REQUIRE),-require)
 
+.PHONY: check-systems
+check-systems: ## Vet everything for macOS and FreeBSD, and build binary and libraries for Windows
+	GOOS=darwin GOARCH=arm64 $(GO) vet ./...
+	GOOS=freebsd $(GO) vet ./...
+	GOOS=windows $(GO) build -o /dev/null ./cmd/outbox-relay
+	GOOS=windows $(GO) build ./outbox ./relay/... ./consumer/...
+
+.PHONY: check-bare
+check-bare: ## Run the demo and a test as on a machine without PostgreSQL (root on Linux, with npm)
+	unshare --mount sh -c 'mount -t tmpfs none /usr/lib/postgresql && $(MAKE) demo && $(MAKE) test TESTFLAGS="-run RoutesFanOut"'
+
 .PHONY: bench
 bench: ## Measure: deliveries a second beside a bare HTTP client, enqueue, and what the receiver's middleware and inbox cost
 	$(GO) test ./relay -run '^$$' -bench 'Drain|Ordered' -benchtime $(BENCH_ROUNDS)x
