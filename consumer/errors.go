@@ -109,13 +109,18 @@ var ErrLeaseLost = errors.New("consumer: the lease ended and another request too
 // errNotRemembered: the handler's effect has happened, and no transaction takes it back.
 var errNotRemembered = errors.New("the handler's effect has happened, but the store may not remember it: it happens again when the event is sent again")
 
+// errRecorded: the handler of an event calls Once for it.
+var errRecorded = errors.New("consumer: Once is called for the event whose handler calls it: that is recorded already, and is the handler's to work")
+
 // errNoAnswer: frameworks whose handlers return errors write the answer to an error after the middleware has returned.
 var errNoAnswer = errors.New("the handler returned without an answer: write a status, 2xx to commit")
 
 // Outcomes of a transaction that are not errors of the database.
 var (
-	// errEnded: the row that this transaction inserted is not its own any more.
+	// errEnded: the row that this transaction inserted is not its own any more, or gone.
 	errEnded = errors.New("the handler committed or rolled back the transaction itself")
+	// errTemporary: what would be remembered there ends with the connection.
+	errTemporary = errors.New("a temporary table hides the receiver's own: a handler has left one of that name on the connection")
 	// errOutOfReach: what is asked last cannot be asked.
 	errOutOfReach = errors.New("processed_events is out of reach; a handler that has set a role must put it back")
 	// errNotCommit: something else ran in the place of a COMMIT.

@@ -57,7 +57,7 @@ func scopeOf(ctx context.Context) *scope {
 // Whatever it writes commits or rolls back together with the memory that the event was processed; what it writes by any other
 // connection does not. Begin makes savepoints as usual. Commit and Rollback return [ErrMiddlewareCommits], and so do statements
 // that would do the same. Like every pgx.Tx it is for one goroutine at a time, and it is closed when the handler returns; after a
-// call of LargeObjects the connection is closed with it.
+// call of LargeObjects or Conn the connection is closed with it, and another one opened for the next event.
 //
 // It panics when ctx is not that of such a handler.
 func Tx(ctx context.Context) pgx.Tx {
@@ -212,6 +212,9 @@ func (t *handlerTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns 
 }
 
 func (t *handlerTx) Prepare(ctx context.Context, name, query string) (*pgconn.StatementDescription, error) {
+	if t.refuses(name) || t.refuses(query) {
+		return nil, ErrMiddlewareCommits // as a name it would take the place of the statement, on this connection, for every event
+	}
 	t.calls.RLock()
 	defer t.calls.RUnlock()
 	return t.current().Prepare(ctx, name, query)
@@ -222,4 +225,7 @@ func (t *handlerTx) LargeObjects() pgx.LargeObjects {
 	return t.current().LargeObjects()
 }
 
-func (t *handlerTx) Conn() *pgx.Conn { return t.current().Conn() }
+func (t *handlerTx) Conn() *pgx.Conn {
+	t.spoiled.Store(true) // as above
+	return t.current().Conn()
+}

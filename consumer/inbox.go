@@ -37,8 +37,8 @@ const (
 // The row says succeeded at once, and 204, which is what most handlers answer: no other transaction sees the row before
 // COMMIT, and a row that need not be written again costs half as much.
 //
-// A handler that hangs and leaves its transaction idle must not hold the event for ever: the server ends the session. A shorter
-// limit that is set already stays.
+// A handler that hangs must not hold the event for ever, whether it leaves its transaction idle or waits for a statement without
+// its own context: the server ends the session, or the statement. A shorter limit that is set already stays.
 //
 // The commit waits for the disk, also where the database is told not to: the sender, once answered, never sends the event
 // again, and a crash would undo what it was answered.
@@ -63,7 +63,10 @@ RETURNING pg_current_xact_id()::text,
           tableoid::bigint, current_setting('search_path'), current_user::text,
           CASE WHEN current_setting('idle_in_transaction_session_timeout') = '0'
                  OR current_setting('idle_in_transaction_session_timeout')::interval > make_interval(secs => $15::float8)
-               THEN set_config('idle_in_transaction_session_timeout', least(ceil($15::float8 * 1000), 2147483647)::integer::text, true) END`
+               THEN set_config('idle_in_transaction_session_timeout', least(ceil($15::float8 * 1000), 2147483647)::integer::text, true) END,
+          CASE WHEN current_setting('statement_timeout') = '0'
+                 OR current_setting('statement_timeout')::interval > make_interval(secs => $15::float8)
+               THEN set_config('statement_timeout', least(ceil($15::float8 * 1000), 2147483647)::integer::text, true) END`
 
 // keyLock is the number of a key's lock. Receivers in two schemas have two locks for one key. The constant keeps it apart from
 // other advisory locks made of hashes; it reads "outbox".
@@ -91,8 +94,8 @@ func (s *settings) admit(ctx context.Context, db database, rq *request, lock boo
 	var table int64
 	var found surroundings
 	scan := func(row pgx.Row) error {
-		var timeout, idle *string
-		err := row.Scan(&rq.xact, &aged, &late, &timeout, &table, &found.searchPath, &found.role, &idle)
+		var timeout, idle, statement *string
+		err := row.Scan(&rq.xact, &aged, &late, &timeout, &table, &found.searchPath, &found.role, &idle, &statement)
 		first = err == nil
 		if errors.Is(err, sql.ErrNoRows) {
 			return nil
@@ -110,7 +113,7 @@ func (s *settings) admit(ctx context.Context, db database, rq *request, lock boo
 		err = tx.queryRow(ctx, forgottenSQL, []any{s.Receiver, s.Source, created}).Scan(&late)
 	}
 	if err == nil && first && !late {
-		if rq.answer, err = s.answerStatement(ctx, tx, table); err == nil {
+		if rq.memory, err = s.memoryTable(ctx, tx, table); err == nil {
 			tx.enter(found)
 			return tx, admitted, 0, nil
 		}
@@ -138,30 +141,43 @@ func (s *settings) admit(ctx context.Context, db database, rq *request, lock boo
 		return nil, known, status, nil
 	case sqlState(err) == stateLockNotAvailable:
 		return nil, busy, 0, nil
+	case tx != nil && !isConflict(err):
+		tx.enter(surroundings{}) // as no connection is: it is closed. What is wrong may be the connection, such as one to a former primary
 	}
 	return nil, "", 0, fmt.Errorf("begin transaction for event: %w", hinted(err))
 }
 
-// answerStatement returns answerSQL for a table processed_events by its oid, with the name of its schema: a handler may have changed
-// search_path, as multi-tenant code does, and another schema may have such a table, too. It asks once for each, mostly once.
-func (s *settings) answerStatement(ctx context.Context, tx transaction, oid int64) (string, error) {
+// memoryTable is a table processed_events, and the statements on it in a transaction that a handler has had, with the name of its
+// schema: a handler may have changed search_path, as multi-tenant code does, and another schema may have such a table, too.
+type memoryTable struct{ end, answer string }
+
+// memoryTable returns the table by its oid. It asks once for each, mostly once.
+func (s *settings) memoryTable(ctx context.Context, tx transaction, oid int64) (*memoryTable, error) {
 	if known, ok := s.tables.Load(oid); ok {
-		return known.(string), nil
+		return known.(*memoryTable), nil
 	}
 	name, err := tableName(ctx, tx, oid)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	statement := strings.ReplaceAll(answerSQL, "processed_events", name)
-	s.tables.Store(oid, statement)
-	return statement, nil
+	table := &memoryTable{
+		end:    strings.ReplaceAll(endSQL, "processed_events", name),
+		answer: strings.ReplaceAll(answerSQL, "processed_events", name),
+	}
+	s.tables.Store(oid, table)
+	return table, nil
 }
 
+// selectTableName finds no temporary table: a handler has left it on the connection, and what is remembered there goes with it.
 const selectTableName = `
-SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::bigint::oid`
+SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = $1::bigint::oid AND c.relpersistence <> 't'`
 
 func tableName(ctx context.Context, tx transaction, oid int64) (name string, err error) {
 	err = tx.queryRow(ctx, selectTableName, []any{oid}).Scan(&name)
+	if errors.Is(err, sql.ErrNoRows) {
+		err = errTemporary
+	}
 	return name, err
 }
 
@@ -211,10 +227,14 @@ const extendSQL = `
 UPDATE processed_events SET not_after = $4::timestamptz
 WHERE receiver = $1::text AND source = $2::text AND idempotency_key = $3::text AND coalesce(not_after, '-infinity') < $4::timestamptz`
 
-// endSQL changes nothing. It divides by zero unless this is the transaction that inserted the event; the error keeps the COMMIT
-// behind it from being carried out. Whatever a handler did to end or exchange that transaction (ROLLBACK AND CHAIN, COMMIT and
-// BEGIN) shows here. That the row is still there needs no look: a trigger keeps it, see migrations/inbox.
-const endSQL = `SELECT ` + inserted + `, ` + pathAsFound + `$2` + roleAsFound + `$3` + nothingHeld
+// endSQL changes nothing. It divides by zero unless this is the transaction that inserted the event, and the event's row is still
+// there; the error keeps the COMMIT behind it from being carried out. Whatever a handler did to end or exchange that transaction
+// (ROLLBACK AND CHAIN, COMMIT and BEGIN) shows here. The trigger that keeps the row does not see all: not what runs with triggers off
+// (session_replication_role), nor a row that a savepoint has written anew.
+const endSQL = `
+SELECT 1 / count(*), ` + pathAsFound + `$5` + roleAsFound + `$6` + nothingHeld + `
+FROM processed_events
+WHERE receiver = $2::text AND source = $3::text AND idempotency_key = $4::text AND ` + inserted + ` = 1`
 
 // inserted divides by zero in any transaction but the one that inserted the event, before any row is looked for.
 const inserted = `1 / (coalesce(pg_current_xact_id_if_assigned()::text, '') = $1::text)::integer`
@@ -237,13 +257,13 @@ SELECT 1 / count(*), ` + pathAsFound + `$8` + roleAsFound + `$9` + nothingHeld +
 // unknown, and so is the row's, because both are one transaction: the next request finds out.
 func (s *settings) remember(ctx context.Context, tx transaction, rq *request, a *answer) error {
 	if a.status == http.StatusNoContent && a.ignored == "" {
-		return committed(tx.commit(ctx, endSQL, []any{rq.xact}))
+		return committed(tx.commit(ctx, rq.memory.end, []any{rq.xact, s.Receiver, s.Source, rq.event.Key}))
 	}
 	state := StateSucceeded
 	if a.ignored != "" {
 		state = StateIgnored
 	}
-	return committed(tx.commit(ctx, rq.answer, []any{rq.xact, s.Receiver, s.Source, rq.event.Key, int16(a.status), string(state), a.ignored}))
+	return committed(tx.commit(ctx, rq.memory.answer, []any{rq.xact, s.Receiver, s.Source, rq.event.Key, int16(a.status), string(state), a.ignored}))
 }
 
 func committed(err error) error {
@@ -266,6 +286,9 @@ func once(ctx context.Context, receiver, source, key string, exec func(ctx conte
 	if !printable(receiver) || !printable(source) || !printable(key) {
 		return false, fmt.Errorf("consumer: receiver %q, source %q and key %q must be 1 to %d printable ASCII characters", receiver, source, key, maxTextBytes)
 	}
+	if e := scopeOf(ctx).event; e.Key == key && e.Source == source && e.Receiver == receiver {
+		return false, errRecorded // false without an error would skip the effect, and the event would count as processed
+	}
 	rows, err := exec(ctx, onceSQL, receiver, source, key)
 	if err != nil {
 		return false, fmt.Errorf("record event: %w", err)
@@ -279,7 +302,8 @@ func once(ctx context.Context, receiver, source, key string, exec func(ctx conte
 //
 // While another transaction holds the key, Once waits until that one ends, bounded by ctx and lock_timeout, because a
 // bool cannot say "perhaps". Above READ COMMITTED it may return a serialization failure (SQLSTATE 40001) instead: run the
-// transaction again. After any error tx is of no more use.
+// transaction again. After any error tx is of no more use. A handler that gets
+// an event from this package must not call it for that event, which is recorded already: it fails there.
 func Once(ctx context.Context, tx pgx.Tx, receiver, source, key string) (first bool, err error) {
 	return once(ctx, receiver, source, key, func(ctx context.Context, query string, args ...any) (int64, error) {
 		tag, err := tx.Exec(ctx, query, args...)

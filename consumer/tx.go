@@ -143,7 +143,7 @@ const commitTag = "COMMIT"
 func lost(err error) error {
 	switch sqlState(err) {
 	case stateDivisionByZero:
-		return fmt.Errorf("%w, or has set a role and not put it back", errEnded)
+		return fmt.Errorf("%w, or removed the event's row, or has set a role and not put it back", errEnded)
 	case stateUndefinedTable, stateInsufficientPrivilege:
 		return fmt.Errorf("%w: %w", errOutOfReach, err)
 	}

@@ -63,7 +63,7 @@ type request struct {
 	handled time.Duration     // how long the handler took
 	pass    breaker.Pass      // of Config.Breaker
 	xact    string            // the transaction that inserted the event
-	answer  string            // the statement that stores another status there than 204
+	memory  *memoryTable      // that holds its row
 }
 
 // check reads and verifies a request without touching the database. A nil problem means that the request may be
