@@ -62,7 +62,7 @@ func (s *settings) readBody(w http.ResponseWriter, r *http.Request) (body []byte
 
 // warnUnbounded says, once, that strangers can hold connections and memory for as long as they like.
 func (s *settings) warnUnbounded(w http.ResponseWriter, r *http.Request) {
-	s.logger().WarnContext(r.Context(), "consumer: BodyTimeout has no effect, because a middleware hides the connection's deadlines: give its ResponseWriter "+
+	s.shared.Logger().WarnContext(r.Context(), "consumer: BodyTimeout has no effect, because a middleware hides the connection's deadlines: give its ResponseWriter "+
 		"a method Unwrap, or set http.Server.ReadTimeout", "receiver", s.Receiver, "source", s.Source, "writer", fmt.Sprintf("%T", w))
 }
 

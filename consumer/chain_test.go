@@ -164,7 +164,7 @@ func newEnvOn(t *testing.T, names []string, handler func(e *env) http.HandlerFun
 	t.Cleanup(pool.Close)
 	f := flavours[0]
 	f.wrap = func(_ testing.TB, _ string, c consumer.Config) func(http.Handler) http.Handler {
-		return consumer.MustMiddleware(pool, c)
+		return consumer.Must(consumer.Middleware(pool, c))
 	}
 	e := newEnvAt(t, f, cfg.ConnString(), consumer.Config{}, handler)
 	e.mustExec(schema)
@@ -202,7 +202,6 @@ var exposures = map[string]func(ctx context.Context, tx pgx.Tx) error{
 			return err
 		})
 	},
-	"Conn": func(ctx context.Context, tx pgx.Tx) error { return nameChain(ctx, tx.Conn()) },
 	"Rows.Conn": func(ctx context.Context, tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, "SELECT 1")
 		if err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -66,11 +67,11 @@ func TestOnceForTheHandlersOwnEvent(t *testing.T) {
 	}
 	e.wantRows("k", 0, 0)
 
-	p := newInbox(t, consumer.InboxConfig{MaxAttempts: 1, Handle: onceThenEffect})
+	p := newInbox(t, inbox.Config{MaxAttempts: 1, Handle: onceThenEffect})
 	p.run()
 	p.record("k")
 	p.wantWorked("k", consumer.ResultFailed)
-	p.wantState("k", consumer.StateFailed, 1)
+	p.wantState("k", inbox.StateFailed, 1)
 }
 
 // seesCommit notes what synchronous_commit is when a transaction commits: a deferred trigger runs then.
@@ -102,7 +103,7 @@ func TestCommitWaitsForTheDiskAfterAnyHandler(t *testing.T) {
 	})
 	t.Run("inbox", func(t *testing.T) {
 		t.Parallel()
-		p := newInbox(t, consumer.InboxConfig{Handle: func(ctx context.Context, tx pgx.Tx, _ consumer.Event) (err error) {
+		p := newInbox(t, inbox.Config{Handle: func(ctx context.Context, tx pgx.Tx, _ consumer.Event) (err error) {
 			for _, statement := range statements {
 				_, failed := tx.Exec(ctx, statement)
 				err = errors.Join(err, failed)
@@ -137,7 +138,7 @@ func TestStatementUnderAnotherContextEnds(t *testing.T) {
 	})
 	t.Run("inbox", func(t *testing.T) {
 		t.Parallel()
-		p := newInbox(t, consumer.InboxConfig{Config: cfg, MaxAttempts: 1, Handle: func(ctx context.Context, tx pgx.Tx, _ consumer.Event) error {
+		p := newInbox(t, inbox.Config{Config: cfg, MaxAttempts: 1, Handle: func(ctx context.Context, tx pgx.Tx, _ consumer.Event) error {
 			_, err := tx.Exec(context.WithoutCancel(ctx), forever)
 			return err
 		}})
@@ -233,7 +234,11 @@ func TestHiddenDeadlinesAreReported(t *testing.T) {
 	for name, wrap := range map[string]func(http.Handler) http.Handler{"hidden": hides, "plain": func(next http.Handler) http.Handler { return next }} {
 		dsn := pgtest.New(t, migrations.Inbox)
 		e := startEnv(t, flavours[0], dsn, consumer.Config{}, func(_ *env, cfg consumer.Config) http.Handler {
-			return wrap(consumer.MustNew(pgtest.Pool(t, dsn), cfg, func(context.Context, pgx.Tx, consumer.Event) error { return nil }))
+			handler, err := consumer.New(pgtest.Pool(t, dsn), cfg, func(context.Context, pgx.Tx, consumer.Event) error { return nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			return wrap(handler)
 		})
 		for _, key := range []string{"a", "b"} {
 			if got := e.post(key, "{}"); got.status != http.StatusNoContent {

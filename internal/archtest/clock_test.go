@@ -9,7 +9,7 @@ import (
 // decisions are the files whose functions decide from what they are given: the same input, the same outcome. They take
 // now as a parameter, so that a table can test every moment.
 var decisions = []string{
-	"relay/outcome.go", "relay/retry.go", "relay/breaker.go", "relay/order.go", "relay/wake.go", "consumer/freshness.go", "consumer/retry.go",
+	"relay/outcome.go", "relay/retry.go", "relay/breaker.go", "relay/order.go", "relay/wake.go", "consumer/internal/memory/freshness.go", "consumer/inbox/retry.go",
 	"consumer/breaker/breaker.go",
 	"internal/webhook/sign.go", "internal/webhook/verify.go",
 }

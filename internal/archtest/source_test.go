@@ -182,7 +182,10 @@ func (s *source) isTest() bool { return strings.HasSuffix(s.path, "_test.go") }
 func (s *source) isMain() bool { return s.file.Name.Name == "main" }
 func (s *source) inCmd() bool  { return strings.HasPrefix(s.path, "cmd/") }
 func (s *source) isLibrary() bool {
-	return !s.isTest() && slices.Contains([]string{"outbox", "relay", "consumer", "internal/inboxops", "consumer/breaker", "consumer/consumertest", "consumer/internal/handlerctx", "consumer/internal/redact"}, s.dir())
+	if rest, ok := strings.CutPrefix(s.dir(), "consumer/"); ok && !s.isTest() {
+		return slices.Contains([]string{"inbox", "sqlconsumer", "store", "breaker", "consumertest"}, rest) || strings.HasPrefix(rest, "internal/")
+	}
+	return !s.isTest() && slices.Contains([]string{"outbox", "relay", "consumer", "internal/inboxops"}, s.dir())
 }
 
 // at formats one violation.
