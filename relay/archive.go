@@ -111,7 +111,7 @@ const (
 
 // An archiver does one run.
 type archiver struct {
-	q         querier
+	q         DB
 	keep      Retention
 	rehearsal bool // change nothing
 	progress  func(ArchiveProgress)

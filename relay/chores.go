@@ -11,11 +11,11 @@ import (
 // chores runs statements one at a time, so that housekeeping never holds more than one of the pool's connections, however
 // long its statements take: claims and settles always have one each.
 type chores struct {
-	executor
+	Pool
 	turn chan struct{} // of one: the goroutine that has put something into it has the turn
 }
 
-func newChores(on executor) *chores { return &chores{executor: on, turn: make(chan struct{}, 1)} }
+func newChores(on Pool) *chores { return &chores{Pool: on, turn: make(chan struct{}, 1)} }
 
 // await returns when no other statement is running. The caller calls end, once or more, when its own has ended.
 func (c *chores) await(ctx context.Context) (end func(), err error) {
@@ -33,7 +33,7 @@ func (c *chores) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, 
 	if err != nil {
 		return nil, err
 	}
-	rows, err := c.executor.Query(ctx, sql, args...)
+	rows, err := c.Pool.Query(ctx, sql, args...)
 	if err != nil {
 		end()
 		return nil, err
@@ -54,7 +54,7 @@ func (c *chores) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comm
 		return pgconn.CommandTag{}, err
 	}
 	defer end()
-	return c.executor.Exec(ctx, sql, args...)
+	return c.Pool.Exec(ctx, sql, args...)
 }
 
 // SendBatch runs statements in one round trip.
@@ -63,7 +63,7 @@ func (c *chores) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResul
 	if err != nil {
 		return failedBatch{err}
 	}
-	results := c.executor.SendBatch(ctx, batch)
+	results := c.Pool.SendBatch(ctx, batch)
 	return committedBatch{BatchResults: results, end: sync.OnceValue(func() error {
 		defer end()
 		return results.Close()
@@ -76,7 +76,7 @@ func (c *chores) Begin(ctx context.Context) (pgx.Tx, error) {
 	if err != nil {
 		return nil, err
 	}
-	tx, err := c.executor.Begin(ctx)
+	tx, err := c.Pool.Begin(ctx)
 	if err != nil {
 		end()
 		return nil, err

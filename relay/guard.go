@@ -167,7 +167,7 @@ func (g *guard) prepareConn(ctx context.Context, conn *pgx.Conn, pooled bool) (f
 
 // await returns nil once the database behind h is this relay's: mostly at once, after a quarantine when somebody has
 // accepted it, or when ctx is done.
-func (g *guard) await(ctx context.Context, h handle) error {
+func (g *guard) await(ctx context.Context, h DB) error {
 	ctx = unguarded(ctx)
 	g.beats = nil // of another connection, perhaps to another server
 	differences, err := g.look(ctx, h)
@@ -192,7 +192,7 @@ func (g *guard) await(ctx context.Context, h handle) error {
 
 // recheck returns an error if the database that was accepted is no longer this relay's. It looks now and then: what is
 // recorded may change, and a pooler may lead elsewhere.
-func (g *guard) recheck(ctx context.Context, h handle) error {
+func (g *guard) recheck(ctx context.Context, h DB) error {
 	pooled, isPooled := g.relay.store.pool.(*transactions)
 	if !isPooled && time.Since(g.looked) < g.interval {
 		return nil
@@ -220,7 +220,7 @@ func (g *guard) recheck(ctx context.Context, h handle) error {
 
 // look compares the database with what is recorded in it, records what may be, and returns the differences that are
 // left.
-func (g *guard) look(ctx context.Context, h handle) ([]IdentityDifference, error) {
+func (g *guard) look(ctx context.Context, h DB) ([]IdentityDifference, error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	g.looked = time.Now()
@@ -270,7 +270,7 @@ func (g *guard) look(ctx context.Context, h handle) ([]IdentityDifference, error
 }
 
 // witnessed reports whether a relay works on this very server: its session is here, or its heartbeat moves.
-func (g *guard) witnessed(ctx context.Context, h handle) (bool, error) {
+func (g *guard) witnessed(ctx context.Context, h DB) (bool, error) {
 	if known, err := sessionWitnessed(ctx, h); known || err != nil {
 		return known, err
 	}
@@ -289,7 +289,7 @@ func (g *guard) witnessed(ctx context.Context, h handle) (bool, error) {
 }
 
 // quarantine does nothing but show itself and look again, until there is no difference left or ctx is done.
-func (g *guard) quarantine(ctx context.Context, h handle, differences []IdentityDifference) (err error) {
+func (g *guard) quarantine(ctx context.Context, h DB, differences []IdentityDifference) (err error) {
 	g.shut()
 	g.relay.session.set(0, false) // whatever number it had belongs to another database
 	defer func() {
@@ -328,7 +328,7 @@ func (g *guard) quarantine(ctx context.Context, h handle, differences []Identity
 }
 
 // show registers this relay among the others as one that does nothing.
-func (g *guard) show(ctx context.Context, h handle, reason string) error {
+func (g *guard) show(ctx context.Context, h DB, reason string) error {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	cfg := g.relay.cfg
@@ -342,7 +342,7 @@ func (g *guard) show(ctx context.Context, h handle, reason string) error {
 }
 
 // announce tells about a quarantine: the hook and an alert once, the log now and then.
-func (g *guard) announce(ctx context.Context, h handle, reason string) {
+func (g *guard) announce(ctx context.Context, h DB, reason string) {
 	cfg := g.relay.cfg
 	if reason != g.announced || time.Since(g.repeated) >= announceInterval {
 		g.repeated = time.Now()

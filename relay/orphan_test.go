@@ -115,8 +115,8 @@ func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 	cfg := db.config(toA, toB)
 	cfg.Lease = time.Hour
 	lossy := &lossyExecutor{destination: "b"}
-	r := sessionThrough(t, cfg, func(pool executor) executor {
-		lossy.executor = pool
+	r := sessionThrough(t, cfg, func(pool Pool) Pool {
+		lossy.Pool = pool
 		return lossy
 	})
 	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
@@ -139,13 +139,13 @@ func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 
 // A lossyExecutor loses the answer to the first claim for one destination.
 type lossyExecutor struct {
-	executor
+	Pool
 	destination string
 	claims      int
 }
 
 func (e *lossyExecutor) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	rows, err := e.executor.Query(ctx, sql, args...)
+	rows, err := e.Pool.Query(ctx, sql, args...)
 	if sql != claimDue || err != nil || args[1].([]string)[0] != e.destination {
 		return rows, err
 	}

@@ -205,7 +205,7 @@ func (r *Relay) open(ctx context.Context, pooled bool) error {
 	}
 	r.pool, r.store = pool, &store{pool: pool}
 	if pooled {
-		r.store = &store{pool: newTransactions(pool, settings, r.guard), deaf: r.cfg.Pooler.Session == nil}
+		r.store = &store{pool: newTransactions(pool, settings, r.guard.settings, elsewhere), deaf: r.cfg.Pooler.Session == nil}
 	}
 	r.chores = &store{pool: newChores(r.store.pool)}
 	return nil
@@ -233,7 +233,7 @@ func (r *Relay) prepare(ctx context.Context) error {
 
 // checkDatabase finds out what the connection leads to, and whether the relay can work there.
 func (r *Relay) checkDatabase(ctx context.Context) error {
-	err := r.store.checkSession(ctx)
+	err := checkSession(ctx, r.store.pool)
 	if _, pooled := r.store.pool.(*transactions); errors.Is(err, ErrPooler) && !pooled {
 		if r.cfg.Pooler.Mode == PoolerNone {
 			return fmt.Errorf("%w; give the relay a direct connection, or set database.pooler to transaction", err)
@@ -242,7 +242,7 @@ func (r *Relay) checkDatabase(ctx context.Context) error {
 		if err := r.open(ctx, true); err != nil {
 			return err
 		}
-		err = r.store.checkSession(ctx)
+		err = checkSession(ctx, r.store.pool)
 	}
 	if err != nil {
 		return err

@@ -326,7 +326,7 @@ func (db *database) dead() int32 {
 }
 
 // connectAs makes a connection the session of a relay whose heartbeat stays young.
-func (db *database) connectAs(conn querier, instance int32) {
+func (db *database) connectAs(conn DB, instance int32) {
 	db.Helper()
 	resumed, err := resume(db.Context(), conn, true, instance)
 	if must(db, err); !resumed {

@@ -68,7 +68,7 @@ func (r *recentSettlements) all() []recentBatch {
 // resettle writes the settlements of the last seconds once more, over a connection of the session, before anything is
 // claimed: the server may have been restarted, or replaced. What it did not lose stays as it is, since each settle is
 // fenced and has happened. They stay remembered, because the next crash may come at once.
-func (r *Relay) resettle(ctx context.Context, on executor, instance int32) error {
+func (r *Relay) resettle(ctx context.Context, on Pool, instance int32) error {
 	over := &store{pool: on}
 	restored := 0
 	for _, recent := range r.recent.all() {

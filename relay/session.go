@@ -96,7 +96,7 @@ func (s *session) run(ctx context.Context) {
 
 // A standing is what a session stands on, until it breaks.
 type standing struct {
-	executor
+	Pool
 	conn   *pgx.Conn // nil: through a pooler, which keeps no session
 	schema string
 	heard  requests
@@ -256,7 +256,7 @@ func (s *session) catchUp() {
 
 func (s *session) connect(ctx context.Context) (*standing, error) {
 	if pooled, ok := s.relay.store.pool.(*transactions); ok && s.relay.store.deaf {
-		return &standing{executor: pooled.with("lock_timeout", "0")}, nil // a rescue waits for what a dead relay left running
+		return &standing{Pool: pooled.with("lock_timeout", "0")}, nil // a rescue waits for what a dead relay left running
 	}
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
@@ -279,7 +279,7 @@ func (s *session) connect(ctx context.Context) (*standing, error) {
 			return nil, fmt.Errorf("after connect: %w", err)
 		}
 	}
-	on.executor, on.conn = conn, conn
+	on.Pool, on.conn = conn, conn
 	return on, nil
 }
 
@@ -347,8 +347,6 @@ func (s *session) register(ctx context.Context, on *standing) (instance int32, r
 	return instance, false, nil
 }
 
-var errTwoDatabases = errors.New("database.url and database.listen_url lead to different databases")
-
 // sameDatabase keeps a session with a URL of its own from saying that a relay lives where it does not work.
 func (s *session) sameDatabase(ctx context.Context, on *standing) error {
 	if s.relay.cfg.Pooler.Session == nil {
@@ -363,7 +361,7 @@ func (s *session) sameDatabase(ctx context.Context, on *standing) error {
 		return err
 	}
 	if here != there {
-		return errTwoDatabases // as it may be for a moment in a failover
+		return ErrTwoDatabases // as it may be for a moment in a failover
 	}
 	return nil
 }

@@ -12,13 +12,10 @@ import (
 
 // store runs the engine's statements. It is safe for concurrent use.
 type store struct {
-	pool executor
+	pool Pool
 	deaf bool        // nobody listens for notifications: producers are never asked for any
 	idle atomic.Bool // as declared last
 }
-
-// statementTimeout bounds each statement, so that a half-open connection cannot hold a goroutine for ever.
-const statementTimeout = 30 * time.Second
 
 // keyset is a place in the order in which a lane is claimed.
 type keyset struct {

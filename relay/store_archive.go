@@ -42,7 +42,7 @@ SELECT mine, next_page, looked_at, finished, removed
 FROM outbox_prune_processed_events($1::bigint, $2::int, make_interval(secs => $3::float8), $4::bool)`
 
 // step does one batch. Once begun it is not cut off when ctx ends, because it is short and then need not be done again.
-func (w archiveWalk) step(ctx context.Context, q querier, cursor int64, olderThan time.Duration, rehearsal bool) (batchResult, error) {
+func (w archiveWalk) step(ctx context.Context, q DB, cursor int64, olderThan time.Duration, rehearsal bool) (batchResult, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), statementTimeout)
 	defer cancel()
 	rows, err := q.Query(ctx, w.statement, cursor, w.batch, olderThan.Seconds(), rehearsal)
@@ -63,7 +63,7 @@ const dropPartition = `SELECT outbox_drop_archive(make_interval(secs => $1::floa
 
 // dropOldest drops the oldest partition of the archive of which all is older, and returns its name; empty: there is none.
 // A rehearsal returns the one after the given name.
-func dropOldest(ctx context.Context, q querier, olderThan time.Duration, rehearsal bool, after string) (string, error) {
+func dropOldest(ctx context.Context, q DB, olderThan time.Duration, rehearsal bool, after string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), statementTimeout)
 	defer cancel()
 	var name *string

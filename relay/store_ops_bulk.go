@@ -84,7 +84,7 @@ type way struct {
 const idChunk = 250
 
 // next returns the next chunk, and whether there may be another.
-func (w *way) next(ctx context.Context, q querier, s Selection, memory time.Duration, latest int64) (list []candidate, more bool, err error) {
+func (w *way) next(ctx context.Context, q DB, s Selection, memory time.Duration, latest int64) (list []candidate, more bool, err error) {
 	from, to := s.Destination, s.Destination
 	if s.Destination == "" && !s.Parked {
 		to = "\x7f" // names are letters, digits, - and _
@@ -154,7 +154,7 @@ func likePattern(pattern string) string {
 const selectLatestEvent = `SELECT coalesce(max(event_id), 0) FROM outbox_delivery`
 
 // latestEvent returns the largest id of an event that has a delivery.
-func latestEvent(ctx context.Context, q querier) (id int64, err error) {
+func latestEvent(ctx context.Context, q DB) (id int64, err error) {
 	if err := q.QueryRow(ctx, selectLatestEvent).Scan(&id); err != nil {
 		return 0, fmt.Errorf("find latest event: %w", err)
 	}
@@ -228,8 +228,6 @@ func changeDeliveries(ctx context.Context, pool *pgxpool.Pool, statement string,
 	return changed, nil
 }
 
-const requestSweep = `SELECT pg_notify('outbox_wake', 'sweep ' || current_schema()) WHERE ` + queueHasRoom
-
 // notifySweep makes relays look behind their positions.
 func notifySweep(ctx context.Context, pool *pgxpool.Pool) error {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
@@ -251,7 +249,7 @@ SELECT count(*) FROM (
     LIMIT 10001) behind`
 
 // headOfKey returns the delivery that the others of an ordering key wait for, and how many those are, at most 10,001.
-func headOfKey(ctx context.Context, q querier, destination, key string) (heads []DeliveryInfo, behind int64, err error) {
+func headOfKey(ctx context.Context, q DB, destination, key string) (heads []DeliveryInfo, behind int64, err error) {
 	rows, err := q.Query(ctx, selectHead, destination, key)
 	if err != nil {
 		return nil, 0, err

@@ -31,7 +31,7 @@ SELECT destination FROM (
 ) known
 WHERE destination <> '' ORDER BY destination`
 
-func destinationNames(ctx context.Context, q querier) ([]string, error) {
+func destinationNames(ctx context.Context, q DB) ([]string, error) {
 	rows, err := q.Query(ctx, selectDestinationNames)
 	if err != nil {
 		return nil, err

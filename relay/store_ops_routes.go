@@ -18,10 +18,10 @@ WHERE ($1 = '' OR $1 LIKE r.like_pattern)
 ORDER BY r.pattern, r.destination`
 
 // routeStatus returns all routes.
-func routeStatus(ctx context.Context, q querier) ([]RouteStatus, error) { return routesOf(ctx, q, "") }
+func routeStatus(ctx context.Context, q DB) ([]RouteStatus, error) { return routesOf(ctx, q, "") }
 
 // routesOf returns the routes that an event type takes; all of them for the empty one, which no event has.
-func routesOf(ctx context.Context, q querier, eventType string) ([]RouteStatus, error) {
+func routesOf(ctx context.Context, q DB, eventType string) ([]RouteStatus, error) {
 	rows, err := q.Query(ctx, selectRouteStatus, eventType)
 	if err != nil {
 		return nil, err
@@ -46,7 +46,7 @@ WHERE p.destination <> '' AND NOT EXISTS (SELECT FROM outbox_relay_destination s
 ORDER BY p.destination`
 
 // unserved returns the destinations with pending deliveries that no registered relay serves.
-func unserved(ctx context.Context, q querier) ([]unservedDestination, error) {
+func unserved(ctx context.Context, q DB) ([]unservedDestination, error) {
 	rows, err := q.Query(ctx, selectUnserved)
 	if err != nil {
 		return nil, err

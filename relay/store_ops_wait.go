@@ -35,7 +35,7 @@ WHERE d.event_id = $1 AND d.status = 'pending'
 ORDER BY d.destination`
 
 // waiting returns what stands around the pending deliveries of an event.
-func waiting(ctx context.Context, q querier, eventID int64) ([]waitState, error) {
+func waiting(ctx context.Context, q DB, eventID int64) ([]waitState, error) {
 	rows, err := q.Query(ctx, selectWaits, eventID)
 	if err != nil {
 		return nil, err

@@ -149,7 +149,7 @@ func uniteRoutes(ctx context.Context, tx pgx.Tx) (change routeChange, err error)
 	return change, nil
 }
 
-func queryRoutes(ctx context.Context, q querier, statement string) ([]routeRow, error) {
+func queryRoutes(ctx context.Context, q DB, statement string) ([]routeRow, error) {
 	rows, err := q.Query(ctx, statement)
 	if err != nil {
 		return nil, err

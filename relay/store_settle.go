@@ -146,9 +146,6 @@ func (s *store) unsettled(ctx context.Context, settlements []settlement) (missed
 	return missed, nil
 }
 
-// A failed delivery, and the alert about it, must survive whatever happens to the server next.
-const commitDurably = `SET LOCAL synchronous_commit = on`
-
 // unnested are the columns by which every settle finds its rows: the fence is part of the key.
 type unnested struct {
 	eventIDs     []int64

@@ -15,15 +15,6 @@ import (
 // outbox_void names the claims that have ended. The opposite, the relays whose claims hold, would be wrong: a statement
 // does not see a relay that registered after its snapshot, but it does see that relay's claim on a row that it locks.
 
-// isVoid is true of a delivery d whose claim has ended before its lease. The array is mostly empty, and is read once a
-// statement, when the first leased row is met.
-const isVoid = `(d.claimed_by = ANY (ARRAY (SELECT v.instance FROM outbox_void v)) AND EXISTS (
-    SELECT FROM outbox_void v
-    WHERE v.instance = d.claimed_by AND d.lease_expires_at > v.after AND d.lease_expires_at <= v.until))`
-
-// isFree is true of a pending delivery d that no relay has in flight.
-const isFree = `(d.lease_expires_at IS NULL OR d.lease_expires_at <= now() OR ` + isVoid + `)`
-
 // rescuesAfterClaim counts the claim that this claim of d replaces, if a relay died with it or let its lease end. Above
 // aloneFrom only requests that were sent alone count.
 const rescuesAfterClaim = `
@@ -92,7 +83,7 @@ WITH gone AS (
 ` + requestSweep
 
 // deregister removes a relay that leaves, and ends what is still claimed in its name.
-func deregister(ctx context.Context, h handle, instance int32) error {
+func deregister(ctx context.Context, h DB, instance int32) error {
 	if _, err := h.Exec(ctx, deregisterRelay, instance); err != nil {
 		return fmt.Errorf("deregister relay: %w", err)
 	}

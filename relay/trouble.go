@@ -72,13 +72,16 @@ func schemaMayDiffer(err error) bool {
 	return hasCode(err, undefinedTable) || hasCode(err, undefinedColumn) || hasCode(err, undefinedFunction) || hasCode(err, noSuchSchema)
 }
 
+// ErrTwoDatabases says that a relay's session and its pool lead to different databases.
+var ErrTwoDatabases = errors.New("database.url and database.listen_url lead to different databases")
+
 // hintFor says what a person can do about a failed statement; empty: nothing but wait.
 func hintFor(err error) string {
 	var pgErr *pgconn.PgError
 	switch {
 	case errors.Is(err, errReadOnly), hasCode(err, readOnlyTransaction):
 		return "waiting for a server that takes writes; with several hosts in database.url, target_session_attrs=read-write finds it"
-	case errors.Is(err, errTwoDatabases):
+	case errors.Is(err, ErrTwoDatabases):
 		return "database.listen_url must lead to the same database as database.url, past the pooler"
 	case hasCode(err, wrongPassword), hasCode(err, wrongAuthorization):
 		return "the server refuses this login: check user and password in database.url"

@@ -3,9 +3,41 @@ package relay
 import (
 	"context"
 	"fmt"
+	"math"
 
 	"github.com/jackc/pgx/v5"
 )
+
+const selectSchemaVersion = `
+SELECT coalesce(max(version_id), 0)
+FROM (SELECT DISTINCT ON (version_id) version_id, is_applied
+      FROM outbox_schema_version ORDER BY version_id, id DESC) v
+WHERE is_applied`
+
+func schemaVersion(ctx context.Context, q DB) (version int64, err error) {
+	err = q.QueryRow(ctx, selectSchemaVersion).Scan(&version)
+	return version, err
+}
+
+const selectLacksSchema = `SELECT to_regclass('outbox_schema_version') IS NULL`
+
+// lacksSchema reports whether it is known that there is no schema. That a table is missing does not say so by itself: it
+// may be another one, which a connection asks for before it is lent.
+func lacksSchema(ctx context.Context, q DB) (lacks bool) {
+	return q.QueryRow(ctx, selectLacksSchema).Scan(&lacks) == nil && lacks
+}
+
+const selectCompatibleSince = `SELECT outbox_compatible_since()`
+
+// compatibleSince returns the oldest schema version whose builds work with the schema. One without an answer works with
+// no other than its own.
+func compatibleSince(ctx context.Context, q DB) (version int64, err error) {
+	err = q.QueryRow(ctx, selectCompatibleSince).Scan(&version)
+	if hasCode(err, undefinedFunction) {
+		return math.MaxInt64, nil
+	}
+	return version, err
+}
 
 // The owner of the schema, the owner of the tables and superusers may create objects; migrations/roles.sql asks the same.
 const selectSchemaCreators = `
@@ -18,7 +50,7 @@ WHERE t.oid = 'outbox'::regclass
 GROUP BY n.nspname, t.relowner`
 
 // schemaCreators returns the schema of the outbox and the roles that may create objects in it.
-func schemaCreators(ctx context.Context, q querier) (c SchemaCreators, err error) {
+func schemaCreators(ctx context.Context, q DB) (c SchemaCreators, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
 	rows, err := q.Query(ctx, selectSchemaCreators)
