@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // recordVerdict passes a verdict to breaker and flow, and turns a retry into a hold where the destination is at fault. It
@@ -67,7 +69,7 @@ func (c *claimer) tendBreakers(now time.Time, instance int32) error {
 			continue
 		}
 		at, err := c.tendBreaker(l, now, instance)
-		if hasCode(err, lockNotAvailable) { // the other lanes must not wait for one row
+		if pg.HasCode(err, pg.LockNotAvailable) { // the other lanes must not wait for one row
 			c.relay.databaseError("breaker", err)
 			l.tend = time.Now().Add(lockedAgain)
 			at, err = l.tend, nil

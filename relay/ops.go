@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // Ops answers what operators ask of an outbox. It is safe for concurrent use.
@@ -131,7 +133,7 @@ func (o *Ops) Status(ctx context.Context) (Status, error) {
 // a later one that says so; an error wrapping [ErrSchema] that says what to do if not, and any other error if that could
 // not be found out.
 func (o *Ops) CheckSchema(ctx context.Context) error {
-	_, err := checkSchema(ctx, o.pool)
+	_, err := pg.CheckSchema(ctx, o.pool)
 	return err
 }
 

@@ -2,10 +2,12 @@ package relay
 
 import (
 	"context"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // SchemaCreators finds the roles that may create objects in the schema of the outbox. PostgreSQL up to version 14 gives that right
 // on the schema public to PUBLIC.
-func (o *Ops) SchemaCreators(ctx context.Context) (SchemaCreators, error) {
-	return schemaCreators(ctx, o.pool)
+func (o *Ops) SchemaCreators(ctx context.Context) (pg.SchemaCreators, error) {
+	return pg.FindSchemaCreators(ctx, o.pool)
 }

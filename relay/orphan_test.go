@@ -11,6 +11,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // The answers to claims are lost, again and again, and the session resumes. What those claims took is sent at once
@@ -115,7 +117,7 @@ func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 	cfg := db.config(toA, toB)
 	cfg.Lease = time.Hour
 	lossy := &lossyExecutor{destination: "b"}
-	r := sessionThrough(t, cfg, func(pool Pool) Pool {
+	r := sessionThrough(t, cfg, func(pool pg.Pool) pg.Pool {
 		lossy.Pool = pool
 		return lossy
 	})
@@ -139,7 +141,7 @@ func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 
 // A lossyExecutor loses the answer to the first claim for one destination.
 type lossyExecutor struct {
-	Pool
+	pg.Pool
 	destination string
 	claims      int
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // pooler is the part of PgBouncer that matters here: what it does with settings at the start of a connection. It knows
@@ -109,7 +111,7 @@ func TestPoolerIsRefused(t *testing.T) {
 			r, err := New(cfg)
 			must(t, err)
 			err = r.Run(t.Context())
-			if !errors.Is(err, ErrPooler) || !strings.Contains(err.Error(), "direct connection") {
+			if !errors.Is(err, pg.ErrPooler) || !strings.Contains(err.Error(), "direct connection") {
 				t.Errorf("got %v, want ErrPooler", err)
 			}
 			if n := row[int](db, "SELECT count(*)::int FROM outbox_relay"); n != 0 {

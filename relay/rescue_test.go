@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // A relay in a process of its own, for tests that kill it: this test binary, told so by its environment.
@@ -311,7 +313,7 @@ func TestRescueTouchesNoDelivery(t *testing.T) {
 	}())
 	_, err := operator.Exec(t.Context(), `COMMIT`)
 	must(t, err)
-	if n := row[int](db, `SELECT count(*) FROM outbox_delivery d WHERE `+isFree); n != 10 {
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery d WHERE `+pg.IsFree); n != 10 {
 		t.Errorf("%d of 10 are free", n)
 	}
 	if got := row[string](db, `SELECT string_agg(destination, ' ') FROM outbox_destination WHERE breaker_owner IS NOT NULL`); got != "a" {
@@ -326,7 +328,7 @@ func (db *database) dead() int32 {
 }
 
 // connectAs makes a connection the session of a relay whose heartbeat stays young.
-func (db *database) connectAs(conn DB, instance int32) {
+func (db *database) connectAs(conn pg.DB, instance int32) {
 	db.Helper()
 	resumed, err := resume(db.Context(), conn, true, instance)
 	if must(db, err); !resumed {

@@ -3,6 +3,8 @@ package relay
 import (
 	"fmt"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // A settlement is a verdict on its way into the database.
@@ -85,7 +87,7 @@ func (b *batch) parts(err error) (parts []batch) {
 				parts = append(parts, batch{settlements: copySettlements(list), apart: true})
 			}
 		}
-	case len(b.settlements) > 1 && !hasCode(err, lockNotAvailable):
+	case len(b.settlements) > 1 && !pg.HasCode(err, pg.LockNotAvailable):
 		for i := range b.settlements {
 			parts = append(parts, batch{settlements: b.settlements[i : i+1], apart: true})
 		}
@@ -233,10 +235,10 @@ func (w *settler) try(b *batch) (missed []settlement, err error) {
 			return missed, nil
 		}
 		r.databaseError("settle", err)
-		switch classifyError(err) {
-		case errorRefused:
+		switch pg.ClassifyError(err) {
+		case pg.ErrorRefused:
 			return nil, err
-		case errorDamaged:
+		case pg.ErrorDamaged:
 			if damaged++; b.apart || damaged == settleTries {
 				return nil, err
 			}

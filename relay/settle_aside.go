@@ -3,6 +3,8 @@ package relay
 import (
 	"slices"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // aside is the state of a settlement that could not be written.
@@ -21,7 +23,7 @@ const (
 
 // noteFailure records why a settlement could not be written. nil and a lock mean that another session is in the way.
 func (s *settlement) noteFailure(err error) {
-	if hasCode(err, lockNotAvailable) {
+	if pg.HasCode(err, pg.LockNotAvailable) {
 		err = nil
 	}
 	if s.aside == nil {
@@ -66,7 +68,7 @@ func (w *settler) setAside(left []settlement) {
 	}
 	if refused != nil {
 		log.Error().Err(refused.aside.refused).Int("deliveries", len(left)).Int64("event_id", refused.eventID).
-			Str("destination", refused.destination).Str("outcome", string(refused.outcome)).Str("hint", hintFor(refused.aside.refused)).
+			Str("destination", refused.destination).Str("outcome", string(refused.outcome)).Str("hint", pg.Hint(refused.aside.refused)).
 			Msg("the database refuses the outcome of deliveries; trying again until their lease ends, then they are attempted again")
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // The session has its name before the row is visible, so that no other relay sees the row without its session.
@@ -16,11 +18,11 @@ WITH r AS (
     VALUES ($1, $2, make_interval(secs => $3), CASE WHEN $4 THEN pg_backend_pid() END)
     RETURNING instance
 )
-SELECT instance, CASE WHEN $4 THEN set_config('application_name', ` + nameOfSession + `, false) END FROM r`
+SELECT instance, CASE WHEN $4 THEN set_config('application_name', ` + pg.NameOfSession + `, false) END FROM r`
 
 // register enters a new relay. If q is its session, the relay lives as long as that lasts. Otherwise the relay is dead once
 // its heartbeat is older than lease.
-func register(ctx context.Context, q DB, isSession bool, name, version string, lease time.Duration) (instance int32, err error) {
+func register(ctx context.Context, q pg.DB, isSession bool, name, version string, lease time.Duration) (instance int32, err error) {
 	if err := q.QueryRow(ctx, insertRelay, name, version, lease.Seconds(), isSession).Scan(&instance, nil); err != nil {
 		return 0, fmt.Errorf("register relay: %w", err)
 	}
@@ -31,11 +33,11 @@ const resumeRelay = `
 UPDATE outbox_relay r
 SET heartbeat_at = now(), session_pid = CASE WHEN $2 THEN pg_backend_pid() END, server_started_at = pg_postmaster_start_time()
 WHERE instance = $1
-RETURNING CASE WHEN $2 THEN set_config('application_name', ` + nameOfSession + `, false) END`
+RETURNING CASE WHEN $2 THEN set_config('application_name', ` + pg.NameOfSession + `, false) END`
 
 // resume lets a relay go on under its number, with q as its session if it has one. It returns false if the relay was taken
 // for dead meanwhile: then the relay must register anew.
-func resume(ctx context.Context, q DB, isSession bool, instance int32) (resumed bool, err error) {
+func resume(ctx context.Context, q pg.DB, isSession bool, instance int32) (resumed bool, err error) {
 	err = q.QueryRow(ctx, resumeRelay, instance, isSession).Scan(nil)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
@@ -50,7 +52,7 @@ func resume(ctx context.Context, q DB, isSession bool, instance int32) (resumed 
 // for 15 seconds, as when it is frozen while the server still takes its connection for alive. Without a session, only its
 // heartbeat says that it lives.
 const isDead = `(CASE WHEN r.session_pid IS NULL THEN r.heartbeat_at < now() - r.lease
-            ELSE r.heartbeat_at < now() - interval '15 seconds' OR NOT ` + hasSession + ` END)`
+            ELSE r.heartbeat_at < now() - interval '15 seconds' OR NOT ` + pg.HasSession + ` END)`
 
 // No relay is dead in the first seconds of a server, when none had time to come back, nor while this relay's own heartbeat is
 // old: then the database stood still, and kept the others from writing theirs.
@@ -99,7 +101,7 @@ type echo struct {
 }
 
 // heartbeat says that this relay lives, and finds out what it has to do beside claiming.
-func heartbeat(ctx context.Context, q DB, p pulse) (e echo, err error) {
+func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
 	rows, err := q.Query(ctx, beat, p.instance, p.writeAfter.Seconds(), p.findDead, p.armed)
 	if err != nil {
 		return echo{}, fmt.Errorf("beat: %w", err)
@@ -145,7 +147,7 @@ func (s *store) declareIdle(ctx context.Context, idle bool) error {
 	if s.deaf {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if _, err := s.pool.Exec(ctx, arm, idle); err != nil {
 		return fmt.Errorf("declare idle: %w", err)
@@ -162,7 +164,7 @@ const selectWhereabouts = `
 SELECT concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), current_database(), 'outbox_relay'::regclass::oid)`
 
 // whereabouts names the tables that a connection leads to.
-func whereabouts(ctx context.Context, q DB) (name string, err error) {
+func whereabouts(ctx context.Context, q pg.DB) (name string, err error) {
 	if err := q.QueryRow(ctx, selectWhereabouts).Scan(&name); err != nil {
 		return "", fmt.Errorf("find out where the connection leads: %w", err)
 	}

@@ -8,13 +8,15 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // settle writes a batch in one round trip and one transaction: all of it or nothing, except for rows that another
 // session has locked or was just changing. It returns the settlements of those rows as missed, and in stale the number of
 // those that came too late: another relay had claimed their delivery meanwhile.
 func (s *store) settle(ctx context.Context, instance int32, b *batch) (missed []*settlement, stale int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	var queries pgx.Batch
 	expect := func(n int) {
@@ -28,7 +30,7 @@ func (s *store) settle(ctx context.Context, instance int32, b *batch) (missed []
 	o := b.byOutcome()
 	if len(o.failed) > 0 {
 		queries.Queue("BEGIN")
-		queries.Queue(commitDurably)
+		queries.Queue(pg.CommitDurably)
 		queueFailed(&queries, o.failed, now)
 		expect(len(o.failed))
 	}

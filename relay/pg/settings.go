@@ -1,4 +1,4 @@
-package relay
+package pg
 
 import (
 	"maps"
@@ -14,18 +14,21 @@ var passed = map[string]bool{
 	"options": true, // cannot be set later: who refuses it says so
 }
 
-// directly gives a pool the settings that the engine's statements rest on, for as long as its connections last.
-func directly(cfg *pgxpool.Config, schema string) {
+// SessionSettings returns a copy of the settings that [SetDirect] sets.
+func SessionSettings() map[string]string { return maps.Clone(sessionSettings) }
+
+// SetDirect gives a pool the settings that the engine's statements rest on, for as long as its connections last.
+func SetDirect(cfg *pgxpool.Config, schema string) {
 	maps.Copy(cfg.ConnConfig.RuntimeParams, sessionSettings)
 	if schema != "" {
 		cfg.ConnConfig.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize()
 	}
 }
 
-// throughPooler takes from a pool all that does not outlive a transaction, and returns the settings that each
+// SetPooled takes from a pool all that does not outlive a transaction, and returns the settings that each
 // transaction needs instead.
-func throughPooler(cfg *pgxpool.Config, schema string) (settings map[string]string) {
-	directly(cfg, schema)
+func SetPooled(cfg *pgxpool.Config, schema string) (settings map[string]string) {
+	SetDirect(cfg, schema)
 	cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // nothing is prepared
 	settings = map[string]string{}
 	for name, value := range cfg.ConnConfig.RuntimeParams {

@@ -1,4 +1,4 @@
-package relay
+package pg
 
 import (
 	"context"
@@ -16,12 +16,12 @@ type DB interface {
 }
 
 // A Pool also runs batches and transactions of several round trips: a pool of connections, one connection, or
-// [transactions], where sessions do not last.
+// [Transactions], where sessions do not last.
 type Pool interface {
 	DB
 	SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
 	Begin(ctx context.Context) (pgx.Tx, error)
 }
 
-// statementTimeout bounds each statement, so that a half-open connection cannot hold a goroutine for ever.
-const statementTimeout = 30 * time.Second
+// StatementTimeout bounds each statement, so that a half-open connection cannot hold a goroutine for ever.
+const StatementTimeout = 30 * time.Second

@@ -1,4 +1,4 @@
-package relay
+package pg
 
 import (
 	"context"
@@ -18,27 +18,27 @@ import (
 // is given.
 type Prologue func(ctx context.Context, names, values []string) (statement string, args []any)
 
-// transactions runs every statement in a transaction of its own that begins with the settings of a session, all of it in
+// Transactions runs every statement in a transaction of its own that begins with the settings of a session, all of it in
 // one round trip. It leaves nothing behind on a connection that belongs to somebody else next.
-type transactions struct {
+type Transactions struct {
 	pool          *pgxpool.Pool
 	names, values []string // of the settings
 	begin         Prologue
 	explain       func(error) error
 }
 
-// newTransactions returns transactions over pool. explain turns an error of the prologue into what it means.
-func newTransactions(pool *pgxpool.Pool, settings map[string]string, begin Prologue, explain func(error) error) *transactions {
-	t := &transactions{pool: pool, begin: begin, explain: explain}
+// NewTransactions returns transactions over pool. explain turns an error of the prologue into what it means.
+func NewTransactions(pool *pgxpool.Pool, settings map[string]string, begin Prologue, explain func(error) error) *Transactions {
+	t := &Transactions{pool: pool, begin: begin, explain: explain}
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		t.names, t.values = append(t.names, name), append(t.values, settings[name])
 	}
 	return t
 }
 
-// with returns the same transactions with one setting changed.
-func (t *transactions) with(name, value string) *transactions {
-	changed := &transactions{pool: t.pool, names: t.names, values: slices.Clone(t.values), begin: t.begin, explain: t.explain}
+// With returns the same transactions With one setting changed.
+func (t *Transactions) With(name, value string) *Transactions {
+	changed := &Transactions{pool: t.pool, names: t.names, values: slices.Clone(t.values), begin: t.begin, explain: t.explain}
 	changed.values[slices.Index(t.names, name)] = value
 	return changed
 }
@@ -52,7 +52,7 @@ type sent struct {
 	results pgx.BatchResults
 }
 
-func (t *transactions) send(ctx context.Context, queries ...*pgx.QueuedQuery) (*sent, error) {
+func (t *Transactions) send(ctx context.Context, queries ...*pgx.QueuedQuery) (*sent, error) {
 	conn, err := t.pool.Acquire(ctx)
 	if err != nil {
 		return nil, err
@@ -97,7 +97,7 @@ func queued(sql string, args []any) *pgx.QueuedQuery {
 }
 
 // Query runs a statement; its transaction ends with the rows.
-func (t *transactions) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+func (t *Transactions) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	s, err := t.send(ctx, queued(sql, args))
 	if err != nil {
 		return nil, err
@@ -140,7 +140,7 @@ func (r *committedRows) Err() error {
 }
 
 // QueryRow runs a statement whose first row is all that matters.
-func (t *transactions) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+func (t *Transactions) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	rows, err := t.Query(ctx, sql, args...)
 	return committedRow{rows: rows, err: err}
 }
@@ -172,7 +172,7 @@ func (r committedRow) Scan(into ...any) error {
 }
 
 // Exec runs a statement without rows.
-func (t *transactions) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+func (t *Transactions) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	s, err := t.send(ctx, queued(sql, args))
 	if err != nil {
 		return pgconn.CommandTag{}, err
@@ -185,7 +185,7 @@ func (t *transactions) Exec(ctx context.Context, sql string, args ...any) (pgcon
 }
 
 // SendBatch runs statements in one transaction. A BEGIN and a COMMIT among them say no more than that.
-func (t *transactions) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+func (t *Transactions) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
 	queries := slices.DeleteFunc(slices.Clone(batch.QueuedQueries), func(q *pgx.QueuedQuery) bool {
 		return strings.EqualFold(q.SQL, "BEGIN") || strings.EqualFold(q.SQL, "COMMIT")
 	})
@@ -214,7 +214,7 @@ func (b failedBatch) Tx() pgx.Tx                       { return nil }
 func (b failedBatch) Close() error                     { return b.err }
 
 // Begin begins a transaction of several round trips.
-func (t *transactions) Begin(ctx context.Context) (pgx.Tx, error) {
+func (t *Transactions) Begin(ctx context.Context) (pgx.Tx, error) {
 	tx, err := t.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
 		return nil, err

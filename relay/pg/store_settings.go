@@ -1,4 +1,4 @@
-package relay
+package pg
 
 import (
 	"context"
@@ -44,7 +44,7 @@ const (
 	commitTransaction   = `COMMIT`
 	rollbackTransaction = `ROLLBACK`
 	// count calls set_config for each, and sends back a single number.
-	setForTransaction = `SELECT count(set_config(s.name, s.value, true)) FROM unnest($1::text[], $2::text[]) AS s (name, value)`
+	SetForTransaction = `SELECT count(set_config(s.name, s.value, true)) FROM unnest($1::text[], $2::text[]) AS s (name, value)`
 )
 
 // ErrPooler says that a connection pooler stands before the server and cannot be worked with, or not as configured. One in
@@ -52,17 +52,17 @@ const (
 // LISTEN never fires, and the settings on which the plans rest do not arrive.
 var ErrPooler = errors.New("the database URL leads through a connection pooler that does not keep sessions (PgBouncer?)")
 
-// errReadOnly says that the server is a standby, or was told to be read-only.
-var errReadOnly = errors.New("this server takes no writes: it is a standby, or read-only")
+// ErrReadOnly says that the server is a standby, or was told to be read-only.
+var ErrReadOnly = errors.New("this server takes no writes: it is a standby, or read-only")
 
 const selectSettingsKept = `
 SELECT bool_and(current_setting(wanted.name) = wanted.value), pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on'
 FROM (VALUES ('plan_cache_mode', 'force_generic_plan'), ('enable_seqscan', 'off'), ('synchronous_commit', 'off')) wanted (name, value)`
 
-// checkSession returns ErrPooler if a session is not what it seems: PgBouncer refuses unknown settings at the start of a
+// CheckSession returns ErrPooler if a session is not what it seems: PgBouncer refuses unknown settings at the start of a
 // connection or, told to ignore them, drops them. It returns errReadOnly if nothing can be written.
-func checkSession(ctx context.Context, db DB) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+func CheckSession(ctx context.Context, db DB) error {
+	ctx, cancel := context.WithTimeout(ctx, StatementTimeout)
 	defer cancel()
 	var kept, readOnly bool
 	err := db.QueryRow(ctx, selectSettingsKept, pgx.QueryExecModeExec).Scan(&kept, &readOnly)
@@ -75,7 +75,7 @@ func checkSession(ctx context.Context, db DB) error {
 	case !kept:
 		return fmt.Errorf("%w: settings are lost", ErrPooler)
 	case readOnly:
-		return errReadOnly
+		return ErrReadOnly
 	}
 	return nil
 }

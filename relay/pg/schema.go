@@ -1,4 +1,4 @@
-package relay
+package pg
 
 import (
 	"context"
@@ -12,12 +12,12 @@ import (
 // ErrSchema says that the database's schema is not the one this build works with.
 var ErrSchema = errors.New("schema mismatch")
 
-// checkSchema also returns the version of a schema that is newer than this build; 0: it is not.
-func checkSchema(ctx context.Context, q DB) (newer int64, err error) {
+// CheckSchema also returns the version of a schema that is newer than this build; 0: it is not.
+func CheckSchema(ctx context.Context, q DB) (newer int64, err error) {
 	version, err := schemaVersion(ctx, q)
 	want := migrations.Outbox.Latest()
 	switch {
-	case hasCode(err, undefinedTable) && lacksSchema(ctx, q):
+	case HasCode(err, UndefinedTable) && lacksSchema(ctx, q):
 		return 0, fmt.Errorf("%w: there is no outbox schema here (version %d is needed); run: outbox-relay migrate up", ErrSchema, want)
 	case err != nil:
 		return 0, fmt.Errorf("read schema version: %w", err)

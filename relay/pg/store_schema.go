@@ -1,4 +1,4 @@
-package relay
+package pg
 
 import (
 	"context"
@@ -33,7 +33,7 @@ const selectCompatibleSince = `SELECT outbox_compatible_since()`
 // no other than its own.
 func compatibleSince(ctx context.Context, q DB) (version int64, err error) {
 	err = q.QueryRow(ctx, selectCompatibleSince).Scan(&version)
-	if hasCode(err, undefinedFunction) {
+	if HasCode(err, undefinedFunction) {
 		return math.MaxInt64, nil
 	}
 	return version, err
@@ -49,9 +49,9 @@ LEFT JOIN LATERAL pg_catalog.aclexplode(n.nspacl) a ON true LEFT JOIN pg_catalog
 WHERE t.oid = 'outbox'::regclass
 GROUP BY n.nspname, t.relowner`
 
-// schemaCreators returns the schema of the outbox and the roles that may create objects in it.
-func schemaCreators(ctx context.Context, q DB) (c SchemaCreators, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+// FindSchemaCreators returns the schema of the outbox and the roles that may create objects in it.
+func FindSchemaCreators(ctx context.Context, q DB) (c SchemaCreators, err error) {
+	ctx, cancel := context.WithTimeout(ctx, StatementTimeout)
 	defer cancel()
 	rows, err := q.Query(ctx, selectSchemaCreators)
 	if err != nil {
