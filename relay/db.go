@@ -39,7 +39,7 @@ const (
 
 func (v *validator) pooler(p Pooler) {
 	known := []PoolerMode{"", PoolerAuto, PoolerNone, PoolerTransaction}
-	v.require(slices.Contains(known, p.Mode), "database.pooler", "%q is not known; write auto, none or transaction", p.Mode)
+	v.Require(slices.Contains(known, p.Mode), "database.pooler", "%q is not known; write auto, none or transaction", p.Mode)
 }
 
 // executor runs statements: a pool of connections or one connection, or transactions, where sessions do not last.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // Bounds of what a receiver can make the relay read, in bytes.
@@ -128,7 +129,7 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 	// One delivery that trips a defect must not take the relay, and all others, with it.
 	defer func() {
 		if defect := recover(); defect != nil {
-			v = verdict{outcome: Retry, reason: ReasonPanic, message: clip(describePanic(defect)), posted: true}
+			v = verdict{outcome: Retry, reason: ReasonPanic, message: plain.Clip(describePanic(defect)), posted: true}
 		}
 	}()
 	if r.taking.Err() != nil {
@@ -200,11 +201,11 @@ func post(ctx context.Context, e *endpoint, req *http.Request, payload []byte) v
 	resp, connected, err := roundTrip(ctx, e.transport, req, payload)
 	if err != nil {
 		if errors.Is(err, errNothingSent) {
-			return verdict{outcome: Hold, reason: ReasonNetwork, message: clip(err.Error())}
+			return verdict{outcome: Hold, reason: ReasonNetwork, message: plain.Clip(err.Error())}
 		}
 		err = explain(err)
 		v := judgeError(err, connected)
-		v.message = clip(maskOf(e, req.Header).hide(err.Error(), false))
+		v.message = plain.Clip(maskOf(e, req.Header).hide(err.Error(), false))
 		return v
 	}
 	defer func() { _ = resp.Body.Close() }()

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"code.dny.dev/ssrf"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // Outcome is what becomes of a delivery after a claim.
@@ -135,14 +136,14 @@ func judgeResponse(status int, header http.Header, excerpt string, moved Respons
 	if excerpt != "" {
 		v.message += ": " + excerpt
 	}
-	v.message = clip(v.message)
+	v.message = plain.Clip(v.message)
 	return v
 }
 
 // judgeError decides on a POST that yielded no response. Whether the receiver saw the request is unknown if there was a
 // connection, so it is an attempt, and it is sent again.
 func judgeError(err error, connected bool) verdict {
-	return verdict{outcome: Retry, reason: errorReason(err), message: clip(err.Error()), posted: true, unreached: !connected}
+	return verdict{outcome: Retry, reason: errorReason(err), message: plain.Clip(err.Error()), posted: true, unreached: !connected}
 }
 
 func errorReason(err error) Reason {

@@ -3,6 +3,8 @@ package relay
 import (
 	"fmt"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // A settlement is a verdict on its way into the database.
@@ -28,7 +30,7 @@ func newSettlement(d delivery, v verdict, policy RetryPolicy, startedAt time.Tim
 	// That this relay had to stop says nothing against the delivery: it gets another attempt, though this was the last.
 	if attempt >= policy.MaxAttempts && v.reason != ReasonShutdown {
 		s.outcome = Fail
-		s.message = clip(fmt.Sprintf("attempt %d of %d: %s", attempt, policy.MaxAttempts, v.message))
+		s.message = plain.Clip(fmt.Sprintf("attempt %d of %d: %s", attempt, policy.MaxAttempts, v.message))
 		return s
 	}
 	s.delay = policy.delay(attempt, fraction, v.retryAfter)

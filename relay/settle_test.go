@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 func TestNewSettlement(t *testing.T) {
@@ -48,9 +49,9 @@ func TestNewSettlement(t *testing.T) {
 
 func TestLastMessageStaysWithinItsBounds(t *testing.T) {
 	t.Parallel()
-	v := verdict{outcome: Retry, message: strings.Repeat("x", maxMessage), posted: true}
+	v := verdict{outcome: Retry, message: strings.Repeat("x", plain.MaxBytes), posted: true}
 	s := newSettlement(delivery{attempts: 7}, v, policy(0, time.Second), time.Now(), 0, 0)
-	if len(s.message) > maxMessage || !strings.HasPrefix(s.message, "attempt 8 of 8: ") {
+	if len(s.message) > plain.MaxBytes || !strings.HasPrefix(s.message, "attempt 8 of 8: ") {
 		t.Errorf("%d bytes: %.40q", len(s.message), s.message)
 	}
 }
