@@ -63,9 +63,9 @@ func (a Alerts) withDefaults() Alerts {
 }
 
 func (v *validator) alerts(a Alerts) {
-	v.require(a.Window > 0, "alerts.window", "%s is negative; write a duration such as 15m", a.Window)
-	v.require(a.LagOver > 0, "alerts.lag_over", "%s is negative; write a duration such as 10m", a.LagOver)
-	v.require(a.HorizonOver > 0, "alerts.horizon_over", "%s is negative; write a duration such as 5m", a.HorizonOver)
+	v.Require(a.Window > 0, "alerts.window", "%s is negative; write a duration such as 15m", a.Window)
+	v.Require(a.LagOver > 0, "alerts.lag_over", "%s is negative; write a duration such as 10m", a.LagOver)
+	v.Require(a.HorizonOver > 0, "alerts.horizon_over", "%s is negative; write a duration such as 5m", a.HorizonOver)
 }
 
 // A Channel carries alerts to people. Notify may be called again with the same alert if it fails, and must respect ctx.

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/rs/zerolog"
 )
 
@@ -67,13 +68,13 @@ func (c jsonChannel) Notify(ctx context.Context, alert Alert) error {
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := c.transport.RoundTrip(req)
 	if err != nil {
-		return fmt.Errorf("send alert: %s", clip(maskOfChannel(req.URL).hide(err.Error(), false)))
+		return fmt.Errorf("send alert: %s", plain.Clip(maskOfChannel(req.URL).hide(err.Error(), false)))
 	}
 	defer func() { _ = resp.Body.Close() }()
 	answer, _ := io.ReadAll(io.LimitReader(resp.Body, maxEvidence))
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
-		excerpt := shorten(maskOfChannel(req.URL).hide(string(answer), len(answer) == maxEvidence), maxExcerpt)
-		return fmt.Errorf("send alert: the channel answered %d %s: %s", resp.StatusCode, http.StatusText(resp.StatusCode), clip(excerpt))
+		excerpt := plain.Shorten(maskOfChannel(req.URL).hide(string(answer), len(answer) == maxEvidence), maxExcerpt)
+		return fmt.Errorf("send alert: the channel answered %d %s: %s", resp.StatusCode, http.StatusText(resp.StatusCode), plain.Clip(excerpt))
 	}
 	return nil
 }

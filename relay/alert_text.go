@@ -4,6 +4,10 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // An Alert tells that something needs a person, or no longer does.
@@ -27,7 +31,7 @@ func (a Alert) State() string {
 }
 
 // Text says in one line what happened, or that it is over, and which command shows more. It is made for chats: the texts of others
-// in it are [Printable], and no mention or link in them works.
+// in it are [plain.Line], and no mention or link in them works.
 func (a Alert) Text() string {
 	a = a.forChat()
 	if a.ResolvedAt != nil {
@@ -38,7 +42,7 @@ func (a Alert) Text() string {
 
 // printable returns the alert with every text that others may have written made printable and bounded.
 func (a Alert) printable() Alert {
-	a.Rule, a.Subject, a.FirstError, a.Detail = clip(a.Rule), clip(a.Subject), clip(a.FirstError), clip(a.Detail)
+	a.Rule, a.Subject, a.FirstError, a.Detail = plain.Clip(a.Rule), plain.Clip(a.Subject), plain.Clip(a.FirstError), plain.Clip(a.Detail)
 	return a
 }
 
@@ -52,8 +56,8 @@ const (
 // forChat returns the alert with those texts also defanged, and short.
 func (a Alert) forChat() Alert {
 	a = a.printable()
-	a.Rule, a.Subject = shorten(defang(a.Rule), maxChatName), shorten(defang(a.Subject), maxChatName)
-	a.FirstError, a.Detail = shorten(defang(a.FirstError), maxChatText), shorten(defang(a.Detail), maxChatText)
+	a.Rule, a.Subject = plain.Shorten(defang(a.Rule), maxChatName), plain.Shorten(defang(a.Subject), maxChatName)
+	a.FirstError, a.Detail = plain.Shorten(defang(a.FirstError), maxChatText), plain.Shorten(defang(a.Detail), maxChatText)
 	return a
 }
 
@@ -61,7 +65,7 @@ func (a Alert) happened() string {
 	subject, detail := a.Subject, a.Detail
 	switch a.Rule {
 	case RuleFailed:
-		return labelled(fmt.Sprintf("%s to %q failed for good since %s. First", Plural(a.Count, "delivery", "deliveries"), subject, moment(a.OpenedAt)), a.first())
+		return labelled(fmt.Sprintf("%s to %q failed for good since %s. First", plain.Plural(a.Count, "delivery", "deliveries"), subject, moment(a.OpenedAt)), a.first())
 	case RuleLag:
 		return joined(fmt.Sprintf("Deliveries to %q lag", subject), detail)
 	case RuleBreakerOpen:
@@ -191,14 +195,6 @@ func joined(texts ...string) string {
 	return strings.Join(parts, ": ")
 }
 
-// Plural returns a count and what is counted: "1 delivery", "2 deliveries".
-func Plural[N int | int16 | int32 | int64](n N, one, more string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, more)
-}
-
 func moment(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
 
 // span writes a duration in its two largest units: 45s, 12m, 2h5m, 3d4h.
@@ -217,9 +213,29 @@ func span(d time.Duration) string {
 
 // shellWord quotes a word for a shell, unless it needs no quotes: somebody will paste it.
 func shellWord(word string) string {
-	word = clip(word)
+	word = plain.Clip(word)
 	if destinationName.MatchString(word) {
 		return word
 	}
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+// defang returns a printable text in which no mention, no link and no tag works, in whatever chat it is shown: @everyone,
+// <!channel>, <users/all>, [text](target), https://, evil.example. It breaks them in the way of security advisories,
+// which people recognise and can undo: [@]everyone, https[:]//evil[.]example.
+func defang(text string) string {
+	text = strings.NewReplacer("@", "[@]", "＠", "[@]", "://", "[:]//", "<", "‹", ">", "›").Replace(text)
+	text = strings.ReplaceAll(text, "](", "] (") // which the first replacements may have made
+	var b strings.Builder
+	before := ' '
+	for i, r := range text {
+		after, _ := utf8.DecodeRuneInString(text[i+utf8.RuneLen(r):])
+		if strings.ContainsRune(".。．｡", r) && !strings.ContainsRune(" .", before) && unicode.IsLetter(after) { // a host's name, without a scheme
+			b.WriteString("[.]")
+		} else {
+			b.WriteRune(r)
+		}
+		before = r
+	}
+	return b.String()
 }

@@ -303,19 +303,19 @@ func (v *validator) retention(c Config) {
 		{"attempts", k.Attempts, leastKept},
 		{"processed_events", k.ProcessedEvents, leastKept},
 	} {
-		v.require(kept.age >= 0, "retention."+kept.name, "%s is negative; write a duration such as 720h, or 0 for ever", kept.age)
-		v.require(kept.age <= 0 || kept.age >= kept.least, "retention."+kept.name,
+		v.Require(kept.age >= 0, "retention."+kept.name, "%s is negative; write a duration such as 720h, or 0 for ever", kept.age)
+		v.Require(kept.age <= 0 || kept.age >= kept.least, "retention."+kept.name,
 			"%s is too short: the database refuses less than %.0fh; write %.0[2]fh or more, or 0 for ever", kept.age, kept.least.Hours())
 	}
-	v.require(k.Batch >= 0 && k.Batch <= 10_000, "retention.batch", "%d is out of range; write 1 to 10000", k.Batch)
-	v.require(k.DeleteAfter == 0 || k.DeleteAfter >= k.ArchiveAfter, "retention.delete_after",
+	v.Require(k.Batch >= 0 && k.Batch <= 10_000, "retention.batch", "%d is out of range; write 1 to 10000", k.Batch)
+	v.Require(k.DeleteAfter == 0 || k.DeleteAfter >= k.ArchiveAfter, "retention.delete_after",
 		"%s is shorter than retention.archive_after (%s), so that what is archived would be dropped at once; write %s or more, or 0 for ever",
 		k.DeleteAfter, k.ArchiveAfter, k.ArchiveAfter)
 	schedule, problem := k.schedule()
-	v.require(problem == "", "retention.schedule", "%s", problem)
+	v.Require(problem == "", "retention.schedule", "%s", problem)
 	every, constant := schedule.(cron.ConstantDelaySchedule)
-	v.require(!constant || every.Delay >= time.Minute, "retention.schedule", "%q is too often; write @every 1m or more", k.Schedule)
-	if len(v.problems) > 0 {
+	v.Require(!constant || every.Delay >= time.Minute, "retention.schedule", "%q is too often; write @every 1m or more", k.Schedule)
+	if len(v.Problems) > 0 {
 		return // the retry policies may be nonsense
 	}
 	var longest time.Duration
@@ -325,7 +325,7 @@ func (v *validator) retention(c Config) {
 			longest, name = d.Retry.Promise, d.Name
 		}
 	}
-	v.require(k.ProcessedEvents == 0 || k.ProcessedEvents >= longest, "retention.processed_events",
+	v.Require(k.ProcessedEvents == 0 || k.ProcessedEvents >= longest, "retention.processed_events",
 		"%s is shorter than destinations.%s.retry.horizon (%s), until when a duplicate may come, and would be processed again; write %.0fh or more, or 0 for ever, or a shorter horizon",
 		k.ProcessedEvents, name, longest, math.Ceil(longest.Hours()))
 }

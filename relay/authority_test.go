@@ -93,18 +93,18 @@ func destinationOf(url string, wire Wire, egress Egress) Destination {
 }
 
 // exchange makes one POST at an endpoint, with nothing of a relay around it.
-func exchange(t testing.TB, e *endpoint) verdict {
+func exchange(t testing.TB, e *endpoint) decision {
 	t.Helper()
 	d := order()
 	req, err := newRequest(e, &d, time.Now())
 	if err != nil {
-		return refuse(err)
+		return first(refuse(err), Responses{})
 	}
-	return post(t.Context(), e, req, d.event.payload)
+	return first(post(t.Context(), e, req, d.event.payload), e.destination.Responses)
 }
 
 // exchangeWith makes one POST to a destination.
-func exchangeWith(t testing.TB, d Destination) verdict {
+func exchangeWith(t testing.TB, d Destination) decision {
 	t.Helper()
 	e, err := newEndpoint(d, "")
 	must(t, err)

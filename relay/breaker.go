@@ -115,17 +115,17 @@ func (b *breaker) several() bool { return len(b.events) >= breakerEvents }
 // pending reports whether the claimer has something to write.
 func (b *breaker) pending() bool { return b.write != writeNothing || b.unwritten != 0 }
 
-// blame says whose fault a verdict is.
+// blame says whose fault a result is.
 type blame int
 
 const (
-	blameNobody      blame = iota // the verdict says nothing about the destination
+	blameNobody      blame = iota // the result says nothing about the destination
 	blameNone                     // the destination answers
 	blameEither                   // the destination, or what was sent
 	blameDestination              // certainly the destination
 )
 
-func (v *verdict) blame() blame {
+func (v *result) blame() blame {
 	switch v.reason {
 	case ReasonOK, ReasonRejected:
 		return blameNone
@@ -141,9 +141,9 @@ func (v *verdict) blame() blame {
 	return blameNobody
 }
 
-// recordVerdict records what came of a request. It reports whether the delivery is held, at no cost, instead of spending an
+// recordResult records what came of a request. It reports whether the delivery is held, at no cost, instead of spending an
 // attempt.
-func (b *breaker) recordVerdict(now time.Time, event int64, v *verdict, most int) (hold bool) {
+func (b *breaker) recordResult(now time.Time, event int64, v *result, most int) (hold bool) {
 	blame := v.blame()
 	if blame == blameNone {
 		b.answered = now
@@ -206,8 +206,8 @@ func (b *breaker) evidenceRecorded(now time.Time, written, failures int, events 
 	}
 }
 
-// recordTrial records a verdict while this relay tries the lane, and reports whether the delivery is held at no cost.
-func (b *breaker) recordTrial(now time.Time, event int64, blame blame, v *verdict, most int) (hold bool) {
+// recordTrial records a result while this relay tries the lane, and reports whether the delivery is held at no cost.
+func (b *breaker) recordTrial(now time.Time, event int64, blame blame, v *result, most int) (hold bool) {
 	if blame == blameNone {
 		b.accepted, b.streak = true, 0
 		if b.passed++; b.passed >= b.allowed {

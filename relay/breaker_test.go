@@ -6,24 +6,24 @@ import (
 )
 
 var (
-	refusedConn = verdict{outcome: Retry, reason: ReasonConnect, posted: true, unreached: true, message: "connection refused"}
-	dialTimeout = verdict{outcome: Retry, reason: ReasonTimeout, posted: true, unreached: true, message: "i/o timeout"}
-	noAnswer    = verdict{outcome: Retry, reason: ReasonTimeout, posted: true, message: "no answer"}
-	cutOff      = verdict{outcome: Retry, reason: ReasonShutdown, posted: true, unreached: true}
-	serverError = verdict{outcome: Retry, reason: ReasonServerError, statusCode: 500, posted: true, message: "500"}
-	badGateway  = verdict{outcome: Retry, reason: ReasonServerError, statusCode: 502, posted: true, message: "502"}
-	accepted    = verdict{outcome: Delivered, reason: ReasonOK, statusCode: 204, posted: true}
-	rejected    = verdict{outcome: Fail, reason: ReasonRejected, statusCode: 422, posted: true}
-	tooMany     = verdict{outcome: Retry, reason: ReasonRateLimited, statusCode: 429, posted: true}
+	refusedConn = result{reason: ReasonConnect, posted: true, unreached: true, message: "connection refused"}
+	dialTimeout = result{reason: ReasonTimeout, posted: true, unreached: true, message: "i/o timeout"}
+	noAnswer    = result{reason: ReasonTimeout, posted: true, message: "no answer"}
+	cutOff      = result{reason: ReasonShutdown, posted: true, unreached: true}
+	serverError = result{reason: ReasonServerError, statusCode: 500, posted: true, message: "500"}
+	badGateway  = result{reason: ReasonServerError, statusCode: 502, posted: true, message: "502"}
+	accepted    = result{reason: ReasonOK, statusCode: 204, posted: true}
+	rejected    = result{reason: ReasonRejected, statusCode: 422, posted: true}
+	tooMany     = result{reason: ReasonRateLimited, statusCode: 429, posted: true}
 )
 
-// steps are verdicts on one event each, a second apart.
+// steps are results of one event each, a second apart.
 type step struct {
 	event int64
-	verdict
+	result
 }
 
-func repeat(n int, v verdict, events ...int64) (steps []step) {
+func repeat(n int, v result, events ...int64) (steps []step) {
 	for i := range n {
 		steps = append(steps, step{events[i%len(events)], v})
 	}
@@ -80,8 +80,8 @@ func TestBreakerOpensOnlyForTheWholeDestination(t *testing.T) {
 		now := time.Unix(1_000_000, 0)
 		spent := 0
 		for _, s := range c.steps {
-			v := s.verdict
-			if !b.recordVerdict(now, s.event, &v, 64) && v.outcome == Retry && v.reason != ReasonRateLimited {
+			v := s.result
+			if !b.recordResult(now, s.event, &v, 64) && outcomeOf(v, circumstances{}) == Retry && v.reason != ReasonRateLimited {
 				spent++
 			}
 			if c.every == 0 {
@@ -96,7 +96,7 @@ func TestBreakerOpensOnlyForTheWholeDestination(t *testing.T) {
 
 	off := breaker{policy: BreakerPolicy{Off: true}.withDefaults()}
 	for i := range int64(100) {
-		if off.recordVerdict(time.Unix(i, 0), i, &refusedConn, 64) || off.holding() {
+		if off.recordResult(time.Unix(i, 0), i, &refusedConn, 64) || off.holding() {
 			t.Fatal("a breaker that is off holds")
 		}
 	}
@@ -110,7 +110,7 @@ func TestBreakerStartsSlowly(t *testing.T) {
 	open := func() *breaker {
 		b := &breaker{policy: BreakerPolicy{}.withDefaults()}
 		for i := range int64(5) {
-			b.recordVerdict(now, i, &serverError, 64)
+			b.recordResult(now, i, &serverError, 64)
 			now = now.Add(time.Second)
 		}
 		b.opened(now, time.Second)
@@ -123,7 +123,7 @@ func TestBreakerStartsSlowly(t *testing.T) {
 			t.Fatalf("trying %t, %d allowed; want %d", trying, allowed, want)
 		}
 		for range want {
-			b.recordVerdict(now, 1, &accepted, 64)
+			b.recordResult(now, 1, &accepted, 64)
 		}
 	}
 	if b.state != breakerClosed || b.write != writeClosed {
@@ -131,23 +131,23 @@ func TestBreakerStartsSlowly(t *testing.T) {
 	}
 
 	b = open()
-	if !b.recordVerdict(now, 1, &serverError, 64) || !b.holding() || b.write != writeOpen || b.accepted {
+	if !b.recordResult(now, 1, &serverError, 64) || !b.holding() || b.write != writeOpen || b.accepted {
 		t.Errorf("a failed probe: %+v", b)
 	}
 	b = open()
 	for range 3 {
-		b.recordVerdict(now, 1, &accepted, 64)
+		b.recordResult(now, 1, &accepted, 64)
 	}
-	if b.recordVerdict(now, 2, &serverError, 64) || b.allowed != 4 {
+	if b.recordResult(now, 2, &serverError, 64) || b.allowed != 4 {
 		t.Errorf("a failure among answers: %d allowed", b.allowed)
 	}
-	if b.recordVerdict(now, 3, &serverError, 64) || b.allowed != 2 {
+	if b.recordResult(now, 3, &serverError, 64) || b.allowed != 2 {
 		t.Errorf("another behind it: %d allowed", b.allowed)
 	}
-	if !b.recordVerdict(now, 3, &refusedConn, 64) || b.allowed != 1 {
+	if !b.recordResult(now, 3, &refusedConn, 64) || b.allowed != 1 {
 		t.Errorf("a third: %d allowed", b.allowed)
 	}
-	if !b.recordVerdict(now, 4, &refusedConn, 64) || !b.holding() || !b.accepted {
+	if !b.recordResult(now, 4, &refusedConn, 64) || !b.holding() || !b.accepted {
 		t.Errorf("the last: %+v", b)
 	}
 
@@ -157,7 +157,7 @@ func TestBreakerStartsSlowly(t *testing.T) {
 		if i%12 == 5 { // as on any other day
 			v = &serverError
 		}
-		b.recordVerdict(now, i, v, 64)
+		b.recordResult(now, i, v, 64)
 	}
 	if b.state != breakerClosed {
 		t.Errorf("one request in twelve fails: state %d, %d allowed after 500", b.state, b.allowed)

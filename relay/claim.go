@@ -437,7 +437,7 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 	for _, d := range broken { // before anything is sent: the end of a run makes its key ready, and these must be free then
 		l.took(d.class, 1)
 		l.claimedKey(*d.event.orderingKey, 1)
-		r.settle(l, newSettlement(d, verdict{outcome: Hold, reason: ReasonOrder}, RetryPolicy{}, time.Now(), 0, 0))
+		r.settle(l, held(d, ReasonOrder))
 	}
 	var byClass [classes][][]delivery
 	for _, run := range all {

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -89,7 +90,7 @@ type Config struct {
 	Retention Retention
 
 	// Log receives what happens, never payloads, secrets, or URLs with credentials. Its fields hold text that others wrote;
-	// zerolog escapes its control characters below U+0020 only, see [Printable]. The zero value discards.
+	// zerolog escapes its control characters below U+0020 only, see [plain.Line]. The zero value discards.
 	Log zerolog.Logger
 	// Hooks observe the relay. The zero value observes nothing.
 	Hooks Hooks
@@ -121,7 +122,7 @@ const (
 
 func (v *validator) pooler(p Pooler) {
 	known := []PoolerMode{"", PoolerAuto, PoolerNone, PoolerTransaction}
-	v.require(slices.Contains(known, p.Mode), "database.pooler", "%q is not known; write auto, none or transaction", p.Mode)
+	v.Require(slices.Contains(known, p.Mode), "database.pooler", "%q is not known; write auto, none or transaction", p.Mode)
 }
 
 // A Destination is a named URL with its limits and secrets.
@@ -190,15 +191,8 @@ type Route struct {
 	To []string
 }
 
-// A Problem is one mistake in a Config.
-type Problem struct {
-	// Path of the setting, as a configuration file spells it: "destinations.logistics.timeout".
-	Path string
-	// Text says what is wrong and what to write instead.
-	Text string
-}
-
-func (p Problem) Error() string { return p.Path + ": " + p.Text }
+// A Problem is one mistake in a Config: the path of the setting, and what is wrong with it.
+type Problem = check.Problem
 
 // withDefaults returns a copy in which every zero value is replaced by its default.
 func (c Config) withDefaults() Config {
@@ -240,47 +234,47 @@ func (c Config) Validate() []Problem {
 	c = c.withDefaults()
 	var v validator
 	v.pooler(c.Pooler)
-	v.require(storable(c.Schema), "database.schema", "is not valid UTF-8, or contains a NUL")
-	v.require(storable(c.Name), "relay.name", "is not valid UTF-8, or contains a NUL")
-	v.require(storable(c.Version), "relay.version", "is not valid UTF-8, or contains a NUL")
-	if text := environmentProblem(c.Environment); text != "" {
-		v.require(false, "environment", "%s", text)
+	v.Require(storable(c.Schema), "database.schema", "is not valid UTF-8, or contains a NUL")
+	v.Require(storable(c.Name), "relay.name", "is not valid UTF-8, or contains a NUL")
+	v.Require(storable(c.Version), "relay.version", "is not valid UTF-8, or contains a NUL")
+	if text := EnvironmentProblem(c.Environment); text != "" {
+		v.Require(false, "environment", "%s", text)
 	}
-	v.require(c.PollInterval >= time.Second, "relay.poll_interval", "%s is too short; write at least 1s", c.PollInterval)
-	v.require(c.DrainTimeout > 0, "relay.drain_timeout", "%s is negative; write a duration such as 20s", c.DrainTimeout)
-	v.require(c.MaxInFlight > 0 && c.MaxInFlight <= 100_000, "relay.max_in_flight", "%d is out of range; write 1 to 100000", c.MaxInFlight)
+	v.Require(c.PollInterval >= time.Second, "relay.poll_interval", "%s is too short; write at least 1s", c.PollInterval)
+	v.Require(c.DrainTimeout > 0, "relay.drain_timeout", "%s is negative; write a duration such as 20s", c.DrainTimeout)
+	v.Require(c.MaxInFlight > 0 && c.MaxInFlight <= 100_000, "relay.max_in_flight", "%d is out of range; write 1 to 100000", c.MaxInFlight)
 	v.alerts(c.Alerts)
-	v.require(len(c.Destinations) > 0, "destinations", "there is none; set OUTBOX_DESTINATION_URL or add one")
+	v.Require(len(c.Destinations) > 0, "destinations", "there is none; set OUTBOX_DESTINATION_URL or add one")
 
 	v.egress(c.Egress)
 
 	names := map[string]bool{}
 	for _, d := range c.Destinations {
 		path := "destinations." + d.Name
-		v.require(destinationName.MatchString(d.Name), path,
+		v.Require(destinationName.MatchString(d.Name), path,
 			"the name %q is not usable; write lower-case letters, digits, '-' and '_', starting with a letter or digit, at most 63", d.Name)
-		v.require(!names[d.Name], path, "the name is used twice")
+		v.Require(!names[d.Name], path, "the name is used twice")
 		names[d.Name] = true
-		before := len(v.problems)
+		before := len(v.Problems)
 		v.destination(path, d)
-		v.require(c.Lease >= d.Timeout+leaseMargin, "relay.lease",
+		v.Require(c.Lease >= d.Timeout+leaseMargin, "relay.lease",
 			"%s must be at least %s longer than %s.timeout (%s); write %s or more, or lower the timeout",
 			c.Lease, leaseMargin, path, d.Timeout, d.Timeout+leaseMargin)
-		if len(v.problems) == before { // or the comparison would be of nonsense
+		if len(v.Problems) == before { // or the comparison would be of nonsense
 			v.promise(path, d, c.Lease)
 		}
 	}
 	for i, r := range c.Routes {
 		path := fmt.Sprintf("routes[%d]", i)
-		v.require(routePattern.MatchString(r.Event), path+".event",
+		v.Require(routePattern.MatchString(r.Event), path+".event",
 			"%q is not an event type or pattern; write one such as \"invoice.paid\", \"invoice.*\" or \"*\"", r.Event)
-		v.require(len(r.To) > 0, path+".to", "names no destination")
+		v.Require(len(r.To) > 0, path+".to", "names no destination")
 		for _, name := range r.To {
-			v.require(names[name], path+".to", "there is no destination %q", name)
+			v.Require(names[name], path+".to", "there is no destination %q", name)
 		}
 	}
 	v.retention(c)
-	return v.problems
+	return v.Problems
 }
 
 var (
@@ -293,57 +287,51 @@ var (
 	digitHost = regexp.MustCompile(`(?i)(^|\.)([0-9]+|0x[0-9a-f]*)\.?$`)
 )
 
-type validator struct{ problems []Problem }
-
-func (v *validator) require(ok bool, path, format string, args ...any) {
-	if !ok {
-		v.problems = append(v.problems, Problem{Path: path, Text: fmt.Sprintf(format, args...)})
-	}
-}
+type validator struct{ check.Problems }
 
 // storable reports whether PostgreSQL takes s as a text. A relay with another name would wait for ever to be registered.
 func storable(s string) bool { return utf8.ValidString(s) && !strings.Contains(s, "\x00") }
 
 func (v *validator) destination(path string, d Destination) {
 	if text := urlProblem(d.URL, d.Wire.egress); text != "" {
-		v.require(false, path+".url", "%s", text)
+		v.Require(false, path+".url", "%s", text)
 	}
-	v.require(d.Timeout > 0, path+".timeout", "%s is negative; write a duration such as 10s", d.Timeout)
-	v.require(d.MaxInFlight > 0 && d.MaxInFlight <= 10_000, path+".max_in_flight", "%d is out of range; write 1 to 10000", d.MaxInFlight)
-	v.require(d.RateLimit >= 0 && d.RateLimit <= 1e6 && (d.RateLimit == 0 || d.RateLimit >= 0.01), path+".rate_limit",
+	v.Require(d.Timeout > 0, path+".timeout", "%s is negative; write a duration such as 10s", d.Timeout)
+	v.Require(d.MaxInFlight > 0 && d.MaxInFlight <= 10_000, path+".max_in_flight", "%d is out of range; write 1 to 10000", d.MaxInFlight)
+	v.Require(d.RateLimit >= 0 && d.RateLimit <= 1e6 && (d.RateLimit == 0 || d.RateLimit >= 0.01), path+".rate_limit",
 		"%g is out of range; write requests per second, 0.01 to 1000000, or 0 for no limit", d.RateLimit)
-	v.require(d.OnFailure == BlockFailed || d.OnFailure == SkipFailed, path+".on_failure", "%q is not known; write block or skip", d.OnFailure)
-	v.require(d.Breaker.Failures > 0 && d.Breaker.Failures <= 1000, path+".breaker.failures", "%d is out of range; write 1 to 1000", d.Breaker.Failures)
-	v.require(d.Breaker.ProbeAfter > 0 && d.Breaker.ProbeAfter <= d.Breaker.ProbeMax, path+".breaker.probe_after",
+	v.Require(d.OnFailure == BlockFailed || d.OnFailure == SkipFailed, path+".on_failure", "%q is not known; write block or skip", d.OnFailure)
+	v.Require(d.Breaker.Failures > 0 && d.Breaker.Failures <= 1000, path+".breaker.failures", "%d is out of range; write 1 to 1000", d.Breaker.Failures)
+	v.Require(d.Breaker.ProbeAfter > 0 && d.Breaker.ProbeAfter <= d.Breaker.ProbeMax, path+".breaker.probe_after",
 		"%s is out of range; write more than 0 and at most probe_max (%s)", d.Breaker.ProbeAfter, d.Breaker.ProbeMax)
-	v.require(d.Breaker.ProbeMax > 0 && d.Breaker.ProbeMax <= time.Hour, path+".breaker.probe_max", "%s is out of range; write more than 0 and at most 1h", d.Breaker.ProbeMax)
-	v.require(d.Retry.MaxAttempts > 0 && d.Retry.MaxAttempts <= 1000, path+".retry.max_attempts", "%d is out of range; write 1 to 1000", d.Retry.MaxAttempts)
-	v.require(*d.Retry.Jitter >= 0 && *d.Retry.Jitter <= 1, path+".retry.jitter", "%g is out of range; write 0 to 1", *d.Retry.Jitter)
-	v.require(d.Retry.RetryAfterMax > 0, path+".retry.retry_after_max", "%s is negative; write a duration such as 24h", d.Retry.RetryAfterMax)
-	v.require(len(d.Retry.Schedule) <= 100, path+".retry.schedule", "%d entries are too many; the last one repeats, so write at most 100", len(d.Retry.Schedule))
+	v.Require(d.Breaker.ProbeMax > 0 && d.Breaker.ProbeMax <= time.Hour, path+".breaker.probe_max", "%s is out of range; write more than 0 and at most 1h", d.Breaker.ProbeMax)
+	v.Require(d.Retry.MaxAttempts > 0 && d.Retry.MaxAttempts <= 1000, path+".retry.max_attempts", "%d is out of range; write 1 to 1000", d.Retry.MaxAttempts)
+	v.Require(*d.Retry.Jitter >= 0 && *d.Retry.Jitter <= 1, path+".retry.jitter", "%g is out of range; write 0 to 1", *d.Retry.Jitter)
+	v.Require(d.Retry.RetryAfterMax > 0, path+".retry.retry_after_max", "%s is negative; write a duration such as 24h", d.Retry.RetryAfterMax)
+	v.Require(len(d.Retry.Schedule) <= 100, path+".retry.schedule", "%d entries are too many; the last one repeats, so write at most 100", len(d.Retry.Schedule))
 	for i, delay := range d.Retry.Schedule {
-		v.require(delay > 0 && delay <= maxDelay, fmt.Sprintf("%s.retry.schedule[%d]", path, i), "%s is out of range; write more than 0 and at most %s", delay, maxDelay)
+		v.Require(delay > 0 && delay <= maxDelay, fmt.Sprintf("%s.retry.schedule[%d]", path, i), "%s is out of range; write more than 0 and at most %s", delay, maxDelay)
 	}
 	for _, list := range []struct {
 		name  string
 		codes []int
 	}{{"retry", d.Responses.Retry}, {"fail", d.Responses.Fail}} {
 		for _, code := range list.codes {
-			v.require(code >= 300 && code <= 599, path+".responses."+list.name, "%d is not a status code that can be moved; write 300 to 599", code)
+			v.Require(code >= 300 && code <= 599, path+".responses."+list.name, "%d is not a status code that can be moved; write 300 to 599", code)
 		}
 	}
 	for _, code := range d.Responses.Retry {
 		for _, other := range d.Responses.Fail {
-			v.require(code != other, path+".responses", "%d stands in both lists", code)
+			v.Require(code != other, path+".responses", "%d stands in both lists", code)
 		}
 	}
 	v.wire(path, d)
 	canonical := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(d.Headers)) {
 		if text := headerProblem(name, d.Headers[name]); text != "" {
-			v.require(false, path+".headers."+name, "%s", text)
+			v.Require(false, path+".headers."+name, "%s", text)
 		}
-		v.require(!canonical[http.CanonicalHeaderKey(name)], path+".headers."+name, "stands twice; upper and lower case make no difference")
+		v.Require(!canonical[http.CanonicalHeaderKey(name)], path+".headers."+name, "stands twice; upper and lower case make no difference")
 		canonical[http.CanonicalHeaderKey(name)] = true
 	}
 }

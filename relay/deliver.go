@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // Bounds of what a receiver can make the relay read, in bytes.
@@ -49,7 +50,7 @@ func (r *Relay) sendRun(l *lane, run []delivery) {
 	for i := range run {
 		d := &run[i]
 		begun := time.Now()
-		v := verdict{outcome: Hold, reason: ReasonLease}
+		v := result{reason: ReasonLease}
 		ready := true
 		if i > 0 {
 			l.step(d.class, 1)
@@ -64,18 +65,22 @@ func (r *Relay) sendRun(l *lane, run []delivery) {
 		if v.posted {
 			l.posted(time.Since(begun))
 		}
-		if l.recordVerdict(time.Now(), d.eventID, &v, took) {
+		about := circumstances{
+			attempt: d.attempts + 1, retry: to.destination.Retry, fraction: jitterFraction(), responses: to.destination.Responses,
+			onFailure: to.destination.OnFailure, ordered: d.event.orderingKey != nil, lastOfRun: d.lastOfRun,
+			paused: v.reason == ReasonGone && !l.pause(), logDelivered: r.config().LogDelivered,
+		}
+		var changed bool
+		if about.atFault, changed = l.recordResult(time.Now(), d.eventID, &v, took); changed {
 			signal(r.wake.room)
 		}
-		s := newSettlement(*d, v, to.destination.Retry, started, took, jitterFraction())
-		blocks := s.blocks(to.destination.OnFailure)
-		s.freesKey = d.event.orderingKey != nil && (d.lastOfRun && !blocks || s.reason == ReasonLease)
-		r.settle(l, s)
+		decided := Decide(v, about)
+		r.settle(l, newSettlement(*d, decided, started, took))
 		d.event = event{} // of a long run, only what is being sent is kept in memory
-		if blocks {
+		if decided.blocks {
 			l.step(d.class, len(run)-i-1)
 			for _, d := range run[i+1:] {
-				r.settle(l, newSettlement(d, verdict{outcome: Hold, reason: ReasonOrder}, to.destination.Retry, time.Now(), 0, 0))
+				r.settle(l, held(d, ReasonOrder))
 			}
 			return
 		}
@@ -118,27 +123,27 @@ func (r *Relay) giveBackUnsent() {
 
 func (r *Relay) giveBack(l *lane) {
 	for _, d := range l.unsent() {
-		r.settle(l, newSettlement(d, verdict{outcome: Hold, reason: ReasonShutdown}, RetryPolicy{}, time.Now(), 0, 0))
+		r.settle(l, held(d, ReasonShutdown))
 	}
 }
 
 // attempt makes the one POST of a claim, unless something speaks against it.
-func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
+func (r *Relay) attempt(l *lane, d *delivery) (v result) {
 	to := l.current()
 	// One delivery that trips a defect must not take the relay, and all others, with it.
 	defer func() {
 		if defect := recover(); defect != nil {
-			v = verdict{outcome: Retry, reason: ReasonPanic, message: clip(describePanic(defect)), posted: true}
+			v = result{reason: ReasonPanic, message: plain.Clip(describePanic(defect)), posted: true}
 		}
 	}()
 	if r.taking.Err() != nil {
-		return verdict{outcome: Hold, reason: ReasonShutdown}
+		return result{reason: ReasonShutdown}
 	}
 	if reason := l.stopped(); reason != "" {
-		return verdict{outcome: Hold, reason: reason}
+		return result{reason: reason}
 	}
 	if time.Until(d.leaseEnds) < to.destination.Timeout+sendMargin {
-		return verdict{outcome: Hold, reason: ReasonLease}
+		return result{reason: ReasonLease}
 	}
 	leave, instead := r.awaitPost(d)
 	if instead != nil {
@@ -146,23 +151,23 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 	}
 	defer leave()
 	if time.Until(d.leaseEnds) < to.destination.Timeout+sendMargin { // after waiting
-		return verdict{outcome: Hold, reason: ReasonLease}
+		return result{reason: ReasonLease}
 	}
 	if time.Until(d.promiseEnds) < to.destination.Timeout {
-		return verdict{outcome: Fail, reason: ReasonHorizon, message: fmt.Sprintf(pastPromise, d.notAfter.UTC().Format(time.RFC3339), d.eventID)}
+		return result{reason: ReasonHorizon, message: fmt.Sprintf(pastPromise, d.notAfter.UTC().Format(time.RFC3339), d.eventID)}
 	}
 	if d.event.key == nil {
-		return verdict{outcome: Fail, reason: ReasonEventMissing, message: "the event is gone from outbox"}
+		return result{reason: ReasonEventMissing, message: "the event is gone from outbox"}
 	}
 	if d.event.payload == nil {
 		payload, err := r.store.payload(r.doing, d.eventID)
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
-			return verdict{outcome: Fail, reason: ReasonEventMissing, message: "the event is gone from outbox"}
+			return result{reason: ReasonEventMissing, message: "the event is gone from outbox"}
 		case err != nil:
 			r.databaseError("load payload", err)
 			r.postpone(d, r.cfg.PollInterval) // or only a walk would find it, which may rest for long
-			return verdict{outcome: Hold, reason: ReasonDatabase}
+			return result{reason: ReasonDatabase}
 		}
 		d.event.payload = payload
 	}
@@ -172,15 +177,11 @@ func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
 	}
 	if err := r.countSuspect(d); err != nil {
 		r.databaseError("count suspect", err)
-		return verdict{outcome: Hold, reason: ReasonDatabase}
+		return result{reason: ReasonDatabase}
 	}
 	ctx, cancel := context.WithTimeout(r.doing, to.destination.Timeout)
 	defer cancel()
-	v = post(ctx, to, req, d.event.payload)
-	if v.outcome == Fail && v.reason == ReasonGone && !l.pause() {
-		v.outcome = Retry // one has to tell; the others in flight wait with the rest until the destination is resumed
-	}
-	return v
+	return post(ctx, to, req, d.event.payload)
 }
 
 // describePanic returns the text of a runtime error, which holds no data, and of any other panic only its type: its value
@@ -194,23 +195,23 @@ func describePanic(defect any) string {
 
 // post makes exactly one request. It is a round trip of the transport, not a call of an http.Client, which would follow
 // redirects: with a GET whose 200 looks like success, or with the body, key and signature to another host.
-func post(ctx context.Context, e *endpoint, req *http.Request, payload []byte) verdict {
+func post(ctx context.Context, e *endpoint, req *http.Request, payload []byte) result {
 	e.begin()
 	defer e.end()
 	resp, connected, err := roundTrip(ctx, e.transport, req, payload)
 	if err != nil {
 		if errors.Is(err, errNothingSent) {
-			return verdict{outcome: Hold, reason: ReasonNetwork, message: clip(err.Error())}
+			return result{reason: ReasonNetwork, message: plain.Clip(err.Error())}
 		}
 		err = explain(err)
-		v := judgeError(err, connected)
-		v.message = clip(maskOf(e, req.Header).hide(err.Error(), false))
+		v := ClassifyError(err, connected)
+		v.message = plain.Clip(maskOf(e, req.Header).hide(err.Error(), false))
 		return v
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		// The transport has handed the connection over, and with it the deadline: reading could hang for ever.
-		return judgeResponse(resp.StatusCode, resp.Header, "", e.destination.Responses, time.Now())
+		return ClassifyResponse(resp.StatusCode, resp.Header, "", e.destination.Responses, time.Now())
 	}
 	var excerpt string
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
@@ -220,5 +221,5 @@ func post(ctx context.Context, e *endpoint, req *http.Request, payload []byte) v
 		// The status has decided; a body that breaks off changes nothing.
 		_, _ = io.CopyN(io.Discard, resp.Body, maxDrain)
 	}
-	return judgeResponse(resp.StatusCode, resp.Header, excerpt, e.destination.Responses, time.Now())
+	return ClassifyResponse(resp.StatusCode, resp.Header, excerpt, e.destination.Responses, time.Now())
 }

@@ -33,8 +33,8 @@
 //
 //	claimer      owns the lanes' positions: waits for a wake-up, claims for every lane with room, hands out, watches for
 //	             transactions that commit late, and writes what the breakers decide
-//	senders      take a run from their lane, POST it, pass the verdicts on; they end when the lane is empty
-//	settler      collects verdicts and writes them in batches; only then is a lane's room free again
+//	senders      take a run from their lane, POST it, pass the outcomes on; they end when the lane is empty
+//	settler      collects outcomes and writes them in batches; only then is a lane's room free again
 //	session      one connection: shows by its presence that this relay lives, beats, listens, finds and rescues the dead, and
 //	             reads what the relays have decided about destinations; after a loss it writes the last outcomes again
 //	alerter      sends what is due from outbox_alert, each channel on its own, so that a dead one delays nothing
@@ -51,7 +51,7 @@
 // A request that found no connection needs no further evidence: it spends no attempt, and opens the breaker unless this
 // relay had an answer within the last second.
 //
-// The claimer writes what the senders' verdicts have decided, and tries again until the database takes it. The session
+// The claimer writes what the senders' results have decided, and tries again until the database takes it. The session
 // reads what other relays wrote, about once a second. A trial begins with one delivery at a time, then two, four, …, and
 // closes the breaker when the lane has all it may have, or when everything that waited has been sent. A trial that finds
 // nothing to send closes it too. The trials of a relay that dies or stops go to the others.

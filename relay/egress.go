@@ -115,12 +115,12 @@ func (v *validator) egress(e Egress) {
 		private := slices.ContainsFunc(privateNetworks, func(n netip.Prefix) bool {
 			return n.Bits() <= network.Bits() && n.Contains(network.Addr())
 		})
-		v.require(private, fmt.Sprintf("egress.allow_private[%d]", i), "%s is not a private network; write parts of 10.0.0.0/8, 172.16.0.0/12, "+
+		v.Require(private, fmt.Sprintf("egress.allow_private[%d]", i), "%s is not a private network; write parts of 10.0.0.0/8, 172.16.0.0/12, "+
 			"192.168.0.0/16, 100.64.0.0/10, 127.0.0.0/8, fc00::/7 or ::1/128 (public addresses need no entry)", network)
 	}
 	if e.Proxy != "" {
 		if text := proxyProblem(e.Proxy, e); text != "" {
-			v.require(false, "egress.proxy", "%s", text)
+			v.Require(false, "egress.proxy", "%s", text)
 		}
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"mime"
 	"net/http"
 	"strings"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // Excerpts says what of the body of a refusal is kept: in last_error, the log of attempts, the relay's log and alerts.
@@ -50,7 +52,7 @@ func excerptOf(resp *http.Response, policy Excerpts, m func() *mask) string {
 			return ""
 		}
 	}
-	return shorten(m().hide(text, cut), maxExcerpt)
+	return plain.Shorten(m().hide(text, cut), maxExcerpt)
 }
 
 // problemSentence returns the title and the detail of a problem (RFC 9457) as "title: detail", and whether there is any.

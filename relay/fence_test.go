@@ -86,7 +86,7 @@ func TestDeliveriesWithTooLittleLeaseAreNotSent(t *testing.T) {
 	r := &Relay{taking: t.Context(), doing: t.Context()}
 	late := order()
 	late.leaseEnds = time.Now().Add(d.Timeout + sendMargin - time.Millisecond)
-	if v := r.attempt(l, &late); v.outcome != Hold || v.reason != ReasonLease || v.posted {
+	if v := first(r.attempt(l, &late), d.Responses); v.outcome != Hold || v.reason != ReasonLease || v.posted {
 		t.Errorf("%+v", v)
 	}
 }
@@ -155,7 +155,7 @@ func TestFenceIsNotGivenOutTwiceAfterACrash(t *testing.T) {
 	if again.fence <= lost.fence {
 		t.Errorf("claimed as %d, and before the crash as %d", again.fence, lost.fence)
 	}
-	late := batch{settlements: []settlement{{delivery: lost, verdict: verdict{outcome: Delivered, posted: true}}}}
+	late := batch{settlements: []settlement{{delivery: lost, decision: decision{outcome: Delivered, result: result{posted: true}}}}}
 	_, stale, err := s.settle(t.Context(), instance, &late)
 	if err != nil || stale != 1 || row[string](db.database, `SELECT status FROM outbox_delivery`) != "pending" {
 		t.Errorf("%d stale, %v", stale, err)

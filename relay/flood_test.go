@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // Whatever a receiver sends, the relay reads a bounded part of it and hangs up.
@@ -47,7 +49,7 @@ func TestSecurityFloodsAreCutOff(t *testing.T) {
 			})
 			close(ready)
 			v := attemptAt(t, s.url)
-			if v.outcome != c.outcome || v.reason != c.reason || len(v.message) > maxMessage {
+			if v.outcome != c.outcome || v.reason != c.reason || len(v.message) > plain.MaxBytes {
 				t.Errorf("%s %s, a message of %d bytes", v.outcome, v.reason, len(v.message))
 			}
 			within(t, "the end of the flood", done)
@@ -76,7 +78,7 @@ func TestSecurityGzipIsNotUnpacked(t *testing.T) {
 			_, _ = w.Write(bomb.Bytes())
 		})
 		v := attemptAt(t, rc.URL)
-		if v.statusCode != code || len(v.message) > maxMessage || strings.Contains(v.message, "BOMB") {
+		if v.statusCode != code || len(v.message) > plain.MaxBytes || strings.Contains(v.message, "BOMB") {
 			t.Errorf("%d: %.100q", v.statusCode, v.message)
 		}
 		if got := rc.all()[0].header.Get("Accept-Encoding"); got != "" {

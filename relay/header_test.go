@@ -62,7 +62,7 @@ func TestSecurityEventHeaderTable(t *testing.T) {
 		d.event.headers = []byte(c.headers)
 		req, err := requestOf(t, Destination{URL: "http://receiver.test/", Headers: map[string]string{"X-Tenant": "d"}}, d)
 		if err != nil {
-			v := refuse(err)
+			v := first(refuse(err), Responses{})
 			t.Logf("%-34s %-9s %-14s %s", c.name, v.outcome, v.reason, v.message[:min(len(v.message), 100)])
 			if c.problem == "" || v.outcome != Fail || v.reason != ReasonInvalidEvent || v.posted || !strings.Contains(v.message, c.problem) {
 				t.Errorf("%s: %+v, want %q", c.name, v, c.problem)

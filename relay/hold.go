@@ -9,15 +9,13 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
-// recordVerdict passes a verdict to breaker and flow, and turns a retry into a hold where the destination is at fault. It
-// reports whether the claimer has something to write, or to plan.
-func (l *lane) recordVerdict(now time.Time, event int64, v *verdict, took time.Duration) (changed bool) {
+// recordResult passes a result to breaker and flow. It reports whether the breaker blames the destination as a whole, and
+// whether the claimer has something to write, or to plan.
+func (l *lane) recordResult(now time.Time, event int64, v *result, took time.Duration) (atFault, changed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	write, pending := l.breaker.write, l.breaker.pending()
-	if l.breaker.recordVerdict(now, event, v, min(l.share, l.flow.concurrency())) && v.outcome == Retry {
-		v.outcome = Hold
-	}
+	atFault = l.breaker.recordResult(now, event, v, min(l.share, l.flow.concurrency()))
 	if v.posted {
 		wait := min(v.retryAfter, l.destination.Retry.RetryAfterMax)
 		if v.reason == ReasonUnavailable && now.Sub(l.breaker.answered) < breakerAfter {
@@ -25,7 +23,7 @@ func (l *lane) recordVerdict(now time.Time, event int64, v *verdict, took time.D
 		}
 		l.flow.answered(now, v.reason, took, wait)
 	}
-	return l.breaker.write != write || l.breaker.pending() != pending
+	return atFault, l.breaker.write != write || l.breaker.pending() != pending
 }
 
 // applyStates applies the states of destinations that a beat read, which began at the given time. A destination that is not
@@ -84,7 +82,7 @@ func (c *claimer) tendBreakers(now time.Time, instance int32) error {
 	return nil
 }
 
-// tendBreaker does what is due about one breaker, and returns when to look again; zero: when a verdict changes it.
+// tendBreaker does what is due about one breaker, and returns when to look again; zero: when a result changes it.
 func (c *claimer) tendBreaker(l *lane, now time.Time, instance int32) (next time.Time, err error) {
 	l.mu.Lock()
 	b := l.breaker

@@ -31,7 +31,7 @@ func (d Destination) horizon(lease time.Duration) time.Duration {
 // promise reports a promise that is shorter than what the destination's own schedule may take.
 func (v *validator) promise(path string, d Destination, lease time.Duration) {
 	least := d.horizon(lease)
-	v.require(d.Retry.Promise >= least, path+".retry.horizon",
+	v.Require(d.Retry.Promise >= least, path+".retry.horizon",
 		"%s is shorter than schedule, max_attempts, retry_after_max, timeout and lease may take (%s), so that deliveries would fail before their last attempt; write %.0fh or more, or shorten those",
 		d.Retry.Promise, least, math.Ceil(least.Hours()))
 }

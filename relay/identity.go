@@ -116,12 +116,12 @@ func address(host string, port uint16) string {
 // maxEnvironment is the length of an environment's name in characters at most.
 const maxEnvironment = 63
 
-// environmentProblem says what is wrong with the name of an environment; empty: nothing.
-func environmentProblem(name string) string {
+// EnvironmentProblem says what is wrong with the name of an environment; empty: nothing.
+func EnvironmentProblem(name string) string {
 	switch {
 	case len(name) > maxEnvironment:
 		return fmt.Sprintf("has %d characters; write at most %d", len(name), maxEnvironment)
-	case !printableASCII(name) || strings.TrimSpace(name) != name:
+	case strings.ContainsFunc(name, func(r rune) bool { return r < 0x20 || r > 0x7e }) || strings.TrimSpace(name) != name:
 		return "is not a name; write printable ASCII without blanks around it, such as production"
 	}
 	return ""

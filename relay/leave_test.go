@@ -34,7 +34,7 @@ func TestLeavingGivesBackWhatIsStillClaimed(t *testing.T) {
 		t.Errorf("given back: %v, want the two that were its own", got)
 	}
 	// What was sent before is settled under its claim all the same.
-	sent := settlement{delivery: delivery{eventID: 2, destination: "default", fence: 1}, verdict: verdict{outcome: Delivered, posted: true}}
+	sent := settlement{delivery: delivery{eventID: 2, destination: "default", fence: 1}, decision: decision{outcome: Delivered, result: result{posted: true}}}
 	missed, stale, err := s.settle(ctx, instance, &batch{settlements: []settlement{sent}})
 	if err != nil || stale != 0 || len(missed) != 0 {
 		t.Errorf("stale %d, missed %d, %v", stale, len(missed), err)

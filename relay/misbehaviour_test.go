@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // One relay, and a receiver for each way of answering badly. Each gets one request, its outcome follows the published
@@ -174,7 +176,7 @@ func TestSecurityMisbehavingReceivers(t *testing.T) {
 			t.Errorf("%s: %d requests", name, n)
 		}
 	}
-	if n := row[int](db, `SELECT coalesce(max(octet_length(error)), 0) FROM outbox_attempt`); n > maxMessage {
+	if n := row[int](db, `SELECT coalesce(max(octet_length(error)), 0) FROM outbox_attempt`); n > plain.MaxBytes {
 		t.Errorf("an error of %d bytes is stored", n)
 	}
 }

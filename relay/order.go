@@ -92,21 +92,6 @@ func (l *lane) posted(took time.Duration) {
 	l.perPost += (took - l.perPost) / 8
 }
 
-// blocks reports whether a settled delivery keeps the later ones of its ordering key from being sent.
-func (s *settlement) blocks(onFailure FailurePolicy) bool {
-	return s.outcome != Delivered && !(s.outcome == Fail && onFailure == SkipFailed)
-}
-
-// FailurePolicy says what becomes of an ordering key whose delivery failed for good.
-type FailurePolicy string
-
-const (
-	// BlockFailed keeps the later deliveries of the key waiting until an operator replays or discards the failed one.
-	BlockFailed FailurePolicy = "block"
-	// SkipFailed goes on with the next delivery of the key.
-	SkipFailed FailurePolicy = "skip"
-)
-
 // orderingKeys are the keys of a lane that have work in this relay.
 type orderingKeys struct {
 	ready    []readyKey // the next delivery of each may be claimed; in the order in which they were found

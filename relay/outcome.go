@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"code.dny.dev/ssrf"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // Outcome is what becomes of a delivery after a claim.
@@ -76,9 +77,8 @@ const (
 	ReasonDatabase     Reason = "database"       // the payload could not be read
 )
 
-// A verdict is what one claim of a delivery came to.
-type verdict struct {
-	outcome    Outcome
+// A result is what happened to one claim of a delivery. What that means for the delivery is decided by Decide.
+type result struct {
 	reason     Reason
 	statusCode int           // 0 without a response
 	message    string        // for operators, at most maxMessage bytes; empty when delivered
@@ -87,13 +87,12 @@ type verdict struct {
 	unreached  bool          // an attempt that found no connection: the receiver cannot have seen it
 }
 
-// judgeResponse decides on a response by its status alone; a body is evidence for operators, nothing more. The table
-// follows what a status says about the same request later: will it be accepted (Retry) or never (Fail)?
-func judgeResponse(status int, header http.Header, excerpt string, moved Responses, now time.Time) verdict {
-	v := verdict{statusCode: status, posted: true, outcome: Retry}
+// ClassifyResponse classifies a response by its status alone; a body is evidence for operators, nothing more.
+func ClassifyResponse(status int, header http.Header, excerpt string, moved Responses, now time.Time) result {
+	v := result{statusCode: status, posted: true}
 	switch {
 	case status >= 200 && status <= 299:
-		v.outcome, v.reason = Delivered, ReasonOK
+		v.reason = ReasonOK
 		return v
 	case status >= 300 && status <= 399:
 		v.reason = ReasonRedirect
@@ -105,25 +104,19 @@ func judgeResponse(status int, header http.Header, excerpt string, moved Respons
 		v.reason = ReasonTransient
 	case status == 429:
 		v.reason = ReasonRateLimited
+	case status == 410 && slices.Contains(moved.Retry, status): // gone would pause the destination after the last attempt
+		v.reason = ReasonTransient
 	case status == 410:
-		v.outcome, v.reason = Fail, ReasonGone
+		v.reason = ReasonGone
 	case status == 400 || status == 406 || status == 411 || status == 413 || status == 414 || status == 415 ||
 		status == 422 || status == 431 || status == 501:
-		v.outcome, v.reason = Fail, ReasonRejected
+		v.reason = ReasonRejected
 	case status == 503:
 		v.reason = ReasonUnavailable
 	case status >= 500 && status <= 599:
 		v.reason = ReasonServerError
 	default:
 		v.reason = ReasonUnexpected
-	}
-	if slices.Contains(moved.Retry, status) {
-		v.outcome = Retry
-		if v.reason == ReasonGone { // which would pause the destination after the last attempt
-			v.reason = ReasonTransient
-		}
-	} else if slices.Contains(moved.Fail, status) {
-		v.outcome = Fail
 	}
 	if status == 429 || status == 503 {
 		v.retryAfter = parseRetryAfter(header, now)
@@ -135,14 +128,14 @@ func judgeResponse(status int, header http.Header, excerpt string, moved Respons
 	if excerpt != "" {
 		v.message += ": " + excerpt
 	}
-	v.message = clip(v.message)
+	v.message = plain.Clip(v.message)
 	return v
 }
 
-// judgeError decides on a POST that yielded no response. Whether the receiver saw the request is unknown if there was a
-// connection, so it is an attempt, and it is sent again.
-func judgeError(err error, connected bool) verdict {
-	return verdict{outcome: Retry, reason: errorReason(err), message: clip(err.Error()), posted: true, unreached: !connected}
+// ClassifyError classifies the error of a POST that yielded no response. Whether the receiver saw the request is unknown if
+// there was a connection, so it is an attempt, and it is sent again.
+func ClassifyError(err error, connected bool) result {
+	return result{reason: errorReason(err), message: plain.Clip(err.Error()), posted: true, unreached: !connected}
 }
 
 func errorReason(err error) Reason {

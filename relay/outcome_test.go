@@ -48,10 +48,15 @@ func published(code int) (Outcome, Reason) {
 	return Retry, ReasonUnexpected
 }
 
+// first decides on the first attempt.
+func first(v result, moved Responses) decision {
+	return Decide(v, circumstances{attempt: 1, retry: RetryPolicy{}.withDefaults(), responses: moved})
+}
+
 func TestEveryStatusHasThePublishedOutcome(t *testing.T) {
 	t.Parallel()
 	for code := range 1000 {
-		got := judgeResponse(code, http.Header{}, "evidence", Responses{}, time.Now())
+		got := first(ClassifyResponse(code, http.Header{}, "evidence", Responses{}, time.Now()), Responses{})
 		outcome, reason := published(code)
 		if got.outcome != outcome || got.reason != reason || got.statusCode != code || !got.posted {
 			t.Errorf("%d: %s, %s, %d, posted %t; want %s, %s", code, got.outcome, got.reason, got.statusCode, got.posted, outcome, reason)
@@ -68,7 +73,7 @@ func TestResponsesMoveCodesToAnotherOutcome(t *testing.T) {
 	t.Parallel()
 	moved := Responses{Retry: []int{400, 410, 422}, Fail: []int{302, 404, 500, 503}}
 	for code, want := range map[int]Outcome{400: Retry, 410: Retry, 422: Retry, 302: Fail, 404: Fail, 500: Fail, 503: Fail} {
-		if got := judgeResponse(code, nil, "", moved, time.Now()); got.outcome != want {
+		if got := first(ClassifyResponse(code, nil, "", moved, time.Now()), moved); got.outcome != want {
 			t.Errorf("%d: %s, want %s", code, got.outcome, want)
 		}
 	}
@@ -77,7 +82,7 @@ func TestResponsesMoveCodesToAnotherOutcome(t *testing.T) {
 			continue
 		}
 		want, _ := published(code)
-		if got := judgeResponse(code, nil, "", moved, time.Now()); got.outcome != want {
+		if got := first(ClassifyResponse(code, nil, "", moved, time.Now()), moved); got.outcome != want {
 			t.Errorf("%d: %s although it was not moved, want %s", code, got.outcome, want)
 		}
 	}
@@ -86,12 +91,14 @@ func TestResponsesMoveCodesToAnotherOutcome(t *testing.T) {
 // ReasonGone pauses the destination; who retries on 410 has said that it does not mean "stop".
 func TestMovedGoneDoesNotPauseTheDestination(t *testing.T) {
 	t.Parallel()
-	v := judgeResponse(410, nil, "", Responses{Retry: []int{410}}, time.Now())
-	s := newSettlement(delivery{attempts: 7}, v, policy(0, time.Second), time.Now(), 0, 0)
+	retried := Responses{Retry: []int{410}}
+	v := ClassifyResponse(410, nil, "", retried, time.Now())
+	s := Decide(v, circumstances{attempt: 8, retry: policy(0, time.Second), responses: retried})
 	if s.outcome != Fail || s.reason == ReasonGone {
 		t.Errorf("the last attempt is %s, %s", s.outcome, s.reason)
 	}
-	if v := judgeResponse(410, nil, "", Responses{Fail: []int{410}}, time.Now()); v.outcome != Fail || v.reason != ReasonGone {
+	failed := Responses{Fail: []int{410}}
+	if v := first(ClassifyResponse(410, nil, "", failed, time.Now()), failed); v.outcome != Fail || v.reason != ReasonGone {
 		t.Errorf("410 listed under fail: %s, %s", v.outcome, v.reason)
 	}
 }
@@ -104,7 +111,7 @@ func TestRetryAfterIsHeardOnlyFromTheTwoStatusesThatMeanIt(t *testing.T) {
 		if code == 429 || code == 503 {
 			want = 77 * time.Second
 		}
-		if got := judgeResponse(code, header, "", Responses{}, time.Now()).retryAfter; got != want {
+		if got := ClassifyResponse(code, header, "", Responses{}, time.Now()).retryAfter; got != want {
 			t.Errorf("%d: %s, want %s", code, got, want)
 		}
 	}
@@ -148,7 +155,7 @@ func TestErrorReason(t *testing.T) {
 		if got := errorReason(c.err); got != c.want {
 			t.Errorf("%v: %s, want %s", c.err, got, c.want)
 		}
-		if v := judgeError(c.err, true); v.outcome != Retry || !v.posted || v.message == "" || v.statusCode != 0 {
+		if v := first(ClassifyError(c.err, true), Responses{}); v.outcome != Retry || !v.posted || v.message == "" || v.statusCode != 0 {
 			t.Errorf("%v: an error without a response is an attempt that is repeated, not %+v", c.err, v)
 		}
 	}

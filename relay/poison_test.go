@@ -316,7 +316,7 @@ func TestPanicOfOneDelivery(t *testing.T) {
 	broken.leaseEnds = time.Now().Add(time.Hour)
 	broken.promiseEnds = broken.leaseEnds
 	broken.event.payload = nil // and there is no store to load it from
-	v := (&Relay{taking: t.Context(), doing: t.Context()}).attempt(l, &broken)
+	v := first((&Relay{taking: t.Context(), doing: t.Context()}).attempt(l, &broken), d.Responses)
 	if v.outcome != Retry || v.reason != ReasonPanic || !strings.Contains(v.message, "nil pointer") {
 		t.Errorf("%+v", v)
 	}

@@ -95,7 +95,7 @@ func TestReadyKeysAreTakenOnce(t *testing.T) {
 		t.Errorf("took %v, then %v", first, rest)
 	}
 	l.keySettled(&settlement{delivery: delivery{class: live, event: event{orderingKey: new("in flight")}}})
-	l.keySettled(&settlement{delivery: delivery{class: live, event: event{orderingKey: new("in flight")}}, freesKey: true})
+	l.keySettled(&settlement{delivery: delivery{class: live, event: event{orderingKey: new("in flight")}}, decision: decision{freesKey: true}})
 	if keys, _ := l.takeReady([classes]int{live: 1}); len(keys) != 1 || keys[0].key != "in flight" || len(l.keys.inFlight) != 0 {
 		t.Errorf("took %v when its run was settled", keys)
 	}

@@ -223,7 +223,7 @@ func (r *Relay) giveBackRemoved() {
 			continue
 		}
 		for _, d := range l.unsent() {
-			r.settle(l, newSettlement(d, verdict{outcome: Hold, reason: ReasonRemoved}, RetryPolicy{}, time.Now(), 0, 0))
+			r.settle(l, held(d, ReasonRemoved))
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -152,8 +153,8 @@ var errTooLarge = errors.New("the payload is too large for this destination")
 
 // refuse decides on an event for which newRequest has failed: it is the event's own fault, so that every later attempt
 // would fail like this one.
-func refuse(err error) verdict {
-	v := verdict{outcome: Fail, reason: ReasonInvalidEvent, message: clip(err.Error())}
+func refuse(err error) result {
+	v := result{reason: ReasonInvalidEvent, message: plain.Clip(err.Error())}
 	if errors.Is(err, errTooLarge) {
 		v.reason = ReasonTooLarge
 	}

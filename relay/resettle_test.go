@@ -135,8 +135,7 @@ func TestLostClaimsAreRestoredWithCare(t *testing.T) {
 			db.exec(`UPDATE outbox_delivery SET ` + c.change)
 			s := settlement{
 				delivery: delivery{eventID: 1, destination: "default", fence: fence, notAfter: time.Now().Add(time.Hour), event: event{key: &c.key}},
-				verdict:  verdict{outcome: c.outcome, reason: ReasonServerError, posted: c.outcome != Hold},
-				delay:    time.Minute,
+				decision: decision{outcome: c.outcome, result: result{reason: ReasonServerError, posted: c.outcome != Hold}, delay: time.Minute},
 			}
 			over := &store{pool: db.pool}
 			for range 2 {

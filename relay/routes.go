@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/rs/zerolog"
 )
 
@@ -71,7 +72,7 @@ func (r *Relay) followRoutes(ctx context.Context) error {
 func (r *Relay) syncRoutes(ctx context.Context, own *routing) (routeChange, error) {
 	instance, _ := r.session.current()
 	change, err := r.store.syncRoutes(ctx, own, func(change routeChange) string {
-		return fmt.Sprintf("relay %q (instance %d): %s", clip(r.cfg.Name), instance, change)
+		return fmt.Sprintf("relay %q (instance %d): %s", plain.Clip(r.cfg.Name), instance, change)
 	})
 	if err != nil {
 		return routeChange{}, err

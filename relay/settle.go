@@ -1,40 +1,29 @@
 package relay
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
-// A settlement is a verdict on its way into the database.
+// A settlement is a decision on its way into the database.
 type settlement struct {
 	delivery
-	verdict
+	decision
 	startedAt time.Time
 	duration  time.Duration
-	delay     time.Duration // until the next attempt, for Retry
-	freesKey  bool          // the next delivery of its ordering key can be claimed
-	logged    bool          // its attempt is written to the log
-	aside     *aside        // nil: writing it has not failed so far
+	aside     *aside // nil: writing it has not failed so far
 }
 
-// newSettlement turns a verdict into what is written: a Retry gets its delay, or becomes a Fail after the last attempt.
-func newSettlement(d delivery, v verdict, policy RetryPolicy, startedAt time.Time, took time.Duration, fraction float64) settlement {
-	s := settlement{delivery: d, verdict: v, startedAt: startedAt, duration: took}
-	s.event = event{key: d.event.key, orderingKey: d.event.orderingKey} // the payload is not needed any more
-	if v.outcome != Retry {
-		return s
-	}
-	attempt := d.attempts + 1
-	// That this relay had to stop says nothing against the delivery: it gets another attempt, though this was the last.
-	if attempt >= policy.MaxAttempts && v.reason != ReasonShutdown {
-		s.outcome = Fail
-		s.message = clip(fmt.Sprintf("attempt %d of %d: %s", attempt, policy.MaxAttempts, v.message))
-		return s
-	}
-	s.delay = policy.delay(attempt, fraction, v.retryAfter)
-	return s
+// newSettlement returns the settlement of a delivery, without the payload, which is not needed any more.
+func newSettlement(d delivery, decided decision, startedAt time.Time, took time.Duration) settlement {
+	d.event = event{key: d.event.key, orderingKey: d.event.orderingKey}
+	return settlement{delivery: d, decision: decided, startedAt: startedAt, duration: took}
+}
+
+// held returns the settlement of a delivery of which nothing was sent, and which is given back.
+func held(d delivery, reason Reason) settlement {
+	return newSettlement(d, Decide(result{reason: reason}, circumstances{}), time.Now(), 0)
 }
 
 // bound reports whether the receiver may know of the promise by which this delivery was sent: a former request, or this
@@ -112,7 +101,6 @@ const (
 // settle passes a settlement on to the settler. When the settler has given up, at the very end of a stop without a
 // database, the settlement is left to the lease.
 func (r *Relay) settle(l *lane, s settlement) {
-	s.logged = s.posted && (s.outcome != Delivered || r.config().LogDelivered)
 	if s.posted {
 		r.logAttempt(&s)
 		if hook := r.cfg.Hooks.Attempted; hook != nil {

@@ -9,17 +9,18 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 func TestNewSettlement(t *testing.T) {
 	t.Parallel()
 	p := policy(0.1, time.Second, time.Minute)
-	retry := verdict{outcome: Retry, reason: ReasonServerError, statusCode: 500, message: "500 Internal Server Error", posted: true}
+	retry := result{reason: ReasonServerError, statusCode: 500, message: "500 Internal Server Error", posted: true}
 	for _, c := range []struct {
 		name     string
 		attempts int
-		give     verdict
+		give     result
 		fraction float64
 		outcome  Outcome
 		delay    time.Duration
@@ -31,14 +32,14 @@ func TestNewSettlement(t *testing.T) {
 		{"seventh attempt", 6, retry, 0, Retry, time.Minute, retry.message},
 		{"eighth attempt", 7, retry, 0, Fail, 0, "attempt 8 of 8: 500 Internal Server Error"},
 		{"far beyond", 1_000_000, retry, 0, Fail, 0, "attempt 1000001 of 8: 500 Internal Server Error"},
-		{"asked to wait", 0, verdict{outcome: Retry, retryAfter: time.Hour, posted: true}, 0, Retry, time.Hour, ""},
-		{"asked to wait beyond the cap", 0, verdict{outcome: Retry, retryAfter: 240 * time.Hour, posted: true}, 0, Retry, 24 * time.Hour, ""},
-		{"delivered at the eighth", 7, verdict{outcome: Delivered, reason: ReasonOK, posted: true}, 0, Delivered, 0, ""},
-		{"failed at once", 0, verdict{outcome: Fail, reason: ReasonRejected, message: "422", posted: true}, 0, Fail, 0, "422"},
-		{"held at the eighth", 7, verdict{outcome: Hold, reason: ReasonShutdown}, 0, Hold, 0, ""},
+		{"asked to wait", 0, result{reason: ReasonUnavailable, retryAfter: time.Hour, posted: true}, 0, Retry, time.Hour, ""},
+		{"asked to wait beyond the cap", 0, result{reason: ReasonUnavailable, retryAfter: 240 * time.Hour, posted: true}, 0, Retry, 24 * time.Hour, ""},
+		{"delivered at the eighth", 7, result{reason: ReasonOK, posted: true}, 0, Delivered, 0, ""},
+		{"failed at once", 0, result{reason: ReasonRejected, message: "422", posted: true}, 0, Fail, 0, "422"},
+		{"held at the eighth", 7, result{reason: ReasonShutdown}, 0, Hold, 0, ""},
 	} {
 		d := delivery{eventID: 1, attempts: c.attempts, event: event{payload: []byte("{}")}}
-		s := newSettlement(d, c.give, p, time.Now(), time.Second, c.fraction)
+		s := newSettlement(d, Decide(c.give, circumstances{attempt: c.attempts + 1, retry: p, fraction: c.fraction}), time.Now(), time.Second)
 		if s.outcome != c.outcome || s.delay != c.delay || s.message != c.message || s.reason != c.give.reason {
 			t.Errorf("%s: %s after %s, %q; want %s after %s, %q", c.name, s.outcome, s.delay, s.message, c.outcome, c.delay, c.message)
 		}
@@ -50,9 +51,9 @@ func TestNewSettlement(t *testing.T) {
 
 func TestLastMessageStaysWithinItsBounds(t *testing.T) {
 	t.Parallel()
-	v := verdict{outcome: Retry, message: strings.Repeat("x", maxMessage), posted: true}
-	s := newSettlement(delivery{attempts: 7}, v, policy(0, time.Second), time.Now(), 0, 0)
-	if len(s.message) > maxMessage || !strings.HasPrefix(s.message, "attempt 8 of 8: ") {
+	v := result{reason: ReasonServerError, message: strings.Repeat("x", plain.MaxBytes), posted: true}
+	s := Decide(v, circumstances{attempt: 8, retry: policy(0, time.Second)})
+	if len(s.message) > plain.MaxBytes || !strings.HasPrefix(s.message, "attempt 8 of 8: ") {
 		t.Errorf("%d bytes: %.40q", len(s.message), s.message)
 	}
 }
@@ -60,11 +61,11 @@ func TestLastMessageStaysWithinItsBounds(t *testing.T) {
 func TestSettlementsAreSortedByTheStatementThatWritesThem(t *testing.T) {
 	t.Parallel()
 	b := batch{settlements: []settlement{
-		{verdict: verdict{outcome: Delivered}},
-		{verdict: verdict{outcome: Retry}, logged: true},
-		{verdict: verdict{outcome: Fail}, logged: true},
-		{verdict: verdict{outcome: Fail}},
-		{verdict: verdict{outcome: Hold}},
+		{decision: decision{outcome: Delivered}},
+		{decision: decision{outcome: Retry, logged: true}},
+		{decision: decision{outcome: Fail, logged: true}},
+		{decision: decision{outcome: Fail}},
+		{decision: decision{outcome: Hold}},
 	}}
 	o := b.byOutcome()
 	if len(o.delivered) != 1 || len(o.retried) != 1 || len(o.failed) != 2 || len(o.held) != 1 || len(o.logged) != 2 {

@@ -130,7 +130,7 @@ func TestKeyIsFreedByTheLastToBeWritten(t *testing.T) {
 		if l.hasReady() {
 			t.Fatalf("free with %d in flight", 3-i)
 		}
-		l.keySettled(&settlement{delivery: delivery{event: event{orderingKey: &key}}, freesKey: frees})
+		l.keySettled(&settlement{delivery: delivery{event: event{orderingKey: &key}}, decision: decision{freesKey: frees}})
 	}
 	if !l.hasReady() {
 		t.Error("it is not free")

@@ -20,10 +20,10 @@ import (
 )
 
 // exchangeMany makes attempts through one endpoint, by as many senders at once, and returns what became of each by event id.
-func exchangeMany(t testing.TB, e *endpoint, senders, attempts int) map[int64]verdict {
+func exchangeMany(t testing.TB, e *endpoint, senders, attempts int) map[int64]decision {
 	t.Helper()
 	var mu sync.Mutex
-	verdicts := make(map[int64]verdict, attempts)
+	decisions := make(map[int64]decision, attempts)
 	var next atomic.Int64
 	var running sync.WaitGroup
 	for range senders {
@@ -37,16 +37,16 @@ func exchangeMany(t testing.TB, e *endpoint, senders, attempts int) map[int64]ve
 					return
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
-				v := post(ctx, e, req, d.event.payload)
+				v := first(post(ctx, e, req, d.event.payload), e.destination.Responses)
 				cancel()
 				mu.Lock()
-				verdicts[id] = v
+				decisions[id] = v
 				mu.Unlock()
 			}
 		})
 	}
 	running.Wait()
-	return verdicts
+	return decisions
 }
 
 // Connections are kept: a dial for every POST would cost more than the POST.
@@ -231,7 +231,7 @@ func TestDeadlineIsNoHold(t *testing.T) {
 	must(t, err)
 	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
 	defer cancel()
-	if v := post(ctx, e, req, d.event.payload); v.outcome != Retry || v.reason != ReasonTimeout {
+	if v := first(post(ctx, e, req, d.event.payload), e.destination.Responses); v.outcome != Retry || v.reason != ReasonTimeout {
 		t.Errorf("%+v", v)
 	}
 }
@@ -286,7 +286,7 @@ func TestRetiredEndpointLosesNoAnswer(t *testing.T) {
 				runtime.Gosched()
 			}
 		}})
-		if v := post(ctx, e, req, d.event.payload); v.outcome != Delivered {
+		if v := first(post(ctx, e, req, d.event.payload), e.destination.Responses); v.outcome != Delivered {
 			t.Errorf("%+v", v)
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // Events without deliveries come about where the trigger does not run: loads with triggers disabled, logical replication,
@@ -31,7 +33,7 @@ func (r *Relay) searchUndelivered(ctx context.Context) error {
 
 // String says how many there are, and what to do.
 func (u *undeliveredSample) String() string {
-	found := Plural(int64(u.Count), "event has", "events have")
+	found := plain.Plural(int64(u.Count), "event has", "events have")
 	if u.Count > maxUndelivered {
 		found = fmt.Sprintf("more than %d events have", maxUndelivered)
 	}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // Watching says how a relay looks after the database it is a guest of: how often it looks, and when housekeeping stands
@@ -191,11 +193,11 @@ func (r *Relay) pressure() string {
 	}
 	for table, dead := range w.DeadTuples {
 		if dead > limits.DeadTuples {
-			return fmt.Sprintf("table %s has %s, which VACUUM has yet to remove", table, Plural(dead, "dead row", "dead rows"))
+			return fmt.Sprintf("table %s has %s, which VACUUM has yet to remove", table, plain.Plural(dead, "dead row", "dead rows"))
 		}
 	}
 	if w.LockWaits > 0 {
-		return Plural(int64(w.LockWaits), "session waits", "sessions wait") + " for locks on the outbox's tables"
+		return plain.Plural(int64(w.LockWaits), "session waits", "sessions wait") + " for locks on the outbox's tables"
 	}
 	return ""
 }
@@ -206,21 +208,21 @@ func (h Holder) String() string {
 	switch h.Kind {
 	case "session":
 		return fmt.Sprintf("process %d (application %q, user %q, %s for %s) has had a transaction open for %s, and VACUUM can remove nothing that died since; "+
-			"let its owner end it, or run: SELECT pg_terminate_backend(%d)", h.PID, clip(h.Application), clip(h.User), clip(h.State), span(h.StateFor), lasted, h.PID)
+			"let its owner end it, or run: SELECT pg_terminate_backend(%d)", h.PID, plain.Clip(h.Application), plain.Clip(h.User), plain.Clip(h.State), span(h.StateFor), lasted, h.PID)
 	case "prepared":
 		return fmt.Sprintf("prepared transaction %q of user %q has been waiting for %s, and VACUUM can remove nothing that died since; "+
-			"run COMMIT PREPARED or ROLLBACK PREPARED with its name", clip(h.Name), clip(h.User), lasted)
+			"run COMMIT PREPARED or ROLLBACK PREPARED with its name", plain.Clip(h.Name), plain.Clip(h.User), lasted)
 	case "slot":
 		state := "inactive: drop it if its standby is gone"
 		if h.Active {
 			state = "active: look for a long query on its standby"
 		}
-		return fmt.Sprintf("replication slot %q has not moved for %s, and VACUUM can remove nothing that died since; it is %s", clip(h.Name), lasted, state)
+		return fmt.Sprintf("replication slot %q has not moved for %s, and VACUUM can remove nothing that died since; it is %s", plain.Clip(h.Name), lasted, state)
 	case "catalog slot":
 		return fmt.Sprintf("logical replication slot %q has not moved for %s: it holds back the cleaning of system catalogs, and the write-ahead log; "+
-			"see whether its reader works, or drop it", clip(h.Name), lasted)
+			"see whether its reader works, or drop it", plain.Clip(h.Name), lasted)
 	case "standby":
-		return fmt.Sprintf("standby %q has had a query open for %s, and VACUUM can remove nothing that died since (hot_standby_feedback)", clip(strings.TrimSpace(h.Name)), lasted)
+		return fmt.Sprintf("standby %q has had a query open for %s, and VACUUM can remove nothing that died since (hot_standby_feedback)", plain.Clip(strings.TrimSpace(h.Name)), lasted)
 	}
 	return fmt.Sprintf("a transaction has been open for %s, and VACUUM can remove nothing that died since; it belongs to another role or database, "+
 		"whose sessions this relay may not see; let it: GRANT pg_read_all_stats TO its role", lasted)
@@ -385,12 +387,12 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 				span(waited), l.Event, span(limits.LagOver)), l.Event})
 		}
 		if l.Blocked > 0 {
-			keys := Plural(l.Blocked, "key waits", "keys wait")
+			keys := plain.Plural(l.Blocked, "key waits", "keys wait")
 			if l.Blocked > countedTo {
 				keys = upTo(l.Blocked) + " keys wait"
 			}
 			hold = append(hold, condition{subject{RuleBlockedKeys, l.Destination}, int64(l.Blocked), fmt.Sprintf(
-				"%s behind a delivery that failed, the oldest for %s: key %q behind event %d", keys, span(inSeconds(l.BlockedSeconds)), clip(l.BlockedKey), l.BlockedEvent), l.BlockedEvent})
+				"%s behind a delivery that failed, the oldest for %s: key %q behind event %d", keys, span(inSeconds(l.BlockedSeconds)), plain.Clip(l.BlockedKey), l.BlockedEvent), l.BlockedEvent})
 		}
 		switch waiting := (subject{RuleWaitingKeys, l.Destination}); {
 		case l.Held:
@@ -420,7 +422,7 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 	if holders := s.holders(); len(holders) > 0 && holders[0].For > limits.HorizonOver {
 		detail := holders[0].String()
 		if more := len(slices.DeleteFunc(holders[1:], func(h Holder) bool { return h.For <= limits.HorizonOver })); more > 0 {
-			detail += "; " + Plural(more, "more holds", "more hold") + " it back, too"
+			detail += "; " + plain.Plural(more, "more holds", "more hold") + " it back, too"
 		}
 		hold = append(hold, condition{subject{RuleHorizonPinned, s.Database}, int64(holders[0].For.Minutes()), detail, 0})
 	}
@@ -431,10 +433,10 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 func (l *laneSample) waiting() string {
 	until := ""
 	if l.WaitingUntil != "" {
-		until = ", until " + clip(l.WaitingUntil) + " UTC"
+		until = ", until " + plain.Clip(l.WaitingUntil) + " UTC"
 	}
-	return fmt.Sprintf("%s behind a delivery that was not due, the oldest for %s: key %q behind event %d%s", Plural(l.Waiting, "key waits", "keys wait"),
-		span(inSeconds(l.WaitingSeconds)), clip(l.WaitingKey), l.WaitingEvent, until)
+	return fmt.Sprintf("%s behind a delivery that was not due, the oldest for %s: key %q behind event %d%s", plain.Plural(l.Waiting, "key waits", "keys wait"),
+		span(inSeconds(l.WaitingSeconds)), plain.Clip(l.WaitingKey), l.WaitingEvent, until)
 }
 
 // ended returns the open alerts whose conditions hold no more. Nothing is decided about those in undecided.

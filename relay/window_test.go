@@ -71,11 +71,11 @@ func TestRetryAfterClosesTheLane(t *testing.T) {
 func TestRetryAfterOfOneEventClosesNoLane(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
-	unavailable := verdict{outcome: Retry, reason: ReasonUnavailable, statusCode: 503, posted: true, retryAfter: time.Minute}
+	unavailable := result{reason: ReasonUnavailable, statusCode: 503, posted: true, retryAfter: time.Minute}
 	limited := tooMany
 	limited.retryAfter = time.Minute
 	for name, c := range map[string]struct {
-		verdict
+		result
 		after  time.Duration // the last answer
 		closes bool
 	}{
@@ -86,8 +86,8 @@ func TestRetryAfterOfOneEventClosesNoLane(t *testing.T) {
 		l := laneOf(8)
 		l.destination.Retry.RetryAfterMax = time.Hour
 		v := accepted
-		l.recordVerdict(now, 1, &v, time.Millisecond)
-		l.recordVerdict(now.Add(c.after), 2, &c.verdict, time.Millisecond)
+		l.recordResult(now, 1, &v, time.Millisecond)
+		l.recordResult(now.Add(c.after), 2, &c.result, time.Millisecond)
 		if closed := !l.early(now.Add(10*time.Second), time.Hour).IsZero(); closed != c.closes {
 			t.Errorf("%s closes the lane: %t", name, closed)
 		}

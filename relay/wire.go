@@ -55,34 +55,34 @@ func (w Wire) withDefaults(e Egress) Wire {
 // wire reports the mistakes of a destination's Wire.
 func (v *validator) wire(path string, d Destination) {
 	w := d.Wire
-	v.require(w.Format == FormatRaw || w.Format == FormatCloudEvents, path+".format", "%q is not known; write raw or cloudevents", w.Format)
-	v.require(w.MaxPayloadBytes >= 0, path+".max_payload_bytes", "%d is negative; write a number of bytes, or 0 for no limit of its own", w.MaxPayloadBytes)
-	v.require(w.Excerpts == ExcerptsProblem || w.Excerpts == ExcerptsText || w.Excerpts == ExcerptsNone, path+".excerpts", "%q is not known; write problem, text or none", w.Excerpts)
+	v.Require(w.Format == FormatRaw || w.Format == FormatCloudEvents, path+".format", "%q is not known; write raw or cloudevents", w.Format)
+	v.Require(w.MaxPayloadBytes >= 0, path+".max_payload_bytes", "%d is negative; write a number of bytes, or 0 for no limit of its own", w.MaxPayloadBytes)
+	v.Require(w.Excerpts == ExcerptsProblem || w.Excerpts == ExcerptsText || w.Excerpts == ExcerptsNone, path+".excerpts", "%q is not known; write problem, text or none", w.Excerpts)
 	if w.Format == FormatCloudEvents {
-		v.require(w.Source != "", path+".cloudevents_source", `is not set, and with an event's id it is what receivers of CloudEvents know the event by; write the URI of the producing service, such as "https://finance.internal/outbox"`)
+		v.Require(w.Source != "", path+".cloudevents_source", `is not set, and with an event's id it is what receivers of CloudEvents know the event by; write the URI of the producing service, such as "https://finance.internal/outbox"`)
 	}
 	if w.Source != "" {
 		_, err := url.Parse(w.Source)
-		v.require(err == nil && printableASCII(w.Source) && !strings.ContainsAny(w.Source, " \"<>\\^`{|}") && len(w.Source) <= 1024, path+".cloudevents_source",
+		v.Require(err == nil && printableASCII(w.Source) && !strings.ContainsAny(w.Source, " \"<>\\^`{|}") && len(w.Source) <= 1024, path+".cloudevents_source",
 			`is not a URI reference; write one such as "https://finance.internal/outbox" or "/finance/outbox"`)
 	}
 	switch w.TLS.MinVersion {
 	case 0, tls.VersionTLS12, tls.VersionTLS13:
 	default:
-		v.require(false, path+".tls.min_version", "is not supported; write 1.2 or 1.3")
+		v.Require(false, path+".tls.min_version", "is not supported; write 1.2 or 1.3")
 	}
 	if name := w.TLS.ServerName; name != "" {
-		v.require(hostName.MatchString(name) && len(name) <= 253, path+".tls.server_name", "%q is neither a DNS name nor an IPv4 address", name)
+		v.Require(hostName.MatchString(name) && len(name) <= 253, path+".tls.server_name", "%q is neither a DNS name nor an IPv4 address", name)
 	}
 	if w.Proxy != "" && w.Proxy != NoProxy {
 		if text := proxyProblem(w.Proxy, w.egress); text != "" {
-			v.require(false, path+".proxy", "%s", text)
+			v.Require(false, path+".proxy", "%s", text)
 		}
 	}
 	for name := range d.Headers {
 		canonical := http.CanonicalHeaderKey(name)
-		v.require(w.Authorization == nil || canonical != "Authorization", path+".headers."+name, "is set beside a credential, which goes into the same header; remove one of them")
-		v.require(w.Format != FormatCloudEvents || !isAttribute(canonical), path+".headers."+name, "is set by format cloudevents; remove it")
+		v.Require(w.Authorization == nil || canonical != "Authorization", path+".headers."+name, "is set beside a credential, which goes into the same header; remove one of them")
+		v.Require(w.Format != FormatCloudEvents || !isAttribute(canonical), path+".headers."+name, "is set by format cloudevents; remove it")
 	}
 }
 

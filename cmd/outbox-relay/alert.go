@@ -10,6 +10,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -63,7 +64,7 @@ func (cmd alertTestCmd) Run(inv *invocation) error {
 	}
 	err = show(inv.Stdout, cmd.JSON, results, printChannels)
 	if err == nil && failed > 0 {
-		err = fmt.Errorf("%d of %s did not take the alert", failed, relay.Plural(len(results), "channel", "channels"))
+		err = fmt.Errorf("%d of %s did not take the alert", failed, plain.Plural(len(results), "channel", "channels"))
 	}
 	return err
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/nicholas-fedor/shoutrrr/pkg/services/email/smtp"
 	"github.com/nicholas-fedor/shoutrrr/pkg/types"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -158,13 +159,13 @@ func withoutSecrets(err error, raw string) string {
 	var network net.Error
 	switch {
 	case errors.As(err, &mail):
-		return "the mail server refused it: " + relay.Printable(redact(mail.Error(), raw))
+		return "the mail server refused it: " + plain.Line(redact(mail.Error(), raw))
 	case errors.As(err, &request): // its own text holds the URL
-		return relay.Printable(redact(request.Err.Error(), raw))
+		return plain.Line(redact(request.Err.Error(), raw))
 	case errors.As(err, &network) && network.Timeout():
 		return "timed out"
 	}
-	return relay.Printable(redact(err.Error(), raw))
+	return plain.Line(redact(err.Error(), raw))
 }
 
 // redact masks the parts of a URL, encoded or not, in a text.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/nicholas-fedor/shoutrrr/pkg/services/email/smtp"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -103,7 +104,7 @@ func writeMail(client *netsmtp.Client, cfg *smtp.Config, alert relay.Alert) erro
 	}
 	_, domain, _ := strings.Cut(cfg.FromAddress, "@")
 	for _, header := range [][2]string{
-		{"From", (&mail.Address{Name: relay.Printable(cfg.FromName), Address: cfg.FromAddress}).String()},
+		{"From", (&mail.Address{Name: plain.Line(cfg.FromName), Address: cfg.FromAddress}).String()},
 		{"To", strings.Join(cfg.ToAddresses, ", ")},
 		{"Subject", mime.QEncoding.Encode("utf-8", alert.Title())}, // printable: no line break that begins another header
 		{"Date", time.Now().UTC().Format(time.RFC1123Z)},

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -74,12 +75,12 @@ func (cmd archiveRunCmd) print(w io.Writer, done relay.ArchiveResult, complete b
 }
 
 func archiveSummary(done relay.ArchiveResult) string {
-	months := relay.Plural(len(done.Months), "month", "months") + " dropped"
+	months := plain.Plural(len(done.Months), "month", "months") + " dropped"
 	if len(done.Months) > 0 {
 		months += " (" + strings.Join(done.Months, ", ") + ")"
 	}
-	return fmt.Sprintf("%s archived, %s, %s and %s removed", relay.Plural(done.Events, "event", "events"), months,
-		relay.Plural(done.Attempts, "attempt", "attempts"), relay.Plural(done.ProcessedEvents, "row of processed_events", "rows of processed_events"))
+	return fmt.Sprintf("%s archived, %s, %s and %s removed", plain.Plural(done.Events, "event", "events"), months,
+		plain.Plural(done.Attempts, "attempt", "attempts"), plain.Plural(done.ProcessedEvents, "row of processed_events", "rows of processed_events"))
 }
 
 // archiveInterval is how often a run that nobody watches says how far it is.

@@ -12,6 +12,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -142,7 +143,7 @@ func (b bulkCommand) print(w io.Writer, r bulkReport) error {
 	case r.Matched == 0:
 		b.printFound(w, r.Bulk)
 	default:
-		fmt.Fprintf(w, "%s %s.\n", capital(b.done), relay.Plural(r.Done, "delivery", "deliveries"))
+		fmt.Fprintf(w, "%s %s.\n", capital(b.done), plain.Plural(r.Done, "delivery", "deliveries"))
 		if r.Missed > 0 {
 			fmt.Fprintf(w, "%d changed in the meantime and were left alone.\n", r.Missed)
 		}
@@ -205,7 +206,7 @@ func (b bulkCommand) printLeftOut(w io.Writer, found relay.Bulk) {
 		if found.Unknown > int64(len(ids)) {
 			ids = append(ids, "…")
 		}
-		fmt.Fprintf(w, "Not found: %s no delivery here: %s\n", relay.Plural(found.Unknown, "event has", "events have"), strings.Join(ids, ", "))
+		fmt.Fprintf(w, "Not found: %s no delivery here: %s\n", plain.Plural(found.Unknown, "event has", "events have"), strings.Join(ids, ", "))
 	}
 }
 
@@ -222,7 +223,7 @@ func who() string {
 }
 
 func count(b relay.Bulk) string {
-	deliveries := relay.Plural(b.Matched, "delivery", "deliveries")
+	deliveries := plain.Plural(b.Matched, "delivery", "deliveries")
 	if b.More {
 		return "at least " + deliveries
 	}

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // An origin is where a value comes from. The zero value is the program's own default.
@@ -134,7 +134,7 @@ func (e configError) Error() string {
 	for _, p := range e.problems {
 		b.WriteString(p.String() + "\n")
 	}
-	b.WriteString(relay.Plural(len(e.problems), "problem", "problems") + ". Nothing was started.")
+	b.WriteString(plain.Plural(len(e.problems), "problem", "problems") + ". Nothing was started.")
 	return b.String()
 }
 

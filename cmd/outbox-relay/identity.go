@@ -9,6 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -96,7 +97,7 @@ func (cmd identityDiscardCmd) Run(inv *invocation) error {
 		if isTerminal(inv.Stderr) && discarded > 0 {
 			fmt.Fprintln(inv.Stderr)
 		}
-		fmt.Fprintf(inv.Stdout, "discarded %s, for the reason quarantined\n", relay.Plural(discarded, "pending delivery", "pending deliveries"))
+		fmt.Fprintf(inv.Stdout, "discarded %s, for the reason quarantined\n", plain.Plural(discarded, "pending delivery", "pending deliveries"))
 		if err != nil {
 			return fmt.Errorf("not all is discarded, and nothing accepted; repeat the command: %w", err)
 		}

@@ -11,7 +11,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // inboxBulkFlags choose the events to change.
@@ -201,12 +201,12 @@ func (b inboxBulkCommand) print(w io.Writer, r inboxBulkReport) error {
 	case r.Matched == 0:
 		b.printFound(w, r.Bulk)
 	default:
-		fmt.Fprintf(w, "%s %s.\n", capital(b.done), relay.Plural(r.Done, "event", "events"))
+		fmt.Fprintf(w, "%s %s.\n", capital(b.done), plain.Plural(r.Done, "event", "events"))
 		if r.Missed > 0 {
 			fmt.Fprintf(w, "%d changed in the meantime and were left alone.\n", r.Missed)
 		}
 		if r.KeysLeft > 0 {
-			fmt.Fprintf(w, "%s busy: workers go on with them within half a minute.\n", relay.Plural(r.KeysLeft, "ordering key was", "ordering keys were"))
+			fmt.Fprintf(w, "%s busy: workers go on with them within half a minute.\n", plain.Plural(r.KeysLeft, "ordering key was", "ordering keys were"))
 		}
 		b.printLeftOut(w, r.Bulk)
 	}
@@ -259,12 +259,12 @@ func (b inboxBulkCommand) printLeftOut(w io.Writer, found inboxops.Bulk) {
 		if found.Unknown > int64(len(ids)) {
 			ids = append(ids, "…")
 		}
-		fmt.Fprintf(w, "Not found: %s: %s\n", relay.Plural(found.Unknown, "inbox id", "inbox ids"), strings.Join(ids, ", "))
+		fmt.Fprintf(w, "Not found: %s: %s\n", plain.Plural(found.Unknown, "inbox id", "inbox ids"), strings.Join(ids, ", "))
 	}
 }
 
 func countEvents(b inboxops.Bulk) string {
-	events := relay.Plural(b.Matched, "event", "events")
+	events := plain.Plural(b.Matched, "event", "events")
 	if b.More {
 		return "at least " + events
 	}

@@ -11,8 +11,8 @@ import (
 
 	"github.com/pressly/goose/v3"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/migrations"
-	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
@@ -152,7 +152,7 @@ func last(all []applied) int64 {
 
 // confirm asks before data is dropped.
 func (m *migrator) confirm(inv *invocation, count int) error {
-	what := fmt.Sprintf("reverting %s of %s in %s drops tables with their data", relay.Plural(count, "migration", "migrations"), m.set, m.database)
+	what := fmt.Sprintf("reverting %s of %s in %s drops tables with their data", plain.Plural(count, "migration", "migrations"), m.set, m.database)
 	return inv.confirm(what, "nothing was reverted")
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -59,7 +60,7 @@ func (cmd replayCmd) Run(inv *invocation) error {
 			}
 			return fmt.Errorf("%s of events older than %s, which is how long receivers remember what they processed (retention.processed_events): "+
 				"sent again, they may be processed twice. Leave them out with --since %s, or add --force",
-				relay.Plural(found.TooOld, "delivery is", "deliveries are"), shortDuration(remembered), shortDuration(remembered))
+				plain.Plural(found.TooOld, "delivery is", "deliveries are"), shortDuration(remembered), shortDuration(remembered))
 		},
 	}.run(inv, c)
 }

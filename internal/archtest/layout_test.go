@@ -26,7 +26,7 @@ var (
 		"consumer/examples/nethttp", "consumer/examples/chi", "consumer/examples/echo", "consumer/examples/gin", "consumer/examples/sqlx",
 		"consumer/examples/gorm", "consumer/examples/svix", "consumer/examples/stripe", "consumer/examples/worker",
 		"consumer/elsewhere",
-		"internal/webhook", "internal/inboxops", "internal/admin", "internal/archtest",
+		"internal/webhook", "internal/check", "internal/plain", "internal/inboxops", "internal/admin", "internal/archtest",
 		"internal/localpg", "internal/localpg/pgtest", "internal/localpg/withpg", "internal/localserver",
 	}
 
