@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/identity"
 )
 
 // Rules that relays alert about. An alert's subject is the destination, or the database where the rule is about all of it.
@@ -175,7 +177,7 @@ func (r *Relay) tellDueAlerts(ctx context.Context) error {
 func (r *Relay) tellDue(ctx context.Context, name string) error {
 	_, alive := r.session.current()
 	if !alive {
-		ctx = unguarded(ctx) // where nothing else may run
+		ctx = identity.Unguarded(ctx) // where nothing else may run
 	}
 	channel := r.channel(name)
 	for channel != nil && ctx.Err() == nil {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/identity"
 )
 
 // Defaults of the fields below.
@@ -237,7 +238,7 @@ func (c Config) Validate() []Problem {
 	v.Require(storable(c.Schema), "database.schema", "is not valid UTF-8, or contains a NUL")
 	v.Require(storable(c.Name), "relay.name", "is not valid UTF-8, or contains a NUL")
 	v.Require(storable(c.Version), "relay.version", "is not valid UTF-8, or contains a NUL")
-	if text := EnvironmentProblem(c.Environment); text != "" {
+	if text := identity.EnvironmentProblem(c.Environment); text != "" {
 		v.Require(false, "environment", "%s", text)
 	}
 	v.Require(c.PollInterval >= time.Second, "relay.poll_interval", "%s is too short; write at least 1s", c.PollInterval)

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -184,5 +185,19 @@ func TestPoolSettings(t *testing.T) {
 	}
 	if given.ConnConfig.RuntimeParams["enable_seqscan"] != "on" || given.MaxConns != 50 {
 		t.Error("the caller's configuration was changed")
+	}
+}
+
+func TestEnvironmentName(t *testing.T) {
+	t.Parallel()
+	for name, good := range map[string]bool{
+		"": true, "production": true, "eu-1 / blue": true, strings.Repeat("x", 63): true,
+		strings.Repeat("x", 64): false, " production": false, "production ": false, "prod\nuction": false, "münchen": false, "a\x00": false,
+	} {
+		cfg := Config{Environment: name, Destinations: []Destination{to("http://receiver.test/")}}
+		found := slices.ContainsFunc(cfg.Validate(), func(p Problem) bool { return p.Path == "environment" })
+		if found == good {
+			t.Errorf("%q: refused is %v", name, found)
+		}
 	}
 }

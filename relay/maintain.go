@@ -8,6 +8,7 @@ import (
 
 	"github.com/robfig/cron/v3"
 
+	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
@@ -39,7 +40,7 @@ func (r *Relay) maintain(ctx context.Context) {
 			}
 		case <-r.doubt:
 			// A session that cannot register because of the schema leaves the guard shut for good.
-			if _, err := pg.CheckSchema(unguarded(ctx), r.chores.pool); errors.Is(err, pg.ErrSchema) {
+			if _, err := pg.CheckSchema(identity.Unguarded(ctx), r.chores.pool); errors.Is(err, pg.ErrSchema) {
 				r.cfg.Log.Error().Err(err).Msg("the schema changed under this relay")
 				r.fail(err)
 			}
