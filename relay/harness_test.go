@@ -11,6 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
+const days = 24 * time.Hour
+
 // patience bounds every wait.
 const patience = relaytest.Patience
 

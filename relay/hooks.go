@@ -1,6 +1,10 @@
 package relay
 
-import "time"
+import (
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/archive"
+)
 
 // Hooks observe a relay: metrics hang on them, and tests wait on them. Every field may be nil. Hooks run on the relay's
 // own goroutines, several at a time: they must be safe for concurrent use and return at once.
@@ -20,7 +24,7 @@ type Hooks struct {
 	// Idle follows each declaration that this relay has nothing to do.
 	Idle func()
 	// Archived follows every batch of a retention run, with what that batch moved or removed.
-	Archived func(batch ArchiveResult)
+	Archived func(batch archive.Result)
 	// Notified follows every alert that reached a channel, or failed to (err is not nil).
 	Notified func(channel string, alert Alert, err error)
 	// Watched follows every look around the database, whether this relay took it or another one did.

@@ -1,7 +1,7 @@
-// Package relaytest gives tests of the relay, of its rooms and of its operators' commands a fresh outbox each.
 package relaytest
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -118,4 +118,13 @@ func Becomes[T comparable](db *Database, want T, query string, args ...any) {
 		got = Row[T](db, query, args...)
 		return got == want
 	})
+}
+
+// Begin returns a transaction that does not outlive the test: closing the pool would wait for it.
+func (db *Database) Begin() pgx.Tx {
+	db.Helper()
+	tx, err := db.Pool.Begin(db.Context())
+	Must(db, err)
+	db.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(db.Context())) })
+	return tx
 }
