@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // failing returns a relay's configuration whose destination refuses everything, told to the given channels.
@@ -59,7 +61,7 @@ func TestFailuresAreToldOncePerWindow(t *testing.T) {
 	becomes(db, 2, told, 1)
 	becomes(db, 1, `SELECT notified_count FROM outbox_alert`) // what comes now is news
 	db.insert(500, "more")
-	r.settles(t, Fail, 501)
+	r.settles(t, policy.Fail, 501)
 	becomes(db, 501, `SELECT count FROM outbox_alert`)
 	must(t, r.tellDueAlerts(t.Context())) // as the alerter does after every failure, and at every tick
 	must(t, r.tellDueAlerts(t.Context()))
@@ -137,8 +139,8 @@ func TestDeadChannelIsTriedAgainAndDelaysNothing(t *testing.T) {
 	r := start(t, cfg)
 	<-hanging.arrived // the alerter now waits for the channel
 	db.insert(100, "more")
-	r.settles(t, Delivered, 101)
-	r.settles(t, Fail, 101)
+	r.settles(t, policy.Delivered, 101)
+	r.settles(t, policy.Fail, 101)
 	r.await(t, "the good channel's message", func(o *observer) bool { return len(o.notices) == 1 })
 	hanging.open()
 

@@ -16,6 +16,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // An authority issues certificates.
@@ -93,18 +95,18 @@ func destinationOf(url string, wire Wire, egress Egress) Destination {
 }
 
 // exchange makes one POST at an endpoint, with nothing of a relay around it.
-func exchange(t testing.TB, e *endpoint) decision {
+func exchange(t testing.TB, e *endpoint) policy.Decision {
 	t.Helper()
 	d := order()
 	req, err := newRequest(e, &d, time.Now())
 	if err != nil {
-		return first(refuse(err), Responses{})
+		return first(refuse(err), policy.Responses{})
 	}
 	return first(post(t.Context(), e, req, d.event.payload), e.destination.Responses)
 }
 
 // exchangeWith makes one POST to a destination.
-func exchangeWith(t testing.TB, d Destination) decision {
+func exchangeWith(t testing.TB, d Destination) policy.Decision {
 	t.Helper()
 	e, err := newEndpoint(d, "")
 	must(t, err)

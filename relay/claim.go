@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // claimer decides when to claim and for which lanes. It is one goroutine and owns all its fields.
@@ -185,7 +186,7 @@ func (c *claimer) work(claimed []delivery) (n int) {
 	for i := range claimed {
 		if d := &claimed[i]; l == nil || l.name != d.destination {
 			l = c.relay.lane(d.destination)
-			probe = l.state().Breaker != breakerClosed.String()
+			probe = l.state().Breaker != policy.BreakerClosed.String()
 		}
 		if !probe {
 			n++
@@ -284,7 +285,7 @@ func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRe
 	l.owed = looking && free[live] <= 0
 	to := l.current().destination
 	request = claimRequest{
-		destination: l.name, keys: keys, skipFailed: to.OnFailure == SkipFailed, promise: to.Retry.Promise, reordered: l.reordered,
+		destination: l.name, keys: keys, skipFailed: to.OnFailure == policy.SkipFailed, promise: to.Retry.Promise, reordered: l.reordered,
 	}
 	longest, followers := l.runBounds(c.relay.cfg.Lease)
 	request.run = min(longest, 1+followers/max(1, len(keys)))
@@ -437,7 +438,7 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 	for _, d := range broken { // before anything is sent: the end of a run makes its key ready, and these must be free then
 		l.took(d.class, 1)
 		l.claimedKey(*d.event.orderingKey, 1)
-		r.settle(l, held(d, ReasonOrder))
+		r.settle(l, held(d, policy.ReasonOrder))
 	}
 	var byClass [classes][][]delivery
 	for _, run := range all {

@@ -3,6 +3,7 @@ package relay
 import (
 	"fmt"
 	"maps"
+	"math"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -17,21 +18,18 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // Defaults of the fields below.
 const (
-	DefaultPollInterval  = 5 * time.Second
-	DefaultLease         = 60 * time.Second
-	DefaultDrainTimeout  = 20 * time.Second
-	DefaultMaxInFlight   = 256
-	DefaultTimeout       = 10 * time.Second
-	DefaultLaneInFlight  = 64
-	DefaultMaxAttempts   = 8
-	DefaultJitter        = 0.1
-	DefaultRetryAfterMax = 24 * time.Hour
-	DefaultPromise       = 720 * time.Hour
-	DefaultAlertWindow   = 15 * time.Minute
+	DefaultPollInterval = 5 * time.Second
+	DefaultLease        = 60 * time.Second
+	DefaultDrainTimeout = 20 * time.Second
+	DefaultMaxInFlight  = 256
+	DefaultTimeout      = 10 * time.Second
+	DefaultLaneInFlight = 64
+	DefaultAlertWindow  = 15 * time.Minute
 )
 
 // leaseMargin is by how much a lease must outlast the longest timeout: the time to settle what the POST yielded.
@@ -109,49 +107,21 @@ type Destination struct {
 	// RateLimit bounds the requests to this destination by this relay, per second. 0: any number.
 	RateLimit float64
 	// Retry says when, and how often. The zero value is the standard schedule.
-	Retry RetryPolicy
+	Retry policy.RetryPolicy
 	// Breaker says when to hold what is due instead of spending attempts on a destination that is down. The zero value
 	// is the standard one.
-	Breaker BreakerPolicy
+	Breaker policy.BreakerPolicy
 	// OnFailure says what a delivery that failed for good does to the later ones of its ordering key. Empty:
 	// [BlockFailed].
-	OnFailure FailurePolicy
+	OnFailure policy.FailurePolicy
 	// Responses moves status codes to another outcome than the standard table gives them.
-	Responses Responses
+	Responses policy.Responses
 	// Headers sent with every POST, such as Authorization. They may not repeat a header of the wire contract.
 	Headers map[string]string
 	// SigningSecrets, each used for a signature of its own: more than one while rotating. Empty: requests are unsigned.
 	SigningSecrets []webhook.Secret
 	// Wire says what requests look like and how they travel.
 	Wire Wire
-}
-
-// RetryPolicy says when a delivery is attempted again.
-type RetryPolicy struct {
-	// Schedule holds the delay after the first attempt, the second, and so on; the last repeats. Empty: 5 s, 30 s,
-	// 5 min, 30 min, 4 h.
-	Schedule []time.Duration
-	// MaxAttempts after which a delivery is failed. 0: 8.
-	MaxAttempts int
-	// Jitter lengthens each delay by a random share, from 0 up to this one, so that what failed together does not
-	// return together. It never shortens. nil: 0.1. Between 0 and 1.
-	Jitter *float64
-	// RetryAfterMax caps what a Retry-After may ask for. 0: 24 h.
-	RetryAfterMax time.Duration
-	// Promise bounds the time from when a delivery is first claimed until its last request may be under way. Requests
-	// state the end of it in X-Outbox-Not-After, and receivers need remember what they processed no longer; whatever is
-	// pending then, after a long outage or pause, is failed instead of sent. It may not be shorter than what schedule,
-	// timeouts and leases come to. What never had a connection to its receiver is promised anew each time, so that it
-	// bears an outage of any length. 0: 30 days.
-	Promise time.Duration
-}
-
-// Responses lists HTTP status codes whose outcome differs from the standard table.
-type Responses struct {
-	// Retry on the schedule.
-	Retry []int
-	// Fail at once.
-	Fail []int
 }
 
 // A Route sends the event types that match Event to the destinations in To.
@@ -179,9 +149,9 @@ func (c Config) withDefaults() Config {
 		setDefault(&d.Timeout, DefaultTimeout)
 		setDefault(&d.MaxInFlight, DefaultLaneInFlight)
 		d.Wire = d.Wire.withDefaults(c.Egress)
-		d.Retry = d.Retry.withDefaults()
-		d.Breaker = d.Breaker.withDefaults()
-		setDefault(&d.OnFailure, BlockFailed)
+		d.Retry = d.Retry.WithDefaults()
+		d.Breaker = d.Breaker.WithDefaults()
+		setDefault(&d.OnFailure, policy.BlockFailed)
 	}
 	if len(c.Routes) == 0 {
 		all := Route{Event: "*"}
@@ -271,31 +241,10 @@ func (v *validator) destination(path string, d Destination) {
 	v.Require(d.MaxInFlight > 0 && d.MaxInFlight <= 10_000, path+".max_in_flight", "%d is out of range; write 1 to 10000", d.MaxInFlight)
 	v.Require(d.RateLimit >= 0 && d.RateLimit <= 1e6 && (d.RateLimit == 0 || d.RateLimit >= 0.01), path+".rate_limit",
 		"%g is out of range; write requests per second, 0.01 to 1000000, or 0 for no limit", d.RateLimit)
-	v.Require(d.OnFailure == BlockFailed || d.OnFailure == SkipFailed, path+".on_failure", "%q is not known; write block or skip", d.OnFailure)
-	v.Require(d.Breaker.Failures > 0 && d.Breaker.Failures <= 1000, path+".breaker.failures", "%d is out of range; write 1 to 1000", d.Breaker.Failures)
-	v.Require(d.Breaker.ProbeAfter > 0 && d.Breaker.ProbeAfter <= d.Breaker.ProbeMax, path+".breaker.probe_after",
-		"%s is out of range; write more than 0 and at most probe_max (%s)", d.Breaker.ProbeAfter, d.Breaker.ProbeMax)
-	v.Require(d.Breaker.ProbeMax > 0 && d.Breaker.ProbeMax <= time.Hour, path+".breaker.probe_max", "%s is out of range; write more than 0 and at most 1h", d.Breaker.ProbeMax)
-	v.Require(d.Retry.MaxAttempts > 0 && d.Retry.MaxAttempts <= 1000, path+".retry.max_attempts", "%d is out of range; write 1 to 1000", d.Retry.MaxAttempts)
-	v.Require(*d.Retry.Jitter >= 0 && *d.Retry.Jitter <= 1, path+".retry.jitter", "%g is out of range; write 0 to 1", *d.Retry.Jitter)
-	v.Require(d.Retry.RetryAfterMax > 0, path+".retry.retry_after_max", "%s is negative; write a duration such as 24h", d.Retry.RetryAfterMax)
-	v.Require(len(d.Retry.Schedule) <= 100, path+".retry.schedule", "%d entries are too many; the last one repeats, so write at most 100", len(d.Retry.Schedule))
-	for i, delay := range d.Retry.Schedule {
-		v.Require(delay > 0 && delay <= maxDelay, fmt.Sprintf("%s.retry.schedule[%d]", path, i), "%s is out of range; write more than 0 and at most %s", delay, maxDelay)
-	}
-	for _, list := range []struct {
-		name  string
-		codes []int
-	}{{"retry", d.Responses.Retry}, {"fail", d.Responses.Fail}} {
-		for _, code := range list.codes {
-			v.Require(code >= 300 && code <= 599, path+".responses."+list.name, "%d is not a status code that can be moved; write 300 to 599", code)
-		}
-	}
-	for _, code := range d.Responses.Retry {
-		for _, other := range d.Responses.Fail {
-			v.Require(code != other, path+".responses", "%d stands in both lists", code)
-		}
-	}
+	v.Require(d.OnFailure == policy.BlockFailed || d.OnFailure == policy.SkipFailed, path+".on_failure", "%q is not known; write block or skip", d.OnFailure)
+	v.Add(d.Breaker.Problems(path + ".breaker"))
+	v.Add(d.Retry.Problems(path + ".retry"))
+	v.Add(d.Responses.Problems(path + ".responses"))
 	v.wire(path, d)
 	canonical := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(d.Headers)) {
@@ -305,6 +254,14 @@ func (v *validator) destination(path string, d Destination) {
 		v.Require(!canonical[http.CanonicalHeaderKey(name)], path+".headers."+name, "stands twice; upper and lower case make no difference")
 		canonical[http.CanonicalHeaderKey(name)] = true
 	}
+}
+
+// promise reports a promise that is shorter than what the destination's own schedule may take.
+func (v *validator) promise(path string, d Destination, lease time.Duration) {
+	least := d.Retry.HorizonWith(d.Timeout, lease)
+	v.Require(d.Retry.Promise >= least, path+".retry.horizon",
+		"%s is shorter than schedule, max_attempts, retry_after_max, timeout and lease may take (%s), so that deliveries would fail before their last attempt; write %.0fh or more, or shorten those",
+		d.Retry.Promise, least, math.Ceil(least.Hours()))
 }
 
 // urlProblem says what is wrong with a destination's URL; empty: nothing. It repeats nothing that may be a credential,

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // usable is a configuration without a mistake.
@@ -22,7 +23,7 @@ func TestUsableConfigurations(t *testing.T) {
 		"no jitter":   func(c *Config) { c.Destinations[0].Retry.Jitter = &share },
 		"one attempt": func(c *Config) { c.Destinations[0].Retry.MaxAttempts = 1 },
 		"moved codes": func(c *Config) {
-			c.Destinations[0].Responses = Responses{Retry: []int{400, 410}, Fail: []int{300, 599}}
+			c.Destinations[0].Responses = policy.Responses{Retry: []int{400, 410}, Fail: []int{300, 599}}
 		},
 		"tight lease": func(c *Config) { c.Lease = 15 * time.Second },
 		"own headers": func(c *Config) { c.Destinations[0].Headers = map[string]string{"Authorization": "Bearer x", "X-A": ""} },
@@ -96,7 +97,7 @@ func TestEveryMistakeIsFound(t *testing.T) {
 		"moved 200":             {first(func(d *Destination) { d.Responses.Fail = []int{200} }), "destinations.logistics.responses.fail: 200"},
 		"moved 600":             {first(func(d *Destination) { d.Responses.Retry = []int{600} }), "destinations.logistics.responses.retry: 600"},
 		"moved 0":               {first(func(d *Destination) { d.Responses.Retry = []int{0} }), "destinations.logistics.responses.retry: 0"},
-		"moved to both":         {first(func(d *Destination) { d.Responses = Responses{[]int{500}, []int{500}} }), "destinations.logistics.responses: 500 stands in both"},
+		"moved to both":         {first(func(d *Destination) { d.Responses = policy.Responses{Retry: []int{500}, Fail: []int{500}} }), "destinations.logistics.responses: 500 stands in both"},
 		"header empty":          {header("", "x"), "destinations.logistics.headers.: is not a header name"},
 		"header with space":     {header("X A", "x"), "destinations.logistics.headers.X A: is not a header name"},
 		"header beyond ASCII":   {header("X-Ä", "x"), "destinations.logistics.headers.X-Ä: is not a header name"},
@@ -154,7 +155,7 @@ func TestNewTellsEveryMistakeAtOnce(t *testing.T) {
 func TestDefaultsDoNotReachIntoTheCallersConfig(t *testing.T) {
 	t.Parallel()
 	given := usable()
-	if got := given.withDefaults().Destinations[0]; got.Timeout != DefaultTimeout || got.MaxInFlight != DefaultLaneInFlight || got.Retry.MaxAttempts != DefaultMaxAttempts {
+	if got := given.withDefaults().Destinations[0]; got.Timeout != DefaultTimeout || got.MaxInFlight != DefaultLaneInFlight || got.Retry.MaxAttempts != policy.DefaultMaxAttempts {
 		t.Errorf("%+v", got)
 	}
 	if d := given.Destinations[0]; d.Timeout != 0 || d.MaxInFlight != 0 || d.Retry.Schedule != nil || given.Routes != nil {

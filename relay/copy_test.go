@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // A relay that watches for its quarantine.
@@ -269,7 +270,7 @@ func TestFailoverIsNoCopy(t *testing.T) {
 	r := startGuarded(t, cfg)
 	r.instance()
 	db.insert(10, "before")
-	r.settles(t, Delivered, 10)
+	r.settles(t, policy.Delivered, 10)
 	backup := pgtest.BaseBackup(t, server, true)
 	_, standby := serve(t, localpg.Options{CopyOf: backup})
 	db.pool.Close()
@@ -280,7 +281,7 @@ func TestFailoverIsNoCopy(t *testing.T) {
 	standby.exec(`CHECKPOINT`)
 	eventually(t, "the relay's registration", func() bool { _, alive := r.session.current(); return alive })
 	standby.insert(10, "after")
-	r.settles(t, Delivered, 20)
+	r.settles(t, policy.Delivered, 20)
 	if len(r.reasons) != 0 {
 		t.Errorf("quarantined: %s", r.reasons)
 	}
@@ -307,7 +308,7 @@ func TestReconnectOntoACopy(t *testing.T) {
 			r := startGuarded(t, cfg)
 			instance := r.instance()
 			db.insert(10, "before")
-			r.settles(t, Delivered, 10)
+			r.settles(t, policy.Delivered, 10)
 			copied := db.dumped(pgtest.Start(t, localpg.Options{}).DSN(""))
 			copied.insert(50, "copy")
 			before := row[string](copied, written)
@@ -328,7 +329,7 @@ func TestReconnectOntoACopy(t *testing.T) {
 			l.lead(t, db.dsn)
 			l.cut()
 			db.insert(10, "after")
-			r.settles(t, Delivered, 20)
+			r.settles(t, policy.Delivered, 20)
 			if rc.total() != 20 {
 				t.Errorf("%d requests", rc.total())
 			}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // full makes scenarios as large as the README's numbers; otherwise they are small enough for every run of the tests.
@@ -122,7 +123,7 @@ func deadDestination(tb testing.TB, s stage) (without, with time.Duration) {
 		cfg.Destinations = append(cfg.Destinations, Destination{Name: name, URL: living.URL})
 		cfg.Routes = append(cfg.Routes, Route{Event: fmt.Sprintf("to.%d", i), To: []string{name}})
 	}
-	cfg.Destinations = append(cfg.Destinations, Destination{Name: "dead", URL: dead.url, Breaker: BreakerPolicy{ProbeMax: 2 * time.Second}})
+	cfg.Destinations = append(cfg.Destinations, Destination{Name: "dead", URL: dead.url, Breaker: policy.BreakerPolicy{ProbeMax: 2 * time.Second}})
 	cfg.Routes = append(cfg.Routes, Route{Event: "dead", To: []string{"dead"}})
 	ops := &pager{name: "ops"}
 	cfg.Pool, cfg.Name, cfg.Alerts = settings(tb, db.dsn), "test", Alerts{Channels: []Channel{ops}, Window: 5 * time.Second}
@@ -137,7 +138,7 @@ func deadDestination(tb testing.TB, s stage) (without, with time.Duration) {
 	forget()
 	with = percentile(db.trickle(s, take), 0.99)
 
-	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = 'dead' AND attempts > 0`); n > DefaultBreakerFailures {
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = 'dead' AND attempts > 0`); n > policy.DefaultBreakerFailures {
 		tb.Errorf("%d held deliveries have spent attempts", n)
 	}
 	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = 'dead' AND status <> 'pending'`); n != 0 {

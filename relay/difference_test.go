@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // inspect fails the test for a field that differences may not know: a setting that is forgotten there would need a
@@ -38,7 +39,7 @@ func changesOfADestination(t *testing.T) map[string]func(*Destination) {
 		"retry.retry_after_max": func(d *Destination) { d.Retry.RetryAfterMax = 3 },
 		"retry.horizon":         func(d *Destination) { d.Retry.Promise = 3 },
 		"breaker":               func(d *Destination) { d.Breaker.Off = true },
-		"on_failure":            func(d *Destination) { d.OnFailure = SkipFailed },
+		"on_failure":            func(d *Destination) { d.OnFailure = policy.SkipFailed },
 		"responses.retry":       func(d *Destination) { d.Responses.Retry = []int{404} },
 		"responses.fail":        func(d *Destination) { d.Responses.Fail = []int{404} },
 		"headers":               func(d *Destination) { d.Headers = map[string]string{"A": "b"} },

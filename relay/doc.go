@@ -12,10 +12,9 @@
 // and position.go (what a lane holds, and how far it has looked), order.go (runs of an ordering key, and up to where a key
 // is settled), claim_apart.go (claiming around damaged data), deliver.go (one POST), suspect.go (deliveries that may kill
 // their relay), request.go, wire.go and cloudevents.go (what it says), transport.go, tls.go and egress.go (how it travels,
-// and where it may not), outcome.go (what a response means), excerpt.go and mask.go (what is kept of it, and what never),
-// flow.go (how much a receiver bears), breaker.go and hold.go (what to do when it is down), retry.go and horizon.go (when
-// to try again, and until when), settle.go (writing outcomes), settle_aside.go (those that cannot be written), resettle.go
-// (those that a crash of the server lost).
+// and where it may not), excerpt.go and mask.go (what is kept of an answer, and what never), policy (what an attempt came to,
+// when to try again, how much a receiver bears, when it is down), hold.go (the breaker's state in the database), settle.go
+// (writing outcomes), settle_aside.go (those that cannot be written), resettle.go (those that a crash of the server lost).
 //
 // Around it: session.go (being alive, taking over from the dead), orphan.go (claims whose acknowledgement was lost), db.go
 // and trouble.go (how statements reach the database, and what their errors mean), guard.go and identity.go (keeping away

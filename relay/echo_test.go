@@ -22,6 +22,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // The canaries of the echo table. Each begins and ends with the same four letters, by which even a piece is found.
@@ -122,7 +123,7 @@ func TestEchoedSecretsAreMasked(t *testing.T) {
 			basic = "Bearer " + canaryToken
 		}
 		cfg.Destinations = append(cfg.Destinations, Destination{
-			Name: name, URL: base + "?a=1&key=" + canaryQuery, Retry: RetryPolicy{Schedule: []time.Duration{time.Hour}}, Timeout: patience,
+			Name: name, URL: base + "?a=1&key=" + canaryQuery, Retry: policy.RetryPolicy{Schedule: []time.Duration{time.Hour}}, Timeout: patience,
 			Headers: map[string]string{"X-Custom": canaryCustom}, SigningSecrets: []webhook.Secret{secret(t, testSecret)},
 			Wire: Wire{Excerpts: ExcerptsText, Authorization: func() string { return basic }},
 		})
@@ -156,7 +157,7 @@ func TestEchoedSecretsAreMasked(t *testing.T) {
 	}
 	r := start(t, cfg)
 	n := len(cfg.Destinations)
-	r.await(t, "all outcomes", func(o *observer) bool { return o.outcomes[Retry]+o.outcomes[Fail] >= n })
+	r.await(t, "all outcomes", func(o *observer) bool { return o.outcomes[policy.Retry]+o.outcomes[policy.Fail] >= n })
 	failed := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed'`)
 	r.await(t, "all alerts", func(o *observer) bool { return len(o.notices) >= 2*failed })
 
@@ -281,8 +282,8 @@ func TestEvidenceIsKept(t *testing.T) {
 				want = ": " + want
 			}
 			v := exchangeWith(t, destinationOf(rc.URL, Wire{Excerpts: policy}, Egress{}))
-			if v.message != "422 Unprocessable Entity"+want {
-				t.Errorf("%s of %.60q: %.100q, want %.100q", policy, c.body, v.message, want)
+			if v.Message != "422 Unprocessable Entity"+want {
+				t.Errorf("%s of %.60q: %.100q, want %.100q", policy, c.body, v.Message, want)
 			}
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"net"
 	"net/netip"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // Destinations are named in the configuration: this host and private networks are theirs to use, in any spelling.
@@ -31,8 +33,8 @@ func TestAllowedAddresses(t *testing.T) {
 	rc := newReceiver(t, nil)
 	_, port, _ := net.SplitHostPort(rc.Listener.Addr().String())
 	for _, host := range []string{"127.0.0.1", "[::ffff:127.0.0.1]", "localhost"} {
-		if v := attemptAt(t, "http://"+host+":"+port+"/"); v.outcome != Delivered {
-			t.Errorf("%s: %s %q", host, v.reason, v.message)
+		if v := attemptAt(t, "http://"+host+":"+port+"/"); v.Outcome != policy.Delivered {
+			t.Errorf("%s: %s %q", host, v.Reason, v.Message)
 		}
 	}
 }
@@ -78,8 +80,8 @@ func TestSecurityEnvironmentProxyIsIgnored(t *testing.T) {
 	rc := newReceiver(t, nil)
 	t.Setenv("HTTP_PROXY", proxy.URL)
 	t.Setenv("http_proxy", proxy.URL)
-	if v := attemptAt(t, rc.URL); v.outcome != Delivered {
-		t.Errorf("%s %q", v.reason, v.message)
+	if v := attemptAt(t, rc.URL); v.Outcome != policy.Delivered {
+		t.Errorf("%s %q", v.Reason, v.Message)
 	}
 	if l, err := laneTo(to("http://receiver.test/")); err != nil || l.transport.Proxy != nil {
 		t.Error("a proxy is asked for")

@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // A claimer whose lanes are all full has nothing to do: it must wait for room, not ask again and again.
@@ -44,5 +46,5 @@ func TestFullLaneGoesOnWhenThereIsRoom(t *testing.T) {
 	<-g.arrived
 	<-g.arrived
 	g.open()
-	r.settles(t, Delivered, 50)
+	r.settles(t, policy.Delivered, 50)
 }

@@ -5,6 +5,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // A 410 ends the sending at once, not when the queue is empty. One delivery fails, to tell; nothing else is lost, and all
@@ -24,7 +26,7 @@ func TestGoneFailsOne(t *testing.T) {
 	r := start(t, db.config(d))
 	becomes(db, true, `SELECT count(*) = 1 FROM outbox_destination WHERE paused`)
 	r.await(t, "an empty lane", func(o *observer) bool {
-		n := o.outcomes[Fail] + o.outcomes[Retry] + o.outcomes[Hold]
+		n := o.outcomes[policy.Fail] + o.outcomes[policy.Retry] + o.outcomes[policy.Hold]
 		return n > 0 && n == o.claimed
 	})
 	becomes(db, 0, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
@@ -37,7 +39,7 @@ func TestGoneFailsOne(t *testing.T) {
 	}
 	welcome.Store(true)
 	db.exec(`UPDATE outbox_destination SET paused = false, paused_reason = NULL, paused_at = NULL`)
-	r.settles(t, Delivered, 1999)
+	r.settles(t, policy.Delivered, 1999)
 	if n := row[int](db, failed); n != 1 {
 		t.Errorf("%d failed", n)
 	}
@@ -59,7 +61,7 @@ func TestLaneStaysPausedUntilALaterClaim(t *testing.T) {
 	l.push(now, live, nil)
 	l.pauseWritten()
 	l.push(now, live, nil) // of the claim that was under way
-	if l.stopped() != ReasonPaused {
+	if l.stopped() != policy.ReasonPaused {
 		t.Error("an earlier claim resumed the lane")
 	}
 	if free, _ := l.room(now, DefaultLease); free[live] == 0 {

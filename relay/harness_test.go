@@ -11,6 +11,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // patience bounds every wait: who reaches it has waited for something that does not come. It measures nothing.
@@ -147,7 +148,7 @@ func (db *database) config(destinations ...Destination) Config {
 
 // to returns a destination that retries at once, so that only the test of the schedule has to care about it.
 func to(url string) Destination {
-	return Destination{Name: "default", URL: url, Retry: RetryPolicy{Schedule: []time.Duration{time.Millisecond}}}
+	return Destination{Name: "default", URL: url, Retry: policy.RetryPolicy{Schedule: []time.Duration{time.Millisecond}}}
 }
 
 // A running relay is stopped, and has to stop without an error, when its test ends.
@@ -212,4 +213,9 @@ func (r *running) instance() int32 {
 		return alive
 	})
 	return instance
+}
+
+// first decides on the first attempt.
+func first(v policy.Result, moved policy.Responses) policy.Decision {
+	return policy.Decide(v, policy.Circumstances{Attempt: 1, Retry: policy.RetryPolicy{}.WithDefaults(), Responses: moved})
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // What becomes of the headers that an event brings along, as plain SQL can write them.
@@ -62,9 +63,9 @@ func TestSecurityEventHeaderTable(t *testing.T) {
 		d.event.headers = []byte(c.headers)
 		req, err := requestOf(t, Destination{URL: "http://receiver.test/", Headers: map[string]string{"X-Tenant": "d"}}, d)
 		if err != nil {
-			v := first(refuse(err), Responses{})
-			t.Logf("%-34s %-9s %-14s %s", c.name, v.outcome, v.reason, v.message[:min(len(v.message), 100)])
-			if c.problem == "" || v.outcome != Fail || v.reason != ReasonInvalidEvent || v.posted || !strings.Contains(v.message, c.problem) {
+			v := first(refuse(err), policy.Responses{})
+			t.Logf("%-34s %-9s %-14s %s", c.name, v.Outcome, v.Reason, v.Message[:min(len(v.Message), 100)])
+			if c.problem == "" || v.Outcome != policy.Fail || v.Reason != policy.ReasonInvalidEvent || v.Posted || !strings.Contains(v.Message, c.problem) {
 				t.Errorf("%s: %+v, want %q", c.name, v, c.problem)
 			}
 			continue
@@ -106,10 +107,10 @@ func TestPayloadLimit(t *testing.T) {
 		destination := destinationOf(rc.URL, Wire{MaxPayloadBytes: limit}, Egress{})
 		v := exchangeWith(t, destination)
 		switch {
-		case sent && v.outcome != Delivered, !sent && (v.outcome != Fail || v.reason != ReasonTooLarge || v.posted), (rc.total() == 1) != sent:
+		case sent && v.Outcome != policy.Delivered, !sent && (v.Outcome != policy.Fail || v.Reason != policy.ReasonTooLarge || v.Posted), (rc.total() == 1) != sent:
 			t.Errorf("limit %d, %d bytes: %+v", limit, len(d.event.payload), v)
-		case !sent && !strings.Contains(v.message, "it has 9 bytes, and max_payload_bytes of "+destination.Name+" is "):
-			t.Errorf("%q", v.message)
+		case !sent && !strings.Contains(v.Message, "it has 9 bytes, and max_payload_bytes of "+destination.Name+" is "):
+			t.Errorf("%q", v.Message)
 		}
 	}
 }

@@ -1,6 +1,10 @@
 package relay
 
-import "time"
+import (
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+)
 
 // Hooks observe a relay: metrics hang on them, and tests wait on them. Every field may be nil. Hooks run on the relay's
 // own goroutines, several at a time: they must be safe for concurrent use and return at once.
@@ -10,7 +14,7 @@ type Hooks struct {
 	// Attempted follows every POST, before its outcome is settled.
 	Attempted func(Attempt)
 	// Settled follows every batch of outcomes that the database has taken.
-	Settled func(destination string, outcome Outcome, reason Reason, deliveries int)
+	Settled func(destination string, outcome policy.Outcome, reason policy.Reason, deliveries int)
 	// StaleSettle follows outcomes that came too late: another relay had claimed the delivery meanwhile.
 	StaleSettle func(deliveries int)
 	// Rescued follows the end of a dead relay's claims, which other relays may make from then on.
@@ -40,8 +44,8 @@ type Attempt struct {
 	Destination string
 	Number      int // 1 for the first
 	StatusCode  int // 0 without a response
-	Outcome     Outcome
-	Reason      Reason
+	Outcome     policy.Outcome
+	Reason      policy.Reason
 	Duration    time.Duration
 }
 

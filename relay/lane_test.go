@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"pgregory.net/rapid"
 )
 
@@ -147,7 +148,7 @@ func TestRoomIsWorthAClaimOnlyInBatches(t *testing.T) {
 		t.Errorf("one free place after a while: %d (%t)", free, worthwhile)
 	}
 	l.release(live, 31)
-	l.rate = throughput{}
+	l.rate = policy.Throughput{}
 	if free, worthwhile := l.room(now, DefaultLease); free[live] != 32 || !worthwhile {
 		t.Errorf("a quarter free: %d (%t)", free, worthwhile)
 	}
@@ -156,28 +157,28 @@ func TestRoomIsWorthAClaimOnlyInBatches(t *testing.T) {
 func TestRate(t *testing.T) {
 	t.Parallel()
 	start := time.Unix(1_000_000, 0)
-	var r throughput
-	if _, known := r.measure(start, 50); known {
+	var r policy.Throughput
+	if _, known := r.Measure(start, 50); known {
 		t.Error("known at once")
 	}
-	if _, known := r.measure(start.Add(rateWindow-1), 50); known {
+	if _, known := r.Measure(start.Add(policy.RateWindow-1), 50); known {
 		t.Error("known before the first window")
 	}
-	if got, known := r.measure(start.Add(100*time.Millisecond), 50); !known || got != 1000 {
+	if got, known := r.Measure(start.Add(100*time.Millisecond), 50); !known || got != 1000 {
 		t.Errorf("100 in 100 ms: %g (%t)", got, known)
 	}
-	if got, _ := r.measure(start.Add(200*time.Millisecond), 200); got != 1250 {
+	if got, _ := r.Measure(start.Add(200*time.Millisecond), 200); got != 1250 {
 		t.Errorf("a quarter of the way from 1000 to 2000: %g", got)
 	}
-	if got, _ := r.measure(start.Add(time.Hour), 0); got != 1250 {
+	if got, _ := r.Measure(start.Add(time.Hour), 0); got != 1250 {
 		t.Errorf("a pause changes it to %g", got)
 	}
-	if got, _ := r.measure(start.Add(time.Hour+100*time.Millisecond), 125); got != 1250 {
+	if got, _ := r.Measure(start.Add(time.Hour+100*time.Millisecond), 125); got != 1250 {
 		t.Errorf("the pause counts: %g", got)
 	}
 	// A clock that stands still or jumps back yields no infinity and no negative rate.
 	for _, now := range []time.Time{start.Add(time.Hour), start.Add(-time.Hour), start.Add(2 * time.Hour)} {
-		if got, _ := r.measure(now, 1000); got < 0 || got > 1e12 {
+		if got, _ := r.Measure(now, 1000); got < 0 || got > 1e12 {
 			t.Errorf("%g", got)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/robfig/cron/v3"
 	"github.com/rs/zerolog"
 )
@@ -113,7 +114,7 @@ func TestParkedDeliveriesAreReleasedByALaterRoute(t *testing.T) {
 	cfg := db.config(to(rc.URL))
 	cfg.Routes = []Route{{"t", []string{"default"}}}
 	r := start(t, cfg)
-	r.settles(t, Delivered, 3*parkedStep+1)
+	r.settles(t, policy.Delivered, 3*parkedStep+1)
 	if got := row[string](db, `SELECT string_agg(destination || '/' || status, ',') FROM outbox_delivery WHERE status = 'pending'`); got != "/pending" {
 		t.Errorf("left are %q, want one parked", got)
 	}
@@ -131,10 +132,10 @@ func TestLateCommitOfAParkedEventIsReleased(t *testing.T) {
 	db.insert(3, "parked")
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL))) // which adds the route
-	r.settles(t, Delivered, 3)
+	r.settles(t, policy.Delivered, 3)
 	latest := row[int64](db, `SELECT max(id) FROM outbox`)
 	becomes(db, latest, `SELECT parked_after FROM outbox_destination`)
 	must(t, late.Commit(t.Context()))
-	r.settles(t, Delivered, 4)
+	r.settles(t, policy.Delivered, 4)
 	becomes(db, 0, `SELECT count(parked_after) FROM outbox_destination`)
 }

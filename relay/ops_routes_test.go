@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/rs/zerolog"
 )
 
@@ -53,7 +54,7 @@ func TestUnservedDeliveries(t *testing.T) {
 	logged := &safeBuffer{}
 	cfg.Log = zerolog.New(logged)
 	r := start(t, cfg)
-	r.settles(t, Delivered, 3)
+	r.settles(t, policy.Delivered, 3)
 	if !strings.Contains(logged.String(), `"destinations":["old (3)"],"message":"deliveries wait for destinations that no running relay serves; `+
 		`configure them, or give up what waits: outbox-relay discard --destination old"`) {
 		t.Errorf("the log says\n%s", logged)

@@ -51,7 +51,7 @@ func (l *lane) runBounds(lease time.Duration) (longest, followers int) {
 	if l.perPost > 0 {
 		longest = int(max(1, min(maxRun, l.ahead(lease)/l.perPost)))
 	}
-	if perSecond := l.flow.paced(); perSecond > 0 {
+	if perSecond := l.flow.Paced(); perSecond > 0 {
 		longest = min(longest, 1+int(perSecond*l.ahead(lease).Seconds()))
 	}
 	followers = maxBehind
@@ -73,13 +73,13 @@ func (l *lane) step(c class, n int) {
 func (l *lane) token(now time.Time, d *delivery) (wait time.Duration, inTime bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.breaker.holding() || l.gone || l.removed {
+	if l.breaker.Holding() || l.gone || l.removed {
 		return 0, true
 	}
-	if l.tooLate(d, now.Add(l.flow.turn(now))) {
+	if l.tooLate(d, now.Add(l.flow.Turn(now))) {
 		return 0, false
 	}
-	return l.flow.wait(now), true
+	return l.flow.Wait(now), true
 }
 
 // posted records how long a delivery took, with its wait for the destination's rate.
@@ -163,7 +163,7 @@ func (l *lane) keySettled(s *settlement) {
 	key := *s.event.orderingKey
 	rest := l.keys.inFlight[key]
 	rest.deliveries--
-	rest.freed = rest.freed || s.freesKey
+	rest.freed = rest.freed || s.FreesKey
 	if rest.deliveries > 0 {
 		l.keys.inFlight[key] = rest
 		return

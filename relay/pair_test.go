@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"sync"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // Without faults, two relays and five thousand events are five thousand requests. The receiver answers none of them
@@ -40,7 +42,7 @@ func TestTwoRelaysShareTheWork(t *testing.T) {
 		t.Errorf("%d requests for %d keys", rc.total(), n)
 	}
 	for _, r := range []*running{a, b} {
-		if n := sees(r.observer, func(o *observer) int { return o.outcomes[Delivered] }); n == 0 {
+		if n := sees(r.observer, func(o *observer) int { return o.outcomes[policy.Delivered] }); n == 0 {
 			t.Errorf("one relay did all the work")
 		}
 		if sees(r.observer, func(o *observer) int { return o.stale + len(o.rescued) + len(o.failures) }) != 0 {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // BenchmarkPinnedHorizon drains events while other sessions keep the database from cleaning up, from before the first is
@@ -63,8 +64,8 @@ func drainPinned(b *testing.B, events, sessions int) (share float64) {
 	settled := 0
 	tenths := []time.Time{}
 	done := make(chan struct{})
-	cfg.Hooks.Settled = func(_ string, outcome Outcome, _ Reason, n int) {
-		if outcome != Delivered {
+	cfg.Hooks.Settled = func(_ string, outcome policy.Outcome, _ policy.Reason, n int) {
+		if outcome != policy.Delivered {
 			return
 		}
 		mu.Lock()

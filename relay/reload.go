@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // reloads orders reloads, one after the other and with what Run passes through.
@@ -196,11 +198,11 @@ func (l *lane) configure(now time.Time, e *endpoint) {
 	old := l.endpoint
 	l.endpoint, l.removed = e, false
 	if e.url.Host != old.url.Host {
-		l.flow = newFlow(e.destination.MaxInFlight, e.destination.RateLimit) // what the other one can bear says nothing
+		l.flow = policy.NewFlow(e.destination.MaxInFlight, e.destination.RateLimit) // what the other one can bear says nothing
 	} else {
-		l.flow.configure(now, e.destination.MaxInFlight, e.destination.RateLimit)
+		l.flow.Configure(now, e.destination.MaxInFlight, e.destination.RateLimit)
 	}
-	l.breaker.configure(now, e.destination.Breaker)
+	l.breaker.Configure(now, e.destination.Breaker)
 	l.mu.Unlock()
 	old.retire()
 }
@@ -223,7 +225,7 @@ func (r *Relay) giveBackRemoved() {
 			continue
 		}
 		for _, d := range l.unsent() {
-			r.settle(l, held(d, ReasonRemoved))
+			r.settle(l, held(d, policy.ReasonRemoved))
 		}
 	}
 }

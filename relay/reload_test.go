@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // reload puts a configuration into effect that must be fit for it.
@@ -47,9 +48,9 @@ func TestReloadChangesADestination(t *testing.T) {
 		t.Errorf("changes are %s, want %s", got, want)
 	}
 	db.insert(1, "second")
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 	g.open()
-	r.settles(t, Delivered, 2)
+	r.settles(t, policy.Delivered, 2)
 	if !slices.Equal(before.keys(), []string{"first-1"}) || !slices.Equal(after.keys(), []string{"second-1"}) {
 		t.Errorf("the old place got %v, the new one %v", before.keys(), after.keys())
 	}
@@ -85,30 +86,30 @@ func TestReloadAddsAndRemovesDestinations(t *testing.T) {
 	alone := func(cfg *Config) { cfg.Destinations = cfg.Destinations[:1] }
 	r := start(t, with(alone))
 	db.insert(1, "one")
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 
 	if got, want := r.reload(with(all)), "[destinations.other added destinations.slow added routes: 2 added, 0 removed]"; fmt.Sprint(got) != want {
 		t.Errorf("changes are %s, want %s", got, want)
 	}
 	db.insert(3, "all")
 	<-g.arrived
-	r.settles(t, Delivered, 7)
+	r.settles(t, policy.Delivered, 7)
 
 	// One delivery is on its way to slow, and ends; the two that are queued behind it are given back, and wait.
 	r.reload(with(alone))
-	r.await(t, "what was queued", func(o *observer) bool { return o.reasons[ReasonRemoved] == 1 })
+	r.await(t, "what was queued", func(o *observer) bool { return o.reasons[policy.ReasonRemoved] == 1 })
 	becomes(db, 2, "SELECT count(*)::int FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NULL AND destination = 'slow'")
 	g.open()
-	r.settles(t, Delivered, 8)
+	r.settles(t, policy.Delivered, 8)
 	db.insert(1, "afterwards")
-	r.settles(t, Delivered, 9)
+	r.settles(t, policy.Delivered, 9)
 	if other.total() != 3 || slow.total() != 1 {
 		t.Errorf("other got %v, slow %v", other.keys(), slow.keys())
 	}
 
 	// And back again.
 	r.reload(with(all))
-	r.settles(t, Delivered, 11)
+	r.settles(t, policy.Delivered, 11)
 	if slow.total() != 3 {
 		t.Errorf("slow got %v", slow.keys())
 	}
@@ -126,7 +127,7 @@ func TestReloadReleasesWhatIsParked(t *testing.T) {
 	if got, want := r.reload(cfg), "[routes: 1 added, 0 removed]"; fmt.Sprint(got) != want {
 		t.Errorf("changes are %s, want %s", got, want)
 	}
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 }
 
 // Reloads race with each other, with deliveries and with everything else that reads the configuration. Each event still
@@ -139,7 +140,7 @@ func TestReloadUnderLoad(t *testing.T) {
 		d := to(places[n%3].URL)
 		d.MaxInFlight, d.RateLimit = 4+n%7, float64(n%2)*10_000
 		d.SigningSecrets = []webhook.Secret{signingSecret(t, n%4)}
-		d.Breaker.Off, d.OnFailure = n%3 == 0, map[bool]FailurePolicy{true: SkipFailed, false: BlockFailed}[n%2 == 0]
+		d.Breaker.Off, d.OnFailure = n%3 == 0, map[bool]policy.FailurePolicy{true: policy.SkipFailed, false: policy.BlockFailed}[n%2 == 0]
 		cfg := db.config(d)
 		cfg.LogDelivered, cfg.MaxInFlight, cfg.Alerts.Window = n%2 == 0, 8+n, time.Duration(n+1)*time.Minute
 		cfg.Retention.ArchiveAfter = time.Duration(n) * days
@@ -166,7 +167,7 @@ func TestReloadUnderLoad(t *testing.T) {
 	}
 	writing.Wait()
 	reloading.Wait()
-	r.settles(t, Delivered, events)
+	r.settles(t, policy.Delivered, events)
 	seen := map[string]int{}
 	for _, place := range places {
 		for _, r := range place.all() {
@@ -251,7 +252,7 @@ func TestReloadWithoutADatabase(t *testing.T) {
 	link.block(false)
 	r.instance()
 	db.insert(1, "one")
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 
 	link.block(true)
 	link.cut()
@@ -262,7 +263,7 @@ func TestReloadWithoutADatabase(t *testing.T) {
 	link.block(false)
 	becomes(db, "t*", "SELECT pattern FROM outbox_route")
 	db.insert(1, "two")
-	r.settles(t, Delivered, 2)
+	r.settles(t, policy.Delivered, 2)
 }
 
 // A reload undoes what was done to the stored routes by hand, also when the configuration is the same.
@@ -350,7 +351,7 @@ func TestReloadSwitchesABreakerOff(t *testing.T) {
 	db := newDatabase(t)
 	rc := newReceiver(t, status(http.StatusServiceUnavailable))
 	d := to(rc.URL)
-	d.Breaker = BreakerPolicy{Failures: 1, ProbeAfter: time.Second, ProbeMax: time.Second}
+	d.Breaker = policy.BreakerPolicy{Failures: 1, ProbeAfter: time.Second, ProbeMax: time.Second}
 	d.Retry.MaxAttempts = 3
 	r := start(t, db.config(d))
 	db.insert(5, "one")
@@ -359,7 +360,7 @@ func TestReloadSwitchesABreakerOff(t *testing.T) {
 	if got := fmt.Sprint(r.reload(db.config(d))); got != "[destinations.default changed: breaker]" {
 		t.Errorf("changes are %s", got)
 	}
-	r.settles(t, Fail, 5)
+	r.settles(t, policy.Fail, 5)
 	becomes(db, 0, "SELECT count(*)::int FROM outbox_destination WHERE breaker <> 'closed'")
 }
 
@@ -404,8 +405,8 @@ func TestEverySettingMakesADifference(t *testing.T) {
 	inspect(t, Destination{}, []string{
 		"Name", "URL", "Timeout", "MaxInFlight", "RateLimit", "Retry", "Breaker", "OnFailure", "Responses", "Headers", "SigningSecrets", "Wire",
 	})
-	inspect(t, RetryPolicy{}, []string{"Schedule", "MaxAttempts", "Jitter", "RetryAfterMax", "Promise"})
-	inspect(t, Responses{}, []string{"Retry", "Fail"})
+	inspect(t, policy.RetryPolicy{}, []string{"Schedule", "MaxAttempts", "Jitter", "RetryAfterMax", "Promise"})
+	inspect(t, policy.Responses{}, []string{"Retry", "Fail"})
 	inspect(t, Wire{}, []string{"Format", "Source", "MaxPayloadBytes", "Excerpts", "Authorization", "TLS", "Proxy", "egress"})
 	inspect(t, TLS{}, []string{"MinVersion", "ServerName", "Roots", "Certificate"})
 	for name, change := range changesOfADestination(t) {

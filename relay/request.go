@@ -15,6 +15,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // timeFormat is RFC 3339 in UTC with microseconds, as exact as the database.
@@ -153,10 +154,10 @@ var errTooLarge = errors.New("the payload is too large for this destination")
 
 // refuse decides on an event for which newRequest has failed: it is the event's own fault, so that every later attempt
 // would fail like this one.
-func refuse(err error) result {
-	v := result{reason: ReasonInvalidEvent, message: plain.Clip(err.Error())}
+func refuse(err error) policy.Result {
+	v := policy.Result{Reason: policy.ReasonInvalidEvent, Message: plain.Clip(err.Error())}
 	if errors.Is(err, errTooLarge) {
-		v.reason = ReasonTooLarge
+		v.Reason = policy.ReasonTooLarge
 	}
 	return v
 }

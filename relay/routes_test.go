@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/rs/zerolog"
 )
 
@@ -105,7 +106,7 @@ func testRelayOfAnotherConfiguration(t *testing.T, mode PoolerMode) {
 		})
 	}
 	db.insert(1, "k")
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 	if n := row[int](db, "SELECT count(*)::int FROM outbox_delivery"); n != 1 {
 		t.Errorf("%d deliveries of 1 event", n)
 	}

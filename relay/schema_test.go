@@ -13,6 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // in returns the same database seen from one of its schemas.
@@ -51,7 +52,7 @@ func TestSchemasDoNotMix(t *testing.T) {
 		db.insert(100, "from-"+string(rune('a'+i)))
 	}
 	for i, rc := range receivers {
-		relays[i].settles(t, Delivered, 100)
+		relays[i].settles(t, policy.Delivered, 100)
 		for key, n := range counted(rc.keys()) {
 			if key[:6] != "from-"+string(rune('a'+i)) || n != 1 {
 				t.Errorf("%s came %d times to the receiver of %s", key, n, names[i])
@@ -133,10 +134,10 @@ func TestRelayWithLeastPrivilege(t *testing.T) {
 	cfg.LogDelivered = true
 	cfg.Alerts.Channels = []Channel{Slack(slack.URL, direct)}
 	r := start(t, cfg)
-	r.settles(t, Delivered, 4)
-	r.settles(t, Fail, 1)
+	r.settles(t, policy.Delivered, 4)
+	r.settles(t, policy.Fail, 1)
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'key-3')`)
-	r.settles(t, Fail, 2)
+	r.settles(t, policy.Fail, 2)
 	r.await(t, "the alert", func(o *observer) bool { return len(o.notices) > 0 })
 	becomes(db, true, `SELECT notified_count > 0 FROM outbox_alert`)
 	db.passWindow()

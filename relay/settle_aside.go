@@ -3,6 +3,8 @@ package relay
 import (
 	"slices"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // aside is the state of a settlement that could not be written.
@@ -66,7 +68,7 @@ func (w *settler) setAside(left []settlement) {
 	}
 	if refused != nil {
 		log.Error().Err(refused.aside.refused).Int("deliveries", len(left)).Int64("event_id", refused.eventID).
-			Str("destination", refused.destination).Str("outcome", string(refused.outcome)).Str("hint", hintFor(refused.aside.refused)).
+			Str("destination", refused.destination).Str("outcome", string(refused.Outcome)).Str("hint", hintFor(refused.aside.refused)).
 			Msg("the database refuses the outcome of deliveries; trying again until their lease ends, then they are attempted again")
 	}
 }
@@ -75,10 +77,10 @@ func (w *settler) setAside(left []settlement) {
 func (w *settler) drop(s *settlement) {
 	l := w.relay.lane(s.destination)
 	if s.event.orderingKey != nil {
-		s.freesKey = true
+		s.FreesKey = true
 		l.keySettled(s)
 	}
-	if s.outcome == Fail && s.reason == ReasonGone {
+	if s.Outcome == policy.Fail && s.Reason == policy.ReasonGone {
 		l.pauseWritten() // which it is not, but nothing else would let the lane go on
 	}
 	l.release(s.class, 1)

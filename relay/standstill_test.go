@@ -3,6 +3,8 @@ package relay
 import (
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // The database refuses the outcome of a key's head until the lease ends. Once it does not any more, the key goes on.
@@ -23,7 +25,7 @@ func TestRefusedSettlementLeavesNoKeyStanding(t *testing.T) {
 	eventually(t, "the end of the lease", func() bool { return !l.busy() })
 	db.exec(`DROP TRIGGER refuse ON outbox_delivery`)
 	db.keyed("k", 2, 3)
-	r.settles(t, Delivered, 3)
+	r.settles(t, policy.Delivered, 3)
 	rc.wantFirstInOrder(t, "k", 3)
 }
 
@@ -39,7 +41,7 @@ func TestReadyKeysLeaveTurnsToOthers(t *testing.T) {
 	d := to(rc.URL)
 	d.MaxInFlight, d.RateLimit = 1, 200
 	r := start(t, db.config(d))
-	r.settles(t, Delivered, 10)
+	r.settles(t, policy.Delivered, 10)
 	db.insert(1, "free")
 	db.keyed("other", 1, 1)
 	eventually(t, "the others", func() bool {
@@ -130,7 +132,7 @@ func TestKeyIsFreedByTheLastToBeWritten(t *testing.T) {
 		if l.hasReady() {
 			t.Fatalf("free with %d in flight", 3-i)
 		}
-		l.keySettled(&settlement{delivery: delivery{event: event{orderingKey: &key}}, decision: decision{freesKey: frees}})
+		l.keySettled(&settlement{delivery: delivery{event: event{orderingKey: &key}}, Decision: policy.Decision{FreesKey: frees}})
 	}
 	if !l.hasReady() {
 		t.Error("it is not free")

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // A stop in the middle of the work: what is in flight ends and is settled, what waits is given back unspent, and the
@@ -44,7 +45,7 @@ func TestGracefulStop(t *testing.T) {
 	}
 	// The next relay has all the rest at once.
 	next := start(t, db.config(to(rc.URL)))
-	next.settles(t, Delivered, 495)
+	next.settles(t, policy.Delivered, 495)
 	if rc.total() != 500 {
 		t.Errorf("%d requests", rc.total())
 	}
@@ -72,13 +73,13 @@ func TestGoodbyeWakesTheOthers(t *testing.T) {
 	db.insert(2, "live")
 	becomes(db, 4, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
 	b := start(t, cfg)
-	b.settles(t, Delivered, 18)
+	b.settles(t, policy.Delivered, 18)
 	db.insert(1, "later")
-	b.settles(t, Delivered, 19)
+	b.settles(t, policy.Delivered, 19)
 	a.cancel()
 	g.open()
 	a.stop()
-	b.settles(t, Delivered, 22)
+	b.settles(t, policy.Delivered, 22)
 	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`); n != 23 || rc.total() != 23 {
 		t.Errorf("%d of 23 delivered, %d requests", n, rc.total())
 	}
@@ -176,7 +177,7 @@ func TestStopWhileTheDatabaseIsAway(t *testing.T) {
 		t.Errorf("%d of 10 are left to the next relay", n)
 	}
 	next := start(t, db.config(to(rc.URL))) // which need not wait for the lease
-	next.settles(t, Delivered, 10)
+	next.settles(t, policy.Delivered, 10)
 }
 
 // The database hangs instead of being away: statements are neither answered nor refused.

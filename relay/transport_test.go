@@ -17,13 +17,14 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // exchangeMany makes attempts through one endpoint, by as many senders at once, and returns what became of each by event id.
-func exchangeMany(t testing.TB, e *endpoint, senders, attempts int) map[int64]decision {
+func exchangeMany(t testing.TB, e *endpoint, senders, attempts int) map[int64]policy.Decision {
 	t.Helper()
 	var mu sync.Mutex
-	decisions := make(map[int64]decision, attempts)
+	decisions := make(map[int64]policy.Decision, attempts)
 	var next atomic.Int64
 	var running sync.WaitGroup
 	for range senders {
@@ -72,8 +73,8 @@ func TestConnectionsAreUsedAgain(t *testing.T) {
 	must(t, err)
 	defer e.transport.CloseIdleConnections()
 	for id, v := range exchangeMany(t, e, senders, attempts) {
-		if v.outcome != Delivered {
-			t.Fatalf("event %d: %s %q", id, v.reason, v.message)
+		if v.Outcome != policy.Delivered {
+			t.Fatalf("event %d: %s %q", id, v.Reason, v.Message)
 		}
 	}
 	t.Logf("%d requests over %d connections", requests.Load(), connections.Load())
@@ -118,14 +119,14 @@ func TestKeptConnectionThatIsClosed(t *testing.T) {
 	for name, c := range map[string]struct {
 		stale int // kept connections that are closed; 0: the first use of a new one fails
 		takes int // bytes of what is written to a closed connection
-		want  Outcome
+		want  policy.Outcome
 	}{
-		"nothing was sent":                   {stale: 1, want: Delivered},
-		"nothing was sent, twice":            {stale: 2, want: Delivered},
-		"nothing was sent, time and again":   {stale: 3, want: Hold},
-		"one byte was sent":                  {stale: 1, takes: 1, want: Retry},
-		"all of it was sent":                 {stale: 1, takes: 1 << 20, want: Retry},
-		"nothing was sent, on the first use": {want: Retry},
+		"nothing was sent":                   {stale: 1, want: policy.Delivered},
+		"nothing was sent, twice":            {stale: 2, want: policy.Delivered},
+		"nothing was sent, time and again":   {stale: 3, want: policy.Hold},
+		"one byte was sent":                  {stale: 1, takes: 1, want: policy.Retry},
+		"all of it was sent":                 {stale: 1, takes: 1 << 20, want: policy.Retry},
+		"nothing was sent, on the first use": {want: policy.Retry},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -160,14 +161,14 @@ func TestKeptConnectionThatIsClosed(t *testing.T) {
 				conn.gone.Store(true)
 			}
 			v := exchange(t, e)
-			if v.outcome != c.want || v.posted != (c.want != Hold) || v.outcome != Delivered && v.reason != ReasonNetwork {
+			if v.Outcome != c.want || v.Posted != (c.want != policy.Hold) || v.Outcome != policy.Delivered && v.Reason != policy.ReasonNetwork {
 				t.Errorf("%+v", v)
 			}
 			arrived := rc.all()[before:]
-			if len(arrived) > 0 != (c.want == Delivered) || len(arrived) > 0 && string(arrived[0].body) != `{"a":1e3}` {
+			if len(arrived) > 0 != (c.want == policy.Delivered) || len(arrived) > 0 && string(arrived[0].body) != `{"a":1e3}` {
 				t.Errorf("arrived: %+v", arrived)
 			}
-			if v := exchange(t, e); v.outcome != Delivered {
+			if v := exchange(t, e); v.Outcome != policy.Delivered {
 				t.Errorf("the next attempt: %+v", v)
 			}
 		})
@@ -192,7 +193,7 @@ func TestRequestIsOneWrite(t *testing.T) {
 		return conn, err
 	}
 	for range requests {
-		if v := exchange(t, e); v.outcome != Delivered {
+		if v := exchange(t, e); v.Outcome != policy.Delivered {
 			t.Fatalf("%+v", v)
 		}
 	}
@@ -223,7 +224,7 @@ func TestDeadlineIsNoHold(t *testing.T) {
 	e, err := newEndpoint(destinationOf(rc.URL, Wire{}, Egress{}), "")
 	must(t, err)
 	defer e.transport.CloseIdleConnections()
-	if v := exchange(t, e); v.outcome != Delivered {
+	if v := exchange(t, e); v.Outcome != policy.Delivered {
 		t.Fatalf("%+v", v)
 	}
 	d := order()
@@ -231,7 +232,7 @@ func TestDeadlineIsNoHold(t *testing.T) {
 	must(t, err)
 	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
 	defer cancel()
-	if v := first(post(ctx, e, req, d.event.payload), e.destination.Responses); v.outcome != Retry || v.reason != ReasonTimeout {
+	if v := first(post(ctx, e, req, d.event.payload), e.destination.Responses); v.Outcome != policy.Retry || v.Reason != policy.ReasonTimeout {
 		t.Errorf("%+v", v)
 	}
 }
@@ -261,10 +262,10 @@ func TestReceiverThatClosesIdleConnections(t *testing.T) {
 	count := map[string]int{}
 	for id, v := range exchangeMany(t, e, senders, attempts) {
 		n := seen[fmt.Sprint(id)]
-		if n > 1 || v.outcome == Hold && n != 0 || v.outcome == Delivered && n != 1 || (v.outcome == Hold) == v.posted {
+		if n > 1 || v.Outcome == policy.Hold && n != 0 || v.Outcome == policy.Delivered && n != 1 || (v.Outcome == policy.Hold) == v.Posted {
 			t.Errorf("event %d arrived %d times: %+v", id, n, v)
 		}
-		count[string(v.outcome)+" "+string(v.reason)]++
+		count[string(v.Outcome)+" "+string(v.Reason)]++
 	}
 	t.Logf("%d attempts: %v", attempts, count)
 }
@@ -286,7 +287,7 @@ func TestRetiredEndpointLosesNoAnswer(t *testing.T) {
 				runtime.Gosched()
 			}
 		}})
-		if v := first(post(ctx, e, req, d.event.payload), e.destination.Responses); v.outcome != Delivered {
+		if v := first(post(ctx, e, req, d.event.payload), e.destination.Responses); v.Outcome != policy.Delivered {
 			t.Errorf("%+v", v)
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // load adds n events without deliveries, as a load with triggers disabled does, and returns their ids.
@@ -30,7 +32,7 @@ func TestEventsWithoutDeliveriesAreToldAndRepaired(t *testing.T) {
 	cfg.Watching.Interval = 100 * time.Millisecond
 	db.insert(3, "before")
 	r := start(t, cfg)
-	r.settles(t, Delivered, 3)
+	r.settles(t, policy.Delivered, 3)
 	ids := db.load(2, "loaded")
 	db.insert(3, "after")
 
@@ -51,7 +53,7 @@ func TestEventsWithoutDeliveriesAreToldAndRepaired(t *testing.T) {
 			t.Errorf("created %+v, %v; want %+v", created, err, want)
 		}
 	}
-	r.settles(t, Delivered, 8)
+	r.settles(t, policy.Delivered, 8)
 	if keys := rc.keys(); len(keys) != 8 || !slices.Contains(keys, "loaded-1") || !slices.Contains(keys, "loaded-2") {
 		t.Errorf("%q", keys)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // Watching says how a relay looks after the database it is a guest of: how often it looks, and when housekeeping stands
@@ -172,7 +173,7 @@ func (r *Relay) look(ctx context.Context) error {
 // lenient returns the destinations where a failed delivery does not block its ordering key.
 func (r *Relay) lenient() (names []string) {
 	for _, l := range r.laneList() {
-		if d := l.current().destination; d.OnFailure == SkipFailed {
+		if d := l.current().destination; d.OnFailure == policy.SkipFailed {
 			names = append(names, d.Name)
 		}
 	}

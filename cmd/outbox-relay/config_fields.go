@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // A field is one setting: where it stands in the file, its other names, and how it is read.
@@ -41,11 +42,11 @@ func allFields() []field {
 	policy := []field{
 		{path: "timeout", env: "TIMEOUT", flag: "timeout", kind: one("10s", parseDuration), standard: relay.DefaultTimeout},
 		{path: "max_in_flight", env: "DESTINATION_MAX_IN_FLIGHT", kind: one("64", parseCount), standard: relay.DefaultLaneInFlight},
-		{path: "retry.schedule", env: "RETRY_SCHEDULE", kind: many("[5s, 30s, 5m]", parseDuration).notEmpty(), standard: relay.DefaultSchedule()},
-		{path: "retry.max_attempts", env: "MAX_ATTEMPTS", kind: one("8", parseCount), standard: relay.DefaultMaxAttempts},
-		{path: "retry.jitter", env: "RETRY_JITTER", kind: one("0.1", parseShare), standard: relay.DefaultJitter},
-		{path: "retry.retry_after_max", env: "RETRY_AFTER_MAX", kind: one("24h", parseDuration), standard: relay.DefaultRetryAfterMax},
-		{path: "retry.horizon", env: "RETRY_HORIZON", kind: one("720h", parseDuration), standard: relay.DefaultPromise},
+		{path: "retry.schedule", env: "RETRY_SCHEDULE", kind: many("[5s, 30s, 5m]", parseDuration).notEmpty(), standard: policy.DefaultSchedule()},
+		{path: "retry.max_attempts", env: "MAX_ATTEMPTS", kind: one("8", parseCount), standard: policy.DefaultMaxAttempts},
+		{path: "retry.jitter", env: "RETRY_JITTER", kind: one("0.1", parseShare), standard: policy.DefaultJitter},
+		{path: "retry.retry_after_max", env: "RETRY_AFTER_MAX", kind: one("24h", parseDuration), standard: policy.DefaultRetryAfterMax},
+		{path: "retry.horizon", env: "RETRY_HORIZON", kind: one("720h", parseDuration), standard: policy.DefaultPromise},
 		{path: "responses.retry", env: "RESPONSES_RETRY", kind: many("[404]", parseNumber), standard: []int{}},
 		{path: "responses.fail", env: "RESPONSES_FAIL", kind: many("[404]", parseNumber), standard: []int{}},
 	}

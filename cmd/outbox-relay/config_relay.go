@@ -8,6 +8,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // relayConfig returns what the relay is told. Lists keep the positions they have in the file, which the relay's
@@ -67,16 +68,16 @@ func (c *config) destination(name string) relay.Destination {
 		Timeout:        get[time.Duration](c, path+".timeout"),
 		MaxInFlight:    get[int](c, path+".max_in_flight"),
 		RateLimit:      get[float64](c, path+".rate_limit"),
-		OnFailure:      relay.FailurePolicy(get[string](c, path+".on_failure")),
+		OnFailure:      policy.FailurePolicy(get[string](c, path+".on_failure")),
 		Breaker:        c.breaker(path),
 		SigningSecrets: get[[]webhook.Secret](c, path+".signing_secrets"),
-		Retry: relay.RetryPolicy{
+		Retry: policy.RetryPolicy{
 			Schedule:      get[[]time.Duration](c, path+".retry.schedule"),
 			MaxAttempts:   get[int](c, path+".retry.max_attempts"),
 			RetryAfterMax: get[time.Duration](c, path+".retry.retry_after_max"),
 			Promise:       get[time.Duration](c, path+".retry.horizon"),
 		},
-		Responses: relay.Responses{
+		Responses: policy.Responses{
 			Retry: get[[]int](c, path+".responses.retry"),
 			Fail:  get[[]int](c, path+".responses.fail"),
 		},

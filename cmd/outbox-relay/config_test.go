@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 func TestWarnings(t *testing.T) {
@@ -242,16 +243,16 @@ retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_even
 			{
 				Name: "a", URL: "http://a", Timeout: 6 * time.Second, MaxInFlight: 7, Headers: map[string]string{"Authorization": "x", "X-Y": "z"},
 				SigningSecrets: got.Destinations[0].SigningSecrets,
-				RateLimit:      24, OnFailure: relay.SkipFailed, Breaker: relay.BreakerPolicy{Failures: 25, ProbeAfter: 26 * time.Second, ProbeMax: 27 * time.Second},
-				Retry:     relay.RetryPolicy{Schedule: []time.Duration{8 * time.Second, 9 * time.Second}, MaxAttempts: 10, Jitter: &none, RetryAfterMax: 11 * time.Hour, Promise: 500 * time.Hour},
-				Responses: relay.Responses{Retry: []int{}, Fail: []int{404}},
+				RateLimit:      24, OnFailure: policy.SkipFailed, Breaker: policy.BreakerPolicy{Failures: 25, ProbeAfter: 26 * time.Second, ProbeMax: 27 * time.Second},
+				Retry:     policy.RetryPolicy{Schedule: []time.Duration{8 * time.Second, 9 * time.Second}, MaxAttempts: 10, Jitter: &none, RetryAfterMax: 11 * time.Hour, Promise: 500 * time.Hour},
+				Responses: policy.Responses{Retry: []int{}, Fail: []int{404}},
 				Wire:      relay.Wire{Format: relay.FormatCloudEvents, Source: "/s", MaxPayloadBytes: 19, Excerpts: relay.ExcerptsNone},
 			},
 			{
 				Name: "b", URL: "https://b", Timeout: 12 * time.Second, MaxInFlight: 13, Headers: map[string]string{},
-				RateLimit: 0.5, OnFailure: relay.BlockFailed, Breaker: relay.BreakerPolicy{Off: true, Failures: 28, ProbeAfter: 29 * time.Second, ProbeMax: 30 * time.Second},
-				Retry:     relay.RetryPolicy{Schedule: []time.Duration{14 * time.Second}, MaxAttempts: 15, Jitter: &half, RetryAfterMax: 16 * time.Hour, Promise: 600 * time.Hour},
-				Responses: relay.Responses{Retry: []int{501}, Fail: []int{}},
+				RateLimit: 0.5, OnFailure: policy.BlockFailed, Breaker: policy.BreakerPolicy{Off: true, Failures: 28, ProbeAfter: 29 * time.Second, ProbeMax: 30 * time.Second},
+				Retry:     policy.RetryPolicy{Schedule: []time.Duration{14 * time.Second}, MaxAttempts: 15, Jitter: &half, RetryAfterMax: 16 * time.Hour, Promise: 600 * time.Hour},
+				Responses: policy.Responses{Retry: []int{501}, Fail: []int{}},
 				Wire: relay.Wire{
 					Format: relay.FormatRaw, Source: "/t", MaxPayloadBytes: 20, Excerpts: relay.ExcerptsText, Proxy: "http://p:22",
 					TLS: relay.TLS{MinVersion: tls.VersionTLS13, ServerName: "n"},

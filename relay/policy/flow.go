@@ -1,4 +1,4 @@
-package relay
+package policy
 
 import (
 	"math"
@@ -7,16 +7,16 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// A flow finds how much its receiver can bear, within what the configuration allows: how many requests at once, by
+// A Flow finds how much its receiver can bear, within what the configuration allows: how many requests at once, by
 // additive increase and multiplicative decrease (as in TCP's congestion avoidance, RFC 5681 §3.1) on 503s, timeouts and
 // rising latency; and how many a second, once the receiver has said 429. A receiver that also says when to come back gets
 // nothing until then. Its methods take the time and are not safe for concurrent use.
-type flow struct {
+type Flow struct {
 	most       int           // requests at once, as configured
 	configured float64       // requests a second; 0: any number
 	takes      time.Duration // an answer, as a moving average
 
-	atOnce    float64       // requests at once, as found
+	AtOnce    float64       // requests at once, as found
 	slowed    time.Time     // when that was last cut
 	answers   int           // of the current round, which is at least as many as there may be at once
 	latency   time.Duration // their sum
@@ -32,9 +32,9 @@ type flow struct {
 	waited   time.Time // when a request last had to wait for its turn
 	accepted counter
 
-	reopens time.Time // not before, as the receiver has asked
+	Reopens time.Time // not before, as the receiver has asked
 	ramp    int       // requests at once since then; 0: as many as may be
-	ramped  time.Time // when that was last doubled
+	Ramped  time.Time // when that was last doubled
 
 	bucket *rate.Limiter // of the lower of the two rates; nil: none
 }
@@ -50,19 +50,19 @@ const (
 	rampEvery = 200 * time.Millisecond // between two doublings after the lane has reopened
 )
 
-func newFlow(most int, configured float64) flow {
-	f := flow{most: most, configured: configured, atOnce: float64(most)}
+func NewFlow(most int, configured float64) Flow {
+	f := Flow{most: most, configured: configured, AtOnce: float64(most)}
 	f.setBucket(time.Time{})
 	return f
 }
 
-// concurrency is how many requests there may be at once.
-func (f *flow) concurrency() int {
-	limit := min(f.most, max(1, int(f.atOnce)))
+// Concurrency is how many requests there may be at once.
+func (f *Flow) Concurrency() int {
+	limit := min(f.most, max(1, int(f.AtOnce)))
 	if f.ramp > 0 {
 		limit = min(limit, f.ramp)
 	}
-	if perSecond := f.paced(); perSecond > 0 {
+	if perSecond := f.Paced(); perSecond > 0 {
 		// More would only wait for their turn, and hold leases meanwhile. Some more than are answered in the time that an
 		// answer takes, or it would seem that more at once do not bring more.
 		limit = min(limit, max(1, int(math.Ceil(perSecond*max(time.Second, f.takes*3/2).Seconds()))))
@@ -70,8 +70,8 @@ func (f *flow) concurrency() int {
 	return limit
 }
 
-// paced is how many requests there may be in a second; 0: any number.
-func (f *flow) paced() float64 {
+// Paced is how many requests there may be in a second; 0: any number.
+func (f *Flow) Paced() float64 {
 	switch {
 	case f.found == 0:
 		return f.configured
@@ -81,9 +81,9 @@ func (f *flow) paced() float64 {
 	return min(f.found, f.configured)
 }
 
-// turn returns how long it is until a request can have its turn; 0: it can now.
-func (f *flow) turn(now time.Time) time.Duration {
-	closed := max(0, f.reopens.Sub(now))
+// Turn returns how long it is until a request can have its turn; 0: it can now.
+func (f *Flow) Turn(now time.Time) time.Duration {
+	closed := max(0, f.Reopens.Sub(now))
 	if f.bucket == nil {
 		return closed
 	}
@@ -91,9 +91,9 @@ func (f *flow) turn(now time.Time) time.Duration {
 	return max(closed, time.Duration(missing/float64(f.bucket.Limit())*float64(time.Second)))
 }
 
-// wait returns how long the next request has to wait for its turn; 0: it is its turn, which it has taken.
-func (f *flow) wait(now time.Time) time.Duration {
-	if closed := f.reopens.Sub(now); closed > 0 || f.bucket == nil {
+// Wait returns how long the next request has to wait for its turn; 0: it is its turn, which it has taken.
+func (f *Flow) Wait(now time.Time) time.Duration {
+	if closed := f.Reopens.Sub(now); closed > 0 || f.bucket == nil {
 		return max(0, closed)
 	}
 	turn := f.bucket.ReserveN(now, 1)
@@ -105,16 +105,16 @@ func (f *flow) wait(now time.Time) time.Duration {
 	return wait
 }
 
-// answered takes in what came of a request. retryAfter is when the receiver asked to come back; 0: it did not.
-func (f *flow) answered(now time.Time, reason Reason, took, retryAfter time.Duration) {
+// Answered takes in what came of a request. retryAfter is when the receiver asked to come back; 0: it did not.
+func (f *Flow) Answered(now time.Time, reason Reason, took, retryAfter time.Duration) {
 	f.takes += (took - f.takes) / 8
 	if retryAfter > 0 {
-		defer f.close(now, min(retryAfter, maxClosed))
+		defer f.Close(now, min(retryAfter, maxClosed))
 	}
 	switch reason {
 	case ReasonRateLimited:
 		switch {
-		case retryAfter > 0 && f.ramp == 1 && !now.Before(f.reopens):
+		case retryAfter > 0 && f.ramp == 1 && !now.Before(f.Reopens):
 			// Refused after a rest, and alone: a rate is not what it is about.
 			f.found = 0
 			f.setBucket(now)
@@ -128,24 +128,24 @@ func (f *flow) answered(now time.Time, reason Reason, took, retryAfter time.Dura
 		f.growRate(now)
 		if f.ramp == 0 {
 			f.growConcurrency(now, took)
-		} else if now.Sub(f.ramped) >= rampEvery {
-			if f.ramp, f.ramped = 2*f.ramp, now; f.ramp >= f.most {
+		} else if now.Sub(f.Ramped) >= rampEvery {
+			if f.ramp, f.Ramped = 2*f.ramp, now; f.ramp >= f.most {
 				f.ramp = 0
 			}
 		}
 	}
 }
 
-// close sends nothing for the given time, and one request at once then.
-func (f *flow) close(now time.Time, wait time.Duration) {
-	if at := now.Add(wait); at.After(f.reopens) {
-		f.reopens = at
+// Close sends nothing for the given time, and one request at once then.
+func (f *Flow) Close(now time.Time, wait time.Duration) {
+	if at := now.Add(wait); at.After(f.Reopens) {
+		f.Reopens = at
 	}
-	f.ramp, f.ramped = 1, f.reopens
+	f.ramp, f.Ramped = 1, f.Reopens
 }
 
 // tooMany cuts the rate to below what the receiver has just accepted.
-func (f *flow) tooMany(now time.Time) {
+func (f *Flow) tooMany(now time.Time) {
 	if now.Sub(f.cut) < cutPause {
 		return
 	}
@@ -162,13 +162,13 @@ func (f *flow) tooMany(now time.Time) {
 }
 
 // growRate approaches the ceiling quickly, and what lies beyond it ever less slowly, as CUBIC does (RFC 9438 §4.2).
-func (f *flow) growRate(now time.Time) {
+func (f *Flow) growRate(now time.Time) {
 	elapsed := now.Sub(f.grown).Seconds()
 	if f.found == 0 || elapsed < growEvery.Seconds() {
 		return
 	}
 	// A rate of less than one a second is waited for less often than once a second.
-	if between := time.Duration(3 / f.paced() * float64(time.Second)); now.Sub(f.waited) > max(time.Second, between) { // not what holds the lane back
+	if between := time.Duration(3 / f.Paced() * float64(time.Second)); now.Sub(f.waited) > max(time.Second, between) { // not what holds the lane back
 		if now.Sub(f.waited) > forgetRate && now.Sub(f.cut) > forgetRate {
 			f.found = 0
 			f.setBucket(now)
@@ -191,25 +191,25 @@ func (f *flow) growRate(now time.Time) {
 }
 
 // slowDown cuts the concurrency, at most once in what an answer takes.
-func (f *flow) slowDown(now time.Time, pause time.Duration, to float64) {
+func (f *Flow) slowDown(now time.Time, pause time.Duration, to float64) {
 	if now.Sub(f.slowed) < pause {
 		return
 	}
 	f.slowed = now
-	f.atOnce = max(1, f.atOnce*to)
+	f.AtOnce = max(1, f.AtOnce*to)
 	f.answers, f.latency = 0, 0
 }
 
 // growConcurrency adds a tenth, and at least one, per round of answers. While answers take long it climbs to where most
 // of them come instead, since more at once may only wait for each other: it goes down as long as that costs no
 // throughput.
-func (f *flow) growConcurrency(now time.Time, took time.Duration) {
+func (f *Flow) growConcurrency(now time.Time, took time.Duration) {
 	if f.answers == 0 {
 		f.round = now
 	}
 	f.answers++
 	f.latency += took
-	limit := f.concurrency()
+	limit := f.Concurrency()
 	average := f.latency / time.Duration(f.answers)
 	slow := average > easyLatency
 	if f.answers < limit || slow && now.Sub(f.round) < roundTime {
@@ -219,7 +219,7 @@ func (f *flow) growConcurrency(now time.Time, took time.Duration) {
 	f.answers, f.latency = 0, 0
 	if !slow || perSecond*average.Seconds() < 0.8*float64(limit) { // by Little's law there is less to send than could be
 		f.perSecond, f.down = 0, false
-		f.atOnce = min(float64(f.most), f.atOnce+max(1, f.atOnce/10))
+		f.AtOnce = min(float64(f.most), f.AtOnce+max(1, f.AtOnce/10))
 		return
 	}
 	switch {
@@ -230,15 +230,15 @@ func (f *flow) growConcurrency(now time.Time, took time.Duration) {
 	}
 	f.perSecond = perSecond
 	if f.down {
-		f.atOnce = max(1, 0.9*f.atOnce)
+		f.AtOnce = max(1, 0.9*f.AtOnce)
 	} else {
-		f.atOnce = min(float64(f.most), max(f.atOnce+1, 1.1*f.atOnce))
+		f.AtOnce = min(float64(f.most), max(f.AtOnce+1, 1.1*f.AtOnce))
 	}
 }
 
 // setBucket makes the bucket follow the rate. What it lets through at once is a fiftieth of a second's share.
-func (f *flow) setBucket(now time.Time) {
-	perSecond := f.paced()
+func (f *Flow) setBucket(now time.Time) {
+	perSecond := f.Paced()
 	if perSecond == 0 {
 		f.bucket = nil
 		return
@@ -252,13 +252,13 @@ func (f *flow) setBucket(now time.Time) {
 	f.bucket.SetBurstAt(now, burst)
 }
 
-// configure changes what the configuration allows.
-func (f *flow) configure(now time.Time, most int, configured float64) {
-	if f.atOnce >= float64(f.most) {
-		f.atOnce = float64(most)
+// Configure changes what the configuration allows.
+func (f *Flow) Configure(now time.Time, most int, configured float64) {
+	if f.AtOnce >= float64(f.most) {
+		f.AtOnce = float64(most)
 	}
 	f.most, f.configured = most, configured
-	f.atOnce = min(f.atOnce, float64(most))
+	f.AtOnce = min(f.AtOnce, float64(most))
 	f.setBucket(now)
 }
 
@@ -298,32 +298,32 @@ func (c *counter) perSecond(now time.Time) float64 {
 	return float64(sum)
 }
 
-// throughput is a moving average of deliveries per second.
-type throughput struct {
-	perSecond float64
-	since     time.Time
+// Throughput is a moving average of deliveries per second.
+type Throughput struct {
+	PerSecond float64
+	Since     time.Time
 	count     int
 }
 
-// rateWindow is the shortest time over which a rate is measured.
-const rateWindow = 50 * time.Millisecond
+// RateWindow is the shortest time over which a rate is measured.
+const RateWindow = 50 * time.Millisecond
 
-// measure adds n deliveries and returns the rate; false until it is known. A pause in which nothing was asked for does
+// Measure adds n deliveries and returns the rate; false until it is known. A pause in which nothing was asked for does
 // not lower it: it says nothing about the receiver.
-func (r *throughput) measure(now time.Time, n int) (perSecond float64, known bool) {
+func (r *Throughput) Measure(now time.Time, n int) (perSecond float64, known bool) {
 	r.count += n
-	elapsed := now.Sub(r.since)
+	elapsed := now.Sub(r.Since)
 	switch {
-	case r.since.IsZero() || elapsed > time.Second && r.count == 0:
-		r.since, r.count = now, 0
-	case elapsed >= rateWindow:
+	case r.Since.IsZero() || elapsed > time.Second && r.count == 0:
+		r.Since, r.count = now, 0
+	case elapsed >= RateWindow:
 		current := float64(r.count) / elapsed.Seconds()
-		if r.perSecond == 0 {
-			r.perSecond = current
+		if r.PerSecond == 0 {
+			r.PerSecond = current
 		} else {
-			r.perSecond += (current - r.perSecond) / 4
+			r.PerSecond += (current - r.PerSecond) / 4
 		}
-		r.since, r.count = now, 0
+		r.Since, r.count = now, 0
 	}
-	return r.perSecond, r.perSecond > 0
+	return r.PerSecond, r.PerSecond > 0
 }

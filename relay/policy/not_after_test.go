@@ -1,4 +1,4 @@
-package relay
+package policy
 
 import (
 	"math"
@@ -27,8 +27,8 @@ func TestHorizon(t *testing.T) {
 			t.Errorf("%s: %s, want %s", name, got, test.want)
 		}
 	}
-	d := Destination{Timeout: 10 * time.Second, Retry: RetryPolicy{MaxAttempts: 3, RetryAfterMax: 10 * h}}
-	if got, want := d.horizon(time.Minute), 20*h+210*time.Second; got != want {
+	p := RetryPolicy{MaxAttempts: 3, RetryAfterMax: 10 * h}
+	if got, want := p.HorizonWith(10*time.Second, time.Minute), 20*h+210*time.Second; got != want {
 		t.Errorf("of a destination: %s, want %s", got, want)
 	}
 }

@@ -1,4 +1,4 @@
-package relay
+package policy
 
 import (
 	"context"
@@ -48,23 +48,23 @@ func published(code int) (Outcome, Reason) {
 	return Retry, ReasonUnexpected
 }
 
-// first decides on the first attempt.
-func first(v result, moved Responses) decision {
-	return Decide(v, circumstances{attempt: 1, retry: RetryPolicy{}.withDefaults(), responses: moved})
+// decideFirst decides on the first attempt.
+func decideFirst(v Result, moved Responses) Decision {
+	return Decide(v, Circumstances{Attempt: 1, Retry: RetryPolicy{}.WithDefaults(), Responses: moved})
 }
 
 func TestEveryStatusHasThePublishedOutcome(t *testing.T) {
 	t.Parallel()
 	for code := range 1000 {
-		got := first(ClassifyResponse(code, http.Header{}, "evidence", Responses{}, time.Now()), Responses{})
+		got := decideFirst(ClassifyResponse(code, http.Header{}, "evidence", Responses{}, time.Now()), Responses{})
 		outcome, reason := published(code)
-		if got.outcome != outcome || got.reason != reason || got.statusCode != code || !got.posted {
-			t.Errorf("%d: %s, %s, %d, posted %t; want %s, %s", code, got.outcome, got.reason, got.statusCode, got.posted, outcome, reason)
+		if got.Outcome != outcome || got.Reason != reason || got.StatusCode != code || !got.Posted {
+			t.Errorf("%d: %s, %s, %d, posted %t; want %s, %s", code, got.Outcome, got.Reason, got.StatusCode, got.Posted, outcome, reason)
 		}
-		if delivered := outcome == Delivered; delivered != (got.message == "") {
-			t.Errorf("%d: message %q", code, got.message)
-		} else if !delivered && (!strings.HasPrefix(got.message, fmt.Sprint(code)) || !strings.HasSuffix(got.message, ": evidence")) {
-			t.Errorf("%d: the message %q does not hold code and evidence", code, got.message)
+		if delivered := outcome == Delivered; delivered != (got.Message == "") {
+			t.Errorf("%d: message %q", code, got.Message)
+		} else if !delivered && (!strings.HasPrefix(got.Message, fmt.Sprint(code)) || !strings.HasSuffix(got.Message, ": evidence")) {
+			t.Errorf("%d: the message %q does not hold code and evidence", code, got.Message)
 		}
 	}
 }
@@ -73,8 +73,8 @@ func TestResponsesMoveCodesToAnotherOutcome(t *testing.T) {
 	t.Parallel()
 	moved := Responses{Retry: []int{400, 410, 422}, Fail: []int{302, 404, 500, 503}}
 	for code, want := range map[int]Outcome{400: Retry, 410: Retry, 422: Retry, 302: Fail, 404: Fail, 500: Fail, 503: Fail} {
-		if got := first(ClassifyResponse(code, nil, "", moved, time.Now()), moved); got.outcome != want {
-			t.Errorf("%d: %s, want %s", code, got.outcome, want)
+		if got := decideFirst(ClassifyResponse(code, nil, "", moved, time.Now()), moved); got.Outcome != want {
+			t.Errorf("%d: %s, want %s", code, got.Outcome, want)
 		}
 	}
 	for code := range 1000 {
@@ -82,8 +82,8 @@ func TestResponsesMoveCodesToAnotherOutcome(t *testing.T) {
 			continue
 		}
 		want, _ := published(code)
-		if got := first(ClassifyResponse(code, nil, "", moved, time.Now()), moved); got.outcome != want {
-			t.Errorf("%d: %s although it was not moved, want %s", code, got.outcome, want)
+		if got := decideFirst(ClassifyResponse(code, nil, "", moved, time.Now()), moved); got.Outcome != want {
+			t.Errorf("%d: %s although it was not moved, want %s", code, got.Outcome, want)
 		}
 	}
 }
@@ -93,13 +93,13 @@ func TestMovedGoneDoesNotPauseTheDestination(t *testing.T) {
 	t.Parallel()
 	retried := Responses{Retry: []int{410}}
 	v := ClassifyResponse(410, nil, "", retried, time.Now())
-	s := Decide(v, circumstances{attempt: 8, retry: policy(0, time.Second), responses: retried})
-	if s.outcome != Fail || s.reason == ReasonGone {
-		t.Errorf("the last attempt is %s, %s", s.outcome, s.reason)
+	s := Decide(v, Circumstances{Attempt: 8, Retry: retryPolicy(0, time.Second), Responses: retried})
+	if s.Outcome != Fail || s.Reason == ReasonGone {
+		t.Errorf("the last attempt is %s, %s", s.Outcome, s.Reason)
 	}
 	failed := Responses{Fail: []int{410}}
-	if v := first(ClassifyResponse(410, nil, "", failed, time.Now()), failed); v.outcome != Fail || v.reason != ReasonGone {
-		t.Errorf("410 listed under fail: %s, %s", v.outcome, v.reason)
+	if v := decideFirst(ClassifyResponse(410, nil, "", failed, time.Now()), failed); v.Outcome != Fail || v.Reason != ReasonGone {
+		t.Errorf("410 listed under fail: %s, %s", v.Outcome, v.Reason)
 	}
 }
 
@@ -111,7 +111,7 @@ func TestRetryAfterIsHeardOnlyFromTheTwoStatusesThatMeanIt(t *testing.T) {
 		if code == 429 || code == 503 {
 			want = 77 * time.Second
 		}
-		if got := ClassifyResponse(code, header, "", Responses{}, time.Now()).retryAfter; got != want {
+		if got := ClassifyResponse(code, header, "", Responses{}, time.Now()).RetryAfter; got != want {
 			t.Errorf("%d: %s, want %s", code, got, want)
 		}
 	}
@@ -152,10 +152,10 @@ func TestErrorReason(t *testing.T) {
 		{errors.New(`malformed HTTP status code "99"`), ReasonMalformed},
 		{errors.New("net/http: server response headers exceeded 65536 bytes; aborted"), ReasonMalformed},
 	} {
-		if got := errorReason(c.err); got != c.want {
+		if got := ErrorReason(c.err); got != c.want {
 			t.Errorf("%v: %s, want %s", c.err, got, c.want)
 		}
-		if v := first(ClassifyError(c.err, true), Responses{}); v.outcome != Retry || !v.posted || v.message == "" || v.statusCode != 0 {
+		if v := decideFirst(ClassifyError(c.err, true), Responses{}); v.Outcome != Retry || !v.Posted || v.Message == "" || v.StatusCode != 0 {
 			t.Errorf("%v: an error without a response is an attempt that is repeated, not %+v", c.err, v)
 		}
 	}

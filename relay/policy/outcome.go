@@ -1,4 +1,4 @@
-package relay
+package policy
 
 import (
 	"context"
@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"code.dny.dev/ssrf"
+	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
@@ -77,68 +78,95 @@ const (
 	ReasonDatabase     Reason = "database"       // the payload could not be read
 )
 
-// A result is what happened to one claim of a delivery. What that means for the delivery is decided by Decide.
-type result struct {
-	reason     Reason
-	statusCode int           // 0 without a response
-	message    string        // for operators, at most maxMessage bytes; empty when delivered
-	retryAfter time.Duration // what the receiver asked for
-	posted     bool          // false: nothing was sent, no attempt is spent
-	unreached  bool          // an attempt that found no connection: the receiver cannot have seen it
+// A Result is what happened to one claim of a delivery. What that means for the delivery is decided by Decide.
+type Result struct {
+	Reason     Reason
+	StatusCode int           // 0 without a response
+	Message    string        // for operators, at most maxMessage bytes; empty when delivered
+	RetryAfter time.Duration // what the receiver asked for
+	Posted     bool          // false: nothing was sent, no attempt is spent
+	Unreached  bool          // an attempt that found no connection: the receiver cannot have seen it
+}
+
+// Responses lists HTTP status codes whose outcome differs from the standard table.
+type Responses struct {
+	// Retry on the schedule.
+	Retry []int
+	// Fail at once.
+	Fail []int
+}
+
+// Problems returns the mistakes in the lists.
+func (r Responses) Problems(path string) []check.Problem {
+	var v check.Problems
+	for _, list := range []struct {
+		name  string
+		codes []int
+	}{{"retry", r.Retry}, {"fail", r.Fail}} {
+		for _, code := range list.codes {
+			v.Require(code >= 300 && code <= 599, path+"."+list.name, "%d is not a status code that can be moved; write 300 to 599", code)
+		}
+	}
+	for _, code := range r.Retry {
+		for _, other := range r.Fail {
+			v.Require(code != other, path, "%d stands in both lists", code)
+		}
+	}
+	return v
 }
 
 // ClassifyResponse classifies a response by its status alone; a body is evidence for operators, nothing more.
-func ClassifyResponse(status int, header http.Header, excerpt string, moved Responses, now time.Time) result {
-	v := result{statusCode: status, posted: true}
+func ClassifyResponse(status int, header http.Header, excerpt string, moved Responses, now time.Time) Result {
+	v := Result{StatusCode: status, Posted: true}
 	switch {
 	case status >= 200 && status <= 299:
-		v.reason = ReasonOK
+		v.Reason = ReasonOK
 		return v
 	case status >= 300 && status <= 399:
-		v.reason = ReasonRedirect
+		v.Reason = ReasonRedirect
 	case status == 401 || status == 403 || status == 407:
-		v.reason = ReasonUnauthorized
+		v.Reason = ReasonUnauthorized
 	case status == 404 || status == 405:
-		v.reason = ReasonNotFound
+		v.Reason = ReasonNotFound
 	case status == 408 || status == 409 || status == 423 || status == 425:
-		v.reason = ReasonTransient
+		v.Reason = ReasonTransient
 	case status == 429:
-		v.reason = ReasonRateLimited
+		v.Reason = ReasonRateLimited
 	case status == 410 && slices.Contains(moved.Retry, status): // gone would pause the destination after the last attempt
-		v.reason = ReasonTransient
+		v.Reason = ReasonTransient
 	case status == 410:
-		v.reason = ReasonGone
+		v.Reason = ReasonGone
 	case status == 400 || status == 406 || status == 411 || status == 413 || status == 414 || status == 415 ||
 		status == 422 || status == 431 || status == 501:
-		v.reason = ReasonRejected
+		v.Reason = ReasonRejected
 	case status == 503:
-		v.reason = ReasonUnavailable
+		v.Reason = ReasonUnavailable
 	case status >= 500 && status <= 599:
-		v.reason = ReasonServerError
+		v.Reason = ReasonServerError
 	default:
-		v.reason = ReasonUnexpected
+		v.Reason = ReasonUnexpected
 	}
 	if status == 429 || status == 503 {
-		v.retryAfter = parseRetryAfter(header, now)
+		v.RetryAfter = parseRetryAfter(header, now)
 	}
-	v.message = strings.TrimSpace(fmt.Sprintf("%d %s", status, http.StatusText(status)))
+	v.Message = strings.TrimSpace(fmt.Sprintf("%d %s", status, http.StatusText(status)))
 	if status >= 300 && status <= 399 {
-		v.message += " (redirects are never followed; set the destination's url to the final address)"
+		v.Message += " (redirects are never followed; set the destination's url to the final address)"
 	}
 	if excerpt != "" {
-		v.message += ": " + excerpt
+		v.Message += ": " + excerpt
 	}
-	v.message = plain.Clip(v.message)
+	v.Message = plain.Clip(v.Message)
 	return v
 }
 
 // ClassifyError classifies the error of a POST that yielded no response. Whether the receiver saw the request is unknown if
 // there was a connection, so it is an attempt, and it is sent again.
-func ClassifyError(err error, connected bool) result {
-	return result{reason: errorReason(err), message: plain.Clip(err.Error()), posted: true, unreached: !connected}
+func ClassifyError(err error, connected bool) Result {
+	return Result{Reason: ErrorReason(err), Message: plain.Clip(err.Error()), Posted: true, Unreached: !connected}
 }
 
-func errorReason(err error) Reason {
+func ErrorReason(err error) Reason {
 	var (
 		dns         *net.DNSError
 		op          *net.OpError

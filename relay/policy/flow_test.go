@@ -1,4 +1,4 @@
-package relay
+package policy
 
 import (
 	"math"
@@ -8,7 +8,7 @@ import (
 
 // A simulation of one lane with more to send than its receiver takes, in virtual time.
 type simulation struct {
-	flow    flow
+	flow    Flow
 	now     time.Time
 	latency func(inFlight int) time.Duration
 	accepts func(now time.Time) bool
@@ -44,11 +44,11 @@ func (s *simulation) run(d time.Duration) {
 			} else {
 				s.refused++
 			}
-			s.flow.answered(s.now, reason, a.at.Sub(a.sent), a.retryAfter)
+			s.flow.Answered(s.now, reason, a.at.Sub(a.sent), a.retryAfter)
 		}
 		s.inFlight = waiting
-		for len(s.inFlight) < s.flow.concurrency() && !s.now.Before(s.asleep) {
-			if wait := s.flow.wait(s.now); wait > 0 {
+		for len(s.inFlight) < s.flow.Concurrency() && !s.now.Before(s.asleep) {
+			if wait := s.flow.Wait(s.now); wait > 0 {
 				s.asleep = s.now.Add(wait)
 				break
 			}
@@ -64,7 +64,7 @@ func (s *simulation) run(d time.Duration) {
 
 func simulate(most int, configured float64) *simulation {
 	return &simulation{
-		flow: newFlow(most, configured), now: time.Unix(1_000_000, 0),
+		flow: NewFlow(most, configured), now: time.Unix(1_000_000, 0),
 		latency: func(int) time.Duration { return 5 * time.Millisecond },
 		accepts: func(time.Time) bool { return true },
 		asks:    func(time.Time) time.Duration { return 0 },
@@ -132,7 +132,7 @@ func TestFlowFindsTheRateThatTheReceiverBears(t *testing.T) {
 		s.run(30 * time.Second)
 		perSecond := float64(s.accepted) / 30
 		refused := float64(s.refused) / float64(s.accepted+s.refused)
-		t.Logf("%s: %.1f/s accepted, %.2f %% refused, found %.1f/s", name, perSecond, 100*refused, s.flow.paced())
+		t.Logf("%s: %.1f/s accepted, %.2f %% refused, found %.1f/s", name, perSecond, 100*refused, s.flow.Paced())
 		if math.Abs(perSecond-c.rate) > 0.2*c.rate || refused > 0.05 {
 			t.Errorf("%s: %.1f/s of %.1f/s accepted, %.1f %% refused", name, perSecond, c.rate, 100*refused)
 		}
@@ -175,9 +175,9 @@ func TestFlowReachesWhatIsConfigured(t *testing.T) {
 	// After a time of 503s too.
 	for range 20 {
 		s.now = s.now.Add(time.Second)
-		s.flow.answered(s.now, ReasonUnavailable, time.Millisecond, 0)
+		s.flow.Answered(s.now, ReasonUnavailable, time.Millisecond, 0)
 	}
-	if n := s.flow.concurrency(); n != 1 {
+	if n := s.flow.Concurrency(); n != 1 {
 		t.Errorf("%d at once while it is unavailable", n)
 	}
 	s.run(10 * time.Second)
@@ -286,5 +286,17 @@ func TestCounterOutlivesAClockThatWasPutBack(t *testing.T) {
 	}
 	if n := c.perSecond(now); n > 11 {
 		t.Errorf("%g in the last second, at ten a second", n)
+	}
+}
+
+// A receiver that takes five seconds to answer still gets the ten requests a second that are allowed.
+func TestRateIsReachedWhenAnswersTakeLong(t *testing.T) {
+	t.Parallel()
+	s := simulate(64, 10)
+	s.latency = func(int) time.Duration { return 5 * time.Second }
+	s.run(time.Minute)
+	s.run(time.Minute)
+	if s.accepted < 540 || s.accepted > 601 {
+		t.Errorf("%d in a minute at 10/s, %d at once", s.accepted, s.most)
 	}
 }

@@ -1,6 +1,7 @@
-package relay
+package policy
 
 import (
+	"math/rand/v2"
 	"net/http"
 	"testing"
 	"time"
@@ -8,23 +9,23 @@ import (
 	"pgregory.net/rapid"
 )
 
-func policy(jitter float64, schedule ...time.Duration) RetryPolicy {
+func retryPolicy(jitter float64, schedule ...time.Duration) RetryPolicy {
 	return RetryPolicy{Schedule: schedule, MaxAttempts: DefaultMaxAttempts, Jitter: &jitter, RetryAfterMax: DefaultRetryAfterMax}
 }
 
 func TestDelayFollowsTheScheduleAndTheLastRepeats(t *testing.T) {
 	t.Parallel()
-	p := policy(0.1, DefaultSchedule()...)
+	p := retryPolicy(0.1, DefaultSchedule()...)
 	want := []time.Duration{
 		5 * time.Second, 30 * time.Second, 5 * time.Minute, 30 * time.Minute, 4 * time.Hour, 4 * time.Hour, 4 * time.Hour,
 	}
 	for i, d := range want {
-		if got := p.delay(i+1, 0, 0); got != d {
+		if got := p.Delay(i+1, 0, 0); got != d {
 			t.Errorf("after attempt %d: %s, want %s", i+1, got, d)
 		}
 	}
 	for attempt, want := range map[int]time.Duration{-1: 5 * time.Second, 0: 5 * time.Second, 1000: 4 * time.Hour} {
-		if got := p.delay(attempt, 0, 0); got != want {
+		if got := p.Delay(attempt, 0, 0); got != want {
 			t.Errorf("after attempt %d: %s, want %s", attempt, got, want)
 		}
 	}
@@ -44,20 +45,20 @@ func TestDelayIsNeverEarlyAndBoundedAbove(t *testing.T) {
 		jitter := rapid.Float64Range(0, 1).Draw(t, "jitter")
 		fraction := rapid.Float64Range(0, 0.999999).Draw(t, "fraction")
 		asked := duration("retry after", 0)
-		p := policy(jitter, schedule...)
+		p := retryPolicy(jitter, schedule...)
 		p.RetryAfterMax = duration("retry_after_max", 1)
 		attempt := rapid.IntRange(1, 1000).Draw(t, "attempt")
 
 		scheduled := schedule[min(attempt, len(schedule))-1]
 		latest := max(scheduled+time.Duration(float64(scheduled)*jitter), min(asked, p.RetryAfterMax))
-		got := p.delay(attempt, fraction, asked)
+		got := p.Delay(attempt, fraction, asked)
 		if got < scheduled || got > latest {
 			t.Fatalf("%s is outside of [%s, %s]", got, scheduled, latest)
 		}
 		if got < min(asked, p.RetryAfterMax) {
 			t.Fatalf("%s is before what the receiver asked for: %s of at most %s", got, asked, p.RetryAfterMax)
 		}
-		if without := p.delay(attempt, fraction, 0); got < without {
+		if without := p.Delay(attempt, fraction, 0); got < without {
 			t.Fatalf("Retry-After made it shorter: %s instead of %s", got, without)
 		}
 	})
@@ -65,10 +66,10 @@ func TestDelayIsNeverEarlyAndBoundedAbove(t *testing.T) {
 
 func TestDefaultJitterLengthensByAtMostATenth(t *testing.T) {
 	t.Parallel()
-	p := Config{Destinations: []Destination{{}}}.withDefaults().Destinations[0].Retry
+	p := RetryPolicy{}.WithDefaults()
 	for attempt, scheduled := range p.Schedule {
 		for range 1000 {
-			got := p.delay(attempt+1, jitterFraction(), 0)
+			got := p.Delay(attempt+1, rand.Float64(), 0)
 			if got < scheduled || got > scheduled+scheduled/10 {
 				t.Fatalf("%s is outside of [%s, %s]", got, scheduled, scheduled+scheduled/10)
 			}
@@ -118,4 +119,19 @@ func TestParseRetryAfter(t *testing.T) {
 			t.Errorf("%q: %s, want %s", c.values, got, c.want)
 		}
 	}
+}
+
+func FuzzParseRetryAfter(f *testing.F) {
+	for _, seed := range []string{
+		"", "0", "-5", "120", "1e9", "1000000000000000000000000000000", "Sun, 01 Mar 2026 12:00:30 GMT",
+		"Sunday, 01-Mar-26 12:00:30 GMT", "Sun Mar  1 12:00:30 2026", "Fri, 31 Dec 9999 23:59:59 GMT", "\x00", "٣",
+	} {
+		f.Add(seed)
+	}
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	f.Fuzz(func(t *testing.T, value string) {
+		if got := parseRetryAfter(http.Header{"Retry-After": {value}}, now); got < 0 || got > maxDelay {
+			t.Errorf("%q: %s", value, got)
+		}
+	})
 }
