@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/robfig/cron/v3"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // Defaults of outbox-relay's retention settings.
@@ -111,7 +113,7 @@ const (
 
 // An archiver does one run.
 type archiver struct {
-	q         querier
+	q         pg.DB
 	keep      Retention
 	rehearsal bool // change nothing
 	progress  func(ArchiveProgress)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // months returns the archive's partitions.
@@ -105,7 +106,7 @@ func TestArchiveDoesNotWaitForReaders(t *testing.T) {
 	_, err := tx.Exec(t.Context(), `SELECT FROM outbox_archive`)
 	must(t, err)
 	done, err := NewOps(db.pool).Archive(t.Context(), Retention{ArchiveAfter: days, DeleteAfter: 30 * days, Attempts: days}, nil)
-	if err == nil || !strings.HasPrefix(err.Error(), "drop month of the archive: ") || !hasCode(err, "55P03") || done.Events != 1 || done.Attempts != 1 || len(done.Months) != 0 {
+	if err == nil || !strings.HasPrefix(err.Error(), "drop month of the archive: ") || !pg.HasCode(err, "55P03") || done.Events != 1 || done.Attempts != 1 || len(done.Months) != 0 {
 		t.Errorf("%+v, %v", done, err)
 	}
 	must(t, tx.Rollback(t.Context()))

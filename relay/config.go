@@ -94,6 +94,35 @@ type Config struct {
 	Hooks Hooks
 }
 
+// Pooler says whether a connection pooler stands between the relay and its database. The zero value finds out.
+type Pooler struct {
+	// Mode says what Config.Pool leads to. Empty: PoolerAuto.
+	Mode PoolerMode
+	// Session is how to reach the server itself when Config.Pool leads through a pooler. The relay opens one connection
+	// of it, and is with it what it is without a pooler: woken by notifications, rescued within about a second. nil: as
+	// Config.Pool.
+	Session *pgxpool.Config
+}
+
+// PoolerMode says what a database URL leads to.
+type PoolerMode string
+
+// What a database URL may lead to.
+const (
+	// PoolerAuto asks the server whether it got the settings of a session, and works as PoolerTransaction if it did not.
+	PoolerAuto PoolerMode = "auto"
+	// PoolerNone is the server itself. A relay that finds a pooler there ends with ErrPooler.
+	PoolerNone PoolerMode = "none"
+	// PoolerTransaction is a pooler that keeps nothing but transactions, as PgBouncer does. Without Pooler.Session, events
+	// are found by polling alone, and the work of a relay that crashed waits for its lease.
+	PoolerTransaction PoolerMode = "transaction"
+)
+
+func (v *validator) pooler(p Pooler) {
+	known := []PoolerMode{"", PoolerAuto, PoolerNone, PoolerTransaction}
+	v.Require(slices.Contains(known, p.Mode), "database.pooler", "%q is not known; write auto, none or transaction", p.Mode)
+}
+
 // A Destination is a named URL with its limits and secrets.
 type Destination struct {
 	// Name: lower-case letters, digits, '-' and '_', at most 63 characters.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -173,7 +174,7 @@ func TestPoolSettings(t *testing.T) {
 	r, err := New(cfg)
 	must(t, err)
 	got := r.poolConfig()
-	want := maps.Clone(sessionSettings)
+	want := pg.SessionSettings()
 	want["work_mem"], want["search_path"] = "7MB", `"My ""Schema"`
 	if !maps.Equal(got.ConnConfig.RuntimeParams, want) {
 		t.Errorf("settings %v, want %v", got.ConnConfig.RuntimeParams, want)

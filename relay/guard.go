@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // guard keeps this relay from working on a copy of its database. The session asks it before it registers and now and
@@ -96,7 +98,7 @@ func (g *guard) settings(ctx context.Context, names, values []string) (statement
 	defer g.mu.Unlock()
 	switch {
 	case g.state != guardOpen || ctx.Value(unguardedKey{}) != nil:
-		return setForTransaction, []any{names, values}
+		return pg.SetForTransaction, []any{names, values}
 	case g.system == 0:
 		return setForTransactionThereWithoutControl, []any{names, values, g.database}
 	}
@@ -167,7 +169,7 @@ func (g *guard) prepareConn(ctx context.Context, conn *pgx.Conn, pooled bool) (f
 
 // await returns nil once the database behind h is this relay's: mostly at once, after a quarantine when somebody has
 // accepted it, or when ctx is done.
-func (g *guard) await(ctx context.Context, h handle) error {
+func (g *guard) await(ctx context.Context, h pg.DB) error {
 	ctx = unguarded(ctx)
 	g.beats = nil // of another connection, perhaps to another server
 	differences, err := g.look(ctx, h)
@@ -192,12 +194,12 @@ func (g *guard) await(ctx context.Context, h handle) error {
 
 // recheck returns an error if the database that was accepted is no longer this relay's. It looks now and then: what is
 // recorded may change, and a pooler may lead elsewhere.
-func (g *guard) recheck(ctx context.Context, h handle) error {
-	pooled, isPooled := g.relay.store.pool.(*transactions)
+func (g *guard) recheck(ctx context.Context, h pg.DB) error {
+	pooled, isPooled := g.relay.store.pool.(*pg.Transactions)
 	if !isPooled && time.Since(g.looked) < g.interval {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(unguarded(ctx), statementTimeout)
+	ctx, cancel := context.WithTimeout(unguarded(ctx), pg.StatementTimeout)
 	defer cancel()
 	differences, err := g.look(ctx, h)
 	if err != nil {
@@ -220,8 +222,8 @@ func (g *guard) recheck(ctx context.Context, h handle) error {
 
 // look compares the database with what is recorded in it, records what may be, and returns the differences that are
 // left.
-func (g *guard) look(ctx context.Context, h handle) ([]IdentityDifference, error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+func (g *guard) look(ctx context.Context, h pg.DB) ([]IdentityDifference, error) {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	g.looked = time.Now()
 	for range 5 { // a round that records something is followed by another, which finds nothing more to record
@@ -230,7 +232,7 @@ func (g *guard) look(ctx context.Context, h handle) ([]IdentityDifference, error
 			return nil, err
 		}
 		if f.standby {
-			return nil, errReadOnly
+			return nil, pg.ErrReadOnly
 		}
 		found := f.Identity
 		found.Environment, found.Addresses = g.relay.cfg.Environment, []string{g.address}
@@ -270,7 +272,7 @@ func (g *guard) look(ctx context.Context, h handle) ([]IdentityDifference, error
 }
 
 // witnessed reports whether a relay works on this very server: its session is here, or its heartbeat moves.
-func (g *guard) witnessed(ctx context.Context, h handle) (bool, error) {
+func (g *guard) witnessed(ctx context.Context, h pg.DB) (bool, error) {
 	if known, err := sessionWitnessed(ctx, h); known || err != nil {
 		return known, err
 	}
@@ -289,7 +291,7 @@ func (g *guard) witnessed(ctx context.Context, h handle) (bool, error) {
 }
 
 // quarantine does nothing but show itself and look again, until there is no difference left or ctx is done.
-func (g *guard) quarantine(ctx context.Context, h handle, differences []IdentityDifference) (err error) {
+func (g *guard) quarantine(ctx context.Context, h pg.DB, differences []IdentityDifference) (err error) {
 	g.shut()
 	g.relay.session.set(0, false) // whatever number it had belongs to another database
 	defer func() {
@@ -328,8 +330,8 @@ func (g *guard) quarantine(ctx context.Context, h handle, differences []Identity
 }
 
 // show registers this relay among the others as one that does nothing.
-func (g *guard) show(ctx context.Context, h handle, reason string) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+func (g *guard) show(ctx context.Context, h pg.DB, reason string) error {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	cfg := g.relay.cfg
 	shown, err := registerQuarantined(ctx, h, g.shown,
@@ -342,7 +344,7 @@ func (g *guard) show(ctx context.Context, h handle, reason string) error {
 }
 
 // announce tells about a quarantine: the hook and an alert once, the log now and then.
-func (g *guard) announce(ctx context.Context, h handle, reason string) {
+func (g *guard) announce(ctx context.Context, h pg.DB, reason string) {
 	cfg := g.relay.cfg
 	if reason != g.announced || time.Since(g.repeated) >= announceInterval {
 		g.repeated = time.Now()
@@ -355,7 +357,7 @@ func (g *guard) announce(ctx context.Context, h handle, reason string) {
 	if cfg.Hooks.Quarantined != nil {
 		cfg.Hooks.Quarantined(reason)
 	}
-	firing, cancel := context.WithTimeout(ctx, statementTimeout)
+	firing, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	err := fireQuarantinedAlert(firing, h, cfg.Environment, reason, fmt.Sprintf("%s, database %s; %s", cfg.Name, g.address, decide))
 	if err != nil && ctx.Err() == nil {

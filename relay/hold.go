@@ -6,6 +6,8 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // recordResult passes a result to breaker and flow. It reports whether the breaker blames the destination as a whole, and
@@ -66,7 +68,7 @@ func (c *claimer) tendBreakers(now time.Time, instance int32) error {
 			continue
 		}
 		at, err := c.tendBreaker(l, now, instance)
-		if hasCode(err, lockNotAvailable) { // the other lanes must not wait for one row
+		if pg.HasCode(err, pg.LockNotAvailable) { // the other lanes must not wait for one row
 			c.relay.databaseError("breaker", err)
 			l.tend = time.Now().Add(lockedAgain)
 			at, err = l.tend, nil

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -61,11 +62,11 @@ func TestIdleRelayStaysArmed(t *testing.T) {
 // sessionOf runs nothing of a relay but its session: what wakes up stays in the channel.
 func sessionOf(t testing.TB, cfg Config) *Relay {
 	t.Helper()
-	return sessionThrough(t, cfg, func(pool executor) executor { return pool })
+	return sessionThrough(t, cfg, func(pool pg.Pool) pg.Pool { return pool })
 }
 
 // sessionThrough is sessionOf with something between the store and the pool, which the session sees from the beginning.
-func sessionThrough(t testing.TB, cfg Config, through func(executor) executor) *Relay {
+func sessionThrough(t testing.TB, cfg Config, through func(pg.Pool) pg.Pool) *Relay {
 	t.Helper()
 	r, err := New(cfg)
 	must(t, err)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -29,7 +30,7 @@ func TestLeavingGivesBackWhatIsStillClaimed(t *testing.T) {
 	if !row[bool](db, `SELECT count(*) = 0 FROM outbox_relay`) {
 		t.Error("the relay is still registered")
 	}
-	if got := rows[int64](db, `SELECT event_id FROM outbox_delivery d WHERE `+isFree+` ORDER BY 1`); len(got) != 2 {
+	if got := rows[int64](db, `SELECT event_id FROM outbox_delivery d WHERE `+pg.IsFree+` ORDER BY 1`); len(got) != 2 {
 		t.Errorf("given back: %v, want the two that were its own", got)
 	}
 	// What was sent before is settled under its claim all the same.

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/robfig/cron/v3"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // parkedEvery is how often everything parked is looked through for a route, although none was added.
@@ -37,7 +39,7 @@ func (r *Relay) maintain(ctx context.Context) {
 			}
 		case <-r.doubt:
 			// A session that cannot register because of the schema leaves the guard shut for good.
-			if _, err := checkSchema(unguarded(ctx), r.chores.pool); errors.Is(err, ErrSchema) {
+			if _, err := pg.CheckSchema(unguarded(ctx), r.chores.pool); errors.Is(err, pg.ErrSchema) {
 				r.cfg.Log.Error().Err(err).Msg("the schema changed under this relay")
 				r.fail(err)
 			}

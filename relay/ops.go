@@ -2,14 +2,13 @@ package relay
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -131,40 +130,12 @@ func (o *Ops) Status(ctx context.Context) (Status, error) {
 	return s, nil
 }
 
-// ErrSchema says that the database's schema is not the one this build works with.
-var ErrSchema = errors.New("schema mismatch")
-
 // CheckSchema returns nil if this build can work with the outbox schema, because it has the version this build knows or
 // a later one that says so; an error wrapping [ErrSchema] that says what to do if not, and any other error if that could
 // not be found out.
 func (o *Ops) CheckSchema(ctx context.Context) error {
-	_, err := checkSchema(ctx, o.pool)
+	_, err := pg.CheckSchema(ctx, o.pool)
 	return err
-}
-
-// checkSchema also returns the version of a schema that is newer than this build; 0: it is not.
-func checkSchema(ctx context.Context, q querier) (newer int64, err error) {
-	version, err := schemaVersion(ctx, q)
-	want := migrations.Outbox.Latest()
-	switch {
-	case hasCode(err, undefinedTable) && lacksSchema(ctx, q):
-		return 0, fmt.Errorf("%w: there is no outbox schema here (version %d is needed); run: outbox-relay migrate up", ErrSchema, want)
-	case err != nil:
-		return 0, fmt.Errorf("read schema version: %w", err)
-	case version < want:
-		return 0, fmt.Errorf("%w: the database has version %d, this build needs %d; run: outbox-relay migrate up", ErrSchema, version, want)
-	case version == want:
-		return 0, nil
-	}
-	since, err := compatibleSince(ctx, q)
-	switch {
-	case err != nil:
-		return 0, fmt.Errorf("read schema version: %w", err)
-	case since > want:
-		return 0, fmt.Errorf("%w: the database has version %d, which works with builds that know %d or later, this build knows %d; run a newer outbox-relay",
-			ErrSchema, version, since, want)
-	}
-	return version, nil
 }
 
 // DeliveryFilter chooses deliveries to list. The zero value is the newest of all.

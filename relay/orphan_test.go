@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -116,8 +117,8 @@ func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 	cfg := db.config(toA, toB)
 	cfg.Lease = time.Hour
 	lossy := &lossyExecutor{destination: "b"}
-	r := sessionThrough(t, cfg, func(pool executor) executor {
-		lossy.executor = pool
+	r := sessionThrough(t, cfg, func(pool pg.Pool) pg.Pool {
+		lossy.Pool = pool
 		return lossy
 	})
 	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
@@ -140,13 +141,13 @@ func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 
 // A lossyExecutor loses the answer to the first claim for one destination.
 type lossyExecutor struct {
-	executor
+	pg.Pool
 	destination string
 	claims      int
 }
 
 func (e *lossyExecutor) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	rows, err := e.executor.Query(ctx, sql, args...)
+	rows, err := e.Pool.Query(ctx, sql, args...)
 	if sql != claimDue || err != nil || args[1].([]string)[0] != e.destination {
 		return rows, err
 	}

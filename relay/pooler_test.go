@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -110,7 +111,7 @@ func TestPoolerIsRefused(t *testing.T) {
 			r, err := New(cfg)
 			must(t, err)
 			err = r.Run(t.Context())
-			if !errors.Is(err, ErrPooler) || !strings.Contains(err.Error(), "direct connection") {
+			if !errors.Is(err, pg.ErrPooler) || !strings.Contains(err.Error(), "direct connection") {
 				t.Errorf("got %v, want ErrPooler", err)
 			}
 			if n := row[int](db, "SELECT count(*)::int FROM outbox_relay"); n != 0 {

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // A Relay claims, delivers and settles. Make one with [New]; run it once.
@@ -167,7 +168,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		l.current().retire()
 	}
 	r.cfg.Log.Info().Msg("stopped")
-	if cause := context.Cause(ctx); errors.Is(cause, ErrSchema) {
+	if cause := context.Cause(ctx); errors.Is(cause, pg.ErrSchema) {
 		return cause
 	}
 	return nil
@@ -183,7 +184,7 @@ func (r *Relay) poolConfig() *pgxpool.Config {
 	if cfg.MaxConns <= 0 || cfg.MaxConns > defaultConns {
 		cfg.MaxConns = defaultConns
 	}
-	directly(cfg, r.cfg.Schema)
+	pg.SetDirect(cfg, r.cfg.Schema)
 	if cfg.ShouldPing == nil {
 		// By default every claim of an idle relay would be two queries. A statement on a broken connection is repeated.
 		cfg.ShouldPing = func(_ context.Context, p pgxpool.ShouldPingParams) bool { return p.IdleDuration > pingAfter }
@@ -196,7 +197,7 @@ func (r *Relay) open(ctx context.Context, pooled bool) error {
 	cfg := r.poolConfig()
 	var settings map[string]string
 	if pooled {
-		settings = throughPooler(cfg, r.cfg.Schema)
+		settings = pg.SetPooled(cfg, r.cfg.Schema)
 	}
 	r.guard.watch(cfg, pooled)
 	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
@@ -205,9 +206,9 @@ func (r *Relay) open(ctx context.Context, pooled bool) error {
 	}
 	r.pool, r.store = pool, &store{pool: pool}
 	if pooled {
-		r.store = &store{pool: newTransactions(pool, settings, r.guard), deaf: r.cfg.Pooler.Session == nil}
+		r.store = &store{pool: pg.NewTransactions(pool, settings, r.guard.settings, elsewhere), deaf: r.cfg.Pooler.Session == nil}
 	}
-	r.chores = &store{pool: newChores(r.store.pool)}
+	r.chores = &store{pool: pg.NewChores(r.store.pool)}
 	return nil
 }
 
@@ -217,7 +218,7 @@ func (r *Relay) prepare(ctx context.Context) error {
 	for {
 		err := r.checkDatabase(ctx)
 		switch {
-		case errors.Is(err, ErrSchema), errors.Is(err, ErrPooler):
+		case errors.Is(err, pg.ErrSchema), errors.Is(err, pg.ErrPooler):
 			return err
 		case err == nil, ctx.Err() != nil:
 			return nil
@@ -233,8 +234,8 @@ func (r *Relay) prepare(ctx context.Context) error {
 
 // checkDatabase finds out what the connection leads to, and whether the relay can work there.
 func (r *Relay) checkDatabase(ctx context.Context) error {
-	err := r.store.checkSession(ctx)
-	if _, pooled := r.store.pool.(*transactions); errors.Is(err, ErrPooler) && !pooled {
+	err := pg.CheckSession(ctx, r.store.pool)
+	if _, pooled := r.store.pool.(*pg.Transactions); errors.Is(err, pg.ErrPooler) && !pooled {
 		if r.cfg.Pooler.Mode == PoolerNone {
 			return fmt.Errorf("%w; give the relay a direct connection, or set database.pooler to transaction", err)
 		}
@@ -242,12 +243,12 @@ func (r *Relay) checkDatabase(ctx context.Context) error {
 		if err := r.open(ctx, true); err != nil {
 			return err
 		}
-		err = r.store.checkSession(ctx)
+		err = pg.CheckSession(ctx, r.store.pool)
 	}
 	if err != nil {
 		return err
 	}
-	newer, err := checkSchema(ctx, r.store.pool)
+	newer, err := pg.CheckSchema(ctx, r.store.pool)
 	if err != nil {
 		return err
 	}
@@ -255,7 +256,7 @@ func (r *Relay) checkDatabase(ctx context.Context) error {
 		r.cfg.Log.Warn().Int64("database", newer).Int64("known", migrations.Outbox.Latest()).
 			Msg("the schema is newer than this version, and works with it; upgrade this relay soon")
 	}
-	creators, err := schemaCreators(ctx, r.store.pool)
+	creators, err := pg.FindSchemaCreators(ctx, r.store.pool)
 	if err != nil {
 		return err
 	}
@@ -276,14 +277,14 @@ func (r *Relay) databaseError(operation string, err error) {
 		return // the guard tells
 	}
 	line := r.cfg.Log.Error().Err(err).Str("operation", operation)
-	if hint := hintFor(err); hint != "" {
+	if hint := pg.Hint(err); hint != "" {
 		line = line.Str("hint", hint)
 	}
 	line.Msg("database: will be tried again")
-	if schemaMayDiffer(err) {
+	if pg.SchemaMayDiffer(err) {
 		signal(r.doubt)
 	}
-	if hasCode(err, readOnlyTransaction) || errors.Is(err, errReadOnly) {
+	if pg.HasCode(err, pg.ReadOnlyTransaction) || errors.Is(err, pg.ErrReadOnly) {
 		// After a failover these connections may lead to what was the primary, for ever; new ones need not.
 		r.pool.Reset()
 	}

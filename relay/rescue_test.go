@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -313,7 +314,7 @@ func TestRescueTouchesNoDelivery(t *testing.T) {
 	}())
 	_, err := operator.Exec(t.Context(), `COMMIT`)
 	must(t, err)
-	if n := row[int](db, `SELECT count(*) FROM outbox_delivery d WHERE `+isFree); n != 10 {
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery d WHERE `+pg.IsFree); n != 10 {
 		t.Errorf("%d of 10 are free", n)
 	}
 	if got := row[string](db, `SELECT string_agg(destination, ' ') FROM outbox_destination WHERE breaker_owner IS NOT NULL`); got != "a" {
@@ -328,7 +329,7 @@ func (db *database) dead() int32 {
 }
 
 // connectAs makes a connection the session of a relay whose heartbeat stays young.
-func (db *database) connectAs(conn querier, instance int32) {
+func (db *database) connectAs(conn pg.DB, instance int32) {
 	db.Helper()
 	resumed, err := resume(db.Context(), conn, true, instance)
 	if must(db, err); !resumed {

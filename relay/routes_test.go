@@ -11,6 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // storedRoutes returns the routes that producers' events take, sorted, such as "* default, t other".
@@ -48,7 +50,7 @@ func TestReconnectKeepsLaterRoutes(t *testing.T) {
 	instance := older.instance()
 	before := row[int](db, "SELECT session_pid FROM outbox_relay WHERE instance = $1", instance)
 	db.terminate(instance)
-	becomes(db, 2, "SELECT count(*)::int FROM outbox_relay r WHERE session_pid <> $1 AND "+hasSession, before)
+	becomes(db, 2, "SELECT count(*)::int FROM outbox_relay r WHERE session_pid <> $1 AND "+pg.HasSession, before)
 	db.insert(1, "k")
 	becomes(db, 2, "SELECT count(*)::int FROM outbox_delivery WHERE status = 'delivered'")
 	if got := db.storedRoutes(); got != both {

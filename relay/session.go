@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // session is this relay's standing in the database: one connection that shows by its presence that the relay lives,
@@ -96,7 +98,7 @@ func (s *session) run(ctx context.Context) {
 
 // A standing is what a session stands on, until it breaks.
 type standing struct {
-	executor
+	pg.Pool
 	conn   *pgx.Conn // nil: through a pooler, which keeps no session
 	schema string
 	heard  requests
@@ -148,7 +150,7 @@ func (s *session) dam(ctx context.Context, on *standing, now time.Time) error {
 }
 
 func (s *session) startListening(ctx context.Context, on *standing) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if _, err := on.conn.Exec(ctx, listen); err != nil {
 		return fmt.Errorf("listen: %w", err)
@@ -255,10 +257,10 @@ func (s *session) catchUp() {
 }
 
 func (s *session) connect(ctx context.Context) (*standing, error) {
-	if pooled, ok := s.relay.store.pool.(*transactions); ok && s.relay.store.deaf {
-		return &standing{executor: pooled.with("lock_timeout", "0")}, nil // a rescue waits for what a dead relay left running
+	if pooled, ok := s.relay.store.pool.(*pg.Transactions); ok && s.relay.store.deaf {
+		return &standing{Pool: pooled.With("lock_timeout", "0")}, nil // a rescue waits for what a dead relay left running
 	}
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	pool := s.sessionConfig()
 	pool.ConnConfig.RuntimeParams["lock_timeout"] = "0"
@@ -279,7 +281,7 @@ func (s *session) connect(ctx context.Context) (*standing, error) {
 			return nil, fmt.Errorf("after connect: %w", err)
 		}
 	}
-	on.executor, on.conn = conn, conn
+	on.Pool, on.conn = conn, conn
 	return on, nil
 }
 
@@ -287,7 +289,7 @@ func (s *session) connect(ctx context.Context) (*standing, error) {
 func (s *session) sessionConfig() *pgxpool.Config {
 	if own := s.relay.cfg.Pooler.Session; own != nil {
 		own = own.Copy()
-		directly(own, s.relay.cfg.Schema)
+		pg.SetDirect(own, s.relay.cfg.Schema)
 		return own
 	}
 	return s.relay.pool.Config()
@@ -295,7 +297,7 @@ func (s *session) sessionConfig() *pgxpool.Config {
 
 // enter starts to listen, registers this relay, and applies the routes, the first time.
 func (s *session) enter(ctx context.Context, on *standing) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	var started time.Time
 	if err := on.QueryRow(ctx, selectServer).Scan(&on.schema, &started); err != nil {
@@ -347,8 +349,6 @@ func (s *session) register(ctx context.Context, on *standing) (instance int32, r
 	return instance, false, nil
 }
 
-var errTwoDatabases = errors.New("database.url and database.listen_url lead to different databases")
-
 // sameDatabase keeps a session with a URL of its own from saying that a relay lives where it does not work.
 func (s *session) sameDatabase(ctx context.Context, on *standing) error {
 	if s.relay.cfg.Pooler.Session == nil {
@@ -363,7 +363,7 @@ func (s *session) sameDatabase(ctx context.Context, on *standing) error {
 		return err
 	}
 	if here != there {
-		return errTwoDatabases // as it may be for a moment in a failover
+		return pg.ErrTwoDatabases // as it may be for a moment in a failover
 	}
 	return nil
 }
@@ -372,7 +372,7 @@ var errTakenForDead = errors.New("this relay was taken for dead; registering ane
 
 // beat says that this relay lives, passes on what there is to do, and gives back what dead relays had claimed.
 func (s *session) beat(stopping context.Context, on *standing, findDead bool) error {
-	limit := statementTimeout
+	limit := pg.StatementTimeout
 	if on.conn == nil {
 		limit = min(limit, s.relay.cfg.Lease/2) // a relay whose heartbeat hangs is dead to others, and stops claiming
 	}
@@ -423,7 +423,7 @@ func (s *session) rescue(ctx context.Context, other int32) {
 	}
 	s.relay.wake.notify(true)
 	signal(s.relay.routes)
-	if err := s.relay.store.endSession(ctx, other, lasting); err != nil && !hasCode(err, lacksPrivilege) {
+	if err := s.relay.store.endSession(ctx, other, lasting); err != nil && !pg.HasCode(err, pg.LacksPrivilege) {
 		s.relay.databaseError("end session", err)
 	}
 }

@@ -3,6 +3,7 @@ package relay
 import (
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -76,7 +77,7 @@ func (b *batch) parts(err error) (parts []batch) {
 				parts = append(parts, batch{settlements: copySettlements(list), apart: true})
 			}
 		}
-	case len(b.settlements) > 1 && !hasCode(err, lockNotAvailable):
+	case len(b.settlements) > 1 && !pg.HasCode(err, pg.LockNotAvailable):
 		for i := range b.settlements {
 			parts = append(parts, batch{settlements: b.settlements[i : i+1], apart: true})
 		}
@@ -223,10 +224,10 @@ func (w *settler) try(b *batch) (missed []settlement, err error) {
 			return missed, nil
 		}
 		r.databaseError("settle", err)
-		switch classifyError(err) {
-		case errorRefused:
+		switch pg.ClassifyError(err) {
+		case pg.ErrorRefused:
 			return nil, err
-		case errorDamaged:
+		case pg.ErrorDamaged:
 			if damaged++; b.apart || damaged == settleTries {
 				return nil, err
 			}

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -23,7 +24,7 @@ const (
 
 // noteFailure records why a settlement could not be written. nil and a lock mean that another session is in the way.
 func (s *settlement) noteFailure(err error) {
-	if hasCode(err, lockNotAvailable) {
+	if pg.HasCode(err, pg.LockNotAvailable) {
 		err = nil
 	}
 	if s.aside == nil {
@@ -68,7 +69,7 @@ func (w *settler) setAside(left []settlement) {
 	}
 	if refused != nil {
 		log.Error().Err(refused.aside.refused).Int("deliveries", len(left)).Int64("event_id", refused.eventID).
-			Str("destination", refused.destination).Str("outcome", string(refused.Outcome)).Str("hint", hintFor(refused.aside.refused)).
+			Str("destination", refused.destination).Str("outcome", string(refused.Outcome)).Str("hint", pg.Hint(refused.aside.refused)).
 			Msg("the database refuses the outcome of deliveries; trying again until their lease ends, then they are attempted again")
 	}
 }

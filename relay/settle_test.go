@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -36,18 +37,18 @@ func TestSettlementsAreSortedByTheStatementThatWritesThem(t *testing.T) {
 // What passes is waited for, for ever; all else must not keep the other rows of a batch.
 func TestErrorsOfTheDatabaseAreClassified(t *testing.T) {
 	t.Parallel()
-	for code, want := range map[string]errorClass{
-		"40001": errorPassing, "40P01": errorPassing, "53100": errorPassing, "53300": errorPassing, "57P01": errorPassing,
-		"57P03": errorPassing, "57014": errorPassing, "25006": errorPassing, "42501": errorPassing, "42P01": errorPassing, "08006": errorPassing,
-		"XX000": errorDamaged, "XX001": errorDamaged, "XX002": errorDamaged, "58030": errorDamaged, "54000": errorDamaged,
-		"22003": errorRefused, "23514": errorRefused, "38000": errorRefused, "44000": errorRefused, "P0001": errorRefused, "55P03": errorRefused,
+	for code, want := range map[string]pg.ErrorClass{
+		"40001": pg.ErrorPassing, "40P01": pg.ErrorPassing, "53100": pg.ErrorPassing, "53300": pg.ErrorPassing, "57P01": pg.ErrorPassing,
+		"57P03": pg.ErrorPassing, "57014": pg.ErrorPassing, "25006": pg.ErrorPassing, "42501": pg.ErrorPassing, "42P01": pg.ErrorPassing, "08006": pg.ErrorPassing,
+		"XX000": pg.ErrorDamaged, "XX001": pg.ErrorDamaged, "XX002": pg.ErrorDamaged, "58030": pg.ErrorDamaged, "54000": pg.ErrorDamaged,
+		"22003": pg.ErrorRefused, "23514": pg.ErrorRefused, "38000": pg.ErrorRefused, "44000": pg.ErrorRefused, "P0001": pg.ErrorRefused, "55P03": pg.ErrorRefused,
 	} {
-		if got := classifyError(fmt.Errorf("settle: %w", &pgconn.PgError{Code: code})); got != want {
+		if got := pg.ClassifyError(fmt.Errorf("settle: %w", &pgconn.PgError{Code: code})); got != want {
 			t.Errorf("%s is of class %d, want %d", code, got, want)
 		}
 	}
 	for _, err := range []error{nil, context.DeadlineExceeded, &pgconn.PgError{Code: "bad"}} {
-		if got := classifyError(err); got != errorPassing {
+		if got := pg.ClassifyError(err); got != pg.ErrorPassing {
 			t.Errorf("%v is of class %d", err, got)
 		}
 	}

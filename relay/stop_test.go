@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -226,7 +227,7 @@ func TestRunRefusesAnotherSchema(t *testing.T) {
 			db.exec(c.change)
 			relay, err := New(db.config(to("http://receiver.test/")))
 			must(t, err)
-			if err := relay.Run(t.Context()); !errors.Is(err, ErrSchema) || !strings.Contains(err.Error(), c.want) {
+			if err := relay.Run(t.Context()); !errors.Is(err, pg.ErrSchema) || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v", err)
 			}
 		})
@@ -235,7 +236,7 @@ func TestRunRefusesAnotherSchema(t *testing.T) {
 		t.Parallel()
 		relay, err := New(Config{Pool: settings(t, pgtest.New(t)), Destinations: []Destination{to("http://receiver.test/")}})
 		must(t, err)
-		if err := relay.Run(t.Context()); !errors.Is(err, ErrSchema) {
+		if err := relay.Run(t.Context()); !errors.Is(err, pg.ErrSchema) {
 			t.Errorf("%v", err)
 		}
 	})

@@ -8,17 +8,16 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // store runs the engine's statements. It is safe for concurrent use.
 type store struct {
-	pool executor
+	pool pg.Pool
 	deaf bool        // nobody listens for notifications: producers are never asked for any
 	idle atomic.Bool // as declared last
 }
-
-// statementTimeout bounds each statement, so that a half-open connection cannot hold a goroutine for ever.
-const statementTimeout = 30 * time.Second
 
 // keyset is a place in the order in which a lane is claimed.
 type keyset struct {
@@ -81,7 +80,7 @@ const selectTime = `SELECT now()`
 
 // now returns the database's time.
 func (s *store) now(ctx context.Context) (now time.Time, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if err := s.pool.QueryRow(ctx, selectTime).Scan(&now); err != nil {
 		return time.Time{}, fmt.Errorf("read the database's time: %w", err)
@@ -101,7 +100,7 @@ const selectPayload = `SELECT payload FROM outbox WHERE id = $1`
 
 // payload loads a payload that was too large to come with the claim.
 func (s *store) payload(ctx context.Context, eventID int64) (payload []byte, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if err := s.pool.QueryRow(ctx, selectPayload, eventID).Scan(&payload); err != nil {
 		return nil, fmt.Errorf("load payload: %w", err)

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // dueNotice is an alert with news for one channel, held by this relay until it has been sent or the hold ends.
@@ -61,7 +63,7 @@ FROM due d WHERE EXISTS (SELECT FROM claimed)`
 // claimNotice takes the oldest alert that has news for a channel, which nobody else is sending there and whose window has
 // passed. It returns false if there is none.
 func (s *store) claimNotice(ctx context.Context, channel string, window time.Duration, all bool) (d dueNotice, found bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	err = s.pool.QueryRow(ctx, claimNotice, channel, window.Seconds(), calm(window).Seconds(), alertHold.Seconds(), all).
 		Scan(&d.Rule, &d.Subject, &d.Count, &d.OpenedAt, &d.FirstEventID, &d.FirstError, &d.Detail, &d.ResolvedAt, &d.total)
@@ -84,7 +86,7 @@ WHERE rule = $1 AND subject = $2 AND channel = $3`
 
 // markTold records that a channel has the alert as it was claimed.
 func (s *store) markTold(ctx context.Context, channel string, d dueNotice) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	statement := markTold
 	if d.ResolvedAt != nil {
@@ -102,7 +104,7 @@ WHERE rule = $1 AND subject = $2 AND channel = $3`
 
 // postponeNotice gives a channel that failed some time.
 func (s *store) postponeNotice(ctx context.Context, channel string, d dueNotice) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if _, err := s.pool.Exec(ctx, postponeNotice, d.Rule, d.Subject, channel, alertRetry.Seconds()); err != nil {
 		return fmt.Errorf("postpone alert: %w", err)
@@ -150,7 +152,7 @@ WHERE a.rule = s.rule AND a.subject = s.subject AND u.rule = s.rule AND u.subjec
 
 // scheduleAlerts removes alerts that are over, and notes of the others what has been told and when something is to be done.
 func (s *store) scheduleAlerts(ctx context.Context, channels []string, window time.Duration, all bool) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if _, err := s.pool.Exec(ctx, scheduleAlerts, channels, window.Seconds(), calm(window).Seconds(), all); err != nil {
 		return fmt.Errorf("schedule alerts: %w", err)

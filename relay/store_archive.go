@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // An archiveWalk is one of the statements that go through a table batch by batch. They take where the last batch ended, how much
@@ -42,8 +44,8 @@ SELECT mine, next_page, looked_at, finished, removed
 FROM outbox_prune_processed_events($1::bigint, $2::int, make_interval(secs => $3::float8), $4::bool)`
 
 // step does one batch. Once begun it is not cut off when ctx ends, because it is short and then need not be done again.
-func (w archiveWalk) step(ctx context.Context, q querier, cursor int64, olderThan time.Duration, rehearsal bool) (batchResult, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), statementTimeout)
+func (w archiveWalk) step(ctx context.Context, q pg.DB, cursor int64, olderThan time.Duration, rehearsal bool) (batchResult, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pg.StatementTimeout)
 	defer cancel()
 	rows, err := q.Query(ctx, w.statement, cursor, w.batch, olderThan.Seconds(), rehearsal)
 	if err != nil {
@@ -63,8 +65,8 @@ const dropPartition = `SELECT outbox_drop_archive(make_interval(secs => $1::floa
 
 // dropOldest drops the oldest partition of the archive of which all is older, and returns its name; empty: there is none.
 // A rehearsal returns the one after the given name.
-func dropOldest(ctx context.Context, q querier, olderThan time.Duration, rehearsal bool, after string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), statementTimeout)
+func dropOldest(ctx context.Context, q pg.DB, olderThan time.Duration, rehearsal bool, after string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pg.StatementTimeout)
 	defer cancel()
 	var name *string
 	if err := q.QueryRow(ctx, dropPartition, olderThan.Seconds(), rehearsal, after).Scan(&name); err != nil {
@@ -81,7 +83,7 @@ func dropOldest(ctx context.Context, q querier, olderThan time.Duration, rehears
 func withRoleHint(err error) error {
 	var refused *pgconn.PgError
 	switch {
-	case !errors.As(err, &refused) || refused.Code != lacksPrivilege:
+	case !errors.As(err, &refused) || refused.Code != pg.LacksPrivilege:
 		return err
 	case strings.Contains(refused.Message, "for schema"):
 		return fmt.Errorf("%w; GRANT CREATE on that schema to the owner of the tables", err)

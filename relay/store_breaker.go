@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -23,7 +24,7 @@ RETURNING breaker_failures, breaker_events`
 // recordEvidence adds to the failures that all relays hold against a destination, or takes from them, and returns what is
 // held against it then. It returns false if the breaker is not closed any more.
 func (s *store) recordEvidence(ctx context.Context, destination string, failures int, events []int64) (total int, all []int64, closed bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	err = s.pool.QueryRow(ctx, recordEvidence, destination, failures, eventIDs(events), policy.BreakerEvents).Scan(&total, &all)
 	switch {
@@ -74,7 +75,7 @@ SELECT wait, breaker_probes FROM opened`
 // openBreaker makes all relays hold a destination, unless another has done so before, and returns how long nobody may
 // try it, and how many probes have failed in a row.
 func (s *store) openBreaker(ctx context.Context, destination string, instance int32, b policy.Breaker) (wait time.Duration, probes int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	var seconds float64
 	err = s.pool.QueryRow(ctx, openBreaker, destination, instance, b.Policy.ProbeAfter.Seconds(), b.Policy.ProbeMax.Seconds(), b.Cause, b.Accepted, eventIDs(b.Events)).
@@ -101,7 +102,7 @@ RETURNING breaker_events`
 // with a failure. It returns false if another relay has it, it is not yet time, or nothing that waits is due. A time
 // further away than implausible is taken to have passed.
 func (s *store) tryBreaker(ctx context.Context, destination string, instance int32, hold, implausible time.Duration) (taken bool, events []int64, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	err = s.pool.QueryRow(ctx, tryBreaker, destination, instance, hold.Seconds(), implausible.Seconds()).Scan(&events)
 	switch {
@@ -119,7 +120,7 @@ WHERE destination = $1 AND breaker = 'half_open' AND breaker_owner = $2`
 
 // renewTrial prolongs what tryBreaker gave. It returns false if that is not this relay's any more.
 func (s *store) renewTrial(ctx context.Context, destination string, instance int32, hold time.Duration) (held bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	tag, err := s.pool.Exec(ctx, renewTrial, destination, instance, hold.Seconds())
 	if err != nil {
@@ -140,11 +141,11 @@ WITH closed AS (
     UPDATE outbox_alert SET resolved_at = now()
     WHERE rule = 'breaker_open' AND subject = $1 AND resolved_at IS NULL AND EXISTS (SELECT FROM closed)
 )
-SELECT pg_notify('outbox_wake', 'sweep ' || current_schema()) FROM closed WHERE ` + queueHasRoom
+SELECT pg_notify('outbox_wake', 'sweep ' || current_schema()) FROM closed WHERE ` + pg.QueueHasRoom
 
 // closeBreaker opens a destination for business again, if this relay is the one that tried it.
 func (s *store) closeBreaker(ctx context.Context, destination string, instance int32) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if _, err := s.pool.Exec(ctx, closeBreaker, destination, instance); err != nil {
 		return fmt.Errorf("close breaker: %w", err)

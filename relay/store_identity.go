@@ -7,16 +7,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
-// handle is what a connection, a pool and a transaction have in common. All statements here are run as they are, not
-// prepared: they are rare, and a pooler may be in between.
-type handle interface {
-	querier
-	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
-}
+// All statements here are run as they are, not prepared: they are rare, and a pooler may be in between.
 
 // facts are what one look at a database tells: what it is, and what is recorded in it.
 type facts struct {
@@ -40,7 +36,7 @@ FROM pg_database d LEFT JOIN outbox_identity i ON true
 WHERE d.datname = current_database()`
 
 // readFacts looks at the database. The environment and address of what it returns are the caller's to fill in.
-func readFacts(ctx context.Context, q querier) (facts, error) {
+func readFacts(ctx context.Context, q pg.DB) (facts, error) {
 	var f facts
 	var system, oid *int64
 	var timeline *int32
@@ -49,8 +45,7 @@ func readFacts(ctx context.Context, q querier) (facts, error) {
 	var at *time.Time
 	into := []any{&f.SystemIdentifier, &f.Timeline, &f.DatabaseOID, &f.standby, &system, &timeline, &oid, &environment, &addresses, &at}
 	err := q.QueryRow(ctx, selectFacts, pgx.QueryExecModeExec).Scan(into...)
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && pgErr.Code == "42501" { // insufficient_privilege; on outbox_identity it comes again
+	if pg.HasCode(err, pg.LacksPrivilege) { // on outbox_identity it comes again
 		err = q.QueryRow(ctx, selectFactsWithoutControl, pgx.QueryExecModeExec).Scan(into...)
 	}
 	if err != nil {
@@ -70,7 +65,7 @@ INSERT INTO outbox_identity (system_identifier, database_oid, timeline, environm
 ON CONFLICT DO NOTHING`
 
 // recordFirst records the identity of a database that has none. Of several relays that start at once, one does.
-func recordFirst(ctx context.Context, h handle, id Identity) error {
+func recordFirst(ctx context.Context, h pg.DB, id Identity) error {
 	_, err := h.Exec(ctx, insertIdentity, pgx.QueryExecModeExec, id.SystemIdentifier, id.DatabaseOID, id.Timeline, id.Environment, id.Addresses)
 	if err != nil {
 		return fmt.Errorf("record identity of the database: %w", err)
@@ -92,7 +87,7 @@ WHERE ($1::bigint = 0 OR system_identifier IN (0, $1)) AND database_oid = $2`
 
 // recordNews adds to the identity what a relay that belongs here knows better: an address, an environment where none
 // was named, the timeline after a failover.
-func recordNews(ctx context.Context, h handle, id Identity) error {
+func recordNews(ctx context.Context, h pg.DB, id Identity) error {
 	_, err := h.Exec(ctx, extendIdentity, pgx.QueryExecModeExec, id.SystemIdentifier, id.DatabaseOID, id.Timeline, id.Environment, id.Addresses[0], maxAddresses)
 	if err != nil {
 		return fmt.Errorf("record news of the database: %w", err)
@@ -100,10 +95,10 @@ func recordNews(ctx context.Context, h handle, id Identity) error {
 	return nil
 }
 
-const selectWitness = `SELECT EXISTS (SELECT FROM outbox_relay r WHERE r.quarantined IS NULL AND ` + hasSession + `)`
+const selectWitness = `SELECT EXISTS (SELECT FROM outbox_relay r WHERE r.quarantined IS NULL AND ` + pg.HasSession + `)`
 
 // sessionWitnessed reports whether a relay that works has its session on this very server now.
-func sessionWitnessed(ctx context.Context, q querier) (found bool, err error) {
+func sessionWitnessed(ctx context.Context, q pg.DB) (found bool, err error) {
 	if err := q.QueryRow(ctx, selectWitness, pgx.QueryExecModeExec).Scan(&found); err != nil {
 		return false, fmt.Errorf("look for a living relay: %w", err)
 	}
@@ -113,7 +108,7 @@ func sessionWitnessed(ctx context.Context, q querier) (found bool, err error) {
 const selectHeartbeats = `SELECT instance, heartbeat_at FROM outbox_relay WHERE quarantined IS NULL AND session_pid IS NULL`
 
 // heartbeats returns when relays without a session, behind a pooler, were last heard of.
-func heartbeats(ctx context.Context, q querier) (map[int32]time.Time, error) {
+func heartbeats(ctx context.Context, q pg.DB) (map[int32]time.Time, error) {
 	rows, err := q.Query(ctx, selectHeartbeats, pgx.QueryExecModeExec)
 	if err != nil {
 		return nil, fmt.Errorf("read heartbeats: %w", err)
@@ -137,10 +132,10 @@ func heartbeats(ctx context.Context, q querier) (map[int32]time.Time, error) {
 const selectSameDatabase = `
 SELECT EXISTS (
     SELECT FROM outbox_relay r
-    WHERE r.instance = $1 AND r.quarantined IS NULL AND (r.session_pid IS NULL OR ` + hasSession + `))`
+    WHERE r.instance = $1 AND r.quarantined IS NULL AND (r.session_pid IS NULL OR ` + pg.HasSession + `))`
 
 // sameDatabase reports whether a connection leads to where this relay is registered: its session's server.
-func sameDatabase(ctx context.Context, q querier, instance int32) (same bool, err error) {
+func sameDatabase(ctx context.Context, q pg.DB, instance int32) (same bool, err error) {
 	if err := q.QueryRow(ctx, selectSameDatabase, pgx.QueryExecModeExec, instance).Scan(&same); err != nil {
 		return false, fmt.Errorf("compare connection with session: %w", err)
 	}
@@ -162,7 +157,7 @@ FROM unnest($1::text[], $2::text[]) AS s (name, value)`
 
 // elsewhere says what a division by zero in them means.
 func elsewhere(err error) error {
-	if hasCode(err, "22012") { // division_by_zero
+	if pg.HasCode(err, "22012") { // division_by_zero
 		return errElsewhere
 	}
 	return err
@@ -177,7 +172,7 @@ UPDATE outbox_relay SET heartbeat_at = now(), quarantined = $3 WHERE instance = 
 
 // registerQuarantined shows a relay that does nothing among the relays, or goes on showing it as instance. It has no
 // session, so that it works through a pooler too: only its heartbeat says that it lives.
-func registerQuarantined(ctx context.Context, h handle, instance int32, r QuarantinedRelay, version string) (int32, error) {
+func registerQuarantined(ctx context.Context, h pg.DB, instance int32, r QuarantinedRelay, version string) (int32, error) {
 	tag, err := h.Exec(ctx, updateQuarantined, pgx.QueryExecModeExec, instance, r.Name, r.Reason)
 	if err == nil && tag.RowsAffected() == 0 {
 		err = h.QueryRow(ctx, insertQuarantined, pgx.QueryExecModeExec, r.Name, version, r.Reason, r.Environment, r.Address).Scan(&instance)
@@ -193,7 +188,7 @@ SELECT name, quarantined, coalesce(environment, ''), coalesce(address, '') FROM 
 WHERE quarantined IS NOT NULL AND heartbeat_at > now() - interval '10 seconds' ORDER BY instance`
 
 // quarantinedRelays lists the relays that wait for a decision.
-func quarantinedRelays(ctx context.Context, q querier) ([]QuarantinedRelay, error) {
+func quarantinedRelays(ctx context.Context, q pg.DB) ([]QuarantinedRelay, error) {
 	rows, err := q.Query(ctx, selectQuarantined, pgx.QueryExecModeExec)
 	if err != nil {
 		return nil, fmt.Errorf("list quarantined relays: %w", err)
@@ -208,11 +203,11 @@ func quarantinedRelays(ctx context.Context, q querier) ([]QuarantinedRelay, erro
 const selectWorking = `
 SELECT r.name FROM outbox_relay r
 WHERE r.quarantined IS NULL
-  AND CASE WHEN r.session_pid IS NULL THEN r.heartbeat_at > now() - interval '10 seconds' ELSE ` + hasSession + ` END
+  AND CASE WHEN r.session_pid IS NULL THEN r.heartbeat_at > now() - interval '10 seconds' ELSE ` + pg.HasSession + ` END
 ORDER BY r.instance`
 
 // workingRelays names the relays that deliver from this very database.
-func workingRelays(ctx context.Context, q querier) ([]string, error) {
+func workingRelays(ctx context.Context, q pg.DB) ([]string, error) {
 	rows, err := q.Query(ctx, selectWorking, pgx.QueryExecModeExec)
 	if err != nil {
 		return nil, fmt.Errorf("list working relays: %w", err)
@@ -227,7 +222,7 @@ func workingRelays(ctx context.Context, q querier) ([]string, error) {
 const deleteQuarantined = `DELETE FROM outbox_relay WHERE instance = $1 AND name = $2 AND quarantined IS NOT NULL`
 
 // deregisterQuarantined removes what registerQuarantined made.
-func deregisterQuarantined(ctx context.Context, h handle, instance int32, name string) error {
+func deregisterQuarantined(ctx context.Context, h pg.DB, instance int32, name string) error {
 	if _, err := h.Exec(ctx, deleteQuarantined, pgx.QueryExecModeExec, instance, name); err != nil {
 		return fmt.Errorf("deregister quarantined relay: %w", err)
 	}
@@ -240,7 +235,7 @@ ON CONFLICT (rule, subject) DO UPDATE SET
     count = outbox_alert.count + 1, last_at = now(), resolved_at = NULL, first_error = excluded.first_error, detail = excluded.detail`
 
 // fireQuarantinedAlert opens the alert, or tells news of it.
-func fireQuarantinedAlert(ctx context.Context, h handle, subject, reason, detail string) error {
+func fireQuarantinedAlert(ctx context.Context, h pg.DB, subject, reason, detail string) error {
 	if _, err := h.Exec(ctx, fireQuarantined, pgx.QueryExecModeExec, subject, reason, detail); err != nil {
 		return fmt.Errorf("open alert: %w", err)
 	}
@@ -253,7 +248,7 @@ WHERE rule = 'quarantined' AND resolved_at IS NULL
   AND NOT EXISTS (SELECT FROM outbox_relay WHERE quarantined IS NOT NULL AND heartbeat_at > now() - interval '10 seconds')`
 
 // resolveQuarantinedAlert ends the alert once no relay is quarantined here.
-func resolveQuarantinedAlert(ctx context.Context, h handle) error {
+func resolveQuarantinedAlert(ctx context.Context, h pg.DB) error {
 	if _, err := h.Exec(ctx, resolveQuarantined, pgx.QueryExecModeExec); err != nil {
 		return fmt.Errorf("resolve alert: %w", err)
 	}
@@ -267,7 +262,7 @@ ON CONFLICT (only_row) DO UPDATE SET
     environment = excluded.environment, addresses = excluded.addresses, recorded_at = now()`
 
 // acceptIdentity makes id what relays expect.
-func acceptIdentity(ctx context.Context, h handle, id Identity) error {
+func acceptIdentity(ctx context.Context, h pg.DB, id Identity) error {
 	_, err := h.Exec(ctx, replaceIdentity, pgx.QueryExecModeExec, id.SystemIdentifier, id.DatabaseOID, id.Timeline, id.Environment, id.Addresses)
 	if err != nil {
 		return fmt.Errorf("accept identity of the database: %w", err)
@@ -278,7 +273,7 @@ func acceptIdentity(ctx context.Context, h handle, id Identity) error {
 const selectLastEvent = `SELECT coalesce(max(id), 0) FROM outbox`
 
 // lastEvent returns the newest event, behind which a discard stops: what a living producer adds is not from the copy.
-func lastEvent(ctx context.Context, q querier) (id int64, err error) {
+func lastEvent(ctx context.Context, q pg.DB) (id int64, err error) {
 	if err := q.QueryRow(ctx, selectLastEvent, pgx.QueryExecModeExec).Scan(&id); err != nil {
 		return 0, fmt.Errorf("find the newest event: %w", err)
 	}
@@ -311,7 +306,7 @@ ORDER BY destination DESC, replay DESC, next_attempt_at DESC, event_id DESC LIMI
 
 // discardPendingBatch gives up at most limit pending deliveries of events up to last, in the order of the hot index from
 // behind after. It returns where it ended, and whether that may not be the end.
-func discardPendingBatch(ctx context.Context, q querier, after place, last int64, limit int) (end place, discarded int, more bool, err error) {
+func discardPendingBatch(ctx context.Context, q pg.DB, after place, last int64, limit int) (end place, discarded int, more bool, err error) {
 	seen := 0
 	err = q.QueryRow(ctx, discardPending, after.destination, after.replay, after.at, after.id, last, limit).
 		Scan(&end.destination, &end.replay, &end.at, &end.id, &seen, &discarded)

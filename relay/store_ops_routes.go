@@ -4,6 +4,8 @@ import (
 	"context"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 const selectRouteStatus = `
@@ -18,10 +20,10 @@ WHERE ($1 = '' OR $1 LIKE r.like_pattern)
 ORDER BY r.pattern, r.destination`
 
 // routeStatus returns all routes.
-func routeStatus(ctx context.Context, q querier) ([]RouteStatus, error) { return routesOf(ctx, q, "") }
+func routeStatus(ctx context.Context, q pg.DB) ([]RouteStatus, error) { return routesOf(ctx, q, "") }
 
 // routesOf returns the routes that an event type takes; all of them for the empty one, which no event has.
-func routesOf(ctx context.Context, q querier, eventType string) ([]RouteStatus, error) {
+func routesOf(ctx context.Context, q pg.DB, eventType string) ([]RouteStatus, error) {
 	rows, err := q.Query(ctx, selectRouteStatus, eventType)
 	if err != nil {
 		return nil, err
@@ -46,7 +48,7 @@ WHERE p.destination <> '' AND NOT EXISTS (SELECT FROM outbox_relay_destination s
 ORDER BY p.destination`
 
 // unserved returns the destinations with pending deliveries that no registered relay serves.
-func unserved(ctx context.Context, q querier) ([]unservedDestination, error) {
+func unserved(ctx context.Context, q pg.DB) ([]unservedDestination, error) {
 	rows, err := q.Query(ctx, selectUnserved)
 	if err != nil {
 		return nil, err

@@ -7,90 +7,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
-
-// sessionSettings are what the engine's statements rest on, whatever role and database say.
-var sessionSettings = map[string]string{
-	"application_name": "outbox-relay",
-	// What leaves is UTF-8, also from a database in another encoding.
-	"client_encoding": "UTF8",
-	// A statement's own snapshot, always fresh: FOR UPDATE SKIP LOCKED would fail under stricter levels.
-	"default_transaction_isolation": "read committed",
-	// Losing a claim, a delivered or a retry in a crash of the server only costs a duplicate; what must not be lost
-	// switches it on again.
-	"synchronous_commit": "off",
-	// Plans are prepared once, often on an empty table, where a sequential scan looks cheap; it would stay for ever.
-	"plan_cache_mode":   "force_generic_plan",
-	"enable_seqscan":    "off",
-	"enable_hashjoin":   "off",
-	"enable_mergejoin":  "off",
-	"enable_bitmapscan": "off",
-	"enable_memoize":    "off",
-	"jit":               "off",
-	"statement_timeout": "30000",
-	// A relay that stands still in a transaction, its host suspended, keeps the locks it has from the others no longer.
-	"idle_in_transaction_session_timeout": "10000",
-	// A row that somebody keeps locked must not keep a settle, and with it all destinations.
-	"lock_timeout": "200",
-	// The server notices a relay's host that vanished without closing its connections.
-	"tcp_keepalives_idle":     "2",
-	"tcp_keepalives_interval": "1",
-	"tcp_keepalives_count":    "3",
-}
-
-// What surrounds each statement where sessions do not last. All of it ends with the transaction.
-const (
-	beginTransaction    = `BEGIN ISOLATION LEVEL READ COMMITTED`
-	commitTransaction   = `COMMIT`
-	rollbackTransaction = `ROLLBACK`
-	// count calls set_config for each, and sends back a single number.
-	setForTransaction = `SELECT count(set_config(s.name, s.value, true)) FROM unnest($1::text[], $2::text[]) AS s (name, value)`
-)
-
-// ErrPooler says that a connection pooler stands before the server and cannot be worked with, or not as configured. One in
-// transaction mode hands every transaction to another server connection: none is the relay's session,
-// LISTEN never fires, and the settings on which the plans rest do not arrive.
-var ErrPooler = errors.New("the database URL leads through a connection pooler that does not keep sessions (PgBouncer?)")
-
-// errReadOnly says that the server is a standby, or was told to be read-only.
-var errReadOnly = errors.New("this server takes no writes: it is a standby, or read-only")
-
-const selectSettingsKept = `
-SELECT bool_and(current_setting(wanted.name) = wanted.value), pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on'
-FROM (VALUES ('plan_cache_mode', 'force_generic_plan'), ('enable_seqscan', 'off'), ('synchronous_commit', 'off')) wanted (name, value)`
-
-// checkSession returns ErrPooler if a session is not what it seems: PgBouncer refuses unknown settings at the start of a
-// connection or, told to ignore them, drops them. It returns errReadOnly if nothing can be written.
-func (s *store) checkSession(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
-	defer cancel()
-	var kept, readOnly bool
-	err := s.pool.QueryRow(ctx, selectSettingsKept, pgx.QueryExecModeExec).Scan(&kept, &readOnly)
-	var pgErr *pgconn.PgError
-	switch {
-	case errors.As(err, &pgErr) && refusedByPooler(pgErr):
-		return fmt.Errorf("%w: %s", ErrPooler, pgErr.Message)
-	case err != nil:
-		return fmt.Errorf("check session: %w", err)
-	case !kept:
-		return fmt.Errorf("%w: settings are lost", ErrPooler)
-	case readOnly:
-		return errReadOnly
-	}
-	return nil
-}
-
-// nameOfSession is the application_name that the session of a relay r has, and no other connection of it.
-const nameOfSession = `'outbox-relay session ' || r.instance`
-
-// hasSession is true of a relay r whose session is connected to this database. The row of a copied database has a session on
-// another server or in another database. The name ends with the session's settings: a backend that a pooler keeps, or a new
-// one with the same pid, does not have it. Every role may see what is compared here.
-const hasSession = `(r.server_started_at = pg_postmaster_start_time() AND EXISTS (
-    SELECT FROM pg_stat_get_activity(coalesce(r.session_pid, 0)) a
-    WHERE a.application_name = ` + nameOfSession + ` AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())))`
 
 // The session has its name before the row is visible, so that no other relay sees the row without its session.
 const insertRelay = `
@@ -99,11 +18,11 @@ WITH r AS (
     VALUES ($1, $2, make_interval(secs => $3), CASE WHEN $4 THEN pg_backend_pid() END)
     RETURNING instance
 )
-SELECT instance, CASE WHEN $4 THEN set_config('application_name', ` + nameOfSession + `, false) END FROM r`
+SELECT instance, CASE WHEN $4 THEN set_config('application_name', ` + pg.NameOfSession + `, false) END FROM r`
 
 // register enters a new relay. If q is its session, the relay lives as long as that lasts. Otherwise the relay is dead once
 // its heartbeat is older than lease.
-func register(ctx context.Context, q querier, isSession bool, name, version string, lease time.Duration) (instance int32, err error) {
+func register(ctx context.Context, q pg.DB, isSession bool, name, version string, lease time.Duration) (instance int32, err error) {
 	if err := q.QueryRow(ctx, insertRelay, name, version, lease.Seconds(), isSession).Scan(&instance, nil); err != nil {
 		return 0, fmt.Errorf("register relay: %w", err)
 	}
@@ -114,11 +33,11 @@ const resumeRelay = `
 UPDATE outbox_relay r
 SET heartbeat_at = now(), session_pid = CASE WHEN $2 THEN pg_backend_pid() END, server_started_at = pg_postmaster_start_time()
 WHERE instance = $1
-RETURNING CASE WHEN $2 THEN set_config('application_name', ` + nameOfSession + `, false) END`
+RETURNING CASE WHEN $2 THEN set_config('application_name', ` + pg.NameOfSession + `, false) END`
 
 // resume lets a relay go on under its number, with q as its session if it has one. It returns false if the relay was taken
 // for dead meanwhile: then the relay must register anew.
-func resume(ctx context.Context, q querier, isSession bool, instance int32) (resumed bool, err error) {
+func resume(ctx context.Context, q pg.DB, isSession bool, instance int32) (resumed bool, err error) {
 	err = q.QueryRow(ctx, resumeRelay, instance, isSession).Scan(nil)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
@@ -133,7 +52,7 @@ func resume(ctx context.Context, q querier, isSession bool, instance int32) (res
 // for 15 seconds, as when it is frozen while the server still takes its connection for alive. Without a session, only its
 // heartbeat says that it lives.
 const isDead = `(CASE WHEN r.session_pid IS NULL THEN r.heartbeat_at < now() - r.lease
-            ELSE r.heartbeat_at < now() - interval '15 seconds' OR NOT ` + hasSession + ` END)`
+            ELSE r.heartbeat_at < now() - interval '15 seconds' OR NOT ` + pg.HasSession + ` END)`
 
 // No relay is dead in the first seconds of a server, when none had time to come back, nor while this relay's own heartbeat is
 // old: then the database stood still, and kept the others from writing theirs.
@@ -182,7 +101,7 @@ type echo struct {
 }
 
 // heartbeat says that this relay lives, and finds out what it has to do beside claiming.
-func heartbeat(ctx context.Context, q querier, p pulse) (e echo, err error) {
+func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
 	rows, err := q.Query(ctx, beat, p.instance, p.writeAfter.Seconds(), p.findDead, p.armed)
 	if err != nil {
 		return echo{}, fmt.Errorf("beat: %w", err)
@@ -228,7 +147,7 @@ func (s *store) declareIdle(ctx context.Context, idle bool) error {
 	if s.deaf {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if _, err := s.pool.Exec(ctx, arm, idle); err != nil {
 		return fmt.Errorf("declare idle: %w", err)
@@ -238,11 +157,6 @@ func (s *store) declareIdle(ctx context.Context, idle bool) error {
 
 const listen = `LISTEN outbox_wake`
 
-// queueHasRoom guards every notification, as the trigger of the events does. A session that listens and never ends its
-// transaction lets others fill the server's queue, and then no transaction that notifies can commit: no breaker would
-// close, and no replay, discard or change of routes would succeed. Relays find by polling what nobody tells them.
-const queueHasRoom = `pg_notification_queue_usage() < 0.5`
-
 const selectServer = `SELECT current_schema(), pg_postmaster_start_time()`
 
 // The server's start tells clusters apart of which one is a copy of the other.
@@ -250,7 +164,7 @@ const selectWhereabouts = `
 SELECT concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), current_database(), 'outbox_relay'::regclass::oid)`
 
 // whereabouts names the tables that a connection leads to.
-func whereabouts(ctx context.Context, q querier) (name string, err error) {
+func whereabouts(ctx context.Context, q pg.DB) (name string, err error) {
 	if err := q.QueryRow(ctx, selectWhereabouts).Scan(&name); err != nil {
 		return "", fmt.Errorf("find out where the connection leads: %w", err)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -15,7 +16,7 @@ import (
 // session has locked or was just changing. It returns the settlements of those rows as missed, and in stale the number of
 // those that came too late: another relay had claimed their delivery meanwhile.
 func (s *store) settle(ctx context.Context, instance int32, b *batch) (missed []*settlement, stale int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	var queries pgx.Batch
 	expect := func(n int) {
@@ -29,7 +30,7 @@ func (s *store) settle(ctx context.Context, instance int32, b *batch) (missed []
 	o := b.byOutcome()
 	if len(o.failed) > 0 {
 		queries.Queue("BEGIN")
-		queries.Queue(commitDurably)
+		queries.Queue(pg.CommitDurably)
 		queueFailed(&queries, o.failed, now)
 		expect(len(o.failed))
 	}
@@ -146,9 +147,6 @@ func (s *store) unsettled(ctx context.Context, settlements []settlement) (missed
 	}
 	return missed, nil
 }
-
-// A failed delivery, and the alert about it, must survive whatever happens to the server next.
-const commitDurably = `SET LOCAL synchronous_commit = on`
 
 // unnested are the columns by which every settle finds its rows: the fence is part of the key.
 type unnested struct {

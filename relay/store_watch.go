@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // The tables that the watcher looks after.
@@ -200,7 +202,7 @@ SELECT false, greatest(watched_at, now() - interval '24 hours'), sample, now(), 
 // the destinations where a failed delivery does not block its ordering key. alerts reports whether there is any alert,
 // also of those that are over.
 func (s *store) watch(ctx context.Context, age time.Duration, lenient []string, limits Alerts) (seen sample, alerts bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if lenient == nil {
 		lenient = []string{}
@@ -237,7 +239,7 @@ WHERE a.rule = e.rule AND a.subject = e.subject AND a.resolved_at IS NULL AND a.
 // applyConditions opens an alert, or keeps it open, for every condition that holds, and resolves those that ended by the
 // time of the look.
 func (s *store) applyConditions(ctx context.Context, hold []condition, ended []subject, at time.Time) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	rules, subjects, details := make([]string, 0, len(hold)), make([]string, 0, len(hold)), make([]string, 0, len(hold))
 	levels, events := make([]int64, 0, len(hold)), make([]int64, 0, len(hold))

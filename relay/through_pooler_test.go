@@ -146,7 +146,7 @@ func TestSettingsThroughThePooler(t *testing.T) {
 	stranger := pgtest.Pool(t, db.dsn+"&default_query_exec_mode=exec")
 	const shown = `SELECT name || '=' || current_setting(name) FROM unnest($1::text[]) AS s (name) ORDER BY 1`
 	names := append(slices.Sorted(maps.Keys(throughPooler(db.config().Pool, "public"))), "transaction_isolation")
-	settings := func(q querier) []string {
+	settings := func(q DB) []string {
 		rows, err := q.Query(t.Context(), shown, names)
 		must(t, err)
 		all, err := pgx.CollectRows(rows, pgx.RowTo[string])

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -66,7 +67,7 @@ func endedBySchema(t *testing.T, ended <-chan error) {
 	t.Helper()
 	select {
 	case err := <-ended:
-		if !errors.Is(err, ErrSchema) || !strings.Contains(err.Error(), "outbox-relay migrate up") {
+		if !errors.Is(err, pg.ErrSchema) || !strings.Contains(err.Error(), "outbox-relay migrate up") {
 			t.Errorf("Run: %v", err)
 		}
 	case <-time.After(30 * time.Second):
@@ -86,11 +87,11 @@ func TestMissingTableIsNotAMissingSchema(t *testing.T) {
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
 	must(t, err)
 	defer pool.Close()
-	if _, err := checkSchema(t.Context(), pool); !hasCode(err, undefinedTable) || errors.Is(err, ErrSchema) {
+	if _, err := pg.CheckSchema(t.Context(), pool); !pg.HasCode(err, pg.UndefinedTable) || errors.Is(err, pg.ErrSchema) {
 		t.Errorf("with a table away: %v", err)
 	}
 	db.exec("DROP TABLE outbox_schema_version")
-	if _, err := checkSchema(t.Context(), db.pool); !errors.Is(err, ErrSchema) {
+	if _, err := pg.CheckSchema(t.Context(), db.pool); !errors.Is(err, pg.ErrSchema) {
 		t.Errorf("without a schema: %v", err)
 	}
 }

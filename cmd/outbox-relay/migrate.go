@@ -13,7 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/migrations"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 type migrateCmd struct {
@@ -204,7 +204,7 @@ func (cmd migrateStatusCmd) Run(inv *invocation) error {
 		return err
 	}
 	if pending > 0 {
-		return fmt.Errorf("%w: %d of %d migrations are pending; run: outbox-relay migrate up", relay.ErrSchema, pending, len(s.Migrations))
+		return fmt.Errorf("%w: %d of %d migrations are pending; run: outbox-relay migrate up", pg.ErrSchema, pending, len(s.Migrations))
 	}
 	return nil
 }

@@ -181,8 +181,12 @@ func (s *source) base() string { return path.Base(s.path) }
 func (s *source) isTest() bool { return strings.HasSuffix(s.path, "_test.go") }
 func (s *source) isMain() bool { return s.file.Name.Name == "main" }
 func (s *source) inCmd() bool  { return strings.HasPrefix(s.path, "cmd/") }
+
+// isEngine reports whether a file belongs to package relay or to one of its rooms, the packages below it.
+func (s *source) isEngine() bool { return s.dir() == "relay" || strings.HasPrefix(s.path, "relay/") }
+
 func (s *source) isLibrary() bool {
-	return !s.isTest() && slices.Contains([]string{"outbox", "relay", "consumer", "internal/inboxops", "consumer/breaker", "consumer/consumertest", "consumer/internal/handlerctx", "consumer/internal/redact"}, s.dir())
+	return !s.isTest() && (s.isEngine() || slices.Contains([]string{"outbox", "consumer", "internal/inboxops", "consumer/breaker", "consumer/consumertest", "consumer/internal/handlerctx", "consumer/internal/redact"}, s.dir()))
 }
 
 // at formats one violation.

@@ -16,12 +16,12 @@ var sqlPattern = regexp.MustCompile(`(?m)^\s*(SELECT|INSERT|UPDATE|DELETE|WITH|L
 
 // sqlFiles are the only files of the libraries with SQL.
 func isSQLFile(s *source) bool {
-	switch s.dir() {
-	case "outbox":
+	switch dir := s.dir(); {
+	case dir == "outbox":
 		return s.base() == "enqueue.go" || strings.HasPrefix(s.base(), "enqueue_")
-	case "consumer":
+	case dir == "consumer":
 		return s.base() == "inbox.go" || strings.HasPrefix(s.base(), "inbox_")
-	case "relay", "internal/inboxops":
+	case s.isEngine(), dir == "internal/inboxops": // each room owns its SQL
 		return s.base() == "store.go" || strings.HasPrefix(s.base(), "store_")
 	}
 	return false
@@ -65,6 +65,7 @@ func TestSQLStandsInItsPlace(t *testing.T) {
 	reports(t, strayedSQL, map[string]snippet{
 		"a query in the wrong file":   {path: "relay/claim.go", text: "const q = `\nSELECT id FROM outbox`"},
 		"a select of several lines":   {path: "relay/claim.go", text: "const q = `\n  WITH x AS (\nSELECT 1) TABLE x`"},
+		"a query of a room":           {path: "relay/ops/bulk.go", text: "const q = `\nSELECT id FROM outbox`"},
 		"an update":                   {path: "consumer/middleware.go", text: `const q = "UPDATE processed_events SET attempts = 2"`},
 		"a listen":                    {path: "relay/wake.go", text: `func f() { exec("LISTEN outbox_wake") }`},
 		"small letters":               {path: "outbox/batch.go", text: `const q = "insert into outbox (id) values (1)"`},
@@ -75,6 +76,7 @@ func TestSQLStandsInItsPlace(t *testing.T) {
 	})
 	accepts(t, strayedSQL, map[string]snippet{
 		"the store":            {path: "relay/store_alert.go", text: "const q = `\nSELECT id FROM outbox`"},
+		"a room's store":       {path: "relay/ops/store_bulk.go", text: "const q = `\nSELECT id FROM outbox`"},
 		"the producer's":       {path: "outbox/enqueue.go", text: "const q = `INSERT INTO outbox DEFAULT VALUES`"},
 		"the receiver's":       {path: "consumer/inbox.go", text: "const q = `LOCK TABLE processed_events`"},
 		"prose":                {path: "relay/config.go", text: `const s = "select a destination, set a timeout and update the file; INSERT is a right"`},

@@ -84,8 +84,10 @@ func (p BreakerPolicy) Problems(path string) []check.Problem {
 	return v
 }
 
+// A BreakerState is where a breaker stands between normal operation and an outage.
 type BreakerState int
 
+// The states of a breaker.
 const (
 	BreakerClosed BreakerState = iota
 	BreakerOpen
@@ -95,8 +97,10 @@ const (
 // String returns the state as the database spells it.
 func (s BreakerState) String() string { return [...]string{"closed", "open", "half_open"}[s] }
 
+// A BreakerWrite is a change that the database does not have yet.
 type BreakerWrite int
 
+// What the claimer may have to write.
 const (
 	WriteNothing BreakerWrite = iota
 	WriteOpen

@@ -1,4 +1,4 @@
-package relay
+package pg
 
 import (
 	"errors"
@@ -9,55 +9,55 @@ import (
 
 // SQLSTATEs that call for more than another try.
 const (
-	readOnlyTransaction = "25006"
-	lockNotAvailable    = "55P03"
+	ReadOnlyTransaction = "25006"
+	LockNotAvailable    = "55P03"
 	protocolViolation   = "08P01"
-	undefinedTable      = "42P01"
+	UndefinedTable      = "42P01"
 	undefinedColumn     = "42703"
 	undefinedFunction   = "42883"
 	wrongPassword       = "28P01"
 	wrongAuthorization  = "28000"
 	noSuchDatabase      = "3D000"
-	lacksPrivilege      = "42501"
+	LacksPrivilege      = "42501"
 	tooManyConnections  = "53300"
 	noSuchSchema        = "3F000"
 )
 
-// hasCode reports whether err is an error of the database with that SQLSTATE.
-func hasCode(err error, code string) bool {
+// HasCode reports whether err is an error of the database with that SQLSTATE.
+func HasCode(err error, code string) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.Code == code
 }
 
-// An errorClass says what repeating a failed statement can bring.
-type errorClass int
+// An ErrorClass says what repeating a failed statement can bring.
+type ErrorClass int
 
 const (
-	// errorPassing: waiting helps. The database is away or busy, or an operator has to change a setting or a right.
-	errorPassing errorClass = iota
-	// errorDamaged: a page or a file cannot be read, or a limit of the server is met (SQLSTATE classes XX, 58 and 54).
+	// ErrorPassing: waiting helps. The database is away or busy, or an operator has to change a setting or a right.
+	ErrorPassing ErrorClass = iota
+	// ErrorDamaged: a page or a file cannot be read, or a limit of the server is met (SQLSTATE classes XX, 58 and 54).
 	// Another try may help, waiting does not.
-	errorDamaged
-	// errorRefused: a constraint or a trigger is against a row (22, 23, 38, 39, 44, P0), or another session keeps a lock.
-	errorRefused
+	ErrorDamaged
+	// ErrorRefused: a constraint or a trigger is against a row (22, 23, 38, 39, 44, P0), or another session keeps a lock.
+	ErrorRefused
 )
 
-// classifyError returns the class of a failed statement; nil and errors of the connection are errorPassing.
-func classifyError(err error) errorClass {
+// ClassifyError returns the class of a failed statement; nil and errors of the connection are ErrorPassing.
+func ClassifyError(err error) ErrorClass {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || len(pgErr.Code) != 5 {
-		return errorPassing
+		return ErrorPassing
 	}
 	switch pgErr.Code[:2] {
 	case "54", "58", "XX":
-		return errorDamaged
+		return ErrorDamaged
 	case "22", "23", "38", "39", "44", "P0":
-		return errorRefused
+		return ErrorRefused
 	}
-	if pgErr.Code == lockNotAvailable {
-		return errorRefused
+	if pgErr.Code == LockNotAvailable {
+		return ErrorRefused
 	}
-	return errorPassing
+	return ErrorPassing
 }
 
 // refusedByPooler reports whether an error is a pooler's, about what it does not keep. PgBouncer gives most of its own
@@ -67,26 +67,29 @@ func refusedByPooler(err *pgconn.PgError) bool {
 		(strings.Contains(err.Message, "startup parameter") || strings.Contains(err.Message, "statement pooling mode"))
 }
 
-// schemaMayDiffer reports whether an error may come from a schema that is not the one this build knows.
-func schemaMayDiffer(err error) bool {
-	return hasCode(err, undefinedTable) || hasCode(err, undefinedColumn) || hasCode(err, undefinedFunction) || hasCode(err, noSuchSchema)
+// SchemaMayDiffer reports whether an error may come from a schema that is not the one this build knows.
+func SchemaMayDiffer(err error) bool {
+	return HasCode(err, UndefinedTable) || HasCode(err, undefinedColumn) || HasCode(err, undefinedFunction) || HasCode(err, noSuchSchema)
 }
 
-// hintFor says what a person can do about a failed statement; empty: nothing but wait.
-func hintFor(err error) string {
+// ErrTwoDatabases says that a relay's session and its pool lead to different databases.
+var ErrTwoDatabases = errors.New("database.url and database.listen_url lead to different databases")
+
+// Hint says what a person can do about a failed statement; empty: nothing but wait.
+func Hint(err error) string {
 	var pgErr *pgconn.PgError
 	switch {
-	case errors.Is(err, errReadOnly), hasCode(err, readOnlyTransaction):
+	case errors.Is(err, ErrReadOnly), HasCode(err, ReadOnlyTransaction):
 		return "waiting for a server that takes writes; with several hosts in database.url, target_session_attrs=read-write finds it"
-	case errors.Is(err, errTwoDatabases):
+	case errors.Is(err, ErrTwoDatabases):
 		return "database.listen_url must lead to the same database as database.url, past the pooler"
-	case hasCode(err, wrongPassword), hasCode(err, wrongAuthorization):
+	case HasCode(err, wrongPassword), HasCode(err, wrongAuthorization):
 		return "the server refuses this login: check user and password in database.url"
-	case hasCode(err, noSuchDatabase):
+	case HasCode(err, noSuchDatabase):
 		return "the server has no such database: check the name in database.url"
-	case hasCode(err, lacksPrivilege):
+	case HasCode(err, LacksPrivilege):
 		return "the role lacks a right: run migrations/roles.sql and grant it outbox_relay"
-	case hasCode(err, tooManyConnections):
+	case HasCode(err, tooManyConnections):
 		return "the server has no connection left: a relay needs four"
 	case errors.As(err, &pgErr) && (strings.HasPrefix(pgErr.Code, "XX") || strings.HasPrefix(pgErr.Code, "58")):
 		return "the server cannot read or write some of its own data: see its log, check the disk, and run pg_amcheck; a damaged index is mended by REINDEX"

@@ -1,4 +1,4 @@
-package relay
+package pg
 
 import (
 	"context"
@@ -8,17 +8,18 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// chores runs statements one at a time, so that housekeeping never holds more than one of the pool's connections, however
+// Chores runs statements one at a time, so that housekeeping never holds more than one of the pool's connections, however
 // long its statements take: claims and settles always have one each.
-type chores struct {
-	executor
+type Chores struct {
+	Pool
 	turn chan struct{} // of one: the goroutine that has put something into it has the turn
 }
 
-func newChores(on executor) *chores { return &chores{executor: on, turn: make(chan struct{}, 1)} }
+// NewChores returns chores that run their statements on a pool.
+func NewChores(on Pool) *Chores { return &Chores{Pool: on, turn: make(chan struct{}, 1)} }
 
 // await returns when no other statement is running. The caller calls end, once or more, when its own has ended.
-func (c *chores) await(ctx context.Context) (end func(), err error) {
+func (c *Chores) await(ctx context.Context) (end func(), err error) {
 	select {
 	case c.turn <- struct{}{}:
 		return sync.OnceFunc(func() { <-c.turn }), nil
@@ -28,12 +29,12 @@ func (c *chores) await(ctx context.Context) (end func(), err error) {
 }
 
 // Query runs a statement; it ends with its rows.
-func (c *chores) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+func (c *Chores) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	end, err := c.await(ctx)
 	if err != nil {
 		return nil, err
 	}
-	rows, err := c.executor.Query(ctx, sql, args...)
+	rows, err := c.Pool.Query(ctx, sql, args...)
 	if err != nil {
 		end()
 		return nil, err
@@ -42,28 +43,28 @@ func (c *chores) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, 
 }
 
 // QueryRow runs a statement whose first row is all that matters.
-func (c *chores) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+func (c *Chores) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	rows, err := c.Query(ctx, sql, args...)
 	return committedRow{rows: rows, err: err}
 }
 
 // Exec runs a statement without rows.
-func (c *chores) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+func (c *Chores) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	end, err := c.await(ctx)
 	if err != nil {
 		return pgconn.CommandTag{}, err
 	}
 	defer end()
-	return c.executor.Exec(ctx, sql, args...)
+	return c.Pool.Exec(ctx, sql, args...)
 }
 
 // SendBatch runs statements in one round trip.
-func (c *chores) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+func (c *Chores) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
 	end, err := c.await(ctx)
 	if err != nil {
 		return failedBatch{err}
 	}
-	results := c.executor.SendBatch(ctx, batch)
+	results := c.Pool.SendBatch(ctx, batch)
 	return committedBatch{BatchResults: results, end: sync.OnceValue(func() error {
 		defer end()
 		return results.Close()
@@ -71,12 +72,12 @@ func (c *chores) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResul
 }
 
 // Begin begins a transaction of several round trips.
-func (c *chores) Begin(ctx context.Context) (pgx.Tx, error) {
+func (c *Chores) Begin(ctx context.Context) (pgx.Tx, error) {
 	end, err := c.await(ctx)
 	if err != nil {
 		return nil, err
 	}
-	tx, err := c.executor.Begin(ctx)
+	tx, err := c.Pool.Begin(ctx)
 	if err != nil {
 		end()
 		return nil, err
