@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/post"
 	"golang.org/x/time/rate"
 )
 
@@ -40,7 +41,7 @@ func BenchmarkAdaptive(b *testing.B) {
 			}
 		})
 		db.insert(2*perSecond*int((settling+measured).Seconds()), "key")
-		r := start(b, db.config(Destination{Name: "default", URL: rc.URL}))
+		r := start(b, db.config(post.Destination{Name: "default", URL: rc.URL}))
 		<-time.After(settling)
 		mu.Lock()
 		counting = true

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 	"github.com/rs/zerolog"
 )
 
@@ -68,12 +69,12 @@ func (c jsonChannel) Notify(ctx context.Context, alert Alert) error {
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := c.transport.RoundTrip(req)
 	if err != nil {
-		return fmt.Errorf("send alert: %s", plain.Clip(maskOfChannel(req.URL).hide(err.Error(), false)))
+		return fmt.Errorf("send alert: %s", plain.Clip(post.MaskOfURL(req.URL).Hide(err.Error(), false)))
 	}
 	defer func() { _ = resp.Body.Close() }()
-	answer, _ := io.ReadAll(io.LimitReader(resp.Body, maxEvidence))
+	answer, _ := io.ReadAll(io.LimitReader(resp.Body, post.MaxBody))
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
-		excerpt := plain.Shorten(maskOfChannel(req.URL).hide(string(answer), len(answer) == maxEvidence), maxExcerpt)
+		excerpt := plain.Shorten(post.MaskOfURL(req.URL).Hide(string(answer), len(answer) == post.MaxBody), post.MaxExcerpt)
 		return fmt.Errorf("send alert: the channel answered %d %s: %s", resp.StatusCode, http.StatusText(resp.StatusCode), plain.Clip(excerpt))
 	}
 	return nil

@@ -12,10 +12,11 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // direct is the transport of alerts where nothing is configured.
-var direct = NewAlertTransport(Egress{})
+var direct = NewAlertTransport(post.Egress{})
 
 // FuzzDefanged: whatever a text holds, what a chat gets of it neither mentions nor links.
 func FuzzDefanged(f *testing.F) {
@@ -121,11 +122,11 @@ func TestSecurityAlertTransport(t *testing.T) { // not in parallel: it sets the 
 		return Webhook(url, transport).Notify(t.Context(), TestAlert(time.Now()))
 	}
 	_, port, _ := strings.Cut(strings.TrimPrefix(elsewhere.URL, "http://"), ":")
-	named := NewAlertTransport(Egress{}) // every name leads to what is nobody's address
-	dialer := named.egress.dialer(time.Minute)
+	named := NewAlertTransport(post.Egress{}) // every name leads to what is nobody's address
+	dialer := named.egress.Dialer(time.Minute)
 	dialer.Resolver = resolverTo(t, func() netip.Addr { return netip.MustParseAddr("0.0.0.0") })
 	named.http.DialContext = dialer.DialContext
-	narrow := NewAlertTransport(Egress{AllowPrivate: []netip.Prefix{}})
+	narrow := NewAlertTransport(post.Egress{AllowPrivate: []netip.Prefix{}})
 	for _, c := range []struct {
 		name      string
 		transport *AlertTransport
@@ -137,7 +138,7 @@ func TestSecurityAlertTransport(t *testing.T) { // not in parallel: it sets the 
 		{"beyond allow_private", narrow, elsewhere.URL, "egress.allow_private"},
 		{"a redirect", direct, moved.URL, "the channel answered 307, and redirects are never followed"},
 		{"a name that nobody has", direct, "http://channel.invalid/", "channel.invalid"}, // the environment's proxy would take it
-		{"an address, through a proxy", NewAlertTransport(Egress{Proxy: proxy.URL}), "http://169.254.169.254/", "prohibited"},
+		{"an address, through a proxy", NewAlertTransport(post.Egress{Proxy: proxy.URL}), "http://169.254.169.254/", "prohibited"},
 	} {
 		if err := send(c.transport, c.url); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", c.name, err)
@@ -146,7 +147,7 @@ func TestSecurityAlertTransport(t *testing.T) { // not in parallel: it sets the 
 	if elsewhere.total() != 0 || moved.total() != 1 || proxy.total() != 0 {
 		t.Errorf("%d requests beyond, %d at the proxy", elsewhere.total(), proxy.total())
 	}
-	if err := send(NewAlertTransport(Egress{Proxy: proxy.URL}), "http://channel.invalid/"); err == nil || !strings.Contains(err.Error(), "418") || proxy.total() != 1 {
+	if err := send(NewAlertTransport(post.Egress{Proxy: proxy.URL}), "http://channel.invalid/"); err == nil || !strings.Contains(err.Error(), "418") || proxy.total() != 1 {
 		t.Errorf("egress.proxy is not used: %v", err)
 	}
 }

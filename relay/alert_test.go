@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // failing returns a relay's configuration whose destination refuses everything, told to the given channels.
@@ -22,7 +23,7 @@ func failing(t testing.TB, db *database, channels ...Channel) Config {
 		_, _ = w.Write([]byte("<no> & " + r.key))
 	})
 	cfg := db.config(to(refusing.URL))
-	cfg.Destinations[0].Wire.Excerpts = ExcerptsText
+	cfg.Destinations[0].Wire.Excerpts = post.ExcerptsText
 	cfg.Alerts.Channels = channels
 	return cfg
 }

@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // An Alert tells that something needs a person, or no longer does.
@@ -50,7 +51,7 @@ func (a Alert) printable() Alert {
 // alert about a receiver with a long answer would not arrive.
 const (
 	maxChatName = 255
-	maxChatText = maxExcerpt
+	maxChatText = post.MaxExcerpt
 )
 
 // forChat returns the alert with those texts also defanged, and short.

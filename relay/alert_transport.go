@@ -8,14 +8,15 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"net/url"
+
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // An AlertTransport carries every alert. It dials no address that its [Egress] forbids, uses no proxy but that of Egress, follows no
 // redirect, trusts the system's certificate authorities only, and bounds the time and the size of an answer. It keeps no
 // connection, as alerts are rare. It is safe for concurrent use.
 type AlertTransport struct {
-	egress Egress
+	egress post.Egress
 	http   *http.Transport
 }
 
@@ -23,15 +24,15 @@ type AlertTransport struct {
 const maxAlertAnswer = 64 << 10
 
 // NewAlertTransport returns the transport of the alerts under an Egress.
-func NewAlertTransport(e Egress) *AlertTransport {
+func NewAlertTransport(e post.Egress) *AlertTransport {
 	return &AlertTransport{egress: e, http: &http.Transport{
-		DialContext:            e.dialer(alertTimeout).DialContext,
-		Proxy:                  func(*http.Request) (*url.URL, error) { return Wire{egress: e}.proxyURL() },
-		OnProxyConnectResponse: judgeProxy,
+		DialContext:            e.Dialer(alertTimeout).DialContext,
+		Proxy:                  e.ProxyOf,
+		OnProxyConnectResponse: post.ProxyRefusal,
 		TLSHandshakeTimeout:    alertTimeout,
 		DisableKeepAlives:      true,
 		DisableCompression:     true,
-		MaxResponseHeaderBytes: maxResponseHeader,
+		MaxResponseHeaderBytes: maxAlertAnswer,
 	}}
 }
 
@@ -39,7 +40,7 @@ func NewAlertTransport(e Egress) *AlertTransport {
 // that leads elsewhere is an error: a client that follows redirects, as net/http's does, never sees one.
 func (t *AlertTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if address, err := netip.ParseAddr(req.URL.Hostname()); err == nil { // which a proxy would dial unseen
-		if err := t.egress.guard(address); err != nil {
+		if err := t.egress.Guard(address); err != nil {
 			closeBody(req)
 			return nil, err
 		}
@@ -71,7 +72,7 @@ const maxAlertTalk = 256 << 10
 // DialContext connects to a channel that speaks no HTTP, such as a mail server: directly, as the proxy of Egress carries
 // HTTP alone. The connection reads a bounded number of bytes, because net/smtp reads a line however long it is.
 func (t *AlertTransport) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	conn, err := t.egress.dialer(alertTimeout).DialContext(ctx, network, address)
+	conn, err := t.egress.Dialer(alertTimeout).DialContext(ctx, network, address)
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // months returns the archive's partitions.
@@ -326,7 +327,7 @@ func TestRetentionMistakes(t *testing.T) {
 		"a huge batch":            {Retention{Batch: 10_001}, `retention.batch: 10001 is out of range; write 1 to 10000`},
 	} {
 		var got []string
-		for _, problem := range (Config{Destinations: []Destination{to("http://receiver.test/")}, Retention: test.keep}).Validate() {
+		for _, problem := range (Config{Destinations: []post.Destination{to("http://receiver.test/")}, Retention: test.keep}).Validate() {
 			got = append(got, problem.Error())
 		}
 		if text := strings.Join(got, "\n"); text != test.want {

@@ -258,7 +258,7 @@ func (c *claimer) claims(now time.Time) []laneClaim {
 		if r.cfg.Hooks.LaneChanged != nil {
 			l.show(now, r.cfg.Hooks.LaneChanged)
 		}
-		l.setShare(min(l.current().destination.MaxInFlight, share))
+		l.setShare(min(l.current().Destination.MaxInFlight, share))
 		if request := c.request(l, now, looking); len(request.scans)+len(request.keys) > 0 {
 			claims = append(claims, laneClaim{l, request})
 			l.asked = now
@@ -283,7 +283,7 @@ func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRe
 		}
 	}
 	l.owed = looking && free[live] <= 0
-	to := l.current().destination
+	to := l.current().Destination
 	request = claimRequest{
 		destination: l.name, keys: keys, skipFailed: to.OnFailure == policy.SkipFailed, promise: to.Retry.Promise, reordered: l.reordered,
 	}
@@ -397,8 +397,8 @@ func (c *claimer) rememberFloors(claims []laneClaim, result claimResult) {
 		remember(head.request, head.key, head.eventID, true)
 	}
 	for i := range result.deliveries {
-		if d := &result.deliveries[i]; d.scan == 0 && d.after == 0 && d.event.orderingKey != nil {
-			remember(index[d.destination], *d.event.orderingKey, d.eventID, false)
+		if d := &result.deliveries[i]; d.scan == 0 && d.after == 0 && d.event.OrderingKey != nil {
+			remember(index[d.destination], *d.event.OrderingKey, d.eventID, false)
 		}
 	}
 }
@@ -437,7 +437,7 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 	all, broken := runs(deliveries)
 	for _, d := range broken { // before anything is sent: the end of a run makes its key ready, and these must be free then
 		l.took(d.class, 1)
-		l.claimedKey(*d.event.orderingKey, 1)
+		l.claimedKey(*d.event.OrderingKey, 1)
 		r.settle(l, held(d, policy.ReasonOrder))
 	}
 	var byClass [classes][][]delivery
@@ -446,7 +446,7 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 		for i := range run {
 			class = min(class, run[i].classAt(window))
 		}
-		if key := run[0].event.orderingKey; key != nil {
+		if key := run[0].event.OrderingKey; key != nil {
 			l.claimedKey(*key, len(run))
 			if class == replays {
 				class = keyClass[*key]

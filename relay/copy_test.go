@@ -15,6 +15,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A relay that watches for its quarantine.
@@ -221,7 +222,7 @@ func TestCopies(t *testing.T) {
 			before := row[string](copied, written)
 			rc, slack := newReceiver(t, nil), newReceiver(t, nil)
 			cfg := copied.config(to(rc.URL))
-			cfg.Destinations = append(cfg.Destinations, Destination{Name: "new", URL: rc.URL}) // a route to write
+			cfg.Destinations = append(cfg.Destinations, post.Destination{Name: "new", URL: rc.URL}) // a route to write
 			cfg.Alerts.Channels = []Channel{Slack(slack.URL, direct)}
 			r := startGuarded(t, cfg)
 			r.wantReason(t, test.want...)

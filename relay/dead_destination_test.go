@@ -13,6 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // full makes scenarios as large as the README's numbers; otherwise they are small enough for every run of the tests.
@@ -120,10 +121,10 @@ func deadDestination(tb testing.TB, s stage) (without, with time.Duration) {
 	var cfg Config
 	for i := 1; i <= s.destinations; i++ {
 		name := fmt.Sprintf("d%d", i)
-		cfg.Destinations = append(cfg.Destinations, Destination{Name: name, URL: living.URL})
+		cfg.Destinations = append(cfg.Destinations, post.Destination{Name: name, URL: living.URL})
 		cfg.Routes = append(cfg.Routes, Route{Event: fmt.Sprintf("to.%d", i), To: []string{name}})
 	}
-	cfg.Destinations = append(cfg.Destinations, Destination{Name: "dead", URL: dead.url, Breaker: policy.BreakerPolicy{ProbeMax: 2 * time.Second}})
+	cfg.Destinations = append(cfg.Destinations, post.Destination{Name: "dead", URL: dead.url, Breaker: policy.BreakerPolicy{ProbeMax: 2 * time.Second}})
 	cfg.Routes = append(cfg.Routes, Route{Event: "dead", To: []string{"dead"}})
 	ops := &pager{name: "ops"}
 	cfg.Pool, cfg.Name, cfg.Alerts = settings(tb, db.dsn), "test", Alerts{Channels: []Channel{ops}, Window: 5 * time.Second}

@@ -4,21 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"net/http"
 	"runtime"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
-)
-
-// Bounds of what a receiver can make the relay read, in bytes.
-const (
-	maxResponseHeader = 64 << 10
-	maxDrain          = 64 << 10 // of a body, so that the connection can be used again
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // pastPromise tells operators why a delivery is not sent any more, and what is theirs to decide.
@@ -68,8 +61,8 @@ func (r *Relay) sendRun(l *lane, run []delivery) {
 			l.posted(time.Since(begun))
 		}
 		about := policy.Circumstances{
-			Attempt: d.attempts + 1, Retry: to.destination.Retry, Fraction: rand.Float64(), Responses: to.destination.Responses,
-			OnFailure: to.destination.OnFailure, Ordered: d.event.orderingKey != nil, LastOfRun: d.lastOfRun,
+			Attempt: d.attempts + 1, Retry: to.Destination.Retry, Fraction: rand.Float64(), Responses: to.Destination.Responses,
+			OnFailure: to.Destination.OnFailure, Ordered: d.event.OrderingKey != nil, LastOfRun: d.lastOfRun,
 			Paused: v.Reason == policy.ReasonGone && !l.pause(), LogDelivered: r.config().LogDelivered,
 		}
 		var changed bool
@@ -78,7 +71,7 @@ func (r *Relay) sendRun(l *lane, run []delivery) {
 		}
 		decided := policy.Decide(v, about)
 		r.settle(l, newSettlement(*d, decided, started, took))
-		d.event = event{} // of a long run, only what is being sent is kept in memory
+		d.event = post.Event{} // of a long run, only what is being sent is kept in memory
 		if decided.Blocks {
 			l.step(d.class, len(run)-i-1)
 			for _, d := range run[i+1:] {
@@ -144,7 +137,7 @@ func (r *Relay) attempt(l *lane, d *delivery) (v policy.Result) {
 	if reason := l.stopped(); reason != "" {
 		return policy.Result{Reason: reason}
 	}
-	if time.Until(d.leaseEnds) < to.destination.Timeout+sendMargin {
+	if time.Until(d.leaseEnds) < to.Destination.Timeout+sendMargin {
 		return policy.Result{Reason: policy.ReasonLease}
 	}
 	leave, instead := r.awaitPost(d)
@@ -152,16 +145,16 @@ func (r *Relay) attempt(l *lane, d *delivery) (v policy.Result) {
 		return *instead
 	}
 	defer leave()
-	if time.Until(d.leaseEnds) < to.destination.Timeout+sendMargin { // after waiting
+	if time.Until(d.leaseEnds) < to.Destination.Timeout+sendMargin { // after waiting
 		return policy.Result{Reason: policy.ReasonLease}
 	}
-	if time.Until(d.promiseEnds) < to.destination.Timeout {
+	if time.Until(d.promiseEnds) < to.Destination.Timeout {
 		return policy.Result{Reason: policy.ReasonHorizon, Message: fmt.Sprintf(pastPromise, d.notAfter.UTC().Format(time.RFC3339), d.eventID)}
 	}
-	if d.event.key == nil {
+	if d.event.Key == nil {
 		return policy.Result{Reason: policy.ReasonEventMissing, Message: "the event is gone from outbox"}
 	}
-	if d.event.payload == nil {
+	if d.event.Payload == nil {
 		payload, err := r.store.payload(r.doing, d.eventID)
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
@@ -171,19 +164,19 @@ func (r *Relay) attempt(l *lane, d *delivery) (v policy.Result) {
 			r.postpone(d, r.cfg.PollInterval) // or only a walk would find it, which may rest for long
 			return policy.Result{Reason: policy.ReasonDatabase}
 		}
-		d.event.payload = payload
+		d.event.Payload = payload
 	}
-	req, err := newRequest(to, d, time.Now())
+	req, err := post.NewRequest(to, d.message(), time.Now())
 	if err != nil {
-		return refuse(err)
+		return post.Refused(err)
 	}
 	if err := r.countSuspect(d); err != nil {
 		r.databaseError("count suspect", err)
 		return policy.Result{Reason: policy.ReasonDatabase}
 	}
-	ctx, cancel := context.WithTimeout(r.doing, to.destination.Timeout)
+	ctx, cancel := context.WithTimeout(r.doing, to.Destination.Timeout)
 	defer cancel()
-	return post(ctx, to, req, d.event.payload)
+	return post.Send(ctx, to, req, d.event.Payload)
 }
 
 // describePanic returns the text of a runtime error, which holds no data, and of any other panic only its type: its value
@@ -193,35 +186,4 @@ func describePanic(defect any) string {
 		return "panic: " + err.Error()
 	}
 	return fmt.Sprintf("panic: a value of type %T", defect)
-}
-
-// post makes exactly one request. It is a round trip of the transport, not a call of an http.Client, which would follow
-// redirects: with a GET whose 200 looks like success, or with the body, key and signature to another host.
-func post(ctx context.Context, e *endpoint, req *http.Request, payload []byte) policy.Result {
-	e.begin()
-	defer e.end()
-	resp, connected, err := roundTrip(ctx, e.transport, req, payload)
-	if err != nil {
-		if errors.Is(err, errNothingSent) {
-			return policy.Result{Reason: policy.ReasonNetwork, Message: plain.Clip(err.Error())}
-		}
-		err = explain(err)
-		v := policy.ClassifyError(err, connected)
-		v.Message = plain.Clip(maskOf(e, req.Header).hide(err.Error(), false))
-		return v
-	}
-	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode == http.StatusSwitchingProtocols {
-		// The transport has handed the connection over, and with it the deadline: reading could hang for ever.
-		return policy.ClassifyResponse(resp.StatusCode, resp.Header, "", e.destination.Responses, time.Now())
-	}
-	var excerpt string
-	if resp.StatusCode < 200 || resp.StatusCode > 299 {
-		excerpt = excerptOf(resp, e.destination.Wire.Excerpts, func() *mask { return maskOf(e, req.Header) })
-	}
-	if resp.Body != http.NoBody {
-		// The status has decided; a body that breaks off changes nothing.
-		_, _ = io.CopyN(io.Discard, resp.Body, maxDrain)
-	}
-	return policy.ClassifyResponse(resp.StatusCode, resp.Header, excerpt, e.destination.Responses, time.Now())
 }

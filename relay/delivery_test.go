@@ -9,6 +9,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // payload holds what jsonb would have changed: order, duplicates, number spelling, blanks, and \u0000, which it refuses.
@@ -91,7 +92,7 @@ func TestRetryThenSuccess(t *testing.T) {
 	})
 	db.insert(1, "key")
 	d := to(rc.URL)
-	d.Wire.Excerpts = ExcerptsText
+	d.Wire.Excerpts = post.ExcerptsText
 	cfg := db.config(d)
 	cfg.LogDelivered = true
 	r := start(t, cfg)

@@ -10,10 +10,9 @@
 // The files, in reading order. The way of a delivery: config.go (settings), relay.go (what runs, and how it stops),
 // claim.go (when to claim, for which lanes), writers.go (transactions that are still open, which may commit late), lane.go
 // and position.go (what a lane holds, and how far it has looked), order.go (runs of an ordering key, and up to where a key
-// is settled), claim_apart.go (claiming around damaged data), deliver.go (one POST), suspect.go (deliveries that may kill
-// their relay), request.go, wire.go and cloudevents.go (what it says), transport.go, tls.go and egress.go (how it travels,
-// and where it may not), excerpt.go and mask.go (what is kept of an answer, and what never), policy (what an attempt came to,
-// when to try again, how much a receiver bears, when it is down), hold.go (the breaker's state in the database), settle.go
+// is settled), claim_apart.go (claiming around damaged data), deliver.go (one attempt), suspect.go (deliveries that may kill
+// their relay), post (one request: what it says, how it travels, what is kept of its answer), policy (what an attempt came
+// to, when to try again, how much a receiver bears, when it is down), hold.go (the breaker's state in the database), settle.go
 // (writing outcomes), settle_aside.go (those that cannot be written), resettle.go (those that a crash of the server lost).
 //
 // Around it: session.go (being alive, taking over from the dead), orphan.go (claims whose acknowledgement was lost),

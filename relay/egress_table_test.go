@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // Every way of writing an address that nobody may reach through the relay, and what is said of it. Some spellings a
@@ -109,19 +110,19 @@ func TestSecurityForbiddenAddresses(t *testing.T) {
 		{"[100::1]", policy.ReasonEgress, special},
 		{"[5f00::1]", policy.ReasonEgress, special},
 	} {
-		d := destinationOf("http://"+c.host+":1/latest/meta-data", Wire{}, Egress{})
+		d := destinationOf("http://"+c.host+":1/latest/meta-data", post.Wire{}, post.Egress{})
 		d.URL = "http://" + c.host + ":1/latest/meta-data"
-		e, err := newEndpoint(d, "")
+		e, err := post.NewEndpoint(d, "")
 		must(t, err)
-		dialer := Egress{}.dialer(patience)
+		dialer := post.Egress{}.Dialer(patience)
 		dialer.Resolver = resolver
-		e.transport.DialContext = dialer.DialContext
+		e.Transport.DialContext = dialer.DialContext
 		v := exchange(t, e)
 		t.Logf("%-40s %-7s %-7s %s", c.host, v.Outcome, v.Reason, v.Message)
 		if v.Outcome != policy.Retry || v.Reason != c.want || !strings.Contains(v.Message, c.message) || v.StatusCode != 0 {
 			t.Errorf("%s: %s %s %q, want %s %q", c.host, v.Outcome, v.Reason, v.Message, c.want, c.message)
 		}
-		refused := Config{Destinations: []Destination{d}}.Validate()
+		refused := Config{Destinations: []post.Destination{d}}.Validate()
 		if len(refused) == 0 && c.want != policy.ReasonEgress {
 			t.Errorf("%s: the configuration takes it", c.host)
 		}
@@ -166,27 +167,27 @@ func TestSecurityAllowPrivate(t *testing.T) {
 	} {
 		address := netip.MustParseAddr(c.address)
 		for i, rule := range []struct {
-			egress Egress
+			egress post.Egress
 			want   bool
-		}{{Egress{}, c.everything}, {Egress{AllowPrivate: some}, c.some}, {Egress{AllowPrivate: networks()}, c.none}} {
+		}{{post.Egress{}, c.everything}, {post.Egress{AllowPrivate: some}, c.some}, {post.Egress{AllowPrivate: networks()}, c.none}} {
 			network := "tcp4"
 			if address.Is6() {
 				network = "tcp6"
 			}
-			err := rule.egress.control(t.Context(), network, netip.AddrPortFrom(address, 443).String(), nil)
+			err := rule.egress.Control(t.Context(), network, netip.AddrPortFrom(address, 443).String(), nil)
 			if (err == nil) != rule.want || err != nil && policy.ErrorReason(err) != policy.ReasonEgress {
 				t.Errorf("%s under rule %d: %v", c.address, i, err)
 			}
 		}
 	}
-	if err := (Egress{AllowPrivate: some}).guard(netip.MustParseAddr("10.21.0.1")); err == nil || !strings.Contains(err.Error(), "10.21.0.1 is private and not within egress.allow_private") {
+	if err := (post.Egress{AllowPrivate: some}).Guard(netip.MustParseAddr("10.21.0.1")); err == nil || !strings.Contains(err.Error(), "10.21.0.1 is private and not within egress.allow_private") {
 		t.Errorf("%v", err)
 	}
 	rc := newReceiver(t, nil)
-	if v := exchangeWith(t, destinationOf(rc.URL, Wire{}, Egress{AllowPrivate: networks("10.0.0.0/8")})); v.Reason != policy.ReasonEgress {
+	if v := exchangeWith(t, destinationOf(rc.URL, post.Wire{}, post.Egress{AllowPrivate: networks("10.0.0.0/8")})); v.Reason != policy.ReasonEgress {
 		t.Errorf("a destination outside: %s %q", v.Reason, v.Message)
 	}
-	if v := exchangeWith(t, destinationOf(rc.URL, Wire{}, Egress{AllowPrivate: some})); v.Outcome != policy.Delivered {
+	if v := exchangeWith(t, destinationOf(rc.URL, post.Wire{}, post.Egress{AllowPrivate: some})); v.Outcome != policy.Delivered {
 		t.Errorf("a destination inside: %s %q", v.Reason, v.Message)
 	}
 }
@@ -199,36 +200,36 @@ func TestSecurityDNSRebinding(t *testing.T) {
 	must(t, err)
 	loopback := netip.MustParseAddr("127.0.0.1")
 	for _, c := range []struct {
-		egress Egress
+		egress post.Egress
 		second string
 		want   policy.Reason
 	}{
-		{Egress{}, "127.0.0.1", policy.ReasonOK},
-		{Egress{}, "169.254.169.254", policy.ReasonEgress},
-		{Egress{}, "168.63.129.16", policy.ReasonEgress},
-		{Egress{}, "0.0.0.0", policy.ReasonEgress},
-		{Egress{AllowPrivate: []netip.Prefix{netip.PrefixFrom(loopback, 32)}}, "127.0.0.2", policy.ReasonEgress},
-		{Egress{AllowPrivate: []netip.Prefix{netip.PrefixFrom(loopback, 32)}}, "10.0.0.1", policy.ReasonEgress},
+		{post.Egress{}, "127.0.0.1", policy.ReasonOK},
+		{post.Egress{}, "169.254.169.254", policy.ReasonEgress},
+		{post.Egress{}, "168.63.129.16", policy.ReasonEgress},
+		{post.Egress{}, "0.0.0.0", policy.ReasonEgress},
+		{post.Egress{AllowPrivate: []netip.Prefix{netip.PrefixFrom(loopback, 32)}}, "127.0.0.2", policy.ReasonEgress},
+		{post.Egress{AllowPrivate: []netip.Prefix{netip.PrefixFrom(loopback, 32)}}, "10.0.0.1", policy.ReasonEgress},
 	} {
 		var answer atomic.Pointer[netip.Addr]
 		answer.Store(&loopback)
-		e, err := newEndpoint(destinationOf("http://harmless.example.com:"+port+"/", Wire{}, c.egress), "")
+		e, err := post.NewEndpoint(destinationOf("http://harmless.example.com:"+port+"/", post.Wire{}, c.egress), "")
 		must(t, err)
-		dialer := c.egress.dialer(patience)
+		dialer := c.egress.Dialer(patience)
 		dialer.Resolver = resolverTo(t, func() netip.Addr { return *answer.Load() })
-		e.transport.DialContext = countWrites(dialer.DialContext)
+		e.Transport.DialContext = post.CountWrites(dialer.DialContext)
 		if v := exchange(t, e); v.Outcome != policy.Delivered {
 			t.Errorf("before: %s %q", v.Reason, v.Message)
 		}
 		second := netip.MustParseAddr(c.second)
 		answer.Store(&second)
-		e.transport.CloseIdleConnections()
+		e.Transport.CloseIdleConnections()
 		v := exchange(t, e)
 		t.Logf("127.0.0.1, then %-16s %-9s %-7s %s", c.second, v.Outcome, v.Reason, v.Message)
 		if v.Reason != c.want {
 			t.Errorf("%s: %s %q, want %s", c.second, v.Reason, v.Message, c.want)
 		}
-		e.transport.CloseIdleConnections()
+		e.Transport.CloseIdleConnections()
 	}
 }
 
@@ -290,23 +291,23 @@ func TestConfiguredProxy(t *testing.T) {
 	var requests atomic.Int64
 	url := secureServer(t, ca.serverConfig(t), &requests)
 	p := newProxy(t, 0)
-	egress := Egress{Proxy: strings.Replace(p.URL, "http://", "http://user:pass@", 1)}
-	if v := exchangeWith(t, destinationOf(url, Wire{TLS: ca.trusts()}, egress)); v.Outcome != policy.Delivered {
+	egress := post.Egress{Proxy: strings.Replace(p.URL, "http://", "http://user:pass@", 1)}
+	if v := exchangeWith(t, destinationOf(url, post.Wire{TLS: ca.trusts()}, egress)); v.Outcome != policy.Delivered {
 		t.Errorf("https: %s %q", v.Reason, v.Message)
 	}
 	if want := "Basic " + base64.StdEncoding.EncodeToString([]byte("user:pass")); p.credential.Load() != want {
 		t.Errorf("the proxy got %v", p.credential.Load())
 	}
-	if v := exchangeWith(t, destinationOf(url, Wire{TLS: newAuthority(t).trusts()}, egress)); v.Reason != policy.ReasonTLS {
+	if v := exchangeWith(t, destinationOf(url, post.Wire{TLS: newAuthority(t).trusts()}, egress)); v.Reason != policy.ReasonTLS {
 		t.Errorf("another authority: %s %q", v.Reason, v.Message)
 	}
-	if v := exchangeWith(t, destinationOf("http://receiver.internal/", Wire{}, egress)); v.Outcome != policy.Delivered {
+	if v := exchangeWith(t, destinationOf("http://receiver.internal/", post.Wire{}, egress)); v.Outcome != policy.Delivered {
 		t.Errorf("http: %s %q", v.Reason, v.Message)
 	}
-	if v := exchangeWith(t, destinationOf(url, Wire{TLS: ca.trusts(), Proxy: NoProxy}, egress)); v.Outcome != policy.Delivered {
+	if v := exchangeWith(t, destinationOf(url, post.Wire{TLS: ca.trusts(), Proxy: post.NoProxy}, egress)); v.Outcome != policy.Delivered {
 		t.Errorf("none: %s %q", v.Reason, v.Message)
 	}
-	if v := exchangeWith(t, destinationOf(url, Wire{TLS: ca.trusts(), Proxy: p.URL}, Egress{Proxy: "http://127.0.0.1:1"})); v.Outcome != policy.Delivered {
+	if v := exchangeWith(t, destinationOf(url, post.Wire{TLS: ca.trusts(), Proxy: p.URL}, post.Egress{Proxy: "http://127.0.0.1:1"})); v.Outcome != policy.Delivered {
 		t.Errorf("its own: %s %q", v.Reason, v.Message)
 	}
 	if p.connects.Load() != 3 || p.forwards.Load() != 1 || requests.Load() != 3 {
@@ -320,7 +321,7 @@ func TestSecurityProxyThatRefuses(t *testing.T) {
 	const url = "https://receiver.internal/"
 	for name, c := range map[string]struct {
 		proxy   string
-		egress  Egress
+		egress  post.Egress
 		want    policy.Reason
 		message string
 	}{
@@ -328,11 +329,11 @@ func TestSecurityProxyThatRefuses(t *testing.T) {
 		"does not allow it":     {proxy: newProxy(t, 403).URL, want: policy.ReasonConnect, message: "the proxy answered 403 Forbidden"},
 		"cannot reach it":       {proxy: newProxy(t, 502).URL, want: policy.ReasonConnect, message: "the proxy answered 502 Bad Gateway"},
 		"metadata":              {proxy: "http://169.254.169.254:80", want: policy.ReasonEgress, message: "not a permitted destination"},
-		"private":               {proxy: newProxy(t, 0).URL, egress: Egress{AllowPrivate: []netip.Prefix{}}, want: policy.ReasonEgress, message: "not within egress.allow_private"},
+		"private":               {proxy: newProxy(t, 0).URL, egress: post.Egress{AllowPrivate: []netip.Prefix{}}, want: policy.ReasonEgress, message: "not within egress.allow_private"},
 		"nobody listens":        {proxy: "http://127.0.0.1:1", want: policy.ReasonConnect, message: "connection refused"},
 	} {
 		c.egress.Proxy = c.proxy
-		v := exchangeWith(t, destinationOf(url, Wire{}, c.egress))
+		v := exchangeWith(t, destinationOf(url, post.Wire{}, c.egress))
 		t.Logf("%-22s %-7s %-8s %s", name, v.Outcome, v.Reason, v.Message)
 		if v.Outcome != policy.Retry || v.Reason != c.want || !strings.Contains(v.Message, c.message) {
 			t.Errorf("%s: %s %s %q, want %s %q", name, v.Outcome, v.Reason, v.Message, c.want, c.message)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // While one relay's POST is in flight, nobody else sends the delivery, however often they look.
@@ -82,7 +83,7 @@ func TestLateSettleChangesNothing(t *testing.T) {
 // A queue that outlasts its leases is given back unsent: sending it could overlap with whoever claims it next.
 func TestDeliveriesWithTooLittleLeaseAreNotSent(t *testing.T) {
 	t.Parallel()
-	d := Config{Destinations: []Destination{to("http://127.0.0.1:1/")}}.withDefaults().Destinations[0]
+	d := Config{Destinations: []post.Destination{to("http://127.0.0.1:1/")}}.withDefaults().Destinations[0]
 	l, err := laneTo(d)
 	must(t, err)
 	r := &Relay{taking: t.Context(), doing: t.Context()}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A claimer whose lanes are all full has nothing to do: it must wait for room, not ask again and again.
@@ -15,7 +16,7 @@ func TestClaimerWaitsWhileEveryLaneIsFull(t *testing.T) {
 	r := prepared(t, db.config(to("http://receiver.test/")))
 	r.session.set(1, true)
 	for c := range class(classes) {
-		r.lane("default").push(time.Now(), c, singly(make([]delivery, 2*DefaultLaneInFlight)))
+		r.lane("default").push(time.Now(), c, singly(make([]delivery, 2*post.DefaultLaneInFlight)))
 	}
 	for name, p := range map[string]pace{
 		"busy":    {poll: time.Second, lastWork: time.Now()},

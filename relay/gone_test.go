@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A 410 ends the sending at once, not when the queue is empty. One delivery fails, to tell; nothing else is lost, and all
@@ -48,7 +49,7 @@ func TestGoneFailsOne(t *testing.T) {
 // While the pause is on its way into the database, nothing is claimed; what an earlier claim brings late is not sent.
 func TestLaneStaysPausedUntilALaterClaim(t *testing.T) {
 	t.Parallel()
-	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []Destination{to("http://receiver.test/")}})
+	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	l := r.lane("default")
 	if !l.pause() || l.pause() {
 		t.Error("the first 410 is not the only first")

@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // patience bounds every wait: who reaches it has waited for something that does not come. It measures nothing.
@@ -141,14 +142,14 @@ func settings(t testing.TB, dsn string) *pgxpool.Config {
 }
 
 // config returns a configuration over the database that polls as often as is allowed.
-func (db *database) config(destinations ...Destination) Config {
+func (db *database) config(destinations ...post.Destination) Config {
 	db.Helper()
 	return Config{Pool: settings(db, db.dsn), Destinations: destinations, PollInterval: time.Second, Name: "test"}
 }
 
 // to returns a destination that retries at once, so that only the test of the schedule has to care about it.
-func to(url string) Destination {
-	return Destination{Name: "default", URL: url, Retry: policy.RetryPolicy{Schedule: []time.Duration{time.Millisecond}}}
+func to(url string) post.Destination {
+	return post.Destination{Name: "default", URL: url, Retry: policy.RetryPolicy{Schedule: []time.Duration{time.Millisecond}}}
 }
 
 // A running relay is stopped, and has to stop without an error, when its test ends.

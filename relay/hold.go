@@ -18,7 +18,7 @@ func (l *lane) recordResult(now time.Time, event int64, v *policy.Result, took t
 	write, pending := l.breaker.Write, l.breaker.Pending()
 	atFault = l.breaker.RecordResult(now, event, v, min(l.share, l.flow.Concurrency()))
 	if v.Posted {
-		wait := min(v.RetryAfter, l.destination.Retry.RetryAfterMax)
+		wait := min(v.RetryAfter, l.Destination.Retry.RetryAfterMax)
 		if v.Reason == policy.ReasonUnavailable && now.Sub(l.breaker.Answered) < policy.BreakerAfter {
 			wait = 0 // others are accepted: a conflict in its database, for instance, which concerns one event
 		}
@@ -57,7 +57,7 @@ const lockedAgain = 2 * time.Second
 
 // implausible is a longer time than any relay gives a breaker: the database's clock must have been put back since.
 func (l *lane) implausible() time.Duration {
-	return 2 * max(l.breaker.Policy.ProbeMax, l.destination.Timeout+policy.TryHold)
+	return 2 * max(l.breaker.Policy.ProbeMax, l.Destination.Timeout+policy.TryHold)
 }
 
 // tendBreakers writes what the breakers of all lanes have decided, begins trials that are due, and plans when to do so again.
@@ -87,7 +87,7 @@ func (c *claimer) tendBreakers(now time.Time, instance int32) error {
 func (c *claimer) tendBreaker(l *lane, now time.Time, instance int32) (next time.Time, err error) {
 	l.mu.Lock()
 	b := l.breaker
-	hold := l.destination.Timeout + policy.TryHold
+	hold := l.Destination.Timeout + policy.TryHold
 	turn := l.flow.Turn(now)
 	l.mu.Unlock()
 	switch {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // Frames of HTTP/2 (RFC 9113), as far as the tests speak it.
@@ -138,9 +139,9 @@ func TestHTTP2ServersThatTurnAway(t *testing.T) {
 				conn.accept(stream)
 				return true
 			})
-			e, err := newEndpoint(destinationOf("https"+s.url[len("http"):], Wire{TLS: ca.trusts()}, Egress{}), "")
+			e, err := post.NewEndpoint(destinationOf("https"+s.url[len("http"):], post.Wire{TLS: ca.trusts()}, post.Egress{}), "")
 			must(t, err)
-			defer e.transport.CloseIdleConnections()
+			defer e.Transport.CloseIdleConnections()
 			for attempt, want := range []policy.Reason{policy.ReasonOK, c.want, policy.ReasonOK, policy.ReasonOK} {
 				v := exchange(t, e)
 				t.Logf("%-34s %d %-9s %-8s %s", name, attempt+1, v.Outcome, v.Reason, v.Message)
@@ -184,9 +185,9 @@ func TestHTTP2WithFewStreams(t *testing.T) {
 			s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.issue(t, nil)}}
 			s.StartTLS()
 			t.Cleanup(s.Close)
-			e, err := newEndpoint(destinationOf(s.URL, Wire{TLS: ca.trusts()}, Egress{}), "")
+			e, err := post.NewEndpoint(destinationOf(s.URL, post.Wire{TLS: ca.trusts()}, post.Egress{}), "")
 			must(t, err)
-			defer e.transport.CloseIdleConnections()
+			defer e.Transport.CloseIdleConnections()
 			reasons := map[policy.Reason]int{}
 			for id, v := range exchangeMany(t, e, c.senders, c.attempts) {
 				if n := seen[id].Load(); n > 1 || (v.Outcome == policy.Delivered) != (n == 1) || !v.Posted {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // Identity is what tells one database from another, and the original from its copy.
@@ -121,7 +122,7 @@ func environmentProblem(name string) string {
 	switch {
 	case len(name) > maxEnvironment:
 		return fmt.Sprintf("has %d characters; write at most %d", len(name), maxEnvironment)
-	case !printableASCII(name) || strings.TrimSpace(name) != name:
+	case !plain.IsASCII(name) || strings.TrimSpace(name) != name:
 		return "is not a name; write printable ASCII without blanks around it, such as production"
 	}
 	return ""

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // knows makes an address one that relays have been accepted under, for tests in which the next relay finds nobody alive
@@ -84,7 +85,7 @@ func TestEnvironmentName(t *testing.T) {
 		"": true, "production": true, "eu-1 / blue": true, strings.Repeat("x", 63): true,
 		strings.Repeat("x", 64): false, " production": false, "production ": false, "prod\nuction": false, "münchen": false, "a\x00": false,
 	} {
-		cfg := Config{Environment: name, Destinations: []Destination{to("http://receiver.test/")}}
+		cfg := Config{Environment: name, Destinations: []post.Destination{to("http://receiver.test/")}}
 		found := slices.ContainsFunc(cfg.Validate(), func(p Problem) bool { return p.Path == "environment" })
 		if found == good {
 			t.Errorf("%q: refused is %v", name, found)

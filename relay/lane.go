@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A lane is the deliveries of one destination on their way through this relay: queues that the claimer fills and senders
@@ -25,7 +26,7 @@ type lane struct {
 	tend      time.Time // when to look at the breaker again, after another session had locked its row
 
 	mu sync.Mutex
-	*endpoint
+	*post.Endpoint
 	queues  [classes]queue
 	senders int
 	share   int // of the relay's capacity
@@ -97,10 +98,10 @@ const (
 )
 
 // newLane returns the lane of an endpoint.
-func newLane(e *endpoint) *lane {
-	d := e.destination
+func newLane(e *post.Endpoint) *lane {
+	d := e.Destination
 	return &lane{
-		name: d.Name, endpoint: e, share: d.MaxInFlight,
+		name: d.Name, Endpoint: e, share: d.MaxInFlight,
 		flow: policy.NewFlow(d.MaxInFlight, d.RateLimit), breaker: policy.Breaker{Policy: d.Breaker},
 	}
 }
@@ -173,7 +174,7 @@ func (l *lane) room(now time.Time, lease time.Duration) (free [classes]int, wort
 
 // ahead is how long something claimed may wait before it is sent: half of what the lease leaves.
 func (l *lane) ahead(lease time.Duration) time.Duration {
-	return (lease - l.destination.Timeout - sendMargin) / 2
+	return (lease - l.Destination.Timeout - sendMargin) / 2
 }
 
 // early returns when the next claim makes sense: when the receiver has asked to wait until then, or when a claim made now
@@ -199,7 +200,7 @@ func (l *lane) push(now time.Time, c class, runs [][]delivery) (start int) {
 	}
 	for _, run := range runs {
 		l.queues[c].push(run)
-		if key := run[0].event.orderingKey; key != nil && c == replays {
+		if key := run[0].event.OrderingKey; key != nil && c == replays {
 			l.keys.markReplayed(*key, true)
 		}
 	}
@@ -249,7 +250,7 @@ func (l *lane) grow() bool {
 
 // tooLate reports whether too little is left of a delivery's lease for a POST that begins at the given time.
 func (l *lane) tooLate(d *delivery, at time.Time) bool {
-	return d.leaseEnds.Sub(at) < l.destination.Timeout+sendMargin
+	return d.leaseEnds.Sub(at) < l.Destination.Timeout+sendMargin
 }
 
 // turn returns the class whose turn it is, by smooth weighted round robin over those that have something to send.
@@ -348,10 +349,10 @@ func (l *lane) release(c class, n int) {
 }
 
 // current returns the endpoint that the next request goes to.
-func (l *lane) current() *endpoint {
+func (l *lane) current() *post.Endpoint {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.endpoint
+	return l.Endpoint
 }
 
 // lanes are those of a relay. They are safe for concurrent use.

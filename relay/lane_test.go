@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 	"pgregory.net/rapid"
 )
 
@@ -19,8 +20,8 @@ func singly(deliveries []delivery) (all [][]delivery) {
 }
 
 // laneTo returns a lane that leads somewhere.
-func laneTo(d Destination) (*lane, error) {
-	e, err := newEndpoint(d, "")
+func laneTo(d post.Destination) (*lane, error) {
+	e, err := post.NewEndpoint(d, "")
 	if err != nil {
 		return nil, err
 	}
@@ -28,8 +29,8 @@ func laneTo(d Destination) (*lane, error) {
 }
 
 func laneOf(limit int) *lane {
-	d := Destination{Name: "d", Timeout: DefaultTimeout, MaxInFlight: limit}
-	return newLane(&endpoint{destination: d})
+	d := post.Destination{Name: "d", Timeout: post.DefaultTimeout, MaxInFlight: limit}
+	return newLane(&post.Endpoint{Destination: d})
 }
 
 // However claims, senders, settlements and limits interleave: every delivery is handed out once, and none stays in the

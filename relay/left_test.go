@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A destination is removed from the configuration while its breaker is open. Nobody tries it any more, and its alert is
@@ -22,7 +24,7 @@ func TestAlertOfARemovedDestinationIsResolved(t *testing.T) {
 	with.Alerts = Alerts{Channels: []Channel{ops}, Window: time.Second}
 	with.Watching.Interval = 100 * time.Millisecond
 	without := with
-	without.Destinations = []Destination{stays}
+	without.Destinations = []post.Destination{stays}
 	without.Pool, with.Pool = settings(t, db.dsn), settings(t, db.dsn)
 
 	r := start(t, with)

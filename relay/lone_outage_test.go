@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // newBlackhole returns the URL of an address from which no answer to a connection comes: a listener that accepts nothing,
@@ -61,7 +62,7 @@ func TestOutageOfALoneEvent(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, %d relays", reason, relays), func(t *testing.T) {
 				t.Parallel()
 				db := newDatabase(t)
-				d := Destination{Name: "default", URL: url}
+				d := post.Destination{Name: "default", URL: url}
 				if reason == policy.ReasonTimeout {
 					d.Timeout = 200 * time.Millisecond
 				}
@@ -120,7 +121,7 @@ func TestOutageOrALoneEventAtFault(t *testing.T) {
 				if !unreachedFirst {
 					place.open(t, answer)
 				}
-				d := Destination{Name: "default", URL: place.url, Timeout: time.Second}
+				d := post.Destination{Name: "default", URL: place.url, Timeout: time.Second}
 				d.Breaker = policy.BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
 				db.insert(1, "lone")
 				db.exec(`CREATE TABLE settled (attempts int, delay interval);
@@ -156,7 +157,7 @@ func TestOutageIsSeenByAllRelaysTogether(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	rc := newReceiver(t, status(http.StatusInternalServerError))
-	d := Destination{Name: "default", URL: rc.URL}
+	d := post.Destination{Name: "default", URL: rc.URL}
 	for round := 1; round <= policy.DefaultBreakerFailures; round++ {
 		r := start(t, db.config(d)) // which has seen nothing yet
 		db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 hour'`)
@@ -185,7 +186,7 @@ func TestEvidenceIsTakenBack(t *testing.T) {
 			w.WriteHeader(http.StatusInternalServerError)
 		}
 	})
-	d := Destination{Name: "default", URL: rc.URL}
+	d := post.Destination{Name: "default", URL: rc.URL}
 	db.exec(`CREATE TABLE written (at timestamptz);
 		CREATE FUNCTION note_write() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO written VALUES (now()); RETURN NULL; END $$;
 		CREATE TRIGGER note_write AFTER INSERT OR UPDATE ON outbox_destination FOR EACH ROW EXECUTE FUNCTION note_write()`)
@@ -213,7 +214,7 @@ func TestEvidenceIsTakenBack(t *testing.T) {
 func TestOutageEndsWithNothingToSend(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	d := Destination{Name: "default", URL: newVacant(t).url, Timeout: 50 * time.Millisecond}
+	d := post.Destination{Name: "default", URL: newVacant(t).url, Timeout: 50 * time.Millisecond}
 	d.Breaker = policy.BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
 	db.insert(1, "lone")
 	start(t, db.config(d))

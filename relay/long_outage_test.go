@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // letPass lets time pass in the database: everything that it remembers happened so much earlier.
@@ -52,7 +53,7 @@ func TestOutageOfDays(t *testing.T) {
 				place.open(t, front)
 			}
 
-			d := Destination{Name: "default", URL: place.url, MaxInFlight: 8}
+			d := post.Destination{Name: "default", URL: place.url, MaxInFlight: 8}
 			d.Breaker = policy.BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
 			db.insert(waiting, "waiting")
 			r := start(t, db.config(d))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // One relay, and a receiver for each way of answering badly. Each gets one request, its outcome follows the published
@@ -146,7 +147,7 @@ func TestSecurityMisbehavingReceivers(t *testing.T) {
 		})
 		close(ready)
 		servers[name] = s
-		d := Destination{Name: name, URL: s.url, Retry: policy.RetryPolicy{Schedule: []time.Duration{time.Hour}}, Timeout: patience}
+		d := post.Destination{Name: name, URL: s.url, Retry: policy.RetryPolicy{Schedule: []time.Duration{time.Hour}}, Timeout: patience}
 		if c.reason == policy.ReasonTimeout || strings.HasPrefix(name, "silence") || strings.HasPrefix(name, "endless-trailers") {
 			d.Timeout = 3 * time.Second // in which the request and what there is of an answer arrive
 		}

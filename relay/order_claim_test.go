@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // registered returns a relay that claims nothing by itself, and its store.
@@ -44,8 +45,8 @@ func (db *database) claimRuns(free, run int) map[string][]int64 {
 	for _, run := range all {
 		for _, d := range run {
 			key := "none"
-			if d.event.orderingKey != nil {
-				key = *d.event.orderingKey
+			if d.event.OrderingKey != nil {
+				key = *d.event.OrderingKey
 			}
 			of[key] = append(of[key], d.eventID)
 		}
@@ -159,7 +160,7 @@ func TestRunsTakeNoRoomFromOthers(t *testing.T) {
 func TestRunBounds(t *testing.T) {
 	t.Parallel()
 	l := laneOf(4) // a timeout of 10 s
-	lease := DefaultTimeout + sendMargin + 40*time.Second
+	lease := post.DefaultTimeout + sendMargin + 40*time.Second
 	if longest, followers := l.runBounds(lease); longest != maxRun || followers != maxBehind {
 		t.Errorf("before anything was sent: %d, %d", longest, followers)
 	}
@@ -196,14 +197,14 @@ func TestSentPayloadsOfARunAreReleased(t *testing.T) {
 			w.WriteHeader(http.StatusInternalServerError)
 		}
 	})
-	r := prepared(t, Config{Pool: settings(t, "postgres://localhost/none"), Destinations: []Destination{to(rc.URL)}})
+	r := prepared(t, Config{Pool: settings(t, "postgres://localhost/none"), Destinations: []post.Destination{to(rc.URL)}})
 	r.Relay.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
 	l := r.lane("default")
 	ordering := "k"
 	var run []delivery
 	for i := range 4 {
 		d := order()
-		d.eventID, d.event.orderingKey, d.leaseEnds = int64(i+1), &ordering, time.Now().Add(time.Hour)
+		d.eventID, d.event.OrderingKey, d.leaseEnds = int64(i+1), &ordering, time.Now().Add(time.Hour)
 		d.promiseEnds = d.leaseEnds
 		run = append(run, d)
 	}
@@ -216,7 +217,7 @@ func TestSentPayloadsOfARunAreReleased(t *testing.T) {
 		t.Errorf("%v, want %v", outcomes, want)
 	}
 	for i := range run[:3] {
-		if run[i].event.payload != nil {
+		if run[i].event.Payload != nil {
 			t.Errorf("the payload of event %d is still there", i+1)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // keyed adds the events from-th to to-th of an ordering key, with the keys k-from … k-to.
@@ -248,12 +249,12 @@ func TestRunDoesNotOutliveItsLease(t *testing.T) {
 	// The sender's view of the lease is of this process alone; shorten what every later attempt wants to be left.
 	l := r.lane("default")
 	l.mu.Lock()
-	before := l.endpoint
-	slower := before.destination
+	before := l.Endpoint
+	slower := before.Destination
 	slower.Timeout = 2 * DefaultLease
-	patient, err := newEndpoint(slower, "")
+	patient, err := post.NewEndpoint(slower, "")
 	must(t, err)
-	l.endpoint = patient
+	l.Endpoint = patient
 	l.mu.Unlock()
 	g.open()
 	r.await(t, "the end of the lease", func(o *observer) bool {
@@ -261,7 +262,7 @@ func TestRunDoesNotOutliveItsLease(t *testing.T) {
 	})
 	rc.wantSent(t, "k", "1 2")
 	l.mu.Lock()
-	l.endpoint = before
+	l.Endpoint = before
 	l.mu.Unlock()
 	r.settles(t, policy.Delivered, 10)
 	rc.wantSent(t, "k", numbers(1, 10))

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // The database has committed the outcomes, and the acknowledgement is lost. They are written again, and
@@ -31,7 +32,7 @@ func TestLostAcknowledgementCountsOnce(t *testing.T) {
 				w.WriteHeader(c.answer)
 			})
 			db.insert(1, "key")
-			cfg := db.config(Destination{Name: "default", URL: rc.URL, Retry: policy.RetryPolicy{Schedule: []time.Duration{time.Hour}}})
+			cfg := db.config(post.Destination{Name: "default", URL: rc.URL, Retry: policy.RetryPolicy{Schedule: []time.Duration{time.Hour}}})
 			cfg.Pool = settings(t, l.dsn)
 			r := start(t, cfg)
 			<-g.arrived

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // Without faults, two relays and five thousand events are five thousand requests. The receiver answers none of them
@@ -16,8 +17,8 @@ func TestTwoRelaysShareTheWork(t *testing.T) {
 	const events = 5000
 	db := newDatabase(t)
 	var inFlight sync.WaitGroup
-	inFlight.Add(DefaultLaneInFlight + 1)
-	arrived := make(chan struct{}, DefaultLaneInFlight+1)
+	inFlight.Add(post.DefaultLaneInFlight + 1)
+	arrived := make(chan struct{}, post.DefaultLaneInFlight+1)
 	rc := newReceiver(t, func(w http.ResponseWriter, _ request) {
 		select {
 		case arrived <- struct{}{}:

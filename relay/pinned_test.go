@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // BenchmarkPinnedHorizon drains events while other sessions keep the database from cleaning up, from before the first is
@@ -57,7 +58,7 @@ func drainPinned(b *testing.B, events, sessions int) (share float64) {
 		db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 't', '{"n": 1}', 'key-' || i FROM generate_series($1::int, $2) i`, done+1, done+20_000)
 	}
 	ops := &pager{name: "ops"}
-	cfg := db.config(Destination{Name: "default", URL: rc.URL})
+	cfg := db.config(post.Destination{Name: "default", URL: rc.URL})
 	cfg.Alerts = Alerts{Channels: []Channel{ops}, HorizonOver: time.Second}
 	cfg.Watching.Interval = 5 * time.Second
 	var mu sync.Mutex

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // unconstrained drops what keeps odd rows out: whoever writes them has got past it.
@@ -311,13 +312,13 @@ func TestCrashLoopIsSetAside(t *testing.T) {
 // A defect that one delivery trips is an attempt of that delivery and nothing to the others.
 func TestPanicOfOneDelivery(t *testing.T) {
 	t.Parallel()
-	d := Config{Destinations: []Destination{to("http://127.0.0.1:1/")}}.withDefaults().Destinations[0]
+	d := Config{Destinations: []post.Destination{to("http://127.0.0.1:1/")}}.withDefaults().Destinations[0]
 	l, err := laneTo(d)
 	must(t, err)
 	broken := order()
 	broken.leaseEnds = time.Now().Add(time.Hour)
 	broken.promiseEnds = broken.leaseEnds
-	broken.event.payload = nil // and there is no store to load it from
+	broken.event.Payload = nil // and there is no store to load it from
 	v := first((&Relay{taking: t.Context(), doing: t.Context()}).attempt(l, &broken), d.Responses)
 	if v.Outcome != policy.Retry || v.Reason != policy.ReasonPanic || !strings.Contains(v.Message, "nil pointer") {
 		t.Errorf("%+v", v)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // promises returns what each request said, in the order in which they came.
@@ -66,7 +67,7 @@ func TestPromiseIsKept(t *testing.T) {
 			t.Errorf("request %d of %d says %s, the first %s", i+1, len(said), promise, said[0])
 		}
 	}
-	first, err := time.Parse(timeFormat, said[0])
+	first, err := time.Parse(post.TimeFormat, said[0])
 	must(t, err)
 	if earliest := before.Add(d.Retry.Promise); first.Before(earliest) || first.After(row[time.Time](db, `SELECT now()`).Add(d.Retry.Promise)) {
 		t.Errorf("the promise is %s, of a delivery that could be claimed from %s on", first, before)
@@ -104,8 +105,8 @@ func TestNothingIsSentPastItsPromise(t *testing.T) {
 		sent bool
 	}{
 		"ended long ago":          {-1000 * time.Hour, false},
-		"ends within the timeout": {DefaultTimeout - time.Second, false},
-		"ends in more than that":  {DefaultTimeout + time.Hour, true},
+		"ends within the timeout": {post.DefaultTimeout - time.Second, false},
+		"ends in more than that":  {post.DefaultTimeout + time.Hour, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -163,7 +164,7 @@ func TestOutageBeyondThePromise(t *testing.T) {
 			db := newDatabase(t)
 			rc := newReceiver(t, nil)
 			g := newSwitch(t, rc, answering)
-			d := Destination{Name: "default", URL: g.url, MaxInFlight: 4}
+			d := post.Destination{Name: "default", URL: g.url, MaxInFlight: 4}
 			d.Breaker = policy.BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
 			db.insert(waiting, "waiting")
 			db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '60 days' WHERE event_id > 50`) // tried late
@@ -199,7 +200,7 @@ func TestOnlyWhatWasSentIsBound(t *testing.T) {
 	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
 	d := to(rc.URL)
 	d.MaxInFlight = 2
-	nobody := Destination{Name: "nobody", URL: newVacant(t).url, MaxInFlight: 1, Breaker: policy.BreakerPolicy{Off: true}}
+	nobody := post.Destination{Name: "nobody", URL: newVacant(t).url, MaxInFlight: 1, Breaker: policy.BreakerPolicy{Off: true}}
 	nobody.Retry.Schedule = []time.Duration{time.Hour}
 	db.insert(5, "key")
 	r := start(t, db.config(d, nobody))

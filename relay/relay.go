@@ -13,6 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A Relay claims, delivers and settles. Make one with [New]; run it once.
@@ -82,7 +83,7 @@ func New(cfg Config) (*Relay, error) {
 	}
 	r.effective.Store(&cfg)
 	for _, d := range cfg.Destinations {
-		e, err := newEndpoint(d, cfg.Version)
+		e, err := post.NewEndpoint(d, cfg.Version)
 		if err != nil {
 			return nil, err
 		}
@@ -165,7 +166,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	leave()
 	presence.Wait()
 	for _, l := range r.lanes.all() {
-		l.current().retire()
+		l.current().Retire()
 	}
 	r.cfg.Log.Info().Msg("stopped")
 	if cause := context.Cause(ctx); errors.Is(cause, pg.ErrSchema) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // reload puts a configuration into effect that must be fit for it.
@@ -25,7 +26,7 @@ func (r *running) reload(cfg Config) []string {
 	return changes
 }
 
-func named(name string, d Destination) Destination {
+func named(name string, d post.Destination) post.Destination {
 	d.Name = name
 	return d
 }
@@ -78,7 +79,7 @@ func TestReloadAddsAndRemovesDestinations(t *testing.T) {
 	g := newGate(t)
 	slow := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
 	with := func(change func(*Config)) Config {
-		cfg := db.config(to(rc.URL), named("other", to(other.URL)), named("slow", Destination{URL: slow.URL, MaxInFlight: 1, Timeout: 50 * time.Second}))
+		cfg := db.config(to(rc.URL), named("other", to(other.URL)), named("slow", post.Destination{URL: slow.URL, MaxInFlight: 1, Timeout: 50 * time.Second}))
 		change(&cfg)
 		return cfg
 	}
@@ -218,7 +219,7 @@ func TestReloadOfWhatNeedsARestart(t *testing.T) {
 		!strings.HasSuffix(err.Error(), "which stays what it is until a restart: relay.lease: 1m0s must be at least 5s longer than destinations.default.timeout (10m0s); write 10m5s or more, or lower the timeout") {
 		t.Errorf("the error is %v", err)
 	}
-	if r.config().Destinations[0].Timeout != DefaultTimeout {
+	if r.config().Destinations[0].Timeout != post.DefaultTimeout {
 		t.Error("a reload that failed changed something")
 	}
 	if _, err := r.Reload(Config{}); err == nil || !strings.HasPrefix(err.Error(), "database.url: is not set\ndestinations: there is none") {
@@ -246,7 +247,7 @@ func TestReloadWithoutADatabase(t *testing.T) {
 	r := start(t, cfg)
 	r.await(t, "a failure", func(o *observer) bool { return o.failures["prepare"] > 0 })
 
-	cfg.Destinations = []Destination{to(rc.URL), named("second", to(rc.URL))}
+	cfg.Destinations = []post.Destination{to(rc.URL), named("second", to(rc.URL))}
 	cfg.Routes = []Route{{Event: "t", To: []string{"default"}}}
 	r.reload(cfg)
 	link.block(false)
@@ -367,9 +368,9 @@ func TestReloadSwitchesABreakerOff(t *testing.T) {
 // Each setting of a configuration either makes a difference, or stays, or is part of what is compared otherwise.
 func TestEverySettingMakesADifference(t *testing.T) {
 	t.Parallel()
-	d := Destination{Name: "a", URL: "http://a"}
+	d := post.Destination{Name: "a", URL: "http://a"}
 	complete := func(change func(*Config)) *Config {
-		cfg := Config{Destinations: []Destination{d}}
+		cfg := Config{Destinations: []post.Destination{d}}
 		change(&cfg)
 		cfg = cfg.withDefaults()
 		return &cfg
@@ -401,18 +402,18 @@ func TestEverySettingMakesADifference(t *testing.T) {
 	}
 	inspect(t, Config{}, known)
 	inspect(t, Alerts{}, []string{"Channels", "Window", "LagOver", "HorizonOver"})
-	inspect(t, Egress{}, []string{"AllowPrivate", "Proxy"})
-	inspect(t, Destination{}, []string{
+	inspect(t, post.Egress{}, []string{"AllowPrivate", "Proxy"})
+	inspect(t, post.Destination{}, []string{
 		"Name", "URL", "Timeout", "MaxInFlight", "RateLimit", "Retry", "Breaker", "OnFailure", "Responses", "Headers", "SigningSecrets", "Wire",
 	})
 	inspect(t, policy.RetryPolicy{}, []string{"Schedule", "MaxAttempts", "Jitter", "RetryAfterMax", "Promise"})
 	inspect(t, policy.Responses{}, []string{"Retry", "Fail"})
-	inspect(t, Wire{}, []string{"Format", "Source", "MaxPayloadBytes", "Excerpts", "Authorization", "TLS", "Proxy", "egress"})
-	inspect(t, TLS{}, []string{"MinVersion", "ServerName", "Roots", "Certificate"})
+	inspect(t, post.Wire{}, []string{"Format", "Source", "MaxPayloadBytes", "Excerpts", "Authorization", "TLS", "Proxy", "egress"})
+	inspect(t, post.TLS{}, []string{"MinVersion", "ServerName", "Roots", "Certificate"})
 	for name, change := range changesOfADestination(t) {
 		a := complete(func(*Config) {}).Destinations[0]
 		other := complete(func(c *Config) { change(&c.Destinations[0]) })
-		if got := a.differences(other.Destinations[0]); len(got) != 1 || !strings.HasPrefix(got[0], cmp.Or(name, "?")) {
+		if got := destinationDifferences(a, other.Destinations[0]); len(got) != 1 || !strings.HasPrefix(got[0], cmp.Or(name, "?")) {
 			t.Errorf("%s: %q", name, got)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A relay in a process of its own, for tests that kill it: this test binary, told so by its environment.
@@ -25,7 +26,7 @@ func TestRelayProcess(t *testing.T) {
 	lease, err := time.ParseDuration(os.Getenv("RELAY_TEST_LEASE"))
 	must(t, err)
 	r, err := New(Config{
-		Pool: settings(t, dsn), Destinations: []Destination{to(url)}, Lease: lease, Name: "victim",
+		Pool: settings(t, dsn), Destinations: []post.Destination{to(url)}, Lease: lease, Name: "victim",
 		Hooks: Hooks{Claimed: func(_ string, n int) { fmt.Println("claimed", n) }},
 	})
 	must(t, err)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // The receiver keeps its connection open, reads the next request on it, and closes instead of answering.
@@ -99,16 +100,16 @@ func TestRedirectsAreNeverFollowed(t *testing.T) {
 // attemptAt makes one POST at url through everything but the database.
 func attemptAt(t testing.TB, url string) policy.Decision {
 	t.Helper()
-	d := Config{Destinations: []Destination{to(url)}}.withDefaults().Destinations[0]
+	d := Config{Destinations: []post.Destination{to(url)}}.withDefaults().Destinations[0]
 	d.Timeout = patience
 	return attemptWith(t, d)
 }
 
-func attemptWith(t testing.TB, destination Destination) policy.Decision {
+func attemptWith(t testing.TB, destination post.Destination) policy.Decision {
 	t.Helper()
 	l, err := laneTo(destination)
 	must(t, err)
-	defer l.transport.CloseIdleConnections()
+	defer l.Transport.CloseIdleConnections()
 	r := &Relay{cfg: Config{Lease: time.Hour}, taking: t.Context(), doing: t.Context()}
 	d := order()
 	d.leaseEnds = time.Now().Add(time.Hour)
@@ -121,7 +122,7 @@ func TestWhatArrivesVerifies(t *testing.T) {
 	t.Parallel()
 	key := secret(t, testSecret)
 	rc := newReceiver(t, nil)
-	d := Config{Destinations: []Destination{to(rc.URL)}}.withDefaults().Destinations[0]
+	d := Config{Destinations: []post.Destination{to(rc.URL)}}.withDefaults().Destinations[0]
 	d.SigningSecrets = []webhook.Secret{key}
 	if v := attemptWith(t, d); v.Outcome != policy.Delivered {
 		t.Fatalf("%+v", v)

@@ -11,6 +11,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A crashing is a server that loses in a crash all that no session waited for.
@@ -135,7 +136,7 @@ func TestLostClaimsAreRestoredWithCare(t *testing.T) {
 			db.insert(1, "key")
 			db.exec(`UPDATE outbox_delivery SET ` + c.change)
 			s := settlement{
-				delivery: delivery{eventID: 1, destination: "default", fence: fence, notAfter: time.Now().Add(time.Hour), event: event{key: &c.key}},
+				delivery: delivery{eventID: 1, destination: "default", fence: fence, notAfter: time.Now().Add(time.Hour), event: post.Event{Key: &c.key}},
 				Decision: policy.Decision{Outcome: c.outcome, Result: policy.Result{Reason: policy.ReasonServerError, Posted: c.outcome != policy.Hold}, Delay: time.Minute},
 			}
 			over := &store{pool: db.pool}

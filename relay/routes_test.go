@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
@@ -242,7 +243,7 @@ func (f *fleet) remove(r *recordedRelay) {
 func TestRollingDeploysConverge(t *testing.T) {
 	t.Parallel()
 	config := func(routes ...string) Config {
-		cfg := Config{Destinations: []Destination{{Name: "a"}, {Name: "b"}}}
+		cfg := Config{Destinations: []post.Destination{{Name: "a"}, {Name: "b"}}}
 		for _, route := range routes {
 			pattern, destination, _ := strings.Cut(route, " ")
 			cfg.Routes = append(cfg.Routes, Route{pattern, []string{destination}})

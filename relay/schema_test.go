@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // in returns the same database seen from one of its schemas.
@@ -42,7 +43,7 @@ func TestSchemasDoNotMix(t *testing.T) {
 		pgtest.Migrate(t, db.dsn, migrations.Outbox)
 		db.route()
 		rc := newReceiver(t, nil)
-		cfg := Config{Pool: settings(t, dsn), Schema: name, Destinations: []Destination{to(rc.URL)}, PollInterval: time.Hour}
+		cfg := Config{Pool: settings(t, dsn), Schema: name, Destinations: []post.Destination{to(rc.URL)}, PollInterval: time.Hour}
 		dbs, receivers, relays = append(dbs, db), append(receivers, rc), append(relays, start(t, cfg))
 	}
 	for _, r := range relays {
@@ -75,7 +76,7 @@ func TestNotificationsOfSchemas(t *testing.T) {
 	db := in(t, dsn, name)
 	db.exec(`CREATE SCHEMA ` + pgx.Identifier{name}.Sanitize())
 	pgtest.Migrate(t, db.dsn, migrations.Outbox)
-	r := sessionOf(t, Config{Pool: settings(t, dsn), Schema: name, Destinations: []Destination{to("http://receiver.test/")}})
+	r := sessionOf(t, Config{Pool: settings(t, dsn), Schema: name, Destinations: []post.Destination{to("http://receiver.test/")}})
 	wakeUp(t, r)
 	must(t, r.store.declareIdle(t.Context(), true))
 	for _, other := range []string{"schema", "public", "sweep schema", `sweep "Odd" schema`} {

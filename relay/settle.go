@@ -5,6 +5,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A settlement is a decision on its way into the database.
@@ -18,7 +19,7 @@ type settlement struct {
 
 // newSettlement returns the settlement of a delivery, without the payload, which is not needed any more.
 func newSettlement(d delivery, decided policy.Decision, startedAt time.Time, took time.Duration) settlement {
-	d.event = event{key: d.event.key, orderingKey: d.event.orderingKey}
+	d.event = post.Event{Key: d.event.Key, OrderingKey: d.event.OrderingKey}
 	return settlement{delivery: d, Decision: decided, startedAt: startedAt, duration: took}
 }
 
@@ -281,7 +282,7 @@ func (r *Relay) written(settlements []settlement, stale int) {
 	for i := range settlements {
 		s := &settlements[i]
 		counts[label{s.destination, s.Outcome, s.Reason, s.class}]++
-		if s.event.orderingKey != nil {
+		if s.event.OrderingKey != nil {
 			r.lane(s.destination).keySettled(s)
 		}
 		if s.Outcome == policy.Retry {

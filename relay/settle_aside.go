@@ -77,7 +77,7 @@ func (w *settler) setAside(left []settlement) {
 // drop leaves a delivery to be attempted again, and gives its room and its ordering key back.
 func (w *settler) drop(s *settlement) {
 	l := w.relay.lane(s.destination)
-	if s.event.orderingKey != nil {
+	if s.event.OrderingKey != nil {
 		s.FreesKey = true
 		l.keySettled(s)
 	}

@@ -9,12 +9,13 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 func TestSettlementKeepsNoPayload(t *testing.T) {
 	t.Parallel()
-	s := newSettlement(delivery{eventID: 1, event: event{payload: []byte("{}")}}, policy.Decision{}, time.Now(), time.Second)
-	if s.event.payload != nil {
+	s := newSettlement(delivery{eventID: 1, event: post.Event{Payload: []byte("{}")}}, policy.Decision{}, time.Now(), time.Second)
+	if s.event.Payload != nil {
 		t.Error("the settlement keeps the payload in memory")
 	}
 }

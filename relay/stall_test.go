@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // The turns of a slow rate come further apart than a lease lasts beside a POST. What waits for its turn must not lose it
@@ -36,8 +37,8 @@ func TestRateSlowerThanTheLease(t *testing.T) {
 func TestOutlivedLeaseTakesNoTurn(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
-	d := Destination{Name: "d", Timeout: DefaultTimeout, MaxInFlight: 1, RateLimit: 0.1}
-	l := newLane(&endpoint{destination: d})
+	d := post.Destination{Name: "d", Timeout: post.DefaultTimeout, MaxInFlight: 1, RateLimit: 0.1}
+	l := newLane(&post.Endpoint{Destination: d})
 	queued := make([]delivery, 4)
 	for i := range queued {
 		queued[i].leaseEnds = now.Add(time.Minute)
@@ -136,7 +137,7 @@ func TestQueueGetsSendersWhenTheLimitGrows(t *testing.T) {
 // A walk through much that is blocked goes on by itself, also when the relay has nothing else to do.
 func TestWalkGoesOnInAnIdleRelay(t *testing.T) {
 	t.Parallel()
-	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []Destination{to("http://receiver.test/")}})
+	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	r.session.set(1, true)
 	now := time.Now()
 	r.lane("default").walks[backlog] = walk{position: keyset{now, 1}, more: true, barren: true, due: now.Add(time.Minute)}
@@ -172,7 +173,7 @@ func TestBarrenWalkComesToItsEnd(t *testing.T) {
 // A look that comes when a lane has no room, or no turn, is made up for when it has.
 func TestLookIsOwedToAFullLane(t *testing.T) {
 	t.Parallel()
-	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []Destination{to("http://receiver.test/")}})
+	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	l := r.lane("default")
 	c := &claimer{relay: r.Relay}
 	now := time.Now()
@@ -180,12 +181,12 @@ func TestLookIsOwedToAFullLane(t *testing.T) {
 	for class := range l.walks {
 		l.walks[class].rest(now.Add(time.Hour))
 	}
-	l.push(now, live, singly(make([]delivery, 2*DefaultLaneInFlight)))
+	l.push(now, live, singly(make([]delivery, 2*post.DefaultLaneInFlight)))
 	if claims := c.claims(now); len(claims) != 0 {
 		t.Fatalf("a full lane asks for %+v", claims)
 	}
 	c.pace.nextLook = now.Add(time.Hour) // others have been looked at
-	l.release(live, 2*DefaultLaneInFlight)
+	l.release(live, 2*post.DefaultLaneInFlight)
 	if claims := c.claims(now); len(claims) != 1 {
 		t.Errorf("then: %+v", claims)
 	}
@@ -231,7 +232,7 @@ func TestNarrowLaneHasOneAhead(t *testing.T) {
 		"ten a second":                 {limit: 10, takes: time.Second, want: 1},
 		"one in a minute":              {limit: 1. / 60, takes: time.Second},
 	} {
-		l := newLane(&endpoint{destination: Destination{Name: "d", Timeout: DefaultTimeout, MaxInFlight: 1, RateLimit: c.limit}})
+		l := newLane(&post.Endpoint{Destination: post.Destination{Name: "d", Timeout: post.DefaultTimeout, MaxInFlight: 1, RateLimit: c.limit}})
 		l.rate, l.perPost = policy.Throughput{PerSecond: 1, Since: now}, c.takes
 		l.push(now, live, singly(make([]delivery, 1)))
 		if free, _ := l.room(now, DefaultLease); free[live] != c.want {
@@ -303,11 +304,11 @@ func TestClaimsOfOneLanePutOffNoLook(t *testing.T) {
 // Ordering keys that go on fill whatever room there is; others are looked for nevertheless.
 func TestKeysThatGoOnLeaveRoomForOthers(t *testing.T) {
 	t.Parallel()
-	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []Destination{to("http://receiver.test/")}})
+	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	l := r.lane("default")
 	c := &claimer{relay: r.Relay}
 	c.clock.set(time.Now())
-	for i := range 2 * DefaultLaneInFlight {
+	for i := range 2 * post.DefaultLaneInFlight {
 		l.makeReady(fmt.Sprint(i), live)
 	}
 	for _, of := range c.claims(time.Now()) {

@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A stop in the middle of the work: what is in flight ends and is settled, what waits is given back unspent, and the
@@ -96,7 +97,7 @@ func TestAbortCutsOffTheDrain(t *testing.T) {
 			g := newGate(t)
 			rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
 			db.insert(3, "key")
-			cfg := db.config(Destination{Name: "default", URL: rc.URL})
+			cfg := db.config(post.Destination{Name: "default", URL: rc.URL})
 			cfg.DrainTimeout = time.Hour
 			r := start(t, cfg)
 			for range 3 {
@@ -127,7 +128,7 @@ func TestCutOffLastAttemptIsNotAFailure(t *testing.T) {
 	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
 	db.insert(1, "key")
 	db.exec(`UPDATE outbox_delivery SET attempts = 7`)
-	r := start(t, db.config(Destination{Name: "default", URL: rc.URL}))
+	r := start(t, db.config(post.Destination{Name: "default", URL: rc.URL}))
 	<-g.arrived
 	r.cancel()
 	r.Abort()
@@ -144,7 +145,7 @@ func TestDrainTimeout(t *testing.T) {
 	g := newGate(t)
 	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
 	db.insert(1, "key")
-	cfg := db.config(Destination{Name: "default", URL: rc.URL, Timeout: 10 * time.Minute})
+	cfg := db.config(post.Destination{Name: "default", URL: rc.URL, Timeout: 10 * time.Minute})
 	cfg.Lease = time.Hour
 	cfg.DrainTimeout = time.Millisecond
 	r := start(t, cfg)
@@ -197,7 +198,7 @@ func TestStopWhileTheDatabaseHangs(t *testing.T) {
 
 func TestStopBeforeTheDatabaseWasEverReached(t *testing.T) {
 	t.Parallel()
-	cfg := Config{Pool: settings(t, "postgres://nobody@/none?host="+filepath.Join(t.TempDir(), "none")), Destinations: []Destination{to("http://receiver.test/")}}
+	cfg := Config{Pool: settings(t, "postgres://nobody@/none?host="+filepath.Join(t.TempDir(), "none")), Destinations: []post.Destination{to("http://receiver.test/")}}
 	r := start(t, cfg)
 	r.await(t, "failures", func(o *observer) bool { return o.failures["prepare"] >= 3 })
 	r.stop()
@@ -234,7 +235,7 @@ func TestRunRefusesAnotherSchema(t *testing.T) {
 	}
 	t.Run("empty database", func(t *testing.T) {
 		t.Parallel()
-		relay, err := New(Config{Pool: settings(t, pgtest.New(t)), Destinations: []Destination{to("http://receiver.test/")}})
+		relay, err := New(Config{Pool: settings(t, pgtest.New(t)), Destinations: []post.Destination{to("http://receiver.test/")}})
 		must(t, err)
 		if err := relay.Run(t.Context()); !errors.Is(err, pg.ErrSchema) {
 			t.Errorf("%v", err)

@@ -94,7 +94,7 @@ func (s *store) restoreClaims(ctx context.Context, instance int32, settlements [
 		if one := &settlements[i]; one.Posted {
 			u.add(&one.delivery)
 			attempts = append(attempts, one.attempts)
-			keys = append(keys, one.event.key)
+			keys = append(keys, one.event.Key)
 			notAfter = append(notAfter, one.notAfter)
 		}
 	}

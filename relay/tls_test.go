@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // What is wrong with the TLS of a receiver is repeated, since a certificate is renewed, and labelled.
@@ -61,7 +62,7 @@ func TestBrokenTLSIsLabelled(t *testing.T) {
 func TestStalledHandshakeTimesOut(t *testing.T) {
 	t.Parallel()
 	stall := newRawServer(t, func(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) })
-	d := Config{Destinations: []Destination{to(strings.Replace(stall.url, "http:", "https:", 1))}}.withDefaults().Destinations[0]
+	d := Config{Destinations: []post.Destination{to(strings.Replace(stall.url, "http:", "https:", 1))}}.withDefaults().Destinations[0]
 	d.Timeout = 100 * time.Millisecond
 	if v := attemptWith(t, d); v.Reason != policy.ReasonTimeout {
 		t.Errorf("%s %q", v.Reason, v.Message)
@@ -86,10 +87,10 @@ func TestHTTP2(t *testing.T) {
 	s.EnableHTTP2 = true
 	s.StartTLS()
 	t.Cleanup(s.Close)
-	l, err := laneTo(Config{Destinations: []Destination{to(s.URL)}}.withDefaults().Destinations[0])
+	l, err := laneTo(Config{Destinations: []post.Destination{to(s.URL)}}.withDefaults().Destinations[0])
 	must(t, err)
-	t.Cleanup(l.transport.CloseIdleConnections)
-	l.transport.TLSClientConfig = s.Client().Transport.(*http.Transport).TLSClientConfig
+	t.Cleanup(l.Transport.CloseIdleConnections)
+	l.Transport.TLSClientConfig = s.Client().Transport.(*http.Transport).TLSClientConfig
 	r := &Relay{taking: t.Context(), doing: t.Context()}
 	for i, want := range []policy.Reason{policy.ReasonOK, policy.ReasonNetwork, policy.ReasonOK} {
 		d := order()

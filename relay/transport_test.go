@@ -18,10 +18,11 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // exchangeMany makes attempts through one endpoint, by as many senders at once, and returns what became of each by event id.
-func exchangeMany(t testing.TB, e *endpoint, senders, attempts int) map[int64]policy.Decision {
+func exchangeMany(t testing.TB, e *post.Endpoint, senders, attempts int) map[int64]policy.Decision {
 	t.Helper()
 	var mu sync.Mutex
 	decisions := make(map[int64]policy.Decision, attempts)
@@ -32,13 +33,13 @@ func exchangeMany(t testing.TB, e *endpoint, senders, attempts int) map[int64]po
 			for id := next.Add(1); id <= int64(attempts); id = next.Add(1) {
 				d := order()
 				d.eventID = id
-				req, err := newRequest(e, &d, time.Now())
+				req, err := post.NewRequest(e, d.message(), time.Now())
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
-				v := first(post(ctx, e, req, d.event.payload), e.destination.Responses)
+				v := first(post.Send(ctx, e, req, d.event.Payload), e.Destination.Responses)
 				cancel()
 				mu.Lock()
 				decisions[id] = v
@@ -67,11 +68,11 @@ func TestConnectionsAreUsedAgain(t *testing.T) {
 	}
 	s.Start()
 	t.Cleanup(s.Close)
-	d := destinationOf(s.URL, Wire{}, Egress{})
+	d := destinationOf(s.URL, post.Wire{}, post.Egress{})
 	d.MaxInFlight = senders
-	e, err := newEndpoint(d, "")
+	e, err := post.NewEndpoint(d, "")
 	must(t, err)
-	defer e.transport.CloseIdleConnections()
+	defer e.Transport.CloseIdleConnections()
 	for id, v := range exchangeMany(t, e, senders, attempts) {
 		if v.Outcome != policy.Delivered {
 			t.Fatalf("event %d: %s %q", id, v.Reason, v.Message)
@@ -132,12 +133,12 @@ func TestKeptConnectionThatIsClosed(t *testing.T) {
 			t.Parallel()
 			g := newGate(t)
 			rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
-			e, err := newEndpoint(destinationOf(rc.URL, Wire{}, Egress{}), "")
+			e, err := post.NewEndpoint(destinationOf(rc.URL, post.Wire{}, post.Egress{}), "")
 			must(t, err)
-			defer e.transport.CloseIdleConnections()
+			defer e.Transport.CloseIdleConnections()
 			var mu sync.Mutex
 			var dialled []*stubbornConn
-			e.transport.DialContext = countWrites(func(ctx context.Context, network, address string) (net.Conn, error) {
+			e.Transport.DialContext = post.CountWrites(func(ctx context.Context, network, address string) (net.Conn, error) {
 				conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
 				closed := make(chan struct{})
 				stubborn := &stubbornConn{Conn: conn, takes: c.takes, closed: closed, close: sync.OnceFunc(func() { close(closed) })}
@@ -180,14 +181,14 @@ func TestRequestIsOneWrite(t *testing.T) {
 	t.Parallel()
 	const requests = 5
 	rc := newReceiver(t, nil)
-	e, err := newEndpoint(destinationOf(rc.URL, Wire{}, Egress{}), "")
+	e, err := post.NewEndpoint(destinationOf(rc.URL, post.Wire{}, post.Egress{}), "")
 	must(t, err)
-	defer e.transport.CloseIdleConnections()
+	defer e.Transport.CloseIdleConnections()
 	var writes atomic.Int64
-	dial := e.transport.DialContext
-	e.transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+	dial := e.Transport.DialContext
+	e.Transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := dial(ctx, network, address)
-		if counted, ok := conn.(*countedConn); ok {
+		if counted, ok := conn.(*post.CountedConn); ok {
 			counted.Conn = writeCounter{counted.Conn, &writes}
 		}
 		return conn, err
@@ -201,7 +202,7 @@ func TestRequestIsOneWrite(t *testing.T) {
 		t.Errorf("%d writes for %d requests", n, requests)
 	}
 	for _, r := range rc.all() {
-		if string(r.body) != string(order().event.payload) {
+		if string(r.body) != string(order().event.Payload) {
 			t.Errorf("the body is %q", r.body)
 		}
 	}
@@ -221,18 +222,18 @@ func (c writeCounter) Write(b []byte) (int, error) {
 func TestDeadlineIsNoHold(t *testing.T) {
 	t.Parallel()
 	rc := newReceiver(t, nil)
-	e, err := newEndpoint(destinationOf(rc.URL, Wire{}, Egress{}), "")
+	e, err := post.NewEndpoint(destinationOf(rc.URL, post.Wire{}, post.Egress{}), "")
 	must(t, err)
-	defer e.transport.CloseIdleConnections()
+	defer e.Transport.CloseIdleConnections()
 	if v := exchange(t, e); v.Outcome != policy.Delivered {
 		t.Fatalf("%+v", v)
 	}
 	d := order()
-	req, err := newRequest(e, &d, time.Now())
+	req, err := post.NewRequest(e, d.message(), time.Now())
 	must(t, err)
 	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
 	defer cancel()
-	if v := first(post(ctx, e, req, d.event.payload), e.destination.Responses); v.Outcome != policy.Retry || v.Reason != policy.ReasonTimeout {
+	if v := first(post.Send(ctx, e, req, d.event.Payload), e.Destination.Responses); v.Outcome != policy.Retry || v.Reason != policy.ReasonTimeout {
 		t.Errorf("%+v", v)
 	}
 }
@@ -256,9 +257,9 @@ func TestReceiverThatClosesIdleConnections(t *testing.T) {
 		mu.Unlock()
 		_, _ = fmt.Fprint(conn, "HTTP/1.1 204 No Content\r\n\r\n")
 	})
-	e, err := newEndpoint(destinationOf(s.url, Wire{}, Egress{}), "")
+	e, err := post.NewEndpoint(destinationOf(s.url, post.Wire{}, post.Egress{}), "")
 	must(t, err)
-	defer e.transport.CloseIdleConnections()
+	defer e.Transport.CloseIdleConnections()
 	count := map[string]int{}
 	for id, v := range exchangeMany(t, e, senders, attempts) {
 		n := seen[fmt.Sprint(id)]
@@ -276,18 +277,18 @@ func TestRetiredEndpointLosesNoAnswer(t *testing.T) {
 	t.Parallel()
 	rc := newReceiver(t, nil)
 	for range 20 {
-		e, err := newEndpoint(to(rc.URL), "")
+		e, err := post.NewEndpoint(to(rc.URL), "")
 		must(t, err)
 		d := order()
-		req, err := newRequest(e, &d, time.Now())
+		req, err := post.NewRequest(e, d.message(), time.Now())
 		must(t, err)
 		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{PutIdleConn: func(error) {
-			e.retire()
+			e.Retire()
 			for range 1000 {
 				runtime.Gosched()
 			}
 		}})
-		if v := first(post(ctx, e, req, d.event.payload), e.destination.Responses); v.Outcome != policy.Delivered {
+		if v := first(post.Send(ctx, e, req, d.event.Payload), e.Destination.Responses); v.Outcome != policy.Delivered {
 			t.Errorf("%+v", v)
 		}
 	}

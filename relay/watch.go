@@ -173,7 +173,7 @@ func (r *Relay) look(ctx context.Context) error {
 // lenient returns the destinations where a failed delivery does not block its ordering key.
 func (r *Relay) lenient() (names []string) {
 	for _, l := range r.laneList() {
-		if d := l.current().destination; d.OnFailure == policy.SkipFailed {
+		if d := l.current().Destination; d.OnFailure == policy.SkipFailed {
 			names = append(names, d.Name)
 		}
 	}

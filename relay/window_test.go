@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A receiver that answers 429 or 503 and says when to come back gets nothing more until then: what waits spends no
@@ -30,7 +31,7 @@ func TestRetryAfterClosesTheLane(t *testing.T) {
 				g.pass(r)
 			})
 			db.insert(waiting, "key")
-			d := Destination{Name: "default", URL: rc.URL, MaxInFlight: most}
+			d := post.Destination{Name: "default", URL: rc.URL, MaxInFlight: most}
 			other := to(newReceiver(t, nil).URL)
 			other.Name = "other"
 			r := start(t, db.config(d, other))
@@ -85,7 +86,7 @@ func TestRetryAfterOfOneEventClosesNoLane(t *testing.T) {
 		"429 among answers": {limited, time.Millisecond, true},
 	} {
 		l := laneOf(8)
-		l.destination.Retry.RetryAfterMax = time.Hour
+		l.Destination.Retry.RetryAfterMax = time.Hour
 		v := policy.Result{Reason: policy.ReasonOK, StatusCode: 204, Posted: true}
 		l.recordResult(now, 1, &v, time.Millisecond)
 		l.recordResult(now.Add(c.after), 2, &c.Result, time.Millisecond)
@@ -99,7 +100,7 @@ func TestRetryAfterOfOneEventClosesNoLane(t *testing.T) {
 // nothing to send.
 func TestTrialWaitsAsAsked(t *testing.T) {
 	t.Parallel()
-	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []Destination{to("http://receiver.test/")}})
+	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	r.settling = t.Context()
 	c := &claimer{relay: r.Relay}
 	l := r.lane("default")

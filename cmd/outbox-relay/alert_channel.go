@@ -20,6 +20,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // servicesPage says how the URLs of the services are spelled.
@@ -57,7 +58,7 @@ type libraryTransport struct {
 // guardLibraries makes the transport of alerts carry every request that a library sends with net/http's defaults.
 func guardLibraries() {
 	guard := &libraryTransport{}
-	guard.alerts.Store(relay.NewAlertTransport(relay.Egress{}))
+	guard.alerts.Store(relay.NewAlertTransport(post.Egress{}))
 	http.DefaultTransport = guard //nolint:forbidigo // no code of this process may send with the other one
 }
 

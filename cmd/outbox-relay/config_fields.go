@@ -6,6 +6,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A field is one setting: where it stands in the file, its other names, and how it is read.
@@ -40,8 +41,8 @@ func allFields() []field {
 		{path: "relay.log_delivered", env: "LOG_DELIVERED", kind: one("true", parseBool), standard: false},
 	}
 	policy := []field{
-		{path: "timeout", env: "TIMEOUT", flag: "timeout", kind: one("10s", parseDuration), standard: relay.DefaultTimeout},
-		{path: "max_in_flight", env: "DESTINATION_MAX_IN_FLIGHT", kind: one("64", parseCount), standard: relay.DefaultLaneInFlight},
+		{path: "timeout", env: "TIMEOUT", flag: "timeout", kind: one("10s", parseDuration), standard: post.DefaultTimeout},
+		{path: "max_in_flight", env: "DESTINATION_MAX_IN_FLIGHT", kind: one("64", parseCount), standard: post.DefaultLaneInFlight},
 		{path: "retry.schedule", env: "RETRY_SCHEDULE", kind: many("[5s, 30s, 5m]", parseDuration).notEmpty(), standard: policy.DefaultSchedule()},
 		{path: "retry.max_attempts", env: "MAX_ATTEMPTS", kind: one("8", parseCount), standard: policy.DefaultMaxAttempts},
 		{path: "retry.jitter", env: "RETRY_JITTER", kind: one("0.1", parseShare), standard: policy.DefaultJitter},

@@ -9,6 +9,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // relayConfig returns what the relay is told. Lists keep the positions they have in the file, which the relay's
@@ -60,9 +61,9 @@ func (c *config) alertChannels() (channels []relay.Channel) {
 	return channels
 }
 
-func (c *config) destination(name string) relay.Destination {
+func (c *config) destination(name string) post.Destination {
 	path := "destinations." + name
-	d := relay.Destination{
+	d := post.Destination{
 		Name:           name,
 		URL:            get[string](c, path+".url"),
 		Timeout:        get[time.Duration](c, path+".timeout"),

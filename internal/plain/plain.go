@@ -51,3 +51,13 @@ func Plural[N int | int16 | int32 | int64](n N, one, more string) string {
 	}
 	return fmt.Sprintf("%d %s", n, more)
 }
+
+// IsASCII reports whether s is printable ASCII, which can travel in a header and arrive unchanged.
+func IsASCII(s string) bool {
+	for i := range len(s) {
+		if s[i] < 0x20 || s[i] > 0x7e {
+			return false
+		}
+	}
+	return true
+}

@@ -254,6 +254,7 @@ func (b *Breaker) recordTrial(now time.Time, event int64, blame blame, v *Result
 	return certain
 }
 
+// Enter changes the state and forgets what belongs to the one before.
 func (b *Breaker) Enter(now time.Time, state BreakerState) {
 	*b = Breaker{Policy: b.Policy, State: state, Since: now, Cause: b.Cause, Answered: b.Answered, Events: b.Events}
 	if state == BreakerClosed {
@@ -266,6 +267,7 @@ func (b *Breaker) open(now time.Time, cause string) {
 	b.Write, b.Cause = WriteOpen, cause
 }
 
+// Close ends the outage.
 func (b *Breaker) Close(now time.Time) {
 	b.Enter(now, BreakerClosed)
 	b.Write = WriteClosed

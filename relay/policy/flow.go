@@ -50,6 +50,7 @@ const (
 	rampEvery = 200 * time.Millisecond // between two doublings after the lane has reopened
 )
 
+// NewFlow returns the flow to a receiver that may get at most so many requests at once, and so many a second; 0: any number.
 func NewFlow(most int, configured float64) Flow {
 	f := Flow{most: most, configured: configured, AtOnce: float64(most)}
 	f.setBucket(time.Time{})

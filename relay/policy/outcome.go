@@ -166,6 +166,7 @@ func ClassifyError(err error, connected bool) Result {
 	return Result{Reason: ErrorReason(err), Message: plain.Clip(err.Error()), Posted: true, Unreached: !connected}
 }
 
+// ErrorReason returns the reason that the error of a POST stands for.
 func ErrorReason(err error) Reason {
 	var (
 		dns         *net.DNSError

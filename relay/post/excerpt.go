@@ -1,4 +1,4 @@
-package relay
+package post
 
 import (
 	"encoding/json"
@@ -29,20 +29,20 @@ const (
 // Bounds of what is read of a refusal's body, and kept of it, in bytes. More is read than kept, so that a secret is
 // found and masked before the text is cut.
 const (
-	maxEvidence = 16 << 10
-	maxExcerpt  = 1 << 10
+	MaxBody    = 16 << 10
+	MaxExcerpt = 1 << 10
 )
 
 // excerptOf returns what to keep of a refusal's body, masked.
-func excerptOf(resp *http.Response, policy Excerpts, m func() *mask) string {
+func excerptOf(resp *http.Response, policy Excerpts, m func() *Mask) string {
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	isProblem := media == "application/problem+json"
 	encoding := resp.Header.Get("Content-Encoding")
 	if policy == ExcerptsNone || policy != ExcerptsText && !isProblem || encoding != "" && !strings.EqualFold(encoding, "identity") {
 		return "" // a secret cannot be found in a compressed body, which only a person with a tool would read
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxEvidence))
-	cut := err != nil || len(body) == maxEvidence
+	body, err := io.ReadAll(io.LimitReader(resp.Body, MaxBody))
+	cut := err != nil || len(body) == MaxBody
 	text := string(body)
 	if isProblem {
 		sentence, ok := problemSentence(body, resp.StatusCode)
@@ -52,7 +52,7 @@ func excerptOf(resp *http.Response, policy Excerpts, m func() *mask) string {
 			return ""
 		}
 	}
-	return plain.Shorten(m().hide(text, cut), maxExcerpt)
+	return plain.Shorten(m().Hide(text, cut), MaxExcerpt)
 }
 
 // problemSentence returns the title and the detail of a problem (RFC 9457) as "title: detail", and whether there is any.
@@ -69,6 +69,8 @@ func problemSentence(body []byte, status int) (sentence string, ok bool) {
 	if title == http.StatusText(status) { // as about:blank has it; the message begins with it already
 		title = ""
 	}
-	sentence = joined(title, detail)
-	return sentence, sentence != ""
+	if title == "" || detail == "" {
+		return title + detail, title+detail != ""
+	}
+	return title + ": " + detail, true
 }

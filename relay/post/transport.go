@@ -1,4 +1,4 @@
-package relay
+package post
 
 import (
 	"bytes"
@@ -18,13 +18,13 @@ import (
 	"time"
 )
 
-// An endpoint is where and how a lane's requests go: what all requests to a destination share. What they use of it never
+// An Endpoint is where and how a lane's requests go: what all requests to a destination share. What they use of it never
 // changes once made, so that senders need no lock while another one takes its place; a certificate or credential that
 // changes does so behind it.
-type endpoint struct {
-	destination Destination
-	url         *url.URL
-	transport   *http.Transport
+type Endpoint struct {
+	Destination Destination
+	URL         *url.URL
+	Transport   *http.Transport
 	header      http.Header // the part of every request's header that never changes
 
 	mu       sync.Mutex
@@ -33,22 +33,22 @@ type endpoint struct {
 }
 
 // begin counts a request that is about to be sent.
-func (e *endpoint) begin() {
+func (e *Endpoint) begin() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.inFlight++
 }
 
 // end counts a request that was answered, or given up.
-func (e *endpoint) end() {
+func (e *Endpoint) end() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.inFlight--
 	e.closeUnused()
 }
 
-// retire closes the kept connections once no request needs them.
-func (e *endpoint) retire() {
+// Retire closes the kept connections once no request needs them.
+func (e *Endpoint) Retire() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.retired = true
@@ -57,14 +57,14 @@ func (e *endpoint) retire() {
 
 // closeUnused waits until nothing is in flight, because net/http counts a connection as idle a moment before it hands
 // over the answer that came on it. Closed in that moment, the answer is lost, and what the receiver did is done again.
-func (e *endpoint) closeUnused() {
+func (e *Endpoint) closeUnused() {
 	if e.retired && e.inFlight == 0 {
-		e.transport.CloseIdleConnections()
+		e.Transport.CloseIdleConnections()
 	}
 }
 
-// newEndpoint prepares the requests to a destination.
-func newEndpoint(d Destination, version string) (*endpoint, error) {
+// NewEndpoint prepares the requests to a destination.
+func NewEndpoint(d Destination, version string) (*Endpoint, error) {
 	u, err := url.Parse(d.URL)
 	if err != nil {
 		return nil, fmt.Errorf("parse url of %s: %w", d.Name, err)
@@ -80,14 +80,14 @@ func newEndpoint(d Destination, version string) (*endpoint, error) {
 	for name, value := range d.Headers {
 		header.Set(name, value)
 	}
-	return &endpoint{
-		destination: d,
-		url:         u,
+	return &Endpoint{
+		Destination: d,
+		URL:         u,
 		header:      header,
-		transport: &http.Transport{
-			DialContext:            countWrites(d.Wire.egress.dialer(d.Timeout).DialContext),
+		Transport: &http.Transport{
+			DialContext:            CountWrites(d.Wire.egress.Dialer(d.Timeout).DialContext),
 			Proxy:                  proxy,
-			OnProxyConnectResponse: judgeProxy,
+			OnProxyConnectResponse: ProxyRefusal,
 			ForceAttemptHTTP2:      true,
 			TLSClientConfig:        d.Wire.TLS.config(u.Hostname()),
 			TLSHandshakeTimeout:    d.Timeout,
@@ -103,8 +103,8 @@ func newEndpoint(d Destination, version string) (*endpoint, error) {
 	}, nil
 }
 
-// judgeProxy makes a proxy's refusal an error that says whose it is, and that no connection came about.
-func judgeProxy(_ context.Context, _ *url.URL, _ *http.Request, answer *http.Response) error {
+// ProxyRefusal makes a proxy's refusal an error that says whose it is, and that no connection came about.
+func ProxyRefusal(_ context.Context, _ *url.URL, _ *http.Request, answer *http.Response) error {
 	if answer.StatusCode == http.StatusOK {
 		return nil
 	}
@@ -142,7 +142,7 @@ func newBody(payload []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader
 type sending struct {
 	mu     sync.Mutex
 	begun  bool         // there was a connection, secured and ready
-	conn   *countedConn // of HTTP/1.1, where one request has a connection for itself; nil: another, or none
+	conn   *CountedConn // of HTTP/1.1, where one request has a connection for itself; nil: another, or none
 	before int64        // bytes written to it by others
 	reused bool
 }
@@ -159,7 +159,7 @@ func (s *sending) watch(ctx context.Context) context.Context {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.begun, s.conn, s.reused = true, nil, info.Reused
-		if counted, ok := conn.(*countedConn); ok && !multiplexed {
+		if counted, ok := conn.(*CountedConn); ok && !multiplexed {
 			s.conn, s.before = counted, counted.written.Load()
 		}
 	}}
@@ -175,26 +175,26 @@ func (s *sending) state() (connected, nothing bool) {
 	return s.begun, s.reused && s.conn != nil && s.conn.written.Load() == s.before
 }
 
-// A countedConn knows how many bytes it has been given to send, whether or not they arrived.
-type countedConn struct {
+// A CountedConn knows how many bytes it has been given to send, whether or not they arrived.
+type CountedConn struct {
 	net.Conn
 	written atomic.Int64
 }
 
-func (c *countedConn) Write(b []byte) (int, error) {
+func (c *CountedConn) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
 	c.written.Add(int64(n))
 	return n, err
 }
 
-// countWrites wraps what a dialer returns.
-func countWrites(dial func(context.Context, string, string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
+// CountWrites wraps what a dialer returns.
+func CountWrites(dial func(context.Context, string, string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := dial(ctx, network, address)
 		if err != nil {
 			return nil, err
 		}
-		return &countedConn{Conn: conn}, nil
+		return &CountedConn{Conn: conn}, nil
 	}
 }
 

@@ -1,4 +1,4 @@
-package relay
+package post
 
 import (
 	"cmp"
@@ -7,6 +7,9 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+
+	"github.com/outbox-relay/outbox-relay/internal/check"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // A Wire says what the requests to a destination look like and how they travel. The zero value: raw events of any size,
@@ -46,14 +49,15 @@ const (
 
 // withDefaults returns a copy in which what a configuration as a whole decides has been decided.
 func (w Wire) withDefaults(e Egress) Wire {
-	setDefault(&w.Format, FormatRaw)
-	setDefault(&w.Excerpts, ExcerptsProblem)
+	w.Format = cmp.Or(w.Format, FormatRaw)
+	w.Excerpts = cmp.Or(w.Excerpts, ExcerptsProblem)
 	w.egress = e
 	return w
 }
 
-// wire reports the mistakes of a destination's Wire.
-func (v *validator) wire(path string, d Destination) {
+// wireProblems returns the mistakes in a destination's Wire.
+func (d Destination) wireProblems(path string) []check.Problem {
+	var v check.Problems
 	w := d.Wire
 	v.Require(w.Format == FormatRaw || w.Format == FormatCloudEvents, path+".format", "%q is not known; write raw or cloudevents", w.Format)
 	v.Require(w.MaxPayloadBytes >= 0, path+".max_payload_bytes", "%d is negative; write a number of bytes, or 0 for no limit of its own", w.MaxPayloadBytes)
@@ -63,7 +67,7 @@ func (v *validator) wire(path string, d Destination) {
 	}
 	if w.Source != "" {
 		_, err := url.Parse(w.Source)
-		v.Require(err == nil && printableASCII(w.Source) && !strings.ContainsAny(w.Source, " \"<>\\^`{|}") && len(w.Source) <= 1024, path+".cloudevents_source",
+		v.Require(err == nil && plain.IsASCII(w.Source) && !strings.ContainsAny(w.Source, " \"<>\\^`{|}") && len(w.Source) <= 1024, path+".cloudevents_source",
 			`is not a URI reference; write one such as "https://finance.internal/outbox" or "/finance/outbox"`)
 	}
 	switch w.TLS.MinVersion {
@@ -84,6 +88,7 @@ func (v *validator) wire(path string, d Destination) {
 		v.Require(w.Authorization == nil || canonical != "Authorization", path+".headers."+name, "is set beside a credential, which goes into the same header; remove one of them")
 		v.Require(w.Format != FormatCloudEvents || !isAttribute(canonical), path+".headers."+name, "is set by format cloudevents; remove it")
 	}
+	return v
 }
 
 // proxy returns what http.Transport asks for the proxy of a request; nil: there is none.
@@ -94,6 +99,9 @@ func (w Wire) proxy() (func(*http.Request) (*url.URL, error), error) {
 	}
 	return http.ProxyURL(u), nil
 }
+
+// ProxyOf returns the proxy of a request; nil: there is none. It is what http.Transport asks.
+func (e Egress) ProxyOf(*http.Request) (*url.URL, error) { return Wire{egress: e}.proxyURL() }
 
 // proxyURL returns the URL of the proxy; nil: there is none.
 func (w Wire) proxyURL() (*url.URL, error) {
@@ -106,4 +114,9 @@ func (w Wire) proxyURL() (*url.URL, error) {
 		return nil, fmt.Errorf("parse the proxy's url") // which may hold a password
 	}
 	return u, nil
+}
+
+// Follows reports whether something of the requests to a destination changes by itself.
+func (d Destination) Follows() bool {
+	return d.Wire.Authorization != nil || d.Wire.TLS.Roots != nil || d.Wire.TLS.Certificate != nil
 }

@@ -1,4 +1,4 @@
-package relay
+package post
 
 import (
 	"encoding/json"
@@ -18,45 +18,69 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-// timeFormat is RFC 3339 in UTC with microseconds, as exact as the database.
-const timeFormat = "2006-01-02T15:04:05.000000Z"
+// TimeFormat is RFC 3339 in UTC with microseconds, as exact as the database.
+const TimeFormat = "2006-01-02T15:04:05.000000Z"
 
-// newRequest expresses a delivery as the request of the wire contract. It fails for an event that no table constraint
+// A Message is what one request tells its receiver.
+type Message struct {
+	EventID     int64
+	Destination string
+	Fence       int64
+	Attempt     int       // from 1
+	NotAfter    time.Time // no request is under way any more; zero: unknown
+	Replay      bool      // made pending again by an operator
+	Event
+}
+
+// An Event is the immutable half of a delivery. Nullable columns are pointers: the row may be gone from outbox.
+type Event struct {
+	// The columns of its row.
+	EventType        *string
+	Version          *int
+	Key              *string
+	OrderingKey      *string
+	RelatedReference *string
+	Headers          []byte // JSON object; nil when empty
+	CreatedAt        pgtype.Timestamptz
+	Payload          []byte // nil when larger than what a claim brings along: loaded when its turn comes
+}
+
+// NewRequest expresses a delivery as the request of the wire contract. It fails for an event that no table constraint
 // should have let in.
-func newRequest(to *endpoint, d *delivery, now time.Time) (*http.Request, error) {
-	e := &d.event
+func NewRequest(to *Endpoint, d Message, now time.Time) (*http.Request, error) {
+	e := &d.Event
 	header := make(http.Header, 20)
-	if limit := to.destination.Wire.MaxPayloadBytes; limit > 0 && int64(len(e.payload)) > limit {
+	if limit := to.Destination.Wire.MaxPayloadBytes; limit > 0 && int64(len(e.Payload)) > limit {
 		return nil, fmt.Errorf("%w: it has %d bytes, and max_payload_bytes of %s is %d; raise it and replay the event, or send less",
-			errTooLarge, len(e.payload), to.destination.Name, limit)
+			errTooLarge, len(e.Payload), to.Destination.Name, limit)
 	}
-	if err := setOwnHeaders(header, e.headers); err != nil {
+	if err := setOwnHeaders(header, e.Headers); err != nil {
 		return nil, err
 	}
 	for name := range to.header {
 		deleteSpellings(header, name)
 	}
 	maps.Copy(header, to.header)
-	if authorization := to.destination.Wire.Authorization; authorization != nil {
+	if authorization := to.Destination.Wire.Authorization; authorization != nil {
 		header["Authorization"] = []string{authorization()}
 	}
-	if err := setContract(header, d); err != nil {
+	if err := setContract(header, &d); err != nil {
 		return nil, err
 	}
-	if to.destination.Wire.Format == FormatCloudEvents {
-		setAttributes(header, to.destination.Wire.Source, d)
+	if to.Destination.Wire.Format == FormatCloudEvents {
+		setAttributes(header, to.Destination.Wire.Source, &d)
 	}
-	webhook.Sign(header, e.payload, now, to.destination.SigningSecrets...)
+	webhook.Sign(header, e.Payload, now, to.Destination.SigningSecrets...)
 
 	// Made by hand and without GetBody: with it, and with an X-Idempotency-Key header, net/http would send a POST again
 	// by itself when a reused connection breaks, and one attempt would be two requests.
 	return &http.Request{
 		Method:        http.MethodPost,
-		URL:           to.url,
-		Host:          to.url.Host,
+		URL:           to.URL,
+		Host:          to.URL.Host,
 		Header:        header,
-		Body:          newBody(e.payload),
-		ContentLength: int64(len(e.payload)),
+		Body:          newBody(e.Payload),
+		ContentLength: int64(len(e.Payload)),
 		Proto:         "HTTP/1.1",
 		ProtoMajor:    1,
 		ProtoMinor:    1,
@@ -64,43 +88,43 @@ func newRequest(to *endpoint, d *delivery, now time.Time) (*http.Request, error)
 }
 
 // setContract adds the headers by which a receiver knows the event and the delivery, as docs/wire.md lists them.
-func setContract(header http.Header, d *delivery) error {
-	e := &d.event
-	if e.eventType == nil || e.version == nil || !e.createdAt.Valid {
+func setContract(header http.Header, d *Message) error {
+	e := &d.Event
+	if e.EventType == nil || e.Version == nil || !e.CreatedAt.Valid {
 		return errors.New("the event's type, version or created_at is missing")
 	}
-	if e.createdAt.InfinityModifier != pgtype.Finite {
+	if e.CreatedAt.InfinityModifier != pgtype.Finite {
 		return errors.New("the event's created_at is infinite")
 	}
-	id := strconv.FormatInt(d.eventID, 10)
+	id := strconv.FormatInt(d.EventID, 10)
 	var notAfter, sequence, replay string
-	if !d.notAfter.IsZero() {
-		notAfter = d.notAfter.UTC().Format(timeFormat)
+	if !d.NotAfter.IsZero() {
+		notAfter = d.NotAfter.UTC().Format(TimeFormat)
 	}
-	if e.orderingKey != nil {
+	if e.OrderingKey != nil {
 		// Ids grow in the order of inserts, and so does the order in which the deliveries of one key are sent.
 		sequence = id
 	}
-	if d.replay {
+	if d.Replay {
 		replay = "true"
 	}
 	contract := [...]struct{ name, value string }{
-		{webhook.IdempotencyKey, *e.key},
-		{webhook.EventType, *e.eventType},
-		{webhook.EventVersion, strconv.Itoa(*e.version)},
+		{webhook.IdempotencyKey, *e.Key},
+		{webhook.EventType, *e.EventType},
+		{webhook.EventVersion, strconv.Itoa(*e.Version)},
 		{webhook.EventID, id},
-		{webhook.CreatedAt, e.createdAt.Time.UTC().Format(timeFormat)},
-		{webhook.Attempt, strconv.Itoa(d.attempts + 1)},
-		{webhook.DeliveryID, id + "-" + d.destination + "-" + strconv.FormatInt(d.fence, 10)},
+		{webhook.CreatedAt, e.CreatedAt.Time.UTC().Format(TimeFormat)},
+		{webhook.Attempt, strconv.Itoa(d.Attempt)},
+		{webhook.DeliveryID, id + "-" + d.Destination + "-" + strconv.FormatInt(d.Fence, 10)},
 		{webhook.NotAfter, notAfter},
-		{webhook.RelatedReference, valueOrEmpty(e.relatedReference)},
-		{webhook.OrderingKey, valueOrEmpty(e.orderingKey)},
+		{webhook.RelatedReference, valueOrEmpty(e.RelatedReference)},
+		{webhook.OrderingKey, valueOrEmpty(e.OrderingKey)},
 		{webhook.Sequence, sequence},
 		{webhook.Replay, replay},
 	}
 	values := make([]string, len(contract)) // one allocation for all
 	for i, h := range contract {
-		if !printableASCII(h.value) {
+		if !plain.IsASCII(h.value) {
 			return fmt.Errorf("%s would hold characters beyond printable ASCII", h.name)
 		}
 		if strings.Trim(h.value, " ") != h.value { // HTTP drops them, so that the receiver would see another key
@@ -152,9 +176,9 @@ func deleteSpellings(header http.Header, name string) {
 
 var errTooLarge = errors.New("the payload is too large for this destination")
 
-// refuse decides on an event for which newRequest has failed: it is the event's own fault, so that every later attempt
+// Refused decides on an event for which newRequest has failed: it is the event's own fault, so that every later attempt
 // would fail like this one.
-func refuse(err error) policy.Result {
+func Refused(err error) policy.Result {
 	v := policy.Result{Reason: policy.ReasonInvalidEvent, Message: plain.Clip(err.Error())}
 	if errors.Is(err, errTooLarge) {
 		v.Reason = policy.ReasonTooLarge
@@ -167,14 +191,4 @@ func valueOrEmpty(s *string) string {
 		return ""
 	}
 	return *s
-}
-
-// printableASCII reports whether s can travel in a header and arrive unchanged.
-func printableASCII(s string) bool {
-	for i := range len(s) {
-		if s[i] < 0x20 || s[i] > 0x7e {
-			return false
-		}
-	}
-	return true
 }

@@ -1,4 +1,4 @@
-package relay
+package post
 
 import (
 	"encoding/json"
@@ -14,14 +14,14 @@ func FuzzMask(f *testing.F) {
 		f.Add(seed, "at ", " here")
 	}
 	f.Fuzz(func(t *testing.T, secret, before, after string) {
-		m := &mask{}
+		m := &Mask{}
 		m.addHeader(secret)
 		if l := newLayer(secret); len(l.bare().text) < maskedPrefix {
 			return
 		}
 		escaped, _ := json.Marshal(strings.ToValidUTF8(secret, "?"))
 		for _, form := range []string{secret, html.EscapeString(secret), url.QueryEscape(secret), string(escaped)} {
-			text := m.hide(before+" "+form+" "+after, true)
+			text := m.Hide(before+" "+form+" "+after, true)
 			if form == secret && strings.Contains(text, secret) && !strings.Contains(before+after+masked, secret) {
 				t.Errorf("%q is left in %q", secret, text)
 			}

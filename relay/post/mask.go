@@ -1,4 +1,4 @@
-package relay
+package post
 
 import (
 	"encoding/base64"
@@ -29,31 +29,31 @@ const (
 	maxLayers = 4
 )
 
-// A mask hides the secrets of one exchange in texts that a receiver, a proxy or the transport wrote. It finds a secret in
+// A Mask hides the secrets of one exchange in texts that a receiver, a proxy or the transport wrote. It finds a secret in
 // upper and lower case, wrapped, cut off, and escaped as JSON, HTML and URLs do it.
-type mask struct {
+type Mask struct {
 	byFirst [256][]string // the secrets, bare, by their first byte
 }
 
 // maskOf returns the mask of a request: every header that is not part of the wire contract, the query, the proxy's
 // credential and the signing secrets.
-func maskOf(e *endpoint, header http.Header) *mask {
-	m := &mask{}
+func maskOf(e *Endpoint, header http.Header) *Mask {
+	m := &Mask{}
 	for name, values := range header {
-		if isPublicHeader(name, e.destination.Wire.Format) {
+		if isPublicHeader(name, e.Destination.Wire.Format) {
 			continue
 		}
 		for _, value := range values {
 			m.addHeader(value)
 		}
 	}
-	for _, secret := range e.destination.SigningSecrets {
+	for _, secret := range e.Destination.SigningSecrets {
 		if key := secret.Key(); key != "" {
 			m.add(key, base64.StdEncoding.EncodeToString([]byte(key)), hex.EncodeToString([]byte(key)))
 		}
 	}
-	m.addURL(e.url)
-	if proxy, err := e.destination.Wire.proxyURL(); err == nil && proxy != nil {
+	m.addURL(e.URL)
+	if proxy, err := e.Destination.Wire.proxyURL(); err == nil && proxy != nil {
 		m.addURL(proxy)
 	}
 	return m
@@ -71,7 +71,7 @@ func isPublicHeader(name string, format Format) bool {
 }
 
 // addHeader adds a header's value, its longer words, and what a Basic credential holds.
-func (m *mask) addHeader(value string) {
+func (m *Mask) addHeader(value string) {
 	m.add(value)
 	for _, part := range strings.FieldsFunc(value, func(r rune) bool { return strings.ContainsRune(" ,;=", r) }) {
 		if len(part) >= minPart {
@@ -89,7 +89,7 @@ func (m *mask) addHeader(value string) {
 }
 
 // addURL adds the query and the user info of a URL. Its path stays readable: operators know a destination by it.
-func (m *mask) addURL(u *url.URL) {
+func (m *Mask) addURL(u *url.URL) {
 	m.add(u.RawQuery)
 	for name, values := range u.Query() {
 		for _, value := range values {
@@ -106,9 +106,9 @@ func (m *mask) addURL(u *url.URL) {
 	}
 }
 
-// maskOfChannel returns the mask of an alert channel, whose path is its key.
-func maskOfChannel(u *url.URL) *mask {
-	m := &mask{}
+// MaskOfURL returns the mask of an alert channel, whose path is its key.
+func MaskOfURL(u *url.URL) *Mask {
+	m := &Mask{}
 	m.addURL(u)
 	m.add(u.Path)
 	for _, part := range strings.Split(u.Path, "/") {
@@ -120,7 +120,7 @@ func maskOfChannel(u *url.URL) *mask {
 }
 
 // add adds secrets, each as it is and decoded: one that contains an escape of its own may come back either way.
-func (m *mask) add(secrets ...string) {
+func (m *Mask) add(secrets ...string) {
 	for _, secret := range secrets {
 		layer := newLayer(secret)
 		for range maxLayers {
@@ -135,7 +135,7 @@ func (m *mask) add(secrets ...string) {
 }
 
 // addBare adds a secret in pieces that cover it: comparing long ones at every byte of a text would take too long.
-func (m *mask) addBare(secret string) {
+func (m *Mask) addBare(secret string) {
 	for len(secret) >= minSecret {
 		piece := secret[:min(len(secret), maxPiece)]
 		if !slices.Contains(m.byFirst[piece[0]], piece) {
@@ -148,9 +148,9 @@ func (m *mask) addBare(secret string) {
 	}
 }
 
-// hide replaces every secret in a text. cut says that the text ends too early, so that its end may be the beginning of a
+// Hide replaces every secret in a text. cut says that the text ends too early, so that its end may be the beginning of a
 // secret.
-func (m *mask) hide(text string, cut bool) string {
+func (m *Mask) Hide(text string, cut bool) string {
 	hidden := make([]bool, len(text))
 	for layer, depth := newLayer(text), 0; ; depth++ {
 		m.mark(hidden, layer.bare(), cut)
@@ -173,7 +173,7 @@ func (m *mask) hide(text string, cut bool) string {
 }
 
 // mark marks the bytes of the original text in which a layer holds a secret, or enough of its beginning.
-func (m *mask) mark(hidden []bool, l layer, cut bool) {
+func (m *Mask) mark(hidden []bool, l layer, cut bool) {
 	for i := range l.text {
 		longest := 0
 		for _, secret := range m.byFirst[l.text[i]] {

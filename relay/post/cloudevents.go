@@ -1,4 +1,4 @@
-package relay
+package post
 
 import (
 	"fmt"
@@ -33,31 +33,31 @@ func isAttribute(name string) bool {
 // setAttributes adds the attributes of an event whose fields have been checked. The id is the idempotency key, so that
 // receivers that deduplicate by source and id do it by what identifies the event to its producer, too. A sequence is a
 // text that is compared as one, hence the zeros.
-func setAttributes(header http.Header, source string, d *delivery) {
-	e := &d.event
+func setAttributes(header http.Header, source string, d *Message) {
+	e := &d.Event
 	for _, a := range [...]struct{ name, value string }{
 		{ceSpecVersion, "1.0"},
-		{ceID, *e.key},
+		{ceID, *e.Key},
 		{ceSource, source},
-		{ceType, *e.eventType},
-		{ceTime, e.createdAt.Time.UTC().Format(time.RFC3339Nano)},
-		{ceSubject, valueOrEmpty(e.relatedReference)},
-		{cePartitionKey, valueOrEmpty(e.orderingKey)},
+		{ceType, *e.EventType},
+		{ceTime, e.CreatedAt.Time.UTC().Format(time.RFC3339Nano)},
+		{ceSubject, valueOrEmpty(e.RelatedReference)},
+		{cePartitionKey, valueOrEmpty(e.OrderingKey)},
 	} {
 		deleteSpellings(header, a.name) // an event's own would say something else
 		if a.value != "" {
-			header[a.name] = []string{percentEncode(a.value)}
+			header[a.name] = []string{PercentEncode(a.value)}
 		}
 	}
 	deleteSpellings(header, ceSequence)
-	if e.orderingKey != nil {
-		header[ceSequence] = []string{fmt.Sprintf("%020d", d.eventID)}
+	if e.OrderingKey != nil {
+		header[ceSequence] = []string{fmt.Sprintf("%020d", d.EventID)}
 	}
 }
 
-// percentEncode writes a value as §3.1.3.2 of the binding asks: a blank, a quotation mark, a percent sign and every byte
+// PercentEncode writes a value as §3.1.3.2 of the binding asks: a blank, a quotation mark, a percent sign and every byte
 // that is not printable ASCII as % and two digits.
-func percentEncode(s string) string {
+func PercentEncode(s string) string {
 	encode := func(c byte) bool { return c <= ' ' || c == '"' || c == '%' || c > '~' }
 	i := 0
 	for i < len(s) && !encode(s[i]) {

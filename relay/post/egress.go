@@ -1,4 +1,4 @@
-package relay
+package post
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"code.dny.dev/ssrf"
+	"github.com/outbox-relay/outbox-relay/internal/check"
 )
 
 // Egress says where the relay may connect to, and through what. The zero value: to every public address and every
@@ -52,15 +53,15 @@ var metadata = []netip.Prefix{
 // guardian knows the special addresses of IANA's registries.
 var guardian = ssrf.New(ssrf.WithAllowedV4Prefixes(privateNetworks...), ssrf.WithAllowedV6Prefixes(privateNetworks...))
 
-// dialer returns a dialer that decides on every address immediately before it connects: a check of a URL's text would
+// Dialer returns a dialer that decides on every address immediately before it connects: a check of a URL's text would
 // miss names that resolve to forbidden addresses, and other spellings of them. Whatever the relay dials, its database
 // apart, it dials with one of these.
-func (e Egress) dialer(timeout time.Duration) *net.Dialer {
-	return &net.Dialer{Timeout: timeout, KeepAlive: 15 * time.Second, ControlContext: e.control}
+func (e Egress) Dialer(timeout time.Duration) *net.Dialer {
+	return &net.Dialer{Timeout: timeout, KeepAlive: 15 * time.Second, ControlContext: e.Control}
 }
 
-// control refuses a connection that is about to be made.
-func (e Egress) control(_ context.Context, network, address string, _ syscall.RawConn) error {
+// Control refuses a connection that is about to be made.
+func (e Egress) Control(_ context.Context, network, address string, _ syscall.RawConn) error {
 	if network != "tcp4" && network != "tcp6" {
 		return fmt.Errorf("%w: %s", ssrf.ErrProhibitedNetwork, network)
 	}
@@ -68,11 +69,11 @@ func (e Egress) control(_ context.Context, network, address string, _ syscall.Ra
 	if err != nil {
 		return fmt.Errorf("%w: %s", ssrf.ErrInvalidHostPort, address)
 	}
-	return e.guard(addrPort.Addr())
+	return e.Guard(addrPort.Addr())
 }
 
-// guard refuses an address that may not be dialled.
-func (e Egress) guard(address netip.Addr) error {
+// Guard refuses an address that may not be dialled.
+func (e Egress) Guard(address netip.Addr) error {
 	address = address.Unmap().WithZone("")
 	switch {
 	case covers(metadata, address):
@@ -83,7 +84,7 @@ func (e Egress) guard(address netip.Addr) error {
 		if covers(privateNetworks, behind) {
 			return fmt.Errorf("%w: %s leads to the private address %s in disguise", ssrf.ErrProhibitedIP, address, behind)
 		}
-		return e.guard(behind)
+		return e.Guard(behind)
 	case isISATAP(address):
 		return fmt.Errorf("%w: %s leads to an IPv4 address in disguise", ssrf.ErrProhibitedIP, address)
 	case covers(privateNetworks, address):
@@ -109,20 +110,22 @@ func covers(networks []netip.Prefix, address netip.Addr) bool {
 	return slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(address) })
 }
 
-// egress reports the mistakes of an Egress.
-func (v *validator) egress(e Egress) {
+// Problems returns the mistakes in an Egress.
+func (e Egress) Problems(path string) []check.Problem {
+	var v check.Problems
 	for i, network := range e.AllowPrivate {
 		private := slices.ContainsFunc(privateNetworks, func(n netip.Prefix) bool {
 			return n.Bits() <= network.Bits() && n.Contains(network.Addr())
 		})
-		v.Require(private, fmt.Sprintf("egress.allow_private[%d]", i), "%s is not a private network; write parts of 10.0.0.0/8, 172.16.0.0/12, "+
+		v.Require(private, fmt.Sprintf("%s.allow_private[%d]", path, i), "%s is not a private network; write parts of 10.0.0.0/8, 172.16.0.0/12, "+
 			"192.168.0.0/16, 100.64.0.0/10, 127.0.0.0/8, fc00::/7 or ::1/128 (public addresses need no entry)", network)
 	}
 	if e.Proxy != "" {
 		if text := proxyProblem(e.Proxy, e); text != "" {
-			v.Require(false, "egress.proxy", "%s", text)
+			v.Require(false, path+".proxy", "%s", text)
 		}
 	}
+	return v
 }
 
 // proxyProblem says what is wrong with a proxy's URL; empty: nothing. It repeats nothing of it: it may hold a password.
@@ -144,4 +147,10 @@ func proxyProblem(raw string, e Egress) string {
 		return text
 	}
 	return ""
+}
+
+// SameEgress reports whether connections to a destination may go to the same places.
+func (d Destination) SameEgress(next Destination) bool {
+	a, b := d.Wire.egress, next.Wire.egress
+	return a.Proxy == b.Proxy && (a.AllowPrivate == nil) == (b.AllowPrivate == nil) && slices.Equal(a.AllowPrivate, b.AllowPrivate)
 }
