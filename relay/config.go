@@ -164,7 +164,7 @@ func (c Config) Validate() []Problem {
 	v.Require(storable(c.Schema), "database.schema", "is not valid UTF-8, or contains a NUL")
 	v.Require(storable(c.Name), "relay.name", "is not valid UTF-8, or contains a NUL")
 	v.Require(storable(c.Version), "relay.version", "is not valid UTF-8, or contains a NUL")
-	if text := environmentProblem(c.Environment); text != "" {
+	if text := EnvironmentProblem(c.Environment); text != "" {
 		v.Require(false, "environment", "%s", text)
 	}
 	v.Require(c.PollInterval >= time.Second, "relay.poll_interval", "%s is too short; write at least 1s", c.PollInterval)

@@ -28,13 +28,14 @@ type guarded struct {
 // preparedGuarded returns a relay that may be quarantined, and does not run yet.
 func preparedGuarded(t testing.TB, cfg Config) *guarded {
 	t.Helper()
-	g := &guarded{running: prepared(t, cfg)}
-	g.cfg.Hooks.Quarantined = func(reason string) {
+	g := &guarded{}
+	cfg.Hooks.Quarantined = func(reason string) {
 		g.mu.Lock()
 		g.reasons = append(g.reasons, reason)
 		g.mu.Unlock()
 		g.note(func() {})
 	}
+	g.running = prepared(t, cfg)
 	return g
 }
 

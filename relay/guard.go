@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
@@ -16,8 +17,7 @@ import (
 // guard keeps this relay from working on a copy of its database. The session asks it before it registers and now and
 // then afterwards; the pool asks it for every connection, so that no statement runs where the session did not look.
 type guard struct {
-	relay   *Relay
-	address string // as configured
+	cfg GuardConfig
 
 	mu sync.Mutex
 	// state of the pool.
@@ -35,8 +35,6 @@ type guard struct {
 	shown     int32               // the number under which this relay is shown as quarantined
 	announced string              // the reason that was told; empty: none
 	repeated  time.Time           // when the log last told it
-	interval  time.Duration       // between looks while working
-	grace     time.Duration       // see witnessGrace
 	looked    time.Time           // when the last look began
 	beats     map[int32]time.Time // of pooled relays, at the look before; nil: there was none
 }
@@ -50,14 +48,18 @@ const (
 )
 
 const (
-	// witnessGrace is how long a relay under a new address looks for another that works here before it raises an alarm:
+	// DefaultGrace is how long a relay under a new address looks for another that works here before it raises an alarm:
 	// they may be starting together.
-	witnessGrace = 6 * time.Second
-	// recheckInterval is how often a relay with a connection to the server itself looks whether it still belongs there:
+	DefaultGrace = 6 * time.Second
+	// DefaultInterval is how often a relay with a connection to the server itself looks whether it still belongs there:
 	// seldom, since no connection leads elsewhere than where it led before.
-	recheckInterval = 30 * time.Second
+	DefaultInterval = 30 * time.Second
 	// announceInterval is how often the log repeats that a relay is quarantined.
 	announceInterval = 10 * time.Minute
+	// lookInterval is how often a relay in quarantine looks again.
+	lookInterval = time.Second
+	// outTimeout bounds how long it may take to leave the list of those in quarantine.
+	outTimeout = 2 * time.Second
 )
 
 var (
@@ -70,13 +72,34 @@ var (
 	errQuarantined = errors.New("quarantined")
 )
 
-func newGuard(r *Relay) *guard {
-	g := &guard{relay: r, interval: recheckInterval, grace: witnessGrace}
-	if r.cfg.Pool != nil && r.cfg.Pool.ConnConfig != nil {
-		g.address = databaseAddress(r.cfg.Pool.ConnConfig)
-	}
-	return g
+// GuardConfig is what a Guard needs. Its functions must return at once; none but Quarantined may be nil.
+type GuardConfig struct {
+	// Name, Version and Environment of the relay, as in its own configuration.
+	Name, Version, Environment string
+	// Address of the database as configured, see [Address].
+	Address string
+	// Interval between two looks of a relay that works and has a connection to the server itself. Behind a pooler every recheck
+	// looks. 0: every recheck looks.
+	Interval time.Duration
+	// Grace is how long a relay under a new address waits for another that works here before it raises an alarm. 0: not at all.
+	Grace time.Duration
+	// AlertEvery is how long after an alert a relay in quarantine asks for it again, as a channel may have failed.
+	AlertEvery time.Duration
+
+	// Log receives what the guard finds.
+	Log zerolog.Logger
+	// Quarantined follows the beginning of a quarantine with its reason, and its end with an empty one. nil: nothing does.
+	Quarantined func(reason string)
+	// Failed follows a failed statement.
+	Failed func(operation string, err error)
+	// Alert follows an alert that may be due.
+	Alert func()
+	// Disown makes the relay forget the number that it had: that belongs to another database.
+	Disown func()
 }
+
+// newGuard returns a guard that lets every statement through until Shut is called.
+func newGuard(cfg GuardConfig) *guard { return &guard{cfg: cfg} }
 
 func (g *guard) set(state guardState, instance int32) {
 	g.mu.Lock()
@@ -183,9 +206,9 @@ func (g *guard) await(ctx context.Context, h pg.DB) error {
 	}
 	if g.announced != "" {
 		g.announced = ""
-		g.relay.cfg.Log.Warn().Msg("the quarantine is over: the database is accepted")
-		if hook := g.relay.cfg.Hooks.Quarantined; hook != nil {
-			hook("")
+		g.cfg.Log.Warn().Msg("the quarantine is over: the database is accepted")
+		if g.cfg.Quarantined != nil {
+			g.cfg.Quarantined("")
 		}
 	}
 	g.set(guardOpen, 0)
@@ -193,10 +216,11 @@ func (g *guard) await(ctx context.Context, h pg.DB) error {
 }
 
 // recheck returns an error if the database that was accepted is no longer this relay's. It looks now and then: what is
-// recorded may change, and a pooler may lead elsewhere.
-func (g *guard) recheck(ctx context.Context, h pg.DB) error {
-	pooled, isPooled := g.relay.store.pool.(*pg.Transactions)
-	if !isPooled && time.Since(g.looked) < g.interval {
+// recorded may change, and a pooler may lead elsewhere. pool is the one that the guard watches; hasSession reports whether h is a
+// session of its own, so that the two may lead to different databases.
+func (g *guard) recheck(ctx context.Context, h, pool pg.DB, hasSession bool) error {
+	pooled, isPooled := pool.(*pg.Transactions)
+	if !isPooled && time.Since(g.looked) < g.cfg.Interval {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(unguarded(ctx), pg.StatementTimeout)
@@ -209,7 +233,10 @@ func (g *guard) recheck(ctx context.Context, h pg.DB) error {
 		g.shut()
 		return fmt.Errorf("%w: %s", errQuarantined, reasonOf(differences))
 	}
-	if instance, _ := g.relay.session.current(); isPooled && !g.relay.store.deaf {
+	if isPooled && hasSession {
+		g.mu.Lock()
+		instance := g.instance
+		g.mu.Unlock()
 		same, err := sameDatabase(ctx, pooled, instance)
 		if err == nil && !same {
 			g.shut()
@@ -235,7 +262,7 @@ func (g *guard) look(ctx context.Context, h pg.DB) ([]IdentityDifference, error)
 			return nil, pg.ErrReadOnly
 		}
 		found := f.Identity
-		found.Environment, found.Addresses = g.relay.cfg.Environment, []string{g.address}
+		found.Environment, found.Addresses = g.cfg.Environment, []string{g.cfg.Address}
 		if f.recorded == nil {
 			if err := recordFirst(ctx, h, found); err != nil {
 				return nil, err
@@ -249,7 +276,7 @@ func (g *guard) look(ctx context.Context, h pg.DB) ([]IdentityDifference, error)
 				return nil, err
 			}
 			if known {
-				g.relay.cfg.Log.Info().Str("address", g.address).Msg("new address of the database, where another relay works")
+				g.cfg.Log.Info().Str("address", g.cfg.Address).Msg("new address of the database, where another relay works")
 				differences = nil
 			}
 		}
@@ -261,7 +288,7 @@ func (g *guard) look(ctx context.Context, h pg.DB) ([]IdentityDifference, error)
 			return nil, nil
 		}
 		if found.Timeline != f.recorded.Timeline {
-			g.relay.cfg.Log.Warn().Int32("from", f.recorded.Timeline).Int32("to", found.Timeline).
+			g.cfg.Log.Warn().Int32("from", f.recorded.Timeline).Int32("to", found.Timeline).
 				Msg("the database's timeline changed, as after a failover or a recovery: what was settled shortly before may be sent again")
 		}
 		if err := recordNews(ctx, h, found); err != nil {
@@ -293,16 +320,16 @@ func (g *guard) witnessed(ctx context.Context, h pg.DB) (bool, error) {
 // quarantine does nothing but show itself and look again, until there is no difference left or ctx is done.
 func (g *guard) quarantine(ctx context.Context, h pg.DB, differences []IdentityDifference) (err error) {
 	g.shut()
-	g.relay.session.set(0, false) // whatever number it had belongs to another database
+	g.cfg.Disown()
 	defer func() {
-		leaving, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+		leaving, cancel := context.WithTimeout(context.WithoutCancel(ctx), outTimeout)
 		defer cancel()
-		if leaveErr := deregisterQuarantined(leaving, h, g.shown, g.relay.cfg.Name); leaveErr == nil && err == nil {
+		if leaveErr := deregisterQuarantined(leaving, h, g.shown, g.cfg.Name); leaveErr == nil && err == nil {
 			g.shown = 0
 			err = resolveQuarantinedAlert(leaving, h)
 		}
 	}()
-	ticker := time.NewTicker(beatInterval)
+	ticker := time.NewTicker(lookInterval)
 	defer ticker.Stop()
 	began, told := time.Now(), time.Now()
 	for len(differences) > 0 {
@@ -310,12 +337,12 @@ func (g *guard) quarantine(ctx context.Context, h pg.DB, differences []IdentityD
 		if err := g.show(ctx, h, reason); err != nil {
 			return err
 		}
-		if !onlyAddress(differences) || time.Since(began) >= g.grace || g.announced != "" {
+		if !onlyAddress(differences) || time.Since(began) >= g.cfg.Grace || g.announced != "" {
 			g.announce(ctx, h, reason)
 		}
-		if time.Since(told) >= alertRetry { // a channel may have failed; there is no beat to say so
+		if time.Since(told) >= g.cfg.AlertEvery { // a channel may have failed; there is no beat to say so
 			told = time.Now()
-			signal(g.relay.alerts)
+			g.cfg.Alert()
 		}
 		select {
 		case <-ticker.C:
@@ -333,9 +360,8 @@ func (g *guard) quarantine(ctx context.Context, h pg.DB, differences []IdentityD
 func (g *guard) show(ctx context.Context, h pg.DB, reason string) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	cfg := g.relay.cfg
 	shown, err := registerQuarantined(ctx, h, g.shown,
-		QuarantinedRelay{Name: cfg.Name, Reason: reason, Environment: cfg.Environment, Address: g.address}, cfg.Version)
+		QuarantinedRelay{Name: g.cfg.Name, Reason: reason, Environment: g.cfg.Environment, Address: g.cfg.Address}, g.cfg.Version)
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // the relay is stopping
 	}
@@ -345,23 +371,23 @@ func (g *guard) show(ctx context.Context, h pg.DB, reason string) error {
 
 // announce tells about a quarantine: the hook and an alert once, the log now and then.
 func (g *guard) announce(ctx context.Context, h pg.DB, reason string) {
-	cfg := g.relay.cfg
+	cfg := g.cfg
 	if reason != g.announced || time.Since(g.repeated) >= announceInterval {
 		g.repeated = time.Now()
-		cfg.Log.Error().Str("reason", reason).Str("address", g.address).Str("environment", cfg.Environment).Msg("quarantined: " + decide)
+		cfg.Log.Error().Str("reason", reason).Str("address", cfg.Address).Str("environment", cfg.Environment).Msg("quarantined: " + decide)
 	}
 	if reason == g.announced {
 		return
 	}
 	g.announced = reason
-	if cfg.Hooks.Quarantined != nil {
-		cfg.Hooks.Quarantined(reason)
+	if cfg.Quarantined != nil {
+		cfg.Quarantined(reason)
 	}
 	firing, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	err := fireQuarantinedAlert(firing, h, cfg.Environment, reason, fmt.Sprintf("%s, database %s; %s", cfg.Name, g.address, decide))
+	err := fireQuarantinedAlert(firing, h, cfg.Environment, reason, fmt.Sprintf("%s, database %s; %s", cfg.Name, cfg.Address, decide))
 	if err != nil && ctx.Err() == nil {
-		g.relay.databaseError("alert of a quarantine", err)
+		cfg.Failed("alert of a quarantine", err)
 	}
-	signal(g.relay.alerts)
+	cfg.Alert()
 }

@@ -143,7 +143,9 @@ func TestDecisionReachesRelaysThatWork(t *testing.T) {
 	cfg := db.config(to("http://receiver.test/"))
 	cfg.Environment = "production"
 	r := preparedGuarded(t, cfg)
-	r.guard.interval = 0
+	guarding := r.guardConfig()
+	guarding.Interval = 0
+	r.guard = newGuard(guarding)
 	r.begin()
 	r.instance()
 	db.exec(`UPDATE outbox_identity SET environment = 'staging'`)
@@ -239,7 +241,9 @@ func TestWitnessThatStartsLater(t *testing.T) {
 	cfg := known
 	cfg.Pool = settings(t, newLink(t, db.dsn).dsn)
 	early := preparedGuarded(t, cfg)
-	early.guard.grace = time.Hour
+	guarding := early.guardConfig()
+	guarding.Grace = time.Hour
+	early.guard = newGuard(guarding)
 	early.begin()
 	becomes(db, 1, `SELECT count(*) FROM outbox_relay WHERE quarantined IS NOT NULL`)
 	start(t, known).instance()
@@ -458,7 +462,7 @@ func TestAcceptable(t *testing.T) {
 func TestGuardKeepsTheCallersHooks(t *testing.T) {
 	t.Parallel()
 	refused := errors.New("refused")
-	g := &guard{}
+	g := newGuard(GuardConfig{})
 	for name, cfg := range map[string]*pgxpool.Config{
 		"an error":  {PrepareConn: func(_ context.Context, _ *pgx.Conn) (bool, error) { return true, refused }},
 		"a refusal": {BeforeAcquire: func(context.Context, *pgx.Conn) bool { return false }},

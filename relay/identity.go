@@ -117,8 +117,8 @@ func address(host string, port uint16) string {
 // maxEnvironment is the length of an environment's name in characters at most.
 const maxEnvironment = 63
 
-// environmentProblem says what is wrong with the name of an environment; empty: nothing.
-func environmentProblem(name string) string {
+// EnvironmentProblem says what is wrong with the name of an environment; empty: nothing.
+func EnvironmentProblem(name string) string {
 	switch {
 	case len(name) > maxEnvironment:
 		return fmt.Sprintf("has %d characters; write at most %d", len(name), maxEnvironment)

@@ -90,10 +90,23 @@ func New(cfg Config) (*Relay, error) {
 		r.lanes.add(newLane(e))
 	}
 	r.session = newSession(r)
-	r.guard = newGuard(r)
+	r.guard = newGuard(r.guardConfig())
 	r.pressed = func() (string, bool) { reason := r.pressure(); return reason, reason != "" }
 	r.hurry, r.abort = context.WithCancel(context.Background())
 	return r, nil
+}
+
+func (r *Relay) guardConfig() GuardConfig {
+	cfg := GuardConfig{
+		Name: r.cfg.Name, Version: r.cfg.Version, Environment: r.cfg.Environment,
+		Interval: DefaultInterval, Grace: DefaultGrace, AlertEvery: alertRetry,
+		Log: r.cfg.Log, Quarantined: r.cfg.Hooks.Quarantined, Failed: r.databaseError,
+		Alert: func() { signal(r.alerts) }, Disown: func() { r.session.set(0, false) },
+	}
+	if conn := r.cfg.Pool.ConnConfig; conn != nil {
+		cfg.Address = databaseAddress(conn)
+	}
+	return cfg
 }
 
 // complete returns a configuration with its defaults, or every mistake in it as joined Problems.

@@ -189,7 +189,7 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 	for {
 		if !time.Now().Before(nextBeat) {
 			on.flood = 0
-			if err := s.relay.guard.recheck(ctx, on); err != nil && ctx.Err() == nil {
+			if err := s.relay.guard.recheck(ctx, on, s.relay.store.pool, on.conn != nil); err != nil && ctx.Err() == nil {
 				return true, err
 			}
 			if err := s.beat(ctx, on, !time.Now().Before(findDeadFrom)); err != nil && ctx.Err() == nil {

@@ -157,7 +157,7 @@ FROM unnest($1::text[], $2::text[]) AS s (name, value)`
 
 // elsewhere says what a division by zero in them means.
 func elsewhere(err error) error {
-	if pg.HasCode(err, "22012") { // division_by_zero
+	if pg.HasCode(err, pg.DivisionByZero) {
 		return errElsewhere
 	}
 	return err

@@ -15,6 +15,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // putPoolerBefore makes the relays of TestThroughPooler reach the database through a PgBouncer of its own.
@@ -145,8 +146,8 @@ func TestSettingsThroughThePooler(t *testing.T) {
 	r.instance()
 	stranger := pgtest.Pool(t, db.dsn+"&default_query_exec_mode=exec")
 	const shown = `SELECT name || '=' || current_setting(name) FROM unnest($1::text[]) AS s (name) ORDER BY 1`
-	names := append(slices.Sorted(maps.Keys(throughPooler(db.config().Pool, "public"))), "transaction_isolation")
-	settings := func(q DB) []string {
+	names := append(slices.Sorted(maps.Keys(pg.SetPooled(db.config().Pool, "public"))), "transaction_isolation")
+	settings := func(q pg.DB) []string {
 		rows, err := q.Query(t.Context(), shown, names)
 		must(t, err)
 		all, err := pgx.CollectRows(rows, pgx.RowTo[string])

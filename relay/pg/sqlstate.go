@@ -21,6 +21,7 @@ const (
 	LacksPrivilege      = "42501"
 	tooManyConnections  = "53300"
 	noSuchSchema        = "3F000"
+	DivisionByZero      = "22012"
 )
 
 // HasCode reports whether err is an error of the database with that SQLSTATE.
