@@ -6,8 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay/post"
 	"golang.org/x/time/rate"
+
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // BenchmarkAdaptive sends to a receiver that takes 50 requests a second and answers 429 to more, and reports, for the

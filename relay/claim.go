@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
+
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 

@@ -13,6 +13,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
@@ -22,7 +23,6 @@ const (
 	DefaultLease        = 60 * time.Second
 	DefaultDrainTimeout = 20 * time.Second
 	DefaultMaxInFlight  = 256
-	DefaultAlertWindow  = 15 * time.Minute
 )
 
 // leaseMargin is by how much a lease must outlast the longest timeout: the time to settle what the POST yielded.
@@ -70,7 +70,7 @@ type Config struct {
 	Egress post.Egress
 
 	// Alerts says whom to tell when something needs a person. The zero value only logs.
-	Alerts Alerts
+	Alerts alert.Config
 	// Watching says how this relay looks after the database it is a guest of. The zero value is fine.
 	Watching Watching
 	// LogDelivered adds successful attempts to the attempt log, which otherwise holds only those that did not deliver.
@@ -133,7 +133,7 @@ func (c Config) withDefaults() Config {
 	setDefault(&c.Lease, DefaultLease)
 	setDefault(&c.DrainTimeout, DefaultDrainTimeout)
 	setDefault(&c.MaxInFlight, DefaultMaxInFlight)
-	c.Alerts = c.Alerts.withDefaults()
+	c.Alerts = c.Alerts.WithDefaults()
 	c.Watching = c.Watching.withDefaults()
 	c.Destinations = append([]post.Destination(nil), c.Destinations...)
 	for i := range c.Destinations {
@@ -170,7 +170,7 @@ func (c Config) Validate() []Problem {
 	v.Require(c.PollInterval >= time.Second, "relay.poll_interval", "%s is too short; write at least 1s", c.PollInterval)
 	v.Require(c.DrainTimeout > 0, "relay.drain_timeout", "%s is negative; write a duration such as 20s", c.DrainTimeout)
 	v.Require(c.MaxInFlight > 0 && c.MaxInFlight <= 100_000, "relay.max_in_flight", "%d is out of range; write 1 to 100000", c.MaxInFlight)
-	v.alerts(c.Alerts)
+	v.Add(c.Alerts.Problems("alerts"))
 	v.Require(len(c.Destinations) > 0, "destinations", "there is none; set OUTBOX_DESTINATION_URL or add one")
 
 	v.Add(c.Egress.Problems("egress"))

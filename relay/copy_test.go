@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -224,7 +225,7 @@ func TestCopies(t *testing.T) {
 			rc, slack := newReceiver(t, nil), newReceiver(t, nil)
 			cfg := copied.config(to(rc.URL))
 			cfg.Destinations = append(cfg.Destinations, post.Destination{Name: "new", URL: rc.URL}) // a route to write
-			cfg.Alerts.Channels = []Channel{Slack(slack.URL, direct)}
+			cfg.Alerts.Channels = []alert.Channel{alert.Slack(slack.URL, direct)}
 			r := startGuarded(t, cfg)
 			r.wantReason(t, test.want...)
 			r.await(t, "the alert", func(o *observer) bool { return len(o.notices) == 1 })

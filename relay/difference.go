@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
@@ -79,7 +80,7 @@ func (c *Config) differences(next *Config) (all []string) {
 	return append(all, changed(
 		comparison{"egress.allow_private", (c.Egress.AllowPrivate == nil) == (next.Egress.AllowPrivate == nil) && slices.Equal(c.Egress.AllowPrivate, next.Egress.AllowPrivate)},
 		comparison{"egress.proxy", c.Egress.Proxy == next.Egress.Proxy},
-		comparison{"alerts.channels", slices.Equal(c.Alerts.names(), next.Alerts.names())},
+		comparison{"alerts.channels", slices.Equal(channelNames(c.Alerts), channelNames(next.Alerts))},
 		comparison{"alerts.window", c.Alerts.Window == next.Alerts.Window},
 		comparison{"alerts.lag_over", c.Alerts.LagOver == next.Alerts.LagOver},
 		comparison{"alerts.horizon_over", c.Alerts.HorizonOver == next.Alerts.HorizonOver},
@@ -110,8 +111,8 @@ func (c *Config) routeChanges(next *Config) []string {
 	return []string{fmt.Sprintf("routes: %d added, %d removed", added, removed)}
 }
 
-// names returns the sorted names of the channels.
-func (a Alerts) names() (names []string) {
+// channelNames returns the sorted names of the channels.
+func channelNames(a alert.Config) (names []string) {
 	for _, channel := range a.Channels {
 		names = append(names, channel.Name())
 	}

@@ -20,10 +20,11 @@
 // from copies of the database), wake.go (waking up, being idle), routes.go, reload.go and difference.go (making database
 // and lanes those of the configuration), parked.go (releasing what was parked before its route came), maintain.go (what is
 // done now and then), archive.go (moving and removing what is done with), watch.go (being
-// a good neighbour), undelivered.go (finding events without deliveries), alert*.go (telling people), ops*.go (what
+// a good neighbour), undelivered.go (finding events without deliveries), ops*.go (what
 // operators ask and do), hooks.go (observing), and store*.go: all SQL.
 //
-// Below it are rooms, which never import this package: pg (how statements reach the database, and what their errors mean).
+// Below it are rooms, which never import this package: pg (how statements reach the database, and what their errors mean),
+// policy and post, of which above, and alert (telling people).
 //
 // # Goroutines
 //

@@ -22,6 +22,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -116,7 +117,7 @@ func TestEchoedSecretsAreMasked(t *testing.T) {
 	slack, hook := newReceiver(t, nil), newReceiver(t, nil)
 	cfg := db.config()
 	cfg.Log = zerolog.New(&log)
-	cfg.Alerts.Channels = []Channel{Slack(slack.URL, direct), Webhook(hook.URL, direct)}
+	cfg.Alerts.Channels = []alert.Channel{alert.Slack(slack.URL, direct), alert.Webhook(hook.URL, direct)}
 	signatures := make(chan string, 1000)
 	add := func(name, base string) {
 		basic := "Basic " + base64.StdEncoding.EncodeToString([]byte("outbox:"+canaryPassword))
@@ -210,8 +211,8 @@ func TestChannelErrorsHoldNoKey(t *testing.T) {
 		_, _ = fmt.Fprintf(w, "no service at %s, %q", r.URL, strings.Split(r.URL.Path, "/"))
 	}))
 	t.Cleanup(echo.Close)
-	for _, channel := range []Channel{Slack(echo.URL+"/services/T0/zqxwchanneljvkp?token="+canaryQuery, direct), Webhook("http://127.0.0.1:1/"+canaryQuery, direct)} {
-		err := channel.Notify(t.Context(), TestAlert(time.Now()))
+	for _, channel := range []alert.Channel{alert.Slack(echo.URL+"/services/T0/zqxwchanneljvkp?token="+canaryQuery, direct), alert.Webhook("http://127.0.0.1:1/"+canaryQuery, direct)} {
+		err := channel.Notify(t.Context(), alert.NewTest(time.Now()))
 		if err == nil || strings.Contains(err.Error(), "zqxw") || strings.Contains(err.Error(), "jvkp") {
 			t.Errorf("%s: %v", channel.Name(), err)
 		}

@@ -4,10 +4,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // recordResult passes a result to breaker and flow. It reports whether the breaker blames the destination as a whole, and

@@ -3,6 +3,7 @@ package relay
 import (
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -26,7 +27,7 @@ type Hooks struct {
 	// Archived follows every batch of a retention run, with what that batch moved or removed.
 	Archived func(batch ArchiveResult)
 	// Notified follows every alert that reached a channel, or failed to (err is not nil).
-	Notified func(channel string, alert Alert, err error)
+	Notified func(channel string, alert alert.Alert, err error)
 	// Watched follows every look around the database, whether this relay took it or another one did.
 	Watched func(Watch)
 	// Quarantined follows the discovery that this is not the database that relays were accepted on, with what differs, and

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 

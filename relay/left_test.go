@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
@@ -21,7 +22,7 @@ func TestAlertOfARemovedDestinationIsResolved(t *testing.T) {
 	goes.Breaker.ProbeMax = time.Second
 	ops := &pager{name: "ops"}
 	with := db.config(stays, goes)
-	with.Alerts = Alerts{Channels: []Channel{ops}, Window: time.Second}
+	with.Alerts = alert.Config{Channels: []alert.Channel{ops}, Window: time.Second}
 	with.Watching.Interval = 100 * time.Millisecond
 	without := with
 	without.Destinations = []post.Destination{stays}
@@ -30,17 +31,17 @@ func TestAlertOfARemovedDestinationIsResolved(t *testing.T) {
 	r := start(t, with)
 	r.instance()
 	db.insert(30, "first")
-	ops.await(t, RuleBreakerOpen, "firing")
+	ops.await(t, alert.RuleBreakerOpen, "firing")
 	db.exec(`UPDATE outbox_delivery SET status = 'discarded', claimed_by = NULL, lease_expires_at = NULL WHERE destination = 'goes' AND status <> 'delivered'`)
 	if _, err := r.Reload(without); err != nil {
 		t.Fatal(err)
 	}
-	ops.await(t, RuleBreakerOpen, "resolved")
+	ops.await(t, alert.RuleBreakerOpen, "resolved")
 	if _, err := r.Reload(with); err != nil {
 		t.Fatal(err)
 	}
 	db.insert(30, "second")
 	eventually(t, "an alert again", func() bool {
-		return slices.Equal(ops.states(RuleBreakerOpen), []string{"firing", "resolved", "firing"})
+		return slices.Equal(ops.states(alert.RuleBreakerOpen), []string{"firing", "resolved", "firing"})
 	})
 }

@@ -9,9 +9,10 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
-	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/robfig/cron/v3"
 	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // fakeClock is the clock of a backoff: it moves by what the backoff says to wait.

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -25,7 +26,7 @@ type observer struct {
 
 type notice struct {
 	channel string
-	alert   Alert
+	alert   alert.Alert
 	err     error
 }
 
@@ -64,7 +65,7 @@ func (o *observer) hooks(next Hooks) Hooks {
 			o.note(func() { o.rescued = append(o.rescued, instance) })
 		},
 		Idle: func() { o.note(func() { o.idle++ }) },
-		Notified: func(channel string, alert Alert, err error) {
+		Notified: func(channel string, alert alert.Alert, err error) {
 			o.note(func() { o.notices = append(o.notices, notice{channel, alert, err}) })
 		},
 		Reloaded:      next.Reloaded,

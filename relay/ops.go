@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -26,7 +27,7 @@ type Status struct {
 	// Parked deliveries match no route; they wait for one.
 	Parked int64         `json:"parked"`
 	Relays []RelayStatus `json:"relays"`
-	Alerts []Alert       `json:"alerts"`
+	Alerts []alert.Alert `json:"alerts"`
 	// Quarantined says why relays do nothing on this database, see [IdentityReport.Reason]; empty: they may work.
 	Quarantined string `json:"quarantined,omitempty"`
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -59,7 +61,7 @@ func drainPinned(b *testing.B, events, sessions int) (share float64) {
 	}
 	ops := &pager{name: "ops"}
 	cfg := db.config(post.Destination{Name: "default", URL: rc.URL})
-	cfg.Alerts = Alerts{Channels: []Channel{ops}, HorizonOver: time.Second}
+	cfg.Alerts = alert.Config{Channels: []alert.Channel{ops}, HorizonOver: time.Second}
 	cfg.Watching.Interval = 5 * time.Second
 	var mu sync.Mutex
 	settled := 0
@@ -85,11 +87,11 @@ func drainPinned(b *testing.B, events, sessions int) (share float64) {
 	var runs sync.WaitGroup
 	runs.Go(func() { must(b, relay.Run(running)) })
 	<-done
-	eventually(b, "the alert about the horizon", func() bool { return len(ops.of(RuleHorizonPinned)) > 0 })
+	eventually(b, "the alert about the horizon", func() bool { return len(ops.of(alert.RuleHorizonPinned)) > 0 })
 	stop()
 	runs.Wait()
 	first, last := tenths[1].Sub(tenths[0]), tenths[10].Sub(tenths[9])
-	text := ops.of(RuleHorizonPinned)[0].Text()
+	text := ops.of(alert.RuleHorizonPinned)[0].Text()
 	named := false
 	for _, pid := range pids {
 		named = named || strings.Contains(text, strconv.Itoa(pid))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -117,7 +118,7 @@ func TestNothingIsSentPastItsPromise(t *testing.T) {
 			promise := row[string](db, stored)
 			cfg := db.config(to(rc.URL))
 			ops := &pager{name: "ops"}
-			cfg.Alerts = Alerts{Channels: []Channel{ops}}
+			cfg.Alerts = alert.Config{Channels: []alert.Channel{ops}}
 			r := start(t, cfg)
 			if c.sent {
 				r.settles(t, policy.Delivered, 1)
@@ -134,8 +135,8 @@ func TestNothingIsSentPastItsPromise(t *testing.T) {
 			if !strings.Contains(text, promise[:len("2006-01-02T15:04:05")]+"Z") || !strings.Contains(text, "outbox-relay replay "+fmt.Sprint(row[int64](db, `SELECT event_id FROM outbox_delivery`))) {
 				t.Error(text)
 			}
-			eventually(t, "the alert", func() bool { return len(ops.of(RuleFailed)) == 1 })
-			if got := ops.of(RuleFailed)[0].FirstError; got != text {
+			eventually(t, "the alert", func() bool { return len(ops.of(alert.RuleFailed)) == 1 })
+			if got := ops.of(alert.RuleFailed)[0].FirstError; got != text {
 				t.Errorf("the alert says %q", got)
 			}
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -301,11 +302,11 @@ func TestReloadOfAlertChannels(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	first, second := newReceiver(t, nil), newReceiver(t, nil)
-	cfg := failing(t, db, Webhook(first.URL, direct))
+	cfg := failing(t, db, alert.Webhook(first.URL, direct))
 	r := start(t, cfg)
 	db.insert(1, "one")
 	r.await(t, "the first message", func(o *observer) bool { return len(o.notices) == 1 })
-	cfg.Alerts.Channels = []Channel{Webhook(second.URL, direct)}
+	cfg.Alerts.Channels = []alert.Channel{alert.Webhook(second.URL, direct)}
 	if got := fmt.Sprint(r.reload(cfg)); got != "[alerts.channels]" {
 		t.Errorf("changes are %s", got)
 	}
@@ -382,7 +383,7 @@ func TestEverySettingMakesADifference(t *testing.T) {
 		"Routes":        func(c *Config) { c.Routes = []Route{{Event: "x", To: []string{"a"}}} },
 		"Egress":        func(c *Config) { c.Egress.AllowPrivate = []netip.Prefix{} },
 		"Egress.Proxy":  func(c *Config) { c.Egress.Proxy = "http://p:1" },
-		"Alerts":        func(c *Config) { c.Alerts.Channels = []Channel{Slack("http://s", direct)} },
+		"Alerts":        func(c *Config) { c.Alerts.Channels = []alert.Channel{alert.Slack("http://s", direct)} },
 		"Alerts.Window": func(c *Config) { c.Alerts.Window = time.Hour },
 		"Alerts.Lag":    func(c *Config) { c.Alerts.LagOver = time.Hour },
 		"Alerts.Pinned": func(c *Config) { c.Alerts.HorizonOver = time.Hour },
@@ -401,7 +402,7 @@ func TestEverySettingMakesADifference(t *testing.T) {
 		"Pool", "Pooler", "Schema", "Name", "Version", "Environment", "PollInterval", "Lease", "Watching", "Log", "Hooks",
 	}
 	inspect(t, Config{}, known)
-	inspect(t, Alerts{}, []string{"Channels", "Window", "LagOver", "HorizonOver"})
+	inspect(t, alert.Config{}, []string{"Channels", "Window", "LagOver", "HorizonOver"})
 	inspect(t, post.Egress{}, []string{"AllowPrivate", "Proxy"})
 	inspect(t, post.Destination{}, []string{
 		"Name", "URL", "Timeout", "MaxInFlight", "RateLimit", "Retry", "Breaker", "OnFailure", "Responses", "Headers", "SigningSecrets", "Wire",

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -133,7 +134,7 @@ func TestRelayWithLeastPrivilege(t *testing.T) {
 	cfg := db.config(to(rc.URL))
 	cfg.Pool = settings(t, u.String())
 	cfg.LogDelivered = true
-	cfg.Alerts.Channels = []Channel{Slack(slack.URL, direct)}
+	cfg.Alerts.Channels = []alert.Channel{alert.Slack(slack.URL, direct)}
 	r := start(t, cfg)
 	r.settles(t, policy.Delivered, 4)
 	r.settles(t, policy.Fail, 1)

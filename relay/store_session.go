@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -74,7 +76,7 @@ SELECT 'destination', 0, destination, paused, breaker, coalesce(extract(epoch FR
        coalesce(breaker_owner, 0), breaker_failures
 FROM outbox_destination WHERE paused OR breaker <> 'closed' OR breaker_failures > 0
 UNION ALL
-SELECT 'alert', 0, '', false, '', 0, 0, 0 WHERE ` + alertsDue + `
+SELECT 'alert', 0, '', false, '', 0, 0, 0 WHERE ` + alert.AnyDue + `
 UNION ALL
 SELECT 'armed', 0, '', false, '', 0, 0, 0
 WHERE CASE WHEN $4 AND (SELECT last_value FROM outbox_armed) < extract(epoch FROM now() + interval '6 seconds') * 1000

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -28,7 +29,7 @@ func TestEventsWithoutDeliveriesAreToldAndRepaired(t *testing.T) {
 	ops := &pager{name: "ops"}
 	cfg := db.config(to(rc.URL))
 	cfg.Routes = []Route{{"t", []string{"default"}}}
-	cfg.Alerts.Channels = []Channel{ops}
+	cfg.Alerts.Channels = []alert.Channel{ops}
 	cfg.Watching.Interval = 100 * time.Millisecond
 	db.insert(3, "before")
 	r := start(t, cfg)
@@ -36,8 +37,8 @@ func TestEventsWithoutDeliveriesAreToldAndRepaired(t *testing.T) {
 	ids := db.load(2, "loaded")
 	db.insert(3, "after")
 
-	eventually(t, "the alert", func() bool { return len(ops.of(RuleUndelivered)) == 1 })
-	told := ops.of(RuleUndelivered)[0]
+	eventually(t, "the alert", func() bool { return len(ops.of(alert.RuleUndelivered)) == 1 })
+	told := ops.of(alert.RuleUndelivered)[0]
 	want := fmt.Sprintf("2 events have no delivery, the first of them event %d: the trigger of outbox did not run at the insert; "+
 		"create what is missing: outbox-relay events create-deliveries", ids[0])
 	if told.Detail != want || told.FirstEventID != ids[0] || !strings.Contains(told.Text(), want) {

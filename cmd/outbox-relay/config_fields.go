@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -73,9 +74,9 @@ func allFields() []field {
 		field{path: "alerts.channels[].slack", env: "SLACK_WEBHOOK_URL", fromFile: true, kind: one("https://hooks.slack.com/…", parseChannelURL)},
 		field{path: "alerts.channels[].webhook", env: "ALERT_WEBHOOK_URL", fromFile: true, kind: one("https://ops.internal/hooks/outbox", parseChannelURL)},
 		field{path: "alerts.channels[].service", env: "ALERT_SERVICE_URL", fromFile: true, kind: one("smtp://…", parseServiceURL)},
-		field{path: "alerts.window", env: "ALERT_WINDOW", kind: one("15m", parseDuration), standard: relay.DefaultAlertWindow},
-		field{path: "alerts.lag_over", env: "ALERT_LAG_OVER", kind: one("10m", parseDuration), standard: relay.DefaultLagOver},
-		field{path: "alerts.horizon_over", env: "ALERT_HORIZON_OVER", kind: one("5m", parseDuration), standard: relay.DefaultHorizonOver},
+		field{path: "alerts.window", env: "ALERT_WINDOW", kind: one("15m", parseDuration), standard: alert.DefaultWindow},
+		field{path: "alerts.lag_over", env: "ALERT_LAG_OVER", kind: one("10m", parseDuration), standard: alert.DefaultLagOver},
+		field{path: "alerts.horizon_over", env: "ALERT_HORIZON_OVER", kind: one("5m", parseDuration), standard: alert.DefaultHorizonOver},
 	)
 	fields = append(fields, retentionFields()...)
 	return append(fields,

@@ -8,6 +8,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -28,7 +29,7 @@ func (c *config) relayConfig() relay.Config {
 		LogDelivered: get[bool](c, "relay.log_delivered"),
 		Egress:       c.egress(),
 		Retention:    c.retention(),
-		Alerts: relay.Alerts{
+		Alerts: alert.Config{
 			Channels:    c.alertChannels(),
 			Window:      get[time.Duration](c, "alerts.window"),
 			LagOver:     get[time.Duration](c, "alerts.lag_over"),
@@ -45,14 +46,14 @@ func (c *config) relayConfig() relay.Config {
 }
 
 // alertChannels returns the channels in the order of the file.
-func (c *config) alertChannels() (channels []relay.Channel) {
-	transport := relay.NewAlertTransport(c.egress())
+func (c *config) alertChannels() (channels []alert.Channel) {
+	transport := alert.NewTransport(c.egress())
 	for _, path := range c.channels {
 		if url := get[secret](c, path+".slack"); url != "" {
-			channels = append(channels, relay.Slack(string(url), transport))
+			channels = append(channels, alert.Slack(string(url), transport))
 		}
 		if url := get[secret](c, path+".webhook"); url != "" {
-			channels = append(channels, relay.Webhook(string(url), transport))
+			channels = append(channels, alert.Webhook(string(url), transport))
 		}
 		if url := get[secret](c, path+".service"); url != "" {
 			channels = append(channels, newServiceChannel(url, transport))

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"code.dny.dev/ssrf"
+
 	"github.com/outbox-relay/outbox-relay/internal/check"
 )
 

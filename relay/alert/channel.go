@@ -1,4 +1,4 @@
-package relay
+package alert
 
 import (
 	"bytes"
@@ -11,14 +11,15 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/rs/zerolog"
+
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/post"
-	"github.com/rs/zerolog"
 )
 
 // Slack returns a channel that posts to a Slack incoming webhook
 // (https://api.slack.com/messaging/webhooks).
-func Slack(url string, transport *AlertTransport) Channel {
+func Slack(url string, transport *Transport) Channel {
 	return jsonChannel{name: ChannelName("slack", url), url: url, transport: transport, body: func(a Alert) any {
 		sign := ":rotating_light: "
 		if a.ResolvedAt != nil {
@@ -32,7 +33,7 @@ func Slack(url string, transport *AlertTransport) Channel {
 // Webhook returns a channel that POSTs alerts as JSON: the fields of [Alert], its state (firing or resolved), a text, and
 // a command that shows more. The text is fit for a chat; the fields are printable, with
 // mentions and links as they were stored.
-func Webhook(url string, transport *AlertTransport) Channel {
+func Webhook(url string, transport *Transport) Channel {
 	return jsonChannel{name: ChannelName("webhook", url), url: url, transport: transport, body: func(a Alert) any {
 		return struct {
 			Alert
@@ -51,7 +52,7 @@ func ChannelName(kind, url string) string {
 
 type jsonChannel struct {
 	name, url string
-	transport *AlertTransport
+	transport *Transport
 	body      func(Alert) any
 }
 

@@ -1,4 +1,4 @@
-package relay
+package alert
 
 import (
 	"bytes"
@@ -12,20 +12,20 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-// An AlertTransport carries every alert. It dials no address that its [Egress] forbids, uses no proxy but that of Egress, follows no
+// An Transport carries every alert. It dials no address that its [Egress] forbids, uses no proxy but that of Egress, follows no
 // redirect, trusts the system's certificate authorities only, and bounds the time and the size of an answer. It keeps no
 // connection, as alerts are rare. It is safe for concurrent use.
-type AlertTransport struct {
+type Transport struct {
 	egress post.Egress
-	http   *http.Transport
+	HTTP   *http.Transport
 }
 
 // maxAlertAnswer bounds what is read of a channel's answer, in bytes.
 const maxAlertAnswer = 64 << 10
 
-// NewAlertTransport returns the transport of the alerts under an Egress.
-func NewAlertTransport(e post.Egress) *AlertTransport {
-	return &AlertTransport{egress: e, http: &http.Transport{
+// NewTransport returns the transport of the alerts under an Egress.
+func NewTransport(e post.Egress) *Transport {
+	return &Transport{egress: e, HTTP: &http.Transport{
 		DialContext:            e.Dialer(alertTimeout).DialContext,
 		Proxy:                  e.ProxyOf,
 		OnProxyConnectResponse: post.ProxyRefusal,
@@ -38,7 +38,7 @@ func NewAlertTransport(e post.Egress) *AlertTransport {
 
 // RoundTrip implements [http.RoundTripper]. It returns once the answer has been read, as far as it is read. An answer
 // that leads elsewhere is an error: a client that follows redirects, as net/http's does, never sees one.
-func (t *AlertTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if address, err := netip.ParseAddr(req.URL.Hostname()); err == nil { // which a proxy would dial unseen
 		if err := t.egress.Guard(address); err != nil {
 			closeBody(req)
@@ -47,7 +47,7 @@ func (t *AlertTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	ctx, cancel := context.WithTimeout(req.Context(), alertTimeout)
 	defer cancel()
-	resp, err := t.http.RoundTrip(req.WithContext(ctx))
+	resp, err := t.HTTP.RoundTrip(req.WithContext(ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +71,7 @@ const maxAlertTalk = 256 << 10
 
 // DialContext connects to a channel that speaks no HTTP, such as a mail server: directly, as the proxy of Egress carries
 // HTTP alone. The connection reads a bounded number of bytes, because net/smtp reads a line however long it is.
-func (t *AlertTransport) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+func (t *Transport) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := t.egress.Dialer(alertTimeout).DialContext(ctx, network, address)
 	if err != nil {
 		return nil, err

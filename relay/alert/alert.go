@@ -1,11 +1,17 @@
-package relay
+package alert
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/check"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // Rules that relays alert about. An alert's subject is the destination, or the database where the rule is about all of it.
@@ -38,12 +44,13 @@ const (
 
 // Defaults of the fields below.
 const (
+	DefaultWindow      = 15 * time.Minute
 	DefaultLagOver     = 10 * time.Minute
 	DefaultHorizonOver = 5 * time.Minute
 )
 
-// Alerts says whom to tell of what. Every alert also stands in the log.
-type Alerts struct {
+// Config says whom to tell of what. Every alert also stands in the log.
+type Config struct {
 	// Channels that each alert is sent to. None: only the log tells.
 	Channels []Channel
 	// Window during which a rule tells of one subject once, however often it fires. 0: 15 min.
@@ -55,17 +62,21 @@ type Alerts struct {
 	HorizonOver time.Duration
 }
 
-func (a Alerts) withDefaults() Alerts {
-	setDefault(&a.Window, DefaultAlertWindow)
-	setDefault(&a.LagOver, DefaultLagOver)
-	setDefault(&a.HorizonOver, DefaultHorizonOver)
+// WithDefaults returns a copy in which every zero value is replaced by its default.
+func (a Config) WithDefaults() Config {
+	a.Window = cmp.Or(a.Window, DefaultWindow)
+	a.LagOver = cmp.Or(a.LagOver, DefaultLagOver)
+	a.HorizonOver = cmp.Or(a.HorizonOver, DefaultHorizonOver)
 	return a
 }
 
-func (v *validator) alerts(a Alerts) {
-	v.Require(a.Window > 0, "alerts.window", "%s is negative; write a duration such as 15m", a.Window)
-	v.Require(a.LagOver > 0, "alerts.lag_over", "%s is negative; write a duration such as 10m", a.LagOver)
-	v.Require(a.HorizonOver > 0, "alerts.horizon_over", "%s is negative; write a duration such as 5m", a.HorizonOver)
+// Problems returns the mistakes in a Config with its defaults.
+func (a Config) Problems(path string) []check.Problem {
+	var v check.Problems
+	v.Require(a.Window > 0, path+".window", "%s is negative; write a duration such as 15m", a.Window)
+	v.Require(a.LagOver > 0, path+".lag_over", "%s is negative; write a duration such as 10m", a.LagOver)
+	v.Require(a.HorizonOver > 0, path+".horizon_over", "%s is negative; write a duration such as 5m", a.HorizonOver)
+	return v
 }
 
 // A Channel carries alerts to people. Notify may be called again with the same alert if it fails, and must respect ctx.
@@ -83,14 +94,28 @@ const (
 	alertTimeout = 10 * time.Second
 )
 
+// A Sender sends what is due to every channel, each alert once across all relays of the database.
+type Sender struct {
+	DB     pg.DB           // one statement at a time
+	Due    <-chan struct{} // there may be something to send
+	Config func() Config   // in effect
+	Alive  func() bool     // false: the relay is not sure where it is, and sends only that
+	Always func(context.Context) context.Context
+	Log    zerolog.Logger
+	// Notified is told what came of a notification. nil: nothing is.
+	Notified func(channel string, alert Alert, err error)
+	// Failed is told of a statement that failed, and will be repeated.
+	Failed func(operation string, err error)
+}
+
 // channels returns all channels; the log is one of them, so that many relays log an alert once.
-func (r *Relay) channels() []Channel {
-	return append([]Channel{logChannel{r.cfg.Log}}, r.config().Alerts.Channels...)
+func (s *Sender) channels() []Channel {
+	return append([]Channel{logChannel{s.Log}}, s.Config().Channels...)
 }
 
 // channel returns the channel of that name; nil: there is none any more.
-func (r *Relay) channel(name string) Channel {
-	for _, c := range r.channels() {
+func (s *Sender) channel(name string) Channel {
+	for _, c := range s.channels() {
 		if c.Name() == name {
 			return c
 		}
@@ -98,22 +123,22 @@ func (r *Relay) channel(name string) Channel {
 	return nil
 }
 
-func (r *Relay) channelNames() (names []string) {
-	for _, c := range r.channels() {
+func (s *Sender) channelNames() (names []string) {
+	for _, c := range s.channels() {
 		names = append(names, c.Name())
 	}
 	return names
 }
 
-// tellAlerts sends what is due whenever it is signalled, until ctx is done. It shares nothing with deliveries but the
+// Run sends what is due whenever it is signalled, until ctx is done. It shares nothing with deliveries but the
 // database, and every channel has a goroutine of its own, so that a dead one delays neither deliveries nor the others.
-func (r *Relay) tellAlerts(ctx context.Context) {
-	var tellers sync.WaitGroup
-	defer tellers.Wait()
+func (s *Sender) Run(ctx context.Context) {
+	var senders sync.WaitGroup
+	defer senders.Wait()
 	due := map[string]chan struct{}{} // by the channel's name
 	for {
 		select {
-		case <-r.alerts:
+		case <-s.Due:
 		case <-ctx.Done():
 			return
 		}
@@ -122,12 +147,12 @@ func (r *Relay) tellAlerts(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		names := r.channelNames()
+		names := s.channelNames()
 		for _, name := range names {
 			if due[name] == nil {
 				wake := make(chan struct{}, 1)
 				due[name] = wake
-				tellers.Go(func() { r.tellChannel(ctx, name, wake) })
+				senders.Go(func() { s.runChannel(ctx, name, wake) })
 			}
 		}
 		for name, wake := range due {
@@ -137,13 +162,16 @@ func (r *Relay) tellAlerts(ctx context.Context) {
 			}
 		}
 		for _, wake := range due {
-			signal(wake)
+			select {
+			case wake <- struct{}{}:
+			default: // it has yet to look
+			}
 		}
 	}
 }
 
-// tellChannel tells one channel whenever it is signalled, until it is removed.
-func (r *Relay) tellChannel(ctx context.Context, name string, wake <-chan struct{}) {
+// runChannel tells one channel whenever it is signalled, until it is removed.
+func (s *Sender) runChannel(ctx context.Context, name string, wake <-chan struct{}) {
 	for {
 		select {
 		case _, open := <-wake:
@@ -153,66 +181,66 @@ func (r *Relay) tellChannel(ctx context.Context, name string, wake <-chan struct
 		case <-ctx.Done():
 			return
 		}
-		if err := r.tellDue(ctx, name); err != nil && ctx.Err() == nil {
-			r.databaseError("alert", err)
+		if err := s.SendTo(ctx, name); err != nil && ctx.Err() == nil {
+			s.Failed("alert", err)
 		}
 	}
 }
 
-// tellDueAlerts tells every channel what is due there, once.
-func (r *Relay) tellDueAlerts(ctx context.Context) error {
-	var tellers sync.WaitGroup
-	names := r.channelNames()
+// SendDue tells every channel what is due there, once.
+func (s *Sender) SendDue(ctx context.Context) error {
+	var senders sync.WaitGroup
+	names := s.channelNames()
 	errs := make([]error, len(names))
 	for i, name := range names {
-		tellers.Go(func() { errs[i] = r.tellDue(ctx, name) })
+		senders.Go(func() { errs[i] = s.SendTo(ctx, name) })
 	}
-	tellers.Wait()
+	senders.Wait()
 	return errors.Join(errs...)
 }
 
-// tellDue sends one channel everything that is due there, one alert after the other, and says when there is more to do.
-func (r *Relay) tellDue(ctx context.Context, name string) error {
-	_, alive := r.session.current()
+// SendTo sends one channel everything that is due there, one alert after the other, and says when there is more to do.
+func (s *Sender) SendTo(ctx context.Context, name string) error {
+	alive := s.Alive()
 	if !alive {
-		ctx = unguarded(ctx) // where nothing else may run
+		ctx = s.Always(ctx) // where nothing else may run
 	}
-	channel := r.channel(name)
+	channel := s.channel(name)
 	for channel != nil && ctx.Err() == nil {
-		notice, found, err := r.chores.claimNotice(ctx, name, r.config().Alerts.Window, alive)
+		notice, found, err := s.ClaimNotice(ctx, name, s.Config().Window, alive)
 		if err != nil {
 			return err
 		}
-		if channel = r.channel(name); channel == nil || !found { // a reload may have removed it meanwhile
+		if channel = s.channel(name); channel == nil || !found { // a reload may have removed it meanwhile
 			break
 		}
-		if err := r.tell(ctx, channel, notice); err != nil {
+		if err := s.send(ctx, channel, notice); err != nil {
 			return err
 		}
 	}
 	if ctx.Err() != nil {
 		return nil
 	}
-	return r.chores.scheduleAlerts(ctx, r.channelNames(), r.config().Alerts.Window, alive)
+	return s.scheduleAlerts(ctx, s.channelNames(), s.Config().Window, alive)
 }
 
-// tell sends an alert to a channel and records what came of it.
-func (r *Relay) tell(ctx context.Context, channel Channel, notice dueNotice) error {
+// send sends an alert to a channel and records what came of it.
+func (s *Sender) send(ctx context.Context, channel Channel, notice Notice) error {
 	sending, cancel := context.WithTimeout(ctx, alertTimeout)
 	err := channel.Notify(sending, notice.Alert)
 	cancel()
 	// What was sent is written down, though the relay be told to stop meanwhile: its successor would send it again.
 	ctx = context.WithoutCancel(ctx)
 	if _, isLog := channel.(logChannel); isLog {
-		return r.chores.markTold(ctx, channel.Name(), notice)
+		return s.markTold(ctx, channel.Name(), notice)
 	}
-	if hook := r.cfg.Hooks.Notified; hook != nil {
+	if hook := s.Notified; hook != nil {
 		defer hook(channel.Name(), notice.Alert, err)
 	}
 	if err != nil {
-		r.cfg.Log.Error().Err(err).Str("channel", channel.Name()).Str("rule", notice.Rule).Str("subject", notice.Subject).
+		s.Log.Error().Err(err).Str("channel", channel.Name()).Str("rule", notice.Rule).Str("subject", notice.Subject).
 			Msg("alert not sent; will be tried again")
-		return r.chores.postponeNotice(ctx, channel.Name(), notice)
+		return s.postponeNotice(ctx, channel.Name(), notice)
 	}
-	return r.chores.markTold(ctx, channel.Name(), notice)
+	return s.markTold(ctx, channel.Name(), notice)
 }

@@ -1,4 +1,4 @@
-package relay
+package alert
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
-// dueNotice is an alert with news for one channel, held by this relay until it has been sent or the hold ends.
-type dueNotice struct {
+// Notice is an alert with news for one channel, held by this relay until it has been sent or the hold ends.
+type Notice struct {
 	Alert
 	total int64 // the count over all episodes, by which news is told from what is known
 }
@@ -21,16 +21,16 @@ const (
 	// alertHold is how long the relay that sends an alert to a channel keeps the others from doing so. It outlasts
 	// alertTimeout and the statement that says it is sent.
 	alertHold = 45 * time.Second
-	// alertRetry is after which time a channel that failed is tried again.
-	alertRetry = 30 * time.Second
+	// Retry is after which time a channel that failed is tried again.
+	Retry = 30 * time.Second
 	// alertCalm is how long a condition must have ended before its recovery is told: one that returns within it goes on
 	// as if it had not ended.
 	alertCalm = time.Minute
 )
 
-// alertsDue is true when some alert has news to tell, or something else is to be done with it. An expression for the
+// AnyDue is true when some alert has news to tell, or something else is to be done with it. An expression for the
 // heartbeat, so that an idle relay asks nothing more.
-const alertsDue = `EXISTS (SELECT FROM outbox_alert WHERE due_at <= now())`
+const AnyDue = `EXISTS (SELECT FROM outbox_alert WHERE due_at <= now())`
 
 // The alert's row is only kept from going: channels that are told at the same time do not pass each other over. What the
 // channel knows of it is as old as the statement, so what is written compares it once more. A copy of the database has the
@@ -60,18 +60,18 @@ SELECT d.rule, d.subject, d.count - d.counted_before, d.opened_at, coalesce(d.fi
        coalesce(d.detail, ''), d.resolved_at, d.count
 FROM due d WHERE EXISTS (SELECT FROM claimed)`
 
-// claimNotice takes the oldest alert that has news for a channel, which nobody else is sending there and whose window has
+// ClaimNotice takes the oldest alert that has news for a channel, which nobody else is sending there and whose window has
 // passed. It returns false if there is none.
-func (s *store) claimNotice(ctx context.Context, channel string, window time.Duration, all bool) (d dueNotice, found bool, err error) {
+func (s *Sender) ClaimNotice(ctx context.Context, channel string, window time.Duration, all bool) (d Notice, found bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	err = s.pool.QueryRow(ctx, claimNotice, channel, window.Seconds(), calm(window).Seconds(), alertHold.Seconds(), all).
+	err = s.DB.QueryRow(ctx, claimNotice, channel, window.Seconds(), calm(window).Seconds(), alertHold.Seconds(), all).
 		Scan(&d.Rule, &d.Subject, &d.Count, &d.OpenedAt, &d.FirstEventID, &d.FirstError, &d.Detail, &d.ResolvedAt, &d.total)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return dueNotice{}, false, nil
+		return Notice{}, false, nil
 	}
 	if err != nil {
-		return dueNotice{}, false, fmt.Errorf("claim alert: %w", err)
+		return Notice{}, false, fmt.Errorf("claim alert: %w", err)
 	}
 	return d, true, nil
 }
@@ -85,14 +85,14 @@ UPDATE outbox_alert_notice SET count = $4, recovered_count = $4, claimed_until =
 WHERE rule = $1 AND subject = $2 AND channel = $3`
 
 // markTold records that a channel has the alert as it was claimed.
-func (s *store) markTold(ctx context.Context, channel string, d dueNotice) error {
+func (s *Sender) markTold(ctx context.Context, channel string, d Notice) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	statement := markTold
 	if d.ResolvedAt != nil {
 		statement = markRecovered
 	}
-	if _, err := s.pool.Exec(ctx, statement, d.Rule, d.Subject, channel, d.total); err != nil {
+	if _, err := s.DB.Exec(ctx, statement, d.Rule, d.Subject, channel, d.total); err != nil {
 		return fmt.Errorf("mark alert told: %w", err)
 	}
 	return nil
@@ -103,10 +103,10 @@ UPDATE outbox_alert_notice SET claimed_until = now() + make_interval(secs => $4)
 WHERE rule = $1 AND subject = $2 AND channel = $3`
 
 // postponeNotice gives a channel that failed some time.
-func (s *store) postponeNotice(ctx context.Context, channel string, d dueNotice) error {
+func (s *Sender) postponeNotice(ctx context.Context, channel string, d Notice) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, postponeNotice, d.Rule, d.Subject, channel, alertRetry.Seconds()); err != nil {
+	if _, err := s.DB.Exec(ctx, postponeNotice, d.Rule, d.Subject, channel, Retry.Seconds()); err != nil {
 		return fmt.Errorf("postpone alert: %w", err)
 	}
 	return nil
@@ -151,10 +151,10 @@ WHERE a.rule = s.rule AND a.subject = s.subject AND u.rule = s.rule AND u.subjec
        OR a.recovered_at IS NULL AND s.recovered_at IS NOT NULL)`
 
 // scheduleAlerts removes alerts that are over, and notes of the others what has been told and when something is to be done.
-func (s *store) scheduleAlerts(ctx context.Context, channels []string, window time.Duration, all bool) error {
+func (s *Sender) scheduleAlerts(ctx context.Context, channels []string, window time.Duration, all bool) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, scheduleAlerts, channels, window.Seconds(), calm(window).Seconds(), all); err != nil {
+	if _, err := s.DB.Exec(ctx, scheduleAlerts, channels, window.Seconds(), calm(window).Seconds(), all); err != nil {
 		return fmt.Errorf("schedule alerts: %w", err)
 	}
 	return nil

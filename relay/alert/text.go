@@ -1,7 +1,8 @@
-package relay
+package alert
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 	"unicode"
@@ -36,7 +37,7 @@ func (a Alert) State() string {
 func (a Alert) Text() string {
 	a = a.forChat()
 	if a.ResolvedAt != nil {
-		return fmt.Sprintf("Recovered: %s. It lasted %s, since %s.", a.ended(), span(a.ResolvedAt.Sub(a.OpenedAt)), moment(a.OpenedAt))
+		return fmt.Sprintf("Recovered: %s. It lasted %s, since %s.", a.ended(), plain.Span(a.ResolvedAt.Sub(a.OpenedAt)), moment(a.OpenedAt))
 	}
 	return fmt.Sprintf("%s. Look further: %s", strings.TrimSuffix(a.happened(), "."), a.Command())
 }
@@ -96,7 +97,7 @@ func (a Alert) happened() string {
 		return text + ". Give all relays the same configuration, or stop the one that is not meant to run"
 	case RuleQuarantined:
 		return joined("A relay is quarantined and sends nothing", a.FirstError, detail)
-	case ruleTest:
+	case RuleTest:
 		return "This is a test of the alert channels. Nothing is wrong"
 	}
 	return joined(fmt.Sprintf("%s of %q since %s", a.Rule, subject, moment(a.OpenedAt)), detail, a.first())
@@ -167,17 +168,18 @@ func (a Alert) Command() string {
 		return "outbox-relay events create-deliveries"
 	case RuleQuarantined:
 		return "outbox-relay identity show"
-	case ruleTest:
+	case RuleTest:
 		return "outbox-relay alert test"
 	}
 	return "outbox-relay status"
 }
 
-const ruleTest = "test"
+// RuleTest is that of a test of the channels.
+const RuleTest = "test"
 
-// TestAlert returns an alert that says of itself that it is a test.
-func TestAlert(now time.Time) Alert {
-	return Alert{Rule: ruleTest, Subject: "test", Count: 1, OpenedAt: now, Detail: "sent by outbox-relay alert test"}
+// NewTest returns an alert that says of itself that it is a test.
+func NewTest(now time.Time) Alert {
+	return Alert{Rule: RuleTest, Subject: "test", Count: 1, OpenedAt: now, Detail: "sent by outbox-relay alert test"}
 }
 
 // Title says in a few words which alert it is, for channels that show one above the text. It is as harmless as [Alert.Text].
@@ -198,24 +200,13 @@ func joined(texts ...string) string {
 
 func moment(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
 
-// span writes a duration in its two largest units: 45s, 12m, 2h5m, 3d4h.
-func span(d time.Duration) string {
-	d = max(d, 0)
-	switch {
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < time.Hour:
-		return fmt.Sprintf("%dm", int(d.Minutes()))
-	case d < 24*time.Hour:
-		return fmt.Sprintf("%dh%dm", int(d.Hours()), int(d.Minutes())%60)
-	}
-	return fmt.Sprintf("%dd%dh", int(d.Hours())/24, int(d.Hours())%24)
-}
+// bareWord is a word that means the same to a shell with and without quotes.
+var bareWord = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
 
 // shellWord quotes a word for a shell, unless it needs no quotes: somebody will paste it.
 func shellWord(word string) string {
 	word = plain.Clip(word)
-	if destinationName.MatchString(word) {
+	if bareWord.MatchString(word) {
 		return word
 	}
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
