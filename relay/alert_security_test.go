@@ -5,39 +5,18 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // direct is the transport of alerts where nothing is configured.
-var direct = NewAlertTransport(Egress{})
-
-// FuzzDefanged: whatever a text holds, what a chat gets of it neither mentions nor links.
-func FuzzDefanged(f *testing.F) {
-	f.Add(canary)
-	for _, seed := range []string{"<!channel> <@U1>", "@everyone", "[a](https://evil.example)", "a@b.c", "evil.example", "@(.]x", "].(a"} {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		wantDefanged(t, defang(plain.Line(text)))
-	})
-}
-
-// wantDefanged checks that no chat finds a mention, a link or a tag in a text.
-func wantDefanged(t interface{ Fatalf(string, ...any) }, text string) {
-	rest := strings.NewReplacer("[@]", "", "[.]", "").Replace(text)
-	if strings.ContainsAny(rest, "@＠<>") || strings.Contains(text, "://") || strings.Contains(text, "](") {
-		t.Fatalf("%q", text)
-	}
-	if host := regexp.MustCompile(`[^ .]\.\pL`).FindString(text); host != "" {
-		t.Fatalf("%q in %q", host, text)
-	}
-}
+var direct = alert.NewTransport(post.Egress{})
 
 // canary is what a receiver, a producer or another login writes to be obeyed where it is read.
 const canary = "\x1b[31m\u202egpj\u2028\u200f\u061c\u200b\U000e0041 <!channel> <@U012> @everyone @here <users/all> <at id=1> [x](https://evil.example/a) http://evil.example evil.example a@evil.example"
@@ -60,16 +39,16 @@ func TestSecurityAlertsAreText(t *testing.T) {
 	t.Parallel()
 	rc := newReceiver(t, nil)
 	ended := time.Now()
-	for _, rule := range []string{RuleFailed, RuleLag, RuleBreakerOpen, RuleUnserved, RuleQuarantined, "rule" + canary} {
+	for _, rule := range []string{alert.RuleFailed, alert.RuleLag, alert.RuleBreakerOpen, alert.RuleUnserved, alert.RuleQuarantined, "rule" + canary} {
 		for _, resolved := range []*time.Time{nil, &ended} {
-			a := Alert{
+			a := alert.Alert{
 				Rule: rule, Subject: canary, Count: 2, OpenedAt: ended.Add(-time.Hour), FirstEventID: 7, FirstError: "422: " + canary, Detail: canary,
 				ResolvedAt: resolved,
 			}
 			wantHarmless(t, rule, a.Text())
 			wantHarmless(t, rule, a.Title())
-			must(t, Slack(rc.URL, direct).Notify(t.Context(), a))
-			must(t, Webhook(rc.URL, direct).Notify(t.Context(), a))
+			must(t, alert.Slack(rc.URL, direct).Notify(t.Context(), a))
+			must(t, alert.Webhook(rc.URL, direct).Notify(t.Context(), a))
 		}
 	}
 	for _, r := range rc.all() {
@@ -85,25 +64,8 @@ func TestSecurityAlertsAreText(t *testing.T) {
 			}
 		}
 	}
-	if long := (Alert{Rule: RuleFailed, FirstError: strings.Repeat("@", 1<<20), Detail: strings.Repeat("<", 1<<20)}).Text(); len(long) > 4096 {
+	if long := (alert.Alert{Rule: alert.RuleFailed, FirstError: strings.Repeat("@", 1<<20), Detail: strings.Repeat("<", 1<<20)}).Text(); len(long) > 4096 {
 		t.Errorf("a text of %d bytes, which chats refuse", len(long))
-	}
-}
-
-// What reads like a mention or a link and is neither stays readable.
-func TestDefangedTextIsReadable(t *testing.T) {
-	t.Parallel()
-	for give, want := range map[string]string{
-		"422 Unprocessable Entity: 3.5s. Next":      "422 Unprocessable Entity: 3.5s. Next",
-		"dial tcp 10.0.0.1:443: connection refused": "dial tcp 10.0.0.1:443: connection refused",
-		"see https://evil.example/a?b=c":            "see https[:]//evil[.]example/a?b=c",
-		"<!channel> <https://evil.example|click>":   "‹!channel› ‹https[:]//evil[.]example|click›",
-		"@everyone ops@evil.example":                "[@]everyone ops[@]evil[.]example",
-		"[click](tel:1) 例子。测试 a.b.c ...and so on":   "[click] (tel:1) 例子[.]测试 a[.]b[.]c ...and so on",
-	} {
-		if got := defang(give); got != want {
-			t.Errorf("%s: %s, want %s", give, got, want)
-		}
 	}
 }
 
@@ -117,18 +79,18 @@ func TestSecurityAlertTransport(t *testing.T) { // not in parallel: it sets the 
 	})
 	t.Setenv("HTTP_PROXY", proxy.URL)
 	t.Setenv("http_proxy", proxy.URL)
-	send := func(transport *AlertTransport, url string) error {
-		return Webhook(url, transport).Notify(t.Context(), TestAlert(time.Now()))
+	send := func(transport *alert.Transport, url string) error {
+		return alert.Webhook(url, transport).Notify(t.Context(), alert.NewTest(time.Now()))
 	}
 	_, port, _ := strings.Cut(strings.TrimPrefix(elsewhere.URL, "http://"), ":")
-	named := NewAlertTransport(Egress{}) // every name leads to what is nobody's address
-	dialer := named.egress.dialer(time.Minute)
+	named := alert.NewTransport(post.Egress{}) // every name leads to what is nobody's address
+	dialer := post.Egress{}.Dialer(time.Minute)
 	dialer.Resolver = resolverTo(t, func() netip.Addr { return netip.MustParseAddr("0.0.0.0") })
-	named.http.DialContext = dialer.DialContext
-	narrow := NewAlertTransport(Egress{AllowPrivate: []netip.Prefix{}})
+	named.HTTP.DialContext = dialer.DialContext
+	narrow := alert.NewTransport(post.Egress{AllowPrivate: []netip.Prefix{}})
 	for _, c := range []struct {
 		name      string
-		transport *AlertTransport
+		transport *alert.Transport
 		url, want string
 	}{
 		{"0.0.0.0", direct, "http://0.0.0.0:" + port, "prohibited"},
@@ -137,7 +99,7 @@ func TestSecurityAlertTransport(t *testing.T) { // not in parallel: it sets the 
 		{"beyond allow_private", narrow, elsewhere.URL, "egress.allow_private"},
 		{"a redirect", direct, moved.URL, "the channel answered 307, and redirects are never followed"},
 		{"a name that nobody has", direct, "http://channel.invalid/", "channel.invalid"}, // the environment's proxy would take it
-		{"an address, through a proxy", NewAlertTransport(Egress{Proxy: proxy.URL}), "http://169.254.169.254/", "prohibited"},
+		{"an address, through a proxy", alert.NewTransport(post.Egress{Proxy: proxy.URL}), "http://169.254.169.254/", "prohibited"},
 	} {
 		if err := send(c.transport, c.url); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", c.name, err)
@@ -146,7 +108,7 @@ func TestSecurityAlertTransport(t *testing.T) { // not in parallel: it sets the 
 	if elsewhere.total() != 0 || moved.total() != 1 || proxy.total() != 0 {
 		t.Errorf("%d requests beyond, %d at the proxy", elsewhere.total(), proxy.total())
 	}
-	if err := send(NewAlertTransport(Egress{Proxy: proxy.URL}), "http://channel.invalid/"); err == nil || !strings.Contains(err.Error(), "418") || proxy.total() != 1 {
+	if err := send(alert.NewTransport(post.Egress{Proxy: proxy.URL}), "http://channel.invalid/"); err == nil || !strings.Contains(err.Error(), "418") || proxy.total() != 1 {
 		t.Errorf("egress.proxy is not used: %v", err)
 	}
 }
@@ -168,7 +130,7 @@ func TestAlertAnswersAreBounded(t *testing.T) {
 	must(t, err)
 	resp, err := direct.RoundTrip(req)
 	must(t, err)
-	if resp.ContentLength != maxAlertAnswer {
+	if resp.ContentLength != 64<<10 {
 		t.Errorf("%d bytes were read", resp.ContentLength)
 	}
 	<-gone

@@ -14,7 +14,10 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A relay that watches for its quarantine.
@@ -233,8 +236,8 @@ func TestCopies(t *testing.T) {
 			before := row[string](copied, written)
 			rc, slack := newReceiver(t, nil), newReceiver(t, nil)
 			cfg := copied.config(to(rc.URL))
-			cfg.Destinations = append(cfg.Destinations, Destination{Name: "new", URL: rc.URL}) // a route to write
-			cfg.Alerts.Channels = []Channel{Slack(slack.URL, direct)}
+			cfg.Destinations = append(cfg.Destinations, post.Destination{Name: "new", URL: rc.URL}) // a route to write
+			cfg.Alerts.Channels = []alert.Channel{alert.Slack(slack.URL, direct)}
 			r := startGuarded(t, cfg)
 			r.wantReason(t, test.want...)
 			r.await(t, "the alert", func(o *observer) bool { return len(o.notices) == 1 })
@@ -282,7 +285,7 @@ func TestFailoverIsNoCopy(t *testing.T) {
 	r := startGuarded(t, cfg)
 	r.instance()
 	db.insert(10, "before")
-	r.settles(t, Delivered, 10)
+	r.settles(t, policy.Delivered, 10)
 	backup := pgtest.BaseBackup(t, server, true)
 	_, standby := serve(t, localpg.Options{CopyOf: backup})
 	db.pool.Close()
@@ -293,7 +296,7 @@ func TestFailoverIsNoCopy(t *testing.T) {
 	standby.exec(`CHECKPOINT`)
 	eventually(t, "the relay's registration", func() bool { _, alive := r.session.current(); return alive })
 	standby.insert(10, "after")
-	r.settles(t, Delivered, 20)
+	r.settles(t, policy.Delivered, 20)
 	if len(r.reasons) != 0 {
 		t.Errorf("quarantined: %s", r.reasons)
 	}
@@ -320,7 +323,7 @@ func TestReconnectOntoACopy(t *testing.T) {
 			r := startGuarded(t, cfg)
 			instance := r.instance()
 			db.insert(10, "before")
-			r.settles(t, Delivered, 10)
+			r.settles(t, policy.Delivered, 10)
 			copied := db.dumped(pgtest.Start(t, localpg.Options{}).DSN(""))
 			copied.insert(50, "copy")
 			before := row[string](copied, written)
@@ -341,7 +344,7 @@ func TestReconnectOntoACopy(t *testing.T) {
 			l.lead(t, db.dsn)
 			l.cut()
 			db.insert(10, "after")
-			r.settles(t, Delivered, 20)
+			r.settles(t, policy.Delivered, 20)
 			if rc.total() != 20 {
 				t.Errorf("%d requests", rc.total())
 			}

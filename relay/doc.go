@@ -10,22 +10,21 @@
 // The files, in reading order. The way of a delivery: config.go (settings), relay.go (what runs, and how it stops),
 // claim.go (when to claim, for which lanes), writers.go (transactions that are still open, which may commit late), lane.go
 // and position.go (what a lane holds, and how far it has looked), order.go (runs of an ordering key, and up to where a key
-// is settled), claim_apart.go (claiming around damaged data), deliver.go (one POST), suspect.go (deliveries that may kill
-// their relay), request.go, wire.go and cloudevents.go (what it says), transport.go, tls.go and egress.go (how it travels,
-// and where it may not), outcome.go (what a response means), excerpt.go and mask.go (what is kept of it, and what never),
-// flow.go (how much a receiver bears), breaker.go and hold.go (what to do when it is down), retry.go and horizon.go (when
-// to try again, and until when), settle.go (writing outcomes), settle_aside.go (those that cannot be written), resettle.go
-// (those that a crash of the server lost).
+// is settled), claim_apart.go (claiming around damaged data), deliver.go (one attempt), suspect.go (deliveries that may kill
+// their relay), post (one request: what it says, how it travels, what is kept of its answer), policy (what an attempt came
+// to, when to try again, how much a receiver bears, when it is down), hold.go (the breaker's state in the database), settle.go
+// (writing outcomes), settle_aside.go (those that cannot be written), resettle.go (those that a crash of the server lost).
 //
 // Around it: session.go (being alive, taking over from the dead), orphan.go (claims whose acknowledgement was lost),
 // wake.go (waking up, being idle), routes.go, reload.go and difference.go (making database
 // and lanes those of the configuration), parked.go (releasing what was parked before its route came), maintain.go (what is
 // done now and then), watch.go (being
-// a good neighbour), undelivered.go (finding events without deliveries), alert*.go (telling people), ops*.go (what
+// a good neighbour), undelivered.go (finding events without deliveries), ops*.go (what
 // operators ask and do), hooks.go (observing), and store*.go: all SQL.
 //
 // Below it are rooms, which never import this package: pg (how statements reach the database, and what their errors mean),
-// identity (keeping away from copies of the database), archive (moving and removing what is done with).
+// policy and post, of which above, alert (telling people), identity (keeping away from copies of the database), archive
+// (moving and removing what is done with).
 //
 // # Goroutines
 //

@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // The acceptance of the guard in figures: a copy of a database with a thousand pending events, under the configuration
@@ -58,12 +59,12 @@ func TestCopyOfAThousandEvents(t *testing.T) {
 			r.quarantined(t, 2)
 			if discard {
 				copied.insert(10, "new")
-				r.settles(t, Delivered, 10)
+				r.settles(t, policy.Delivered, 10)
 				if slices.ContainsFunc(rc.keys(), func(key string) bool { return !strings.HasPrefix(key, "new-") }) || rc.total() != 10 {
 					t.Errorf("sent %v", rc.keys())
 				}
 			} else {
-				r.settles(t, Delivered, events+1)
+				r.settles(t, policy.Delivered, events+1)
 				if rc.total() != events+1 {
 					t.Errorf("%d requests", rc.total())
 				}
@@ -167,7 +168,7 @@ func TestPoolerThatLeadsToACopy(t *testing.T) {
 			}
 			r := startGuarded(t, cfg)
 			db.insert(10, "before")
-			r.settles(t, Delivered, 10)
+			r.settles(t, policy.Delivered, 10)
 			copied := db.dumped(pgtest.Start(t, localpg.Options{}).DSN(""))
 			copied.insert(50, "copy")
 			before := row[string](copied, written)
@@ -184,7 +185,7 @@ func TestPoolerThatLeadsToACopy(t *testing.T) {
 			l.lead(t, db.dsn)
 			l.cut()
 			db.insert(10, "after")
-			r.settles(t, Delivered, 20)
+			r.settles(t, policy.Delivered, 20)
 			if rc.total() != 20 {
 				t.Errorf("%d requests", rc.total())
 			}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 const days = 24 * time.Hour
@@ -102,14 +104,14 @@ func settings(t testing.TB, dsn string) *pgxpool.Config {
 }
 
 // config returns a configuration over the database that polls as often as is allowed.
-func (db *database) config(destinations ...Destination) Config {
+func (db *database) config(destinations ...post.Destination) Config {
 	db.Helper()
 	return Config{Pool: settings(db, db.dsn), Destinations: destinations, PollInterval: time.Second, Name: "test"}
 }
 
 // to returns a destination that retries at once, so that only the test of the schedule has to care about it.
-func to(url string) Destination {
-	return Destination{Name: "default", URL: url, Retry: RetryPolicy{Schedule: []time.Duration{time.Millisecond}}}
+func to(url string) post.Destination {
+	return post.Destination{Name: "default", URL: url, Retry: policy.RetryPolicy{Schedule: []time.Duration{time.Millisecond}}}
 }
 
 // A running relay is stopped, and has to stop without an error, when its test ends.
@@ -174,4 +176,9 @@ func (r *running) instance() int32 {
 		return alive
 	})
 	return instance
+}
+
+// first decides on the first attempt.
+func first(v policy.Result, moved policy.Responses) policy.Decision {
+	return policy.Decide(v, policy.Circumstances{Attempt: 1, Retry: policy.RetryPolicy{}.WithDefaults(), Responses: moved})
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // armed is true while relays want to be notified.
@@ -27,7 +28,7 @@ func TestIdleRelayIsArmed(t *testing.T) {
 	for round := 1; round <= 2; round++ {
 		becomes(db, true, armed)
 		db.insert(1, "round"+string(rune('0'+round)))
-		r.settles(t, Delivered, round)
+		r.settles(t, policy.Delivered, round)
 	}
 	becomes(db, true, armed)
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // A claim whose acknowledgement was lost is known to nobody but the database: a relay that leaves must not take it along
@@ -34,7 +35,7 @@ func TestLeavingGivesBackWhatIsStillClaimed(t *testing.T) {
 		t.Errorf("given back: %v, want the two that were its own", got)
 	}
 	// What was sent before is settled under its claim all the same.
-	sent := settlement{delivery: delivery{eventID: 2, destination: "default", fence: 1}, decision: decision{outcome: Delivered, result: result{posted: true}}}
+	sent := settlement{delivery: delivery{eventID: 2, destination: "default", fence: 1}, Decision: policy.Decision{Outcome: policy.Delivered, Result: policy.Result{Posted: true}}}
 	missed, stale, err := s.settle(ctx, instance, &batch{settlements: []settlement{sent}})
 	if err != nil || stale != 0 || len(missed) != 0 {
 		t.Errorf("stale %d, missed %d, %v", stale, len(missed), err)

@@ -13,6 +13,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // fakeClock is the clock of a backoff: it moves by what the backoff says to wait.
@@ -115,7 +116,7 @@ func TestParkedDeliveriesAreReleasedByALaterRoute(t *testing.T) {
 	cfg := db.config(to(rc.URL))
 	cfg.Routes = []Route{{"t", []string{"default"}}}
 	r := start(t, cfg)
-	r.settles(t, Delivered, 3*parkedStep+1)
+	r.settles(t, policy.Delivered, 3*parkedStep+1)
 	if got := row[string](db, `SELECT string_agg(destination || '/' || status, ',') FROM outbox_delivery WHERE status = 'pending'`); got != "/pending" {
 		t.Errorf("left are %q, want one parked", got)
 	}
@@ -133,11 +134,11 @@ func TestLateCommitOfAParkedEventIsReleased(t *testing.T) {
 	db.insert(3, "parked")
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL))) // which adds the route
-	r.settles(t, Delivered, 3)
+	r.settles(t, policy.Delivered, 3)
 	latest := row[int64](db, `SELECT max(id) FROM outbox`)
 	becomes(db, latest, `SELECT parked_after FROM outbox_destination`)
 	must(t, late.Commit(t.Context()))
-	r.settles(t, Delivered, 4)
+	r.settles(t, policy.Delivered, 4)
 	becomes(db, 0, `SELECT count(parked_after) FROM outbox_destination`)
 }
 

@@ -8,7 +8,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // Ops answers what operators ask of an outbox. It is safe for concurrent use.
@@ -25,7 +27,7 @@ type Status struct {
 	// Parked deliveries match no route; they wait for one.
 	Parked int64         `json:"parked"`
 	Relays []RelayStatus `json:"relays"`
-	Alerts []Alert       `json:"alerts"`
+	Alerts []alert.Alert `json:"alerts"`
 	// Quarantined says why relays do nothing on this database, see [IdentityReport.Reason]; empty: they may work.
 	Quarantined string `json:"quarantined,omitempty"`
 }
@@ -202,15 +204,15 @@ func (o *Ops) Deliveries(ctx context.Context, filter DeliveryFilter) ([]Delivery
 
 // LoggedAttempt is one line of the attempt log, which holds the attempts that did not deliver.
 type LoggedAttempt struct {
-	Destination string    `json:"destination"`
-	Attempt     int       `json:"attempt"`
-	StartedAt   time.Time `json:"started_at"`
-	DurationMS  int       `json:"duration_ms"`
-	Relay       int32     `json:"relay"` // instance number
-	Status      *int      `json:"status"`
-	Outcome     Outcome   `json:"outcome"`
-	Reason      Reason    `json:"reason"`
-	Error       *string   `json:"error"`
+	Destination string         `json:"destination"`
+	Attempt     int            `json:"attempt"`
+	StartedAt   time.Time      `json:"started_at"`
+	DurationMS  int            `json:"duration_ms"`
+	Relay       int32          `json:"relay"` // instance number
+	Status      *int           `json:"status"`
+	Outcome     policy.Outcome `json:"outcome"`
+	Reason      policy.Reason  `json:"reason"`
+	Error       *string        `json:"error"`
 }
 
 // Attempts returns what is logged of one event's attempts, oldest first.

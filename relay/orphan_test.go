@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // The answers to claims are lost, again and again, and the session resumes. What those claims took is sent at once
@@ -38,10 +39,10 @@ func TestClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 		becomes(db, 11, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
 		l.cut()
 		l.pass()
-		r.settles(t, Delivered, 10*round)
+		r.settles(t, policy.Delivered, 10*round)
 	}
 	g.open()
-	r.settles(t, Delivered, 31)
+	r.settles(t, policy.Delivered, 31)
 	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 AND rescues = 0`); n != 31 || rc.total() != 31 {
 		t.Errorf("%d of 31 were sent once, with %d requests", n, rc.total())
 	}

@@ -12,8 +12,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A Relay claims, delivers and settles. Make one with [New]; run it once.
@@ -83,7 +85,7 @@ func New(cfg Config) (*Relay, error) {
 	}
 	r.effective.Store(&cfg)
 	for _, d := range cfg.Destinations {
-		e, err := newEndpoint(d, cfg.Version)
+		e, err := post.NewEndpoint(d, cfg.Version)
 		if err != nil {
 			return nil, err
 		}
@@ -99,7 +101,7 @@ func New(cfg Config) (*Relay, error) {
 func (r *Relay) guardConfig() identity.Config {
 	cfg := identity.Config{
 		Name: r.cfg.Name, Version: r.cfg.Version, Environment: r.cfg.Environment,
-		Interval: identity.DefaultInterval, Grace: identity.DefaultGrace, AlertEvery: alertRetry,
+		Interval: identity.DefaultInterval, Grace: identity.DefaultGrace, AlertEvery: alert.Retry,
 		Log: r.cfg.Log, Quarantined: r.cfg.Hooks.Quarantined, Failed: r.databaseError,
 		Alert: func() { signal(r.alerts) }, Disown: func() { r.session.set(0, false) },
 	}
@@ -157,7 +159,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	settler.Go(r.settleAll)
 	takers.Go(func() { (&claimer{relay: r, pace: pace{poll: r.cfg.PollInterval}}).run(ctx) })
 	takers.Go(func() { r.maintain(ctx) })
-	takers.Go(func() { r.tellAlerts(ctx) })
+	takers.Go(func() { r.alerter().Run(ctx) })
 	takers.Go(func() { r.watch(ctx) })
 
 	<-ctx.Done()
@@ -179,7 +181,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	leave()
 	presence.Wait()
 	for _, l := range r.lanes.all() {
-		l.current().retire()
+		l.current().Retire()
 	}
 	r.cfg.Log.Info().Msg("stopped")
 	if cause := context.Cause(ctx); errors.Is(cause, pg.ErrSchema) {
@@ -224,6 +226,15 @@ func (r *Relay) open(ctx context.Context, pooled bool) error {
 	}
 	r.chores = &store{pool: pg.NewChores(r.store.pool)}
 	return nil
+}
+
+// alerter returns what sends alerts.
+func (r *Relay) alerter() *alert.Sender {
+	return &alert.Sender{
+		DB: r.chores.pool, Due: r.alerts, Config: func() alert.Config { return r.config().Alerts },
+		Alive:  func() bool { _, alive := r.session.current(); return alive },
+		Always: identity.Unguarded, Log: r.cfg.Log, Notified: r.cfg.Hooks.Notified, Failed: r.databaseError,
+	}
 }
 
 // prepare waits for the database and checks that it is fit.

@@ -7,8 +7,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // routeRows returns the configuration's routes as the database stores them.

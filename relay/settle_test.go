@@ -3,69 +3,32 @@ package relay
 import (
 	"context"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-func TestNewSettlement(t *testing.T) {
+func TestSettlementKeepsNoPayload(t *testing.T) {
 	t.Parallel()
-	p := policy(0.1, time.Second, time.Minute)
-	retry := result{reason: ReasonServerError, statusCode: 500, message: "500 Internal Server Error", posted: true}
-	for _, c := range []struct {
-		name     string
-		attempts int
-		give     result
-		fraction float64
-		outcome  Outcome
-		delay    time.Duration
-		message  string
-	}{
-		{"first attempt", 0, retry, 0, Retry, time.Second, retry.message},
-		{"jitter", 0, retry, 0.5, Retry, 1050 * time.Millisecond, retry.message},
-		{"second attempt", 1, retry, 0, Retry, time.Minute, retry.message},
-		{"seventh attempt", 6, retry, 0, Retry, time.Minute, retry.message},
-		{"eighth attempt", 7, retry, 0, Fail, 0, "attempt 8 of 8: 500 Internal Server Error"},
-		{"far beyond", 1_000_000, retry, 0, Fail, 0, "attempt 1000001 of 8: 500 Internal Server Error"},
-		{"asked to wait", 0, result{reason: ReasonUnavailable, retryAfter: time.Hour, posted: true}, 0, Retry, time.Hour, ""},
-		{"asked to wait beyond the cap", 0, result{reason: ReasonUnavailable, retryAfter: 240 * time.Hour, posted: true}, 0, Retry, 24 * time.Hour, ""},
-		{"delivered at the eighth", 7, result{reason: ReasonOK, posted: true}, 0, Delivered, 0, ""},
-		{"failed at once", 0, result{reason: ReasonRejected, message: "422", posted: true}, 0, Fail, 0, "422"},
-		{"held at the eighth", 7, result{reason: ReasonShutdown}, 0, Hold, 0, ""},
-	} {
-		d := delivery{eventID: 1, attempts: c.attempts, event: event{payload: []byte("{}")}}
-		s := newSettlement(d, Decide(c.give, circumstances{attempt: c.attempts + 1, retry: p, fraction: c.fraction}), time.Now(), time.Second)
-		if s.outcome != c.outcome || s.delay != c.delay || s.message != c.message || s.reason != c.give.reason {
-			t.Errorf("%s: %s after %s, %q; want %s after %s, %q", c.name, s.outcome, s.delay, s.message, c.outcome, c.delay, c.message)
-		}
-		if s.event.payload != nil {
-			t.Errorf("%s: the settlement keeps the payload in memory", c.name)
-		}
-	}
-}
-
-func TestLastMessageStaysWithinItsBounds(t *testing.T) {
-	t.Parallel()
-	v := result{reason: ReasonServerError, message: strings.Repeat("x", plain.MaxBytes), posted: true}
-	s := Decide(v, circumstances{attempt: 8, retry: policy(0, time.Second)})
-	if len(s.message) > plain.MaxBytes || !strings.HasPrefix(s.message, "attempt 8 of 8: ") {
-		t.Errorf("%d bytes: %.40q", len(s.message), s.message)
+	s := newSettlement(delivery{eventID: 1, event: post.Event{Payload: []byte("{}")}}, policy.Decision{}, time.Now(), time.Second)
+	if s.event.Payload != nil {
+		t.Error("the settlement keeps the payload in memory")
 	}
 }
 
 func TestSettlementsAreSortedByTheStatementThatWritesThem(t *testing.T) {
 	t.Parallel()
 	b := batch{settlements: []settlement{
-		{decision: decision{outcome: Delivered}},
-		{decision: decision{outcome: Retry, logged: true}},
-		{decision: decision{outcome: Fail, logged: true}},
-		{decision: decision{outcome: Fail}},
-		{decision: decision{outcome: Hold}},
+		{Decision: policy.Decision{Outcome: policy.Delivered}},
+		{Decision: policy.Decision{Outcome: policy.Retry, Logged: true}},
+		{Decision: policy.Decision{Outcome: policy.Fail, Logged: true}},
+		{Decision: policy.Decision{Outcome: policy.Fail}},
+		{Decision: policy.Decision{Outcome: policy.Hold}},
 	}}
 	o := b.byOutcome()
 	if len(o.delivered) != 1 || len(o.retried) != 1 || len(o.failed) != 2 || len(o.held) != 1 || len(o.logged) != 2 {

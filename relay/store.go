@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // store runs the engine's statements. It is safe for concurrent use.
@@ -47,24 +48,20 @@ type delivery struct {
 	class     class
 	lastOfRun bool
 
-	event event
-}
-
-// event is the immutable half of a delivery. Nullable columns are pointers: the row may be gone from outbox.
-type event struct {
-	eventType        *string
-	version          *int
-	key              *string
-	orderingKey      *string
-	relatedReference *string
-	headers          []byte // JSON object; nil when empty
-	createdAt        pgtype.Timestamptz
-	payload          []byte // nil when larger than inlinePayload: loaded when its turn comes
+	event post.Event
 }
 
 // inlinePayload is up to which size a claim brings the payload along, in bytes. It bounds what a lane holds in memory:
 // 128 MiB, with maxTaken deliveries of each class and maxBehind in runs.
 const inlinePayload = 16 << 10
+
+// message returns what a request for the delivery says.
+func (d *delivery) message() post.Message {
+	return post.Message{
+		EventID: d.eventID, Destination: d.destination, Fence: d.fence, Attempt: d.attempts + 1, NotAfter: d.notAfter, Replay: d.replay,
+		Event: d.event,
+	}
+}
 
 // place returns where a delivery stands in the order in which a lane is claimed.
 func (d *delivery) place() keyset { return keyset{at: d.nextAttemptAt.Time, id: d.eventID} }

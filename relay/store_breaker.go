@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // Evidence that nothing is left of takes its events with it, also where an operator has closed the breaker.
@@ -26,7 +27,7 @@ RETURNING breaker_failures, breaker_events`
 func (s *store) recordEvidence(ctx context.Context, destination string, failures int, events []int64) (total int, all []int64, closed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	err = s.pool.QueryRow(ctx, recordEvidence, destination, failures, eventIDs(events), breakerEvents).Scan(&total, &all)
+	err = s.pool.QueryRow(ctx, recordEvidence, destination, failures, eventIDs(events), policy.BreakerEvents).Scan(&total, &all)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return 0, nil, false, nil
@@ -74,14 +75,14 @@ SELECT wait, breaker_probes FROM opened`
 
 // openBreaker makes all relays hold a destination, unless another has done so before, and returns how long nobody may
 // try it, and how many probes have failed in a row.
-func (s *store) openBreaker(ctx context.Context, destination string, instance int32, b breaker) (wait time.Duration, probes int, err error) {
+func (s *store) openBreaker(ctx context.Context, destination string, instance int32, b policy.Breaker) (wait time.Duration, probes int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	var seconds float64
-	err = s.pool.QueryRow(ctx, openBreaker, destination, instance, b.policy.ProbeAfter.Seconds(), b.policy.ProbeMax.Seconds(), b.cause, b.accepted, eventIDs(b.events)).
+	err = s.pool.QueryRow(ctx, openBreaker, destination, instance, b.Policy.ProbeAfter.Seconds(), b.Policy.ProbeMax.Seconds(), b.Cause, b.Accepted, eventIDs(b.Events)).
 		Scan(&seconds, &probes)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return b.policy.ProbeAfter, 0, nil
+		return b.Policy.ProbeAfter, 0, nil
 	}
 	if err != nil {
 		return 0, 0, fmt.Errorf("open breaker: %w", err)

@@ -220,8 +220,8 @@ func (s *store) claim(ctx context.Context, instance int32, lease time.Duration, 
 		d := delivery{leaseEnds: begun.Add(lease)}
 		e := &d.event
 		if err := rows.Scan(&kind, &number, &d.eventID, &d.destination, &d.fence, &d.attempts, &d.rescues, &d.nextAttemptAt, &d.payloadBytes,
-			&d.replay, &notAfter, &d.promised, &d.after, &d.lost, &e.eventType, &e.version, &e.key, &e.orderingKey, &e.relatedReference, &e.headers,
-			&e.createdAt, &e.payload, &result.at); err != nil {
+			&d.replay, &notAfter, &d.promised, &d.after, &d.lost, &e.EventType, &e.Version, &e.Key, &e.OrderingKey, &e.RelatedReference, &e.Headers,
+			&e.CreatedAt, &e.Payload, &result.at); err != nil {
 			return claimResult{}, fmt.Errorf("claim: %w", err)
 		}
 		switch kind {
@@ -232,9 +232,9 @@ func (s *store) claim(ctx context.Context, instance int32, lease time.Duration, 
 		case "scan":
 			result.scans[number-1].last, result.scans[number-1].more = d.place(), d.replay
 		case "key":
-			result.scans[number-1].keys = append(result.scans[number-1].keys, foundKey{*e.orderingKey, d.eventID})
+			result.scans[number-1].keys = append(result.scans[number-1].keys, foundKey{*e.OrderingKey, d.eventID})
 		case "head":
-			result.heads = append(result.heads, keyHead{request: number - 1, key: *e.orderingKey, eventID: d.eventID})
+			result.heads = append(result.heads, keyHead{request: number - 1, key: *e.OrderingKey, eventID: d.eventID})
 		case "reordered":
 			if result.reordered == nil {
 				result.reordered = map[int]int64{}

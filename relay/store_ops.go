@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
@@ -107,12 +108,12 @@ SELECT rule, subject, count - counted_before, opened_at, coalesce(first_event_id
        coalesce(detail, ''), resolved_at
 FROM outbox_alert WHERE resolved_at IS NULL ORDER BY opened_at, rule, subject`
 
-func openAlerts(ctx context.Context, q pg.DB) ([]Alert, error) {
+func openAlerts(ctx context.Context, q pg.DB) ([]alert.Alert, error) {
 	rows, err := q.Query(ctx, selectAlerts)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[Alert])
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[alert.Alert])
 }
 
 // Parameters that are not given must not reach the plan, or it would serve none of the indexes: each is its own text.

@@ -8,7 +8,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // The session has its name before the row is visible, so that no other relay sees the row without its session.
@@ -74,7 +76,7 @@ SELECT 'destination', 0, destination, paused, breaker, coalesce(extract(epoch FR
        coalesce(breaker_owner, 0), breaker_failures
 FROM outbox_destination WHERE paused OR breaker <> 'closed' OR breaker_failures > 0
 UNION ALL
-SELECT 'alert', 0, '', false, '', 0, 0, 0 WHERE ` + alertsDue + `
+SELECT 'alert', 0, '', false, '', 0, 0, 0 WHERE ` + alert.AnyDue + `
 UNION ALL
 SELECT 'armed', 0, '', false, '', 0, 0, 0
 WHERE CASE WHEN $4 AND (SELECT last_value FROM outbox_armed) < extract(epoch FROM now() + interval '6 seconds') * 1000
@@ -95,7 +97,7 @@ type pulse struct {
 type echo struct {
 	registered bool    // false: this relay's own row is gone
 	dead       []int32 // each to be given to rescue
-	states     []destinationState
+	states     []policy.DestinationState
 	alerts     bool // there is something to tell or to close
 	parked     bool // a route was added, and what was parked before has yet to be looked through
 }
@@ -110,9 +112,9 @@ func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
 	for rows.Next() {
 		var what string
 		var instance int32
-		var state destinationState
+		var state policy.DestinationState
 		var remaining float64
-		if err := rows.Scan(&what, &instance, &state.destination, &state.paused, &state.breaker, &remaining, &state.owner, &state.failures); err != nil {
+		if err := rows.Scan(&what, &instance, &state.Destination, &state.Paused, &state.Breaker, &remaining, &state.Owner, &state.Failures); err != nil {
 			return echo{}, fmt.Errorf("beat: %w", err)
 		}
 		switch what {
@@ -121,7 +123,7 @@ func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
 		case "dead":
 			e.dead = append(e.dead, instance)
 		case "destination":
-			state.remaining = time.Duration(remaining * float64(time.Second))
+			state.Remaining = time.Duration(remaining * float64(time.Second))
 			e.states = append(e.states, state)
 		case "alert":
 			e.alerts = true
@@ -169,14 +171,4 @@ func whereabouts(ctx context.Context, q pg.DB) (name string, err error) {
 		return "", fmt.Errorf("find out where the connection leads: %w", err)
 	}
 	return name, nil
-}
-
-// destinationState is what all relays share about one destination that is not simply open for business, or suspect.
-type destinationState struct {
-	destination string
-	paused      bool
-	breaker     string        // closed, open or half_open
-	remaining   time.Duration // until breaker_until; negative: it has passed. 0 when closed
-	owner       int32         // of the half-open breaker; 0: nobody
-	failures    int           // while closed, held against it by all relays
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
@@ -201,7 +202,7 @@ SELECT false, greatest(watched_at, now() - interval '24 hours'), sample, now(), 
 // watch looks around the database, or returns what another relay saw if that is not older than the given age. lenient are
 // the destinations where a failed delivery does not block its ordering key. alerts reports whether there is any alert,
 // also of those that are over.
-func (s *store) watch(ctx context.Context, age time.Duration, lenient []string, limits Alerts) (seen sample, alerts bool, err error) {
+func (s *store) watch(ctx context.Context, age time.Duration, lenient []string, limits alert.Config) (seen sample, alerts bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if lenient == nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // During a deploy the schema is newer than the relays that still run, or start once more.
@@ -20,7 +21,7 @@ func TestNewerSchemaThatOnlyAdds(t *testing.T) {
 	db.exec(`INSERT INTO outbox_schema_version (version_id, is_applied) VALUES (9999, true)`)
 	db.insert(1, "key")
 	r := start(t, db.config(to(newReceiver(t, nil).URL)))
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 }
 
 // A schema that is reverted under a running relay ends it, with the reason; a table that is away for a moment does not.

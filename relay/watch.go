@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // Watching says how a relay looks after the database it is a guest of: how often it looks, and when housekeeping stands
@@ -172,7 +174,7 @@ func (r *Relay) look(ctx context.Context) error {
 // lenient returns the destinations where a failed delivery does not block its ordering key.
 func (r *Relay) lenient() (names []string) {
 	for _, l := range r.laneList() {
-		if d := l.current().destination; d.OnFailure == SkipFailed {
+		if d := l.current().Destination; d.OnFailure == policy.SkipFailed {
 			names = append(names, d.Name)
 		}
 	}
@@ -204,11 +206,11 @@ func (r *Relay) pressure() string {
 
 // String says who it is, for how long, and what to do about it.
 func (h Holder) String() string {
-	lasted := span(h.For)
+	lasted := plain.Span(h.For)
 	switch h.Kind {
 	case "session":
 		return fmt.Sprintf("process %d (application %q, user %q, %s for %s) has had a transaction open for %s, and VACUUM can remove nothing that died since; "+
-			"let its owner end it, or run: SELECT pg_terminate_backend(%d)", h.PID, plain.Clip(h.Application), plain.Clip(h.User), plain.Clip(h.State), span(h.StateFor), lasted, h.PID)
+			"let its owner end it, or run: SELECT pg_terminate_backend(%d)", h.PID, plain.Clip(h.Application), plain.Clip(h.User), plain.Clip(h.State), plain.Span(h.StateFor), lasted, h.PID)
 	case "prepared":
 		return fmt.Sprintf("prepared transaction %q of user %q has been waiting for %s, and VACUUM can remove nothing that died since; "+
 			"run COMMIT PREPARED or ROLLBACK PREPARED with its name", plain.Clip(h.Name), plain.Clip(h.User), lasted)
@@ -371,30 +373,30 @@ func (s *sample) holders() (all []Holder) {
 }
 
 // judge returns the conditions that hold, and which open alerts are over.
-func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
+func (s *sample) judge(limits alert.Config) (hold []condition, ended []subject) {
 	undecided := map[subject]bool{} // neither holding nor ended, since another condition hides them
 	for _, u := range s.Unserved {
-		undecided[subject{RuleLag, u.Destination}] = true
-		hold = append(hold, condition{subject{RuleUnserved, u.Destination}, int64(u.Pending), upTo(u.Pending) + " pending", 0})
+		undecided[subject{alert.RuleLag, u.Destination}] = true
+		hold = append(hold, condition{subject{alert.RuleUnserved, u.Destination}, int64(u.Pending), upTo(u.Pending) + " pending", 0})
 	}
 	for _, l := range s.Lanes {
-		lag := subject{RuleLag, l.Destination}
+		lag := subject{alert.RuleLag, l.Destination}
 		switch waited := inSeconds(l.Seconds); {
 		case l.Held, undecided[lag]:
 			undecided[lag] = true
 		case waited > limits.LagOver:
 			hold = append(hold, condition{lag, int64(waited.Minutes()), fmt.Sprintf("the oldest one that is due has waited for %s (event %d), longer than %s",
-				span(waited), l.Event, span(limits.LagOver)), l.Event})
+				plain.Span(waited), l.Event, plain.Span(limits.LagOver)), l.Event})
 		}
 		if l.Blocked > 0 {
 			keys := plain.Plural(l.Blocked, "key waits", "keys wait")
 			if l.Blocked > countedTo {
 				keys = upTo(l.Blocked) + " keys wait"
 			}
-			hold = append(hold, condition{subject{RuleBlockedKeys, l.Destination}, int64(l.Blocked), fmt.Sprintf(
-				"%s behind a delivery that failed, the oldest for %s: key %q behind event %d", keys, span(inSeconds(l.BlockedSeconds)), plain.Clip(l.BlockedKey), l.BlockedEvent), l.BlockedEvent})
+			hold = append(hold, condition{subject{alert.RuleBlockedKeys, l.Destination}, int64(l.Blocked), fmt.Sprintf(
+				"%s behind a delivery that failed, the oldest for %s: key %q behind event %d", keys, plain.Span(inSeconds(l.BlockedSeconds)), plain.Clip(l.BlockedKey), l.BlockedEvent), l.BlockedEvent})
 		}
-		switch waiting := (subject{RuleWaitingKeys, l.Destination}); {
+		switch waiting := (subject{alert.RuleWaitingKeys, l.Destination}); {
 		case l.Held:
 			undecided[waiting] = true
 		case l.Waiting > 0:
@@ -406,16 +408,16 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 		if p.Type != "" {
 			of = fmt.Sprintf(" of type %q", p.Type)
 		}
-		hold = append(hold, condition{subject{RuleParked, s.Database}, int64(p.Count), fmt.Sprintf("%s parked, the oldest for %s: event %d%s; add a route for it",
-			upTo(p.Count), span(inSeconds(p.Seconds)), p.Event, of), p.Event})
+		hold = append(hold, condition{subject{alert.RuleParked, s.Database}, int64(p.Count), fmt.Sprintf("%s parked, the oldest for %s: event %d%s; add a route for it",
+			upTo(p.Count), plain.Span(inSeconds(p.Seconds)), p.Event, of), p.Event})
 	}
 	if u := s.Undelivered; u != nil {
-		hold = append(hold, condition{subject{RuleUndelivered, s.Database}, int64(u.Count), u.String(), u.Event})
+		hold = append(hold, condition{subject{alert.RuleUndelivered, s.Database}, int64(u.Count), u.String(), u.Event})
 	}
-	storm := subject{RuleRescueStorm, s.Database}
+	storm := subject{alert.RuleRescueStorm, s.Database}
 	if dead := s.Rescues.Relays; dead >= rescueStorm {
 		hold = append(hold, condition{storm, int64(dead), fmt.Sprintf("%d of them were found dead within %s",
-			dead, span(limits.Window)), 0})
+			dead, plain.Span(limits.Window)), 0})
 	} else if dead > 0 {
 		undecided[storm] = true
 	}
@@ -424,7 +426,7 @@ func (s *sample) judge(limits Alerts) (hold []condition, ended []subject) {
 		if more := len(slices.DeleteFunc(holders[1:], func(h Holder) bool { return h.For <= limits.HorizonOver })); more > 0 {
 			detail += "; " + plain.Plural(more, "more holds", "more hold") + " it back, too"
 		}
-		hold = append(hold, condition{subject{RuleHorizonPinned, s.Database}, int64(holders[0].For.Minutes()), detail, 0})
+		hold = append(hold, condition{subject{alert.RuleHorizonPinned, s.Database}, int64(holders[0].For.Minutes()), detail, 0})
 	}
 	return hold, s.ended(hold, undecided)
 }
@@ -436,7 +438,7 @@ func (l *laneSample) waiting() string {
 		until = ", until " + plain.Clip(l.WaitingUntil) + " UTC"
 	}
 	return fmt.Sprintf("%s behind a delivery that was not due, the oldest for %s: key %q behind event %d%s", plain.Plural(l.Waiting, "key waits", "keys wait"),
-		span(inSeconds(l.WaitingSeconds)), plain.Clip(l.WaitingKey), l.WaitingEvent, until)
+		plain.Span(inSeconds(l.WaitingSeconds)), plain.Clip(l.WaitingKey), l.WaitingEvent, until)
 }
 
 // ended returns the open alerts whose conditions hold no more. Nothing is decided about those in undecided.
@@ -444,15 +446,15 @@ func (s *sample) ended(hold []condition, undecided map[subject]bool) (ended []su
 	for _, open := range s.Alerts {
 		holds := slices.ContainsFunc(hold, func(c condition) bool { return c.subject == open.subject })
 		switch open.Rule {
-		case RuleLag, RuleBlockedKeys, RuleWaitingKeys, RuleParked, RuleUndelivered, RuleRescueStorm, RuleHorizonPinned, RuleUnserved:
+		case alert.RuleLag, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleParked, alert.RuleUndelivered, alert.RuleRescueStorm, alert.RuleHorizonPinned, alert.RuleUnserved:
 			if !holds && !undecided[open.subject] {
 				ended = append(ended, open.subject)
 			}
-		case RuleFailed:
+		case alert.RuleFailed:
 			if !open.Failed {
 				ended = append(ended, open.subject)
 			}
-		case RuleBreakerOpen, RuleRoutesChanged: // a breaker's probes end the alert, unless the destination was removed meanwhile
+		case alert.RuleBreakerOpen, alert.RuleRoutesChanged: // a breaker's probes end the alert, unless the destination was removed meanwhile
 			if open.Left {
 				ended = append(ended, open.subject)
 			}

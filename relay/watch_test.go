@@ -19,6 +19,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
 
 // looking returns a relay with a session and no watcher of its own: it looks when it is told to.
@@ -41,7 +42,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 	ops := &pager{name: "ops"}
 	cfg := db.config(to(refusing.URL))
 	cfg.Routes = []Route{{"t", []string{"default"}}}
-	cfg.Alerts = Alerts{Channels: []Channel{ops}, HorizonOver: 2 * time.Second}
+	cfg.Alerts = alert.Config{Channels: []alert.Channel{ops}, HorizonOver: 2 * time.Second}
 	cfg.Watching.Interval = 100 * time.Millisecond
 	relays := []*running{start(t, cfg), start(t, cfg), start(t, cfg)}
 	for _, r := range relays {
@@ -62,7 +63,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 h' WHERE event_id = (SELECT id FROM outbox WHERE idempotency_key = 'scheduled-2')`)
 	db.exec(`INSERT INTO outbox_rescue (instance) VALUES (1), (2), (3)`)
 	lost := db.load(1, "lost")
-	for _, rule := range []string{RuleBreakerOpen, RuleQuarantined} { // by whoever sees it
+	for _, rule := range []string{alert.RuleBreakerOpen, alert.RuleQuarantined} { // by whoever sees it
 		db.exec(`INSERT INTO outbox_alert (rule, subject, detail) VALUES ($1, 'default', 'd')`, rule)
 	}
 	holder, err := pgx.Connect(t.Context(), db.dsn)
@@ -71,7 +72,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 	_, err = holder.Exec(t.Context(), `BEGIN; SELECT pg_current_xact_id()`)
 	must(t, err)
 
-	all := []string{RuleBlockedKeys, RuleBreakerOpen, RuleFailed, RuleHorizonPinned, RuleLag, RuleParked, RuleQuarantined, RuleRescueStorm, RuleUndelivered, RuleWaitingKeys}
+	all := []string{alert.RuleBlockedKeys, alert.RuleBreakerOpen, alert.RuleFailed, alert.RuleHorizonPinned, alert.RuleLag, alert.RuleParked, alert.RuleQuarantined, alert.RuleRescueStorm, alert.RuleUndelivered, alert.RuleWaitingKeys}
 	var firing, both []string
 	for _, rule := range all {
 		firing = append(firing, rule+" firing")
@@ -342,7 +343,7 @@ func TestLockWaitsAreSeen(t *testing.T) {
 // What follows from a look, without a database.
 func TestJudge(t *testing.T) {
 	t.Parallel()
-	limits := Alerts{}.withDefaults()
+	limits := alert.Config{}.WithDefaults()
 	lane := func(l laneSample) sample { l.Destination = "d"; return sample{Database: "db", Lanes: []laneSample{l}} }
 	open := func(s sample, rule, about string, failed bool) sample {
 		s.Alerts = append(s.Alerts, alertSample{subject: subject{rule, about}, Failed: failed})
@@ -356,19 +357,19 @@ func TestJudge(t *testing.T) {
 		"no lag yet":                 {lane(laneSample{Seconds: 599}), "[]", "[]"},
 		"lag":                        {lane(laneSample{Seconds: 601}), "[{lag d}]", "[]"},
 		"a held lane does not lag":   {lane(laneSample{Seconds: 9999, Held: true}), "[]", "[]"},
-		"nor has it recovered":       {open(lane(laneSample{Held: true}), RuleLag, "d", false), "[]", "[]"},
-		"no more lag":                {open(lane(laneSample{}), RuleLag, "d", false), "[]", "[{lag d}]"},
-		"nothing left to lag":        {open(sample{}, RuleLag, "d", false), "[]", "[{lag d}]"},
-		"somebody else's":            {open(sample{}, RuleBreakerOpen, "d", false), "[]", "[]"},
-		"failed deliveries are left": {open(sample{}, RuleFailed, "d", true), "[]", "[]"},
-		"none is left":               {open(sample{}, RuleFailed, "d", false), "[]", "[{failed d}]"},
+		"nor has it recovered":       {open(lane(laneSample{Held: true}), alert.RuleLag, "d", false), "[]", "[]"},
+		"no more lag":                {open(lane(laneSample{}), alert.RuleLag, "d", false), "[]", "[{lag d}]"},
+		"nothing left to lag":        {open(sample{}, alert.RuleLag, "d", false), "[]", "[{lag d}]"},
+		"somebody else's":            {open(sample{}, alert.RuleBreakerOpen, "d", false), "[]", "[]"},
+		"failed deliveries are left": {open(sample{}, alert.RuleFailed, "d", true), "[]", "[]"},
+		"none is left":               {open(sample{}, alert.RuleFailed, "d", false), "[]", "[{failed d}]"},
 		"blocked":                    {lane(laneSample{Blocked: 1}), "[{blocked_keys d}]", "[]"},
 		"waiting":                    {lane(laneSample{Waiting: 1}), "[{waiting_keys d}]", "[]"},
-		"waits no more":              {open(lane(laneSample{}), RuleWaitingKeys, "d", false), "[]", "[{waiting_keys d}]"},
-		"held, and waiting":          {open(lane(laneSample{Waiting: 1, Held: true}), RuleWaitingKeys, "d", false), "[]", "[]"},
+		"waits no more":              {open(lane(laneSample{}), alert.RuleWaitingKeys, "d", false), "[]", "[{waiting_keys d}]"},
+		"held, and waiting":          {open(lane(laneSample{Waiting: 1, Held: true}), alert.RuleWaitingKeys, "d", false), "[]", "[]"},
 		"unserved, and no lag":       {sample{Unserved: []unservedDestination{{"d", 3}}, Lanes: lane(laneSample{Seconds: 601}).Lanes}, "[{unserved d}]", "[]"},
-		"served":                     {open(sample{}, RuleUnserved, "d", false), "[]", "[{unserved d}]"},
-		"routes still differ":        {open(sample{}, RuleRoutesChanged, "db", false), "[]", "[]"},
+		"served":                     {open(sample{}, alert.RuleUnserved, "d", false), "[]", "[{unserved d}]"},
+		"routes still differ":        {open(sample{}, alert.RuleRoutesChanged, "db", false), "[]", "[]"},
 		"parked":                     {sample{Database: "db", Parked: &parkedSample{Count: 1}}, "[{parked db}]", "[]"},
 	} {
 		hold, ended := c.seen.judge(limits)
@@ -385,7 +386,7 @@ func TestJudge(t *testing.T) {
 	}
 	// A storm begins with the third death and ends when a window has passed without one.
 	for deaths, want := range map[int]string{0: "0 1", 1: "0 0", 2: "0 0", 3: "1 0"} {
-		s := open(sample{Database: "db"}, RuleRescueStorm, "db", false)
+		s := open(sample{Database: "db"}, alert.RuleRescueStorm, "db", false)
 		s.Rescues.Relays = deaths
 		hold, ended := s.judge(limits)
 		if got := fmt.Sprint(len(hold), len(ended)); got != want {

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
 
 type alertCmd struct {
@@ -42,7 +42,7 @@ func (cmd alertTestCmd) Run(inv *invocation) error {
 		return err
 	}
 	var names []string
-	var chosen []relay.Channel
+	var chosen []alert.Channel
 	for _, channel := range c.alertChannels() {
 		names = append(names, channel.Name())
 		if name := channel.Name(); cmd.Channel == "" || name == cmd.Channel || name[:strings.LastIndex(name, "-")] == cmd.Channel {
@@ -70,7 +70,7 @@ func (cmd alertTestCmd) Run(inv *invocation) error {
 }
 
 // testChannels tells all channels at the same time.
-func testChannels(ctx context.Context, channels []relay.Channel) []channelResult {
+func testChannels(ctx context.Context, channels []alert.Channel) []channelResult {
 	results := make([]channelResult, len(channels))
 	var telling sync.WaitGroup
 	for i, channel := range channels {
@@ -78,7 +78,7 @@ func testChannels(ctx context.Context, channels []relay.Channel) []channelResult
 			sending, cancel := context.WithTimeout(ctx, alertTestTimeout)
 			defer cancel()
 			began := time.Now()
-			err := channel.Notify(sending, relay.TestAlert(began))
+			err := channel.Notify(sending, alert.NewTest(began))
 			results[i] = channelResult{Channel: channel.Name(), OK: err == nil, DurationMS: time.Since(began).Milliseconds()}
 			if err != nil {
 				results[i].Error = oneLine(err.Error())

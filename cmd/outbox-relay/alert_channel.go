@@ -19,7 +19,8 @@ import (
 	"github.com/nicholas-fedor/shoutrrr/pkg/types"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // servicesPage says how the URLs of the services are spelled.
@@ -37,13 +38,13 @@ var services = []string{
 type serviceChannel struct {
 	name, kind string
 	url        secret
-	transport  *relay.AlertTransport
+	transport  *alert.Transport
 	sending    chan struct{} // holds a token while a message is under way
 }
 
-func newServiceChannel(raw secret, transport *relay.AlertTransport) relay.Channel {
+func newServiceChannel(raw secret, transport *alert.Transport) alert.Channel {
 	return &serviceChannel{
-		name: relay.ChannelName(serviceKind(string(raw)), string(raw)), kind: serviceKind(string(raw)), url: raw,
+		name: alert.ChannelName(serviceKind(string(raw)), string(raw)), kind: serviceKind(string(raw)), url: raw,
 		transport: transport, sending: make(chan struct{}, 1),
 	}
 }
@@ -51,13 +52,13 @@ func newServiceChannel(raw secret, transport *relay.AlertTransport) relay.Channe
 // A libraryTransport replaces [http.DefaultTransport], with which most of the library's services send. That one obeys HTTP_PROXY
 // and dials every address, and clients follow redirects over it. The relay's own requests use neither of the two.
 type libraryTransport struct {
-	alerts atomic.Pointer[relay.AlertTransport] // of the configuration that is in effect
+	alerts atomic.Pointer[alert.Transport] // of the configuration that is in effect
 }
 
 // guardLibraries makes the transport of alerts carry every request that a library sends with net/http's defaults.
 func guardLibraries() {
 	guard := &libraryTransport{}
-	guard.alerts.Store(relay.NewAlertTransport(relay.Egress{}))
+	guard.alerts.Store(alert.NewTransport(post.Egress{}))
 	http.DefaultTransport = guard //nolint:forbidigo // no code of this process may send with the other one
 }
 
@@ -76,7 +77,7 @@ func serviceKind(raw string) string {
 func (c *serviceChannel) Name() string { return c.name }
 
 // Notify returns when the service has taken the message, has refused it, or ctx is done.
-func (c *serviceChannel) Notify(ctx context.Context, alert relay.Alert) error {
+func (c *serviceChannel) Notify(ctx context.Context, alert alert.Alert) error {
 	select {
 	case c.sending <- struct{}{}:
 	default:
@@ -103,7 +104,7 @@ func (c *serviceChannel) Notify(ctx context.Context, alert relay.Alert) error {
 	}
 }
 
-func (c *serviceChannel) send(ctx context.Context, alert relay.Alert) error {
+func (c *serviceChannel) send(ctx context.Context, alert alert.Alert) error {
 	guard, ok := http.DefaultTransport.(*libraryTransport) //nolint:forbidigo // only to see that it is the guarded one
 	if !ok {
 		return errors.New("http.DefaultTransport is not the guarded one")
@@ -129,7 +130,7 @@ func (c *serviceChannel) send(ctx context.Context, alert relay.Alert) error {
 // titleless are the services that refuse a title.
 var titleless = []string{"googlechat", "hangouts", "notifiarr", "pagerduty", "rocketchat", "signal", "wecom"}
 
-func (c *serviceChannel) params(alert relay.Alert) *types.Params {
+func (c *serviceChannel) params(alert alert.Alert) *types.Params {
 	params := types.Params{}
 	if !slices.Contains(titleless, c.kind) {
 		params.SetTitle(alert.Title())
@@ -149,7 +150,7 @@ func incidentKey(key string) string {
 	if len(key) <= 255 && strings.Trim(key, "abcdefghijklmnopqrstuvwxyz0123456789_-/") == "" {
 		return key
 	}
-	return relay.ChannelName("outbox-relay", key)
+	return alert.ChannelName("outbox-relay", key)
 }
 
 // withoutSecrets says what went wrong without any part of the channel's URL: in most of them some part is the key.

@@ -19,7 +19,7 @@ import (
 	"github.com/nicholas-fedor/shoutrrr/pkg/services/email/smtp"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
 
 // mailProblem says what of a mail channel is not offered; empty: nothing. The library spells and reads the URL; its own
@@ -43,7 +43,7 @@ func mailProblem(cfg *smtp.Config) string {
 }
 
 // sendMail sends an alert to all recipients as one mail of plain text. A password is sent only over TLS, or to this host.
-func sendMail(ctx context.Context, transport *relay.AlertTransport, cfg *smtp.Config, alert relay.Alert) error {
+func sendMail(ctx context.Context, transport *alert.Transport, cfg *smtp.Config, alert alert.Alert) error {
 	if problem := mailProblem(cfg); problem != "" {
 		return errors.New("the channel's url " + problem)
 	}
@@ -89,7 +89,7 @@ func sendMail(ctx context.Context, transport *relay.AlertTransport, cfg *smtp.Co
 }
 
 // writeMail writes one mail over a connection that is ready for it.
-func writeMail(client *netsmtp.Client, cfg *smtp.Config, alert relay.Alert) error {
+func writeMail(client *netsmtp.Client, cfg *smtp.Config, alert alert.Alert) error {
 	if err := client.Mail(cfg.FromAddress); err != nil {
 		return err
 	}

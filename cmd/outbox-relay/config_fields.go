@@ -5,6 +5,9 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A field is one setting: where it stands in the file, its other names, and how it is read.
@@ -39,13 +42,13 @@ func allFields() []field {
 		{path: "relay.log_delivered", env: "LOG_DELIVERED", kind: one("true", parseBool), standard: false},
 	}
 	policy := []field{
-		{path: "timeout", env: "TIMEOUT", flag: "timeout", kind: one("10s", parseDuration), standard: relay.DefaultTimeout},
-		{path: "max_in_flight", env: "DESTINATION_MAX_IN_FLIGHT", kind: one("64", parseCount), standard: relay.DefaultLaneInFlight},
-		{path: "retry.schedule", env: "RETRY_SCHEDULE", kind: many("[5s, 30s, 5m]", parseDuration).notEmpty(), standard: relay.DefaultSchedule()},
-		{path: "retry.max_attempts", env: "MAX_ATTEMPTS", kind: one("8", parseCount), standard: relay.DefaultMaxAttempts},
-		{path: "retry.jitter", env: "RETRY_JITTER", kind: one("0.1", parseShare), standard: relay.DefaultJitter},
-		{path: "retry.retry_after_max", env: "RETRY_AFTER_MAX", kind: one("24h", parseDuration), standard: relay.DefaultRetryAfterMax},
-		{path: "retry.horizon", env: "RETRY_HORIZON", kind: one("720h", parseDuration), standard: relay.DefaultPromise},
+		{path: "timeout", env: "TIMEOUT", flag: "timeout", kind: one("10s", parseDuration), standard: post.DefaultTimeout},
+		{path: "max_in_flight", env: "DESTINATION_MAX_IN_FLIGHT", kind: one("64", parseCount), standard: post.DefaultLaneInFlight},
+		{path: "retry.schedule", env: "RETRY_SCHEDULE", kind: many("[5s, 30s, 5m]", parseDuration).notEmpty(), standard: policy.DefaultSchedule()},
+		{path: "retry.max_attempts", env: "MAX_ATTEMPTS", kind: one("8", parseCount), standard: policy.DefaultMaxAttempts},
+		{path: "retry.jitter", env: "RETRY_JITTER", kind: one("0.1", parseShare), standard: policy.DefaultJitter},
+		{path: "retry.retry_after_max", env: "RETRY_AFTER_MAX", kind: one("24h", parseDuration), standard: policy.DefaultRetryAfterMax},
+		{path: "retry.horizon", env: "RETRY_HORIZON", kind: one("720h", parseDuration), standard: policy.DefaultPromise},
 		{path: "responses.retry", env: "RESPONSES_RETRY", kind: many("[404]", parseNumber), standard: []int{}},
 		{path: "responses.fail", env: "RESPONSES_FAIL", kind: many("[404]", parseNumber), standard: []int{}},
 	}
@@ -71,9 +74,9 @@ func allFields() []field {
 		field{path: "alerts.channels[].slack", env: "SLACK_WEBHOOK_URL", fromFile: true, kind: one("https://hooks.slack.com/…", parseChannelURL)},
 		field{path: "alerts.channels[].webhook", env: "ALERT_WEBHOOK_URL", fromFile: true, kind: one("https://ops.internal/hooks/outbox", parseChannelURL)},
 		field{path: "alerts.channels[].service", env: "ALERT_SERVICE_URL", fromFile: true, kind: one("smtp://…", parseServiceURL)},
-		field{path: "alerts.window", env: "ALERT_WINDOW", kind: one("15m", parseDuration), standard: relay.DefaultAlertWindow},
-		field{path: "alerts.lag_over", env: "ALERT_LAG_OVER", kind: one("10m", parseDuration), standard: relay.DefaultLagOver},
-		field{path: "alerts.horizon_over", env: "ALERT_HORIZON_OVER", kind: one("5m", parseDuration), standard: relay.DefaultHorizonOver},
+		field{path: "alerts.window", env: "ALERT_WINDOW", kind: one("15m", parseDuration), standard: alert.DefaultWindow},
+		field{path: "alerts.lag_over", env: "ALERT_LAG_OVER", kind: one("10m", parseDuration), standard: alert.DefaultLagOver},
+		field{path: "alerts.horizon_over", env: "ALERT_HORIZON_OVER", kind: one("5m", parseDuration), standard: alert.DefaultHorizonOver},
 	)
 	fields = append(fields, retentionFields()...)
 	return append(fields,

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // flowPolicy lists the settings of how fast a destination is sent to, and of what its failures stop; defaults has them,
@@ -13,11 +13,11 @@ import (
 func flowPolicy() []field {
 	return []field{
 		{path: "rate_limit", env: "RATE_LIMIT", kind: one("100", parseRate), standard: 0.0},
-		{path: "on_failure", env: "ON_FAILURE", kind: one("block", parseChoice(string(relay.BlockFailed), string(relay.SkipFailed))), standard: string(relay.BlockFailed)},
+		{path: "on_failure", env: "ON_FAILURE", kind: one("block", parseChoice(string(policy.BlockFailed), string(policy.SkipFailed))), standard: string(policy.BlockFailed)},
 		{path: "breaker.enabled", env: "BREAKER_ENABLED", kind: one("true", parseBool), standard: true},
-		{path: "breaker.failures", env: "BREAKER_FAILURES", kind: one("5", parseCount), standard: relay.DefaultBreakerFailures},
-		{path: "breaker.probe_after", env: "BREAKER_PROBE_AFTER", kind: one("1s", parseDuration), standard: relay.DefaultProbeAfter},
-		{path: "breaker.probe_max", env: "BREAKER_PROBE_MAX", kind: one("5s", parseDuration), standard: relay.DefaultProbeMax},
+		{path: "breaker.failures", env: "BREAKER_FAILURES", kind: one("5", parseCount), standard: policy.DefaultBreakerFailures},
+		{path: "breaker.probe_after", env: "BREAKER_PROBE_AFTER", kind: one("1s", parseDuration), standard: policy.DefaultProbeAfter},
+		{path: "breaker.probe_max", env: "BREAKER_PROBE_MAX", kind: one("5s", parseDuration), standard: policy.DefaultProbeMax},
 	}
 }
 
@@ -30,8 +30,8 @@ func parseRate(text string) (float64, string) {
 	return f, ""
 }
 
-func (c *config) breaker(path string) relay.BreakerPolicy {
-	return relay.BreakerPolicy{
+func (c *config) breaker(path string) policy.BreakerPolicy {
+	return policy.BreakerPolicy{
 		Off:        !get[bool](c, path+".breaker.enabled"),
 		Failures:   get[int](c, path+".breaker.failures"),
 		ProbeAfter: get[time.Duration](c, path+".breaker.probe_after"),

@@ -8,6 +8,9 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // relayConfig returns what the relay is told. Lists keep the positions they have in the file, which the relay's
@@ -26,7 +29,7 @@ func (c *config) relayConfig() relay.Config {
 		LogDelivered: get[bool](c, "relay.log_delivered"),
 		Egress:       c.egress(),
 		Retention:    c.retention(),
-		Alerts: relay.Alerts{
+		Alerts: alert.Config{
 			Channels:    c.alertChannels(),
 			Window:      get[time.Duration](c, "alerts.window"),
 			LagOver:     get[time.Duration](c, "alerts.lag_over"),
@@ -43,14 +46,14 @@ func (c *config) relayConfig() relay.Config {
 }
 
 // alertChannels returns the channels in the order of the file.
-func (c *config) alertChannels() (channels []relay.Channel) {
-	transport := relay.NewAlertTransport(c.egress())
+func (c *config) alertChannels() (channels []alert.Channel) {
+	transport := alert.NewTransport(c.egress())
 	for _, path := range c.channels {
 		if url := get[secret](c, path+".slack"); url != "" {
-			channels = append(channels, relay.Slack(string(url), transport))
+			channels = append(channels, alert.Slack(string(url), transport))
 		}
 		if url := get[secret](c, path+".webhook"); url != "" {
-			channels = append(channels, relay.Webhook(string(url), transport))
+			channels = append(channels, alert.Webhook(string(url), transport))
 		}
 		if url := get[secret](c, path+".service"); url != "" {
 			channels = append(channels, newServiceChannel(url, transport))
@@ -59,24 +62,24 @@ func (c *config) alertChannels() (channels []relay.Channel) {
 	return channels
 }
 
-func (c *config) destination(name string) relay.Destination {
+func (c *config) destination(name string) post.Destination {
 	path := "destinations." + name
-	d := relay.Destination{
+	d := post.Destination{
 		Name:           name,
 		URL:            get[string](c, path+".url"),
 		Timeout:        get[time.Duration](c, path+".timeout"),
 		MaxInFlight:    get[int](c, path+".max_in_flight"),
 		RateLimit:      get[float64](c, path+".rate_limit"),
-		OnFailure:      relay.FailurePolicy(get[string](c, path+".on_failure")),
+		OnFailure:      policy.FailurePolicy(get[string](c, path+".on_failure")),
 		Breaker:        c.breaker(path),
 		SigningSecrets: get[[]webhook.Secret](c, path+".signing_secrets"),
-		Retry: relay.RetryPolicy{
+		Retry: policy.RetryPolicy{
 			Schedule:      get[[]time.Duration](c, path+".retry.schedule"),
 			MaxAttempts:   get[int](c, path+".retry.max_attempts"),
 			RetryAfterMax: get[time.Duration](c, path+".retry.retry_after_max"),
 			Promise:       get[time.Duration](c, path+".retry.horizon"),
 		},
-		Responses: relay.Responses{
+		Responses: policy.Responses{
 			Retry: get[[]int](c, path+".responses.retry"),
 			Fail:  get[[]int](c, path+".responses.fail"),
 		},

@@ -17,16 +17,16 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // wirePolicy lists the settings of requests that defaults has, too.
 func wirePolicy() []field {
 	return []field{
-		{path: "format", env: "FORMAT", kind: one("raw", parseChoice(string(relay.FormatRaw), string(relay.FormatCloudEvents))), standard: string(relay.FormatRaw)},
+		{path: "format", env: "FORMAT", kind: one("raw", parseChoice(string(post.FormatRaw), string(post.FormatCloudEvents))), standard: string(post.FormatRaw)},
 		{path: "cloudevents_source", env: "CLOUDEVENTS_SOURCE", kind: one("https://finance.internal/outbox", parseText)},
 		{path: "max_payload_bytes", env: "MAX_PAYLOAD_BYTES", kind: one("262144", parseNumber), standard: 0},
-		{path: "excerpts", env: "EXCERPTS", kind: one("problem", parseChoice(string(relay.ExcerptsProblem), string(relay.ExcerptsText), string(relay.ExcerptsNone))), standard: string(relay.ExcerptsProblem)},
+		{path: "excerpts", env: "EXCERPTS", kind: one("problem", parseChoice(string(post.ExcerptsProblem), string(post.ExcerptsText), string(post.ExcerptsNone))), standard: string(post.ExcerptsProblem)},
 		{path: "tls.ca_file", env: "TLS_CA_FILE", kind: one("/etc/tls/ca.pem", parseText)},
 		{path: "tls.cert_file", env: "TLS_CERT_FILE", kind: one("/etc/tls/tls.crt", parseText)},
 		{path: "tls.key_file", env: "TLS_KEY_FILE", kind: one("/etc/tls/tls.key", parseText)},
@@ -55,8 +55,8 @@ func egressFields() []field {
 	}
 }
 
-func (c *config) egress() relay.Egress {
-	return relay.Egress{
+func (c *config) egress() post.Egress {
+	return post.Egress{
 		AllowPrivate: get[[]netip.Prefix](c, "egress.allow_private"),
 		Proxy:        string(get[secret](c, "egress.proxy")),
 	}
@@ -64,7 +64,7 @@ func (c *config) egress() relay.Egress {
 
 // wires are what the destinations' requests travel with, by destination. What comes from files follows them.
 type wires struct {
-	of  map[string]relay.Wire
+	of  map[string]post.Wire
 	log zerolog.Logger // where changes are told; discards until the log exists
 }
 
@@ -75,14 +75,14 @@ const (
 
 // checkWires reads the files that destinations name.
 func (c *config) checkWires() {
-	c.wires = &wires{of: map[string]relay.Wire{}, log: zerolog.Nop()}
+	c.wires = &wires{of: map[string]post.Wire{}, log: zerolog.Nop()}
 	for _, name := range c.destinations {
 		path := "destinations." + name
-		w := relay.Wire{
-			Format:          relay.Format(get[string](c, path+".format")),
+		w := post.Wire{
+			Format:          post.Format(get[string](c, path+".format")),
 			Source:          get[string](c, path+".cloudevents_source"),
 			MaxPayloadBytes: int64(get[int](c, path+".max_payload_bytes")),
-			Excerpts:        relay.Excerpts(get[string](c, path+".excerpts")),
+			Excerpts:        post.Excerpts(get[string](c, path+".excerpts")),
 			Proxy:           string(get[secret](c, path+".proxy")),
 			Authorization:   c.authorization(path),
 		}
@@ -108,8 +108,8 @@ func (c *config) encrypted(path string) bool {
 	return false
 }
 
-func (c *config) tls(path string) relay.TLS {
-	t := relay.TLS{ServerName: get[string](c, path+".tls.server_name")}
+func (c *config) tls(path string) post.TLS {
+	t := post.TLS{ServerName: get[string](c, path+".tls.server_name")}
 	if get[string](c, path+".tls.min_version") == "1.3" {
 		t.MinVersion = tls.VersionTLS13
 	}
@@ -321,7 +321,7 @@ func parsePrefix(text string) (netip.Prefix, string) {
 // withoutUser shows a proxy without its credential.
 func withoutUser(raw secret) string {
 	u, err := url.Parse(string(raw))
-	if err != nil || u.Host == "" && string(raw) != relay.NoProxy {
+	if err != nil || u.Host == "" && string(raw) != post.NoProxy {
 		return mask
 	}
 	if u.User != nil {

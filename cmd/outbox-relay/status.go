@@ -14,6 +14,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
 
 type statusCmd struct {
@@ -117,7 +118,7 @@ func readStatus(ctx context.Context, c *config) (relay.Status, error) {
 		status.Relays = []relay.RelayStatus{}
 	}
 	if status.Alerts == nil {
-		status.Alerts = []relay.Alert{}
+		status.Alerts = []alert.Alert{}
 	}
 	return status, nil
 }
@@ -283,7 +284,7 @@ func nextSteps(s relay.Status) (steps []string) {
 				plain.Plural(d.Pending, "delivery is", "deliveries are"), name, word)
 		}
 	}
-	if slices.ContainsFunc(s.Alerts, func(a relay.Alert) bool { return a.Rule == relay.RuleRoutesChanged }) {
+	if slices.ContainsFunc(s.Alerts, func(a alert.Alert) bool { return a.Rule == alert.RuleRoutesChanged }) {
 		add("The routes changed, and not all relays have the same. See which has which: outbox-relay routes list")
 	}
 	if s.Parked > 0 {

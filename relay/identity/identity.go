@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // Identity is what tells one database from another, and the original from its copy.
@@ -121,7 +123,7 @@ func EnvironmentProblem(name string) string {
 	switch {
 	case len(name) > maxEnvironment:
 		return fmt.Sprintf("has %d characters; write at most %d", len(name), maxEnvironment)
-	case strings.ContainsFunc(name, func(r rune) bool { return r < 0x20 || r > 0x7e }) || strings.TrimSpace(name) != name:
+	case !plain.IsASCII(name) || strings.TrimSpace(name) != name:
 		return "is not a name; write printable ASCII without blanks around it, such as production"
 	}
 	return ""
