@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 )
@@ -21,18 +22,21 @@ func (s *settings) readBody(w http.ResponseWriter, r *http.Request) (body []byte
 	// A ResponseWriter without read deadlines is that of a test, not of a connection.
 	bounded := http.NewResponseController(w).SetReadDeadline(deadline) == nil
 	if r.ContentLength > s.MaxBodyBytes {
+		leaveUnread(w, r)
 		return nil, 0, s.bodyTooLarge()
 	}
 	from := http.MaxBytesReader(w, r.Body, s.MaxBodyBytes)
-	body = make([]byte, 0, freeBytes)
+	if r.ContentLength <= freeBytes {
+		body = make([]byte, 0, freeBytes)
+	} // a larger one waits for the budget without a buffer
 	for {
 		if len(body) == cap(body) {
-			more := int64(cap(body))
-			if !s.unverified.take(ctx, more) {
+			more := max(cap(body), freeBytes)
+			if !s.unverified.take(ctx, int64(more)) {
 				return nil, held, receiverBusy()
 			}
-			held += more
-			body = append(make([]byte, 0, 2*cap(body)), body...) // no more than was taken, as slices.Grow might
+			held += int64(more)
+			body = append(make([]byte, 0, cap(body)+more), body...) // no more than was taken, as slices.Grow might
 		}
 		n, err := from.Read(body[len(body):cap(body)])
 		body = body[:len(body)+n]
@@ -51,6 +55,25 @@ func (s *settings) readBody(w http.ResponseWriter, r *http.Request) (body []byte
 				fmt.Sprintf("The connection broke before the body's end, or that took longer than %v. Send the request again.", s.BodyTimeout))
 		}
 	}
+}
+
+// unreadTimeout is for the rest of a body that is on its way while its request is refused.
+const unreadTimeout = 500 * time.Millisecond
+
+// leaveUnread prepares w for an answer to a request whose body is not wanted: the connection is closed after it. Otherwise
+// net/http would read up to 256 KiB of the body first, and wait for them with all buffers of the connection.
+func leaveUnread(w http.ResponseWriter, r *http.Request) {
+	if r.ContentLength == 0 {
+		return // the connection can be used again
+	}
+	// To exceed a limit is the only way to have net/http close a connection that the client still writes to so that the
+	// answer arrives: it waits half a second before it does, and gives its buffers back before that.
+	_, _ = http.MaxBytesReader(w, io.NopCloser(strings.NewReader("x")), 0).Read(make([]byte, 1))
+	deadline := time.Now()
+	if w.Header().Get("Connection") != "close" { // w is not that of an HTTP/1 server
+		deadline = deadline.Add(unreadTimeout)
+	}
+	_ = http.NewResponseController(w).SetReadDeadline(deadline)
 }
 
 func (s *settings) bodyTooLarge() *problem {

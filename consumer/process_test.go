@@ -34,6 +34,7 @@ func roles() map[string]func(p *player) {
 		"prune-die": pruneAndDie,
 		"record":    recordOnly,
 		"work":      recordAndWork,
+		"stall":     stallOnOrder,
 	}
 }
 

@@ -13,9 +13,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
-	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
-	"github.com/outbox-relay/outbox-relay/internal/webhook"
-	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 const day = 24 * time.Hour
@@ -389,46 +386,5 @@ func TestPruneConfigMistakes(t *testing.T) {
 				t.Errorf("inbox_prune after %s: %v", age, err)
 			}
 		}
-	})
-}
-
-// A service that was given rights of its own on processed_events, when there was no other table, goes on, and may use what is new.
-func TestTablesComeWithTheirRights(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{}, effect)
-		db := openSQL(t, e.dsn)
-		provider, err := migrations.New(db, migrations.Inbox, migrations.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := provider.DownTo(t.Context(), 3); err != nil {
-			t.Fatal(err)
-		}
-		role := "receiver_" + strings.ReplaceAll(f.name, "/", "_")
-		e.mustExec(fmt.Sprintf(`CREATE ROLE %[1]s; GRANT USAGE ON SCHEMA public TO %[1]s; GRANT INSERT ON effect TO %[1]s;
-			GRANT SELECT, INSERT, UPDATE, DELETE ON processed_events TO %[1]s`, role))
-		t.Cleanup(func() {
-			_, _ = e.pool.Exec(context.Background(), fmt.Sprintf(`DROP OWNED BY %[1]s; DROP ROLE %[1]s`, role))
-		})
-		if _, err := provider.Up(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		own := newEnvAt(t, f, withSetting(e.dsn, "role", role), consumer.Config{}, effect)
-		wantFirst(t, own.do(own.newRequest("first", "{}", with(webhook.EventID, "1"))), http.StatusCreated, `{"done":"first"}`)
-		e.old("outbox", "old", 1)
-		own.wantPruned(ninety, 0, 1)
-		e.settle()
-		own.wantPruned(ninety, 1, 0)
-		if err := pgx.BeginFunc(t.Context(), pgtest.Pool(t, own.dsn), func(tx pgx.Tx) error {
-			_, err := consumer.ApplyIfNewer(t.Context(), tx, "scope", "entity", consumer.BySequence(1))
-			return err
-		}); err != nil {
-			t.Error(err)
-		}
-		p := &inboxProcess{env: own}
-		p.open(consumer.InboxConfig{})
-		p.run()
-		p.record("recorded", ordered("o", 1))
-		p.wantWorked("recorded", consumer.ResultProcessed)
 	})
 }

@@ -129,6 +129,25 @@ func TestSecurityRefusedRequestsEnd(t *testing.T) {
 	}
 }
 
+// What is left of a refused body is not read: the connection is closed instead, once the client can have read the answer.
+func TestSecurityRefusedBodiesAreNotDrained(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, flavours[0], consumer.Config{MaxBodyBytes: 1 << 16}, effect)
+	unsigned := e.newRequest("k", strings.Repeat("x", 200_000))
+	unsigned.Header.Del(webhook.Signature)
+	for status, r := range map[int]*http.Request{401: unsigned, 413: e.newRequest("k", strings.Repeat("x", 200_000))} {
+		answer, err := e.client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(answer.Body)
+		_ = answer.Body.Close()
+		if answer.StatusCode != status || err != nil || !strings.Contains(string(text), "urn:outbox-relay:problem:") || !answer.Close {
+			t.Errorf("answered %d %s, %v; connection closed: %t", answer.StatusCode, text, err, answer.Close)
+		}
+	}
+}
+
 // A handler that hangs loses its transaction, so that the event can be tried again.
 func TestHungHandlerLosesItsTransaction(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {

@@ -66,17 +66,13 @@ type request struct {
 	answer  string            // the statement that stores another status there than 204
 }
 
-// unreadTimeout is for the rest of a body that is on its way while its request is refused.
-const unreadTimeout = 500 * time.Millisecond
-
 // check reads and verifies a request without touching the database. A nil problem means that the request may be
 // processed.
 func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *problem) {
 	rq := request{began: time.Now()}
 	// First what costs nothing to find out: the body of a request without a signature is not even read.
 	if p := s.checkHeaders(r.Header); p != nil {
-		// net/http reads up to 256 KiB of it before it answers, and would wait for them for ever.
-		_ = http.NewResponseController(w).SetReadDeadline(rq.began.Add(min(s.BodyTimeout, unreadTimeout)))
+		leaveUnread(w, r)
 		return rq, p
 	}
 	body, held, p := s.readBody(w, r)

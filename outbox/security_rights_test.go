@@ -53,6 +53,7 @@ var promised = map[string]string{
 	"outbox_release_parked(bigint,bigint)":                           "relay: execute",
 	"outbox_archive_partitions()":                                    "",
 	"outbox_fan_out()":                                               "",
+	"outbox_refuse(text)":                                            "",
 	"processed_events_keep()":                                        "",
 	"inbox_has_payload(bigint)":                                      "receiver: execute",
 	"outbox_headers_are_fit(jsonb)":                                  everyone,
@@ -70,8 +71,8 @@ const everyone = "producers: execute; relay: execute; reader: execute; receiver:
 var promisedColumns = map[string]string{
 	"producer insert outbox":  columnsOfProducers,
 	"neighbour insert outbox": columnsOfProducers,
-	"relay update outbox_delivery": "claim next_attempt_at lease_expires_at last_attempt_at delivered_at claimed_by attempts rescues last_status status " +
-		"last_reason last_error replay not_after",
+	"relay update outbox_delivery": "claim next_attempt_at lease_expires_at last_attempt_at delivered_at not_after claimed_by attempts rescues " +
+		"last_status replay status last_reason last_error",
 }
 
 const columnsOfProducers = "event_type event_version payload idempotency_key ordering_key related_reference headers available_at"

@@ -1,6 +1,7 @@
 package outbox_test
 
 import (
+	"database/sql"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -109,6 +110,21 @@ func TestTableRefusesWhatCouldNotBeDelivered(t *testing.T) {
 	}
 	equal(t, "events", db.keys(), []string{})
 	equal(t, "deliveries", db.deliveries(), []string{})
+}
+
+// A program may use one parameter for several columns, and give text as bytes and headers as a map, as for plain columns.
+func TestParametersMayServeSeveralColumns(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	for _, text := range []any{"a-1", []byte("b-1"), sql.NullString{String: "c-1", Valid: true}} {
+		_, err := db.pool.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference, headers)
+			VALUES ($1, $2, $1, $1, $1, $3)`, text, []byte(`{"a":1}`), map[string]string{"Tenant": "x"})
+		must(t, err)
+	}
+	equal(t, "events", db.strings(`SELECT concat_ws('|', event_type, payload::text, idempotency_key, ordering_key, related_reference, headers::text)
+		FROM outbox ORDER BY id`), []string{
+		`a-1|{"a":1}|a-1|a-1|a-1|{"Tenant": "x"}`, `b-1|{"a":1}|b-1|b-1|b-1|{"Tenant": "x"}`, `c-1|{"a":1}|c-1|c-1|c-1|{"Tenant": "x"}`,
+	})
 }
 
 func TestEventsAreImmutable(t *testing.T) {

@@ -14,6 +14,8 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
@@ -79,7 +81,7 @@ type Config struct {
 	LogDelivered bool
 
 	// Retention says for how long what is done with is kept. The zero value keeps everything.
-	Retention Retention
+	Retention archive.Retention
 
 	// Log receives what happens, never payloads, secrets, or URLs with credentials. Its fields hold text that others wrote;
 	// zerolog escapes its control characters below U+0020 only, see [plain.Line]. The zero value discards.
@@ -165,7 +167,7 @@ func (c Config) Validate() []Problem {
 	v.Require(storable(c.Schema), "database.schema", "is not valid UTF-8, or contains a NUL")
 	v.Require(storable(c.Name), "relay.name", "is not valid UTF-8, or contains a NUL")
 	v.Require(storable(c.Version), "relay.version", "is not valid UTF-8, or contains a NUL")
-	if text := EnvironmentProblem(c.Environment); text != "" {
+	if text := identity.EnvironmentProblem(c.Environment); text != "" {
 		v.Require(false, "environment", "%s", text)
 	}
 	v.Require(c.PollInterval >= time.Second, "relay.poll_interval", "%s is too short; write at least 1s", c.PollInterval)
@@ -201,8 +203,27 @@ func (c Config) Validate() []Problem {
 			v.Require(names[name], path+".to", "there is no destination %q", name)
 		}
 	}
-	v.retention(c)
+	v.Add(c.Retention.Problems("retention"))
+	v.processedEvents(c)
 	return v.Problems
+}
+
+// processedEvents comes last: what it compares with has been checked by then.
+func (v *validator) processedEvents(c Config) {
+	k := c.Retention
+	if len(v.Problems) > 0 {
+		return // the retry policies may be nonsense
+	}
+	var longest time.Duration
+	var name string
+	for _, d := range c.Destinations {
+		if d.Retry.Promise > longest {
+			longest, name = d.Retry.Promise, d.Name
+		}
+	}
+	v.Require(k.ProcessedEvents == 0 || k.ProcessedEvents >= longest, "retention.processed_events",
+		"%s is shorter than destinations.%s.retry.horizon (%s), until when a duplicate may come, and would be processed again; write %.0fh or more, or 0 for ever, or a shorter horizon",
+		k.ProcessedEvents, name, longest, math.Ceil(longest.Hours()))
 }
 
 var (

@@ -2,12 +2,14 @@ package relay
 
 import (
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -186,5 +188,56 @@ func TestPoolSettings(t *testing.T) {
 	}
 	if given.ConnConfig.RuntimeParams["enable_seqscan"] != "on" || given.MaxConns != 50 {
 		t.Error("the caller's configuration was changed")
+	}
+}
+
+func TestEnvironmentName(t *testing.T) {
+	t.Parallel()
+	for name, good := range map[string]bool{
+		"": true, "production": true, "eu-1 / blue": true, strings.Repeat("x", 63): true,
+		strings.Repeat("x", 64): false, " production": false, "production ": false, "prod\nuction": false, "münchen": false, "a\x00": false,
+	} {
+		cfg := Config{Environment: name, Destinations: []post.Destination{to("http://receiver.test/")}}
+		found := slices.ContainsFunc(cfg.Validate(), func(p Problem) bool { return p.Path == "environment" })
+		if found == good {
+			t.Errorf("%q: refused is %v", name, found)
+		}
+	}
+}
+
+func TestRetentionMistakes(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		keep archive.Retention
+		want string // empty: fine
+	}{
+		"nothing":                 {archive.Retention{}, ``},
+		"the defaults":            {archive.Retention{ArchiveAfter: archive.DefaultArchiveAfter, DeleteAfter: archive.DefaultDeleteAfter, Attempts: archive.DefaultKeepAttempts, ProcessedEvents: archive.DefaultKeepProcessed, Schedule: archive.DefaultArchiveSchedule}, ``},
+		"archived, never dropped": {archive.Retention{ArchiveAfter: days}, ``},
+		"dropped, never archived": {archive.Retention{DeleteAfter: 30 * days}, ``},
+		"archived too soon":       {archive.Retention{ArchiveAfter: days - 1}, `retention.archive_after: 23h59m59.999999999s is too short: the database refuses less than 24h; write 24h or more, or 0 for ever`},
+		"dropped too soon":        {archive.Retention{DeleteAfter: 29 * days}, `retention.delete_after: 696h0m0s is too short: the database refuses less than 720h; write 720h or more, or 0 for ever`},
+		"no log":                  {archive.Retention{Attempts: time.Hour}, `retention.attempts: 1h0m0s is too short: the database refuses less than 24h; write 24h or more, or 0 for ever`},
+		"no memory":               {archive.Retention{ProcessedEvents: time.Hour}, `retention.processed_events: 1h0m0s is too short: the database refuses less than 24h; write 24h or more, or 0 for ever`},
+		"a macro":                 {archive.Retention{Schedule: "@daily"}, ``},
+		"an interval":             {archive.Retention{Schedule: "@every 6h"}, ``},
+		"negative":                {archive.Retention{ArchiveAfter: -1}, `retention.archive_after: -1ns is negative; write a duration such as 720h, or 0 for ever`},
+		"dropped before archived": {archive.Retention{ArchiveAfter: 1000 * time.Hour, DeleteAfter: 720 * time.Hour}, `retention.delete_after: 720h0m0s is shorter than retention.archive_after (1000h0m0s), so that what is archived would be dropped at once; write 1000h0m0s or more, or 0 for ever`},
+		"a short memory":          {archive.Retention{ProcessedEvents: 100 * time.Hour}, `retention.processed_events: 100h0m0s is shorter than destinations.default.retry.horizon (720h0m0s), until when a duplicate may come, and would be processed again; write 720h or more, or 0 for ever, or a shorter horizon`},
+		"just long enough":        {archive.Retention{ProcessedEvents: 720 * time.Hour}, ``},
+		"six fields":              {archive.Retention{Schedule: "0 17 3 * * *"}, `retention.schedule: "0 17 3 * * *" is not a schedule; write one such as "17 3 * * *": minute, hour, day of the month, month, day of the week, in UTC`},
+		"no such minute":          {archive.Retention{Schedule: "60 3 * * *"}, `retention.schedule: "60 3 * * *" is not a schedule; write one such as "17 3 * * *": minute, hour, day of the month, month, day of the week, in UTC`},
+		"a time zone":             {archive.Retention{Schedule: "TZ=Europe/Berlin 17 3 * * *"}, `retention.schedule: names a time zone, where an hour is skipped or repeated; write one such as "17 3 * * *": minute, hour, day of the month, month, day of the week, in UTC`},
+		"a time zone alone":       {archive.Retention{Schedule: "CRON_TZ=UTC"}, `retention.schedule: names a time zone, where an hour is skipped or repeated; write one such as "17 3 * * *": minute, hour, day of the month, month, day of the week, in UTC`},
+		"without a pause":         {archive.Retention{Schedule: "@every 0s"}, `retention.schedule: "@every 0s" is too often; write @every 1m or more`},
+		"a huge batch":            {archive.Retention{Batch: 10_001}, `retention.batch: 10001 is out of range; write 1 to 10000`},
+	} {
+		var got []string
+		for _, problem := range (Config{Destinations: []post.Destination{to("http://receiver.test/")}, Retention: test.keep}).Validate() {
+			got = append(got, problem.Error())
+		}
+		if text := strings.Join(got, "\n"); text != test.want {
+			t.Errorf("%s: got\n%s\nwant\n%s", name, text, test.want)
+		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -94,6 +95,17 @@ func (db *database) visited(cfg Config) {
 	r := start(db, cfg)
 	r.instance()
 	r.stop()
+}
+
+// knows makes an address one that relays have been accepted under, for tests in which the next relay finds nobody alive
+// to vouch for it. Some relay must have recorded the database before.
+func (db *database) knows(dsn string) {
+	db.Helper()
+	conn, err := pgx.ParseConfig(dsn)
+	must(db, err)
+	if db.exec(`UPDATE outbox_identity SET addresses = addresses || $1::text`, identity.Address(conn)) != 1 {
+		db.Fatal("no relay has recorded this database yet")
+	}
 }
 
 // name of the database, as CREATE DATABASE takes it.

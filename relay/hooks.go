@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
@@ -26,7 +27,7 @@ type Hooks struct {
 	// Idle follows each declaration that this relay has nothing to do.
 	Idle func()
 	// Archived follows every batch of a retention run, with what that batch moved or removed.
-	Archived func(batch ArchiveResult)
+	Archived func(batch archive.Result)
 	// Notified follows every alert that reached a channel, or failed to (err is not nil).
 	Notified func(channel string, alert alert.Alert, err error)
 	// Watched follows every look around the database, whether this relay took it or another one did.

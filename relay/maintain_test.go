@@ -12,6 +12,7 @@ import (
 	"github.com/robfig/cron/v3"
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -127,7 +128,7 @@ func TestLateCommitOfAParkedEventIsReleased(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.exec(`DELETE FROM outbox_route`)
-	late := db.begin()
+	late := db.plain().Begin()
 	_, err := late.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'late')`)
 	must(t, err)
 	db.insert(3, "parked")
@@ -139,4 +140,29 @@ func TestLateCommitOfAParkedEventIsReleased(t *testing.T) {
 	must(t, late.Commit(t.Context()))
 	r.settles(t, policy.Delivered, 4)
 	becomes(db, 0, `SELECT count(parked_after) FROM outbox_destination`)
+}
+
+// A relay archives by its schedule, and says so.
+func TestRelayArchives(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.plain().InsertOld(3, "key")
+	archived := make(chan archive.Result, 100)
+	cfg := db.config(to("http://receiver.test/"))
+	cfg.Retention = archive.Retention{ArchiveAfter: 30 * days}
+	cfg.Hooks.Archived = func(batch archive.Result) { archived <- batch }
+	r := prepared(t, cfg)
+	r.cfg.Hooks.Archived = cfg.Hooks.Archived
+	often := *r.config()
+	often.Retention.Schedule = "@every 1s" // more often than is allowed
+	r.effective.Store(&often)
+	r.begin()
+	select {
+	case batch := <-archived:
+		if batch.Events != 3 {
+			t.Errorf("archived %+v", batch)
+		}
+	case <-time.After(patience):
+		t.Error("nothing was archived")
+	}
 }

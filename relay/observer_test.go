@@ -68,6 +68,7 @@ func (o *observer) hooks(next Hooks) Hooks {
 		Notified: func(channel string, alert alert.Alert, err error) {
 			o.note(func() { o.notices = append(o.notices, notice{channel, alert, err}) })
 		},
+		Quarantined:   next.Quarantined,
 		Reloaded:      next.Reloaded,
 		DatabaseError: func(operation string, _ error) { o.note(func() { o.failures[operation]++ }) },
 	}

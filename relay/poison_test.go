@@ -11,9 +11,16 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-// unconstrained drops what keeps odd rows out: whoever writes them has got past it.
+// unruled lifts the rules of an event, which a disabled trigger or another program may have got past.
+func (db *database) unruled() {
+	db.Helper()
+	db.exec(`CREATE OR REPLACE FUNCTION outbox_refuse(rule text) RETURNS integer LANGUAGE sql AS 'SELECT 0'`)
+}
+
+// unconstrained drops everything that keeps odd rows out.
 func (db *database) unconstrained() {
 	db.Helper()
+	db.unruled()
 	db.exec(`DO $$ DECLARE c record; BEGIN
 		FOR c IN SELECT conrelid::regclass AS tab, conname FROM pg_constraint
 		         WHERE conrelid IN ('outbox'::regclass, 'outbox_delivery'::regclass) AND contype = 'c' LOOP

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -30,7 +31,7 @@ type Relay struct {
 	store   *store
 	chores  *store // the same, for what is done beside delivering: one statement at a time
 	session *session
-	guard   *guard
+	guard   *identity.Guard
 	wake    *wakeup
 	alerts  chan struct{} // there may be alerts to tell
 	parked  chan struct{} // there may be parked deliveries with a route
@@ -93,22 +94,22 @@ func New(cfg Config) (*Relay, error) {
 		r.lanes.add(newLane(e))
 	}
 	r.session = newSession(r)
-	r.guard = newGuard(r.guardConfig())
+	r.guard = identity.NewGuard(r.guardConfig())
 	r.watcher = r.newWatcher()
 	r.pressed = func() (string, bool) { reason := r.watcher.Pressure(); return reason, reason != "" }
 	r.hurry, r.abort = context.WithCancel(context.Background())
 	return r, nil
 }
 
-func (r *Relay) guardConfig() GuardConfig {
-	cfg := GuardConfig{
+func (r *Relay) guardConfig() identity.Config {
+	cfg := identity.Config{
 		Name: r.cfg.Name, Version: r.cfg.Version, Environment: r.cfg.Environment,
-		Interval: DefaultInterval, Grace: DefaultGrace, AlertEvery: alert.Retry,
+		Interval: identity.DefaultInterval, Grace: identity.DefaultGrace, AlertEvery: alert.Retry,
 		Log: r.cfg.Log, Quarantined: r.cfg.Hooks.Quarantined, Failed: r.databaseError,
 		Alert: func() { signal(r.alerts) }, Disown: func() { r.session.set(0, false) },
 	}
 	if conn := r.cfg.Pool.ConnConfig; conn != nil {
-		cfg.Address = databaseAddress(conn)
+		cfg.Address = identity.Address(conn)
 	}
 	return cfg
 }
@@ -147,7 +148,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	ctx, r.fail = context.WithCancelCause(ctx)
 	defer r.fail(nil)
 
-	r.guard.shut()
+	r.guard.Shut()
 	settling, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
 	doing, cutOff := context.WithCancel(context.WithoutCancel(ctx))
@@ -217,14 +218,14 @@ func (r *Relay) open(ctx context.Context, pooled bool) error {
 	if pooled {
 		settings = pg.SetPooled(cfg, r.cfg.Schema)
 	}
-	r.guard.watch(cfg, pooled)
+	r.guard.Watch(cfg, pooled)
 	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
 	if err != nil {
 		return fmt.Errorf("open database pool: %w", err)
 	}
 	r.pool, r.store = pool, &store{pool: pool}
 	if pooled {
-		r.store = &store{pool: pg.NewTransactions(pool, settings, r.guard.settings, elsewhere), deaf: r.cfg.Pooler.Session == nil}
+		r.store = &store{pool: pg.NewTransactions(pool, settings, r.guard.Prologue, identity.Explain), deaf: r.cfg.Pooler.Session == nil}
 	}
 	r.chores = &store{pool: pg.NewChores(r.store.pool)}
 	r.watcher.DB = r.chores.pool
@@ -264,7 +265,7 @@ func (r *Relay) alerter() *alert.Sender {
 	return &alert.Sender{
 		DB: r.chores.pool, Due: r.alerts, Config: func() alert.Config { return r.config().Alerts },
 		Alive:  r.alive,
-		Always: unguarded, Log: r.cfg.Log, Notified: r.cfg.Hooks.Notified, Failed: r.databaseError,
+		Always: identity.Unguarded, Log: r.cfg.Log, Notified: r.cfg.Hooks.Notified, Failed: r.databaseError,
 	}
 }
 
@@ -329,7 +330,7 @@ func (r *Relay) checkDatabase(ctx context.Context) error {
 
 // databaseError tells of a failed statement that will be repeated.
 func (r *Relay) databaseError(operation string, err error) {
-	if errors.Is(err, errGuarded) || errors.Is(err, errQuarantined) {
+	if errors.Is(err, identity.ErrGuarded) || errors.Is(err, identity.ErrQuarantined) {
 		return // the guard tells
 	}
 	line := r.cfg.Log.Error().Err(err).Str("operation", operation)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -326,23 +327,23 @@ func TestReloadOfRetention(t *testing.T) {
 	r := prepared(t, cfg)
 	jobs := r.newJobs()
 	plan := archivePlan{jobs: jobs}
-	schedules := func(keep Retention) int {
+	schedules := func(keep archive.Retention) int {
 		cfg.Retention = keep
 		r.reload(cfg)
 		plan.follow(t.Context(), r.Relay)
 		return len(jobs.Entries())
 	}
-	if n := schedules(Retention{ArchiveAfter: days}); n != 1 {
+	if n := schedules(archive.Retention{ArchiveAfter: days}); n != 1 {
 		t.Errorf("%d runs are planned, want 1", n)
 	}
 	first := jobs.Entries()[0].ID
-	if schedules(Retention{ArchiveAfter: days}); jobs.Entries()[0].ID != first {
+	if schedules(archive.Retention{ArchiveAfter: days}); jobs.Entries()[0].ID != first {
 		t.Error("planned anew although nothing changed")
 	}
-	if schedules(Retention{ArchiveAfter: 2 * days}); len(jobs.Entries()) != 1 || jobs.Entries()[0].ID == first {
+	if schedules(archive.Retention{ArchiveAfter: 2 * days}); len(jobs.Entries()) != 1 || jobs.Entries()[0].ID == first {
 		t.Error("not planned anew")
 	}
-	if n := schedules(Retention{}); n != 0 {
+	if n := schedules(archive.Retention{}); n != 0 {
 		t.Errorf("%d runs are planned, want none", n)
 	}
 }

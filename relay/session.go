@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
@@ -172,7 +173,7 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 			_ = on.conn.Close(closing)
 		}()
 	}
-	if err := s.relay.guard.await(ctx, on); err != nil || ctx.Err() != nil {
+	if err := s.relay.guard.Await(ctx, on); err != nil || ctx.Err() != nil {
 		return false, err
 	}
 	var findDeadFrom time.Time
@@ -189,7 +190,7 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 	for {
 		if !time.Now().Before(nextBeat) {
 			on.flood = 0
-			if err := s.relay.guard.recheck(ctx, on, s.relay.store.pool, on.conn != nil); err != nil && ctx.Err() == nil {
+			if err := s.relay.guard.Recheck(ctx, on, s.relay.store.pool, on.conn != nil); err != nil && ctx.Err() == nil {
 				return true, err
 			}
 			if err := s.beat(ctx, on, !time.Now().Before(findDeadFrom)); err != nil && ctx.Err() == nil {
@@ -317,7 +318,7 @@ func (s *session) enter(ctx context.Context, on *standing) error {
 	if err != nil {
 		return err
 	}
-	s.relay.guard.admit(instance)
+	s.relay.guard.Admit(instance)
 	if before := s.started; !before.IsZero() && !before.Equal(started) {
 		s.relay.pool.Reset() // a connection made meanwhile may have reached the server while it was stopping
 	}
@@ -358,7 +359,7 @@ func (s *session) sameDatabase(ctx context.Context, on *standing) error {
 	if err != nil {
 		return err
 	}
-	there, err := whereabouts(unguarded(ctx), s.relay.store.pool)
+	there, err := whereabouts(identity.Unguarded(ctx), s.relay.store.pool)
 	if err != nil {
 		return err
 	}

@@ -53,7 +53,7 @@ func (s *store) releaseParked(ctx context.Context, step, latest int64, from *int
 		return err
 	})
 	if err != nil {
-		return parkedRange{}, fmt.Errorf("release parked deliveries: %w", withRoleHint(err))
+		return parkedRange{}, fmt.Errorf("release parked deliveries: %w", pg.WithRoleHint(err))
 	}
 	return r, nil
 }

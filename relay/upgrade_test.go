@@ -43,7 +43,7 @@ func TestRevertedSchemaEndsTheRelay(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(t.Context()) }()
 	r.instance()
-	db.exec(`DELETE FROM outbox_schema_version WHERE version_id > 8; ALTER TABLE outbox_relay DROP COLUMN lease`)
+	db.exec(`DELETE FROM outbox_schema_version WHERE version_id > 2; ALTER TABLE outbox_relay DROP COLUMN lease`)
 	endedBySchema(t, ended)
 }
 
@@ -57,7 +57,7 @@ func TestSchemaRevertedWhileAwayEndsTheRelay(t *testing.T) {
 	go func() { ended <- r.Run(t.Context()) }()
 	r.instance()
 	must(t, pgx.BeginFunc(t.Context(), db.pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), `DELETE FROM outbox_schema_version WHERE version_id > 8; ALTER TABLE outbox_relay DROP COLUMN lease;
+		_, err := tx.Exec(t.Context(), `DELETE FROM outbox_schema_version WHERE version_id > 2; ALTER TABLE outbox_relay DROP COLUMN lease;
 			SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`)
 		return err
 	}))

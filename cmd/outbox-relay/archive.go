@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/archive"
 )
 
 type archiveCmd struct {
@@ -43,7 +44,7 @@ func (cmd archiveRunCmd) Run(inv *invocation) error {
 	}
 	keep := c.retention()
 	keep.Batch = cmd.Batch
-	var done relay.ArchiveResult
+	var done archive.Result
 	progress := archiveProgress{out: inv.Stderr, terminal: isTerminal(inv.Stderr), told: time.Now()}
 	err = inv.askWith(c, func(ctx context.Context, ops *relay.Ops) (err error) {
 		archive := ops.Archive
@@ -58,23 +59,23 @@ func (cmd archiveRunCmd) Run(inv *invocation) error {
 	return err
 }
 
-func (cmd archiveRunCmd) print(w io.Writer, done relay.ArchiveResult, complete bool) error {
+func (cmd archiveRunCmd) print(w io.Writer, done archive.Result, complete bool) error {
 	type report struct {
 		DryRun   bool `json:"dry_run"`
 		Complete bool `json:"complete"`
-		relay.ArchiveResult
+		archive.Result
 	}
 	return show(w, cmd.JSON, report{cmd.DryRun, complete, done}, func(w io.Writer, r report) error {
 		verb := "done: "
 		if r.DryRun {
 			verb = "to be done: "
 		}
-		_, err := fmt.Fprintln(w, verb+archiveSummary(r.ArchiveResult))
+		_, err := fmt.Fprintln(w, verb+archiveSummary(r.Result))
 		return err
 	})
 }
 
-func archiveSummary(done relay.ArchiveResult) string {
+func archiveSummary(done archive.Result) string {
 	months := plain.Plural(len(done.Months), "month", "months") + " dropped"
 	if len(done.Months) > 0 {
 		months += " (" + strings.Join(done.Months, ", ") + ")"
@@ -94,7 +95,7 @@ type archiveProgress struct {
 	drawn    bool
 }
 
-func (p *archiveProgress) tell(now relay.ArchiveProgress) {
+func (p *archiveProgress) tell(now archive.Progress) {
 	interval := archiveInterval
 	if p.terminal {
 		interval = 100 * time.Millisecond

@@ -3,17 +3,17 @@ package main
 import (
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/archive"
 )
 
 // retentionFields are the settings of what is kept for how long.
 func retentionFields() []field {
 	return []field{
-		{path: "retention.archive_after", env: "RETENTION_ARCHIVE_AFTER", kind: one("720h", parseKept), standard: relay.DefaultArchiveAfter},
-		{path: "retention.delete_after", env: "RETENTION_DELETE_AFTER", kind: one("8760h", parseKept), standard: relay.DefaultDeleteAfter},
-		{path: "retention.attempts", env: "RETENTION_ATTEMPTS", kind: one("2160h", parseKept), standard: relay.DefaultKeepAttempts},
-		{path: "retention.processed_events", env: "RETENTION_PROCESSED_EVENTS", kind: one("2160h", parseKept), standard: relay.DefaultKeepProcessed},
-		{path: "retention.schedule", env: "RETENTION_SCHEDULE", kind: one(`"17 3 * * *"`, parseText), standard: relay.DefaultArchiveSchedule},
+		{path: "retention.archive_after", env: "RETENTION_ARCHIVE_AFTER", kind: one("720h", parseKept), standard: archive.DefaultArchiveAfter},
+		{path: "retention.delete_after", env: "RETENTION_DELETE_AFTER", kind: one("8760h", parseKept), standard: archive.DefaultDeleteAfter},
+		{path: "retention.attempts", env: "RETENTION_ATTEMPTS", kind: one("2160h", parseKept), standard: archive.DefaultKeepAttempts},
+		{path: "retention.processed_events", env: "RETENTION_PROCESSED_EVENTS", kind: one("2160h", parseKept), standard: archive.DefaultKeepProcessed},
+		{path: "retention.schedule", env: "RETENTION_SCHEDULE", kind: one(`"17 3 * * *"`, parseText), standard: archive.DefaultArchiveSchedule},
 	}
 }
 
@@ -26,8 +26,8 @@ func parseKept(text string) (time.Duration, string) {
 }
 
 // retention returns what the relay, and the command that does its work by hand, are told to keep.
-func (c *config) retention() relay.Retention {
-	return relay.Retention{
+func (c *config) retention() archive.Retention {
+	return archive.Retention{
 		ArchiveAfter:    get[time.Duration](c, "retention.archive_after"),
 		DeleteAfter:     get[time.Duration](c, "retention.delete_after"),
 		Attempts:        get[time.Duration](c, "retention.attempts"),

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -264,7 +265,7 @@ retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_even
 		Routes:    []relay.Route{{Event: "x.*", To: []string{"a", "b"}}, {Event: "y", To: []string{"b"}}},
 		Egress:    post.Egress{AllowPrivate: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}, Proxy: "http://p:21"},
 		Alerts:    alert.Config{Window: 17 * time.Minute, LagOver: 18 * time.Minute, HorizonOver: 23 * time.Minute, Channels: got.Alerts.Channels},
-		Retention: relay.Retention{DeleteAfter: 9000 * time.Hour, Attempts: 24 * time.Hour, ProcessedEvents: 2000 * time.Hour, Schedule: "@daily"},
+		Retention: archive.Retention{DeleteAfter: 9000 * time.Hour, Attempts: 24 * time.Hour, ProcessedEvents: 2000 * time.Hour, Schedule: "@daily"},
 	}
 	if !reflect.DeepEqual(got, want) { // which follows pointers
 		t.Errorf("got\n%+v\nwant\n%+v", got, want)

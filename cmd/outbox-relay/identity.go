@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/identity"
 )
 
 type identityCmd struct {
@@ -149,7 +150,7 @@ func (inv *invocation) warnQuarantined(ops *relay.Ops, environment string) error
 }
 
 // describe names a database by what a person knows it by.
-func describe(id relay.Identity) string {
+func describe(id identity.Identity) string {
 	text := strings.Join(id.Addresses, " or ")
 	if id.Environment != "" {
 		text += fmt.Sprintf(" as environment %q", id.Environment)
@@ -158,7 +159,7 @@ func describe(id relay.Identity) string {
 }
 
 // because repeats why somebody has to decide.
-func because(r relay.IdentityReport) string {
+func because(r identity.Report) string {
 	var texts []string
 	for _, d := range r.Differences {
 		texts = append(texts, d.String())
@@ -172,10 +173,10 @@ func because(r relay.IdentityReport) string {
 	return printable(" (" + strings.Join(texts, "; ") + ")")
 }
 
-func printIdentity(w io.Writer, r relay.IdentityReport) error {
+func printIdentity(w io.Writer, r identity.Report) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "\tRECORDED\tFOUND")
-	recorded := relay.Identity{}
+	recorded := identity.Identity{}
 	if r.Recorded != nil {
 		recorded = *r.Recorded
 	}
@@ -212,7 +213,7 @@ func printIdentity(w io.Writer, r relay.IdentityReport) error {
 }
 
 // identityAdvice says what to do about a report.
-func identityAdvice(r relay.IdentityReport) string {
+func identityAdvice(r identity.Report) string {
 	switch {
 	case r.Recorded == nil:
 		return "No relay has worked here yet: the first one records the database as its own."

@@ -27,7 +27,7 @@ var (
 		"consumer/examples/gorm", "consumer/examples/svix", "consumer/examples/stripe", "consumer/examples/worker",
 		"consumer/elsewhere",
 		"internal/webhook", "internal/check", "internal/plain", "internal/inboxops", "internal/admin", "internal/archtest",
-		"internal/localpg", "internal/localpg/pgtest", "internal/localpg/withpg", "internal/localserver",
+		"internal/localpg", "internal/localpg/pgtest", "internal/localpg/withpg", "internal/localserver", "internal/relaytest",
 	}
 
 	// Names that say nothing about what is inside collect everything.

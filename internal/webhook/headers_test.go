@@ -21,10 +21,10 @@ func reservedPattern() string {
 	return `(^\{|", )"(` + dash.ReplaceAllStringFunc(pattern, func(s string) string { return s[:1] + `[^0-9A-Za-z"]` }) + `)": `
 }
 
-// The newest migration that defines the constraint's function must hold the list of this package.
+// The migration that defines the function of the rule must hold the list of this package.
 func TestSecurityMigrationsHoldTheReservedNames(t *testing.T) {
 	t.Parallel()
-	const path = "../../migrations/outbox/00019_headers_and_available_at.sql"
+	const path = "../../migrations/outbox/00001_event.sql"
 	migration, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

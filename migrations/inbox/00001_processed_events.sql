@@ -2,31 +2,96 @@
 
 -- +goose Up
 CREATE TABLE processed_events (
+    -- Two receivers in one database that get the same events must not take each other's for duplicates.
+    receiver          text COLLATE "C" NOT NULL,
     source            text COLLATE "C" NOT NULL,
     idempotency_key   text COLLATE "C" NOT NULL,
+    -- Of the sender: a duplicate that names another one is none.
+    destination       text COLLATE "C",
     event_type        text             NOT NULL DEFAULT '',
     event_version     integer          NOT NULL DEFAULT 1,
+    event_id          bigint,
     related_reference text,
+    -- succeeded, ignored, or recorded: inbox_events says what became of it. No CHECK here and below: PostgreSQL parses a table's
+    -- anew for every statement, and only the package consumer writes these rows.
     processing_state  text COLLATE "C" NOT NULL,
     -- SHA-256 of the body, to tell a duplicate from a reused key. NULL for events of a transport without bytes to compare.
     payload_hash      bytea,
     received_at       timestamptz      NOT NULL DEFAULT now(),
     processed_at      timestamptz,
+    -- Until when the sender may send the event again.
+    not_after         timestamptz,
     attempts          integer          NOT NULL DEFAULT 1,
     next_attempt_at   timestamptz,
     last_error        text,
     response_status   smallint,
-    response_headers  jsonb,
-    response_body     bytea,
     payload           bytea,
-    CONSTRAINT processed_events_pkey PRIMARY KEY (source, idempotency_key),
-    CONSTRAINT processed_events_state_is_known
-        CHECK (processing_state IN ('pending', 'processing', 'succeeded', 'ignored', 'failed')),
-    CONSTRAINT processed_events_key_is_1_to_255_bytes CHECK (octet_length(idempotency_key) BETWEEN 1 AND 255),
-    CONSTRAINT processed_events_payload_hash_is_sha256 CHECK (octet_length(payload_hash) = 32)
+    CONSTRAINT processed_events_pkey PRIMARY KEY (receiver, source, idempotency_key)
 );
 
 COMMENT ON TABLE processed_events IS 'Events this receiver has processed, by sender and idempotency key: the memory that suppresses duplicates.';
 
+-- The row of an event is what keeps its effect from happening twice, so nothing that the event's own transaction does may remove
+-- the row or make it another event's.
+-- +goose StatementBegin
+CREATE FUNCTION processed_events_keep() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RAISE EXCEPTION 'inbox: the event that is being processed keeps its row in processed_events'
+        USING ERRCODE = 'object_not_in_prerequisite_state',
+              HINT = 'Without the row the event would take effect again. Set what is personal in it to NULL instead.';
+END
+$$;
+-- +goose StatementEnd
+REVOKE ALL ON FUNCTION processed_events_keep() FROM PUBLIC;
+-- xmin is the transaction that inserted the row.
+CREATE TRIGGER processed_events_keep
+    BEFORE DELETE OR UPDATE OF receiver, source, idempotency_key ON processed_events
+    FOR EACH ROW WHEN (OLD.xmin = pg_current_xact_id_if_assigned()::xid) EXECUTE FUNCTION processed_events_keep();
+-- The setting is one that the package consumer makes in the transaction of an event.
+CREATE TRIGGER processed_events_keep_all
+    BEFORE TRUNCATE ON processed_events
+    FOR EACH STATEMENT WHEN (coalesce(current_setting('outbox_relay.lock_timeout', true), '') <> '') EXECUTE FUNCTION processed_events_keep();
+
+-- What the receiver may have forgotten, so that it refuses to guess.
+CREATE TABLE inbox_forgotten (
+    receiver         text COLLATE "C" NOT NULL,
+    source           text COLLATE "C" NOT NULL,
+    received_before  timestamptz      NOT NULL,
+    -- Shortly before the present received_before was committed.
+    announced_at     timestamptz      NOT NULL,
+    -- What stood in received_before until then. Rows from before it may be removed at once; see inbox_prune.
+    removable_before timestamptz      NOT NULL DEFAULT '-infinity',
+    CONSTRAINT inbox_forgotten_pkey PRIMARY KEY (receiver, source),
+    CONSTRAINT inbox_forgotten_keeps_the_last_day CHECK (received_before <= announced_at - interval '24 hours')
+);
+
+COMMENT ON TABLE inbox_forgotten IS 'By receiver and sender: rows of processed_events that were received before this moment may be gone. Events created before it that are not known are refused.';
+
+-- The newest version of each entity that a receiver has applied, so that a late event does not undo a newer one.
+--
+-- A row outlives its entity: it is what keeps a late update from bringing a deleted one back. Delete rows only of
+-- entities of which no event can come any more.
+CREATE TABLE inbox_freshness (
+    scope      text COLLATE "C" NOT NULL,
+    entity     text COLLATE "C" NOT NULL,
+    -- A version is a number, or a time and what decides between equal times.
+    sequence   bigint,
+    at         timestamptz,
+    tiebreak   bigint,
+    updated_at timestamptz      NOT NULL DEFAULT now(),
+    CONSTRAINT inbox_freshness_pkey PRIMARY KEY (scope, entity),
+    CONSTRAINT inbox_freshness_scope_is_1_to_255_bytes CHECK (octet_length(scope) BETWEEN 1 AND 255),
+    CONSTRAINT inbox_freshness_entity_is_1_to_255_bytes CHECK (octet_length(entity) BETWEEN 1 AND 255),
+    -- Also what refuses to compare the one kind with the other.
+    CONSTRAINT inbox_freshness_is_by_sequence_or_by_time
+        CHECK ((sequence IS NULL) <> (at IS NULL) AND (at IS NULL) = (tiebreak IS NULL))
+) WITH (fillfactor = 80); -- room for updates in place: no column of an index changes
+
+COMMENT ON TABLE inbox_freshness IS 'The newest version of each entity that was applied: what comes with an older one is stale.';
+
 -- +goose Down
+DROP TABLE inbox_freshness;
+DROP TABLE inbox_forgotten;
 DROP TABLE processed_events;
+DROP FUNCTION processed_events_keep();

@@ -2,6 +2,7 @@ package pg
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -9,19 +10,21 @@ import (
 
 // SQLSTATEs that call for more than another try.
 const (
-	ReadOnlyTransaction = "25006"
-	LockNotAvailable    = "55P03"
-	protocolViolation   = "08P01"
-	UndefinedTable      = "42P01"
-	undefinedColumn     = "42703"
-	undefinedFunction   = "42883"
-	wrongPassword       = "28P01"
-	wrongAuthorization  = "28000"
-	noSuchDatabase      = "3D000"
-	LacksPrivilege      = "42501"
-	tooManyConnections  = "53300"
-	noSuchSchema        = "3F000"
-	DivisionByZero      = "22012"
+	ReadOnlyTransaction  = "25006"
+	LockNotAvailable     = "55P03"
+	protocolViolation    = "08P01"
+	UndefinedTable       = "42P01"
+	undefinedColumn      = "42703"
+	undefinedFunction    = "42883"
+	wrongPassword        = "28P01"
+	wrongAuthorization   = "28000"
+	noSuchDatabase       = "3D000"
+	LacksPrivilege       = "42501"
+	tooManyConnections   = "53300"
+	noSuchSchema         = "3F000"
+	DivisionByZero       = "22012"
+	SerializationFailure = "40001"
+	DeadlockDetected     = "40P01"
 )
 
 // HasCode reports whether err is an error of the database with that SQLSTATE.
@@ -75,6 +78,19 @@ func SchemaMayDiffer(err error) bool {
 
 // ErrTwoDatabases says that a relay's session and its pool lead to different databases.
 var ErrTwoDatabases = errors.New("database.url and database.listen_url lead to different databases")
+
+// WithRoleHint adds which right an operator forgot to grant. The functions run with the rights of the owner of the tables: a
+// refusal for the schema means that owner, who makes the partitions of the archive.
+func WithRoleHint(err error) error {
+	var refused *pgconn.PgError
+	switch {
+	case !errors.As(err, &refused) || refused.Code != LacksPrivilege:
+		return err
+	case strings.Contains(refused.Message, "for schema"):
+		return fmt.Errorf("%w; GRANT CREATE on that schema to the owner of the tables", err)
+	}
+	return fmt.Errorf("%w; run migrations/roles.sql again, as the owner of the tables, and grant this login outbox_relay", err)
+}
 
 // Hint says what a person can do about a failed statement; empty: nothing but wait.
 func Hint(err error) string {

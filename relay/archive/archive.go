@@ -1,6 +1,7 @@
-package relay
+package archive
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/robfig/cron/v3"
 
+	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
@@ -53,8 +55,8 @@ type Retention struct {
 	Batch int
 }
 
-// ArchiveResult counts what was moved and removed.
-type ArchiveResult struct {
+// Result counts what was moved and removed.
+type Result struct {
 	// Events that moved into the archive, with their deliveries.
 	Events int64 `json:"events"`
 	// Months of the archive that were dropped, by their tables' names.
@@ -65,35 +67,18 @@ type ArchiveResult struct {
 	ProcessedEvents int64 `json:"processed_events"`
 }
 
-// ArchiveProgress is told after every batch.
-type ArchiveProgress struct {
+// Progress is told after every batch.
+type Progress struct {
 	// Total of this run so far.
-	Total ArchiveResult
+	Total Result
 	// Batch is what the last one added to it.
-	Batch ArchiveResult
+	Batch Result
 	// Waiting says why the run stands down for now, with the same totals; empty: it does not.
 	Waiting string
 }
 
 // ErrArchiving says that another session archives at the moment; what it does need not be done twice.
 var ErrArchiving = errors.New("another relay or command is archiving at the moment")
-
-// Archive moves settled events into the archive, drops the archive's old months, and prunes the log of attempts and a
-// receiver's memory, as keep says, in short transactions with pauses in between. It may be repeated after whatever ended
-// it: each batch happens as a whole or not at all. It returns what it did, together with the errors of what it could not
-// do; when ctx ends, after the batch at hand, with ctx's error; when another session archives, with [ErrArchiving].
-// progress, which may be nil, is called after every batch and must return at once.
-func (o *Ops) Archive(ctx context.Context, keep Retention, progress func(ArchiveProgress)) (ArchiveResult, error) {
-	a := archiver{q: o.pool, keep: keep, progress: progress}
-	return a.run(ctx)
-}
-
-// ArchiveDue counts what [Ops.Archive] would do now, and changes nothing. It goes through the same rows, at the same
-// pace.
-func (o *Ops) ArchiveDue(ctx context.Context, keep Retention, progress func(ArchiveProgress)) (ArchiveResult, error) {
-	a := archiver{q: o.pool, keep: keep, progress: progress, rehearsal: true}
-	return a.run(ctx)
-}
 
 const (
 	// archiveRest is how many times as long as a batch took the pause behind it lasts: deliveries share the database
@@ -111,31 +96,46 @@ const (
 	pageBatch = 16
 )
 
-// An archiver does one run.
-type archiver struct {
-	q         pg.DB
-	keep      Retention
-	rehearsal bool // change nothing
-	progress  func(ArchiveProgress)
-	// pressed says why the database needs to be left alone for now. nil: never.
-	pressed func() (reason string, pressed bool)
+// A Job is one run of the archive.
+type Job struct {
+	// DB is where the tables are. Statements run one after the other.
+	DB pg.DB
+	// Keep says what to move and to remove.
+	Keep Retention
+	// Progress follows every batch, and must return at once. nil: nothing does.
+	Progress func(Progress)
+	// Pressed says why the database needs to be left alone for now. nil: never.
+	Pressed func() (reason string, pressed bool)
 
-	total ArchiveResult
+	rehearsal bool // change nothing
+	total     Result
+}
+
+// Run moves settled events into the archive, drops the archive's old months, and prunes the log of attempts and a
+// receiver's memory, as Keep says, in short transactions with pauses in between. It may be repeated after whatever ended
+// it: each batch happens as a whole or not at all. It returns what it did, together with the errors of what it could not
+// do; when ctx ends, after the batch at hand, with ctx's error; when another session archives, with [ErrArchiving].
+func (a Job) Run(ctx context.Context) (Result, error) { return a.run(ctx) }
+
+// Rehearse counts what [Job.Run] would do now, and changes nothing. It goes through the same rows, at the same pace.
+func (a Job) Rehearse(ctx context.Context) (Result, error) {
+	a.rehearsal = true
+	return a.run(ctx)
 }
 
 // run does what is due. What fails does not keep the rest from being done.
-func (a *archiver) run(ctx context.Context) (ArchiveResult, error) {
+func (a *Job) run(ctx context.Context) (Result, error) {
 	a.total.Months = []string{}
-	setDefault(&a.keep.Batch, DefaultArchiveBatch)
+	a.Keep.Batch = cmp.Or(a.Keep.Batch, DefaultArchiveBatch)
 	var failures []error
 	for _, part := range []struct {
 		olderThan time.Duration
 		do        func(context.Context, time.Duration) error
 	}{
-		{a.keep.ArchiveAfter, a.walk(archiveWalk{"archive events", archiveEvents, math.MinInt64, a.keep.Batch}, func(n int64) ArchiveResult { return ArchiveResult{Events: n} })},
-		{a.keep.DeleteAfter, a.dropMonths},
-		{a.keep.Attempts, a.walk(archiveWalk{"prune attempts", pruneAttempts, math.MinInt64, attemptBatch}, func(n int64) ArchiveResult { return ArchiveResult{Attempts: n} })},
-		{a.keep.ProcessedEvents, a.walk(archiveWalk{"prune processed_events", pruneProcessedEvents, 0, pageBatch}, func(n int64) ArchiveResult { return ArchiveResult{ProcessedEvents: n} })},
+		{a.Keep.ArchiveAfter, a.walk(archiveWalk{"archive events", archiveEvents, math.MinInt64, a.Keep.Batch}, func(n int64) Result { return Result{Events: n} })},
+		{a.Keep.DeleteAfter, a.dropMonths},
+		{a.Keep.Attempts, a.walk(archiveWalk{"prune attempts", pruneAttempts, math.MinInt64, attemptBatch}, func(n int64) Result { return Result{Attempts: n} })},
+		{a.Keep.ProcessedEvents, a.walk(archiveWalk{"prune processed_events", pruneProcessedEvents, 0, pageBatch}, func(n int64) Result { return Result{ProcessedEvents: n} })},
 	} {
 		if part.olderThan <= 0 {
 			continue
@@ -153,11 +153,11 @@ func (a *archiver) run(ctx context.Context) (ArchiveResult, error) {
 }
 
 // walk returns a function that goes through the whole table; count turns what a batch did into a result.
-func (a *archiver) walk(w archiveWalk, count func(int64) ArchiveResult) func(context.Context, time.Duration) error {
+func (a *Job) walk(w archiveWalk, count func(int64) Result) func(context.Context, time.Duration) error {
 	return func(ctx context.Context, olderThan time.Duration) error {
 		cursor := w.from
 		return a.paced(ctx, func() (bool, error) {
-			batch, err := w.step(ctx, a.q, cursor, olderThan, a.rehearsal)
+			batch, err := w.step(ctx, a.DB, cursor, olderThan, a.rehearsal)
 			if err != nil {
 				return false, err
 			}
@@ -172,22 +172,22 @@ func (a *archiver) walk(w archiveWalk, count func(int64) ArchiveResult) func(con
 }
 
 // dropMonths drops the months of the archive that are old enough, one in each transaction.
-func (a *archiver) dropMonths(ctx context.Context, olderThan time.Duration) error {
+func (a *Job) dropMonths(ctx context.Context, olderThan time.Duration) error {
 	after := ""
 	return a.paced(ctx, func() (bool, error) {
-		name, err := dropOldest(ctx, a.q, olderThan, a.rehearsal, after)
+		name, err := dropOldest(ctx, a.DB, olderThan, a.rehearsal, after)
 		if err != nil || name == "" {
 			return false, err
 		}
 		after = name
-		a.tell(ArchiveResult{Months: []string{name}}, "")
+		a.tell(Result{Months: []string{name}}, "")
 		return true, nil
 	})
 }
 
 // paced repeats step while there is more to do, each after a rest that is in proportion to what the last one took, and
 // only while the database is not under pressure.
-func (a *archiver) paced(ctx context.Context, step func() (more bool, err error)) error {
+func (a *Job) paced(ctx context.Context, step func() (more bool, err error)) error {
 	failed := 0
 	for {
 		if err := a.standDown(ctx); err != nil {
@@ -213,16 +213,16 @@ func (a *archiver) paced(ctx context.Context, step func() (more bool, err error)
 }
 
 // standDown waits while the database is under pressure.
-func (a *archiver) standDown(ctx context.Context) error {
+func (a *Job) standDown(ctx context.Context) error {
 	told := ""
-	for a.pressed != nil {
-		reason, pressed := a.pressed()
+	for a.Pressed != nil {
+		reason, pressed := a.Pressed()
 		if !pressed {
 			break
 		}
 		if reason != told {
 			told = reason
-			a.tell(ArchiveResult{}, reason)
+			a.tell(Result{}, reason)
 		}
 		if err := wait(ctx, archiveStandDown); err != nil {
 			return err
@@ -241,46 +241,25 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-func (a *archiver) tell(batch ArchiveResult, waiting string) {
+func (a *Job) tell(batch Result, waiting string) {
 	a.total.Events += batch.Events
 	a.total.Months = append(a.total.Months, batch.Months...)
 	a.total.Attempts += batch.Attempts
 	a.total.ProcessedEvents += batch.ProcessedEvents
-	if a.progress != nil {
-		a.progress(ArchiveProgress{Total: a.total, Batch: batch, Waiting: waiting})
+	if a.Progress != nil {
+		a.Progress(Progress{Total: a.total, Batch: batch, Waiting: waiting})
 	}
 }
 
-// archive is the relay's own run. The next one takes up whatever ended this one.
-func (r *Relay) archive(ctx context.Context) {
-	log := r.cfg.Log
-	a := archiver{q: r.chores.pool, keep: r.config().Retention, pressed: r.pressed, progress: func(p ArchiveProgress) {
-		if p.Waiting != "" {
-			log.Info().Str("reason", p.Waiting).Msg("archive: stands down while the database is under pressure")
-			return
-		}
-		if hook := r.cfg.Hooks.Archived; hook != nil {
-			hook(p.Batch)
-		}
-	}}
-	began := time.Now()
-	done, err := a.run(ctx)
-	if err != nil && ctx.Err() == nil && !errors.Is(err, ErrArchiving) {
-		r.databaseError("archive", err)
-	}
-	log.Info().Int64("events", done.Events).Strs("months_dropped", done.Months).Int64("attempts", done.Attempts).
-		Int64("processed_events", done.ProcessedEvents).Dur("took", time.Since(began)).Bool("complete", err == nil).Msg("archive")
-}
-
-// removes reports whether anything is ever to be done.
-func (k Retention) removes() bool {
+// Removes reports whether anything is ever to be done.
+func (k Retention) Removes() bool {
 	return k.ArchiveAfter > 0 || k.DeleteAfter > 0 || k.Attempts > 0 || k.ProcessedEvents > 0
 }
 
-// schedule returns when to do it, or what is wrong with that.
-func (k Retention) schedule() (cron.Schedule, string) {
+// Plan returns when to archive, or what is wrong with Schedule.
+func (k Retention) Plan() (cron.Schedule, string) {
 	const example = `write one such as "17 3 * * *": minute, hour, day of the month, month, day of the week, in UTC`
-	setDefault(&k.Schedule, DefaultArchiveSchedule)
+	k.Schedule = cmp.Or(k.Schedule, DefaultArchiveSchedule)
 	if strings.Contains(k.Schedule, "TZ=") { // the parser takes it, and panics over one that is cut short
 		return nil, "names a time zone, where an hour is skipped or repeated; " + example
 	}
@@ -291,9 +270,9 @@ func (k Retention) schedule() (cron.Schedule, string) {
 	return schedule, ""
 }
 
-// retention comes last: what it compares with has been checked by then.
-func (v *validator) retention(c Config) {
-	k := c.Retention
+// Problems returns every mistake in the settings, which stand under path.
+func (k Retention) Problems(path string) []check.Problem {
+	var v check.Problems
 	for _, kept := range []struct {
 		name       string
 		age, least time.Duration
@@ -303,29 +282,17 @@ func (v *validator) retention(c Config) {
 		{"attempts", k.Attempts, leastKept},
 		{"processed_events", k.ProcessedEvents, leastKept},
 	} {
-		v.Require(kept.age >= 0, "retention."+kept.name, "%s is negative; write a duration such as 720h, or 0 for ever", kept.age)
-		v.Require(kept.age <= 0 || kept.age >= kept.least, "retention."+kept.name,
+		v.Require(kept.age >= 0, path+"."+kept.name, "%s is negative; write a duration such as 720h, or 0 for ever", kept.age)
+		v.Require(kept.age <= 0 || kept.age >= kept.least, path+"."+kept.name,
 			"%s is too short: the database refuses less than %.0fh; write %.0[2]fh or more, or 0 for ever", kept.age, kept.least.Hours())
 	}
-	v.Require(k.Batch >= 0 && k.Batch <= 10_000, "retention.batch", "%d is out of range; write 1 to 10000", k.Batch)
-	v.Require(k.DeleteAfter == 0 || k.DeleteAfter >= k.ArchiveAfter, "retention.delete_after",
-		"%s is shorter than retention.archive_after (%s), so that what is archived would be dropped at once; write %s or more, or 0 for ever",
-		k.DeleteAfter, k.ArchiveAfter, k.ArchiveAfter)
-	schedule, problem := k.schedule()
-	v.Require(problem == "", "retention.schedule", "%s", problem)
+	v.Require(k.Batch >= 0 && k.Batch <= 10_000, path+".batch", "%d is out of range; write 1 to 10000", k.Batch)
+	v.Require(k.DeleteAfter == 0 || k.DeleteAfter >= k.ArchiveAfter, path+".delete_after",
+		"%s is shorter than %s.archive_after (%s), so that what is archived would be dropped at once; write %s or more, or 0 for ever",
+		k.DeleteAfter, path, k.ArchiveAfter, k.ArchiveAfter)
+	schedule, problem := k.Plan()
+	v.Require(problem == "", path+".schedule", "%s", problem)
 	every, constant := schedule.(cron.ConstantDelaySchedule)
-	v.Require(!constant || every.Delay >= time.Minute, "retention.schedule", "%q is too often; write @every 1m or more", k.Schedule)
-	if len(v.Problems) > 0 {
-		return // the retry policies may be nonsense
-	}
-	var longest time.Duration
-	var name string
-	for _, d := range c.Destinations {
-		if d.Retry.Promise > longest {
-			longest, name = d.Retry.Promise, d.Name
-		}
-	}
-	v.Require(k.ProcessedEvents == 0 || k.ProcessedEvents >= longest, "retention.processed_events",
-		"%s is shorter than destinations.%s.retry.horizon (%s), until when a duplicate may come, and would be processed again; write %.0fh or more, or 0 for ever, or a shorter horizon",
-		k.ProcessedEvents, name, longest, math.Ceil(longest.Hours()))
+	v.Require(!constant || every.Delay >= time.Minute, path+".schedule", "%q is too often; write @every 1m or more", k.Schedule)
+	return v
 }

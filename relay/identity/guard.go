@@ -1,4 +1,4 @@
-package relay
+package identity
 
 import (
 	"context"
@@ -14,10 +14,10 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
-// guard keeps this relay from working on a copy of its database. The session asks it before it registers and now and
+// Guard keeps this relay from working on a copy of its database. The session asks it before it registers and now and
 // then afterwards; the pool asks it for every connection, so that no statement runs where the session did not look.
-type guard struct {
-	cfg GuardConfig
+type Guard struct {
+	cfg Config
 
 	mu sync.Mutex
 	// state of the pool.
@@ -63,17 +63,17 @@ const (
 )
 
 var (
-	// errGuarded keeps statements of the pool from a database that is not known to be this relay's. It is no failure of
+	// ErrGuarded keeps statements of the pool from a database that is not known to be this relay's. It is no failure of
 	// the database, and told elsewhere.
-	errGuarded = errors.New("no statement is run: the database is not, or not yet, accepted as this relay's")
+	ErrGuarded = errors.New("no statement is run: the database is not, or not yet, accepted as this relay's")
 	// errElsewhere says that two connections of one configuration lead to different databases.
 	errElsewhere = errors.New("the relay's session is not on the server that this connection leads to; does the address lead to several?")
-	// errQuarantined ends a session that was accepted before.
-	errQuarantined = errors.New("quarantined")
+	// ErrQuarantined ends a session that was accepted before.
+	ErrQuarantined = errors.New("quarantined")
 )
 
-// GuardConfig is what a Guard needs. Its functions must return at once; none but Quarantined may be nil.
-type GuardConfig struct {
+// Config is what a Guard needs. Its functions must return at once; none but Quarantined may be nil.
+type Config struct {
 	// Name, Version and Environment of the relay, as in its own configuration.
 	Name, Version, Environment string
 	// Address of the database as configured, see [Address].
@@ -98,25 +98,25 @@ type GuardConfig struct {
 	Disown func()
 }
 
-// newGuard returns a guard that lets every statement through until Shut is called.
-func newGuard(cfg GuardConfig) *guard { return &guard{cfg: cfg} }
+// NewGuard returns a guard that lets every statement through until Shut is called.
+func NewGuard(cfg Config) *Guard { return &Guard{cfg: cfg} }
 
-func (g *guard) set(state guardState, instance int32) {
+func (g *Guard) set(state guardState, instance int32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.state, g.instance = state, instance
 	g.session++
 }
 
-// shut lets the pool run no statement until a session is accepted.
-func (g *guard) shut() { g.set(guardShut, 0) }
+// Shut lets the pool run no statement until a session is accepted.
+func (g *Guard) Shut() { g.set(guardShut, 0) }
 
-// admit opens the pool to a relay that has registered as instance, on the database that await accepted.
-func (g *guard) admit(instance int32) { g.set(guardOpen, instance) }
+// Admit opens the pool to a relay that has registered as instance, on the database that await accepted.
+func (g *Guard) Admit(instance int32) { g.set(guardOpen, instance) }
 
-// settings returns the statement with which a transaction through a pooler begins, so that it goes no further on another
+// Prologue returns the statement with which a transaction through a pooler begins, so that it goes no further on another
 // database than the one that was accepted.
-func (g *guard) settings(ctx context.Context, names, values []string) (statement string, args []any) {
+func (g *Guard) Prologue(ctx context.Context, names, values []string) (statement string, args []any) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
@@ -129,7 +129,7 @@ func (g *guard) settings(ctx context.Context, names, values []string) (statement
 }
 
 // accepted remembers which database a session was accepted on.
-func (g *guard) accepted(id Identity) {
+func (g *Guard) accepted(id Identity) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.system, g.database = id.SystemIdentifier, id.DatabaseOID
@@ -137,14 +137,14 @@ func (g *guard) accepted(id Identity) {
 
 type unguardedKey struct{}
 
-// unguarded lets statements through to a database that is not accepted: the guard's own, and those about its alert.
-func unguarded(ctx context.Context) context.Context {
+// Unguarded lets statements through to a database that is not accepted: the guard's own, and those about its alert.
+func Unguarded(ctx context.Context) context.Context {
 	return context.WithValue(ctx, unguardedKey{}, true)
 }
 
-// watch makes a pool ask the guard for every connection. Connections that sessions share, behind a pooler, lead to
+// Watch makes a pool ask the guard for every connection. Connections that sessions share, behind a pooler, lead to
 // another place at any time, so that a comparison proves nothing.
-func (g *guard) watch(cfg *pgxpool.Config, pooled bool) {
+func (g *Guard) Watch(cfg *pgxpool.Config, pooled bool) {
 	before := cfg.PrepareConn
 	if legacy := cfg.BeforeAcquire; before == nil && legacy != nil { //nolint:staticcheck // the pool would ignore it beside PrepareConn
 		before = func(ctx context.Context, conn *pgx.Conn) (bool, error) { return legacy(ctx, conn), nil }
@@ -161,7 +161,7 @@ func (g *guard) watch(cfg *pgxpool.Config, pooled bool) {
 
 const comparedKey = "outbox-relay: compared with session"
 
-func (g *guard) prepareConn(ctx context.Context, conn *pgx.Conn, pooled bool) (fit bool, err error) {
+func (g *Guard) prepareConn(ctx context.Context, conn *pgx.Conn, pooled bool) (fit bool, err error) {
 	g.mu.Lock()
 	state, instance, session := g.state, g.instance, g.session
 	g.mu.Unlock()
@@ -169,11 +169,11 @@ func (g *guard) prepareConn(ctx context.Context, conn *pgx.Conn, pooled bool) (f
 	case state == guardPreparing || ctx.Value(unguardedKey{}) != nil:
 		return true, nil
 	case state == guardShut:
-		return true, errGuarded
+		return true, ErrGuarded
 	case pooled:
 		return true, nil
 	case instance == 0:
-		return true, errGuarded
+		return true, ErrGuarded
 	}
 	data := conn.PgConn().CustomData()
 	if data[comparedKey] == session {
@@ -190,10 +190,10 @@ func (g *guard) prepareConn(ctx context.Context, conn *pgx.Conn, pooled bool) (f
 	return true, nil
 }
 
-// await returns nil once the database behind h is this relay's: mostly at once, after a quarantine when somebody has
+// Await returns nil once the database behind h is this relay's: mostly at once, after a quarantine when somebody has
 // accepted it, or when ctx is done.
-func (g *guard) await(ctx context.Context, h pg.DB) error {
-	ctx = unguarded(ctx)
+func (g *Guard) Await(ctx context.Context, h pg.DB) error {
+	ctx = Unguarded(ctx)
 	g.beats = nil // of another connection, perhaps to another server
 	differences, err := g.look(ctx, h)
 	if err != nil {
@@ -215,23 +215,23 @@ func (g *guard) await(ctx context.Context, h pg.DB) error {
 	return resolveQuarantinedAlert(ctx, h)
 }
 
-// recheck returns an error if the database that was accepted is no longer this relay's. It looks now and then: what is
+// Recheck returns an error if the database that was accepted is no longer this relay's. It looks now and then: what is
 // recorded may change, and a pooler may lead elsewhere. pool is the one that the guard watches; hasSession reports whether h is a
 // session of its own, so that the two may lead to different databases.
-func (g *guard) recheck(ctx context.Context, h, pool pg.DB, hasSession bool) error {
+func (g *Guard) Recheck(ctx context.Context, h, pool pg.DB, hasSession bool) error {
 	pooled, isPooled := pool.(*pg.Transactions)
 	if !isPooled && time.Since(g.looked) < g.cfg.Interval {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(unguarded(ctx), pg.StatementTimeout)
+	ctx, cancel := context.WithTimeout(Unguarded(ctx), pg.StatementTimeout)
 	defer cancel()
 	differences, err := g.look(ctx, h)
 	if err != nil {
 		return err
 	}
 	if len(differences) > 0 {
-		g.shut()
-		return fmt.Errorf("%w: %s", errQuarantined, reasonOf(differences))
+		g.Shut()
+		return fmt.Errorf("%w: %s", ErrQuarantined, reasonOf(differences))
 	}
 	if isPooled && hasSession {
 		g.mu.Lock()
@@ -239,7 +239,7 @@ func (g *guard) recheck(ctx context.Context, h, pool pg.DB, hasSession bool) err
 		g.mu.Unlock()
 		same, err := sameDatabase(ctx, pooled, instance)
 		if err == nil && !same {
-			g.shut()
+			g.Shut()
 			err = errElsewhere
 		}
 		return err
@@ -249,7 +249,7 @@ func (g *guard) recheck(ctx context.Context, h, pool pg.DB, hasSession bool) err
 
 // look compares the database with what is recorded in it, records what may be, and returns the differences that are
 // left.
-func (g *guard) look(ctx context.Context, h pg.DB) ([]IdentityDifference, error) {
+func (g *Guard) look(ctx context.Context, h pg.DB) ([]Difference, error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	g.looked = time.Now()
@@ -299,7 +299,7 @@ func (g *guard) look(ctx context.Context, h pg.DB) ([]IdentityDifference, error)
 }
 
 // witnessed reports whether a relay works on this very server: its session is here, or its heartbeat moves.
-func (g *guard) witnessed(ctx context.Context, h pg.DB) (bool, error) {
+func (g *Guard) witnessed(ctx context.Context, h pg.DB) (bool, error) {
 	if known, err := sessionWitnessed(ctx, h); known || err != nil {
 		return known, err
 	}
@@ -318,8 +318,8 @@ func (g *guard) witnessed(ctx context.Context, h pg.DB) (bool, error) {
 }
 
 // quarantine does nothing but show itself and look again, until there is no difference left or ctx is done.
-func (g *guard) quarantine(ctx context.Context, h pg.DB, differences []IdentityDifference) (err error) {
-	g.shut()
+func (g *Guard) quarantine(ctx context.Context, h pg.DB, differences []Difference) (err error) {
+	g.Shut()
 	g.cfg.Disown()
 	defer func() {
 		leaving, cancel := context.WithTimeout(context.WithoutCancel(ctx), outTimeout)
@@ -357,7 +357,7 @@ func (g *guard) quarantine(ctx context.Context, h pg.DB, differences []IdentityD
 }
 
 // show registers this relay among the others as one that does nothing.
-func (g *guard) show(ctx context.Context, h pg.DB, reason string) error {
+func (g *Guard) show(ctx context.Context, h pg.DB, reason string) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	shown, err := registerQuarantined(ctx, h, g.shown,
@@ -370,7 +370,7 @@ func (g *guard) show(ctx context.Context, h pg.DB, reason string) error {
 }
 
 // announce tells about a quarantine: the hook and an alert once, the log now and then.
-func (g *guard) announce(ctx context.Context, h pg.DB, reason string) {
+func (g *Guard) announce(ctx context.Context, h pg.DB, reason string) {
 	cfg := g.cfg
 	if reason != g.announced || time.Since(g.repeated) >= announceInterval {
 		g.repeated = time.Now()

@@ -1,4 +1,4 @@
-package relay
+package identity
 
 import (
 	"context"
@@ -142,7 +142,7 @@ func sameDatabase(ctx context.Context, q pg.DB, instance int32) (same bool, err 
 	return same, nil
 }
 
-// What a transaction through a pooler begins with, in place of setForTransaction, once the relay has been accepted: on
+// What a transaction through a pooler begins with, in place of [pg.SetForTransaction], once the relay has been accepted: on
 // another database it divides by zero, and the statements behind it are not run. The pooler may lead elsewhere at any time.
 const setForTransactionThere = `
 SELECT count(set_config(s.name, s.value, true))
@@ -155,8 +155,8 @@ SELECT count(set_config(s.name, s.value, true))
        / (SELECT (oid::bigint = $3)::int FROM pg_database WHERE datname = current_database())
 FROM unnest($1::text[], $2::text[]) AS s (name, value)`
 
-// elsewhere says what a division by zero in them means.
-func elsewhere(err error) error {
+// Explain returns what an error of these statements means: a division by zero is another database.
+func Explain(err error) error {
 	if pg.HasCode(err, pg.DivisionByZero) {
 		return errElsewhere
 	}

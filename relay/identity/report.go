@@ -1,4 +1,4 @@
-package relay
+package identity
 
 import (
 	"context"
@@ -11,13 +11,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// IdentityReport compares a database with what relays were accepted on.
-type IdentityReport struct {
+// Report compares a database with what relays were accepted on.
+type Report struct {
 	// Recorded is nil as long as no relay has worked here.
 	Recorded *Identity `json:"recorded"`
 	// Found is the database as this connection sees it. Its environment and address are those of who asks.
-	Found       Identity             `json:"found"`
-	Differences []IdentityDifference `json:"differences"`
+	Found       Identity     `json:"found"`
+	Differences []Difference `json:"differences"`
 	// Quarantined relays run and wait for a decision.
 	Quarantined []QuarantinedRelay `json:"quarantined"`
 	// Working relays, by name, deliver from this very database.
@@ -26,7 +26,7 @@ type IdentityReport struct {
 
 // Reason says in one line why relays do nothing here; empty: they may work. Who asks from elsewhere under an address of
 // his own is no reason.
-func (r IdentityReport) Reason() string {
+func (r Report) Reason() string {
 	if len(r.Quarantined) > 0 {
 		return r.Quarantined[0].Reason
 	}
@@ -48,7 +48,7 @@ var (
 
 // Acceptable returns what accepting would record. For the relays that wait these are their addresses and environment;
 // if none does, those of who asks.
-func (r IdentityReport) Acceptable() (Identity, error) {
+func (r Report) Acceptable() (Identity, error) {
 	id := r.Found
 	var environments []string
 	if len(r.Quarantined) > 0 {
@@ -91,7 +91,7 @@ func (r IdentityReport) Acceptable() (Identity, error) {
 // Discardable returns nil if what is pending may be given up because the original delivers it: relays are quarantined
 // here, or the database is plainly another one. An unknown address alone may be that of somebody who looks at the
 // original from elsewhere.
-func (r IdentityReport) Discardable() error {
+func (r Report) Discardable() error {
 	switch {
 	case len(r.Working) > 0:
 		return fmt.Errorf("%w (%s), and deliver what is pending", ErrInUse, strings.Join(r.Working, ", "))
@@ -109,22 +109,22 @@ func (r IdentityReport) Discardable() error {
 
 // Compare returns what a database is and what is recorded of it, for a relay of the given environment that is configured as
 // pool is.
-func Compare(ctx context.Context, pool *pgxpool.Pool, environment string) (r IdentityReport, err error) {
+func Compare(ctx context.Context, pool *pgxpool.Pool, environment string) (r Report, err error) {
 	f, err := readFacts(ctx, pool)
 	if err != nil {
-		return IdentityReport{}, err
+		return Report{}, err
 	}
 	r.Recorded, r.Found = f.recorded, f.Identity
-	r.Found.Environment, r.Found.Addresses = environment, []string{databaseAddress(pool.Config().ConnConfig)}
-	r.Differences = []IdentityDifference{}
+	r.Found.Environment, r.Found.Addresses = environment, []string{Address(pool.Config().ConnConfig)}
+	r.Differences = []Difference{}
 	if r.Recorded != nil {
 		r.Differences = append(r.Differences, r.Found.differences(*r.Recorded)...)
 	}
 	if r.Quarantined, err = quarantinedRelays(ctx, pool); err != nil {
-		return IdentityReport{}, err
+		return Report{}, err
 	}
 	if r.Working, err = workingRelays(ctx, pool); err != nil {
-		return IdentityReport{}, err
+		return Report{}, err
 	}
 	return r, nil
 }

@@ -1,13 +1,13 @@
--- inbox_prune resolves no name through a schema in which others may create; see docs/decisions/0038-least-privilege.md.
+-- How a receiver forgets: what it processed long ago goes, and what is not known any more is refused and not guessed.
 
 -- +goose Up
 -- Removes what was finished, and received before a time that has been announced, from a range of the table's pages: no index
 -- is in the order of time, and receivers should not pay for one. What is old enough but not announced is announced, and goes
 -- when that has settled. It must be called in a transaction of its own.
---   only_source  NULL: of every sender
---   finished     no page is left
---   removed      how many rows
---   announced    how many are old enough but have to wait
+--   only_receiver  NULL: of all
+--   finished       no page is left
+--   removed        how many rows
+--   announced      how many are old enough but have to wait
 -- In a rehearsal nothing is announced or removed: it counts what would be removed, and what would have to wait.
 --
 -- What an inbox has recorded goes when the inbox is done with it, the event first and the memory of it behind that. Where the
@@ -25,7 +25,7 @@
 DO $do$
 BEGIN
     EXECUTE pg_catalog.replace(pg_catalog.replace($sql$
-CREATE OR REPLACE FUNCTION {schema}.inbox_prune(only_source text, from_page bigint, pages integer, older_than interval, rehearsal boolean,
+CREATE FUNCTION {schema}.inbox_prune(only_receiver text, from_page bigint, pages integer, older_than interval, rehearsal boolean,
     OUT next_page bigint, OUT finished boolean, OUT removed integer, OUT announced integer)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET TimeZone = UTC SET lock_timeout = '200ms' SET jit = off
@@ -51,24 +51,24 @@ BEGIN
     finished := next_page >= pg_relation_size(memory) / current_setting('block_size')::integer;
     removed := 0;
     announced := 0;
-    -- Senders in their order, so that two who prune at once do not wait for each other in a circle.
+    -- Receivers and their senders in their order, so that two who prune at once do not wait for each other in a circle.
     FOR old IN
-        SELECT e.source, max(greatest(e.since, i.processed_at)) AS latest, array_agg(e.place) AS places,
+        SELECT e.receiver, e.source, max(greatest(e.since, i.processed_at)) AS latest, array_agg(e.place) AS places,
                array_agg(greatest(e.since, i.processed_at)) AS times, array_agg(i.place) AS inbox_places
         FROM (
-            SELECT p.ctid AS place, p.source, p.idempotency_key, p.processing_state, p.not_after, greatest(p.received_at, p.processed_at) AS since
+            SELECT p.ctid AS place, p.receiver, p.source, p.idempotency_key, p.processing_state, p.not_after, greatest(p.received_at, p.processed_at) AS since
             FROM {schema}.processed_events p WHERE p.ctid >= first_row AND p.ctid < end_row
             OFFSET 0 -- or an index would do to sort by source
         ) e
         LEFT JOIN LATERAL (
             SELECT i.ctid AS place, i.processing_state, i.processed_at FROM {schema}.inbox_events i
-            WHERE e.processing_state = 'recorded' AND i.source = e.source AND i.idempotency_key = e.idempotency_key
+            WHERE e.processing_state = 'recorded' AND i.receiver = e.receiver AND i.source = e.source AND i.idempotency_key = e.idempotency_key
             OFFSET 0 -- or, planned while the table is empty, all of it would be read for each of them
         ) i ON true
         WHERE e.processing_state IN ('succeeded', 'ignored', 'recorded') AND e.since < cutoff AND (e.not_after < now()) IS NOT FALSE
           AND coalesce(i.processing_state, 'succeeded') IN ('succeeded', 'ignored') AND greatest(e.since, i.processed_at) < cutoff
-          AND (only_source IS NULL OR e.source = only_source)
-        GROUP BY e.source ORDER BY e.source
+          AND (only_receiver IS NULL OR e.receiver = only_receiver)
+        GROUP BY e.receiver, e.source ORDER BY e.receiver, e.source
     LOOP
         -- xmin is who announced. When that was two billion transactions ago it lies in the future, and its age is negative.
         SELECT f.received_before, f.removable_before,
@@ -76,14 +76,14 @@ BEGIN
                    SELECT FROM pg_stat_activity a
                    WHERE a.datname = current_database() AND a.backend_type = 'client backend' AND a.pid <> pg_backend_pid()
                      AND age(f.xmin) BETWEEN 0 AND age(a.backend_xmin)) AS settled
-        INTO mark FROM {schema}.inbox_forgotten f WHERE f.source = old.source;
+        INTO mark FROM {schema}.inbox_forgotten f WHERE f.receiver = old.receiver AND f.source = old.source;
         safe := CASE WHEN mark.settled THEN mark.received_before ELSE mark.removable_before END;
 
         -- Never while another announcement has not settled: this one would put off what that one allows.
         IF NOT rehearsal AND (mark.received_before IS NULL OR mark.settled AND old.latest >= mark.received_before) THEN
-            INSERT INTO {schema}.inbox_forgotten AS f (source, received_before, announced_at)
-            VALUES (old.source, cutoff, clock_timestamp())
-            ON CONFLICT (source) DO UPDATE
+            INSERT INTO {schema}.inbox_forgotten AS f (receiver, source, received_before, announced_at)
+            VALUES (old.receiver, old.source, cutoff, clock_timestamp())
+            ON CONFLICT (receiver, source) DO UPDATE
             SET removable_before = f.received_before, received_before = excluded.received_before, announced_at = excluded.announced_at
             WHERE f.received_before = mark.received_before;
         END IF;
@@ -100,7 +100,7 @@ BEGIN
                     FROM (
                         SELECT i.ctid AS place, i.* FROM {schema}.inbox_events i WHERE i.ctid = ANY (in_inbox) FOR UPDATE SKIP LOCKED
                     ) e
-                    WHERE CASE WHEN e.source = old.source AND e.processing_state IN ('succeeded', 'ignored') -- CASE, or an index would do
+                    WHERE CASE WHEN e.receiver = old.receiver AND e.source = old.source AND e.processing_state IN ('succeeded', 'ignored') -- CASE, or an index would do
                                     AND greatest(e.received_at, e.processed_at) < least(cutoff, safe) AND (e.not_after < now()) IS NOT FALSE
                           THEN true END));
             END IF;
@@ -111,12 +111,12 @@ BEGIN
                 FROM (
                     SELECT p.ctid AS place, p.* FROM {schema}.processed_events p WHERE p.ctid = ANY (due) FOR UPDATE SKIP LOCKED
                 ) e
-                WHERE CASE WHEN e.source = old.source AND e.processing_state IN ('succeeded', 'ignored', 'recorded')
+                WHERE CASE WHEN e.receiver = old.receiver AND e.source = old.source AND e.processing_state IN ('succeeded', 'ignored', 'recorded')
                                 AND greatest(e.received_at, e.processed_at) < least(cutoff, safe) AND (e.not_after < now()) IS NOT FALSE
                                 AND NOT (e.processing_state = 'recorded' AND EXISTS (
-                                    SELECT FROM {schema}.inbox_events i WHERE i.source = e.source AND i.idempotency_key = e.idempotency_key
+                                    SELECT FROM {schema}.inbox_events i WHERE i.receiver = e.receiver AND i.source = e.source AND i.idempotency_key = e.idempotency_key
                                     OFFSET 0)) -- or all that is in the inbox would be read first
-                      THEN pg_try_advisory_xact_lock(hashtextextended(e.source || E'\n' || e.idempotency_key, 122550254464888 # memory::bigint))
+                      THEN pg_try_advisory_xact_lock(hashtextextended(e.receiver || E'\n' || e.source || E'\n' || e.idempotency_key, 122550254464888 # memory::bigint))
                       END));
             GET DIAGNOSTICS gone = ROW_COUNT;
         END IF;
@@ -131,5 +131,4 @@ $do$;
 -- +goose StatementEnd
 
 -- +goose Down
--- The function keeps its new body: it works with the version before, and the old one would let others in again.
-SELECT 1;
+DROP FUNCTION inbox_prune(text, bigint, integer, interval, boolean);

@@ -1,4 +1,4 @@
-package relay
+package identity
 
 import (
 	"fmt"
@@ -29,14 +29,14 @@ type Identity struct {
 	RecordedAt *time.Time `json:"recorded_at,omitempty"`
 }
 
-// IdentityDifference is one respect in which a database is not the recorded one.
-type IdentityDifference struct {
+// Difference is one respect in which a database is not the recorded one.
+type Difference struct {
 	What     string `json:"what"` // "system identifier", "database oid", "environment" or "address"
 	Recorded string `json:"recorded"`
 	Found    string `json:"found"`
 }
 
-func (d IdentityDifference) String() string {
+func (d Difference) String() string {
 	return fmt.Sprintf("its %s is %s, recorded is %s", d.What, d.Found, d.Recorded)
 }
 
@@ -52,20 +52,20 @@ const differentAddress = "address"
 
 // differences returns in what respects a database, found under one address, is not the recorded one. What one of the two
 // does not say makes no difference. Neither does the timeline: it changes when a standby takes over.
-func (found Identity) differences(recorded Identity) (all []IdentityDifference) {
+func (found Identity) differences(recorded Identity) (all []Difference) {
 	number := func(what string, recorded, found int64) {
 		if recorded != found && recorded != 0 && found != 0 {
-			all = append(all, IdentityDifference{what, strconv.FormatInt(recorded, 10), strconv.FormatInt(found, 10)})
+			all = append(all, Difference{what, strconv.FormatInt(recorded, 10), strconv.FormatInt(found, 10)})
 		}
 	}
 	number("system identifier", recorded.SystemIdentifier, found.SystemIdentifier)
 	number("database oid", recorded.DatabaseOID, found.DatabaseOID)
 	if recorded.Environment != found.Environment && recorded.Environment != "" && found.Environment != "" {
-		all = append(all, IdentityDifference{"environment", strconv.Quote(recorded.Environment), strconv.Quote(found.Environment)})
+		all = append(all, Difference{"environment", strconv.Quote(recorded.Environment), strconv.Quote(found.Environment)})
 	}
 	for _, address := range found.Addresses {
 		if !slices.Contains(recorded.Addresses, address) {
-			all = append(all, IdentityDifference{differentAddress, strings.Join(recorded.Addresses, " or "), address})
+			all = append(all, Difference{differentAddress, strings.Join(recorded.Addresses, " or "), address})
 		}
 	}
 	return all
@@ -80,12 +80,12 @@ func (found Identity) news(recorded Identity) bool {
 }
 
 // onlyAddress reports whether nothing but the address differs: another spelling, perhaps, of the same place.
-func onlyAddress(differences []IdentityDifference) bool {
+func onlyAddress(differences []Difference) bool {
 	return len(differences) == 1 && differences[0].What == differentAddress
 }
 
 // reasonOf says in one line why a database is not the recorded one.
-func reasonOf(differences []IdentityDifference) string {
+func reasonOf(differences []Difference) string {
 	texts := make([]string, len(differences))
 	for i, d := range differences {
 		texts[i] = d.String()
@@ -98,8 +98,8 @@ const decide = "nothing is claimed or sent here. If this is where relays shall w
 	"moved, run: outbox-relay identity accept. If it is a copy, whose pending events the original delivers, run: " +
 	"outbox-relay identity discard-pending"
 
-// databaseAddress returns where a configuration leads, the same for every spelling of the same hosts.
-func databaseAddress(conn *pgx.ConnConfig) string {
+// Address returns where a configuration leads, the same for every spelling of the same hosts.
+func Address(conn *pgx.ConnConfig) string {
 	hosts := []string{address(conn.Host, conn.Port)}
 	for _, fallback := range conn.Fallbacks { // the other hosts, and each of them again without TLS
 		hosts = append(hosts, address(fallback.Host, fallback.Port))

@@ -1,14 +1,11 @@
-package relay
+package archive
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
@@ -58,7 +55,9 @@ func (w archiveWalk) step(ctx context.Context, q pg.DB, cursor int64, olderThan 
 	return result, nil
 }
 
-func (w archiveWalk) failed(err error) error { return fmt.Errorf("%s: %w", w.name, withRoleHint(err)) }
+func (w archiveWalk) failed(err error) error {
+	return fmt.Errorf("%s: %w", w.name, pg.WithRoleHint(err))
+}
 
 // A partition is dropped as a whole: nothing of it is read, and nothing is left for vacuum.
 const dropPartition = `SELECT outbox_drop_archive(make_interval(secs => $1::float8), $2::bool, $3::text)`
@@ -70,7 +69,7 @@ func dropOldest(ctx context.Context, q pg.DB, olderThan time.Duration, rehearsal
 	defer cancel()
 	var name *string
 	if err := q.QueryRow(ctx, dropPartition, olderThan.Seconds(), rehearsal, after).Scan(&name); err != nil {
-		return "", fmt.Errorf("drop month of the archive: %w", withRoleHint(err))
+		return "", fmt.Errorf("drop month of the archive: %w", pg.WithRoleHint(err))
 	}
 	if name == nil {
 		return "", nil
@@ -78,28 +77,7 @@ func dropOldest(ctx context.Context, q pg.DB, olderThan time.Duration, rehearsal
 	return *name, nil
 }
 
-// withRoleHint adds which right an operator forgot to grant. The functions run with the rights of the owner of the tables: a
-// refusal for the schema means that owner, who makes the partitions of the archive.
-func withRoleHint(err error) error {
-	var refused *pgconn.PgError
-	switch {
-	case !errors.As(err, &refused) || refused.Code != pg.LacksPrivilege:
-		return err
-	case strings.Contains(refused.Message, "for schema"):
-		return fmt.Errorf("%w; GRANT CREATE on that schema to the owner of the tables", err)
-	}
-	return fmt.Errorf("%w; run migrations/roles.sql again, as the owner of the tables, and grant this login outbox_relay", err)
-}
-
 // inTheWay reports whether a batch failed for something that may be over soon: somebody else's lock.
 func inTheWay(err error) bool {
-	var refused *pgconn.PgError
-	if !errors.As(err, &refused) {
-		return false
-	}
-	switch refused.Code {
-	case "55P03", "40001", "40P01": // lock_not_available, serialization_failure, deadlock_detected
-		return true
-	}
-	return false
+	return pg.HasCode(err, pg.LockNotAvailable) || pg.HasCode(err, pg.SerializationFailure) || pg.HasCode(err, pg.DeadlockDetected)
 }

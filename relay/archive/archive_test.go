@@ -1,4 +1,4 @@
-package relay
+package archive
 
 import (
 	"cmp"
@@ -11,42 +11,33 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
+
+func TestMain(m *testing.M) { pgtest.RunTests(m) }
 
 const days = 24 * time.Hour
 
-// aged adds events with the keys prefix-1 … prefix-n: created 40 days ago and delivered, to every route, 35 days ago.
-func (db *database) aged(n int, prefix string) {
-	db.Helper()
-	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at)
-		SELECT 't', '{"n": 1}', $1 || '-' || i, now() - interval '40 days', now() - interval '40 days' FROM generate_series(1, $2) i`, prefix, n)
-	db.exec(`UPDATE outbox_delivery d SET status = 'delivered', delivered_at = now() - interval '35 days', attempts = 1,
-		next_attempt_at = now() - interval '40 days', last_attempt_at = now() - interval '35 days'
-		FROM outbox o WHERE o.id = d.event_id AND o.idempotency_key LIKE $1 || '-%'`, prefix)
+type database struct{ *relaytest.Database }
+
+func newDatabase(t testing.TB, destinations ...string) *database {
+	t.Helper()
+	return &database{relaytest.New(t, destinations...)}
 }
 
 // archive runs Archive and fails the test on an error.
-func (db *database) archive(keep Retention) ArchiveResult {
+func (db *database) archive(keep Retention) Result {
 	db.Helper()
-	done, err := NewOps(db.pool).Archive(db.Context(), keep, nil)
-	must(db, err)
+	done, err := Job{DB: db.Pool, Keep: keep}.Run(db.Context())
+	relaytest.Must(db, err)
 	return done
-}
-
-// begin returns a transaction that does not outlive the test: closing the pool would wait for it.
-func (db *database) begin() pgx.Tx {
-	db.Helper()
-	tx, err := db.pool.Begin(db.Context())
-	must(db, err)
-	db.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(db.Context())) })
-	return tx
 }
 
 // wantKeys checks which events stand in a table.
 func (db *database) wantKeys(table string, want ...string) {
 	db.Helper()
-	if got := rows[string](db, `SELECT idempotency_key FROM `+table+` ORDER BY idempotency_key`); fmt.Sprint(got) != fmt.Sprint(want) {
+	if got := relaytest.Rows[string](db.Database, `SELECT idempotency_key FROM `+table+` ORDER BY idempotency_key`); fmt.Sprint(got) != fmt.Sprint(want) {
 		db.Errorf("in %s stand %q, want %q", table, got, want)
 	}
 }
@@ -78,11 +69,11 @@ func TestWhatIsArchived(t *testing.T) {
 		{"16-created-just-now", `SET delivered_at = now() - interval '35 days'`, false},
 		{"17-without-deliveries", ``, false},
 	} {
-		db.aged(1, c.name)
+		db.InsertOld(1, c.name)
 		key := c.name + "-1"
 		if c.change != "" {
 			set, condition, _ := strings.Cut(c.change, " WHERE ")
-			db.exec(`UPDATE outbox_delivery `+set+` WHERE event_id = (SELECT id FROM outbox WHERE idempotency_key = $1) AND `+cmp.Or(condition, "true"), key)
+			db.Exec(`UPDATE outbox_delivery `+set+` WHERE event_id = (SELECT id FROM outbox WHERE idempotency_key = $1) AND `+cmp.Or(condition, "true"), key)
 		}
 		if c.archived {
 			settled = append(settled, key)
@@ -90,14 +81,14 @@ func TestWhatIsArchived(t *testing.T) {
 			kept = append(kept, key)
 		}
 	}
-	db.exec(`ALTER TABLE outbox DISABLE TRIGGER outbox_is_immutable;
+	db.Exec(`ALTER TABLE outbox DISABLE TRIGGER outbox_is_immutable;
 		UPDATE outbox SET created_at = now() WHERE idempotency_key = '16-created-just-now-1';
 		DELETE FROM outbox_delivery WHERE event_id = (SELECT id FROM outbox WHERE idempotency_key = '17-without-deliveries-1')`)
-	before := row[int](db, `SELECT count(*) FROM outbox_delivery`)
+	before := relaytest.Row[int](db.Database, `SELECT count(*) FROM outbox_delivery`)
 
 	keep := Retention{ArchiveAfter: 30 * days, DeleteAfter: 365 * days, Attempts: 90 * days}
-	due, err := NewOps(db.pool).ArchiveDue(t.Context(), keep, nil)
-	must(t, err)
+	due, err := Job{DB: db.Pool, Keep: keep}.Rehearse(t.Context())
+	relaytest.Must(t, err)
 	if due.Events != int64(len(settled)) {
 		t.Errorf("%d events are said to be due, want %d", due.Events, len(settled))
 	}
@@ -108,10 +99,10 @@ func TestWhatIsArchived(t *testing.T) {
 	}
 	db.wantKeys("outbox_archive", settled...)
 	db.wantKeys("outbox", kept...)
-	if n := row[int](db, `SELECT count(*) FROM outbox_delivery`); n != before-2*len(settled) {
+	if n := relaytest.Row[int](db.Database, `SELECT count(*) FROM outbox_delivery`); n != before-2*len(settled) {
 		t.Errorf("%d of %d deliveries are left", n, before)
 	}
-	if n := row[int](db, `SELECT count(*) FROM outbox_archive WHERE jsonb_array_length(deliveries) = 2`); n != len(settled) {
+	if n := relaytest.Row[int](db.Database, `SELECT count(*) FROM outbox_archive WHERE jsonb_array_length(deliveries) = 2`); n != len(settled) {
 		t.Errorf("%d archived events have both deliveries", n)
 	}
 	if done := db.archive(keep); done.Events != 0 {
@@ -133,17 +124,17 @@ func TestArchiveBoundary(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
-			tx := db.begin()
+			tx := db.Begin()
 			for _, statement := range []string{
 				`INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at) VALUES ('t', '1', 'k', now() - interval '` + c.created + `', '2020-01-01')`,
 				`UPDATE outbox_delivery SET status = 'delivered', next_attempt_at = '2020-01-01', delivered_at = now() - interval '` + c.delivered + `'`,
 			} {
 				_, err := tx.Exec(t.Context(), statement)
-				must(t, err)
+				relaytest.Must(t, err)
 			}
 			var settled int
-			must(t, tx.QueryRow(t.Context(), `SELECT settled FROM outbox_archive_batch(0, 10, interval '720 hours', false)`).Scan(&settled))
-			must(t, tx.Rollback(t.Context()))
+			relaytest.Must(t, tx.QueryRow(t.Context(), `SELECT settled FROM outbox_archive_batch(0, 10, interval '720 hours', false)`).Scan(&settled))
+			relaytest.Must(t, tx.Rollback(t.Context()))
 			if settled != c.archived {
 				t.Errorf("archived %d, want %d", settled, c.archived)
 			}
@@ -155,36 +146,36 @@ func TestArchiveBoundary(t *testing.T) {
 func TestArchiveKeepsEverything(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t, "a", "b")
-	db.exec(`INSERT INTO outbox (event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers, available_at, created_at)
+	db.Exec(`INSERT INTO outbox (event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers, available_at, created_at)
 		VALUES ('invoice.issued', 3, '{"b" :1,"a":1e3, "a":2, "zero":"\u0000", "lone":"\ud800"}'::json, 'odd', 'customer-1', 'INV-1', '{"traceparent": "00-1"}', '2026-01-31 23:59:59.999999+00', '2026-01-31 23:59:59.999999+00'),
 		       ('big', 1, (SELECT json_agg(md5(i::text)) FROM generate_series(1, 20000) i), 'big', NULL, NULL, '{}', '2026-01-01 00:00:00+00', '2026-01-01 00:00:00+00')`)
-	db.exec(`UPDATE outbox_delivery SET status = 'delivered', attempts = 2, claim = 7, next_attempt_at = '2026-01-01', last_status = 204,
+	db.Exec(`UPDATE outbox_delivery SET status = 'delivered', attempts = 2, claim = 7, next_attempt_at = '2026-01-01', last_status = 204,
 		last_attempt_at = '2026-02-01 10:00:00.123456+00', delivered_at = '2026-02-01 10:00:00.123456+00' WHERE destination = 'b'`)
-	db.exec(`UPDATE outbox_delivery SET status = 'discarded', attempts = 8, next_attempt_at = '2026-01-01', last_reason = 'rejected', last_error = E'a "quoted"\nline' WHERE destination = 'a'`)
+	db.Exec(`UPDATE outbox_delivery SET status = 'discarded', attempts = 8, next_attempt_at = '2026-01-01', last_reason = 'rejected', last_error = E'a "quoted"\nline' WHERE destination = 'a'`)
 	inZone := func(zone string) {
-		db.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET TimeZone = %L', current_database(), ` + zone + `); END $$`)
-		db.pool.Reset()
+		db.Exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET TimeZone = %L', current_database(), ` + zone + `); END $$`)
+		db.Pool.Reset()
 	}
 	const columns = `concat_ws('|', id, event_type, event_version, md5(payload::text), idempotency_key, coalesce(ordering_key, '-'),
 		coalesce(related_reference, '-'), headers, available_at AT TIME ZONE 'UTC', created_at AT TIME ZONE 'UTC')`
 	inZone(`'UTC'`)
-	events := rows[string](db, `SELECT `+columns+` FROM outbox ORDER BY id`)
-	deliveries := rows[string](db, `SELECT event_id || (to_jsonb(d) - 'event_id')::text FROM outbox_delivery d ORDER BY event_id, destination`)
+	events := relaytest.Rows[string](db.Database, `SELECT `+columns+` FROM outbox ORDER BY id`)
+	deliveries := relaytest.Rows[string](db.Database, `SELECT event_id || (to_jsonb(d) - 'event_id')::text FROM outbox_delivery d ORDER BY event_id, destination`)
 
 	inZone(`'Asia/Kathmandu'`)
 	if done := db.archive(Retention{ArchiveAfter: 30 * days}); done.Events != 2 {
 		t.Fatalf("archived %+v", done)
 	}
-	if got := rows[string](db, `SELECT `+columns+` FROM outbox_archive ORDER BY id`); !reflect.DeepEqual(got, events) {
+	if got := relaytest.Rows[string](db.Database, `SELECT `+columns+` FROM outbox_archive ORDER BY id`); !reflect.DeepEqual(got, events) {
 		t.Errorf("events are\n%q, were\n%q", got, events)
 	}
-	if got := rows[string](db, `SELECT id || d::text FROM outbox_archive, jsonb_array_elements(deliveries) WITH ORDINALITY x (d, n) ORDER BY id, n`); !reflect.DeepEqual(got, deliveries) {
+	if got := relaytest.Rows[string](db.Database, `SELECT id || d::text FROM outbox_archive, jsonb_array_elements(deliveries) WITH ORDINALITY x (d, n) ORDER BY id, n`); !reflect.DeepEqual(got, deliveries) {
 		t.Errorf("deliveries are\n%q, were\n%q", got, deliveries)
 	}
-	if text := row[string](db, `SELECT payload::text FROM outbox_archive WHERE idempotency_key = 'odd'`); text != `{"b" :1,"a":1e3, "a":2, "zero":"\u0000", "lone":"\ud800"}` {
+	if text := relaytest.Row[string](db.Database, `SELECT payload::text FROM outbox_archive WHERE idempotency_key = 'odd'`); text != `{"b" :1,"a":1e3, "a":2, "zero":"\u0000", "lone":"\ud800"}` {
 		t.Errorf("the payload is %s", text)
 	}
-	if months := rows[string](db, `SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'outbox_archive'::regclass`); fmt.Sprint(months) != "[outbox_archive_202601]" {
+	if months := relaytest.Rows[string](db.Database, `SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'outbox_archive'::regclass`); fmt.Sprint(months) != "[outbox_archive_202601]" {
 		t.Errorf("months are %q", months)
 	}
 }
@@ -193,18 +184,18 @@ func TestArchiveKeepsEverything(t *testing.T) {
 func TestArchiveLeavesLockedDeliveries(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t, "a", "b")
-	db.aged(3, "key")
-	tx := db.begin()
+	db.InsertOld(3, "key")
+	tx := db.Begin()
 	_, err := tx.Exec(t.Context(), `UPDATE outbox_delivery SET status = 'pending', delivered_at = NULL
 		WHERE destination = 'b' AND event_id = (SELECT id FROM outbox WHERE idempotency_key = 'key-2')`)
-	must(t, err)
+	relaytest.Must(t, err)
 	if done := db.archive(Retention{ArchiveAfter: 30 * days}); done.Events != 2 {
 		t.Errorf("archived %+v", done)
 	}
-	must(t, tx.Commit(t.Context()))
+	relaytest.Must(t, tx.Commit(t.Context()))
 	db.archive(Retention{ArchiveAfter: 30 * days})
 	db.wantKeys("outbox", "key-2")
-	if n := row[int](db, `SELECT count(*) FROM outbox_delivery`); n != 2 {
+	if n := relaytest.Row[int](db.Database, `SELECT count(*) FROM outbox_delivery`); n != 2 {
 		t.Errorf("%d deliveries are left, want 2", n)
 	}
 }
@@ -214,14 +205,14 @@ func TestTwoArchivers(t *testing.T) {
 	t.Parallel()
 	const events, archivers = 3000, 4
 	db := newDatabase(t)
-	db.aged(events, "key")
+	db.InsertOld(events, "key")
 	var mu sync.Mutex
 	var moved int64
 	var completed int
 	var running sync.WaitGroup
 	for range archivers {
 		running.Go(func() {
-			done, err := NewOps(db.pool).Archive(t.Context(), Retention{ArchiveAfter: 30 * days, Batch: 50}, nil)
+			done, err := Job{DB: db.Pool, Keep: Retention{ArchiveAfter: 30 * days, Batch: 50}}.Run(t.Context())
 			if err != nil && !errors.Is(err, ErrArchiving) {
 				t.Error(err)
 			}
@@ -237,7 +228,7 @@ func TestTwoArchivers(t *testing.T) {
 	if moved != events || completed == 0 {
 		t.Errorf("%d events moved, %d archivers came to the end", moved, completed)
 	}
-	if n := row[int](db, `SELECT count(DISTINCT id) FROM outbox_archive`); n != events || row[int](db, `SELECT count(*) FROM outbox`) != 0 {
+	if n := relaytest.Row[int](db.Database, `SELECT count(DISTINCT id) FROM outbox_archive`); n != events || relaytest.Row[int](db.Database, `SELECT count(*) FROM outbox`) != 0 {
 		t.Errorf("%d of %d are in the archive", n, events)
 	}
 }
@@ -245,17 +236,17 @@ func TestTwoArchivers(t *testing.T) {
 func TestArchiveGivesWayToAnother(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	db.aged(1, "key")
-	db.exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason) VALUES (1, 1, '2020-01-01', 1, 1, 1, 'default', 'retry', 'x')`)
-	tx := db.begin()
+	db.InsertOld(1, "key")
+	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason) VALUES (1, 1, '2020-01-01', 1, 1, 1, 'default', 'retry', 'x')`)
+	tx := db.Begin()
 	_, err := tx.Exec(t.Context(), `LOCK TABLE ONLY outbox_archive IN SHARE UPDATE EXCLUSIVE MODE`)
-	must(t, err)
+	relaytest.Must(t, err)
 	for name, keep := range map[string]Retention{"events": {ArchiveAfter: days}, "attempts": {Attempts: days}} {
-		if done, err := NewOps(db.pool).Archive(t.Context(), keep, nil); !errors.Is(err, ErrArchiving) || done.Events+done.Attempts != 0 {
+		if done, err := (Job{DB: db.Pool, Keep: keep}).Run(t.Context()); !errors.Is(err, ErrArchiving) || done.Events+done.Attempts != 0 {
 			t.Errorf("%s: %+v, %v", name, done, err)
 		}
 	}
-	must(t, tx.Rollback(t.Context()))
+	relaytest.Must(t, tx.Rollback(t.Context()))
 	if done := db.archive(Retention{ArchiveAfter: days, Attempts: days}); done.Events != 1 || done.Attempts != 1 {
 		t.Errorf("then: %+v", done)
 	}
@@ -265,15 +256,15 @@ func TestArchiveGivesWayToAnother(t *testing.T) {
 func TestArchiveIsInterruptedBetweenBatches(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	db.aged(25, "key")
+	db.InsertOld(25, "key")
 	ctx, cancel := context.WithCancel(t.Context())
-	done, err := NewOps(db.pool).Archive(ctx, Retention{ArchiveAfter: 30 * days, Batch: 10}, func(p ArchiveProgress) {
+	done, err := Job{DB: db.Pool, Keep: Retention{ArchiveAfter: 30 * days, Batch: 10}, Progress: func(p Progress) {
 		if p.Batch.Events != 10 || p.Total.Events != 10 {
 			t.Errorf("progress is %+v", p)
 		}
 		cancel()
-	})
-	if !errors.Is(err, context.Canceled) || done.Events != 10 || row[int](db, `SELECT count(*) FROM outbox_archive`) != 10 {
+	}}.Run(ctx)
+	if !errors.Is(err, context.Canceled) || done.Events != 10 || relaytest.Row[int](db.Database, `SELECT count(*) FROM outbox_archive`) != 10 {
 		t.Errorf("interrupted: %+v, %v", done, err)
 	}
 	if done := db.archive(Retention{ArchiveAfter: 30 * days, Batch: 10}); done.Events != 15 {
@@ -284,19 +275,19 @@ func TestArchiveIsInterruptedBetweenBatches(t *testing.T) {
 func TestArchiveStandsDownUnderPressure(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	db.aged(1, "key")
+	db.InsertOld(1, "key")
 	ctx, cancel := context.WithCancel(t.Context())
 	pressed := true
 	told := ""
-	a := archiver{q: db.pool, keep: Retention{ArchiveAfter: 30 * days}, pressed: func() (string, bool) { return "old xmin", pressed }, progress: func(p ArchiveProgress) {
+	a := Job{DB: db.Pool, Keep: Retention{ArchiveAfter: 30 * days}, Pressed: func() (string, bool) { return "old xmin", pressed }, Progress: func(p Progress) {
 		told = p.Waiting
 		cancel()
 	}}
-	if done, err := a.run(ctx); !errors.Is(err, context.Canceled) || done.Events != 0 || told != "old xmin" {
+	if done, err := a.Run(ctx); !errors.Is(err, context.Canceled) || done.Events != 0 || told != "old xmin" {
 		t.Errorf("under pressure: %+v, %v, told %q", done, err, told)
 	}
 	pressed = false
-	if done, err := a.run(t.Context()); err != nil || done.Events != 1 || told != "" {
+	if done, err := a.Run(t.Context()); err != nil || done.Events != 1 || told != "" {
 		t.Errorf("without: %+v, %v, told %q", done, err, told)
 	}
 }
@@ -305,12 +296,12 @@ func TestArchiveStandsDownUnderPressure(t *testing.T) {
 func TestArchiveLooksBehindWhatItKeeps(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at) SELECT 't', '1', 'later-' || i, now() + interval '1 year' FROM generate_series(1, 20) i`)
-	db.aged(20, "failed")
-	db.exec(`UPDATE outbox_delivery SET status = 'failed', delivered_at = NULL WHERE status = 'delivered'`)
-	db.aged(1, "old")
-	db.insert(40, "young")
-	db.aged(1, "behind-the-young") // found when those have become old
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at) SELECT 't', '1', 'later-' || i, now() + interval '1 year' FROM generate_series(1, 20) i`)
+	db.InsertOld(20, "failed")
+	db.Exec(`UPDATE outbox_delivery SET status = 'failed', delivered_at = NULL WHERE status = 'delivered'`)
+	db.InsertOld(1, "old")
+	db.Insert(40, "young")
+	db.InsertOld(1, "behind-the-young") // found when those have become old
 	if done := db.archive(Retention{ArchiveAfter: 30 * days, Batch: 10}); done.Events != 1 {
 		t.Errorf("archived %+v", done)
 	}
@@ -321,12 +312,12 @@ func TestArchiveLooksBehindWhatItKeeps(t *testing.T) {
 func TestArchiveOfLargeEvents(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, created_at, available_at)
 		SELECT 't', to_json(repeat('x', 1000000)), 'large-' || i, '2026-01-01', '2026-01-01' FROM generate_series(1, 25) i`)
-	db.exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = '2026-01-01', next_attempt_at = '2026-01-01'`)
+	db.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = '2026-01-01', next_attempt_at = '2026-01-01'`)
 	var batches []int64
-	done, err := NewOps(db.pool).Archive(t.Context(), Retention{ArchiveAfter: 30 * days}, func(p ArchiveProgress) { batches = append(batches, p.Batch.Events) })
-	must(t, err)
+	done, err := Job{DB: db.Pool, Keep: Retention{ArchiveAfter: 30 * days}, Progress: func(p Progress) { batches = append(batches, p.Batch.Events) }}.Run(t.Context())
+	relaytest.Must(t, err)
 	if done.Events != 25 || fmt.Sprint(batches) != "[9 9 7]" {
 		t.Errorf("archived %+v in batches of %d", done, batches)
 	}
@@ -336,40 +327,15 @@ func TestArchiveOfLargeEvents(t *testing.T) {
 func TestArchiveOfWhatIsArchived(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	db.aged(1, "key")
+	db.InsertOld(1, "key")
 	db.archive(Retention{ArchiveAfter: 30 * days})
-	db.exec(`INSERT INTO outbox OVERRIDING SYSTEM VALUE
+	db.Exec(`INSERT INTO outbox OVERRIDING SYSTEM VALUE
 		SELECT id, event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers, available_at, created_at FROM outbox_archive`)
-	db.exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now() - interval '31 days', next_attempt_at = now() - interval '31 days'`)
+	db.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now() - interval '31 days', next_attempt_at = now() - interval '31 days'`)
 	if done := db.archive(Retention{ArchiveAfter: 30 * days}); done.Events != 1 {
 		t.Errorf("archived %+v", done)
 	}
-	if n := row[int](db, `SELECT jsonb_array_length(deliveries) FROM outbox_archive`); n != 2 {
+	if n := relaytest.Row[int](db.Database, `SELECT jsonb_array_length(deliveries) FROM outbox_archive`); n != 2 {
 		t.Errorf("%d deliveries are remembered, want both", n)
-	}
-}
-
-// A relay archives by its schedule, and says so.
-func TestRelayArchives(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	db.aged(3, "key")
-	archived := make(chan ArchiveResult, 100)
-	cfg := db.config(to("http://receiver.test/"))
-	cfg.Retention = Retention{ArchiveAfter: 30 * days}
-	cfg.Hooks.Archived = func(batch ArchiveResult) { archived <- batch }
-	r := prepared(t, cfg)
-	r.cfg.Hooks.Archived = cfg.Hooks.Archived
-	often := *r.config()
-	often.Retention.Schedule = "@every 1s" // more often than is allowed
-	r.effective.Store(&often)
-	r.begin()
-	select {
-	case batch := <-archived:
-		if batch.Events != 3 {
-			t.Errorf("archived %+v", batch)
-		}
-	case <-time.After(patience):
-		t.Error("nothing was archived")
 	}
 }
