@@ -17,6 +17,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
 // Defaults of the fields below.
@@ -74,7 +75,7 @@ type Config struct {
 	// Alerts says whom to tell when something needs a person. The zero value only logs.
 	Alerts alert.Config
 	// Watching says how this relay looks after the database it is a guest of. The zero value is fine.
-	Watching Watching
+	Watching watch.Config
 	// LogDelivered adds successful attempts to the attempt log, which otherwise holds only those that did not deliver.
 	// It costs one more inserted row per delivery.
 	LogDelivered bool
@@ -136,7 +137,7 @@ func (c Config) withDefaults() Config {
 	setDefault(&c.DrainTimeout, DefaultDrainTimeout)
 	setDefault(&c.MaxInFlight, DefaultMaxInFlight)
 	c.Alerts = c.Alerts.WithDefaults()
-	c.Watching = c.Watching.withDefaults()
+	c.Watching = c.Watching.WithDefaults()
 	c.Destinations = append([]post.Destination(nil), c.Destinations...)
 	for i := range c.Destinations {
 		c.Destinations[i] = c.Destinations[i].WithDefaults(c.Egress)

@@ -199,7 +199,7 @@ func TestEnvironmentName(t *testing.T) {
 		strings.Repeat("x", 64): false, " production": false, "production ": false, "prod\nuction": false, "münchen": false, "a\x00": false,
 	} {
 		cfg := Config{Environment: name, Destinations: []post.Destination{to("http://receiver.test/")}}
-		found := slices.ContainsFunc(cfg.Validate(), func(p check.Problem) bool { return p.Path == "environment" })
+		found := slices.ContainsFunc(cfg.Validate(), func(p Problem) bool { return p.Path == "environment" })
 		if found == good {
 			t.Errorf("%q: refused is %v", name, found)
 		}

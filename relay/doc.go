@@ -15,16 +15,14 @@
 // to, when to try again, how much a receiver bears, when it is down), hold.go (the breaker's state in the database), settle.go
 // (writing outcomes), settle_aside.go (those that cannot be written), resettle.go (those that a crash of the server lost).
 //
-// Around it: session.go (being alive, taking over from the dead), orphan.go (claims whose acknowledgement was lost),
-// wake.go (waking up, being idle), routes.go, reload.go and difference.go (making database
-// and lanes those of the configuration), parked.go (releasing what was parked before its route came), maintain.go (what is
-// done now and then), watch.go (being
-// a good neighbour), undelivered.go (finding events without deliveries), ops*.go (what
-// operators ask and do), hooks.go (observing), and store*.go: all SQL.
+// Around it: session.go (being alive, taking over from the dead), orphan.go (claims whose acknowledgement was lost), wake.go
+// (waking up, being idle), routes.go, reload.go and difference.go (making database and lanes those of the configuration),
+// parked.go (releasing what was parked before its route came), maintain.go (what is done now and then), undelivered.go
+// (finding events without deliveries), ops*.go (what operators ask and do), hooks.go (observing), and store*.go: all SQL.
 //
 // Below it are rooms, which never import this package: pg (how statements reach the database, and what their errors mean),
-// policy and post, of which above, alert (telling people), identity (keeping away from copies of the database), archive
-// (moving and removing what is done with).
+// policy and post, of which above, identity (keeping away from copies of the database), archive (moving and removing what is
+// done with), alert (telling people), and watch (being a good neighbour).
 //
 // # Goroutines
 //

@@ -6,6 +6,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
 // Hooks observe a relay: metrics hang on them, and tests wait on them. Every field may be nil. Hooks run on the relay's
@@ -30,7 +31,7 @@ type Hooks struct {
 	// Notified follows every alert that reached a channel, or failed to (err is not nil).
 	Notified func(channel string, alert alert.Alert, err error)
 	// Watched follows every look around the database, whether this relay took it or another one did.
-	Watched func(Watch)
+	Watched func(watch.Watch)
 	// Quarantined follows the discovery that this is not the database that relays were accepted on, with what differs, and
 	// the end of that, with an empty reason.
 	Quarantined func(reason string)

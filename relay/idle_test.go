@@ -74,6 +74,7 @@ func sessionThrough(t testing.TB, cfg Config, through func(pg.Pool) pg.Pool) *Re
 	pool, err := pgxpool.NewWithConfig(t.Context(), r.poolConfig())
 	must(t, err)
 	r.pool, r.store, r.chores = pool, &store{pool: through(pool)}, &store{pool: pool}
+	r.watcher.DB = pool
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { r.session.run(ctx) })

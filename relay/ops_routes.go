@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"strings"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // RouteStatus is one stored route.
@@ -89,5 +91,5 @@ func counts(list []unservedDestination) (texts []string) {
 
 // String says the name and how many wait.
 func (u unservedDestination) String() string {
-	return fmt.Sprintf("%s (%s)", u.Destination, upTo(u.Pending))
+	return fmt.Sprintf("%s (%s)", u.Destination, plain.UpTo(u.Pending, 10_000))
 }

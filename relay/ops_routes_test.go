@@ -12,6 +12,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -100,7 +101,7 @@ func TestPlanOfUnserved(t *testing.T) {
 	db := newDatabase(t)
 	db.fill(100_000, 10)
 	db.exec(`VACUUM ANALYZE`)
-	for statement, conn := range map[string]*pgx.Conn{selectUnserved: engineConn(t, db), selectDestinationNames: commandConn(t, db)} {
+	for statement, conn := range map[string]*pgx.Conn{pg.Unserved: engineConn(t, db), selectDestinationNames: commandConn(t, db)} {
 		result, err := conn.Query(t.Context(), `EXPLAIN (COSTS OFF) `+statement, pgx.QueryExecModeExec)
 		must(t, err)
 		lines, err := pgx.CollectRows(result, pgx.RowTo[string])

@@ -15,7 +15,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
 // A Relay claims, delivers and settles. Make one with [New]; run it once.
@@ -36,7 +38,7 @@ type Relay struct {
 	routes  chan struct{} // the stored routes may have changed
 	doubt   chan struct{} // the schema may have changed under this relay
 	senders sync.WaitGroup
-	lookout lookout
+	watcher *watch.Watcher
 	alone   solitude
 
 	restTimes int // see the constant; less in tests, where a busy machine would make the rests last for minutes
@@ -93,7 +95,8 @@ func New(cfg Config) (*Relay, error) {
 	}
 	r.session = newSession(r)
 	r.guard = identity.NewGuard(r.guardConfig())
-	r.pressed = func() (string, bool) { reason := r.pressure(); return reason, reason != "" }
+	r.watcher = r.newWatcher()
+	r.pressed = func() (string, bool) { reason := r.watcher.Pressure(); return reason, reason != "" }
 	r.hurry, r.abort = context.WithCancel(context.Background())
 	return r, nil
 }
@@ -160,7 +163,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	takers.Go(func() { (&claimer{relay: r, pace: pace{poll: r.cfg.PollInterval}}).run(ctx) })
 	takers.Go(func() { r.maintain(ctx) })
 	takers.Go(func() { r.alerter().Run(ctx) })
-	takers.Go(func() { r.watch(ctx) })
+	takers.Go(func() { r.watcher.Run(ctx) })
 
 	<-ctx.Done()
 	drainTimeout := r.config().DrainTimeout
@@ -225,14 +228,43 @@ func (r *Relay) open(ctx context.Context, pooled bool) error {
 		r.store = &store{pool: pg.NewTransactions(pool, settings, r.guard.Prologue, identity.Explain), deaf: r.cfg.Pooler.Session == nil}
 	}
 	r.chores = &store{pool: pg.NewChores(r.store.pool)}
+	r.watcher.DB = r.chores.pool
 	return nil
+}
+
+// newWatcher returns what looks around the database.
+func (r *Relay) newWatcher() *watch.Watcher {
+	return &watch.Watcher{
+		Config: func() watch.Config { return r.cfg.Watching }, Alerts: func() alert.Config { return r.config().Alerts },
+		Lenient: r.lenient, Alive: r.alive, Before: r.searchUndelivered,
+		// However long a blocked vacuum makes it: like sweeps, it may take a hundredth of the time.
+		Rest:   func(took time.Duration) time.Duration { return rest{r.cfg.Watching.Interval, r.restTimes}.after(took) },
+		Looked: func() { signal(r.routes) }, // for changes without a notification
+		Due:    func() { signal(r.alerts) }, Failed: r.databaseError, Watched: r.cfg.Hooks.Watched,
+	}
+}
+
+// lenient returns the destinations where a failed delivery does not block its ordering key.
+func (r *Relay) lenient() (names []string) {
+	for _, l := range r.laneList() {
+		if d := l.current().Destination; d.OnFailure == policy.SkipFailed {
+			names = append(names, d.Name)
+		}
+	}
+	return names
+}
+
+// alive reports whether this relay is registered where it belongs.
+func (r *Relay) alive() bool {
+	_, alive := r.session.current()
+	return alive
 }
 
 // alerter returns what sends alerts.
 func (r *Relay) alerter() *alert.Sender {
 	return &alert.Sender{
 		DB: r.chores.pool, Due: r.alerts, Config: func() alert.Config { return r.config().Alerts },
-		Alive:  func() bool { _, alive := r.session.current(); return alive },
+		Alive:  r.alive,
 		Always: identity.Unguarded, Log: r.cfg.Log, Notified: r.cfg.Hooks.Notified, Failed: r.databaseError,
 	}
 }

@@ -31,25 +31,9 @@ func routesOf(ctx context.Context, q pg.DB, eventType string) ([]RouteStatus, er
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[RouteStatus])
 }
 
-// From one name to the next in the index, instead of through all that is pending.
-const selectUnserved = `
-WITH RECURSIVE pending (destination) AS (
-    (SELECT destination FROM outbox_delivery WHERE status = 'pending' ORDER BY destination LIMIT 1)
-    UNION ALL
-    SELECT (SELECT d.destination FROM outbox_delivery d
-            WHERE d.status = 'pending' AND d.destination > p.destination ORDER BY d.destination LIMIT 1)
-    FROM pending p WHERE p.destination IS NOT NULL
-)
-SELECT p.destination,
-       (SELECT count(*) FROM (SELECT FROM outbox_delivery d
-                              WHERE d.status = 'pending' AND d.destination = p.destination LIMIT 10001) waiting) AS pending
-FROM pending p
-WHERE p.destination <> '' AND NOT EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = p.destination)
-ORDER BY p.destination`
-
 // unserved returns the destinations with pending deliveries that no registered relay serves.
 func unserved(ctx context.Context, q pg.DB) ([]unservedDestination, error) {
-	rows, err := q.Query(ctx, selectUnserved)
+	rows, err := q.Query(ctx, pg.Unserved)
 	if err != nil {
 		return nil, err
 	}

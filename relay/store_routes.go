@@ -159,13 +159,10 @@ func queryRoutes(ctx context.Context, q pg.DB, statement string) ([]routeRow, er
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[routeRow])
 }
 
-// relaysDisagree is true while a registered relay was configured without some of the stored routes.
-const relaysDisagree = `EXISTS (SELECT FROM outbox_relay_route GROUP BY instance HAVING count(*) < (SELECT count(*) FROM outbox_route))`
-
 // The alert is for the relays that did not make the change, and does not fire when all of them wanted it.
 const fireRoutesChanged = `
 INSERT INTO outbox_alert AS a (rule, subject, detail)
-SELECT 'routes_changed', current_database(), $1 WHERE $2 OR ` + relaysDisagree + `
+SELECT 'routes_changed', current_database(), $1 WHERE $2 OR ` + pg.RelaysDisagree + `
 ON CONFLICT (rule, subject) DO UPDATE SET count = a.count + 1, last_at = now(), detail = excluded.detail`
 
 // The others compare their routes at once instead of at their next look.

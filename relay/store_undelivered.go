@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
 // An event and its deliveries become visible at once, so one snapshot decides. Both walks read the primary keys of both
@@ -40,7 +41,7 @@ RETURNING (SELECT count(*) FROM recent) = $1`
 func (s *store) searchUndelivered(ctx context.Context, age time.Duration, batch int) (more bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	err = s.pool.QueryRow(ctx, searchUndelivered, batch, age.Seconds(), maxUndelivered+1).Scan(&more)
+	err = s.pool.QueryRow(ctx, searchUndelivered, batch, age.Seconds(), watch.MaxUndelivered+1).Scan(&more)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return false, fmt.Errorf("search events without deliveries: %w", err)
 	}

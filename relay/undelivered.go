@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"time"
-
-	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // Events without deliveries come about where the trigger does not run: loads with triggers disabled, logical replication,
@@ -13,8 +11,6 @@ import (
 const (
 	// undeliveredBatch is how many events each walk of one search looks at: some 20 ms.
 	undeliveredBatch = 5_000
-	// maxUndelivered is up to how many of them are remembered.
-	maxUndelivered = 1_000
 )
 
 // searchUndelivered looks for events without deliveries: among the new ones until it has caught up or taken a hundredth
@@ -29,16 +25,6 @@ func (r *Relay) searchUndelivered(ctx context.Context) error {
 		}
 		age = 0
 	}
-}
-
-// String says how many there are, and what to do.
-func (u *undeliveredSample) String() string {
-	found := plain.Plural(int64(u.Count), "event has", "events have")
-	if u.Count > maxUndelivered {
-		found = fmt.Sprintf("more than %d events have", maxUndelivered)
-	}
-	return fmt.Sprintf("%s no delivery, the first of them event %d: the trigger of outbox did not run at the insert; create what is missing: "+
-		"outbox-relay events create-deliveries", found, u.Event)
 }
 
 // Undelivered counts events without deliveries.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
 // load adds n events without deliveries, as a load with triggers disabled does, and returns their ids.
@@ -97,13 +98,13 @@ func TestSearchOfUndeliveredGoesOn(t *testing.T) {
 	if got := search(i); !slices.Equal(got, recent) {
 		t.Errorf("still found: %d, want %d", got, recent)
 	}
-	many := db.load(maxUndelivered+50, "many")
+	many := db.load(watch.MaxUndelivered+50, "many")
 	for range 1 + len(many)/10 {
 		search(0)
 	}
 	got := rows[int](db, `SELECT cardinality(missing) FROM outbox_undelivered`)
-	text := (&undeliveredSample{Count: got[0], Event: recent[0]}).String()
-	if got[0] != maxUndelivered+1 || !strings.HasPrefix(text, "more than 1000 events have no delivery") {
+	text := (&watch.UndeliveredSample{Count: got[0], Event: recent[0]}).String()
+	if got[0] != watch.MaxUndelivered+1 || !strings.HasPrefix(text, "more than 1000 events have no delivery") {
 		t.Errorf("%d remembered: %s", got, text)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
 // keyedBehind adds an event that waits, and n due ones of its key behind it, due for that long.
@@ -110,13 +111,13 @@ func TestWaitingKeysAreTold(t *testing.T) {
 			db := newDatabase(t)
 			c.prepare(db)
 			r := looking(t, db.config(to("http://receiver.test/")))
-			must(t, r.look(t.Context()))
+			must(t, r.watcher.Look(t.Context()))
 			open := rows[string](db, `SELECT rule FROM outbox_alert ORDER BY rule`)
 			if slices.Contains(open, alert.RuleLag) != c.lags || slices.Contains(open, alert.RuleWaitingKeys) != (c.waiting > 0) {
 				t.Errorf("alerts: %q", open)
 			}
-			w, _ := r.lookout.recent()
-			var lane LaneWatch
+			w, _ := r.watcher.Recent()
+			var lane watch.LaneWatch
 			for _, l := range w.Lanes {
 				if l.Destination == "default" {
 					lane = l

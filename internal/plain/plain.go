@@ -76,3 +76,11 @@ func Span(d time.Duration) string {
 	}
 	return fmt.Sprintf("%dd%dh", int(d.Hours())/24, int(d.Hours())%24)
 }
+
+// UpTo writes what was counted up to a bound.
+func UpTo(n, bound int) string {
+	if n > bound {
+		return fmt.Sprintf("more than %d", bound)
+	}
+	return fmt.Sprint(n)
+}

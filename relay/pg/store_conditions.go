@@ -31,3 +31,22 @@ const CommitDurably = `SET LOCAL synchronous_commit = on`
 
 // RequestSweep makes relays look behind their positions.
 const RequestSweep = `SELECT pg_notify('outbox_wake', 'sweep ' || current_schema()) WHERE ` + QueueHasRoom
+
+// Unserved selects the destinations with pending deliveries that no registered relay serves. It goes from one name to the next in the index, instead of through all that is pending.
+const Unserved = `
+WITH RECURSIVE pending (destination) AS (
+    (SELECT destination FROM outbox_delivery WHERE status = 'pending' ORDER BY destination LIMIT 1)
+    UNION ALL
+    SELECT (SELECT d.destination FROM outbox_delivery d
+            WHERE d.status = 'pending' AND d.destination > p.destination ORDER BY d.destination LIMIT 1)
+    FROM pending p WHERE p.destination IS NOT NULL
+)
+SELECT p.destination,
+       (SELECT count(*) FROM (SELECT FROM outbox_delivery d
+                              WHERE d.status = 'pending' AND d.destination = p.destination LIMIT 10001) waiting) AS pending
+FROM pending p
+WHERE p.destination <> '' AND NOT EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = p.destination)
+ORDER BY p.destination`
+
+// RelaysDisagree is true while a registered relay was configured without some of the stored routes.
+const RelaysDisagree = `EXISTS (SELECT FROM outbox_relay_route GROUP BY instance HAVING count(*) < (SELECT count(*) FROM outbox_route))`

@@ -1,4 +1,4 @@
-package relay
+package watch
 
 import (
 	"context"
@@ -164,7 +164,7 @@ WHERE NOT waiting.granted AND waiting.waitstart < clock_timestamp() - interval '
 
 // One relay looks, the others read what it saw. The subselects run only where the row is updated. The lock of the row keeps
 // two from looking at once: unlike an advisory lock, no login without rights on the table can take it.
-const takeWatch = `
+const TakeWatch = `
 WITH due AS MATERIALIZED (
     SELECT ctid FROM outbox_watch WHERE watched_at <= now() - make_interval(secs => $1) FOR NO KEY UPDATE SKIP LOCKED
 ), watched AS (
@@ -180,7 +180,7 @@ WITH due AS MATERIALIZED (
                    WHERE a.datname = current_database() AND a.query = '<insufficient privilege>'),
         'dead', (SELECT jsonb_object_agg(t, pg_stat_get_dead_tuples(t::regclass)) FROM unnest(` + watchedTables + `) t),
         'lock_waits', (` + watchLockWaits + `),
-        'unserved', (SELECT jsonb_agg(u) FROM (` + selectUnserved + `) u),
+        'unserved', (SELECT jsonb_agg(u) FROM (` + pg.Unserved + `) u),
         'rescues', (SELECT jsonb_build_object('relays', count(*))
                     FROM (SELECT FROM outbox_rescue WHERE at > now() - make_interval(secs => $3) LIMIT 1001) r),
         'alerts', (SELECT jsonb_agg(jsonb_build_object('rule', a.rule, 'subject', a.subject, 'failed', a.rule = 'failed' AND EXISTS (
@@ -189,7 +189,7 @@ WITH due AS MATERIALIZED (
                            WHEN 'breaker_open' THEN NOT EXISTS (SELECT FROM outbox_route r WHERE r.destination = a.subject)
                                AND NOT EXISTS (SELECT FROM outbox_delivery p WHERE p.destination = a.subject AND p.status = 'pending')
                            -- Not at once, or a relay that came and went would never be reported.
-                           WHEN 'routes_changed' THEN a.last_at < now() - interval '10 seconds' AND NOT ` + relaysDisagree + `
+                           WHEN 'routes_changed' THEN a.last_at < now() - interval '10 seconds' AND NOT ` + pg.RelaysDisagree + `
                            ELSE false END))
                    FROM (SELECT rule, subject, last_at FROM outbox_alert WHERE resolved_at IS NULL LIMIT 1001) a))
     WHERE w.ctid = ANY (ARRAY (SELECT ctid FROM due))
@@ -199,17 +199,17 @@ SELECT true, watched_at, sample, now(), EXISTS (SELECT FROM outbox_alert) FROM w
 UNION ALL
 SELECT false, greatest(watched_at, now() - interval '24 hours'), sample, now(), EXISTS (SELECT FROM outbox_alert) FROM outbox_watch WHERE NOT EXISTS (SELECT FROM watched)`
 
-// watch looks around the database, or returns what another relay saw if that is not older than the given age. lenient are
+// take looks around the database, or returns what another relay saw if that is not older than the given age. lenient are
 // the destinations where a failed delivery does not block its ordering key. alerts reports whether there is any alert,
 // also of those that are over.
-func (s *store) watch(ctx context.Context, age time.Duration, lenient []string, limits alert.Config) (seen sample, alerts bool, err error) {
+func (w *Watcher) take(ctx context.Context, age time.Duration, lenient []string, limits alert.Config) (seen sample, alerts bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if lenient == nil {
 		lenient = []string{}
 	}
 	var content []byte
-	err = s.pool.QueryRow(ctx, takeWatch, age.Seconds(), lenient, limits.Window.Seconds(), limits.LagOver.Seconds()).
+	err = w.DB.QueryRow(ctx, TakeWatch, age.Seconds(), lenient, limits.Window.Seconds(), limits.LagOver.Seconds()).
 		Scan(&seen.own, &seen.at, &content, &seen.now, &alerts)
 	if err != nil {
 		return sample{}, false, fmt.Errorf("look around the database: %w", err)
@@ -239,7 +239,7 @@ WHERE a.rule = e.rule AND a.subject = e.subject AND a.resolved_at IS NULL AND a.
 
 // applyConditions opens an alert, or keeps it open, for every condition that holds, and resolves those that ended by the
 // time of the look.
-func (s *store) applyConditions(ctx context.Context, hold []condition, ended []subject, at time.Time) error {
+func (w *Watcher) applyConditions(ctx context.Context, hold []condition, ended []subject, at time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	rules, subjects, details := make([]string, 0, len(hold)), make([]string, 0, len(hold)), make([]string, 0, len(hold))
@@ -252,7 +252,7 @@ func (s *store) applyConditions(ctx context.Context, hold []condition, ended []s
 	for _, e := range ended {
 		endedRules, endedSubjects = append(endedRules, e.Rule), append(endedSubjects, e.Subject)
 	}
-	_, err := s.pool.Exec(ctx, applyConditions, rules, subjects, levels, details, events, endedRules, endedSubjects, at)
+	_, err := w.DB.Exec(ctx, applyConditions, rules, subjects, levels, details, events, endedRules, endedSubjects, at)
 	if err != nil {
 		return fmt.Errorf("apply conditions: %w", err)
 	}
