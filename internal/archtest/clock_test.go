@@ -10,7 +10,7 @@ import (
 // decisions are the files, and the directories, whose functions decide from what they are given: the same input, the same
 // outcome. They take now as a parameter, so that a table can test every moment.
 var decisions = []string{
-	"relay/policy/", "relay/outcome.go", "relay/retry.go", "relay/breaker.go", "relay/order.go", "relay/wake.go",
+	"relay/policy/", "relay/order.go", "relay/wake.go",
 	"consumer/freshness.go", "consumer/retry.go",
 	"consumer/breaker/breaker.go",
 	"internal/webhook/sign.go", "internal/webhook/verify.go",
@@ -36,14 +36,14 @@ func TestDecisionsTakeNow(t *testing.T) {
 	t.Parallel()
 	enforce(t, clockInDecisions)
 	reports(t, clockInDecisions, map[string]snippet{
-		"now":    {path: "relay/retry.go", text: "import \"time\"\nvar x = time.Now()"},
+		"now":    {path: "relay/policy/retry.go", text: "import \"time\"\nvar x = time.Now()"},
 		"a room": {path: "relay/policy/flow.go", text: "import \"time\"\nvar x = time.Now()"},
-		"since":  {path: "relay/outcome.go", text: "import clock \"time\"\nfunc f(t clock.Time) { _ = clock.Since(t) }"},
+		"since":  {path: "relay/policy/outcome.go", text: "import clock \"time\"\nfunc f(t clock.Time) { _ = clock.Since(t) }"},
 	})
 	accepts(t, clockInDecisions, map[string]snippet{
-		"the parameter":   {path: "relay/retry.go", text: "import \"time\"\nfunc f(now time.Time) { _ = now.Add(time.Second) }"},
+		"the parameter":   {path: "relay/policy/retry.go", text: "import \"time\"\nfunc f(now time.Time) { _ = now.Add(time.Second) }"},
 		"a measurement":   {path: "relay/deliver.go", text: "import \"time\"\nvar x = time.Now()"},
-		"another package": {path: "relay/retry.go", text: "import \"example.com/time2\"\nvar x = time2.Now()"},
+		"another package": {path: "relay/policy/retry.go", text: "import \"example.com/time2\"\nvar x = time2.Now()"},
 	})
 }
 

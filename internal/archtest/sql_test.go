@@ -75,7 +75,7 @@ func TestSQLStandsInItsPlace(t *testing.T) {
 		"a constant within functions": {path: "consumer/inbox.go", text: "func f() { const q = `SELECT 1 FROM x` }"},
 	})
 	accepts(t, strayedSQL, map[string]snippet{
-		"the store":            {path: "relay/store_alert.go", text: "const q = `\nSELECT id FROM outbox`"},
+		"the store":            {path: "relay/store_claim.go", text: "const q = `\nSELECT id FROM outbox`"},
 		"a room's store":       {path: "relay/ops/store_bulk.go", text: "const q = `\nSELECT id FROM outbox`"},
 		"the producer's":       {path: "outbox/enqueue.go", text: "const q = `INSERT INTO outbox DEFAULT VALUES`"},
 		"the receiver's":       {path: "consumer/inbox.go", text: "const q = `LOCK TABLE processed_events`"},
