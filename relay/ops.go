@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -194,7 +195,7 @@ func (o *Ops) Now(ctx context.Context) (time.Time, error) {
 
 // Deliveries lists the deliveries that match the filter.
 func (o *Ops) Deliveries(ctx context.Context, filter DeliveryFilter) ([]DeliveryInfo, error) {
-	setDefault(&filter.Limit, 50)
+	filter.Limit = cmp.Or(filter.Limit, 50)
 	list, err := deliveries(ctx, o.pool, filter)
 	if err != nil {
 		return nil, fmt.Errorf("list deliveries: %w", err)

@@ -30,12 +30,3 @@ func routesOf(ctx context.Context, q pg.DB, eventType string) ([]RouteStatus, er
 	}
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[RouteStatus])
 }
-
-// unserved returns the destinations with pending deliveries that no registered relay serves.
-func unserved(ctx context.Context, q pg.DB) ([]unservedDestination, error) {
-	rows, err := q.Query(ctx, pg.Unserved)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[unservedDestination])
-}

@@ -176,3 +176,12 @@ func announceRoutes(ctx context.Context, tx pgx.Tx, detail string, always bool) 
 	_, err := tx.Exec(ctx, notifyRoutes)
 	return err
 }
+
+// unserved returns the destinations with pending deliveries that no registered relay serves.
+func unserved(ctx context.Context, q pg.DB) ([]unservedDestination, error) {
+	rows, err := q.Query(ctx, pg.Unserved)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[unservedDestination])
+}
