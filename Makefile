@@ -54,7 +54,7 @@ test: ## Run all tests, with the race detector where a C compiler is installed (
 
 # Where the server's version may matter: statements, plans, locks, recovery. The rest differs in nothing but time.
 core := Claim|Plan|Poison|Order|Key|Archive|Prune|Replay|Rescue|Crash|Notif|Schema|Rights|Privilege|Fifty|Duplicate|Migrat|Index|Security
-packages := ./outbox ./relay/... ./consumer ./migrations
+packages := ./outbox ./relay/... ./consumer ./consumer/inbox ./consumer/internal/memory ./migrations
 
 .PHONY: test-postgres
 test-postgres: ## Run the tests of the libraries on PostgreSQL PG=14, 16, 17 or 18 (CORE=1: those that depend on the server)
@@ -63,7 +63,7 @@ test-postgres: ## Run the tests of the libraries on PostgreSQL PG=14, 16, 17 or 
 	PG=$(PG) $(server) $(GO) test -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(if $(CORE),-run '$(core)') $(TESTFLAGS) $(packages)
 
 .PHONY: test-security
-test-security: packages += ./cmd/outbox-relay ./internal/webhook
+test-security: packages += ./cmd/outbox-relay ./internal/settings ./internal/notify ./internal/webhook
 test-security: ## Run the tests that attack, on the installed PostgreSQL and on 14, where all roles may create in public
 	@attacks=$$($(GO) test -list Security $(packages)) || { echo "$$attacks" >&2; exit 1; }; \
 		n=$$(echo "$$attacks" | grep -c '^Test'); echo "$$n attacks"; [ "$$n" -gt 0 ]
@@ -93,6 +93,17 @@ test-elsewhere: ## Test the receivers in other languages that are installed: Nod
 	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory $(elsewhere); fi
 	$(GO) test -count 1 -v -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./consumer/elsewhere \
 		-elsewhere '$(CURDIR)/$(dir $(elsewhere))node_modules' $(if $(REQUIRE),-require)
+
+.PHONY: check-systems
+check-systems: ## Vet everything for macOS and FreeBSD, and build binary and libraries for Windows
+	GOOS=darwin GOARCH=arm64 $(GO) vet ./...
+	GOOS=freebsd $(GO) vet ./...
+	GOOS=windows $(GO) build -o /dev/null ./cmd/outbox-relay
+	GOOS=windows $(GO) build ./outbox ./relay/... ./consumer/...
+
+.PHONY: check-bare
+check-bare: ## Run the demo and a test as on a machine without PostgreSQL (root on Linux, with npm)
+	unshare --mount sh -c 'mount -t tmpfs none /usr/lib/postgresql && $(MAKE) demo && $(MAKE) test TESTFLAGS="-run RoutesFanOut"'
 
 .PHONY: bench
 bench: ## Measure: deliveries a second beside a bare HTTP client, enqueue, and what the receiver's middleware and inbox cost

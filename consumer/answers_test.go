@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -306,7 +307,7 @@ func TestInvalidConfigPanics(t *testing.T) {
 		"Config.Isolation":            with(func(c *consumer.Config) { c.Isolation = 42 }),
 		"Config.SenderHorizon":        with(func(c *consumer.Config) { c.SenderHorizon = -1 }),
 		"Middleware needs a pool":     good,
-		"MiddlewareSQL needs a datab": good,
+		"sqlconsumer: Middleware nee": good,
 	}
 	for want, cfg := range cases {
 		t.Run(want, func(t *testing.T) {
@@ -317,11 +318,11 @@ func TestInvalidConfigPanics(t *testing.T) {
 					t.Errorf("panic %q, want one with %q", message, want)
 				}
 			}()
-			if strings.HasPrefix(want, "MiddlewareSQL") {
-				consumer.MustMiddlewareSQL(nil, cfg)
+			if strings.HasPrefix(want, "sqlconsumer") {
+				consumer.Must(sqlconsumer.Middleware(nil, cfg))
 			}
 			var pool *pgxpool.Pool
-			consumer.MustMiddleware(pool, cfg)
+			consumer.Must(consumer.Middleware(pool, cfg))
 		})
 	}
 }

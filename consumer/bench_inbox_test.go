@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -47,7 +48,7 @@ func BenchmarkInboxLatency(b *testing.B) {
 			if _, err := pool.Exec(b.Context(), latencySchema); err != nil {
 				b.Fatal(err)
 			}
-			in := consumer.MustNewInbox(pool, chaosConfig(workAsBidden("benchmark", true)))
+			in := consumer.Must(inbox.New(pool, chaosConfig(workAsBidden("benchmark", true))))
 			if elsewhere {
 				ready := make(chan struct{})
 				begun := sync.OnceFunc(func() { close(ready) })
@@ -185,7 +186,7 @@ func BenchmarkInboxDrain(b *testing.B) {
 					stop()
 				}
 			}
-			in := consumer.MustNewInbox(pool, cfg)
+			in := consumer.Must(inbox.New(pool, cfg))
 			pileUp(b, pool, cfg.Source, keys)
 			b.ResetTimer()
 			before := claims.n.Load()
@@ -218,7 +219,7 @@ func BenchmarkInboxWhileRecording(b *testing.B) {
 			worked.Add(1)
 		}
 	}
-	in := consumer.MustNewInbox(pool, cfg)
+	in := consumer.Must(inbox.New(pool, cfg))
 	handler := in.Handler()
 	ctx, stop := context.WithCancel(b.Context())
 	var running sync.WaitGroup

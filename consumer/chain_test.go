@@ -163,7 +163,7 @@ func newEnvOn(t *testing.T, names []string, handler func(e *env) http.HandlerFun
 	t.Cleanup(pool.Close)
 	f := flavours[0]
 	f.wrap = func(_ testing.TB, _ string, c consumer.Config) func(http.Handler) http.Handler {
-		return consumer.MustMiddleware(pool, c)
+		return consumer.Must(consumer.Middleware(pool, c))
 	}
 	e := newEnvAt(t, f, cfg.ConnString(), consumer.Config{}, handler)
 	e.mustExec(schema)

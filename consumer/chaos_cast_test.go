@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 )
 
 const (
@@ -77,8 +78,8 @@ func recordOnly(p *player) { playInbox(p, false) }
 func recordAndWork(p *player) { playInbox(p, true) }
 
 // chaosConfig is the inbox of every process.
-func chaosConfig(handle consumer.Handler[pgx.Tx]) consumer.InboxConfig {
-	return consumer.InboxConfig{
+func chaosConfig(handle consumer.Handler[pgx.Tx]) inbox.Config {
+	return inbox.Config{
 		Config:   consumer.Config{Receiver: "test", Secrets: []string{secretText}, Logger: slog.New(slog.DiscardHandler)},
 		Handle:   handle,
 		Workers:  8,
@@ -102,7 +103,7 @@ func playInbox(p *player, works bool) {
 		}
 		note(e)
 	}
-	in := consumer.MustNewInbox(p.pool(), cfg)
+	in := consumer.Must(inbox.New(p.pool(), cfg))
 	listener, url := p.listen()
 	mux := http.NewServeMux()
 	mux.Handle("/", in.Handler())

@@ -43,7 +43,7 @@ func serveNeighbours(mux *http.ServeMux, p *player) {
 		if err != nil {
 			panic(err)
 		}
-		receive := consumer.MustMiddleware(pool, cfg)
+		receive := consumer.Must(consumer.Middleware(pool, cfg))
 		mux.Handle(path, receive(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			_, err := consumer.Tx(r.Context()).Exec(r.Context(), "INSERT INTO "+table+" VALUES ($1)", consumer.EventFrom(r.Context()).Key)
 			if err != nil {

@@ -14,6 +14,8 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -164,7 +166,7 @@ func TestHandlerCannotEndTheTransaction(t *testing.T) {
 		e := newEnv(t, flavours[1], consumer.Config{}, func(e *env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
 				effect(e)(w, r)
-				mustNot(e, consumer.TxSQL(r.Context()).Rollback())
+				mustNot(e, sqlconsumer.Tx(r.Context()).Rollback())
 			}
 		})
 		wantProblem(t, e.post("k", "{}"), 500, "handler-ended-transaction")
@@ -175,7 +177,7 @@ func TestHandlerCannotEndTheTransaction(t *testing.T) {
 		e := newEnv(t, flavours[1], consumer.Config{}, func(e *env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
 				effect(e)(w, r)
-				mustNot(e, consumer.TxSQL(r.Context()).Commit())
+				mustNot(e, sqlconsumer.Tx(r.Context()).Commit())
 			}
 		})
 		wantProblem(t, e.post("k", "{}"), 500, "handler-ended-transaction")
@@ -327,10 +329,10 @@ func TestAnswerWaitsForTheDisk(t *testing.T) {
 		}
 		t.Run("inbox/"+set, func(t *testing.T) {
 			t.Parallel()
-			p := newInbox(t, consumer.InboxConfig{})
+			p := newInbox(t, inbox.Config{})
 			p.mustExec(samplesCommit)
 			p.mustExec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = ` + set + `', current_database()); END $$`)
-			p.again(consumer.InboxConfig{}).record("k")
+			p.again(inbox.Config{}).record("k")
 			if n := p.count("SELECT count(*) FROM sampled WHERE synchronous_commit = $1", want); n != 1 {
 				t.Errorf("the commit was not %s", want)
 			}

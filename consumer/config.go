@@ -7,10 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -109,9 +110,9 @@ type Config struct {
 // settings are a Config that has been checked and completed.
 type settings struct {
 	Config
+	shared     memory.Settings // what of it memories need
 	secrets    []webhook.Secret
-	unverified *budget   // MaxUnverifiedBytes
-	tables     *sync.Map // statements on the tables of events, by the table's oid
+	unverified *budget // MaxUnverifiedBytes
 }
 
 // complete checks c and fills in defaults, so that a mistake shows at start and not when the first event arrives.
@@ -143,34 +144,37 @@ func (c Config) complete() (*settings, error) {
 	switch {
 	case s.Receiver == "":
 		return nil, errors.New(`consumer: Config.Receiver is empty: name what receives, such as "shipping", differently from all others that share its database`)
-	case !printable(s.Receiver):
-		return nil, fmt.Errorf("consumer: Config.Receiver: %q is not 1 to %d printable ASCII characters", s.Receiver, maxTextBytes)
+	case !headers.Printable(s.Receiver):
+		return nil, fmt.Errorf("consumer: Config.Receiver: %q is not 1 to %d printable ASCII characters", s.Receiver, headers.MaxTextBytes)
 	}
 	if s.Source == "" {
 		s.Source = "outbox"
 	}
-	if !printable(s.Source) {
-		return nil, fmt.Errorf("consumer: Config.Source: %q is not 1 to %d printable ASCII characters", s.Source, maxTextBytes)
+	if !headers.Printable(s.Source) {
+		return nil, fmt.Errorf("consumer: Config.Source: %q is not 1 to %d printable ASCII characters", s.Source, headers.MaxTextBytes)
 	}
 	if err := s.completeLimits(); err != nil {
 		return nil, err
 	}
-	s.tables = new(sync.Map)
+	s.shared = memory.Settings{
+		Receiver: s.Receiver, Source: s.Source, Tolerance: s.Tolerance, SenderHorizon: s.SenderHorizon,
+		HandlerTimeout: s.HandlerTimeout, CommitTimeout: s.CommitTimeout, Isolation: s.Isolation, Redact: s.Redact, Log: s.Logger,
+	}
 	return s, nil
 }
 
 // completeLimits checks durations and sizes and fills in their defaults.
 func (s *settings) completeLimits() error {
-	if err := orDefault("MaxBodyBytes", &s.MaxBodyBytes, 1<<20); err != nil {
+	if err := memory.OrDefault("consumer: Config.MaxBodyBytes", &s.MaxBodyBytes, 1<<20); err != nil {
 		return err
 	}
 	if err := cmp.Or(
-		orDefault("Tolerance", &s.Tolerance, 5*time.Minute),
-		orDefault("BodyTimeout", &s.BodyTimeout, 10*time.Second),
-		orDefault("MaxUnverifiedBytes", &s.MaxUnverifiedBytes, max(8<<20, 2*s.MaxBodyBytes)),
-		orDefault("HandlerTimeout", &s.HandlerTimeout, time.Minute),
-		orDefault("CommitTimeout", &s.CommitTimeout, 10*time.Second),
-		orDefault("SenderHorizon", &s.SenderHorizon, 0),
+		memory.OrDefault("consumer: Config.Tolerance", &s.Tolerance, 5*time.Minute),
+		memory.OrDefault("consumer: Config.BodyTimeout", &s.BodyTimeout, 10*time.Second),
+		memory.OrDefault("consumer: Config.MaxUnverifiedBytes", &s.MaxUnverifiedBytes, max(8<<20, 2*s.MaxBodyBytes)),
+		memory.OrDefault("consumer: Config.HandlerTimeout", &s.HandlerTimeout, time.Minute),
+		memory.OrDefault("consumer: Config.CommitTimeout", &s.CommitTimeout, 10*time.Second),
+		memory.OrDefault("consumer: Config.SenderHorizon", &s.SenderHorizon, 0),
 	); err != nil {
 		return err
 	}
@@ -179,34 +183,4 @@ func (s *settings) completeLimits() error {
 	}
 	s.unverified = newBudget(s.MaxUnverifiedBytes)
 	return nil
-}
-
-func orDefault[T int | int64 | time.Duration](field string, value *T, byDefault T) error {
-	return defaultIn("Config", field, value, byDefault)
-}
-
-// defaultIn fills in a field of a configuration. It fails, and names the field, when the value is negative.
-func defaultIn[T int | int64 | time.Duration](config, field string, value *T, byDefault T) error {
-	if *value < 0 {
-		return fmt.Errorf("consumer: %s.%s is negative: %v", config, field, *value)
-	}
-	if *value == 0 {
-		*value = byDefault
-	}
-	return nil
-}
-
-// must returns value. It panics with the text of err, as the Must variants do, unless err is nil.
-func must[T any](value T, err error) T {
-	if err != nil {
-		panic(err.Error())
-	}
-	return value
-}
-
-func (s *settings) logger() *slog.Logger {
-	if s.Logger != nil {
-		return s.Logger
-	}
-	return slog.Default()
 }

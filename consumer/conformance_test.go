@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/store"
 	"github.com/outbox-relay/outbox-relay/consumer/storetest"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
@@ -49,7 +50,7 @@ func databaseMemory(t testing.TB, f flavour, dsn string) (storetest.Memory, *pgx
 	e := &env{t: t, pool: pgtest.Pool(t, dsn)}
 	e.mustExec(schema)
 	return storetest.Memory{
-		Middleware: func(cfg consumer.StoreConfig) func(http.Handler) http.Handler { return f.wrap(t, dsn, cfg.Config) },
+		Middleware: func(cfg store.Config) func(http.Handler) http.Handler { return f.wrap(t, dsn, cfg.Config) },
 		Effect: func(ctx context.Context, key string) error {
 			return f.exec(ctx, "INSERT INTO effect VALUES ($1)", key)
 		},
@@ -59,21 +60,21 @@ func databaseMemory(t testing.TB, f flavour, dsn string) (storetest.Memory, *pgx
 	}, e.pool
 }
 
-// The tests' own store keeps the promises of one, so that what MiddlewareStore does with stores is seen here as well.
+// The tests' own store keeps the promises of one, so that what store.Middleware does with stores is seen here as well.
 func TestMapStoreConformance(t *testing.T) {
 	t.Parallel()
-	storetest.RunStore(t, func(testing.TB) consumer.Store { return newMapStore() })
+	storetest.RunStore(t, func(testing.TB) store.Store { return newMapStore() })
 	for name, survives := range map[string]bool{"on disk": true, "in memory": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			memory := func(testing.TB) storetest.Memory {
-				store := newMapStore()
+				kept := newMapStore()
 				return storetest.Memory{
-					Middleware: func(cfg consumer.StoreConfig) func(http.Handler) http.Handler {
-						return consumer.MustMiddlewareStore(store, cfg)
+					Middleware: func(cfg store.Config) func(http.Handler) http.Handler {
+						return consumer.Must(store.Middleware(kept, cfg))
 					},
-					Stop:  func() { store.stop(!survives) },
-					Start: store.start,
+					Stop:  func() { kept.stop(!survives) },
+					Start: kept.start,
 				}
 			}
 			storetest.Run(t, storetest.Subject{

@@ -38,13 +38,13 @@ func TestKilledBetweenCommitAndAnswer(t *testing.T) {
 // receiveAndHang is the receiver to be killed. It says where it listens, and when it has committed; then it waits for the
 // end, holding back the answer.
 func receiveAndHang(p *player) {
-	middleware := consumer.MustMiddleware(p.pool(), consumer.Config{
+	middleware := consumer.Must(consumer.Middleware(p.pool(), consumer.Config{
 		Receiver: "test",
 		Secrets:  []string{secretText},
 		Observe: func(_ context.Context, r consumer.Report) {
 			fmt.Println(r.Result)
 			select {}
 		},
-	})
+	}))
 	p.serve(middleware(effect(&env{flavour: flavours[0]})))
 }

@@ -10,7 +10,13 @@
 //	})
 //	mux.Handle("POST /webhooks/finance", receive)
 //
-// [NewSQL] is the same for database/sql. [Middleware] is for handlers of net/http that answer by themselves.
+// [Middleware] is for handlers of net/http that write the answer themselves. Beside this package, all with the same [Config] and [Event]:
+//
+//   - consumer/sqlconsumer is the same for database/sql.
+//   - consumer/inbox records events and answers at once; workers call the handler later, with retries.
+//   - consumer/store is for effects that are not in PostgreSQL, such as an e-mail.
+//   - consumer/breaker refuses events while something that handlers need is down.
+//   - consumer/consumertest has what unit tests of handlers and receivers need.
 //
 // # The way of a request
 //
@@ -102,37 +108,6 @@
 // 503 and 504 are how a handler tells.
 //
 //	cfg := consumer.Config{Receiver: "logistics", Secrets: secrets, Breaker: breaker.MustNew(breaker.Config{})}
-//
-// # Record now, work later
-//
-// An [Inbox] splits the way in two. Its Handler records the event, payload and all, in the table inbox_events, remembers it
-// in processed_events, and answers 202; its Run, in the same process or in others, works what is recorded: every event in a
-// transaction of its own that commits the handler's writes together with the event's state. The sender waits for one
-// statement, whatever the work costs.
-//
-//	inbox, err := consumer.NewInbox(pool, consumer.InboxConfig{Config: cfg, Handle: router.Dispatch})
-//	mux.Handle("POST /webhooks/finance", inbox.Handler())
-//	err = inbox.Run(ctx) // until ctx ends
-//
-//	pending ─▶ processing ─▶ succeeded   the handler returned nil
-//	   ▲           │    ├──▶ ignored     it returned Ignore, or knows no such type
-//	   └───────────┘    └──▶ failed      it returned Permanent, has failed MaxAttempts times, or its worker died 20 times in a row
-//	 failed: later, on the schedule
-//	 its worker died: within two seconds
-//
-// The lock of the event's row is the lease: it ends with the worker's transaction, however that ends, so a worker that was
-// killed is noticed within two seconds and one that lives is never taken for dead. A duplicate is answered 200 with the
-// event's state, and changes nothing; the state is "recorded" where somebody has removed the event from inbox_events, so that
-// nobody can say what became of it. Events of one ordering key are worked one after the other, in the sender's order;
-// one that fails for good keeps those behind it waiting, unless OnFailure says [FailureSkips]. The command
-// outbox-relay inbox is the operator's.
-//
-// # Where the effect is not in PostgreSQL
-//
-// [MiddlewareStore] remembers events in a [Store] instead, and answers alike. Then the effect and the memory of it are two
-// things: a request holds its event by a lease, nothing rolls back what its handler did, and a crash between effect and
-// memory repeats the effect. Use it where there is no transaction to join, and pass the event's key on to whatever the
-// handler calls.
 //
 // # Who is trusted
 //

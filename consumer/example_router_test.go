@@ -33,7 +33,7 @@ func ExampleRouter() {
 		return consumer.Ignore("no shipment depends on " + event.Type) // commits, for somebody to review
 	})
 
-	server := httptest.NewServer(consumer.MustNew(pool, consumer.Config{Receiver: "logistics", Secrets: []string{exampleSecret}}, router.Dispatch))
+	server := httptest.NewServer(consumer.Must(consumer.New(pool, consumer.Config{Receiver: "logistics", Secrets: []string{exampleSecret}}, router.Dispatch)))
 	defer server.Close()
 	fmt.Println(exampleDelivery(server.URL, "invoice-7/created", `{"number":"INV-7","total":"19.90"}`).Status)
 	fmt.Println(exampleDelivery(server.URL, "invoice-8/created", `{"total":"19.90"}`).Status)

@@ -1,39 +1,21 @@
 package consumer
 
 import (
-	"errors"
-	"fmt"
-	"strings"
+	"context"
 	"time"
-	"unicode"
-	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
 )
 
 // Version orders the events of one entity: [BySequence] or [ByTime]. The zero value is none and refused.
-type Version struct {
-	kind    versionKind
-	number  int64 // the sequence, or what decides between equal times
-	at      time.Time
-	mistake string
-}
-
-type versionKind int
-
-const (
-	bySequence versionKind = iota + 1
-	byTime
-)
+type Version memory.Version
 
 // BySequence makes a version of a number that grows with every event of the entity, such as [Event].Sequence or a revision
 // in the payload. It is at least 1: 0 is what Event.Sequence says of an event without an ordering key, and would make every
 // event after the first one stale.
-func BySequence(n int64) Version {
-	v := Version{kind: bySequence, number: n}
-	if n < 1 {
-		v.mistake = "a sequence is at least 1: does the producer set an ordering key?"
-	}
-	return v
-}
+func BySequence(n int64) Version { return Version(memory.BySequence(n)) }
 
 // ByTime makes a version of when something happened and a number that decides between equal times, such as
 // [Event].CreatedAt and [Event].ID, which grows within one outbox. Times are compared in microseconds, as PostgreSQL keeps
@@ -42,42 +24,33 @@ func BySequence(n int64) Version {
 //
 // Times order events as well as the clocks they come from do. CreatedAt is when the producer's transaction began: of two
 // that ran at the same time, the one that committed last may bear the earlier time. Where that matters, use a sequence.
-func ByTime(t time.Time, tiebreak int64) Version {
-	v := Version{kind: byTime, number: tiebreak, at: t.UTC().Truncate(time.Microsecond)}
-	switch {
-	case t.IsZero():
-		v.mistake = "the time is zero: a foreign sender's event has none, take it from the payload"
-	case v.at.Year() < 1 || v.at.Year() > 9999:
-		v.mistake = "the time lies outside the years 1 to 9999"
-	}
-	return v
-}
+func ByTime(t time.Time, tiebreak int64) Version { return Version(memory.ByTime(t, tiebreak)) }
 
 // String is the version as errors show it.
-func (v Version) String() string {
-	switch v.kind {
-	case bySequence:
-		return fmt.Sprintf("sequence %d", v.number)
-	case byTime:
-		return fmt.Sprintf("%s, %d", v.at.Format(time.RFC3339Nano), v.number)
-	}
-	return "no version"
-}
+func (v Version) String() string { return memory.Version(v).String() }
 
-func (v Version) check() error {
-	switch {
-	case v.kind == 0:
-		return errors.New("the version is zero: make one with BySequence or ByTime")
-	case v.mistake != "":
-		return errors.New(v.mistake)
-	}
-	return nil
-}
-
-// checkName refuses what the table or an operator's terminal could not hold.
-func checkName(what, name string) error {
-	if len(name) < 1 || len(name) > maxTextBytes || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
-		return fmt.Errorf("the %s must be 1 to %d bytes of UTF-8 without control characters", what, maxTextBytes)
-	}
-	return nil
+// ApplyIfNewer records v as the newest version of an entity, inside the transaction of the handler, if it is newer than all
+// earlier ones. Call it before writing, and write only if applied is true. Otherwise a version as new or newer is there
+// already: leave the entity as it is, the event is processed all the same.
+//
+//	applied, err := consumer.ApplyIfNewer(ctx, tx, "customer", customer.ID, consumer.BySequence(event.Sequence))
+//	if err != nil || !applied {
+//		return err // nil for a stale event
+//	}
+//
+// So the entity ends as its newest event says, in whatever order events arrive and however many are worked at once. It is
+// for events that carry the whole state; those that change it by a difference need order instead. A version that equals
+// the newest is stale. What is recorded rolls back with tx, and outlives the entity: a deletion is one more version, after
+// which late updates are stale.
+//
+// Scope says what kind of thing entity is, and whose numbering v is of: entities of two senders need two scopes. Both are
+// 1 to 255 bytes of UTF-8 without control characters, compared byte by byte: bring texts that people type into one form
+// first. All versions of an entity are of one kind; the other one is an error.
+//
+// While another transaction holds the entity, ApplyIfNewer waits until that one ends, bounded by ctx and lock_timeout. A
+// handler that asks about several entities asks in one order, such as sorted, because two that ask crosswise deadlock, and
+// PostgreSQL fails one of them (40P01). Above READ COMMITTED it fails (40001) when the version was changed since tx began.
+// Return both errors as they are: the event is then tried again. After any error of the database tx is of no more use.
+func ApplyIfNewer(ctx context.Context, tx pgx.Tx, scope, entity string, v Version) (applied bool, err error) {
+	return memory.ApplyIfNewer(ctx, scope, entity, memory.Version(v), execIn(tx))
 }

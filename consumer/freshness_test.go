@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -29,7 +30,7 @@ func applyIfNewer(ctx context.Context, f flavour, scope, entity string, v consum
 	if f.name == "pgx" {
 		return consumer.ApplyIfNewer(ctx, consumer.Tx(ctx), scope, entity, v)
 	}
-	return consumer.ApplyIfNewerSQL(ctx, consumer.TxSQL(ctx), scope, entity, v)
+	return sqlconsumer.ApplyIfNewer(ctx, sqlconsumer.Tx(ctx), scope, entity, v)
 }
 
 // fact is one event about an entity: what its state was then.
@@ -237,7 +238,7 @@ func TestFreshnessInTransactions(t *testing.T) {
 					_, err := tx.ExecContext(ctx, query, args...)
 					return err
 				}
-				applied, err := consumer.ApplyIfNewerSQL(t.Context(), tx, name, f.entity, version(f))
+				applied, err := sqlconsumer.ApplyIfNewer(t.Context(), tx, name, f.entity, version(f))
 				if err == nil {
 					err = writeState(t.Context(), exec, f, applied)
 				}
@@ -287,7 +288,7 @@ func inTx(t *testing.T, e *env, driver string, what func(ask func(scope, entity 
 	}
 	defer tx.Rollback()
 	what(func(scope, entity string, v consumer.Version) (bool, error) {
-		return consumer.ApplyIfNewerSQL(t.Context(), tx, scope, entity, v)
+		return sqlconsumer.ApplyIfNewer(t.Context(), tx, scope, entity, v)
 	})
 	_ = tx.Commit()
 }

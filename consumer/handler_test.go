@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 )
 
 func TestHandlerThatDoesNotReturn(t *testing.T) {
@@ -208,13 +209,13 @@ func TestTxOutsideTheMiddlewarePanics(t *testing.T) {
 		call()
 	}
 	wantPanic("came through Middleware", func() { consumer.Tx(context.Background()) })
-	wantPanic("came through MiddlewareSQL", func() { consumer.TxSQL(context.Background()) })
-	for i, want := range []string{"is Tx's", "is TxSQL's"} {
+	wantPanic("sqlconsumer: Tx needs the context of a request that came through Middleware", func() { sqlconsumer.Tx(context.Background()) })
+	for i, want := range []string{"is consumer.Tx's", "is sqlconsumer.Tx's"} {
 		e := newEnv(t, flavours[i], consumer.Config{}, func(*env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
 				wantPanic(want, func() {
 					if i == 0 {
-						consumer.TxSQL(r.Context())
+						sqlconsumer.Tx(r.Context())
 					} else {
 						consumer.Tx(r.Context())
 					}

@@ -20,6 +20,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -61,10 +62,10 @@ var flavours = []flavour{
 	{
 		name: "pgx",
 		wrap: func(t testing.TB, dsn string, cfg consumer.Config) func(http.Handler) http.Handler {
-			return consumer.MustMiddleware(pgtest.Pool(t, dsn), cfg)
+			return consumer.Must(consumer.Middleware(pgtest.Pool(t, dsn), cfg))
 		},
 		call: func(t testing.TB, dsn string, cfg consumer.Config, handle handlerFunc) http.Handler {
-			return consumer.MustNew(pgtest.Pool(t, dsn), cfg, func(ctx context.Context, _ pgx.Tx, event consumer.Event) error { return handle(ctx, event) })
+			return consumer.Must(consumer.New(pgtest.Pool(t, dsn), cfg, func(ctx context.Context, _ pgx.Tx, event consumer.Event) error { return handle(ctx, event) }))
 		},
 		exec: func(ctx context.Context, query string, args ...any) error {
 			_, err := consumer.Tx(ctx).Exec(ctx, query, args...)
@@ -85,13 +86,13 @@ var flavours = []flavour{
 	{
 		name: "database/sql",
 		wrap: func(t testing.TB, dsn string, cfg consumer.Config) func(http.Handler) http.Handler {
-			return consumer.MustMiddlewareSQL(openSQL(t, dsn), cfg)
+			return consumer.Must(sqlconsumer.Middleware(openSQL(t, dsn), cfg))
 		},
 		call: func(t testing.TB, dsn string, cfg consumer.Config, handle handlerFunc) http.Handler {
-			return consumer.MustNewSQL(openSQL(t, dsn), cfg, func(ctx context.Context, _ *sql.Tx, event consumer.Event) error { return handle(ctx, event) })
+			return consumer.Must(sqlconsumer.New(openSQL(t, dsn), cfg, func(ctx context.Context, _ *sql.Tx, event consumer.Event) error { return handle(ctx, event) }))
 		},
 		exec: func(ctx context.Context, query string, args ...any) error {
-			_, err := consumer.TxSQL(ctx).ExecContext(ctx, query, args...)
+			_, err := sqlconsumer.Tx(ctx).ExecContext(ctx, query, args...)
 			return err
 		},
 		once: func(ctx context.Context, e *env, source, key string, hold func()) (bool, error) {
@@ -100,7 +101,7 @@ var flavours = []flavour{
 				return false, err
 			}
 			defer tx.Rollback()
-			first, err := consumer.OnceSQL(ctx, tx, "test", source, key)
+			first, err := sqlconsumer.Once(ctx, tx, "test", source, key)
 			hold()
 			if err != nil {
 				return false, err
@@ -110,7 +111,7 @@ var flavours = []flavour{
 		prune: func(ctx context.Context, e *env, cfg consumer.PruneConfig) (consumer.Pruned, error) {
 			db := openSQL(e.t, e.dsn)
 			defer db.Close() // some tests prune very often
-			return consumer.PruneSQL(ctx, db, cfg)
+			return sqlconsumer.Prune(ctx, db, cfg)
 		},
 	},
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
 )
 
 // reportHealth reports to Config.Breaker what a request that it let in has proven.
@@ -17,9 +19,9 @@ func (s *settings) reportHealth(ctx context.Context, rq *request, report Report)
 		return
 	}
 	now := time.Now()
-	h, cause := healthOf(report, context.Cause(ctx), now.Sub(rq.began))
+	h, cause := healthOf(report, context.Cause(ctx), now.Sub(rq.Began))
 	if cause != nil {
-		cause = &redactedError{text: s.redacted(cause), err: cause}
+		cause = s.shared.Loggable(cause)
 	}
 	s.Breaker.Leave(rq.pass, now, h, cause)
 }
@@ -35,16 +37,16 @@ func healthOf(report Report, ended error, took time.Duration) (breaker.Health, e
 	case ResultProcessed, ResultIgnored:
 		return breaker.Up, nil
 	case ResultUnavailable:
-		if !isConflict(report.Err) && (ended == nil || took >= impatience) {
+		if !sqlstate.IsConflict(report.Err) && (ended == nil || took >= impatience) {
 			return breaker.Down, report.Err
 		}
 	case ResultCommitFailed:
-		if isDown(report.Err) {
+		if memory.IsDown(report.Err) {
 			return breaker.Down, report.Err
 		}
 	case ResultFailed:
 		switch {
-		case isConflict(report.Err):
+		case sqlstate.IsConflict(report.Err):
 		case timedOut:
 			return breaker.Down, errors.New("the handler did not end in time")
 		case ended != nil && took < impatience: // what the handler depends on may have been given up for the client's sake alone
@@ -55,47 +57,6 @@ func healthOf(report Report, ended error, took time.Duration) (breaker.Health, e
 		}
 	}
 	return breaker.Unknown, nil
-}
-
-// healthOfAttempt classifies the outcome of an attempt of an inbox's worker.
-func healthOfAttempt(report Report) breaker.Health {
-	switch report.Result {
-	case ResultProcessed, ResultIgnored:
-		return breaker.Up
-	case ResultCommitFailed:
-		if isDown(report.Err) {
-			return breaker.Down
-		}
-	case ResultFailed:
-		verdict := judge(report.Err)
-		switch {
-		case isConflict(report.Err):
-		case verdict.down, errors.Is(report.Err, errTimeout), errors.Is(report.Err, errInterrupted):
-			return breaker.Down
-		case verdict.action == actFail:
-			return breaker.Up // it had what it needed in order to refuse
-		}
-	}
-	return breaker.Unknown
-}
-
-// isDown reports whether an error of COMMIT is the database's own trouble (a lost connection, which has no SQLSTATE, a full
-// disk, a shutdown), or the store's.
-func isDown(err error) bool {
-	if errors.Is(err, errEnded) || errors.Is(err, errRowsOpen) || errors.Is(err, errAborted) || errors.Is(err, errNotCommit) || errors.Is(err, errDropped) || errors.Is(err, errKeyHeld) || errors.Is(err, ErrLeaseLost) {
-		return false
-	}
-	state := sqlState(err)
-	if len(state) < 2 {
-		return true
-	}
-	switch state[:2] {
-	case "08", "53", "58", "XX": // connection, resources, system, internal
-		return true
-	case "57": // an operator's intervention
-		return state != stateQueryCanceled
-	}
-	return false
 }
 
 // spread lengthens a wait by up to a quarter, so that those who were refused together do not return together.

@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/verdict"
 )
 
 func TestHealthOfARequest(t *testing.T) {
@@ -33,7 +35,7 @@ func TestHealthOfARequest(t *testing.T) {
 		"conflict at the start":           {report: Report{Result: ResultUnavailable, Err: state("40001")}},
 		"refused by the handler":          {report: failed(404, nil), want: breaker.Up},
 		"500":                             {report: failed(500, nil)},
-		"panic":                           {report: failed(500, &panicError{cause: 1})},
+		"panic":                           {report: failed(500, &verdict.Panic{Cause: 1})},
 		"aborted":                         {report: failed(0, http.ErrAbortHandler)},
 		"502":                             {report: failed(502, nil), want: breaker.Down},
 		"503":                             {report: failed(503, nil), want: breaker.Down},
@@ -49,9 +51,9 @@ func TestHealthOfARequest(t *testing.T) {
 		"commit: shutdown":                {report: Report{Result: ResultCommitFailed, Err: state("57P01")}, want: breaker.Down},
 		"commit: statement timeout":       {report: Report{Result: ResultCommitFailed, Err: state("57014")}},
 		"commit: connection lost":         {report: Report{Result: ResultCommitFailed, Err: errors.New("EOF")}, want: breaker.Down},
-		"commit: the handler's own fault": {report: Report{Result: ResultCommitFailed, Err: errAborted}},
-		"commit: ended by the handler":    {report: Report{Result: ResultCommitFailed, Err: errEnded}},
-		"commit: a name in its place":     {report: Report{Result: ResultCommitFailed, Err: errNotCommit}},
+		"commit: the handler's own fault": {report: Report{Result: ResultCommitFailed, Err: memory.ErrAborted}},
+		"commit: ended by the handler":    {report: Report{Result: ResultCommitFailed, Err: memory.ErrEnded}},
+		"commit: a name in its place":     {report: Report{Result: ResultCommitFailed, Err: memory.ErrNotCommit}},
 	} {
 		got, cause := healthOf(c.report, c.ended, c.took)
 		if got != c.want || (cause != nil) != (got == breaker.Down) {
@@ -70,7 +72,7 @@ func TestErrorsThatTellOfADependency(t *testing.T) {
 		"none": {nil, false}, "any": {down, false}, "marked": {DependencyDown(down), true}, "later": {RetryAfter(down, time.Second), true},
 		"permanent": {Permanent(down), false}, "outermost": {Permanent(DependencyDown(down)), false}, "ignored": {Ignore("x"), false},
 	} {
-		if got := judge(c.err); got.down != c.down {
+		if got := verdict.Of(c.err); got.Down != c.down {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -24,14 +25,14 @@ func TestInboxAttempts(t *testing.T) {
 	t.Parallel()
 	type want struct {
 		result   consumer.Result
-		state    consumer.State
+		state    inbox.State
 		attempts int
 		effects  int
 		text     string // in last_error
 		final    bool
 	}
 	retried := func(text string) want {
-		return want{consumer.ResultFailed, consumer.StatePending, 1, 0, text, false}
+		return want{consumer.ResultFailed, inbox.StatePending, 1, 0, text, false}
 	}
 	exec := func(ctx context.Context, query string) error {
 		_, err := consumer.Tx(ctx).Exec(ctx, query)
@@ -39,27 +40,27 @@ func TestInboxAttempts(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		handle func(ctx context.Context) error // after the effect is written
-		change func(*consumer.InboxConfig)
+		change func(*inbox.Config)
 		want   want
 	}{
-		"nil":       {func(context.Context) error { return nil }, nil, want{consumer.ResultProcessed, consumer.StateSucceeded, 1, 1, "", false}},
+		"nil":       {func(context.Context) error { return nil }, nil, want{consumer.ResultProcessed, inbox.StateSucceeded, 1, 1, "", false}},
 		"an error":  {func(context.Context) error { return errHandler }, nil, retried(errHandler.Error())},
-		"permanent": {func(context.Context) error { return consumer.Permanent(errHandler) }, nil, want{consumer.ResultFailed, consumer.StateFailed, 1, 0, errHandler.Error(), true}},
-		"ignore":    {func(context.Context) error { return consumer.Ignore("not ours") }, nil, want{consumer.ResultIgnored, consumer.StateIgnored, 1, 1, "not ours", false}},
+		"permanent": {func(context.Context) error { return consumer.Permanent(errHandler) }, nil, want{consumer.ResultFailed, inbox.StateFailed, 1, 0, errHandler.Error(), true}},
+		"ignore":    {func(context.Context) error { return consumer.Ignore("not ours") }, nil, want{consumer.ResultIgnored, inbox.StateIgnored, 1, 1, "not ours", false}},
 		"an unknown event": {
 			func(ctx context.Context) error {
 				return consumer.NewRouter().Dispatch(ctx, nil, consumer.EventFrom(ctx))
 			},
 			nil,
-			want{consumer.ResultIgnored, consumer.StateIgnored, 1, 1, "invoice.created", false},
+			want{consumer.ResultIgnored, inbox.StateIgnored, 1, 1, "invoice.created", false},
 		},
 		"a credential in an error": {
 			func(context.Context) error { return fmt.Errorf("dial %s", "postgres://u:s3cret@h/db\x00\n") }, nil, retried("dial postgres://***@h/db"),
 		},
 		"the last attempt": {
 			func(context.Context) error { return errHandler },
-			func(c *consumer.InboxConfig) { c.MaxAttempts = 1 },
-			want{consumer.ResultFailed, consumer.StateFailed, 1, 0, errHandler.Error(), true},
+			func(c *inbox.Config) { c.MaxAttempts = 1 },
+			want{consumer.ResultFailed, inbox.StateFailed, 1, 0, errHandler.Error(), true},
 		},
 		"a panic":     {func(context.Context) error { panic("oh") }, nil, retried("the handler panicked: oh")},
 		"a nil panic": {func(context.Context) error { panic(nil) }, nil, retried("the handler panicked: panic called with nil argument")},
@@ -67,11 +68,11 @@ func TestInboxAttempts(t *testing.T) {
 		"Goexit":      {func(context.Context) error { runtime.Goexit(); return nil }, nil, retried("ended its goroutine")},
 		"a swallowed error": {
 			func(ctx context.Context) error { _ = exec(ctx, "SELECT 1/0"); return nil }, nil,
-			want{consumer.ResultCommitFailed, consumer.StatePending, 1, 0, "a statement of the handler failed", false},
+			want{consumer.ResultCommitFailed, inbox.StatePending, 1, 0, "a statement of the handler failed", false},
 		},
 		"its own Rollback": {
 			func(ctx context.Context) error { _ = consumer.Tx(ctx).Rollback(ctx); return nil }, nil,
-			want{consumer.ResultCommitFailed, consumer.StatePending, 1, 0, "committed or rolled back", false},
+			want{consumer.ResultCommitFailed, inbox.StatePending, 1, 0, "committed or rolled back", false},
 		},
 		"its own Commit, refused": {
 			func(ctx context.Context) error { return consumer.Tx(ctx).Commit(ctx) }, nil, retried(consumer.ErrMiddlewareCommits.Error()),
@@ -81,79 +82,79 @@ func TestInboxAttempts(t *testing.T) {
 		},
 		"its own ROLLBACK, refused": {
 			func(ctx context.Context) error { _ = exec(ctx, "ROLLBACK"); return nil }, nil,
-			want{consumer.ResultCommitFailed, consumer.StatePending, 1, 0, "committed or rolled back", false},
+			want{consumer.ResultCommitFailed, inbox.StatePending, 1, 0, "committed or rolled back", false},
 		},
 		"its own COMMIT": {
 			func(ctx context.Context) error { return exec(ctx, unseen+"COMMIT") }, nil,
-			want{consumer.ResultCommitFailed, consumer.StateFailed, 1, 1, "committed or rolled back", true},
+			want{consumer.ResultCommitFailed, inbox.StateFailed, 1, 1, "committed or rolled back", true},
 		},
 		"its own COMMIT, and an error": { // another attempt would repeat what is committed
 			func(ctx context.Context) error { return errors.Join(exec(ctx, unseen+"COMMIT"), errHandler) }, nil,
-			want{consumer.ResultFailed, consumer.StateFailed, 1, 1, "committed or rolled back", true},
+			want{consumer.ResultFailed, inbox.StateFailed, 1, 1, "committed or rolled back", true},
 		},
 		"COMMIT and BEGIN": { // its second effect must not follow
 			func(ctx context.Context) error {
 				return errors.Join(exec(ctx, unseen+"COMMIT"), exec(ctx, unseen+"BEGIN"), exec(ctx, "INSERT INTO effect (key) VALUES ('k')"))
 			}, nil,
-			want{consumer.ResultCommitFailed, consumer.StateFailed, 1, 1, "committed or rolled back", true},
+			want{consumer.ResultCommitFailed, inbox.StateFailed, 1, 1, "committed or rolled back", true},
 		},
 		"COMMIT AND CHAIN": {
 			func(ctx context.Context) error { return exec(ctx, unseen+"COMMIT AND CHAIN") }, nil,
-			want{consumer.ResultCommitFailed, consumer.StateFailed, 1, 1, "committed or rolled back", true},
+			want{consumer.ResultCommitFailed, inbox.StateFailed, 1, 1, "committed or rolled back", true},
 		},
 		"ROLLBACK AND CHAIN": {
 			func(ctx context.Context) error { return exec(ctx, unseen+"ROLLBACK AND CHAIN") }, nil,
-			want{consumer.ResultCommitFailed, consumer.StateFailed, 1, 0, "committed or rolled back", true},
+			want{consumer.ResultCommitFailed, inbox.StateFailed, 1, 0, "committed or rolled back", true},
 		},
 		"a deferred constraint": {
 			func(ctx context.Context) error { return exec(ctx, "INSERT INTO child VALUES (7)") }, nil,
-			want{consumer.ResultCommitFailed, consumer.StatePending, 1, 0, "foreign key", false},
+			want{consumer.ResultCommitFailed, inbox.StatePending, 1, 0, "foreign key", false},
 		},
 		"a conflict": { // of transactions: nobody's fault, and no attempt
 			func(ctx context.Context) error {
 				return exec(ctx, "DO $$ BEGIN RAISE 'in the way' USING ERRCODE = '40001'; END $$")
 			}, nil,
-			want{consumer.ResultFailed, consumer.StatePending, 0, 0, "in the way", false},
+			want{consumer.ResultFailed, inbox.StatePending, 0, 0, "in the way", false},
 		},
 		"a conflict called permanent": { // as behind the middleware
 			func(ctx context.Context) error {
 				return consumer.Permanent(exec(ctx, "DO $$ BEGIN RAISE 'in the way' USING ERRCODE = '40001'; END $$"))
 			}, nil,
-			want{consumer.ResultFailed, consumer.StateFailed, 1, 0, "in the way", true},
+			want{consumer.ResultFailed, inbox.StateFailed, 1, 0, "in the way", true},
 		},
 		"a timeout": {
 			func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
-			func(c *consumer.InboxConfig) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within Config.HandlerTimeout"),
+			func(c *inbox.Config) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within Config.HandlerTimeout"),
 		},
 		"a timeout, and success": {
 			func(ctx context.Context) error { <-ctx.Done(); return nil },
-			func(c *consumer.InboxConfig) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within Config.HandlerTimeout"),
+			func(c *inbox.Config) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within Config.HandlerTimeout"),
 		},
 		"a timeout in a statement": {
 			func(ctx context.Context) error { return exec(ctx, "SELECT pg_sleep(3600)") },
-			func(c *consumer.InboxConfig) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within Config.HandlerTimeout"),
+			func(c *inbox.Config) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within Config.HandlerTimeout"),
 		},
 		"a timeout that says permanent": {
 			func(ctx context.Context) error { <-ctx.Done(); return consumer.Permanent(ctx.Err()) },
-			func(c *consumer.InboxConfig) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within Config.HandlerTimeout"),
+			func(c *inbox.Config) { c.HandlerTimeout = 20 * time.Millisecond }, retried("did not end within Config.HandlerTimeout"),
 		},
 		"a timeout beyond what PostgreSQL can hold": {
 			func(context.Context) error { return nil },
-			func(c *consumer.InboxConfig) { c.HandlerTimeout = 365 * 24 * time.Hour },
-			want{consumer.ResultProcessed, consumer.StateSucceeded, 1, 1, "", false},
+			func(c *inbox.Config) { c.HandlerTimeout = 365 * 24 * time.Hour },
+			want{consumer.ResultProcessed, inbox.StateSucceeded, 1, 1, "", false},
 		},
 		"its connection lost, and success": { // it has not noticed
 			func(ctx context.Context) error { return consumer.Tx(ctx).Conn().PgConn().Conn().Close() }, nil,
-			want{consumer.ResultCommitFailed, consumer.StatePending, 0, 0, "connection of the handler's transaction was lost", false},
+			want{consumer.ResultCommitFailed, inbox.StatePending, 0, 0, "connection of the handler's transaction was lost", false},
 		},
 		"its own backend killed": { // no attempt: the database was in the way
 			func(ctx context.Context) error { return exec(ctx, "SELECT pg_terminate_backend(pg_backend_pid())") }, nil,
-			want{consumer.ResultFailed, consumer.StatePending, 0, 0, "connection of the handler's transaction was lost", false},
+			want{consumer.ResultFailed, inbox.StatePending, 0, 0, "connection of the handler's transaction was lost", false},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			cfg := consumer.InboxConfig{Schedule: []time.Duration{time.Hour}}
+			cfg := inbox.Config{Schedule: []time.Duration{time.Hour}}
 			cfg.Handle = func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 				if err := effectOf(ctx, event.Key); err != nil {
 					return err
@@ -218,7 +219,7 @@ func TestInboxHandlersGetTheEventOfTheRequest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			requested, worked := make(chan consumer.Event, 1), make(chan given, 1)
-			cfg := consumer.InboxConfig{Config: test.cfg}
+			cfg := inbox.Config{Config: test.cfg}
 			cfg.Observe = func(_ context.Context, r consumer.Report) {
 				if r.Result == consumer.ResultRecorded {
 					requested <- r.Event
@@ -269,14 +270,14 @@ func TestInboxWorksAtTheIsolationLevelOfItsConfig(t *testing.T) {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
 			levels := make(chan string, 1)
-			cfg := consumer.InboxConfig{Config: consumer.Config{Isolation: level}}
+			cfg := inbox.Config{Config: consumer.Config{Isolation: level}}
 			cfg.Handle = func(ctx context.Context, _ pgx.Tx, _ consumer.Event) error {
 				var got string
 				err := consumer.Tx(ctx).QueryRow(ctx, "SHOW transaction_isolation").Scan(&got)
 				levels <- got
 				return err
 			}
-			p := newInbox(t, consumer.InboxConfig{})
+			p := newInbox(t, inbox.Config{})
 			p.mustExec(repeatableRead)
 			p = p.again(cfg)
 			p.run()
@@ -293,7 +294,7 @@ func TestInboxWorksAtTheIsolationLevelOfItsConfig(t *testing.T) {
 func TestInboxBoundsTheSessionOfAWorkerThatVanishes(t *testing.T) {
 	t.Parallel()
 	settings := make(chan [2]string, 2)
-	cfg := consumer.InboxConfig{Config: consumer.Config{HandlerTimeout: 90 * time.Second, CommitTimeout: 10 * time.Second}}
+	cfg := inbox.Config{Config: consumer.Config{HandlerTimeout: 90 * time.Second, CommitTimeout: 10 * time.Second}}
 	cfg.Handle = func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 		var got string
 		err := consumer.Tx(ctx).QueryRow(ctx, "SHOW idle_in_transaction_session_timeout").Scan(&got)
@@ -322,7 +323,7 @@ func TestInboxBoundsTheSessionOfAWorkerThatVanishes(t *testing.T) {
 // An event whose row somebody has spoiled is failed, and keeps nobody from working the others.
 func TestInboxFailsWhatCannotBeRead(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
+	p := newInbox(t, inbox.Config{})
 	for i, headers := range []string{`"text"`, `{"X-Outbox-Sequence": ["x"]}`, `{"X-Outbox-Sequence": "1"}`} {
 		key := fmt.Sprint(i)
 		p.record(key)
@@ -331,14 +332,14 @@ func TestInboxFailsWhatCannotBeRead(t *testing.T) {
 	p.record("whole")
 	p.run()
 	p.await("SELECT count(*) = 3 FROM inbox_events WHERE processing_state = 'failed' AND last_error LIKE 'read recorded headers: %'")
-	p.awaitState("whole", consumer.StateSucceeded)
+	p.awaitState("whole", inbox.StateSucceeded)
 }
 
 // What a handler has written is seen when its event is seen to have succeeded, and not before.
 func TestInboxCommitsStateAndEffectTogether(t *testing.T) {
 	t.Parallel()
 	entered, leave := make(chan struct{}), make(chan struct{})
-	p := newInbox(t, consumer.InboxConfig{Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
+	p := newInbox(t, inbox.Config{Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 		err := effectOf(ctx, event.Key)
 		close(entered)
 		<-leave
@@ -347,7 +348,7 @@ func TestInboxCommitsStateAndEffectTogether(t *testing.T) {
 	p.run()
 	p.record("k")
 	<-entered
-	p.wantState("k", consumer.StateProcessing, 0)
+	p.wantState("k", inbox.StateProcessing, 0)
 	p.wantRows("k", 0, 1)
 	// A duplicate does not wait for the handler.
 	wantReplayed(t, p.post("k", `{"key":"k"}`), 200, `{"state":"processing"}`+"\n")
@@ -360,7 +361,7 @@ func TestInboxCommitsStateAndEffectTogether(t *testing.T) {
 // inbox.
 func TestInboxSharesItsMemory(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
+	p := newInbox(t, inbox.Config{Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 		first, err := consumer.Once(ctx, consumer.Tx(ctx), "test", "outbox", event.Key+"-inside")
 		if err != nil || !first {
 			return fmt.Errorf("first is %v: %w", first, err)
@@ -378,7 +379,7 @@ func TestInboxSharesItsMemory(t *testing.T) {
 	wantReplayed(t, middleware.post("k", `{"key":"k"}`), 200, "")
 	wantProblem(t, middleware.post("k", "{}"), 422, "key-reused")
 	p.run()
-	p.awaitState("k", consumer.StateSucceeded)
+	p.awaitState("k", inbox.StateSucceeded)
 	wantReplayed(t, p.post("k-inside", "{}"), 200, `{"state":"succeeded"}`+"\n")
 	p.wantRows("k", 1, 1)
 	p.wantRows("m", 1, 1)

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 )
 
 // Statements that end a handler's transaction in a way that nobody refuses.
@@ -48,17 +49,17 @@ func queried(ctx context.Context, query string) error {
 func TestInboxFindsOutWhoEndedTheTransaction(t *testing.T) {
 	t.Parallel()
 	const ended = "committed or rolled back the transaction itself"
-	short := func(c *consumer.InboxConfig) { c.HandlerTimeout = 200 * time.Millisecond }
+	short := func(c *inbox.Config) { c.HandlerTimeout = 200 * time.Millisecond }
 	type want struct {
-		state    consumer.State
+		state    inbox.State
 		attempts int
 		effects  int
 		text     string
 	}
-	failed := func(effects int) want { return want{consumer.StateFailed, 1, effects, ended} }
+	failed := func(effects int) want { return want{inbox.StateFailed, 1, effects, ended} }
 	for name, test := range map[string]struct {
 		handle func(ctx context.Context) error // after the effect is written
-		change func(*consumer.InboxConfig)
+		change func(*inbox.Config)
 		want   want
 	}{
 		"COMMIT AND CHAIN, and an error": {
@@ -118,29 +119,29 @@ func TestInboxFindsOutWhoEndedTheTransaction(t *testing.T) {
 		},
 		"only a Query, and an error": {
 			func(ctx context.Context) error { return errors.Join(queried(ctx, "SELECT 'x'"), errHandler) }, nil,
-			want{consumer.StatePending, 1, 0, errHandler.Error()},
+			want{inbox.StatePending, 1, 0, errHandler.Error()},
 		},
 		"only a Query, and a mistake": {
-			func(ctx context.Context) error { return queried(ctx, mistaken) }, nil, want{consumer.StatePending, 1, 0, "division by zero"},
+			func(ctx context.Context) error { return queried(ctx, mistaken) }, nil, want{inbox.StatePending, 1, 0, "division by zero"},
 		},
 		"only a Query, and a timeout": {
-			func(ctx context.Context) error { return queried(ctx, tooLong) }, short, want{consumer.StatePending, 1, 0, "HandlerTimeout"},
+			func(ctx context.Context) error { return queried(ctx, tooLong) }, short, want{inbox.StatePending, 1, 0, "HandlerTimeout"},
 		},
 		"only a Query, and the connection lost": {
 			func(ctx context.Context) error {
 				return errors.Join(queried(ctx, "SELECT 'x'"), lose(ctx), queried(ctx, "SELECT 'x'"))
-			}, nil, want{consumer.StatePending, 0, 0, "connection of the handler's transaction was lost"},
+			}, nil, want{inbox.StatePending, 0, 0, "connection of the handler's transaction was lost"},
 		},
 		"only a Query whose rows stay open": {
 			func(ctx context.Context) error {
 				_, err := consumer.Tx(ctx).Query(ctx, "SELECT generate_series(1, 100000)")
 				return errors.Join(err, errHandler)
-			}, nil, want{consumer.StatePending, 1, 0, errHandler.Error()},
+			}, nil, want{inbox.StatePending, 1, 0, errHandler.Error()},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			cfg := consumer.InboxConfig{Schedule: []time.Duration{time.Hour}}
+			cfg := inbox.Config{Schedule: []time.Duration{time.Hour}}
 			cfg.Handle = func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 				return errors.Join(effectOf(context.WithoutCancel(ctx), event.Key), test.handle(ctx))
 			}
@@ -150,7 +151,7 @@ func TestInboxFindsOutWhoEndedTheTransaction(t *testing.T) {
 			p := newInbox(t, cfg)
 			p.run()
 			p.record("k")
-			if report := p.worked(); report.Final != (test.want.state == consumer.StateFailed) || report.Err == nil {
+			if report := p.worked(); report.Final != (test.want.state == inbox.StateFailed) || report.Err == nil {
 				t.Errorf("reported %+v", report)
 			}
 			p.wantState("k", test.want.state, test.want.attempts)
@@ -170,7 +171,7 @@ func TestInboxGivesNothingBackThatIsCommitted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			committed := make(chan struct{})
-			p := newInbox(t, consumer.InboxConfig{DrainTimeout: 10 * time.Millisecond, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
+			p := newInbox(t, inbox.Config{DrainTimeout: 10 * time.Millisecond, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 				err := errors.Join(effectOf(ctx, event.Key), sent(ctx, chains))
 				close(committed)
 				return errors.Join(err, wait(ctx))
@@ -181,7 +182,7 @@ func TestInboxGivesNothingBackThatIsCommitted(t *testing.T) {
 			if err := p.stop(); err != nil {
 				t.Fatal(err)
 			}
-			p.wantState("k", consumer.StateFailed, 1)
+			p.wantState("k", inbox.StateFailed, 1)
 			p.wantRows("k", 1, 1)
 		})
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -25,7 +26,7 @@ import (
 // inboxProcess is what one process does with an inbox: it has a pool of its own.
 type inboxProcess struct {
 	*env
-	inbox *consumer.Inbox
+	inbox *inbox.Inbox
 	own   *pgxpool.Pool
 	stop  func() error // ends Run and returns what it returned
 }
@@ -37,7 +38,7 @@ CREATE TABLE parent (id int PRIMARY KEY);
 CREATE TABLE child (parent int REFERENCES parent DEFERRABLE INITIALLY DEFERRED);`
 
 // newInbox is an inbox with a database of its own that records over HTTP. Nothing works its events before run.
-func newInbox(t testing.TB, cfg consumer.InboxConfig) *inboxProcess {
+func newInbox(t testing.TB, cfg inbox.Config) *inboxProcess {
 	t.Helper()
 	var p *inboxProcess
 	e := newEnv(t, flavour{
@@ -54,7 +55,7 @@ func newInbox(t testing.TB, cfg consumer.InboxConfig) *inboxProcess {
 }
 
 // again is another process at the same database.
-func (p *inboxProcess) again(cfg consumer.InboxConfig) *inboxProcess {
+func (p *inboxProcess) again(cfg inbox.Config) *inboxProcess {
 	p.t.Helper()
 	e := *p.env
 	e.reports, e.logged = make(chan consumer.Report, 10_000), &syncBuffer{}
@@ -63,13 +64,13 @@ func (p *inboxProcess) again(cfg consumer.InboxConfig) *inboxProcess {
 	return other
 }
 
-func (p *inboxProcess) open(cfg consumer.InboxConfig) {
+func (p *inboxProcess) open(cfg inbox.Config) {
 	p.t.Helper()
 	p.own = poolOf(p.t, p.dsn, 12)
 	p.openOn(p.own, cfg)
 }
 
-func (p *inboxProcess) openOn(pool *pgxpool.Pool, cfg consumer.InboxConfig) {
+func (p *inboxProcess) openOn(pool *pgxpool.Pool, cfg inbox.Config) {
 	p.t.Helper()
 	if cfg.Handle == nil {
 		cfg.Handle = func(ctx context.Context, _ pgx.Tx, event consumer.Event) error { return effectOf(ctx, event.Key) }
@@ -87,7 +88,7 @@ func (p *inboxProcess) openOn(pool *pgxpool.Pool, cfg consumer.InboxConfig) {
 	}
 	cfg.Logger = loggerTo(p.logged)
 	p.reports = make(chan consumer.Report, 100_000)
-	p.inbox = consumer.MustNewInbox(pool, cfg)
+	p.inbox = consumer.Must(inbox.New(pool, cfg))
 	server := httptest.NewServer(p.inbox.Handler())
 	p.t.Cleanup(server.Close)
 	p.url, p.client = server.URL, server.Client()
@@ -173,7 +174,7 @@ func (p *inboxProcess) wantWorked(key string, want consumer.Result) consumer.Rep
 	return report
 }
 
-func (p *inboxProcess) state(key string) (state consumer.State) {
+func (p *inboxProcess) state(key string) (state inbox.State) {
 	p.t.Helper()
 	if err := p.pool.QueryRow(p.t.Context(), "SELECT processing_state FROM inbox_events WHERE idempotency_key = $1", key).Scan(&state); err != nil {
 		p.t.Fatalf("state of %s: %v", key, err)
@@ -181,7 +182,7 @@ func (p *inboxProcess) state(key string) (state consumer.State) {
 	return state
 }
 
-func (p *inboxProcess) wantState(key string, want consumer.State, attempts int) {
+func (p *inboxProcess) wantState(key string, want inbox.State, attempts int) {
 	p.t.Helper()
 	if got := p.state(key); got != want {
 		p.t.Errorf("%s is %s, want %s", key, got, want)
@@ -203,7 +204,7 @@ func (p *inboxProcess) wantLastError(key, text string) {
 }
 
 // awaitState waits until an event is in a state.
-func (p *inboxProcess) awaitState(key string, want consumer.State) {
+func (p *inboxProcess) awaitState(key string, want inbox.State) {
 	p.t.Helper()
 	p.await("SELECT processing_state = $2 FROM inbox_events WHERE idempotency_key = $1", key, string(want))
 }

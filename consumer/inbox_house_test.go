@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 )
 
@@ -55,7 +55,7 @@ func (s *statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEnd
 // An idle inbox asks one statement a second. What it does once, at its start and every half minute, is not much either.
 func TestIdleInboxAsksLittle(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
+	p := newInbox(t, inbox.Config{})
 	cfg, err := pgxpool.ParseConfig(p.dsn)
 	if err != nil {
 		t.Fatal(err)
@@ -68,8 +68,8 @@ func TestIdleInboxAsksLittle(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	idle := p.again(consumer.InboxConfig{})
-	idle.openOn(pool, consumer.InboxConfig{})
+	idle := p.again(inbox.Config{})
+	idle.openOn(pool, inbox.Config{})
 	idle.run()
 	const looks = 4
 	for n := 0; n < looks; n, _ = seen.count("claimed_at < now()") {
@@ -84,7 +84,7 @@ func TestIdleInboxAsksLittle(t *testing.T) {
 // The rights in migrations/roles.sql are enough.
 func TestInboxWithTheRightsOfAReceiver(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
+	p := newInbox(t, inbox.Config{})
 	roles, err := os.ReadFile("../migrations/roles.sql")
 	if err != nil {
 		t.Fatal(err)
@@ -99,13 +99,13 @@ func TestInboxWithTheRightsOfAReceiver(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.dsn = withSetting(dsn.String(), "role", "inbox_receiver")
-	receiver := p.again(consumer.InboxConfig{OnFailure: consumer.FailureSkips})
+	receiver := p.again(inbox.Config{OnFailure: inbox.FailureSkips})
 	receiver.run()
 	receiver.record("1", ordered("o", 1))
 	receiver.record("2", ordered("o", 2))
 	receiver.record("dead")
-	receiver.awaitState("2", consumer.StateSucceeded)
-	receiver.awaitState("dead", consumer.StateSucceeded)
+	receiver.awaitState("2", inbox.StateSucceeded)
+	receiver.awaitState("dead", inbox.StateSucceeded)
 	if n, err := receiver.replay(inboxops.Selection{States: []string{inboxops.Succeeded}}); n != 3 || err != nil {
 		t.Errorf("replayed %d, %v", n, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -26,7 +27,7 @@ func (p *inboxProcess) wantRemembered(key string) {
 // The memory of an event says from the beginning what it says for ever, whatever becomes of the event.
 func TestMemoryOfWhatIsRecordedIsWrittenOnce(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{
+	p := newInbox(t, inbox.Config{
 		Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 			switch event.Key {
 			case "failed":
@@ -45,7 +46,7 @@ func TestMemoryOfWhatIsRecordedIsWrittenOnce(t *testing.T) {
 	before := p.rows(written)
 	p.run()
 	for _, key := range keys {
-		p.awaitState(key, consumer.State(key))
+		p.awaitState(key, inbox.State(key))
 		p.wantRemembered(key)
 	}
 	if _, err := p.replay(inboxops.Selection{States: []string{inboxops.Succeeded}}); err != nil {
@@ -65,7 +66,7 @@ func TestMemoryOfWhatIsRecordedIsWrittenOnce(t *testing.T) {
 // An event that comes by both ways counts once, whichever was first.
 func TestEventByMiddlewareAndInbox(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		p := newInbox(t, consumer.InboxConfig{})
+		p := newInbox(t, inbox.Config{})
 		m := newHandlerEnvAt(t, f, p.dsn, consumer.Config{}, func(e *env) handlerFunc {
 			return func(ctx context.Context, event consumer.Event) error {
 				if event.Key == "ignored" {
@@ -96,7 +97,7 @@ func TestEventByMiddlewareAndInbox(t *testing.T) {
 			t.Errorf("Once: %v, %v", first, err)
 		}
 		p.run()
-		p.awaitState("second", consumer.StateSucceeded)
+		p.awaitState("second", inbox.StateSucceeded)
 		wantReplayed(t, m.post("second", body), 200, "")
 		p.wantRows("first", 1, 1)
 		p.wantRows("second", 1, 1)
@@ -107,7 +108,7 @@ func TestEventByMiddlewareAndInbox(t *testing.T) {
 // remembered again, and stay as they are.
 func TestMemoryRemovedByHand(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
+	p := newInbox(t, inbox.Config{})
 	events := []struct {
 		key    string
 		change []func(http.Header)
@@ -115,10 +116,10 @@ func TestMemoryRemovedByHand(t *testing.T) {
 	for _, e := range events {
 		p.record(e.key, e.change...)
 	}
-	const inbox = "SELECT e::text FROM inbox_events e ORDER BY 1"
-	again := func(want consumer.State) {
+	const in = "SELECT e::text FROM inbox_events e ORDER BY 1"
+	again := func(want inbox.State) {
 		t.Helper()
-		before := p.rows(inbox)
+		before := p.rows(in)
 		p.mustExec("DELETE FROM processed_events")
 		for _, e := range events {
 			for range 2 {
@@ -127,14 +128,14 @@ func TestMemoryRemovedByHand(t *testing.T) {
 			}
 			wantProblem(t, p.do(p.newRequest(e.key, "{}", e.change...)), 422, "key-reused")
 		}
-		if after := p.rows(inbox); !slices.Equal(after, before) {
+		if after := p.rows(in); !slices.Equal(after, before) {
 			t.Errorf("in the inbox was %q, and is %q", before, after)
 		}
 	}
-	again(consumer.StatePending)
+	again(inbox.StatePending)
 	p.run()
 	p.await("SELECT count(*) = 3 FROM inbox_events WHERE processing_state = 'succeeded' AND attempts = 1")
-	again(consumer.StateSucceeded)
+	again(inbox.StateSucceeded)
 	for _, e := range events {
 		p.wantRows(e.key, 1, 1)
 	}
@@ -144,13 +145,13 @@ func TestMemoryRemovedByHand(t *testing.T) {
 // What somebody has removed from the inbox by hand is still known. Nobody works it, and nobody can say what became of it.
 func TestEventRemovedFromTheInboxByHand(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
+	p := newInbox(t, inbox.Config{})
 	m := newEnvAt(t, flavours[0], p.dsn, consumer.Config{}, effect)
 	p.record("waits", ordered("o", 1))
 	p.mustExec("DELETE FROM inbox_events")
 	p.run()
 	p.record("done", ordered("o", 2))
-	p.awaitState("done", consumer.StateSucceeded)
+	p.awaitState("done", inbox.StateSucceeded)
 	p.mustExec("DELETE FROM inbox_events")
 	for key, effects := range map[string]int{"waits": 0, "done": 1} {
 		body := `{"key":"` + key + `"}`
@@ -167,5 +168,5 @@ func TestEventRemovedFromTheInboxByHand(t *testing.T) {
 		t.Errorf("%d events are in the inbox again", n)
 	}
 	p.record("next", ordered("o", 3)) // its ordering key goes on
-	p.awaitState("next", consumer.StateSucceeded)
+	p.awaitState("next", inbox.StateSucceeded)
 }

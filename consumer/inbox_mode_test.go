@@ -11,13 +11,14 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // The inbox's own process is woken at once: nothing here could happen by polling.
 func TestInboxRecordsThenWorks(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{PollInterval: never})
+	p := newInbox(t, inbox.Config{PollInterval: never})
 	p.run()
 	got := p.post("k", "{}")
 	if got.status != http.StatusAccepted || got.body != `{"state":"pending"}`+"\n" || got.header.Get("Content-Type") != "application/json" {
@@ -31,18 +32,18 @@ func TestInboxRecordsThenWorks(t *testing.T) {
 	if !report.Inbox || report.Status != 0 || report.Source != "outbox" || report.Duration <= 0 || report.HandlerDuration <= 0 {
 		t.Errorf("reported %+v", report)
 	}
-	p.wantState("k", consumer.StateSucceeded, 1)
+	p.wantState("k", inbox.StateSucceeded, 1)
 	p.wantRows("k", 1, 1)
 }
 
 // Whatever becomes of an event, its duplicate is answered 200, changes nothing, and says what has become of it.
 func TestInboxAnswersDuplicatesInEveryState(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
+	p := newInbox(t, inbox.Config{})
 	p.record("k")
 	body := `{"key":"k"}`
-	for _, state := range []consumer.State{
-		consumer.StatePending, consumer.StateProcessing, consumer.StateSucceeded, consumer.StateIgnored, consumer.StateFailed,
+	for _, state := range []inbox.State{
+		inbox.StatePending, inbox.StateProcessing, inbox.StateSucceeded, inbox.StateIgnored, inbox.StateFailed,
 	} {
 		p.mustExec("UPDATE inbox_events SET processing_state = $1", string(state))
 		before := p.row("k")
@@ -66,8 +67,8 @@ func (p *inboxProcess) row(key string) (text string) {
 
 func TestManyEventsAreWorkedOnceByTwoProcesses(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{Workers: 4})
-	other := p.again(consumer.InboxConfig{Workers: 4})
+	p := newInbox(t, inbox.Config{Workers: 4})
+	other := p.again(inbox.Config{Workers: 4})
 	p.run()
 	other.run()
 	const n = 300
@@ -106,7 +107,7 @@ func (p *inboxProcess) wantInOrder() {
 
 func TestInboxRetriesOnItsSchedule(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{
+	p := newInbox(t, inbox.Config{
 		Handle:       func(context.Context, pgx.Tx, consumer.Event) error { return errHandler },
 		Schedule:     []time.Duration{0, time.Hour},
 		PollInterval: 20 * time.Millisecond,
@@ -118,7 +119,7 @@ func TestInboxRetriesOnItsSchedule(t *testing.T) {
 			t.Errorf("reported %+v", report)
 		}
 	}
-	p.wantState("k", consumer.StatePending, 2)
+	p.wantState("k", inbox.StatePending, 2)
 	if n := p.count(`SELECT count(*) FROM inbox_events
 		WHERE next_attempt_at BETWEEN now() + interval '50 minutes' AND now() + interval '1 hour' AND last_error = $1`, errHandler.Error()); n != 1 {
 		t.Errorf("the next attempt is not in an hour: %s", p.row("k"))
@@ -130,7 +131,7 @@ func TestInboxRecordsMomentsInUTC(t *testing.T) {
 	t.Parallel()
 	last := time.UnixMilli(253402300799999).In(time.FixedZone("JST", 9*60*60))
 	given := make(chan consumer.Event, 1)
-	p := newInbox(t, consumer.InboxConfig{
+	p := newInbox(t, inbox.Config{
 		Config: consumer.Config{Verify: func(http.Header, []byte, time.Time) (consumer.Event, error) {
 			return consumer.Event{Key: "k", Type: "t", NotAfter: last}, nil
 		}},

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 )
 
@@ -53,7 +54,7 @@ func (g *gate) wantEntered(t *testing.T, key string) {
 // the other.
 func TestInboxKeysKeepTheirPlaceInTheQueue(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{Workers: 1, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
+	p := newInbox(t, inbox.Config{Workers: 1, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 		return effectOf(ctx, event.Key)
 	}})
 	for i := range 3 {
@@ -76,7 +77,7 @@ func TestInboxKeepsTheOrderOfEveryKey(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			const keys, each = 8, 25
-			cfg := consumer.InboxConfig{
+			cfg := inbox.Config{
 				Workers: 4, Schedule: []time.Duration{0}, PollInterval: 20 * time.Millisecond, MaxAttempts: 1000,
 				Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 					if err := effectOf(ctx, event.Key); err != nil {
@@ -88,7 +89,7 @@ func TestInboxKeepsTheOrderOfEveryKey(t *testing.T) {
 					return nil
 				},
 			}
-			first := newInbox(t, consumer.InboxConfig{})
+			first := newInbox(t, inbox.Config{})
 			first.mustExec(prepare)
 			p, other := first.again(cfg), first.again(cfg)
 			p.run()
@@ -122,9 +123,9 @@ func TestInboxRecordsOneOfAKeyAtATime(t *testing.T) {
 	for name, prepare := range map[string]string{"read committed": "SELECT 1", "repeatable read": repeatableRead} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := newInbox(t, consumer.InboxConfig{})
+			p := newInbox(t, inbox.Config{})
 			p.mustExec(prepare)
-			p = p.again(consumer.InboxConfig{})
+			p = p.again(inbox.Config{})
 			release := p.hold(func(tx pgx.Tx) error {
 				_, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended(E'test\\noutbox\\no', 478660552050 # 'inbox_events'::regclass::oid::bigint))")
 				return err
@@ -151,7 +152,7 @@ func TestInboxRecordsOneOfAKeyAtATime(t *testing.T) {
 func TestInboxKeyWaitsForItsRetry(t *testing.T) {
 	t.Parallel()
 	g := newGate()
-	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, Schedule: []time.Duration{0}, PollInterval: 10 * time.Millisecond})
+	p := newInbox(t, inbox.Config{Handle: g.handle, Schedule: []time.Duration{0}, PollInterval: 10 * time.Millisecond})
 	p.run()
 	for i := range 3 {
 		p.record(fmt.Sprint(i), ordered("o", i+1))
@@ -181,7 +182,7 @@ func TestInboxKeyWaitsForItsRetry(t *testing.T) {
 func TestInboxFailureBlocksItsKey(t *testing.T) {
 	t.Parallel()
 	g := newGate()
-	p := newInbox(t, consumer.InboxConfig{Handle: g.handle})
+	p := newInbox(t, inbox.Config{Handle: g.handle})
 	p.run()
 	p.record("1", ordered("o", 1))
 	g.wantEntered(t, "1")
@@ -193,8 +194,8 @@ func TestInboxFailureBlocksItsKey(t *testing.T) {
 	g.wantEntered(t, "another key")
 	g.through <- nil
 	p.wantWorked("another key", consumer.ResultProcessed)
-	p.wantState("2", consumer.StatePending, 0)
-	p.wantState("3", consumer.StatePending, 0)
+	p.wantState("2", inbox.StatePending, 0)
+	p.wantState("3", inbox.StatePending, 0)
 	// Who replays what waits does not let it pass the one that failed.
 	if n, err := p.replay(inboxops.Selection{Key: "2", States: []string{inboxops.Pending}}); n != 1 || err != nil {
 		t.Fatalf("replayed %d, %v", n, err)
@@ -217,13 +218,13 @@ func TestInboxFailureBlocksItsKey(t *testing.T) {
 		g.through <- nil
 		p.wantWorked(key, consumer.ResultProcessed)
 	}
-	p.wantState("1", consumer.StateIgnored, 1)
+	p.wantState("1", inbox.StateIgnored, 1)
 }
 
 func TestInboxFailureSkips(t *testing.T) {
 	t.Parallel()
 	g := newGate()
-	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, OnFailure: consumer.FailureSkips})
+	p := newInbox(t, inbox.Config{Handle: g.handle, OnFailure: inbox.FailureSkips})
 	p.run()
 	p.record("1", ordered("o", 1))
 	g.wantEntered(t, "1")
@@ -235,7 +236,7 @@ func TestInboxFailureSkips(t *testing.T) {
 	if n, err := p.replay(inboxops.Selection{Key: "1"}); n != 1 || err != nil {
 		t.Fatalf("replayed %d, %v", n, err)
 	}
-	p.wantState("1", consumer.StatePending, 0)
+	p.wantState("1", inbox.StatePending, 0)
 	if n := p.count("SELECT count(*) FROM inbox_events WHERE next_attempt_at IS NOT NULL"); n != 1 {
 		t.Errorf("%d events of the key are let go, want 1", n)
 	}
@@ -244,7 +245,7 @@ func TestInboxFailureSkips(t *testing.T) {
 		g.wantEntered(t, key)
 	}
 	g.through <- consumer.Permanent(errHandler)
-	p.awaitState("3", consumer.StateFailed)
+	p.awaitState("3", inbox.StateFailed)
 	p.record("4", ordered("o", 4)) // recorded behind a failed one
 	g.wantEntered(t, "4")
 	g.through <- nil
@@ -254,7 +255,7 @@ func TestInboxFailureSkips(t *testing.T) {
 func TestInboxReplayGoesFirst(t *testing.T) {
 	t.Parallel()
 	g := newGate()
-	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, OnFailure: consumer.FailureSkips, Schedule: []time.Duration{time.Hour}})
+	p := newInbox(t, inbox.Config{Handle: g.handle, OnFailure: inbox.FailureSkips, Schedule: []time.Duration{time.Hour}})
 	p.run()
 	p.record("1", ordered("o", 1))
 	g.wantEntered(t, "1")
@@ -271,14 +272,14 @@ func TestInboxReplayGoesFirst(t *testing.T) {
 	g.through <- nil
 	g.wantEntered(t, "2") // its turn has come, whatever the schedule said
 	g.through <- nil
-	p.awaitState("2", consumer.StateSucceeded)
+	p.awaitState("2", inbox.StateSucceeded)
 }
 
 // Nor does a replay wait for the next attempts of one that was being worked when it came.
 func TestInboxReplayGoesBeforeARetry(t *testing.T) {
 	t.Parallel()
 	g := newGate()
-	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, OnFailure: consumer.FailureSkips, Schedule: []time.Duration{time.Hour}})
+	p := newInbox(t, inbox.Config{Handle: g.handle, OnFailure: inbox.FailureSkips, Schedule: []time.Duration{time.Hour}})
 	p.run()
 	p.record("1", ordered("o", 1))
 	g.wantEntered(t, "1")
@@ -294,14 +295,14 @@ func TestInboxReplayGoesBeforeARetry(t *testing.T) {
 		g.wantEntered(t, key)
 		g.through <- nil
 	}
-	p.awaitState("2", consumer.StateSucceeded)
+	p.awaitState("2", inbox.StateSucceeded)
 }
 
 // An event that comes late goes before those that come behind it, unless they are being worked: they may be waiting for it.
 func TestInboxLateEventsGoFirst(t *testing.T) {
 	t.Parallel()
 	g := newGate()
-	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, Schedule: []time.Duration{time.Hour}})
+	p := newInbox(t, inbox.Config{Handle: g.handle, Schedule: []time.Duration{time.Hour}})
 	p.run()
 	p.record("2", ordered("o", 2))
 	g.wantEntered(t, "2")
@@ -312,13 +313,13 @@ func TestInboxLateEventsGoFirst(t *testing.T) {
 		g.wantEntered(t, key)
 		g.through <- nil
 	}
-	p.awaitState("2", consumer.StateSucceeded)
+	p.awaitState("2", inbox.StateSucceeded)
 }
 
 // An event that comes before the one that failed does not wait for it, nor for those behind it.
 func TestInboxLateEventsDoNotWaitForWhatFailedBehindThem(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
+	p := newInbox(t, inbox.Config{})
 	p.record("5", ordered("o", 5))
 	p.mustExec("UPDATE inbox_events SET processing_state = 'failed', next_attempt_at = NULL")
 	p.record("6", ordered("o", 6))
@@ -335,7 +336,7 @@ func TestInboxLateEventsDoNotWaitForWhatFailedBehindThem(t *testing.T) {
 	for _, key := range []string{"2", "3", "4"} {
 		p.wantWorked(key, consumer.ResultProcessed)
 	}
-	p.wantState("6", consumer.StatePending, 0)
+	p.wantState("6", inbox.StatePending, 0)
 }
 
 // The lock of an ordering key that does not come costs a handler no attempt; and the bound of waiting for it does not
@@ -343,7 +344,7 @@ func TestInboxLateEventsDoNotWaitForWhatFailedBehindThem(t *testing.T) {
 func TestInboxWaitsForAKeyOnItsOwnAccount(t *testing.T) {
 	t.Parallel()
 	g := newGate()
-	p := newInbox(t, consumer.InboxConfig{Handle: g.handle})
+	p := newInbox(t, inbox.Config{Handle: g.handle})
 	p.mustExec(`CREATE FUNCTION unbound() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 		IF current_setting('lock_timeout') <> '0' THEN RAISE 'lock_timeout is %', current_setting('lock_timeout'); END IF; RETURN NULL; END $$`)
 	p.mustExec(`CREATE CONSTRAINT TRIGGER unbound AFTER INSERT ON effect DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION unbound()`)
@@ -363,13 +364,13 @@ func TestInboxWaitsForAKeyOnItsOwnAccount(t *testing.T) {
 	}
 	g.through <- nil
 	p.wantWorked("k", consumer.ResultProcessed)
-	p.wantState("k", consumer.StateSucceeded, 1)
+	p.wantState("k", inbox.StateSucceeded, 1)
 }
 
 // The database itself refuses two of a key at once, whoever asks.
 func TestInboxOrderIsAConstraint(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
+	p := newInbox(t, inbox.Config{})
 	p.record("1", ordered("o", 1))
 	p.record("2", ordered("o", 2))
 	for _, change := range []string{
@@ -385,7 +386,7 @@ func TestInboxOrderIsAConstraint(t *testing.T) {
 // What an operator has changed by hand goes on by itself.
 func TestInboxSweepsWhatNobodyLetGo(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{PollInterval: never})
+	p := newInbox(t, inbox.Config{PollInterval: never})
 	for _, key := range []string{"a1", "a2", "b1", "c1", "c2", "d1", "d2"} {
 		p.record(key, ordered(key[:1], int(key[1]-'0')))
 	}
@@ -396,5 +397,5 @@ func TestInboxSweepsWhatNobodyLetGo(t *testing.T) {
 	p.mustExec("DELETE FROM inbox_events WHERE idempotency_key = 'd1'")
 	p.run()
 	p.await("SELECT count(*) = 4 FROM inbox_events WHERE idempotency_key IN ('a2', 'b1', 'alone', 'd2') AND processing_state = 'succeeded'")
-	p.wantState("c2", consumer.StatePending, 0)
+	p.wantState("c2", inbox.StatePending, 0)
 }

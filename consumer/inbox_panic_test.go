@@ -13,6 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 )
 
 // troubled is an error one of whose methods panics.
@@ -47,7 +48,7 @@ func TestInboxSurvivesErrorsThatPanic(t *testing.T) {
 	for name, bad := range errorsThatPanic() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := newInbox(t, consumer.InboxConfig{
+			p := newInbox(t, inbox.Config{
 				Config:   consumer.Config{Breaker: breaker.MustNew(breaker.Config{})},
 				Schedule: []time.Duration{time.Hour},
 				Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
@@ -60,7 +61,7 @@ func TestInboxSurvivesErrorsThatPanic(t *testing.T) {
 			if report := p.wantWorked("k", consumer.ResultFailed); report.Final {
 				t.Errorf("reported %+v", report)
 			}
-			p.wantState("k", consumer.StatePending, 1)
+			p.wantState("k", inbox.StatePending, 1)
 			p.wantRows("k", 0, 1)
 			p.wantLastError("k", "the handler panicked")
 			if !strings.Contains(p.logged.String(), "stack=") {
@@ -75,7 +76,7 @@ func TestInboxSurvivesErrorsThatPanic(t *testing.T) {
 // An Observe that panics changes no outcome, and ends no process.
 func TestInboxSurvivesAnObserveThatPanics(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{Config: consumer.Config{Observe: func(_ context.Context, r consumer.Report) {
+	p := newInbox(t, inbox.Config{Config: consumer.Config{Observe: func(_ context.Context, r consumer.Report) {
 		if r.Inbox {
 			panic("the observer of " + r.Event.Key + ", password=hunter2")
 		}
@@ -83,13 +84,13 @@ func TestInboxSurvivesAnObserveThatPanics(t *testing.T) {
 	p.run()
 	for _, key := range []string{"1", "2"} {
 		p.record(key)
-		p.awaitState(key, consumer.StateSucceeded)
+		p.awaitState(key, inbox.StateSucceeded)
 	}
 	if err := p.stop(); err != nil {
 		t.Fatal(err)
 	}
 	for _, key := range []string{"1", "2"} {
-		p.wantState(key, consumer.StateSucceeded, 1)
+		p.wantState(key, inbox.StateSucceeded, 1)
 		p.wantRows(key, 1, 1)
 	}
 	logged := p.logged.String()

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -20,7 +21,7 @@ func TestInboxHandlersMayChangeTheirOwnRow(t *testing.T) {
 	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
 		t.Run(level.String(), func(t *testing.T) {
 			t.Parallel()
-			p := newInbox(t, consumer.InboxConfig{Config: consumer.Config{Isolation: level}, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
+			p := newInbox(t, inbox.Config{Config: consumer.Config{Isolation: level}, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 				var state string
 				read := consumer.Tx(ctx).QueryRow(ctx, "SELECT processing_state FROM inbox_events WHERE idempotency_key = $1", event.Key).Scan(&state)
 				_, err := consumer.Tx(ctx).Exec(ctx, "UPDATE inbox_events SET payload = NULL WHERE related_reference = $1", event.RelatedReference)
@@ -33,7 +34,7 @@ func TestInboxHandlersMayChangeTheirOwnRow(t *testing.T) {
 			p.record("2", ordered("o", 2), personal)
 			p.wantWorked("2", consumer.ResultProcessed)
 			for _, key := range []string{"1", "2"} {
-				p.wantState(key, consumer.StateSucceeded, 1)
+				p.wantState(key, inbox.StateSucceeded, 1)
 				p.wantRows(key, 1, 1)
 			}
 			if n := p.count("SELECT count(*) FROM inbox_events WHERE payload IS NULL"); n != 2 {
@@ -46,11 +47,11 @@ func TestInboxHandlersMayChangeTheirOwnRow(t *testing.T) {
 // What has no payload any more is not worked: neither by a replay, nor when somebody makes it pending by hand.
 func TestInboxDoesNotWorkRemovedPayloads(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
+	p := newInbox(t, inbox.Config{})
 	for _, key := range []string{"1", "2", "3", "4"} {
 		p.record(key)
 	}
-	for _, state := range []consumer.State{consumer.StateFailed, consumer.StateSucceeded} {
+	for _, state := range []inbox.State{inbox.StateFailed, inbox.StateSucceeded} {
 		p.mustExec("UPDATE inbox_events SET processing_state = $1, next_attempt_at = NULL, payload = CASE idempotency_key WHEN '3' THEN payload END", string(state))
 		for _, test := range []struct {
 			filter inboxops.Selection
@@ -65,7 +66,7 @@ func TestInboxDoesNotWorkRemovedPayloads(t *testing.T) {
 				t.Errorf("replayed %d, %v of %+v, want %d", n, err, test.filter, test.want)
 			}
 		}
-		p.wantState("3", consumer.StatePending, 0)
+		p.wantState("3", inbox.StatePending, 0)
 	}
 	if n, err := p.ignore(inboxops.Selection{Key: "3"}); n != 1 || err != nil {
 		t.Errorf("ignored %d, %v", n, err)
@@ -80,7 +81,7 @@ func TestInboxDoesNotWorkRemovedPayloads(t *testing.T) {
 	if report := p.wantWorked("1", consumer.ResultFailed); !report.Final || report.HandlerDuration != 0 {
 		t.Errorf("reported %+v", report)
 	}
-	p.wantState("1", consumer.StateFailed, 1)
+	p.wantState("1", inbox.StateFailed, 1)
 	p.wantLastError("1", "payload was removed")
 	p.wantRows("1", 0, 1)
 }
@@ -88,7 +89,7 @@ func TestInboxDoesNotWorkRemovedPayloads(t *testing.T) {
 // A payload of no bytes is one.
 func TestInboxWorksEmptyPayloads(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
+	p := newInbox(t, inbox.Config{})
 	p.run()
 	if got := p.post("k", ""); got.status != http.StatusAccepted {
 		t.Fatalf("got %d %s", got.status, got.body)

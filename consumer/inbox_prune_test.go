@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 )
 
 // oldRecorded are n events of 91 days ago, which an inbox recorded and has worked, and their effects.
@@ -100,7 +101,7 @@ func TestPruneAsksTheInbox(t *testing.T) {
 // What somebody has in hand, of the inbox or of the memory, is left for the next run, and nobody waits.
 func TestPruneLeavesWhatIsInHandInAnInbox(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
+	p := newInbox(t, inbox.Config{})
 	p.prune = flavours[0].prune
 	p.pool = poolOf(t, p.dsn, 6) // one for each lock
 	p.oldRecorded("outbox", "old", 9)
@@ -129,7 +130,7 @@ func TestPruneLeavesWhatIsInHandInAnInbox(t *testing.T) {
 	p.wantPruned(ninety, 3, 0)
 	p.wantTables(1, 1)
 	p.run() // it was replayed
-	p.awaitState("old4", consumer.StateSucceeded)
+	p.awaitState("old4", inbox.StateSucceeded)
 	p.wantRows("old4", 2, 1)
 	p.wantRows("old6", 1, 0)
 }
@@ -137,7 +138,7 @@ func TestPruneLeavesWhatIsInHandInAnInbox(t *testing.T) {
 // A duplicate that meets a removal which is not committed yet is answered from what is there; whoever comes later is refused.
 func TestDuplicateMeetsRemovalFromAnInbox(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
+	p := newInbox(t, inbox.Config{})
 	p.prune = flavours[0].prune
 	p.oldRecorded("outbox", "old", 1)
 	p.wantPruned(ninety, 0, 1)

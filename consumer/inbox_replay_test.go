@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
@@ -19,7 +20,7 @@ import (
 // A replay of more than a batch, of many keys, while workers run: each takes effect once more, in order.
 func TestInboxReplaysManyInOrder(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{Workers: 8})
+	p := newInbox(t, inbox.Config{Workers: 8})
 	p.mustExec(`INSERT INTO inbox_events (receiver, source, idempotency_key, event_type, processing_state, attempts, payload, request_headers, ordering_key, sequence)
 		SELECT 'test', 'outbox', i, 't', 'failed', 8, '{}', '{}', 'o' || i % 50, i FROM generate_series(1, 1500) i`)
 	p.run()
@@ -39,7 +40,7 @@ func TestInboxReplaysManyInOrder(t *testing.T) {
 func TestInboxOperatorsWakeWorkers(t *testing.T) {
 	t.Parallel()
 	var refused sync.Map
-	p := newInbox(t, consumer.InboxConfig{PollInterval: never, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
+	p := newInbox(t, inbox.Config{PollInterval: never, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 		if _, again := refused.LoadOrStore(event.Key, true); !again && strings.HasPrefix(event.Key, "bad") {
 			return consumer.Permanent(errHandler)
 		}
@@ -50,21 +51,21 @@ func TestInboxOperatorsWakeWorkers(t *testing.T) {
 		p.record(key, ordered("o", i+1))
 	}
 	p.record("bad 3")
-	p.awaitState("bad 1", consumer.StateFailed)
-	p.awaitState("bad 3", consumer.StateFailed)
+	p.awaitState("bad 1", inbox.StateFailed)
+	p.awaitState("bad 3", inbox.StateFailed)
 	for _, key := range []string{"bad 1", "bad 3"} {
 		if n, err := p.replay(inboxops.Selection{Key: key}); n != 1 || err != nil {
 			t.Fatalf("replayed %d, %v", n, err)
 		}
-		p.awaitState(key, consumer.StateSucceeded)
+		p.awaitState(key, inbox.StateSucceeded)
 	}
-	p.awaitState("good 1", consumer.StateSucceeded)
-	p.awaitState("bad 2", consumer.StateFailed)
-	p.wantState("good 2", consumer.StatePending, 0)
+	p.awaitState("good 1", inbox.StateSucceeded)
+	p.awaitState("bad 2", inbox.StateFailed)
+	p.wantState("good 2", inbox.StatePending, 0)
 	if n, err := p.ignore(inboxops.Selection{OrderingKey: "o", States: []string{inboxops.Failed}}); n != 1 || err != nil {
 		t.Fatalf("ignored %d, %v", n, err)
 	}
-	p.awaitState("good 2", consumer.StateSucceeded)
+	p.awaitState("good 2", inbox.StateSucceeded)
 }
 
 func TestInboxConfigMistakes(t *testing.T) {
@@ -72,22 +73,22 @@ func TestInboxConfigMistakes(t *testing.T) {
 	pool := poolOf(t, "postgres://nobody@127.0.0.1:1/x", 9)
 	handle := func(context.Context, pgx.Tx, consumer.Event) error { return nil }
 	nan := 2.0
-	for want, cfg := range map[string]consumer.InboxConfig{
-		"InboxConfig.Handle is nil":                       {},
-		"Config.Secrets is empty":                         {Handle: handle},
-		"InboxConfig.Workers is negative: -1":             {Workers: -1},
-		"InboxConfig.Workers is 9, which the pool cannot": {Workers: 9},
-		`InboxConfig.TypeWorkers["t"] is 0`:               {TypeWorkers: map[string]int{"t": 0}},
-		"InboxConfig.PollInterval is negative: -1s":       {PollInterval: -time.Second},
-		"InboxConfig.DrainTimeout is negative: -1s":       {DrainTimeout: -time.Second},
-		"InboxConfig.Schedule[1] is -1s":                  {Schedule: []time.Duration{0, -time.Second}},
-		"InboxConfig.Jitter is 2: set 0 to 1":             {Jitter: &nan},
-		"InboxConfig.MaxAttempts is negative: -1":         {MaxAttempts: -1},
-		`InboxConfig.OnFailure: "park" is not known`:      {OnFailure: "park"},
+	for want, cfg := range map[string]inbox.Config{
+		"inbox: Config.Handle is nil":                       {},
+		"consumer: Config.Secrets is empty":                 {Handle: handle},
+		"inbox: Config.Workers is negative: -1":             {Workers: -1},
+		"inbox: Config.Workers is 9, which the pool cannot": {Workers: 9},
+		`inbox: Config.TypeWorkers["t"] is 0`:               {TypeWorkers: map[string]int{"t": 0}},
+		"inbox: Config.PollInterval is negative: -1s":       {PollInterval: -time.Second},
+		"inbox: Config.DrainTimeout is negative: -1s":       {DrainTimeout: -time.Second},
+		"inbox: Config.Schedule[1] is -1s":                  {Schedule: []time.Duration{0, -time.Second}},
+		"inbox: Config.Jitter is 2: set 0 to 1":             {Jitter: &nan},
+		"inbox: Config.MaxAttempts is negative: -1":         {MaxAttempts: -1},
+		`inbox: Config.OnFailure: "park" is not known`:      {OnFailure: "park"},
 	} {
 		t.Run(want, func(t *testing.T) {
 			defer func() {
-				if got := fmt.Sprint(recover()); !strings.HasPrefix(got, "consumer: "+want) {
+				if got := fmt.Sprint(recover()); !strings.HasPrefix(got, want) {
 					t.Errorf("panicked with %q", got)
 				}
 			}()
@@ -98,13 +99,13 @@ func TestInboxConfigMistakes(t *testing.T) {
 				cfg.Secrets = []string{secretText}
 			}
 			cfg.Receiver = "test"
-			consumer.MustNewInbox(pool, cfg)
+			consumer.Must(inbox.New(pool, cfg))
 		})
 	}
 	for name, what := range map[string]func(){
-		"consumer: NewInbox needs a pool": func() { consumer.MustNewInbox(nil, consumer.InboxConfig{}) },
-		"consumer: an inbox needs a pool of at least 2 connections": func() {
-			consumer.MustNewInbox(poolOf(t, "postgres://nobody@127.0.0.1:1/x", 1), consumer.InboxConfig{Handle: handle, Config: consumer.Config{Receiver: "test", AllowUnsigned: true}})
+		"inbox: New needs a pool": func() { consumer.Must(inbox.New(nil, inbox.Config{})) },
+		"inbox: an inbox needs a pool of at least 2 connections": func() {
+			consumer.Must(inbox.New(poolOf(t, "postgres://nobody@127.0.0.1:1/x", 1), inbox.Config{Handle: handle, Config: consumer.Config{Receiver: "test", AllowUnsigned: true}}))
 		},
 	} {
 		func() {
@@ -121,7 +122,7 @@ func TestInboxConfigMistakes(t *testing.T) {
 // What the receiver may have forgotten is refused here as everywhere.
 func TestInboxRefusesWhatItMayHaveForgotten(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
+	p := newInbox(t, inbox.Config{})
 	p.record("known", with(webhook.CreatedAt, "2026-01-01T00:00:00Z"))
 	p.mustExec("INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at) VALUES ('test', 'outbox', '2026-02-01T00:00:00Z', now())")
 	wantProblem(t, p.do(p.newRequest("old", "{}", with(webhook.CreatedAt, "2026-01-31T00:00:00Z"))), 422, "forgotten")

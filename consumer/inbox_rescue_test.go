@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 )
 
@@ -23,7 +24,7 @@ func (p *inboxProcess) abandon(key string) {
 
 func TestInboxRescuesWhatDeadWorkersHad(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{PollInterval: never})
+	p := newInbox(t, inbox.Config{PollInterval: never})
 	p.record("1", ordered("o", 1))
 	p.record("2", ordered("o", 2))
 	p.record("free")
@@ -31,7 +32,7 @@ func TestInboxRescuesWhatDeadWorkersHad(t *testing.T) {
 	p.abandon("free")
 	p.run()
 	p.await("SELECT count(*) = 3 FROM inbox_events WHERE processing_state = 'succeeded'")
-	p.wantState("1", consumer.StateSucceeded, 1) // being rescued is no attempt
+	p.wantState("1", inbox.StateSucceeded, 1) // being rescued is no attempt
 	p.wantInOrder()
 	if !strings.Contains(p.logged.String(), "gave back events whose worker had died") {
 		t.Error("nobody was told")
@@ -45,7 +46,7 @@ func TestInboxRescuesWhileItIsBusy(t *testing.T) {
 		return `INSERT INTO inbox_events (receiver, source, idempotency_key, event_type, processing_state, payload, request_headers, next_attempt_at)
 			SELECT 'test', 'outbox', ` + key + `, 't', 'pending', '{}', '{}', now()`
 	}
-	p := newInbox(t, consumer.InboxConfig{Workers: 11, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
+	p := newInbox(t, inbox.Config{Workers: 11, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 		if event.Key == "dead" {
 			return nil
 		}
@@ -63,24 +64,24 @@ func TestInboxRescuesWhileItIsBusy(t *testing.T) {
 		t.Cleanup(conn.Release)
 	}
 	p.run()
-	p.awaitState("dead", consumer.StateSucceeded)
+	p.awaitState("dead", inbox.StateSucceeded)
 }
 
 // However long a handler takes, it is not taken for dead, by its own process or by another: its lock says that it lives.
 func TestInboxDoesNotRescueTheLiving(t *testing.T) {
 	t.Parallel()
 	g := newGate()
-	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, Workers: 1}) // it has no worker for the other
+	p := newInbox(t, inbox.Config{Handle: g.handle, Workers: 1}) // it has no worker for the other
 	p.run()
 	p.record("slow")
 	g.wantEntered(t, "slow")
-	other := p.again(consumer.InboxConfig{})
+	other := p.again(inbox.Config{})
 	other.record("dead")
 	other.abandon("dead")
 	other.run()
 	// The same looks that rescue the dead one have passed by the living one.
-	other.awaitState("dead", consumer.StateSucceeded)
-	p.wantState("slow", consumer.StateProcessing, 0)
+	other.awaitState("dead", inbox.StateSucceeded)
+	p.wantState("slow", inbox.StateProcessing, 0)
 	if n := p.count("SELECT claim FROM inbox_events WHERE idempotency_key = 'slow'"); n != 1 {
 		t.Errorf("the event was claimed %d times", n)
 	}
@@ -94,7 +95,7 @@ func TestInboxDoesNotRescueTheLiving(t *testing.T) {
 func TestInboxSurvivesTheLossOfAConnection(t *testing.T) {
 	t.Parallel()
 	g := newGate()
-	p := newInbox(t, consumer.InboxConfig{Handle: func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+	p := newInbox(t, inbox.Config{Handle: func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 		err := g.handle(ctx, tx, event)
 		_, lost := tx.Exec(ctx, "SELECT 1")
 		return errors.Join(err, lost)
@@ -110,7 +111,7 @@ func TestInboxSurvivesTheLossOfAConnection(t *testing.T) {
 	g.wantEntered(t, "k")
 	g.through <- nil
 	p.wantWorked("k", consumer.ResultProcessed)
-	p.wantState("k", consumer.StateSucceeded, 1)
+	p.wantState("k", inbox.StateSucceeded, 1)
 	p.wantRows("k", 1, 1)
 }
 
@@ -118,7 +119,7 @@ func TestInboxSurvivesTheLossOfAConnection(t *testing.T) {
 func TestInboxCountsWorkersThatAreCutOff(t *testing.T) {
 	t.Parallel()
 	g := newGate()
-	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, Workers: 2})
+	p := newInbox(t, inbox.Config{Handle: g.handle, Workers: 2})
 	p.run()
 	p.record("k")
 	g.wantEntered(t, "k")
@@ -138,19 +139,19 @@ func TestInboxCountsWorkersThatAreCutOff(t *testing.T) {
 	if _, err := conn.Conn().WaitForNotification(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	p.wantState("third", consumer.StatePending, 0)
+	p.wantState("third", inbox.StatePending, 0)
 	for range 3 {
 		g.through <- nil
 	}
-	p.awaitState("k", consumer.StateSucceeded)
-	p.awaitState("third", consumer.StateSucceeded)
+	p.awaitState("k", inbox.StateSucceeded)
+	p.awaitState("third", inbox.StateSucceeded)
 }
 
 // A worker that begins after its event was given to another, or was finished, does nothing: the fence is in the way.
 func TestInboxFencesOffLateWorkers(t *testing.T) {
 	t.Parallel()
 	g := newGate()
-	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, Workers: 1})
+	p := newInbox(t, inbox.Config{Handle: g.handle, Workers: 1})
 	p.run()
 	p.record("first")
 	g.wantEntered(t, "first")
@@ -176,31 +177,31 @@ func TestInboxFencesOffLateWorkers(t *testing.T) {
 
 func TestInboxGivesUpWhatKillsItsWorkers(t *testing.T) {
 	t.Parallel()
-	for _, onFailure := range []consumer.OnFailure{consumer.FailureBlocks, consumer.FailureSkips} {
+	for _, onFailure := range []inbox.OnFailure{inbox.FailureBlocks, inbox.FailureSkips} {
 		t.Run(string(onFailure), func(t *testing.T) {
 			t.Parallel()
-			p := newInbox(t, consumer.InboxConfig{OnFailure: onFailure})
+			p := newInbox(t, inbox.Config{OnFailure: onFailure})
 			p.record("1", ordered("o", 1))
 			p.record("2", ordered("o", 2))
 			p.abandon("1")
 			p.mustExec("UPDATE inbox_events SET interruptions = 19 WHERE idempotency_key = '1'")
 			p.run()
-			p.awaitState("1", consumer.StateFailed)
+			p.awaitState("1", inbox.StateFailed)
 			var text string
 			if err := p.pool.QueryRow(t.Context(), "SELECT last_error FROM inbox_events WHERE idempotency_key = '1'").Scan(&text); err != nil ||
 				!strings.Contains(text, "its worker died") {
 				t.Errorf("last_error %q, %v", text, err)
 			}
-			if onFailure == consumer.FailureSkips {
-				p.awaitState("2", consumer.StateSucceeded)
+			if onFailure == inbox.FailureSkips {
+				p.awaitState("2", inbox.StateSucceeded)
 				return
 			}
-			p.wantState("2", consumer.StatePending, 0)
+			p.wantState("2", inbox.StatePending, 0)
 			// A replay begins to count anew.
 			if n, err := p.replay(inboxops.Selection{Key: "1"}); n != 1 || err != nil {
 				t.Fatalf("replayed %d, %v", n, err)
 			}
-			p.awaitState("2", consumer.StateSucceeded)
+			p.awaitState("2", inbox.StateSucceeded)
 		})
 	}
 }
@@ -208,7 +209,7 @@ func TestInboxGivesUpWhatKillsItsWorkers(t *testing.T) {
 func TestInboxStopsGracefully(t *testing.T) {
 	t.Parallel()
 	g := newGate()
-	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, Workers: 2})
+	p := newInbox(t, inbox.Config{Handle: g.handle, Workers: 2})
 	p.run()
 	for i := range 3 {
 		p.record(fmt.Sprint(i))
@@ -223,8 +224,8 @@ func TestInboxStopsGracefully(t *testing.T) {
 	if err := <-stopped; err != nil {
 		t.Errorf("Run returned %v", err)
 	}
-	p.wantState("2", consumer.StatePending, 0)
-	p.wantState("late", consumer.StatePending, 0)
+	p.wantState("2", inbox.StatePending, 0)
+	p.wantState("late", inbox.StatePending, 0)
 	if n := p.count("SELECT count(*) FROM inbox_events WHERE processing_state = 'succeeded' AND attempts = 1"); n != 2 {
 		t.Errorf("%d events succeeded, want the two that were being worked", n)
 	}
@@ -238,7 +239,7 @@ func TestInboxStopsGracefully(t *testing.T) {
 func TestInboxStopIsBounded(t *testing.T) {
 	t.Parallel()
 	g := newGate()
-	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, DrainTimeout: 10 * time.Millisecond})
+	p := newInbox(t, inbox.Config{Handle: g.handle, DrainTimeout: 10 * time.Millisecond})
 	p.run()
 	p.record("k")
 	g.wantEntered(t, "k")
@@ -248,19 +249,19 @@ func TestInboxStopIsBounded(t *testing.T) {
 	if log := p.logged.String(); !strings.Contains(log, "gave an event back whose handler was cut off") || strings.Contains(log, "could not") {
 		t.Errorf("logged %s", log)
 	}
-	p.wantState("k", consumer.StatePending, 0)
+	p.wantState("k", inbox.StatePending, 0)
 	p.wantRows("k", 0, 1)
-	next := p.again(consumer.InboxConfig{})
+	next := p.again(inbox.Config{})
 	next.run()
 	next.wantWorked("k", consumer.ResultProcessed)
-	next.wantState("k", consumer.StateSucceeded, 1)
+	next.wantState("k", inbox.StateSucceeded, 1)
 }
 
 // A handler that does not even heed its context does not keep Run from returning, and its work is not committed.
 func TestInboxRunReturnsAlthoughAHandlerDoesNot(t *testing.T) {
 	t.Parallel()
 	entered, leave := make(chan struct{}), make(chan struct{})
-	p := newInbox(t, consumer.InboxConfig{
+	p := newInbox(t, inbox.Config{
 		DrainTimeout: 10 * time.Millisecond,
 		Config:       consumer.Config{CommitTimeout: 500 * time.Millisecond},
 		Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
@@ -279,7 +280,7 @@ func TestInboxRunReturnsAlthoughAHandlerDoesNot(t *testing.T) {
 	if err := <-result; err == nil || !strings.Contains(err.Error(), "1 handlers have not returned") {
 		t.Errorf("Run returned %v", err)
 	}
-	p.wantState("k", consumer.StateProcessing, 0)
+	p.wantState("k", inbox.StateProcessing, 0)
 	close(leave)
 	p.await("SELECT processing_state <> 'processing' FROM inbox_events")
 }
@@ -287,7 +288,7 @@ func TestInboxRunReturnsAlthoughAHandlerDoesNot(t *testing.T) {
 // The row lock of a worker survives nothing that its transaction does not survive.
 func TestInboxRescueWaitsForTheServer(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
+	p := newInbox(t, inbox.Config{})
 	p.record("k")
 	p.abandon("k")
 	release := p.hold(func(tx pgx.Tx) error { // a worker that the server still believes in
@@ -297,8 +298,8 @@ func TestInboxRescueWaitsForTheServer(t *testing.T) {
 	p.record("dead")
 	p.abandon("dead")
 	p.run()
-	p.awaitState("dead", consumer.StateSucceeded)
-	p.wantState("k", consumer.StateProcessing, 0)
+	p.awaitState("dead", inbox.StateSucceeded)
+	p.wantState("k", inbox.StateProcessing, 0)
 	release()
-	p.awaitState("k", consumer.StateSucceeded)
+	p.awaitState("k", inbox.StateSucceeded)
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -28,8 +29,8 @@ func (p *inboxProcess) listening(n int) {
 // A process that only records wakes one that only works; nobody polls here.
 func TestInboxWakesOtherProcesses(t *testing.T) {
 	t.Parallel()
-	recorder := newInbox(t, consumer.InboxConfig{})
-	worker := recorder.again(consumer.InboxConfig{PollInterval: never})
+	recorder := newInbox(t, inbox.Config{})
+	worker := recorder.again(inbox.Config{PollInterval: never})
 	worker.run()
 	worker.listening(1)
 	for i := range 5 {
@@ -37,22 +38,22 @@ func TestInboxWakesOtherProcesses(t *testing.T) {
 		worker.wantWorked(fmt.Sprint(i), consumer.ResultProcessed)
 	}
 	// An event of another source wakes nobody for nothing, and is not touched.
-	stranger := recorder.again(consumer.InboxConfig{Config: consumer.Config{Receiver: "test", Source: "stranger"}})
+	stranger := recorder.again(inbox.Config{Config: consumer.Config{Receiver: "test", Source: "stranger"}})
 	stranger.record("s")
 	recorder.record("last")
 	worker.wantWorked("last", consumer.ResultProcessed)
-	stranger.wantState("s", consumer.StatePending, 0)
+	stranger.wantState("s", inbox.StatePending, 0)
 }
 
 // A process whose workers are all busy wakes another one.
 func TestInboxPassesOnWhatItCannotWork(t *testing.T) {
 	t.Parallel()
 	g := newGate()
-	busy := newInbox(t, consumer.InboxConfig{Handle: g.handle, Workers: 1, PollInterval: never})
+	busy := newInbox(t, inbox.Config{Handle: g.handle, Workers: 1, PollInterval: never})
 	busy.run()
 	busy.record("first")
 	g.wantEntered(t, "first")
-	free := busy.again(consumer.InboxConfig{PollInterval: never})
+	free := busy.again(inbox.Config{PollInterval: never})
 	free.run()
 	free.listening(2)
 	busy.record("second")
@@ -63,8 +64,8 @@ func TestInboxPassesOnWhatItCannotWork(t *testing.T) {
 // Whatever its connection, the inbox hears again.
 func TestInboxListensAgain(t *testing.T) {
 	t.Parallel()
-	recorder := newInbox(t, consumer.InboxConfig{})
-	worker := recorder.again(consumer.InboxConfig{PollInterval: never})
+	recorder := newInbox(t, inbox.Config{})
+	worker := recorder.again(inbox.Config{PollInterval: never})
 	worker.run()
 	for i := range 3 {
 		worker.listening(1)
@@ -80,7 +81,7 @@ func TestInboxListensAgain(t *testing.T) {
 // All connections of a process are lost at once, and again; the log tells of each outage once.
 func TestInboxOutlivesItsDatabase(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{PollInterval: 10 * time.Millisecond})
+	p := newInbox(t, inbox.Config{PollInterval: 10 * time.Millisecond})
 	p.run()
 	for i := range 3 {
 		p.mustExec("ALTER TABLE inbox_events RENAME TO gone")
@@ -108,13 +109,13 @@ func (p *inboxProcess) awaitLog(text string, n int) {
 // A pool that the application has emptied delays the inbox, and does not lose or fail anything.
 func TestInboxSharesAPoolThatIsEmpty(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
+	p := newInbox(t, inbox.Config{})
 	for i := range 10 {
 		p.record(fmt.Sprint(i))
 	}
-	small := p.again(consumer.InboxConfig{})
+	small := p.again(inbox.Config{})
 	small.own = poolOf(t, p.dsn, 3)
-	small.openOn(small.own, consumer.InboxConfig{})
+	small.openOn(small.own, inbox.Config{})
 	var held []interface{ Release() }
 	for range 3 {
 		conn, err := small.own.Acquire(t.Context())
@@ -147,7 +148,7 @@ func TestInboxLimitsTypes(t *testing.T) {
 		}
 		return g.handle(ctx, tx, event)
 	}
-	p := newInbox(t, consumer.InboxConfig{Handle: handle, Workers: 6, TypeWorkers: map[string]int{"report.requested": 2}, PollInterval: never})
+	p := newInbox(t, inbox.Config{Handle: handle, Workers: 6, TypeWorkers: map[string]int{"report.requested": 2}, PollInterval: never})
 	report := with(webhook.EventType, "report.requested")
 	for i := range 8 {
 		p.record(fmt.Sprint("report ", i), report)
@@ -161,7 +162,7 @@ func TestInboxLimitsTypes(t *testing.T) {
 	<-g.entered
 	p.await("SELECT count(*) = 16 FROM inbox_events WHERE processing_state = 'succeeded'") // while reports are at their limit
 	p.record("while they wait")
-	p.awaitState("while they wait", consumer.StateSucceeded)
+	p.awaitState("while they wait", inbox.StateSucceeded)
 	for range 6 {
 		g.through <- nil
 		<-g.entered
@@ -178,7 +179,7 @@ func TestInboxLimitsTypes(t *testing.T) {
 func TestInboxTypesTakeTurns(t *testing.T) {
 	t.Parallel()
 	order := make(chan string, 100)
-	p := newInbox(t, consumer.InboxConfig{Workers: 1, Handle: func(_ context.Context, _ pgx.Tx, event consumer.Event) error {
+	p := newInbox(t, inbox.Config{Workers: 1, Handle: func(_ context.Context, _ pgx.Tx, event consumer.Event) error {
 		order <- event.Type
 		return nil
 	}})
@@ -199,7 +200,7 @@ func TestInboxTypesTakeTurns(t *testing.T) {
 func TestInboxRunsTwiceInOneProcess(t *testing.T) {
 	t.Parallel()
 	g := newGate()
-	p := newInbox(t, consumer.InboxConfig{Handle: g.handle, Workers: 1, PollInterval: never})
+	p := newInbox(t, inbox.Config{Handle: g.handle, Workers: 1, PollInterval: never})
 	p.run()
 	stop := p.stop
 	p.run()
@@ -226,7 +227,7 @@ func TestInboxHoldsWhileItsBreakerIsOpen(t *testing.T) {
 	b := breaker.MustNew(breaker.Config{Failures: 2, OpenFor: 50 * time.Millisecond})
 	var mu sync.Mutex
 	worked := map[string]int{}
-	p := newInbox(t, consumer.InboxConfig{
+	p := newInbox(t, inbox.Config{
 		Config: consumer.Config{Breaker: b}, Workers: 1, Schedule: []time.Duration{0}, MaxAttempts: 100, PollInterval: 10 * time.Millisecond,
 		Handle: func(_ context.Context, _ pgx.Tx, event consumer.Event) error {
 			mu.Lock()
@@ -260,8 +261,8 @@ func TestInboxHoldsWhileItsBreakerIsOpen(t *testing.T) {
 // The same key at once through two processes: one is recorded, the others are told, and nobody waits for a lock.
 func TestInboxRecordsAKeyOnce(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
-	other := p.again(consumer.InboxConfig{})
+	p := newInbox(t, inbox.Config{})
+	other := p.again(inbox.Config{})
 	var posting sync.WaitGroup
 	var accepted atomic.Int32
 	for i := range 50 {
@@ -310,7 +311,7 @@ func (n notifications) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryE
 // it would never end, and neither would the claims of a process that passes on what it cannot work.
 func TestInboxNotifiesOnceForARequest(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
+	p := newInbox(t, inbox.Config{})
 	cfg := p.own.Config()
 	n := notifications{begun: make(chan struct{}, 10), goOn: make(chan struct{}, 10)}
 	cfg.ConnConfig.Tracer = n
@@ -319,7 +320,7 @@ func TestInboxNotifiesOnceForARequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	p.openOn(pool, consumer.InboxConfig{})
+	p.openOn(pool, inbox.Config{})
 	ended := make(chan string, 3)
 	handler := p.inbox.Handler()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 )
 
 // dieNumber tells a process of the role "work-die" from the others of its test.
@@ -25,8 +26,8 @@ const dieNumber = "OUTBOX_TEST_NUMBER"
 
 // doomedInbox is the inbox of the process that dies with number n, and of the one that comes after it. It has a
 // sender of its own, so that nobody else works its event.
-func doomedInbox(pool *pgxpool.Pool, n string, finished func()) *consumer.Inbox {
-	return consumer.MustNewInbox(pool, consumer.InboxConfig{
+func doomedInbox(pool *pgxpool.Pool, n string, finished func()) *inbox.Inbox {
+	return consumer.Must(inbox.New(pool, inbox.Config{
 		Config: consumer.Config{
 			Receiver: "test",
 			Secrets:  []string{secretText},
@@ -43,7 +44,7 @@ func doomedInbox(pool *pgxpool.Pool, n string, finished func()) *consumer.Inbox 
 			return err
 		},
 		Workers: 1,
-	})
+	}))
 }
 
 // workAndDie is a process that records and works events, and kills itself at one of its operations.
@@ -250,7 +251,7 @@ func (e *env) launchWorking(n int, operation string, settings ...string) (*worki
 // survivor is who comes after: the sender with the same event, and another process that works it.
 type survivor struct {
 	env  *env
-	in   *consumer.Inbox
+	in   *inbox.Inbox
 	stop func()
 }
 

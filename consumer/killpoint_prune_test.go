@@ -50,7 +50,7 @@ func TestKilledWhilePruning(t *testing.T) {
 	prune := func(number int, operation string) (moment string) {
 		n := strconv.Itoa(number)
 		receiver := pruning(n).Receiver
-		receive := consumer.MustMiddleware(e.pool, consumer.Config{Receiver: receiver, Secrets: []string{secretText}, Observe: unheard, Logger: slog.New(slog.DiscardHandler)})(effect(e))
+		receive := consumer.Must(consumer.Middleware(e.pool, consumer.Config{Receiver: receiver, Secrets: []string{secretText}, Observe: unheard, Logger: slog.New(slog.DiscardHandler)}))(effect(e))
 		bring := func(name string) (status int, replayed bool) {
 			w := httptest.NewRecorder()
 			receive.ServeHTTP(w, e.newRequest(name+n, "{}", created(time.Now().Add(-ages[name]))))

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -35,14 +36,14 @@ func receiveAndDie(p *player) {
 		if err != nil {
 			panic(err)
 		}
-		middleware = consumer.MustMiddleware(pool, consumer.Config{Receiver: "test", Secrets: []string{secretText}})
+		middleware = consumer.Must(consumer.Middleware(pool, consumer.Config{Receiver: "test", Secrets: []string{secretText}}))
 	default:
 		flavour = flavours[1]
 		db := stdlib.OpenDB(*cfg.ConnConfig)
 		if err := db.Ping(); err != nil {
 			panic(err)
 		}
-		middleware = consumer.MustMiddlewareSQL(db, consumer.Config{Receiver: "test", Secrets: []string{secretText}})
+		middleware = consumer.Must(sqlconsumer.Middleware(db, consumer.Config{Receiver: "test", Secrets: []string{secretText}}))
 	}
 	go f.answerAlive(p)
 	listener, url := p.listen()

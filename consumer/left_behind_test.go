@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -83,7 +84,7 @@ func TestLargeObjectsEndWithTheirTransaction(t *testing.T) {
 func TestInboxLargeObjectsEndWithTheirTransaction(t *testing.T) {
 	t.Parallel()
 	kept := make(chan largeObjects, 1)
-	cfg := consumer.InboxConfig{Workers: 1, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
+	cfg := inbox.Config{Workers: 1, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 		if event.Key == "first" {
 			left, err := writeLargeObject(ctx, consumer.Tx(ctx))
 			kept <- left

@@ -3,7 +3,6 @@ package consumer
 import (
 	"bytes"
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +16,10 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/verdict"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -42,31 +45,14 @@ import (
 // text for a name wherever it can. One called commit fails every request; one called "select again" that ends the handler's
 // transaction passes for a SELECT. What a handler prepares is not trusted, and needs no such care.
 func New(pool *pgxpool.Pool, cfg Config, handle Handler[pgx.Tx]) (http.Handler, error) {
-	m, err := cfg.onPool("New", pool)
-	if err != nil {
+	receive, err := cfg.onPool("New", pool)
+	switch {
+	case err != nil:
 		return nil, err
+	case handle == nil:
+		return nil, errors.New("consumer: New needs a handler")
 	}
-	return newReceiver("New", m, handle, Tx)
-}
-
-// MustNew is [New]. It panics with the error's text.
-func MustNew(pool *pgxpool.Pool, cfg Config, handle Handler[pgx.Tx]) http.Handler {
-	return must(New(pool, cfg, handle))
-}
-
-// NewSQL is [New] for a *sql.DB of any PostgreSQL driver. It spends two round trips a request more, because database/sql
-// cannot send statements together. A *sql.Tx cannot refuse Commit and Rollback: see [TxSQL].
-func NewSQL(db *sql.DB, cfg Config, handle Handler[*sql.Tx]) (http.Handler, error) {
-	m, err := cfg.onSQL("NewSQL", db)
-	if err != nil {
-		return nil, err
-	}
-	return newReceiver("NewSQL", m, handle, TxSQL)
-}
-
-// MustNewSQL is [NewSQL]. It panics with the error's text.
-func MustNewSQL(db *sql.DB, cfg Config, handle Handler[*sql.Tx]) http.Handler {
-	return must(NewSQL(db, cfg, handle))
+	return receive.Handler(func(ctx context.Context) error { return handle(ctx, Tx(ctx), EventFrom(ctx)) }), nil
 }
 
 // Middleware is [New] for handlers of net/http, which find their transaction by [Tx] and their event by [EventFrom]. A response
@@ -74,88 +60,69 @@ func MustNewSQL(db *sql.DB, cfg Config, handle Handler[*sql.Tx]) http.Handler {
 // when it returns is answered 500 (no-answer) and rolled back: frameworks whose handlers return errors write the answer to an
 // error only when the middleware has returned.
 func Middleware(pool *pgxpool.Pool, cfg Config) (func(http.Handler) http.Handler, error) {
-	m, err := cfg.onPool("Middleware", pool)
+	receive, err := cfg.onPool("Middleware", pool)
 	if err != nil {
 		return nil, err
 	}
-	return middleware(m.settings, m), nil
+	return receive.Middleware, nil
 }
 
-// MustMiddleware is [Middleware]. It panics with the error's text.
-func MustMiddleware(pool *pgxpool.Pool, cfg Config) func(http.Handler) http.Handler {
-	return must(Middleware(pool, cfg))
+// Must returns value, such as the http.Handler of [New] or the Inbox of inbox.New. It panics with the text of err unless that is
+// nil: for the start of a program, and for tests.
+func Must[T any](value T, err error) T {
+	if err != nil {
+		panic(err.Error())
+	}
+	return value
 }
 
-// MiddlewareSQL is [Middleware] for a *sql.DB, as [NewSQL] is New. The handler finds its transaction by [TxSQL].
-func MiddlewareSQL(db *sql.DB, cfg Config) (func(http.Handler) http.Handler, error) {
-	m, err := cfg.onSQL("MiddlewareSQL", db)
+// onPool returns the receiver of the constructor that is named.
+func (c Config) onPool(constructor string, pool *pgxpool.Pool) (memory.Receiver, error) {
+	return NewReceiver(c, func(s memory.Settings) (memory.Memory, error) {
+		if pool == nil {
+			return nil, fmt.Errorf("consumer: %s needs a pool", constructor)
+		}
+		return memory.InDatabase(s, &memory.PgxDatabase{Pool: pool, Options: s.TxOptions(), Timeout: s.CommitTimeout}), nil
+	})
+}
+
+// NewReceiver is for the packages sqlconsumer, store and inbox, which take requests as this one does and remember them
+// differently: open returns how, for cfg with its defaults. No other package can name the types.
+func NewReceiver(cfg Config, open func(memory.Settings) (memory.Memory, error)) (memory.Receiver, error) {
+	s, err := cfg.complete()
 	if err != nil {
 		return nil, err
 	}
-	return middleware(m.settings, m), nil
-}
-
-// MustMiddlewareSQL is [MiddlewareSQL]. It panics with the error's text.
-func MustMiddlewareSQL(db *sql.DB, cfg Config) func(http.Handler) http.Handler {
-	return must(MiddlewareSQL(db, cfg))
-}
-
-// onPool returns the memory of the constructor that is named.
-func (c Config) onPool(constructor string, pool *pgxpool.Pool) (*databaseMemory, error) {
-	s, err := c.complete()
-	switch {
-	case err != nil:
+	m, err := open(s.shared)
+	if err != nil {
 		return nil, err
-	case pool == nil:
-		return nil, fmt.Errorf("consumer: %s needs a pool", constructor)
 	}
-	return &databaseMemory{settings: s, db: &pgxDatabase{pool: pool, options: s.txOptions(), timeout: s.CommitTimeout}}, nil
-}
-
-func (s *settings) txOptions() pgx.TxOptions {
-	if s.Isolation == sql.LevelDefault {
-		return pgx.TxOptions{}
-	}
-	return pgx.TxOptions{IsoLevel: pgx.TxIsoLevel(strings.ToLower(s.Isolation.String()))}
-}
-
-func (c Config) onSQL(constructor string, db *sql.DB) (*databaseMemory, error) {
-	s, err := c.complete()
-	switch {
-	case err != nil:
-		return nil, err
-	case db == nil:
-		return nil, fmt.Errorf("consumer: %s needs a database", constructor)
-	}
-	return &databaseMemory{settings: s, db: &sqlDatabase{db: db, isolation: s.Isolation, timeout: s.CommitTimeout}}, nil
+	return &receiver{settings: s, memory: m}, nil
 }
 
 // receiver verifies requests, remembers their events and answers.
 type receiver struct {
 	*settings
-	memory memory
+	memory memory.Memory
 	handle func(ctx context.Context, r *http.Request, rq *request) *answer // calls the application's handler, in its scope
 }
 
-// newReceiver returns a receiver that calls handle. tx finds its transaction.
-func newReceiver[T any](constructor string, m *databaseMemory, handle Handler[T], tx func(context.Context) T) (http.Handler, error) {
-	if handle == nil {
-		return nil, fmt.Errorf("consumer: %s needs a handler", constructor)
+// Handler returns a receiver that has work done.
+func (rc receiver) Handler(work func(ctx context.Context) error) http.Handler {
+	rc.handle = func(ctx context.Context, _ *http.Request, rq *request) *answer {
+		return rc.answerTo(&rq.Event, work(ctx))
 	}
-	return &receiver{settings: m.settings, memory: m, handle: func(ctx context.Context, _ *http.Request, _ *request) *answer {
-		event := EventFrom(ctx)
-		return m.settings.answerTo(&event, handle(ctx, tx(ctx), event))
-	}}, nil
+	return &rc
 }
 
-func middleware(s *settings, m memory) func(http.Handler) http.Handler {
-	return func(next http.Handler) http.Handler {
-		return &receiver{settings: s, memory: m, handle: func(ctx context.Context, r *http.Request, rq *request) *answer {
-			response := newBuffer()
-			next.ServeHTTP(response, rq.forHandler(r.WithContext(ctx)))
-			return response.result()
-		}}
+// Middleware returns a receiver that lets next answer.
+func (rc receiver) Middleware(next http.Handler) http.Handler {
+	rc.handle = func(ctx context.Context, r *http.Request, rq *request) *answer {
+		response := newBuffer()
+		next.ServeHTTP(response, rq.forHandler(r.WithContext(ctx)))
+		return response.result()
 	}
+	return &rc
 }
 
 // ServeHTTP takes one request through its steps: check, admit, run, remember, answer.
@@ -165,49 +132,63 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		rc.finish(w, r, &rq, Report{Result: ResultRejected, Err: refusal}, refusal.answer())
 		return
 	}
+	report := Report{Event: Event(rq.Event)}
 	var wait time.Duration
 	var ok bool
 	if rq.pass, wait, ok = rc.Breaker.Enter(time.Now()); !ok {
-		rc.finish(w, r, &rq, Report{Result: ResultBreakerOpen, Event: rq.event}, dependencyUnavailable(spread(wait)).answer())
+		report.Result = ResultBreakerOpen
+		rc.finish(w, r, &rq, report, dependencyUnavailable(spread(wait)).answer())
 		return
 	}
-	taken, found, status, err := rc.memory.admit(r.Context(), &rq)
-	switch report := (Report{Event: rq.event, Err: err}); {
-	case err != nil:
-		report.Result = ResultUnavailable
-		refusal = unavailable()
-		if isConflict(err) {
-			refusal = conflict()
-		}
-		rc.finish(w, r, &rq, report, refusal.answer())
-	case found == busy:
-		report.Result = ResultInFlight
-		rc.finish(w, r, &rq, report, inFlight().answer())
-	case found == reused:
-		report.Result = ResultKeyReused
-		rc.finish(w, r, &rq, report, keyReused().answer())
-	case found == diverted:
-		report.Result, report.Err = ResultOtherDestination, rc.diverted(&rq.event)
-		rc.finish(w, r, &rq, report, otherDestination().answer())
-	case found == forgotten:
-		report.Result = ResultForgotten
-		rc.finish(w, r, &rq, report, tooOld().answer())
-	case found == duplicate:
-		report.Result = ResultDuplicate
-		rc.finish(w, r, &rq, report, duplicateAnswer(status))
-	default:
-		rc.run(w, r, taken, &rq)
+	found, err := rc.memory.Admit(r.Context(), &rq.Request)
+	if err == nil && found.Admission == memory.Admitted {
+		rc.run(w, r, found.Held, &rq)
+		return
 	}
+	report.Err = err
+	rc.finish(w, r, &rq, report, rc.answerFound(&rq, found, &report))
+	if found.Answered != nil {
+		found.Answered(func() { _ = http.NewResponseController(w).Flush() })
+	}
+}
+
+// answerFound returns the answer to a request whose event no handler gets now, and completes its report.
+func (rc *receiver) answerFound(rq *request, found memory.Found, report *Report) *answer {
+	switch {
+	case report.Err != nil:
+		report.Result = ResultUnavailable
+		if sqlstate.IsConflict(report.Err) {
+			return conflict().answer()
+		}
+		return unavailable().answer()
+	case found.Admission == memory.Busy:
+		report.Result = ResultInFlight
+		return inFlight().answer()
+	case found.Admission == memory.Reused:
+		report.Result = ResultKeyReused
+		return keyReused().answer()
+	case found.Admission == memory.Diverted:
+		report.Result, report.Err = ResultOtherDestination, rc.diverted(&rq.Event)
+		return otherDestination().answer()
+	case found.Admission == memory.Forgotten:
+		report.Result = ResultForgotten
+		return tooOld().answer()
+	case found.Admission == memory.Recorded:
+		report.Result = ResultRecorded
+		return foundAnswer(found)
+	}
+	report.Result = ResultDuplicate
+	return foundAnswer(found).replayed()
 }
 
 // diverted says what to set when an event comes from a second destination of its sender.
-func (s *settings) diverted(event *Event) error {
+func (s *settings) diverted(event *headers.Event) error {
 	return fmt.Errorf("the event was received before, as another destination than %q, by a receiver that has the same Config.Receiver (%q) and "+
-		"Source (%q): give the receiver of each destination a Receiver of its own", event.destination(), s.Receiver, s.Source)
+		"Source (%q): give the receiver of each destination a Receiver of its own", event.Destination(), s.Receiver, s.Source)
 }
 
 // run lets the handler work on an event, and has it remembered or given up before it answers.
-func (rc *receiver) run(w http.ResponseWriter, r *http.Request, taken held, rq *request) {
+func (rc *receiver) run(w http.ResponseWriter, r *http.Request, taken memory.Held, rq *request) {
 	returned := false
 	began := time.Now()
 	defer func() {
@@ -216,14 +197,18 @@ func (rc *receiver) run(w http.ResponseWriter, r *http.Request, taken held, rq *
 			rc.unwind(w, r, taken, rq, recover())
 		}
 	}()
-	ctx, cancel := context.WithTimeoutCause(r.Context(), rc.HandlerTimeout, errTimeout)
+	ctx, cancel := context.WithTimeoutCause(r.Context(), rc.HandlerTimeout, memory.ErrTimeout)
 	defer cancel()
-	answer := rc.handle(inScope(ctx, rq.event, rq.body, taken), r, rq)
+	event := rq.Event
+	event.Payload = rq.Body
+	ctx, end := taken.Lend(ctx, event)
+	defer end()
+	answer := rc.handle(ctx, r, rq)
 	returned, rq.handled = true, time.Since(began)
 
-	report := Report{Result: ResultProcessed, Event: rq.event, Err: answer.cause, Final: answer.final}
+	report := Report{Result: ResultProcessed, Event: Event(rq.Event), Err: answer.cause, Final: answer.final}
 	if !answer.success() {
-		taken.rollback()
+		taken.Rollback()
 		report.Result = ResultFailed
 		rc.finish(w, r, rq, report, answer)
 		return
@@ -234,7 +219,7 @@ func (rc *receiver) run(w http.ResponseWriter, r *http.Request, taken held, rq *
 	// Not under the request's context: when the client has gone by now, the work is done all the same.
 	lasting, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), rc.CommitTimeout)
 	defer cancel()
-	if err := taken.remember(lasting, rq, answer); err != nil {
+	if err := taken.Remember(lasting, answer.status, answer.ignored); err != nil {
 		report.Result, report.Err = ResultCommitFailed, err
 		answer = unremembered(err).answer()
 	}
@@ -243,9 +228,9 @@ func (rc *receiver) run(w http.ResponseWriter, r *http.Request, taken held, rq *
 
 // unwind gives the event up after a handler that did not return. cause is nil when it called runtime.Goexit, as t.FailNow does:
 // net/http then closes the connection, and the client sees no answer.
-func (rc *receiver) unwind(w http.ResponseWriter, r *http.Request, taken held, rq *request, cause any) {
-	taken.rollback()
-	report := Report{Result: ResultFailed, Event: rq.event}
+func (rc *receiver) unwind(w http.ResponseWriter, r *http.Request, taken memory.Held, rq *request, cause any) {
+	taken.Rollback()
+	report := Report{Result: ResultFailed, Event: Event(rq.Event)}
 	switch cause {
 	case nil:
 		report.Err = errors.New("the handler ended its goroutine")
@@ -255,7 +240,7 @@ func (rc *receiver) unwind(w http.ResponseWriter, r *http.Request, taken held, r
 		rc.finish(w, r, rq, report, nil)
 		panic(cause)
 	default:
-		report.Err = &panicError{cause: cause, stack: debug.Stack()}
+		report.Err = &verdict.Panic{Cause: cause, Stack: debug.Stack()}
 		rc.finish(w, r, rq, report, handlerPanicked().answer())
 	}
 }
@@ -263,10 +248,10 @@ func (rc *receiver) unwind(w http.ResponseWriter, r *http.Request, taken held, r
 // forHandler returns r, a copy of the request, with its body unread. What a foreign sender's signature does not cover of a relay's headers is left out:
 // a handler would take it for proven.
 func (rq *request) forHandler(r *http.Request) *http.Request {
-	r.Body = io.NopCloser(bytes.NewReader(rq.body))
-	r.ContentLength = int64(len(rq.body))
+	r.Body = io.NopCloser(bytes.NewReader(rq.Body))
+	r.ContentLength = int64(len(rq.Body))
 	r.TransferEncoding = nil
-	if rq.event.Foreign {
+	if rq.Event.Foreign {
 		r.Header = r.Header.Clone()
 		maps.DeleteFunc(r.Header, func(name string, _ []string) bool {
 			return name == webhook.IdempotencyKey || strings.HasPrefix(name, webhook.OutboxPrefix)
@@ -284,7 +269,7 @@ func (rc *receiver) finish(w http.ResponseWriter, r *http.Request, rq *request, 
 	rc.reportHealth(r.Context(), rq, report)
 	rc.log(r.Context(), report)
 	if rc.Observe != nil {
-		report.Duration, report.HandlerDuration = time.Since(rq.began), rq.handled
+		report.Duration, report.HandlerDuration = time.Since(rq.Began), rq.handled
 		rc.Observe(r.Context(), report)
 	}
 	if a != nil {
@@ -303,7 +288,7 @@ func (rc *receiver) log(ctx context.Context, report Report) {
 	case ResultRejected, ResultIgnored:
 		level = slog.LevelInfo
 	case ResultFailed:
-		_, panicked := errors.AsType[*panicError](report.Err)
+		_, panicked := errors.AsType[*verdict.Panic](report.Err)
 		switch {
 		case report.Final, panicked, report.Status == 0:
 			level = slog.LevelError
@@ -314,22 +299,6 @@ func (rc *receiver) log(ctx context.Context, report Report) {
 	if report.Result == ResultUnavailable && ctx.Err() != nil {
 		level = slog.LevelDebug // the client went away first
 	}
-	logger := rc.logger()
-	if !logger.Enabled(ctx, level) {
-		return // most requests; their attributes would be made for nobody
-	}
-	attrs := []slog.Attr{
-		slog.String("result", string(report.Result)),
-		slog.Int("status", report.Status),
-		slog.String("receiver", rc.Receiver), slog.String("source", rc.Source),
-		slog.String("key", report.Event.Key),
-		slog.String("event_type", report.Event.Type),
-	}
-	if report.Err != nil {
-		attrs = append(attrs, slog.String("error", rc.redacted(report.Err)))
-	}
-	if panicked, ok := errors.AsType[*panicError](report.Err); ok {
-		attrs = append(attrs, slog.String("stack", string(panicked.stack)))
-	}
-	logger.LogAttrs(ctx, level, "consumer: request "+string(report.Result), attrs...)
+	rc.shared.LogOutcome(ctx, level, "consumer: request "+string(report.Result), report.Event.Key, report.Event.Type, report.Err,
+		slog.String("result", string(report.Result)), slog.Int("status", report.Status))
 }

@@ -6,32 +6,36 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/verdict"
 )
 
 // answerTo returns the answer that the error of an event's handler asks for. [New] has the table.
-func (s *settings) answerTo(event *Event, err error) *answer {
+func (s *settings) answerTo(event *headers.Event, err error) *answer {
 	if err == nil {
 		return &answer{status: http.StatusNoContent, header: http.Header{}}
 	}
-	examine(err)
-	why := s.redacted(err)
+	verdict.Examine(err)
+	why := s.shared.Redacted(err)
 	told := why
 	if event.Foreign { // a third party: internals such as a table's name are none of its business
 		told = "The receiver's log says why."
 	}
 	var refusal *problem
 	final := false
-	switch verdict := judge(err); {
-	case !isMarked(err) && errors.Is(err, ErrUnknownEvent):
+	switch v := verdict.Of(err); {
+	case !verdict.IsMarked(err) && errors.Is(err, ErrUnknownEvent):
 		refusal, final = eventUnknown(told), true
-	case verdict.action == actIgnore:
+	case v.Action == verdict.Ignore:
 		return &answer{status: http.StatusNoContent, header: http.Header{}, ignored: reason(why), cause: err}
-	case verdict.action == actFail:
+	case v.Action == verdict.Fail:
 		refusal, final = permanentFailure(told), true
-	case verdict.timed, verdict.down:
+	case v.Timed, v.Down:
 		refusal = retryLater(told)
-		refusal.wait = verdict.after
-	case isConflict(err):
+		refusal.wait = v.After
+	case sqlstate.IsConflict(err):
 		refusal = conflict()
 	default:
 		refusal = handlerFailed(told)

@@ -16,6 +16,9 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
+	"github.com/outbox-relay/outbox-relay/consumer/store"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -172,17 +175,17 @@ func TestHandlerGetsTransactionAndPayload(t *testing.T) {
 		}
 		e := startEnv(t, f, dsn, consumer.Config{}, func(_ *env, cfg consumer.Config) http.Handler {
 			if f.name == "pgx" {
-				return consumer.MustNew(pgtest.Pool(t, dsn), cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+				return consumer.Must(consumer.New(pgtest.Pool(t, dsn), cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 					check(ctx, tx == consumer.Tx(ctx), event)
 					_, err := tx.Exec(ctx, "INSERT INTO effect VALUES ($1)", event.Key)
 					return err
-				})
+				}))
 			}
-			return consumer.MustNewSQL(openSQL(t, dsn), cfg, func(ctx context.Context, tx *sql.Tx, event consumer.Event) error {
-				check(ctx, tx == consumer.TxSQL(ctx), event)
+			return consumer.Must(sqlconsumer.New(openSQL(t, dsn), cfg, func(ctx context.Context, tx *sql.Tx, event consumer.Event) error {
+				check(ctx, tx == sqlconsumer.Tx(ctx), event)
 				_, err := tx.ExecContext(ctx, "INSERT INTO effect VALUES ($1)", event.Key)
 				return err
-			})
+			}))
 		})
 		e.mustExec(schema)
 		wantFirst(t, e.post("k", body), 204, "")
@@ -236,50 +239,20 @@ func TestMistakesOfConstructors(t *testing.T) {
 	db := openSQL(t, "postgres://nobody@127.0.0.1:1/none")
 	handle := func(context.Context, pgx.Tx, consumer.Event) error { return nil }
 	handleSQL := func(context.Context, *sql.Tx, consumer.Event) error { return nil }
-	for want, c := range map[string]struct {
-		call func() (any, error)
-		must func()
-	}{
-		"consumer: New needs a pool": {
-			func() (any, error) { return consumer.New(nil, good, handle) },
-			func() { consumer.MustNew(nil, good, handle) },
+	for want, call := range map[string]func() (any, error){
+		"consumer: New needs a pool":        func() (any, error) { return consumer.New(nil, good, handle) },
+		"consumer: New needs a handler":     func() (any, error) { return consumer.New(pool, good, nil) },
+		"sqlconsumer: New needs a database": func() (any, error) { return sqlconsumer.New(nil, good, handleSQL) },
+		"sqlconsumer: New needs a handler":  func() (any, error) { return sqlconsumer.New(db, good, nil) },
+		"consumer: Config.Receiver is empty": func() (any, error) {
+			return consumer.New(pool, consumer.Config{Secrets: []string{secretText}}, handle)
 		},
-		"consumer: New needs a handler": {
-			func() (any, error) { return consumer.New(pool, good, nil) },
-			func() { consumer.MustNew(pool, good, nil) },
-		},
-		"consumer: NewSQL needs a database": {
-			func() (any, error) { return consumer.NewSQL(nil, good, handleSQL) },
-			func() { consumer.MustNewSQL(nil, good, handleSQL) },
-		},
-		"consumer: NewSQL needs a handler": {
-			func() (any, error) { return consumer.NewSQL(db, good, nil) },
-			func() { consumer.MustNewSQL(db, good, nil) },
-		},
-		"consumer: Config.Receiver is empty": {
-			func() (any, error) {
-				return consumer.New(pool, consumer.Config{Secrets: []string{secretText}}, handle)
-			},
-			func() { consumer.MustNewSQL(db, consumer.Config{Secrets: []string{secretText}}, handleSQL) },
-		},
-		"consumer: Middleware needs a pool": {
-			func() (any, error) { return consumer.Middleware((*pgxpool.Pool)(nil), good) },
-			func() { consumer.MustMiddleware(nil, good) },
-		},
-		"consumer: MiddlewareSQL needs a database": {
-			func() (any, error) { return consumer.MiddlewareSQL(nil, good) },
-			func() { consumer.MustMiddlewareSQL(nil, good) },
-		},
-		"consumer: MiddlewareStore needs a store": {
-			func() (any, error) { return consumer.MiddlewareStore(nil, consumer.StoreConfig{Config: good}) },
-			func() { consumer.MustMiddlewareStore(nil, consumer.StoreConfig{Config: good}) },
-		},
-		"consumer: NewInbox needs a pool": {
-			func() (any, error) { return consumer.NewInbox(nil, consumer.InboxConfig{Config: good, Handle: handle}) },
-			func() { consumer.MustNewInbox(nil, consumer.InboxConfig{Config: good, Handle: handle}) },
-		},
+		"consumer: Middleware needs a pool":        func() (any, error) { return consumer.Middleware((*pgxpool.Pool)(nil), good) },
+		"sqlconsumer: Middleware needs a database": func() (any, error) { return sqlconsumer.Middleware(nil, good) },
+		"store: Middleware needs a store":          func() (any, error) { return store.Middleware(nil, store.Config{Config: good}) },
+		"inbox: New needs a pool":                  func() (any, error) { return inbox.New(nil, inbox.Config{Config: good, Handle: handle}) },
 	} {
-		_, err := c.call()
+		_, err := call()
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%s: failed with %v", want, err)
 		}
@@ -289,7 +262,7 @@ func TestMistakesOfConstructors(t *testing.T) {
 					t.Errorf("%s: panicked with %q", want, text)
 				}
 			}()
-			c.must()
+			consumer.Must(call())
 		}()
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -140,7 +141,7 @@ func TestHandlerThatLeavesMemoryOutOfReach(t *testing.T) {
 // The inbox says the same.
 func TestInboxHandlerThatLeavesTheInboxOutOfReach(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{MaxAttempts: 1, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
+	p := newInbox(t, inbox.Config{MaxAttempts: 1, Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 		if err := effectOf(ctx, event.Key); err != nil {
 			return err
 		}
@@ -158,7 +159,7 @@ func TestInboxHandlerThatLeavesTheInboxOutOfReach(t *testing.T) {
 // Where something else runs in the place of COMMIT, no event counts as recorded.
 func TestInboxWhoseCommitIsAName(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
+	p := newInbox(t, inbox.Config{})
 	for _, stands := range []string{"SELECT 1", "ROLLBACK", chain} {
 		cfg, err := pgxpool.ParseConfig(withSetting(p.dsn, "pool_max_conns", "2"))
 		if err != nil {
@@ -173,7 +174,7 @@ func TestInboxWhoseCommitIsAName(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(pool.Close)
-		p.openOn(pool, consumer.InboxConfig{})
+		p.openOn(pool, inbox.Config{})
 		for range 2 {
 			wantProblem(t, p.post("k", "{}"), 503, "database-unavailable")
 			p.wantRows("k", 0, 0)

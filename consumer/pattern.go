@@ -1,10 +1,14 @@
 package consumer
 
-import "strings"
+import (
+	"strings"
+
+	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
+)
 
 // validPattern is the rule of outbox_route: 1 to 255 printable ASCII characters without blanks.
 func validPattern(pattern string) bool {
-	return printable(pattern) && !strings.Contains(pattern, " ")
+	return headers.Printable(pattern) && !strings.Contains(pattern, " ")
 }
 
 func isGlob(pattern string) bool { return strings.Contains(pattern, "*") }

@@ -4,6 +4,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
 )
 
 // expression is what a pattern stands for, as package regexp has it.
@@ -89,11 +91,11 @@ func FuzzPattern(f *testing.F) {
 	f.Add("**", "", "")
 	f.Add("a\xff*", "a\xff\xfe", "*\xfe")
 	f.Fuzz(func(t *testing.T, pattern, text, other string) {
-		if len(pattern)+len(text)+len(other) > 3*maxTextBytes {
+		if len(pattern)+len(text)+len(other) > 3*headers.MaxTextBytes {
 			return // longer than what is registered or sent
 		}
 		matched := match(pattern, text)
-		if printable(pattern) && printable(text) && matched != expression(t, pattern).MatchString(text) {
+		if headers.Printable(pattern) && headers.Printable(text) && matched != expression(t, pattern).MatchString(text) {
 			t.Errorf("match(%q, %q) = %v", pattern, text, matched)
 		}
 		if matched && match(other, text) && !(overlap(pattern, other) && overlap(other, pattern)) {

@@ -6,6 +6,9 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
 )
 
 // problem is a refusal as RFC 9457 has it.
@@ -116,7 +119,7 @@ func notRemembered() *problem {
 func leaseLost() *problem {
 	return newProblem(http.StatusInternalServerError, "lease-lost", "The handler succeeded after its lease had ended",
 		"Another request has taken the event over meanwhile, so that the effect may happen twice. Send the request again for the other's "+
-			"response; make the handler faster or the lease longer (StoreConfig.Lease).")
+			"response; make the handler faster or the lease longer (store.Config.Lease).")
 }
 
 func noAnswer() *problem {
@@ -127,13 +130,13 @@ func noAnswer() *problem {
 // unremembered says why an event whose handler succeeded does not count as processed.
 func unremembered(err error) *problem {
 	switch {
-	case isConflict(err):
+	case sqlstate.IsConflict(err):
 		return conflict()
-	case errors.Is(err, errEnded):
+	case errors.Is(err, memory.ErrEnded):
 		return transactionEnded()
-	case errors.Is(err, ErrLeaseLost):
+	case errors.Is(err, memory.ErrLeaseLost):
 		return leaseLost()
-	case errors.Is(err, errNotRemembered):
+	case errors.Is(err, memory.ErrNotRemembered):
 		return notRemembered()
 	}
 	return commitFailed()

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 )
 
 // Fifty senders repeat events of today and of three months ago for as long as it takes until ten of these were
@@ -39,10 +40,10 @@ func TestPruneUnderDuplicates(t *testing.T) {
 var recording = flavour{
 	name: "inbox",
 	wrap: func(t testing.TB, dsn string, cfg consumer.Config) func(http.Handler) http.Handler {
-		in := consumer.MustNewInbox(poolOf(t, dsn, 12), consumer.InboxConfig{
+		in := consumer.Must(inbox.New(poolOf(t, dsn, 12), inbox.Config{
 			Config: cfg,
 			Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error { return effectOf(ctx, event.Key) },
-		})
+		}))
 		ctx, stop := context.WithCancel(context.Background())
 		var working sync.WaitGroup
 		working.Go(func() {

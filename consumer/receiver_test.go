@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -60,11 +61,11 @@ func TestOtherDestinationIsRefused(t *testing.T) {
 // The same of an inbox.
 func TestInboxRefusesAnotherDestination(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
+	p := newInbox(t, inbox.Config{})
 	p.record("k", sentTo("shop"))
 	wantProblem(t, p.do(p.newRequest("k", "[]", sentTo("chi"))), http.StatusMisdirectedRequest, "other-destination")
 	wantReplayed(t, p.do(p.newRequest("k", `{"key":"k"}`, sentTo("shop"))), http.StatusOK, `{"state":"pending"}`+"\n")
-	other := p.again(consumer.InboxConfig{Config: consumer.Config{Receiver: "chi"}})
+	other := p.again(inbox.Config{Config: consumer.Config{Receiver: "chi"}})
 	other.record("k", sentTo("chi"))
 	p.run()
 	other.run()

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
@@ -340,7 +341,7 @@ func TestWorkersFollowRecipes(t *testing.T) {
 		t.Run(title, func(t *testing.T) {
 			t.Parallel()
 			var mended atomic.Bool
-			p := newInbox(t, consumer.InboxConfig{
+			p := newInbox(t, inbox.Config{
 				Config: consumer.Config{Receiver: "test", Source: "finance"},
 				Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {
 					if event.Key == "head" && !mended.Load() {

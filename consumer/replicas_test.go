@@ -20,7 +20,7 @@ const holdHeader = "X-Test-Hold"
 // receive is an ordinary receiver, whose handler says that it runs.
 func receive(p *player) {
 	run := effect(&env{flavour: flavours[0]})
-	middleware := consumer.MustMiddleware(p.pool(), consumer.Config{Receiver: "test", Secrets: []string{secretText}})
+	middleware := consumer.Must(consumer.Middleware(p.pool(), consumer.Config{Receiver: "test", Secrets: []string{secretText}}))
 	p.serve(middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Println("running")
 		if r.Header.Get(holdHeader) != "" {

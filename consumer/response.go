@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strconv"
 
+	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -39,9 +40,15 @@ func bodyAllowed(status int) bool {
 	return status != http.StatusNoContent && status != http.StatusNotModified && status >= 200
 }
 
-// duplicateAnswer is the answer to a duplicate of an event whose first answer had that status.
-func duplicateAnswer(status int) *answer {
-	return (&answer{status: status, header: http.Header{}}).replayed()
+// foundAnswer is the answer to an event that is known or recorded: the status of the first answer, or the state that an inbox's
+// event is in.
+func foundAnswer(found memory.Found) *answer {
+	a := &answer{status: found.Status, header: http.Header{}}
+	if found.State != "" {
+		a.header.Set("Content-Type", "application/json")
+		a.body = []byte(`{"state":"` + found.State + `"}` + "\n")
+	}
+	return a
 }
 
 func (a *answer) replayed() *answer {

@@ -3,19 +3,20 @@ package consumer
 import (
 	"cmp"
 	"context"
-	"database/sql"
-	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/verdict"
 )
 
 // ErrUnknownEvent is what [Router.Dispatch] returns for an event that no handler takes; errors.Is finds it. An inbox keeps
 // such an event as "ignored" until somebody replays it. Behind the middleware, which keeps no payloads, it is answered 422
 // with the problem event-unknown: the relay marks it failed, alerts, and can replay it.
-var ErrUnknownEvent = errors.New("consumer: no handler for the event")
+var ErrUnknownEvent = verdict.ErrUnknownEvent
 
 // unknownEventError says which event nobody takes.
 type unknownEventError struct {
@@ -34,7 +35,7 @@ func (e *unknownEventError) Is(target error) bool { return target == ErrUnknownE
 
 // Router calls the handler that is registered for an event's type and version. The zero value has no handlers. Register
 // all of them first; from the first event on it does not change, and may be used concurrently. Its method Dispatch is a
-// [Handler], for [New], [NewSQL] and inboxes.
+// [Handler], for [New], sqlconsumer.New and inboxes.
 type Router[Tx any] struct {
 	exact    map[route]Handler[Tx]
 	globs    []globRoute[Tx] // in the order in which they are tried
@@ -57,9 +58,6 @@ type globRoute[Tx any] struct {
 // NewRouter returns a Router without handlers, for [New] and inboxes.
 func NewRouter() *Router[pgx.Tx] { return &Router[pgx.Tx]{} }
 
-// NewRouterSQL returns a Router without handlers, for [NewSQL].
-func NewRouterSQL() *Router[*sql.Tx] { return &Router[*sql.Tx]{} }
-
 // Handle registers handle for the events whose type matches pattern and whose version is version; 0 means any version.
 // A pattern is as in the relay's routes: '*' matches any run of characters, also an empty one, everything else itself; it
 // has 1 to 255 printable ASCII characters without blanks. No pattern takes an event without a type; only Fallback does. Of
@@ -77,7 +75,7 @@ func (r *Router[Tx]) Handle(pattern string, version int, handle Handler[Tx]) {
 	r.mayRegister(added.String(), handle)
 	switch {
 	case !validPattern(pattern):
-		panic(fmt.Sprintf("consumer: Router: the pattern %q is not 1 to %d printable ASCII characters without blanks", pattern, maxTextBytes))
+		panic(fmt.Sprintf("consumer: Router: the pattern %q is not 1 to %d printable ASCII characters without blanks", pattern, headers.MaxTextBytes))
 	case version < 0:
 		panic(fmt.Sprintf("consumer: Router: the version of %s is negative: 0 takes any version", added))
 	}

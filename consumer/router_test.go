@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -275,9 +277,9 @@ func TestRouterReceives(t *testing.T) {
 		start := func(deployed bool) *env {
 			return startEnv(t, f, dsn, consumer.Config{}, func(e *env, cfg consumer.Config) http.Handler {
 				if f.name == "pgx" {
-					return consumer.MustNew(pgtest.Pool(t, dsn), cfg, routed(consumer.NewRouter(), e, deployed).Dispatch)
+					return consumer.Must(consumer.New(pgtest.Pool(t, dsn), cfg, routed(consumer.NewRouter(), e, deployed).Dispatch))
 				}
-				return consumer.MustNewSQL(openSQL(t, dsn), cfg, routed(consumer.NewRouterSQL(), e, deployed).Dispatch)
+				return consumer.Must(sqlconsumer.New(openSQL(t, dsn), cfg, routed(sqlconsumer.NewRouter(), e, deployed).Dispatch))
 			})
 		}
 		e := start(false)
@@ -324,7 +326,7 @@ func TestRouterInAnInbox(t *testing.T) {
 	}
 	before := consumer.NewRouter()
 	consumer.HandleJSON(before, "invoice.created", 1, effects)
-	old := newInbox(t, consumer.InboxConfig{Handle: before.Dispatch, PollInterval: never})
+	old := newInbox(t, inbox.Config{Handle: before.Dispatch, PollInterval: never})
 	old.run()
 
 	old.record("known")
@@ -337,7 +339,7 @@ func TestRouterInAnInbox(t *testing.T) {
 	old.wantWorked("other", consumer.ResultIgnored)
 	old.record("next", ordered("a", 2))
 	old.wantWorked("next", consumer.ResultProcessed)
-	old.wantState("newer", consumer.StateIgnored, 1)
+	old.wantState("newer", inbox.StateIgnored, 1)
 	if n := old.count("SELECT count(*) FROM inbox_events WHERE last_error = 'no handler for invoice.created version 2'"); n != 1 {
 		t.Error("the reason is not there")
 	}
@@ -348,14 +350,14 @@ func TestRouterInAnInbox(t *testing.T) {
 	if report := old.wantWorked("malformed", consumer.ResultFailed); !report.Final || strings.Contains(report.Err.Error(), "4711") {
 		t.Errorf("report %+v", report)
 	}
-	old.wantState("malformed", consumer.StateFailed, 1)
+	old.wantState("malformed", inbox.StateFailed, 1)
 	if err := old.stop(); err != nil {
 		t.Fatal(err)
 	}
 
 	after := consumer.NewRouter()
 	consumer.HandleJSON(after, "invoice.*", 0, effects)
-	deployed := old.again(consumer.InboxConfig{Handle: after.Dispatch, PollInterval: never})
+	deployed := old.again(inbox.Config{Handle: after.Dispatch, PollInterval: never})
 	deployed.run()
 	if n, err := deployed.replay(inboxops.Selection{Type: "invoice.*", States: []string{inboxops.Ignored}}); n != 2 || err != nil {
 		t.Errorf("replayed %d, %v", n, err)

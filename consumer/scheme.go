@@ -3,9 +3,10 @@ package consumer
 import (
 	"errors"
 	"fmt"
-	"math"
 	"net/http"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
 )
 
 // A VerifyFunc proves a request of a sender that signs in a way of its own, and returns the event it carries. now is this
@@ -22,68 +23,23 @@ import (
 type VerifyFunc func(header http.Header, body []byte, now time.Time) (Event, error)
 
 // verifyOwn asks Config.Verify and holds what it returns to the rules of a relay's headers.
-func (s *settings) verifyOwn(header http.Header, body []byte) (Event, *problem) {
-	event, err := s.Verify(header, body, time.Now())
+func (s *settings) verifyOwn(header http.Header, body []byte) (headers.Event, *problem) {
+	proven, err := s.Verify(header, body, time.Now())
 	if err != nil {
 		refusal := signatureInvalid("The receiver did not verify the request by its sender's scheme; its log says why.")
 		refusal.cause = err
-		return Event{}, refusal
+		return headers.Event{}, refusal
 	}
+	event := headers.Event(proven)
 	event.Source, event.Foreign = s.Source, true
 	if event.Version == 0 {
 		event.Version = 1
 	}
-	if field, rule := event.invalid(); field != "" {
+	if field, rule := event.Invalid(); field != "" {
 		refusal := newProblem(http.StatusBadRequest, "event-invalid", "The event is not one that can be remembered",
 			fmt.Sprintf("The event's %s, as this receiver reads the request, is not %s.", field, rule))
 		refusal.cause = errors.New("check the event of Config.Verify: " + field + " is not " + rule)
-		return Event{}, refusal
+		return headers.Event{}, refusal
 	}
 	return event, nil
 }
-
-// invalid names the first field that breaks a rule, and the rule.
-func (e *Event) invalid() (field, rule string) {
-	if !printable(e.Key) {
-		return "Key", fmt.Sprintf("1 to %d printable ASCII characters", maxTextBytes)
-	}
-	for _, text := range []struct{ field, value string }{
-		{"Type", e.Type},
-		{"RelatedReference", e.RelatedReference},
-		{"OrderingKey", e.OrderingKey},
-		{"DeliveryID", e.DeliveryID},
-		{"TraceParent", e.TraceParent},
-	} {
-		if text.value != "" && !printable(text.value) {
-			return text.field, fmt.Sprintf("empty or 1 to %d printable ASCII characters", maxTextBytes)
-		}
-	}
-	if len(e.TraceState) > maxTraceState || !ascii(e.TraceState) {
-		return "TraceState", fmt.Sprintf("at most %d printable ASCII characters", maxTraceState)
-	}
-	for _, number := range []struct {
-		field      string
-		value, max int64
-	}{
-		{"Version", int64(e.Version), math.MaxInt32},
-		{"Attempt", int64(e.Attempt), math.MaxInt32},
-		{"ID", e.ID, math.MaxInt64},
-		{"Sequence", e.Sequence, math.MaxInt64},
-	} {
-		if number.value < 0 || number.value > number.max {
-			return number.field, fmt.Sprintf("a number from 0 to %d", number.max)
-		}
-	}
-	for _, moment := range []struct {
-		field string
-		value time.Time
-	}{{"CreatedAt", e.CreatedAt}, {"NotAfter", e.NotAfter}} {
-		if year := moment.value.UTC().Year(); year < 1 || year > 9999 {
-			return moment.field, "a time of the years 1 to 9999"
-		}
-	}
-	return "", ""
-}
-
-// maxTraceState is how much of tracestate the W3C asks everybody to pass on.
-const maxTraceState = 512

@@ -9,13 +9,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 )
 
 // A login with CONNECT alone notifies in the name of an inbox as often as it can. The inbox claims a bounded number of times,
 // and goes on working.
 func TestSecurityInboxNotificationsAreBounded(t *testing.T) {
 	t.Parallel()
-	recorder := newInbox(t, consumer.InboxConfig{})
+	recorder := newInbox(t, inbox.Config{})
 	u, err := url.Parse(recorder.dsn)
 	if err != nil {
 		t.Fatal(err)
@@ -31,8 +32,8 @@ func TestSecurityInboxNotificationsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	worker := recorder.again(consumer.InboxConfig{})
-	worker.openOn(pool, consumer.InboxConfig{PollInterval: never})
+	worker := recorder.again(inbox.Config{})
+	worker.openOn(pool, inbox.Config{PollInterval: never})
 	worker.run()
 	worker.listening(1)
 

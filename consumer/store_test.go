@@ -14,9 +14,11 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
+	"github.com/outbox-relay/outbox-relay/consumer/store"
 )
 
-// mapStore is a Store in this process: what MiddlewareStore does with one can be tested without a server.
+// mapStore is a Store in this process: what store.Middleware does with one can be tested without a server.
 type mapStore struct {
 	mu     sync.Mutex // guards the fields below
 	events map[string]mapEvent
@@ -25,27 +27,27 @@ type mapStore struct {
 
 type mapEvent struct {
 	token string
-	known *consumer.Known // nil while it is held
+	known *store.Known // nil while it is held
 	until time.Time
 }
 
 func newMapStore() *mapStore { return &mapStore{events: map[string]mapEvent{}} }
 
-func (s *mapStore) Acquire(ctx context.Context, c consumer.Claim, lease time.Duration) (consumer.Acquired, error) {
+func (s *mapStore) Acquire(ctx context.Context, c store.Claim, lease time.Duration) (store.Acquired, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	held, ok := s.get(c)
 	switch {
 	case s.away != nil:
-		return consumer.Acquired{}, s.away
+		return store.Acquired{}, s.away
 	case ok && (held.token != c.Token || held.known != nil):
-		return consumer.Acquired{Known: held.known}, ctx.Err()
+		return store.Acquired{Known: held.known}, ctx.Err()
 	}
 	s.put(c, mapEvent{token: c.Token, until: time.Now().Add(lease)})
-	return consumer.Acquired{Claimed: true}, ctx.Err()
+	return store.Acquired{Claimed: true}, ctx.Err()
 }
 
-func (s *mapStore) Complete(ctx context.Context, c consumer.Claim, status int, ttl time.Duration) error {
+func (s *mapStore) Complete(ctx context.Context, c store.Claim, status int, ttl time.Duration) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	held, ok := s.get(c)
@@ -53,13 +55,13 @@ func (s *mapStore) Complete(ctx context.Context, c consumer.Claim, status int, t
 	case s.away != nil:
 		return s.away
 	case ok && held.token != c.Token:
-		return fmt.Errorf("complete: %w", consumer.ErrLeaseLost)
+		return fmt.Errorf("complete: %w", store.ErrLeaseLost)
 	}
-	s.put(c, mapEvent{c.Token, &consumer.Known{Hash: c.Hash, Status: status}, time.Now().Add(ttl)})
+	s.put(c, mapEvent{c.Token, &store.Known{Hash: c.Hash, Status: status}, time.Now().Add(ttl)})
 	return ctx.Err()
 }
 
-func (s *mapStore) Release(ctx context.Context, c consumer.Claim) error {
+func (s *mapStore) Release(ctx context.Context, c store.Claim) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if held, ok := s.get(c); ok && held.token == c.Token && held.known == nil {
@@ -84,28 +86,28 @@ func (s *mapStore) start() {
 	s.away = nil
 }
 
-func (s *mapStore) get(c consumer.Claim) (mapEvent, bool) {
+func (s *mapStore) get(c store.Claim) (mapEvent, bool) {
 	e, ok := s.events[c.Source+"\n"+c.Key]
 	return e, ok && time.Now().Before(e.until)
 }
 
-func (s *mapStore) put(c consumer.Claim, e mapEvent) { s.events[c.Source+"\n"+c.Key] = e }
+func (s *mapStore) put(c store.Claim, e mapEvent) { s.events[c.Source+"\n"+c.Key] = e }
 
 func TestStoreConfigThatCannotWorkPanics(t *testing.T) {
 	t.Parallel()
-	good := consumer.StoreConfig{Config: consumer.Config{Receiver: "test", Secrets: []string{secretText}}}
-	with := func(change func(*consumer.StoreConfig)) consumer.StoreConfig {
+	good := store.Config{Config: consumer.Config{Receiver: "test", Secrets: []string{secretText}}}
+	with := func(change func(*store.Config)) store.Config {
 		c := good
 		change(&c)
 		return c
 	}
-	for want, cfg := range map[string]consumer.StoreConfig{
+	for want, cfg := range map[string]store.Config{
 		"Config.Secrets is empty": {},
-		"Isolation is set":        with(func(c *consumer.StoreConfig) { c.Isolation = sql.LevelSerializable }),
-		"Config.Lease":            with(func(c *consumer.StoreConfig) { c.Lease = -1 }),
-		"Config.TTL is negative":  with(func(c *consumer.StoreConfig) { c.TTL = -1 }),
-		"TTL: 5m0s is not longer": with(func(c *consumer.StoreConfig) { c.TTL = 5 * time.Minute }),
-		"TTL: 24h0m0s is not":     with(func(c *consumer.StoreConfig) { c.TTL, c.SenderHorizon = 24*time.Hour, 24*time.Hour }),
+		"Isolation is set":        with(func(c *store.Config) { c.Isolation = sql.LevelSerializable }),
+		"Config.Lease":            with(func(c *store.Config) { c.Lease = -1 }),
+		"Config.TTL is negative":  with(func(c *store.Config) { c.TTL = -1 }),
+		"TTL: 5m0s is not longer": with(func(c *store.Config) { c.TTL = 5 * time.Minute }),
+		"TTL: 24h0m0s is not":     with(func(c *store.Config) { c.TTL, c.SenderHorizon = 24*time.Hour, 24*time.Hour }),
 		"needs a store":           good,
 	} {
 		t.Run(want, func(t *testing.T) {
@@ -115,11 +117,11 @@ func TestStoreConfigThatCannotWorkPanics(t *testing.T) {
 					t.Errorf("panic %q, want one with %q", message, want)
 				}
 			}()
-			var store consumer.Store
+			var kept store.Store
 			if want != "needs a store" {
-				store = newMapStore()
+				kept = newMapStore()
 			}
-			consumer.MustMiddlewareStore(store, cfg)
+			consumer.Must(store.Middleware(kept, cfg))
 		})
 	}
 }
@@ -127,15 +129,15 @@ func TestStoreConfigThatCannotWorkPanics(t *testing.T) {
 // The store counts both from when it is asked, so they pass through as they are configured.
 func TestAStoreIsGivenLeaseAndTTL(t *testing.T) {
 	t.Parallel()
-	for name, cfg := range map[string]consumer.StoreConfig{
+	for name, cfg := range map[string]store.Config{
 		"defaults": {Lease: 30 * time.Second, TTL: 7 * 24 * time.Hour},
 		"own":      {Lease: time.Hour, TTL: 48 * time.Hour},
 	} {
-		store := newMapStore()
+		kept := newMapStore()
 		remaining := func() time.Duration {
-			store.mu.Lock()
-			defer store.mu.Unlock()
-			return time.Until(store.events["outbox\nk"].until)
+			kept.mu.Lock()
+			defer kept.mu.Unlock()
+			return time.Until(kept.events["outbox\nk"].until)
 		}
 		want := func(what string, most time.Duration) {
 			if got := remaining(); got > most || got < most/2 {
@@ -143,11 +145,11 @@ func TestAStoreIsGivenLeaseAndTTL(t *testing.T) {
 			}
 		}
 		f := flavour{wrap: func(_ testing.TB, _ string, c consumer.Config) func(http.Handler) http.Handler {
-			own := consumer.StoreConfig{Config: c}
+			own := store.Config{Config: c}
 			if name != "defaults" {
 				own.Lease, own.TTL = cfg.Lease, cfg.TTL
 			}
-			return consumer.MustMiddlewareStore(store, own)
+			return consumer.Must(store.Middleware(kept, own))
 		}}
 		e := newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
 			return func(http.ResponseWriter, *http.Request) { want("the lease", cfg.Lease) }
@@ -160,11 +162,11 @@ func TestAStoreIsGivenLeaseAndTTL(t *testing.T) {
 func TestNoTransactionBehindAStore(t *testing.T) {
 	t.Parallel()
 	for name, call := range map[string]func(context.Context){
-		"Tx":    func(ctx context.Context) { consumer.Tx(ctx) },
-		"TxSQL": func(ctx context.Context) { consumer.TxSQL(ctx) },
+		"Tx":             func(ctx context.Context) { consumer.Tx(ctx) },
+		"sqlconsumer.Tx": func(ctx context.Context) { sqlconsumer.Tx(ctx) },
 	} {
 		f := flavour{wrap: func(_ testing.TB, _ string, cfg consumer.Config) func(http.Handler) http.Handler {
-			return consumer.MustMiddlewareStore(newMapStore(), consumer.StoreConfig{Config: cfg})
+			return consumer.Must(store.Middleware(newMapStore(), store.Config{Config: cfg}))
 		}}
 		e := newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
 			return func(_ http.ResponseWriter, r *http.Request) {
@@ -172,7 +174,7 @@ func TestNoTransactionBehindAStore(t *testing.T) {
 					t.Errorf("event %+v", event)
 				}
 				defer func() {
-					if message, _ := recover().(string); !strings.Contains(message, "no transaction behind MiddlewareStore") {
+					if message, _ := recover().(string); !strings.Contains(message, "behind store.Middleware, which has no transaction") {
 						t.Errorf("%s panicked with %q", name, message)
 					}
 				}()
@@ -192,15 +194,15 @@ type flakyStore struct {
 	completes atomic.Int64
 }
 
-func (s *flakyStore) Acquire(ctx context.Context, c consumer.Claim, lease time.Duration) (consumer.Acquired, error) {
+func (s *flakyStore) Acquire(ctx context.Context, c store.Claim, lease time.Duration) (store.Acquired, error) {
 	got, err := s.mapStore.Acquire(ctx, c, lease)
 	if s.lost.Add(-1) >= 0 {
-		return consumer.Acquired{}, errors.New("connection reset")
+		return store.Acquired{}, errors.New("connection reset")
 	}
 	return got, err
 }
 
-func (s *flakyStore) Complete(ctx context.Context, c consumer.Claim, status int, ttl time.Duration) error {
+func (s *flakyStore) Complete(ctx context.Context, c store.Claim, status int, ttl time.Duration) error {
 	s.completes.Add(1)
 	if s.unheard.Add(-1) >= 0 {
 		return errors.New("connection refused")
@@ -208,10 +210,10 @@ func (s *flakyStore) Complete(ctx context.Context, c consumer.Claim, status int,
 	return s.mapStore.Complete(ctx, c, status, ttl)
 }
 
-func newFlakyEnv(t *testing.T, store consumer.Store) *env {
+func newFlakyEnv(t *testing.T, kept store.Store) *env {
 	f := flavour{wrap: func(_ testing.TB, _ string, c consumer.Config) func(http.Handler) http.Handler {
 		c.CommitTimeout = patience
-		return consumer.MustMiddlewareStore(store, consumer.StoreConfig{Config: c, Lease: time.Hour})
+		return consumer.Must(store.Middleware(kept, store.Config{Config: c, Lease: time.Hour}))
 	}}
 	return newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }
@@ -221,9 +223,9 @@ func newFlakyEnv(t *testing.T, store consumer.Store) *env {
 // A claim whose answer was lost would keep the event from everybody until its lease ends.
 func TestALostClaimIsReleased(t *testing.T) {
 	t.Parallel()
-	store := &flakyStore{mapStore: newMapStore()}
-	store.lost.Store(1)
-	e := newFlakyEnv(t, store)
+	kept := &flakyStore{mapStore: newMapStore()}
+	kept.lost.Store(1)
+	e := newFlakyEnv(t, kept)
 	wantProblem(t, e.post("k", "{}"), 503, "database-unavailable")
 	wantFirst(t, e.post("k", "{}"), 201, "")
 }
@@ -232,9 +234,9 @@ func TestALostClaimIsReleased(t *testing.T) {
 // would run beside that one's.
 func TestAClaimThatComesTooLateIsNotWorked(t *testing.T) {
 	t.Parallel()
-	store := newMapStore()
+	kept := newMapStore()
 	f := flavour{wrap: func(_ testing.TB, _ string, c consumer.Config) func(http.Handler) http.Handler {
-		return consumer.MustMiddlewareStore(store, consumer.StoreConfig{Config: c, Lease: 1}) // over at once
+		return consumer.Must(store.Middleware(kept, store.Config{Config: c, Lease: 1})) // over at once
 	}}
 	e := newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
 		return func(http.ResponseWriter, *http.Request) { t.Error("the handler runs") }
@@ -255,9 +257,9 @@ func TestAStoreRemembersForAsLongAsTheSenderSends(t *testing.T) {
 		"for less":                              {false, time.Hour, 7 * 24 * time.Hour},
 		"for longer, but it says how old it is": {true, 30 * 24 * time.Hour, 7 * 24 * time.Hour},
 	} {
-		store := newMapStore()
+		kept := newMapStore()
 		f := flavour{wrap: func(_ testing.TB, _ string, own consumer.Config) func(http.Handler) http.Handler {
-			return consumer.MustMiddlewareStore(store, consumer.StoreConfig{Config: consumer.Config{
+			return consumer.Must(store.Middleware(kept, store.Config{Config: consumer.Config{
 				Receiver: "test",
 				Observe:  own.Observe, Logger: own.Logger,
 				Verify: func(_ http.Header, _ []byte, now time.Time) (consumer.Event, error) {
@@ -267,16 +269,16 @@ func TestAStoreRemembersForAsLongAsTheSenderSends(t *testing.T) {
 					}
 					return event, nil
 				},
-			}})
+			}}))
 		}}
 		e := newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
 			return func(http.ResponseWriter, *http.Request) {}
 		})
 		wantFirst(t, e.post("k", "{}"), 200, "")
-		if got := time.Until(store.events["outbox\nk"].until); got > c.want || got < c.want-time.Minute {
+		if got := time.Until(kept.events["outbox\nk"].until); got > c.want || got < c.want-time.Minute {
 			t.Errorf("%s: known for %v, want %v", name, got, c.want)
 		}
-		late := strings.Contains(e.logged.String(), "for longer than StoreConfig.TTL; what arrives later than that is refused")
+		late := strings.Contains(e.logged.String(), "for longer than store.Config.TTL; what arrives later than that is refused")
 		if late != (c.created && c.notAfter > 7*24*time.Hour) {
 			t.Errorf("%s: logged %s", name, e.logged.String())
 		}
@@ -286,26 +288,26 @@ func TestAStoreRemembersForAsLongAsTheSenderSends(t *testing.T) {
 // The effect has happened: a response that did not arrive is offered again, unless the event is another's.
 func TestAStatusIsOfferedUntilItArrives(t *testing.T) {
 	t.Parallel()
-	store := &flakyStore{mapStore: newMapStore()}
-	store.unheard.Store(3)
-	e := newFlakyEnv(t, store)
+	kept := &flakyStore{mapStore: newMapStore()}
+	kept.unheard.Store(3)
+	e := newFlakyEnv(t, kept)
 	wantFirst(t, e.post("k", "{}"), 201, "")
 	e.wantResult(consumer.ResultProcessed)
 	wantReplayed(t, e.post("k", "{}"), 201, "")
-	if n := store.completes.Load(); n != 4 {
+	if n := kept.completes.Load(); n != 4 {
 		t.Errorf("the response was offered %d times, want 4", n)
 	}
 
 	lost := &flakyStore{mapStore: newMapStore()}
 	f := flavour{wrap: func(_ testing.TB, _ string, c consumer.Config) func(http.Handler) http.Handler {
 		c.CommitTimeout = patience
-		return consumer.MustMiddlewareStore(lost, consumer.StoreConfig{Config: c})
+		return consumer.Must(store.Middleware(lost, store.Config{Config: c}))
 	}}
 	e = newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
 		return func(_ http.ResponseWriter, r *http.Request) {
 			lost.mu.Lock()
 			defer lost.mu.Unlock()
-			lost.put(consumer.Claim{Source: "outbox", Key: "k"}, mapEvent{token: "another's", until: time.Now().Add(time.Hour)})
+			lost.put(store.Claim{Source: "outbox", Key: "k"}, mapEvent{token: "another's", until: time.Now().Add(time.Hour)})
 		}
 	})
 	wantProblem(t, e.post("k", "{}"), 500, "lease-lost")

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -249,14 +250,14 @@ func TestSecurityForeignSendersLearnNothing(t *testing.T) {
 // Secrets stay in a form that cannot be printed.
 func TestSecuritySecretsAreNotPrinted(t *testing.T) {
 	t.Parallel()
-	p := newInbox(t, consumer.InboxConfig{})
-	inbox := consumer.MustNewInbox(p.pool, consumer.InboxConfig{
+	p := newInbox(t, inbox.Config{})
+	in := consumer.Must(inbox.New(p.pool, inbox.Config{
 		Config: consumer.Config{Receiver: "test", Secrets: []string{secretText}},
 		Handle: func(context.Context, pgx.Tx, consumer.Event) error { return nil },
-	})
-	middleware := consumer.MustMiddleware(p.pool, consumer.Config{Receiver: "test", Secrets: []string{secretText}})(http.NotFoundHandler())
+	}))
+	middleware := consumer.Must(consumer.Middleware(p.pool, consumer.Config{Receiver: "test", Secrets: []string{secretText}}))(http.NotFoundHandler())
 	for _, verb := range []string{"%v", "%+v", "%#v"} {
-		for _, value := range []any{inbox, middleware, inbox.Handler()} {
+		for _, value := range []any{in, middleware, in.Handler()} {
 			if text := fmt.Sprintf(verb, value); strings.Contains(text, strings.TrimPrefix(secretText, "whsec_")) || strings.Contains(text, "b3V0Ym94") {
 				t.Errorf("%s of %T prints a secret", verb, value)
 			}
@@ -301,7 +302,7 @@ func TestSecurityStrangersLockKeepsNoEvent(t *testing.T) {
 		wantReplayed(t, e.post("k", "{}"), 201, "")
 		e.wantRows("k", 1, 1)
 	})
-	p := newInbox(t, consumer.InboxConfig{})
+	p := newInbox(t, inbox.Config{})
 	lock(p.env)
 	if got := p.post("k", "{}"); got.status != http.StatusAccepted {
 		t.Errorf("the inbox answered %d %s", got.status, got.body)

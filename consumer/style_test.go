@@ -59,7 +59,7 @@ var handlerStyles = map[string]func(w http.ResponseWriter, r *http.Request){
 		wg.Wait()
 	},
 	"wants to commit": func(w http.ResponseWriter, r *http.Request) {
-		defer func() { _ = recover() }() // behind MiddlewareSQL, where Tx panics
+		defer func() { _ = recover() }() // behind sqlconsumer.Middleware, where Tx panics
 		io.WriteString(w, "ok")
 		_ = consumer.Tx(r.Context()).Commit(r.Context())
 	},

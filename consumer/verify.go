@@ -5,16 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
-
-// maxTextBytes bounds a key and every text about an event, as the producer's schema does.
-const maxTextBytes = 255
 
 // Event is what the sender says about the event of a request. With a relay's signature all of it is proven, except the
 // two trace fields, which no signature covers. From a foreign sender only Key is known (see [Config].AcceptForeign), or what
@@ -43,33 +40,17 @@ type Event struct {
 	Payload []byte
 }
 
-// destination is the one of the sender's destinations that the event was sent to, as its delivery's id says: it is the event's id, the
-// destination and a number. "": the sender does not say.
-func (e *Event) destination() string {
-	rest, found := strings.CutPrefix(e.DeliveryID, strconv.FormatInt(e.ID, 10)+"-")
-	end := strings.LastIndexByte(rest, '-')
-	if e.Foreign || !found || end < 1 {
-		return ""
-	}
-	return rest[:end]
-}
-
-// request is one that has proven itself.
+// request is one on its way.
 type request struct {
-	began   time.Time
-	event   Event
-	body    []byte
-	hash    [sha256.Size]byte // of body: tells a duplicate from a reused key
-	handled time.Duration     // how long the handler took
-	pass    breaker.Pass      // of Config.Breaker
-	xact    string            // the transaction that inserted the event
-	answer  string            // the statement that stores another status there than 204
+	memory.Request
+	handled time.Duration // how long the handler took
+	pass    breaker.Pass  // of Config.Breaker
 }
 
 // check reads and verifies a request without touching the database. A nil problem means that the request may be
 // processed.
 func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *problem) {
-	rq := request{began: time.Now()}
+	rq := request{Request: memory.Request{Began: time.Now(), Header: r.Header}}
 	// First what costs nothing to find out: the body of a request without a signature is not even read.
 	if p := s.checkHeaders(r.Header); p != nil {
 		leaveUnread(w, r)
@@ -85,7 +66,7 @@ func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *prob
 		return rq, p
 	}
 	event.Receiver, event.Source, event.Payload = s.Receiver, s.Source, nil
-	rq.event, rq.body, rq.hash = event, body, sha256.Sum256(body)
+	rq.Event, rq.Body, rq.Hash = event, body, sha256.Sum256(body)
 	return rq, nil
 }
 
@@ -119,7 +100,7 @@ func (s *settings) checkKeyHeaders(header http.Header) *problem {
 }
 
 // verify returns the event that header and body prove.
-func (s *settings) verify(header http.Header, body []byte) (Event, *problem) {
+func (s *settings) verify(header http.Header, body []byte) (headers.Event, *problem) {
 	switch {
 	case s.Verify != nil:
 		return s.verifyOwn(header, body)
@@ -129,22 +110,22 @@ func (s *settings) verify(header http.Header, body []byte) (Event, *problem) {
 	verified, err := webhook.Verify(header, body, time.Now(), s.Tolerance, s.secrets...)
 	switch {
 	case err != nil:
-		return Event{}, s.unproven(err)
+		return headers.Event{}, s.unproven(err)
 	case verified == webhook.VerifiedX1:
 		return eventOf(header, header.Get(webhook.IdempotencyKey))
 	case !s.AcceptForeign:
-		return Event{}, signatureInvalid("Only the plain Standard Webhooks signature (v1) matches: either headers were changed " +
+		return headers.Event{}, signatureInvalid("Only the plain Standard Webhooks signature (v1) matches: either headers were changed " +
 			"on the way, or the sender is no outbox-relay and Config.AcceptForeign is needed.")
 	}
 	id := header.Get(webhook.ID)
 	if webhook.IsDerivedID(id) {
-		return Event{}, signatureInvalid("The webhook-id is an outbox-relay's, but its signature over the headers (x1) is " +
+		return headers.Event{}, signatureInvalid("The webhook-id is an outbox-relay's, but its signature over the headers (x1) is " +
 			"missing or does not match: headers were changed on the way.")
 	}
-	if !printable(id) {
-		return Event{}, keyInvalid(webhook.ID)
+	if !headers.Printable(id) {
+		return headers.Event{}, keyInvalid(webhook.ID)
 	}
-	return Event{Key: id, Version: 1, Foreign: true}, nil
+	return headers.Event{Key: id, Version: 1, Foreign: true}, nil
 }
 
 // unproven is the refusal of a request for an error of the package webhook.
@@ -158,116 +139,37 @@ func (s *settings) unproven(err error) *problem {
 
 // unsignedEvent takes every header at its word. A webhook-id beside the key must still belong to it: a request that
 // contradicts itself is a mistake on the way, not an event.
-func unsignedEvent(header http.Header) (Event, *problem) {
+func unsignedEvent(header http.Header) (headers.Event, *problem) {
 	key, id := header.Get(webhook.IdempotencyKey), header.Get(webhook.ID)
 	if key == "" {
-		if !printable(id) {
-			return Event{}, keyInvalid(webhook.ID)
+		if !headers.Printable(id) {
+			return headers.Event{}, keyInvalid(webhook.ID)
 		}
-		return Event{Key: id, Version: 1, Foreign: true}, nil
+		return headers.Event{Key: id, Version: 1, Foreign: true}, nil
 	}
 	if id != "" && id != key && id != webhook.DeriveID(key) {
-		return Event{}, newProblem(http.StatusBadRequest, "key-conflict", "The request names two different keys",
+		return headers.Event{}, newProblem(http.StatusBadRequest, "key-conflict", "The request names two different keys",
 			"webhook-id belongs to another "+webhook.IdempotencyKey+". Send one of them, or both of one event.")
 	}
 	return eventOf(header, key)
 }
 
 // eventOf reads the headers of a relay's request.
-func eventOf(header http.Header, key string) (Event, *problem) {
-	if !printable(key) {
-		return Event{}, keyInvalid(webhook.IdempotencyKey)
+func eventOf(header http.Header, key string) (headers.Event, *problem) {
+	if !headers.Printable(key) {
+		return headers.Event{}, keyInvalid(webhook.IdempotencyKey)
 	}
-	in := fields{header: header}
-	event := Event{
-		Key:              key,
-		Type:             in.text(webhook.EventType),
-		Version:          int(in.number(webhook.EventVersion, 32)),
-		ID:               in.number(webhook.EventID, 64),
-		CreatedAt:        in.time(webhook.CreatedAt),
-		RelatedReference: in.text(webhook.RelatedReference),
-		OrderingKey:      in.text(webhook.OrderingKey),
-		Sequence:         in.number(webhook.Sequence, 64),
-		Attempt:          int(in.number(webhook.Attempt, 32)),
-		DeliveryID:       in.text(webhook.DeliveryID),
-		NotAfter:         in.time(webhook.NotAfter),
-		Replay:           in.text(webhook.Replay) == "true",
-		TraceParent:      header.Get(webhook.TraceParent),
-		TraceState:       header.Get(webhook.TraceState),
-	}
-	if in.bad != "" {
-		return Event{}, newProblem(http.StatusBadRequest, "header-invalid", "A header about the event is malformed",
-			in.bad+" is repeated or not what it should be: text of 1 to 255 printable ASCII characters, a whole number, or an RFC 3339 time.")
-	}
-	if event.Version == 0 {
-		event.Version = 1
+	event, malformed := headers.Read(header, key)
+	if malformed != "" {
+		return event, newProblem(http.StatusBadRequest, "header-invalid", "A header about the event is malformed",
+			malformed+" is repeated or not what it should be: text of 1 to 255 printable ASCII characters, a whole number, or an RFC 3339 time.")
 	}
 	return event, nil
 }
 
-// fields reads headers and keeps the name of the first one that is malformed.
-type fields struct {
-	header http.Header
-	bad    string
-}
-
-func (f *fields) text(name string) string {
-	values := f.header[name]
-	if len(values) == 0 || len(values) == 1 && values[0] == "" {
-		return ""
-	}
-	if len(values) > 1 || !printable(values[0]) {
-		f.fail(name)
-		return ""
-	}
-	return values[0]
-}
-
-func (f *fields) number(name string, bits int) int64 {
-	text := f.text(name)
-	if text == "" {
-		return 0
-	}
-	n, err := strconv.ParseInt(text, 10, bits)
-	if err != nil || n < 0 {
-		f.fail(name)
-	}
-	return n
-}
-
-func (f *fields) time(name string) time.Time {
-	text := f.text(name)
-	if text == "" {
-		return time.Time{}
-	}
-	t, err := time.Parse(time.RFC3339, text)
-	if err != nil {
-		f.fail(name)
-	}
-	return t
-}
-
-func (f *fields) fail(name string) {
-	if f.bad == "" {
-		f.bad = name
-	}
-}
-
-// printable reports whether text is 1 to 255 printable ASCII characters, the rule of the producer's schema.
-func printable(text string) bool { return 1 <= len(text) && len(text) <= maxTextBytes && ascii(text) }
-
-func ascii(text string) bool {
-	for i := range len(text) {
-		if text[i] < ' ' || text[i] > '~' {
-			return false
-		}
-	}
-	return true
-}
-
 func keyInvalid(name string) *problem {
 	return newProblem(http.StatusBadRequest, "key-invalid", "The idempotency key is malformed",
-		fmt.Sprintf("%s must be 1 to %d printable ASCII characters.", name, maxTextBytes))
+		fmt.Sprintf("%s must be 1 to %d printable ASCII characters.", name, headers.MaxTextBytes))
 }
 
 func signatureInvalid(detail string) *problem {

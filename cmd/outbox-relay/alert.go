@@ -1,13 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"strings"
 	"sync"
-	"text/tabwriter"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -43,7 +43,7 @@ func (cmd alertTestCmd) Run(inv *invocation) error {
 	}
 	var names []string
 	var chosen []alert.Channel
-	for _, channel := range c.alertChannels() {
+	for _, channel := range c.relay.Alerts.Channels {
 		names = append(names, channel.Name())
 		if name := channel.Name(); cmd.Channel == "" || name == cmd.Channel || name[:strings.LastIndex(name, "-")] == cmd.Channel {
 			chosen = append(chosen, channel)
@@ -53,7 +53,7 @@ func (cmd alertTestCmd) Run(inv *invocation) error {
 	case len(names) == 0:
 		return errors.New(`no channel is configured; add one to alerts.channels, such as {slack: "https://hooks.slack.com/…"}, or set OUTBOX_SLACK_WEBHOOK_URL`)
 	case len(chosen) == 0:
-		return exitError{code: exitUsage, err: fmt.Errorf("--channel: there is no channel %q; there are %s", cmd.Channel, strings.Join(names, ", "))}
+		return usagef("--channel: there is no channel %q; there are %s", cmd.Channel, strings.Join(names, ", "))
 	}
 	results := testChannels(inv.ctx, chosen)
 	failed := 0
@@ -68,6 +68,9 @@ func (cmd alertTestCmd) Run(inv *invocation) error {
 	}
 	return err
 }
+
+// alertTestTimeout bounds one message of alert test.
+const alertTestTimeout = 15 * time.Second
 
 // testChannels tells all channels at the same time.
 func testChannels(ctx context.Context, channels []alert.Channel) []channelResult {
@@ -90,14 +93,7 @@ func testChannels(ctx context.Context, channels []alert.Channel) []channelResult
 }
 
 func printChannels(w io.Writer, results []channelResult) error {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "CHANNEL\tTOOK\tRESULT")
-	for _, r := range results {
-		result := "ok"
-		if !r.OK {
-			result = r.Error
-		}
-		fmt.Fprintf(table, "%s\t%dms\t%s\n", r.Channel, r.DurationMS, result)
-	}
-	return table.Flush()
+	return printTable(w, "", "CHANNEL\tTOOK\tRESULT", results, func(r channelResult) []any {
+		return []any{r.Channel, fmt.Sprintf("%dms", r.DurationMS), cmp.Or(r.Error, "ok")}
+	})
 }

@@ -28,6 +28,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/notify"
 )
 
 // serviceURLs has a channel of every service that is offered, by the host that it talks to. Mail has a server of its own.
@@ -201,8 +203,8 @@ func (w *world) alertTest(t *testing.T, egress string) map[string]channelResult 
 	for _, r := range results {
 		byKind[r.Channel[:strings.LastIndex(r.Channel, "-")]] = r
 	}
-	if len(byKind) != len(services) {
-		t.Errorf("%d of %d services were tried", len(byKind), len(services))
+	if len(byKind) != len(notify.Services()) {
+		t.Errorf("%d of %d services were tried", len(byKind), len(notify.Services()))
 	}
 	return byKind
 }

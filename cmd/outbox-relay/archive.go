@@ -36,27 +36,25 @@ moment.`
 
 func (cmd archiveRunCmd) Run(inv *invocation) error {
 	if cmd.Batch < 1 || cmd.Batch > 10_000 {
-		return exitError{code: exitUsage, err: fmt.Errorf("--batch: %d is out of range; write 1 to 10000", cmd.Batch)}
+		return usagef("--batch: %d is out of range; write 1 to 10000", cmd.Batch)
 	}
 	c, err := inv.config("database", "retention")
 	if err != nil {
 		return err
 	}
-	keep := c.retention()
+	keep := c.relay.Retention
 	keep.Batch = cmd.Batch
-	var done archive.Result
 	progress := archiveProgress{out: inv.Stderr, terminal: isTerminal(inv.Stderr), told: time.Now()}
-	err = inv.askWith(c, func(ctx context.Context, ops *relay.Ops) (err error) {
+	return inv.askWith(c, func(ctx context.Context, ops *relay.Ops) error {
 		archive := ops.Archive
 		if cmd.DryRun {
 			archive = ops.ArchiveDue
 		}
-		done, err = archive(ctx, keep, progress.tell)
+		done, err := archive(ctx, keep, progress.tell)
 		progress.end()
 		// It says what was done, also when that is not all.
 		return errors.Join(cmd.print(inv.Stdout, done, err == nil), err)
 	})
-	return err
 }
 
 func (cmd archiveRunCmd) print(w io.Writer, done archive.Result, complete bool) error {

@@ -245,30 +245,3 @@ func TestArchiveUsage(t *testing.T) {
 		t.Fatal(err)
 	}
 }
-
-// On a terminal one line changes, and is gone at the end.
-func TestArchiveProgress(t *testing.T) {
-	t.Parallel()
-	dsn := pgtest.New(t, migrations.Outbox)
-	db := open(t, dsn)
-	settled(t, db, 1, 2000)
-	person, program := terminal(t)
-	code := make(chan int, 1)
-	go func() {
-		m := Main{Env: []string{"OUTBOX_DATABASE_URL=" + dsn}, Stdin: program, Stdout: &buffer{}, Stderr: program}
-		code <- m.Run([]string{"archive", "run", "--batch=50"})
-		_, _ = program.WriteString("the end\n")
-	}()
-	var seen strings.Builder
-	chunk := make([]byte, 4096)
-	for !strings.Contains(seen.String(), "the end") {
-		n, err := person.Read(chunk)
-		if err != nil {
-			t.Fatal(err)
-		}
-		seen.Write(chunk[:n])
-	}
-	if got := <-code; got != 0 || !regexp.MustCompile(`\r\x1b\[K[0-9]+ events archived, .*\r\x1b\[Kthe end`).MatchString(seen.String()) {
-		t.Errorf("exit code %d, %q", got, seen.String())
-	}
-}

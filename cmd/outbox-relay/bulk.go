@@ -9,205 +9,205 @@ import (
 	"os/user"
 	"slices"
 	"strings"
-	"text/tabwriter"
-	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/relay"
 )
 
-// A bulkCommand changes many deliveries at an operator's word: it shows what it found, asks, works in batches, and
-// leaves one line that says who did what.
-type bulkCommand struct {
-	verb, done string // "replay", "replayed"
-	selectionFlags
-	statuses []string
-	parked   bool
-	// preview and act are the relay's methods.
-	preview func(context.Context, *relay.Ops, relay.Selection) (relay.Bulk, error)
-	act     func(context.Context, *relay.Ops, relay.Selection, func(relay.Bulk)) (relay.Bulk, error)
-	// refuse looks at what was found before anybody is asked; nil: nothing is refused.
-	refuse func(relay.Bulk) error
+// bulkFlags are those of every command that changes many rows.
+type bulkFlags struct {
+	DryRun bool `help:"Only show how many there are, and the first of them."`
+	Yes    bool `short:"y" help:"Do not ask."`
+	JSON   bool `help:"Print JSON: what was found and done. Fields are added, never renamed or removed."`
 }
 
-// bulkReport is what --json prints.
-type bulkReport struct {
+// A bulk changes many rows at an operator's word: it shows what it found, asks, works in batches, and leaves one line that
+// says who did what.
+type bulk[B any] struct {
+	bulkFlags
+	action     string // "replay", or "inbox replay"
+	verb, done string // "replay", "replayed"
+	one, many  string // "delivery", "deliveries"
+	selection  string // for the audit line
+	work       bulkWork[B]
+}
+
+// bulkWork is what differs between deliveries and events of an inbox. B is what was found or done.
+type bulkWork[B any] interface {
+	preview(ctx context.Context) (B, error)
+	// refuse looks at what was found before the operator is asked.
+	refuse(found B) error
+	// act changes what was found.
+	act(ctx context.Context, found B, progress func(B)) (B, error)
+	// total returns the fields of B that count.
+	total(b *B) bulkTotal
+	// merge adds to found what only the result knows.
+	merge(found *B, result B)
+	// report returns what --json prints.
+	report(r bulkOutcome, found B) any
+	// sample returns a remark about what was found, and the cells of the first rows of it.
+	sample(found B) (remark string, rows [][]any)
+	// leftOut returns lines about what was found and stays as it is.
+	leftOut(found B) []string
+}
+
+// bulkTotal holds the common fields of a command's counts.
+type bulkTotal struct {
+	matched, done, missed *int64
+	more                  *bool
+}
+
+// A bulkOutcome is what --json prints before the counts.
+type bulkOutcome struct {
 	Action string `json:"action"`
 	DryRun bool   `json:"dry_run"`
 	// Interrupted by a signal, or ended by an error, before everything was done; Left is then how much of what was
 	// counted before was not.
 	Interrupted bool  `json:"interrupted"`
 	Left        int64 `json:"left"`
-	relay.Bulk
 }
 
-func (b bulkCommand) run(inv *invocation, c *config) error {
-	selection, err := b.selection(inv, b.statuses, b.parked)
+func (b bulk[B]) run(ctx context.Context, inv *invocation, c *config) error {
+	found, err := b.work.preview(ctx)
 	if err != nil {
 		return err
 	}
-	return inv.askWith(c, func(ctx context.Context, ops *relay.Ops) error {
-		if selection.Since, selection.Until, err = b.bounds(ctx, ops); err != nil {
+	if b.DryRun {
+		return b.print(inv, bulkOutcome{DryRun: true}, found)
+	}
+	if err := b.work.refuse(found); err != nil {
+		return err
+	}
+	if *b.work.total(&found).matched == 0 {
+		return b.print(inv, bulkOutcome{}, found)
+	}
+	if !b.Yes {
+		if isTerminal(inv.Stdin) {
+			b.printFound(inv.Stderr, printable(found))
+		}
+		if err := inv.confirm(b.verb+" "+b.count(found), "nothing was "+b.done); err != nil {
 			return err
 		}
-		found, err := b.preview(ctx, ops, selection)
-		if err != nil {
-			return err
-		}
-		if b.DryRun {
-			return b.report(inv, bulkReport{DryRun: true, Bulk: found})
-		}
-		if b.refuse != nil {
-			if err := b.refuse(found); err != nil {
-				return err
-			}
-		}
-		if found.Matched == 0 {
-			return b.report(inv, bulkReport{Bulk: found})
-		}
-		if !b.Yes {
-			if isTerminal(inv.Stdin) {
-				b.printFound(inv.Stderr, printable(found))
-			}
-			what := fmt.Sprintf("%s %s", b.verb, count(found))
-			if err := inv.confirm(what, "nothing was "+b.done); err != nil {
-				return err
-			}
-		}
-		result, err := b.act(ctx, ops, selection, b.progress(inv, found))
-		b.audit(inv, c, selection, result, err)
-		return b.finish(inv, found, result, err)
-	})
+	}
+	result, err := b.work.act(ctx, found, b.progress(inv, found))
+	inv.auditBulk(c, b.action, b.selection, *b.work.total(&result).done, err)
+	return b.finish(inv, found, result, err)
 }
 
-// progress returns what shows a person how far it is.
-func (b bulkCommand) progress(inv *invocation, found relay.Bulk) func(relay.Bulk) {
-	if !isTerminal(inv.Stderr) || slices.Contains(inv.Env, "TERM=dumb") || found.Matched <= 1000 {
+// progress returns what shows a person how far the command is.
+func (b bulk[B]) progress(inv *invocation, found B) func(B) {
+	matched := *b.work.total(&found).matched
+	if !isTerminal(inv.Stderr) || slices.Contains(inv.Env, "TERM=dumb") || matched <= 1000 {
 		return nil
 	}
-	return func(so relay.Bulk) {
-		draw(inv.Stderr, fmt.Sprintf("%s %d of %s", b.done, so.Done, count(found)), so.Matched >= found.Matched)
+	return func(so B) {
+		t := b.work.total(&so)
+		draw(inv.Stderr, fmt.Sprintf("%s %d of %s", b.done, *t.done, b.count(found)), *t.matched >= matched)
 	}
 }
 
-// audit leaves the line by which it can be told later who did this.
-func (b bulkCommand) audit(inv *invocation, c *config, s relay.Selection, result relay.Bulk, err error) {
-	line := inv.audit(c, b.verb).Str("selection", b.describe(s)).Int64("done", result.Done)
+// auditBulk leaves the line that says later who changed how much.
+func (inv *invocation) auditBulk(c *config, action, selection string, done int64, err error) {
+	line := inv.audit(c, action).Str("selection", selection).Int64("done", done)
 	if err != nil {
 		line = line.Str("ended_by", oneLine(err.Error()))
 	}
 	line.Msg("audit")
 }
 
-// finish reports the end. An interruption is one between two batches: what is done is done.
-func (b bulkCommand) finish(inv *invocation, found, result relay.Bulk, err error) error {
-	found.Done, found.Missed = result.Done, result.Missed
-	found.InFlight = max(found.InFlight, result.InFlight)
-	if !found.More {
-		found.Matched = max(found.Matched, result.Matched)
+// finish reports the end. An interruption comes between two batches: what is done is done.
+func (b bulk[B]) finish(inv *invocation, found, result B, err error) error {
+	b.work.merge(&found, result)
+	f, r := b.work.total(&found), b.work.total(&result)
+	*f.done, *f.missed = *r.done, *r.missed
+	if *f.more {
+		*f.matched, *f.more = *r.matched, err != nil
 	} else {
-		found.Matched, found.More = result.Matched, err != nil
+		*f.matched = max(*f.matched, *r.matched)
 	}
-	left := found.Matched - result.Done - result.Missed
+	left := max(*f.matched-*r.done-*r.missed, 0)
 	if err == nil {
-		return b.report(inv, bulkReport{Bulk: found, Left: max(left, 0)})
+		return b.print(inv, bulkOutcome{Left: left}, found)
 	}
 	if b.JSON {
-		if err := b.report(inv, bulkReport{Bulk: found, Interrupted: true, Left: left}); err != nil {
+		if err := b.print(inv, bulkOutcome{Interrupted: true, Left: left}, found); err != nil {
 			return err
 		}
 	}
 	leftText := fmt.Sprint(left)
-	if found.More {
+	if *f.more {
 		leftText = "an unknown number"
 	}
-	text := fmt.Sprintf("%d %s, %s left; the same command goes on", result.Done, b.done, leftText)
+	text := fmt.Sprintf("%d %s, %s left; the same command goes on", *r.done, b.done, leftText)
 	if errors.Is(err, errInterrupted) {
 		return exitError{code: exitInterrupted, err: errors.New("interrupted: " + text)}
 	}
 	return fmt.Errorf("%w (%s)", err, text)
 }
 
-func (b bulkCommand) report(inv *invocation, r bulkReport) error {
-	r.Action = b.verb
-	return show(inv.Stdout, b.JSON, r, b.print)
-}
-
-func (b bulkCommand) print(w io.Writer, r bulkReport) error {
-	switch {
-	case r.DryRun:
-		b.printFound(w, r.Bulk)
-		if r.Matched > 0 {
+func (b bulk[B]) print(inv *invocation, r bulkOutcome, found B) error {
+	if b.JSON {
+		r.Action = b.action
+		return writeJSON(inv.Stdout, b.work.report(r, found))
+	}
+	w := inv.Stdout
+	found = printable(found)
+	t := b.work.total(&found)
+	if r.DryRun || *t.matched == 0 {
+		b.printFound(w, found)
+		if r.DryRun && *t.matched > 0 {
 			fmt.Fprintf(w, "Nothing was %s: this was a dry run.\n", b.done)
 		}
-	case r.Matched == 0:
-		b.printFound(w, r.Bulk)
-	default:
-		fmt.Fprintf(w, "%s %s.\n", capital(b.done), plain.Plural(r.Done, "delivery", "deliveries"))
-		if r.Missed > 0 {
-			fmt.Fprintf(w, "%d changed in the meantime and were left alone.\n", r.Missed)
-		}
-		b.printLeftOut(w, r.Bulk)
+		return nil
 	}
+	fmt.Fprintf(w, "%s %s.\n", capital(b.done), plain.Plural(*t.done, b.one, b.many))
+	if *t.missed > 0 {
+		fmt.Fprintf(w, "%d changed in the meantime and were left alone.\n", *t.missed)
+	}
+	printLines(w, b.work.leftOut(found))
 	return nil
 }
 
-// printFound says how many deliveries there are, which the first of them are, and what is left out.
-func (b bulkCommand) printFound(w io.Writer, found relay.Bulk) {
-	if found.Matched == 0 {
+// printFound says how many there are, which the first of them are, and what is left out.
+func (b bulk[B]) printFound(w io.Writer, found B) {
+	if t := b.work.total(&found); *t.matched == 0 {
 		fmt.Fprintf(w, "There is nothing to %s.\n", b.verb)
 	} else {
-		fmt.Fprintf(w, "%s to %s", capital(count(found)), b.verb)
-		if found.Matched > int64(len(found.Sample)) {
-			fmt.Fprintf(w, ", such as")
+		remark, rows := b.work.sample(found)
+		if *t.matched > int64(len(rows)) {
+			remark += ", such as"
 		}
-		fmt.Fprintln(w, ":")
-		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		for _, s := range found.Sample {
-			created := ""
-			if s.CreatedAt != nil {
-				created = s.CreatedAt.UTC().Format(time.RFC3339)
-			}
-			fmt.Fprintf(table, "  %d\t%s\t%s\t%s\t%s\t%s\n", s.EventID, s.EventType, s.IdempotencyKey,
-				orParked(s.Destination), s.Status, created)
-		}
-		_ = table.Flush()
+		fmt.Fprintf(w, "%s to %s%s:\n", capital(b.count(found)), b.verb, remark)
+		_ = printTable(w, "", "", rows, func(cells []any) []any { return cells })
 	}
-	b.printLeftOut(w, found)
+	printLines(w, b.work.leftOut(found))
 }
 
-func (b bulkCommand) printLeftOut(w io.Writer, found relay.Bulk) {
-	if found.InFlight > 0 {
-		fmt.Fprintf(w, "Left alone: %d in flight, which a relay is sending now; repeat the command later.\n", found.InFlight)
+func printLines(w io.Writer, lines []string) {
+	for _, line := range lines {
+		fmt.Fprintln(w, line)
 	}
-	if found.TooOld > 0 {
-		fmt.Fprintf(w, "Left alone: %d older than receivers remember (--force).\n", found.TooOld)
+}
+
+// count says how many were found.
+func (b bulk[B]) count(found B) string {
+	t := b.work.total(&found)
+	text := plain.Plural(*t.matched, b.one, b.many)
+	if *t.more {
+		return "at least " + text
 	}
-	if found.EventMissing > 0 {
-		fmt.Fprintf(w, "Left alone: %d whose event is gone.\n", found.EventMissing)
+	return text
+}
+
+// notFound names the first of the ids that exist nowhere.
+func notFound(what string, ids []int64, all int64) string {
+	var texts []string
+	for _, id := range ids {
+		texts = append(texts, fmt.Sprint(id))
 	}
-	for _, status := range []string{"pending", "failed", "delivered", "discarded"} {
-		n := found.OtherStatus[status]
-		switch {
-		case n == 0:
-		case b.verb == "replay" && status == "pending":
-			fmt.Fprintf(w, "Left alone: %d pending, which will be sent anyway.\n", n)
-		case b.verb == "replay":
-			fmt.Fprintf(w, "Left alone: %d %s; to %s these too: --status %s.\n", n, status, b.verb, status)
-		default:
-			fmt.Fprintf(w, "Left alone: %d %s.\n", n, status)
-		}
+	if all > int64(len(ids)) {
+		texts = append(texts, "…")
 	}
-	if found.Unknown > 0 {
-		var ids []string
-		for _, id := range found.UnknownIDs {
-			ids = append(ids, fmt.Sprint(id))
-		}
-		if found.Unknown > int64(len(ids)) {
-			ids = append(ids, "…")
-		}
-		fmt.Fprintf(w, "Not found: %s no delivery here: %s\n", plain.Plural(found.Unknown, "event has", "events have"), strings.Join(ids, ", "))
-	}
+	return fmt.Sprintf("Not found: %s: %s", what, strings.Join(texts, ", "))
 }
 
 // who returns the person at the keyboard, as far as a program can know.
@@ -222,19 +222,4 @@ func who() string {
 	return name + "@" + host
 }
 
-func count(b relay.Bulk) string {
-	deliveries := plain.Plural(b.Matched, "delivery", "deliveries")
-	if b.More {
-		return "at least " + deliveries
-	}
-	return deliveries
-}
-
 func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
-
-func orParked(destination string) string {
-	if destination == "" {
-		return "(parked)"
-	}
-	return destination
-}

@@ -20,6 +20,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/notify"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -208,7 +209,7 @@ func TestSecurityCanariesInAlertsAndLogs(t *testing.T) {
 	execute(t, db, `INSERT INTO outbox_alert (rule, subject, first_error, detail) VALUES ('rule' || $1, 'subject' || $1, 'error' || $1, 'detail' || $1)`, canary)
 	log := relayOnTerminal(t, append(w.environment(), "OUTBOX_DATABASE_URL="+dsn), file, func() {
 		execute(t, db, `INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 'type', '{}', 'key-' || n FROM generate_series(1, 20) n`)
-		channels := len(services) + 2
+		channels := len(notify.Services()) + 2
 		until(t, db, `SELECT count(*) = 2 * $1 FROM outbox_alert_notice WHERE notified_at IS NOT NULL AND channel <> 'log'`, channels)
 		until(t, db, `SELECT count(*) = 20 FROM outbox_delivery WHERE status = 'failed'`)
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
@@ -166,10 +167,10 @@ func (inv *invocation) load(sections ...string) *config {
 // config reads the configuration and prints its warnings. Mistakes are an error.
 func (inv *invocation) config(sections ...string) (*config, error) {
 	c := inv.load(sections...)
-	for _, w := range c.warnings {
+	for _, w := range c.Warnings {
 		fmt.Fprintf(inv.Stderr, "warning: %s\n", w)
 	}
-	return c, c.err()
+	return c, c.Err()
 }
 
 // exitError is an error that decides the exit code.
@@ -187,7 +188,7 @@ func (m Main) report(err error) int {
 		return 0
 	}
 	var exit exitError
-	var mistakes configError
+	var mistakes settings.Error
 	switch {
 	case errors.As(err, &mistakes):
 		fmt.Fprintln(m.Stderr, mistakes)

@@ -1,176 +1,143 @@
 package main
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/notify"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-// A config is everything the program was told, by flags, over environment, over file, over defaults. Only the config
-// files of this package read those.
+// A config is the whole configuration of the program. Its table binds the settings to these fields.
 type config struct {
-	file     string             // empty: there is none
-	settings map[string]setting // by path: "relay.lease", "routes[0].to"; sections and items of lists only for their origin
+	*settings.Set
 
-	destinations []string // names, in the order of the file
-	routes       []string // paths: "routes[0]"
-	channels     []string // paths: "alerts.channels[0]"
+	relay                   relay.Config // complete but for version, log and hooks
+	databaseURL, listenURL  maskedURL
+	logLevelName, logFormat string
 
-	pool   *pgxpool.Config // of database.url; nil if that is unusable
-	direct *pgxpool.Config // of database.listen_url; nil if there is none
+	pool   *pgxpool.Config // of databaseURL; nil if that is unusable
+	direct *pgxpool.Config // of listenURL; nil if there is none
 
-	wires *wires // of the destinations; set by check
-
-	problems, warnings []problem
+	log zerolog.Logger // for changes of files that destinations name; discards until the log exists
 }
 
-// A setting is one value and where it comes from.
-type setting struct {
-	value  any
-	origin origin
-	path   string // where it was written: below defaults for what a destination inherits from there
+// A destination is a relay's destination with the settings that only its [post.Wire] is made of.
+type destination struct {
+	post.Destination
+	caFile, certFile, keyFile string
+	bearer, password          settings.Secret
+	bearerFile, passwordFile  string
+	user                      string
 }
+
+// A channel is where alerts go. Exactly one field is set.
+type channel struct{ slack, webhook, service string }
 
 // sources are what a configuration is read from.
 type sources struct {
 	env      []string          // "NAME=value", as os.Environ returns it
 	flags    map[string]string // those that were given, by name
-	hostname string            // what relay.name defaults to
+	hostname string            // the default of relay.name
 }
 
 // loadConfig reads and checks the whole configuration. With sections, only their mistakes are reported: migrations need
-// a database, and neither the secrets nor the destinations that the same file tells the relay.
+// a database, and neither the secrets nor the destinations that the relay reads from the same file.
 func loadConfig(from sources, sections ...string) *config {
-	c := &config{settings: map[string]setting{}}
-	fields := allFields()
-	for _, f := range fields {
-		if f.standard != nil {
-			c.set(f.path, f.standard, origin{})
-		}
+	c := &config{log: zerolog.Nop()}
+	c.Set = settings.Load(c.table(from.hostname), settings.Sources{Env: from.env, Flags: from.flags})
+	c.Inherit("destinations", "defaults")
+	if c.Readable() {
+		c.bind()
 	}
-	c.set("relay.name", from.hostname, origin{})
-
-	env := c.readEnvironment(from.env, fields)
-	readable := c.readFile(from, env, newShape(fields))
-	for _, f := range fields {
-		// What the file refers to as ${NAME} acts there, and only there: otherwise a file that gives OUTBOX_DESTINATION_URL
-		// a name of its own would deliver to it twice.
-		if text, ok := env.values[f.variable()]; ok && f.env != "" && !env.referred[f.variable()] {
-			c.apply(f, text, origin{source: fromEnv, name: env.name(f)})
-		}
-		if text, ok := from.flags[f.flag]; ok && f.flag != "" {
-			c.apply(f, text, origin{source: fromFlag, name: f.flag})
-		}
-	}
-	c.inherit(fields)
-	if readable {
-		c.check()
-	}
-	c.warnUnknown(env, fields)
-
-	c.problems = ofSections(c.problems, sections)
-	c.warnings = ofSections(c.warnings, sections)
+	c.Keep(sections...)
 	return c
 }
 
-// set puts a value in place of one of a lower rank.
-func (c *config) set(path string, value any, at origin) {
-	c.settings[path] = setting{value: value, origin: at, path: path}
+// bind writes the settings into the fields, and reports mistakes beyond the single value: first those that the relay cannot
+// know, then the relay's own.
+func (c *config) bind() {
+	names := c.Children("destinations")
+	if len(c.Children("routes")) == 0 && len(names) > 0 { // every type goes everywhere
+		c.Add("routes", "routes[0]", settings.Origin{})
+		c.Default("routes[0].event", "*")
+		c.Default("routes[0].to", slices.Clone(names))
+	}
+	c.Bind("", slices.Concat(c.databaseRows(), c.relayRows(""), c.egressRows(), c.alertRows(), c.retentionRows(), c.logRows()))
+	c.checkDatabase()
+	c.relay.Pool, c.relay.Pooler.Session = c.pool, c.direct
+	c.checkDefaultDestination("signing_secrets", `signs only the destination "default", and there is none; write signing_secrets: ["${OUTBOX_SIGNING_SECRET}"] for each destination`)
+	for _, name := range names {
+		c.relay.Destinations = append(c.relay.Destinations, c.destination(name))
+	}
+	for _, key := range []string{"bearer_token", "bearer_token_file"} {
+		c.checkDefaultDestination(key, `is sent only to the destination "default", and there is none; write `+key+" for each destination that needs it")
+	}
+	for _, path := range c.Children("routes") {
+		var route relay.Route
+		c.Bind(path, routeRows(&route))
+		c.relay.Routes = append(c.relay.Routes, route)
+	}
+	c.bindChannels()
+	c.checkSchedules()
+	c.checkRelay()
 }
 
-// get returns the value at path, the zero value if there is none.
-func get[T any](c *config, path string) T {
-	value, _ := c.settings[path].value.(T)
-	return value
-}
-
-// defaultDestination is what OUTBOX_DESTINATION_URL configures.
-const defaultDestination = "default"
-
-// apply sets a field from a variable or a flag.
-func (c *config) apply(f field, text string, at origin) {
-	path := strings.Replace(f.path, "*", defaultDestination, 1)
-	texts := []string{text}
-	if f.kind.list {
-		texts = splitList(text)
-	}
-	switch f.path {
-	case "destinations.*.url":
-		c.addDefaultDestination(at)
-	case "alerts.channels[].slack", "alerts.channels[].webhook", "alerts.channels[].service":
-		path = c.replaceChannels(path, at)
-	}
-	value, problems := f.kind.read(texts)
-	sound := true
-	for i, problem := range problems {
-		if problem == "" {
-			continue
-		}
-		sound = false
-		if len(problems) > 1 {
-			problem = fmt.Sprintf("entry %d: %s", i+1, problem)
-		}
-		c.problem(at, path, problem)
-	}
-	if sound {
-		c.set(path, value, at)
-	}
+func (c *config) destination(name string) post.Destination {
+	d := destination{Destination: post.Destination{Name: name, Headers: map[string]string{}}}
+	path := "destinations." + name
+	c.Bind(path, slices.Concat(targetRows(&d), policyRows(&d), credentialRows(&d)))
+	d.Wire.Authorization = c.authorization(path, &d)
+	c.bindTLS(path, &d)
+	return d.Destination
 }
 
 // addDefaultDestination makes a destination that takes every type. Beside destinations of the file that do not include it,
 // it would double every event.
-func (c *config) addDefaultDestination(at origin) {
-	switch {
-	case slices.Contains(c.destinations, defaultDestination):
-	case len(c.destinations) > 0:
-		c.problem(at, "destinations."+defaultDestination, "stands beside the destinations of %s (%s): every event would go to both; unset it, or write its URL into the file",
-			c.file, strings.Join(c.destinations, ", "))
+func addDefaultDestination(s *settings.Set, at settings.Origin) {
+	switch names := s.Children("destinations"); {
+	case slices.Contains(names, defaultDestination):
+	case len(names) > 0:
+		s.Problem(at, "destinations."+defaultDestination, "stands beside the destinations of %s (%s): every event would go to both; unset it, or write its URL into the file",
+			s.File, strings.Join(names, ", "))
 	default:
-		c.destinations = append(c.destinations, defaultDestination)
-		c.set("destinations."+defaultDestination, nil, at)
+		s.Add("destinations", defaultDestination, at)
 	}
 }
 
-// replaceChannels removes the file's channels of one kind, which a variable overrides, and returns the path of the new
-// one.
-func (c *config) replaceChannels(pattern string, at origin) string {
-	kind := strings.TrimPrefix(pattern, "alerts.channels[].")
-	c.channels = slices.DeleteFunc(c.channels, func(channel string) bool {
-		_, ok := c.settings[channel+"."+kind]
-		return ok
-	})
-	channel := "alerts.channels[" + kind + "]" // those of the file have numbers
-	c.channels = append(c.channels, channel)
-	c.set(channel, nil, at)
-	return channel + "." + kind
-}
-
-// inherit gives every destination what it does not set itself from defaults, and every type to every destination if
-// there is no route.
-func (c *config) inherit(fields []field) {
-	for _, f := range fields {
-		policy, ok := strings.CutPrefix(f.path, "defaults.")
-		if !ok {
+// bindChannels reads the alert channels, in the order of the file.
+func (c *config) bindChannels() {
+	transport := alert.NewTransport(c.relay.Egress)
+	seen := map[string]bool{}
+	for _, path := range c.Children("alerts.channels") {
+		if c.Failed(path) || c.FailedBelow(path) {
 			continue
 		}
-		for _, name := range c.destinations {
-			path := "destinations." + name + "." + policy
-			inherited, has := c.settings[f.path]
-			if _, ok := c.settings[path]; !ok && has {
-				c.settings[path] = inherited
-			}
-			// The section around it, which a mistake of several values together refers to.
-			_, own := c.settings[parent(path)]
-			if section, ok := c.settings[parent(f.path)]; ok && !own {
-				c.settings[parent(path)] = section
-			}
+		var ch channel
+		c.Bind(path, channelRows(&ch))
+		urls := slices.DeleteFunc([]string{ch.slack, ch.webhook, ch.service}, func(url string) bool { return url == "" })
+		switch {
+		case len(urls) == 0:
+			c.ProblemAt(path, `names no channel; write {slack: "https://…"}, {webhook: "https://…"} or {service: "smtp://…"}`)
+		case len(urls) > 1:
+			c.ProblemAt(path, "names two channels; write an entry for each")
+		case seen[urls[0]]:
+			c.ProblemAt(path, "repeats the URL of another channel")
+		case ch.slack != "":
+			c.relay.Alerts.Channels = append(c.relay.Alerts.Channels, alert.Slack(ch.slack, transport))
+		case ch.webhook != "":
+			c.relay.Alerts.Channels = append(c.relay.Alerts.Channels, alert.Webhook(ch.webhook, transport))
+		default:
+			c.relay.Alerts.Channels = append(c.relay.Alerts.Channels, notify.New(settings.Secret(ch.service), transport))
 		}
-	}
-	if len(c.routes) == 0 && len(c.destinations) > 0 {
-		c.routes = []string{"routes[0]"}
-		c.set("routes[0].event", "*", origin{})
-		c.set("routes[0].to", slices.Clone(c.destinations), origin{})
+		if len(urls) > 0 {
+			seen[urls[0]] = true
+		}
 	}
 }

@@ -5,108 +5,71 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
-
-// check looks for mistakes beyond the single value: here those that the relay cannot know, then its own.
-func (c *config) check() {
-	c.checkDatabase()
-	c.checkSigning()
-	c.checkWires()
-	c.checkChannels()
-	c.checkSchedules()
-	c.checkRelay()
-}
 
 // checkRelay reports what the relay itself refuses, but not what only follows from a mistake reported before.
 func (c *config) checkRelay() {
-	problems := slices.DeleteFunc(c.relayConfig().Validate(), func(p relay.Problem) bool {
-		return c.failed(p.Path) ||
-			p.Path == "destinations" && c.failedBelow(p.Path) ||
-			strings.HasPrefix(p.Path, "routes[") && len(c.routes) == 0
+	problems := slices.DeleteFunc(c.relay.Validate(), func(p relay.Problem) bool {
+		return c.Failed(p.Path) ||
+			p.Path == "destinations" && c.FailedBelow(p.Path) ||
+			strings.HasPrefix(p.Path, "routes[") && len(c.relay.Routes) == 0
 	})
 	for _, p := range problems {
-		c.problemAt(p.Path, p.Text)
+		c.ProblemAt(p.Path, p.Text)
 	}
 }
 
+// checkDatabase parses the database URLs.
 func (c *config) checkDatabase() {
-	const path = "database.url"
-	if c.failed(path) {
+	switch {
+	case c.Failed("database.url"):
+		return
+	case !c.Has("database.url"):
+		c.ProblemAt("database.url", "is not set; set OUTBOX_DATABASE_URL, or OUTBOX_DATABASE_URL_FILE")
 		return
 	}
-	if _, ok := c.settings[path]; !ok {
-		c.problemAt(path, "is not set; set OUTBOX_DATABASE_URL, or OUTBOX_DATABASE_URL_FILE")
-		return
-	}
-	c.pool = c.parsedURL(path)
-	if _, ok := c.settings["database.listen_url"]; ok && !c.failed("database.listen_url") {
-		c.direct = c.parsedURL("database.listen_url")
+	c.pool = c.parsedURL("database.url", c.databaseURL)
+	if c.listenURL.Secret != "" {
+		c.direct = c.parsedURL("database.listen_url", c.listenURL)
 	}
 }
 
-// parsedURL returns the database URL at path, nil if there is none that can be used.
-func (c *config) parsedURL(path string) *pgxpool.Config {
-	text := string(get[secret](c, path))
-	if text == "" && path != "database.url" {
-		return nil // as in a file that leaves it to a variable
-	}
-	pool, problem := parseDatabaseURL(text)
+// parsedURL returns the database URL at path, nil if it cannot be used.
+func (c *config) parsedURL(path string, u maskedURL) *pgxpool.Config {
+	pool, problem := parseDatabaseURL(string(u.Secret))
 	if problem != "" {
-		c.problemAt(path, problem)
-		return nil
+		c.ProblemAt(path, problem)
 	}
 	return pool
 }
 
-// checkSigning refuses a secret that would sign nothing: its owner believes that requests are signed.
-func (c *config) checkSigning() {
-	path := "destinations." + defaultDestination + ".signing_secrets"
-	s, ok := c.settings[path]
-	if ok && len(c.destinations) > 0 && !slices.Contains(c.destinations, defaultDestination) {
-		c.problem(s.origin, path, `signs only the destination "default", and there is none; write signing_secrets: ["${OUTBOX_SIGNING_SECRET}"] for each destination`)
-	}
-}
-
-func (c *config) checkChannels() {
-	seen := map[secret]bool{}
-	for _, channel := range c.channels {
-		if c.failed(channel) || c.failedBelow(channel) {
-			continue
-		}
-		var urls []secret
-		for _, kind := range []string{"slack", "webhook", "service"} {
-			if url := get[secret](c, channel+"."+kind); url != "" {
-				urls = append(urls, url)
-			}
-		}
-		switch {
-		case len(urls) == 0:
-			c.problemAt(channel, `names no channel; write {slack: "https://…"}, {webhook: "https://…"} or {service: "smtp://…"}`)
-			continue
-		case len(urls) > 1:
-			c.problemAt(channel, "names two channels; write an entry for each")
-		case seen[urls[0]]:
-			c.problemAt(channel, "repeats the URL of another channel")
-		}
-		seen[urls[0]] = true
+// checkDefaultDestination refuses a variable that sets a key of the default destination while there is none: the secret would
+// sign nothing, the credential would go nowhere, and the operator believes otherwise.
+func (c *config) checkDefaultDestination(key, text string) {
+	names := c.Children("destinations")
+	if path := "destinations." + defaultDestination + "." + key; c.Has(path) && len(names) > 0 && !slices.Contains(names, defaultDestination) {
+		c.ProblemAt(path, text)
 	}
 }
 
 // checkSchedules warns of delays that shrink: legal, and hardly ever meant.
 func (c *config) checkSchedules() {
-	paths := []string{"defaults"}
-	for _, name := range c.destinations {
-		paths = append(paths, "destinations."+name)
-	}
-	for _, path := range paths {
-		s := c.settings[path+".retry.schedule"]
-		if schedule, _ := s.value.([]time.Duration); !slices.IsSorted(schedule) {
-			c.warn(s.origin, s.path, "has a delay that is shorter than the one before it")
+	var shared destination
+	c.Bind("defaults", policyRows(&shared))
+	shared.Name = "defaults"
+	for i, d := range append([]post.Destination{shared.Destination}, c.relay.Destinations...) {
+		path := d.Name
+		if i > 0 {
+			path = "destinations." + path
+		}
+		if !slices.IsSorted(d.Retry.Schedule) {
+			c.WarnAt(path+".retry.schedule", "has a delay that is shorter than the one before it")
 		}
 	}
 }
@@ -186,7 +149,7 @@ func tlsProblem(err error) string {
 	const text = "has TLS settings that cannot be used; see sslmode, sslrootcert, sslcert and sslkey"
 	var pathErr *fs.PathError
 	if errors.As(err, &pathErr) {
-		return text + " (cannot read " + quote(pathErr.Path) + ": " + pathErr.Err.Error() + ")"
+		return text + " (cannot read " + settings.Quote(pathErr.Path) + ": " + pathErr.Err.Error() + ")"
 	}
 	return text
 }

@@ -17,11 +17,11 @@ func (configCheckCmd) Run(inv *invocation) error {
 	if err != nil {
 		return err
 	}
-	what := c.file
+	what := c.File
 	if what == "" {
 		what = "the configuration"
 	}
-	_, err = fmt.Fprintf(inv.Stdout, "%s is valid; it delivers to %s\n", what, strings.Join(c.destinations, ", "))
+	_, err = fmt.Fprintf(inv.Stdout, "%s is valid; it delivers to %s\n", what, strings.Join(c.Children("destinations"), ", "))
 	return err
 }
 
@@ -32,7 +32,7 @@ func (configShowCmd) Run(inv *invocation) error {
 	if err != nil {
 		return err
 	}
-	text, err := c.show()
+	text, err := c.Show()
 	if err != nil {
 		return err
 	}

@@ -69,7 +69,7 @@ func TestDatabaseURLsThatWork(t *testing.T) {
 		"postgres://u:hunter2@h/db?pool_max_conns=2":             "postgres://u:***@h:5432/db",
 	} {
 		c := loadConfig(sources{env: append([]string{"OUTBOX_DATABASE_URL=" + url}, twoSettings[1])})
-		if err := c.err(); err != nil {
+		if err := c.Err(); err != nil {
 			t.Errorf("%s: %v", url, err)
 		} else if got := c.database(); got != shown {
 			t.Errorf("%s is shown as %s, want %s", url, got, shown)

@@ -51,10 +51,10 @@ destinations:
 		},
 		flags: map[string]string{"config": file}, hostname: "host",
 	})
-	if err := c.err(); err != nil {
+	if err := c.Err(); err != nil {
 		t.Fatal(err)
 	}
-	list := c.relayConfig().Destinations
+	list := c.relay.Destinations
 	a, b := list[0], list[1]
 	if a.RateLimit != 12.5 || a.OnFailure != policy.SkipFailed || a.Breaker != (policy.BreakerPolicy{Failures: 9, ProbeAfter: time.Second, ProbeMax: time.Minute}) {
 		t.Errorf("%g %s %+v", a.RateLimit, a.OnFailure, a.Breaker)

@@ -3,13 +3,20 @@ package main
 import (
 	"crypto/tls"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/alecthomas/kong"
 
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
@@ -75,33 +82,10 @@ func TestTolerance(t *testing.T) {
 				flags:    map[string]string{"config": path},
 				hostname: "host",
 			})
-			if err := c.err(); err != nil || get[string](c, "log.level") != "warn" {
-				t.Errorf("log.level is %q, error %v", get[string](c, "log.level"), err)
+			if err := c.Err(); err != nil || c.logLevelName != "warn" {
+				t.Errorf("log.level is %q, error %v", c.logLevelName, err)
 			}
 		})
-	}
-}
-
-func TestReferencesKeepDollarSigns(t *testing.T) {
-	t.Parallel()
-	env := environment{values: map[string]string{"A": "1", "B": "${A}"}, referred: map[string]bool{}}
-	for text, want := range map[string]string{
-		"$":            "$",
-		"$A":           "$A",
-		"$$":           "$",
-		"$${A}":        "${A}",
-		"$$$${A}":      "$${A}",
-		"$$${A}":       "$1",
-		"${A}${A}":     "11",
-		"${B}":         "${A}", // a value is not expanded again
-		"${C:-}":       "",
-		"${C:-a:-b}":   "a:-b",
-		"${C:-${A}":    "${A", // references do not nest
-		"x${A:-2}y $5": "x1y $5",
-	} {
-		if got, problem := env.expand(text); got != want || problem != "" {
-			t.Errorf("%s became %q (%s), want %q", text, got, problem, want)
-		}
 	}
 }
 
@@ -131,32 +115,32 @@ alerts: {channels: [{slack: 'https://slack/file'}, {webhook: 'https://hook/file'
 		flags:    map[string]string{"config": file, "max-in-flight": "63", "name": "flag"},
 		hostname: "host",
 	})
-	if err := c.err(); err != nil {
+	if err := c.Err(); err != nil {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{
-		"relay.poll_interval":                     "5s default",
-		"relay.lease":                             "1m1s FILE:2",
-		"relay.drain_timeout":                     "1m2s env OUTBOX_DRAIN_TIMEOUT",
-		"relay.max_in_flight":                     "63 flag --max-in-flight",
-		"relay.name":                              "flag flag --name",
-		"destinations.default.url":                "http://env env OUTBOX_DESTINATION_URL",
-		"destinations.default.signing_secrets":    "[whsec_*** whsec_***] env OUTBOX_SIGNING_SECRET",
-		"destinations.default.timeout":            "7s FILE:3",
-		"defaults.timeout":                        "1m2s env OUTBOX_TIMEOUT",
-		"destinations.default.retry.max_attempts": "8 default",
+		"relay.poll_interval":                     "5s # default",
+		"relay.lease":                             "1m1s # FILE:2",
+		"relay.drain_timeout":                     "1m2s # env OUTBOX_DRAIN_TIMEOUT",
+		"relay.max_in_flight":                     "63 # flag --max-in-flight",
+		"relay.name":                              "flag # flag --name",
+		"destinations.default.url":                "http://env # env OUTBOX_DESTINATION_URL",
+		"destinations.default.signing_secrets":    "[whsec_***, whsec_***] # env OUTBOX_SIGNING_SECRET",
+		"destinations.default.timeout":            "7s # FILE:3",
+		"defaults.timeout":                        "1m2s # env OUTBOX_TIMEOUT",
+		"destinations.default.retry.max_attempts": "8 # default",
 	} {
-		s := c.settings[path]
-		if got := strings.ReplaceAll(fmt.Sprintf("%v %s", s.value, s.origin), file, "FILE"); got != want {
+		value, origin := shownAt(t, c, path)
+		if got := strings.ReplaceAll(value+" "+origin, file, "FILE"); got != want {
 			t.Errorf("%s is %s, want %s", path, got, want)
 		}
 	}
 	var channels []string
-	for _, path := range c.channels {
-		channels = append(channels, string(get[secret](c, path+".slack")+get[secret](c, path+".webhook")))
+	for _, channel := range c.relay.Alerts.Channels {
+		channels = append(channels, channel.Name())
 	}
-	if got, want := strings.Join(channels, " "), "https://hook/file https://slack/env"; got != want {
-		t.Errorf("channels are %s, want %s", got, want)
+	if want := []string{alert.ChannelName("webhook", "https://hook/file"), alert.ChannelName("slack", "https://slack/env")}; !slices.Equal(channels, want) {
+		t.Errorf("channels are %s, want %s", channels, want)
 	}
 }
 
@@ -177,10 +161,10 @@ alerts: {channels: [{webhook: "${OUTBOX_SLACK_WEBHOOK_URL}"}]}
 		}, twoSettings...),
 		flags: map[string]string{"config": file}, hostname: "host",
 	})
-	if err := c.err(); err != nil {
+	if err := c.Err(); err != nil {
 		t.Fatal(err)
 	}
-	cfg := c.relayConfig()
+	cfg := c.relay
 	if len(cfg.Destinations) != 1 || cfg.Destinations[0].Name != "logistics" || len(cfg.Destinations[0].SigningSecrets) != 2 || len(cfg.Alerts.Channels) != 1 {
 		t.Errorf("destinations %v, channels %v", cfg.Destinations, cfg.Alerts.Channels)
 	}
@@ -205,14 +189,14 @@ func TestDefaultDestinationBesideAFile(t *testing.T) {
 				flags["config"] = writeFile(t, filepath.Join(dir, usualFile), test.file)
 			}
 			c := loadConfig(sources{env: twoSettings, flags: flags, hostname: "host"})
-			err := c.err()
+			err := c.Err()
 			if test.problem != "" {
-				if err == nil || !strings.Contains(strings.ReplaceAll(c.problems[len(c.problems)-1].String(), dir+"/", ""), test.problem) {
-					t.Errorf("the problems are %v", c.problems)
+				if err == nil || !strings.Contains(strings.ReplaceAll(c.Problems[len(c.Problems)-1].String(), dir+"/", ""), test.problem) {
+					t.Errorf("the problems are %v", c.Problems)
 				}
 				return
 			}
-			if got := fmt.Sprint(c.relayConfig().Routes); err != nil || got != test.routes {
+			if got := fmt.Sprint(c.relay.Routes); err != nil || got != test.routes {
 				t.Errorf("routes are %s, want %s: %v", got, test.routes, err)
 			}
 		})
@@ -235,10 +219,10 @@ alerts: {window: 17m, lag_over: 18m, horizon_over: 23m, channels: [{slack: 'http
 retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_events: 2000h, schedule: '@daily'}
 `)
 	c := loadConfig(sources{flags: map[string]string{"config": file}, hostname: "host"})
-	if err := c.err(); err != nil {
+	if err := c.Err(); err != nil {
 		t.Fatal(err)
 	}
-	got := c.relayConfig()
+	got := c.relay
 	none, half := 0.0, 0.5
 	want := relay.Config{
 		Pool: c.pool, Pooler: relay.Pooler{Mode: relay.PoolerNone, Session: c.direct}, Schema: "Billing", Name: "n", PollInterval: 2 * time.Second, Lease: 3 * time.Minute, DrainTimeout: 4 * time.Second, MaxInFlight: 5, LogDelivered: true,
@@ -272,5 +256,70 @@ retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_even
 	}
 	if len(got.Alerts.Channels) != 2 || len(got.Destinations[0].SigningSecrets) != 1 {
 		t.Errorf("channels %v, secrets %v", got.Alerts.Channels, got.Destinations[0].SigningSecrets)
+	}
+}
+
+// Every flag of the table is one of run, and nothing else is: a row whose flag no command has, and a flag without a row, would
+// do nothing.
+func TestFlagsAreSettings(t *testing.T) {
+	t.Parallel()
+	want := []string{"config", "help"}
+	for _, r := range new(config).table("").Rows {
+		if r.Flag != "" {
+			want = append(want, r.Flag)
+		}
+	}
+	parser, err := kong.New(&grammar{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := slices.IndexFunc(parser.Model.Children, func(n *kong.Node) bool { return n.Name == "run" })
+	var got []string
+	for _, group := range parser.Model.Children[run].AllFlags(false) {
+		for _, flag := range group {
+			got = append(got, flag.Name)
+		}
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("run has the flags %s, want %s", got, want)
+	}
+}
+
+// The checks name settings by their path. A path that no row has would never be found, and the check would do nothing.
+func TestChecksNameSettings(t *testing.T) {
+	t.Parallel()
+	var paths strings.Builder
+	for _, r := range new(config).table("").Rows {
+		paths.WriteString("." + r.Path + ".")
+	}
+	path := regexp.MustCompile(`^"\.?[a-z]+([._][a-z]+)*"$`)
+	found := 0
+	for _, name := range []string{"config.go", "config_check.go", "config_wire.go"} {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, decl := range file.Decls {
+			f, ok := decl.(*ast.FuncDecl)
+			if !ok || f.Recv == nil {
+				continue
+			}
+			ast.Inspect(f, func(n ast.Node) bool {
+				literal, ok := n.(*ast.BasicLit)
+				if !ok || !path.MatchString(literal.Value) {
+					return true
+				}
+				found++
+				if key := strings.Trim(literal.Value, `".`); !strings.Contains(paths.String(), "."+key+".") && !strings.Contains(paths.String(), "."+key+"[]") {
+					t.Errorf("%s: there is no setting or section %s", name, literal.Value)
+				}
+				return true
+			})
+		}
+	}
+	if found < 20 {
+		t.Errorf("found only %d paths", found)
 	}
 }

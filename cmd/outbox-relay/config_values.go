@@ -2,166 +2,106 @@ package main
 
 import (
 	"fmt"
-	"math"
+	"net/netip"
 	"net/url"
-	"regexp"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/notify"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-// A kind says how the texts of a setting become its value.
-type kind struct {
-	list    bool   // several texts; otherwise exactly one
-	example string // of the whole value, in YAML
-	minimum int    // of texts in a list
-	// read returns the value, and what is wrong with each text (empty: nothing).
-	read func(texts []string) (value any, problems []string)
+// A maskedURL is a URL with a secret in it. config show prints the part that is none.
+type maskedURL struct {
+	settings.Secret
+	part func(text string) string
 }
 
-func one[T any](example string, parse func(string) (T, string)) kind {
-	return kind{example: example, read: func(texts []string) (any, []string) {
-		value, problem := parse(texts[0])
-		return value, []string{problem}
-	}}
+// Shown implements [settings.Shown].
+func (u maskedURL) Shown() string {
+	if u.Secret == "" {
+		return ""
+	}
+	return u.part(string(u.Secret))
 }
 
-func many[T any](example string, parse func(string) (T, string)) kind {
-	return kind{list: true, example: example, read: func(texts []string) (any, []string) {
-		values, problems := make([]T, len(texts)), make([]string, len(texts))
-		for i, text := range texts {
-			values[i], problems[i] = parse(text)
+// showing returns a parser of URLs of which config show prints a part.
+func showing(parse settings.Parser[settings.Secret], part func(text string) string) settings.Parser[maskedURL] {
+	return func(text string) (maskedURL, string) {
+		secret, problem := parse(text)
+		return maskedURL{secret, part}, problem
+	}
+}
+
+// toText returns a function that writes the whole URL to a field.
+func toText(field *string) func(maskedURL) { return func(u maskedURL) { *field = string(u.Secret) } }
+
+// optional returns a parser that accepts an empty text, too: the zero value.
+func optional[T any](parse settings.Parser[T]) settings.Parser[T] {
+	return func(text string) (T, string) {
+		if text == "" {
+			var none T
+			return none, ""
 		}
-		return values, problems
-	}}
-}
-
-func (k kind) notEmpty() kind {
-	k.minimum = 1
-	return k
-}
-
-// splitList splits what a variable or an item of a list holds: several values, separated by commas.
-func splitList(text string) []string {
-	parts := strings.Split(text, ",")
-	for i := range parts {
-		parts[i] = strings.TrimSpace(parts[i])
+		return parse(text)
 	}
-	return parts
 }
 
-var (
-	bareNumber    = regexp.MustCompile(`^-?[0-9]+(\.[0-9]+)?$`)
-	longUnits     = regexp.MustCompile(`^([0-9]{1,4})([dw])$`)
-	knownDuration = regexp.MustCompile(`^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`)
-)
+func parseDatabaseText(text string) (maskedURL, string) {
+	return showing(settings.ParseSecret, func(text string) string {
+		pool, problem := parseDatabaseURL(text)
+		if problem != "" {
+			return settings.Mask
+		}
+		return databaseName(pool.ConnConfig)
+	})(text)
+}
 
-func parseDuration(text string) (time.Duration, string) {
-	d, err := time.ParseDuration(text)
-	compact := strings.ToLower(strings.Join(strings.Fields(text), ""))
-	_, compactErr := time.ParseDuration(compact)
-	switch {
-	case text == "":
-		return 0, `is empty; write a duration such as "5s"`
-	case bareNumber.MatchString(text):
-		return 0, fmt.Sprintf(`%s has no unit; write "%ss"`, quote(text), strings.TrimPrefix(text, "-"))
-	case err == nil && d <= 0:
-		return 0, fmt.Sprintf(`%s is not more than zero; write a duration such as "5s"`, quote(text))
-	case err == nil:
-		return d, ""
-	case longUnits.MatchString(text):
-		return 0, fmt.Sprintf(`%s uses a unit longer than hours; write "%s"`, quote(text), inHours(longUnits.FindStringSubmatch(text)))
-	case knownDuration.MatchString(text):
-		return 0, quote(text) + " is too long; the longest duration is 2562047h"
-	case compactErr == nil && compact != text:
-		return 0, fmt.Sprintf("%s is not a duration; write %q", quote(text), compact)
+// withoutQuery shows where requests go; a token often stands in the query.
+func withoutQuery(raw string) string {
+	address, _, has := strings.Cut(raw, "?")
+	if has {
+		address += "?" + settings.Mask
 	}
-	return 0, quote(text) + ` is not a duration; write one such as "5s", "15m" or "24h"`
+	return address
 }
 
-// inHours turns the parts of a text such as "3d" into hours.
-func inHours(parts []string) string {
-	n, _ := strconv.Atoi(parts[1])
-	if parts[2] == "w" {
-		n *= 7
+// withoutUser shows a proxy without its credential.
+func withoutUser(raw string) string {
+	u, err := url.Parse(raw)
+	if err != nil || u.Host == "" && raw != post.NoProxy {
+		return settings.Mask
 	}
-	return strconv.Itoa(n*24) + "h"
-}
-
-func parseNumber(text string) (int, string) {
-	n, err := strconv.ParseInt(text, 10, 32)
-	switch {
-	case text == "":
-		return 0, "is empty; write a whole number"
-	case err != nil:
-		return 0, quote(text) + " is not a whole number"
+	if u.User != nil {
+		return u.Scheme + "://" + settings.Mask + "@" + u.Host
 	}
-	return int(n), ""
+	return raw
 }
 
-func parseCount(text string) (int, string) {
-	n, problem := parseNumber(text)
-	if problem == "" && n < 1 {
-		problem = quote(text) + " is too small; write 1 or more"
+// onlyHost shows a URL whose path is its secret.
+func onlyHost(raw string) string {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return settings.Mask
 	}
-	return n, problem
+	return u.Scheme + "://" + u.Host + "/" + settings.Mask
 }
 
-func parseShare(text string) (float64, string) {
-	f, err := strconv.ParseFloat(text, 64)
-	if err != nil || math.IsNaN(f) || math.IsInf(f, 0) {
-		return 0, quote(text) + " is not a number; write one from 0 to 1"
-	}
-	return f, ""
-}
+// onlyService shows the service of a channel, whose host may be the key.
+func onlyService(raw string) string { return notify.Kind(raw) + "://" + settings.Mask }
 
-func parseBool(text string) (bool, string) {
-	if text == "true" || text == "false" {
-		return text == "true", ""
-	}
-	return false, quote(text) + " is neither true nor false"
-}
-
-func parseText(text string) (string, string) {
-	switch {
-	case text == "":
-		return "", "is empty"
-	case hasControl(text):
-		return "", "contains a control character, such as a line break"
-	}
-	return text, ""
-}
-
-// parseSchema takes an empty text, too: the first schema of the search_path.
 func parseSchema(text string) (string, string) {
-	if text == "" {
-		return "", ""
-	}
-	text, problem := parseText(text)
+	text, problem := settings.ParseText(text)
 	switch {
 	case problem != "":
 	case len(text) > 63:
 		problem = "is longer than 63 bytes, which PostgreSQL would cut off"
 	case strings.HasPrefix(text, "pg_") || text == "information_schema":
-		problem = quote(text) + " belongs to PostgreSQL itself"
+		problem = settings.Quote(text) + " belongs to PostgreSQL itself"
 	}
 	return text, problem
-}
-
-func parseSecretText(text string) (secret, string) {
-	plain, problem := parseText(text)
-	return secret(plain), problem
-}
-
-// parseOptionalSecretText takes an empty text, too: none.
-func parseOptionalSecretText(text string) (secret, string) {
-	if text == "" {
-		return "", ""
-	}
-	return parseSecretText(text)
 }
 
 func parseSigningSecret(text string) (webhook.Secret, string) {
@@ -172,9 +112,9 @@ func parseSigningSecret(text string) (webhook.Secret, string) {
 	return s, ""
 }
 
-// parseChannelURL never repeats the URL: whoever knows it can post to the channel.
-func parseChannelURL(text string) (secret, string) {
-	if _, problem := parseText(text); problem != "" {
+// parseChannelURL never repeats the URL: everyone who knows it can post to the channel.
+func parseChannelURL(text string) (settings.Secret, string) {
+	if _, problem := settings.ParseText(text); problem != "" {
 		return "", problem
 	}
 	u, err := url.Parse(text)
@@ -186,67 +126,47 @@ func parseChannelURL(text string) (secret, string) {
 	case u.Hostname() == "":
 		return "", "has no host"
 	}
-	return secret(text), ""
+	return settings.Secret(text), ""
 }
 
-func parseChoice(options ...string) func(string) (string, string) {
-	return func(text string) (string, string) {
-		if slices.Contains(options, text) {
-			return text, ""
-		}
-		if near := nearest(text, options); near != "" {
-			return "", fmt.Sprintf("%s is not known; did you mean %q?", quote(text), near)
-		}
-		return "", fmt.Sprintf("%s is not known; write one of %s", quote(text), strings.Join(options, ", "))
+// parseKept parses a duration of which 0, with or without a unit, means for ever.
+func parseKept(text string) (time.Duration, string) {
+	if d, err := time.ParseDuration(text); err == nil && d == 0 {
+		return 0, ""
 	}
+	return settings.ParseDuration(text)
 }
 
-// quote shows a wrong value: escaped, and cut so that a file pasted into a variable does not fill the screen.
-func quote(text string) string {
-	const limit = 60
-	if len(text) > limit {
-		text = text[:limit] + "…"
+// parseBearer never repeats the token.
+func parseBearer(text string) (settings.Secret, string) {
+	switch {
+	case text == "":
+		return "", "is empty"
+	case strings.HasPrefix(text, "Bearer "):
+		return "", `begins with "Bearer "; write only what follows it`
+	case strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }):
+		return "", "contains a blank, a line break or another character that a token cannot have"
 	}
-	return strconv.Quote(text)
+	return settings.Secret(text), ""
 }
 
-func hasControl(text string) bool {
-	return strings.ContainsFunc(text, func(r rune) bool { return r < 0x20 || r >= 0x7f && r < 0xa0 })
+func parseUsername(text string) (string, string) {
+	if strings.Contains(text, ":") {
+		return "", "contains a colon, which ends a user name"
+	}
+	return settings.ParseText(text)
 }
 
-// nearest returns the candidate spelled most like word, or that begins like it; empty if none is close.
-func nearest(word string, candidates []string) string {
-	best, bestDistance := "", max(2, len(word)/3)+1
-	if len(word) > 64 {
-		return ""
+func parsePrefix(text string) (netip.Prefix, string) {
+	if address, err := netip.ParseAddr(text); err == nil && address.Zone() == "" {
+		return netip.Prefix{}, fmt.Sprintf(`%s is an address; write the network "%s/%d"`, settings.Quote(text), text, address.BitLen())
 	}
-	for _, candidate := range candidates {
-		if len(word) >= 3 && len(candidate) >= 3 && (strings.HasPrefix(word, candidate) || strings.HasPrefix(candidate, word)) {
-			return candidate
-		}
-		if d := editDistance(strings.ToLower(word), strings.ToLower(candidate)); d < bestDistance && d < len(candidate) {
-			best, bestDistance = candidate, d
-		}
+	prefix, err := netip.ParsePrefix(text)
+	switch {
+	case err != nil:
+		return prefix, settings.Quote(text) + ` is not a network; write one such as "10.20.0.0/16"`
+	case prefix != prefix.Masked():
+		return prefix, fmt.Sprintf(`%s has bits behind its length; write "%s"`, settings.Quote(text), prefix.Masked())
 	}
-	return best
-}
-
-// editDistance counts the insertions, deletions and substitutions that turn a into b (Levenshtein).
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := 1
-			if a[i] == b[j] {
-				cost = 0
-			}
-			diagonal, row[j+1] = row[j+1], min(row[j+1]+1, row[j]+1, diagonal+cost)
-		}
-	}
-	return row[len(b)]
+	return prefix, ""
 }

@@ -5,18 +5,21 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"math/big"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // certificate makes a certificate that signs itself, and its key, in PEM format.
@@ -143,15 +146,15 @@ func TestSharedTLS(t *testing.T) {
 	file := writeFile(t, filepath.Join(t.TempDir(), "ca"), ca)
 	c := loadConfig(sources{env: twoSettings[:1], flags: map[string]string{"config": writeFile(t, filepath.Join(t.TempDir(), usualFile),
 		"defaults: {tls: {ca_file: "+file+"}}\ndestinations: {a: {url: 'http://a'}, b: {url: 'https://b'}}\n")}})
-	if err := c.err(); err != nil {
+	if err := c.Err(); err != nil {
 		t.Fatal(err)
 	}
-	if d := c.relayConfig().Destinations; d[0].Wire.TLS.Roots != nil || d[1].Wire.TLS.Roots == nil {
+	if d := c.relay.Destinations; d[0].Wire.TLS.Roots != nil || d[1].Wire.TLS.Roots == nil {
 		t.Error("the authorities are not those of b alone")
 	}
 }
 
-// A certificate that ends soon is told of at the start, and once a day after it.
+// A certificate that ends soon is reported at the start.
 func TestCertificateThatEndsSoon(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -161,19 +164,6 @@ func TestCertificateThatEndsSoon(t *testing.T) {
 	want := "tls.cert_file: the certificate in " + names[0] + " ends at 2020-01-02 03:04 UTC; replace it before, which needs no restart"
 	if r.code != 0 || strings.Count(r.stderr, want) != 1 {
 		t.Errorf("exit code %d, %q", r.code, r.stderr)
-	}
-	var out bytes.Buffer
-	log := zerolog.New(&out)
-	pair, err := tls.X509KeyPair([]byte(cert), []byte(key))
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := &expiryWarner{name: names[0], log: &log}
-	for range 3 {
-		e.look(&pair)
-	}
-	if strings.Count(out.String(), want) != 1 {
-		t.Errorf("told: %s", out.String())
 	}
 }
 
@@ -191,11 +181,11 @@ destinations:
   basic: {url: "https://a", basic_auth: {username: u, password: p}}
   basic_file: {url: "https://a", basic_auth: {username: u, password_file: `+password+`}}
 `)}})
-	if err := c.err(); err != nil {
+	if err := c.Err(); err != nil {
 		t.Fatal(err)
 	}
 	got := map[string]string{}
-	for _, d := range c.relayConfig().Destinations {
+	for _, d := range c.relay.Destinations {
 		if d.Wire.Authorization != nil {
 			got[d.Name] = d.Wire.Authorization()
 		}
@@ -209,7 +199,8 @@ destinations:
 	if len(got) != len(want) {
 		t.Errorf("credentials: %q", got)
 	}
-	follow := c.wires.of["token_file"].Authorization
+	i := slices.IndexFunc(c.relay.Destinations, func(d post.Destination) bool { return d.Name == "token_file" })
+	follow := c.relay.Destinations[i].Wire.Authorization
 	writeFile(t, token, "two\n")
 	if value := follow(); value != "Bearer two" {
 		t.Errorf("after a change: %q", value)
@@ -239,7 +230,7 @@ func TestWatchedFiles(t *testing.T) {
 	}
 	age(name)
 	reads := 0
-	w, err := watchFiles(&log, 10, func(contents [][]byte) (string, error) {
+	w, err := settings.WatchFiles(&log, 10, func(contents [][]byte) (string, error) {
 		reads++
 		if problem := string(contents[0]); strings.HasPrefix(problem, "!") {
 			return "", os.ErrInvalid
@@ -252,7 +243,7 @@ func TestWatchedFiles(t *testing.T) {
 	is := func(t *testing.T, want string) {
 		t.Helper()
 		for range 3 {
-			if got := w.get(); got != want {
+			if got := w.Get(); got != want {
 				t.Errorf("holds %q, want %q", got, want)
 			}
 		}

@@ -11,6 +11,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/relay"
 )
 
 // connectTimeout bounds how long a command waits for a database that does not answer, unless the URL says otherwise.
@@ -22,10 +25,10 @@ func (c *config) connConfig() *pgx.ConnConfig {
 	conn := c.pool.ConnConfig.Copy()
 	if c.direct != nil {
 		conn = c.direct.ConnConfig.Copy()
-	} else if get[string](c, "database.pooler") != "none" && conn.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
+	} else if c.relay.Pooler.Mode != relay.PoolerNone && conn.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
 		conn.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe // prepares nothing that outlives a transaction
 	}
-	if schema := get[string](c, "database.schema"); schema != "" {
+	if schema := c.relay.Schema; schema != "" {
 		conn.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize()
 	}
 	if conn.ConnectTimeout == 0 {
@@ -49,6 +52,20 @@ func (c *config) open(ctx context.Context) (*pgxpool.Pool, error) {
 	return pool, nil
 }
 
+// withOps connects, checks the schema and lets f work.
+func (c *config) withOps(ctx context.Context, f func(*relay.Ops) error) error {
+	pool, err := c.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	ops := relay.NewOps(pool)
+	if err := ops.CheckSchema(ctx); err != nil {
+		return err
+	}
+	return f(ops)
+}
+
 // database names the database in messages: its URL without password and parameters.
 func (c *config) database() string { return databaseName(c.pool.ConnConfig) }
 
@@ -61,7 +78,7 @@ func databaseName(conn *pgx.ConnConfig) string {
 	}
 	user := url.PathEscape(conn.User)
 	if conn.Password != "" {
-		user += ":" + mask
+		user += ":" + settings.Mask
 	}
 	if user != "" {
 		user += "@"

@@ -42,15 +42,10 @@ func (cmd discardCmd) Run(inv *invocation) error {
 	if err != nil {
 		return err
 	}
-	bulk := bulkCommand{
+	bulk := deliveryBulk{
 		verb: "discard", done: "discarded", selectionFlags: cmd.selectionFlags,
 		statuses: slices.Compact(slices.Sorted(slices.Values(cmd.Status))), parked: cmd.Parked,
-		preview: func(ctx context.Context, ops *relay.Ops, s relay.Selection) (relay.Bulk, error) {
-			return ops.PreviewDiscard(ctx, s)
-		},
-		act: func(ctx context.Context, ops *relay.Ops, s relay.Selection, progress func(relay.Bulk)) (relay.Bulk, error) {
-			return ops.Discard(ctx, s, progress)
-		},
+		found: (*relay.Ops).PreviewDiscard, change: (*relay.Ops).Discard,
 	}
 	if cmd.HeadOfKey == "" {
 		return bulk.run(inv, c)
@@ -60,7 +55,7 @@ func (cmd discardCmd) Run(inv *invocation) error {
 
 // skipHead discards the one delivery that holds up its ordering key. What is named is the event, not the key: should it
 // be delivered while the operator thinks, the next one is not discarded in its place.
-func (cmd discardCmd) skipHead(inv *invocation, c *config, bulk bulkCommand) error {
+func (cmd discardCmd) skipHead(inv *invocation, c *config, bulk deliveryBulk) error {
 	var head *relay.Head
 	err := inv.askWith(c, func(ctx context.Context, ops *relay.Ops) (err error) {
 		head, err = ops.HeadOfKey(ctx, cmd.Destination, cmd.HeadOfKey)
@@ -73,16 +68,12 @@ func (cmd discardCmd) skipHead(inv *invocation, c *config, bulk bulkCommand) err
 		return fmt.Errorf("nothing waits for %q with ordering key %q", cmd.Destination, cmd.HeadOfKey)
 	}
 	head = printable(head)
-	behind := fmt.Sprint(head.Behind)
-	if head.Behind > 10_000 {
-		behind = "more than 10000"
-	}
 	fmt.Fprintf(inv.Stderr, "Event %d (%s, key %s) is the head of %q: %s after %s", head.EventID, head.EventType,
 		head.IdempotencyKey, cmd.HeadOfKey, head.Status, plain.Plural(head.Attempts, "attempt", "attempts"))
 	if text := orBlank(head.LastError); text != "" {
 		fmt.Fprintf(inv.Stderr, ", last error: %s", text)
 	}
-	fmt.Fprintf(inv.Stderr, ". Waiting behind it: %s.\n", behind)
+	fmt.Fprintf(inv.Stderr, ". Waiting behind it: %s.\n", bounded(head.Behind))
 	bulk.IDs = []string{fmt.Sprint(head.EventID)}
 	return bulk.run(inv, c)
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"text/tabwriter"
-	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay"
 )
@@ -32,7 +30,7 @@ type eventsListCmd struct {
 
 func (cmd eventsListCmd) Run(inv *invocation) error {
 	if cmd.Limit < 1 || cmd.Limit > 10_000 {
-		return exitError{code: exitUsage, err: fmt.Errorf("--limit: %d is out of range; write 1 to 10000", cmd.Limit)}
+		return usagef("--limit: %d is out of range; write 1 to 10000", cmd.Limit)
 	}
 	if err := cmd.check(); err != nil {
 		return err
@@ -52,8 +50,7 @@ func (cmd eventsListCmd) Run(inv *invocation) error {
 		list, err = ops.Deliveries(ctx, filter)
 		return err
 	})
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
 	}
 	return show(inv.Stdout, cmd.JSON, orEmpty(list), printDeliveries)
@@ -67,7 +64,7 @@ type eventsShowCmd struct {
 
 func (cmd eventsShowCmd) Run(inv *invocation) error {
 	if cmd.ID < 1 {
-		return exitError{code: exitUsage, err: fmt.Errorf("%d is not the id of an event", cmd.ID)}
+		return usagef("%d is not the id of an event", cmd.ID)
 	}
 	var shown shownEvent
 	err := inv.ask(func(ctx context.Context, ops *relay.Ops) (err error) {
@@ -111,13 +108,9 @@ func printEvent(w io.Writer, shown shownEvent) error {
 		return nil
 	}
 	fmt.Fprintln(w, "\nAttempts that did not deliver:")
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "STARTED\tDESTINATION\tATTEMPT\tTOOK\tOUTCOME\tREASON\tERROR")
-	for _, a := range shown.Attempts {
-		fmt.Fprintf(table, "%s\t%s\t%d\t%dms\t%s\t%s\t%s\n", a.StartedAt.UTC().Format(time.RFC3339), a.Destination,
-			a.Attempt, a.DurationMS, a.Outcome, a.Reason, orBlank(a.Error))
-	}
-	return table.Flush()
+	return printTable(w, "", "STARTED\tDESTINATION\tATTEMPT\tTOOK\tOUTCOME\tREASON\tERROR", shown.Attempts, func(a relay.LoggedAttempt) []any {
+		return []any{a.StartedAt, a.Destination, a.Attempt, fmt.Sprintf("%dms", a.DurationMS), a.Outcome, a.Reason, a.Error}
+	})
 }
 
 // ask connects, checks the schema and lets f ask its questions.
@@ -131,50 +124,21 @@ func (inv *invocation) ask(f func(context.Context, *relay.Ops) error) error {
 
 // askWith is ask for commands that need more of the configuration.
 func (inv *invocation) askWith(c *config, f func(context.Context, *relay.Ops) error) error {
-	pool, err := c.open(inv.ctx)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	ops := relay.NewOps(pool)
-	if err := ops.CheckSchema(inv.ctx); err != nil {
-		return err
-	}
-	if err := inv.warnQuarantined(ops, get[string](c, "environment")); err != nil {
-		return err
-	}
-	return f(inv.ctx, ops)
+	return c.withOps(inv.ctx, func(ops *relay.Ops) error {
+		if err := inv.warnQuarantined(ops, c.relay.Environment); err != nil {
+			return err
+		}
+		return f(inv.ctx, ops)
+	})
 }
 
 func printDeliveries(w io.Writer, list []relay.DeliveryInfo) error {
-	if len(list) == 0 {
-		_, err := fmt.Fprintln(w, "No delivery matches.")
-		return err
-	}
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "EVENT\tTYPE\tKEY\tDESTINATION\tSTATUS\tATTEMPTS\tNEXT OR LAST\tREASON\tLAST ERROR")
-	for _, d := range list {
+	const header = "EVENT\tTYPE\tKEY\tDESTINATION\tSTATUS\tATTEMPTS\tNEXT OR LAST\tREASON\tLAST ERROR"
+	return printTable(w, "No delivery matches.", header, list, func(d relay.DeliveryInfo) []any {
 		when := d.NextAttemptAt
 		if d.Status != "pending" && d.LastAttemptAt != nil {
 			when = *d.LastAttemptAt
 		}
-		fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", d.EventID, d.EventType, d.IdempotencyKey,
-			orParked(d.Destination), d.Status, d.Attempts, when.UTC().Format(time.RFC3339), orBlank(d.LastReason), orBlank(d.LastError))
-	}
-	return table.Flush()
-}
-
-func orBlank(s *string) string {
-	if s == nil {
-		return ""
-	}
-	return *s
-}
-
-// orEmpty makes JSON show an empty list, not null.
-func orEmpty[T any](list []T) []T {
-	if list == nil {
-		return []T{}
-	}
-	return list
+		return []any{d.EventID, d.EventType, d.IdempotencyKey, orParked(d.Destination), d.Status, d.Attempts, when, d.LastReason, d.LastError}
+	})
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -26,11 +25,7 @@ type identityShowCmd struct {
 }
 
 func (cmd identityShowCmd) Run(inv *invocation) error {
-	return inv.onIdentity(func(ctx context.Context, ops *relay.Ops, environment string) error {
-		report, err := ops.Identity(ctx, environment)
-		if err != nil {
-			return err
-		}
+	return inv.onIdentity(func(ctx context.Context, ops *relay.Ops, report identity.Report, environment string) error {
 		report.Quarantined, report.Working = orEmpty(report.Quarantined), orEmpty(report.Working)
 		return show(inv.Stdout, cmd.JSON, report, printIdentity)
 	})
@@ -42,25 +37,14 @@ type identityAcceptCmd struct {
 }
 
 func (cmd identityAcceptCmd) Run(inv *invocation) error {
-	return inv.onIdentity(func(ctx context.Context, ops *relay.Ops, environment string) error {
-		report, err := ops.Identity(ctx, environment)
-		if err != nil {
-			return err
-		}
+	return inv.onIdentity(func(ctx context.Context, ops *relay.Ops, report identity.Report, environment string) error {
 		if report.Recorded != nil && len(report.Differences) == 0 && len(report.Quarantined) == 0 {
 			_, err := fmt.Fprintln(inv.Stdout, "nothing to accept: this is the database that relays were accepted on")
 			return err
 		}
-		id, err := report.Acceptable()
-		if err != nil {
-			return fmt.Errorf("accept: %w", err)
-		}
-		if !cmd.Yes {
-			what := fmt.Sprintf("relays will work on %s and send what is pending there%s; if the original of a copy sends it too, receivers get it twice",
-				describe(id), because(report))
-			if err := inv.confirm(what, "nothing was accepted"); err != nil {
-				return err
-			}
+		const what = "relays will work on %s and send what is pending there%s; if the original of a copy sends it too, receivers get it twice"
+		if err := inv.confirmIdentity(report, cmd.Yes, what, "nothing was accepted"); err != nil {
+			return err
 		}
 		return accept(ctx, inv.Stdout, ops, environment)
 	})
@@ -72,23 +56,13 @@ type identityDiscardCmd struct {
 }
 
 func (cmd identityDiscardCmd) Run(inv *invocation) error {
-	return inv.onIdentity(func(ctx context.Context, ops *relay.Ops, environment string) error {
-		report, err := ops.Identity(ctx, environment)
-		if err != nil {
-			return err
-		}
+	return inv.onIdentity(func(ctx context.Context, ops *relay.Ops, report identity.Report, environment string) error {
 		if err := report.Discardable(); err != nil {
 			return fmt.Errorf("discard what is pending: %w", err)
 		}
-		id, err := report.Acceptable()
-		if err != nil {
-			return fmt.Errorf("accept: %w", err)
-		}
-		if !cmd.Yes {
-			what := fmt.Sprintf("every pending delivery of %s will be discarded, and relays will work there%s", describe(id), because(report))
-			if err := inv.confirm(what, "nothing was discarded"); err != nil {
-				return err
-			}
+		const what = "every pending delivery of %s will be discarded, and relays will work there%s"
+		if err := inv.confirmIdentity(report, cmd.Yes, what, "nothing was discarded"); err != nil {
+			return err
 		}
 		discarded, err := ops.DiscardQuarantined(ctx, environment, func(n int) {
 			if isTerminal(inv.Stderr) {
@@ -106,6 +80,18 @@ func (cmd identityDiscardCmd) Run(inv *invocation) error {
 	})
 }
 
+// confirmIdentity asks whether relays may work on the database of a report. what has a place for its name, and for why.
+func (inv *invocation) confirmIdentity(report identity.Report, yes bool, what, refused string) error {
+	id, err := report.Acceptable()
+	switch {
+	case err != nil:
+		return fmt.Errorf("accept: %w", err)
+	case yes:
+		return nil
+	}
+	return inv.confirm(fmt.Sprintf(what, describe(id), because(report)), refused)
+}
+
 func accept(ctx context.Context, w io.Writer, ops *relay.Ops, environment string) error {
 	id, err := ops.AcceptIdentity(ctx, environment)
 	if err != nil {
@@ -115,22 +101,19 @@ func accept(ctx context.Context, w io.Writer, ops *relay.Ops, environment string
 	return err
 }
 
-// onIdentity connects, checks the schema and lets f work.
-func (inv *invocation) onIdentity(f func(ctx context.Context, ops *relay.Ops, environment string) error) error {
+// onIdentity connects, checks the schema, compares the database with what is recorded, and lets f work.
+func (inv *invocation) onIdentity(f func(ctx context.Context, ops *relay.Ops, report identity.Report, environment string) error) error {
 	c, err := inv.config("database", "environment")
 	if err != nil {
 		return err
 	}
-	pool, err := c.open(inv.ctx)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	ops := relay.NewOps(pool)
-	if err := ops.CheckSchema(inv.ctx); err != nil {
-		return err
-	}
-	err = f(inv.ctx, ops, get[string](c, "environment"))
+	err = c.withOps(inv.ctx, func(ops *relay.Ops) error {
+		report, err := ops.Identity(inv.ctx, c.relay.Environment)
+		if err != nil {
+			return err
+		}
+		return f(inv.ctx, ops, report, c.relay.Environment)
+	})
 	if errors.Is(err, context.Canceled) && inv.ctx.Err() != nil {
 		return context.Cause(inv.ctx)
 	}
@@ -174,25 +157,18 @@ func because(r identity.Report) string {
 }
 
 func printIdentity(w io.Writer, r identity.Report) error {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "\tRECORDED\tFOUND")
 	recorded := identity.Identity{}
 	if r.Recorded != nil {
 		recorded = *r.Recorded
 	}
-	for _, line := range []struct {
-		name            string
-		recorded, found string
-	}{
+	err := printTable(w, "", "\tRECORDED\tFOUND", [][]any{
 		{"system identifier", number(recorded.SystemIdentifier), number(r.Found.SystemIdentifier)},
 		{"database oid", number(recorded.DatabaseOID), number(r.Found.DatabaseOID)},
 		{"timeline", number(int64(recorded.Timeline)), number(int64(r.Found.Timeline))},
 		{"environment", orDash(recorded.Environment), orDash(r.Found.Environment)},
 		{"address", orDash(strings.Join(recorded.Addresses, " or ")), orDash(strings.Join(r.Found.Addresses, " or "))},
-	} {
-		fmt.Fprintf(table, "%s\t%s\t%s\n", line.name, line.recorded, line.found)
-	}
-	if err := table.Flush(); err != nil {
+	}, func(cells []any) []any { return cells })
+	if err != nil {
 		return err
 	}
 	if recorded.RecordedAt != nil {
@@ -208,7 +184,7 @@ func printIdentity(w io.Writer, r identity.Report) error {
 	for _, q := range r.Quarantined {
 		fmt.Fprintf(w, "Relay %q is quarantined: %s.\n", q.Name, q.Reason)
 	}
-	_, err := fmt.Fprintln(w, identityAdvice(r))
+	_, err = fmt.Fprintln(w, identityAdvice(r))
 	return err
 }
 
@@ -234,11 +210,4 @@ func number(n int64) string {
 		return "-"
 	}
 	return fmt.Sprint(n)
-}
-
-func orDash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
 }

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
-	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -75,30 +73,21 @@ func (f inboxFilterFlags) selection(states []string) (inboxops.Selection, error)
 
 // describe repeats the selection in an audit line: every flag, but only the number of named events.
 func (f inboxFilterFlags) describe(s inboxops.Selection) string {
-	var parts []string
-	add := func(flag string, value any) {
-		if text := fmt.Sprint(value); text != "" && text != "0" {
-			parts = append(parts, "--"+flag+" "+shellWord(printable(text)))
-		}
-	}
-	if len(s.IDs) == 1 {
-		parts = append(parts, fmt.Sprintf("inbox id %d", s.IDs[0]))
-	} else if len(s.IDs) > 1 {
-		parts = append(parts, fmt.Sprintf("%d inbox ids", len(s.IDs)))
-	}
-	add("receiver", s.Receiver)
-	add("source", s.Source)
-	add("state", strings.Join(s.States, ","))
-	add("type", s.Type)
-	add("key", s.Key)
-	add("ordering-key", s.OrderingKey)
-	add("reference", s.RelatedReference)
-	add("from", f.From)
-	add("to", f.To)
-	add("since", f.Since)
-	add("until", f.Until)
-	add("limit", s.Limit)
-	return strings.Join(parts, " ")
+	text := flagText{}
+	text.ids("inbox id", "inbox ids", s.IDs)
+	text.add("receiver", s.Receiver)
+	text.add("source", s.Source)
+	text.add("state", strings.Join(s.States, ","))
+	text.add("type", s.Type)
+	text.add("key", s.Key)
+	text.add("ordering-key", s.OrderingKey)
+	text.add("reference", s.RelatedReference)
+	text.add("from", f.From)
+	text.add("to", f.To)
+	text.add("since", f.Since)
+	text.add("until", f.Until)
+	text.add("limit", s.Limit)
+	return strings.Join(text, " ")
 }
 
 // askInbox connects to a receiver's database, checks its schema and lets f ask its questions. role is the one that f needs.
@@ -158,29 +147,23 @@ func (cmd inboxStatusCmd) Run(inv *invocation) error {
 }
 
 func printInboxStatus(w io.Writer, s inboxops.Status) error {
-	if len(s.Senders) == 0 {
-		_, err := fmt.Fprintln(w, "No event was received here yet, or none of this receiver and source.")
-		return err
-	}
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(table, "RECEIVER\tSOURCE\tPENDING\tDUE\tSCHEDULED\tWAITING\tPROCESSING\tFAILED\tIGNORED\tLAG\tREMEMBERS SINCE\t")
-	for _, r := range s.Senders {
-		since := "the beginning"
+	const header = "RECEIVER\tSOURCE\tPENDING\tDUE\tSCHEDULED\tWAITING\tPROCESSING\tFAILED\tIGNORED\tLAG\tREMEMBERS SINCE\t"
+	err := printTable(w, "No event was received here yet, or none of this receiver and source.", header, s.Senders, func(r inboxops.SenderStatus) []any {
+		var since any = "the beginning"
 		if r.RemembersSince != nil {
-			since = r.RemembersSince.UTC().Format(time.RFC3339)
+			since = *r.RemembersSince
 		}
 		pending := fmt.Sprint(r.Pending)
 		if r.AtLeast {
 			pending = "≥ " + pending
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t\n", r.Receiver, r.Source, pending, r.Due, r.Scheduled, r.Waiting,
-			r.Processing, r.Failed, r.Ignored, age2text(r.LagSeconds), since)
-	}
-	if err := table.Flush(); err != nil {
+		return []any{r.Receiver, r.Source, pending, r.Due, r.Scheduled, r.Waiting, r.Processing, r.Failed, r.Ignored, age2text(r.LagSeconds), since}
+	})
+	if err != nil || len(s.Senders) == 0 {
 		return err
 	}
 	fmt.Fprintf(w, "\nRows, as the database estimates: %s in inbox_events, %s in processed_events.\n\n", estimate(s.InboxRows), estimate(s.MemoryRows))
-	_, err := fmt.Fprintln(w, strings.Join(inboxSteps(s), "\n"))
+	_, err = fmt.Fprintln(w, strings.Join(inboxSteps(s), "\n"))
 	return err
 }
 

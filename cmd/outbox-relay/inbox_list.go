@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strings"
-	"text/tabwriter"
-	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
 type inboxListCmd struct {
@@ -99,77 +99,48 @@ func parsePlace(text string) (key inboxops.MemoryKey, err error) {
 	}
 	parts := strings.Split(text, "/")
 	if len(parts) != 3 {
-		return key, usagef("--after: %s is not a place as a list shows it, such as shipping/finance/invoice-17", quote(text))
+		return key, usagef("--after: %s is not a place as a list shows it, such as shipping/finance/invoice-17", settings.Quote(text))
 	}
 	for i, into := range []*string{&key.Receiver, &key.Source, &key.IdempotencyKey} {
 		if *into, err = url.PathUnescape(parts[i]); err != nil {
-			return key, usagef("--after: %s is not a place as a list shows it: %v", quote(text), err)
+			return key, usagef("--after: %s is not a place as a list shows it: %v", settings.Quote(text), err)
 		}
 	}
 	return key, nil
 }
 
 func printInboxList(w io.Writer, list listedInbox) error {
-	if len(list.Events) == 0 {
-		_, err := fmt.Fprintln(w, "No event matches.")
-		return err
-	}
-	if err := printInboxEvents(w, list.Events); err != nil {
-		return err
-	}
-	if list.Next != 0 {
-		fmt.Fprintf(w, "\nThere are more: repeat the command with --before %d.\n", list.Next)
-	}
-	return nil
-}
-
-func printInboxEvents(w io.Writer, events []inboxops.Event) error {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "ID\tRECEIVER\tSOURCE\tTYPE\tKEY\tSTATE\tATTEMPTS\tRECEIVED\tNEXT OR LAST\tLAST ERROR")
-	for _, e := range events {
+	const header = "ID\tRECEIVER\tSOURCE\tTYPE\tKEY\tSTATE\tATTEMPTS\tRECEIVED\tNEXT OR LAST\tLAST ERROR"
+	err := printTable(w, "No event matches.", header, list.Events, func(e inboxops.Event) []any {
 		when := e.ProcessedAt
 		if e.State == inboxops.Pending {
 			when = e.NextAttemptAt
 		}
-		fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", e.InboxID, e.Receiver, e.Source, e.EventType, e.IdempotencyKey,
-			e.State, e.Attempts, e.ReceivedAt.UTC().Format(time.RFC3339), orNoTime(when), orBlank(e.LastError))
+		return []any{e.InboxID, e.Receiver, e.Source, e.EventType, e.IdempotencyKey, e.State, e.Attempts, e.ReceivedAt, when, e.LastError}
+	})
+	if list.Next != 0 {
+		fmt.Fprintf(w, "\nThere are more: repeat the command with --before %d.\n", list.Next)
 	}
-	return table.Flush()
-}
-
-func orNoTime(at *time.Time) string {
-	if at == nil {
-		return "-"
-	}
-	return at.UTC().Format(time.RFC3339)
+	return err
 }
 
 func printMemoryList(w io.Writer, list listedMemory) error {
-	if len(list.Remembered) == 0 {
-		_, err := fmt.Fprintln(w, "No event matches.")
-		return err
-	}
-	if err := printMemory(w, list.Remembered); err != nil {
-		return err
-	}
+	err := printMemory(w, list.Remembered)
 	if list.Next != "" {
 		fmt.Fprintf(w, "\nThere are more: repeat the command with --after %s\n", shellWord(list.Next))
 	}
-	return nil
+	return err
 }
 
 func printMemory(w io.Writer, list []inboxops.Memory) error {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "RECEIVER\tSOURCE\tKEY\tTYPE\tSTATE\tANSWER\tRECEIVED\tPROCESSED\tWHY")
-	for _, m := range list {
+	const header = "RECEIVER\tSOURCE\tKEY\tTYPE\tSTATE\tANSWER\tRECEIVED\tPROCESSED\tWHY"
+	return printTable(w, "No event matches.", header, list, func(m inboxops.Memory) []any {
 		answer := "-"
 		if m.ResponseStatus != nil {
 			answer = fmt.Sprint(*m.ResponseStatus)
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", m.Receiver, m.Source, m.IdempotencyKey, m.EventType, m.State, answer,
-			m.ReceivedAt.UTC().Format(time.RFC3339), orNoTime(m.ProcessedAt), orBlank(m.LastError))
-	}
-	return table.Flush()
+		return []any{m.Receiver, m.Source, m.IdempotencyKey, m.EventType, m.State, answer, m.ReceivedAt, m.ProcessedAt, m.LastError}
+	})
 }
 
 type inboxShowCmd struct {
@@ -199,7 +170,7 @@ func (cmd inboxShowCmd) Run(inv *invocation) error {
 		case len(shown.Events) == 0 && len(shown.Remembered) == 0 && cmd.ID != 0:
 			return fmt.Errorf("there is no event with inbox id %d: it was never recorded, or was pruned", cmd.ID)
 		case len(shown.Events) == 0 && len(shown.Remembered) == 0:
-			return fmt.Errorf("there is no event with key %s: it was never received, or was pruned", quote(cmd.Key))
+			return fmt.Errorf("there is no event with key %s: it was never received, or was pruned", settings.Quote(cmd.Key))
 		}
 		shown.Events, shown.Remembered, shown.Waits = orEmpty(shown.Events), orEmpty(shown.Remembered), orEmpty(shown.Waits)
 		return show(inv.Stdout, cmd.JSON, shown, printInboxEvent)
@@ -208,33 +179,28 @@ func (cmd inboxShowCmd) Run(inv *invocation) error {
 
 func printInboxEvent(w io.Writer, shown inboxops.Shown) error {
 	for _, e := range shown.Events {
-		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		line := func(name, format string, args ...any) {
-			if text := fmt.Sprintf(format, args...); text != "" {
-				fmt.Fprintf(table, "%s\t%s\n", name, text)
-			}
+		lines := [][]any{
+			{"inbox id", e.InboxID},
+			{"receiver", e.Receiver},
+			{"source", e.Source},
+			{"key", e.IdempotencyKey},
+			{"type", fmt.Sprintf("%s, version %d", e.EventType, e.EventVersion)},
+			{"state", fmt.Sprintf("%s after %d attempts and %d interruptions in a row", e.State, e.Attempts, e.Interruptions)},
+			{"received", e.ReceivedAt},
+			{"processed", e.ProcessedAt},
+			{"next attempt", e.NextAttemptAt},
+			{"last error", e.LastError},
+			{"ordering key", e.OrderingKey},
+			{"reference", e.RelatedReference},
+			{"sender's id", e.EventID},
+			{"sequence", e.Sequence},
+			{"not after", e.NotAfter},
+			{"claim", e.Claim},
+			{"claimed by", e.ClaimedBy},
+			{"claimed at", e.ClaimedAt},
 		}
-		line("inbox id", "%d", e.InboxID)
-		line("receiver", "%s", e.Receiver)
-		line("source", "%s", e.Source)
-		line("key", "%s", e.IdempotencyKey)
-		line("type", "%s, version %d", e.EventType, e.EventVersion)
-		line("state", "%s after %d attempts and %d interruptions in a row", e.State, e.Attempts, e.Interruptions)
-		line("received", "%s", e.ReceivedAt.UTC().Format(time.RFC3339))
-		line("processed", "%s", orNoTime(e.ProcessedAt))
-		line("next attempt", "%s", orNoTime(e.NextAttemptAt))
-		line("last error", "%s", orBlank(e.LastError))
-		line("ordering key", "%s", orBlank(e.OrderingKey))
-		line("reference", "%s", orBlank(e.RelatedReference))
-		if e.EventID != nil {
-			line("sender's id", "%d", *e.EventID)
-		}
-		line("sequence", "%d", e.Sequence)
-		line("not after", "%s", orNoTime(e.NotAfter))
-		line("claim", "%d", e.Claim)
-		line("claimed by", "%s", orBlank(e.ClaimedBy))
-		line("claimed at", "%s", orNoTime(e.ClaimedAt))
-		if err := table.Flush(); err != nil {
+		lines = slices.DeleteFunc(lines, func(line []any) bool { return cellText(line[1]) == "" })
+		if err := printTable(w, "", "", lines, func(cells []any) []any { return cells }); err != nil {
 			return err
 		}
 		fmt.Fprintln(w)

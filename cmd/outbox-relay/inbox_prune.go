@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
 type inboxPruneCmd struct {
@@ -39,7 +40,7 @@ type inboxPruneReport struct {
 }
 
 func (cmd inboxPruneCmd) Run(inv *invocation) error {
-	age, problem := parseDuration(cmd.OlderThan)
+	age, problem := settings.ParseDuration(cmd.OlderThan)
 	switch {
 	case problem != "":
 		return usagef("--older-than: %s", problem)
@@ -70,11 +71,7 @@ func (cmd inboxPruneCmd) Run(inv *invocation) error {
 		if isTerminal(inv.Stderr) {
 			draw(inv.Stderr, "", false)
 		}
-		line := inv.audit(c, "inbox prune").Str("selection", cmd.describe()).Int64("done", done.Removed)
-		if err != nil {
-			line = line.Str("ended_by", oneLine(err.Error()))
-		}
-		line.Msg("audit")
+		inv.auditBulk(c, "inbox prune", cmd.describe(), done.Removed, err)
 		if err != nil && done == (inboxops.Pruned{}) {
 			return err
 		}

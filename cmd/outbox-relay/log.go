@@ -11,11 +11,15 @@ import (
 
 	"github.com/mattn/go-isatty"
 	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/notify"
 )
 
-// setUpLogging sets what zerolog keeps for the whole process: field names and times. A log that cannot be written, its
-// disk full or its reader gone, must not be told of on the same stderr, and stops nothing.
-func setUpLogging() {
+// setUpLibraries sets what libraries keep for the whole process: zerolog's field names and times, and the guarded transport of
+// alerts. A log that cannot be written, its disk full or its reader gone, stops nothing; stderr has no room for a
+// message about itself.
+func setUpLibraries() {
+	notify.GuardLibraries()
 	zerolog.MessageFieldName = "msg"
 	zerolog.TimeFieldFormat = "2006-01-02T15:04:05.000Z07:00"
 	zerolog.TimestampFunc = func() time.Time { return time.Now().UTC() }
@@ -26,11 +30,11 @@ func setUpLogging() {
 func (inv *invocation) logger(c *config) (log zerolog.Logger, level *logLevel) {
 	level = &logLevel{}
 	level.set(c.logLevel())
-	return zerolog.New(inv.logWriter(get[string](c, "log.format"))).Sample(level).With().Timestamp().Logger(), level
+	return zerolog.New(inv.logWriter(c.logFormat)).Sample(level).With().Timestamp().Logger(), level
 }
 
 func (c *config) logLevel() zerolog.Level {
-	level, err := zerolog.ParseLevel(get[string](c, "log.level"))
+	level, err := zerolog.ParseLevel(c.logLevelName)
 	if err != nil {
 		return zerolog.InfoLevel
 	}

@@ -13,8 +13,7 @@ import (
 )
 
 func main() {
-	setUpLogging()
-	guardLibraries()
+	setUpLibraries()
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	m := Main{

@@ -18,8 +18,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		main()
 	}
-	setUpLogging()
-	guardLibraries()
+	setUpLibraries()
 	pgtest.RunTests(m)
 }
 

@@ -1,12 +1,10 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"path"
 	"slices"
-	"text/tabwriter"
 	"time"
 
 	"github.com/pressly/goose/v3"
@@ -37,7 +35,7 @@ type lockFlags struct {
 // options returns them for the migrator. What it waits for goes to stderr, once.
 func (flags lockFlags) options(inv *invocation) (migrations.Options, error) {
 	if flags.LockTimeout <= 0 || flags.RetryFor <= 0 {
-		return migrations.Options{}, exitError{code: exitUsage, err: errors.New("--lock-timeout and --retry-for must be above zero: without a limit producers wait for as long as the migration does")}
+		return migrations.Options{}, usagef("--lock-timeout and --retry-for must be above zero: without a limit producers wait for as long as the migration does")
 	}
 	told := ""
 	return migrations.Options{LockTimeout: flags.LockTimeout, RetryFor: flags.RetryFor, OnWait: func(wait *migrations.LockedError) {
@@ -104,7 +102,7 @@ type migrateDownCmd struct {
 
 func (cmd migrateDownCmd) Run(inv *invocation) error {
 	if cmd.To != nil && *cmd.To < 0 {
-		return exitError{code: exitUsage, err: fmt.Errorf("--to %d: there is no such version; write 0 to revert all", *cmd.To)}
+		return usagef("--to %d: there is no such version; write 0 to revert all", *cmd.To)
 	}
 	options, err := cmd.options(inv)
 	if err != nil {
@@ -213,15 +211,11 @@ func (cmd migrateStatusCmd) print(inv *invocation, s migrateStatus) error {
 	return show(inv.Stdout, cmd.JSON, s, printMigrations)
 }
 
-func printMigrations(out io.Writer, s migrateStatus) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "VERSION\tFILE\tAPPLIED")
-	for _, status := range s.Migrations {
-		at := "pending"
-		if status.AppliedAt != nil {
-			at = status.AppliedAt.Format(time.RFC3339)
+func printMigrations(w io.Writer, s migrateStatus) error {
+	return printTable(w, "", "VERSION\tFILE\tAPPLIED", s.Migrations, func(m migrationStatus) []any {
+		if m.AppliedAt == nil {
+			return []any{m.Version, m.File, "pending"}
 		}
-		fmt.Fprintf(w, "%d\t%s\t%s\n", status.Version, status.File, at)
-	}
-	return w.Flush()
+		return []any{m.Version, m.File, m.AppliedAt}
+	})
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
@@ -30,10 +31,10 @@ func (flags migrateFlags) open(inv *invocation, options migrations.Options) (*mi
 	if err != nil {
 		return nil, err
 	}
-	if c.direct == nil && get[string](c, "database.pooler") == "transaction" {
+	if c.direct == nil && c.relay.Pooler.Mode == relay.PoolerTransaction {
 		return nil, exitError{code: exitConfig, err: errors.New("migrations need a connection past the pooler: set database.listen_url (OUTBOX_DATABASE_LISTEN_URL)")}
 	}
-	m := &migrator{set: flags.Set, db: stdlib.OpenDB(*c.connConfig()), schema: get[string](c, "database.schema"), database: c.database()}
+	m := &migrator{set: flags.Set, db: stdlib.OpenDB(*c.connConfig()), schema: c.relay.Schema, database: c.database()}
 	if m.Migrator, err = migrations.New(m.db, m.set, options); err != nil {
 		return nil, errors.Join(err, m.db.Close())
 	}

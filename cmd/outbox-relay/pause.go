@@ -8,6 +8,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -26,14 +27,10 @@ lost and no attempt is spent: its deliveries wait.`
 func (cmd pauseCmd) Run(inv *invocation) error {
 	return inv.onDestination(cmd.Destination, "pause", cmd.JSON, func(ctx context.Context, ops *relay.Ops) (relay.Pause, string, error) {
 		p, err := ops.Pause(ctx, cmd.Destination, cmd.Reason)
-		reason := ""
-		if p.Reason != "" {
-			reason = ": " + p.Reason
-		}
 		if !p.Changed {
-			return p, fmt.Sprintf("%s was paused already%s.", cmd.Destination, reason), err
+			return p, fmt.Sprintf("%s was paused already%s.", cmd.Destination, colon(p.Reason)), err
 		}
-		return p, fmt.Sprintf("%s is paused%s. To go on: outbox-relay resume %s", cmd.Destination, reason, cmd.Destination), err
+		return p, fmt.Sprintf("%s is paused%s. To go on: outbox-relay resume %[1]s", cmd.Destination, colon(p.Reason)), err
 	})
 }
 
@@ -103,7 +100,7 @@ func (inv *invocation) unknownDestination(ctx context.Context, ops *relay.Ops, n
 		return err
 	}
 	hint := "; see: outbox-relay status"
-	if near := nearest(name, names); near != "" {
+	if near := settings.Nearest(name, names); near != "" {
 		hint = fmt.Sprintf("; did you mean %q?", near)
 	}
 	return fmt.Errorf("there is no destination %q: no route, no state and no waiting delivery has that name%s", name, hint)

@@ -21,8 +21,8 @@ import (
 func TestReceiverWhoseDependencyIsDown(t *testing.T) {
 	t.Parallel()
 	const events = 100
-	inbox, dsn := pgtest.New(t, migrations.Inbox), pgtest.New(t, migrations.Outbox)
-	pool, db := pgtest.Pool(t, inbox), open(t, dsn)
+	in, dsn := pgtest.New(t, migrations.Inbox), pgtest.New(t, migrations.Outbox)
+	pool, db := pgtest.Pool(t, in), open(t, dsn)
 	if _, err := pool.Exec(t.Context(), "CREATE TABLE effect (key text NOT NULL)"); err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func TestReceiverWhoseDependencyIsDown(t *testing.T) {
 	}
 	quiet := slog.New(slog.DiscardHandler)
 	b := breaker.MustNew(breaker.Config{OpenFor: 200 * time.Millisecond, OpenMax: 200 * time.Millisecond, Logger: quiet})
-	guarded := consumer.MustMiddleware(pool, consumer.Config{Receiver: "logistics", Secrets: []string{goodSecret}, Observe: observe, Breaker: b, Logger: quiet})
+	guarded := consumer.Must(consumer.Middleware(pool, consumer.Config{Receiver: "logistics", Secrets: []string{goodSecret}, Observe: observe, Breaker: b, Logger: quiet}))
 	receiver := httptest.NewServer(guarded(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !up.Load() {
 			http.Error(w, "the bank is down", http.StatusBadGateway)

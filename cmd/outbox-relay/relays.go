@@ -2,11 +2,8 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
-	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay"
 )
@@ -29,21 +26,17 @@ func (cmd relaysCmd) Run(inv *invocation) error {
 }
 
 func printRelays(w io.Writer, list []relay.RelayStatus) error {
-	if len(list) == 0 {
-		_, err := fmt.Fprintln(w, "No relay is running. Start one: outbox-relay run")
-		return err
-	}
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "NAME\tINSTANCE\tVERSION\tSTATE\tHEARD OF\tIN FLIGHT\tLIFE SIGN\tSTARTED\tSERVES")
-	for _, r := range list {
+	const header = "NAME\tINSTANCE\tVERSION\tSTATE\tHEARD OF\tIN FLIGHT\tLIFE SIGN\tSTARTED\tSERVES"
+	return printTable(w, "No relay is running. Start one: outbox-relay run", header, list, func(r relay.RelayStatus) []any {
 		sign := "session"
 		if !r.Session {
 			sign = "heartbeat" // behind a pooler
 		}
-		fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%s ago\t%d\t%s\t%s\t%s\n", r.Name, r.Instance, r.Version,
-			relayState(r), age2text(r.HeartbeatAgeSeconds), r.InFlight, sign, r.StartedAt.UTC().Format(time.RFC3339), strings.Join(r.Destinations, ", "))
-	}
-	return table.Flush()
+		return []any{
+			r.Name, r.Instance, r.Version, relayState(r), age2text(r.HeartbeatAgeSeconds) + " ago", r.InFlight, sign, r.StartedAt,
+			strings.Join(r.Destinations, ", "),
+		}
+	})
 }
 
 // relayState says in a word what a relay does.

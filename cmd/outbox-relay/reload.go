@@ -47,28 +47,28 @@ func (rl *reloader) run(ended <-chan struct{}) {
 
 func (rl *reloader) reload() {
 	c := rl.inv.load()
-	for _, w := range c.warnings {
+	for _, w := range c.Warnings {
 		rl.log.Warn().Msg(w.String())
 	}
-	if err := c.err(); err != nil {
-		for _, p := range c.problems {
+	if err := c.Err(); err != nil {
+		for _, p := range c.Problems {
 			rl.log.Error().Msg(p.String())
 		}
-		rl.log.Error().Int("problems", len(c.problems)).Msg(unchanged)
+		rl.log.Error().Int("problems", len(c.Problems)).Msg(unchanged)
 		if rl.hooks.Reloaded != nil {
 			rl.hooks.Reloaded(nil, err)
 		}
 		return
 	}
-	c.wires.log = rl.log
-	cfg := c.relayConfig()
+	c.log = rl.log
+	cfg := c.relay
 	cfg.Version = buildInfo().Version
 	changes, err := rl.relay.Reload(cfg)
 	if err != nil {
 		rl.log.Error().Err(err).Msg(unchanged)
 		return
 	}
-	level, otherFormat := c.logLevel(), get[string](c, "log.format") != rl.format
+	level, otherFormat := c.logLevel(), c.logFormat != rl.format
 	switch {
 	case rl.level.set(level):
 		rl.log.Info().Str("level", level.String()).Msg("log.level changed")

@@ -4,9 +4,9 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -38,29 +38,23 @@ func (cmd replayCmd) Run(inv *invocation) error {
 	if err != nil {
 		return err
 	}
-	memory := relay.DefaultReceiverMemory
-	if s, ok := c.settings["retention.processed_events"]; ok {
-		memory, _ = s.value.(time.Duration)
-	}
-	remembered := memory
+	remembered := c.relay.Retention.ProcessedEvents
+	memory := remembered
 	if cmd.Force {
 		memory = 0
 	}
-	return bulkCommand{
+	return deliveryBulk{
 		verb: "replay", done: "replayed", selectionFlags: cmd.selectionFlags, statuses: slices.Compact(slices.Sorted(slices.Values(cmd.Status))),
-		preview: func(ctx context.Context, ops *relay.Ops, s relay.Selection) (relay.Bulk, error) {
+		found: func(ops *relay.Ops, ctx context.Context, s relay.Selection) (relay.Bulk, error) {
 			return ops.PreviewReplay(ctx, s, memory)
 		},
-		act: func(ctx context.Context, ops *relay.Ops, s relay.Selection, progress func(relay.Bulk)) (relay.Bulk, error) {
+		change: func(ops *relay.Ops, ctx context.Context, s relay.Selection, progress func(relay.Bulk)) (relay.Bulk, error) {
 			return ops.Replay(ctx, s, memory, progress)
 		},
-		refuse: func(found relay.Bulk) error {
-			if found.TooOld == 0 {
-				return nil
-			}
+		tooOld: func(n int64) error {
 			return fmt.Errorf("%s of events older than %s, which is how long receivers remember what they processed (retention.processed_events): "+
-				"sent again, they may be processed twice. Leave them out with --since %s, or add --force",
-				plain.Plural(found.TooOld, "delivery is", "deliveries are"), shortDuration(remembered), shortDuration(remembered))
+				"sent again, they may be processed twice. Leave them out with --since %[2]s, or add --force",
+				plain.Plural(n, "delivery is", "deliveries are"), settings.ShortDuration(remembered))
 		},
 	}.run(inv, c)
 }

@@ -7,8 +7,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -43,9 +43,9 @@ type configuredRoute struct {
 
 // configuredRoutes returns the configuration's routes; none if only the database was configured.
 func (c *config) configuredRoutes() (all []configuredRoute) {
-	for _, path := range c.routes {
-		for _, destination := range get[[]string](c, path+".to") {
-			all = append(all, configuredRoute{get[string](c, path+".event"), destination})
+	for _, route := range c.relay.Routes {
+		for _, destination := range route.To {
+			all = append(all, configuredRoute{route.Event, destination})
 		}
 	}
 	return all
@@ -80,25 +80,19 @@ func (cmd routesListCmd) Run(inv *invocation) error {
 }
 
 func printRoutes(w io.Writer, list routeList, compared bool) error {
-	if len(list.Routes) == 0 {
-		fmt.Fprintln(w, "No route is stored: a relay writes its own when it starts.")
-	} else {
-		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		fmt.Fprint(table, "EVENT\tDESTINATION\tPENDING\tRELAYS")
-		if compared {
-			fmt.Fprint(table, "\tCONFIGURED")
+	header := "EVENT\tDESTINATION\tPENDING\tRELAYS"
+	if compared {
+		header += "\tCONFIGURED"
+	}
+	err := printTable(w, "No route is stored: a relay writes its own when it starts.", header, list.Routes, func(r listedRoute) []any {
+		cells := []any{r.Event, r.Destination, bounded(r.Pending), relayNames(r.Relays)}
+		if r.Configured != nil {
+			cells = append(cells, map[bool]string{true: "yes", false: "no"}[*r.Configured])
 		}
-		fmt.Fprintln(table)
-		for _, r := range list.Routes {
-			fmt.Fprintf(table, "%s\t%s\t%s\t%s", r.Event, r.Destination, bounded(r.Pending), relayNames(r.Relays))
-			if r.Configured != nil {
-				fmt.Fprintf(table, "\t%s", map[bool]string{true: "yes", false: "no"}[*r.Configured])
-			}
-			fmt.Fprintln(table)
-		}
-		if err := table.Flush(); err != nil {
-			return err
-		}
+		return cells
+	})
+	if err != nil {
+		return err
 	}
 	for _, m := range list.Missing {
 		fmt.Fprintf(w, "Only configured: %s to %s\n", m.Event, m.Destination)
@@ -150,7 +144,7 @@ var eventTypePattern = regexp.MustCompile(`^[\x21-\x7e]{1,255}$`)
 
 func (cmd routesTestCmd) Run(inv *invocation) error {
 	if !eventTypePattern.MatchString(cmd.EventType) {
-		return usagef("%s is not an event type; those are 1 to 255 printable ASCII characters without blanks", quote(cmd.EventType))
+		return usagef("%s is not an event type; those are 1 to 255 printable ASCII characters without blanks", settings.Quote(cmd.EventType))
 	}
 	c, err := inv.config("database", "routes")
 	if err != nil {

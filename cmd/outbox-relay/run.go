@@ -35,27 +35,27 @@ func (runCmd) Run(inv *invocation) error {
 	signal.Ignore(syscall.SIGPIPE)
 
 	c := inv.load()
-	if err := c.err(); err != nil {
+	if err := c.Err(); err != nil {
 		return err
 	}
 	log, level := inv.logger(c)
-	c.wires.log = log
+	c.log = log
 	if inv.StandardLog != nil {
 		inv.StandardLog(foreignLog{log})
 	}
-	for _, w := range c.warnings {
+	for _, w := range c.Warnings {
 		log.Warn().Msg(w.String())
 	}
-	cfg := c.relayConfig()
+	cfg := c.relay
 	cfg.Version, cfg.Log = buildInfo().Version, log
 	r, err := relay.New(cfg)
 	if err != nil {
 		return fmt.Errorf("start relay: %w", err)
 	}
 
-	log.Info().Str("name", cfg.Name).Str("version", cfg.Version).Str("config", c.file).
+	log.Info().Str("name", cfg.Name).Str("version", cfg.Version).Str("config", c.File).
 		Str("database", c.database()).Strs("destinations", hosts(cfg.Destinations)).Msg("starting")
-	rl := &reloader{inv: inv, relay: r, hooks: cfg.Hooks, log: log, level: level, format: get[string](c, "log.format")}
+	rl := &reloader{inv: inv, relay: r, hooks: cfg.Hooks, log: log, level: level, format: c.logFormat}
 	ended, watched, reloaded := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	aborted := false
 	go func() {

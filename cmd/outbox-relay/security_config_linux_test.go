@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
 // process runs the program as a process of its own, which is killed when it does not end, and returns its peak of memory.
@@ -121,7 +123,7 @@ func TestSecurityYAMLBombs(t *testing.T) {
 	for i := range 30_000 {
 		fmt.Fprintf(&anchors, "k%d: &k%d v\n", i, i)
 	}
-	const full = maxFile - 100
+	const full = settings.MaxFile - 100
 	for name, file := range map[string]string{
 		"billion laughs":          laughs.String() + "routes: *a11\n",
 		"laughs in a destination": "x0: &x0 {url: http://a}\n" + laughsIn("destinations", 10),
@@ -138,7 +140,7 @@ func TestSecurityYAMLBombs(t *testing.T) {
 		"huge duration":           "relay: {lease: " + strings.Repeat("1h", full/2-20) + "}\n",
 		"huge tag":                "relay: {name: !" + strings.Repeat("t", full-30) + " x}\n",
 		"huge URL":                "destinations: {a: {url: 'http://" + strings.Repeat("a", full-60) + "'}}\n",
-		"huge comment":            "# " + strings.Repeat("c", 2*maxFile),
+		"huge comment":            "# " + strings.Repeat("c", 2*settings.MaxFile),
 		"one key, often":          strings.Repeat("log: {level: info}\n", full/19),
 		"unknown keys":            unknownKeys(60_000),
 		"many documents":          strings.Repeat("---\nlog: {}\n", full/12),

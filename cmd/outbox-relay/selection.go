@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -27,10 +28,8 @@ type selectionFlags struct {
 	Reason      string   `placeholder:"REASON" help:"Only deliveries whose last attempt ended so: rejected, timeout, …"`
 	OrderingKey string   `placeholder:"KEY" help:"Only events with this ordering key."`
 	timeFlags
-	Limit  *int64 `placeholder:"N" help:"At most so many deliveries."`
-	DryRun bool   `help:"Only show how many there are, and the first of them."`
-	Yes    bool   `short:"y" help:"Do not ask."`
-	JSON   bool   `help:"Print JSON: what was found and done. Fields are added, never renamed or removed."`
+	Limit *int64 `placeholder:"N" help:"At most so many deliveries."`
+	bulkFlags
 }
 
 // maxIDs is how many events one command takes.
@@ -41,38 +40,46 @@ func usagef(format string, args ...any) error {
 	return exitError{code: exitUsage, err: fmt.Errorf(format, args...)}
 }
 
-// moment is a point in time as an operator gives it.
+// A moment is a point in time as an operator gives it. The zero value is none.
 type moment struct {
 	flag string
 	at   time.Time
 	ago  time.Duration // 0: at counts
 }
 
-// parseMoment reads a --since or --until. ok is false for an empty one.
-func parseMoment(flag, text string) (m moment, ok bool, err error) {
-	m.flag = flag
+// parseMoment reads a --since or --until.
+func parseMoment(flag, text string) (moment, error) {
 	if text == "" {
-		return m, false, nil
+		return moment{}, nil
 	}
 	if at, err := time.Parse(time.RFC3339, text); err == nil {
-		m.at = at
-		return m, true, nil
+		return moment{flag: flag, at: at}, nil
 	}
 	if _, err := time.Parse(time.RFC3339, text+"Z"); err == nil {
-		return m, false, usagef("--%s: %s has no zone; write %sZ for UTC, or +02:00 in place of Z", flag, quote(text), text)
+		return moment{}, usagef("--%s: %s has no zone; write %sZ for UTC, or +02:00 in place of Z", flag, settings.Quote(text), text)
 	}
 	if _, err := time.Parse(time.DateOnly, text); err == nil {
-		return m, false, usagef("--%s: %s has no time; write %sT00:00:00Z", flag, quote(text), text)
+		return moment{}, usagef("--%s: %s has no time; write %sT00:00:00Z", flag, settings.Quote(text), text)
 	}
-	ago, problem := parseDuration(text)
-	if problem != "" {
-		if strings.ContainsAny(text, "0123456789") && !strings.ContainsAny(text, "-:T") {
-			return m, false, usagef("--%s: %s", flag, problem)
-		}
-		return m, false, usagef("--%s: %s is neither a time such as 2026-01-02T15:04:05Z nor a duration such as 2h", flag, quote(text))
+	ago, problem := settings.ParseDuration(text)
+	switch {
+	case problem == "":
+		return moment{flag: flag, ago: ago}, nil
+	case strings.ContainsAny(text, "0123456789") && !strings.ContainsAny(text, "-:T"):
+		return moment{}, usagef("--%s: %s", flag, problem)
 	}
-	m.ago = ago
-	return m, true, nil
+	return moment{}, usagef("--%s: %s is neither a time such as 2026-01-02T15:04:05Z nor a duration such as 2h", flag, settings.Quote(text))
+}
+
+// before returns the time that a moment means at now; the zero time for none.
+func (m moment) before(now time.Time) (time.Time, error) {
+	switch {
+	case m.ago > 0:
+		return now.Add(-m.ago), nil
+	case m.at.After(now):
+		return m.at, usagef("--%s: %s lies in the future; the database's clock says %s", m.flag, m.at.Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+	}
+	return m.at, nil
 }
 
 // A clock is the database's: it dated the events.
@@ -82,45 +89,36 @@ type clock interface {
 
 // bounds turns --since and --until into times.
 func (f timeFlags) bounds(ctx context.Context, database clock) (since, until time.Time, err error) {
-	from, hasFrom, err := parseMoment("since", f.Since)
-	if err != nil {
-		return since, until, err
-	}
-	to, hasTo, err := parseMoment("until", f.Until)
-	if err != nil || !hasFrom && !hasTo {
+	from, to, err := f.moments()
+	if err != nil || from == (moment{}) && to == (moment{}) {
 		return since, until, err
 	}
 	now, err := database.Now(ctx)
 	if err != nil {
 		return since, until, err
 	}
-	for _, m := range []struct {
-		moment
-		given bool
-		into  *time.Time
-	}{{from, hasFrom, &since}, {to, hasTo, &until}} {
-		switch {
-		case !m.given:
-		case m.ago > 0:
-			*m.into = now.Add(-m.ago)
-		case m.at.After(now):
-			return since, until, usagef("--%s: %s lies in the future; the database's clock says %s", m.flag, m.at.Format(time.RFC3339), now.UTC().Format(time.RFC3339))
-		default:
-			*m.into = m.at
-		}
+	if since, err = from.before(now); err != nil {
+		return since, until, err
 	}
-	if hasFrom && hasTo && !since.Before(until) {
+	if until, err = to.before(now); err != nil {
+		return since, until, err
+	}
+	if f.Since != "" && f.Until != "" && !since.Before(until) {
 		return since, until, usagef("--since %s is not before --until %s", f.Since, f.Until)
 	}
 	return since, until, nil
 }
 
+func (f timeFlags) moments() (from, to moment, err error) {
+	if from, err = parseMoment("since", f.Since); err == nil {
+		to, err = parseMoment("until", f.Until)
+	}
+	return from, to, err
+}
+
 // check refuses bounds that are wrong whatever the time is, before a database is asked.
 func (f timeFlags) check() error {
-	if _, _, err := parseMoment("since", f.Since); err != nil {
-		return err
-	}
-	_, _, err := parseMoment("until", f.Until)
+	_, _, err := f.moments()
 	return err
 }
 
@@ -130,7 +128,7 @@ func eventIDs(args []string, stdin io.Reader) (ids []int64, err error) {
 	add := func(text, place string) error {
 		id, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || id < 1 {
-			return usagef("%s%s is not the id of an event; write a number such as 17", place, quote(text))
+			return usagef("%s%s is not the id of an event; write a number such as 17", place, settings.Quote(text))
 		}
 		if !seen[id] {
 			seen[id] = true
@@ -186,42 +184,57 @@ func (f selectionFlags) selection(inv *invocation, statuses []string, parked boo
 	if err := f.check(); err != nil {
 		return s, err
 	}
-	if len(f.IDs) == 1 && f.IDs[0] == "-" && !f.Yes && !f.DryRun {
-		return s, usagef("standard input cannot both name the events and answer the question; add --yes, or --dry-run to look first")
+	s.EventIDs, err = f.ids(f.IDs, inv.Stdin, s.Empty() && f.Since == "" && f.Until == "",
+		"nothing says which deliveries are meant; name events, or narrow it with --destination, --status, --type, --reason, --ordering-key, --since or --until")
+	return s, err
+}
+
+// ids returns the ids that the arguments name. all: without ids, everything would be meant.
+func (f bulkFlags) ids(args []string, stdin io.Reader, all bool, refusal string) ([]int64, error) {
+	if len(args) == 1 && args[0] == "-" && !f.Yes && !f.DryRun {
+		return nil, usagef("standard input cannot both name the events and answer the question; add --yes, or --dry-run to look first")
 	}
 	// Before the ids are read: an operator at a terminal would wait for a program that waits for input.
-	if s.Empty() && len(f.IDs) == 0 && f.Since == "" && f.Until == "" {
-		return s, usagef("nothing says which deliveries are meant; name events, or narrow it with --destination, --status, --type, --reason, --ordering-key, --since or --until")
+	if all && len(args) == 0 {
+		return nil, usagef("%s", refusal)
 	}
-	s.EventIDs, err = eventIDs(f.IDs, inv.Stdin)
-	return s, err
+	return eventIDs(args, stdin)
 }
 
 // describe repeats the selection in an audit line: every flag, but only the number of named events.
 func (f selectionFlags) describe(s relay.Selection) string {
-	var parts []string
-	add := func(flag, value string) {
-		if value != "" {
-			parts = append(parts, "--"+flag+" "+shellWord(printable(value)))
-		}
-	}
-	if len(s.EventIDs) == 1 {
-		parts = append(parts, fmt.Sprintf("event %d", s.EventIDs[0]))
-	} else if len(s.EventIDs) > 1 {
-		parts = append(parts, fmt.Sprintf("%d events", len(s.EventIDs)))
-	}
-	add("destination", s.Destination)
-	add("status", strings.Join(s.Statuses, ","))
+	text := flagText{}
+	text.ids("event", "events", s.EventIDs)
+	text.add("destination", s.Destination)
+	text.add("status", strings.Join(s.Statuses, ","))
 	if s.Parked {
-		parts = append(parts, "--parked")
+		text = append(text, "--parked")
 	}
-	add("type", s.Type)
-	add("reason", s.Reason)
-	add("ordering-key", s.OrderingKey)
-	add("since", f.Since)
-	add("until", f.Until)
-	if s.Limit > 0 {
-		add("limit", strconv.FormatInt(s.Limit, 10))
+	text.add("type", s.Type)
+	text.add("reason", s.Reason)
+	text.add("ordering-key", s.OrderingKey)
+	text.add("since", f.Since)
+	text.add("until", f.Until)
+	text.add("limit", s.Limit)
+	return strings.Join(text, " ")
+}
+
+// A flagText repeats flags as an operator could give them again.
+type flagText []string
+
+// add appends a flag, unless its value is empty or 0.
+func (t *flagText) add(flag string, value any) {
+	if text := fmt.Sprint(value); text != "" && text != "0" {
+		*t = append(*t, "--"+flag+" "+shellWord(printable(text)))
 	}
-	return strings.Join(parts, " ")
+}
+
+func (t *flagText) ids(one, many string, ids []int64) {
+	switch len(ids) {
+	case 0:
+	case 1:
+		*t = append(*t, fmt.Sprintf("%s %d", one, ids[0]))
+	default:
+		*t = append(*t, fmt.Sprintf("%d %s", len(ids), many))
+	}
 }

@@ -9,10 +9,10 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
@@ -67,60 +67,32 @@ func (cmd statusCmd) Run(inv *invocation) error {
 func checkHealth(ctx context.Context, w io.Writer, c *config) error {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
-	relays, err := readLifeSigns(ctx, c)
+	var relays []relay.RelayStatus
+	err := c.withOps(ctx, func(ops *relay.Ops) (err error) {
+		relays, err = ops.LifeSigns(ctx) // which counts nothing: an orchestrator kills a relay whose check takes long
+		return err
+	})
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		return exitError{code: exitDatabase, err: fmt.Errorf("the database did not answer within %s", healthTimeout)}
 	case err != nil:
 		return err
 	}
-	return healthy(w, relays, get[string](c, "relay.name"))
-}
-
-// readLifeSigns returns the registered relays. It counts nothing: an orchestrator kills a relay whose check takes long.
-func readLifeSigns(ctx context.Context, c *config) ([]relay.RelayStatus, error) {
-	pool, err := c.open(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer pool.Close()
-	ops := relay.NewOps(pool)
-	if err := ops.CheckSchema(ctx); err != nil {
-		return nil, err
-	}
-	return ops.LifeSigns(ctx)
+	return healthy(w, relays, c.relay.Name)
 }
 
 // readStatus returns what stands in the outbox, with empty lists in place of absent ones.
-func readStatus(ctx context.Context, c *config) (relay.Status, error) {
-	pool, err := c.open(ctx)
-	if err != nil {
-		return relay.Status{}, err
-	}
-	defer pool.Close()
-	ops := relay.NewOps(pool)
-	if err := ops.CheckSchema(ctx); err != nil {
-		return relay.Status{}, err
-	}
-	status, err := ops.Status(ctx)
-	if err != nil {
-		return relay.Status{}, err
-	}
-	identity, err := ops.Identity(ctx, get[string](c, "environment"))
-	if err != nil {
-		return relay.Status{}, err
-	}
-	status.Quarantined = identity.Reason()
-	if status.Destinations == nil {
-		status.Destinations = []relay.DestinationStatus{}
-	}
-	if status.Relays == nil {
-		status.Relays = []relay.RelayStatus{}
-	}
-	if status.Alerts == nil {
-		status.Alerts = []alert.Alert{}
-	}
-	return status, nil
+func readStatus(ctx context.Context, c *config) (status relay.Status, err error) {
+	err = c.withOps(ctx, func(ops *relay.Ops) error {
+		if status, err = ops.Status(ctx); err != nil {
+			return err
+		}
+		identity, err := ops.Identity(ctx, c.relay.Environment)
+		status.Quarantined = identity.Reason()
+		return err
+	})
+	status.Destinations, status.Relays, status.Alerts = orEmpty(status.Destinations), orEmpty(status.Relays), orEmpty(status.Alerts)
+	return status, err
 }
 
 // healthy prints a line if the relay of that name lives; several may share it, and one is enough.
@@ -148,21 +120,15 @@ func healthy(w io.Writer, relays []relay.RelayStatus, name string) error {
 }
 
 func printStatus(w io.Writer, s relay.Status) error {
-	if len(s.Destinations) == 0 {
-		fmt.Fprintln(w, "No destination is known yet: a relay writes them here when it starts.")
-	} else {
-		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-		fmt.Fprintln(table, "DESTINATION\tPENDING\tDUE\tFLYING\tRETRY\tREPLAY\tFAILED\tLAG\tSTATE\t")
-		for _, d := range s.Destinations {
-			fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t\n", d.Destination,
-				d.Pending, d.Due, d.InFlight, d.Retrying, d.Replays, d.Failed, age2text(d.LagSeconds), laneState(d))
-		}
-		if err := table.Flush(); err != nil {
-			return err
-		}
-		for _, d := range s.Destinations {
-			printLaneNotes(w, d)
-		}
+	const header = "DESTINATION\tPENDING\tDUE\tFLYING\tRETRY\tREPLAY\tFAILED\tLAG\tSTATE\t"
+	err := printTable(w, "No destination is known yet: a relay writes them here when it starts.", header, s.Destinations, func(d relay.DestinationStatus) []any {
+		return []any{d.Destination, d.Pending, d.Due, d.InFlight, d.Retrying, d.Replays, d.Failed, age2text(d.LagSeconds), laneState(d)}
+	})
+	if err != nil {
+		return err
+	}
+	for _, d := range s.Destinations {
+		printLaneNotes(w, d)
 	}
 	fmt.Fprintf(w, "\nParked: %d\nRelays: %d\n", s.Parked, len(s.Relays))
 	for _, r := range s.Relays {
@@ -174,7 +140,7 @@ func printStatus(w io.Writer, s relay.Status) error {
 		fmt.Fprintf(w, "  %s %s: %d since %s%s%s\n", a.Rule, a.Subject, a.Count,
 			a.OpenedAt.UTC().Format(time.RFC3339), firstEvent(a.FirstEventID), colon(cmp.Or(a.FirstError, a.Detail)))
 	}
-	_, err := fmt.Fprintf(w, "\n%s\n", strings.Join(nextSteps(s), "\n"))
+	_, err = fmt.Fprintf(w, "\n%s\n", strings.Join(nextSteps(s), "\n"))
 	return err
 }
 
@@ -316,5 +282,5 @@ func age2text(seconds float64) string {
 	case d < time.Minute:
 		return d.Round(100 * time.Millisecond).String()
 	}
-	return shortDuration(d.Round(time.Second))
+	return settings.ShortDuration(d.Round(time.Second))
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
+	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
@@ -61,7 +62,7 @@ func TestWithTx(t *testing.T) {
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Error(err)
 	}
-	wantPanic(t, "behind Middleware, whose transaction is Tx's", func() { consumer.TxSQL(ctx) })
+	wantPanic(t, "behind consumer.Middleware, whose transaction is consumer.Tx's", func() { sqlconsumer.Tx(ctx) })
 }
 
 func TestWithTxSQL(t *testing.T) {
@@ -77,10 +78,10 @@ func TestWithTxSQL(t *testing.T) {
 	}
 	defer tx.Rollback()
 	ctx := consumertest.WithTxSQL(t.Context(), created, tx)
-	if got := consumer.TxSQL(ctx); got != tx || !reflect.DeepEqual(consumer.EventFrom(ctx), created) {
+	if got := sqlconsumer.Tx(ctx); got != tx || !reflect.DeepEqual(consumer.EventFrom(ctx), created) {
 		t.Errorf("the handler finds %p, the test has %p", got, tx)
 	}
-	wantPanic(t, "behind MiddlewareSQL, whose transaction is TxSQL's", func() { consumer.Tx(ctx) })
+	wantPanic(t, "behind sqlconsumer.Middleware, whose transaction is sqlconsumer.Tx's", func() { consumer.Tx(ctx) })
 }
 
 // shipTyped is a consumer.Handler: a test of it needs nothing of this package.

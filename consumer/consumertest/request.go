@@ -9,10 +9,11 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"strconv"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
+	"github.com/outbox-relay/outbox-relay/consumer/store"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -52,7 +53,10 @@ func NewRequest(ctx context.Context, url string, event consumer.Event, secrets .
 		return nil, fmt.Errorf("make request: %w", err)
 	}
 	r.GetBody = nil // by which net/http would send it twice, on its own
-	r.Header = headers(event)
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set(webhook.IdempotencyKey, event.Key)
+	said := headers.Event(event)
+	headers.Write(r.Header, &said)
 	if err := checkHeaders(ctx, r.Header); err != nil {
 		return nil, fmt.Errorf("make request: %w", err)
 	}
@@ -60,50 +64,12 @@ func NewRequest(ctx context.Context, url string, event consumer.Event, secrets .
 	return r, nil
 }
 
-// headers returns what a relay says of an event beside its signature.
-func headers(event consumer.Event) http.Header {
-	header := http.Header{}
-	header.Set("Content-Type", "application/json")
-	header.Set(webhook.IdempotencyKey, event.Key)
-	set := func(name, value string) {
-		if value != "" {
-			header.Set(name, value)
-		}
-	}
-	number := func(name string, n int64) {
-		if n != 0 {
-			set(name, strconv.FormatInt(n, 10))
-		}
-	}
-	moment := func(name string, t time.Time) {
-		if !t.IsZero() {
-			set(name, t.UTC().Format(time.RFC3339Nano))
-		}
-	}
-	set(webhook.EventType, event.Type)
-	number(webhook.EventVersion, int64(event.Version))
-	number(webhook.EventID, event.ID)
-	moment(webhook.CreatedAt, event.CreatedAt)
-	set(webhook.RelatedReference, event.RelatedReference)
-	set(webhook.OrderingKey, event.OrderingKey)
-	number(webhook.Sequence, event.Sequence)
-	number(webhook.Attempt, int64(event.Attempt))
-	set(webhook.DeliveryID, event.DeliveryID)
-	moment(webhook.NotAfter, event.NotAfter)
-	if event.Replay {
-		set(webhook.Replay, "true")
-	}
-	set(webhook.TraceParent, event.TraceParent)
-	set(webhook.TraceState, event.TraceState)
-	return header
-}
-
 // checkHeaders asks a receiver whether it understands the headers of an event. Its store knows every event, so that it
 // answers 200 if it does.
 func checkHeaders(ctx context.Context, header http.Header) error {
-	receive := consumer.MustMiddlewareStore(omniscient{}, consumer.StoreConfig{
+	receive := consumer.Must(store.Middleware(omniscient{}, store.Config{
 		Config: consumer.Config{Receiver: "consumertest", AllowUnsigned: true, Logger: slog.New(slog.DiscardHandler)},
-	})
+	}))
 	r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/", http.NoBody)
 	r.Header = header.Clone()
 	answer := httptest.NewRecorder()
@@ -124,10 +90,10 @@ func checkHeaders(ctx context.Context, header http.Header) error {
 // omniscient is a store that knows every event.
 type omniscient struct{}
 
-func (omniscient) Acquire(_ context.Context, claim consumer.Claim, _ time.Duration) (consumer.Acquired, error) {
-	return consumer.Acquired{Known: &consumer.Known{Hash: claim.Hash, Status: http.StatusOK}}, nil
+func (omniscient) Acquire(_ context.Context, claim store.Claim, _ time.Duration) (store.Acquired, error) {
+	return store.Acquired{Known: &store.Known{Hash: claim.Hash, Status: http.StatusOK}}, nil
 }
 
-func (omniscient) Complete(context.Context, consumer.Claim, int, time.Duration) error { return nil }
+func (omniscient) Complete(context.Context, store.Claim, int, time.Duration) error { return nil }
 
-func (omniscient) Release(context.Context, consumer.Claim) error { return nil }
+func (omniscient) Release(context.Context, store.Claim) error { return nil }

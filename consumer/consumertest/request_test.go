@@ -36,10 +36,10 @@ func TestNewRequest(t *testing.T) {
 	filled.Version, filled.Attempt, filled.CreatedAt = 1, 1, created // but for the time, which is that of the call
 	var got consumer.Event
 	cfg := consumer.Config{Receiver: "test", Secrets: []string{secretText}, Logger: slog.New(slog.DiscardHandler)}
-	handler := consumer.MustNew(pgtest.Pool(t, pgtest.New(t, migrations.Inbox)), cfg, func(_ context.Context, _ pgx.Tx, event consumer.Event) error {
+	handler := consumer.Must(consumer.New(pgtest.Pool(t, pgtest.New(t, migrations.Inbox)), cfg, func(_ context.Context, _ pgx.Tx, event consumer.Event) error {
 		got = event
 		return nil
-	})
+	}))
 	send := func(r *http.Request) *httptest.ResponseRecorder {
 		answer := httptest.NewRecorder()
 		handler.ServeHTTP(answer, r)

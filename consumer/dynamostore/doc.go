@@ -1,8 +1,8 @@
 // Package dynamostore remembers in DynamoDB which events a receiver has processed, for handlers whose effect is not in
 // PostgreSQL:
 //
-//	store := dynamostore.New(client, "processed_events") // a *dynamodb.Client
-//	receive, err := consumer.MiddlewareStore(store, consumer.StoreConfig{Config: consumer.Config{Receiver: "logistics", Secrets: secrets, Source: "finance"}})
+//	events := dynamostore.New(client, "processed_events") // a *dynamodb.Client
+//	receive, err := store.Middleware(events, store.Config{Config: consumer.Config{Receiver: "logistics", Secrets: secrets, Source: "finance"}})
 //	mux.Handle("POST /webhooks/finance", receive(handler))
 //
 // # The table

@@ -18,6 +18,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/dynamostore"
+	"github.com/outbox-relay/outbox-relay/consumer/store"
 	"github.com/outbox-relay/outbox-relay/consumer/storetest"
 	"github.com/outbox-relay/outbox-relay/internal/localserver"
 )
@@ -135,8 +136,8 @@ func create(t testing.TB, s *localserver.Server, table string) {
 func memory(t testing.TB, s *localserver.Server, table string) storetest.Memory {
 	create(t, s, table)
 	return storetest.Memory{
-		Middleware: func(cfg consumer.StoreConfig) func(http.Handler) http.Handler {
-			return consumer.MustMiddlewareStore(dynamostore.New(client(t, s), table), cfg)
+		Middleware: func(cfg store.Config) func(http.Handler) http.Handler {
+			return consumer.Must(store.Middleware(dynamostore.New(client(t, s), table), cfg))
 		},
 		Stop: s.Kill,
 		Start: func() {

@@ -12,7 +12,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
-	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/store"
 )
 
 // Attributes of an item.
@@ -26,13 +26,13 @@ const (
 	attrSentTo  = "destination"
 )
 
-// Store is a [consumer.Store] in DynamoDB, made by [New]. It is safe for concurrent use and starts nothing.
+// Store is a [store.Store] in DynamoDB, made by [New]. It is safe for concurrent use and starts nothing.
 type Store struct {
 	client *dynamodb.Client
 	table  string
 }
 
-var _ consumer.Store = (*Store)(nil)
+var _ store.Store = (*Store)(nil)
 
 // New returns a store that uses a table as [CreateTable] makes it. It panics when client is nil or table is empty.
 func New(client *dynamodb.Client, table string) *Store {
@@ -43,7 +43,7 @@ func New(client *dynamodb.Client, table string) *Store {
 }
 
 // eventName is unambiguous because an escaped source holds no colon.
-func eventName(c consumer.Claim) types.AttributeValue {
+func eventName(c store.Claim) types.AttributeValue {
 	return text(url.QueryEscape(c.Receiver) + ":" + url.QueryEscape(c.Source) + ":" + c.Key)
 }
 
@@ -51,8 +51,8 @@ func eventName(c consumer.Claim) types.AttributeValue {
 // time. The token alone is not enough: this claim may have completed the event meanwhile.
 const acquireCondition = "attribute_not_exists(#event) OR #until <= :now OR (#token = :token AND attribute_not_exists(#status))"
 
-// Acquire implements [consumer.Store].
-func (s *Store) Acquire(ctx context.Context, c consumer.Claim, lease time.Duration) (consumer.Acquired, error) {
+// Acquire implements [store.Store].
+func (s *Store) Acquire(ctx context.Context, c store.Claim, lease time.Duration) (store.Acquired, error) {
 	// Two rounds: what was in the way may have been released before it is read.
 	for range 2 {
 		now := time.Now()
@@ -66,34 +66,34 @@ func (s *Store) Acquire(ctx context.Context, c consumer.Claim, lease time.Durati
 			ReturnValuesOnConditionCheckFailure: types.ReturnValuesOnConditionCheckFailureAllOld,
 		})
 		if err == nil {
-			return consumer.Acquired{Claimed: true}, nil
+			return store.Acquired{Claimed: true}, nil
 		}
 		refused, ok := errors.AsType[*types.ConditionalCheckFailedException](err)
 		if !ok {
-			return consumer.Acquired{}, fmt.Errorf("put item: %w", err)
+			return store.Acquired{}, fmt.Errorf("put item: %w", err)
 		}
 		kept := refused.Item
 		if kept == nil { // not every implementation returns it
 			if kept, err = s.read(ctx, c); err != nil {
-				return consumer.Acquired{}, err
+				return store.Acquired{}, err
 			}
 		}
 		switch {
 		case len(kept) == 0:
 			continue
 		case kept[attrStatus] == nil:
-			return consumer.Acquired{}, nil
+			return store.Acquired{}, nil
 		}
 		known, err := readKnown(kept)
 		if err != nil {
-			return consumer.Acquired{}, fmt.Errorf("read item: %w", err)
+			return store.Acquired{}, fmt.Errorf("read item: %w", err)
 		}
-		return consumer.Acquired{Known: known}, nil
+		return store.Acquired{Known: known}, nil
 	}
-	return consumer.Acquired{}, nil // released twice in between: busy enough to be called in flight
+	return store.Acquired{}, nil // released twice in between: busy enough to be called in flight
 }
 
-func (s *Store) read(ctx context.Context, c consumer.Claim) (map[string]types.AttributeValue, error) {
+func (s *Store) read(ctx context.Context, c store.Claim) (map[string]types.AttributeValue, error) {
 	out, err := s.client.GetItem(ctx, &dynamodb.GetItemInput{
 		TableName:      &s.table,
 		Key:            map[string]types.AttributeValue{attrEvent: eventName(c)},
@@ -108,8 +108,8 @@ func (s *Store) read(ctx context.Context, c consumer.Claim) (map[string]types.At
 // completeCondition: the event is this claim's, or nobody's.
 const completeCondition = "attribute_not_exists(#event) OR #token = :token OR #until <= :now"
 
-// Complete implements [consumer.Store].
-func (s *Store) Complete(ctx context.Context, c consumer.Claim, status int, ttl time.Duration) error {
+// Complete implements [store.Store].
+func (s *Store) Complete(ctx context.Context, c store.Claim, status int, ttl time.Duration) error {
 	now := time.Now()
 	item := newItem(c, now.Add(ttl))
 	item[attrStatus] = &types.AttributeValueMemberN{Value: strconv.Itoa(status)}
@@ -123,7 +123,7 @@ func (s *Store) Complete(ctx context.Context, c consumer.Claim, status int, ttl 
 		ExpressionAttributeValues: map[string]types.AttributeValue{":now": milliseconds(now), ":token": text(c.Token)},
 	})
 	if _, lost := errors.AsType[*types.ConditionalCheckFailedException](err); lost {
-		return consumer.ErrLeaseLost
+		return store.ErrLeaseLost
 	}
 	if err != nil {
 		return fmt.Errorf("put item: %w", err)
@@ -134,8 +134,8 @@ func (s *Store) Complete(ctx context.Context, c consumer.Claim, status int, ttl 
 // releaseCondition: the event is this claim's and not processed.
 const releaseCondition = "#token = :token AND attribute_not_exists(#status)"
 
-// Release implements [consumer.Store].
-func (s *Store) Release(ctx context.Context, c consumer.Claim) error {
+// Release implements [store.Store].
+func (s *Store) Release(ctx context.Context, c store.Claim) error {
 	_, err := s.client.DeleteItem(ctx, &dynamodb.DeleteItemInput{
 		TableName:                 &s.table,
 		Key:                       map[string]types.AttributeValue{attrEvent: eventName(c)},
@@ -151,7 +151,7 @@ func (s *Store) Release(ctx context.Context, c consumer.Claim) error {
 
 // newItem is an event that is held or known until a time. DynamoDB counts in seconds, rounded up here: it must not
 // remove what is still known.
-func newItem(c consumer.Claim, until time.Time) map[string]types.AttributeValue {
+func newItem(c store.Claim, until time.Time) map[string]types.AttributeValue {
 	return map[string]types.AttributeValue{
 		attrEvent:   eventName(c),
 		attrToken:   text(c.Token),
@@ -160,14 +160,14 @@ func newItem(c consumer.Claim, until time.Time) map[string]types.AttributeValue 
 	}
 }
 
-func readKnown(item map[string]types.AttributeValue) (*consumer.Known, error) {
+func readKnown(item map[string]types.AttributeValue) (*store.Known, error) {
 	status, okStatus := item[attrStatus].(*types.AttributeValueMemberN)
 	hash, okHash := item[attrHash].(*types.AttributeValueMemberB)
 	destination, okDestination := item[attrSentTo].(*types.AttributeValueMemberS)
 	if !okStatus || !okHash || !okDestination {
 		return nil, errors.New("an attribute is missing or of another type")
 	}
-	known := &consumer.Known{Destination: destination.Value}
+	known := &store.Known{Destination: destination.Value}
 	if copy(known.Hash[:], hash.Value) != len(known.Hash) {
 		return nil, errors.New("the hash is too short")
 	}

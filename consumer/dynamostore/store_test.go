@@ -12,14 +12,14 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
-	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/dynamostore"
+	"github.com/outbox-relay/outbox-relay/consumer/store"
 	"github.com/outbox-relay/outbox-relay/consumer/storetest"
 )
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	storetest.RunStore(t, func(t testing.TB) consumer.Store {
+	storetest.RunStore(t, func(t testing.TB) store.Store {
 		s, table := common(t)
 		create(t, s, table)
 		return dynamostore.New(client(t, s), table)
@@ -34,8 +34,8 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-func claim(key string) consumer.Claim {
-	return consumer.Claim{Receiver: "a b", Source: "fin ance:", Key: key, Hash: sha256.Sum256([]byte(key)), Token: rand.Text()}
+func claim(key string) store.Claim {
+	return store.Claim{Receiver: "a b", Source: "fin ance:", Key: key, Hash: sha256.Sum256([]byte(key)), Token: rand.Text()}
 }
 
 // attributes reads an item as DynamoDB has it.
@@ -57,7 +57,7 @@ func TestNameAndTimesToLive(t *testing.T) {
 	s, table := common(t)
 	create(t, s, table)
 	c := client(t, s)
-	store, ctx := dynamostore.New(c, table), t.Context()
+	kept, ctx := dynamostore.New(c, table), t.Context()
 	want := func(what string, earliest, latest time.Time) {
 		t.Helper()
 		item := attributes(t, c, table, "a+b:fin+ance%3A:a:{b}")
@@ -68,18 +68,18 @@ func TestNameAndTimesToLive(t *testing.T) {
 		}
 	}
 	one, asked := claim("a:{b}"), time.Now()
-	if got, err := store.Acquire(ctx, one, time.Hour); err != nil || !got.Claimed {
+	if got, err := kept.Acquire(ctx, one, time.Hour); err != nil || !got.Claimed {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	want("claimed", asked.Add(time.Hour), time.Now().Add(time.Hour))
 	const ttl = 7 * 24 * time.Hour
 	asked = time.Now()
-	if err := store.Complete(ctx, one, 200, ttl); err != nil {
+	if err := kept.Complete(ctx, one, 200, ttl); err != nil {
 		t.Fatal(err)
 	}
 	answered := time.Now()
 	want("completed", asked.Add(ttl), answered.Add(ttl))
-	if got, err := store.Acquire(ctx, claim("a:{b}"), time.Hour); err != nil || got.Known == nil {
+	if got, err := kept.Acquire(ctx, claim("a:{b}"), time.Hour); err != nil || got.Known == nil {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	want("asked for again", asked.Add(ttl), answered.Add(ttl))
@@ -104,7 +104,7 @@ func TestItemsOfOthers(t *testing.T) {
 	s, table := common(t)
 	create(t, s, table)
 	c := client(t, s)
-	store, ctx := dynamostore.New(c, table), t.Context()
+	kept, ctx := dynamostore.New(c, table), t.Context()
 	future := &types.AttributeValueMemberN{Value: strconv.FormatInt(time.Now().Add(time.Hour).UnixMilli(), 10)}
 	for name, change := range map[string]func(map[string]types.AttributeValue){
 		"an odd status": func(item map[string]types.AttributeValue) {
@@ -129,7 +129,7 @@ func TestItemsOfOthers(t *testing.T) {
 		if _, err := c.PutItem(ctx, &dynamodb.PutItemInput{TableName: &table, Item: item}); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := store.Acquire(ctx, claim(name), time.Hour); err == nil {
+		if got, err := kept.Acquire(ctx, claim(name), time.Hour); err == nil {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}

@@ -14,10 +14,10 @@ import (
 // besideGo runs a receiver of package consumer on the same table, under the same name.
 func besideGo(t *testing.T, r *receiver) {
 	cfg := consumer.Config{Receiver: "shipping", Source: "finance", Secrets: []string{secret}}
-	server := httptest.NewServer(consumer.MustNew(pgtest.Pool(t, r.dsn), cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+	server := httptest.NewServer(consumer.Must(consumer.New(pgtest.Pool(t, r.dsn), cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 		_, err := tx.Exec(ctx, "INSERT INTO shipments SELECT invoice, total FROM json_to_record($1) AS p (invoice text, total numeric)", string(event.Payload))
 		return err
-	}))
+	})))
 	t.Cleanup(server.Close)
 
 	var answers []<-chan answer

@@ -42,7 +42,7 @@ func TestBreakerState(t *testing.T) {
 	}
 
 	down := true
-	receive := consumer.MustMiddleware(pgtest.Pool(t, newDatabase(t)), consumer.Config{Receiver: "logistics", Secrets: []string{secretText}, Breaker: b, Logger: quiet})
+	receive := consumer.Must(consumer.Middleware(pgtest.Pool(t, newDatabase(t)), consumer.Config{Receiver: "logistics", Secrets: []string{secretText}, Breaker: b, Logger: quiet}))
 	server := httptest.NewServer(receive(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if down {
 			down = false

@@ -21,6 +21,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/consumer/promobserver"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
@@ -58,7 +59,7 @@ func post(t *testing.T, url, key, eventType, secret string) int {
 func receiver(t *testing.T, dsn, source string, observe func(context.Context, consumer.Report)) (url string) {
 	t.Helper()
 	cfg := consumer.Config{Receiver: "logistics", Secrets: []string{secretText}, Source: source, Observe: observe, Logger: slog.New(slog.DiscardHandler)}
-	server := httptest.NewServer(consumer.MustNew(pgtest.Pool(t, dsn), cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+	server := httptest.NewServer(consumer.Must(consumer.New(pgtest.Pool(t, dsn), cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
 		if strings.HasPrefix(event.Key, "late") {
 			if _, err := tx.Exec(ctx, "INSERT INTO child VALUES (7)"); err != nil {
 				t.Error(err)
@@ -68,7 +69,7 @@ func receiver(t *testing.T, dsn, source string, observe func(context.Context, co
 			return errors.New("bad")
 		}
 		return nil
-	}))
+	})))
 	t.Cleanup(server.Close)
 	return server.URL
 }
@@ -214,7 +215,7 @@ func TestInboxIsCounted(t *testing.T) {
 	t.Parallel()
 	registry := prometheus.NewPedanticRegistry()
 	metrics, worked := mustNew(t, registry, promobserver.Options{}), make(chan consumer.Result, 10)
-	inbox := consumer.MustNewInbox(pgtest.Pool(t, newDatabase(t)), consumer.InboxConfig{
+	in := consumer.Must(inbox.New(pgtest.Pool(t, newDatabase(t)), inbox.Config{
 		Config: consumer.Config{
 			Receiver: "logistics",
 			Secrets:  []string{secretText}, Source: "finance", Logger: slog.New(slog.DiscardHandler),
@@ -232,13 +233,13 @@ func TestInboxIsCounted(t *testing.T) {
 			}
 			return nil
 		},
-	})
-	server := httptest.NewServer(inbox.Handler())
+	}))
+	server := httptest.NewServer(in.Handler())
 	t.Cleanup(server.Close)
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := inbox.Run(ctx); err != nil {
+		if err := in.Run(ctx); err != nil {
 			t.Error(err)
 		}
 	})

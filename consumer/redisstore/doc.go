@@ -1,11 +1,11 @@
 // Package redisstore remembers in Redis which events a receiver has processed, for handlers whose effect is not in
 // PostgreSQL:
 //
-//	store := redisstore.New(client, redisstore.Options{}) // a *redis.Client, *redis.ClusterClient or failover client
-//	if err := store.Check(ctx); err != nil {
+//	events := redisstore.New(client, redisstore.Options{}) // a *redis.Client, *redis.ClusterClient or failover client
+//	if err := events.Check(ctx); err != nil {
 //		return err // Redis may evict what is remembered
 //	}
-//	receive, err := consumer.MiddlewareStore(store, consumer.StoreConfig{Config: consumer.Config{Receiver: "logistics", Secrets: secrets, Source: "finance"}})
+//	receive, err := store.Middleware(events, store.Config{Config: consumer.Config{Receiver: "logistics", Secrets: secrets, Source: "finance"}})
 //	mux.Handle("POST /webhooks/finance", receive(handler))
 //
 // An event is one key, prefix + source + ":" + idempotency key, with a time to live: the lease while a handler runs, the TTL
@@ -28,7 +28,7 @@
 //   - An eviction is such a forgetting. Every key of this package has a time to live, so the policies that begin with
 //     volatile evict it as well: set maxmemory-policy noeviction, so that a full Redis refuses (503, the relay retries) and does not
 //     forget. [Store.Check] looks at that.
-//   - FLUSHALL, a restored snapshot and a changed [Options].Prefix forget too. MiddlewareStore refuses events that are older than the TTL,
+//   - FLUSHALL, a restored snapshot and a changed [Options].Prefix forget too. store.Middleware refuses events that are older than the TTL,
 //     but cannot tell that younger ones were lost.
 //   - A clock of the Redis machine that jumps forwards ends leases and memories early.
 //   - There is no order between events, no inbox mode, no record of failures, and no SQL to look at what happened.

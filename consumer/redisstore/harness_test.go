@@ -15,6 +15,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/redisstore"
+	"github.com/outbox-relay/outbox-relay/consumer/store"
 	"github.com/outbox-relay/outbox-relay/consumer/storetest"
 	"github.com/outbox-relay/outbox-relay/internal/localserver"
 )
@@ -103,8 +104,8 @@ func client(t testing.TB, s *localserver.Server) *redis.Client {
 // memory is what the receivers of one test share.
 func memory(t testing.TB, s *localserver.Server, o redisstore.Options) storetest.Memory {
 	return storetest.Memory{
-		Middleware: func(cfg consumer.StoreConfig) func(http.Handler) http.Handler {
-			return consumer.MustMiddlewareStore(redisstore.New(client(t, s), o), cfg)
+		Middleware: func(cfg store.Config) func(http.Handler) http.Handler {
+			return consumer.Must(store.Middleware(redisstore.New(client(t, s), o), cfg))
 		},
 		Stop: s.Kill,
 		Start: func() {

@@ -11,17 +11,17 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/store"
 )
 
-// Store is a [consumer.Store] in Redis, made by [New]. It is safe for concurrent use and starts nothing.
+// Store is a [store.Store] in Redis, made by [New]. It is safe for concurrent use and starts nothing.
 type Store struct {
 	client                     redis.UniversalClient
 	prefix                     string
 	acquire, complete, release *redis.Script
 }
 
-var _ consumer.Store = (*Store)(nil)
+var _ store.Store = (*Store)(nil)
 
 // Options say how a [Store] uses Redis. The zero value is right for most.
 type Options struct {
@@ -44,7 +44,7 @@ func New(client redis.UniversalClient, o Options) *Store {
 }
 
 // key is unambiguous because an escaped name holds no colon.
-func (s *Store) key(c consumer.Claim) []string {
+func (s *Store) key(c store.Claim) []string {
 	return []string{s.prefix + url.QueryEscape(c.Receiver) + ":" + url.QueryEscape(c.Source) + ":" + c.Key}
 }
 
@@ -62,30 +62,30 @@ redis.call('HSET', KEYS[1], 'token', ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1`
 
-// Acquire implements [consumer.Store].
-func (s *Store) Acquire(ctx context.Context, c consumer.Claim, lease time.Duration) (consumer.Acquired, error) {
+// Acquire implements [store.Store].
+func (s *Store) Acquire(ctx context.Context, c store.Claim, lease time.Duration) (store.Acquired, error) {
 	reply, err := s.acquire.Run(ctx, s.client, s.key(c), c.Token, milliseconds(lease)).Result()
 	if err != nil {
-		return consumer.Acquired{}, fmt.Errorf("ask Redis: %w", err)
+		return store.Acquired{}, fmt.Errorf("ask Redis: %w", err)
 	}
 	switch reply := reply.(type) {
 	case int64:
-		return consumer.Acquired{Claimed: true}, nil
+		return store.Acquired{Claimed: true}, nil
 	case []any:
 		if len(reply) == 0 {
-			return consumer.Acquired{}, nil
+			return store.Acquired{}, nil
 		}
 		known, err := readKnown(reply)
 		if err != nil {
-			return consumer.Acquired{}, fmt.Errorf("read what Redis keeps under %q: %w", s.key(c)[0], err)
+			return store.Acquired{}, fmt.Errorf("read what Redis keeps under %q: %w", s.key(c)[0], err)
 		}
-		return consumer.Acquired{Known: known}, nil
+		return store.Acquired{Known: known}, nil
 	}
-	return consumer.Acquired{}, fmt.Errorf("ask Redis: unexpected reply of type %T", reply)
+	return store.Acquired{}, fmt.Errorf("ask Redis: unexpected reply of type %T", reply)
 }
 
 // readKnown reads status, hash and destination.
-func readKnown(reply []any) (*consumer.Known, error) {
+func readKnown(reply []any) (*store.Known, error) {
 	var fields [3]string
 	for i := range fields {
 		text, ok := reply[i].(string)
@@ -94,7 +94,7 @@ func readKnown(reply []any) (*consumer.Known, error) {
 		}
 		fields[i] = text
 	}
-	known := &consumer.Known{Destination: fields[2]}
+	known := &store.Known{Destination: fields[2]}
 	if copy(known.Hash[:], fields[1]) != len(known.Hash) {
 		return nil, errors.New("the hash is too short")
 	}
@@ -115,15 +115,15 @@ redis.call('HSET', KEYS[1], 'token', ARGV[1], 'status', ARGV[3], 'hash', ARGV[4]
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1`
 
-// Complete implements [consumer.Store].
-func (s *Store) Complete(ctx context.Context, c consumer.Claim, status int, ttl time.Duration) error {
+// Complete implements [store.Store].
+func (s *Store) Complete(ctx context.Context, c store.Claim, status int, ttl time.Duration) error {
 	done, err := s.complete.Run(ctx, s.client, s.key(c),
 		c.Token, milliseconds(ttl), status, string(c.Hash[:]), c.Destination).Int()
 	switch {
 	case err != nil:
 		return fmt.Errorf("tell Redis: %w", err)
 	case done == 0:
-		return consumer.ErrLeaseLost
+		return store.ErrLeaseLost
 	}
 	return nil
 }
@@ -136,8 +136,8 @@ if kept[1] == ARGV[1] and not kept[2] then
 end
 return 1`
 
-// Release implements [consumer.Store].
-func (s *Store) Release(ctx context.Context, c consumer.Claim) error {
+// Release implements [store.Store].
+func (s *Store) Release(ctx context.Context, c store.Claim) error {
 	if err := s.release.Run(ctx, s.client, s.key(c), c.Token).Err(); err != nil {
 		return fmt.Errorf("tell Redis: %w", err)
 	}

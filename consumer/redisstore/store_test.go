@@ -11,14 +11,14 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/redisstore"
+	"github.com/outbox-relay/outbox-relay/consumer/store"
 	"github.com/outbox-relay/outbox-relay/consumer/storetest"
 )
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	storetest.RunStore(t, func(t testing.TB) consumer.Store {
+	storetest.RunStore(t, func(t testing.TB) store.Store {
 		s, o := common(t)
 		return redisstore.New(client(t, s), o)
 	})
@@ -46,15 +46,15 @@ func TestConformanceWithoutPersistence(t *testing.T) {
 	})
 }
 
-func claim(key string) consumer.Claim {
-	return consumer.Claim{Receiver: "a b", Source: "fin ance:", Key: key, Token: rand.Text()}
+func claim(key string) store.Claim {
+	return store.Claim{Receiver: "a b", Source: "fin ance:", Key: key, Token: rand.Text()}
 }
 
 func TestKeyAndTimesToLive(t *testing.T) {
 	t.Parallel()
 	s := server(t)
 	c := client(t, s)
-	store, ctx := redisstore.New(c, redisstore.Options{}), t.Context()
+	kept, ctx := redisstore.New(c, redisstore.Options{}), t.Context()
 	const name = "inbox:a+b:fin+ance%3A:a:{b}"
 	want := func(what string, most time.Duration) {
 		t.Helper()
@@ -63,15 +63,15 @@ func TestKeyAndTimesToLive(t *testing.T) {
 		}
 	}
 	one := claim("a:{b}")
-	if got, err := store.Acquire(ctx, one, time.Hour); err != nil || !got.Claimed {
+	if got, err := kept.Acquire(ctx, one, time.Hour); err != nil || !got.Claimed {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	want("claimed", time.Hour)
-	if err := store.Complete(ctx, one, 200, 7*24*time.Hour); err != nil {
+	if err := kept.Complete(ctx, one, 200, 7*24*time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	want("completed", 7*24*time.Hour)
-	if got, err := store.Acquire(ctx, claim("a:{b}"), time.Hour); err != nil || got.Known == nil {
+	if got, err := kept.Acquire(ctx, claim("a:{b}"), time.Hour); err != nil || got.Known == nil {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	want("asked for again", 7*24*time.Hour)
@@ -82,7 +82,7 @@ func TestForgottenScripts(t *testing.T) {
 	t.Parallel()
 	s := server(t)
 	c := client(t, s)
-	store, ctx, one := redisstore.New(c, redisstore.Options{}), t.Context(), claim("k")
+	kept, ctx, one := redisstore.New(c, redisstore.Options{}), t.Context(), claim("k")
 	flush := func() {
 		t.Helper()
 		if err := c.ScriptFlush(ctx).Err(); err != nil {
@@ -91,16 +91,16 @@ func TestForgottenScripts(t *testing.T) {
 	}
 	for range 2 {
 		flush()
-		if got, err := store.Acquire(ctx, one, time.Hour); err != nil || !got.Claimed {
+		if got, err := kept.Acquire(ctx, one, time.Hour); err != nil || !got.Claimed {
 			t.Fatalf("%+v, %v", got, err)
 		}
 		flush()
-		if err := store.Release(ctx, one); err != nil {
+		if err := kept.Release(ctx, one); err != nil {
 			t.Fatal(err)
 		}
 		flush()
 	}
-	if err := store.Complete(ctx, one, 200, time.Hour); err != nil {
+	if err := kept.Complete(ctx, one, 200, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -110,7 +110,7 @@ func TestKeysOfOthers(t *testing.T) {
 	t.Parallel()
 	s, o := common(t)
 	c := client(t, s)
-	store, ctx := redisstore.New(c, o), t.Context()
+	kept, ctx := redisstore.New(c, o), t.Context()
 	for name, put := range map[string]func(key string) error{
 		"a text":        func(key string) error { return c.Set(ctx, key, "x", 0).Err() },
 		"odd fields":    func(key string) error { return c.HSet(ctx, key, "token", "t", "status", "200").Err() },
@@ -120,7 +120,7 @@ func TestKeysOfOthers(t *testing.T) {
 		if err := put(o.Prefix + "a+b:fin+ance%3A:" + name); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := store.Acquire(ctx, claim(name), time.Hour); err == nil {
+		if got, err := kept.Acquire(ctx, claim(name), time.Hour); err == nil {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}
@@ -151,7 +151,7 @@ func TestCluster(t *testing.T) {
 	t.Cleanup(func() { cluster.Close() })
 	await(t, func() bool { return strings.Contains(cluster.ClusterInfo(t.Context()).Val(), "cluster_state:ok") })
 	var n atomic.Int32 // the cases run in parallel
-	storetest.RunStore(t, func(testing.TB) consumer.Store {
+	storetest.RunStore(t, func(testing.TB) store.Store {
 		return redisstore.New(cluster, redisstore.Options{Prefix: strings.Repeat("x", int(n.Add(1)))})
 	})
 	if err := redisstore.New(cluster, redisstore.Options{}).Check(t.Context()); err != nil {
@@ -200,11 +200,11 @@ func TestFullRedisRefuses(t *testing.T) {
 	t.Parallel()
 	s := server(t, "--maxmemory-policy", "noeviction")
 	c := client(t, s)
-	store := redisstore.New(c, redisstore.Options{})
+	kept := redisstore.New(c, redisstore.Options{})
 	if err := c.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := store.Acquire(t.Context(), claim("k"), time.Hour); err == nil {
+	if got, err := kept.Acquire(t.Context(), claim("k"), time.Hour); err == nil {
 		t.Errorf("acquired %+v", got)
 	}
 }

@@ -6,12 +6,13 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/store"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 func firstThenDuplicates(w *world) {
-	one := w.receiver(consumer.StoreConfig{}, w.works)
-	two := w.receiver(consumer.StoreConfig{}, w.works)
+	one := w.receiver(store.Config{}, w.works)
+	two := w.receiver(store.Config{}, w.works)
 	first := one.post("k", `{"n":1}`)
 	w.wantFirst(first, http.StatusCreated, done("k"))
 	one.wantResult(consumer.ResultProcessed)
@@ -36,7 +37,7 @@ func keptAnswers(w *world) {
 		"of the margin":   {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(299) }, 299, ""},
 		"bytes, not text": {func(w http.ResponseWriter, _ *http.Request) { write(w, "\x00\xff\xfe\r\n") }, 200, "\x00\xff\xfe\r\n"},
 	}
-	rc := w.receiver(consumer.StoreConfig{}, func(out http.ResponseWriter, r *http.Request) {
+	rc := w.receiver(store.Config{}, func(out http.ResponseWriter, r *http.Request) {
 		out.Header().Set("X-Handler", "ran")
 		cases[consumer.EventFrom(r.Context()).Key].handler(out, r)
 	})
@@ -51,7 +52,7 @@ func keptAnswers(w *world) {
 }
 
 func anotherBody(w *world) {
-	rc := w.receiver(consumer.StoreConfig{}, w.works)
+	rc := w.receiver(store.Config{}, w.works)
 	rc.post("k", `{"amount":1}`)
 	rc.wantResult(consumer.ResultProcessed)
 	for _, body := range []string{`{"amount":2}`, ``, `{"amount":1} `} {
@@ -67,7 +68,7 @@ func keysOfEveryForm(w *world) {
 	for c := byte(' ') + 1; c < '~'; c++ {
 		all.WriteByte(c)
 	}
-	rc := w.receiver(consumer.StoreConfig{}, w.works)
+	rc := w.receiver(store.Config{}, w.works)
 	keys := []string{
 		all.String(), strings.Repeat("k", 255), strings.Repeat("k", 254), "{a}", "{b}", "a b", "a  b", "A B", "%00", `\n`, "*", "'; --",
 		"null", "0", "00", "a:b", "a:", "a", "a/../b", "$ref", "#key", ":token",
@@ -97,7 +98,7 @@ func sourcesApart(w *world) {
 		{"finance", "k"},
 		{"stock", "k"},
 	} {
-		rc := w.receiver(consumer.StoreConfig{Config: consumer.Config{Receiver: "logistics", Source: name[0]}}, func(out http.ResponseWriter, _ *http.Request) {
+		rc := w.receiver(store.Config{Config: consumer.Config{Receiver: "logistics", Source: name[0]}}, func(out http.ResponseWriter, _ *http.Request) {
 			out.WriteHeader(210 + i)
 		})
 		w.wantFirst(rc.post(name[1], "{}"), 210+i, "")
@@ -108,7 +109,7 @@ func sourcesApart(w *world) {
 // A memory with a TTL cannot know what it has forgotten, and judges by the event's age. The database notes what it removed.
 func olderThanMemory(w *world) {
 	const ttl = time.Hour
-	rc := w.receiver(consumer.StoreConfig{TTL: ttl}, w.works)
+	rc := w.receiver(store.Config{TTL: ttl}, w.works)
 	created := func(ago time.Duration) func(http.Header) {
 		return with(webhook.CreatedAt, time.Now().Add(-ago).UTC().Format(time.RFC3339Nano))
 	}

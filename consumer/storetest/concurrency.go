@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/store"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -20,8 +21,8 @@ func inFlight(w *world) {
 		<-finished
 		w.works(out, r)
 	}
-	one := w.receiver(consumer.StoreConfig{Lease: hour, TTL: 24 * hour}, handler)
-	two := w.receiver(consumer.StoreConfig{Lease: hour, TTL: 24 * hour}, handler)
+	one := w.receiver(store.Config{Lease: hour, TTL: 24 * hour}, handler)
+	two := w.receiver(store.Config{Lease: hour, TTL: 24 * hour}, handler)
 	first := one.begin(one.request("k", "{}"))
 	<-running
 	for _, rc := range []*receiver{one, two} {
@@ -42,7 +43,7 @@ func inFlight(w *world) {
 // storm sends one event fifty times at once to two receivers, and returns what was answered how often.
 func (w *world) storm(handler http.HandlerFunc) (tally map[string]int) {
 	const clients = 50
-	cfg := consumer.StoreConfig{Lease: hour, TTL: 24 * hour}
+	cfg := store.Config{Lease: hour, TTL: 24 * hour}
 	receivers := []*receiver{w.receiver(cfg, handler), w.receiver(cfg, handler)}
 	start, answers := make(chan struct{}), make(chan response, clients)
 	var sending sync.WaitGroup

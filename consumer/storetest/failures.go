@@ -8,12 +8,13 @@ import (
 	"sync"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/store"
 )
 
 // A failure is not remembered, and the event is free at once. What the handler did before it failed is undone only where
 // the effect is atomic.
 func failingHandler(w *world) {
-	rc := w.receiver(consumer.StoreConfig{Lease: hour, TTL: 24 * hour}, func(out http.ResponseWriter, r *http.Request) {
+	rc := w.receiver(store.Config{Lease: hour, TTL: 24 * hour}, func(out http.ResponseWriter, r *http.Request) {
 		w.effect(r)
 		status, err := strconv.Atoi(r.Header.Get("Test-Status"))
 		if err != nil {
@@ -53,7 +54,7 @@ func handlerThatDoesNotReturn(w *world) {
 		"aborts":              func() { panic(http.ErrAbortHandler) },
 		"exits its goroutine": runtime.Goexit,
 	}
-	rc := w.receiver(consumer.StoreConfig{Lease: hour, TTL: 24 * hour}, func(out http.ResponseWriter, r *http.Request) {
+	rc := w.receiver(store.Config{Lease: hour, TTL: 24 * hour}, func(out http.ResponseWriter, r *http.Request) {
 		w.effect(r)
 		out.WriteHeader(http.StatusNoContent)
 		if r.Header.Get("Test-End") != "" {
@@ -83,7 +84,7 @@ func handlerThatDoesNotReturn(w *world) {
 // When the client has gone, the work is done all the same, and its retry finds the response.
 func clientGoes(w *world) {
 	running, gone := make(chan struct{}), make(chan struct{})
-	rc := w.receiver(consumer.StoreConfig{Lease: hour, TTL: 24 * hour}, func(out http.ResponseWriter, r *http.Request) {
+	rc := w.receiver(store.Config{Lease: hour, TTL: 24 * hour}, func(out http.ResponseWriter, r *http.Request) {
 		close(running) // a second run would panic here
 		<-r.Context().Done()
 		<-gone

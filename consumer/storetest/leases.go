@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/store"
 )
 
 const (
@@ -19,7 +20,7 @@ const (
 func handlersTime(w *world) {
 	const lease = time.Minute
 	asked := time.Now()
-	rc := w.receiver(consumer.StoreConfig{Lease: lease}, func(out http.ResponseWriter, r *http.Request) {
+	rc := w.receiver(store.Config{Lease: lease}, func(out http.ResponseWriter, r *http.Request) {
 		out.WriteHeader(http.StatusNoContent)
 		until, limited := r.Context().Deadline()
 		switch { // by HandlerTimeout, or the lease if that is shorter
@@ -39,7 +40,7 @@ type slow struct {
 	answer  chan int
 }
 
-func (w *world) slow(cfg consumer.StoreConfig) *slow {
+func (w *world) slow(cfg store.Config) *slow {
 	s := &slow{running: make(chan struct{}), answer: make(chan int, 1)}
 	s.receiver = w.receiver(cfg, func(out http.ResponseWriter, r *http.Request) {
 		w.effect(r)
@@ -90,8 +91,8 @@ func (rc *receiver) takeOver() response {
 // Where a lease ends, another request takes the event over, and the handler that outlived it has worked in vain: its
 // effect stays, and it is the other's response that counts. Without leases nobody takes over.
 func handlerOutlivesLease(w *world) {
-	first := w.slow(consumer.StoreConfig{Lease: short})
-	other := w.receiver(consumer.StoreConfig{Lease: hour, TTL: 24 * hour}, w.works)
+	first := w.slow(store.Config{Lease: short})
+	other := w.receiver(store.Config{Lease: hour, TTL: 24 * hour}, w.works)
 	answer := first.hold()
 	if w.atomic() {
 		for range 10 { // however often it is asked
@@ -116,9 +117,9 @@ func handlerOutlivesLease(w *world) {
 // Two handlers have outlived their leases, one after the other, and a third holds the event. Neither of the late ones may
 // answer for it, whatever they do.
 func lateFinishers(w *world, status int) {
-	one, two := w.slow(consumer.StoreConfig{Lease: short}), w.slow(consumer.StoreConfig{Lease: short})
-	three := w.slow(consumer.StoreConfig{Lease: hour, TTL: 24 * hour})
-	other := w.receiver(consumer.StoreConfig{Lease: hour, TTL: 24 * hour}, w.works)
+	one, two := w.slow(store.Config{Lease: short}), w.slow(store.Config{Lease: short})
+	three := w.slow(store.Config{Lease: hour, TTL: 24 * hour})
+	other := w.receiver(store.Config{Lease: hour, TTL: 24 * hour}, w.works)
 	first := one.hold()
 	if w.atomic() {
 		w.wantProblem(other.post("k", "{}"), http.StatusConflict, "in-flight")
@@ -157,17 +158,17 @@ func lateFailure(w *world) { lateFinishers(w, http.StatusInternalServerError) }
 // A lease that nobody has taken over since it ended is as good as one that lasts: the effect has happened, and to forget
 // it would be to repeat it.
 func lateAlone(w *world) {
-	first := w.slow(consumer.StoreConfig{Lease: short})
+	first := w.slow(store.Config{Lease: short})
 	answer := first.hold()
 	if !w.atomic() {
 		// That the lease has ended shows when somebody else gets the event. He gives it back.
-		fails := w.receiver(consumer.StoreConfig{Lease: hour, TTL: 24 * hour}, func(out http.ResponseWriter, _ *http.Request) {
+		fails := w.receiver(store.Config{Lease: hour, TTL: 24 * hour}, func(out http.ResponseWriter, _ *http.Request) {
 			out.WriteHeader(http.StatusBadGateway)
 		})
 		w.wantFirst(fails.takeOver(), http.StatusBadGateway, "")
 	}
 	first.answer <- http.StatusOK
 	w.wantFirst(<-answer, http.StatusOK, "slow")
-	w.wantReplayed(w.receiver(consumer.StoreConfig{}, w.works).post("k", "{}"), http.StatusOK)
+	w.wantReplayed(w.receiver(store.Config{}, w.works).post("k", "{}"), http.StatusOK)
 	w.wantEffects("k", 1, 1)
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/store"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -72,7 +73,7 @@ type receiver struct {
 }
 
 // receiver starts one more receiver of the test's memory.
-func (w *world) receiver(cfg consumer.StoreConfig, handler http.HandlerFunc) *receiver {
+func (w *world) receiver(cfg store.Config, handler http.HandlerFunc) *receiver {
 	w.Helper()
 	if w.memory.Middleware == nil {
 		w.memory = w.subject.New(w)

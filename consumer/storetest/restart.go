@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/store"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -29,7 +30,7 @@ func (rc *receiver) whenBack(key string) response {
 // While nobody can tell whether an event is known, its handler must not run. What needs no memory is refused as always.
 func memoryAway(w *world) {
 	w.memory = w.subject.NewServer(w)
-	rc := w.receiver(consumer.StoreConfig{}, w.works)
+	rc := w.receiver(store.Config{}, w.works)
 	w.wantFirst(rc.post("before", "{}"), 201, done("before"))
 	rc.wantResult(consumer.ResultProcessed)
 	w.memory.Stop()
@@ -53,7 +54,7 @@ func memoryAway(w *world) {
 
 func memoryRestarts(w *world) {
 	w.memory = w.subject.NewServer(w)
-	rc := w.receiver(consumer.StoreConfig{}, w.works)
+	rc := w.receiver(store.Config{}, w.works)
 	w.wantFirst(rc.post("k", "{}"), 201, done("k"))
 	w.memory.Stop()
 	w.memory.Start()
@@ -71,7 +72,7 @@ func memoryRestarts(w *world) {
 // the effect is there, the sender is told that nobody may remember it, and after the lease it happens again.
 func memoryGoesMeanwhile(w *world) {
 	w.memory = w.subject.NewServer(w)
-	s := w.slow(consumer.StoreConfig{Config: consumer.Config{CommitTimeout: time.Second}, Lease: short})
+	s := w.slow(store.Config{Config: consumer.Config{CommitTimeout: time.Second}, Lease: short})
 	answer := s.hold()
 	w.memory.Stop()
 	s.answer <- http.StatusOK
@@ -84,7 +85,7 @@ func memoryGoesMeanwhile(w *world) {
 		w.Error("the report has no error")
 	}
 	w.memory.Start()
-	other := w.receiver(consumer.StoreConfig{}, w.works)
+	other := w.receiver(store.Config{}, w.works)
 	other.whenBack("another") // may still be refused while k is in flight, hence by another key
 	w.wantFirst(other.takeOver(), 201, done("k"))
 	w.wantEffects("k", 1, 2)
@@ -93,12 +94,12 @@ func memoryGoesMeanwhile(w *world) {
 // A store that is back before the middleware gives up has lost nothing: the response is offered to it again.
 func memoryRestartsMeanwhile(w *world) {
 	w.memory = w.subject.NewServer(w)
-	s := w.slow(consumer.StoreConfig{Lease: hour, TTL: 24 * hour})
+	s := w.slow(store.Config{Lease: hour, TTL: 24 * hour})
 	answer := s.hold()
 	w.memory.Stop()
 	w.memory.Start()
 	s.answer <- http.StatusOK
-	other := w.receiver(consumer.StoreConfig{}, w.works)
+	other := w.receiver(store.Config{}, w.works)
 	if w.atomic() {
 		w.wantProblem(<-answer, http.StatusInternalServerError, "commit-failed")
 		w.wantFirst(other.whenBack("k"), 201, done("k"))

@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/store"
 )
 
 // RunStore tests a store without a receiver. open returns a store whose events no other call of open shows.
-func RunStore(t *testing.T, open func(t testing.TB) consumer.Store) {
+func RunStore(t *testing.T, open func(t testing.TB) store.Store) {
 	for name, test := range map[string]func(*events){
 		"one claim at a time":           oneClaim,
 		"one of fifty":                  oneOfFifty,
@@ -37,15 +37,15 @@ func RunStore(t *testing.T, open func(t testing.TB) consumer.Store) {
 // events are those of one store.
 type events struct {
 	*testing.T
-	store consumer.Store
+	store store.Store
 }
 
 // claim is a new request's claim to the event key.
-func claim(key string) consumer.Claim {
-	return consumer.Claim{Source: "outbox", Key: key, Hash: sha256.Sum256([]byte(key)), Token: rand.Text()}
+func claim(key string) store.Claim {
+	return store.Claim{Source: "outbox", Key: key, Hash: sha256.Sum256([]byte(key)), Token: rand.Text()}
 }
 
-func (e *events) acquire(c consumer.Claim, lease time.Duration) consumer.Acquired {
+func (e *events) acquire(c store.Claim, lease time.Duration) store.Acquired {
 	e.Helper()
 	got, err := e.store.Acquire(e.Context(), c, lease)
 	if err != nil {
@@ -58,28 +58,28 @@ func (e *events) acquire(c consumer.Claim, lease time.Duration) consumer.Acquire
 }
 
 // claimed asserts who gets the event: this claim, or for another that holds it, nobody.
-func (e *events) wantClaimed(c consumer.Claim, lease time.Duration, want bool) {
+func (e *events) wantClaimed(c store.Claim, lease time.Duration, want bool) {
 	e.Helper()
 	if got := e.acquire(c, lease); got.Claimed != want || got.Known != nil {
 		e.Errorf("acquired %+v, want claimed %v", got, want)
 	}
 }
 
-func (e *events) complete(c consumer.Claim, status int, ttl time.Duration) {
+func (e *events) complete(c store.Claim, status int, ttl time.Duration) {
 	e.Helper()
 	if err := e.store.Complete(e.Context(), c, status, ttl); err != nil {
 		e.Fatalf("complete: %v", err)
 	}
 }
 
-func (e *events) wantLeaseLost(c consumer.Claim) {
+func (e *events) wantLeaseLost(c store.Claim) {
 	e.Helper()
-	if err := e.store.Complete(e.Context(), c, 299, hour); !errors.Is(err, consumer.ErrLeaseLost) {
+	if err := e.store.Complete(e.Context(), c, 299, hour); !errors.Is(err, store.ErrLeaseLost) {
 		e.Errorf("complete: %v, want ErrLeaseLost", err)
 	}
 }
 
-func (e *events) release(c consumer.Claim) {
+func (e *events) release(c store.Claim) {
 	e.Helper()
 	if err := e.store.Release(e.Context(), c); err != nil {
 		e.Fatalf("release: %v", err)
@@ -87,7 +87,7 @@ func (e *events) release(c consumer.Claim) {
 }
 
 // wantKnown asserts what a new request, or another claim of the same one, is told.
-func (e *events) wantKnown(c consumer.Claim, status int) {
+func (e *events) wantKnown(c store.Claim, status int) {
 	e.Helper()
 	if got := e.acquire(c, hour).Known; got == nil || got.Hash != c.Hash || got.Status != status {
 		e.Errorf("known %+v, want status %d", got, status)
@@ -95,7 +95,7 @@ func (e *events) wantKnown(c consumer.Claim, status int) {
 }
 
 // await claims the event until it is free.
-func (e *events) await(c consumer.Claim, lease time.Duration) {
+func (e *events) await(c store.Claim, lease time.Duration) {
 	e.Helper()
 	ctx, cancel := context.WithTimeout(e.Context(), patience)
 	defer cancel()
@@ -119,7 +119,7 @@ func oneClaim(e *events) {
 
 func oneOfFifty(e *events) {
 	var asking sync.WaitGroup
-	start, claimed := make(chan struct{}), make(chan consumer.Claim, 50)
+	start, claimed := make(chan struct{}), make(chan store.Claim, 50)
 	for range cap(claimed) {
 		asking.Go(func() {
 			c := claim("k")

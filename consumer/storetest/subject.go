@@ -5,7 +5,7 @@ import (
 	"net/http"
 	"testing"
 
-	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/store"
 )
 
 // A Subject is what [Run] puts to the test.
@@ -35,7 +35,7 @@ type Promises struct {
 type Memory struct {
 	// Middleware makes one more receiver's middleware, with connections of its own, as another process has. A memory
 	// without leases uses the Config alone. Required.
-	Middleware func(cfg consumer.StoreConfig) func(http.Handler) http.Handler
+	Middleware func(cfg store.Config) func(http.Handler) http.Handler
 
 	// Effect is what a handler does for an event: it counts key, in the handler's transaction. Effects returns the
 	// count, as others see it. Required for a memory whose effect is atomic, and unused otherwise.

@@ -11,7 +11,7 @@ import (
 // outcome. They take now as a parameter, so that a table can test every moment.
 var decisions = []string{
 	"relay/policy/", "relay/order.go", "relay/wake.go",
-	"consumer/freshness.go", "consumer/retry.go",
+	"consumer/internal/memory/freshness.go", "consumer/inbox/retry.go",
 	"consumer/breaker/breaker.go",
 	"internal/webhook/sign.go", "internal/webhook/verify.go",
 }

@@ -27,6 +27,8 @@ var surroundings = ban{
 var exempt = map[string]string{
 	"consumer/examples/":    "programs, as those of cmd are",
 	"internal/localpg/":     "runs PostgreSQL's programs on a directory of its own; only tests, benchmarks and the demo import it",
+	"internal/notify/":      "replaces http.DefaultTransport, with which the library's services send, by the guarded one",
+	"internal/settings/":    "reads the configuration of cmd/outbox-relay, which alone imports it",
 	"internal/localserver/": "runs other servers on a directory of its own; only tests import it",
 }
 

@@ -20,14 +20,16 @@ var (
 	// The rooms of relay are not listed: each explains itself in its doc.go.
 	goPackages = []string{
 		"cmd/outbox-relay", "cmd/demo", "cmd/sbom", "outbox", "relay", "consumer", "consumer/promobserver", "migrations",
-		"consumer/breaker", "consumer/consumertest", "consumer/internal/handlerctx", "consumer/internal/redact",
+		"consumer/inbox", "consumer/sqlconsumer", "consumer/store", "consumer/breaker", "consumer/consumertest",
+		"consumer/internal/memory", "consumer/internal/headers", "consumer/internal/verdict", "consumer/internal/sqlstate",
+		"consumer/internal/handlerctx", "consumer/internal/redact",
 		"consumer/storetest", "consumer/redisstore", "consumer/dynamostore",
 		"consumer/examples", "consumer/examples/internal/server", "consumer/examples/internal/exampletest",
 		"consumer/examples/nethttp", "consumer/examples/chi", "consumer/examples/echo", "consumer/examples/gin", "consumer/examples/sqlx",
 		"consumer/examples/gorm", "consumer/examples/svix", "consumer/examples/stripe", "consumer/examples/worker",
 		"consumer/elsewhere",
-		"internal/webhook", "internal/check", "internal/plain", "internal/inboxops", "internal/admin", "internal/archtest",
-		"internal/localpg", "internal/localpg/pgtest", "internal/localpg/withpg", "internal/localserver", "internal/relaytest",
+		"internal/webhook", "internal/check", "internal/plain", "internal/settings", "internal/notify", "internal/inboxops", "internal/admin",
+		"internal/archtest", "internal/localpg", "internal/localpg/pgtest", "internal/localpg/withpg", "internal/localserver", "internal/relaytest",
 	}
 
 	// Names that say nothing about what is inside collect everything.

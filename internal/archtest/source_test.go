@@ -186,7 +186,10 @@ func (s *source) inCmd() bool  { return strings.HasPrefix(s.path, "cmd/") }
 func (s *source) isEngine() bool { return s.dir() == "relay" || strings.HasPrefix(s.path, "relay/") }
 
 func (s *source) isLibrary() bool {
-	return !s.isTest() && (s.isEngine() || slices.Contains([]string{"outbox", "consumer", "internal/inboxops", "consumer/breaker", "consumer/consumertest", "consumer/internal/handlerctx", "consumer/internal/redact"}, s.dir()))
+	if rest, ok := strings.CutPrefix(s.dir(), "consumer/"); ok && !s.isTest() {
+		return slices.Contains([]string{"inbox", "sqlconsumer", "store", "breaker", "consumertest"}, rest) || strings.HasPrefix(rest, "internal/")
+	}
+	return !s.isTest() && (s.isEngine() || slices.Contains([]string{"outbox", "consumer", "internal/inboxops"}, s.dir()))
 }
 
 // at formats one violation.

@@ -80,6 +80,9 @@ func (s *source) isConstant(group *ast.GenDecl, spec *ast.ValueSpec, i int) bool
 		case "regexp", "net/netip":
 			return strings.HasPrefix(called, "Must")
 		}
+	case *ast.SelectorExpr: // a sentinel under the name that users know
+		imported, selected := s.qualified(value)
+		return imported != "" && strings.HasPrefix(name.Name, "Err") && strings.HasPrefix(selected, "Err")
 	case *ast.CompositeLit:
 		switch value.Type.(type) {
 		case *ast.ArrayType, *ast.MapType:
@@ -163,6 +166,7 @@ func TestPackagesKeepNoState(t *testing.T) {
 	reports(t, packageState, map[string]snippet{
 		"a counter":              {text: "var count int"},
 		"a client":               {text: "import \"net/http\"\nvar client = &http.Client{}"},
+		"another's variable":     {text: "import \"os\"\nvar ErrOut = os.Stderr"},
 		"a struct with a lock":   {text: "var shared = process{mu: new(sync.Mutex)}"},
 		"a struct that points":   {text: "var shared = process{server: &server{}}"},
 		"a zero struct":          {text: "var shared process"},
@@ -175,6 +179,7 @@ func TestPackagesKeepNoState(t *testing.T) {
 	})
 	accepts(t, packageState, map[string]snippet{
 		"a sentinel":            {text: "import \"errors\"\nvar ErrX = errors.New(\"x\")"},
+		"a sentinel of another": {text: "import \"io/fs\"\nvar ErrX = fs.ErrNotExist"},
 		"a pattern":             {text: "import \"regexp\"\nvar x = regexp.MustCompile(\"x\")"},
 		"a table":               {text: "var names = []string{\"a\"}\nfunc f() string { return names[0] }"},
 		"a struct of constants": {text: "var rates = faults{Late: 0.03, Every: 2 * time.Second}"},

@@ -40,7 +40,7 @@ func TestErrorBehindWrapMiddleware(t *testing.T) {
 			return failure
 		}
 		return c.NoContent(http.StatusNoContent)
-	}, echo.WrapMiddleware(consumer.MustMiddleware(pool, consumer.Config{Receiver: "logistics", AllowUnsigned: true})))
+	}, echo.WrapMiddleware(consumer.Must(consumer.Middleware(pool, consumer.Config{Receiver: "logistics", AllowUnsigned: true}))))
 	post := func() *httptest.ResponseRecorder {
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", strings.NewReader("{}"))
 		r.Header.Set("X-Idempotency-Key", "k")

@@ -17,6 +17,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/examples/internal/server"
+	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 )
 
 func main() {
@@ -38,10 +39,10 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	router := consumer.NewRouterSQL()
+	router := sqlconsumer.NewRouter()
 	s := &shipping{db: db}
 	consumer.HandleJSON(router, "invoice.created", 1, s.ship)
-	receive, err := consumer.NewSQL(pool, consumer.Config{
+	receive, err := sqlconsumer.New(pool, consumer.Config{
 		Receiver: "logistics",
 		Source:   "finance",
 		Secrets:  []string{os.Getenv("FINANCE_SECRET")},

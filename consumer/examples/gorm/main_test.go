@@ -14,6 +14,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/examples/internal/exampletest"
+	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -41,7 +42,7 @@ func TestTransactionsWithinAreSavepoints(t *testing.T) {
 	}
 	s := &shipping{db: db}
 	undone := errors.New("undone")
-	handler := consumer.MustNewSQL(pool, consumer.Config{Receiver: "logistics", AllowUnsigned: true}, func(ctx context.Context, inner *sql.Tx, _ consumer.Event) error {
+	handler := consumer.Must(sqlconsumer.New(pool, consumer.Config{Receiver: "logistics", AllowUnsigned: true}, func(ctx context.Context, inner *sql.Tx, _ consumer.Event) error {
 		tx := s.within(ctx, inner)
 		err := tx.Transaction(func(tx *gorm.DB) error {
 			if err := tx.Create(&Shipment{Invoice: "INV-1", Total: "1"}).Error; err != nil {
@@ -59,7 +60,7 @@ func TestTransactionsWithinAreSavepoints(t *testing.T) {
 			t.Error(err)
 		}
 		return nil
-	})
+	}))
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", strings.NewReader("{}"))
 	r.Header.Set("X-Idempotency-Key", "k")
 	w := httptest.NewRecorder()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/examples/internal/server"
+	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 )
 
 func main() {
@@ -33,10 +34,10 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer db.Close()
-	router := consumer.NewRouterSQL()
+	router := sqlconsumer.NewRouter()
 	s := &shipping{db: db}
 	consumer.HandleJSON(router, "invoice.created", 1, s.ship)
-	receive, err := consumer.NewSQL(db.DB, consumer.Config{
+	receive, err := sqlconsumer.New(db.DB, consumer.Config{
 		Receiver: "logistics",
 		Source:   "finance",
 		Secrets:  []string{os.Getenv("FINANCE_SECRET")},

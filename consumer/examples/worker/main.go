@@ -22,6 +22,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/examples/internal/server"
+	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 )
 
 func main() {
@@ -41,7 +42,7 @@ func run(ctx context.Context) error {
 	defer pool.Close()
 	router := consumer.NewRouter()
 	consumer.HandleJSON(router, "invoice.created", 1, ship)
-	inbox, err := consumer.NewInbox(pool, consumer.InboxConfig{
+	invoices, err := inbox.New(pool, inbox.Config{
 		Config: consumer.Config{
 			Receiver: "logistics",
 			Source:   "finance",
@@ -62,12 +63,12 @@ func run(ctx context.Context) error {
 	var workers sync.WaitGroup
 	workers.Go(func() {
 		defer stop()
-		worked = inbox.Run(working)
+		worked = invoices.Run(working)
 	})
 	workers.Go(func() { forget(ctx, pool) })
 
 	mux := http.NewServeMux()
-	mux.Handle("POST /webhooks/finance", inbox.Handler())
+	mux.Handle("POST /webhooks/finance", invoices.Handler())
 	served := server.Run(serving, mux)
 	finish()
 	workers.Wait()

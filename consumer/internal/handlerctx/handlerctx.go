@@ -1,5 +1,5 @@
-// Package handlerctx is what package consumer and consumer/consumertest share: the key of a handler's context, which neither
-// has to export.
+// Package handlerctx carries an event and its transaction in the context of a handler, from the packages that call handlers to
+// those that export how a handler finds them.
 package handlerctx
 
 import (
@@ -7,22 +7,29 @@ import (
 	"database/sql"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
 )
+
+// Scope is what a handler's context carries.
+type Scope struct {
+	Event headers.Event
+	Tx    pgx.Tx  // of package consumer and of inboxes
+	SQLTx *sql.Tx // of package sqlconsumer
+	Store bool    // of package store: there is no transaction
+}
 
 type key struct{}
 
-// With returns a context for a handler, whose [Value] is value.
-func With(ctx context.Context, value any) context.Context {
-	return context.WithValue(ctx, key{}, value)
+// With returns a context for a handler, in which [From] finds scope.
+func With(ctx context.Context, scope *Scope) context.Context {
+	return context.WithValue(ctx, key{}, scope)
 }
 
-// Value returns the value of the innermost [With], and nil for any other context.
-func Value(ctx context.Context) any { return ctx.Value(key{}) }
-
-// Tested is the value for a handler that a unit test calls, with one of the transactions. Event is a consumer.Event: this
-// package cannot name the type, because package consumer imports it.
-type Tested[Event any] struct {
-	Event Event
-	Tx    pgx.Tx
-	SQLTx *sql.Tx
+// From returns the scope of the innermost [With], and an empty one for any other context.
+func From(ctx context.Context) *Scope {
+	if scope, ok := ctx.Value(key{}).(*Scope); ok {
+		return scope
+	}
+	return &Scope{}
 }

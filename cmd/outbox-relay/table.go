@@ -1,0 +1,77 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// printTable prints a list in columns below a header. A header that ends with a tab aligns them to the right. Without entries it
+// prints none instead, unless that is empty.
+func printTable[T any](w io.Writer, none, header string, list []T, row func(T) []any) error {
+	if len(list) == 0 && none != "" {
+		_, err := fmt.Fprintln(w, none)
+		return err
+	}
+	flags, end := uint(0), ""
+	if strings.HasSuffix(header, "\t") {
+		flags, end = tabwriter.AlignRight, "\t"
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', flags)
+	if header != "" {
+		fmt.Fprintln(table, header)
+	}
+	for _, item := range list {
+		var cells []string
+		for _, cell := range row(item) {
+			cells = append(cells, cellText(cell))
+		}
+		fmt.Fprintln(table, strings.Join(cells, "\t")+end)
+	}
+	return table.Flush()
+}
+
+// cellText writes a time in UTC, an absent time as "-", and another absent value as nothing.
+func cellText(cell any) string {
+	switch cell := cell.(type) {
+	case time.Time:
+		return cell.UTC().Format(time.RFC3339)
+	case *time.Time:
+		if cell == nil {
+			return "-"
+		}
+		return cellText(*cell)
+	case *string:
+		return orBlank(cell)
+	case *int64:
+		if cell == nil {
+			return ""
+		}
+		return cellText(*cell)
+	}
+	return fmt.Sprint(cell)
+}
+
+func orBlank(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
+// orEmpty makes JSON show an empty list, not null.
+func orEmpty[T any](list []T) []T {
+	if list == nil {
+		return []T{}
+	}
+	return list
+}
+
+func orDash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return text
+}

@@ -1,0 +1,269 @@
+package inbox
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+)
+
+// State is what has become of an event so far.
+type State string
+
+// The states of an event. Only an operator takes one out of the last three, with the command outbox-relay inbox.
+const (
+	StatePending    State = "pending"    // waits for a worker, for its next attempt, or for an earlier event of its ordering key
+	StateProcessing State = "processing" // a worker has it
+	StateSucceeded  State = "succeeded"  // the handler's work is committed
+	StateIgnored    State = "ignored"    // of no concern to this receiver; kept for review
+	StateFailed     State = "failed"     // nobody tries again by himself
+)
+
+// OnFailure says what a failed event means to those behind it that have the same ordering key.
+type OnFailure string
+
+// What a failed event may mean.
+const (
+	// FailureBlocks keeps them waiting until an operator replays or ignores the failed one. The default.
+	FailureBlocks OnFailure = "block"
+	// FailureSkips lets them go on.
+	FailureSkips OnFailure = "skip"
+)
+
+// Config says how an [Inbox] works. Handle and what [consumer.Config] requires must be set; everything else has a default.
+type Config struct {
+	// Config says whom to trust, as for consumer.Middleware. Isolation is that of the transactions in which Handle works. What Handle
+	// returns after HandlerTimeout is a failure, and a worker whose machine has vanished is given up after HandlerTimeout and
+	// CommitTimeout, which bounds every statement of the inbox itself. While Breaker is open events are recorded, but none
+	// is worked.
+	consumer.Config
+
+	// Handle works an event. Required. Commit and Rollback of its transaction are refused. One that ends the transaction by other
+	// means is found out when it returns, and its event failed at once, whether it succeeded, failed or was timed out: to try
+	// again would repeat what it has committed. Until then, or if its process dies, another process may take the event over.
+	// It may change the row of its own event in inbox_events, such as to remove the payload.
+	Handle consumer.Handler[pgx.Tx]
+
+	// Workers is how many events this process works at once in one call of Run. Each needs a connection of the pool while
+	// its handler runs; what the pool has beyond that and one for claims is for recording events in a process that also
+	// works them. Default 8, or what the pool allows if that is less. More than
+	// it allows is refused. Where several calls of Run, or several inboxes, share a pool, it must have that many for each of
+	// them: or a handler that takes a second connection from it may wait for others that do the same.
+	Workers int
+
+	// TypeWorkers bounds how many events of one exact type are worked at once in this process, by one call of Run:
+	// {"report.requested": 1}. A type that is not named has no limit but Workers.
+	TypeWorkers map[string]int
+
+	// PollInterval is how often to look for events unasked: those whose time for another attempt has come, and those whose
+	// wake-up was lost. Default 1 second. Longer makes retries later; a new event does not wait for it.
+	PollInterval time.Duration
+
+	// Schedule holds the delays after the first, second, … attempt; the last repeats. Default 5s, 30s, 5m, 30m, 4h.
+	Schedule []time.Duration
+
+	// Jitter lengthens every delay of Schedule by a random part of it, up to this fraction, so that events which failed
+	// together do not return together. Never shortens one. 0 to 1; nil is 0.1.
+	Jitter *float64
+
+	// MaxAttempts is how often the handler may fail before the event is failed. Default 8.
+	MaxAttempts int
+
+	// DrainTimeout is how long Run lets handlers go on after its own context has ended. Then their contexts end too, and
+	// their events are given back without spending an attempt. Default 20 seconds.
+	DrainTimeout time.Duration
+
+	// OnFailure says what a failed event means to those behind it with the same ordering key. Default [FailureBlocks].
+	OnFailure OnFailure
+}
+
+const (
+	defaultWorkers     = 8
+	defaultJitter      = 0.1
+	defaultMaxAttempts = 8
+)
+
+// complete checks c and fills in defaults. connections is how many the pool has.
+func (c *Config) complete(connections int) error {
+	c.Secrets = nil // the receiver has them, in a form that cannot be printed
+	if c.Handle == nil {
+		return errors.New("inbox: Config.Handle is nil: set what works the events")
+	}
+	if connections < 2 {
+		return fmt.Errorf("inbox: an inbox needs a pool of at least 2 connections, this one has %d: raise MaxConns (pool_max_conns)", connections)
+	}
+	switch {
+	case c.Workers < 0:
+		return fmt.Errorf("inbox: Config.Workers is negative: %d", c.Workers)
+	case c.Workers == 0:
+		c.Workers = min(defaultWorkers, connections-1)
+	case c.Workers > connections-1:
+		return fmt.Errorf("inbox: Config.Workers is %d, which the pool cannot serve: it has %d connections, and one must be left for recording events; "+
+			"raise MaxConns (pool_max_conns) or lower Workers", c.Workers, connections)
+	}
+	c.TypeWorkers = maps.Clone(c.TypeWorkers)
+	for kind, n := range c.TypeWorkers {
+		if n < 1 {
+			return fmt.Errorf("inbox: Config.TypeWorkers[%q] is %d: it must be at least 1; Router.Fallback or Ignore is for events that nobody wants", kind, n)
+		}
+	}
+	if err := cmp.Or(
+		memory.OrDefault("inbox: Config.PollInterval", &c.PollInterval, time.Second),
+		memory.OrDefault("inbox: Config.DrainTimeout", &c.DrainTimeout, 20*time.Second),
+		c.completeRetries(),
+	); err != nil {
+		return err
+	}
+	switch c.OnFailure {
+	case "":
+		c.OnFailure = FailureBlocks
+	case FailureBlocks, FailureSkips:
+	default:
+		return fmt.Errorf("inbox: Config.OnFailure: %q is not known; set FailureBlocks or FailureSkips", c.OnFailure)
+	}
+	return nil
+}
+
+// settings is not exported with the Inbox that embeds it.
+type settings = memory.Settings
+
+// Inbox takes events in two steps: its Handler records them and answers at once, its Run works them later. What is
+// recorded is in the same memory of events as what consumer.Middleware and consumer.Once have processed, so that an event which
+// comes by both ways counts once. Its methods may be called concurrently, in any number of processes.
+type Inbox struct {
+	settings
+	cfg     Config
+	pool    *pgxpool.Pool
+	name    string // of this process, for operators
+	handler http.Handler
+	tables  sync.Map // *eventsTable by oid
+
+	notifying coalescer // at most one notification is on its way
+
+	// recording holds a token for each event that is being recorded while this process works events, too: as many as leave
+	// a connection to each worker and one to claims. Or recorders would queue before workers, who finish nothing then.
+	recording chan struct{}
+
+	mu     sync.Mutex          // guards shifts
+	shifts map[*shift]struct{} // calls of Run
+}
+
+// New returns an inbox whose events and effects are in pool's database. It fails when pool is nil or cfg cannot work.
+func New(pool *pgxpool.Pool, cfg Config) (*Inbox, error) {
+	if pool == nil {
+		return nil, errors.New("inbox: New needs a pool")
+	}
+	host, _ := os.Hostname()
+	in := &Inbox{pool: pool, name: host + "/" + strconv.Itoa(os.Getpid()), shifts: map[*shift]struct{}{}}
+	recording := cfg.Config
+	recording.Breaker = nil // what handlers depend on may be down: an event is recorded all the same
+	connections := int(pool.Config().MaxConns)
+	receive, err := consumer.NewReceiver(recording, func(s memory.Settings) (memory.Memory, error) {
+		in.settings = s
+		return recorder{in}, cfg.complete(connections)
+	})
+	if err != nil {
+		return nil, err
+	}
+	in.cfg = cfg
+	in.recording = make(chan struct{}, max(1, connections-cfg.Workers-1))
+	in.handler = receive.Handler(nil) // no event is worked in its request
+	return in, nil
+}
+
+// Handler returns the http.Handler that records events. It answers 202 once the event is committed, 200 to a duplicate
+// whatever has become of it, and refuses what consumer.Middleware refuses; the body of both is a small JSON object with the
+// event's state. It needs no Run in its own process.
+func (in *Inbox) Handler() http.Handler { return in.handler }
+
+// recorder is the inbox as the memory of its Handler.
+type recorder struct{ inbox *Inbox }
+
+// Admit records the event of a request, and has a worker woken.
+func (rd recorder) Admit(ctx context.Context, rq *memory.Request) (memory.Found, error) {
+	in := rd.inbox
+	found, err := in.record(ctx, rq)
+	if err != nil || found.Admission != memory.Recorded {
+		return found.Found, err
+	}
+	if found.late {
+		found.due = in.advance(ctx, rq.Event.OrderingKey)
+	}
+	if found.due { // only then, so that the event is reported as recorded before a worker reports it
+		found.Answered = func(flush func()) {
+			if !in.wakeHere() {
+				flush() // the client need not wait for the notification
+				in.wakeOthers(ctx)
+			}
+		}
+	}
+	return found.Found, nil
+}
+
+// advance lets the first event of an ordering key go before those that come behind it. If it fails, that happens when one of
+// them has been tried again.
+func (in *Inbox) advance(ctx context.Context, orderingKey string) (promoted bool) {
+	promoted, err := in.release(context.WithoutCancel(ctx), orderingKey)
+	if err != nil {
+		in.Logger().WarnContext(ctx, "consumer: could not let a late event of an ordering key go first", "receiver", in.Receiver, "source", in.Source, "error", in.Redacted(err))
+	}
+	return promoted
+}
+
+// recordedHeaders returns what of a request a worker needs to make the same event of it, and what may help a person who
+// looks at the row. Credentials are not among it: they have no place in a table.
+//
+// What the sender did not say in a header that can be believed, but is known of the event, is said in one: a worker reads
+// nothing else.
+func recordedHeaders(e *headers.Event, header http.Header) http.Header {
+	kept := http.Header{}
+	for name, values := range header {
+		if storable(values) && (!e.Foreign && strings.HasPrefix(name, webhook.OutboxPrefix) ||
+			name == "Content-Type" || name == webhook.ID) {
+			kept[name] = values
+		}
+	}
+	if !e.Foreign {
+		kept.Set(webhook.IdempotencyKey, e.Key)
+	}
+	headers.Write(kept, e)
+	return kept
+}
+
+// storable refuses what jsonb cannot hold: one odd header must not fail the recording.
+func storable(values []string) bool {
+	return !slices.ContainsFunc(values, func(value string) bool { return !utf8.ValidString(value) || strings.Contains(value, "\x00") })
+}
+
+// recordedEvent is the inverse of recordedHeaders.
+func (in *Inbox) recordedEvent(key string, recorded []byte) (headers.Event, error) {
+	var header http.Header
+	if err := json.Unmarshal(recorded, &header); err != nil {
+		return headers.Event{}, fmt.Errorf("read recorded headers: %w", err)
+	}
+	event, malformed := headers.Read(header, key)
+	if malformed != "" {
+		return headers.Event{}, fmt.Errorf("read recorded headers: %s is malformed", malformed)
+	}
+	event.Receiver, event.Source = in.Receiver, in.Source
+	event.Foreign = header.Get(webhook.IdempotencyKey) == ""
+	return event, nil
+}

@@ -1,0 +1,249 @@
+package inbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
+)
+
+// recordSQL is admitSQL for an event that is worked later. It is remembered in processed_events, as recorded, and what has been
+// remembered is put into inbox_events, where its row is pending and holds what a worker needs. The one without the other is
+// nothing that this package leaves: where somebody has removed the memory of an event by hand, the event that is still in
+// the inbox stays as it is, and is remembered again.
+//
+// An event of an ordering key is due only when nothing of its key is let go, and nothing that comes before it waits or has
+// failed; otherwise it waits, without next_attempt_at, for the one before it to end. The statement sees what has ended
+// because lockOrderSQL ran before it, as a statement of its own: one statement for both would take its snapshot before it
+// waits for the lock, and two events of a key that are recorded at once would both be due.
+//
+// What is not known may have been forgotten: as in admitSQL, and nothing is written then.
+const (
+	recordSQL        = recordHead + `now()` + recordTail + `false` + recordEnd
+	recordInOrderSQL = recordHead + firstOfItsKey + recordTail + comesBefore + recordEnd
+
+	recordHead = `
+WITH locked AS MATERIALIZED (
+    SELECT $17::boolean OR pg_try_advisory_xact_lock(` + memory.KeyLock + `) AS ok,
+           set_config('lock_timeout', '100ms', true),
+           CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END,
+           coalesce($15::timestamptz < (SELECT received_before FROM inbox_forgotten WHERE receiver = $1::text AND source = $2::text), false)
+               OR coalesce($16::timestamptz < now(), false) AS old
+), remembered AS (
+    INSERT INTO processed_events
+        (receiver, source, idempotency_key, payload_hash, event_type, event_version, related_reference, event_id, not_after,
+         destination, processing_state, attempts)
+    SELECT $1::text, $2::text, $3::text, $4::bytea, $5::text, $6::integer, nullif($7::text, ''), nullif($10::bigint, 0),
+           coalesce($13::timestamptz, now() + make_interval(secs => nullif($14::float8, 0))), nullif($18::text, ''), 'recorded', 0
+    FROM locked
+    WHERE ok AND NOT old
+    ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
+    RETURNING not_after
+), recorded AS (
+    INSERT INTO inbox_events
+        (receiver, source, idempotency_key, event_type, event_version, related_reference, processing_state,
+         payload, request_headers, event_id, ordering_key, sequence, not_after, next_attempt_at)
+    SELECT $1::text, $2::text, $3::text, $5::text, $6::integer, nullif($7::text, ''), 'pending',
+           $8::bytea, $9::text::jsonb, nullif($10::bigint, 0), nullif($11::text, ''), $12::bigint, not_after, `
+
+	firstOfItsKey = `
+           CASE WHEN NOT (
+               EXISTS (SELECT FROM inbox_events e WHERE e.receiver = $1::text AND e.source = $2::text AND e.ordering_key = $11::text
+                   AND (e.processing_state = 'processing' OR e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL))
+               OR EXISTS (SELECT FROM inbox_events e WHERE e.receiver = $1::text AND e.source = $2::text AND e.ordering_key = $11::text
+                   AND e.processing_state = 'pending' AND e.next_attempt_at IS NULL AND e.sequence <= $12::bigint)
+               OR $19::boolean AND EXISTS (SELECT FROM inbox_events e WHERE e.receiver = $1::text AND e.source = $2::text AND e.ordering_key = $11::text
+                   AND e.processing_state = 'failed' AND e.sequence <= $12::bigint)
+           ) THEN now() END`
+
+	recordTail = `
+    FROM remembered
+    ON CONFLICT ON CONSTRAINT inbox_events_pkey DO NOTHING
+    RETURNING next_attempt_at IS NOT NULL AS due
+)
+SELECT locked.ok AND locked.old, recorded.due, `
+
+	// It is late: an event that comes behind it has been let go already, and may wait for hours for its next attempt, or
+	// even for this one.
+	comesBefore = `
+       EXISTS (SELECT FROM inbox_events e WHERE e.receiver = $1::text AND e.source = $2::text AND e.ordering_key = $11::text
+           AND e.processing_state = 'pending' AND e.next_attempt_at IS NOT NULL AND e.sequence > $12::bigint)`
+
+	recordEnd = `
+FROM locked LEFT JOIN recorded ON true`
+)
+
+// recorded is what became of a request to record an event.
+type recorded struct {
+	memory.Found
+	due  bool // it can be worked at once
+	late bool // an event of its ordering key that comes behind it is let go
+}
+
+// record writes the event down, in a transaction that has ended when it returns: in one round trip if the event is new.
+// The isolation level is READ COMMITTED whatever the Config and the database say, because the lock of an ordering key
+// means nothing to a snapshot that is older.
+func (in *Inbox) record(ctx context.Context, rq *memory.Request) (recorded, error) {
+	if in.works() {
+		select {
+		case in.recording <- struct{}{}:
+			defer func() { <-in.recording }()
+		case <-ctx.Done():
+			return recorded{}, fmt.Errorf("record event: %w", ctx.Err())
+		}
+	}
+	conn, err := in.pool.Acquire(ctx)
+	if err != nil {
+		return recorded{}, fmt.Errorf("record event: %w", err)
+	}
+	defer conn.Release()
+	// Not under the request's context: a client that goes away while the event is being written would cost a connection,
+	// and nobody would know whether the event is there.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), in.CommitTimeout)
+	defer cancel()
+
+	return in.write(ctx, conn, rq, true)
+}
+
+// write is what record does on its connection. Without lock the event's lock is not asked for.
+func (in *Inbox) write(ctx context.Context, conn *pgxpool.Conn, rq *memory.Request, lock bool) (recorded, error) {
+	e := &rq.Event
+	headers, _ := json.Marshal(recordedHeaders(e, rq.Header)) // strings always encode
+	batch := &pgx.Batch{}
+	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	query, args := recordSQL, []any{
+		in.Receiver, in.Source, e.Key, rq.Hash[:], e.Type, int32(e.Version), e.RelatedReference,
+		rq.Body, string(headers), e.ID, e.OrderingKey, e.Sequence, memory.Shifted(e.NotAfter, 0), in.SenderHorizon.Seconds(),
+		memory.Shifted(e.CreatedAt, -in.Tolerance), memory.Shifted(e.NotAfter, in.Tolerance), // the clocks may differ by that much
+		!lock, e.Destination(),
+	}
+	if e.OrderingKey != "" {
+		query, args = recordInOrderSQL, append(args, in.cfg.OnFailure == FailureBlocks)
+		batch.Queue(pinSQL, "on")
+		in.queueOrderLock(batch, e.OrderingKey)
+	}
+	var old, late bool
+	var due *bool // nil: not recorded
+	batch.Queue(query, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&old, &due, &late) })
+	batch.Queue("commit")
+	err := sendAll(ctx, conn, batch)
+	switch {
+	case err == nil && due != nil:
+		return recorded{Found: memory.Found{Admission: memory.Recorded, Status: http.StatusAccepted, State: string(StatePending)}, due: *due, late: late}, nil
+	case err != nil && sqlstate.Of(err) != sqlstate.LockNotAvailable:
+		return recorded{}, fmt.Errorf("record event: %w", memory.Hinted(err))
+	}
+	found, err := in.known(ctx, conn, rq)
+	switch {
+	case err != nil || found.Admission != memory.Busy:
+	case old:
+		found.Admission = memory.Forgotten
+	case lock:
+		return in.recordPastStrangers(ctx, conn, rq)
+	}
+	return found, err
+}
+
+// recordPastStrangers records the event without its lock if the sessions that hold the lock could not record it.
+func (in *Inbox) recordPastStrangers(ctx context.Context, conn *pgxpool.Conn, rq *memory.Request) (recorded, error) {
+	var strangers bool
+	if err := conn.QueryRow(ctx, memory.StrangerHoldsSQL, plannedAnew, in.Receiver, in.Source, rq.Event.Key).Scan(&strangers); err != nil {
+		return recorded{}, fmt.Errorf("look who holds an event: %w", err)
+	}
+	if !strangers {
+		return recorded{Found: memory.Found{Admission: memory.Busy}}, nil
+	}
+	return in.write(ctx, conn, rq, false)
+}
+
+// knownSQL reads what is kept of an event that was not recorded. Where it has been, and is not in the inbox any more, because
+// somebody has removed it by hand, nobody knows what became of it: its state is recorded.
+const knownSQL = `
+SELECT coalesce(p.payload_hash <> $4::bytea, false), coalesce(e.processing_state, p.processing_state), coalesce($5::timestamptz > coalesce(p.not_after, '-infinity'), false),
+       coalesce(p.destination <> nullif($6::text, ''), false)
+FROM processed_events p LEFT JOIN inbox_events e ON e.receiver = p.receiver AND e.source = p.source AND e.idempotency_key = p.idempotency_key
+WHERE p.receiver = $1::text AND p.source = $2::text AND p.idempotency_key = $3::text`
+
+// known tells why an event was not recorded, as recall does for the middleware.
+func (in *Inbox) known(ctx context.Context, conn *pgxpool.Conn, rq *memory.Request) (recorded, error) {
+	var otherBody, comesLater, elsewhere bool
+	notAfter := memory.Shifted(rq.Event.NotAfter, 0)
+	found := recorded{Found: memory.Found{Admission: memory.Duplicate, Status: http.StatusOK}}
+	err := conn.QueryRow(ctx, knownSQL, plannedAnew, in.Receiver, in.Source, rq.Event.Key, rq.Hash[:], notAfter, rq.Event.Destination()).
+		Scan(&otherBody, &found.State, &comesLater, &elsewhere)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		found.Admission = memory.Busy
+	case err != nil:
+		return recorded{}, fmt.Errorf("read known event: %w", err)
+	case elsewhere:
+		found.Admission = memory.Diverted
+	case otherBody:
+		found.Admission = memory.Reused
+	case comesLater:
+		if _, err := conn.Exec(ctx, memory.ExtendSQL, plannedAnew, in.Receiver, in.Source, rq.Event.Key, notAfter); err != nil {
+			return recorded{}, fmt.Errorf("extend known event: %w", err)
+		}
+	}
+	return found, nil
+}
+
+// lockOrderSQL makes recording, finishing and replaying events of one ordering key take turns, each for the rest of its
+// transaction. The number keeps it apart from other advisory locks made of hashes; it reads "order". The wait is bounded,
+// so that one key whose turn does not end cannot take a pool's connections one after the other. unboundLocksSQL takes the
+// bound back, in a transaction of a handler: what runs at its COMMIT has the handler's own.
+const (
+	lockOrderSQL = `
+SELECT set_config('outbox_relay.lock_timeout', current_setting('lock_timeout'), true), set_config('lock_timeout', '2s', true),
+       pg_advisory_xact_lock(hashtextextended($1::text || E'\n' || $2::text || E'\n' || $3::text, 478660552050 # 'inbox_events'::regclass::oid::bigint))`
+
+	unboundLocksSQL = `SELECT set_config('lock_timeout', current_setting('outbox_relay.lock_timeout'), true)`
+)
+
+func (in *Inbox) queueOrderLock(batch *pgx.Batch, orderingKey string) *pgx.QueuedQuery {
+	return batch.Queue(lockOrderSQL, in.Receiver, in.Source, orderingKey)
+}
+
+// notifySQL wakes the inboxes of other processes. It is never part of a transaction that records an event: whoever
+// notifies commits one after the other with all others of the database who do.
+const notifySQL = `SELECT pg_notify('inbox_wake', ` + wakePayload + `)`
+
+// wakePayload says which inbox is woken: the channel is one for all schemas of the database.
+const wakePayload = `'inbox_events'::regclass::oid::text || ' ' || $1::text || ' ' || $2::text`
+
+func (in *Inbox) notify(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), notifyTimeout)
+	defer cancel()
+	if _, err := in.pool.Exec(ctx, notifySQL, in.Receiver, in.Source); err != nil {
+		return fmt.Errorf("notify other processes: %w", err)
+	}
+	return nil
+}
+
+// notifyTimeout bounds a courtesy: whoever is not told polls.
+const notifyTimeout = time.Second
+
+// listenSQL asks for what notifySQL says, and listenedSQL for what it says to this inbox.
+const (
+	listenSQL   = `LISTEN inbox_wake`
+	listenedSQL = `SELECT ` + wakePayload
+)
+
+// listen returns the payload of the notifications that are meant for this inbox.
+func (in *Inbox) listen(ctx context.Context, conn *pgx.Conn) (payload string, err error) {
+	if err := conn.QueryRow(ctx, listenedSQL, in.Receiver, in.Source).Scan(&payload); err != nil {
+		return "", fmt.Errorf("listen for events: %w", err)
+	}
+	if _, err := conn.Exec(ctx, listenSQL); err != nil {
+		return "", fmt.Errorf("listen for events: %w", err)
+	}
+	return payload, nil
+}

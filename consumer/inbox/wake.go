@@ -1,0 +1,190 @@
+package inbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// An event is worked within milliseconds of being recorded, and not when somebody happens to look, because whoever
+// records it wakes a worker: in its own process through a channel, and in others by a notification of PostgreSQL, but that
+// only when its own process has no worker free. Both may be lost. Then the event is found by polling.
+
+// wakeHere wakes the calls of Run in this process, and reports whether one of them has a worker free.
+func (in *Inbox) wakeHere() (free bool) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for s := range in.shifts {
+		s.wakeUp()
+		free = free || s.free.Load() > 0
+	}
+	return free
+}
+
+// coalescer lets one caller at a time do something that need not be done for every caller.
+type coalescer struct {
+	waiting atomic.Bool // somebody is about to begin
+	turn    sync.Mutex
+}
+
+// do runs f once, unless somebody is waiting to run it, who then does so for this caller, too: what has happened before do
+// is followed by an f that begins later. Nobody runs it twice, however many others ask: a request would never end, nor
+// would Run claim, while events keep coming.
+func (c *coalescer) do(f func()) {
+	if !c.waiting.CompareAndSwap(false, true) {
+		return
+	}
+	c.turn.Lock()
+	defer c.turn.Unlock()
+	c.waiting.Store(false)
+	f()
+}
+
+// wakeOthers wakes the inboxes of other processes. However many events are recorded at once, one notification is on its
+// way from this process: they are committed one after the other in the whole database.
+func (in *Inbox) wakeOthers(ctx context.Context) {
+	in.notifying.do(func() {
+		if err := in.notify(ctx); err != nil {
+			in.Logger().DebugContext(ctx, "consumer: cannot wake other processes, they poll", "error", err.Error())
+		}
+	})
+}
+
+// wakeUp makes the shift look for work as soon as it has a worker free.
+func (s *shift) wakeUp() {
+	select {
+	case s.wake <- struct{}{}:
+	default: // a token says "look", not how often
+	}
+}
+
+// Times between attempts to connect.
+const (
+	firstReconnect = 100 * time.Millisecond
+	maxReconnect   = 10 * time.Second
+)
+
+// wakeInterval is how long a notification waits after the last one that woke the claimer: every login of the database may
+// notify, as often as it likes, and each wake-up costs a claim.
+const wakeInterval = 20 * time.Millisecond
+
+// hearken hears, until ctx ends, what other processes have recorded. It has a connection of its own, beside the pool's,
+// because it keeps it for ever.
+func (s *shift) hearken(ctx context.Context) {
+	trouble := outage{inbox: s.Inbox, what: "consumer: inbox cannot listen for events, and finds them by polling until it can"}
+	pause := firstReconnect
+	for ctx.Err() == nil {
+		heard, err := s.hear(ctx, trouble.over)
+		if ctx.Err() != nil {
+			return
+		}
+		trouble.began(ctx, err)
+		if heard {
+			pause = firstReconnect
+		}
+		wait(ctx, jittered(pause, 1, jitterFraction()))
+		pause = min(2*pause, maxReconnect)
+	}
+}
+
+// hear listens on one connection until it breaks. It reports whether it got as far as listening, when it calls ready.
+func (s *shift) hear(ctx context.Context, ready func(context.Context)) (heard bool, err error) {
+	conn, err := s.connect(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer func() {
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), notifyTimeout)
+		defer cancel()
+		_ = conn.Close(closing)
+	}()
+	payload, err := s.listen(ctx, conn)
+	if err != nil {
+		return false, err
+	}
+	ready(ctx)
+	s.wakeUp() // for what was recorded while nobody listened
+	var woken time.Time
+	for notified := false; ; {
+		notified, err = s.awaitNotification(ctx, conn, payload, notified, woken.Add(wakeInterval))
+		if err != nil {
+			return true, err
+		}
+		if now := time.Now(); notified && now.Sub(woken) >= wakeInterval {
+			s.wakeUp()
+			woken, notified = now, false
+		}
+	}
+}
+
+// awaitNotification waits for a notification, and reports whether there was one with the payload. If there was one before,
+// it waits only until the given time.
+func (s *shift) awaitNotification(ctx context.Context, conn *pgx.Conn, payload string, notified bool, until time.Time) (bool, error) {
+	waiting, cancel := ctx, context.CancelFunc(func() {})
+	if notified {
+		waiting, cancel = context.WithDeadline(ctx, until)
+	}
+	defer cancel()
+	notification, err := conn.WaitForNotification(waiting)
+	switch {
+	case err == nil:
+		return notified || notification.Payload == payload, nil
+	case notified && ctx.Err() == nil && !conn.IsClosed() && waiting.Err() != nil:
+		return true, nil
+	}
+	return notified, fmt.Errorf("wait for notification: %w", err)
+}
+
+func (s *shift) connect(ctx context.Context) (*pgx.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
+	defer cancel()
+	cfg := s.pool.Config() // a copy
+	if cfg.BeforeConnect != nil {
+		if err := cfg.BeforeConnect(ctx, cfg.ConnConfig); err != nil {
+			return nil, fmt.Errorf("before connect: %w", err)
+		}
+	}
+	conn, err := pgx.ConnectConfig(ctx, cfg.ConnConfig)
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	return conn, nil
+}
+
+// outage logs once when the database goes away, and once when it is back.
+type outage struct {
+	inbox *Inbox
+	what  string
+	since time.Time // zero: there is none
+}
+
+func (o *outage) began(ctx context.Context, err error) {
+	if err == nil || errors.Is(err, context.Canceled) || !o.since.IsZero() {
+		return
+	}
+	o.since = time.Now()
+	o.inbox.Logger().ErrorContext(ctx, o.what, "receiver", o.inbox.Receiver, "source", o.inbox.Source, "error", o.inbox.Redacted(err))
+}
+
+func (o *outage) over(ctx context.Context) {
+	if o.since.IsZero() {
+		return
+	}
+	o.inbox.Logger().InfoContext(ctx, "consumer: inbox has its database back", "receiver", o.inbox.Receiver, "source", o.inbox.Source, "after", time.Since(o.since).String())
+	o.since = time.Time{}
+}
+
+// wait waits for d or for the end of ctx.
+func wait(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}

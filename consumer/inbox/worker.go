@@ -1,0 +1,380 @@
+package inbox
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/consumer/breaker"
+)
+
+// ticket is a claimed event, before its worker has looked at it.
+type ticket struct {
+	key       string
+	fence     int64
+	eventType string
+	place     string // of the row in the table
+	pass      breaker.Pass
+
+	promoted bool // when it has ended: it let another event go
+	told     bool // and the breaker has heard of it
+}
+
+// shift is one call of Run. One goroutine claims, for all workers together, and owns what is not said to be shared.
+//
+//	recording ─┐                       ┌─▶ worker: begin, handler, finish ─┐
+//	NOTIFY ────┼─ wake ─▶ claim ─ tickets ─▶ worker …                       ├─ ended ─▶ claim again
+//	every second, a look ─▶ rescue     └─▶ worker …                        ─┘
+type shift struct {
+	*Inbox
+	wake  chan struct{} // holds at most one token
+	ended chan *ticket  // from workers; has room for all of them
+	free  atomic.Int64  // workers; read by whoever records
+
+	handling context.Context // of the handlers: ends when Run does not wait for them any longer
+	abandon  context.CancelCauseFunc
+	working  sync.WaitGroup
+
+	tickets map[*ticket]bool // what this shift works: an event twice, while one that was cut off has not noticed
+	limited map[string]int   // by type, of those that have a limit: how many are being worked
+	more    bool             // there may be something to claim
+	last    string           // type that the last claim ended with
+	passed  time.Time        // when others were last told that this process cannot take everything
+
+	heldUntil time.Time // the breaker lets nothing be claimed before
+
+	suspects  map[string]int64 // what the last look found without a worker: key and fence
+	polled    time.Time
+	inspected time.Time
+	swept     time.Time
+	sweptTo   string // ordering key
+	trouble   outage
+}
+
+// Times of what Run does unasked.
+const (
+	inspectInterval = time.Second      // between looks for events whose workers have died
+	sweepInterval   = 30 * time.Second // between looks for ordering keys that nobody has let go
+	passInterval    = 50 * time.Millisecond
+)
+
+// Run works events until ctx ends: as many at once as Workers says, every one of them in a transaction that commits the
+// handler's writes together with the event's state. It may run in any number of processes, and more than once in each;
+// however many there are, no event is worked by two at once, and of one ordering key only one event at a time.
+//
+// An outage of the database, of any length, does not end it. When ctx ends it claims no more, lets the handlers that are
+// running end, for DrainTimeout at most, gives back what it has not begun, and returns nil. It returns an error only when
+// a handler does not return even after its context has ended: what that handler has written is committed only if it
+// returns nil while the process lives.
+func (in *Inbox) Run(ctx context.Context) error {
+	s := &shift{
+		Inbox:    in,
+		wake:     make(chan struct{}, 1),
+		ended:    make(chan *ticket, in.cfg.Workers),
+		tickets:  map[*ticket]bool{},
+		limited:  map[string]int{},
+		suspects: map[string]int64{},
+		more:     true,
+		trouble:  outage{inbox: in, what: "consumer: inbox cannot reach its database, and keeps trying"},
+	}
+	s.handling, s.abandon = context.WithCancelCause(context.WithoutCancel(ctx))
+	defer s.abandon(nil)
+	in.join(s)
+	defer in.leave(s)
+
+	var ears sync.WaitGroup
+	defer ears.Wait()
+	hearing, deafen := context.WithCancel(ctx)
+	defer deafen()
+	ears.Go(func() { s.hearken(hearing) })
+
+	s.claimUntil(ctx)
+	return s.drain(ctx)
+}
+
+func (in *Inbox) join(s *shift) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.shifts[s] = struct{}{}
+}
+
+// works reports whether this process works events.
+func (in *Inbox) works() bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return len(in.shifts) > 0
+}
+
+func (in *Inbox) leave(s *shift) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	delete(in.shifts, s)
+}
+
+// claimUntil hands out events until ctx ends.
+func (s *shift) claimUntil(ctx context.Context) {
+	defer s.free.Store(0)
+	tick := time.NewTicker(min(s.cfg.PollInterval, inspectInterval))
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		s.endAll()
+		free := s.cfg.Workers - len(s.tickets)
+		s.free.Store(int64(free))
+		if s.more && free > 0 && !time.Now().Before(s.heldUntil) {
+			s.claim(ctx, free)
+			select {
+			case <-tick.C: // there may be more to claim for hours
+				s.inspect(ctx)
+			default:
+			}
+			continue
+		}
+		if s.more && free == 0 {
+			s.passOn(ctx)
+		}
+		select {
+		case <-ctx.Done():
+		case t := <-s.ended:
+			s.end(t)
+		case <-s.wake:
+			s.more = true
+		case <-tick.C:
+			s.inspect(ctx)
+		}
+	}
+}
+
+// endAll takes back the tickets of all workers that have ended by now, so that one claim serves them all: one for each of
+// them, while the others wait for theirs, would keep most workers idle.
+func (s *shift) endAll() {
+	for {
+		select {
+		case t := <-s.ended:
+			s.end(t)
+		default:
+			return
+		}
+	}
+}
+
+// end takes a ticket back.
+func (s *shift) end(t *ticket) {
+	delete(s.tickets, t)
+	if _, limit := s.cfg.TypeWorkers[t.eventType]; limit {
+		s.limited[t.eventType]--
+		s.more = true // what was over the limit may be due
+	}
+	s.more = s.more || t.promoted
+	if !t.told {
+		s.cfg.Breaker.Leave(t.pass, time.Now(), breaker.Unknown, nil)
+	}
+	s.heldUntil = time.Time{} // it may have closed
+}
+
+// claim takes what is due for the workers that are free, and lets them begin.
+func (s *shift) claim(ctx context.Context, free int) {
+	now := time.Now()
+	pass, wait, ok := s.cfg.Breaker.Enter(now)
+	if !ok {
+		s.heldUntil = now.Add(jittered(wait, 0.25, jitterFraction())) // the next tick after it looks again
+		return
+	}
+	if pass.Probe() {
+		free = 1
+	}
+	if n := s.claimFor(ctx, free, pass); n == 0 {
+		s.cfg.Breaker.Leave(pass, now, breaker.Unknown, nil)
+	}
+}
+
+// claimFor is claim with the breaker's leave, which each of the events takes with it. It returns how many there are.
+func (s *shift) claimFor(ctx context.Context, free int, pass breaker.Pass) int {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		s.failed(ctx, err)
+		return 0
+	}
+	// No more than can begin at once: an event that waits for a connection waits where nobody else can work it. The first
+	// goes on with the connection of the claim, so one can begin however busy the pool is.
+	stat := s.pool.Stat()
+	limit := min(free, 1+max(0, int(stat.MaxConns()-stat.AcquiredConns())))
+	want := ask{limit: limit, types: []string{}, room: []int32{}, after: s.last}
+	for kind, n := range s.cfg.TypeWorkers {
+		if room := n - s.limited[kind]; room < limit {
+			want.types, want.room = append(want.types, kind), append(want.room, int32(room))
+		}
+	}
+	// Not under ctx: a claim that is cut off would cost the connection, and leave events that nobody works to a rescue.
+	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.CommitTimeout)
+	defer cancel()
+	tickets, err := s.claimDue(claiming, conn, want)
+	if err != nil {
+		conn.Release()
+		s.failed(ctx, err)
+		return 0
+	}
+	s.trouble.over(ctx)
+	s.more = len(tickets) == limit
+	if len(tickets) == 0 {
+		conn.Release()
+		return 0
+	}
+	s.last = tickets[len(tickets)-1].eventType
+	for _, t := range tickets {
+		t.pass = pass
+		s.tickets[t] = true
+		if _, limited := s.cfg.TypeWorkers[t.eventType]; limited {
+			s.limited[t.eventType]++
+		}
+		s.start(ctx, conn, t)
+		conn = nil // it is the first worker's
+	}
+	return len(tickets)
+}
+
+func (s *shift) start(ctx context.Context, conn *pgxpool.Conn, t *ticket) {
+	s.working.Go(func() {
+		defer func() { s.ended <- t }()
+		s.work(ctx, conn, t)
+	})
+}
+
+// failed puts the next claim off until something happens, or the next tick.
+func (s *shift) failed(ctx context.Context, err error) {
+	s.more = false
+	s.polled = time.Time{}
+	s.trouble.began(ctx, err)
+}
+
+// passOn tells other processes that there is more than this one can take: whoever recorded it may have seen a worker free.
+func (s *shift) passOn(ctx context.Context) {
+	if now := time.Now(); now.Sub(s.passed) >= passInterval {
+		s.passed = now
+		s.wakeOthers(ctx)
+	}
+}
+
+// inspect does what is done unasked. While nothing is due and nobody has died it costs one statement.
+func (s *shift) inspect(ctx context.Context) {
+	now := time.Now()
+	poll, inspect := now.Sub(s.polled) >= s.cfg.PollInterval-time.Millisecond, now.Sub(s.inspected) >= inspectInterval-time.Millisecond
+	if !poll && !inspect {
+		return
+	}
+	due, unattended, err := s.lookAround(ctx)
+	if err != nil {
+		s.failed(ctx, err)
+		return
+	}
+	s.trouble.over(ctx)
+	if poll {
+		s.polled = now
+		s.more = s.more || due
+	}
+	if inspect {
+		s.inspected = now
+		if err := s.rescue(ctx, unattended); err != nil {
+			s.trouble.began(ctx, err)
+			return
+		}
+	}
+	if now.Sub(s.swept) >= sweepInterval || s.sweptTo != "" {
+		s.swept = now
+		if err := s.sweep(ctx); err != nil {
+			s.trouble.began(ctx, err)
+		}
+	}
+}
+
+// rescue gives back the events of workers that have died. What this process works itself is none of it, however long it
+// waits for a connection.
+func (s *shift) rescue(ctx context.Context, unattended bool) error {
+	suspected := s.suspects
+	s.suspects = map[string]int64{}
+	if !unattended {
+		return nil
+	}
+	for t := range s.tickets {
+		if suspected[t.key] == t.fence {
+			delete(suspected, t.key)
+		}
+	}
+	found, err := s.rescueUnattended(ctx, suspected)
+	if err != nil {
+		return err
+	}
+	rescued := 0
+	for _, f := range found {
+		switch {
+		case !f.rescued:
+			s.suspects[f.key] = f.fence
+			continue
+		case f.state == StateFailed:
+			s.Logger().ErrorContext(ctx, "consumer: event failed, "+crashLoopText,
+				slog.String("receiver", s.Receiver), slog.String("source", s.Source), slog.String("key", f.key), slog.String("event_type", f.eventType))
+			if f.orderingKey != "" && s.cfg.OnFailure == FailureSkips {
+				if _, err := s.release(ctx, f.orderingKey); err != nil {
+					return err
+				}
+			}
+		}
+		rescued++
+	}
+	if rescued > 0 {
+		s.more = true
+		s.Logger().WarnContext(ctx, "consumer: gave back events whose worker had died", "receiver", s.Receiver, "source", s.Source, "events", rescued)
+	}
+	return nil
+}
+
+// sweep lets go what waits although nothing keeps it waiting: a process died at the wrong moment, or an operator changed
+// rows by hand.
+func (s *shift) sweep(ctx context.Context) error {
+	if s.sweptTo == "" {
+		some, err := s.adopt(ctx)
+		if err != nil {
+			return err
+		}
+		s.more = s.more || some
+	}
+	keys, last, err := s.stalled(ctx, s.sweptTo)
+	if err != nil {
+		return err
+	}
+	s.sweptTo = last
+	for _, key := range keys {
+		promoted, err := s.release(ctx, key)
+		if err != nil {
+			return err
+		}
+		s.more = s.more || promoted
+	}
+	return nil
+}
+
+// drain waits for the handlers that are running.
+func (s *shift) drain(ctx context.Context) error {
+	timer := time.NewTimer(s.cfg.DrainTimeout)
+	defer timer.Stop()
+	for abandoned := false; len(s.tickets) > 0; {
+		select {
+		case t := <-s.ended:
+			s.end(t)
+		case <-timer.C:
+			if abandoned {
+				return fmt.Errorf("stop inbox: %d handlers have not returned although their contexts have ended", len(s.tickets))
+			}
+			abandoned = true
+			s.Logger().WarnContext(ctx, "consumer: inbox does not wait any longer for its handlers", "receiver", s.Receiver, "source", s.Source, "handlers", len(s.tickets))
+			s.abandon(errStopping)
+			timer.Reset(2 * s.CommitTimeout) // for what follows a handler
+		}
+	}
+	s.working.Wait()
+	return nil
+}

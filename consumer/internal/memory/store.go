@@ -1,0 +1,304 @@
+package memory
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/consumer/internal/handlerctx"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/sqlstate"
+)
+
+// Every SQL statement of this package stands here or in store_*.go, above the one function that runs it.
+
+// admitSQL inserts the event, unless it is known or in flight: then it returns no row.
+//
+// The advisory lock finds out about requests in flight, not the unique index: an INSERT waits for a transaction that holds
+// the key for as long as that one takes. Who inserts without the lock (Once, plain SQL) is met by lock_timeout, set for
+// this INSERT alone: what was set before is put aside in a setting of our own, and put back by the RETURNING, which runs
+// last. CASE, because it keeps that order. Without a row it is not put back, but then the transaction goes no further.
+// ON CONSTRAINT, because an inferred index misses the one that REINDEX CONCURRENTLY is building.
+//
+// The row says succeeded at once, and 204, which is what most handlers answer: no other transaction sees the row before
+// COMMIT, and a row that need not be written again costs half as much.
+//
+// A handler that hangs and leaves its transaction idle must not hold the event for ever: the server ends the session. A shorter
+// limit that is set already stays.
+//
+// The commit waits for the disk, also where the database is told not to: the sender, once answered, never sends the event
+// again, and a crash would undo what it was answered.
+//
+// What is not known may have been forgotten: then the row is rolled back. So it is when it comes later than its sender said;
+// an event more than a day old is looked up by forgottenSQL.
+const admitSQL = `
+INSERT INTO processed_events
+    (receiver, source, idempotency_key, payload_hash, event_type, event_version, related_reference, event_id, not_after,
+     destination, processing_state, processed_at, response_status)
+SELECT $1::text, $2::text, $3::text, $4::bytea, $5::text, $6::integer, nullif($7::text, ''), nullif($8::bigint, 0),
+       coalesce($9::timestamptz, now() + make_interval(secs => nullif($10::float8, 0))), nullif($11::text, ''), 'succeeded', now(), 204
+WHERE CASE WHEN NOT ($12::boolean OR pg_try_advisory_xact_lock(` + KeyLock + `)) THEN false
+           WHEN set_config('outbox_relay.lock_timeout', current_setting('lock_timeout'), true) IS NULL THEN false
+           WHEN current_setting('synchronous_commit') = 'off' AND set_config('synchronous_commit', 'on', true) IS NULL THEN false
+           ELSE set_config('lock_timeout', '100ms', true) IS NOT NULL END
+ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
+RETURNING pg_current_xact_id()::text,
+          coalesce($13::timestamptz < now() - interval '24 hours', false),
+          coalesce($14::timestamptz < now(), false),
+          set_config('lock_timeout', current_setting('outbox_relay.lock_timeout'), true),
+          tableoid::bigint, current_setting('search_path'), current_user::text,
+          CASE WHEN current_setting('idle_in_transaction_session_timeout') = '0'
+                 OR current_setting('idle_in_transaction_session_timeout')::interval > make_interval(secs => $15::float8)
+               THEN set_config('idle_in_transaction_session_timeout', least(ceil($15::float8 * 1000), 2147483647)::integer::text, true) END`
+
+// KeyLock is the number of a key's lock. Receivers in two schemas have two locks for one key. The constant keeps it apart from
+// other advisory locks made of hashes; it reads "outbox".
+const KeyLock = `hashtextextended($1::text || E'\n' || $2::text || E'\n' || $3::text, 122550254464888 # 'processed_events'::regclass::oid::bigint)`
+
+// StrangerHoldsSQL returns whether no session that holds the lock of a key could process the event. Any login of the database
+// can take the lock; without the right to insert it must not keep the event away.
+const StrangerHoldsSQL = `
+SELECT NOT EXISTS (
+    SELECT FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+    WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND a.datname = current_database()
+      AND l.classid::bigint << 32 | l.objid::bigint = ` + KeyLock + `
+      AND has_table_privilege(a.usesysid, 'processed_events', 'INSERT'))`
+
+// forgottenSQL finds out whether an event that was not known may have been removed: whether rows from when it was created may
+// be gone. It needs no lock, because whoever removes a row has announced it in there so long before that also the snapshot of
+// admitSQL shows it; see inbox_prune. What is announced is a day old at least, by a constraint.
+const forgottenSQL = `SELECT EXISTS (SELECT FROM inbox_forgotten WHERE receiver = $1::text AND source = $2::text AND received_before > $3::timestamptz)`
+
+// inDatabase remembers in processed_events, in the transaction of the handler's own writes.
+type inDatabase struct {
+	Settings
+	db     Database
+	tables sync.Map // answerSQL by the oid of its table
+}
+
+// InDatabase returns the memory in the tables of db.
+func InDatabase(s Settings, db Database) Memory { return &inDatabase{Settings: s, db: db} }
+
+// held holds an event by holding its transaction open.
+type held struct {
+	Transaction
+	*inDatabase
+	key    string
+	xact   string // the transaction that inserted the event
+	answer string // answerSQL for its table
+}
+
+// Admit begins a transaction and finds out what to do with the request.
+func (m *inDatabase) Admit(ctx context.Context, rq *Request) (Found, error) {
+	return m.admit(ctx, rq, true)
+}
+
+// admit is Admit. Without lock the key's lock is not asked for.
+func (m *inDatabase) admit(ctx context.Context, rq *Request, lock bool) (Found, error) {
+	e := &rq.Event
+	h := &held{inDatabase: m, key: e.Key}
+	var first, aged, late bool
+	var table int64
+	var found Surroundings
+	scan := func(row pgx.Row) error {
+		var timeout, idle *string
+		err := row.Scan(&h.xact, &aged, &late, &timeout, &table, &found.SearchPath, &found.Role, &idle)
+		first = err == nil
+		if errors.Is(err, sql.ErrNoRows) {
+			return nil
+		}
+		return err
+	}
+	created := Shifted(e.CreatedAt, -m.Tolerance) // here and below: the clocks may differ by that much
+	tx, err := m.db.Begin(ctx, scan, admitSQL, []any{
+		m.Receiver, m.Source, e.Key, rq.Hash[:], e.Type, int32(e.Version), e.RelatedReference, e.ID,
+		Shifted(e.NotAfter, 0), m.SenderHorizon.Seconds(), e.Destination(), !lock, created, Shifted(e.NotAfter, m.Tolerance),
+		(m.HandlerTimeout + m.CommitTimeout).Seconds(),
+	})
+	if err == nil && aged && !late {
+		err = tx.QueryRow(ctx, forgottenSQL, []any{m.Receiver, m.Source, created}).Scan(&late)
+	}
+	if err == nil && first && !late {
+		if h.answer, err = m.answerStatement(ctx, tx, table); err == nil {
+			tx.Enter(found)
+			h.Transaction = tx
+			return Found{Held: h}, nil
+		}
+	}
+	if tx != nil {
+		defer tx.Rollback()
+	}
+	if err == nil && first {
+		return Found{Admission: Forgotten}, nil
+	}
+	var known Found
+	var strangers bool
+	if err == nil {
+		known, err = m.recall(ctx, tx, rq)
+	}
+	if err == nil && known.Admission == Busy && lock {
+		err = tx.QueryRow(ctx, StrangerHoldsSQL, []any{m.Receiver, m.Source, e.Key}).Scan(&strangers)
+	}
+	switch {
+	case err == nil && strangers:
+		tx.Rollback()
+		return m.admit(ctx, rq, false)
+	case err == nil:
+		return known, nil
+	case sqlstate.Of(err) == sqlstate.LockNotAvailable:
+		return Found{Admission: Busy}, nil
+	}
+	return Found{}, fmt.Errorf("begin transaction for event: %w", Hinted(err))
+}
+
+// answerStatement returns answerSQL for a table processed_events by its oid, with the name of its schema: a handler may have changed
+// search_path, as multi-tenant code does, and another schema may have such a table, too. It asks once for each, mostly once.
+func (m *inDatabase) answerStatement(ctx context.Context, tx Transaction, oid int64) (string, error) {
+	if known, ok := m.tables.Load(oid); ok {
+		return known.(string), nil
+	}
+	name, err := TableName(ctx, tx, oid)
+	if err != nil {
+		return "", err
+	}
+	statement := strings.ReplaceAll(answerSQL, "processed_events", name)
+	m.tables.Store(oid, statement)
+	return statement, nil
+}
+
+const selectTableName = `
+SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::bigint::oid`
+
+// TableName returns the name of a table, with its schema.
+func TableName(ctx context.Context, tx Transaction, oid int64) (name string, err error) {
+	err = tx.QueryRow(ctx, selectTableName, []any{oid}).Scan(&name)
+	return name, err
+}
+
+// Shifted returns t, moved by a duration, for the database: NULL where the sender does not say when.
+func Shifted(t time.Time, by time.Duration) any {
+	if t.IsZero() {
+		return nil
+	}
+	return t.Add(by)
+}
+
+// recallSQL reads what is kept of an event that was not admitted. It is a statement of its own, with a snapshot of its
+// own: the row may have been committed after the one of admitSQL was taken.
+const recallSQL = `
+SELECT coalesce(payload_hash <> $4::bytea, false), coalesce(response_status, 200), coalesce($5::timestamptz > coalesce(not_after, '-infinity'), false),
+       coalesce(destination <> nullif($6::text, ''), false)
+FROM processed_events
+WHERE receiver = $1::text AND source = $2::text AND idempotency_key = $3::text`
+
+// recall tells why an event was not admitted. What is committed comes first, so that another body under a known key is
+// refused even while another session holds the lock; and what is known from another destination comes before its body, which
+// may differ from one destination to the next. An event without a status is known from [Once]: done, but never answered.
+// One whose handler committed by itself has the status of admitSQL.
+func (m *inDatabase) recall(ctx context.Context, tx Transaction, rq *Request) (found Found, err error) {
+	var otherBody, comesLater, elsewhere bool
+	notAfter := Shifted(rq.Event.NotAfter, 0)
+	err = tx.QueryRow(ctx, recallSQL, []any{m.Receiver, m.Source, rq.Event.Key, rq.Hash[:], notAfter, rq.Event.Destination()}).
+		Scan(&otherBody, &found.Status, &comesLater, &elsewhere)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		found.Admission, err = Busy, nil
+	case err != nil:
+	case elsewhere:
+		found.Admission = Diverted
+	case otherBody:
+		found.Admission = Reused
+	default:
+		found.Admission = Duplicate
+		if comesLater {
+			err = tx.Commit(ctx, ExtendSQL, []any{m.Receiver, m.Source, rq.Event.Key, notAfter})
+		}
+	}
+	return found, err
+}
+
+// ExtendSQL notes that the sender may send a known event for longer than it said before, as after a replay: it must not be
+// forgotten until then.
+const ExtendSQL = `
+UPDATE processed_events SET not_after = $4::timestamptz
+WHERE receiver = $1::text AND source = $2::text AND idempotency_key = $3::text AND coalesce(not_after, '-infinity') < $4::timestamptz`
+
+// endSQL changes nothing. It divides by zero unless this is the transaction that inserted the event; the error keeps the COMMIT
+// behind it from being carried out. Whatever a handler did to end or exchange that transaction (ROLLBACK AND CHAIN, COMMIT and
+// BEGIN) shows here. That the row is still there needs no look: a trigger keeps it, see migrations/inbox.
+const endSQL = `SELECT ` + inserted + `, ` + PathAsFound + `$2` + RoleAsFound + `$3` + NothingHeld
+
+// inserted divides by zero in any transaction but the one that inserted the event, before any row is looked for.
+const inserted = `1 / (coalesce(pg_current_xact_id_if_assigned()::text, '') = $1::text)::integer`
+
+// answerSQL stores the status beside the event, where it is not the one that admitSQL has put there. It divides by zero where
+// endSQL does. An event that is of no concern to the receiver is ignored by it, for a reason, and commits all the same.
+const answerSQL = `
+WITH answered AS (
+    UPDATE processed_events
+    SET processed_at = clock_timestamp(),
+        response_status = $5::smallint,
+        processing_state = $6::text,
+        last_error = nullif($7::text, '')
+    WHERE receiver = $2::text AND source = $3::text AND idempotency_key = $4::text AND ` + inserted + ` = 1
+    RETURNING 1
+)
+SELECT 1 / count(*), ` + PathAsFound + `$8` + RoleAsFound + `$9` + NothingHeld + ` FROM answered`
+
+// Lend gives the handler its transaction.
+func (h *held) Lend(ctx context.Context, event headers.Event) (context.Context, context.CancelFunc) {
+	scope := &handlerctx.Scope{Event: event}
+	h.Attach(scope)
+	return handlerctx.With(ctx, scope), func() {}
+}
+
+// Remember stores the status for duplicates and commits. After an error the effect is rolled back or its fate is
+// unknown, and so is the row's, because both are one transaction: the next request finds out.
+func (h *held) Remember(ctx context.Context, status int, ignored string) error {
+	if status == http.StatusNoContent && ignored == "" {
+		return committed(h.Commit(ctx, endSQL, []any{h.xact}))
+	}
+	state := "succeeded"
+	if ignored != "" {
+		state = "ignored"
+	}
+	return committed(h.Commit(ctx, h.answer, []any{h.xact, h.Receiver, h.Source, h.key, int16(status), state, ignored}))
+}
+
+func committed(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case sqlstate.Of(err) == sqlstate.InFailedTransaction:
+		err = ErrAborted
+	}
+	return fmt.Errorf("commit: %w", err)
+}
+
+// onceSQL records an event of another transport, whose response nobody waits for.
+const onceSQL = `
+INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, processed_at)
+VALUES ($1::text, $2::text, $3::text, 'succeeded', clock_timestamp())
+ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING`
+
+// An Exec runs a statement and returns how many rows it has changed.
+type Exec func(ctx context.Context, query string, args ...any) (int64, error)
+
+// Once is consumer.Once.
+func Once(ctx context.Context, receiver, source, key string, exec Exec) (bool, error) {
+	if !headers.Printable(receiver) || !headers.Printable(source) || !headers.Printable(key) {
+		return false, fmt.Errorf("consumer: receiver %q, source %q and key %q must be 1 to %d printable ASCII characters", receiver, source, key, headers.MaxTextBytes)
+	}
+	rows, err := exec(ctx, onceSQL, receiver, source, key)
+	if err != nil {
+		return false, fmt.Errorf("record event: %w", err)
+	}
+	return rows == 1, nil
+}

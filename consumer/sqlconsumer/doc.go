@@ -1,0 +1,13 @@
+// Package sqlconsumer is package consumer for database/sql: for a *sql.DB of any PostgreSQL driver, and for what is built upon one,
+// such as sqlx and GORM.
+//
+//	receive, err := sqlconsumer.New(db, consumer.Config{Receiver: "logistics", Secrets: secrets}, func(ctx context.Context, tx *sql.Tx, event consumer.Event) error {
+//		_, err := tx.ExecContext(ctx, "INSERT INTO shipment (invoice) VALUES ($1)", event.RelatedReference)
+//		return err // nil commits; an error rolls back, and the relay retries
+//	})
+//	mux.Handle("POST /webhooks/finance", receive)
+//
+// Each name is the twin of the one in package consumer, whose documentation says what both do. Config, Event, Report and the
+// errors that a handler returns are those of package consumer. Two things differ, because database/sql has no other way: a request
+// costs two round trips more, and a *sql.Tx cannot refuse Commit and Rollback, see [Tx].
+package sqlconsumer

@@ -1,0 +1,136 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
+)
+
+// A Store remembers events where the handler's effect is not in PostgreSQL: in Redis (module consumer/redisstore) or
+// DynamoDB (module consumer/dynamostore). Prefer consumer.Middleware wherever the effect is in PostgreSQL: a store's memory and
+// the effect are two things, and a crash between them repeats the effect. What else an implementation cannot promise, its
+// documentation says.
+//
+// A claim's Token makes every method safe to repeat: clients of databases repeat commands whose answers they did not get.
+// Methods are called concurrently, and fail within what their context and their client's timeouts allow. The package
+// consumer/storetest tells whether an implementation keeps these promises.
+type Store interface {
+	// Acquire claims an event for lease, unless it is known or held by another claim. It reports both. A claim that holds
+	// the event already holds it for lease from now. Of all who ask at once one gets the event.
+	Acquire(ctx context.Context, claim Claim, lease time.Duration) (Acquired, error)
+
+	// Complete makes the event known for ttl, with the status that duplicates are answered. It fails with [ErrLeaseLost], and
+	// changes nothing, when another claim holds the event or has completed it. When nobody has taken the event over, it
+	// succeeds even after the lease: the effect has happened.
+	Complete(ctx context.Context, claim Claim, status int, ttl time.Duration) error
+
+	// Release gives up the event, so that it can be claimed at once. When it is not this claim's, or known, nothing
+	// happens, and that is no error.
+	Release(ctx context.Context, claim Claim) error
+}
+
+// A Claim is one request's claim to run the handler for an event.
+type Claim struct {
+	// Receiver and Source, those of [consumer.Config], and the idempotency key name the event. Each is 1 to 255 printable ASCII characters.
+	Receiver, Source, Key string
+
+	Hash        [sha256.Size]byte // of the request's body: tells a duplicate from a reused key
+	Destination string            // of the sender's destinations the one that the request was sent to; may be empty
+	Token       string            // this request's own, never used again: 26 letters and digits
+}
+
+// Acquired is what became of a claim. Its zero value says that another claim holds the event.
+type Acquired struct {
+	Claimed bool   // the event is this claim's
+	Known   *Known // the event has been processed; nil otherwise
+}
+
+// Known is what a [Store] keeps of a processed event.
+type Known struct {
+	Hash        [sha256.Size]byte // of the body that was processed
+	Status      int               // 200 to 299, for duplicates
+	Destination string            // of the claim that was completed
+}
+
+// Config is a [consumer.Config] with what only a store needs. Isolation must be left alone: a store has no
+// transactions.
+type Config struct {
+	consumer.Config
+
+	// Lease is how long a request holds its event. When its process dies, the event is free again after that long; until
+	// then the sender's retries get 409. Default 30 seconds, longer than a relay usually waits for an answer. The
+	// handler's context ends after four fifths of it: a handler that obeys its context has ended before another
+	// request can take the event over, unless its process stalls for the last fifth. One that works on under
+	// context.WithoutCancel can run at the same time as the next.
+	Lease time.Duration
+
+	// TTL is how long a processed event is known. Default 7 days. An unknown event that its sender
+	// created longer ago than this, less Tolerance for the difference of clocks, or whose time to be sent is over, may have
+	// been processed and forgotten: it is refused with 422 and the problem "forgotten". So an event that needs longer than
+	// TTL to arrive for the first time is refused as well. One whose sender says only until when it may come, as a
+	// consumer.VerifyFunc may, is known at least until then. Must be longer than Tolerance and Lease together, and than
+	// SenderHorizon, which is the only protection where a sender does not say when an event was created.
+	TTL time.Duration
+}
+
+// Middleware is [consumer.Middleware] for handlers whose effect is not in PostgreSQL: it claims the event in store, runs the
+// handler, has its status remembered and only then answers. It checks requests and answers them as consumer.Middleware does, but
+// nothing rolls back what a handler did:
+//
+//   - When the handler answers anything but 2xx, or panics, the claim is released and the next request runs it again from
+//     its beginning. What it did before it failed stays done.
+//   - When the process dies after the effect, or the store does not take the status, the effect happens again with the
+//     next request, after the lease. The status is offered to the store for CommitTimeout, as often as that takes;
+//     then the sender is answered 500, and the log says what happened.
+//
+// So the handler should be safe to repeat: pass the event's key on to whatever it calls. [consumer.Tx] panics behind it.
+//
+// It fails when store is nil or cfg cannot work.
+func Middleware(store Store, cfg Config) (func(http.Handler) http.Handler, error) {
+	receive, err := consumer.NewReceiver(cfg.Config, func(s memory.Settings) (memory.Memory, error) {
+		m := &storeMemory{Settings: s, store: store, lease: cfg.Lease, ttl: cfg.TTL}
+		if err := m.complete(); err != nil {
+			return nil, err
+		}
+		if store == nil {
+			return nil, errors.New("store: Middleware needs a store")
+		}
+		return m, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return receive.Middleware, nil
+}
+
+// complete checks what only a store needs and fills in defaults.
+func (m *storeMemory) complete() error {
+	if m.Isolation != sql.LevelDefault {
+		return errors.New("store: Config.Isolation is set, but a store has no transactions; leave it out")
+	}
+	if err := cmp.Or(
+		memory.OrDefault("store: Config.Lease", &m.lease, 30*time.Second),
+		memory.OrDefault("store: Config.TTL", &m.ttl, 7*24*time.Hour),
+	); err != nil {
+		return err
+	}
+	if m.ttl <= m.Tolerance+m.lease {
+		return fmt.Errorf("store: Config.TTL: %v is not longer than Tolerance (%v) and Lease (%v) together", m.ttl, m.Tolerance, m.lease)
+	}
+	if m.ttl <= m.SenderHorizon {
+		return fmt.Errorf("store: Config.TTL: %v is not longer than the sender may send an event again (SenderHorizon, %v), so that late "+
+			"duplicates would count as new; set a longer TTL", m.ttl, m.SenderHorizon)
+	}
+	return nil
+}
+
+// ErrLeaseLost is what [Store].Complete returns when another claim holds the event by now, or has completed it.
+var ErrLeaseLost = memory.ErrLeaseLost

@@ -1,0 +1,26 @@
+package settings
+
+import "testing"
+
+func TestReferencesKeepDollarSigns(t *testing.T) {
+	t.Parallel()
+	env := environment{values: map[string]string{"A": "1", "B": "${A}"}, referred: map[string]bool{}}
+	for text, want := range map[string]string{
+		"$":            "$",
+		"$A":           "$A",
+		"$$":           "$",
+		"$${A}":        "${A}",
+		"$$$${A}":      "$${A}",
+		"$$${A}":       "$1",
+		"${A}${A}":     "11",
+		"${B}":         "${A}", // a value is not expanded again
+		"${C:-}":       "",
+		"${C:-a:-b}":   "a:-b",
+		"${C:-${A}":    "${A", // references do not nest
+		"x${A:-2}y $5": "x1y $5",
+	} {
+		if got, problem := env.expand(text); got != want || problem != "" {
+			t.Errorf("%s became %q (%s), want %q", text, got, problem, want)
+		}
+	}
+}

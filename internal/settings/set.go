@@ -1,0 +1,170 @@
+package settings
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Sources are what a configuration is read from, beside the file.
+type Sources struct {
+	// Env holds "NAME=value", as [os.Environ] returns it.
+	Env []string
+	// Flags that were given, by name. The flag "config" names the file.
+	Flags map[string]string
+}
+
+// A Set is what the sources say, with the origin of every value and every mistake.
+type Set struct {
+	// File that was read; empty: none.
+	File string
+	// Problems are mistakes, Warnings are not.
+	Problems, Warnings []Problem
+
+	table    Table
+	shape    shape
+	entries  map[string]entry    // by path, such as "relay.lease" or "routes[0].to"; sections only for their origin
+	children map[string][]string // of sections with names and lists: the names, or the paths of the entries
+	readable bool
+}
+
+// An entry is one value and where it comes from.
+type entry struct {
+	value  any
+	origin Origin
+	path   string // where it was written: below defaults for what a destination inherits from there
+}
+
+// Load reads every source along the table. It reports what is wrong with single values, and leaves what concerns several of them
+// to the caller, who completes the set ([Set.Inherit], [Set.Default]) and then binds it.
+func Load(table Table, from Sources) *Set {
+	s := &Set{table: table, shape: newShape(table.Rows), entries: map[string]entry{}, children: map[string][]string{}}
+	for _, r := range table.Rows {
+		if r.Value.standard != nil {
+			s.Default(r.Path, r.Value.standard)
+		}
+	}
+	env := s.readEnvironment(from.Env)
+	s.readable = s.readFile(from, env)
+	for _, r := range table.Rows {
+		// A variable that the file refers to as ${NAME} acts only there: a file that gives OUTBOX_DESTINATION_URL a name of
+		// its own would otherwise deliver to it twice.
+		if text, ok := env.values[table.variable(r)]; ok && r.Env != "" && !env.referred[table.variable(r)] {
+			s.apply(r, text, Origin{source: fromEnv, name: env.name(table.variable(r))})
+		}
+		if text, ok := from.Flags[r.Flag]; ok && r.Flag != "" {
+			s.apply(r, text, Origin{source: fromFlag, name: r.Flag})
+		}
+	}
+	s.warnUnknown(env)
+	return s
+}
+
+// Readable reports whether the file could be read, so that what it does not hold is missing.
+func (s *Set) Readable() bool { return s.readable }
+
+// set replaces a value of a source with a lower rank.
+func (s *Set) set(path string, value any, at Origin) {
+	s.entries[path] = entry{value: value, origin: at, path: path}
+}
+
+// Default sets a value that no source has set. Show calls its origin "default".
+func (s *Set) Default(path string, value any) {
+	if _, ok := s.entries[path]; !ok {
+		s.set(path, value, Origin{})
+	}
+}
+
+// apply sets a row from a variable or a flag.
+func (s *Set) apply(r Row, text string, at Origin) {
+	if r.Make != nil {
+		r.Make(s, at)
+	}
+	path := strings.Replace(r.Path, "*", s.table.Unnamed, 1)
+	if list, key, ok := strings.Cut(path, "[]."); ok {
+		path = s.replaceEntries(list, key, at) + "." + key
+	}
+	texts := []string{text}
+	if r.Value.list {
+		texts = splitList(text)
+	}
+	value, problems := r.Value.parse(texts)
+	sound := true
+	for i, problem := range problems {
+		if problem == "" {
+			continue
+		}
+		sound = false
+		if len(problems) > 1 {
+			problem = fmt.Sprintf("entry %d: %s", i+1, problem)
+		}
+		s.Problem(at, path, problem)
+	}
+	if sound {
+		s.set(path, value, at)
+	}
+}
+
+// replaceEntries removes the entries of a list that have a key, and returns the path of a new one.
+func (s *Set) replaceEntries(list, key string, at Origin) string {
+	s.children[list] = slices.DeleteFunc(s.children[list], func(entry string) bool { return s.Has(entry + "." + key) })
+	path := list + "[" + key + "]" // the file's entries have numbers
+	s.Add(list, path, at)
+	return path
+}
+
+// Add adds a name to a section with names, or an entry's path to a list.
+func (s *Set) Add(section, child string, at Origin) {
+	s.children[section] = append(s.children[section], child)
+	if !strings.HasPrefix(child, section+"[") {
+		child = section + "." + child
+	}
+	s.set(child, nil, at)
+}
+
+// Children returns the names in a section that the file gives names to, or the paths of a list's entries, in the order of the
+// sources.
+func (s *Set) Children(section string) []string { return s.children[section] }
+
+// Has reports whether a source or a default sets the path, be it a setting or a section.
+func (s *Set) Has(path string) bool {
+	_, ok := s.entries[path]
+	return ok
+}
+
+// Own reports whether a source sets this very path, so that its value is not inherited.
+func (s *Set) Own(path string) bool { return s.entries[path].path == path }
+
+// Inherit gives every child of a section the values that it does not set itself, from another section.
+func (s *Set) Inherit(section, from string) {
+	for _, r := range s.table.Rows {
+		rest, ok := strings.CutPrefix(r.Path, from+".")
+		if !ok {
+			continue
+		}
+		for _, name := range s.children[section] {
+			path := section + "." + name + "." + rest
+			inherited, has := s.entries[r.Path]
+			if !s.Has(path) && has {
+				s.entries[path] = inherited
+			}
+			// Also the section around it, to which a mistake of several values together refers.
+			if around, ok := s.entries[parent(r.Path)]; ok && !s.Has(parent(path)) {
+				s.entries[parent(path)] = around
+			}
+		}
+	}
+}
+
+// Bind writes the values below path into the fields of the rows, whose own paths continue it. A row that ends in "*" gets
+// every value there as a map. Fields without a value stay as they are.
+func (s *Set) Bind(path string, rows []Row) {
+	for _, r := range rows {
+		at := below(path, r.Path)
+		if section, ok := strings.CutSuffix(at, ".*"); ok {
+			r.Value.bind(s.valuesBelow(section))
+		} else if e, ok := s.entries[at]; ok {
+			r.Value.bind(e.value)
+		}
+	}
+}

@@ -1,0 +1,94 @@
+package settings
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+type server struct {
+	timeout time.Duration
+	tags    []string
+	token   Secret
+}
+
+type program struct {
+	name    string
+	servers map[string]*server
+}
+
+func (p *program) rows() []Row {
+	return []Row{{Path: "name", Env: "NAME", Flag: "name", Value: One("shop", ParseText, To(&p.name), "none")}}
+}
+
+func (s *server) rows() []Row {
+	return []Row{
+		{Path: "timeout", Env: "TIMEOUT", Value: One("5s", ParseDuration, To(&s.timeout), 5*time.Second)},
+		{Path: "tags", Env: "TAGS", Value: Many("[a, b]", ParseText, To(&s.tags))},
+		{Path: "token", Env: "TOKEN", FromFile: true, Value: One("secret", ParseSecret, To(&s.token))},
+	}
+}
+
+// load reads a file of that text, below an environment and flags.
+func load(t *testing.T, text string, from Sources) (*program, *Set) {
+	t.Helper()
+	p := &program{servers: map[string]*server{}}
+	file := filepath.Join(t.TempDir(), "test.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	shared := new(server).rows()
+	s := Load(Table{Prefix: "TEST_", File: file, Rows: slices.Concat(p.rows(), Under("defaults", shared), Under("servers.*", Inherited(shared)))}, from)
+	s.Inherit("servers", "defaults")
+	s.Bind("", p.rows())
+	for _, name := range s.Children("servers") {
+		p.servers[name] = &server{}
+		s.Bind("servers."+name, p.servers[name].rows())
+	}
+	s.Keep()
+	return p, s
+}
+
+// Flags win over the environment, that over the file, that over defaults. A child takes what it does not set from the shared section.
+func TestSourcesAndInheritance(t *testing.T) {
+	t.Parallel()
+	p, s := load(t, "name: file\ndefaults: {timeout: 7s}\nservers: {a: {tags: [x]}, b: {timeout: 9s}}\n",
+		Sources{Env: []string{"TEST_NAME=env", "TEST_TAGS=y, z", "TEST_TOKEN=hunter2"}, Flags: map[string]string{"name": "flag"}})
+	if err := s.Err(); err != nil {
+		t.Fatal(err)
+	}
+	a, b := p.servers["a"], p.servers["b"]
+	if p.name != "flag" || a.timeout != 7*time.Second || b.timeout != 9*time.Second || !slices.Equal(a.tags, []string{"x"}) || !slices.Equal(b.tags, []string{"y", "z"}) || a.token != "hunter2" {
+		t.Errorf("%s, %+v, %+v", p.name, a.tags, b.tags)
+	}
+	shown, err := s.Show()
+	if err != nil || strings.Contains(string(shown), "hunter2") || !strings.Contains(string(shown), "name: flag # flag --name\n") ||
+		!strings.Contains(string(shown), "tags: [y, z] # env TEST_TAGS\n") {
+		t.Errorf("%v\n%s", err, shown)
+	}
+	if !s.Own("servers.b.timeout") || s.Own("servers.a.timeout") || s.Has("servers.c.timeout") {
+		t.Error("the origins are wrong")
+	}
+}
+
+// Each mistake names its place, what is wrong, and what to write.
+func TestMistakes(t *testing.T) {
+	t.Parallel()
+	_, s := load(t, "nam: x\nservers:\n  a: {timeout: 7}\n", Sources{Env: []string{"TEST_TIMEOUT=x", "TEST_TOKEN=a", "TEST_TOKEN_FILE=b", "TEST_NAM=y"}})
+	dir, _ := filepath.Split(s.File)
+	got := strings.ReplaceAll(s.Err().Error(), dir, "")
+	want := `test.yaml:1: unknown key "nam"; did you mean "name"?
+test.yaml:3: servers.a.timeout: "7" has no unit; write "7s"
+env TEST_TIMEOUT: "x" is not a duration; write one such as "5s", "15m" or "24h"
+env TEST_TOKEN: is set, and so is TEST_TOKEN_FILE; unset one of them
+4 problems. Nothing was started.`
+	if got != want {
+		t.Errorf("the problems are:\n%s\nwant:\n%s", got, want)
+	}
+	if len(s.Warnings) != 1 || s.Warnings[0].String() != "env TEST_NAM: is not a setting of this version; did you mean TEST_NAME?" {
+		t.Errorf("the warnings are %v", s.Warnings)
+	}
+}
