@@ -15,7 +15,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// Config says whom a middleware trusts and what it remembers. The zero value is refused, because it trusts nobody: set
+// Config says whom a middleware trusts and what it remembers. The zero value is refused, because it trusts no sender: set
 // Secrets, or Verify for a sender that signs in a way of its own, or AllowUnsigned on a network that is trusted as a whole.
 type Config struct {
 	// Secrets are the signing secrets shared with the sender, each "whsec_" and 24 to 64 bytes in base64. A request that
@@ -23,7 +23,7 @@ type Config struct {
 	// switch, then remove the old one. Required unless Verify or AllowUnsigned is set.
 	Secrets []string
 
-	// AllowUnsigned accepts requests without looking at signatures. Whoever reaches the handler's address can then cause
+	// AllowUnsigned accepts requests without looking at signatures. Any program that reaches the handler's address can then cause
 	// its effects, and can spend a key so that the real event is taken for a duplicate. Default false. Excludes Secrets.
 	AllowUnsigned bool
 
@@ -54,7 +54,7 @@ type Config struct {
 
 	// SenderHorizon is how long after its first request the sender may send an event again. A relay says so in each
 	// request (30 days by default); for other senders it stands in their documentation. The row of an event whose sender
-	// does not say it is kept for at least that long, whoever prunes. 0: not known.
+	// does not say it is kept for at least that long, whatever prunes. 0: not known.
 	SenderHorizon time.Duration
 
 	// MaxBodyBytes bounds the request body; beyond it the answer is 413 and the relay fails the delivery at once. Default

@@ -58,13 +58,13 @@
 //
 // # What is remembered, and for how long
 //
-// For ever, unless somebody calls [Prune]. That announces, in the table inbox_forgotten, since when everything that was
+// For ever, unless [Prune] is called. That announces, in the table inbox_forgotten, since when everything that was
 // received is known, and a later call removes what is older. An event that is not known and was created before that time, or
 // comes later than its sender said it would, may have been processed and forgotten: it is refused and the sender's operator
 // decides, because whatever the receiver did by itself would be a guess. An event that is known is a duplicate, however old it
-// is, and an event whose sender may still send it by himself is not forgotten.
+// is, and an event that its sender may still retry is not forgotten.
 //
-// Whoever does not say when an event was created ([Once], [Config].AcceptForeign) cannot be refused: for him the memory has to
+// An event without the time of its creation ([Once], [Config].AcceptForeign) cannot be refused: for him the memory has to
 // be longer than he sends an event again. [Config].SenderHorizon keeps the rows of foreign senders for so long; for Once,
 // PruneConfig.Retention alone does. Never remove rows of processed_events in any other way.
 //

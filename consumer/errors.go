@@ -36,7 +36,7 @@ func DependencyDown(err error) error {
 }
 
 // Ignore says that an event is of no concern to this receiver. What the handler has written is committed, the event counts
-// as known, and its state is "ignored" with reason beside it, for somebody to review.
+// as known, and its state is "ignored" with reason beside it, for review.
 func Ignore(reason string) error {
 	return verdict.Verdict{Action: verdict.Ignore}.Mark(errors.New(reason))
 }

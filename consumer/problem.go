@@ -97,7 +97,7 @@ func conflict() *problem {
 
 func commitFailed() *problem {
 	return newProblem(http.StatusInternalServerError, "commit-failed", "The handler's work was not committed",
-		"The handler succeeded, but its transaction did not commit, or nobody knows. Send the request again: it runs once in either case.")
+		"The handler succeeded, but its transaction did not commit, or may not have. Send the request again: it runs once in either case.")
 }
 
 func transactionEnded() *problem {

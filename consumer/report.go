@@ -32,7 +32,7 @@ type Report struct {
 	Inbox bool
 	// Status is what the client is answered; 0 when the handler aborted the connection, and for workers.
 	Status int
-	// Final says of ResultFailed that nobody will try again by himself: the error was permanent, or attempts are used up.
+	// Final says of ResultFailed that neither sender nor worker tries again: the error was permanent, or attempts are used up.
 	Final bool
 	// Err is why, where an error or a panic was the reason.
 	Err error

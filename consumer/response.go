@@ -18,7 +18,7 @@ type answer struct {
 	ignored string // why the handler wants the event ignored; empty: it does not
 
 	cause error // the handler's, for the report
-	final bool  // nobody tries again by himself
+	final bool  // neither sender nor worker tries again
 }
 
 func (a *answer) send(w http.ResponseWriter) {

@@ -14,11 +14,11 @@ import (
 )
 
 // ErrUnknownEvent is what [Router.Dispatch] returns for an event that no handler takes; errors.Is finds it. An inbox keeps
-// such an event as "ignored" until somebody replays it. Behind the middleware, which keeps no payloads, it is answered 422
+// such an event as "ignored" until it is replayed. Behind the middleware, which keeps no payloads, it is answered 422
 // with the problem event-unknown: the relay marks it failed, alerts, and can replay it.
 var ErrUnknownEvent = verdict.ErrUnknownEvent
 
-// unknownEventError says which event nobody takes.
+// unknownEventError says which event has no handler.
 type unknownEventError struct {
 	eventType string
 	version   int

@@ -180,7 +180,7 @@ func compareEvents(ctx context.Context, tx transaction, arguments []any) ([]stor
 	return rows, nil
 }
 
-// hint tells whoever reads the error what to do about it. Every driver's error has the method SQLState.
+// hint says what to do about an error. Every driver's error has the method SQLState.
 func hint(err error, onDenied string) string {
 	var state interface{ SQLState() string }
 	if errors.As(err, &state) {

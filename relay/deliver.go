@@ -95,7 +95,7 @@ func (r *Relay) awaitToken(l *lane, d *delivery) (ready bool) {
 	return true
 }
 
-// longestNap is after which time whoever waits for a turn sees whether one is still needed: the lane may have been held,
+// longestNap is after which time a waiter for a turn sees whether one is still needed: the lane may have been held,
 // paused or removed, or its rate raised.
 const longestNap = time.Second
 

@@ -55,7 +55,7 @@ func (c *Config) stay(start *Config) {
 	c.Log, c.Hooks = start.Log, start.Hooks
 }
 
-// fixed returns what of a configuration a reload does not change. The rest is empty, so that nobody reads what was true
+// fixed returns what of a configuration a reload does not change. The rest is empty, so that no code reads what was true
 // at the start.
 func (c Config) fixed() (f Config) {
 	f.stay(&c)
@@ -168,7 +168,7 @@ func samePool(a, b *pgxpool.Config) bool {
 	return a.ConnString() == b.ConnString() && a.MaxConns == b.MaxConns
 }
 
-// sameCertificate compares what is shown to a destination; whoever has a certificate's key can show it.
+// sameCertificate compares what is shown to a destination; any holder of a certificate's key can show it.
 func sameCertificate(a, b *tls.Certificate) bool {
 	if a == nil || b == nil {
 		return a == b

@@ -102,7 +102,7 @@ func (r *Relay) archive(ctx context.Context) {
 }
 
 // newJobs returns a scheduler in UTC, where no hour is skipped or repeated, in which a job that panics or outlasts its
-// interval hurts nobody else.
+// interval hurts no other.
 func (r *Relay) newJobs() *cron.Cron {
 	log := cronLog{r}
 	// Recover within: SkipIfStillRunning would take a job that panicked through it for one that still runs, for ever.

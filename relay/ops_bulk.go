@@ -60,7 +60,7 @@ type Bulk struct {
 	Done int64 `json:"done"`
 	// InFlight ones were left alone: a relay is sending them.
 	InFlight int64 `json:"in_flight"`
-	// Missed were changed or locked by somebody else in the meantime, and left alone.
+	// Missed were changed or locked by another session in the meantime, and left alone.
 	Missed int64 `json:"missed"`
 	// TooOld to be replayed: their receivers may have forgotten that they processed them.
 	TooOld int64 `json:"too_old"`
@@ -230,7 +230,7 @@ func (o *Ops) walk(ctx context.Context, action bulkAction, s Selection, b *Bulk,
 	return nil
 }
 
-// ways returns how to go through the table for a selection. Each visits a row once; only statuses that nobody but an
+// ways returns how to go through the table for a selection. Each visits a row once; only statuses that none but an
 // operator leaves, or that nothing leads back to, may be spread over several.
 func ways(s Selection) (all []*way) {
 	has := func(status string) bool { return slices.Contains(s.Statuses, status) }

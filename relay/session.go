@@ -333,7 +333,7 @@ func (s *session) enter(ctx context.Context, on *standing) error {
 	return nil
 }
 
-// register makes this relay known, under the number it had if nobody took it for dead meanwhile.
+// register makes this relay known, under the number it had if no other took it for dead meanwhile.
 func (s *session) register(ctx context.Context, on *standing) (instance int32, resumed bool, err error) {
 	cfg, isSession := &s.relay.cfg, on.conn != nil
 	if instance, _ = s.current(); instance != 0 {

@@ -16,7 +16,7 @@ import (
 // store runs the engine's statements. It is safe for concurrent use.
 type store struct {
 	pool pg.Pool
-	deaf bool        // nobody listens for notifications: producers are never asked for any
+	deaf bool        // no listener for notifications: producers are never asked for any
 	idle atomic.Bool // as declared last
 }
 

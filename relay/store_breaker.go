@@ -45,7 +45,7 @@ func eventIDs(events []int64) []int64 {
 	return events
 }
 
-// The alert is part of the opening: whoever sees a held lane can find out since when and why. A destination that was
+// The alert is part of the opening: an operator who sees a held lane can find out since when and why. A destination that was
 // removed while it was held, and is back, is told of again. How many deliveries it holds is counted up to a bound.
 const openBreaker = `
 WITH opened AS (
@@ -73,7 +73,7 @@ WITH opened AS (
 )
 SELECT wait, breaker_probes FROM opened`
 
-// openBreaker makes all relays hold a destination, unless another has done so before, and returns how long nobody may
+// openBreaker makes all relays hold a destination, unless another has done so before, and returns how long no relay may
 // try it, and how many probes have failed in a row.
 func (s *store) openBreaker(ctx context.Context, destination string, instance int32, b policy.Breaker) (wait time.Duration, probes int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)

@@ -163,7 +163,7 @@ func latestEvent(ctx context.Context, q pg.DB) (id int64, err error) {
 	return id, nil
 }
 
-// Rows are changed only as they were found: the same claim, still in a status that may be left. One that somebody holds
+// Rows are changed only as they were found: the same claim, still in a status that may be left. One that another session holds
 // locked is being changed, and is left alone.
 const lockFound = `
 WITH found AS MATERIALIZED (
@@ -178,9 +178,9 @@ WITH found AS MATERIALIZED (
     ) o
 )`
 
-// The fence grows, though nobody claims: the settle of a former claim that comes late, or a second time because its
+// The fence grows, though there is no claim: the settle of a former claim that comes late, or a second time because its
 // commit was not acknowledged, would otherwise settle the replay before it was sent. What the last attempt came to
-// stays, since it says why somebody replays. The former promise has ended with the delivery, and the replay makes its own.
+// stays, since it says why an operator replays. The former promise has ended with the delivery, and the replay makes its own.
 // What relays know of how far ordering keys are settled is void.
 const replayDeliveries = lockFound + `, replayed AS (
     UPDATE outbox_delivery

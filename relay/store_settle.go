@@ -302,7 +302,7 @@ WITH settled AS (
     FROM settled GROUP BY destination
     ON CONFLICT (rule, subject) DO UPDATE
     SET count = outbox_alert.count + excluded.count, last_at = now(),
-        -- The first of those that nobody has been told about yet.
+        -- The first of those that no alert has told of yet.
         first_event_id = CASE WHEN outbox_alert.count > outbox_alert.notified_count
                               THEN outbox_alert.first_event_id ELSE excluded.first_event_id END,
         first_error = CASE WHEN outbox_alert.count > outbox_alert.notified_count

@@ -202,7 +202,7 @@ func (d *dues) add(now time.Time, in time.Duration) {
 	}
 }
 
-// take reports whether it is time to look, and when it will be next; zero: nobody knows. What it has reported it forgets.
+// take reports whether it is time to look, and when it will be next; zero: unknown. What it has reported it forgets.
 func (d *dues) take(now time.Time) (due bool, next time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

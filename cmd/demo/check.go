@@ -124,7 +124,7 @@ func (f *facts) checkRequests() rule {
 		case failed && !f.explains(&req, failure):
 			r.breach("%s: %s was answered %d, yet the relay says %s", req.Key, req.Delivery, req.status, failure.reason)
 		case !failed && lost && !wasKilled:
-			r.breach("%s: %s lost its claim %s, and nobody killed it", req.Key, life, req.Delivery)
+			r.breach("%s: %s lost its claim %s, and it was not killed", req.Key, life, req.Delivery)
 		case !failed && !lost:
 			r.breach("%s: %s is an extra request without a cause", req.Key, req.Delivery)
 		}

@@ -26,7 +26,7 @@ type history struct {
 	suicides   int                  // of receivers between commit and answer
 	addr       string               // where the receiver listens, in every life
 	behaving   bool                 // the receiver has stopped causing faults
-	changed    chan struct{}        // closed at the next change; nil: nobody waits
+	changed    chan struct{}        // closed at the next change; nil: there is no waiter
 }
 
 type requestID struct {

@@ -116,7 +116,7 @@ func run(ctx context.Context, c command) error {
 	return p.failure()
 }
 
-// failure returns what the process wrote last to stderr, if it ended other than with code 0 or by a signal that somebody
+// failure returns what the process wrote last to stderr, if it ended other than with code 0 or by a signal that the demo
 // sent.
 func (p *process) failure() error {
 	const signalled = 128 // and the signal, as shells count

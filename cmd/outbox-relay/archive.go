@@ -82,7 +82,7 @@ func archiveSummary(done archive.Result) string {
 		plain.Plural(done.Attempts, "attempt", "attempts"), plain.Plural(done.ProcessedEvents, "row of processed_events", "rows of processed_events"))
 }
 
-// archiveInterval is how often a run that nobody watches says how far it is.
+// archiveInterval is how often a run without a terminal says how far it is.
 const archiveInterval = 30 * time.Second
 
 // archiveProgress says how far a run is: on a terminal in one line that changes, elsewhere in a line now and then.

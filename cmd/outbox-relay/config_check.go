@@ -77,7 +77,7 @@ func (c *config) checkSchedules() {
 const databaseExample = "write one such as postgres://user:password@localhost:5432/app"
 
 // parseDatabaseURL returns a pool configuration, or what is wrong with the URL. It never repeats any of it, nor what
-// pgx says about it: where a URL is malformed, nobody can tell where the password ends.
+// pgx says about it: where a URL is malformed, it is unknown where the password ends.
 func parseDatabaseURL(raw string) (*pgxpool.Config, string) {
 	scheme, rest, isURL := strings.Cut(raw, "://")
 	switch {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// confirm asks whether to do what cannot be taken back lightly; what is a sentence without its full stop. Where nobody
-// can answer, --yes must have been given instead of asking. refused is the error's text after a no.
+// confirm asks whether to do what cannot be taken back lightly; what is a sentence without its full stop. Without a
+// terminal, --yes must have been given instead of asking. refused is the error's text after a no.
 func (inv *invocation) confirm(what, refused string) error {
 	if !isTerminal(inv.Stdin) {
 		return exitError{code: exitUsage, err: errors.New(what + "; repeat the command with --yes to do it")}

@@ -141,7 +141,7 @@ func describe(id identity.Identity) string {
 	return printable(text)
 }
 
-// because repeats why somebody has to decide.
+// because repeats why an operator has to decide.
 func because(r identity.Report) string {
 	var texts []string
 	for _, d := range r.Differences {

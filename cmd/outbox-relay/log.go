@@ -82,7 +82,7 @@ func isTerminal(stream any) bool {
 	return ok && isatty.IsTerminal(f.Fd())
 }
 
-// A foreignLog takes what libraries tell the standard logger: net/http that a receiver sent an answer nobody asked for.
+// A foreignLog takes what libraries tell the standard logger: net/http that a receiver sent an answer without a request.
 // It would stand between the lines of JSON as it is.
 type foreignLog struct{ log zerolog.Logger }
 

@@ -33,7 +33,7 @@ type Main struct {
 	Stdout, Stderr io.Writer
 	// Signals that ask to stop. The first ends a command gracefully, the second at once.
 	Signals <-chan os.Signal
-	// Hangups ask run to read its configuration again; nil: nobody does.
+	// Hangups ask run to read its configuration again; nil: there are none.
 	Hangups <-chan os.Signal
 	// StandardLog says where the standard logger of the process writes to; nil leaves it alone.
 	StandardLog func(io.Writer)

@@ -54,7 +54,7 @@ FROM (SELECT DISTINCT ON (version_id) version_id, tstamp, is_applied FROM %s ORD
 WHERE is_applied AND version_id > 0 ORDER BY version_id`
 
 // applied lists what the database has, oldest first. Asking goose instead would create its table, and wait while
-// somebody migrates.
+// another process migrates.
 func (m *migrator) applied(ctx context.Context) ([]applied, error) {
 	rows, err := m.db.QueryContext(ctx, fmt.Sprintf(selectApplied, m.set.VersionTable()))
 	if code(err) == "42P01" { // undefined_table
@@ -103,7 +103,7 @@ func (m *migrator) createSchema(ctx context.Context) error {
 		return nil
 	}
 	_, err := m.db.ExecContext(ctx, "CREATE SCHEMA "+pgx.Identifier{m.schema}.Sanitize())
-	if c := code(err); c == "42P06" || c == "23505" { // duplicate_schema, unique_violation: somebody was faster
+	if c := code(err); c == "42P06" || c == "23505" { // duplicate_schema, unique_violation: another process was faster
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("create schema %s: %w", m.schema, err)

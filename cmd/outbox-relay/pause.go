@@ -15,7 +15,7 @@ import (
 type pauseCmd struct {
 	databaseFlags
 	Destination string `arg:"" help:"The destination's name."`
-	Reason      string `placeholder:"TEXT" help:"Why, for whoever wonders later."`
+	Reason      string `placeholder:"TEXT" help:"Why, for those who wonder later."`
 	JSON        bool   `help:"Print JSON. Fields are added, never renamed or removed."`
 }
 

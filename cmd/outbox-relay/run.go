@@ -31,7 +31,7 @@ has are logged and alerted as unserved. Logs go to stderr.`
 }
 
 func (runCmd) Run(inv *invocation) error {
-	// Whoever reads the log may go away; a write to a closed pipe is then an error and not the end of the process.
+	// The log's reader may go away; a write to a closed pipe is then an error and not the end of the process.
 	signal.Ignore(syscall.SIGPIPE)
 
 	c := inv.load()

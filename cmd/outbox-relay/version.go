@@ -18,7 +18,7 @@ type versionCmd struct {
 
 // build says what this program was built from.
 type build struct {
-	Version string `json:"version"` // "devel" if nobody said
+	Version string `json:"version"` // "devel" if the build did not say
 	Commit  string `json:"commit"`  // empty if it was built outside its repository
 	Go      string `json:"go"`
 	// Schemas holds the newest version of each set of migrations.

@@ -47,7 +47,7 @@ func eventName(c store.Claim) types.AttributeValue {
 	return text(url.QueryEscape(c.Receiver) + ":" + url.QueryEscape(c.Source) + ":" + c.Key)
 }
 
-// acquireCondition: nobody holds the event, or this claim does already, or whoever did or had processed it has had his
+// acquireCondition: no claim holds the event, or this claim does already, or the one that did or had processed it has had its
 // time. The token alone is not enough: this claim may have completed the event meanwhile.
 const acquireCondition = "attribute_not_exists(#event) OR #until <= :now OR (#token = :token AND attribute_not_exists(#status))"
 
@@ -105,7 +105,7 @@ func (s *Store) read(ctx context.Context, c store.Claim) (map[string]types.Attri
 	return out.Item, nil
 }
 
-// completeCondition: the event is this claim's, or nobody's.
+// completeCondition: the event is this claim's, or free.
 const completeCondition = "attribute_not_exists(#event) OR #token = :token OR #until <= :now"
 
 // Complete implements [store.Store].

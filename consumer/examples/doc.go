@@ -17,5 +17,5 @@
 //	CREATE TABLE shipments (invoice text PRIMARY KEY, total numeric NOT NULL CHECK (total > 0));
 //	CREATE TABLE addresses (customer text PRIMARY KEY, address text NOT NULL)
 //
-// The examples are a module of their own, so that nobody who imports package consumer inherits what they need.
+// The examples are a module of their own, so that importing package consumer does not bring what they need.
 package examples

@@ -57,7 +57,7 @@ func (s *shift) work(ctx context.Context, conn *pgxpool.Conn, t *ticket) {
 		s.unbegun(ctx, t, err)
 		return
 	case wk == nil:
-		return // somebody else has it
+		return // another worker has it
 	}
 	wk.began = began
 	report := consumer.Report{Result: consumer.ResultProcessed, Receiver: s.Receiver, Source: s.Source, Inbox: true}
@@ -195,7 +195,7 @@ func (s *shift) letGo(ctx context.Context, wk *work) {
 	}
 }
 
-// unsuccessful ends an attempt whose work is rolled back, or of which nobody knows whether it was committed. The state
+// unsuccessful ends an attempt whose work is rolled back, or may not have been committed. The state
 // tells: what is committed is not processing any more, and stays as it is.
 func (s *shift) unsuccessful(ctx context.Context, wk *work, report consumer.Report) {
 	if errors.Is(report.Err, errStopping) {

@@ -34,7 +34,7 @@ const (
 	StateProcessing State = "processing" // a worker has it
 	StateSucceeded  State = "succeeded"  // the handler's work is committed
 	StateIgnored    State = "ignored"    // of no concern to this receiver; kept for review
-	StateFailed     State = "failed"     // nobody tries again by himself
+	StateFailed     State = "failed"     // no worker tries again
 )
 
 // OnFailure says what a failed event means to those behind it that have the same ordering key.
@@ -122,7 +122,7 @@ func (c *Config) complete(connections int) error {
 	c.TypeWorkers = maps.Clone(c.TypeWorkers)
 	for kind, n := range c.TypeWorkers {
 		if n < 1 {
-			return fmt.Errorf("inbox: Config.TypeWorkers[%q] is %d: it must be at least 1; Router.Fallback or Ignore is for events that nobody wants", kind, n)
+			return fmt.Errorf("inbox: Config.TypeWorkers[%q] is %d: it must be at least 1; Router.Fallback or Ignore is for events that are not wanted", kind, n)
 		}
 	}
 	if err := cmp.Or(

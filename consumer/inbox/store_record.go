@@ -17,7 +17,7 @@ import (
 
 // recordSQL is admitSQL for an event that is worked later. It is remembered in processed_events, as recorded, and what has been
 // remembered is put into inbox_events, where its row is pending and holds what a worker needs. The one without the other is
-// nothing that this package leaves: where somebody has removed the memory of an event by hand, the event that is still in
+// nothing that this package leaves: where the memory of an event was removed by hand, the event that is still in
 // the inbox stays as it is, and is remembered again.
 //
 // An event of an ordering key is due only when nothing of its key is let go, and nothing that comes before it waits or has
@@ -106,7 +106,7 @@ func (in *Inbox) record(ctx context.Context, rq *memory.Request) (recorded, erro
 	}
 	defer conn.Release()
 	// Not under the request's context: a client that goes away while the event is being written would cost a connection,
-	// and nobody would know whether the event is there.
+	// and it would be unknown whether the event is there.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), in.CommitTimeout)
 	defer cancel()
 
@@ -165,7 +165,7 @@ func (in *Inbox) recordPastStrangers(ctx context.Context, conn *pgxpool.Conn, rq
 }
 
 // knownSQL reads what is kept of an event that was not recorded. Where it has been, and is not in the inbox any more, because
-// somebody has removed it by hand, nobody knows what became of it: its state is recorded.
+// it was removed by hand, it is unknown what became of it: its state is recorded.
 const knownSQL = `
 SELECT coalesce(p.payload_hash <> $4::bytea, false), coalesce(e.processing_state, p.processing_state), coalesce($5::timestamptz > coalesce(p.not_after, '-infinity'), false),
        coalesce(p.destination <> nullif($6::text, ''), false)
@@ -212,8 +212,8 @@ func (in *Inbox) queueOrderLock(batch *pgx.Batch, orderingKey string) *pgx.Queue
 	return batch.Queue(lockOrderSQL, in.Receiver, in.Source, orderingKey)
 }
 
-// notifySQL wakes the inboxes of other processes. It is never part of a transaction that records an event: whoever
-// notifies commits one after the other with all others of the database who do.
+// notifySQL wakes the inboxes of other processes. It is never part of a transaction that records an event: transactions
+// of one database that notify commit one after the other.
 const notifySQL = `SELECT pg_notify('inbox_wake', ` + wakePayload + `)`
 
 // wakePayload says which inbox is woken: the channel is one for all schemas of the database.
@@ -228,7 +228,7 @@ func (in *Inbox) notify(ctx context.Context) error {
 	return nil
 }
 
-// notifyTimeout bounds a courtesy: whoever is not told polls.
+// notifyTimeout bounds a courtesy: a process without a notification polls.
 const notifyTimeout = time.Second
 
 // listenSQL asks for what notifySQL says, and listenedSQL for what it says to this inbox.

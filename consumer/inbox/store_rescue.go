@@ -39,7 +39,7 @@ SELECT u.idempotency_key, u.claim, r.idempotency_key IS NOT NULL, coalesce(r.eve
        coalesce(r.processing_state, '')
 FROM unattended u LEFT JOIN rescued r ON r.idempotency_key = u.idempotency_key`
 
-// sighting is an event that was found being worked by nobody.
+// sighting is an event that was found without a worker.
 type sighting struct {
 	key         string
 	fence       int64
@@ -112,7 +112,7 @@ ORDER BY line.ordering_key`
 // sweepBatch is how many ordering keys one sweep visits.
 const sweepBatch = 1000
 
-// stalled returns ordering keys after the given one that somebody has to let go, and the last key that it has visited;
+// stalled returns ordering keys after the given one that have to be let go, and the last key that it has visited;
 // "" when it has seen the end.
 func (s *shift) stalled(ctx context.Context, after string) (keys []string, last string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)

@@ -108,7 +108,7 @@ type ask struct {
 }
 
 // claimDue claims events. It does not wait for its commit to reach the disk: a claim that a crash of the database undoes
-// has not let anything happen, because whoever works it looks at it again under its lock.
+// has not let anything happen, because a worker looks at it again under its lock.
 func (s *shift) claimDue(ctx context.Context, conn *pgxpool.Conn, want ask) (tickets []*ticket, err error) {
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
@@ -147,10 +147,10 @@ func sendAll(ctx context.Context, conn *pgxpool.Conn, batch *pgx.Batch) error {
 }
 
 // beginSQL begins the work on a claimed event, and reads it. The lock of the row is the lease: it ends with the worker's
-// transaction, however that ends, and needs no time to expire. Whoever comes second, because the event was given back and
+// transaction, however that ends, and needs no time to expire. The worker that comes second, because the event was given back and
 // claimed again meanwhile, finds the row locked, or another fence or state.
 //
-// The row is looked up where the claim has left it, which needs no index. If somebody has moved it since, it is rescued.
+// The row is looked up where the claim has left it, which needs no index. If it was moved since, it is rescued.
 //
 // A worker whose machine has vanished must not hold its lock until the operating system gives the connection up, hours
 // later: the session ends when it has said nothing for longer than any handler may take, and so does a statement that a handler runs
@@ -318,7 +318,7 @@ WITH mine AS MATERIALIZED (
 SELECT coalesce(pg_xact_status($5::text::xid8) = 'committed', false) FROM mine`
 
 // committedItself reports whether a handler whose transaction is in doubt has committed it. When the database does not say,
-// nobody knows, and the event is tried again: most transactions in doubt are as they were begun.
+// it is unknown, and the event is tried again: most transactions in doubt are as they were begun.
 func (s *shift) committedItself(ctx context.Context, wk *work) (committed bool) {
 	if wk.same {
 		return false
@@ -402,7 +402,7 @@ SET processing_state = $5::text,
 WHERE receiver = $1::text AND source = $2::text AND idempotency_key = $3::text AND claim = $4::bigint AND processing_state = 'processing'`
 
 // settle writes down that an attempt has ended without success. It reports false when the event was not this worker's to
-// settle any more: somebody else has it, or the commit that seemed to fail did not.
+// settle any more: another worker has it, or the commit that seemed to fail did not.
 func (s *shift) settle(ctx context.Context, wk *work, o settlement) (mine bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.CommitTimeout)
 	defer cancel()

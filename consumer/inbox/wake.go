@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// An event is worked within milliseconds of being recorded, and not when somebody happens to look, because whoever
-// records it wakes a worker: in its own process through a channel, and in others by a notification of PostgreSQL, but that
+// An event is worked within milliseconds of being recorded, and not when a worker happens to look, because recording
+// wakes one: in its own process through a channel, and in others by a notification of PostgreSQL, but that
 // only when its own process has no worker free. Both may be lost. Then the event is found by polling.
 
 // wakeHere wakes the calls of Run in this process, and reports whether one of them has a worker free.
@@ -28,12 +28,12 @@ func (in *Inbox) wakeHere() (free bool) {
 
 // coalescer lets one caller at a time do something that need not be done for every caller.
 type coalescer struct {
-	waiting atomic.Bool // somebody is about to begin
+	waiting atomic.Bool // a caller is about to begin
 	turn    sync.Mutex
 }
 
-// do runs f once, unless somebody is waiting to run it, who then does so for this caller, too: what has happened before do
-// is followed by an f that begins later. Nobody runs it twice, however many others ask: a request would never end, nor
+// do runs f once, unless another caller waits to run it, which then does so for this one, too: what has happened before do
+// is followed by an f that begins later. No caller runs it twice, however many others ask: a request would never end, nor
 // would Run claim, while events keep coming.
 func (c *coalescer) do(f func()) {
 	if !c.waiting.CompareAndSwap(false, true) {
@@ -108,7 +108,7 @@ func (s *shift) hear(ctx context.Context, ready func(context.Context)) (heard bo
 		return false, err
 	}
 	ready(ctx)
-	s.wakeUp() // for what was recorded while nobody listened
+	s.wakeUp() // for what was recorded while none listened
 	var woken time.Time
 	for notified := false; ; {
 		notified, err = s.awaitNotification(ctx, conn, payload, notified, woken.Add(wakeInterval))

@@ -34,7 +34,7 @@ type shift struct {
 	*Inbox
 	wake  chan struct{} // holds at most one token
 	ended chan *ticket  // from workers; has room for all of them
-	free  atomic.Int64  // workers; read by whoever records
+	free  atomic.Int64  // workers; read by recorders
 
 	handling context.Context // of the handlers: ends when Run does not wait for them any longer
 	abandon  context.CancelCauseFunc
@@ -59,7 +59,7 @@ type shift struct {
 // Times of what Run does unasked.
 const (
 	inspectInterval = time.Second      // between looks for events whose workers have died
-	sweepInterval   = 30 * time.Second // between looks for ordering keys that nobody has let go
+	sweepInterval   = 30 * time.Second // between looks for ordering keys that were not let go
 	passInterval    = 50 * time.Millisecond
 )
 
@@ -199,7 +199,7 @@ func (s *shift) claimFor(ctx context.Context, free int, pass breaker.Pass) int {
 		s.failed(ctx, err)
 		return 0
 	}
-	// No more than can begin at once: an event that waits for a connection waits where nobody else can work it. The first
+	// No more than can begin at once: an event that waits for a connection waits where no other process can work it. The first
 	// goes on with the connection of the claim, so one can begin however busy the pool is.
 	stat := s.pool.Stat()
 	limit := min(free, 1+max(0, int(stat.MaxConns()-stat.AcquiredConns())))
@@ -209,7 +209,7 @@ func (s *shift) claimFor(ctx context.Context, free int, pass breaker.Pass) int {
 			want.types, want.room = append(want.types, kind), append(want.room, int32(room))
 		}
 	}
-	// Not under ctx: a claim that is cut off would cost the connection, and leave events that nobody works to a rescue.
+	// Not under ctx: a claim that is cut off would cost the connection, and leave events without a worker to a rescue.
 	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.CommitTimeout)
 	defer cancel()
 	tickets, err := s.claimDue(claiming, conn, want)
@@ -251,7 +251,7 @@ func (s *shift) failed(ctx context.Context, err error) {
 	s.trouble.began(ctx, err)
 }
 
-// passOn tells other processes that there is more than this one can take: whoever recorded it may have seen a worker free.
+// passOn tells other processes that there is more than this one can take: the process that recorded it may have seen a worker free.
 func (s *shift) passOn(ctx context.Context) {
 	if now := time.Now(); now.Sub(s.passed) >= passInterval {
 		s.passed = now
@@ -259,7 +259,7 @@ func (s *shift) passOn(ctx context.Context) {
 	}
 }
 
-// inspect does what is done unasked. While nothing is due and nobody has died it costs one statement.
+// inspect does what is done unasked. While nothing is due and no worker has died it costs one statement.
 func (s *shift) inspect(ctx context.Context) {
 	now := time.Now()
 	poll, inspect := now.Sub(s.polled) >= s.cfg.PollInterval-time.Millisecond, now.Sub(s.inspected) >= inspectInterval-time.Millisecond

@@ -1,5 +1,5 @@
 // Package promobserver counts and measures for Prometheus what becomes of the events that a receiver gets. It is a
-// module of its own so that nobody else inherits the client library:
+// module of its own so that no other user inherits the client library:
 //
 //	metrics, err := promobserver.New(prometheus.DefaultRegisterer, promobserver.Options{Sources: []string{"finance"}})
 //	if err != nil {
@@ -18,7 +18,7 @@
 //	inbox_requests_total             source, result       requests by outcome: the values of consumer.Result
 //	inbox_events_total               source, mode,        handlers that ended: result is processed, ignored, failed or
 //	                                 result, event_type   commit_failed; mode is request, or inbox for its workers
-//	inbox_failed_total               source, mode         failures after which nobody tries again by himself
+//	inbox_failed_total               source, mode         failures after which neither sender nor worker tries again
 //	inbox_commit_failures_total      source, mode         handlers that succeeded, and whose work was not committed
 //	inbox_request_duration_seconds   source, result       a request, from its headers to its answer
 //	inbox_handler_duration_seconds   source, mode         the handler's part of it, or of a worker's attempt
@@ -44,7 +44,7 @@
 //	  > 0.05 * sum by (source) (rate(inbox_requests_total[5m]))
 //
 // Requests that do not prove themselves, from a sender that used to: a secret was rotated on one side only, or a clock
-// is wrong. Somebody else's attempts show here, too, but have no other requests beside them.
+// is wrong. Attempts of others show here, too, but have no other requests beside them.
 //
 //	sum by (source) (increase(inbox_requests_total{result="rejected"}[15m])) > 10
 //	  and sum by (source) (increase(inbox_requests_total{result!="rejected"}[1d])) > 0

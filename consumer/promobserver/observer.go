@@ -53,7 +53,7 @@ type Observer struct {
 var _ prometheus.Collector = (*Observer)(nil)
 
 // New returns the Observer that is registered with registerer. Called again with the same registerer and options it
-// returns the same one; with other options, or where somebody else has registered one of the names, it fails and
+// returns the same one; with other options, or where one of the names is registered already, it fails and
 // registers nothing.
 func New(registerer prometheus.Registerer, options Options) (*Observer, error) {
 	if registerer == nil {
@@ -123,7 +123,7 @@ func newObserver(options Options) *Observer {
 		events: counter("inbox_events_total",
 			"Events that a handler has worked, by what came of it.", "source", "mode", "result", "event_type"),
 		failed: counter("inbox_failed_total",
-			"Failures after which nobody tries again by himself.", "source", "mode"),
+			"Failures after which neither sender nor worker tries again.", "source", "mode"),
 		commitFailures: counter("inbox_commit_failures_total",
 			"Handlers that succeeded, and whose work was not committed.", "source", "mode"),
 		requestTime: histogram("inbox_request_duration_seconds",

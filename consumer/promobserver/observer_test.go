@@ -202,7 +202,7 @@ inbox_events_total{event_type="",mode="inbox",result="commit_failed",source="fin
 inbox_events_total{event_type="",mode="inbox",result="failed",source="finance"} 2
 inbox_events_total{event_type="",mode="inbox",result="ignored",source="finance"} 1
 inbox_events_total{event_type="",mode="inbox",result="processed",source="finance"} 1
-# HELP inbox_failed_total Failures after which nobody tries again by himself.
+# HELP inbox_failed_total Failures after which neither sender nor worker tries again.
 # TYPE inbox_failed_total counter
 inbox_failed_total{mode="inbox",source="finance"} 1
 `)
@@ -258,7 +258,7 @@ func TestInboxIsCounted(t *testing.T) {
 # TYPE inbox_events_total counter
 inbox_events_total{event_type="",mode="inbox",result="failed",source="finance"} 1
 inbox_events_total{event_type="",mode="inbox",result="processed",source="finance"} 1
-# HELP inbox_failed_total Failures after which nobody tries again by himself.
+# HELP inbox_failed_total Failures after which neither sender nor worker tries again.
 # TYPE inbox_failed_total counter
 inbox_failed_total{mode="inbox",source="finance"} 1
 # HELP inbox_requests_total Requests, by their outcome.
@@ -273,7 +273,7 @@ func TestNamedSourcesBeginAtZero(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	mustNew(t, registry, promobserver.Options{Sources: []string{"finance"}})
 	wantMetrics(t, registry, []string{"inbox_failed_total"}, `
-# HELP inbox_failed_total Failures after which nobody tries again by himself.
+# HELP inbox_failed_total Failures after which neither sender nor worker tries again.
 # TYPE inbox_failed_total counter
 inbox_failed_total{mode="inbox",source="finance"} 0
 inbox_failed_total{mode="request",source="finance"} 0

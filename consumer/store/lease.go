@@ -57,7 +57,7 @@ func (m *storeMemory) Admit(ctx context.Context, rq *memory.Request) (memory.Fou
 
 // forgetful reports whether an event that the store does not know may have been known once. It would have been processed
 // after it was created and be known for ttl from then, so one that was created later than that ago is certainly new.
-// Another is not, and neither is one that its sender no longer sends by himself: somebody else does.
+// Another is not, and neither is one that its sender no longer retries: another party sends it.
 func (m *storeMemory) forgetful(event *headers.Event, now time.Time) bool {
 	return !event.CreatedAt.IsZero() && now.Sub(event.CreatedAt) > m.ttl-m.Tolerance ||
 		!event.NotAfter.IsZero() && now.Sub(event.NotAfter) > m.Tolerance

@@ -28,7 +28,7 @@ type Store interface {
 	Acquire(ctx context.Context, claim Claim, lease time.Duration) (Acquired, error)
 
 	// Complete makes the event known for ttl, with the status that duplicates are answered. It fails with [ErrLeaseLost], and
-	// changes nothing, when another claim holds the event or has completed it. When nobody has taken the event over, it
+	// changes nothing, when another claim holds the event or has completed it. When no other claim has taken the event over, it
 	// succeeds even after the lease: the effect has happened.
 	Complete(ctx context.Context, claim Claim, status int, ttl time.Duration) error
 

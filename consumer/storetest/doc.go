@@ -1,4 +1,4 @@
-// Package storetest tells whether a memory of events keeps the promises of package consumer. Whoever writes a
+// Package storetest tells whether a memory of events keeps the promises of package consumer. The author of a
 // [store.Store] runs it in the tests of that store:
 //
 //	func TestStore(t *testing.T) {

@@ -83,13 +83,13 @@ func (rc *receiver) takeOver() response {
 		if err != nil || got.status != http.StatusConflict && refused != consumer.ResultUnavailable {
 			return got
 		}
-		rc.wantResult(refused) // of many: nobody else reads them
+		rc.wantResult(refused) // of many: only this reads them
 	}
 	return response{body: "the event stays in flight"}
 }
 
 // Where a lease ends, another request takes the event over, and the handler that outlived it has worked in vain: its
-// effect stays, and it is the other's response that counts. Without leases nobody takes over.
+// effect stays, and it is the other's response that counts. Without leases no request takes over.
 func handlerOutlivesLease(w *world) {
 	first := w.slow(store.Config{Lease: short})
 	other := w.receiver(store.Config{Lease: hour, TTL: 24 * hour}, w.works)
@@ -155,13 +155,13 @@ func lateSuccess(w *world) { lateFinishers(w, http.StatusOK) }
 
 func lateFailure(w *world) { lateFinishers(w, http.StatusInternalServerError) }
 
-// A lease that nobody has taken over since it ended is as good as one that lasts: the effect has happened, and to forget
+// A lease that ended and was not taken over is as good as one that lasts: the effect has happened, and to forget
 // it would be to repeat it.
 func lateAlone(w *world) {
 	first := w.slow(store.Config{Lease: short})
 	answer := first.hold()
 	if !w.atomic() {
-		// That the lease has ended shows when somebody else gets the event. He gives it back.
+		// That the lease has ended shows when another claim gets the event. It is given back.
 		fails := w.receiver(store.Config{Lease: hour, TTL: 24 * hour}, func(out http.ResponseWriter, _ *http.Request) {
 			out.WriteHeader(http.StatusBadGateway)
 		})

@@ -27,7 +27,7 @@ func (rc *receiver) whenBack(key string) response {
 	return response{}
 }
 
-// While nobody can tell whether an event is known, its handler must not run. What needs no memory is refused as always.
+// While it is unknown whether an event is known, its handler must not run. What needs no memory is refused as always.
 func memoryAway(w *world) {
 	w.memory = w.subject.NewServer(w)
 	rc := w.receiver(store.Config{}, w.works)
@@ -69,7 +69,7 @@ func memoryRestarts(w *world) {
 }
 
 // The handler has had its effect when the memory goes. Where both are one transaction nothing has happened; otherwise
-// the effect is there, the sender is told that nobody may remember it, and after the lease it happens again.
+// the effect is there, the sender is told that it may not be remembered, and after the lease it happens again.
 func memoryGoesMeanwhile(w *world) {
 	w.memory = w.subject.NewServer(w)
 	s := w.slow(store.Config{Config: consumer.Config{CommitTimeout: time.Second}, Lease: short})

@@ -57,7 +57,7 @@ func (e *events) acquire(c store.Claim, lease time.Duration) store.Acquired {
 	return got
 }
 
-// claimed asserts who gets the event: this claim, or for another that holds it, nobody.
+// claimed asserts who gets the event: this claim, or for another that holds it, neither.
 func (e *events) wantClaimed(c store.Claim, lease time.Duration, want bool) {
 	e.Helper()
 	if got := e.acquire(c, lease); got.Claimed != want || got.Known != nil {
@@ -197,7 +197,7 @@ func leaseEndsAlone(e *events) {
 	one, probe := claim("k"), claim("k")
 	e.wantClaimed(one, short, true)
 	e.await(probe, short)
-	e.await(claim("k"), short) // the probe's lease has ended too, and nobody released it
+	e.await(claim("k"), short) // the probe's lease has ended too, and no claim released it
 	last := claim("k")
 	e.await(last, hour)
 	e.release(last)

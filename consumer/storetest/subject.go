@@ -22,7 +22,7 @@ type Subject struct {
 
 // Promises are what distinguishes one memory from another. The zero value promises least.
 type Promises struct {
-	// EffectIsAtomic: the handler's effect and the memory of its event come about together or not at all, and nobody
+	// EffectIsAtomic: the handler's effect and the memory of its event come about together or not at all, and no other
 	// takes an event over from a living handler. Otherwise an effect is there at once and stays, and an event is held by
 	// a lease.
 	EffectIsAtomic bool

@@ -8,7 +8,7 @@ import (
 )
 
 // CreateDatabase makes the database name as a copy of template, or an empty one
-// when template is "". Nobody may be connected to the template meanwhile.
+// when template is "". No session may be connected to the template meanwhile.
 func (s *Server) CreateDatabase(ctx context.Context, name, template string) error {
 	if template == "" {
 		template = "template0"

@@ -115,7 +115,7 @@ func (o Options) arguments() []string {
 		"timezone":        "UTC",
 		"log_timezone":    "UTC",
 		// Files in the directory, which go with it. A process that ends at the wrong
-		// moment leaves other kinds behind in /dev/shm, where nobody looks for them.
+		// moment leaves other kinds behind in /dev/shm, where they are not looked for.
 		"dynamic_shared_memory_type": "mmap",
 	}
 	if !o.Durable {

@@ -1,5 +1,5 @@
-// Package localserver runs somebody else's server for tests: on a unix socket in a directory of its own, so that no port is
-// taken and nobody else gets in, and in a process that ends with this one, however this one ends.
+// Package localserver runs the server of another project for tests: on a unix socket in a directory of its own, so that no port is
+// taken and no other account gets in, and in a process that ends with this one, however this one ends.
 package localserver
 
 import (

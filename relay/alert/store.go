@@ -60,7 +60,7 @@ SELECT d.rule, d.subject, d.count - d.counted_before, d.opened_at, coalesce(d.fi
        coalesce(d.detail, ''), d.resolved_at, d.count
 FROM due d WHERE EXISTS (SELECT FROM claimed)`
 
-// ClaimNotice takes the oldest alert that has news for a channel, which nobody else is sending there and whose window has
+// ClaimNotice takes the oldest alert that has news for a channel, which no other relay is sending there and whose window has
 // passed. It returns false if there is none.
 func (s *Sender) ClaimNotice(ctx context.Context, channel string, window time.Duration, all bool) (d Notice, found bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
@@ -114,7 +114,7 @@ func (s *Sender) postponeNotice(ctx context.Context, channel string, d Notice) e
 
 // An alert goes when it is resolved, that has been told, and so long has passed since it was last told that the next time
 // it fires is news. Failures are events and not a state that ends: their alert goes a window after the last news, too.
-// What the log was told counts as told only where nobody else is listening.
+// What the log was told counts as told only where there is no other channel.
 // What has changed since the statement began is left alone, and due again; what is locked is as well.
 const scheduleAlerts = `
 WITH unlocked AS MATERIALIZED (

@@ -203,7 +203,7 @@ func moment(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC
 // bareWord is a word that means the same to a shell with and without quotes.
 var bareWord = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
 
-// shellWord quotes a word for a shell, unless it needs no quotes: somebody will paste it.
+// shellWord quotes a word for a shell, unless it needs no quotes: people will paste it.
 func shellWord(word string) string {
 	word = plain.Clip(word)
 	if bareWord.MatchString(word) {

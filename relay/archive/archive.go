@@ -88,7 +88,7 @@ const (
 	archivePause = 10 * time.Millisecond
 	// archiveStandDown is how long a run waits before it asks again whether the database is still under pressure.
 	archiveStandDown = 5 * time.Second
-	// archivePatience is how often a batch may meet somebody else's lock.
+	// archivePatience is how often a batch may meet another session's lock.
 	archivePatience = 5
 
 	attemptBatch = 1000

@@ -77,7 +77,7 @@ func dropOldest(ctx context.Context, q pg.DB, olderThan time.Duration, rehearsal
 	return *name, nil
 }
 
-// inTheWay reports whether a batch failed for something that may be over soon: somebody else's lock.
+// inTheWay reports whether a batch failed for something that may be over soon: another session's lock.
 func inTheWay(err error) bool {
 	return pg.HasCode(err, pg.LockNotAvailable) || pg.HasCode(err, pg.SerializationFailure) || pg.HasCode(err, pg.DeadlockDetected)
 }

@@ -190,7 +190,7 @@ func (g *Guard) prepareConn(ctx context.Context, conn *pgx.Conn, pooled bool) (f
 	return true, nil
 }
 
-// Await returns nil once the database behind h is this relay's: mostly at once, after a quarantine when somebody has
+// Await returns nil once the database behind h is this relay's: mostly at once, after a quarantine when an operator has
 // accepted it, or when ctx is done.
 func (g *Guard) Await(ctx context.Context, h pg.DB) error {
 	ctx = Unguarded(ctx)

@@ -89,7 +89,7 @@ func (r Report) Acceptable() (Identity, error) {
 }
 
 // Discardable returns nil if what is pending may be given up because the original delivers it: relays are quarantined
-// here, or the database is plainly another one. An unknown address alone may be that of somebody who looks at the
+// here, or the database is plainly another one. An unknown address alone may be that of a person who looks at the
 // original from elsewhere.
 func (r Report) Discardable() error {
 	switch {

@@ -23,7 +23,7 @@ const IsFree = `(d.lease_expires_at IS NULL OR d.lease_expires_at <= now() OR ` 
 
 // QueueHasRoom guards every notification, as the trigger of the events does. A session that listens and never ends its
 // transaction lets others fill the server's queue, and then no transaction that notifies can commit: no breaker would
-// close, and no replay, discard or change of routes would succeed. Relays find by polling what nobody tells them.
+// close, and no replay, discard or change of routes would succeed. Relays find by polling what they are not notified of.
 const QueueHasRoom = `pg_notification_queue_usage() < 0.5`
 
 // CommitDurably begins a transaction whose result, such as a failed delivery and its alert, must survive a crash of the server.

@@ -19,7 +19,7 @@ import (
 type Prologue func(ctx context.Context, names, values []string) (statement string, args []any)
 
 // Transactions runs every statement in a transaction of its own that begins with the settings of a session, all of it in
-// one round trip. It leaves nothing behind on a connection that belongs to somebody else next.
+// one round trip. It leaves nothing behind on a connection that another user gets next.
 type Transactions struct {
 	pool          *pgxpool.Pool
 	names, values []string // of the settings

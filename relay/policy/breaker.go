@@ -307,7 +307,7 @@ type DestinationState struct {
 	Paused      bool
 	Breaker     string        // closed, open or half_open
 	Remaining   time.Duration // until breaker_until; negative: it has passed. 0 when closed
-	Owner       int32         // of the half-open breaker; 0: nobody
+	Owner       int32         // of the half-open breaker; 0: none
 	Failures    int           // while closed, held against it by all relays
 }
 

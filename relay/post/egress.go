@@ -40,7 +40,7 @@ var privateNetworks = []netip.Prefix{
 	netip.MustParsePrefix("fc00::/7"), netip.MustParsePrefix("::1/128"),
 }
 
-// Metadata services of clouds, which hand credentials to whoever asks, at addresses that are private or public otherwise.
+// Metadata services of clouds, which hand credentials to every caller, at addresses that are private or public otherwise.
 // Those at link-local addresses, nearly all, and in 192.0.0.0/24 need no mention.
 var metadata = []netip.Prefix{
 	netip.MustParsePrefix("fd00:ec2::/32"),          // AWS

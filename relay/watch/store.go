@@ -220,7 +220,7 @@ func (w *Watcher) take(ctx context.Context, age time.Duration, lenient []string,
 	return seen, alerts, nil
 }
 
-// A condition that lasts is news only when it has become twice as bad. What somebody else has told since the look may be
+// A condition that lasts is news only when it has become twice as bad. What another relay has told since the look may be
 // more than what the look saw, and is not ended by it.
 const applyConditions = `
 WITH fired AS (

@@ -82,7 +82,7 @@ type LaneWatch struct {
 	WaitingFor  time.Duration // the longest of them
 }
 
-// A Holder keeps VACUUM from removing rows that nobody needs any more.
+// A Holder keeps VACUUM from removing rows that are not needed any more.
 type Holder struct {
 	Kind        string // session, prepared (transaction), slot, catalog slot, standby, or unseen: a session of another role
 	PID         int    // of a session
@@ -90,7 +90,7 @@ type Holder struct {
 	User        string
 	State       string
 	Name        string // of what is not a session
-	Active      bool   // of a slot: somebody reads it
+	Active      bool   // of a slot: it is being read
 	For         time.Duration
 	StateFor    time.Duration // for how long a session has been in its state
 }

@@ -84,7 +84,7 @@ func move(ctx context.Context, tx pgx.Tx, event consumer.Event, payload address)
 }
 
 // leave is for the events about invoices that do not concern shipping. Those of other types, for which there is no
-// handler, are refused with 422: the relay marks them failed and tells somebody.
+// handler, are refused with 422: the relay marks them failed and alerts.
 func leave(context.Context, pgx.Tx, consumer.Event) error {
 	return consumer.Ignore("shipping needs to know of new invoices only")
 }

@@ -31,7 +31,7 @@ type ending struct {
 	calls      sync.RWMutex // read-locked by calls of the handler's, for close
 	over       atomic.Bool  // the handler has returned
 	rolledBack atomic.Bool  // the handler asked to roll back
-	spoiled    atomic.Bool  // nobody else may get the connection
+	spoiled    atomic.Bool  // no other event may get the connection
 }
 
 // close closes the transaction to its handler. It reports false while a call is under way all the same, of a goroutine that
@@ -138,7 +138,7 @@ func (t *handlerTx) Prepare(ctx context.Context, name, query string) (*pgconn.St
 }
 
 func (t *handlerTx) LargeObjects() pgx.LargeObjects {
-	t.spoiled.Store(true) // they go on as long as the connection does, whoever has it by then
+	t.spoiled.Store(true) // they go on as long as the connection does, whichever event has it by then
 	return t.current().LargeObjects()
 }
 

@@ -34,7 +34,7 @@ const (
 	minRetention = 24 * time.Hour
 	// pruneRest is how many times as long as a batch took the pause behind it lasts.
 	pruneRest = 4
-	// prunePatience is how often in a row a batch may meet somebody else's lock.
+	// prunePatience is how often in a row a batch may meet another session's lock.
 	prunePatience = 5
 	// maxBatchPages leaves most of PostgreSQL's locks to others.
 	maxBatchPages = 32

@@ -75,7 +75,7 @@ SELECT NOT EXISTS (
       AND has_table_privilege(a.usesysid, 'processed_events', 'INSERT'))`
 
 // forgottenSQL finds out whether an event that was not known may have been removed: whether rows from when it was created may
-// be gone. It needs no lock, because whoever removes a row has announced it in there so long before that also the snapshot of
+// be gone. It needs no lock, because a row is removed only after it was announced in there so long before that also the snapshot of
 // admitSQL shows it; see inbox_prune. What is announced is a day old at least, by a constraint.
 const forgottenSQL = `SELECT EXISTS (SELECT FROM inbox_forgotten WHERE receiver = $1::text AND source = $2::text AND received_before > $3::timestamptz)`
 
@@ -302,7 +302,7 @@ func committed(err error) error {
 	return fmt.Errorf("commit: %w", err)
 }
 
-// onceSQL records an event of another transport, whose response nobody waits for.
+// onceSQL records an event of another transport, without a response that is waited for.
 const onceSQL = `
 INSERT INTO processed_events (receiver, source, idempotency_key, processing_state, processed_at)
 VALUES ($1::text, $2::text, $3::text, 'succeeded', clock_timestamp())

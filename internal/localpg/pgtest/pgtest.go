@@ -72,7 +72,7 @@ func (s suite) Run() int {
 
 // New returns the DSN of a new database on the shared server, with the given
 // sets of migrations applied in the order of their names. The database is
-// dropped when t ends, whoever is still connected. Safe in parallel tests.
+// dropped when t ends, also while others are connected. Safe in parallel tests.
 func New(t testing.TB, sets ...migrations.Set) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
