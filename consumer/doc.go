@@ -72,16 +72,15 @@
 //
 //   - It writes through its transaction. A write through another connection commits on its own, and so does an e-mail: give it
 //     to an outbox, in the same transaction.
-//   - It does not commit or roll back: what it returns does. Savepoints are its own.
-//   - It leaves the event's row in processed_events; what is personal in it may be set to NULL. To delete the row is an error of
-//     that statement.
-//   - It may set search_path, or a role that it puts back. What of them, and of session locks, it leaves behind on the connection
-//     reaches no other event.
-//   - It does not drop the error of a statement. PostgreSQL commits nothing after one, so nil after it becomes a 500. For
-//     a statement that may fail, take a savepoint: [pgx.BeginFunc] on the transaction.
-//   - It does not mind the client's absence. Its context ends when the client hangs up, as always; a handler that is past
-//     its last statement commits all the same. One that should not stop half-way when a relay's timeout is shorter than
-//     its work uses context.WithoutCancel: the retry gets 409 until it is done, then its status.
+//   - It does not commit or roll back: what it returns does. It may use savepoints.
+//   - It does not delete the event's row from processed_events: that statement fails. It may set personal columns of it to NULL.
+//   - It may set search_path, or a role that it resets. What it leaves behind on the connection, session locks included, reaches
+//     no other event.
+//   - It returns the error of a failed statement. PostgreSQL commits nothing after one, so nil becomes a 500. For a
+//     statement that may fail, use a savepoint: [pgx.BeginFunc] on the transaction.
+//   - It expects its context to end when the client hangs up. A handler that is past its last statement commits all the
+//     same. One whose work takes longer than the relay's timeout uses context.WithoutCancel: the retry gets 409 until it is done,
+//     then its status.
 //
 // # What a handler returns
 //
@@ -105,7 +104,7 @@
 //
 // [Config].Breaker notices that what handlers depend on is down, the database among it, and answers 503 at once until a probe
 // succeeds. A relay then holds the events of this destination at no cost in attempts. [DependencyDown] and the statuses 502,
-// 503 and 504 are how a handler tells.
+// 503 and 504 are how a handler reports that.
 //
 //	cfg := consumer.Config{Receiver: "logistics", Secrets: secrets, Breaker: breaker.MustNew(breaker.Config{})}
 //
