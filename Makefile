@@ -54,7 +54,7 @@ test: ## Run all tests, with the race detector where a C compiler is installed (
 
 # Where the server's version may matter: statements, plans, locks, recovery. The rest differs in nothing but time.
 core := Claim|Plan|Poison|Order|Key|Archive|Prune|Replay|Rescue|Crash|Notif|Schema|Rights|Privilege|Fifty|Duplicate|Migrat|Index|Security
-packages := ./outbox ./relay ./consumer ./consumer/inbox ./consumer/internal/memory ./migrations
+packages := ./outbox ./relay/... ./consumer ./consumer/inbox ./consumer/internal/memory ./migrations
 
 .PHONY: test-postgres
 test-postgres: ## Run the tests of the libraries on PostgreSQL PG=14, 16, 17 or 18 (CORE=1: those that depend on the server)

@@ -19,8 +19,11 @@ func (s *settings) readBody(w http.ResponseWriter, r *http.Request) (body []byte
 	deadline := time.Now().Add(s.BodyTimeout)
 	ctx, cancel := context.WithDeadline(r.Context(), deadline)
 	defer cancel()
-	// A ResponseWriter without read deadlines is that of a test, not of a connection.
+	// A ResponseWriter without read deadlines is that of a test, or it is hidden by what a middleware has put around it.
 	bounded := http.NewResponseController(w).SetReadDeadline(deadline) == nil
+	if !bounded && r.Context().Value(http.ServerContextKey) != nil {
+		s.unverified.unbounded.Do(func() { s.warnUnbounded(w, r) })
+	}
 	if r.ContentLength > s.MaxBodyBytes {
 		leaveUnread(w, r)
 		return nil, 0, s.bodyTooLarge()
@@ -57,6 +60,12 @@ func (s *settings) readBody(w http.ResponseWriter, r *http.Request) (body []byte
 	}
 }
 
+// warnUnbounded says, once, that strangers can hold connections and memory for as long as they like.
+func (s *settings) warnUnbounded(w http.ResponseWriter, r *http.Request) {
+	s.shared.Logger().WarnContext(r.Context(), "consumer: BodyTimeout has no effect, because a middleware hides the connection's deadlines: give its ResponseWriter "+
+		"a method Unwrap, or set http.Server.ReadTimeout", "receiver", s.Receiver, "source", s.Source, "writer", fmt.Sprintf("%T", w))
+}
+
 // unreadTimeout is for the rest of a body that is on its way while its request is refused.
 const unreadTimeout = 500 * time.Millisecond
 
@@ -88,6 +97,8 @@ func receiverBusy() *problem {
 
 // A budget is what many requests may hold of memory together. It is safe for concurrent use.
 type budget struct {
+	unbounded sync.Once // said that BodyTimeout has no effect
+
 	mu    sync.Mutex
 	free  int64
 	freed chan struct{} // closed when something is given back

@@ -62,7 +62,8 @@ type Config struct {
 	MaxBodyBytes int64
 
 	// BodyTimeout bounds how long the body of a request may take to arrive; then the answer is 408 and the connection is closed.
-	// It takes the place of the server's ReadTimeout while the body is read. Default 10 seconds.
+	// It takes the place of the server's ReadTimeout while the body is read. Default 10 seconds. It has no effect, and the log says
+	// so, behind a middleware whose ResponseWriter has no method Unwrap: then set the server's ReadTimeout.
 	BodyTimeout time.Duration
 
 	// MaxUnverifiedBytes bounds the memory that bodies hold together before they have proven where they come from. Beyond it
@@ -75,9 +76,9 @@ type Config struct {
 	// sender's retry runs the handler again.
 	Isolation sql.IsolationLevel
 
-	// HandlerTimeout is when the handler's context ends. The transaction of a handler that does not obey it, and leaves it idle, is
-	// ended by the database, at the latest after CommitTimeout more: nothing of it is committed, and the next attempt runs.
-	// Default 1 minute.
+	// HandlerTimeout is when the handler's context ends. The database ends a statement of a handler that does not obey it, and the
+	// transaction if it is left idle, when that has lasted for CommitTimeout more: nothing of it is committed, and the next
+	// attempt runs. Default 1 minute.
 	HandlerTimeout time.Duration
 
 	// CommitTimeout bounds storing the status and COMMIT, which run even when the client has gone, and ROLLBACK. Default 10

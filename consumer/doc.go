@@ -74,8 +74,8 @@
 //     to an outbox, in the same transaction.
 //   - It does not commit or roll back: what it returns does. It may use savepoints.
 //   - It does not delete the event's row from processed_events: that statement fails. It may set personal columns of it to NULL.
-//   - It may set search_path, or a role that it resets. What it leaves behind on the connection, session locks included, reaches
-//     no other event.
+//   - It may set search_path, or a role that it resets. No other event inherits these, or a session lock or temporary table that
+//     it leaves behind. Other settings stay on the connection: use SET LOCAL.
 //   - It returns the error of a failed statement. PostgreSQL commits nothing after one, so nil becomes a 500. For a
 //     statement that may fail, use a savepoint: [pgx.BeginFunc] on the transaction.
 //   - It expects its context to end when the client hangs up. A handler that is past its last statement commits all the

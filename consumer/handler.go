@@ -21,7 +21,7 @@ type Handler[Tx any] func(ctx context.Context, tx Tx, event Event) error
 // Whatever it writes commits or rolls back together with the memory that the event was processed; what it writes by any other
 // connection does not. Begin makes savepoints as usual. Commit and Rollback return [ErrMiddlewareCommits], and so do statements
 // that would do the same. Like every pgx.Tx it is for one goroutine at a time, and it is closed when the handler returns; after a
-// call of LargeObjects the connection is closed with it.
+// call of LargeObjects or Conn the connection is closed with it, and another one opened for the next event.
 //
 // It panics when ctx is not that of such a handler.
 func Tx(ctx context.Context) pgx.Tx {

@@ -14,7 +14,8 @@ import (
 //
 // While another transaction holds the key, Once waits until that one ends, bounded by ctx and lock_timeout, because a
 // bool cannot say "perhaps". Above READ COMMITTED it may return a serialization failure (SQLSTATE 40001) instead: run the
-// transaction again. After any error tx is of no more use.
+// transaction again. After any error tx is of no more use. A handler that gets
+// an event from this package must not call it for that event, which is recorded already: it fails there.
 func Once(ctx context.Context, tx pgx.Tx, receiver, source, key string) (first bool, err error) {
 	return memory.Once(ctx, receiver, source, key, execIn(tx))
 }

@@ -5,6 +5,10 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // BenchmarkAdaptive sends to a receiver that takes 50 requests a second and answers 429 to more, and reports, for the
@@ -20,12 +24,12 @@ func BenchmarkAdaptive(b *testing.B) {
 	for b.Loop() {
 		db := newDatabase(b)
 		var mu sync.Mutex
-		limit := bucket(perSecond, 10)
+		limit := rate.NewLimiter(perSecond, 10)
 		counting := false
 		rc := newReceiver(b, func(w http.ResponseWriter, _ request) {
 			mu.Lock()
 			defer mu.Unlock()
-			ok := limit(time.Now())
+			ok := limit.AllowN(time.Now(), 1)
 			switch {
 			case !counting:
 			case ok:
@@ -38,7 +42,7 @@ func BenchmarkAdaptive(b *testing.B) {
 			}
 		})
 		db.insert(2*perSecond*int((settling+measured).Seconds()), "key")
-		r := start(b, db.config(Destination{Name: "default", URL: rc.URL}))
+		r := start(b, db.config(post.Destination{Name: "default", URL: rc.URL}))
 		<-time.After(settling)
 		mu.Lock()
 		counting = true

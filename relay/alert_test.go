@@ -10,17 +10,21 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // failing returns a relay's configuration whose destination refuses everything, told to the given channels.
-func failing(t testing.TB, db *database, channels ...Channel) Config {
+func failing(t testing.TB, db *database, channels ...alert.Channel) Config {
 	t.Helper()
 	refusing := newReceiver(t, func(w http.ResponseWriter, r request) {
 		w.WriteHeader(http.StatusUnprocessableEntity)
 		_, _ = w.Write([]byte("<no> & " + r.key))
 	})
 	cfg := db.config(to(refusing.URL))
-	cfg.Destinations[0].Wire.Excerpts = ExcerptsText
+	cfg.Destinations[0].Wire.Excerpts = post.ExcerptsText
 	cfg.Alerts.Channels = channels
 	return cfg
 }
@@ -41,7 +45,7 @@ func TestFailuresAreToldOncePerWindow(t *testing.T) {
 	db := newDatabase(t)
 	slack := newReceiver(t, nil)
 	db.insert(1, "first")
-	r := start(t, failing(t, db, Slack(slack.URL+"/services/T0/B0/secret", direct)))
+	r := start(t, failing(t, db, alert.Slack(slack.URL+"/services/T0/B0/secret", direct)))
 	r.await(t, "the first message", func(o *observer) bool { return len(o.notices) == 1 })
 
 	var message map[string]string
@@ -59,17 +63,17 @@ func TestFailuresAreToldOncePerWindow(t *testing.T) {
 	becomes(db, 2, told, 1)
 	becomes(db, 1, `SELECT notified_count FROM outbox_alert`) // what comes now is news
 	db.insert(500, "more")
-	r.settles(t, Fail, 501)
+	r.settles(t, policy.Fail, 501)
 	becomes(db, 501, `SELECT count FROM outbox_alert`)
-	must(t, r.tellDueAlerts(t.Context())) // as the alerter does after every failure, and at every tick
-	must(t, r.tellDueAlerts(t.Context()))
+	must(t, r.alerter().SendDue(t.Context())) // as the alerter does after every failure, and at every tick
+	must(t, r.alerter().SendDue(t.Context()))
 	if got := row[int](db, `SELECT count FROM outbox_alert_notice WHERE channel <> 'log'`); got != 1 || slack.total() != 1 {
 		t.Errorf("%d messages about %d failures within the window", slack.total(), got)
 	}
 
 	db.passWindow()
 	r.await(t, "the second message", func(o *observer) bool { return len(o.notices) == 2 })
-	if got := sees(r.observer, func(o *observer) Alert { return o.notices[1].alert }); got.Count != 501 || got.Subject != "default" || got.FirstEventID < 2 {
+	if got := sees(r.observer, func(o *observer) alert.Alert { return o.notices[1].alert }); got.Count != 501 || got.Subject != "default" || got.FirstEventID < 2 {
 		t.Errorf("second alert: %+v", got)
 	}
 	if slack.total() != 2 {
@@ -82,7 +86,7 @@ func TestFailuresAreToldOncePerWindow(t *testing.T) {
 	becomes(db, 0, `SELECT count(*) FROM outbox_alert`)
 	db.insert(1, "anew")
 	r.await(t, "the alert about the new failure", func(o *observer) bool { return len(o.notices) == 3 })
-	if got := sees(r.observer, func(o *observer) Alert { return o.notices[2].alert }); got.Count != 1 {
+	if got := sees(r.observer, func(o *observer) alert.Alert { return o.notices[2].alert }); got.Count != 1 {
 		t.Errorf("third alert: %+v", got)
 	}
 }
@@ -92,7 +96,7 @@ func TestTwoRelaysTellOnce(t *testing.T) {
 	db := newDatabase(t)
 	g := newGate(t)
 	slack := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
-	cfg := failing(t, db, Slack(slack.URL, direct))
+	cfg := failing(t, db, alert.Slack(slack.URL, direct))
 	a, b := start(t, cfg), start(t, cfg)
 	a.instance()
 	b.instance()
@@ -100,12 +104,12 @@ func TestTwoRelaysTellOnce(t *testing.T) {
 	becomes(db, 400, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed'`)
 	<-g.arrived // one of them is telling
 	for _, r := range []*running{a, b} {
-		must(t, r.tellDueAlerts(t.Context()))
+		must(t, r.alerter().SendDue(t.Context()))
 	}
 	g.open()
 	becomes(db, true, `SELECT notified_count > 0 FROM outbox_alert`)
 	for _, r := range []*running{a, b} { // and now it is told
-		must(t, r.tellDueAlerts(t.Context()))
+		must(t, r.alerter().SendDue(t.Context()))
 	}
 	if slack.total() != 1 {
 		t.Errorf("%d messages from two relays", slack.total())
@@ -128,7 +132,7 @@ func TestDeadChannelIsTriedAgainAndDelaysNothing(t *testing.T) {
 			_, _ = w.Write([]byte("no\x1b[31m"))
 		}
 	})
-	cfg := failing(t, db, Webhook(good.URL, direct), Slack(broken.URL, direct))
+	cfg := failing(t, db, alert.Webhook(good.URL, direct), alert.Slack(broken.URL, direct))
 	second := to(healthy.URL)
 	second.Name = "healthy"
 	cfg.Destinations = append(cfg.Destinations, second)
@@ -137,15 +141,15 @@ func TestDeadChannelIsTriedAgainAndDelaysNothing(t *testing.T) {
 	r := start(t, cfg)
 	<-hanging.arrived // the alerter now waits for the channel
 	db.insert(100, "more")
-	r.settles(t, Delivered, 101)
-	r.settles(t, Fail, 101)
+	r.settles(t, policy.Delivered, 101)
+	r.settles(t, policy.Fail, 101)
 	r.await(t, "the good channel's message", func(o *observer) bool { return len(o.notices) == 1 })
 	hanging.open()
 
 	for failures := 1; failures <= 2; failures++ {
 		r.await(t, "the broken channel's error", func(o *observer) bool { return len(o.notices) == 1+failures })
 		n := sees(r.observer, func(o *observer) notice { return o.notices[failures] })
-		if n.err == nil || n.channel != ChannelName("slack", broken.URL) || !strings.Contains(n.err.Error(), "500") || strings.Contains(n.err.Error(), "\x1b") {
+		if n.err == nil || n.channel != alert.ChannelName("slack", broken.URL) || !strings.Contains(n.err.Error(), "500") || strings.Contains(n.err.Error(), "\x1b") {
 			t.Errorf("%+v", n)
 		}
 		// The hold that keeps other relays away, and paces the attempts, ends.
@@ -168,15 +172,15 @@ func TestDeadChannelIsTriedAgainAndDelaysNothing(t *testing.T) {
 func TestChannelsDoNotTellTheirURL(t *testing.T) {
 	t.Parallel()
 	for _, url := range []string{"http://127.0.0.1:1/s3cret", "http://host.invalid/s3cret", "::s3cret", "http://[::1/s3cret", "gopher://x/s3cret", "http://a b/s3cret"} {
-		for _, c := range []Channel{Slack(url, direct), Webhook(url, direct)} {
-			err := c.Notify(t.Context(), Alert{Rule: "failed", Subject: "default", Count: 1, OpenedAt: time.Now()})
+		for _, c := range []alert.Channel{alert.Slack(url, direct), alert.Webhook(url, direct)} {
+			err := c.Notify(t.Context(), alert.Alert{Rule: "failed", Subject: "default", Count: 1, OpenedAt: time.Now()})
 			if err == nil || strings.Contains(err.Error(), "s3cret") || strings.Contains(c.Name(), "s3cret") {
 				t.Errorf("%s: %v", c.Name(), err)
 			}
 		}
 	}
-	slack, again := Slack("a", direct).Name(), Slack("a", direct).Name()
-	if slack == Slack("b", direct).Name() || slack == Webhook("a", direct).Name() || slack != again {
+	slack, again := alert.Slack("a", direct).Name(), alert.Slack("a", direct).Name()
+	if slack == alert.Slack("b", direct).Name() || slack == alert.Webhook("a", direct).Name() || slack != again {
 		t.Error("names do not tell channels apart")
 	}
 }
@@ -206,32 +210,32 @@ func TestFlappingIsNoStorm(t *testing.T) {
 	db := newDatabase(t)
 	ops := &pager{name: "ops"}
 	cfg := db.config(to("http://receiver.test/"))
-	cfg.Alerts.Channels = []Channel{ops}
+	cfg.Alerts.Channels = []alert.Channel{ops}
 	r := sessionOf(t, cfg)
 	tell := func(want ...string) {
 		t.Helper()
-		must(t, r.tellDueAlerts(t.Context()))
+		must(t, r.alerter().SendDue(t.Context()))
 		if got := ops.heard(); !slices.Equal(got, want) {
 			t.Fatalf("told %q, want %q", got, want)
 		}
 	}
 	const firing, resolved = "breaker_open firing", "breaker_open resolved"
-	db.fire(RuleBreakerOpen)
+	db.fire(alert.RuleBreakerOpen)
 	tell(firing)
 	for range 20 {
-		db.resolve(RuleBreakerOpen)
+		db.resolve(alert.RuleBreakerOpen)
 		tell(firing)
-		db.fire(RuleBreakerOpen)
+		db.fire(alert.RuleBreakerOpen)
 		tell(firing)
 	}
-	db.resolve(RuleBreakerOpen)
+	db.resolve(alert.RuleBreakerOpen)
 	db.pass(2 * time.Minute)
 	tell(firing, resolved)
 	if a := ops.last(); a.Count != 21 || !strings.HasPrefix(a.Text(), `Recovered: "s" accepts deliveries again`) {
 		t.Errorf("%+v: %s", a, a.Text())
 	}
 	// It begins anew, but it has been told within the window.
-	db.fire(RuleBreakerOpen)
+	db.fire(alert.RuleBreakerOpen)
 	tell(firing, resolved)
 	db.pass(14 * time.Minute)
 	tell(firing, firing, resolved)
@@ -239,8 +243,8 @@ func TestFlappingIsNoStorm(t *testing.T) {
 		t.Errorf("a new episode says: %+v", a)
 	}
 	// What ends before anybody has been told is not told at all.
-	db.fire(RuleQuarantined)
-	db.resolve(RuleQuarantined)
+	db.fire(alert.RuleQuarantined)
+	db.resolve(alert.RuleQuarantined)
 	db.pass(2 * time.Minute)
 	tell(firing, firing, resolved)
 	becomes(db, 0, `SELECT count(*) FROM outbox_alert WHERE rule = 'quarantined'`)
@@ -262,26 +266,26 @@ func TestHangingChannelHoldsUpOnlyItself(t *testing.T) {
 	}}
 	good := &pager{name: "good"}
 	cfg := db.config(to("http://receiver.test/"))
-	cfg.Alerts.Channels = []Channel{hanging, good}
+	cfg.Alerts.Channels = []alert.Channel{hanging, good}
 	first, second := sessionOf(t, cfg), sessionOf(t, cfg)
 	rules := []string{"rule-1", "rule-2", "rule-3", "rule-4", "rule-5"}
 	for _, rule := range rules {
 		db.fire(rule)
 	}
 	var telling sync.WaitGroup
-	telling.Go(func() { _ = first.tellDueAlerts(t.Context()) })
+	telling.Go(func() { _ = first.alerter().SendDue(t.Context()) })
 	<-arrived
 	eventually(t, "the good channel's alerts", func() bool { return len(good.heard()) == len(rules) })
 	// The second relay goes on with the hanging channel's others, but not with the one that is under way, long as it takes.
 	db.exec(`UPDATE outbox_alert_notice SET claimed_until = now() + interval '1 h' WHERE channel = 'hanging' AND claimed_until IS NOT NULL`)
-	if notice, found, err := second.store.claimNotice(t.Context(), "hanging", time.Minute, true); err != nil || !found || notice.Rule == hanging.last().Rule {
+	if notice, found, err := second.alerter().ClaimNotice(t.Context(), "hanging", time.Minute, true); err != nil || !found || notice.Rule == hanging.last().Rule {
 		t.Errorf("claimed %q while it was being told: %v", notice.Rule, err)
 	}
 	for _, rule := range rules {
 		db.fire(rule)
 	}
 	db.exec(`UPDATE outbox_alert_notice SET notified_at = notified_at - interval '16 min'`)
-	must(t, second.tellDue(t.Context(), good.Name()))
+	must(t, second.alerter().SendTo(t.Context(), good.Name()))
 	if got := good.last(); len(good.heard()) != 2*len(rules) || got.Count != 2 {
 		t.Errorf("the good channel heard %q, last %+v", good.heard(), got)
 	}
@@ -294,9 +298,9 @@ func TestTextsAreHarmless(t *testing.T) {
 	t.Parallel()
 	ended := time.Now()
 	for _, rule := range []string{
-		RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleBlockedKeys, RuleWaitingKeys, RuleRescueStorm, RuleHorizonPinned, RuleQuarantined, ruleTest, "new\nrule",
+		alert.RuleFailed, alert.RuleLag, alert.RuleBreakerOpen, alert.RuleParked, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleRescueStorm, alert.RuleHorizonPinned, alert.RuleQuarantined, alert.RuleTest, "new\nrule",
 	} {
-		a := Alert{Rule: rule, Subject: "x'; rm -rf\n/", Count: 2, OpenedAt: ended.Add(-12 * time.Minute), FirstEventID: 7, FirstError: "<!channel>\r\n\x1b[31m", Detail: "a\nb\u202e"}
+		a := alert.Alert{Rule: rule, Subject: "x'; rm -rf\n/", Count: 2, OpenedAt: ended.Add(-12 * time.Minute), FirstEventID: 7, FirstError: "<!channel>\r\n\x1b[31m", Detail: "a\nb\u202e"}
 		texts := []string{a.Text(), a.Title()}
 		a.ResolvedAt = &ended
 		texts = append(texts, a.Text())
@@ -310,7 +314,7 @@ func TestTextsAreHarmless(t *testing.T) {
 		}
 	}
 	received := newReceiver(t, nil)
-	must(t, Slack(received.URL, direct).Notify(t.Context(), Alert{Rule: RuleFailed, Subject: "d", FirstError: "<!channel> & co"}))
+	must(t, alert.Slack(received.URL, direct).Notify(t.Context(), alert.Alert{Rule: alert.RuleFailed, Subject: "d", FirstError: "<!channel> & co"}))
 	if body := string(received.all()[0].body); strings.Contains(body, "<!channel>") || !strings.Contains(body, "amp;") {
 		t.Errorf("%s", body)
 	}
@@ -321,7 +325,7 @@ func TestEveryRuleHasARunbook(t *testing.T) {
 	t.Parallel()
 	runbook, err := os.ReadFile("../docs/operations.md")
 	must(t, err)
-	for _, rule := range []string{RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleBlockedKeys, RuleWaitingKeys, RuleRescueStorm, RuleHorizonPinned, RuleUnserved, RuleRoutesChanged, RuleQuarantined} {
+	for _, rule := range []string{alert.RuleFailed, alert.RuleLag, alert.RuleBreakerOpen, alert.RuleParked, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleRescueStorm, alert.RuleHorizonPinned, alert.RuleUnserved, alert.RuleRoutesChanged, alert.RuleQuarantined} {
 		if !strings.Contains(string(runbook), "\n## Alert: "+rule+"\n") {
 			t.Errorf("the runbook has no heading for %s", rule)
 		}
@@ -334,13 +338,13 @@ func TestUncertainRelayTellsOnlyThat(t *testing.T) {
 	db := newDatabase(t)
 	ops := &pager{name: "ops"}
 	cfg := db.config(to("http://receiver.test/"))
-	cfg.Alerts.Channels = []Channel{ops}
+	cfg.Alerts.Channels = []alert.Channel{ops}
 	r := sessionOf(t, cfg)
 	instance, _ := r.session.current()
-	db.fire(RuleBreakerOpen)
-	db.fire(RuleQuarantined)
+	db.fire(alert.RuleBreakerOpen)
+	db.fire(alert.RuleQuarantined)
 	r.session.set(instance, false)
-	must(t, r.tellDueAlerts(t.Context()))
+	must(t, r.alerter().SendDue(t.Context()))
 	if got := ops.heard(); !slices.Equal(got, []string{"quarantined firing"}) {
 		t.Errorf("told %q", got)
 	}

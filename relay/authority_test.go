@@ -16,6 +16,9 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // An authority issues certificates.
@@ -67,7 +70,7 @@ func (a *authority) pool() *x509.CertPool {
 }
 
 // trusts returns settings with this authority.
-func (a *authority) trusts() TLS { return TLS{Roots: a.pool} }
+func (a *authority) trusts() post.TLS { return post.TLS{Roots: a.pool} }
 
 // serverConfig returns the settings of a server with a certificate of this authority.
 func (a *authority) serverConfig(t testing.TB) *tls.Config {
@@ -86,28 +89,28 @@ func secureServer(t testing.TB, cfg *tls.Config, requests *atomic.Int64) string 
 }
 
 // destinationOf returns a destination as a relay has it.
-func destinationOf(url string, wire Wire, egress Egress) Destination {
+func destinationOf(url string, wire post.Wire, egress post.Egress) post.Destination {
 	d := to(url)
 	d.Wire = wire
-	return Config{Destinations: []Destination{d}, Egress: egress}.withDefaults().Destinations[0]
+	return Config{Destinations: []post.Destination{d}, Egress: egress}.withDefaults().Destinations[0]
 }
 
 // exchange makes one POST at an endpoint, with nothing of a relay around it.
-func exchange(t testing.TB, e *endpoint) verdict {
+func exchange(t testing.TB, e *post.Endpoint) policy.Decision {
 	t.Helper()
 	d := order()
-	req, err := newRequest(e, &d, time.Now())
+	req, err := post.NewRequest(e, d.message(), time.Now())
 	if err != nil {
-		return refuse(err)
+		return first(post.Refused(err), policy.Responses{})
 	}
-	return post(t.Context(), e, req, d.event.payload)
+	return first(post.Send(t.Context(), e, req, d.event.Payload), e.Destination.Responses)
 }
 
 // exchangeWith makes one POST to a destination.
-func exchangeWith(t testing.TB, d Destination) verdict {
+func exchangeWith(t testing.TB, d post.Destination) policy.Decision {
 	t.Helper()
-	e, err := newEndpoint(d, "")
+	e, err := post.NewEndpoint(d, "")
 	must(t, err)
-	defer e.transport.CloseIdleConnections()
+	defer e.Transport.CloseIdleConnections()
 	return exchange(t, e)
 }

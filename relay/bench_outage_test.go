@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A refusal is a time in which a receiver takes nothing, in the middle of a steady load.
@@ -109,7 +110,7 @@ func runRefusal(b *testing.B, fault refusal) {
 	defer running.Wait()
 	defer cancel()
 	for range 2 {
-		r, err := New(Config{Pool: settings(b, db.dsn), Destinations: []Destination{{Name: "default", URL: server.URL}}})
+		r, err := New(Config{Pool: settings(b, db.dsn), Destinations: []post.Destination{{Name: "default", URL: server.URL}}})
 		must(b, err)
 		running.Go(func() {
 			if err := r.Run(ctx); err != nil {

@@ -17,6 +17,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // benchEvents is how many events a benchmark drains. With -short it shows that it works, and measures nothing.
@@ -68,8 +70,8 @@ func drain(tb testing.TB, dsn, url string, concurrency, events int) {
 	done := make(chan struct{})
 	r, err := New(Config{
 		Pool:         pool,
-		Destinations: []Destination{{Name: "default", URL: url, MaxInFlight: concurrency}},
-		Hooks: Hooks{Settled: func(_ string, _ Outcome, _ Reason, n int) {
+		Destinations: []post.Destination{{Name: "default", URL: url, MaxInFlight: concurrency}},
+		Hooks: Hooks{Settled: func(_ string, _ policy.Outcome, _ policy.Reason, n int) {
 			if settled.Add(int64(n)) == int64(events) {
 				close(done)
 			}

@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
 // BenchmarkLook measures one look around a database with a million pending deliveries of ordering keys.
@@ -48,7 +51,7 @@ func BenchmarkLook(b *testing.B) {
 			var buffers int
 			var took float64
 			for b.Loop() {
-				rows, err := conn.Query(b.Context(), `EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) `+takeWatch, 0., []string{}, time.Minute.Seconds(), DefaultLagOver.Seconds())
+				rows, err := conn.Query(b.Context(), `EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) `+watch.TakeWatch, 0., []string{}, time.Minute.Seconds(), alert.DefaultLagOver.Seconds())
 				must(b, err)
 				lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 				must(b, err)

@@ -3,6 +3,8 @@ package relay
 import (
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // Everything that a relay does beside delivering meets a database that is slow there. Deliveries keep their connections.
@@ -29,7 +31,7 @@ func TestHousekeepingHoldsOneConnection(t *testing.T) {
 			WHERE datname = current_database() AND application_name = 'outbox-relay' AND wait_event = 'PgSleep'`))
 		delivered++
 		db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', gen_random_uuid())`)
-		r.settles(t, Delivered, delivered)
+		r.settles(t, policy.Delivered, delivered)
 		return row[bool](db, `SELECT (SELECT count(*) FROM outbox_delivery WHERE destination = '') = 0
 			AND (SELECT count(*) FROM outbox_alert_notice) > 0 AND (SELECT watched_at > now() - interval '1 minute' FROM outbox_watch)`)
 	})

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // claimer decides when to claim and for which lanes. It is one goroutine and owns all its fields.
@@ -185,7 +187,7 @@ func (c *claimer) work(claimed []delivery) (n int) {
 	for i := range claimed {
 		if d := &claimed[i]; l == nil || l.name != d.destination {
 			l = c.relay.lane(d.destination)
-			probe = l.state().Breaker != breakerClosed.String()
+			probe = l.state().Breaker != policy.BreakerClosed.String()
 		}
 		if !probe {
 			n++
@@ -257,7 +259,7 @@ func (c *claimer) claims(now time.Time) []laneClaim {
 		if r.cfg.Hooks.LaneChanged != nil {
 			l.show(now, r.cfg.Hooks.LaneChanged)
 		}
-		l.setShare(min(l.current().destination.MaxInFlight, share))
+		l.setShare(min(l.current().Destination.MaxInFlight, share))
 		if request := c.request(l, now, looking); len(request.scans)+len(request.keys) > 0 {
 			claims = append(claims, laneClaim{l, request})
 			l.asked = now
@@ -282,9 +284,9 @@ func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRe
 		}
 	}
 	l.owed = looking && free[live] <= 0
-	to := l.current().destination
+	to := l.current().Destination
 	request = claimRequest{
-		destination: l.name, keys: keys, skipFailed: to.OnFailure == SkipFailed, promise: to.Retry.Promise, reordered: l.reordered,
+		destination: l.name, keys: keys, skipFailed: to.OnFailure == policy.SkipFailed, promise: to.Retry.Promise, reordered: l.reordered,
 	}
 	longest, followers := l.runBounds(c.relay.cfg.Lease)
 	request.run = min(longest, 1+followers/max(1, len(keys)))
@@ -396,8 +398,8 @@ func (c *claimer) rememberFloors(claims []laneClaim, result claimResult) {
 		remember(head.request, head.key, head.eventID, true)
 	}
 	for i := range result.deliveries {
-		if d := &result.deliveries[i]; d.scan == 0 && d.after == 0 && d.event.orderingKey != nil {
-			remember(index[d.destination], *d.event.orderingKey, d.eventID, false)
+		if d := &result.deliveries[i]; d.scan == 0 && d.after == 0 && d.event.OrderingKey != nil {
+			remember(index[d.destination], *d.event.OrderingKey, d.eventID, false)
 		}
 	}
 }
@@ -436,8 +438,8 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 	all, broken := runs(deliveries)
 	for _, d := range broken { // before anything is sent: the end of a run makes its key ready, and these must be free then
 		l.took(d.class, 1)
-		l.claimedKey(*d.event.orderingKey, 1)
-		r.settle(l, newSettlement(d, verdict{outcome: Hold, reason: ReasonOrder}, RetryPolicy{}, time.Now(), 0, 0))
+		l.claimedKey(*d.event.OrderingKey, 1)
+		r.settle(l, held(d, policy.ReasonOrder))
 	}
 	var byClass [classes][][]delivery
 	for _, run := range all {
@@ -445,7 +447,7 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 		for i := range run {
 			class = min(class, run[i].classAt(window))
 		}
-		if key := run[0].event.orderingKey; key != nil {
+		if key := run[0].event.OrderingKey; key != nil {
 			l.claimedKey(*key, len(run))
 			if class == replays {
 				class = keyClass[*key]

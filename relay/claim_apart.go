@@ -3,6 +3,8 @@ package relay
 import (
 	"context"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 const (
@@ -32,7 +34,7 @@ func (c *claimer) claimAll(ctx context.Context, instance int32, requests []claim
 	r, now := c.relay, time.Now()
 	if !now.Before(c.damaged.until) {
 		result, err := c.claimOnce(ctx, instance, requests)
-		if classifyError(err) != errorDamaged {
+		if pg.ClassifyError(err) != pg.ErrorDamaged {
 			return result, err
 		}
 		r.databaseError("claim", err)
@@ -84,7 +86,7 @@ func (c *claimer) claimPart(ctx context.Context, instance int32, part claimReque
 		return claimResult{}, nil
 	}
 	result, err := c.claimOnce(ctx, instance, []claimRequest{part})
-	if classifyError(err) == errorDamaged {
+	if pg.ClassifyError(err) == pg.ErrorDamaged {
 		c.relay.databaseError("claim", err)
 		c.damaged.again[which] = now.Add(damagedAgain)
 		return claimResult{}, nil

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // While live events, a backlog and replays wait, each gets its share of the lane, whichever came first.
@@ -44,7 +46,7 @@ func TestClassesShareALane(t *testing.T) {
 	db.insert(each, "live")
 	r.wake.notify(true)
 	g.open()
-	r.settles(t, Delivered, 3*each+1)
+	r.settles(t, policy.Delivered, 3*each+1)
 
 	count := map[string]int{}
 	for _, key := range rc.keys()[1 : each+1] {
@@ -103,7 +105,7 @@ func TestReplaysDoNotSlowTheirKey(t *testing.T) {
 	r := prepared(t, cfg)
 	l := r.lane("default")
 	sender = l
-	l.rate = throughput{perSecond: 10_000, since: time.Now().Add(time.Hour)} // which stays, so that all replays are claimed ahead
+	l.rate = policy.Throughput{PerSecond: 10_000, Since: time.Now().Add(time.Hour)} // which stays, so that all replays are claimed ahead
 	r.begin()
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'plug')`)
 	<-g.arrived
@@ -120,7 +122,7 @@ func TestReplaysDoNotSlowTheirKey(t *testing.T) {
 		return l.queues[live].taken > 1
 	})
 	g.open()
-	r.settles(t, Delivered, replayed+3)
+	r.settles(t, policy.Delivered, replayed+3)
 	rc.wantSent(t, "k", "1 2")
 	before := slices.Index(rc.keys(), "k-2")
 	if before > replayed/10 {

@@ -2,10 +2,7 @@ package relay
 
 import (
 	"fmt"
-	"maps"
-	"net/http"
-	"net/netip"
-	"net/url"
+	"math"
 	"regexp"
 	"slices"
 	"strings"
@@ -15,22 +12,20 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
 
-	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/internal/check"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
 // Defaults of the fields below.
 const (
-	DefaultPollInterval  = 5 * time.Second
-	DefaultLease         = 60 * time.Second
-	DefaultDrainTimeout  = 20 * time.Second
-	DefaultMaxInFlight   = 256
-	DefaultTimeout       = 10 * time.Second
-	DefaultLaneInFlight  = 64
-	DefaultMaxAttempts   = 8
-	DefaultJitter        = 0.1
-	DefaultRetryAfterMax = 24 * time.Hour
-	DefaultPromise       = 720 * time.Hour
-	DefaultAlertWindow   = 15 * time.Minute
+	DefaultPollInterval = 5 * time.Second
+	DefaultLease        = 60 * time.Second
+	DefaultDrainTimeout = 20 * time.Second
+	DefaultMaxInFlight  = 256
 )
 
 // leaseMargin is by how much a lease must outlast the longest timeout: the time to settle what the POST yielded.
@@ -69,88 +64,59 @@ type Config struct {
 	MaxInFlight int
 
 	// Destinations, at least one. Names are unique.
-	Destinations []Destination
+	Destinations []post.Destination
 	// Routes decide which event types go where, together with those of the other relays that live. Empty: every type goes
 	// to every destination.
 	Routes []Route
 
 	// Egress says where requests may go, and through what.
-	Egress Egress
+	Egress post.Egress
 
 	// Alerts says whom to tell when something needs a person. The zero value only logs.
-	Alerts Alerts
+	Alerts alert.Config
 	// Watching says how this relay looks after the database it is a guest of. The zero value is fine.
-	Watching Watching
+	Watching watch.Config
 	// LogDelivered adds successful attempts to the attempt log, which otherwise holds only those that did not deliver.
 	// It costs one more inserted row per delivery.
 	LogDelivered bool
 
 	// Retention says for how long what is done with is kept. The zero value keeps everything.
-	Retention Retention
+	Retention archive.Retention
 
 	// Log receives what happens, never payloads, secrets, or URLs with credentials. Its fields hold text that others wrote;
-	// zerolog escapes its control characters below U+0020 only, see [Printable]. The zero value discards.
+	// zerolog escapes its control characters below U+0020 only, see [plain.Line]. The zero value discards.
 	Log zerolog.Logger
 	// Hooks observe the relay. The zero value observes nothing.
 	Hooks Hooks
 }
 
-// A Destination is a named URL with its limits and secrets.
-type Destination struct {
-	// Name: lower-case letters, digits, '-' and '_', at most 63 characters.
-	Name string
-	// URL to POST to: absolute, http or https, without user info and fragment.
-	URL string
-	// Timeout of one POST, from dialling to the end of the answer. 0: 10 s.
-	Timeout time.Duration
-	// MaxInFlight bounds concurrent POSTs to this destination. 0: 64.
-	MaxInFlight int
-	// RateLimit bounds the requests to this destination by this relay, per second. 0: any number.
-	RateLimit float64
-	// Retry says when, and how often. The zero value is the standard schedule.
-	Retry RetryPolicy
-	// Breaker says when to hold what is due instead of spending attempts on a destination that is down. The zero value
-	// is the standard one.
-	Breaker BreakerPolicy
-	// OnFailure says what a delivery that failed for good does to the later ones of its ordering key. Empty:
-	// [BlockFailed].
-	OnFailure FailurePolicy
-	// Responses moves status codes to another outcome than the standard table gives them.
-	Responses Responses
-	// Headers sent with every POST, such as Authorization. They may not repeat a header of the wire contract.
-	Headers map[string]string
-	// SigningSecrets, each used for a signature of its own: more than one while rotating. Empty: requests are unsigned.
-	SigningSecrets []webhook.Secret
-	// Wire says what requests look like and how they travel.
-	Wire Wire
+// Pooler says whether a connection pooler stands between the relay and its database. The zero value finds out.
+type Pooler struct {
+	// Mode says what Config.Pool leads to. Empty: PoolerAuto.
+	Mode PoolerMode
+	// Session is how to reach the server itself when Config.Pool leads through a pooler. The relay opens one connection
+	// of it, and is with it what it is without a pooler: woken by notifications, rescued within about a second. nil: as
+	// Config.Pool.
+	Session *pgxpool.Config
 }
 
-// RetryPolicy says when a delivery is attempted again.
-type RetryPolicy struct {
-	// Schedule holds the delay after the first attempt, the second, and so on; the last repeats. Empty: 5 s, 30 s,
-	// 5 min, 30 min, 4 h.
-	Schedule []time.Duration
-	// MaxAttempts after which a delivery is failed. 0: 8.
-	MaxAttempts int
-	// Jitter lengthens each delay by a random share, from 0 up to this one, so that what failed together does not
-	// return together. It never shortens. nil: 0.1. Between 0 and 1.
-	Jitter *float64
-	// RetryAfterMax caps what a Retry-After may ask for. 0: 24 h.
-	RetryAfterMax time.Duration
-	// Promise bounds the time from when a delivery is first claimed until its last request may be under way. Requests
-	// state the end of it in X-Outbox-Not-After, and receivers need remember what they processed no longer; whatever is
-	// pending then, after a long outage or pause, is failed instead of sent. It may not be shorter than what schedule,
-	// timeouts and leases come to. What never had a connection to its receiver is promised anew each time, so that it
-	// bears an outage of any length. 0: 30 days.
-	Promise time.Duration
-}
+// PoolerMode says what a database URL leads to.
+type PoolerMode string
 
-// Responses lists HTTP status codes whose outcome differs from the standard table.
-type Responses struct {
-	// Retry on the schedule.
-	Retry []int
-	// Fail at once.
-	Fail []int
+// What a database URL may lead to.
+const (
+	// PoolerAuto asks the server whether it got the settings of a session, and works as PoolerTransaction if it did not.
+	PoolerAuto PoolerMode = "auto"
+	// PoolerNone is the server itself. A relay that finds a pooler there ends with ErrPooler.
+	PoolerNone PoolerMode = "none"
+	// PoolerTransaction is a pooler that keeps nothing but transactions, as PgBouncer does. Without Pooler.Session, events
+	// are found by polling alone, and the work of a relay that crashed waits for its lease.
+	PoolerTransaction PoolerMode = "transaction"
+)
+
+func (v *validator) pooler(p Pooler) {
+	known := []PoolerMode{"", PoolerAuto, PoolerNone, PoolerTransaction}
+	v.Require(slices.Contains(known, p.Mode), "database.pooler", "%q is not known; write auto, none or transaction", p.Mode)
 }
 
 // A Route sends the event types that match Event to the destinations in To.
@@ -161,15 +127,8 @@ type Route struct {
 	To []string
 }
 
-// A Problem is one mistake in a Config.
-type Problem struct {
-	// Path of the setting, as a configuration file spells it: "destinations.logistics.timeout".
-	Path string
-	// Text says what is wrong and what to write instead.
-	Text string
-}
-
-func (p Problem) Error() string { return p.Path + ": " + p.Text }
+// A Problem is one mistake in a Config: the path of the setting, and what is wrong with it.
+type Problem = check.Problem
 
 // withDefaults returns a copy in which every zero value is replaced by its default.
 func (c Config) withDefaults() Config {
@@ -177,17 +136,11 @@ func (c Config) withDefaults() Config {
 	setDefault(&c.Lease, DefaultLease)
 	setDefault(&c.DrainTimeout, DefaultDrainTimeout)
 	setDefault(&c.MaxInFlight, DefaultMaxInFlight)
-	c.Alerts = c.Alerts.withDefaults()
-	c.Watching = c.Watching.withDefaults()
-	c.Destinations = append([]Destination(nil), c.Destinations...)
+	c.Alerts = c.Alerts.WithDefaults()
+	c.Watching = c.Watching.WithDefaults()
+	c.Destinations = append([]post.Destination(nil), c.Destinations...)
 	for i := range c.Destinations {
-		d := &c.Destinations[i]
-		setDefault(&d.Timeout, DefaultTimeout)
-		setDefault(&d.MaxInFlight, DefaultLaneInFlight)
-		d.Wire = d.Wire.withDefaults(c.Egress)
-		d.Retry = d.Retry.withDefaults()
-		d.Breaker = d.Breaker.withDefaults()
-		setDefault(&d.OnFailure, BlockFailed)
+		c.Destinations[i] = c.Destinations[i].WithDefaults(c.Egress)
 	}
 	if len(c.Routes) == 0 {
 		all := Route{Event: "*"}
@@ -211,176 +164,82 @@ func (c Config) Validate() []Problem {
 	c = c.withDefaults()
 	var v validator
 	v.pooler(c.Pooler)
-	v.require(storable(c.Schema), "database.schema", "is not valid UTF-8, or contains a NUL")
-	v.require(storable(c.Name), "relay.name", "is not valid UTF-8, or contains a NUL")
-	v.require(storable(c.Version), "relay.version", "is not valid UTF-8, or contains a NUL")
-	if text := environmentProblem(c.Environment); text != "" {
-		v.require(false, "environment", "%s", text)
+	v.Require(storable(c.Schema), "database.schema", "is not valid UTF-8, or contains a NUL")
+	v.Require(storable(c.Name), "relay.name", "is not valid UTF-8, or contains a NUL")
+	v.Require(storable(c.Version), "relay.version", "is not valid UTF-8, or contains a NUL")
+	if text := identity.EnvironmentProblem(c.Environment); text != "" {
+		v.Require(false, "environment", "%s", text)
 	}
-	v.require(c.PollInterval >= time.Second, "relay.poll_interval", "%s is too short; write at least 1s", c.PollInterval)
-	v.require(c.DrainTimeout > 0, "relay.drain_timeout", "%s is negative; write a duration such as 20s", c.DrainTimeout)
-	v.require(c.MaxInFlight > 0 && c.MaxInFlight <= 100_000, "relay.max_in_flight", "%d is out of range; write 1 to 100000", c.MaxInFlight)
-	v.alerts(c.Alerts)
-	v.require(len(c.Destinations) > 0, "destinations", "there is none; set OUTBOX_DESTINATION_URL or add one")
+	v.Require(c.PollInterval >= time.Second, "relay.poll_interval", "%s is too short; write at least 1s", c.PollInterval)
+	v.Require(c.DrainTimeout > 0, "relay.drain_timeout", "%s is negative; write a duration such as 20s", c.DrainTimeout)
+	v.Require(c.MaxInFlight > 0 && c.MaxInFlight <= 100_000, "relay.max_in_flight", "%d is out of range; write 1 to 100000", c.MaxInFlight)
+	v.Add(c.Alerts.Problems("alerts"))
+	v.Require(len(c.Destinations) > 0, "destinations", "there is none; set OUTBOX_DESTINATION_URL or add one")
 
-	v.egress(c.Egress)
+	v.Add(c.Egress.Problems("egress"))
 
 	names := map[string]bool{}
 	for _, d := range c.Destinations {
 		path := "destinations." + d.Name
-		v.require(destinationName.MatchString(d.Name), path,
+		v.Require(destinationName.MatchString(d.Name), path,
 			"the name %q is not usable; write lower-case letters, digits, '-' and '_', starting with a letter or digit, at most 63", d.Name)
-		v.require(!names[d.Name], path, "the name is used twice")
+		v.Require(!names[d.Name], path, "the name is used twice")
 		names[d.Name] = true
-		before := len(v.problems)
-		v.destination(path, d)
-		v.require(c.Lease >= d.Timeout+leaseMargin, "relay.lease",
+		before := len(v.Problems)
+		v.Add(d.Problems(path))
+		v.Require(c.Lease >= d.Timeout+leaseMargin, "relay.lease",
 			"%s must be at least %s longer than %s.timeout (%s); write %s or more, or lower the timeout",
 			c.Lease, leaseMargin, path, d.Timeout, d.Timeout+leaseMargin)
-		if len(v.problems) == before { // or the comparison would be of nonsense
+		if len(v.Problems) == before { // or the comparison would be of nonsense
 			v.promise(path, d, c.Lease)
 		}
 	}
 	for i, r := range c.Routes {
 		path := fmt.Sprintf("routes[%d]", i)
-		v.require(routePattern.MatchString(r.Event), path+".event",
+		v.Require(routePattern.MatchString(r.Event), path+".event",
 			"%q is not an event type or pattern; write one such as \"invoice.paid\", \"invoice.*\" or \"*\"", r.Event)
-		v.require(len(r.To) > 0, path+".to", "names no destination")
+		v.Require(len(r.To) > 0, path+".to", "names no destination")
 		for _, name := range r.To {
-			v.require(names[name], path+".to", "there is no destination %q", name)
+			v.Require(names[name], path+".to", "there is no destination %q", name)
 		}
 	}
-	v.retention(c)
-	return v.problems
+	v.Add(c.Retention.Problems("retention"))
+	v.processedEvents(c)
+	return v.Problems
+}
+
+// processedEvents comes last: what it compares with has been checked by then.
+func (v *validator) processedEvents(c Config) {
+	k := c.Retention
+	if len(v.Problems) > 0 {
+		return // the retry policies may be nonsense
+	}
+	var longest time.Duration
+	var name string
+	for _, d := range c.Destinations {
+		if d.Retry.Promise > longest {
+			longest, name = d.Retry.Promise, d.Name
+		}
+	}
+	v.Require(k.ProcessedEvents == 0 || k.ProcessedEvents >= longest, "retention.processed_events",
+		"%s is shorter than destinations.%s.retry.horizon (%s), until when a duplicate may come, and would be processed again; write %.0fh or more, or 0 for ever, or a shorter horizon",
+		k.ProcessedEvents, name, longest, math.Ceil(longest.Hours()))
 }
 
 var (
 	destinationName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
 	routePattern    = regexp.MustCompile(`^[\x21-\x7e]{1,255}$`)
-	headerName      = regexp.MustCompile("^[-!#$%&'*+.^_`|~0-9A-Za-z]+$")
-	// hostName is a name as DNS knows it. A last label of digits would be an IPv4 address in one of its many
-	// spellings (127.1, 0x7f000001), which resolvers disagree about.
-	hostName  = regexp.MustCompile(`^([A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?\.)*[A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?\.?$`)
-	digitHost = regexp.MustCompile(`(?i)(^|\.)([0-9]+|0x[0-9a-f]*)\.?$`)
 )
 
-type validator struct{ problems []Problem }
-
-func (v *validator) require(ok bool, path, format string, args ...any) {
-	if !ok {
-		v.problems = append(v.problems, Problem{Path: path, Text: fmt.Sprintf(format, args...)})
-	}
-}
+type validator struct{ check.Problems }
 
 // storable reports whether PostgreSQL takes s as a text. A relay with another name would wait for ever to be registered.
 func storable(s string) bool { return utf8.ValidString(s) && !strings.Contains(s, "\x00") }
 
-func (v *validator) destination(path string, d Destination) {
-	if text := urlProblem(d.URL, d.Wire.egress); text != "" {
-		v.require(false, path+".url", "%s", text)
-	}
-	v.require(d.Timeout > 0, path+".timeout", "%s is negative; write a duration such as 10s", d.Timeout)
-	v.require(d.MaxInFlight > 0 && d.MaxInFlight <= 10_000, path+".max_in_flight", "%d is out of range; write 1 to 10000", d.MaxInFlight)
-	v.require(d.RateLimit >= 0 && d.RateLimit <= 1e6 && (d.RateLimit == 0 || d.RateLimit >= 0.01), path+".rate_limit",
-		"%g is out of range; write requests per second, 0.01 to 1000000, or 0 for no limit", d.RateLimit)
-	v.require(d.OnFailure == BlockFailed || d.OnFailure == SkipFailed, path+".on_failure", "%q is not known; write block or skip", d.OnFailure)
-	v.require(d.Breaker.Failures > 0 && d.Breaker.Failures <= 1000, path+".breaker.failures", "%d is out of range; write 1 to 1000", d.Breaker.Failures)
-	v.require(d.Breaker.ProbeAfter > 0 && d.Breaker.ProbeAfter <= d.Breaker.ProbeMax, path+".breaker.probe_after",
-		"%s is out of range; write more than 0 and at most probe_max (%s)", d.Breaker.ProbeAfter, d.Breaker.ProbeMax)
-	v.require(d.Breaker.ProbeMax > 0 && d.Breaker.ProbeMax <= time.Hour, path+".breaker.probe_max", "%s is out of range; write more than 0 and at most 1h", d.Breaker.ProbeMax)
-	v.require(d.Retry.MaxAttempts > 0 && d.Retry.MaxAttempts <= 1000, path+".retry.max_attempts", "%d is out of range; write 1 to 1000", d.Retry.MaxAttempts)
-	v.require(*d.Retry.Jitter >= 0 && *d.Retry.Jitter <= 1, path+".retry.jitter", "%g is out of range; write 0 to 1", *d.Retry.Jitter)
-	v.require(d.Retry.RetryAfterMax > 0, path+".retry.retry_after_max", "%s is negative; write a duration such as 24h", d.Retry.RetryAfterMax)
-	v.require(len(d.Retry.Schedule) <= 100, path+".retry.schedule", "%d entries are too many; the last one repeats, so write at most 100", len(d.Retry.Schedule))
-	for i, delay := range d.Retry.Schedule {
-		v.require(delay > 0 && delay <= maxDelay, fmt.Sprintf("%s.retry.schedule[%d]", path, i), "%s is out of range; write more than 0 and at most %s", delay, maxDelay)
-	}
-	for _, list := range []struct {
-		name  string
-		codes []int
-	}{{"retry", d.Responses.Retry}, {"fail", d.Responses.Fail}} {
-		for _, code := range list.codes {
-			v.require(code >= 300 && code <= 599, path+".responses."+list.name, "%d is not a status code that can be moved; write 300 to 599", code)
-		}
-	}
-	for _, code := range d.Responses.Retry {
-		for _, other := range d.Responses.Fail {
-			v.require(code != other, path+".responses", "%d stands in both lists", code)
-		}
-	}
-	v.wire(path, d)
-	canonical := map[string]bool{}
-	for _, name := range slices.Sorted(maps.Keys(d.Headers)) {
-		if text := headerProblem(name, d.Headers[name]); text != "" {
-			v.require(false, path+".headers."+name, "%s", text)
-		}
-		v.require(!canonical[http.CanonicalHeaderKey(name)], path+".headers."+name, "stands twice; upper and lower case make no difference")
-		canonical[http.CanonicalHeaderKey(name)] = true
-	}
-}
-
-// urlProblem says what is wrong with a destination's URL; empty: nothing. It repeats nothing that may be a credential,
-// which with an '@' is also what stands where a scheme or a port belongs: user:secret@host, http://user:4242/x@host.
-func urlProblem(raw string, e Egress) string {
-	const example = "write one such as https://logistics.internal/webhooks/finance"
-	if raw == "" {
-		return "is empty; " + example
-	}
-	if len(raw) > 2048 {
-		return fmt.Sprintf("has %d bytes; at most 2048 are allowed", len(raw))
-	}
-	u, err := url.Parse(raw)
-	if err != nil {
-		return "cannot be parsed; " + example
-	}
-	host := u.Hostname()
-	address, addressErr := netip.ParseAddr(host)
-	switch {
-	case u.Scheme != "http" && u.Scheme != "https" && strings.Contains(raw, "@"):
-		return "does not begin with http:// or https://; " + example
-	case u.Scheme != "http" && u.Scheme != "https":
-		return fmt.Sprintf("scheme %q is not supported; %s", u.Scheme, example)
-	case u.User != nil:
-		return "contains user info; move it to headers.Authorization"
-	case u.Fragment != "" || strings.Contains(raw, "#"):
-		return "contains a fragment (#…), which is never sent; remove it"
-	case host == "":
-		return "has no host; " + example
-	case strings.ContainsAny(raw, "{}"):
-		return "contains a template; a destination has one fixed URL"
-	case addressErr == nil && address.Zone() != "":
-		return "has an address with a zone; write it without"
-	case addressErr == nil && Egress{}.guard(address) != nil:
-		return fmt.Sprintf("address %s is never dialled: it is link-local, a cloud's metadata service, or otherwise not a host's own", address)
-	case addressErr == nil && e.guard(address) != nil:
-		return fmt.Sprintf("address %s is private and not within egress.allow_private", address)
-	case addressErr != nil && (!hostName.MatchString(host) || digitHost.MatchString(host) || len(host) > 253):
-		return fmt.Sprintf("host %q is neither a DNS name nor an IP address in its usual spelling", host)
-	}
-	if port := u.Port(); port != "" {
-		if _, err := netip.ParseAddrPort("127.0.0.1:" + port); err != nil || port == "0" {
-			if strings.Contains(raw, "@") {
-				return "has a port out of range; write 1 to 65535, and '@' in a path as %40"
-			}
-			return fmt.Sprintf("port %s is out of range; write 1 to 65535", port)
-		}
-	} else if strings.HasSuffix(u.Host, ":") {
-		return "has a colon but no port"
-	}
-	return ""
-}
-
-// headerProblem says why a header cannot be sent; empty: it can.
-func headerProblem(name, value string) string {
-	switch {
-	case !headerName.MatchString(name):
-		return "is not a header name (letters, digits and hyphens)"
-	case len(name)+len(value) > 8192:
-		return "is longer than 8192 bytes"
-	case !printableASCII(value):
-		return "has a value with characters beyond printable ASCII"
-	case webhook.Reserved(name):
-		return "is set by the relay or by HTTP itself; remove it"
-	}
-	return ""
+// promise reports a promise that is shorter than what the destination's own schedule may take.
+func (v *validator) promise(path string, d post.Destination, lease time.Duration) {
+	least := d.Retry.HorizonWith(d.Timeout, lease)
+	v.Require(d.Retry.Promise >= least, path+".retry.horizon",
+		"%s is shorter than schedule, max_attempts, retry_after_max, timeout and lease may take (%s), so that deliveries would fail before their last attempt; write %.0fh or more, or shorten those",
+		d.Retry.Promise, least, math.Ceil(least.Hours()))
 }

@@ -2,16 +2,22 @@ package relay
 
 import (
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // usable is a configuration without a mistake.
 func usable() Config {
-	return Config{Destinations: []Destination{{Name: "logistics", URL: "https://logistics.internal/webhooks/finance"}}}
+	return Config{Destinations: []post.Destination{{Name: "logistics", URL: "https://logistics.internal/webhooks/finance"}}}
 }
 
 func TestUsableConfigurations(t *testing.T) {
@@ -22,7 +28,7 @@ func TestUsableConfigurations(t *testing.T) {
 		"no jitter":   func(c *Config) { c.Destinations[0].Retry.Jitter = &share },
 		"one attempt": func(c *Config) { c.Destinations[0].Retry.MaxAttempts = 1 },
 		"moved codes": func(c *Config) {
-			c.Destinations[0].Responses = Responses{Retry: []int{400, 410}, Fail: []int{300, 599}}
+			c.Destinations[0].Responses = policy.Responses{Retry: []int{400, 410}, Fail: []int{300, 599}}
 		},
 		"tight lease": func(c *Config) { c.Lease = 15 * time.Second },
 		"own headers": func(c *Config) { c.Destinations[0].Headers = map[string]string{"Authorization": "Bearer x", "X-A": ""} },
@@ -41,17 +47,17 @@ func TestUsableConfigurations(t *testing.T) {
 
 func TestEveryMistakeIsFound(t *testing.T) {
 	t.Parallel()
-	first := func(change func(*Destination)) func(*Config) {
+	first := func(change func(*post.Destination)) func(*Config) {
 		return func(c *Config) { change(&c.Destinations[0]) }
 	}
-	named := func(name string) func(*Config) { return first(func(d *Destination) { d.Name = name }) }
+	named := func(name string) func(*Config) { return first(func(d *post.Destination) { d.Name = name }) }
 	header := func(name, value string) func(*Config) {
-		return first(func(d *Destination) { d.Headers = map[string]string{name: value} })
+		return first(func(d *post.Destination) { d.Headers = map[string]string{name: value} })
 	}
 	schedule := func(delays ...time.Duration) func(*Config) {
-		return first(func(d *Destination) { d.Retry.Schedule = delays })
+		return first(func(d *post.Destination) { d.Retry.Schedule = delays })
 	}
-	jitter := func(j float64) func(*Config) { return first(func(d *Destination) { d.Retry.Jitter = &j }) }
+	jitter := func(j float64) func(*Config) { return first(func(d *post.Destination) { d.Retry.Jitter = &j }) }
 	nan := 0.0
 	nan /= nan
 
@@ -75,28 +81,28 @@ func TestEveryMistakeIsFound(t *testing.T) {
 		"lease negative":        {func(c *Config) { c.Lease = -time.Second }, "relay.lease: "},
 		"lease below timeout":   {func(c *Config) { c.Lease = 5 * time.Second }, "relay.lease: 5s must be at least 5s longer than destinations.logistics.timeout (10s); write 15s"},
 		"lease within margin":   {func(c *Config) { c.Lease = 15*time.Second - 1 }, "relay.lease: "},
-		"timeout above lease":   {first(func(d *Destination) { d.Timeout = time.Minute }), "relay.lease: 1m0s must be"},
+		"timeout above lease":   {first(func(d *post.Destination) { d.Timeout = time.Minute }), "relay.lease: 1m0s must be"},
 		"drain negative":        {func(c *Config) { c.DrainTimeout = -1 }, "relay.drain_timeout: "},
 		"in flight negative":    {func(c *Config) { c.MaxInFlight = -1 }, "relay.max_in_flight: "},
 		"in flight huge":        {func(c *Config) { c.MaxInFlight = 1_000_000 }, "relay.max_in_flight: "},
 		"window negative":       {func(c *Config) { c.Alerts.Window = -1 }, "alerts.window: "},
-		"timeout negative":      {first(func(d *Destination) { d.Timeout = -1 }), "destinations.logistics.timeout: "},
-		"lane negative":         {first(func(d *Destination) { d.MaxInFlight = -1 }), "destinations.logistics.max_in_flight: "},
-		"lane huge":             {first(func(d *Destination) { d.MaxInFlight = 10_001 }), "destinations.logistics.max_in_flight: "},
-		"attempts negative":     {first(func(d *Destination) { d.Retry.MaxAttempts = -1 }), "destinations.logistics.retry.max_attempts: "},
-		"attempts huge":         {first(func(d *Destination) { d.Retry.MaxAttempts = 1001 }), "destinations.logistics.retry.max_attempts: "},
+		"timeout negative":      {first(func(d *post.Destination) { d.Timeout = -1 }), "destinations.logistics.timeout: "},
+		"lane negative":         {first(func(d *post.Destination) { d.MaxInFlight = -1 }), "destinations.logistics.max_in_flight: "},
+		"lane huge":             {first(func(d *post.Destination) { d.MaxInFlight = 10_001 }), "destinations.logistics.max_in_flight: "},
+		"attempts negative":     {first(func(d *post.Destination) { d.Retry.MaxAttempts = -1 }), "destinations.logistics.retry.max_attempts: "},
+		"attempts huge":         {first(func(d *post.Destination) { d.Retry.MaxAttempts = 1001 }), "destinations.logistics.retry.max_attempts: "},
 		"jitter negative":       {jitter(-0.1), "destinations.logistics.retry.jitter: "},
 		"jitter above one":      {jitter(1.1), "destinations.logistics.retry.jitter: "},
 		"jitter not a number":   {jitter(nan), "destinations.logistics.retry.jitter: "},
-		"retry after negative":  {first(func(d *Destination) { d.Retry.RetryAfterMax = -1 }), "destinations.logistics.retry.retry_after_max: "},
+		"retry after negative":  {first(func(d *post.Destination) { d.Retry.RetryAfterMax = -1 }), "destinations.logistics.retry.retry_after_max: "},
 		"delay zero":            {schedule(time.Second, 0), "destinations.logistics.retry.schedule[1]: "},
 		"delay negative":        {schedule(-time.Second), "destinations.logistics.retry.schedule[0]: "},
 		"delay overflows":       {schedule(1<<63 - 1), "destinations.logistics.retry.schedule[0]: "},
 		"schedule of 101":       {schedule(make([]time.Duration, 101)...), "destinations.logistics.retry.schedule: 101 entries"},
-		"moved 200":             {first(func(d *Destination) { d.Responses.Fail = []int{200} }), "destinations.logistics.responses.fail: 200"},
-		"moved 600":             {first(func(d *Destination) { d.Responses.Retry = []int{600} }), "destinations.logistics.responses.retry: 600"},
-		"moved 0":               {first(func(d *Destination) { d.Responses.Retry = []int{0} }), "destinations.logistics.responses.retry: 0"},
-		"moved to both":         {first(func(d *Destination) { d.Responses = Responses{[]int{500}, []int{500}} }), "destinations.logistics.responses: 500 stands in both"},
+		"moved 200":             {first(func(d *post.Destination) { d.Responses.Fail = []int{200} }), "destinations.logistics.responses.fail: 200"},
+		"moved 600":             {first(func(d *post.Destination) { d.Responses.Retry = []int{600} }), "destinations.logistics.responses.retry: 600"},
+		"moved 0":               {first(func(d *post.Destination) { d.Responses.Retry = []int{0} }), "destinations.logistics.responses.retry: 0"},
+		"moved to both":         {first(func(d *post.Destination) { d.Responses = policy.Responses{Retry: []int{500}, Fail: []int{500}} }), "destinations.logistics.responses: 500 stands in both"},
 		"header empty":          {header("", "x"), "destinations.logistics.headers.: is not a header name"},
 		"header with space":     {header("X A", "x"), "destinations.logistics.headers.X A: is not a header name"},
 		"header beyond ASCII":   {header("X-Ä", "x"), "destinations.logistics.headers.X-Ä: is not a header name"},
@@ -111,7 +117,7 @@ func TestEveryMistakeIsFound(t *testing.T) {
 		"header of contract":    {header("X-Outbox-Replay", "true"), "destinations.logistics.headers.X-Outbox-Replay: is set by"},
 		"header signature":      {header("Webhook-Signature", "v1,x"), "destinations.logistics.headers.Webhook-Signature: is set by"},
 		"header twice": {
-			first(func(d *Destination) { d.Headers = map[string]string{"X-A": "1", "x-a": "2"} }),
+			first(func(d *post.Destination) { d.Headers = map[string]string{"X-A": "1", "x-a": "2"} }),
 			"destinations.logistics.headers.x-a: stands twice",
 		},
 		"route without event":    {func(c *Config) { c.Routes = []Route{{"", []string{"logistics"}}} }, "routes[0].event: "},
@@ -119,7 +125,7 @@ func TestEveryMistakeIsFound(t *testing.T) {
 		"route too long":         {func(c *Config) { c.Routes = []Route{{strings.Repeat("a", 256), []string{"logistics"}}} }, "routes[0].event: "},
 		"route to nobody":        {func(c *Config) { c.Routes = []Route{{"*", nil}} }, "routes[0].to: names no destination"},
 		"route to a stranger":    {func(c *Config) { c.Routes = []Route{{"*", []string{"logistic"}}} }, `routes[0].to: there is no destination "logistic"`},
-		"url missing":            {first(func(d *Destination) { d.URL = "" }), "destinations.logistics.url: is empty"},
+		"url missing":            {first(func(d *post.Destination) { d.URL = "" }), "destinations.logistics.url: is empty"},
 		"name of the relay: NUL": {func(c *Config) { c.Name = "a\x00b" }, "relay.name: "},
 		"schema with NUL":        {func(c *Config) { c.Schema = "a\x00b" }, "database.schema: "},
 	} {
@@ -137,7 +143,7 @@ func TestEveryMistakeIsFound(t *testing.T) {
 
 func TestNewTellsEveryMistakeAtOnce(t *testing.T) {
 	t.Parallel()
-	_, err := New(Config{Pool: &pgxpool.Config{}, PollInterval: 1, Lease: 1, Destinations: []Destination{{Name: "A", URL: "ftp://x"}}})
+	_, err := New(Config{Pool: &pgxpool.Config{}, PollInterval: 1, Lease: 1, Destinations: []post.Destination{{Name: "A", URL: "ftp://x"}}})
 	if err == nil {
 		t.Fatal("no error")
 	}
@@ -154,7 +160,7 @@ func TestNewTellsEveryMistakeAtOnce(t *testing.T) {
 func TestDefaultsDoNotReachIntoTheCallersConfig(t *testing.T) {
 	t.Parallel()
 	given := usable()
-	if got := given.withDefaults().Destinations[0]; got.Timeout != DefaultTimeout || got.MaxInFlight != DefaultLaneInFlight || got.Retry.MaxAttempts != DefaultMaxAttempts {
+	if got := given.withDefaults().Destinations[0]; got.Timeout != post.DefaultTimeout || got.MaxInFlight != post.DefaultLaneInFlight || got.Retry.MaxAttempts != policy.DefaultMaxAttempts {
 		t.Errorf("%+v", got)
 	}
 	if d := given.Destinations[0]; d.Timeout != 0 || d.MaxInFlight != 0 || d.Retry.Schedule != nil || given.Routes != nil {
@@ -172,7 +178,7 @@ func TestPoolSettings(t *testing.T) {
 	r, err := New(cfg)
 	must(t, err)
 	got := r.poolConfig()
-	want := maps.Clone(sessionSettings)
+	want := pg.SessionSettings()
 	want["work_mem"], want["search_path"] = "7MB", `"My ""Schema"`
 	if !maps.Equal(got.ConnConfig.RuntimeParams, want) {
 		t.Errorf("settings %v, want %v", got.ConnConfig.RuntimeParams, want)
@@ -182,5 +188,56 @@ func TestPoolSettings(t *testing.T) {
 	}
 	if given.ConnConfig.RuntimeParams["enable_seqscan"] != "on" || given.MaxConns != 50 {
 		t.Error("the caller's configuration was changed")
+	}
+}
+
+func TestEnvironmentName(t *testing.T) {
+	t.Parallel()
+	for name, good := range map[string]bool{
+		"": true, "production": true, "eu-1 / blue": true, strings.Repeat("x", 63): true,
+		strings.Repeat("x", 64): false, " production": false, "production ": false, "prod\nuction": false, "münchen": false, "a\x00": false,
+	} {
+		cfg := Config{Environment: name, Destinations: []post.Destination{to("http://receiver.test/")}}
+		found := slices.ContainsFunc(cfg.Validate(), func(p Problem) bool { return p.Path == "environment" })
+		if found == good {
+			t.Errorf("%q: refused is %v", name, found)
+		}
+	}
+}
+
+func TestRetentionMistakes(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		keep archive.Retention
+		want string // empty: fine
+	}{
+		"nothing":                 {archive.Retention{}, ``},
+		"the defaults":            {archive.Retention{ArchiveAfter: archive.DefaultArchiveAfter, DeleteAfter: archive.DefaultDeleteAfter, Attempts: archive.DefaultKeepAttempts, ProcessedEvents: archive.DefaultKeepProcessed, Schedule: archive.DefaultArchiveSchedule}, ``},
+		"archived, never dropped": {archive.Retention{ArchiveAfter: days}, ``},
+		"dropped, never archived": {archive.Retention{DeleteAfter: 30 * days}, ``},
+		"archived too soon":       {archive.Retention{ArchiveAfter: days - 1}, `retention.archive_after: 23h59m59.999999999s is too short: the database refuses less than 24h; write 24h or more, or 0 for ever`},
+		"dropped too soon":        {archive.Retention{DeleteAfter: 29 * days}, `retention.delete_after: 696h0m0s is too short: the database refuses less than 720h; write 720h or more, or 0 for ever`},
+		"no log":                  {archive.Retention{Attempts: time.Hour}, `retention.attempts: 1h0m0s is too short: the database refuses less than 24h; write 24h or more, or 0 for ever`},
+		"no memory":               {archive.Retention{ProcessedEvents: time.Hour}, `retention.processed_events: 1h0m0s is too short: the database refuses less than 24h; write 24h or more, or 0 for ever`},
+		"a macro":                 {archive.Retention{Schedule: "@daily"}, ``},
+		"an interval":             {archive.Retention{Schedule: "@every 6h"}, ``},
+		"negative":                {archive.Retention{ArchiveAfter: -1}, `retention.archive_after: -1ns is negative; write a duration such as 720h, or 0 for ever`},
+		"dropped before archived": {archive.Retention{ArchiveAfter: 1000 * time.Hour, DeleteAfter: 720 * time.Hour}, `retention.delete_after: 720h0m0s is shorter than retention.archive_after (1000h0m0s), so that what is archived would be dropped at once; write 1000h0m0s or more, or 0 for ever`},
+		"a short memory":          {archive.Retention{ProcessedEvents: 100 * time.Hour}, `retention.processed_events: 100h0m0s is shorter than destinations.default.retry.horizon (720h0m0s), until when a duplicate may come, and would be processed again; write 720h or more, or 0 for ever, or a shorter horizon`},
+		"just long enough":        {archive.Retention{ProcessedEvents: 720 * time.Hour}, ``},
+		"six fields":              {archive.Retention{Schedule: "0 17 3 * * *"}, `retention.schedule: "0 17 3 * * *" is not a schedule; write one such as "17 3 * * *": minute, hour, day of the month, month, day of the week, in UTC`},
+		"no such minute":          {archive.Retention{Schedule: "60 3 * * *"}, `retention.schedule: "60 3 * * *" is not a schedule; write one such as "17 3 * * *": minute, hour, day of the month, month, day of the week, in UTC`},
+		"a time zone":             {archive.Retention{Schedule: "TZ=Europe/Berlin 17 3 * * *"}, `retention.schedule: names a time zone, where an hour is skipped or repeated; write one such as "17 3 * * *": minute, hour, day of the month, month, day of the week, in UTC`},
+		"a time zone alone":       {archive.Retention{Schedule: "CRON_TZ=UTC"}, `retention.schedule: names a time zone, where an hour is skipped or repeated; write one such as "17 3 * * *": minute, hour, day of the month, month, day of the week, in UTC`},
+		"without a pause":         {archive.Retention{Schedule: "@every 0s"}, `retention.schedule: "@every 0s" is too often; write @every 1m or more`},
+		"a huge batch":            {archive.Retention{Batch: 10_001}, `retention.batch: 10001 is out of range; write 1 to 10000`},
+	} {
+		var got []string
+		for _, problem := range (Config{Destinations: []post.Destination{to("http://receiver.test/")}, Retention: test.keep}).Validate() {
+			got = append(got, problem.Error())
+		}
+		if text := strings.Join(got, "\n"); text != test.want {
+			t.Errorf("%s: got\n%s\nwant\n%s", name, text, test.want)
+		}
 	}
 }

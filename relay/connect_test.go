@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // Passwords that are fetched for every connection come in BeforeConnect: the session's connection needs them too.
@@ -32,7 +33,7 @@ func TestSessionConnectsAsThePoolDoes(t *testing.T) {
 		return err
 	}
 	r := start(t, cfg)
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 	// All of the relay's connections, one of which listens, went through both.
 	const others = `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'outbox-relay'`
 	if n := row[int](db, others); n != 0 || connected.Load() < 2 {
@@ -62,7 +63,7 @@ func TestPayloadIsUTF8FromADatabaseInLatin1(t *testing.T) {
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{"name": "Müller"}', 'key')`)
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL)))
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 	if got := string(rc.all()[0].body); got != `{"name": "Müller"}` {
 		t.Errorf("body %q", got)
 	}

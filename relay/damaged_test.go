@@ -11,6 +11,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // A disk spoils a page of the deliveries' table, or of its index, while their requests are under way. Whatever stands on
@@ -42,7 +43,7 @@ func TestDamagedPageKeepsNoOther(t *testing.T) {
 			insert(bad, "bad")
 			insert(good, "good")
 			r := start(t, cfg)
-			r.settles(t, Delivered, good)
+			r.settles(t, policy.Delivered, good)
 			for range bad {
 				<-g.arrived
 			}
@@ -56,11 +57,11 @@ func TestDamagedPageKeepsNoOther(t *testing.T) {
 			r.await(t, "the refusals", func(o *observer) bool { return o.failures["settle"] > bad })
 			for round := 1; round <= 3; round++ {
 				insert(100, "good")
-				r.settles(t, Delivered, good+100*round)
+				r.settles(t, policy.Delivered, good+100*round)
 			}
 			if relation == "outbox_delivery_pkey" {
 				db.exec(`REINDEX TABLE outbox_delivery`)
-				r.settles(t, Delivered, good+300+bad)
+				r.settles(t, policy.Delivered, good+300+bad)
 			}
 			if a.total() != bad || b.total() != good+300 {
 				t.Errorf("%d and %d requests", a.total(), b.total())

@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // full makes scenarios as large as the README's numbers; otherwise they are small enough for every run of the tests.
@@ -119,13 +122,13 @@ func deadDestination(tb testing.TB, s stage) (without, with time.Duration) {
 	var cfg Config
 	for i := 1; i <= s.destinations; i++ {
 		name := fmt.Sprintf("d%d", i)
-		cfg.Destinations = append(cfg.Destinations, Destination{Name: name, URL: living.URL})
+		cfg.Destinations = append(cfg.Destinations, post.Destination{Name: name, URL: living.URL})
 		cfg.Routes = append(cfg.Routes, Route{Event: fmt.Sprintf("to.%d", i), To: []string{name}})
 	}
-	cfg.Destinations = append(cfg.Destinations, Destination{Name: "dead", URL: dead.url, Breaker: BreakerPolicy{ProbeMax: 2 * time.Second}})
+	cfg.Destinations = append(cfg.Destinations, post.Destination{Name: "dead", URL: dead.url, Breaker: policy.BreakerPolicy{ProbeMax: 2 * time.Second}})
 	cfg.Routes = append(cfg.Routes, Route{Event: "dead", To: []string{"dead"}})
 	ops := &pager{name: "ops"}
-	cfg.Pool, cfg.Name, cfg.Alerts = settings(tb, db.dsn), "test", Alerts{Channels: []Channel{ops}, Window: 5 * time.Second}
+	cfg.Pool, cfg.Name, cfg.Alerts = settings(tb, db.dsn), "test", alert.Config{Channels: []alert.Channel{ops}, Window: 5 * time.Second}
 	r := start(tb, cfg)
 	r.instance()
 	db.trickle(stage{destinations: s.destinations, every: s.every, lasts: 10 * s.every}, take) // connections are made
@@ -137,20 +140,20 @@ func deadDestination(tb testing.TB, s stage) (without, with time.Duration) {
 	forget()
 	with = percentile(db.trickle(s, take), 0.99)
 
-	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = 'dead' AND attempts > 0`); n > DefaultBreakerFailures {
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = 'dead' AND attempts > 0`); n > policy.DefaultBreakerFailures {
 		tb.Errorf("%d held deliveries have spent attempts", n)
 	}
 	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = 'dead' AND status <> 'pending'`); n != 0 {
 		tb.Errorf("%d of the dead destination's deliveries are not pending", n)
 	}
-	ops.await(tb, RuleBreakerOpen, "firing")
+	ops.await(tb, alert.RuleBreakerOpen, "firing")
 
 	recovered := &census{}
 	dead.open(tb, recovered)
 	becomes(db, s.due-row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = 'dead' AND attempts > 0`),
 		`SELECT count(*)::int FROM outbox_delivery WHERE destination = 'dead' AND status = 'delivered' AND attempts = 1`)
-	ops.await(tb, RuleBreakerOpen, "resolved")
-	if states := ops.states(RuleBreakerOpen); !slices.Equal(states, []string{"firing", "resolved"}) {
+	ops.await(tb, alert.RuleBreakerOpen, "resolved")
+	if states := ops.states(alert.RuleBreakerOpen); !slices.Equal(states, []string{"firing", "resolved"}) {
 		tb.Errorf("told %q", states)
 	}
 	recovered.mu.Lock()

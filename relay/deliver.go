@@ -4,18 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
+	"math/rand/v2"
 	"runtime"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-)
 
-// Bounds of what a receiver can make the relay read, in bytes.
-const (
-	maxResponseHeader = 64 << 10
-	maxDrain          = 64 << 10 // of a body, so that the connection can be used again
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // pastPromise tells operators why a delivery is not sent any more, and what is theirs to decide.
@@ -49,7 +46,7 @@ func (r *Relay) sendRun(l *lane, run []delivery) {
 	for i := range run {
 		d := &run[i]
 		begun := time.Now()
-		v := verdict{outcome: Hold, reason: ReasonLease}
+		v := policy.Result{Reason: policy.ReasonLease}
 		ready := true
 		if i > 0 {
 			l.step(d.class, 1)
@@ -61,21 +58,25 @@ func (r *Relay) sendRun(l *lane, run []delivery) {
 			v = r.attempt(l, d)
 		}
 		took := time.Since(started)
-		if v.posted {
+		if v.Posted {
 			l.posted(time.Since(begun))
 		}
-		if l.recordVerdict(time.Now(), d.eventID, &v, took) {
+		about := policy.Circumstances{
+			Attempt: d.attempts + 1, Retry: to.Destination.Retry, Fraction: rand.Float64(), Responses: to.Destination.Responses,
+			OnFailure: to.Destination.OnFailure, Ordered: d.event.OrderingKey != nil, LastOfRun: d.lastOfRun,
+			Paused: v.Reason == policy.ReasonGone && !l.pause(), LogDelivered: r.config().LogDelivered,
+		}
+		var changed bool
+		if about.AtFault, changed = l.recordResult(time.Now(), d.eventID, &v, took); changed {
 			signal(r.wake.room)
 		}
-		s := newSettlement(*d, v, to.destination.Retry, started, took, jitterFraction())
-		blocks := s.blocks(to.destination.OnFailure)
-		s.freesKey = d.event.orderingKey != nil && (d.lastOfRun && !blocks || s.reason == ReasonLease)
-		r.settle(l, s)
-		d.event = event{} // of a long run, only what is being sent is kept in memory
-		if blocks {
+		decided := policy.Decide(v, about)
+		r.settle(l, newSettlement(*d, decided, started, took))
+		d.event = post.Event{} // of a long run, only what is being sent is kept in memory
+		if decided.Blocks {
 			l.step(d.class, len(run)-i-1)
 			for _, d := range run[i+1:] {
-				r.settle(l, newSettlement(d, verdict{outcome: Hold, reason: ReasonOrder}, to.destination.Retry, time.Now(), 0, 0))
+				r.settle(l, held(d, policy.ReasonOrder))
 			}
 			return
 		}
@@ -118,69 +119,65 @@ func (r *Relay) giveBackUnsent() {
 
 func (r *Relay) giveBack(l *lane) {
 	for _, d := range l.unsent() {
-		r.settle(l, newSettlement(d, verdict{outcome: Hold, reason: ReasonShutdown}, RetryPolicy{}, time.Now(), 0, 0))
+		r.settle(l, held(d, policy.ReasonShutdown))
 	}
 }
 
 // attempt makes the one POST of a claim, unless something speaks against it.
-func (r *Relay) attempt(l *lane, d *delivery) (v verdict) {
+func (r *Relay) attempt(l *lane, d *delivery) (v policy.Result) {
 	to := l.current()
 	// One delivery that trips a defect must not take the relay, and all others, with it.
 	defer func() {
 		if defect := recover(); defect != nil {
-			v = verdict{outcome: Retry, reason: ReasonPanic, message: clip(describePanic(defect)), posted: true}
+			v = policy.Result{Reason: policy.ReasonPanic, Message: plain.Clip(describePanic(defect)), Posted: true}
 		}
 	}()
 	if r.taking.Err() != nil {
-		return verdict{outcome: Hold, reason: ReasonShutdown}
+		return policy.Result{Reason: policy.ReasonShutdown}
 	}
 	if reason := l.stopped(); reason != "" {
-		return verdict{outcome: Hold, reason: reason}
+		return policy.Result{Reason: reason}
 	}
-	if time.Until(d.leaseEnds) < to.destination.Timeout+sendMargin {
-		return verdict{outcome: Hold, reason: ReasonLease}
+	if time.Until(d.leaseEnds) < to.Destination.Timeout+sendMargin {
+		return policy.Result{Reason: policy.ReasonLease}
 	}
 	leave, instead := r.awaitPost(d)
 	if instead != nil {
 		return *instead
 	}
 	defer leave()
-	if time.Until(d.leaseEnds) < to.destination.Timeout+sendMargin { // after waiting
-		return verdict{outcome: Hold, reason: ReasonLease}
+	if time.Until(d.leaseEnds) < to.Destination.Timeout+sendMargin { // after waiting
+		return policy.Result{Reason: policy.ReasonLease}
 	}
-	if time.Until(d.promiseEnds) < to.destination.Timeout {
-		return verdict{outcome: Fail, reason: ReasonHorizon, message: fmt.Sprintf(pastPromise, d.notAfter.UTC().Format(time.RFC3339), d.eventID)}
+	if time.Until(d.promiseEnds) < to.Destination.Timeout {
+		return policy.Result{Reason: policy.ReasonHorizon, Message: fmt.Sprintf(pastPromise, d.notAfter.UTC().Format(time.RFC3339), d.eventID)}
 	}
-	if d.event.key == nil {
-		return verdict{outcome: Fail, reason: ReasonEventMissing, message: "the event is gone from outbox"}
+	if d.event.Key == nil {
+		return policy.Result{Reason: policy.ReasonEventMissing, Message: "the event is gone from outbox"}
 	}
-	if d.event.payload == nil {
+	if d.event.Payload == nil {
 		payload, err := r.store.payload(r.doing, d.eventID)
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
-			return verdict{outcome: Fail, reason: ReasonEventMissing, message: "the event is gone from outbox"}
+			return policy.Result{Reason: policy.ReasonEventMissing, Message: "the event is gone from outbox"}
 		case err != nil:
 			r.databaseError("load payload", err)
 			r.postpone(d, r.cfg.PollInterval) // or only a walk would find it, which may rest for long
-			return verdict{outcome: Hold, reason: ReasonDatabase}
+			return policy.Result{Reason: policy.ReasonDatabase}
 		}
-		d.event.payload = payload
+		d.event.Payload = payload
 	}
-	req, err := newRequest(to, d, time.Now())
+	req, err := post.NewRequest(to, d.message(), time.Now())
 	if err != nil {
-		return refuse(err)
+		return post.Refused(err)
 	}
 	if err := r.countSuspect(d); err != nil {
 		r.databaseError("count suspect", err)
-		return verdict{outcome: Hold, reason: ReasonDatabase}
+		return policy.Result{Reason: policy.ReasonDatabase}
 	}
-	ctx, cancel := context.WithTimeout(r.doing, to.destination.Timeout)
+	ctx, cancel := context.WithTimeout(r.doing, to.Destination.Timeout)
 	defer cancel()
-	v = post(ctx, to, req, d.event.payload)
-	if v.outcome == Fail && v.reason == ReasonGone && !l.pause() {
-		v.outcome = Retry // one has to tell; the others in flight wait with the rest until the destination is resumed
-	}
-	return v
+	return post.Send(ctx, to, req, d.event.Payload)
 }
 
 // describePanic returns the text of a runtime error, which holds no data, and of any other panic only its type: its value
@@ -190,35 +187,4 @@ func describePanic(defect any) string {
 		return "panic: " + err.Error()
 	}
 	return fmt.Sprintf("panic: a value of type %T", defect)
-}
-
-// post makes exactly one request. It is a round trip of the transport, not a call of an http.Client, which would follow
-// redirects: with a GET whose 200 looks like success, or with the body, key and signature to another host.
-func post(ctx context.Context, e *endpoint, req *http.Request, payload []byte) verdict {
-	e.begin()
-	defer e.end()
-	resp, connected, err := roundTrip(ctx, e.transport, req, payload)
-	if err != nil {
-		if errors.Is(err, errNothingSent) {
-			return verdict{outcome: Hold, reason: ReasonNetwork, message: clip(err.Error())}
-		}
-		err = explain(err)
-		v := judgeError(err, connected)
-		v.message = clip(maskOf(e, req.Header).hide(err.Error(), false))
-		return v
-	}
-	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode == http.StatusSwitchingProtocols {
-		// The transport has handed the connection over, and with it the deadline: reading could hang for ever.
-		return judgeResponse(resp.StatusCode, resp.Header, "", e.destination.Responses, time.Now())
-	}
-	var excerpt string
-	if resp.StatusCode < 200 || resp.StatusCode > 299 {
-		excerpt = excerptOf(resp, e.destination.Wire.Excerpts, func() *mask { return maskOf(e, req.Header) })
-	}
-	if resp.Body != http.NoBody {
-		// The status has decided; a body that breaks off changes nothing.
-		_, _ = io.CopyN(io.Discard, resp.Body, maxDrain)
-	}
-	return judgeResponse(resp.StatusCode, resp.Header, excerpt, e.destination.Responses, time.Now())
 }

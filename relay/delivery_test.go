@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // payload holds what jsonb would have changed: order, duplicates, number spelling, blanks, and \u0000, which it refuses.
@@ -26,7 +28,7 @@ func TestOneEventsWay(t *testing.T) {
 	cfg := db.config(destination)
 	cfg.Version = "9.9"
 	r := start(t, cfg)
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 
 	requests := rc.all()
 	if len(requests) != 1 {
@@ -74,7 +76,7 @@ func TestOneEventsWay(t *testing.T) {
 	if n := row[int](db, `SELECT count(*) FROM outbox_attempt`); n != 0 {
 		t.Errorf("%d attempts in the log of those that did not deliver", n)
 	}
-	if a := sees(r.observer, func(o *observer) []Attempt { return o.attempts }); len(a) != 1 || a[0].Number != 1 || a[0].StatusCode != 204 || a[0].Outcome != Delivered {
+	if a := sees(r.observer, func(o *observer) []Attempt { return o.attempts }); len(a) != 1 || a[0].Number != 1 || a[0].StatusCode != 204 || a[0].Outcome != policy.Delivered {
 		t.Errorf("hook: %+v", a)
 	}
 }
@@ -90,11 +92,11 @@ func TestRetryThenSuccess(t *testing.T) {
 	})
 	db.insert(1, "key")
 	d := to(rc.URL)
-	d.Wire.Excerpts = ExcerptsText
+	d.Wire.Excerpts = post.ExcerptsText
 	cfg := db.config(d)
 	cfg.LogDelivered = true
 	r := start(t, cfg)
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 
 	requests := rc.all()
 	claims := rows[string](db, `SELECT claim::text FROM outbox_attempt ORDER BY claim`)
@@ -132,7 +134,7 @@ func TestLargePayloadsArriveByteForByte(t *testing.T) {
 		want[text] = 1
 	}
 	r := start(t, db.config(to(rc.URL)))
-	r.settles(t, Delivered, len(sizes))
+	r.settles(t, policy.Delivered, len(sizes))
 	for _, got := range rc.all() {
 		want[string(got.body)]--
 	}
@@ -151,13 +153,13 @@ func TestEventsOfTheFutureWait(t *testing.T) {
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, available_at) VALUES ('t', '1', 'future', now() + interval '1 hour')`)
 	db.insert(1, "now")
 	r := start(t, db.config(to(rc.URL)))
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
 	if keys := rc.keys(); len(keys) != 1 || keys[0] != "now-1" {
 		t.Errorf("%v", keys)
 	}
 	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() WHERE status = 'pending'`)
-	r.settles(t, Delivered, 2)
+	r.settles(t, policy.Delivered, 2)
 }
 
 // One event to two destinations is two deliveries, and what one answers does not concern the other.
@@ -169,8 +171,8 @@ func TestDestinationsAreIndependent(t *testing.T) {
 	a, b := to(bad.URL), to(good.URL)
 	a.Name, b.Name = "bad", "good"
 	r := start(t, db.config(a, b))
-	r.settles(t, Delivered, 20)
-	r.settles(t, Fail, 20)
+	r.settles(t, policy.Delivered, 20)
+	r.settles(t, policy.Fail, 20)
 	if bad.total() != 20 || good.total() != 20 {
 		t.Errorf("%d and %d requests", bad.total(), good.total())
 	}
@@ -192,7 +194,7 @@ func TestGonePausesTheDestination(t *testing.T) {
 	})
 	db.insert(1, "first")
 	r := start(t, db.config(to(rc.URL)))
-	r.settles(t, Fail, 1)
+	r.settles(t, policy.Fail, 1)
 	db.insert(3, "second")
 	idle := sees(r.observer, func(o *observer) int { return o.idle })
 	r.await(t, "a look while paused", func(o *observer) bool { return o.idle > idle })
@@ -203,5 +205,5 @@ func TestGonePausesTheDestination(t *testing.T) {
 		t.Error("not paused")
 	}
 	db.exec(`UPDATE outbox_destination SET paused = false, paused_at = NULL`)
-	r.settles(t, Delivered, 3)
+	r.settles(t, policy.Delivered, 3)
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A comparison is one setting of two configurations.
@@ -64,10 +66,10 @@ func (c Config) fixed() (f Config) {
 // secret.
 func (c *Config) differences(next *Config) (all []string) {
 	for _, d := range next.Destinations {
-		i := slices.IndexFunc(c.Destinations, func(old Destination) bool { return old.Name == d.Name })
+		i := slices.IndexFunc(c.Destinations, func(old post.Destination) bool { return old.Name == d.Name })
 		if i < 0 {
 			all = append(all, "destinations."+d.Name+" added")
-		} else if names := c.Destinations[i].differences(d); len(names) > 0 {
+		} else if names := destinationDifferences(c.Destinations[i], d); len(names) > 0 {
 			all = append(all, "destinations."+d.Name+" changed: "+strings.Join(names, ", "))
 		}
 	}
@@ -78,7 +80,7 @@ func (c *Config) differences(next *Config) (all []string) {
 	return append(all, changed(
 		comparison{"egress.allow_private", (c.Egress.AllowPrivate == nil) == (next.Egress.AllowPrivate == nil) && slices.Equal(c.Egress.AllowPrivate, next.Egress.AllowPrivate)},
 		comparison{"egress.proxy", c.Egress.Proxy == next.Egress.Proxy},
-		comparison{"alerts.channels", slices.Equal(c.Alerts.names(), next.Alerts.names())},
+		comparison{"alerts.channels", slices.Equal(channelNames(c.Alerts), channelNames(next.Alerts))},
 		comparison{"alerts.window", c.Alerts.Window == next.Alerts.Window},
 		comparison{"alerts.lag_over", c.Alerts.LagOver == next.Alerts.LagOver},
 		comparison{"alerts.horizon_over", c.Alerts.HorizonOver == next.Alerts.HorizonOver},
@@ -109,8 +111,8 @@ func (c *Config) routeChanges(next *Config) []string {
 	return []string{fmt.Sprintf("routes: %d added, %d removed", added, removed)}
 }
 
-// names returns the sorted names of the channels.
-func (a Alerts) names() (names []string) {
+// channelNames returns the sorted names of the channels.
+func channelNames(a alert.Config) (names []string) {
 	for _, channel := range a.Channels {
 		names = append(names, channel.Name())
 	}
@@ -118,8 +120,8 @@ func (a Alerts) names() (names []string) {
 	return names
 }
 
-// differences returns the settings in which the next configuration of a destination is another one.
-func (d Destination) differences(next Destination) []string {
+// destinationDifferences returns the settings in which the next configuration of a destination is another one.
+func destinationDifferences(d, next post.Destination) []string {
 	a, b := d.Wire, next.Wire
 	return changed(
 		comparison{"url", d.URL == next.URL},
@@ -148,17 +150,6 @@ func (d Destination) differences(next Destination) []string {
 		comparison{"tls.cert_file", sameNow(a.TLS.Certificate, b.TLS.Certificate, sameCertificate)},
 		comparison{"proxy", a.Proxy == b.Proxy},
 	)
-}
-
-// follows reports whether something of the requests to a destination changes by itself.
-func (d Destination) follows() bool {
-	return d.Wire.Authorization != nil || d.Wire.TLS.Roots != nil || d.Wire.TLS.Certificate != nil
-}
-
-// sameEgress reports whether connections to a destination may go to the same places.
-func (d Destination) sameEgress(next Destination) bool {
-	a, b := d.Wire.egress, next.Wire.egress
-	return a.Proxy == b.Proxy && (a.AllowPrivate == nil) == (b.AllowPrivate == nil) && slices.Equal(a.AllowPrivate, b.AllowPrivate)
 }
 
 // sameNow reports whether two functions return the same now, or are both missing.

@@ -10,20 +10,19 @@
 // The files, in reading order. The way of a delivery: config.go (settings), relay.go (what runs, and how it stops),
 // claim.go (when to claim, for which lanes), writers.go (transactions that are still open, which may commit late), lane.go
 // and position.go (what a lane holds, and how far it has looked), order.go (runs of an ordering key, and up to where a key
-// is settled), claim_apart.go (claiming around damaged data), deliver.go (one POST), suspect.go (deliveries that may kill
-// their relay), request.go, wire.go and cloudevents.go (what it says), transport.go, tls.go and egress.go (how it travels,
-// and where it may not), outcome.go (what a response means), excerpt.go and mask.go (what is kept of it, and what never),
-// flow.go (how much a receiver bears), breaker.go and hold.go (what to do when it is down), retry.go and horizon.go (when
-// to try again, and until when), settle.go (writing outcomes), settle_aside.go (those that cannot be written), resettle.go
-// (those that a crash of the server lost).
+// is settled), claim_apart.go (claiming around damaged data), deliver.go (one attempt), suspect.go (deliveries that may kill
+// their relay), post (one request: what it says, how it travels, what is kept of its answer), policy (what an attempt came
+// to, when to try again, how much a receiver bears, when it is down), hold.go (the breaker's state in the database), settle.go
+// (writing outcomes), settle_aside.go (those that cannot be written), resettle.go (those that a crash of the server lost).
 //
-// Around it: session.go (being alive, taking over from the dead), orphan.go (claims whose acknowledgement was lost), db.go
-// and trouble.go (how statements reach the database, and what their errors mean), guard.go and identity.go (keeping away
-// from copies of the database), wake.go (waking up, being idle), routes.go, reload.go and difference.go (making database
-// and lanes those of the configuration), parked.go (releasing what was parked before its route came), maintain.go (what is
-// done now and then), chores.go (over one connection), archive.go (moving and removing what is done with), watch.go (being
-// a good neighbour), undelivered.go (finding events without deliveries), alert*.go (telling people), ops*.go (what
-// operators ask and do), hooks.go (observing), and store*.go: all SQL.
+// Around it: session.go (being alive, taking over from the dead), orphan.go (claims whose acknowledgement was lost), wake.go
+// (waking up, being idle), routes.go, reload.go and difference.go (making database and lanes those of the configuration),
+// parked.go (releasing what was parked before its route came), maintain.go (what is done now and then), undelivered.go
+// (finding events without deliveries), ops*.go (what operators ask and do), hooks.go (observing), and store*.go: all SQL.
+//
+// Below it are rooms, which never import this package: pg (how statements reach the database, and what their errors mean),
+// policy and post, of which above, identity (keeping away from copies of the database), archive (moving and removing what is
+// done with), alert (telling people), and watch (being a good neighbour).
 //
 // # Goroutines
 //
@@ -31,8 +30,8 @@
 //
 //	claimer      owns the lanes' positions: waits for a wake-up, claims for every lane with room, hands out, watches for
 //	             transactions that commit late, and writes what the breakers decide
-//	senders      take a run from their lane, POST it, pass the verdicts on; they end when the lane is empty
-//	settler      collects verdicts and writes them in batches; only then is a lane's room free again
+//	senders      take a run from their lane, POST it, pass the outcomes on; they end when the lane is empty
+//	settler      collects outcomes and writes them in batches; only then is a lane's room free again
 //	session      one connection: shows by its presence that this relay lives, beats, listens, finds and rescues the dead, and
 //	             reads what the relays have decided about destinations; after a loss it writes the last outcomes again
 //	alerter      sends what is due from outbox_alert, each channel on its own, so that a dead one delays nothing
@@ -49,7 +48,7 @@
 // A request that found no connection needs no further evidence: it spends no attempt, and opens the breaker unless this
 // relay had an answer within the last second.
 //
-// The claimer writes what the senders' verdicts have decided, and tries again until the database takes it. The session
+// The claimer writes what the senders' results have decided, and tries again until the database takes it. The session
 // reads what other relays wrote, about once a second. A trial begins with one delivery at a time, then two, four, …, and
 // closes the breaker when the lane has all it may have, or when everything that waited has been sent. A trial that finds
 // nothing to send closes it too. The trials of a relay that dies or stops go to the others.

@@ -22,6 +22,9 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // The canaries of the echo table. Each begins and ends with the same four letters, by which even a piece is found.
@@ -95,7 +98,7 @@ func echoes() map[string]func(r *http.Request, dump string) (contentType, body s
 	for back := range 30 { // each canary is cut at each of its bytes: by what is kept of an excerpt, and by a connection that breaks
 		secrets := func(r *http.Request) string { return r.Header.Get("Authorization")[7:] + r.Header.Get("X-Custom") }
 		all[fmt.Sprintf("cut-%d", back)] = func(r *http.Request, _ string) (string, string) {
-			return "text/plain", "debug page " + strings.Repeat(".", maxExcerpt-back-11) + secrets(r)
+			return "text/plain", "debug page " + strings.Repeat(".", post.MaxExcerpt-back-11) + secrets(r)
 		}
 		all[fmt.Sprintf("broken-%d", back)] = func(r *http.Request, _ string) (string, string) {
 			return "text/plain", "debug page " + secrets(r)[:back]
@@ -114,17 +117,17 @@ func TestEchoedSecretsAreMasked(t *testing.T) {
 	slack, hook := newReceiver(t, nil), newReceiver(t, nil)
 	cfg := db.config()
 	cfg.Log = zerolog.New(&log)
-	cfg.Alerts.Channels = []Channel{Slack(slack.URL, direct), Webhook(hook.URL, direct)}
+	cfg.Alerts.Channels = []alert.Channel{alert.Slack(slack.URL, direct), alert.Webhook(hook.URL, direct)}
 	signatures := make(chan string, 1000)
 	add := func(name, base string) {
 		basic := "Basic " + base64.StdEncoding.EncodeToString([]byte("outbox:"+canaryPassword))
 		if len(cfg.Destinations)%2 == 1 && name != "decoded" {
 			basic = "Bearer " + canaryToken
 		}
-		cfg.Destinations = append(cfg.Destinations, Destination{
-			Name: name, URL: base + "?a=1&key=" + canaryQuery, Retry: RetryPolicy{Schedule: []time.Duration{time.Hour}}, Timeout: patience,
+		cfg.Destinations = append(cfg.Destinations, post.Destination{
+			Name: name, URL: base + "?a=1&key=" + canaryQuery, Retry: policy.RetryPolicy{Schedule: []time.Duration{time.Hour}}, Timeout: patience,
 			Headers: map[string]string{"X-Custom": canaryCustom}, SigningSecrets: []webhook.Secret{secret(t, testSecret)},
-			Wire: Wire{Excerpts: ExcerptsText, Authorization: func() string { return basic }},
+			Wire: post.Wire{Excerpts: post.ExcerptsText, Authorization: func() string { return basic }},
 		})
 		cfg.Routes = append(cfg.Routes, Route{name, []string{name}})
 		db.exec(`INSERT INTO outbox_route (pattern, destination) VALUES ($1, $1)`, name)
@@ -156,7 +159,7 @@ func TestEchoedSecretsAreMasked(t *testing.T) {
 	}
 	r := start(t, cfg)
 	n := len(cfg.Destinations)
-	r.await(t, "all outcomes", func(o *observer) bool { return o.outcomes[Retry]+o.outcomes[Fail] >= n })
+	r.await(t, "all outcomes", func(o *observer) bool { return o.outcomes[policy.Retry]+o.outcomes[policy.Fail] >= n })
 	failed := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed'`)
 	r.await(t, "all alerts", func(o *observer) bool { return len(o.notices) >= 2*failed })
 
@@ -208,8 +211,8 @@ func TestChannelErrorsHoldNoKey(t *testing.T) {
 		_, _ = fmt.Fprintf(w, "no service at %s, %q", r.URL, strings.Split(r.URL.Path, "/"))
 	}))
 	t.Cleanup(echo.Close)
-	for _, channel := range []Channel{Slack(echo.URL+"/services/T0/zqxwchanneljvkp?token="+canaryQuery, direct), Webhook("http://127.0.0.1:1/"+canaryQuery, direct)} {
-		err := channel.Notify(t.Context(), TestAlert(time.Now()))
+	for _, channel := range []alert.Channel{alert.Slack(echo.URL+"/services/T0/zqxwchanneljvkp?token="+canaryQuery, direct), alert.Webhook("http://127.0.0.1:1/"+canaryQuery, direct)} {
+		err := channel.Notify(t.Context(), alert.NewTest(time.Now()))
 		if err == nil || strings.Contains(err.Error(), "zqxw") || strings.Contains(err.Error(), "jvkp") {
 			t.Errorf("%s: %v", channel.Name(), err)
 		}
@@ -249,7 +252,7 @@ func newEcho(t testing.TB, signatures chan<- string, answer http.HandlerFunc) st
 func TestEvidenceIsKept(t *testing.T) {
 	t.Parallel()
 	const problem = "application/problem+json"
-	every := []Excerpts{ExcerptsText, ExcerptsProblem, ExcerptsNone}
+	every := []post.Excerpts{post.ExcerptsText, post.ExcerptsProblem, post.ExcerptsNone}
 	for _, c := range []struct {
 		contentType, body string
 		text, problem     string // kept
@@ -257,7 +260,7 @@ func TestEvidenceIsKept(t *testing.T) {
 		{"text/plain", "", "", ""},
 		{"text/plain", "no such invoice", "no such invoice", ""},
 		{"text/plain", "a\x00b\xff\x1b[31m\r\nc", "a\ufffdb\ufffd\ufffd[31m  c", ""},
-		{"text/plain", strings.Repeat("x", 10_000), strings.Repeat("x", maxExcerpt-3) + "…", ""},
+		{"text/plain", strings.Repeat("x", 10_000), strings.Repeat("x", post.MaxExcerpt-3) + "…", ""},
 		{"application/json", `{"title": "No"}`, `{"title": "No"}`, ""},
 		{
 			problem, `{"type": "urn:x", "title": "Unknown invoice.", "detail": "There is no invoice 7.", "status": 422}`,
@@ -267,7 +270,7 @@ func TestEvidenceIsKept(t *testing.T) {
 		{problem, `{"title": "Unprocessable Entity", "detail": "There is no invoice 7."}`, "There is no invoice 7.", "There is no invoice 7."},
 		{problem, `{"title": 7, "detail": "There is no invoice 7."}`, "There is no invoice 7.", "There is no invoice 7."},
 		{problem, `{"title": "Cut`, `{"title": "Cut`, ""},
-		{problem, `{"title": "` + strings.Repeat("x", 10_000) + `"}`, strings.Repeat("x", maxExcerpt-3) + "…", strings.Repeat("x", maxExcerpt-3) + "…"},
+		{problem, `{"title": "` + strings.Repeat("x", 10_000) + `"}`, strings.Repeat("x", post.MaxExcerpt-3) + "…", strings.Repeat("x", post.MaxExcerpt-3) + "…"},
 		{problem, `[]`, `[]`, ""},
 	} {
 		for _, policy := range every {
@@ -276,17 +279,17 @@ func TestEvidenceIsKept(t *testing.T) {
 				w.WriteHeader(http.StatusUnprocessableEntity)
 				_, _ = w.Write([]byte(c.body))
 			})
-			want := map[Excerpts]string{ExcerptsText: c.text, ExcerptsProblem: c.problem, ExcerptsNone: ""}[policy]
+			want := map[post.Excerpts]string{post.ExcerptsText: c.text, post.ExcerptsProblem: c.problem, post.ExcerptsNone: ""}[policy]
 			if want != "" {
 				want = ": " + want
 			}
-			v := exchangeWith(t, destinationOf(rc.URL, Wire{Excerpts: policy}, Egress{}))
-			if v.message != "422 Unprocessable Entity"+want {
-				t.Errorf("%s of %.60q: %.100q, want %.100q", policy, c.body, v.message, want)
+			v := exchangeWith(t, destinationOf(rc.URL, post.Wire{Excerpts: policy}, post.Egress{}))
+			if v.Message != "422 Unprocessable Entity"+want {
+				t.Errorf("%s of %.60q: %.100q, want %.100q", policy, c.body, v.Message, want)
 			}
 		}
 	}
-	if !slices.Contains(every, Wire{}.withDefaults(Egress{}).Excerpts) || (Wire{}).withDefaults(Egress{}).Excerpts != ExcerptsProblem {
+	if !slices.Contains(every, post.Destination{}.WithDefaults(post.Egress{}).Wire.Excerpts) || (post.Destination{}).WithDefaults(post.Egress{}).Wire.Excerpts != post.ExcerptsProblem {
 		t.Error("only what was written for its reader is kept by default")
 	}
 }

@@ -11,6 +11,9 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // Every way of writing an address that nobody may reach through the relay, and what is said of it. Some spellings a
@@ -27,100 +30,100 @@ func TestSecurityForbiddenAddresses(t *testing.T) {
 	resolver := resolverTo(t, func() netip.Addr { return netip.MustParseAddr("169.254.169.254") })
 	for _, c := range []struct {
 		host    string
-		want    Reason
+		want    policy.Reason
 		message string
 	}{
 		// Link-local, where clouds hand out credentials: AWS, Google, Azure, Oracle, OpenStack, DigitalOcean, Hetzner.
-		{"169.254.169.254", ReasonEgress, special},
-		{"169.254.170.2", ReasonEgress, special},
-		{"169.254.0.1", ReasonEgress, special},
-		{"169.254.169.254.", ReasonDNS, noName},
-		{"①⑥⑨.②⑤④.①⑥⑨.②⑤④", ReasonEgress, special},
-		{"１６９.254.169.254", ReasonEgress, special},
-		{"169。254。169。254", ReasonEgress, special},
-		{"169．254．169．254", ReasonEgress, special},
-		{"169｡254｡169｡254", ReasonEgress, special},
-		{"0xa9.254.169.254", ReasonEgress, special},
-		{"0XA9.0XFE.0XA9.0XFE", ReasonEgress, special},
-		{"0251.0376.0251.0376", ReasonDNS, noName},
-		{"2852039166", ReasonDNS, noName},
-		{"0xa9fea9fe", ReasonEgress, special},
-		{"169.16689662", ReasonDNS, noName},
-		{"[fe80::1]", ReasonEgress, special},
-		{"[fe80::a9fe:a9fe]", ReasonEgress, special},
-		{"[fe80::a9fe:a9fe%25lo]", ReasonEgress, special},
-		{"[febf::1]", ReasonEgress, special},
+		{"169.254.169.254", policy.ReasonEgress, special},
+		{"169.254.170.2", policy.ReasonEgress, special},
+		{"169.254.0.1", policy.ReasonEgress, special},
+		{"169.254.169.254.", policy.ReasonDNS, noName},
+		{"①⑥⑨.②⑤④.①⑥⑨.②⑤④", policy.ReasonEgress, special},
+		{"１６９.254.169.254", policy.ReasonEgress, special},
+		{"169。254。169。254", policy.ReasonEgress, special},
+		{"169．254．169．254", policy.ReasonEgress, special},
+		{"169｡254｡169｡254", policy.ReasonEgress, special},
+		{"0xa9.254.169.254", policy.ReasonEgress, special},
+		{"0XA9.0XFE.0XA9.0XFE", policy.ReasonEgress, special},
+		{"0251.0376.0251.0376", policy.ReasonDNS, noName},
+		{"2852039166", policy.ReasonDNS, noName},
+		{"0xa9fea9fe", policy.ReasonEgress, special},
+		{"169.16689662", policy.ReasonDNS, noName},
+		{"[fe80::1]", policy.ReasonEgress, special},
+		{"[fe80::a9fe:a9fe]", policy.ReasonEgress, special},
+		{"[fe80::a9fe:a9fe%25lo]", policy.ReasonEgress, special},
+		{"[febf::1]", policy.ReasonEgress, special},
 		// Metadata elsewhere.
-		{"168.63.129.16", ReasonEgress, metadataText},
-		{"[::ffff:168.63.129.16]", ReasonEgress, metadataText},
-		{"[64:ff9b::168.63.129.16]", ReasonEgress, metadataText},
-		{"100.100.100.200", ReasonEgress, metadataText},
-		{"[::ffff:100.100.100.200]", ReasonEgress, metadataText},
-		{"192.0.0.192", ReasonEgress, special},
-		{"[fd00:ec2::254]", ReasonEgress, metadataText},
-		{"[fd00:ec2::254%25lo]", ReasonEgress, metadataText},
-		{"[fd20:ce::254]", ReasonEgress, metadataText},
-		{"[fd00:c1::a9fe:a9fe]", ReasonEgress, metadataText},
-		{"[fd00:42::42]", ReasonEgress, metadataText},
+		{"168.63.129.16", policy.ReasonEgress, metadataText},
+		{"[::ffff:168.63.129.16]", policy.ReasonEgress, metadataText},
+		{"[64:ff9b::168.63.129.16]", policy.ReasonEgress, metadataText},
+		{"100.100.100.200", policy.ReasonEgress, metadataText},
+		{"[::ffff:100.100.100.200]", policy.ReasonEgress, metadataText},
+		{"192.0.0.192", policy.ReasonEgress, special},
+		{"[fd00:ec2::254]", policy.ReasonEgress, metadataText},
+		{"[fd00:ec2::254%25lo]", policy.ReasonEgress, metadataText},
+		{"[fd20:ce::254]", policy.ReasonEgress, metadataText},
+		{"[fd00:c1::a9fe:a9fe]", policy.ReasonEgress, metadataText},
+		{"[fd00:42::42]", policy.ReasonEgress, metadataText},
 		// An IPv4 address within an IPv6 one: mapped, compatible, translated, NAT64, 6to4, Teredo, ISATAP.
-		{"[::ffff:169.254.169.254]", ReasonEgress, special},
-		{"[::ffff:a9fe:a9fe]", ReasonEgress, special},
-		{"[0:0:0:0:0:ffff:a9fe:a9fe]", ReasonEgress, special},
-		{"[::FFFF:A9FE:A9FE]", ReasonEgress, special},
-		{"[::ffff:169.254.169.254%25lo]", ReasonEgress, "invalid host:port"},
-		{"[::169.254.169.254]", ReasonEgress, special},
-		{"[::127.0.0.1]", ReasonEgress, special},
-		{"[::ffff:0:169.254.169.254]", ReasonEgress, special},
-		{"[64:ff9b::a9fe:a9fe]", ReasonEgress, special},
-		{"[64:ff9b::10.0.0.1]", ReasonEgress, disguise},
-		{"[64:ff9b::127.0.0.1]", ReasonEgress, disguise},
-		{"[64:ff9b::100.64.0.1]", ReasonEgress, disguise},
-		{"[64:ff9b:1::a9fe:a9fe]", ReasonEgress, special},
-		{"[64:ff9b:1:ffff::8.8.8.8]", ReasonEgress, special},
-		{"[2002:a9fe:a9fe::1]", ReasonEgress, special},
-		{"[2002:7f00:1::]", ReasonEgress, special},
-		{"[2001:0:a9fe:a9fe::1]", ReasonEgress, special},
-		{"[2001:0:4136:e378:8000:63bf:5601:5601]", ReasonEgress, special},
-		{"[2606:4700::5efe:a9fe:a9fe]", ReasonEgress, disguise},
-		{"[2606:4700::200:5efe:10.0.0.1]", ReasonEgress, disguise},
-		{"[fd12::5efe:169.254.169.254]", ReasonEgress, disguise},
+		{"[::ffff:169.254.169.254]", policy.ReasonEgress, special},
+		{"[::ffff:a9fe:a9fe]", policy.ReasonEgress, special},
+		{"[0:0:0:0:0:ffff:a9fe:a9fe]", policy.ReasonEgress, special},
+		{"[::FFFF:A9FE:A9FE]", policy.ReasonEgress, special},
+		{"[::ffff:169.254.169.254%25lo]", policy.ReasonEgress, "invalid host:port"},
+		{"[::169.254.169.254]", policy.ReasonEgress, special},
+		{"[::127.0.0.1]", policy.ReasonEgress, special},
+		{"[::ffff:0:169.254.169.254]", policy.ReasonEgress, special},
+		{"[64:ff9b::a9fe:a9fe]", policy.ReasonEgress, special},
+		{"[64:ff9b::10.0.0.1]", policy.ReasonEgress, disguise},
+		{"[64:ff9b::127.0.0.1]", policy.ReasonEgress, disguise},
+		{"[64:ff9b::100.64.0.1]", policy.ReasonEgress, disguise},
+		{"[64:ff9b:1::a9fe:a9fe]", policy.ReasonEgress, special},
+		{"[64:ff9b:1:ffff::8.8.8.8]", policy.ReasonEgress, special},
+		{"[2002:a9fe:a9fe::1]", policy.ReasonEgress, special},
+		{"[2002:7f00:1::]", policy.ReasonEgress, special},
+		{"[2001:0:a9fe:a9fe::1]", policy.ReasonEgress, special},
+		{"[2001:0:4136:e378:8000:63bf:5601:5601]", policy.ReasonEgress, special},
+		{"[2606:4700::5efe:a9fe:a9fe]", policy.ReasonEgress, disguise},
+		{"[2606:4700::200:5efe:10.0.0.1]", policy.ReasonEgress, disguise},
+		{"[fd12::5efe:169.254.169.254]", policy.ReasonEgress, disguise},
 		// No host's own.
-		{"0.0.0.0", ReasonEgress, special},
-		{"0.1.2.3", ReasonEgress, special},
-		{"0", ReasonDNS, noName},
-		{"[::]", ReasonEgress, special},
-		{"[::ffff:0.0.0.0]", ReasonEgress, special},
-		{"192.0.0.1", ReasonEgress, special},
-		{"192.0.2.1", ReasonEgress, special},
-		{"192.88.99.1", ReasonEgress, special},
-		{"198.18.0.1", ReasonEgress, special},
-		{"198.51.100.1", ReasonEgress, special},
-		{"203.0.113.1", ReasonEgress, special},
-		{"224.0.0.1", ReasonEgress, special},
-		{"239.255.255.250", ReasonEgress, special},
-		{"240.0.0.1", ReasonEgress, special},
-		{"255.255.255.255", ReasonEgress, special},
-		{"[ff02::1]", ReasonEgress, special},
-		{"[2001:db8::1]", ReasonEgress, special},
-		{"[3fff::1]", ReasonEgress, special},
-		{"[fec0::1]", ReasonEgress, special},
-		{"[100::1]", ReasonEgress, special},
-		{"[5f00::1]", ReasonEgress, special},
+		{"0.0.0.0", policy.ReasonEgress, special},
+		{"0.1.2.3", policy.ReasonEgress, special},
+		{"0", policy.ReasonDNS, noName},
+		{"[::]", policy.ReasonEgress, special},
+		{"[::ffff:0.0.0.0]", policy.ReasonEgress, special},
+		{"192.0.0.1", policy.ReasonEgress, special},
+		{"192.0.2.1", policy.ReasonEgress, special},
+		{"192.88.99.1", policy.ReasonEgress, special},
+		{"198.18.0.1", policy.ReasonEgress, special},
+		{"198.51.100.1", policy.ReasonEgress, special},
+		{"203.0.113.1", policy.ReasonEgress, special},
+		{"224.0.0.1", policy.ReasonEgress, special},
+		{"239.255.255.250", policy.ReasonEgress, special},
+		{"240.0.0.1", policy.ReasonEgress, special},
+		{"255.255.255.255", policy.ReasonEgress, special},
+		{"[ff02::1]", policy.ReasonEgress, special},
+		{"[2001:db8::1]", policy.ReasonEgress, special},
+		{"[3fff::1]", policy.ReasonEgress, special},
+		{"[fec0::1]", policy.ReasonEgress, special},
+		{"[100::1]", policy.ReasonEgress, special},
+		{"[5f00::1]", policy.ReasonEgress, special},
 	} {
-		d := destinationOf("http://"+c.host+":1/latest/meta-data", Wire{}, Egress{})
+		d := destinationOf("http://"+c.host+":1/latest/meta-data", post.Wire{}, post.Egress{})
 		d.URL = "http://" + c.host + ":1/latest/meta-data"
-		e, err := newEndpoint(d, "")
+		e, err := post.NewEndpoint(d, "")
 		must(t, err)
-		dialer := Egress{}.dialer(patience)
+		dialer := post.Egress{}.Dialer(patience)
 		dialer.Resolver = resolver
-		e.transport.DialContext = dialer.DialContext
+		e.Transport.DialContext = dialer.DialContext
 		v := exchange(t, e)
-		t.Logf("%-40s %-7s %-7s %s", c.host, v.outcome, v.reason, v.message)
-		if v.outcome != Retry || v.reason != c.want || !strings.Contains(v.message, c.message) || v.statusCode != 0 {
-			t.Errorf("%s: %s %s %q, want %s %q", c.host, v.outcome, v.reason, v.message, c.want, c.message)
+		t.Logf("%-40s %-7s %-7s %s", c.host, v.Outcome, v.Reason, v.Message)
+		if v.Outcome != policy.Retry || v.Reason != c.want || !strings.Contains(v.Message, c.message) || v.StatusCode != 0 {
+			t.Errorf("%s: %s %s %q, want %s %q", c.host, v.Outcome, v.Reason, v.Message, c.want, c.message)
 		}
-		refused := Config{Destinations: []Destination{d}}.Validate()
-		if len(refused) == 0 && c.want != ReasonEgress {
+		refused := Config{Destinations: []post.Destination{d}}.Validate()
+		if len(refused) == 0 && c.want != policy.ReasonEgress {
 			t.Errorf("%s: the configuration takes it", c.host)
 		}
 	}
@@ -164,28 +167,28 @@ func TestSecurityAllowPrivate(t *testing.T) {
 	} {
 		address := netip.MustParseAddr(c.address)
 		for i, rule := range []struct {
-			egress Egress
+			egress post.Egress
 			want   bool
-		}{{Egress{}, c.everything}, {Egress{AllowPrivate: some}, c.some}, {Egress{AllowPrivate: networks()}, c.none}} {
+		}{{post.Egress{}, c.everything}, {post.Egress{AllowPrivate: some}, c.some}, {post.Egress{AllowPrivate: networks()}, c.none}} {
 			network := "tcp4"
 			if address.Is6() {
 				network = "tcp6"
 			}
-			err := rule.egress.control(t.Context(), network, netip.AddrPortFrom(address, 443).String(), nil)
-			if (err == nil) != rule.want || err != nil && errorReason(err) != ReasonEgress {
+			err := rule.egress.Control(t.Context(), network, netip.AddrPortFrom(address, 443).String(), nil)
+			if (err == nil) != rule.want || err != nil && policy.ErrorReason(err) != policy.ReasonEgress {
 				t.Errorf("%s under rule %d: %v", c.address, i, err)
 			}
 		}
 	}
-	if err := (Egress{AllowPrivate: some}).guard(netip.MustParseAddr("10.21.0.1")); err == nil || !strings.Contains(err.Error(), "10.21.0.1 is private and not within egress.allow_private") {
+	if err := (post.Egress{AllowPrivate: some}).Guard(netip.MustParseAddr("10.21.0.1")); err == nil || !strings.Contains(err.Error(), "10.21.0.1 is private and not within egress.allow_private") {
 		t.Errorf("%v", err)
 	}
 	rc := newReceiver(t, nil)
-	if v := exchangeWith(t, destinationOf(rc.URL, Wire{}, Egress{AllowPrivate: networks("10.0.0.0/8")})); v.reason != ReasonEgress {
-		t.Errorf("a destination outside: %s %q", v.reason, v.message)
+	if v := exchangeWith(t, destinationOf(rc.URL, post.Wire{}, post.Egress{AllowPrivate: networks("10.0.0.0/8")})); v.Reason != policy.ReasonEgress {
+		t.Errorf("a destination outside: %s %q", v.Reason, v.Message)
 	}
-	if v := exchangeWith(t, destinationOf(rc.URL, Wire{}, Egress{AllowPrivate: some})); v.outcome != Delivered {
-		t.Errorf("a destination inside: %s %q", v.reason, v.message)
+	if v := exchangeWith(t, destinationOf(rc.URL, post.Wire{}, post.Egress{AllowPrivate: some})); v.Outcome != policy.Delivered {
+		t.Errorf("a destination inside: %s %q", v.Reason, v.Message)
 	}
 }
 
@@ -197,36 +200,36 @@ func TestSecurityDNSRebinding(t *testing.T) {
 	must(t, err)
 	loopback := netip.MustParseAddr("127.0.0.1")
 	for _, c := range []struct {
-		egress Egress
+		egress post.Egress
 		second string
-		want   Reason
+		want   policy.Reason
 	}{
-		{Egress{}, "127.0.0.1", ReasonOK},
-		{Egress{}, "169.254.169.254", ReasonEgress},
-		{Egress{}, "168.63.129.16", ReasonEgress},
-		{Egress{}, "0.0.0.0", ReasonEgress},
-		{Egress{AllowPrivate: []netip.Prefix{netip.PrefixFrom(loopback, 32)}}, "127.0.0.2", ReasonEgress},
-		{Egress{AllowPrivate: []netip.Prefix{netip.PrefixFrom(loopback, 32)}}, "10.0.0.1", ReasonEgress},
+		{post.Egress{}, "127.0.0.1", policy.ReasonOK},
+		{post.Egress{}, "169.254.169.254", policy.ReasonEgress},
+		{post.Egress{}, "168.63.129.16", policy.ReasonEgress},
+		{post.Egress{}, "0.0.0.0", policy.ReasonEgress},
+		{post.Egress{AllowPrivate: []netip.Prefix{netip.PrefixFrom(loopback, 32)}}, "127.0.0.2", policy.ReasonEgress},
+		{post.Egress{AllowPrivate: []netip.Prefix{netip.PrefixFrom(loopback, 32)}}, "10.0.0.1", policy.ReasonEgress},
 	} {
 		var answer atomic.Pointer[netip.Addr]
 		answer.Store(&loopback)
-		e, err := newEndpoint(destinationOf("http://harmless.example.com:"+port+"/", Wire{}, c.egress), "")
+		e, err := post.NewEndpoint(destinationOf("http://harmless.example.com:"+port+"/", post.Wire{}, c.egress), "")
 		must(t, err)
-		dialer := c.egress.dialer(patience)
+		dialer := c.egress.Dialer(patience)
 		dialer.Resolver = resolverTo(t, func() netip.Addr { return *answer.Load() })
-		e.transport.DialContext = countWrites(dialer.DialContext)
-		if v := exchange(t, e); v.outcome != Delivered {
-			t.Errorf("before: %s %q", v.reason, v.message)
+		e.Transport.DialContext = post.CountWrites(dialer.DialContext)
+		if v := exchange(t, e); v.Outcome != policy.Delivered {
+			t.Errorf("before: %s %q", v.Reason, v.Message)
 		}
 		second := netip.MustParseAddr(c.second)
 		answer.Store(&second)
-		e.transport.CloseIdleConnections()
+		e.Transport.CloseIdleConnections()
 		v := exchange(t, e)
-		t.Logf("127.0.0.1, then %-16s %-9s %-7s %s", c.second, v.outcome, v.reason, v.message)
-		if v.reason != c.want {
-			t.Errorf("%s: %s %q, want %s", c.second, v.reason, v.message, c.want)
+		t.Logf("127.0.0.1, then %-16s %-9s %-7s %s", c.second, v.Outcome, v.Reason, v.Message)
+		if v.Reason != c.want {
+			t.Errorf("%s: %s %q, want %s", c.second, v.Reason, v.Message, c.want)
 		}
-		e.transport.CloseIdleConnections()
+		e.Transport.CloseIdleConnections()
 	}
 }
 
@@ -288,24 +291,24 @@ func TestConfiguredProxy(t *testing.T) {
 	var requests atomic.Int64
 	url := secureServer(t, ca.serverConfig(t), &requests)
 	p := newProxy(t, 0)
-	egress := Egress{Proxy: strings.Replace(p.URL, "http://", "http://user:pass@", 1)}
-	if v := exchangeWith(t, destinationOf(url, Wire{TLS: ca.trusts()}, egress)); v.outcome != Delivered {
-		t.Errorf("https: %s %q", v.reason, v.message)
+	egress := post.Egress{Proxy: strings.Replace(p.URL, "http://", "http://user:pass@", 1)}
+	if v := exchangeWith(t, destinationOf(url, post.Wire{TLS: ca.trusts()}, egress)); v.Outcome != policy.Delivered {
+		t.Errorf("https: %s %q", v.Reason, v.Message)
 	}
 	if want := "Basic " + base64.StdEncoding.EncodeToString([]byte("user:pass")); p.credential.Load() != want {
 		t.Errorf("the proxy got %v", p.credential.Load())
 	}
-	if v := exchangeWith(t, destinationOf(url, Wire{TLS: newAuthority(t).trusts()}, egress)); v.reason != ReasonTLS {
-		t.Errorf("another authority: %s %q", v.reason, v.message)
+	if v := exchangeWith(t, destinationOf(url, post.Wire{TLS: newAuthority(t).trusts()}, egress)); v.Reason != policy.ReasonTLS {
+		t.Errorf("another authority: %s %q", v.Reason, v.Message)
 	}
-	if v := exchangeWith(t, destinationOf("http://receiver.internal/", Wire{}, egress)); v.outcome != Delivered {
-		t.Errorf("http: %s %q", v.reason, v.message)
+	if v := exchangeWith(t, destinationOf("http://receiver.internal/", post.Wire{}, egress)); v.Outcome != policy.Delivered {
+		t.Errorf("http: %s %q", v.Reason, v.Message)
 	}
-	if v := exchangeWith(t, destinationOf(url, Wire{TLS: ca.trusts(), Proxy: NoProxy}, egress)); v.outcome != Delivered {
-		t.Errorf("none: %s %q", v.reason, v.message)
+	if v := exchangeWith(t, destinationOf(url, post.Wire{TLS: ca.trusts(), Proxy: post.NoProxy}, egress)); v.Outcome != policy.Delivered {
+		t.Errorf("none: %s %q", v.Reason, v.Message)
 	}
-	if v := exchangeWith(t, destinationOf(url, Wire{TLS: ca.trusts(), Proxy: p.URL}, Egress{Proxy: "http://127.0.0.1:1"})); v.outcome != Delivered {
-		t.Errorf("its own: %s %q", v.reason, v.message)
+	if v := exchangeWith(t, destinationOf(url, post.Wire{TLS: ca.trusts(), Proxy: p.URL}, post.Egress{Proxy: "http://127.0.0.1:1"})); v.Outcome != policy.Delivered {
+		t.Errorf("its own: %s %q", v.Reason, v.Message)
 	}
 	if p.connects.Load() != 3 || p.forwards.Load() != 1 || requests.Load() != 3 {
 		t.Errorf("%d connects, %d forwards, %d requests", p.connects.Load(), p.forwards.Load(), requests.Load())
@@ -318,22 +321,22 @@ func TestSecurityProxyThatRefuses(t *testing.T) {
 	const url = "https://receiver.internal/"
 	for name, c := range map[string]struct {
 		proxy   string
-		egress  Egress
-		want    Reason
+		egress  post.Egress
+		want    policy.Reason
 		message string
 	}{
-		"asks for a credential": {proxy: newProxy(t, 407).URL, want: ReasonConnect, message: "the proxy answered 407 Proxy Authentication Required"},
-		"does not allow it":     {proxy: newProxy(t, 403).URL, want: ReasonConnect, message: "the proxy answered 403 Forbidden"},
-		"cannot reach it":       {proxy: newProxy(t, 502).URL, want: ReasonConnect, message: "the proxy answered 502 Bad Gateway"},
-		"metadata":              {proxy: "http://169.254.169.254:80", want: ReasonEgress, message: "not a permitted destination"},
-		"private":               {proxy: newProxy(t, 0).URL, egress: Egress{AllowPrivate: []netip.Prefix{}}, want: ReasonEgress, message: "not within egress.allow_private"},
-		"nobody listens":        {proxy: "http://127.0.0.1:1", want: ReasonConnect, message: "connection refused"},
+		"asks for a credential": {proxy: newProxy(t, 407).URL, want: policy.ReasonConnect, message: "the proxy answered 407 Proxy Authentication Required"},
+		"does not allow it":     {proxy: newProxy(t, 403).URL, want: policy.ReasonConnect, message: "the proxy answered 403 Forbidden"},
+		"cannot reach it":       {proxy: newProxy(t, 502).URL, want: policy.ReasonConnect, message: "the proxy answered 502 Bad Gateway"},
+		"metadata":              {proxy: "http://169.254.169.254:80", want: policy.ReasonEgress, message: "not a permitted destination"},
+		"private":               {proxy: newProxy(t, 0).URL, egress: post.Egress{AllowPrivate: []netip.Prefix{}}, want: policy.ReasonEgress, message: "not within egress.allow_private"},
+		"nobody listens":        {proxy: "http://127.0.0.1:1", want: policy.ReasonConnect, message: "connection refused"},
 	} {
 		c.egress.Proxy = c.proxy
-		v := exchangeWith(t, destinationOf(url, Wire{}, c.egress))
-		t.Logf("%-22s %-7s %-8s %s", name, v.outcome, v.reason, v.message)
-		if v.outcome != Retry || v.reason != c.want || !strings.Contains(v.message, c.message) {
-			t.Errorf("%s: %s %s %q, want %s %q", name, v.outcome, v.reason, v.message, c.want, c.message)
+		v := exchangeWith(t, destinationOf(url, post.Wire{}, c.egress))
+		t.Logf("%-22s %-7s %-8s %s", name, v.Outcome, v.Reason, v.Message)
+		if v.Outcome != policy.Retry || v.Reason != c.want || !strings.Contains(v.Message, c.message) {
+			t.Errorf("%s: %s %s %q, want %s %q", name, v.Outcome, v.Reason, v.Message, c.want, c.message)
 		}
 	}
 }

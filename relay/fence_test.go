@@ -4,6 +4,9 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // While one relay's POST is in flight, nobody else sends the delivery, however often they look.
@@ -24,7 +27,7 @@ func TestClaimedDeliveriesAreNobodyElses(t *testing.T) {
 		t.Errorf("%d requests while the first is in flight", rc.total())
 	}
 	g.open()
-	a.settles(t, Delivered, 1)
+	a.settles(t, policy.Delivered, 1)
 }
 
 // The first relay's POST outlasts its lease; a second relay claims the delivery and is sending it when
@@ -65,7 +68,7 @@ func TestLateSettleChangesNothing(t *testing.T) {
 			a.stop()
 
 			second.open()
-			b.settles(t, Delivered, 1)
+			b.settles(t, policy.Delivered, 1)
 			if !row[bool](db, `SELECT status = 'delivered' AND attempts = 1 AND claim > $1 FROM outbox_delivery`, claim) || rc.total() != 2 {
 				t.Errorf("after %d requests: %s", rc.total(), row[string](db, `SELECT d::text FROM outbox_delivery d`))
 			}
@@ -80,13 +83,13 @@ func TestLateSettleChangesNothing(t *testing.T) {
 // A queue that outlasts its leases is given back unsent: sending it could overlap with whoever claims it next.
 func TestDeliveriesWithTooLittleLeaseAreNotSent(t *testing.T) {
 	t.Parallel()
-	d := Config{Destinations: []Destination{to("http://127.0.0.1:1/")}}.withDefaults().Destinations[0]
+	d := Config{Destinations: []post.Destination{to("http://127.0.0.1:1/")}}.withDefaults().Destinations[0]
 	l, err := laneTo(d)
 	must(t, err)
 	r := &Relay{taking: t.Context(), doing: t.Context()}
 	late := order()
 	late.leaseEnds = time.Now().Add(d.Timeout + sendMargin - time.Millisecond)
-	if v := r.attempt(l, &late); v.outcome != Hold || v.reason != ReasonLease || v.posted {
+	if v := first(r.attempt(l, &late), d.Responses); v.Outcome != policy.Hold || v.Reason != policy.ReasonLease || v.Posted {
 		t.Errorf("%+v", v)
 	}
 }
@@ -119,8 +122,8 @@ func TestHeldDeliveriesSpendNothing(t *testing.T) {
 	}
 	l.mu.Unlock()
 	g.open()
-	r.settles(t, Hold, 2)
-	r.settles(t, Delivered, 3)
+	r.settles(t, policy.Hold, 2)
+	r.settles(t, policy.Delivered, 3)
 	if rc.total() != 3 || row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 AND rescues = 0`) != 3 {
 		t.Errorf("%d requests", rc.total())
 	}
@@ -155,7 +158,7 @@ func TestFenceIsNotGivenOutTwiceAfterACrash(t *testing.T) {
 	if again.fence <= lost.fence {
 		t.Errorf("claimed as %d, and before the crash as %d", again.fence, lost.fence)
 	}
-	late := batch{settlements: []settlement{{delivery: lost, verdict: verdict{outcome: Delivered, posted: true}}}}
+	late := batch{settlements: []settlement{{delivery: lost, Decision: policy.Decision{Outcome: policy.Delivered, Result: policy.Result{Posted: true}}}}}
 	_, stale, err := s.settle(t.Context(), instance, &late)
 	if err != nil || stale != 1 || row[string](db.database, `SELECT status FROM outbox_delivery`) != "pending" {
 		t.Errorf("%d stale, %v", stale, err)

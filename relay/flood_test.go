@@ -8,6 +8,9 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // Whatever a receiver sends, the relay reads a bounded part of it and hangs up.
@@ -17,16 +20,16 @@ func TestSecurityFloodsAreCutOff(t *testing.T) {
 	chunk := bytes.Repeat([]byte("x"), 64<<10)
 	for name, c := range map[string]struct {
 		head    string
-		outcome Outcome
-		reason  Reason
+		outcome policy.Outcome
+		reason  policy.Reason
 	}{
-		"body of a 200":    {fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", flood), Delivered, ReasonOK},
-		"body of a 500":    {fmt.Sprintf("HTTP/1.1 500 No\r\nContent-Length: %d\r\n\r\n", flood), Retry, ReasonServerError},
-		"body to the end":  {"HTTP/1.1 400 No\r\n\r\n", Fail, ReasonRejected},
-		"one header":       {"HTTP/1.1 200 OK\r\nX: ", Retry, ReasonMalformed},
-		"status line":      {"HTTP/1.1 200 ", Retry, ReasonMalformed},
-		"instead of HTTP":  {"", Retry, ReasonMalformed},
-		"interim response": {"HTTP/1.1 103 Early Hints\r\nX: ", Retry, ReasonMalformed},
+		"body of a 200":    {fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", flood), policy.Delivered, policy.ReasonOK},
+		"body of a 500":    {fmt.Sprintf("HTTP/1.1 500 No\r\nContent-Length: %d\r\n\r\n", flood), policy.Retry, policy.ReasonServerError},
+		"body to the end":  {"HTTP/1.1 400 No\r\n\r\n", policy.Fail, policy.ReasonRejected},
+		"one header":       {"HTTP/1.1 200 OK\r\nX: ", policy.Retry, policy.ReasonMalformed},
+		"status line":      {"HTTP/1.1 200 ", policy.Retry, policy.ReasonMalformed},
+		"instead of HTTP":  {"", policy.Retry, policy.ReasonMalformed},
+		"interim response": {"HTTP/1.1 103 Early Hints\r\nX: ", policy.Retry, policy.ReasonMalformed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -47,8 +50,8 @@ func TestSecurityFloodsAreCutOff(t *testing.T) {
 			})
 			close(ready)
 			v := attemptAt(t, s.url)
-			if v.outcome != c.outcome || v.reason != c.reason || len(v.message) > maxMessage {
-				t.Errorf("%s %s, a message of %d bytes", v.outcome, v.reason, len(v.message))
+			if v.Outcome != c.outcome || v.Reason != c.reason || len(v.Message) > plain.MaxBytes {
+				t.Errorf("%s %s, a message of %d bytes", v.Outcome, v.Reason, len(v.Message))
 			}
 			within(t, "the end of the flood", done)
 			// What the relay did not read fills the sockets' buffers.
@@ -76,8 +79,8 @@ func TestSecurityGzipIsNotUnpacked(t *testing.T) {
 			_, _ = w.Write(bomb.Bytes())
 		})
 		v := attemptAt(t, rc.URL)
-		if v.statusCode != code || len(v.message) > maxMessage || strings.Contains(v.message, "BOMB") {
-			t.Errorf("%d: %.100q", v.statusCode, v.message)
+		if v.StatusCode != code || len(v.Message) > plain.MaxBytes || strings.Contains(v.Message, "BOMB") {
+			t.Errorf("%d: %.100q", v.StatusCode, v.Message)
 		}
 		if got := rc.all()[0].header.Get("Accept-Encoding"); got != "" {
 			t.Errorf("asked for %s", got)

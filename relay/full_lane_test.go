@@ -4,6 +4,9 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A claimer whose lanes are all full has nothing to do: it must wait for room, not ask again and again.
@@ -13,7 +16,7 @@ func TestClaimerWaitsWhileEveryLaneIsFull(t *testing.T) {
 	r := prepared(t, db.config(to("http://receiver.test/")))
 	r.session.set(1, true)
 	for c := range class(classes) {
-		r.lane("default").push(time.Now(), c, singly(make([]delivery, 2*DefaultLaneInFlight)))
+		r.lane("default").push(time.Now(), c, singly(make([]delivery, 2*post.DefaultLaneInFlight)))
 	}
 	for name, p := range map[string]pace{
 		"busy":    {poll: time.Second, lastWork: time.Now()},
@@ -44,5 +47,5 @@ func TestFullLaneGoesOnWhenThereIsRoom(t *testing.T) {
 	<-g.arrived
 	<-g.arrived
 	g.open()
-	r.settles(t, Delivered, 50)
+	r.settles(t, policy.Delivered, 50)
 }

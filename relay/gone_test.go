@@ -5,6 +5,9 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A 410 ends the sending at once, not when the queue is empty. One delivery fails, to tell; nothing else is lost, and all
@@ -24,7 +27,7 @@ func TestGoneFailsOne(t *testing.T) {
 	r := start(t, db.config(d))
 	becomes(db, true, `SELECT count(*) = 1 FROM outbox_destination WHERE paused`)
 	r.await(t, "an empty lane", func(o *observer) bool {
-		n := o.outcomes[Fail] + o.outcomes[Retry] + o.outcomes[Hold]
+		n := o.outcomes[policy.Fail] + o.outcomes[policy.Retry] + o.outcomes[policy.Hold]
 		return n > 0 && n == o.claimed
 	})
 	becomes(db, 0, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
@@ -37,7 +40,7 @@ func TestGoneFailsOne(t *testing.T) {
 	}
 	welcome.Store(true)
 	db.exec(`UPDATE outbox_destination SET paused = false, paused_reason = NULL, paused_at = NULL`)
-	r.settles(t, Delivered, 1999)
+	r.settles(t, policy.Delivered, 1999)
 	if n := row[int](db, failed); n != 1 {
 		t.Errorf("%d failed", n)
 	}
@@ -46,7 +49,7 @@ func TestGoneFailsOne(t *testing.T) {
 // While the pause is on its way into the database, nothing is claimed; what an earlier claim brings late is not sent.
 func TestLaneStaysPausedUntilALaterClaim(t *testing.T) {
 	t.Parallel()
-	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []Destination{to("http://receiver.test/")}})
+	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	l := r.lane("default")
 	if !l.pause() || l.pause() {
 		t.Error("the first 410 is not the only first")
@@ -59,7 +62,7 @@ func TestLaneStaysPausedUntilALaterClaim(t *testing.T) {
 	l.push(now, live, nil)
 	l.pauseWritten()
 	l.push(now, live, nil) // of the claim that was under way
-	if l.stopped() != ReasonPaused {
+	if l.stopped() != policy.ReasonPaused {
 		t.Error("an earlier claim resumed the lane")
 	}
 	if free, _ := l.room(now, DefaultLease); free[live] == 0 {

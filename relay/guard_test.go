@@ -1,9 +1,7 @@
 package relay
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"net/url"
 	"slices"
 	"strings"
@@ -11,12 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // The acceptance of the guard in figures: a copy of a database with a thousand pending events, under the configuration
@@ -49,7 +45,7 @@ func TestCopyOfAThousandEvents(t *testing.T) {
 				var told []int
 				n, err := ops.DiscardQuarantined(t.Context(), "", func(n int) { told = append(told, n) })
 				must(t, err)
-				if n != events+1 || !slices.Equal(told, []int{discardBatch, events + 1}) {
+				if n != events+1 || !slices.Equal(told, []int{1000, events + 1}) {
 					t.Errorf("discarded %d, told %v", n, told)
 				}
 				if n := row[int](copied, `SELECT count(*) FROM outbox_delivery WHERE status = 'discarded' AND last_reason = 'quarantined'`); n != events+1 {
@@ -63,12 +59,12 @@ func TestCopyOfAThousandEvents(t *testing.T) {
 			r.quarantined(t, 2)
 			if discard {
 				copied.insert(10, "new")
-				r.settles(t, Delivered, 10)
+				r.settles(t, policy.Delivered, 10)
 				if slices.ContainsFunc(rc.keys(), func(key string) bool { return !strings.HasPrefix(key, "new-") }) || rc.total() != 10 {
 					t.Errorf("sent %v", rc.keys())
 				}
 			} else {
-				r.settles(t, Delivered, events+1)
+				r.settles(t, policy.Delivered, events+1)
 				if rc.total() != events+1 {
 					t.Errorf("%d requests", rc.total())
 				}
@@ -77,7 +73,7 @@ func TestCopyOfAThousandEvents(t *testing.T) {
 			if err := report.Discardable(); err != nil {
 				t.Error(err)
 			}
-			if _, err := ops.DiscardQuarantined(t.Context(), "", nil); !errors.Is(err, ErrInUse) {
+			if _, err := ops.DiscardQuarantined(t.Context(), "", nil); !errors.Is(err, identity.ErrInUse) {
 				t.Errorf("discarding under a relay that works: %v", err)
 			}
 		})
@@ -110,7 +106,7 @@ func TestEnvironments(t *testing.T) {
 
 	ops := NewOps(db.pool)
 	for _, environment := range []string{"", "staging"} { // those who work keep it, whoever asks
-		if _, err := ops.AcceptIdentity(t.Context(), environment); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), "real") {
+		if _, err := ops.AcceptIdentity(t.Context(), environment); !errors.Is(err, identity.ErrInUse) || !strings.Contains(err.Error(), "real") {
 			t.Errorf("accepting %q while others work: %v", environment, err)
 		}
 	}
@@ -142,7 +138,9 @@ func TestDecisionReachesRelaysThatWork(t *testing.T) {
 	cfg := db.config(to("http://receiver.test/"))
 	cfg.Environment = "production"
 	r := preparedGuarded(t, cfg)
-	r.guard.interval = 0
+	guarding := r.guardConfig()
+	guarding.Interval = 0
+	r.guard = identity.NewGuard(guarding)
 	r.begin()
 	r.instance()
 	db.exec(`UPDATE outbox_identity SET environment = 'staging'`)
@@ -170,7 +168,7 @@ func TestPoolerThatLeadsToACopy(t *testing.T) {
 			}
 			r := startGuarded(t, cfg)
 			db.insert(10, "before")
-			r.settles(t, Delivered, 10)
+			r.settles(t, policy.Delivered, 10)
 			copied := db.dumped(pgtest.Start(t, localpg.Options{}).DSN(""))
 			copied.insert(50, "copy")
 			before := row[string](copied, written)
@@ -187,7 +185,7 @@ func TestPoolerThatLeadsToACopy(t *testing.T) {
 			l.lead(t, db.dsn)
 			l.cut()
 			db.insert(10, "after")
-			r.settles(t, Delivered, 20)
+			r.settles(t, policy.Delivered, 20)
 			if rc.total() != 20 {
 				t.Errorf("%d requests", rc.total())
 			}
@@ -238,7 +236,9 @@ func TestWitnessThatStartsLater(t *testing.T) {
 	cfg := known
 	cfg.Pool = settings(t, newLink(t, db.dsn).dsn)
 	early := preparedGuarded(t, cfg)
-	early.guard.grace = time.Hour
+	guarding := early.guardConfig()
+	guarding.Grace = time.Hour
+	early.guard = identity.NewGuard(guarding)
 	early.begin()
 	becomes(db, 1, `SELECT count(*) FROM outbox_relay WHERE quarantined IS NOT NULL`)
 	start(t, known).instance()
@@ -318,7 +318,7 @@ func TestCopyWithoutRelays(t *testing.T) {
 	untouched := newDatabase(t)
 	report, err = NewOps(untouched.pool).Identity(t.Context(), "")
 	must(t, err)
-	if report.Recorded != nil || report.Reason() != "" || !errors.Is(report.Discardable(), ErrNotQuarantined) {
+	if report.Recorded != nil || report.Reason() != "" || !errors.Is(report.Discardable(), identity.ErrNotQuarantined) {
 		t.Errorf("of a database that no relay has seen: %+v", report)
 	}
 }
@@ -332,38 +332,14 @@ func TestOriginalSeenFromElsewhere(t *testing.T) {
 	ops := NewOps(pgtest.Pool(t, newLink(t, db.dsn).dsn))
 	report, err := ops.Identity(t.Context(), "")
 	must(t, err)
-	if !onlyAddress(report.Differences) || report.Reason() != "" {
+	if len(report.Differences) != 1 || report.Differences[0].What != "address" || report.Reason() != "" {
 		t.Errorf("%+v", report)
 	}
-	if _, err := ops.DiscardQuarantined(t.Context(), "", nil); !errors.Is(err, ErrNotQuarantined) {
+	if _, err := ops.DiscardQuarantined(t.Context(), "", nil); !errors.Is(err, identity.ErrNotQuarantined) {
 		t.Errorf("discarding: %v", err)
 	}
 	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending'`); n != 5 {
 		t.Errorf("%d are pending", n)
-	}
-}
-
-// Batches walk on behind each other, leave out what is newer than their beginning, and come to an end.
-func TestDiscardInBatches(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t, "a", "b")
-	db.insert(10, "key")
-	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() + event_id * interval '1 hour', replay = event_id % 2 = 0`)
-	db.exec(`UPDATE outbox_delivery SET status = 'failed' WHERE event_id = 3`)
-	last := row[int64](db, `SELECT min(id) + 5 FROM outbox`)
-	at, total, batches := place{at: pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true}}, 0, 0
-	for more := true; more; batches++ {
-		var n int
-		var err error
-		at, n, more, err = discardPendingBatch(t.Context(), db.pool, at, last, 4)
-		must(t, err)
-		total += n
-	}
-	if total != 2*6-2 || batches != 3 {
-		t.Errorf("%d discarded in %d batches", total, batches)
-	}
-	if left := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND event_id > $1`, last); left != 2*4 {
-		t.Errorf("%d of the newer ones are left", left)
 	}
 }
 
@@ -416,55 +392,5 @@ func TestHeartbeatIsAWitness(t *testing.T) {
 	db.exec(`UPDATE outbox_relay SET heartbeat_at = now() WHERE name = 'pooled'`)
 	if reason := r.quarantined(t, 2); reason != "" {
 		t.Error(reason)
-	}
-}
-
-// What would be accepted, in words.
-func TestAcceptable(t *testing.T) {
-	t.Parallel()
-	recorded := &Identity{SystemIdentifier: 1, DatabaseOID: 2, Environment: "production", Addresses: []string{"old:5432/app"}}
-	found := Identity{SystemIdentifier: 3, DatabaseOID: 4, Timeline: 1, Addresses: []string{"laptop:15432/app"}}
-	named := found
-	named.Environment = "staging"
-	waiting := func(environments ...string) (all []QuarantinedRelay) {
-		for i, e := range environments {
-			all = append(all, QuarantinedRelay{Name: "r", Environment: e, Address: fmt.Sprintf("new-%d:5432/app", i)})
-		}
-		return all
-	}
-	for name, test := range map[string]struct {
-		report IdentityReport
-		want   string
-		err    error
-	}{
-		"nobody waits":                   {IdentityReport{Recorded: recorded, Found: found}, "production [laptop:15432/app]", nil},
-		"nothing is recorded":            {IdentityReport{Found: named}, "staging [laptop:15432/app]", nil},
-		"relays wait":                    {IdentityReport{Recorded: recorded, Found: found, Quarantined: waiting("", "")}, "production [new-0:5432/app new-1:5432/app]", nil},
-		"relays name their environment":  {IdentityReport{Recorded: recorded, Found: found, Quarantined: waiting("", "staging")}, "staging [new-0:5432/app new-1:5432/app]", nil},
-		"they do not agree":              {IdentityReport{Recorded: recorded, Found: found, Quarantined: waiting("a", "b")}, "", ErrEnvironments},
-		"one of them is meant":           {IdentityReport{Recorded: recorded, Found: named, Quarantined: waiting("a", "staging")}, "staging [new-1:5432/app]", nil},
-		"others work, the name is new":   {IdentityReport{Recorded: recorded, Found: named, Working: []string{"w"}}, "", ErrInUse},
-		"others work, under another URL": {IdentityReport{Recorded: recorded, Found: found, Working: []string{"w"}}, "production [laptop:15432/app old:5432/app]", nil},
-	} {
-		id, err := test.report.Acceptable()
-		if !errors.Is(err, test.err) || err == nil && strings.TrimSpace(id.Environment+" "+fmt.Sprint(id.Addresses)) != test.want {
-			t.Errorf("%s: %+v, %v", name, id, err)
-		}
-	}
-}
-
-// Hooks of the caller's pool are asked as well.
-func TestGuardKeepsTheCallersHooks(t *testing.T) {
-	t.Parallel()
-	refused := errors.New("refused")
-	g := &guard{}
-	for name, cfg := range map[string]*pgxpool.Config{
-		"an error":  {PrepareConn: func(_ context.Context, _ *pgx.Conn) (bool, error) { return true, refused }},
-		"a refusal": {BeforeAcquire: func(context.Context, *pgx.Conn) bool { return false }},
-	} {
-		g.watch(cfg, false)
-		if fit, err := cfg.PrepareConn(t.Context(), nil); fit && err == nil {
-			t.Errorf("%s: %v %v", name, fit, err)
-		}
 	}
 }

@@ -5,30 +5,27 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
-	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
-	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-// patience bounds every wait: who reaches it has waited for something that does not come. It measures nothing.
-const patience = time.Minute
+const days = 24 * time.Hour
 
-// eventually waits until done is true. It is for what no hook tells, such as what stands in the database.
+// patience bounds every wait.
+const patience = relaytest.Patience
+
 func eventually(t testing.TB, what string, done func() bool) {
 	t.Helper()
-	ticker := time.NewTicker(10 * time.Millisecond)
-	defer ticker.Stop()
-	deadline := time.After(patience)
-	for !done() {
-		select {
-		case <-ticker.C:
-		case <-deadline:
-			t.Fatalf("never came: %s", what)
-		}
-	}
+	relaytest.Eventually(t, what, done)
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	relaytest.Must(t, err)
 }
 
 // within fails the test if c does not close.
@@ -38,13 +35,6 @@ func within(t testing.TB, what string, c <-chan struct{}) {
 	case <-c:
 	case <-time.After(patience):
 		t.Fatalf("never came: %s", what)
-	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -59,76 +49,50 @@ type database struct {
 // newDatabase returns an outbox that routes everything to the given destinations, "default" if none is given.
 func newDatabase(t testing.TB, destinations ...string) *database {
 	t.Helper()
-	dsn := pgtest.New(t, migrations.Outbox)
-	db := &database{TB: t, dsn: dsn, pool: pgtest.Pool(t, dsn)}
+	fresh := relaytest.New(t, destinations...)
+	db := &database{TB: t, dsn: fresh.DSN, pool: fresh.Pool}
 	db.putPoolerBefore()
-	db.route(destinations...)
 	return db
+}
+
+// plain returns the database for the functions of relaytest.
+func (db *database) plain() *relaytest.Database {
+	return &relaytest.Database{TB: db.TB, DSN: db.dsn, Pool: db.pool}
 }
 
 func (db *database) route(destinations ...string) {
 	db.Helper()
-	if len(destinations) == 0 {
-		destinations = []string{"default"}
-	}
-	db.exec(`INSERT INTO outbox_route (pattern, destination) SELECT '*', unnest($1::text[])`, destinations)
-	db.exec(`DELETE FROM outbox_destination WHERE destination = ANY ($1) AND NOT paused AND breaker = 'closed'`, destinations) // nothing is parked
+	db.plain().Route(destinations...)
 }
 
 // exec runs a statement, or several without arguments, and returns how many rows the last one touched.
 func (db *database) exec(statement string, args ...any) int64 {
 	db.Helper()
-	tag, err := db.pool.Exec(db.Context(), statement, args...)
-	if err != nil {
-		db.Fatalf("%s: %v", statement, err)
-	}
-	return tag.RowsAffected()
+	return db.plain().Exec(statement, args...)
 }
 
 // insert adds n events of type "t" with the keys prefix-1 … prefix-n and a small payload.
 func (db *database) insert(n int, prefix string) {
 	db.Helper()
-	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key)
-		SELECT 't', '{"n": 1}', $1 || '-' || i FROM generate_series(1, $2) i`, prefix, n)
+	db.plain().Insert(n, prefix)
 }
 
 // rows returns the only column of every row.
 func rows[T any](db *database, query string, args ...any) []T {
 	db.Helper()
-	result, err := db.pool.Query(db.Context(), query, args...)
-	if err != nil {
-		db.Fatalf("%s: %v", query, err)
-	}
-	values, err := pgx.CollectRows(result, pgx.RowTo[T])
-	if err != nil {
-		db.Fatalf("%s: %v", query, err)
-	}
-	return values
+	return relaytest.Rows[T](db.plain(), query, args...)
 }
 
 // row returns the only column of the only row.
 func row[T any](db *database, query string, args ...any) T {
 	db.Helper()
-	values := rows[T](db, query, args...)
-	if len(values) != 1 {
-		db.Fatalf("%s: %d rows", query, len(values))
-	}
-	return values[0]
+	return relaytest.Row[T](db.plain(), query, args...)
 }
 
 // becomes waits until a query's only value is want.
 func becomes[T comparable](db *database, want T, query string, args ...any) {
 	db.Helper()
-	var got T
-	defer func() {
-		if got != want {
-			db.Logf("%s: got %v, want %v", query, got, want)
-		}
-	}()
-	eventually(db, query, func() bool {
-		got = row[T](db, query, args...)
-		return got == want
-	})
+	relaytest.Becomes(db.plain(), want, query, args...)
 }
 
 // settings parses the DSN for a relay.
@@ -140,14 +104,14 @@ func settings(t testing.TB, dsn string) *pgxpool.Config {
 }
 
 // config returns a configuration over the database that polls as often as is allowed.
-func (db *database) config(destinations ...Destination) Config {
+func (db *database) config(destinations ...post.Destination) Config {
 	db.Helper()
 	return Config{Pool: settings(db, db.dsn), Destinations: destinations, PollInterval: time.Second, Name: "test"}
 }
 
 // to returns a destination that retries at once, so that only the test of the schedule has to care about it.
-func to(url string) Destination {
-	return Destination{Name: "default", URL: url, Retry: RetryPolicy{Schedule: []time.Duration{time.Millisecond}}}
+func to(url string) post.Destination {
+	return post.Destination{Name: "default", URL: url, Retry: policy.RetryPolicy{Schedule: []time.Duration{time.Millisecond}}}
 }
 
 // A running relay is stopped, and has to stop without an error, when its test ends.
@@ -212,4 +176,9 @@ func (r *running) instance() int32 {
 		return alive
 	})
 	return instance
+}
+
+// first decides on the first attempt.
+func first(v policy.Result, moved policy.Responses) policy.Decision {
+	return policy.Decide(v, policy.Circumstances{Attempt: 1, Retry: policy.RetryPolicy{}.WithDefaults(), Responses: moved})
 }

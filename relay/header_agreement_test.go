@@ -14,6 +14,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/outbox"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // Plain SQL, Enqueue and the relay decide alike which headers an event may bring.
@@ -48,13 +49,13 @@ func TestSecurityReservedNamesAreReservedEverywhere(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"Content-Encoding", "content_encoding", "X-Outbox-Event-Type", "Webhook-Id", "webhook.id", "Host"} {
-		problems := Config{Destinations: []Destination{{Name: "default", URL: "http://receiver.test/", Headers: map[string]string{name: "x"}}}}.Validate()
+		problems := Config{Destinations: []post.Destination{{Name: "default", URL: "http://receiver.test/", Headers: map[string]string{name: "x"}}}}.Validate()
 		if len(problems) != 1 || !strings.Contains(problems[0].Error(), "is set by the relay or by HTTP itself") {
 			t.Errorf("%s of a destination: %v", name, problems)
 		}
 	}
 	for _, name := range []string{"Authorization", "Cookie", "X-Forwarded-Proto", "User-Agent"} { // are its owner's to set
-		if problems := (Config{Destinations: []Destination{{Name: "default", URL: "http://receiver.test/", Headers: map[string]string{name: "x"}}}}).Validate(); len(problems) != 0 {
+		if problems := (Config{Destinations: []post.Destination{{Name: "default", URL: "http://receiver.test/", Headers: map[string]string{name: "x"}}}}).Validate(); len(problems) != 0 {
 			t.Errorf("%s of a destination: %v", name, problems)
 		}
 	}
@@ -73,8 +74,8 @@ func TestSecurityOddNamesOfHeadersAreRefused(t *testing.T) {
 			t.Errorf("%q: plain SQL refuses it: %t, Enqueue: %t", name, bySQL, byEnqueue)
 		}
 		d := order()
-		d.event.headers, _ = json.Marshal(map[string]string{name: "from the event"})
-		req, err := requestOf(t, Destination{URL: "http://receiver.test/"}, d)
+		d.event.Headers, _ = json.Marshal(map[string]string{name: "from the event"})
+		req, err := requestOf(t, post.Destination{URL: "http://receiver.test/"}, d)
 		if err != nil {
 			continue // the event fails as invalid
 		}
@@ -201,8 +202,8 @@ func (db *database) refusesHeader(name string) (bySQL, byEnqueue, byRelay bool) 
 		must(db, err)
 	}
 	d := order()
-	d.event.headers = object
-	req, err := requestOf(db, Destination{URL: "http://receiver.test/"}, d)
+	d.event.Headers = object
+	req, err := requestOf(db, post.Destination{URL: "http://receiver.test/"}, d)
 	if err != nil {
 		return bySQL, byEnqueue, true
 	}

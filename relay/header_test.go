@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // What becomes of the headers that an event brings along, as plain SQL can write them.
@@ -59,12 +61,12 @@ func TestSecurityEventHeaderTable(t *testing.T) {
 		{"reserved, and unfit to be sent", `{"Cookie": "a\u0000b"}`, "", http.Header{"Cookie": nil}},
 	} {
 		d := order()
-		d.event.headers = []byte(c.headers)
-		req, err := requestOf(t, Destination{URL: "http://receiver.test/", Headers: map[string]string{"X-Tenant": "d"}}, d)
+		d.event.Headers = []byte(c.headers)
+		req, err := requestOf(t, post.Destination{URL: "http://receiver.test/", Headers: map[string]string{"X-Tenant": "d"}}, d)
 		if err != nil {
-			v := refuse(err)
-			t.Logf("%-34s %-9s %-14s %s", c.name, v.outcome, v.reason, v.message[:min(len(v.message), 100)])
-			if c.problem == "" || v.outcome != Fail || v.reason != ReasonInvalidEvent || v.posted || !strings.Contains(v.message, c.problem) {
+			v := first(post.Refused(err), policy.Responses{})
+			t.Logf("%-34s %-9s %-14s %s", c.name, v.Outcome, v.Reason, v.Message[:min(len(v.Message), 100)])
+			if c.problem == "" || v.Outcome != policy.Fail || v.Reason != policy.ReasonInvalidEvent || v.Posted || !strings.Contains(v.Message, c.problem) {
 				t.Errorf("%s: %+v, want %q", c.name, v, c.problem)
 			}
 			continue
@@ -85,9 +87,9 @@ func TestSecurityEventHeaderTable(t *testing.T) {
 func TestAuthorization(t *testing.T) {
 	t.Parallel()
 	token := "Bearer one"
-	destination := Destination{URL: "http://receiver.test/", Wire: Wire{Authorization: func() string { return token }}}
+	destination := post.Destination{URL: "http://receiver.test/", Wire: post.Wire{Authorization: func() string { return token }}}
 	d := order()
-	d.event.headers = []byte(`{"authorization": "Bearer event"}`)
+	d.event.Headers = []byte(`{"authorization": "Bearer event"}`)
 	for _, token = range []string{"Bearer one", "Bearer two"} {
 		req, err := requestOf(t, destination, d)
 		must(t, err)
@@ -103,13 +105,13 @@ func TestPayloadLimit(t *testing.T) {
 	d := order() // of 9 bytes
 	for limit, sent := range map[int64]bool{0: true, 10: true, 9: true, 8: false, 1: false} {
 		rc := newReceiver(t, nil)
-		destination := destinationOf(rc.URL, Wire{MaxPayloadBytes: limit}, Egress{})
+		destination := destinationOf(rc.URL, post.Wire{MaxPayloadBytes: limit}, post.Egress{})
 		v := exchangeWith(t, destination)
 		switch {
-		case sent && v.outcome != Delivered, !sent && (v.outcome != Fail || v.reason != ReasonTooLarge || v.posted), (rc.total() == 1) != sent:
-			t.Errorf("limit %d, %d bytes: %+v", limit, len(d.event.payload), v)
-		case !sent && !strings.Contains(v.message, "it has 9 bytes, and max_payload_bytes of "+destination.Name+" is "):
-			t.Errorf("%q", v.message)
+		case sent && v.Outcome != policy.Delivered, !sent && (v.Outcome != policy.Fail || v.Reason != policy.ReasonTooLarge || v.Posted), (rc.total() == 1) != sent:
+			t.Errorf("limit %d, %d bytes: %+v", limit, len(d.event.Payload), v)
+		case !sent && !strings.Contains(v.Message, "it has 9 bytes, and max_payload_bytes of "+destination.Name+" is "):
+			t.Errorf("%q", v.Message)
 		}
 	}
 }
@@ -117,12 +119,12 @@ func TestPayloadLimit(t *testing.T) {
 // Binary mode of CloudEvents 1.0, beside everything else.
 func TestCloudEvents(t *testing.T) {
 	t.Parallel()
-	destination := Destination{
+	destination := post.Destination{
 		URL: "http://receiver.test/", SigningSecrets: []webhook.Secret{secret(t, testSecret)},
-		Wire: Wire{Format: FormatCloudEvents, Source: "https://finance.internal/outbox?a=%20b"},
+		Wire: post.Wire{Format: post.FormatCloudEvents, Source: "https://finance.internal/outbox?a=%20b"},
 	}
 	d := order()
-	d.event.headers = []byte(`{"ce-id": "event", "CE-Subject": "event", "ce-sequence": "event", "ce-tenant": "extension", "traceparent": "t"}`)
+	d.event.Headers = []byte(`{"ce-id": "event", "CE-Subject": "event", "ce-sequence": "event", "ce-tenant": "extension", "traceparent": "t"}`)
 	req, err := requestOf(t, destination, d)
 	must(t, err)
 	want := http.Header{
@@ -131,20 +133,20 @@ func TestCloudEvents(t *testing.T) {
 		"Ce-Tenant": {"extension"}, "Traceparent": {"t"},
 	}
 	raw := order()
-	raw.event.headers = []byte(`{"traceparent": "t"}`)
+	raw.event.Headers = []byte(`{"traceparent": "t"}`)
 	plain := destination
-	plain.Wire = Wire{Format: FormatRaw}
+	plain.Wire = post.Wire{Format: post.FormatRaw}
 	rest, err := requestOf(t, plain, raw)
 	must(t, err)
 	maps.Copy(want, rest.Header) // signature and all: what is covered has not changed
 	if !maps.EqualFunc(req.Header, want, slices.Equal) {
 		t.Errorf("headers\n%v, want\n%v", req.Header, want)
 	}
-	if by, err := webhook.Verify(req.Header, d.event.payload, time.Unix(1_700_000_000, 0), time.Minute, secret(t, testSecret)); err != nil || by != webhook.VerifiedX1 {
+	if by, err := webhook.Verify(req.Header, d.event.Payload, time.Unix(1_700_000_000, 0), time.Minute, secret(t, testSecret)); err != nil || by != webhook.VerifiedX1 {
 		t.Errorf("verified %d, %v", by, err)
 	}
 
-	d.event.orderingKey, d.event.relatedReference = nil, nil
+	d.event.OrderingKey, d.event.RelatedReference = nil, nil
 	req, err = requestOf(t, destination, d)
 	must(t, err)
 	for _, name := range []string{"Ce-Subject", "Ce-Partitionkey", "Ce-Sequence"} {
@@ -153,11 +155,11 @@ func TestCloudEvents(t *testing.T) {
 		}
 	}
 	key, created := `a b"c%d~é`, pgtype.Timestamptz{Time: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), Valid: true}
-	if got := percentEncode(key); got != "a%20b%22c%25d~%C3%A9" {
+	if got := post.PercentEncode(key); got != "a%20b%22c%25d~%C3%A9" {
 		t.Errorf("%q is encoded as %s", key, got)
 	}
 	key = `inv 1 "x" 5%`
-	d.event.key, d.event.createdAt = &key, created
+	d.event.Key, d.event.CreatedAt = &key, created
 	req, err = requestOf(t, destination, d)
 	must(t, err)
 	if got := req.Header.Get("Ce-Id"); got != "inv%201%20%22x%22%205%25" || req.Header.Get("X-Idempotency-Key") != key {
@@ -168,7 +170,7 @@ func TestCloudEvents(t *testing.T) {
 	}
 
 	// With format raw, the headers of a producer that speaks CloudEvents itself arrive as they are.
-	d.event.headers = []byte(`{"ce-id": "event"}`)
+	d.event.Headers = []byte(`{"ce-id": "event"}`)
 	req, err = requestOf(t, plain, d)
 	must(t, err)
 	if req.Header.Get("Ce-Id") != "event" || req.Header.Get("Ce-Type") != "" {
@@ -183,7 +185,7 @@ func TestCloudEventsSequenceGrows(t *testing.T) {
 	for _, id := range []int64{1, 9, 10, 99, 100, 1 << 40, 1<<63 - 1} {
 		d := order()
 		d.eventID = id
-		req, err := requestOf(t, Destination{URL: "http://receiver.test/", Wire: Wire{Format: FormatCloudEvents, Source: "/s"}}, d)
+		req, err := requestOf(t, post.Destination{URL: "http://receiver.test/", Wire: post.Wire{Format: post.FormatCloudEvents, Source: "/s"}}, d)
 		must(t, err)
 		got := req.Header.Get("Ce-Sequence")
 		if got <= last {
@@ -199,7 +201,7 @@ func TestSecurityURLsAreFixed(t *testing.T) {
 	for _, url := range []string{
 		"http://receiver.test/{event_type}", "http://{host}/", "http://receiver.test/?k={{key}}", "http://receiver.test/${TYPE}",
 	} {
-		problems := Config{Destinations: []Destination{to(url)}}.Validate()
+		problems := Config{Destinations: []post.Destination{to(url)}}.Validate()
 		if len(problems) == 0 || !strings.Contains(problems[0].Text, "template") && !strings.Contains(problems[0].Text, "parse") && !strings.Contains(problems[0].Text, "host") {
 			t.Errorf("%s: %v", url, problems)
 		}
@@ -207,8 +209,8 @@ func TestSecurityURLsAreFixed(t *testing.T) {
 	d := order()
 	headers, err := json.Marshal(map[string]string{"Location": "http://169.254.169.254/", "X-Forwarded-Host": "elsewhere", "X-Original-Url": "/admin"})
 	must(t, err)
-	d.event.headers = headers
-	req, err := requestOf(t, Destination{URL: "http://receiver.test/hooks"}, d)
+	d.event.Headers = headers
+	req, err := requestOf(t, post.Destination{URL: "http://receiver.test/hooks"}, d)
 	must(t, err)
 	if req.URL.String() != "http://receiver.test/hooks" || req.Host != "receiver.test" || req.Header.Get("X-Forwarded-Host")+req.Header.Get("X-Original-Url") != "" {
 		t.Errorf("%s at %s: %v", req.URL, req.Host, req.Header)

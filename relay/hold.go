@@ -5,45 +5,46 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-// recordVerdict passes a verdict to breaker and flow, and turns a retry into a hold where the destination is at fault. It
-// reports whether the claimer has something to write, or to plan.
-func (l *lane) recordVerdict(now time.Time, event int64, v *verdict, took time.Duration) (changed bool) {
+// recordResult passes a result to breaker and flow. It reports whether the breaker blames the destination as a whole, and
+// whether the claimer has something to write, or to plan.
+func (l *lane) recordResult(now time.Time, event int64, v *policy.Result, took time.Duration) (atFault, changed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	write, pending := l.breaker.write, l.breaker.pending()
-	if l.breaker.recordVerdict(now, event, v, min(l.share, l.flow.concurrency())) && v.outcome == Retry {
-		v.outcome = Hold
-	}
-	if v.posted {
-		wait := min(v.retryAfter, l.destination.Retry.RetryAfterMax)
-		if v.reason == ReasonUnavailable && now.Sub(l.breaker.answered) < breakerAfter {
+	write, pending := l.breaker.Write, l.breaker.Pending()
+	atFault = l.breaker.RecordResult(now, event, v, min(l.share, l.flow.Concurrency()))
+	if v.Posted {
+		wait := min(v.RetryAfter, l.Destination.Retry.RetryAfterMax)
+		if v.Reason == policy.ReasonUnavailable && now.Sub(l.breaker.Answered) < policy.BreakerAfter {
 			wait = 0 // others are accepted: a conflict in its database, for instance, which concerns one event
 		}
-		l.flow.answered(now, v.reason, took, wait)
+		l.flow.Answered(now, v.Reason, took, wait)
 	}
-	return l.breaker.write != write || l.breaker.pending() != pending
+	return atFault, l.breaker.Write != write || l.breaker.Pending() != pending
 }
 
 // applyStates applies the states of destinations that a beat read, which began at the given time. A destination that is not
 // among them has a closed breaker and no evidence against it.
-func (r *Relay) applyStates(began time.Time, states []destinationState) {
+func (r *Relay) applyStates(began time.Time, states []policy.DestinationState) {
 	instance, _ := r.session.current()
 	now := time.Now()
 	changed := false
 	for _, l := range r.laneList() {
-		state := destinationState{destination: l.name, breaker: "closed"}
-		if i := slices.IndexFunc(states, func(s destinationState) bool { return s.destination == l.name }); i >= 0 {
+		state := policy.DestinationState{Destination: l.name, Breaker: "closed"}
+		if i := slices.IndexFunc(states, func(s policy.DestinationState) bool { return s.Destination == l.name }); i >= 0 {
 			state = states[i]
 		}
 		l.mu.Lock()
-		if state.remaining > l.implausible() {
-			state.remaining = 0
+		if state.Remaining > l.implausible() {
+			state.Remaining = 0
 		}
-		before := l.breaker.state
-		l.breaker.applyState(began, now, state, instance)
-		changed = changed || l.breaker.state != before
+		before := l.breaker.State
+		l.breaker.ApplyState(began, now, state, instance)
+		changed = changed || l.breaker.State != before
 		l.mu.Unlock()
 	}
 	if changed {
@@ -56,7 +57,7 @@ const lockedAgain = 2 * time.Second
 
 // implausible is a longer time than any relay gives a breaker: the database's clock must have been put back since.
 func (l *lane) implausible() time.Duration {
-	return 2 * max(l.breaker.policy.ProbeMax, l.destination.Timeout+tryHold)
+	return 2 * max(l.breaker.Policy.ProbeMax, l.Destination.Timeout+policy.TryHold)
 }
 
 // tendBreakers writes what the breakers of all lanes have decided, begins trials that are due, and plans when to do so again.
@@ -67,7 +68,7 @@ func (c *claimer) tendBreakers(now time.Time, instance int32) error {
 			continue
 		}
 		at, err := c.tendBreaker(l, now, instance)
-		if hasCode(err, lockNotAvailable) { // the other lanes must not wait for one row
+		if pg.HasCode(err, pg.LockNotAvailable) { // the other lanes must not wait for one row
 			c.relay.databaseError("breaker", err)
 			l.tend = time.Now().Add(lockedAgain)
 			at, err = l.tend, nil
@@ -82,53 +83,53 @@ func (c *claimer) tendBreakers(now time.Time, instance int32) error {
 	return nil
 }
 
-// tendBreaker does what is due about one breaker, and returns when to look again; zero: when a verdict changes it.
+// tendBreaker does what is due about one breaker, and returns when to look again; zero: when a result changes it.
 func (c *claimer) tendBreaker(l *lane, now time.Time, instance int32) (next time.Time, err error) {
 	l.mu.Lock()
 	b := l.breaker
-	hold := l.destination.Timeout + tryHold
-	turn := l.flow.turn(now)
+	hold := l.Destination.Timeout + policy.TryHold
+	turn := l.flow.Turn(now)
 	l.mu.Unlock()
 	switch {
-	case b.write == writeOpen:
+	case b.Write == policy.WriteOpen:
 		return c.openBreaker(l, b, instance)
-	case b.write == writeClosed:
+	case b.Write == policy.WriteClosed:
 		return time.Time{}, c.closeBreaker(l, instance)
-	case b.state == breakerOpen && now.Before(b.tryAt):
-		return b.tryAt, nil
-	case b.state == breakerOpen && turn > 0:
+	case b.State == policy.BreakerOpen && now.Before(b.TryAt):
+		return b.TryAt, nil
+	case b.State == policy.BreakerOpen && turn > 0:
 		return now.Add(turn), nil // the lane's rate allows no request yet; another relay may try meanwhile
-	case b.state == breakerOpen:
+	case b.State == policy.BreakerOpen:
 		return c.tryBreaker(l, now, instance, hold)
-	case b.state == breakerHalfOpen && b.until.Sub(now) < hold/2:
+	case b.State == policy.BreakerHalfOpen && b.Until.Sub(now) < hold/2:
 		return time.Time{}, c.renewTrial(l, now, instance, hold)
-	case b.state == breakerHalfOpen && turn == 0 && !l.busy() && !l.walked(now):
+	case b.State == policy.BreakerHalfOpen && turn == 0 && !l.busy() && !l.walked(now):
 		return now, nil
-	case b.state == breakerHalfOpen:
-		return b.until.Add(-hold / 2), nil
-	case b.unwritten != 0 && now.Before(b.writeAt):
-		return b.writeAt, nil
-	case b.unwritten != 0:
+	case b.State == policy.BreakerHalfOpen:
+		return b.Until.Add(-hold / 2), nil
+	case b.Unwritten != 0 && now.Before(b.WriteAt):
+		return b.WriteAt, nil
+	case b.Unwritten != 0:
 		return time.Time{}, c.recordEvidence(l, b)
 	}
 	return time.Time{}, nil
 }
 
 // openBreaker writes that a breaker has opened, and returns when its first or next trial is due.
-func (c *claimer) openBreaker(l *lane, b breaker, instance int32) (next time.Time, err error) {
+func (c *claimer) openBreaker(l *lane, b policy.Breaker, instance int32) (next time.Time, err error) {
 	r := c.relay
 	wait, probes, err := r.store.openBreaker(r.settling, l.name, instance, b)
 	if err != nil {
 		return time.Time{}, err
 	}
 	l.mu.Lock()
-	l.breaker.opened(time.Now(), wait)
+	l.breaker.Opened(time.Now(), wait)
 	l.mu.Unlock()
 	level := zerolog.WarnLevel
 	if probes > 0 { // news once; each probe has its attempt's line
 		level = zerolog.DebugLevel
 	}
-	r.cfg.Log.WithLevel(level).Str("destination", l.name).Str("error", b.cause).Int("failed_probes", probes).
+	r.cfg.Log.WithLevel(level).Str("destination", l.name).Str("error", b.Cause).Int("failed_probes", probes).
 		Int64("next_probe_in_ms", wait.Milliseconds()).Msg("breaker open: deliveries are held, and spend no attempts")
 	signal(r.alerts)
 	return time.Now().Add(wait), nil
@@ -141,8 +142,8 @@ func (c *claimer) closeBreaker(l *lane, instance int32) error {
 		return err
 	}
 	l.mu.Lock()
-	if l.breaker.write == writeClosed {
-		l.breaker.write, l.breaker.since = writeNothing, time.Now()
+	if l.breaker.Write == policy.WriteClosed {
+		l.breaker.Write, l.breaker.Since = policy.WriteNothing, time.Now()
 	}
 	l.mu.Unlock()
 	r.cfg.Log.Info().Str("destination", l.name).Msg("breaker closed: nothing is held any more")
@@ -165,11 +166,11 @@ func (c *claimer) tryBreaker(l *lane, now time.Time, instance int32, hold time.D
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !taken { // nothing that waits is due, or another relay was first, as the next beat will show
-		l.breaker.tryAt = now.Add(r.cfg.PollInterval)
-		return l.breaker.tryAt, nil
+		l.breaker.TryAt = now.Add(r.cfg.PollInterval)
+		return l.breaker.TryAt, nil
 	}
-	l.breaker.events = events
-	l.breaker.try(time.Now(), hold)
+	l.breaker.Events = events
+	l.breaker.Try(time.Now(), hold)
 	for i := range l.walks { // each probe goes on behind the one before it, then at the front: another delivery may pass
 		w := &l.walks[i]
 		w.due, w.again = time.Time{}, w.position != (keyset{})
@@ -183,9 +184,9 @@ func (c *claimer) tryBreaker(l *lane, now time.Time, instance int32, hold time.D
 func (c *claimer) renewTrial(l *lane, now time.Time, instance int32, hold time.Duration) error {
 	busy := l.busy()
 	l.mu.Lock()
-	vain := l.breaker.state == breakerHalfOpen && !l.breaker.accepted && !busy && l.flow.turn(now) == 0
+	vain := l.breaker.State == policy.BreakerHalfOpen && !l.breaker.Accepted && !busy && l.flow.Turn(now) == 0
 	if vain {
-		l.breaker.close(now)
+		l.breaker.Close(now)
 	}
 	l.mu.Unlock()
 	if vain {
@@ -197,19 +198,19 @@ func (c *claimer) renewTrial(l *lane, now time.Time, instance int32, hold time.D
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.breaker.state == breakerHalfOpen {
-		l.breaker.until = now.Add(hold)
+	if l.breaker.State == policy.BreakerHalfOpen {
+		l.breaker.Until = now.Add(hold)
 		if !held {
-			l.breaker.enter(now, breakerOpen)
-			l.breaker.tryAt = now.Add(hold)
+			l.breaker.Enter(now, policy.BreakerOpen)
+			l.breaker.TryAt = now.Add(hold)
 		}
 	}
 	return nil
 }
 
 // recordEvidence writes what this relay adds to the evidence against a destination, and learns what all relays hold.
-func (c *claimer) recordEvidence(l *lane, b breaker) error {
-	failures, events, closed, err := c.relay.store.recordEvidence(c.relay.settling, l.name, b.unwritten, b.events)
+func (c *claimer) recordEvidence(l *lane, b policy.Breaker) error {
+	failures, events, closed, err := c.relay.store.recordEvidence(c.relay.settling, l.name, b.Unwritten, b.Events)
 	if err != nil {
 		return err
 	}
@@ -218,7 +219,7 @@ func (c *claimer) recordEvidence(l *lane, b breaker) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.breaker.evidenceRecorded(time.Now(), b.unwritten, failures, events)
+	l.breaker.EvidenceRecorded(time.Now(), b.Unwritten, failures, events)
 	return nil
 }
 
@@ -229,8 +230,8 @@ func (l *lane) tried(now time.Time) (ended bool) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.breaker.state == breakerHalfOpen && l.breaker.accepted {
-		l.breaker.close(now)
+	if l.breaker.State == policy.BreakerHalfOpen && l.breaker.Accepted {
+		l.breaker.Close(now)
 		return true
 	}
 	return false

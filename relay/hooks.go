@@ -1,6 +1,13 @@
 package relay
 
-import "time"
+import (
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/watch"
+)
 
 // Hooks observe a relay: metrics hang on them, and tests wait on them. Every field may be nil. Hooks run on the relay's
 // own goroutines, several at a time: they must be safe for concurrent use and return at once.
@@ -10,7 +17,7 @@ type Hooks struct {
 	// Attempted follows every POST, before its outcome is settled.
 	Attempted func(Attempt)
 	// Settled follows every batch of outcomes that the database has taken.
-	Settled func(destination string, outcome Outcome, reason Reason, deliveries int)
+	Settled func(destination string, outcome policy.Outcome, reason policy.Reason, deliveries int)
 	// StaleSettle follows outcomes that came too late: another relay had claimed the delivery meanwhile.
 	StaleSettle func(deliveries int)
 	// Rescued follows the end of a dead relay's claims, which other relays may make from then on.
@@ -20,11 +27,11 @@ type Hooks struct {
 	// Idle follows each declaration that this relay has nothing to do.
 	Idle func()
 	// Archived follows every batch of a retention run, with what that batch moved or removed.
-	Archived func(batch ArchiveResult)
+	Archived func(batch archive.Result)
 	// Notified follows every alert that reached a channel, or failed to (err is not nil).
-	Notified func(channel string, alert Alert, err error)
+	Notified func(channel string, alert alert.Alert, err error)
 	// Watched follows every look around the database, whether this relay took it or another one did.
-	Watched func(Watch)
+	Watched func(watch.Watch)
 	// Quarantined follows the discovery that this is not the database that relays were accepted on, with what differs, and
 	// the end of that, with an empty reason.
 	Quarantined func(reason string)
@@ -40,8 +47,8 @@ type Attempt struct {
 	Destination string
 	Number      int // 1 for the first
 	StatusCode  int // 0 without a response
-	Outcome     Outcome
-	Reason      Reason
+	Outcome     policy.Outcome
+	Reason      policy.Reason
 	Duration    time.Duration
 }
 

@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // BenchmarkHotKeys drains events over two ordering keys beside a lane without keys that gets a steady trickle: while vacuum is
@@ -74,7 +76,7 @@ func drainHotKeys(b *testing.B, events, failed int, pinned bool) {
 		}
 	}))
 	defer receiver.Close()
-	cfg := db.config(Destination{Name: "hot", URL: receiver.URL, OnFailure: SkipFailed}, Destination{Name: "beside", URL: receiver.URL})
+	cfg := db.config(post.Destination{Name: "hot", URL: receiver.URL, OnFailure: policy.SkipFailed}, post.Destination{Name: "beside", URL: receiver.URL})
 	cfg.Routes = []Route{{"t", []string{"hot"}}, {"to.1", []string{"beside"}}}
 	r := start(b, cfg)
 	r.instance()

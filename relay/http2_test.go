@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // Frames of HTTP/2 (RFC 9113), as far as the tests speak it.
@@ -115,16 +117,16 @@ func TestHTTP2ServersThatTurnAway(t *testing.T) {
 	for name, c := range map[string]struct {
 		// second answers the second request; every other one is accepted.
 		second func(c h2Conn, stream uint32) bool
-		want   Reason
+		want   policy.Reason
 	}{
-		"accepts":                           {func(c h2Conn, stream uint32) bool { c.accept(stream); return true }, ReasonOK},
-		"refuses the stream":                {func(c h2Conn, stream uint32) bool { c.refuse(stream); return true }, ReasonNetwork},
-		"goes away before the stream":       {func(c h2Conn, stream uint32) bool { c.goAway(stream - 2); return true }, ReasonNetwork},
-		"goes away before it, and hangs up": {func(c h2Conn, stream uint32) bool { c.goAway(stream - 2); return false }, ReasonNetwork},
-		"goes away and accepts":             {func(c h2Conn, stream uint32) bool { c.goAway(stream); c.accept(stream); return true }, ReasonOK},
-		"accepts and goes away":             {func(c h2Conn, stream uint32) bool { c.accept(stream); c.goAway(stream); return c.clientLeft() }, ReasonOK},
-		"accepts, then resets":              {func(c h2Conn, stream uint32) bool { c.accept(stream); c.refuse(stream); return true }, ReasonOK},
-		"hangs up":                          {func(h2Conn, uint32) bool { return false }, ReasonNetwork},
+		"accepts":                           {func(c h2Conn, stream uint32) bool { c.accept(stream); return true }, policy.ReasonOK},
+		"refuses the stream":                {func(c h2Conn, stream uint32) bool { c.refuse(stream); return true }, policy.ReasonNetwork},
+		"goes away before the stream":       {func(c h2Conn, stream uint32) bool { c.goAway(stream - 2); return true }, policy.ReasonNetwork},
+		"goes away before it, and hangs up": {func(c h2Conn, stream uint32) bool { c.goAway(stream - 2); return false }, policy.ReasonNetwork},
+		"goes away and accepts":             {func(c h2Conn, stream uint32) bool { c.goAway(stream); c.accept(stream); return true }, policy.ReasonOK},
+		"accepts and goes away":             {func(c h2Conn, stream uint32) bool { c.accept(stream); c.goAway(stream); return c.clientLeft() }, policy.ReasonOK},
+		"accepts, then resets":              {func(c h2Conn, stream uint32) bool { c.accept(stream); c.refuse(stream); return true }, policy.ReasonOK},
+		"hangs up":                          {func(h2Conn, uint32) bool { return false }, policy.ReasonNetwork},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -137,14 +139,14 @@ func TestHTTP2ServersThatTurnAway(t *testing.T) {
 				conn.accept(stream)
 				return true
 			})
-			e, err := newEndpoint(destinationOf("https"+s.url[len("http"):], Wire{TLS: ca.trusts()}, Egress{}), "")
+			e, err := post.NewEndpoint(destinationOf("https"+s.url[len("http"):], post.Wire{TLS: ca.trusts()}, post.Egress{}), "")
 			must(t, err)
-			defer e.transport.CloseIdleConnections()
-			for attempt, want := range []Reason{ReasonOK, c.want, ReasonOK, ReasonOK} {
+			defer e.Transport.CloseIdleConnections()
+			for attempt, want := range []policy.Reason{policy.ReasonOK, c.want, policy.ReasonOK, policy.ReasonOK} {
 				v := exchange(t, e)
-				t.Logf("%-34s %d %-9s %-8s %s", name, attempt+1, v.outcome, v.reason, v.message)
-				if v.reason != want || !v.posted || s.requests.Load() != int64(attempt+1) {
-					t.Errorf("attempt %d: %s %q, want %s; %d requests so far", attempt+1, v.reason, v.message, want, s.requests.Load())
+				t.Logf("%-34s %d %-9s %-8s %s", name, attempt+1, v.Outcome, v.Reason, v.Message)
+				if v.Reason != want || !v.Posted || s.requests.Load() != int64(attempt+1) {
+					t.Errorf("attempt %d: %s %q, want %s; %d requests so far", attempt+1, v.Reason, v.Message, want, s.requests.Load())
 				}
 				if attempt == 1 {
 					<-done
@@ -183,21 +185,21 @@ func TestHTTP2WithFewStreams(t *testing.T) {
 			s.TLS = &tls.Config{Certificates: []tls.Certificate{ca.issue(t, nil)}}
 			s.StartTLS()
 			t.Cleanup(s.Close)
-			e, err := newEndpoint(destinationOf(s.URL, Wire{TLS: ca.trusts()}, Egress{}), "")
+			e, err := post.NewEndpoint(destinationOf(s.URL, post.Wire{TLS: ca.trusts()}, post.Egress{}), "")
 			must(t, err)
-			defer e.transport.CloseIdleConnections()
-			reasons := map[Reason]int{}
+			defer e.Transport.CloseIdleConnections()
+			reasons := map[policy.Reason]int{}
 			for id, v := range exchangeMany(t, e, c.senders, c.attempts) {
-				if n := seen[id].Load(); n > 1 || (v.outcome == Delivered) != (n == 1) || !v.posted {
+				if n := seen[id].Load(); n > 1 || (v.Outcome == policy.Delivered) != (n == 1) || !v.Posted {
 					t.Errorf("event %d arrived %d times: %+v", id, n, v)
 				}
-				reasons[v.reason]++
-				if v.reason != ReasonOK && v.reason != ReasonNetwork {
-					t.Errorf("%s %q", v.reason, v.message)
+				reasons[v.Reason]++
+				if v.Reason != policy.ReasonOK && v.Reason != policy.ReasonNetwork {
+					t.Errorf("%s %q", v.Reason, v.Message)
 				}
 			}
 			t.Logf("%d streams, %d senders, %d attempts over %d connections: %v", c.streams, c.senders, c.attempts, connections.Load(), reasons)
-			if other.Load() > 0 || reasons[ReasonOK] == 0 || reasons[ReasonNetwork] > c.refused {
+			if other.Load() > 0 || reasons[policy.ReasonOK] == 0 || reasons[policy.ReasonNetwork] > c.refused {
 				t.Errorf("%v", reasons)
 			}
 		})

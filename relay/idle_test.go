@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // armed is true while relays want to be notified.
@@ -25,7 +28,7 @@ func TestIdleRelayIsArmed(t *testing.T) {
 	for round := 1; round <= 2; round++ {
 		becomes(db, true, armed)
 		db.insert(1, "round"+string(rune('0'+round)))
-		r.settles(t, Delivered, round)
+		r.settles(t, policy.Delivered, round)
 	}
 	becomes(db, true, armed)
 }
@@ -60,17 +63,18 @@ func TestIdleRelayStaysArmed(t *testing.T) {
 // sessionOf runs nothing of a relay but its session: what wakes up stays in the channel.
 func sessionOf(t testing.TB, cfg Config) *Relay {
 	t.Helper()
-	return sessionThrough(t, cfg, func(pool executor) executor { return pool })
+	return sessionThrough(t, cfg, func(pool pg.Pool) pg.Pool { return pool })
 }
 
 // sessionThrough is sessionOf with something between the store and the pool, which the session sees from the beginning.
-func sessionThrough(t testing.TB, cfg Config, through func(executor) executor) *Relay {
+func sessionThrough(t testing.TB, cfg Config, through func(pg.Pool) pg.Pool) *Relay {
 	t.Helper()
 	r, err := New(cfg)
 	must(t, err)
 	pool, err := pgxpool.NewWithConfig(t.Context(), r.poolConfig())
 	must(t, err)
 	r.pool, r.store, r.chores = pool, &store{pool: through(pool)}, &store{pool: pool}
+	r.watcher.DB = pool
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { r.session.run(ctx) })

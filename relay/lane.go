@@ -4,6 +4,9 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A lane is the deliveries of one destination on their way through this relay: queues that the claimer fills and senders
@@ -23,16 +26,16 @@ type lane struct {
 	tend      time.Time // when to look at the breaker again, after another session had locked its row
 
 	mu sync.Mutex
-	*endpoint
+	*post.Endpoint
 	queues  [classes]queue
 	senders int
 	share   int // of the relay's capacity
-	flow    flow
-	breaker breaker
+	flow    policy.Flow
+	breaker policy.Breaker
 	keys    orderingKeys
 	perPost time.Duration // how long a delivery takes a sender, as a moving average; 0: unknown
 	settled int           // since the rate was last measured
-	rate    throughput
+	rate    policy.Throughput
 	// gone is set by a 410, until something is claimed again although the destination was paused: it was resumed.
 	gone     bool
 	pausedAt time.Time // when the pause was in the database; zero: it is not
@@ -95,18 +98,18 @@ const (
 )
 
 // newLane returns the lane of an endpoint.
-func newLane(e *endpoint) *lane {
-	d := e.destination
+func newLane(e *post.Endpoint) *lane {
+	d := e.Destination
 	return &lane{
-		name: d.Name, endpoint: e, share: d.MaxInFlight,
-		flow: newFlow(d.MaxInFlight, d.RateLimit), breaker: breaker{policy: d.Breaker},
+		name: d.Name, Endpoint: e, share: d.MaxInFlight,
+		flow: policy.NewFlow(d.MaxInFlight, d.RateLimit), breaker: policy.Breaker{Policy: d.Breaker},
 	}
 }
 
 // limit is how many senders the lane may have.
 func (l *lane) limit() int {
-	limit := min(l.share, l.flow.concurrency())
-	if trying, allowed := l.breaker.trying(); trying {
+	limit := min(l.share, l.flow.Concurrency())
+	if trying, allowed := l.breaker.Trying(); trying {
 		limit = min(limit, allowed)
 	}
 	return limit
@@ -116,8 +119,8 @@ func (l *lane) limit() int {
 func (l *lane) state() LaneState {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := LaneState{Destination: l.name, Concurrency: l.limit(), RateLimit: l.flow.paced(), Breaker: l.breaker.state.String()}
-	if l.breaker.holding() {
+	s := LaneState{Destination: l.name, Concurrency: l.limit(), RateLimit: l.flow.Paced(), Breaker: l.breaker.State.String()}
+	if l.breaker.Holding() {
 		s.Concurrency = 0
 	}
 	return s
@@ -140,14 +143,14 @@ func (l *lane) show(now time.Time, hook func(LaneState)) {
 func (l *lane) room(now time.Time, lease time.Duration) (free [classes]int, worthwhile bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.removed || l.gone && l.pausedAt.IsZero() || l.breaker.holding() {
+	if l.removed || l.gone && l.pausedAt.IsZero() || l.breaker.Holding() {
 		return free, false // what a claim brought now would be given back, and claimed again
 	}
 	limit := l.limit()
 	target := limit
-	perSecond, known := l.rate.measure(now, l.settled)
+	perSecond, known := l.rate.Measure(now, l.settled)
 	l.settled = 0
-	trying, _ := l.breaker.trying()
+	trying, _ := l.breaker.Trying()
 	ahead := l.ahead(lease)
 	switch {
 	case trying:
@@ -155,10 +158,10 @@ func (l *lane) room(now time.Time, lease time.Duration) (free [classes]int, wort
 	case known:
 		target += max(0, min(maxTaken-limit, int(perSecond*min(fillAhead, ahead).Seconds())))
 		// One at least, or a lane of one sender would be out of live deliveries whenever it has sent one.
-		if target == limit && l.perPost < ahead && (l.flow.paced() == 0 || l.flow.paced()*ahead.Seconds() > 1) {
+		if target == limit && l.perPost < ahead && (l.flow.Paced() == 0 || l.flow.Paced()*ahead.Seconds() > 1) {
 			target++
 		}
-	case l.flow.paced() == 0:
+	case l.flow.Paced() == 0:
 		target *= 2
 	}
 	most := 0
@@ -171,7 +174,7 @@ func (l *lane) room(now time.Time, lease time.Duration) (free [classes]int, wort
 
 // ahead is how long something claimed may wait before it is sent: half of what the lease leaves.
 func (l *lane) ahead(lease time.Duration) time.Duration {
-	return (lease - l.destination.Timeout - sendMargin) / 2
+	return (lease - l.Destination.Timeout - sendMargin) / 2
 }
 
 // early returns when the next claim makes sense: when the receiver has asked to wait until then, or when a claim made now
@@ -179,10 +182,10 @@ func (l *lane) ahead(lease time.Duration) time.Duration {
 func (l *lane) early(now time.Time, lease time.Duration) (until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if now.Before(l.flow.reopens) {
-		return l.flow.reopens
+	if now.Before(l.flow.Reopens) {
+		return l.flow.Reopens
 	}
-	if wait := l.flow.turn(now) - l.ahead(lease); wait > 0 && !l.breaker.holding() {
+	if wait := l.flow.Turn(now) - l.ahead(lease); wait > 0 && !l.breaker.Holding() {
 		return now.Add(wait)
 	}
 	return time.Time{}
@@ -197,7 +200,7 @@ func (l *lane) push(now time.Time, c class, runs [][]delivery) (start int) {
 	}
 	for _, run := range runs {
 		l.queues[c].push(run)
-		if key := run[0].event.orderingKey; key != nil && c == replays {
+		if key := run[0].event.OrderingKey; key != nil && c == replays {
 			l.keys.markReplayed(*key, true)
 		}
 	}
@@ -215,13 +218,13 @@ func (l *lane) next(now time.Time) (run []delivery, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c, waits := l.turn()
-	if !waits || l.senders > l.limit() && !l.breaker.holding() {
+	if !waits || l.senders > l.limit() && !l.breaker.Holding() {
 		l.senders--
 		return nil, 0
 	}
 	// What is not sent needs no turn.
-	if head := &l.queues[c].runs[l.queues[c].head][0]; !l.breaker.holding() && !l.gone && !l.removed && !l.tooLate(head, now) {
-		if wait := l.flow.wait(now); wait > 0 {
+	if head := &l.queues[c].runs[l.queues[c].head][0]; !l.breaker.Holding() && !l.gone && !l.removed && !l.tooLate(head, now) {
+		if wait := l.flow.Wait(now); wait > 0 {
 			return nil, wait
 		}
 	}
@@ -238,7 +241,7 @@ func (l *lane) next(now time.Time) (run []delivery, wait time.Duration) {
 func (l *lane) grow() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, waiting := l.turn(); !waiting || l.breaker.holding() || l.senders >= l.limit() {
+	if _, waiting := l.turn(); !waiting || l.breaker.Holding() || l.senders >= l.limit() {
 		return false
 	}
 	l.senders++
@@ -247,7 +250,7 @@ func (l *lane) grow() bool {
 
 // tooLate reports whether too little is left of a delivery's lease for a POST that begins at the given time.
 func (l *lane) tooLate(d *delivery, at time.Time) bool {
-	return d.leaseEnds.Sub(at) < l.destination.Timeout+sendMargin
+	return d.leaseEnds.Sub(at) < l.Destination.Timeout+sendMargin
 }
 
 // turn returns the class whose turn it is, by smooth weighted round robin over those that have something to send.
@@ -316,16 +319,16 @@ func (l *lane) pauseWritten() {
 }
 
 // stopped returns why nothing may be sent now; empty: it may.
-func (l *lane) stopped() Reason {
+func (l *lane) stopped() policy.Reason {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.removed:
-		return ReasonRemoved
+		return policy.ReasonRemoved
 	case l.gone:
-		return ReasonPaused
-	case l.breaker.holding():
-		return ReasonBreaker
+		return policy.ReasonPaused
+	case l.breaker.Holding():
+		return policy.ReasonBreaker
 	}
 	return ""
 }
@@ -346,10 +349,10 @@ func (l *lane) release(c class, n int) {
 }
 
 // current returns the endpoint that the next request goes to.
-func (l *lane) current() *endpoint {
+func (l *lane) current() *post.Endpoint {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.endpoint
+	return l.Endpoint
 }
 
 // lanes are those of a relay. They are safe for concurrent use.

@@ -7,6 +7,9 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // singly makes a run of each delivery.
@@ -18,8 +21,8 @@ func singly(deliveries []delivery) (all [][]delivery) {
 }
 
 // laneTo returns a lane that leads somewhere.
-func laneTo(d Destination) (*lane, error) {
-	e, err := newEndpoint(d, "")
+func laneTo(d post.Destination) (*lane, error) {
+	e, err := post.NewEndpoint(d, "")
 	if err != nil {
 		return nil, err
 	}
@@ -27,8 +30,8 @@ func laneTo(d Destination) (*lane, error) {
 }
 
 func laneOf(limit int) *lane {
-	d := Destination{Name: "d", Timeout: DefaultTimeout, MaxInFlight: limit}
-	return newLane(&endpoint{destination: d})
+	d := post.Destination{Name: "d", Timeout: post.DefaultTimeout, MaxInFlight: limit}
+	return newLane(&post.Endpoint{Destination: d})
 }
 
 // However claims, senders, settlements and limits interleave: every delivery is handed out once, and none stays in the
@@ -147,7 +150,7 @@ func TestRoomIsWorthAClaimOnlyInBatches(t *testing.T) {
 		t.Errorf("one free place after a while: %d (%t)", free, worthwhile)
 	}
 	l.release(live, 31)
-	l.rate = throughput{}
+	l.rate = policy.Throughput{}
 	if free, worthwhile := l.room(now, DefaultLease); free[live] != 32 || !worthwhile {
 		t.Errorf("a quarter free: %d (%t)", free, worthwhile)
 	}
@@ -156,28 +159,28 @@ func TestRoomIsWorthAClaimOnlyInBatches(t *testing.T) {
 func TestRate(t *testing.T) {
 	t.Parallel()
 	start := time.Unix(1_000_000, 0)
-	var r throughput
-	if _, known := r.measure(start, 50); known {
+	var r policy.Throughput
+	if _, known := r.Measure(start, 50); known {
 		t.Error("known at once")
 	}
-	if _, known := r.measure(start.Add(rateWindow-1), 50); known {
+	if _, known := r.Measure(start.Add(policy.RateWindow-1), 50); known {
 		t.Error("known before the first window")
 	}
-	if got, known := r.measure(start.Add(100*time.Millisecond), 50); !known || got != 1000 {
+	if got, known := r.Measure(start.Add(100*time.Millisecond), 50); !known || got != 1000 {
 		t.Errorf("100 in 100 ms: %g (%t)", got, known)
 	}
-	if got, _ := r.measure(start.Add(200*time.Millisecond), 200); got != 1250 {
+	if got, _ := r.Measure(start.Add(200*time.Millisecond), 200); got != 1250 {
 		t.Errorf("a quarter of the way from 1000 to 2000: %g", got)
 	}
-	if got, _ := r.measure(start.Add(time.Hour), 0); got != 1250 {
+	if got, _ := r.Measure(start.Add(time.Hour), 0); got != 1250 {
 		t.Errorf("a pause changes it to %g", got)
 	}
-	if got, _ := r.measure(start.Add(time.Hour+100*time.Millisecond), 125); got != 1250 {
+	if got, _ := r.Measure(start.Add(time.Hour+100*time.Millisecond), 125); got != 1250 {
 		t.Errorf("the pause counts: %g", got)
 	}
 	// A clock that stands still or jumps back yields no infinity and no negative rate.
 	for _, now := range []time.Time{start.Add(time.Hour), start.Add(-time.Hour), start.Add(2 * time.Hour)} {
-		if got, _ := r.measure(now, 1000); got < 0 || got > 1e12 {
+		if got, _ := r.Measure(now, 1000); got < 0 || got > 1e12 {
 			t.Errorf("%g", got)
 		}
 	}

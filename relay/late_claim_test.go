@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // TestRescueWaitsForTheLastClaim holds a dead relay's last claim inside the database, where killing a process does not
@@ -45,7 +47,7 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	must(t, victim.Close(ctx))
 
 	rescuer := connect()
-	becomes(db, false, "SELECT "+hasSession+" FROM outbox_relay r")
+	becomes(db, false, "SELECT "+pg.HasSession+" FROM outbox_relay r")
 	rescued := make(chan bool, 1)
 	go func() {
 		dead, _, err := (&store{pool: rescuer}).rescue(ctx, instance)
@@ -63,7 +65,7 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	if !<-rescued {
 		t.Error("the dead relay was not rescued")
 	}
-	if left := row[int](db, "SELECT count(*)::int FROM outbox_delivery d WHERE NOT "+isFree); left != 0 {
+	if left := row[int](db, "SELECT count(*)::int FROM outbox_delivery d WHERE NOT "+pg.IsFree); left != 0 {
 		t.Errorf("%d deliveries are left to their lease", left)
 	}
 

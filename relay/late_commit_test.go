@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // Who reads by "id > cursor" loses what commits late. A's transaction is open while B, inserted after
@@ -52,9 +53,9 @@ func TestLateCommitsAreDelivered(t *testing.T) {
 			exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'late')`)
 			exec(`UPDATE outbox_delivery SET next_attempt_at = next_attempt_at - interval '` + c.age + `'`)
 			db.insert(3, "early")
-			r.settles(t, Delivered, 3)
+			r.settles(t, policy.Delivered, 3)
 			exec(`COMMIT`)
-			r.settles(t, Delivered, 4)
+			r.settles(t, policy.Delivered, 4)
 			if keys := rc.keys(); len(keys) != 4 || keys[3] != "late" {
 				t.Errorf("%v", keys)
 			}
@@ -100,7 +101,7 @@ func TestLateCommitIsFoundWhenItsTransactionEnds(t *testing.T) {
 			defer func() { stop() }()
 			if c.busyBefore {
 				busy()
-				r.settles(t, Delivered, 5)
+				r.settles(t, policy.Delivered, 5)
 			}
 			late, err := pgx.Connect(t.Context(), db.dsn)
 			must(t, err)

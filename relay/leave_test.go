@@ -5,6 +5,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // A claim whose acknowledgement was lost is known to nobody but the database: a relay that leaves must not take it along
@@ -28,11 +31,11 @@ func TestLeavingGivesBackWhatIsStillClaimed(t *testing.T) {
 	if !row[bool](db, `SELECT count(*) = 0 FROM outbox_relay`) {
 		t.Error("the relay is still registered")
 	}
-	if got := rows[int64](db, `SELECT event_id FROM outbox_delivery d WHERE `+isFree+` ORDER BY 1`); len(got) != 2 {
+	if got := rows[int64](db, `SELECT event_id FROM outbox_delivery d WHERE `+pg.IsFree+` ORDER BY 1`); len(got) != 2 {
 		t.Errorf("given back: %v, want the two that were its own", got)
 	}
 	// What was sent before is settled under its claim all the same.
-	sent := settlement{delivery: delivery{eventID: 2, destination: "default", fence: 1}, verdict: verdict{outcome: Delivered, posted: true}}
+	sent := settlement{delivery: delivery{eventID: 2, destination: "default", fence: 1}, Decision: policy.Decision{Outcome: policy.Delivered, Result: policy.Result{Posted: true}}}
 	missed, stale, err := s.settle(ctx, instance, &batch{settlements: []settlement{sent}})
 	if err != nil || stale != 0 || len(missed) != 0 {
 		t.Errorf("stale %d, missed %d, %v", stale, len(missed), err)

@@ -5,6 +5,9 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A destination is removed from the configuration while its breaker is open. Nobody tries it any more, and its alert is
@@ -19,26 +22,26 @@ func TestAlertOfARemovedDestinationIsResolved(t *testing.T) {
 	goes.Breaker.ProbeMax = time.Second
 	ops := &pager{name: "ops"}
 	with := db.config(stays, goes)
-	with.Alerts = Alerts{Channels: []Channel{ops}, Window: time.Second}
+	with.Alerts = alert.Config{Channels: []alert.Channel{ops}, Window: time.Second}
 	with.Watching.Interval = 100 * time.Millisecond
 	without := with
-	without.Destinations = []Destination{stays}
+	without.Destinations = []post.Destination{stays}
 	without.Pool, with.Pool = settings(t, db.dsn), settings(t, db.dsn)
 
 	r := start(t, with)
 	r.instance()
 	db.insert(30, "first")
-	ops.await(t, RuleBreakerOpen, "firing")
+	ops.await(t, alert.RuleBreakerOpen, "firing")
 	db.exec(`UPDATE outbox_delivery SET status = 'discarded', claimed_by = NULL, lease_expires_at = NULL WHERE destination = 'goes' AND status <> 'delivered'`)
 	if _, err := r.Reload(without); err != nil {
 		t.Fatal(err)
 	}
-	ops.await(t, RuleBreakerOpen, "resolved")
+	ops.await(t, alert.RuleBreakerOpen, "resolved")
 	if _, err := r.Reload(with); err != nil {
 		t.Fatal(err)
 	}
 	db.insert(30, "second")
 	eventually(t, "an alert again", func() bool {
-		return slices.Equal(ops.states(RuleBreakerOpen), []string{"firing", "resolved", "firing"})
+		return slices.Equal(ops.states(alert.RuleBreakerOpen), []string{"firing", "resolved", "firing"})
 	})
 }

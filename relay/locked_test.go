@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // locker returns a session of an operator, who has begun a transaction with the given statement.
@@ -45,14 +47,16 @@ func TestLockedRowKeepsNoOther(t *testing.T) {
 			operator := db.locker(`SELECT FROM outbox_delivery WHERE destination = 'a' AND event_id = 1 FOR UPDATE`)
 			g.open()
 			db.insert(1000, "more")
-			r.settles(t, Delivered, 2001)
+			r.settles(t, policy.Delivered, 2001)
 			if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`); n != 2001 {
 				t.Errorf("%d of the 2001 others are delivered", n)
 			}
 			_, err := operator.Exec(t.Context(), `ROLLBACK`)
 			must(t, err)
 			becomes(db, 1, `SELECT count(*) FROM outbox_delivery WHERE destination = 'a' AND event_id = 1 AND attempts = 1 AND claimed_by IS NULL`)
-			r.await(t, "all settled", func(o *observer) bool { return o.outcomes[Delivered]+o.outcomes[Fail]+o.outcomes[Retry] == 2002 })
+			r.await(t, "all settled", func(o *observer) bool {
+				return o.outcomes[policy.Delivered]+o.outcomes[policy.Fail]+o.outcomes[policy.Retry] == 2002
+			})
 			if a.total() != 1001 || r.lane("a").busy() || sees(r.observer, func(o *observer) int { return o.stale }) != 0 {
 				t.Errorf("%d requests for 1001 events, or a lane without room, or a stale settle", a.total())
 			}
@@ -74,12 +78,12 @@ func TestLockedAlertKeepsNoOther(t *testing.T) {
 	db.insert(1, "first")
 	db.insert(100, "more")
 	r := start(t, db.config(to(rc.URL)))
-	r.settles(t, Delivered, 100)
+	r.settles(t, policy.Delivered, 100)
 	db.insert(100, "later")
-	r.settles(t, Delivered, 200)
+	r.settles(t, policy.Delivered, 200)
 	_, err := operator.Exec(t.Context(), `ROLLBACK`)
 	must(t, err)
-	r.settles(t, Fail, 1)
+	r.settles(t, policy.Fail, 1)
 	if count := row[int](db, `SELECT count FROM outbox_alert`); count != 2 || rc.total() != 201 {
 		t.Errorf("the alert counts %d, %d requests", count, rc.total())
 	}
@@ -161,7 +165,7 @@ func TestLockedTableIsWaitedFor(t *testing.T) {
 	r.await(t, "two vain settles", func(o *observer) bool { return o.failures["settle"] >= 2 })
 	_, err := migration.Exec(t.Context(), `COMMIT`)
 	must(t, err)
-	r.settles(t, Delivered, 20)
+	r.settles(t, policy.Delivered, 20)
 	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`); n != 20 || rc.total() != 20 {
 		t.Errorf("%d of 20 delivered, %d requests", n, rc.total())
 	}

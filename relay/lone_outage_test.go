@@ -13,6 +13,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // newBlackhole returns the URL of an address from which no answer to a connection comes: a listener that accepts nothing,
@@ -35,17 +38,17 @@ func newBlackhole(tb testing.TB) string {
 }
 
 // unreachable returns destinations at which no request can arrive, each for another reason.
-func unreachable(tb testing.TB) map[Reason]string {
+func unreachable(tb testing.TB) map[policy.Reason]string {
 	secured := httptest.NewUnstartedServer(http.NotFoundHandler())
 	secured.TLS = &tls.Config{MinVersion: tls.VersionTLS12}
 	secured.Config.ErrorLog = log.New(io.Discard, "", 0)
 	secured.StartTLS() // with a certificate that no relay trusts
 	tb.Cleanup(secured.Close)
-	return map[Reason]string{
-		ReasonTimeout: newBlackhole(tb),
-		ReasonConnect: newVacant(tb).url,
-		ReasonDNS:     "http://does-not-exist.invalid/",
-		ReasonTLS:     secured.URL,
+	return map[policy.Reason]string{
+		policy.ReasonTimeout: newBlackhole(tb),
+		policy.ReasonConnect: newVacant(tb).url,
+		policy.ReasonDNS:     "http://does-not-exist.invalid/",
+		policy.ReasonTLS:     secured.URL,
 	}
 }
 
@@ -59,11 +62,11 @@ func TestOutageOfALoneEvent(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, %d relays", reason, relays), func(t *testing.T) {
 				t.Parallel()
 				db := newDatabase(t)
-				d := Destination{Name: "default", URL: url}
-				if reason == ReasonTimeout {
+				d := post.Destination{Name: "default", URL: url}
+				if reason == policy.ReasonTimeout {
 					d.Timeout = 200 * time.Millisecond
 				}
-				d.Breaker = BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
+				d.Breaker = policy.BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
 				db.insert(1, "lone")
 				var running []*running
 				for range relays {
@@ -118,8 +121,8 @@ func TestOutageOrALoneEventAtFault(t *testing.T) {
 				if !unreachedFirst {
 					place.open(t, answer)
 				}
-				d := Destination{Name: "default", URL: place.url, Timeout: time.Second}
-				d.Breaker = BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
+				d := post.Destination{Name: "default", URL: place.url, Timeout: time.Second}
+				d.Breaker = policy.BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
 				db.insert(1, "lone")
 				db.exec(`CREATE TABLE settled (attempts int, delay interval);
 					CREATE FUNCTION note_settle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -154,21 +157,21 @@ func TestOutageIsSeenByAllRelaysTogether(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	rc := newReceiver(t, status(http.StatusInternalServerError))
-	d := Destination{Name: "default", URL: rc.URL}
-	for round := 1; round <= DefaultBreakerFailures; round++ {
+	d := post.Destination{Name: "default", URL: rc.URL}
+	for round := 1; round <= policy.DefaultBreakerFailures; round++ {
 		r := start(t, db.config(d)) // which has seen nothing yet
 		db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 hour'`)
 		db.insert(1, fmt.Sprint("round-", round))
 		r.await(t, "an attempt", func(o *observer) bool { return len(o.attempts) == 1 })
-		if round < DefaultBreakerFailures {
+		if round < policy.DefaultBreakerFailures {
 			becomes(db, round, `SELECT coalesce((SELECT breaker_failures FROM outbox_destination), 0)`)
 			r.stop()
 		}
 	}
-	becomes(db, DefaultBreakerFailures, `SELECT breaker_failures FROM outbox_destination`)
+	becomes(db, policy.DefaultBreakerFailures, `SELECT breaker_failures FROM outbox_destination`)
 	db.insert(1, "last")
 	becomes(db, "open", `SELECT breaker FROM outbox_destination`)
-	if n := row[int](db, `SELECT sum(attempts)::int FROM outbox_delivery`); n != DefaultBreakerFailures {
+	if n := row[int](db, `SELECT sum(attempts)::int FROM outbox_delivery`); n != policy.DefaultBreakerFailures {
 		t.Errorf("%d attempts are spent", n)
 	}
 }
@@ -183,13 +186,13 @@ func TestEvidenceIsTakenBack(t *testing.T) {
 			w.WriteHeader(http.StatusInternalServerError)
 		}
 	})
-	d := Destination{Name: "default", URL: rc.URL}
+	d := post.Destination{Name: "default", URL: rc.URL}
 	db.exec(`CREATE TABLE written (at timestamptz);
 		CREATE FUNCTION note_write() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO written VALUES (now()); RETURN NULL; END $$;
 		CREATE TRIGGER note_write AFTER INSERT OR UPDATE ON outbox_destination FOR EACH ROW EXECUTE FUNCTION note_write()`)
 	r := start(t, db.config(d))
 	db.insert(500, "good")
-	r.settles(t, Delivered, 500)
+	r.settles(t, policy.Delivered, 500)
 	db.insert(2, "bad")
 	becomes(db, 2, `SELECT coalesce((SELECT breaker_failures FROM outbox_destination), 0)`)
 	r.stop()
@@ -201,7 +204,7 @@ func TestEvidenceIsTakenBack(t *testing.T) {
 		l := other.lane("default")
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return l.breaker.recorded == 2
+		return l.breaker.Recorded == 2
 	})
 	db.insert(1, "again")
 	becomes(db, "0 {}", `SELECT concat_ws(' ', breaker_failures, breaker_events::text) FROM outbox_destination`)
@@ -211,8 +214,8 @@ func TestEvidenceIsTakenBack(t *testing.T) {
 func TestOutageEndsWithNothingToSend(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	d := Destination{Name: "default", URL: newVacant(t).url, Timeout: 50 * time.Millisecond}
-	d.Breaker = BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
+	d := post.Destination{Name: "default", URL: newVacant(t).url, Timeout: 50 * time.Millisecond}
+	d.Breaker = policy.BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
 	db.insert(1, "lone")
 	start(t, db.config(d))
 	becomes(db, 1, `SELECT count(*) FROM outbox_alert WHERE rule = 'breaker_open' AND resolved_at IS NULL`)

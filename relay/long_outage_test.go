@@ -6,6 +6,9 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // letPass lets time pass in the database: everything that it remembers happened so much earlier.
@@ -50,8 +53,8 @@ func TestOutageOfDays(t *testing.T) {
 				place.open(t, front)
 			}
 
-			d := Destination{Name: "default", URL: place.url, MaxInFlight: 8}
-			d.Breaker = BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
+			d := post.Destination{Name: "default", URL: place.url, MaxInFlight: 8}
+			d.Breaker = policy.BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
 			db.insert(waiting, "waiting")
 			r := start(t, db.config(d))
 			becomes(db, "open", `SELECT coalesce((SELECT breaker FROM outbox_destination), '')`)
@@ -61,7 +64,7 @@ func TestOutageOfDays(t *testing.T) {
 				r.await(t, "a probe", func(o *observer) bool { return len(o.attempts) > before })
 			}
 			if !row[bool](db, `SELECT count(*) = $1 AND bool_and(status = 'pending') AND count(*) FILTER (WHERE attempts > 0) <= $2 AND max(attempts) <= $2
-				FROM outbox_delivery`, waiting, DefaultBreakerFailures) {
+				FROM outbox_delivery`, waiting, policy.DefaultBreakerFailures) {
 				t.Error(row[string](db, `SELECT string_agg(DISTINCT concat_ws(' ', status, attempts), ', ') FROM outbox_delivery`))
 			}
 			if n := row[int](db, `SELECT count(*) FROM outbox_attempt WHERE outcome = 'hold'`); n < 21 {

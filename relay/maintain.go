@@ -7,6 +7,10 @@ import (
 	"time"
 
 	"github.com/robfig/cron/v3"
+
+	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // parkedEvery is how often everything parked is looked through for a route, although none was added.
@@ -37,7 +41,7 @@ func (r *Relay) maintain(ctx context.Context) {
 			}
 		case <-r.doubt:
 			// A session that cannot register because of the schema leaves the guard shut for good.
-			if _, err := checkSchema(unguarded(ctx), r.chores.pool); errors.Is(err, ErrSchema) {
+			if _, err := pg.CheckSchema(identity.Unguarded(ctx), r.chores.pool); errors.Is(err, pg.ErrSchema) {
 				r.cfg.Log.Error().Err(err).Msg("the schema changed under this relay")
 				r.fail(err)
 			}
@@ -53,7 +57,7 @@ func (r *Relay) maintain(ctx context.Context) {
 // An archivePlan is when the archive runs, as the configuration in effect has it.
 type archivePlan struct {
 	jobs   *cron.Cron
-	keep   Retention
+	keep   archive.Retention
 	entry  cron.EntryID
 	cancel context.CancelFunc // ends the run that is under way; nil: nothing is planned
 }
@@ -70,10 +74,31 @@ func (p *archivePlan) follow(ctx context.Context, r *Relay) {
 		p.cancel = nil
 	}
 	p.keep = keep
-	if schedule, problem := keep.schedule(); problem == "" && keep.removes() {
+	if schedule, problem := keep.Plan(); problem == "" && keep.Removes() {
 		ctx, p.cancel = context.WithCancel(ctx)
 		p.entry = p.jobs.Schedule(schedule, cron.FuncJob(func() { r.archive(ctx) }))
 	}
+}
+
+// archive is the relay's own run. The next one takes up whatever ended this one.
+func (r *Relay) archive(ctx context.Context) {
+	log := r.cfg.Log
+	a := archive.Job{DB: r.chores.pool, Keep: r.config().Retention, Pressed: r.pressed, Progress: func(p archive.Progress) {
+		if p.Waiting != "" {
+			log.Info().Str("reason", p.Waiting).Msg("archive: stands down while the database is under pressure")
+			return
+		}
+		if hook := r.cfg.Hooks.Archived; hook != nil {
+			hook(p.Batch)
+		}
+	}}
+	began := time.Now()
+	done, err := a.Run(ctx)
+	if err != nil && ctx.Err() == nil && !errors.Is(err, archive.ErrArchiving) {
+		r.databaseError("archive", err)
+	}
+	log.Info().Int64("events", done.Events).Strs("months_dropped", done.Months).Int64("attempts", done.Attempts).
+		Int64("processed_events", done.ProcessedEvents).Dur("took", time.Since(began)).Bool("complete", err == nil).Msg("archive")
 }
 
 // newJobs returns a scheduler in UTC, where no hour is skipped or repeated, in which a job that panics or outlasts its

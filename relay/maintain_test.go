@@ -11,6 +11,9 @@ import (
 	"github.com/cenkalti/backoff/v4"
 	"github.com/robfig/cron/v3"
 	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // fakeClock is the clock of a backoff: it moves by what the backoff says to wait.
@@ -113,7 +116,7 @@ func TestParkedDeliveriesAreReleasedByALaterRoute(t *testing.T) {
 	cfg := db.config(to(rc.URL))
 	cfg.Routes = []Route{{"t", []string{"default"}}}
 	r := start(t, cfg)
-	r.settles(t, Delivered, 3*parkedStep+1)
+	r.settles(t, policy.Delivered, 3*parkedStep+1)
 	if got := row[string](db, `SELECT string_agg(destination || '/' || status, ',') FROM outbox_delivery WHERE status = 'pending'`); got != "/pending" {
 		t.Errorf("left are %q, want one parked", got)
 	}
@@ -125,16 +128,41 @@ func TestLateCommitOfAParkedEventIsReleased(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.exec(`DELETE FROM outbox_route`)
-	late := db.begin()
+	late := db.plain().Begin()
 	_, err := late.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'late')`)
 	must(t, err)
 	db.insert(3, "parked")
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL))) // which adds the route
-	r.settles(t, Delivered, 3)
+	r.settles(t, policy.Delivered, 3)
 	latest := row[int64](db, `SELECT max(id) FROM outbox`)
 	becomes(db, latest, `SELECT parked_after FROM outbox_destination`)
 	must(t, late.Commit(t.Context()))
-	r.settles(t, Delivered, 4)
+	r.settles(t, policy.Delivered, 4)
 	becomes(db, 0, `SELECT count(parked_after) FROM outbox_destination`)
+}
+
+// A relay archives by its schedule, and says so.
+func TestRelayArchives(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.plain().InsertOld(3, "key")
+	archived := make(chan archive.Result, 100)
+	cfg := db.config(to("http://receiver.test/"))
+	cfg.Retention = archive.Retention{ArchiveAfter: 30 * days}
+	cfg.Hooks.Archived = func(batch archive.Result) { archived <- batch }
+	r := prepared(t, cfg)
+	r.cfg.Hooks.Archived = cfg.Hooks.Archived
+	often := *r.config()
+	often.Retention.Schedule = "@every 1s" // more often than is allowed
+	r.effective.Store(&often)
+	r.begin()
+	select {
+	case batch := <-archived:
+		if batch.Events != 3 {
+			t.Errorf("archived %+v", batch)
+		}
+	case <-time.After(patience):
+		t.Error("nothing was archived")
+	}
 }

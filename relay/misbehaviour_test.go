@@ -9,6 +9,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // One relay, and a receiver for each way of answering badly. Each gets one request, its outcome follows the published
@@ -46,57 +50,57 @@ func TestSecurityMisbehavingReceivers(t *testing.T) {
 	}
 	cases := map[string]struct {
 		serve   func(*rawServer, net.Conn)
-		outcome Outcome
-		reason  Reason
+		outcome policy.Outcome
+		reason  policy.Reason
 		status  int
 	}{
-		"status-000":          {text("HTTP/1.1 000 Zero\r\nContent-Length: 0\r\n\r\n"), Retry, ReasonUnexpected, 0},
-		"status-099":          {text("HTTP/1.1 099 Low\r\nContent-Length: 0\r\n\r\n"), Retry, ReasonUnexpected, 99},
-		"status-99":           {text("HTTP/1.1 99 Short\r\nContent-Length: 0\r\n\r\n"), Retry, ReasonMalformed, 0},
-		"status-1000":         {text("HTTP/1.1 1000 Long\r\nContent-Length: 0\r\n\r\n"), Retry, ReasonMalformed, 0},
-		"status-999":          {text("HTTP/1.1 999 High\r\nContent-Length: 0\r\n\r\n"), Retry, ReasonUnexpected, 999},
-		"status-negative":     {text("HTTP/1.1 -20 Minus\r\nContent-Length: 0\r\n\r\n"), Retry, ReasonMalformed, 0},
-		"status-word":         {text("HTTP/1.1 abc Word\r\n\r\n"), Retry, ReasonMalformed, 0},
-		"version-unknown":     {text("HTTP/9.9 200 OK\r\nContent-Length: 0\r\n\r\n"), Delivered, ReasonOK, 200},
-		"version-broken":      {text("HTTP/1 200 OK\r\n\r\n"), Retry, ReasonMalformed, 0},
-		"banner":              {text("SSH-2.0-OpenSSH_9.2\r\n"), Retry, ReasonMalformed, 0},
-		"no-crlf":             {text("HTTP/1.1 200 OK"), Retry, ReasonNetwork, 0},
-		"no-end-of-headers":   {text("HTTP/1.1 200 OK\r\nX: y\r\n"), Retry, ReasonNetwork, 0},
-		"half-a-status":       {text("HTTP/1.1 20"), Retry, ReasonMalformed, 0},
-		"bare-lf":             {text("HTTP/1.1 200 OK\nContent-Length: 0\n\n"), Delivered, ReasonOK, 200},
-		"header-no-colon":     {text("HTTP/1.1 200 OK\r\nBroken\r\n\r\n"), Retry, ReasonMalformed, 0},
-		"header-folded":       {text("HTTP/1.1 200 OK\r\nX: a\r\n b\r\nContent-Length: 0\r\n\r\n"), Delivered, ReasonOK, 200},
-		"two-lengths":         {text("HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab"), Retry, ReasonMalformed, 0},
-		"length-and-chunked":  {text("HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"), Delivered, ReasonOK, 200},
-		"length-negative":     {text("HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n"), Retry, ReasonMalformed, 0},
-		"length-word":         {text("HTTP/1.1 500 No\r\nContent-Length: many\r\n\r\n"), Retry, ReasonMalformed, 0},
-		"encoding-unknown":    {text("HTTP/1.1 200 OK\r\nTransfer-Encoding: cooked\r\n\r\n"), Retry, ReasonMalformed, 0},
-		"204-with-body":       {text("HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\nhello"), Delivered, ReasonOK, 204},
-		"205":                 {text("HTTP/1.1 205 Reset\r\nContent-Length: 0\r\n\r\n"), Delivered, ReasonOK, 205},
-		"206":                 {text("HTTP/1.1 206 Partial\r\nContent-Length: 0\r\n\r\n"), Delivered, ReasonOK, 206},
-		"299":                 {text("HTTP/1.1 299 Fine\r\nContent-Length: 0\r\n\r\n"), Delivered, ReasonOK, 299},
-		"truncated-200":       {text("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}"), Delivered, ReasonOK, 200},
-		"truncated-500":       {text("HTTP/1.1 500 No\r\nContent-Length: 100\r\n\r\nbecause"), Retry, ReasonServerError, 500},
-		"error-in-200":        {text("HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{\"error\":true}"), Delivered, ReasonOK, 200},
-		"junk-gzip":           {text("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\njunk"), Delivered, ReasonOK, 200},
-		"broken-chunk":        {text("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n"), Delivered, ReasonOK, 200},
-		"unprintable-refusal": {text("HTTP/1.1 422 No\r\n\r\n\x00\xff\x1b[31m\u202e"), Fail, ReasonRejected, 422},
-		"101":                 {hang("HTTP/1.1 101 Switching Protocols\r\n\r\n"), Retry, ReasonUnexpected, 101},
-		"101-upgrade":         {hang("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"), Retry, ReasonUnexpected, 101},
-		"100-then-200":        {text("HTTP/1.1 100 Continue\r\n\r\n" + ok), Delivered, ReasonOK, 200},
-		"1xx-only":            {text("HTTP/1.1 103 Early Hints\r\n\r\n"), Retry, ReasonNetwork, 0},
-		"1xx-flood":           {forever("", "HTTP/1.1 103 Early Hints\r\nLink: </style.css>; rel=preload\r\n\r\n"), Retry, ReasonMalformed, 0},
-		"endless-header":      {forever("HTTP/1.1 200 OK\r\nX: ", strings.Repeat("x", 1000)), Retry, ReasonMalformed, 0},
-		"endless-headers":     {forever("HTTP/1.1 200 OK\r\n", "Set-Cookie: a=b\r\n"), Retry, ReasonMalformed, 0},
-		"endless-status":      {forever("HTTP/1.1 200 ", strings.Repeat("x", 1000)), Retry, ReasonMalformed, 0},
-		"endless-chunks":      {forever("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "3e8\r\n"+strings.Repeat("x", 1000)+"\r\n"), Delivered, ReasonOK, 200},
-		"endless-refusal":     {forever("HTTP/1.1 400 No\r\n\r\n", strings.Repeat("x", 1000)), Fail, ReasonRejected, 400},
-		"endless-trailers":    {forever("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", "X: y\r\n"), Delivered, ReasonOK, 200},
-		"silence":             {hang(""), Retry, ReasonTimeout, 0},
-		"silence-in-status":   {hang("HTTP/1.1 2"), Retry, ReasonTimeout, 0},
-		"silence-in-headers":  {hang("HTTP/1.1 200 OK\r\nX"), Retry, ReasonTimeout, 0},
-		"silence-in-body":     {hang("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nx"), Delivered, ReasonOK, 200},
-		"silence-in-refusal":  {hang("HTTP/1.1 500 No\r\nContent-Length: 10\r\n\r\nx"), Retry, ReasonServerError, 500},
+		"status-000":          {text("HTTP/1.1 000 Zero\r\nContent-Length: 0\r\n\r\n"), policy.Retry, policy.ReasonUnexpected, 0},
+		"status-099":          {text("HTTP/1.1 099 Low\r\nContent-Length: 0\r\n\r\n"), policy.Retry, policy.ReasonUnexpected, 99},
+		"status-99":           {text("HTTP/1.1 99 Short\r\nContent-Length: 0\r\n\r\n"), policy.Retry, policy.ReasonMalformed, 0},
+		"status-1000":         {text("HTTP/1.1 1000 Long\r\nContent-Length: 0\r\n\r\n"), policy.Retry, policy.ReasonMalformed, 0},
+		"status-999":          {text("HTTP/1.1 999 High\r\nContent-Length: 0\r\n\r\n"), policy.Retry, policy.ReasonUnexpected, 999},
+		"status-negative":     {text("HTTP/1.1 -20 Minus\r\nContent-Length: 0\r\n\r\n"), policy.Retry, policy.ReasonMalformed, 0},
+		"status-word":         {text("HTTP/1.1 abc Word\r\n\r\n"), policy.Retry, policy.ReasonMalformed, 0},
+		"version-unknown":     {text("HTTP/9.9 200 OK\r\nContent-Length: 0\r\n\r\n"), policy.Delivered, policy.ReasonOK, 200},
+		"version-broken":      {text("HTTP/1 200 OK\r\n\r\n"), policy.Retry, policy.ReasonMalformed, 0},
+		"banner":              {text("SSH-2.0-OpenSSH_9.2\r\n"), policy.Retry, policy.ReasonMalformed, 0},
+		"no-crlf":             {text("HTTP/1.1 200 OK"), policy.Retry, policy.ReasonNetwork, 0},
+		"no-end-of-headers":   {text("HTTP/1.1 200 OK\r\nX: y\r\n"), policy.Retry, policy.ReasonNetwork, 0},
+		"half-a-status":       {text("HTTP/1.1 20"), policy.Retry, policy.ReasonMalformed, 0},
+		"bare-lf":             {text("HTTP/1.1 200 OK\nContent-Length: 0\n\n"), policy.Delivered, policy.ReasonOK, 200},
+		"header-no-colon":     {text("HTTP/1.1 200 OK\r\nBroken\r\n\r\n"), policy.Retry, policy.ReasonMalformed, 0},
+		"header-folded":       {text("HTTP/1.1 200 OK\r\nX: a\r\n b\r\nContent-Length: 0\r\n\r\n"), policy.Delivered, policy.ReasonOK, 200},
+		"two-lengths":         {text("HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab"), policy.Retry, policy.ReasonMalformed, 0},
+		"length-and-chunked":  {text("HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"), policy.Delivered, policy.ReasonOK, 200},
+		"length-negative":     {text("HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n"), policy.Retry, policy.ReasonMalformed, 0},
+		"length-word":         {text("HTTP/1.1 500 No\r\nContent-Length: many\r\n\r\n"), policy.Retry, policy.ReasonMalformed, 0},
+		"encoding-unknown":    {text("HTTP/1.1 200 OK\r\nTransfer-Encoding: cooked\r\n\r\n"), policy.Retry, policy.ReasonMalformed, 0},
+		"204-with-body":       {text("HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\nhello"), policy.Delivered, policy.ReasonOK, 204},
+		"205":                 {text("HTTP/1.1 205 Reset\r\nContent-Length: 0\r\n\r\n"), policy.Delivered, policy.ReasonOK, 205},
+		"206":                 {text("HTTP/1.1 206 Partial\r\nContent-Length: 0\r\n\r\n"), policy.Delivered, policy.ReasonOK, 206},
+		"299":                 {text("HTTP/1.1 299 Fine\r\nContent-Length: 0\r\n\r\n"), policy.Delivered, policy.ReasonOK, 299},
+		"truncated-200":       {text("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}"), policy.Delivered, policy.ReasonOK, 200},
+		"truncated-500":       {text("HTTP/1.1 500 No\r\nContent-Length: 100\r\n\r\nbecause"), policy.Retry, policy.ReasonServerError, 500},
+		"error-in-200":        {text("HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{\"error\":true}"), policy.Delivered, policy.ReasonOK, 200},
+		"junk-gzip":           {text("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\njunk"), policy.Delivered, policy.ReasonOK, 200},
+		"broken-chunk":        {text("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n"), policy.Delivered, policy.ReasonOK, 200},
+		"unprintable-refusal": {text("HTTP/1.1 422 No\r\n\r\n\x00\xff\x1b[31m\u202e"), policy.Fail, policy.ReasonRejected, 422},
+		"101":                 {hang("HTTP/1.1 101 Switching Protocols\r\n\r\n"), policy.Retry, policy.ReasonUnexpected, 101},
+		"101-upgrade":         {hang("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"), policy.Retry, policy.ReasonUnexpected, 101},
+		"100-then-200":        {text("HTTP/1.1 100 Continue\r\n\r\n" + ok), policy.Delivered, policy.ReasonOK, 200},
+		"1xx-only":            {text("HTTP/1.1 103 Early Hints\r\n\r\n"), policy.Retry, policy.ReasonNetwork, 0},
+		"1xx-flood":           {forever("", "HTTP/1.1 103 Early Hints\r\nLink: </style.css>; rel=preload\r\n\r\n"), policy.Retry, policy.ReasonMalformed, 0},
+		"endless-header":      {forever("HTTP/1.1 200 OK\r\nX: ", strings.Repeat("x", 1000)), policy.Retry, policy.ReasonMalformed, 0},
+		"endless-headers":     {forever("HTTP/1.1 200 OK\r\n", "Set-Cookie: a=b\r\n"), policy.Retry, policy.ReasonMalformed, 0},
+		"endless-status":      {forever("HTTP/1.1 200 ", strings.Repeat("x", 1000)), policy.Retry, policy.ReasonMalformed, 0},
+		"endless-chunks":      {forever("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "3e8\r\n"+strings.Repeat("x", 1000)+"\r\n"), policy.Delivered, policy.ReasonOK, 200},
+		"endless-refusal":     {forever("HTTP/1.1 400 No\r\n\r\n", strings.Repeat("x", 1000)), policy.Fail, policy.ReasonRejected, 400},
+		"endless-trailers":    {forever("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", "X: y\r\n"), policy.Delivered, policy.ReasonOK, 200},
+		"silence":             {hang(""), policy.Retry, policy.ReasonTimeout, 0},
+		"silence-in-status":   {hang("HTTP/1.1 2"), policy.Retry, policy.ReasonTimeout, 0},
+		"silence-in-headers":  {hang("HTTP/1.1 200 OK\r\nX"), policy.Retry, policy.ReasonTimeout, 0},
+		"silence-in-body":     {hang("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nx"), policy.Delivered, policy.ReasonOK, 200},
+		"silence-in-refusal":  {hang("HTTP/1.1 500 No\r\nContent-Length: 10\r\n\r\nx"), policy.Retry, policy.ReasonServerError, 500},
 		"slow-loris": {func(s *rawServer, conn net.Conn) {
 			if s.read(conn) != nil {
 				return
@@ -113,12 +117,12 @@ func TestSecurityMisbehavingReceivers(t *testing.T) {
 					return
 				}
 			}
-		}, Retry, ReasonTimeout, 0},
-		"fin": {func(s *rawServer, conn net.Conn) { _ = s.read(conn) }, Retry, ReasonNetwork, 0},
+		}, policy.Retry, policy.ReasonTimeout, 0},
+		"fin": {func(s *rawServer, conn net.Conn) { _ = s.read(conn) }, policy.Retry, policy.ReasonNetwork, 0},
 		"rst": {func(s *rawServer, conn net.Conn) {
 			_ = s.read(conn)
 			conn.(countingConn).reset()
-		}, Retry, ReasonNetwork, 0},
+		}, policy.Retry, policy.ReasonNetwork, 0},
 		"early-answer": {func(s *rawServer, conn net.Conn) {
 			if _, err := http.ReadRequest(bufio.NewReader(conn)); err != nil {
 				return
@@ -126,7 +130,7 @@ func TestSecurityMisbehavingReceivers(t *testing.T) {
 			s.requests.Add(1)
 			_, _ = conn.Write([]byte("HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")) // the body is still on its way
 			_, _ = io.Copy(io.Discard, conn)
-		}, Fail, ReasonRejected, 413},
+		}, policy.Fail, policy.ReasonRejected, 413},
 	}
 
 	db := newDatabase(t, "unrelated")
@@ -143,8 +147,8 @@ func TestSecurityMisbehavingReceivers(t *testing.T) {
 		})
 		close(ready)
 		servers[name] = s
-		d := Destination{Name: name, URL: s.url, Retry: RetryPolicy{Schedule: []time.Duration{time.Hour}}, Timeout: patience}
-		if c.reason == ReasonTimeout || strings.HasPrefix(name, "silence") || strings.HasPrefix(name, "endless-trailers") {
+		d := post.Destination{Name: name, URL: s.url, Retry: policy.RetryPolicy{Schedule: []time.Duration{time.Hour}}, Timeout: patience}
+		if c.reason == policy.ReasonTimeout || strings.HasPrefix(name, "silence") || strings.HasPrefix(name, "endless-trailers") {
 			d.Timeout = 3 * time.Second // in which the request and what there is of an answer arrive
 		}
 		cfg.Destinations = append(cfg.Destinations, d)
@@ -160,7 +164,7 @@ func TestSecurityMisbehavingReceivers(t *testing.T) {
 	cfg.LogDelivered = true
 	r := start(t, cfg)
 	r.await(t, "all outcomes", func(o *observer) bool {
-		return o.outcomes[Delivered]+o.outcomes[Retry]+o.outcomes[Fail] >= len(cases)
+		return o.outcomes[policy.Delivered]+o.outcomes[policy.Retry]+o.outcomes[policy.Fail] >= len(cases)
 	})
 
 	for name, c := range cases {
@@ -174,7 +178,7 @@ func TestSecurityMisbehavingReceivers(t *testing.T) {
 			t.Errorf("%s: %d requests", name, n)
 		}
 	}
-	if n := row[int](db, `SELECT coalesce(max(octet_length(error)), 0) FROM outbox_attempt`); n > maxMessage {
+	if n := row[int](db, `SELECT coalesce(max(octet_length(error)), 0) FROM outbox_attempt`); n > plain.MaxBytes {
 		t.Errorf("an error of %d bytes is stored", n)
 	}
 }

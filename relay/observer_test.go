@@ -4,6 +4,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // An observer remembers what the hooks said.
@@ -12,8 +15,8 @@ type observer struct {
 	changed  chan struct{} // closed by the next report
 	claimed  int
 	attempts []Attempt
-	outcomes map[Outcome]int // settled
-	reasons  map[Reason]int  // settled
+	outcomes map[policy.Outcome]int // settled
+	reasons  map[policy.Reason]int  // settled
 	stale    int
 	rescued  []int32
 	idle     int
@@ -23,12 +26,12 @@ type observer struct {
 
 type notice struct {
 	channel string
-	alert   Alert
+	alert   alert.Alert
 	err     error
 }
 
 func newObserver() *observer {
-	return &observer{changed: make(chan struct{}), outcomes: map[Outcome]int{}, reasons: map[Reason]int{}, failures: map[string]int{}}
+	return &observer{changed: make(chan struct{}), outcomes: map[policy.Outcome]int{}, reasons: map[policy.Reason]int{}, failures: map[string]int{}}
 }
 
 func (o *observer) note(change func()) {
@@ -54,7 +57,7 @@ func (o *observer) hooks(next Hooks) Hooks {
 				next.Attempted(a)
 			}
 		},
-		Settled: func(_ string, outcome Outcome, reason Reason, n int) {
+		Settled: func(_ string, outcome policy.Outcome, reason policy.Reason, n int) {
 			o.note(func() { o.outcomes[outcome] += n; o.reasons[reason] += n })
 		},
 		StaleSettle: func(n int) { o.note(func() { o.stale += n }) },
@@ -62,9 +65,10 @@ func (o *observer) hooks(next Hooks) Hooks {
 			o.note(func() { o.rescued = append(o.rescued, instance) })
 		},
 		Idle: func() { o.note(func() { o.idle++ }) },
-		Notified: func(channel string, alert Alert, err error) {
+		Notified: func(channel string, alert alert.Alert, err error) {
 			o.note(func() { o.notices = append(o.notices, notice{channel, alert, err}) })
 		},
+		Quarantined:   next.Quarantined,
 		Reloaded:      next.Reloaded,
 		DatabaseError: func(operation string, _ error) { o.note(func() { o.failures[operation]++ }) },
 	}
@@ -93,7 +97,7 @@ func (o *observer) await(t testing.TB, what string, done func(*observer) bool) {
 }
 
 // settles waits until n deliveries have had an outcome in total.
-func (o *observer) settles(t testing.TB, outcome Outcome, n int) {
+func (o *observer) settles(t testing.TB, outcome policy.Outcome, n int) {
 	t.Helper()
 	o.await(t, string(outcome), func(o *observer) bool { return o.outcomes[outcome] >= n })
 }

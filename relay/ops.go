@@ -1,15 +1,17 @@
 package relay
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // Ops answers what operators ask of an outbox. It is safe for concurrent use.
@@ -26,7 +28,7 @@ type Status struct {
 	// Parked deliveries match no route; they wait for one.
 	Parked int64         `json:"parked"`
 	Relays []RelayStatus `json:"relays"`
-	Alerts []Alert       `json:"alerts"`
+	Alerts []alert.Alert `json:"alerts"`
 	// Quarantined says why relays do nothing on this database, see [IdentityReport.Reason]; empty: they may work.
 	Quarantined string `json:"quarantined,omitempty"`
 }
@@ -130,40 +132,12 @@ func (o *Ops) Status(ctx context.Context) (Status, error) {
 	return s, nil
 }
 
-// ErrSchema says that the database's schema is not the one this build works with.
-var ErrSchema = errors.New("schema mismatch")
-
 // CheckSchema returns nil if this build can work with the outbox schema, because it has the version this build knows or
 // a later one that says so; an error wrapping [ErrSchema] that says what to do if not, and any other error if that could
 // not be found out.
 func (o *Ops) CheckSchema(ctx context.Context) error {
-	_, err := checkSchema(ctx, o.pool)
+	_, err := pg.CheckSchema(ctx, o.pool)
 	return err
-}
-
-// checkSchema also returns the version of a schema that is newer than this build; 0: it is not.
-func checkSchema(ctx context.Context, q querier) (newer int64, err error) {
-	version, err := schemaVersion(ctx, q)
-	want := migrations.Outbox.Latest()
-	switch {
-	case hasCode(err, undefinedTable) && lacksSchema(ctx, q):
-		return 0, fmt.Errorf("%w: there is no outbox schema here (version %d is needed); run: outbox-relay migrate up", ErrSchema, want)
-	case err != nil:
-		return 0, fmt.Errorf("read schema version: %w", err)
-	case version < want:
-		return 0, fmt.Errorf("%w: the database has version %d, this build needs %d; run: outbox-relay migrate up", ErrSchema, version, want)
-	case version == want:
-		return 0, nil
-	}
-	since, err := compatibleSince(ctx, q)
-	switch {
-	case err != nil:
-		return 0, fmt.Errorf("read schema version: %w", err)
-	case since > want:
-		return 0, fmt.Errorf("%w: the database has version %d, which works with builds that know %d or later, this build knows %d; run a newer outbox-relay",
-			ErrSchema, version, since, want)
-	}
-	return version, nil
 }
 
 // DeliveryFilter chooses deliveries to list. The zero value is the newest of all.
@@ -221,7 +195,7 @@ func (o *Ops) Now(ctx context.Context) (time.Time, error) {
 
 // Deliveries lists the deliveries that match the filter.
 func (o *Ops) Deliveries(ctx context.Context, filter DeliveryFilter) ([]DeliveryInfo, error) {
-	setDefault(&filter.Limit, 50)
+	filter.Limit = cmp.Or(filter.Limit, 50)
 	list, err := deliveries(ctx, o.pool, filter)
 	if err != nil {
 		return nil, fmt.Errorf("list deliveries: %w", err)
@@ -231,15 +205,15 @@ func (o *Ops) Deliveries(ctx context.Context, filter DeliveryFilter) ([]Delivery
 
 // LoggedAttempt is one line of the attempt log, which holds the attempts that did not deliver.
 type LoggedAttempt struct {
-	Destination string    `json:"destination"`
-	Attempt     int       `json:"attempt"`
-	StartedAt   time.Time `json:"started_at"`
-	DurationMS  int       `json:"duration_ms"`
-	Relay       int32     `json:"relay"` // instance number
-	Status      *int      `json:"status"`
-	Outcome     Outcome   `json:"outcome"`
-	Reason      Reason    `json:"reason"`
-	Error       *string   `json:"error"`
+	Destination string         `json:"destination"`
+	Attempt     int            `json:"attempt"`
+	StartedAt   time.Time      `json:"started_at"`
+	DurationMS  int            `json:"duration_ms"`
+	Relay       int32          `json:"relay"` // instance number
+	Status      *int           `json:"status"`
+	Outcome     policy.Outcome `json:"outcome"`
+	Reason      policy.Reason  `json:"reason"`
+	Error       *string        `json:"error"`
 }
 
 // Attempts returns what is logged of one event's attempts, oldest first.

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // settled makes all deliveries what they are after n attempts.
@@ -292,7 +294,7 @@ func TestReplayOfManyWhileARelayRuns(t *testing.T) {
 	if b.Matched != events || b.Done != events || b.Missed != 0 {
 		t.Errorf("%+v", b)
 	}
-	r.settles(t, Delivered, events)
+	r.settles(t, policy.Delivered, events)
 	becomes(db, events, `SELECT count(*)::int FROM outbox_delivery WHERE status = 'delivered' AND replay AND attempts = 1`)
 	for id := 1; id <= events; id++ {
 		if n := sent[id].Load(); n != 1 {

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"slices"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 func TestPauseAndResume(t *testing.T) {
@@ -38,7 +40,7 @@ func TestPauseAndResume(t *testing.T) {
 	if want := (Pause{Destination: "default", Changed: true, Reason: "maintenance", Breaker: "closed"}); err != nil || got.Changed != want.Changed || got.Paused {
 		t.Errorf("got %+v, %v, want %+v", got, err, want)
 	}
-	r.settles(t, Delivered, 3)
+	r.settles(t, policy.Delivered, 3)
 	if got, err := ops.Resume(t.Context(), "default", true); err != nil || got.Changed || got.BreakerReset {
 		t.Errorf("a second time: %+v, %v", got, err)
 	}
@@ -108,8 +110,8 @@ func TestDiscardTheHeadOfAKey(t *testing.T) {
 	r := start(t, db.config(to(rc.URL)))
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key)
 		VALUES ('t', '{}', 'head', 'o'), ('t', '{}', 'second', 'o'), ('t', '{}', 'third', 'o'), ('t', '{}', 'free', 'p')`)
-	r.settles(t, Fail, 1)
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Fail, 1)
+	r.settles(t, policy.Delivered, 1)
 	ops := NewOps(db.pool)
 	head, err := ops.HeadOfKey(t.Context(), "default", "o")
 	must(t, err)
@@ -126,7 +128,7 @@ func TestDiscardTheHeadOfAKey(t *testing.T) {
 	if b.Done != 1 {
 		t.Errorf("%+v", b)
 	}
-	r.settles(t, Delivered, 3)
+	r.settles(t, policy.Delivered, 3)
 	if head, err := ops.HeadOfKey(t.Context(), "default", "o"); head != nil || err != nil {
 		t.Errorf("%+v, %v", head, err)
 	}
@@ -145,7 +147,7 @@ func TestReplayKeepsTheOrder(t *testing.T) {
 	}
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL)))
-	r.settles(t, Delivered, 3)
+	r.settles(t, policy.Delivered, 3)
 	if got := rc.keys(); !slices.Equal(got, []string{"1", "2", "3"}) {
 		t.Errorf("sent in the order %q", got)
 	}

@@ -3,7 +3,6 @@ package relay
 import (
 	"context"
 	"fmt"
-	"strings"
 )
 
 // RouteStatus is one stored route.
@@ -39,55 +38,4 @@ func (o *Ops) RoutesOf(ctx context.Context, eventType string) ([]RouteStatus, er
 		return nil, fmt.Errorf("find routes: %w", err)
 	}
 	return list, nil
-}
-
-// Matches reports whether events of a type take the route, exactly as the database decides it.
-func (r Route) Matches(eventType string) bool {
-	parts := strings.Split(r.Event, "*")
-	first, last := parts[0], parts[len(parts)-1]
-	if len(parts) == 1 {
-		return eventType == r.Event
-	}
-	rest, ok := strings.CutPrefix(eventType, first)
-	if !ok || !strings.HasSuffix(rest, last) {
-		return false
-	}
-	rest = strings.TrimSuffix(rest, last)
-	for _, part := range parts[1 : len(parts)-1] {
-		if _, rest, ok = strings.Cut(rest, part); !ok {
-			return false
-		}
-	}
-	return true
-}
-
-// An unservedDestination is one with pending deliveries that no registered relay serves.
-type unservedDestination struct {
-	Destination string `json:"destination"`
-	Pending     int    `json:"pending"` // at most 10,001
-}
-
-// warnUnserved logs the destinations with pending deliveries that no relay serves, as after one was renamed. The alert lasts
-// until none is left.
-func (r *Relay) warnUnserved(ctx context.Context) {
-	list, err := unserved(ctx, r.store.pool)
-	switch {
-	case err != nil:
-		r.databaseError("look for unserved deliveries", err)
-	case len(list) > 0:
-		r.cfg.Log.Warn().Strs("destinations", counts(list)).Msg("deliveries wait for destinations that no running relay serves; " +
-			"configure them, or give up what waits: outbox-relay discard --destination " + list[0].Destination)
-	}
-}
-
-func counts(list []unservedDestination) (texts []string) {
-	for _, u := range list {
-		texts = append(texts, u.String())
-	}
-	return texts
-}
-
-// String says the name and how many wait.
-func (u unservedDestination) String() string {
-	return fmt.Sprintf("%s (%s)", u.Destination, upTo(u.Pending))
 }

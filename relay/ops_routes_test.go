@@ -10,6 +10,10 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // The configuration is compared with what the database does, so both must understand a pattern alike.
@@ -48,18 +52,18 @@ func TestUnservedDeliveries(t *testing.T) {
 	rc := newReceiver(t, nil)
 	ops := &pager{name: "ops"}
 	cfg := db.config(to(rc.URL))
-	cfg.Alerts.Channels = []Channel{ops}
+	cfg.Alerts.Channels = []alert.Channel{ops}
 	cfg.Watching.Interval = 100 * time.Millisecond
 	logged := &safeBuffer{}
 	cfg.Log = zerolog.New(logged)
 	r := start(t, cfg)
-	r.settles(t, Delivered, 3)
+	r.settles(t, policy.Delivered, 3)
 	if !strings.Contains(logged.String(), `"destinations":["old (3)"],"message":"deliveries wait for destinations that no running relay serves; `+
 		`configure them, or give up what waits: outbox-relay discard --destination old"`) {
 		t.Errorf("the log says\n%s", logged)
 	}
-	ops.await(t, RuleUnserved, "firing")
-	if got := ops.of(RuleUnserved)[0]; got.Subject != "old" || !strings.Contains(got.Text(), `Deliveries to "old" are unserved: 3 pending`) {
+	ops.await(t, alert.RuleUnserved, "firing")
+	if got := ops.of(alert.RuleUnserved)[0]; got.Subject != "old" || !strings.Contains(got.Text(), `Deliveries to "old" are unserved: 3 pending`) {
 		t.Errorf("the alert is %q", got.Text())
 	}
 	served := func() string {
@@ -97,7 +101,7 @@ func TestPlanOfUnserved(t *testing.T) {
 	db := newDatabase(t)
 	db.fill(100_000, 10)
 	db.exec(`VACUUM ANALYZE`)
-	for statement, conn := range map[string]*pgx.Conn{selectUnserved: engineConn(t, db), selectDestinationNames: commandConn(t, db)} {
+	for statement, conn := range map[string]*pgx.Conn{pg.Unserved: engineConn(t, db), selectDestinationNames: commandConn(t, db)} {
 		result, err := conn.Query(t.Context(), `EXPLAIN (COSTS OFF) `+statement, pgx.QueryExecModeExec)
 		must(t, err)
 		lines, err := pgx.CollectRows(result, pgx.RowTo[string])

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // A Wait is one reason for which a pending delivery has not been sent yet.
@@ -93,7 +95,7 @@ func (w waitState) reasons() (all []Wait) {
 	if w.DueInSeconds > 0 {
 		after := ""
 		if w.Attempts > 0 {
-			after = ", after " + Plural(w.Attempts, "attempt", "attempts")
+			after = ", after " + plain.Plural(w.Attempts, "attempt", "attempts")
 		}
 		add("not_due", "not yet due%s: in %s, at %s", after, seconds(w.DueInSeconds), timeText(&w.NextAttemptAt))
 	}

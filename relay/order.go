@@ -18,8 +18,8 @@ func runs(claimed []delivery) (all [][]delivery, broken []delivery) {
 	of := map[key]int{} // index of the run in all
 	for _, d := range claimed {
 		if d.after == 0 {
-			if d.event.orderingKey != nil {
-				of[key{d.destination, *d.event.orderingKey}] = len(all)
+			if d.event.OrderingKey != nil {
+				of[key{d.destination, *d.event.OrderingKey}] = len(all)
 			}
 			all = append(all, []delivery{d})
 		}
@@ -27,8 +27,8 @@ func runs(claimed []delivery) (all [][]delivery, broken []delivery) {
 	followers := slices.DeleteFunc(slices.Clone(claimed), func(d delivery) bool { return d.after == 0 })
 	slices.SortFunc(followers, func(a, b delivery) int { return cmp.Compare(a.eventID, b.eventID) })
 	for _, d := range followers {
-		if d.event.orderingKey != nil {
-			if i, known := of[key{d.destination, *d.event.orderingKey}]; known && all[i][len(all[i])-1].eventID == d.after {
+		if d.event.OrderingKey != nil {
+			if i, known := of[key{d.destination, *d.event.OrderingKey}]; known && all[i][len(all[i])-1].eventID == d.after {
 				all[i] = append(all[i], d)
 				continue
 			}
@@ -51,7 +51,7 @@ func (l *lane) runBounds(lease time.Duration) (longest, followers int) {
 	if l.perPost > 0 {
 		longest = int(max(1, min(maxRun, l.ahead(lease)/l.perPost)))
 	}
-	if perSecond := l.flow.paced(); perSecond > 0 {
+	if perSecond := l.flow.Paced(); perSecond > 0 {
 		longest = min(longest, 1+int(perSecond*l.ahead(lease).Seconds()))
 	}
 	followers = maxBehind
@@ -73,13 +73,13 @@ func (l *lane) step(c class, n int) {
 func (l *lane) token(now time.Time, d *delivery) (wait time.Duration, inTime bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.breaker.holding() || l.gone || l.removed {
+	if l.breaker.Holding() || l.gone || l.removed {
 		return 0, true
 	}
-	if l.tooLate(d, now.Add(l.flow.turn(now))) {
+	if l.tooLate(d, now.Add(l.flow.Turn(now))) {
 		return 0, false
 	}
-	return l.flow.wait(now), true
+	return l.flow.Wait(now), true
 }
 
 // posted records how long a delivery took, with its wait for the destination's rate.
@@ -91,21 +91,6 @@ func (l *lane) posted(took time.Duration) {
 	}
 	l.perPost += (took - l.perPost) / 8
 }
-
-// blocks reports whether a settled delivery keeps the later ones of its ordering key from being sent.
-func (s *settlement) blocks(onFailure FailurePolicy) bool {
-	return s.outcome != Delivered && !(s.outcome == Fail && onFailure == SkipFailed)
-}
-
-// FailurePolicy says what becomes of an ordering key whose delivery failed for good.
-type FailurePolicy string
-
-const (
-	// BlockFailed keeps the later deliveries of the key waiting until an operator replays or discards the failed one.
-	BlockFailed FailurePolicy = "block"
-	// SkipFailed goes on with the next delivery of the key.
-	SkipFailed FailurePolicy = "skip"
-)
 
 // orderingKeys are the keys of a lane that have work in this relay.
 type orderingKeys struct {
@@ -155,7 +140,7 @@ func (l *lane) hasten(key string, c class) {
 	l.keys.markReplayed(key, false)
 	q := &l.queues[replays]
 	i := slices.IndexFunc(q.runs[q.head:], func(run []delivery) bool {
-		return run[0].event.orderingKey != nil && *run[0].event.orderingKey == key
+		return run[0].event.OrderingKey != nil && *run[0].event.OrderingKey == key
 	})
 	if i < 0 {
 		return // it is being sent
@@ -175,10 +160,10 @@ func (l *lane) hasten(key string, c class) {
 func (l *lane) keySettled(s *settlement) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	key := *s.event.orderingKey
+	key := *s.event.OrderingKey
 	rest := l.keys.inFlight[key]
 	rest.deliveries--
-	rest.freed = rest.freed || s.freesKey
+	rest.freed = rest.freed || s.FreesKey
 	if rest.deliveries > 0 {
 		l.keys.inFlight[key] = rest
 		return

@@ -7,6 +7,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // registered returns a relay that claims nothing by itself, and its store.
@@ -18,7 +21,7 @@ func (db *database) registered() (*store, int32) {
 // claimAll claims for one lane what a scan over all of its live deliveries finds, and then the ordering keys that it found.
 func (db *database) claimAll(s *store, instance int32, free, run int) []delivery {
 	db.Helper()
-	request := claimRequest{destination: "default", run: run, promise: DefaultPromise, scans: []scan{{free: free}}}
+	request := claimRequest{destination: "default", run: run, promise: policy.DefaultPromise, scans: []scan{{free: free}}}
 	first, err := s.claim(db.Context(), instance, time.Minute, []claimRequest{request})
 	must(db, err)
 	request.scans = nil
@@ -42,8 +45,8 @@ func (db *database) claimRuns(free, run int) map[string][]int64 {
 	for _, run := range all {
 		for _, d := range run {
 			key := "none"
-			if d.event.orderingKey != nil {
-				key = *d.event.orderingKey
+			if d.event.OrderingKey != nil {
+				key = *d.event.OrderingKey
 			}
 			of[key] = append(of[key], d.eventID)
 		}
@@ -107,10 +110,10 @@ func TestFollowersOfACrashLoopAreSpared(t *testing.T) {
 	db.exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 1`, crashLoop)
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL)))
-	r.settles(t, Fail, 1)
+	r.settles(t, policy.Fail, 1)
 	_, err := NewOps(db.pool).Discard(t.Context(), Selection{EventIDs: []int64{1}}, nil)
 	must(t, err)
-	r.settles(t, Delivered, 9)
+	r.settles(t, policy.Delivered, 9)
 	rc.wantSent(t, "k", numbers(2, 10))
 }
 
@@ -136,10 +139,10 @@ func TestRunsTakeNoRoomFromOthers(t *testing.T) {
 	}
 	db.insert(200, "free")
 	db.keyed("quick", 1, 40)
-	r.settles(t, Delivered, 240)
+	r.settles(t, policy.Delivered, 240)
 	rc.wantSent(t, "quick", numbers(1, 40))
 	g.open()
-	r.settles(t, Delivered, 360)
+	r.settles(t, policy.Delivered, 360)
 	for _, key := range []string{"a-slow", "b-slow", "c-slow"} {
 		rc.wantSent(t, key, numbers(1, 40))
 	}
@@ -157,7 +160,7 @@ func TestRunsTakeNoRoomFromOthers(t *testing.T) {
 func TestRunBounds(t *testing.T) {
 	t.Parallel()
 	l := laneOf(4) // a timeout of 10 s
-	lease := DefaultTimeout + sendMargin + 40*time.Second
+	lease := post.DefaultTimeout + sendMargin + 40*time.Second
 	if longest, followers := l.runBounds(lease); longest != maxRun || followers != maxBehind {
 		t.Errorf("before anything was sent: %d, %d", longest, followers)
 	}
@@ -194,27 +197,27 @@ func TestSentPayloadsOfARunAreReleased(t *testing.T) {
 			w.WriteHeader(http.StatusInternalServerError)
 		}
 	})
-	r := prepared(t, Config{Pool: settings(t, "postgres://localhost/none"), Destinations: []Destination{to(rc.URL)}})
+	r := prepared(t, Config{Pool: settings(t, "postgres://localhost/none"), Destinations: []post.Destination{to(rc.URL)}})
 	r.Relay.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
 	l := r.lane("default")
 	ordering := "k"
 	var run []delivery
 	for i := range 4 {
 		d := order()
-		d.eventID, d.event.orderingKey, d.leaseEnds = int64(i+1), &ordering, time.Now().Add(time.Hour)
+		d.eventID, d.event.OrderingKey, d.leaseEnds = int64(i+1), &ordering, time.Now().Add(time.Hour)
 		d.promiseEnds = d.leaseEnds
 		run = append(run, d)
 	}
 	r.sendRun(l, run)
-	var outcomes []Outcome
+	var outcomes []policy.Outcome
 	for range run {
-		outcomes = append(outcomes, (<-r.settlements).outcome)
+		outcomes = append(outcomes, (<-r.settlements).Outcome)
 	}
-	if want := []Outcome{Delivered, Delivered, Retry, Hold}; !slices.Equal(outcomes, want) {
+	if want := []policy.Outcome{policy.Delivered, policy.Delivered, policy.Retry, policy.Hold}; !slices.Equal(outcomes, want) {
 		t.Errorf("%v, want %v", outcomes, want)
 	}
 	for i := range run[:3] {
-		if run[i].event.payload != nil {
+		if run[i].event.Payload != nil {
 			t.Errorf("the payload of event %d is still there", i+1)
 		}
 	}

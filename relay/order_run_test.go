@@ -8,6 +8,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // keyed adds the events from-th to to-th of an ordering key, with the keys k-from … k-to.
@@ -63,7 +66,7 @@ func TestRetryInTheMiddleOfARun(t *testing.T) {
 	rc := newReceiver(t, refusing("k-5", 2, http.StatusInternalServerError))
 	db.keyed("k", 1, 30)
 	r := start(t, db.config(to(rc.URL)))
-	r.settles(t, Delivered, 30)
+	r.settles(t, policy.Delivered, 30)
 	rc.wantSent(t, "k", numbers(1, 4)+" 5 5 "+numbers(5, 30))
 	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 + 2 * (event_id = 5)::int`); n != 30 {
 		t.Errorf("%d of 30 have the attempts that were made: what was held back spent some", n)
@@ -86,14 +89,14 @@ func TestSkippedFailuresLetTheirKeyGoOn(t *testing.T) {
 	})
 	db.keyed("k", 1, 40)
 	d := to(rc.URL)
-	d.OnFailure = SkipFailed
+	d.OnFailure = policy.SkipFailed
 	cfg := db.config(d)
 	cfg.PollInterval = time.Hour
 	r := start(t, cfg)
-	r.settles(t, Delivered, 36)
-	r.settles(t, Fail, 4)
+	r.settles(t, policy.Delivered, 36)
+	r.settles(t, policy.Fail, 4)
 	rc.wantSent(t, "k", numbers(1, 40))
-	if n := sees(r.observer, func(o *observer) int { return o.outcomes[Hold] }); n != 0 {
+	if n := sees(r.observer, func(o *observer) int { return o.outcomes[policy.Hold] }); n != 0 {
 		t.Errorf("%d were held behind a failure that is to be skipped", n)
 	}
 }
@@ -109,7 +112,7 @@ func TestDiscardedHeadFreesItsKey(t *testing.T) {
 	cfg := db.config(to(rc.URL))
 	cfg.PollInterval = time.Hour
 	r := start(t, cfg)
-	r.settles(t, Fail, 1)
+	r.settles(t, policy.Fail, 1)
 	becomes(db, 17, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NULL AND attempts = 0`)
 	rc.wantSent(t, "k", "1 2 3")
 	done, err := NewOps(db.pool).Discard(t.Context(), Selection{EventIDs: []int64{3}}, nil)
@@ -117,7 +120,7 @@ func TestDiscardedHeadFreesItsKey(t *testing.T) {
 	if done.Done != 1 {
 		t.Errorf("discarded %d", done.Done)
 	}
-	r.settles(t, Delivered, 19)
+	r.settles(t, policy.Delivered, 19)
 	rc.wantSent(t, "k", numbers(1, 20))
 }
 
@@ -131,11 +134,11 @@ func TestReplaysKeepTheOrderOfTheirKey(t *testing.T) {
 	cfg := db.config(to(rc.URL))
 	cfg.PollInterval = time.Hour
 	r := start(t, cfg)
-	r.settles(t, Fail, 1)
+	r.settles(t, policy.Fail, 1)
 	ops := NewOps(db.pool)
 	_, err := ops.Replay(t.Context(), Selection{EventIDs: []int64{3}}, 0, nil)
 	must(t, err)
-	r.settles(t, Delivered, 6)
+	r.settles(t, policy.Delivered, 6)
 	rc.wantSent(t, "k", "1 2 3 "+numbers(3, 6))
 	r.stop()
 
@@ -143,7 +146,7 @@ func TestReplaysKeepTheOrderOfTheirKey(t *testing.T) {
 	must(t, err)
 	db.keyed("k", 7, 30)
 	again := start(t, cfg)
-	again.settles(t, Delivered, 25)
+	again.settles(t, policy.Delivered, 25)
 	rc.wantSent(t, "k", "1 2 3 "+numbers(3, 6)+" 2 "+numbers(7, 30))
 }
 
@@ -154,18 +157,18 @@ func TestReplayBeforeAFailedOneFreesNothing(t *testing.T) {
 	rc := newReceiver(t, refusing("k-2", 1, http.StatusUnprocessableEntity))
 	db.keyed("k", 1, 5)
 	r := start(t, db.config(to(rc.URL)))
-	r.settles(t, Fail, 1)
+	r.settles(t, policy.Fail, 1)
 	ops := NewOps(db.pool)
 	_, err := ops.Replay(t.Context(), Selection{EventIDs: []int64{1}, Statuses: []string{"delivered"}}, 0, nil)
 	must(t, err)
-	r.settles(t, Delivered, 2)
+	r.settles(t, policy.Delivered, 2)
 	idle := sees(r.observer, func(o *observer) int { return o.idle })
 	r.wake.notify(true)
 	r.await(t, "a look at the others", func(o *observer) bool { return o.idle > idle })
 	rc.wantSent(t, "k", "1 2 1")
 	_, err = ops.Replay(t.Context(), Selection{EventIDs: []int64{2}}, 0, nil)
 	must(t, err)
-	r.settles(t, Delivered, 6)
+	r.settles(t, policy.Delivered, 6)
 	rc.wantSent(t, "k", "1 2 1 "+numbers(2, 5))
 }
 
@@ -181,7 +184,7 @@ func TestBacklogGoesBeforeLiveWithinAKey(t *testing.T) {
 	d := to(rc.URL)
 	d.MaxInFlight = 2
 	r := start(t, db.config(d))
-	r.settles(t, Delivered, 120)
+	r.settles(t, policy.Delivered, 120)
 	for _, key := range []string{"a", "b", "c"} {
 		rc.wantSent(t, key, numbers(1, 40))
 	}
@@ -195,13 +198,13 @@ func TestLaterAvailableEventHoldsItsKey(t *testing.T) {
 	db.keyed("k", 1, 10)
 	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 hour' WHERE event_id = 4`)
 	r := start(t, db.config(to(rc.URL)))
-	r.settles(t, Delivered, 3)
+	r.settles(t, policy.Delivered, 3)
 	idle := sees(r.observer, func(o *observer) int { return o.idle })
 	r.wake.notify(true)
 	r.await(t, "a look at the others", func(o *observer) bool { return o.idle > idle })
 	rc.wantSent(t, "k", "1 2 3")
 	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() WHERE event_id = 4`)
-	r.settles(t, Delivered, 10)
+	r.settles(t, policy.Delivered, 10)
 	rc.wantSent(t, "k", numbers(1, 10))
 }
 
@@ -246,20 +249,22 @@ func TestRunDoesNotOutliveItsLease(t *testing.T) {
 	// The sender's view of the lease is of this process alone; shorten what every later attempt wants to be left.
 	l := r.lane("default")
 	l.mu.Lock()
-	before := l.endpoint
-	slower := before.destination
+	before := l.Endpoint
+	slower := before.Destination
 	slower.Timeout = 2 * DefaultLease
-	patient, err := newEndpoint(slower, "")
+	patient, err := post.NewEndpoint(slower, "")
 	must(t, err)
-	l.endpoint = patient
+	l.Endpoint = patient
 	l.mu.Unlock()
 	g.open()
-	r.await(t, "the end of the lease", func(o *observer) bool { return o.reasons[ReasonLease] >= 1 && o.reasons[ReasonOrder] >= 1 })
+	r.await(t, "the end of the lease", func(o *observer) bool {
+		return o.reasons[policy.ReasonLease] >= 1 && o.reasons[policy.ReasonOrder] >= 1
+	})
 	rc.wantSent(t, "k", "1 2")
 	l.mu.Lock()
-	l.endpoint = before
+	l.Endpoint = before
 	l.mu.Unlock()
-	r.settles(t, Delivered, 10)
+	r.settles(t, policy.Delivered, 10)
 	rc.wantSent(t, "k", numbers(1, 10))
 	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 AND rescues = 0`); n != 10 {
 		t.Errorf("%d of 10 spent one attempt", n)
@@ -283,7 +288,7 @@ func TestBreakerOpensInTheMiddleOfARun(t *testing.T) {
 		db.keyed(key, 1, 40)
 	}
 	d := to(rc.URL)
-	d.Breaker = BreakerPolicy{Failures: 2, ProbeAfter: 20 * time.Millisecond, ProbeMax: 50 * time.Millisecond}
+	d.Breaker = policy.BreakerPolicy{Failures: 2, ProbeAfter: 20 * time.Millisecond, ProbeMax: 50 * time.Millisecond}
 	r, other := start(t, db.config(d)), start(t, db.config(d))
 	becomes(db, 1, `SELECT count(*) FROM outbox_destination WHERE breaker = 'open'`)
 	down.Store(false)
@@ -291,7 +296,7 @@ func TestBreakerOpensInTheMiddleOfARun(t *testing.T) {
 	for _, key := range []string{"a", "b", "c"} {
 		rc.wantFirstInOrder(t, key, 40)
 	}
-	if sees(r.observer, func(o *observer) int { return o.outcomes[Fail] })+sees(other.observer, func(o *observer) int { return o.outcomes[Fail] }) != 0 {
+	if sees(r.observer, func(o *observer) int { return o.outcomes[policy.Fail] })+sees(other.observer, func(o *observer) int { return o.outcomes[policy.Fail] }) != 0 {
 		t.Error("the outage failed deliveries")
 	}
 }
@@ -331,14 +336,14 @@ func TestPauseInTheMiddleOfARun(t *testing.T) {
 	_, err := ops.Pause(t.Context(), "default", "maintenance")
 	must(t, err)
 	g.open()
-	r.settles(t, Delivered, maxRun)
+	r.settles(t, policy.Delivered, maxRun)
 	idle := sees(r.observer, func(o *observer) int { return o.idle })
 	r.wake.notify(true) // it may be idle already, which a look ends
 	r.await(t, "idleness", func(o *observer) bool { return o.idle > idle })
 	rc.wantSent(t, "k", numbers(1, maxRun))
 	_, err = ops.Resume(t.Context(), "default", false)
 	must(t, err)
-	r.settles(t, Delivered, 40)
+	r.settles(t, policy.Delivered, 40)
 	rc.wantSent(t, "k", numbers(1, 40))
 }
 
@@ -364,7 +369,7 @@ func TestStopInTheMiddleOfARun(t *testing.T) {
 		count(*) FILTER (WHERE status = 'pending' AND attempts = 0 AND rescues = 0 AND claimed_by IS NULL)) FROM outbox_delivery`); got != "3 37" {
 		t.Errorf("delivered, given back: %s", got)
 	}
-	start(t, db.config(to(rc.URL))).settles(t, Delivered, 37)
+	start(t, db.config(to(rc.URL))).settles(t, policy.Delivered, 37)
 	rc.wantSent(t, "k", numbers(1, 40))
 }
 
@@ -387,7 +392,7 @@ func TestKillInTheMiddleOfARun(t *testing.T) {
 	_ = victim.Wait()
 	g.open()
 	r := start(t, db.config(to(rc.URL)))
-	r.settles(t, Delivered, 36)
+	r.settles(t, policy.Delivered, 36)
 	rc.wantSent(t, "k", numbers(1, 5)+" "+numbers(5, 40))
 }
 
@@ -411,10 +416,10 @@ func TestFrozenRelayChangesNoOrder(t *testing.T) {
 	must(t, frozen.Process.Signal(syscall.SIGSTOP))
 	db.exec(`UPDATE outbox_delivery SET lease_expires_at = now() WHERE claimed_by IS NOT NULL`)
 	r := start(t, db.config(to(rc.URL)))
-	r.settles(t, Delivered, 36)
+	r.settles(t, policy.Delivered, 36)
 	before := rows[string](db, `SELECT d::text FROM outbox_delivery d ORDER BY event_id`)
 	db.insert(1, "after") // that the frozen one has settled shows in what it does next
-	r.settles(t, Delivered, 37)
+	r.settles(t, policy.Delivered, 37)
 	r.stop()
 	g.open()
 	must(t, frozen.Process.Signal(syscall.SIGCONT))

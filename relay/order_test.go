@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // The events of one ordering key arrive in order, however many relays send and however often the receiver fails: a
@@ -78,7 +79,7 @@ func TestOrderedKeysGoOnBehindThePosition(t *testing.T) {
 	cfg := db.config(to(rc.URL))
 	cfg.PollInterval = time.Hour
 	r := start(t, cfg)
-	r.settles(t, Delivered, 40)
+	r.settles(t, policy.Delivered, 40)
 }
 
 // A failed head blocks its key until an operator decides, and nothing else: other keys, and events without one, flow.
@@ -97,11 +98,11 @@ func TestFailedHeadBlocksItsKeyOnly(t *testing.T) {
 	db.insert(5, "free")
 	cfg := db.config(to(rc.URL))
 	r := start(t, cfg)
-	r.settles(t, Fail, 1)
-	r.settles(t, Delivered, 10)
+	r.settles(t, policy.Fail, 1)
+	r.settles(t, policy.Delivered, 10)
 	idle := sees(r.observer, func(o *observer) int { return o.idle })
 	db.insert(1, "then") // it may have been idle already
-	r.settles(t, Delivered, 11)
+	r.settles(t, policy.Delivered, 11)
 	r.await(t, "a look at the blocked ones", func(o *observer) bool { return o.idle > idle })
 	for _, key := range rc.keys() {
 		if strings.HasPrefix(key, "a-") && key != "a-1" {
@@ -109,7 +110,7 @@ func TestFailedHeadBlocksItsKeyOnly(t *testing.T) {
 		}
 	}
 	db.exec(`UPDATE outbox_delivery SET status = 'discarded' WHERE status = 'failed'`)
-	r.settles(t, Delivered, 15)
+	r.settles(t, policy.Delivered, 15)
 }
 
 // The same key of another destination, and a head whose retry is hours away: only the one lane waits.
@@ -122,7 +123,7 @@ func TestOrderIsPerDestination(t *testing.T) {
 	a.Name, b.Name = "slow", "fast"
 	a.Retry.Schedule = []time.Duration{time.Hour}
 	r := start(t, db.config(a, b))
-	r.settles(t, Delivered, 20)
+	r.settles(t, policy.Delivered, 20)
 	if slow.total() != 1 {
 		t.Errorf("%d requests behind a head that waits", slow.total())
 	}

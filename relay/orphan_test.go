@@ -11,6 +11,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // The answers to claims are lost, again and again, and the session resumes. What those claims took is sent at once
@@ -36,10 +39,10 @@ func TestClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 		becomes(db, 11, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
 		l.cut()
 		l.pass()
-		r.settles(t, Delivered, 10*round)
+		r.settles(t, policy.Delivered, 10*round)
 	}
 	g.open()
-	r.settles(t, Delivered, 31)
+	r.settles(t, policy.Delivered, 31)
 	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 1 AND rescues = 0`); n != 31 || rc.total() != 31 {
 		t.Errorf("%d of 31 were sent once, with %d requests", n, rc.total())
 	}
@@ -115,8 +118,8 @@ func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 	cfg := db.config(toA, toB)
 	cfg.Lease = time.Hour
 	lossy := &lossyExecutor{destination: "b"}
-	r := sessionThrough(t, cfg, func(pool executor) executor {
-		lossy.executor = pool
+	r := sessionThrough(t, cfg, func(pool pg.Pool) pg.Pool {
+		lossy.Pool = pool
 		return lossy
 	})
 	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
@@ -139,13 +142,13 @@ func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 
 // A lossyExecutor loses the answer to the first claim for one destination.
 type lossyExecutor struct {
-	executor
+	pg.Pool
 	destination string
 	claims      int
 }
 
 func (e *lossyExecutor) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	rows, err := e.executor.Query(ctx, sql, args...)
+	rows, err := e.Pool.Query(ctx, sql, args...)
 	if sql != claimDue || err != nil || args[1].([]string)[0] != e.destination {
 		return rows, err
 	}

@@ -4,6 +4,9 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // The database has committed the outcomes, and the acknowledgement is lost. They are written again, and
@@ -29,7 +32,7 @@ func TestLostAcknowledgementCountsOnce(t *testing.T) {
 				w.WriteHeader(c.answer)
 			})
 			db.insert(1, "key")
-			cfg := db.config(Destination{Name: "default", URL: rc.URL, Retry: RetryPolicy{Schedule: []time.Duration{time.Hour}}})
+			cfg := db.config(post.Destination{Name: "default", URL: rc.URL, Retry: policy.RetryPolicy{Schedule: []time.Duration{time.Hour}}})
 			cfg.Pool = settings(t, l.dsn)
 			r := start(t, cfg)
 			<-g.arrived
@@ -41,7 +44,9 @@ func TestLostAcknowledgementCountsOnce(t *testing.T) {
 			l.pass()
 			r.await(t, "the failed settle", func(o *observer) bool { return o.failures["settle"] > 0 })
 			l.block(false)
-			r.await(t, "the settle", func(o *observer) bool { return o.outcomes[Delivered]+o.outcomes[Retry]+o.outcomes[Fail] == 1 })
+			r.await(t, "the settle", func(o *observer) bool {
+				return o.outcomes[policy.Delivered]+o.outcomes[policy.Retry]+o.outcomes[policy.Fail] == 1
+			})
 
 			got := row[string](db, `SELECT concat_ws(' ', status, attempts, (SELECT count(*) FROM outbox_attempt)) FROM outbox_delivery`)
 			if got != c.want || rc.total() != 1 {
@@ -78,7 +83,7 @@ func TestLostClaimIsFoundAgain(t *testing.T) {
 	l.block(false)
 	r.await(t, "the failed claim", func(o *observer) bool { return o.failures["claim"] > 0 })
 	db.exec(`UPDATE outbox_delivery SET lease_expires_at = now() WHERE claimed_by IS NOT NULL`)
-	r.settles(t, Delivered, 10)
+	r.settles(t, policy.Delivered, 10)
 	if rc.total() != 10 {
 		t.Errorf("%d requests", rc.total())
 	}
@@ -108,7 +113,7 @@ func TestRelayOutlivesItsDatabase(t *testing.T) {
 	}
 	db.insert(10, "meanwhile")
 	l.block(false)
-	r.settles(t, Delivered, 20)
+	r.settles(t, policy.Delivered, 20)
 	if got := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`); got != 20 || rc.total() != 20 {
 		t.Errorf("%d delivered at once, %d requests", got, rc.total())
 	}

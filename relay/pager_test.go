@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
 
 // A pager is a channel that remembers what it was told.
@@ -13,12 +15,12 @@ type pager struct {
 	answer func(n int) error // to the nth notification; nil: always taken
 
 	mu   sync.Mutex
-	told []Alert
+	told []alert.Alert
 }
 
 func (p *pager) Name() string { return p.name }
 
-func (p *pager) Notify(_ context.Context, a Alert) error {
+func (p *pager) Notify(_ context.Context, a alert.Alert) error {
 	p.mu.Lock()
 	n := len(p.told) + 1
 	p.told = append(p.told, a)
@@ -40,14 +42,14 @@ func (p *pager) heard() (all []string) {
 	return all
 }
 
-func (p *pager) last() Alert {
+func (p *pager) last() alert.Alert {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.told[len(p.told)-1]
 }
 
 // of returns the notifications under one rule, in the order in which they came.
-func (p *pager) of(rule string) (alerts []Alert) {
+func (p *pager) of(rule string) (alerts []alert.Alert) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, a := range p.told {

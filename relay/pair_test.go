@@ -4,6 +4,9 @@ import (
 	"net/http"
 	"sync"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // Without faults, two relays and five thousand events are five thousand requests. The receiver answers none of them
@@ -14,8 +17,8 @@ func TestTwoRelaysShareTheWork(t *testing.T) {
 	const events = 5000
 	db := newDatabase(t)
 	var inFlight sync.WaitGroup
-	inFlight.Add(DefaultLaneInFlight + 1)
-	arrived := make(chan struct{}, DefaultLaneInFlight+1)
+	inFlight.Add(post.DefaultLaneInFlight + 1)
+	arrived := make(chan struct{}, post.DefaultLaneInFlight+1)
 	rc := newReceiver(t, func(w http.ResponseWriter, _ request) {
 		select {
 		case arrived <- struct{}{}:
@@ -40,7 +43,7 @@ func TestTwoRelaysShareTheWork(t *testing.T) {
 		t.Errorf("%d requests for %d keys", rc.total(), n)
 	}
 	for _, r := range []*running{a, b} {
-		if n := sees(r.observer, func(o *observer) int { return o.outcomes[Delivered] }); n == 0 {
+		if n := sees(r.observer, func(o *observer) int { return o.outcomes[policy.Delivered] }); n == 0 {
 			t.Errorf("one relay did all the work")
 		}
 		if sees(r.observer, func(o *observer) int { return o.stale + len(o.rescued) + len(o.failures) }) != 0 {

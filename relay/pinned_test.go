@@ -11,6 +11,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // BenchmarkPinnedHorizon drains events while other sessions keep the database from cleaning up, from before the first is
@@ -56,15 +60,15 @@ func drainPinned(b *testing.B, events, sessions int) (share float64) {
 		db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 't', '{"n": 1}', 'key-' || i FROM generate_series($1::int, $2) i`, done+1, done+20_000)
 	}
 	ops := &pager{name: "ops"}
-	cfg := db.config(Destination{Name: "default", URL: rc.URL})
-	cfg.Alerts = Alerts{Channels: []Channel{ops}, HorizonOver: time.Second}
+	cfg := db.config(post.Destination{Name: "default", URL: rc.URL})
+	cfg.Alerts = alert.Config{Channels: []alert.Channel{ops}, HorizonOver: time.Second}
 	cfg.Watching.Interval = 5 * time.Second
 	var mu sync.Mutex
 	settled := 0
 	tenths := []time.Time{}
 	done := make(chan struct{})
-	cfg.Hooks.Settled = func(_ string, outcome Outcome, _ Reason, n int) {
-		if outcome != Delivered {
+	cfg.Hooks.Settled = func(_ string, outcome policy.Outcome, _ policy.Reason, n int) {
+		if outcome != policy.Delivered {
 			return
 		}
 		mu.Lock()
@@ -83,11 +87,11 @@ func drainPinned(b *testing.B, events, sessions int) (share float64) {
 	var runs sync.WaitGroup
 	runs.Go(func() { must(b, relay.Run(running)) })
 	<-done
-	eventually(b, "the alert about the horizon", func() bool { return len(ops.of(RuleHorizonPinned)) > 0 })
+	eventually(b, "the alert about the horizon", func() bool { return len(ops.of(alert.RuleHorizonPinned)) > 0 })
 	stop()
 	runs.Wait()
 	first, last := tenths[1].Sub(tenths[0]), tenths[10].Sub(tenths[9])
-	text := ops.of(RuleHorizonPinned)[0].Text()
+	text := ops.of(alert.RuleHorizonPinned)[0].Text()
 	named := false
 	for _, pid := range pids {
 		named = named || strings.Contains(text, strconv.Itoa(pid))

@@ -6,6 +6,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // unruled lifts the rules of an event, which a disabled trigger or another program may have got past.
@@ -78,8 +81,8 @@ func TestPoisonRowsFailAloneWithAReason(t *testing.T) {
 	db.insert(1000, "good")
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL)))
-	r.settles(t, Delivered, 1000+len(odd))
-	r.settles(t, Fail, len(poison))
+	r.settles(t, policy.Delivered, 1000+len(odd))
+	r.settles(t, policy.Fail, len(poison))
 
 	for key := range poison {
 		got := row[string](db, `SELECT concat_ws(' ', d.status, d.last_reason, d.attempts, d.last_error IS NOT NULL)
@@ -132,9 +135,9 @@ func TestPoisonDeliveriesHarmNoOther(t *testing.T) {
 	r := start(t, db.config(to(rc.URL)))
 	untouched := map[string]bool{"due-infinity": true, "due-far": true, "leased-for-ever": true, "lease-no-owner": true, "status-unknown": true}
 	failed := map[string]bool{"rescues-max": true}
-	r.settles(t, Delivered, 200)
-	r.settles(t, Delivered, 200+len(odd)-len(untouched)-len(failed))
-	r.settles(t, Fail, len(failed))
+	r.settles(t, policy.Delivered, 200)
+	r.settles(t, policy.Delivered, 200+len(odd)-len(untouched)-len(failed))
+	r.settles(t, policy.Fail, len(failed))
 	for key := range odd {
 		want := "delivered"
 		if untouched[key] {
@@ -168,14 +171,14 @@ func TestRefusedOutcomeKeepsNoOther(t *testing.T) {
 		CREATE TRIGGER refuse BEFORE UPDATE ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION refuse()`)
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL)))
-	r.settles(t, Delivered, 298)
+	r.settles(t, policy.Delivered, 298)
 	r.await(t, "the refusals", func(o *observer) bool { return o.failures["settle"] >= 2 })
 	got := rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NOT NULL ORDER BY 1`)
 	if !slices.Equal(got, []int64{7, 77}) {
 		t.Errorf("pending are %v", got)
 	}
 	db.exec(`DROP TRIGGER refuse ON outbox_delivery; UPDATE outbox_delivery SET attempts = 1, lease_expires_at = now() WHERE status = 'pending'`)
-	r.settles(t, Delivered, 300)
+	r.settles(t, policy.Delivered, 300)
 	r.stop()
 }
 
@@ -201,15 +204,15 @@ func TestDamagedRowKeepsNoOther(t *testing.T) {
 	toA, toB := to(rc.URL), to(rc.URL)
 	toA.Name, toB.Name = "a", "b"
 	r := start(t, db.config(toA, toB))
-	r.settles(t, Delivered, 597)
+	r.settles(t, policy.Delivered, 597)
 	db.insert(300, "later")
-	r.settles(t, Delivered, 1197)
+	r.settles(t, policy.Delivered, 1197)
 	got := rows[int64](db, `SELECT event_id FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NOT NULL ORDER BY 1`)
 	if !slices.Equal(got, []int64{1, 2, 3}) {
 		t.Errorf("pending are %v", got)
 	}
 	db.exec(`DROP TRIGGER damaged ON outbox_delivery`)
-	r.settles(t, Delivered, 1200)
+	r.settles(t, policy.Delivered, 1200)
 	if rc.total() != 1200 || r.lane("a").busy() {
 		t.Errorf("%d requests for 1200 deliveries, or a lane without room", rc.total())
 	}
@@ -230,7 +233,7 @@ func TestDamagedRowsKeepNoLane(t *testing.T) {
 	r := start(t, cfg)
 	eventually(t, "a full lane", func() bool { return rc.total() >= 2 })
 	db.insert(3, "good")
-	r.settles(t, Delivered, 3)
+	r.settles(t, policy.Delivered, 3)
 }
 
 // What is pending without its event cannot be sent; whoever deletes events has to hear of it.
@@ -243,8 +246,8 @@ func TestDeletedEventsFail(t *testing.T) {
 	db.insert(5, "there")
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL)))
-	r.settles(t, Fail, 5)
-	r.settles(t, Delivered, 5)
+	r.settles(t, policy.Fail, 5)
+	r.settles(t, policy.Delivered, 5)
 	if got := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed' AND last_reason = 'event_missing' AND attempts = 0`); got != 5 || rc.total() != 5 {
 		t.Errorf("%d are failed as event_missing, %d requests", got, rc.total())
 	}
@@ -263,7 +266,7 @@ func TestEventDeletedWhileItsLargePayloadWaits(t *testing.T) {
 		}
 	}
 	r := start(t, cfg)
-	r.settles(t, Fail, 1)
+	r.settles(t, policy.Fail, 1)
 	if got := row[string](db, `SELECT last_reason FROM outbox_delivery`); got != "event_missing" || rc.total() != 0 {
 		t.Errorf("%s, %d requests", got, rc.total())
 	}
@@ -277,7 +280,7 @@ func TestUnknownDestinationsWait(t *testing.T) {
 	rc := newReceiver(t, nil)
 	cfg := db.config(to(rc.URL))
 	r := start(t, cfg)
-	r.settles(t, Delivered, 3)
+	r.settles(t, policy.Delivered, 3)
 	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
 	if got := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = 'retired' AND status = 'pending' AND claim = 0`); got != 3 {
 		t.Errorf("%d of 3 wait", got)
@@ -299,8 +302,8 @@ func TestCrashLoopIsSetAside(t *testing.T) {
 	db.exec(`UPDATE outbox_delivery SET rescues = $1, claimed_by = 77, lease_expires_at = now() WHERE event_id = 3`, crashLoop-1)
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL)))
-	r.settles(t, Fail, 1)
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Fail, 1)
+	r.settles(t, policy.Delivered, 1)
 	becomes(db, true, `SELECT next_attempt_at > now() + interval '1 minute' AND rescues = $1 FROM outbox_delivery WHERE event_id = 3`, crashLoop-1)
 	if keys := rc.keys(); len(keys) != 1 || keys[0] != "key-2" {
 		t.Errorf("sent: %v", keys)
@@ -316,15 +319,15 @@ func TestCrashLoopIsSetAside(t *testing.T) {
 // A defect that one delivery trips is an attempt of that delivery and nothing to the others.
 func TestPanicOfOneDelivery(t *testing.T) {
 	t.Parallel()
-	d := Config{Destinations: []Destination{to("http://127.0.0.1:1/")}}.withDefaults().Destinations[0]
+	d := Config{Destinations: []post.Destination{to("http://127.0.0.1:1/")}}.withDefaults().Destinations[0]
 	l, err := laneTo(d)
 	must(t, err)
 	broken := order()
 	broken.leaseEnds = time.Now().Add(time.Hour)
 	broken.promiseEnds = broken.leaseEnds
-	broken.event.payload = nil // and there is no store to load it from
-	v := (&Relay{taking: t.Context(), doing: t.Context()}).attempt(l, &broken)
-	if v.outcome != Retry || v.reason != ReasonPanic || !strings.Contains(v.message, "nil pointer") {
+	broken.event.Payload = nil // and there is no store to load it from
+	v := first((&Relay{taking: t.Context(), doing: t.Context()}).attempt(l, &broken), d.Responses)
+	if v.Outcome != policy.Retry || v.Reason != policy.ReasonPanic || !strings.Contains(v.Message, "nil pointer") {
 		t.Errorf("%+v", v)
 	}
 }

@@ -13,6 +13,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // pooler is the part of PgBouncer that matters here: what it does with settings at the start of a connection. It knows
@@ -109,7 +112,7 @@ func TestPoolerIsRefused(t *testing.T) {
 			r, err := New(cfg)
 			must(t, err)
 			err = r.Run(t.Context())
-			if !errors.Is(err, ErrPooler) || !strings.Contains(err.Error(), "direct connection") {
+			if !errors.Is(err, pg.ErrPooler) || !strings.Contains(err.Error(), "direct connection") {
 				t.Errorf("got %v, want ErrPooler", err)
 			}
 			if n := row[int](db, "SELECT count(*)::int FROM outbox_relay"); n != 0 {
@@ -136,7 +139,7 @@ func TestPoolerIsFound(t *testing.T) {
 				t.Error("a relay behind a pooler has a session or is armed")
 			}
 			db.insert(10, "key")
-			r.settles(t, Delivered, 10)
+			r.settles(t, policy.Delivered, 10)
 		})
 	}
 }
@@ -155,7 +158,7 @@ func TestSessionPastThePooler(t *testing.T) {
 	becomes(db, true, `SELECT session_pid IS NOT NULL FROM outbox_relay`)
 	becomes(db, true, armed)
 	db.insert(10, "key")
-	r.settles(t, Delivered, 10)
+	r.settles(t, policy.Delivered, 10)
 }
 
 // Relays with and without a session live side by side: neither takes the other for dead, and each rescues the other kind
@@ -182,7 +185,7 @@ func TestRelaysWithAndWithoutSession(t *testing.T) {
 				pooler{}.standBefore(t, cfg.Pool.ConnConfig)
 			}
 			r := start(t, cfg)
-			r.settles(t, Delivered, 2)
+			r.settles(t, policy.Delivered, 2)
 			if got := row[string](db, `SELECT string_agg(name, ' ' ORDER BY name) FROM outbox_relay`); got != "connected heard test" {
 				t.Errorf("registered: %s", got)
 			}

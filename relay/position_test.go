@@ -5,6 +5,9 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // TestWalkPassesBlockedDeliveries has more blocked deliveries than one scan looks at, and a delivery between them that the
@@ -18,12 +21,12 @@ func TestWalkPassesBlockedDeliveries(t *testing.T) {
 	db.exec(`UPDATE outbox_delivery SET status = 'failed' WHERE event_id = 1`)
 	db.insert(1, "first")
 	r := start(t, db.config(to(rc.URL)))
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'late-1');
 		UPDATE outbox_delivery SET next_attempt_at = (SELECT next_attempt_at FROM outbox_delivery WHERE event_id = ` + strconv.Itoa(blocked/2) + `)
 		WHERE event_id = (SELECT max(event_id) FROM outbox_delivery)`) // both in one transaction
-	r.settles(t, Delivered, 2)
+	r.settles(t, policy.Delivered, 2)
 	if keys := rc.keys(); len(keys) != 2 || keys[0] != "first-1" || keys[1] != "late-1" {
 		t.Errorf("sent %q", keys)
 	}
@@ -94,8 +97,8 @@ func TestReadyKeysAreTakenOnce(t *testing.T) {
 	if len(first) != 2 || len(rest) != 1 || first[0].key != "0" || rest[0].key != "2" {
 		t.Errorf("took %v, then %v", first, rest)
 	}
-	l.keySettled(&settlement{delivery: delivery{class: live, event: event{orderingKey: new("in flight")}}})
-	l.keySettled(&settlement{delivery: delivery{class: live, event: event{orderingKey: new("in flight")}}, freesKey: true})
+	l.keySettled(&settlement{delivery: delivery{class: live, event: post.Event{OrderingKey: new("in flight")}}})
+	l.keySettled(&settlement{delivery: delivery{class: live, event: post.Event{OrderingKey: new("in flight")}}, Decision: policy.Decision{FreesKey: true}})
 	if keys, _ := l.takeReady([classes]int{live: 1}); len(keys) != 1 || keys[0].key != "in flight" || len(l.keys.inFlight) != 0 {
 		t.Errorf("took %v when its run was settled", keys)
 	}

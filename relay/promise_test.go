@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // promises returns what each request said, in the order in which they came.
@@ -43,7 +46,9 @@ func TestPromiseIsKept(t *testing.T) {
 			d.URL = newVacant(t).url
 		}
 		r := start(t, db.config(d))
-		r.await(t, "a settle", func(o *observer) bool { return o.outcomes[Retry]+o.outcomes[Delivered]+o.outcomes[Hold] > 0 })
+		r.await(t, "a settle", func(o *observer) bool {
+			return o.outcomes[policy.Retry]+o.outcomes[policy.Delivered]+o.outcomes[policy.Hold] > 0
+		})
 		r.stop()
 		want := rc.promises()[0]
 		if attempt == 5 {
@@ -63,7 +68,7 @@ func TestPromiseIsKept(t *testing.T) {
 			t.Errorf("request %d of %d says %s, the first %s", i+1, len(said), promise, said[0])
 		}
 	}
-	first, err := time.Parse(timeFormat, said[0])
+	first, err := time.Parse(post.TimeFormat, said[0])
 	must(t, err)
 	if earliest := before.Add(d.Retry.Promise); first.Before(earliest) || first.After(row[time.Time](db, `SELECT now()`).Add(d.Retry.Promise)) {
 		t.Errorf("the promise is %s, of a delivery that could be claimed from %s on", first, before)
@@ -86,7 +91,7 @@ func TestPromiseOutlivesItsRelay(t *testing.T) {
 	<-g.arrived
 	rc.kill(t, victim)
 	g.open()
-	start(t, db.config(to(rc.URL))).settles(t, Delivered, 1)
+	start(t, db.config(to(rc.URL))).settles(t, policy.Delivered, 1)
 	if promises := rc.promises(); len(promises) != 2 || promises[0] != promises[1] || promises[0] == "" {
 		t.Errorf("the requests say %q", promises)
 	}
@@ -101,8 +106,8 @@ func TestNothingIsSentPastItsPromise(t *testing.T) {
 		sent bool
 	}{
 		"ended long ago":          {-1000 * time.Hour, false},
-		"ends within the timeout": {DefaultTimeout - time.Second, false},
-		"ends in more than that":  {DefaultTimeout + time.Hour, true},
+		"ends within the timeout": {post.DefaultTimeout - time.Second, false},
+		"ends in more than that":  {post.DefaultTimeout + time.Hour, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -113,16 +118,16 @@ func TestNothingIsSentPastItsPromise(t *testing.T) {
 			promise := row[string](db, stored)
 			cfg := db.config(to(rc.URL))
 			ops := &pager{name: "ops"}
-			cfg.Alerts = Alerts{Channels: []Channel{ops}}
+			cfg.Alerts = alert.Config{Channels: []alert.Channel{ops}}
 			r := start(t, cfg)
 			if c.sent {
-				r.settles(t, Delivered, 1)
+				r.settles(t, policy.Delivered, 1)
 				if got := rc.promises(); got[0] != promise {
 					t.Errorf("the request says %q, want %q", got, promise)
 				}
 				return
 			}
-			r.settles(t, Fail, 1)
+			r.settles(t, policy.Fail, 1)
 			if got := row[string](db, `SELECT concat_ws(' ', status, attempts, last_reason) FROM outbox_delivery`); got != "failed 3 horizon_passed" || rc.total() != 0 {
 				t.Errorf("%s after %d requests", got, rc.total())
 			}
@@ -130,17 +135,17 @@ func TestNothingIsSentPastItsPromise(t *testing.T) {
 			if !strings.Contains(text, promise[:len("2006-01-02T15:04:05")]+"Z") || !strings.Contains(text, "outbox-relay replay "+fmt.Sprint(row[int64](db, `SELECT event_id FROM outbox_delivery`))) {
 				t.Error(text)
 			}
-			eventually(t, "the alert", func() bool { return len(ops.of(RuleFailed)) == 1 })
-			if got := ops.of(RuleFailed)[0].FirstError; got != text {
+			eventually(t, "the alert", func() bool { return len(ops.of(alert.RuleFailed)) == 1 })
+			if got := ops.of(alert.RuleFailed)[0].FirstError; got != text {
 				t.Errorf("the alert says %q", got)
 			}
 
-			done, err := NewOps(db.pool).Replay(t.Context(), Selection{Reason: string(ReasonHorizon)}, 0, nil)
+			done, err := NewOps(db.pool).Replay(t.Context(), Selection{Reason: string(policy.ReasonHorizon)}, 0, nil)
 			must(t, err)
 			if done.Done != 1 {
 				t.Errorf("replayed %+v", done)
 			}
-			r.settles(t, Delivered, 1)
+			r.settles(t, policy.Delivered, 1)
 			if got := rc.all()[0].header; got.Get(webhook.Replay) != "true" || got.Get(webhook.NotAfter) <= promise {
 				t.Errorf("the replay's headers are %v", got)
 			}
@@ -160,8 +165,8 @@ func TestOutageBeyondThePromise(t *testing.T) {
 			db := newDatabase(t)
 			rc := newReceiver(t, nil)
 			g := newSwitch(t, rc, answering)
-			d := Destination{Name: "default", URL: g.url, MaxInFlight: 4}
-			d.Breaker = BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
+			d := post.Destination{Name: "default", URL: g.url, MaxInFlight: 4}
+			d.Breaker = policy.BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
 			db.insert(waiting, "waiting")
 			db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '60 days' WHERE event_id > 50`) // tried late
 			r := start(t, db.config(d))
@@ -170,9 +175,9 @@ func TestOutageBeyondThePromise(t *testing.T) {
 				before := sees(r.observer, func(o *observer) int { return len(o.attempts) })
 				db.letPass(week)
 				db.exec(`UPDATE outbox_delivery SET not_after = not_after - $1::interval WHERE claimed_by IS NULL`, week)
-				r.await(t, "a probe", func(o *observer) bool { return len(o.attempts) > before || o.outcomes[Fail] > 0 })
+				r.await(t, "a probe", func(o *observer) bool { return len(o.attempts) > before || o.outcomes[policy.Fail] > 0 })
 			}
-			failed := sees(r.observer, func(o *observer) int { return o.outcomes[Fail] })
+			failed := sees(r.observer, func(o *observer) int { return o.outcomes[policy.Fail] })
 			if !answering && failed > 0 {
 				t.Errorf("%d have failed, which no receiver has seen", failed)
 			}
@@ -196,13 +201,13 @@ func TestOnlyWhatWasSentIsBound(t *testing.T) {
 	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
 	d := to(rc.URL)
 	d.MaxInFlight = 2
-	nobody := Destination{Name: "nobody", URL: newVacant(t).url, MaxInFlight: 1, Breaker: BreakerPolicy{Off: true}}
+	nobody := post.Destination{Name: "nobody", URL: newVacant(t).url, MaxInFlight: 1, Breaker: policy.BreakerPolicy{Off: true}}
 	nobody.Retry.Schedule = []time.Duration{time.Hour}
 	db.insert(5, "key")
 	r := start(t, db.config(d, nobody))
 	<-g.arrived
 	<-g.arrived
-	r.await(t, "claims ahead", func(o *observer) bool { return o.outcomes[Retry] == 5 })
+	r.await(t, "claims ahead", func(o *observer) bool { return o.outcomes[policy.Retry] == 5 })
 	becomes(db, 4, `SELECT count(*) FROM outbox_delivery WHERE destination = 'default' AND not_after IS NOT NULL`)
 	r.Abort()
 	r.cancel()

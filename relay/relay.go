@@ -12,6 +12,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
 // A Relay claims, delivers and settles. Make one with [New]; run it once.
@@ -25,14 +31,14 @@ type Relay struct {
 	store   *store
 	chores  *store // the same, for what is done beside delivering: one statement at a time
 	session *session
-	guard   *guard
+	guard   *identity.Guard
 	wake    *wakeup
 	alerts  chan struct{} // there may be alerts to tell
 	parked  chan struct{} // there may be parked deliveries with a route
 	routes  chan struct{} // the stored routes may have changed
 	doubt   chan struct{} // the schema may have changed under this relay
 	senders sync.WaitGroup
-	lookout lookout
+	watcher *watch.Watcher
 	alone   solitude
 
 	restTimes int // see the constant; less in tests, where a busy machine would make the rests last for minutes
@@ -81,17 +87,31 @@ func New(cfg Config) (*Relay, error) {
 	}
 	r.effective.Store(&cfg)
 	for _, d := range cfg.Destinations {
-		e, err := newEndpoint(d, cfg.Version)
+		e, err := post.NewEndpoint(d, cfg.Version)
 		if err != nil {
 			return nil, err
 		}
 		r.lanes.add(newLane(e))
 	}
 	r.session = newSession(r)
-	r.guard = newGuard(r)
-	r.pressed = func() (string, bool) { reason := r.pressure(); return reason, reason != "" }
+	r.guard = identity.NewGuard(r.guardConfig())
+	r.watcher = r.newWatcher()
+	r.pressed = func() (string, bool) { reason := r.watcher.Pressure(); return reason, reason != "" }
 	r.hurry, r.abort = context.WithCancel(context.Background())
 	return r, nil
+}
+
+func (r *Relay) guardConfig() identity.Config {
+	cfg := identity.Config{
+		Name: r.cfg.Name, Version: r.cfg.Version, Environment: r.cfg.Environment,
+		Interval: identity.DefaultInterval, Grace: identity.DefaultGrace, AlertEvery: alert.Retry,
+		Log: r.cfg.Log, Quarantined: r.cfg.Hooks.Quarantined, Failed: r.databaseError,
+		Alert: func() { signal(r.alerts) }, Disown: func() { r.session.set(0, false) },
+	}
+	if conn := r.cfg.Pool.ConnConfig; conn != nil {
+		cfg.Address = identity.Address(conn)
+	}
+	return cfg
 }
 
 // complete returns a configuration with its defaults, or every mistake in it as joined Problems.
@@ -128,7 +148,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	ctx, r.fail = context.WithCancelCause(ctx)
 	defer r.fail(nil)
 
-	r.guard.shut()
+	r.guard.Shut()
 	settling, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
 	doing, cutOff := context.WithCancel(context.WithoutCancel(ctx))
@@ -142,8 +162,8 @@ func (r *Relay) Run(ctx context.Context) error {
 	settler.Go(r.settleAll)
 	takers.Go(func() { (&claimer{relay: r, pace: pace{poll: r.cfg.PollInterval}}).run(ctx) })
 	takers.Go(func() { r.maintain(ctx) })
-	takers.Go(func() { r.tellAlerts(ctx) })
-	takers.Go(func() { r.watch(ctx) })
+	takers.Go(func() { r.alerter().Run(ctx) })
+	takers.Go(func() { r.watcher.Run(ctx) })
 
 	<-ctx.Done()
 	drainTimeout := r.config().DrainTimeout
@@ -164,10 +184,10 @@ func (r *Relay) Run(ctx context.Context) error {
 	leave()
 	presence.Wait()
 	for _, l := range r.lanes.all() {
-		l.current().retire()
+		l.current().Retire()
 	}
 	r.cfg.Log.Info().Msg("stopped")
-	if cause := context.Cause(ctx); errors.Is(cause, ErrSchema) {
+	if cause := context.Cause(ctx); errors.Is(cause, pg.ErrSchema) {
 		return cause
 	}
 	return nil
@@ -183,7 +203,7 @@ func (r *Relay) poolConfig() *pgxpool.Config {
 	if cfg.MaxConns <= 0 || cfg.MaxConns > defaultConns {
 		cfg.MaxConns = defaultConns
 	}
-	directly(cfg, r.cfg.Schema)
+	pg.SetDirect(cfg, r.cfg.Schema)
 	if cfg.ShouldPing == nil {
 		// By default every claim of an idle relay would be two queries. A statement on a broken connection is repeated.
 		cfg.ShouldPing = func(_ context.Context, p pgxpool.ShouldPingParams) bool { return p.IdleDuration > pingAfter }
@@ -196,19 +216,57 @@ func (r *Relay) open(ctx context.Context, pooled bool) error {
 	cfg := r.poolConfig()
 	var settings map[string]string
 	if pooled {
-		settings = throughPooler(cfg, r.cfg.Schema)
+		settings = pg.SetPooled(cfg, r.cfg.Schema)
 	}
-	r.guard.watch(cfg, pooled)
+	r.guard.Watch(cfg, pooled)
 	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
 	if err != nil {
 		return fmt.Errorf("open database pool: %w", err)
 	}
 	r.pool, r.store = pool, &store{pool: pool}
 	if pooled {
-		r.store = &store{pool: newTransactions(pool, settings, r.guard), deaf: r.cfg.Pooler.Session == nil}
+		r.store = &store{pool: pg.NewTransactions(pool, settings, r.guard.Prologue, identity.Explain), deaf: r.cfg.Pooler.Session == nil}
 	}
-	r.chores = &store{pool: newChores(r.store.pool)}
+	r.chores = &store{pool: pg.NewChores(r.store.pool)}
+	r.watcher.DB = r.chores.pool
 	return nil
+}
+
+// newWatcher returns what looks around the database.
+func (r *Relay) newWatcher() *watch.Watcher {
+	return &watch.Watcher{
+		Config: func() watch.Config { return r.cfg.Watching }, Alerts: func() alert.Config { return r.config().Alerts },
+		Lenient: r.lenient, Alive: r.alive, Before: r.searchUndelivered,
+		// However long a blocked vacuum makes it: like sweeps, it may take a hundredth of the time.
+		Rest:   func(took time.Duration) time.Duration { return rest{r.cfg.Watching.Interval, r.restTimes}.after(took) },
+		Looked: func() { signal(r.routes) }, // for changes without a notification
+		Due:    func() { signal(r.alerts) }, Failed: r.databaseError, Watched: r.cfg.Hooks.Watched,
+	}
+}
+
+// lenient returns the destinations where a failed delivery does not block its ordering key.
+func (r *Relay) lenient() (names []string) {
+	for _, l := range r.laneList() {
+		if d := l.current().Destination; d.OnFailure == policy.SkipFailed {
+			names = append(names, d.Name)
+		}
+	}
+	return names
+}
+
+// alive reports whether this relay is registered where it belongs.
+func (r *Relay) alive() bool {
+	_, alive := r.session.current()
+	return alive
+}
+
+// alerter returns what sends alerts.
+func (r *Relay) alerter() *alert.Sender {
+	return &alert.Sender{
+		DB: r.chores.pool, Due: r.alerts, Config: func() alert.Config { return r.config().Alerts },
+		Alive:  r.alive,
+		Always: identity.Unguarded, Log: r.cfg.Log, Notified: r.cfg.Hooks.Notified, Failed: r.databaseError,
+	}
 }
 
 // prepare waits for the database and checks that it is fit.
@@ -217,7 +275,7 @@ func (r *Relay) prepare(ctx context.Context) error {
 	for {
 		err := r.checkDatabase(ctx)
 		switch {
-		case errors.Is(err, ErrSchema), errors.Is(err, ErrPooler):
+		case errors.Is(err, pg.ErrSchema), errors.Is(err, pg.ErrPooler):
 			return err
 		case err == nil, ctx.Err() != nil:
 			return nil
@@ -233,8 +291,8 @@ func (r *Relay) prepare(ctx context.Context) error {
 
 // checkDatabase finds out what the connection leads to, and whether the relay can work there.
 func (r *Relay) checkDatabase(ctx context.Context) error {
-	err := r.store.checkSession(ctx)
-	if _, pooled := r.store.pool.(*transactions); errors.Is(err, ErrPooler) && !pooled {
+	err := pg.CheckSession(ctx, r.store.pool)
+	if _, pooled := r.store.pool.(*pg.Transactions); errors.Is(err, pg.ErrPooler) && !pooled {
 		if r.cfg.Pooler.Mode == PoolerNone {
 			return fmt.Errorf("%w; give the relay a direct connection, or set database.pooler to transaction", err)
 		}
@@ -242,12 +300,12 @@ func (r *Relay) checkDatabase(ctx context.Context) error {
 		if err := r.open(ctx, true); err != nil {
 			return err
 		}
-		err = r.store.checkSession(ctx)
+		err = pg.CheckSession(ctx, r.store.pool)
 	}
 	if err != nil {
 		return err
 	}
-	newer, err := checkSchema(ctx, r.store.pool)
+	newer, err := pg.CheckSchema(ctx, r.store.pool)
 	if err != nil {
 		return err
 	}
@@ -255,7 +313,7 @@ func (r *Relay) checkDatabase(ctx context.Context) error {
 		r.cfg.Log.Warn().Int64("database", newer).Int64("known", migrations.Outbox.Latest()).
 			Msg("the schema is newer than this version, and works with it; upgrade this relay soon")
 	}
-	creators, err := schemaCreators(ctx, r.store.pool)
+	creators, err := pg.FindSchemaCreators(ctx, r.store.pool)
 	if err != nil {
 		return err
 	}
@@ -272,18 +330,18 @@ func (r *Relay) checkDatabase(ctx context.Context) error {
 
 // databaseError tells of a failed statement that will be repeated.
 func (r *Relay) databaseError(operation string, err error) {
-	if errors.Is(err, errGuarded) || errors.Is(err, errQuarantined) {
+	if errors.Is(err, identity.ErrGuarded) || errors.Is(err, identity.ErrQuarantined) {
 		return // the guard tells
 	}
 	line := r.cfg.Log.Error().Err(err).Str("operation", operation)
-	if hint := hintFor(err); hint != "" {
+	if hint := pg.Hint(err); hint != "" {
 		line = line.Str("hint", hint)
 	}
 	line.Msg("database: will be tried again")
-	if schemaMayDiffer(err) {
+	if pg.SchemaMayDiffer(err) {
 		signal(r.doubt)
 	}
-	if hasCode(err, readOnlyTransaction) || errors.Is(err, errReadOnly) {
+	if pg.HasCode(err, pg.ReadOnlyTransaction) || errors.Is(err, pg.ErrReadOnly) {
 		// After a failover these connections may lead to what was the primary, for ever; new ones need not.
 		r.pool.Reset()
 	}

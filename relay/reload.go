@@ -8,6 +8,9 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // reloads orders reloads, one after the other and with what Run passes through.
@@ -106,15 +109,15 @@ func (r *Relay) merge(cfg Config) (next *Config, later []string, err error) {
 
 // newEndpoints makes those of all destinations that differ. One that follows files is made anew each time: whether they
 // are still the same files cannot be told.
-func (r *Relay) newEndpoints(next *Config) (endpoints map[string]*endpoint, err error) {
+func (r *Relay) newEndpoints(next *Config) (endpoints map[string]*post.Endpoint, err error) {
 	now := r.config()
-	endpoints = map[string]*endpoint{}
+	endpoints = map[string]*post.Endpoint{}
 	for _, d := range next.Destinations {
-		i := slices.IndexFunc(now.Destinations, func(old Destination) bool { return old.Name == d.Name })
-		if i >= 0 && !d.follows() && !now.Destinations[i].follows() && now.Destinations[i].sameEgress(d) && len(now.Destinations[i].differences(d)) == 0 {
+		i := slices.IndexFunc(now.Destinations, func(old post.Destination) bool { return old.Name == d.Name })
+		if i >= 0 && !d.Follows() && !now.Destinations[i].Follows() && now.Destinations[i].SameEgress(d) && len(destinationDifferences(now.Destinations[i], d)) == 0 {
 			continue
 		}
-		if endpoints[d.Name], err = newEndpoint(d, r.cfg.Version); err != nil {
+		if endpoints[d.Name], err = post.NewEndpoint(d, r.cfg.Version); err != nil {
 			return nil, err
 		}
 	}
@@ -167,7 +170,7 @@ func (r *Relay) meetRoutes(ctx context.Context, alive func()) error {
 }
 
 // replace makes the lanes those of the destinations, with the endpoints that are new.
-func (ls *lanes) replace(now time.Time, destinations []Destination, endpoints map[string]*endpoint) {
+func (ls *lanes) replace(now time.Time, destinations []post.Destination, endpoints map[string]*post.Endpoint) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	active := make([]*lane, 0, len(destinations))
@@ -191,27 +194,27 @@ func (ls *lanes) replace(now time.Time, destinations []Destination, endpoints ma
 }
 
 // configure makes the next requests go to another endpoint, also of a lane that was removed before.
-func (l *lane) configure(now time.Time, e *endpoint) {
+func (l *lane) configure(now time.Time, e *post.Endpoint) {
 	l.mu.Lock()
-	old := l.endpoint
-	l.endpoint, l.removed = e, false
-	if e.url.Host != old.url.Host {
-		l.flow = newFlow(e.destination.MaxInFlight, e.destination.RateLimit) // what the other one can bear says nothing
+	old := l.Endpoint
+	l.Endpoint, l.removed = e, false
+	if e.URL.Host != old.URL.Host {
+		l.flow = policy.NewFlow(e.Destination.MaxInFlight, e.Destination.RateLimit) // what the other one can bear says nothing
 	} else {
-		l.flow.configure(now, e.destination.MaxInFlight, e.destination.RateLimit)
+		l.flow.Configure(now, e.Destination.MaxInFlight, e.Destination.RateLimit)
 	}
-	l.breaker.configure(now, e.destination.Breaker)
+	l.breaker.Configure(now, e.Destination.Breaker)
 	l.mu.Unlock()
-	old.retire()
+	old.Retire()
 }
 
 // remove keeps a lane from sending anything that is not on its way.
 func (l *lane) remove() {
 	l.mu.Lock()
 	l.removed = true
-	unused := l.endpoint
+	unused := l.Endpoint
 	l.mu.Unlock()
-	unused.retire()
+	unused.Retire()
 }
 
 // giveBackRemoved empties the queues of removed lanes. Their senders would do it too, but only when their POSTs have
@@ -223,7 +226,7 @@ func (r *Relay) giveBackRemoved() {
 			continue
 		}
 		for _, d := range l.unsent() {
-			r.settle(l, newSettlement(d, verdict{outcome: Hold, reason: ReasonRemoved}, RetryPolicy{}, time.Now(), 0, 0))
+			r.settle(l, held(d, policy.ReasonRemoved))
 		}
 	}
 }
@@ -239,9 +242,9 @@ func (ls *lanes) all() (list []*lane) {
 }
 
 // missing returns the names of the destinations that others do not have.
-func missing(destinations, others []Destination) (names []string) {
+func missing(destinations, others []post.Destination) (names []string) {
 	for _, d := range destinations {
-		if !slices.ContainsFunc(others, func(o Destination) bool { return o.Name == d.Name }) {
+		if !slices.ContainsFunc(others, func(o post.Destination) bool { return o.Name == d.Name }) {
 			names = append(names, d.Name)
 		}
 	}

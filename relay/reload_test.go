@@ -14,6 +14,10 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // reload puts a configuration into effect that must be fit for it.
@@ -24,7 +28,7 @@ func (r *running) reload(cfg Config) []string {
 	return changes
 }
 
-func named(name string, d Destination) Destination {
+func named(name string, d post.Destination) post.Destination {
 	d.Name = name
 	return d
 }
@@ -47,9 +51,9 @@ func TestReloadChangesADestination(t *testing.T) {
 		t.Errorf("changes are %s, want %s", got, want)
 	}
 	db.insert(1, "second")
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 	g.open()
-	r.settles(t, Delivered, 2)
+	r.settles(t, policy.Delivered, 2)
 	if !slices.Equal(before.keys(), []string{"first-1"}) || !slices.Equal(after.keys(), []string{"second-1"}) {
 		t.Errorf("the old place got %v, the new one %v", before.keys(), after.keys())
 	}
@@ -77,7 +81,7 @@ func TestReloadAddsAndRemovesDestinations(t *testing.T) {
 	g := newGate(t)
 	slow := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
 	with := func(change func(*Config)) Config {
-		cfg := db.config(to(rc.URL), named("other", to(other.URL)), named("slow", Destination{URL: slow.URL, MaxInFlight: 1, Timeout: 50 * time.Second}))
+		cfg := db.config(to(rc.URL), named("other", to(other.URL)), named("slow", post.Destination{URL: slow.URL, MaxInFlight: 1, Timeout: 50 * time.Second}))
 		change(&cfg)
 		return cfg
 	}
@@ -85,30 +89,30 @@ func TestReloadAddsAndRemovesDestinations(t *testing.T) {
 	alone := func(cfg *Config) { cfg.Destinations = cfg.Destinations[:1] }
 	r := start(t, with(alone))
 	db.insert(1, "one")
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 
 	if got, want := r.reload(with(all)), "[destinations.other added destinations.slow added routes: 2 added, 0 removed]"; fmt.Sprint(got) != want {
 		t.Errorf("changes are %s, want %s", got, want)
 	}
 	db.insert(3, "all")
 	<-g.arrived
-	r.settles(t, Delivered, 7)
+	r.settles(t, policy.Delivered, 7)
 
 	// One delivery is on its way to slow, and ends; the two that are queued behind it are given back, and wait.
 	r.reload(with(alone))
-	r.await(t, "what was queued", func(o *observer) bool { return o.reasons[ReasonRemoved] == 1 })
+	r.await(t, "what was queued", func(o *observer) bool { return o.reasons[policy.ReasonRemoved] == 1 })
 	becomes(db, 2, "SELECT count(*)::int FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NULL AND destination = 'slow'")
 	g.open()
-	r.settles(t, Delivered, 8)
+	r.settles(t, policy.Delivered, 8)
 	db.insert(1, "afterwards")
-	r.settles(t, Delivered, 9)
+	r.settles(t, policy.Delivered, 9)
 	if other.total() != 3 || slow.total() != 1 {
 		t.Errorf("other got %v, slow %v", other.keys(), slow.keys())
 	}
 
 	// And back again.
 	r.reload(with(all))
-	r.settles(t, Delivered, 11)
+	r.settles(t, policy.Delivered, 11)
 	if slow.total() != 3 {
 		t.Errorf("slow got %v", slow.keys())
 	}
@@ -126,7 +130,7 @@ func TestReloadReleasesWhatIsParked(t *testing.T) {
 	if got, want := r.reload(cfg), "[routes: 1 added, 0 removed]"; fmt.Sprint(got) != want {
 		t.Errorf("changes are %s, want %s", got, want)
 	}
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 }
 
 // Reloads race with each other, with deliveries and with everything else that reads the configuration. Each event still
@@ -139,7 +143,7 @@ func TestReloadUnderLoad(t *testing.T) {
 		d := to(places[n%3].URL)
 		d.MaxInFlight, d.RateLimit = 4+n%7, float64(n%2)*10_000
 		d.SigningSecrets = []webhook.Secret{signingSecret(t, n%4)}
-		d.Breaker.Off, d.OnFailure = n%3 == 0, map[bool]FailurePolicy{true: SkipFailed, false: BlockFailed}[n%2 == 0]
+		d.Breaker.Off, d.OnFailure = n%3 == 0, map[bool]policy.FailurePolicy{true: policy.SkipFailed, false: policy.BlockFailed}[n%2 == 0]
 		cfg := db.config(d)
 		cfg.LogDelivered, cfg.MaxInFlight, cfg.Alerts.Window = n%2 == 0, 8+n, time.Duration(n+1)*time.Minute
 		cfg.Retention.ArchiveAfter = time.Duration(n) * days
@@ -166,7 +170,7 @@ func TestReloadUnderLoad(t *testing.T) {
 	}
 	writing.Wait()
 	reloading.Wait()
-	r.settles(t, Delivered, events)
+	r.settles(t, policy.Delivered, events)
 	seen := map[string]int{}
 	for _, place := range places {
 		for _, r := range place.all() {
@@ -217,7 +221,7 @@ func TestReloadOfWhatNeedsARestart(t *testing.T) {
 		!strings.HasSuffix(err.Error(), "which stays what it is until a restart: relay.lease: 1m0s must be at least 5s longer than destinations.default.timeout (10m0s); write 10m5s or more, or lower the timeout") {
 		t.Errorf("the error is %v", err)
 	}
-	if r.config().Destinations[0].Timeout != DefaultTimeout {
+	if r.config().Destinations[0].Timeout != post.DefaultTimeout {
 		t.Error("a reload that failed changed something")
 	}
 	if _, err := r.Reload(Config{}); err == nil || !strings.HasPrefix(err.Error(), "database.url: is not set\ndestinations: there is none") {
@@ -245,13 +249,13 @@ func TestReloadWithoutADatabase(t *testing.T) {
 	r := start(t, cfg)
 	r.await(t, "a failure", func(o *observer) bool { return o.failures["prepare"] > 0 })
 
-	cfg.Destinations = []Destination{to(rc.URL), named("second", to(rc.URL))}
+	cfg.Destinations = []post.Destination{to(rc.URL), named("second", to(rc.URL))}
 	cfg.Routes = []Route{{Event: "t", To: []string{"default"}}}
 	r.reload(cfg)
 	link.block(false)
 	r.instance()
 	db.insert(1, "one")
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 
 	link.block(true)
 	link.cut()
@@ -262,7 +266,7 @@ func TestReloadWithoutADatabase(t *testing.T) {
 	link.block(false)
 	becomes(db, "t*", "SELECT pattern FROM outbox_route")
 	db.insert(1, "two")
-	r.settles(t, Delivered, 2)
+	r.settles(t, policy.Delivered, 2)
 }
 
 // A reload undoes what was done to the stored routes by hand, also when the configuration is the same.
@@ -299,11 +303,11 @@ func TestReloadOfAlertChannels(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	first, second := newReceiver(t, nil), newReceiver(t, nil)
-	cfg := failing(t, db, Webhook(first.URL, direct))
+	cfg := failing(t, db, alert.Webhook(first.URL, direct))
 	r := start(t, cfg)
 	db.insert(1, "one")
 	r.await(t, "the first message", func(o *observer) bool { return len(o.notices) == 1 })
-	cfg.Alerts.Channels = []Channel{Webhook(second.URL, direct)}
+	cfg.Alerts.Channels = []alert.Channel{alert.Webhook(second.URL, direct)}
 	if got := fmt.Sprint(r.reload(cfg)); got != "[alerts.channels]" {
 		t.Errorf("changes are %s", got)
 	}
@@ -323,23 +327,23 @@ func TestReloadOfRetention(t *testing.T) {
 	r := prepared(t, cfg)
 	jobs := r.newJobs()
 	plan := archivePlan{jobs: jobs}
-	schedules := func(keep Retention) int {
+	schedules := func(keep archive.Retention) int {
 		cfg.Retention = keep
 		r.reload(cfg)
 		plan.follow(t.Context(), r.Relay)
 		return len(jobs.Entries())
 	}
-	if n := schedules(Retention{ArchiveAfter: days}); n != 1 {
+	if n := schedules(archive.Retention{ArchiveAfter: days}); n != 1 {
 		t.Errorf("%d runs are planned, want 1", n)
 	}
 	first := jobs.Entries()[0].ID
-	if schedules(Retention{ArchiveAfter: days}); jobs.Entries()[0].ID != first {
+	if schedules(archive.Retention{ArchiveAfter: days}); jobs.Entries()[0].ID != first {
 		t.Error("planned anew although nothing changed")
 	}
-	if schedules(Retention{ArchiveAfter: 2 * days}); len(jobs.Entries()) != 1 || jobs.Entries()[0].ID == first {
+	if schedules(archive.Retention{ArchiveAfter: 2 * days}); len(jobs.Entries()) != 1 || jobs.Entries()[0].ID == first {
 		t.Error("not planned anew")
 	}
-	if n := schedules(Retention{}); n != 0 {
+	if n := schedules(archive.Retention{}); n != 0 {
 		t.Errorf("%d runs are planned, want none", n)
 	}
 }
@@ -350,7 +354,7 @@ func TestReloadSwitchesABreakerOff(t *testing.T) {
 	db := newDatabase(t)
 	rc := newReceiver(t, status(http.StatusServiceUnavailable))
 	d := to(rc.URL)
-	d.Breaker = BreakerPolicy{Failures: 1, ProbeAfter: time.Second, ProbeMax: time.Second}
+	d.Breaker = policy.BreakerPolicy{Failures: 1, ProbeAfter: time.Second, ProbeMax: time.Second}
 	d.Retry.MaxAttempts = 3
 	r := start(t, db.config(d))
 	db.insert(5, "one")
@@ -359,16 +363,16 @@ func TestReloadSwitchesABreakerOff(t *testing.T) {
 	if got := fmt.Sprint(r.reload(db.config(d))); got != "[destinations.default changed: breaker]" {
 		t.Errorf("changes are %s", got)
 	}
-	r.settles(t, Fail, 5)
+	r.settles(t, policy.Fail, 5)
 	becomes(db, 0, "SELECT count(*)::int FROM outbox_destination WHERE breaker <> 'closed'")
 }
 
 // Each setting of a configuration either makes a difference, or stays, or is part of what is compared otherwise.
 func TestEverySettingMakesADifference(t *testing.T) {
 	t.Parallel()
-	d := Destination{Name: "a", URL: "http://a"}
+	d := post.Destination{Name: "a", URL: "http://a"}
 	complete := func(change func(*Config)) *Config {
-		cfg := Config{Destinations: []Destination{d}}
+		cfg := Config{Destinations: []post.Destination{d}}
 		change(&cfg)
 		cfg = cfg.withDefaults()
 		return &cfg
@@ -380,7 +384,7 @@ func TestEverySettingMakesADifference(t *testing.T) {
 		"Routes":        func(c *Config) { c.Routes = []Route{{Event: "x", To: []string{"a"}}} },
 		"Egress":        func(c *Config) { c.Egress.AllowPrivate = []netip.Prefix{} },
 		"Egress.Proxy":  func(c *Config) { c.Egress.Proxy = "http://p:1" },
-		"Alerts":        func(c *Config) { c.Alerts.Channels = []Channel{Slack("http://s", direct)} },
+		"Alerts":        func(c *Config) { c.Alerts.Channels = []alert.Channel{alert.Slack("http://s", direct)} },
 		"Alerts.Window": func(c *Config) { c.Alerts.Window = time.Hour },
 		"Alerts.Lag":    func(c *Config) { c.Alerts.LagOver = time.Hour },
 		"Alerts.Pinned": func(c *Config) { c.Alerts.HorizonOver = time.Hour },
@@ -399,19 +403,19 @@ func TestEverySettingMakesADifference(t *testing.T) {
 		"Pool", "Pooler", "Schema", "Name", "Version", "Environment", "PollInterval", "Lease", "Watching", "Log", "Hooks",
 	}
 	inspect(t, Config{}, known)
-	inspect(t, Alerts{}, []string{"Channels", "Window", "LagOver", "HorizonOver"})
-	inspect(t, Egress{}, []string{"AllowPrivate", "Proxy"})
-	inspect(t, Destination{}, []string{
+	inspect(t, alert.Config{}, []string{"Channels", "Window", "LagOver", "HorizonOver"})
+	inspect(t, post.Egress{}, []string{"AllowPrivate", "Proxy"})
+	inspect(t, post.Destination{}, []string{
 		"Name", "URL", "Timeout", "MaxInFlight", "RateLimit", "Retry", "Breaker", "OnFailure", "Responses", "Headers", "SigningSecrets", "Wire",
 	})
-	inspect(t, RetryPolicy{}, []string{"Schedule", "MaxAttempts", "Jitter", "RetryAfterMax", "Promise"})
-	inspect(t, Responses{}, []string{"Retry", "Fail"})
-	inspect(t, Wire{}, []string{"Format", "Source", "MaxPayloadBytes", "Excerpts", "Authorization", "TLS", "Proxy", "egress"})
-	inspect(t, TLS{}, []string{"MinVersion", "ServerName", "Roots", "Certificate"})
+	inspect(t, policy.RetryPolicy{}, []string{"Schedule", "MaxAttempts", "Jitter", "RetryAfterMax", "Promise"})
+	inspect(t, policy.Responses{}, []string{"Retry", "Fail"})
+	inspect(t, post.Wire{}, []string{"Format", "Source", "MaxPayloadBytes", "Excerpts", "Authorization", "TLS", "Proxy", "egress"})
+	inspect(t, post.TLS{}, []string{"MinVersion", "ServerName", "Roots", "Certificate"})
 	for name, change := range changesOfADestination(t) {
 		a := complete(func(*Config) {}).Destinations[0]
 		other := complete(func(c *Config) { change(&c.Destinations[0]) })
-		if got := a.differences(other.Destinations[0]); len(got) != 1 || !strings.HasPrefix(got[0], cmp.Or(name, "?")) {
+		if got := destinationDifferences(a, other.Destinations[0]); len(got) != 1 || !strings.HasPrefix(got[0], cmp.Or(name, "?")) {
 			t.Errorf("%s: %q", name, got)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 const testSecret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -29,27 +30,27 @@ func order() delivery {
 	eventType, key, ordering, reference := "invoice.paid", "inv-1.paid", "customer-7", "INV/2026/1"
 	return delivery{
 		eventID: 42, destination: "default", fence: 9, attempts: 2,
-		event: event{
-			eventType: &eventType, version: &version, key: &key, orderingKey: &ordering, relatedReference: &reference,
-			createdAt: pgtype.Timestamptz{Time: time.Date(2026, 3, 1, 13, 0, 0, 123456000, time.FixedZone("", 3600)), Valid: true},
-			payload:   []byte(`{"a":1e3}`),
+		event: post.Event{
+			EventType: &eventType, Version: &version, Key: &key, OrderingKey: &ordering, RelatedReference: &reference,
+			CreatedAt: pgtype.Timestamptz{Time: time.Date(2026, 3, 1, 13, 0, 0, 123456000, time.FixedZone("", 3600)), Valid: true},
+			Payload:   []byte(`{"a":1e3}`),
 		},
 	}
 }
 
-func requestOf(t testing.TB, destination Destination, d delivery) (*http.Request, error) {
+func requestOf(t testing.TB, destination post.Destination, d delivery) (*http.Request, error) {
 	t.Helper()
-	destination.Timeout = DefaultTimeout
-	e, err := newEndpoint(destination, "1.2.3")
+	destination.Timeout = post.DefaultTimeout
+	e, err := post.NewEndpoint(destination, "1.2.3")
 	must(t, err)
-	return newRequest(e, &d, time.Unix(1_700_000_000, 0))
+	return post.NewRequest(e, d.message(), time.Unix(1_700_000_000, 0))
 }
 
 func TestRequestIsTheWireContract(t *testing.T) {
 	t.Parallel()
 	d := order()
-	d.event.headers = []byte(`{"traceparent": "00-abc-def-01", "X-Own": "o", "X-Both": "event", "user-agent": "me"}`)
-	req, err := requestOf(t, Destination{
+	d.event.Headers = []byte(`{"traceparent": "00-abc-def-01", "X-Own": "o", "X-Both": "event", "user-agent": "me"}`)
+	req, err := requestOf(t, post.Destination{
 		URL:            "https://receiver.test:8443/hooks?x=1",
 		Headers:        map[string]string{"authorization": "Bearer b", "X-Both": "destination"},
 		SigningSecrets: []webhook.Secret{secret(t, testSecret)},
@@ -85,8 +86,8 @@ func TestRequestIsTheWireContract(t *testing.T) {
 func TestRequestLeavesOutWhatTheEventHasNot(t *testing.T) {
 	t.Parallel()
 	d := order()
-	d.event.orderingKey, d.event.relatedReference = nil, nil
-	req, err := requestOf(t, Destination{URL: "http://receiver.test/"}, d)
+	d.event.OrderingKey, d.event.RelatedReference = nil, nil
+	req, err := requestOf(t, post.Destination{URL: "http://receiver.test/"}, d)
 	must(t, err)
 	for _, name := range []string{webhook.OrderingKey, webhook.Sequence, webhook.RelatedReference, webhook.Signature} {
 		if value, sent := req.Header[name]; sent {
@@ -99,30 +100,30 @@ func TestSecurityEventsThatNoRequestCanExpress(t *testing.T) {
 	t.Parallel()
 	text := func(s string) *string { return &s }
 	for name, c := range map[string]struct {
-		change func(*event)
+		change func(*post.Event)
 		want   string
 	}{
-		"key with line feed":      {func(e *event) { e.key = text("a\r\nX-Evil: 1") }, "X-Idempotency-Key would hold"},
-		"key with NUL":            {func(e *event) { e.key = text("a\x00") }, "X-Idempotency-Key would hold"},
-		"key beyond ASCII":        {func(e *event) { e.key = text("ключ") }, "X-Idempotency-Key would hold"},
-		"key with a blank behind": {func(e *event) { e.key = text("a ") }, "X-Idempotency-Key would hold surrounding blanks"},
-		"type with line feed":     {func(e *event) { e.eventType = text("a\nb") }, "X-Outbox-Event-Type would hold"},
-		"ordering key with DEL":   {func(e *event) { e.orderingKey = text("a\x7f") }, "X-Outbox-Ordering-Key would hold"},
-		"reference with escape":   {func(e *event) { e.relatedReference = text("\x1b[31m") }, "X-Outbox-Related-Reference would hold"},
-		"headers are an array":    {func(e *event) { e.headers = []byte(`["a"]`) }, "not an object of strings"},
-		"headers are a number":    {func(e *event) { e.headers = []byte(`1`) }, "not an object of strings"},
-		"headers are nested":      {func(e *event) { e.headers = []byte(`{"a": {"b": "c"}}`) }, "not an object of strings"},
-		"header value is no text": {func(e *event) { e.headers = []byte(`{"a": 1}`) }, "not an object of strings"},
-		"header name is empty":    {func(e *event) { e.headers = []byte(`{"": "x"}`) }, `header "" is not a header name`},
-		"header name has a blank": {func(e *event) { e.headers = []byte(`{"a b": "x"}`) }, "is not a header name"},
-		"header value has CRLF":   {func(e *event) { e.headers = []byte(`{"a": "x\r\nB: y"}`) }, "beyond printable ASCII"},
-		"header is 2 MB":          {func(e *event) { e.headers = []byte(`{"a": "` + strings.Repeat("x", 2<<20) + `"}`) }, "longer than 8192"},
-		"created at infinity":     {func(e *event) { e.createdAt.InfinityModifier = pgtype.Infinity }, "created_at is infinite"},
-		"created at -infinity":    {func(e *event) { e.createdAt.InfinityModifier = pgtype.NegativeInfinity }, "created_at is infinite"},
+		"key with line feed":      {func(e *post.Event) { e.Key = text("a\r\nX-Evil: 1") }, "X-Idempotency-Key would hold"},
+		"key with NUL":            {func(e *post.Event) { e.Key = text("a\x00") }, "X-Idempotency-Key would hold"},
+		"key beyond ASCII":        {func(e *post.Event) { e.Key = text("ключ") }, "X-Idempotency-Key would hold"},
+		"key with a blank behind": {func(e *post.Event) { e.Key = text("a ") }, "X-Idempotency-Key would hold surrounding blanks"},
+		"type with line feed":     {func(e *post.Event) { e.EventType = text("a\nb") }, "X-Outbox-Event-Type would hold"},
+		"ordering key with DEL":   {func(e *post.Event) { e.OrderingKey = text("a\x7f") }, "X-Outbox-Ordering-Key would hold"},
+		"reference with escape":   {func(e *post.Event) { e.RelatedReference = text("\x1b[31m") }, "X-Outbox-Related-Reference would hold"},
+		"headers are an array":    {func(e *post.Event) { e.Headers = []byte(`["a"]`) }, "not an object of strings"},
+		"headers are a number":    {func(e *post.Event) { e.Headers = []byte(`1`) }, "not an object of strings"},
+		"headers are nested":      {func(e *post.Event) { e.Headers = []byte(`{"a": {"b": "c"}}`) }, "not an object of strings"},
+		"header value is no text": {func(e *post.Event) { e.Headers = []byte(`{"a": 1}`) }, "not an object of strings"},
+		"header name is empty":    {func(e *post.Event) { e.Headers = []byte(`{"": "x"}`) }, `header "" is not a header name`},
+		"header name has a blank": {func(e *post.Event) { e.Headers = []byte(`{"a b": "x"}`) }, "is not a header name"},
+		"header value has CRLF":   {func(e *post.Event) { e.Headers = []byte(`{"a": "x\r\nB: y"}`) }, "beyond printable ASCII"},
+		"header is 2 MB":          {func(e *post.Event) { e.Headers = []byte(`{"a": "` + strings.Repeat("x", 2<<20) + `"}`) }, "longer than 8192"},
+		"created at infinity":     {func(e *post.Event) { e.CreatedAt.InfinityModifier = pgtype.Infinity }, "created_at is infinite"},
+		"created at -infinity":    {func(e *post.Event) { e.CreatedAt.InfinityModifier = pgtype.NegativeInfinity }, "created_at is infinite"},
 	} {
 		d := order()
 		c.change(&d.event)
-		if _, err := requestOf(t, Destination{URL: "http://receiver.test/"}, d); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := requestOf(t, post.Destination{URL: "http://receiver.test/"}, d); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}
@@ -136,8 +137,8 @@ func TestSecurityEventsCannotSetHeadersOfTheContract(t *testing.T) {
 		"Expect", "Proxy-Authorization", "proxy-connection",
 	} {
 		d := order()
-		d.event.headers = []byte(`{"` + name + `": "x"}`)
-		req, err := requestOf(t, Destination{URL: "http://receiver.test/"}, d)
+		d.event.Headers = []byte(`{"` + name + `": "x"}`)
+		req, err := requestOf(t, post.Destination{URL: "http://receiver.test/"}, d)
 		must(t, err)
 		if got := req.Header.Values(name); slices.Contains(got, "x") || req.Host != "receiver.test" {
 			t.Errorf("%s is sent as %q", name, got)

@@ -11,6 +11,10 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A relay in a process of its own, for tests that kill it: this test binary, told so by its environment.
@@ -22,7 +26,7 @@ func TestRelayProcess(t *testing.T) {
 	lease, err := time.ParseDuration(os.Getenv("RELAY_TEST_LEASE"))
 	must(t, err)
 	r, err := New(Config{
-		Pool: settings(t, dsn), Destinations: []Destination{to(url)}, Lease: lease, Name: "victim",
+		Pool: settings(t, dsn), Destinations: []post.Destination{to(url)}, Lease: lease, Name: "victim",
 		Hooks: Hooks{Claimed: func(_ string, n int) { fmt.Println("claimed", n) }},
 	})
 	must(t, err)
@@ -148,7 +152,7 @@ func TestCutSessionResumes(t *testing.T) {
 		}
 	}
 	g.open()
-	r.settles(t, Delivered, 100)
+	r.settles(t, policy.Delivered, 100)
 	if rc.total() != 100 || sees(r.observer, func(o *observer) int { return len(o.rescued) + o.stale }) != 0 {
 		t.Errorf("%d requests, rescued %v", rc.total(), r.rescued)
 	}
@@ -182,12 +186,12 @@ func TestRelayTakenForDeadRegistersAnew(t *testing.T) {
 	l.block(true)
 	b := start(t, cfg)
 	b.await(t, "the rescue", func(o *observer) bool { return len(o.rescued) == 1 })
-	b.settles(t, Delivered, 3)
+	b.settles(t, policy.Delivered, 3)
 	before := rows[string](db, `SELECT d::text FROM outbox_delivery d ORDER BY event_id`)
 	g.open()
 	a.await(t, "the first relay's answers", func(o *observer) bool { return len(o.attempts) == 3 })
 	l.block(false)
-	a.await(t, "the first relay's settle", func(o *observer) bool { return o.outcomes[Delivered] == 3 })
+	a.await(t, "the first relay's settle", func(o *observer) bool { return o.outcomes[policy.Delivered] == 3 })
 	if again := a.instance(); again == instance {
 		t.Error("it goes on under the number of which others know that it is dead")
 	}
@@ -220,13 +224,13 @@ func TestRescueTakesOnlyTheDeadOnesRows(t *testing.T) {
 	rc := newReceiver(t, nil)
 	cfg := db.config(to(rc.URL))
 	r := start(t, cfg)
-	r.settles(t, Delivered, 9)
+	r.settles(t, policy.Delivered, 9)
 	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE claimed_by = $1 AND rescues = 0`, alive); n != 2990 {
 		t.Errorf("%d of the living relay's 2990 claims are left", n)
 	}
 	_, err = living.Exec(t.Context(), `ROLLBACK`)
 	must(t, err)
-	r.settles(t, Delivered, 10)
+	r.settles(t, policy.Delivered, 10)
 }
 
 // A relay that is frozen keeps its connection, its session. When it was not heard of for 15 s, another one takes
@@ -251,7 +255,7 @@ func TestFrozenRelayIsRescued(t *testing.T) {
 	cfg := db.config(to(rc.URL))
 	cfg.Lease = time.Hour
 	survivor := start(t, cfg)
-	survivor.settles(t, Delivered, 3)
+	survivor.settles(t, policy.Delivered, 3)
 	before := rows[string](db, `SELECT d::text FROM outbox_delivery d ORDER BY event_id`)
 	g.open()
 	must(t, frozen.Process.Signal(syscall.SIGCONT))
@@ -311,7 +315,7 @@ func TestRescueTouchesNoDelivery(t *testing.T) {
 	}())
 	_, err := operator.Exec(t.Context(), `COMMIT`)
 	must(t, err)
-	if n := row[int](db, `SELECT count(*) FROM outbox_delivery d WHERE `+isFree); n != 10 {
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery d WHERE `+pg.IsFree); n != 10 {
 		t.Errorf("%d of 10 are free", n)
 	}
 	if got := row[string](db, `SELECT string_agg(destination, ' ') FROM outbox_destination WHERE breaker_owner IS NOT NULL`); got != "a" {
@@ -326,7 +330,7 @@ func (db *database) dead() int32 {
 }
 
 // connectAs makes a connection the session of a relay whose heartbeat stays young.
-func (db *database) connectAs(conn querier, instance int32) {
+func (db *database) connectAs(conn pg.DB, instance int32) {
 	db.Helper()
 	resumed, err := resume(db.Context(), conn, true, instance)
 	if must(db, err); !resumed {

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // The receiver keeps its connection open, reads the next request on it, and closes instead of answering.
@@ -46,7 +48,7 @@ func TestBrokenReusedConnectionIsOneRequest(t *testing.T) {
 	cfg := db.config(d)
 	cfg.LogDelivered = true
 	r := start(t, cfg)
-	r.settles(t, Delivered, events)
+	r.settles(t, policy.Delivered, events)
 	r.stop()
 
 	attempts := row[int64](db, `SELECT sum(attempts) FROM outbox_delivery`)
@@ -79,7 +81,7 @@ func TestRedirectsAreNeverFollowed(t *testing.T) {
 					w.WriteHeader(code)
 				})
 				v := attemptAt(t, rc.URL)
-				if v.outcome != Retry || v.reason != ReasonRedirect || v.statusCode != code || !strings.Contains(v.message, "never followed") {
+				if v.Outcome != policy.Retry || v.Reason != policy.ReasonRedirect || v.StatusCode != code || !strings.Contains(v.Message, "never followed") {
 					t.Errorf("%+v", v)
 				}
 				if rc.total() != 1 {
@@ -96,23 +98,23 @@ func TestRedirectsAreNeverFollowed(t *testing.T) {
 }
 
 // attemptAt makes one POST at url through everything but the database.
-func attemptAt(t testing.TB, url string) verdict {
+func attemptAt(t testing.TB, url string) policy.Decision {
 	t.Helper()
-	d := Config{Destinations: []Destination{to(url)}}.withDefaults().Destinations[0]
+	d := Config{Destinations: []post.Destination{to(url)}}.withDefaults().Destinations[0]
 	d.Timeout = patience
 	return attemptWith(t, d)
 }
 
-func attemptWith(t testing.TB, destination Destination) verdict {
+func attemptWith(t testing.TB, destination post.Destination) policy.Decision {
 	t.Helper()
 	l, err := laneTo(destination)
 	must(t, err)
-	defer l.transport.CloseIdleConnections()
+	defer l.Transport.CloseIdleConnections()
 	r := &Relay{cfg: Config{Lease: time.Hour}, taking: t.Context(), doing: t.Context()}
 	d := order()
 	d.leaseEnds = time.Now().Add(time.Hour)
 	d.promiseEnds = d.leaseEnds
-	return r.attempt(l, &d)
+	return first(r.attempt(l, &d), destination.Responses)
 }
 
 // What left the relay verifies at the other end, headers included.
@@ -120,9 +122,9 @@ func TestWhatArrivesVerifies(t *testing.T) {
 	t.Parallel()
 	key := secret(t, testSecret)
 	rc := newReceiver(t, nil)
-	d := Config{Destinations: []Destination{to(rc.URL)}}.withDefaults().Destinations[0]
+	d := Config{Destinations: []post.Destination{to(rc.URL)}}.withDefaults().Destinations[0]
 	d.SigningSecrets = []webhook.Secret{key}
-	if v := attemptWith(t, d); v.outcome != Delivered {
+	if v := attemptWith(t, d); v.Outcome != policy.Delivered {
 		t.Fatalf("%+v", v)
 	}
 	got := rc.all()[0]

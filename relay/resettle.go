@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // The relay's statements do not wait for the disk, so a crash of the server undoes the last of them: by default those of
@@ -68,7 +70,7 @@ func (r *recentSettlements) all() []recentBatch {
 // resettle writes the settlements of the last seconds once more, over a connection of the session, before anything is
 // claimed: the server may have been restarted, or replaced. What it did not lose stays as it is, since each settle is
 // fenced and has happened. They stay remembered, because the next crash may come at once.
-func (r *Relay) resettle(ctx context.Context, on executor, instance int32) error {
+func (r *Relay) resettle(ctx context.Context, on pg.Pool, instance int32) error {
 	over := &store{pool: on}
 	restored := 0
 	for _, recent := range r.recent.all() {
@@ -88,7 +90,7 @@ func (r *Relay) resettle(ctx context.Context, on executor, instance int32) error
 func (r *Relay) resettleBatch(ctx context.Context, over *store, instance int32, b batch) (restored int, err error) {
 	for range 2 { // the first try restores lost claims (see restoreClaims), the second settles them
 		missed, stale, err := over.settle(ctx, instance, &b)
-		if classifyError(err) != errorPassing {
+		if pg.ClassifyError(err) != pg.ErrorPassing {
 			r.databaseError("settle", err)
 			for _, part := range b.parts(err) {
 				n, err := r.resettleBatch(ctx, over, instance, part)

@@ -10,6 +10,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A crashing is a server that loses in a crash all that no session waited for.
@@ -113,20 +115,20 @@ func TestLostClaimsAreRestoredWithCare(t *testing.T) {
 	const fence = 1000
 	for name, c := range map[string]struct {
 		change  string // to the row, as the crash left it
-		outcome Outcome
+		outcome policy.Outcome
 		key     string
 		want    string // status, claim and attempts in the end
 	}{
-		"delivered":                        {"claim = 0", Delivered, "key-1", "delivered 1000 1"},
-		"an older lease has ended":         {"claim = 7, claimed_by = 9, lease_expires_at = now()", Delivered, "key-1", "delivered 1000 1"},
-		"to be retried":                    {"claim = 0", Retry, "key-1", "pending 1000 1"},
-		"failed":                           {"claim = 0", Fail, "key-1", "failed 1000 1"},
-		"another event got its id":         {"claim = 0", Delivered, "key-2", "pending 0 0"},
-		"claimed by another relay since":   {"claim = 1001", Delivered, "key-1", "pending 1001 0"},
-		"another relay is sending it":      {"claim = 7, claimed_by = 9, lease_expires_at = now() + interval '1 minute'", Delivered, "key-1", "pending 7 0"},
-		"attempted by another relay since": {"claim = 7, attempts = 1", Delivered, "key-1", "pending 7 1"},
-		"discarded":                        {"claim = 0, status = 'discarded'", Delivered, "key-1", "discarded 0 0"},
-		"given back unsent":                {"claim = 0", Hold, "key-1", "pending 0 0"},
+		"delivered":                        {"claim = 0", policy.Delivered, "key-1", "delivered 1000 1"},
+		"an older lease has ended":         {"claim = 7, claimed_by = 9, lease_expires_at = now()", policy.Delivered, "key-1", "delivered 1000 1"},
+		"to be retried":                    {"claim = 0", policy.Retry, "key-1", "pending 1000 1"},
+		"failed":                           {"claim = 0", policy.Fail, "key-1", "failed 1000 1"},
+		"another event got its id":         {"claim = 0", policy.Delivered, "key-2", "pending 0 0"},
+		"claimed by another relay since":   {"claim = 1001", policy.Delivered, "key-1", "pending 1001 0"},
+		"another relay is sending it":      {"claim = 7, claimed_by = 9, lease_expires_at = now() + interval '1 minute'", policy.Delivered, "key-1", "pending 7 0"},
+		"attempted by another relay since": {"claim = 7, attempts = 1", policy.Delivered, "key-1", "pending 7 1"},
+		"discarded":                        {"claim = 0, status = 'discarded'", policy.Delivered, "key-1", "discarded 0 0"},
+		"given back unsent":                {"claim = 0", policy.Hold, "key-1", "pending 0 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -134,9 +136,8 @@ func TestLostClaimsAreRestoredWithCare(t *testing.T) {
 			db.insert(1, "key")
 			db.exec(`UPDATE outbox_delivery SET ` + c.change)
 			s := settlement{
-				delivery: delivery{eventID: 1, destination: "default", fence: fence, notAfter: time.Now().Add(time.Hour), event: event{key: &c.key}},
-				verdict:  verdict{outcome: c.outcome, reason: ReasonServerError, posted: c.outcome != Hold},
-				delay:    time.Minute,
+				delivery: delivery{eventID: 1, destination: "default", fence: fence, notAfter: time.Now().Add(time.Hour), event: post.Event{Key: &c.key}},
+				Decision: policy.Decision{Outcome: c.outcome, Result: policy.Result{Reason: policy.ReasonServerError, Posted: c.outcome != policy.Hold}, Delay: time.Minute},
 			}
 			over := &store{pool: db.pool}
 			for range 2 {

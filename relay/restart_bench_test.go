@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // BenchmarkRestart measures how long after a restart of PostgreSQL, from its first answer on, a relay delivers again.
@@ -31,7 +32,7 @@ func BenchmarkRestart(b *testing.B) {
 			arrived <- time.Now()
 		}
 	})
-	r := start(b, Config{Pool: settings(b, db.dsn), Destinations: []Destination{to(rc.URL)}, Name: "test"})
+	r := start(b, Config{Pool: settings(b, db.dsn), Destinations: []post.Destination{to(rc.URL)}, Name: "test"})
 	r.instance()
 	var took []time.Duration
 	for b.Loop() {

@@ -8,6 +8,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // The server crashes, again and again, while two relays deliver and producers insert. Afterwards every
@@ -80,7 +81,7 @@ func TestReadOnlyDatabaseIsWaitedFor(t *testing.T) {
 	r.await(t, "refused statements", func(o *observer) bool { return o.failures["session"] >= 3 })
 	db.exec(`ALTER DATABASE ` + name + ` RESET default_transaction_read_only`)
 	db.exec(`BEGIN; SET TRANSACTION READ WRITE; INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'key'); COMMIT`)
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 }
 
 // Single sessions are killed all the time, of statements in flight too.
@@ -96,7 +97,7 @@ func TestKilledBackendsLoseNothing(t *testing.T) {
 	cfg.Lease = 10 * time.Second
 	r := start(t, cfg)
 	for kills := 1; kills <= 10; kills++ {
-		r.await(t, "progress", func(o *observer) bool { return o.outcomes[Delivered] >= kills*events/20 })
+		r.await(t, "progress", func(o *observer) bool { return o.outcomes[policy.Delivered] >= kills*events/20 })
 		db.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'outbox-relay%'
 			AND (state = 'active' OR $1::int % 3 = 0)`, kills)
 	}

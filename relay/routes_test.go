@@ -10,6 +10,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // storedRoutes returns the routes that producers' events take, sorted, such as "* default, t other".
@@ -47,7 +52,7 @@ func TestReconnectKeepsLaterRoutes(t *testing.T) {
 	instance := older.instance()
 	before := row[int](db, "SELECT session_pid FROM outbox_relay WHERE instance = $1", instance)
 	db.terminate(instance)
-	becomes(db, 2, "SELECT count(*)::int FROM outbox_relay r WHERE session_pid <> $1 AND "+hasSession, before)
+	becomes(db, 2, "SELECT count(*)::int FROM outbox_relay r WHERE session_pid <> $1 AND "+pg.HasSession, before)
 	db.insert(1, "k")
 	becomes(db, 2, "SELECT count(*)::int FROM outbox_delivery WHERE status = 'delivered'")
 	if got := db.storedRoutes(); got != both {
@@ -74,7 +79,7 @@ func testRelayOfAnotherConfiguration(t *testing.T, mode PoolerMode) {
 	logged := &safeBuffer{}
 	cfg := db.config(named("logistics", to(rc.URL)))
 	cfg.Log = zerolog.New(logged)
-	cfg.Alerts.Channels = []Channel{ops}
+	cfg.Alerts.Channels = []alert.Channel{ops}
 	cfg.Watching.Interval = 100 * time.Millisecond
 	cfg.Pooler.Mode = mode
 	r := start(t, cfg)
@@ -90,9 +95,9 @@ func testRelayOfAnotherConfiguration(t *testing.T, mode PoolerMode) {
 	if got := db.storedRoutes(); got != "* default, * logistics" {
 		t.Errorf("beside the stranger the routes are %s", got)
 	}
-	ops.await(t, RuleRoutesChanged, "firing")
+	ops.await(t, alert.RuleRoutesChanged, "firing")
 	want := fmt.Sprintf(`not every running relay is configured with them: relay "stranger" (instance %d): added * to default. Give all relays the same`, instance)
-	if got := ops.of(RuleRoutesChanged)[0].Text(); !strings.Contains(got, want) {
+	if got := ops.of(alert.RuleRoutesChanged)[0].Text(); !strings.Contains(got, want) {
 		t.Errorf("the alert is %q", got)
 	}
 	stranger.stop()
@@ -105,7 +110,7 @@ func testRelayOfAnotherConfiguration(t *testing.T, mode PoolerMode) {
 		})
 	}
 	db.insert(1, "k")
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 	if n := row[int](db, "SELECT count(*)::int FROM outbox_delivery"); n != 1 {
 		t.Errorf("%d deliveries of 1 event", n)
 	}
@@ -239,7 +244,7 @@ func (f *fleet) remove(r *recordedRelay) {
 func TestRollingDeploysConverge(t *testing.T) {
 	t.Parallel()
 	config := func(routes ...string) Config {
-		cfg := Config{Destinations: []Destination{{Name: "a"}, {Name: "b"}}}
+		cfg := Config{Destinations: []post.Destination{{Name: "a"}, {Name: "b"}}}
 		for _, route := range routes {
 			pattern, destination, _ := strings.Cut(route, " ")
 			cfg.Routes = append(cfg.Routes, Route{pattern, []string{destination}})

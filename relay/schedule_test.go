@@ -4,6 +4,9 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A receiver that always answers 500: eight attempts, and between them at least what the schedule says and at most a
@@ -19,12 +22,12 @@ func TestScheduleOfAReceiverThatNeverRecovers(t *testing.T) {
 			IF NEW.attempts > OLD.attempts THEN INSERT INTO settled VALUES (NEW.attempts, NEW.next_attempt_at, now()); END IF;
 			RETURN NULL; END $$;
 		CREATE TRIGGER note_settle AFTER UPDATE ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION note_settle()`)
-	r := start(t, db.config(Destination{Name: "default", URL: rc.URL}))
+	r := start(t, db.config(post.Destination{Name: "default", URL: rc.URL}))
 	for attempt := 1; attempt < 8; attempt++ {
-		r.settles(t, Retry, attempt)
+		r.settles(t, policy.Retry, attempt)
 		db.exec(`UPDATE outbox_delivery SET next_attempt_at = now()`)
 	}
-	r.settles(t, Fail, 1)
+	r.settles(t, policy.Fail, 1)
 	if rc.total() != 8 {
 		t.Errorf("%d requests", rc.total())
 	}
@@ -78,16 +81,16 @@ func TestRetryAfterOfAReceiver(t *testing.T) {
 				CREATE FUNCTION note_settle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 					INSERT INTO settled VALUES (extract(epoch FROM NEW.next_attempt_at - now())); RETURN NULL; END $$;
 				CREATE TRIGGER note_settle AFTER UPDATE OF next_attempt_at ON outbox_delivery FOR EACH ROW EXECUTE FUNCTION note_settle()`)
-			d := Destination{Name: "default", URL: rc.URL, Retry: RetryPolicy{RetryAfterMax: time.Hour}}
+			d := post.Destination{Name: "default", URL: rc.URL, Retry: policy.RetryPolicy{RetryAfterMax: time.Hour}}
 			r := start(t, db.config(d))
-			r.settles(t, Retry, 1)
+			r.settles(t, policy.Retry, 1)
 			if got := row[float64](db, `SELECT delay FROM settled`); got < c.min || got > c.max {
 				t.Errorf("%g s, want %g to %g", got, c.min, c.max)
 			}
 			l := r.lane("default")
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			if slower := l.flow.paced() > 0 || l.flow.concurrency() < DefaultLaneInFlight; slower != (c.status != 500) {
+			if slower := l.flow.Paced() > 0 || l.flow.Concurrency() < post.DefaultLaneInFlight; slower != (c.status != 500) {
 				t.Errorf("the lane goes slower: %t", slower)
 			}
 		})

@@ -13,6 +13,9 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // in returns the same database seen from one of its schemas.
@@ -41,7 +44,7 @@ func TestSchemasDoNotMix(t *testing.T) {
 		pgtest.Migrate(t, db.dsn, migrations.Outbox)
 		db.route()
 		rc := newReceiver(t, nil)
-		cfg := Config{Pool: settings(t, dsn), Schema: name, Destinations: []Destination{to(rc.URL)}, PollInterval: time.Hour}
+		cfg := Config{Pool: settings(t, dsn), Schema: name, Destinations: []post.Destination{to(rc.URL)}, PollInterval: time.Hour}
 		dbs, receivers, relays = append(dbs, db), append(receivers, rc), append(relays, start(t, cfg))
 	}
 	for _, r := range relays {
@@ -51,7 +54,7 @@ func TestSchemasDoNotMix(t *testing.T) {
 		db.insert(100, "from-"+string(rune('a'+i)))
 	}
 	for i, rc := range receivers {
-		relays[i].settles(t, Delivered, 100)
+		relays[i].settles(t, policy.Delivered, 100)
 		for key, n := range counted(rc.keys()) {
 			if key[:6] != "from-"+string(rune('a'+i)) || n != 1 {
 				t.Errorf("%s came %d times to the receiver of %s", key, n, names[i])
@@ -74,7 +77,7 @@ func TestNotificationsOfSchemas(t *testing.T) {
 	db := in(t, dsn, name)
 	db.exec(`CREATE SCHEMA ` + pgx.Identifier{name}.Sanitize())
 	pgtest.Migrate(t, db.dsn, migrations.Outbox)
-	r := sessionOf(t, Config{Pool: settings(t, dsn), Schema: name, Destinations: []Destination{to("http://receiver.test/")}})
+	r := sessionOf(t, Config{Pool: settings(t, dsn), Schema: name, Destinations: []post.Destination{to("http://receiver.test/")}})
 	wakeUp(t, r)
 	must(t, r.store.declareIdle(t.Context(), true))
 	for _, other := range []string{"schema", "public", "sweep schema", `sweep "Odd" schema`} {
@@ -131,12 +134,12 @@ func TestRelayWithLeastPrivilege(t *testing.T) {
 	cfg := db.config(to(rc.URL))
 	cfg.Pool = settings(t, u.String())
 	cfg.LogDelivered = true
-	cfg.Alerts.Channels = []Channel{Slack(slack.URL, direct)}
+	cfg.Alerts.Channels = []alert.Channel{alert.Slack(slack.URL, direct)}
 	r := start(t, cfg)
-	r.settles(t, Delivered, 4)
-	r.settles(t, Fail, 1)
+	r.settles(t, policy.Delivered, 4)
+	r.settles(t, policy.Fail, 1)
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'key-3')`)
-	r.settles(t, Fail, 2)
+	r.settles(t, policy.Fail, 2)
 	r.await(t, "the alert", func(o *observer) bool { return len(o.notices) > 0 })
 	becomes(db, true, `SELECT notified_count > 0 FROM outbox_alert`)
 	db.passWindow()

@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
 
 // An alert's channel reaches no more than a destination does, in whatever spelling, and follows no redirect. Of those that
@@ -30,8 +32,8 @@ func TestSecurityChannelsReachNoForbiddenAddress(t *testing.T) {
 		urls = append(urls, "http://"+host+":"+port+"/")
 	}
 	for _, url := range urls {
-		for _, channel := range []Channel{Slack(url, direct), Webhook(url, direct)} {
-			err := channel.Notify(t.Context(), Alert{Rule: RuleFailed, Subject: "default", Count: 1, OpenedAt: time.Now()})
+		for _, channel := range []alert.Channel{alert.Slack(url, direct), alert.Webhook(url, direct)} {
+			err := channel.Notify(t.Context(), alert.Alert{Rule: alert.RuleFailed, Subject: "default", Count: 1, OpenedAt: time.Now()})
 			redirected := strings.Contains(url, strings.TrimPrefix(redirect.URL, "http://"))
 			if err == nil || !strings.Contains(err.Error(), "prohibited") && !redirected {
 				t.Errorf("%s: %v", url, err)

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // stranger connects as a login that has no right but CONNECT, under the given application_name.
@@ -53,7 +54,7 @@ func TestSecurityStrangersLocksStopNoRelay(t *testing.T) {
 	r := start(t, cfg)
 	r.instance()
 	t.Logf("registered within %s", time.Since(began))
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 	becomes(db, true, `SELECT watched_at > $1 FROM outbox_watch`, began)
 }
 
@@ -92,7 +93,7 @@ func TestSecurityStrangerKeepsNoDeadRelayAlive(t *testing.T) {
 	survivor.await(t, "the rescue", func(o *observer) bool { return len(o.rescued) == 1 })
 	t.Logf("rescued within %s", time.Since(killed))
 	g.open()
-	survivor.settles(t, Delivered, 20)
+	survivor.settles(t, policy.Delivered, 20)
 	must(t, <-inherited)
 }
 
@@ -129,7 +130,7 @@ func TestSecurityNotificationsAreBounded(t *testing.T) {
 				must(t, err)
 			}
 			db.insert(1, "key")
-			r.settles(t, Delivered, 1)
+			r.settles(t, policy.Delivered, 1)
 			took := time.Since(began)
 			n := run.Load() - before
 			t.Logf("%d statements in %s of %d notifications", n, took, notifications)
@@ -156,10 +157,10 @@ func TestSecurityFloodIsNotListenedTo(t *testing.T) {
 	must(t, err)
 	eventually(t, "another session", func() bool { return resumes.Load() == 1 })
 	db.insert(1, "key")
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 	eventually(t, "listening again", func() bool { return listens.Load() == 2 })
 	db.insert(1, "again")
-	r.settles(t, Delivered, 2)
+	r.settles(t, policy.Delivered, 2)
 }
 
 // counting counts the statements that it has a counter for.
@@ -200,13 +201,13 @@ func TestSecurityFullQueueStopsNoRelay(t *testing.T) {
 	r := start(t, cfg)
 	instance := r.instance()
 	db.insert(1, "key")
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 	b, err := NewOps(db.pool).Replay(t.Context(), Selection{EventIDs: []int64{1}, Statuses: []string{"delivered"}}, 0, nil)
 	must(t, err)
 	if b.Done != 1 {
 		t.Errorf("%+v", b)
 	}
-	r.settles(t, Delivered, 2)
+	r.settles(t, policy.Delivered, 2)
 	db.exec(`UPDATE outbox_destination SET breaker = 'half_open', breaker_owner = $1, breaker_opened_at = now(), breaker_until = now()`, instance)
 	must(t, r.store.closeBreaker(t.Context(), "default", instance))
 	if state := row[string](db, `SELECT breaker FROM outbox_destination`); state != "closed" {

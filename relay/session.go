@@ -10,6 +10,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // session is this relay's standing in the database: one connection that shows by its presence that the relay lives,
@@ -96,7 +99,7 @@ func (s *session) run(ctx context.Context) {
 
 // A standing is what a session stands on, until it breaks.
 type standing struct {
-	executor
+	pg.Pool
 	conn   *pgx.Conn // nil: through a pooler, which keeps no session
 	schema string
 	heard  requests
@@ -148,7 +151,7 @@ func (s *session) dam(ctx context.Context, on *standing, now time.Time) error {
 }
 
 func (s *session) startListening(ctx context.Context, on *standing) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if _, err := on.conn.Exec(ctx, listen); err != nil {
 		return fmt.Errorf("listen: %w", err)
@@ -170,7 +173,7 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 			_ = on.conn.Close(closing)
 		}()
 	}
-	if err := s.relay.guard.await(ctx, on); err != nil || ctx.Err() != nil {
+	if err := s.relay.guard.Await(ctx, on); err != nil || ctx.Err() != nil {
 		return false, err
 	}
 	var findDeadFrom time.Time
@@ -187,7 +190,7 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 	for {
 		if !time.Now().Before(nextBeat) {
 			on.flood = 0
-			if err := s.relay.guard.recheck(ctx, on); err != nil && ctx.Err() == nil {
+			if err := s.relay.guard.Recheck(ctx, on, s.relay.store.pool, on.conn != nil); err != nil && ctx.Err() == nil {
 				return true, err
 			}
 			if err := s.beat(ctx, on, !time.Now().Before(findDeadFrom)); err != nil && ctx.Err() == nil {
@@ -255,10 +258,10 @@ func (s *session) catchUp() {
 }
 
 func (s *session) connect(ctx context.Context) (*standing, error) {
-	if pooled, ok := s.relay.store.pool.(*transactions); ok && s.relay.store.deaf {
-		return &standing{executor: pooled.with("lock_timeout", "0")}, nil // a rescue waits for what a dead relay left running
+	if pooled, ok := s.relay.store.pool.(*pg.Transactions); ok && s.relay.store.deaf {
+		return &standing{Pool: pooled.With("lock_timeout", "0")}, nil // a rescue waits for what a dead relay left running
 	}
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	pool := s.sessionConfig()
 	pool.ConnConfig.RuntimeParams["lock_timeout"] = "0"
@@ -279,7 +282,7 @@ func (s *session) connect(ctx context.Context) (*standing, error) {
 			return nil, fmt.Errorf("after connect: %w", err)
 		}
 	}
-	on.executor, on.conn = conn, conn
+	on.Pool, on.conn = conn, conn
 	return on, nil
 }
 
@@ -287,7 +290,7 @@ func (s *session) connect(ctx context.Context) (*standing, error) {
 func (s *session) sessionConfig() *pgxpool.Config {
 	if own := s.relay.cfg.Pooler.Session; own != nil {
 		own = own.Copy()
-		directly(own, s.relay.cfg.Schema)
+		pg.SetDirect(own, s.relay.cfg.Schema)
 		return own
 	}
 	return s.relay.pool.Config()
@@ -295,7 +298,7 @@ func (s *session) sessionConfig() *pgxpool.Config {
 
 // enter starts to listen, registers this relay, and applies the routes, the first time.
 func (s *session) enter(ctx context.Context, on *standing) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	var started time.Time
 	if err := on.QueryRow(ctx, selectServer).Scan(&on.schema, &started); err != nil {
@@ -315,7 +318,7 @@ func (s *session) enter(ctx context.Context, on *standing) error {
 	if err != nil {
 		return err
 	}
-	s.relay.guard.admit(instance)
+	s.relay.guard.Admit(instance)
 	if before := s.started; !before.IsZero() && !before.Equal(started) {
 		s.relay.pool.Reset() // a connection made meanwhile may have reached the server while it was stopping
 	}
@@ -347,8 +350,6 @@ func (s *session) register(ctx context.Context, on *standing) (instance int32, r
 	return instance, false, nil
 }
 
-var errTwoDatabases = errors.New("database.url and database.listen_url lead to different databases")
-
 // sameDatabase keeps a session with a URL of its own from saying that a relay lives where it does not work.
 func (s *session) sameDatabase(ctx context.Context, on *standing) error {
 	if s.relay.cfg.Pooler.Session == nil {
@@ -358,12 +359,12 @@ func (s *session) sameDatabase(ctx context.Context, on *standing) error {
 	if err != nil {
 		return err
 	}
-	there, err := whereabouts(unguarded(ctx), s.relay.store.pool)
+	there, err := whereabouts(identity.Unguarded(ctx), s.relay.store.pool)
 	if err != nil {
 		return err
 	}
 	if here != there {
-		return errTwoDatabases // as it may be for a moment in a failover
+		return pg.ErrTwoDatabases // as it may be for a moment in a failover
 	}
 	return nil
 }
@@ -372,7 +373,7 @@ var errTakenForDead = errors.New("this relay was taken for dead; registering ane
 
 // beat says that this relay lives, passes on what there is to do, and gives back what dead relays had claimed.
 func (s *session) beat(stopping context.Context, on *standing, findDead bool) error {
-	limit := statementTimeout
+	limit := pg.StatementTimeout
 	if on.conn == nil {
 		limit = min(limit, s.relay.cfg.Lease/2) // a relay whose heartbeat hangs is dead to others, and stops claiming
 	}
@@ -423,7 +424,7 @@ func (s *session) rescue(ctx context.Context, other int32) {
 	}
 	s.relay.wake.notify(true)
 	signal(s.relay.routes)
-	if err := s.relay.store.endSession(ctx, other, lasting); err != nil && !hasCode(err, lacksPrivilege) {
+	if err := s.relay.store.endSession(ctx, other, lasting); err != nil && !pg.HasCode(err, pg.LacksPrivilege) {
 		s.relay.databaseError("end session", err)
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // BenchmarkRescue measures how long it takes beside many parked and held deliveries until the deliveries of a killed relay
@@ -143,7 +145,7 @@ func BenchmarkWake(b *testing.B) {
 			}
 			inserting.Wait()
 			n += producers * each
-			r.settles(b, Delivered, n)
+			r.settles(b, policy.Delivered, n)
 		}
 	}
 	for _, kind := range []string{"single", "burst"} {

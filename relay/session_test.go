@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // A stop in the middle of a beat must not cost the connection on which the relay has to say goodbye.
@@ -85,7 +87,7 @@ func TestFailingSessionLeavesOneRegistration(t *testing.T) {
 	}
 	db.exec(`ALTER TABLE away RENAME TO outbox_route`)
 	db.insert(1, "key")
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 }
 
 // A relay that starts takes what it finds: those who died before it came are rescued at once.
@@ -97,7 +99,7 @@ func TestStartingRelayRescuesAtOnce(t *testing.T) {
 	db.exec(`UPDATE outbox_delivery SET claimed_by = (SELECT instance FROM outbox_relay), lease_expires_at = now() + interval '1 day'`)
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL)))
-	r.settles(t, Delivered, 5)
+	r.settles(t, policy.Delivered, 5)
 	becomes(db, 1, `SELECT count(*) FROM outbox_relay`)
 }
 
@@ -129,5 +131,5 @@ func TestSessionOfItsOwnBesideADirectPool(t *testing.T) {
 	cfg.Pooler.Session = settings(t, db.dsn)
 	r := start(t, cfg)
 	db.insert(3, "key")
-	r.settles(t, Delivered, 3)
+	r.settles(t, policy.Delivered, 3)
 }

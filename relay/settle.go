@@ -1,43 +1,36 @@
 package relay
 
 import (
-	"fmt"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-// A settlement is a verdict on its way into the database.
+// A settlement is a decision on its way into the database.
 type settlement struct {
 	delivery
-	verdict
+	policy.Decision
 	startedAt time.Time
 	duration  time.Duration
-	delay     time.Duration // until the next attempt, for Retry
-	freesKey  bool          // the next delivery of its ordering key can be claimed
-	logged    bool          // its attempt is written to the log
-	aside     *aside        // nil: writing it has not failed so far
+	aside     *aside // nil: writing it has not failed so far
 }
 
-// newSettlement turns a verdict into what is written: a Retry gets its delay, or becomes a Fail after the last attempt.
-func newSettlement(d delivery, v verdict, policy RetryPolicy, startedAt time.Time, took time.Duration, fraction float64) settlement {
-	s := settlement{delivery: d, verdict: v, startedAt: startedAt, duration: took}
-	s.event = event{key: d.event.key, orderingKey: d.event.orderingKey} // the payload is not needed any more
-	if v.outcome != Retry {
-		return s
-	}
-	attempt := d.attempts + 1
-	// That this relay had to stop says nothing against the delivery: it gets another attempt, though this was the last.
-	if attempt >= policy.MaxAttempts && v.reason != ReasonShutdown {
-		s.outcome = Fail
-		s.message = clip(fmt.Sprintf("attempt %d of %d: %s", attempt, policy.MaxAttempts, v.message))
-		return s
-	}
-	s.delay = policy.delay(attempt, fraction, v.retryAfter)
-	return s
+// newSettlement returns the settlement of a delivery, without the payload, which is not needed any more.
+func newSettlement(d delivery, decided policy.Decision, startedAt time.Time, took time.Duration) settlement {
+	d.event = post.Event{Key: d.event.Key, OrderingKey: d.event.OrderingKey}
+	return settlement{delivery: d, Decision: decided, startedAt: startedAt, duration: took}
+}
+
+// held returns the settlement of a delivery of which nothing was sent, and which is given back.
+func held(d delivery, reason policy.Reason) settlement {
+	return newSettlement(d, policy.Decide(policy.Result{Reason: reason}, policy.Circumstances{}), time.Now(), 0)
 }
 
 // bound reports whether the receiver may know of the promise by which this delivery was sent: a former request, or this
 // one, may have told it.
-func (s *settlement) bound() bool { return !s.promised || s.posted && !s.unreached }
+func (s *settlement) bound() bool { return !s.promised || s.Posted && !s.Unreached }
 
 // A batch is settlements that are written together.
 type batch struct {
@@ -56,17 +49,17 @@ type outcomes struct {
 func (b *batch) byOutcome() (o outcomes) {
 	for i := range b.settlements {
 		s := &b.settlements[i]
-		switch s.outcome {
-		case Delivered:
+		switch s.Outcome {
+		case policy.Delivered:
 			o.delivered = append(o.delivered, s)
-		case Retry:
+		case policy.Retry:
 			o.retried = append(o.retried, s)
-		case Fail:
+		case policy.Fail:
 			o.failed = append(o.failed, s)
-		case Hold:
+		case policy.Hold:
 			o.held = append(o.held, s)
 		}
-		if s.logged {
+		if s.Logged {
 			o.logged = append(o.logged, s)
 		}
 	}
@@ -85,7 +78,7 @@ func (b *batch) parts(err error) (parts []batch) {
 				parts = append(parts, batch{settlements: copySettlements(list), apart: true})
 			}
 		}
-	case len(b.settlements) > 1 && !hasCode(err, lockNotAvailable):
+	case len(b.settlements) > 1 && !pg.HasCode(err, pg.LockNotAvailable):
 		for i := range b.settlements {
 			parts = append(parts, batch{settlements: b.settlements[i : i+1], apart: true})
 		}
@@ -110,13 +103,12 @@ const (
 // settle passes a settlement on to the settler. When the settler has given up, at the very end of a stop without a
 // database, the settlement is left to the lease.
 func (r *Relay) settle(l *lane, s settlement) {
-	s.logged = s.posted && (s.outcome != Delivered || r.config().LogDelivered)
-	if s.posted {
+	if s.Posted {
 		r.logAttempt(&s)
 		if hook := r.cfg.Hooks.Attempted; hook != nil {
 			hook(Attempt{
 				EventID: s.eventID, Destination: s.destination, Number: s.attempts + 1,
-				StatusCode: s.statusCode, Outcome: s.outcome, Reason: s.reason, Duration: s.duration,
+				StatusCode: s.StatusCode, Outcome: s.Outcome, Reason: s.Reason, Duration: s.duration,
 			})
 		}
 	}
@@ -233,10 +225,10 @@ func (w *settler) try(b *batch) (missed []settlement, err error) {
 			return missed, nil
 		}
 		r.databaseError("settle", err)
-		switch classifyError(err) {
-		case errorRefused:
+		switch pg.ClassifyError(err) {
+		case pg.ErrorRefused:
 			return nil, err
-		case errorDamaged:
+		case pg.ErrorDamaged:
 			if damaged++; b.apart || damaged == settleTries {
 				return nil, err
 			}
@@ -280,8 +272,8 @@ func (r *Relay) written(settlements []settlement, stale int) {
 	}
 	type label struct {
 		destination string
-		outcome     Outcome
-		reason      Reason
+		outcome     policy.Outcome
+		reason      policy.Reason
 		class       class
 	}
 	counts := map[label]int{}
@@ -289,19 +281,19 @@ func (r *Relay) written(settlements []settlement, stale int) {
 	now := time.Now()
 	for i := range settlements {
 		s := &settlements[i]
-		counts[label{s.destination, s.outcome, s.reason, s.class}]++
-		if s.event.orderingKey != nil {
+		counts[label{s.destination, s.Outcome, s.Reason, s.class}]++
+		if s.event.OrderingKey != nil {
 			r.lane(s.destination).keySettled(s)
 		}
-		if s.outcome == Retry {
-			r.wake.retries.add(now, s.delay)
+		if s.Outcome == policy.Retry {
+			r.wake.retries.add(now, s.Delay)
 		}
 		givenBack = givenBack || s.lookedFor()
-		failed = failed || s.outcome == Fail
+		failed = failed || s.Outcome == policy.Fail
 	}
 	for of, n := range counts {
 		l := r.lane(of.destination)
-		if of.outcome == Fail && of.reason == ReasonGone {
+		if of.outcome == policy.Fail && of.reason == policy.ReasonGone {
 			r.cfg.Log.Warn().Str("destination", of.destination).Msg("paused: the receiver answered 410 Gone")
 			l.pauseWritten()
 		}
@@ -325,27 +317,27 @@ func (r *Relay) written(settlements []settlement, stale int) {
 // its probes; what stands behind another of its ordering key, which comes with that one; the next of a free key, which is
 // found by it; and what cannot be read, which would be claimed again and again.
 func (s *settlement) lookedFor() bool {
-	return s.outcome == Hold && !s.posted && !s.freesKey &&
-		s.reason != ReasonBreaker && s.reason != ReasonOrder && s.reason != ReasonDatabase && s.reason != ReasonSuspect
+	return s.Outcome == policy.Hold && !s.Posted && !s.FreesKey &&
+		s.Reason != policy.ReasonBreaker && s.Reason != policy.ReasonOrder && s.Reason != policy.ReasonDatabase && s.Reason != policy.ReasonSuspect
 }
 
 // logAttempt writes one line for an attempt that did not deliver; those that did are too many.
 func (r *Relay) logAttempt(s *settlement) {
 	level := r.cfg.Log.Debug()
-	if s.outcome != Delivered {
+	if s.Outcome != policy.Delivered {
 		level = r.cfg.Log.Info()
 	}
-	if s.outcome == Fail {
+	if s.Outcome == policy.Fail {
 		level = r.cfg.Log.Warn()
 	}
 	line := level.Int64("event_id", s.eventID).Str("destination", s.delivery.destination).Int("attempt", s.attempts+1).
-		Str("outcome", string(s.outcome)).Str("reason", string(s.reason)).Int("status", s.statusCode).
+		Str("outcome", string(s.Outcome)).Str("reason", string(s.Reason)).Int("status", s.StatusCode).
 		Int64("duration_ms", s.duration.Milliseconds())
-	if s.outcome == Retry {
-		line = line.Int64("next_attempt_in_ms", s.delay.Milliseconds())
+	if s.Outcome == policy.Retry {
+		line = line.Int64("next_attempt_in_ms", s.Delay.Milliseconds())
 	}
-	if s.message != "" {
-		line = line.Str("error", s.message)
+	if s.Message != "" {
+		line = line.Str("error", s.Message)
 	}
 	line.Msg("attempt")
 }

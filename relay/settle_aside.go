@@ -3,6 +3,9 @@ package relay
 import (
 	"slices"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // aside is the state of a settlement that could not be written.
@@ -21,7 +24,7 @@ const (
 
 // noteFailure records why a settlement could not be written. nil and a lock mean that another session is in the way.
 func (s *settlement) noteFailure(err error) {
-	if hasCode(err, lockNotAvailable) {
+	if pg.HasCode(err, pg.LockNotAvailable) {
 		err = nil
 	}
 	if s.aside == nil {
@@ -66,7 +69,7 @@ func (w *settler) setAside(left []settlement) {
 	}
 	if refused != nil {
 		log.Error().Err(refused.aside.refused).Int("deliveries", len(left)).Int64("event_id", refused.eventID).
-			Str("destination", refused.destination).Str("outcome", string(refused.outcome)).Str("hint", hintFor(refused.aside.refused)).
+			Str("destination", refused.destination).Str("outcome", string(refused.Outcome)).Str("hint", pg.Hint(refused.aside.refused)).
 			Msg("the database refuses the outcome of deliveries; trying again until their lease ends, then they are attempted again")
 	}
 }
@@ -74,11 +77,11 @@ func (w *settler) setAside(left []settlement) {
 // drop leaves a delivery to be attempted again, and gives its room and its ordering key back.
 func (w *settler) drop(s *settlement) {
 	l := w.relay.lane(s.destination)
-	if s.event.orderingKey != nil {
-		s.freesKey = true
+	if s.event.OrderingKey != nil {
+		s.FreesKey = true
 		l.keySettled(s)
 	}
-	if s.outcome == Fail && s.reason == ReasonGone {
+	if s.Outcome == policy.Fail && s.Reason == policy.ReasonGone {
 		l.pauseWritten() // which it is not, but nothing else would let the lane go on
 	}
 	l.release(s.class, 1)

@@ -3,66 +3,32 @@ package relay
 import (
 	"context"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-func TestNewSettlement(t *testing.T) {
+func TestSettlementKeepsNoPayload(t *testing.T) {
 	t.Parallel()
-	p := policy(0.1, time.Second, time.Minute)
-	retry := verdict{outcome: Retry, reason: ReasonServerError, statusCode: 500, message: "500 Internal Server Error", posted: true}
-	for _, c := range []struct {
-		name     string
-		attempts int
-		give     verdict
-		fraction float64
-		outcome  Outcome
-		delay    time.Duration
-		message  string
-	}{
-		{"first attempt", 0, retry, 0, Retry, time.Second, retry.message},
-		{"jitter", 0, retry, 0.5, Retry, 1050 * time.Millisecond, retry.message},
-		{"second attempt", 1, retry, 0, Retry, time.Minute, retry.message},
-		{"seventh attempt", 6, retry, 0, Retry, time.Minute, retry.message},
-		{"eighth attempt", 7, retry, 0, Fail, 0, "attempt 8 of 8: 500 Internal Server Error"},
-		{"far beyond", 1_000_000, retry, 0, Fail, 0, "attempt 1000001 of 8: 500 Internal Server Error"},
-		{"asked to wait", 0, verdict{outcome: Retry, retryAfter: time.Hour, posted: true}, 0, Retry, time.Hour, ""},
-		{"asked to wait beyond the cap", 0, verdict{outcome: Retry, retryAfter: 240 * time.Hour, posted: true}, 0, Retry, 24 * time.Hour, ""},
-		{"delivered at the eighth", 7, verdict{outcome: Delivered, reason: ReasonOK, posted: true}, 0, Delivered, 0, ""},
-		{"failed at once", 0, verdict{outcome: Fail, reason: ReasonRejected, message: "422", posted: true}, 0, Fail, 0, "422"},
-		{"held at the eighth", 7, verdict{outcome: Hold, reason: ReasonShutdown}, 0, Hold, 0, ""},
-	} {
-		d := delivery{eventID: 1, attempts: c.attempts, event: event{payload: []byte("{}")}}
-		s := newSettlement(d, c.give, p, time.Now(), time.Second, c.fraction)
-		if s.outcome != c.outcome || s.delay != c.delay || s.message != c.message || s.reason != c.give.reason {
-			t.Errorf("%s: %s after %s, %q; want %s after %s, %q", c.name, s.outcome, s.delay, s.message, c.outcome, c.delay, c.message)
-		}
-		if s.event.payload != nil {
-			t.Errorf("%s: the settlement keeps the payload in memory", c.name)
-		}
-	}
-}
-
-func TestLastMessageStaysWithinItsBounds(t *testing.T) {
-	t.Parallel()
-	v := verdict{outcome: Retry, message: strings.Repeat("x", maxMessage), posted: true}
-	s := newSettlement(delivery{attempts: 7}, v, policy(0, time.Second), time.Now(), 0, 0)
-	if len(s.message) > maxMessage || !strings.HasPrefix(s.message, "attempt 8 of 8: ") {
-		t.Errorf("%d bytes: %.40q", len(s.message), s.message)
+	s := newSettlement(delivery{eventID: 1, event: post.Event{Payload: []byte("{}")}}, policy.Decision{}, time.Now(), time.Second)
+	if s.event.Payload != nil {
+		t.Error("the settlement keeps the payload in memory")
 	}
 }
 
 func TestSettlementsAreSortedByTheStatementThatWritesThem(t *testing.T) {
 	t.Parallel()
 	b := batch{settlements: []settlement{
-		{verdict: verdict{outcome: Delivered}},
-		{verdict: verdict{outcome: Retry}, logged: true},
-		{verdict: verdict{outcome: Fail}, logged: true},
-		{verdict: verdict{outcome: Fail}},
-		{verdict: verdict{outcome: Hold}},
+		{Decision: policy.Decision{Outcome: policy.Delivered}},
+		{Decision: policy.Decision{Outcome: policy.Retry, Logged: true}},
+		{Decision: policy.Decision{Outcome: policy.Fail, Logged: true}},
+		{Decision: policy.Decision{Outcome: policy.Fail}},
+		{Decision: policy.Decision{Outcome: policy.Hold}},
 	}}
 	o := b.byOutcome()
 	if len(o.delivered) != 1 || len(o.retried) != 1 || len(o.failed) != 2 || len(o.held) != 1 || len(o.logged) != 2 {
@@ -73,18 +39,18 @@ func TestSettlementsAreSortedByTheStatementThatWritesThem(t *testing.T) {
 // What passes is waited for, for ever; all else must not keep the other rows of a batch.
 func TestErrorsOfTheDatabaseAreClassified(t *testing.T) {
 	t.Parallel()
-	for code, want := range map[string]errorClass{
-		"40001": errorPassing, "40P01": errorPassing, "53100": errorPassing, "53300": errorPassing, "57P01": errorPassing,
-		"57P03": errorPassing, "57014": errorPassing, "25006": errorPassing, "42501": errorPassing, "42P01": errorPassing, "08006": errorPassing,
-		"XX000": errorDamaged, "XX001": errorDamaged, "XX002": errorDamaged, "58030": errorDamaged, "54000": errorDamaged,
-		"22003": errorRefused, "23514": errorRefused, "38000": errorRefused, "44000": errorRefused, "P0001": errorRefused, "55P03": errorRefused,
+	for code, want := range map[string]pg.ErrorClass{
+		"40001": pg.ErrorPassing, "40P01": pg.ErrorPassing, "53100": pg.ErrorPassing, "53300": pg.ErrorPassing, "57P01": pg.ErrorPassing,
+		"57P03": pg.ErrorPassing, "57014": pg.ErrorPassing, "25006": pg.ErrorPassing, "42501": pg.ErrorPassing, "42P01": pg.ErrorPassing, "08006": pg.ErrorPassing,
+		"XX000": pg.ErrorDamaged, "XX001": pg.ErrorDamaged, "XX002": pg.ErrorDamaged, "58030": pg.ErrorDamaged, "54000": pg.ErrorDamaged,
+		"22003": pg.ErrorRefused, "23514": pg.ErrorRefused, "38000": pg.ErrorRefused, "44000": pg.ErrorRefused, "P0001": pg.ErrorRefused, "55P03": pg.ErrorRefused,
 	} {
-		if got := classifyError(fmt.Errorf("settle: %w", &pgconn.PgError{Code: code})); got != want {
+		if got := pg.ClassifyError(fmt.Errorf("settle: %w", &pgconn.PgError{Code: code})); got != want {
 			t.Errorf("%s is of class %d, want %d", code, got, want)
 		}
 	}
 	for _, err := range []error{nil, context.DeadlineExceeded, &pgconn.PgError{Code: "bad"}} {
-		if got := classifyError(err); got != errorPassing {
+		if got := pg.ClassifyError(err); got != pg.ErrorPassing {
 			t.Errorf("%v is of class %d", err, got)
 		}
 	}

@@ -5,6 +5,9 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // The turns of a slow rate come further apart than a lease lasts beside a POST. What waits for its turn must not lose it
@@ -22,8 +25,8 @@ func TestRateSlowerThanTheLease(t *testing.T) {
 			cfg := db.config(d)
 			cfg.Lease = d.Timeout + leaseMargin
 			r := start(t, cfg)
-			r.settles(t, Delivered, 3)
-			if n := sees(r.observer, func(o *observer) int { return o.outcomes[Hold] }); n > 2 {
+			r.settles(t, policy.Delivered, 3)
+			if n := sees(r.observer, func(o *observer) int { return o.outcomes[policy.Hold] }); n > 2 {
 				t.Errorf("%d were claimed in vain", n)
 			}
 		})
@@ -34,8 +37,8 @@ func TestRateSlowerThanTheLease(t *testing.T) {
 func TestOutlivedLeaseTakesNoTurn(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
-	d := Destination{Name: "d", Timeout: DefaultTimeout, MaxInFlight: 1, RateLimit: 0.1}
-	l := newLane(&endpoint{destination: d})
+	d := post.Destination{Name: "d", Timeout: post.DefaultTimeout, MaxInFlight: 1, RateLimit: 0.1}
+	l := newLane(&post.Endpoint{Destination: d})
 	queued := make([]delivery, 4)
 	for i := range queued {
 		queued[i].leaseEnds = now.Add(time.Minute)
@@ -63,7 +66,7 @@ func TestLockedDestinationKeepsNoOther(t *testing.T) {
 	r.await(t, "a breaker that cannot be written", func(o *observer) bool { return o.failures["claim"]+o.failures["breaker"] > 1 })
 	for i := range 5 {
 		db.insert(10, fmt.Sprint("more-", i))
-		r.settles(t, Delivered, 50+10*(i+1))
+		r.settles(t, policy.Delivered, 50+10*(i+1))
 	}
 	if _, err := operator.Exec(t.Context(), `COMMIT`); err != nil {
 		t.Fatal(err)
@@ -110,14 +113,14 @@ func TestQueueGetsSendersWhenTheLimitGrows(t *testing.T) {
 	cfg.Lease = time.Hour
 	r := prepared(t, cfg)
 	l := r.lane("default")
-	l.flow.atOnce = 1
-	l.rate.perSecond = 10_000 // so that all of it is claimed ahead
+	l.flow.AtOnce = 1
+	l.rate.PerSecond = 10_000 // so that all of it is claimed ahead
 	db.insert(waiting, "key")
 	r.begin()
 	<-arrived
 	becomes(db, waiting, `SELECT count(*)::int FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
 	l.mu.Lock()
-	l.flow.atOnce = most // its receiver was found to bear more
+	l.flow.AtOnce = most // its receiver was found to bear more
 	l.mu.Unlock()
 	answer <- struct{}{}
 	for range most {
@@ -128,13 +131,13 @@ func TestQueueGetsSendersWhenTheLimitGrows(t *testing.T) {
 		}
 	}
 	close(answer)
-	r.settles(t, Delivered, waiting)
+	r.settles(t, policy.Delivered, waiting)
 }
 
 // A walk through much that is blocked goes on by itself, also when the relay has nothing else to do.
 func TestWalkGoesOnInAnIdleRelay(t *testing.T) {
 	t.Parallel()
-	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []Destination{to("http://receiver.test/")}})
+	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	r.session.set(1, true)
 	now := time.Now()
 	r.lane("default").walks[backlog] = walk{position: keyset{now, 1}, more: true, barren: true, due: now.Add(time.Minute)}
@@ -170,7 +173,7 @@ func TestBarrenWalkComesToItsEnd(t *testing.T) {
 // A look that comes when a lane has no room, or no turn, is made up for when it has.
 func TestLookIsOwedToAFullLane(t *testing.T) {
 	t.Parallel()
-	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []Destination{to("http://receiver.test/")}})
+	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	l := r.lane("default")
 	c := &claimer{relay: r.Relay}
 	now := time.Now()
@@ -178,12 +181,12 @@ func TestLookIsOwedToAFullLane(t *testing.T) {
 	for class := range l.walks {
 		l.walks[class].rest(now.Add(time.Hour))
 	}
-	l.push(now, live, singly(make([]delivery, 2*DefaultLaneInFlight)))
+	l.push(now, live, singly(make([]delivery, 2*post.DefaultLaneInFlight)))
 	if claims := c.claims(now); len(claims) != 0 {
 		t.Fatalf("a full lane asks for %+v", claims)
 	}
 	c.pace.nextLook = now.Add(time.Hour) // others have been looked at
-	l.release(live, 2*DefaultLaneInFlight)
+	l.release(live, 2*post.DefaultLaneInFlight)
 	if claims := c.claims(now); len(claims) != 1 {
 		t.Errorf("then: %+v", claims)
 	}
@@ -198,8 +201,8 @@ func TestTrialEndsWhenNothingWaits(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	l := laneOf(64)
-	l.breaker.try(now, time.Minute)
-	l.breaker.accepted = true
+	l.breaker.Try(now, time.Minute)
+	l.breaker.Accepted = true
 	l.walks[backlog].due, l.walks[replays].due = now.Add(time.Minute), now
 	if l.tried(now) {
 		t.Error("ended before the replays were looked for")
@@ -210,7 +213,7 @@ func TestTrialEndsWhenNothingWaits(t *testing.T) {
 		t.Error("ended in the middle of the backlog")
 	}
 	l.walks[backlog].rest(now.Add(time.Minute))
-	if !l.tried(now) || l.breaker.write != writeClosed {
+	if !l.tried(now) || l.breaker.Write != policy.WriteClosed {
 		t.Error("never ends")
 	}
 }
@@ -229,8 +232,8 @@ func TestNarrowLaneHasOneAhead(t *testing.T) {
 		"ten a second":                 {limit: 10, takes: time.Second, want: 1},
 		"one in a minute":              {limit: 1. / 60, takes: time.Second},
 	} {
-		l := newLane(&endpoint{destination: Destination{Name: "d", Timeout: DefaultTimeout, MaxInFlight: 1, RateLimit: c.limit}})
-		l.rate, l.perPost = throughput{perSecond: 1, since: now}, c.takes
+		l := newLane(&post.Endpoint{Destination: post.Destination{Name: "d", Timeout: post.DefaultTimeout, MaxInFlight: 1, RateLimit: c.limit}})
+		l.rate, l.perPost = policy.Throughput{PerSecond: 1, Since: now}, c.takes
 		l.push(now, live, singly(make([]delivery, 1)))
 		if free, _ := l.room(now, DefaultLease); free[live] != c.want {
 			t.Errorf("%s: room for %d beside what is being sent", name, free[live])
@@ -267,21 +270,9 @@ func TestBreakerOutlivesAClockThatWasPutBack(t *testing.T) {
 			db.exec(`INSERT INTO outbox_destination (destination, breaker_opened_at, breaker, breaker_until, breaker_owner)
 				SELECT 'default', now() + interval '59 minutes', ` + state)
 			db.insert(3, "key")
-			start(t, db.config(to(rc.URL))).settles(t, Delivered, 3)
+			start(t, db.config(to(rc.URL))).settles(t, policy.Delivered, 3)
 			becomes(db, "closed", `SELECT breaker FROM outbox_destination`)
 		})
-	}
-}
-
-// A receiver that takes five seconds to answer still gets the ten requests a second that are allowed.
-func TestRateIsReachedWhenAnswersTakeLong(t *testing.T) {
-	t.Parallel()
-	s := simulate(64, 10)
-	s.latency = func(int) time.Duration { return 5 * time.Second }
-	s.run(time.Minute)
-	s.run(time.Minute)
-	if s.accepted < 540 || s.accepted > 601 {
-		t.Errorf("%d in a minute at 10/s, %d at once", s.accepted, s.most)
 	}
 }
 
@@ -313,11 +304,11 @@ func TestClaimsOfOneLanePutOffNoLook(t *testing.T) {
 // Ordering keys that go on fill whatever room there is; others are looked for nevertheless.
 func TestKeysThatGoOnLeaveRoomForOthers(t *testing.T) {
 	t.Parallel()
-	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []Destination{to("http://receiver.test/")}})
+	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	l := r.lane("default")
 	c := &claimer{relay: r.Relay}
 	c.clock.set(time.Now())
-	for i := range 2 * DefaultLaneInFlight {
+	for i := range 2 * post.DefaultLaneInFlight {
 		l.makeReady(fmt.Sprint(i), live)
 	}
 	for _, of := range c.claims(time.Now()) {
@@ -338,7 +329,7 @@ func TestProbeEndsNoIdleness(t *testing.T) {
 	c.clock.set(time.Now())
 	l := r.lane("default")
 	l.mu.Lock()
-	l.breaker.try(time.Now(), time.Minute)
+	l.breaker.Try(time.Now(), time.Minute)
 	l.mu.Unlock()
 	if _, err := c.turn(t.Context()); err != nil {
 		t.Fatal(err)

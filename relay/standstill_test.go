@@ -3,6 +3,9 @@ package relay
 import (
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // The database refuses the outcome of a key's head until the lease ends. Once it does not any more, the key goes on.
@@ -23,7 +26,7 @@ func TestRefusedSettlementLeavesNoKeyStanding(t *testing.T) {
 	eventually(t, "the end of the lease", func() bool { return !l.busy() })
 	db.exec(`DROP TRIGGER refuse ON outbox_delivery`)
 	db.keyed("k", 2, 3)
-	r.settles(t, Delivered, 3)
+	r.settles(t, policy.Delivered, 3)
 	rc.wantFirstInOrder(t, "k", 3)
 }
 
@@ -39,7 +42,7 @@ func TestReadyKeysLeaveTurnsToOthers(t *testing.T) {
 	d := to(rc.URL)
 	d.MaxInFlight, d.RateLimit = 1, 200
 	r := start(t, db.config(d))
-	r.settles(t, Delivered, 10)
+	r.settles(t, policy.Delivered, 10)
 	db.insert(1, "free")
 	db.keyed("other", 1, 1)
 	eventually(t, "the others", func() bool {
@@ -108,11 +111,11 @@ func TestLookingBackLeavesTheWalksAlone(t *testing.T) {
 // claim of the key reads all of it.
 func TestFloorYieldsToWhatTheSameClaimHasSeen(t *testing.T) {
 	t.Parallel()
-	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []Destination{to("http://receiver.test/")}})
+	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	l := r.lane("default")
 	c := &claimer{relay: r.Relay, writers: writers{closed: 100}}
 	key := "k"
-	d := delivery{eventID: 60, destination: l.name, event: event{orderingKey: &key}}
+	d := delivery{eventID: 60, destination: l.name, event: post.Event{OrderingKey: &key}}
 	claims := []laneClaim{{l, claimRequest{destination: l.name, scans: []scan{{}}, keys: []readyKey{{key: key}}}}}
 	c.advance(claims, claimResult{deliveries: []delivery{d}, scans: []scanResult{{keys: []foundKey{{key, 5}}}}}, 0)
 	if floor := c.floors.lookUp(orderingKey{l.name, key}, 0, false); floor.event >= 5 {
@@ -130,7 +133,7 @@ func TestKeyIsFreedByTheLastToBeWritten(t *testing.T) {
 		if l.hasReady() {
 			t.Fatalf("free with %d in flight", 3-i)
 		}
-		l.keySettled(&settlement{delivery: delivery{event: event{orderingKey: &key}}, freesKey: frees})
+		l.keySettled(&settlement{delivery: delivery{event: post.Event{OrderingKey: &key}}, Decision: policy.Decision{FreesKey: frees}})
 	}
 	if !l.hasReady() {
 		t.Error("it is not free")

@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A stop in the middle of the work: what is in flight ends and is settled, what waits is given back unspent, and the
@@ -44,7 +47,7 @@ func TestGracefulStop(t *testing.T) {
 	}
 	// The next relay has all the rest at once.
 	next := start(t, db.config(to(rc.URL)))
-	next.settles(t, Delivered, 495)
+	next.settles(t, policy.Delivered, 495)
 	if rc.total() != 500 {
 		t.Errorf("%d requests", rc.total())
 	}
@@ -72,13 +75,13 @@ func TestGoodbyeWakesTheOthers(t *testing.T) {
 	db.insert(2, "live")
 	becomes(db, 4, `SELECT count(*) FROM outbox_delivery WHERE claimed_by IS NOT NULL`)
 	b := start(t, cfg)
-	b.settles(t, Delivered, 18)
+	b.settles(t, policy.Delivered, 18)
 	db.insert(1, "later")
-	b.settles(t, Delivered, 19)
+	b.settles(t, policy.Delivered, 19)
 	a.cancel()
 	g.open()
 	a.stop()
-	b.settles(t, Delivered, 22)
+	b.settles(t, policy.Delivered, 22)
 	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`); n != 23 || rc.total() != 23 {
 		t.Errorf("%d of 23 delivered, %d requests", n, rc.total())
 	}
@@ -94,7 +97,7 @@ func TestAbortCutsOffTheDrain(t *testing.T) {
 			g := newGate(t)
 			rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
 			db.insert(3, "key")
-			cfg := db.config(Destination{Name: "default", URL: rc.URL})
+			cfg := db.config(post.Destination{Name: "default", URL: rc.URL})
 			cfg.DrainTimeout = time.Hour
 			r := start(t, cfg)
 			for range 3 {
@@ -125,7 +128,7 @@ func TestCutOffLastAttemptIsNotAFailure(t *testing.T) {
 	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
 	db.insert(1, "key")
 	db.exec(`UPDATE outbox_delivery SET attempts = 7`)
-	r := start(t, db.config(Destination{Name: "default", URL: rc.URL}))
+	r := start(t, db.config(post.Destination{Name: "default", URL: rc.URL}))
 	<-g.arrived
 	r.cancel()
 	r.Abort()
@@ -142,7 +145,7 @@ func TestDrainTimeout(t *testing.T) {
 	g := newGate(t)
 	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
 	db.insert(1, "key")
-	cfg := db.config(Destination{Name: "default", URL: rc.URL, Timeout: 10 * time.Minute})
+	cfg := db.config(post.Destination{Name: "default", URL: rc.URL, Timeout: 10 * time.Minute})
 	cfg.Lease = time.Hour
 	cfg.DrainTimeout = time.Millisecond
 	r := start(t, cfg)
@@ -176,7 +179,7 @@ func TestStopWhileTheDatabaseIsAway(t *testing.T) {
 		t.Errorf("%d of 10 are left to the next relay", n)
 	}
 	next := start(t, db.config(to(rc.URL))) // which need not wait for the lease
-	next.settles(t, Delivered, 10)
+	next.settles(t, policy.Delivered, 10)
 }
 
 // The database hangs instead of being away: statements are neither answered nor refused.
@@ -195,7 +198,7 @@ func TestStopWhileTheDatabaseHangs(t *testing.T) {
 
 func TestStopBeforeTheDatabaseWasEverReached(t *testing.T) {
 	t.Parallel()
-	cfg := Config{Pool: settings(t, "postgres://nobody@/none?host="+filepath.Join(t.TempDir(), "none")), Destinations: []Destination{to("http://receiver.test/")}}
+	cfg := Config{Pool: settings(t, "postgres://nobody@/none?host="+filepath.Join(t.TempDir(), "none")), Destinations: []post.Destination{to("http://receiver.test/")}}
 	r := start(t, cfg)
 	r.await(t, "failures", func(o *observer) bool { return o.failures["prepare"] >= 3 })
 	r.stop()
@@ -225,16 +228,16 @@ func TestRunRefusesAnotherSchema(t *testing.T) {
 			db.exec(c.change)
 			relay, err := New(db.config(to("http://receiver.test/")))
 			must(t, err)
-			if err := relay.Run(t.Context()); !errors.Is(err, ErrSchema) || !strings.Contains(err.Error(), c.want) {
+			if err := relay.Run(t.Context()); !errors.Is(err, pg.ErrSchema) || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v", err)
 			}
 		})
 	}
 	t.Run("empty database", func(t *testing.T) {
 		t.Parallel()
-		relay, err := New(Config{Pool: settings(t, pgtest.New(t)), Destinations: []Destination{to("http://receiver.test/")}})
+		relay, err := New(Config{Pool: settings(t, pgtest.New(t)), Destinations: []post.Destination{to("http://receiver.test/")}})
 		must(t, err)
-		if err := relay.Run(t.Context()); !errors.Is(err, ErrSchema) {
+		if err := relay.Run(t.Context()); !errors.Is(err, pg.ErrSchema) {
 			t.Errorf("%v", err)
 		}
 	})

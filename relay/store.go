@@ -8,17 +8,17 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // store runs the engine's statements. It is safe for concurrent use.
 type store struct {
-	pool executor
+	pool pg.Pool
 	deaf bool        // nobody listens for notifications: producers are never asked for any
 	idle atomic.Bool // as declared last
 }
-
-// statementTimeout bounds each statement, so that a half-open connection cannot hold a goroutine for ever.
-const statementTimeout = 30 * time.Second
 
 // keyset is a place in the order in which a lane is claimed.
 type keyset struct {
@@ -48,24 +48,20 @@ type delivery struct {
 	class     class
 	lastOfRun bool
 
-	event event
-}
-
-// event is the immutable half of a delivery. Nullable columns are pointers: the row may be gone from outbox.
-type event struct {
-	eventType        *string
-	version          *int
-	key              *string
-	orderingKey      *string
-	relatedReference *string
-	headers          []byte // JSON object; nil when empty
-	createdAt        pgtype.Timestamptz
-	payload          []byte // nil when larger than inlinePayload: loaded when its turn comes
+	event post.Event
 }
 
 // inlinePayload is up to which size a claim brings the payload along, in bytes. It bounds what a lane holds in memory:
 // 128 MiB, with maxTaken deliveries of each class and maxBehind in runs.
 const inlinePayload = 16 << 10
+
+// message returns what a request for the delivery says.
+func (d *delivery) message() post.Message {
+	return post.Message{
+		EventID: d.eventID, Destination: d.destination, Fence: d.fence, Attempt: d.attempts + 1, NotAfter: d.notAfter, Replay: d.replay,
+		Event: d.event,
+	}
+}
 
 // place returns where a delivery stands in the order in which a lane is claimed.
 func (d *delivery) place() keyset { return keyset{at: d.nextAttemptAt.Time, id: d.eventID} }
@@ -81,7 +77,7 @@ const selectTime = `SELECT now()`
 
 // now returns the database's time.
 func (s *store) now(ctx context.Context) (now time.Time, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if err := s.pool.QueryRow(ctx, selectTime).Scan(&now); err != nil {
 		return time.Time{}, fmt.Errorf("read the database's time: %w", err)
@@ -101,7 +97,7 @@ const selectPayload = `SELECT payload FROM outbox WHERE id = $1`
 
 // payload loads a payload that was too large to come with the claim.
 func (s *store) payload(ctx context.Context, eventID int64) (payload []byte, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if err := s.pool.QueryRow(ctx, selectPayload, eventID).Scan(&payload); err != nil {
 		return nil, fmt.Errorf("load payload: %w", err)

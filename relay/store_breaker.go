@@ -7,6 +7,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // Evidence that nothing is left of takes its events with it, also where an operator has closed the breaker.
@@ -22,9 +25,9 @@ RETURNING breaker_failures, breaker_events`
 // recordEvidence adds to the failures that all relays hold against a destination, or takes from them, and returns what is
 // held against it then. It returns false if the breaker is not closed any more.
 func (s *store) recordEvidence(ctx context.Context, destination string, failures int, events []int64) (total int, all []int64, closed bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	err = s.pool.QueryRow(ctx, recordEvidence, destination, failures, eventIDs(events), breakerEvents).Scan(&total, &all)
+	err = s.pool.QueryRow(ctx, recordEvidence, destination, failures, eventIDs(events), policy.BreakerEvents).Scan(&total, &all)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return 0, nil, false, nil
@@ -72,14 +75,14 @@ SELECT wait, breaker_probes FROM opened`
 
 // openBreaker makes all relays hold a destination, unless another has done so before, and returns how long nobody may
 // try it, and how many probes have failed in a row.
-func (s *store) openBreaker(ctx context.Context, destination string, instance int32, b breaker) (wait time.Duration, probes int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+func (s *store) openBreaker(ctx context.Context, destination string, instance int32, b policy.Breaker) (wait time.Duration, probes int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	var seconds float64
-	err = s.pool.QueryRow(ctx, openBreaker, destination, instance, b.policy.ProbeAfter.Seconds(), b.policy.ProbeMax.Seconds(), b.cause, b.accepted, eventIDs(b.events)).
+	err = s.pool.QueryRow(ctx, openBreaker, destination, instance, b.Policy.ProbeAfter.Seconds(), b.Policy.ProbeMax.Seconds(), b.Cause, b.Accepted, eventIDs(b.Events)).
 		Scan(&seconds, &probes)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return b.policy.ProbeAfter, 0, nil
+		return b.Policy.ProbeAfter, 0, nil
 	}
 	if err != nil {
 		return 0, 0, fmt.Errorf("open breaker: %w", err)
@@ -100,7 +103,7 @@ RETURNING breaker_events`
 // with a failure. It returns false if another relay has it, it is not yet time, or nothing that waits is due. A time
 // further away than implausible is taken to have passed.
 func (s *store) tryBreaker(ctx context.Context, destination string, instance int32, hold, implausible time.Duration) (taken bool, events []int64, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	err = s.pool.QueryRow(ctx, tryBreaker, destination, instance, hold.Seconds(), implausible.Seconds()).Scan(&events)
 	switch {
@@ -118,7 +121,7 @@ WHERE destination = $1 AND breaker = 'half_open' AND breaker_owner = $2`
 
 // renewTrial prolongs what tryBreaker gave. It returns false if that is not this relay's any more.
 func (s *store) renewTrial(ctx context.Context, destination string, instance int32, hold time.Duration) (held bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	tag, err := s.pool.Exec(ctx, renewTrial, destination, instance, hold.Seconds())
 	if err != nil {
@@ -139,11 +142,11 @@ WITH closed AS (
     UPDATE outbox_alert SET resolved_at = now()
     WHERE rule = 'breaker_open' AND subject = $1 AND resolved_at IS NULL AND EXISTS (SELECT FROM closed)
 )
-SELECT pg_notify('outbox_wake', 'sweep ' || current_schema()) FROM closed WHERE ` + queueHasRoom
+SELECT pg_notify('outbox_wake', 'sweep ' || current_schema()) FROM closed WHERE ` + pg.QueueHasRoom
 
 // closeBreaker opens a destination for business again, if this relay is the one that tried it.
 func (s *store) closeBreaker(ctx context.Context, destination string, instance int32) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if _, err := s.pool.Exec(ctx, closeBreaker, destination, instance); err != nil {
 		return fmt.Errorf("close breaker: %w", err)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // A claimRequest is what a claim wants for one destination.
@@ -112,7 +114,7 @@ WITH claimant AS MATERIALIZED (
           SELECT x.*, row_number() OVER w AS nth, count(*) FILTER (WHERE x.available AND x.ordering_key IS NULL) OVER w AS taken
           FROM (
             SELECT d.ctid AS place, d.event_id, d.next_attempt_at, d.ordering_key,
-                   ` + isFree + ` AS available
+                   ` + pg.IsFree + ` AS available
             FROM outbox_delivery d
             WHERE d.destination = lane.destination AND d.replay = scan.replay AND d.status = 'pending'
               AND (d.next_attempt_at, d.event_id) > (scan.after_at, scan.after_id)
@@ -148,7 +150,7 @@ WITH claimant AS MATERIALIZED (
         SELECT x.place, x.event_id, row_number() OVER w AS nth, coalesce(lag(x.event_id) OVER w, 0) AS before,
                bool_and(x.available) OVER w AND (row_number() OVER w = 1 OR bool_and(x.rescues < 3) OVER w) AS sendable
         FROM (
-            SELECT d.ctid AS place, d.event_id, d.rescues, d.next_attempt_at <= now() AND ` + isFree + ` AS available
+            SELECT d.ctid AS place, d.event_id, d.rescues, d.next_attempt_at <= now() AND ` + pg.IsFree + ` AS available
             FROM outbox_delivery d
             WHERE d.destination = key.destination AND d.ordering_key = key.ordering_key AND d.status = 'pending' AND d.event_id > key.floor
             ORDER BY d.event_id LIMIT key.run
@@ -165,7 +167,7 @@ WITH claimant AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT d.ctid AS place FROM outbox_delivery d
         WHERE d.ctid = c.place AND d.event_id = c.event_id AND d.status NOT IN ('delivered', 'failed', 'discarded')
-          AND d.next_attempt_at <= now() AND ` + isFree + `
+          AND d.next_attempt_at <= now() AND ` + pg.IsFree + `
         FOR UPDATE OF d SKIP LOCKED
     ) d
 ), claimed AS (
@@ -200,7 +202,7 @@ SELECT 'time', 0, 0, '', 0, 0, 0, now(), 0, false, NULL, false, 0, false, NULL, 
 // claim leases, for every request, at most the free deliveries of each scan that have no ordering key, and the next of each of
 // its keys with those that follow it. The deliveries are returned in the order in which they became due.
 func (s *store) claim(ctx context.Context, instance int32, lease time.Duration, requests []claimRequest) (result claimResult, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	args := newClaimArguments(requests)
 	// Lease and promise are counted from before the statement, so that this clock's view of them ends before the database's.
@@ -218,8 +220,8 @@ func (s *store) claim(ctx context.Context, instance int32, lease time.Duration, 
 		d := delivery{leaseEnds: begun.Add(lease)}
 		e := &d.event
 		if err := rows.Scan(&kind, &number, &d.eventID, &d.destination, &d.fence, &d.attempts, &d.rescues, &d.nextAttemptAt, &d.payloadBytes,
-			&d.replay, &notAfter, &d.promised, &d.after, &d.lost, &e.eventType, &e.version, &e.key, &e.orderingKey, &e.relatedReference, &e.headers,
-			&e.createdAt, &e.payload, &result.at); err != nil {
+			&d.replay, &notAfter, &d.promised, &d.after, &d.lost, &e.EventType, &e.Version, &e.Key, &e.OrderingKey, &e.RelatedReference, &e.Headers,
+			&e.CreatedAt, &e.Payload, &result.at); err != nil {
 			return claimResult{}, fmt.Errorf("claim: %w", err)
 		}
 		switch kind {
@@ -230,9 +232,9 @@ func (s *store) claim(ctx context.Context, instance int32, lease time.Duration, 
 		case "scan":
 			result.scans[number-1].last, result.scans[number-1].more = d.place(), d.replay
 		case "key":
-			result.scans[number-1].keys = append(result.scans[number-1].keys, foundKey{*e.orderingKey, d.eventID})
+			result.scans[number-1].keys = append(result.scans[number-1].keys, foundKey{*e.OrderingKey, d.eventID})
 		case "head":
-			result.heads = append(result.heads, keyHead{request: number - 1, key: *e.orderingKey, eventID: d.eventID})
+			result.heads = append(result.heads, keyHead{request: number - 1, key: *e.OrderingKey, eventID: d.eventID})
 		case "reordered":
 			if result.reordered == nil {
 				result.reordered = map[int]int64{}

@@ -3,54 +3,19 @@ package relay
 import (
 	"context"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
-
-// querier is what a pool, a connection and a transaction have in common.
-type querier interface {
-	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}
-
-const selectSchemaVersion = `
-SELECT coalesce(max(version_id), 0)
-FROM (SELECT DISTINCT ON (version_id) version_id, is_applied
-      FROM outbox_schema_version ORDER BY version_id, id DESC) v
-WHERE is_applied`
-
-func schemaVersion(ctx context.Context, q querier) (version int64, err error) {
-	err = q.QueryRow(ctx, selectSchemaVersion).Scan(&version)
-	return version, err
-}
-
-const selectLacksSchema = `SELECT to_regclass('outbox_schema_version') IS NULL`
-
-// lacksSchema reports whether it is known that there is no schema. That a table is missing does not say so by itself: it
-// may be another one, which a connection asks for before it is lent.
-func lacksSchema(ctx context.Context, q querier) (lacks bool) {
-	return q.QueryRow(ctx, selectLacksSchema).Scan(&lacks) == nil && lacks
-}
-
-const selectCompatibleSince = `SELECT outbox_compatible_since()`
-
-// compatibleSince returns the oldest schema version whose builds work with the schema. One without an answer works with
-// no other than its own.
-func compatibleSince(ctx context.Context, q querier) (version int64, err error) {
-	err = q.QueryRow(ctx, selectCompatibleSince).Scan(&version)
-	if hasCode(err, undefinedFunction) {
-		return math.MaxInt64, nil
-	}
-	return version, err
-}
 
 const selectDestinationStatus = `
 WITH pending AS (
     SELECT destination, count(*) AS pending,
-           count(*) FILTER (WHERE next_attempt_at <= now() AND ` + isFree + `) AS due,
-           count(*) FILTER (WHERE NOT ` + isFree + `) AS in_flight,
+           count(*) FILTER (WHERE next_attempt_at <= now() AND ` + pg.IsFree + `) AS due,
+           count(*) FILTER (WHERE NOT ` + pg.IsFree + `) AS in_flight,
            count(*) FILTER (WHERE attempts > 0) AS retrying,
            count(*) FILTER (WHERE replay) AS replays,
            extract(epoch FROM now() - min(next_attempt_at) FILTER (WHERE next_attempt_at <= now()))::float8 AS lag
@@ -88,7 +53,7 @@ LEFT JOIN outbox_destination d USING (destination)
 ORDER BY k.destination`
 
 // destinationStatus returns the destinations, and how many deliveries are parked.
-func destinationStatus(ctx context.Context, q querier) ([]DestinationStatus, int64, error) {
+func destinationStatus(ctx context.Context, q pg.DB) ([]DestinationStatus, int64, error) {
 	rows, err := q.Query(ctx, selectDestinationStatus)
 	if err != nil {
 		return nil, 0, err
@@ -116,7 +81,7 @@ LEFT JOIN (SELECT claimed_by, count(*) AS deliveries FROM outbox_delivery
 ORDER BY r.instance`
 
 // relayStatus returns the registered relays with what each has in flight, for which it reads all that is due.
-func relayStatus(ctx context.Context, q querier) ([]RelayStatus, error) {
+func relayStatus(ctx context.Context, q pg.DB) ([]RelayStatus, error) {
 	rows, err := q.Query(ctx, selectRelays)
 	if err != nil {
 		return nil, err
@@ -130,7 +95,7 @@ SELECT instance, name, version, started_at, extract(epoch FROM now() - heartbeat
 FROM outbox_relay ORDER BY instance`
 
 // lifeSigns returns the registered relays without what they do.
-func lifeSigns(ctx context.Context, q querier) ([]RelayStatus, error) {
+func lifeSigns(ctx context.Context, q pg.DB) ([]RelayStatus, error) {
 	rows, err := q.Query(ctx, selectLifeSigns)
 	if err != nil {
 		return nil, err
@@ -143,12 +108,12 @@ SELECT rule, subject, count - counted_before, opened_at, coalesce(first_event_id
        coalesce(detail, ''), resolved_at
 FROM outbox_alert WHERE resolved_at IS NULL ORDER BY opened_at, rule, subject`
 
-func openAlerts(ctx context.Context, q querier) ([]Alert, error) {
+func openAlerts(ctx context.Context, q pg.DB) ([]alert.Alert, error) {
 	rows, err := q.Query(ctx, selectAlerts)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[Alert])
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[alert.Alert])
 }
 
 // Parameters that are not given must not reach the plan, or it would serve none of the indexes: each is its own text.
@@ -162,7 +127,7 @@ WHERE true`
 const newestFirst = `
 ORDER BY d.event_id DESC, d.destination`
 
-func deliveries(ctx context.Context, q querier, filter DeliveryFilter) ([]DeliveryInfo, error) {
+func deliveries(ctx context.Context, q pg.DB, filter DeliveryFilter) ([]DeliveryInfo, error) {
 	sql := selectDeliveries
 	var args []any
 	for _, condition := range []struct {
@@ -196,7 +161,7 @@ const selectAttempts = `
 SELECT destination, attempt, started_at, duration_ms, relay, status, outcome, reason, error
 FROM outbox_attempt WHERE event_id = $1 ORDER BY started_at, id`
 
-func loggedAttempts(ctx context.Context, q querier, eventID int64) ([]LoggedAttempt, error) {
+func loggedAttempts(ctx context.Context, q pg.DB, eventID int64) ([]LoggedAttempt, error) {
 	rows, err := q.Query(ctx, selectAttempts, eventID)
 	if err != nil {
 		return nil, err
@@ -206,7 +171,7 @@ func loggedAttempts(ctx context.Context, q querier, eventID int64) ([]LoggedAtte
 
 const selectNow = `SELECT clock_timestamp()`
 
-func databaseTime(ctx context.Context, q querier) (now time.Time, err error) {
+func databaseTime(ctx context.Context, q pg.DB) (now time.Time, err error) {
 	err = q.QueryRow(ctx, selectNow).Scan(&now)
 	return now, err
 }

@@ -9,6 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // candidate is a delivery that a bulk command looks at.
@@ -32,7 +34,7 @@ type candidate struct {
 // is read: a chunk costs the same whatever the rest of the selection is.
 const candidates = `
 WITH candidate AS MATERIALIZED (
-    SELECT d.*, NOT ` + isFree + ` AS in_flight, d.status = ANY ($1) AS right_status,
+    SELECT d.*, NOT ` + pg.IsFree + ` AS in_flight, d.status = ANY ($1) AS right_status,
            coalesce(d.destination BETWEEN $2 AND $3 AND ($4 = '' OR d.last_reason = $4)
                     AND ($5 = '' OR d.ordering_key = $5) AND d.event_id <= $10, false) AS eligible
     FROM outbox_delivery d
@@ -84,7 +86,7 @@ type way struct {
 const idChunk = 250
 
 // next returns the next chunk, and whether there may be another.
-func (w *way) next(ctx context.Context, q querier, s Selection, memory time.Duration, latest int64) (list []candidate, more bool, err error) {
+func (w *way) next(ctx context.Context, q pg.DB, s Selection, memory time.Duration, latest int64) (list []candidate, more bool, err error) {
 	from, to := s.Destination, s.Destination
 	if s.Destination == "" && !s.Parked {
 		to = "\x7f" // names are letters, digits, - and _
@@ -154,7 +156,7 @@ func likePattern(pattern string) string {
 const selectLatestEvent = `SELECT coalesce(max(event_id), 0) FROM outbox_delivery`
 
 // latestEvent returns the largest id of an event that has a delivery.
-func latestEvent(ctx context.Context, q querier) (id int64, err error) {
+func latestEvent(ctx context.Context, q pg.DB) (id int64, err error) {
 	if err := q.QueryRow(ctx, selectLatestEvent).Scan(&id); err != nil {
 		return 0, fmt.Errorf("find latest event: %w", err)
 	}
@@ -170,7 +172,7 @@ WITH found AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT d.ctid AS place FROM outbox_delivery d
         WHERE d.event_id = f.event_id AND d.destination = f.destination AND d.claim = f.claim AND d.status = f.status
-          AND ` + isFree + `
+          AND ` + pg.IsFree + `
         LIMIT 1
         FOR UPDATE SKIP LOCKED
     ) o
@@ -198,12 +200,12 @@ UPDATE outbox_delivery
 SET status = 'discarded', claimed_by = NULL, lease_expires_at = NULL
 WHERE ctid = ANY (ARRAY (SELECT place FROM found))`
 
-const notifyRelays = `SELECT pg_notify('outbox_wake', current_schema()) WHERE ` + queueHasRoom
+const notifyRelays = `SELECT pg_notify('outbox_wake', current_schema()) WHERE ` + pg.QueueHasRoom
 
 // changeDeliveries runs one of the two statements above in a transaction of its own, and tells relays that there is
 // something to do.
 func changeDeliveries(ctx context.Context, pool *pgxpool.Pool, statement string, found []candidate) (changed int64, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	ids, claims := make([]int64, len(found)), make([]int64, len(found))
 	destinations, statuses := make([]string, len(found)), make([]string, len(found))
@@ -211,7 +213,7 @@ func changeDeliveries(ctx context.Context, pool *pgxpool.Pool, statement string,
 		ids[i], destinations[i], claims[i], statuses[i] = c.EventID, c.Destination, c.Claim, c.Status
 	}
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, commitDurably); err != nil {
+		if _, err := tx.Exec(ctx, pg.CommitDurably); err != nil {
 			return err
 		}
 		tag, err := tx.Exec(ctx, statement, ids, destinations, claims, statuses)
@@ -228,13 +230,11 @@ func changeDeliveries(ctx context.Context, pool *pgxpool.Pool, statement string,
 	return changed, nil
 }
 
-const requestSweep = `SELECT pg_notify('outbox_wake', 'sweep ' || current_schema()) WHERE ` + queueHasRoom
-
 // notifySweep makes relays look behind their positions.
 func notifySweep(ctx context.Context, pool *pgxpool.Pool) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	_, err := pool.Exec(ctx, requestSweep)
+	_, err := pool.Exec(ctx, pg.RequestSweep)
 	return err
 }
 
@@ -251,7 +251,7 @@ SELECT count(*) FROM (
     LIMIT 10001) behind`
 
 // headOfKey returns the delivery that the others of an ordering key wait for, and how many those are, at most 10,001.
-func headOfKey(ctx context.Context, q querier, destination, key string) (heads []DeliveryInfo, behind int64, err error) {
+func headOfKey(ctx context.Context, q pg.DB, destination, key string) (heads []DeliveryInfo, behind int64, err error) {
 	rows, err := q.Query(ctx, selectHead, destination, key)
 	if err != nil {
 		return nil, 0, err

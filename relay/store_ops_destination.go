@@ -5,6 +5,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // From one name to the next in the index of each status, instead of through all that is pending or failed.
@@ -31,7 +33,7 @@ SELECT destination FROM (
 ) known
 WHERE destination <> '' ORDER BY destination`
 
-func destinationNames(ctx context.Context, q querier) ([]string, error) {
+func destinationNames(ctx context.Context, q pg.DB) ([]string, error) {
 	rows, err := q.Query(ctx, selectDestinationNames)
 	if err != nil {
 		return nil, err
@@ -51,7 +53,7 @@ RETURNING coalesce(paused_reason, ''), breaker`
 
 // pauseDestination pauses a destination durably, and says what it was before.
 func pauseDestination(ctx context.Context, pool *pgxpool.Pool, destination, reason string) (p Pause, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	p.Destination, p.Paused = destination, true
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
@@ -67,7 +69,7 @@ func pauseDestination(ctx context.Context, pool *pgxpool.Pool, destination, reas
 
 // lockPause returns the state of a destination and keeps it; the zero state if there is none.
 func lockPause(ctx context.Context, tx pgx.Tx, destination string) (p Pause, err error) {
-	if _, err := tx.Exec(ctx, commitDurably); err != nil {
+	if _, err := tx.Exec(ctx, pg.CommitDurably); err != nil {
 		return p, err
 	}
 	rows, err := tx.Query(ctx, selectPause, destination)
@@ -94,7 +96,7 @@ FROM closed WHERE rule = 'breaker_open' AND subject = closed.destination AND res
 
 // resumeDestination ends a pause and, if it is to, closes the breaker.
 func resumeDestination(ctx context.Context, pool *pgxpool.Pool, destination string, reset bool) (p Pause, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if p, err = lockPause(ctx, tx, destination); err != nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 const selectRouteStatus = `
@@ -18,38 +20,13 @@ WHERE ($1 = '' OR $1 LIKE r.like_pattern)
 ORDER BY r.pattern, r.destination`
 
 // routeStatus returns all routes.
-func routeStatus(ctx context.Context, q querier) ([]RouteStatus, error) { return routesOf(ctx, q, "") }
+func routeStatus(ctx context.Context, q pg.DB) ([]RouteStatus, error) { return routesOf(ctx, q, "") }
 
 // routesOf returns the routes that an event type takes; all of them for the empty one, which no event has.
-func routesOf(ctx context.Context, q querier, eventType string) ([]RouteStatus, error) {
+func routesOf(ctx context.Context, q pg.DB, eventType string) ([]RouteStatus, error) {
 	rows, err := q.Query(ctx, selectRouteStatus, eventType)
 	if err != nil {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[RouteStatus])
-}
-
-// From one name to the next in the index, instead of through all that is pending.
-const selectUnserved = `
-WITH RECURSIVE pending (destination) AS (
-    (SELECT destination FROM outbox_delivery WHERE status = 'pending' ORDER BY destination LIMIT 1)
-    UNION ALL
-    SELECT (SELECT d.destination FROM outbox_delivery d
-            WHERE d.status = 'pending' AND d.destination > p.destination ORDER BY d.destination LIMIT 1)
-    FROM pending p WHERE p.destination IS NOT NULL
-)
-SELECT p.destination,
-       (SELECT count(*) FROM (SELECT FROM outbox_delivery d
-                              WHERE d.status = 'pending' AND d.destination = p.destination LIMIT 10001) waiting) AS pending
-FROM pending p
-WHERE p.destination <> '' AND NOT EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = p.destination)
-ORDER BY p.destination`
-
-// unserved returns the destinations with pending deliveries that no registered relay serves.
-func unserved(ctx context.Context, q querier) ([]unservedDestination, error) {
-	rows, err := q.Query(ctx, selectUnserved)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[unservedDestination])
 }

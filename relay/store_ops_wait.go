@@ -4,11 +4,13 @@ import (
 	"context"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 const selectWaits = `
 SELECT d.destination, extract(epoch FROM d.next_attempt_at - now())::float8, d.next_attempt_at, d.attempts,
-       CASE WHEN NOT ` + isFree + ` THEN d.claimed_by END, coalesce(r.name, ''),
+       CASE WHEN NOT ` + pg.IsFree + ` THEN d.claimed_by END, coalesce(r.name, ''),
        coalesce(extract(epoch FROM d.lease_expires_at - now()), 0)::float8,
        coalesce(p.paused, false), coalesce(p.paused_reason, ''), p.paused_at,
        coalesce(p.breaker, 'closed'), coalesce(extract(epoch FROM p.breaker_until - now()), 0)::float8, coalesce(p.breaker_error, ''),
@@ -35,7 +37,7 @@ WHERE d.event_id = $1 AND d.status = 'pending'
 ORDER BY d.destination`
 
 // waiting returns what stands around the pending deliveries of an event.
-func waiting(ctx context.Context, q querier, eventID int64) ([]waitState, error) {
+func waiting(ctx context.Context, q pg.DB, eventID int64) ([]waitState, error) {
 	rows, err := q.Query(ctx, selectWaits, eventID)
 	if err != nil {
 		return nil, err

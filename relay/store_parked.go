@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // A parkedRange is a part of the events that was looked through for parked deliveries.
@@ -27,7 +29,7 @@ const advanceParkedSearch = `UPDATE outbox_destination SET parked_after = $2 WHE
 // releaseParked gives parked deliveries of the next events, at most step of them and none behind latest, to the destinations
 // that they now have. The next events are those behind where relays have come or, once more, behind from.
 func (s *store) releaseParked(ctx context.Context, step, latest int64, from *int64) (r parkedRange, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		var parked bool
@@ -51,7 +53,7 @@ func (s *store) releaseParked(ctx context.Context, step, latest int64, from *int
 		return err
 	})
 	if err != nil {
-		return parkedRange{}, fmt.Errorf("release parked deliveries: %w", withRoleHint(err))
+		return parkedRange{}, fmt.Errorf("release parked deliveries: %w", pg.WithRoleHint(err))
 	}
 	return r, nil
 }
@@ -60,7 +62,7 @@ const endParkedSearch = `UPDATE outbox_destination SET parked_after = NULL WHERE
 
 // endParkedSearch says that nothing parked up to an event, the latest, has a route.
 func (s *store) endParkedSearch(ctx context.Context, latest int64) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if _, err := s.pool.Exec(ctx, endParkedSearch, latest); err != nil {
 		return fmt.Errorf("end looking through parked deliveries: %w", err)
@@ -76,7 +78,7 @@ WHERE d.parked_after IS NULL AND EXISTS (SELECT FROM outbox_route r WHERE r.dest
 // beginParkedSearch makes relays look through everything parked again: a transaction with an old snapshot may have parked an event
 // long after its route was added.
 func (s *store) beginParkedSearch(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if _, err := s.pool.Exec(ctx, beginParkedSearch); err != nil {
 		return fmt.Errorf("begin looking through parked deliveries: %w", err)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // routeRow is one line of outbox_route.
@@ -37,7 +39,7 @@ const lockRoutes = `LOCK TABLE outbox_route IN SHARE ROW EXCLUSIVE MODE`
 // describe words the alert about the change for the relays that did not make it. Producers never wait: the lock only
 // orders relays that do the same.
 func (s *store) syncRoutes(ctx context.Context, own *routing, describe func(routeChange) string) (change routeChange, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		wait := waitBriefly
@@ -48,7 +50,7 @@ func (s *store) syncRoutes(ctx context.Context, own *routing, describe func(rout
 			wait = waitForLocks
 		}
 		// Durably: without its routes, every new event would be parked.
-		for _, statement := range []string{commitDurably, wait, lockRoutes} {
+		for _, statement := range []string{pg.CommitDurably, wait, lockRoutes} {
 			if _, err := tx.Exec(ctx, statement); err != nil {
 				return err
 			}
@@ -149,7 +151,7 @@ func uniteRoutes(ctx context.Context, tx pgx.Tx) (change routeChange, err error)
 	return change, nil
 }
 
-func queryRoutes(ctx context.Context, q querier, statement string) ([]routeRow, error) {
+func queryRoutes(ctx context.Context, q pg.DB, statement string) ([]routeRow, error) {
 	rows, err := q.Query(ctx, statement)
 	if err != nil {
 		return nil, err
@@ -157,17 +159,14 @@ func queryRoutes(ctx context.Context, q querier, statement string) ([]routeRow, 
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[routeRow])
 }
 
-// relaysDisagree is true while a registered relay was configured without some of the stored routes.
-const relaysDisagree = `EXISTS (SELECT FROM outbox_relay_route GROUP BY instance HAVING count(*) < (SELECT count(*) FROM outbox_route))`
-
 // The alert is for the relays that did not make the change, and does not fire when all of them wanted it.
 const fireRoutesChanged = `
 INSERT INTO outbox_alert AS a (rule, subject, detail)
-SELECT 'routes_changed', current_database(), $1 WHERE $2 OR ` + relaysDisagree + `
+SELECT 'routes_changed', current_database(), $1 WHERE $2 OR ` + pg.RelaysDisagree + `
 ON CONFLICT (rule, subject) DO UPDATE SET count = a.count + 1, last_at = now(), detail = excluded.detail`
 
 // The others compare their routes at once instead of at their next look.
-const notifyRoutes = `SELECT pg_notify('outbox_wake', 'routes ' || current_schema()) WHERE ` + queueHasRoom
+const notifyRoutes = `SELECT pg_notify('outbox_wake', 'routes ' || current_schema()) WHERE ` + pg.QueueHasRoom
 
 // announceRoutes alerts of changed routes if relays disagree about them, or if always, and wakes the other relays.
 func announceRoutes(ctx context.Context, tx pgx.Tx, detail string, always bool) error {
@@ -176,4 +175,13 @@ func announceRoutes(ctx context.Context, tx pgx.Tx, detail string, always bool) 
 	}
 	_, err := tx.Exec(ctx, notifyRoutes)
 	return err
+}
+
+// unserved returns the destinations with pending deliveries that no registered relay serves.
+func unserved(ctx context.Context, q pg.DB) ([]unservedDestination, error) {
+	rows, err := q.Query(ctx, pg.Unserved)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[unservedDestination])
 }

@@ -7,89 +7,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
-
-// sessionSettings are what the engine's statements rest on, whatever role and database say.
-var sessionSettings = map[string]string{
-	"application_name": "outbox-relay",
-	// What leaves is UTF-8, also from a database in another encoding.
-	"client_encoding": "UTF8",
-	// A statement's own snapshot, always fresh: FOR UPDATE SKIP LOCKED would fail under stricter levels.
-	"default_transaction_isolation": "read committed",
-	// Losing a claim, a delivered or a retry in a crash of the server only costs a duplicate; what must not be lost
-	// switches it on again.
-	"synchronous_commit": "off",
-	// Plans are prepared once, often on an empty table, where a sequential scan looks cheap; it would stay for ever.
-	"plan_cache_mode":   "force_generic_plan",
-	"enable_seqscan":    "off",
-	"enable_hashjoin":   "off",
-	"enable_mergejoin":  "off",
-	"enable_bitmapscan": "off",
-	"enable_memoize":    "off",
-	"jit":               "off",
-	"statement_timeout": "30000",
-	// A relay that stands still in a transaction, its host suspended, keeps the locks it has from the others no longer.
-	"idle_in_transaction_session_timeout": "10000",
-	// A row that somebody keeps locked must not keep a settle, and with it all destinations.
-	"lock_timeout": "200",
-	// The server notices a relay's host that vanished without closing its connections.
-	"tcp_keepalives_idle":     "2",
-	"tcp_keepalives_interval": "1",
-	"tcp_keepalives_count":    "3",
-}
-
-// What surrounds each statement where sessions do not last. All of it ends with the transaction.
-const (
-	beginTransaction    = `BEGIN ISOLATION LEVEL READ COMMITTED`
-	commitTransaction   = `COMMIT`
-	rollbackTransaction = `ROLLBACK`
-	// count calls set_config for each, and sends back a single number.
-	setForTransaction = `SELECT count(set_config(s.name, s.value, true)) FROM unnest($1::text[], $2::text[]) AS s (name, value)`
-)
-
-// ErrPooler says that a connection pooler stands before the server and cannot be worked with, or not as configured. One in
-// transaction mode hands every transaction to another server connection: none is the relay's session,
-// LISTEN never fires, and the settings on which the plans rest do not arrive.
-var ErrPooler = errors.New("the database URL leads through a connection pooler that does not keep sessions (PgBouncer?)")
-
-// errReadOnly says that the server is a standby, or was told to be read-only.
-var errReadOnly = errors.New("this server takes no writes: it is a standby, or read-only")
-
-const selectSettingsKept = `
-SELECT bool_and(current_setting(wanted.name) = wanted.value), pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on'
-FROM (VALUES ('plan_cache_mode', 'force_generic_plan'), ('enable_seqscan', 'off'), ('synchronous_commit', 'off')) wanted (name, value)`
-
-// checkSession returns ErrPooler if a session is not what it seems: PgBouncer refuses unknown settings at the start of a
-// connection or, told to ignore them, drops them. It returns errReadOnly if nothing can be written.
-func (s *store) checkSession(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
-	defer cancel()
-	var kept, readOnly bool
-	err := s.pool.QueryRow(ctx, selectSettingsKept, pgx.QueryExecModeExec).Scan(&kept, &readOnly)
-	var pgErr *pgconn.PgError
-	switch {
-	case errors.As(err, &pgErr) && refusedByPooler(pgErr):
-		return fmt.Errorf("%w: %s", ErrPooler, pgErr.Message)
-	case err != nil:
-		return fmt.Errorf("check session: %w", err)
-	case !kept:
-		return fmt.Errorf("%w: settings are lost", ErrPooler)
-	case readOnly:
-		return errReadOnly
-	}
-	return nil
-}
-
-// nameOfSession is the application_name that the session of a relay r has, and no other connection of it.
-const nameOfSession = `'outbox-relay session ' || r.instance`
-
-// hasSession is true of a relay r whose session is connected to this database. The row of a copied database has a session on
-// another server or in another database. The name ends with the session's settings: a backend that a pooler keeps, or a new
-// one with the same pid, does not have it. Every role may see what is compared here.
-const hasSession = `(r.server_started_at = pg_postmaster_start_time() AND EXISTS (
-    SELECT FROM pg_stat_get_activity(coalesce(r.session_pid, 0)) a
-    WHERE a.application_name = ` + nameOfSession + ` AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())))`
 
 // The session has its name before the row is visible, so that no other relay sees the row without its session.
 const insertRelay = `
@@ -98,11 +20,11 @@ WITH r AS (
     VALUES ($1, $2, make_interval(secs => $3), CASE WHEN $4 THEN pg_backend_pid() END)
     RETURNING instance
 )
-SELECT instance, CASE WHEN $4 THEN set_config('application_name', ` + nameOfSession + `, false) END FROM r`
+SELECT instance, CASE WHEN $4 THEN set_config('application_name', ` + pg.NameOfSession + `, false) END FROM r`
 
 // register enters a new relay. If q is its session, the relay lives as long as that lasts. Otherwise the relay is dead once
 // its heartbeat is older than lease.
-func register(ctx context.Context, q querier, isSession bool, name, version string, lease time.Duration) (instance int32, err error) {
+func register(ctx context.Context, q pg.DB, isSession bool, name, version string, lease time.Duration) (instance int32, err error) {
 	if err := q.QueryRow(ctx, insertRelay, name, version, lease.Seconds(), isSession).Scan(&instance, nil); err != nil {
 		return 0, fmt.Errorf("register relay: %w", err)
 	}
@@ -113,11 +35,11 @@ const resumeRelay = `
 UPDATE outbox_relay r
 SET heartbeat_at = now(), session_pid = CASE WHEN $2 THEN pg_backend_pid() END, server_started_at = pg_postmaster_start_time()
 WHERE instance = $1
-RETURNING CASE WHEN $2 THEN set_config('application_name', ` + nameOfSession + `, false) END`
+RETURNING CASE WHEN $2 THEN set_config('application_name', ` + pg.NameOfSession + `, false) END`
 
 // resume lets a relay go on under its number, with q as its session if it has one. It returns false if the relay was taken
 // for dead meanwhile: then the relay must register anew.
-func resume(ctx context.Context, q querier, isSession bool, instance int32) (resumed bool, err error) {
+func resume(ctx context.Context, q pg.DB, isSession bool, instance int32) (resumed bool, err error) {
 	err = q.QueryRow(ctx, resumeRelay, instance, isSession).Scan(nil)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
@@ -132,7 +54,7 @@ func resume(ctx context.Context, q querier, isSession bool, instance int32) (res
 // for 15 seconds, as when it is frozen while the server still takes its connection for alive. Without a session, only its
 // heartbeat says that it lives.
 const isDead = `(CASE WHEN r.session_pid IS NULL THEN r.heartbeat_at < now() - r.lease
-            ELSE r.heartbeat_at < now() - interval '15 seconds' OR NOT ` + hasSession + ` END)`
+            ELSE r.heartbeat_at < now() - interval '15 seconds' OR NOT ` + pg.HasSession + ` END)`
 
 // No relay is dead in the first seconds of a server, when none had time to come back, nor while this relay's own heartbeat is
 // old: then the database stood still, and kept the others from writing theirs.
@@ -154,7 +76,7 @@ SELECT 'destination', 0, destination, paused, breaker, coalesce(extract(epoch FR
        coalesce(breaker_owner, 0), breaker_failures
 FROM outbox_destination WHERE paused OR breaker <> 'closed' OR breaker_failures > 0
 UNION ALL
-SELECT 'alert', 0, '', false, '', 0, 0, 0 WHERE ` + alertsDue + `
+SELECT 'alert', 0, '', false, '', 0, 0, 0 WHERE ` + alert.AnyDue + `
 UNION ALL
 SELECT 'armed', 0, '', false, '', 0, 0, 0
 WHERE CASE WHEN $4 AND (SELECT last_value FROM outbox_armed) < extract(epoch FROM now() + interval '6 seconds') * 1000
@@ -175,13 +97,13 @@ type pulse struct {
 type echo struct {
 	registered bool    // false: this relay's own row is gone
 	dead       []int32 // each to be given to rescue
-	states     []destinationState
+	states     []policy.DestinationState
 	alerts     bool // there is something to tell or to close
 	parked     bool // a route was added, and what was parked before has yet to be looked through
 }
 
 // heartbeat says that this relay lives, and finds out what it has to do beside claiming.
-func heartbeat(ctx context.Context, q querier, p pulse) (e echo, err error) {
+func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
 	rows, err := q.Query(ctx, beat, p.instance, p.writeAfter.Seconds(), p.findDead, p.armed)
 	if err != nil {
 		return echo{}, fmt.Errorf("beat: %w", err)
@@ -190,9 +112,9 @@ func heartbeat(ctx context.Context, q querier, p pulse) (e echo, err error) {
 	for rows.Next() {
 		var what string
 		var instance int32
-		var state destinationState
+		var state policy.DestinationState
 		var remaining float64
-		if err := rows.Scan(&what, &instance, &state.destination, &state.paused, &state.breaker, &remaining, &state.owner, &state.failures); err != nil {
+		if err := rows.Scan(&what, &instance, &state.Destination, &state.Paused, &state.Breaker, &remaining, &state.Owner, &state.Failures); err != nil {
 			return echo{}, fmt.Errorf("beat: %w", err)
 		}
 		switch what {
@@ -201,7 +123,7 @@ func heartbeat(ctx context.Context, q querier, p pulse) (e echo, err error) {
 		case "dead":
 			e.dead = append(e.dead, instance)
 		case "destination":
-			state.remaining = time.Duration(remaining * float64(time.Second))
+			state.Remaining = time.Duration(remaining * float64(time.Second))
 			e.states = append(e.states, state)
 		case "alert":
 			e.alerts = true
@@ -227,7 +149,7 @@ func (s *store) declareIdle(ctx context.Context, idle bool) error {
 	if s.deaf {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if _, err := s.pool.Exec(ctx, arm, idle); err != nil {
 		return fmt.Errorf("declare idle: %w", err)
@@ -237,11 +159,6 @@ func (s *store) declareIdle(ctx context.Context, idle bool) error {
 
 const listen = `LISTEN outbox_wake`
 
-// queueHasRoom guards every notification, as the trigger of the events does. A session that listens and never ends its
-// transaction lets others fill the server's queue, and then no transaction that notifies can commit: no breaker would
-// close, and no replay, discard or change of routes would succeed. Relays find by polling what nobody tells them.
-const queueHasRoom = `pg_notification_queue_usage() < 0.5`
-
 const selectServer = `SELECT current_schema(), pg_postmaster_start_time()`
 
 // The server's start tells clusters apart of which one is a copy of the other.
@@ -249,19 +166,9 @@ const selectWhereabouts = `
 SELECT concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), current_database(), 'outbox_relay'::regclass::oid)`
 
 // whereabouts names the tables that a connection leads to.
-func whereabouts(ctx context.Context, q querier) (name string, err error) {
+func whereabouts(ctx context.Context, q pg.DB) (name string, err error) {
 	if err := q.QueryRow(ctx, selectWhereabouts).Scan(&name); err != nil {
 		return "", fmt.Errorf("find out where the connection leads: %w", err)
 	}
 	return name, nil
-}
-
-// destinationState is what all relays share about one destination that is not simply open for business, or suspect.
-type destinationState struct {
-	destination string
-	paused      bool
-	breaker     string        // closed, open or half_open
-	remaining   time.Duration // until breaker_until; negative: it has passed. 0 when closed
-	owner       int32         // of the half-open breaker; 0: nobody
-	failures    int           // while closed, held against it by all relays
 }

@@ -8,13 +8,16 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // settle writes a batch in one round trip and one transaction: all of it or nothing, except for rows that another
 // session has locked or was just changing. It returns the settlements of those rows as missed, and in stale the number of
 // those that came too late: another relay had claimed their delivery meanwhile.
 func (s *store) settle(ctx context.Context, instance int32, b *batch) (missed []*settlement, stale int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	var queries pgx.Batch
 	expect := func(n int) {
@@ -28,7 +31,7 @@ func (s *store) settle(ctx context.Context, instance int32, b *batch) (missed []
 	o := b.byOutcome()
 	if len(o.failed) > 0 {
 		queries.Queue("BEGIN")
-		queries.Queue(commitDurably)
+		queries.Queue(pg.CommitDurably)
 		queueFailed(&queries, o.failed, now)
 		expect(len(o.failed))
 	}
@@ -89,10 +92,10 @@ func (s *store) restoreClaims(ctx context.Context, instance int32, settlements [
 	var keys []*string
 	var notAfter []time.Time
 	for i := range settlements {
-		if one := &settlements[i]; one.posted {
+		if one := &settlements[i]; one.Posted {
 			u.add(&one.delivery)
 			attempts = append(attempts, one.attempts)
-			keys = append(keys, one.event.key)
+			keys = append(keys, one.event.Key)
 			notAfter = append(notAfter, one.notAfter)
 		}
 	}
@@ -127,10 +130,10 @@ func (s *store) unsettled(ctx context.Context, settlements []settlement) (missed
 	for i := range settlements {
 		u.add(&settlements[i].delivery)
 		attempts = append(attempts, nil)
-		if settlements[i].outcome == Retry {
+		if settlements[i].Outcome == policy.Retry {
 			attempts[i] = &settlements[i].attempts
 		}
-		held = append(held, settlements[i].outcome == Hold)
+		held = append(held, settlements[i].Outcome == policy.Hold)
 	}
 	rows, err := s.pool.Query(ctx, selectUnsettled, u.eventIDs, u.destinations, u.fences, attempts, held)
 	if err != nil {
@@ -145,9 +148,6 @@ func (s *store) unsettled(ctx context.Context, settlements []settlement) (missed
 	}
 	return missed, nil
 }
-
-// A failed delivery, and the alert about it, must survive whatever happens to the server next.
-const commitDurably = `SET LOCAL synchronous_commit = on`
 
 // unnested are the columns by which every settle finds its rows: the fence is part of the key.
 type unnested struct {
@@ -196,7 +196,7 @@ func queueDelivered(batch *pgx.Batch, settled []*settlement, now time.Time) {
 	for i := range settled {
 		u.add(&settled[i].delivery)
 		ago = append(ago, now.Sub(settled[i].startedAt).Seconds())
-		status = append(status, int16(settled[i].statusCode))
+		status = append(status, int16(settled[i].StatusCode))
 	}
 	batch.Queue(settleDelivered, u.eventIDs, u.destinations, u.fences, ago, status)
 }
@@ -224,10 +224,10 @@ func queueRetry(batch *pgx.Batch, settled []*settlement, now time.Time) {
 		u.add(&s.delivery)
 		bound = append(bound, s.bound())
 		ago = append(ago, now.Sub(s.startedAt).Seconds())
-		status = append(status, int16(s.statusCode))
-		reason = append(reason, string(s.reason))
-		message = append(message, s.message)
-		delay = append(delay, s.delay.Seconds())
+		status = append(status, int16(s.StatusCode))
+		reason = append(reason, string(s.Reason))
+		message = append(message, s.Message)
+		delay = append(delay, s.Delay.Seconds())
 		attempts = append(attempts, int32(s.attempts))
 	}
 	batch.Queue(settleRetry, u.eventIDs, u.destinations, u.fences, ago, status, reason, message, delay, attempts, bound)
@@ -271,10 +271,10 @@ func queueAttempts(batch *pgx.Batch, instance int32, settled []*settlement, now 
 		attempt = append(attempt, int32(s.attempts+1))
 		ago = append(ago, now.Sub(s.startedAt).Seconds())
 		duration = append(duration, int32(s.duration.Milliseconds()))
-		status = append(status, int16(s.statusCode))
-		outcome = append(outcome, string(s.outcome))
-		reason = append(reason, string(s.reason))
-		message = append(message, s.message)
+		status = append(status, int16(s.StatusCode))
+		outcome = append(outcome, string(s.Outcome))
+		reason = append(reason, string(s.Reason))
+		message = append(message, s.Message)
 	}
 	batch.Queue(logAttempts, u.eventIDs, u.destinations, u.fences, instance, attempt, ago, duration, status, outcome, reason, message)
 }
@@ -320,10 +320,10 @@ func queueFailed(batch *pgx.Batch, settled []*settlement, now time.Time) {
 		s := settled[i]
 		u.add(&s.delivery)
 		ago = append(ago, now.Sub(s.startedAt).Seconds())
-		status = append(status, int16(s.statusCode))
-		reason = append(reason, string(s.reason))
-		message = append(message, s.message)
-		posted = append(posted, s.posted)
+		status = append(status, int16(s.StatusCode))
+		reason = append(reason, string(s.Reason))
+		message = append(message, s.Message)
+		posted = append(posted, s.Posted)
 	}
 	batch.Queue(settleFailed, u.eventIDs, u.destinations, u.fences, ago, status, reason, message, posted)
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 const postponeSuspect = `
@@ -13,7 +15,7 @@ WHERE event_id = $1 AND destination = $2 AND claim = $3 AND status NOT IN ('deli
 
 // postpone gives a claim back, to be made again after the given time.
 func (s *store) postpone(ctx context.Context, d *delivery, wait time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if _, err := s.pool.Exec(ctx, postponeSuspect, d.eventID, d.destination, d.fence, wait.Seconds()); err != nil {
 		return fmt.Errorf("postpone suspect: %w", err)
@@ -27,7 +29,7 @@ WHERE event_id = $1 AND destination = $2 AND claim = $3 AND status NOT IN ('deli
 
 // countAlone counts a request that is about to be sent alone. A settle sets the count back.
 func (s *store) countAlone(ctx context.Context, d *delivery) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if _, err := s.pool.Exec(ctx, countSuspect, d.eventID, d.destination, d.fence); err != nil {
 		return fmt.Errorf("count suspect: %w", err)

@@ -7,6 +7,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
 // An event and its deliveries become visible at once, so one snapshot decides. Both walks read the primary keys of both
@@ -36,30 +39,11 @@ RETURNING (SELECT count(*) FROM recent) = $1`
 // searchUndelivered looks at the next events of both walks, unless a relay has done so within the given age. It reports
 // whether newer events are left.
 func (s *store) searchUndelivered(ctx context.Context, age time.Duration, batch int) (more bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	err = s.pool.QueryRow(ctx, searchUndelivered, batch, age.Seconds(), maxUndelivered+1).Scan(&more)
+	err = s.pool.QueryRow(ctx, searchUndelivered, batch, age.Seconds(), watch.MaxUndelivered+1).Scan(&more)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return false, fmt.Errorf("search events without deliveries: %w", err)
 	}
 	return more, nil
-}
-
-const selectUndelivered = `
-SELECT coalesce(max(e.id), $1), count(*), count(*) FILTER (WHERE e.missing), coalesce(min(e.id) FILTER (WHERE e.missing), 0)
-FROM (SELECT o.id, NOT EXISTS (SELECT FROM outbox_delivery d WHERE d.event_id = o.id) AS missing
-      FROM (SELECT id FROM outbox WHERE id > $1 ORDER BY id LIMIT $2) o) e`
-
-// undeliveredBehind looks at the next events behind an id.
-func undeliveredBehind(ctx context.Context, q querier, after int64, batch int) (last int64, looked int, u Undelivered, err error) {
-	err = q.QueryRow(ctx, selectUndelivered, after, batch).Scan(&last, &looked, &u.Events, &u.FirstEventID)
-	return last, looked, u, err
-}
-
-const createDeliveries = `SELECT last_id, finished, events, deliveries FROM outbox_create_deliveries($1, $2)`
-
-// createDeliveriesBehind gives the next events behind an id their deliveries, if they have none.
-func createDeliveriesBehind(ctx context.Context, q querier, after int64, batch int) (last int64, finished bool, c CreatedDeliveries, err error) {
-	err = q.QueryRow(ctx, createDeliveries, after, batch).Scan(&last, &finished, &c.Events, &c.Deliveries)
-	return last, finished, c, err
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // A claim holds until its lease ends or until a row of outbox_void ends it earlier. So a rescue writes one row, whatever
@@ -14,15 +16,6 @@ import (
 //
 // outbox_void names the claims that have ended. The opposite, the relays whose claims hold, would be wrong: a statement
 // does not see a relay that registered after its snapshot, but it does see that relay's claim on a row that it locks.
-
-// isVoid is true of a delivery d whose claim has ended before its lease. The array is mostly empty, and is read once a
-// statement, when the first leased row is met.
-const isVoid = `(d.claimed_by = ANY (ARRAY (SELECT v.instance FROM outbox_void v)) AND EXISTS (
-    SELECT FROM outbox_void v
-    WHERE v.instance = d.claimed_by AND d.lease_expires_at > v.after AND d.lease_expires_at <= v.until))`
-
-// isFree is true of a pending delivery d that no relay has in flight.
-const isFree = `(d.lease_expires_at IS NULL OR d.lease_expires_at <= now() OR ` + isVoid + `)`
 
 // rescuesAfterClaim counts the claim that this claim of d replaces, if a relay died with it or let its lease end. Above
 // aloneFrom only requests that were sent alone count.
@@ -69,7 +62,7 @@ SELECT coalesce(session_pid, 0) FROM gone`
 // rescue removes a dead relay and ends its claims and trials. It returns false if another relay was faster, or the relay
 // lives after all, and otherwise the pid of the dead relay's session, for endSession.
 func (s *store) rescue(ctx context.Context, instance int32) (dead bool, session int32, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	err = s.pool.QueryRow(ctx, rescueRelay, instance).Scan(&session)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -89,10 +82,10 @@ WITH gone AS (
 )` + endWithRelay + `, void AS (
     INSERT INTO outbox_void (instance, after, until, died) SELECT instance, '-infinity', clock_timestamp() + lease, false FROM gone
 )
-` + requestSweep
+` + pg.RequestSweep
 
 // deregister removes a relay that leaves, and ends what is still claimed in its name.
-func deregister(ctx context.Context, h handle, instance int32) error {
+func deregister(ctx context.Context, h pg.DB, instance int32) error {
 	if _, err := h.Exec(ctx, deregisterRelay, instance); err != nil {
 		return fmt.Errorf("deregister relay: %w", err)
 	}
@@ -112,7 +105,7 @@ SELECT instance, coalesce($2::timestamptz, '-infinity'), clock_timestamp() + lea
 
 // giveBackUnacknowledged ends the claims of a relay whose lease ends after the given time of the database; zero: all.
 func (s *store) giveBackUnacknowledged(ctx context.Context, instance int32, after time.Time) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	var from *time.Time
 	if !after.IsZero() {
@@ -128,12 +121,12 @@ func (s *store) giveBackUnacknowledged(ctx context.Context, instance int32, afte
 const endSession = `
 SELECT count(pg_terminate_backend(a.pid))
 FROM (SELECT $1::int AS instance) r, pg_stat_get_activity($2) a
-WHERE a.application_name = ` + nameOfSession + ` AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())`
+WHERE a.application_name = ` + pg.NameOfSession + ` AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())`
 
 // endSession cuts off the session of a relay that was taken for dead, if it lasts: a frozen process reads no
 // notifications, and what it does not read fills the server's queue, which would make producers fail in the end.
 func (s *store) endSession(ctx context.Context, instance, session int32) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if _, err := s.pool.Exec(ctx, endSession, instance, session); err != nil {
 		return fmt.Errorf("end session of relay %d: %w", instance, err)

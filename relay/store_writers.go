@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // The locks are read after the snapshot is taken: a transaction whose event has a smaller id than one that is seen keeps its
@@ -17,7 +19,7 @@ SELECT now(), coalesce((SELECT id FROM outbox ORDER BY id DESC LIMIT 1), 0), ARR
 // openWriters returns the database's time, the largest id of an event that can be seen, and the transactions that have written
 // to outbox and are still open.
 func (s *store) openWriters(ctx context.Context) (at time.Time, latest int64, open []string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if err := s.pool.QueryRow(ctx, selectOpenWriters).Scan(&at, &latest, &open); err != nil {
 		return time.Time{}, 0, nil, fmt.Errorf("look for open transactions: %w", err)

@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // A delivery that kills its relay looks like every other one that the relay held. A delivery is a suspect when relays died
@@ -70,12 +72,12 @@ func (s *solitude) end(now time.Time) {
 }
 
 // awaitPost waits until a delivery may be sent: a suspect until no other POST is under way, any other until no suspect is
-// being sent alone. The caller calls leave after the POST. Instead of leave it returns a verdict if the delivery must not
+// being sent alone. The caller calls leave after the POST. Instead of leave it returns a result if the delivery must not
 // be sent now.
-func (r *Relay) awaitPost(d *delivery) (leave func(), instead *verdict) {
+func (r *Relay) awaitPost(d *delivery) (leave func(), instead *policy.Result) {
 	switch {
 	case d.rescues >= crashLoop:
-		return nil, &verdict{outcome: Fail, reason: ReasonCrashLoop, message: fmt.Sprintf(
+		return nil, &policy.Result{Reason: policy.ReasonCrashLoop, Message: fmt.Sprintf(
 			"%d times in a row a relay died while it sent this delivery with nothing else beside it", d.rescues-aloneFrom)}
 	case d.lost:
 		wait := suspectWait(d.rescues)
@@ -104,11 +106,11 @@ func (r *Relay) countSuspect(d *delivery) error {
 }
 
 // postpone makes a claimed delivery due again after the given time. If that fails, it is due at once.
-func (r *Relay) postpone(d *delivery, wait time.Duration) *verdict {
+func (r *Relay) postpone(d *delivery, wait time.Duration) *policy.Result {
 	if err := r.store.postpone(r.settling, d, wait); err != nil {
 		r.databaseError("postpone suspect", err)
 	} else {
 		r.wake.retries.add(time.Now(), wait)
 	}
-	return &verdict{outcome: Hold, reason: ReasonSuspect}
+	return &policy.Result{Reason: policy.ReasonSuspect}
 }

@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // Relays die one after the other, of something else, while they hold the same deliveries. None of these is failed.
@@ -16,7 +18,7 @@ func TestDyingRelaysConvictNoDelivery(t *testing.T) {
 	db.insert(20, "key")
 	for range 30 {
 		s, instance := db.registered()
-		result, err := s.claim(t.Context(), instance, time.Minute, []claimRequest{{destination: "default", promise: DefaultPromise, scans: []scan{{free: 20}}}})
+		result, err := s.claim(t.Context(), instance, time.Minute, []claimRequest{{destination: "default", promise: policy.DefaultPromise, scans: []scan{{free: 20}}}})
 		must(t, err)
 		if len(result.deliveries) != 20 {
 			t.Fatalf("%d claimed", len(result.deliveries))
@@ -25,7 +27,7 @@ func TestDyingRelaysConvictNoDelivery(t *testing.T) {
 	}
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL)))
-	r.await(t, "suspects that wait", func(o *observer) bool { return o.reasons[ReasonSuspect] >= 20 })
+	r.await(t, "suspects that wait", func(o *observer) bool { return o.reasons[policy.ReasonSuspect] >= 20 })
 	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE attempts = 0 AND next_attempt_at > now()`); n != 20 {
 		t.Errorf("%d wait for their next claim", n)
 	}
@@ -69,7 +71,7 @@ func TestSuspectIsSentAlone(t *testing.T) {
 	if n := <-counts; n != 7 {
 		t.Errorf("%d deaths would be known, want 7", n)
 	}
-	r.settles(t, Delivered, 26)
+	r.settles(t, policy.Delivered, 26)
 }
 
 func TestSuspectsWaitLonger(t *testing.T) {

@@ -15,6 +15,8 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // putPoolerBefore makes the relays of TestThroughPooler reach the database through a PgBouncer of its own.
@@ -118,7 +120,7 @@ func TestRecoveryWithinTheLease(t *testing.T) {
 	g.open()
 	killed := row[time.Time](db, `SELECT now()`)
 	survivor := start(t, cfg)
-	survivor.settles(t, Delivered, 1)
+	survivor.settles(t, policy.Delivered, 1)
 	becomes(db, 0, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending'`)
 	// By the database's clock; the rest is the survivor's beat and its poll.
 	if late := row[bool](db, `SELECT max(delivered_at) > $1::timestamptz + make_interval(secs => $2) FROM outbox_delivery`,
@@ -145,8 +147,8 @@ func TestSettingsThroughThePooler(t *testing.T) {
 	r.instance()
 	stranger := pgtest.Pool(t, db.dsn+"&default_query_exec_mode=exec")
 	const shown = `SELECT name || '=' || current_setting(name) FROM unnest($1::text[]) AS s (name) ORDER BY 1`
-	names := append(slices.Sorted(maps.Keys(throughPooler(db.config().Pool, "public"))), "transaction_isolation")
-	settings := func(q querier) []string {
+	names := append(slices.Sorted(maps.Keys(pg.SetPooled(db.config().Pool, "public"))), "transaction_isolation")
+	settings := func(q pg.DB) []string {
 		rows, err := q.Query(t.Context(), shown, names)
 		must(t, err)
 		all, err := pgx.CollectRows(rows, pgx.RowTo[string])
@@ -170,7 +172,7 @@ func TestSettingsThroughThePooler(t *testing.T) {
 		}
 	}
 	db.insert(100, "key")
-	r.settles(t, Delivered, 100)
+	r.settles(t, policy.Delivered, 100)
 	_, err = r.store.pool.Exec(t.Context(), `SELECT 1/0`)
 	if err == nil {
 		t.Error("an error was swallowed")
@@ -194,7 +196,7 @@ func TestPoolerCrashes(t *testing.T) {
 	r := start(t, cfg)
 	for round := 1; round <= 3; round++ {
 		db.insert(500, "round"+string(rune('0'+round)))
-		r.settles(t, Delivered, 500*(round-1)+1)
+		r.settles(t, policy.Delivered, 500*(round-1)+1)
 		must(t, db.pooler.Kill())
 		must(t, db.pooler.Resume())
 	}

@@ -9,6 +9,9 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // What is wrong with the TLS of a receiver: never a request, always a label and a text that says what to mend. What is
@@ -21,8 +24,8 @@ func TestTLSTable(t *testing.T) {
 	demands := func(version uint16) *tls.Config {
 		return &tls.Config{Certificates: []tls.Certificate{good}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: ca.pool(), MaxVersion: version}
 	}
-	identified := func(c tls.Certificate) TLS {
-		return TLS{Roots: ca.pool, Certificate: func() *tls.Certificate { return &c }}
+	identified := func(c tls.Certificate) post.TLS {
+		return post.TLS{Roots: ca.pool, Certificate: func() *tls.Certificate { return &c }}
 	}
 	year := 365 * 24 * time.Hour
 	plain := newReceiver(t, nil)
@@ -33,44 +36,44 @@ func TestTLSTable(t *testing.T) {
 	for name, c := range map[string]struct {
 		server  *tls.Config
 		url     string // instead of a server
-		client  TLS
+		client  post.TLS
 		late    bool // over TLS 1.3 the client hears of it after its first write, or only that this broke
-		want    Reason
+		want    policy.Reason
 		message string
 	}{
-		"trusted":                       {server: server(good), client: ca.trusts(), want: ReasonOK},
-		"trusted, TLS 1.3 only":         {server: &tls.Config{Certificates: []tls.Certificate{good}, MinVersion: tls.VersionTLS13}, client: TLS{Roots: ca.pool, MinVersion: tls.VersionTLS13}, want: ReasonOK},
-		"another server name":           {server: server(ca.issue(t, func(c *x509.Certificate) { c.IPAddresses, c.DNSNames = nil, []string{"r.internal"} })), client: TLS{Roots: ca.pool, ServerName: "r.internal"}, want: ReasonOK},
-		"unknown authority":             {server: server(other.issue(t, nil)), client: ca.trusts(), want: ReasonTLS, message: "certificate signed by unknown authority"},
-		"the system's authorities":      {server: server(good), client: TLS{}, want: ReasonTLS, message: "unknown authority (set tls.ca_file to the authority's certificate)"},
-		"signs itself":                  {server: server((&authority{}).issue(t, nil)), client: ca.trusts(), want: ReasonTLS, message: "certificate signed by unknown authority"},
-		"no authorities":                {server: server(good), client: TLS{Roots: x509.NewCertPool}, want: ReasonTLS, message: "certificate signed by unknown authority"},
-		"authorities are gone":          {server: server(good), client: TLS{Roots: func() *x509.CertPool { return nil }}, want: ReasonTLS, message: "nothing to verify"},
-		"expired":                       {server: server(ca.issue(t, func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now().Add(-year), time.Now().Add(-time.Hour) })), client: ca.trusts(), want: ReasonTLS, message: "certificate has expired"},
-		"not valid yet":                 {server: server(ca.issue(t, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Hour) })), client: ca.trusts(), want: ReasonTLS, message: "not yet valid"},
-		"another address":               {server: server(ca.issue(t, func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} })), client: ca.trusts(), want: ReasonTLS, message: "certificate is valid for 10.0.0.1, not 127.0.0.1"},
-		"another name":                  {server: server(good), client: TLS{Roots: ca.pool, ServerName: "r.internal"}, want: ReasonTLS, message: "match r.internal (if the url is right, set tls.server_name to a name of the certificate)"},
-		"name only in the common name":  {server: server(ca.issue(t, func(c *x509.Certificate) { c.IPAddresses, c.Subject.CommonName = nil, "127.0.0.1" })), client: ca.trusts(), want: ReasonTLS, message: "legacy Common Name"},
-		"a client's certificate":        {server: server(ca.issue(t, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })), client: ca.trusts(), want: ReasonTLS, message: "incompatible key usage"},
-		"issued by what may not issue":  {server: server((&authority{certificate: good.Leaf, key: good.PrivateKey.(*ecdsa.PrivateKey)}).issue(t, nil)), client: ca.trusts(), want: ReasonTLS, message: "certificate signed by unknown authority"},
-		"TLS 1.0 only":                  {server: &tls.Config{Certificates: []tls.Certificate{good}, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS10}, client: ca.trusts(), want: ReasonTLS, message: "protocol version not supported"},
-		"TLS 1.1 only":                  {server: &tls.Config{Certificates: []tls.Certificate{good}, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, client: ca.trusts(), want: ReasonTLS, message: "protocol version not supported"},
-		"TLS 1.2 where 1.3 is asked":    {server: &tls.Config{Certificates: []tls.Certificate{good}, MaxVersion: tls.VersionTLS12}, client: TLS{Roots: ca.pool, MinVersion: tls.VersionTLS13}, want: ReasonTLS, message: "protocol version not supported"},
-		"client certificate":            {server: demands(0), client: identified(ca.issue(t, nil)), want: ReasonOK},
-		"client certificate, TLS 1.2":   {server: demands(tls.VersionTLS12), client: identified(ca.issue(t, nil)), want: ReasonOK},
-		"no client certificate":         {server: demands(0), client: ca.trusts(), late: true, want: ReasonTLS, message: "certificate required (it asks for a client certificate: set tls.cert_file and tls.key_file)"},
-		"none, TLS 1.2":                 {server: demands(tls.VersionTLS12), client: ca.trusts(), want: ReasonTLS, message: "handshake failure"},
-		"of another authority, TLS 1.2": {server: demands(tls.VersionTLS12), client: identified(other.issue(t, nil)), want: ReasonTLS, message: "unknown certificate authority"},
-		"of another authority":          {server: demands(0), client: identified(other.issue(t, nil)), late: true, want: ReasonTLS, message: "unknown certificate authority"},
-		"expired client certificate":    {server: demands(0), client: identified(ca.issue(t, func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now().Add(-year), time.Now().Add(-time.Hour) })), want: ReasonTLS, message: "the client certificate expired at 20"},
-		"client certificate of later":   {server: demands(0), client: identified(ca.issue(t, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(30 * time.Minute) })), want: ReasonTLS, message: "the client certificate is not valid before 20"},
-		"a server's as the client's":    {server: demands(0), client: identified(ca.issue(t, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} })), late: true, want: ReasonTLS, message: "bad certificate"},
-		"client certificate is gone":    {server: demands(0), client: TLS{Roots: ca.pool, Certificate: func() *tls.Certificate { return nil }}, want: ReasonTLS, message: "there is no client certificate"},
-		"not asked for any":             {server: server(good), client: TLS{Roots: ca.pool, Certificate: func() *tls.Certificate { return nil }}, want: ReasonOK},
-		"plain HTTP at the port":        {url: secure(plain.URL), client: ca.trusts(), want: ReasonTLS, message: "speaks HTTP without TLS; write http:// or the port of its TLS"},
-		"something else at the port":    {url: secure(garbage.url), client: ca.trusts(), want: ReasonTLS, message: "tls: first record does not look like a TLS handshake"},
-		"hangs up in the handshake":     {url: secure(hangUp.url), client: ca.trusts(), want: ReasonNetwork},
-		"no cipher suite in common":     {server: &tls.Config{Certificates: []tls.Certificate{good}, MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{tls.TLS_RSA_WITH_AES_128_CBC_SHA}}, client: ca.trusts(), want: ReasonTLS, message: "handshake failure"},
+		"trusted":                       {server: server(good), client: ca.trusts(), want: policy.ReasonOK},
+		"trusted, TLS 1.3 only":         {server: &tls.Config{Certificates: []tls.Certificate{good}, MinVersion: tls.VersionTLS13}, client: post.TLS{Roots: ca.pool, MinVersion: tls.VersionTLS13}, want: policy.ReasonOK},
+		"another server name":           {server: server(ca.issue(t, func(c *x509.Certificate) { c.IPAddresses, c.DNSNames = nil, []string{"r.internal"} })), client: post.TLS{Roots: ca.pool, ServerName: "r.internal"}, want: policy.ReasonOK},
+		"unknown authority":             {server: server(other.issue(t, nil)), client: ca.trusts(), want: policy.ReasonTLS, message: "certificate signed by unknown authority"},
+		"the system's authorities":      {server: server(good), client: post.TLS{}, want: policy.ReasonTLS, message: "unknown authority (set tls.ca_file to the authority's certificate)"},
+		"signs itself":                  {server: server((&authority{}).issue(t, nil)), client: ca.trusts(), want: policy.ReasonTLS, message: "certificate signed by unknown authority"},
+		"no authorities":                {server: server(good), client: post.TLS{Roots: x509.NewCertPool}, want: policy.ReasonTLS, message: "certificate signed by unknown authority"},
+		"authorities are gone":          {server: server(good), client: post.TLS{Roots: func() *x509.CertPool { return nil }}, want: policy.ReasonTLS, message: "nothing to verify"},
+		"expired":                       {server: server(ca.issue(t, func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now().Add(-year), time.Now().Add(-time.Hour) })), client: ca.trusts(), want: policy.ReasonTLS, message: "certificate has expired"},
+		"not valid yet":                 {server: server(ca.issue(t, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Hour) })), client: ca.trusts(), want: policy.ReasonTLS, message: "not yet valid"},
+		"another address":               {server: server(ca.issue(t, func(c *x509.Certificate) { c.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} })), client: ca.trusts(), want: policy.ReasonTLS, message: "certificate is valid for 10.0.0.1, not 127.0.0.1"},
+		"another name":                  {server: server(good), client: post.TLS{Roots: ca.pool, ServerName: "r.internal"}, want: policy.ReasonTLS, message: "match r.internal (if the url is right, set tls.server_name to a name of the certificate)"},
+		"name only in the common name":  {server: server(ca.issue(t, func(c *x509.Certificate) { c.IPAddresses, c.Subject.CommonName = nil, "127.0.0.1" })), client: ca.trusts(), want: policy.ReasonTLS, message: "legacy Common Name"},
+		"a client's certificate":        {server: server(ca.issue(t, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} })), client: ca.trusts(), want: policy.ReasonTLS, message: "incompatible key usage"},
+		"issued by what may not issue":  {server: server((&authority{certificate: good.Leaf, key: good.PrivateKey.(*ecdsa.PrivateKey)}).issue(t, nil)), client: ca.trusts(), want: policy.ReasonTLS, message: "certificate signed by unknown authority"},
+		"TLS 1.0 only":                  {server: &tls.Config{Certificates: []tls.Certificate{good}, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS10}, client: ca.trusts(), want: policy.ReasonTLS, message: "protocol version not supported"},
+		"TLS 1.1 only":                  {server: &tls.Config{Certificates: []tls.Certificate{good}, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, client: ca.trusts(), want: policy.ReasonTLS, message: "protocol version not supported"},
+		"TLS 1.2 where 1.3 is asked":    {server: &tls.Config{Certificates: []tls.Certificate{good}, MaxVersion: tls.VersionTLS12}, client: post.TLS{Roots: ca.pool, MinVersion: tls.VersionTLS13}, want: policy.ReasonTLS, message: "protocol version not supported"},
+		"client certificate":            {server: demands(0), client: identified(ca.issue(t, nil)), want: policy.ReasonOK},
+		"client certificate, TLS 1.2":   {server: demands(tls.VersionTLS12), client: identified(ca.issue(t, nil)), want: policy.ReasonOK},
+		"no client certificate":         {server: demands(0), client: ca.trusts(), late: true, want: policy.ReasonTLS, message: "certificate required (it asks for a client certificate: set tls.cert_file and tls.key_file)"},
+		"none, TLS 1.2":                 {server: demands(tls.VersionTLS12), client: ca.trusts(), want: policy.ReasonTLS, message: "handshake failure"},
+		"of another authority, TLS 1.2": {server: demands(tls.VersionTLS12), client: identified(other.issue(t, nil)), want: policy.ReasonTLS, message: "unknown certificate authority"},
+		"of another authority":          {server: demands(0), client: identified(other.issue(t, nil)), late: true, want: policy.ReasonTLS, message: "unknown certificate authority"},
+		"expired client certificate":    {server: demands(0), client: identified(ca.issue(t, func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now().Add(-year), time.Now().Add(-time.Hour) })), want: policy.ReasonTLS, message: "the client certificate expired at 20"},
+		"client certificate of later":   {server: demands(0), client: identified(ca.issue(t, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(30 * time.Minute) })), want: policy.ReasonTLS, message: "the client certificate is not valid before 20"},
+		"a server's as the client's":    {server: demands(0), client: identified(ca.issue(t, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} })), late: true, want: policy.ReasonTLS, message: "bad certificate"},
+		"client certificate is gone":    {server: demands(0), client: post.TLS{Roots: ca.pool, Certificate: func() *tls.Certificate { return nil }}, want: policy.ReasonTLS, message: "there is no client certificate"},
+		"not asked for any":             {server: server(good), client: post.TLS{Roots: ca.pool, Certificate: func() *tls.Certificate { return nil }}, want: policy.ReasonOK},
+		"plain HTTP at the port":        {url: secure(plain.URL), client: ca.trusts(), want: policy.ReasonTLS, message: "speaks HTTP without TLS; write http:// or the port of its TLS"},
+		"something else at the port":    {url: secure(garbage.url), client: ca.trusts(), want: policy.ReasonTLS, message: "tls: first record does not look like a TLS handshake"},
+		"hangs up in the handshake":     {url: secure(hangUp.url), client: ca.trusts(), want: policy.ReasonNetwork},
+		"no cipher suite in common":     {server: &tls.Config{Certificates: []tls.Certificate{good}, MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{tls.TLS_RSA_WITH_AES_128_CBC_SHA}}, client: ca.trusts(), want: policy.ReasonTLS, message: "handshake failure"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -79,15 +82,15 @@ func TestTLSTable(t *testing.T) {
 			if url == "" {
 				url = secureServer(t, c.server, &requests)
 			}
-			v := exchangeWith(t, destinationOf(url, Wire{TLS: c.client}, Egress{}))
-			t.Logf("%-32s %-9s %-8s %s", name, v.outcome, v.reason, v.message)
-			if n := requests.Load(); c.late && v.outcome == Retry && v.reason == ReasonNetwork && n == 0 {
+			v := exchangeWith(t, destinationOf(url, post.Wire{TLS: c.client}, post.Egress{}))
+			t.Logf("%-32s %-9s %-8s %s", name, v.Outcome, v.Reason, v.Message)
+			if n := requests.Load(); c.late && v.Outcome == policy.Retry && v.Reason == policy.ReasonNetwork && n == 0 {
 				return
 			}
-			if v.reason != c.want || !strings.Contains(v.message, c.message) || (v.outcome == Delivered) != (c.want == ReasonOK) {
-				t.Errorf("%s %s %q, want %s %q", v.outcome, v.reason, v.message, c.want, c.message)
+			if v.Reason != c.want || !strings.Contains(v.Message, c.message) || (v.Outcome == policy.Delivered) != (c.want == policy.ReasonOK) {
+				t.Errorf("%s %s %q, want %s %q", v.Outcome, v.Reason, v.Message, c.want, c.message)
 			}
-			if n := requests.Load(); n != 0 && v.outcome != Delivered {
+			if n := requests.Load(); n != 0 && v.Outcome != policy.Delivered {
 				t.Errorf("%d requests over a connection that is not to be trusted", n)
 			}
 		})
@@ -111,36 +114,36 @@ func TestCertificatesChangeUnderAnEndpoint(t *testing.T) {
 	var trusted, identity atomic.Pointer[authority]
 	trusted.Store(former)
 	identity.Store(former)
-	e, err := newEndpoint(destinationOf(url, Wire{TLS: TLS{
+	e, err := post.NewEndpoint(destinationOf(url, post.Wire{TLS: post.TLS{
 		Roots: func() *x509.CertPool { return trusted.Load().pool() },
 		Certificate: func() *tls.Certificate {
 			c := identity.Load().issue(t, nil)
 			return &c
 		},
-	}}, Egress{}), "")
+	}}, post.Egress{}), "")
 	must(t, err)
 	for _, step := range []struct {
 		change func()
-		want   Reason
+		want   policy.Reason
 	}{
-		{func() {}, ReasonOK},
-		{func() { ca.Store(later) }, ReasonTLS},
-		{func() { trusted.Store(later) }, ReasonTLS}, // the client's own is still of the former
-		{func() { identity.Store(later) }, ReasonOK},
+		{func() {}, policy.ReasonOK},
+		{func() { ca.Store(later) }, policy.ReasonTLS},
+		{func() { trusted.Store(later) }, policy.ReasonTLS}, // the client's own is still of the former
+		{func() { identity.Store(later) }, policy.ReasonOK},
 	} {
 		step.change()
-		e.transport.CloseIdleConnections()
+		e.Transport.CloseIdleConnections()
 		before := requests.Load()
 		v := exchange(t, e)
 		// Over TLS 1.3 a client may hear of a refused certificate only by its connection's end.
-		if step.want == ReasonTLS && v.reason == ReasonNetwork && requests.Load() == before {
+		if step.want == policy.ReasonTLS && v.Reason == policy.ReasonNetwork && requests.Load() == before {
 			continue
 		}
-		if v.reason != step.want {
-			t.Errorf("%s %q, want %s", v.reason, v.message, step.want)
+		if v.Reason != step.want {
+			t.Errorf("%s %q, want %s", v.Reason, v.Message, step.want)
 		}
 	}
-	e.transport.CloseIdleConnections()
+	e.Transport.CloseIdleConnections()
 }
 
 // A handshake that stalls ends with the attempt's deadline, also when only the client's part is awaited.
@@ -153,10 +156,10 @@ func TestHandshakeThatNeverEnds(t *testing.T) {
 			}
 		}
 	})
-	d := destinationOf(strings.Replace(stall.url, "http:", "https:", 1), Wire{TLS: newAuthority(t).trusts()}, Egress{})
+	d := destinationOf(strings.Replace(stall.url, "http:", "https:", 1), post.Wire{TLS: newAuthority(t).trusts()}, post.Egress{})
 	d.Timeout = 3 * time.Second // in which the connection is made
 	v := exchangeWith(t, d)
-	if v.reason != ReasonTimeout || !strings.Contains(v.message, "TLS handshake timeout") {
-		t.Errorf("%s %q", v.reason, v.message)
+	if v.Reason != policy.ReasonTimeout || !strings.Contains(v.Message, "TLS handshake timeout") {
+		t.Errorf("%s %q", v.Reason, v.Message)
 	}
 }

@@ -12,6 +12,9 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // What is wrong with the TLS of a receiver is repeated, since a certificate is renewed, and labelled.
@@ -31,20 +34,20 @@ func TestBrokenTLSIsLabelled(t *testing.T) {
 	hangUp := newRawServer(t, func(conn net.Conn) { _, _ = conn.Read(make([]byte, 1)) })
 	for name, c := range map[string]struct {
 		url  string
-		want Reason
+		want policy.Reason
 	}{
-		"unknown authority":   {serve(func(*tls.Config) {}), ReasonTLS},
-		"TLS 1.0":             {serve(func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS10, tls.VersionTLS10 }), ReasonTLS},
-		"no TLS at all":       {strings.Replace(plain.URL, "http:", "https:", 1), ReasonTLS},
-		"hangs up":            {strings.Replace(hangUp.url, "http:", "https:", 1), ReasonNetwork},
-		"HTTP to a TLS port":  {strings.Replace(serve(func(*tls.Config) {}), "https:", "http:", 1), ReasonRejected},
-		"nobody listens":      {"https://127.0.0.1:1/", ReasonConnect},
-		"name does not exist": {"https://does-not-exist.invalid/", ReasonDNS},
+		"unknown authority":   {serve(func(*tls.Config) {}), policy.ReasonTLS},
+		"TLS 1.0":             {serve(func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS10, tls.VersionTLS10 }), policy.ReasonTLS},
+		"no TLS at all":       {strings.Replace(plain.URL, "http:", "https:", 1), policy.ReasonTLS},
+		"hangs up":            {strings.Replace(hangUp.url, "http:", "https:", 1), policy.ReasonNetwork},
+		"HTTP to a TLS port":  {strings.Replace(serve(func(*tls.Config) {}), "https:", "http:", 1), policy.ReasonRejected},
+		"nobody listens":      {"https://127.0.0.1:1/", policy.ReasonConnect},
+		"name does not exist": {"https://does-not-exist.invalid/", policy.ReasonDNS},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if v := attemptAt(t, c.url); v.reason != c.want || v.message == "" {
-				t.Errorf("%s %s %q, want %s", v.outcome, v.reason, v.message, c.want)
+			if v := attemptAt(t, c.url); v.Reason != c.want || v.Message == "" {
+				t.Errorf("%s %s %q, want %s", v.Outcome, v.Reason, v.Message, c.want)
 			}
 		})
 	}
@@ -59,10 +62,10 @@ func TestBrokenTLSIsLabelled(t *testing.T) {
 func TestStalledHandshakeTimesOut(t *testing.T) {
 	t.Parallel()
 	stall := newRawServer(t, func(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) })
-	d := Config{Destinations: []Destination{to(strings.Replace(stall.url, "http:", "https:", 1))}}.withDefaults().Destinations[0]
+	d := Config{Destinations: []post.Destination{to(strings.Replace(stall.url, "http:", "https:", 1))}}.withDefaults().Destinations[0]
 	d.Timeout = 100 * time.Millisecond
-	if v := attemptWith(t, d); v.reason != ReasonTimeout {
-		t.Errorf("%s %q", v.reason, v.message)
+	if v := attemptWith(t, d); v.Reason != policy.ReasonTimeout {
+		t.Errorf("%s %q", v.Reason, v.Message)
 	}
 }
 
@@ -84,17 +87,17 @@ func TestHTTP2(t *testing.T) {
 	s.EnableHTTP2 = true
 	s.StartTLS()
 	t.Cleanup(s.Close)
-	l, err := laneTo(Config{Destinations: []Destination{to(s.URL)}}.withDefaults().Destinations[0])
+	l, err := laneTo(Config{Destinations: []post.Destination{to(s.URL)}}.withDefaults().Destinations[0])
 	must(t, err)
-	t.Cleanup(l.transport.CloseIdleConnections)
-	l.transport.TLSClientConfig = s.Client().Transport.(*http.Transport).TLSClientConfig
+	t.Cleanup(l.Transport.CloseIdleConnections)
+	l.Transport.TLSClientConfig = s.Client().Transport.(*http.Transport).TLSClientConfig
 	r := &Relay{taking: t.Context(), doing: t.Context()}
-	for i, want := range []Reason{ReasonOK, ReasonNetwork, ReasonOK} {
+	for i, want := range []policy.Reason{policy.ReasonOK, policy.ReasonNetwork, policy.ReasonOK} {
 		d := order()
 		d.leaseEnds = time.Now().Add(time.Hour)
 		d.promiseEnds = d.leaseEnds
-		if v := r.attempt(l, &d); v.reason != want {
-			t.Errorf("attempt %d: %s %q, want %s", i+1, v.reason, v.message, want)
+		if v := r.attempt(l, &d); v.Reason != want {
+			t.Errorf("attempt %d: %s %q, want %s", i+1, v.Reason, v.Message, want)
 		}
 	}
 	if requests.Load() != 3 || proto.Load() != "HTTP/2.0" || got.String() != strings.Repeat(`{"a":1e3}`, 3) {

@@ -17,13 +17,15 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // exchangeMany makes attempts through one endpoint, by as many senders at once, and returns what became of each by event id.
-func exchangeMany(t testing.TB, e *endpoint, senders, attempts int) map[int64]verdict {
+func exchangeMany(t testing.TB, e *post.Endpoint, senders, attempts int) map[int64]policy.Decision {
 	t.Helper()
 	var mu sync.Mutex
-	verdicts := make(map[int64]verdict, attempts)
+	decisions := make(map[int64]policy.Decision, attempts)
 	var next atomic.Int64
 	var running sync.WaitGroup
 	for range senders {
@@ -31,22 +33,22 @@ func exchangeMany(t testing.TB, e *endpoint, senders, attempts int) map[int64]ve
 			for id := next.Add(1); id <= int64(attempts); id = next.Add(1) {
 				d := order()
 				d.eventID = id
-				req, err := newRequest(e, &d, time.Now())
+				req, err := post.NewRequest(e, d.message(), time.Now())
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
-				v := post(ctx, e, req, d.event.payload)
+				v := first(post.Send(ctx, e, req, d.event.Payload), e.Destination.Responses)
 				cancel()
 				mu.Lock()
-				verdicts[id] = v
+				decisions[id] = v
 				mu.Unlock()
 			}
 		})
 	}
 	running.Wait()
-	return verdicts
+	return decisions
 }
 
 // Connections are kept: a dial for every POST would cost more than the POST.
@@ -66,14 +68,14 @@ func TestConnectionsAreUsedAgain(t *testing.T) {
 	}
 	s.Start()
 	t.Cleanup(s.Close)
-	d := destinationOf(s.URL, Wire{}, Egress{})
+	d := destinationOf(s.URL, post.Wire{}, post.Egress{})
 	d.MaxInFlight = senders
-	e, err := newEndpoint(d, "")
+	e, err := post.NewEndpoint(d, "")
 	must(t, err)
-	defer e.transport.CloseIdleConnections()
+	defer e.Transport.CloseIdleConnections()
 	for id, v := range exchangeMany(t, e, senders, attempts) {
-		if v.outcome != Delivered {
-			t.Fatalf("event %d: %s %q", id, v.reason, v.message)
+		if v.Outcome != policy.Delivered {
+			t.Fatalf("event %d: %s %q", id, v.Reason, v.Message)
 		}
 	}
 	t.Logf("%d requests over %d connections", requests.Load(), connections.Load())
@@ -118,25 +120,25 @@ func TestKeptConnectionThatIsClosed(t *testing.T) {
 	for name, c := range map[string]struct {
 		stale int // kept connections that are closed; 0: the first use of a new one fails
 		takes int // bytes of what is written to a closed connection
-		want  Outcome
+		want  policy.Outcome
 	}{
-		"nothing was sent":                   {stale: 1, want: Delivered},
-		"nothing was sent, twice":            {stale: 2, want: Delivered},
-		"nothing was sent, time and again":   {stale: 3, want: Hold},
-		"one byte was sent":                  {stale: 1, takes: 1, want: Retry},
-		"all of it was sent":                 {stale: 1, takes: 1 << 20, want: Retry},
-		"nothing was sent, on the first use": {want: Retry},
+		"nothing was sent":                   {stale: 1, want: policy.Delivered},
+		"nothing was sent, twice":            {stale: 2, want: policy.Delivered},
+		"nothing was sent, time and again":   {stale: 3, want: policy.Hold},
+		"one byte was sent":                  {stale: 1, takes: 1, want: policy.Retry},
+		"all of it was sent":                 {stale: 1, takes: 1 << 20, want: policy.Retry},
+		"nothing was sent, on the first use": {want: policy.Retry},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g := newGate(t)
 			rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
-			e, err := newEndpoint(destinationOf(rc.URL, Wire{}, Egress{}), "")
+			e, err := post.NewEndpoint(destinationOf(rc.URL, post.Wire{}, post.Egress{}), "")
 			must(t, err)
-			defer e.transport.CloseIdleConnections()
+			defer e.Transport.CloseIdleConnections()
 			var mu sync.Mutex
 			var dialled []*stubbornConn
-			e.transport.DialContext = countWrites(func(ctx context.Context, network, address string) (net.Conn, error) {
+			e.Transport.DialContext = post.CountWrites(func(ctx context.Context, network, address string) (net.Conn, error) {
 				conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
 				closed := make(chan struct{})
 				stubborn := &stubbornConn{Conn: conn, takes: c.takes, closed: closed, close: sync.OnceFunc(func() { close(closed) })}
@@ -160,14 +162,14 @@ func TestKeptConnectionThatIsClosed(t *testing.T) {
 				conn.gone.Store(true)
 			}
 			v := exchange(t, e)
-			if v.outcome != c.want || v.posted != (c.want != Hold) || v.outcome != Delivered && v.reason != ReasonNetwork {
+			if v.Outcome != c.want || v.Posted != (c.want != policy.Hold) || v.Outcome != policy.Delivered && v.Reason != policy.ReasonNetwork {
 				t.Errorf("%+v", v)
 			}
 			arrived := rc.all()[before:]
-			if len(arrived) > 0 != (c.want == Delivered) || len(arrived) > 0 && string(arrived[0].body) != `{"a":1e3}` {
+			if len(arrived) > 0 != (c.want == policy.Delivered) || len(arrived) > 0 && string(arrived[0].body) != `{"a":1e3}` {
 				t.Errorf("arrived: %+v", arrived)
 			}
-			if v := exchange(t, e); v.outcome != Delivered {
+			if v := exchange(t, e); v.Outcome != policy.Delivered {
 				t.Errorf("the next attempt: %+v", v)
 			}
 		})
@@ -179,20 +181,20 @@ func TestRequestIsOneWrite(t *testing.T) {
 	t.Parallel()
 	const requests = 5
 	rc := newReceiver(t, nil)
-	e, err := newEndpoint(destinationOf(rc.URL, Wire{}, Egress{}), "")
+	e, err := post.NewEndpoint(destinationOf(rc.URL, post.Wire{}, post.Egress{}), "")
 	must(t, err)
-	defer e.transport.CloseIdleConnections()
+	defer e.Transport.CloseIdleConnections()
 	var writes atomic.Int64
-	dial := e.transport.DialContext
-	e.transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+	dial := e.Transport.DialContext
+	e.Transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := dial(ctx, network, address)
-		if counted, ok := conn.(*countedConn); ok {
+		if counted, ok := conn.(*post.CountedConn); ok {
 			counted.Conn = writeCounter{counted.Conn, &writes}
 		}
 		return conn, err
 	}
 	for range requests {
-		if v := exchange(t, e); v.outcome != Delivered {
+		if v := exchange(t, e); v.Outcome != policy.Delivered {
 			t.Fatalf("%+v", v)
 		}
 	}
@@ -200,7 +202,7 @@ func TestRequestIsOneWrite(t *testing.T) {
 		t.Errorf("%d writes for %d requests", n, requests)
 	}
 	for _, r := range rc.all() {
-		if string(r.body) != string(order().event.payload) {
+		if string(r.body) != string(order().event.Payload) {
 			t.Errorf("the body is %q", r.body)
 		}
 	}
@@ -220,18 +222,18 @@ func (c writeCounter) Write(b []byte) (int, error) {
 func TestDeadlineIsNoHold(t *testing.T) {
 	t.Parallel()
 	rc := newReceiver(t, nil)
-	e, err := newEndpoint(destinationOf(rc.URL, Wire{}, Egress{}), "")
+	e, err := post.NewEndpoint(destinationOf(rc.URL, post.Wire{}, post.Egress{}), "")
 	must(t, err)
-	defer e.transport.CloseIdleConnections()
-	if v := exchange(t, e); v.outcome != Delivered {
+	defer e.Transport.CloseIdleConnections()
+	if v := exchange(t, e); v.Outcome != policy.Delivered {
 		t.Fatalf("%+v", v)
 	}
 	d := order()
-	req, err := newRequest(e, &d, time.Now())
+	req, err := post.NewRequest(e, d.message(), time.Now())
 	must(t, err)
 	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
 	defer cancel()
-	if v := post(ctx, e, req, d.event.payload); v.outcome != Retry || v.reason != ReasonTimeout {
+	if v := first(post.Send(ctx, e, req, d.event.Payload), e.Destination.Responses); v.Outcome != policy.Retry || v.Reason != policy.ReasonTimeout {
 		t.Errorf("%+v", v)
 	}
 }
@@ -255,16 +257,16 @@ func TestReceiverThatClosesIdleConnections(t *testing.T) {
 		mu.Unlock()
 		_, _ = fmt.Fprint(conn, "HTTP/1.1 204 No Content\r\n\r\n")
 	})
-	e, err := newEndpoint(destinationOf(s.url, Wire{}, Egress{}), "")
+	e, err := post.NewEndpoint(destinationOf(s.url, post.Wire{}, post.Egress{}), "")
 	must(t, err)
-	defer e.transport.CloseIdleConnections()
+	defer e.Transport.CloseIdleConnections()
 	count := map[string]int{}
 	for id, v := range exchangeMany(t, e, senders, attempts) {
 		n := seen[fmt.Sprint(id)]
-		if n > 1 || v.outcome == Hold && n != 0 || v.outcome == Delivered && n != 1 || (v.outcome == Hold) == v.posted {
+		if n > 1 || v.Outcome == policy.Hold && n != 0 || v.Outcome == policy.Delivered && n != 1 || (v.Outcome == policy.Hold) == v.Posted {
 			t.Errorf("event %d arrived %d times: %+v", id, n, v)
 		}
-		count[string(v.outcome)+" "+string(v.reason)]++
+		count[string(v.Outcome)+" "+string(v.Reason)]++
 	}
 	t.Logf("%d attempts: %v", attempts, count)
 }
@@ -275,18 +277,18 @@ func TestRetiredEndpointLosesNoAnswer(t *testing.T) {
 	t.Parallel()
 	rc := newReceiver(t, nil)
 	for range 20 {
-		e, err := newEndpoint(to(rc.URL), "")
+		e, err := post.NewEndpoint(to(rc.URL), "")
 		must(t, err)
 		d := order()
-		req, err := newRequest(e, &d, time.Now())
+		req, err := post.NewRequest(e, d.message(), time.Now())
 		must(t, err)
 		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{PutIdleConn: func(error) {
-			e.retire()
+			e.Retire()
 			for range 1000 {
 				runtime.Gosched()
 			}
 		}})
-		if v := post(ctx, e, req, d.event.payload); v.outcome != Delivered {
+		if v := first(post.Send(ctx, e, req, d.event.Payload), e.Destination.Responses); v.Outcome != policy.Delivered {
 			t.Errorf("%+v", v)
 		}
 	}

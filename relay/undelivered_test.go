@@ -7,6 +7,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
 // load adds n events without deliveries, as a load with triggers disabled does, and returns their ids.
@@ -26,16 +30,16 @@ func TestEventsWithoutDeliveriesAreToldAndRepaired(t *testing.T) {
 	ops := &pager{name: "ops"}
 	cfg := db.config(to(rc.URL))
 	cfg.Routes = []Route{{"t", []string{"default"}}}
-	cfg.Alerts.Channels = []Channel{ops}
+	cfg.Alerts.Channels = []alert.Channel{ops}
 	cfg.Watching.Interval = 100 * time.Millisecond
 	db.insert(3, "before")
 	r := start(t, cfg)
-	r.settles(t, Delivered, 3)
+	r.settles(t, policy.Delivered, 3)
 	ids := db.load(2, "loaded")
 	db.insert(3, "after")
 
-	eventually(t, "the alert", func() bool { return len(ops.of(RuleUndelivered)) == 1 })
-	told := ops.of(RuleUndelivered)[0]
+	eventually(t, "the alert", func() bool { return len(ops.of(alert.RuleUndelivered)) == 1 })
+	told := ops.of(alert.RuleUndelivered)[0]
 	want := fmt.Sprintf("2 events have no delivery, the first of them event %d: the trigger of outbox did not run at the insert; "+
 		"create what is missing: outbox-relay events create-deliveries", ids[0])
 	if told.Detail != want || told.FirstEventID != ids[0] || !strings.Contains(told.Text(), want) {
@@ -51,7 +55,7 @@ func TestEventsWithoutDeliveriesAreToldAndRepaired(t *testing.T) {
 			t.Errorf("created %+v, %v; want %+v", created, err, want)
 		}
 	}
-	r.settles(t, Delivered, 8)
+	r.settles(t, policy.Delivered, 8)
 	if keys := rc.keys(); len(keys) != 8 || !slices.Contains(keys, "loaded-1") || !slices.Contains(keys, "loaded-2") {
 		t.Errorf("%q", keys)
 	}
@@ -94,13 +98,13 @@ func TestSearchOfUndeliveredGoesOn(t *testing.T) {
 	if got := search(i); !slices.Equal(got, recent) {
 		t.Errorf("still found: %d, want %d", got, recent)
 	}
-	many := db.load(maxUndelivered+50, "many")
+	many := db.load(watch.MaxUndelivered+50, "many")
 	for range 1 + len(many)/10 {
 		search(0)
 	}
 	got := rows[int](db, `SELECT cardinality(missing) FROM outbox_undelivered`)
-	text := (&undeliveredSample{Count: got[0], Event: recent[0]}).String()
-	if got[0] != maxUndelivered+1 || !strings.HasPrefix(text, "more than 1000 events have no delivery") {
+	text := (&watch.UndeliveredSample{Count: got[0], Event: recent[0]}).String()
+	if got[0] != watch.MaxUndelivered+1 || !strings.HasPrefix(text, "more than 1000 events have no delivery") {
 		t.Errorf("%d remembered: %s", got, text)
 	}
 }

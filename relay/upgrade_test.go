@@ -9,6 +9,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // During a deploy the schema is newer than the relays that still run, or start once more.
@@ -18,7 +21,7 @@ func TestNewerSchemaThatOnlyAdds(t *testing.T) {
 	db.exec(`INSERT INTO outbox_schema_version (version_id, is_applied) VALUES (9999, true)`)
 	db.insert(1, "key")
 	r := start(t, db.config(to(newReceiver(t, nil).URL)))
-	r.settles(t, Delivered, 1)
+	r.settles(t, policy.Delivered, 1)
 }
 
 // A schema that is reverted under a running relay ends it, with the reason; a table that is away for a moment does not.
@@ -65,7 +68,7 @@ func endedBySchema(t *testing.T, ended <-chan error) {
 	t.Helper()
 	select {
 	case err := <-ended:
-		if !errors.Is(err, ErrSchema) || !strings.Contains(err.Error(), "outbox-relay migrate up") {
+		if !errors.Is(err, pg.ErrSchema) || !strings.Contains(err.Error(), "outbox-relay migrate up") {
 			t.Errorf("Run: %v", err)
 		}
 	case <-time.After(30 * time.Second):
@@ -85,11 +88,11 @@ func TestMissingTableIsNotAMissingSchema(t *testing.T) {
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
 	must(t, err)
 	defer pool.Close()
-	if _, err := checkSchema(t.Context(), pool); !hasCode(err, undefinedTable) || errors.Is(err, ErrSchema) {
+	if _, err := pg.CheckSchema(t.Context(), pool); !pg.HasCode(err, pg.UndefinedTable) || errors.Is(err, pg.ErrSchema) {
 		t.Errorf("with a table away: %v", err)
 	}
 	db.exec("DROP TABLE outbox_schema_version")
-	if _, err := checkSchema(t.Context(), db.pool); !errors.Is(err, ErrSchema) {
+	if _, err := pg.CheckSchema(t.Context(), db.pool); !errors.Is(err, pg.ErrSchema) {
 		t.Errorf("without a schema: %v", err)
 	}
 }

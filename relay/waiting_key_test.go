@@ -6,6 +6,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
 // keyedBehind adds an event that waits, and n due ones of its key behind it, due for that long.
@@ -28,7 +31,7 @@ func TestSecurityKeyBlockedFromTheFutureIsAlerted(t *testing.T) {
 	rc := newReceiver(t, nil)
 	ops := &pager{name: "ops"}
 	cfg := db.config(to(rc.URL))
-	cfg.Alerts = Alerts{Channels: []Channel{ops}, LagOver: time.Second}
+	cfg.Alerts = alert.Config{Channels: []alert.Channel{ops}, LagOver: time.Second}
 	cfg.Watching.Interval = 100 * time.Millisecond
 	db.unruled()
 	head := row[int64](db, `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at)
@@ -36,9 +39,9 @@ func TestSecurityKeyBlockedFromTheFutureIsAlerted(t *testing.T) {
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('t', '{}', 'behind', 'customer-7')`)
 	start(t, cfg)
 
-	ops.await(t, RuleWaitingKeys, "firing")
+	ops.await(t, alert.RuleWaitingKeys, "firing")
 	want := fmt.Sprintf(`key "customer-7" behind event %d, until 9998-12-31 12:00:00 UTC. Look further: outbox-relay events show %d`, head, head)
-	if text := ops.of(RuleWaitingKeys)[0].Text(); !strings.HasPrefix(text, `Ordering keys of "default" wait: 1 key waits behind a delivery that was not due`) || !strings.HasSuffix(text, want) {
+	if text := ops.of(alert.RuleWaitingKeys)[0].Text(); !strings.HasPrefix(text, `Ordering keys of "default" wait: 1 key waits behind a delivery that was not due`) || !strings.HasSuffix(text, want) {
 		t.Errorf("told: %s", text)
 	}
 	if got := ops.heard(); !slices.Equal(got, []string{"waiting_keys firing"}) {
@@ -108,13 +111,13 @@ func TestWaitingKeysAreTold(t *testing.T) {
 			db := newDatabase(t)
 			c.prepare(db)
 			r := looking(t, db.config(to("http://receiver.test/")))
-			must(t, r.look(t.Context()))
+			must(t, r.watcher.Look(t.Context()))
 			open := rows[string](db, `SELECT rule FROM outbox_alert ORDER BY rule`)
-			if slices.Contains(open, RuleLag) != c.lags || slices.Contains(open, RuleWaitingKeys) != (c.waiting > 0) {
+			if slices.Contains(open, alert.RuleLag) != c.lags || slices.Contains(open, alert.RuleWaitingKeys) != (c.waiting > 0) {
 				t.Errorf("alerts: %q", open)
 			}
-			w, _ := r.lookout.recent()
-			var lane LaneWatch
+			w, _ := r.watcher.Recent()
+			var lane watch.LaneWatch
 			for _, l := range w.Lanes {
 				if l.Destination == "default" {
 					lane = l

@@ -19,6 +19,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
 // looking returns a relay with a session and no watcher of its own: it looks when it is told to.
@@ -41,7 +43,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 	ops := &pager{name: "ops"}
 	cfg := db.config(to(refusing.URL))
 	cfg.Routes = []Route{{"t", []string{"default"}}}
-	cfg.Alerts = Alerts{Channels: []Channel{ops}, HorizonOver: 2 * time.Second}
+	cfg.Alerts = alert.Config{Channels: []alert.Channel{ops}, HorizonOver: 2 * time.Second}
 	cfg.Watching.Interval = 100 * time.Millisecond
 	relays := []*running{start(t, cfg), start(t, cfg), start(t, cfg)}
 	for _, r := range relays {
@@ -62,7 +64,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 h' WHERE event_id = (SELECT id FROM outbox WHERE idempotency_key = 'scheduled-2')`)
 	db.exec(`INSERT INTO outbox_rescue (instance) VALUES (1), (2), (3)`)
 	lost := db.load(1, "lost")
-	for _, rule := range []string{RuleBreakerOpen, RuleQuarantined} { // by whoever sees it
+	for _, rule := range []string{alert.RuleBreakerOpen, alert.RuleQuarantined} { // by whoever sees it
 		db.exec(`INSERT INTO outbox_alert (rule, subject, detail) VALUES ($1, 'default', 'd')`, rule)
 	}
 	holder, err := pgx.Connect(t.Context(), db.dsn)
@@ -71,7 +73,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 	_, err = holder.Exec(t.Context(), `BEGIN; SELECT pg_current_xact_id()`)
 	must(t, err)
 
-	all := []string{RuleBlockedKeys, RuleBreakerOpen, RuleFailed, RuleHorizonPinned, RuleLag, RuleParked, RuleQuarantined, RuleRescueStorm, RuleUndelivered, RuleWaitingKeys}
+	all := []string{alert.RuleBlockedKeys, alert.RuleBreakerOpen, alert.RuleFailed, alert.RuleHorizonPinned, alert.RuleLag, alert.RuleParked, alert.RuleQuarantined, alert.RuleRescueStorm, alert.RuleUndelivered, alert.RuleWaitingKeys}
 	var firing, both []string
 	for _, rule := range all {
 		firing = append(firing, rule+" firing")
@@ -142,16 +144,16 @@ func TestHoldersOfTheHorizonAreNamed(t *testing.T) {
 	db.exec(`SELECT pg_create_physical_replication_slot('stuck', true)`)
 	feedBack(t, db, "stuck", uint32(row[int64](db, `SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint`)))
 
-	look := func() Watch {
+	look := func() watch.Watch {
 		t.Helper()
-		must(t, r.look(t.Context()))
-		w, ok := r.lookout.recent()
+		must(t, r.watcher.Look(t.Context()))
+		w, ok := r.watcher.Recent()
 		if !ok {
 			t.Fatal("no look")
 		}
 		return w
 	}
-	names := func(w Watch) (all []string) {
+	names := func(w watch.Watch) (all []string) {
 		for _, h := range w.Holders {
 			all = append(all, strings.Trim(h.Kind+" "+h.Application+h.Name+" "+h.User+" "+h.State, " "))
 		}
@@ -183,7 +185,7 @@ func TestHoldersOfTheHorizonAreNamed(t *testing.T) {
 
 	db.exec(`UPDATE outbox_watch SET sample = jsonb_set(sample, '{tracked}', '[]')`)
 	r.cfg.Watching.PinnedOver = time.Nanosecond
-	if reason := r.pressure(); !strings.Contains(reason, "VACUUM") {
+	if reason := r.watcher.Pressure(); !strings.Contains(reason, "VACUUM") {
 		t.Errorf("pressure: %q", reason)
 	}
 }
@@ -237,18 +239,18 @@ func TestHiddenSessionsAreAdmitted(t *testing.T) {
 	cfg.Pool.ConnConfig.User = "plain"
 	cfg.Alerts.HorizonOver = time.Nanosecond
 	r := looking(t, cfg)
-	must(t, r.look(t.Context()))
+	must(t, r.watcher.Look(t.Context()))
 	db.exec(`SELECT pg_current_xact_id()`)
-	must(t, r.look(t.Context()))
+	must(t, r.watcher.Look(t.Context()))
 	detail := row[string](db, `SELECT detail FROM outbox_alert WHERE rule = 'horizon_pinned'`)
-	if w, _ := r.lookout.recent(); w.HiddenSessions == 0 || !strings.Contains(detail, "GRANT pg_read_all_stats") {
+	if w, _ := r.watcher.Recent(); w.HiddenSessions == 0 || !strings.Contains(detail, "GRANT pg_read_all_stats") {
 		t.Errorf("%d hidden sessions, told: %q", w.HiddenSessions, detail)
 	}
 
 	db.exec(`GRANT pg_read_all_stats TO plain`)
-	must(t, r.look(t.Context()))
+	must(t, r.watcher.Look(t.Context()))
 	detail = row[string](db, `SELECT detail FROM outbox_alert WHERE rule = 'horizon_pinned'`)
-	if w, _ := r.lookout.recent(); w.HiddenSessions != 0 || !strings.Contains(detail, fmt.Sprintf("process %d ", other.PgConn().PID())) {
+	if w, _ := r.watcher.Recent(); w.HiddenSessions != 0 || !strings.Contains(detail, fmt.Sprintf("process %d ", other.PgConn().PID())) {
 		t.Errorf("%d hidden sessions, told: %q", w.HiddenSessions, detail)
 	}
 }
@@ -259,7 +261,7 @@ func TestLookIsBounded(t *testing.T) {
 	db := newDatabase(t, "default", "second")
 	conn := engineConn(t, db)
 	const arguments = ` (0, '{}', 900, 600)`
-	for _, statement := range []string{`PREPARE look (float8, text[], float8, float8) AS ` + takeWatch, `EXECUTE look` + arguments} {
+	for _, statement := range []string{`PREPARE look (float8, text[], float8, float8) AS ` + watch.TakeWatch, `EXECUTE look` + arguments} {
 		_, err := conn.Exec(t.Context(), statement, pgx.QueryExecModeSimpleProtocol)
 		must(t, err)
 	}
@@ -284,13 +286,13 @@ func TestOneRelayLooksForAll(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	cfg := db.config(to("http://receiver.test/"))
-	cfg.Watching = Watching{Interval: time.Hour, DeadTuples: 1}
+	cfg.Watching = watch.Config{Interval: time.Hour, DeadTuples: 1}
 	relays := []*Relay{sessionOf(t, cfg), sessionOf(t, cfg), sessionOf(t, cfg)}
 	db.exec(`CREATE TABLE looks (n int); CREATE FUNCTION note_look() RETURNS trigger LANGUAGE plpgsql AS
 		$$ BEGIN INSERT INTO looks VALUES (1); RETURN NEW; END $$;
 		CREATE TRIGGER note_look BEFORE UPDATE ON outbox_watch FOR EACH ROW EXECUTE FUNCTION note_look()`)
 	for _, r := range relays {
-		if reason := r.pressure(); reason != "" {
+		if reason := r.watcher.Pressure(); reason != "" {
 			t.Errorf("stood down before the first look: %s", reason)
 		}
 	}
@@ -298,7 +300,7 @@ func TestOneRelayLooksForAll(t *testing.T) {
 	for _, r := range relays {
 		looking.Go(func() {
 			for range 10 {
-				if err := r.look(t.Context()); err != nil {
+				if err := r.watcher.Look(t.Context()); err != nil {
 					t.Error(err)
 				}
 			}
@@ -310,8 +312,8 @@ func TestOneRelayLooksForAll(t *testing.T) {
 	}
 	db.exec(`UPDATE outbox_watch SET sample = jsonb_set(sample, '{dead}', '{"outbox_delivery": 2}')`)
 	for _, r := range relays {
-		must(t, r.look(t.Context()))
-		if reason := r.pressure(); reason != "table outbox_delivery has 2 dead rows, which VACUUM has yet to remove" {
+		must(t, r.watcher.Look(t.Context()))
+		if reason := r.watcher.Pressure(); reason != "table outbox_delivery has 2 dead rows, which VACUUM has yet to remove" {
 			t.Errorf("pressure: %q", reason)
 		}
 	}
@@ -327,69 +329,14 @@ func TestLockWaitsAreSeen(t *testing.T) {
 	var waiting sync.WaitGroup
 	waiting.Go(func() { db.exec(`UPDATE outbox_delivery SET last_error = 'x'`) })
 	eventually(t, "the session that waits", func() bool {
-		must(t, r.look(t.Context()))
-		return r.pressure() == "1 session waits for locks on the outbox's tables"
+		must(t, r.watcher.Look(t.Context()))
+		return r.watcher.Pressure() == "1 session waits for locks on the outbox's tables"
 	})
 	_, err := locker.Exec(t.Context(), `ROLLBACK`)
 	must(t, err)
 	waiting.Wait()
-	must(t, r.look(t.Context()))
-	if reason := r.pressure(); reason != "" {
+	must(t, r.watcher.Look(t.Context()))
+	if reason := r.watcher.Pressure(); reason != "" {
 		t.Errorf("pressure: %q", reason)
-	}
-}
-
-// What follows from a look, without a database.
-func TestJudge(t *testing.T) {
-	t.Parallel()
-	limits := Alerts{}.withDefaults()
-	lane := func(l laneSample) sample { l.Destination = "d"; return sample{Database: "db", Lanes: []laneSample{l}} }
-	open := func(s sample, rule, about string, failed bool) sample {
-		s.Alerts = append(s.Alerts, alertSample{subject: subject{rule, about}, Failed: failed})
-		return s
-	}
-	for name, c := range map[string]struct {
-		seen        sample
-		hold, ended string
-	}{
-		"nothing":                    {sample{}, "[]", "[]"},
-		"no lag yet":                 {lane(laneSample{Seconds: 599}), "[]", "[]"},
-		"lag":                        {lane(laneSample{Seconds: 601}), "[{lag d}]", "[]"},
-		"a held lane does not lag":   {lane(laneSample{Seconds: 9999, Held: true}), "[]", "[]"},
-		"nor has it recovered":       {open(lane(laneSample{Held: true}), RuleLag, "d", false), "[]", "[]"},
-		"no more lag":                {open(lane(laneSample{}), RuleLag, "d", false), "[]", "[{lag d}]"},
-		"nothing left to lag":        {open(sample{}, RuleLag, "d", false), "[]", "[{lag d}]"},
-		"somebody else's":            {open(sample{}, RuleBreakerOpen, "d", false), "[]", "[]"},
-		"failed deliveries are left": {open(sample{}, RuleFailed, "d", true), "[]", "[]"},
-		"none is left":               {open(sample{}, RuleFailed, "d", false), "[]", "[{failed d}]"},
-		"blocked":                    {lane(laneSample{Blocked: 1}), "[{blocked_keys d}]", "[]"},
-		"waiting":                    {lane(laneSample{Waiting: 1}), "[{waiting_keys d}]", "[]"},
-		"waits no more":              {open(lane(laneSample{}), RuleWaitingKeys, "d", false), "[]", "[{waiting_keys d}]"},
-		"held, and waiting":          {open(lane(laneSample{Waiting: 1, Held: true}), RuleWaitingKeys, "d", false), "[]", "[]"},
-		"unserved, and no lag":       {sample{Unserved: []unservedDestination{{"d", 3}}, Lanes: lane(laneSample{Seconds: 601}).Lanes}, "[{unserved d}]", "[]"},
-		"served":                     {open(sample{}, RuleUnserved, "d", false), "[]", "[{unserved d}]"},
-		"routes still differ":        {open(sample{}, RuleRoutesChanged, "db", false), "[]", "[]"},
-		"parked":                     {sample{Database: "db", Parked: &parkedSample{Count: 1}}, "[{parked db}]", "[]"},
-	} {
-		hold, ended := c.seen.judge(limits)
-		subjects := make([]subject, 0)
-		for _, h := range hold {
-			subjects = append(subjects, h.subject)
-		}
-		if got := fmt.Sprint(subjects); got != c.hold {
-			t.Errorf("%s: holds %s, want %s", name, got, c.hold)
-		}
-		if got := fmt.Sprint(ended); got != c.ended {
-			t.Errorf("%s: ended %s, want %s", name, got, c.ended)
-		}
-	}
-	// A storm begins with the third death and ends when a window has passed without one.
-	for deaths, want := range map[int]string{0: "0 1", 1: "0 0", 2: "0 0", 3: "1 0"} {
-		s := open(sample{Database: "db"}, RuleRescueStorm, "db", false)
-		s.Rescues.Relays = deaths
-		hold, ended := s.judge(limits)
-		if got := fmt.Sprint(len(hold), len(ended)); got != want {
-			t.Errorf("%d deaths: %s, want %s", deaths, got, want)
-		}
 	}
 }

@@ -5,6 +5,9 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A receiver that answers 429 or 503 and says when to come back gets nothing more until then: what waits spends no
@@ -28,11 +31,11 @@ func TestRetryAfterClosesTheLane(t *testing.T) {
 				g.pass(r)
 			})
 			db.insert(waiting, "key")
-			d := Destination{Name: "default", URL: rc.URL, MaxInFlight: most}
+			d := post.Destination{Name: "default", URL: rc.URL, MaxInFlight: most}
 			other := to(newReceiver(t, nil).URL)
 			other.Name = "other"
 			r := start(t, db.config(d, other))
-			r.await(t, "a refusal", func(o *observer) bool { return o.outcomes[Retry] > 0 })
+			r.await(t, "a refusal", func(o *observer) bool { return o.outcomes[policy.Retry] > 0 })
 			eventually(t, "the answers to all requests", func() bool {
 				return rc.total() == row[int](db, `SELECT count(*)::int FROM outbox_delivery WHERE destination = 'default' AND attempts > 0`)
 			})
@@ -42,17 +45,17 @@ func TestRetryAfterClosesTheLane(t *testing.T) {
 			}
 			refusing.Store(false)
 			db.insert(waiting, "new")
-			r.settles(t, Delivered, 2*waiting) // to the other destination, by claims for both
+			r.settles(t, policy.Delivered, 2*waiting) // to the other destination, by claims for both
 			if n := rc.total(); n != refused {
 				t.Errorf("%d requests before their time", n-refused)
 			}
 			l := r.lane("default")
 			l.mu.Lock()
-			if wait := time.Until(l.flow.reopens); wait <= 0 || wait > 30*time.Second {
+			if wait := time.Until(l.flow.Reopens); wait <= 0 || wait > 30*time.Second {
 				t.Errorf("the lane reopens in %s", wait)
 			}
-			l.flow.reopens = time.Now()
-			l.flow.ramped = l.flow.reopens
+			l.flow.Reopens = time.Now()
+			l.flow.Ramped = l.flow.Reopens
 			l.mu.Unlock()
 			r.wake.notify(true)
 			<-g.arrived
@@ -71,11 +74,10 @@ func TestRetryAfterClosesTheLane(t *testing.T) {
 func TestRetryAfterOfOneEventClosesNoLane(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
-	unavailable := verdict{outcome: Retry, reason: ReasonUnavailable, statusCode: 503, posted: true, retryAfter: time.Minute}
-	limited := tooMany
-	limited.retryAfter = time.Minute
+	unavailable := policy.Result{Reason: policy.ReasonUnavailable, StatusCode: 503, Posted: true, RetryAfter: time.Minute}
+	limited := policy.Result{Reason: policy.ReasonRateLimited, StatusCode: 429, Posted: true, RetryAfter: time.Minute}
 	for name, c := range map[string]struct {
-		verdict
+		policy.Result
 		after  time.Duration // the last answer
 		closes bool
 	}{
@@ -84,10 +86,10 @@ func TestRetryAfterOfOneEventClosesNoLane(t *testing.T) {
 		"429 among answers": {limited, time.Millisecond, true},
 	} {
 		l := laneOf(8)
-		l.destination.Retry.RetryAfterMax = time.Hour
-		v := accepted
-		l.recordVerdict(now, 1, &v, time.Millisecond)
-		l.recordVerdict(now.Add(c.after), 2, &c.verdict, time.Millisecond)
+		l.Destination.Retry.RetryAfterMax = time.Hour
+		v := policy.Result{Reason: policy.ReasonOK, StatusCode: 204, Posted: true}
+		l.recordResult(now, 1, &v, time.Millisecond)
+		l.recordResult(now.Add(c.after), 2, &c.Result, time.Millisecond)
 		if closed := !l.early(now.Add(10*time.Second), time.Hour).IsZero(); closed != c.closes {
 			t.Errorf("%s closes the lane: %t", name, closed)
 		}
@@ -98,14 +100,14 @@ func TestRetryAfterOfOneEventClosesNoLane(t *testing.T) {
 // nothing to send.
 func TestTrialWaitsAsAsked(t *testing.T) {
 	t.Parallel()
-	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []Destination{to("http://receiver.test/")}})
+	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	r.settling = t.Context()
 	c := &claimer{relay: r.Relay}
 	l := r.lane("default")
 	now := time.Now()
-	l.flow.close(now, 30*time.Second)
-	l.breaker.enter(now, breakerOpen)
-	if next, err := c.tendBreaker(l, now, 1); err != nil || !next.Equal(l.flow.reopens) {
+	l.flow.Close(now, 30*time.Second)
+	l.breaker.Enter(now, policy.BreakerOpen)
+	if next, err := c.tendBreaker(l, now, 1); err != nil || !next.Equal(l.flow.Reopens) {
 		t.Errorf("tries again in %s, %v", next.Sub(now), err)
 	}
 }

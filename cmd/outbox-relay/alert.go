@@ -10,7 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
 
 type alertCmd struct {
@@ -41,7 +42,7 @@ func (cmd alertTestCmd) Run(inv *invocation) error {
 		return err
 	}
 	var names []string
-	var chosen []relay.Channel
+	var chosen []alert.Channel
 	for _, channel := range c.relay.Alerts.Channels {
 		names = append(names, channel.Name())
 		if name := channel.Name(); cmd.Channel == "" || name == cmd.Channel || name[:strings.LastIndex(name, "-")] == cmd.Channel {
@@ -63,7 +64,7 @@ func (cmd alertTestCmd) Run(inv *invocation) error {
 	}
 	err = show(inv.Stdout, cmd.JSON, results, printChannels)
 	if err == nil && failed > 0 {
-		err = fmt.Errorf("%d of %s did not take the alert", failed, relay.Plural(len(results), "channel", "channels"))
+		err = fmt.Errorf("%d of %s did not take the alert", failed, plain.Plural(len(results), "channel", "channels"))
 	}
 	return err
 }
@@ -72,7 +73,7 @@ func (cmd alertTestCmd) Run(inv *invocation) error {
 const alertTestTimeout = 15 * time.Second
 
 // testChannels tells all channels at the same time.
-func testChannels(ctx context.Context, channels []relay.Channel) []channelResult {
+func testChannels(ctx context.Context, channels []alert.Channel) []channelResult {
 	results := make([]channelResult, len(channels))
 	var telling sync.WaitGroup
 	for i, channel := range channels {
@@ -80,7 +81,7 @@ func testChannels(ctx context.Context, channels []relay.Channel) []channelResult
 			sending, cancel := context.WithTimeout(ctx, alertTestTimeout)
 			defer cancel()
 			began := time.Now()
-			err := channel.Notify(sending, relay.TestAlert(began))
+			err := channel.Notify(sending, alert.NewTest(began))
 			results[i] = channelResult{Channel: channel.Name(), OK: err == nil, DurationMS: time.Since(began).Milliseconds()}
 			if err != nil {
 				results[i].Error = oneLine(err.Error())

@@ -8,7 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/archive"
 )
 
 type archiveCmd struct {
@@ -55,29 +57,29 @@ func (cmd archiveRunCmd) Run(inv *invocation) error {
 	})
 }
 
-func (cmd archiveRunCmd) print(w io.Writer, done relay.ArchiveResult, complete bool) error {
+func (cmd archiveRunCmd) print(w io.Writer, done archive.Result, complete bool) error {
 	type report struct {
 		DryRun   bool `json:"dry_run"`
 		Complete bool `json:"complete"`
-		relay.ArchiveResult
+		archive.Result
 	}
 	return show(w, cmd.JSON, report{cmd.DryRun, complete, done}, func(w io.Writer, r report) error {
 		verb := "done: "
 		if r.DryRun {
 			verb = "to be done: "
 		}
-		_, err := fmt.Fprintln(w, verb+archiveSummary(r.ArchiveResult))
+		_, err := fmt.Fprintln(w, verb+archiveSummary(r.Result))
 		return err
 	})
 }
 
-func archiveSummary(done relay.ArchiveResult) string {
-	months := relay.Plural(len(done.Months), "month", "months") + " dropped"
+func archiveSummary(done archive.Result) string {
+	months := plain.Plural(len(done.Months), "month", "months") + " dropped"
 	if len(done.Months) > 0 {
 		months += " (" + strings.Join(done.Months, ", ") + ")"
 	}
-	return fmt.Sprintf("%s archived, %s, %s and %s removed", relay.Plural(done.Events, "event", "events"), months,
-		relay.Plural(done.Attempts, "attempt", "attempts"), relay.Plural(done.ProcessedEvents, "row of processed_events", "rows of processed_events"))
+	return fmt.Sprintf("%s archived, %s, %s and %s removed", plain.Plural(done.Events, "event", "events"), months,
+		plain.Plural(done.Attempts, "attempt", "attempts"), plain.Plural(done.ProcessedEvents, "row of processed_events", "rows of processed_events"))
 }
 
 // archiveInterval is how often a run that nobody watches says how far it is.
@@ -91,7 +93,7 @@ type archiveProgress struct {
 	drawn    bool
 }
 
-func (p *archiveProgress) tell(now relay.ArchiveProgress) {
+func (p *archiveProgress) tell(now archive.Progress) {
 	interval := archiveInterval
 	if p.terminal {
 		interval = 100 * time.Millisecond

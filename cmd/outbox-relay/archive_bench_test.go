@@ -19,12 +19,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/archive"
 )
 
 var (
 	archiveLoad = flag.Int("archive-load", 2000, "how many settled events BenchmarkArchiveUnderLoad archives")
-	archiveSize = flag.Int("archive-batch", relay.DefaultArchiveBatch, "how many of them a transaction looks at")
+	archiveSize = flag.Int("archive-batch", archive.DefaultArchiveBatch, "how many of them a transaction looks at")
 	archiveCalm = flag.Duration("archive-calm", time.Second, "for how long it delivers before, and again after that")
 )
 

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // bulkFlags are those of every command that changes many rows.
@@ -159,7 +159,7 @@ func (b bulk[B]) print(inv *invocation, r bulkOutcome, found B) error {
 		}
 		return nil
 	}
-	fmt.Fprintf(w, "%s %s.\n", capital(b.done), relay.Plural(*t.done, b.one, b.many))
+	fmt.Fprintf(w, "%s %s.\n", capital(b.done), plain.Plural(*t.done, b.one, b.many))
 	if *t.missed > 0 {
 		fmt.Fprintf(w, "%d changed in the meantime and were left alone.\n", *t.missed)
 	}
@@ -191,7 +191,7 @@ func printLines(w io.Writer, lines []string) {
 // count says how many were found.
 func (b bulk[B]) count(found B) string {
 	t := b.work.total(&found)
-	text := relay.Plural(*t.matched, b.one, b.many)
+	text := plain.Plural(*t.matched, b.one, b.many)
 	if *t.more {
 		return "at least " + text
 	}

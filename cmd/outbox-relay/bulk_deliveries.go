@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -102,7 +103,7 @@ func (d deliveryBulk) leftOut(found relay.Bulk) (lines []string) {
 		}
 	}
 	if found.Unknown > 0 {
-		lines = append(lines, notFound(relay.Plural(found.Unknown, "event has", "events have")+" no delivery here", found.UnknownIDs, found.Unknown))
+		lines = append(lines, notFound(plain.Plural(found.Unknown, "event has", "events have")+" no delivery here", found.UnknownIDs, found.Unknown))
 	}
 	return lines
 }

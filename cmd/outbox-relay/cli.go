@@ -14,7 +14,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // Exit codes. They are promises.
@@ -194,9 +194,9 @@ func (m Main) report(err error) int {
 		fmt.Fprintln(m.Stderr, mistakes)
 		return exitConfig
 	case errors.As(err, &exit):
-	case errors.Is(err, relay.ErrPooler):
+	case errors.Is(err, pg.ErrPooler):
 		exit.code = exitConfig
-	case errors.Is(err, relay.ErrSchema), errors.Is(err, inboxops.ErrSchema):
+	case errors.Is(err, pg.ErrSchema), errors.Is(err, inboxops.ErrSchema):
 		exit.code = exitSchema
 	case refused(err) != "":
 		exit.code, err = exitConfig, fmt.Errorf("%s: %w", refused(err), err)

@@ -10,6 +10,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/notify"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A config is the whole configuration of the program. Its table binds the settings to these fields.
@@ -26,9 +28,9 @@ type config struct {
 	log zerolog.Logger // for changes of files that destinations name; discards until the log exists
 }
 
-// A destination is a relay's destination with the settings that only its [relay.Wire] is made of.
+// A destination is a relay's destination with the settings that only its [post.Wire] is made of.
 type destination struct {
-	relay.Destination
+	post.Destination
 	caFile, certFile, keyFile string
 	bearer, password          settings.Secret
 	bearerFile, passwordFile  string
@@ -87,8 +89,8 @@ func (c *config) bind() {
 	c.checkRelay()
 }
 
-func (c *config) destination(name string) relay.Destination {
-	d := destination{Destination: relay.Destination{Name: name, Headers: map[string]string{}}}
+func (c *config) destination(name string) post.Destination {
+	d := destination{Destination: post.Destination{Name: name, Headers: map[string]string{}}}
 	path := "destinations." + name
 	c.Bind(path, slices.Concat(targetRows(&d), policyRows(&d), credentialRows(&d)))
 	d.Wire.Authorization = c.authorization(path, &d)
@@ -111,7 +113,7 @@ func addDefaultDestination(s *settings.Set, at settings.Origin) {
 
 // bindChannels reads the alert channels, in the order of the file.
 func (c *config) bindChannels() {
-	transport := relay.NewAlertTransport(c.relay.Egress)
+	transport := alert.NewTransport(c.relay.Egress)
 	seen := map[string]bool{}
 	for _, path := range c.Children("alerts.channels") {
 		if c.Failed(path) || c.FailedBelow(path) {
@@ -128,9 +130,9 @@ func (c *config) bindChannels() {
 		case seen[urls[0]]:
 			c.ProblemAt(path, "repeats the URL of another channel")
 		case ch.slack != "":
-			c.relay.Alerts.Channels = append(c.relay.Alerts.Channels, relay.Slack(ch.slack, transport))
+			c.relay.Alerts.Channels = append(c.relay.Alerts.Channels, alert.Slack(ch.slack, transport))
 		case ch.webhook != "":
-			c.relay.Alerts.Channels = append(c.relay.Alerts.Channels, relay.Webhook(ch.webhook, transport))
+			c.relay.Alerts.Channels = append(c.relay.Alerts.Channels, alert.Webhook(ch.webhook, transport))
 		default:
 			c.relay.Alerts.Channels = append(c.relay.Alerts.Channels, notify.New(settings.Secret(ch.service), transport))
 		}

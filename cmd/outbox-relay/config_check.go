@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // checkRelay reports what the relay itself refuses, but not what only follows from a mistake reported before.
@@ -62,7 +63,7 @@ func (c *config) checkSchedules() {
 	var shared destination
 	c.Bind("defaults", policyRows(&shared))
 	shared.Name = "defaults"
-	for i, d := range append([]relay.Destination{shared.Destination}, c.relay.Destinations...) {
+	for i, d := range append([]post.Destination{shared.Destination}, c.relay.Destinations...) {
 		path := d.Name
 		if i > 0 {
 			path = "destinations." + path

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 func TestFlowMistakes(t *testing.T) {
@@ -56,10 +56,10 @@ destinations:
 	}
 	list := c.relay.Destinations
 	a, b := list[0], list[1]
-	if a.RateLimit != 12.5 || a.OnFailure != relay.SkipFailed || a.Breaker != (relay.BreakerPolicy{Failures: 9, ProbeAfter: time.Second, ProbeMax: time.Minute}) {
+	if a.RateLimit != 12.5 || a.OnFailure != policy.SkipFailed || a.Breaker != (policy.BreakerPolicy{Failures: 9, ProbeAfter: time.Second, ProbeMax: time.Minute}) {
 		t.Errorf("%g %s %+v", a.RateLimit, a.OnFailure, a.Breaker)
 	}
-	if b.RateLimit != 0 || b.OnFailure != relay.BlockFailed || b.Breaker != (relay.BreakerPolicy{Off: true, Failures: 9, ProbeAfter: 2 * time.Second, ProbeMax: time.Minute}) {
+	if b.RateLimit != 0 || b.OnFailure != policy.BlockFailed || b.Breaker != (policy.BreakerPolicy{Off: true, Failures: 9, ProbeAfter: 2 * time.Second, ProbeMax: time.Minute}) {
 		t.Errorf("%g %s %+v", b.RateLimit, b.OnFailure, b.Breaker)
 	}
 }

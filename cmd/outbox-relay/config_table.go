@@ -7,6 +7,10 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/notify"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 const (
@@ -59,27 +63,27 @@ func (c *config) relayRows(hostname string) []settings.Row {
 func policyRows(d *destination) []settings.Row {
 	retry, breaker, wire := &d.Retry, &d.Breaker, &d.Wire
 	return []settings.Row{
-		{Path: "timeout", Env: "TIMEOUT", Flag: "timeout", Value: settings.One("10s", settings.ParseDuration, settings.To(&d.Timeout), relay.DefaultTimeout)},
-		{Path: "max_in_flight", Env: "DESTINATION_MAX_IN_FLIGHT", Value: settings.One("64", settings.ParseCount, settings.To(&d.MaxInFlight), relay.DefaultLaneInFlight)},
-		{Path: "retry.schedule", Env: "RETRY_SCHEDULE", Value: settings.Many("[5s, 30s, 5m]", settings.ParseDuration, settings.To(&retry.Schedule), relay.DefaultSchedule()).NotEmpty()},
-		{Path: "retry.max_attempts", Env: "MAX_ATTEMPTS", Value: settings.One("8", settings.ParseCount, settings.To(&retry.MaxAttempts), relay.DefaultMaxAttempts)},
-		{Path: "retry.jitter", Env: "RETRY_JITTER", Value: settings.One("0.1", settings.ParseFraction("write one from 0 to 1"), func(share float64) { retry.Jitter = &share }, relay.DefaultJitter)},
-		{Path: "retry.retry_after_max", Env: "RETRY_AFTER_MAX", Value: settings.One("24h", settings.ParseDuration, settings.To(&retry.RetryAfterMax), relay.DefaultRetryAfterMax)},
-		{Path: "retry.horizon", Env: "RETRY_HORIZON", Value: settings.One("720h", settings.ParseDuration, settings.To(&retry.Promise), relay.DefaultPromise)},
+		{Path: "timeout", Env: "TIMEOUT", Flag: "timeout", Value: settings.One("10s", settings.ParseDuration, settings.To(&d.Timeout), post.DefaultTimeout)},
+		{Path: "max_in_flight", Env: "DESTINATION_MAX_IN_FLIGHT", Value: settings.One("64", settings.ParseCount, settings.To(&d.MaxInFlight), post.DefaultLaneInFlight)},
+		{Path: "retry.schedule", Env: "RETRY_SCHEDULE", Value: settings.Many("[5s, 30s, 5m]", settings.ParseDuration, settings.To(&retry.Schedule), policy.DefaultSchedule()).NotEmpty()},
+		{Path: "retry.max_attempts", Env: "MAX_ATTEMPTS", Value: settings.One("8", settings.ParseCount, settings.To(&retry.MaxAttempts), policy.DefaultMaxAttempts)},
+		{Path: "retry.jitter", Env: "RETRY_JITTER", Value: settings.One("0.1", settings.ParseFraction("write one from 0 to 1"), func(share float64) { retry.Jitter = &share }, policy.DefaultJitter)},
+		{Path: "retry.retry_after_max", Env: "RETRY_AFTER_MAX", Value: settings.One("24h", settings.ParseDuration, settings.To(&retry.RetryAfterMax), policy.DefaultRetryAfterMax)},
+		{Path: "retry.horizon", Env: "RETRY_HORIZON", Value: settings.One("720h", settings.ParseDuration, settings.To(&retry.Promise), policy.DefaultPromise)},
 		{Path: "responses.retry", Env: "RESPONSES_RETRY", Value: settings.Many("[404]", settings.ParseNumber, settings.To(&d.Responses.Retry), []int{})},
 		{Path: "responses.fail", Env: "RESPONSES_FAIL", Value: settings.Many("[404]", settings.ParseNumber, settings.To(&d.Responses.Fail), []int{})},
 
 		{Path: "rate_limit", Env: "RATE_LIMIT", Value: settings.One("100", settings.ParseFraction("write requests per second, such as 100, or 0 for no limit"), settings.To(&d.RateLimit), 0)},
-		{Path: "on_failure", Env: "ON_FAILURE", Value: settings.One("block", settings.ParseChoice(relay.BlockFailed, relay.SkipFailed), settings.To(&d.OnFailure), relay.BlockFailed)},
+		{Path: "on_failure", Env: "ON_FAILURE", Value: settings.One("block", settings.ParseChoice(policy.BlockFailed, policy.SkipFailed), settings.To(&d.OnFailure), policy.BlockFailed)},
 		{Path: "breaker.enabled", Env: "BREAKER_ENABLED", Value: settings.One("true", settings.ParseBool, func(on bool) { breaker.Off = !on }, true)},
-		{Path: "breaker.failures", Env: "BREAKER_FAILURES", Value: settings.One("5", settings.ParseCount, settings.To(&breaker.Failures), relay.DefaultBreakerFailures)},
-		{Path: "breaker.probe_after", Env: "BREAKER_PROBE_AFTER", Value: settings.One("1s", settings.ParseDuration, settings.To(&breaker.ProbeAfter), relay.DefaultProbeAfter)},
-		{Path: "breaker.probe_max", Env: "BREAKER_PROBE_MAX", Value: settings.One("5s", settings.ParseDuration, settings.To(&breaker.ProbeMax), relay.DefaultProbeMax)},
+		{Path: "breaker.failures", Env: "BREAKER_FAILURES", Value: settings.One("5", settings.ParseCount, settings.To(&breaker.Failures), policy.DefaultBreakerFailures)},
+		{Path: "breaker.probe_after", Env: "BREAKER_PROBE_AFTER", Value: settings.One("1s", settings.ParseDuration, settings.To(&breaker.ProbeAfter), policy.DefaultProbeAfter)},
+		{Path: "breaker.probe_max", Env: "BREAKER_PROBE_MAX", Value: settings.One("5s", settings.ParseDuration, settings.To(&breaker.ProbeMax), policy.DefaultProbeMax)},
 
-		{Path: "format", Env: "FORMAT", Value: settings.One("raw", settings.ParseChoice(relay.FormatRaw, relay.FormatCloudEvents), settings.To(&wire.Format), relay.FormatRaw)},
+		{Path: "format", Env: "FORMAT", Value: settings.One("raw", settings.ParseChoice(post.FormatRaw, post.FormatCloudEvents), settings.To(&wire.Format), post.FormatRaw)},
 		{Path: "cloudevents_source", Env: "CLOUDEVENTS_SOURCE", Value: settings.One("https://finance.internal/outbox", settings.ParseText, settings.To(&wire.Source))},
 		{Path: "max_payload_bytes", Env: "MAX_PAYLOAD_BYTES", Value: settings.One("262144", settings.ParseNumber, func(n int) { wire.MaxPayloadBytes = int64(n) }, 0)},
-		{Path: "excerpts", Env: "EXCERPTS", Value: settings.One("problem", settings.ParseChoice(relay.ExcerptsProblem, relay.ExcerptsText, relay.ExcerptsNone), settings.To(&wire.Excerpts), relay.ExcerptsProblem)},
+		{Path: "excerpts", Env: "EXCERPTS", Value: settings.One("problem", settings.ParseChoice(post.ExcerptsProblem, post.ExcerptsText, post.ExcerptsNone), settings.To(&wire.Excerpts), post.ExcerptsProblem)},
 		{Path: "tls.ca_file", Env: "TLS_CA_FILE", Value: settings.One("/etc/tls/ca.pem", settings.ParseText, settings.To(&d.caFile))},
 		{Path: "tls.cert_file", Env: "TLS_CERT_FILE", Value: settings.One("/etc/tls/tls.crt", settings.ParseText, settings.To(&d.certFile))},
 		{Path: "tls.key_file", Env: "TLS_KEY_FILE", Value: settings.One("/etc/tls/tls.key", settings.ParseText, settings.To(&d.keyFile))},
@@ -140,20 +144,20 @@ func channelRows(ch *channel) []settings.Row {
 func (c *config) alertRows() []settings.Row {
 	a := &c.relay.Alerts
 	return []settings.Row{
-		{Path: "alerts.window", Env: "ALERT_WINDOW", Value: settings.One("15m", settings.ParseDuration, settings.To(&a.Window), relay.DefaultAlertWindow)},
-		{Path: "alerts.lag_over", Env: "ALERT_LAG_OVER", Value: settings.One("10m", settings.ParseDuration, settings.To(&a.LagOver), relay.DefaultLagOver)},
-		{Path: "alerts.horizon_over", Env: "ALERT_HORIZON_OVER", Value: settings.One("5m", settings.ParseDuration, settings.To(&a.HorizonOver), relay.DefaultHorizonOver)},
+		{Path: "alerts.window", Env: "ALERT_WINDOW", Value: settings.One("15m", settings.ParseDuration, settings.To(&a.Window), alert.DefaultWindow)},
+		{Path: "alerts.lag_over", Env: "ALERT_LAG_OVER", Value: settings.One("10m", settings.ParseDuration, settings.To(&a.LagOver), alert.DefaultLagOver)},
+		{Path: "alerts.horizon_over", Env: "ALERT_HORIZON_OVER", Value: settings.One("5m", settings.ParseDuration, settings.To(&a.HorizonOver), alert.DefaultHorizonOver)},
 	}
 }
 
 func (c *config) retentionRows() []settings.Row {
 	keep := &c.relay.Retention
 	return []settings.Row{
-		{Path: "retention.archive_after", Env: "RETENTION_ARCHIVE_AFTER", Value: settings.One("720h", parseKept, settings.To(&keep.ArchiveAfter), relay.DefaultArchiveAfter)},
-		{Path: "retention.delete_after", Env: "RETENTION_DELETE_AFTER", Value: settings.One("8760h", parseKept, settings.To(&keep.DeleteAfter), relay.DefaultDeleteAfter)},
-		{Path: "retention.attempts", Env: "RETENTION_ATTEMPTS", Value: settings.One("2160h", parseKept, settings.To(&keep.Attempts), relay.DefaultKeepAttempts)},
-		{Path: "retention.processed_events", Env: "RETENTION_PROCESSED_EVENTS", Value: settings.One("2160h", parseKept, settings.To(&keep.ProcessedEvents), relay.DefaultKeepProcessed)},
-		{Path: "retention.schedule", Env: "RETENTION_SCHEDULE", Value: settings.One(`"17 3 * * *"`, settings.ParseText, settings.To(&keep.Schedule), relay.DefaultArchiveSchedule)},
+		{Path: "retention.archive_after", Env: "RETENTION_ARCHIVE_AFTER", Value: settings.One("720h", parseKept, settings.To(&keep.ArchiveAfter), archive.DefaultArchiveAfter)},
+		{Path: "retention.delete_after", Env: "RETENTION_DELETE_AFTER", Value: settings.One("8760h", parseKept, settings.To(&keep.DeleteAfter), archive.DefaultDeleteAfter)},
+		{Path: "retention.attempts", Env: "RETENTION_ATTEMPTS", Value: settings.One("2160h", parseKept, settings.To(&keep.Attempts), archive.DefaultKeepAttempts)},
+		{Path: "retention.processed_events", Env: "RETENTION_PROCESSED_EVENTS", Value: settings.One("2160h", parseKept, settings.To(&keep.ProcessedEvents), archive.DefaultKeepProcessed)},
+		{Path: "retention.schedule", Env: "RETENTION_SCHEDULE", Value: settings.One(`"17 3 * * *"`, settings.ParseText, settings.To(&keep.Schedule), archive.DefaultArchiveSchedule)},
 	}
 }
 

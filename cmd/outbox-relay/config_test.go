@@ -19,6 +19,10 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 func TestWarnings(t *testing.T) {
@@ -135,7 +139,7 @@ alerts: {channels: [{slack: 'https://slack/file'}, {webhook: 'https://hook/file'
 	for _, channel := range c.relay.Alerts.Channels {
 		channels = append(channels, channel.Name())
 	}
-	if want := []string{relay.ChannelName("webhook", "https://hook/file"), relay.ChannelName("slack", "https://slack/env")}; !slices.Equal(channels, want) {
+	if want := []string{alert.ChannelName("webhook", "https://hook/file"), alert.ChannelName("slack", "https://slack/env")}; !slices.Equal(channels, want) {
 		t.Errorf("channels are %s, want %s", channels, want)
 	}
 }
@@ -222,30 +226,30 @@ retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_even
 	none, half := 0.0, 0.5
 	want := relay.Config{
 		Pool: c.pool, Pooler: relay.Pooler{Mode: relay.PoolerNone, Session: c.direct}, Schema: "Billing", Name: "n", PollInterval: 2 * time.Second, Lease: 3 * time.Minute, DrainTimeout: 4 * time.Second, MaxInFlight: 5, LogDelivered: true,
-		Destinations: []relay.Destination{
+		Destinations: []post.Destination{
 			{
 				Name: "a", URL: "http://a", Timeout: 6 * time.Second, MaxInFlight: 7, Headers: map[string]string{"Authorization": "x", "X-Y": "z"},
 				SigningSecrets: got.Destinations[0].SigningSecrets,
-				RateLimit:      24, OnFailure: relay.SkipFailed, Breaker: relay.BreakerPolicy{Failures: 25, ProbeAfter: 26 * time.Second, ProbeMax: 27 * time.Second},
-				Retry:     relay.RetryPolicy{Schedule: []time.Duration{8 * time.Second, 9 * time.Second}, MaxAttempts: 10, Jitter: &none, RetryAfterMax: 11 * time.Hour, Promise: 500 * time.Hour},
-				Responses: relay.Responses{Retry: []int{}, Fail: []int{404}},
-				Wire:      relay.Wire{Format: relay.FormatCloudEvents, Source: "/s", MaxPayloadBytes: 19, Excerpts: relay.ExcerptsNone},
+				RateLimit:      24, OnFailure: policy.SkipFailed, Breaker: policy.BreakerPolicy{Failures: 25, ProbeAfter: 26 * time.Second, ProbeMax: 27 * time.Second},
+				Retry:     policy.RetryPolicy{Schedule: []time.Duration{8 * time.Second, 9 * time.Second}, MaxAttempts: 10, Jitter: &none, RetryAfterMax: 11 * time.Hour, Promise: 500 * time.Hour},
+				Responses: policy.Responses{Retry: []int{}, Fail: []int{404}},
+				Wire:      post.Wire{Format: post.FormatCloudEvents, Source: "/s", MaxPayloadBytes: 19, Excerpts: post.ExcerptsNone},
 			},
 			{
 				Name: "b", URL: "https://b", Timeout: 12 * time.Second, MaxInFlight: 13, Headers: map[string]string{},
-				RateLimit: 0.5, OnFailure: relay.BlockFailed, Breaker: relay.BreakerPolicy{Off: true, Failures: 28, ProbeAfter: 29 * time.Second, ProbeMax: 30 * time.Second},
-				Retry:     relay.RetryPolicy{Schedule: []time.Duration{14 * time.Second}, MaxAttempts: 15, Jitter: &half, RetryAfterMax: 16 * time.Hour, Promise: 600 * time.Hour},
-				Responses: relay.Responses{Retry: []int{501}, Fail: []int{}},
-				Wire: relay.Wire{
-					Format: relay.FormatRaw, Source: "/t", MaxPayloadBytes: 20, Excerpts: relay.ExcerptsText, Proxy: "http://p:22",
-					TLS: relay.TLS{MinVersion: tls.VersionTLS13, ServerName: "n"},
+				RateLimit: 0.5, OnFailure: policy.BlockFailed, Breaker: policy.BreakerPolicy{Off: true, Failures: 28, ProbeAfter: 29 * time.Second, ProbeMax: 30 * time.Second},
+				Retry:     policy.RetryPolicy{Schedule: []time.Duration{14 * time.Second}, MaxAttempts: 15, Jitter: &half, RetryAfterMax: 16 * time.Hour, Promise: 600 * time.Hour},
+				Responses: policy.Responses{Retry: []int{501}, Fail: []int{}},
+				Wire: post.Wire{
+					Format: post.FormatRaw, Source: "/t", MaxPayloadBytes: 20, Excerpts: post.ExcerptsText, Proxy: "http://p:22",
+					TLS: post.TLS{MinVersion: tls.VersionTLS13, ServerName: "n"},
 				},
 			},
 		},
 		Routes:    []relay.Route{{Event: "x.*", To: []string{"a", "b"}}, {Event: "y", To: []string{"b"}}},
-		Egress:    relay.Egress{AllowPrivate: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}, Proxy: "http://p:21"},
-		Alerts:    relay.Alerts{Window: 17 * time.Minute, LagOver: 18 * time.Minute, HorizonOver: 23 * time.Minute, Channels: got.Alerts.Channels},
-		Retention: relay.Retention{DeleteAfter: 9000 * time.Hour, Attempts: 24 * time.Hour, ProcessedEvents: 2000 * time.Hour, Schedule: "@daily"},
+		Egress:    post.Egress{AllowPrivate: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}, Proxy: "http://p:21"},
+		Alerts:    alert.Config{Window: 17 * time.Minute, LagOver: 18 * time.Minute, HorizonOver: 23 * time.Minute, Channels: got.Alerts.Channels},
+		Retention: archive.Retention{DeleteAfter: 9000 * time.Hour, Attempts: 24 * time.Hour, ProcessedEvents: 2000 * time.Hour, Schedule: "@daily"},
 	}
 	if !reflect.DeepEqual(got, want) { // which follows pointers
 		t.Errorf("got\n%+v\nwant\n%+v", got, want)

@@ -10,7 +10,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/notify"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // A maskedURL is a URL with a secret in it. config show prints the part that is none.
@@ -71,7 +71,7 @@ func withoutQuery(raw string) string {
 // withoutUser shows a proxy without its credential.
 func withoutUser(raw string) string {
 	u, err := url.Parse(raw)
-	if err != nil || u.Host == "" && raw != relay.NoProxy {
+	if err != nil || u.Host == "" && raw != post.NoProxy {
 		return settings.Mask
 	}
 	if u.User != nil {

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/settings"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // bindTLS reads the files of a destination's TLS settings. TLS settings of its own beside a URL without TLS are a mistake: the
@@ -15,7 +15,7 @@ import (
 func (c *config) bindTLS(path string, d *destination) {
 	t := &d.Wire.TLS
 	if strings.HasPrefix(strings.ToLower(d.URL), "http:") {
-		*t = relay.TLS{}
+		*t = post.TLS{}
 		for _, key := range []string{"ca_file", "cert_file", "key_file", "min_version", "server_name"} {
 			if c.Own(path + ".tls." + key) {
 				c.ProblemAt(path+".tls."+key, "has no effect, as the url begins with http://; write https://, or remove tls")

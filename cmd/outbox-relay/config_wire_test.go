@@ -19,7 +19,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/settings"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // certificate makes a certificate that signs itself, and its key, in PEM format.
@@ -199,7 +199,7 @@ destinations:
 	if len(got) != len(want) {
 		t.Errorf("credentials: %q", got)
 	}
-	i := slices.IndexFunc(c.relay.Destinations, func(d relay.Destination) bool { return d.Name == "token_file" })
+	i := slices.IndexFunc(c.relay.Destinations, func(d post.Destination) bool { return d.Name == "token_file" })
 	follow := c.relay.Destinations[i].Wire.Authorization
 	writeFile(t, token, "two\n")
 	if value := follow(); value != "Bearer two" {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -68,7 +69,7 @@ func (cmd discardCmd) skipHead(inv *invocation, c *config, bulk deliveryBulk) er
 	}
 	head = printable(head)
 	fmt.Fprintf(inv.Stderr, "Event %d (%s, key %s) is the head of %q: %s after %s", head.EventID, head.EventType,
-		head.IdempotencyKey, cmd.HeadOfKey, head.Status, relay.Plural(head.Attempts, "attempt", "attempts"))
+		head.IdempotencyKey, cmd.HeadOfKey, head.Status, plain.Plural(head.Attempts, "attempt", "attempts"))
 	if text := orBlank(head.LastError); text != "" {
 		fmt.Fprintf(inv.Stderr, ", last error: %s", text)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -31,7 +32,7 @@ func (cmd eventsCreateCmd) Run(inv *invocation) error {
 		}
 		if !cmd.Yes {
 			what := fmt.Sprintf("create the deliveries of %s without any, the first is event %d, as the stored routes say",
-				relay.Plural(found.Events, "event", "events"), found.FirstEventID)
+				plain.Plural(found.Events, "event", "events"), found.FirstEventID)
 			if err := inv.confirm(what, "nothing was created"); err != nil {
 				return err
 			}
@@ -41,12 +42,12 @@ func (cmd eventsCreateCmd) Run(inv *invocation) error {
 	})
 	switch {
 	case err != nil && done.Events > 0:
-		return fmt.Errorf("after %s: %w", relay.Plural(done.Events, "event", "events"), err)
+		return fmt.Errorf("after %s: %w", plain.Plural(done.Events, "event", "events"), err)
 	case err != nil:
 		return err
 	}
 	return show(inv.Stdout, cmd.JSON, done, func(w io.Writer, done relay.CreatedDeliveries) error {
-		_, err := fmt.Fprintf(w, "%s created for %s\n", relay.Plural(done.Deliveries, "delivery", "deliveries"), relay.Plural(done.Events, "event", "events"))
+		_, err := fmt.Fprintf(w, "%s created for %s\n", plain.Plural(done.Deliveries, "delivery", "deliveries"), plain.Plural(done.Events, "event", "events"))
 		return err
 	})
 }

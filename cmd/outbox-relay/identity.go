@@ -8,7 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/identity"
 )
 
 type identityCmd struct {
@@ -23,7 +25,7 @@ type identityShowCmd struct {
 }
 
 func (cmd identityShowCmd) Run(inv *invocation) error {
-	return inv.onIdentity(func(ctx context.Context, ops *relay.Ops, report relay.IdentityReport, environment string) error {
+	return inv.onIdentity(func(ctx context.Context, ops *relay.Ops, report identity.Report, environment string) error {
 		report.Quarantined, report.Working = orEmpty(report.Quarantined), orEmpty(report.Working)
 		return show(inv.Stdout, cmd.JSON, report, printIdentity)
 	})
@@ -35,7 +37,7 @@ type identityAcceptCmd struct {
 }
 
 func (cmd identityAcceptCmd) Run(inv *invocation) error {
-	return inv.onIdentity(func(ctx context.Context, ops *relay.Ops, report relay.IdentityReport, environment string) error {
+	return inv.onIdentity(func(ctx context.Context, ops *relay.Ops, report identity.Report, environment string) error {
 		if report.Recorded != nil && len(report.Differences) == 0 && len(report.Quarantined) == 0 {
 			_, err := fmt.Fprintln(inv.Stdout, "nothing to accept: this is the database that relays were accepted on")
 			return err
@@ -54,7 +56,7 @@ type identityDiscardCmd struct {
 }
 
 func (cmd identityDiscardCmd) Run(inv *invocation) error {
-	return inv.onIdentity(func(ctx context.Context, ops *relay.Ops, report relay.IdentityReport, environment string) error {
+	return inv.onIdentity(func(ctx context.Context, ops *relay.Ops, report identity.Report, environment string) error {
 		if err := report.Discardable(); err != nil {
 			return fmt.Errorf("discard what is pending: %w", err)
 		}
@@ -70,7 +72,7 @@ func (cmd identityDiscardCmd) Run(inv *invocation) error {
 		if isTerminal(inv.Stderr) && discarded > 0 {
 			fmt.Fprintln(inv.Stderr)
 		}
-		fmt.Fprintf(inv.Stdout, "discarded %s, for the reason quarantined\n", relay.Plural(discarded, "pending delivery", "pending deliveries"))
+		fmt.Fprintf(inv.Stdout, "discarded %s, for the reason quarantined\n", plain.Plural(discarded, "pending delivery", "pending deliveries"))
 		if err != nil {
 			return fmt.Errorf("not all is discarded, and nothing accepted; repeat the command: %w", err)
 		}
@@ -79,7 +81,7 @@ func (cmd identityDiscardCmd) Run(inv *invocation) error {
 }
 
 // confirmIdentity asks whether relays may work on the database of a report. what has a place for its name, and for why.
-func (inv *invocation) confirmIdentity(report relay.IdentityReport, yes bool, what, refused string) error {
+func (inv *invocation) confirmIdentity(report identity.Report, yes bool, what, refused string) error {
 	id, err := report.Acceptable()
 	switch {
 	case err != nil:
@@ -100,7 +102,7 @@ func accept(ctx context.Context, w io.Writer, ops *relay.Ops, environment string
 }
 
 // onIdentity connects, checks the schema, compares the database with what is recorded, and lets f work.
-func (inv *invocation) onIdentity(f func(ctx context.Context, ops *relay.Ops, report relay.IdentityReport, environment string) error) error {
+func (inv *invocation) onIdentity(f func(ctx context.Context, ops *relay.Ops, report identity.Report, environment string) error) error {
 	c, err := inv.config("database", "environment")
 	if err != nil {
 		return err
@@ -131,7 +133,7 @@ func (inv *invocation) warnQuarantined(ops *relay.Ops, environment string) error
 }
 
 // describe names a database by what a person knows it by.
-func describe(id relay.Identity) string {
+func describe(id identity.Identity) string {
 	text := strings.Join(id.Addresses, " or ")
 	if id.Environment != "" {
 		text += fmt.Sprintf(" as environment %q", id.Environment)
@@ -140,7 +142,7 @@ func describe(id relay.Identity) string {
 }
 
 // because repeats why somebody has to decide.
-func because(r relay.IdentityReport) string {
+func because(r identity.Report) string {
 	var texts []string
 	for _, d := range r.Differences {
 		texts = append(texts, d.String())
@@ -154,8 +156,8 @@ func because(r relay.IdentityReport) string {
 	return printable(" (" + strings.Join(texts, "; ") + ")")
 }
 
-func printIdentity(w io.Writer, r relay.IdentityReport) error {
-	recorded := relay.Identity{}
+func printIdentity(w io.Writer, r identity.Report) error {
+	recorded := identity.Identity{}
 	if r.Recorded != nil {
 		recorded = *r.Recorded
 	}
@@ -187,7 +189,7 @@ func printIdentity(w io.Writer, r relay.IdentityReport) error {
 }
 
 // identityAdvice says what to do about a report.
-func identityAdvice(r relay.IdentityReport) string {
+func identityAdvice(r identity.Report) string {
 	switch {
 	case r.Recorded == nil:
 		return "No relay has worked here yet: the first one records the database as its own."

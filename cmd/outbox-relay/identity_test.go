@@ -11,7 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/identity"
 )
 
 // renamed makes an outbox one that relays were accepted on as another environment, with n pending events.
@@ -62,7 +62,7 @@ func TestIdentityShow(t *testing.T) {
 		}
 	}
 	r = command(env, "identity", "show", "--json")
-	var report relay.IdentityReport
+	var report identity.Report
 	if err := json.Unmarshal([]byte(r.stdout), &report); err != nil || r.code != 0 || r.stderr != "" {
 		t.Fatalf("%+v: %v", r, err)
 	}

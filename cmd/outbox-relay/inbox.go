@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 type inboxCmd struct {
@@ -185,10 +185,10 @@ func inboxSteps(s inboxops.Status) (steps []string) {
 				blocked = fmt.Sprintf("; %s behind them", waitingKeys(r.BlockedKeys))
 			}
 			add("%s of %q failed%s. See why: outbox-relay inbox list --state failed %s\n  Work again: outbox-relay inbox replay --state failed %[4]s",
-				relay.Plural(r.Failed, "event", "events"), r.Receiver, blocked, who)
+				plain.Plural(r.Failed, "event", "events"), r.Receiver, blocked, who)
 		}
 		if r.Ignored > 0 {
-			add("%s of %q ignored. See why: outbox-relay inbox list --state ignored %s", relay.Plural(r.Ignored, "event was", "events were"), r.Receiver, who)
+			add("%s of %q ignored. See why: outbox-relay inbox list --state ignored %s", plain.Plural(r.Ignored, "event was", "events were"), r.Receiver, who)
 		}
 		if r.Due > 0 && r.LagSeconds > 60 {
 			add("The oldest due event of %q has been due for %s: its workers are too few, too slow, or not running.", r.Receiver, age2text(r.LagSeconds))

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // inboxBulkFlags choose the events to change.
@@ -153,7 +153,7 @@ func (inboxBulk) sample(found inboxops.Bulk) (remark string, rows [][]any) {
 func (b inboxBulk) leftOut(found inboxops.Bulk) (lines []string) {
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	if found.KeysLeft > 0 {
-		add("%s busy: workers go on with them within half a minute.", relay.Plural(found.KeysLeft, "ordering key was", "ordering keys were"))
+		add("%s busy: workers go on with them within half a minute.", plain.Plural(found.KeysLeft, "ordering key was", "ordering keys were"))
 	}
 	if found.NoPayload > 0 {
 		add("Left alone: %d whose payload was removed.", found.NoPayload)
@@ -170,7 +170,7 @@ func (b inboxBulk) leftOut(found inboxops.Bulk) (lines []string) {
 		}
 	}
 	if found.Unknown > 0 {
-		lines = append(lines, notFound(relay.Plural(found.Unknown, "inbox id", "inbox ids"), found.UnknownIDs, found.Unknown))
+		lines = append(lines, notFound(plain.Plural(found.Unknown, "inbox id", "inbox ids"), found.UnknownIDs, found.Unknown))
 	}
 	return lines
 }

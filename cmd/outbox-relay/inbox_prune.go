@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
-	"github.com/outbox-relay/outbox-relay/relay"
 )
 
 type inboxPruneCmd struct {
@@ -57,8 +57,8 @@ func (cmd inboxPruneCmd) Run(inv *invocation) error {
 			case cmd.DryRun:
 				return cmd.print(inv, inboxPruneReport{DryRun: true, Complete: true, Pruned: found})
 			}
-			what := fmt.Sprintf("forget %s now, and announce that %s forgotten next time", relay.Plural(found.Removed, "event", "events"),
-				relay.Plural(found.Announced, "event is", "events are"))
+			what := fmt.Sprintf("forget %s now, and announce that %s forgotten next time", plain.Plural(found.Removed, "event", "events"),
+				plain.Plural(found.Announced, "event is", "events are"))
 			if err := inv.confirm(what, "nothing was forgotten"); err != nil {
 				return err
 			}
@@ -91,8 +91,8 @@ func (cmd inboxPruneCmd) print(inv *invocation, r inboxPruneReport) error {
 		if r.DryRun {
 			removed, announced = "Would forget", "would announce"
 		}
-		_, err := fmt.Fprintf(w, "%s %s; %s %s, for the next run.\n", removed, relay.Plural(r.Removed, "event", "events"), announced,
-			relay.Plural(r.Announced, "event", "events"))
+		_, err := fmt.Fprintf(w, "%s %s; %s %s, for the next run.\n", removed, plain.Plural(r.Removed, "event", "events"), announced,
+			plain.Plural(r.Announced, "event", "events"))
 		return err
 	})
 }

@@ -9,8 +9,9 @@ import (
 
 	"github.com/pressly/goose/v3"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/migrations"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 type migrateCmd struct {
@@ -149,7 +150,7 @@ func last(all []applied) int64 {
 
 // confirm asks before data is dropped.
 func (m *migrator) confirm(inv *invocation, count int) error {
-	what := fmt.Sprintf("reverting %s of %s in %s drops tables with their data", relay.Plural(count, "migration", "migrations"), m.set, m.database)
+	what := fmt.Sprintf("reverting %s of %s in %s drops tables with their data", plain.Plural(count, "migration", "migrations"), m.set, m.database)
 	return inv.confirm(what, "nothing was reverted")
 }
 
@@ -201,7 +202,7 @@ func (cmd migrateStatusCmd) Run(inv *invocation) error {
 		return err
 	}
 	if pending > 0 {
-		return fmt.Errorf("%w: %d of %d migrations are pending; run: outbox-relay migrate up", relay.ErrSchema, pending, len(s.Migrations))
+		return fmt.Errorf("%w: %d of %d migrations are pending; run: outbox-relay migrate up", pg.ErrSchema, pending, len(s.Migrations))
 	}
 	return nil
 }

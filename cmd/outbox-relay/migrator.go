@@ -14,6 +14,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // A migrator is one set of migrations in one database.
@@ -81,7 +82,7 @@ func (m *migrator) applied(ctx context.Context) ([]applied, error) {
 func (m *migrator) known(all []applied) error {
 	if n := len(all); n > 0 && all[n-1].version > m.set.Latest() {
 		return fmt.Errorf("%w: the database has %s version %d, this build knows %d; run a newer outbox-relay",
-			relay.ErrSchema, m.set, all[n-1].version, m.set.Latest())
+			pg.ErrSchema, m.set, all[n-1].version, m.set.Latest())
 	}
 	return nil
 }
@@ -137,7 +138,7 @@ GROUP BY n.nspname, o.owner`
 // place of one that a migration calls, with the rights of this login.
 func (m *migrator) warnOfOpenSchema(ctx context.Context, out io.Writer) error {
 	var roles string
-	var creators relay.SchemaCreators
+	var creators pg.SchemaCreators
 	switch err := m.db.QueryRowContext(ctx, selectOpenSchema, m.set.VersionTable()).Scan(&creators.Schema, &roles, &creators.Owner); {
 	case errors.Is(err, sql.ErrNoRows):
 		return nil

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
@@ -53,7 +54,7 @@ func (cmd replayCmd) Run(inv *invocation) error {
 		tooOld: func(n int64) error {
 			return fmt.Errorf("%s of events older than %s, which is how long receivers remember what they processed (retention.processed_events): "+
 				"sent again, they may be processed twice. Leave them out with --since %[2]s, or add --force",
-				relay.Plural(n, "delivery is", "deliveries are"), settings.ShortDuration(remembered))
+				plain.Plural(n, "delivery is", "deliveries are"), settings.ShortDuration(remembered))
 		},
 	}.run(inv, c)
 }

@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 type runCmd struct {
@@ -81,7 +82,7 @@ func (runCmd) Run(inv *invocation) error {
 }
 
 // hosts names each destination with the host it leads to; the rest of a URL may hold a token.
-func hosts(destinations []relay.Destination) []string {
+func hosts(destinations []post.Destination) []string {
 	var all []string
 	for _, d := range destinations {
 		if u, err := url.Parse(d.URL); err == nil {

@@ -11,8 +11,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
 
 type statusCmd struct {
@@ -193,7 +195,7 @@ func waitingKeys(n int64) string {
 	if n > 10_000 {
 		return bounded(n) + " ordering keys wait"
 	}
-	return relay.Plural(n, "ordering key waits", "ordering keys wait")
+	return plain.Plural(n, "ordering key waits", "ordering keys wait")
 }
 
 func since(at *time.Time) string {
@@ -237,7 +239,7 @@ func nextSteps(s relay.Status) (steps []string) {
 		}
 		if d.Failed > 0 {
 			add("%s to %q failed. See why: outbox-relay events list --status failed --destination %s\n  Send again: outbox-relay replay --destination %s",
-				relay.Plural(d.Failed, "delivery", "deliveries"), name, word, word)
+				plain.Plural(d.Failed, "delivery", "deliveries"), name, word, word)
 		}
 		if d.BlockedKeys > 0 {
 			add("%s at %q. Replay the failed delivery, or skip it:\n  outbox-relay discard --destination %s --head-of-key KEY",
@@ -245,14 +247,14 @@ func nextSteps(s relay.Status) (steps []string) {
 		}
 		if alive && !d.Served && d.Pending > 0 {
 			add("%s unserved: no running relay has %q. Start one that has, or give them up:\n  outbox-relay discard --destination %s",
-				relay.Plural(d.Pending, "delivery is", "deliveries are"), name, word)
+				plain.Plural(d.Pending, "delivery is", "deliveries are"), name, word)
 		}
 	}
-	if slices.ContainsFunc(s.Alerts, func(a relay.Alert) bool { return a.Rule == relay.RuleRoutesChanged }) {
+	if slices.ContainsFunc(s.Alerts, func(a alert.Alert) bool { return a.Rule == alert.RuleRoutesChanged }) {
 		add("The routes changed, and not all relays have the same. See which has which: outbox-relay routes list")
 	}
 	if s.Parked > 0 {
-		add("%s no route. See which: outbox-relay events list --parked\n  Then add a route and reload the relays (SIGHUP).", relay.Plural(s.Parked, "event matches", "events match"))
+		add("%s no route. See which: outbox-relay events list --parked\n  Then add a route and reload the relays (SIGHUP).", plain.Plural(s.Parked, "event matches", "events match"))
 	}
 	switch {
 	case len(steps) == 0 && len(s.Alerts) > 0:

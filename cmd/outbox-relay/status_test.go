@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
 
 func TestStatusOfAnEmptyOutbox(t *testing.T) {
@@ -141,7 +142,7 @@ func TestPrintStatus(t *testing.T) {
 			{Instance: 2, Name: "b", Version: "v1", StartedAt: at, HeartbeatAgeSeconds: 10},
 			{Instance: 3, Name: "c", Version: "v1", StartedAt: at},
 		},
-		Alerts: []relay.Alert{{Rule: "failed", Subject: "logistics", Count: 3, OpenedAt: at, FirstEventID: 17, FirstError: "400 Bad\nRequest"}},
+		Alerts: []alert.Alert{{Rule: "failed", Subject: "logistics", Count: 3, OpenedAt: at, FirstEventID: 17, FirstError: "400 Bad\nRequest"}},
 	}, printStatus)
 	if err != nil {
 		t.Fatal(err)
@@ -201,9 +202,9 @@ func TestNextStep(t *testing.T) {
 		`3 deliveries to "it's" failed. See why: outbox-relay events list --status failed --destination 'it'\''s'` + "\n" +
 			`  Send again: outbox-relay replay --destination 'it'\''s'`: {Relays: alive, Destinations: lane(relay.DestinationStatus{Destination: "it's", Failed: 3})},
 		"The routes changed, and not all relays have the same. See which has which: outbox-relay routes list": {
-			Relays: alive, Alerts: []relay.Alert{{Rule: relay.RuleRoutesChanged}},
+			Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleRoutesChanged}},
 		},
-		"Look at the open alerts above.": {Relays: alive, Alerts: []relay.Alert{{Rule: relay.RuleHorizonPinned}}},
+		"Look at the open alerts above.": {Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleHorizonPinned}}},
 		// One does not hide the other.
 		`"a" is paused: nothing is sent there. To go on: outbox-relay resume a` + "\n" +
 			"1 delivery to \"a\" failed. See why: outbox-relay events list --status failed --destination a\n  Send again: outbox-relay replay --destination a": {

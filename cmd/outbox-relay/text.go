@@ -10,7 +10,7 @@ import (
 	"unicode/utf16"
 	"unicode/utf8"
 
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // show prints what a command found: as JSON with the data intact, or by write, which gets it as [printable] text.
@@ -21,7 +21,7 @@ func show[T any](w io.Writer, asJSON bool, found T, write func(io.Writer, T) err
 	return write(w, printable(found))
 }
 
-// printable returns a copy of a value in which every string is [relay.Printable], however deep: no column of a table can
+// printable returns a copy of a value in which every string is [plain.Line], however deep: no column of a table can
 // be forgotten, and none can begin a line.
 func printable[T any](value T) T {
 	v := reflect.ValueOf(&value).Elem()
@@ -34,7 +34,7 @@ func printableCopy(v reflect.Value) reflect.Value {
 	c.Set(v)
 	switch v.Kind() {
 	case reflect.String:
-		c.SetString(relay.Printable(v.String()))
+		c.SetString(plain.Line(v.String()))
 	case reflect.Pointer:
 		if !v.IsNil() {
 			c.Set(reflect.New(v.Type().Elem()))
@@ -80,7 +80,7 @@ func (w textWriter) Write(p []byte) (int, error) {
 	var b strings.Builder
 	for line := range strings.Lines(string(p)) {
 		text, ended := strings.CutSuffix(line, "\n")
-		b.WriteString(relay.Printable(text))
+		b.WriteString(plain.Line(text))
 		if ended {
 			b.WriteByte('\n')
 		}
@@ -102,7 +102,7 @@ func raw(stream any) any {
 // draw writes over the line that a terminal shows; next begins another line.
 func draw(w io.Writer, text string, next bool) {
 	if out, ok := raw(w).(io.Writer); ok {
-		_, _ = fmt.Fprint(out, "\r\x1b[K", relay.Printable(text), map[bool]string{true: "\n"}[next])
+		_, _ = fmt.Fprint(out, "\r\x1b[K", plain.Line(text), map[bool]string{true: "\n"}[next])
 	}
 }
 
@@ -114,7 +114,7 @@ func (w jsonWriter) Write(p []byte) (int, error) {
 	escaped := make([]byte, 0, len(p))
 	for rest := p; len(rest) > 0; {
 		r, size := utf8.DecodeRune(rest)
-		if char := string(rest[:size]); r == '\n' || relay.Printable(char) == char {
+		if char := string(rest[:size]); r == '\n' || plain.Line(char) == char {
 			escaped = append(escaped, char...)
 		} else {
 			escaped = appendEscape(escaped, r)

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
 
 // FuzzWriteJSON: JSON is valid and holds what was to be written, and a terminal that shows it shows text.
@@ -48,7 +48,7 @@ func TestPrintableCopies(t *testing.T) {
 	}
 	type outer struct {
 		inner
-		relay.Alert
+		alert.Alert
 		Texts   []string
 		ByText  map[string][]inner
 		Pair    [2]string
@@ -59,11 +59,11 @@ func TestPrintableCopies(t *testing.T) {
 	hostile, plain := "a\x1bb\nc", "a\ufffdb c"
 	text, now := hostile, time.Now()
 	given := outer{
-		inner: inner{Text: &text, Any: map[string]any{hostile: []any{hostile, 1}}, At: now}, Alert: relay.Alert{Rule: hostile},
+		inner: inner{Text: &text, Any: map[string]any{hostile: []any{hostile, 1}}, At: now}, Alert: alert.Alert{Rule: hostile},
 		Texts: []string{hostile}, ByText: map[string][]inner{hostile: {{Any: hostile}}}, Pair: [2]string{hostile, "x"}, Number: 7,
 	}
 	want := outer{
-		inner: inner{Text: &text, Any: map[string]any{hostile: []any{hostile, 1}}, At: now}, Alert: relay.Alert{Rule: plain}, // not exported, not printed
+		inner: inner{Text: &text, Any: map[string]any{hostile: []any{hostile, 1}}, At: now}, Alert: alert.Alert{Rule: plain}, // not exported, not printed
 		Texts: []string{plain}, ByText: map[string][]inner{plain: {{Any: plain}}}, Pair: [2]string{plain, "x"}, Number: 7,
 	}
 	if got := printable(given); !reflect.DeepEqual(got, want) {

@@ -140,8 +140,8 @@ func sendAll(ctx context.Context, conn *pgxpool.Conn, batch *pgx.Batch) error {
 	if err != nil && conn.Conn().PgConn().TxStatus() != 'I' {
 		_ = results.Tx().Rollback(ctx)
 	}
-	if errors.Is(err, memory.ErrNotCommit) {
-		_ = conn.Conn().Close(ctx) // it would be so again
+	if err != nil && sqlstate.Of(err) != sqlstate.LockNotAvailable && !sqlstate.IsConflict(err) {
+		_ = conn.Conn().Close(ctx) // it would be so again, where the connection is what is wrong
 	}
 	return err
 }
@@ -153,15 +153,17 @@ func sendAll(ctx context.Context, conn *pgxpool.Conn, batch *pgx.Batch) error {
 // The row is looked up where the claim has left it, which needs no index. If somebody has moved it since, it is rescued.
 //
 // A worker whose machine has vanished must not hold its lock until the operating system gives the connection up, hours
-// later: the session ends when it has said nothing for longer than any handler may take. A shorter limit that is set
-// already stays.
+// later: the session ends when it has said nothing for longer than any handler may take, and so does a statement that a handler runs
+// without its own context. A shorter limit that is set already stays.
 const beginSQL = `
 SELECT payload, coalesce(request_headers::text, '{}'), attempts, interruptions, coalesce(ordering_key, ''),
        current_setting('transaction_isolation'), pg_current_xact_id()::text,
        set_config('idle_in_transaction_session_timeout', CASE
            WHEN current_setting('idle_in_transaction_session_timeout')::interval BETWEEN '1 ms' AND make_interval(secs => $5::float8)
            THEN current_setting('idle_in_transaction_session_timeout')
-           ELSE least(ceil($5::float8 * 1000), 2147483647)::integer::text END, true), ` + unpinned + `,
+           ELSE least(ceil($5::float8 * 1000), 2147483647)::integer::text END, true),
+       CASE WHEN current_setting('statement_timeout')::interval NOT BETWEEN '1 ms' AND make_interval(secs => $5::float8)
+           THEN set_config('statement_timeout', least(ceil($5::float8 * 1000), 2147483647)::integer::text, true) END, ` + unpinned + `,
        tableoid::bigint, current_setting('search_path'), current_user::text
 FROM inbox_events
 WHERE ctid = $6::text::tid AND receiver = $1::text AND source = $2::text AND idempotency_key = $3::text AND claim = $4::bigint AND processing_state = 'processing'
@@ -178,7 +180,7 @@ func (s *shift) begin(ctx context.Context, conn *pgxpool.Conn, t *ticket) (*work
 	batch.BeginTx(s.TxOptions())
 	batch.Queue(pinSomeSQL)
 	batch.Queue(beginSQL, s.Receiver, s.Source, t.key, t.fence, (s.HandlerTimeout + s.CommitTimeout).Seconds(), t.place).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&wk.payload, &wk.headers, &wk.attempts, &wk.interruptions, &wk.orderingKey, &wk.isolation, &wk.xid, &timeout, &setting, &setting,
+		return row.Scan(&wk.payload, &wk.headers, &wk.attempts, &wk.interruptions, &wk.orderingKey, &wk.isolation, &wk.xid, &timeout, nil, &setting, &setting,
 			&table, &found.SearchPath, &found.Role)
 	})
 	results := conn.SendBatch(ctx, batch)
@@ -189,10 +191,14 @@ func (s *shift) begin(ctx context.Context, conn *pgxpool.Conn, t *ticket) (*work
 		wk.tx.Rollback()
 		return nil, nil
 	case err != nil:
+		if !sqlstate.IsConflict(err) {
+			wk.tx.Enter(memory.Surroundings{}) // as no connection is: it is closed
+		}
 		wk.tx.Rollback()
 		return nil, fmt.Errorf("begin work on event: %w", err)
 	}
 	if wk.table, err = s.eventsTable(ctx, wk.tx, table); err != nil {
+		wk.tx.Enter(memory.Surroundings{})
 		wk.tx.Rollback()
 		return nil, fmt.Errorf("begin work on event: %w", err)
 	}

@@ -3,13 +3,15 @@ package archtest
 import (
 	"go/ast"
 	"slices"
+	"strings"
 	"testing"
 )
 
-// decisions are the files whose functions decide from what they are given: the same input, the same outcome. They take
-// now as a parameter, so that a table can test every moment.
+// decisions are the files, and the directories, whose functions decide from what they are given: the same input, the same
+// outcome. They take now as a parameter, so that a table can test every moment.
 var decisions = []string{
-	"relay/outcome.go", "relay/retry.go", "relay/breaker.go", "relay/order.go", "relay/wake.go", "consumer/internal/memory/freshness.go", "consumer/inbox/retry.go",
+	"relay/policy/", "relay/order.go", "relay/wake.go",
+	"consumer/internal/memory/freshness.go", "consumer/inbox/retry.go",
 	"consumer/breaker/breaker.go",
 	"internal/webhook/sign.go", "internal/webhook/verify.go",
 }
@@ -18,7 +20,7 @@ var clock = ban{"time": {"Now", "Since", "Until", "After", "AfterFunc", "Tick", 
 
 func clockInDecisions(files []*source) (violations []string) {
 	for _, s := range files {
-		if !slices.Contains(decisions, s.path) {
+		if s.isTest() || !slices.ContainsFunc(decisions, func(prefix string) bool { return strings.HasPrefix(s.path, prefix) }) {
 			continue
 		}
 		s.each(func(n ast.Node) {
@@ -34,13 +36,14 @@ func TestDecisionsTakeNow(t *testing.T) {
 	t.Parallel()
 	enforce(t, clockInDecisions)
 	reports(t, clockInDecisions, map[string]snippet{
-		"now":   {path: "relay/retry.go", text: "import \"time\"\nvar x = time.Now()"},
-		"since": {path: "relay/outcome.go", text: "import clock \"time\"\nfunc f(t clock.Time) { _ = clock.Since(t) }"},
+		"now":    {path: "relay/policy/retry.go", text: "import \"time\"\nvar x = time.Now()"},
+		"a room": {path: "relay/policy/flow.go", text: "import \"time\"\nvar x = time.Now()"},
+		"since":  {path: "relay/policy/outcome.go", text: "import clock \"time\"\nfunc f(t clock.Time) { _ = clock.Since(t) }"},
 	})
 	accepts(t, clockInDecisions, map[string]snippet{
-		"the parameter":   {path: "relay/retry.go", text: "import \"time\"\nfunc f(now time.Time) { _ = now.Add(time.Second) }"},
+		"the parameter":   {path: "relay/policy/retry.go", text: "import \"time\"\nfunc f(now time.Time) { _ = now.Add(time.Second) }"},
 		"a measurement":   {path: "relay/deliver.go", text: "import \"time\"\nvar x = time.Now()"},
-		"another package": {path: "relay/retry.go", text: "import \"example.com/time2\"\nvar x = time2.Now()"},
+		"another package": {path: "relay/policy/retry.go", text: "import \"example.com/time2\"\nvar x = time2.Now()"},
 	})
 }
 

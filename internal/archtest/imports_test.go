@@ -56,16 +56,26 @@ func list(t *testing.T, deps bool, patterns ...string) []goPackage {
 	}
 }
 
+// within reports whether an import path is that of a package, or of one below it.
+func within(imported, parent string) bool {
+	return imported == parent || strings.HasPrefix(imported, parent+"/")
+}
+
 // The three meet in the database and on the wire, so that a producer does not carry the relay, nor the relay a receiver.
 func acquainted(all []goPackage) (violations []string) {
 	three := []string{outboxPath, relayPath, consumerPath}
 	for _, p := range all {
-		if !slices.Contains(three, p.ImportPath) {
+		if strings.HasPrefix(p.ImportPath, consumerPath+"/examples") { // programs
 			continue
 		}
-		for _, other := range three {
-			if other != p.ImportPath && (slices.Contains(p.Deps, other) || slices.Contains(p.Imports, other)) {
-				violations = append(violations, p.ImportPath+" must not depend on "+other)
+		for _, own := range three {
+			if !within(p.ImportPath, own) {
+				continue
+			}
+			for _, needed := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(p.Deps, p.Imports)))) {
+				if slices.ContainsFunc(three, func(other string) bool { return other != own && within(needed, other) }) {
+					violations = append(violations, p.ImportPath+" must not depend on "+needed)
+				}
 			}
 		}
 	}
@@ -80,6 +90,7 @@ func TestLibrariesDoNotKnowEachOther(t *testing.T) {
 	for _, p := range []goPackage{
 		{ImportPath: consumerPath, Imports: []string{outboxPath}},
 		{ImportPath: relayPath, Deps: []string{webhookPath, consumerPath}},
+		{ImportPath: relayPath + "/ops", Imports: []string{consumerPath + "/breaker"}},
 	} {
 		if found := acquainted([]goPackage{p}); len(found) != 1 {
 			t.Errorf("%+v: reported %q, want once", p, found)
@@ -87,6 +98,45 @@ func TestLibrariesDoNotKnowEachOther(t *testing.T) {
 	}
 	if found := acquainted([]goPackage{{ImportPath: module + "/cmd/demo", Imports: []string{outboxPath, consumerPath}}}); len(found) != 0 {
 		t.Errorf("a command may know all: %q", found)
+	}
+}
+
+// upward returns the imports of relay's rooms that do not lead downward. A room never needs package relay, which is made of
+// rooms. Nothing of relay needs ops, which is for commands. Among the other rooms the compiler refuses cycles; pg and policy
+// stand on no other room.
+func upward(all []goPackage) (violations []string) {
+	const ops = relayPath + "/ops"
+	for _, p := range all {
+		if !within(p.ImportPath, relayPath) {
+			continue
+		}
+		bottom := p.ImportPath == relayPath+"/pg" || p.ImportPath == relayPath+"/policy"
+		for _, imported := range p.Imports {
+			if within(imported, relayPath) && (imported == relayPath || imported == ops || bottom) {
+				violations = append(violations, p.ImportPath+" must not import "+imported)
+			}
+		}
+	}
+	return violations
+}
+
+func TestRoomsImportDownward(t *testing.T) {
+	t.Parallel()
+	for _, violation := range upward(list(t, false, "./relay/...")) {
+		t.Error(violation)
+	}
+	for _, p := range []goPackage{
+		{ImportPath: relayPath + "/ops", Imports: []string{relayPath}},
+		{ImportPath: relayPath, Imports: []string{relayPath + "/pg", relayPath + "/ops"}},
+		{ImportPath: relayPath + "/watch", Imports: []string{relayPath + "/ops"}},
+		{ImportPath: relayPath + "/pg", Imports: []string{relayPath + "/identity"}},
+	} {
+		if found := upward([]goPackage{p}); len(found) != 1 {
+			t.Errorf("%+v: reported %q, want once", p, found)
+		}
+	}
+	if found := upward([]goPackage{{ImportPath: relayPath + "/ops", Imports: []string{relayPath + "/pg", relayPath + "/archive"}}}); len(found) != 0 {
+		t.Errorf("wrongly reported: %q", found)
 	}
 }
 

@@ -17,6 +17,7 @@ var (
 	}
 	optionalTopLevel = []string{"CHANGELOG.md", "SECURITY.md", "Dockerfile", ".dockerignore", ".ci", ".gitignore", ".gitattributes", ".golangci.yml"}
 
+	// The rooms of relay are not listed: each explains itself in its doc.go.
 	goPackages = []string{
 		"cmd/outbox-relay", "cmd/demo", "cmd/sbom", "outbox", "relay", "consumer", "consumer/promobserver", "migrations",
 		"consumer/inbox", "consumer/sqlconsumer", "consumer/store", "consumer/breaker", "consumer/consumertest",
@@ -27,8 +28,8 @@ var (
 		"consumer/examples/nethttp", "consumer/examples/chi", "consumer/examples/echo", "consumer/examples/gin", "consumer/examples/sqlx",
 		"consumer/examples/gorm", "consumer/examples/svix", "consumer/examples/stripe", "consumer/examples/worker",
 		"consumer/elsewhere",
-		"internal/webhook", "internal/settings", "internal/notify", "internal/inboxops", "internal/admin", "internal/archtest",
-		"internal/localpg", "internal/localpg/pgtest", "internal/localpg/withpg", "internal/localserver",
+		"internal/webhook", "internal/check", "internal/plain", "internal/settings", "internal/notify", "internal/inboxops", "internal/admin",
+		"internal/archtest", "internal/localpg", "internal/localpg/pgtest", "internal/localpg/withpg", "internal/localserver", "internal/relaytest",
 	}
 
 	// Names that say nothing about what is inside collect everything.
@@ -48,7 +49,8 @@ func strangeLayout(names []string) (violations []string) {
 				violations = append(violations, fmt.Sprintf("%s: %q does not say what is inside", name, step))
 			}
 		}
-		if dir := path.Dir(name); strings.HasSuffix(name, ".go") && !slices.Contains(goPackages, dir) && !strings.Contains(dir, "testdata") {
+		dir := path.Dir(name)
+		if strings.HasSuffix(name, ".go") && !slices.Contains(goPackages, dir) && path.Dir(dir) != "relay" && !strings.Contains(dir, "testdata") {
 			violations = append(violations, name+": is in a package that the house does not have")
 		}
 	}
@@ -65,7 +67,7 @@ func TestLayout(t *testing.T) {
 	for _, violation := range strangeLayout(tree(t)) {
 		t.Error(violation)
 	}
-	for _, name := range []string{"scripts/run.sh", "notes.txt", "relay/util/x.sql", "internal/clock/clock.go"} {
+	for _, name := range []string{"scripts/run.sh", "notes.txt", "relay/util/x.sql", "relay/ops/bulk/bulk.go", "internal/clock/clock.go"} {
 		if found := strangeLayout(append(slices.Clone(topLevel), name)); len(found) != 1 {
 			t.Errorf("%s: reported %q, want once", name, found)
 		}

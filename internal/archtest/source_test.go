@@ -181,11 +181,15 @@ func (s *source) base() string { return path.Base(s.path) }
 func (s *source) isTest() bool { return strings.HasSuffix(s.path, "_test.go") }
 func (s *source) isMain() bool { return s.file.Name.Name == "main" }
 func (s *source) inCmd() bool  { return strings.HasPrefix(s.path, "cmd/") }
+
+// isEngine reports whether a file belongs to package relay or to one of its rooms, the packages below it.
+func (s *source) isEngine() bool { return s.dir() == "relay" || strings.HasPrefix(s.path, "relay/") }
+
 func (s *source) isLibrary() bool {
 	if rest, ok := strings.CutPrefix(s.dir(), "consumer/"); ok && !s.isTest() {
 		return slices.Contains([]string{"inbox", "sqlconsumer", "store", "breaker", "consumertest"}, rest) || strings.HasPrefix(rest, "internal/")
 	}
-	return !s.isTest() && slices.Contains([]string{"outbox", "relay", "consumer", "internal/inboxops"}, s.dir())
+	return !s.isTest() && (s.isEngine() || slices.Contains([]string{"outbox", "consumer", "internal/inboxops"}, s.dir()))
 }
 
 // at formats one violation.

@@ -16,10 +16,10 @@ var sqlPattern = regexp.MustCompile(`(?m)^\s*(SELECT|INSERT|UPDATE|DELETE|WITH|L
 
 // sqlFiles are the only files of the libraries with SQL.
 func isSQLFile(s *source) bool {
-	switch s.dir() {
-	case "outbox":
+	switch dir := s.dir(); {
+	case dir == "outbox":
 		return s.base() == "enqueue.go" || strings.HasPrefix(s.base(), "enqueue_")
-	case "relay", "internal/inboxops", "consumer/inbox", "consumer/internal/memory":
+	case s.isEngine(), dir == "internal/inboxops", dir == "consumer/inbox", dir == "consumer/internal/memory": // each room owns its SQL
 		return s.base() == "store.go" || strings.HasPrefix(s.base(), "store_")
 	}
 	return false
@@ -63,6 +63,7 @@ func TestSQLStandsInItsPlace(t *testing.T) {
 	reports(t, strayedSQL, map[string]snippet{
 		"a query in the wrong file":   {path: "relay/claim.go", text: "const q = `\nSELECT id FROM outbox`"},
 		"a select of several lines":   {path: "relay/claim.go", text: "const q = `\n  WITH x AS (\nSELECT 1) TABLE x`"},
+		"a query of a room":           {path: "relay/ops/bulk.go", text: "const q = `\nSELECT id FROM outbox`"},
 		"an update":                   {path: "consumer/middleware.go", text: `const q = "UPDATE processed_events SET attempts = 2"`},
 		"a listen":                    {path: "relay/wake.go", text: `func f() { exec("LISTEN outbox_wake") }`},
 		"small letters":               {path: "outbox/batch.go", text: `const q = "insert into outbox (id) values (1)"`},
@@ -72,7 +73,8 @@ func TestSQLStandsInItsPlace(t *testing.T) {
 		"a constant within functions": {path: "consumer/inbox/store.go", text: "func f() { const q = `SELECT 1 FROM x` }"},
 	})
 	accepts(t, strayedSQL, map[string]snippet{
-		"the store":            {path: "relay/store_alert.go", text: "const q = `\nSELECT id FROM outbox`"},
+		"the store":            {path: "relay/store_claim.go", text: "const q = `\nSELECT id FROM outbox`"},
+		"a room's store":       {path: "relay/ops/store_bulk.go", text: "const q = `\nSELECT id FROM outbox`"},
 		"the producer's":       {path: "outbox/enqueue.go", text: "const q = `INSERT INTO outbox DEFAULT VALUES`"},
 		"the receiver's":       {path: "consumer/internal/memory/store.go", text: "const q = `LOCK TABLE processed_events`"},
 		"prose":                {path: "relay/config.go", text: `const s = "select a destination, set a timeout and update the file; INSERT is a right"`},

@@ -10,7 +10,7 @@ import (
 
 // globals are the variables of packages that the rule below cannot tell from mutable state, and why each may stay.
 var globals = map[string]string{
-	"relay.guardian":                 "the list of networks that are never dialled; immutable once made",
+	"relay/post.guardian":            "the list of networks that are never dialled; immutable once made",
 	"cmd/outbox-relay.version":       "set by the linker, which can set nothing but a variable",
 	"internal/localpg/pgtest.shared": "one server for all tests of a process; testing offers no other place that outlives a test",
 }

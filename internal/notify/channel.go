@@ -17,8 +17,10 @@ import (
 	"github.com/nicholas-fedor/shoutrrr/pkg/services/email/smtp"
 	"github.com/nicholas-fedor/shoutrrr/pkg/types"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // servicesPage says how the URLs of the services are spelled.
@@ -39,14 +41,14 @@ func Services() []string { return slices.Clone(services) }
 type serviceChannel struct {
 	name, kind string
 	url        settings.Secret
-	transport  *relay.AlertTransport
+	transport  *alert.Transport
 	sending    chan struct{} // holds a token while a message is under way
 }
 
 // New returns the channel of a service's URL, which [ParseURL] has accepted.
-func New(raw settings.Secret, transport *relay.AlertTransport) relay.Channel {
+func New(raw settings.Secret, transport *alert.Transport) alert.Channel {
 	return &serviceChannel{
-		name: relay.ChannelName(Kind(string(raw)), string(raw)), kind: Kind(string(raw)), url: raw,
+		name: alert.ChannelName(Kind(string(raw)), string(raw)), kind: Kind(string(raw)), url: raw,
 		transport: transport, sending: make(chan struct{}, 1),
 	}
 }
@@ -54,14 +56,14 @@ func New(raw settings.Secret, transport *relay.AlertTransport) relay.Channel {
 // A libraryTransport replaces [http.DefaultTransport], with which most of the library's services send. That one obeys HTTP_PROXY
 // and dials every address, and clients follow redirects over it. The relay's own requests use neither of the two.
 type libraryTransport struct {
-	alerts atomic.Pointer[relay.AlertTransport] // of the configuration that is in effect
+	alerts atomic.Pointer[alert.Transport] // of the configuration that is in effect
 }
 
 // GuardLibraries makes the transport of alerts carry every request that a library sends with net/http's defaults. A program
 // calls it once, before its first channel sends.
 func GuardLibraries() {
 	guard := &libraryTransport{}
-	guard.alerts.Store(relay.NewAlertTransport(relay.Egress{}))
+	guard.alerts.Store(alert.NewTransport(post.Egress{}))
 	http.DefaultTransport = guard //nolint:forbidigo // no code of this process may send with the other one
 }
 
@@ -79,8 +81,8 @@ func Kind(raw string) string {
 
 func (c *serviceChannel) Name() string { return c.name }
 
-// Notify implements [relay.Channel]. It returns when the service has accepted or refused the message, or when ctx ends.
-func (c *serviceChannel) Notify(ctx context.Context, alert relay.Alert) error {
+// Notify implements [alert.Channel]. It returns when the service has accepted or refused the message, or when ctx ends.
+func (c *serviceChannel) Notify(ctx context.Context, alert alert.Alert) error {
 	select {
 	case c.sending <- struct{}{}:
 	default:
@@ -107,7 +109,7 @@ func (c *serviceChannel) Notify(ctx context.Context, alert relay.Alert) error {
 	}
 }
 
-func (c *serviceChannel) send(ctx context.Context, alert relay.Alert) error {
+func (c *serviceChannel) send(ctx context.Context, alert alert.Alert) error {
 	guard, ok := http.DefaultTransport.(*libraryTransport) //nolint:forbidigo // only to see that it is the guarded one
 	if !ok {
 		return errors.New("http.DefaultTransport is not the guarded one")
@@ -133,7 +135,7 @@ func (c *serviceChannel) send(ctx context.Context, alert relay.Alert) error {
 // titleless are the services that refuse a title.
 var titleless = []string{"googlechat", "hangouts", "notifiarr", "pagerduty", "rocketchat", "signal", "wecom"}
 
-func (c *serviceChannel) params(alert relay.Alert) *types.Params {
+func (c *serviceChannel) params(alert alert.Alert) *types.Params {
 	params := types.Params{}
 	if !slices.Contains(titleless, c.kind) {
 		params.SetTitle(alert.Title())
@@ -153,7 +155,7 @@ func incidentKey(key string) string {
 	if len(key) <= 255 && strings.Trim(key, "abcdefghijklmnopqrstuvwxyz0123456789_-/") == "" {
 		return key
 	}
-	return relay.ChannelName("outbox-relay", key)
+	return alert.ChannelName("outbox-relay", key)
 }
 
 // withoutSecrets says what went wrong without any part of the channel's URL: in most of them some part is the key.
@@ -163,13 +165,13 @@ func withoutSecrets(err error, raw string) string {
 	var network net.Error
 	switch {
 	case errors.As(err, &mail):
-		return "the mail server refused it: " + relay.Printable(redact(mail.Error(), raw))
+		return "the mail server refused it: " + plain.Line(redact(mail.Error(), raw))
 	case errors.As(err, &request): // its own text holds the URL
-		return relay.Printable(redact(request.Err.Error(), raw))
+		return plain.Line(redact(request.Err.Error(), raw))
 	case errors.As(err, &network) && network.Timeout():
 		return "timed out"
 	}
-	return relay.Printable(redact(err.Error(), raw))
+	return plain.Line(redact(err.Error(), raw))
 }
 
 // redact masks the parts of a URL, encoded or not, in a text.

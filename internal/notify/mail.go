@@ -18,7 +18,8 @@ import (
 
 	"github.com/nicholas-fedor/shoutrrr/pkg/services/email/smtp"
 
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
 
 // mailProblem says what of a mail channel is not offered; empty: nothing. The library spells and reads the URL; its own
@@ -42,7 +43,7 @@ func mailProblem(cfg *smtp.Config) string {
 }
 
 // sendMail sends an alert to all recipients as one mail of plain text. A password is sent only over TLS, or to this host.
-func sendMail(ctx context.Context, transport *relay.AlertTransport, cfg *smtp.Config, alert relay.Alert) error {
+func sendMail(ctx context.Context, transport *alert.Transport, cfg *smtp.Config, alert alert.Alert) error {
 	if problem := mailProblem(cfg); problem != "" {
 		return errors.New("the channel's url " + problem)
 	}
@@ -88,7 +89,7 @@ func sendMail(ctx context.Context, transport *relay.AlertTransport, cfg *smtp.Co
 }
 
 // writeMail writes one mail over a connection that is ready for it.
-func writeMail(client *netsmtp.Client, cfg *smtp.Config, alert relay.Alert) error {
+func writeMail(client *netsmtp.Client, cfg *smtp.Config, alert alert.Alert) error {
 	if err := client.Mail(cfg.FromAddress); err != nil {
 		return err
 	}
@@ -103,7 +104,7 @@ func writeMail(client *netsmtp.Client, cfg *smtp.Config, alert relay.Alert) erro
 	}
 	_, domain, _ := strings.Cut(cfg.FromAddress, "@")
 	for _, header := range [][2]string{
-		{"From", (&mail.Address{Name: relay.Printable(cfg.FromName), Address: cfg.FromAddress}).String()},
+		{"From", (&mail.Address{Name: plain.Line(cfg.FromName), Address: cfg.FromAddress}).String()},
 		{"To", strings.Join(cfg.ToAddresses, ", ")},
 		{"Subject", mime.QEncoding.Encode("utf-8", alert.Title())}, // printable: no line break that begins another header
 		{"Date", time.Now().UTC().Format(time.RFC1123Z)},

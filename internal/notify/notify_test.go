@@ -14,7 +14,8 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/settings"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 func TestMain(m *testing.M) {
@@ -47,22 +48,22 @@ func TestServiceThatHangs(t *testing.T) {
 		arrived <- struct{}{}
 		<-release
 	})
-	channel := New(gotify(hanging), relay.NewAlertTransport(relay.Egress{})).(*serviceChannel)
+	channel := New(gotify(hanging), alert.NewTransport(post.Egress{})).(*serviceChannel)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- channel.Notify(ctx, relay.TestAlert(time.Now())) }()
+	go func() { done <- channel.Notify(ctx, alert.NewTest(time.Now())) }()
 	<-arrived
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
-	if err := channel.Notify(t.Context(), relay.TestAlert(time.Now())); err == nil || !strings.Contains(err.Error(), "still under way") {
+	if err := channel.Notify(t.Context(), alert.NewTest(time.Now())); err == nil || !strings.Contains(err.Error(), "still under way") {
 		t.Errorf("%v", err)
 	}
 	close(release)
 	channel.sending <- struct{}{} // once the one that hung is gone
 	<-channel.sending
-	if err := channel.Notify(t.Context(), relay.TestAlert(time.Now())); err != nil && strings.Contains(err.Error(), "still under way") {
+	if err := channel.Notify(t.Context(), alert.NewTest(time.Now())); err != nil && strings.Contains(err.Error(), "still under way") {
 		t.Errorf("%v", err)
 	}
 }
@@ -93,8 +94,8 @@ func TestSecurityMailServerWithoutEnd(t *testing.T) {
 		}
 		written <- total
 	}()
-	channel := New(settings.Secret("smtp://user:password@"+listener.Addr().String()+"/?from=a@example.com&to=b@example.com"), relay.NewAlertTransport(relay.Egress{}))
-	err = channel.Notify(t.Context(), relay.TestAlert(time.Now()))
+	channel := New(settings.Secret("smtp://user:password@"+listener.Addr().String()+"/?from=a@example.com&to=b@example.com"), alert.NewTransport(post.Egress{}))
+	err = channel.Notify(t.Context(), alert.NewTest(time.Now()))
 	if err == nil || len(err.Error()) > 4096 {
 		t.Errorf("%.5000v", err)
 	}
@@ -115,7 +116,7 @@ func TestServiceErrorsHoldNoSecrets(t *testing.T) {
 		gotify(echo), "gotify://127.0.0.1:1/" + gotifyToken + "?disabletls=yes",
 		"smtp://user:p%40s3cret@127.0.0.1:1/?from=a@example.com&to=b@example.com", "ntfy://user:s3cret@127.0.0.1:1/topic?scheme=http",
 	} {
-		err := New(raw, relay.NewAlertTransport(relay.Egress{})).Notify(t.Context(), relay.TestAlert(time.Now()))
+		err := New(raw, alert.NewTransport(post.Egress{})).Notify(t.Context(), alert.NewTest(time.Now()))
 		if err == nil || strings.Contains(err.Error(), "s3cret") || strings.Contains(err.Error(), gotifyToken) {
 			t.Errorf("%s: %v", Kind(string(raw)), err)
 		}

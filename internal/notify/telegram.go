@@ -11,13 +11,13 @@ import (
 
 	"github.com/nicholas-fedor/shoutrrr/pkg/services/chat/telegram"
 
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
 
 // sendTelegram sends an alert to every chat of a Telegram channel, as plain text: Telegram refuses Markdown that does not
 // close, such as a name with one underscore. The library spells and reads the URL; its own client takes a connection that
 // failed, and an answer that is not JSON, for a message that was sent.
-func sendTelegram(ctx context.Context, transport *relay.AlertTransport, cfg *telegram.Config, alert relay.Alert) error {
+func sendTelegram(ctx context.Context, transport *alert.Transport, cfg *telegram.Config, alert alert.Alert) error {
 	for _, chat := range cfg.Chats {
 		id, thread, inThread := strings.Cut(chat, ":")
 		message := map[string]any{

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // An Origin is where a value comes from. The zero value is the program's own default.
@@ -59,7 +59,7 @@ func (p Problem) String() string {
 	if p.path != "" && !p.bare && p.origin.source != fromEnv && p.origin.source != fromFlag {
 		parts = append(parts, p.path)
 	}
-	return relay.Printable(strings.Join(append(parts, p.text), ": "))
+	return plain.Line(strings.Join(append(parts, p.text), ": "))
 }
 
 // Problem reports a mistake that was made at an origin.
@@ -140,7 +140,7 @@ func (e Error) Error() string {
 	for _, p := range e.problems {
 		b.WriteString(p.String() + "\n")
 	}
-	b.WriteString(relay.Plural(len(e.problems), "problem", "problems") + ". Nothing was started.")
+	b.WriteString(plain.Plural(len(e.problems), "problem", "problems") + ". Nothing was started.")
 	return b.String()
 }
 

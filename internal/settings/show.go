@@ -11,7 +11,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // Shown is implemented by values that [Set.Show] prints in another way than [fmt.Sprint] does, such as a URL with its
@@ -94,7 +94,7 @@ func (e entry) show() *yaml.Node {
 }
 
 func textNode(text string) *yaml.Node {
-	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: relay.Printable(text)}
+	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: plain.Line(text)}
 }
 
 // scalarNode writes a value as the file would spell it. Numbers and booleans need no quotes. A text gets them where YAML would

@@ -44,14 +44,16 @@ END
 $$;
 -- +goose StatementEnd
 REVOKE ALL ON FUNCTION processed_events_keep() FROM PUBLIC;
--- xmin is the transaction that inserted the row.
+-- received_at is when the transaction that inserted the row began. Not xmin: an UPDATE in a savepoint changes that.
 CREATE TRIGGER processed_events_keep
-    BEFORE DELETE OR UPDATE OF receiver, source, idempotency_key ON processed_events
-    FOR EACH ROW WHEN (OLD.xmin = pg_current_xact_id_if_assigned()::xid) EXECUTE FUNCTION processed_events_keep();
+    BEFORE DELETE OR UPDATE OF receiver, source, idempotency_key, received_at ON processed_events
+    FOR EACH ROW WHEN (OLD.received_at = now()) EXECUTE FUNCTION processed_events_keep();
 -- The setting is one that the package consumer makes in the transaction of an event.
 CREATE TRIGGER processed_events_keep_all
     BEFORE TRUNCATE ON processed_events
     FOR EACH STATEMENT WHEN (coalesce(current_setting('outbox_relay.lock_timeout', true), '') <> '') EXECUTE FUNCTION processed_events_keep();
+-- Also under session_replication_role = replica, with which a handler may load data.
+ALTER TABLE processed_events ENABLE ALWAYS TRIGGER processed_events_keep, ENABLE ALWAYS TRIGGER processed_events_keep_all;
 
 -- What the receiver may have forgotten, so that it refuses to guess.
 CREATE TABLE inbox_forgotten (

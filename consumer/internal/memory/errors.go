@@ -17,7 +17,7 @@ var (
 
 // Outcomes of a handler's transaction that are not errors of the database.
 var (
-	// ErrEnded says that the row that the transaction inserted is not its own any more.
+	// ErrEnded says that the row that the transaction inserted is not its own any more, or gone.
 	ErrEnded = errors.New("the handler committed or rolled back the transaction itself")
 	// ErrNotCommit says that something else ran in the place of a COMMIT.
 	ErrNotCommit = errors.New("COMMIT did not commit: a prepared statement of the connection has its name")
@@ -31,6 +31,8 @@ var (
 	// ErrTimeout is the cause for which the context of a handler ends.
 	ErrTimeout = errors.New("the handler did not end within Config.HandlerTimeout")
 
+	errRecorded   = errors.New("consumer: Once is called for the event whose handler calls it: that is recorded already, and is the handler's to work")
+	errTemporary  = errors.New("a temporary table hides the receiver's own: one of that name was left on the connection")
 	errOutOfReach = errors.New("processed_events is out of reach; a handler that has set a role must put it back")
 )
 

@@ -129,6 +129,9 @@ func (t *handlerTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns 
 }
 
 func (t *handlerTx) Prepare(ctx context.Context, name, query string) (*pgconn.StatementDescription, error) {
+	if t.refuses(name) || t.refuses(query) {
+		return nil, ErrMiddlewareCommits // as a name it would take the place of the statement, on this connection, for every event
+	}
 	t.calls.RLock()
 	defer t.calls.RUnlock()
 	return t.current().Prepare(ctx, name, query)
@@ -139,4 +142,7 @@ func (t *handlerTx) LargeObjects() pgx.LargeObjects {
 	return t.current().LargeObjects()
 }
 
-func (t *handlerTx) Conn() *pgx.Conn { return t.current().Conn() }
+func (t *handlerTx) Conn() *pgx.Conn {
+	t.spoiled.Store(true) // as above
+	return t.current().Conn()
+}

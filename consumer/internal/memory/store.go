@@ -30,8 +30,8 @@ import (
 // The row says succeeded at once, and 204, which is what most handlers answer: no other transaction sees the row before
 // COMMIT, and a row that need not be written again costs half as much.
 //
-// A handler that hangs and leaves its transaction idle must not hold the event for ever: the server ends the session. A shorter
-// limit that is set already stays.
+// A handler that hangs must not hold the event for ever, whether it leaves its transaction idle or waits for a statement without
+// its own context: the server ends the session, or the statement. A shorter limit that is set already stays.
 //
 // The commit waits for the disk, also where the database is told not to: the sender, once answered, never sends the event
 // again, and a crash would undo what it was answered.
@@ -56,7 +56,10 @@ RETURNING pg_current_xact_id()::text,
           tableoid::bigint, current_setting('search_path'), current_user::text,
           CASE WHEN current_setting('idle_in_transaction_session_timeout') = '0'
                  OR current_setting('idle_in_transaction_session_timeout')::interval > make_interval(secs => $15::float8)
-               THEN set_config('idle_in_transaction_session_timeout', least(ceil($15::float8 * 1000), 2147483647)::integer::text, true) END`
+               THEN set_config('idle_in_transaction_session_timeout', least(ceil($15::float8 * 1000), 2147483647)::integer::text, true) END,
+          CASE WHEN current_setting('statement_timeout') = '0'
+                 OR current_setting('statement_timeout')::interval > make_interval(secs => $15::float8)
+               THEN set_config('statement_timeout', least(ceil($15::float8 * 1000), 2147483647)::integer::text, true) END`
 
 // KeyLock is the number of a key's lock. Receivers in two schemas have two locks for one key. The constant keeps it apart from
 // other advisory locks made of hashes; it reads "outbox".
@@ -80,7 +83,7 @@ const forgottenSQL = `SELECT EXISTS (SELECT FROM inbox_forgotten WHERE receiver 
 type inDatabase struct {
 	Settings
 	db     Database
-	tables sync.Map // answerSQL by the oid of its table
+	tables sync.Map // *memoryTable by oid
 }
 
 // InDatabase returns the memory in the tables of db.
@@ -90,9 +93,9 @@ func InDatabase(s Settings, db Database) Memory { return &inDatabase{Settings: s
 type held struct {
 	Transaction
 	*inDatabase
-	key    string
-	xact   string // the transaction that inserted the event
-	answer string // answerSQL for its table
+	key   string
+	xact  string // the transaction that inserted the event
+	table *memoryTable
 }
 
 // Admit begins a transaction and finds out what to do with the request.
@@ -108,8 +111,8 @@ func (m *inDatabase) admit(ctx context.Context, rq *Request, lock bool) (Found, 
 	var table int64
 	var found Surroundings
 	scan := func(row pgx.Row) error {
-		var timeout, idle *string
-		err := row.Scan(&h.xact, &aged, &late, &timeout, &table, &found.SearchPath, &found.Role, &idle)
+		var timeout, idle, statement *string
+		err := row.Scan(&h.xact, &aged, &late, &timeout, &table, &found.SearchPath, &found.Role, &idle, &statement)
 		first = err == nil
 		if errors.Is(err, sql.ErrNoRows) {
 			return nil
@@ -126,7 +129,7 @@ func (m *inDatabase) admit(ctx context.Context, rq *Request, lock bool) (Found, 
 		err = tx.QueryRow(ctx, forgottenSQL, []any{m.Receiver, m.Source, created}).Scan(&late)
 	}
 	if err == nil && first && !late {
-		if h.answer, err = m.answerStatement(ctx, tx, table); err == nil {
+		if h.table, err = m.memoryTable(ctx, tx, table); err == nil {
 			tx.Enter(found)
 			h.Transaction = tx
 			return Found{Held: h}, nil
@@ -154,31 +157,44 @@ func (m *inDatabase) admit(ctx context.Context, rq *Request, lock bool) (Found, 
 		return known, nil
 	case sqlstate.Of(err) == sqlstate.LockNotAvailable:
 		return Found{Admission: Busy}, nil
+	case tx != nil && !sqlstate.IsConflict(err):
+		tx.Enter(Surroundings{}) // as no connection is: it is closed. What is wrong may be the connection, such as one to a former primary
 	}
 	return Found{}, fmt.Errorf("begin transaction for event: %w", Hinted(err))
 }
 
-// answerStatement returns answerSQL for a table processed_events by its oid, with the name of its schema: a handler may have changed
-// search_path, as multi-tenant code does, and another schema may have such a table, too. It asks once for each, mostly once.
-func (m *inDatabase) answerStatement(ctx context.Context, tx Transaction, oid int64) (string, error) {
+// memoryTable holds the statements on a table processed_events in a transaction that a handler has had, with the name of its
+// schema: a handler may have changed search_path, as multi-tenant code does, and another schema may have such a table, too.
+type memoryTable struct{ end, answer string }
+
+// memoryTable returns the table by its oid. It asks once for each, mostly once.
+func (m *inDatabase) memoryTable(ctx context.Context, tx Transaction, oid int64) (*memoryTable, error) {
 	if known, ok := m.tables.Load(oid); ok {
-		return known.(string), nil
+		return known.(*memoryTable), nil
 	}
 	name, err := TableName(ctx, tx, oid)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	statement := strings.ReplaceAll(answerSQL, "processed_events", name)
-	m.tables.Store(oid, statement)
-	return statement, nil
+	table := &memoryTable{
+		end:    strings.ReplaceAll(endSQL, "processed_events", name),
+		answer: strings.ReplaceAll(answerSQL, "processed_events", name),
+	}
+	m.tables.Store(oid, table)
+	return table, nil
 }
 
+// selectTableName finds no temporary table: what is remembered there ends with the connection.
 const selectTableName = `
-SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::bigint::oid`
+SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = $1::bigint::oid AND c.relpersistence <> 't'`
 
-// TableName returns the name of a table, with its schema.
+// TableName returns the name of a table, with its schema. It fails for a temporary one.
 func TableName(ctx context.Context, tx Transaction, oid int64) (name string, err error) {
 	err = tx.QueryRow(ctx, selectTableName, []any{oid}).Scan(&name)
+	if errors.Is(err, sql.ErrNoRows) {
+		err = errTemporary
+	}
 	return name, err
 }
 
@@ -230,10 +246,14 @@ const ExtendSQL = `
 UPDATE processed_events SET not_after = $4::timestamptz
 WHERE receiver = $1::text AND source = $2::text AND idempotency_key = $3::text AND coalesce(not_after, '-infinity') < $4::timestamptz`
 
-// endSQL changes nothing. It divides by zero unless this is the transaction that inserted the event; the error keeps the COMMIT
-// behind it from being carried out. Whatever a handler did to end or exchange that transaction (ROLLBACK AND CHAIN, COMMIT and
-// BEGIN) shows here. That the row is still there needs no look: a trigger keeps it, see migrations/inbox.
-const endSQL = `SELECT ` + inserted + `, ` + PathAsFound + `$2` + RoleAsFound + `$3` + NothingHeld
+// endSQL changes nothing. It divides by zero unless this is the transaction that inserted the event, and the event's row is still
+// there; the error keeps the COMMIT behind it from being carried out. Whatever a handler did to end or exchange that transaction
+// (ROLLBACK AND CHAIN, COMMIT and BEGIN) shows here. The trigger that keeps the row does not see all: not what runs with triggers off
+// (session_replication_role), nor a row that a savepoint has written anew.
+const endSQL = `
+SELECT 1 / count(*), ` + PathAsFound + `$5` + RoleAsFound + `$6` + NothingHeld + `
+FROM processed_events
+WHERE receiver = $2::text AND source = $3::text AND idempotency_key = $4::text AND ` + inserted + ` = 1`
 
 // inserted divides by zero in any transaction but the one that inserted the event, before any row is looked for.
 const inserted = `1 / (coalesce(pg_current_xact_id_if_assigned()::text, '') = $1::text)::integer`
@@ -263,13 +283,13 @@ func (h *held) Lend(ctx context.Context, event headers.Event) (context.Context, 
 // unknown, and so is the row's, because both are one transaction: the next request finds out.
 func (h *held) Remember(ctx context.Context, status int, ignored string) error {
 	if status == http.StatusNoContent && ignored == "" {
-		return committed(h.Commit(ctx, endSQL, []any{h.xact}))
+		return committed(h.Commit(ctx, h.table.end, []any{h.xact, h.Receiver, h.Source, h.key}))
 	}
 	state := "succeeded"
 	if ignored != "" {
 		state = "ignored"
 	}
-	return committed(h.Commit(ctx, h.answer, []any{h.xact, h.Receiver, h.Source, h.key, int16(status), state, ignored}))
+	return committed(h.Commit(ctx, h.table.answer, []any{h.xact, h.Receiver, h.Source, h.key, int16(status), state, ignored}))
 }
 
 func committed(err error) error {
@@ -295,6 +315,9 @@ type Exec func(ctx context.Context, query string, args ...any) (int64, error)
 func Once(ctx context.Context, receiver, source, key string, exec Exec) (bool, error) {
 	if !headers.Printable(receiver) || !headers.Printable(source) || !headers.Printable(key) {
 		return false, fmt.Errorf("consumer: receiver %q, source %q and key %q must be 1 to %d printable ASCII characters", receiver, source, key, headers.MaxTextBytes)
+	}
+	if e := handlerctx.From(ctx).Event; e.Key == key && e.Source == source && e.Receiver == receiver {
+		return false, errRecorded // false without an error would skip the effect, and the event would count as processed
 	}
 	rows, err := exec(ctx, onceSQL, receiver, source, key)
 	if err != nil {

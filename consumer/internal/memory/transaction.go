@@ -167,7 +167,7 @@ const CommitTag = "COMMIT"
 func Lost(err error) error {
 	switch sqlstate.Of(err) {
 	case sqlstate.DivisionByZero:
-		return fmt.Errorf("%w, or has set a role and not put it back", ErrEnded)
+		return fmt.Errorf("%w, or removed the event's row, or has set a role and not put it back", ErrEnded)
 	case sqlstate.UndefinedTable, sqlstate.InsufficientPrivilege:
 		return fmt.Errorf("%w: %w", errOutOfReach, err)
 	}

@@ -1,0 +1,86 @@
+// Package plain makes text for people: one line, bounded, in which nothing is obeyed by a terminal, a log or a chat.
+package plain
+
+import (
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Line returns a text of unknown origin as one line that terminals, logs and chats show and none of them obeys.
+// White space of every kind becomes a blank. Every other character without a glyph becomes U+FFFD, and so does what is
+// not UTF-8: control and format characters, such as escape sequences, changes of the text's direction, zero-width and
+// tag characters; separators of lines and paragraphs; private and unassigned characters.
+//
+// They are replaced and not removed. Removal would join the characters on both sides, which may deceive an earlier filter, and
+// the reader would not see that the text had hidden characters.
+func Line(text string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case unicode.IsSpace(r), r == brailleBlank:
+			return ' '
+		case !unicode.IsPrint(r), unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector):
+			return utf8.RuneError
+		}
+		return r
+	}, strings.ToValidUTF8(text, string(utf8.RuneError)))
+}
+
+// brailleBlank is a symbol by its category, and shown as nothing.
+const brailleBlank = '\u2800'
+
+// MaxBytes bounds what is stored of an error, in bytes.
+const MaxBytes = 4 << 10
+
+// Clip makes a text storable: [Line], which leaves no NUL for PostgreSQL to refuse, and at most maxMessage bytes.
+func Clip(text string) string { return Shorten(Line(text), MaxBytes) }
+
+// Shorten cuts a text to at most limit bytes of valid UTF-8, the sign of the cut included.
+func Shorten(text string, limit int) string {
+	if len(text) <= limit {
+		return text
+	}
+	return strings.ToValidUTF8(text[:limit-len("…")], "") + "…"
+}
+
+// Plural returns a count and what is counted: "1 delivery", "2 deliveries".
+func Plural[N int | int16 | int32 | int64](n N, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, more)
+}
+
+// IsASCII reports whether s is printable ASCII, which can travel in a header and arrive unchanged.
+func IsASCII(s string) bool {
+	for i := range len(s) {
+		if s[i] < 0x20 || s[i] > 0x7e {
+			return false
+		}
+	}
+	return true
+}
+
+// Span writes a duration in its two largest units: 45s, 12m, 2h5m, 3d4h.
+func Span(d time.Duration) string {
+	d = max(d, 0)
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh%dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%dd%dh", int(d.Hours())/24, int(d.Hours())%24)
+}
+
+// UpTo writes what was counted up to a bound.
+func UpTo(n, bound int) string {
+	if n > bound {
+		return fmt.Sprintf("more than %d", bound)
+	}
+	return fmt.Sprint(n)
+}

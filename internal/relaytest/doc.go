@@ -1,0 +1,2 @@
+// Package relaytest gives tests of the relay and of its rooms a fresh outbox each.
+package relaytest

@@ -1,0 +1,130 @@
+package relaytest
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// Patience bounds every wait: a test that reaches it has waited for something that does not come. It measures nothing.
+const Patience = time.Minute
+
+// Eventually waits until done is true. It is for what no hook reports, such as what stands in the database.
+func Eventually(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	deadline := time.After(Patience)
+	for !done() {
+		select {
+		case <-ticker.C:
+		case <-deadline:
+			t.Fatalf("never came: %s", what)
+		}
+	}
+}
+
+// Must fails the test if err is not nil.
+func Must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A Database is a fresh outbox, with a pool to look at it.
+type Database struct {
+	testing.TB
+	DSN  string
+	Pool *pgxpool.Pool
+}
+
+// New returns an outbox that routes everything to the given destinations, "default" if none is given.
+func New(t testing.TB, destinations ...string) *Database {
+	t.Helper()
+	dsn := pgtest.New(t, migrations.Outbox)
+	db := &Database{TB: t, DSN: dsn, Pool: pgtest.Pool(t, dsn)}
+	db.Route(destinations...)
+	return db
+}
+
+// Route adds a route of every type to each destination, "default" if none is given.
+func (db *Database) Route(destinations ...string) {
+	db.Helper()
+	if len(destinations) == 0 {
+		destinations = []string{"default"}
+	}
+	db.Exec(`INSERT INTO outbox_route (pattern, destination) SELECT '*', unnest($1::text[])`, destinations)
+	db.Exec(`DELETE FROM outbox_destination WHERE destination = ANY ($1) AND NOT paused AND breaker = 'closed'`, destinations) // nothing is parked
+}
+
+// Exec runs a statement, or several without arguments, and returns how many rows the last one touched.
+func (db *Database) Exec(statement string, args ...any) int64 {
+	db.Helper()
+	tag, err := db.Pool.Exec(db.Context(), statement, args...)
+	if err != nil {
+		db.Fatalf("%s: %v", statement, err)
+	}
+	return tag.RowsAffected()
+}
+
+// Insert adds n events of type "t" with the keys prefix-1 … prefix-n and a small payload.
+func (db *Database) Insert(n int, prefix string) {
+	db.Helper()
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key)
+		SELECT 't', '{"n": 1}', $1 || '-' || i FROM generate_series(1, $2) i`, prefix, n)
+}
+
+// Rows returns the only column of every row.
+func Rows[T any](db *Database, query string, args ...any) []T {
+	db.Helper()
+	result, err := db.Pool.Query(db.Context(), query, args...)
+	if err != nil {
+		db.Fatalf("%s: %v", query, err)
+	}
+	values, err := pgx.CollectRows(result, pgx.RowTo[T])
+	if err != nil {
+		db.Fatalf("%s: %v", query, err)
+	}
+	return values
+}
+
+// Row returns the only column of the only row.
+func Row[T any](db *Database, query string, args ...any) T {
+	db.Helper()
+	values := Rows[T](db, query, args...)
+	if len(values) != 1 {
+		db.Fatalf("%s: %d rows", query, len(values))
+	}
+	return values[0]
+}
+
+// Becomes waits until a query's only value is want.
+func Becomes[T comparable](db *Database, want T, query string, args ...any) {
+	db.Helper()
+	var got T
+	defer func() {
+		if got != want {
+			db.Logf("%s: got %v, want %v", query, got, want)
+		}
+	}()
+	Eventually(db, query, func() bool {
+		got = Row[T](db, query, args...)
+		return got == want
+	})
+}
+
+// Begin returns a transaction that does not outlive the test: closing the pool would wait for it.
+func (db *Database) Begin() pgx.Tx {
+	db.Helper()
+	tx, err := db.Pool.Begin(db.Context())
+	Must(db, err)
+	db.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(db.Context())) })
+	return tx
+}

@@ -1,0 +1,109 @@
+package alert
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+
+	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/post"
+)
+
+// Slack returns a channel that posts to a Slack incoming webhook
+// (https://api.slack.com/messaging/webhooks).
+func Slack(url string, transport *Transport) Channel {
+	return jsonChannel{name: ChannelName("slack", url), url: url, transport: transport, body: func(a Alert) any {
+		sign := ":rotating_light: "
+		if a.ResolvedAt != nil {
+			sign = ":white_check_mark: "
+		}
+		// Slack reads &, < and > as markup.
+		return map[string]string{"text": sign + strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;").Replace(a.Text())}
+	}}
+}
+
+// Webhook returns a channel that POSTs alerts as JSON: the fields of [Alert], its state (firing or resolved), a text, and
+// a command that shows more. The text is fit for a chat; the fields are printable, with
+// mentions and links as they were stored.
+func Webhook(url string, transport *Transport) Channel {
+	return jsonChannel{name: ChannelName("webhook", url), url: url, transport: transport, body: func(a Alert) any {
+		return struct {
+			Alert
+			State   string `json:"state"`
+			Text    string `json:"text"`
+			Command string `json:"command"`
+		}{a.printable(), a.State(), a.Text(), a.printable().Command()}
+	}}
+}
+
+// ChannelName tells channels of one kind apart, on every relay alike, without giving the URL away.
+func ChannelName(kind, url string) string {
+	sum := sha256.Sum256([]byte(url))
+	return kind + "-" + hex.EncodeToString(sum[:4])
+}
+
+type jsonChannel struct {
+	name, url string
+	transport *Transport
+	body      func(Alert) any
+}
+
+func (c jsonChannel) Name() string { return c.name }
+
+func (c jsonChannel) Notify(ctx context.Context, alert Alert) error {
+	body, err := json.Marshal(c.body(alert))
+	if err != nil {
+		return fmt.Errorf("encode alert: %w", err)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("make alert request: the channel's url cannot be used") // the error repeats it, and it is a secret
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := c.transport.RoundTrip(req)
+	if err != nil {
+		return fmt.Errorf("send alert: %s", plain.Clip(post.MaskOfURL(req.URL).Hide(err.Error(), false)))
+	}
+	defer func() { _ = resp.Body.Close() }()
+	answer, _ := io.ReadAll(io.LimitReader(resp.Body, post.MaxBody))
+	if resp.StatusCode < 200 || resp.StatusCode > 299 {
+		excerpt := plain.Shorten(post.MaskOfURL(req.URL).Hide(string(answer), len(answer) == post.MaxBody), post.MaxExcerpt)
+		return fmt.Errorf("send alert: the channel answered %d %s: %s", resp.StatusCode, http.StatusText(resp.StatusCode), plain.Clip(excerpt))
+	}
+	return nil
+}
+
+// logChannel is the channel that is always there.
+type logChannel struct{ log zerolog.Logger }
+
+func (logChannel) Name() string { return "log" }
+
+func (c logChannel) Notify(_ context.Context, a Alert) error {
+	a = a.printable()
+	level := zerolog.WarnLevel
+	if a.ResolvedAt != nil {
+		level = zerolog.InfoLevel
+	}
+	entry := c.log.WithLevel(level). //nolint:zerologlint // sent below
+						Str("rule", a.Rule).Str("state", a.State()).Str("subject", a.Subject).Int64("count", a.Count).
+						Time("opened_at", a.OpenedAt)
+	if a.ResolvedAt != nil {
+		entry = entry.Time("resolved_at", *a.ResolvedAt)
+	}
+	if a.FirstEventID != 0 {
+		entry = entry.Int64("first_event_id", a.FirstEventID)
+	}
+	if a.FirstError != "" {
+		entry = entry.Str("first_error", a.FirstError)
+	}
+	entry.Str("text", a.Text()).Msg("alert")
+	return nil
+}

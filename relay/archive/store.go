@@ -1,0 +1,83 @@
+package archive
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+)
+
+// An archiveWalk is one of the statements that go through a table batch by batch. They take where the last batch ended, how much
+// to look at, an age in seconds and whether it is only a rehearsal, and return the same five columns.
+type archiveWalk struct {
+	name      string
+	statement string
+	from      int64 // where the first batch begins
+	batch     int
+}
+
+// A batchResult is what one batch of a walk did.
+type batchResult struct {
+	Mine     bool // false: another session archives at the moment, and nothing was done
+	Cursor   int64
+	LookedAt int32
+	Finished bool // nothing more to look at
+	Done     int32
+}
+
+// The functions see for themselves what is settled: a relay has no right to remove an event.
+const archiveEvents = `
+SELECT mine, last_id, looked_at, finished, settled FROM outbox_archive_batch($1::bigint, $2::int, make_interval(secs => $3::float8), $4::bool)`
+
+const pruneAttempts = `
+SELECT mine, last_id, looked_at, finished, removed
+FROM outbox_prune_attempts($1::bigint, $2::int, make_interval(secs => $3::float8), $4::bool)`
+
+const pruneProcessedEvents = `
+SELECT mine, next_page, looked_at, finished, removed
+FROM outbox_prune_processed_events($1::bigint, $2::int, make_interval(secs => $3::float8), $4::bool)`
+
+// step does one batch. Once begun it is not cut off when ctx ends, because it is short and then need not be done again.
+func (w archiveWalk) step(ctx context.Context, q pg.DB, cursor int64, olderThan time.Duration, rehearsal bool) (batchResult, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pg.StatementTimeout)
+	defer cancel()
+	rows, err := q.Query(ctx, w.statement, cursor, w.batch, olderThan.Seconds(), rehearsal)
+	if err != nil {
+		return batchResult{}, w.failed(err)
+	}
+	result, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[batchResult])
+	if err != nil {
+		return batchResult{}, w.failed(err)
+	}
+	return result, nil
+}
+
+func (w archiveWalk) failed(err error) error {
+	return fmt.Errorf("%s: %w", w.name, pg.WithRoleHint(err))
+}
+
+// A partition is dropped as a whole: nothing of it is read, and nothing is left for vacuum.
+const dropPartition = `SELECT outbox_drop_archive(make_interval(secs => $1::float8), $2::bool, $3::text)`
+
+// dropOldest drops the oldest partition of the archive of which all is older, and returns its name; empty: there is none.
+// A rehearsal returns the one after the given name.
+func dropOldest(ctx context.Context, q pg.DB, olderThan time.Duration, rehearsal bool, after string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pg.StatementTimeout)
+	defer cancel()
+	var name *string
+	if err := q.QueryRow(ctx, dropPartition, olderThan.Seconds(), rehearsal, after).Scan(&name); err != nil {
+		return "", fmt.Errorf("drop month of the archive: %w", pg.WithRoleHint(err))
+	}
+	if name == nil {
+		return "", nil
+	}
+	return *name, nil
+}
+
+// inTheWay reports whether a batch failed for something that may be over soon: somebody else's lock.
+func inTheWay(err error) bool {
+	return pg.HasCode(err, pg.LockNotAvailable) || pg.HasCode(err, pg.SerializationFailure) || pg.HasCode(err, pg.DeadlockDetected)
+}

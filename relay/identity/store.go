@@ -1,0 +1,320 @@
+package identity
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+)
+
+// All statements here are run as they are, not prepared: they are rare, and a pooler may be in between.
+
+// facts are what one look at a database tells: what it is, and what is recorded in it.
+type facts struct {
+	Identity
+	standby  bool
+	recorded *Identity
+}
+
+const selectFacts = `
+SELECT (SELECT system_identifier FROM pg_control_system()), (SELECT timeline_id FROM pg_control_checkpoint()),
+       d.oid::bigint, pg_is_in_recovery(),
+       i.system_identifier, i.timeline, i.database_oid, i.environment, i.addresses, i.recorded_at
+FROM pg_database d LEFT JOIN outbox_identity i ON true
+WHERE d.datname = current_database()`
+
+// Some hardened servers let only superusers read the control file.
+const selectFactsWithoutControl = `
+SELECT 0::bigint, 0, d.oid::bigint, pg_is_in_recovery(),
+       i.system_identifier, i.timeline, i.database_oid, i.environment, i.addresses, i.recorded_at
+FROM pg_database d LEFT JOIN outbox_identity i ON true
+WHERE d.datname = current_database()`
+
+// readFacts looks at the database. The environment and address of what it returns are the caller's to fill in.
+func readFacts(ctx context.Context, q pg.DB) (facts, error) {
+	var f facts
+	var system, oid *int64
+	var timeline *int32
+	var environment *string
+	var addresses []string
+	var at *time.Time
+	into := []any{&f.SystemIdentifier, &f.Timeline, &f.DatabaseOID, &f.standby, &system, &timeline, &oid, &environment, &addresses, &at}
+	err := q.QueryRow(ctx, selectFacts, pgx.QueryExecModeExec).Scan(into...)
+	if pg.HasCode(err, pg.LacksPrivilege) { // on outbox_identity it comes again
+		err = q.QueryRow(ctx, selectFactsWithoutControl, pgx.QueryExecModeExec).Scan(into...)
+	}
+	if err != nil {
+		return facts{}, fmt.Errorf("read identity of the database: %w", err)
+	}
+	if system != nil {
+		f.recorded = &Identity{
+			SystemIdentifier: *system, DatabaseOID: *oid, Timeline: *timeline,
+			Environment: *environment, Addresses: addresses, RecordedAt: at,
+		}
+	}
+	return f, nil
+}
+
+const insertIdentity = `
+INSERT INTO outbox_identity (system_identifier, database_oid, timeline, environment, addresses) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT DO NOTHING`
+
+// recordFirst records the identity of a database that has none. Of several relays that start at once, one does.
+func recordFirst(ctx context.Context, h pg.DB, id Identity) error {
+	_, err := h.Exec(ctx, insertIdentity, pgx.QueryExecModeExec, id.SystemIdentifier, id.DatabaseOID, id.Timeline, id.Environment, id.Addresses)
+	if err != nil {
+		return fmt.Errorf("record identity of the database: %w", err)
+	}
+	return nil
+}
+
+// maxAddresses bounds how many addresses are remembered; the oldest is forgotten first.
+const maxAddresses = 32
+
+const extendIdentity = `
+UPDATE outbox_identity SET
+    system_identifier = CASE system_identifier WHEN 0 THEN $1::bigint ELSE system_identifier END,
+    timeline = CASE $3::int WHEN 0 THEN timeline ELSE $3 END,
+    environment = CASE environment WHEN '' THEN $4 ELSE environment END,
+    addresses = CASE WHEN $5 = ANY (addresses) THEN addresses
+                     ELSE addresses[greatest(1, cardinality(addresses) - $6::int + 2):] || $5::text END
+WHERE ($1::bigint = 0 OR system_identifier IN (0, $1)) AND database_oid = $2`
+
+// recordNews adds to the identity what a relay that belongs here knows better: an address, an environment where none
+// was named, the timeline after a failover.
+func recordNews(ctx context.Context, h pg.DB, id Identity) error {
+	_, err := h.Exec(ctx, extendIdentity, pgx.QueryExecModeExec, id.SystemIdentifier, id.DatabaseOID, id.Timeline, id.Environment, id.Addresses[0], maxAddresses)
+	if err != nil {
+		return fmt.Errorf("record news of the database: %w", err)
+	}
+	return nil
+}
+
+const selectWitness = `SELECT EXISTS (SELECT FROM outbox_relay r WHERE r.quarantined IS NULL AND ` + pg.HasSession + `)`
+
+// sessionWitnessed reports whether a relay that works has its session on this very server now.
+func sessionWitnessed(ctx context.Context, q pg.DB) (found bool, err error) {
+	if err := q.QueryRow(ctx, selectWitness, pgx.QueryExecModeExec).Scan(&found); err != nil {
+		return false, fmt.Errorf("look for a living relay: %w", err)
+	}
+	return found, nil
+}
+
+const selectHeartbeats = `SELECT instance, heartbeat_at FROM outbox_relay WHERE quarantined IS NULL AND session_pid IS NULL`
+
+// heartbeats returns when relays without a session, behind a pooler, were last heard of.
+func heartbeats(ctx context.Context, q pg.DB) (map[int32]time.Time, error) {
+	rows, err := q.Query(ctx, selectHeartbeats, pgx.QueryExecModeExec)
+	if err != nil {
+		return nil, fmt.Errorf("read heartbeats: %w", err)
+	}
+	defer rows.Close()
+	all := map[int32]time.Time{}
+	for rows.Next() {
+		var instance int32
+		var at time.Time
+		if err := rows.Scan(&instance, &at); err != nil {
+			return nil, fmt.Errorf("read heartbeats: %w", err)
+		}
+		all[instance] = at
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("read heartbeats: %w", err)
+	}
+	return all, nil
+}
+
+const selectSameDatabase = `
+SELECT EXISTS (
+    SELECT FROM outbox_relay r
+    WHERE r.instance = $1 AND r.quarantined IS NULL AND (r.session_pid IS NULL OR ` + pg.HasSession + `))`
+
+// sameDatabase reports whether a connection leads to where this relay is registered: its session's server.
+func sameDatabase(ctx context.Context, q pg.DB, instance int32) (same bool, err error) {
+	if err := q.QueryRow(ctx, selectSameDatabase, pgx.QueryExecModeExec, instance).Scan(&same); err != nil {
+		return false, fmt.Errorf("compare connection with session: %w", err)
+	}
+	return same, nil
+}
+
+// What a transaction through a pooler begins with, in place of [pg.SetForTransaction], once the relay has been accepted: on
+// another database it divides by zero, and the statements behind it are not run. The pooler may lead elsewhere at any time.
+const setForTransactionThere = `
+SELECT count(set_config(s.name, s.value, true))
+       / (SELECT (oid::bigint = $3 AND (SELECT system_identifier FROM pg_control_system()) = $4)::int
+          FROM pg_database WHERE datname = current_database())
+FROM unnest($1::text[], $2::text[]) AS s (name, value)`
+
+const setForTransactionThereWithoutControl = `
+SELECT count(set_config(s.name, s.value, true))
+       / (SELECT (oid::bigint = $3)::int FROM pg_database WHERE datname = current_database())
+FROM unnest($1::text[], $2::text[]) AS s (name, value)`
+
+// Explain returns what an error of these statements means: a division by zero is another database.
+func Explain(err error) error {
+	if pg.HasCode(err, pg.DivisionByZero) {
+		return errElsewhere
+	}
+	return err
+}
+
+const insertQuarantined = `
+INSERT INTO outbox_relay (name, version, quarantined, environment, address)
+VALUES ($1, $2, $3, $4, $5) RETURNING instance`
+
+const updateQuarantined = `
+UPDATE outbox_relay SET heartbeat_at = now(), quarantined = $3 WHERE instance = $1 AND name = $2 AND quarantined IS NOT NULL`
+
+// registerQuarantined shows a relay that does nothing among the relays, or goes on showing it as instance. It has no
+// session, so that it works through a pooler too: only its heartbeat says that it lives.
+func registerQuarantined(ctx context.Context, h pg.DB, instance int32, r QuarantinedRelay, version string) (int32, error) {
+	tag, err := h.Exec(ctx, updateQuarantined, pgx.QueryExecModeExec, instance, r.Name, r.Reason)
+	if err == nil && tag.RowsAffected() == 0 {
+		err = h.QueryRow(ctx, insertQuarantined, pgx.QueryExecModeExec, r.Name, version, r.Reason, r.Environment, r.Address).Scan(&instance)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("register as quarantined: %w", err)
+	}
+	return instance, nil
+}
+
+const selectQuarantined = `
+SELECT name, quarantined, coalesce(environment, ''), coalesce(address, '') FROM outbox_relay
+WHERE quarantined IS NOT NULL AND heartbeat_at > now() - interval '10 seconds' ORDER BY instance`
+
+// quarantinedRelays lists the relays that wait for a decision.
+func quarantinedRelays(ctx context.Context, q pg.DB) ([]QuarantinedRelay, error) {
+	rows, err := q.Query(ctx, selectQuarantined, pgx.QueryExecModeExec)
+	if err != nil {
+		return nil, fmt.Errorf("list quarantined relays: %w", err)
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[QuarantinedRelay])
+	if err != nil {
+		return nil, fmt.Errorf("list quarantined relays: %w", err)
+	}
+	return all, nil
+}
+
+const selectWorking = `
+SELECT r.name FROM outbox_relay r
+WHERE r.quarantined IS NULL
+  AND CASE WHEN r.session_pid IS NULL THEN r.heartbeat_at > now() - interval '10 seconds' ELSE ` + pg.HasSession + ` END
+ORDER BY r.instance`
+
+// workingRelays names the relays that deliver from this very database.
+func workingRelays(ctx context.Context, q pg.DB) ([]string, error) {
+	rows, err := q.Query(ctx, selectWorking, pgx.QueryExecModeExec)
+	if err != nil {
+		return nil, fmt.Errorf("list working relays: %w", err)
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("list working relays: %w", err)
+	}
+	return names, nil
+}
+
+const deleteQuarantined = `DELETE FROM outbox_relay WHERE instance = $1 AND name = $2 AND quarantined IS NOT NULL`
+
+// deregisterQuarantined removes what registerQuarantined made.
+func deregisterQuarantined(ctx context.Context, h pg.DB, instance int32, name string) error {
+	if _, err := h.Exec(ctx, deleteQuarantined, pgx.QueryExecModeExec, instance, name); err != nil {
+		return fmt.Errorf("deregister quarantined relay: %w", err)
+	}
+	return nil
+}
+
+const fireQuarantined = `
+INSERT INTO outbox_alert (rule, subject, first_error, detail) VALUES ('quarantined', $1, $2, $3)
+ON CONFLICT (rule, subject) DO UPDATE SET
+    count = outbox_alert.count + 1, last_at = now(), resolved_at = NULL, first_error = excluded.first_error, detail = excluded.detail`
+
+// fireQuarantinedAlert opens the alert, or tells news of it.
+func fireQuarantinedAlert(ctx context.Context, h pg.DB, subject, reason, detail string) error {
+	if _, err := h.Exec(ctx, fireQuarantined, pgx.QueryExecModeExec, subject, reason, detail); err != nil {
+		return fmt.Errorf("open alert: %w", err)
+	}
+	return nil
+}
+
+const resolveQuarantined = `
+UPDATE outbox_alert SET resolved_at = now()
+WHERE rule = 'quarantined' AND resolved_at IS NULL
+  AND NOT EXISTS (SELECT FROM outbox_relay WHERE quarantined IS NOT NULL AND heartbeat_at > now() - interval '10 seconds')`
+
+// resolveQuarantinedAlert ends the alert once no relay is quarantined here.
+func resolveQuarantinedAlert(ctx context.Context, h pg.DB) error {
+	if _, err := h.Exec(ctx, resolveQuarantined, pgx.QueryExecModeExec); err != nil {
+		return fmt.Errorf("resolve alert: %w", err)
+	}
+	return nil
+}
+
+const replaceIdentity = `
+INSERT INTO outbox_identity (system_identifier, database_oid, timeline, environment, addresses) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (only_row) DO UPDATE SET
+    system_identifier = excluded.system_identifier, database_oid = excluded.database_oid, timeline = excluded.timeline,
+    environment = excluded.environment, addresses = excluded.addresses, recorded_at = now()`
+
+// acceptIdentity makes id what relays expect.
+func acceptIdentity(ctx context.Context, h pg.DB, id Identity) error {
+	_, err := h.Exec(ctx, replaceIdentity, pgx.QueryExecModeExec, id.SystemIdentifier, id.DatabaseOID, id.Timeline, id.Environment, id.Addresses)
+	if err != nil {
+		return fmt.Errorf("accept identity of the database: %w", err)
+	}
+	return nil
+}
+
+const selectLastEvent = `SELECT coalesce(max(id), 0) FROM outbox`
+
+// lastEvent returns the newest event, behind which a discard stops: what a living producer adds is not from the copy.
+func lastEvent(ctx context.Context, q pg.DB) (id int64, err error) {
+	if err := q.QueryRow(ctx, selectLastEvent, pgx.QueryExecModeExec).Scan(&id); err != nil {
+		return 0, fmt.Errorf("find the newest event: %w", err)
+	}
+	return id, nil
+}
+
+// place is where a walk through the hot index stands.
+type place struct {
+	destination string
+	replay      bool
+	at          pgtype.Timestamptz
+	id          int64
+}
+
+// Rows are found by a walk along the hot index that never turns back: those before it would be read again by every
+// batch, as long as any transaction still sees them.
+const discardPending = `
+WITH batch AS MATERIALIZED (
+    SELECT ctid AS place, destination, replay, next_attempt_at, event_id FROM outbox_delivery
+    WHERE status = 'pending' AND (destination, replay, next_attempt_at, event_id) > ($1, $2, $3, $4) AND event_id <= $5
+    ORDER BY destination, replay, next_attempt_at, event_id
+    LIMIT $6
+), discarded AS (
+    UPDATE outbox_delivery SET status = 'discarded', last_reason = 'quarantined', claimed_by = NULL, lease_expires_at = NULL
+    WHERE ctid = ANY (ARRAY (SELECT place FROM batch)) AND status = 'pending'
+    RETURNING event_id
+)
+SELECT destination, replay, next_attempt_at, event_id, (SELECT count(*) FROM batch), (SELECT count(*) FROM discarded) FROM batch
+ORDER BY destination DESC, replay DESC, next_attempt_at DESC, event_id DESC LIMIT 1`
+
+// discardPendingBatch gives up at most limit pending deliveries of events up to last, in the order of the hot index from
+// behind after. It returns where it ended, and whether that may not be the end.
+func discardPendingBatch(ctx context.Context, q pg.DB, after place, last int64, limit int) (end place, discarded int, more bool, err error) {
+	seen := 0
+	err = q.QueryRow(ctx, discardPending, after.destination, after.replay, after.at, after.id, last, limit).
+		Scan(&end.destination, &end.replay, &end.at, &end.id, &seen, &discarded)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return after, 0, false, nil
+	}
+	if err != nil {
+		return after, 0, false, fmt.Errorf("discard pending deliveries: %w", err)
+	}
+	return end, discarded, seen == limit, nil
+}

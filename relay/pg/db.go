@@ -1,0 +1,27 @@
+package pg
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// A DB runs statements: a pool, a connection or a transaction.
+type DB interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}
+
+// A Pool also runs batches and transactions of several round trips: a pool of connections, one connection, or
+// [Transactions], where sessions do not last.
+type Pool interface {
+	DB
+	SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
+	Begin(ctx context.Context) (pgx.Tx, error)
+}
+
+// StatementTimeout bounds each statement, so that a half-open connection cannot hold a goroutine for ever.
+const StatementTimeout = 30 * time.Second

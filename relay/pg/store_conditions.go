@@ -1,0 +1,52 @@
+package pg
+
+// Parts of statements that several rooms share.
+
+// NameOfSession is the application_name that the session of a relay r has, and no other connection of it.
+const NameOfSession = `'outbox-relay session ' || r.instance`
+
+// HasSession is true of a relay r whose session is connected to this database. The row of a copied database has a session on
+// another server or in another database. The name ends with the session's settings: a backend that a pooler keeps, or a new
+// one with the same pid, does not have it. Every role may see what is compared here.
+const HasSession = `(r.server_started_at = pg_postmaster_start_time() AND EXISTS (
+    SELECT FROM pg_stat_get_activity(coalesce(r.session_pid, 0)) a
+    WHERE a.application_name = ` + NameOfSession + ` AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())))`
+
+// isVoid is true of a delivery d whose claim has ended before its lease. The array is mostly empty, and is read once a
+// statement, when the first leased row is met.
+const isVoid = `(d.claimed_by = ANY (ARRAY (SELECT v.instance FROM outbox_void v)) AND EXISTS (
+    SELECT FROM outbox_void v
+    WHERE v.instance = d.claimed_by AND d.lease_expires_at > v.after AND d.lease_expires_at <= v.until))`
+
+// IsFree is true of a pending delivery d that no relay has in flight.
+const IsFree = `(d.lease_expires_at IS NULL OR d.lease_expires_at <= now() OR ` + isVoid + `)`
+
+// QueueHasRoom guards every notification, as the trigger of the events does. A session that listens and never ends its
+// transaction lets others fill the server's queue, and then no transaction that notifies can commit: no breaker would
+// close, and no replay, discard or change of routes would succeed. Relays find by polling what nobody tells them.
+const QueueHasRoom = `pg_notification_queue_usage() < 0.5`
+
+// CommitDurably begins a transaction whose result, such as a failed delivery and its alert, must survive a crash of the server.
+const CommitDurably = `SET LOCAL synchronous_commit = on`
+
+// RequestSweep makes relays look behind their positions.
+const RequestSweep = `SELECT pg_notify('outbox_wake', 'sweep ' || current_schema()) WHERE ` + QueueHasRoom
+
+// Unserved selects the destinations with pending deliveries that no registered relay serves. It goes from one name to the next in the index, instead of through all that is pending.
+const Unserved = `
+WITH RECURSIVE pending (destination) AS (
+    (SELECT destination FROM outbox_delivery WHERE status = 'pending' ORDER BY destination LIMIT 1)
+    UNION ALL
+    SELECT (SELECT d.destination FROM outbox_delivery d
+            WHERE d.status = 'pending' AND d.destination > p.destination ORDER BY d.destination LIMIT 1)
+    FROM pending p WHERE p.destination IS NOT NULL
+)
+SELECT p.destination,
+       (SELECT count(*) FROM (SELECT FROM outbox_delivery d
+                              WHERE d.status = 'pending' AND d.destination = p.destination LIMIT 10001) waiting) AS pending
+FROM pending p
+WHERE p.destination <> '' AND NOT EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = p.destination)
+ORDER BY p.destination`
+
+// RelaysDisagree is true while a registered relay was configured without some of the stored routes.
+const RelaysDisagree = `EXISTS (SELECT FROM outbox_relay_route GROUP BY instance HAVING count(*) < (SELECT count(*) FROM outbox_route))`

@@ -1,0 +1,81 @@
+package pg
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// sessionSettings are what the engine's statements rest on, whatever role and database say.
+var sessionSettings = map[string]string{
+	"application_name": "outbox-relay",
+	// What leaves is UTF-8, also from a database in another encoding.
+	"client_encoding": "UTF8",
+	// A statement's own snapshot, always fresh: FOR UPDATE SKIP LOCKED would fail under stricter levels.
+	"default_transaction_isolation": "read committed",
+	// Losing a claim, a delivered or a retry in a crash of the server only costs a duplicate; what must not be lost
+	// switches it on again.
+	"synchronous_commit": "off",
+	// Plans are prepared once, often on an empty table, where a sequential scan looks cheap; it would stay for ever.
+	"plan_cache_mode":   "force_generic_plan",
+	"enable_seqscan":    "off",
+	"enable_hashjoin":   "off",
+	"enable_mergejoin":  "off",
+	"enable_bitmapscan": "off",
+	"enable_memoize":    "off",
+	"jit":               "off",
+	"statement_timeout": "30000",
+	// A relay that stands still in a transaction, its host suspended, keeps the locks it has from the others no longer.
+	"idle_in_transaction_session_timeout": "10000",
+	// A row that somebody keeps locked must not keep a settle, and with it all destinations.
+	"lock_timeout": "200",
+	// The server notices a relay's host that vanished without closing its connections.
+	"tcp_keepalives_idle":     "2",
+	"tcp_keepalives_interval": "1",
+	"tcp_keepalives_count":    "3",
+}
+
+// What surrounds each statement where sessions do not last. All of it ends with the transaction.
+const (
+	beginTransaction    = `BEGIN ISOLATION LEVEL READ COMMITTED`
+	commitTransaction   = `COMMIT`
+	rollbackTransaction = `ROLLBACK`
+	// count calls set_config for each, and sends back a single number.
+	SetForTransaction = `SELECT count(set_config(s.name, s.value, true)) FROM unnest($1::text[], $2::text[]) AS s (name, value)`
+)
+
+// ErrPooler says that a connection pooler stands before the server and cannot be worked with, or not as configured. One in
+// transaction mode hands every transaction to another server connection: none is the relay's session,
+// LISTEN never fires, and the settings on which the plans rest do not arrive.
+var ErrPooler = errors.New("the database URL leads through a connection pooler that does not keep sessions (PgBouncer?)")
+
+// ErrReadOnly says that the server is a standby, or was told to be read-only.
+var ErrReadOnly = errors.New("this server takes no writes: it is a standby, or read-only")
+
+const selectSettingsKept = `
+SELECT bool_and(current_setting(wanted.name) = wanted.value), pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on'
+FROM (VALUES ('plan_cache_mode', 'force_generic_plan'), ('enable_seqscan', 'off'), ('synchronous_commit', 'off')) wanted (name, value)`
+
+// CheckSession returns ErrPooler if a session is not what it seems: PgBouncer refuses unknown settings at the start of a
+// connection or, told to ignore them, drops them. It returns errReadOnly if nothing can be written.
+func CheckSession(ctx context.Context, db DB) error {
+	ctx, cancel := context.WithTimeout(ctx, StatementTimeout)
+	defer cancel()
+	var kept, readOnly bool
+	err := db.QueryRow(ctx, selectSettingsKept, pgx.QueryExecModeExec).Scan(&kept, &readOnly)
+	var pgErr *pgconn.PgError
+	switch {
+	case errors.As(err, &pgErr) && refusedByPooler(pgErr):
+		return fmt.Errorf("%w: %s", ErrPooler, pgErr.Message)
+	case err != nil:
+		return fmt.Errorf("check session: %w", err)
+	case !kept:
+		return fmt.Errorf("%w: settings are lost", ErrPooler)
+	case readOnly:
+		return ErrReadOnly
+	}
+	return nil
+}

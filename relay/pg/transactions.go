@@ -1,0 +1,227 @@
+package pg
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// A Prologue returns the statement with which each transaction begins, and its arguments. The statement sets the settings that it
+// is given.
+type Prologue func(ctx context.Context, names, values []string) (statement string, args []any)
+
+// Transactions runs every statement in a transaction of its own that begins with the settings of a session, all of it in
+// one round trip. It leaves nothing behind on a connection that belongs to somebody else next.
+type Transactions struct {
+	pool          *pgxpool.Pool
+	names, values []string // of the settings
+	begin         Prologue
+	explain       func(error) error
+}
+
+// NewTransactions returns transactions over pool. explain turns an error of the prologue into what it means.
+func NewTransactions(pool *pgxpool.Pool, settings map[string]string, begin Prologue, explain func(error) error) *Transactions {
+	t := &Transactions{pool: pool, begin: begin, explain: explain}
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		t.names, t.values = append(t.names, name), append(t.values, settings[name])
+	}
+	return t
+}
+
+// With returns the same transactions With one setting changed.
+func (t *Transactions) With(name, value string) *Transactions {
+	changed := &Transactions{pool: t.pool, names: t.names, values: slices.Clone(t.values), begin: t.begin, explain: t.explain}
+	changed.values[slices.Index(t.names, name)] = value
+	return changed
+}
+
+// rollbackTimeout bounds how long a failed transaction may take to be rolled back.
+const rollbackTimeout = 2 * time.Second
+
+// A sent is a transaction on its way.
+type sent struct {
+	conn    *pgxpool.Conn
+	results pgx.BatchResults
+}
+
+func (t *Transactions) send(ctx context.Context, queries ...*pgx.QueuedQuery) (*sent, error) {
+	conn, err := t.pool.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var batch pgx.Batch
+	batch.Queue(beginTransaction)
+	settings, args := t.begin(ctx, t.names, t.values)
+	batch.Queue(settings, args...)
+	batch.QueuedQueries = append(batch.QueuedQueries, queries...)
+	batch.Queue(commitTransaction)
+	s := &sent{conn: conn, results: conn.SendBatch(ctx, &batch)}
+	for range 2 {
+		if _, err := s.results.Exec(); err != nil {
+			_ = s.end(ctx) // repeats it
+			return nil, t.explain(err)
+		}
+	}
+	return s, nil
+}
+
+// end waits for the commit and gives the connection back.
+func (s *sent) end(ctx context.Context) error {
+	err := s.results.Close()
+	if !s.conn.Conn().IsClosed() && s.conn.Conn().PgConn().TxStatus() != 'I' {
+		// Otherwise the pooler would have to throw its connection to the server away.
+		rolling, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+		defer cancel()
+		_, _ = s.conn.Exec(rolling, rollbackTransaction)
+	}
+	s.conn.Release()
+	return err
+}
+
+// queued leaves out a mode in which to run the statement: through a pooler there is but one.
+func queued(sql string, args []any) *pgx.QueuedQuery {
+	if len(args) > 0 {
+		if _, isMode := args[0].(pgx.QueryExecMode); isMode {
+			args = args[1:]
+		}
+	}
+	return &pgx.QueuedQuery{SQL: sql, Arguments: args}
+}
+
+// Query runs a statement; its transaction ends with the rows.
+func (t *Transactions) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	s, err := t.send(ctx, queued(sql, args))
+	if err != nil {
+		return nil, err
+	}
+	rows, err := s.results.Query()
+	if err != nil {
+		_ = s.end(ctx)
+		return nil, err
+	}
+	return &committedRows{Rows: rows, end: func() error { return s.end(ctx) }}, nil
+}
+
+// committedRows are rows that end with the commit.
+type committedRows struct {
+	pgx.Rows
+	end func() error // nil: it has ended
+	err error
+}
+
+func (r *committedRows) Next() bool {
+	if r.Rows.Next() {
+		return true
+	}
+	r.Close()
+	return false
+}
+
+func (r *committedRows) Close() {
+	r.Rows.Close()
+	if r.end != nil {
+		r.err, r.end = r.end(), nil
+	}
+}
+
+func (r *committedRows) Err() error {
+	if err := r.Rows.Err(); err != nil {
+		return err
+	}
+	return r.err
+}
+
+// QueryRow runs a statement whose first row is all that matters.
+func (t *Transactions) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	rows, err := t.Query(ctx, sql, args...)
+	return committedRow{rows: rows, err: err}
+}
+
+type committedRow struct {
+	rows pgx.Rows
+	err  error
+}
+
+func (r committedRow) Scan(into ...any) error {
+	if r.err != nil {
+		return r.err
+	}
+	defer r.rows.Close()
+	found := r.rows.Next()
+	if found {
+		if err := r.rows.Scan(into...); err != nil {
+			return err
+		}
+	}
+	r.rows.Close()
+	if err := r.rows.Err(); err != nil {
+		return err
+	}
+	if !found {
+		return pgx.ErrNoRows
+	}
+	return nil
+}
+
+// Exec runs a statement without rows.
+func (t *Transactions) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	s, err := t.send(ctx, queued(sql, args))
+	if err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	tag, err := s.results.Exec()
+	if endErr := s.end(ctx); err == nil {
+		err = endErr
+	}
+	return tag, err
+}
+
+// SendBatch runs statements in one transaction. A BEGIN and a COMMIT among them say no more than that.
+func (t *Transactions) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+	queries := slices.DeleteFunc(slices.Clone(batch.QueuedQueries), func(q *pgx.QueuedQuery) bool {
+		return strings.EqualFold(q.SQL, "BEGIN") || strings.EqualFold(q.SQL, "COMMIT")
+	})
+	s, err := t.send(ctx, queries...)
+	if err != nil {
+		return failedBatch{err}
+	}
+	return committedBatch{BatchResults: s.results, end: sync.OnceValue(func() error { return s.end(ctx) })}
+}
+
+// committedBatch are results that end with the commit.
+type committedBatch struct {
+	pgx.BatchResults
+	end func() error
+}
+
+func (b committedBatch) Close() error { return b.end() }
+
+// failedBatch was never sent.
+type failedBatch struct{ err error }
+
+func (b failedBatch) Exec() (pgconn.CommandTag, error) { return pgconn.CommandTag{}, b.err }
+func (b failedBatch) Query() (pgx.Rows, error)         { return nil, b.err }
+func (b failedBatch) QueryRow() pgx.Row                { return committedRow{err: b.err} }
+func (b failedBatch) Tx() pgx.Tx                       { return nil }
+func (b failedBatch) Close() error                     { return b.err }
+
+// Begin begins a transaction of several round trips.
+func (t *Transactions) Begin(ctx context.Context) (pgx.Tx, error) {
+	tx, err := t.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	if err != nil {
+		return nil, err
+	}
+	settings, args := t.begin(ctx, t.names, t.values)
+	if _, err := tx.Exec(ctx, settings, args...); err != nil {
+		return nil, errors.Join(t.explain(err), tx.Rollback(ctx))
+	}
+	return tx, nil
+}

@@ -1,0 +1,76 @@
+package post
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"mime"
+	"net/http"
+	"strings"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+)
+
+// Excerpts says what of the body of a refusal is kept: in last_error, the log of attempts, the relay's log and alerts.
+// Whatever is kept, the request's headers, signatures and credentials are masked in it.
+type Excerpts string
+
+const (
+	// ExcerptsProblem keeps the title and the detail of an application/problem+json answer, which its writer meant to be
+	// read, and nothing of any other body.
+	ExcerptsProblem Excerpts = "problem"
+	// ExcerptsText keeps the beginning of any body. A debug page repeats the event's payload and may hold what the
+	// receiver knows about its users.
+	ExcerptsText Excerpts = "text"
+	// ExcerptsNone keeps the status alone.
+	ExcerptsNone Excerpts = "none"
+)
+
+// Bounds of what is read of a refusal's body, and kept of it, in bytes. More is read than kept, so that a secret is
+// found and masked before the text is cut.
+const (
+	MaxBody    = 16 << 10
+	MaxExcerpt = 1 << 10
+)
+
+// excerptOf returns what to keep of a refusal's body, masked.
+func excerptOf(resp *http.Response, policy Excerpts, m func() *Mask) string {
+	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	isProblem := media == "application/problem+json"
+	encoding := resp.Header.Get("Content-Encoding")
+	if policy == ExcerptsNone || policy != ExcerptsText && !isProblem || encoding != "" && !strings.EqualFold(encoding, "identity") {
+		return "" // a secret cannot be found in a compressed body, which only a person with a tool would read
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, MaxBody))
+	cut := err != nil || len(body) == MaxBody
+	text := string(body)
+	if isProblem {
+		sentence, ok := problemSentence(body, resp.StatusCode)
+		if ok {
+			text, cut = sentence, false
+		} else if policy != ExcerptsText {
+			return ""
+		}
+	}
+	return plain.Shorten(m().Hide(text, cut), MaxExcerpt)
+}
+
+// problemSentence returns the title and the detail of a problem (RFC 9457) as "title: detail", and whether there is any.
+func problemSentence(body []byte, status int) (sentence string, ok bool) {
+	var problem struct {
+		Title  string `json:"title"`
+		Detail string `json:"detail"`
+	}
+	var mistyped *json.UnmarshalTypeError // leaves the other member readable
+	if err := json.Unmarshal(body, &problem); err != nil && !errors.As(err, &mistyped) {
+		return "", false
+	}
+	title, detail := strings.Trim(problem.Title, " .:\n"), strings.TrimSpace(problem.Detail)
+	if title == http.StatusText(status) { // as about:blank has it; the message begins with it already
+		title = ""
+	}
+	if title == "" || detail == "" {
+		return title + detail, title+detail != ""
+	}
+	return title + ": " + detail, true
+}

@@ -1,0 +1,49 @@
+package post
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+)
+
+// Bounds of what a receiver can make the relay read, in bytes.
+const (
+	maxResponseHeader = 64 << 10
+	maxDrain          = 64 << 10 // of a body, so that the connection can be used again
+)
+
+// Send makes exactly one request. It is a round trip of the transport, not a call of an http.Client, which would follow
+// redirects: with a GET whose 200 looks like success, or with the body, key and signature to another host.
+func Send(ctx context.Context, e *Endpoint, req *http.Request, payload []byte) policy.Result {
+	e.begin()
+	defer e.end()
+	resp, connected, err := roundTrip(ctx, e.Transport, req, payload)
+	if err != nil {
+		if errors.Is(err, errNothingSent) {
+			return policy.Result{Reason: policy.ReasonNetwork, Message: plain.Clip(err.Error())}
+		}
+		err = explain(err)
+		v := policy.ClassifyError(err, connected)
+		v.Message = plain.Clip(maskOf(e, req.Header).Hide(err.Error(), false))
+		return v
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		// The transport has handed the connection over, and with it the deadline: reading could hang for ever.
+		return policy.ClassifyResponse(resp.StatusCode, resp.Header, "", e.Destination.Responses, time.Now())
+	}
+	var excerpt string
+	if resp.StatusCode < 200 || resp.StatusCode > 299 {
+		excerpt = excerptOf(resp, e.Destination.Wire.Excerpts, func() *Mask { return maskOf(e, req.Header) })
+	}
+	if resp.Body != http.NoBody {
+		// The status has decided; a body that breaks off changes nothing.
+		_, _ = io.CopyN(io.Discard, resp.Body, maxDrain)
+	}
+	return policy.ClassifyResponse(resp.StatusCode, resp.Header, excerpt, e.Destination.Responses, time.Now())
+}

@@ -1,0 +1,228 @@
+package post
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// An Endpoint is where and how a lane's requests go: what all requests to a destination share. What they use of it never
+// changes once made, so that senders need no lock while another one takes its place; a certificate or credential that
+// changes does so behind it.
+type Endpoint struct {
+	Destination Destination
+	URL         *url.URL
+	Transport   *http.Transport
+	header      http.Header // the part of every request's header that never changes
+
+	mu       sync.Mutex
+	inFlight int  // requests on their way
+	retired  bool // another one took its place: its connections are closed when nothing is in flight
+}
+
+// begin counts a request that is about to be sent.
+func (e *Endpoint) begin() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.inFlight++
+}
+
+// end counts a request that was answered, or given up.
+func (e *Endpoint) end() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.inFlight--
+	e.closeUnused()
+}
+
+// Retire closes the kept connections once no request needs them.
+func (e *Endpoint) Retire() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.retired = true
+	e.closeUnused()
+}
+
+// closeUnused waits until nothing is in flight, because net/http counts a connection as idle a moment before it hands
+// over the answer that came on it. Closed in that moment, the answer is lost, and what the receiver did is done again.
+func (e *Endpoint) closeUnused() {
+	if e.retired && e.inFlight == 0 {
+		e.Transport.CloseIdleConnections()
+	}
+}
+
+// NewEndpoint prepares the requests to a destination.
+func NewEndpoint(d Destination, version string) (*Endpoint, error) {
+	u, err := url.Parse(d.URL)
+	if err != nil {
+		return nil, fmt.Errorf("parse url of %s: %w", d.Name, err)
+	}
+	proxy, err := d.Wire.proxy()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", d.Name, err)
+	}
+	header := http.Header{
+		"Content-Type": {"application/json"},
+		"User-Agent":   {strings.TrimSuffix("outbox-relay/"+version, "/")},
+	}
+	for name, value := range d.Headers {
+		header.Set(name, value)
+	}
+	return &Endpoint{
+		Destination: d,
+		URL:         u,
+		header:      header,
+		Transport: &http.Transport{
+			DialContext:            CountWrites(d.Wire.egress.Dialer(d.Timeout).DialContext),
+			Proxy:                  proxy,
+			OnProxyConnectResponse: ProxyRefusal,
+			ForceAttemptHTTP2:      true,
+			TLSClientConfig:        d.Wire.TLS.config(u.Hostname()),
+			TLSHandshakeTimeout:    d.Timeout,
+			// All connections are kept. The default of two would dial for nearly every POST; as many as there are POSTs in
+			// flight would close those that were dialled for a request which another connection became free for meanwhile.
+			MaxIdleConns:           2 * d.MaxInFlight,
+			MaxIdleConnsPerHost:    2 * d.MaxInFlight,
+			IdleConnTimeout:        90 * time.Second,
+			MaxResponseHeaderBytes: maxResponseHeader,
+			// A few kilobytes of gzip can hold gigabytes.
+			DisableCompression: true,
+		},
+	}, nil
+}
+
+// ProxyRefusal makes a proxy's refusal an error that says whose it is, and that no connection came about.
+func ProxyRefusal(_ context.Context, _ *url.URL, _ *http.Request, answer *http.Response) error {
+	if answer.StatusCode == http.StatusOK {
+		return nil
+	}
+	return &net.OpError{Op: "dial", Net: "tcp", Err: fmt.Errorf("the proxy answered %s", answer.Status)}
+}
+
+// errNothingSent is the error of a request that met nothing but kept connections that were closed already, of which no
+// receiver can know.
+var errNothingSent = errors.New("the receiver closed its kept connections before anything was sent")
+
+// maxStale is on how many kept connections in a row a request may find out that they were closed.
+const maxStale = 3
+
+// roundTrip sends a request, once, and reports whether it had a connection to send it over. Receivers close idle connections at any time, also when a request is about to be
+// written. While it is certain that not one byte of it was, it is sent over another connection; net/http itself would do
+// so, and in other cases too, if the request had a GetBody.
+func roundTrip(ctx context.Context, transport *http.Transport, req *http.Request, payload []byte) (resp *http.Response, connected bool, err error) {
+	for range maxStale {
+		sent := &sending{}
+		resp, err = transport.RoundTrip(req.WithContext(sent.watch(ctx)))
+		connected, nothing := sent.state()
+		if err == nil || !nothing {
+			return resp, connected, err
+		}
+		req.Body = newBody(payload)
+	}
+	return nil, false, errNothingSent
+}
+
+// newBody returns a request's body, from its beginning. It is one of the few that net/http knows to be at hand: before any
+// other, a type of our own for instance, it flushes the header, and each request is two writes and two packets.
+func newBody(payload []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(payload)) }
+
+// A sending watches one request on its way, to tell whether any of it can have left this host.
+type sending struct {
+	mu     sync.Mutex
+	begun  bool         // there was a connection, secured and ready
+	conn   *CountedConn // of HTTP/1.1, where one request has a connection for itself; nil: another, or none
+	before int64        // bytes written to it by others
+	reused bool
+}
+
+// watch returns the context of the request to watch.
+func (s *sending) watch(ctx context.Context) context.Context {
+	trace := &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) {
+		conn := info.Conn
+		multiplexed := false
+		if secure, ok := conn.(*tls.Conn); ok {
+			multiplexed = secure.ConnectionState().NegotiatedProtocol == "h2"
+			conn = secure.NetConn()
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.begun, s.conn, s.reused = true, nil, info.Reused
+		if counted, ok := conn.(*CountedConn); ok && !multiplexed {
+			s.conn, s.before = counted, counted.written.Load()
+		}
+	}}
+	return httptrace.WithClientTrace(ctx, trace)
+}
+
+// state reports whether there was a connection, dialled, secured and ready for the request, and whether it was a kept one
+// that took not a byte of it. On a new connection that says something about the receiver, and is an attempt. It may be
+// asked once RoundTrip has returned, which over HTTP/1.1 happens after the last write.
+func (s *sending) state() (connected, nothing bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.begun, s.reused && s.conn != nil && s.conn.written.Load() == s.before
+}
+
+// A CountedConn knows how many bytes it has been given to send, whether or not they arrived.
+type CountedConn struct {
+	net.Conn
+	written atomic.Int64
+}
+
+func (c *CountedConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.written.Add(int64(n))
+	return n, err
+}
+
+// CountWrites wraps what a dialer returns.
+func CountWrites(dial func(context.Context, string, string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return &CountedConn{Conn: conn}, nil
+	}
+}
+
+// explain adds to an error what its reader can do about it.
+func explain(err error) error {
+	var (
+		authority x509.UnknownAuthorityError
+		name      x509.HostnameError
+		record    tls.RecordHeaderError
+	)
+	var hint string
+	switch {
+	case errors.As(err, &authority):
+		hint = "set tls.ca_file to the authority's certificate"
+	case errors.As(err, &name):
+		hint = "if the url is right, set tls.server_name to a name of the certificate"
+	case errors.As(err, &record) && string(record.RecordHeader[:]) == "HTTP/":
+		hint = "that port speaks HTTP without TLS; write http:// or the port of its TLS"
+	case strings.Contains(err.Error(), "tls: certificate required"): // an alert, whose type is not exported
+		hint = "it asks for a client certificate: set tls.cert_file and tls.key_file"
+	case strings.Contains(err.Error(), "REFUSED_STREAM"):
+		return errors.New("http2: the receiver refused the stream (set max_in_flight to no more than the streams it allows)")
+	case strings.Contains(err.Error(), "cannot rewind body"): // of a request that met a connection with all streams in use
+		return errors.New("http2: the receiver's connection took no further stream (set max_in_flight to no more than the streams it allows)")
+	case strings.Contains(err.Error(), "GOAWAY"):
+		return errors.New("http2: the receiver closed its connection")
+	default:
+		return err
+	}
+	return fmt.Errorf("%w (%s)", err, hint)
+}

@@ -1,0 +1,256 @@
+package watch
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+)
+
+// sample is a look as the database stores it.
+type sample struct {
+	own     bool // this relay looked
+	at, now time.Time
+
+	Database string        `json:"database"`
+	Lanes    []laneSample  `json:"lanes"`
+	Parked   *parkedSample `json:"parked"`
+
+	Undelivered *UndeliveredSample `json:"undelivered"`
+
+	Holders []struct {
+		Kind         string  `json:"kind"`
+		PID          int     `json:"pid"`
+		Application  string  `json:"application"`
+		User         string  `json:"user"`
+		State        string  `json:"state"`
+		Name         string  `json:"name"`
+		Seconds      float64 `json:"seconds"`
+		StateSeconds float64 `json:"state_seconds"`
+	} `json:"holders"`
+	Tracked []struct {
+		Kind         string    `json:"kind"`
+		Name         string    `json:"name"`
+		Transactions int64     `json:"transactions"`
+		Active       bool      `json:"active"`
+		Since        time.Time `json:"since"`
+	} `json:"tracked"`
+	Hidden    int              `json:"hidden"`
+	Dead      map[string]int64 `json:"dead"`
+	LockWaits int              `json:"lock_waits"`
+	Rescues   struct {
+		Relays int `json:"relays"`
+	} `json:"rescues"`
+	Alerts []alertSample `json:"alerts"`
+	// Unserved are destinations with pending deliveries that no registered relay serves.
+	Unserved []unservedSample `json:"unserved"`
+}
+
+// alertSample is an alert that is open.
+type alertSample struct {
+	subject
+	Failed bool `json:"failed"` // failed deliveries are left
+	Left   bool `json:"left"`   // nothing leads to the destination any more, or waits for it; relays agree about routes
+}
+
+type laneSample struct {
+	Destination    string  `json:"destination"`
+	Held           bool    `json:"held"`
+	Seconds        float64 `json:"seconds"`
+	Event          int64   `json:"event"`
+	Blocked        int     `json:"blocked"`
+	BlockedSeconds float64 `json:"blocked_seconds"`
+	BlockedKey     string  `json:"blocked_key"`
+	BlockedEvent   int64   `json:"blocked_event"`
+	Waiting        int     `json:"waiting"`
+	WaitingSeconds float64 `json:"waiting_seconds"`
+	WaitingKey     string  `json:"waiting_key"`
+	WaitingEvent   int64   `json:"waiting_event"`
+	WaitingUntil   string  `json:"waiting_until"` // in UTC, as text: a year beyond 9999 is no JSON time; empty: it is due by now
+}
+
+// An UndeliveredSample counts the events without deliveries that are remembered.
+type UndeliveredSample struct {
+	Count int   `json:"count"`
+	Event int64 `json:"event"`
+}
+
+type parkedSample struct {
+	Count   int     `json:"count"`
+	Seconds float64 `json:"seconds"`
+	Event   int64   `json:"event"`
+	Type    string  `json:"type"`
+}
+
+// A subject is what one alert is about.
+type subject struct {
+	Rule    string `json:"rule"`
+	Subject string `json:"subject"`
+}
+
+// A condition holds now and should be alerted.
+type condition struct {
+	subject
+	level  int64 // twice as much is news
+	detail string
+	event  int64
+}
+
+func inSeconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+func (s *sample) watch() Watch {
+	w := Watch{
+		At: s.at, Database: s.Database, Holders: s.holders(), HiddenSessions: s.Hidden,
+		DeadTuples: s.Dead, LockWaits: s.LockWaits, Rescues: s.Rescues.Relays,
+	}
+	for _, l := range s.Lanes {
+		w.Lanes = append(w.Lanes, LaneWatch{
+			Destination: l.Destination, Held: l.Held, Lag: inSeconds(l.Seconds),
+			BlockedKeys: l.Blocked, BlockedFor: inSeconds(l.BlockedSeconds),
+			WaitingKeys: l.Waiting, WaitingFor: inSeconds(l.WaitingSeconds),
+		})
+	}
+	if s.Parked != nil {
+		w.Parked, w.ParkedFor = s.Parked.Count, inSeconds(s.Parked.Seconds)
+	}
+	if s.Undelivered != nil {
+		w.Undelivered = s.Undelivered.Count
+	}
+	return w
+}
+
+// holders returns what holds back the horizon, the longest first. The oldest transaction of the server explains nothing
+// if there is a session to name, or none that cannot be seen.
+func (s *sample) holders() (all []Holder) {
+	for _, h := range s.Holders {
+		all = append(all, Holder{
+			Kind: h.Kind, PID: h.PID, Application: h.Application, User: h.User, State: h.State, Name: h.Name, Active: true,
+			For: inSeconds(h.Seconds), StateFor: inSeconds(h.StateSeconds),
+		})
+	}
+	for _, t := range s.Tracked {
+		held := s.at.Sub(t.Since)
+		explained := slices.ContainsFunc(all, func(h Holder) bool { return h.For >= held })
+		switch {
+		case t.Kind == "unseen" && (s.Hidden == 0 || explained || t.Transactions == 0):
+		case t.Kind != "unseen" && t.Transactions < trackedTransactions:
+		default:
+			all = append(all, Holder{Kind: t.Kind, Name: t.Name, Active: t.Active, For: held})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b Holder) int { return cmp.Compare(b.For, a.For) })
+	return all
+}
+
+// conditions returns the conditions that hold, and which open alerts are over.
+func (s *sample) conditions(limits alert.Config) (hold []condition, ended []subject) {
+	undecided := map[subject]bool{} // neither holding nor ended, since another condition hides them
+	for _, u := range s.Unserved {
+		undecided[subject{alert.RuleLag, u.Destination}] = true
+		hold = append(hold, condition{subject{alert.RuleUnserved, u.Destination}, int64(u.Pending), plain.UpTo(u.Pending, countedTo) + " pending", 0})
+	}
+	for _, l := range s.Lanes {
+		lag := subject{alert.RuleLag, l.Destination}
+		switch waited := inSeconds(l.Seconds); {
+		case l.Held, undecided[lag]:
+			undecided[lag] = true
+		case waited > limits.LagOver:
+			hold = append(hold, condition{lag, int64(waited.Minutes()), fmt.Sprintf("the oldest one that is due has waited for %s (event %d), longer than %s",
+				plain.Span(waited), l.Event, plain.Span(limits.LagOver)), l.Event})
+		}
+		if l.Blocked > 0 {
+			keys := plain.Plural(l.Blocked, "key waits", "keys wait")
+			if l.Blocked > countedTo {
+				keys = plain.UpTo(l.Blocked, countedTo) + " keys wait"
+			}
+			hold = append(hold, condition{subject{alert.RuleBlockedKeys, l.Destination}, int64(l.Blocked), fmt.Sprintf(
+				"%s behind a delivery that failed, the oldest for %s: key %q behind event %d", keys, plain.Span(inSeconds(l.BlockedSeconds)), plain.Clip(l.BlockedKey), l.BlockedEvent), l.BlockedEvent})
+		}
+		switch waiting := (subject{alert.RuleWaitingKeys, l.Destination}); {
+		case l.Held:
+			undecided[waiting] = true
+		case l.Waiting > 0:
+			hold = append(hold, condition{waiting, int64(l.Waiting), l.waiting(), l.WaitingEvent})
+		}
+	}
+	if p := s.Parked; p != nil && p.Count > 0 {
+		of := ""
+		if p.Type != "" {
+			of = fmt.Sprintf(" of type %q", p.Type)
+		}
+		hold = append(hold, condition{subject{alert.RuleParked, s.Database}, int64(p.Count), fmt.Sprintf("%s parked, the oldest for %s: event %d%s; add a route for it",
+			plain.UpTo(p.Count, countedTo), plain.Span(inSeconds(p.Seconds)), p.Event, of), p.Event})
+	}
+	if u := s.Undelivered; u != nil {
+		hold = append(hold, condition{subject{alert.RuleUndelivered, s.Database}, int64(u.Count), u.String(), u.Event})
+	}
+	storm := subject{alert.RuleRescueStorm, s.Database}
+	if dead := s.Rescues.Relays; dead >= rescueStorm {
+		hold = append(hold, condition{storm, int64(dead), fmt.Sprintf("%d of them were found dead within %s",
+			dead, plain.Span(limits.Window)), 0})
+	} else if dead > 0 {
+		undecided[storm] = true
+	}
+	if holders := s.holders(); len(holders) > 0 && holders[0].For > limits.HorizonOver {
+		detail := holders[0].String()
+		if more := len(slices.DeleteFunc(holders[1:], func(h Holder) bool { return h.For <= limits.HorizonOver })); more > 0 {
+			detail += "; " + plain.Plural(more, "more holds", "more hold") + " it back, too"
+		}
+		hold = append(hold, condition{subject{alert.RuleHorizonPinned, s.Database}, int64(holders[0].For.Minutes()), detail, 0})
+	}
+	return hold, s.ended(hold, undecided)
+}
+
+// waiting says how many ordering keys wait behind a delivery that is not due, and names the first.
+func (l *laneSample) waiting() string {
+	until := ""
+	if l.WaitingUntil != "" {
+		until = ", until " + plain.Clip(l.WaitingUntil) + " UTC"
+	}
+	return fmt.Sprintf("%s behind a delivery that was not due, the oldest for %s: key %q behind event %d%s", plain.Plural(l.Waiting, "key waits", "keys wait"),
+		plain.Span(inSeconds(l.WaitingSeconds)), plain.Clip(l.WaitingKey), l.WaitingEvent, until)
+}
+
+// ended returns the open alerts whose conditions hold no more. Nothing is decided about those in undecided.
+func (s *sample) ended(hold []condition, undecided map[subject]bool) (ended []subject) {
+	for _, open := range s.Alerts {
+		holds := slices.ContainsFunc(hold, func(c condition) bool { return c.subject == open.subject })
+		switch open.Rule {
+		case alert.RuleLag, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleParked, alert.RuleUndelivered, alert.RuleRescueStorm, alert.RuleHorizonPinned, alert.RuleUnserved:
+			if !holds && !undecided[open.subject] {
+				ended = append(ended, open.subject)
+			}
+		case alert.RuleFailed:
+			if !open.Failed {
+				ended = append(ended, open.subject)
+			}
+		case alert.RuleBreakerOpen, alert.RuleRoutesChanged: // a breaker's probes end the alert, unless the destination was removed meanwhile
+			if open.Left {
+				ended = append(ended, open.subject)
+			}
+		}
+	}
+	return ended
+}
+
+// MaxUndelivered is up to how many events without deliveries are remembered.
+const MaxUndelivered = 1_000
+
+// String says how many there are, and what to do.
+func (u *UndeliveredSample) String() string {
+	found := plain.Plural(int64(u.Count), "event has", "events have")
+	if u.Count > MaxUndelivered {
+		found = fmt.Sprintf("more than %d events have", MaxUndelivered)
+	}
+	return fmt.Sprintf("%s no delivery, the first of them event %d: the trigger of outbox did not run at the insert; create what is missing: "+
+		"outbox-relay events create-deliveries", found, u.Event)
+}
+
+// An unservedSample is a destination with pending deliveries that no registered relay serves.
+type unservedSample struct {
+	Destination string `json:"destination"`
+	Pending     int    `json:"pending"`
+}

@@ -1,0 +1,96 @@
+package watch
+
+import (
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+)
+
+// No condition counts one of many, or names an event that is not known.
+func TestConditionTextsAreComplete(t *testing.T) {
+	t.Parallel()
+	defect := regexp.MustCompile(`event 0\b|\b1 (deliveries|attempts|events|keys|relays|sessions|rows)\b|\b1 (more hold|keys wait)\b|: *[.;:]|: *$|  |First\.|holds \.|""`)
+	now := time.Now()
+	limits := alert.Config{}.WithDefaults()
+	for _, n := range []int{1, 2, countedTo + 1} {
+		s := sample{
+			Database: "db", now: now, at: now, Undelivered: &UndeliveredSample{Count: n, Event: 7},
+			Lanes:  []laneSample{{Destination: "shop", Seconds: 3600, Event: 7, Blocked: n, BlockedSeconds: 60, BlockedKey: "k", BlockedEvent: 7}},
+			Parked: &parkedSample{Count: n, Event: 7, Seconds: 60}, // of an event that is gone
+		}
+		s.Rescues.Relays = rescueStorm
+		prepared := `{"kind": "prepared", "name": "p", "user": "u", "seconds": 3600}`
+		if err := json.Unmarshal([]byte("["+strings.TrimPrefix(strings.Repeat(","+prepared, min(n, 3)), ",")+"]"), &s.Holders); err != nil {
+			t.Fatal(err)
+		}
+		hold, _ := s.conditions(limits)
+		if len(hold) != 6 {
+			t.Errorf("%d conditions", len(hold))
+		}
+		for _, c := range hold {
+			if found := defect.FindString(c.detail); found != "" {
+				t.Errorf("%q in: %s", found, c.detail)
+			}
+		}
+	}
+}
+
+// What follows from a look, without a database.
+func TestConditions(t *testing.T) {
+	t.Parallel()
+	limits := alert.Config{}.WithDefaults()
+	lane := func(l laneSample) sample { l.Destination = "d"; return sample{Database: "db", Lanes: []laneSample{l}} }
+	open := func(s sample, rule, about string, failed bool) sample {
+		s.Alerts = append(s.Alerts, alertSample{subject: subject{rule, about}, Failed: failed})
+		return s
+	}
+	for name, c := range map[string]struct {
+		seen        sample
+		hold, ended string
+	}{
+		"nothing":                    {sample{}, "[]", "[]"},
+		"no lag yet":                 {lane(laneSample{Seconds: 599}), "[]", "[]"},
+		"lag":                        {lane(laneSample{Seconds: 601}), "[{lag d}]", "[]"},
+		"a held lane does not lag":   {lane(laneSample{Seconds: 9999, Held: true}), "[]", "[]"},
+		"nor has it recovered":       {open(lane(laneSample{Held: true}), alert.RuleLag, "d", false), "[]", "[]"},
+		"no more lag":                {open(lane(laneSample{}), alert.RuleLag, "d", false), "[]", "[{lag d}]"},
+		"nothing left to lag":        {open(sample{}, alert.RuleLag, "d", false), "[]", "[{lag d}]"},
+		"somebody else's":            {open(sample{}, alert.RuleBreakerOpen, "d", false), "[]", "[]"},
+		"failed deliveries are left": {open(sample{}, alert.RuleFailed, "d", true), "[]", "[]"},
+		"none is left":               {open(sample{}, alert.RuleFailed, "d", false), "[]", "[{failed d}]"},
+		"blocked":                    {lane(laneSample{Blocked: 1}), "[{blocked_keys d}]", "[]"},
+		"waiting":                    {lane(laneSample{Waiting: 1}), "[{waiting_keys d}]", "[]"},
+		"waits no more":              {open(lane(laneSample{}), alert.RuleWaitingKeys, "d", false), "[]", "[{waiting_keys d}]"},
+		"held, and waiting":          {open(lane(laneSample{Waiting: 1, Held: true}), alert.RuleWaitingKeys, "d", false), "[]", "[]"},
+		"unserved, and no lag":       {sample{Unserved: []unservedSample{{"d", 3}}, Lanes: lane(laneSample{Seconds: 601}).Lanes}, "[{unserved d}]", "[]"},
+		"served":                     {open(sample{}, alert.RuleUnserved, "d", false), "[]", "[{unserved d}]"},
+		"routes still differ":        {open(sample{}, alert.RuleRoutesChanged, "db", false), "[]", "[]"},
+		"parked":                     {sample{Database: "db", Parked: &parkedSample{Count: 1}}, "[{parked db}]", "[]"},
+	} {
+		hold, ended := c.seen.conditions(limits)
+		subjects := make([]subject, 0)
+		for _, h := range hold {
+			subjects = append(subjects, h.subject)
+		}
+		if got := fmt.Sprint(subjects); got != c.hold {
+			t.Errorf("%s: holds %s, want %s", name, got, c.hold)
+		}
+		if got := fmt.Sprint(ended); got != c.ended {
+			t.Errorf("%s: ended %s, want %s", name, got, c.ended)
+		}
+	}
+	// A storm begins with the third death and ends when a window has passed without one.
+	for deaths, want := range map[int]string{0: "0 1", 1: "0 0", 2: "0 0", 3: "1 0"} {
+		s := open(sample{Database: "db"}, alert.RuleRescueStorm, "db", false)
+		s.Rescues.Relays = deaths
+		hold, ended := s.conditions(limits)
+		if got := fmt.Sprint(len(hold), len(ended)); got != want {
+			t.Errorf("%d deaths: %s, want %s", deaths, got, want)
+		}
+	}
+}

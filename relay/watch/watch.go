@@ -1,0 +1,241 @@
+package watch
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+)
+
+// Config says how a relay looks after the database it is a guest of: how often it looks, and when housekeeping stands
+// down so as not to make things worse.
+type Config struct {
+	// Interval between two looks, which all relays of a database share. 0: 30 s. A look that takes long makes the next
+	// one later: all of them together take at most a hundredth of the time.
+	Interval time.Duration
+	// PinnedOver is for how long something may keep the database from cleaning up before housekeeping stands down. 0: 1 min.
+	PinnedOver time.Duration
+	// DeadTuples is how many dead rows one of the outbox's tables may have before housekeeping waits for VACUUM. 0: 500,000.
+	DeadTuples int64
+}
+
+// WithDefaults returns a copy in which every zero value is replaced by its default.
+func (w Config) WithDefaults() Config {
+	w.Interval = cmp.Or(w.Interval, 30*time.Second)
+	w.PinnedOver = cmp.Or(w.PinnedOver, time.Minute)
+	w.DeadTuples = cmp.Or(w.DeadTuples, 500_000)
+	return w
+}
+
+const (
+	// watchDelay is when a relay looks first: one that restarts all the time must not look as often.
+	watchDelay = 5 * time.Second
+	// staleWatch is how old a look may be before nothing is concluded from it.
+	staleWatch = 5 * time.Minute
+	// rescueStorm is how many relays have to die within a window for an alert. A relay that crashes whenever it is
+	// restarted does so at least every five minutes under the usual supervisors: three times in the standard window.
+	rescueStorm = 3
+	// trackedTransactions is how many transactions have to have passed since a slot or a standby moved on: on a quiet
+	// server a healthy one stays where it is.
+	trackedTransactions = 1000
+	// countedTo is up to where parked deliveries and blocked keys are counted.
+	countedTo = 10_000
+)
+
+// A Watch is what a relay saw when it looked around its database.
+type Watch struct {
+	At       time.Time // by the database's clock
+	Database string
+	Lanes    []LaneWatch // of destinations with pending deliveries
+	// Parked deliveries, counted up to 10,001, and for how long the oldest has waited.
+	Parked    int
+	ParkedFor time.Duration
+	// Undelivered are events without deliveries that were found so far, counted up to 1,001.
+	Undelivered int
+	// Holders keep the database from cleaning up, the one that has done so for the longest first; at most five sessions
+	// and prepared transactions.
+	Holders []Holder
+	// HiddenSessions are those of other roles, of which this relay may not know what they do.
+	HiddenSessions int
+	// DeadTuples by table, as the statistics have them.
+	DeadTuples map[string]int64
+	// LockWaits are sessions that have waited for more than a second for a lock on the outbox's tables.
+	LockWaits int
+	// Rescues are relays that were found dead within the alert window.
+	Rescues int
+}
+
+// A LaneWatch is what was seen of one destination.
+type LaneWatch struct {
+	Destination string
+	Held        bool          // paused, or its breaker is not closed
+	Lag         time.Duration // the age of the oldest due delivery that no earlier one of its ordering key blocks
+	BlockedKeys int           // ordering keys that wait behind a failed delivery, counted up to 10,001
+	BlockedFor  time.Duration // the longest of them
+	WaitingKeys int           // ordering keys that have waited for longer than Alerts.LagOver behind a delivery that was not due, up to 1,000
+	WaitingFor  time.Duration // the longest of them
+}
+
+// A Holder keeps VACUUM from removing rows that nobody needs any more.
+type Holder struct {
+	Kind        string // session, prepared (transaction), slot, catalog slot, standby, or unseen: a session of another role
+	PID         int    // of a session
+	Application string
+	User        string
+	State       string
+	Name        string // of what is not a session
+	Active      bool   // of a slot: somebody reads it
+	For         time.Duration
+	StateFor    time.Duration // for how long a session has been in its state
+}
+
+// lookout keeps what was seen last.
+type lookout struct {
+	mu     sync.Mutex
+	last   Watch
+	before time.Duration // how old it was when it was read
+	read   time.Time     // by this process's clock
+}
+
+func (l *lookout) keep(w Watch, age time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last, l.before, l.read = w, age, time.Now()
+}
+
+// recent returns the last look; false if there is none that still tells anything.
+func (l *lookout) recent() (Watch, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.last, !l.read.IsZero() && l.before+time.Since(l.read) < staleWatch
+}
+
+// A Watcher looks around the database for one relay. Its methods are safe for concurrent use.
+type Watcher struct {
+	DB      pg.DB // one statement at a time
+	Config  func() Config
+	Alerts  func() alert.Config                    // in effect
+	Lenient func() []string                        // destinations where a failed delivery does not block its ordering key
+	Alive   func() bool                            // false: it may be the wrong database
+	Before  func(context.Context) error            // runs before each look
+	Rest    func(took time.Duration) time.Duration // how long to rest after a look
+	Looked  func()                                 // is called when this relay, and no other, has looked
+	Due     func()                                 // is called when there may be alerts to send
+	Failed  func(operation string, err error)      // is called for a statement that failed, and will be repeated
+	Watched func(Watch)                            // is told what was seen. nil: nothing is
+
+	lookout lookout
+}
+
+// Run looks around the database every now and then, until ctx is done.
+func (w *Watcher) Run(ctx context.Context) {
+	wait := min(watchDelay, w.Config().Interval)
+	for {
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return
+		}
+		wait = w.Config().Interval
+		if !w.Alive() {
+			continue // it may be the wrong database
+		}
+		began := time.Now()
+		if err := w.Before(ctx); err != nil && ctx.Err() == nil {
+			w.Failed("search", err)
+		}
+		if err := w.Look(ctx); err != nil && ctx.Err() == nil {
+			w.Failed("watch", err)
+		}
+		// However long a pinned horizon makes it: like sweeps, it may take a hundredth of the time.
+		wait = w.Rest(time.Since(began))
+	}
+}
+
+// Look takes one look, or learns what another relay saw, and opens and resolves the alerts that follow from it.
+func (w *Watcher) Look(ctx context.Context) error {
+	seen, alerts, err := w.take(ctx, w.Config().Interval*9/10, w.Lenient(), w.Alerts())
+	if err != nil {
+		return err
+	}
+	if seen.now.Sub(seen.at) > staleWatch {
+		return nil // the first look of all is under way
+	}
+	summary := seen.watch()
+	w.lookout.keep(summary, seen.now.Sub(seen.at))
+	if w.Watched != nil {
+		w.Watched(summary)
+	}
+	if seen.own {
+		w.Looked()
+		hold, ended := seen.conditions(w.Alerts())
+		if len(hold) > 0 || len(ended) > 0 {
+			if err := w.applyConditions(ctx, hold, ended, seen.at); err != nil {
+				return err
+			}
+		}
+		alerts = alerts || len(hold) > 0
+	}
+	if alerts {
+		w.Due()
+	}
+	return nil
+}
+
+// Pressure returns why housekeeping should stand down now; empty: nothing speaks against it.
+func (w *Watcher) Pressure() string {
+	seen, ok := w.Recent()
+	if !ok {
+		return ""
+	}
+	limits := w.Config()
+	for _, h := range seen.Holders {
+		if h.For > limits.PinnedOver && h.Kind != "catalog slot" {
+			return h.String()
+		}
+	}
+	for table, dead := range seen.DeadTuples {
+		if dead > limits.DeadTuples {
+			return fmt.Sprintf("table %s has %s, which VACUUM has yet to remove", table, plain.Plural(dead, "dead row", "dead rows"))
+		}
+	}
+	if seen.LockWaits > 0 {
+		return plain.Plural(int64(seen.LockWaits), "session waits", "sessions wait") + " for locks on the outbox's tables"
+	}
+	return ""
+}
+
+// Recent returns the last look; false if there is none that still says anything.
+func (w *Watcher) Recent() (Watch, bool) { return w.lookout.recent() }
+
+// String says who it is, for how long, and what to do about it.
+func (h Holder) String() string {
+	lasted := plain.Span(h.For)
+	switch h.Kind {
+	case "session":
+		return fmt.Sprintf("process %d (application %q, user %q, %s for %s) has had a transaction open for %s, and VACUUM can remove nothing that died since; "+
+			"let its owner end it, or run: SELECT pg_terminate_backend(%d)", h.PID, plain.Clip(h.Application), plain.Clip(h.User), plain.Clip(h.State), plain.Span(h.StateFor), lasted, h.PID)
+	case "prepared":
+		return fmt.Sprintf("prepared transaction %q of user %q has been waiting for %s, and VACUUM can remove nothing that died since; "+
+			"run COMMIT PREPARED or ROLLBACK PREPARED with its name", plain.Clip(h.Name), plain.Clip(h.User), lasted)
+	case "slot":
+		state := "inactive: drop it if its standby is gone"
+		if h.Active {
+			state = "active: look for a long query on its standby"
+		}
+		return fmt.Sprintf("replication slot %q has not moved for %s, and VACUUM can remove nothing that died since; it is %s", plain.Clip(h.Name), lasted, state)
+	case "catalog slot":
+		return fmt.Sprintf("logical replication slot %q has not moved for %s: it holds back the cleaning of system catalogs, and the write-ahead log; "+
+			"see whether its reader works, or drop it", plain.Clip(h.Name), lasted)
+	case "standby":
+		return fmt.Sprintf("standby %q has had a query open for %s, and VACUUM can remove nothing that died since (hot_standby_feedback)", plain.Clip(strings.TrimSpace(h.Name)), lasted)
+	}
+	return fmt.Sprintf("a transaction has been open for %s, and VACUUM can remove nothing that died since; it belongs to another role or database, "+
+		"whose sessions this relay may not see; let it: GRANT pg_read_all_stats TO its role", lasted)
+}
