@@ -1,7 +1,8 @@
 // Package consumer makes the effect of an event happen once, however often the event is POSTed.
 //
-// It is the receiving half of outbox-relay: an http.Handler that remembers processed events in the table processed_events
-// (migrations/inbox), in the same transaction as your handler's own writes:
+// It is the receiving half of outbox-relay: an http.Handler that remembers processed events in the table processed_events,
+// in the same transaction as your handler's own writes. "outbox-relay migrate up --set inbox", or migrations.Up with
+// migrations.Inbox, creates the table. docs/receiving.md is the guide, with chi, echo, gin, sqlx and GORM.
 //
 //	cfg := consumer.Config{Receiver: "logistics", Secrets: []string{os.Getenv("FINANCE_SECRET")}, Source: "finance"}
 //	receive, err := consumer.New(pool, cfg, func(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
@@ -35,7 +36,7 @@
 //	first time, the handler returns nil              204, after the commit; behind Middleware what it answers, if that is 2xx. The
 //	                                                 status is stored for duplicates
 //	first time, the handler returns an error         by the table of New, after the rollback; behind Middleware what it answers
-//	behind Middleware, the handler answers nothing   500, after the rollback: an error may be behind it
+//	behind Middleware, the handler answers nothing   500, after the rollback: a framework may hold back an error
 //	duplicate                                        the stored status with Idempotency-Replayed: true and no body, or 200 if Once has
 //	                                                 recorded the event; the handler does not run
 //	another request with the key is in flight        409, Retry-After: 1; at once, without waiting for it
@@ -54,34 +55,32 @@
 //
 // 400, 401, 408 and 413 are given before the database is touched. Every refusal is application/problem+json whose type, such
 // as urn:outbox-relay:problem:key-reused, is stable. outbox-relay retries all of them except 400, 413 and 422, which no
-// repetition will mend.
+// repetition can change.
 //
 // # What is remembered, and for how long
 //
-// For ever, unless [Prune] is called. That announces, in the table inbox_forgotten, since when everything that was
-// received is known, and a later call removes what is older. An event that is not known and was created before that time, or
-// comes later than its sender said it would, may have been processed and forgotten: it is refused and the sender's operator
-// decides, because whatever the receiver did by itself would be a guess. An event that is known is a duplicate, however old it
-// is, and an event that its sender may still retry is not forgotten.
+// For ever, unless you call [Prune]. One call announces a time in the table inbox_forgotten; a later call removes the events
+// that were received before it. An unknown event may have been processed and forgotten if it was created before that time, or
+// arrives later than its sender said it would. The receiver refuses it, and the sender's operator decides. A known event is a
+// duplicate, however old it is. Prune never removes an event that its relay may still send.
 //
-// An event without the time of its creation ([Once], [Config].AcceptForeign) cannot be refused: for him the memory has to
-// be longer than he sends an event again. [Config].SenderHorizon keeps the rows of foreign senders for so long; for Once,
-// PruneConfig.Retention alone does. Never remove rows of processed_events in any other way.
+// An event without a creation time ([Once], [Config].AcceptForeign) cannot be refused that way. Its row must be kept for longer
+// than its sender may repeat it: [Config].SenderHorizon does so for foreign senders, and PruneConfig.Retention alone for Once.
+// Never remove rows of processed_events in any other way.
 //
 // # What the handler owes
 //
 //   - It writes through its transaction. A write through another connection commits on its own, and so does an e-mail: give it
 //     to an outbox, in the same transaction.
-//   - It does not commit or roll back: what it returns does. Savepoints are its own.
-//   - It leaves the event's row in processed_events; what is personal in it may be set to NULL. To delete the row is an error of
-//     that statement.
-//   - It may set search_path, or a role that it puts back. What of them, and of session locks, it leaves behind on the connection
-//     reaches no other event.
-//   - It does not drop the error of a statement. PostgreSQL commits nothing after one, so nil after it becomes a 500. For
-//     a statement that may fail, take a savepoint: [pgx.BeginFunc] on the transaction.
-//   - It does not mind the client's absence. Its context ends when the client hangs up, as always; a handler that is past
-//     its last statement commits all the same. One that should not stop half-way when a relay's timeout is shorter than
-//     its work uses context.WithoutCancel: the retry gets 409 until it is done, then its status.
+//   - It does not commit or roll back: what it returns does. It may use savepoints.
+//   - It does not delete the event's row from processed_events: that statement fails. It may set personal columns of it to NULL.
+//   - It may set search_path, or a role that it resets. No other event inherits these, or a session lock or temporary table that
+//     it leaves behind. Other settings stay on the connection: use SET LOCAL.
+//   - It returns the error of a failed statement. PostgreSQL commits nothing after one, so nil becomes a 500. For a
+//     statement that may fail, use a savepoint: [pgx.BeginFunc] on the transaction.
+//   - It expects its context to end when the client hangs up. A handler that is past its last statement commits all the
+//     same. One whose work takes longer than the relay's timeout uses context.WithoutCancel: the retry gets 409 until it is done,
+//     then its status.
 //
 // # What a handler returns
 //
@@ -105,7 +104,7 @@
 //
 // [Config].Breaker notices that what handlers depend on is down, the database among it, and answers 503 at once until a probe
 // succeeds. A relay then holds the events of this destination at no cost in attempts. [DependencyDown] and the statuses 502,
-// 503 and 504 are how a handler tells.
+// 503 and 504 are how a handler reports that.
 //
 //	cfg := consumer.Config{Receiver: "logistics", Secrets: secrets, Breaker: breaker.MustNew(breaker.Config{})}
 //

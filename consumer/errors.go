@@ -42,4 +42,5 @@ func Ignore(reason string) error {
 }
 
 // errNoAnswer: frameworks whose handlers return errors write the answer to an error after the middleware has returned.
-var errNoAnswer = errors.New("the handler returned without an answer: write a status, 2xx to commit")
+var errNoAnswer = errors.New("the handler returned without writing a status, so that its writes were rolled back: before it returns, " +
+	"write 2xx to the ResponseWriter that the middleware passes to it; what is written to another one, or later, does not count")

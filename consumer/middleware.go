@@ -56,9 +56,13 @@ func New(pool *pgxpool.Pool, cfg Config, handle Handler[pgx.Tx]) (http.Handler, 
 }
 
 // Middleware is [New] for handlers of net/http, which find their transaction by [Tx] and their event by [EventFrom]. A response
-// with a status of 2xx commits, and is sent afterwards; any other is sent after the rollback. A handler that has written nothing
-// when it returns is answered 500 (no-answer) and rolled back: frameworks whose handlers return errors write the answer to an
-// error only when the middleware has returned.
+// with a status of 2xx commits, and is sent afterwards; any other is sent after the rollback.
+//
+// Only what the handler writes to the ResponseWriter that it is given, before it returns, counts. Without that the answer is
+// 500 (no-answer), after a rollback: frameworks whose handlers return errors, such as echo, write the answer to an error only
+// when the middleware has returned. A gin.HandlerFunc writes past that ResponseWriter: its 2xx would reach the sender although
+// the transaction was rolled back, and the event would be lost. Put the whole gin.Engine behind Middleware, or a handler of
+// net/http (gin.WrapH).
 func Middleware(pool *pgxpool.Pool, cfg Config) (func(http.Handler) http.Handler, error) {
 	receive, err := cfg.onPool("Middleware", pool)
 	if err != nil {

@@ -223,7 +223,7 @@ func TestHandlerThatAnswersNothing(t *testing.T) {
 			}
 			e.wantRows("k", 0, 0)
 		}
-		if log := e.logged.String(); !strings.Contains(log, "level=WARN") || !strings.Contains(log, "without an answer") {
+		if log := e.logged.String(); !strings.Contains(log, "level=WARN") || !strings.Contains(log, "without writing a status") {
 			t.Errorf("logged %s", log)
 		}
 		wantFirst(t, e.do(e.newRequest("k", "{}", with("Test-Answer", "204"))), 204, "")

@@ -97,17 +97,17 @@ func conflict() *problem {
 
 func commitFailed() *problem {
 	return newProblem(http.StatusInternalServerError, "commit-failed", "The handler's work was not committed",
-		"The handler succeeded, but its transaction did not commit, or may not have. Send the request again: it runs once in either case.")
+		"The handler succeeded, but COMMIT failed, or its outcome is unknown. Send the request again: the effect happens once in either case.")
 }
 
 func transactionEnded() *problem {
 	return newProblem(http.StatusInternalServerError, "handler-ended-transaction", "The handler ended the middleware's transaction",
-		"The handler must not commit or roll back: it returns nil, or answers 2xx, to commit, and anything else to roll back. Mend the handler.")
+		"The handler must not commit or roll back: it returns nil, or answers 2xx, to commit, and anything else to roll back. Correct the handler.")
 }
 
 func handlerPanicked() *problem {
 	return newProblem(http.StatusInternalServerError, "handler-panicked", "The handler panicked",
-		"The event does not count as processed. Send the request again once the handler is mended; the receiver's log has the stack.")
+		"The event does not count as processed. Send the request again once the handler is corrected; the receiver's log has the stack.")
 }
 
 func notRemembered() *problem {
@@ -124,7 +124,8 @@ func leaseLost() *problem {
 
 func noAnswer() *problem {
 	return newProblem(http.StatusInternalServerError, "no-answer", "The handler answered nothing",
-		"The handler returned without a status, behind which an error may be, so that the event does not count as processed. A handler has to write 2xx for that.")
+		"The handler returned without writing a status, so that its writes were rolled back. To commit, write 2xx before the handler "+
+			"returns, and to the ResponseWriter that the middleware passes to it.")
 }
 
 // unremembered says why an event whose handler succeeded does not count as processed.

@@ -18,8 +18,8 @@ import (
 )
 
 // NewRequest returns the POST by which a relay would send event, with its Payload as the body, to url: for tests of receivers. It
-// is signed with secrets, spelled as in [consumer.Config].Secrets; without one it is not signed. A zero Version or Attempt is
-// 1, and a zero CreatedAt is now; Source is the receiver's and is not sent. The request can be given to a handler or to an
+// is signed with secrets, spelled as in [consumer.Config].Secrets; without one it is not signed. Key and Type are required. A
+// zero Version or Attempt is 1, and a zero CreatedAt is now; Source is the receiver's and is not sent. The request can be given to a handler or to an
 // http.Client, once, and within [consumer.Config].Tolerance.
 //
 // It fails where no relay would send the event, such as for a key that is not 1 to 255 printable ASCII characters, and for
@@ -29,7 +29,7 @@ func NewRequest(ctx context.Context, url string, event consumer.Event, secrets .
 		return nil, errors.New("make request: the event is Foreign: sign a request as its sender does")
 	}
 	if event.Type == "" {
-		return nil, errors.New("make request: the event has no Type")
+		return nil, errors.New("make request: Event.Type is empty: set it, such as to \"invoice.created\"")
 	}
 	if event.Version == 0 {
 		event.Version = 1

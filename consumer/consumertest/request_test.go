@@ -84,7 +84,7 @@ func TestNewRequestMistakes(t *testing.T) {
 	}{
 		"no key":         {event: consumer.Event{Type: "t"}, want: "X-Idempotency-Key"},
 		"a key of bytes": {event: consumer.Event{Key: "\x00", Type: "t"}, want: "X-Idempotency-Key"},
-		"no type":        {event: consumer.Event{Key: "k"}, want: "no Type"},
+		"no type":        {event: consumer.Event{Key: "k"}, want: "Event.Type is empty"},
 		"a type of more": {event: consumer.Event{Key: "k", Type: strings.Repeat("t", 256)}, want: "X-Outbox-Event-Type"},
 		"a negative id":  {event: consumer.Event{Key: "k", Type: "t", ID: -1}, want: "X-Outbox-Event-Id"},
 		"foreign":        {event: consumer.Event{Key: "k", Type: "t", Foreign: true}, want: "Foreign"},

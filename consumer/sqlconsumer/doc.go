@@ -7,6 +7,10 @@
 //	})
 //	mux.Handle("POST /webhooks/finance", receive)
 //
+// sqlx: pass db.DB, and use &sqlx.Tx{Tx: tx, Mapper: db.Mapper} in the handler, but bind names by db.BindNamed: a transaction that
+// sqlx did not begin does not know PostgreSQL's placeholders. GORM: set Statement.ConnPool of a Session to tx. docs/receiving.md shows
+// both.
+//
 // Each name is the twin of the one in package consumer, whose documentation says what both do. Config, Event, Report and the
 // errors that a handler returns are those of package consumer. Two things differ, because database/sql has no other way: a request
 // costs two round trips more, and a *sql.Tx cannot refuse Commit and Rollback, see [Tx].

@@ -22,7 +22,8 @@ func TestTakesEffectOnce(t *testing.T) {
 	exampletest.Start(t, exampletest.Invoices).TakesEffectOnce("/webhooks/finance")
 }
 
-// Behind echo.WrapMiddleware echo answers a handler's error only when the middleware has returned: it is rolled back all the same.
+// Behind echo.WrapMiddleware echo answers a handler's error only when the middleware has returned: it is rolled back all the same,
+// but the status of the error is lost. With answerErrors the sender gets it.
 func TestErrorBehindWrapMiddleware(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.New(t, migrations.Inbox))
@@ -30,8 +31,9 @@ func TestErrorBehindWrapMiddleware(t *testing.T) {
 		t.Fatal(err)
 	}
 	var failure error
+	once := consumer.Must(consumer.Middleware(pool, consumer.Config{Receiver: "logistics", AllowUnsigned: true}))
 	e := echo.New()
-	e.POST("/", func(c echo.Context) error {
+	handle := func(c echo.Context) error {
 		ctx := c.Request().Context()
 		if _, err := consumer.Tx(ctx).Exec(ctx, "INSERT INTO shipments (invoice, total) VALUES ('INV-1', 1)"); err != nil {
 			return err
@@ -40,9 +42,11 @@ func TestErrorBehindWrapMiddleware(t *testing.T) {
 			return failure
 		}
 		return c.NoContent(http.StatusNoContent)
-	}, echo.WrapMiddleware(consumer.Must(consumer.Middleware(pool, consumer.Config{Receiver: "logistics", AllowUnsigned: true}))))
-	post := func() *httptest.ResponseRecorder {
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", strings.NewReader("{}"))
+	}
+	e.POST("/", handle, echo.WrapMiddleware(once))
+	e.POST("/answered", handle, echo.WrapMiddleware(once), answerErrors)
+	post := func(path string) *httptest.ResponseRecorder {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, path, strings.NewReader("{}"))
 		r.Header.Set("X-Idempotency-Key", "k")
 		w := httptest.NewRecorder()
 		e.ServeHTTP(w, r)
@@ -55,12 +59,26 @@ func TestErrorBehindWrapMiddleware(t *testing.T) {
 		return n
 	}
 	for _, failure = range []error{errors.New("no stock"), echo.NewHTTPError(http.StatusBadRequest, "no invoice")} {
-		if w := post(); w.Code != http.StatusInternalServerError || !strings.Contains(w.Body.String(), "no-answer") || shipments() != 0 {
+		if w := post("/"); w.Code != http.StatusInternalServerError || !strings.Contains(w.Body.String(), "no-answer") || shipments() != 0 {
 			t.Errorf("%v: answered %d %s, %d shipments", failure, w.Code, w.Body, shipments())
 		}
 	}
+	failure = echo.NewHTTPError(http.StatusUnprocessableEntity, "no invoice")
+	if w := post("/answered"); w.Code != http.StatusUnprocessableEntity || !strings.Contains(w.Body.String(), "no invoice") || shipments() != 0 {
+		t.Errorf("behind answerErrors: answered %d %s, %d shipments", w.Code, w.Body, shipments())
+	}
 	failure = nil
-	if w := post(); w.Code != http.StatusNoContent || shipments() != 1 {
+	if w := post("/answered"); w.Code != http.StatusNoContent || shipments() != 1 {
 		t.Errorf("answered %d %s, %d shipments", w.Code, w.Body, shipments())
+	}
+}
+
+// answerErrors writes a handler's error as echo would, before the consumer's middleware decides: after echo.WrapMiddleware.
+func answerErrors(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		if err := next(c); err != nil {
+			c.Error(err)
+		}
+		return nil
 	}
 }

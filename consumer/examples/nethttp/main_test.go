@@ -2,12 +2,17 @@ package main
 
 import (
 	"net/http"
+	"net/http/httptest"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/stdlib"
+
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
 	"github.com/outbox-relay/outbox-relay/consumer/examples/internal/exampletest"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 func TestMain(m *testing.M) { exampletest.Main(m, main) }
@@ -92,5 +97,40 @@ func TestShip(t *testing.T) {
 	var total string
 	if found := tx.QueryRow(t.Context(), "SELECT total::text FROM shipments WHERE invoice = 'INV-7'").Scan(&total); err != nil || found != nil || total != "19.90" {
 		t.Errorf("a total of %q: %v, %v", total, err, found)
+	}
+}
+
+func TestReceive(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, pgtest.New(t))
+	if _, err := pool.Exec(t.Context(), exampletest.Invoices); err != nil {
+		t.Fatal(err)
+	}
+	const secret = exampletest.Secret
+	router := consumer.NewRouter()
+	consumer.HandleJSON(router, "invoice.created", 1, ship)
+
+	db := stdlib.OpenDBFromPool(pool)
+	defer db.Close()
+	if err := migrations.Up(t.Context(), db, migrations.Inbox); err != nil { // once for each test database
+		t.Fatal(err)
+	}
+	receive := consumer.Must(consumer.New(pool, consumer.Config{Receiver: "logistics", Secrets: []string{secret}}, router.Dispatch))
+	event := consumer.Event{Key: "invoice-7/created", Type: "invoice.created", Payload: []byte(`{"invoice":"INV-7","total":"19.90"}`)}
+	for range 2 { // the second request is a duplicate
+		request, err := consumertest.NewRequest(t.Context(), "/webhooks/finance", event, secret)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer := httptest.NewRecorder()
+		receive.ServeHTTP(answer, request)
+		if answer.Code != http.StatusNoContent {
+			t.Errorf("answered %d %s", answer.Code, answer.Body)
+		}
+	}
+
+	var shipments int
+	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM shipments").Scan(&shipments); err != nil || shipments != 1 {
+		t.Errorf("%d shipments: %v", shipments, err)
 	}
 }
