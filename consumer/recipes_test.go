@@ -134,7 +134,7 @@ var recipeCases = []recipeCase{
 	{title: "Why has this event not been processed", values: map[string]string{"KEY": "done"}, rows: 1, has: []string{"it has been, at "}},
 	{title: "Why has this event not been processed", values: map[string]string{"KEY": "by-middleware"}, rows: 1, has: []string{"it has been, at "}},
 	{title: "Why has this event not been processed", values: map[string]string{"KEY": "ignored-by-middleware"}, rows: 1, has: []string{"ignored: of no concern"}},
-	{title: "Why has this event not been processed", values: map[string]string{"KEY": "removed"}, rows: 1, has: []string{"somebody has removed it"}},
+	{title: "Why has this event not been processed", values: map[string]string{"KEY": "removed"}, rows: 1, has: []string{"was removed from the inbox since"}},
 	{title: "Why has this event not been processed", values: map[string]string{"KEY": "unknown"}, rows: 1, has: []string{"ignored: no handler for invoice.lost version 1"}},
 	{title: "Why has this event not been processed", values: map[string]string{"KEY": "failed"}, rows: 1, has: []string{"failed for good, attempt 8: no such customer"}},
 	{title: "Why has this event not been processed", values: map[string]string{"KEY": "worked"}, rows: 1, has: []string{"being worked by worker-7 since "}},
