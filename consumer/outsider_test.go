@@ -255,3 +255,31 @@ func TestHiddenDeadlinesAreReported(t *testing.T) {
 		}
 	}
 }
+
+// Application code may share the pool, and leave a search_path on a connection. In the table that it leads to a duplicate would be
+// unknown.
+func TestConnectionThatRemembersElsewhere(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t, migrations.Inbox)
+	pool := pgtest.Pool(t, withSetting(dsn, "pool_max_conns", "1"))
+	e := startEnv(t, flavours[0], dsn, consumer.Config{}, func(e *env, cfg consumer.Config) http.Handler {
+		return consumer.Must(consumer.Middleware(pool, cfg))(effect(e))
+	})
+	e.mustExec(schema)
+	e.mustExec(`CREATE SCHEMA tenant; CREATE TABLE tenant.processed_events (LIKE processed_events INCLUDING ALL)`)
+	if got := e.post("k", "{}"); got.status != http.StatusCreated {
+		t.Fatalf("answered %d %s", got.status, got.body)
+	}
+	if _, err := pool.Exec(t.Context(), `SELECT set_config('search_path', 'tenant, public', false)`); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []int{http.StatusServiceUnavailable, http.StatusCreated} { // the second on a new connection
+		if got := e.post("k", "{}"); got.status != want {
+			t.Errorf("a duplicate is answered %d %s, want %d", got.status, got.body, want)
+		}
+	}
+	e.wantRows("k", 1, 1)
+	if !strings.Contains(e.logged.String(), "give the receiver a pool of its own") {
+		t.Error("the log does not say what to do")
+	}
+}

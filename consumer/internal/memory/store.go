@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -83,7 +84,8 @@ const forgottenSQL = `SELECT EXISTS (SELECT FROM inbox_forgotten WHERE receiver 
 type inDatabase struct {
 	Settings
 	db     Database
-	tables sync.Map // *memoryTable by oid
+	tables sync.Map               // *memoryTable by oid
+	name   atomic.Pointer[string] // of the table that remembered the first event
 }
 
 // InDatabase returns the memory in the tables of db.
@@ -175,6 +177,11 @@ func (m *inDatabase) memoryTable(ctx context.Context, tx Transaction, oid int64)
 	name, err := TableName(ctx, tx, oid)
 	if err != nil {
 		return nil, err
+	}
+	// In the table of another schema a duplicate would be unknown.
+	if m.name.CompareAndSwap(nil, &name); *m.name.Load() != name {
+		return nil, fmt.Errorf("this connection remembers events in %s, and another did in %s: code outside of handlers has set search_path on a "+
+			"connection of the pool; let it put search_path back, or give the receiver a pool of its own", name, *m.name.Load())
 	}
 	table := &memoryTable{
 		end:    strings.ReplaceAll(endSQL, "processed_events", name),
