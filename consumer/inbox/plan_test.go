@@ -80,7 +80,7 @@ RETURNING source, idempotency_key)
 INSERT INTO processed_events (receiver, source, idempotency_key, processing_state) SELECT 'test', source, idempotency_key, 'recorded' FROM event`
 
 // A plan is made once and kept: on an empty table, where anything looks cheap, or when nothing was due. It must still be
-// right when there are 20,000 events, whether or not anybody has analysed the table since.
+// right when there are 20,000 events, whether or not the table was analysed since.
 func TestInboxPlansStayRightAsTheTableGrows(t *testing.T) {
 	t.Parallel()
 	for name, before := range map[string]int{"planned on an empty table": 0, "planned on one row": 1} {
@@ -120,9 +120,9 @@ func TestInboxPlansStayRightAsTheTableGrows(t *testing.T) {
 				exec(conns[s.planned], `EXPLAIN EXECUTE "`+statement+`" (`+s.args+`)`, pgx.QueryExecModeSimpleProtocol)
 			}
 			exec(conns[kept], fillInbox, 20_000)
-			for _, when := range []string{"loaded", "analysed"} {
+			for _, when := range []string{"loaded", "loaded, and planned again", "analysed"} {
 				for statement, s := range inboxStatements {
-					if s.planned == anew && when == "loaded" {
+					if s.planned == anew && when != "analysed" {
 						continue // its plan is as good as the statistics, and better as soon as they are
 					}
 					rows, err := conns[s.planned].Query(t.Context(), `EXPLAIN (COSTS OFF) EXECUTE "`+statement+`" (`+s.args+`)`, pgx.QueryExecModeSimpleProtocol)
@@ -135,7 +135,13 @@ func TestInboxPlansStayRightAsTheTableGrows(t *testing.T) {
 					}
 					wantInboxPlan(t, statement+", "+when, lines, s.want)
 				}
-				exec(conns[kept], "VACUUM ANALYZE inbox_events, processed_events")
+				switch when {
+				case "loaded": // PostgreSQL forgets plans when it likes
+					exec(conns[kept], "DISCARD PLANS")
+					exec(conns[pinned], "DISCARD PLANS")
+				default:
+					exec(conns[kept], "VACUUM ANALYZE inbox_events, processed_events")
+				}
 			}
 		})
 	}

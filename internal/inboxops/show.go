@@ -46,7 +46,7 @@ func (o *Ops) Remembered(ctx context.Context, s Selection, after MemoryKey) (pag
 	}
 	var list []Sender
 	err = o.read(ctx, func(tx pgx.Tx) error {
-		list, err = senders(ctx, tx, memoryTable, s.Receiver, s.Source)
+		list, err = remembered(ctx, tx, s.Receiver, s.Source)
 		return err
 	})
 	for _, sender := range list {
@@ -137,11 +137,7 @@ func (o *Ops) Show(ctx context.Context, id int64, s Selection) (shown Shown, err
 func show(ctx context.Context, tx pgx.Tx, id int64, s Selection) (shown Shown, err error) {
 	ids := []int64{id}
 	if id == 0 {
-		list, err := senders(ctx, tx, eventsTable, s.Receiver, s.Source)
-		if err != nil {
-			return Shown{}, err
-		}
-		if ids, err = idsOfKey(ctx, tx, list, s.Key); err != nil {
+		if ids, err = idsOfKey(ctx, tx, s); err != nil {
 			return Shown{}, err
 		}
 	}
@@ -153,7 +149,7 @@ func show(ctx context.Context, tx pgx.Tx, id int64, s Selection) (shown Shown, e
 		places = append(places, MemoryKey{e.Receiver, e.Source, e.IdempotencyKey})
 	}
 	if id == 0 { // also what only the memory has
-		list, err := senders(ctx, tx, memoryTable, s.Receiver, s.Source)
+		list, err := remembered(ctx, tx, s.Receiver, s.Source)
 		if err != nil {
 			return Shown{}, err
 		}

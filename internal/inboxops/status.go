@@ -1,10 +1,8 @@
 package inboxops
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -54,23 +52,22 @@ type SenderStatus struct {
 func (o *Ops) Status(ctx context.Context, receiver, source string) (s Status, err error) {
 	var all []Sender
 	err = o.read(ctx, func(tx pgx.Tx) error {
-		for _, table := range []string{eventsTable, memoryTable} {
-			list, err := senders(ctx, tx, table, receiver, source)
-			if err != nil {
-				return err
-			}
-			all = append(all, list...)
+		open, err := withOpenEvents(ctx, tx, receiver, source)
+		if err != nil {
+			return err
 		}
+		known, err := remembered(ctx, tx, receiver, source)
+		if err != nil {
+			return err
+		}
+		all = sortedOnce(append(open, known...))
 		return estimateRows(ctx, tx, &s)
 	})
 	if err != nil {
 		return Status{}, fmt.Errorf("read status: %w", err)
 	}
-	slices.SortFunc(all, func(a, b Sender) int {
-		return cmp.Or(cmp.Compare(a.Receiver, b.Receiver), cmp.Compare(a.Source, b.Source))
-	})
 	// A transaction for each: vacuum does not wait for all of them.
-	for _, sender := range slices.Compact(all) {
+	for _, sender := range all {
 		err := o.read(ctx, func(tx pgx.Tx) error {
 			counted, err := countSender(ctx, tx, sender)
 			s.Senders = append(s.Senders, counted)

@@ -1,8 +1,10 @@
 package inboxops
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -43,30 +45,51 @@ func databaseTime(ctx context.Context, tx pgx.Tx, now *time.Time) error {
 	return nil
 }
 
-// sendersOf finds the pairs of receiver and source of a table, one after the other by its primary key, without reading the rows between
-// them. %[1]s is the table, $1 and $2 narrow the pairs unless they are empty.
+// sendersOf finds the pairs of receiver and source, one after the other by an index, without reading the rows between them. %[1]s is
+// the table and %[2]s the condition of the index; $1 and $2 narrow the pairs unless they are empty.
 const sendersOf = `
 SELECT receiver, source FROM (
     WITH RECURSIVE pair AS (
-        (SELECT receiver, source FROM %[1]s ORDER BY receiver, source LIMIT 1)
+        (SELECT receiver, source FROM %[1]s WHERE %[2]s ORDER BY receiver, source LIMIT 1)
         UNION ALL
         SELECT n.receiver, n.source
         FROM pair p CROSS JOIN LATERAL (
             SELECT t.receiver, t.source FROM %[1]s t
-            WHERE (t.receiver, t.source) > (p.receiver, p.source) ORDER BY t.receiver, t.source LIMIT 1) n
+            WHERE %[2]s AND (t.receiver, t.source) > (p.receiver, p.source) ORDER BY t.receiver, t.source LIMIT 1) n
     )
     SELECT receiver, source FROM pair LIMIT 10000
 ) p
 WHERE ($1::text = '' OR receiver = $1::text) AND ($2::text = '' OR source = $2::text)`
 
-const (
-	eventsTable = "inbox_events"
-	memoryTable = "processed_events"
-)
+// openEvents are the conditions of the indexes of inbox_events that begin with receiver and source. What succeeded is in none: its
+// senders stand in processed_events.
+var openEvents = [...]string{
+	`processing_state = 'pending' AND next_attempt_at IS NOT NULL`,
+	`processing_state = 'pending' AND next_attempt_at IS NULL`,
+	`processing_state = 'processing'`,
+	`processing_state IN ('failed', 'ignored')`,
+}
 
-// senders returns the pairs of receiver and source in a table, in their order, at most 10,000.
-func senders(ctx context.Context, tx pgx.Tx, table, receiver, source string) ([]Sender, error) {
-	rows, err := tx.Query(ctx, fmt.Sprintf(sendersOf, table), receiver, source)
+// remembered returns the pairs of receiver and source in processed_events, in their order, at most 10,000.
+func remembered(ctx context.Context, tx pgx.Tx, receiver, source string) ([]Sender, error) {
+	return senders(ctx, tx, receiver, source, "processed_events", "true")
+}
+
+// withOpenEvents returns the pairs of receiver and source that have events in inbox_events which did not succeed, in their order, at
+// most 10,000 for each state.
+func withOpenEvents(ctx context.Context, tx pgx.Tx, receiver, source string) (all []Sender, err error) {
+	for _, condition := range openEvents {
+		list, err := senders(ctx, tx, receiver, source, "inbox_events", condition)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, list...)
+	}
+	return sortedOnce(all), nil
+}
+
+func senders(ctx context.Context, tx pgx.Tx, receiver, source, table, condition string) ([]Sender, error) {
+	rows, err := tx.Query(ctx, fmt.Sprintf(sendersOf, table, condition), receiver, source)
 	if err != nil {
 		return nil, fmt.Errorf("list receivers and sources: %w", err)
 	}
@@ -75,6 +98,14 @@ func senders(ctx context.Context, tx pgx.Tx, table, receiver, source string) ([]
 		return nil, fmt.Errorf("list receivers and sources: %w", err)
 	}
 	return list, nil
+}
+
+// sortedOnce sorts a list of senders, each once.
+func sortedOnce(list []Sender) []Sender {
+	slices.SortFunc(list, func(a, b Sender) int {
+		return cmp.Or(cmp.Compare(a.Receiver, b.Receiver), cmp.Compare(a.Source, b.Source))
+	})
+	return slices.Compact(list)
 }
 
 // columns returns the two columns of a list of senders, as unnest takes them.

@@ -18,17 +18,13 @@ func latestID(ctx context.Context, tx pgx.Tx) (id int64, err error) {
 }
 
 const selectIDsOfKey = `
-SELECT e.inbox_id
-FROM unnest($1::text[], $2::text[]) AS p (receiver, source)
-JOIN LATERAL (
-    SELECT i.inbox_id FROM inbox_events i
-    WHERE i.receiver = p.receiver AND i.source = p.source AND i.idempotency_key = $3::text LIMIT 1
-) e ON true`
+SELECT inbox_id FROM inbox_events
+WHERE idempotency_key = $1::text AND ($2::text = '' OR receiver = $2::text) AND ($3::text = '' OR source = $3::text)
+ORDER BY receiver, source LIMIT 10000`
 
-// idsOfKey returns the inbox ids of an idempotency key, one for each sender at most.
-func idsOfKey(ctx context.Context, tx pgx.Tx, list []Sender, key string) ([]int64, error) {
-	receivers, sources := columns(list)
-	rows, err := tx.Query(ctx, selectIDsOfKey, receivers, sources, key)
+// idsOfKey returns the inbox ids of the selection's idempotency key, one for each sender at most.
+func idsOfKey(ctx context.Context, tx pgx.Tx, s Selection) ([]int64, error) {
+	rows, err := tx.Query(ctx, selectIDsOfKey, s.Key, s.Receiver, s.Source)
 	if err != nil {
 		return nil, fmt.Errorf("find events of a key: %w", err)
 	}

@@ -107,16 +107,16 @@ func (s Selection) ways(ctx context.Context, tx pgx.Tx, desc bool) ([]*way, erro
 	if len(s.IDs) > 0 {
 		return []*way{byID(s.IDs)}, nil
 	}
-	list, err := senders(ctx, tx, eventsTable, s.Receiver, s.Source)
-	if err != nil || len(list) == 0 {
-		return nil, err
-	}
 	if s.Key != "" {
-		ids, err := idsOfKey(ctx, tx, list, s.Key)
+		ids, err := idsOfKey(ctx, tx, s)
 		return []*way{byID(orEmpty(ids))}, err
 	}
 	if s.has(Succeeded) || len(s.States) == 0 {
 		return []*way{byNumber(nil)}, nil
+	}
+	list, err := withOpenEvents(ctx, tx, s.Receiver, s.Source)
+	if err != nil || len(list) == 0 {
+		return nil, err
 	}
 	var all []*way
 	if s.has(Pending, Processing) || s.OrderingKey != "" && !s.has(Ignored) {
