@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"net/http"
 	"os"
 	"syscall"
@@ -34,8 +35,18 @@ func (c *crashing) freeze() (writer *os.Process) {
 	pid := row[int](c.database, `SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'`)
 	writer, err := os.FindProcess(pid)
 	must(c, err)
-	must(c, writer.Signal(syscall.SIGSTOP))
-	return writer
+	for {
+		must(c, writer.Signal(syscall.SIGSTOP))
+		// It may stand still with a lock that every commit needs. Then it goes on, and stops elsewhere.
+		ctx, cancel := context.WithTimeout(c.Context(), time.Second)
+		_, err := c.pool.Exec(ctx, `SELECT pg_logical_emit_message(true, 'flushed', '')`)
+		cancel()
+		if err == nil {
+			return writer
+		}
+		must(c, writer.Signal(syscall.SIGCONT))
+		must(c, c.Context().Err())
+	}
 }
 
 // The server crashes after it has acknowledged an outcome, and loses it. The ordering key goes on at once, and its receiver
