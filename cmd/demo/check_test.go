@@ -167,7 +167,7 @@ func TestCheckFindsOut(t *testing.T) {
 		},
 		"a living relay loses its claim": {
 			func(f *facts) { clear(f.kills) },
-			[]string{"D: relay-1.1 lost its claim 4-default-1, and nobody killed it"},
+			[]string{"D: relay-1.1 lost its claim 4-default-1, and it was not killed"},
 		},
 		"marked delivered though refused": {
 			func(f *facts) { f.requests[2].status = 500 },
