@@ -69,7 +69,7 @@ func TestSecurityAlertsAreText(t *testing.T) {
 	}
 }
 
-// No alert goes where egress forbids, is sent on by a redirect, or passes a proxy that nobody configured.
+// No alert goes where egress forbids, is sent on by a redirect, or passes a proxy that is not configured.
 func TestSecurityAlertTransport(t *testing.T) { // not in parallel: it sets the environment
 	elsewhere := newReceiver(t, nil)
 	proxy := newReceiver(t, func(w http.ResponseWriter, _ request) { w.WriteHeader(http.StatusTeapot) })
@@ -83,7 +83,7 @@ func TestSecurityAlertTransport(t *testing.T) { // not in parallel: it sets the 
 		return alert.Webhook(url, transport).Notify(t.Context(), alert.NewTest(time.Now()))
 	}
 	_, port, _ := strings.Cut(strings.TrimPrefix(elsewhere.URL, "http://"), ":")
-	named := alert.NewTransport(post.Egress{}) // every name leads to what is nobody's address
+	named := alert.NewTransport(post.Egress{}) // every name leads to an unused address
 	dialer := post.Egress{}.Dialer(time.Minute)
 	dialer.Resolver = resolverTo(t, func() netip.Addr { return netip.MustParseAddr("0.0.0.0") })
 	named.HTTP.DialContext = dialer.DialContext

@@ -102,9 +102,9 @@ type Sender struct {
 	Alive  func() bool     // false: the relay is not sure where it is, and sends only that
 	Always func(context.Context) context.Context
 	Log    zerolog.Logger
-	// Notified is told what came of a notification. nil: nothing is.
+	// Notified is called with the result of each notification. Nil: no call.
 	Notified func(channel string, alert Alert, err error)
-	// Failed is told of a statement that failed, and will be repeated.
+	// Failed is called with the error of a statement that will be repeated.
 	Failed func(operation string, err error)
 }
 

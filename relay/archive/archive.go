@@ -67,7 +67,7 @@ type Result struct {
 	ProcessedEvents int64 `json:"processed_events"`
 }
 
-// Progress is told after every batch.
+// Progress is called after every batch.
 type Progress struct {
 	// Total of this run so far.
 	Total Result
