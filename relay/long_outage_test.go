@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -23,6 +24,7 @@ func (db *database) letPass(d time.Duration) {
 // A destination is down for 63 hours, in which everything is probed again and again and nothing fails. Then what is new
 // goes before what has waited.
 func TestOutageOfDays(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for name, down := range map[string]http.Handler{
 		"nobody listens":        nil,
