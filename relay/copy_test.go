@@ -16,6 +16,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -258,7 +259,7 @@ func TestCopies(t *testing.T) {
 				t.Errorf("statements failed: %v", r.failures)
 			}
 
-			_, err := NewOps(copied.pool).AcceptIdentity(t.Context(), "")
+			_, err := ops.New(copied.pool).AcceptIdentity(t.Context(), "")
 			must(t, err)
 			if reason := r.quarantined(t, 2); reason != "" {
 				t.Errorf("after accepting: %s", reason)

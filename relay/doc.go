@@ -18,11 +18,12 @@
 // Around it: session.go (being alive, taking over from the dead), orphan.go (claims whose acknowledgement was lost), wake.go
 // (waking up, being idle), routes.go, reload.go and difference.go (making database and lanes those of the configuration),
 // parked.go (releasing what was parked before its route came), maintain.go (what is done now and then), undelivered.go
-// (finding events without deliveries), ops*.go (what operators ask and do), hooks.go (observing), and store*.go: all SQL.
+// (finding events without deliveries), hooks.go (observing), and store*.go: all SQL.
 //
 // Below it are rooms, which never import this package: pg (how statements reach the database, and what their errors mean),
 // policy and post, of which above, identity (keeping away from copies of the database), archive (moving and removing what is
-// done with), alert (telling people), and watch (being a good neighbour).
+// done with), alert (telling people), and watch (being a good neighbour). Beside it is ops (what operators ask
+// and do), which stands on the same rooms; the two never import each other.
 //
 // # Goroutines
 //

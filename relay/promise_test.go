@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -117,8 +118,8 @@ func TestNothingIsSentPastItsPromise(t *testing.T) {
 			db.exec(`UPDATE outbox_delivery SET attempts = 3, last_attempt_at = now(), not_after = now() + $1::interval`, c.left)
 			promise := row[string](db, stored)
 			cfg := db.config(to(rc.URL))
-			ops := &pager{name: "ops"}
-			cfg.Alerts = alert.Config{Channels: []alert.Channel{ops}}
+			channel := &pager{name: "ops"}
+			cfg.Alerts = alert.Config{Channels: []alert.Channel{channel}}
 			r := start(t, cfg)
 			if c.sent {
 				r.settles(t, policy.Delivered, 1)
@@ -135,12 +136,12 @@ func TestNothingIsSentPastItsPromise(t *testing.T) {
 			if !strings.Contains(text, promise[:len("2006-01-02T15:04:05")]+"Z") || !strings.Contains(text, "outbox-relay replay "+fmt.Sprint(row[int64](db, `SELECT event_id FROM outbox_delivery`))) {
 				t.Error(text)
 			}
-			eventually(t, "the alert", func() bool { return len(ops.of(alert.RuleFailed)) == 1 })
-			if got := ops.of(alert.RuleFailed)[0].FirstError; got != text {
+			eventually(t, "the alert", func() bool { return len(channel.of(alert.RuleFailed)) == 1 })
+			if got := channel.of(alert.RuleFailed)[0].FirstError; got != text {
 				t.Errorf("the alert says %q", got)
 			}
 
-			done, err := NewOps(db.pool).Replay(t.Context(), Selection{Reason: string(policy.ReasonHorizon)}, 0, nil)
+			done, err := ops.New(db.pool).Replay(t.Context(), ops.Selection{Reason: string(policy.ReasonHorizon)}, 0, nil)
 			must(t, err)
 			if done.Done != 1 {
 				t.Errorf("replayed %+v", done)

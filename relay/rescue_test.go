@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -307,7 +308,7 @@ func TestRescueTouchesNoDelivery(t *testing.T) {
 			if err := deregister(t.Context(), db.pool, leaving); err != nil {
 				t.Error(err)
 			}
-			if _, err := NewOps(db.pool).LifeSigns(t.Context()); err != nil {
+			if _, err := ops.New(db.pool).LifeSigns(t.Context()); err != nil {
 				t.Error(err)
 			}
 		}()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -54,7 +55,7 @@ func BenchmarkRescue(b *testing.B) {
 		becomes(db, 0, `SELECT count(*) FROM (SELECT FROM outbox_delivery WHERE destination = 'default' AND status = 'pending' LIMIT 1) p`)
 		takeover += time.Since(killed)
 		asked := time.Now()
-		if _, err := NewOps(db.pool).LifeSigns(b.Context()); err != nil {
+		if _, err := ops.New(db.pool).LifeSigns(b.Context()); err != nil {
 			b.Fatal(err)
 		}
 		health += time.Since(asked)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/watch"
@@ -272,7 +273,7 @@ func TestLookIsBounded(t *testing.T) {
 	must(t, err)
 	lines, err := pgx.CollectRows(result, pgx.RowTo[string])
 	must(t, err)
-	wantPlan(t, "look", strings.Join(lines, "\n"), []string{
+	relaytest.WantPlan(t, "look", strings.Join(lines, "\n"), []string{
 		"using outbox_delivery_blocked on outbox_delivery f", "using outbox_delivery_blocked on outbox_delivery h", "using outbox_delivery_order on outbox_delivery p",
 		"Scan Backward using outbox_delivery_order on outbox_delivery p",
 	})
