@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/robfig/cron/v3"
+	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
@@ -104,17 +105,17 @@ func (r *Relay) archive(ctx context.Context) {
 // newJobs returns a scheduler in UTC, where no hour is skipped or repeated, in which a job that panics or outlasts its
 // interval hurts no other.
 func (r *Relay) newJobs() *cron.Cron {
-	log := cronLog{r}
+	log := cronLog{r.cfg.Log}
 	// Recover within: SkipIfStillRunning would take a job that panicked through it for one that still runs, for ever.
 	return cron.New(cron.WithLocation(time.UTC), cron.WithLogger(log),
 		cron.WithChain(cron.SkipIfStillRunning(log), cron.Recover(log)))
 }
 
 // cronLog tells of jobs that panicked; that one ran is no news.
-type cronLog struct{ relay *Relay }
+type cronLog struct{ log zerolog.Logger }
 
 func (cronLog) Info(string, ...any) {}
 
 func (l cronLog) Error(err error, msg string, details ...any) {
-	l.relay.cfg.Log.Error().Err(err).Str("details", fmt.Sprint(details...)).Msg("maintenance: " + msg)
+	l.log.Error().Err(err).Str("details", fmt.Sprint(details...)).Msg("maintenance: " + msg)
 }
