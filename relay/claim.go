@@ -58,7 +58,7 @@ func (c *claimer) run(taking context.Context) {
 		case sweep := <-c.relay.wake.notified:
 			c.pace.notified(time.Now())
 			if sweep {
-				for _, l := range c.relay.laneList() {
+				for _, l := range c.relay.lanes.list() {
 					l.walkNow()
 				}
 			} else if c.pace.idle { // the transaction may have been open ever since
@@ -74,7 +74,7 @@ func (c *claimer) run(taking context.Context) {
 // turn claims once if there is reason to, and returns how long to wait for the next turn; negative: until woken.
 func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	r := c.relay
-	instance, alive := r.session.current()
+	instance, alive := r.presence.current()
 	if !alive || taking.Err() != nil {
 		// Without its session this relay's claims would look like a dead relay's. What it knows may be of a server that has
 		// failed over since.
@@ -186,7 +186,7 @@ func (c *claimer) work(claimed []delivery) (n int) {
 	probe := false
 	for i := range claimed {
 		if d := &claimed[i]; l == nil || l.name != d.destination {
-			l = c.relay.lane(d.destination)
+			l = c.relay.lanes.get(d.destination)
 			probe = l.state().Breaker != policy.BreakerClosed.String()
 		}
 		if !probe {
@@ -198,7 +198,7 @@ func (c *claimer) work(claimed []delivery) (n int) {
 
 // busy reports whether any lane holds anything.
 func (c *claimer) busy() bool {
-	return slices.ContainsFunc(c.relay.laneList(), (*lane).busy)
+	return slices.ContainsFunc(c.relay.lanes.list(), (*lane).busy)
 }
 
 // plan makes the next turn come at the given time at the latest.
@@ -245,7 +245,7 @@ func (c *claimer) claim(taking context.Context, instance int32, claims []laneCla
 // is ready or, when it is time to look for new work, if it has room.
 func (c *claimer) claims(now time.Time) []laneClaim {
 	r := c.relay
-	lanes := r.laneList()
+	lanes := r.lanes.list()
 	active := 0
 	for _, l := range lanes {
 		if l.walks[live].more || l.walks[backlog].more || l.busy() {
@@ -439,7 +439,7 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 	for _, d := range broken { // before anything is sent: the end of a run makes its key ready, and these must be free then
 		l.took(d.class, 1)
 		l.claimedKey(*d.event.OrderingKey, 1)
-		r.settle(l, held(d, policy.ReasonOrder))
+		r.settler.settle(held(d, policy.ReasonOrder))
 	}
 	var byClass [classes][][]delivery
 	for _, run := range all {

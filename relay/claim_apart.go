@@ -53,7 +53,7 @@ func (c *claimer) claimAll(ctx context.Context, instance int32, requests []claim
 					return claimResult{}, failed
 				}
 				for _, key := range part.keys {
-					r.lane(part.destination).makeReady(key.key, key.class)
+					r.lanes.get(part.destination).makeReady(key.key, key.class)
 				}
 			}
 			all.include(found, i, len(part.scans))

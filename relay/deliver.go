@@ -71,12 +71,12 @@ func (r *Relay) sendRun(l *lane, run []delivery) {
 			signal(r.wake.room)
 		}
 		decided := policy.Decide(v, about)
-		r.settle(l, newSettlement(*d, decided, started, took))
+		r.settler.settle(newSettlement(*d, decided, started, took))
 		d.event = post.Event{} // of a long run, only what is being sent is kept in memory
 		if decided.Blocks {
 			l.step(d.class, len(run)-i-1)
 			for _, d := range run[i+1:] {
-				r.settle(l, held(d, policy.ReasonOrder))
+				r.settler.settle(held(d, policy.ReasonOrder))
 			}
 			return
 		}
@@ -112,14 +112,14 @@ func (r *Relay) awaitTurn(wait time.Duration) {
 // giveBackUnsent empties the lanes' queues at a stop. The senders would do it too, but only when their POSTs have ended,
 // and until then no other relay could take what waits behind them.
 func (r *Relay) giveBackUnsent() {
-	for _, l := range r.laneList() {
+	for _, l := range r.lanes.list() {
 		r.giveBack(l)
 	}
 }
 
 func (r *Relay) giveBack(l *lane) {
 	for _, d := range l.unsent() {
-		r.settle(l, held(d, policy.ReasonShutdown))
+		r.settler.settle(held(d, policy.ReasonShutdown))
 	}
 }
 

@@ -14,7 +14,7 @@ func TestClaimerWaitsWhileEveryLaneIsFull(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	r := prepared(t, db.config(to("http://receiver.test/")))
-	r.session.set(1, true)
+	r.presence.set(1, true)
 	for c := range class(classes) {
 		r.lane("default").push(time.Now(), c, singly(make([]delivery, 2*post.DefaultLaneInFlight)))
 	}

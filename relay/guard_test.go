@@ -145,7 +145,7 @@ func TestDecisionReachesRelaysThatWork(t *testing.T) {
 	r.instance()
 	db.exec(`UPDATE outbox_identity SET environment = 'staging'`)
 	r.wantReason(t, `environment is "production", recorded is "staging"`)
-	if _, alive := r.session.current(); alive {
+	if _, alive := r.presence.current(); alive {
 		t.Error("still alive")
 	}
 }

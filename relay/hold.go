@@ -30,10 +30,10 @@ func (l *lane) recordResult(now time.Time, event int64, v *policy.Result, took t
 // applyStates applies the states of destinations that a beat read, which began at the given time. A destination that is not
 // among them has a closed breaker and no evidence against it.
 func (r *Relay) applyStates(began time.Time, states []policy.DestinationState) {
-	instance, _ := r.session.current()
+	instance, _ := r.presence.current()
 	now := time.Now()
 	changed := false
-	for _, l := range r.laneList() {
+	for _, l := range r.lanes.list() {
 		state := policy.DestinationState{Destination: l.name, Breaker: "closed"}
 		if i := slices.IndexFunc(states, func(s policy.DestinationState) bool { return s.Destination == l.name }); i >= 0 {
 			state = states[i]
@@ -62,7 +62,7 @@ func (l *lane) implausible() time.Duration {
 
 // tendBreakers writes what the breakers of all lanes have decided, begins trials that are due, and plans when to do so again.
 func (c *claimer) tendBreakers(now time.Time, instance int32) error {
-	for _, l := range c.relay.laneList() {
+	for _, l := range c.relay.lanes.list() {
 		if now.Before(l.tend) {
 			c.plan(l.tend)
 			continue
@@ -131,7 +131,7 @@ func (c *claimer) openBreaker(l *lane, b policy.Breaker, instance int32) (next t
 	}
 	r.cfg.Log.WithLevel(level).Str("destination", l.name).Str("error", b.Cause).Int("failed_probes", probes).
 		Int64("next_probe_in_ms", wait.Milliseconds()).Msg("breaker open: deliveries are held, and spend no attempts")
-	signal(r.alerts)
+	signal(r.wake.alerts)
 	return time.Now().Add(wait), nil
 }
 
@@ -149,7 +149,7 @@ func (c *claimer) closeBreaker(l *lane, instance int32) error {
 	r.cfg.Log.Info().Str("destination", l.name).Msg("breaker closed: nothing is held any more")
 	l.walkNow()
 	c.pace.look()
-	signal(r.alerts)
+	signal(r.wake.alerts)
 	return nil
 }
 

@@ -372,16 +372,16 @@ func (ls *lanes) add(l *lane) {
 	ls.active = append(slices.Clone(ls.active), l)
 }
 
-// lane returns the lane of a destination that something was claimed for.
-func (r *Relay) lane(name string) *lane {
-	r.lanes.mu.Lock()
-	defer r.lanes.mu.Unlock()
-	return r.lanes.byName[name]
+// get returns the lane of a destination that something was claimed for.
+func (ls *lanes) get(name string) *lane {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return ls.byName[name]
 }
 
-// laneList returns the lanes of all configured destinations.
-func (r *Relay) laneList() []*lane {
-	r.lanes.mu.Lock()
-	defer r.lanes.mu.Unlock()
-	return r.lanes.active
+// list returns the lanes of all configured destinations. The caller must not change it.
+func (ls *lanes) list() []*lane {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return ls.active
 }

@@ -32,21 +32,21 @@ func (r *Relay) maintain(ctx context.Context) {
 	jobs.Start()
 	for ctx.Err() == nil {
 		select {
-		case <-r.parked:
+		case <-r.wake.parked:
 			if err := parked.round(ctx, r); err != nil && ctx.Err() == nil {
 				r.databaseError("unpark", err)
 			}
-		case <-r.routes:
+		case <-r.wake.routes:
 			if err := r.followRoutes(ctx); err != nil && ctx.Err() == nil {
 				r.databaseError("follow routes", err)
 			}
-		case <-r.doubt:
+		case <-r.wake.schema:
 			// A session that cannot register because of the schema leaves the guard shut for good.
 			if _, err := pg.CheckSchema(identity.Unguarded(ctx), r.chores.pool); errors.Is(err, pg.ErrSchema) {
 				r.cfg.Log.Error().Err(err).Msg("the schema changed under this relay")
 				r.fail(err)
 			}
-		case <-r.reloads.done:
+		case <-r.wake.reloaded:
 			archiving.follow(ctx, r)
 			r.giveBackRemoved()
 		case <-ctx.Done():

@@ -24,36 +24,27 @@ import (
 type Relay struct {
 	cfg       Config // what a reload cannot change; the rest of it is empty
 	effective atomic.Pointer[Config]
-	lanes     lanes
+	lanes     *lanes
 	reloads   reloads
 
-	pool    *pgxpool.Pool // behind store
-	store   *store
-	chores  *store // the same, for what is done beside delivering: one statement at a time
-	session *session
-	guard   *identity.Guard
-	wake    *wakeup
-	alerts  chan struct{} // there may be alerts to tell
-	parked  chan struct{} // there may be parked deliveries with a route
-	routes  chan struct{} // the stored routes may have changed
-	doubt   chan struct{} // the schema may have changed under this relay
-	senders sync.WaitGroup
-	watcher *watch.Watcher
-	alone   solitude
+	pool     *pgxpool.Pool // behind store
+	store    *store
+	chores   *store // the same, for what is done beside delivering: one statement at a time
+	presence *presence
+	session  *session
+	guard    *identity.Guard
+	wake     *wakeup
+	settler  *settler
+	senders  sync.WaitGroup
+	watcher  *watch.Watcher
+	alone    solitude
 
 	restTimes int // see the constant; less in tests, where a busy machine would make the rests last for minutes
-
-	settlements chan settlement
-	recent      recentSettlements
 
 	// pressed says why the database needs to be left alone for now; nil: never.
 	pressed func() (reason string, pressed bool)
 
-	// Three ends, in this order. After taking nothing more is claimed or sent; after doing POSTs in flight are cut off;
-	// after settling what could not be written is left to the lease.
-	taking   context.Context
-	doing    context.Context
-	settling context.Context
+	*ends
 
 	hurry context.Context // done after Abort
 	abort context.CancelFunc
@@ -75,15 +66,8 @@ func New(cfg Config) (*Relay, error) {
 		return nil, err
 	}
 	r := &Relay{
-		cfg:         cfg.fixed(),
-		wake:        newWakeup(),
-		alerts:      make(chan struct{}, 1),
-		parked:      make(chan struct{}, 1),
-		routes:      make(chan struct{}, 1),
-		doubt:       make(chan struct{}, 1),
-		reloads:     reloads{done: make(chan struct{}, 1)},
-		settlements: make(chan settlement, settleBatch),
-		restTimes:   restTimes,
+		cfg: cfg.fixed(), lanes: &lanes{}, store: &store{}, chores: &store{}, presence: &presence{}, wake: newWakeup(),
+		ends: &ends{}, restTimes: restTimes,
 	}
 	r.effective.Store(&cfg)
 	for _, d := range cfg.Destinations {
@@ -93,6 +77,7 @@ func New(cfg Config) (*Relay, error) {
 		}
 		r.lanes.add(newLane(e))
 	}
+	r.settler = r.newSettler()
 	r.session = newSession(r)
 	r.guard = identity.NewGuard(r.guardConfig())
 	r.watcher = r.newWatcher()
@@ -106,7 +91,7 @@ func (r *Relay) guardConfig() identity.Config {
 		Name: r.cfg.Name, Version: r.cfg.Version, Environment: r.cfg.Environment,
 		Interval: identity.DefaultInterval, Grace: identity.DefaultGrace, AlertEvery: alert.Retry,
 		Log: r.cfg.Log, Quarantined: r.cfg.Hooks.Quarantined, Failed: r.databaseError,
-		Alert: func() { signal(r.alerts) }, Disown: func() { r.session.set(0, false) },
+		Alert: func() { signal(r.wake.alerts) }, Disown: func() { r.presence.set(0, false) },
 	}
 	if conn := r.cfg.Pool.ConnConfig; conn != nil {
 		cfg.Address = identity.Address(conn)
@@ -159,7 +144,7 @@ func (r *Relay) Run(ctx context.Context) error {
 
 	var takers, settler, presence sync.WaitGroup
 	presence.Go(func() { r.session.run(present) })
-	settler.Go(r.settleAll)
+	settler.Go(r.settler.run)
 	takers.Go(func() { (&claimer{relay: r, pace: pace{poll: r.cfg.PollInterval}}).run(ctx) })
 	takers.Go(func() { r.maintain(ctx) })
 	takers.Go(func() { r.alerter().Run(ctx) })
@@ -177,7 +162,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	takers.Wait()
 	r.giveBackUnsent()
 	r.senders.Wait()
-	close(r.settlements)
+	close(r.settler.settlements)
 	last := time.AfterFunc(settleGrace, giveUp)
 	defer last.Stop()
 	settler.Wait()
@@ -223,13 +208,21 @@ func (r *Relay) open(ctx context.Context, pooled bool) error {
 	if err != nil {
 		return fmt.Errorf("open database pool: %w", err)
 	}
-	r.pool, r.store = pool, &store{pool: pool}
+	r.pool, r.store.pool, r.store.deaf = pool, pool, false
 	if pooled {
-		r.store = &store{pool: pg.NewTransactions(pool, settings, r.guard.Prologue, identity.Explain), deaf: r.cfg.Pooler.Session == nil}
+		r.store.pool, r.store.deaf = pg.NewTransactions(pool, settings, r.guard.Prologue, identity.Explain), r.cfg.Pooler.Session == nil
 	}
-	r.chores = &store{pool: pg.NewChores(r.store.pool)}
+	r.chores.pool = pg.NewChores(r.store.pool)
 	r.watcher.DB = r.chores.pool
 	return nil
+}
+
+// newSettler returns what writes the outcomes.
+func (r *Relay) newSettler() *settler {
+	return &settler{
+		ends: r.ends, lanes: r.lanes, store: r.store, presence: r.presence, wake: r.wake, log: r.cfg.Log, hooks: r.cfg.Hooks,
+		failed: r.databaseError, settlements: make(chan settlement, settleBatch),
+	}
 }
 
 // newWatcher returns what looks around the database.
@@ -239,14 +232,14 @@ func (r *Relay) newWatcher() *watch.Watcher {
 		Lenient: r.lenient, Alive: r.alive, Before: r.searchUndelivered,
 		// However long a blocked vacuum makes it: like sweeps, it may take a hundredth of the time.
 		Rest:   func(took time.Duration) time.Duration { return rest{r.cfg.Watching.Interval, r.restTimes}.after(took) },
-		Looked: func() { signal(r.routes) }, // for changes without a notification
-		Due:    func() { signal(r.alerts) }, Failed: r.databaseError, Watched: r.cfg.Hooks.Watched,
+		Looked: func() { signal(r.wake.routes) }, // for changes without a notification
+		Due:    func() { signal(r.wake.alerts) }, Failed: r.databaseError, Watched: r.cfg.Hooks.Watched,
 	}
 }
 
 // lenient returns the destinations where a failed delivery does not block its ordering key.
 func (r *Relay) lenient() (names []string) {
-	for _, l := range r.laneList() {
+	for _, l := range r.lanes.list() {
 		if d := l.current().Destination; d.OnFailure == policy.SkipFailed {
 			names = append(names, d.Name)
 		}
@@ -256,14 +249,14 @@ func (r *Relay) lenient() (names []string) {
 
 // alive reports whether this relay is registered where it belongs.
 func (r *Relay) alive() bool {
-	_, alive := r.session.current()
+	_, alive := r.presence.current()
 	return alive
 }
 
 // alerter returns what sends alerts.
 func (r *Relay) alerter() *alert.Sender {
 	return &alert.Sender{
-		DB: r.chores.pool, Due: r.alerts, Config: func() alert.Config { return r.config().Alerts },
+		DB: r.chores.pool, Due: r.wake.alerts, Config: func() alert.Config { return r.config().Alerts },
 		Alive:  r.alive,
 		Always: identity.Unguarded, Log: r.cfg.Log, Notified: r.cfg.Hooks.Notified, Failed: r.databaseError,
 	}
@@ -339,7 +332,7 @@ func (r *Relay) databaseError(operation string, err error) {
 	}
 	line.Msg("database: will be tried again")
 	if pg.SchemaMayDiffer(err) {
-		signal(r.doubt)
+		signal(r.wake.schema)
 	}
 	if pg.HasCode(err, pg.ReadOnlyTransaction) || errors.Is(err, pg.ErrReadOnly) {
 		// After a failover these connections may lead to what was the primary, for ever; new ones need not.

@@ -28,7 +28,10 @@ type session struct {
 
 	// Every login of the database may notify, as often as it likes.
 	looks, sweeps, routes throttle
+}
 
+// presence is as what this relay is registered. It is safe for concurrent use.
+type presence struct {
 	mu       sync.Mutex
 	instance int32
 	alive    bool
@@ -55,13 +58,13 @@ const (
 )
 
 // current returns the number under which this relay claims, and whether it counts as alive.
-func (s *session) current() (instance int32, alive bool) {
+func (s *presence) current() (instance int32, alive bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.instance, s.alive
 }
 
-func (s *session) set(instance int32, alive bool) {
+func (s *presence) set(instance int32, alive bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.instance, s.alive = instance, alive
@@ -75,8 +78,8 @@ func (s *session) run(ctx context.Context) {
 	failing.MaxInterval = beatInterval / 2
 	for ctx.Err() == nil {
 		connected, err := s.keep(ctx)
-		instance, _ := s.current()
-		s.set(instance, false)
+		instance, _ := s.relay.presence.current()
+		s.relay.presence.set(instance, false)
 		if connected {
 			failing.Reset()
 		}
@@ -177,7 +180,7 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 		return false, err
 	}
 	var findDeadFrom time.Time
-	before, _ := s.current()
+	before, _ := s.relay.presence.current()
 	if err := s.enter(ctx, on); err != nil {
 		return false, err
 	}
@@ -243,7 +246,7 @@ func (s *session) answer(asked requests) {
 		s.relay.wake.notify(true)
 	}
 	if asked.routes && s.routes.allow(time.Now()) {
-		signal(s.relay.routes)
+		signal(s.relay.wake.routes)
 	}
 }
 
@@ -253,7 +256,7 @@ func (s *session) catchUp() {
 		s.relay.wake.notify(true)
 	}
 	if s.routes.takeRefused() {
-		signal(s.relay.routes)
+		signal(s.relay.wake.routes)
 	}
 }
 
@@ -323,10 +326,10 @@ func (s *session) enter(ctx context.Context, on *standing) error {
 		s.relay.pool.Reset() // a connection made meanwhile may have reached the server while it was stopping
 	}
 	s.started = started
-	if err := s.relay.resettle(ctx, on, instance); err != nil {
+	if err := s.relay.settler.resettle(ctx, on, instance); err != nil {
 		return err
 	}
-	if err := s.relay.meetRoutes(ctx, func() { s.set(instance, true) }); err != nil {
+	if err := s.relay.meetRoutes(ctx, func() { s.relay.presence.set(instance, true) }); err != nil {
 		return err
 	}
 	s.relay.cfg.Log.Info().Int32("instance", instance).Bool("resumed", resumed).Bool("session", on.conn != nil).Msg("registered")
@@ -336,7 +339,7 @@ func (s *session) enter(ctx context.Context, on *standing) error {
 // register makes this relay known, under the number it had if no other took it for dead meanwhile.
 func (s *session) register(ctx context.Context, on *standing) (instance int32, resumed bool, err error) {
 	cfg, isSession := &s.relay.cfg, on.conn != nil
-	if instance, _ = s.current(); instance != 0 {
+	if instance, _ = s.relay.presence.current(); instance != 0 {
 		resumed, err = resume(ctx, on, isSession, instance)
 		if err != nil || resumed {
 			return instance, resumed, err
@@ -346,7 +349,7 @@ func (s *session) register(ctx context.Context, on *standing) (instance int32, r
 	if err != nil {
 		return 0, false, err
 	}
-	s.set(instance, false) // to be resumed if the rest fails, or every failure would leave a row behind
+	s.relay.presence.set(instance, false) // to be resumed if the rest fails, or every failure would leave a row behind
 	return instance, false, nil
 }
 
@@ -382,7 +385,7 @@ func (s *session) beat(stopping context.Context, on *standing, findDead bool) er
 	// A beat that is cut off costs the connection, on which this relay has yet to deregister.
 	defer context.AfterFunc(stopping, func() { time.AfterFunc(leaveTimeout, cancel) })()
 	p := pulse{writeAfter: heartbeatAge, findDead: findDead, armed: s.relay.store.idle.Load() && !s.relay.store.deaf}
-	p.instance, _ = s.current()
+	p.instance, _ = s.relay.presence.current()
 	if on.conn == nil {
 		p.writeAfter = min(p.writeAfter, s.relay.cfg.Lease/5)
 	}
@@ -394,13 +397,13 @@ func (s *session) beat(stopping context.Context, on *standing, findDead bool) er
 	if !e.registered {
 		return errTakenForDead
 	}
-	s.relay.recent.forgetDurable(asked)
+	s.relay.settler.recent.forgetDurable(asked)
 	s.relay.applyStates(asked, e.states)
 	if e.alerts {
-		signal(s.relay.alerts)
+		signal(s.relay.wake.alerts)
 	}
 	if e.parked {
-		signal(s.relay.parked)
+		signal(s.relay.wake.parked)
 	}
 	for _, other := range e.dead {
 		s.rescue(ctx, other)
@@ -423,7 +426,7 @@ func (s *session) rescue(ctx context.Context, other int32) {
 		hook(other)
 	}
 	s.relay.wake.notify(true)
-	signal(s.relay.routes)
+	signal(s.relay.wake.routes)
 	if err := s.relay.store.endSession(ctx, other, lasting); err != nil && !pg.HasCode(err, pg.LacksPrivilege) {
 		s.relay.databaseError("end session", err)
 	}
@@ -433,6 +436,6 @@ func (s *session) rescue(ctx context.Context, other int32) {
 func (s *session) leave(ctx context.Context, on *standing) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
-	instance, _ := s.current()
+	instance, _ := s.relay.presence.current()
 	return deregister(ctx, on, instance)
 }

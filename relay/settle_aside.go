@@ -62,7 +62,7 @@ func (w *settler) setAside(left []settlement) {
 		}
 		w.aside = append(w.aside, *s)
 	}
-	log := w.relay.cfg.Log
+	log := w.log
 	if locked != nil {
 		log.Warn().Int("deliveries", len(left)).Int64("event_id", locked.eventID).Str("destination", locked.destination).
 			Msg("another session keeps deliveries locked; settling them when it ends")
@@ -76,7 +76,7 @@ func (w *settler) setAside(left []settlement) {
 
 // drop leaves a delivery to be attempted again, and gives its room and its ordering key back.
 func (w *settler) drop(s *settlement) {
-	l := w.relay.lane(s.destination)
+	l := w.lanes.get(s.destination)
 	if s.event.OrderingKey != nil {
 		s.FreesKey = true
 		l.keySettled(s)
@@ -85,7 +85,7 @@ func (w *settler) drop(s *settlement) {
 		l.pauseWritten() // which it is not, but nothing else would let the lane go on
 	}
 	l.release(s.class, 1)
-	signal(w.relay.wake.room)
+	signal(w.wake.room)
 }
 
 // tryAside writes the settlements whose turn has come.

@@ -138,7 +138,7 @@ func TestQueueGetsSendersWhenTheLimitGrows(t *testing.T) {
 func TestWalkGoesOnInAnIdleRelay(t *testing.T) {
 	t.Parallel()
 	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
-	r.session.set(1, true)
+	r.presence.set(1, true)
 	now := time.Now()
 	r.lane("default").walks[backlog] = walk{position: keyset{now, 1}, more: true, barren: true, due: now.Add(time.Minute)}
 	c := &claimer{relay: r.Relay, writers: writers{next: now.Add(time.Hour)}, pace: pace{poll: time.Second, idle: true, interval: time.Hour, nextLook: now.Add(time.Hour)}}
@@ -335,7 +335,7 @@ func TestProbeEndsNoIdleness(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.senders.Wait()
-	if probes := len(r.settlements); probes == 0 || !c.pace.lastWork.IsZero() {
+	if probes := len(r.settler.settlements); probes == 0 || !c.pace.lastWork.IsZero() {
 		t.Errorf("%d probes, the last work at %s", probes, c.pace.lastWork)
 	}
 }

@@ -259,7 +259,7 @@ func TestRetryWaitsForNoPoll(t *testing.T) {
 		return wait
 	}
 	turn(&claimer{relay: r, pace: pace{poll: time.Hour}})
-	(&settler{relay: r}).write(batch{settlements: []settlement{<-r.settlements}})
+	r.settler.write(batch{settlements: []settlement{<-r.settler.settlements}})
 
 	far := time.Now().Add(time.Hour)
 	idle := &claimer{relay: r, writers: writers{next: far}, pace: pace{poll: time.Second, idle: true, interval: time.Hour, nextLook: far}}

@@ -103,7 +103,7 @@ func (c *claimer) observeWriters(ctx context.Context, now time.Time) {
 
 // lookBack makes the next claims look at everything that became due since the given time of the database.
 func (c *claimer) lookBack(since time.Time) {
-	for _, l := range c.relay.laneList() {
+	for _, l := range c.relay.lanes.list() {
 		l.lookBack(since)
 	}
 	c.pace.look()
