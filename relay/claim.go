@@ -460,7 +460,7 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 	}
 	for i, runs := range byClass {
 		for range l.push(time.Now(), class(i), runs) {
-			r.senders.Go(func() { r.send(l) })
+			r.senders.start(l)
 		}
 	}
 }

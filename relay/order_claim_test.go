@@ -208,7 +208,7 @@ func TestSentPayloadsOfARunAreReleased(t *testing.T) {
 		d.promiseEnds = d.leaseEnds
 		run = append(run, d)
 	}
-	r.sendRun(l, run)
+	r.senders.sendRun(l, run)
 	var outcomes []policy.Outcome
 	for range run {
 		outcomes = append(outcomes, (<-r.settler.settlements).Outcome)

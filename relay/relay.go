@@ -35,9 +35,8 @@ type Relay struct {
 	guard    *identity.Guard
 	wake     *wakeup
 	settler  *settler
-	senders  sync.WaitGroup
+	senders  *senders
 	watcher  *watch.Watcher
-	alone    solitude
 
 	restTimes int // see the constant; less in tests, where a busy machine would make the rests last for minutes
 
@@ -78,6 +77,7 @@ func New(cfg Config) (*Relay, error) {
 		r.lanes.add(newLane(e))
 	}
 	r.settler = r.newSettler()
+	r.senders = r.newSenders()
 	r.session = newSession(r)
 	r.guard = identity.NewGuard(r.guardConfig())
 	r.watcher = r.newWatcher()
@@ -160,7 +160,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer context.AfterFunc(doing, func() { time.AfterFunc(settleGrace, giveUp) })()
 	takers.Go(r.withdrawRoutes)
 	takers.Wait()
-	r.giveBackUnsent()
+	r.senders.giveBackUnsent()
 	r.senders.Wait()
 	close(r.settler.settlements)
 	last := time.AfterFunc(settleGrace, giveUp)
@@ -222,6 +222,13 @@ func (r *Relay) newSettler() *settler {
 	return &settler{
 		ends: r.ends, lanes: r.lanes, store: r.store, presence: r.presence, wake: r.wake, log: r.cfg.Log, hooks: r.cfg.Hooks,
 		failed: r.databaseError, settlements: make(chan settlement, settleBatch),
+	}
+}
+
+// newSenders returns what sends the deliveries.
+func (r *Relay) newSenders() *senders {
+	return &senders{
+		ends: r.ends, config: r.config, lanes: r.lanes, store: r.store, wake: r.wake, settler: r.settler, failed: r.databaseError,
 	}
 }
 
