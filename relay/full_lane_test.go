@@ -23,7 +23,8 @@ func TestClaimerWaitsWhileEveryLaneIsFull(t *testing.T) {
 		"idle":    {poll: time.Second, idle: true, interval: firstIdlePoll},
 		"waiting": {poll: time.Second, idle: true, interval: 2 * time.Second},
 	} {
-		c := &claimer{relay: r.Relay, pace: p, writers: writers{next: time.Now().Add(time.Hour)}}
+		c := r.newClaimer()
+		c.pace, c.writers.next = p, time.Now().Add(time.Hour)
 		c.clock.set(time.Now())
 		wait, err := c.turn(t.Context())
 		if err != nil || wait >= 0 && wait < minPace {

@@ -62,14 +62,14 @@ func (l *lane) implausible() time.Duration {
 
 // tendBreakers writes what the breakers of all lanes have decided, begins trials that are due, and plans when to do so again.
 func (c *claimer) tendBreakers(now time.Time, instance int32) error {
-	for _, l := range c.relay.lanes.list() {
+	for _, l := range c.lanes.list() {
 		if now.Before(l.tend) {
 			c.plan(l.tend)
 			continue
 		}
 		at, err := c.tendBreaker(l, now, instance)
 		if pg.HasCode(err, pg.LockNotAvailable) { // the other lanes must not wait for one row
-			c.relay.databaseError("breaker", err)
+			c.failed("breaker", err)
 			l.tend = time.Now().Add(lockedAgain)
 			at, err = l.tend, nil
 		}
@@ -117,8 +117,7 @@ func (c *claimer) tendBreaker(l *lane, now time.Time, instance int32) (next time
 
 // openBreaker writes that a breaker has opened, and returns when its first or next trial is due.
 func (c *claimer) openBreaker(l *lane, b policy.Breaker, instance int32) (next time.Time, err error) {
-	r := c.relay
-	wait, probes, err := r.store.openBreaker(r.settling, l.name, instance, b)
+	wait, probes, err := c.store.openBreaker(c.settling, l.name, instance, b)
 	if err != nil {
 		return time.Time{}, err
 	}
@@ -129,16 +128,15 @@ func (c *claimer) openBreaker(l *lane, b policy.Breaker, instance int32) (next t
 	if probes > 0 { // news once; each probe has its attempt's line
 		level = zerolog.DebugLevel
 	}
-	r.cfg.Log.WithLevel(level).Str("destination", l.name).Str("error", b.Cause).Int("failed_probes", probes).
+	c.config().Log.WithLevel(level).Str("destination", l.name).Str("error", b.Cause).Int("failed_probes", probes).
 		Int64("next_probe_in_ms", wait.Milliseconds()).Msg("breaker open: deliveries are held, and spend no attempts")
-	signal(r.wake.alerts)
+	signal(c.wake.alerts)
 	return time.Now().Add(wait), nil
 }
 
 // closeBreaker writes that a breaker has closed, and makes the next claims look at all that was held.
 func (c *claimer) closeBreaker(l *lane, instance int32) error {
-	r := c.relay
-	if err := r.store.closeBreaker(r.settling, l.name, instance); err != nil {
+	if err := c.store.closeBreaker(c.settling, l.name, instance); err != nil {
 		return err
 	}
 	l.mu.Lock()
@@ -146,27 +144,26 @@ func (c *claimer) closeBreaker(l *lane, instance int32) error {
 		l.breaker.Write, l.breaker.Since = policy.WriteNothing, time.Now()
 	}
 	l.mu.Unlock()
-	r.cfg.Log.Info().Str("destination", l.name).Msg("breaker closed: nothing is held any more")
+	c.config().Log.Info().Str("destination", l.name).Msg("breaker closed: nothing is held any more")
 	l.walkNow()
 	c.pace.look()
-	signal(r.wake.alerts)
+	signal(c.wake.alerts)
 	return nil
 }
 
 // tryBreaker begins a trial of a lane if no other relay does, and returns when to try that again if it has not.
 func (c *claimer) tryBreaker(l *lane, now time.Time, instance int32, hold time.Duration) (next time.Time, err error) {
-	r := c.relay
 	l.mu.Lock()
 	implausible := l.implausible()
 	l.mu.Unlock()
-	taken, events, err := r.store.tryBreaker(r.settling, l.name, instance, hold, implausible)
+	taken, events, err := c.store.tryBreaker(c.settling, l.name, instance, hold, implausible)
 	if err != nil {
 		return time.Time{}, err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !taken { // nothing that waits is due, or another relay was first, as the next beat will show
-		l.breaker.TryAt = now.Add(r.cfg.PollInterval)
+		l.breaker.TryAt = now.Add(c.config().PollInterval)
 		return l.breaker.TryAt, nil
 	}
 	l.breaker.Events = events
@@ -192,7 +189,7 @@ func (c *claimer) renewTrial(l *lane, now time.Time, instance int32, hold time.D
 	if vain {
 		return c.closeBreaker(l, instance)
 	}
-	held, err := c.relay.store.renewTrial(c.relay.settling, l.name, instance, hold)
+	held, err := c.store.renewTrial(c.settling, l.name, instance, hold)
 	if err != nil {
 		return err
 	}
@@ -210,7 +207,7 @@ func (c *claimer) renewTrial(l *lane, now time.Time, instance int32, hold time.D
 
 // recordEvidence writes what this relay adds to the evidence against a destination, and learns what all relays hold.
 func (c *claimer) recordEvidence(l *lane, b policy.Breaker) error {
-	failures, events, closed, err := c.relay.store.recordEvidence(c.relay.settling, l.name, b.Unwritten, b.Events)
+	failures, events, closed, err := c.store.recordEvidence(c.settling, l.name, b.Unwritten, b.Events)
 	if err != nil {
 		return err
 	}

@@ -145,7 +145,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	var takers, settler, presence sync.WaitGroup
 	presence.Go(func() { r.session.run(present) })
 	settler.Go(r.settler.run)
-	takers.Go(func() { (&claimer{relay: r, pace: pace{poll: r.cfg.PollInterval}}).run(ctx) })
+	takers.Go(func() { r.newClaimer().run(ctx) })
 	takers.Go(func() { r.maintain(ctx) })
 	takers.Go(func() { r.alerter().Run(ctx) })
 	takers.Go(func() { r.watcher.Run(ctx) })
@@ -229,6 +229,14 @@ func (r *Relay) newSettler() *settler {
 func (r *Relay) newSenders() *senders {
 	return &senders{
 		ends: r.ends, config: r.config, lanes: r.lanes, store: r.store, wake: r.wake, settler: r.settler, failed: r.databaseError,
+	}
+}
+
+// newClaimer returns what claims.
+func (r *Relay) newClaimer() *claimer {
+	return &claimer{
+		ends: r.ends, config: r.config, lanes: r.lanes, store: r.store, presence: r.presence, wake: r.wake, senders: r.senders,
+		settler: r.settler, failed: r.databaseError, restTimes: r.restTimes, pace: pace{poll: r.cfg.PollInterval},
 	}
 }
 

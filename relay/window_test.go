@@ -102,7 +102,7 @@ func TestTrialWaitsAsAsked(t *testing.T) {
 	t.Parallel()
 	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	r.settling = t.Context()
-	c := &claimer{relay: r.Relay}
+	c := r.newClaimer()
 	l := r.lane("default")
 	now := time.Now()
 	l.flow.Close(now, 30*time.Second)

@@ -88,9 +88,9 @@ func (w *writers) wanted(now time.Time, idle bool) bool {
 func (c *claimer) observeWriters(ctx context.Context, now time.Time) {
 	w := &c.writers
 	if w.wanted(now, c.pace.idle) {
-		at, latest, open, err := c.relay.store.openWriters(ctx)
+		at, latest, open, err := c.store.openWriters(ctx)
 		if err != nil {
-			c.relay.databaseError("look for open transactions", err)
+			c.failed("look for open transactions", err)
 			w.next = now.Add(writersMost)
 		} else if late := w.observe(now, at, latest, open); !late.IsZero() {
 			c.lookBack(late.Add(-writersMost))
@@ -103,7 +103,7 @@ func (c *claimer) observeWriters(ctx context.Context, now time.Time) {
 
 // lookBack makes the next claims look at everything that became due since the given time of the database.
 func (c *claimer) lookBack(since time.Time) {
-	for _, l := range c.relay.lanes.list() {
+	for _, l := range c.lanes.list() {
 		l.lookBack(since)
 	}
 	c.pace.look()

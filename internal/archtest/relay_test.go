@@ -8,7 +8,7 @@ import (
 // holders are the types that still hold a *Relay, through which they could write into any other part. The list may only
 // shrink: a part gets the few things that it needs.
 var holders = map[string]bool{
-	"relay.claimer": true, "relay.session": true,
+	"relay.session": true,
 }
 
 // relayHolders finds the struct types with a field that is a *Relay.
