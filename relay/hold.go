@@ -28,12 +28,9 @@ func (l *lane) recordResult(now time.Time, event int64, v *policy.Result, took t
 }
 
 // applyStates applies the states of destinations that a beat read, which began at the given time. A destination that is not
-// among them has a closed breaker and no evidence against it.
-func (r *Relay) applyStates(began time.Time, states []policy.DestinationState) {
-	instance, _ := r.presence.current()
-	now := time.Now()
-	changed := false
-	for _, l := range r.lanes.list() {
+// among them has a closed breaker and no evidence against it. It reports whether a breaker has opened or closed.
+func (ls *lanes) applyStates(began, now time.Time, states []policy.DestinationState, instance int32) (changed bool) {
+	for _, l := range ls.list() {
 		state := policy.DestinationState{Destination: l.name, Breaker: "closed"}
 		if i := slices.IndexFunc(states, func(s policy.DestinationState) bool { return s.Destination == l.name }); i >= 0 {
 			state = states[i]
@@ -47,9 +44,7 @@ func (r *Relay) applyStates(began time.Time, states []policy.DestinationState) {
 		changed = changed || l.breaker.State != before
 		l.mu.Unlock()
 	}
-	if changed {
-		r.wake.notify(true)
-	}
+	return changed
 }
 
 // lockedAgain is how long a breaker's statement waits that met another session's lock on the destination.

@@ -27,12 +27,10 @@ type Relay struct {
 	lanes     *lanes
 	reloads   reloads
 
-	pool     *pgxpool.Pool // behind store
 	store    *store
 	chores   *store // the same, for what is done beside delivering: one statement at a time
 	presence *presence
 	session  *session
-	guard    *identity.Guard
 	wake     *wakeup
 	settler  *settler
 	senders  *senders
@@ -78,8 +76,7 @@ func New(cfg Config) (*Relay, error) {
 	}
 	r.settler = r.newSettler()
 	r.senders = r.newSenders()
-	r.session = newSession(r)
-	r.guard = identity.NewGuard(r.guardConfig())
+	r.session = r.newSession()
 	r.watcher = r.newWatcher()
 	r.pressed = func() (string, bool) { reason := r.watcher.Pressure(); return reason, reason != "" }
 	r.hurry, r.abort = context.WithCancel(context.Background())
@@ -126,14 +123,14 @@ func (r *Relay) Run(ctx context.Context) error {
 	if err := r.open(ctx, r.cfg.Pooler.Mode == PoolerTransaction); err != nil {
 		return err
 	}
-	defer func() { r.pool.Close() }()
+	defer func() { r.store.direct.Close() }()
 	if err := r.prepare(ctx); err != nil || ctx.Err() != nil {
 		return err
 	}
 	ctx, r.fail = context.WithCancelCause(ctx)
 	defer r.fail(nil)
 
-	r.guard.Shut()
+	r.session.guard.Shut()
 	settling, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
 	doing, cutOff := context.WithCancel(context.WithoutCancel(ctx))
@@ -203,14 +200,14 @@ func (r *Relay) open(ctx context.Context, pooled bool) error {
 	if pooled {
 		settings = pg.SetPooled(cfg, r.cfg.Schema)
 	}
-	r.guard.Watch(cfg, pooled)
+	r.session.guard.Watch(cfg, pooled)
 	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
 	if err != nil {
 		return fmt.Errorf("open database pool: %w", err)
 	}
-	r.pool, r.store.pool, r.store.deaf = pool, pool, false
+	r.store.direct, r.store.pool, r.store.deaf = pool, pool, false
 	if pooled {
-		r.store.pool, r.store.deaf = pg.NewTransactions(pool, settings, r.guard.Prologue, identity.Explain), r.cfg.Pooler.Session == nil
+		r.store.pool, r.store.deaf = pg.NewTransactions(pool, settings, r.session.guard.Prologue, identity.Explain), r.cfg.Pooler.Session == nil
 	}
 	r.chores.pool = pg.NewChores(r.store.pool)
 	r.watcher.DB = r.chores.pool
@@ -237,6 +234,16 @@ func (r *Relay) newClaimer() *claimer {
 	return &claimer{
 		ends: r.ends, config: r.config, lanes: r.lanes, store: r.store, presence: r.presence, wake: r.wake, senders: r.senders,
 		settler: r.settler, failed: r.databaseError, restTimes: r.restTimes, pace: pace{poll: r.cfg.PollInterval},
+	}
+}
+
+// newSession returns what keeps this relay known to be alive.
+func (r *Relay) newSession() *session {
+	return &session{
+		presence: r.presence, cfg: &r.cfg, store: r.store, guard: identity.NewGuard(r.guardConfig()), wake: r.wake, lanes: r.lanes,
+		settler: r.settler, meetRoutes: r.meetRoutes, failed: r.databaseError, deafTime: deafTime,
+		looks:  newThrottle(looksPerSecond, looksPerSecond),
+		sweeps: newThrottle(sweepsPerSecond, burstOfSweeps), routes: newThrottle(sweepsPerSecond, burstOfSweeps),
 	}
 }
 
@@ -304,7 +311,7 @@ func (r *Relay) checkDatabase(ctx context.Context) error {
 		if r.cfg.Pooler.Mode == PoolerNone {
 			return fmt.Errorf("%w; give the relay a direct connection, or set database.pooler to transaction", err)
 		}
-		r.pool.Close()
+		r.store.direct.Close()
 		if err := r.open(ctx, true); err != nil {
 			return err
 		}
@@ -351,7 +358,7 @@ func (r *Relay) databaseError(operation string, err error) {
 	}
 	if pg.HasCode(err, pg.ReadOnlyTransaction) || errors.Is(err, pg.ErrReadOnly) {
 		// After a failover these connections may lead to what was the primary, for ever; new ones need not.
-		r.pool.Reset()
+		r.store.direct.Reset()
 	}
 	if hook := r.cfg.Hooks.DatabaseError; hook != nil {
 		hook(operation, err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -15,9 +16,10 @@ import (
 
 // store runs the engine's statements. It is safe for concurrent use.
 type store struct {
-	pool pg.Pool
-	deaf bool        // no listener for notifications: producers are never asked for any
-	idle atomic.Bool // as declared last
+	pool   pg.Pool
+	direct *pgxpool.Pool // behind pool
+	deaf   bool          // no listener for notifications: producers are never asked for any
+	idle   atomic.Bool   // as declared last
 }
 
 // keyset is a place in the order in which a lane is claimed.
