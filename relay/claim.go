@@ -270,7 +270,7 @@ func (c *claimer) claims(now time.Time) []laneClaim {
 		l.setShare(min(l.current().Destination.MaxInFlight, share))
 		if request := c.request(l, now, looking); len(request.scans)+len(request.keys) > 0 {
 			claims = append(claims, laneClaim{l, request})
-			l.asked = now
+			l.ask(now)
 		}
 	}
 	return claims

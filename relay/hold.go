@@ -10,23 +10,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-// recordResult passes a result to breaker and flow. It reports whether the breaker blames the destination as a whole, and
-// whether the claimer has something to write, or to plan.
-func (l *lane) recordResult(now time.Time, event int64, v *policy.Result, took time.Duration) (atFault, changed bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	write, pending := l.breaker.Write, l.breaker.Pending()
-	atFault = l.breaker.RecordResult(now, event, v, min(l.share, l.flow.Concurrency()))
-	if v.Posted {
-		wait := min(v.RetryAfter, l.Destination.Retry.RetryAfterMax)
-		if v.Reason == policy.ReasonUnavailable && now.Sub(l.breaker.Answered) < policy.BreakerAfter {
-			wait = 0 // others are accepted: a conflict in its database, for instance, which concerns one event
-		}
-		l.flow.Answered(now, v.Reason, took, wait)
-	}
-	return atFault, l.breaker.Write != write || l.breaker.Pending() != pending
-}
-
 // applyStates applies the states of destinations that a beat read, which began at the given time. A destination that is not
 // among them has a closed breaker and no evidence against it. It reports whether a breaker has opened or closed.
 func (ls *lanes) applyStates(began, now time.Time, states []policy.DestinationState, instance int32) (changed bool) {
@@ -35,14 +18,15 @@ func (ls *lanes) applyStates(began, now time.Time, states []policy.DestinationSt
 		if i := slices.IndexFunc(states, func(s policy.DestinationState) bool { return s.Destination == l.name }); i >= 0 {
 			state = states[i]
 		}
-		l.mu.Lock()
-		if state.Remaining > l.implausible() {
-			state.Remaining = 0
-		}
-		before := l.breaker.State
-		l.breaker.ApplyState(began, now, state, instance)
-		changed = changed || l.breaker.State != before
-		l.mu.Unlock()
+		_, hold, _ := l.breakerAt(now)
+		l.changeBreaker(func(b *policy.Breaker) {
+			if state.Remaining > implausible(b, hold) {
+				state.Remaining = 0
+			}
+			before := b.State
+			b.ApplyState(began, now, state, instance)
+			changed = changed || b.State != before
+		})
 	}
 	return changed
 }
@@ -51,8 +35,8 @@ func (ls *lanes) applyStates(began, now time.Time, states []policy.DestinationSt
 const lockedAgain = 2 * time.Second
 
 // implausible is a longer time than any relay gives a breaker: the database's clock must have been put back since.
-func (l *lane) implausible() time.Duration {
-	return 2 * max(l.breaker.Policy.ProbeMax, l.Destination.Timeout+policy.TryHold)
+func implausible(b *policy.Breaker, hold time.Duration) time.Duration {
+	return 2 * max(b.Policy.ProbeMax, hold)
 }
 
 // tendBreakers writes what the breakers of all lanes have decided, begins trials that are due, and plans when to do so again.
@@ -80,11 +64,7 @@ func (c *claimer) tendBreakers(now time.Time, instance int32) error {
 
 // tendBreaker does what is due about one breaker, and returns when to look again; zero: when a result changes it.
 func (c *claimer) tendBreaker(l *lane, now time.Time, instance int32) (next time.Time, err error) {
-	l.mu.Lock()
-	b := l.breaker
-	hold := l.Destination.Timeout + policy.TryHold
-	turn := l.flow.Turn(now)
-	l.mu.Unlock()
+	b, hold, turn := l.breakerAt(now)
 	switch {
 	case b.Write == policy.WriteOpen:
 		return c.openBreaker(l, b, instance)
@@ -95,9 +75,9 @@ func (c *claimer) tendBreaker(l *lane, now time.Time, instance int32) (next time
 	case b.State == policy.BreakerOpen && turn > 0:
 		return now.Add(turn), nil // the lane's rate allows no request yet; another relay may try meanwhile
 	case b.State == policy.BreakerOpen:
-		return c.tryBreaker(l, now, instance, hold)
+		return c.tryBreaker(l, b, now, instance, hold)
 	case b.State == policy.BreakerHalfOpen && b.Until.Sub(now) < hold/2:
-		return time.Time{}, c.renewTrial(l, now, instance, hold)
+		return time.Time{}, c.renewTrial(l, now, instance, hold, turn)
 	case b.State == policy.BreakerHalfOpen && turn == 0 && !l.busy() && !l.walked(now):
 		return now, nil
 	case b.State == policy.BreakerHalfOpen:
@@ -116,9 +96,7 @@ func (c *claimer) openBreaker(l *lane, b policy.Breaker, instance int32) (next t
 	if err != nil {
 		return time.Time{}, err
 	}
-	l.mu.Lock()
-	l.breaker.Opened(time.Now(), wait)
-	l.mu.Unlock()
+	l.changeBreaker(func(b *policy.Breaker) { b.Opened(time.Now(), wait) })
 	level := zerolog.WarnLevel
 	if probes > 0 { // news once; each probe has its attempt's line
 		level = zerolog.DebugLevel
@@ -134,11 +112,11 @@ func (c *claimer) closeBreaker(l *lane, instance int32) error {
 	if err := c.store.closeBreaker(c.settling, l.name, instance); err != nil {
 		return err
 	}
-	l.mu.Lock()
-	if l.breaker.Write == policy.WriteClosed {
-		l.breaker.Write, l.breaker.Since = policy.WriteNothing, time.Now()
-	}
-	l.mu.Unlock()
+	l.changeBreaker(func(b *policy.Breaker) {
+		if b.Write == policy.WriteClosed {
+			b.Write, b.Since = policy.WriteNothing, time.Now()
+		}
+	})
 	c.config().Log.Info().Str("destination", l.name).Msg("breaker closed: nothing is held any more")
 	l.walkNow()
 	c.pace.look()
@@ -147,22 +125,20 @@ func (c *claimer) closeBreaker(l *lane, instance int32) error {
 }
 
 // tryBreaker begins a trial of a lane if no other relay does, and returns when to try that again if it has not.
-func (c *claimer) tryBreaker(l *lane, now time.Time, instance int32, hold time.Duration) (next time.Time, err error) {
-	l.mu.Lock()
-	implausible := l.implausible()
-	l.mu.Unlock()
-	taken, events, err := c.store.tryBreaker(c.settling, l.name, instance, hold, implausible)
+func (c *claimer) tryBreaker(l *lane, b policy.Breaker, now time.Time, instance int32, hold time.Duration) (next time.Time, err error) {
+	taken, events, err := c.store.tryBreaker(c.settling, l.name, instance, hold, implausible(&b, hold))
 	if err != nil {
 		return time.Time{}, err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	if !taken { // nothing that waits is due, or another relay was first, as the next beat will show
-		l.breaker.TryAt = now.Add(c.config().PollInterval)
-		return l.breaker.TryAt, nil
+		next = now.Add(c.config().PollInterval)
+		l.changeBreaker(func(b *policy.Breaker) { b.TryAt = next })
+		return next, nil
 	}
-	l.breaker.Events = events
-	l.breaker.Try(time.Now(), hold)
+	l.changeBreaker(func(b *policy.Breaker) {
+		b.Events = events
+		b.Try(time.Now(), hold)
+	})
 	for i := range l.walks { // each probe goes on behind the one before it, then at the front: another delivery may pass
 		w := &l.walks[i]
 		w.due, w.again = time.Time{}, w.position != (keyset{})
@@ -173,14 +149,13 @@ func (c *claimer) tryBreaker(l *lane, now time.Time, instance int32, hold time.D
 
 // renewTrial prolongs this relay's trial of a lane, or closes the breaker when there was nothing to send: all that waited is
 // gone, or waits behind another delivery.
-func (c *claimer) renewTrial(l *lane, now time.Time, instance int32, hold time.Duration) error {
-	busy := l.busy()
-	l.mu.Lock()
-	vain := l.breaker.State == policy.BreakerHalfOpen && !l.breaker.Accepted && !busy && l.flow.Turn(now) == 0
-	if vain {
-		l.breaker.Close(now)
-	}
-	l.mu.Unlock()
+func (c *claimer) renewTrial(l *lane, now time.Time, instance int32, hold, turn time.Duration) error {
+	vain := !l.busy() && turn == 0
+	l.changeBreaker(func(b *policy.Breaker) {
+		if vain = vain && b.State == policy.BreakerHalfOpen && !b.Accepted; vain {
+			b.Close(now)
+		}
+	})
 	if vain {
 		return c.closeBreaker(l, instance)
 	}
@@ -188,15 +163,16 @@ func (c *claimer) renewTrial(l *lane, now time.Time, instance int32, hold time.D
 	if err != nil {
 		return err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.breaker.State == policy.BreakerHalfOpen {
-		l.breaker.Until = now.Add(hold)
-		if !held {
-			l.breaker.Enter(now, policy.BreakerOpen)
-			l.breaker.TryAt = now.Add(hold)
+	l.changeBreaker(func(b *policy.Breaker) {
+		if b.State != policy.BreakerHalfOpen {
+			return
 		}
-	}
+		b.Until = now.Add(hold)
+		if !held {
+			b.Enter(now, policy.BreakerOpen)
+			b.TryAt = now.Add(hold)
+		}
+	})
 	return nil
 }
 
@@ -209,9 +185,8 @@ func (c *claimer) recordEvidence(l *lane, b policy.Breaker) error {
 	if !closed {
 		failures, events = 0, nil // another relay has opened the breaker, as the next beat will show
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.breaker.EvidenceRecorded(time.Now(), b.Unwritten, failures, events)
+	written := b.Unwritten
+	l.changeBreaker(func(b *policy.Breaker) { b.EvidenceRecorded(time.Now(), written, failures, events) })
 	return nil
 }
 
@@ -220,11 +195,10 @@ func (l *lane) tried(now time.Time) (ended bool) {
 	if l.busy() || !l.walked(now) {
 		return false
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.breaker.State == policy.BreakerHalfOpen && l.breaker.Accepted {
-		l.breaker.Close(now)
-		return true
-	}
-	return false
+	l.changeBreaker(func(b *policy.Breaker) {
+		if ended = b.State == policy.BreakerHalfOpen && b.Accepted; ended {
+			b.Close(now)
+		}
+	})
+	return ended
 }

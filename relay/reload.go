@@ -191,30 +191,6 @@ func (ls *lanes) replace(now time.Time, destinations []post.Destination, endpoin
 	ls.active = active
 }
 
-// configure makes the next requests go to another endpoint, also of a lane that was removed before.
-func (l *lane) configure(now time.Time, e *post.Endpoint) {
-	l.mu.Lock()
-	old := l.Endpoint
-	l.Endpoint, l.removed = e, false
-	if e.URL.Host != old.URL.Host {
-		l.flow = policy.NewFlow(e.Destination.MaxInFlight, e.Destination.RateLimit) // what the other one can bear says nothing
-	} else {
-		l.flow.Configure(now, e.Destination.MaxInFlight, e.Destination.RateLimit)
-	}
-	l.breaker.Configure(now, e.Destination.Breaker)
-	l.mu.Unlock()
-	old.Retire()
-}
-
-// remove keeps a lane from sending anything that is not on its way.
-func (l *lane) remove() {
-	l.mu.Lock()
-	l.removed = true
-	unused := l.Endpoint
-	l.mu.Unlock()
-	unused.Retire()
-}
-
 // giveBackRemoved empties the queues of removed lanes. Their senders would do it too, but only when their POSTs have
 // ended.
 func (r *Relay) giveBackRemoved() {

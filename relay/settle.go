@@ -293,7 +293,7 @@ func (w *settler) written(settlements []settlement, stale int) {
 		s := &settlements[i]
 		counts[label{s.destination, s.Outcome, s.Reason, s.class}]++
 		if s.event.OrderingKey != nil {
-			w.lanes.get(s.destination).keySettled(s)
+			w.lanes.get(s.destination).keySettled(*s.event.OrderingKey, s.class, s.FreesKey)
 		}
 		if s.Outcome == policy.Retry {
 			w.wake.retries.add(now, s.Delay)

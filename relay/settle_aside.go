@@ -78,8 +78,7 @@ func (w *settler) setAside(left []settlement) {
 func (w *settler) drop(s *settlement) {
 	l := w.lanes.get(s.destination)
 	if s.event.OrderingKey != nil {
-		s.FreesKey = true
-		l.keySettled(s)
+		l.keySettled(*s.event.OrderingKey, s.class, true)
 	}
 	if s.Outcome == policy.Fail && s.Reason == policy.ReasonGone {
 		l.pauseWritten() // which it is not, but nothing else would let the lane go on

@@ -135,7 +135,7 @@ func TestKeyIsFreedByTheLastToBeWritten(t *testing.T) {
 		if l.hasReady() {
 			t.Fatalf("free with %d in flight", 3-i)
 		}
-		l.keySettled(&settlement{delivery: delivery{event: post.Event{OrderingKey: &key}}, Decision: policy.Decision{FreesKey: frees}})
+		l.keySettled(key, live, frees)
 	}
 	if !l.hasReady() {
 		t.Error("it is not free")

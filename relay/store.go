@@ -22,6 +22,19 @@ type store struct {
 	idle   atomic.Bool   // as declared last
 }
 
+// A class is one of three kinds of deliveries that share a lane fairly.
+type class int
+
+const (
+	live    class = iota // became due within liveWindow
+	backlog              // became due before: what waited for its destination, and late commits
+	replays              // made pending again by an operator
+	classes = 3
+)
+
+// liveWindow is how long after it became due a delivery goes before the backlog.
+const liveWindow = 10 * time.Second
+
 // keyset is a place in the order in which a lane is claimed.
 type keyset struct {
 	at time.Time
