@@ -2,10 +2,7 @@ package relay
 
 import (
 	"context"
-	"slices"
 	"time"
-
-	"github.com/cenkalti/backoff/v4"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -23,22 +20,16 @@ type claimer struct {
 	failed    func(operation string, err error)
 	restTimes int // see the constant; less in tests, where a busy machine would make the rests last for minutes
 
-	pace    pace
-	clock   databaseClock
-	writers writers
-	floors  floors
-	damaged damaged
-	lost    unacknowledged
-	idleAt  time.Time // the database's, when the relay was last declared idle
-	next    time.Time // when to take the next turn for another reason than the pace; zero: there is none
+	breakers breakerKeeper
+	pace     pace
+	clock    databaseClock
+	writers  writers
+	floors   floors
+	damaged  damaged
+	lost     unacknowledged
+	idleAt   time.Time // the database's, when the relay was last declared idle
+	next     time.Time // when to take the next turn for another reason than the pace; zero: there is none
 }
-
-// databaseClock tells what the database's clock shows, from what it showed last.
-type databaseClock struct{ shown, read time.Time }
-
-func (c *databaseClock) set(shown time.Time) { c.shown, c.read = shown, time.Now() }
-
-func (c *databaseClock) now() time.Time { return c.shown.Add(time.Since(c.read)) }
 
 // run claims until taking is done.
 func (c *claimer) run(taking context.Context) {
@@ -104,7 +95,7 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	looking := c.pace.looking(now)
 	claims := c.claims(now)
 	if len(claims) == 0 {
-		if c.busy() {
+		if c.lanes.busy() {
 			c.pace.full(now)
 		} else if looking { // every destination is held or paused: nothing can be found
 			c.pace.claimed(now, 0)
@@ -130,6 +121,24 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		return 0, nil
 	}
 	return c.wait(time.Now()), nil
+}
+
+// observeWriters looks at the open transactions if it is time to, and makes claims look back to where one has committed late.
+// Claims go on without it: floors then stay where they are, and late commits wait for a walk.
+func (c *claimer) observeWriters(ctx context.Context, now time.Time) {
+	w := &c.writers
+	if w.wanted(now, c.pace.idle) {
+		at, latest, open, err := c.store.openWriters(ctx)
+		if err != nil {
+			c.failed("look for open transactions", err)
+			w.next = now.Add(writersMost)
+		} else if late := w.observe(now, at, latest, open); !late.IsZero() {
+			c.lookBack(late.Add(-writersMost))
+		}
+	}
+	if w.pending() {
+		c.plan(w.next)
+	}
 }
 
 // declareIdle lets producers notify once there has been no work for a while, or stops them. It reports whether the relay
@@ -161,8 +170,16 @@ func (c *claimer) prepare(taking context.Context, now time.Time, instance int32)
 	if !next.IsZero() {
 		c.plan(next)
 	}
-	if err := c.tendBreakers(now, instance); err != nil {
+	at, err := c.breakers.tend(now, instance)
+	if c.breakers.looks {
+		c.breakers.looks = false
+		c.pace.look()
+	}
+	if err != nil {
 		return err
+	}
+	if !at.IsZero() {
+		c.plan(at)
 	}
 	if c.clock.read.IsZero() {
 		at, err := c.store.now(taking)
@@ -173,6 +190,14 @@ func (c *claimer) prepare(taking context.Context, now time.Time, instance int32)
 	}
 	c.observeWriters(taking, now)
 	return nil
+}
+
+// lookBack makes the next claims look at everything that became due since the given time of the database.
+func (c *claimer) lookBack(since time.Time) {
+	for _, l := range c.lanes.list() {
+		l.lookBack(since)
+	}
+	c.pace.look()
 }
 
 // claimFailed makes the keys of a failed claim ready again and puts its walks off, so that the next claim costs less.
@@ -203,11 +228,6 @@ func (c *claimer) work(claimed []delivery) (n int) {
 		}
 	}
 	return n
-}
-
-// busy reports whether any lane holds anything.
-func (c *claimer) busy() bool {
-	return slices.ContainsFunc(c.lanes.list(), (*lane).busy)
 }
 
 // plan makes the next turn come at the given time at the latest.
@@ -470,24 +490,4 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 			c.senders.start(l)
 		}
 	}
-}
-
-// classAt returns the class of a delivery when the live window begins at the given time.
-func (d *delivery) classAt(window time.Time) class {
-	switch {
-	case d.replay:
-		return replays
-	case d.nextAttemptAt.Time.Before(window):
-		return backlog
-	}
-	return live
-}
-
-// newBackoff paces the repetition of what only waiting can mend: it never gives up.
-func newBackoff() *backoff.ExponentialBackOff {
-	return backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(50*time.Millisecond),
-		backoff.WithMaxInterval(5*time.Second),
-		backoff.WithMaxElapsedTime(0),
-	)
 }

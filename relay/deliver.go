@@ -23,8 +23,6 @@ const pastPromise = "not sent again: its receiver was promised that nothing come
 // senders send what the lanes hold: one goroutine each, as many as its lane may have, and only while it has something to send.
 type senders struct {
 	*ends
-	sync.WaitGroup // of the senders that run
-
 	config  func() *Config // in effect
 	lanes   *lanes
 	store   *store
@@ -32,10 +30,14 @@ type senders struct {
 	settler *settler
 	failed  func(operation string, err error)
 	alone   solitude
+	running sync.WaitGroup
 }
 
 // start starts one sender of a lane.
-func (s *senders) start(l *lane) { s.Go(func() { s.send(l) }) }
+func (s *senders) start(l *lane) { s.running.Go(func() { s.send(l) }) }
+
+// wait waits for the end of all senders.
+func (s *senders) wait() { s.running.Wait() }
 
 // send empties a lane until there is nothing left for this sender.
 func (s *senders) send(l *lane) {

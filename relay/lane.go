@@ -45,6 +45,52 @@ func (l *lane) show(now time.Time, hook func(LaneState)) {
 	}
 }
 
+// walkNow makes the next claim begin at the front of backlog and replays. A walk that has found nothing to send so far goes on
+// to its end first, and then begins again: if each call began it anew, it would never come to its end.
+func (l *lane) walkNow() {
+	for _, c := range []class{backlog, replays} {
+		if w := &l.walks[c]; w.barren && w.more {
+			w.again = true
+		} else {
+			w.rest(time.Time{})
+		}
+	}
+}
+
+// lookBack makes the next claim look once at everything that became due since the given time of the database, beside the walks.
+func (l *lane) lookBack(since time.Time) {
+	if l.back == (keyset{}) || since.Before(l.back.at) {
+		l.back = keyset{at: since}
+	}
+}
+
+// lookedBack moves past what a claim has looked at.
+func (l *lane) lookedBack(result scanResult) {
+	l.back = keyset{}
+	if result.more {
+		l.back = result.last
+	}
+}
+
+// walked reports whether all that is due has been looked at.
+func (l *lane) walked(now time.Time) bool {
+	return !slices.ContainsFunc(l.walks[:], func(w walk) bool { return w.more }) && l.back == (keyset{}) &&
+		!l.walks[backlog].wanted(now) && !l.walks[replays].wanted(now) && !l.hasReady()
+}
+
+// tried ends the trial of a lane that has nothing more to send.
+func (l *lane) tried(now time.Time) (ended bool) {
+	if l.busy() || !l.walked(now) {
+		return false
+	}
+	l.changeBreaker(func(b *policy.Breaker) {
+		if ended = b.State == policy.BreakerHalfOpen && b.Accepted; ended {
+			b.Close(now)
+		}
+	})
+	return ended
+}
+
 // lanes are those of a relay. They are safe for concurrent use.
 type lanes struct {
 	mu     sync.Mutex
@@ -74,4 +120,35 @@ func (ls *lanes) list() []*lane {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return ls.active
+}
+
+// busy reports whether any lane holds anything.
+func (ls *lanes) busy() bool {
+	return slices.ContainsFunc(ls.list(), func(l *lane) bool { return l.busy() })
+}
+
+// applyStates applies the states of destinations that a beat read, which began at the given time. A destination that is not
+// among them has a closed breaker and no evidence against it. It reports whether a breaker has opened or closed.
+func (ls *lanes) applyStates(began, now time.Time, states []policy.DestinationState, instance int32) (changed bool) {
+	for _, l := range ls.list() {
+		state := policy.DestinationState{Destination: l.name, Breaker: "closed"}
+		if i := slices.IndexFunc(states, func(s policy.DestinationState) bool { return s.Destination == l.name }); i >= 0 {
+			state = states[i]
+		}
+		_, hold, _ := l.breakerAt(now)
+		l.changeBreaker(func(b *policy.Breaker) {
+			if state.Remaining > implausible(b, hold) {
+				state.Remaining = 0
+			}
+			before := b.State
+			b.ApplyState(began, now, state, instance)
+			changed = changed || b.State != before
+		})
+	}
+	return changed
+}
+
+// implausible is a longer time than any relay gives a breaker: the database's clock must have been put back since.
+func implausible(b *policy.Breaker, hold time.Duration) time.Duration {
+	return 2 * max(b.Policy.ProbeMax, hold)
 }

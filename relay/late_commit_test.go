@@ -141,7 +141,7 @@ func TestLateCommitBesidesTheDeclaration(t *testing.T) {
 	turn := func() (wait time.Duration) {
 		wait, err := c.turn(t.Context())
 		must(t, err)
-		r.senders.Wait()
+		r.senders.wait()
 		return wait
 	}
 	turn()

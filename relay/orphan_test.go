@@ -130,7 +130,7 @@ func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 		if _, err := c.turn(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		r.senders.Wait()
+		r.senders.wait()
 		if t.Context().Err() != nil || lossy.claims > 100 {
 			t.Fatalf("%d of 2 were sent", rc.total())
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -96,25 +95,6 @@ func (r *Relay) guardConfig() identity.Config {
 	return cfg
 }
 
-// complete returns a configuration with its defaults, or every mistake in it as joined Problems.
-func complete(cfg Config) (Config, error) {
-	var mistakes []error
-	if cfg.Pool == nil {
-		mistakes = append(mistakes, Problem{Path: "database.url", Text: "is not set"})
-	}
-	for _, problem := range cfg.Validate() {
-		mistakes = append(mistakes, problem)
-	}
-	if err := errors.Join(mistakes...); err != nil {
-		return Config{}, err
-	}
-	cfg = cfg.withDefaults()
-	if cfg.Name == "" {
-		cfg.Name, _ = os.Hostname()
-	}
-	return cfg, nil
-}
-
 // Run works until ctx is done, then stops taking, lets POSTs in flight end within DrainTimeout, settles them, gives
 // back what it has not sent, and returns nil. While the database is away it waits for it, for ever. It returns an error
 // only for what waiting cannot mend: one wrapping [ErrSchema] or [ErrPooler].
@@ -158,7 +138,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	takers.Go(r.withdrawRoutes)
 	takers.Wait()
 	r.senders.giveBackUnsent()
-	r.senders.Wait()
+	r.senders.wait()
 	close(r.settler.settlements)
 	last := time.AfterFunc(settleGrace, giveUp)
 	defer last.Stop()
@@ -234,6 +214,7 @@ func (r *Relay) newClaimer() *claimer {
 	return &claimer{
 		ends: r.ends, config: r.config, lanes: r.lanes, store: r.store, presence: r.presence, wake: r.wake, senders: r.senders,
 		settler: r.settler, failed: r.databaseError, restTimes: r.restTimes, pace: pace{poll: r.cfg.PollInterval},
+		breakers: breakerKeeper{ends: r.ends, config: r.config, lanes: r.lanes, store: r.store, wake: r.wake, failed: r.databaseError},
 	}
 }
 

@@ -325,7 +325,7 @@ func TestReloadOfRetention(t *testing.T) {
 	db := newDatabase(t)
 	cfg := db.config(to("http://receiver.invalid"))
 	r := prepared(t, cfg)
-	jobs := r.newJobs()
+	jobs := newJobs(r.cfg.Log)
 	plan := archivePlan{jobs: jobs}
 	schedules := func(keep archive.Retention) int {
 		cfg.Retention = keep

@@ -153,12 +153,6 @@ func (r Route) Matches(eventType string) bool {
 	return true
 }
 
-// An unservedDestination is one with pending deliveries that no registered relay serves.
-type unservedDestination struct {
-	Destination string `json:"destination"`
-	Pending     int    `json:"pending"` // at most 10,001
-}
-
 // warnUnserved logs the destinations with pending deliveries that no relay serves, as after one was renamed. The alert lasts
 // until none is left.
 func (r *Relay) warnUnserved(ctx context.Context) {
@@ -177,9 +171,4 @@ func counts(list []unservedDestination) (texts []string) {
 		texts = append(texts, u.String())
 	}
 	return texts
-}
-
-// String says the name and how many wait.
-func (u unservedDestination) String() string {
-	return fmt.Sprintf("%s (%s)", u.Destination, plain.UpTo(u.Pending, 10_000))
 }

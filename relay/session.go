@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -39,13 +38,6 @@ type session struct {
 	looks, sweeps, routes throttle
 }
 
-// presence is as what this relay is registered. It is safe for concurrent use.
-type presence struct {
-	mu       sync.Mutex
-	instance int32
-	alive    bool
-}
-
 const (
 	beatInterval = time.Second
 	// idleBeatInterval is that of a relay with nothing to do, in a database that shall not notice it.
@@ -58,19 +50,6 @@ const (
 	// leaveTimeout bounds how long a stopping relay waits for its last statements.
 	leaveTimeout = 2 * time.Second
 )
-
-// current returns the number under which this relay claims, and whether it counts as alive.
-func (s *presence) current() (instance int32, alive bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.instance, s.alive
-}
-
-func (s *presence) set(instance int32, alive bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.instance, s.alive = instance, alive
-}
 
 // run keeps the session, reconnecting for ever, until ctx is done; then it deregisters. ctx outlives everything that
 // claims and settles.
@@ -373,8 +352,6 @@ func (s *session) sameDatabase(ctx context.Context, on *standing) error {
 	}
 	return nil
 }
-
-var errTakenForDead = errors.New("this relay was taken for dead; registering anew")
 
 // beat says that this relay lives, passes on what there is to do, and gives back what dead relays had claimed.
 func (s *session) beat(stopping context.Context, on *standing, findDead bool) error {

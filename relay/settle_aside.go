@@ -8,30 +8,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-// aside is the state of a settlement that could not be written.
-type aside struct {
-	refused error // nil: its row is locked, or was just changed
-	tries   int
-	again   time.Time // when to try next
-}
-
 // How long a settlement set aside waits until it is tried again: twice as long each time, from asideFirst up to a limit.
 const (
 	asideFirst   = 50 * time.Millisecond
 	asideLocked  = time.Second // while another session has locked its row
 	asideRefused = time.Minute // while the database refuses it
 )
-
-// noteFailure records why a settlement could not be written. nil and a lock mean that another session is in the way.
-func (s *settlement) noteFailure(err error) {
-	if pg.HasCode(err, pg.LockNotAvailable) {
-		err = nil
-	}
-	if s.aside == nil {
-		s.aside = &aside{}
-	}
-	s.aside.refused = err
-}
 
 // setAside keeps settlements that could not be written, to try them again. They keep their lane's room. A refused one is
 // dropped when its lease has ended: the delivery can be claimed again then, and its receiver can bear that.

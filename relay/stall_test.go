@@ -337,7 +337,7 @@ func TestProbeEndsNoIdleness(t *testing.T) {
 	if _, err := c.turn(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	r.senders.Wait()
+	r.senders.wait()
 	if probes := len(r.settler.settlements); probes == 0 || !c.pace.lastWork.IsZero() {
 		t.Errorf("%d probes, the last work at %s", probes, c.pace.lastWork)
 	}

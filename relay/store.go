@@ -119,3 +119,21 @@ func (s *store) payload(ctx context.Context, eventID int64) (payload []byte, err
 	}
 	return payload, nil
 }
+
+// classAt returns the class of a delivery when the live window begins at the given time.
+func (d *delivery) classAt(window time.Time) class {
+	switch {
+	case d.replay:
+		return replays
+	case d.nextAttemptAt.Time.Before(window):
+		return backlog
+	}
+	return live
+}
+
+// databaseClock tells what the database's clock shows, from what it showed last.
+type databaseClock struct{ shown, read time.Time }
+
+func (c *databaseClock) set(shown time.Time) { c.shown, c.read = shown, time.Now() }
+
+func (c *databaseClock) now() time.Time { return c.shown.Add(time.Since(c.read)) }

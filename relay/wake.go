@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cenkalti/backoff/v4"
 	"golang.org/x/time/rate"
 )
 
@@ -237,4 +238,33 @@ func (d *dues) take(now time.Time) (due bool, next time.Time) {
 		next = d.at[0]
 	}
 	return past > 0, next
+}
+
+// presence is as what this relay is registered. It is safe for concurrent use.
+type presence struct {
+	mu       sync.Mutex
+	instance int32
+	alive    bool
+}
+
+// current returns the number under which this relay claims, and whether it counts as alive.
+func (p *presence) current() (instance int32, alive bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.instance, p.alive
+}
+
+func (p *presence) set(instance int32, alive bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.instance, p.alive = instance, alive
+}
+
+// newBackoff paces the repetition of what only waiting can mend: it never gives up.
+func newBackoff() *backoff.ExponentialBackOff {
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(50*time.Millisecond),
+		backoff.WithMaxInterval(5*time.Second),
+		backoff.WithMaxElapsedTime(0),
+	)
 }

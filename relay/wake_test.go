@@ -255,7 +255,7 @@ func TestRetryWaitsForNoPoll(t *testing.T) {
 	turn := func(c *claimer) (wait time.Duration) {
 		wait, err := c.turn(t.Context())
 		must(t, err)
-		r.senders.Wait()
+		r.senders.wait()
 		return wait
 	}
 	first := r.newClaimer()
