@@ -9,15 +9,9 @@ import (
 
 // claimer decides when to claim and for which lanes. It is one goroutine and owns all its fields.
 type claimer struct {
-	*ends
-	config    func() *Config // in effect
-	lanes     *lanes
-	store     *store
-	presence  *presence
-	wake      *wakeup
+	*core
 	senders   *senders
 	settler   *settler
-	failed    func(operation string, err error)
 	restTimes int // see the constant; less in tests, where a busy machine would make the rests last for minutes
 
 	breakers breakerKeeper
@@ -38,7 +32,7 @@ func (c *claimer) run(taking context.Context) {
 		wait, err := c.turn(taking)
 		if err != nil {
 			wait = failing.NextBackOff()
-			c.failed("claim", err)
+			c.databaseError("claim", err)
 		} else {
 			failing.Reset()
 		}
@@ -74,7 +68,7 @@ func (c *claimer) run(taking context.Context) {
 
 // turn claims once if there is reason to, and returns how long to wait for the next turn; negative: until woken.
 func (c *claimer) turn(taking context.Context) (time.Duration, error) {
-	instance, alive := c.presence.current()
+	instance, alive := c.current()
 	if !alive || taking.Err() != nil {
 		// Without its session this relay's claims would look like a dead relay's. What it knows may be of a server that has
 		// failed over since.
@@ -130,7 +124,7 @@ func (c *claimer) observeWriters(ctx context.Context, now time.Time) {
 	if w.wanted(now, c.pace.idle) {
 		at, latest, open, err := c.store.openWriters(ctx)
 		if err != nil {
-			c.failed("look for open transactions", err)
+			c.databaseError("look for open transactions", err)
 			w.next = now.Add(writersMost)
 		} else if late := w.observe(now, at, latest, open); !late.IsZero() {
 			c.lookBack(late.Add(-writersMost))

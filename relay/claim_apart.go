@@ -37,7 +37,7 @@ func (c *claimer) claimAll(ctx context.Context, instance int32, requests []claim
 		if pg.ClassifyError(err) != pg.ErrorDamaged {
 			return result, err
 		}
-		c.failed("claim", err)
+		c.databaseError("claim", err)
 		c.damaged = damaged{until: now.Add(claimApartFor), again: map[damagedPart]time.Time{}}
 	}
 	all := claimResult{at: c.clock.now(), reordered: map[int]int64{}}
@@ -87,7 +87,7 @@ func (c *claimer) claimPart(ctx context.Context, instance int32, part claimReque
 	}
 	result, err := c.claimOnce(ctx, instance, []claimRequest{part})
 	if pg.ClassifyError(err) == pg.ErrorDamaged {
-		c.failed("claim", err)
+		c.databaseError("claim", err)
 		c.damaged.again[which] = now.Add(damagedAgain)
 		return claimResult{}, nil
 	}

@@ -22,13 +22,8 @@ const pastPromise = "not sent again: its receiver was promised that nothing come
 
 // senders send what the lanes hold: one goroutine each, as many as its lane may have, and only while it has something to send.
 type senders struct {
-	*ends
-	config  func() *Config // in effect
-	lanes   *lanes
-	store   *store
-	wake    *wakeup
+	*core
 	settler *settler
-	failed  func(operation string, err error)
 	alone   solitude
 	running sync.WaitGroup
 }
@@ -181,7 +176,7 @@ func (s *senders) attempt(l *lane, d *delivery) (v policy.Result) {
 		case errors.Is(err, pgx.ErrNoRows):
 			return policy.Result{Reason: policy.ReasonEventMissing, Message: "the event is gone from outbox"}
 		case err != nil:
-			s.failed("load payload", err)
+			s.databaseError("load payload", err)
 			s.postpone(d, s.config().PollInterval) // or only a walk would find it, which may rest for long
 			return policy.Result{Reason: policy.ReasonDatabase}
 		}
@@ -192,7 +187,7 @@ func (s *senders) attempt(l *lane, d *delivery) (v policy.Result) {
 		return post.Refused(err)
 	}
 	if err := s.countSuspect(d); err != nil {
-		s.failed("count suspect", err)
+		s.databaseError("count suspect", err)
 		return policy.Result{Reason: policy.ReasonDatabase}
 	}
 	ctx, cancel := context.WithTimeout(s.doing, to.Destination.Timeout)

@@ -22,7 +22,7 @@
 //	resettle.go                    outcomes that a crash of the server lost
 //	lane.go, position.go           a destination's lane, and how far the claimer has looked
 //	outgoing.go, order.go, queue.go  what a lane holds and may send; ordering keys; its queues
-//	wake.go                        what the goroutines tell one another: waking up, being idle, being alive, stopping
+//	core.go, wake.go               what the parts share; waking up, being idle
 //	config.go, hooks.go            settings, observing
 //	store_*.go                     all SQL
 //	settlement.go, store.go        what is written of an attempt, and what is claimed

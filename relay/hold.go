@@ -14,13 +14,8 @@ const lockedAgain = 2 * time.Second
 
 // A breakerKeeper writes what breakers decide into outbox_destination, until the database takes it. It is the claimer's.
 type breakerKeeper struct {
-	*ends
-	config func() *Config // in effect
-	lanes  *lanes
-	store  *store
-	wake   *wakeup
-	failed func(operation string, err error)
-	looks  bool // the claimer must look for what was held
+	*core
+	looks bool // the claimer must look for what was held
 }
 
 // tend writes what the breakers of all lanes have decided, begins trials that are due, and returns when to do so again; zero:
@@ -38,7 +33,7 @@ func (k *breakerKeeper) tend(now time.Time, instance int32) (next time.Time, err
 		}
 		at, err := k.tendLane(l, now, instance)
 		if pg.HasCode(err, pg.LockNotAvailable) { // the other lanes must not wait for one row
-			k.failed("breaker", err)
+			k.databaseError("breaker", err)
 			l.tend = time.Now().Add(lockedAgain)
 			at, err = l.tend, nil
 		}

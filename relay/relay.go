@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -21,26 +20,20 @@ import (
 
 // A Relay claims, delivers and settles. Make one with [New]; run it once.
 type Relay struct {
-	cfg       Config // what a reload cannot change; the rest of it is empty
-	effective atomic.Pointer[Config]
-	lanes     *lanes
-	reloads   reloads
+	cfg     Config // what a reload cannot change; the rest of it is empty
+	reloads reloads
 
-	store    *store
-	chores   *store // the same, for what is done beside delivering: one statement at a time
-	presence *presence
-	session  *session
-	wake     *wakeup
-	settler  *settler
-	senders  *senders
-	watcher  *watch.Watcher
+	core
+	chores  *store // for what is done beside delivering: one statement at a time
+	session *session
+	settler *settler
+	senders *senders
+	watcher *watch.Watcher
 
 	restTimes int // see the constant; less in tests, where a busy machine would make the rests last for minutes
 
 	// pressed says why the database needs to be left alone for now; nil: never.
 	pressed func() (reason string, pressed bool)
-
-	*ends
 
 	hurry context.Context // done after Abort
 	abort context.CancelFunc
@@ -62,8 +55,7 @@ func New(cfg Config) (*Relay, error) {
 		return nil, err
 	}
 	r := &Relay{
-		cfg: cfg.fixed(), lanes: &lanes{}, store: &store{}, chores: &store{}, presence: &presence{}, wake: newWakeup(),
-		ends: &ends{}, restTimes: restTimes,
+		cfg: cfg.fixed(), core: core{store: &store{}, wake: newWakeup()}, chores: &store{}, restTimes: restTimes,
 	}
 	r.effective.Store(&cfg)
 	for _, d := range cfg.Destinations {
@@ -73,8 +65,8 @@ func New(cfg Config) (*Relay, error) {
 		}
 		r.lanes.add(newLane(e))
 	}
-	r.settler = r.newSettler()
-	r.senders = r.newSenders()
+	r.settler = &settler{core: &r.core, settlements: make(chan settlement, settleBatch)}
+	r.senders = &senders{core: &r.core, settler: r.settler}
 	r.session = r.newSession()
 	r.watcher = r.newWatcher()
 	r.pressed = func() (string, bool) { reason := r.watcher.Pressure(); return reason, reason != "" }
@@ -194,36 +186,19 @@ func (r *Relay) open(ctx context.Context, pooled bool) error {
 	return nil
 }
 
-// newSettler returns what writes the outcomes.
-func (r *Relay) newSettler() *settler {
-	return &settler{
-		ends: r.ends, lanes: r.lanes, store: r.store, presence: r.presence, wake: r.wake, log: r.cfg.Log, hooks: r.cfg.Hooks,
-		failed: r.databaseError, settlements: make(chan settlement, settleBatch),
-	}
-}
-
-// newSenders returns what sends the deliveries.
-func (r *Relay) newSenders() *senders {
-	return &senders{
-		ends: r.ends, config: r.config, lanes: r.lanes, store: r.store, wake: r.wake, settler: r.settler, failed: r.databaseError,
-	}
-}
-
 // newClaimer returns what claims.
 func (r *Relay) newClaimer() *claimer {
 	return &claimer{
-		ends: r.ends, config: r.config, lanes: r.lanes, store: r.store, presence: r.presence, wake: r.wake, senders: r.senders,
-		settler: r.settler, failed: r.databaseError, restTimes: r.restTimes, pace: pace{poll: r.cfg.PollInterval},
-		breakers: breakerKeeper{ends: r.ends, config: r.config, lanes: r.lanes, store: r.store, wake: r.wake, failed: r.databaseError},
+		core: &r.core, senders: r.senders, settler: r.settler, restTimes: r.restTimes, pace: pace{poll: r.cfg.PollInterval},
+		breakers: breakerKeeper{core: &r.core},
 	}
 }
 
 // newSession returns what keeps this relay known to be alive.
 func (r *Relay) newSession() *session {
 	return &session{
-		presence: r.presence, cfg: &r.cfg, store: r.store, guard: identity.NewGuard(r.guardConfig()), wake: r.wake, lanes: r.lanes,
-		settler: r.settler, meetRoutes: r.meetRoutes, failed: r.databaseError, deafTime: deafTime,
-		looks:  newThrottle(looksPerSecond, looksPerSecond),
+		core: &r.core, cfg: &r.cfg, guard: identity.NewGuard(r.guardConfig()), settler: r.settler, meetRoutes: r.meetRoutes,
+		deafTime: deafTime, looks: newThrottle(looksPerSecond, looksPerSecond),
 		sweeps: newThrottle(sweepsPerSecond, burstOfSweeps), routes: newThrottle(sweepsPerSecond, burstOfSweeps),
 	}
 }
@@ -322,26 +297,4 @@ func (r *Relay) checkDatabase(ctx context.Context) error {
 			Msg("working through a connection pooler: events are found by polling, and the work of a relay that crashes waits for its lease; a direct connection in database.listen_url makes both instant")
 	}
 	return nil
-}
-
-// databaseError tells of a failed statement that will be repeated.
-func (r *Relay) databaseError(operation string, err error) {
-	if errors.Is(err, identity.ErrGuarded) || errors.Is(err, identity.ErrQuarantined) {
-		return // the guard tells
-	}
-	line := r.cfg.Log.Error().Err(err).Str("operation", operation)
-	if hint := pg.Hint(err); hint != "" {
-		line = line.Str("hint", hint)
-	}
-	line.Msg("database: will be tried again")
-	if pg.SchemaMayDiffer(err) {
-		signal(r.wake.schema)
-	}
-	if pg.HasCode(err, pg.ReadOnlyTransaction) || errors.Is(err, pg.ErrReadOnly) {
-		// After a failover these connections may lead to what was the primary, for ever; new ones need not.
-		r.store.direct.Reset()
-	}
-	if hook := r.cfg.Hooks.DatabaseError; hook != nil {
-		hook(operation, err)
-	}
 }

@@ -24,10 +24,6 @@ type reloads struct {
 	known map[routeRow]bool
 }
 
-// config returns the configuration in effect, which is never changed, only replaced. What a reload cannot change stands
-// in r.cfg, and nothing else does.
-func (r *Relay) config() *Config { return r.effective.Load() }
-
 // Reload puts another configuration into effect while the relay runs, or before, and returns what changed, one text a
 // setting or destination; none: nothing did. It applies everything that can change or, with an error, nothing: the
 // configuration's mistakes as joined [Problem]s, or why the database did not take the routes. While the database is away

@@ -81,7 +81,7 @@ func (w *settler) resettle(ctx context.Context, on pg.Pool, instance int32) erro
 		restored += n
 	}
 	if restored > 0 {
-		w.log.Warn().Int("deliveries", restored).Msg("wrote outcomes again that the database server had lost in a crash")
+		w.config().Log.Warn().Int("deliveries", restored).Msg("wrote outcomes again that the database server had lost in a crash")
 	}
 	return nil
 }
@@ -91,7 +91,7 @@ func (w *settler) resettleBatch(ctx context.Context, over *store, instance int32
 	for range 2 { // the first try restores lost claims (see restoreClaims), the second settles them
 		missed, stale, err := over.settle(ctx, instance, &b)
 		if pg.ClassifyError(err) != pg.ErrorPassing {
-			w.failed("settle", err)
+			w.databaseError("settle", err)
 			for _, part := range b.parts(err) {
 				n, err := w.resettleBatch(ctx, over, instance, part)
 				if err != nil {

@@ -18,16 +18,12 @@ import (
 // sends its heartbeat, finds dead relays, and receives notifications. Only its own goroutine uses the connection. Through
 // a pooler there is no such connection: the heartbeat alone says that the relay lives, and nothing is received.
 type session struct {
-	*presence
+	*core
 	cfg     *Config // what a reload cannot change
-	store   *store
 	guard   *identity.Guard
-	wake    *wakeup
-	lanes   *lanes
 	settler *settler
 	// meetRoutes applies the routes before it calls alive.
 	meetRoutes func(ctx context.Context, alive func()) error
-	failed     func(operation string, err error)
 
 	started time.Time // when the server of the last session started; zero: there was none
 
@@ -71,7 +67,7 @@ func (s *session) run(ctx context.Context) {
 			s.cfg.Log.Warn().Dur("for", s.deafTime).Msg("too many notifications: not listening for a while, events are found by polling")
 			continue // at once: without a session the relay looks dead
 		}
-		s.failed("session", err)
+		s.databaseError("session", err)
 		// What ended the session has mostly ended the other connections too. Each would cost its next statement a failure.
 		s.store.direct.Reset()
 		select {
@@ -397,7 +393,7 @@ func (s *session) beat(stopping context.Context, on *standing, findDead bool) er
 func (s *session) rescue(ctx context.Context, other int32) {
 	dead, lasting, err := s.store.rescue(ctx, other)
 	if err != nil {
-		s.failed("rescue", err)
+		s.databaseError("rescue", err)
 	}
 	if !dead {
 		return
@@ -409,7 +405,7 @@ func (s *session) rescue(ctx context.Context, other int32) {
 	s.wake.notify(true)
 	signal(s.wake.routes)
 	if err := s.store.endSession(ctx, other, lasting); err != nil && !pg.HasCode(err, pg.LacksPrivilege) {
-		s.failed("end session", err)
+		s.databaseError("end session", err)
 	}
 }
 

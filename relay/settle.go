@@ -3,8 +3,6 @@ package relay
 import (
 	"time"
 
-	"github.com/rs/zerolog"
-
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -17,15 +15,7 @@ const (
 
 // A settler writes what became of the deliveries.
 type settler struct {
-	*ends
-	lanes    *lanes
-	store    *store
-	presence *presence
-	wake     *wakeup
-	log      zerolog.Logger
-	hooks    Hooks
-	failed   func(operation string, err error)
-
+	*core
 	settlements chan settlement
 	recent      recentSettlements
 	aside       []settlement // could not be written, and are tried again; run owns it
@@ -36,7 +26,7 @@ type settler struct {
 func (w *settler) settle(s settlement) {
 	if s.Posted {
 		w.logAttempt(&s)
-		if hook := w.hooks.Attempted; hook != nil {
+		if hook := w.config().Hooks.Attempted; hook != nil {
 			hook(Attempt{
 				EventID: s.eventID, Destination: s.destination, Number: s.attempts + 1,
 				StatusCode: s.StatusCode, Outcome: s.Outcome, Reason: s.Reason, Duration: s.duration,
@@ -134,7 +124,7 @@ func (w *settler) try(b *batch) (missed []settlement, err error) {
 			w.gaveUp(len(b.settlements))
 			return nil, nil
 		}
-		instance, _ := w.presence.current()
+		instance, _ := w.current()
 		left, stale, err := w.store.settle(w.settling, instance, b)
 		if err == nil {
 			if repeated {
@@ -147,7 +137,7 @@ func (w *settler) try(b *batch) (missed []settlement, err error) {
 			}
 			return missed, nil
 		}
-		w.failed("settle", err)
+		w.databaseError("settle", err)
 		switch pg.ClassifyError(err) {
 		case pg.ErrorRefused:
 			return nil, err
@@ -164,14 +154,14 @@ func (w *settler) try(b *batch) (missed []settlement, err error) {
 }
 
 func (w *settler) gaveUp(deliveries int) {
-	w.log.Warn().Int("deliveries", deliveries).Msg("stopping without having settled; the deliveries will be attempted again")
+	w.config().Log.Warn().Int("deliveries", deliveries).Msg("stopping without having settled; the deliveries will be attempted again")
 }
 
 // written frees the lanes' room, remembers what a crash of the server could undo, and calls the hooks.
 func (w *settler) written(settlements []settlement, stale int) {
 	if stale > 0 {
-		w.log.Warn().Int("deliveries", stale).Msg("settled too late: another relay had claimed the deliveries meanwhile")
-		if hook := w.hooks.StaleSettle; hook != nil {
+		w.config().Log.Warn().Int("deliveries", stale).Msg("settled too late: another relay had claimed the deliveries meanwhile")
+		if hook := w.config().Hooks.StaleSettle; hook != nil {
 			hook(stale)
 		}
 	}
@@ -199,11 +189,11 @@ func (w *settler) written(settlements []settlement, stale int) {
 	for of, n := range counts {
 		l := w.lanes.get(of.destination)
 		if of.outcome == policy.Fail && of.reason == policy.ReasonGone {
-			w.log.Warn().Str("destination", of.destination).Msg("paused: the receiver answered 410 Gone")
+			w.config().Log.Warn().Str("destination", of.destination).Msg("paused: the receiver answered 410 Gone")
 			l.pauseWritten()
 		}
 		l.release(of.class, n)
-		if hook := w.hooks.Settled; hook != nil {
+		if hook := w.config().Hooks.Settled; hook != nil {
 			hook(of.destination, of.outcome, of.reason, n)
 		}
 	}
@@ -220,12 +210,12 @@ func (w *settler) written(settlements []settlement, stale int) {
 
 // logAttempt writes one line for an attempt that did not deliver; those that did are too many.
 func (w *settler) logAttempt(s *settlement) {
-	level := w.log.Debug()
+	level := w.config().Log.Debug()
 	if s.Outcome != policy.Delivered {
-		level = w.log.Info()
+		level = w.config().Log.Info()
 	}
 	if s.Outcome == policy.Fail {
-		level = w.log.Warn()
+		level = w.config().Log.Warn()
 	}
 	line := level.Int64("event_id", s.eventID).Str("destination", s.delivery.destination).Int("attempt", s.attempts+1).
 		Str("outcome", string(s.Outcome)).Str("reason", string(s.Reason)).Int("status", s.StatusCode).

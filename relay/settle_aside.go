@@ -44,7 +44,7 @@ func (w *settler) setAside(left []settlement) {
 		}
 		w.aside = append(w.aside, *s)
 	}
-	log := w.log
+	log := w.config().Log
 	if locked != nil {
 		log.Warn().Int("deliveries", len(left)).Int64("event_id", locked.eventID).Str("destination", locked.destination).
 			Msg("another session keeps deliveries locked; settling them when it ends")

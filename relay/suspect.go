@@ -108,7 +108,7 @@ func (s *senders) countSuspect(d *delivery) error {
 // postpone makes a claimed delivery due again after the given time. If that fails, it is due at once.
 func (s *senders) postpone(d *delivery, wait time.Duration) *policy.Result {
 	if err := s.store.postpone(s.settling, d, wait); err != nil {
-		s.failed("postpone suspect", err)
+		s.databaseError("postpone suspect", err)
 	} else {
 		s.wake.retries.add(time.Now(), wait)
 	}

@@ -1,12 +1,10 @@
 package relay
 
 import (
-	"context"
 	"slices"
 	"sync"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
 	"golang.org/x/time/rate"
 )
 
@@ -34,14 +32,6 @@ func newWakeup() *wakeup {
 		room: token(), tick: token(), notified: make(chan bool, 1), retries: &dues{}, alerts: token(),
 		parked: token(), routes: token(), schema: token(), reloaded: token(),
 	}
-}
-
-// ends are the steps of a stop, in this order. After taking nothing more is claimed or sent; after doing POSTs in flight
-// are cut off; after settling what could not be written is left to the lease.
-type ends struct {
-	taking   context.Context
-	doing    context.Context
-	settling context.Context
 }
 
 func signal(c chan struct{}) {
@@ -238,33 +228,4 @@ func (d *dues) take(now time.Time) (due bool, next time.Time) {
 		next = d.at[0]
 	}
 	return past > 0, next
-}
-
-// presence is as what this relay is registered. It is safe for concurrent use.
-type presence struct {
-	mu       sync.Mutex
-	instance int32
-	alive    bool
-}
-
-// current returns the number under which this relay claims, and whether it counts as alive.
-func (p *presence) current() (instance int32, alive bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.instance, p.alive
-}
-
-func (p *presence) set(instance int32, alive bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.instance, p.alive = instance, alive
-}
-
-// newBackoff paces the repetition of what only waiting can mend: it never gives up.
-func newBackoff() *backoff.ExponentialBackOff {
-	return backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(50*time.Millisecond),
-		backoff.WithMaxInterval(5*time.Second),
-		backoff.WithMaxElapsedTime(0),
-	)
 }
