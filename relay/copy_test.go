@@ -245,8 +245,8 @@ func TestCopies(t *testing.T) {
 			if text := string(slack.all()[0].body); !strings.Contains(text, "quarantine") || !strings.Contains(text, "outbox-relay identity accept") {
 				t.Errorf("the alert says %s", text)
 			}
-			signal(r.parked) // as the session does when a route was added
-			signal(r.alerts)
+			signal(r.wake.parked) // as the session does when a route was added
+			signal(r.wake.alerts)
 			beat := row[string](copied, `SELECT heartbeat_at::text FROM outbox_relay WHERE quarantined IS NOT NULL`)
 			becomes(copied, true, `SELECT heartbeat_at > $1::timestamptz + interval '3 seconds' FROM outbox_relay WHERE quarantined IS NOT NULL`, beat)
 			if after := row[string](copied, written); after != before {
@@ -295,7 +295,7 @@ func TestFailoverIsNoCopy(t *testing.T) {
 	r.await(t, "the standby, which is not written to", func(o *observer) bool { return o.failures["session"] >= 2 })
 	standby.exec(`SELECT pg_promote()`)
 	standby.exec(`CHECKPOINT`)
-	eventually(t, "the relay's registration", func() bool { _, alive := r.session.current(); return alive })
+	eventually(t, "the relay's registration", func() bool { _, alive := r.presence.current(); return alive })
 	standby.insert(10, "after")
 	r.settles(t, policy.Delivered, 20)
 	if len(r.reasons) != 0 {
@@ -335,7 +335,7 @@ func TestReconnectOntoACopy(t *testing.T) {
 			} else {
 				l.cut()
 				r.wantReason(t, "system identifier")
-				if number, _ := r.session.current(); number != 0 {
+				if number, _ := r.presence.current(); number != 0 {
 					t.Errorf("still instance %d, which is somebody else's here", number)
 				}
 			}

@@ -73,7 +73,7 @@ func sessionThrough(t testing.TB, cfg Config, through func(pg.Pool) pg.Pool) *Re
 	must(t, err)
 	pool, err := pgxpool.NewWithConfig(t.Context(), r.poolConfig())
 	must(t, err)
-	r.pool, r.store, r.chores = pool, &store{pool: through(pool)}, &store{pool: pool}
+	r.store.direct, r.store.pool, r.chores.pool = pool, through(pool), pool
 	r.watcher.DB = pool
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
@@ -83,7 +83,7 @@ func sessionThrough(t testing.TB, cfg Config, through func(pg.Pool) pg.Pool) *Re
 		running.Wait()
 		pool.Close()
 	})
-	eventually(t, "the registration", func() bool { _, alive := r.session.current(); return alive })
+	eventually(t, "the registration", func() bool { _, alive := r.presence.current(); return alive })
 	return r
 }
 

@@ -138,10 +138,11 @@ func TestQueueGetsSendersWhenTheLimitGrows(t *testing.T) {
 func TestWalkGoesOnInAnIdleRelay(t *testing.T) {
 	t.Parallel()
 	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
-	r.session.set(1, true)
+	r.presence.set(1, true)
 	now := time.Now()
 	r.lane("default").walks[backlog] = walk{position: keyset{now, 1}, more: true, barren: true, due: now.Add(time.Minute)}
-	c := &claimer{relay: r.Relay, writers: writers{next: now.Add(time.Hour)}, pace: pace{poll: time.Second, idle: true, interval: time.Hour, nextLook: now.Add(time.Hour)}}
+	c := r.newClaimer()
+	c.writers.next, c.pace = now.Add(time.Hour), pace{poll: time.Second, idle: true, interval: time.Hour, nextLook: now.Add(time.Hour)}
 	c.clock.set(now)
 	r.lane("default").walks[replays].rest(now.Add(time.Hour))
 	if wait, err := c.turn(t.Context()); err != nil || wait < 0 || wait > time.Minute {
@@ -175,7 +176,7 @@ func TestLookIsOwedToAFullLane(t *testing.T) {
 	t.Parallel()
 	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	l := r.lane("default")
-	c := &claimer{relay: r.Relay}
+	c := r.newClaimer()
 	now := time.Now()
 	c.clock.set(now)
 	for class := range l.walks {
@@ -284,7 +285,8 @@ func TestClaimsOfOneLanePutOffNoLook(t *testing.T) {
 	toA.Name, toB.Name = "a", "b"
 	r := sessionOf(t, db.config(toA, toB))
 	r.settling = t.Context()
-	c := &claimer{relay: r, pace: pace{poll: time.Hour, lastWork: time.Now().Add(time.Minute)}}
+	c := r.newClaimer()
+	c.pace = pace{poll: time.Hour, lastWork: time.Now().Add(time.Minute)}
 	c.clock.set(time.Now())
 	a, b := r.lane("a"), r.lane("b")
 	for class := range b.walks {
@@ -306,7 +308,7 @@ func TestKeysThatGoOnLeaveRoomForOthers(t *testing.T) {
 	t.Parallel()
 	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	l := r.lane("default")
-	c := &claimer{relay: r.Relay}
+	c := r.newClaimer()
 	c.clock.set(time.Now())
 	for i := range 2 * post.DefaultLaneInFlight {
 		l.makeReady(fmt.Sprint(i), live)
@@ -325,7 +327,8 @@ func TestProbeEndsNoIdleness(t *testing.T) {
 	db.insert(3, "key")
 	r := sessionOf(t, db.config(to("http://127.0.0.1:1/")))
 	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
-	c := &claimer{relay: r, pace: pace{poll: time.Hour}}
+	c := r.newClaimer()
+	c.pace = pace{poll: time.Hour}
 	c.clock.set(time.Now())
 	l := r.lane("default")
 	l.mu.Lock()
@@ -334,8 +337,8 @@ func TestProbeEndsNoIdleness(t *testing.T) {
 	if _, err := c.turn(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	r.senders.Wait()
-	if probes := len(r.settlements); probes == 0 || !c.pace.lastWork.IsZero() {
+	r.senders.wait()
+	if probes := len(r.settler.settlements); probes == 0 || !c.pace.lastWork.IsZero() {
 		t.Errorf("%d probes, the last work at %s", probes, c.pace.lastWork)
 	}
 }

@@ -91,7 +91,7 @@ func TestHTTP2(t *testing.T) {
 	must(t, err)
 	t.Cleanup(l.Transport.CloseIdleConnections)
 	l.Transport.TLSClientConfig = s.Client().Transport.(*http.Transport).TLSClientConfig
-	r := &Relay{taking: t.Context(), doing: t.Context()}
+	r := &senders{core: &core{taking: t.Context(), doing: t.Context()}}
 	for i, want := range []policy.Reason{policy.ReasonOK, policy.ReasonNetwork, policy.ReasonOK} {
 		d := order()
 		d.leaseEnds = time.Now().Add(time.Hour)

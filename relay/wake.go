@@ -8,17 +8,30 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// wakeup carries the reasons for which a waiting claimer looks again. Each channel holds at most one token: a token
+// wakeup carries the reasons for which waiting goroutines look again. Each channel holds at most one token: a token
 // says "look", not how often.
 type wakeup struct {
+	// For the claimer.
 	room     chan struct{} // a lane that wants more has room again
 	tick     chan struct{} // the safety tick
 	notified chan bool     // a producer committed while this relay was idle; true: look behind the positions too
 	retries  *dues         // what this relay has put off is due again
+
+	alerts chan struct{} // there may be alerts to send
+
+	// For maintenance.
+	parked   chan struct{} // there may be parked deliveries with a route
+	routes   chan struct{} // the stored routes may have changed
+	schema   chan struct{} // the schema may have changed under this relay
+	reloaded chan struct{} // there may be an archive to plan anew, and removed lanes to empty
 }
 
 func newWakeup() *wakeup {
-	return &wakeup{room: make(chan struct{}, 1), tick: make(chan struct{}, 1), notified: make(chan bool, 1), retries: &dues{}}
+	token := func() chan struct{} { return make(chan struct{}, 1) }
+	return &wakeup{
+		room: token(), tick: token(), notified: make(chan bool, 1), retries: &dues{}, alerts: token(),
+		parked: token(), routes: token(), schema: token(), reloaded: token(),
+	}
 }
 
 func signal(c chan struct{}) {

@@ -255,14 +255,17 @@ func TestRetryWaitsForNoPoll(t *testing.T) {
 	turn := func(c *claimer) (wait time.Duration) {
 		wait, err := c.turn(t.Context())
 		must(t, err)
-		r.senders.Wait()
+		r.senders.wait()
 		return wait
 	}
-	turn(&claimer{relay: r, pace: pace{poll: time.Hour}})
-	(&settler{relay: r}).write(batch{settlements: []settlement{<-r.settlements}})
+	first := r.newClaimer()
+	first.pace = pace{poll: time.Hour}
+	turn(first)
+	r.settler.write(batch{settlements: []settlement{<-r.settler.settlements}})
 
 	far := time.Now().Add(time.Hour)
-	idle := &claimer{relay: r, writers: writers{next: far}, pace: pace{poll: time.Second, idle: true, interval: time.Hour, nextLook: far}}
+	idle := r.newClaimer()
+	idle.writers.next, idle.pace = far, pace{poll: time.Second, idle: true, interval: time.Hour, nextLook: far}
 	eventually(t, "the retry", func() bool {
 		wait := turn(idle)
 		return rc.total() == 2 || wait < 0 || wait > time.Second
