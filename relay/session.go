@@ -23,6 +23,9 @@ type session struct {
 
 	started time.Time // when the server of the last session started; zero: there was none
 
+	grace    grace
+	watchFor time.Duration // how long this relay watches before it believes that another one is silent
+
 	deafUntil time.Time // no session listens before
 	deafTime  time.Duration
 
@@ -36,7 +39,7 @@ type session struct {
 
 func newSession(r *Relay) *session {
 	return &session{
-		relay: r, deafTime: deafTime, looks: newThrottle(looksPerSecond, looksPerSecond),
+		relay: r, deafTime: deafTime, watchFor: watchFor, looks: newThrottle(looksPerSecond, looksPerSecond),
 		sweeps: newThrottle(sweepsPerSecond, burstOfSweeps), routes: newThrottle(sweepsPerSecond, burstOfSweeps),
 	}
 }
@@ -47,12 +50,23 @@ const (
 	idleBeatInterval = 1500 * time.Millisecond
 	// heartbeatAge is how old a heartbeat may become before it is written again.
 	heartbeatAge = 4 * time.Second
-	// afterReconnect is how long a relay that lost its connection believes that others did too, and are no more dead
+	// afterReconnect is how long a relay that was kept from the database believes that others were too, and are no more dead
 	// than itself.
 	afterReconnect = 3 * time.Second
+	// watchFor is how long a relay must have sent its own heartbeat in time before it believes that another one is silent.
+	watchFor = 15 * time.Second
 	// leaveTimeout bounds how long a stopping relay waits for its last statements.
 	leaveTimeout = 2 * time.Second
 )
+
+// A grace is until when other relays may look dead although they live: what kept this relay from the database, or set its
+// clock, has mostly met them too, and they have yet to send a heartbeat.
+type grace struct{ silent, disconnected time.Time }
+
+// extendGrace gives the other relays time after this one was kept from the database.
+func (s *session) extendGrace(now time.Time) {
+	s.grace = grace{silent: now.Add(s.watchFor), disconnected: now.Add(afterReconnect)}
+}
 
 // current returns the number under which this relay claims, and whether it counts as alive.
 func (s *session) current() (instance int32, alive bool) {
@@ -176,13 +190,13 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 	if err := s.relay.guard.Await(ctx, on); err != nil || ctx.Err() != nil {
 		return false, err
 	}
-	var findDeadFrom time.Time
 	before, _ := s.current()
 	if err := s.enter(ctx, on); err != nil {
 		return false, err
 	}
-	if before != 0 {
-		findDeadFrom = time.Now().Add(afterReconnect)
+	s.extendGrace(time.Now())
+	if before == 0 {
+		s.grace.disconnected = time.Time{} // a relay that was not here before lost no connection together with others
 	}
 	s.relay.wake.notify(true) // whatever was missed while away
 
@@ -193,7 +207,7 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 			if err := s.relay.guard.Recheck(ctx, on, s.relay.store.pool, on.conn != nil); err != nil && ctx.Err() == nil {
 				return true, err
 			}
-			if err := s.beat(ctx, on, !time.Now().Before(findDeadFrom)); err != nil && ctx.Err() == nil {
+			if err := s.beat(ctx, on, time.Now()); err != nil && ctx.Err() == nil {
 				return true, err
 			}
 			s.catchUp()
@@ -372,7 +386,7 @@ func (s *session) sameDatabase(ctx context.Context, on *standing) error {
 var errTakenForDead = errors.New("this relay was taken for dead; registering anew")
 
 // beat says that this relay lives, passes on what there is to do, and gives back what dead relays had claimed.
-func (s *session) beat(stopping context.Context, on *standing, findDead bool) error {
+func (s *session) beat(stopping context.Context, on *standing, now time.Time) error {
 	limit := pg.StatementTimeout
 	if on.conn == nil {
 		limit = min(limit, s.relay.cfg.Lease/2) // a relay whose heartbeat hangs is dead to others, and stops claiming
@@ -381,12 +395,14 @@ func (s *session) beat(stopping context.Context, on *standing, findDead bool) er
 	defer cancel()
 	// A beat that is cut off costs the connection, on which this relay has yet to deregister.
 	defer context.AfterFunc(stopping, func() { time.AfterFunc(leaveTimeout, cancel) })()
-	p := pulse{writeAfter: heartbeatAge, findDead: findDead, armed: s.relay.store.idle.Load() && !s.relay.store.deaf}
+	p := pulse{
+		writeAfter: heartbeatAge, armed: s.relay.store.idle.Load() && !s.relay.store.deaf,
+		findSilent: !now.Before(s.grace.silent), findDisconnected: !now.Before(s.grace.disconnected),
+	}
 	p.instance, _ = s.current()
 	if on.conn == nil {
 		p.writeAfter = min(p.writeAfter, s.relay.cfg.Lease/5)
 	}
-	asked := time.Now()
 	e, err := heartbeat(ctx, on, p)
 	if err != nil {
 		return err
@@ -394,13 +410,17 @@ func (s *session) beat(stopping context.Context, on *standing, findDead bool) er
 	if !e.registered {
 		return errTakenForDead
 	}
-	s.relay.recent.forgetDurable(asked)
-	s.relay.applyStates(asked, e.states)
+	s.relay.recent.forgetDurable(now)
+	s.relay.applyStates(now, e.states)
 	if e.alerts {
 		signal(s.relay.alerts)
 	}
 	if e.parked {
 		signal(s.relay.parked)
+	}
+	if e.late {
+		s.extendGrace(time.Now())
+		return nil
 	}
 	for _, other := range e.dead {
 		s.rescue(ctx, other)
