@@ -198,7 +198,7 @@ func (r *Relay) newClaimer() *claimer {
 func (r *Relay) newSession() *session {
 	return &session{
 		core: &r.core, cfg: &r.cfg, guard: identity.NewGuard(r.guardConfig()), settler: r.settler, meetRoutes: r.meetRoutes,
-		deafTime: deafTime, looks: newThrottle(looksPerSecond, looksPerSecond),
+		deafTime: deafTime, watchFor: watchFor, looks: newThrottle(looksPerSecond, looksPerSecond),
 		sweeps: newThrottle(sweepsPerSecond, burstOfSweeps), routes: newThrottle(sweepsPerSecond, burstOfSweeps),
 	}
 }

@@ -255,7 +255,9 @@ func TestFrozenRelayIsRescued(t *testing.T) {
 	db.exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '14 seconds'`) // instead of as long a wait
 	cfg := db.config(to(rc.URL))
 	cfg.Lease = time.Hour
-	survivor := start(t, cfg)
+	survivor := prepared(t, cfg)
+	survivor.session.watchFor = time.Nanosecond
+	survivor.begin()
 	survivor.settles(t, policy.Delivered, 3)
 	before := rows[string](db, `SELECT d::text FROM outbox_delivery d ORDER BY event_id`)
 	g.open()

@@ -89,7 +89,7 @@ func BenchmarkBeat(b *testing.B) {
 			var took []time.Duration
 			for b.Loop() {
 				began := time.Now()
-				e, err := heartbeat(b.Context(), conn, pulse{instance: instance, writeAfter: heartbeatAge, findDead: true})
+				e, err := heartbeat(b.Context(), conn, pulse{instance: instance, writeAfter: heartbeatAge, findSilent: true, findDisconnected: true})
 				took = append(took, time.Since(began))
 				if must(b, err); !e.registered || len(e.dead) > 0 {
 					b.Fatalf("%+v", e)
