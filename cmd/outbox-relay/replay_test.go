@@ -92,7 +92,7 @@ func TestReplayCommand(t *testing.T) {
 		strings.Count(r.stdout, "\n") != 7 || !strings.HasSuffix(r.stdout, "Nothing was replayed: this was a dry run.\n") {
 		t.Errorf("%+v", r)
 	}
-	// Nobody can answer.
+	// There is no terminal to answer.
 	command(env, "replay", "--destination=logistics").expect(t, exitUsage, "", "outbox-relay: replay 7 deliveries; repeat the command with --yes to do it\n")
 	if n := query[int](t, db, pending); n != 0 {
 		t.Fatalf("%d were replayed without a yes", n)
@@ -125,7 +125,7 @@ func TestReplayCommand(t *testing.T) {
 	if r.code != 0 || r.stdout != "Replayed 1 delivery.\n" || !strings.Contains(r.stderr, `"selection":"--type 'pa*' --reason timeout --since 1h --limit 1"`) {
 		t.Errorf("%+v", r)
 	}
-	command(env, "replay", "--destination=nobody", "--yes").expect(t, 0, "There is nothing to replay.\n", "")
+	command(env, "replay", "--destination=absent", "--yes").expect(t, 0, "There is nothing to replay.\n", "")
 	if r := command(env, "replay", "--status=failed,discarded", "--yes"); r.code != 0 || r.stdout != "Replayed 4 deliveries.\n" {
 		t.Errorf("%+v", r)
 	}

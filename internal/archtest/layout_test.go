@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The house. Whoever adds a room says in its review what it is for.
+// The house. The review of a new room says what it is for.
 var (
 	topLevel = []string{
 		"cmd", "outbox", "relay", "consumer", "migrations", "internal", "docs",

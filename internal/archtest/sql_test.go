@@ -25,7 +25,7 @@ func isSQLFile(s *source) bool {
 	return false
 }
 
-// SQL stands in one place per package, each statement as a constant, so that whoever reviews the schema finds all that
+// SQL stands in one place per package, each statement as a constant, so that a reviewer of the schema finds all that
 // runs against it.
 func strayedSQL(files []*source) (violations []string) {
 	for _, s := range files {
