@@ -15,9 +15,9 @@ import (
 
 // store runs the engine's statements. It is safe for concurrent use.
 type store struct {
-	pool pg.Pool
-	deaf bool        // no listener for notifications: producers are never asked for any
-	idle atomic.Bool // as declared last
+	pool  pg.Pool
+	deaf  bool        // no listener for notifications: producers are never asked for any
+	armed atomic.Bool // producers notify, as declared last
 }
 
 // keyset is a place in the order in which a lane is claimed.
