@@ -103,7 +103,10 @@ type standing struct {
 }
 
 // requests are what the notifications since the last look ask for.
-type requests struct{ look, sweep, routes bool }
+type requests struct {
+	commits       int
+	sweep, routes bool
+}
 
 // hear remembers what a notification asks for, and nothing else of it. pgx would keep those that arrive during a statement:
 // every login may send a million of them at once, of 8 kB each.
@@ -111,7 +114,7 @@ func (on *standing) hear(_ *pgconn.PgConn, n *pgconn.Notification) {
 	on.flood += notificationBytes + len(n.Payload)
 	switch n.Payload {
 	case on.schema:
-		on.heard.look = true
+		on.heard.commits++
 	case "sweep " + on.schema: // another relay has given back what lies behind the positions
 		on.heard.sweep = true
 	case "routes " + on.schema:
@@ -151,6 +154,7 @@ func (s *session) startListening(ctx context.Context, on *standing) error {
 		return fmt.Errorf("listen: %w", err)
 	}
 	on.listening = true
+	s.wake.hears.Store(true)
 	return nil
 }
 
@@ -162,6 +166,7 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 	}
 	if on.conn != nil {
 		defer func() {
+			s.wake.hears.Store(false)
 			closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 			defer cancel()
 			_ = on.conn.Close(closing)
@@ -192,7 +197,7 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 			}
 			s.catchUp()
 			nextBeat = time.Now().Add(beatInterval)
-			if s.store.idle.Load() {
+			if s.wake.idle.Load() {
 				nextBeat = time.Now().Add(idleBeatInterval)
 			}
 		}
@@ -230,7 +235,8 @@ func (s *session) listen(ctx context.Context, on *standing, nextBeat time.Time) 
 
 // answer does what notifications ask for, as often as the throttles allow.
 func (s *session) answer(asked requests) {
-	if asked.look && (s.store.idle.Load() || s.looks.allow(time.Now())) { // a busy relay looks without being asked
+	if asked.commits > 0 && (s.store.armed.Load() || s.looks.allow(time.Now())) { // a relay that polls looks without being asked
+		s.wake.commits.Add(int64(asked.commits))
 		s.wake.notify(false)
 	}
 	if asked.sweep && s.sweeps.allow(time.Now()) {
@@ -374,7 +380,7 @@ func (s *session) beat(stopping context.Context, on *standing, now time.Time) er
 	// A beat that is cut off costs the connection, on which this relay has yet to deregister.
 	defer context.AfterFunc(stopping, func() { time.AfterFunc(leaveTimeout, cancel) })()
 	p := pulse{
-		writeAfter: heartbeatAge, armed: s.store.idle.Load() && !s.store.deaf,
+		writeAfter: heartbeatAge, armed: s.store.armed.Load(),
 		findSilent: !now.Before(s.grace.silent), findDisconnected: !now.Before(s.grace.disconnected),
 	}
 	p.instance, _ = s.current()

@@ -213,7 +213,7 @@ func BenchmarkInsertAfterWakes(b *testing.B) {
 		}
 		s := &store{pool: db.pool}
 		for i := range 2 * wakes {
-			must(b, s.declareIdle(b.Context(), i%2 == 0))
+			must(b, s.arm(b.Context(), i%2 == 0))
 			old.exec(`UPDATE outbox_relay SET idle = $1`, i%2 == 0)
 		}
 		after := median(one(db), one(calm), one(old))

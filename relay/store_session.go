@@ -67,7 +67,7 @@ const isDead = `(` + isSilent + ` OR ` + isDisconnected + `)`
 // was set. A higher limit would miss standstills after which the heartbeat of another relay, which may have been older, looks silent.
 //
 // The heartbeat is not written at every beat: no version of a row can be removed while some session keeps an old snapshot.
-// The session reports most deaths sooner. While this relay is idle, a beat also keeps producers notifying.
+// The session reports most deaths sooner. While this relay is armed, a beat also keeps producers notifying.
 const beat = `
 WITH written AS (
     UPDATE outbox_relay SET heartbeat_at = now() WHERE instance = $1 AND heartbeat_at <= now() - make_interval(secs => $2)
@@ -150,17 +150,13 @@ const armUntil = `setval('outbox_armed', (extract(epoch FROM clock_timestamp()) 
 
 const arm = `SELECT CASE WHEN $1 THEN ` + armUntil + ` ELSE setval('outbox_armed', 0) END`
 
-// declareIdle makes producers notify, or stops them. Another relay that is still idle makes them notify again at its next
-// beat. A relay that hears nothing does neither.
-func (s *store) declareIdle(ctx context.Context, idle bool) error {
-	s.idle.Store(idle)
-	if s.deaf {
-		return nil
-	}
+// arm makes producers notify, or stops them. Another relay that is still armed makes them notify again at its next beat.
+func (s *store) arm(ctx context.Context, armed bool) error {
+	s.armed.Store(armed)
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, arm, idle); err != nil {
-		return fmt.Errorf("declare idle: %w", err)
+	if _, err := s.pool.Exec(ctx, arm, armed); err != nil {
+		return fmt.Errorf("let producers notify: %w", err)
 	}
 	return nil
 }
