@@ -293,7 +293,7 @@ func TestHangingChannelHoldsUpOnlyItself(t *testing.T) {
 	telling.Wait()
 }
 
-// Whatever stands in an alert comes out as one line that calls nobody and runs nothing.
+// Whatever stands in an alert comes out as one line that mentions no person and runs nothing.
 func TestTextsAreHarmless(t *testing.T) {
 	t.Parallel()
 	ended := time.Now()

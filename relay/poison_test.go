@@ -237,7 +237,7 @@ func TestDamagedRowsKeepNoLane(t *testing.T) {
 	r.settles(t, policy.Delivered, 3)
 }
 
-// What is pending without its event cannot be sent; whoever deletes events has to hear of it.
+// What is pending without its event cannot be sent; an alert says so to those who delete events.
 func TestDeletedEventsFail(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

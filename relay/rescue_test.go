@@ -162,7 +162,7 @@ func TestCutSessionResumes(t *testing.T) {
 	}
 }
 
-// Somebody took the relay for dead while its session was away: its claims are another's, and it starts anew.
+// Another relay took this one for dead while its session was away: its claims are another's, and it starts anew.
 func TestRelayTakenForDeadRegistersAnew(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -210,7 +210,7 @@ func TestRescueTakesOnlyTheDeadOnesRows(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t, "default", "elsewhere")
 	db.insert(3000, "key")
-	// A living relay's claims, a dead one's, and a row that somebody has locked.
+	// A living relay's claims, a dead one's, and a row that another session has locked.
 	db.exec(`INSERT INTO outbox_relay (name, version, lease, heartbeat_at, session_pid) SELECT n, '', '1 hour', now() + interval '1 hour', 0 FROM unnest(ARRAY['alive', 'dead']) n`)
 	living, err := db.pool.Acquire(t.Context())
 	must(t, err)

@@ -266,7 +266,7 @@ func TestLooksInVainBecomeRarer(t *testing.T) {
 	}
 }
 
-// The database's clock was put back by an hour while a breaker was open: nobody waits for an hour to try.
+// The database's clock was put back by an hour while a breaker was open: it is tried without waiting for an hour.
 func TestBreakerOutlivesAClockThatWasPutBack(t *testing.T) {
 	t.Parallel()
 	for name, state := range map[string]string{"open": `'open', now() + interval '1 hour', NULL`, "half-open": `'half_open', now() + interval '1 hour', 77`} {
