@@ -18,7 +18,7 @@ type Pause struct {
 	Paused bool `json:"paused"`
 	// Changed by this call; false: it was so before.
 	Changed bool `json:"changed"`
-	// Reason and when of a pause that stands, or stood.
+	// Reason of a pause that stands, or stood.
 	Reason string `json:"paused_reason,omitempty"`
 	// Breaker now, as in [DestinationStatus].
 	Breaker string `json:"breaker"`
