@@ -26,8 +26,10 @@ func TestRelayProcess(t *testing.T) {
 	}
 	lease, err := time.ParseDuration(os.Getenv("RELAY_TEST_LEASE"))
 	must(t, err)
+	d := to(url)
+	d.Timeout = min(patience, lease-leaseMargin) // a POST that is under way while the process is frozen goes on afterwards
 	r, err := New(Config{
-		Pool: settings(t, dsn), Destinations: []post.Destination{to(url)}, Lease: lease, Name: "victim",
+		Pool: settings(t, dsn), Destinations: []post.Destination{d}, Lease: lease, Name: "victim",
 		Hooks: Hooks{Claimed: func(_ string, n int) { fmt.Println("claimed", n) }},
 	})
 	must(t, err)
