@@ -22,7 +22,7 @@ func (cmd relaysCmd) Run(inv *invocation) error {
 	if err != nil {
 		return err
 	}
-	return show(inv.Stdout, cmd.JSON, orEmpty(list), printRelays)
+	return show(inv.Stdout, cmd.JSON, list, printRelays)
 }
 
 func printRelays(w io.Writer, list []ops.RelayStatus) error {

@@ -60,7 +60,7 @@ func (cmd routesListCmd) Run(inv *invocation) error {
 	list := routeList{Routes: []listedRoute{}, Missing: []configuredRoute{}}
 	wanted := c.configuredRoutes()
 	err = inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) error {
-		stored, err := outbox.Routes(ctx)
+		stored, err := outbox.Routes(ctx, "")
 		list.Missing = append(list.Missing, wanted...)
 		for _, r := range stored {
 			listed := listedRoute{RouteStatus: r}
@@ -153,13 +153,13 @@ func (cmd routesTestCmd) Run(inv *invocation) error {
 	}
 	result := routeTest{EventType: cmd.EventType}
 	err = inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) (err error) {
-		result.Stored, err = outbox.RoutesOf(ctx, cmd.EventType)
+		result.Stored, err = outbox.Routes(ctx, cmd.EventType)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	result.Stored, result.Parked = orEmpty(result.Stored), len(result.Stored) == 0
+	result.Parked = len(result.Stored) == 0
 	if wanted := c.configuredRoutes(); len(wanted) > 0 {
 		result.Configured = orEmpty(slices.DeleteFunc(wanted, func(r configuredRoute) bool {
 			return !relay.Route{Event: r.Event}.Matches(cmd.EventType)

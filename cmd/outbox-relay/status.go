@@ -56,11 +56,13 @@ func (cmd statusCmd) Run(inv *invocation) error {
 	if cmd.Healthcheck {
 		return checkHealth(inv.ctx, inv.Stdout, c)
 	}
-	status, err := readStatus(inv.ctx, c)
-	if err != nil {
-		return err
-	}
-	return show(inv.Stdout, cmd.JSON, status, printStatus)
+	return c.withOps(inv.ctx, func(outbox *ops.Outbox) error {
+		status, err := outbox.Status(inv.ctx, c.relay.Environment)
+		if err != nil {
+			return err
+		}
+		return show(inv.Stdout, cmd.JSON, status, printStatus)
+	})
 }
 
 // checkHealth prints a line if this relay lives.
@@ -79,20 +81,6 @@ func checkHealth(ctx context.Context, w io.Writer, c *config) error {
 		return err
 	}
 	return healthy(w, relays, c.relay.Name)
-}
-
-// readStatus returns what stands in the outbox, with empty lists in place of absent ones.
-func readStatus(ctx context.Context, c *config) (status ops.Status, err error) {
-	err = c.withOps(ctx, func(outbox *ops.Outbox) error {
-		if status, err = outbox.Status(ctx); err != nil {
-			return err
-		}
-		identity, err := outbox.Identity(ctx, c.relay.Environment)
-		status.Quarantined = identity.Reason()
-		return err
-	})
-	status.Destinations, status.Relays, status.Alerts = orEmpty(status.Destinations), orEmpty(status.Relays), orEmpty(status.Alerts)
-	return status, err
 }
 
 // healthy prints a line if the relay of that name lives; several may share it, and one is enough.

@@ -20,15 +20,12 @@ type Wait struct {
 // Waits returns why the pending deliveries of an event have not been sent yet, each for every reason that holds. A
 // delivery that nothing keeps is due, and goes out with its relay's next claims.
 func (o *Outbox) Waits(ctx context.Context, eventID int64) ([]Wait, error) {
-	list, err := waiting(ctx, o.pool, eventID)
-	if err != nil {
-		return nil, fmt.Errorf("find out why deliveries wait: %w", err)
-	}
-	var all []Wait
+	list, err := o.waiting(ctx, eventID)
+	all := []Wait{}
 	for _, w := range list {
 		all = append(all, w.reasons()...)
 	}
-	return all, nil
+	return all, err
 }
 
 // waitState is what stands around one pending delivery.
