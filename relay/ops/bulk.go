@@ -29,8 +29,8 @@ type Selection struct {
 	Destination string
 	// Parked deliveries only: those that match no route.
 	Parked bool
-	// Statuses they may have. Replay knows failed (the default), delivered and discarded; Discard knows pending and
-	// failed (both by default).
+	// Statuses of the deliveries. Replay takes failed (the default), delivered and discarded; Discard takes pending and failed
+	// (both by default).
 	Statuses []string
 	// Type is a pattern of event types, in which '*' stands for any characters. Empty: any.
 	Type string
@@ -40,7 +40,7 @@ type Selection struct {
 	Reason string
 	// OrderingKey of the event. Empty: any, also none.
 	OrderingKey string
-	// Limit of how many are changed. 0: no limit.
+	// Limit is how many are changed at most. 0: no limit.
 	Limit int64
 }
 
@@ -60,15 +60,15 @@ type Bulk struct {
 	Done int64 `json:"done"`
 	// InFlight ones were left alone: a relay is sending them.
 	InFlight int64 `json:"in_flight"`
-	// Missed were changed or locked by another session in the meantime, and left alone.
+	// Missed ones were left alone: another session changed or locked them meanwhile.
 	Missed int64 `json:"missed"`
-	// TooOld to be replayed: their receivers may have forgotten that they processed them.
+	// TooOld ones cannot be replayed: their receivers may have forgotten that they processed them.
 	TooOld int64 `json:"too_old"`
-	// EventMissing cannot be replayed: their event is gone.
+	// EventMissing ones cannot be replayed: their event is gone.
 	EventMissing int64 `json:"event_missing"`
 	// OtherStatus counts, by status, the deliveries of named events that the selection leaves out for their status.
 	OtherStatus map[string]int64 `json:"other_status,omitempty"`
-	// Unknown of the named events have no delivery here.
+	// Unknown counts the named events without a delivery here.
 	Unknown int64 `json:"unknown_events"`
 	// UnknownIDs are the first of them.
 	UnknownIDs []int64 `json:"unknown_event_ids,omitempty"`

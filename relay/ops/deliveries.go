@@ -25,7 +25,7 @@ type DeliveryFilter struct {
 	Reason string
 	// OrderingKey of the event. Empty: any, also none.
 	OrderingKey string
-	// Limit of how many are returned, the newest first. 0: 50.
+	// Limit is how many are returned at most, the newest first. 0: 50.
 	Limit int
 }
 
@@ -47,7 +47,7 @@ type Delivery struct {
 	ClaimedBy      *int32     `json:"claimed_by"` // the relay that has it in flight
 	OrderingKey    *string    `json:"ordering_key"`
 	Replay         bool       `json:"replay"` // an operator made it pending again
-	// NotAfter is when the last request may reach the receiver, as it was told. nil: nothing binds it.
+	// NotAfter is when the last request may reach the receiver, as X-Outbox-Not-After said. nil: any time.
 	NotAfter *time.Time `json:"not_after"`
 }
 

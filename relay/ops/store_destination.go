@@ -11,34 +11,28 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
-// ErrUnknownDestination says that nothing in the database bears a destination's name: no route, no state, and no
-// delivery that is pending or failed.
+// ErrUnknownDestination says that the database does not know a destination: no route, no state, and no pending or failed delivery
+// has its name.
 var ErrUnknownDestination = errors.New("unknown destination")
 
 // A Pause is what Pause and Resume found and did.
 type Pause struct {
 	Destination string `json:"destination"`
-	// Paused now.
+	// Paused reports whether it is paused now.
 	Paused bool `json:"paused"`
-	// Changed by this call; false: it was so before.
+	// Changed reports whether this call paused or resumed it; false: it was so before.
 	Changed bool `json:"changed"`
-	// Reason and when of a pause that stands, or stood.
+	// Reason of the pause, or of the one that ended.
 	Reason string `json:"paused_reason,omitempty"`
-	// Breaker now, as in [DestinationStatus].
+	// Breaker is its state now, as in [DestinationStatus].
 	Breaker string `json:"breaker"`
-	// BreakerReset: this call has closed the breaker.
+	// BreakerReset reports whether this call closed the breaker.
 	BreakerReset bool `json:"breaker_reset"`
 }
 
 // From one name to the next in the index of each status, instead of through everything that is pending or failed.
 const selectDestinationNames = `
-WITH RECURSIVE pending (destination) AS (
-    (SELECT destination FROM outbox_delivery WHERE status = 'pending' ORDER BY destination LIMIT 1)
-    UNION ALL
-    SELECT (SELECT d.destination FROM outbox_delivery d
-            WHERE d.status = 'pending' AND d.destination > p.destination ORDER BY d.destination LIMIT 1)
-    FROM pending p WHERE p.destination IS NOT NULL
-), failed (destination) AS (
+WITH RECURSIVE ` + pg.Pending + `, failed (destination) AS (
     (SELECT destination FROM outbox_delivery WHERE status = 'failed' ORDER BY destination LIMIT 1)
     UNION ALL
     SELECT (SELECT d.destination FROM outbox_delivery d
