@@ -293,7 +293,7 @@ func TestHangingChannelHoldsUpOnlyItself(t *testing.T) {
 	telling.Wait()
 }
 
-// Whatever stands in an alert comes out as one line that calls nobody and runs nothing.
+// Whatever stands in an alert comes out as one line that mentions no person and runs nothing.
 func TestTextsAreHarmless(t *testing.T) {
 	t.Parallel()
 	ended := time.Now()
@@ -340,10 +340,10 @@ func TestUncertainRelayTellsOnlyThat(t *testing.T) {
 	cfg := db.config(to("http://receiver.test/"))
 	cfg.Alerts.Channels = []alert.Channel{ops}
 	r := sessionOf(t, cfg)
-	instance, _ := r.session.current()
+	instance, _ := r.presence.current()
 	db.fire(alert.RuleBreakerOpen)
 	db.fire(alert.RuleQuarantined)
-	r.session.set(instance, false)
+	r.presence.set(instance, false)
 	must(t, r.alerter().SendDue(t.Context()))
 	if got := ops.heard(); !slices.Equal(got, []string{"quarantined firing"}) {
 		t.Errorf("told %q", got)

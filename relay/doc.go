@@ -7,23 +7,31 @@
 //	               ▲                   │      │                         │
 //	               └── rescue, hold ───┘      └── nothing sent: hold    └──▶ failed ──▶ alert
 //
-// The files, in reading order. The way of a delivery: config.go (settings), relay.go (what runs, and how it stops),
-// claim.go (when to claim, for which lanes), writers.go (transactions that are still open, which may commit late), lane.go
-// and position.go (what a lane holds, and how far it has looked), order.go (runs of an ordering key, and up to where a key
-// is settled), claim_apart.go (claiming around damaged data), deliver.go (one attempt), suspect.go (deliveries that may kill
-// their relay), post (one request: what it says, how it travels, what is kept of its answer), policy (what an attempt came
-// to, when to try again, how much a receiver bears, when it is down), hold.go (the breaker's state in the database), settle.go
-// (writing outcomes), settle_aside.go (those that cannot be written), resettle.go (those that a crash of the server lost).
+// The files, from the top down: a file uses names of those after it, and hardly any of those before it.
 //
-// Around it: session.go (being alive, taking over from the dead), orphan.go (claims whose acknowledgement was lost), wake.go
-// (waking up, being idle), routes.go, reload.go and difference.go (making database and lanes those of the configuration),
-// parked.go (releasing what was parked before its route came), maintain.go (what is done now and then), undelivered.go
-// (finding events without deliveries), hooks.go (observing), and store*.go: all SQL.
+//	relay.go                       what runs, and how it stops
+//	maintain.go, parked.go         what is done now and then; releasing what was parked before its route came
+//	reload.go, difference.go       another configuration while it runs
+//	routes.go                      making the stored routes those of the configuration
+//	session.go                     being alive, taking over from the dead
+//	claim.go, claim_apart.go       when to claim, for which lanes, and how around damaged data
+//	writers.go, orphan.go          transactions that may commit late; claims whose acknowledgement was lost
+//	hold.go                        writing what the breakers decide
+//	deliver.go, suspect.go         one attempt; deliveries that may kill their relay
+//	settle.go, settle_aside.go     writing outcomes; those that cannot be written
+//	resettle.go                    outcomes that a crash of the server lost
+//	lane.go, position.go           a destination's lane, and how far the claimer has looked
+//	outgoing.go, order.go, queue.go  what a lane holds and may send; ordering keys; its queues
+//	core.go, wake.go               what the parts share; waking up, being idle
+//	config.go, hooks.go            settings, observing
+//	store_*.go                     all SQL
+//	settlement.go, store.go        what is written of an attempt, and what is claimed
 //
 // Below it are rooms, which never import this package: pg (how statements reach the database, and what their errors mean),
-// policy and post, of which above, identity (keeping away from copies of the database), archive (moving and removing what is
-// done with), alert (telling people), and watch (being a good neighbour). Beside it is ops (what operators ask
-// and do), which stands on the same rooms; the two never import each other.
+// policy (what an attempt came to, when to try again, how much a receiver bears, when it is down), post (one request: what it
+// says, how it travels, what is kept of its answer), identity (keeping away from copies of the database), archive (moving and removing what is
+// done with), alert (telling people), and watch (being a good neighbour). Beside it is ops (what operators ask and do), which
+// stands on the same rooms; the two never import each other.
 //
 // # Goroutines
 //

@@ -81,7 +81,7 @@ func TestCopyOfAThousandEvents(t *testing.T) {
 	}
 }
 
-// The first name counts; who has none takes part; who has another waits until somebody decides.
+// The first name counts; who has none takes part; who has another waits until a person decides.
 func TestEnvironments(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -106,12 +106,12 @@ func TestEnvironments(t *testing.T) {
 	}
 
 	outbox := ops.New(db.pool)
-	for _, environment := range []string{"", "staging"} { // those who work keep it, whoever asks
+	for _, environment := range []string{"", "staging"} { // relays that work keep it, whatever a new one says
 		if _, err := outbox.AcceptIdentity(t.Context(), environment); !errors.Is(err, identity.ErrInUse) || !strings.Contains(err.Error(), "real") {
 			t.Errorf("accepting %q while others work: %v", environment, err)
 		}
 	}
-	// Nobody rescues the stray, and it takes nobody for dead.
+	// No relay rescues the stray, and the stray rescues no relay.
 	if rescued := len(nameless.rescued) + len(production.rescued) + len(staging.rescued); rescued != 0 {
 		t.Errorf("%d rescues", rescued)
 	}
@@ -132,7 +132,7 @@ func TestEnvironments(t *testing.T) {
 	}
 }
 
-// A relay that works stops when somebody decides for another environment.
+// A relay that works stops when a person decides for another environment.
 func TestDecisionReachesRelaysThatWork(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -141,12 +141,12 @@ func TestDecisionReachesRelaysThatWork(t *testing.T) {
 	r := preparedGuarded(t, cfg)
 	guarding := r.guardConfig()
 	guarding.Interval = 0
-	r.guard = identity.NewGuard(guarding)
+	r.session.guard = identity.NewGuard(guarding)
 	r.begin()
 	r.instance()
 	db.exec(`UPDATE outbox_identity SET environment = 'staging'`)
 	r.wantReason(t, `environment is "production", recorded is "staging"`)
-	if _, alive := r.session.current(); alive {
+	if _, alive := r.presence.current(); alive {
 		t.Error("still alive")
 	}
 }
@@ -194,7 +194,7 @@ func TestPoolerThatLeadsToACopy(t *testing.T) {
 	}
 }
 
-// A new spelling of the address is good while a relay works there, and is remembered; with nobody to vouch it is not.
+// A new spelling of the address is good while a relay works there, and is remembered; with no relay to vouch it is not.
 func TestSpellingsOfTheAddress(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -239,7 +239,7 @@ func TestWitnessThatStartsLater(t *testing.T) {
 	early := preparedGuarded(t, cfg)
 	guarding := early.guardConfig()
 	guarding.Grace = time.Hour
-	early.guard = identity.NewGuard(guarding)
+	early.session.guard = identity.NewGuard(guarding)
 	early.begin()
 	becomes(db, 1, `SELECT count(*) FROM outbox_relay WHERE quarantined IS NOT NULL`)
 	start(t, known).instance()
@@ -249,7 +249,7 @@ func TestWitnessThatStartsLater(t *testing.T) {
 	}
 }
 
-// A relay that is quarantined vouches for nobody.
+// A relay that is quarantined vouches for no other.
 func TestQuarantinedRelayIsNoWitness(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

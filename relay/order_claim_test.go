@@ -209,10 +209,10 @@ func TestSentPayloadsOfARunAreReleased(t *testing.T) {
 		d.promiseEnds = d.leaseEnds
 		run = append(run, d)
 	}
-	r.sendRun(l, run)
+	r.senders.sendRun(l, run)
 	var outcomes []policy.Outcome
 	for range run {
-		outcomes = append(outcomes, (<-r.settlements).Outcome)
+		outcomes = append(outcomes, (<-r.settler.settlements).Outcome)
 	}
 	if want := []policy.Outcome{policy.Delivered, policy.Delivered, policy.Retry, policy.Hold}; !slices.Equal(outcomes, want) {
 		t.Errorf("%v, want %v", outcomes, want)

@@ -209,7 +209,7 @@ func TestLaterAvailableEventHoldsItsKey(t *testing.T) {
 	rc.wantSent(t, "k", numbers(1, 10))
 }
 
-// Somebody has locked a delivery in the middle of a run. It, and what follows it, waits for the lock; what comes before
+// Another session has locked a delivery in the middle of a run. It, and what follows it, waits for the lock; what comes before
 // does not.
 func TestLockedDeliveryBreaksItsRun(t *testing.T) {
 	t.Parallel()

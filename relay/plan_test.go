@@ -132,7 +132,7 @@ func planned(t testing.TB, conn *pgx.Conn) (plan func(name string) string) {
 	}
 }
 
-// However many claim at the same time: nobody gets more than asked for, nothing is given twice, and all is given out.
+// However many claim at the same time: no claim gets more than asked for, nothing is given twice, and all is given out.
 func TestConcurrentClaims(t *testing.T) {
 	t.Parallel()
 	const claimers, free, each = 8, 7, 500

@@ -237,7 +237,7 @@ func TestDamagedRowsKeepNoLane(t *testing.T) {
 	r.settles(t, policy.Delivered, 3)
 }
 
-// What is pending without its event cannot be sent; whoever deletes events has to hear of it.
+// What is pending without its event cannot be sent; an alert says so to those who delete events.
 func TestDeletedEventsFail(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -327,7 +327,7 @@ func TestPanicOfOneDelivery(t *testing.T) {
 	broken.leaseEnds = time.Now().Add(time.Hour)
 	broken.promiseEnds = broken.leaseEnds
 	broken.event.Payload = nil // and there is no store to load it from
-	v := first((&Relay{taking: t.Context(), doing: t.Context()}).attempt(l, &broken), d.Responses)
+	v := first((&senders{core: &core{taking: t.Context(), doing: t.Context()}}).attempt(l, &broken), d.Responses)
 	if v.Outcome != policy.Retry || v.Reason != policy.ReasonPanic || !strings.Contains(v.Message, "nil pointer") {
 		t.Errorf("%+v", v)
 	}

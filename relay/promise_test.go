@@ -160,7 +160,7 @@ func TestNothingIsSentPastItsPromise(t *testing.T) {
 func TestOutageBeyondThePromise(t *testing.T) {
 	t.Parallel()
 	const waiting, weeks, week = 60, 9, 7 * 24 * time.Hour
-	for name, answering := range map[string]bool{"nobody listens": false, "every answer is a 500": true} {
+	for name, answering := range map[string]bool{"connections are refused": false, "every answer is a 500": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
@@ -197,15 +197,15 @@ func TestOutageBeyondThePromise(t *testing.T) {
 // A stop gives back what was not sent, and what no connection was found for, as if it had never been claimed.
 func TestOnlyWhatWasSentIsBound(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t, "default", "nobody")
+	db := newDatabase(t, "default", "vacant")
 	g := newGate(t)
 	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
 	d := to(rc.URL)
 	d.MaxInFlight = 2
-	nobody := post.Destination{Name: "nobody", URL: newVacant(t).url, MaxInFlight: 1, Breaker: policy.BreakerPolicy{Off: true}}
-	nobody.Retry.Schedule = []time.Duration{time.Hour}
+	vacant := post.Destination{Name: "vacant", URL: newVacant(t).url, MaxInFlight: 1, Breaker: policy.BreakerPolicy{Off: true}}
+	vacant.Retry.Schedule = []time.Duration{time.Hour}
 	db.insert(5, "key")
-	r := start(t, db.config(d, nobody))
+	r := start(t, db.config(d, vacant))
 	<-g.arrived
 	<-g.arrived
 	r.await(t, "claims ahead", func(o *observer) bool { return o.outcomes[policy.Retry] == 5 })
@@ -213,14 +213,14 @@ func TestOnlyWhatWasSentIsBound(t *testing.T) {
 	r.Abort()
 	r.cancel()
 	r.stop()
-	for destination, want := range map[string]int{"default": 2, "nobody": 0} {
+	for destination, want := range map[string]int{"default": 2, "vacant": 0} {
 		if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = $1 AND not_after IS NOT NULL AND status = 'pending'`, destination); n != want {
 			t.Errorf("%d deliveries to %s are bound by a promise, want %d", n, destination, want)
 		}
 	}
 }
 
-// A switch stands before a receiver that is away at first: nobody listens there or, if answering, every answer is a 500.
+// A switch stands before a receiver that is away at first: connections are refused there or, if answering, every answer is a 500.
 type frontSwitch struct {
 	url string
 	up  func()

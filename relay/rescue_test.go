@@ -162,7 +162,7 @@ func TestCutSessionResumes(t *testing.T) {
 	}
 }
 
-// Somebody took the relay for dead while its session was away: its claims are another's, and it starts anew.
+// Another relay took this one for dead while its session was away: its claims are another's, and it starts anew.
 func TestRelayTakenForDeadRegistersAnew(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -210,7 +210,7 @@ func TestRescueTakesOnlyTheDeadOnesRows(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t, "default", "elsewhere")
 	db.insert(3000, "key")
-	// A living relay's claims, a dead one's, and a row that somebody has locked.
+	// A living relay's claims, a dead one's, and a row that another session has locked.
 	db.exec(`INSERT INTO outbox_relay (name, version, lease, heartbeat_at, session_pid) SELECT n, '', '1 hour', now() + interval '1 hour', 0 FROM unnest(ARRAY['alive', 'dead']) n`)
 	living, err := db.pool.Acquire(t.Context())
 	must(t, err)
@@ -255,7 +255,9 @@ func TestFrozenRelayIsRescued(t *testing.T) {
 	db.exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '14 seconds'`) // instead of as long a wait
 	cfg := db.config(to(rc.URL))
 	cfg.Lease = time.Hour
-	survivor := start(t, cfg)
+	survivor := prepared(t, cfg)
+	survivor.session.watchFor = time.Nanosecond
+	survivor.begin()
 	survivor.settles(t, policy.Delivered, 3)
 	before := rows[string](db, `SELECT d::text FROM outbox_delivery d ORDER BY event_id`)
 	g.open()

@@ -89,7 +89,7 @@ func BenchmarkBeat(b *testing.B) {
 			var took []time.Duration
 			for b.Loop() {
 				began := time.Now()
-				e, err := heartbeat(b.Context(), conn, pulse{instance: instance, writeAfter: heartbeatAge, findDead: true})
+				e, err := heartbeat(b.Context(), conn, pulse{instance: instance, writeAfter: heartbeatAge, findSilent: true, findDisconnected: true})
 				took = append(took, time.Since(began))
 				if must(b, err); !e.registered || len(e.dead) > 0 {
 					b.Fatalf("%+v", e)
@@ -213,7 +213,7 @@ func BenchmarkInsertAfterWakes(b *testing.B) {
 		}
 		s := &store{pool: db.pool}
 		for i := range 2 * wakes {
-			must(b, s.declareIdle(b.Context(), i%2 == 0))
+			must(b, s.arm(b.Context(), i%2 == 0))
 			old.exec(`UPDATE outbox_relay SET idle = $1`, i%2 == 0)
 		}
 		after := median(one(db), one(calm), one(old))

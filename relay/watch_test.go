@@ -27,7 +27,7 @@ import (
 // looking returns a relay with a session and no watcher of its own: it looks when it is told to.
 func looking(t testing.TB, cfg Config) *Relay {
 	t.Helper()
-	cfg.Watching.Interval = time.Nanosecond // nobody's look is recent enough
+	cfg.Watching.Interval = time.Nanosecond // no relay's look is recent enough
 	return sessionOf(t, cfg)
 }
 
@@ -65,7 +65,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 h' WHERE event_id = (SELECT id FROM outbox WHERE idempotency_key = 'scheduled-2')`)
 	db.exec(`INSERT INTO outbox_rescue (instance) VALUES (1), (2), (3)`)
 	lost := db.load(1, "lost")
-	for _, rule := range []string{alert.RuleBreakerOpen, alert.RuleQuarantined} { // by whoever sees it
+	for _, rule := range []string{alert.RuleBreakerOpen, alert.RuleQuarantined} { // by the relay that sees it
 		db.exec(`INSERT INTO outbox_alert (rule, subject, detail) VALUES ($1, 'default', 'd')`, rule)
 	}
 	holder, err := pgx.Connect(t.Context(), db.dsn)
@@ -320,7 +320,7 @@ func TestOneRelayLooksForAll(t *testing.T) {
 	}
 }
 
-// Somebody who waits for a lock on the outbox is a reason to stand down.
+// A session that waits for a lock on the outbox is a reason to stand down.
 func TestLockWaitsAreSeen(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

@@ -99,7 +99,7 @@ func TestBulkMeetsOthers(t *testing.T) {
 		found = list
 		return true, nil
 	}))
-	// Meanwhile somebody else replays the second, and a relay fails it again.
+	// Meanwhile another operator replays the second, and a relay fails it again.
 	db.Exec(`UPDATE outbox_delivery SET claim = claim + 1 WHERE event_id = 2`)
 	changed, err := outbox.changeDeliveries(t.Context(), replayAction(0), found)
 	relaytest.Must(t, err)

@@ -60,7 +60,7 @@ func TestConditions(t *testing.T) {
 		"nor has it recovered":       {open(lane(laneSample{Held: true}), alert.RuleLag, "d", false), "[]", "[]"},
 		"no more lag":                {open(lane(laneSample{}), alert.RuleLag, "d", false), "[]", "[{lag d}]"},
 		"nothing left to lag":        {open(sample{}, alert.RuleLag, "d", false), "[]", "[{lag d}]"},
-		"somebody else's":            {open(sample{}, alert.RuleBreakerOpen, "d", false), "[]", "[]"},
+		"another relay's":            {open(sample{}, alert.RuleBreakerOpen, "d", false), "[]", "[]"},
 		"failed deliveries are left": {open(sample{}, alert.RuleFailed, "d", true), "[]", "[]"},
 		"none is left":               {open(sample{}, alert.RuleFailed, "d", false), "[]", "[{failed d}]"},
 		"blocked":                    {lane(laneSample{Blocked: 1}), "[{blocked_keys d}]", "[]"},
