@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
@@ -86,7 +87,7 @@ func printRoutes(w io.Writer, list routeList, compared bool) error {
 		header += "\tCONFIGURED"
 	}
 	err := printTable(w, "No route is stored: a relay writes its own when it starts.", header, list.Routes, func(r listedRoute) []any {
-		cells := []any{r.Event, r.Destination, bounded(r.Pending), relayNames(r.Relays)}
+		cells := []any{r.Event, r.Destination, plain.UpTo(r.Pending, 10_000), relayNames(r.Relays)}
 		if r.Configured != nil {
 			cells = append(cells, map[bool]string{true: "yes", false: "no"}[*r.Configured])
 		}
@@ -115,14 +116,6 @@ func relayNames(relays []ops.RelayName) string {
 		return "none"
 	}
 	return strings.Join(names, ", ")
-}
-
-// bounded writes a count that ends at 10,001.
-func bounded(n int64) string {
-	if n > 10_000 {
-		return "more than 10000"
-	}
-	return fmt.Sprint(n)
 }
 
 type routesTestCmd struct {

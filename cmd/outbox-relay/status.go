@@ -160,7 +160,7 @@ func printLaneNotes(w io.Writer, d ops.DestinationStatus) {
 // waitingKeys says how many ordering keys wait; they are counted up to 10,001.
 func waitingKeys(n int64) string {
 	if n > 10_000 {
-		return bounded(n) + " ordering keys wait"
+		return plain.UpTo(n, 10_000) + " ordering keys wait"
 	}
 	return plain.Plural(n, "ordering key waits", "ordering keys wait")
 }
