@@ -87,8 +87,8 @@ func (r *Relay) guardConfig() identity.Config {
 	return cfg
 }
 
-// Run works until ctx is done, then stops taking, lets POSTs in flight end within DrainTimeout, settles them, gives
-// back what it has not sent, and returns nil. While the database is away it waits for it, for ever. It returns an error
+// Run works until ctx is done. Then it stops claiming, gives back what it has not sent, lets POSTs in flight end within
+// DrainTimeout, settles them, deregisters, and returns nil. While the database is away it waits for it, for ever. It returns an error
 // only for what waiting cannot mend: one wrapping [ErrSchema] or [ErrPooler].
 func (r *Relay) Run(ctx context.Context) error {
 	r.reloads.begin(ctx)

@@ -78,9 +78,9 @@ SELECT 'dead', instance, '', false, '', 0, 0, 0 FROM outbox_relay r
 WHERE instance <> $1 AND pg_postmaster_start_time() <= now() - interval '3 seconds'
   AND ($3 AND ` + isSilent + ` OR $5 AND ` + isDisconnected + `)
 UNION ALL
-SELECT 'destination', 0, destination, paused, breaker, coalesce(extract(epoch FROM breaker_until - now()), 0)::float8,
+SELECT 'destination', 0, destination, false, breaker, coalesce(extract(epoch FROM breaker_until - now()), 0)::float8,
        coalesce(breaker_owner, 0), breaker_failures
-FROM outbox_destination WHERE paused OR breaker <> 'closed' OR breaker_failures > 0
+FROM outbox_destination WHERE breaker <> 'closed' OR breaker_failures > 0
 UNION ALL
 SELECT 'alert', 0, '', false, '', 0, 0, 0 WHERE ` + alert.AnyDue + `
 UNION ALL
@@ -120,14 +120,15 @@ func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
 	for rows.Next() {
 		var what string
 		var instance int32
+		var late bool
 		var state policy.DestinationState
 		var remaining float64
-		if err := rows.Scan(&what, &instance, &state.Destination, &state.Paused, &state.Breaker, &remaining, &state.Owner, &state.Failures); err != nil {
+		if err := rows.Scan(&what, &instance, &state.Destination, &late, &state.Breaker, &remaining, &state.Owner, &state.Failures); err != nil {
 			return echo{}, fmt.Errorf("beat: %w", err)
 		}
 		switch what {
 		case "self":
-			e.registered, e.late = true, state.Paused
+			e.registered, e.late = true, late
 		case "dead":
 			e.dead = append(e.dead, instance)
 		case "destination":

@@ -20,8 +20,8 @@ type pauseCmd struct {
 }
 
 func (pauseCmd) Help() string {
-	return `Keeps relays from claiming for a destination, at once and until it is resumed; what is in flight finishes. Nothing is
-lost and no attempt is spent: its deliveries wait.`
+	return `Keeps relays from claiming for a destination, from their next claim on and until it is resumed; what they have
+claimed is still sent. Nothing is lost and no attempt is spent: its deliveries wait.`
 }
 
 func (cmd pauseCmd) Run(inv *invocation) error {

@@ -14,7 +14,7 @@ var sqlPattern = regexp.MustCompile(`(?m)^\s*(SELECT|INSERT|UPDATE|DELETE|WITH|L
 	`|\b(SELECT\s.*\sFROM|INSERT INTO|DELETE FROM|UPDATE\s+\w+\s+SET)\b` +
 	`|\b(insert into|delete from|select\s+\S+\s+from|update\s+\w+\s+set)\s`)
 
-// sqlFiles are the only files of the libraries with SQL.
+// isSQLFile reports whether a file of a library may hold SQL.
 func isSQLFile(s *source) bool {
 	switch dir := s.dir(); {
 	case dir == "outbox":

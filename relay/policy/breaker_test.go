@@ -185,7 +185,7 @@ func TestBreakerHearsTheDatabase(t *testing.T) {
 		"what was said before the change":  {Breaker{State: BreakerHalfOpen, Since: late}, state("open", 0), BreakerHalfOpen},
 		"what it does not know yet":        {Breaker{State: BreakerOpen, Since: early, Write: WriteOpen}, state("closed", 0), BreakerOpen},
 		"that it was closed by hand":       {Breaker{State: BreakerHalfOpen, Since: early}, state("closed", 0), BreakerClosed},
-		"paused, with nothing else wrong":  {Breaker{Since: early}, DestinationState{Paused: true, Breaker: "closed"}, BreakerClosed},
+		"paused, with nothing else wrong":  {Breaker{Since: early}, DestinationState{Breaker: "closed"}, BreakerClosed},
 		"that what it has written is true": {Breaker{Since: early, Write: WriteNothing}, state("closed", 0), BreakerClosed},
 	} {
 		b := c.breaker

@@ -40,6 +40,17 @@ func TestConditionTextsAreComplete(t *testing.T) {
 	}
 }
 
+// An alert of any rule ends once nothing keeps it open, or it would stay for ever. Only a person ends a quarantine.
+func TestAlertsOfAllRulesEnd(t *testing.T) {
+	t.Parallel()
+	for _, rule := range alert.Rules() {
+		s := sample{Alerts: []alertSample{{subject: subject{rule, "d"}, Left: true}}}
+		if ended := s.ended(nil, nil); len(ended) == 0 && rule != alert.RuleQuarantined {
+			t.Errorf("an alert of the rule %s never ends", rule)
+		}
+	}
+}
+
 // What follows from a look, without a database.
 func TestConditions(t *testing.T) {
 	t.Parallel()
