@@ -43,11 +43,11 @@ func TestCopyOfAThousandEvents(t *testing.T) {
 			}
 			t.Logf("quarantined: %d requests of %d events pending: %s", rc.total(), events, report.Reason())
 			if discard {
-				var told []int
-				n, err := outbox.DiscardQuarantined(t.Context(), "", func(n int) { told = append(told, n) })
+				var progress []int64
+				b, err := outbox.DiscardQuarantined(t.Context(), "", func(b ops.Bulk) { progress = append(progress, b.Done) })
 				must(t, err)
-				if n != events+1 || !slices.Equal(told, []int{1000, events + 1}) {
-					t.Errorf("discarded %d, told %v", n, told)
+				if b.Done != events+1 || !slices.Equal(progress, []int64{1000, events + 1}) {
+					t.Errorf("discarded %d, in steps %v", b.Done, progress)
 				}
 				if n := row[int](copied, `SELECT count(*) FROM outbox_delivery WHERE status = 'discarded' AND last_reason = 'quarantined'`); n != events+1 {
 					t.Errorf("%d are marked", n)

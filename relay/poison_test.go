@@ -155,7 +155,7 @@ func TestPoisonDeliveriesHarmNoOther(t *testing.T) {
 			t.Errorf("%s was sent", key)
 		}
 	}
-	if _, err := ops.New(db.pool).Status(t.Context()); err != nil {
+	if _, err := ops.New(db.pool).Status(t.Context(), ""); err != nil {
 		t.Errorf("status: %v", err)
 	}
 }
