@@ -21,7 +21,7 @@ type claimer struct {
 	floors   floors
 	damaged  damaged
 	lost     unacknowledged
-	idleAt   time.Time // the database's, when the relay was last declared idle
+	idleAt   time.Time // the database's, when the relay last became idle
 	next     time.Time // when to take the next turn for another reason than the pace; zero: there is none
 }
 
@@ -51,12 +51,14 @@ func (c *claimer) run(taking context.Context) {
 		case <-c.wake.tick:
 			c.pace.look()
 		case sweep := <-c.wake.notified:
-			c.pace.notified(time.Now())
+			wasIdle := c.pace.idle
+			c.pace.notified(time.Now(), int(c.wake.commits.Swap(0)))
 			if sweep {
+				c.pace.look()
 				for _, l := range c.lanes.list() {
 					l.walkNow()
 				}
-			} else if c.pace.idle { // the transaction may have been open ever since
+			} else if wasIdle { // the transaction may have been open ever since
 				c.lookBack(c.idleAt.Add(-overlap))
 			}
 		}
@@ -76,12 +78,12 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		return minPace, nil
 	}
 	now := time.Now()
-	becameIdle, err := c.declareIdle(taking, now)
-	if err != nil {
+	c.pace.deaf = !c.wake.hears.Load()
+	if err := c.arm(taking, now); err != nil {
 		return 0, err
 	}
-	if hook := c.config().Hooks.Idle; becameIdle && hook != nil {
-		defer hook() // after the look that follows the declaration
+	if hook := c.config().Hooks.Idle; c.becomeIdle(now) && hook != nil {
+		defer hook() // after the look that idleness begins with
 	}
 	if err := c.prepare(taking, now, instance); err != nil {
 		return 0, err
@@ -92,7 +94,7 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		if c.lanes.busy() {
 			c.pace.full(now)
 		} else if looking { // every destination is held or paused: nothing can be found
-			c.pace.claimed(now, 0)
+			c.pace.claimed(now, 0, 0)
 		}
 		return c.wait(now), nil
 	}
@@ -102,12 +104,12 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	c.clock.set(result.at)
-	work := c.work(result.deliveries)
-	found := c.advance(claims, result, time.Since(now))
+	work, took := c.work(result.deliveries), time.Since(now)
+	found := c.advance(claims, result, took)
 	c.handOut(claims, result)
 	switch {
 	case looking:
-		c.pace.claimed(time.Now(), work)
+		c.pace.claimed(time.Now(), work, took)
 	case work > 0:
 		c.pace.worked(time.Now())
 	}
@@ -135,22 +137,29 @@ func (c *claimer) observeWriters(ctx context.Context, now time.Time) {
 	}
 }
 
-// declareIdle lets producers notify once there has been no work for a while, or stops them. It reports whether the relay
-// has become idle.
-func (c *claimer) declareIdle(taking context.Context, now time.Time) (becameIdle bool, err error) {
-	idle, changed := c.pace.declaration(now)
+// arm lets producers notify while little comes in, and stops them when much does.
+func (c *claimer) arm(taking context.Context, now time.Time) error {
+	armed, changed := c.pace.declaration(now)
 	if !changed {
-		return false, nil
+		return nil
 	}
-	if err := c.store.declareIdle(taking, idle); err != nil {
-		return false, err
+	if err := c.store.arm(taking, armed); err != nil {
+		return err
 	}
-	c.pace.declared(idle)
-	if idle {
-		c.idleAt = c.clock.now()
-		c.writers.becameIdle()
+	c.pace.declared(now, armed)
+	return nil
+}
+
+// becomeIdle reports whether the relay becomes idle.
+func (c *claimer) becomeIdle(now time.Time) bool {
+	became := c.pace.becomeIdle(now)
+	c.wake.idle.Store(c.pace.idle)
+	if !became {
+		return false
 	}
-	return idle, nil
+	c.idleAt = c.clock.now()
+	c.writers.becameIdle()
+	return true
 }
 
 // prepare does what a claim depends on: it plans the retries of this relay, writes what the breakers decided, learns the

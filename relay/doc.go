@@ -5,7 +5,7 @@
 //	                      ▼                                             │
 //	enqueue ──▶ pending ──claim──▶ pending, leased ──POST──▶ outcome ───┼──▶ delivered
 //	               ▲                   │      │                         │
-//	               └── rescue, hold ───┘      └── nothing sent: hold    └──▶ failed ──▶ alert
+//	               └── rescue, hold ───┘      └── not to blame: hold    └──▶ failed ──▶ alert
 //
 // The files, from the top down: a file uses names of those after it, and hardly any of those before it.
 //
@@ -29,12 +29,11 @@
 //	store_*.go                     all SQL
 //	settlement.go, store.go        what is written of an attempt, and what is claimed
 //
-// ops*.go is what operators ask and do.
-//
 // Below it are rooms, which never import this package: pg (how statements reach the database, and what their errors mean),
 // policy (what an attempt came to, when to try again, how much a receiver bears, when it is down), post (one request: what it
 // says, how it travels, what is kept of its answer), identity (keeping away from copies of the database), archive (moving and
-// removing what is done with), alert (telling people), and watch (being a good neighbour).
+// removing what is done with), alert (telling people), and watch (being a good neighbour). Beside it is ops (what operators
+// ask and do), which stands on the same rooms; the two never import each other.
 //
 // # Goroutines
 //
@@ -64,6 +63,34 @@
 // reads what other relays wrote, about once a second. A trial begins with one delivery at a time, then two, four, …, and
 // closes the breaker when the lane has all it may have, or when everything that waited has been sent. A trial that finds
 // nothing to send closes it too. The trials of a relay that dies or stops go to the others.
+//
+// # Outcomes
+//
+// A claim ends in one of these, which policy.Decide chooses. Each is written by a statement of its own in store_settle.go.
+//
+//	delivered  2xx
+//	retry      pending again, later, by the schedule; an attempt is spent
+//	hold       pending again, as it was before the claim; no attempt is spent: nothing was sent, or the destination is down
+//	fail       failed for good, with an alert; a 410 also pauses the destination
+//
+// # Stopping
+//
+// What ends Run also ends claiming. What a lane has queued is held. Each POST in flight may end until DrainTimeout, and is
+// settled as usual; then it is cut off, which is a retry even after the last attempt. The session leaves last: what could not
+// be written by then is given back by a row of outbox_void.
+//
+// # Tables and their writers
+//
+//	outbox                the producer inserts; archive removes
+//	outbox_delivery       the trigger outbox_fan_out inserts; claims, settles and ops update; archive removes
+//	outbox_attempt        settles insert
+//	outbox_destination    the breaker (hold.go), a settle (410), the end of a relay (trials), the search of what is parked, ops
+//	outbox_route          routes.go, at the start, at a reload and at the stop
+//	outbox_relay          session.go
+//	outbox_void           rescues, leaving, lost acknowledgements
+//	outbox_alert          settles, hold.go, routes.go, identity, watch; alert marks what is sent
+//
+// All of that is done as the role outbox_relay, see migrations/roles.sql. outbox/security_rights_test.go lists the rights.
 //
 // # Guarantees
 //

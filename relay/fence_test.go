@@ -9,7 +9,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-// While one relay's POST is in flight, nobody else sends the delivery, however often they look.
+// While one relay's POST is in flight, no other relay sends the delivery, however often it looks.
 func TestClaimedDeliveriesAreNobodyElses(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -80,7 +80,7 @@ func TestLateSettleChangesNothing(t *testing.T) {
 	}
 }
 
-// A queue that outlasts its leases is given back unsent: sending it could overlap with whoever claims it next.
+// A queue that outlasts its leases is given back unsent: sending it could overlap with the relay that claims it next.
 func TestDeliveriesWithTooLittleLeaseAreNotSent(t *testing.T) {
 	t.Parallel()
 	d := Config{Destinations: []post.Destination{to("http://127.0.0.1:1/")}}.withDefaults().Destinations[0]

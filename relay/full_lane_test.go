@@ -20,7 +20,7 @@ func TestClaimerWaitsWhileEveryLaneIsFull(t *testing.T) {
 	}
 	for name, p := range map[string]pace{
 		"busy":    {poll: time.Second, lastWork: time.Now()},
-		"idle":    {poll: time.Second, idle: true, interval: firstIdlePoll},
+		"idle":    {poll: time.Second, idle: true, interval: firstArmedPoll},
 		"waiting": {poll: time.Second, idle: true, interval: 2 * time.Second},
 	} {
 		c := r.newClaimer()

@@ -158,7 +158,7 @@ func TestLateCommitBesidesTheDeclaration(t *testing.T) {
 	must(t, err)
 	_, err = late.Exec(t.Context(), `UPDATE outbox_delivery SET next_attempt_at = next_attempt_at - interval '4 seconds'`) // beyond the overlap
 	must(t, err)
-	c.pace.lastWork = time.Time{}
+	c.pace.lastWork = time.Time{} // which makes it idle
 	turn()
 	if !c.pace.idle {
 		t.Fatal("not idle")

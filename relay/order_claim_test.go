@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -111,7 +112,7 @@ func TestFollowersOfACrashLoopAreSpared(t *testing.T) {
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL)))
 	r.settles(t, policy.Fail, 1)
-	_, err := NewOps(db.pool).Discard(t.Context(), Selection{EventIDs: []int64{1}}, nil)
+	_, err := ops.New(db.pool).Discard(t.Context(), ops.Selection{EventIDs: []int64{1}}, nil)
 	must(t, err)
 	r.settles(t, policy.Delivered, 9)
 	rc.wantSent(t, "k", numbers(2, 10))

@@ -87,8 +87,8 @@ func (r *Relay) guardConfig() identity.Config {
 	return cfg
 }
 
-// Run works until ctx is done, then stops taking, lets POSTs in flight end within DrainTimeout, settles them, gives
-// back what it has not sent, and returns nil. While the database is away it waits for it, for ever. It returns an error
+// Run works until ctx is done. Then it stops claiming, gives back what it has not sent, lets POSTs in flight end within
+// DrainTimeout, settles them, deregisters, and returns nil. While the database is away it waits for it, for ever. It returns an error
 // only for what waiting cannot mend: one wrapping [ErrSchema] or [ErrPooler].
 func (r *Relay) Run(ctx context.Context) error {
 	r.reloads.begin(ctx)
@@ -198,7 +198,7 @@ func (r *Relay) newClaimer() *claimer {
 func (r *Relay) newSession() *session {
 	return &session{
 		core: &r.core, cfg: &r.cfg, guard: identity.NewGuard(r.guardConfig()), settler: r.settler, meetRoutes: r.meetRoutes,
-		deafTime: deafTime, looks: newThrottle(looksPerSecond, looksPerSecond),
+		deafTime: deafTime, watchFor: watchFor, looks: newThrottle(looksPerSecond, looksPerSecond),
 		sweeps: newThrottle(sweepsPerSecond, burstOfSweeps), routes: newThrottle(sweepsPerSecond, burstOfSweeps),
 	}
 }

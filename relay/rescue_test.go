@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -161,7 +162,7 @@ func TestCutSessionResumes(t *testing.T) {
 	}
 }
 
-// Somebody took the relay for dead while its session was away: its claims are another's, and it starts anew.
+// Another relay took this one for dead while its session was away: its claims are another's, and it starts anew.
 func TestRelayTakenForDeadRegistersAnew(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -209,7 +210,7 @@ func TestRescueTakesOnlyTheDeadOnesRows(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t, "default", "elsewhere")
 	db.insert(3000, "key")
-	// A living relay's claims, a dead one's, and a row that somebody has locked.
+	// A living relay's claims, a dead one's, and a row that another session has locked.
 	db.exec(`INSERT INTO outbox_relay (name, version, lease, heartbeat_at, session_pid) SELECT n, '', '1 hour', now() + interval '1 hour', 0 FROM unnest(ARRAY['alive', 'dead']) n`)
 	living, err := db.pool.Acquire(t.Context())
 	must(t, err)
@@ -254,7 +255,9 @@ func TestFrozenRelayIsRescued(t *testing.T) {
 	db.exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '14 seconds'`) // instead of as long a wait
 	cfg := db.config(to(rc.URL))
 	cfg.Lease = time.Hour
-	survivor := start(t, cfg)
+	survivor := prepared(t, cfg)
+	survivor.session.watchFor = time.Nanosecond
+	survivor.begin()
 	survivor.settles(t, policy.Delivered, 3)
 	before := rows[string](db, `SELECT d::text FROM outbox_delivery d ORDER BY event_id`)
 	g.open()
@@ -307,7 +310,7 @@ func TestRescueTouchesNoDelivery(t *testing.T) {
 			if err := deregister(t.Context(), db.pool, leaving); err != nil {
 				t.Error(err)
 			}
-			if _, err := NewOps(db.pool).LifeSigns(t.Context()); err != nil {
+			if _, err := ops.New(db.pool).LifeSigns(t.Context()); err != nil {
 				t.Error(err)
 			}
 		}()

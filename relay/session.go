@@ -27,6 +27,9 @@ type session struct {
 
 	started time.Time // when the server of the last session started; zero: there was none
 
+	grace    grace
+	watchFor time.Duration // how long this relay watches before it believes that another one is silent
+
 	deafUntil time.Time // no session listens before
 	deafTime  time.Duration
 
@@ -40,12 +43,23 @@ const (
 	idleBeatInterval = 1500 * time.Millisecond
 	// heartbeatAge is how old a heartbeat may become before it is written again.
 	heartbeatAge = 4 * time.Second
-	// afterReconnect is how long a relay that lost its connection believes that others did too, and are no more dead
+	// afterReconnect is how long a relay that was kept from the database believes that others were too, and are no more dead
 	// than itself.
 	afterReconnect = 3 * time.Second
+	// watchFor is how long a relay must have sent its own heartbeat in time before it believes that another one is silent.
+	watchFor = 15 * time.Second
 	// leaveTimeout bounds how long a stopping relay waits for its last statements.
 	leaveTimeout = 2 * time.Second
 )
+
+// A grace is until when other relays may look dead although they live: what kept this relay from the database, or set its
+// clock, has mostly met them too, and they have yet to send a heartbeat.
+type grace struct{ silent, disconnected time.Time }
+
+// extendGrace gives the other relays time after this one was kept from the database.
+func (s *session) extendGrace(now time.Time) {
+	s.grace = grace{silent: now.Add(s.watchFor), disconnected: now.Add(afterReconnect)}
+}
 
 // run keeps the session, reconnecting for ever, until ctx is done; then it deregisters. ctx outlives everything that
 // claims and settles.
@@ -89,7 +103,10 @@ type standing struct {
 }
 
 // requests are what the notifications since the last look ask for.
-type requests struct{ look, sweep, routes bool }
+type requests struct {
+	commits       int
+	sweep, routes bool
+}
 
 // hear remembers what a notification asks for, and nothing else of it. pgx would keep those that arrive during a statement:
 // every login may send a million of them at once, of 8 kB each.
@@ -97,7 +114,7 @@ func (on *standing) hear(_ *pgconn.PgConn, n *pgconn.Notification) {
 	on.flood += notificationBytes + len(n.Payload)
 	switch n.Payload {
 	case on.schema:
-		on.heard.look = true
+		on.heard.commits++
 	case "sweep " + on.schema: // another relay has given back what lies behind the positions
 		on.heard.sweep = true
 	case "routes " + on.schema:
@@ -137,6 +154,7 @@ func (s *session) startListening(ctx context.Context, on *standing) error {
 		return fmt.Errorf("listen: %w", err)
 	}
 	on.listening = true
+	s.wake.hears.Store(true)
 	return nil
 }
 
@@ -148,6 +166,7 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 	}
 	if on.conn != nil {
 		defer func() {
+			s.wake.hears.Store(false)
 			closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 			defer cancel()
 			_ = on.conn.Close(closing)
@@ -156,13 +175,13 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 	if err := s.guard.Await(ctx, on); err != nil || ctx.Err() != nil {
 		return false, err
 	}
-	var findDeadFrom time.Time
 	before, _ := s.current()
 	if err := s.enter(ctx, on); err != nil {
 		return false, err
 	}
-	if before != 0 {
-		findDeadFrom = time.Now().Add(afterReconnect)
+	s.extendGrace(time.Now())
+	if before == 0 {
+		s.grace.disconnected = time.Time{} // a relay that was not here before lost no connection together with others
 	}
 	s.wake.notify(true) // whatever was missed while away
 
@@ -173,12 +192,12 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 			if err := s.guard.Recheck(ctx, on, s.store.pool, on.conn != nil); err != nil && ctx.Err() == nil {
 				return true, err
 			}
-			if err := s.beat(ctx, on, !time.Now().Before(findDeadFrom)); err != nil && ctx.Err() == nil {
+			if err := s.beat(ctx, on, time.Now()); err != nil && ctx.Err() == nil {
 				return true, err
 			}
 			s.catchUp()
 			nextBeat = time.Now().Add(beatInterval)
-			if s.store.idle.Load() {
+			if s.wake.idle.Load() {
 				nextBeat = time.Now().Add(idleBeatInterval)
 			}
 		}
@@ -216,7 +235,8 @@ func (s *session) listen(ctx context.Context, on *standing, nextBeat time.Time) 
 
 // answer does what notifications ask for, as often as the throttles allow.
 func (s *session) answer(asked requests) {
-	if asked.look && (s.store.idle.Load() || s.looks.allow(time.Now())) { // a busy relay looks without being asked
+	if asked.commits > 0 && (s.store.armed.Load() || s.looks.allow(time.Now())) { // a relay that polls looks without being asked
+		s.wake.commits.Add(int64(asked.commits))
 		s.wake.notify(false)
 	}
 	if asked.sweep && s.sweeps.allow(time.Now()) {
@@ -350,7 +370,7 @@ func (s *session) sameDatabase(ctx context.Context, on *standing) error {
 }
 
 // beat says that this relay lives, passes on what there is to do, and gives back what dead relays had claimed.
-func (s *session) beat(stopping context.Context, on *standing, findDead bool) error {
+func (s *session) beat(stopping context.Context, on *standing, now time.Time) error {
 	limit := pg.StatementTimeout
 	if on.conn == nil {
 		limit = min(limit, s.cfg.Lease/2) // a relay whose heartbeat hangs is dead to others, and stops claiming
@@ -359,12 +379,14 @@ func (s *session) beat(stopping context.Context, on *standing, findDead bool) er
 	defer cancel()
 	// A beat that is cut off costs the connection, on which this relay has yet to deregister.
 	defer context.AfterFunc(stopping, func() { time.AfterFunc(leaveTimeout, cancel) })()
-	p := pulse{writeAfter: heartbeatAge, findDead: findDead, armed: s.store.idle.Load() && !s.store.deaf}
+	p := pulse{
+		writeAfter: heartbeatAge, armed: s.store.armed.Load(),
+		findSilent: !now.Before(s.grace.silent), findDisconnected: !now.Before(s.grace.disconnected),
+	}
 	p.instance, _ = s.current()
 	if on.conn == nil {
 		p.writeAfter = min(p.writeAfter, s.cfg.Lease/5)
 	}
-	asked := time.Now()
 	e, err := heartbeat(ctx, on, p)
 	if err != nil {
 		return err
@@ -372,8 +394,8 @@ func (s *session) beat(stopping context.Context, on *standing, findDead bool) er
 	if !e.registered {
 		return errTakenForDead
 	}
-	s.settler.recent.forgetDurable(asked)
-	if s.lanes.applyStates(asked, time.Now(), e.states, p.instance) {
+	s.settler.recent.forgetDurable(now)
+	if s.lanes.applyStates(now, time.Now(), e.states, p.instance) {
 		s.wake.notify(true)
 	}
 	if e.alerts {
@@ -381,6 +403,10 @@ func (s *session) beat(stopping context.Context, on *standing, findDead bool) er
 	}
 	if e.parked {
 		signal(s.wake.parked)
+	}
+	if e.late {
+		s.extendGrace(time.Now())
+		return nil
 	}
 	for _, other := range e.dead {
 		s.rescue(ctx, other)

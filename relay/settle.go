@@ -137,7 +137,11 @@ func (w *settler) try(b *batch) (missed []settlement, err error) {
 			}
 			return missed, nil
 		}
-		w.databaseError("settle", err)
+		// A first try that meets a locked row is no failure: another relay's claim may hold it for a moment longer. What stays locked is
+		// reported when it is set aside.
+		if b.apart || !pg.HasCode(err, pg.LockNotAvailable) {
+			w.databaseError("settle", err)
+		}
 		switch pg.ClassifyError(err) {
 		case pg.ErrorRefused:
 			return nil, err

@@ -242,25 +242,31 @@ func TestNarrowLaneHasOneAhead(t *testing.T) {
 	}
 }
 
-// Producers that are active for a destination that is held keep waking a relay, which finds nothing.
+// Producers that are active for a destination that is held, or for other relays, keep waking a relay, which finds nothing.
 func TestLooksInVainBecomeRarer(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
 	p := pace{poll: 5 * time.Second}
-	for range 5 {
-		p.notified(now)
-		p.claimed(now, 0)
+	p.declared(now, true)
+	p.claimed(now, 0, 0)
+	looks := 0
+	for range 1000 { // notifications in two seconds
+		p.notified(now, 1)
+		if now = now.Add(2 * time.Millisecond); p.looking(now) {
+			p.claimed(now, 0, 0)
+			looks++
+		}
 	}
-	if wait := p.wait(now); wait < 10*busyPoll {
-		t.Errorf("looks again in %s", wait)
+	if most := int(2*time.Second/maxVain) + 10; looks == 0 || looks > most {
+		t.Errorf("%d looks in vain, at most %d are expected", looks, most)
 	}
-	p.claimed(now, 1)
-	if wait := p.wait(now); wait != busyPoll {
-		t.Errorf("when there is work: %s", wait)
+	p.claimed(now, 1, 0)
+	if p.notified(now, 1); !p.looking(now) {
+		t.Error("when there is work again, a notification waits")
 	}
 }
 
-// The database's clock was put back by an hour while a breaker was open: nobody waits for an hour to try.
+// The database's clock was put back by an hour while a breaker was open: it is tried without waiting for an hour.
 func TestBreakerOutlivesAClockThatWasPutBack(t *testing.T) {
 	t.Parallel()
 	for name, state := range map[string]string{"open": `'open', now() + interval '1 hour', NULL`, "half-open": `'half_open', now() + interval '1 hour', 77`} {
@@ -293,7 +299,7 @@ func TestClaimsOfOneLanePutOffNoLook(t *testing.T) {
 		b.walks[class].rest(time.Now().Add(time.Hour))
 	}
 	a.walks[live].more = true
-	look := time.Now().Add(busyPoll / 2)
+	look := time.Now().Add(slowPoll / 2)
 	c.pace.nextLook = look
 	if _, err := c.turn(t.Context()); err != nil {
 		t.Fatal(err)

@@ -19,7 +19,7 @@ type store struct {
 	pool   pg.Pool
 	direct *pgxpool.Pool // behind pool
 	deaf   bool          // no listener for notifications: producers are never asked for any
-	idle   atomic.Bool   // as declared last
+	armed  atomic.Bool   // producers notify, as declared last
 }
 
 // A class is one of three kinds of deliveries that share a lane fairly.

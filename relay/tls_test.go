@@ -41,7 +41,7 @@ func TestBrokenTLSIsLabelled(t *testing.T) {
 		"no TLS at all":       {strings.Replace(plain.URL, "http:", "https:", 1), policy.ReasonTLS},
 		"hangs up":            {strings.Replace(hangUp.url, "http:", "https:", 1), policy.ReasonNetwork},
 		"HTTP to a TLS port":  {strings.Replace(serve(func(*tls.Config) {}), "https:", "http:", 1), policy.ReasonRejected},
-		"nobody listens":      {"https://127.0.0.1:1/", policy.ReasonConnect},
+		"nothing listens":     {"https://127.0.0.1:1/", policy.ReasonConnect},
 		"name does not exist": {"https://does-not-exist.invalid/", policy.ReasonDNS},
 	} {
 		t.Run(name, func(t *testing.T) {

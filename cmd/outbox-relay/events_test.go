@@ -7,7 +7,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 func TestEvents(t *testing.T) {
@@ -36,7 +36,7 @@ func TestEvents(t *testing.T) {
 		"none":              {[]string{"--destination=absent"}, []string{}},
 	} {
 		r := command(env, append([]string{"events", "list", "--json"}, c.args...)...)
-		var list []relay.DeliveryInfo
+		var list []ops.Delivery
 		if err := json.Unmarshal([]byte(r.stdout), &list); err != nil || r.code != 0 || r.stderr != "" {
 			t.Fatalf("%s: %+v: %v", name, r, err)
 		}

@@ -5,7 +5,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type relaysCmd struct {
@@ -14,9 +14,9 @@ type relaysCmd struct {
 }
 
 func (cmd relaysCmd) Run(inv *invocation) error {
-	var list []relay.RelayStatus
-	err := inv.ask(func(ctx context.Context, ops *relay.Ops) (err error) {
-		list, err = ops.Relays(ctx)
+	var list []ops.RelayStatus
+	err := inv.ask(func(ctx context.Context, outbox *ops.Outbox) (err error) {
+		list, err = outbox.Relays(ctx)
 		return err
 	})
 	if err != nil {
@@ -25,9 +25,9 @@ func (cmd relaysCmd) Run(inv *invocation) error {
 	return show(inv.Stdout, cmd.JSON, orEmpty(list), printRelays)
 }
 
-func printRelays(w io.Writer, list []relay.RelayStatus) error {
+func printRelays(w io.Writer, list []ops.RelayStatus) error {
 	const header = "NAME\tINSTANCE\tVERSION\tSTATE\tHEARD OF\tIN FLIGHT\tLIFE SIGN\tSTARTED\tSERVES"
-	return printTable(w, "No relay is running. Start one: outbox-relay run", header, list, func(r relay.RelayStatus) []any {
+	return printTable(w, "No relay is running. Start one: outbox-relay run", header, list, func(r ops.RelayStatus) []any {
 		sign := "session"
 		if !r.Session {
 			sign = "heartbeat" // behind a pooler
@@ -40,7 +40,7 @@ func printRelays(w io.Writer, list []relay.RelayStatus) error {
 }
 
 // relayState says in a word what a relay does.
-func relayState(r relay.RelayStatus) string {
+func relayState(r ops.RelayStatus) string {
 	switch {
 	case r.HeartbeatAgeSeconds >= staleAfter.Seconds():
 		return "silent"

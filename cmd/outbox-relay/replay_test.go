@@ -10,7 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 // with runs a command with something on its standard input, which is no terminal.
@@ -289,7 +289,7 @@ func TestRoutesAndRelays(t *testing.T) {
 		!strings.HasSuffix(r.stdout, "  analytics, logistics\n") {
 		t.Errorf("%+v", r)
 	}
-	var relays []relay.RelayStatus
+	var relays []ops.RelayStatus
 	if r := command(env, "relays", "--json"); json.Unmarshal([]byte(r.stdout), &relays) != nil || len(relays) != 1 || relays[0].Name != "r1" || relays[0].Session {
 		t.Errorf("%+v", r)
 	}
@@ -322,7 +322,7 @@ func TestFiltersOfEventsList(t *testing.T) {
 		"--type=pa*": "2 1", "--type=s_nt": "", "--ordering-key=x": "3", "--since=2h": "2 1", "--until=2h": "3", "--since=4h --until=2h": "3", "--reason=timeout": "2 1",
 	} {
 		r := command(env, append([]string{"events", "list", "--json"}, strings.Fields(args)...)...)
-		var list []relay.DeliveryInfo
+		var list []ops.Delivery
 		if err := json.Unmarshal([]byte(r.stdout), &list); err != nil || r.code != 0 {
 			t.Fatalf("%+v: %v", r, err)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type routesCmd struct {
@@ -24,7 +25,7 @@ type routesListCmd struct {
 
 // listedRoute is a stored route beside the configuration.
 type listedRoute struct {
-	relay.RouteStatus
+	ops.RouteStatus
 	// Configured: the configuration has it too; null without a configuration.
 	Configured *bool `json:"configured"`
 }
@@ -58,8 +59,8 @@ func (cmd routesListCmd) Run(inv *invocation) error {
 	}
 	list := routeList{Routes: []listedRoute{}, Missing: []configuredRoute{}}
 	wanted := c.configuredRoutes()
-	err = inv.askWith(c, func(ctx context.Context, ops *relay.Ops) error {
-		stored, err := ops.Routes(ctx)
+	err = inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) error {
+		stored, err := outbox.Routes(ctx)
 		list.Missing = append(list.Missing, wanted...)
 		for _, r := range stored {
 			listed := listedRoute{RouteStatus: r}
@@ -105,7 +106,7 @@ func printRoutes(w io.Writer, list routeList, compared bool) error {
 }
 
 // relayNames names relays by name and instance.
-func relayNames(relays []relay.RelayName) string {
+func relayNames(relays []ops.RelayName) string {
 	var names []string
 	for _, r := range relays {
 		names = append(names, fmt.Sprintf("%s (%d)", r.Name, r.Instance))
@@ -134,8 +135,8 @@ type routesTestCmd struct {
 type routeTest struct {
 	EventType string `json:"event_type"`
 	// Parked: no stored route matches.
-	Parked bool                `json:"parked"`
-	Stored []relay.RouteStatus `json:"stored"`
+	Parked bool              `json:"parked"`
+	Stored []ops.RouteStatus `json:"stored"`
 	// Configured routes that match; null without a configuration.
 	Configured []configuredRoute `json:"configured"`
 }
@@ -151,8 +152,8 @@ func (cmd routesTestCmd) Run(inv *invocation) error {
 		return err
 	}
 	result := routeTest{EventType: cmd.EventType}
-	err = inv.askWith(c, func(ctx context.Context, ops *relay.Ops) (err error) {
-		result.Stored, err = ops.RoutesOf(ctx, cmd.EventType)
+	err = inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) (err error) {
+		result.Stored, err = outbox.RoutesOf(ctx, cmd.EventType)
 		return err
 	})
 	if err != nil {

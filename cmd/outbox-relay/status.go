@@ -13,8 +13,8 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
-	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type statusCmd struct {
@@ -67,9 +67,9 @@ func (cmd statusCmd) Run(inv *invocation) error {
 func checkHealth(ctx context.Context, w io.Writer, c *config) error {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
-	var relays []relay.RelayStatus
-	err := c.withOps(ctx, func(ops *relay.Ops) (err error) {
-		relays, err = ops.LifeSigns(ctx) // which counts nothing: an orchestrator kills a relay whose check takes long
+	var relays []ops.RelayStatus
+	err := c.withOps(ctx, func(outbox *ops.Outbox) (err error) {
+		relays, err = outbox.LifeSigns(ctx) // which counts nothing: an orchestrator kills a relay whose check takes long
 		return err
 	})
 	switch {
@@ -82,12 +82,12 @@ func checkHealth(ctx context.Context, w io.Writer, c *config) error {
 }
 
 // readStatus returns what stands in the outbox, with empty lists in place of absent ones.
-func readStatus(ctx context.Context, c *config) (status relay.Status, err error) {
-	err = c.withOps(ctx, func(ops *relay.Ops) error {
-		if status, err = ops.Status(ctx); err != nil {
+func readStatus(ctx context.Context, c *config) (status ops.Status, err error) {
+	err = c.withOps(ctx, func(outbox *ops.Outbox) error {
+		if status, err = outbox.Status(ctx); err != nil {
 			return err
 		}
-		identity, err := ops.Identity(ctx, c.relay.Environment)
+		identity, err := outbox.Identity(ctx, c.relay.Environment)
 		status.Quarantined = identity.Reason()
 		return err
 	})
@@ -96,7 +96,7 @@ func readStatus(ctx context.Context, c *config) (status relay.Status, err error)
 }
 
 // healthy prints a line if the relay of that name lives; several may share it, and one is enough.
-func healthy(w io.Writer, relays []relay.RelayStatus, name string) error {
+func healthy(w io.Writer, relays []ops.RelayStatus, name string) error {
 	age, quarantined := math.Inf(1), ""
 	for _, r := range relays {
 		switch {
@@ -119,9 +119,9 @@ func healthy(w io.Writer, relays []relay.RelayStatus, name string) error {
 	return err
 }
 
-func printStatus(w io.Writer, s relay.Status) error {
+func printStatus(w io.Writer, s ops.Status) error {
 	const header = "DESTINATION\tPENDING\tDUE\tFLYING\tRETRY\tREPLAY\tFAILED\tLAG\tSTATE\t"
-	err := printTable(w, "No destination is known yet: a relay writes them here when it starts.", header, s.Destinations, func(d relay.DestinationStatus) []any {
+	err := printTable(w, "No destination is known yet: a relay writes them here when it starts.", header, s.Destinations, func(d ops.DestinationStatus) []any {
 		return []any{d.Destination, d.Pending, d.Due, d.InFlight, d.Retrying, d.Replays, d.Failed, age2text(d.LagSeconds), laneState(d)}
 	})
 	if err != nil {
@@ -153,7 +153,7 @@ func firstEvent(id int64) string {
 }
 
 // laneState says in a word whether deliveries flow to a destination.
-func laneState(d relay.DestinationStatus) string {
+func laneState(d ops.DestinationStatus) string {
 	switch {
 	case d.Paused:
 		return "paused"
@@ -170,7 +170,7 @@ func laneState(d relay.DestinationStatus) string {
 }
 
 // printLaneNotes tells what the table has no room for.
-func printLaneNotes(w io.Writer, d relay.DestinationStatus) {
+func printLaneNotes(w io.Writer, d ops.DestinationStatus) {
 	name := d.Destination
 	if d.Paused {
 		fmt.Fprintf(w, "  %s: paused%s%s\n", name, since(d.PausedAt), colon(d.PausedReason))
@@ -216,7 +216,7 @@ func colon(text string) string {
 const maxSteps = 6
 
 // nextSteps says what to do about what the status shows, the most urgent first.
-func nextSteps(s relay.Status) (steps []string) {
+func nextSteps(s ops.Status) (steps []string) {
 	add := func(format string, args ...any) { steps = append(steps, fmt.Sprintf(format, args...)) }
 	alive := false
 	for _, r := range s.Relays {

@@ -34,7 +34,7 @@ const brailleBlank = '\u2800'
 // MaxBytes bounds what is stored of an error, in bytes.
 const MaxBytes = 4 << 10
 
-// Clip makes a text storable: [Line], which leaves no NUL for PostgreSQL to refuse, and at most maxMessage bytes.
+// Clip makes a text storable: [Line], which leaves no NUL for PostgreSQL to refuse, and at most [MaxBytes].
 func Clip(text string) string { return Shorten(Line(text), MaxBytes) }
 
 // Shorten cuts a text to at most limit bytes of valid UTF-8, the sign of the cut included.

@@ -136,7 +136,7 @@ func TestAcceptable(t *testing.T) {
 		want   string
 		err    error
 	}{
-		"nobody waits":                   {Report{Recorded: recorded, Found: found}, "production [laptop:15432/app]", nil},
+		"no event waits":                 {Report{Recorded: recorded, Found: found}, "production [laptop:15432/app]", nil},
 		"nothing is recorded":            {Report{Found: named}, "staging [laptop:15432/app]", nil},
 		"relays wait":                    {Report{Recorded: recorded, Found: found, Quarantined: waiting("", "")}, "production [new-0:5432/app new-1:5432/app]", nil},
 		"relays name their environment":  {Report{Recorded: recorded, Found: found, Quarantined: waiting("", "staging")}, "staging [new-0:5432/app new-1:5432/app]", nil},

@@ -1,4 +1,4 @@
-package relay
+package ops
 
 import (
 	"context"
@@ -19,7 +19,7 @@ type Wait struct {
 
 // Waits returns why the pending deliveries of an event have not been sent yet, each for every reason that holds. A
 // delivery that nothing keeps is due, and goes out with its relay's next claims.
-func (o *Ops) Waits(ctx context.Context, eventID int64) ([]Wait, error) {
+func (o *Outbox) Waits(ctx context.Context, eventID int64) ([]Wait, error) {
 	list, err := waiting(ctx, o.pool, eventID)
 	if err != nil {
 		return nil, fmt.Errorf("find out why deliveries wait: %w", err)

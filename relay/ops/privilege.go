@@ -1,4 +1,4 @@
-package relay
+package ops
 
 import (
 	"context"
@@ -8,6 +8,6 @@ import (
 
 // SchemaCreators finds the roles that may create objects in the schema of the outbox. PostgreSQL up to version 14 gives that right
 // on the schema public to PUBLIC.
-func (o *Ops) SchemaCreators(ctx context.Context) (pg.SchemaCreators, error) {
+func (o *Outbox) SchemaCreators(ctx context.Context) (pg.SchemaCreators, error) {
 	return pg.FindSchemaCreators(ctx, o.pool)
 }

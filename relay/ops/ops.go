@@ -1,4 +1,4 @@
-package relay
+package ops
 
 import (
 	"cmp"
@@ -14,13 +14,13 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-// Ops answers what operators ask of an outbox. It is safe for concurrent use.
-type Ops struct {
+// Outbox answers what operators ask of an outbox. It is safe for concurrent use.
+type Outbox struct {
 	pool *pgxpool.Pool
 }
 
-// NewOps returns an Ops over pool, whose search_path must lead to the outbox tables. The caller keeps the pool.
-func NewOps(pool *pgxpool.Pool) *Ops { return &Ops{pool: pool} }
+// New returns an Outbox over pool, whose search_path must lead to the outbox tables. The caller keeps the pool.
+func New(pool *pgxpool.Pool) *Outbox { return &Outbox{pool: pool} }
 
 // Status is what stands in an outbox at one moment.
 type Status struct {
@@ -29,7 +29,7 @@ type Status struct {
 	Parked int64         `json:"parked"`
 	Relays []RelayStatus `json:"relays"`
 	Alerts []alert.Alert `json:"alerts"`
-	// Quarantined says why relays do nothing on this database, see [IdentityReport.Reason]; empty: they may work.
+	// Quarantined says why relays do nothing on this database, see [identity.Report.Reason]; empty: they may work.
 	Quarantined string `json:"quarantined,omitempty"`
 }
 
@@ -93,7 +93,7 @@ type RelayStatus struct {
 }
 
 // Relays lists the registered relays; the dead among them are removed by the living within seconds.
-func (o *Ops) Relays(ctx context.Context) ([]RelayStatus, error) {
+func (o *Outbox) Relays(ctx context.Context) ([]RelayStatus, error) {
 	list, err := relayStatus(ctx, o.pool)
 	if err != nil {
 		return nil, fmt.Errorf("list relays: %w", err)
@@ -101,9 +101,9 @@ func (o *Ops) Relays(ctx context.Context) ([]RelayStatus, error) {
 	return list, nil
 }
 
-// LifeSigns lists the registered relays as [Ops.Relays] does, without Idle and InFlight. It costs the same whatever is
+// LifeSigns lists the registered relays as [Outbox.Relays] does, without Idle and InFlight. It costs the same whatever is
 // pending, for health checks.
-func (o *Ops) LifeSigns(ctx context.Context) ([]RelayStatus, error) {
+func (o *Outbox) LifeSigns(ctx context.Context) ([]RelayStatus, error) {
 	list, err := lifeSigns(ctx, o.pool)
 	if err != nil {
 		return nil, fmt.Errorf("list relays: %w", err)
@@ -113,7 +113,7 @@ func (o *Ops) LifeSigns(ctx context.Context) ([]RelayStatus, error) {
 
 // Status counts the outbox. It reads every pending and failed row's index entry, so its cost grows with the backlog,
 // not with what was delivered.
-func (o *Ops) Status(ctx context.Context) (Status, error) {
+func (o *Outbox) Status(ctx context.Context) (Status, error) {
 	var s Status
 	err := pgx.BeginTxFunc(ctx, o.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		var err error
@@ -133,9 +133,9 @@ func (o *Ops) Status(ctx context.Context) (Status, error) {
 }
 
 // CheckSchema returns nil if this build can work with the outbox schema, because it has the version this build knows or
-// a later one that says so; an error wrapping [ErrSchema] that says what to do if not, and any other error if that could
+// a later one that says so; an error wrapping [pg.ErrSchema] that says what to do if not, and any other error if that could
 // not be found out.
-func (o *Ops) CheckSchema(ctx context.Context) error {
+func (o *Outbox) CheckSchema(ctx context.Context) error {
 	_, err := pg.CheckSchema(ctx, o.pool)
 	return err
 }
@@ -162,8 +162,8 @@ type DeliveryFilter struct {
 	Limit int
 }
 
-// DeliveryInfo is one delivery with what identifies its event; never the payload.
-type DeliveryInfo struct {
+// Delivery is one delivery with what identifies its event; never the payload.
+type Delivery struct {
 	EventID        int64      `json:"event_id,string"`
 	EventType      string     `json:"event_type"`
 	IdempotencyKey string     `json:"idempotency_key"`
@@ -185,7 +185,7 @@ type DeliveryInfo struct {
 }
 
 // Now returns the time of the database, by which everything there is dated.
-func (o *Ops) Now(ctx context.Context) (time.Time, error) {
+func (o *Outbox) Now(ctx context.Context) (time.Time, error) {
 	now, err := databaseTime(ctx, o.pool)
 	if err != nil {
 		return time.Time{}, fmt.Errorf("read the database's time: %w", err)
@@ -194,7 +194,7 @@ func (o *Ops) Now(ctx context.Context) (time.Time, error) {
 }
 
 // Deliveries lists the deliveries that match the filter.
-func (o *Ops) Deliveries(ctx context.Context, filter DeliveryFilter) ([]DeliveryInfo, error) {
+func (o *Outbox) Deliveries(ctx context.Context, filter DeliveryFilter) ([]Delivery, error) {
 	filter.Limit = cmp.Or(filter.Limit, 50)
 	list, err := deliveries(ctx, o.pool, filter)
 	if err != nil {
@@ -203,8 +203,8 @@ func (o *Ops) Deliveries(ctx context.Context, filter DeliveryFilter) ([]Delivery
 	return list, nil
 }
 
-// LoggedAttempt is one line of the attempt log, which holds the attempts that did not deliver.
-type LoggedAttempt struct {
+// Attempt is one line of the attempt log, which holds the attempts that did not deliver.
+type Attempt struct {
 	Destination string         `json:"destination"`
 	Attempt     int            `json:"attempt"`
 	StartedAt   time.Time      `json:"started_at"`
@@ -217,7 +217,7 @@ type LoggedAttempt struct {
 }
 
 // Attempts returns what is logged of one event's attempts, oldest first.
-func (o *Ops) Attempts(ctx context.Context, eventID int64) ([]LoggedAttempt, error) {
+func (o *Outbox) Attempts(ctx context.Context, eventID int64) ([]Attempt, error) {
 	list, err := loggedAttempts(ctx, o.pool, eventID)
 	if err != nil {
 		return nil, fmt.Errorf("list attempts: %w", err)

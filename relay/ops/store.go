@@ -1,4 +1,4 @@
-package relay
+package ops
 
 import (
 	"context"
@@ -127,7 +127,7 @@ WHERE true`
 const newestFirst = `
 ORDER BY d.event_id DESC, d.destination`
 
-func deliveries(ctx context.Context, q pg.DB, filter DeliveryFilter) ([]DeliveryInfo, error) {
+func deliveries(ctx context.Context, q pg.DB, filter DeliveryFilter) ([]Delivery, error) {
 	sql := selectDeliveries
 	var args []any
 	for _, condition := range []struct {
@@ -154,19 +154,19 @@ func deliveries(ctx context.Context, q pg.DB, filter DeliveryFilter) ([]Delivery
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[DeliveryInfo])
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[Delivery])
 }
 
 const selectAttempts = `
 SELECT destination, attempt, started_at, duration_ms, relay, status, outcome, reason, error
 FROM outbox_attempt WHERE event_id = $1 ORDER BY started_at, id`
 
-func loggedAttempts(ctx context.Context, q pg.DB, eventID int64) ([]LoggedAttempt, error) {
+func loggedAttempts(ctx context.Context, q pg.DB, eventID int64) ([]Attempt, error) {
 	rows, err := q.Query(ctx, selectAttempts, eventID)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[LoggedAttempt])
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[Attempt])
 }
 
 const selectNow = `SELECT clock_timestamp()`

@@ -1,4 +1,4 @@
-package relay
+package ops
 
 import (
 	"context"
@@ -16,8 +16,8 @@ const (
 	bulkBatch = 1000
 	// bulkSample is how many deliveries a preview shows.
 	bulkSample = 5
-	// BulkCountLimit is up to how many deliveries a preview counts.
-	BulkCountLimit = 1_000_000
+	// CountLimit is up to how many deliveries a preview counts.
+	CountLimit = 1_000_000
 )
 
 // A Selection names deliveries. Its conditions narrow each other; the zero value names every delivery, which is why
@@ -36,7 +36,7 @@ type Selection struct {
 	Type string
 	// Since and Until bound when the event was created: Since <= created_at < Until. Zero: no bound.
 	Since, Until time.Time
-	// Reason of the last attempt, as in [DeliveryInfo]. Empty: any.
+	// Reason of the last attempt, as in [Delivery]. Empty: any.
 	Reason string
 	// OrderingKey of the event. Empty: any, also none.
 	OrderingKey string
@@ -73,11 +73,11 @@ type Bulk struct {
 	// UnknownIDs are the first of them.
 	UnknownIDs []int64 `json:"unknown_event_ids,omitempty"`
 	// Sample holds the first few of the matched.
-	Sample []BulkSample `json:"sample,omitempty"`
+	Sample []Sample `json:"sample,omitempty"`
 }
 
-// BulkSample is one of the deliveries that a bulk command would change.
-type BulkSample struct {
+// Sample is one of the deliveries that a bulk command would change.
+type Sample struct {
 	EventID        int64      `json:"event_id,string"`
 	EventType      string     `json:"event_type"`
 	IdempotencyKey string     `json:"idempotency_key"`
@@ -103,13 +103,13 @@ func discardAction() bulkAction {
 	return bulkAction{"discard", []string{"pending", "failed"}, []string{"pending", "failed"}, 0, discardDeliveries}
 }
 
-// PreviewReplay counts what Replay would do, up to [BulkCountLimit], and changes nothing.
-func (o *Ops) PreviewReplay(ctx context.Context, selection Selection, memory time.Duration) (Bulk, error) {
+// PreviewReplay counts what Replay would do, up to [CountLimit], and changes nothing.
+func (o *Outbox) PreviewReplay(ctx context.Context, selection Selection, memory time.Duration) (Bulk, error) {
 	return o.preview(ctx, replayAction(memory), selection)
 }
 
-// PreviewDiscard counts what Discard would do, up to [BulkCountLimit], and changes nothing.
-func (o *Ops) PreviewDiscard(ctx context.Context, selection Selection) (Bulk, error) {
+// PreviewDiscard counts what Discard would do, up to [CountLimit], and changes nothing.
+func (o *Outbox) PreviewDiscard(ctx context.Context, selection Selection) (Bulk, error) {
 	return o.preview(ctx, discardAction(), selection)
 }
 
@@ -120,24 +120,24 @@ func (o *Ops) PreviewDiscard(ctx context.Context, selection Selection) (Bulk, er
 // Each batch is a transaction of its own. progress, which may be nil, follows each. When ctx ends, the batch at hand is
 // finished, and the error says why it ended; Bulk is what was done, with any error. Replaying again never does harm: a
 // delivery is found at most once by each call, and not while it is pending.
-func (o *Ops) Replay(ctx context.Context, selection Selection, memory time.Duration, progress func(Bulk)) (Bulk, error) {
+func (o *Outbox) Replay(ctx context.Context, selection Selection, memory time.Duration, progress func(Bulk)) (Bulk, error) {
 	return o.act(ctx, replayAction(memory), selection, progress)
 }
 
 // Discard gives pending, parked and failed deliveries up for good, unless they are in flight. It works in batches as
 // Replay does.
-func (o *Ops) Discard(ctx context.Context, selection Selection, progress func(Bulk)) (Bulk, error) {
+func (o *Outbox) Discard(ctx context.Context, selection Selection, progress func(Bulk)) (Bulk, error) {
 	return o.act(ctx, discardAction(), selection, progress)
 }
 
 // preview counts what act would find.
-func (o *Ops) preview(ctx context.Context, action bulkAction, selection Selection) (b Bulk, err error) {
+func (o *Outbox) preview(ctx context.Context, action bulkAction, selection Selection) (b Bulk, err error) {
 	err = o.walk(ctx, action, selection, &b, func(found []candidate) (bool, error) {
 		for _, c := range found[:min(len(found), bulkSample-len(b.Sample))] {
-			b.Sample = append(b.Sample, BulkSample{c.EventID, c.EventType, c.IdempotencyKey, c.CreatedAt, c.Destination, c.Status})
+			b.Sample = append(b.Sample, Sample{c.EventID, c.EventType, c.IdempotencyKey, c.CreatedAt, c.Destination, c.Status})
 		}
 		b.Matched += int64(len(found))
-		b.More = b.Matched >= BulkCountLimit
+		b.More = b.Matched >= CountLimit
 		return !b.More, nil
 	})
 	if err != nil {
@@ -147,7 +147,7 @@ func (o *Ops) preview(ctx context.Context, action bulkAction, selection Selectio
 }
 
 // act changes what it finds, batch by batch, and tells relays.
-func (o *Ops) act(ctx context.Context, action bulkAction, selection Selection, progress func(Bulk)) (b Bulk, err error) {
+func (o *Outbox) act(ctx context.Context, action bulkAction, selection Selection, progress func(Bulk)) (b Bulk, err error) {
 	err = o.walk(ctx, action, selection, &b, func(found []candidate) (bool, error) {
 		b.Matched += int64(len(found))
 		done, err := changeDeliveries(context.WithoutCancel(ctx), o.pool, action.change, found)
@@ -175,7 +175,7 @@ func (o *Ops) act(ctx context.Context, action bulkAction, selection Selection, p
 }
 
 // tellRelays makes relays look behind their positions at once.
-func (o *Ops) tellRelays(ctx context.Context) error {
+func (o *Outbox) tellRelays(ctx context.Context) error {
 	if err := notifySweep(ctx, o.pool); err != nil {
 		return fmt.Errorf("notify relays, which find it by themselves within their poll interval: %w", err)
 	}
@@ -185,7 +185,7 @@ func (o *Ops) tellRelays(ctx context.Context) error {
 // walk shows visit everything that the selection names and the action can change, at most a batch at a time, and counts
 // in b what is left out. No delivery is shown twice, whatever becomes of it meanwhile: otherwise one that is replayed
 // and delivered again before the walk ends would be replayed for ever.
-func (o *Ops) walk(ctx context.Context, action bulkAction, s Selection, b *Bulk, visit func([]candidate) (bool, error)) error {
+func (o *Outbox) walk(ctx context.Context, action bulkAction, s Selection, b *Bulk, visit func([]candidate) (bool, error)) error {
 	if len(s.Statuses) == 0 {
 		s.Statuses = action.standard
 	}

@@ -1,4 +1,4 @@
-package relay
+package ops
 
 import (
 	"context"
@@ -251,12 +251,12 @@ SELECT count(*) FROM (
     LIMIT 10001) behind`
 
 // headOfKey returns the delivery that the others of an ordering key wait for, and how many those are, at most 10,001.
-func headOfKey(ctx context.Context, q pg.DB, destination, key string) (heads []DeliveryInfo, behind int64, err error) {
+func headOfKey(ctx context.Context, q pg.DB, destination, key string) (heads []Delivery, behind int64, err error) {
 	rows, err := q.Query(ctx, selectHead, destination, key)
 	if err != nil {
 		return nil, 0, err
 	}
-	if heads, err = pgx.CollectRows(rows, pgx.RowToStructByPos[DeliveryInfo]); err != nil || len(heads) == 0 {
+	if heads, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Delivery]); err != nil || len(heads) == 0 {
 		return nil, 0, err
 	}
 	err = q.QueryRow(ctx, countBehind, destination, key, heads[0].EventID).Scan(&behind)

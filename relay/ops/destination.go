@@ -1,4 +1,4 @@
-package relay
+package ops
 
 import (
 	"context"
@@ -18,7 +18,7 @@ type Pause struct {
 	Paused bool `json:"paused"`
 	// Changed by this call; false: it was so before.
 	Changed bool `json:"changed"`
-	// Reason and when of a pause that stands, or stood.
+	// Reason of a pause that stands, or stood.
 	Reason string `json:"paused_reason,omitempty"`
 	// Breaker now, as in [DestinationStatus].
 	Breaker string `json:"breaker"`
@@ -28,7 +28,7 @@ type Pause struct {
 
 // Destinations returns the names that stand in the database, sorted: in its routes, in the state of destinations, and in
 // deliveries that are pending or failed. It costs a few lookups for each name.
-func (o *Ops) Destinations(ctx context.Context) ([]string, error) {
+func (o *Outbox) Destinations(ctx context.Context) ([]string, error) {
 	list, err := destinationNames(ctx, o.pool)
 	if err != nil {
 		return nil, fmt.Errorf("list destinations: %w", err)
@@ -37,7 +37,7 @@ func (o *Ops) Destinations(ctx context.Context) ([]string, error) {
 }
 
 // known returns nil if the database knows a destination, and otherwise an error that wraps [ErrUnknownDestination].
-func (o *Ops) known(ctx context.Context, destination string) error {
+func (o *Outbox) known(ctx context.Context, destination string) error {
 	list, err := o.Destinations(ctx)
 	if err == nil && !slices.Contains(list, destination) {
 		return fmt.Errorf("%w %q", ErrUnknownDestination, destination)
@@ -48,7 +48,7 @@ func (o *Ops) known(ctx context.Context, destination string) error {
 // Pause keeps relays from claiming for a destination, from their next claim on; what is in flight finishes. A reason
 // replaces that of a pause that stands already; an empty one does not. The error wraps [ErrUnknownDestination] for a
 // name that the database does not know: a misspelt pause must not look like one.
-func (o *Ops) Pause(ctx context.Context, destination, reason string) (Pause, error) {
+func (o *Outbox) Pause(ctx context.Context, destination, reason string) (Pause, error) {
 	if err := o.known(ctx, destination); err != nil {
 		return Pause{}, err
 	}
@@ -62,7 +62,7 @@ func (o *Ops) Pause(ctx context.Context, destination, reason string) (Pause, err
 // Resume ends a pause. A breaker that is open stays so, unless it is to be reset: then deliveries flow at once, at the
 // risk that the destination is still down, and its alert is resolved. The error wraps [ErrUnknownDestination] as that of
 // Pause does.
-func (o *Ops) Resume(ctx context.Context, destination string, resetBreaker bool) (Pause, error) {
+func (o *Outbox) Resume(ctx context.Context, destination string, resetBreaker bool) (Pause, error) {
 	if err := o.known(ctx, destination); err != nil {
 		return Pause{}, err
 	}
@@ -78,14 +78,14 @@ func (o *Ops) Resume(ctx context.Context, destination string, resetBreaker bool)
 
 // Head is the delivery of an ordering key that the later ones wait for.
 type Head struct {
-	DeliveryInfo
+	Delivery
 	// Behind counts what waits for it, up to 10,001.
 	Behind int64 `json:"behind"`
 }
 
 // HeadOfKey returns the first pending or failed delivery of an ordering key to a destination; nil if there is none, and
 // nothing waits.
-func (o *Ops) HeadOfKey(ctx context.Context, destination, orderingKey string) (*Head, error) {
+func (o *Outbox) HeadOfKey(ctx context.Context, destination, orderingKey string) (*Head, error) {
 	heads, behind, err := headOfKey(ctx, o.pool, destination, orderingKey)
 	if err != nil {
 		return nil, fmt.Errorf("find the head of the ordering key: %w", err)

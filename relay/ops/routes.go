@@ -1,4 +1,4 @@
-package relay
+package ops
 
 import (
 	"context"
@@ -23,7 +23,7 @@ type RelayName struct {
 
 // Routes lists the routes that producers' events take: those of all registered relays together or, without any, those of the
 // last ones.
-func (o *Ops) Routes(ctx context.Context) ([]RouteStatus, error) {
+func (o *Outbox) Routes(ctx context.Context) ([]RouteStatus, error) {
 	list, err := routeStatus(ctx, o.pool)
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
@@ -32,7 +32,7 @@ func (o *Ops) Routes(ctx context.Context) ([]RouteStatus, error) {
 }
 
 // RoutesOf lists the stored routes that an event of a type takes; none: it would be parked.
-func (o *Ops) RoutesOf(ctx context.Context, eventType string) ([]RouteStatus, error) {
+func (o *Outbox) RoutesOf(ctx context.Context, eventType string) ([]RouteStatus, error) {
 	list, err := routesOf(ctx, o.pool, eventType)
 	if err != nil {
 		return nil, fmt.Errorf("find routes: %w", err)

@@ -1,4 +1,4 @@
-package relay
+package ops
 
 import (
 	"context"
@@ -22,7 +22,7 @@ type CreatedDeliveries struct {
 }
 
 // Undelivered looks for events without deliveries among all events, in batches. Archived events do not count.
-func (o *Ops) Undelivered(ctx context.Context) (all Undelivered, err error) {
+func (o *Outbox) Undelivered(ctx context.Context) (all Undelivered, err error) {
 	for after := int64(0); ; {
 		last, looked, u, err := undeliveredBehind(ctx, o.pool, after, createBatch)
 		if err != nil {
@@ -41,7 +41,7 @@ func (o *Ops) Undelivered(ctx context.Context) (all Undelivered, err error) {
 // CreateDeliveries gives every event without deliveries those that its type has by the stored routes, or a parked one, in
 // batches, each a transaction. An event that has any delivery is left alone, so that it may be repeated. progress may be
 // nil; it follows each batch that created something. After an error, also that of ctx, the result says what was done.
-func (o *Ops) CreateDeliveries(ctx context.Context, progress func(CreatedDeliveries)) (all CreatedDeliveries, err error) {
+func (o *Outbox) CreateDeliveries(ctx context.Context, progress func(CreatedDeliveries)) (all CreatedDeliveries, err error) {
 	for after := int64(0); ; {
 		last, finished, c, err := createDeliveriesBehind(ctx, o.pool, after, createBatch)
 		if err != nil {
