@@ -47,7 +47,7 @@ func (s *senders) send(l *lane) {
 		case wait > 0:
 			s.awaitTurn(wait)
 			if s.taking.Err() != nil {
-				s.giveBack(l)
+				s.giveBack(l, policy.ReasonShutdown)
 			}
 		default:
 			return
@@ -128,13 +128,13 @@ func (s *senders) awaitTurn(wait time.Duration) {
 // and until then no other relay could take what waits behind them.
 func (s *senders) giveBackUnsent() {
 	for _, l := range s.lanes.list() {
-		s.giveBack(l)
+		s.giveBack(l, policy.ReasonShutdown)
 	}
 }
 
-func (s *senders) giveBack(l *lane) {
+func (s *senders) giveBack(l *lane, reason policy.Reason) {
 	for _, d := range l.unsent() {
-		s.settler.settle(held(d, policy.ReasonShutdown))
+		s.settler.settle(held(d, reason))
 	}
 }
 
@@ -186,9 +186,11 @@ func (s *senders) attempt(l *lane, d *delivery) (v policy.Result) {
 	if err != nil {
 		return post.Refused(err)
 	}
-	if err := s.countSuspect(d); err != nil {
-		s.databaseError("count suspect", err)
-		return policy.Result{Reason: policy.ReasonDatabase}
+	if d.alone { // if the relay dies of it, nothing can be written afterwards
+		if err := s.store.countAlone(s.settling, d); err != nil {
+			s.databaseError("count suspect", err)
+			return policy.Result{Reason: policy.ReasonDatabase}
+		}
 	}
 	ctx, cancel := context.WithTimeout(s.doing, to.Destination.Timeout)
 	defer cancel()

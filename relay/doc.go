@@ -20,18 +20,20 @@
 //	deliver.go, suspect.go         one attempt; deliveries that may kill their relay
 //	settle.go, settle_aside.go     writing outcomes; those that cannot be written
 //	resettle.go                    outcomes that a crash of the server lost
+//	core.go                        what the parts share
 //	lane.go, position.go           a destination's lane, and how far the claimer has looked
-//	outgoing.go, order.go, queue.go  what a lane holds and may send; ordering keys; its queues
-//	core.go, wake.go               what the parts share; waking up, being idle
+//	outgoing.go                    what a lane holds and may send
+//	order.go, queue.go             ordering keys; the queues of a lane
+//	wake.go                        waking up, being idle
 //	config.go, hooks.go            settings, observing
 //	store_*.go                     all SQL
 //	settlement.go, store.go        what is written of an attempt, and what is claimed
 //
 // Below it are rooms, which never import this package: pg (how statements reach the database, and what their errors mean),
 // policy (what an attempt came to, when to try again, how much a receiver bears, when it is down), post (one request: what it
-// says, how it travels, what is kept of its answer), identity (keeping away from copies of the database), archive (moving and removing what is
-// done with), alert (telling people), and watch (being a good neighbour). Beside it is ops (what operators ask and do), which
-// stands on the same rooms; the two never import each other.
+// says, how it travels, what is kept of its answer), identity (keeping away from copies of the database), archive (moving and
+// removing what is done with), alert (telling people), and watch (being a good neighbour). Beside it is ops (what operators
+// ask and do), which stands on the same rooms; the two never import each other.
 //
 // # Goroutines
 //

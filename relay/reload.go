@@ -192,11 +192,8 @@ func (ls *lanes) replace(now time.Time, destinations []post.Destination, endpoin
 func (r *Relay) giveBackRemoved() {
 	active := r.lanes.list()
 	for _, l := range r.lanes.all() {
-		if slices.Contains(active, l) {
-			continue
-		}
-		for _, d := range l.unsent() {
-			r.settler.settle(held(d, policy.ReasonRemoved))
+		if !slices.Contains(active, l) {
+			r.senders.giveBack(l, policy.ReasonRemoved)
 		}
 	}
 }

@@ -97,14 +97,6 @@ func (s *senders) awaitPost(d *delivery) (leave func(), instead *policy.Result) 
 	}, nil
 }
 
-// countSuspect counts a suspect that is about to be sent alone. If the relay dies of it, nothing can be written afterwards.
-func (s *senders) countSuspect(d *delivery) error {
-	if !d.alone {
-		return nil
-	}
-	return s.store.countAlone(s.settling, d)
-}
-
 // postpone makes a claimed delivery due again after the given time. If that fails, it is due at once.
 func (s *senders) postpone(d *delivery, wait time.Duration) *policy.Result {
 	if err := s.store.postpone(s.settling, d, wait); err != nil {
