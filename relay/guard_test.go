@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
@@ -19,6 +20,7 @@ import (
 // The acceptance of the guard in figures: a copy of a database with a thousand pending events, under the configuration
 // of the original.
 func TestCopyOfAThousandEvents(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const events = 1000
 	for name, discard := range map[string]bool{"accepted": false, "discarded": true} {
@@ -153,6 +155,7 @@ func TestDecisionReachesRelaysThatWork(t *testing.T) {
 
 // A pooler may lead elsewhere from one statement to the next: none is run there.
 func TestPoolerThatLeadsToACopy(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for name, direct := range map[string]bool{"no session": false, "a session of its own": true} {
 		t.Run(name, func(t *testing.T) {
@@ -196,6 +199,7 @@ func TestPoolerThatLeadsToACopy(t *testing.T) {
 
 // A new spelling of the address is good while a relay works there, and is remembered; with no relay to vouch it is not.
 func TestSpellingsOfTheAddress(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	links := []*link{newLink(t, db.dsn), newLink(t, db.dsn), newLink(t, db.dsn)}
@@ -251,6 +255,7 @@ func TestWitnessThatStartsLater(t *testing.T) {
 
 // A relay that is quarantined vouches for no other.
 func TestQuarantinedRelayIsNoWitness(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.visited(db.config(to("http://receiver.test/")))
@@ -382,6 +387,7 @@ func TestServerThatTellsNothing(t *testing.T) {
 
 // Behind a pooler no relay has a session: a heartbeat that moves while one looks vouches as well.
 func TestHeartbeatIsAWitness(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.visited(db.config(to("http://receiver.test/")))

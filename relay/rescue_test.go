@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
@@ -275,6 +276,7 @@ func TestFrozenRelayIsRescued(t *testing.T) {
 
 // The database stands still for all relays. None of them is dead because its heartbeat is old.
 func TestStandstillIsNoDeath(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	cfg := db.config(to("http://receiver.test/"))
