@@ -23,7 +23,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// unread fails the test when somebody reads it.
+// unread fails the test when it is read.
 type unread struct{ t *testing.T }
 
 func (u unread) Read([]byte) (int, error) {
@@ -245,6 +245,22 @@ func TestSecurityForeignSendersLearnNothing(t *testing.T) {
 			t.Errorf("the log says %s", e.logged)
 		}
 	})
+}
+
+// The same for those who need not sign.
+func TestSecurityUnsignedSendersLearnNothing(t *testing.T) {
+	t.Parallel()
+	e := newHandlerEnv(t, flavours[0], consumer.Config{AllowUnsigned: true}, func(*env) handlerFunc {
+		return func(context.Context, consumer.Event) error {
+			return errors.New(`relation "shipments_internal" does not exist`)
+		}
+	})
+	if got := e.do(e.newRequest("k", "{}")); got.status != http.StatusInternalServerError || strings.Contains(got.body, "shipments_internal") {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	if !strings.Contains(e.logged.String(), "shipments_internal") {
+		t.Errorf("the log says %s", e.logged)
+	}
 }
 
 // Secrets stay in a form that cannot be printed.
