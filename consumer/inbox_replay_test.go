@@ -14,11 +14,13 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // A replay of more than a batch, of many keys, while workers run: each takes effect once more, in order.
 func TestInboxReplaysManyInOrder(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	p := newInbox(t, inbox.Config{Workers: 8})
 	p.mustExec(`INSERT INTO inbox_events (receiver, source, idempotency_key, event_type, processing_state, attempts, payload, request_headers, ordering_key, sequence)

@@ -10,11 +10,13 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // A login with CONNECT alone notifies in the name of an inbox as often as it can. The inbox claims a bounded number of times,
 // and goes on working.
 func TestSecurityInboxNotificationsAreBounded(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	recorder := newInbox(t, inbox.Config{})
 	u, err := url.Parse(recorder.dsn)

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
@@ -39,6 +40,7 @@ func TestLateSettleMissesTheReplay(t *testing.T) {
 // The whole history of a destination is replayed while a relay sends it: every delivery goes out exactly once more, for
 // what a relay has delivered again is not found again behind the walk.
 func TestReplayOfManyWhileARelayRuns(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const events = 20_000
 	db := newDatabase(t)

@@ -16,6 +16,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -285,6 +286,7 @@ func TestInboxCommandsPrintNoControlCharacters(t *testing.T) {
 
 // An interruption ends it between two batches, and says how far it came.
 func TestInboxReplayIsInterrupted(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	env, dsn := failedInbox(t, 3000)
 	db := open(t, dsn)

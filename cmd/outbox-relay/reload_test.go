@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -234,6 +235,7 @@ func TestSecretRotation(t *testing.T) {
 
 // A file with ten thousand routes is read, checked and compared.
 func TestReloadOfManyRoutes(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox)
 	db := open(t, dsn)

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // foreign are texts that hold for one machine only. Each pattern is spelled so that it does not match itself.
@@ -31,6 +33,7 @@ func foreignText(name, text string) (violations []string) {
 }
 
 func TestNothingNamesOneMachine(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for _, name := range tree(t) {
 		for _, violation := range foreignText(name, read(t, name)) {
