@@ -159,6 +159,10 @@ check-migrations: build $(goose) ## Apply, revert and apply both sets with the s
 smoke: build ## Try the command line, expected failures included
 	$(withpg) sh .ci/smoke.sh
 
+.PHONY: check-quickstart
+check-quickstart: build ## Run the README's quick start and look for its effect
+	$(withpg) sh .ci/quickstart.sh
+
 .PHONY: test-pooler
 test-pooler: ## Run the tests that need PgBouncer, and the engine's core through it
 	@command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] || { echo 'install PgBouncer first: apt-get install pgbouncer' >&2; exit 1; }

@@ -25,7 +25,7 @@ import (
 const dieNumber = "OUTBOX_TEST_NUMBER"
 
 // doomedInbox is the inbox of the process that dies with number n, and of the one that comes after it. It has a
-// sender of its own, so that nobody else works its event.
+// sender of its own, so that no other worker works its event.
 func doomedInbox(pool *pgxpool.Pool, n string, finished func()) *inbox.Inbox {
 	return consumer.Must(inbox.New(pool, inbox.Config{
 		Config: consumer.Config{
@@ -143,7 +143,7 @@ func (f fates) met(fate string) (n int) {
 }
 
 // An inbox is killed at every single operation on its connections, while it records and works one event. The sender comes
-// again, as a relay does, and whoever works the inbox then makes the effect, or finds it made: once, and at no attempt's
+// again, as a relay does, and the worker that then takes it makes the effect, or finds it made: once, and at no attempt's
 // cost.
 func TestInboxKilledAtEveryOperation(t *testing.T) {
 	t.Parallel()

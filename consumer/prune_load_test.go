@@ -61,8 +61,8 @@ var recording = flavour{
 func pruneUnderDuplicates(t *testing.T, f flavour, isolation sql.IsolationLevel) {
 	const senders, keys, enough = 30, 30, 6
 	var done atomic.Bool
-	nobody := func(_ context.Context, _ consumer.Report) {}
-	e := newEnv(t, f, consumer.Config{Isolation: isolation, Observe: nobody}, effect)
+	ignore := func(_ context.Context, _ consumer.Report) {}
+	e := newEnv(t, f, consumer.Config{Isolation: isolation, Observe: ignore}, effect)
 	e.mustExec(`CREATE TABLE refused (key text NOT NULL)`)
 	old := longAgo()
 
@@ -111,7 +111,7 @@ func pruneUnderDuplicates(t *testing.T, f flavour, isolation sql.IsolationLevel)
 	refused := 0
 	e.await(`SELECT count(*) > $1 FROM processed_events WHERE idempotency_key LIKE 'old%'`, enough)
 	for removed := int64(0); (removed < enough || refused < enough) && !t.Failed(); {
-		// Half of what was processed, and is done, is suddenly old: on from here, whoever asks for it may meet its removal.
+		// Half of what was processed, and is done, is suddenly old: from here on a request for it may meet its removal.
 		e.mustExec(`WITH aged AS (
 				UPDATE processed_events p SET received_at = received_at - interval '91 days', processed_at = processed_at - interval '91 days'
 				WHERE idempotency_key LIKE 'old%' AND received_at > now() - interval '1 day' AND random() < 0.5 AND NOT EXISTS (

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -109,7 +110,7 @@ func TestReplaysDoNotSlowTheirKey(t *testing.T) {
 	r.begin()
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'plug')`)
 	<-g.arrived
-	done, err := NewOps(db.pool).Replay(t.Context(), Selection{Statuses: []string{"delivered"}}, 0, nil)
+	done, err := ops.New(db.pool).Replay(t.Context(), ops.Selection{Statuses: []string{"delivered"}}, 0, nil)
 	must(t, err)
 	if done.Done != replayed+1 {
 		t.Fatalf("replayed %+v", done)

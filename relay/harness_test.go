@@ -176,11 +176,15 @@ func (r *running) instance() int32 {
 	var instance int32
 	eventually(r.t, "the relay's registration", func() (alive bool) {
 		// The session appears before Run, but not its connection.
-		instance, alive = r.session.current()
+		instance, alive = r.presence.current()
 		return alive
 	})
 	return instance
 }
+
+func (r *Relay) lane(name string) *lane { return r.lanes.get(name) }
+
+func (r *Relay) laneList() []*lane { return r.lanes.list() }
 
 // first decides on the first attempt.
 func first(v policy.Result, moved policy.Responses) policy.Decision {

@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"slices"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -10,99 +9,58 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-// recordResult passes a result to breaker and flow. It reports whether the breaker blames the destination as a whole, and
-// whether the claimer has something to write, or to plan.
-func (l *lane) recordResult(now time.Time, event int64, v *policy.Result, took time.Duration) (atFault, changed bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	write, pending := l.breaker.Write, l.breaker.Pending()
-	atFault = l.breaker.RecordResult(now, event, v, min(l.share, l.flow.Concurrency()))
-	if v.Posted {
-		wait := min(v.RetryAfter, l.Destination.Retry.RetryAfterMax)
-		if v.Reason == policy.ReasonUnavailable && now.Sub(l.breaker.Answered) < policy.BreakerAfter {
-			wait = 0 // others are accepted: a conflict in its database, for instance, which concerns one event
-		}
-		l.flow.Answered(now, v.Reason, took, wait)
-	}
-	return atFault, l.breaker.Write != write || l.breaker.Pending() != pending
-}
-
-// applyStates applies the states of destinations that a beat read, which began at the given time. A destination that is not
-// among them has a closed breaker and no evidence against it.
-func (r *Relay) applyStates(began time.Time, states []policy.DestinationState) {
-	instance, _ := r.session.current()
-	now := time.Now()
-	changed := false
-	for _, l := range r.laneList() {
-		state := policy.DestinationState{Destination: l.name, Breaker: "closed"}
-		if i := slices.IndexFunc(states, func(s policy.DestinationState) bool { return s.Destination == l.name }); i >= 0 {
-			state = states[i]
-		}
-		l.mu.Lock()
-		if state.Remaining > l.implausible() {
-			state.Remaining = 0
-		}
-		before := l.breaker.State
-		l.breaker.ApplyState(began, now, state, instance)
-		changed = changed || l.breaker.State != before
-		l.mu.Unlock()
-	}
-	if changed {
-		r.wake.notify(true)
-	}
-}
-
 // lockedAgain is how long a breaker's statement waits that met another session's lock on the destination.
 const lockedAgain = 2 * time.Second
 
-// implausible is a longer time than any relay gives a breaker: the database's clock must have been put back since.
-func (l *lane) implausible() time.Duration {
-	return 2 * max(l.breaker.Policy.ProbeMax, l.Destination.Timeout+policy.TryHold)
+// A breakerKeeper writes what breakers decide into outbox_destination, until the database takes it. It is the claimer's.
+type breakerKeeper struct {
+	*core
+	looks bool // the claimer must look for what was held
 }
 
-// tendBreakers writes what the breakers of all lanes have decided, begins trials that are due, and plans when to do so again.
-func (c *claimer) tendBreakers(now time.Time, instance int32) error {
-	for _, l := range c.relay.laneList() {
+// tend writes what the breakers of all lanes have decided, begins trials that are due, and returns when to do so again; zero:
+// when a result changes something.
+func (k *breakerKeeper) tend(now time.Time, instance int32) (next time.Time, err error) {
+	plan := func(at time.Time) {
+		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
+			next = at
+		}
+	}
+	for _, l := range k.lanes.list() {
 		if now.Before(l.tend) {
-			c.plan(l.tend)
+			plan(l.tend)
 			continue
 		}
-		at, err := c.tendBreaker(l, now, instance)
+		at, err := k.tendLane(l, now, instance)
 		if pg.HasCode(err, pg.LockNotAvailable) { // the other lanes must not wait for one row
-			c.relay.databaseError("breaker", err)
+			k.databaseError("breaker", err)
 			l.tend = time.Now().Add(lockedAgain)
 			at, err = l.tend, nil
 		}
 		if err != nil {
-			return err
+			return next, err
 		}
-		if !at.IsZero() {
-			c.plan(at)
-		}
+		plan(at)
 	}
-	return nil
+	return next, nil
 }
 
-// tendBreaker does what is due about one breaker, and returns when to look again; zero: when a result changes it.
-func (c *claimer) tendBreaker(l *lane, now time.Time, instance int32) (next time.Time, err error) {
-	l.mu.Lock()
-	b := l.breaker
-	hold := l.Destination.Timeout + policy.TryHold
-	turn := l.flow.Turn(now)
-	l.mu.Unlock()
+// tendLane does what is due about one breaker, and returns when to look again; zero: when a result changes it.
+func (k *breakerKeeper) tendLane(l *lane, now time.Time, instance int32) (next time.Time, err error) {
+	b, hold, turn := l.breakerAt(now)
 	switch {
 	case b.Write == policy.WriteOpen:
-		return c.openBreaker(l, b, instance)
+		return k.openBreaker(l, b, instance)
 	case b.Write == policy.WriteClosed:
-		return time.Time{}, c.closeBreaker(l, instance)
+		return time.Time{}, k.closeBreaker(l, instance)
 	case b.State == policy.BreakerOpen && now.Before(b.TryAt):
 		return b.TryAt, nil
 	case b.State == policy.BreakerOpen && turn > 0:
 		return now.Add(turn), nil // the lane's rate allows no request yet; another relay may try meanwhile
 	case b.State == policy.BreakerOpen:
-		return c.tryBreaker(l, now, instance, hold)
+		return k.tryBreaker(l, b, now, instance, hold)
 	case b.State == policy.BreakerHalfOpen && b.Until.Sub(now) < hold/2:
-		return time.Time{}, c.renewTrial(l, now, instance, hold)
+		return time.Time{}, k.renewTrial(l, now, instance, hold, turn)
 	case b.State == policy.BreakerHalfOpen && turn == 0 && !l.busy() && !l.walked(now):
 		return now, nil
 	case b.State == policy.BreakerHalfOpen:
@@ -110,129 +68,107 @@ func (c *claimer) tendBreaker(l *lane, now time.Time, instance int32) (next time
 	case b.Unwritten != 0 && now.Before(b.WriteAt):
 		return b.WriteAt, nil
 	case b.Unwritten != 0:
-		return time.Time{}, c.recordEvidence(l, b)
+		return time.Time{}, k.recordEvidence(l, b)
 	}
 	return time.Time{}, nil
 }
 
 // openBreaker writes that a breaker has opened, and returns when its first or next trial is due.
-func (c *claimer) openBreaker(l *lane, b policy.Breaker, instance int32) (next time.Time, err error) {
-	r := c.relay
-	wait, probes, err := r.store.openBreaker(r.settling, l.name, instance, b)
+func (k *breakerKeeper) openBreaker(l *lane, b policy.Breaker, instance int32) (next time.Time, err error) {
+	wait, probes, err := k.store.openBreaker(k.settling, l.name, instance, b)
 	if err != nil {
 		return time.Time{}, err
 	}
-	l.mu.Lock()
-	l.breaker.Opened(time.Now(), wait)
-	l.mu.Unlock()
+	l.changeBreaker(func(b *policy.Breaker) { b.Opened(time.Now(), wait) })
 	level := zerolog.WarnLevel
 	if probes > 0 { // news once; each probe has its attempt's line
 		level = zerolog.DebugLevel
 	}
-	r.cfg.Log.WithLevel(level).Str("destination", l.name).Str("error", b.Cause).Int("failed_probes", probes).
+	k.config().Log.WithLevel(level).Str("destination", l.name).Str("error", b.Cause).Int("failed_probes", probes).
 		Int64("next_probe_in_ms", wait.Milliseconds()).Msg("breaker open: deliveries are held, and spend no attempts")
-	signal(r.alerts)
+	signal(k.wake.alerts)
 	return time.Now().Add(wait), nil
 }
 
 // closeBreaker writes that a breaker has closed, and makes the next claims look at all that was held.
-func (c *claimer) closeBreaker(l *lane, instance int32) error {
-	r := c.relay
-	if err := r.store.closeBreaker(r.settling, l.name, instance); err != nil {
+func (k *breakerKeeper) closeBreaker(l *lane, instance int32) error {
+	if err := k.store.closeBreaker(k.settling, l.name, instance); err != nil {
 		return err
 	}
-	l.mu.Lock()
-	if l.breaker.Write == policy.WriteClosed {
-		l.breaker.Write, l.breaker.Since = policy.WriteNothing, time.Now()
-	}
-	l.mu.Unlock()
-	r.cfg.Log.Info().Str("destination", l.name).Msg("breaker closed: nothing is held any more")
+	l.changeBreaker(func(b *policy.Breaker) {
+		if b.Write == policy.WriteClosed {
+			b.Write, b.Since = policy.WriteNothing, time.Now()
+		}
+	})
+	k.config().Log.Info().Str("destination", l.name).Msg("breaker closed: nothing is held any more")
 	l.walkNow()
-	c.pace.look()
-	signal(r.alerts)
+	k.looks = true
+	signal(k.wake.alerts)
 	return nil
 }
 
 // tryBreaker begins a trial of a lane if no other relay does, and returns when to try that again if it has not.
-func (c *claimer) tryBreaker(l *lane, now time.Time, instance int32, hold time.Duration) (next time.Time, err error) {
-	r := c.relay
-	l.mu.Lock()
-	implausible := l.implausible()
-	l.mu.Unlock()
-	taken, events, err := r.store.tryBreaker(r.settling, l.name, instance, hold, implausible)
+func (k *breakerKeeper) tryBreaker(l *lane, b policy.Breaker, now time.Time, instance int32, hold time.Duration) (next time.Time, err error) {
+	taken, events, err := k.store.tryBreaker(k.settling, l.name, instance, hold, implausible(&b, hold))
 	if err != nil {
 		return time.Time{}, err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	if !taken { // nothing that waits is due, or another relay was first, as the next beat will show
-		l.breaker.TryAt = now.Add(r.cfg.PollInterval)
-		return l.breaker.TryAt, nil
+		next = now.Add(k.config().PollInterval)
+		l.changeBreaker(func(b *policy.Breaker) { b.TryAt = next })
+		return next, nil
 	}
-	l.breaker.Events = events
-	l.breaker.Try(time.Now(), hold)
+	l.changeBreaker(func(b *policy.Breaker) {
+		b.Events = events
+		b.Try(time.Now(), hold)
+	})
 	for i := range l.walks { // each probe goes on behind the one before it, then at the front: another delivery may pass
 		w := &l.walks[i]
 		w.due, w.again = time.Time{}, w.position != (keyset{})
 	}
-	c.pace.look()
+	k.looks = true
 	return time.Time{}, nil
 }
 
 // renewTrial prolongs this relay's trial of a lane, or closes the breaker when there was nothing to send: all that waited is
 // gone, or waits behind another delivery.
-func (c *claimer) renewTrial(l *lane, now time.Time, instance int32, hold time.Duration) error {
-	busy := l.busy()
-	l.mu.Lock()
-	vain := l.breaker.State == policy.BreakerHalfOpen && !l.breaker.Accepted && !busy && l.flow.Turn(now) == 0
+func (k *breakerKeeper) renewTrial(l *lane, now time.Time, instance int32, hold, turn time.Duration) error {
+	vain := !l.busy() && turn == 0
+	l.changeBreaker(func(b *policy.Breaker) {
+		if vain = vain && b.State == policy.BreakerHalfOpen && !b.Accepted; vain {
+			b.Close(now)
+		}
+	})
 	if vain {
-		l.breaker.Close(now)
+		return k.closeBreaker(l, instance)
 	}
-	l.mu.Unlock()
-	if vain {
-		return c.closeBreaker(l, instance)
-	}
-	held, err := c.relay.store.renewTrial(c.relay.settling, l.name, instance, hold)
+	held, err := k.store.renewTrial(k.settling, l.name, instance, hold)
 	if err != nil {
 		return err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.breaker.State == policy.BreakerHalfOpen {
-		l.breaker.Until = now.Add(hold)
-		if !held {
-			l.breaker.Enter(now, policy.BreakerOpen)
-			l.breaker.TryAt = now.Add(hold)
+	l.changeBreaker(func(b *policy.Breaker) {
+		if b.State != policy.BreakerHalfOpen {
+			return
 		}
-	}
+		b.Until = now.Add(hold)
+		if !held {
+			b.Enter(now, policy.BreakerOpen)
+			b.TryAt = now.Add(hold)
+		}
+	})
 	return nil
 }
 
 // recordEvidence writes what this relay adds to the evidence against a destination, and learns what all relays hold.
-func (c *claimer) recordEvidence(l *lane, b policy.Breaker) error {
-	failures, events, closed, err := c.relay.store.recordEvidence(c.relay.settling, l.name, b.Unwritten, b.Events)
+func (k *breakerKeeper) recordEvidence(l *lane, b policy.Breaker) error {
+	failures, events, closed, err := k.store.recordEvidence(k.settling, l.name, b.Unwritten, b.Events)
 	if err != nil {
 		return err
 	}
 	if !closed {
 		failures, events = 0, nil // another relay has opened the breaker, as the next beat will show
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.breaker.EvidenceRecorded(time.Now(), b.Unwritten, failures, events)
+	written := b.Unwritten
+	l.changeBreaker(func(b *policy.Breaker) { b.EvidenceRecorded(time.Now(), written, failures, events) })
 	return nil
-}
-
-// tried ends the trial of a lane that has nothing more to send.
-func (l *lane) tried(now time.Time) (ended bool) {
-	if l.busy() || !l.walked(now) {
-		return false
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.breaker.State == policy.BreakerHalfOpen && l.breaker.Accepted {
-		l.breaker.Close(now)
-		return true
-	}
-	return false
 }

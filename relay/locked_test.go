@@ -27,7 +27,7 @@ func (db *database) locker(statement string) *pgx.Conn {
 	return operator
 }
 
-// Somebody locks a row that is in flight, in a psql that is then forgotten. The outcome of that delivery
+// A person locks a row that is in flight, in a psql that is then forgotten. The outcome of that delivery
 // cannot be written; all others can, and this one once the lock is gone. Nothing is sent twice for it.
 func TestLockedRowKeepsNoOther(t *testing.T) {
 	t.Parallel()
@@ -117,7 +117,7 @@ func TestStopDoesNotWaitForALockedRow(t *testing.T) {
 	}
 }
 
-// Somebody changes a row while its settle waits for it: the settle then finds it elsewhere, under the same claim.
+// Another session changes a row while its settle waits for it: the settle then finds it elsewhere, under the same claim.
 func TestChangedRowIsNotStale(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]int{"delivered": 204, "failed": 422, "retry": 500} {

@@ -25,7 +25,7 @@ func (db *database) letPass(d time.Duration) {
 func TestOutageOfDays(t *testing.T) {
 	t.Parallel()
 	for name, down := range map[string]http.Handler{
-		"nobody listens":        nil,
+		"nothing listens":       nil,
 		"every answer is a 500": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }),
 		"everything is a 404":   http.NotFoundHandler(),
 	} {

@@ -260,7 +260,7 @@ func TestReloadWithoutADatabase(t *testing.T) {
 
 	link.block(true)
 	link.cut()
-	eventually(t, "the end of the session", func() bool { _, alive := r.session.current(); return !alive })
+	eventually(t, "the end of the session", func() bool { _, alive := r.presence.current(); return !alive })
 	cfg.Destinations = cfg.Destinations[:1]
 	cfg.Routes = []Route{{Event: "t*", To: []string{"default"}}}
 	r.reload(cfg)
@@ -326,7 +326,7 @@ func TestReloadOfRetention(t *testing.T) {
 	db := newDatabase(t)
 	cfg := db.config(to("http://receiver.invalid"))
 	r := prepared(t, cfg)
-	jobs := r.newJobs()
+	jobs := newJobs(r.cfg.Log)
 	plan := archivePlan{jobs: jobs}
 	schedules := func(keep archive.Retention) int {
 		cfg.Retention = keep

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -163,7 +164,7 @@ func TestCutSessionResumes(t *testing.T) {
 	}
 }
 
-// Somebody took the relay for dead while its session was away: its claims are another's, and it starts anew.
+// Another relay took this one for dead while its session was away: its claims are another's, and it starts anew.
 func TestRelayTakenForDeadRegistersAnew(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -211,7 +212,7 @@ func TestRescueTakesOnlyTheDeadOnesRows(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t, "default", "elsewhere")
 	db.insert(3000, "key")
-	// A living relay's claims, a dead one's, and a row that somebody has locked.
+	// A living relay's claims, a dead one's, and a row that another session has locked.
 	db.exec(`INSERT INTO outbox_relay (name, version, lease, heartbeat_at, session_pid) SELECT n, '', '1 hour', now() + interval '1 hour', 0 FROM unnest(ARRAY['alive', 'dead']) n`)
 	living, err := db.pool.Acquire(t.Context())
 	must(t, err)
@@ -311,7 +312,7 @@ func TestRescueTouchesNoDelivery(t *testing.T) {
 			if err := deregister(t.Context(), db.pool, leaving); err != nil {
 				t.Error(err)
 			}
-			if _, err := NewOps(db.pool).LifeSigns(t.Context()); err != nil {
+			if _, err := ops.New(db.pool).LifeSigns(t.Context()); err != nil {
 				t.Error(err)
 			}
 		}()

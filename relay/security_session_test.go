@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -202,7 +203,7 @@ func TestSecurityFullQueueStopsNoRelay(t *testing.T) {
 	instance := r.instance()
 	db.insert(1, "key")
 	r.settles(t, policy.Delivered, 1)
-	b, err := NewOps(db.pool).Replay(t.Context(), Selection{EventIDs: []int64{1}, Statuses: []string{"delivered"}}, 0, nil)
+	b, err := ops.New(db.pool).Replay(t.Context(), ops.Selection{EventIDs: []int64{1}, Statuses: []string{"delivered"}}, 0, nil)
 	must(t, err)
 	if b.Done != 1 {
 		t.Errorf("%+v", b)

@@ -66,7 +66,8 @@ func TestWalkThroughBlockedKeysRests(t *testing.T) {
 	db.letPass(time.Hour)
 	r := sessionOf(t, db.config(to("http://receiver.test/")))
 	r.settling = t.Context()
-	c := &claimer{relay: r, pace: pace{poll: time.Hour}}
+	c := r.newClaimer()
+	c.pace = pace{poll: time.Hour}
 	w := &r.lane("default").walks[backlog]
 	found, vain := 0, 0
 	for {
@@ -116,7 +117,8 @@ func TestFloorYieldsToWhatTheSameClaimHasSeen(t *testing.T) {
 	t.Parallel()
 	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	l := r.lane("default")
-	c := &claimer{relay: r.Relay, writers: writers{closed: 100}}
+	c := r.newClaimer()
+	c.writers.closed = 100
 	key := "k"
 	d := delivery{eventID: 60, destination: l.name, event: post.Event{OrderingKey: &key}}
 	claims := []laneClaim{{l, claimRequest{destination: l.name, scans: []scan{{}}, keys: []readyKey{{key: key}}}}}
@@ -136,7 +138,7 @@ func TestKeyIsFreedByTheLastToBeWritten(t *testing.T) {
 		if l.hasReady() {
 			t.Fatalf("free with %d in flight", 3-i)
 		}
-		l.keySettled(&settlement{delivery: delivery{event: post.Event{OrderingKey: &key}}, Decision: policy.Decision{FreesKey: frees}})
+		l.keySettled(key, live, frees)
 	}
 	if !l.hasReady() {
 		t.Error("it is not free")
@@ -206,7 +208,7 @@ func beating(t *testing.T, db *database) (*Relay, *standing) {
 	pool, err := pgxpool.NewWithConfig(t.Context(), r.poolConfig())
 	must(t, err)
 	t.Cleanup(pool.Close)
-	r.pool, r.store, r.chores = pool, &store{pool: pool}, &store{pool: pool}
+	r.store.direct, r.store.pool, r.chores.pool = pool, pool, pool
 	on, err := r.session.connect(t.Context())
 	must(t, err)
 	t.Cleanup(func() { _ = on.conn.Close(context.WithoutCancel(t.Context())) })

@@ -198,7 +198,7 @@ func TestStopWhileTheDatabaseHangs(t *testing.T) {
 
 func TestStopBeforeTheDatabaseWasEverReached(t *testing.T) {
 	t.Parallel()
-	cfg := Config{Pool: settings(t, "postgres://nobody@/none?host="+filepath.Join(t.TempDir(), "none")), Destinations: []post.Destination{to("http://receiver.test/")}}
+	cfg := Config{Pool: settings(t, "postgres://stranger@/none?host="+filepath.Join(t.TempDir(), "none")), Destinations: []post.Destination{to("http://receiver.test/")}}
 	r := start(t, cfg)
 	r.await(t, "failures", func(o *observer) bool { return o.failures["prepare"] >= 3 })
 	r.stop()

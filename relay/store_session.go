@@ -13,6 +13,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
+var errTakenForDead = errors.New("this relay was taken for dead; registering anew")
+
 // The session has its name before the row is visible, so that no other relay sees the row without its session.
 const insertRelay = `
 WITH r AS (
@@ -65,7 +67,7 @@ const isDead = `(` + isSilent + ` OR ` + isDisconnected + `)`
 // was set. A higher limit would miss standstills after which the heartbeat of another relay, which may have been older, looks silent.
 //
 // The heartbeat is not written at every beat: no version of a row can be removed while some session keeps an old snapshot.
-// The session reports most deaths sooner. While this relay is idle, a beat also keeps producers notifying.
+// The session reports most deaths sooner. While this relay is armed, a beat also keeps producers notifying.
 const beat = `
 WITH written AS (
     UPDATE outbox_relay SET heartbeat_at = now() WHERE instance = $1 AND heartbeat_at <= now() - make_interval(secs => $2)
@@ -76,9 +78,9 @@ SELECT 'dead', instance, '', false, '', 0, 0, 0 FROM outbox_relay r
 WHERE instance <> $1 AND pg_postmaster_start_time() <= now() - interval '3 seconds'
   AND ($3 AND ` + isSilent + ` OR $5 AND ` + isDisconnected + `)
 UNION ALL
-SELECT 'destination', 0, destination, paused, breaker, coalesce(extract(epoch FROM breaker_until - now()), 0)::float8,
+SELECT 'destination', 0, destination, false, breaker, coalesce(extract(epoch FROM breaker_until - now()), 0)::float8,
        coalesce(breaker_owner, 0), breaker_failures
-FROM outbox_destination WHERE paused OR breaker <> 'closed' OR breaker_failures > 0
+FROM outbox_destination WHERE breaker <> 'closed' OR breaker_failures > 0
 UNION ALL
 SELECT 'alert', 0, '', false, '', 0, 0, 0 WHERE ` + alert.AnyDue + `
 UNION ALL
@@ -118,14 +120,15 @@ func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
 	for rows.Next() {
 		var what string
 		var instance int32
+		var late bool
 		var state policy.DestinationState
 		var remaining float64
-		if err := rows.Scan(&what, &instance, &state.Destination, &state.Paused, &state.Breaker, &remaining, &state.Owner, &state.Failures); err != nil {
+		if err := rows.Scan(&what, &instance, &state.Destination, &late, &state.Breaker, &remaining, &state.Owner, &state.Failures); err != nil {
 			return echo{}, fmt.Errorf("beat: %w", err)
 		}
 		switch what {
 		case "self":
-			e.registered, e.late = true, state.Paused
+			e.registered, e.late = true, late
 		case "dead":
 			e.dead = append(e.dead, instance)
 		case "destination":
@@ -148,17 +151,13 @@ const armUntil = `setval('outbox_armed', (extract(epoch FROM clock_timestamp()) 
 
 const arm = `SELECT CASE WHEN $1 THEN ` + armUntil + ` ELSE setval('outbox_armed', 0) END`
 
-// declareIdle makes producers notify, or stops them. Another relay that is still idle makes them notify again at its next
-// beat. A relay that hears nothing does neither.
-func (s *store) declareIdle(ctx context.Context, idle bool) error {
-	s.idle.Store(idle)
-	if s.deaf {
-		return nil
-	}
+// arm makes producers notify, or stops them. Another relay that is still armed makes them notify again at its next beat.
+func (s *store) arm(ctx context.Context, armed bool) error {
+	s.armed.Store(armed)
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, arm, idle); err != nil {
-		return fmt.Errorf("declare idle: %w", err)
+	if _, err := s.pool.Exec(ctx, arm, armed); err != nil {
+		return fmt.Errorf("let producers notify: %w", err)
 	}
 	return nil
 }

@@ -59,7 +59,7 @@ func TestConnectionsAreUsedAgain(t *testing.T) {
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		requests.Add(1)
 		_, _ = io.Copy(io.Discard, r.Body)
-		_, _ = fmt.Fprint(w, "ok") // a body that nobody reads would cost the connection
+		_, _ = fmt.Fprint(w, "ok") // a body that is not read would cost the connection
 	}))
 	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
 		if state == http.StateNew {

@@ -75,7 +75,7 @@ func TestArchiveMonths(t *testing.T) {
 		t.Errorf("months are %s, want %s", got, want)
 	}
 
-	// One that somebody detached is his, and in nobody's way.
+	// One that the owner detached stays, and is in no run's way.
 	db.Exec(`ALTER TABLE outbox_archive DETACH PARTITION outbox_archive_202503`)
 	db.at("2025-03-15 00:00:00+00")
 	db.archive(Retention{ArchiveAfter: days, DeleteAfter: 100 * 365 * days})
