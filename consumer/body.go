@@ -17,8 +17,6 @@ const freeBytes = 4 << 10
 // readBody reads the body within Config.BodyTimeout, and returns how much of the budget for unverified bodies it has taken.
 func (s *settings) readBody(w http.ResponseWriter, r *http.Request) (body []byte, held int64, refusal *problem) {
 	deadline := time.Now().Add(s.BodyTimeout)
-	ctx, cancel := context.WithDeadline(r.Context(), deadline)
-	defer cancel()
 	// A ResponseWriter without read deadlines is that of a test, or it is hidden by what a middleware has put around it.
 	bounded := http.NewResponseController(w).SetReadDeadline(deadline) == nil
 	if !bounded && r.Context().Value(http.ServerContextKey) != nil {
@@ -29,13 +27,16 @@ func (s *settings) readBody(w http.ResponseWriter, r *http.Request) (body []byte
 		return nil, 0, s.bodyTooLarge()
 	}
 	from := http.MaxBytesReader(w, r.Body, s.MaxBodyBytes)
-	if r.ContentLength <= freeBytes {
+	switch {
+	case r.ContentLength < 0:
 		body = make([]byte, 0, freeBytes)
+	case r.ContentLength <= freeBytes:
+		body = make([]byte, 0, r.ContentLength+1) // and room to find the end
 	} // a larger one waits for the budget without a buffer
 	for {
 		if len(body) == cap(body) {
 			more := max(cap(body), freeBytes)
-			if !s.unverified.take(ctx, int64(more)) {
+			if !s.unverified.take(r.Context(), deadline, int64(more)) {
 				return nil, held, receiverBusy()
 			}
 			held += int64(more)
@@ -101,13 +102,14 @@ type budget struct {
 
 	mu    sync.Mutex
 	free  int64
-	freed chan struct{} // closed when something is given back
+	freed chan struct{} // closed when something is given back; nil while no request waits for that
 }
 
-func newBudget(bytes int64) *budget { return &budget{free: bytes, freed: make(chan struct{})} }
+func newBudget(bytes int64) *budget { return &budget{free: bytes} }
 
-// take waits until n bytes are free. It reports false when ctx ends first.
-func (b *budget) take(ctx context.Context, n int64) bool {
+// take waits until n bytes are free. It reports false when ctx or the time ends first.
+func (b *budget) take(ctx context.Context, until time.Time, n int64) bool {
+	var timeout <-chan time.Time // without a timer until there is something to wait for
 	for {
 		b.mu.Lock()
 		if b.free >= n {
@@ -115,11 +117,21 @@ func (b *budget) take(ctx context.Context, n int64) bool {
 			b.mu.Unlock()
 			return true
 		}
+		if b.freed == nil {
+			b.freed = make(chan struct{})
+		}
 		freed := b.freed
 		b.mu.Unlock()
+		if timeout == nil {
+			timer := time.NewTimer(time.Until(until))
+			defer timer.Stop()
+			timeout = timer.C
+		}
 		select {
 		case <-freed:
 		case <-ctx.Done():
+			return false
+		case <-timeout:
 			return false
 		}
 	}
@@ -132,6 +144,8 @@ func (b *budget) give(n int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.free += n
-	close(b.freed)
-	b.freed = make(chan struct{})
+	if b.freed != nil {
+		close(b.freed)
+		b.freed = nil
+	}
 }

@@ -24,7 +24,8 @@ type Config struct {
 	Secrets []string
 
 	// AllowUnsigned accepts requests without looking at signatures. Any program that reaches the handler's address can then cause
-	// its effects, and can spend a key so that the real event is taken for a duplicate. Default false. Excludes Secrets.
+	// its effects, and can spend a key so that the real event is taken for a duplicate. Why a handler failed is not answered then, but
+	// logged. Default false. Excludes Secrets.
 	AllowUnsigned bool
 
 	// AcceptForeign also accepts plain Standard Webhooks senders, whose signature covers webhook-id, the timestamp and
@@ -45,6 +46,11 @@ type Config struct {
 	// Source names the sender, so that equal keys of two senders are two events. 1 to 255 printable ASCII characters; default
 	// "outbox". Give every sender its own, and never rename one: all its past events would count as new.
 	Source string
+
+	// Destinations are this receiver's names among the destinations of its senders' relays. A request that a relay signed for another
+	// destination is refused: without them, who is sent events could send them on to any receiver with the same secret. Nil: such
+	// a request is accepted, which does no harm where each destination has a secret of its own.
+	Destinations []string
 
 	// Tolerance is how far a request's timestamp may lie from this machine's clock, in either direction. Default 5
 	// minutes, as in Standard Webhooks. Shorter refuses requests when clocks drift; longer lets a captured request be

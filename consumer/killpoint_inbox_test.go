@@ -19,6 +19,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // dieNumber tells a process of the role "work-die" from the others of its test.
@@ -170,6 +171,7 @@ func TestInboxKilledAtEveryOperation(t *testing.T) {
 // An inbox is stopped at every single operation, for as long as it takes another process to see that its work is not being
 // done, and to do it. When it goes on it must do nothing that has been done; and it works what comes next.
 func TestInboxFrozenAtEveryOperation(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	e := newEnv(t, flavours[0], consumer.Config{}, effect) // for its database
 	var taken atomic.Int64

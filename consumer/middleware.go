@@ -38,7 +38,7 @@ import (
 //	a conflict of transactions        503, serialization-failure, with Retry-After: 1
 //	any other                         500, handler-failed
 //
-// The refusals are problems whose detail is the error's text, redacted (see [Config].Redact). The error itself is in the
+// The refusals are problems whose detail is the error's text, redacted (see [Config].Redact), for requests that a relay has signed. The error itself is in the
 // Report for [Config].Observe.
 //
 // Of the names that the pool's AfterConnect gives prepared statements, none may begin with a keyword of SQL: pgx takes a

@@ -20,7 +20,7 @@ func (s *settings) answerTo(event *headers.Event, err error) *answer {
 	verdict.Examine(err)
 	why := s.shared.Redacted(err)
 	told := why
-	if event.Foreign { // a third party: internals such as a table's name are none of its business
+	if event.Foreign || s.AllowUnsigned { // a third party: internals such as a table's name are none of its business
 		told = "The receiver's log says why."
 	}
 	var refusal *problem

@@ -15,6 +15,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // Fifty senders repeat events of today and of three months ago for as long as it takes until ten of these were
@@ -24,6 +25,9 @@ func TestPruneUnderDuplicates(t *testing.T) {
 	underDuplicates := func(t *testing.T, f flavour) {
 		for _, isolation := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
 			t.Run(isolation.String(), func(t *testing.T) {
+				if isolation != sql.LevelReadCommitted {
+					testsize.Long(t)
+				}
 				t.Parallel()
 				pruneUnderDuplicates(t, f, isolation)
 			})

@@ -58,6 +58,19 @@ func TestOtherDestinationIsRefused(t *testing.T) {
 	})
 }
 
+// A request that a relay signed for one destination is brought to another receiver, which has the same secret.
+func TestRequestForAnotherDestinationIsRefused(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, flavours[0], consumer.Config{Destinations: []string{"chi", "shop-eu"}}, effect)
+	for _, sent := range []func(http.Header){sentTo("shop"), sentTo(""), func(http.Header) {}} {
+		wantProblem(t, e.do(e.newRequest("k", "{}", sent)), http.StatusMisdirectedRequest, "wrong-destination")
+		e.wantResult(consumer.ResultRejected)
+	}
+	e.wantRows("k", 0, 0)
+	wantFirst(t, e.do(e.newRequest("k", "{}", sentTo("shop-eu"))), http.StatusCreated, `{"done":"k"}`)
+	wantReplayed(t, e.do(e.newRequest("k", "{}", sentTo("shop-eu"))), http.StatusCreated, "")
+}
+
 // The same of an inbox.
 func TestInboxRefusesAnotherDestination(t *testing.T) {
 	t.Parallel()

@@ -247,6 +247,22 @@ func TestSecurityForeignSendersLearnNothing(t *testing.T) {
 	})
 }
 
+// The same for those who need not sign.
+func TestSecurityUnsignedSendersLearnNothing(t *testing.T) {
+	t.Parallel()
+	e := newHandlerEnv(t, flavours[0], consumer.Config{AllowUnsigned: true}, func(*env) handlerFunc {
+		return func(context.Context, consumer.Event) error {
+			return errors.New(`relation "shipments_internal" does not exist`)
+		}
+	})
+	if got := e.do(e.newRequest("k", "{}")); got.status != http.StatusInternalServerError || strings.Contains(got.body, "shipments_internal") {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	if !strings.Contains(e.logged.String(), "shipments_internal") {
+		t.Errorf("the log says %s", e.logged)
+	}
+}
+
 // Secrets stay in a form that cannot be printed.
 func TestSecuritySecretsAreNotPrinted(t *testing.T) {
 	t.Parallel()

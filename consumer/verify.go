@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
@@ -62,6 +63,10 @@ func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *prob
 		return rq, p
 	}
 	event, p := s.verify(r.Header, body)
+	if p == nil && len(s.Destinations) > 0 && !event.Foreign && !slices.Contains(s.Destinations, event.Destination()) {
+		p = newProblem(http.StatusMisdirectedRequest, "wrong-destination", "The request was sent to another destination",
+			fmt.Sprintf("It is signed for the destination %q, which is not among this receiver's (Config.Destinations).", event.Destination()))
+	}
 	if p != nil {
 		return rq, p
 	}

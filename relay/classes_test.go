@@ -9,12 +9,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // While live events, a backlog and replays wait, each gets its share of the lane, whichever came first.
 func TestClassesShareALane(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const each = 600
 	const stayLive = `UPDATE outbox_delivery SET next_attempt_at = now() WHERE status = 'pending' AND claimed_by IS NULL

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
@@ -170,6 +171,7 @@ SELECT md5(string_agg(line, '|' ORDER BY line)) FROM (
 // ones that have a route, and an alert that was not told: the relay on the copy sends nothing and changes nothing. Once
 // accepted it works.
 func TestCopies(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const events = 20
 	fill := func(db *database) {
@@ -276,6 +278,7 @@ func TestCopies(t *testing.T) {
 
 // A standby that takes over, at the address that relays know, goes on where its primary ended.
 func TestFailoverIsNoCopy(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	server, db := serve(t, localpg.Options{})
 	db.route()
@@ -311,6 +314,7 @@ func TestFailoverIsNoCopy(t *testing.T) {
 
 // A running relay's connections lead to a restored dump, all of them or only those of its pool: nothing of it is sent.
 func TestReconnectOntoACopy(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for name, half := range map[string]bool{"every connection": false, "those of the pool": true} {
 		t.Run(name, func(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
@@ -19,6 +20,7 @@ import (
 // The acceptance of the guard in figures: a copy of a database with a thousand pending events, under the configuration
 // of the original.
 func TestCopyOfAThousandEvents(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const events = 1000
 	for name, discard := range map[string]bool{"accepted": false, "discarded": true} {
@@ -43,11 +45,11 @@ func TestCopyOfAThousandEvents(t *testing.T) {
 			}
 			t.Logf("quarantined: %d requests of %d events pending: %s", rc.total(), events, report.Reason())
 			if discard {
-				var told []int
-				n, err := outbox.DiscardQuarantined(t.Context(), "", func(n int) { told = append(told, n) })
+				var progress []int64
+				b, err := outbox.DiscardQuarantined(t.Context(), "", func(b ops.Bulk) { progress = append(progress, b.Done) })
 				must(t, err)
-				if n != events+1 || !slices.Equal(told, []int{1000, events + 1}) {
-					t.Errorf("discarded %d, told %v", n, told)
+				if b.Done != events+1 || !slices.Equal(progress, []int64{1000, events + 1}) {
+					t.Errorf("discarded %d, in steps %v", b.Done, progress)
 				}
 				if n := row[int](copied, `SELECT count(*) FROM outbox_delivery WHERE status = 'discarded' AND last_reason = 'quarantined'`); n != events+1 {
 					t.Errorf("%d are marked", n)
@@ -153,6 +155,7 @@ func TestDecisionReachesRelaysThatWork(t *testing.T) {
 
 // A pooler may lead elsewhere from one statement to the next: none is run there.
 func TestPoolerThatLeadsToACopy(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for name, direct := range map[string]bool{"no session": false, "a session of its own": true} {
 		t.Run(name, func(t *testing.T) {
@@ -196,6 +199,7 @@ func TestPoolerThatLeadsToACopy(t *testing.T) {
 
 // A new spelling of the address is good while a relay works there, and is remembered; with no relay to vouch it is not.
 func TestSpellingsOfTheAddress(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	links := []*link{newLink(t, db.dsn), newLink(t, db.dsn), newLink(t, db.dsn)}
@@ -251,6 +255,7 @@ func TestWitnessThatStartsLater(t *testing.T) {
 
 // A relay that is quarantined vouches for no other.
 func TestQuarantinedRelayIsNoWitness(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.visited(db.config(to("http://receiver.test/")))
@@ -382,6 +387,7 @@ func TestServerThatTellsNothing(t *testing.T) {
 
 // Behind a pooler no relay has a session: a heartbeat that moves while one looks vouches as well.
 func TestHeartbeatIsAWitness(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.visited(db.config(to("http://receiver.test/")))

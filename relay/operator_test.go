@@ -190,7 +190,7 @@ func TestRouteMatchesAsTheDatabaseDoes(t *testing.T) {
 	db.exec(`DELETE FROM outbox_route`)
 	db.exec(`INSERT INTO outbox_route SELECT unnest($1::text[]), 'default'`, patterns)
 	for _, eventType := range types {
-		stored, err := ops.New(db.pool).RoutesOf(t.Context(), eventType)
+		stored, err := ops.New(db.pool).Routes(t.Context(), eventType)
 		must(t, err)
 		for _, pattern := range patterns {
 			database := slices.ContainsFunc(stored, func(r ops.RouteStatus) bool { return r.Event == pattern })
@@ -199,7 +199,7 @@ func TestRouteMatchesAsTheDatabaseDoes(t *testing.T) {
 			}
 		}
 	}
-	all, err := ops.New(db.pool).Routes(t.Context())
+	all, err := ops.New(db.pool).Routes(t.Context(), "")
 	must(t, err)
 	if len(all) != len(patterns) {
 		t.Errorf("%d routes", len(all))
@@ -232,7 +232,7 @@ func TestUnservedDeliveries(t *testing.T) {
 		t.Errorf("the alert is %q", got.Text())
 	}
 	served := func() string {
-		status, err := ops.New(db.pool).Status(t.Context())
+		status, err := ops.New(db.pool).Status(t.Context(), "")
 		must(t, err)
 		waits, err := ops.New(db.pool).Waits(t.Context(), 1)
 		must(t, err)

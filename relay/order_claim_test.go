@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -100,6 +101,7 @@ func TestSuspectedHeadComesAlone(t *testing.T) {
 
 // When a head fails as a crash loop, what follows it has not become suspect with it.
 func TestFollowersOfACrashLoopAreSpared(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.keyed("k", 1, 10)

@@ -416,7 +416,9 @@ func TestFrozenRelayChangesNoOrder(t *testing.T) {
 	becomes(db, 4, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
 	must(t, frozen.Process.Signal(syscall.SIGSTOP))
 	db.exec(`UPDATE outbox_delivery SET lease_expires_at = now() WHERE claimed_by IS NOT NULL`)
-	r := start(t, db.config(to(rc.URL)))
+	r := prepared(t, db.config(to(rc.URL)))
+	r.session.watchFor = time.Hour // it must not take the frozen one for dead, however long all this takes
+	r.begin()
 	r.settles(t, policy.Delivered, 36)
 	before := rows[string](db, `SELECT d::text FROM outbox_delivery d ORDER BY event_id`)
 	db.insert(1, "after") // that the frozen one has settled shows in what it does next

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // engineConn returns a connection with the settings of the relay's own.
@@ -31,6 +32,7 @@ func (db *database) fill(n, delivered int) {
 // and what is pending seems to be nothing. It must still be right when there are 100,000 more, whether or not
 // anybody has analysed the table since.
 func TestPlansStayRightAsTheTableGrows(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for name, before := range map[string]func(*database){
 		"planned on an empty table":           func(*database) {},

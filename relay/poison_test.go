@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -155,7 +156,7 @@ func TestPoisonDeliveriesHarmNoOther(t *testing.T) {
 			t.Errorf("%s was sent", key)
 		}
 	}
-	if _, err := ops.New(db.pool).Status(t.Context()); err != nil {
+	if _, err := ops.New(db.pool).Status(t.Context(), ""); err != nil {
 		t.Errorf("status: %v", err)
 	}
 }
@@ -221,6 +222,7 @@ func TestDamagedRowKeepsNoOther(t *testing.T) {
 
 // Damaged rows fill a lane. It goes on when their leases have ended.
 func TestDamagedRowsKeepNoLane(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	const damaged = 10 // more than the lane holds

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
@@ -26,8 +27,10 @@ func TestRelayProcess(t *testing.T) {
 	}
 	lease, err := time.ParseDuration(os.Getenv("RELAY_TEST_LEASE"))
 	must(t, err)
+	d := to(url)
+	d.Timeout = min(patience, lease-leaseMargin) // a POST that is under way while the process is frozen goes on afterwards
 	r, err := New(Config{
-		Pool: settings(t, dsn), Destinations: []post.Destination{to(url)}, Lease: lease, Name: "victim",
+		Pool: settings(t, dsn), Destinations: []post.Destination{d}, Lease: lease, Name: "victim",
 		Hooks: Hooks{Claimed: func(_ string, n int) { fmt.Println("claimed", n) }},
 	})
 	must(t, err)
@@ -273,6 +276,7 @@ func TestFrozenRelayIsRescued(t *testing.T) {
 
 // The database stands still for all relays. None of them is dead because its heartbeat is old.
 func TestStandstillIsNoDeath(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	cfg := db.config(to("http://receiver.test/"))

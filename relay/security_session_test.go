@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -111,6 +112,7 @@ func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndDa
 // A stranger notifies as often as it can. However often that is, the relay runs a few statements a second more than
 // without, and goes on delivering.
 func TestSecurityNotificationsAreBounded(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for name, payload := range map[string]string{
 		"sweeps": "sweep public", "looks": "public", "routes": "routes public", "unknown": "elsewhere",

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -13,6 +14,7 @@ import (
 // The turns of a slow rate come further apart than a lease lasts beside a POST. What waits for its turn must not lose it
 // to a lease that ended meanwhile, over and over.
 func TestRateSlowerThanTheLease(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for name, key := range map[string]string{"unordered": "NULL", "of one key": "'k'"} {
 		t.Run(name, func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -184,6 +185,7 @@ func TestStopWhileTheDatabaseIsAway(t *testing.T) {
 
 // The database hangs instead of being away: statements are neither answered nor refused.
 func TestStopWhileTheDatabaseHangs(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	l := newLink(t, db.dsn)

@@ -52,7 +52,7 @@ func TestEventsWithoutDeliveriesAreToldAndRepaired(t *testing.T) {
 	}
 
 	for _, want := range []ops.CreatedDeliveries{{Events: 2, Deliveries: 2}, {}} {
-		if created, err := ops.New(db.pool).CreateDeliveries(t.Context(), nil); err != nil || created != want {
+		if created, err := ops.New(db.pool).CreateDeliveries(t.Context()); err != nil || created != want {
 			t.Errorf("created %+v, %v; want %+v", created, err, want)
 		}
 	}

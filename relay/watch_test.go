@@ -19,6 +19,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/watch"
@@ -258,6 +259,7 @@ func TestHiddenSessionsAreAdmitted(t *testing.T) {
 
 // A look reads no table as a whole, however much there is, whether it was planned before or after.
 func TestLookIsBounded(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t, "default", "second")
 	conn := engineConn(t, db)

@@ -73,7 +73,7 @@ func (cmd discardCmd) skipHead(inv *invocation, c *config, bulk deliveryBulk) er
 	if text := orBlank(head.LastError); text != "" {
 		fmt.Fprintf(inv.Stderr, ", last error: %s", text)
 	}
-	fmt.Fprintf(inv.Stderr, ". Waiting behind it: %s.\n", bounded(head.Behind))
+	fmt.Fprintf(inv.Stderr, ". Waiting behind it: %s.\n", plain.UpTo(head.Behind, 10_000))
 	bulk.IDs = []string{fmt.Sprint(head.EventID)}
 	return bulk.run(inv, c)
 }

@@ -53,7 +53,7 @@ func (cmd eventsListCmd) Run(inv *invocation) error {
 	if err != nil {
 		return err
 	}
-	return show(inv.Stdout, cmd.JSON, orEmpty(list), printDeliveries)
+	return show(inv.Stdout, cmd.JSON, list, printDeliveries)
 }
 
 type eventsShowCmd struct {
@@ -66,35 +66,21 @@ func (cmd eventsShowCmd) Run(inv *invocation) error {
 	if cmd.ID < 1 {
 		return usagef("%d is not the id of an event", cmd.ID)
 	}
-	var shown shownEvent
+	var event ops.EventReport
 	err := inv.ask(func(ctx context.Context, outbox *ops.Outbox) (err error) {
-		if shown.Deliveries, err = outbox.Deliveries(ctx, ops.DeliveryFilter{EventID: cmd.ID, Limit: 1000}); err != nil {
-			return err
-		}
-		if shown.Attempts, err = outbox.Attempts(ctx, cmd.ID); err != nil {
-			return err
-		}
-		shown.Waits, err = outbox.Waits(ctx, cmd.ID)
+		event, err = outbox.Event(ctx, cmd.ID)
 		return err
 	})
 	switch {
 	case err != nil:
 		return err
-	case len(shown.Deliveries) == 0:
+	case len(event.Deliveries) == 0:
 		return fmt.Errorf("event %d has no delivery: it does not exist, was archived, or needs outbox-relay events create-deliveries", cmd.ID)
 	}
-	shown.Attempts, shown.Waits = orEmpty(shown.Attempts), orEmpty(shown.Waits)
-	return show(inv.Stdout, cmd.JSON, shown, printEvent)
+	return show(inv.Stdout, cmd.JSON, event, printEvent)
 }
 
-// shownEvent is what events show --json prints.
-type shownEvent struct {
-	Deliveries []ops.Delivery `json:"deliveries"`
-	Attempts   []ops.Attempt  `json:"attempts"`
-	Waits      []ops.Wait     `json:"waits"`
-}
-
-func printEvent(w io.Writer, shown shownEvent) error {
+func printEvent(w io.Writer, shown ops.EventReport) error {
 	if err := printDeliveries(w, shown.Deliveries); err != nil {
 		return err
 	}

@@ -37,7 +37,7 @@ func (cmd eventsCreateCmd) Run(inv *invocation) error {
 				return err
 			}
 		}
-		done, err = outbox.CreateDeliveries(ctx, nil)
+		done, err = outbox.CreateDeliveries(ctx)
 		return err
 	})
 	switch {

@@ -64,15 +64,16 @@ func (cmd identityDiscardCmd) Run(inv *invocation) error {
 		if err := inv.confirmIdentity(report, cmd.Yes, what, "nothing was discarded"); err != nil {
 			return err
 		}
-		discarded, err := outbox.DiscardQuarantined(ctx, environment, func(n int) {
-			if isTerminal(inv.Stderr) {
-				draw(inv.Stderr, fmt.Sprintf("discarded %d", n), false)
+		terminal := isTerminal(inv.Stderr)
+		b, err := outbox.DiscardQuarantined(ctx, environment, func(b ops.Bulk) {
+			if terminal {
+				draw(inv.Stderr, fmt.Sprintf("discarded %d", b.Done), false)
 			}
 		})
-		if isTerminal(inv.Stderr) && discarded > 0 {
+		if terminal && b.Done > 0 {
 			fmt.Fprintln(inv.Stderr)
 		}
-		fmt.Fprintf(inv.Stdout, "discarded %s, for the reason quarantined\n", plain.Plural(discarded, "pending delivery", "pending deliveries"))
+		fmt.Fprintf(inv.Stdout, "discarded %s, for the reason quarantined\n", plain.Plural(b.Done, "pending delivery", "pending deliveries"))
 		if err != nil {
 			return fmt.Errorf("not all is discarded, and nothing accepted; repeat the command: %w", err)
 		}

@@ -22,7 +22,7 @@ func (cmd relaysCmd) Run(inv *invocation) error {
 	if err != nil {
 		return err
 	}
-	return show(inv.Stdout, cmd.JSON, orEmpty(list), printRelays)
+	return show(inv.Stdout, cmd.JSON, list, printRelays)
 }
 
 func printRelays(w io.Writer, list []ops.RelayStatus) error {
@@ -33,21 +33,8 @@ func printRelays(w io.Writer, list []ops.RelayStatus) error {
 			sign = "heartbeat" // behind a pooler
 		}
 		return []any{
-			r.Name, r.Instance, r.Version, relayState(r), age2text(r.HeartbeatAgeSeconds) + " ago", r.InFlight, sign, r.StartedAt,
+			r.Name, r.Instance, r.Version, r.State(), age2text(r.HeartbeatAgeSeconds) + " ago", r.InFlight, sign, r.StartedAt,
 			strings.Join(r.Destinations, ", "),
 		}
 	})
-}
-
-// relayState says in a word what a relay does.
-func relayState(r ops.RelayStatus) string {
-	switch {
-	case r.HeartbeatAgeSeconds >= staleAfter.Seconds():
-		return "silent"
-	case r.Quarantined != "":
-		return "quarantined"
-	case r.Idle:
-		return "idle"
-	}
-	return "busy"
 }

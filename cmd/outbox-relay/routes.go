@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
@@ -60,7 +61,7 @@ func (cmd routesListCmd) Run(inv *invocation) error {
 	list := routeList{Routes: []listedRoute{}, Missing: []configuredRoute{}}
 	wanted := c.configuredRoutes()
 	err = inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) error {
-		stored, err := outbox.Routes(ctx)
+		stored, err := outbox.Routes(ctx, "")
 		list.Missing = append(list.Missing, wanted...)
 		for _, r := range stored {
 			listed := listedRoute{RouteStatus: r}
@@ -86,7 +87,7 @@ func printRoutes(w io.Writer, list routeList, compared bool) error {
 		header += "\tCONFIGURED"
 	}
 	err := printTable(w, "No route is stored: a relay writes its own when it starts.", header, list.Routes, func(r listedRoute) []any {
-		cells := []any{r.Event, r.Destination, bounded(r.Pending), relayNames(r.Relays)}
+		cells := []any{r.Event, r.Destination, plain.UpTo(r.Pending, 10_000), relayNames(r.Relays)}
 		if r.Configured != nil {
 			cells = append(cells, map[bool]string{true: "yes", false: "no"}[*r.Configured])
 		}
@@ -117,14 +118,6 @@ func relayNames(relays []ops.RelayName) string {
 	return strings.Join(names, ", ")
 }
 
-// bounded writes a count that ends at 10,001.
-func bounded(n int64) string {
-	if n > 10_000 {
-		return "more than 10000"
-	}
-	return fmt.Sprint(n)
-}
-
 type routesTestCmd struct {
 	databaseFlags
 	EventType string `arg:"" help:"The type of an event, such as invoice.paid."`
@@ -153,13 +146,13 @@ func (cmd routesTestCmd) Run(inv *invocation) error {
 	}
 	result := routeTest{EventType: cmd.EventType}
 	err = inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) (err error) {
-		result.Stored, err = outbox.RoutesOf(ctx, cmd.EventType)
+		result.Stored, err = outbox.Routes(ctx, cmd.EventType)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	result.Stored, result.Parked = orEmpty(result.Stored), len(result.Stored) == 0
+	result.Parked = len(result.Stored) == 0
 	if wanted := c.configuredRoutes(); len(wanted) > 0 {
 		result.Configured = orEmpty(slices.DeleteFunc(wanted, func(r configuredRoute) bool {
 			return !relay.Route{Event: r.Event}.Matches(cmd.EventType)

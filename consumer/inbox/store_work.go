@@ -151,20 +151,10 @@ func sendAll(ctx context.Context, conn *pgxpool.Conn, batch *pgx.Batch) error {
 // claimed again meanwhile, finds the row locked, or another fence or state.
 //
 // The row is looked up where the claim has left it, which needs no index. If it was moved since, it is rescued.
-//
-// A worker whose machine has vanished must not hold its lock until the operating system gives the connection up, hours
-// later: the session ends when it has said nothing for longer than any handler may take, and so does a statement that a handler runs
-// without its own context. A shorter limit that is set already stays.
 const beginSQL = `
 SELECT payload, coalesce(request_headers::text, '{}'), attempts, interruptions, coalesce(ordering_key, ''),
-       current_setting('transaction_isolation'), pg_current_xact_id()::text,
-       set_config('idle_in_transaction_session_timeout', CASE
-           WHEN current_setting('idle_in_transaction_session_timeout')::interval BETWEEN '1 ms' AND make_interval(secs => $5::float8)
-           THEN current_setting('idle_in_transaction_session_timeout')
-           ELSE least(ceil($5::float8 * 1000), 2147483647)::integer::text END, true),
-       CASE WHEN current_setting('statement_timeout')::interval NOT BETWEEN '1 ms' AND make_interval(secs => $5::float8)
-           THEN set_config('statement_timeout', least(ceil($5::float8 * 1000), 2147483647)::integer::text, true) END, ` + unpinned + `,
-       tableoid::bigint, current_setting('search_path'), current_user::text
+       current_setting('transaction_isolation'), pg_current_xact_id()::text, ` + unpinned + `,
+       tableoid::bigint, ` + memory.PathLimited + `, current_user::text
 FROM inbox_events
 WHERE ctid = $6::text::tid AND receiver = $1::text AND source = $2::text AND idempotency_key = $3::text AND claim = $4::bigint AND processing_state = 'processing'
 FOR UPDATE SKIP LOCKED`
@@ -173,14 +163,13 @@ FOR UPDATE SKIP LOCKED`
 // worker's any more. conn is given back, now or with the transaction.
 func (s *shift) begin(ctx context.Context, conn *pgxpool.Conn, t *ticket) (*work, error) {
 	wk := &work{ticket: t}
-	var timeout, setting string
 	var table int64
 	var found memory.Surroundings
 	batch := &pgx.Batch{}
 	batch.BeginTx(s.TxOptions())
 	batch.Queue(pinSomeSQL)
-	batch.Queue(beginSQL, s.Receiver, s.Source, t.key, t.fence, (s.HandlerTimeout + s.CommitTimeout).Seconds(), t.place).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&wk.payload, &wk.headers, &wk.attempts, &wk.interruptions, &wk.orderingKey, &wk.isolation, &wk.xid, &timeout, nil, &setting, &setting,
+	batch.Queue(beginSQL, s.Receiver, s.Source, t.key, t.fence, s.Limit(), t.place).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&wk.payload, &wk.headers, &wk.attempts, &wk.interruptions, &wk.orderingKey, &wk.isolation, &wk.xid, nil, nil,
 			&table, &found.SearchPath, &found.Role)
 	})
 	results := conn.SendBatch(ctx, batch)
@@ -240,8 +229,7 @@ WITH finished AS (
     WHERE receiver = $1::text AND source = $2::text AND idempotency_key = $3::text AND claim = $4::bigint AND processing_state || '' = 'processing'
       AND pg_current_xact_id() = $7::text::xid8
     RETURNING 1
-)
-SELECT 1 / count(*), ` + memory.PathAsFound + `$8` + memory.RoleAsFound + `$9` + memory.NothingHeld + ` FROM finished`
+)` + memory.LastHead + `count(*)` + memory.AsFound + `$8` + memory.RoleAsFound + `$9` + memory.LastEnd + ` FROM finished`
 
 // finish commits the handler's work together with the event's state, and lets go what waited behind it.
 func (s *shift) finish(ctx context.Context, wk *work, state State, reason string) error {

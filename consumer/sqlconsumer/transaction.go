@@ -68,7 +68,7 @@ func (t *transaction) Commit(ctx context.Context, query string, args []any) erro
 		_, err = t.tx.ExecContext(ctx, query, args...)
 	} else {
 		var tidy bool
-		tidy, err = memory.ScanLast(t.tx.QueryRowContext(ctx, query, append(args, t.found.SearchPath, t.found.Role)...))
+		err = t.tx.QueryRowContext(ctx, query, append(args, t.found.SearchPath, t.found.Role)...).Scan(&tidy)
 		if tidy {
 			defer func() { t.found = nil }()
 		}
@@ -99,7 +99,8 @@ func (t *transaction) tidy() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
 	defer cancel()
 	query, args := t.found.Tidy()
-	same, err := memory.ScanTidy(t.conn.QueryRowContext(ctx, query, args...))
+	var same bool
+	err := t.conn.QueryRowContext(ctx, query, args...).Scan(&same)
 	return err == nil && same
 }
 

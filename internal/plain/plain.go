@@ -78,7 +78,7 @@ func Span(d time.Duration) string {
 }
 
 // UpTo writes what was counted up to a bound.
-func UpTo(n, bound int) string {
+func UpTo[N int | int64](n, bound N) string {
 	if n > bound {
 		return fmt.Sprintf("more than %d", bound)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
@@ -232,6 +233,7 @@ func TestRetentionOfNothing(t *testing.T) {
 // Whatever a batch does, it reads its own part of each table, through the primary key. Statistics from when the tables
 // were empty, and none at all, must not change that.
 func TestArchivePlans(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox, migrations.Inbox)
 	db := &database{&relaytest.Database{TB: t, DSN: dsn, Pool: pgtest.Pool(t, dsn)}}

@@ -3,9 +3,9 @@ package ops
 import (
 	"context"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // DefaultReceiverMemory is how long a receiver that keeps the recommended retention remembers what it has processed.
@@ -23,14 +23,14 @@ const (
 // A Selection names deliveries. Its conditions narrow each other; the zero value names every delivery, which is why
 // callers should refuse it: see Empty.
 type Selection struct {
-	// EventIDs of whose deliveries others are left alone. Empty: those of any event.
+	// EventIDs are the events whose deliveries are meant. Empty: any event.
 	EventIDs []int64
 	// Destination by name. Empty: any, also none (parked).
 	Destination string
 	// Parked deliveries only: those that match no route.
 	Parked bool
-	// Statuses they may have. Replay knows failed (the default), delivered and discarded; Discard knows pending and
-	// failed (both by default).
+	// Statuses of the deliveries. Replay takes failed (the default), delivered and discarded; Discard takes pending and failed
+	// (both by default).
 	Statuses []string
 	// Type is a pattern of event types, in which '*' stands for any characters. Empty: any.
 	Type string
@@ -40,7 +40,7 @@ type Selection struct {
 	Reason string
 	// OrderingKey of the event. Empty: any, also none.
 	OrderingKey string
-	// Limit of how many are changed. 0: no limit.
+	// Limit is how many are changed at most. 0: no limit.
 	Limit int64
 }
 
@@ -60,15 +60,15 @@ type Bulk struct {
 	Done int64 `json:"done"`
 	// InFlight ones were left alone: a relay is sending them.
 	InFlight int64 `json:"in_flight"`
-	// Missed were changed or locked by another session in the meantime, and left alone.
+	// Missed ones were left alone: another session changed or locked them meanwhile.
 	Missed int64 `json:"missed"`
-	// TooOld to be replayed: their receivers may have forgotten that they processed them.
+	// TooOld ones cannot be replayed: their receivers may have forgotten that they processed them.
 	TooOld int64 `json:"too_old"`
-	// EventMissing cannot be replayed: their event is gone.
+	// EventMissing ones cannot be replayed: their event is gone.
 	EventMissing int64 `json:"event_missing"`
 	// OtherStatus counts, by status, the deliveries of named events that the selection leaves out for their status.
 	OtherStatus map[string]int64 `json:"other_status,omitempty"`
-	// Unknown of the named events have no delivery here.
+	// Unknown counts the named events without a delivery here.
 	Unknown int64 `json:"unknown_events"`
 	// UnknownIDs are the first of them.
 	UnknownIDs []int64 `json:"unknown_event_ids,omitempty"`
@@ -86,21 +86,31 @@ type Sample struct {
 	Status         string     `json:"status"`
 }
 
-// bulkAction is what a bulk command does to the deliveries that it finds.
-type bulkAction struct {
+// An action is what a bulk command does to the deliveries that it finds.
+type action struct {
 	name     string
 	allowed  []string // statuses that it can change
-	standard []string // those that it changes unless told otherwise
+	standard []string // those that it changes unless the selection names some
 	memory   time.Duration
+	inFlight bool   // it changes what is in flight too
 	change   string // statement
 }
 
-func replayAction(memory time.Duration) bulkAction {
-	return bulkAction{"replay", []string{"failed", "delivered", "discarded"}, []string{"failed"}, memory, replayDeliveries}
+func replayAction(memory time.Duration) action {
+	return action{
+		name: "replay", allowed: []string{"failed", "delivered", "discarded"}, standard: []string{"failed"}, memory: memory, change: replayDeliveries,
+	}
 }
 
-func discardAction() bulkAction {
-	return bulkAction{"discard", []string{"pending", "failed"}, []string{"pending", "failed"}, 0, discardDeliveries}
+func discardAction() action {
+	statuses := []string{"pending", "failed"}
+	return action{name: "discard", allowed: statuses, standard: statuses, change: discardDeliveries}
+}
+
+// quarantineAction discards what the original of a copied database delivers, in flight there or not.
+func quarantineAction() action {
+	statuses := []string{"pending"}
+	return action{name: "discard", allowed: statuses, standard: statuses, inFlight: true, change: discardQuarantined}
 }
 
 // PreviewReplay counts what Replay would do, up to [CountLimit], and changes nothing.
@@ -114,12 +124,12 @@ func (o *Outbox) PreviewDiscard(ctx context.Context, selection Selection) (Bulk,
 }
 
 // Replay makes deliveries pending again: due now, with all their attempts before them, behind everything that is not a
-// replay. Pending ones are left alone, and so are events created longer ago than memory: the receiver may have
-// forgotten that it processed them, and would do so twice. 0: it never forgets.
+// replay. It leaves pending ones alone, and events created longer ago than memory: the receiver may have forgotten that it
+// processed them, and would process them twice. 0: it never forgets.
 //
-// Each batch is a transaction of its own. progress, which may be nil, follows each. When ctx ends, the batch at hand is
-// finished, and the error says why it ended; Bulk is what was done, with any error. Replaying again never does harm: a
-// delivery is found at most once by each call, and not while it is pending.
+// Each batch is a transaction of its own, and progress, which may be nil, is called after each. When ctx ends, the current batch
+// is finished, and the error says why it ended. With every error, Bulk is what was done. A call finds a delivery at most once,
+// and not while it is pending, so that a replay can be repeated.
 func (o *Outbox) Replay(ctx context.Context, selection Selection, memory time.Duration, progress func(Bulk)) (Bulk, error) {
 	return o.act(ctx, replayAction(memory), selection, progress)
 }
@@ -130,9 +140,27 @@ func (o *Outbox) Discard(ctx context.Context, selection Selection, progress func
 	return o.act(ctx, discardAction(), selection, progress)
 }
 
+// DiscardQuarantined gives every pending delivery of a copied database up, parked ones and those in flight too, for the reason
+// "quarantined"; see [identity.Report.Discardable]. It accepts nothing, so that relays go on waiting. It works in batches as
+// Discard does, and returns an error if a delivery was missed: accepted then, it would be sent.
+func (o *Outbox) DiscardQuarantined(ctx context.Context, environment string, progress func(Bulk)) (Bulk, error) {
+	report, err := o.Identity(ctx, environment)
+	if err == nil {
+		err = report.Discardable()
+	}
+	if err != nil {
+		return Bulk{}, err
+	}
+	b, err := o.act(ctx, quarantineAction(), Selection{}, progress)
+	if err == nil && b.Missed > 0 {
+		err = fmt.Errorf("discard: %s locked or changed by another session", plain.Plural(b.Missed, "delivery was", "deliveries were"))
+	}
+	return b, err
+}
+
 // preview counts what act would find.
-func (o *Outbox) preview(ctx context.Context, action bulkAction, selection Selection) (b Bulk, err error) {
-	err = o.walk(ctx, action, selection, &b, func(found []candidate) (bool, error) {
+func (o *Outbox) preview(ctx context.Context, a action, selection Selection) (b Bulk, err error) {
+	err = o.walk(ctx, a, selection, &b, func(found []candidate) (bool, error) {
 		for _, c := range found[:min(len(found), bulkSample-len(b.Sample))] {
 			b.Sample = append(b.Sample, Sample{c.EventID, c.EventType, c.IdempotencyKey, c.CreatedAt, c.Destination, c.Status})
 		}
@@ -141,20 +169,19 @@ func (o *Outbox) preview(ctx context.Context, action bulkAction, selection Selec
 		return !b.More, nil
 	})
 	if err != nil {
-		return b, fmt.Errorf("preview %s: %w", action.name, err)
+		return b, fmt.Errorf("preview %s: %w", a.name, err)
 	}
 	return b, nil
 }
 
-// act changes what it finds, batch by batch, and tells relays.
-func (o *Outbox) act(ctx context.Context, action bulkAction, selection Selection, progress func(Bulk)) (b Bulk, err error) {
-	err = o.walk(ctx, action, selection, &b, func(found []candidate) (bool, error) {
-		b.Matched += int64(len(found))
-		done, err := changeDeliveries(context.WithoutCancel(ctx), o.pool, action.change, found)
+// act changes what it finds, batch by batch, and notifies relays.
+func (o *Outbox) act(ctx context.Context, a action, selection Selection, progress func(Bulk)) (b Bulk, err error) {
+	err = o.walk(ctx, a, selection, &b, func(found []candidate) (bool, error) {
+		done, err := o.changeDeliveries(context.WithoutCancel(ctx), a, found)
 		if err != nil {
-			b.Matched -= int64(len(found))
 			return false, err
 		}
+		b.Matched += int64(len(found))
 		b.Done += done
 		b.Missed += int64(len(found)) - done
 		if progress != nil {
@@ -162,117 +189,13 @@ func (o *Outbox) act(ctx context.Context, action bulkAction, selection Selection
 		}
 		return true, nil
 	})
-	if b.Done > 0 {
-		// Also after an error: what was done shall not wait for a relay's own sweep.
-		if tellErr := o.tellRelays(context.WithoutCancel(ctx)); err == nil {
-			err = tellErr
+	if b.Done > 0 { // also after an error: what was done must not wait for a relay's own sweep
+		if sweepErr := o.requestSweep(context.WithoutCancel(ctx)); err == nil {
+			err = sweepErr
 		}
 	}
 	if err != nil {
-		return b, fmt.Errorf("%s: %w", action.name, err)
+		return b, fmt.Errorf("%s: %w", a.name, err)
 	}
 	return b, nil
-}
-
-// tellRelays makes relays look behind their positions at once.
-func (o *Outbox) tellRelays(ctx context.Context) error {
-	if err := notifySweep(ctx, o.pool); err != nil {
-		return fmt.Errorf("notify relays, which find it by themselves within their poll interval: %w", err)
-	}
-	return nil
-}
-
-// walk shows visit everything that the selection names and the action can change, at most a batch at a time, and counts
-// in b what is left out. No delivery is shown twice, whatever becomes of it meanwhile: otherwise one that is replayed
-// and delivered again before the walk ends would be replayed for ever.
-func (o *Outbox) walk(ctx context.Context, action bulkAction, s Selection, b *Bulk, visit func([]candidate) (bool, error)) error {
-	if len(s.Statuses) == 0 {
-		s.Statuses = action.standard
-	}
-	for _, status := range s.Statuses {
-		if !slices.Contains(action.allowed, status) {
-			return fmt.Errorf("status %q cannot be chosen; choose %s", status, strings.Join(action.allowed, ", "))
-		}
-	}
-	latest, err := latestEvent(ctx, o.pool)
-	if err != nil {
-		return err
-	}
-	left := s.Limit
-	for _, way := range ways(s) {
-		for {
-			if err := context.Cause(ctx); err != nil {
-				return err
-			}
-			list, more, err := way.next(ctx, o.pool, s, action.memory, latest)
-			if err != nil {
-				return err
-			}
-			found := sift(list, s, action, b)
-			if s.Limit > 0 {
-				found = found[:min(int64(len(found)), left)]
-				left -= int64(len(found))
-			}
-			goOn := true
-			if len(found) > 0 {
-				if goOn, err = visit(found); err != nil {
-					return err
-				}
-			}
-			if !goOn || s.Limit > 0 && left == 0 {
-				return nil
-			}
-			if !more {
-				break
-			}
-		}
-	}
-	return nil
-}
-
-// ways returns how to go through the table for a selection. Each visits a row once; only statuses that none but an
-// operator leaves, or that nothing leads back to, may be spread over several.
-func ways(s Selection) (all []*way) {
-	has := func(status string) bool { return slices.Contains(s.Statuses, status) }
-	switch {
-	case len(s.EventIDs) > 0:
-		ids := slices.Compact(slices.Sorted(slices.Values(s.EventIDs)))
-		return []*way{{statement: candidatesByID, ids: ids}}
-	case has("delivered"), has("discarded"):
-		return []*way{{statement: candidatesOfAll}}
-	}
-	if has("pending") {
-		all = append(all, &way{statement: candidatesPending})
-	}
-	if has("failed") && !s.Parked {
-		all = append(all, &way{statement: candidatesFailed})
-	}
-	return all
-}
-
-// sift returns what the action can change and counts the rest.
-func sift(list []candidate, s Selection, action bulkAction, b *Bulk) (found []candidate) {
-	for _, c := range list {
-		switch {
-		case c.Status == "": // a named event without a delivery
-			b.Unknown++
-			if len(b.UnknownIDs) < 10 {
-				b.UnknownIDs = append(b.UnknownIDs, c.EventID)
-			}
-		case c.Matched && c.InFlight:
-			b.InFlight++
-		case c.Matched && action.name == "replay" && c.CreatedAt == nil:
-			b.EventMissing++
-		case c.Matched && c.TooOld:
-			b.TooOld++
-		case c.Matched:
-			found = append(found, c)
-		case c.OtherStatus && len(s.EventIDs) > 0:
-			if b.OtherStatus == nil {
-				b.OtherStatus = map[string]int64{}
-			}
-			b.OtherStatus[c.Status]++
-		}
-	}
-	return found
 }

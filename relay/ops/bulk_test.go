@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
@@ -145,5 +146,50 @@ func TestInterruptedBulk(t *testing.T) {
 	relaytest.Must(t, err)
 	if b.Done != batch+5 {
 		t.Errorf("%+v", b)
+	}
+}
+
+// On a copy, everything that was pending when the command began is given up: also what is parked, what is not due, and what was in
+// flight when the copy was made. What the producer adds meanwhile is not from the original.
+func TestDiscardQuarantined(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t, "a", "b")
+	outbox := ops.New(db.Pool)
+	if _, err := outbox.DiscardQuarantined(t.Context(), "", nil); !errors.Is(err, identity.ErrNotQuarantined) {
+		t.Errorf("where no relay has worked: %v", err)
+	}
+	db.Insert(600, "original")
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() + event_id * interval '1 hour', replay = event_id % 2 = 0`)
+	db.Settled("failed", "event_id = 3")
+	db.Exec(`UPDATE outbox_delivery SET claimed_by = 1, lease_expires_at = now() + interval '1 hour' WHERE event_id = 4`)
+	db.Exec(`DELETE FROM outbox_route`)
+	db.Insert(1, "parked")
+	_, err := outbox.AcceptIdentity(t.Context(), "")
+	relaytest.Must(t, err)
+	db.Exec(`UPDATE outbox_identity SET database_oid = 1`)
+
+	tx := db.Begin()
+	_, err = tx.Exec(t.Context(), `SELECT FROM outbox_delivery WHERE event_id = 5 AND destination = 'a' FOR UPDATE`)
+	relaytest.Must(t, err)
+	var steps []int64
+	b, err := outbox.DiscardQuarantined(t.Context(), "", func(b ops.Bulk) {
+		if steps = append(steps, b.Done); len(steps) == 1 {
+			db.Exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'b')`)
+			db.Insert(2, "newer")
+			db.Exec(`UPDATE outbox_delivery SET replay = true, next_attempt_at = now() + interval '1 year' WHERE event_id > 601`) // ahead of the walk
+		}
+	})
+	if err == nil || err.Error() != "discard: 1 delivery was locked or changed by another session" || b.Done != 1198 || b.Missed != 1 || !slices.Equal(steps, []int64{999, 1198}) {
+		t.Errorf("%+v, %v, in steps %v", b, err, steps)
+	}
+	relaytest.Must(t, tx.Rollback(t.Context()))
+	db.Exec(`DELETE FROM outbox_delivery WHERE event_id > 601`)
+	b, err = outbox.DiscardQuarantined(t.Context(), "", nil)
+	if err != nil || b.Done != 1 {
+		t.Errorf("again: %+v, %v", b, err)
+	}
+	want := []string{"discarded quarantined 1199", "failed server_error 2"}
+	if got := relaytest.Rows[string](db, `SELECT concat_ws(' ', status, last_reason, count(*)) FROM outbox_delivery GROUP BY status, last_reason ORDER BY 1`); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -2,11 +2,23 @@ package ops
 
 import (
 	"context"
-
-	"github.com/jackc/pgx/v5"
-
-	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
+
+// RouteStatus is one stored route.
+type RouteStatus struct {
+	Event       string `json:"event"` // the pattern
+	Destination string `json:"destination"`
+	// Pending deliveries of the destination, by whatever route they came; at most 10,001 are counted.
+	Pending int64 `json:"pending"`
+	// Relays that were configured with the route. None: the last of them has left, and no other one has come since.
+	Relays []RelayName `json:"relays"`
+}
+
+// A RelayName says which relay it is.
+type RelayName struct {
+	Instance int32  `json:"instance"`
+	Name     string `json:"name"`
+}
 
 const selectRouteStatus = `
 SELECT r.pattern, r.destination,
@@ -19,14 +31,8 @@ FROM outbox_route r
 WHERE ($1 = '' OR $1 LIKE r.like_pattern)
 ORDER BY r.pattern, r.destination`
 
-// routeStatus returns all routes.
-func routeStatus(ctx context.Context, q pg.DB) ([]RouteStatus, error) { return routesOf(ctx, q, "") }
-
-// routesOf returns the routes that an event type takes; all of them for the empty one, which no event has.
-func routesOf(ctx context.Context, q pg.DB, eventType string) ([]RouteStatus, error) {
-	rows, err := q.Query(ctx, selectRouteStatus, eventType)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[RouteStatus])
+// Routes lists the stored routes that an event of the given type takes; the event is parked if there are none. The empty type
+// stands for all routes: those of all registered relays together or, if none is registered, of the last ones.
+func (o *Outbox) Routes(ctx context.Context, eventType string) ([]RouteStatus, error) {
+	return collect[RouteStatus](ctx, o.pool, "list routes", selectRouteStatus, eventType)
 }

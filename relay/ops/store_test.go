@@ -101,7 +101,7 @@ func TestBulkMeetsOthers(t *testing.T) {
 	}))
 	// Meanwhile another operator replays the second, and a relay fails it again.
 	db.Exec(`UPDATE outbox_delivery SET claim = claim + 1 WHERE event_id = 2`)
-	changed, err := changeDeliveries(t.Context(), db.Pool, replayDeliveries, found)
+	changed, err := outbox.changeDeliveries(t.Context(), replayAction(0), found)
 	relaytest.Must(t, err)
 	if changed != 1 {
 		t.Errorf("%d changed, want 1", changed)
@@ -166,18 +166,13 @@ func TestCreatedDeliveriesAreThoseOfTheTrigger(t *testing.T) {
 	db.Exec(`ALTER TABLE outbox DISABLE TRIGGER outbox_fan_out`)
 	db.Exec(insert, "created")
 	db.Exec(`ALTER TABLE outbox ENABLE TRIGGER outbox_fan_out`)
-	created := 0
-	for after, finished := int64(0), false; !finished; {
-		last, done, c, err := createDeliveriesBehind(t.Context(), db.Pool, after, 2)
-		relaytest.Must(t, err)
-		created += int(c.Deliveries)
-		after, finished = last, done
-	}
+	created, err := New(db.Pool).createDeliveries(t.Context(), 2)
+	relaytest.Must(t, err)
 	const deliveries = `SELECT concat_ws(' ', right(e.idempotency_key, 1), d.destination, d.status, coalesce(d.ordering_key, '-'), d.payload_bytes,
 			d.next_attempt_at >= now() + interval '1 day') FROM outbox_delivery d JOIN outbox e ON e.id = d.event_id
 		WHERE e.idempotency_key LIKE $1 || '-%' ORDER BY 1`
 	want := relaytest.Rows[string](db, deliveries, "trigger")
-	if got := relaytest.Rows[string](db, deliveries, "created"); !slices.Equal(got, want) || created != len(want) || len(want) != 4 {
-		t.Errorf("%d created: %q, want %q", created, got, want)
+	if got := relaytest.Rows[string](db, deliveries, "created"); !slices.Equal(got, want) || created.Deliveries != int64(len(want)) || len(want) != 4 {
+		t.Errorf("%+v created: %q, want %q", created, got, want)
 	}
 }

@@ -69,7 +69,7 @@ func TestStatusOfBlockedLanes(t *testing.T) {
 	db.Exec(`UPDATE outbox_delivery SET replay = true WHERE destination = 'b' AND event_id < 3`)
 	db.Exec(`INSERT INTO outbox_relay (name, version) VALUES ('r', 'v')`)
 	db.Exec(`UPDATE outbox_delivery SET claimed_by = 1, lease_expires_at = now() + interval '1 hour' WHERE event_id = 5`)
-	s, err := ops.New(db.Pool).Status(t.Context())
+	s, err := ops.New(db.Pool).Status(t.Context(), "")
 	relaytest.Must(t, err)
 	a, b := s.Destinations[0], s.Destinations[1]
 	if got := fmt.Sprint(a.BlockedKeys, a.Routed, a.Replays, b.BlockedKeys, b.Routed, b.Replays); got != "2 true 0 0 false 2" {

@@ -31,9 +31,6 @@ import (
 // The row says succeeded at once, and 204, which is what most handlers answer: no other transaction sees the row before
 // COMMIT, and a row that need not be written again costs half as much.
 //
-// A handler that hangs must not hold the event for ever, whether it leaves its transaction idle or waits for a statement without
-// its own context: the server ends the session, or the statement. A shorter limit that is set already stays.
-//
 // The commit waits for the disk, also where the database is told not to: the sender, once answered, never sends the event
 // again, and a crash would undo what it was answered.
 //
@@ -43,24 +40,18 @@ const admitSQL = `
 INSERT INTO processed_events
     (receiver, source, idempotency_key, payload_hash, event_type, event_version, related_reference, event_id, not_after,
      destination, processing_state, processed_at, response_status)
-SELECT $1::text, $2::text, $3::text, $4::bytea, $5::text, $6::integer, nullif($7::text, ''), nullif($8::bigint, 0),
-       coalesce($9::timestamptz, now() + make_interval(secs => nullif($10::float8, 0))), nullif($11::text, ''), 'succeeded', now(), 204
-WHERE CASE WHEN NOT ($12::boolean OR pg_try_advisory_xact_lock(` + KeyLock + `)) THEN false
+SELECT $1::text, $2::text, $3::text, $4::bytea, $6::text, $7::integer, $8::text, $9::bigint,
+       coalesce($10::timestamptz, now() + make_interval(secs => $11::float8)), $12::text, 'succeeded', now(), 204
+WHERE CASE WHEN NOT ($13::boolean OR pg_try_advisory_xact_lock(` + KeyLock + `)) THEN false
            WHEN set_config('outbox_relay.lock_timeout', current_setting('lock_timeout'), true) IS NULL THEN false
            WHEN current_setting('synchronous_commit') = 'off' AND set_config('synchronous_commit', 'on', true) IS NULL THEN false
            ELSE set_config('lock_timeout', '100ms', true) IS NOT NULL END
 ON CONFLICT ON CONSTRAINT processed_events_pkey DO NOTHING
-RETURNING pg_current_xact_id()::text,
-          coalesce($13::timestamptz < now() - interval '24 hours', false),
-          coalesce($14::timestamptz < now(), false),
-          set_config('lock_timeout', current_setting('outbox_relay.lock_timeout'), true),
-          tableoid::bigint, current_setting('search_path'), current_user::text,
-          CASE WHEN current_setting('idle_in_transaction_session_timeout') = '0'
-                 OR current_setting('idle_in_transaction_session_timeout')::interval > make_interval(secs => $15::float8)
-               THEN set_config('idle_in_transaction_session_timeout', least(ceil($15::float8 * 1000), 2147483647)::integer::text, true) END,
-          CASE WHEN current_setting('statement_timeout') = '0'
-                 OR current_setting('statement_timeout')::interval > make_interval(secs => $15::float8)
-               THEN set_config('statement_timeout', least(ceil($15::float8 * 1000), 2147483647)::integer::text, true) END`
+RETURNING pg_current_xact_id()::text, tableoid::bigint,
+          coalesce($14::timestamptz < now() - interval '24 hours', false),
+          coalesce($15::timestamptz < now(), false),
+          CASE WHEN set_config('lock_timeout', current_setting('outbox_relay.lock_timeout'), true) IS NOT NULL THEN ` + PathLimited + ` END,
+          current_user::text`
 
 // KeyLock is the number of a key's lock. Receivers in two schemas have two locks for one key. The constant keeps it apart from
 // other advisory locks made of hashes; it reads "outbox".
@@ -83,13 +74,27 @@ const forgottenSQL = `SELECT EXISTS (SELECT FROM inbox_forgotten WHERE receiver 
 // inDatabase remembers in processed_events, in the transaction of the handler's own writes.
 type inDatabase struct {
 	Settings
-	db     Database
+	db Database
+
+	receiver, source, limit, horizon any // arguments that every admission has
+
 	tables sync.Map               // *memoryTable by oid
 	name   atomic.Pointer[string] // of the table that remembered the first event
 }
 
 // InDatabase returns the memory in the tables of db.
-func InDatabase(s Settings, db Database) Memory { return &inDatabase{Settings: s, db: db} }
+func InDatabase(s Settings, db Database) Memory {
+	return &inDatabase{Settings: s, db: db, receiver: s.Receiver, source: s.Source, limit: s.Limit(), horizon: orNull(s.SenderHorizon.Seconds())}
+}
+
+// orNull returns value for the database: NULL where it is zero.
+func orNull[T comparable](value T) any {
+	var zero T
+	if value == zero {
+		return nil
+	}
+	return value
+}
 
 // held holds an event by holding its transaction open.
 type held struct {
@@ -113,8 +118,7 @@ func (m *inDatabase) admit(ctx context.Context, rq *Request, lock bool) (Found, 
 	var table int64
 	var found Surroundings
 	scan := func(row pgx.Row) error {
-		var timeout, idle, statement *string
-		err := row.Scan(&h.xact, &aged, &late, &timeout, &table, &found.SearchPath, &found.Role, &idle, &statement)
+		err := row.Scan(&h.xact, &table, &aged, &late, &found.SearchPath, &found.Role)
 		first = err == nil
 		if errors.Is(err, sql.ErrNoRows) {
 			return nil
@@ -123,9 +127,8 @@ func (m *inDatabase) admit(ctx context.Context, rq *Request, lock bool) (Found, 
 	}
 	created := Shifted(e.CreatedAt, -m.Tolerance) // here and below: the clocks may differ by that much
 	tx, err := m.db.Begin(ctx, scan, admitSQL, []any{
-		m.Receiver, m.Source, e.Key, rq.Hash[:], e.Type, int32(e.Version), e.RelatedReference, e.ID,
-		Shifted(e.NotAfter, 0), m.SenderHorizon.Seconds(), e.Destination(), !lock, created, Shifted(e.NotAfter, m.Tolerance),
-		(m.HandlerTimeout + m.CommitTimeout).Seconds(),
+		m.receiver, m.source, e.Key, rq.Hash[:], m.limit, e.Type, int32(e.Version), orNull(e.RelatedReference), orNull(e.ID),
+		Shifted(e.NotAfter, 0), m.horizon, orNull(e.Destination()), !lock, created, Shifted(e.NotAfter, m.Tolerance),
 	})
 	if err == nil && aged && !late {
 		err = tx.QueryRow(ctx, forgottenSQL, []any{m.Receiver, m.Source, created}).Scan(&late)
@@ -257,10 +260,9 @@ WHERE receiver = $1::text AND source = $2::text AND idempotency_key = $3::text A
 // there; the error keeps the COMMIT behind it from being carried out. Whatever a handler did to end or exchange that transaction
 // (ROLLBACK AND CHAIN, COMMIT and BEGIN) shows here. The trigger that keeps the row does not see all: not what runs with triggers off
 // (session_replication_role), nor a row that a savepoint has written anew.
-const endSQL = `
-SELECT 1 / count(*), ` + PathAsFound + `$5` + RoleAsFound + `$6` + NothingHeld + `
-FROM processed_events
-WHERE receiver = $2::text AND source = $3::text AND idempotency_key = $4::text AND ` + inserted + ` = 1`
+const endSQL = LastHead + `(` + inserted + ` = 1 AND EXISTS (
+    SELECT FROM processed_events WHERE receiver = $2::text AND source = $3::text AND idempotency_key = $4::text))::integer` +
+	AsFound + `$5` + RoleAsFound + `$6` + LastEnd
 
 // inserted divides by zero in any transaction but the one that inserted the event, before any row is looked for.
 const inserted = `1 / (coalesce(pg_current_xact_id_if_assigned()::text, '') = $1::text)::integer`
@@ -276,8 +278,7 @@ WITH answered AS (
         last_error = nullif($7::text, '')
     WHERE receiver = $2::text AND source = $3::text AND idempotency_key = $4::text AND ` + inserted + ` = 1
     RETURNING 1
-)
-SELECT 1 / count(*), ` + PathAsFound + `$8` + RoleAsFound + `$9` + NothingHeld + ` FROM answered`
+)` + LastHead + `count(*)` + AsFound + `$8` + RoleAsFound + `$9` + LastEnd + ` FROM answered`
 
 // Lend gives the handler its transaction.
 func (h *held) Lend(ctx context.Context, event headers.Event) (context.Context, context.CancelFunc) {

@@ -120,9 +120,8 @@ func (t *PgxTransaction) Commit(ctx context.Context, query string, args []any) e
 // QueueLast queues a last statement behind a handler, with the surroundings as found for its last two arguments. done gets the
 // statement's error, and returns what becomes of it.
 func (t *PgxTransaction) QueueLast(batch *pgx.Batch, query string, args []any, done func(error) error) {
-	batch.Queue(query, append(args, t.found.SearchPath, t.found.Role)...).QueryRow(func(row pgx.Row) (err error) {
-		t.tidy, err = ScanLast(row)
-		return done(err)
+	batch.Queue(query, append(args, t.found.SearchPath, t.found.Role)...).QueryRow(func(row pgx.Row) error {
+		return done(row.Scan(&t.tidy))
 	})
 }
 
@@ -180,8 +179,12 @@ func (t *PgxTransaction) Rollback() {
 		return
 	}
 	t.released = true
+	defer t.conn.Release() // which destroys a connection that is not idle
 	idle := t.Close()
 	conn := t.conn.Conn()
+	if idle && t.tidy && conn.PgConn().TxStatus() == 'I' && !t.handler.spoiled.Load() {
+		return // as after most commits
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
 	defer cancel()
 	batch := &pgx.Batch{}
@@ -197,16 +200,12 @@ func (t *PgxTransaction) Rollback() {
 	if !idle || !t.tidy || t.handler.spoiled.Load() {
 		_ = conn.Close(ctx)
 	}
-	t.conn.Release() // which destroys a connection that is not idle
 }
 
 // queueTidy looks, behind the transaction, whether the connection may be another event's.
 func (t *PgxTransaction) queueTidy(batch *pgx.Batch) {
 	query, args := t.found.Tidy()
-	batch.Queue(query, args...).QueryRow(func(row pgx.Row) (err error) {
-		t.tidy, err = ScanTidy(row)
-		return err
-	})
+	batch.Queue(query, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&t.tidy) })
 }
 
 // Close closes the transaction to its handler. It reports false while a call is under way all the same, of a goroutine that
