@@ -78,6 +78,7 @@ func TestLockedDestinationKeepsNoOther(t *testing.T) {
 
 // A payload that cannot be read, as on a damaged page, is tried again now and then, not all the time.
 func TestUnreadablePayloadIsLeftAlone(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	rc := newReceiver(t, nil)

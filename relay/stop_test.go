@@ -159,6 +159,7 @@ func TestDrainTimeout(t *testing.T) {
 
 // Without a database nothing can be settled: the stop ends all the same, and the deliveries are left to their lease.
 func TestStopWhileTheDatabaseIsAway(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	l := newLink(t, db.dsn)

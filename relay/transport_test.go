@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -53,6 +54,7 @@ func exchangeMany(t testing.TB, e *post.Endpoint, senders, attempts int) map[int
 
 // Connections are kept: a dial for every POST would cost more than the POST.
 func TestConnectionsAreUsedAgain(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const attempts, senders = 10_000, 32
 	var connections, requests atomic.Int64

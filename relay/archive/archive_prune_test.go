@@ -96,6 +96,7 @@ func TestArchiveMonths(t *testing.T) {
 
 // Who reads an old month keeps it for a night; what is due besides is done.
 func TestArchiveDoesNotWaitForReaders(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.at("2020-01-01 00:00:00+00")
