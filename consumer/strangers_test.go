@@ -251,7 +251,9 @@ func TestSecurityForeignSendersLearnNothing(t *testing.T) {
 func TestSecurityUnsignedSendersLearnNothing(t *testing.T) {
 	t.Parallel()
 	e := newHandlerEnv(t, flavours[0], consumer.Config{AllowUnsigned: true}, func(*env) handlerFunc {
-		return func(context.Context, consumer.Event) error { return errors.New(`relation "shipments_internal" does not exist`) }
+		return func(context.Context, consumer.Event) error {
+			return errors.New(`relation "shipments_internal" does not exist`)
+		}
 	})
 	if got := e.do(e.newRequest("k", "{}")); got.status != http.StatusInternalServerError || strings.Contains(got.body, "shipments_internal") {
 		t.Errorf("%d %s", got.status, got.body)
