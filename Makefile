@@ -46,11 +46,18 @@ if printf '#include <pthread.h>\nint main(void) { return 0; }\n' | $$($(GO) env 
 	fi
 endef
 
+# make test leaves out what takes long, in two minutes instead of ten. SHORT= runs everything.
+SHORT         ?= -short
+
 .PHONY: test
-test: ## Run all tests, with the race detector where a C compiler is installed (TESTFLAGS='-run X')
+test: ## Run the tests but the longest, with the race detector where a C compiler is installed (TESTFLAGS='-run X')
 	@$(find_race); \
 	echo 'compiling; on a new machine that takes a minute or two'; $(GO) build -v $$race ./... && \
-	set -x; PG= $(server) $(GO) test $$race -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
+	set -x; PG= $(server) $(GO) test $$race $(SHORT) -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
+
+.PHONY: test-all
+test-all: ## Run all tests, as CI does
+	@$(MAKE) --no-print-directory test SHORT=
 
 # Where the server's version may matter: statements, plans, locks, recovery. The rest differs in nothing but time.
 core := Claim|Plan|Poison|Order|Key|Archive|Prune|Replay|Rescue|Crash|Notif|Schema|Rights|Privilege|Fifty|Duplicate|Migrat|Index|Security
@@ -158,6 +165,10 @@ check-migrations: build $(goose) ## Apply, revert and apply both sets with the s
 .PHONY: smoke
 smoke: build ## Try the command line, expected failures included
 	$(withpg) sh .ci/smoke.sh
+
+.PHONY: check-quickstart
+check-quickstart: build ## Run the README's quick start and look for its effect
+	$(withpg) sh .ci/quickstart.sh
 
 .PHONY: test-pooler
 test-pooler: ## Run the tests that need PgBouncer, and the engine's core through it

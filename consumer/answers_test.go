@@ -100,7 +100,7 @@ func TestNoContentIsWrittenOnce(t *testing.T) {
 		wantFirst(t, e.post("k", "{}"), 204, "")
 		wantReplayed(t, e.post("k", "{}"), 204, "")
 		e.wantRows("k", 1, 1)
-		// What nobody writes twice has been written by one statement of its transaction; an UPDATE is a later one.
+		// What is never written twice has been written by one statement of its transaction; an UPDATE is a later one.
 		if n := e.count("SELECT count(*) FROM processed_events WHERE cmin = '0'::cid"); n != 1 {
 			t.Errorf("%d rows were written once, want 1", n)
 		}
@@ -159,7 +159,7 @@ func (w *statusOverride) WriteHeader(int) { w.ResponseWriter.WriteHeader(w.statu
 func TestDatabaseDownIs503(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, effect)
-		// Where nobody can connect, nothing runs: failing open would process events twice.
+		// Without a connection nothing runs: failing open would process events twice.
 		e.mustExec("ALTER TABLE processed_events RENAME TO elsewhere")
 		wantProblem(t, e.post("k", "{}"), 503, "database-unavailable")
 		if report := e.wantResult(consumer.ResultUnavailable); report.Err == nil {
@@ -220,7 +220,7 @@ func TestEveryQueryExecMode(t *testing.T) {
 
 // unreachable is a receiver whose database refuses connections. What it answers other than 503, it answers without one.
 func unreachable(t *testing.T, f flavour, cfg consumer.Config) *env {
-	e := newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none?sslmode=disable", cfg, func(*env) http.HandlerFunc {
+	e := newEnvAt(t, f, "postgres://stranger@127.0.0.1:1/none?sslmode=disable", cfg, func(*env) http.HandlerFunc {
 		return func(http.ResponseWriter, *http.Request) { t.Error("the handler ran without a database") }
 	})
 	return e

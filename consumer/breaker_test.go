@@ -57,7 +57,7 @@ func TestOpenBreakerAnswersAtOnce(t *testing.T) {
 		}
 		e.wantRows("k", 0, 0)
 
-		// Whoever cannot prove himself learns nothing of it.
+		// A sender without a signature learns nothing of it.
 		forged := e.newRequest("k", "{}")
 		forged.Header.Set(webhook.Signature, "v1,AAAA")
 		wantProblem(t, e.do(forged), 401, "signature-invalid")

@@ -277,7 +277,7 @@ func TestNamesOfEarlierRequestsAreInDoubt(t *testing.T) {
 }
 
 // COMMIT is a statement as others are: it may be a name, too. What is answered 2xx is committed all the same, and a connection
-// on which nothing can be is nobody's.
+// on which nothing can be belongs to no event.
 func TestCommitMayBeAName(t *testing.T) {
 	t.Parallel()
 	for _, stands := range []string{"INSERT INTO effect VALUES ('in place of COMMIT')", chain, unseen + "ROLLBACK", "SELECT 1"} {

@@ -142,7 +142,7 @@ func workAsBidden(life string, calm bool) consumer.Handler[pgx.Tx] {
 		case err != nil:
 			return fmt.Errorf("insert effect: %w", err)
 		case b.Bidding != toSucceed:
-			return consumer.Permanent(errors.New("nobody can do this"))
+			return consumer.Permanent(errors.New("this cannot be done"))
 		}
 		if !calm && rand.IntN(20) == 0 { // long enough for a kill to come in the middle
 			if _, err := consumer.Tx(ctx).Exec(ctx, "SELECT pg_sleep(0.05)"); err != nil {

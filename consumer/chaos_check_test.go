@@ -178,7 +178,7 @@ func (f *chaosFacts) checkAttempts() promise {
 			case r.outcome != "" && r.outcome != "commit_failed":
 				finished++
 			case !killed:
-				p.breach("%s: nobody killed %s, and its run ended with %q", key, r.life, r.outcome)
+				p.breach("%s: %s was not killed, and its run ended with %q", key, r.life, r.outcome)
 			}
 		}
 		if row.attempts < finished || row.attempts > len(runs) {

@@ -84,7 +84,7 @@ func TestChaosCheckFindsOut(t *testing.T) {
 		"an event is accepted twice": {
 			func(f *chaosFacts) { f.events["A"].accepted = 2 }, "A was accepted 2 times",
 		},
-		"an event that nobody brought is recorded": {
+		"an event that was never sent is recorded": {
 			func(f *chaosFacts) { f.rows["X"] = kept{"succeeded", 0, 0} }, "X is recorded and was never brought",
 		},
 		"a duplicate is refused": {
@@ -103,9 +103,9 @@ func TestChaosCheckFindsOut(t *testing.T) {
 		"a failure is not counted":            {change("B", func(r *kept) { r.attempts = 1 }), "B: 1 attempts are counted, of 2 runs 2 came to an end"},
 		"a kill is counted more than once":    {change("C", func(r *kept) { r.attempts = 3 }), "C: 3 attempts are counted, of 2 runs 1 came to an end"},
 		"a run without a claim":               {change("B", func(r *kept) { r.claims = 1 }), "B: 1 claims are counted, and the handler ran 2 times"},
-		"a run whose worker lives has no end": {func(f *chaosFacts) { f.runs["D"][0].life = "worker-2.1" }, `D: nobody killed worker-2.1, and its run ended with ""`},
+		"a run whose worker lives has no end": {func(f *chaosFacts) { f.runs["D"][0].life = "worker-2.1" }, `D: worker-2.1 was not killed, and its run ended with ""`},
 		"a commit fails, though the database works": {
-			func(f *chaosFacts) { f.runs["B"][0].outcome = "commit_failed" }, `B: nobody killed worker-2.1, and its run ended with "commit_failed"`,
+			func(f *chaosFacts) { f.runs["B"][0].outcome = "commit_failed" }, `B: worker-2.1 was not killed, and its run ended with "commit_failed"`,
 		},
 		"an attempt is made up": {func(f *chaosFacts) { delete(f.runs, "A") }, "A: 1 attempts are counted, and it never ran"},
 		"something runs that is not recorded": {

@@ -16,7 +16,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// chaosLoad brings events to whoever of the cast listens, as a relay does: what is not acknowledged is brought again, and
+// chaosLoad brings events to the members of the cast that listen, as a relay does: what is not acknowledged is brought again, and
 // an event of an ordering key waits until the one before it is acknowledged.
 type chaosLoad struct {
 	stage  *chaosStage
@@ -210,7 +210,7 @@ func (e *brought) body() string {
 	return string(body)
 }
 
-// post sends an event to some member of the cast. The status is 0 when there is no answer, or nobody to ask.
+// post sends an event to some member of the cast. The status is 0 when there is no answer, or no member to ask.
 func (l *chaosLoad) post(ctx context.Context, e *brought, body string, attempt int) (status int, text string) {
 	return l.postTo(ctx, "", e, body, attempt)
 }

@@ -26,7 +26,7 @@ type chaosStage struct {
 	cast []*member
 
 	units   sync.WaitGroup
-	closing atomic.Bool     // nobody begins another life
+	closing atomic.Bool     // no member begins another life
 	ctx     context.Context // ends the cast
 	end     context.CancelCauseFunc
 
@@ -35,7 +35,7 @@ type chaosStage struct {
 	kills   map[string]time.Time // lives that were killed
 	stopped int                  // lives that ended in order
 	errs    []string             // of attempts whose handler did not fail by itself
-	changed chan struct{}        // closed at the next entry; nil: nobody waits
+	changed chan struct{}        // closed at the next entry; nil: no goroutine waits
 }
 
 // member is a part of the cast that is always filled: when its process is gone, its next life begins.
@@ -249,7 +249,7 @@ func (s *chaosStage) awaitRow(patience, every time.Duration, what, query string)
 	}
 }
 
-// unfinished shows some events that are not done, for whoever has to find out why.
+// unfinished shows some events that are not done, to find out why.
 func (s *chaosStage) unfinished() string {
 	rows, err := s.pool.Query(context.Background(), `SELECT p::text FROM (
 		SELECT idempotency_key, processing_state, attempts, claim, claimed_by, claimed_at, next_attempt_at, ordering_key, sequence, inbox_id, last_error

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // chaosInbox plays TestInboxChaos in full: `make chaos-inbox`.
@@ -30,6 +31,7 @@ type chaosPlan struct {
 // While workers are killed, frozen and told to stop, while handlers fail and events are brought again, every event takes
 // effect once, those of one ordering key in order, and nothing is left behind.
 func TestInboxChaos(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	plan := chaosPlan{events: 2000, keys: 40, perSecond: 500, lanes: 16, kills: 12, every: 300 * time.Millisecond, repeat: 10 * time.Millisecond, patience: time.Minute}
 	if *chaosInbox {

@@ -340,7 +340,7 @@ func TestAnswerWaitsForTheDisk(t *testing.T) {
 	}
 }
 
-// Rows that a handler forgot to close are its own mistake: nobody else is kept away for it.
+// Rows that a handler forgot to close are its own mistake: no other request is kept away for it.
 func TestRowsLeftOpenOpenNoBreaker(t *testing.T) {
 	t.Parallel()
 	b := breaker.MustNew(breaker.Config{Failures: 1})

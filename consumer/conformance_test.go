@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/storetest"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -25,6 +26,9 @@ func TestConformance(t *testing.T) {
 				return memory
 			},
 			NewServer: func(t testing.TB) storetest.Memory {
+				if f.name != "pgx" {
+					testsize.Long(t)
+				}
 				server := pgtest.Start(t, localpg.Options{Durable: true}) // or the crash loses commits
 				dsn := server.DSN("postgres")
 				pgtest.Migrate(t, dsn, migrations.Inbox)

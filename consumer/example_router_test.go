@@ -30,7 +30,7 @@ func ExampleRouter() {
 		return err // rolls back, and the relay tries again; nil commits
 	})
 	router.Handle("invoice.*", 0, func(_ context.Context, _ pgx.Tx, event consumer.Event) error {
-		return consumer.Ignore("no shipment depends on " + event.Type) // commits, for somebody to review
+		return consumer.Ignore("no shipment depends on " + event.Type) // commits, for a person to review
 	})
 
 	server := httptest.NewServer(consumer.Must(consumer.New(pool, consumer.Config{Receiver: "logistics", Secrets: []string{exampleSecret}}, router.Dispatch)))

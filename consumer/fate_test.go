@@ -19,11 +19,11 @@ import (
 const (
 	dieAt      = "OUTBOX_TEST_DIE_AT"  // the operation at which a process of the roles "die" and "work-die" kills itself
 	dieFlavour = "OUTBOX_TEST_FLAVOUR" // the name of its driver
-	freezeOnly = "OUTBOX_TEST_FREEZE"  // it stops there instead, until somebody lets it go on
+	freezeOnly = "OUTBOX_TEST_FREEZE"  // it stops there instead, until the test lets it go on
 )
 
 // fate kills this process, or stops it, at one operation on its connections: before something is written, half-way
-// through an answer, after the writing, or when something has been read and nobody has looked at it. An operation is named
+// through an answer, after the writing, or when something has been read and not been looked at. An operation is named
 // by its moment and how often that has come since a first request was read, because no two runs of a process with several
 // connections do everything in the same order.
 type fate struct {

@@ -127,7 +127,7 @@ func TestSendersPromiseIsKeptWithTheRow(t *testing.T) {
 		e = newEnv(t, f, consumer.Config{}, effect)
 		e.post("unknown", "{}")
 		if n := e.count(`SELECT count(*) FROM processed_events WHERE not_after IS NULL`); n != 1 {
-			t.Error("the row says what nobody said")
+			t.Error("the row says what was never said")
 		}
 	})
 }

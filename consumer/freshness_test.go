@@ -21,6 +21,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -146,7 +147,7 @@ func disturb(ctx context.Context, exec func(context.Context, string, ...any) err
 // The state of each entity is that of its newest event, through real requests that come in any order, fail and come again.
 func TestFreshnessOverHTTP(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		count := map[string]int{"pgx": 10_000, "database/sql": 3_000}[f.name]
+		count := testsize.Of(map[string]int{"pgx": 10_000, "database/sql": 3_000}, map[string]int{"pgx": 1000, "database/sql": 1000})[f.name]
 		all, newest := facts(int64(count))
 		var disturbed sync.Map
 		e := newHandlerEnv(t, f, consumer.Config{Observe: func(context.Context, consumer.Report) {}}, func(e *env) handlerFunc {
@@ -210,7 +211,7 @@ func TestFreshnessInTransactions(t *testing.T) {
 			dsn := pgtest.New(t, migrations.Inbox)
 			e := &env{t: t, dsn: dsn, pool: pgtest.Pool(t, dsn)}
 			e.mustExec(stateSchema)
-			all, newest := facts(3_000)
+			all, newest := facts(testsize.Of[int64](3000, 600))
 			db := openSQL(t, dsn)
 			throughPGX := func(f fact, attempt int) error {
 				return pgx.BeginFunc(t.Context(), e.pool, func(tx pgx.Tx) error {

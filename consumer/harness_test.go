@@ -427,7 +427,9 @@ const advisoryLocks = `SELECT FROM pg_locks
 // await asks the database until query is true. The tests use it for what PostgreSQL cannot signal: that a session waits.
 func (e *env) await(query string, args ...any) {
 	e.t.Helper()
-	for reached := false; !reached; {
+	pause := time.NewTicker(2 * time.Millisecond)
+	defer pause.Stop()
+	for reached := false; !reached; <-pause.C {
 		if err := e.pool.QueryRow(e.t.Context(), query, args...).Scan(&reached); err != nil {
 			e.t.Fatalf("%s: %v", query, err)
 		}

@@ -110,7 +110,7 @@ func TestInboxAttempts(t *testing.T) {
 			func(ctx context.Context) error { return exec(ctx, "INSERT INTO child VALUES (7)") }, nil,
 			want{consumer.ResultCommitFailed, inbox.StatePending, 1, 0, "foreign key", false},
 		},
-		"a conflict": { // of transactions: nobody's fault, and no attempt
+		"a conflict": { // of transactions: not the handler's fault, and no attempt
 			func(ctx context.Context) error {
 				return exec(ctx, "DO $$ BEGIN RAISE 'in the way' USING ERRCODE = '40001'; END $$")
 			}, nil,
@@ -290,7 +290,7 @@ func TestInboxWorksAtTheIsolationLevelOfItsConfig(t *testing.T) {
 	}
 }
 
-// After its time is up a handler's transaction ends on the server, too, even if nobody is there to end it.
+// After its time is up a handler's transaction ends on the server, too, even if its process is gone.
 func TestInboxBoundsTheSessionOfAWorkerThatVanishes(t *testing.T) {
 	t.Parallel()
 	settings := make(chan [2]string, 2)
@@ -320,7 +320,7 @@ func TestInboxBoundsTheSessionOfAWorkerThatVanishes(t *testing.T) {
 	}
 }
 
-// An event whose row somebody has spoiled is failed, and keeps nobody from working the others.
+// An event whose row was spoiled by hand is failed, and does not keep workers from the others.
 func TestInboxFailsWhatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{})

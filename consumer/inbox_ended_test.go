@@ -12,7 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 )
 
-// Statements that end a handler's transaction in a way that nobody refuses.
+// Statements that end a handler's transaction in a way that is not refused.
 const (
 	commits  = "/* */ COMMIT"
 	chains   = "/* */ COMMIT AND CHAIN"
@@ -31,7 +31,7 @@ func sent(ctx context.Context, queries ...string) error {
 	return nil
 }
 
-// lose breaks the connection of a handler's transaction. Nobody notices before it is used again.
+// lose breaks the connection of a handler's transaction. That is noticed when it is used again.
 func lose(ctx context.Context) error { return consumer.Tx(ctx).Conn().PgConn().Conn().Close() }
 
 // queried leaves a transaction in doubt that has not changed.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // statements counts what a pool sends: every statement by itself and in batches.
@@ -54,6 +55,7 @@ func (s *statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEnd
 
 // An idle inbox asks one statement a second. What it does once, at its start and every half minute, is not much either.
 func TestIdleInboxAsksLittle(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	p := newInbox(t, inbox.Config{})
 	cfg, err := pgxpool.ParseConfig(p.dsn)

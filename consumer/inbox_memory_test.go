@@ -104,7 +104,7 @@ func TestEventByMiddlewareAndInbox(t *testing.T) {
 	})
 }
 
-// Where somebody has removed the memory of events by hand, and they come again, those that are still in the inbox are
+// Where the memory of events was removed by hand, and they come again, those that are still in the inbox are
 // remembered again, and stay as they are.
 func TestMemoryRemovedByHand(t *testing.T) {
 	t.Parallel()
@@ -142,7 +142,7 @@ func TestMemoryRemovedByHand(t *testing.T) {
 	p.wantInOrder()
 }
 
-// What somebody has removed from the inbox by hand is still known. Nobody works it, and nobody can say what became of it.
+// What was removed from the inbox by hand is still known. It is not worked, and what became of it is not known.
 func TestEventRemovedFromTheInboxByHand(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{})

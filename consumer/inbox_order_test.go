@@ -367,7 +367,7 @@ func TestInboxWaitsForAKeyOnItsOwnAccount(t *testing.T) {
 	p.wantState("k", inbox.StateSucceeded, 1)
 }
 
-// The database itself refuses two of a key at once, whoever asks.
+// The database itself refuses two of a key at once, whatever program asks.
 func TestInboxOrderIsAConstraint(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{})

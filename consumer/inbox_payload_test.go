@@ -44,7 +44,7 @@ func TestInboxHandlersMayChangeTheirOwnRow(t *testing.T) {
 	}
 }
 
-// What has no payload any more is not worked: neither by a replay, nor when somebody makes it pending by hand.
+// What has no payload any more is not worked: neither by a replay, nor when it is made pending by hand.
 func TestInboxDoesNotWorkRemovedPayloads(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{})

@@ -98,7 +98,7 @@ func TestPruneAsksTheInbox(t *testing.T) {
 	})
 }
 
-// What somebody has in hand, of the inbox or of the memory, is left for the next run, and nobody waits.
+// What another session has locked, of the inbox or of the memory, is left for the next run, which does not wait.
 func TestPruneLeavesWhatIsInHandInAnInbox(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{})
@@ -135,7 +135,7 @@ func TestPruneLeavesWhatIsInHandInAnInbox(t *testing.T) {
 	p.wantRows("old6", 1, 0)
 }
 
-// A duplicate that meets a removal which is not committed yet is answered from what is there; whoever comes later is refused.
+// A duplicate that meets a removal which is not committed yet is answered from what is there; a request that comes later is refused.
 func TestDuplicateMeetsRemovalFromAnInbox(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{})

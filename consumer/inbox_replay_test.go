@@ -70,7 +70,7 @@ func TestInboxOperatorsWakeWorkers(t *testing.T) {
 
 func TestInboxConfigMistakes(t *testing.T) {
 	t.Parallel()
-	pool := poolOf(t, "postgres://nobody@127.0.0.1:1/x", 9)
+	pool := poolOf(t, "postgres://stranger@127.0.0.1:1/x", 9)
 	handle := func(context.Context, pgx.Tx, consumer.Event) error { return nil }
 	nan := 2.0
 	for want, cfg := range map[string]inbox.Config{
@@ -105,7 +105,7 @@ func TestInboxConfigMistakes(t *testing.T) {
 	for name, what := range map[string]func(){
 		"inbox: New needs a pool": func() { consumer.Must(inbox.New(nil, inbox.Config{})) },
 		"inbox: an inbox needs a pool of at least 2 connections": func() {
-			consumer.Must(inbox.New(poolOf(t, "postgres://nobody@127.0.0.1:1/x", 1), inbox.Config{Handle: handle, Config: consumer.Config{Receiver: "test", AllowUnsigned: true}}))
+			consumer.Must(inbox.New(poolOf(t, "postgres://stranger@127.0.0.1:1/x", 1), inbox.Config{Handle: handle, Config: consumer.Config{Receiver: "test", AllowUnsigned: true}}))
 		},
 	} {
 		func() {

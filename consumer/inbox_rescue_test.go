@@ -35,7 +35,7 @@ func TestInboxRescuesWhatDeadWorkersHad(t *testing.T) {
 	p.wantState("1", inbox.StateSucceeded, 1) // being rescued is no attempt
 	p.wantInOrder()
 	if !strings.Contains(p.logged.String(), "gave back events whose worker had died") {
-		t.Error("nobody was told")
+		t.Error("the observer was not called")
 	}
 }
 
@@ -156,7 +156,7 @@ func TestInboxFencesOffLateWorkers(t *testing.T) {
 	p.record("first")
 	g.wantEntered(t, "first")
 	p.record("second")
-	// Between claim and begin somebody else works the second: the trigger stands for a claimer that was slow.
+	// Between claim and begin another worker works the second: the trigger stands for a claimer that was slow.
 	p.mustExec(`CREATE FUNCTION taken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 		UPDATE inbox_events SET claim = claim + 1 WHERE idempotency_key = NEW.idempotency_key; RETURN NULL; END $$`)
 	p.mustExec(`CREATE TRIGGER taken AFTER UPDATE OF processing_state ON inbox_events FOR EACH ROW
@@ -165,7 +165,7 @@ func TestInboxFencesOffLateWorkers(t *testing.T) {
 	p.wantWorked("first", consumer.ResultProcessed)
 	p.await("SELECT claim = 2 FROM inbox_events WHERE idempotency_key = 'second'")
 	p.mustExec("DROP TRIGGER taken ON inbox_events")
-	// It is rescued like anything that nobody works, and then worked.
+	// It is rescued like anything that no worker works, and then worked.
 	g.wantEntered(t, "second")
 	g.through <- nil
 	p.wantWorked("second", consumer.ResultProcessed)

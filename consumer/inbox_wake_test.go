@@ -26,7 +26,7 @@ func (p *inboxProcess) listening(n int) {
 	p.await("SELECT count(*) = $1 FROM pg_stat_activity WHERE datname = current_database() AND query = 'LISTEN inbox_wake' AND state = 'idle'", n)
 }
 
-// A process that only records wakes one that only works; nobody polls here.
+// A process that only records wakes one that only works; there is no polling here.
 func TestInboxWakesOtherProcesses(t *testing.T) {
 	t.Parallel()
 	recorder := newInbox(t, inbox.Config{})
@@ -37,7 +37,7 @@ func TestInboxWakesOtherProcesses(t *testing.T) {
 		recorder.record(fmt.Sprint(i))
 		worker.wantWorked(fmt.Sprint(i), consumer.ResultProcessed)
 	}
-	// An event of another source wakes nobody for nothing, and is not touched.
+	// An event of another source wakes no worker, and is not touched.
 	stranger := recorder.again(inbox.Config{Config: consumer.Config{Receiver: "test", Source: "stranger"}})
 	stranger.record("s")
 	recorder.record("last")
@@ -70,7 +70,7 @@ func TestInboxListensAgain(t *testing.T) {
 	for i := range 3 {
 		worker.listening(1)
 		recorder.mustExec("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database() AND query = 'LISTEN inbox_wake'")
-		recorder.record(fmt.Sprint(i)) // nobody listens now: it is found when somebody listens again
+		recorder.record(fmt.Sprint(i)) // no process listens now: it is found when one listens again
 		worker.wantWorked(fmt.Sprint(i), consumer.ResultProcessed)
 	}
 	if n := strings.Count(worker.logged.String(), "cannot listen"); n != 3 {
@@ -258,7 +258,7 @@ func TestInboxHoldsWhileItsBreakerIsOpen(t *testing.T) {
 	}
 }
 
-// The same key at once through two processes: one is recorded, the others are told, and nobody waits for a lock.
+// The same key at once through two processes: one is recorded, the others are refused, and none waits for a lock.
 func TestInboxRecordsAKeyOnce(t *testing.T) {
 	t.Parallel()
 	p := newInbox(t, inbox.Config{})
@@ -285,7 +285,7 @@ func TestInboxRecordsAKeyOnce(t *testing.T) {
 	if accepted.Load() != 1 {
 		t.Errorf("recorded %d times", accepted.Load())
 	}
-	release := p.hold(func(tx pgx.Tx) error { // by somebody without the lock
+	release := p.hold(func(tx pgx.Tx) error { // by a session without the lock
 		_, err := consumer.Once(t.Context(), tx, "test", "outbox", "held")
 		return err
 	})

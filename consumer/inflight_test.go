@@ -101,7 +101,7 @@ func TestKnownKeysAreAnsweredWhileTheLockIsHeld(t *testing.T) {
 	})
 }
 
-// The key may be committed by somebody else between the statement's snapshot and its INSERT. A trigger holds the
+// The key may be committed by another transaction between the statement's snapshot and its INSERT. A trigger holds the
 // statement exactly there.
 func TestKeyCommittedAfterTheSnapshot(t *testing.T) {
 	cases := map[string]struct {
@@ -207,7 +207,7 @@ func TestFiftyBehindPlainSQL(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		release() // the key was held until here: nobody has waited for it
+		release() // the key was held until here: no request has waited for it
 		wantReplayed(t, one.post("k", "{}"), 200, "")
 		one.wantRows("k", 0, 1)
 	})

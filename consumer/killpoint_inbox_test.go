@@ -19,13 +19,14 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // dieNumber tells a process of the role "work-die" from the others of its test.
 const dieNumber = "OUTBOX_TEST_NUMBER"
 
 // doomedInbox is the inbox of the process that dies with number n, and of the one that comes after it. It has a
-// sender of its own, so that nobody else works its event.
+// sender of its own, so that no other worker works its event.
 func doomedInbox(pool *pgxpool.Pool, n string, finished func()) *inbox.Inbox {
 	return consumer.Must(inbox.New(pool, inbox.Config{
 		Config: consumer.Config{
@@ -143,7 +144,7 @@ func (f fates) met(fate string) (n int) {
 }
 
 // An inbox is killed at every single operation on its connections, while it records and works one event. The sender comes
-// again, as a relay does, and whoever works the inbox then makes the effect, or finds it made: once, and at no attempt's
+// again, as a relay does, and the worker that then takes it makes the effect, or finds it made: once, and at no attempt's
 // cost.
 func TestInboxKilledAtEveryOperation(t *testing.T) {
 	t.Parallel()
@@ -170,6 +171,7 @@ func TestInboxKilledAtEveryOperation(t *testing.T) {
 // An inbox is stopped at every single operation, for as long as it takes another process to see that its work is not being
 // done, and to do it. When it goes on it must do nothing that has been done; and it works what comes next.
 func TestInboxFrozenAtEveryOperation(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	e := newEnv(t, flavours[0], consumer.Config{}, effect) // for its database
 	var taken atomic.Int64

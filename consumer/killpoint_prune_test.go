@@ -39,7 +39,7 @@ func pruneAndDie(p *player) {
 	f.answerAlive(p)
 }
 
-// Whoever prunes is killed at every single operation on its connection. What it has forgotten by then is refused, what it
+// A process that prunes is killed at every single operation on its connection. What it has forgotten by then is refused, what it
 // has not is answered as the duplicate it is, nothing takes effect again; and the next one who prunes finishes.
 func TestKilledWhilePruning(t *testing.T) {
 	t.Parallel()

@@ -170,7 +170,7 @@ func answersOnce(got response, key string) bool {
 }
 
 // A receiver is stopped at every single operation on its connections, and goes on when the sender has come again to
-// another process. Whoever makes the effect, it is made once, and nobody waits for the one that does not move.
+// another process. The effect is made once, by either process, and no request waits for the process that does not move.
 func TestFrozenAtEveryOperation(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{Observe: unheard}, effect) // the other process

@@ -161,7 +161,7 @@ func TestHandlersErrorsThatPanic(t *testing.T) {
 	})
 }
 
-// A handler writes through its parameter, and finds the same in its context. Payloads reach it and nobody who watches.
+// A handler writes through its parameter, and finds the same in its context. Payloads reach it, and no observer.
 func TestHandlerGetsTransactionAndPayload(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		const body = "{ \"a\" : 1e3 }\n\x00\xff"
@@ -235,8 +235,8 @@ func TestHandlerThatAnswersNothing(t *testing.T) {
 func TestMistakesOfConstructors(t *testing.T) {
 	t.Parallel()
 	good := consumer.Config{Receiver: "test", Secrets: []string{secretText}}
-	pool := pgtest.Pool(t, "postgres://nobody@127.0.0.1:1/none")
-	db := openSQL(t, "postgres://nobody@127.0.0.1:1/none")
+	pool := pgtest.Pool(t, "postgres://stranger@127.0.0.1:1/none")
+	db := openSQL(t, "postgres://stranger@127.0.0.1:1/none")
 	handle := func(context.Context, pgx.Tx, consumer.Event) error { return nil }
 	handleSQL := func(context.Context, *sql.Tx, consumer.Event) error { return nil }
 	for want, call := range map[string]func() (any, error){

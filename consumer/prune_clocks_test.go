@@ -46,7 +46,7 @@ func (e *env) settleADay() {
 	e.mustExec(`UPDATE inbox_forgotten SET announced_at = announced_at - interval '2 minutes', received_before = received_before - interval '2 minutes'`)
 }
 
-// What may have been forgotten is refused, wherever the receiver's clock stands and whoever prunes.
+// What may have been forgotten is refused, whatever the receiver's clock says and whatever program prunes.
 func TestForgottenWhereTheClocksChange(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		eachClock(t, func(t *testing.T, zone string) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // Fifty senders repeat events of today and of three months ago for as long as it takes until ten of these were
@@ -24,6 +25,9 @@ func TestPruneUnderDuplicates(t *testing.T) {
 	underDuplicates := func(t *testing.T, f flavour) {
 		for _, isolation := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
 			t.Run(isolation.String(), func(t *testing.T) {
+				if isolation != sql.LevelReadCommitted {
+					testsize.Long(t)
+				}
 				t.Parallel()
 				pruneUnderDuplicates(t, f, isolation)
 			})
@@ -61,8 +65,8 @@ var recording = flavour{
 func pruneUnderDuplicates(t *testing.T, f flavour, isolation sql.IsolationLevel) {
 	const senders, keys, enough = 30, 30, 6
 	var done atomic.Bool
-	nobody := func(_ context.Context, _ consumer.Report) {}
-	e := newEnv(t, f, consumer.Config{Isolation: isolation, Observe: nobody}, effect)
+	ignore := func(_ context.Context, _ consumer.Report) {}
+	e := newEnv(t, f, consumer.Config{Isolation: isolation, Observe: ignore}, effect)
 	e.mustExec(`CREATE TABLE refused (key text NOT NULL)`)
 	old := longAgo()
 
@@ -111,7 +115,7 @@ func pruneUnderDuplicates(t *testing.T, f flavour, isolation sql.IsolationLevel)
 	refused := 0
 	e.await(`SELECT count(*) > $1 FROM processed_events WHERE idempotency_key LIKE 'old%'`, enough)
 	for removed := int64(0); (removed < enough || refused < enough) && !t.Failed(); {
-		// Half of what was processed, and is done, is suddenly old: on from here, whoever asks for it may meet its removal.
+		// Half of what was processed, and is done, is suddenly old: from here on a request for it may meet its removal.
 		e.mustExec(`WITH aged AS (
 				UPDATE processed_events p SET received_at = received_at - interval '91 days', processed_at = processed_at - interval '91 days'
 				WHERE idempotency_key LIKE 'old%' AND received_at > now() - interval '1 day' AND random() < 0.5 AND NOT EXISTS (

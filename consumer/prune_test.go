@@ -57,7 +57,7 @@ func (e *env) wantPruned(cfg consumer.PruneConfig, removed, announced int64) con
 // settle lets two minutes pass since the last announcement.
 func (e *env) settle() {
 	e.t.Helper()
-	// Once each: whoever writes the row announces it anew, to all transactions that run.
+	// Once each: a statement that writes the row announces it anew, to all transactions that run.
 	e.mustExec(`UPDATE inbox_forgotten SET announced_at = announced_at - interval '2 minutes' WHERE announced_at > now() - interval '1 minute'`)
 }
 
@@ -81,7 +81,7 @@ func TestPruneAnnouncesBeforeItRemoves(t *testing.T) {
 		}
 		// Announced, and known all the same.
 		wantReplayed(t, e.do(e.newRequest("old1", "{}", longAgo())), http.StatusOK, "")
-		// Nobody may remove it at once, nor move what was announced.
+		// It must not be removed at once, nor what was announced be moved.
 		if again := e.wantPruned(ninety, 0, 3); !again.RemembersSince.Equal(first.RemembersSince) {
 			t.Errorf("announced %v, then %v, before the first had settled", first.RemembersSince, again.RemembersSince)
 		}
@@ -152,7 +152,7 @@ func TestPruneKeepsWhatIsStillNeeded(t *testing.T) {
 	})
 }
 
-// What a request or an operator has in hand is left for the next run, and nobody waits.
+// What a request or an operator has locked is left for the next run, which waits for neither.
 func TestPruneLeavesWhatIsInHand(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, effect)
@@ -175,7 +175,7 @@ func TestPruneLeavesWhatIsInHand(t *testing.T) {
 	})
 }
 
-// A duplicate that meets a removal which is not committed yet counts on the row, and is answered from it; whoever comes
+// A duplicate that meets a removal which is not committed yet counts on the row, and is answered from it; a request that comes
 // later is refused.
 func TestDuplicateMeetsRemoval(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
@@ -212,7 +212,7 @@ func TestDuplicateMeetsRemoval(t *testing.T) {
 }
 
 // A request whose snapshot is older than the announcement cannot see it. Here it waits for a lock on the table, while the
-// announcement is made and grows old, and somebody prunes who holds that lock.
+// announcement is made and grows old, and a session prunes that holds that lock.
 func TestPruneWaitsForOldSnapshots(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		for _, isolation := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
@@ -307,7 +307,7 @@ func TestPruneStopsWithItsContext(t *testing.T) {
 		e.old("outbox", "old", 1000)
 		e.mustPrune(ninety)
 		e.settle()
-		// Nobody asks before something is removed: nothing is, while a session holds a snapshot older than the announcement,
+		// Nothing is removed without a question before: nothing is, while a session holds a snapshot older than the announcement,
 		// and a transaction of another test may make that of a question old.
 		e.mustExec(`CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NOTIFY removed; RETURN NULL; END $$`)
 		e.mustExec(`CREATE TRIGGER tell AFTER DELETE ON processed_events EXECUTE FUNCTION tell()`)
@@ -338,7 +338,7 @@ func TestPruneStopsWithItsContext(t *testing.T) {
 	})
 }
 
-// Whoever alters the table keeps a run waiting for a moment, and does not end it.
+// A session that alters the table keeps a run waiting for a moment, and does not end it.
 func TestPruneOutlastsALockOnTheTable(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, effect)

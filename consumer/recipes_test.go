@@ -70,7 +70,7 @@ SELECT 'test', 'finance', key, type, reference, state, attempts, now() + due, no
 FROM sample WHERE id IS NOT NULL;
 INSERT INTO inbox_forgotten (receiver, source, received_before, announced_at) VALUES ('test', 'finance', '2026-01-01 00:00:00Z', now())`
 
-// beforeReplay stands in a recipe for the time at which somebody begins to replay.
+// beforeReplay stands in a recipe for the time at which a replay begins.
 const beforeReplay = "2026-01-05 12:00:00Z"
 
 // filled replaces what stands in capitals, and times.
@@ -251,10 +251,10 @@ func TestRecipesAboutSessions(t *testing.T) {
 	}
 	other := filled(all[keyHolder], map[string]string{"KEY": "other"})
 	if got := e.rows(other); len(got) != 0 {
-		t.Errorf("%q processes a key that nobody sends", got)
+		t.Errorf("%q processes a key that is never sent", got)
 	}
 
-	// Somebody's Once waits for the request's row.
+	// A Once of another process waits for the request's row.
 	waiter := make(chan struct{})
 	go func() {
 		defer close(waiter)
@@ -292,7 +292,7 @@ func TestReplayManyComesToAnEnd(t *testing.T) {
 	}
 }
 
-// Whoever reads needs the rights that the document names, and no more.
+// A reader needs the rights that the document names, and no more.
 func TestRecipesWithTheRightsOfAReader(t *testing.T) {
 	t.Parallel()
 	all := recipes(t)
@@ -360,7 +360,7 @@ func TestWorkersFollowRecipes(t *testing.T) {
 			}
 			mended.Store(true)
 			p.rows(filled(all[title], c.values))
-			p.run() // which looks at once for what somebody has changed, and then every half minute
+			p.run() // which looks at once for what was changed by hand, and then every half minute
 			for _, key := range c.worked {
 				p.wantWorked(key, consumer.ResultProcessed)
 			}

@@ -164,7 +164,7 @@ func TestFiftyAtOnceOnTwoProcesses(t *testing.T) {
 	r.wantRows("free", 1, 1)
 }
 
-// Whoever inserts the key without the advisory lock is met at the unique index, where the wait is bounded: all are
+// An INSERT of the key without the advisory lock is met at the unique index, where the wait is bounded: all are
 // refused while it still holds the key.
 func TestFiftyAtOnceBehindAPlainInsert(t *testing.T) {
 	t.Parallel()

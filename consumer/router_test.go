@@ -318,7 +318,7 @@ func TestRouterReceives(t *testing.T) {
 	})
 }
 
-// In an inbox, an event that is newer than the receiver waits for the deploy, and holds up nobody.
+// In an inbox, an event that is newer than the receiver waits for the deploy, and holds up no other.
 func TestRouterInAnInbox(t *testing.T) {
 	t.Parallel()
 	effects := func(ctx context.Context, _ pgx.Tx, event consumer.Event, _ struct{ Key string }) error {

@@ -151,7 +151,7 @@ func TestAStoreIsGivenLeaseAndTTL(t *testing.T) {
 			}
 			return consumer.Must(store.Middleware(kept, own))
 		}}
-		e := newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
+		e := newEnvAt(t, f, "postgres://stranger@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
 			return func(http.ResponseWriter, *http.Request) { want("the lease", cfg.Lease) }
 		})
 		wantFirst(t, e.post("k", "{}"), 200, "")
@@ -168,7 +168,7 @@ func TestNoTransactionBehindAStore(t *testing.T) {
 		f := flavour{wrap: func(_ testing.TB, _ string, cfg consumer.Config) func(http.Handler) http.Handler {
 			return consumer.Must(store.Middleware(newMapStore(), store.Config{Config: cfg}))
 		}}
-		e := newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
+		e := newEnvAt(t, f, "postgres://stranger@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
 			return func(_ http.ResponseWriter, r *http.Request) {
 				if event := consumer.EventFrom(r.Context()); event.Key != "k" || event.Source != "outbox" {
 					t.Errorf("event %+v", event)
@@ -215,7 +215,7 @@ func newFlakyEnv(t *testing.T, kept store.Store) *env {
 		c.CommitTimeout = patience
 		return consumer.Must(store.Middleware(kept, store.Config{Config: c, Lease: time.Hour}))
 	}}
-	return newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
+	return newEnvAt(t, f, "postgres://stranger@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }
 	})
 }
@@ -238,7 +238,7 @@ func TestAClaimThatComesTooLateIsNotWorked(t *testing.T) {
 	f := flavour{wrap: func(_ testing.TB, _ string, c consumer.Config) func(http.Handler) http.Handler {
 		return consumer.Must(store.Middleware(kept, store.Config{Config: c, Lease: 1})) // over at once
 	}}
-	e := newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
+	e := newEnvAt(t, f, "postgres://stranger@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
 		return func(http.ResponseWriter, *http.Request) { t.Error("the handler runs") }
 	})
 	wantProblem(t, e.post("k", "{}"), 503, "database-unavailable")
@@ -271,7 +271,7 @@ func TestAStoreRemembersForAsLongAsTheSenderSends(t *testing.T) {
 				},
 			}}))
 		}}
-		e := newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
+		e := newEnvAt(t, f, "postgres://stranger@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
 			return func(http.ResponseWriter, *http.Request) {}
 		})
 		wantFirst(t, e.post("k", "{}"), 200, "")
@@ -303,7 +303,7 @@ func TestAStatusIsOfferedUntilItArrives(t *testing.T) {
 		c.CommitTimeout = patience
 		return consumer.Must(store.Middleware(lost, store.Config{Config: c}))
 	}}
-	e = newEnvAt(t, f, "postgres://nobody@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
+	e = newEnvAt(t, f, "postgres://stranger@127.0.0.1:1/none", consumer.Config{}, func(*env) http.HandlerFunc {
 		return func(_ http.ResponseWriter, r *http.Request) {
 			lost.mu.Lock()
 			defer lost.mu.Unlock()

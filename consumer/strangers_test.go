@@ -23,7 +23,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// unread fails the test when somebody reads it.
+// unread fails the test when it is read.
 type unread struct{ t *testing.T }
 
 func (u unread) Read([]byte) (int, error) {

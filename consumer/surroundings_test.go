@@ -89,7 +89,7 @@ func TestEventKeepsItsRow(t *testing.T) {
 	})
 }
 
-// A role and session locks that a handler leaves behind reach nobody, whether its work is committed or not.
+// A role and session locks that a handler leaves behind reach no other event, whether its work is committed or not.
 func TestRolesAndLocksReachNoOtherEvent(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		e := newLeavingEnv(t, f, map[string]string{

@@ -20,6 +20,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -99,6 +100,7 @@ const (
 // One open transaction of a producer delays the migration, but not the other producers, whose statements PostgreSQL
 // queues behind the migration's lock.
 func TestProducersDoNotWaitForMigrations(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for _, direction := range []string{"up", "down"} {
 		t.Run(direction, func(t *testing.T) {
@@ -314,6 +316,7 @@ func TestMigratorsWaitForAProducer(t *testing.T) {
 
 // Autovacuum gives way to those who wait for a second, which a migration must not do. It is made to give way nevertheless.
 func TestAutovacuumGivesWay(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	server := pgtest.Start(t, localpg.Options{Settings: map[string]string{"autovacuum_naptime": "3s"}})
 	pgtest.Migrate(t, server.DSN(""), migrations.Outbox)

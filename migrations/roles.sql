@@ -41,7 +41,7 @@ BEGIN
     IF NOT pg_has_role(tables.relowner, 'USAGE') THEN
         RAISE EXCEPTION '% may not grant rights on %: run this as its owner, %, or as a superuser', current_user, tables.relname, tables.owner;
     END IF;
-    -- The same question as selectSchemaCreators in relay/store_privilege.go.
+    -- The same question as selectSchemaCreators in relay/pg/store_schema.go.
     SELECT string_agg(g.grantee, ', ' ORDER BY g.grantee) INTO others
     FROM (SELECT DISTINCT coalesce(quote_ident(r.rolname), 'PUBLIC') AS grantee
           FROM pg_namespace n CROSS JOIN LATERAL aclexplode(n.nspacl) a LEFT JOIN pg_roles r ON r.oid = a.grantee
@@ -79,15 +79,15 @@ BEGIN
         -- A producer may insert events, nothing else, and chooses neither their ids nor when they were created. The Go
         -- package's Enqueue also distinguishes duplicates from reused keys, for which it reads the event that holds the key: grant
         -- outbox_reader beside this one for that.
-        REVOKE INSERT ON outbox FROM outbox_producer; -- of all columns, as versions before 17 granted
+        REVOKE INSERT ON outbox FROM outbox_producer; -- of all columns, if it was ever granted
         GRANT INSERT (event_type, event_version, payload, idempotency_key, ordering_key, related_reference, headers, available_at)
             ON outbox TO outbox_producer;
-        GRANT EXECUTE ON FUNCTION outbox_headers_are_fit(jsonb) TO outbox_producer; -- of a constraint
+        GRANT EXECUTE ON FUNCTION outbox_headers_are_fit(jsonb) TO outbox_producer; -- which the trigger of outbox calls
 
         -- A relay reads events but can neither write nor alter one; state lives in the other tables. It changes the state of a
         -- delivery, and nothing else of it: which deliveries there are is left to functions, and so is removing anything that
         -- says what happened to an event.
-        REVOKE ALL ON outbox_delivery, outbox_attempt, outbox_route, outbox_destination FROM outbox_relay; -- as versions before 17 granted
+        REVOKE ALL ON outbox_delivery, outbox_attempt, outbox_route, outbox_destination FROM outbox_relay; -- whatever was ever granted
         GRANT SELECT ON outbox, outbox_schema_version, outbox_delivery TO outbox_relay;
         GRANT UPDATE (status, attempts, claim, claimed_by, lease_expires_at, next_attempt_at, last_attempt_at, delivered_at,
                       last_status, last_reason, last_error, rescues, replay, not_after)

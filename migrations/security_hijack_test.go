@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -107,6 +108,7 @@ $do$`
 
 // A producer who may create objects in the schema makes decoys of everything that the functions use. None of them runs.
 func TestSecurityNoFunctionIsHijacked(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	s := newShop(t, migrations.Outbox, migrations.Inbox)
 	owner := s.as("shop_owner")

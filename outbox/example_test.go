@@ -22,7 +22,7 @@ type Invoice struct {
 	Cents    int64  `json:"cents"`
 }
 
-// Issue is a business operation that may be repeated: its second run changes nothing and tells nobody.
+// Issue is a business operation that may be repeated: its second run changes nothing and sends nothing.
 func Issue(ctx context.Context, pool *pgxpool.Pool, invoice Invoice) (outbox.Result, error) {
 	tx, err := pool.Begin(ctx)
 	if err != nil {

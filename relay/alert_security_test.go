@@ -98,7 +98,7 @@ func TestSecurityAlertTransport(t *testing.T) { // not in parallel: it sets the 
 		{"metadata", direct, "http://169.254.169.254/", "prohibited"},
 		{"beyond allow_private", narrow, elsewhere.URL, "egress.allow_private"},
 		{"a redirect", direct, moved.URL, "the channel answered 307, and redirects are never followed"},
-		{"a name that nobody has", direct, "http://channel.invalid/", "channel.invalid"}, // the environment's proxy would take it
+		{"a name that no host has", direct, "http://channel.invalid/", "channel.invalid"}, // the environment's proxy would take it
 		{"an address, through a proxy", alert.NewTransport(post.Egress{Proxy: proxy.URL}), "http://169.254.169.254/", "prohibited"},
 	} {
 		if err := send(c.transport, c.url); err == nil || !strings.Contains(err.Error(), c.want) {

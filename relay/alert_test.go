@@ -293,13 +293,11 @@ func TestHangingChannelHoldsUpOnlyItself(t *testing.T) {
 	telling.Wait()
 }
 
-// Whatever stands in an alert comes out as one line that calls nobody and runs nothing.
+// Whatever stands in an alert comes out as one line that mentions no person and runs nothing.
 func TestTextsAreHarmless(t *testing.T) {
 	t.Parallel()
 	ended := time.Now()
-	for _, rule := range []string{
-		alert.RuleFailed, alert.RuleLag, alert.RuleBreakerOpen, alert.RuleParked, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleRescueStorm, alert.RuleHorizonPinned, alert.RuleQuarantined, alert.RuleTest, "new\nrule",
-	} {
+	for _, rule := range append(alert.Rules(), alert.RuleTest, "new\nrule") {
 		a := alert.Alert{Rule: rule, Subject: "x'; rm -rf\n/", Count: 2, OpenedAt: ended.Add(-12 * time.Minute), FirstEventID: 7, FirstError: "<!channel>\r\n\x1b[31m", Detail: "a\nb\u202e"}
 		texts := []string{a.Text(), a.Title()}
 		a.ResolvedAt = &ended
@@ -325,7 +323,7 @@ func TestEveryRuleHasARunbook(t *testing.T) {
 	t.Parallel()
 	runbook, err := os.ReadFile("../docs/operations.md")
 	must(t, err)
-	for _, rule := range []string{alert.RuleFailed, alert.RuleLag, alert.RuleBreakerOpen, alert.RuleParked, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleRescueStorm, alert.RuleHorizonPinned, alert.RuleUnserved, alert.RuleRoutesChanged, alert.RuleQuarantined} {
+	for _, rule := range alert.Rules() {
 		if !strings.Contains(string(runbook), "\n## Alert: "+rule+"\n") {
 			t.Errorf("the runbook has no heading for %s", rule)
 		}
@@ -340,10 +338,10 @@ func TestUncertainRelayTellsOnlyThat(t *testing.T) {
 	cfg := db.config(to("http://receiver.test/"))
 	cfg.Alerts.Channels = []alert.Channel{ops}
 	r := sessionOf(t, cfg)
-	instance, _ := r.session.current()
+	instance, _ := r.presence.current()
 	db.fire(alert.RuleBreakerOpen)
 	db.fire(alert.RuleQuarantined)
-	r.session.set(instance, false)
+	r.presence.set(instance, false)
 	must(t, r.alerter().SendDue(t.Context()))
 	if got := ops.heard(); !slices.Equal(got, []string{"quarantined firing"}) {
 		t.Errorf("told %q", got)

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // histories are states of one ordering key, "hot", that leave n entries before its 1,000 due deliveries. Each returns the floor
@@ -43,6 +45,7 @@ var histories = map[string]func(db *database, n int) (floor int64){
 // A claim of a key with 1,000 due deliveries reads what it takes and what it may look at, whatever became of the key's earlier
 // ones, whatever the statistics say, and however many deliveries of other keys are parked.
 func TestClaimReadsNoHistory(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for name, history := range histories {
 		for _, keys := range []int{1, 3, 10_000} {

@@ -4,11 +4,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // Everything that a relay does beside delivering meets a database that is slow there. Deliveries keep their connections.
 func TestHousekeepingHoldsOneConnection(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(1, "parked")

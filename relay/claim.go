@@ -2,33 +2,28 @@ package relay
 
 import (
 	"context"
-	"slices"
 	"time"
-
-	"github.com/cenkalti/backoff/v4"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // claimer decides when to claim and for which lanes. It is one goroutine and owns all its fields.
 type claimer struct {
-	relay   *Relay
-	pace    pace
-	clock   databaseClock
-	writers writers
-	floors  floors
-	damaged damaged
-	lost    unacknowledged
-	idleAt  time.Time // the database's, when the relay was last declared idle
-	next    time.Time // when to take the next turn for another reason than the pace; zero: there is none
+	*core
+	senders   *senders
+	settler   *settler
+	restTimes int // see the constant; less in tests, where a busy machine would make the rests last for minutes
+
+	breakers breakerKeeper
+	pace     pace
+	clock    databaseClock
+	writers  writers
+	floors   floors
+	damaged  damaged
+	lost     unacknowledged
+	idleAt   time.Time // the database's, when the relay last became idle
+	next     time.Time // when to take the next turn for another reason than the pace; zero: there is none
 }
-
-// databaseClock tells what the database's clock shows, from what it showed last.
-type databaseClock struct{ shown, read time.Time }
-
-func (c *databaseClock) set(shown time.Time) { c.shown, c.read = shown, time.Now() }
-
-func (c *databaseClock) now() time.Time { return c.shown.Add(time.Since(c.read)) }
 
 // run claims until taking is done.
 func (c *claimer) run(taking context.Context) {
@@ -37,7 +32,7 @@ func (c *claimer) run(taking context.Context) {
 		wait, err := c.turn(taking)
 		if err != nil {
 			wait = failing.NextBackOff()
-			c.relay.databaseError("claim", err)
+			c.databaseError("claim", err)
 		} else {
 			failing.Reset()
 		}
@@ -51,17 +46,19 @@ func (c *claimer) run(taking context.Context) {
 		select {
 		case <-taking.Done():
 			return
-		case <-c.relay.wake.room:
+		case <-c.wake.room:
 		case <-timeout:
-		case <-c.relay.wake.tick:
+		case <-c.wake.tick:
 			c.pace.look()
-		case sweep := <-c.relay.wake.notified:
-			c.pace.notified(time.Now())
+		case sweep := <-c.wake.notified:
+			wasIdle := c.pace.idle
+			c.pace.notified(time.Now(), int(c.wake.commits.Swap(0)))
 			if sweep {
-				for _, l := range c.relay.laneList() {
+				c.pace.look()
+				for _, l := range c.lanes.list() {
 					l.walkNow()
 				}
-			} else if c.pace.idle { // the transaction may have been open ever since
+			} else if wasIdle { // the transaction may have been open ever since
 				c.lookBack(c.idleAt.Add(-overlap))
 			}
 		}
@@ -73,8 +70,7 @@ func (c *claimer) run(taking context.Context) {
 
 // turn claims once if there is reason to, and returns how long to wait for the next turn; negative: until woken.
 func (c *claimer) turn(taking context.Context) (time.Duration, error) {
-	r := c.relay
-	instance, alive := r.session.current()
+	instance, alive := c.current()
 	if !alive || taking.Err() != nil {
 		// Without its session this relay's claims would look like a dead relay's. What it knows may be of a server that has
 		// failed over since.
@@ -82,12 +78,12 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		return minPace, nil
 	}
 	now := time.Now()
-	becameIdle, err := c.declareIdle(taking, now)
-	if err != nil {
+	c.pace.deaf = !c.wake.hears.Load()
+	if err := c.arm(taking, now); err != nil {
 		return 0, err
 	}
-	if hook := r.cfg.Hooks.Idle; becameIdle && hook != nil {
-		defer hook() // after the look that follows the declaration
+	if hook := c.config().Hooks.Idle; c.becomeIdle(now) && hook != nil {
+		defer hook() // after the look that idleness begins with
 	}
 	if err := c.prepare(taking, now, instance); err != nil {
 		return 0, err
@@ -95,10 +91,10 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	looking := c.pace.looking(now)
 	claims := c.claims(now)
 	if len(claims) == 0 {
-		if c.busy() {
+		if c.lanes.busy() {
 			c.pace.full(now)
 		} else if looking { // every destination is held or paused: nothing can be found
-			c.pace.claimed(now, 0)
+			c.pace.claimed(now, 0, 0)
 		}
 		return c.wait(now), nil
 	}
@@ -108,12 +104,12 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	c.clock.set(result.at)
-	work := c.work(result.deliveries)
-	found := c.advance(claims, result, time.Since(now))
+	work, took := c.work(result.deliveries), time.Since(now)
+	found := c.advance(claims, result, took)
 	c.handOut(claims, result)
 	switch {
 	case looking:
-		c.pace.claimed(time.Now(), work)
+		c.pace.claimed(time.Now(), work, took)
 	case work > 0:
 		c.pace.worked(time.Now())
 	}
@@ -123,40 +119,73 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	return c.wait(time.Now()), nil
 }
 
-// declareIdle lets producers notify once there has been no work for a while, or stops them. It reports whether the relay
-// has become idle.
-func (c *claimer) declareIdle(taking context.Context, now time.Time) (becameIdle bool, err error) {
-	idle, changed := c.pace.declaration(now)
+// observeWriters looks at the open transactions if it is time to, and makes claims look back to where one has committed late.
+// Claims go on without it: floors then stay where they are, and late commits wait for a walk.
+func (c *claimer) observeWriters(ctx context.Context, now time.Time) {
+	w := &c.writers
+	if w.wanted(now, c.pace.idle) {
+		at, latest, open, err := c.store.openWriters(ctx)
+		if err != nil {
+			c.databaseError("look for open transactions", err)
+			w.next = now.Add(writersMost)
+		} else if late := w.observe(now, at, latest, open); !late.IsZero() {
+			c.lookBack(late.Add(-writersMost))
+		}
+	}
+	if w.pending() {
+		c.plan(w.next)
+	}
+}
+
+// arm lets producers notify while little comes in, and stops them when much does.
+func (c *claimer) arm(taking context.Context, now time.Time) error {
+	armed, changed := c.pace.declaration(now)
 	if !changed {
-		return false, nil
+		return nil
 	}
-	if err := c.relay.store.declareIdle(taking, idle); err != nil {
-		return false, err
+	if err := c.store.arm(taking, armed); err != nil {
+		return err
 	}
-	c.pace.declared(idle)
-	if idle {
-		c.idleAt = c.clock.now()
-		c.writers.becameIdle()
+	c.pace.declared(now, armed)
+	return nil
+}
+
+// becomeIdle reports whether the relay becomes idle.
+func (c *claimer) becomeIdle(now time.Time) bool {
+	became := c.pace.becomeIdle(now)
+	c.wake.idle.Store(c.pace.idle)
+	if !became {
+		return false
 	}
-	return idle, nil
+	c.idleAt = c.clock.now()
+	c.writers.becameIdle()
+	return true
 }
 
 // prepare does what a claim depends on: it plans the retries of this relay, writes what the breakers decided, learns the
 // database's time and looks at open transactions.
 func (c *claimer) prepare(taking context.Context, now time.Time, instance int32) error {
 	c.next = time.Time{}
-	due, next := c.relay.wake.retries.take(now)
+	due, next := c.wake.retries.take(now)
 	if due {
 		c.pace.look()
 	}
 	if !next.IsZero() {
 		c.plan(next)
 	}
-	if err := c.tendBreakers(now, instance); err != nil {
+	at, err := c.breakers.tend(now, instance)
+	if c.breakers.looks {
+		c.breakers.looks = false
+		c.pace.look()
+	}
+	if err != nil {
 		return err
 	}
+	if !at.IsZero() {
+		c.plan(at)
+	}
 	if c.clock.read.IsZero() {
-		at, err := c.relay.store.now(taking)
+		at, err := c.store.now(taking)
 		if err != nil {
 			return err
 		}
@@ -164,6 +193,14 @@ func (c *claimer) prepare(taking context.Context, now time.Time, instance int32)
 	}
 	c.observeWriters(taking, now)
 	return nil
+}
+
+// lookBack makes the next claims look at everything that became due since the given time of the database.
+func (c *claimer) lookBack(since time.Time) {
+	for _, l := range c.lanes.list() {
+		l.lookBack(since)
+	}
+	c.pace.look()
 }
 
 // claimFailed makes the keys of a failed claim ready again and puts its walks off, so that the next claim costs less.
@@ -174,7 +211,7 @@ func (c *claimer) claimFailed(claims []laneClaim) {
 		}
 		for _, s := range claim.request.scans {
 			if s.class != live && !s.back {
-				claim.lane.walks[s.class].failed(time.Now(), c.relay.cfg.PollInterval)
+				claim.lane.walks[s.class].failed(time.Now(), c.config().PollInterval)
 			}
 		}
 	}
@@ -186,7 +223,7 @@ func (c *claimer) work(claimed []delivery) (n int) {
 	probe := false
 	for i := range claimed {
 		if d := &claimed[i]; l == nil || l.name != d.destination {
-			l = c.relay.lane(d.destination)
+			l = c.lanes.get(d.destination)
 			probe = l.state().Breaker != policy.BreakerClosed.String()
 		}
 		if !probe {
@@ -194,11 +231,6 @@ func (c *claimer) work(claimed []delivery) (n int) {
 		}
 	}
 	return n
-}
-
-// busy reports whether any lane holds anything.
-func (c *claimer) busy() bool {
-	return slices.ContainsFunc(c.relay.laneList(), (*lane).busy)
 }
 
 // plan makes the next turn come at the given time at the latest.
@@ -235,7 +267,7 @@ func (c *claimer) claim(taking context.Context, instance int32, claims []laneCla
 		requests[i] = claim.request
 	}
 	ctx := context.WithoutCancel(taking)
-	if err := c.lost.giveBack(ctx, c.relay.store, instance); err != nil {
+	if err := c.lost.giveBack(ctx, c.store, instance); err != nil {
 		return claimResult{}, err
 	}
 	return c.claimAll(ctx, instance, requests)
@@ -244,25 +276,24 @@ func (c *claimer) claim(taking context.Context, instance int32, claims []laneCla
 // claims returns what to claim in this turn. A lane takes part if its last claim left something, if one of its ordering keys
 // is ready or, when it is time to look for new work, if it has room.
 func (c *claimer) claims(now time.Time) []laneClaim {
-	r := c.relay
-	lanes := r.laneList()
+	lanes := c.lanes.list()
 	active := 0
 	for _, l := range lanes {
 		if l.walks[live].more || l.walks[backlog].more || l.busy() {
 			active++
 		}
 	}
-	share := max(1, r.config().MaxInFlight/max(1, active))
+	share := max(1, c.config().MaxInFlight/max(1, active))
 	looking := c.pace.looking(now)
 	claims := make([]laneClaim, 0, len(lanes))
 	for _, l := range lanes {
-		if r.cfg.Hooks.LaneChanged != nil {
-			l.show(now, r.cfg.Hooks.LaneChanged)
+		if c.config().Hooks.LaneChanged != nil {
+			l.show(now, c.config().Hooks.LaneChanged)
 		}
 		l.setShare(min(l.current().Destination.MaxInFlight, share))
 		if request := c.request(l, now, looking); len(request.scans)+len(request.keys) > 0 {
 			claims = append(claims, laneClaim{l, request})
-			l.asked = now
+			l.ask(now)
 		}
 	}
 	return claims
@@ -271,12 +302,12 @@ func (c *claimer) claims(now time.Time) []laneClaim {
 // request returns what to claim for one lane. Without scans and keys there is nothing to claim.
 func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRequest) {
 	looking = looking || l.owed
-	if at := l.early(now, c.relay.cfg.Lease); !at.IsZero() {
+	if at := l.early(now, c.config().Lease); !at.IsZero() {
 		l.owed = looking
 		c.plan(at)
 		return claimRequest{}
 	}
-	free, worthwhile := l.room(now, c.relay.cfg.Lease)
+	free, worthwhile := l.room(now, c.config().Lease)
 	keys, crowded := l.takeReady(free)
 	for class := range free {
 		if crowded[class] {
@@ -288,7 +319,7 @@ func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRe
 	request = claimRequest{
 		destination: l.name, keys: keys, skipFailed: to.OnFailure == policy.SkipFailed, promise: to.Retry.Promise, reordered: l.reordered,
 	}
-	longest, followers := l.runBounds(c.relay.cfg.Lease)
+	longest, followers := l.runBounds(c.config().Lease)
 	request.run = min(longest, 1+followers/max(1, len(keys)))
 	for i := range keys {
 		keys[i].floor = c.floors.lookUp(orderingKey{l.name, keys[i].key}, l.reordered, request.skipFailed).event
@@ -356,7 +387,7 @@ func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Dura
 	c.rememberFloors(claims, result)
 	n := 0
 	// A little less than the poll interval, so that a walk that comes with each safety tick does not miss every other one.
-	pause := rest{c.relay.cfg.PollInterval * 9 / 10, c.relay.restTimes}
+	pause := rest{c.config().PollInterval * 9 / 10, c.restTimes}
 	for _, claim := range claims {
 		l := claim.lane
 		for _, s := range claim.request.scans {
@@ -406,7 +437,6 @@ func (c *claimer) rememberFloors(claims []laneClaim, result claimResult) {
 
 // handOut gives each lane what was claimed for it, and starts senders for it.
 func (c *claimer) handOut(claims []laneClaim, result claimResult) {
-	r := c.relay
 	byLane := make(map[string][]delivery, len(claims))
 	for _, d := range result.deliveries {
 		byLane[d.destination] = append(byLane[d.destination], d)
@@ -416,12 +446,12 @@ func (c *claimer) handOut(claims []laneClaim, result claimResult) {
 		deliveries, brought := byLane[claim.lane.name]
 		if !brought {
 			if claim.lane.tried(time.Now()) {
-				signal(r.wake.room)
+				signal(c.wake.room)
 			}
 			continue
 		}
-		if r.cfg.Hooks.Claimed != nil {
-			r.cfg.Hooks.Claimed(claim.lane.name, len(deliveries))
+		if c.config().Hooks.Claimed != nil {
+			c.config().Hooks.Claimed(claim.lane.name, len(deliveries))
 		}
 		c.push(claim, deliveries, window)
 	}
@@ -430,7 +460,7 @@ func (c *claimer) handOut(claims []laneClaim, result claimResult) {
 // push queues the claimed deliveries of a lane, each run in the class of its most urgent delivery. Replays before something else of
 // their key go in its class: it would wait for them in theirs.
 func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time) {
-	r, l := c.relay, claim.lane
+	l := claim.lane
 	keyClass := make(map[string]class, len(claim.request.keys))
 	for _, key := range claim.request.keys {
 		keyClass[key.key] = key.class
@@ -439,7 +469,7 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 	for _, d := range broken { // before anything is sent: the end of a run makes its key ready, and these must be free then
 		l.took(d.class, 1)
 		l.claimedKey(*d.event.OrderingKey, 1)
-		r.settle(l, held(d, policy.ReasonOrder))
+		c.settler.settle(held(d, policy.ReasonOrder))
 	}
 	var byClass [classes][][]delivery
 	for _, run := range all {
@@ -460,27 +490,7 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 	}
 	for i, runs := range byClass {
 		for range l.push(time.Now(), class(i), runs) {
-			r.senders.Go(func() { r.send(l) })
+			c.senders.start(l)
 		}
 	}
-}
-
-// classAt returns the class of a delivery when the live window begins at the given time.
-func (d *delivery) classAt(window time.Time) class {
-	switch {
-	case d.replay:
-		return replays
-	case d.nextAttemptAt.Time.Before(window):
-		return backlog
-	}
-	return live
-}
-
-// newBackoff paces the repetition of what only waiting can mend: it never gives up.
-func newBackoff() *backoff.ExponentialBackOff {
-	return backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(50*time.Millisecond),
-		backoff.WithMaxInterval(5*time.Second),
-		backoff.WithMaxElapsedTime(0),
-	)
 }

@@ -31,13 +31,13 @@ const noClass class = -1
 // claimAll claims for all requests in one statement. A damaged page fails the whole statement, so that each scan, and the keys of
 // each destination, then get one of their own for a while: the other destinations, and newer deliveries of the same one, go on.
 func (c *claimer) claimAll(ctx context.Context, instance int32, requests []claimRequest) (claimResult, error) {
-	r, now := c.relay, time.Now()
+	now := time.Now()
 	if !now.Before(c.damaged.until) {
 		result, err := c.claimOnce(ctx, instance, requests)
 		if pg.ClassifyError(err) != pg.ErrorDamaged {
 			return result, err
 		}
-		r.databaseError("claim", err)
+		c.databaseError("claim", err)
 		c.damaged = damaged{until: now.Add(claimApartFor), again: map[damagedPart]time.Time{}}
 	}
 	all := claimResult{at: c.clock.now(), reordered: map[int]int64{}}
@@ -53,7 +53,7 @@ func (c *claimer) claimAll(ctx context.Context, instance int32, requests []claim
 					return claimResult{}, failed
 				}
 				for _, key := range part.keys {
-					r.lane(part.destination).makeReady(key.key, key.class)
+					c.lanes.get(part.destination).makeReady(key.key, key.class)
 				}
 			}
 			all.include(found, i, len(part.scans))
@@ -87,7 +87,7 @@ func (c *claimer) claimPart(ctx context.Context, instance int32, part claimReque
 	}
 	result, err := c.claimOnce(ctx, instance, []claimRequest{part})
 	if pg.ClassifyError(err) == pg.ErrorDamaged {
-		c.relay.databaseError("claim", err)
+		c.databaseError("claim", err)
 		c.damaged.again[which] = now.Add(damagedAgain)
 		return claimResult{}, nil
 	}
@@ -96,8 +96,8 @@ func (c *claimer) claimPart(ctx context.Context, instance int32, part claimReque
 
 // claimOnce runs one statement, and remembers whether its answer came.
 func (c *claimer) claimOnce(ctx context.Context, instance int32, requests []claimRequest) (claimResult, error) {
-	lease := c.relay.cfg.Lease
-	result, err := c.relay.store.claim(ctx, instance, lease, requests)
+	lease := c.config().Lease
+	result, err := c.store.claim(ctx, instance, lease, requests)
 	if err != nil {
 		c.lost.failed(instance, err)
 	} else {

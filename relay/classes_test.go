@@ -9,11 +9,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // While live events, a backlog and replays wait, each gets its share of the lane, whichever came first.
 func TestClassesShareALane(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const each = 600
 	const stayLive = `UPDATE outbox_delivery SET next_attempt_at = now() WHERE status = 'pending' AND claimed_by IS NULL
@@ -109,7 +112,7 @@ func TestReplaysDoNotSlowTheirKey(t *testing.T) {
 	r.begin()
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'plug')`)
 	<-g.arrived
-	done, err := NewOps(db.pool).Replay(t.Context(), Selection{Statuses: []string{"delivered"}}, 0, nil)
+	done, err := ops.New(db.pool).Replay(t.Context(), ops.Selection{Statuses: []string{"delivered"}}, 0, nil)
 	must(t, err)
 	if done.Done != replayed+1 {
 		t.Fatalf("replayed %+v", done)

@@ -1,8 +1,10 @@
 package relay
 
 import (
+	"errors"
 	"fmt"
 	"math"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -242,4 +244,23 @@ func (v *validator) promise(path string, d post.Destination, lease time.Duration
 	v.Require(d.Retry.Promise >= least, path+".retry.horizon",
 		"%s is shorter than schedule, max_attempts, retry_after_max, timeout and lease may take (%s), so that deliveries would fail before their last attempt; write %.0fh or more, or shorten those",
 		d.Retry.Promise, least, math.Ceil(least.Hours()))
+}
+
+// complete returns a configuration with its defaults, or every mistake in it as joined Problems.
+func complete(cfg Config) (Config, error) {
+	var mistakes []error
+	if cfg.Pool == nil {
+		mistakes = append(mistakes, Problem{Path: "database.url", Text: "is not set"})
+	}
+	for _, problem := range cfg.Validate() {
+		mistakes = append(mistakes, problem)
+	}
+	if err := errors.Join(mistakes...); err != nil {
+		return Config{}, err
+	}
+	cfg = cfg.withDefaults()
+	if cfg.Name == "" {
+		cfg.Name, _ = os.Hostname()
+	}
+	return cfg, nil
 }

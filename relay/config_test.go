@@ -123,7 +123,7 @@ func TestEveryMistakeIsFound(t *testing.T) {
 		"route without event":    {func(c *Config) { c.Routes = []Route{{"", []string{"logistics"}}} }, "routes[0].event: "},
 		"route with blank":       {func(c *Config) { c.Routes = []Route{{"a b", []string{"logistics"}}} }, "routes[0].event: "},
 		"route too long":         {func(c *Config) { c.Routes = []Route{{strings.Repeat("a", 256), []string{"logistics"}}} }, "routes[0].event: "},
-		"route to nobody":        {func(c *Config) { c.Routes = []Route{{"*", nil}} }, "routes[0].to: names no destination"},
+		"route without target":   {func(c *Config) { c.Routes = []Route{{"*", nil}} }, "routes[0].to: names no destination"},
 		"route to a stranger":    {func(c *Config) { c.Routes = []Route{{"*", []string{"logistic"}}} }, `routes[0].to: there is no destination "logistic"`},
 		"url missing":            {first(func(d *post.Destination) { d.URL = "" }), "destinations.logistics.url: is empty"},
 		"name of the relay: NUL": {func(c *Config) { c.Name = "a\x00b" }, "relay.name: "},

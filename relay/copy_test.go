@@ -13,9 +13,11 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -89,7 +91,7 @@ func serve(t testing.TB, o localpg.Options) (*localpg.Server, *database) {
 	return server, another(t, server.DSN(""))
 }
 
-// visited leaves behind what a relay that worked does: the identity, and nobody alive.
+// visited leaves behind what a relay that worked does: the identity, and no living relay.
 func (db *database) visited(cfg Config) {
 	db.Helper()
 	r := start(db, cfg)
@@ -97,7 +99,7 @@ func (db *database) visited(cfg Config) {
 	r.stop()
 }
 
-// knows makes an address one that relays have been accepted under, for tests in which the next relay finds nobody alive
+// knows makes an address one that relays have been accepted under, for tests in which the next relay finds no living relay
 // to vouch for it. Some relay must have recorded the database before.
 func (db *database) knows(dsn string) {
 	db.Helper()
@@ -121,7 +123,7 @@ func (db *database) fromTemplate() *database {
 	db.pool.Close()
 	name := db.name() + "_copy"
 	elsewhere := another(db, pgtest.New(db))
-	eventually(db, "the copy of a database that nobody uses", func() bool {
+	eventually(db, "the copy of an unused database", func() bool {
 		_, err := elsewhere.pool.Exec(db.Context(), "CREATE DATABASE "+name+" TEMPLATE "+db.name())
 		return err == nil
 	})
@@ -169,6 +171,7 @@ SELECT md5(string_agg(line, '|' ORDER BY line)) FROM (
 // ones that have a route, and an alert that was not told: the relay on the copy sends nothing and changes nothing. Once
 // accepted it works.
 func TestCopies(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const events = 20
 	fill := func(db *database) {
@@ -244,8 +247,8 @@ func TestCopies(t *testing.T) {
 			if text := string(slack.all()[0].body); !strings.Contains(text, "quarantine") || !strings.Contains(text, "outbox-relay identity accept") {
 				t.Errorf("the alert says %s", text)
 			}
-			signal(r.parked) // as the session does when a route was added
-			signal(r.alerts)
+			signal(r.wake.parked) // as the session does when a route was added
+			signal(r.wake.alerts)
 			beat := row[string](copied, `SELECT heartbeat_at::text FROM outbox_relay WHERE quarantined IS NOT NULL`)
 			becomes(copied, true, `SELECT heartbeat_at > $1::timestamptz + interval '3 seconds' FROM outbox_relay WHERE quarantined IS NOT NULL`, beat)
 			if after := row[string](copied, written); after != before {
@@ -258,7 +261,7 @@ func TestCopies(t *testing.T) {
 				t.Errorf("statements failed: %v", r.failures)
 			}
 
-			_, err := NewOps(copied.pool).AcceptIdentity(t.Context(), "")
+			_, err := ops.New(copied.pool).AcceptIdentity(t.Context(), "")
 			must(t, err)
 			if reason := r.quarantined(t, 2); reason != "" {
 				t.Errorf("after accepting: %s", reason)
@@ -275,6 +278,7 @@ func TestCopies(t *testing.T) {
 
 // A standby that takes over, at the address that relays know, goes on where its primary ended.
 func TestFailoverIsNoCopy(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	server, db := serve(t, localpg.Options{})
 	db.route()
@@ -294,7 +298,7 @@ func TestFailoverIsNoCopy(t *testing.T) {
 	r.await(t, "the standby, which is not written to", func(o *observer) bool { return o.failures["session"] >= 2 })
 	standby.exec(`SELECT pg_promote()`)
 	standby.exec(`CHECKPOINT`)
-	eventually(t, "the relay's registration", func() bool { _, alive := r.session.current(); return alive })
+	eventually(t, "the relay's registration", func() bool { _, alive := r.presence.current(); return alive })
 	standby.insert(10, "after")
 	r.settles(t, policy.Delivered, 20)
 	if len(r.reasons) != 0 {
@@ -310,6 +314,7 @@ func TestFailoverIsNoCopy(t *testing.T) {
 
 // A running relay's connections lead to a restored dump, all of them or only those of its pool: nothing of it is sent.
 func TestReconnectOntoACopy(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for name, half := range map[string]bool{"every connection": false, "those of the pool": true} {
 		t.Run(name, func(t *testing.T) {
@@ -334,8 +339,8 @@ func TestReconnectOntoACopy(t *testing.T) {
 			} else {
 				l.cut()
 				r.wantReason(t, "system identifier")
-				if number, _ := r.session.current(); number != 0 {
-					t.Errorf("still instance %d, which is somebody else's here", number)
+				if number, _ := r.presence.current(); number != 0 {
+					t.Errorf("still instance %d, which is another relay's here", number)
 				}
 			}
 			if after := row[string](copied, written); after != before || rc.total() != 10 {

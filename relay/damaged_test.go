@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -17,6 +18,7 @@ import (
 // A disk spoils a page of the deliveries' table, or of its index, while their requests are under way. Whatever stands on
 // other pages goes on, and what cannot be written is written once the page is mended.
 func TestDamagedPageKeepsNoOther(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for relation, block := range map[string]int64{
 		"outbox_delivery":      0,

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
@@ -169,6 +170,7 @@ func deadDestination(tb testing.TB, s stage) (without, with time.Duration) {
 // A destination that is down costs the others nothing and its own deliveries no attempts, is told once, and recovers
 // slowly.
 func TestDeadDestination(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	deadDestination(t, stage{destinations: 5, due: 2000, every: 20 * time.Millisecond, lasts: time.Second})
 }

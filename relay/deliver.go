@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -19,20 +20,34 @@ import (
 const pastPromise = "not sent again: its receiver was promised that nothing comes after %s (retry.horizon), may have processed it unseen, " +
 	"and may forget it from then on; find out what became of it there, then discard it or, with a new promise, replay it: outbox-relay replay %d"
 
+// senders send what the lanes hold: one goroutine each, as many as its lane may have, and only while it has something to send.
+type senders struct {
+	*core
+	settler *settler
+	alone   solitude
+	running sync.WaitGroup
+}
+
+// start starts one sender of a lane.
+func (s *senders) start(l *lane) { s.running.Go(func() { s.send(l) }) }
+
+// wait waits for the end of all senders.
+func (s *senders) wait() { s.running.Wait() }
+
 // send empties a lane until there is nothing left for this sender.
-func (r *Relay) send(l *lane) {
+func (s *senders) send(l *lane) {
 	for {
 		run, wait := l.next(time.Now())
 		switch {
 		case run != nil:
 			if l.grow() { // the limit has grown since the queue was filled
-				r.senders.Go(func() { r.send(l) })
+				s.start(l)
 			}
-			r.sendRun(l, run)
+			s.sendRun(l, run)
 		case wait > 0:
-			r.awaitTurn(wait)
-			if r.taking.Err() != nil {
-				r.giveBack(l)
+			s.awaitTurn(wait)
+			if s.taking.Err() != nil {
+				s.giveBack(l, policy.ReasonShutdown)
 			}
 		default:
 			return
@@ -42,7 +57,7 @@ func (r *Relay) send(l *lane) {
 
 // sendRun sends the deliveries of a run in sequence. Those behind one that was not delivered are given back: their turn
 // comes after its next attempt.
-func (r *Relay) sendRun(l *lane, run []delivery) {
+func (s *senders) sendRun(l *lane, run []delivery) {
 	for i := range run {
 		d := &run[i]
 		begun := time.Now()
@@ -50,12 +65,12 @@ func (r *Relay) sendRun(l *lane, run []delivery) {
 		ready := true
 		if i > 0 {
 			l.step(d.class, 1)
-			ready = r.awaitToken(l, d)
+			ready = s.awaitToken(l, d)
 		}
 		to := l.current()
 		started := time.Now()
 		if ready {
-			v = r.attempt(l, d)
+			v = s.attempt(l, d)
 		}
 		took := time.Since(started)
 		if v.Posted {
@@ -64,19 +79,19 @@ func (r *Relay) sendRun(l *lane, run []delivery) {
 		about := policy.Circumstances{
 			Attempt: d.attempts + 1, Retry: to.Destination.Retry, Fraction: rand.Float64(), Responses: to.Destination.Responses,
 			OnFailure: to.Destination.OnFailure, Ordered: d.event.OrderingKey != nil, LastOfRun: d.lastOfRun,
-			Paused: v.Reason == policy.ReasonGone && !l.pause(), LogDelivered: r.config().LogDelivered,
+			Paused: v.Reason == policy.ReasonGone && !l.pause(), LogDelivered: s.config().LogDelivered,
 		}
 		var changed bool
 		if about.AtFault, changed = l.recordResult(time.Now(), d.eventID, &v, took); changed {
-			signal(r.wake.room)
+			signal(s.wake.room)
 		}
 		decided := policy.Decide(v, about)
-		r.settle(l, newSettlement(*d, decided, started, took))
+		s.settler.settle(newSettlement(*d, decided, started, took))
 		d.event = post.Event{} // of a long run, only what is being sent is kept in memory
 		if decided.Blocks {
 			l.step(d.class, len(run)-i-1)
 			for _, d := range run[i+1:] {
-				r.settle(l, held(d, policy.ReasonOrder))
+				s.settler.settle(held(d, policy.ReasonOrder))
 			}
 			return
 		}
@@ -84,13 +99,13 @@ func (r *Relay) sendRun(l *lane, run []delivery) {
 }
 
 // awaitToken waits for the turn of the next delivery of a run. It returns false if its lease would end first.
-func (r *Relay) awaitToken(l *lane, d *delivery) (ready bool) {
-	for r.taking.Err() == nil {
+func (s *senders) awaitToken(l *lane, d *delivery) (ready bool) {
+	for s.taking.Err() == nil {
 		wait, inTime := l.token(time.Now(), d)
 		if wait == 0 || !inTime {
 			return inTime
 		}
-		r.awaitTurn(wait)
+		s.awaitTurn(wait)
 	}
 	return true
 }
@@ -100,31 +115,31 @@ func (r *Relay) awaitToken(l *lane, d *delivery) (ready bool) {
 const longestNap = time.Second
 
 // awaitTurn waits, unless the relay is told to stop.
-func (r *Relay) awaitTurn(wait time.Duration) {
+func (s *senders) awaitTurn(wait time.Duration) {
 	timer := time.NewTimer(min(wait, longestNap))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-r.taking.Done():
+	case <-s.taking.Done():
 	}
 }
 
 // giveBackUnsent empties the lanes' queues at a stop. The senders would do it too, but only when their POSTs have ended,
 // and until then no other relay could take what waits behind them.
-func (r *Relay) giveBackUnsent() {
-	for _, l := range r.laneList() {
-		r.giveBack(l)
+func (s *senders) giveBackUnsent() {
+	for _, l := range s.lanes.list() {
+		s.giveBack(l, policy.ReasonShutdown)
 	}
 }
 
-func (r *Relay) giveBack(l *lane) {
+func (s *senders) giveBack(l *lane, reason policy.Reason) {
 	for _, d := range l.unsent() {
-		r.settle(l, held(d, policy.ReasonShutdown))
+		s.settler.settle(held(d, reason))
 	}
 }
 
 // attempt makes the one POST of a claim, unless something speaks against it.
-func (r *Relay) attempt(l *lane, d *delivery) (v policy.Result) {
+func (s *senders) attempt(l *lane, d *delivery) (v policy.Result) {
 	to := l.current()
 	// One delivery that trips a defect must not take the relay, and all others, with it.
 	defer func() {
@@ -132,7 +147,7 @@ func (r *Relay) attempt(l *lane, d *delivery) (v policy.Result) {
 			v = policy.Result{Reason: policy.ReasonPanic, Message: plain.Clip(describePanic(defect)), Posted: true}
 		}
 	}()
-	if r.taking.Err() != nil {
+	if s.taking.Err() != nil {
 		return policy.Result{Reason: policy.ReasonShutdown}
 	}
 	if reason := l.stopped(); reason != "" {
@@ -141,7 +156,7 @@ func (r *Relay) attempt(l *lane, d *delivery) (v policy.Result) {
 	if time.Until(d.leaseEnds) < to.Destination.Timeout+sendMargin {
 		return policy.Result{Reason: policy.ReasonLease}
 	}
-	leave, instead := r.awaitPost(d)
+	leave, instead := s.awaitPost(d)
 	if instead != nil {
 		return *instead
 	}
@@ -156,13 +171,13 @@ func (r *Relay) attempt(l *lane, d *delivery) (v policy.Result) {
 		return policy.Result{Reason: policy.ReasonEventMissing, Message: "the event is gone from outbox"}
 	}
 	if d.event.Payload == nil {
-		payload, err := r.store.payload(r.doing, d.eventID)
+		payload, err := s.store.payload(s.doing, d.eventID)
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
 			return policy.Result{Reason: policy.ReasonEventMissing, Message: "the event is gone from outbox"}
 		case err != nil:
-			r.databaseError("load payload", err)
-			r.postpone(d, r.cfg.PollInterval) // or only a walk would find it, which may rest for long
+			s.databaseError("load payload", err)
+			s.postpone(d, s.config().PollInterval) // or only a walk would find it, which may rest for long
 			return policy.Result{Reason: policy.ReasonDatabase}
 		}
 		d.event.Payload = payload
@@ -171,11 +186,13 @@ func (r *Relay) attempt(l *lane, d *delivery) (v policy.Result) {
 	if err != nil {
 		return post.Refused(err)
 	}
-	if err := r.countSuspect(d); err != nil {
-		r.databaseError("count suspect", err)
-		return policy.Result{Reason: policy.ReasonDatabase}
+	if d.alone { // if the relay dies of it, nothing can be written afterwards
+		if err := s.store.countAlone(s.settling, d); err != nil {
+			s.databaseError("count suspect", err)
+			return policy.Result{Reason: policy.ReasonDatabase}
+		}
 	}
-	ctx, cancel := context.WithTimeout(r.doing, to.Destination.Timeout)
+	ctx, cancel := context.WithTimeout(s.doing, to.Destination.Timeout)
 	defer cancel()
 	return post.Send(ctx, to, req, d.event.Payload)
 }

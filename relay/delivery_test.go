@@ -183,7 +183,7 @@ func TestDestinationsAreIndependent(t *testing.T) {
 	}
 }
 
-// 410 says: stop. The delivery fails, the destination is paused, nothing is claimed for it until somebody resumes it.
+// 410 says: stop. The delivery fails, the destination is paused, nothing is claimed for it until an operator resumes it.
 func TestGonePausesTheDestination(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

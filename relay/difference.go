@@ -175,3 +175,13 @@ func sameCertificate(a, b *tls.Certificate) bool {
 	}
 	return slices.EqualFunc(a.Certificate, b.Certificate, bytes.Equal)
 }
+
+// missing returns the names of the destinations that others do not have.
+func missing(destinations, others []post.Destination) (names []string) {
+	for _, d := range destinations {
+		if !slices.ContainsFunc(others, func(o post.Destination) bool { return o.Name == d.Name }) {
+			names = append(names, d.Name)
+		}
+	}
+	return names
+}

@@ -5,24 +5,35 @@
 //	                      ▼                                             │
 //	enqueue ──▶ pending ──claim──▶ pending, leased ──POST──▶ outcome ───┼──▶ delivered
 //	               ▲                   │      │                         │
-//	               └── rescue, hold ───┘      └── nothing sent: hold    └──▶ failed ──▶ alert
+//	               └── rescue, hold ───┘      └── not to blame: hold    └──▶ failed ──▶ alert
 //
-// The files, in reading order. The way of a delivery: config.go (settings), relay.go (what runs, and how it stops),
-// claim.go (when to claim, for which lanes), writers.go (transactions that are still open, which may commit late), lane.go
-// and position.go (what a lane holds, and how far it has looked), order.go (runs of an ordering key, and up to where a key
-// is settled), claim_apart.go (claiming around damaged data), deliver.go (one attempt), suspect.go (deliveries that may kill
-// their relay), post (one request: what it says, how it travels, what is kept of its answer), policy (what an attempt came
-// to, when to try again, how much a receiver bears, when it is down), hold.go (the breaker's state in the database), settle.go
-// (writing outcomes), settle_aside.go (those that cannot be written), resettle.go (those that a crash of the server lost).
+// The files, from the top down: a file uses names of those after it, and hardly any of those before it.
 //
-// Around it: session.go (being alive, taking over from the dead), orphan.go (claims whose acknowledgement was lost), wake.go
-// (waking up, being idle), routes.go, reload.go and difference.go (making database and lanes those of the configuration),
-// parked.go (releasing what was parked before its route came), maintain.go (what is done now and then), undelivered.go
-// (finding events without deliveries), ops*.go (what operators ask and do), hooks.go (observing), and store*.go: all SQL.
+//	relay.go                       what runs, and how it stops
+//	maintain.go, parked.go         what is done now and then; releasing what was parked before its route came
+//	reload.go, difference.go       another configuration while it runs
+//	routes.go                      making the stored routes those of the configuration
+//	session.go                     being alive, taking over from the dead
+//	claim.go, claim_apart.go       when to claim, for which lanes, and how around damaged data
+//	writers.go, orphan.go          transactions that may commit late; claims whose acknowledgement was lost
+//	breaker.go                     writing what the breakers decide
+//	deliver.go, suspect.go         one attempt; deliveries that may kill their relay
+//	settle.go, settle_aside.go     writing outcomes; those that cannot be written
+//	resettle.go                    outcomes that a crash of the server lost
+//	core.go                        what the parts share
+//	lane.go, position.go           a destination's lane, and how far the claimer has looked
+//	outgoing.go                    what a lane holds and may send
+//	order.go, queue.go             ordering keys; the queues of a lane
+//	wake.go                        waking up, being idle
+//	config.go, hooks.go            settings, observing
+//	store_*.go                     all SQL
+//	settlement.go, store.go        what is written of an attempt, and what is claimed
 //
 // Below it are rooms, which never import this package: pg (how statements reach the database, and what their errors mean),
-// policy and post, of which above, identity (keeping away from copies of the database), archive (moving and removing what is
-// done with), alert (telling people), and watch (being a good neighbour).
+// policy (what an attempt came to, when to try again, how much a receiver bears, when it is down), post (one request: what it
+// says, how it travels, what is kept of its answer), identity (keeping away from copies of the database), archive (moving and
+// removing what is done with), alert (telling people), and watch (being a good neighbour). Beside it is ops (what operators
+// ask and do), which stands on the same rooms; the two never import each other.
 //
 // # Goroutines
 //
@@ -52,6 +63,34 @@
 // reads what other relays wrote, about once a second. A trial begins with one delivery at a time, then two, four, …, and
 // closes the breaker when the lane has all it may have, or when everything that waited has been sent. A trial that finds
 // nothing to send closes it too. The trials of a relay that dies or stops go to the others.
+//
+// # Outcomes
+//
+// A claim ends in one of these, which policy.Decide chooses. Each is written by a statement of its own in store_settle.go.
+//
+//	delivered  2xx
+//	retry      pending again, later, by the schedule; an attempt is spent
+//	hold       pending again, as it was before the claim; no attempt is spent: nothing was sent, or the destination is down
+//	fail       failed for good, with an alert; a 410 also pauses the destination
+//
+// # Stopping
+//
+// What ends Run also ends claiming. What a lane has queued is held. Each POST in flight may end until DrainTimeout, and is
+// settled as usual; then it is cut off, which is a retry even after the last attempt. The session leaves last: what could not
+// be written by then is given back by a row of outbox_void.
+//
+// # Tables and their writers
+//
+//	outbox                the producer inserts; archive removes
+//	outbox_delivery       the trigger outbox_fan_out inserts; claims, settles and ops update; archive removes
+//	outbox_attempt        settles insert
+//	outbox_destination    the breaker (breaker.go), a settle (410), the end of a relay (trials), the search of what is parked, ops
+//	outbox_route          routes.go, at the start, at a reload and at the stop
+//	outbox_relay          session.go
+//	outbox_void           rescues, leaving, lost acknowledgements
+//	outbox_alert          settles, breaker.go, routes.go, identity, watch; alert marks what is sent
+//
+// All of that is done as the role outbox_relay, see migrations/roles.sql. outbox/security_rights_test.go lists the rights.
 //
 // # Guarantees
 //

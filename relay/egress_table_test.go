@@ -16,7 +16,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-// Every way of writing an address that nobody may reach through the relay, and what is said of it. Some spellings a
+// Every way of writing an address that must not be reached through the relay, and what is said of it. Some spellings a
 // configuration refuses before anything is dialled; the dialler does not rely on that.
 func TestSecurityForbiddenAddresses(t *testing.T) {
 	t.Parallel()
@@ -330,7 +330,7 @@ func TestSecurityProxyThatRefuses(t *testing.T) {
 		"cannot reach it":       {proxy: newProxy(t, 502).URL, want: policy.ReasonConnect, message: "the proxy answered 502 Bad Gateway"},
 		"metadata":              {proxy: "http://169.254.169.254:80", want: policy.ReasonEgress, message: "not a permitted destination"},
 		"private":               {proxy: newProxy(t, 0).URL, egress: post.Egress{AllowPrivate: []netip.Prefix{}}, want: policy.ReasonEgress, message: "not within egress.allow_private"},
-		"nobody listens":        {proxy: "http://127.0.0.1:1", want: policy.ReasonConnect, message: "connection refused"},
+		"nothing listens":       {proxy: "http://127.0.0.1:1", want: policy.ReasonConnect, message: "connection refused"},
 	} {
 		c.egress.Proxy = c.proxy
 		v := exchangeWith(t, destinationOf(url, post.Wire{}, c.egress))

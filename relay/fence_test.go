@@ -9,7 +9,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-// While one relay's POST is in flight, nobody else sends the delivery, however often they look.
+// While one relay's POST is in flight, no other relay sends the delivery, however often it looks.
 func TestClaimedDeliveriesAreNobodyElses(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -80,13 +80,13 @@ func TestLateSettleChangesNothing(t *testing.T) {
 	}
 }
 
-// A queue that outlasts its leases is given back unsent: sending it could overlap with whoever claims it next.
+// A queue that outlasts its leases is given back unsent: sending it could overlap with the relay that claims it next.
 func TestDeliveriesWithTooLittleLeaseAreNotSent(t *testing.T) {
 	t.Parallel()
 	d := Config{Destinations: []post.Destination{to("http://127.0.0.1:1/")}}.withDefaults().Destinations[0]
 	l, err := laneTo(d)
 	must(t, err)
-	r := &Relay{taking: t.Context(), doing: t.Context()}
+	r := &senders{core: &core{taking: t.Context(), doing: t.Context()}}
 	late := order()
 	late.leaseEnds = time.Now().Add(d.Timeout + sendMargin - time.Millisecond)
 	if v := first(r.attempt(l, &late), d.Responses); v.Outcome != policy.Hold || v.Reason != policy.ReasonLease || v.Posted {

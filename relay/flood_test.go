@@ -62,7 +62,7 @@ func TestSecurityFloodsAreCutOff(t *testing.T) {
 	}
 }
 
-// A few kilobytes of gzip hold megabytes, or gigabytes, if somebody unpacks them.
+// A few kilobytes of gzip hold megabytes, or gigabytes, once unpacked.
 func TestSecurityGzipIsNotUnpacked(t *testing.T) {
 	t.Parallel()
 	var bomb bytes.Buffer

@@ -14,16 +14,17 @@ func TestClaimerWaitsWhileEveryLaneIsFull(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	r := prepared(t, db.config(to("http://receiver.test/")))
-	r.session.set(1, true)
+	r.presence.set(1, true)
 	for c := range class(classes) {
 		r.lane("default").push(time.Now(), c, singly(make([]delivery, 2*post.DefaultLaneInFlight)))
 	}
 	for name, p := range map[string]pace{
 		"busy":    {poll: time.Second, lastWork: time.Now()},
-		"idle":    {poll: time.Second, idle: true, interval: firstIdlePoll},
+		"idle":    {poll: time.Second, idle: true, interval: firstArmedPoll},
 		"waiting": {poll: time.Second, idle: true, interval: 2 * time.Second},
 	} {
-		c := &claimer{relay: r.Relay, pace: p, writers: writers{next: time.Now().Add(time.Hour)}}
+		c := r.newClaimer()
+		c.pace, c.writers.next = p, time.Now().Add(time.Hour)
 		c.clock.set(time.Now())
 		wait, err := c.turn(t.Context())
 		if err != nil || wait >= 0 && wait < minPace {

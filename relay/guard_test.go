@@ -11,13 +11,16 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // The acceptance of the guard in figures: a copy of a database with a thousand pending events, under the configuration
 // of the original.
 func TestCopyOfAThousandEvents(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const events = 1000
 	for name, discard := range map[string]bool{"accepted": false, "discarded": true} {
@@ -34,19 +37,19 @@ func TestCopyOfAThousandEvents(t *testing.T) {
 			r := startGuarded(t, cfg)
 			r.wantReason(t, "database oid")
 			copied.insert(1, "while quarantined")
-			ops := NewOps(copied.pool)
-			report, err := ops.Identity(t.Context(), "")
+			outbox := ops.New(copied.pool)
+			report, err := outbox.Identity(t.Context(), "")
 			must(t, err)
 			if len(report.Quarantined) != 1 || report.Reason() == "" || len(report.Working) != 0 || rc.total() != 0 {
 				t.Fatalf("%d requests, %+v", rc.total(), report)
 			}
 			t.Logf("quarantined: %d requests of %d events pending: %s", rc.total(), events, report.Reason())
 			if discard {
-				var told []int
-				n, err := ops.DiscardQuarantined(t.Context(), "", func(n int) { told = append(told, n) })
+				var progress []int64
+				b, err := outbox.DiscardQuarantined(t.Context(), "", func(b ops.Bulk) { progress = append(progress, b.Done) })
 				must(t, err)
-				if n != events+1 || !slices.Equal(told, []int{1000, events + 1}) {
-					t.Errorf("discarded %d, told %v", n, told)
+				if b.Done != events+1 || !slices.Equal(progress, []int64{1000, events + 1}) {
+					t.Errorf("discarded %d, in steps %v", b.Done, progress)
 				}
 				if n := row[int](copied, `SELECT count(*) FROM outbox_delivery WHERE status = 'discarded' AND last_reason = 'quarantined'`); n != events+1 {
 					t.Errorf("%d are marked", n)
@@ -54,7 +57,7 @@ func TestCopyOfAThousandEvents(t *testing.T) {
 			} else {
 				copied.exec(`UPDATE outbox_delivery SET next_attempt_at = now()`)
 			}
-			_, err = ops.AcceptIdentity(t.Context(), "")
+			_, err = outbox.AcceptIdentity(t.Context(), "")
 			must(t, err)
 			r.quarantined(t, 2)
 			if discard {
@@ -73,14 +76,14 @@ func TestCopyOfAThousandEvents(t *testing.T) {
 			if err := report.Discardable(); err != nil {
 				t.Error(err)
 			}
-			if _, err := ops.DiscardQuarantined(t.Context(), "", nil); !errors.Is(err, identity.ErrInUse) {
+			if _, err := outbox.DiscardQuarantined(t.Context(), "", nil); !errors.Is(err, identity.ErrInUse) {
 				t.Errorf("discarding under a relay that works: %v", err)
 			}
 		})
 	}
 }
 
-// The first name counts; who has none takes part; who has another waits until somebody decides.
+// The first name counts; who has none takes part; who has another waits until a person decides.
 func TestEnvironments(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -104,19 +107,19 @@ func TestEnvironments(t *testing.T) {
 		t.Errorf("%d and %d requests", wrong.total(), rc.total())
 	}
 
-	ops := NewOps(db.pool)
-	for _, environment := range []string{"", "staging"} { // those who work keep it, whoever asks
-		if _, err := ops.AcceptIdentity(t.Context(), environment); !errors.Is(err, identity.ErrInUse) || !strings.Contains(err.Error(), "real") {
+	outbox := ops.New(db.pool)
+	for _, environment := range []string{"", "staging"} { // relays that work keep it, whatever a new one says
+		if _, err := outbox.AcceptIdentity(t.Context(), environment); !errors.Is(err, identity.ErrInUse) || !strings.Contains(err.Error(), "real") {
 			t.Errorf("accepting %q while others work: %v", environment, err)
 		}
 	}
-	// Nobody rescues the stray, and it takes nobody for dead.
+	// No relay rescues the stray, and the stray rescues no relay.
 	if rescued := len(nameless.rescued) + len(production.rescued) + len(staging.rescued); rescued != 0 {
 		t.Errorf("%d rescues", rescued)
 	}
 	nameless.stop()
 	production.stop()
-	id, err := ops.AcceptIdentity(t.Context(), "")
+	id, err := outbox.AcceptIdentity(t.Context(), "")
 	must(t, err)
 	if id.Environment != "staging" {
 		t.Errorf("accepted %+v", id)
@@ -131,7 +134,7 @@ func TestEnvironments(t *testing.T) {
 	}
 }
 
-// A relay that works stops when somebody decides for another environment.
+// A relay that works stops when a person decides for another environment.
 func TestDecisionReachesRelaysThatWork(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -140,18 +143,19 @@ func TestDecisionReachesRelaysThatWork(t *testing.T) {
 	r := preparedGuarded(t, cfg)
 	guarding := r.guardConfig()
 	guarding.Interval = 0
-	r.guard = identity.NewGuard(guarding)
+	r.session.guard = identity.NewGuard(guarding)
 	r.begin()
 	r.instance()
 	db.exec(`UPDATE outbox_identity SET environment = 'staging'`)
 	r.wantReason(t, `environment is "production", recorded is "staging"`)
-	if _, alive := r.session.current(); alive {
+	if _, alive := r.presence.current(); alive {
 		t.Error("still alive")
 	}
 }
 
 // A pooler may lead elsewhere from one statement to the next: none is run there.
 func TestPoolerThatLeadsToACopy(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for name, direct := range map[string]bool{"no session": false, "a session of its own": true} {
 		t.Run(name, func(t *testing.T) {
@@ -193,8 +197,9 @@ func TestPoolerThatLeadsToACopy(t *testing.T) {
 	}
 }
 
-// A new spelling of the address is good while a relay works there, and is remembered; with nobody to vouch it is not.
+// A new spelling of the address is good while a relay works there, and is remembered; with no relay to vouch it is not.
 func TestSpellingsOfTheAddress(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	links := []*link{newLink(t, db.dsn), newLink(t, db.dsn), newLink(t, db.dsn)}
@@ -238,7 +243,7 @@ func TestWitnessThatStartsLater(t *testing.T) {
 	early := preparedGuarded(t, cfg)
 	guarding := early.guardConfig()
 	guarding.Grace = time.Hour
-	early.guard = identity.NewGuard(guarding)
+	early.session.guard = identity.NewGuard(guarding)
 	early.begin()
 	becomes(db, 1, `SELECT count(*) FROM outbox_relay WHERE quarantined IS NOT NULL`)
 	start(t, known).instance()
@@ -248,8 +253,9 @@ func TestWitnessThatStartsLater(t *testing.T) {
 	}
 }
 
-// A relay that is quarantined vouches for nobody.
+// A relay that is quarantined vouches for no other.
 func TestQuarantinedRelayIsNoWitness(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.visited(db.config(to("http://receiver.test/")))
@@ -264,12 +270,12 @@ func TestQuarantinedRelayIsNoWitness(t *testing.T) {
 	}
 	becomes(db, 3, `SELECT count(*) FROM outbox_relay WHERE quarantined IS NOT NULL`)
 	becomes(db, 1, `SELECT count(*) FROM outbox_alert WHERE rule = 'quarantined'`)
-	report, err := NewOps(db.pool).Identity(t.Context(), "")
+	report, err := ops.New(db.pool).Identity(t.Context(), "")
 	must(t, err)
 	if len(report.Differences) != 0 || report.Reason() == "" || len(report.Quarantined) != 3 {
 		t.Errorf("%+v", report)
 	}
-	id, err := NewOps(db.pool).AcceptIdentity(t.Context(), "")
+	id, err := ops.New(db.pool).AcceptIdentity(t.Context(), "")
 	must(t, err)
 	if len(id.Addresses) != 3 { // those of the relays that wait, not of who accepts
 		t.Errorf("accepted %v", id.Addresses)
@@ -310,13 +316,13 @@ func TestCopyWithoutRelays(t *testing.T) {
 	db := newDatabase(t)
 	db.visited(db.config(to("http://receiver.test/")))
 	copied := db.fromTemplate()
-	report, err := NewOps(copied.pool).Identity(t.Context(), "")
+	report, err := ops.New(copied.pool).Identity(t.Context(), "")
 	must(t, err)
 	if report.Reason() == "" || report.Discardable() != nil {
 		t.Errorf("%+v: %v", report, report.Discardable())
 	}
 	untouched := newDatabase(t)
-	report, err = NewOps(untouched.pool).Identity(t.Context(), "")
+	report, err = ops.New(untouched.pool).Identity(t.Context(), "")
 	must(t, err)
 	if report.Recorded != nil || report.Reason() != "" || !errors.Is(report.Discardable(), identity.ErrNotQuarantined) {
 		t.Errorf("of a database that no relay has seen: %+v", report)
@@ -329,13 +335,13 @@ func TestOriginalSeenFromElsewhere(t *testing.T) {
 	db := newDatabase(t)
 	db.visited(db.config(to("http://receiver.test/")))
 	db.insert(5, "key")
-	ops := NewOps(pgtest.Pool(t, newLink(t, db.dsn).dsn))
-	report, err := ops.Identity(t.Context(), "")
+	outbox := ops.New(pgtest.Pool(t, newLink(t, db.dsn).dsn))
+	report, err := outbox.Identity(t.Context(), "")
 	must(t, err)
 	if len(report.Differences) != 1 || report.Differences[0].What != "address" || report.Reason() != "" {
 		t.Errorf("%+v", report)
 	}
-	if _, err := ops.DiscardQuarantined(t.Context(), "", nil); !errors.Is(err, identity.ErrNotQuarantined) {
+	if _, err := outbox.DiscardQuarantined(t.Context(), "", nil); !errors.Is(err, identity.ErrNotQuarantined) {
 		t.Errorf("discarding: %v", err)
 	}
 	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending'`); n != 5 {
@@ -381,6 +387,7 @@ func TestServerThatTellsNothing(t *testing.T) {
 
 // Behind a pooler no relay has a session: a heartbeat that moves while one looks vouches as well.
 func TestHeartbeatIsAWitness(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.visited(db.config(to("http://receiver.test/")))

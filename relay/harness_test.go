@@ -109,9 +109,13 @@ func (db *database) config(destinations ...post.Destination) Config {
 	return Config{Pool: settings(db, db.dsn), Destinations: destinations, PollInterval: time.Second, Name: "test"}
 }
 
-// to returns a destination that retries at once, so that only the test of the schedule has to care about it.
+// to returns a destination that retries at once, so that only the test of the schedule has to care about it. A receiver may wait
+// for half of a lease, or a slow test would see the request that it holds given up and sent again.
 func to(url string) post.Destination {
-	return post.Destination{Name: "default", URL: url, Retry: policy.RetryPolicy{Schedule: []time.Duration{time.Millisecond}}}
+	return post.Destination{
+		Name: "default", URL: url, Timeout: DefaultLease / 2,
+		Retry: policy.RetryPolicy{Schedule: []time.Duration{time.Millisecond}},
+	}
 }
 
 // A running relay is stopped, and has to stop without an error, when its test ends.
@@ -172,11 +176,15 @@ func (r *running) instance() int32 {
 	var instance int32
 	eventually(r.t, "the relay's registration", func() (alive bool) {
 		// The session appears before Run, but not its connection.
-		instance, alive = r.session.current()
+		instance, alive = r.presence.current()
 		return alive
 	})
 	return instance
 }
+
+func (r *Relay) lane(name string) *lane { return r.lanes.get(name) }
+
+func (r *Relay) laneList() []*lane { return r.lanes.list() }
 
 // first decides on the first attempt.
 func first(v policy.Result, moved policy.Responses) policy.Decision {

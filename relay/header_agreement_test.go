@@ -87,7 +87,7 @@ func TestSecurityOddNamesOfHeadersAreRefused(t *testing.T) {
 	}
 }
 
-// The pattern of the database and the list of Go agree on any name, also one that nobody thought of.
+// The pattern of the database and the list of Go agree on any name, also one that was not thought of.
 func TestSecurityHeaderListsAgree(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

@@ -6,7 +6,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-// Whoever was trying a destination alone and is gone, by a crash or by a stop, keeps nobody else from it.
+// A relay that was trying a destination alone and is gone, by a crash or by a stop, keeps no other from it.
 func TestTrialEndsWithItsRelay(t *testing.T) {
 	t.Parallel()
 	for name, leave := range map[string]func(t *testing.T, db *database, instance int32){

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -159,6 +160,7 @@ func TestHTTP2ServersThatTurnAway(t *testing.T) {
 // A server that allows few streams at a time, as many as it gets or too few: what it refuses is attempted again later,
 // and no event arrives twice.
 func TestHTTP2WithFewStreams(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	ca := newAuthority(t)
 	for _, c := range []struct{ streams, senders, attempts, refused int }{{1, 1, 200, 0}, {32, 32, 2000, 0}, {1, 32, 400, 400}} {

@@ -2,7 +2,7 @@ package relay
 
 import (
 	"context"
-	"net/http"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -16,20 +16,30 @@ import (
 // armed is true while relays want to be notified.
 const armed = `SELECT last_value > extract(epoch FROM now()) * 1000 FROM outbox_armed`
 
-// The relay is armed when it is idle, and disarmed when it has work: at once, even if a look found the work before the
-// notification did. A notification is all it needs to go on.
-func TestIdleRelayIsArmed(t *testing.T) {
+// The relay is armed when it is idle or has little to do: a notification is all it needs to go on. It is disarmed while much
+// comes in, and armed again when that has ended.
+func TestRelayIsArmedAtALowLoad(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	rc := newReceiver(t, func(http.ResponseWriter, request) { becomes(db, false, armed) })
+	rc := newReceiver(t, nil)
 	cfg := db.config(to(rc.URL))
 	cfg.PollInterval = time.Hour
 	r := start(t, cfg)
-	for round := 1; round <= 2; round++ {
-		becomes(db, true, armed)
-		db.insert(1, "round"+string(rune('0'+round)))
+	becomes(db, true, armed)
+	for round := 1; round <= 3; round++ {
+		db.insert(1, fmt.Sprint("round", round))
 		r.settles(t, policy.Delivered, round)
+		if !row[bool](db, armed) {
+			t.Errorf("round %d: disarmed by one event", round)
+		}
 	}
+	eventually(db, "disarmed while much comes in", func() bool {
+		r.wake.commits.Add(1000) // as from as many producers at once
+		r.wake.notify(false)
+		return !row[bool](db, armed)
+	})
+	db.insert(1, "found by polling")
+	r.settles(t, policy.Delivered, 4)
 	becomes(db, true, armed)
 }
 
@@ -40,7 +50,7 @@ func TestArmingLeavesNoRowVersions(t *testing.T) {
 	s := &store{pool: db.pool}
 	size := row[int64](db, `SELECT pg_relation_size('outbox_armed') + pg_relation_size('outbox_relay')`)
 	for i := range 1000 {
-		must(t, s.declareIdle(t.Context(), i%2 == 0))
+		must(t, s.arm(t.Context(), i%2 == 0))
 	}
 	if n := row[int64](db, `SELECT pg_relation_size('outbox_armed') + pg_relation_size('outbox_relay')`); n != size {
 		t.Errorf("%d bytes became %d", size, n)
@@ -55,8 +65,8 @@ func TestIdleRelayStaysArmed(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	r := sessionOf(t, db.config(to("http://receiver.test/")))
-	must(t, r.store.declareIdle(t.Context(), true))
-	must(t, (&store{pool: db.pool}).declareIdle(t.Context(), false))
+	must(t, r.store.arm(t.Context(), true))
+	must(t, (&store{pool: db.pool}).arm(t.Context(), false))
 	becomes(db, true, armed)
 }
 
@@ -73,7 +83,7 @@ func sessionThrough(t testing.TB, cfg Config, through func(pg.Pool) pg.Pool) *Re
 	must(t, err)
 	pool, err := pgxpool.NewWithConfig(t.Context(), r.poolConfig())
 	must(t, err)
-	r.pool, r.store, r.chores = pool, &store{pool: through(pool)}, &store{pool: pool}
+	r.store.direct, r.store.pool, r.chores.pool = pool, through(pool), pool
 	r.watcher.DB = pool
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
@@ -83,7 +93,7 @@ func sessionThrough(t testing.TB, cfg Config, through func(pg.Pool) pg.Pool) *Re
 		running.Wait()
 		pool.Close()
 	})
-	eventually(t, "the registration", func() bool { _, alive := r.session.current(); return alive })
+	eventually(t, "the registration", func() bool { _, alive := r.presence.current(); return alive })
 	return r
 }
 
@@ -108,7 +118,7 @@ func TestNotificationsReachTheRelay(t *testing.T) {
 		t.Error("a new session has to look at everything: it may have missed notifications")
 	}
 	db.insert(1, "busy")
-	must(t, r.store.declareIdle(t.Context(), true))
+	must(t, r.store.arm(t.Context(), true))
 	db.insert(1, "idle")
 	if wakeUp(t, r) {
 		t.Error("a new event asks for a sweep")

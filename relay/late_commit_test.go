@@ -136,11 +136,12 @@ func TestLateCommitBesidesTheDeclaration(t *testing.T) {
 	rc := newReceiver(t, nil)
 	r := sessionOf(t, db.config(to(rc.URL)))
 	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
-	c := &claimer{relay: r, pace: pace{poll: time.Hour, lastWork: time.Now()}}
+	c := r.newClaimer()
+	c.pace = pace{poll: time.Hour, lastWork: time.Now()}
 	turn := func() (wait time.Duration) {
 		wait, err := c.turn(t.Context())
 		must(t, err)
-		r.senders.Wait()
+		r.senders.wait()
 		return wait
 	}
 	turn()
@@ -157,7 +158,7 @@ func TestLateCommitBesidesTheDeclaration(t *testing.T) {
 	must(t, err)
 	_, err = late.Exec(t.Context(), `UPDATE outbox_delivery SET next_attempt_at = next_attempt_at - interval '4 seconds'`) // beyond the overlap
 	must(t, err)
-	c.pace.lastWork = time.Time{}
+	c.pace.lastWork = time.Time{} // which makes it idle
 	turn()
 	if !c.pace.idle {
 		t.Fatal("not idle")

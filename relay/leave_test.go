@@ -10,7 +10,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-// A claim whose acknowledgement was lost is known to nobody but the database: a relay that leaves must not take it along
+// A claim whose acknowledgement was lost is known to the database alone: a relay that leaves must not take it along
 // until its lease ends. To leave is not to die: it counts as no rescue.
 func TestLeavingGivesBackWhatIsStillClaimed(t *testing.T) {
 	t.Parallel()

@@ -10,7 +10,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-// A destination is removed from the configuration while its breaker is open. Nobody tries it any more, and its alert is
+// A destination is removed from the configuration while its breaker is open. It is not tried any more, and its alert is
 // resolved nevertheless; when it is back and still down, that is told.
 func TestAlertOfARemovedDestinationIsResolved(t *testing.T) {
 	t.Parallel()

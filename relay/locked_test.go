@@ -3,13 +3,18 @@ package relay
 import (
 	"context"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
+
+// keepsLocked is what the log says of rows that a settle met locked more than once.
+const keepsLocked = "another session keeps deliveries locked"
 
 // locker returns a session of an operator, who has begun a transaction with the given statement.
 func (db *database) locker(statement string) *pgx.Conn {
@@ -22,7 +27,7 @@ func (db *database) locker(statement string) *pgx.Conn {
 	return operator
 }
 
-// Somebody locks a row that is in flight, in a psql that is then forgotten. The outcome of that delivery
+// A person locks a row that is in flight, in a psql that is then forgotten. The outcome of that delivery
 // cannot be written; all others can, and this one once the lock is gone. Nothing is sent twice for it.
 func TestLockedRowKeepsNoOther(t *testing.T) {
 	t.Parallel()
@@ -96,11 +101,14 @@ func TestStopDoesNotWaitForALockedRow(t *testing.T) {
 	g := newGate(t)
 	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
 	db.insert(1, "key")
-	r := start(t, db.config(to(rc.URL)))
+	logged := &safeBuffer{}
+	cfg := db.config(to(rc.URL))
+	cfg.Log = zerolog.New(logged)
+	r := start(t, cfg)
 	<-g.arrived
 	operator := db.locker(`SELECT FROM outbox_delivery FOR UPDATE`)
 	g.open()
-	r.await(t, "a vain settle", func(o *observer) bool { return o.failures["settle"] > 0 })
+	eventually(t, "vain settles", func() bool { return strings.Contains(logged.String(), keepsLocked) })
 	r.stop()
 	_, err := operator.Exec(t.Context(), `ROLLBACK`)
 	must(t, err)
@@ -109,7 +117,7 @@ func TestStopDoesNotWaitForALockedRow(t *testing.T) {
 	}
 }
 
-// Somebody changes a row while its settle waits for it: the settle then finds it elsewhere, under the same claim.
+// Another session changes a row while its settle waits for it: the settle then finds it elsewhere, under the same claim.
 func TestChangedRowIsNotStale(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]int{"delivered": 204, "failed": 422, "retry": 500} {
@@ -185,5 +193,52 @@ func TestLockedRoutesAreWaitedFor(t *testing.T) {
 	r.instance()
 	if n := sees(r.observer, func(o *observer) int { return o.failures["session"] }); n != 0 {
 		t.Errorf("%d failures", n)
+	}
+}
+
+// Another relay's claim began before this one's, and finds deliveries that this one has claimed meanwhile. It leaves them, but keeps
+// their rows locked until it commits, which a slow machine may put off. That is no failure of the database, and nothing is sent twice.
+func TestClaimOfAnotherRelayFailsNoSettle(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
+	db.insert(3, "key")
+	slow := db.locker(`SET LOCAL application_name = 'slow'`)
+	instance, err := register(t.Context(), db.pool, false, "slow", "", time.Hour)
+	must(t, err)
+	rescuer := db.locker(`SELECT FROM outbox_relay WHERE name = 'slow' FOR UPDATE`) // the claim waits for it when it has its snapshot
+	claimed := make(chan struct{})
+	var result claimResult
+	go func() {
+		defer close(claimed)
+		request := claimRequest{destination: "default", scans: []scan{{free: 10}}}
+		result, err = (&store{pool: slow}).claim(t.Context(), instance, time.Hour, []claimRequest{request})
+	}()
+	becomes(db, true, `SELECT count(*) = 1 FROM pg_stat_activity
+		WHERE datname = current_database() AND application_name = 'slow' AND wait_event_type = 'Lock'`)
+	logged := &safeBuffer{}
+	cfg := db.config(to(rc.URL))
+	cfg.Log = zerolog.New(logged)
+	r := start(t, cfg)
+	for range 3 {
+		<-g.arrived
+	}
+	_, errRescuer := rescuer.Exec(t.Context(), `ROLLBACK`)
+	must(t, errRescuer)
+	within(t, "the other claim", claimed)
+	if must(t, err); len(result.deliveries) != 0 {
+		t.Fatalf("it claimed %d deliveries that were claimed already", len(result.deliveries))
+	}
+	g.open()
+	eventually(t, "vain settles", func() bool { return strings.Contains(logged.String(), keepsLocked) })
+	_, err = slow.Exec(t.Context(), `COMMIT`)
+	must(t, err)
+	r.settles(t, policy.Delivered, 3)
+	if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1 AND rescues = 0`); n != 3 || rc.total() != 3 {
+		t.Errorf("%d of 3 are delivered at the first attempt, %d requests", n, rc.total())
+	}
+	if sees(r.observer, func(o *observer) int { return o.stale + len(o.failures) }) != 0 {
+		t.Errorf("stale %d, failed %v", r.stale, r.failures)
 	}
 }

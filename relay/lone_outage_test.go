@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -55,6 +56,7 @@ func unreachable(tb testing.TB) map[policy.Reason]string {
 // A destination that cannot be reached spends no attempt of the only event that waits for it, in 63 hours, whichever of
 // several relays tries, and though they are restarted between two attempts.
 func TestOutageOfALoneEvent(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const rounds, length = 14, 4*time.Hour + 30*time.Minute // longer than the longest delay of the schedule
 	for reason, url := range unreachable(t) {
@@ -115,6 +117,9 @@ func TestOutageOrALoneEventAtFault(t *testing.T) {
 	} {
 		for _, unreachedFirst := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, unreached before: %t", name, unreachedFirst), func(t *testing.T) {
+				if name != "500" {
+					testsize.Long(t)
+				}
 				t.Parallel()
 				db := newDatabase(t)
 				place := newVacant(t)
@@ -212,6 +217,7 @@ func TestEvidenceIsTakenBack(t *testing.T) {
 
 // A destination for which nothing waits any more is not held for ever, and its alert is resolved.
 func TestOutageEndsWithNothingToSend(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	d := post.Destination{Name: "default", URL: newVacant(t).url, Timeout: 50 * time.Millisecond}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/robfig/cron/v3"
+	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
@@ -18,34 +19,34 @@ const parkedEvery = time.Hour
 
 // maintain runs the safety tick and what has to be done now and then, until ctx is done.
 func (r *Relay) maintain(ctx context.Context) {
-	jobs := r.newJobs()
+	jobs := newJobs(r.cfg.Log)
 	jobs.Schedule(cron.Every(r.cfg.PollInterval), cron.FuncJob(func() { signal(r.wake.tick) }))
 	jobs.Schedule(cron.Every(parkedEvery), cron.FuncJob(func() {
 		if err := r.chores.beginParkedSearch(ctx); err != nil && ctx.Err() == nil {
 			r.databaseError("begin parked search", err)
 		}
 	}))
-	var parked parkedSearch
+	parked := parkedSearch{chores: r.chores, wake: r.wake, log: r.cfg.Log}
 	archiving := archivePlan{jobs: jobs}
 	archiving.follow(ctx, r)
 	jobs.Start()
 	for ctx.Err() == nil {
 		select {
-		case <-r.parked:
-			if err := parked.round(ctx, r); err != nil && ctx.Err() == nil {
+		case <-r.wake.parked:
+			if err := parked.round(ctx); err != nil && ctx.Err() == nil {
 				r.databaseError("unpark", err)
 			}
-		case <-r.routes:
+		case <-r.wake.routes:
 			if err := r.followRoutes(ctx); err != nil && ctx.Err() == nil {
 				r.databaseError("follow routes", err)
 			}
-		case <-r.doubt:
+		case <-r.wake.schema:
 			// A session that cannot register because of the schema leaves the guard shut for good.
 			if _, err := pg.CheckSchema(identity.Unguarded(ctx), r.chores.pool); errors.Is(err, pg.ErrSchema) {
 				r.cfg.Log.Error().Err(err).Msg("the schema changed under this relay")
 				r.fail(err)
 			}
-		case <-r.reloads.done:
+		case <-r.wake.reloaded:
 			archiving.follow(ctx, r)
 			r.giveBackRemoved()
 		case <-ctx.Done():
@@ -103,18 +104,36 @@ func (r *Relay) archive(ctx context.Context) {
 
 // newJobs returns a scheduler in UTC, where no hour is skipped or repeated, in which a job that panics or outlasts its
 // interval hurts no other.
-func (r *Relay) newJobs() *cron.Cron {
-	log := cronLog{r}
+func newJobs(to zerolog.Logger) *cron.Cron {
+	log := cronLog{to}
 	// Recover within: SkipIfStillRunning would take a job that panicked through it for one that still runs, for ever.
 	return cron.New(cron.WithLocation(time.UTC), cron.WithLogger(log),
 		cron.WithChain(cron.SkipIfStillRunning(log), cron.Recover(log)))
 }
 
 // cronLog tells of jobs that panicked; that one ran is no news.
-type cronLog struct{ relay *Relay }
+type cronLog struct{ log zerolog.Logger }
 
 func (cronLog) Info(string, ...any) {}
 
 func (l cronLog) Error(err error, msg string, details ...any) {
-	l.relay.cfg.Log.Error().Err(err).Str("details", fmt.Sprint(details...)).Msg("maintenance: " + msg)
+	l.log.Error().Err(err).Str("details", fmt.Sprint(details...)).Msg("maintenance: " + msg)
+}
+
+// Events without deliveries come about where the trigger does not run: loads with triggers disabled, logical replication,
+// session_replication_role = replica. Nothing claims them, and no other rule sees them.
+const undeliveredBatch = 5_000 // looked at by each walk of one search: some 20 ms
+
+// searchUndelivered looks for events without deliveries: among the new ones until it has caught up or taken a hundredth
+// of the interval between two looks, and among a further part of all others.
+func (r *Relay) searchUndelivered(ctx context.Context) error {
+	began := time.Now()
+	age := r.cfg.Watching.Interval * 9 / 10
+	for {
+		more, err := r.store.searchUndelivered(ctx, age, undeliveredBatch)
+		if err != nil || !more || time.Since(began) > r.cfg.Watching.Interval/100 {
+			return err
+		}
+		age = 0
+	}
 }

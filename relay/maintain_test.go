@@ -54,7 +54,7 @@ func TestJobThatPanicsOrHangsHurtsNobody(t *testing.T) {
 	var hanging, most atomic.Int64
 	release := make(chan struct{})
 	done := make(chan struct{})
-	jobs := r.newJobs()
+	jobs := newJobs(r.cfg.Log)
 	add := func(job func()) { jobs.Schedule(everyMoment{}, cron.FuncJob(job)) }
 	add(func() { panics.Add(1); panic("a defect") })
 	add(func() {

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -99,6 +101,7 @@ func TestSuspectedHeadComesAlone(t *testing.T) {
 
 // When a head fails as a crash loop, what follows it has not become suspect with it.
 func TestFollowersOfACrashLoopAreSpared(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.keyed("k", 1, 10)
@@ -111,7 +114,7 @@ func TestFollowersOfACrashLoopAreSpared(t *testing.T) {
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL)))
 	r.settles(t, policy.Fail, 1)
-	_, err := NewOps(db.pool).Discard(t.Context(), Selection{EventIDs: []int64{1}}, nil)
+	_, err := ops.New(db.pool).Discard(t.Context(), ops.Selection{EventIDs: []int64{1}}, nil)
 	must(t, err)
 	r.settles(t, policy.Delivered, 9)
 	rc.wantSent(t, "k", numbers(2, 10))
@@ -208,10 +211,10 @@ func TestSentPayloadsOfARunAreReleased(t *testing.T) {
 		d.promiseEnds = d.leaseEnds
 		run = append(run, d)
 	}
-	r.sendRun(l, run)
+	r.senders.sendRun(l, run)
 	var outcomes []policy.Outcome
 	for range run {
-		outcomes = append(outcomes, (<-r.settlements).Outcome)
+		outcomes = append(outcomes, (<-r.settler.settlements).Outcome)
 	}
 	if want := []policy.Outcome{policy.Delivered, policy.Delivered, policy.Retry, policy.Hold}; !slices.Equal(outcomes, want) {
 		t.Errorf("%v, want %v", outcomes, want)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -115,7 +116,7 @@ func TestDiscardedHeadFreesItsKey(t *testing.T) {
 	r.settles(t, policy.Fail, 1)
 	becomes(db, 17, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NULL AND attempts = 0`)
 	rc.wantSent(t, "k", "1 2 3")
-	done, err := NewOps(db.pool).Discard(t.Context(), Selection{EventIDs: []int64{3}}, nil)
+	done, err := ops.New(db.pool).Discard(t.Context(), ops.Selection{EventIDs: []int64{3}}, nil)
 	must(t, err)
 	if done.Done != 1 {
 		t.Errorf("discarded %d", done.Done)
@@ -135,14 +136,14 @@ func TestReplaysKeepTheOrderOfTheirKey(t *testing.T) {
 	cfg.PollInterval = time.Hour
 	r := start(t, cfg)
 	r.settles(t, policy.Fail, 1)
-	ops := NewOps(db.pool)
-	_, err := ops.Replay(t.Context(), Selection{EventIDs: []int64{3}}, 0, nil)
+	outbox := ops.New(db.pool)
+	_, err := outbox.Replay(t.Context(), ops.Selection{EventIDs: []int64{3}}, 0, nil)
 	must(t, err)
 	r.settles(t, policy.Delivered, 6)
 	rc.wantSent(t, "k", "1 2 3 "+numbers(3, 6))
 	r.stop()
 
-	_, err = ops.Replay(t.Context(), Selection{EventIDs: []int64{2}, Statuses: []string{"delivered"}}, 0, nil)
+	_, err = outbox.Replay(t.Context(), ops.Selection{EventIDs: []int64{2}, Statuses: []string{"delivered"}}, 0, nil)
 	must(t, err)
 	db.keyed("k", 7, 30)
 	again := start(t, cfg)
@@ -158,15 +159,15 @@ func TestReplayBeforeAFailedOneFreesNothing(t *testing.T) {
 	db.keyed("k", 1, 5)
 	r := start(t, db.config(to(rc.URL)))
 	r.settles(t, policy.Fail, 1)
-	ops := NewOps(db.pool)
-	_, err := ops.Replay(t.Context(), Selection{EventIDs: []int64{1}, Statuses: []string{"delivered"}}, 0, nil)
+	outbox := ops.New(db.pool)
+	_, err := outbox.Replay(t.Context(), ops.Selection{EventIDs: []int64{1}, Statuses: []string{"delivered"}}, 0, nil)
 	must(t, err)
 	r.settles(t, policy.Delivered, 2)
 	idle := sees(r.observer, func(o *observer) int { return o.idle })
 	r.wake.notify(true)
 	r.await(t, "a look at the others", func(o *observer) bool { return o.idle > idle })
 	rc.wantSent(t, "k", "1 2 1")
-	_, err = ops.Replay(t.Context(), Selection{EventIDs: []int64{2}}, 0, nil)
+	_, err = outbox.Replay(t.Context(), ops.Selection{EventIDs: []int64{2}}, 0, nil)
 	must(t, err)
 	r.settles(t, policy.Delivered, 6)
 	rc.wantSent(t, "k", "1 2 1 "+numbers(2, 5))
@@ -208,7 +209,7 @@ func TestLaterAvailableEventHoldsItsKey(t *testing.T) {
 	rc.wantSent(t, "k", numbers(1, 10))
 }
 
-// Somebody has locked a delivery in the middle of a run. It, and what follows it, waits for the lock; what comes before
+// Another session has locked a delivery in the middle of a run. It, and what follows it, waits for the lock; what comes before
 // does not.
 func TestLockedDeliveryBreaksItsRun(t *testing.T) {
 	t.Parallel()
@@ -332,8 +333,8 @@ func TestPauseInTheMiddleOfARun(t *testing.T) {
 	cfg.PollInterval = time.Hour
 	r := start(t, cfg)
 	<-g.arrived
-	ops := NewOps(db.pool)
-	_, err := ops.Pause(t.Context(), "default", "maintenance")
+	outbox := ops.New(db.pool)
+	_, err := outbox.Pause(t.Context(), "default", "maintenance")
 	must(t, err)
 	g.open()
 	r.settles(t, policy.Delivered, maxRun)
@@ -341,7 +342,7 @@ func TestPauseInTheMiddleOfARun(t *testing.T) {
 	r.wake.notify(true) // it may be idle already, which a look ends
 	r.await(t, "idleness", func(o *observer) bool { return o.idle > idle })
 	rc.wantSent(t, "k", numbers(1, maxRun))
-	_, err = ops.Resume(t.Context(), "default", false)
+	_, err = outbox.Resume(t.Context(), "default", false)
 	must(t, err)
 	r.settles(t, policy.Delivered, 40)
 	rc.wantSent(t, "k", numbers(1, 40))
@@ -415,7 +416,9 @@ func TestFrozenRelayChangesNoOrder(t *testing.T) {
 	becomes(db, 4, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
 	must(t, frozen.Process.Signal(syscall.SIGSTOP))
 	db.exec(`UPDATE outbox_delivery SET lease_expires_at = now() WHERE claimed_by IS NOT NULL`)
-	r := start(t, db.config(to(rc.URL)))
+	r := prepared(t, db.config(to(rc.URL)))
+	r.session.watchFor = time.Hour // it must not take the frozen one for dead, however long all this takes
+	r.begin()
 	r.settles(t, policy.Delivered, 36)
 	before := rows[string](db, `SELECT d::text FROM outbox_delivery d ORDER BY event_id`)
 	db.insert(1, "after") // that the frozen one has settled shows in what it does next

@@ -124,12 +124,13 @@ func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 	})
 	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
 	db.insert(1, "key")
-	c := &claimer{relay: r, pace: pace{poll: time.Hour}, damaged: damaged{until: time.Now().Add(time.Hour)}}
+	c := r.newClaimer()
+	c.pace, c.damaged.until = pace{poll: time.Hour}, time.Now().Add(time.Hour)
 	for rc.total() < 2 {
 		if _, err := c.turn(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		r.senders.Wait()
+		r.senders.wait()
 		if t.Context().Err() != nil || lossy.claims > 100 {
 			t.Fatalf("%d of 2 were sent", rc.total())
 		}

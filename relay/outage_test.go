@@ -118,6 +118,6 @@ func TestRelayOutlivesItsDatabase(t *testing.T) {
 		t.Errorf("%d delivered at once, %d requests", got, rc.total())
 	}
 	if again := r.instance(); again != instance {
-		t.Errorf("instance %d became %d although nobody took it for dead", instance, again)
+		t.Errorf("instance %d became %d although no relay took it for dead", instance, again)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 	"time"
+
+	"github.com/rs/zerolog"
 )
 
 // A parkedSearch looks through the parked deliveries for those that have a route by now, after a route was added. It goes in steps
@@ -11,6 +13,10 @@ import (
 // nothing of the route, and park events behind it; when the last of them has ended, it looks through everything once more. It is
 // the maintenance goroutine's.
 type parkedSearch struct {
+	chores *store
+	wake   *wakeup
+	log    zerolog.Logger
+
 	step    int64         // ids in one step
 	reached int64         // up to which event the last round came
 	awaited []string      // transactions that were open when the search began; nil: it has not begun
@@ -28,20 +34,20 @@ const (
 
 // round goes on to the last event there is, and ends the pass if no transaction is open that could still park an event for which
 // there is a route.
-func (p *parkedSearch) round(ctx context.Context, r *Relay) error {
+func (p *parkedSearch) round(ctx context.Context) error {
 	if time.Now().Before(p.next) {
 		return nil
 	}
-	_, latest, open, err := r.chores.openWriters(ctx)
+	_, latest, open, err := p.chores.openWriters(ctx)
 	if err != nil {
 		return err
 	}
-	anew, err := p.look(ctx, r, latest, nil)
+	anew, err := p.look(ctx, latest, nil)
 	if err != nil {
 		return err
 	}
 	if anew {
-		if _, _, open, err = r.chores.openWriters(ctx); err != nil {
+		if _, _, open, err = p.chores.openWriters(ctx); err != nil {
 			return err
 		}
 		p.awaited, p.wait = append([]string{}, open...), beatInterval
@@ -51,25 +57,25 @@ func (p *parkedSearch) round(ctx context.Context, r *Relay) error {
 		p.wait = min(2*p.wait, writersMost)
 		return nil
 	}
-	if _, err := p.look(ctx, r, latest, new(int64)); err != nil {
+	if _, err := p.look(ctx, latest, new(int64)); err != nil {
 		return err
 	}
-	if err := r.chores.endParkedSearch(ctx, latest); err != nil {
+	if err := p.chores.endParkedSearch(ctx, latest); err != nil {
 		return err
 	}
-	*p = parkedSearch{}
+	*p = parkedSearch{chores: p.chores, wake: p.wake, log: p.log}
 	return nil
 }
 
 // look looks through what is parked up to the latest event: from where relays have come or, once more, from an event. anew
 // says that the pass has to begin anew, since another route was added.
-func (p *parkedSearch) look(ctx context.Context, r *Relay, latest int64, from *int64) (anew bool, err error) {
+func (p *parkedSearch) look(ctx context.Context, latest int64, from *int64) (anew bool, err error) {
 	anew = p.awaited == nil
 	p.step = max(p.step, parkedStep)
 	released := 0
 	for {
 		begun := time.Now()
-		s, err := r.chores.releaseParked(ctx, p.step, latest, from)
+		s, err := p.chores.releaseParked(ctx, p.step, latest, from)
 		if err != nil {
 			return false, err
 		}
@@ -81,7 +87,7 @@ func (p *parkedSearch) look(ctx context.Context, r *Relay, latest int64, from *i
 		}
 		released += s.released
 		if s.released > 0 {
-			r.wake.notify(true) // they lie behind the lanes' positions
+			p.wake.notify(true) // they lie behind the lanes' positions
 		}
 		switch took := time.Since(begun); {
 		case took < parkedQuick:
@@ -94,7 +100,7 @@ func (p *parkedSearch) look(ctx context.Context, r *Relay, latest int64, from *i
 		}
 	}
 	if released > 0 {
-		r.cfg.Log.Info().Int("deliveries", released).Msg("released parked deliveries")
+		p.log.Info().Int("deliveries", released).Msg("released parked deliveries")
 	}
 	return anew, nil
 }

@@ -1,13 +1,15 @@
 package relay
 
 import (
-	"regexp"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // engineConn returns a connection with the settings of the relay's own.
@@ -21,20 +23,16 @@ func engineConn(t testing.TB, db *database) *pgx.Conn {
 	return conn
 }
 
-// fill adds n deliveries, of which the given share of a hundred is delivered; the rest is pending, some of it in order,
-// some of it claimed.
 func (db *database) fill(n, delivered int) {
 	db.Helper()
-	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 't', '{}', gen_random_uuid() FROM generate_series(1, $1)`, n)
-	db.exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now() WHERE event_id % 100 < $1 AND status = 'pending'`, delivered)
-	db.exec(`UPDATE outbox_delivery SET claimed_by = 1, lease_expires_at = now() + interval '1 hour' WHERE event_id % 100 = 98 AND status = 'pending'`)
-	db.exec(`UPDATE outbox_delivery SET ordering_key = event_id % 1000 WHERE event_id % 10 = 9 AND status = 'pending'`)
+	db.plain().Fill(n, delivered)
 }
 
 // A plan is made once and kept: on an empty table, where any scan looks cheap, or when nearly everything was delivered
 // and what is pending seems to be nothing. It must still be right when there are 100,000 more, whether or not
 // anybody has analysed the table since.
 func TestPlansStayRightAsTheTableGrows(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for name, before := range map[string]func(*database){
 		"planned on an empty table":           func(*database) {},
@@ -51,11 +49,11 @@ func TestPlansStayRightAsTheTableGrows(t *testing.T) {
 			plan := planned(t, conn)
 			db.fill(100_000, 80)
 			for name, want := range wantedPlans {
-				wantPlan(t, name+", loaded", plan(name), want)
+				relaytest.WantPlan(t, name+", loaded", plan(name), want)
 			}
 			db.exec(`VACUUM ANALYZE`)
 			for name, want := range wantedPlans {
-				wantPlan(t, name+", analysed", plan(name), want)
+				relaytest.WantPlan(t, name+", analysed", plan(name), want)
 			}
 		})
 	}
@@ -136,31 +134,7 @@ func planned(t testing.TB, conn *pgx.Conn) (plan func(name string) string) {
 	}
 }
 
-// wantPlan checks that no big table is read as a whole: neither in a sequential scan, nor through an index of which
-// nothing narrows the part.
-func wantPlan(t testing.TB, what, plan string, want []string) {
-	t.Helper()
-	lines := strings.Split(plan, "\n")
-	var wrong []string
-	for i, line := range lines {
-		whole := strings.Contains(line, " using ") && (i+1 == len(lines) || !strings.Contains(lines[i+1], "Index Cond"))
-		if big.MatchString(line) && (whole || strings.Contains(line, "Seq Scan")) {
-			wrong = append(wrong, line)
-		}
-	}
-	for _, part := range want {
-		if !strings.Contains(plan, part) {
-			wrong = append(wrong, "missing: "+part)
-		}
-	}
-	if wrong != nil {
-		t.Errorf("%s:\n%s\nin\n%s", what, strings.Join(wrong, "\n"), plan)
-	}
-}
-
-var big = regexp.MustCompile(`(Scan|using \w+) on (outbox|outbox_delivery|outbox_attempt)( \w+)?$`)
-
-// However many claim at the same time: nobody gets more than asked for, nothing is given twice, and all is given out.
+// However many claim at the same time: no claim gets more than asked for, nothing is given twice, and all is given out.
 func TestConcurrentClaims(t *testing.T) {
 	t.Parallel()
 	const claimers, free, each = 8, 7, 500

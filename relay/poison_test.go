@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -154,7 +156,7 @@ func TestPoisonDeliveriesHarmNoOther(t *testing.T) {
 			t.Errorf("%s was sent", key)
 		}
 	}
-	if _, err := NewOps(db.pool).Status(t.Context()); err != nil {
+	if _, err := ops.New(db.pool).Status(t.Context(), ""); err != nil {
 		t.Errorf("status: %v", err)
 	}
 }
@@ -220,6 +222,7 @@ func TestDamagedRowKeepsNoOther(t *testing.T) {
 
 // Damaged rows fill a lane. It goes on when their leases have ended.
 func TestDamagedRowsKeepNoLane(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	const damaged = 10 // more than the lane holds
@@ -236,7 +239,7 @@ func TestDamagedRowsKeepNoLane(t *testing.T) {
 	r.settles(t, policy.Delivered, 3)
 }
 
-// What is pending without its event cannot be sent; whoever deletes events has to hear of it.
+// What is pending without its event cannot be sent; an alert says so to those who delete events.
 func TestDeletedEventsFail(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -326,7 +329,7 @@ func TestPanicOfOneDelivery(t *testing.T) {
 	broken.leaseEnds = time.Now().Add(time.Hour)
 	broken.promiseEnds = broken.leaseEnds
 	broken.event.Payload = nil // and there is no store to load it from
-	v := first((&Relay{taking: t.Context(), doing: t.Context()}).attempt(l, &broken), d.Responses)
+	v := first((&senders{core: &core{taking: t.Context(), doing: t.Context()}}).attempt(l, &broken), d.Responses)
 	if v.Outcome != policy.Retry || v.Reason != policy.ReasonPanic || !strings.Contains(v.Message, "nil pointer") {
 		t.Errorf("%+v", v)
 	}

@@ -184,7 +184,9 @@ func TestRelaysWithAndWithoutSession(t *testing.T) {
 			if pooled {
 				pooler{}.standBefore(t, cfg.Pool.ConnConfig)
 			}
-			r := start(t, cfg)
+			r := prepared(t, cfg)
+			r.session.watchFor = time.Nanosecond
+			r.begin()
 			r.settles(t, policy.Delivered, 2)
 			if got := row[string](db, `SELECT string_agg(name, ' ' ORDER BY name) FROM outbox_relay`); got != "connected heard test" {
 				t.Errorf("registered: %s", got)

@@ -1,9 +1,6 @@
 package relay
 
-import (
-	"slices"
-	"time"
-)
+import "time"
 
 // A walk is how far claims have come through one class of a lane. Claims look for live deliveries behind the newest ones seen,
 // again and again. They walk through backlog and replays from the front to the end, and then leave them alone for a while.
@@ -72,37 +69,4 @@ func (w *walk) rest(until time.Time) {
 func (w *walk) failed(now time.Time, poll time.Duration) {
 	w.barren = true
 	w.due = now.Add(poll)
-}
-
-// walkNow makes the next claim begin at the front of backlog and replays. A walk that has found nothing to send so far goes on
-// to its end first, and then begins again: if each call began it anew, it would never come to its end.
-func (l *lane) walkNow() {
-	for _, c := range []class{backlog, replays} {
-		if w := &l.walks[c]; w.barren && w.more {
-			w.again = true
-		} else {
-			w.rest(time.Time{})
-		}
-	}
-}
-
-// lookBack makes the next claim look once at everything that became due since the given time of the database, beside the walks.
-func (l *lane) lookBack(since time.Time) {
-	if l.back == (keyset{}) || since.Before(l.back.at) {
-		l.back = keyset{at: since}
-	}
-}
-
-// lookedBack moves past what a claim has looked at.
-func (l *lane) lookedBack(result scanResult) {
-	l.back = keyset{}
-	if result.more {
-		l.back = result.last
-	}
-}
-
-// walked reports whether all that is due has been looked at.
-func (l *lane) walked(now time.Time) bool {
-	return !slices.ContainsFunc(l.walks[:], func(w walk) bool { return w.more }) && l.back == (keyset{}) &&
-		!l.walks[backlog].wanted(now) && !l.walks[replays].wanted(now) && !l.hasReady()
 }

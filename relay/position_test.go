@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // TestWalkPassesBlockedDeliveries has more blocked deliveries than one scan looks at, and a delivery between them that the
@@ -97,8 +96,8 @@ func TestReadyKeysAreTakenOnce(t *testing.T) {
 	if len(first) != 2 || len(rest) != 1 || first[0].key != "0" || rest[0].key != "2" {
 		t.Errorf("took %v, then %v", first, rest)
 	}
-	l.keySettled(&settlement{delivery: delivery{class: live, event: post.Event{OrderingKey: new("in flight")}}})
-	l.keySettled(&settlement{delivery: delivery{class: live, event: post.Event{OrderingKey: new("in flight")}}, Decision: policy.Decision{FreesKey: true}})
+	l.keySettled("in flight", live, false)
+	l.keySettled("in flight", live, true)
 	if keys, _ := l.takeReady([classes]int{live: 1}); len(keys) != 1 || keys[0].key != "in flight" || len(l.keys.inFlight) != 0 {
 		t.Errorf("took %v when its run was settled", keys)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -117,8 +118,8 @@ func TestNothingIsSentPastItsPromise(t *testing.T) {
 			db.exec(`UPDATE outbox_delivery SET attempts = 3, last_attempt_at = now(), not_after = now() + $1::interval`, c.left)
 			promise := row[string](db, stored)
 			cfg := db.config(to(rc.URL))
-			ops := &pager{name: "ops"}
-			cfg.Alerts = alert.Config{Channels: []alert.Channel{ops}}
+			channel := &pager{name: "ops"}
+			cfg.Alerts = alert.Config{Channels: []alert.Channel{channel}}
 			r := start(t, cfg)
 			if c.sent {
 				r.settles(t, policy.Delivered, 1)
@@ -135,12 +136,12 @@ func TestNothingIsSentPastItsPromise(t *testing.T) {
 			if !strings.Contains(text, promise[:len("2006-01-02T15:04:05")]+"Z") || !strings.Contains(text, "outbox-relay replay "+fmt.Sprint(row[int64](db, `SELECT event_id FROM outbox_delivery`))) {
 				t.Error(text)
 			}
-			eventually(t, "the alert", func() bool { return len(ops.of(alert.RuleFailed)) == 1 })
-			if got := ops.of(alert.RuleFailed)[0].FirstError; got != text {
+			eventually(t, "the alert", func() bool { return len(channel.of(alert.RuleFailed)) == 1 })
+			if got := channel.of(alert.RuleFailed)[0].FirstError; got != text {
 				t.Errorf("the alert says %q", got)
 			}
 
-			done, err := NewOps(db.pool).Replay(t.Context(), Selection{Reason: string(policy.ReasonHorizon)}, 0, nil)
+			done, err := ops.New(db.pool).Replay(t.Context(), ops.Selection{Reason: string(policy.ReasonHorizon)}, 0, nil)
 			must(t, err)
 			if done.Done != 1 {
 				t.Errorf("replayed %+v", done)
@@ -159,7 +160,7 @@ func TestNothingIsSentPastItsPromise(t *testing.T) {
 func TestOutageBeyondThePromise(t *testing.T) {
 	t.Parallel()
 	const waiting, weeks, week = 60, 9, 7 * 24 * time.Hour
-	for name, answering := range map[string]bool{"nobody listens": false, "every answer is a 500": true} {
+	for name, answering := range map[string]bool{"connections are refused": false, "every answer is a 500": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
@@ -196,15 +197,15 @@ func TestOutageBeyondThePromise(t *testing.T) {
 // A stop gives back what was not sent, and what no connection was found for, as if it had never been claimed.
 func TestOnlyWhatWasSentIsBound(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t, "default", "nobody")
+	db := newDatabase(t, "default", "vacant")
 	g := newGate(t)
 	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
 	d := to(rc.URL)
 	d.MaxInFlight = 2
-	nobody := post.Destination{Name: "nobody", URL: newVacant(t).url, MaxInFlight: 1, Breaker: policy.BreakerPolicy{Off: true}}
-	nobody.Retry.Schedule = []time.Duration{time.Hour}
+	vacant := post.Destination{Name: "vacant", URL: newVacant(t).url, MaxInFlight: 1, Breaker: policy.BreakerPolicy{Off: true}}
+	vacant.Retry.Schedule = []time.Duration{time.Hour}
 	db.insert(5, "key")
-	r := start(t, db.config(d, nobody))
+	r := start(t, db.config(d, vacant))
 	<-g.arrived
 	<-g.arrived
 	r.await(t, "claims ahead", func(o *observer) bool { return o.outcomes[policy.Retry] == 5 })
@@ -212,14 +213,14 @@ func TestOnlyWhatWasSentIsBound(t *testing.T) {
 	r.Abort()
 	r.cancel()
 	r.stop()
-	for destination, want := range map[string]int{"default": 2, "nobody": 0} {
+	for destination, want := range map[string]int{"default": 2, "vacant": 0} {
 		if n := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE destination = $1 AND not_after IS NOT NULL AND status = 'pending'`, destination); n != want {
 			t.Errorf("%d deliveries to %s are bound by a promise, want %d", n, destination, want)
 		}
 	}
 }
 
-// A switch stands before a receiver that is away at first: nobody listens there or, if answering, every answer is a 500.
+// A switch stands before a receiver that is away at first: connections are refused there or, if answering, every answer is a 500.
 type frontSwitch struct {
 	url string
 	up  func()

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -22,38 +20,20 @@ import (
 
 // A Relay claims, delivers and settles. Make one with [New]; run it once.
 type Relay struct {
-	cfg       Config // what a reload cannot change; the rest of it is empty
-	effective atomic.Pointer[Config]
-	lanes     lanes
-	reloads   reloads
+	cfg     Config // what a reload cannot change; the rest of it is empty
+	reloads reloads
 
-	pool    *pgxpool.Pool // behind store
-	store   *store
-	chores  *store // the same, for what is done beside delivering: one statement at a time
+	core
+	chores  *store // for what is done beside delivering: one statement at a time
 	session *session
-	guard   *identity.Guard
-	wake    *wakeup
-	alerts  chan struct{} // there may be alerts to tell
-	parked  chan struct{} // there may be parked deliveries with a route
-	routes  chan struct{} // the stored routes may have changed
-	doubt   chan struct{} // the schema may have changed under this relay
-	senders sync.WaitGroup
+	settler *settler
+	senders *senders
 	watcher *watch.Watcher
-	alone   solitude
 
 	restTimes int // see the constant; less in tests, where a busy machine would make the rests last for minutes
 
-	settlements chan settlement
-	recent      recentSettlements
-
 	// pressed says why the database needs to be left alone for now; nil: never.
 	pressed func() (reason string, pressed bool)
-
-	// Three ends, in this order. After taking nothing more is claimed or sent; after doing POSTs in flight are cut off;
-	// after settling what could not be written is left to the lease.
-	taking   context.Context
-	doing    context.Context
-	settling context.Context
 
 	hurry context.Context // done after Abort
 	abort context.CancelFunc
@@ -75,15 +55,7 @@ func New(cfg Config) (*Relay, error) {
 		return nil, err
 	}
 	r := &Relay{
-		cfg:         cfg.fixed(),
-		wake:        newWakeup(),
-		alerts:      make(chan struct{}, 1),
-		parked:      make(chan struct{}, 1),
-		routes:      make(chan struct{}, 1),
-		doubt:       make(chan struct{}, 1),
-		reloads:     reloads{done: make(chan struct{}, 1)},
-		settlements: make(chan settlement, settleBatch),
-		restTimes:   restTimes,
+		cfg: cfg.fixed(), core: core{store: &store{}, wake: newWakeup()}, chores: &store{}, restTimes: restTimes,
 	}
 	r.effective.Store(&cfg)
 	for _, d := range cfg.Destinations {
@@ -93,8 +65,9 @@ func New(cfg Config) (*Relay, error) {
 		}
 		r.lanes.add(newLane(e))
 	}
-	r.session = newSession(r)
-	r.guard = identity.NewGuard(r.guardConfig())
+	r.settler = &settler{core: &r.core, settlements: make(chan settlement, settleBatch)}
+	r.senders = &senders{core: &r.core, settler: r.settler}
+	r.session = r.newSession()
 	r.watcher = r.newWatcher()
 	r.pressed = func() (string, bool) { reason := r.watcher.Pressure(); return reason, reason != "" }
 	r.hurry, r.abort = context.WithCancel(context.Background())
@@ -106,7 +79,7 @@ func (r *Relay) guardConfig() identity.Config {
 		Name: r.cfg.Name, Version: r.cfg.Version, Environment: r.cfg.Environment,
 		Interval: identity.DefaultInterval, Grace: identity.DefaultGrace, AlertEvery: alert.Retry,
 		Log: r.cfg.Log, Quarantined: r.cfg.Hooks.Quarantined, Failed: r.databaseError,
-		Alert: func() { signal(r.alerts) }, Disown: func() { r.session.set(0, false) },
+		Alert: func() { signal(r.wake.alerts) }, Disown: func() { r.presence.set(0, false) },
 	}
 	if conn := r.cfg.Pool.ConnConfig; conn != nil {
 		cfg.Address = identity.Address(conn)
@@ -114,41 +87,22 @@ func (r *Relay) guardConfig() identity.Config {
 	return cfg
 }
 
-// complete returns a configuration with its defaults, or every mistake in it as joined Problems.
-func complete(cfg Config) (Config, error) {
-	var mistakes []error
-	if cfg.Pool == nil {
-		mistakes = append(mistakes, Problem{Path: "database.url", Text: "is not set"})
-	}
-	for _, problem := range cfg.Validate() {
-		mistakes = append(mistakes, problem)
-	}
-	if err := errors.Join(mistakes...); err != nil {
-		return Config{}, err
-	}
-	cfg = cfg.withDefaults()
-	if cfg.Name == "" {
-		cfg.Name, _ = os.Hostname()
-	}
-	return cfg, nil
-}
-
-// Run works until ctx is done, then stops taking, lets POSTs in flight end within DrainTimeout, settles them, gives
-// back what it has not sent, and returns nil. While the database is away it waits for it, for ever. It returns an error
+// Run works until ctx is done. Then it stops claiming, gives back what it has not sent, lets POSTs in flight end within
+// DrainTimeout, settles them, deregisters, and returns nil. While the database is away it waits for it, for ever. It returns an error
 // only for what waiting cannot mend: one wrapping [ErrSchema] or [ErrPooler].
 func (r *Relay) Run(ctx context.Context) error {
 	r.reloads.begin(ctx)
 	if err := r.open(ctx, r.cfg.Pooler.Mode == PoolerTransaction); err != nil {
 		return err
 	}
-	defer func() { r.pool.Close() }()
+	defer func() { r.store.direct.Close() }()
 	if err := r.prepare(ctx); err != nil || ctx.Err() != nil {
 		return err
 	}
 	ctx, r.fail = context.WithCancelCause(ctx)
 	defer r.fail(nil)
 
-	r.guard.Shut()
+	r.session.guard.Shut()
 	settling, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
 	doing, cutOff := context.WithCancel(context.WithoutCancel(ctx))
@@ -159,8 +113,8 @@ func (r *Relay) Run(ctx context.Context) error {
 
 	var takers, settler, presence sync.WaitGroup
 	presence.Go(func() { r.session.run(present) })
-	settler.Go(r.settleAll)
-	takers.Go(func() { (&claimer{relay: r, pace: pace{poll: r.cfg.PollInterval}}).run(ctx) })
+	settler.Go(r.settler.run)
+	takers.Go(func() { r.newClaimer().run(ctx) })
 	takers.Go(func() { r.maintain(ctx) })
 	takers.Go(func() { r.alerter().Run(ctx) })
 	takers.Go(func() { r.watcher.Run(ctx) })
@@ -175,9 +129,9 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer context.AfterFunc(doing, func() { time.AfterFunc(settleGrace, giveUp) })()
 	takers.Go(r.withdrawRoutes)
 	takers.Wait()
-	r.giveBackUnsent()
-	r.senders.Wait()
-	close(r.settlements)
+	r.senders.giveBackUnsent()
+	r.senders.wait()
+	close(r.settler.settlements)
 	last := time.AfterFunc(settleGrace, giveUp)
 	defer last.Stop()
 	settler.Wait()
@@ -218,18 +172,35 @@ func (r *Relay) open(ctx context.Context, pooled bool) error {
 	if pooled {
 		settings = pg.SetPooled(cfg, r.cfg.Schema)
 	}
-	r.guard.Watch(cfg, pooled)
+	r.session.guard.Watch(cfg, pooled)
 	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
 	if err != nil {
 		return fmt.Errorf("open database pool: %w", err)
 	}
-	r.pool, r.store = pool, &store{pool: pool}
+	r.store.direct, r.store.pool, r.store.deaf = pool, pool, false
 	if pooled {
-		r.store = &store{pool: pg.NewTransactions(pool, settings, r.guard.Prologue, identity.Explain), deaf: r.cfg.Pooler.Session == nil}
+		r.store.pool, r.store.deaf = pg.NewTransactions(pool, settings, r.session.guard.Prologue, identity.Explain), r.cfg.Pooler.Session == nil
 	}
-	r.chores = &store{pool: pg.NewChores(r.store.pool)}
+	r.chores.pool = pg.NewChores(r.store.pool)
 	r.watcher.DB = r.chores.pool
 	return nil
+}
+
+// newClaimer returns what claims.
+func (r *Relay) newClaimer() *claimer {
+	return &claimer{
+		core: &r.core, senders: r.senders, settler: r.settler, restTimes: r.restTimes, pace: pace{poll: r.cfg.PollInterval},
+		breakers: breakerKeeper{core: &r.core},
+	}
+}
+
+// newSession returns what keeps this relay known to be alive.
+func (r *Relay) newSession() *session {
+	return &session{
+		core: &r.core, cfg: &r.cfg, guard: identity.NewGuard(r.guardConfig()), settler: r.settler, meetRoutes: r.meetRoutes,
+		deafTime: deafTime, watchFor: watchFor, looks: newThrottle(looksPerSecond, looksPerSecond),
+		sweeps: newThrottle(sweepsPerSecond, burstOfSweeps), routes: newThrottle(sweepsPerSecond, burstOfSweeps),
+	}
 }
 
 // newWatcher returns what looks around the database.
@@ -239,14 +210,14 @@ func (r *Relay) newWatcher() *watch.Watcher {
 		Lenient: r.lenient, Alive: r.alive, Before: r.searchUndelivered,
 		// However long a blocked vacuum makes it: like sweeps, it may take a hundredth of the time.
 		Rest:   func(took time.Duration) time.Duration { return rest{r.cfg.Watching.Interval, r.restTimes}.after(took) },
-		Looked: func() { signal(r.routes) }, // for changes without a notification
-		Due:    func() { signal(r.alerts) }, Failed: r.databaseError, Watched: r.cfg.Hooks.Watched,
+		Looked: func() { signal(r.wake.routes) }, // for changes without a notification
+		Due:    func() { signal(r.wake.alerts) }, Failed: r.databaseError, Watched: r.cfg.Hooks.Watched,
 	}
 }
 
 // lenient returns the destinations where a failed delivery does not block its ordering key.
 func (r *Relay) lenient() (names []string) {
-	for _, l := range r.laneList() {
+	for _, l := range r.lanes.list() {
 		if d := l.current().Destination; d.OnFailure == policy.SkipFailed {
 			names = append(names, d.Name)
 		}
@@ -256,14 +227,14 @@ func (r *Relay) lenient() (names []string) {
 
 // alive reports whether this relay is registered where it belongs.
 func (r *Relay) alive() bool {
-	_, alive := r.session.current()
+	_, alive := r.presence.current()
 	return alive
 }
 
 // alerter returns what sends alerts.
 func (r *Relay) alerter() *alert.Sender {
 	return &alert.Sender{
-		DB: r.chores.pool, Due: r.alerts, Config: func() alert.Config { return r.config().Alerts },
+		DB: r.chores.pool, Due: r.wake.alerts, Config: func() alert.Config { return r.config().Alerts },
 		Alive:  r.alive,
 		Always: identity.Unguarded, Log: r.cfg.Log, Notified: r.cfg.Hooks.Notified, Failed: r.databaseError,
 	}
@@ -296,7 +267,7 @@ func (r *Relay) checkDatabase(ctx context.Context) error {
 		if r.cfg.Pooler.Mode == PoolerNone {
 			return fmt.Errorf("%w; give the relay a direct connection, or set database.pooler to transaction", err)
 		}
-		r.pool.Close()
+		r.store.direct.Close()
 		if err := r.open(ctx, true); err != nil {
 			return err
 		}
@@ -326,26 +297,4 @@ func (r *Relay) checkDatabase(ctx context.Context) error {
 			Msg("working through a connection pooler: events are found by polling, and the work of a relay that crashes waits for its lease; a direct connection in database.listen_url makes both instant")
 	}
 	return nil
-}
-
-// databaseError tells of a failed statement that will be repeated.
-func (r *Relay) databaseError(operation string, err error) {
-	if errors.Is(err, identity.ErrGuarded) || errors.Is(err, identity.ErrQuarantined) {
-		return // the guard tells
-	}
-	line := r.cfg.Log.Error().Err(err).Str("operation", operation)
-	if hint := pg.Hint(err); hint != "" {
-		line = line.Str("hint", hint)
-	}
-	line.Msg("database: will be tried again")
-	if pg.SchemaMayDiffer(err) {
-		signal(r.doubt)
-	}
-	if pg.HasCode(err, pg.ReadOnlyTransaction) || errors.Is(err, pg.ErrReadOnly) {
-		// After a failover these connections may lead to what was the primary, for ever; new ones need not.
-		r.pool.Reset()
-	}
-	if hook := r.cfg.Hooks.DatabaseError; hook != nil {
-		hook(operation, err)
-	}
 }

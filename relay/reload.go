@@ -22,13 +22,7 @@ type reloads struct {
 	recorded int32
 	// known are the stored routes as this relay saw them last; nil: it has not looked.
 	known map[routeRow]bool
-
-	done chan struct{} // there may be an archive to plan anew, and removed lanes to empty
 }
-
-// config returns the configuration in effect, which is never changed, only replaced. What a reload cannot change stands
-// in r.cfg, and nothing else does.
-func (r *Relay) config() *Config { return r.effective.Load() }
 
 // Reload puts another configuration into effect while the relay runs, or before, and returns what changed, one text a
 // setting or destination; none: nothing did. It applies everything that can change or, with an error, nothing: the
@@ -77,8 +71,8 @@ func (r *Relay) reload(cfg Config) (changes []string, err error) {
 	}
 	r.effective.Store(next)
 	r.lanes.replace(time.Now(), next.Destinations, endpoints)
-	signal(r.reloads.done)
-	signal(r.alerts)
+	signal(r.wake.reloaded)
+	signal(r.wake.alerts)
 	r.wake.notify(true) // for a lane that is new, or may hold more
 	if len(changes) > 0 {
 		r.cfg.Log.Info().Strs("changes", changes).Msg("configuration read again, and in effect")
@@ -127,7 +121,7 @@ func (r *Relay) newEndpoints(next *Config) (endpoints map[string]*post.Endpoint,
 // reroute applies the routes of a configuration, and returns how many of an unchanged one were missing.
 func (r *Relay) reroute(ctx context.Context, next *Config) (restored int, err error) {
 	// Not while this relay is away: the session applies what is in effect when it is back.
-	instance, alive := r.session.current()
+	instance, alive := r.presence.current()
 	if alive {
 		change, err := r.applyRoutes(ctx, instance, next)
 		switch {
@@ -155,7 +149,7 @@ func (s *reloads) begin(ctx context.Context) {
 func (r *Relay) meetRoutes(ctx context.Context, alive func()) error {
 	r.reloads.mu.Lock()
 	defer r.reloads.mu.Unlock()
-	instance, _ := r.session.current()
+	instance, _ := r.presence.current()
 	// A relay that is stopping has withdrawn its routes.
 	stopping := r.reloads.running != nil && r.reloads.running.Err() != nil
 	if !stopping && r.reloads.recorded != instance {
@@ -165,7 +159,7 @@ func (r *Relay) meetRoutes(ctx context.Context, alive func()) error {
 		r.reloads.recorded = instance
 	}
 	alive()
-	signal(r.routes) // for what others changed while this relay was away
+	signal(r.wake.routes) // for what others changed while this relay was away
 	return nil
 }
 
@@ -193,40 +187,13 @@ func (ls *lanes) replace(now time.Time, destinations []post.Destination, endpoin
 	ls.active = active
 }
 
-// configure makes the next requests go to another endpoint, also of a lane that was removed before.
-func (l *lane) configure(now time.Time, e *post.Endpoint) {
-	l.mu.Lock()
-	old := l.Endpoint
-	l.Endpoint, l.removed = e, false
-	if e.URL.Host != old.URL.Host {
-		l.flow = policy.NewFlow(e.Destination.MaxInFlight, e.Destination.RateLimit) // what the other one can bear says nothing
-	} else {
-		l.flow.Configure(now, e.Destination.MaxInFlight, e.Destination.RateLimit)
-	}
-	l.breaker.Configure(now, e.Destination.Breaker)
-	l.mu.Unlock()
-	old.Retire()
-}
-
-// remove keeps a lane from sending anything that is not on its way.
-func (l *lane) remove() {
-	l.mu.Lock()
-	l.removed = true
-	unused := l.Endpoint
-	l.mu.Unlock()
-	unused.Retire()
-}
-
 // giveBackRemoved empties the queues of removed lanes. Their senders would do it too, but only when their POSTs have
 // ended.
 func (r *Relay) giveBackRemoved() {
-	active := r.laneList()
+	active := r.lanes.list()
 	for _, l := range r.lanes.all() {
-		if slices.Contains(active, l) {
-			continue
-		}
-		for _, d := range l.unsent() {
-			r.settle(l, held(d, policy.ReasonRemoved))
+		if !slices.Contains(active, l) {
+			r.senders.giveBack(l, policy.ReasonRemoved)
 		}
 	}
 }
@@ -239,14 +206,4 @@ func (ls *lanes) all() (list []*lane) {
 		list = append(list, l)
 	}
 	return list
-}
-
-// missing returns the names of the destinations that others do not have.
-func missing(destinations, others []post.Destination) (names []string) {
-	for _, d := range destinations {
-		if !slices.ContainsFunc(others, func(o post.Destination) bool { return o.Name == d.Name }) {
-			names = append(names, d.Name)
-		}
-	}
-	return names
 }

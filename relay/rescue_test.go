@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -25,8 +27,10 @@ func TestRelayProcess(t *testing.T) {
 	}
 	lease, err := time.ParseDuration(os.Getenv("RELAY_TEST_LEASE"))
 	must(t, err)
+	d := to(url)
+	d.Timeout = min(patience, lease-leaseMargin) // a POST that is under way while the process is frozen goes on afterwards
 	r, err := New(Config{
-		Pool: settings(t, dsn), Destinations: []post.Destination{to(url)}, Lease: lease, Name: "victim",
+		Pool: settings(t, dsn), Destinations: []post.Destination{d}, Lease: lease, Name: "victim",
 		Hooks: Hooks{Claimed: func(_ string, n int) { fmt.Println("claimed", n) }},
 	})
 	must(t, err)
@@ -161,7 +165,7 @@ func TestCutSessionResumes(t *testing.T) {
 	}
 }
 
-// Somebody took the relay for dead while its session was away: its claims are another's, and it starts anew.
+// Another relay took this one for dead while its session was away: its claims are another's, and it starts anew.
 func TestRelayTakenForDeadRegistersAnew(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -209,7 +213,7 @@ func TestRescueTakesOnlyTheDeadOnesRows(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t, "default", "elsewhere")
 	db.insert(3000, "key")
-	// A living relay's claims, a dead one's, and a row that somebody has locked.
+	// A living relay's claims, a dead one's, and a row that another session has locked.
 	db.exec(`INSERT INTO outbox_relay (name, version, lease, heartbeat_at, session_pid) SELECT n, '', '1 hour', now() + interval '1 hour', 0 FROM unnest(ARRAY['alive', 'dead']) n`)
 	living, err := db.pool.Acquire(t.Context())
 	must(t, err)
@@ -254,7 +258,9 @@ func TestFrozenRelayIsRescued(t *testing.T) {
 	db.exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '14 seconds'`) // instead of as long a wait
 	cfg := db.config(to(rc.URL))
 	cfg.Lease = time.Hour
-	survivor := start(t, cfg)
+	survivor := prepared(t, cfg)
+	survivor.session.watchFor = time.Nanosecond
+	survivor.begin()
 	survivor.settles(t, policy.Delivered, 3)
 	before := rows[string](db, `SELECT d::text FROM outbox_delivery d ORDER BY event_id`)
 	g.open()
@@ -270,6 +276,7 @@ func TestFrozenRelayIsRescued(t *testing.T) {
 
 // The database stands still for all relays. None of them is dead because its heartbeat is old.
 func TestStandstillIsNoDeath(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	cfg := db.config(to("http://receiver.test/"))
@@ -307,7 +314,7 @@ func TestRescueTouchesNoDelivery(t *testing.T) {
 			if err := deregister(t.Context(), db.pool, leaving); err != nil {
 				t.Error(err)
 			}
-			if _, err := NewOps(db.pool).LifeSigns(t.Context()); err != nil {
+			if _, err := ops.New(db.pool).LifeSigns(t.Context()); err != nil {
 				t.Error(err)
 			}
 		}()

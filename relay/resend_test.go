@@ -110,7 +110,7 @@ func attemptWith(t testing.TB, destination post.Destination) policy.Decision {
 	l, err := laneTo(destination)
 	must(t, err)
 	defer l.Transport.CloseIdleConnections()
-	r := &Relay{cfg: Config{Lease: time.Hour}, taking: t.Context(), doing: t.Context()}
+	r := &senders{core: &core{taking: t.Context(), doing: t.Context()}}
 	d := order()
 	d.leaseEnds = time.Now().Add(time.Hour)
 	d.promiseEnds = d.leaseEnds

@@ -70,30 +70,30 @@ func (r *recentSettlements) all() []recentBatch {
 // resettle writes the settlements of the last seconds once more, over a connection of the session, before anything is
 // claimed: the server may have been restarted, or replaced. What it did not lose stays as it is, since each settle is
 // fenced and has happened. They stay remembered, because the next crash may come at once.
-func (r *Relay) resettle(ctx context.Context, on pg.Pool, instance int32) error {
+func (w *settler) resettle(ctx context.Context, on pg.Pool, instance int32) error {
 	over := &store{pool: on}
 	restored := 0
-	for _, recent := range r.recent.all() {
-		n, err := r.resettleBatch(ctx, over, instance, batch{settlements: recent.settlements, apart: true})
+	for _, recent := range w.recent.all() {
+		n, err := w.resettleBatch(ctx, over, instance, batch{settlements: recent.settlements, apart: true})
 		if err != nil {
 			return fmt.Errorf("write the last outcomes again: %w", err)
 		}
 		restored += n
 	}
 	if restored > 0 {
-		r.cfg.Log.Warn().Int("deliveries", restored).Msg("wrote outcomes again that the database server had lost in a crash")
+		w.config().Log.Warn().Int("deliveries", restored).Msg("wrote outcomes again that the database server had lost in a crash")
 	}
 	return nil
 }
 
 // resettleBatch writes one batch again, row by row if the database refuses it. What is refused then waits for its lease.
-func (r *Relay) resettleBatch(ctx context.Context, over *store, instance int32, b batch) (restored int, err error) {
+func (w *settler) resettleBatch(ctx context.Context, over *store, instance int32, b batch) (restored int, err error) {
 	for range 2 { // the first try restores lost claims (see restoreClaims), the second settles them
 		missed, stale, err := over.settle(ctx, instance, &b)
 		if pg.ClassifyError(err) != pg.ErrorPassing {
-			r.databaseError("settle", err)
+			w.databaseError("settle", err)
 			for _, part := range b.parts(err) {
-				n, err := r.resettleBatch(ctx, over, instance, part)
+				n, err := w.resettleBatch(ctx, over, instance, part)
 				if err != nil {
 					return restored, err
 				}

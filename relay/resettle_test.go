@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -69,6 +70,9 @@ func TestCrashLeavesNoKeyStanding(t *testing.T) {
 			}
 			kind := map[bool]string{true: "restarted", false: "recovered"}[restarted]
 			t.Run(name+", "+kind, func(t *testing.T) {
+				if name != "the claim is lost, too" {
+					testsize.Long(t) // each has a server of its own
+				}
 				t.Parallel()
 				db := newCrashing(t)
 				g := newGate(t)

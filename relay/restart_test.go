@@ -7,6 +7,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -14,6 +15,7 @@ import (
 // The server crashes, again and again, while two relays deliver and producers insert. Afterwards every
 // committed event is delivered, and nothing is called delivered that no receiver answered.
 func TestDatabaseCrashesUnderLoad(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const batch, rounds = 400, 3
 	server := pgtest.Start(t, localpg.Options{Durable: true})

@@ -34,7 +34,7 @@ func (r *Relay) applyRoutes(ctx context.Context, instance int32, cfg *Config) (r
 	if err != nil {
 		return routeChange{}, err
 	}
-	signal(r.parked)
+	signal(r.wake.parked)
 	r.warnUnserved(ctx)
 	return change, nil
 }
@@ -44,7 +44,7 @@ func (r *Relay) applyRoutes(ctx context.Context, instance int32, cfg *Config) (r
 func (r *Relay) withdrawRoutes() {
 	r.reloads.mu.Lock()
 	defer r.reloads.mu.Unlock()
-	instance, alive := r.session.current()
+	instance, alive := r.presence.current()
 	if !alive {
 		return
 	}
@@ -59,19 +59,19 @@ func (r *Relay) withdrawRoutes() {
 func (r *Relay) followRoutes(ctx context.Context) error {
 	r.reloads.mu.Lock()
 	defer r.reloads.mu.Unlock()
-	if _, alive := r.session.current(); !alive {
+	if _, alive := r.presence.current(); !alive {
 		return nil
 	}
 	change, err := r.syncRoutes(ctx, nil)
 	if err == nil && len(change.added) > 0 {
-		signal(r.parked)
+		signal(r.wake.parked)
 	}
 	return err
 }
 
 // syncRoutes synchronises the stored routes and logs what has changed. The caller holds r.reloads.mu.
 func (r *Relay) syncRoutes(ctx context.Context, own *routing) (routeChange, error) {
-	instance, _ := r.session.current()
+	instance, _ := r.presence.current()
 	change, err := r.store.syncRoutes(ctx, own, func(change routeChange) string {
 		return fmt.Sprintf("relay %q (instance %d): %s", plain.Clip(r.cfg.Name), instance, change)
 	})
@@ -153,12 +153,6 @@ func (r Route) Matches(eventType string) bool {
 	return true
 }
 
-// An unservedDestination is one with pending deliveries that no registered relay serves.
-type unservedDestination struct {
-	Destination string `json:"destination"`
-	Pending     int    `json:"pending"` // at most 10,001
-}
-
 // warnUnserved logs the destinations with pending deliveries that no relay serves, as after one was renamed. The alert lasts
 // until none is left.
 func (r *Relay) warnUnserved(ctx context.Context) {
@@ -177,9 +171,4 @@ func counts(list []unservedDestination) (texts []string) {
 		texts = append(texts, u.String())
 	}
 	return texts
-}
-
-// String says the name and how many wait.
-func (u unservedDestination) String() string {
-	return fmt.Sprintf("%s (%s)", u.Destination, plain.UpTo(u.Pending, 10_000))
 }

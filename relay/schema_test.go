@@ -79,7 +79,7 @@ func TestNotificationsOfSchemas(t *testing.T) {
 	pgtest.Migrate(t, db.dsn, migrations.Outbox)
 	r := sessionOf(t, Config{Pool: settings(t, dsn), Schema: name, Destinations: []post.Destination{to("http://receiver.test/")}})
 	wakeUp(t, r)
-	must(t, r.store.declareIdle(t.Context(), true))
+	must(t, r.store.arm(t.Context(), true))
 	for _, other := range []string{"schema", "public", "sweep schema", `sweep "Odd" schema`} {
 		db.exec(`SELECT pg_notify('outbox_wake', $1)`, other)
 	}

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // peak returns the most memory that a process has had, in bytes.
@@ -22,6 +24,7 @@ func peak(t *testing.T, pid int) (bytes int) {
 
 // A stranger sends notifications of 8 kB in one transaction, 160 MB in all. The relay keeps none of them.
 func TestSecurityNotificationsTakeNoMemory(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	relay, _ := startProcess(t, db.dsn, newReceiver(t, nil).URL)

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // Who may create objects in the schema can run code with the rights of the relay: its log says who, and what to revoke.
@@ -14,7 +16,7 @@ func TestSecurityRelayWarnsOfAnOpenSchema(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.exec(`GRANT CREATE ON SCHEMA public TO PUBLIC, pg_read_all_data`)
-	found, err := NewOps(db.pool).SchemaCreators(t.Context())
+	found, err := pg.FindSchemaCreators(t.Context(), db.pool)
 	must(t, err)
 	revoke := `REVOKE CREATE ON SCHEMA public FROM PUBLIC, pg_read_all_data; GRANT CREATE ON SCHEMA public TO ` + found.Owner
 	if fmt.Sprint(found.Roles) != "[PUBLIC pg_read_all_data]" || found.Revoke() != revoke {
@@ -31,7 +33,7 @@ func TestSecurityRelayWarnsOfAnOpenSchema(t *testing.T) {
 	}
 
 	db.exec(revoke)
-	if found, err := NewOps(db.pool).SchemaCreators(t.Context()); err != nil || len(found.Roles) != 0 || found.Revoke() != "" {
+	if found, err := pg.FindSchemaCreators(t.Context(), db.pool); err != nil || len(found.Roles) != 0 || found.Revoke() != "" {
 		t.Errorf("then found %+v, %v", found, err)
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -110,6 +112,7 @@ func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndDa
 // A stranger notifies as often as it can. However often that is, the relay runs a few statements a second more than
 // without, and goes on delivering.
 func TestSecurityNotificationsAreBounded(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for name, payload := range map[string]string{
 		"sweeps": "sweep public", "looks": "public", "routes": "routes public", "unknown": "elsewhere",
@@ -202,7 +205,7 @@ func TestSecurityFullQueueStopsNoRelay(t *testing.T) {
 	instance := r.instance()
 	db.insert(1, "key")
 	r.settles(t, policy.Delivered, 1)
-	b, err := NewOps(db.pool).Replay(t.Context(), Selection{EventIDs: []int64{1}, Statuses: []string{"delivered"}}, 0, nil)
+	b, err := ops.New(db.pool).Replay(t.Context(), ops.Selection{EventIDs: []int64{1}, Statuses: []string{"delivered"}}, 0, nil)
 	must(t, err)
 	if b.Done != 1 {
 		t.Errorf("%+v", b)

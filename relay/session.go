@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -19,26 +18,23 @@ import (
 // sends its heartbeat, finds dead relays, and receives notifications. Only its own goroutine uses the connection. Through
 // a pooler there is no such connection: the heartbeat alone says that the relay lives, and nothing is received.
 type session struct {
-	relay *Relay
+	*core
+	cfg     *Config // what a reload cannot change
+	guard   *identity.Guard
+	settler *settler
+	// meetRoutes applies the routes before it calls alive.
+	meetRoutes func(ctx context.Context, alive func()) error
 
 	started time.Time // when the server of the last session started; zero: there was none
+
+	grace    grace
+	watchFor time.Duration // how long this relay watches before it believes that another one is silent
 
 	deafUntil time.Time // no session listens before
 	deafTime  time.Duration
 
 	// Every login of the database may notify, as often as it likes.
 	looks, sweeps, routes throttle
-
-	mu       sync.Mutex
-	instance int32
-	alive    bool
-}
-
-func newSession(r *Relay) *session {
-	return &session{
-		relay: r, deafTime: deafTime, looks: newThrottle(looksPerSecond, looksPerSecond),
-		sweeps: newThrottle(sweepsPerSecond, burstOfSweeps), routes: newThrottle(sweepsPerSecond, burstOfSweeps),
-	}
 }
 
 const (
@@ -47,24 +43,22 @@ const (
 	idleBeatInterval = 1500 * time.Millisecond
 	// heartbeatAge is how old a heartbeat may become before it is written again.
 	heartbeatAge = 4 * time.Second
-	// afterReconnect is how long a relay that lost its connection believes that others did too, and are no more dead
+	// afterReconnect is how long a relay that was kept from the database believes that others were too, and are no more dead
 	// than itself.
 	afterReconnect = 3 * time.Second
+	// watchFor is how long a relay must have sent its own heartbeat in time before it believes that another one is silent.
+	watchFor = 15 * time.Second
 	// leaveTimeout bounds how long a stopping relay waits for its last statements.
 	leaveTimeout = 2 * time.Second
 )
 
-// current returns the number under which this relay claims, and whether it counts as alive.
-func (s *session) current() (instance int32, alive bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.instance, s.alive
-}
+// A grace is until when other relays may look dead although they live: what kept this relay from the database, or set its
+// clock, has mostly met them too, and they have yet to send a heartbeat.
+type grace struct{ silent, disconnected time.Time }
 
-func (s *session) set(instance int32, alive bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.instance, s.alive = instance, alive
+// extendGrace gives the other relays time after this one was kept from the database.
+func (s *session) extendGrace(now time.Time) {
+	s.grace = grace{silent: now.Add(s.watchFor), disconnected: now.Add(afterReconnect)}
 }
 
 // run keeps the session, reconnecting for ever, until ctx is done; then it deregisters. ctx outlives everything that
@@ -84,12 +78,12 @@ func (s *session) run(ctx context.Context) {
 			return
 		}
 		if errors.Is(err, errFlooded) {
-			s.relay.cfg.Log.Warn().Dur("for", s.deafTime).Msg("too many notifications: not listening for a while, events are found by polling")
+			s.cfg.Log.Warn().Dur("for", s.deafTime).Msg("too many notifications: not listening for a while, events are found by polling")
 			continue // at once: without a session the relay looks dead
 		}
-		s.relay.databaseError("session", err)
+		s.databaseError("session", err)
 		// What ended the session has mostly ended the other connections too. Each would cost its next statement a failure.
-		s.relay.pool.Reset()
+		s.store.direct.Reset()
 		select {
 		case <-time.After(failing.NextBackOff()):
 		case <-ctx.Done():
@@ -109,7 +103,10 @@ type standing struct {
 }
 
 // requests are what the notifications since the last look ask for.
-type requests struct{ look, sweep, routes bool }
+type requests struct {
+	commits       int
+	sweep, routes bool
+}
 
 // hear remembers what a notification asks for, and nothing else of it. pgx would keep those that arrive during a statement:
 // every login may send a million of them at once, of 8 kB each.
@@ -117,7 +114,7 @@ func (on *standing) hear(_ *pgconn.PgConn, n *pgconn.Notification) {
 	on.flood += notificationBytes + len(n.Payload)
 	switch n.Payload {
 	case on.schema:
-		on.heard.look = true
+		on.heard.commits++
 	case "sweep " + on.schema: // another relay has given back what lies behind the positions
 		on.heard.sweep = true
 	case "routes " + on.schema:
@@ -145,7 +142,7 @@ func (s *session) dam(ctx context.Context, on *standing, now time.Time) error {
 		if err := s.startListening(ctx, on); err != nil {
 			return err
 		}
-		s.relay.wake.notify(true)
+		s.wake.notify(true)
 	}
 	return nil
 }
@@ -157,6 +154,7 @@ func (s *session) startListening(ctx context.Context, on *standing) error {
 		return fmt.Errorf("listen: %w", err)
 	}
 	on.listening = true
+	s.wake.hears.Store(true)
 	return nil
 }
 
@@ -168,37 +166,38 @@ func (s *session) keep(ctx context.Context) (connected bool, err error) {
 	}
 	if on.conn != nil {
 		defer func() {
+			s.wake.hears.Store(false)
 			closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 			defer cancel()
 			_ = on.conn.Close(closing)
 		}()
 	}
-	if err := s.relay.guard.Await(ctx, on); err != nil || ctx.Err() != nil {
+	if err := s.guard.Await(ctx, on); err != nil || ctx.Err() != nil {
 		return false, err
 	}
-	var findDeadFrom time.Time
 	before, _ := s.current()
 	if err := s.enter(ctx, on); err != nil {
 		return false, err
 	}
-	if before != 0 {
-		findDeadFrom = time.Now().Add(afterReconnect)
+	s.extendGrace(time.Now())
+	if before == 0 {
+		s.grace.disconnected = time.Time{} // a relay that was not here before lost no connection together with others
 	}
-	s.relay.wake.notify(true) // whatever was missed while away
+	s.wake.notify(true) // whatever was missed while away
 
 	nextBeat := time.Now()
 	for {
 		if !time.Now().Before(nextBeat) {
 			on.flood = 0
-			if err := s.relay.guard.Recheck(ctx, on, s.relay.store.pool, on.conn != nil); err != nil && ctx.Err() == nil {
+			if err := s.guard.Recheck(ctx, on, s.store.pool, on.conn != nil); err != nil && ctx.Err() == nil {
 				return true, err
 			}
-			if err := s.beat(ctx, on, !time.Now().Before(findDeadFrom)); err != nil && ctx.Err() == nil {
+			if err := s.beat(ctx, on, time.Now()); err != nil && ctx.Err() == nil {
 				return true, err
 			}
 			s.catchUp()
 			nextBeat = time.Now().Add(beatInterval)
-			if s.relay.store.idle.Load() {
+			if s.wake.idle.Load() {
 				nextBeat = time.Now().Add(idleBeatInterval)
 			}
 		}
@@ -236,29 +235,30 @@ func (s *session) listen(ctx context.Context, on *standing, nextBeat time.Time) 
 
 // answer does what notifications ask for, as often as the throttles allow.
 func (s *session) answer(asked requests) {
-	if asked.look && (s.relay.store.idle.Load() || s.looks.allow(time.Now())) { // a busy relay looks without being asked
-		s.relay.wake.notify(false)
+	if asked.commits > 0 && (s.store.armed.Load() || s.looks.allow(time.Now())) { // a relay that polls looks without being asked
+		s.wake.commits.Add(int64(asked.commits))
+		s.wake.notify(false)
 	}
 	if asked.sweep && s.sweeps.allow(time.Now()) {
-		s.relay.wake.notify(true)
+		s.wake.notify(true)
 	}
 	if asked.routes && s.routes.allow(time.Now()) {
-		signal(s.relay.routes)
+		signal(s.wake.routes)
 	}
 }
 
 // catchUp does once what refused notifications have asked for.
 func (s *session) catchUp() {
 	if s.sweeps.takeRefused() {
-		s.relay.wake.notify(true)
+		s.wake.notify(true)
 	}
 	if s.routes.takeRefused() {
-		signal(s.relay.routes)
+		signal(s.wake.routes)
 	}
 }
 
 func (s *session) connect(ctx context.Context) (*standing, error) {
-	if pooled, ok := s.relay.store.pool.(*pg.Transactions); ok && s.relay.store.deaf {
+	if pooled, ok := s.store.pool.(*pg.Transactions); ok && s.store.deaf {
 		return &standing{Pool: pooled.With("lock_timeout", "0")}, nil // a rescue waits for what a dead relay left running
 	}
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
@@ -288,12 +288,12 @@ func (s *session) connect(ctx context.Context) (*standing, error) {
 
 // sessionConfig returns a copy of how to reach the server itself.
 func (s *session) sessionConfig() *pgxpool.Config {
-	if own := s.relay.cfg.Pooler.Session; own != nil {
+	if own := s.cfg.Pooler.Session; own != nil {
 		own = own.Copy()
-		pg.SetDirect(own, s.relay.cfg.Schema)
+		pg.SetDirect(own, s.cfg.Schema)
 		return own
 	}
-	return s.relay.pool.Config()
+	return s.store.direct.Config()
 }
 
 // enter starts to listen, registers this relay, and applies the routes, the first time.
@@ -318,24 +318,24 @@ func (s *session) enter(ctx context.Context, on *standing) error {
 	if err != nil {
 		return err
 	}
-	s.relay.guard.Admit(instance)
+	s.guard.Admit(instance)
 	if before := s.started; !before.IsZero() && !before.Equal(started) {
-		s.relay.pool.Reset() // a connection made meanwhile may have reached the server while it was stopping
+		s.store.direct.Reset() // a connection made meanwhile may have reached the server while it was stopping
 	}
 	s.started = started
-	if err := s.relay.resettle(ctx, on, instance); err != nil {
+	if err := s.settler.resettle(ctx, on, instance); err != nil {
 		return err
 	}
-	if err := s.relay.meetRoutes(ctx, func() { s.set(instance, true) }); err != nil {
+	if err := s.meetRoutes(ctx, func() { s.set(instance, true) }); err != nil {
 		return err
 	}
-	s.relay.cfg.Log.Info().Int32("instance", instance).Bool("resumed", resumed).Bool("session", on.conn != nil).Msg("registered")
+	s.cfg.Log.Info().Int32("instance", instance).Bool("resumed", resumed).Bool("session", on.conn != nil).Msg("registered")
 	return nil
 }
 
 // register makes this relay known, under the number it had if no other took it for dead meanwhile.
 func (s *session) register(ctx context.Context, on *standing) (instance int32, resumed bool, err error) {
-	cfg, isSession := &s.relay.cfg, on.conn != nil
+	cfg, isSession := s.cfg, on.conn != nil
 	if instance, _ = s.current(); instance != 0 {
 		resumed, err = resume(ctx, on, isSession, instance)
 		if err != nil || resumed {
@@ -352,14 +352,14 @@ func (s *session) register(ctx context.Context, on *standing) (instance int32, r
 
 // sameDatabase keeps a session with a URL of its own from saying that a relay lives where it does not work.
 func (s *session) sameDatabase(ctx context.Context, on *standing) error {
-	if s.relay.cfg.Pooler.Session == nil {
+	if s.cfg.Pooler.Session == nil {
 		return nil
 	}
 	here, err := whereabouts(ctx, on.conn)
 	if err != nil {
 		return err
 	}
-	there, err := whereabouts(identity.Unguarded(ctx), s.relay.store.pool)
+	there, err := whereabouts(identity.Unguarded(ctx), s.store.pool)
 	if err != nil {
 		return err
 	}
@@ -369,24 +369,24 @@ func (s *session) sameDatabase(ctx context.Context, on *standing) error {
 	return nil
 }
 
-var errTakenForDead = errors.New("this relay was taken for dead; registering anew")
-
 // beat says that this relay lives, passes on what there is to do, and gives back what dead relays had claimed.
-func (s *session) beat(stopping context.Context, on *standing, findDead bool) error {
+func (s *session) beat(stopping context.Context, on *standing, now time.Time) error {
 	limit := pg.StatementTimeout
 	if on.conn == nil {
-		limit = min(limit, s.relay.cfg.Lease/2) // a relay whose heartbeat hangs is dead to others, and stops claiming
+		limit = min(limit, s.cfg.Lease/2) // a relay whose heartbeat hangs is dead to others, and stops claiming
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(stopping), limit)
 	defer cancel()
 	// A beat that is cut off costs the connection, on which this relay has yet to deregister.
 	defer context.AfterFunc(stopping, func() { time.AfterFunc(leaveTimeout, cancel) })()
-	p := pulse{writeAfter: heartbeatAge, findDead: findDead, armed: s.relay.store.idle.Load() && !s.relay.store.deaf}
+	p := pulse{
+		writeAfter: heartbeatAge, armed: s.store.armed.Load(),
+		findSilent: !now.Before(s.grace.silent), findDisconnected: !now.Before(s.grace.disconnected),
+	}
 	p.instance, _ = s.current()
 	if on.conn == nil {
-		p.writeAfter = min(p.writeAfter, s.relay.cfg.Lease/5)
+		p.writeAfter = min(p.writeAfter, s.cfg.Lease/5)
 	}
-	asked := time.Now()
 	e, err := heartbeat(ctx, on, p)
 	if err != nil {
 		return err
@@ -394,13 +394,19 @@ func (s *session) beat(stopping context.Context, on *standing, findDead bool) er
 	if !e.registered {
 		return errTakenForDead
 	}
-	s.relay.recent.forgetDurable(asked)
-	s.relay.applyStates(asked, e.states)
+	s.settler.recent.forgetDurable(now)
+	if s.lanes.applyStates(now, time.Now(), e.states, p.instance) {
+		s.wake.notify(true)
+	}
 	if e.alerts {
-		signal(s.relay.alerts)
+		signal(s.wake.alerts)
 	}
 	if e.parked {
-		signal(s.relay.parked)
+		signal(s.wake.parked)
+	}
+	if e.late {
+		s.extendGrace(time.Now())
+		return nil
 	}
 	for _, other := range e.dead {
 		s.rescue(ctx, other)
@@ -411,21 +417,21 @@ func (s *session) beat(stopping context.Context, on *standing, findDead bool) er
 // rescue takes over from a dead relay. If that fails, the next beat tries again: a session that ended of it would make
 // this relay look dead too.
 func (s *session) rescue(ctx context.Context, other int32) {
-	dead, lasting, err := s.relay.store.rescue(ctx, other)
+	dead, lasting, err := s.store.rescue(ctx, other)
 	if err != nil {
-		s.relay.databaseError("rescue", err)
+		s.databaseError("rescue", err)
 	}
 	if !dead {
 		return
 	}
-	s.relay.cfg.Log.Warn().Int32("dead_instance", other).Msg("rescued the claims of a dead relay")
-	if hook := s.relay.cfg.Hooks.Rescued; hook != nil {
+	s.cfg.Log.Warn().Int32("dead_instance", other).Msg("rescued the claims of a dead relay")
+	if hook := s.cfg.Hooks.Rescued; hook != nil {
 		hook(other)
 	}
-	s.relay.wake.notify(true)
-	signal(s.relay.routes)
-	if err := s.relay.store.endSession(ctx, other, lasting); err != nil && !pg.HasCode(err, pg.LacksPrivilege) {
-		s.relay.databaseError("end session", err)
+	s.wake.notify(true)
+	signal(s.wake.routes)
+	if err := s.store.endSession(ctx, other, lasting); err != nil && !pg.HasCode(err, pg.LacksPrivilege) {
+		s.databaseError("end session", err)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -54,7 +55,7 @@ func BenchmarkRescue(b *testing.B) {
 		becomes(db, 0, `SELECT count(*) FROM (SELECT FROM outbox_delivery WHERE destination = 'default' AND status = 'pending' LIMIT 1) p`)
 		takeover += time.Since(killed)
 		asked := time.Now()
-		if _, err := NewOps(db.pool).LifeSigns(b.Context()); err != nil {
+		if _, err := ops.New(db.pool).LifeSigns(b.Context()); err != nil {
 			b.Fatal(err)
 		}
 		health += time.Since(asked)
@@ -88,7 +89,7 @@ func BenchmarkBeat(b *testing.B) {
 			var took []time.Duration
 			for b.Loop() {
 				began := time.Now()
-				e, err := heartbeat(b.Context(), conn, pulse{instance: instance, writeAfter: heartbeatAge, findDead: true})
+				e, err := heartbeat(b.Context(), conn, pulse{instance: instance, writeAfter: heartbeatAge, findSilent: true, findDisconnected: true})
 				took = append(took, time.Since(began))
 				if must(b, err); !e.registered || len(e.dead) > 0 {
 					b.Fatalf("%+v", e)
@@ -212,7 +213,7 @@ func BenchmarkInsertAfterWakes(b *testing.B) {
 		}
 		s := &store{pool: db.pool}
 		for i := range 2 * wakes {
-			must(b, s.declareIdle(b.Context(), i%2 == 0))
+			must(b, s.arm(b.Context(), i%2 == 0))
 			old.exec(`UPDATE outbox_relay SET idle = $1`, i%2 == 0)
 		}
 		after := median(one(db), one(calm), one(old))

@@ -51,7 +51,7 @@ func TestRelaysThatComeBackDoNotRescueEachOther(t *testing.T) {
 	for _, l := range links {
 		l.block(true)
 	}
-	for _, r := range relays { // long enough for whoever waits ever longer to be late
+	for _, r := range relays { // long enough for a relay with growing pauses to be late
 		r.await(t, "ten vain attempts to come back", func(o *observer) bool { return o.failures["session"] >= 10 })
 	}
 	links[0].block(false)
@@ -110,7 +110,7 @@ func TestLivingRelaysAreNotRescued(t *testing.T) {
 	cfg := db.config(to("http://receiver.test/"))
 	relays := []*running{start(t, cfg), start(t, cfg)}
 	instances := []int32{relays[0].instance(), relays[1].instance()}
-	becomes(db, true, `SELECT pg_postmaster_start_time() < now() - interval '4 seconds'`) // before that, nobody is sought
+	becomes(db, true, `SELECT pg_postmaster_start_time() < now() - interval '4 seconds'`) // before that, dead relays are not looked for
 	began := row[time.Time](db, `SELECT now()`)
 	becomes(db, true, `SELECT min(heartbeat_at) > $1::timestamptz + interval '2 seconds' FROM outbox_relay`, began)
 	for i, r := range relays {

@@ -8,30 +8,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-// aside is the state of a settlement that could not be written.
-type aside struct {
-	refused error // nil: its row is locked, or was just changed
-	tries   int
-	again   time.Time // when to try next
-}
-
 // How long a settlement set aside waits until it is tried again: twice as long each time, from asideFirst up to a limit.
 const (
 	asideFirst   = 50 * time.Millisecond
 	asideLocked  = time.Second // while another session has locked its row
 	asideRefused = time.Minute // while the database refuses it
 )
-
-// noteFailure records why a settlement could not be written. nil and a lock mean that another session is in the way.
-func (s *settlement) noteFailure(err error) {
-	if pg.HasCode(err, pg.LockNotAvailable) {
-		err = nil
-	}
-	if s.aside == nil {
-		s.aside = &aside{}
-	}
-	s.aside.refused = err
-}
 
 // setAside keeps settlements that could not be written, to try them again. They keep their lane's room. A refused one is
 // dropped when its lease has ended: the delivery can be claimed again then, and its receiver can bear that.
@@ -62,7 +44,7 @@ func (w *settler) setAside(left []settlement) {
 		}
 		w.aside = append(w.aside, *s)
 	}
-	log := w.relay.cfg.Log
+	log := w.config().Log
 	if locked != nil {
 		log.Warn().Int("deliveries", len(left)).Int64("event_id", locked.eventID).Str("destination", locked.destination).
 			Msg("another session keeps deliveries locked; settling them when it ends")
@@ -76,16 +58,15 @@ func (w *settler) setAside(left []settlement) {
 
 // drop leaves a delivery to be attempted again, and gives its room and its ordering key back.
 func (w *settler) drop(s *settlement) {
-	l := w.relay.lane(s.destination)
+	l := w.lanes.get(s.destination)
 	if s.event.OrderingKey != nil {
-		s.FreesKey = true
-		l.keySettled(s)
+		l.keySettled(*s.event.OrderingKey, s.class, true)
 	}
 	if s.Outcome == policy.Fail && s.Reason == policy.ReasonGone {
 		l.pauseWritten() // which it is not, but nothing else would let the lane go on
 	}
 	l.release(s.class, 1)
-	signal(w.relay.wake.room)
+	signal(w.wake.room)
 }
 
 // tryAside writes the settlements whose turn has come.

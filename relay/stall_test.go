@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -13,6 +14,7 @@ import (
 // The turns of a slow rate come further apart than a lease lasts beside a POST. What waits for its turn must not lose it
 // to a lease that ended meanwhile, over and over.
 func TestRateSlowerThanTheLease(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for name, key := range map[string]string{"unordered": "NULL", "of one key": "'k'"} {
 		t.Run(name, func(t *testing.T) {
@@ -76,6 +78,7 @@ func TestLockedDestinationKeepsNoOther(t *testing.T) {
 
 // A payload that cannot be read, as on a damaged page, is tried again now and then, not all the time.
 func TestUnreadablePayloadIsLeftAlone(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	rc := newReceiver(t, nil)
@@ -138,10 +141,11 @@ func TestQueueGetsSendersWhenTheLimitGrows(t *testing.T) {
 func TestWalkGoesOnInAnIdleRelay(t *testing.T) {
 	t.Parallel()
 	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
-	r.session.set(1, true)
+	r.presence.set(1, true)
 	now := time.Now()
 	r.lane("default").walks[backlog] = walk{position: keyset{now, 1}, more: true, barren: true, due: now.Add(time.Minute)}
-	c := &claimer{relay: r.Relay, writers: writers{next: now.Add(time.Hour)}, pace: pace{poll: time.Second, idle: true, interval: time.Hour, nextLook: now.Add(time.Hour)}}
+	c := r.newClaimer()
+	c.writers.next, c.pace = now.Add(time.Hour), pace{poll: time.Second, idle: true, interval: time.Hour, nextLook: now.Add(time.Hour)}
 	c.clock.set(now)
 	r.lane("default").walks[replays].rest(now.Add(time.Hour))
 	if wait, err := c.turn(t.Context()); err != nil || wait < 0 || wait > time.Minute {
@@ -175,7 +179,7 @@ func TestLookIsOwedToAFullLane(t *testing.T) {
 	t.Parallel()
 	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	l := r.lane("default")
-	c := &claimer{relay: r.Relay}
+	c := r.newClaimer()
 	now := time.Now()
 	c.clock.set(now)
 	for class := range l.walks {
@@ -241,25 +245,31 @@ func TestNarrowLaneHasOneAhead(t *testing.T) {
 	}
 }
 
-// Producers that are active for a destination that is held keep waking a relay, which finds nothing.
+// Producers that are active for a destination that is held, or for other relays, keep waking a relay, which finds nothing.
 func TestLooksInVainBecomeRarer(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
 	p := pace{poll: 5 * time.Second}
-	for range 5 {
-		p.notified(now)
-		p.claimed(now, 0)
+	p.declared(now, true)
+	p.claimed(now, 0, 0)
+	looks := 0
+	for range 1000 { // notifications in two seconds
+		p.notified(now, 1)
+		if now = now.Add(2 * time.Millisecond); p.looking(now) {
+			p.claimed(now, 0, 0)
+			looks++
+		}
 	}
-	if wait := p.wait(now); wait < 10*busyPoll {
-		t.Errorf("looks again in %s", wait)
+	if most := int(2*time.Second/maxVain) + 10; looks == 0 || looks > most {
+		t.Errorf("%d looks in vain, at most %d are expected", looks, most)
 	}
-	p.claimed(now, 1)
-	if wait := p.wait(now); wait != busyPoll {
-		t.Errorf("when there is work: %s", wait)
+	p.claimed(now, 1, 0)
+	if p.notified(now, 1); !p.looking(now) {
+		t.Error("when there is work again, a notification waits")
 	}
 }
 
-// The database's clock was put back by an hour while a breaker was open: nobody waits for an hour to try.
+// The database's clock was put back by an hour while a breaker was open: it is tried without waiting for an hour.
 func TestBreakerOutlivesAClockThatWasPutBack(t *testing.T) {
 	t.Parallel()
 	for name, state := range map[string]string{"open": `'open', now() + interval '1 hour', NULL`, "half-open": `'half_open', now() + interval '1 hour', 77`} {
@@ -284,14 +294,15 @@ func TestClaimsOfOneLanePutOffNoLook(t *testing.T) {
 	toA.Name, toB.Name = "a", "b"
 	r := sessionOf(t, db.config(toA, toB))
 	r.settling = t.Context()
-	c := &claimer{relay: r, pace: pace{poll: time.Hour, lastWork: time.Now().Add(time.Minute)}}
+	c := r.newClaimer()
+	c.pace = pace{poll: time.Hour, lastWork: time.Now().Add(time.Minute)}
 	c.clock.set(time.Now())
 	a, b := r.lane("a"), r.lane("b")
 	for class := range b.walks {
 		b.walks[class].rest(time.Now().Add(time.Hour))
 	}
 	a.walks[live].more = true
-	look := time.Now().Add(busyPoll / 2)
+	look := time.Now().Add(slowPoll / 2)
 	c.pace.nextLook = look
 	if _, err := c.turn(t.Context()); err != nil {
 		t.Fatal(err)
@@ -306,7 +317,7 @@ func TestKeysThatGoOnLeaveRoomForOthers(t *testing.T) {
 	t.Parallel()
 	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	l := r.lane("default")
-	c := &claimer{relay: r.Relay}
+	c := r.newClaimer()
 	c.clock.set(time.Now())
 	for i := range 2 * post.DefaultLaneInFlight {
 		l.makeReady(fmt.Sprint(i), live)
@@ -325,7 +336,8 @@ func TestProbeEndsNoIdleness(t *testing.T) {
 	db.insert(3, "key")
 	r := sessionOf(t, db.config(to("http://127.0.0.1:1/")))
 	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
-	c := &claimer{relay: r, pace: pace{poll: time.Hour}}
+	c := r.newClaimer()
+	c.pace = pace{poll: time.Hour}
 	c.clock.set(time.Now())
 	l := r.lane("default")
 	l.mu.Lock()
@@ -334,8 +346,8 @@ func TestProbeEndsNoIdleness(t *testing.T) {
 	if _, err := c.turn(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	r.senders.Wait()
-	if probes := len(r.settlements); probes == 0 || !c.pace.lastWork.IsZero() {
+	r.senders.wait()
+	if probes := len(r.settler.settlements); probes == 0 || !c.pace.lastWork.IsZero() {
 		t.Errorf("%d probes, the last work at %s", probes, c.pace.lastWork)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -158,6 +159,7 @@ func TestDrainTimeout(t *testing.T) {
 
 // Without a database nothing can be settled: the stop ends all the same, and the deliveries are left to their lease.
 func TestStopWhileTheDatabaseIsAway(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	l := newLink(t, db.dsn)
@@ -184,6 +186,7 @@ func TestStopWhileTheDatabaseIsAway(t *testing.T) {
 
 // The database hangs instead of being away: statements are neither answered nor refused.
 func TestStopWhileTheDatabaseHangs(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	l := newLink(t, db.dsn)
@@ -198,7 +201,7 @@ func TestStopWhileTheDatabaseHangs(t *testing.T) {
 
 func TestStopBeforeTheDatabaseWasEverReached(t *testing.T) {
 	t.Parallel()
-	cfg := Config{Pool: settings(t, "postgres://nobody@/none?host="+filepath.Join(t.TempDir(), "none")), Destinations: []post.Destination{to("http://receiver.test/")}}
+	cfg := Config{Pool: settings(t, "postgres://stranger@/none?host="+filepath.Join(t.TempDir(), "none")), Destinations: []post.Destination{to("http://receiver.test/")}}
 	r := start(t, cfg)
 	r.await(t, "failures", func(o *observer) bool { return o.failures["prepare"] >= 3 })
 	r.stop()

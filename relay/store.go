@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -15,10 +16,24 @@ import (
 
 // store runs the engine's statements. It is safe for concurrent use.
 type store struct {
-	pool pg.Pool
-	deaf bool        // no listener for notifications: producers are never asked for any
-	idle atomic.Bool // as declared last
+	pool   pg.Pool
+	direct *pgxpool.Pool // behind pool
+	deaf   bool          // no listener for notifications: producers are never asked for any
+	armed  atomic.Bool   // producers notify, as declared last
 }
+
+// A class is one of three kinds of deliveries that share a lane fairly.
+type class int
+
+const (
+	live    class = iota // became due within liveWindow
+	backlog              // became due before: what waited for its destination, and late commits
+	replays              // made pending again by an operator
+	classes = 3
+)
+
+// liveWindow is how long after it became due a delivery goes before the backlog.
+const liveWindow = 10 * time.Second
 
 // keyset is a place in the order in which a lane is claimed.
 type keyset struct {
@@ -104,3 +119,21 @@ func (s *store) payload(ctx context.Context, eventID int64) (payload []byte, err
 	}
 	return payload, nil
 }
+
+// classAt returns the class of a delivery when the live window begins at the given time.
+func (d *delivery) classAt(window time.Time) class {
+	switch {
+	case d.replay:
+		return replays
+	case d.nextAttemptAt.Time.Before(window):
+		return backlog
+	}
+	return live
+}
+
+// databaseClock tells what the database's clock shows, from what it showed last.
+type databaseClock struct{ shown, read time.Time }
+
+func (c *databaseClock) set(shown time.Time) { c.shown, c.read = shown, time.Now() }
+
+func (c *databaseClock) now() time.Time { return c.shown.Add(time.Since(c.read)) }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
@@ -184,4 +185,15 @@ func unserved(ctx context.Context, q pg.DB) ([]unservedDestination, error) {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[unservedDestination])
+}
+
+// An unservedDestination is one with pending deliveries that no registered relay serves.
+type unservedDestination struct {
+	Destination string `json:"destination"`
+	Pending     int    `json:"pending"` // at most 10,001
+}
+
+// String says the name and how many wait.
+func (u unservedDestination) String() string {
+	return fmt.Sprintf("%s (%s)", u.Destination, plain.UpTo(u.Pending, 10_000))
 }

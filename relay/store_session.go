@@ -13,6 +13,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
+var errTakenForDead = errors.New("this relay was taken for dead; registering anew")
+
 // The session has its name before the row is visible, so that no other relay sees the row without its session.
 const insertRelay = `
 WITH r AS (
@@ -50,31 +52,35 @@ func resume(ctx context.Context, q pg.DB, isSession bool, instance int32) (resum
 	return true, nil
 }
 
-// isDead is true of a relay r whose session is gone, as when its process or its connection ended, or that was not heard of
-// for 15 seconds, as when it is frozen while the server still takes its connection for alive. Without a session, only its
-// heartbeat says that it lives.
-const isDead = `(CASE WHEN r.session_pid IS NULL THEN r.heartbeat_at < now() - r.lease
-            ELSE r.heartbeat_at < now() - interval '15 seconds' OR NOT ` + pg.HasSession + ` END)`
+// isDisconnected is true of a relay r whose session is gone, as when its process or its connection ended.
+const isDisconnected = `(r.session_pid IS NOT NULL AND NOT ` + pg.HasSession + `)`
 
-// No relay is dead in the first seconds of a server, when none had time to come back, nor while this relay's own heartbeat is
-// old: then the database stood still, and kept the others from writing theirs.
+// isSilent is true of a relay r whose heartbeat is old, as when it is frozen while the server still takes its connection for
+// alive. Without a session, only its heartbeat says that it lives.
+const isSilent = `(r.heartbeat_at < now() - CASE WHEN r.session_pid IS NULL THEN r.lease ELSE interval '15 seconds' END)`
+
+const isDead = `(` + isSilent + ` OR ` + isDisconnected + `)`
+
+// No relay is dead in the first seconds of a server, when none had time to come back.
+//
+// A beat is late when this relay's own heartbeat is two beats older than it may become: then the database stood still, or its clock
+// was set. A higher limit would miss standstills after which the heartbeat of another relay, which may have been older, looks silent.
 //
 // The heartbeat is not written at every beat: no version of a row can be removed while some session keeps an old snapshot.
-// The session reports most deaths sooner. While this relay is idle, a beat also keeps producers notifying.
+// The session reports most deaths sooner. While this relay is armed, a beat also keeps producers notifying.
 const beat = `
 WITH written AS (
     UPDATE outbox_relay SET heartbeat_at = now() WHERE instance = $1 AND heartbeat_at <= now() - make_interval(secs => $2)
 )
-SELECT 'self', instance, '', false, '', 0::float8, 0, 0 FROM outbox_relay WHERE instance = $1
+SELECT 'self', instance, '', heartbeat_at < now() - make_interval(secs => $2 + 3), '', 0::float8, 0, 0 FROM outbox_relay WHERE instance = $1
 UNION ALL
 SELECT 'dead', instance, '', false, '', 0, 0, 0 FROM outbox_relay r
-WHERE $3 AND instance <> $1 AND pg_postmaster_start_time() <= now() - interval '3 seconds'
-  AND NOT EXISTS (SELECT FROM outbox_relay WHERE instance = $1 AND heartbeat_at < now() - interval '10 seconds')
-  AND ` + isDead + `
+WHERE instance <> $1 AND pg_postmaster_start_time() <= now() - interval '3 seconds'
+  AND ($3 AND ` + isSilent + ` OR $5 AND ` + isDisconnected + `)
 UNION ALL
-SELECT 'destination', 0, destination, paused, breaker, coalesce(extract(epoch FROM breaker_until - now()), 0)::float8,
+SELECT 'destination', 0, destination, false, breaker, coalesce(extract(epoch FROM breaker_until - now()), 0)::float8,
        coalesce(breaker_owner, 0), breaker_failures
-FROM outbox_destination WHERE paused OR breaker <> 'closed' OR breaker_failures > 0
+FROM outbox_destination WHERE breaker <> 'closed' OR breaker_failures > 0
 UNION ALL
 SELECT 'alert', 0, '', false, '', 0, 0, 0 WHERE ` + alert.AnyDue + `
 UNION ALL
@@ -87,15 +93,17 @@ WHERE EXISTS (SELECT FROM outbox_destination WHERE parked_after IS NOT NULL)`
 
 // pulse is what a beat asks.
 type pulse struct {
-	instance   int32
-	writeAfter time.Duration // how old the heartbeat may become before it is written again
-	findDead   bool
-	armed      bool // go on making producers notify
+	instance         int32
+	writeAfter       time.Duration // how old the heartbeat may become before it is written again
+	findSilent       bool
+	findDisconnected bool
+	armed            bool // go on making producers notify
 }
 
 // echo is what a beat finds out.
 type echo struct {
 	registered bool    // false: this relay's own row is gone
+	late       bool    // this relay's own heartbeat had become old: the others' may look old for the same reason
 	dead       []int32 // each to be given to rescue
 	states     []policy.DestinationState
 	alerts     bool // there is something to tell or to close
@@ -104,7 +112,7 @@ type echo struct {
 
 // heartbeat says that this relay lives, and finds out what it has to do beside claiming.
 func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
-	rows, err := q.Query(ctx, beat, p.instance, p.writeAfter.Seconds(), p.findDead, p.armed)
+	rows, err := q.Query(ctx, beat, p.instance, p.writeAfter.Seconds(), p.findSilent, p.armed, p.findDisconnected)
 	if err != nil {
 		return echo{}, fmt.Errorf("beat: %w", err)
 	}
@@ -112,14 +120,15 @@ func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
 	for rows.Next() {
 		var what string
 		var instance int32
+		var late bool
 		var state policy.DestinationState
 		var remaining float64
-		if err := rows.Scan(&what, &instance, &state.Destination, &state.Paused, &state.Breaker, &remaining, &state.Owner, &state.Failures); err != nil {
+		if err := rows.Scan(&what, &instance, &state.Destination, &late, &state.Breaker, &remaining, &state.Owner, &state.Failures); err != nil {
 			return echo{}, fmt.Errorf("beat: %w", err)
 		}
 		switch what {
 		case "self":
-			e.registered = true
+			e.registered, e.late = true, late
 		case "dead":
 			e.dead = append(e.dead, instance)
 		case "destination":
@@ -142,17 +151,13 @@ const armUntil = `setval('outbox_armed', (extract(epoch FROM clock_timestamp()) 
 
 const arm = `SELECT CASE WHEN $1 THEN ` + armUntil + ` ELSE setval('outbox_armed', 0) END`
 
-// declareIdle makes producers notify, or stops them. Another relay that is still idle makes them notify again at its next
-// beat. A relay that hears nothing does neither.
-func (s *store) declareIdle(ctx context.Context, idle bool) error {
-	s.idle.Store(idle)
-	if s.deaf {
-		return nil
-	}
+// arm makes producers notify, or stops them. Another relay that is still armed makes them notify again at its next beat.
+func (s *store) arm(ctx context.Context, armed bool) error {
+	s.armed.Store(armed)
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, arm, idle); err != nil {
-		return fmt.Errorf("declare idle: %w", err)
+	if _, err := s.pool.Exec(ctx, arm, armed); err != nil {
+		return fmt.Errorf("let producers notify: %w", err)
 	}
 	return nil
 }

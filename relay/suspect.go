@@ -74,43 +74,35 @@ func (s *solitude) end(now time.Time) {
 // awaitPost waits until a delivery may be sent: a suspect until no other POST is under way, any other until no suspect is
 // being sent alone. The caller calls leave after the POST. Instead of leave it returns a result if the delivery must not
 // be sent now.
-func (r *Relay) awaitPost(d *delivery) (leave func(), instead *policy.Result) {
+func (s *senders) awaitPost(d *delivery) (leave func(), instead *policy.Result) {
 	switch {
 	case d.rescues >= crashLoop:
 		return nil, &policy.Result{Reason: policy.ReasonCrashLoop, Message: fmt.Sprintf(
 			"%d times in a row a relay died while it sent this delivery with nothing else beside it", d.rescues-aloneFrom)}
 	case d.lost:
 		wait := suspectWait(d.rescues)
-		return nil, r.postpone(d, wait+rand.N(wait)) // at random, so that those lost together part
-	case d.rescues < aloneFrom || r.alone.hasEnough():
-		r.alone.posts.RLock()
-		return r.alone.posts.RUnlock, nil
+		return nil, s.postpone(d, wait+rand.N(wait)) // at random, so that those lost together part
+	case d.rescues < aloneFrom || s.alone.hasEnough():
+		s.alone.posts.RLock()
+		return s.alone.posts.RUnlock, nil
 	}
-	if wait := r.alone.reserve(time.Now()); wait > 0 {
-		return nil, r.postpone(d, rand.N(2*wait+time.Second)) // not all at the same time
+	if wait := s.alone.reserve(time.Now()); wait > 0 {
+		return nil, s.postpone(d, rand.N(2*wait+time.Second)) // not all at the same time
 	}
-	r.alone.posts.Lock()
+	s.alone.posts.Lock()
 	d.alone = true
 	return func() {
-		r.alone.posts.Unlock()
-		r.alone.end(time.Now())
+		s.alone.posts.Unlock()
+		s.alone.end(time.Now())
 	}, nil
 }
 
-// countSuspect counts a suspect that is about to be sent alone. If the relay dies of it, nothing can be written afterwards.
-func (r *Relay) countSuspect(d *delivery) error {
-	if !d.alone {
-		return nil
-	}
-	return r.store.countAlone(r.settling, d)
-}
-
 // postpone makes a claimed delivery due again after the given time. If that fails, it is due at once.
-func (r *Relay) postpone(d *delivery, wait time.Duration) *policy.Result {
-	if err := r.store.postpone(r.settling, d, wait); err != nil {
-		r.databaseError("postpone suspect", err)
+func (s *senders) postpone(d *delivery, wait time.Duration) *policy.Result {
+	if err := s.store.postpone(s.settling, d, wait); err != nil {
+		s.databaseError("postpone suspect", err)
 	} else {
-		r.wake.retries.add(time.Now(), wait)
+		s.wake.retries.add(time.Now(), wait)
 	}
 	return &policy.Result{Reason: policy.ReasonSuspect}
 }

@@ -41,7 +41,7 @@ func TestBrokenTLSIsLabelled(t *testing.T) {
 		"no TLS at all":       {strings.Replace(plain.URL, "http:", "https:", 1), policy.ReasonTLS},
 		"hangs up":            {strings.Replace(hangUp.url, "http:", "https:", 1), policy.ReasonNetwork},
 		"HTTP to a TLS port":  {strings.Replace(serve(func(*tls.Config) {}), "https:", "http:", 1), policy.ReasonRejected},
-		"nobody listens":      {"https://127.0.0.1:1/", policy.ReasonConnect},
+		"nothing listens":     {"https://127.0.0.1:1/", policy.ReasonConnect},
 		"name does not exist": {"https://does-not-exist.invalid/", policy.ReasonDNS},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -91,7 +91,7 @@ func TestHTTP2(t *testing.T) {
 	must(t, err)
 	t.Cleanup(l.Transport.CloseIdleConnections)
 	l.Transport.TLSClientConfig = s.Client().Transport.(*http.Transport).TLSClientConfig
-	r := &Relay{taking: t.Context(), doing: t.Context()}
+	r := &senders{core: &core{taking: t.Context(), doing: t.Context()}}
 	for i, want := range []policy.Reason{policy.ReasonOK, policy.ReasonNetwork, policy.ReasonOK} {
 		d := order()
 		d.leaseEnds = time.Now().Add(time.Hour)

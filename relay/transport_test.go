@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -53,13 +54,14 @@ func exchangeMany(t testing.TB, e *post.Endpoint, senders, attempts int) map[int
 
 // Connections are kept: a dial for every POST would cost more than the POST.
 func TestConnectionsAreUsedAgain(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const attempts, senders = 10_000, 32
 	var connections, requests atomic.Int64
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		requests.Add(1)
 		_, _ = io.Copy(io.Discard, r.Body)
-		_, _ = fmt.Fprint(w, "ok") // a body that nobody reads would cost the connection
+		_, _ = fmt.Fprint(w, "ok") // a body that is not read would cost the connection
 	}))
 	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
 		if state == http.StateNew {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
@@ -27,10 +28,10 @@ func TestEventsWithoutDeliveriesAreToldAndRepaired(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	rc := newReceiver(t, nil)
-	ops := &pager{name: "ops"}
+	channel := &pager{name: "ops"}
 	cfg := db.config(to(rc.URL))
 	cfg.Routes = []Route{{"t", []string{"default"}}}
-	cfg.Alerts.Channels = []alert.Channel{ops}
+	cfg.Alerts.Channels = []alert.Channel{channel}
 	cfg.Watching.Interval = 100 * time.Millisecond
 	db.insert(3, "before")
 	r := start(t, cfg)
@@ -38,20 +39,20 @@ func TestEventsWithoutDeliveriesAreToldAndRepaired(t *testing.T) {
 	ids := db.load(2, "loaded")
 	db.insert(3, "after")
 
-	eventually(t, "the alert", func() bool { return len(ops.of(alert.RuleUndelivered)) == 1 })
-	told := ops.of(alert.RuleUndelivered)[0]
+	eventually(t, "the alert", func() bool { return len(channel.of(alert.RuleUndelivered)) == 1 })
+	told := channel.of(alert.RuleUndelivered)[0]
 	want := fmt.Sprintf("2 events have no delivery, the first of them event %d: the trigger of outbox did not run at the insert; "+
 		"create what is missing: outbox-relay events create-deliveries", ids[0])
 	if told.Detail != want || told.FirstEventID != ids[0] || !strings.Contains(told.Text(), want) {
 		t.Errorf("%+v\n%s", told, told.Text())
 	}
-	found, err := NewOps(db.pool).Undelivered(t.Context())
-	if err != nil || found != (Undelivered{Events: 2, FirstEventID: ids[0]}) {
+	found, err := ops.New(db.pool).Undelivered(t.Context())
+	if err != nil || found != (ops.Undelivered{Events: 2, FirstEventID: ids[0]}) {
 		t.Errorf("%+v, %v", found, err)
 	}
 
-	for _, want := range []CreatedDeliveries{{2, 2}, {0, 0}} {
-		if created, err := NewOps(db.pool).CreateDeliveries(t.Context(), nil); err != nil || created != want {
+	for _, want := range []ops.CreatedDeliveries{{Events: 2, Deliveries: 2}, {}} {
+		if created, err := ops.New(db.pool).CreateDeliveries(t.Context()); err != nil || created != want {
 			t.Errorf("created %+v, %v; want %+v", created, err, want)
 		}
 	}
@@ -106,33 +107,5 @@ func TestSearchOfUndeliveredGoesOn(t *testing.T) {
 	text := (&watch.UndeliveredSample{Count: got[0], Event: recent[0]}).String()
 	if got[0] != watch.MaxUndelivered+1 || !strings.HasPrefix(text, "more than 1000 events have no delivery") {
 		t.Errorf("%d remembered: %s", got, text)
-	}
-}
-
-// What is created is what the trigger would have: by the routes, parked without one, at its time, in its key.
-func TestCreatedDeliveriesAreThoseOfTheTrigger(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	db.exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('t', 'default'), ('t*', 'second')`)
-	db.exec(`DELETE FROM outbox_route WHERE pattern = '*'`)
-	const insert = `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, available_at)
-		VALUES ('t', '{"a": 1}', $1 || '-1', 'key', date_trunc('day', now()) + interval '300 days'), ('u', '{}', $1 || '-2', NULL, now()), ('tt', '[]', $1 || '-3', NULL, now())`
-	db.exec(insert, "trigger")
-	db.exec(`ALTER TABLE outbox DISABLE TRIGGER outbox_fan_out`)
-	db.exec(insert, "created")
-	db.exec(`ALTER TABLE outbox ENABLE TRIGGER outbox_fan_out`)
-	created := 0
-	for after, finished := int64(0), false; !finished; {
-		last, done, c, err := createDeliveriesBehind(t.Context(), db.pool, after, 2)
-		must(t, err)
-		created += int(c.Deliveries)
-		after, finished = last, done
-	}
-	const deliveries = `SELECT concat_ws(' ', right(e.idempotency_key, 1), d.destination, d.status, coalesce(d.ordering_key, '-'), d.payload_bytes,
-			d.next_attempt_at >= now() + interval '1 day') FROM outbox_delivery d JOIN outbox e ON e.id = d.event_id
-		WHERE e.idempotency_key LIKE $1 || '-%' ORDER BY 1`
-	want := rows[string](db, deliveries, "trigger")
-	if got := rows[string](db, deliveries, "created"); !slices.Equal(got, want) || created != len(want) || len(want) != 4 {
-		t.Errorf("%d created: %q, want %q", created, got, want)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// A vacant address is one at which nobody listens and connections are refused. It stays this test's: a port that is only
-// closed again soon belongs to somebody else.
+// A vacant address is one at which nothing listens and connections are refused. It stays this test's: a port that is only
+// closed again soon belongs to another process.
 type vacant struct {
 	url  string
 	file *os.File // a socket that is bound and does not listen

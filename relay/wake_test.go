@@ -64,16 +64,19 @@ func TestPaceOfAnIdlingRelay(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	p := pace{poll: time.Second}
 
-	if idle, changed := p.declaration(now); !idle || !changed {
-		t.Fatal("a relay that never saw work is idle, and has to say so")
+	if armed, changed := p.declaration(now); !armed || !changed {
+		t.Fatal("a relay that never saw work is armed, and has to say so")
 	}
-	p.declared(true)
+	p.declared(now, true)
+	if !p.becomeIdle(now) || p.becomeIdle(now) {
+		t.Fatal("a relay that never saw work becomes idle, once")
+	}
 	if !p.looking(now) {
-		t.Fatal("whoever declares idleness looks once more: a transaction that began before does not notify")
+		t.Fatal("a relay that becomes idle looks once more: a transaction that began before does not notify")
 	}
 	var waits []time.Duration
 	for range 8 {
-		p.claimed(now, 0)
+		p.claimed(now, 0, 0)
 		wait := p.wait(now)
 		waits = append(waits, wait)
 		if wait < 0 {
@@ -98,88 +101,161 @@ func TestPaceOfAnIdlingRelay(t *testing.T) {
 	if !p.looking(now) {
 		t.Error("the tick does not make it look")
 	}
-	p.claimed(now, 0)
+	p.claimed(now, 0, 0)
 	if p.wait(now) != -1 {
 		t.Error("after a tick that found nothing, a tick is waited for again")
 	}
 
-	p.notified(now)
-	if idle, changed := p.declaration(now); idle || !changed {
-		t.Error("a notification ends idleness")
+	p.notified(now, 1)
+	if p.idle || !p.looking(now) {
+		t.Error("a notification ends idleness, and is answered at once")
 	}
-	p.declared(false)
-	p.claimed(now, 3)
-	if got := p.wait(now); got != busyPoll {
-		t.Errorf("a busy relay waits %s", got)
+	p.claimed(now, 3, 0)
+	if wait := p.wait(now); wait != quietBeforeIdle {
+		t.Errorf("waits %s, until it is idle or woken", wait)
 	}
-	if idle, _ := p.declaration(now.Add(quietBeforeIdle - 1)); idle {
+	if armed, changed := p.declaration(now); !armed || changed {
+		t.Error("a relay with little to do is not armed any more")
+	}
+	if p.becomeIdle(now.Add(quietBeforeIdle - 1)) {
 		t.Error("idle too early")
 	}
-	if idle, changed := p.declaration(now.Add(quietBeforeIdle)); !idle || !changed {
-		t.Error("not idle after the quiet time")
-	}
-	now = now.Add(quietBeforeIdle)
-	p.claimed(now, 0) // the last look before the declaration does not replace the one after it
-	p.declared(true)
-	if !p.looking(now) {
-		t.Error("no look after the declaration")
+	if !p.becomeIdle(now.Add(quietBeforeIdle)) || !p.looking(now) {
+		t.Error("not idle after the quiet time, or without a look")
 	}
 }
 
-// Two relays are woken by every notification, and one of them finds nothing: it must not flip its flag each time.
-func TestVainWakeUpsMakeIdlenessWaitLonger(t *testing.T) {
+// A relay is armed at a low load and polls at a high one, for as long as that lasts.
+func TestPaceFollowsTheLoad(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	p := pace{poll: time.Second}
+	p.declared(now, true)
+	commits := func(n int, every time.Duration) (armed bool) {
+		for range n {
+			now = now.Add(every)
+			if p.armed {
+				p.notified(now, 1)
+			}
+			if p.looking(now) {
+				p.claimed(now, 1, 0)
+			}
+			if armed, changed := p.declaration(now); changed {
+				p.declared(now, armed)
+			}
+		}
+		return p.armed
+	}
+	if !commits(1000, 10*time.Millisecond) {
+		t.Error("100 commits a second disarm it")
+	}
+	if commits(1000, time.Millisecond) {
+		t.Error("1,000 commits a second leave it armed")
+	}
+	if wait := p.wait(now); wait > fastPoll {
+		t.Errorf("a relay that finds something at each look waits %s", wait)
+	}
+	p.claimed(now, 1, 7*time.Millisecond)
+	if wait := p.wait(now); wait != 7*time.Millisecond {
+		t.Errorf("a relay whose looks take 7 ms waits %s between them", wait)
+	}
+	for range 20 { // the load ends
+		p.claimed(now, 0, 0)
+		if wait := p.wait(now); wait > slowPoll {
+			t.Errorf("waits %s and is not armed", wait)
+		}
+		now = now.Add(p.wait(now))
+	}
+	if armed, _ := p.declaration(now); !armed {
+		t.Error("not armed when the load has ended")
+	}
+}
+
+// A relay that hears no notifications is never armed, polls, and becomes idle.
+func TestPaceOfADeafRelay(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	p := pace{poll: time.Second, deaf: true}
+	p.claimed(now, 1, 0)
+	if armed, changed := p.declaration(now); armed || changed {
+		t.Error("armed")
+	}
+	if wait := p.wait(now); wait != fastPoll {
+		t.Errorf("waits %s", wait)
+	}
+	if now = now.Add(quietBeforeIdle); !p.becomeIdle(now) {
+		t.Error("not idle")
+	}
+	p = pace{poll: time.Second, armed: true, deaf: true} // its session has stopped to listen
+	if armed, changed := p.declaration(now); armed || !changed {
+		t.Error("still armed")
+	}
+}
+
+// Two relays hear every notification. One that leaves the work to others must not arm the busy producers again and again.
+func TestArmingInVainBecomesRarer(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
 	p := pace{poll: 5 * time.Second}
 	for _, want := range []time.Duration{250, 500, 1000, 2000, 4000, 4000, 4000} {
 		want *= time.Millisecond
-		p.notified(now)
-		p.claimed(now, 0)
-		if idle, _ := p.declaration(now.Add(want - 1)); idle {
-			t.Fatalf("idle before %s", want)
+		p.declared(now, true)
+		p.notified(now, 1000)
+		if armed, changed := p.declaration(now); armed || !changed {
+			t.Fatal("1,000 notifications at once leave it armed")
 		}
-		if idle, _ := p.declaration(now.Add(want)); !idle {
-			t.Fatalf("not idle after %s", want)
+		p.declared(now, false)
+		if armed, _ := p.declaration(now.Add(want - 1)); armed {
+			t.Fatalf("armed before %s", want)
+		}
+		now = now.Add(want)
+		if armed, _ := p.declaration(now); !armed {
+			t.Fatalf("not armed after %s", want)
 		}
 	}
-	p.claimed(now, 1)
-	if idle, _ := p.declaration(now.Add(quietBeforeIdle)); !idle {
-		t.Error("work that was found does not reset the waiting")
+	p.declared(now, true)
+	now = now.Add(2 * shortlyArmed)
+	p.notified(now, 1000)
+	p.declaration(now)
+	p.declared(now, false)
+	if armed, _ := p.declaration(now.Add(quietBeforeIdle)); !armed {
+		t.Error("an arming that lasted does not reset the waiting")
 	}
 }
 
 // Whatever happens in whatever order, over days and years, the relay keeps looking: a wait is short, or it is left to
-// the tick, and then it is idle, which makes producers notify.
+// the tick, and then producers notify, or notifications are never heard.
 func TestPaceAlwaysComesBack(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		p := pace{poll: time.Duration(rapid.Int64Range(int64(time.Second), int64(24*time.Hour)).Draw(t, "poll"))}
+		p.deaf = rapid.Bool().Draw(t, "deaf")
 		now := time.Unix(1_800_000_000, 0)
 		var work time.Time
 		for range rapid.IntRange(1, 300).Draw(t, "events") {
-			switch rapid.SampledFrom([]string{"turn", "found", "notify", "tick", "days", "years"}).Draw(t, "event") {
+			switch rapid.SampledFrom([]string{"turn", "found", "notify", "many", "tick", "days", "years"}).Draw(t, "event") {
 			case "turn":
-				if idle, changed := p.declaration(now); changed {
-					if idle && now.Sub(work) < quietBeforeIdle {
-						t.Fatalf("idle %s after work", now.Sub(work))
-					}
-					p.declared(idle)
-					if idle && !p.looking(now) {
+				if armed, changed := p.declaration(now); changed {
+					p.declared(now, armed)
+					if armed && !p.looking(now) {
 						t.Fatal("no look after the declaration")
 					}
 				}
+				if p.becomeIdle(now) && (now.Sub(work) < quietBeforeIdle || !p.looking(now)) {
+					t.Fatalf("idle %s after work, looking: %t", now.Sub(work), p.looking(now))
+				}
 				if p.looking(now) {
-					p.claimed(now, 0)
+					p.claimed(now, 0, time.Millisecond)
 				}
 			case "found":
-				p.claimed(now, 1)
+				p.claimed(now, 1, time.Millisecond)
 				work = now
 			case "notify":
-				p.notified(now)
+				p.notified(now, 1)
 				work = now
-				if idle, _ := p.declaration(now); idle || !p.looking(now) {
-					t.Fatal("a notification is ignored")
-				}
+			case "many":
+				p.notified(now, 1000)
+				work = now
 			case "tick":
 				p.look()
 			case "days":
@@ -189,12 +265,14 @@ func TestPaceAlwaysComesBack(t *testing.T) {
 			}
 			wait := p.wait(now)
 			switch {
-			case wait < 0 && !p.idle:
-				t.Fatal("a relay that is not idle waits for a notification that nobody sends")
-			case wait > max(p.poll, busyPoll):
+			case p.woken && (wait < 0 || wait > maxVain):
+				t.Fatalf("a notification waits %s", wait)
+			case wait < 0 && !p.armed && !p.deaf:
+				t.Fatal("a relay that is not armed waits for a notification that is not sent")
+			case wait > max(p.poll, maxQuietBeforeArm/16, quietBeforeIdle):
 				t.Fatalf("waits %s, longer than %s", wait, p.poll)
-			case p.interval < 0 || p.interval > 2*p.poll || p.quiet > maxQuietBeforeIdle:
-				t.Fatalf("interval %s, quiet %s", p.interval, p.quiet)
+			case p.interval < 0 || p.interval > 2*p.poll || p.quiet > maxQuietBeforeArm || p.vain > maxVain:
+				t.Fatalf("interval %s, quiet %s, vain %s", p.interval, p.quiet, p.vain)
 			}
 			if wait > 0 {
 				now = now.Add(time.Duration(rapid.Int64Range(0, int64(wait)).Draw(t, "passes")))
@@ -255,14 +333,17 @@ func TestRetryWaitsForNoPoll(t *testing.T) {
 	turn := func(c *claimer) (wait time.Duration) {
 		wait, err := c.turn(t.Context())
 		must(t, err)
-		r.senders.Wait()
+		r.senders.wait()
 		return wait
 	}
-	turn(&claimer{relay: r, pace: pace{poll: time.Hour}})
-	(&settler{relay: r}).write(batch{settlements: []settlement{<-r.settlements}})
+	first := r.newClaimer()
+	first.pace = pace{poll: time.Hour}
+	turn(first)
+	r.settler.write(batch{settlements: []settlement{<-r.settler.settlements}})
 
 	far := time.Now().Add(time.Hour)
-	idle := &claimer{relay: r, writers: writers{next: far}, pace: pace{poll: time.Second, idle: true, interval: time.Hour, nextLook: far}}
+	idle := r.newClaimer()
+	idle.writers.next, idle.pace = far, pace{poll: time.Second, idle: true, interval: time.Hour, nextLook: far}
 	eventually(t, "the retry", func() bool {
 		wait := turn(idle)
 		return rc.total() == 2 || wait < 0 || wait > time.Second

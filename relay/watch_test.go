@@ -18,6 +18,8 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/watch"
@@ -26,7 +28,7 @@ import (
 // looking returns a relay with a session and no watcher of its own: it looks when it is told to.
 func looking(t testing.TB, cfg Config) *Relay {
 	t.Helper()
-	cfg.Watching.Interval = time.Nanosecond // nobody's look is recent enough
+	cfg.Watching.Interval = time.Nanosecond // no relay's look is recent enough
 	return sessionOf(t, cfg)
 }
 
@@ -64,7 +66,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 h' WHERE event_id = (SELECT id FROM outbox WHERE idempotency_key = 'scheduled-2')`)
 	db.exec(`INSERT INTO outbox_rescue (instance) VALUES (1), (2), (3)`)
 	lost := db.load(1, "lost")
-	for _, rule := range []string{alert.RuleBreakerOpen, alert.RuleQuarantined} { // by whoever sees it
+	for _, rule := range []string{alert.RuleBreakerOpen, alert.RuleQuarantined} { // by the relay that sees it
 		db.exec(`INSERT INTO outbox_alert (rule, subject, detail) VALUES ($1, 'default', 'd')`, rule)
 	}
 	holder, err := pgx.Connect(t.Context(), db.dsn)
@@ -257,6 +259,7 @@ func TestHiddenSessionsAreAdmitted(t *testing.T) {
 
 // A look reads no table as a whole, however much there is, whether it was planned before or after.
 func TestLookIsBounded(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t, "default", "second")
 	conn := engineConn(t, db)
@@ -272,7 +275,7 @@ func TestLookIsBounded(t *testing.T) {
 	must(t, err)
 	lines, err := pgx.CollectRows(result, pgx.RowTo[string])
 	must(t, err)
-	wantPlan(t, "look", strings.Join(lines, "\n"), []string{
+	relaytest.WantPlan(t, "look", strings.Join(lines, "\n"), []string{
 		"using outbox_delivery_blocked on outbox_delivery f", "using outbox_delivery_blocked on outbox_delivery h", "using outbox_delivery_order on outbox_delivery p",
 		"Scan Backward using outbox_delivery_order on outbox_delivery p",
 	})
@@ -319,7 +322,7 @@ func TestOneRelayLooksForAll(t *testing.T) {
 	}
 }
 
-// Somebody who waits for a lock on the outbox is a reason to stand down.
+// A session that waits for a lock on the outbox is a reason to stand down.
 func TestLockWaitsAreSeen(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

@@ -102,12 +102,12 @@ func TestTrialWaitsAsAsked(t *testing.T) {
 	t.Parallel()
 	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	r.settling = t.Context()
-	c := &claimer{relay: r.Relay}
+	c := r.newClaimer()
 	l := r.lane("default")
 	now := time.Now()
 	l.flow.Close(now, 30*time.Second)
 	l.breaker.Enter(now, policy.BreakerOpen)
-	if next, err := c.tendBreaker(l, now, 1); err != nil || !next.Equal(l.flow.Reopens) {
+	if next, err := c.breakers.tendLane(l, now, 1); err != nil || !next.Equal(l.flow.Reopens) {
 		t.Errorf("tries again in %s, %v", next.Sub(now), err)
 	}
 }

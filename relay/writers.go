@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"context"
 	"slices"
 	"time"
 )
@@ -81,30 +80,4 @@ func (w *writers) pending() bool { return w.owed || len(w.open) > 0 }
 // before do not.
 func (w *writers) wanted(now time.Time, idle bool) bool {
 	return !now.Before(w.next) && (!idle || w.pending())
-}
-
-// observeWriters looks at the open transactions if it is time to, and makes claims look back to where one has committed late.
-// Claims go on without it: floors then stay where they are, and late commits wait for a walk.
-func (c *claimer) observeWriters(ctx context.Context, now time.Time) {
-	w := &c.writers
-	if w.wanted(now, c.pace.idle) {
-		at, latest, open, err := c.relay.store.openWriters(ctx)
-		if err != nil {
-			c.relay.databaseError("look for open transactions", err)
-			w.next = now.Add(writersMost)
-		} else if late := w.observe(now, at, latest, open); !late.IsZero() {
-			c.lookBack(late.Add(-writersMost))
-		}
-	}
-	if w.pending() {
-		c.plan(w.next)
-	}
-}
-
-// lookBack makes the next claims look at everything that became due since the given time of the database.
-func (c *claimer) lookBack(since time.Time) {
-	for _, l := range c.relay.laneList() {
-		l.lookBack(since)
-	}
-	c.pace.look()
 }

@@ -26,7 +26,8 @@ const countMemory = `SELECT (SELECT count(*) FROM processed_events), (SELECT cou
 func TestReceiverRollsBack(t *testing.T) {
 	const events = 20
 	s := newStage(t)
-	s.enter(t, 1, faults{Refuse: 1}, nil, "OUTBOX_RETRY_SCHEDULE=200ms")
+	// The breaker opens as soon as some events are refused, and the rest are its probes.
+	s.enter(t, 1, faults{Refuse: 1}, nil, "OUTBOX_RETRY_SCHEDULE=200ms", "OUTBOX_BREAKER_PROBE_AFTER=100ms", "OUTBOX_BREAKER_PROBE_MAX=100ms")
 	s.try(t, s.issue(order{prefix: "INV", invoices: events}))
 	s.try(t, s.await("every event to be refused", func(h *history) bool {
 		refused := map[string]bool{}

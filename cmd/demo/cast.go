@@ -36,8 +36,8 @@ func (s *stage) openReceiver(f faults, dieAfter ...int) error {
 	share := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
 	s.receiver = &unit{role: role, ended: func(life string, at time.Time) {
 		s.history.died(life, at)
-		if s.mourn != nil && !s.history.behaves() {
-			s.mourn(life)
+		if s.onCrash != nil && !s.history.behaves() {
+			s.onCrash(life)
 		}
 	}}
 	s.receiver.launch = func(life string, number int) (*process, error) {

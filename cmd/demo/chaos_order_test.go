@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // chaosOrder plays TestChaosOrder in full: `make chaos-order`.
@@ -14,6 +16,7 @@ var chaosOrder = flag.Bool("chaos-order", false, "TestChaosOrder issues 200 even
 // While any of three relays is killed at any time, and the receiver fails one request in twenty, the events of each
 // ordering key arrive in the order of their commits, each with one effect.
 func TestChaosOrder(t *testing.T) {
+	testsize.Long(t)
 	keys, each := 40, 50
 	if *chaosOrder {
 		keys, each = 200, 200

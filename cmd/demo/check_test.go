@@ -185,7 +185,7 @@ func TestCheckFindsOut(t *testing.T) {
 			func(f *facts) { change(f, "A", func(e *event) { e.status = "pending" }) },
 			[]string{"A is pending", "A: 1-default-1 is an extra request"},
 		},
-		"delivered to nobody": {
+		"delivered to no receiver": {
 			func(f *facts) { change(f, "A", func(e *event) { e.deliveries = 0 }) },
 			[]string{"A has 0 deliveries"},
 		},

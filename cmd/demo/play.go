@@ -36,8 +36,8 @@ type tempo struct {
 	absence time.Duration // of a killed relay
 }
 
-// andante leaves time to read what is told.
-var andante = tempo{steady: 13 * time.Second, pause: 3 * time.Second, absence: 1500 * time.Millisecond}
+// unhurried leaves time to read along.
+var unhurried = tempo{steady: 13 * time.Second, pause: 3 * time.Second, absence: 1500 * time.Millisecond}
 
 // play is one performance.
 type play struct {
@@ -53,7 +53,7 @@ func newPlay(o options, w io.Writer) *play {
 	if o.Seed == 0 {
 		o.Seed = rand.Uint64N(1_000_000) + 1
 	}
-	return &play{options: o, tempo: andante, narrator: newNarrator(w)}
+	return &play{options: o, tempo: unhurried, narrator: newNarrator(w)}
 }
 
 // run plays, checks, and leaves nothing behind. A broken promise is an error.
@@ -64,7 +64,7 @@ func (p *play) run(ctx context.Context) (err error) {
 		return err
 	}
 	p.stage, stage.absence = stage, p.absence
-	stage.mourn = func(string) { p.say("logistics died between its commit and its answer; the next one takes its port") }
+	stage.onCrash = func(string) { p.say("logistics died between its commit and its answer; the next one takes its port") }
 	defer func() {
 		if cause := context.Cause(stage.ctx); err != nil && cause != nil {
 			err = cause // what came after it is only its consequence

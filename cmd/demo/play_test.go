@@ -11,10 +11,13 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // The whole demo, only faster.
 func TestPlay(t *testing.T) {
+	testsize.Long(t)
 	var out bytes.Buffer
 	p := newPlay(options{Relay: relayBinary(t), Events: 600, Seed: seed}, &out)
 	p.tempo = tempo{steady: 3 * time.Second, pause: 500 * time.Millisecond, absence: 200 * time.Millisecond}
@@ -31,6 +34,7 @@ func TestPlay(t *testing.T) {
 
 // However the demo ends, it leaves no process and no directory behind.
 func TestDemoLeavesNothing(t *testing.T) {
+	testsize.Long(t)
 	for name, test := range map[string]struct {
 		signal syscall.Signal
 		code   int

@@ -35,7 +35,7 @@ type stage struct {
 	units sync.WaitGroup
 
 	receiver *unit
-	mourn    func(life string) // called when a receiver has died of its faults; may be nil
+	onCrash  func(life string) // called when a receiver has died of its faults; may be nil
 }
 
 // The two services and their databases.

@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/notify"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // serviceURLs has a channel of every service that is offered, by the host that it talks to. Mail has a server of its own.
@@ -221,6 +222,7 @@ var mute = map[string]bool{"matrix": true, "zulip": true}
 // Every service that is offered goes through the one transport: by the proxy of egress and never the environment's, to
 // no forbidden address, and not on to where it is redirected.
 func TestSecurityServicesObeyTheGuard(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	t.Run("proxy", func(t *testing.T) {
 		t.Parallel()

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type archiveCmd struct {
@@ -45,10 +45,10 @@ func (cmd archiveRunCmd) Run(inv *invocation) error {
 	keep := c.relay.Retention
 	keep.Batch = cmd.Batch
 	progress := archiveProgress{out: inv.Stderr, terminal: isTerminal(inv.Stderr), told: time.Now()}
-	return inv.askWith(c, func(ctx context.Context, ops *relay.Ops) error {
-		archive := ops.Archive
+	return inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) error {
+		archive := outbox.Archive
 		if cmd.DryRun {
-			archive = ops.ArchiveDue
+			archive = outbox.ArchiveDue
 		}
 		done, err := archive(ctx, keep, progress.tell)
 		progress.end()

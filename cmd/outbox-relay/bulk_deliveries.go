@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 // A deliveryBulk changes the deliveries of a selection.
@@ -14,64 +14,64 @@ type deliveryBulk struct {
 	selectionFlags
 	statuses []string
 	parked   bool
-	found    func(*relay.Ops, context.Context, relay.Selection) (relay.Bulk, error)
-	change   func(*relay.Ops, context.Context, relay.Selection, func(relay.Bulk)) (relay.Bulk, error)
+	found    func(*ops.Outbox, context.Context, ops.Selection) (ops.Bulk, error)
+	change   func(*ops.Outbox, context.Context, ops.Selection, func(ops.Bulk)) (ops.Bulk, error)
 	tooOld   func(n int64) error // refuses deliveries of events that receivers have forgotten
 
-	ops *relay.Ops
-	s   relay.Selection
+	outbox *ops.Outbox
+	s      ops.Selection
 }
 
 func (d deliveryBulk) run(inv *invocation, c *config) (err error) {
 	if d.s, err = d.selection(inv, d.statuses, d.parked); err != nil {
 		return err
 	}
-	return inv.askWith(c, func(ctx context.Context, ops *relay.Ops) error {
-		d.ops = ops
-		if d.s.Since, d.s.Until, err = d.bounds(ctx, ops); err != nil {
+	return inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) error {
+		d.outbox = outbox
+		if d.s.Since, d.s.Until, err = d.bounds(ctx, outbox); err != nil {
 			return err
 		}
-		return bulk[relay.Bulk]{
+		return bulk[ops.Bulk]{
 			bulkFlags: d.bulkFlags, action: d.verb, verb: d.verb, done: d.done, one: "delivery", many: "deliveries",
 			selection: d.describe(d.s), work: d,
 		}.run(ctx, inv, c)
 	})
 }
 
-func (d deliveryBulk) preview(ctx context.Context) (relay.Bulk, error) {
-	return d.found(d.ops, ctx, d.s)
+func (d deliveryBulk) preview(ctx context.Context) (ops.Bulk, error) {
+	return d.found(d.outbox, ctx, d.s)
 }
 
-func (d deliveryBulk) act(ctx context.Context, _ relay.Bulk, progress func(relay.Bulk)) (relay.Bulk, error) {
-	return d.change(d.ops, ctx, d.s, progress)
+func (d deliveryBulk) act(ctx context.Context, _ ops.Bulk, progress func(ops.Bulk)) (ops.Bulk, error) {
+	return d.change(d.outbox, ctx, d.s, progress)
 }
 
-func (d deliveryBulk) refuse(found relay.Bulk) error {
+func (d deliveryBulk) refuse(found ops.Bulk) error {
 	if found.TooOld > 0 {
 		return d.tooOld(found.TooOld)
 	}
 	return nil
 }
 
-func (deliveryBulk) total(b *relay.Bulk) bulkTotal {
+func (deliveryBulk) total(b *ops.Bulk) bulkTotal {
 	return bulkTotal{&b.Matched, &b.Done, &b.Missed, &b.More}
 }
 
-func (deliveryBulk) merge(found *relay.Bulk, result relay.Bulk) {
+func (deliveryBulk) merge(found *ops.Bulk, result ops.Bulk) {
 	found.InFlight = max(found.InFlight, result.InFlight)
 }
 
 // bulkReport is what --json prints.
 type bulkReport struct {
 	bulkOutcome
-	relay.Bulk
+	ops.Bulk
 }
 
-func (deliveryBulk) report(r bulkOutcome, found relay.Bulk) any {
+func (deliveryBulk) report(r bulkOutcome, found ops.Bulk) any {
 	return bulkReport{r, found}
 }
 
-func (deliveryBulk) sample(found relay.Bulk) (remark string, rows [][]any) {
+func (deliveryBulk) sample(found ops.Bulk) (remark string, rows [][]any) {
 	for _, s := range found.Sample {
 		var created any = ""
 		if s.CreatedAt != nil {
@@ -82,7 +82,7 @@ func (deliveryBulk) sample(found relay.Bulk) (remark string, rows [][]any) {
 	return "", rows
 }
 
-func (d deliveryBulk) leftOut(found relay.Bulk) (lines []string) {
+func (d deliveryBulk) leftOut(found ops.Bulk) (lines []string) {
 	add := func(n int64, format string, args ...any) {
 		if n > 0 {
 			lines = append(lines, fmt.Sprintf("Left alone: %d "+format, append([]any{n}, args...)...))

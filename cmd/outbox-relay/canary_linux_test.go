@@ -21,6 +21,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/notify"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -119,6 +120,7 @@ func wantText(t *testing.T, where, shown string) {
 
 // Stored text reaches an operator's terminal as plain text, and JSON holds it unchanged.
 func TestSecurityCanariesOnTerminals(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox)
 	db := open(t, dsn)

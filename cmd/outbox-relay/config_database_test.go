@@ -2,7 +2,7 @@ package main
 
 import "testing"
 
-// Whatever is wrong with a database URL, no part of its password may be printed: where a URL is malformed, nobody can
+// Whatever is wrong with a database URL, no part of its password may be printed: where a URL is malformed, no program can
 // tell where the password ends.
 func TestSecurityDatabaseURLMistakes(t *testing.T) {
 	t.Parallel()

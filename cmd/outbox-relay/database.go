@@ -14,6 +14,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 // connectTimeout bounds how long a command waits for a database that does not answer, unless the URL says otherwise.
@@ -53,17 +54,17 @@ func (c *config) open(ctx context.Context) (*pgxpool.Pool, error) {
 }
 
 // withOps connects, checks the schema and lets f work.
-func (c *config) withOps(ctx context.Context, f func(*relay.Ops) error) error {
+func (c *config) withOps(ctx context.Context, f func(*ops.Outbox) error) error {
 	pool, err := c.open(ctx)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	ops := relay.NewOps(pool)
-	if err := ops.CheckSchema(ctx); err != nil {
+	outbox := ops.New(pool)
+	if err := outbox.CheckSchema(ctx); err != nil {
 		return err
 	}
-	return f(ops)
+	return f(outbox)
 }
 
 // database names the database in messages: its URL without password and parameters.

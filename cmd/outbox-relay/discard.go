@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type discardCmd struct {
@@ -45,7 +45,7 @@ func (cmd discardCmd) Run(inv *invocation) error {
 	bulk := deliveryBulk{
 		verb: "discard", done: "discarded", selectionFlags: cmd.selectionFlags,
 		statuses: slices.Compact(slices.Sorted(slices.Values(cmd.Status))), parked: cmd.Parked,
-		found: (*relay.Ops).PreviewDiscard, change: (*relay.Ops).Discard,
+		found: (*ops.Outbox).PreviewDiscard, change: (*ops.Outbox).Discard,
 	}
 	if cmd.HeadOfKey == "" {
 		return bulk.run(inv, c)
@@ -56,9 +56,9 @@ func (cmd discardCmd) Run(inv *invocation) error {
 // skipHead discards the one delivery that holds up its ordering key. What is named is the event, not the key: should it
 // be delivered while the operator thinks, the next one is not discarded in its place.
 func (cmd discardCmd) skipHead(inv *invocation, c *config, bulk deliveryBulk) error {
-	var head *relay.Head
-	err := inv.askWith(c, func(ctx context.Context, ops *relay.Ops) (err error) {
-		head, err = ops.HeadOfKey(ctx, cmd.Destination, cmd.HeadOfKey)
+	var head *ops.Head
+	err := inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) (err error) {
+		head, err = outbox.HeadOfKey(ctx, cmd.Destination, cmd.HeadOfKey)
 		return err
 	})
 	switch {
@@ -73,7 +73,7 @@ func (cmd discardCmd) skipHead(inv *invocation, c *config, bulk deliveryBulk) er
 	if text := orBlank(head.LastError); text != "" {
 		fmt.Fprintf(inv.Stderr, ", last error: %s", text)
 	}
-	fmt.Fprintf(inv.Stderr, ". Waiting behind it: %s.\n", bounded(head.Behind))
+	fmt.Fprintf(inv.Stderr, ". Waiting behind it: %s.\n", plain.UpTo(head.Behind, 10_000))
 	bulk.IDs = []string{fmt.Sprint(head.EventID)}
 	return bulk.run(inv, c)
 }

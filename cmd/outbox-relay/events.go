@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type eventsCmd struct {
@@ -35,25 +35,25 @@ func (cmd eventsListCmd) Run(inv *invocation) error {
 	if err := cmd.check(); err != nil {
 		return err
 	}
-	filter := relay.DeliveryFilter{
+	filter := ops.DeliveryFilter{
 		Status: cmd.Status, Destination: cmd.Destination, Parked: cmd.Parked, Type: cmd.Type, Reason: cmd.Reason,
 		OrderingKey: cmd.OrderingKey, Limit: cmd.Limit,
 	}
 	if cmd.Status == "any" {
 		filter.Status = ""
 	}
-	var list []relay.DeliveryInfo
-	err := inv.ask(func(ctx context.Context, ops *relay.Ops) (err error) {
-		if filter.Since, filter.Until, err = cmd.bounds(ctx, ops); err != nil {
+	var list []ops.Delivery
+	err := inv.ask(func(ctx context.Context, outbox *ops.Outbox) (err error) {
+		if filter.Since, filter.Until, err = cmd.bounds(ctx, outbox); err != nil {
 			return err
 		}
-		list, err = ops.Deliveries(ctx, filter)
+		list, err = outbox.Deliveries(ctx, filter)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	return show(inv.Stdout, cmd.JSON, orEmpty(list), printDeliveries)
+	return show(inv.Stdout, cmd.JSON, list, printDeliveries)
 }
 
 type eventsShowCmd struct {
@@ -66,35 +66,21 @@ func (cmd eventsShowCmd) Run(inv *invocation) error {
 	if cmd.ID < 1 {
 		return usagef("%d is not the id of an event", cmd.ID)
 	}
-	var shown shownEvent
-	err := inv.ask(func(ctx context.Context, ops *relay.Ops) (err error) {
-		if shown.Deliveries, err = ops.Deliveries(ctx, relay.DeliveryFilter{EventID: cmd.ID, Limit: 1000}); err != nil {
-			return err
-		}
-		if shown.Attempts, err = ops.Attempts(ctx, cmd.ID); err != nil {
-			return err
-		}
-		shown.Waits, err = ops.Waits(ctx, cmd.ID)
+	var event ops.EventReport
+	err := inv.ask(func(ctx context.Context, outbox *ops.Outbox) (err error) {
+		event, err = outbox.Event(ctx, cmd.ID)
 		return err
 	})
 	switch {
 	case err != nil:
 		return err
-	case len(shown.Deliveries) == 0:
+	case len(event.Deliveries) == 0:
 		return fmt.Errorf("event %d has no delivery: it does not exist, was archived, or needs outbox-relay events create-deliveries", cmd.ID)
 	}
-	shown.Attempts, shown.Waits = orEmpty(shown.Attempts), orEmpty(shown.Waits)
-	return show(inv.Stdout, cmd.JSON, shown, printEvent)
+	return show(inv.Stdout, cmd.JSON, event, printEvent)
 }
 
-// shownEvent is what events show --json prints.
-type shownEvent struct {
-	Deliveries []relay.DeliveryInfo  `json:"deliveries"`
-	Attempts   []relay.LoggedAttempt `json:"attempts"`
-	Waits      []relay.Wait          `json:"waits"`
-}
-
-func printEvent(w io.Writer, shown shownEvent) error {
+func printEvent(w io.Writer, shown ops.EventReport) error {
 	if err := printDeliveries(w, shown.Deliveries); err != nil {
 		return err
 	}
@@ -108,13 +94,13 @@ func printEvent(w io.Writer, shown shownEvent) error {
 		return nil
 	}
 	fmt.Fprintln(w, "\nAttempts that did not deliver:")
-	return printTable(w, "", "STARTED\tDESTINATION\tATTEMPT\tTOOK\tOUTCOME\tREASON\tERROR", shown.Attempts, func(a relay.LoggedAttempt) []any {
+	return printTable(w, "", "STARTED\tDESTINATION\tATTEMPT\tTOOK\tOUTCOME\tREASON\tERROR", shown.Attempts, func(a ops.Attempt) []any {
 		return []any{a.StartedAt, a.Destination, a.Attempt, fmt.Sprintf("%dms", a.DurationMS), a.Outcome, a.Reason, a.Error}
 	})
 }
 
 // ask connects, checks the schema and lets f ask its questions.
-func (inv *invocation) ask(f func(context.Context, *relay.Ops) error) error {
+func (inv *invocation) ask(f func(context.Context, *ops.Outbox) error) error {
 	c, err := inv.config("database")
 	if err != nil {
 		return err
@@ -123,18 +109,18 @@ func (inv *invocation) ask(f func(context.Context, *relay.Ops) error) error {
 }
 
 // askWith is ask for commands that need more of the configuration.
-func (inv *invocation) askWith(c *config, f func(context.Context, *relay.Ops) error) error {
-	return c.withOps(inv.ctx, func(ops *relay.Ops) error {
-		if err := inv.warnQuarantined(ops, c.relay.Environment); err != nil {
+func (inv *invocation) askWith(c *config, f func(context.Context, *ops.Outbox) error) error {
+	return c.withOps(inv.ctx, func(outbox *ops.Outbox) error {
+		if err := inv.warnQuarantined(outbox, c.relay.Environment); err != nil {
 			return err
 		}
-		return f(inv.ctx, ops)
+		return f(inv.ctx, outbox)
 	})
 }
 
-func printDeliveries(w io.Writer, list []relay.DeliveryInfo) error {
+func printDeliveries(w io.Writer, list []ops.Delivery) error {
 	const header = "EVENT\tTYPE\tKEY\tDESTINATION\tSTATUS\tATTEMPTS\tNEXT OR LAST\tREASON\tLAST ERROR"
-	return printTable(w, "No delivery matches.", header, list, func(d relay.DeliveryInfo) []any {
+	return printTable(w, "No delivery matches.", header, list, func(d ops.Delivery) []any {
 		when := d.NextAttemptAt
 		if d.Status != "pending" && d.LastAttemptAt != nil {
 			when = *d.LastAttemptAt

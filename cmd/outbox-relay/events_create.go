@@ -6,7 +6,7 @@ import (
 	"io"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type eventsCreateCmd struct {
@@ -24,9 +24,9 @@ It works in batches, each a transaction; Ctrl-C ends it between two. The same co
 }
 
 func (cmd eventsCreateCmd) Run(inv *invocation) error {
-	var done relay.CreatedDeliveries
-	err := inv.ask(func(ctx context.Context, ops *relay.Ops) error {
-		found, err := ops.Undelivered(ctx)
+	var done ops.CreatedDeliveries
+	err := inv.ask(func(ctx context.Context, outbox *ops.Outbox) error {
+		found, err := outbox.Undelivered(ctx)
 		if err != nil || found.Events == 0 {
 			return err
 		}
@@ -37,7 +37,7 @@ func (cmd eventsCreateCmd) Run(inv *invocation) error {
 				return err
 			}
 		}
-		done, err = ops.CreateDeliveries(ctx, nil)
+		done, err = outbox.CreateDeliveries(ctx)
 		return err
 	})
 	switch {
@@ -46,7 +46,7 @@ func (cmd eventsCreateCmd) Run(inv *invocation) error {
 	case err != nil:
 		return err
 	}
-	return show(inv.Stdout, cmd.JSON, done, func(w io.Writer, done relay.CreatedDeliveries) error {
+	return show(inv.Stdout, cmd.JSON, done, func(w io.Writer, done ops.CreatedDeliveries) error {
 		_, err := fmt.Fprintf(w, "%s created for %s\n", plain.Plural(done.Deliveries, "delivery", "deliveries"), plain.Plural(done.Events, "event", "events"))
 		return err
 	})

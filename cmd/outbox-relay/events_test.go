@@ -7,7 +7,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 func TestEvents(t *testing.T) {
@@ -33,10 +33,10 @@ func TestEvents(t *testing.T) {
 		"by destination":    {[]string{"--destination=analytics", "--status=pending"}, []string{"k2 analytics", "k1 analytics"}},
 		"limited":           {[]string{"--limit=2"}, []string{"k3 ", "k2 analytics"}},
 		"parked":            {[]string{"--parked"}, []string{"k3 "}},
-		"none":              {[]string{"--destination=nobody"}, []string{}},
+		"none":              {[]string{"--destination=absent"}, []string{}},
 	} {
 		r := command(env, append([]string{"events", "list", "--json"}, c.args...)...)
-		var list []relay.DeliveryInfo
+		var list []ops.Delivery
 		if err := json.Unmarshal([]byte(r.stdout), &list); err != nil || r.code != 0 || r.stderr != "" {
 			t.Fatalf("%s: %+v: %v", name, r, err)
 		}
@@ -52,7 +52,7 @@ func TestEvents(t *testing.T) {
 	command(env, "events", "list", "--status=failed").expect(t, 0, ""+
 		"EVENT  TYPE  KEY  DESTINATION  STATUS  ATTEMPTS  NEXT OR LAST          REASON    LAST ERROR\n"+
 		"1      paid  k1   logistics    failed  1         2026-01-02T03:04:05Z  rejected  422 \ufffd[31mred\n", "")
-	command(env, "events", "list", "--destination=nobody").expect(t, 0, "No delivery matches.\n", "")
+	command(env, "events", "list", "--destination=absent").expect(t, 0, "No delivery matches.\n", "")
 	shown := command(env, "events", "show", "1")
 	if shown.code != 0 || !strings.HasSuffix(shown.stdout, "\nAttempts that did not deliver:\n"+
 		"STARTED               DESTINATION  ATTEMPT  TOOK  OUTCOME  REASON    ERROR\n"+

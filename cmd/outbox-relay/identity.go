@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type identityCmd struct {
@@ -25,7 +25,7 @@ type identityShowCmd struct {
 }
 
 func (cmd identityShowCmd) Run(inv *invocation) error {
-	return inv.onIdentity(func(ctx context.Context, ops *relay.Ops, report identity.Report, environment string) error {
+	return inv.onIdentity(func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
 		report.Quarantined, report.Working = orEmpty(report.Quarantined), orEmpty(report.Working)
 		return show(inv.Stdout, cmd.JSON, report, printIdentity)
 	})
@@ -37,7 +37,7 @@ type identityAcceptCmd struct {
 }
 
 func (cmd identityAcceptCmd) Run(inv *invocation) error {
-	return inv.onIdentity(func(ctx context.Context, ops *relay.Ops, report identity.Report, environment string) error {
+	return inv.onIdentity(func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
 		if report.Recorded != nil && len(report.Differences) == 0 && len(report.Quarantined) == 0 {
 			_, err := fmt.Fprintln(inv.Stdout, "nothing to accept: this is the database that relays were accepted on")
 			return err
@@ -46,7 +46,7 @@ func (cmd identityAcceptCmd) Run(inv *invocation) error {
 		if err := inv.confirmIdentity(report, cmd.Yes, what, "nothing was accepted"); err != nil {
 			return err
 		}
-		return accept(ctx, inv.Stdout, ops, environment)
+		return accept(ctx, inv.Stdout, outbox, environment)
 	})
 }
 
@@ -56,7 +56,7 @@ type identityDiscardCmd struct {
 }
 
 func (cmd identityDiscardCmd) Run(inv *invocation) error {
-	return inv.onIdentity(func(ctx context.Context, ops *relay.Ops, report identity.Report, environment string) error {
+	return inv.onIdentity(func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
 		if err := report.Discardable(); err != nil {
 			return fmt.Errorf("discard what is pending: %w", err)
 		}
@@ -64,19 +64,20 @@ func (cmd identityDiscardCmd) Run(inv *invocation) error {
 		if err := inv.confirmIdentity(report, cmd.Yes, what, "nothing was discarded"); err != nil {
 			return err
 		}
-		discarded, err := ops.DiscardQuarantined(ctx, environment, func(n int) {
-			if isTerminal(inv.Stderr) {
-				draw(inv.Stderr, fmt.Sprintf("discarded %d", n), false)
+		terminal := isTerminal(inv.Stderr)
+		b, err := outbox.DiscardQuarantined(ctx, environment, func(b ops.Bulk) {
+			if terminal {
+				draw(inv.Stderr, fmt.Sprintf("discarded %d", b.Done), false)
 			}
 		})
-		if isTerminal(inv.Stderr) && discarded > 0 {
+		if terminal && b.Done > 0 {
 			fmt.Fprintln(inv.Stderr)
 		}
-		fmt.Fprintf(inv.Stdout, "discarded %s, for the reason quarantined\n", plain.Plural(discarded, "pending delivery", "pending deliveries"))
+		fmt.Fprintf(inv.Stdout, "discarded %s, for the reason quarantined\n", plain.Plural(b.Done, "pending delivery", "pending deliveries"))
 		if err != nil {
 			return fmt.Errorf("not all is discarded, and nothing accepted; repeat the command: %w", err)
 		}
-		return accept(ctx, inv.Stdout, ops, environment)
+		return accept(ctx, inv.Stdout, outbox, environment)
 	})
 }
 
@@ -92,8 +93,8 @@ func (inv *invocation) confirmIdentity(report identity.Report, yes bool, what, r
 	return inv.confirm(fmt.Sprintf(what, describe(id), because(report)), refused)
 }
 
-func accept(ctx context.Context, w io.Writer, ops *relay.Ops, environment string) error {
-	id, err := ops.AcceptIdentity(ctx, environment)
+func accept(ctx context.Context, w io.Writer, outbox *ops.Outbox, environment string) error {
+	id, err := outbox.AcceptIdentity(ctx, environment)
 	if err != nil {
 		return err
 	}
@@ -102,17 +103,17 @@ func accept(ctx context.Context, w io.Writer, ops *relay.Ops, environment string
 }
 
 // onIdentity connects, checks the schema, compares the database with what is recorded, and lets f work.
-func (inv *invocation) onIdentity(f func(ctx context.Context, ops *relay.Ops, report identity.Report, environment string) error) error {
+func (inv *invocation) onIdentity(f func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error) error {
 	c, err := inv.config("database", "environment")
 	if err != nil {
 		return err
 	}
-	err = c.withOps(inv.ctx, func(ops *relay.Ops) error {
-		report, err := ops.Identity(inv.ctx, c.relay.Environment)
+	err = c.withOps(inv.ctx, func(outbox *ops.Outbox) error {
+		report, err := outbox.Identity(inv.ctx, c.relay.Environment)
 		if err != nil {
 			return err
 		}
-		return f(inv.ctx, ops, report, c.relay.Environment)
+		return f(inv.ctx, outbox, report, c.relay.Environment)
 	})
 	if errors.Is(err, context.Canceled) && inv.ctx.Err() != nil {
 		return context.Cause(inv.ctx)
@@ -121,8 +122,8 @@ func (inv *invocation) onIdentity(f func(ctx context.Context, ops *relay.Ops, re
 }
 
 // warnQuarantined says beside what a command prints that nothing will move.
-func (inv *invocation) warnQuarantined(ops *relay.Ops, environment string) error {
-	report, err := ops.Identity(inv.ctx, environment)
+func (inv *invocation) warnQuarantined(outbox *ops.Outbox, environment string) error {
+	report, err := outbox.Identity(inv.ctx, environment)
 	if err != nil {
 		return err
 	}

@@ -72,7 +72,7 @@ func TestIdentityShow(t *testing.T) {
 	if strings.Contains(r.stdout, "null") {
 		t.Errorf("empty lists are shown as null:\n%s", r.stdout)
 	}
-	// Whoever looks at events learns why they wait, beside the list.
+	// A person who looks at events learns why they wait, beside the list.
 	r = command(env, "events", "list", "--json")
 	if want := `warning: nothing is claimed or sent: this is not the database that relays were accepted on: its environment is "staging", recorded is "production"; see: outbox-relay identity show` + "\n"; r.code != 0 || r.stderr != want {
 		t.Errorf("%+v", r)
@@ -82,7 +82,7 @@ func TestIdentityShow(t *testing.T) {
 	}
 }
 
-// Nobody who could answer is asked: the flag must be there.
+// Without a terminal there is no question: the flag must be there.
 func TestIdentityAsksFirst(t *testing.T) {
 	t.Parallel()
 	dsn, _ := renamed(t, 3)

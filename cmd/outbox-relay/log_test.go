@@ -14,7 +14,7 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// What net/http tells of an answer that nobody asked for is one more line of the log, without what the receiver sent.
+// What net/http tells of an answer without a request is one more line of the log, without what the receiver sent.
 func TestUnsolicitedAnswersAreLogged(t *testing.T) { // not in parallel: the standard logger is one
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

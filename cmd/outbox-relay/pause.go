@@ -9,7 +9,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/settings"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type pauseCmd struct {
@@ -20,13 +20,13 @@ type pauseCmd struct {
 }
 
 func (pauseCmd) Help() string {
-	return `Keeps relays from claiming for a destination, at once and until it is resumed; what is in flight finishes. Nothing is
-lost and no attempt is spent: its deliveries wait.`
+	return `Keeps relays from claiming for a destination, from their next claim on and until it is resumed; what they have
+claimed is still sent. Nothing is lost and no attempt is spent: its deliveries wait.`
 }
 
 func (cmd pauseCmd) Run(inv *invocation) error {
-	return inv.onDestination(cmd.Destination, "pause", cmd.JSON, func(ctx context.Context, ops *relay.Ops) (relay.Pause, string, error) {
-		p, err := ops.Pause(ctx, cmd.Destination, cmd.Reason)
+	return inv.onDestination(cmd.Destination, "pause", cmd.JSON, func(ctx context.Context, outbox *ops.Outbox) (ops.Pause, string, error) {
+		p, err := outbox.Pause(ctx, cmd.Destination, cmd.Reason)
 		if !p.Changed {
 			return p, fmt.Sprintf("%s was paused already%s.", cmd.Destination, colon(p.Reason)), err
 		}
@@ -47,8 +47,8 @@ wait for that.`
 }
 
 func (cmd resumeCmd) Run(inv *invocation) error {
-	return inv.onDestination(cmd.Destination, "resume", cmd.JSON, func(ctx context.Context, ops *relay.Ops) (relay.Pause, string, error) {
-		p, err := ops.Resume(ctx, cmd.Destination, cmd.ResetBreaker)
+	return inv.onDestination(cmd.Destination, "resume", cmd.JSON, func(ctx context.Context, outbox *ops.Outbox) (ops.Pause, string, error) {
+		p, err := outbox.Resume(ctx, cmd.Destination, cmd.ResetBreaker)
 		text := cmd.Destination + " was not paused."
 		if p.Changed {
 			text = cmd.Destination + " is resumed."
@@ -66,15 +66,15 @@ func (cmd resumeCmd) Run(inv *invocation) error {
 }
 
 // onDestination changes the state of a destination, leaves the line that says who did, and prints what came of it.
-func (inv *invocation) onDestination(name, action string, asJSON bool, change func(context.Context, *relay.Ops) (relay.Pause, string, error)) error {
+func (inv *invocation) onDestination(name, action string, asJSON bool, change func(context.Context, *ops.Outbox) (ops.Pause, string, error)) error {
 	c, err := inv.config("database")
 	if err != nil {
 		return err
 	}
-	return inv.askWith(c, func(ctx context.Context, ops *relay.Ops) error {
-		p, text, err := change(ctx, ops)
-		if errors.Is(err, relay.ErrUnknownDestination) {
-			return inv.unknownDestination(ctx, ops, name)
+	return inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) error {
+		p, text, err := change(ctx, outbox)
+		if errors.Is(err, ops.ErrUnknownDestination) {
+			return inv.unknownDestination(ctx, outbox, name)
 		}
 		if err != nil {
 			return err
@@ -86,7 +86,7 @@ func (inv *invocation) onDestination(name, action string, asJSON bool, change fu
 			}
 			line.Msg("audit")
 		}
-		return show(inv.Stdout, asJSON, p, func(w io.Writer, _ relay.Pause) error {
+		return show(inv.Stdout, asJSON, p, func(w io.Writer, _ ops.Pause) error {
 			_, err := fmt.Fprintln(w, printable(text))
 			return err
 		})
@@ -94,8 +94,8 @@ func (inv *invocation) onDestination(name, action string, asJSON bool, change fu
 }
 
 // unknownDestination says which name was probably meant.
-func (inv *invocation) unknownDestination(ctx context.Context, ops *relay.Ops, name string) error {
-	names, err := ops.Destinations(ctx)
+func (inv *invocation) unknownDestination(ctx context.Context, outbox *ops.Outbox, name string) error {
+	names, err := outbox.Destinations(ctx)
 	if err != nil {
 		return err
 	}

@@ -35,7 +35,7 @@ func TestReceiverWhoseDependencyIsDown(t *testing.T) {
 		case consumer.ResultBreakerOpen:
 			select {
 			case refused <- struct{}{}:
-			default: // one that nobody has taken is there already
+			default: // one that was not taken is there already
 			}
 		case consumer.ResultProcessed:
 			processed <- struct{}{}

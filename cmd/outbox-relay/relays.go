@@ -5,7 +5,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type relaysCmd struct {
@@ -14,40 +14,27 @@ type relaysCmd struct {
 }
 
 func (cmd relaysCmd) Run(inv *invocation) error {
-	var list []relay.RelayStatus
-	err := inv.ask(func(ctx context.Context, ops *relay.Ops) (err error) {
-		list, err = ops.Relays(ctx)
+	var list []ops.RelayStatus
+	err := inv.ask(func(ctx context.Context, outbox *ops.Outbox) (err error) {
+		list, err = outbox.Relays(ctx)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	return show(inv.Stdout, cmd.JSON, orEmpty(list), printRelays)
+	return show(inv.Stdout, cmd.JSON, list, printRelays)
 }
 
-func printRelays(w io.Writer, list []relay.RelayStatus) error {
+func printRelays(w io.Writer, list []ops.RelayStatus) error {
 	const header = "NAME\tINSTANCE\tVERSION\tSTATE\tHEARD OF\tIN FLIGHT\tLIFE SIGN\tSTARTED\tSERVES"
-	return printTable(w, "No relay is running. Start one: outbox-relay run", header, list, func(r relay.RelayStatus) []any {
+	return printTable(w, "No relay is running. Start one: outbox-relay run", header, list, func(r ops.RelayStatus) []any {
 		sign := "session"
 		if !r.Session {
 			sign = "heartbeat" // behind a pooler
 		}
 		return []any{
-			r.Name, r.Instance, r.Version, relayState(r), age2text(r.HeartbeatAgeSeconds) + " ago", r.InFlight, sign, r.StartedAt,
+			r.Name, r.Instance, r.Version, r.State(), age2text(r.HeartbeatAgeSeconds) + " ago", r.InFlight, sign, r.StartedAt,
 			strings.Join(r.Destinations, ", "),
 		}
 	})
-}
-
-// relayState says in a word what a relay does.
-func relayState(r relay.RelayStatus) string {
-	switch {
-	case r.HeartbeatAgeSeconds >= staleAfter.Seconds():
-		return "silent"
-	case r.Quarantined != "":
-		return "quarantined"
-	case r.Idle:
-		return "idle"
-	}
-	return "busy"
 }

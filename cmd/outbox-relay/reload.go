@@ -25,7 +25,7 @@ func hangups(args []string) <-chan os.Signal {
 // mistakes changes nothing.
 type reloader struct {
 	inv    *invocation
-	relay  *relay.Relay
+	apply  func(relay.Config) (changes []string, err error)
 	hooks  relay.Hooks
 	log    zerolog.Logger
 	level  *logLevel
@@ -63,7 +63,7 @@ func (rl *reloader) reload() {
 	c.log = rl.log
 	cfg := c.relay
 	cfg.Version = buildInfo().Version
-	changes, err := rl.relay.Reload(cfg)
+	changes, err := rl.apply(cfg)
 	if err != nil {
 		rl.log.Error().Err(err).Msg(unchanged)
 		return

@@ -7,7 +7,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type replayCmd struct {
@@ -45,11 +45,11 @@ func (cmd replayCmd) Run(inv *invocation) error {
 	}
 	return deliveryBulk{
 		verb: "replay", done: "replayed", selectionFlags: cmd.selectionFlags, statuses: slices.Compact(slices.Sorted(slices.Values(cmd.Status))),
-		found: func(ops *relay.Ops, ctx context.Context, s relay.Selection) (relay.Bulk, error) {
-			return ops.PreviewReplay(ctx, s, memory)
+		found: func(outbox *ops.Outbox, ctx context.Context, s ops.Selection) (ops.Bulk, error) {
+			return outbox.PreviewReplay(ctx, s, memory)
 		},
-		change: func(ops *relay.Ops, ctx context.Context, s relay.Selection, progress func(relay.Bulk)) (relay.Bulk, error) {
-			return ops.Replay(ctx, s, memory, progress)
+		change: func(outbox *ops.Outbox, ctx context.Context, s ops.Selection, progress func(ops.Bulk)) (ops.Bulk, error) {
+			return outbox.Replay(ctx, s, memory, progress)
 		},
 		tooOld: func(n int64) error {
 			return fmt.Errorf("%s of events older than %s, which is how long receivers remember what they processed (retention.processed_events): "+

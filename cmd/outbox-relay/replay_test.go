@@ -10,7 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 // with runs a command with something on its standard input, which is no terminal.
@@ -92,7 +92,7 @@ func TestReplayCommand(t *testing.T) {
 		strings.Count(r.stdout, "\n") != 7 || !strings.HasSuffix(r.stdout, "Nothing was replayed: this was a dry run.\n") {
 		t.Errorf("%+v", r)
 	}
-	// Nobody can answer.
+	// There is no terminal to answer.
 	command(env, "replay", "--destination=logistics").expect(t, exitUsage, "", "outbox-relay: replay 7 deliveries; repeat the command with --yes to do it\n")
 	if n := query[int](t, db, pending); n != 0 {
 		t.Fatalf("%d were replayed without a yes", n)
@@ -125,7 +125,7 @@ func TestReplayCommand(t *testing.T) {
 	if r.code != 0 || r.stdout != "Replayed 1 delivery.\n" || !strings.Contains(r.stderr, `"selection":"--type 'pa*' --reason timeout --since 1h --limit 1"`) {
 		t.Errorf("%+v", r)
 	}
-	command(env, "replay", "--destination=nobody", "--yes").expect(t, 0, "There is nothing to replay.\n", "")
+	command(env, "replay", "--destination=absent", "--yes").expect(t, 0, "There is nothing to replay.\n", "")
 	if r := command(env, "replay", "--status=failed,discarded", "--yes"); r.code != 0 || r.stdout != "Replayed 4 deliveries.\n" {
 		t.Errorf("%+v", r)
 	}
@@ -289,7 +289,7 @@ func TestRoutesAndRelays(t *testing.T) {
 		!strings.HasSuffix(r.stdout, "  analytics, logistics\n") {
 		t.Errorf("%+v", r)
 	}
-	var relays []relay.RelayStatus
+	var relays []ops.RelayStatus
 	if r := command(env, "relays", "--json"); json.Unmarshal([]byte(r.stdout), &relays) != nil || len(relays) != 1 || relays[0].Name != "r1" || relays[0].Session {
 		t.Errorf("%+v", r)
 	}
@@ -322,7 +322,7 @@ func TestFiltersOfEventsList(t *testing.T) {
 		"--type=pa*": "2 1", "--type=s_nt": "", "--ordering-key=x": "3", "--since=2h": "2 1", "--until=2h": "3", "--since=4h --until=2h": "3", "--reason=timeout": "2 1",
 	} {
 		r := command(env, append([]string{"events", "list", "--json"}, strings.Fields(args)...)...)
-		var list []relay.DeliveryInfo
+		var list []ops.Delivery
 		if err := json.Unmarshal([]byte(r.stdout), &list); err != nil || r.code != 0 {
 			t.Fatalf("%+v: %v", r, err)
 		}

@@ -8,8 +8,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type routesCmd struct {
@@ -24,7 +26,7 @@ type routesListCmd struct {
 
 // listedRoute is a stored route beside the configuration.
 type listedRoute struct {
-	relay.RouteStatus
+	ops.RouteStatus
 	// Configured: the configuration has it too; null without a configuration.
 	Configured *bool `json:"configured"`
 }
@@ -58,8 +60,8 @@ func (cmd routesListCmd) Run(inv *invocation) error {
 	}
 	list := routeList{Routes: []listedRoute{}, Missing: []configuredRoute{}}
 	wanted := c.configuredRoutes()
-	err = inv.askWith(c, func(ctx context.Context, ops *relay.Ops) error {
-		stored, err := ops.Routes(ctx)
+	err = inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) error {
+		stored, err := outbox.Routes(ctx, "")
 		list.Missing = append(list.Missing, wanted...)
 		for _, r := range stored {
 			listed := listedRoute{RouteStatus: r}
@@ -85,7 +87,7 @@ func printRoutes(w io.Writer, list routeList, compared bool) error {
 		header += "\tCONFIGURED"
 	}
 	err := printTable(w, "No route is stored: a relay writes its own when it starts.", header, list.Routes, func(r listedRoute) []any {
-		cells := []any{r.Event, r.Destination, bounded(r.Pending), relayNames(r.Relays)}
+		cells := []any{r.Event, r.Destination, plain.UpTo(r.Pending, 10_000), relayNames(r.Relays)}
 		if r.Configured != nil {
 			cells = append(cells, map[bool]string{true: "yes", false: "no"}[*r.Configured])
 		}
@@ -105,7 +107,7 @@ func printRoutes(w io.Writer, list routeList, compared bool) error {
 }
 
 // relayNames names relays by name and instance.
-func relayNames(relays []relay.RelayName) string {
+func relayNames(relays []ops.RelayName) string {
 	var names []string
 	for _, r := range relays {
 		names = append(names, fmt.Sprintf("%s (%d)", r.Name, r.Instance))
@@ -114,14 +116,6 @@ func relayNames(relays []relay.RelayName) string {
 		return "none"
 	}
 	return strings.Join(names, ", ")
-}
-
-// bounded writes a count that ends at 10,001.
-func bounded(n int64) string {
-	if n > 10_000 {
-		return "more than 10000"
-	}
-	return fmt.Sprint(n)
 }
 
 type routesTestCmd struct {
@@ -134,8 +128,8 @@ type routesTestCmd struct {
 type routeTest struct {
 	EventType string `json:"event_type"`
 	// Parked: no stored route matches.
-	Parked bool                `json:"parked"`
-	Stored []relay.RouteStatus `json:"stored"`
+	Parked bool              `json:"parked"`
+	Stored []ops.RouteStatus `json:"stored"`
 	// Configured routes that match; null without a configuration.
 	Configured []configuredRoute `json:"configured"`
 }
@@ -151,14 +145,14 @@ func (cmd routesTestCmd) Run(inv *invocation) error {
 		return err
 	}
 	result := routeTest{EventType: cmd.EventType}
-	err = inv.askWith(c, func(ctx context.Context, ops *relay.Ops) (err error) {
-		result.Stored, err = ops.RoutesOf(ctx, cmd.EventType)
+	err = inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) (err error) {
+		result.Stored, err = outbox.Routes(ctx, cmd.EventType)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	result.Stored, result.Parked = orEmpty(result.Stored), len(result.Stored) == 0
+	result.Parked = len(result.Stored) == 0
 	if wanted := c.configuredRoutes(); len(wanted) > 0 {
 		result.Configured = orEmpty(slices.DeleteFunc(wanted, func(r configuredRoute) bool {
 			return !relay.Route{Event: r.Event}.Matches(cmd.EventType)

@@ -55,7 +55,7 @@ func (runCmd) Run(inv *invocation) error {
 
 	log.Info().Str("name", cfg.Name).Str("version", cfg.Version).Str("config", c.File).
 		Str("database", c.database()).Strs("destinations", hosts(cfg.Destinations)).Msg("starting")
-	rl := &reloader{inv: inv, relay: r, hooks: cfg.Hooks, log: log, level: level, format: c.logFormat}
+	rl := &reloader{inv: inv, apply: r.Reload, hooks: cfg.Hooks, log: log, level: level, format: c.logFormat}
 	ended, watched, reloaded := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	aborted := false
 	go func() {

@@ -165,7 +165,7 @@ func TestSecondSignal(t *testing.T) {
 	}
 }
 
-// Nobody reads the log any more, which kills most programs at their next line: deliveries go on, and a signal still ends
+// The log's reader is gone, which kills most programs at their next line: deliveries go on, and a signal still ends
 // the process well. The relay is a process of its own here, because only its own stdout and stderr raise SIGPIPE.
 func TestRunWithBrokenLog(t *testing.T) {
 	t.Parallel()

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // process runs the program as a process of its own, which is killed when it does not end, and returns its peak of memory.
@@ -114,6 +115,7 @@ func TestSecurityMalformedConnectionStrings(t *testing.T) {
 
 // What makes other programs eat a machine's memory is refused at once, and said in few words.
 func TestSecurityYAMLBombs(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	var laughs, anchors strings.Builder
 	laughs.WriteString("a0: &a0 [x,x,x,x,x,x,x,x,x]\n")

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -97,6 +98,7 @@ func drip(conn net.Conn) {
 // Eighteen receivers at once do their worst with all the requests that they get. The deliveries to one that is healthy go
 // on all the same, no redirect is followed, and the relay's memory stays small.
 func TestSecurityHostileReceivers(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	var trapped atomic.Int64
 	trap := hostile(t, &trapped, after("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", ""))

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/settings"
-	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 // timeFlags bound when events were created.
@@ -172,8 +172,8 @@ func eventIDs(args []string, stdin io.Reader) (ids []int64, err error) {
 }
 
 // selection returns what was asked for, but for its times. statuses and parked come from the command's own flags.
-func (f selectionFlags) selection(inv *invocation, statuses []string, parked bool) (s relay.Selection, err error) {
-	s = relay.Selection{
+func (f selectionFlags) selection(inv *invocation, statuses []string, parked bool) (s ops.Selection, err error) {
+	s = ops.Selection{
 		Destination: f.Destination, Parked: parked, Statuses: statuses, Type: f.Type, Reason: f.Reason, OrderingKey: f.OrderingKey,
 	}
 	if f.Limit != nil {
@@ -202,7 +202,7 @@ func (f bulkFlags) ids(args []string, stdin io.Reader, all bool, refusal string)
 }
 
 // describe repeats the selection in an audit line: every flag, but only the number of named events.
-func (f selectionFlags) describe(s relay.Selection) string {
+func (f selectionFlags) describe(s ops.Selection) string {
 	text := flagText{}
 	text.ids("event", "events", s.EventIDs)
 	text.add("destination", s.Destination)

@@ -6,15 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
-	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type statusCmd struct {
@@ -41,12 +40,8 @@ func (statusCmd) Help() string {
   quarantined?   why relays do nothing on this database; see outbox-relay identity show`
 }
 
-const (
-	// staleAfter is how old the heartbeat of a relay that lives can become at most; it writes one every 4 to 6 seconds.
-	staleAfter = 10 * time.Second
-	// healthTimeout bounds a health check, whose caller waits.
-	healthTimeout = 5 * time.Second
-)
+// healthTimeout bounds a health check, whose caller waits.
+const healthTimeout = 5 * time.Second
 
 func (cmd statusCmd) Run(inv *invocation) error {
 	c, err := inv.config("database", "relay.name")
@@ -56,20 +51,22 @@ func (cmd statusCmd) Run(inv *invocation) error {
 	if cmd.Healthcheck {
 		return checkHealth(inv.ctx, inv.Stdout, c)
 	}
-	status, err := readStatus(inv.ctx, c)
-	if err != nil {
-		return err
-	}
-	return show(inv.Stdout, cmd.JSON, status, printStatus)
+	return c.withOps(inv.ctx, func(outbox *ops.Outbox) error {
+		status, err := outbox.Status(inv.ctx, c.relay.Environment)
+		if err != nil {
+			return err
+		}
+		return show(inv.Stdout, cmd.JSON, status, printStatus)
+	})
 }
 
 // checkHealth prints a line if this relay lives.
 func checkHealth(ctx context.Context, w io.Writer, c *config) error {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
-	var relays []relay.RelayStatus
-	err := c.withOps(ctx, func(ops *relay.Ops) (err error) {
-		relays, err = ops.LifeSigns(ctx) // which counts nothing: an orchestrator kills a relay whose check takes long
+	var relays []ops.RelayStatus
+	err := c.withOps(ctx, func(outbox *ops.Outbox) (err error) {
+		relays, err = outbox.LifeSigns(ctx) // which counts nothing: an orchestrator kills a relay whose check takes long
 		return err
 	})
 	switch {
@@ -81,48 +78,35 @@ func checkHealth(ctx context.Context, w io.Writer, c *config) error {
 	return healthy(w, relays, c.relay.Name)
 }
 
-// readStatus returns what stands in the outbox, with empty lists in place of absent ones.
-func readStatus(ctx context.Context, c *config) (status relay.Status, err error) {
-	err = c.withOps(ctx, func(ops *relay.Ops) error {
-		if status, err = ops.Status(ctx); err != nil {
-			return err
-		}
-		identity, err := ops.Identity(ctx, c.relay.Environment)
-		status.Quarantined = identity.Reason()
-		return err
-	})
-	status.Destinations, status.Relays, status.Alerts = orEmpty(status.Destinations), orEmpty(status.Relays), orEmpty(status.Alerts)
-	return status, err
-}
-
 // healthy prints a line if the relay of that name lives; several may share it, and one is enough.
-func healthy(w io.Writer, relays []relay.RelayStatus, name string) error {
-	age, quarantined := math.Inf(1), ""
+func healthy(w io.Writer, relays []ops.RelayStatus, name string) error {
+	var latest *ops.RelayStatus // to write a heartbeat, of those that are not quarantined
+	quarantined := ""
 	for _, r := range relays {
 		switch {
 		case r.Name != name:
-		case r.Quarantined == "":
-			age = min(age, r.HeartbeatAgeSeconds)
-		case r.HeartbeatAgeSeconds < staleAfter.Seconds():
+		case r.Quarantined == "" && (latest == nil || r.HeartbeatAgeSeconds < latest.HeartbeatAgeSeconds):
+			latest = &r
+		case r.Alive():
 			quarantined = r.Quarantined
 		}
 	}
 	switch {
-	case age >= staleAfter.Seconds() && quarantined != "":
+	case latest != nil && latest.Alive():
+		_, err := fmt.Fprintf(w, "ok: relay %q was heard of %s ago\n", name, age2text(latest.HeartbeatAgeSeconds))
+		return err
+	case quarantined != "":
 		return fmt.Errorf("relay %q is quarantined: %s; see: outbox-relay identity show", name, quarantined)
-	case math.IsInf(age, 1):
+	case latest == nil:
 		return fmt.Errorf("no relay named %q is registered in the database", name)
-	case age >= staleAfter.Seconds():
-		return fmt.Errorf("relay %q has not been heard of for %s", name, age2text(age))
 	}
-	_, err := fmt.Fprintf(w, "ok: relay %q was heard of %s ago\n", name, age2text(age))
-	return err
+	return fmt.Errorf("relay %q has not been heard of for %s", name, age2text(latest.HeartbeatAgeSeconds))
 }
 
-func printStatus(w io.Writer, s relay.Status) error {
+func printStatus(w io.Writer, s ops.Status) error {
 	const header = "DESTINATION\tPENDING\tDUE\tFLYING\tRETRY\tREPLAY\tFAILED\tLAG\tSTATE\t"
-	err := printTable(w, "No destination is known yet: a relay writes them here when it starts.", header, s.Destinations, func(d relay.DestinationStatus) []any {
-		return []any{d.Destination, d.Pending, d.Due, d.InFlight, d.Retrying, d.Replays, d.Failed, age2text(d.LagSeconds), laneState(d)}
+	err := printTable(w, "No destination is known yet: a relay writes them here when it starts.", header, s.Destinations, func(d ops.DestinationStatus) []any {
+		return []any{d.Destination, d.Pending, d.Due, d.InFlight, d.Retrying, d.Replays, d.Failed, age2text(d.LagSeconds), d.State()}
 	})
 	if err != nil {
 		return err
@@ -133,7 +117,7 @@ func printStatus(w io.Writer, s relay.Status) error {
 	fmt.Fprintf(w, "\nParked: %d\nRelays: %d\n", s.Parked, len(s.Relays))
 	for _, r := range s.Relays {
 		fmt.Fprintf(w, "  %d %s %s, %s, started %s, heard of %s ago\n", r.Instance, r.Name, r.Version,
-			relayState(r), r.StartedAt.UTC().Format(time.RFC3339), age2text(r.HeartbeatAgeSeconds))
+			r.State(), r.StartedAt.UTC().Format(time.RFC3339), age2text(r.HeartbeatAgeSeconds))
 	}
 	fmt.Fprintf(w, "Open alerts: %d\n", len(s.Alerts))
 	for _, a := range s.Alerts {
@@ -152,25 +136,8 @@ func firstEvent(id int64) string {
 	return fmt.Sprintf(", first event %d", id)
 }
 
-// laneState says in a word whether deliveries flow to a destination.
-func laneState(d relay.DestinationStatus) string {
-	switch {
-	case d.Paused:
-		return "paused"
-	case !d.Served && d.Pending > 0: // also a held one: nothing probes it
-		return "unserved"
-	case d.Breaker == "open":
-		return "held"
-	case d.Breaker == "half_open":
-		return "trying"
-	case !d.Routed:
-		return "no route"
-	}
-	return "ok"
-}
-
 // printLaneNotes tells what the table has no room for.
-func printLaneNotes(w io.Writer, d relay.DestinationStatus) {
+func printLaneNotes(w io.Writer, d ops.DestinationStatus) {
 	name := d.Destination
 	if d.Paused {
 		fmt.Fprintf(w, "  %s: paused%s%s\n", name, since(d.PausedAt), colon(d.PausedReason))
@@ -193,7 +160,7 @@ func printLaneNotes(w io.Writer, d relay.DestinationStatus) {
 // waitingKeys says how many ordering keys wait; they are counted up to 10,001.
 func waitingKeys(n int64) string {
 	if n > 10_000 {
-		return bounded(n) + " ordering keys wait"
+		return plain.UpTo(n, 10_000) + " ordering keys wait"
 	}
 	return plain.Plural(n, "ordering key waits", "ordering keys wait")
 }
@@ -216,11 +183,11 @@ func colon(text string) string {
 const maxSteps = 6
 
 // nextSteps says what to do about what the status shows, the most urgent first.
-func nextSteps(s relay.Status) (steps []string) {
+func nextSteps(s ops.Status) (steps []string) {
 	add := func(format string, args ...any) { steps = append(steps, fmt.Sprintf(format, args...)) }
 	alive := false
 	for _, r := range s.Relays {
-		alive = alive || r.HeartbeatAgeSeconds < staleAfter.Seconds()
+		alive = alive || r.Alive()
 	}
 	if s.Quarantined != "" {
 		add("Nothing is claimed or sent: %s.\n  Decide what is to become of it: outbox-relay identity show", s.Quarantined)

@@ -13,8 +13,8 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
-	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 func TestStatusOfAnEmptyOutbox(t *testing.T) {
@@ -52,7 +52,7 @@ func TestStatus(t *testing.T) {
 	execute(t, db, "INSERT INTO outbox_alert (rule, subject, first_event_id, first_error) VALUES ('failed', 'logistics', 1, '400')")
 	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
 
-	var s relay.Status
+	var s ops.Status
 	r := command(env, "status", "--json")
 	if err := json.Unmarshal([]byte(r.stdout), &s); err != nil || r.code != 0 || r.stderr != "" {
 		t.Fatalf("%+v: %v", r, err)
@@ -65,7 +65,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("lag is %g", got.LagSeconds)
 	}
 	got.LagSeconds = 0
-	if want := (relay.DestinationStatus{Destination: "logistics", Pending: 2, Due: 1, Retrying: 1, Failed: 1, Routed: true, Breaker: "closed"}); got != want {
+	if want := (ops.DestinationStatus{Destination: "logistics", Pending: 2, Due: 1, Retrying: 1, Failed: 1, Routed: true, Breaker: "closed"}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	r = command(env, "status")
@@ -125,8 +125,8 @@ func TestPrintStatus(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.FixedZone("", 3600))
 	var b buffer
-	err := show(&b, false, relay.Status{
-		Destinations: []relay.DestinationStatus{
+	err := show(&b, false, ops.Status{
+		Destinations: []ops.DestinationStatus{
 			{Destination: "analytics", LagSeconds: -3, Routed: true, Served: true, Breaker: "closed", BlockedKeys: 1, BlockedSeconds: 7200},
 			{Destination: "billing", Pending: 5, Breaker: "closed"},
 			{Destination: "history", Failed: 1, Breaker: "closed"},
@@ -137,7 +137,7 @@ func TestPrintStatus(t *testing.T) {
 			{Destination: "mail", Routed: true, Served: true, Breaker: "open", BreakerOpenedAt: &at, BreakerSeconds: 12, BreakerError: "connection refused"},
 		},
 		Parked: 2,
-		Relays: []relay.RelayStatus{
+		Relays: []ops.RelayStatus{
 			{Instance: 1, Name: "a", Version: "v1", StartedAt: at, HeartbeatAgeSeconds: 0.44, Idle: true},
 			{Instance: 2, Name: "b", Version: "v1", StartedAt: at, HeartbeatAgeSeconds: 10},
 			{Instance: 3, Name: "c", Version: "v1", StartedAt: at},
@@ -190,17 +190,17 @@ Open alerts: 1
 
 func TestNextStep(t *testing.T) {
 	t.Parallel()
-	alive := []relay.RelayStatus{{Name: "a"}}
-	lane := func(d relay.DestinationStatus) []relay.DestinationStatus {
+	alive := []ops.RelayStatus{{Name: "a"}}
+	lane := func(d ops.DestinationStatus) []ops.DestinationStatus {
 		d.Routed = true
-		return []relay.DestinationStatus{d}
+		return []ops.DestinationStatus{d}
 	}
-	for want, s := range map[string]relay.Status{
+	for want, s := range map[string]ops.Status{
 		"All is well.": {Relays: alive},
-		`"a" is paused: nothing is sent there. To go on: outbox-relay resume a`: {Relays: alive, Destinations: lane(relay.DestinationStatus{Destination: "a", Paused: true})},
-		"No relay is running. Start one: outbox-relay run":                      {Relays: []relay.RelayStatus{{HeartbeatAgeSeconds: 11}}},
+		`"a" is paused: nothing is sent there. To go on: outbox-relay resume a`: {Relays: alive, Destinations: lane(ops.DestinationStatus{Destination: "a", Paused: true})},
+		"No relay is running. Start one: outbox-relay run":                      {Relays: []ops.RelayStatus{{HeartbeatAgeSeconds: 11}}},
 		`3 deliveries to "it's" failed. See why: outbox-relay events list --status failed --destination 'it'\''s'` + "\n" +
-			`  Send again: outbox-relay replay --destination 'it'\''s'`: {Relays: alive, Destinations: lane(relay.DestinationStatus{Destination: "it's", Failed: 3})},
+			`  Send again: outbox-relay replay --destination 'it'\''s'`: {Relays: alive, Destinations: lane(ops.DestinationStatus{Destination: "it's", Failed: 3})},
 		"The routes changed, and not all relays have the same. See which has which: outbox-relay routes list": {
 			Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleRoutesChanged}},
 		},
@@ -208,7 +208,7 @@ func TestNextStep(t *testing.T) {
 		// One does not hide the other.
 		`"a" is paused: nothing is sent there. To go on: outbox-relay resume a` + "\n" +
 			"1 delivery to \"a\" failed. See why: outbox-relay events list --status failed --destination a\n  Send again: outbox-relay replay --destination a": {
-			Relays: alive, Destinations: lane(relay.DestinationStatus{Destination: "a", Paused: true, Failed: 1}),
+			Relays: alive, Destinations: lane(ops.DestinationStatus{Destination: "a", Paused: true, Failed: 1}),
 		},
 	} {
 		if got := strings.Join(nextSteps(s), "\n"); got != want {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -121,6 +122,7 @@ const allRoutes = "SELECT coalesce(string_agg(pattern || ' ' || destination, ', 
 // A person starts a relay for a moment in another folder, where nothing but OUTBOX_DESTINATION_URL says where to deliver.
 // The real one keeps its routes, everybody can see what happened, and what was left behind has a remedy.
 func TestRelayFromAnotherFolder(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox)
 	db := open(t, dsn)
@@ -219,6 +221,7 @@ alerts: {channels: [{webhook: '%[1]s/alerts'}]}
 // Replicas get a new configuration one by one. Nothing is refused or needs a flag, events that both configurations send to
 // a destination keep arriving there, and in the end the routes are the new ones.
 func TestRollingDeploys(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for name, deploy := range map[string]struct {
 		newFirst bool

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -82,6 +83,7 @@ INSERT INTO processed_events (receiver, source, idempotency_key, processing_stat
 // A plan is made once and kept: on an empty table, where anything looks cheap, or when nothing was due. It must still be
 // right when there are 20,000 events, whether or not the table was analysed since.
 func TestInboxPlansStayRightAsTheTableGrows(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for name, before := range map[string]int{"planned on an empty table": 0, "planned on one row": 1} {
 		t.Run(name, func(t *testing.T) {

@@ -73,9 +73,9 @@ const (
 // notify, as often as it likes, and each wake-up costs a claim.
 const wakeInterval = 20 * time.Millisecond
 
-// hearken hears, until ctx ends, what other processes have recorded. It has a connection of its own, beside the pool's,
+// hearWakes hears, until ctx ends, what other processes have recorded. It has a connection of its own, beside the pool's,
 // because it keeps it for ever.
-func (s *shift) hearken(ctx context.Context) {
+func (s *shift) hearWakes(ctx context.Context) {
 	trouble := outage{inbox: s.Inbox, what: "consumer: inbox cannot listen for events, and finds them by polling until it can"}
 	pause := firstReconnect
 	for ctx.Err() == nil {

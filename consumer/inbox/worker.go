@@ -93,7 +93,7 @@ func (in *Inbox) Run(ctx context.Context) error {
 	defer ears.Wait()
 	hearing, deafen := context.WithCancel(ctx)
 	defer deafen()
-	ears.Go(func() { s.hearken(hearing) })
+	ears.Go(func() { s.hearWakes(hearing) })
 
 	s.claimUntil(ctx)
 	return s.drain(ctx)

@@ -348,7 +348,7 @@ func TestOneObserverPerRegisterer(t *testing.T) {
 	}
 
 	taken := prometheus.NewPedanticRegistry()
-	taken.MustRegister(prometheus.NewCounter(prometheus.CounterOpts{Name: "inbox_requests_total", Help: "Of somebody else."}))
+	taken.MustRegister(prometheus.NewCounter(prometheus.CounterOpts{Name: "inbox_requests_total", Help: "Of another package."}))
 	if _, err := promobserver.New(taken, options); err == nil {
 		t.Error("a name that is taken was accepted")
 	}

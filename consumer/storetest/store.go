@@ -16,16 +16,16 @@ import (
 // RunStore tests a store without a receiver. open returns a store whose events no other call of open shows.
 func RunStore(t *testing.T, open func(t testing.TB) store.Store) {
 	for name, test := range map[string]func(*events){
-		"one claim at a time":           oneClaim,
-		"one of fifty":                  oneOfFifty,
-		"commands are repeated":         repeatedCommands,
-		"what is known stays":           knownStays,
-		"others have no say":            othersHaveNoSay,
-		"a lease ends":                  leaseEnds,
-		"a lease ends and nobody takes": leaseEndsAlone,
-		"the claim is forgotten":        claimForgotten,
-		"the time to live ends":         timeToLiveEnds,
-		"every status of success":       statuses,
+		"one claim at a time":               oneClaim,
+		"one of fifty":                      oneOfFifty,
+		"commands are repeated":             repeatedCommands,
+		"what is known stays":               knownStays,
+		"others have no say":                othersHaveNoSay,
+		"a lease ends":                      leaseEnds,
+		"a lease ends and no request takes": leaseEndsAlone,
+		"the claim is forgotten":            claimForgotten,
+		"the time to live ends":             timeToLiveEnds,
+		"every status of success":           statuses,
 	} {
 		t.Run("store/"+name, func(t *testing.T) {
 			t.Parallel()

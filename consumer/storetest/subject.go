@@ -65,7 +65,7 @@ func Run(t *testing.T, s Subject) {
 		"a handler outlives its lease":         handlerOutlivesLease,
 		"a late success overwrites nothing":    lateSuccess,
 		"a late failure releases nothing":      lateFailure,
-		"late, and nobody has taken over":      lateAlone,
+		"late, and no request has taken over":  lateAlone,
 		"older than the memory":                olderThanMemory,
 		"the memory is away":                   memoryAway,
 		"the memory restarts":                  memoryRestarts,

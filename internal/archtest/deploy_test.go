@@ -14,10 +14,13 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // TestDeployment checks what people copy to run the relay, against the programs that it starts.
 func TestDeployment(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	relay, demo := program(t, "outbox-relay"), program(t, "demo")
 	t.Run("compose", func(t *testing.T) { testComposeFile(t, relay, demo) })

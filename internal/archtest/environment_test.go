@@ -8,7 +8,7 @@ import (
 
 // surroundings are what a program reads besides its arguments: environment, flags and files, in their own names and in
 // those of functions that read them unasked (pgx takes PGHOST and ~/.pgpass, net/http a proxy). A package that read them
-// would do in a test, a container or another program what nobody configured.
+// would do in a test, a container or another program what was not configured.
 var surroundings = ban{
 	"flag": {"*"},
 	"os": {

@@ -65,7 +65,7 @@ func TestGoroutinesAreAwaited(t *testing.T) {
 	reports(t, unawaited, map[string]snippet{
 		"a go statement":                {text: "func f() { go f() }"},
 		"one in a nested function":      {path: "consumer/router.go", text: "func f() { func() { go f() }() }"},
-		"a group nobody waits for":      {text: "func f() { var wg sync.WaitGroup; wg.Go(f) }"},
+		"a group without a wait":        {text: "func f() { var wg sync.WaitGroup; wg.Go(f) }"},
 		"another group is waited for":   {text: "func (r *relay) f() { r.senders.Go(f); r.takers.Wait() }"},
 		"a group in outbox":             {path: "outbox/batch.go", text: "func f() { var wg sync.WaitGroup; wg.Go(f); wg.Wait() }"},
 		"a timer's goroutine in outbox": {path: "outbox/batch.go", text: "import \"time\"\nfunc f() { time.AfterFunc(1, f) }"},

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The house. Whoever adds a room says in its review what it is for.
+// The house. The review of a new room says what it is for.
 var (
 	topLevel = []string{
 		"cmd", "outbox", "relay", "consumer", "migrations", "internal", "docs",
@@ -28,8 +28,9 @@ var (
 		"consumer/examples/nethttp", "consumer/examples/chi", "consumer/examples/echo", "consumer/examples/gin", "consumer/examples/sqlx",
 		"consumer/examples/gorm", "consumer/examples/svix", "consumer/examples/stripe", "consumer/examples/worker",
 		"consumer/elsewhere",
-		"internal/webhook", "internal/check", "internal/plain", "internal/settings", "internal/notify", "internal/inboxops", "internal/admin",
+		"internal/webhook", "internal/check", "internal/plain", "internal/settings", "internal/notify", "internal/inboxops",
 		"internal/archtest", "internal/localpg", "internal/localpg/pgtest", "internal/localpg/withpg", "internal/localserver", "internal/relaytest",
+		"internal/testsize",
 	}
 
 	// Names that say nothing about what is inside collect everything.
@@ -105,7 +106,7 @@ var limits = []struct {
 	pattern string
 	lines   int
 }{
-	{"README.md", 250},
+	{"README.md", 200},
 	{"cmd/outbox-relay/main.go", 80},
 	{"*.go", 500},
 	{"*.sql", 500},
@@ -134,7 +135,7 @@ func TestFilesAreShort(t *testing.T) {
 			t.Error(violation)
 		}
 	}
-	for name, lines := range map[string]int{"relay/store.go": 501, "README.md": 251, "cmd/outbox-relay/main.go": 81, "migrations/outbox/1.sql": 501} {
+	for name, lines := range map[string]int{"relay/store.go": 501, "README.md": 201, "cmd/outbox-relay/main.go": 81, "migrations/outbox/1.sql": 501} {
 		if tooLong(name, strings.Repeat("\n", lines)) == "" {
 			t.Errorf("%s with %d lines was accepted", name, lines)
 		}

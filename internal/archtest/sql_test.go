@@ -14,7 +14,7 @@ var sqlPattern = regexp.MustCompile(`(?m)^\s*(SELECT|INSERT|UPDATE|DELETE|WITH|L
 	`|\b(SELECT\s.*\sFROM|INSERT INTO|DELETE FROM|UPDATE\s+\w+\s+SET)\b` +
 	`|\b(insert into|delete from|select\s+\S+\s+from|update\s+\w+\s+set)\s`)
 
-// sqlFiles are the only files of the libraries with SQL.
+// isSQLFile reports whether a file of a library may hold SQL.
 func isSQLFile(s *source) bool {
 	switch dir := s.dir(); {
 	case dir == "outbox":
@@ -25,7 +25,7 @@ func isSQLFile(s *source) bool {
 	return false
 }
 
-// SQL stands in one place per package, each statement as a constant, so that whoever reviews the schema finds all that
+// SQL stands in one place per package, each statement as a constant, so that a reviewer of the schema finds all that
 // runs against it.
 func strayedSQL(files []*source) (violations []string) {
 	for _, s := range files {
@@ -68,7 +68,7 @@ func TestSQLStandsInItsPlace(t *testing.T) {
 		"a listen":                    {path: "relay/wake.go", text: `func f() { exec("LISTEN outbox_wake") }`},
 		"small letters":               {path: "outbox/batch.go", text: `const q = "insert into outbox (id) values (1)"`},
 		"a session setting":           {path: "relay/session.go", text: `func f() { exec("SET enable_seqscan = off") }`},
-		"an inline statement":         {path: "relay/store_ops.go", text: `func f() { exec("DELETE FROM outbox_relay") }`},
+		"an inline statement":         {path: "relay/ops/store.go", text: `func f() { exec("DELETE FROM outbox_relay") }`},
 		"a variable":                  {path: "relay/store.go", text: `var q = "DELETE FROM outbox_relay"`},
 		"a constant within functions": {path: "consumer/inbox/store.go", text: "func f() { const q = `SELECT 1 FROM x` }"},
 	})

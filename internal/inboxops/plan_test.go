@@ -6,6 +6,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -15,8 +16,9 @@ SELECT pg_stat_force_next_flush(), (SELECT sum(seq_scan) FROM pg_stat_user_table
        (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname IN ('inbox_events', 'processed_events'))`
 
 // No command reads an inbox as a whole, whether or not the tables were ever analysed: most of its 20,000 events succeeded, and are
-// nobody's concern.
+// no concern of it.
 func TestNothingReadsTheWholeInbox(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	dsn, err := url.Parse(pgtest.New(t, migrations.Inbox))
 	if err != nil {

@@ -3,10 +3,13 @@ package localpg
 import (
 	"strings"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // A copy is the same cluster at another address; a standby of it becomes another timeline when it is promoted.
 func TestCopies(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const (
 		identifier = "SELECT system_identifier::text FROM pg_control_system()"

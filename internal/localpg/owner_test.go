@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // owner is a process that owns a server.
@@ -63,6 +65,7 @@ func (o *owner) interruptGroup(t *testing.T) {
 }
 
 func TestNothingOutlivesTheOwner(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	accounts := map[string]*syscall.Credential{"as this user": nil}
 	binary, err := os.Executable()

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // prefix begins every server's directory. It stands directly under /tmp, not
@@ -81,6 +83,9 @@ type Server struct {
 
 	mu   sync.Mutex // guards port, and lets one fault be made at a time
 	port int
+
+	administration sync.Mutex // guards admin
+	admin          *pgx.Conn  // nil: none is open
 }
 
 // Start makes a new PostgreSQL and returns once it accepts connections, in
@@ -218,6 +223,7 @@ func (s *Server) LogTail(n int) string {
 func (s *Server) Stop() error { return s.stop() }
 
 func (s *Server) cleanUp() error {
+	s.closeAdministration()
 	err := s.janitor.dismiss()
 	if s.lock != nil {
 		defer s.lock.Close()

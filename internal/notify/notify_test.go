@@ -131,7 +131,7 @@ func TestServiceURLs(t *testing.T) {
 	for url, want := range map[string]string{
 		"smtp://user:password@mail.internal:587/?from=a@example.com&to=b@example.com": "",
 		"pagerduty://events.pagerduty.com/0123456789abcdef0123456789abcdef":           "",
-		"matrix://user:password@nobody.invalid":                                       "", // would log in
+		"matrix://user:password@example.invalid":                                      "", // would log in
 		"mail.internal":                                                               `is not a URL; write one such as "smtp://user:password@mail.internal:587/?from=relay@example.com&to=ops@example.com"`,
 		"https://ops.internal":                                                        `is a plain URL; write it as {webhook: "https://…"}`,
 		"pagerdutty://s3cret":                                                         `begins with a service that is not offered; did you mean pagerduty://?`,

@@ -34,7 +34,7 @@ const brailleBlank = '\u2800'
 // MaxBytes bounds what is stored of an error, in bytes.
 const MaxBytes = 4 << 10
 
-// Clip makes a text storable: [Line], which leaves no NUL for PostgreSQL to refuse, and at most maxMessage bytes.
+// Clip makes a text storable: [Line], which leaves no NUL for PostgreSQL to refuse, and at most [MaxBytes].
 func Clip(text string) string { return Shorten(Line(text), MaxBytes) }
 
 // Shorten cuts a text to at most limit bytes of valid UTF-8, the sign of the cut included.
@@ -78,7 +78,7 @@ func Span(d time.Duration) string {
 }
 
 // UpTo writes what was counted up to a bound.
-func UpTo(n, bound int) string {
+func UpTo[N int | int64](n, bound N) string {
 	if n > bound {
 		return fmt.Sprintf("more than %d", bound)
 	}

@@ -37,7 +37,7 @@ type Row struct {
 	Make func(s *Set, at Origin)
 }
 
-// A Value connects the text of a setting with a typed field. [One] and [Many] make it.
+// A Value connects the text of a setting with a typed field. [One], [Many] and [Each] make it.
 type Value struct {
 	list     bool   // several texts; otherwise exactly one
 	example  string // of the whole value, in YAML

@@ -42,6 +42,14 @@ const (
 	RuleQuarantined = "quarantined"
 )
 
+// Rules returns all of them.
+func Rules() []string {
+	return []string{
+		RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleUndelivered, RuleBlockedKeys, RuleWaitingKeys, RuleRescueStorm, RuleHorizonPinned,
+		RuleUnserved, RuleRoutesChanged, RuleQuarantined,
+	}
+}
+
 // Defaults of the fields below.
 const (
 	DefaultWindow      = 15 * time.Minute

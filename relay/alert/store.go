@@ -34,8 +34,7 @@ const AnyDue = `EXISTS (SELECT FROM outbox_alert WHERE due_at <= now())`
 
 // The alert's row is only kept from going: channels that are told at the same time do not pass each other over. What the
 // channel knows of it is as old as the statement, so what is written compares it once more. A copy of the database has the
-// original's alerts too, so a relay that is not sure where it is tells only
-// that.
+// original's alerts too, so a relay that is not sure where it is tells only that.
 const claimNotice = `
 WITH due AS MATERIALIZED (
     SELECT a.rule, a.subject, a.count, a.counted_before, a.opened_at, a.first_event_id, a.first_error, a.detail, a.resolved_at,

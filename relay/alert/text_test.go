@@ -1,7 +1,9 @@
 package alert
 
 import (
+	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,10 +17,7 @@ func TestAlertTextsAreComplete(t *testing.T) {
 	t.Parallel()
 	defect := regexp.MustCompile(`event 0\b|\b1 (deliveries|attempts|events|keys|relays|sessions|rows)\b|\b1 (more hold|keys wait)\b|: *[.;:]|: *$|  |First\.|holds \.|""`)
 	now := time.Now()
-	for _, rule := range []string{
-		RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleUndelivered, RuleBlockedKeys, RuleWaitingKeys, RuleRescueStorm, RuleHorizonPinned, RuleQuarantined,
-		RuleTest, "unknown_rule",
-	} {
+	for _, rule := range append(Rules(), RuleTest, "unknown_rule") {
 		for _, count := range []int64{1, 2} {
 			for _, event := range []int64{0, 7} {
 				for _, err := range []string{"", "500 Internal Server Error"} {
@@ -36,6 +35,21 @@ func TestAlertTextsAreComplete(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+func TestRulesAreAll(t *testing.T) {
+	t.Parallel()
+	file, err := os.ReadFile("alert.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var named []string
+	for _, match := range regexp.MustCompile(`(?m)^\tRule\w+ += "(\w+)"$`).FindAllStringSubmatch(string(file), -1) {
+		named = append(named, match[1])
+	}
+	if rules := Rules(); len(named) == 0 || !slices.Equal(slices.Sorted(slices.Values(named)), slices.Sorted(slices.Values(rules))) {
+		t.Errorf("Rules returns %q, named are %q", rules, named)
 	}
 }
 

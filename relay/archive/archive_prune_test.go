@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
@@ -75,7 +76,7 @@ func TestArchiveMonths(t *testing.T) {
 		t.Errorf("months are %s, want %s", got, want)
 	}
 
-	// One that somebody detached is his, and in nobody's way.
+	// One that the owner detached stays, and is in no run's way.
 	db.Exec(`ALTER TABLE outbox_archive DETACH PARTITION outbox_archive_202503`)
 	db.at("2025-03-15 00:00:00+00")
 	db.archive(Retention{ArchiveAfter: days, DeleteAfter: 100 * 365 * days})
@@ -95,6 +96,7 @@ func TestArchiveMonths(t *testing.T) {
 
 // Who reads an old month keeps it for a night; what is due besides is done.
 func TestArchiveDoesNotWaitForReaders(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.at("2020-01-01 00:00:00+00")
@@ -232,6 +234,7 @@ func TestRetentionOfNothing(t *testing.T) {
 // Whatever a batch does, it reads its own part of each table, through the primary key. Statistics from when the tables
 // were empty, and none at all, must not change that.
 func TestArchivePlans(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox, migrations.Inbox)
 	db := &database{&relaytest.Database{TB: t, DSN: dsn, Pool: pgtest.Pool(t, dsn)}}

@@ -180,7 +180,7 @@ func TestArchiveKeepsEverything(t *testing.T) {
 	}
 }
 
-// What an operator has in hand is left to him, and nobody waits for him.
+// What an operator has locked is left alone, and no run waits for it.
 func TestArchiveLeavesLockedDeliveries(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t, "a", "b")
@@ -323,7 +323,7 @@ func TestArchiveOfLargeEvents(t *testing.T) {
 	}
 }
 
-// Whoever puts an archived event back to send it again, and leaves it in the archive, stops nobody's run.
+// An archived event that was put back to be sent again, and stays in the archive, stops no run.
 func TestArchiveOfWhatIsArchived(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

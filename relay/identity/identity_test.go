@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
@@ -94,30 +93,6 @@ func TestAddressesAreBounded(t *testing.T) {
 	}
 }
 
-// Batches walk on behind each other, leave out what is newer than their beginning, and come to an end.
-func TestDiscardInBatches(t *testing.T) {
-	t.Parallel()
-	db := relaytest.New(t, "a", "b")
-	db.Insert(10, "key")
-	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() + event_id * interval '1 hour', replay = event_id % 2 = 0`)
-	db.Exec(`UPDATE outbox_delivery SET status = 'failed' WHERE event_id = 3`)
-	last := relaytest.Row[int64](db, `SELECT min(id) + 5 FROM outbox`)
-	at, total, batches := place{at: pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true}}, 0, 0
-	for more := true; more; batches++ {
-		var n int
-		var err error
-		at, n, more, err = discardPendingBatch(t.Context(), db.Pool, at, last, 4)
-		relaytest.Must(t, err)
-		total += n
-	}
-	if total != 2*6-2 || batches != 3 {
-		t.Errorf("%d discarded in %d batches", total, batches)
-	}
-	if left := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending' AND event_id > $1`, last); left != 2*4 {
-		t.Errorf("%d of the newer ones are left", left)
-	}
-}
-
 // What would be accepted, in words.
 func TestAcceptable(t *testing.T) {
 	t.Parallel()
@@ -136,7 +111,7 @@ func TestAcceptable(t *testing.T) {
 		want   string
 		err    error
 	}{
-		"nobody waits":                   {Report{Recorded: recorded, Found: found}, "production [laptop:15432/app]", nil},
+		"no event waits":                 {Report{Recorded: recorded, Found: found}, "production [laptop:15432/app]", nil},
 		"nothing is recorded":            {Report{Found: named}, "staging [laptop:15432/app]", nil},
 		"relays wait":                    {Report{Recorded: recorded, Found: found, Quarantined: waiting("", "")}, "production [new-0:5432/app new-1:5432/app]", nil},
 		"relays name their environment":  {Report{Recorded: recorded, Found: found, Quarantined: waiting("", "staging")}, "staging [new-0:5432/app new-1:5432/app]", nil},

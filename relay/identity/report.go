@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -140,36 +139,4 @@ func Accept(ctx context.Context, pool *pgxpool.Pool, environment string) (Identi
 		return Identity{}, err
 	}
 	return id, acceptIdentity(ctx, pool, id)
-}
-
-// discardBatch is how many deliveries one statement gives up.
-const discardBatch = 1000
-
-// DiscardPending marks every pending delivery, parked ones too, as discarded for the reason "quarantined", in
-// batches, and returns how many. It leaves out events that are newer than itself. It accepts nothing, so that relays go
-// on waiting; progress, which may be nil, is told the number so far. Stopped half-way, it may be called again.
-func DiscardPending(ctx context.Context, pool *pgxpool.Pool, environment string, progress func(discarded int)) (total int, err error) {
-	r, err := Compare(ctx, pool, environment)
-	if err != nil {
-		return 0, err
-	}
-	if err := r.Discardable(); err != nil {
-		return 0, err
-	}
-	last, err := lastEvent(ctx, pool)
-	if err != nil {
-		return 0, err
-	}
-	at := place{at: pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true}}
-	for more := true; more; {
-		var discarded int
-		if at, discarded, more, err = discardPendingBatch(ctx, pool, at, last, discardBatch); err != nil {
-			return total, err
-		}
-		total += discarded
-		if progress != nil && discarded > 0 {
-			progress(total)
-		}
-	}
-	return total, nil
 }

@@ -2,12 +2,10 @@ package identity
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
@@ -268,53 +266,4 @@ func acceptIdentity(ctx context.Context, h pg.DB, id Identity) error {
 		return fmt.Errorf("accept identity of the database: %w", err)
 	}
 	return nil
-}
-
-const selectLastEvent = `SELECT coalesce(max(id), 0) FROM outbox`
-
-// lastEvent returns the newest event, behind which a discard stops: what a living producer adds is not from the copy.
-func lastEvent(ctx context.Context, q pg.DB) (id int64, err error) {
-	if err := q.QueryRow(ctx, selectLastEvent, pgx.QueryExecModeExec).Scan(&id); err != nil {
-		return 0, fmt.Errorf("find the newest event: %w", err)
-	}
-	return id, nil
-}
-
-// place is where a walk through the hot index stands.
-type place struct {
-	destination string
-	replay      bool
-	at          pgtype.Timestamptz
-	id          int64
-}
-
-// Rows are found by a walk along the hot index that never turns back: those before it would be read again by every
-// batch, as long as any transaction still sees them.
-const discardPending = `
-WITH batch AS MATERIALIZED (
-    SELECT ctid AS place, destination, replay, next_attempt_at, event_id FROM outbox_delivery
-    WHERE status = 'pending' AND (destination, replay, next_attempt_at, event_id) > ($1, $2, $3, $4) AND event_id <= $5
-    ORDER BY destination, replay, next_attempt_at, event_id
-    LIMIT $6
-), discarded AS (
-    UPDATE outbox_delivery SET status = 'discarded', last_reason = 'quarantined', claimed_by = NULL, lease_expires_at = NULL
-    WHERE ctid = ANY (ARRAY (SELECT place FROM batch)) AND status = 'pending'
-    RETURNING event_id
-)
-SELECT destination, replay, next_attempt_at, event_id, (SELECT count(*) FROM batch), (SELECT count(*) FROM discarded) FROM batch
-ORDER BY destination DESC, replay DESC, next_attempt_at DESC, event_id DESC LIMIT 1`
-
-// discardPendingBatch gives up at most limit pending deliveries of events up to last, in the order of the hot index from
-// behind after. It returns where it ended, and whether that may not be the end.
-func discardPendingBatch(ctx context.Context, q pg.DB, after place, last int64, limit int) (end place, discarded int, more bool, err error) {
-	seen := 0
-	err = q.QueryRow(ctx, discardPending, after.destination, after.replay, after.at, after.id, last, limit).
-		Scan(&end.destination, &end.replay, &end.at, &end.id, &seen, &discarded)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return after, 0, false, nil
-	}
-	if err != nil {
-		return after, 0, false, fmt.Errorf("discard pending deliveries: %w", err)
-	}
-	return end, discarded, seen == limit, nil
 }

@@ -32,15 +32,19 @@ const CommitDurably = `SET LOCAL synchronous_commit = on`
 // RequestSweep makes relays look behind their positions.
 const RequestSweep = `SELECT pg_notify('outbox_wake', 'sweep ' || current_schema()) WHERE ` + QueueHasRoom
 
-// Unserved selects the destinations with pending deliveries that no registered relay serves. It goes from one name to the next in the index, instead of through all that is pending.
-const Unserved = `
-WITH RECURSIVE pending (destination) AS (
+// Pending is the part of a WITH RECURSIVE that finds the destinations of pending deliveries. It goes from one name to the next in
+// the index, instead of through everything that is pending.
+const Pending = `pending (destination) AS (
     (SELECT destination FROM outbox_delivery WHERE status = 'pending' ORDER BY destination LIMIT 1)
     UNION ALL
     SELECT (SELECT d.destination FROM outbox_delivery d
             WHERE d.status = 'pending' AND d.destination > p.destination ORDER BY d.destination LIMIT 1)
     FROM pending p WHERE p.destination IS NOT NULL
-)
+)`
+
+// Unserved selects the destinations with pending deliveries that no registered relay serves.
+const Unserved = `
+WITH RECURSIVE ` + Pending + `
 SELECT p.destination,
        (SELECT count(*) FROM (SELECT FROM outbox_delivery d
                               WHERE d.status = 'pending' AND d.destination = p.destination LIMIT 10001) waiting) AS pending

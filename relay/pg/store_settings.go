@@ -60,7 +60,7 @@ SELECT bool_and(current_setting(wanted.name) = wanted.value), pg_is_in_recovery(
 FROM (VALUES ('plan_cache_mode', 'force_generic_plan'), ('enable_seqscan', 'off'), ('synchronous_commit', 'off')) wanted (name, value)`
 
 // CheckSession returns ErrPooler if a session is not what it seems: PgBouncer refuses unknown settings at the start of a
-// connection or, told to ignore them, drops them. It returns errReadOnly if nothing can be written.
+// connection or, told to ignore them, drops them. It returns [ErrReadOnly] if nothing can be written.
 func CheckSession(ctx context.Context, db DB) error {
 	ctx, cancel := context.WithTimeout(ctx, StatementTimeout)
 	defer cancel()

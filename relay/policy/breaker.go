@@ -31,7 +31,7 @@ type Breaker struct {
 	Unwritten int       // what this relay adds to it; below 0 after answers
 	WriteAt   time.Time // when to write that
 	Answered  time.Time // when the destination last answered this relay
-	// Events that were answered with a failure, at most breakerEvents. An open breaker keeps them: see several.
+	// Events that were answered with a failure, at most BreakerEvents. An open breaker keeps them: see several.
 	Events []int64
 
 	// While half-open.
@@ -301,10 +301,9 @@ func (b *Breaker) Configure(now time.Time, policy BreakerPolicy) {
 	}
 }
 
-// DestinationState is what all relays share about one destination that is not simply open for business, or suspect.
+// DestinationState is what all relays share about one destination whose breaker is not closed, or that has failed lately.
 type DestinationState struct {
 	Destination string
-	Paused      bool
 	Breaker     string        // closed, open or half_open
 	Remaining   time.Duration // until breaker_until; negative: it has passed. 0 when closed
 	Owner       int32         // of the half-open breaker; 0: none

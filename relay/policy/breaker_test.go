@@ -184,8 +184,8 @@ func TestBreakerHearsTheDatabase(t *testing.T) {
 		"this relay did, in another life":  {Breaker{Since: early}, state("half_open", self), BreakerOpen},
 		"what was said before the change":  {Breaker{State: BreakerHalfOpen, Since: late}, state("open", 0), BreakerHalfOpen},
 		"what it does not know yet":        {Breaker{State: BreakerOpen, Since: early, Write: WriteOpen}, state("closed", 0), BreakerOpen},
-		"that somebody closed it by hand":  {Breaker{State: BreakerHalfOpen, Since: early}, state("closed", 0), BreakerClosed},
-		"paused, with nothing else wrong":  {Breaker{Since: early}, DestinationState{Paused: true, Breaker: "closed"}, BreakerClosed},
+		"that it was closed by hand":       {Breaker{State: BreakerHalfOpen, Since: early}, state("closed", 0), BreakerClosed},
+		"paused, with nothing else wrong":  {Breaker{Since: early}, DestinationState{Breaker: "closed"}, BreakerClosed},
 		"that what it has written is true": {Breaker{Since: early, Write: WriteNothing}, state("closed", 0), BreakerClosed},
 	} {
 		b := c.breaker

@@ -72,7 +72,7 @@ func outcomeOf(v Result, c Circumstances) Outcome {
 	case ReasonInvalidEvent, ReasonTooLarge, ReasonEventMissing, ReasonCrashLoop, ReasonHorizon:
 		return Fail
 	case ReasonGone:
-		if c.Paused { // one has to fail; the others in flight wait with the rest until the destination is resumed
+		if c.Paused { // one has to fail; the others in flight are retried, when the destination is resumed
 			return Retry
 		}
 		return Fail

@@ -25,7 +25,6 @@ type Flow struct {
 	down      bool          // fewer at once are being tried
 
 	found    float64 // requests a second, as found; 0: no receiver's 429 has asked for it
-	ceiling  float64 // at which the receiver last said 429
 	seeking  bool    // no ceiling is known well enough: double
 	cut      time.Time
 	grown    time.Time
@@ -40,11 +39,13 @@ type Flow struct {
 }
 
 const (
-	cutPause    = time.Second            // between two cuts of the rate: what was on its way is answered meanwhile
-	forgetRate  = time.Minute            // without a 429 and without waiting, after which the found rate is dropped
-	growEvery   = 100 * time.Millisecond // at most
-	easyLatency = 100 * time.Millisecond // below which answers are not called slow
-	roundTime   = 250 * time.Millisecond // the shortest round of slow answers
+	cutPause   = time.Second // between two cuts of the rate: what was on its way is answered meanwhile
+	forgetRate = time.Minute // without a 429 and without waiting, after which the found rate is dropped
+	// unknownAfter is when a ceiling that was not met again is no longer believed. At 2 % a second it would be met in ten.
+	unknownAfter = 30 * time.Second
+	growEvery    = 100 * time.Millisecond // at most
+	easyLatency  = 100 * time.Millisecond // below which answers are not called slow
+	roundTime    = 250 * time.Millisecond // the shortest round of slow answers
 	// maxClosed bounds for how long one answer closes a lane. It may be about its own event alone, or a mistake.
 	maxClosed = time.Minute
 	rampEvery = 200 * time.Millisecond // between two doublings after the lane has reopened
@@ -151,18 +152,17 @@ func (f *Flow) tooMany(now time.Time) {
 		return
 	}
 	seen := f.accepted.perSecond(now)
-	switch {
-	case f.found == 0:
-		f.ceiling, f.seeking = max(1, seen), true
-	default:
-		f.ceiling, f.seeking = min(f.found, max(seen, f.found/2)), seen == 0
+	ceiling := max(1, seen)
+	f.seeking = f.found == 0 || seen == 0
+	if f.found != 0 {
+		ceiling = min(f.found, max(seen, f.found/2))
 	}
-	f.found = max(0.85*f.ceiling, 0.1)
+	f.found = max(0.85*ceiling, 0.1)
 	f.cut, f.grown, f.waited = now, now, now
 	f.setBucket(now)
 }
 
-// growRate approaches the ceiling quickly, and what lies beyond it ever less slowly, as CUBIC does (RFC 9438 §4.2).
+// growRate adds 2 % a second. It doubles while no ceiling is known, or has been met for long.
 func (f *Flow) growRate(now time.Time) {
 	elapsed := now.Sub(f.grown).Seconds()
 	if f.found == 0 || elapsed < growEvery.Seconds() {
@@ -177,15 +177,10 @@ func (f *Flow) growRate(now time.Time) {
 		return
 	}
 	elapsed = min(elapsed, max(1, 1/f.found))
-	near := 0.95 * f.ceiling
-	switch since := now.Sub(f.cut).Seconds() / 15; {
-	case f.seeking:
+	if f.seeking || now.Sub(f.cut) > unknownAfter {
 		f.found *= math.Pow(2, elapsed)
-	case f.found < near:
-		f.found += (near - f.found) * elapsed / 2
-		f.found = min(near, f.found+0.01*f.ceiling*elapsed)
-	default:
-		f.found *= 1 + min(1, 0.01*max(1, since*since))*elapsed
+	} else {
+		f.found *= 1 + 0.02*elapsed
 	}
 	f.grown = now
 	f.setBucket(now)

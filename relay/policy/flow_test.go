@@ -4,6 +4,8 @@ import (
 	"math"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // A simulation of one lane with more to send than its receiver takes, in virtual time.
@@ -141,6 +143,7 @@ func TestFlowFindsTheRateThatTheReceiverBears(t *testing.T) {
 
 // A receiver that comes to bear more is found out, and one that stops refusing is in the end not paced at all.
 func TestFlowFollowsItsReceiver(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	s := simulate(64, 0)
 	s.accepts = bucket(50, 5)
@@ -203,6 +206,7 @@ func TestConfiguredRateIsKept(t *testing.T) {
 
 // A receiver whose answers take longer the more there are at once is not pushed to where they take for ever.
 func TestFlowYieldsToLatency(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	s := simulate(1000, 0)
 	s.latency = func(inFlight int) time.Duration { // eight at a time are at ease

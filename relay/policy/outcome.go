@@ -31,7 +31,7 @@ const (
 	Retry Outcome = "retry"
 	// Fail: never attempt again; tell an operator.
 	Fail Outcome = "fail"
-	// Hold: nothing was sent; give the claim back, spend nothing.
+	// Hold: give the claim back and spend no attempt. Nothing was sent, or the destination as a whole is at fault.
 	Hold Outcome = "hold"
 )
 
@@ -83,7 +83,7 @@ const (
 type Result struct {
 	Reason     Reason
 	StatusCode int           // 0 without a response
-	Message    string        // for operators, at most maxMessage bytes; empty when delivered
+	Message    string        // for operators, at most plain.MaxBytes; empty when delivered
 	RetryAfter time.Duration // what the receiver asked for
 	Posted     bool          // false: nothing was sent, no attempt is spent
 	Unreached  bool          // an attempt that found no connection: the receiver cannot have seen it

@@ -176,7 +176,7 @@ func deleteSpellings(header http.Header, name string) {
 
 var errTooLarge = errors.New("the payload is too large for this destination")
 
-// Refused decides on an event for which newRequest has failed: it is the event's own fault, so that every later attempt
+// Refused decides on an event for which [NewRequest] has failed: it is the event's own fault, so that every later attempt
 // would fail like this one.
 func Refused(err error) policy.Result {
 	v := policy.Result{Reason: policy.ReasonInvalidEvent, Message: plain.Clip(err.Error())}

@@ -118,9 +118,9 @@ var errNothingSent = errors.New("the receiver closed its kept connections before
 // maxStale is on how many kept connections in a row a request may find out that they were closed.
 const maxStale = 3
 
-// roundTrip sends a request, once, and reports whether it had a connection to send it over. Receivers close idle connections at any time, also when a request is about to be
-// written. While it is certain that not one byte of it was, it is sent over another connection; net/http itself would do
-// so, and in other cases too, if the request had a GetBody.
+// roundTrip sends a request, once, and reports whether it had a connection to send it over. Receivers close idle connections at
+// any time, also when a request is about to be written. While it is certain that not one byte of it was, it is sent over
+// another connection; net/http itself would do so, and in other cases too, if the request had a GetBody.
 func roundTrip(ctx context.Context, transport *http.Transport, req *http.Request, payload []byte) (resp *http.Response, connected bool, err error) {
 	for range maxStale {
 		sent := &sending{}

@@ -40,6 +40,17 @@ func TestConditionTextsAreComplete(t *testing.T) {
 	}
 }
 
+// An alert of any rule ends once nothing keeps it open, or it would stay for ever. Only a person ends a quarantine.
+func TestAlertsOfAllRulesEnd(t *testing.T) {
+	t.Parallel()
+	for _, rule := range alert.Rules() {
+		s := sample{Alerts: []alertSample{{subject: subject{rule, "d"}, Left: true}}}
+		if ended := s.ended(nil, nil); len(ended) == 0 && rule != alert.RuleQuarantined {
+			t.Errorf("an alert of the rule %s never ends", rule)
+		}
+	}
+}
+
 // What follows from a look, without a database.
 func TestConditions(t *testing.T) {
 	t.Parallel()
@@ -60,7 +71,7 @@ func TestConditions(t *testing.T) {
 		"nor has it recovered":       {open(lane(laneSample{Held: true}), alert.RuleLag, "d", false), "[]", "[]"},
 		"no more lag":                {open(lane(laneSample{}), alert.RuleLag, "d", false), "[]", "[{lag d}]"},
 		"nothing left to lag":        {open(sample{}, alert.RuleLag, "d", false), "[]", "[{lag d}]"},
-		"somebody else's":            {open(sample{}, alert.RuleBreakerOpen, "d", false), "[]", "[]"},
+		"another relay's":            {open(sample{}, alert.RuleBreakerOpen, "d", false), "[]", "[]"},
 		"failed deliveries are left": {open(sample{}, alert.RuleFailed, "d", true), "[]", "[]"},
 		"none is left":               {open(sample{}, alert.RuleFailed, "d", false), "[]", "[{failed d}]"},
 		"blocked":                    {lane(laneSample{Blocked: 1}), "[{blocked_keys d}]", "[]"},

@@ -37,12 +37,12 @@ func TestWorksWhatItHasRecorded(t *testing.T) {
 	deliver("invoice.created", "k1", exampletest.Invoice("INV-1", "19.90"), http.StatusOK)
 	deliver("invoice.created", "k1", exampletest.Invoice("INV-2", "19.90"), http.StatusUnprocessableEntity)
 
-	deliver("order.created", "k2", `{}`, http.StatusAccepted) // of a type without a handler: for somebody to look at
+	deliver("order.created", "k2", `{}`, http.StatusAccepted) // of a type without a handler: for a person to look at
 	state("k2", "ignored")
 	deliver("invoice.created", "k3", `[]`, http.StatusAccepted) // never well formed
 	state("k3", "failed")
 
-	// What fails is tried again once it is due; nobody waits for that here.
+	// What fails is tried again once it is due; this test does not wait for that.
 	deliver("invoice.created", "k4", exampletest.Invoice("INV-4", "-1"), http.StatusAccepted)
 	e.Await("SELECT attempts = 1 AND processing_state = 'pending' AND next_attempt_at > now() FROM inbox_events WHERE idempotency_key = 'k4'")
 	if _, err := e.Pool.Exec(t.Context(), "ALTER TABLE shipments DROP CONSTRAINT shipments_total_check"); err != nil {
@@ -94,7 +94,7 @@ func TestGoesOnWithTheTrace(t *testing.T) {
 	for _, c := range []struct{ parent, want string }{
 		{"00-" + id + "-00f067aa0ba902b7-01", id},
 		{"", "00000000000000000000000000000000"},
-		{"what is this", "00000000000000000000000000000000"}, // nobody has signed it
+		{"what is this", "00000000000000000000000000000000"}, // without a signature
 	} {
 		var got string
 		handle := traced(func(ctx context.Context, _ pgx.Tx, _ consumer.Event) error {

@@ -12,7 +12,7 @@ import (
 )
 
 // A goroutine that a handler has left behind may have asked where its statement goes, and not have sent it when the handler
-// has returned. The transaction is not committed then, and the connection is nobody's, lest the statement goes into another's.
+// has returned. The transaction is not committed then, and the connection is closed, lest the statement goes into another's.
 func TestCallUnderWayWhenTheHandlerReturns(t *testing.T) {
 	t.Parallel()
 	db := &PgxDatabase{Pool: pgtest.Pool(t, pgtest.New(t, migrations.Inbox)), Timeout: time.Minute}

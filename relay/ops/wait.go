@@ -1,4 +1,4 @@
-package relay
+package ops
 
 import (
 	"context"
@@ -13,31 +13,28 @@ type Wait struct {
 	Destination string `json:"destination"` // empty: parked
 	// Why: in_flight, parked, paused, held, behind, not_due, no_relay, unserved or due. Names are added, never renamed.
 	Why string `json:"why"`
-	// Text says it for people.
+	// Text explains it, and says what to do.
 	Text string `json:"text"`
 }
 
-// Waits returns why the pending deliveries of an event have not been sent yet, each for every reason that holds. A
-// delivery that nothing keeps is due, and goes out with its relay's next claims.
-func (o *Ops) Waits(ctx context.Context, eventID int64) ([]Wait, error) {
-	list, err := waiting(ctx, o.pool, eventID)
-	if err != nil {
-		return nil, fmt.Errorf("find out why deliveries wait: %w", err)
-	}
-	var all []Wait
+// Waits returns why the pending deliveries of an event have not been sent yet: every reason of each. A delivery without a reason
+// to wait is due, and goes out with its relay's next claims.
+func (o *Outbox) Waits(ctx context.Context, eventID int64) ([]Wait, error) {
+	list, err := o.waiting(ctx, eventID)
+	all := []Wait{}
 	for _, w := range list {
 		all = append(all, w.reasons()...)
 	}
-	return all, nil
+	return all, err
 }
 
-// waitState is what stands around one pending delivery.
+// waitState is all that one pending delivery may wait for.
 type waitState struct {
 	Destination    string
 	DueInSeconds   float64 // not above 0: it is due
 	NextAttemptAt  time.Time
 	Attempts       int
-	ClaimedBy      *int32 // under a lease that holds
+	ClaimedBy      *int32 // under a lease that has not ended
 	ClaimedName    string // of that relay; empty: it is gone
 	LeaseSeconds   float64
 	Paused         bool
@@ -46,10 +43,10 @@ type waitState struct {
 	Breaker        string
 	BreakerSeconds float64
 	BreakerError   string
-	BehindEvent    int64 // the first of its ordering key; 0: it is itself that
+	BehindEvent    int64 // the first open one of its ordering key; 0: none is before it
 	BehindStatus   string
 	OrderingKey    string
-	Routed         bool // the type of a parked one has a route now
+	Routed         bool // it is parked, but its type has a route now
 	Served         bool // a registered relay serves the destination
 	Relays         int64
 }

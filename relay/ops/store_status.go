@@ -1,15 +1,39 @@
-package relay
+package ops
 
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
+
+// Status counts the deliveries of every destination and lists relays and open alerts, all at one moment. It reads the index
+// entry of every pending and failed delivery: its cost grows with the backlog, not with what was delivered. environment is that
+// of the relays, see [Outbox.Identity].
+func (o *Outbox) Status(ctx context.Context, environment string) (s Status, err error) {
+	report, err := o.Identity(ctx, environment)
+	if err != nil {
+		return Status{}, err
+	}
+	s.Quarantined = report.Reason()
+	err = pgx.BeginTxFunc(ctx, o.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		if s.Destinations, s.Parked, err = destinationStatus(ctx, tx); err != nil {
+			return err
+		}
+		if s.Relays, err = relayStatus(ctx, tx); err != nil {
+			return err
+		}
+		s.Alerts, err = openAlerts(ctx, tx)
+		return err
+	})
+	if err != nil {
+		return Status{}, fmt.Errorf("read status: %w", err)
+	}
+	return s, nil
+}
 
 const selectDestinationStatus = `
 WITH pending AS (
@@ -54,21 +78,14 @@ ORDER BY k.destination`
 
 // destinationStatus returns the destinations, and how many deliveries are parked.
 func destinationStatus(ctx context.Context, q pg.DB) ([]DestinationStatus, int64, error) {
-	rows, err := q.Query(ctx, selectDestinationStatus)
-	if err != nil {
-		return nil, 0, err
-	}
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[DestinationStatus])
-	if err != nil {
-		return nil, 0, err
-	}
+	all, err := collect[DestinationStatus](ctx, q, "count deliveries", selectDestinationStatus)
 	if len(all) > 0 && all[0].Destination == "" {
-		return all[1:], all[0].Pending, nil
+		return all[1:], all[0].Pending, err
 	}
-	return all, 0, nil
+	return all, 0, err
 }
 
-// What is claimed was due, and nothing but a settle makes it due later.
+// Only what is due can be claimed, and nothing but a settle makes it due later.
 const selectRelays = `
 SELECT r.instance, r.name, r.version, r.started_at, extract(epoch FROM now() - r.heartbeat_at)::float8,
        c.deliveries IS NULL, r.session_pid IS NOT NULL,
@@ -80,27 +97,23 @@ LEFT JOIN (SELECT claimed_by, count(*) AS deliveries FROM outbox_delivery
            GROUP BY claimed_by) c ON c.claimed_by = r.instance
 ORDER BY r.instance`
 
-// relayStatus returns the registered relays with what each has in flight, for which it reads all that is due.
 func relayStatus(ctx context.Context, q pg.DB) ([]RelayStatus, error) {
-	rows, err := q.Query(ctx, selectRelays)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[RelayStatus])
+	return collect[RelayStatus](ctx, q, "list relays", selectRelays)
 }
+
+// Relays lists the registered relays, and counts what each has in flight: it reads everything that is due. A dead relay is
+// listed until a living one removes it, within seconds.
+func (o *Outbox) Relays(ctx context.Context) ([]RelayStatus, error) { return relayStatus(ctx, o.pool) }
 
 const selectLifeSigns = `
 SELECT instance, name, version, started_at, extract(epoch FROM now() - heartbeat_at)::float8, false, session_pid IS NOT NULL, 0::bigint,
        coalesce(quarantined, ''), ARRAY[]::text[]
 FROM outbox_relay ORDER BY instance`
 
-// lifeSigns returns the registered relays without what they do.
-func lifeSigns(ctx context.Context, q pg.DB) ([]RelayStatus, error) {
-	rows, err := q.Query(ctx, selectLifeSigns)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[RelayStatus])
+// LifeSigns lists the registered relays without Idle, InFlight and Destinations. Its cost does not depend on what is pending,
+// so that a health check may ask often.
+func (o *Outbox) LifeSigns(ctx context.Context) ([]RelayStatus, error) {
+	return collect[RelayStatus](ctx, o.pool, "list relays", selectLifeSigns)
 }
 
 const selectAlerts = `
@@ -109,69 +122,5 @@ SELECT rule, subject, count - counted_before, opened_at, coalesce(first_event_id
 FROM outbox_alert WHERE resolved_at IS NULL ORDER BY opened_at, rule, subject`
 
 func openAlerts(ctx context.Context, q pg.DB) ([]alert.Alert, error) {
-	rows, err := q.Query(ctx, selectAlerts)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[alert.Alert])
-}
-
-// Parameters that are not given must not reach the plan, or it would serve none of the indexes: each is its own text.
-const selectDeliveries = `
-SELECT d.event_id, coalesce(e.event_type, ''), coalesce(e.idempotency_key, ''), e.created_at, d.destination, d.status,
-       d.attempts, d.next_attempt_at, d.last_attempt_at, d.delivered_at, d.last_status, d.last_reason, d.last_error,
-       d.claimed_by, d.ordering_key, d.replay, d.not_after
-FROM outbox_delivery d LEFT JOIN outbox e ON e.id = d.event_id
-WHERE true`
-
-const newestFirst = `
-ORDER BY d.event_id DESC, d.destination`
-
-func deliveries(ctx context.Context, q pg.DB, filter DeliveryFilter) ([]DeliveryInfo, error) {
-	sql := selectDeliveries
-	var args []any
-	for _, condition := range []struct {
-		text  string
-		given bool
-		value any
-	}{
-		{"d.status =", filter.Status != "", filter.Status},
-		{"d.destination =", filter.Destination != "" || filter.Parked, filter.Destination},
-		{"d.event_id =", filter.EventID != 0, filter.EventID},
-		{"d.last_reason =", filter.Reason != "", filter.Reason},
-		{"d.ordering_key =", filter.OrderingKey != "", filter.OrderingKey},
-		{"e.event_type LIKE", filter.Type != "", likePattern(filter.Type)},
-		{"e.created_at >=", !filter.Since.IsZero(), filter.Since},
-		{"e.created_at <", !filter.Until.IsZero(), filter.Until},
-	} {
-		if condition.given {
-			args = append(args, condition.value)
-			sql += fmt.Sprintf(" AND %s $%d", condition.text, len(args))
-		}
-	}
-	args = append(args, filter.Limit)
-	rows, err := q.Query(ctx, sql+newestFirst+fmt.Sprintf(" LIMIT $%d", len(args)), args...)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[DeliveryInfo])
-}
-
-const selectAttempts = `
-SELECT destination, attempt, started_at, duration_ms, relay, status, outcome, reason, error
-FROM outbox_attempt WHERE event_id = $1 ORDER BY started_at, id`
-
-func loggedAttempts(ctx context.Context, q pg.DB, eventID int64) ([]LoggedAttempt, error) {
-	rows, err := q.Query(ctx, selectAttempts, eventID)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[LoggedAttempt])
-}
-
-const selectNow = `SELECT clock_timestamp()`
-
-func databaseTime(ctx context.Context, q pg.DB) (now time.Time, err error) {
-	err = q.QueryRow(ctx, selectNow).Scan(&now)
-	return now, err
+	return collect[alert.Alert](ctx, q, "list alerts", selectAlerts)
 }

@@ -1,9 +1,7 @@
-package relay
+package ops
 
 import (
 	"context"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
@@ -36,11 +34,7 @@ LEFT JOIN LATERAL (
 WHERE d.event_id = $1 AND d.status = 'pending'
 ORDER BY d.destination`
 
-// waiting returns what stands around the pending deliveries of an event.
-func waiting(ctx context.Context, q pg.DB, eventID int64) ([]waitState, error) {
-	rows, err := q.Query(ctx, selectWaits, eventID)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[waitState])
+// waiting returns what each pending delivery of an event may wait for.
+func (o *Outbox) waiting(ctx context.Context, eventID int64) ([]waitState, error) {
+	return collect[waitState](ctx, o.pool, "find out why deliveries wait", selectWaits, eventID)
 }

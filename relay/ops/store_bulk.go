@@ -1,6 +1,7 @@
-package relay
+package ops
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -8,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
@@ -30,8 +30,8 @@ type candidate struct {
 	IdempotencyKey string
 }
 
-// The conditions on the delivery are judged before the event is looked up, and those of the way alone decide which index
-// is read: a chunk costs the same whatever the rest of the selection is.
+// The conditions on the delivery are checked before the event is looked up. Only the scan decides which index is read, so that a
+// chunk costs the same for every selection.
 const candidates = `
 WITH candidate AS MATERIALIZED (
     SELECT d.*, NOT ` + pg.IsFree + ` AS in_flight, d.status = ANY ($1) AS right_status,
@@ -40,7 +40,7 @@ WITH candidate AS MATERIALIZED (
     FROM outbox_delivery d
     WHERE `
 
-const judgeCandidates = `
+const checkCandidates = `
 )
 SELECT c.event_id, c.destination, c.status, c.claim, c.replay, c.next_attempt_at,
        c.in_flight,
@@ -56,89 +56,78 @@ CROSS JOIN LATERAL (
            AND coalesce(e.created_at < $8, $8 = 'infinity'::timestamptz) AS matched
 ) m`
 
-// Every way orders its chunks by what its cursor holds, so that the next one goes on where this one ended.
+// Every scan orders its chunks by what its cursor holds, so that the next chunk begins where this one ended.
 const (
-	candidatesByID = candidates + `d.event_id = ANY ($11)` + judgeCandidates + `
+	candidatesByID = candidates + `d.event_id = ANY ($11)` + checkCandidates + `
 ORDER BY c.event_id, c.destination`
 
 	candidatesOfAll = candidates + `(d.event_id, d.destination) > ($11, $12) AND d.event_id <= $10
-    ORDER BY d.event_id, d.destination LIMIT 1000` + judgeCandidates + `
+    ORDER BY d.event_id, d.destination LIMIT 1000` + checkCandidates + `
 ORDER BY c.event_id, c.destination`
 
 	candidatesFailed = candidates + `d.status = 'failed' AND d.destination BETWEEN $2 AND $3 AND (d.destination, d.event_id) > ($11, $12)
-    ORDER BY d.destination, d.event_id LIMIT 1000` + judgeCandidates + `
+    ORDER BY d.destination, d.event_id LIMIT 1000` + checkCandidates + `
 ORDER BY c.destination, c.event_id`
 
 	candidatesPending = candidates + `d.status = 'pending' AND d.destination BETWEEN $2 AND $3
       AND (d.destination, d.replay, d.next_attempt_at, d.event_id) > ($11, $12, $13, $14)
-    ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT 1000` + judgeCandidates + `
+    ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT 1000` + checkCandidates + `
 ORDER BY c.destination, c.replay, c.next_attempt_at, c.event_id`
 )
 
-// A way goes through the deliveries in chunks.
-type way struct {
+// A scan goes through deliveries in chunks, along one index.
+type scan struct {
 	statement string
 	ids       []int64   // of candidatesByID: those still to come
-	after     candidate // of the others: the last one seen
+	after     candidate // of the others: the last one returned
 }
 
 // idChunk is how many events one statement looks up: each may have several deliveries.
 const idChunk = 250
 
 // next returns the next chunk, and whether there may be another.
-func (w *way) next(ctx context.Context, q pg.DB, s Selection, memory time.Duration, latest int64) (list []candidate, more bool, err error) {
+func (w *scan) next(ctx context.Context, q pg.DB, s Selection, memory time.Duration, latest int64) (list []candidate, more bool, err error) {
 	from, to := s.Destination, s.Destination
 	if s.Destination == "" && !s.Parked {
 		to = "\x7f" // names are letters, digits, - and _
 	}
-	pattern := "%"
-	if s.Type != "" {
-		pattern = likePattern(s.Type)
-	}
 	args := []any{
-		s.Statuses, from, to, s.Reason, s.OrderingKey, pattern, orInfinite(s.Since, pgtype.NegativeInfinity),
+		s.Statuses, from, to, s.Reason, s.OrderingKey, likePattern(cmp.Or(s.Type, "*")), orInfinite(s.Since, pgtype.NegativeInfinity),
 		orInfinite(s.Until, pgtype.Infinity), memory.Seconds(), latest,
 	}
-	var asked []int64
-	switch w.statement {
+	switch after := w.after; w.statement {
 	case candidatesByID:
-		asked = w.ids[:min(idChunk, len(w.ids))]
-		w.ids = w.ids[len(asked):]
-		args = append(args, asked)
+		return w.nextByID(ctx, q, args)
 	case candidatesOfAll:
-		args = append(args, w.after.EventID, w.after.Destination)
+		args = append(args, after.EventID, after.Destination)
 	case candidatesFailed:
-		args = append(args, w.after.Destination, w.after.EventID)
+		args = append(args, after.Destination, after.EventID)
 	case candidatesPending:
-		at := w.after.NextAttemptAt
-		if !at.Valid {
-			at = pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true}
-		}
-		args = append(args, w.after.Destination, w.after.Replay, at, w.after.EventID)
+		args = append(args, after.Destination, after.Replay, after.NextAttemptAt, after.EventID)
 	}
-	rows, err := q.Query(ctx, w.statement, args...)
-	if err != nil {
-		return nil, false, fmt.Errorf("find deliveries: %w", err)
-	}
-	if list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[candidate]); err != nil {
-		return nil, false, fmt.Errorf("find deliveries: %w", err)
-	}
-	if w.statement == candidatesByID {
-		seen := map[int64]bool{}
-		for _, c := range list {
-			seen[c.EventID] = true
-		}
-		for _, id := range asked {
-			if !seen[id] {
-				list = append(list, candidate{EventID: id})
-			}
-		}
-		return list, len(w.ids) > 0, nil
-	}
-	if len(list) > 0 {
+	if list, err = collect[candidate](ctx, q, "find deliveries", w.statement, args...); err == nil && len(list) > 0 {
 		w.after = list[len(list)-1]
 	}
-	return list, len(list) == bulkBatch, nil
+	return list, len(list) == bulkBatch, err
+}
+
+// nextByID adds to what it finds a candidate without a status for each event that has no delivery.
+func (w *scan) nextByID(ctx context.Context, q pg.DB, args []any) (list []candidate, more bool, err error) {
+	chunk := w.ids[:min(idChunk, len(w.ids))]
+	w.ids = w.ids[len(chunk):]
+	if list, err = collect[candidate](ctx, q, "find deliveries", w.statement, append(args, chunk)...); err != nil {
+		return nil, false, err
+	}
+	found := map[int64]bool{}
+	for _, c := range list {
+		found[c.EventID] = true
+	}
+	for _, id := range chunk {
+		if !found[id] {
+			list = append(list, candidate{EventID: id})
+		}
+	}
+	return list, len(w.ids) > 0, nil
 }
 
 func orInfinite(at time.Time, end pgtype.InfinityModifier) pgtype.Timestamptz {
@@ -156,15 +145,15 @@ func likePattern(pattern string) string {
 const selectLatestEvent = `SELECT coalesce(max(event_id), 0) FROM outbox_delivery`
 
 // latestEvent returns the largest id of an event that has a delivery.
-func latestEvent(ctx context.Context, q pg.DB) (id int64, err error) {
-	if err := q.QueryRow(ctx, selectLatestEvent).Scan(&id); err != nil {
+func (o *Outbox) latestEvent(ctx context.Context) (id int64, err error) {
+	if err := o.pool.QueryRow(ctx, selectLatestEvent).Scan(&id); err != nil {
 		return 0, fmt.Errorf("find latest event: %w", err)
 	}
 	return id, nil
 }
 
-// Rows are changed only as they were found: the same claim, still in a status that may be left. One that another session holds
-// locked is being changed, and is left alone.
+// Rows are changed only as they were found: with the same claim, in the same status. A row that another session has locked is
+// being changed, and is left alone.
 const lockFound = `
 WITH found AS MATERIALIZED (
     SELECT o.place
@@ -172,16 +161,16 @@ WITH found AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT d.ctid AS place FROM outbox_delivery d
         WHERE d.event_id = f.event_id AND d.destination = f.destination AND d.claim = f.claim AND d.status = f.status
-          AND ` + pg.IsFree + `
+          AND ($5 OR ` + pg.IsFree + `)
         LIMIT 1
         FOR UPDATE SKIP LOCKED
     ) o
 )`
 
-// The fence grows, though there is no claim: the settle of a former claim that comes late, or a second time because its
-// commit was not acknowledged, would otherwise settle the replay before it was sent. What the last attempt came to
-// stays, since it says why an operator replays. The former promise has ended with the delivery, and the replay makes its own.
-// What relays know of how far ordering keys are settled is void.
+// The fence grows, though there is no claim: a settle of an earlier claim that comes late, or again because its commit was not
+// acknowledged, would otherwise settle the replay before it is sent. The result of the last attempt stays: it says why an
+// operator replays. not_after ended with the delivery, and the replay gets its own. reordered makes relays forget up to where
+// they know the ordering keys to be settled.
 const replayDeliveries = lockFound + `, replayed AS (
     UPDATE outbox_delivery
     SET status = 'pending', replay = true, next_attempt_at = clock_timestamp(), attempts = 0, rescues = 0, delivered_at = NULL,
@@ -200,11 +189,15 @@ UPDATE outbox_delivery
 SET status = 'discarded', claimed_by = NULL, lease_expires_at = NULL
 WHERE ctid = ANY (ARRAY (SELECT place FROM found))`
 
+const discardQuarantined = lockFound + `
+UPDATE outbox_delivery
+SET status = 'discarded', last_reason = 'quarantined', claimed_by = NULL, lease_expires_at = NULL
+WHERE ctid = ANY (ARRAY (SELECT place FROM found))`
+
 const notifyRelays = `SELECT pg_notify('outbox_wake', current_schema()) WHERE ` + pg.QueueHasRoom
 
-// changeDeliveries runs one of the two statements above in a transaction of its own, and tells relays that there is
-// something to do.
-func changeDeliveries(ctx context.Context, pool *pgxpool.Pool, statement string, found []candidate) (changed int64, err error) {
+// changeDeliveries runs one of the statements above in a durable transaction of its own that notifies relays.
+func (o *Outbox) changeDeliveries(ctx context.Context, a action, found []candidate) (changed int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	ids, claims := make([]int64, len(found)), make([]int64, len(found))
@@ -212,11 +205,11 @@ func changeDeliveries(ctx context.Context, pool *pgxpool.Pool, statement string,
 	for i, c := range found {
 		ids[i], destinations[i], claims[i], statuses[i] = c.EventID, c.Destination, c.Claim, c.Status
 	}
-	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+	err = pgx.BeginFunc(ctx, o.pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, pg.CommitDurably); err != nil {
 			return err
 		}
-		tag, err := tx.Exec(ctx, statement, ids, destinations, claims, statuses)
+		tag, err := tx.Exec(ctx, a.change, ids, destinations, claims, statuses, a.inFlight)
 		if err != nil {
 			return err
 		}
@@ -230,35 +223,12 @@ func changeDeliveries(ctx context.Context, pool *pgxpool.Pool, statement string,
 	return changed, nil
 }
 
-// notifySweep makes relays look behind their positions.
-func notifySweep(ctx context.Context, pool *pgxpool.Pool) error {
+// requestSweep makes relays look behind their positions at once, where what an operator released may lie.
+func (o *Outbox) requestSweep(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	_, err := pool.Exec(ctx, pg.RequestSweep)
-	return err
-}
-
-// Each of the two statuses has an index of its own.
-const selectHead = selectDeliveries + ` AND d.destination = $1 AND d.event_id = least(
-    (SELECT event_id FROM outbox_delivery WHERE destination = $1 AND ordering_key = $2 AND status = 'pending' ORDER BY event_id LIMIT 1),
-    (SELECT event_id FROM outbox_delivery WHERE destination = $1 AND ordering_key = $2 AND status = 'failed' ORDER BY event_id LIMIT 1))`
-
-const countBehind = `
-SELECT count(*) FROM (
-    (SELECT FROM outbox_delivery WHERE destination = $1 AND ordering_key = $2 AND status = 'pending' AND event_id > $3 LIMIT 10001)
-    UNION ALL
-    (SELECT FROM outbox_delivery WHERE destination = $1 AND ordering_key = $2 AND status = 'failed' AND event_id > $3 LIMIT 10001)
-    LIMIT 10001) behind`
-
-// headOfKey returns the delivery that the others of an ordering key wait for, and how many those are, at most 10,001.
-func headOfKey(ctx context.Context, q pg.DB, destination, key string) (heads []DeliveryInfo, behind int64, err error) {
-	rows, err := q.Query(ctx, selectHead, destination, key)
-	if err != nil {
-		return nil, 0, err
+	if _, err := o.pool.Exec(ctx, pg.RequestSweep); err != nil {
+		return fmt.Errorf("notify relays, which find it by themselves within their poll interval: %w", err)
 	}
-	if heads, err = pgx.CollectRows(rows, pgx.RowToStructByPos[DeliveryInfo]); err != nil || len(heads) == 0 {
-		return nil, 0, err
-	}
-	err = q.QueryRow(ctx, countBehind, destination, key, heads[0].EventID).Scan(&behind)
-	return heads, behind, err
+	return nil
 }

@@ -1,0 +1,83 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+
+	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+)
+
+// core is what the parts of a relay share: its lanes, its database, and what wakes or ends them.
+type core struct {
+	presence
+	effective atomic.Pointer[Config]
+	lanes     lanes
+	store     *store
+	wake      *wakeup
+
+	// The steps of a stop, in this order. After taking nothing more is claimed or sent; after doing POSTs in flight are cut
+	// off; after settling what could not be written is left to the lease.
+	taking   context.Context
+	doing    context.Context
+	settling context.Context
+}
+
+// config returns the configuration in effect, which is never changed, only replaced.
+func (c *core) config() *Config { return c.effective.Load() }
+
+// presence is as what this relay is registered. It is safe for concurrent use.
+type presence struct {
+	mu       sync.Mutex
+	instance int32
+	alive    bool
+}
+
+// current returns the number under which this relay claims, and whether it counts as alive.
+func (p *presence) current() (instance int32, alive bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.instance, p.alive
+}
+
+func (p *presence) set(instance int32, alive bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.instance, p.alive = instance, alive
+}
+
+// databaseError tells of a failed statement that will be repeated.
+func (c *core) databaseError(operation string, err error) {
+	if errors.Is(err, identity.ErrGuarded) || errors.Is(err, identity.ErrQuarantined) {
+		return // the guard tells
+	}
+	line := c.config().Log.Error().Err(err).Str("operation", operation)
+	if hint := pg.Hint(err); hint != "" {
+		line = line.Str("hint", hint)
+	}
+	line.Msg("database: will be tried again")
+	if pg.SchemaMayDiffer(err) {
+		signal(c.wake.schema)
+	}
+	if pg.HasCode(err, pg.ReadOnlyTransaction) || errors.Is(err, pg.ErrReadOnly) {
+		// After a failover these connections may lead to what was the primary, for ever; new ones need not.
+		c.store.direct.Reset()
+	}
+	if hook := c.config().Hooks.DatabaseError; hook != nil {
+		hook(operation, err)
+	}
+}
+
+// newBackoff paces the repetition of what only waiting can mend: it never gives up.
+func newBackoff() *backoff.ExponentialBackOff {
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(50*time.Millisecond),
+		backoff.WithMaxInterval(5*time.Second),
+		backoff.WithMaxElapsedTime(0),
+	)
+}

@@ -1,0 +1,201 @@
+package ops
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+)
+
+// DefaultReceiverMemory is how long a receiver that keeps the recommended retention remembers what it has processed.
+const DefaultReceiverMemory = 2160 * time.Hour
+
+const (
+	// bulkBatch is how many deliveries one transaction of a bulk command changes at most, and looks at.
+	bulkBatch = 1000
+	// bulkSample is how many deliveries a preview shows.
+	bulkSample = 5
+	// CountLimit is up to how many deliveries a preview counts.
+	CountLimit = 1_000_000
+)
+
+// A Selection names deliveries. Its conditions narrow each other; the zero value names every delivery, which is why
+// callers should refuse it: see Empty.
+type Selection struct {
+	// EventIDs are the events whose deliveries are meant. Empty: any event.
+	EventIDs []int64
+	// Destination by name. Empty: any, also none (parked).
+	Destination string
+	// Parked deliveries only: those that match no route.
+	Parked bool
+	// Statuses of the deliveries. Replay takes failed (the default), delivered and discarded; Discard takes pending and failed
+	// (both by default).
+	Statuses []string
+	// Type is a pattern of event types, in which '*' stands for any characters. Empty: any.
+	Type string
+	// Since and Until bound when the event was created: Since <= created_at < Until. Zero: no bound.
+	Since, Until time.Time
+	// Reason of the last attempt, as in [Delivery]. Empty: any.
+	Reason string
+	// OrderingKey of the event. Empty: any, also none.
+	OrderingKey string
+	// Limit is how many are changed at most. 0: no limit.
+	Limit int64
+}
+
+// Empty reports whether nothing narrows the selection: not even a status was named.
+func (s Selection) Empty() bool {
+	return len(s.EventIDs) == 0 && len(s.Statuses) == 0 && !s.Parked && s.Since.IsZero() && s.Until.IsZero() &&
+		s.Destination+s.Type+s.Reason+s.OrderingKey == ""
+}
+
+// A Bulk counts what a replay or a discard found and did. It counts deliveries.
+type Bulk struct {
+	// Matched by the selection, and free to be changed.
+	Matched int64 `json:"matched"`
+	// More of them exist than were counted.
+	More bool `json:"more,omitempty"`
+	// Done of the matched were changed.
+	Done int64 `json:"done"`
+	// InFlight ones were left alone: a relay is sending them.
+	InFlight int64 `json:"in_flight"`
+	// Missed ones were left alone: another session changed or locked them meanwhile.
+	Missed int64 `json:"missed"`
+	// TooOld ones cannot be replayed: their receivers may have forgotten that they processed them.
+	TooOld int64 `json:"too_old"`
+	// EventMissing ones cannot be replayed: their event is gone.
+	EventMissing int64 `json:"event_missing"`
+	// OtherStatus counts, by status, the deliveries of named events that the selection leaves out for their status.
+	OtherStatus map[string]int64 `json:"other_status,omitempty"`
+	// Unknown counts the named events without a delivery here.
+	Unknown int64 `json:"unknown_events"`
+	// UnknownIDs are the first of them.
+	UnknownIDs []int64 `json:"unknown_event_ids,omitempty"`
+	// Sample holds the first few of the matched.
+	Sample []Sample `json:"sample,omitempty"`
+}
+
+// Sample is one of the deliveries that a bulk command would change.
+type Sample struct {
+	EventID        int64      `json:"event_id,string"`
+	EventType      string     `json:"event_type"`
+	IdempotencyKey string     `json:"idempotency_key"`
+	CreatedAt      *time.Time `json:"created_at"`
+	Destination    string     `json:"destination"` // empty: parked
+	Status         string     `json:"status"`
+}
+
+// An action is what a bulk command does to the deliveries that it finds.
+type action struct {
+	name     string
+	allowed  []string // statuses that it can change
+	standard []string // those that it changes unless the selection names some
+	memory   time.Duration
+	inFlight bool   // it changes what is in flight too
+	change   string // statement
+}
+
+func replayAction(memory time.Duration) action {
+	return action{
+		name: "replay", allowed: []string{"failed", "delivered", "discarded"}, standard: []string{"failed"}, memory: memory, change: replayDeliveries,
+	}
+}
+
+func discardAction() action {
+	statuses := []string{"pending", "failed"}
+	return action{name: "discard", allowed: statuses, standard: statuses, change: discardDeliveries}
+}
+
+// quarantineAction discards what the original of a copied database delivers, in flight there or not.
+func quarantineAction() action {
+	statuses := []string{"pending"}
+	return action{name: "discard", allowed: statuses, standard: statuses, inFlight: true, change: discardQuarantined}
+}
+
+// PreviewReplay counts what Replay would do, up to [CountLimit], and changes nothing.
+func (o *Outbox) PreviewReplay(ctx context.Context, selection Selection, memory time.Duration) (Bulk, error) {
+	return o.preview(ctx, replayAction(memory), selection)
+}
+
+// PreviewDiscard counts what Discard would do, up to [CountLimit], and changes nothing.
+func (o *Outbox) PreviewDiscard(ctx context.Context, selection Selection) (Bulk, error) {
+	return o.preview(ctx, discardAction(), selection)
+}
+
+// Replay makes deliveries pending again: due now, with all their attempts before them, behind everything that is not a
+// replay. It leaves pending ones alone, and events created longer ago than memory: the receiver may have forgotten that it
+// processed them, and would process them twice. 0: it never forgets.
+//
+// Each batch is a transaction of its own, and progress, which may be nil, is called after each. When ctx ends, the current batch
+// is finished, and the error says why it ended. With every error, Bulk is what was done. A call finds a delivery at most once,
+// and not while it is pending, so that a replay can be repeated.
+func (o *Outbox) Replay(ctx context.Context, selection Selection, memory time.Duration, progress func(Bulk)) (Bulk, error) {
+	return o.act(ctx, replayAction(memory), selection, progress)
+}
+
+// Discard gives pending, parked and failed deliveries up for good, unless they are in flight. It works in batches as
+// Replay does.
+func (o *Outbox) Discard(ctx context.Context, selection Selection, progress func(Bulk)) (Bulk, error) {
+	return o.act(ctx, discardAction(), selection, progress)
+}
+
+// DiscardQuarantined gives every pending delivery of a copied database up, parked ones and those in flight too, for the reason
+// "quarantined"; see [identity.Report.Discardable]. It accepts nothing, so that relays go on waiting. It works in batches as
+// Discard does, and returns an error if a delivery was missed: accepted then, it would be sent.
+func (o *Outbox) DiscardQuarantined(ctx context.Context, environment string, progress func(Bulk)) (Bulk, error) {
+	report, err := o.Identity(ctx, environment)
+	if err == nil {
+		err = report.Discardable()
+	}
+	if err != nil {
+		return Bulk{}, err
+	}
+	b, err := o.act(ctx, quarantineAction(), Selection{}, progress)
+	if err == nil && b.Missed > 0 {
+		err = fmt.Errorf("discard: %s locked or changed by another session", plain.Plural(b.Missed, "delivery was", "deliveries were"))
+	}
+	return b, err
+}
+
+// preview counts what act would find.
+func (o *Outbox) preview(ctx context.Context, a action, selection Selection) (b Bulk, err error) {
+	err = o.walk(ctx, a, selection, &b, func(found []candidate) (bool, error) {
+		for _, c := range found[:min(len(found), bulkSample-len(b.Sample))] {
+			b.Sample = append(b.Sample, Sample{c.EventID, c.EventType, c.IdempotencyKey, c.CreatedAt, c.Destination, c.Status})
+		}
+		b.Matched += int64(len(found))
+		b.More = b.Matched >= CountLimit
+		return !b.More, nil
+	})
+	if err != nil {
+		return b, fmt.Errorf("preview %s: %w", a.name, err)
+	}
+	return b, nil
+}
+
+// act changes what it finds, batch by batch, and notifies relays.
+func (o *Outbox) act(ctx context.Context, a action, selection Selection, progress func(Bulk)) (b Bulk, err error) {
+	err = o.walk(ctx, a, selection, &b, func(found []candidate) (bool, error) {
+		done, err := o.changeDeliveries(context.WithoutCancel(ctx), a, found)
+		if err != nil {
+			return false, err
+		}
+		b.Matched += int64(len(found))
+		b.Done += done
+		b.Missed += int64(len(found)) - done
+		if progress != nil {
+			progress(b)
+		}
+		return true, nil
+	})
+	if b.Done > 0 { // also after an error: what was done must not wait for a relay's own sweep
+		if sweepErr := o.requestSweep(context.WithoutCancel(ctx)); err == nil {
+			err = sweepErr
+		}
+	}
+	if err != nil {
+		return b, fmt.Errorf("%s: %w", a.name, err)
+	}
+	return b, nil
+}

@@ -1,0 +1,49 @@
+package ops
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/identity"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+)
+
+// An Outbox answers what an operator asks of one outbox, and does what an operator orders. It is safe for concurrent use.
+type Outbox struct {
+	pool *pgxpool.Pool
+}
+
+// New returns an Outbox over pool, whose search_path must lead to the outbox tables. The caller closes the pool.
+func New(pool *pgxpool.Pool) *Outbox { return &Outbox{pool: pool} }
+
+// CheckSchema returns nil if this build can work with the outbox schema: the database has the version that this build knows, or
+// a later one that is marked as compatible. Otherwise the error wraps [pg.ErrSchema] and says what to do.
+func (o *Outbox) CheckSchema(ctx context.Context) error {
+	_, err := pg.CheckSchema(ctx, o.pool)
+	return err
+}
+
+// Identity compares the database with what is recorded of it, for a relay of the given environment that connects as the pool
+// of o does.
+func (o *Outbox) Identity(ctx context.Context, environment string) (identity.Report, error) {
+	return identity.Compare(ctx, o.pool, environment)
+}
+
+// AcceptIdentity makes this database, as [identity.Report.Acceptable] describes it, the one that relays work on. Relays that
+// wait for it begin within seconds.
+func (o *Outbox) AcceptIdentity(ctx context.Context, environment string) (identity.Identity, error) {
+	return identity.Accept(ctx, o.pool, environment)
+}
+
+// Archive moves settled events into the archive and prunes, see [archive.Job.Run]. It calls progress, which may be nil, after
+// every batch; progress must return at once.
+func (o *Outbox) Archive(ctx context.Context, keep archive.Retention, progress func(archive.Progress)) (archive.Result, error) {
+	return archive.Job{DB: o.pool, Keep: keep, Progress: progress}.Run(ctx)
+}
+
+// ArchiveDue counts what [Outbox.Archive] would do now, and changes nothing. It reads the same rows at the same pace.
+func (o *Outbox) ArchiveDue(ctx context.Context, keep archive.Retention, progress func(archive.Progress)) (archive.Result, error) {
+	return archive.Job{DB: o.pool, Keep: keep, Progress: progress}.Rehearse(ctx)
+}

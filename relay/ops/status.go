@@ -1,0 +1,113 @@
+package ops
+
+import (
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+)
+
+// Status is the state of an outbox at one moment.
+type Status struct {
+	Destinations []DestinationStatus `json:"destinations"`
+	// Parked counts the deliveries that match no route and wait for one.
+	Parked int64         `json:"parked"`
+	Relays []RelayStatus `json:"relays"`
+	Alerts []alert.Alert `json:"alerts"`
+	// Quarantined says why relays do nothing on this database, see [identity.Report.Reason]; empty: they may work.
+	Quarantined string `json:"quarantined,omitempty"`
+}
+
+// DestinationStatus counts the deliveries of one destination.
+type DestinationStatus struct {
+	Destination string `json:"destination"`
+	// Pending is the backlog: everything that is neither delivered, failed nor discarded.
+	Pending int64 `json:"pending"`
+	// Due of the pending could be sent now.
+	Due int64 `json:"due"`
+	// InFlight of the pending are claimed by a relay.
+	InFlight int64 `json:"in_flight"`
+	// Retrying of the pending were attempted before.
+	Retrying int64 `json:"retrying"`
+	Failed   int64 `json:"failed"`
+	// LagSeconds is the age of the oldest due delivery; 0 without one.
+	LagSeconds   float64 `json:"lag_seconds"`
+	Paused       bool    `json:"paused"`
+	PausedReason string  `json:"paused_reason,omitempty"`
+	// PausedAt is nil unless paused.
+	PausedAt *time.Time `json:"paused_at,omitempty"`
+	// Replays of the pending were made pending again by an operator.
+	Replays int64 `json:"replays"`
+	// BlockedKeys counts the ordering keys whose later deliveries wait behind a failed one. It reads at most 10,000 failed deliveries.
+	BlockedKeys int64 `json:"blocked_keys"`
+	// BlockedSeconds is for how long the oldest of them has been blocked; 0 without one.
+	BlockedSeconds float64 `json:"blocked_seconds"`
+	// Routed reports whether a route leads there. Without one, nothing new arrives.
+	Routed bool `json:"routed"`
+	// Breaker is closed; open while the destination is down and its deliveries are held; or half_open while one is tried.
+	Breaker string `json:"breaker"`
+	// BreakerOpenedAt is when the hold began; nil when closed.
+	BreakerOpenedAt *time.Time `json:"breaker_opened_at,omitempty"`
+	// BreakerSeconds is the time until the next probe; 0 or less when it is due, 0 when closed.
+	BreakerSeconds float64 `json:"breaker_seconds,omitempty"`
+	// BreakerError is what the destination last answered to a probe, or what opened the breaker.
+	BreakerError string `json:"breaker_error,omitempty"`
+	// Served reports whether a registered relay delivers there. Without one, what is pending is unserved.
+	Served bool `json:"served"`
+}
+
+// State says in a word whether deliveries flow to the destination: ok, paused, unserved, held, trying or no route.
+func (d DestinationStatus) State() string {
+	switch {
+	case d.Paused:
+		return "paused"
+	case !d.Served && d.Pending > 0: // before held: no relay probes it
+		return "unserved"
+	case d.Breaker == "open":
+		return "held"
+	case d.Breaker == "half_open":
+		return "trying"
+	case !d.Routed:
+		return "no route"
+	}
+	return "ok"
+}
+
+// RelayStatus is one registered relay.
+type RelayStatus struct {
+	Instance  int32     `json:"instance"`
+	Name      string    `json:"name"`
+	Version   string    `json:"version"`
+	StartedAt time.Time `json:"started_at"`
+	// HeartbeatAgeSeconds is the age of the last heartbeat; a relay writes one every 4 to 6 seconds.
+	HeartbeatAgeSeconds float64 `json:"heartbeat_age_seconds"`
+	// Idle reports whether the relay has claimed nothing.
+	Idle bool `json:"idle"`
+	// Session reports whether the relay has a connection of its own, which ends with it. Behind a pooler it has none, and only
+	// the heartbeat shows that it lives.
+	Session bool `json:"session"`
+	// InFlight counts the deliveries that it has claimed.
+	InFlight int64 `json:"in_flight"`
+	// Quarantined says why the relay does nothing here; empty: it works.
+	Quarantined string `json:"quarantined,omitempty"`
+	// Destinations that it serves, sorted.
+	Destinations []string `json:"destinations"`
+}
+
+// staleAfter is how old the heartbeat of a live relay can become at most.
+const staleAfter = 10
+
+// Alive reports whether the relay has written a heartbeat lately.
+func (r RelayStatus) Alive() bool { return r.HeartbeatAgeSeconds < staleAfter }
+
+// State says in a word what the relay does: busy, idle, quarantined, or silent if it is not alive.
+func (r RelayStatus) State() string {
+	switch {
+	case !r.Alive():
+		return "silent"
+	case r.Quarantined != "":
+		return "quarantined"
+	case r.Idle:
+		return "idle"
+	}
+	return "busy"
+}

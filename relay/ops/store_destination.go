@@ -1,0 +1,145 @@
+package ops
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+)
+
+// ErrUnknownDestination says that the database does not know a destination: no route, no state, and no pending or failed delivery
+// has its name.
+var ErrUnknownDestination = errors.New("unknown destination")
+
+// A Pause is what Pause and Resume found and did.
+type Pause struct {
+	Destination string `json:"destination"`
+	// Paused reports whether it is paused now.
+	Paused bool `json:"paused"`
+	// Changed reports whether this call paused or resumed it; false: it was so before.
+	Changed bool `json:"changed"`
+	// Reason of the pause, or of the one that ended.
+	Reason string `json:"paused_reason,omitempty"`
+	// Breaker is its state now, as in [DestinationStatus].
+	Breaker string `json:"breaker"`
+	// BreakerReset reports whether this call closed the breaker.
+	BreakerReset bool `json:"breaker_reset"`
+}
+
+// From one name to the next in the index of each status, instead of through everything that is pending or failed.
+const selectDestinationNames = `
+WITH RECURSIVE ` + pg.Pending + `, failed (destination) AS (
+    (SELECT destination FROM outbox_delivery WHERE status = 'failed' ORDER BY destination LIMIT 1)
+    UNION ALL
+    SELECT (SELECT d.destination FROM outbox_delivery d
+            WHERE d.status = 'failed' AND d.destination > f.destination ORDER BY d.destination LIMIT 1)
+    FROM failed f WHERE f.destination IS NOT NULL
+)
+SELECT destination FROM (
+    SELECT destination FROM outbox_route
+    UNION SELECT destination FROM outbox_relay_destination
+    UNION SELECT destination FROM outbox_destination
+    UNION SELECT destination FROM pending
+    UNION SELECT destination FROM failed
+) known
+WHERE destination <> '' ORDER BY destination`
+
+// Destinations returns the names that the database knows, sorted: those of its routes, of the state of destinations, and of
+// deliveries that are pending or failed. It costs a few index lookups for each name.
+func (o *Outbox) Destinations(ctx context.Context) ([]string, error) {
+	rows, err := o.pool.Query(ctx, selectDestinationNames)
+	if err != nil {
+		return nil, fmt.Errorf("list destinations: %w", err)
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("list destinations: %w", err)
+	}
+	return names, nil
+}
+
+const selectPause = `
+SELECT paused, coalesce(paused_reason, ''), breaker FROM outbox_destination WHERE destination = $1 FOR UPDATE`
+
+// change runs f in a durable transaction that holds the state of a destination. f gets that state and makes it the new one.
+func (o *Outbox) change(ctx context.Context, verb, destination string, f func(context.Context, pgx.Tx, *Pause) error) (p Pause, err error) {
+	names, err := o.Destinations(ctx)
+	if err != nil {
+		return Pause{}, err
+	}
+	if !slices.Contains(names, destination) {
+		return Pause{}, fmt.Errorf("%w %q", ErrUnknownDestination, destination)
+	}
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	err = pgx.BeginFunc(ctx, o.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, pg.CommitDurably); err != nil {
+			return err
+		}
+		p = Pause{Destination: destination, Breaker: "closed"} // unless it has a row
+		err := tx.QueryRow(ctx, selectPause, destination).Scan(&p.Paused, &p.Reason, &p.Breaker)
+		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+			return err
+		}
+		return f(ctx, tx, &p)
+	})
+	if err != nil {
+		return Pause{}, fmt.Errorf("%s %s: %w", verb, destination, err)
+	}
+	return p, nil
+}
+
+const upsertPause = `
+INSERT INTO outbox_destination (destination, paused, paused_reason, paused_at) VALUES ($1, true, nullif($2, ''), now())
+ON CONFLICT (destination) DO UPDATE
+SET paused = true, paused_reason = coalesce(excluded.paused_reason, outbox_destination.paused_reason),
+    paused_at = coalesce(outbox_destination.paused_at, excluded.paused_at)
+RETURNING coalesce(paused_reason, ''), breaker`
+
+// Pause keeps relays from claiming for a destination, from their next claim on; what is in flight finishes. A reason replaces
+// that of an earlier pause, an empty one does not. The error wraps [ErrUnknownDestination] for a name that the database does
+// not know, so that a misspelt pause is not taken for one.
+func (o *Outbox) Pause(ctx context.Context, destination, reason string) (Pause, error) {
+	return o.change(ctx, "pause", destination, func(ctx context.Context, tx pgx.Tx, p *Pause) error {
+		p.Changed, p.Paused = !p.Paused, true
+		return tx.QueryRow(ctx, upsertPause, destination, reason).Scan(&p.Reason, &p.Breaker)
+	})
+}
+
+const endPause = `UPDATE outbox_destination SET paused = false, paused_reason = NULL, paused_at = NULL WHERE destination = $1`
+
+const resetBreaker = `
+WITH closed AS (
+    UPDATE outbox_destination
+    SET breaker = 'closed', breaker_opened_at = NULL, breaker_until = NULL, breaker_owner = NULL, breaker_probes = 0,
+        breaker_error = NULL
+    WHERE destination = $1 AND breaker <> 'closed'
+    RETURNING destination
+)
+UPDATE outbox_alert SET resolved_at = now()
+FROM closed WHERE rule = 'breaker_open' AND subject = closed.destination AND resolved_at IS NULL`
+
+// Resume ends a pause. An open breaker stays open unless reset is true: then deliveries flow at once, at the risk that the
+// destination is still down, and the breaker's alert is resolved. The error wraps [ErrUnknownDestination] as that of Pause does.
+func (o *Outbox) Resume(ctx context.Context, destination string, reset bool) (Pause, error) {
+	p, err := o.change(ctx, "resume", destination, func(ctx context.Context, tx pgx.Tx, p *Pause) error {
+		p.Changed, p.Paused = p.Paused, false
+		if _, err := tx.Exec(ctx, endPause, destination); err != nil {
+			return err
+		}
+		if !reset || p.Breaker == "closed" {
+			return nil
+		}
+		p.Breaker, p.BreakerReset = "closed", true
+		_, err := tx.Exec(ctx, resetBreaker, destination)
+		return err
+	})
+	if p.Changed || p.BreakerReset {
+		err = o.requestSweep(ctx)
+	}
+	return p, err
+}

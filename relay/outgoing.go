@@ -1,0 +1,436 @@
+package relay
+
+import (
+	"sync"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
+)
+
+// outgoing is what a lane holds, and may send. The claimer fills it, senders empty it, the settler makes room again, the
+// session and reloads change what it may send. Senders exist only while there is something to send. It is safe for
+// concurrent use: mu guards all of it, and is taken in this file alone.
+type outgoing struct {
+	mu sync.Mutex
+	*post.Endpoint
+	queues  [classes]queue
+	senders int
+	share   int       // of the relay's capacity
+	asked   time.Time // when the last claim was made
+	flow    policy.Flow
+	breaker policy.Breaker
+	keys    orderingKeys
+	perPost time.Duration // how long a delivery takes a sender, as a moving average; 0: unknown
+	settled int           // since the rate was last measured
+	rate    policy.Throughput
+	// gone is set by a 410, until something is claimed again although the destination was paused: it was resumed.
+	gone     bool
+	pausedAt time.Time // when the pause was in the database; zero: it is not
+	removed  bool      // from the configuration
+}
+
+// Bounds of how much a lane holds, in deliveries.
+const (
+	maxTaken   = 2000
+	minPace    = 20 * time.Millisecond  // between two claims for less than a worthwhile batch
+	fillAhead  = 200 * time.Millisecond // of sending at the measured rate
+	sendMargin = 2 * time.Second        // of the lease, to settle in after a POST that took its whole timeout
+	maxRun     = 16                     // of one ordering key, sent in sequence
+	maxBehind  = 2000                   // in runs, of all ordering keys
+)
+
+// limit is how many senders the lane may have.
+func (o *outgoing) limit() int {
+	limit := min(o.share, o.flow.Concurrency())
+	if trying, allowed := o.breaker.Trying(); trying {
+		limit = min(limit, allowed)
+	}
+	return limit
+}
+
+// state returns what the lane may have now.
+func (o *outgoing) state() LaneState {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	s := LaneState{Destination: o.Destination.Name, Concurrency: o.limit(), RateLimit: o.flow.Paced(), Breaker: o.breaker.State.String()}
+	if o.breaker.Holding() {
+		s.Concurrency = 0
+	}
+	return s
+}
+
+// room returns how many deliveries of each class a claim may bring, and whether that is worth a claim now. A class never
+// holds more than the lane sends within a fraction of the lease: what waits longer would be given back unsent.
+func (o *outgoing) room(now time.Time, lease time.Duration) (free [classes]int, worthwhile bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.removed || o.gone && o.pausedAt.IsZero() || o.breaker.Holding() {
+		return free, false // what a claim brought now would be given back, and claimed again
+	}
+	limit := o.limit()
+	target := limit
+	perSecond, known := o.rate.Measure(now, o.settled)
+	o.settled = 0
+	trying, _ := o.breaker.Trying()
+	ahead := o.ahead(lease)
+	switch {
+	case trying:
+		// Nothing ahead: what is claimed now may have to be given back.
+	case known:
+		target += max(0, min(maxTaken-limit, int(perSecond*min(fillAhead, ahead).Seconds())))
+		// One at least, or a lane of one sender would be out of live deliveries whenever it has sent one.
+		if target == limit && o.perPost < ahead && (o.flow.Paced() == 0 || o.flow.Paced()*ahead.Seconds() > 1) {
+			target++
+		}
+	case o.flow.Paced() == 0:
+		target *= 2
+	}
+	most := 0
+	for c := range free {
+		free[c] = max(target-(o.queues[c].taken-o.queues[c].behind), 0)
+		most = max(most, free[c])
+	}
+	return free, most > 0 && (most >= target/4 || now.Sub(o.asked) >= minPace)
+}
+
+// ahead is how long something claimed may wait before it is sent: half of what the lease leaves.
+func (o *outgoing) ahead(lease time.Duration) time.Duration {
+	return (lease - o.Destination.Timeout - sendMargin) / 2
+}
+
+// early returns when the next claim makes sense: when the receiver has asked to wait until then, or when a claim made now
+// would wait away its lease for the lane's rate. Zero: now.
+func (o *outgoing) early(now time.Time, lease time.Duration) (until time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if now.Before(o.flow.Reopens) {
+		return o.flow.Reopens
+	}
+	if wait := o.flow.Turn(now) - o.ahead(lease); wait > 0 && !o.breaker.Holding() {
+		return now.Add(wait)
+	}
+	return time.Time{}
+}
+
+// push queues claimed runs of one class and returns how many senders to start for them.
+func (o *outgoing) push(now time.Time, c class, runs [][]delivery) (start int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.pausedAt.IsZero() && o.asked.After(o.pausedAt) { // a claim that was under way before tells nothing
+		o.gone, o.pausedAt = false, time.Time{}
+	}
+	for _, run := range runs {
+		o.queues[c].push(run)
+		if key := run[0].event.OrderingKey; key != nil && c == replays {
+			o.keys.markReplayed(*key, true)
+		}
+	}
+	waiting := 0
+	for i := range o.queues {
+		waiting += len(o.queues[i].runs) - o.queues[i].head
+	}
+	start = max(min(o.limit()-o.senders, waiting), 0)
+	o.senders += start
+	return start
+}
+
+// next hands one run to a sender, or tells it to wait for the destination's rate. Without either the sender ends.
+func (o *outgoing) next(now time.Time) (run []delivery, wait time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	c, waits := o.turn()
+	if !waits || o.senders > o.limit() && !o.breaker.Holding() {
+		o.senders--
+		return nil, 0
+	}
+	// What is not sent needs no turn.
+	if head := &o.queues[c].runs[o.queues[c].head][0]; !o.breaker.Holding() && !o.gone && !o.removed && !o.tooLate(head, now) {
+		if wait := o.flow.Wait(now); wait > 0 {
+			return nil, wait
+		}
+	}
+	for i := range o.queues {
+		if !o.queues[i].empty() {
+			o.queues[i].credit += weights[i]
+			o.queues[c].credit -= weights[i]
+		}
+	}
+	return o.queues[c].pop(), 0
+}
+
+// grow reports whether to start one more sender: the lane may have it, and something waits for one. The caller starts it.
+func (o *outgoing) grow() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if _, waiting := o.turn(); !waiting || o.breaker.Holding() || o.senders >= o.limit() {
+		return false
+	}
+	o.senders++
+	return true
+}
+
+// tooLate reports whether too little is left of a delivery's lease for a POST that begins at the given time.
+func (o *outgoing) tooLate(d *delivery, at time.Time) bool {
+	return d.leaseEnds.Sub(at) < o.Destination.Timeout+sendMargin
+}
+
+// turn returns the class whose turn it is, by smooth weighted round robin over those that have something to send.
+func (o *outgoing) turn() (c class, waits bool) {
+	for i := range o.queues {
+		q := &o.queues[i]
+		if q.empty() {
+			q.credit = 0
+			continue
+		}
+		if !waits || q.credit+weights[i] > o.queues[c].credit+weights[c] {
+			c, waits = class(i), true
+		}
+	}
+	return c, waits
+}
+
+// unsent empties the queues.
+func (o *outgoing) unsent() (waiting []delivery) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for i := range o.queues {
+		for q := &o.queues[i]; !q.empty(); {
+			run := q.pop()
+			q.behind -= len(run) - 1
+			waiting = append(waiting, run...)
+		}
+	}
+	return waiting
+}
+
+// setShare changes how many senders the lane may have at most; those beyond it end with their current run.
+func (o *outgoing) setShare(n int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.share = n
+}
+
+// ask records that a claim is made.
+func (o *outgoing) ask(now time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.asked = now
+}
+
+// busy reports whether the lane holds anything.
+func (o *outgoing) busy() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for i := range o.queues {
+		if o.queues[i].taken > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// pause keeps what is queued from being sent. It returns false if something else has done so before.
+func (o *outgoing) pause() (first bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	first, o.gone = !o.gone, true
+	return first
+}
+
+// pauseWritten lets the lane claim again: the database decides now whether there is anything to claim.
+func (o *outgoing) pauseWritten() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.gone {
+		o.pausedAt = time.Now()
+	}
+}
+
+// stopped returns why nothing may be sent now; empty: it may.
+func (o *outgoing) stopped() policy.Reason {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case o.removed:
+		return policy.ReasonRemoved
+	case o.gone:
+		return policy.ReasonPaused
+	case o.breaker.Holding():
+		return policy.ReasonBreaker
+	}
+	return ""
+}
+
+// took counts deliveries that were claimed and are given back without having been queued.
+func (o *outgoing) took(c class, n int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.queues[c].taken += n
+}
+
+// release makes room for n settled deliveries of a class again.
+func (o *outgoing) release(c class, n int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.queues[c].taken -= n
+	o.settled += n
+}
+
+// current returns the endpoint that the next request goes to.
+func (o *outgoing) current() *post.Endpoint {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.Endpoint
+}
+
+// runBounds returns how many deliveries of one ordering key a claim may bring together, so that they can be sent one after
+// the other within half of what a lease leaves. followers is how many may come behind the heads of all keys: they take no
+// room from other keys, so another number must bound what the lane holds in memory.
+func (o *outgoing) runBounds(lease time.Duration) (longest, followers int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	longest = maxRun
+	if o.perPost > 0 {
+		longest = int(max(1, min(maxRun, o.ahead(lease)/o.perPost)))
+	}
+	if perSecond := o.flow.Paced(); perSecond > 0 {
+		longest = min(longest, 1+int(perSecond*o.ahead(lease).Seconds()))
+	}
+	followers = maxBehind
+	for i := range o.queues {
+		followers -= o.queues[i].behind
+	}
+	return longest, max(followers, 0)
+}
+
+// step records that n deliveries of a run no longer wait for the one before them.
+func (o *outgoing) step(c class, n int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.queues[c].behind -= n
+}
+
+// token returns how long the next delivery of a run that has begun must wait for the destination's rate. A delivery takes no
+// token if it will not be sent: its lane is held, or its turn comes too late for its lease.
+func (o *outgoing) token(now time.Time, d *delivery) (wait time.Duration, inTime bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.breaker.Holding() || o.gone || o.removed {
+		return 0, true
+	}
+	if o.tooLate(d, now.Add(o.flow.Turn(now))) {
+		return 0, false
+	}
+	return o.flow.Wait(now), true
+}
+
+// posted records how long a delivery took, with its wait for the destination's rate.
+func (o *outgoing) posted(took time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.perPost == 0 {
+		o.perPost = took
+	}
+	o.perPost += (took - o.perPost) / 8
+}
+
+// makeReady notes an ordering key whose next delivery may be claimed. Queued replays of the key move to the class of what
+// was found waiting behind them.
+func (o *outgoing) makeReady(key string, c class) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.keys.inFlight[key].replayed && c < replays {
+		o.keys.markReplayed(key, false)
+		if run := o.queues[replays].remove(key); run != nil { // otherwise it is being sent
+			for i := range run {
+				run[i].class = c
+			}
+			o.queues[c].push(run)
+		}
+	}
+	o.keys.makeReady(key, c)
+}
+
+// keySettled counts a delivery with an ordering key that was settled.
+func (o *outgoing) keySettled(key string, c class, frees bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.keys.settled(key, c, frees)
+}
+
+// takeReady returns ready keys for which their class has room, each once, and of which classes there are too many others.
+func (o *outgoing) takeReady(free [classes]int) (keys []readyKey, crowded [classes]bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.keys.take(free)
+}
+
+// hasReady reports whether any key is ready.
+func (o *outgoing) hasReady() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.keys.ready) > 0
+}
+
+// claimedKey counts n deliveries of an ordering key that are on their way.
+func (o *outgoing) claimedKey(key string, n int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.keys.claimed(key, n)
+}
+
+// recordResult passes a result to breaker and flow. It reports whether the breaker blames the destination as a whole, and
+// whether the claimer has something to write, or to plan.
+func (o *outgoing) recordResult(now time.Time, event int64, v *policy.Result, took time.Duration) (atFault, changed bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	write, pending := o.breaker.Write, o.breaker.Pending()
+	atFault = o.breaker.RecordResult(now, event, v, min(o.share, o.flow.Concurrency()))
+	if v.Posted {
+		wait := min(v.RetryAfter, o.Destination.Retry.RetryAfterMax)
+		if v.Reason == policy.ReasonUnavailable && now.Sub(o.breaker.Answered) < policy.BreakerAfter {
+			wait = 0 // others are accepted: a conflict in its database, for instance, which concerns one event
+		}
+		o.flow.Answered(now, v.Reason, took, wait)
+	}
+	return atFault, o.breaker.Write != write || o.breaker.Pending() != pending
+}
+
+// breakerAt returns a copy of the breaker, how long a trial holds it, and how long the rate makes the next request wait.
+func (o *outgoing) breakerAt(now time.Time) (b policy.Breaker, hold, turn time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.breaker, o.Destination.Timeout + policy.TryHold, o.flow.Turn(now)
+}
+
+// changeBreaker calls change with the breaker.
+func (o *outgoing) changeBreaker(change func(b *policy.Breaker)) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	change(&o.breaker)
+}
+
+// configure makes the next requests go to another endpoint, also of a lane that was removed before.
+func (o *outgoing) configure(now time.Time, e *post.Endpoint) {
+	o.mu.Lock()
+	old := o.Endpoint
+	o.Endpoint, o.removed = e, false
+	if e.URL.Host != old.URL.Host {
+		o.flow = policy.NewFlow(e.Destination.MaxInFlight, e.Destination.RateLimit) // what the other one can bear says nothing
+	} else {
+		o.flow.Configure(now, e.Destination.MaxInFlight, e.Destination.RateLimit)
+	}
+	o.breaker.Configure(now, e.Destination.Breaker)
+	o.mu.Unlock()
+	old.Retire()
+}
+
+// remove keeps a lane from sending anything that is not on its way.
+func (o *outgoing) remove() {
+	o.mu.Lock()
+	o.removed = true
+	unused := o.Endpoint
+	o.mu.Unlock()
+	unused.Retire()
+}
