@@ -344,8 +344,12 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 		after = window
 	}
 	// Deliveries that are claimed by their key take no room from these: keys that always go on would leave none.
-	if free[live] > 0 && (looking || w.more && worthwhile) {
+	switch {
+	case free[live] <= 0:
+	case looking || w.more && worthwhile:
 		scans = append(scans, scan{class: live, free: free[live], after: after})
+	case w.more:
+		c.plan(now.Add(minPace))
 	}
 	if l.back != (keyset{}) && free[backlog] > 0 {
 		scans = append(scans, scan{class: backlog, free: free[backlog], after: l.back, until: after, back: true})
@@ -358,7 +362,9 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 			until = after
 		}
 		switch {
-		case free[class] <= 0 || !worthwhile: // the next settlement makes room and wakes the claimer
+		case free[class] <= 0: // the next settlement makes room and wakes the claimer
+		case !worthwhile:
+			c.plan(now.Add(minPace)) // what is in flight may hang for long
 		case w.wanted(now):
 			scans = append(scans, scan{class: class, free: free[class], after: w.position, until: until})
 		case w.more:

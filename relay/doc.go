@@ -16,7 +16,7 @@
 //	session.go                     being alive, taking over from the dead
 //	claim.go, claim_apart.go       when to claim, for which lanes, and how around damaged data
 //	writers.go, orphan.go          transactions that may commit late; claims whose acknowledgement was lost
-//	hold.go                        writing what the breakers decide
+//	breaker.go                     writing what the breakers decide
 //	deliver.go, suspect.go         one attempt; deliveries that may kill their relay
 //	settle.go, settle_aside.go     writing outcomes; those that cannot be written
 //	resettle.go                    outcomes that a crash of the server lost
@@ -84,11 +84,11 @@
 //	outbox                the producer inserts; archive removes
 //	outbox_delivery       the trigger outbox_fan_out inserts; claims, settles and ops update; archive removes
 //	outbox_attempt        settles insert
-//	outbox_destination    the breaker (hold.go), a settle (410), the end of a relay (trials), the search of what is parked, ops
+//	outbox_destination    the breaker (breaker.go), a settle (410), the end of a relay (trials), the search of what is parked, ops
 //	outbox_route          routes.go, at the start, at a reload and at the stop
 //	outbox_relay          session.go
 //	outbox_void           rescues, leaving, lost acknowledgements
-//	outbox_alert          settles, hold.go, routes.go, identity, watch; alert marks what is sent
+//	outbox_alert          settles, breaker.go, routes.go, identity, watch; alert marks what is sent
 //
 // All of that is done as the role outbox_relay, see migrations/roles.sql. outbox/security_rights_test.go lists the rights.
 //

@@ -33,6 +33,31 @@ func TestClaimerWaitsWhileEveryLaneIsFull(t *testing.T) {
 	}
 }
 
+// There is a little room beside POSTs that may hang for long, right after a claim, and nothing else wakes the relay.
+func TestLittleRoomIsFilledSoon(t *testing.T) {
+	t.Parallel()
+	for _, c := range []class{live, backlog} {
+		db := newDatabase(t)
+		r := prepared(t, db.config(to("http://receiver.test/")))
+		r.presence.set(1, true)
+		r.wake.hears.Store(true)
+		l := r.lane("default")
+		for other := range class(classes) {
+			l.push(time.Now(), other, singly(make([]delivery, 2*post.DefaultLaneInFlight-1)))
+			l.walks[other].rest(time.Now().Add(time.Hour))
+		}
+		l.walks[c] = walk{more: true}
+		l.ask(time.Now().Add(time.Hour))
+		claimer := r.newClaimer()
+		claimer.pace = pace{poll: time.Second, armed: true, interval: 2 * time.Second, lastWork: time.Now().Add(time.Hour), nextLook: time.Now().Add(time.Hour)}
+		claimer.writers.next = time.Now().Add(time.Hour)
+		claimer.clock.set(time.Now())
+		if wait, err := claimer.turn(t.Context()); err != nil || wait < 0 || wait > minPace {
+			t.Errorf("class %d: next turn in %s, %v", c, wait, err)
+		}
+	}
+}
+
 // The lane is full of POSTs that hang; when they end, the rest follows without anything else waking the claimer.
 func TestFullLaneGoesOnWhenThereIsRoom(t *testing.T) {
 	t.Parallel()

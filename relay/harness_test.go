@@ -109,9 +109,13 @@ func (db *database) config(destinations ...post.Destination) Config {
 	return Config{Pool: settings(db, db.dsn), Destinations: destinations, PollInterval: time.Second, Name: "test"}
 }
 
-// to returns a destination that retries at once, so that only the test of the schedule has to care about it.
+// to returns a destination that retries at once, so that only the test of the schedule has to care about it. A receiver may wait
+// for half of a lease, or a slow test would see the request that it holds given up and sent again.
 func to(url string) post.Destination {
-	return post.Destination{Name: "default", URL: url, Retry: policy.RetryPolicy{Schedule: []time.Duration{time.Millisecond}}}
+	return post.Destination{
+		Name: "default", URL: url, Timeout: DefaultLease / 2,
+		Retry: policy.RetryPolicy{Schedule: []time.Duration{time.Millisecond}},
+	}
 }
 
 // A running relay is stopped, and has to stop without an error, when its test ends.

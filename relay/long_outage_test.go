@@ -55,7 +55,7 @@ func TestOutageOfDays(t *testing.T) {
 				place.open(t, front)
 			}
 
-			d := post.Destination{Name: "default", URL: place.url, MaxInFlight: 8}
+			d := post.Destination{Name: "default", URL: place.url, MaxInFlight: 8, Timeout: DefaultLease / 2} // which a slow machine does not reach
 			d.Breaker = policy.BreakerPolicy{ProbeAfter: 5 * time.Millisecond, ProbeMax: 20 * time.Millisecond}
 			db.insert(waiting, "waiting")
 			r := start(t, db.config(d))

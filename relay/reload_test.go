@@ -215,13 +215,14 @@ func TestReloadOfWhatNeedsARestart(t *testing.T) {
 		t.Errorf("in effect is %+v", r.config())
 	}
 
+	before := r.config().Destinations[0].Timeout
 	cfg.Destinations[0].Timeout = 10 * time.Minute // fits the lease that it came with
 	_, err := r.Reload(cfg)
 	if err == nil || !strings.HasPrefix(err.Error(), "with database.url and ") ||
 		!strings.HasSuffix(err.Error(), "which stays what it is until a restart: relay.lease: 1m0s must be at least 5s longer than destinations.default.timeout (10m0s); write 10m5s or more, or lower the timeout") {
 		t.Errorf("the error is %v", err)
 	}
-	if r.config().Destinations[0].Timeout != post.DefaultTimeout {
+	if r.config().Destinations[0].Timeout != before {
 		t.Error("a reload that failed changed something")
 	}
 	if _, err := r.Reload(Config{}); err == nil || !strings.HasPrefix(err.Error(), "database.url: is not set\ndestinations: there is none") {

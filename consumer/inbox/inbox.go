@@ -64,8 +64,8 @@ type Config struct {
 
 	// Workers is how many events this process works at once in one call of Run. Each needs a connection of the pool while
 	// its handler runs; what the pool has beyond that and one for claims is for recording events in a process that also
-	// works them. Default 8, or what the pool allows if that is less. More than
-	// it allows is refused. Where several calls of Run, or several inboxes, share a pool, it must have that many for each of
+	// works them, and while more is due than Workers can take, at most a third of Workers. Default 8, or what the pool allows
+	// if that is less. More than it allows is refused. Where several calls of Run, or several inboxes, share a pool, it must have that many for each of
 	// them: or a handler that takes a second connection from it may wait for others that do the same.
 	Workers int
 
@@ -162,6 +162,10 @@ type Inbox struct {
 	// a connection to each worker and one to claims. Or recorders would queue before workers, who finish nothing then.
 	recording chan struct{}
 
+	// beside holds one, too, while more is due than workers can take: a third as many as there are workers. Or recorders would
+	// get most of the database, and what they record would wait for longer and longer. What is not recorded waits with its sender.
+	beside chan struct{}
+
 	mu     sync.Mutex          // guards shifts
 	shifts map[*shift]struct{} // calls of Run
 }
@@ -185,6 +189,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Inbox, error) {
 	}
 	in.cfg = cfg
 	in.recording = make(chan struct{}, max(1, connections-cfg.Workers-1))
+	in.beside = make(chan struct{}, max(1, cfg.Workers/3))
 	in.handler = receive.Handler(nil) // no event is worked in its request
 	return in, nil
 }

@@ -92,10 +92,10 @@ type recorded struct {
 // The isolation level is READ COMMITTED whatever the Config and the database say, because the lock of an ordering key
 // means nothing to a snapshot that is older.
 func (in *Inbox) record(ctx context.Context, rq *memory.Request) (recorded, error) {
-	if in.works() {
+	for _, room := range in.recordingRoom() {
 		select {
-		case in.recording <- struct{}{}:
-			defer func() { <-in.recording }()
+		case room <- struct{}{}:
+			defer func() { <-room }()
 		case <-ctx.Done():
 			return recorded{}, fmt.Errorf("record event: %w", ctx.Err())
 		}

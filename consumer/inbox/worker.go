@@ -36,6 +36,8 @@ type shift struct {
 	ended chan *ticket  // from workers; has room for all of them
 	free  atomic.Int64  // workers; read by recorders
 
+	behind atomic.Bool // the last claim left something due, as far as it knows; read by recorders
+
 	handling context.Context // of the handlers: ends when Run does not wait for them any longer
 	abandon  context.CancelCauseFunc
 	working  sync.WaitGroup
@@ -103,11 +105,19 @@ func (in *Inbox) join(s *shift) {
 	in.shifts[s] = struct{}{}
 }
 
-// works reports whether this process works events.
-func (in *Inbox) works() bool {
+// recordingRoom returns the channels in which an event needs a token while it is recorded.
+func (in *Inbox) recordingRoom() []chan struct{} {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	return len(in.shifts) > 0
+	for s := range in.shifts {
+		if s.behind.Load() {
+			return []chan struct{}{in.beside, in.recording}
+		}
+	}
+	if len(in.shifts) == 0 {
+		return nil
+	}
+	return []chan struct{}{in.recording}
 }
 
 func (in *Inbox) leave(s *shift) {
@@ -119,6 +129,7 @@ func (in *Inbox) leave(s *shift) {
 // claimUntil hands out events until ctx ends.
 func (s *shift) claimUntil(ctx context.Context) {
 	defer s.free.Store(0)
+	defer s.behind.Store(false)
 	tick := time.NewTicker(min(s.cfg.PollInterval, inspectInterval))
 	defer tick.Stop()
 	for ctx.Err() == nil {
@@ -220,6 +231,7 @@ func (s *shift) claimFor(ctx context.Context, free int, pass breaker.Pass) int {
 	}
 	s.trouble.over(ctx)
 	s.more = len(tickets) == limit
+	s.behind.Store(s.more)
 	if len(tickets) == 0 {
 		conn.Release()
 		return 0

@@ -22,13 +22,10 @@ const blank = " \t\n\r\f"
 // endsTransaction reports whether query says that it ends a transaction or begins one, and whether it is to undo what was
 // done. ROLLBACK TO a savepoint is neither.
 func endsTransaction(query string) (ends, undoes bool) {
-	query = withoutComments(query)
+	query = strings.TrimLeft(query, blank)
 	first, rest := query, ""
 	if end := strings.IndexAny(query, blank+";"); end >= 0 {
 		first, rest = query[:end], query[end:]
-	}
-	for _, comment := range []string{"--", "/*"} {
-		first, _, _ = strings.Cut(first, comment)
 	}
 	if len(first) > len("ROLLBACK") {
 		return false, false
@@ -46,27 +43,6 @@ func endsTransaction(query string) (ends, undoes bool) {
 		return !to, !to
 	}
 	return false, false
-}
-
-// withoutComments returns query from its first word on.
-func withoutComments(query string) string {
-	for depth := 0; ; {
-		if depth == 0 {
-			query = strings.TrimLeft(query, blank+";")
-		}
-		switch {
-		case strings.HasPrefix(query, "/*"):
-			depth, query = depth+1, query[2:]
-		case depth > 0 && strings.HasPrefix(query, "*/"):
-			depth, query = depth-1, query[2:]
-		case depth > 0 && query != "":
-			query = query[1:]
-		case strings.HasPrefix(query, "--"):
-			query = query[min(strings.IndexAny(query+"\n", "\r\n"), len(query)):]
-		default:
-			return query
-		}
-	}
 }
 
 // refusal is what comes of a statement that is not sent.
