@@ -308,6 +308,9 @@ func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRe
 		return claimRequest{}
 	}
 	free, worthwhile := l.room(now, c.config().Lease)
+	if !worthwhile && max(free[live], free[backlog], free[replays]) > 0 {
+		c.plan(now.Add(minPace)) // the next settlement comes sooner, or what is in flight hangs
+	}
 	keys, crowded := l.takeReady(free)
 	for class := range free {
 		if crowded[class] {
@@ -344,12 +347,8 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 		after = window
 	}
 	// Deliveries that are claimed by their key take no room from these: keys that always go on would leave none.
-	switch {
-	case free[live] <= 0:
-	case looking || w.more && worthwhile:
+	if free[live] > 0 && (looking || w.more && worthwhile) {
 		scans = append(scans, scan{class: live, free: free[live], after: after})
-	case w.more:
-		c.plan(now.Add(minPace))
 	}
 	if l.back != (keyset{}) && free[backlog] > 0 {
 		scans = append(scans, scan{class: backlog, free: free[backlog], after: l.back, until: after, back: true})
@@ -362,9 +361,7 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 			until = after
 		}
 		switch {
-		case free[class] <= 0: // the next settlement makes room and wakes the claimer
-		case !worthwhile:
-			c.plan(now.Add(minPace)) // what is in flight may hang for long
+		case free[class] <= 0 || !worthwhile:
 		case w.wanted(now):
 			scans = append(scans, scan{class: class, free: free[class], after: w.position, until: until})
 		case w.more:
