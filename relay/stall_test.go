@@ -263,6 +263,10 @@ func TestLooksInVainBecomeRarer(t *testing.T) {
 	if most := int(2*time.Second/maxVain) + 10; looks == 0 || looks > most {
 		t.Errorf("%d looks in vain, at most %d are expected", looks, most)
 	}
+	now = now.Add(maxVain)
+	if p.notified(now, 1); !p.looking(now) {
+		t.Error("long after a look in vain a notification waits")
+	}
 	p.claimed(now, 1, 0)
 	if p.notified(now, 1); !p.looking(now) {
 		t.Error("when there is work again, a notification waits")

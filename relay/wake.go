@@ -130,18 +130,19 @@ type pace struct {
 	interval time.Duration // until the look after the next one
 	nextLook time.Time
 	woken    bool          // the next look is for a notification
-	vain     time.Duration // how long such a look waits, since the last ones have found nothing
+	vain     time.Duration // how long it comes after the last such look, since these have found nothing
+	vainAt   time.Time     // when that was
 }
 
 // look makes the next turn look for new work.
 func (p *pace) look() { p.nextLook = time.Time{} }
 
 // notified ends idleness, and makes the next turn look. If looks for notifications have found nothing, because another relay was
-// quicker or the events are for a destination that is held, it waits a little.
+// quicker or the events are for a destination that is held, they become rarer.
 func (p *pace) notified(now time.Time, commits int) {
 	p.load.add(now, commits)
-	p.lastWork, p.idle, p.woken = now, false, true
-	if next := now.Add(p.vain); p.nextLook.After(next) {
+	p.lastWork, p.idle, p.woken = now, false, p.woken || commits > 0
+	if next := p.vainAt.Add(p.vain); p.nextLook.After(next) {
 		p.nextLook = next
 	}
 }
@@ -152,7 +153,7 @@ func (p *pace) claimed(now time.Time, deliveries int, took time.Duration) {
 		p.worked(now)
 		p.vain = 0
 	} else if p.woken {
-		p.vain = min(max(2*p.vain, fastPoll), maxVain)
+		p.vain, p.vainAt = min(max(2*p.vain, fastPoll), maxVain), now
 	}
 	p.woken = false
 	longest := 2 * p.poll
