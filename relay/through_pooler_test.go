@@ -111,7 +111,7 @@ func TestRecoveryWithinTheLease(t *testing.T) {
 	const lease = 16 * time.Second
 	t.Log("a lease of", lease)
 	cfg := db.config(to(rc.URL))
-	cfg.Lease = lease
+	cfg.Lease, cfg.Destinations[0].Timeout = lease, lease/2
 	victim, said := startProcessWithLease(t, db.dsn, rc.URL, lease)
 	said("claimed")
 	<-g.arrived
@@ -193,6 +193,7 @@ func TestPoolerCrashes(t *testing.T) {
 	rc := newReceiver(t, nil)
 	cfg := db.config(to(rc.URL))
 	cfg.Lease = 16 * time.Second // until then, claims wait whose acknowledgement was lost
+	cfg.Destinations[0].Timeout = cfg.Lease / 2
 	r := start(t, cfg)
 	for round := 1; round <= 3; round++ {
 		db.insert(500, "round"+string(rune('0'+round)))
