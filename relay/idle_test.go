@@ -140,3 +140,19 @@ func TestNotificationsReachTheRelay(t *testing.T) {
 	default:
 	}
 }
+
+// A declaration fails, and by the next turn there is nothing to declare any more. Beats go on as the claimer does: a relay that
+// believes that producers notify keeps them notifying.
+func TestFailedDeclarationChangesNothing(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	failed, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, before := range []bool{true, false} {
+		s := &store{pool: db.pool}
+		must(t, s.arm(t.Context(), before))
+		if err := s.arm(failed, !before); err == nil || s.armed.Load() != before {
+			t.Errorf("armed: %t, then not declared: %v; beats say %t", before, err, s.armed.Load())
+		}
+	}
+}

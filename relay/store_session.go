@@ -152,13 +152,18 @@ const armUntil = `setval('outbox_armed', (extract(epoch FROM clock_timestamp()) 
 const arm = `SELECT CASE WHEN $1 THEN ` + armUntil + ` ELSE setval('outbox_armed', 0) END`
 
 // arm makes producers notify, or stops them. Another relay that is still armed makes them notify again at its next beat.
+// If it fails, beats go on with what was declared before, as the claimer does: an armed relay whose beats do not keep producers
+// notifying would wait for each safety tick.
 func (s *store) arm(ctx context.Context, armed bool) error {
-	s.armed.Store(armed)
+	before := s.armed.Load()
+	s.armed.Store(before && armed) // no beat arms them meanwhile
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if _, err := s.pool.Exec(ctx, arm, armed); err != nil {
+		s.armed.Store(before)
 		return fmt.Errorf("let producers notify: %w", err)
 	}
+	s.armed.Store(armed)
 	return nil
 }
 
