@@ -65,8 +65,10 @@ func TestIdleRelayStaysArmed(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	r := sessionOf(t, db.config(to("http://receiver.test/")))
+	wakeUp(t, r) // as every new session
 	must(t, r.store.arm(t.Context(), true))
 	must(t, (&store{pool: db.pool}).arm(t.Context(), false))
+	wakeUp(t, r) // for what was committed meanwhile, which no producer announced
 	becomes(db, true, armed)
 }
 
