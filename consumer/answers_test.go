@@ -305,7 +305,7 @@ func TestInvalidConfigPanics(t *testing.T) {
 		"Config.MaxBodyBytes":         with(func(c *consumer.Config) { c.MaxBodyBytes = -1 }),
 		"Config.CommitTimeout":        with(func(c *consumer.Config) { c.CommitTimeout = -1 }),
 		"Config.Isolation":            with(func(c *consumer.Config) { c.Isolation = 42 }),
-		"Config.SenderHorizon":        with(func(c *consumer.Config) { c.SenderHorizon = -1 }),
+		"Config.SenderNotAfter":       with(func(c *consumer.Config) { c.SenderNotAfter = -1 }),
 		"Middleware needs a pool":     good,
 		"sqlconsumer: Middleware nee": good,
 	}

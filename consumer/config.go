@@ -58,10 +58,10 @@ type Config struct {
 	// the sender's and the receiver's database differ before an event that was forgotten is taken for a new one.
 	Tolerance time.Duration
 
-	// SenderHorizon is how long after its first request the sender may send an event again. A relay says so in each
+	// SenderNotAfter is how long after its first request the sender may send an event again. A relay says so in each
 	// request (30 days by default); for other senders it stands in their documentation. The row of an event whose sender
 	// does not say it is kept for at least that long, whatever prunes. 0: not known.
-	SenderHorizon time.Duration
+	SenderNotAfter time.Duration
 
 	// MaxBodyBytes bounds the request body; beyond it the answer is 413 and the relay fails the delivery at once. Default
 	// 1 MiB, the largest payload a producer may enqueue. The body is held in memory while the handler runs.
@@ -164,7 +164,7 @@ func (c Config) complete() (*settings, error) {
 		return nil, err
 	}
 	s.shared = memory.Settings{
-		Receiver: s.Receiver, Source: s.Source, Tolerance: s.Tolerance, SenderHorizon: s.SenderHorizon,
+		Receiver: s.Receiver, Source: s.Source, Tolerance: s.Tolerance, SenderNotAfter: s.SenderNotAfter,
 		HandlerTimeout: s.HandlerTimeout, CommitTimeout: s.CommitTimeout, Isolation: s.Isolation, Redact: s.Redact, Log: s.Logger,
 	}
 	return s, nil
@@ -181,7 +181,7 @@ func (s *settings) completeLimits() error {
 		memory.OrDefault("consumer: Config.MaxUnverifiedBytes", &s.MaxUnverifiedBytes, max(8<<20, 2*s.MaxBodyBytes)),
 		memory.OrDefault("consumer: Config.HandlerTimeout", &s.HandlerTimeout, time.Minute),
 		memory.OrDefault("consumer: Config.CommitTimeout", &s.CommitTimeout, 10*time.Second),
-		memory.OrDefault("consumer: Config.SenderHorizon", &s.SenderHorizon, 0),
+		memory.OrDefault("consumer: Config.SenderNotAfter", &s.SenderNotAfter, 0),
 	); err != nil {
 		return err
 	}

@@ -65,7 +65,7 @@
 // duplicate, however old it is. Prune never removes an event that its relay may still send.
 //
 // An event without a creation time ([Once], [Config].AcceptForeign) cannot be refused that way. Its row must be kept for longer
-// than its sender may repeat it: [Config].SenderHorizon does so for foreign senders, and PruneConfig.Retention alone for Once.
+// than its sender may repeat it: [Config].SenderNotAfter does so for foreign senders, and PruneConfig.Retention alone for Once.
 // Never remove rows of processed_events in any other way.
 //
 // # What the handler owes

@@ -111,7 +111,7 @@ func TestKnownEventIsADuplicateAtAnyAge(t *testing.T) {
 // Pruning needs to know until when the sender may send an event again.
 func TestSendersPromiseIsKeptWithTheRow(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		e := newEnv(t, f, consumer.Config{SenderHorizon: 10 * 24 * time.Hour}, effect)
+		e := newEnv(t, f, consumer.Config{SenderNotAfter: 10 * 24 * time.Hour}, effect)
 		until := time.Date(2126, 1, 1, 0, 0, 0, 123456000, time.UTC)
 		e.do(e.newRequest("said", "{}", notAfter(until), with(webhook.EventID, "4711")))
 		e.do(e.newRequest("unsaid", "{}"))
@@ -121,7 +121,7 @@ func TestSendersPromiseIsKeptWithTheRow(t *testing.T) {
 		}
 		if n := e.count(`SELECT count(*) FROM processed_events
 			WHERE idempotency_key = 'unsaid' AND not_after = received_at + interval '10 days' AND event_id IS NULL`); n != 1 {
-			t.Error("the row does not say what Config.SenderHorizon says")
+			t.Error("the row does not say what Config.SenderNotAfter says")
 		}
 
 		e = newEnv(t, f, consumer.Config{}, effect)

@@ -107,7 +107,7 @@ func TestStoreConfigThatCannotWorkPanics(t *testing.T) {
 		"Config.Lease":            with(func(c *store.Config) { c.Lease = -1 }),
 		"Config.TTL is negative":  with(func(c *store.Config) { c.TTL = -1 }),
 		"TTL: 5m0s is not longer": with(func(c *store.Config) { c.TTL = 5 * time.Minute }),
-		"TTL: 24h0m0s is not":     with(func(c *store.Config) { c.TTL, c.SenderHorizon = 24*time.Hour, 24*time.Hour }),
+		"TTL: 24h0m0s is not":     with(func(c *store.Config) { c.TTL, c.SenderNotAfter = 24*time.Hour, 24*time.Hour }),
 		"needs a store":           good,
 	} {
 		t.Run(want, func(t *testing.T) {

@@ -319,7 +319,7 @@ func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRe
 	l.owed = looking && free[live] <= 0
 	to := l.current().Destination
 	request = claimRequest{
-		destination: l.name, keys: keys, skipFailed: to.OnFailure == policy.SkipFailed, promise: to.Retry.Promise, reordered: l.reordered,
+		destination: l.name, keys: keys, skipFailed: to.OnFailure == policy.SkipFailed, promise: to.Retry.NotAfter, reordered: l.reordered,
 	}
 	longest, followers := l.runBounds(c.config().Lease)
 	request.run = min(longest, 1+followers/max(1, len(keys)))

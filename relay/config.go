@@ -219,12 +219,12 @@ func (v *validator) processedEvents(c Config) {
 	var longest time.Duration
 	var name string
 	for _, d := range c.Destinations {
-		if d.Retry.Promise > longest {
-			longest, name = d.Retry.Promise, d.Name
+		if d.Retry.NotAfter > longest {
+			longest, name = d.Retry.NotAfter, d.Name
 		}
 	}
 	v.Require(k.ProcessedEvents == 0 || k.ProcessedEvents >= longest, "retention.processed_events",
-		"%s is shorter than destinations.%s.retry.horizon (%s), until when a duplicate may come, and would be processed again; write %.0fh or more, or 0 for ever, or a shorter horizon",
+		"%s is shorter than destinations.%s.retry.not_after (%s), until when a duplicate may come, and would be processed again; write %.0fh or more, or 0 for ever, or a shorter not_after",
 		k.ProcessedEvents, name, longest, math.Ceil(longest.Hours()))
 }
 
@@ -240,10 +240,10 @@ func storable(s string) bool { return utf8.ValidString(s) && !strings.Contains(s
 
 // promise reports a promise that is shorter than what the destination's own schedule may take.
 func (v *validator) promise(path string, d post.Destination, lease time.Duration) {
-	least := d.Retry.HorizonWith(d.Timeout, lease)
-	v.Require(d.Retry.Promise >= least, path+".retry.horizon",
+	least := d.Retry.LongestWith(d.Timeout, lease)
+	v.Require(d.Retry.NotAfter >= least, path+".retry.not_after",
 		"%s is shorter than schedule, max_attempts, retry_after_max, timeout and lease may take (%s), so that deliveries would fail before their last attempt; write %.0fh or more, or shorten those",
-		d.Retry.Promise, least, math.Ceil(least.Hours()))
+		d.Retry.NotAfter, least, math.Ceil(least.Hours()))
 }
 
 // complete returns a configuration with its defaults, or every mistake in it as joined Problems.

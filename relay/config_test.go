@@ -223,7 +223,7 @@ func TestRetentionMistakes(t *testing.T) {
 		"an interval":             {archive.Retention{Schedule: "@every 6h"}, ``},
 		"negative":                {archive.Retention{ArchiveAfter: -1}, `retention.archive_after: -1ns is negative; write a duration such as 720h, or 0 for ever`},
 		"dropped before archived": {archive.Retention{ArchiveAfter: 1000 * time.Hour, DeleteAfter: 720 * time.Hour}, `retention.delete_after: 720h0m0s is shorter than retention.archive_after (1000h0m0s), so that what is archived would be dropped at once; write 1000h0m0s or more, or 0 for ever`},
-		"a short memory":          {archive.Retention{ProcessedEvents: 100 * time.Hour}, `retention.processed_events: 100h0m0s is shorter than destinations.default.retry.horizon (720h0m0s), until when a duplicate may come, and would be processed again; write 720h or more, or 0 for ever, or a shorter horizon`},
+		"a short memory":          {archive.Retention{ProcessedEvents: 100 * time.Hour}, `retention.processed_events: 100h0m0s is shorter than destinations.default.retry.not_after (720h0m0s), until when a duplicate may come, and would be processed again; write 720h or more, or 0 for ever, or a shorter not_after`},
 		"just long enough":        {archive.Retention{ProcessedEvents: 720 * time.Hour}, ``},
 		"six fields":              {archive.Retention{Schedule: "0 17 3 * * *"}, `retention.schedule: "0 17 3 * * *" is not a schedule; write one such as "17 3 * * *": minute, hour, day of the month, month, day of the week, in UTC`},
 		"no such minute":          {archive.Retention{Schedule: "60 3 * * *"}, `retention.schedule: "60 3 * * *" is not a schedule; write one such as "17 3 * * *": minute, hour, day of the month, month, day of the week, in UTC`},

@@ -17,7 +17,7 @@ import (
 )
 
 // pastPromise tells operators why a delivery is not sent any more, and what is theirs to decide.
-const pastPromise = "not sent again: its receiver was promised that nothing comes after %s (retry.horizon), may have processed it unseen, " +
+const pastPromise = "not sent again: its receiver was promised that nothing comes after %s (retry.not_after), may have processed it unseen, " +
 	"and may forget it from then on; find out what became of it there, then discard it or, with a new promise, replay it: outbox-relay replay %d"
 
 // senders send what the lanes hold: one goroutine each, as many as its lane may have, and only while it has something to send.
@@ -165,7 +165,7 @@ func (s *senders) attempt(l *lane, d *delivery) (v policy.Result) {
 		return policy.Result{Reason: policy.ReasonLease}
 	}
 	if time.Until(d.promiseEnds) < to.Destination.Timeout {
-		return policy.Result{Reason: policy.ReasonHorizon, Message: fmt.Sprintf(pastPromise, d.notAfter.UTC().Format(time.RFC3339), d.eventID)}
+		return policy.Result{Reason: policy.ReasonNotAfter, Message: fmt.Sprintf(pastPromise, d.notAfter.UTC().Format(time.RFC3339), d.eventID)}
 	}
 	if d.event.Key == nil {
 		return policy.Result{Reason: policy.ReasonEventMissing, Message: "the event is gone from outbox"}

@@ -38,7 +38,7 @@ func changesOfADestination(t *testing.T) map[string]func(*post.Destination) {
 		"retry.max_attempts":    func(d *post.Destination) { d.Retry.MaxAttempts = 3 },
 		"retry.jitter":          func(d *post.Destination) { d.Retry.Jitter = &half },
 		"retry.retry_after_max": func(d *post.Destination) { d.Retry.RetryAfterMax = 3 },
-		"retry.horizon":         func(d *post.Destination) { d.Retry.Promise = 3 },
+		"retry.not_after":       func(d *post.Destination) { d.Retry.NotAfter = 3 },
 		"breaker":               func(d *post.Destination) { d.Breaker.Off = true },
 		"on_failure":            func(d *post.Destination) { d.OnFailure = policy.SkipFailed },
 		"responses.retry":       func(d *post.Destination) { d.Responses.Retry = []int{404} },

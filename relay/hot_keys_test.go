@@ -28,20 +28,20 @@ func BenchmarkHotKeys(b *testing.B) {
 	for _, c := range []struct {
 		name   string
 		failed int
-		pinned bool
+		blocked bool
 	}{{"VacuumBlocked", 0, true}, {"FailedAndSkipped", failed, false}, {"Neither", 0, false}} {
 		b.Run(c.name, func(b *testing.B) {
 			for b.Loop() {
-				drainHotKeys(b, events, c.failed, c.pinned)
+				drainHotKeys(b, events, c.failed, c.blocked)
 			}
 		})
 	}
 }
 
-func drainHotKeys(b *testing.B, events, failed int, pinned bool) {
+func drainHotKeys(b *testing.B, events, failed int, blocked bool) {
 	db := newDatabase(b, "hot")
 	db.exec(`DELETE FROM outbox_route; INSERT INTO outbox_route (pattern, destination) VALUES ('t', 'hot'), ('to.1', 'beside')`)
-	if pinned {
+	if blocked {
 		blocker, err := pgx.Connect(b.Context(), db.dsn)
 		must(b, err)
 		defer func() { _ = blocker.Close(context.WithoutCancel(b.Context())) }()

@@ -23,7 +23,7 @@ func (db *database) registered() (*store, int32) {
 // claimAll claims for one lane what a scan over all of its live deliveries finds, and then the ordering keys that it found.
 func (db *database) claimAll(s *store, instance int32, free, run int) []delivery {
 	db.Helper()
-	request := claimRequest{destination: "default", run: run, promise: policy.DefaultPromise, scans: []scan{{free: free}}}
+	request := claimRequest{destination: "default", run: run, promise: policy.DefaultNotAfter, scans: []scan{{free: free}}}
 	first, err := s.claim(db.Context(), instance, time.Minute, []claimRequest{request})
 	must(db, err)
 	request.scans = nil

@@ -388,7 +388,7 @@ func TestEverySettingMakesADifference(t *testing.T) {
 		"Alerts":        func(c *Config) { c.Alerts.Channels = []alert.Channel{alert.Slack("http://s", direct)} },
 		"Alerts.Window": func(c *Config) { c.Alerts.Window = time.Hour },
 		"Alerts.Lag":    func(c *Config) { c.Alerts.LagOver = time.Hour },
-		"Alerts.Pinned": func(c *Config) { c.Alerts.HorizonOver = time.Hour },
+		"Alerts.Pinned": func(c *Config) { c.Alerts.VacuumBlockedOver = time.Hour },
 		"Retention":     func(c *Config) { c.Retention.ArchiveAfter = days },
 		"DrainTimeout":  func(c *Config) { c.DrainTimeout = time.Hour },
 		"MaxInFlight":   func(c *Config) { c.MaxInFlight = 7 },
@@ -404,12 +404,12 @@ func TestEverySettingMakesADifference(t *testing.T) {
 		"Pool", "Pooler", "Schema", "Name", "Version", "Environment", "PollInterval", "Lease", "Watching", "Log", "Hooks",
 	}
 	inspect(t, Config{}, known)
-	inspect(t, alert.Config{}, []string{"Channels", "Window", "LagOver", "HorizonOver"})
+	inspect(t, alert.Config{}, []string{"Channels", "Window", "LagOver", "VacuumBlockedOver"})
 	inspect(t, post.Egress{}, []string{"AllowPrivate", "Proxy"})
 	inspect(t, post.Destination{}, []string{
 		"Name", "URL", "Timeout", "MaxInFlight", "RateLimit", "Retry", "Breaker", "OnFailure", "Responses", "Headers", "SigningSecrets", "Wire",
 	})
-	inspect(t, policy.RetryPolicy{}, []string{"Schedule", "MaxAttempts", "Jitter", "RetryAfterMax", "Promise"})
+	inspect(t, policy.RetryPolicy{}, []string{"Schedule", "MaxAttempts", "Jitter", "RetryAfterMax", "NotAfter"})
 	inspect(t, policy.Responses{}, []string{"Retry", "Fail"})
 	inspect(t, post.Wire{}, []string{"Format", "Source", "MaxPayloadBytes", "Excerpts", "Authorization", "TLS", "Proxy", "egress"})
 	inspect(t, post.TLS{}, []string{"MinVersion", "ServerName", "Roots", "Certificate"})

@@ -18,7 +18,7 @@ func TestDyingRelaysConvictNoDelivery(t *testing.T) {
 	db.insert(20, "key")
 	for range 30 {
 		s, instance := db.registered()
-		result, err := s.claim(t.Context(), instance, time.Minute, []claimRequest{{destination: "default", promise: policy.DefaultPromise, scans: []scan{{free: 20}}}})
+		result, err := s.claim(t.Context(), instance, time.Minute, []claimRequest{{destination: "default", promise: policy.DefaultNotAfter, scans: []scan{{free: 20}}}})
 		must(t, err)
 		if len(result.deliveries) != 20 {
 			t.Fatalf("%d claimed", len(result.deliveries))

@@ -45,7 +45,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 	ops := &pager{name: "ops"}
 	cfg := db.config(to(refusing.URL))
 	cfg.Routes = []Route{{"t", []string{"default"}}}
-	cfg.Alerts = alert.Config{Channels: []alert.Channel{ops}, HorizonOver: 2 * time.Second}
+	cfg.Alerts = alert.Config{Channels: []alert.Channel{ops}, VacuumBlockedOver: 2 * time.Second}
 	cfg.Watching.Interval = 100 * time.Millisecond
 	relays := []*running{start(t, cfg), start(t, cfg), start(t, cfg)}
 	for _, r := range relays {
@@ -75,7 +75,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 	_, err = holder.Exec(t.Context(), `BEGIN; SELECT pg_current_xact_id()`)
 	must(t, err)
 
-	all := []string{alert.RuleBlockedKeys, alert.RuleBreakerOpen, alert.RuleFailed, alert.RuleHorizonPinned, alert.RuleLag, alert.RuleParked, alert.RuleQuarantined, alert.RuleRescueStorm, alert.RuleUndelivered, alert.RuleWaitingKeys}
+	all := []string{alert.RuleBlockedKeys, alert.RuleBreakerOpen, alert.RuleFailed, alert.RuleVacuumBlocked, alert.RuleLag, alert.RuleParked, alert.RuleQuarantined, alert.RuleRescueStorm, alert.RuleUndelivered, alert.RuleWaitingKeys}
 	var firing, both []string
 	for _, rule := range all {
 		firing = append(firing, rule+" firing")
@@ -113,8 +113,8 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 	}
 }
 
-// What is seen of a session that pins the horizon: whatever kind it is, and only that.
-func TestHoldersOfTheHorizonAreNamed(t *testing.T) {
+// What is seen of a session that blocks vacuum: whatever kind it is, and only that.
+func TestSessionsThatBlockVacuumAreNamed(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Start(t, localpg.Options{Settings: map[string]string{"max_prepared_transactions": "5", "wal_level": "logical"}})
 	pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
@@ -239,19 +239,19 @@ func TestHiddenSessionsAreAdmitted(t *testing.T) {
 
 	cfg := db.config(to("http://receiver.test/"))
 	cfg.Pool.ConnConfig.User = "plain"
-	cfg.Alerts.HorizonOver = time.Nanosecond
+	cfg.Alerts.VacuumBlockedOver = time.Nanosecond
 	r := looking(t, cfg)
 	must(t, r.watcher.Look(t.Context()))
 	db.exec(`SELECT pg_current_xact_id()`)
 	must(t, r.watcher.Look(t.Context()))
-	detail := row[string](db, `SELECT detail FROM outbox_alert WHERE rule = 'horizon_pinned'`)
+	detail := row[string](db, `SELECT detail FROM outbox_alert WHERE rule = 'vacuum_blocked'`)
 	if w, _ := r.watcher.Recent(); w.HiddenSessions == 0 || !strings.Contains(detail, "GRANT pg_read_all_stats") {
 		t.Errorf("%d hidden sessions, told: %q", w.HiddenSessions, detail)
 	}
 
 	db.exec(`GRANT pg_read_all_stats TO plain`)
 	must(t, r.watcher.Look(t.Context()))
-	detail = row[string](db, `SELECT detail FROM outbox_alert WHERE rule = 'horizon_pinned'`)
+	detail = row[string](db, `SELECT detail FROM outbox_alert WHERE rule = 'vacuum_blocked'`)
 	if w, _ := r.watcher.Recent(); w.HiddenSessions != 0 || !strings.Contains(detail, fmt.Sprintf("process %d ", other.PgConn().PID())) {
 		t.Errorf("%d hidden sessions, told: %q", w.HiddenSessions, detail)
 	}

@@ -136,7 +136,7 @@ func TestFileMistakes(t *testing.T) {
 
 		// Retention.
 		"a memory shorter than the retries": {"retention:\n  processed_events: 100h\n", []string{
-			`outbox-relay.yaml:2: retention.processed_events: 100h0m0s is shorter than destinations.default.retry.horizon (720h0m0s), until when a duplicate may come, and would be processed again; write 720h or more, or 0 for ever, or a shorter horizon`,
+			`outbox-relay.yaml:2: retention.processed_events: 100h0m0s is shorter than destinations.default.retry.not_after (720h0m0s), until when a duplicate may come, and would be processed again; write 720h or more, or 0 for ever, or a shorter not_after`,
 		}},
 		"dropped before it is archived": {"retention: {archive_after: 1000h, delete_after: 720h}\n", []string{
 			`outbox-relay.yaml:1: retention.delete_after: 720h0m0s is shorter than retention.archive_after (1000h0m0s), so that what is archived would be dropped at once; write 1000h0m0s or more, or 0 for ever`,
@@ -160,14 +160,14 @@ func TestFileMistakes(t *testing.T) {
 		}},
 		"jitter":            {"defaults: {retry: {jitter: 2}}\n", []string{`outbox-relay.yaml:1: defaults.retry.jitter: 2 is out of range; write 0 to 1`}},
 		"jitter of no size": {"defaults: {retry: {jitter: .nan}}\n", []string{`outbox-relay.yaml:1: defaults.retry.jitter: ".nan" is not a number; write one from 0 to 1`}},
-		"a horizon before the last attempt": {"defaults:\n  retry:\n    horizon: 100h\n", []string{
-			`outbox-relay.yaml:3: defaults.retry.horizon: 100h0m0s is shorter than schedule, max_attempts, retry_after_max, timeout and lease may take (168h9m20s), so that deliveries would fail before their last attempt; write 169h or more, or shorten those`,
+		"a not_after before the last attempt": {"defaults:\n  retry:\n    not_after: 100h\n", []string{
+			`outbox-relay.yaml:3: defaults.retry.not_after: 100h0m0s is shorter than schedule, max_attempts, retry_after_max, timeout and lease may take (168h9m20s), so that deliveries would fail before their last attempt; write 169h or more, or shorten those`,
 		}},
-		"a schedule beyond the default horizon": {"defaults: {retry: {max_attempts: 1000}}\n", []string{
-			`defaults.retry.horizon: 720h0m0s is shorter than schedule, max_attempts, retry_after_max, timeout and lease may take (23995h26m40s), so that deliveries would fail before their last attempt; write 23996h or more, or shorten those`,
+		"a schedule beyond the default not_after": {"defaults: {retry: {max_attempts: 1000}}\n", []string{
+			`defaults.retry.not_after: 720h0m0s is shorter than schedule, max_attempts, retry_after_max, timeout and lease may take (23995h26m40s), so that deliveries would fail before their last attempt; write 23996h or more, or shorten those`,
 		}},
-		"a horizon in days":         {"defaults: {retry: {horizon: 30d}}\n", []string{`outbox-relay.yaml:1: defaults.retry.horizon: "30d" uses a unit longer than hours; write "720h"`}},
-		"a horizon of nothing":      {"defaults: {retry: {horizon: 0s}}\n", []string{`outbox-relay.yaml:1: defaults.retry.horizon: "0s" is not more than zero; write a duration such as "5s"`}},
+		"not_after in days":         {"defaults: {retry: {not_after: 30d}}\n", []string{`outbox-relay.yaml:1: defaults.retry.not_after: "30d" uses a unit longer than hours; write "720h"`}},
+		"not_after of nothing":      {"defaults: {retry: {not_after: 0s}}\n", []string{`outbox-relay.yaml:1: defaults.retry.not_after: "0s" is not more than zero; write a duration such as "5s"`}},
 		"attempts":                  {"defaults: {retry: {max_attempts: 1001}}\n", []string{`outbox-relay.yaml:1: defaults.retry.max_attempts: 1001 is out of range; write 1 to 1000`}},
 		"a status that cannot move": {"defaults: {responses: {retry: [200]}}\n", []string{`outbox-relay.yaml:1: defaults.responses.retry: 200 is not a status code that can be moved; write 300 to 599`}},
 		"a status in both lists":    {"defaults: {responses: {retry: [404], fail: [404]}}\n", []string{`outbox-relay.yaml:1: defaults.responses: 404 stands in both lists`}},

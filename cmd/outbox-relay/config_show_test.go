@@ -104,7 +104,7 @@ defaults:
     max_attempts: 8 # default
     jitter: 0 # outbox-relay.yaml:5
     retry_after_max: 24h # default
-    horizon: 720h # default
+    not_after: 720h # default
   responses:
     retry: [] # default
     fail: [404, 405] # outbox-relay.yaml:6
@@ -134,7 +134,7 @@ destinations:
       max_attempts: 8 # default
       jitter: 0 # outbox-relay.yaml:5
       retry_after_max: 24h # default
-      horizon: 720h # default
+      not_after: 720h # default
     responses:
       retry: [] # default
       fail: [404, 405] # outbox-relay.yaml:6
@@ -159,7 +159,7 @@ destinations:
       max_attempts: 8 # default
       jitter: 0 # outbox-relay.yaml:5
       retry_after_max: 24h # default
-      horizon: 720h # default
+      not_after: 720h # default
     responses:
       retry: [] # default
       fail: [404, 405] # outbox-relay.yaml:6
@@ -189,7 +189,7 @@ alerts:
     - slack: https://hooks.slack.com/*** # env OUTBOX_SLACK_WEBHOOK_URL_FILE
   window: 15m # default
   lag_over: 10m # default
-  horizon_over: 5m # default
+  vacuum_blocked_over: 5m # default
 retention:
   archive_after: 720h # default
   delete_after: 8760h # default

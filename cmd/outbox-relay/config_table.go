@@ -69,7 +69,7 @@ func policyRows(d *destination) []settings.Row {
 		{Path: "retry.max_attempts", Env: "MAX_ATTEMPTS", Value: settings.One("8", settings.ParseCount, settings.To(&retry.MaxAttempts), policy.DefaultMaxAttempts)},
 		{Path: "retry.jitter", Env: "RETRY_JITTER", Value: settings.One("0.1", settings.ParseFraction("write one from 0 to 1"), func(share float64) { retry.Jitter = &share }, policy.DefaultJitter)},
 		{Path: "retry.retry_after_max", Env: "RETRY_AFTER_MAX", Value: settings.One("24h", settings.ParseDuration, settings.To(&retry.RetryAfterMax), policy.DefaultRetryAfterMax)},
-		{Path: "retry.horizon", Env: "RETRY_HORIZON", Value: settings.One("720h", settings.ParseDuration, settings.To(&retry.Promise), policy.DefaultPromise)},
+		{Path: "retry.not_after", Env: "RETRY_NOT_AFTER", Value: settings.One("720h", settings.ParseDuration, settings.To(&retry.NotAfter), policy.DefaultNotAfter)},
 		{Path: "responses.retry", Env: "RESPONSES_RETRY", Value: settings.Many("[404]", settings.ParseNumber, settings.To(&d.Responses.Retry), []int{})},
 		{Path: "responses.fail", Env: "RESPONSES_FAIL", Value: settings.Many("[404]", settings.ParseNumber, settings.To(&d.Responses.Fail), []int{})},
 
@@ -146,7 +146,7 @@ func (c *config) alertRows() []settings.Row {
 	return []settings.Row{
 		{Path: "alerts.window", Env: "ALERT_WINDOW", Value: settings.One("15m", settings.ParseDuration, settings.To(&a.Window), alert.DefaultWindow)},
 		{Path: "alerts.lag_over", Env: "ALERT_LAG_OVER", Value: settings.One("10m", settings.ParseDuration, settings.To(&a.LagOver), alert.DefaultLagOver)},
-		{Path: "alerts.horizon_over", Env: "ALERT_HORIZON_OVER", Value: settings.One("5m", settings.ParseDuration, settings.To(&a.HorizonOver), alert.DefaultHorizonOver)},
+		{Path: "alerts.vacuum_blocked_over", Env: "ALERT_VACUUM_BLOCKED_OVER", Value: settings.One("5m", settings.ParseDuration, settings.To(&a.VacuumBlockedOver), alert.DefaultVacuumBlockedOver)},
 	}
 }
 

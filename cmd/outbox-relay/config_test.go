@@ -209,13 +209,13 @@ func TestRelayConfig(t *testing.T) {
 	file := writeFile(t, filepath.Join(t.TempDir(), usualFile), `
 database: {url: postgres://u:p@h/db, listen_url: postgres://u:p@h2/db, pooler: none, schema: Billing}
 relay: {name: n, poll_interval: 2s, lease: 3m, drain_timeout: 4s, max_in_flight: 5, log_delivered: true}
-defaults: {timeout: 6s, max_in_flight: 7, rate_limit: 24, on_failure: skip, breaker: {failures: 25, probe_after: 26s, probe_max: 27s}, retry: {schedule: [8s, 9s], max_attempts: 10, jitter: 0, retry_after_max: 11h, horizon: 500h}, responses: {retry: [], fail: [404]}, format: cloudevents, cloudevents_source: /s, max_payload_bytes: 19, excerpts: none, tls: {min_version: "1.3"}}
+defaults: {timeout: 6s, max_in_flight: 7, rate_limit: 24, on_failure: skip, breaker: {failures: 25, probe_after: 26s, probe_max: 27s}, retry: {schedule: [8s, 9s], max_attempts: 10, jitter: 0, retry_after_max: 11h, not_after: 500h}, responses: {retry: [], fail: [404]}, format: cloudevents, cloudevents_source: /s, max_payload_bytes: 19, excerpts: none, tls: {min_version: "1.3"}}
 destinations:
   a: {url: http://a, headers: {Authorization: x, X-Y: z}, signing_secrets: [`+goodSecret+`]}
-  b: {url: https://b, format: raw, cloudevents_source: /t, max_payload_bytes: 20, excerpts: text, tls: {server_name: n}, proxy: 'http://p:22', timeout: 12s, max_in_flight: 13, rate_limit: 0.5, on_failure: block, breaker: {enabled: false, failures: 28, probe_after: 29s, probe_max: 30s}, retry: {schedule: [14s], max_attempts: 15, jitter: 0.5, retry_after_max: 16h, horizon: 600h}, responses: {retry: [501], fail: []}}
+  b: {url: https://b, format: raw, cloudevents_source: /t, max_payload_bytes: 20, excerpts: text, tls: {server_name: n}, proxy: 'http://p:22', timeout: 12s, max_in_flight: 13, rate_limit: 0.5, on_failure: block, breaker: {enabled: false, failures: 28, probe_after: 29s, probe_max: 30s}, retry: {schedule: [14s], max_attempts: 15, jitter: 0.5, retry_after_max: 16h, not_after: 600h}, responses: {retry: [501], fail: []}}
 routes: [{event: x.*, to: [a, b]}, {event: y, to: [b]}]
 egress: {allow_private: [10.0.0.0/8, fd00::/8], proxy: http://p:21}
-alerts: {window: 17m, lag_over: 18m, horizon_over: 23m, channels: [{slack: 'https://s'}, {webhook: 'https://w'}]}
+alerts: {window: 17m, lag_over: 18m, vacuum_blocked_over: 23m, channels: [{slack: 'https://s'}, {webhook: 'https://w'}]}
 retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_events: 2000h, schedule: '@daily'}
 `)
 	c := loadConfig(sources{flags: map[string]string{"config": file}, hostname: "host"})
@@ -231,14 +231,14 @@ retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_even
 				Name: "a", URL: "http://a", Timeout: 6 * time.Second, MaxInFlight: 7, Headers: map[string]string{"Authorization": "x", "X-Y": "z"},
 				SigningSecrets: got.Destinations[0].SigningSecrets,
 				RateLimit:      24, OnFailure: policy.SkipFailed, Breaker: policy.BreakerPolicy{Failures: 25, ProbeAfter: 26 * time.Second, ProbeMax: 27 * time.Second},
-				Retry:     policy.RetryPolicy{Schedule: []time.Duration{8 * time.Second, 9 * time.Second}, MaxAttempts: 10, Jitter: &none, RetryAfterMax: 11 * time.Hour, Promise: 500 * time.Hour},
+				Retry:     policy.RetryPolicy{Schedule: []time.Duration{8 * time.Second, 9 * time.Second}, MaxAttempts: 10, Jitter: &none, RetryAfterMax: 11 * time.Hour, NotAfter: 500 * time.Hour},
 				Responses: policy.Responses{Retry: []int{}, Fail: []int{404}},
 				Wire:      post.Wire{Format: post.FormatCloudEvents, Source: "/s", MaxPayloadBytes: 19, Excerpts: post.ExcerptsNone},
 			},
 			{
 				Name: "b", URL: "https://b", Timeout: 12 * time.Second, MaxInFlight: 13, Headers: map[string]string{},
 				RateLimit: 0.5, OnFailure: policy.BlockFailed, Breaker: policy.BreakerPolicy{Off: true, Failures: 28, ProbeAfter: 29 * time.Second, ProbeMax: 30 * time.Second},
-				Retry:     policy.RetryPolicy{Schedule: []time.Duration{14 * time.Second}, MaxAttempts: 15, Jitter: &half, RetryAfterMax: 16 * time.Hour, Promise: 600 * time.Hour},
+				Retry:     policy.RetryPolicy{Schedule: []time.Duration{14 * time.Second}, MaxAttempts: 15, Jitter: &half, RetryAfterMax: 16 * time.Hour, NotAfter: 600 * time.Hour},
 				Responses: policy.Responses{Retry: []int{501}, Fail: []int{}},
 				Wire: post.Wire{
 					Format: post.FormatRaw, Source: "/t", MaxPayloadBytes: 20, Excerpts: post.ExcerptsText, Proxy: "http://p:22",
@@ -248,7 +248,7 @@ retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_even
 		},
 		Routes:    []relay.Route{{Event: "x.*", To: []string{"a", "b"}}, {Event: "y", To: []string{"b"}}},
 		Egress:    post.Egress{AllowPrivate: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}, Proxy: "http://p:21"},
-		Alerts:    alert.Config{Window: 17 * time.Minute, LagOver: 18 * time.Minute, HorizonOver: 23 * time.Minute, Channels: got.Alerts.Channels},
+		Alerts:    alert.Config{Window: 17 * time.Minute, LagOver: 18 * time.Minute, VacuumBlockedOver: 23 * time.Minute, Channels: got.Alerts.Channels},
 		Retention: archive.Retention{DeleteAfter: 9000 * time.Hour, Attempts: 24 * time.Hour, ProcessedEvents: 2000 * time.Hour, Schedule: "@daily"},
 	}
 	if !reflect.DeepEqual(got, want) { // which follows pointers

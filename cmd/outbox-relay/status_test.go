@@ -204,7 +204,7 @@ func TestNextStep(t *testing.T) {
 		"The routes changed, and not all relays have the same. See which has which: outbox-relay routes list": {
 			Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleRoutesChanged}},
 		},
-		"Look at the open alerts above.": {Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleHorizonPinned}}},
+		"Look at the open alerts above.": {Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleVacuumBlocked}}},
 		// One does not hide the other.
 		`"a" is paused: nothing is sent there. To go on: outbox-relay resume a` + "\n" +
 			"1 delivery to \"a\" failed. See why: outbox-relay events list --status failed --destination a\n  Send again: outbox-relay replay --destination a": {

@@ -121,7 +121,7 @@ func (in *Inbox) write(ctx context.Context, conn *pgxpool.Conn, rq *memory.Reque
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	query, args := recordSQL, []any{
 		in.Receiver, in.Source, e.Key, rq.Hash[:], e.Type, int32(e.Version), e.RelatedReference,
-		rq.Body, string(headers), e.ID, e.OrderingKey, e.Sequence, memory.Shifted(e.NotAfter, 0), in.SenderHorizon.Seconds(),
+		rq.Body, string(headers), e.ID, e.OrderingKey, e.Sequence, memory.Shifted(e.NotAfter, 0), in.SenderNotAfter.Seconds(),
 		memory.Shifted(e.CreatedAt, -in.Tolerance), memory.Shifted(e.NotAfter, in.Tolerance), // the clocks may differ by that much
 		!lock, e.Destination(),
 	}

@@ -77,7 +77,7 @@ type Config struct {
 	// been processed and forgotten: it is refused with 422 and the problem "forgotten". So an event that needs longer than
 	// TTL to arrive for the first time is refused as well. One whose sender says only until when it may come, as a
 	// consumer.VerifyFunc may, is known at least until then. Must be longer than Tolerance and Lease together, and than
-	// SenderHorizon, which is the only protection where a sender does not say when an event was created.
+	// SenderNotAfter, which is the only protection where a sender does not say when an event was created.
 	TTL time.Duration
 }
 
@@ -125,9 +125,9 @@ func (m *storeMemory) complete() error {
 	if m.ttl <= m.Tolerance+m.lease {
 		return fmt.Errorf("store: Config.TTL: %v is not longer than Tolerance (%v) and Lease (%v) together", m.ttl, m.Tolerance, m.lease)
 	}
-	if m.ttl <= m.SenderHorizon {
-		return fmt.Errorf("store: Config.TTL: %v is not longer than the sender may send an event again (SenderHorizon, %v), so that late "+
-			"duplicates would count as new; set a longer TTL", m.ttl, m.SenderHorizon)
+	if m.ttl <= m.SenderNotAfter {
+		return fmt.Errorf("store: Config.TTL: %v is not longer than the sender may send an event again (SenderNotAfter, %v), so that late "+
+			"duplicates would count as new; set a longer TTL", m.ttl, m.SenderNotAfter)
 	}
 	return nil
 }

@@ -32,8 +32,8 @@ const (
 	RuleWaitingKeys = "waiting_keys"
 	// RuleRescueStorm tells that relays die one after the other.
 	RuleRescueStorm = "rescue_storm"
-	// RuleHorizonPinned tells that a session keeps the database from cleaning up.
-	RuleHorizonPinned = "horizon_pinned"
+	// RuleVacuumBlocked tells that a session keeps the database from cleaning up.
+	RuleVacuumBlocked = "vacuum_blocked"
 	// RuleUnserved tells that deliveries wait for a destination that no running relay serves.
 	RuleUnserved = "unserved"
 	// RuleRoutesChanged tells that a relay changed the routes and another one was configured with others.
@@ -45,16 +45,16 @@ const (
 // Rules returns all of them.
 func Rules() []string {
 	return []string{
-		RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleUndelivered, RuleBlockedKeys, RuleWaitingKeys, RuleRescueStorm, RuleHorizonPinned,
+		RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleUndelivered, RuleBlockedKeys, RuleWaitingKeys, RuleRescueStorm, RuleVacuumBlocked,
 		RuleUnserved, RuleRoutesChanged, RuleQuarantined,
 	}
 }
 
 // Defaults of the fields below.
 const (
-	DefaultWindow      = 15 * time.Minute
-	DefaultLagOver     = 10 * time.Minute
-	DefaultHorizonOver = 5 * time.Minute
+	DefaultWindow            = 15 * time.Minute
+	DefaultLagOver           = 10 * time.Minute
+	DefaultVacuumBlockedOver = 5 * time.Minute
 )
 
 // Config says whom to tell of what. Every alert also stands in the log.
@@ -66,15 +66,15 @@ type Config struct {
 	// LagOver is how long a due delivery may wait before an alert: RuleLag, or RuleWaitingKeys if an earlier delivery of its
 	// ordering key that is not due holds it up. 0: 10 min.
 	LagOver time.Duration
-	// HorizonOver is for how long a session may keep the database from cleaning up. 0: 5 min.
-	HorizonOver time.Duration
+	// VacuumBlockedOver is for how long a session may keep the database from cleaning up. 0: 5 min.
+	VacuumBlockedOver time.Duration
 }
 
 // WithDefaults returns a copy in which every zero value is replaced by its default.
 func (a Config) WithDefaults() Config {
 	a.Window = cmp.Or(a.Window, DefaultWindow)
 	a.LagOver = cmp.Or(a.LagOver, DefaultLagOver)
-	a.HorizonOver = cmp.Or(a.HorizonOver, DefaultHorizonOver)
+	a.VacuumBlockedOver = cmp.Or(a.VacuumBlockedOver, DefaultVacuumBlockedOver)
 	return a
 }
 
@@ -83,7 +83,7 @@ func (a Config) Problems(path string) []check.Problem {
 	var v check.Problems
 	v.Require(a.Window > 0, path+".window", "%s is negative; write a duration such as 15m", a.Window)
 	v.Require(a.LagOver > 0, path+".lag_over", "%s is negative; write a duration such as 10m", a.LagOver)
-	v.Require(a.HorizonOver > 0, path+".horizon_over", "%s is negative; write a duration such as 5m", a.HorizonOver)
+	v.Require(a.VacuumBlockedOver > 0, path+".vacuum_blocked_over", "%s is negative; write a duration such as 5m", a.VacuumBlockedOver)
 	return v
 }
 

@@ -86,7 +86,7 @@ func (a Alert) happened() string {
 		return joined(fmt.Sprintf("Ordering keys of %q wait", subject), detail)
 	case RuleRescueStorm:
 		return joined(fmt.Sprintf("Relays of %q keep dying", subject), detail)
-	case RuleHorizonPinned:
+	case RuleVacuumBlocked:
 		return joined(fmt.Sprintf("Database %q cannot clean up", subject), detail)
 	case RuleUnserved:
 		text := joined(fmt.Sprintf("Deliveries to %q are unserved", subject), detail)
@@ -139,7 +139,7 @@ func (a Alert) ended() string {
 		return fmt.Sprintf("no ordering key of %q waits for long behind a delivery that is not due", subject)
 	case RuleRescueStorm:
 		return fmt.Sprintf("no relay of %q has died for a while", subject)
-	case RuleHorizonPinned:
+	case RuleVacuumBlocked:
 		return fmt.Sprintf("database %q can clean up again", subject)
 	case RuleUnserved:
 		return fmt.Sprintf("no delivery to %q waits for a relay that serves it", subject)

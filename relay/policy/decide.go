@@ -69,7 +69,7 @@ func outcomeOf(v Result, c Circumstances) Outcome {
 	switch v.Reason {
 	case ReasonOK:
 		return Delivered
-	case ReasonInvalidEvent, ReasonTooLarge, ReasonEventMissing, ReasonCrashLoop, ReasonHorizon:
+	case ReasonInvalidEvent, ReasonTooLarge, ReasonEventMissing, ReasonCrashLoop, ReasonNotAfter:
 		return Fail
 	case ReasonGone:
 		if c.Paused { // one has to fail; the others in flight are retried, when the destination is resumed

@@ -5,27 +5,27 @@ import (
 	"time"
 )
 
-// Horizon returns for how long after its first attempt a delivery may be attempted again under this policy, at the
+// Longest returns for how long after its first attempt a delivery may be attempted again under this policy, at the
 // latest: every delay with all of its jitter, or what a receiver may ask for with Retry-After if that is longer. The zero
 // value's is that of the standard schedule, 168h. Time in which nothing is attempted comes on top: a destination that is
-// held or paused, relays that do not run. [RetryPolicy.Promise] bounds all of it, until an operator replays.
-func (p RetryPolicy) Horizon() time.Duration {
+// held or paused, relays that do not run. [RetryPolicy.NotAfter] bounds all of it, until an operator replays.
+func (p RetryPolicy) Longest() time.Duration {
 	p = p.WithDefaults()
-	var horizon time.Duration
+	var longest time.Duration
 	for attempt := 1; attempt < p.MaxAttempts; attempt++ {
-		horizon = addDurations(horizon, p.Delay(attempt, 1, maxDelay))
+		longest = addDurations(longest, p.Delay(attempt, 1, maxDelay))
 	}
-	return horizon
+	return longest
 }
 
-// HorizonWith adds what the attempts themselves may take: each lasts up to the timeout, and may be claimed a lease late, by a
+// LongestWith adds what the attempts themselves may take: each lasts up to the timeout, and may be claimed a lease late, by a
 // relay that dies.
-func (p RetryPolicy) HorizonWith(timeout, lease time.Duration) time.Duration {
-	horizon := p.Horizon()
+func (p RetryPolicy) LongestWith(timeout, lease time.Duration) time.Duration {
+	longest := p.Longest()
 	for range p.WithDefaults().MaxAttempts {
-		horizon = addDurations(horizon, addDurations(timeout, lease))
+		longest = addDurations(longest, addDurations(timeout, lease))
 	}
-	return horizon
+	return longest
 }
 
 // addDurations adds two durations that are not negative; what overflows is the longest there is.

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-func TestHorizon(t *testing.T) {
+func TestLongest(t *testing.T) {
 	t.Parallel()
 	none, half := 0.0, 0.5
 	const h = time.Hour
@@ -23,12 +23,12 @@ func TestHorizon(t *testing.T) {
 		"no receiver asks for so much": {RetryPolicy{MaxAttempts: 2, RetryAfterMax: math.MaxInt64}, maxDelay},
 		"the longest there is":         {RetryPolicy{Schedule: []time.Duration{math.MaxInt64 / 2}, MaxAttempts: 1000, Jitter: &none}, math.MaxInt64},
 	} {
-		if got := test.policy.Horizon(); got != test.want {
+		if got := test.policy.Longest(); got != test.want {
 			t.Errorf("%s: %s, want %s", name, got, test.want)
 		}
 	}
 	p := RetryPolicy{MaxAttempts: 3, RetryAfterMax: 10 * h}
-	if got, want := p.HorizonWith(10*time.Second, time.Minute), 20*h+210*time.Second; got != want {
+	if got, want := p.LongestWith(10*time.Second, time.Minute), 20*h+210*time.Second; got != want {
 		t.Errorf("of a destination: %s, want %s", got, want)
 	}
 }

@@ -64,19 +64,19 @@ const (
 	ReasonPanic     Reason = "panic"     // a defect of the relay
 
 	// What kept it from being sent.
-	ReasonInvalidEvent Reason = "invalid_event"  // the event cannot be expressed as a request
-	ReasonTooLarge     Reason = "too_large"      // the payload is above the destination's limit
-	ReasonEventMissing Reason = "event_missing"  // the row is gone from outbox
-	ReasonCrashLoop    Reason = "crash_loop"     // relays died of it, sent alone
-	ReasonSuspect      Reason = "suspect"        // relays died while holding it: it waits, or is sent alone
-	ReasonHorizon      Reason = "horizon_passed" // what was promised in X-Outbox-Not-After has ended
-	ReasonLease        Reason = "lease"          // too little of the lease was left
-	ReasonShutdown     Reason = "shutdown"       // the relay is stopping (also cuts off what is being sent)
-	ReasonPaused       Reason = "paused"         // a 410 came while it waited for its turn
-	ReasonRemoved      Reason = "removed"        // its destination was removed from the configuration
-	ReasonBreaker      Reason = "breaker"        // the destination is down: its breaker opened while it waited
-	ReasonOrder        Reason = "order"          // one before it of its ordering key was not delivered
-	ReasonDatabase     Reason = "database"       // the payload could not be read
+	ReasonInvalidEvent Reason = "invalid_event"    // the event cannot be expressed as a request
+	ReasonTooLarge     Reason = "too_large"        // the payload is above the destination's limit
+	ReasonEventMissing Reason = "event_missing"    // the row is gone from outbox
+	ReasonCrashLoop    Reason = "crash_loop"       // relays died of it, sent alone
+	ReasonSuspect      Reason = "suspect"          // relays died while holding it: it waits, or is sent alone
+	ReasonNotAfter     Reason = "not_after_passed" // what was promised in X-Outbox-Not-After has ended
+	ReasonLease        Reason = "lease"            // too little of the lease was left
+	ReasonShutdown     Reason = "shutdown"         // the relay is stopping (also cuts off what is being sent)
+	ReasonPaused       Reason = "paused"           // a 410 came while it waited for its turn
+	ReasonRemoved      Reason = "removed"          // its destination was removed from the configuration
+	ReasonBreaker      Reason = "breaker"          // the destination is down: its breaker opened while it waited
+	ReasonOrder        Reason = "order"            // one before it of its ordering key was not delivered
+	ReasonDatabase     Reason = "database"         // the payload could not be read
 )
 
 // A Result is what happened to one claim of a delivery. What that means for the delivery is decided by Decide.

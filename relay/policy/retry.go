@@ -19,7 +19,7 @@ const (
 	DefaultMaxAttempts   = 8
 	DefaultJitter        = 0.1
 	DefaultRetryAfterMax = 24 * time.Hour
-	DefaultPromise       = 720 * time.Hour
+	DefaultNotAfter      = 720 * time.Hour
 )
 
 // RetryPolicy says when a delivery is attempted again.
@@ -34,12 +34,12 @@ type RetryPolicy struct {
 	Jitter *float64
 	// RetryAfterMax caps what a Retry-After may ask for. 0: 24 h.
 	RetryAfterMax time.Duration
-	// Promise bounds the time from when a delivery is first claimed until its last request may be under way. Requests
+	// NotAfter bounds the time from when a delivery is first claimed until its last request may be under way. Requests
 	// state the end of it in X-Outbox-Not-After, and receivers need remember what they processed no longer; whatever is
 	// pending then, after a long outage or pause, is failed instead of sent. It may not be shorter than what schedule,
 	// timeouts and leases come to. What never had a connection to its receiver is promised anew each time, so that it
 	// bears an outage of any length. 0: 30 days.
-	Promise time.Duration
+	NotAfter time.Duration
 }
 
 // DefaultSchedule returns the delays after the first, second, … attempt; the last repeats.
@@ -51,7 +51,7 @@ func DefaultSchedule() []time.Duration {
 func (p RetryPolicy) WithDefaults() RetryPolicy {
 	p.MaxAttempts = cmp.Or(p.MaxAttempts, DefaultMaxAttempts)
 	p.RetryAfterMax = cmp.Or(p.RetryAfterMax, DefaultRetryAfterMax)
-	p.Promise = cmp.Or(p.Promise, DefaultPromise)
+	p.NotAfter = cmp.Or(p.NotAfter, DefaultNotAfter)
 	if len(p.Schedule) == 0 {
 		p.Schedule = DefaultSchedule()
 	}

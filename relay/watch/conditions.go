@@ -122,7 +122,7 @@ func (s *sample) watch() Watch {
 	return w
 }
 
-// holders returns what holds back the horizon, the longest first. The oldest transaction of the server explains nothing
+// holders returns what blocks vacuum, the longest first. The oldest transaction of the server explains nothing
 // if there is a session to name, or none that cannot be seen.
 func (s *sample) holders() (all []Holder) {
 	for _, h := range s.Holders {
@@ -194,12 +194,12 @@ func (s *sample) conditions(limits alert.Config) (hold []condition, ended []subj
 	} else if dead > 0 {
 		undecided[storm] = true
 	}
-	if holders := s.holders(); len(holders) > 0 && holders[0].For > limits.HorizonOver {
+	if holders := s.holders(); len(holders) > 0 && holders[0].For > limits.VacuumBlockedOver {
 		detail := holders[0].String()
-		if more := len(slices.DeleteFunc(holders[1:], func(h Holder) bool { return h.For <= limits.HorizonOver })); more > 0 {
+		if more := len(slices.DeleteFunc(holders[1:], func(h Holder) bool { return h.For <= limits.VacuumBlockedOver })); more > 0 {
 			detail += "; " + plain.Plural(more, "more holds", "more hold") + " it back, too"
 		}
-		hold = append(hold, condition{subject{alert.RuleHorizonPinned, s.Database}, int64(holders[0].For.Minutes()), detail, 0})
+		hold = append(hold, condition{subject{alert.RuleVacuumBlocked, s.Database}, int64(holders[0].For.Minutes()), detail, 0})
 	}
 	return hold, s.ended(hold, undecided)
 }
@@ -219,7 +219,7 @@ func (s *sample) ended(hold []condition, undecided map[subject]bool) (ended []su
 	for _, open := range s.Alerts {
 		holds := slices.ContainsFunc(hold, func(c condition) bool { return c.subject == open.subject })
 		switch open.Rule {
-		case alert.RuleLag, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleParked, alert.RuleUndelivered, alert.RuleRescueStorm, alert.RuleHorizonPinned, alert.RuleUnserved:
+		case alert.RuleLag, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleParked, alert.RuleUndelivered, alert.RuleRescueStorm, alert.RuleVacuumBlocked, alert.RuleUnserved:
 			if !holds && !undecided[open.subject] {
 				ended = append(ended, open.subject)
 			}

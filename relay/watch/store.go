@@ -129,7 +129,7 @@ SELECT jsonb_agg(h) FROM (
     ) holders ORDER BY seconds DESC LIMIT 5
 ) h`
 
-// Slots and standbys have no time at which they began to hold back the horizon, so what they held back at the last look
+// Slots and standbys have no time at which they began to block vacuum, so what they blocked at the last look
 // is remembered. So is the oldest transaction of the server, for when the session it belongs to cannot be seen.
 const watchTracked = `
 SELECT jsonb_agg(jsonb_build_object('kind', t.kind, 'name', t.name, 'xmin', t.xmin, 'transactions', t.transactions,

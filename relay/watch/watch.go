@@ -153,7 +153,7 @@ func (w *Watcher) Run(ctx context.Context) {
 		if err := w.Look(ctx); err != nil && ctx.Err() == nil {
 			w.Failed("watch", err)
 		}
-		// However long a pinned horizon makes it: like sweeps, it may take a hundredth of the time.
+		// However long a blocked vacuum makes it: like sweeps, it may take a hundredth of the time.
 		wait = w.Rest(time.Since(began))
 	}
 }

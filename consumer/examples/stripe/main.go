@@ -49,10 +49,10 @@ func run(ctx context.Context) error {
 	consumer.HandleJSON(router, "invoice.paid", 0, ship)
 	router.Handle("*", 0, leave)
 	receive, err := consumer.New(pool, consumer.Config{
-		Receiver:      "logistics",
-		Source:        "stripe",
-		Verify:        verifier(secret),
-		SenderHorizon: 3 * 24 * time.Hour, // for as long Stripe repeats what was not accepted
+		Receiver:       "logistics",
+		Source:         "stripe",
+		Verify:         verifier(secret),
+		SenderNotAfter: 3 * 24 * time.Hour, // for as long Stripe repeats what was not accepted
 	}, router.Dispatch)
 	if err != nil {
 		return err

@@ -18,7 +18,7 @@ import (
 // Settings are those of a consumer.Config, checked and completed, that concern more than the request.
 type Settings struct {
 	Receiver, Source              string
-	Tolerance, SenderHorizon      time.Duration
+	Tolerance, SenderNotAfter     time.Duration
 	HandlerTimeout, CommitTimeout time.Duration
 	Isolation                     sql.IsolationLevel
 	Redact                        func(text string) string // may be nil

@@ -76,7 +76,7 @@ type inDatabase struct {
 	Settings
 	db Database
 
-	receiver, source, limit, horizon any // arguments that every admission has
+	receiver, source, limit, senderNotAfter any // arguments that every admission has
 
 	tables sync.Map               // *memoryTable by oid
 	name   atomic.Pointer[string] // of the table that remembered the first event
@@ -84,7 +84,7 @@ type inDatabase struct {
 
 // InDatabase returns the memory in the tables of db.
 func InDatabase(s Settings, db Database) Memory {
-	return &inDatabase{Settings: s, db: db, receiver: s.Receiver, source: s.Source, limit: s.Limit(), horizon: orNull(s.SenderHorizon.Seconds())}
+	return &inDatabase{Settings: s, db: db, receiver: s.Receiver, source: s.Source, limit: s.Limit(), senderNotAfter: orNull(s.SenderNotAfter.Seconds())}
 }
 
 // orNull returns value for the database: NULL where it is zero.
@@ -128,7 +128,7 @@ func (m *inDatabase) admit(ctx context.Context, rq *Request, lock bool) (Found, 
 	created := Shifted(e.CreatedAt, -m.Tolerance) // here and below: the clocks may differ by that much
 	tx, err := m.db.Begin(ctx, scan, admitSQL, []any{
 		m.receiver, m.source, e.Key, rq.Hash[:], m.limit, e.Type, int32(e.Version), orNull(e.RelatedReference), orNull(e.ID),
-		Shifted(e.NotAfter, 0), m.horizon, orNull(e.Destination()), !lock, created, Shifted(e.NotAfter, m.Tolerance),
+		Shifted(e.NotAfter, 0), m.senderNotAfter, orNull(e.Destination()), !lock, created, Shifted(e.NotAfter, m.Tolerance),
 	})
 	if err == nil && aged && !late {
 		err = tx.QueryRow(ctx, forgottenSQL, []any{m.Receiver, m.Source, created}).Scan(&late)

@@ -17,10 +17,10 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-// BenchmarkPinnedHorizon drains events while other sessions keep the database from cleaning up, from before the first is
+// BenchmarkVacuumBlocked drains events while other sessions keep the database from cleaning up, from before the first is
 // inserted until the last is delivered, and reports the throughput of the last tenth as a share of that of the first. It
 // fails unless the alert names such a session. A million events with -full.
-func BenchmarkPinnedHorizon(b *testing.B) {
+func BenchmarkVacuumBlocked(b *testing.B) {
 	events := 20_000
 	if *full {
 		events = 1_000_000
@@ -61,7 +61,7 @@ func drainPinned(b *testing.B, events, sessions int) (share float64) {
 	}
 	ops := &pager{name: "ops"}
 	cfg := db.config(post.Destination{Name: "default", URL: rc.URL})
-	cfg.Alerts = alert.Config{Channels: []alert.Channel{ops}, HorizonOver: time.Second}
+	cfg.Alerts = alert.Config{Channels: []alert.Channel{ops}, VacuumBlockedOver: time.Second}
 	cfg.Watching.Interval = 5 * time.Second
 	var mu sync.Mutex
 	settled := 0
@@ -87,11 +87,11 @@ func drainPinned(b *testing.B, events, sessions int) (share float64) {
 	var runs sync.WaitGroup
 	runs.Go(func() { must(b, relay.Run(running)) })
 	<-done
-	eventually(b, "the alert about the horizon", func() bool { return len(ops.of(alert.RuleHorizonPinned)) > 0 })
+	eventually(b, "the alert about the vacuum", func() bool { return len(ops.of(alert.RuleVacuumBlocked)) > 0 })
 	stop()
 	runs.Wait()
 	first, last := tenths[1].Sub(tenths[0]), tenths[10].Sub(tenths[9])
-	text := ops.of(alert.RuleHorizonPinned)[0].Text()
+	text := ops.of(alert.RuleVacuumBlocked)[0].Text()
 	named := false
 	for _, pid := range pids {
 		named = named || strings.Contains(text, strconv.Itoa(pid))

@@ -39,7 +39,7 @@ func TestPromiseIsKept(t *testing.T) {
 	})
 	d := to("")
 	d.Retry.Schedule = []time.Duration{time.Hour}
-	d.Retry.Promise = 500 * time.Hour
+	d.Retry.NotAfter = 500 * time.Hour
 	before := row[time.Time](db, `SELECT now()`)
 	db.insert(1, "key")
 	for attempt := 1; attempt <= 5; attempt++ {
@@ -71,7 +71,7 @@ func TestPromiseIsKept(t *testing.T) {
 	}
 	first, err := time.Parse(post.TimeFormat, said[0])
 	must(t, err)
-	if earliest := before.Add(d.Retry.Promise); first.Before(earliest) || first.After(row[time.Time](db, `SELECT now()`).Add(d.Retry.Promise)) {
+	if earliest := before.Add(d.Retry.NotAfter); first.Before(earliest) || first.After(row[time.Time](db, `SELECT now()`).Add(d.Retry.NotAfter)) {
 		t.Errorf("the promise is %s, of a delivery that could be claimed from %s on", first, before)
 	}
 }
@@ -129,7 +129,7 @@ func TestNothingIsSentPastItsPromise(t *testing.T) {
 				return
 			}
 			r.settles(t, policy.Fail, 1)
-			if got := row[string](db, `SELECT concat_ws(' ', status, attempts, last_reason) FROM outbox_delivery`); got != "failed 3 horizon_passed" || rc.total() != 0 {
+			if got := row[string](db, `SELECT concat_ws(' ', status, attempts, last_reason) FROM outbox_delivery`); got != "failed 3 not_after_passed" || rc.total() != 0 {
 				t.Errorf("%s after %d requests", got, rc.total())
 			}
 			text := row[string](db, `SELECT last_error FROM outbox_delivery`)
@@ -141,7 +141,7 @@ func TestNothingIsSentPastItsPromise(t *testing.T) {
 				t.Errorf("the alert says %q", got)
 			}
 
-			done, err := ops.New(db.pool).Replay(t.Context(), ops.Selection{Reason: string(policy.ReasonHorizon)}, 0, nil)
+			done, err := ops.New(db.pool).Replay(t.Context(), ops.Selection{Reason: string(policy.ReasonNotAfter)}, 0, nil)
 			must(t, err)
 			if done.Done != 1 {
 				t.Errorf("replayed %+v", done)
@@ -185,7 +185,7 @@ func TestOutageBeyondThePromise(t *testing.T) {
 			g.up()
 			becomes(db, 0, `SELECT count(*) FROM outbox_delivery WHERE status = 'pending'`)
 			becomes(db, "closed", `SELECT breaker FROM outbox_destination`)
-			wrong := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed' AND last_reason <> 'horizon_passed'
+			wrong := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed' AND last_reason <> 'not_after_passed'
 				OR status = 'failed' AND NOT $1 OR status = 'failed' AND event_id > 50`, answering)
 			if delivered := row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`); wrong > 0 || answering == (delivered == waiting) {
 				t.Errorf("%d of %d delivered, %d failed that should not", delivered, waiting, wrong)
