@@ -284,14 +284,13 @@ func (c *claimer) claims(now time.Time) []laneClaim {
 		}
 	}
 	share := max(1, c.config().MaxInFlight/max(1, active))
-	looking := c.pace.looking(now)
 	claims := make([]laneClaim, 0, len(lanes))
 	for _, l := range lanes {
 		if c.config().Hooks.LaneChanged != nil {
 			l.show(now, c.config().Hooks.LaneChanged)
 		}
 		l.setShare(min(l.current().Destination.MaxInFlight, share))
-		if request := c.request(l, now, looking); len(request.scans)+len(request.keys) > 0 {
+		if request := c.request(l, now, c.pace.looking(now)); len(request.scans)+len(request.keys) > 0 {
 			claims = append(claims, laneClaim{l, request})
 			l.ask(now)
 		}
@@ -382,9 +381,8 @@ func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Dura
 		}
 	}
 	for i, claim := range claims {
-		l := claim.lane
 		if reordered, changed := result.reordered[i]; changed {
-			l.reordered = reordered
+			claim.lane.reordered = reordered
 		}
 	}
 	c.rememberFloors(claims, result)
@@ -407,6 +405,9 @@ func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Dura
 				l.lookedBack(read)
 			} else {
 				l.walks[s.class].advance(s.class, read, found[n], result.at, took, pause)
+			}
+			if read.more { // what it found may hang, or it found what another relay has claimed: no settlement goes on with it
+				c.plan(time.Now().Add(took))
 			}
 			n++
 		}

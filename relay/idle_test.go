@@ -65,8 +65,10 @@ func TestIdleRelayStaysArmed(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	r := sessionOf(t, db.config(to("http://receiver.test/")))
+	wakeUp(t, r) // as every new session
 	must(t, r.store.arm(t.Context(), true))
 	must(t, (&store{pool: db.pool}).arm(t.Context(), false))
+	wakeUp(t, r) // for what was committed meanwhile, which no producer announced
 	becomes(db, true, armed)
 }
 
@@ -138,5 +140,21 @@ func TestNotificationsReachTheRelay(t *testing.T) {
 	case <-r.wake.notified:
 		t.Error("a notification too many")
 	default:
+	}
+}
+
+// A declaration fails, and by the next turn there is nothing to declare any more. Beats go on as the claimer does: a relay that
+// believes that producers notify keeps them notifying.
+func TestFailedDeclarationChangesNothing(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	failed, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, before := range []bool{true, false} {
+		s := &store{pool: db.pool}
+		must(t, s.arm(t.Context(), before))
+		if err := s.arm(failed, !before); err == nil || s.armed.Load() != before {
+			t.Errorf("armed: %t, then not declared: %v; beats say %t", before, err, s.armed.Load())
+		}
 	}
 }

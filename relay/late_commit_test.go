@@ -164,7 +164,7 @@ func TestLateCommitBesidesTheDeclaration(t *testing.T) {
 		t.Fatal("not idle")
 	}
 	for id, w := range c.writers.open { // as long as that
-		c.writers.open[id] = writer{w.since.Add(-4 * time.Second), w.seen}
+		c.writers.open[id] = writer{w.since, w.after.Add(-4 * time.Second)}
 	}
 	c.pace.interval, c.pace.nextLook = time.Hour, far
 	must(t, late.Commit(t.Context()))

@@ -155,9 +155,9 @@ func TestWriters(t *testing.T) {
 		{2, 20, []string{"a", "b"}, 0, 0},
 		{3, 30, []string{"b"}, 10, 1}, // a is gone, with it what it may have written before 10; of b nothing is known
 		{4, 40, []string{"b"}, 10, 0}, // and b was there when 30 was seen
-		{5, 50, nil, 50, 2},           // no transaction writes
+		{5, 50, nil, 50, 1},           // no transaction writes
 		{6, 60, []string{"c"}, 50, 0},
-		{7, 70, []string{"d"}, 60, 6},
+		{7, 70, []string{"d"}, 60, 5},
 	} {
 		at := start.Add(time.Duration(c.second) * time.Second)
 		late := w.observe(at, at, c.latest, c.open)
@@ -186,5 +186,21 @@ func TestWriters(t *testing.T) {
 	}
 	if w.closed != 80 {
 		t.Errorf("closed %d", w.closed)
+	}
+}
+
+// A transaction has written while the relay was idle and looked for none. It is seen, and commits soon after that.
+func TestWriterMayHaveBegunLongBeforeItIsSeen(t *testing.T) {
+	t.Parallel()
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	var w writers
+	w.observe(start, start, 10, nil)
+	woken := start.Add(time.Minute)
+	w.observe(woken, woken, 20, []string{"a"})
+	if !w.pending() || w.wanted(w.next.Add(-1), true) || w.next.Sub(woken) != writersEvery {
+		t.Errorf("next at %s", w.next)
+	}
+	if late := w.observe(w.next, w.next, 30, nil); late != start {
+		t.Errorf("looks back to %s", late)
 	}
 }

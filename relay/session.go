@@ -398,6 +398,9 @@ func (s *session) beat(stopping context.Context, on *standing, now time.Time) er
 	if s.lanes.applyStates(now, time.Now(), e.states, p.instance) {
 		s.wake.notify(true)
 	}
+	if e.unheard {
+		s.wake.notify(false)
+	}
 	if e.alerts {
 		signal(s.wake.alerts)
 	}

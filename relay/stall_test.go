@@ -153,6 +153,49 @@ func TestWalkGoesOnInAnIdleRelay(t *testing.T) {
 	}
 }
 
+// What another relay has claimed takes a scan to its bound: whatever lies behind is gone on to, in a relay that nothing else wakes.
+func TestScanGoesOnPastWhatOthersHaveClaimed(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		class class
+		age   time.Duration
+		back  bool
+	}{"live": {live, 0, false}, "backlog": {backlog, time.Hour, false}, "looking back": {backlog, time.Hour, true}} {
+		db := newDatabase(t)
+		r := sessionOf(t, db.config(to("http://receiver.test/")))
+		r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
+		l := r.lane("default")
+		db.insert(10*scanExtra, "key")
+		db.letPass(c.age)
+		db.exec(`UPDATE outbox_delivery SET claimed_by = 99, claim = 1, lease_expires_at = now() + interval '1 day'`)
+		far := time.Now().Add(time.Hour)
+		if c.back {
+			l.walks[backlog].rest(far)
+			l.lookBack(time.Now().Add(-2 * time.Hour))
+		}
+		idle := r.newClaimer()
+		idle.writers.next, idle.pace = far, pace{poll: time.Hour, armed: true, idle: true, interval: 3 * time.Hour}
+		turns := 0
+		for more := true; more; turns++ {
+			wait, err := idle.turn(t.Context())
+			must(t, err)
+			more = l.walks[c.class].more || l.back != (keyset{})
+			if more && (wait < 0 || wait > time.Minute) {
+				t.Errorf("%s: the next turn in %s", name, wait)
+				break
+			}
+			idle.pace.nextLook = far
+			l.ask(time.Time{}) // that time has passed
+			if more {
+				l.walks[c.class].due = time.Time{}
+			}
+		}
+		if turns < 3 {
+			t.Errorf("%s: at its end after %d turns", name, turns)
+		}
+	}
+}
+
 // However often something asks for walks to begin anew, one through what cannot be claimed comes to its end.
 func TestBarrenWalkComesToItsEnd(t *testing.T) {
 	t.Parallel()

@@ -84,9 +84,8 @@ FROM outbox_destination WHERE breaker <> 'closed' OR breaker_failures > 0
 UNION ALL
 SELECT 'alert', 0, '', false, '', 0, 0, 0 WHERE ` + alert.AnyDue + `
 UNION ALL
-SELECT 'armed', 0, '', false, '', 0, 0, 0
-WHERE CASE WHEN $4 AND (SELECT last_value FROM outbox_armed) < extract(epoch FROM now() + interval '6 seconds') * 1000
-           THEN ` + armUntil + ` > 0 ELSE false END
+SELECT 'armed', 0, '', until < extract(epoch FROM now()) * 1000, '', 0, 0, 0 FROM (SELECT last_value AS until FROM outbox_armed OFFSET 0) a
+WHERE CASE WHEN $4 AND until < extract(epoch FROM now() + interval '6 seconds') * 1000 THEN ` + armUntil + ` > 0 ELSE false END
 UNION ALL
 SELECT 'parked', 0, '', false, '', 0, 0, 0
 WHERE EXISTS (SELECT FROM outbox_destination WHERE parked_after IS NOT NULL)`
@@ -108,6 +107,7 @@ type echo struct {
 	states     []policy.DestinationState
 	alerts     bool // there is something to tell or to close
 	parked     bool // a route was added, and what was parked before has yet to be looked through
+	unheard    bool // producers had stopped to notify: another relay has disarmed them, or this beat came late
 }
 
 // heartbeat says that this relay lives, and finds out what it has to do beside claiming.
@@ -138,6 +138,8 @@ func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
 			e.alerts = true
 		case "parked":
 			e.parked = true
+		case "armed":
+			e.unheard = late
 		}
 	}
 	if err := rows.Err(); err != nil {
@@ -152,13 +154,18 @@ const armUntil = `setval('outbox_armed', (extract(epoch FROM clock_timestamp()) 
 const arm = `SELECT CASE WHEN $1 THEN ` + armUntil + ` ELSE setval('outbox_armed', 0) END`
 
 // arm makes producers notify, or stops them. Another relay that is still armed makes them notify again at its next beat.
+// If it fails, beats go on with what was declared before, as the claimer does: an armed relay whose beats do not keep producers
+// notifying would wait for each safety tick.
 func (s *store) arm(ctx context.Context, armed bool) error {
-	s.armed.Store(armed)
+	before := s.armed.Load()
+	s.armed.Store(before && armed) // no beat arms them meanwhile
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	if _, err := s.pool.Exec(ctx, arm, armed); err != nil {
+		s.armed.Store(before)
 		return fmt.Errorf("let producers notify: %w", err)
 	}
+	s.armed.Store(armed)
 	return nil
 }
 

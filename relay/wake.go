@@ -170,14 +170,15 @@ func (p *pace) claimed(now time.Time, deliveries int, took time.Duration) {
 }
 
 // worked records that something was found, by a look or without one. The next look is put off by that no further: a lane that
-// drains its backlog would keep the others from being looked at.
+// drains its backlog would keep the others from being looked at, and an armed relay from the look that idleness begins with.
 func (p *pace) worked(now time.Time) {
 	p.lastWork, p.idle = now, false
-	if p.armed {
-		return
+	next := now.Add(quietBeforeIdle)
+	if !p.armed {
+		p.load.add(now, 1)
+		next = now.Add(slowPoll)
 	}
-	p.load.add(now, 1)
-	if next := now.Add(slowPoll); p.nextLook.After(next) {
+	if p.nextLook.After(next) {
 		p.nextLook = next
 	}
 }

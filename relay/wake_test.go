@@ -171,6 +171,32 @@ func TestPaceFollowsTheLoad(t *testing.T) {
 	}
 }
 
+// A lane that drains its backlog keeps the relay from being idle. Meanwhile the others are looked at as often as if it became so:
+// not every producer notifies.
+func TestArmedRelayLooksBesideABacklog(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	p := pace{poll: time.Hour}
+	p.declared(now, true)
+	for range 30 { // as many notifications make a look without one rare
+		p.notified(now, 1)
+		p.claimed(now, 1, 0)
+	}
+	for range 3 {
+		end := now.Add(quietBeforeIdle)
+		for ; now.Before(end); now = now.Add(10 * time.Millisecond) {
+			p.worked(now)
+			if p.becomeIdle(now) {
+				t.Fatal("idle while it works")
+			}
+		}
+		if !p.looking(now) {
+			t.Fatalf("does not look for %s", p.nextLook.Sub(now))
+		}
+		p.claimed(now, 0, 0)
+	}
+}
+
 // A relay that hears no notifications is never armed, polls, and becomes idle.
 func TestPaceOfADeafRelay(t *testing.T) {
 	t.Parallel()

@@ -13,14 +13,15 @@ type writers struct {
 	closing int64 // is closed once awaited is empty
 	awaited map[string]bool
 	open    map[string]writer
+	looked  time.Time // the database's, at the last look
 	next    time.Time // when to look again
 	owed    bool      // a look is owed to those who wrote just before the relay became idle
 }
 
 // A writer is an open transaction.
 type writer struct {
-	since time.Time // on this clock
-	seen  time.Time // the same, on the database's
+	since time.Time // when it was first seen, on this clock
+	after time.Time // it began to write after this, on the database's: an idle relay may see it long after that
 }
 
 const (
@@ -38,8 +39,8 @@ func (w *writers) observe(now, at time.Time, latest int64, open []string) (late 
 		}
 		delete(w.open, id)
 		delete(w.awaited, id)
-		if now.Sub(was.since) >= overlap/2 && (late.IsZero() || was.seen.Before(late)) {
-			late = was.seen
+		if at.Sub(was.after) >= overlap/2 && (late.IsZero() || was.after.Before(late)) {
+			late = was.after
 		}
 	}
 	if len(w.awaited) == 0 {
@@ -52,20 +53,23 @@ func (w *writers) observe(now, at time.Time, latest int64, open []string) (late 
 			w.closed = max(w.closed, latest)
 		}
 	}
+	if w.looked.IsZero() {
+		w.looked = at
+	}
 	wait := writersMost
 	for _, id := range open {
 		if _, known := w.open[id]; !known {
 			if w.open == nil {
 				w.open = map[string]writer{}
 			}
-			w.open[id] = writer{now, at}
+			w.open[id] = writer{now, w.looked}
 		}
 		wait = min(wait, max(writersEvery, now.Sub(w.open[id].since)/100))
 	}
 	if len(open) == 0 {
 		wait = writersEvery
 	}
-	w.next, w.owed = now.Add(wait), false
+	w.next, w.owed, w.looked = now.Add(wait), false, at
 	return late
 }
 
