@@ -26,8 +26,8 @@ func BenchmarkHotKeys(b *testing.B) {
 		events, failed = 100_000, 10_000
 	}
 	for _, c := range []struct {
-		name   string
-		failed int
+		name    string
+		failed  int
 		blocked bool
 	}{{"VacuumBlocked", 0, true}, {"FailedAndSkipped", failed, false}, {"Neither", 0, false}} {
 		b.Run(c.name, func(b *testing.B) {
