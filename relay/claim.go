@@ -307,8 +307,8 @@ func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRe
 		return claimRequest{}
 	}
 	free, worthwhile := l.room(now, c.config().Lease)
-	if !worthwhile && max(free[live], free[backlog], free[replays]) > 0 {
-		c.plan(now.Add(minPace)) // the next settlement comes sooner, or what is in flight hangs
+	if !worthwhile && max(free[live], free[backlog], free[replays]) > 0 { // what is in flight may hang
+		c.plan(now.Add(minPace))
 	}
 	keys, crowded := l.takeReady(free)
 	for class := range free {
@@ -403,7 +403,7 @@ func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Dura
 			}
 			if s.back {
 				l.lookedBack(read)
-			} else {
+			} else if !read.unread {
 				l.walks[s.class].advance(s.class, read, found[n], result.at, took, pause)
 			}
 			if read.more { // what it found may hang, or it found what another relay has claimed: no settlement goes on with it

@@ -10,8 +10,8 @@ import (
 const (
 	// claimApartFor is how long each part of a claim has a statement of its own after one of them met data that cannot be read.
 	claimApartFor = time.Minute
-	// damagedAgain is when to try a part again that met such data.
-	damagedAgain = 10 * time.Second
+	// damagedAgain is when to try a part again that met such data. What becomes due meanwhile must still be live then.
+	damagedAgain = liveWindow / 2
 )
 
 // damaged are the parts of claims that met data which the server cannot read. The claimer owns it.
@@ -20,10 +20,12 @@ type damaged struct {
 	again map[damagedPart]time.Time // not before
 }
 
-// A damagedPart is a class of a destination or, with none, its ordering keys.
+// A damagedPart is a class of a destination or, with none, its ordering keys. What looks back through a class is a part of its own:
+// it reads more than what looks for new deliveries.
 type damagedPart struct {
 	destination string
 	class       class
+	back        bool
 }
 
 const noClass class = -1
@@ -78,18 +80,48 @@ func (r claimRequest) parts() (parts []claimRequest) {
 
 // claimPart claims one part, or nothing while it is put off.
 func (c *claimer) claimPart(ctx context.Context, instance int32, part claimRequest, now time.Time) (claimResult, error) {
-	which := damagedPart{part.destination, noClass}
+	which := damagedPart{destination: part.destination, class: noClass}
 	if len(part.scans) > 0 {
-		which.class = part.scans[0].class
+		which.class, which.back = part.scans[0].class, part.scans[0].back
 	}
-	if now.Before(c.damaged.again[which]) {
-		return claimResult{}, nil
+	forNew := which.class == live && !which.back
+	if again := c.damaged.again[which]; now.Before(again) {
+		c.plan(again)
+		return claimResult{scans: []scanResult{{unread: forNew}}[:len(part.scans)]}, nil
 	}
 	result, err := c.claimOnce(ctx, instance, []claimRequest{part})
 	if pg.ClassifyError(err) == pg.ErrorDamaged {
 		c.databaseError("claim", err)
+		if forNew {
+			result, err = c.claimBehind(ctx, instance, part)
+			if pg.ClassifyError(err) != pg.ErrorDamaged {
+				return result, err
+			}
+		}
 		c.damaged.again[which] = now.Add(damagedAgain)
-		return claimResult{}, nil
+		c.plan(c.damaged.again[which])
+		result = claimResult{scans: make([]scanResult, len(part.scans))}
+		if forNew { // go on behind what cannot be read, with what becomes due from now on
+			result.scans[0] = scanResult{last: keyset{at: c.clock.now()}, more: true}
+		}
+		return result, nil
+	}
+	return result, err
+}
+
+// claimBehind claims the newer half of a part that met damaged data, or else a half of that, and so on: the damage may lie just
+// before what is new.
+func (c *claimer) claimBehind(ctx context.Context, instance int32, part claimRequest) (result claimResult, err error) {
+	end := c.clock.now()
+	width := min(end.Sub(part.scans[0].after.at), liveWindow)
+	for range 6 {
+		width /= 2
+		newer := part
+		newer.scans = []scan{part.scans[0]}
+		newer.scans[0].after = keyset{at: end.Add(-width)}
+		if result, err = c.claimOnce(ctx, instance, []claimRequest{newer}); pg.ClassifyError(err) != pg.ErrorDamaged {
+			return result, err
+		}
 	}
 	return result, err
 }

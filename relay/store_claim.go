@@ -53,6 +53,8 @@ type scanResult struct {
 	last keyset // the last delivery it looked at; zero: there was none
 	more bool   // there may be due deliveries behind last
 	keys []foundKey
+
+	unread bool // it was put off
 }
 
 // A foundKey is an ordering key of which a scan saw a delivery that waits, the earliest one it saw.

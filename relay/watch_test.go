@@ -81,6 +81,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 		firing = append(firing, rule+" firing")
 		both = append(both, rule+" firing", rule+" resolved")
 	}
+	slices.Sort(firing)
 	slices.Sort(both)
 	eventually(t, "all alerts", func() bool { return len(ops.heard()) >= len(firing) })
 	if got := ops.heard(); !slices.Equal(got, firing) {
