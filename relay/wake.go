@@ -164,7 +164,7 @@ func (p *pace) claimed(now time.Time, deliveries int, took time.Duration) {
 		// Rarer if being awake has been in vain: producers may be active for a destination that is held.
 		longest = max(slowPoll, p.quiet/16)
 	}
-	p.interval = max(p.interval, fastPoll)
+	p.interval = min(max(p.interval, fastPoll), longest)
 	p.nextLook = now.Add(max(p.interval, took)) // looks get half of the time at the most
 	p.interval = min(2*p.interval, longest)
 }
