@@ -46,7 +46,7 @@ if printf '#include <pthread.h>\nint main(void) { return 0; }\n' | $$($(GO) env 
 	fi
 endef
 
-# make test leaves out what takes long, in two minutes instead of ten. SHORT= runs everything.
+# make test leaves out what takes long, in three to four minutes instead of seven. SHORT= runs everything.
 SHORT         ?= -short
 
 .PHONY: test
