@@ -55,6 +55,9 @@ func (runCmd) Run(inv *invocation) error {
 
 	log.Info().Str("name", cfg.Name).Str("version", cfg.Version).Str("config", c.File).
 		Str("database", c.database()).Strs("destinations", hosts(cfg.Destinations)).Msg("starting")
+	if names := unsigned(cfg.Destinations); len(names) > 0 {
+		log.Warn().Strs("destinations", names).Msg("requests to these destinations are not signed: they have no signing_secrets")
+	}
 	rl := &reloader{inv: inv, apply: r.Reload, hooks: cfg.Hooks, log: log, level: level, format: c.logFormat}
 	ended, watched, reloaded := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	aborted := false
