@@ -154,7 +154,9 @@ var situations = map[string]situation{
 	},
 	"handler error": {
 		to(func(t *testing.T) string {
-			return consuming(t, goodSecret, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no stock", http.StatusInternalServerError) })
+			return consuming(t, goodSecret, func(w http.ResponseWriter, _ *http.Request) {
+				http.Error(w, "no stock", http.StatusInternalServerError)
+			})
 		}, "OUTBOX_SIGNING_SECRET="+goodSecret),
 		[]string{"1 retrying at default; last: 500 Internal Server Error", "The log of the receiver says more."},
 		[]string{"outbox-relay events show 1"}, "500 Internal Server Error",
@@ -301,4 +303,3 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		})
 	}
 }
-

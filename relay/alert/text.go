@@ -94,6 +94,8 @@ func (a Alert) happened() string {
 	case RuleRoutesChanged:
 		text := joined(fmt.Sprintf("Routes of %q changed, and not every running relay is configured with them", subject), detail)
 		return text + ". Give all relays the same configuration, or stop the one that is not meant to run"
+	case RuleNeverDelivered:
+		return joined(fmt.Sprintf("%q has accepted no delivery yet, and fails in a way that only a person mends", subject), detail)
 	case RuleQuarantined:
 		return joined("A relay is quarantined and sends nothing", a.FirstError, detail)
 	case RuleTest:
@@ -144,6 +146,8 @@ func (a Alert) ended() string {
 		return fmt.Sprintf("no delivery to %q waits for a relay that serves it", subject)
 	case RuleRoutesChanged:
 		return fmt.Sprintf("all relays of %q have the same routes", subject)
+	case RuleNeverDelivered:
+		return fmt.Sprintf("%q accepts deliveries, or none waits for it", subject)
 	case RuleQuarantined:
 		return "the relay is no longer quarantined"
 	}
@@ -158,7 +162,7 @@ func (a Alert) Command() string {
 	switch a.Rule {
 	case RuleFailed, RuleBlockedKeys:
 		return "outbox-relay events list --status failed --destination " + shellWord(a.Subject)
-	case RuleWaitingKeys:
+	case RuleWaitingKeys, RuleNeverDelivered:
 		if a.FirstEventID != 0 {
 			return fmt.Sprintf("outbox-relay events show %d", a.FirstEventID)
 		}

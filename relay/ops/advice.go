@@ -190,7 +190,7 @@ func adviseAlerts(alerts []alert.Alert, before []Advice) (all []Advice) {
 	}
 	for _, a := range alerts {
 		switch a.Rule {
-		case alert.RuleFailed, alert.RuleBreakerOpen, alert.RuleBlockedKeys, alert.RuleUnserved, alert.RuleParked, alert.RuleQuarantined:
+		case alert.RuleFailed, alert.RuleBreakerOpen, alert.RuleBlockedKeys, alert.RuleUnserved, alert.RuleParked, alert.RuleQuarantined, alert.RuleNeverDelivered:
 			continue // counted above, or over since
 		case alert.RuleLag:
 			if explained(a.Subject, "no_relay", "paused", "held", "unserved", "quarantined") {

@@ -58,7 +58,8 @@ SELECT k.destination, least(p.pending, 10001), least(p.due, 10001), least(p.in_f
 FROM known k
 LEFT JOIN outbox_destination s ON s.destination = k.destination
 CROSS JOIN LATERAL (
-    SELECT count(*) AS pending, count(*) FILTER (WHERE d.next_attempt_at <= now() AND ` + pg.IsFree + `) AS due,
+    SELECT count(*) AS pending, CASE WHEN count(*) FILTER (WHERE d.next_attempt_at <= now()) > 10000 THEN 10001
+                                     ELSE count(*) FILTER (WHERE d.next_attempt_at <= now() AND ` + pg.IsFree + `) END AS due,
            count(*) FILTER (WHERE NOT ` + pg.IsFree + `) AS in_flight,
            count(*) FILTER (WHERE d.attempts > 0) AS retrying, count(*) FILTER (WHERE d.replay) AS replays,
            extract(epoch FROM now() - min(d.next_attempt_at) FILTER (WHERE d.next_attempt_at <= now()))::float8 AS lag,
