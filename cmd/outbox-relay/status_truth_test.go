@@ -27,7 +27,7 @@ type situation struct {
 	stage    func(t *testing.T, s *stage)
 	says     []string // parts of what status says
 	commands []string // that status advises, each without its comment
-	explains string   // a part of what events show says of event 1; empty: nothing is asked
+	explains string   // a part of what explain says of event 1; empty: nothing is asked
 }
 
 // A stage is where a situation is brought about.
@@ -129,12 +129,12 @@ var situations = map[string]situation{
 	"wrong secret": {
 		to(func(t *testing.T) string { return consuming(t, otherSecret, nil) }, "OUTBOX_SIGNING_SECRET="+goodSecret),
 		[]string{"1 retrying at default; last: 401 Unauthorized: The request's signature is not valid (signature-invalid)", "Make destinations.default.signing_secrets"},
-		[]string{"outbox-relay events show 1"}, "401 Unauthorized: The request's signature is not valid (signature-invalid)",
+		[]string{"outbox-relay explain 1"}, "401 Unauthorized: The request's signature is not valid (signature-invalid)",
 	},
 	"wrong path": {
 		to(func(t *testing.T) string { return answering(t, http.StatusNotFound) }),
 		[]string{"1 retrying at default; last: 404 Not Found.", "Correct destinations.default.url, then reload the relay (SIGHUP)"},
-		[]string{"outbox-relay events show 1"}, "404 Not Found",
+		[]string{"outbox-relay explain 1"}, "404 Not Found",
 	},
 	"DNS": {
 		to(func(*testing.T) string { return "http://does-not-exist.invalid/" }),
@@ -159,7 +159,7 @@ var situations = map[string]situation{
 			})
 		}, "OUTBOX_SIGNING_SECRET="+goodSecret),
 		[]string{"1 retrying at default; last: 500 Internal Server Error", "The log of the receiver says more."},
-		[]string{"outbox-relay events show 1"}, "500 Internal Server Error",
+		[]string{"outbox-relay explain 1"}, "500 Internal Server Error",
 	},
 	"dead host": {
 		to(closedPort), []string{`"default" is down, and its deliveries are held: `, "connection refused", "Start the receiver, or correct destinations.default.url"},
@@ -172,7 +172,7 @@ var situations = map[string]situation{
 			return server.URL
 		}),
 		[]string{"1 retrying at default; last: the receiver closed the connection without an answer."},
-		[]string{"outbox-relay events show 1"}, "closed the connection without an answer",
+		[]string{"outbox-relay explain 1"}, "closed the connection without an answer",
 	},
 	"held": {
 		func(t *testing.T, s *stage) {
@@ -261,7 +261,7 @@ var situations = map[string]situation{
 	},
 }
 
-// What status says, in every situation: the truth, and the command that comes next. events show says why event 1 waits.
+// What status says, in every situation: the truth, and the command that comes next. explain says why event 1 waits.
 func TestStatusSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	for name, c := range situations {
@@ -297,8 +297,8 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 			if c.explains == "" {
 				return
 			}
-			if got := program(t, s.env, "events", "show", "1"); !strings.Contains(got, c.explains) {
-				t.Errorf("events show does not say %q:\n%s", c.explains, got)
+			if got := program(t, s.env, "explain", "1"); !strings.Contains(got, c.explains) {
+				t.Errorf("explain does not say %q:\n%s", c.explains, got)
 			}
 		})
 	}

@@ -64,7 +64,7 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 			"outbox-relay resume "+word+" --reset-breaker    # once it works: send at once, without a probe")
 	} else if d.Retrying > 0 && d.RetryReason != "" {
 		add("retrying", fmt.Sprintf("%s retrying at %s; last: %s.%s", upTo(d.Retrying), d.Destination, orReason(d.RetryError, d.RetryReason), repair(d.Destination, d.RetryReason)),
-			fmt.Sprintf("outbox-relay events show %d    # every attempt, and when the next one is", d.RetryEventID))
+			fmt.Sprintf("outbox-relay explain %d    # every attempt, and when the next one is", d.RetryEventID))
 	}
 	if d.Failed > 0 {
 		text, commands := d.adviseFailed(word)
