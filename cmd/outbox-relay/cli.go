@@ -38,6 +38,7 @@ const overview = `outbox-relay delivers the events that a service commits to its
 
   outbox-relay events list --status failed | show EVENT  what did not arrive, and why; one event by id, key or reference
   outbox-relay explain EVENT                             its history, and why it waits
+  outbox-relay doctor                                    what is wrong with configuration, database, destinations
   outbox-relay replay --destination NAME | ID            send again what failed
   outbox-relay discard --destination NAME | ID           give up what waits or failed
   outbox-relay pause | resume NAME                       stop sending to a destination; go on
@@ -61,6 +62,7 @@ type grammar struct {
 	Status   statusCmd   `cmd:"" help:"Show what waits, what failed, who delivers."`
 	Events   eventsCmd   `cmd:"" help:"List deliveries, or show one event."`
 	Explain  explainCmd  `cmd:"" help:"Tell the history of one event, and why it waits."`
+	Doctor   doctorCmd   `cmd:"" help:"Find what is wrong with configuration, database and destinations; exit 1 if there is an error."`
 	Alert    alertCmd    `cmd:"" help:"Try the alert channels."`
 	Replay   replayCmd   `cmd:"" help:"Send failed, delivered or discarded deliveries again."`
 	Discard  discardCmd  `cmd:"" help:"Give pending, parked or failed deliveries up."`

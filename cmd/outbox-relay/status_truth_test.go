@@ -142,13 +142,7 @@ var situations = map[string]situation{
 		[]string{"outbox-relay resume default --reset-breaker"}, "does-not-exist.invalid",
 	},
 	"TLS": {
-		to(func(t *testing.T) string {
-			server := httptest.NewUnstartedServer(http.NotFoundHandler())
-			server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
-			server.StartTLS()
-			t.Cleanup(server.Close)
-			return server.URL
-		}),
+		to(overTLS),
 		[]string{`"default" is down, and its deliveries are held: `, "certificate", "Correct destinations.default.tls"},
 		[]string{"outbox-relay resume default --reset-breaker"}, "certificate",
 	},
