@@ -83,9 +83,18 @@ func (o *Outbox) Examine(ctx context.Context, cfg ExamineConfig) (Checkup, error
 		check string
 		run   func(context.Context) error
 	}{
-		{"server", x.server}, {"session", x.session}, {"transactions", x.transactions}, {"schema", x.schema},
-		{"rights", x.rights}, {"indexes", x.indexes}, {"triggers", x.triggers}, {"vacuum", x.vacuum}, {"identity", x.identity}, {"events", x.events},
-		{"deliveries", x.deliveries}, {"destinations", x.destinations},
+		{"server", x.server},
+		{"session", x.session},
+		{"transactions", x.transactions},
+		{"schema", x.schema},
+		{"rights", x.rights},
+		{"indexes", x.indexes},
+		{"triggers", x.triggers},
+		{"vacuum", x.vacuum},
+		{"identity", x.identity},
+		{"events", x.events},
+		{"deliveries", x.deliveries},
+		{"destinations", x.destinations},
 	}
 	for _, s := range steps {
 		x.Checks = append(x.Checks, s.check)
