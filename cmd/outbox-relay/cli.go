@@ -47,8 +47,10 @@ const overview = `outbox-relay delivers the events that a service commits to its
   outbox-relay migrate down | status                     revert the last migration; list them
   outbox-relay alert test                                send a test alert to every channel
   outbox-relay identity show | accept | discard-pending  after a move, or on a copy of the database: who may work here
-  outbox-relay config check | show                       find every mistake; print what is in effect, and why
+  outbox-relay config init | check | show                write a file; find every mistake; print what is in effect, and why
   outbox-relay inbox status | list | show | replay | ignore | prune    the same for a receiver, at its own database
+  outbox-relay events tail                               what happens from now on
+  outbox-relay send TYPE | listen                        insert one event; receive events and print them
   outbox-relay version
 
 Everything can also stand in outbox-relay.yaml. More: outbox-relay <command> --help
@@ -62,6 +64,8 @@ type grammar struct {
 	Status   statusCmd   `cmd:"" help:"Show what waits, what failed, who delivers."`
 	Events   eventsCmd   `cmd:"" help:"List deliveries, or show one event."`
 	Explain  explainCmd  `cmd:"" help:"Tell the history of one event, and why it waits."`
+	Send     sendCmd     `cmd:"" help:"Insert one event."`
+	Listen   listenCmd   `cmd:"" help:"Receive events and print them."`
 	Doctor   doctorCmd   `cmd:"" help:"Find what is wrong with configuration, database and destinations; exit 1 if there is an error."`
 	Alert    alertCmd    `cmd:"" help:"Try the alert channels."`
 	Replay   replayCmd   `cmd:"" help:"Send failed, delivered or discarded deliveries again."`
@@ -116,6 +120,9 @@ func (m Main) command(ctx context.Context, aborted <-chan struct{}, args []strin
 	if len(args) == 0 {
 		fmt.Fprint(m.Stderr, overview, "\n")
 		return exitError{code: exitUsage, err: errors.New("no command given")}
+	}
+	if args[0] == "--version" {
+		args[0] = "version"
 	}
 	if args[0] == "help" {
 		args = append(slices.Clone(args[1:]), "--help")
@@ -239,6 +246,8 @@ func refused(err error) string {
 func withLackingRight(err error) error {
 	var server *pgconn.PgError
 	switch {
+	case errors.As(err, &server) && server.Code == "42P01": // undefined_table
+		return fmt.Errorf("%w; the tables are not where this login looks: run outbox-relay migrate up, or name their schema with --schema", err)
 	case !errors.As(err, &server) || server.Code != "42501" || strings.Contains(strings.ToLower(err.Error()), "grant "): // insufficient_privilege
 		return err
 	case strings.Contains(server.Message, "for schema"), strings.Contains(server.Message, "for database"), strings.HasPrefix(server.Message, "must be owner"):
