@@ -161,7 +161,11 @@ func (o *Outbox) UnknownNames(ctx context.Context, destination, reason, eventTyp
 			all = append(all, Unknown{"destination", destination, names})
 		}
 	}
-	if reasons := policy.Reasons(); reason != "" && !slices.Contains(reasons, reason) {
+	if reason != "" && !slices.Contains(policy.Reasons(), policy.Reason(reason)) {
+		var reasons []string
+		for _, known := range policy.Reasons() {
+			reasons = append(reasons, string(known))
+		}
 		all = append(all, Unknown{"reason", reason, reasons})
 	}
 	if eventType != "" {

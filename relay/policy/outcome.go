@@ -79,20 +79,19 @@ const (
 	ReasonDatabase     Reason = "database"         // the payload could not be read
 )
 
-// Reasons returns the names of all of them.
-func Reasons() []string {
-	var all []string
-	for _, r := range []Reason{
-		ReasonOK, ReasonTransient, ReasonRateLimited, ReasonServerError, ReasonUnavailable, ReasonUnauthorized,
-		ReasonNotFound, ReasonRedirect, ReasonRejected, ReasonGone, ReasonUnexpected, ReasonDNS,
-		ReasonConnect, ReasonTLS, ReasonTimeout, ReasonNetwork, ReasonMalformed, ReasonEgress,
-		ReasonPanic, ReasonInvalidEvent, ReasonTooLarge, ReasonEventMissing, ReasonCrashLoop, ReasonSuspect,
-		ReasonNotAfter, ReasonLease, ReasonShutdown, ReasonPaused, ReasonRemoved, ReasonBreaker,
-		ReasonOrder, ReasonDatabase,
-	} {
-		all = append(all, string(r))
+// Outcomes returns every outcome.
+func Outcomes() []Outcome { return []Outcome{Delivered, Retry, Fail, Hold} }
+
+// Reasons returns every reason.
+func Reasons() []Reason {
+	return []Reason{
+		ReasonOK,
+		ReasonTransient, ReasonRateLimited, ReasonServerError, ReasonUnavailable, ReasonUnauthorized, ReasonNotFound, ReasonRedirect,
+		ReasonRejected, ReasonGone, ReasonUnexpected,
+		ReasonDNS, ReasonConnect, ReasonTLS, ReasonTimeout, ReasonNetwork, ReasonMalformed, ReasonEgress, ReasonPanic,
+		ReasonInvalidEvent, ReasonTooLarge, ReasonEventMissing, ReasonCrashLoop, ReasonSuspect, ReasonNotAfter, ReasonLease,
+		ReasonShutdown, ReasonPaused, ReasonRemoved, ReasonBreaker, ReasonOrder, ReasonDatabase,
 	}
-	return all
 }
 
 // A Result is what happened to one claim of a delivery. What that means for the delivery is decided by Decide.
