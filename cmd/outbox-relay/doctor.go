@@ -96,7 +96,10 @@ func printCheckup(w io.Writer, c ops.Checkup) error {
 		return err
 	}
 	for _, f := range c.Findings {
-		fmt.Fprintf(w, "%-7s  %s: %s\n         %s\n", f.Level, f.Check, f.Text, f.Remedy)
+		paint(w, map[string]string{ops.LevelError: red, ops.LevelWarning: yellow}[f.Level])
+		fmt.Fprintf(w, "%-7s", f.Level)
+		paint(w, plainText)
+		fmt.Fprintf(w, "  %s: %s\n         %s\n", f.Check, f.Text, f.Remedy)
 	}
 	_, err := fmt.Fprintf(w, "\n%s.\n", plain.Plural(len(c.Findings), "finding", "findings"))
 	return err

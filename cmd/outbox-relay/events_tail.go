@@ -29,6 +29,7 @@ func (cmd eventsTailCmd) Run(inv *invocation) error {
 		if err != nil {
 			return err
 		}
+		fmt.Fprintln(inv.Stderr, "following; interrupt it to end")
 		return every(ctx, tailInterval, func() error {
 			moments, err := tail.Look(ctx)
 			if err != nil {

@@ -41,7 +41,7 @@ type Main struct {
 
 // Run runs one command and returns the exit code.
 func (m Main) Run(args []string) (code int) {
-	m.Stdout, m.Stderr = textWriter{m.Stdout}, textWriter{m.Stderr}
+	m.Stdout, m.Stderr = textWriter{m.Stdout, showsColors(m.Stdout, m.Env)}, textWriter{m.Stderr, false}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	aborted, done, watched := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {

@@ -197,11 +197,15 @@ const maxAdvice = 6
 // printAdvice prints what is wrong and what to do about it.
 func printAdvice(w io.Writer, advice []ops.Advice) error {
 	if len(advice) == 0 {
+		paint(w, green)
 		_, err := fmt.Fprintln(w, "All is well.")
+		paint(w, plainText)
 		return err
 	}
 	for _, a := range advice[:min(len(advice), maxAdvice)] {
+		paint(w, yellow)
 		fmt.Fprintln(w, a.Text)
+		paint(w, plainText)
 		for _, command := range a.Commands {
 			fmt.Fprintln(w, "  "+command)
 		}

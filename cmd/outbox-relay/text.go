@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"slices"
 	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -74,7 +75,33 @@ func printableCopy(v reflect.Value) reflect.Value {
 
 // A textWriter passes on printable lines only. It wraps the output streams of the process, for texts that a command did not
 // make printable itself.
-type textWriter struct{ io.Writer }
+type textWriter struct {
+	io.Writer
+	colored bool // it is a terminal that shows colours
+}
+
+// Colours of a terminal.
+const (
+	red       = "\x1b[31m"
+	green     = "\x1b[32m"
+	yellow    = "\x1b[33m"
+	plainText = "\x1b[0m"
+)
+
+// paint makes what is written next appear in a colour, on a terminal whose user has not set NO_COLOR.
+func paint(w io.Writer, color string) {
+	if text, ok := w.(textWriter); ok && text.colored {
+		_, _ = io.WriteString(text.Writer, color)
+	}
+}
+
+// showsColors reports whether a stream is a terminal, and NO_COLOR (https://no-color.org) is not set.
+func showsColors(stream any, env []string) bool {
+	return isTerminal(stream) && !slices.ContainsFunc(env, func(entry string) bool {
+		value, found := strings.CutPrefix(entry, "NO_COLOR=")
+		return found && value != "" || entry == "TERM=dumb"
+	})
+}
 
 func (w textWriter) Write(p []byte) (int, error) {
 	var b strings.Builder

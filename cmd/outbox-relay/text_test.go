@@ -32,7 +32,7 @@ func FuzzWriteJSON(f *testing.F) {
 			}
 		}
 		var shown bytes.Buffer
-		if _, err := (textWriter{&shown}).Write(b.Bytes()); err != nil || shown.String() != b.String() {
+		if _, err := (textWriter{&shown, false}).Write(b.Bytes()); err != nil || shown.String() != b.String() {
 			t.Errorf("%v: a terminal is sent %q", err, b.String())
 		}
 	})

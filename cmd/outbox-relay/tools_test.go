@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 // running is a command that goes on beside the test, with its output.
@@ -59,6 +61,8 @@ func TestSendListenTailAndWatch(t *testing.T) {
 	relay.stderr.wait(t, `"registered"`, relay.code)
 	tail := begin(t, env, "events", "tail")
 	lines := begin(t, env, "events", "tail", "--json")
+	tail.stderr.wait(t, "following", tail.code)
+	lines.stderr.wait(t, "following", lines.code)
 	watch := begin(t, env, "status", "--watch")
 	watch.stdout.wait(t, "All is well.", watch.code)
 	until(t, open(t, dsn), "SELECT EXISTS (SELECT FROM outbox_route)")
@@ -152,5 +156,57 @@ func TestHintForMissingTables(t *testing.T) {
 	r := command([]string{"OUTBOX_DATABASE_URL=" + pgtest.New(t)}, "send", "t")
 	if r.code != exitFailed || !strings.Contains(r.stderr, "run outbox-relay migrate up, or name their schema with --schema") {
 		t.Errorf("%+v", r)
+	}
+}
+
+// The script completes commands and flags in a real bash.
+func TestCompletion(t *testing.T) {
+	t.Parallel()
+	shell, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skip("there is no bash")
+	}
+	script := command(nil, "completion", "bash").stdout
+	for words, want := range map[string]string{
+		"outbox-relay mig": "migrate", "outbox-relay migrate ": "up down status", "outbox-relay events show --pay": "--payload", "outbox-relay events li": "list",
+	} {
+		quoted := strings.Split(words, " ")
+		args := append([]string{"-c", script + "\n" + `COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _outbox_relay; echo "${COMPREPLY[@]}"`, "bash"}, quoted...)
+		out, err := exec.CommandContext(t.Context(), shell, args...).Output()
+		if err != nil || !strings.HasPrefix(string(out), want) {
+			t.Errorf("%q: %q, %v; want %q", words, out, err, want)
+		}
+	}
+	for _, name := range []string{"zsh", "fish"} {
+		if r := command(nil, "completion", name); r.code != 0 || !strings.Contains(r.stdout, "doctor") {
+			t.Errorf("%+v", r)
+		}
+	}
+	page := command(nil, "man").stdout
+	for _, part := range []string{".TH OUTBOX-RELAY 1\n", ".SS outbox-relay pause\n", ".B \\-\\-reset\\-breaker\n"} {
+		if !strings.Contains(page, part) {
+			t.Errorf("the manual page lacks %q", part)
+		}
+	}
+}
+
+// Colours reach a terminal alone, and no text of others can bring its own.
+func TestColors(t *testing.T) {
+	t.Parallel()
+	for _, colored := range []bool{false, true} {
+		var b buffer
+		if err := printAdvice(textWriter{&b, colored}, []ops.Advice{{Text: "wrong \x1b[31m"}}); err != nil {
+			t.Fatal(err)
+		}
+		want := "wrong \ufffd[31m\n"
+		if colored {
+			want = yellow + want + plainText
+		}
+		if b.String() != want {
+			t.Errorf("%q, want %q", b.String(), want)
+		}
+	}
+	if showsColors(os.Stdout, []string{"NO_COLOR=1"}) {
+		t.Error("NO_COLOR has no effect")
 	}
 }

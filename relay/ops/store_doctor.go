@@ -43,6 +43,7 @@ SELECT * FROM (
     FROM pg_stat_activity a
     WHERE a.datname = current_database() AND a.backend_type = 'client backend' AND a.pid <> pg_backend_pid()
       AND (a.backend_xid IS NOT NULL OR a.backend_xmin IS NOT NULL) AND a.xact_start <= now() - make_interval(secs => $1)
+      AND NOT (a.usename = current_user AND starts_with(a.application_name, 'outbox-relay')) -- bounded by their statement_timeout
     UNION ALL
     SELECT 0, p.gid, '', extract(epoch FROM now() - p.prepared)::float8 FROM pg_prepared_xacts p
     WHERE p.database = current_database() AND p.prepared <= now() - make_interval(secs => $1)
