@@ -203,13 +203,13 @@ var situations = map[string]situation{
 		},
 		[]string{"1 event matches no route. Add a route to the relays' configuration and reload them (SIGHUP)."},
 		[]string{"outbox-relay events list --parked"},
-		"",
+		"parked: no route matches its type",
 	},
 	"parked before the first start": {
 		func(t *testing.T, s *stage) { s.insert(t, "", oneEvent) },
 		[]string{"No relay is running, so nothing is sent.", "1 event waits for the first relay: no route is stored yet."},
 		[]string{"outbox-relay run"},
-		"parked: no route matches its type",
+		"parked until the first relay starts: no route is stored yet",
 	},
 	"unserved": {
 		func(t *testing.T, s *stage) {
@@ -228,7 +228,7 @@ var situations = map[string]situation{
 		},
 		[]string{`1 delivery to "default" failed; last: 422 Unprocessable Entity.`, `1 ordering key waits at "default" behind a failed delivery: invoice 42 behind event 1 (rejected).`},
 		[]string{"outbox-relay events list --status failed --destination default", "outbox-relay replay 1 --destination default", "outbox-relay discard --destination default --head-of-key 'invoice 42'"},
-		"",
+		"failed for good: 422 Unprocessable Entity",
 	},
 	"quarantined": {
 		func(t *testing.T, s *stage) {

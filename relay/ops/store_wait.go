@@ -16,6 +16,7 @@ SELECT d.destination, extract(epoch FROM d.next_attempt_at - now())::float8, d.n
        d.destination = '' AND EXISTS (SELECT FROM outbox_route t WHERE e.event_type LIKE t.like_pattern),
        EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = d.destination),
        (SELECT count(*) FROM outbox_relay WHERE heartbeat_at > now() - interval '10 seconds'),
+       EXISTS (SELECT FROM outbox_route),
        coalesce(d.last_reason, ''), coalesce(d.last_error, '')
 FROM outbox_delivery d
 LEFT JOIN outbox e ON e.id = d.event_id

@@ -51,6 +51,7 @@ type waitState struct {
 	Routed         bool // it is parked, but its type has a route now
 	Served         bool // a registered relay serves the destination
 	Relays         int64
+	AnyRoute       bool // some route is stored
 	LastReason     policy.Reason // of the latest attempt; empty: there was none, or it was replayed since
 	LastError      string
 }
@@ -68,9 +69,12 @@ func (w waitState) reasons() (all []Wait) {
 		return all
 	}
 	if w.Destination == "" {
-		if w.Routed {
+		switch {
+		case !w.AnyRoute:
+			add("parked", "parked until the first relay starts: no route is stored yet; start one: outbox-relay run")
+		case w.Routed:
 			add("parked", "parked, but a route for its type exists now: a relay releases it within seconds")
-		} else {
+		default:
 			add("parked", "parked: no route matches its type; add one and reload the relays (SIGHUP), or discard it")
 		}
 		return all
