@@ -55,7 +55,7 @@ func (cmd statusCmd) Run(inv *invocation) error {
 		return checkHealth(inv.ctx, inv.Stdout, c)
 	}
 	return c.withOps(inv.ctx, func(outbox *ops.Outbox) error {
-		print := func() error {
+		look := func() error {
 			status, err := outbox.Status(inv.ctx, c.relay.Environment)
 			if err != nil {
 				return err
@@ -66,9 +66,9 @@ func (cmd statusCmd) Run(inv *invocation) error {
 			return show(inv.Stdout, cmd.JSON, status, printStatus)
 		}
 		if cmd.Watch {
-			return every(inv.ctx, tailInterval, print)
+			return every(inv.ctx, tailInterval, look)
 		}
-		return print()
+		return look()
 	})
 }
 

@@ -88,14 +88,14 @@ const (
 	plainText = "\x1b[0m"
 )
 
-// paint makes what is written next appear in a colour, on a terminal whose user has not set NO_COLOR.
+// paint makes what is written next appear in a colour, on a terminal that [showsColors].
 func paint(w io.Writer, color string) {
 	if text, ok := w.(textWriter); ok && text.colored {
 		_, _ = io.WriteString(text.Writer, color)
 	}
 }
 
-// showsColors reports whether a stream is a terminal, and NO_COLOR (https://no-color.org) is not set.
+// showsColors reports whether a stream is a terminal whose user has not switched colours off, see https://no-color.org.
 func showsColors(stream any, env []string) bool {
 	return isTerminal(stream) && !slices.ContainsFunc(env, func(entry string) bool {
 		value, found := strings.CutPrefix(entry, "NO_COLOR=")

@@ -51,7 +51,7 @@ type waitState struct {
 	Routed         bool // it is parked, but its type has a route now
 	Served         bool // a registered relay serves the destination
 	Relays         int64
-	AnyRoute       bool // some route is stored
+	AnyRoute       bool          // some route is stored
 	LastReason     policy.Reason // of the latest attempt; empty: there was none, or it was replayed since
 	LastError      string
 }
