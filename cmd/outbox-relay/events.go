@@ -114,7 +114,7 @@ func (inv *invocation) askWith(c *config, f func(context.Context, *ops.Outbox) e
 		if err := inv.warnQuarantined(outbox, c.relay.Environment); err != nil {
 			return err
 		}
-		return f(inv.ctx, outbox)
+		return f(inv.ctx, outbox.As(inv.actor()))
 	})
 }
 
