@@ -37,6 +37,12 @@ var ErrNotConfirmed = errors.New("the order is not confirmed")
 // ErrBusy says that enough operations run already.
 var ErrBusy = errors.New("too many operations run")
 
+// ErrNoEvent says that an event does not exist, or was archived.
+var ErrNoEvent = errors.New("no such event")
+
+// ErrNotRunning says that this process does not work on an operation.
+var ErrNotRunning = errors.New("the operation does not run here")
+
 // Config is what a Control needs.
 type Config struct {
 	// Outbox answers, over a pool of at least maxOperations + 2 connections.
