@@ -45,9 +45,10 @@ type slot struct {
 }
 
 // New returns an empty history.
-func New() *Ring { return at(time.Now) }
+func New() *Ring { return NewAt(time.Now) }
 
-func at(now func() time.Time) *Ring {
+// NewAt returns an empty history with a clock of its own, for tests and previews.
+func NewAt(now func() time.Time) *Ring {
 	r := &Ring{now: now, lanes: map[string]*lane{}, states: map[string]relay.LaneState{}}
 	r.begun = r.slotOf(now())
 	return r

@@ -11,7 +11,7 @@ import (
 func TestRing(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_700_000_000, 0)
-	r := at(func() time.Time { return now })
+	r := NewAt(func() time.Time { return now })
 	called := 0
 	hooks := r.Hooks(relay.Hooks{Attempted: func(relay.Attempt) { called++ }, Settled: func(string, policy.Outcome, policy.Reason, int) { called++ }, LaneChanged: func(relay.LaneState) { called++ }})
 	for i := range 100 {
