@@ -237,25 +237,25 @@ func outage(t *testing.T) *relaytest.Database {
 	db.Exec(`DELETE FROM outbox_route; INSERT INTO outbox_route (pattern, destination) VALUES ('invoice.*', 'logistics'), ('customer.*', 'crm'), ('invoice.*', 'analytics')`)
 	db.Exec(`INSERT INTO outbox_relay (name, version, session_pid) VALUES ('billing-1', '1.0.0', 41), ('billing-2', '1.0.0', 42)`)
 	db.Exec(`INSERT INTO outbox_relay_destination (instance, destination) SELECT i, d FROM generate_series(1, 2) i, unnest('{logistics,analytics,crm}'::text[]) d`)
-	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference, created_at)
 		SELECT (ARRAY ['invoice.created', 'invoice.paid', 'customer.moved', 'invoice.cancelled'])[1 + i % 4], json_build_object('invoice', i, 'amount', i * 7),
-		       'billing/2026/' || lpad((70210 + i)::text, 6, '0'), 'customer-' || 100 + i % 83, 'INV-' || 70210 + i
+		       'billing/2026/' || lpad((70210 + i)::text, 6, '0'), 'customer-' || 100 + i % 83, 'INV-' || 70210 + i, now() - interval '4 seconds' * (1400 - i) - interval '2 seconds'
 		FROM generate_series(1, 1400) i`)
 	db.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now() - interval '4 seconds' * (1400 - event_id), attempts = 1,
-		last_attempt_at = now() - interval '4 seconds' * (1400 - event_id), last_status = 204 WHERE destination <> 'analytics' OR event_id < 900`)
+		last_attempt_at = now() - interval '4 seconds' * (1400 - event_id), last_status = 204 WHERE destination <> 'analytics' OR event_id < 1290`)
 	db.Exec(`UPDATE outbox_delivery SET status = 'failed', delivered_at = NULL, attempts = 1, last_status = 422, last_reason = 'rejected',
 		last_error = '422 Unprocessable Entity: unknown country "XK" in address' WHERE destination = 'crm' AND event_id % 41 = 1`)
 	db.Exec(`UPDATE outbox_delivery SET status = 'failed', delivered_at = NULL, attempts = 8, last_status = NULL, last_reason = 'timeout',
 		last_error = 'attempt 8 of 8: no answer within 10s' WHERE destination = 'crm' AND event_id % 97 = 5`)
 	db.Exec(`UPDATE outbox_delivery SET attempts = 2, last_status = 503, last_reason = 'unavailable', last_error = '503 Service Unavailable: upstream is restarting',
-		last_attempt_at = now() - interval '40 seconds', next_attempt_at = now() + interval '4 minutes' WHERE destination = 'analytics' AND status = 'pending' AND event_id < 905`)
+		last_attempt_at = now() - interval '40 seconds', next_attempt_at = now() + interval '4 minutes' WHERE destination = 'analytics' AND status = 'pending' AND event_id IN (1301, 1305, 1309)`)
 	db.Exec(`INSERT INTO outbox_destination (destination, breaker, breaker_opened_at, breaker_until, breaker_error)
 		VALUES ('analytics', 'open', now() - interval '9 minutes', now() + interval '4 seconds', '503 Service Unavailable: upstream is restarting')
 		ON CONFLICT (destination) DO UPDATE SET breaker = 'open', breaker_opened_at = excluded.breaker_opened_at, breaker_until = excluded.breaker_until, breaker_error = excluded.breaker_error`)
 	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, status, error)
-		SELECT 901, a, now() - interval '9 minutes' + make_interval(secs => s), ms, a, 1, 'analytics', 'retry', 'unavailable', 503, '503 Service Unavailable: upstream is restarting'
-		FROM (VALUES (1, 0, 31), (2, 6, 28)) v (a, s, ms)`)
+		SELECT 1301, a, now() - interval '6 minutes 35 seconds' + make_interval(secs => s), ms, a, 1, 'analytics', 'retry', 'unavailable', 503, '503 Service Unavailable: upstream is restarting'
+		FROM (VALUES (1, 0, 31), (2, 7, 28)) v (a, s, ms)`)
 	db.Exec(`INSERT INTO outbox_alert (rule, subject, opened_at, count, detail, first_event_id) VALUES
-		('breaker_open', 'analytics', now() - interval '9 minutes', 1, '503 Service Unavailable: upstream is restarting', 901), ('failed', 'crm', now() - interval '3 hours', 11, '422 rejected: unknown country', 42)`)
+		('breaker_open', 'analytics', now() - interval '9 minutes', 1, '503 Service Unavailable: upstream is restarting', 1301), ('failed', 'crm', now() - interval '3 hours', 11, '422 rejected: unknown country', 42)`)
 	return db
 }

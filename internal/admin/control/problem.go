@@ -46,6 +46,8 @@ func ProblemOf(err error) (p Problem, unexpected bool) {
 		return Problem{http.StatusServiceUnavailable, "schema", "The database has another schema", "Run: outbox-relay migrate up"}, false
 	case errors.As(err, &server):
 		return ofServer(server), true
+	case errors.Is(err, context.DeadlineExceeded) && !errors.As(err, new(*pgconn.ConnectError)):
+		return tooMuch(), false
 	case errors.Is(err, context.Canceled):
 		return Problem{499, "canceled", "The request was given up", ""}, false
 	}
@@ -55,6 +57,10 @@ func ProblemOf(err error) (p Problem, unexpected bool) {
 	}, true
 }
 
+func tooMuch() Problem {
+	return Problem{http.StatusServiceUnavailable, "too-much", "That takes too long", "The question was ended to protect the database. Narrow it: add a destination, a status or a time."}
+}
+
 func ofServer(server *pgconn.PgError) Problem {
 	switch server.Code {
 	case "42501": // insufficient_privilege
@@ -62,7 +68,7 @@ func ofServer(server *pgconn.PgError) Problem {
 	case "42P01": // undefined_table
 		return Problem{http.StatusServiceUnavailable, "schema", "The database has another schema", "Run: outbox-relay migrate up"}
 	case "57014": // query_canceled: the statement timeout of the page
-		return Problem{http.StatusServiceUnavailable, "too-much", "That reads too much", "The question was ended to protect the database. Narrow it: add a destination, a status or a time."}
+		return tooMuch()
 	case "57P01", "57P02", "57P03", "53300": // shutdown, crash, starting up, too many connections
 		return Problem{http.StatusServiceUnavailable, "database", "The database refuses connections", "It is stopping, starting, or has too many connections. The relay waits for it and goes on by itself."}
 	}

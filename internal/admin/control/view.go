@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/admin/history"
@@ -65,20 +66,17 @@ func (c *Control) Overview(ctx context.Context) (Overview, error) {
 
 // Destination returns the state of one destination. The error wraps [ops.ErrUnknownDestination] if there is none.
 func (c *Control) Destination(ctx context.Context, name string) (Destination, []Finding, error) {
-	s, err := c.Status(ctx)
-	if err != nil {
-		return Destination{}, nil, err
-	}
-	for _, d := range s.Destinations {
-		if d.Destination == name {
-			findings := []Finding{}
-			for _, f := range Findings(s.Status) {
-				if f.Destination == name {
-					findings = append(findings, f)
-				}
-			}
-			return c.view(d), findings, nil
+	for range 2 {
+		s, err := c.Status(ctx)
+		if err != nil {
+			return Destination{}, nil, err
 		}
+		at := slices.IndexFunc(s.Destinations, func(d ops.DestinationStatus) bool { return d.Destination == name })
+		if at >= 0 {
+			all := slices.DeleteFunc(Findings(s.Status), func(f Finding) bool { return f.Destination != name })
+			return c.view(s.Destinations[at]), all, nil
+		}
+		c.Forget() // it may be younger than the status that was read last
 	}
 	return Destination{}, nil, fmt.Errorf("%w %q", ops.ErrUnknownDestination, name)
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -52,10 +53,14 @@ func (c Config) Problems(path string) []check.Problem {
 	if c.Address == "" || admin.IsLoopback(c.Address) {
 		return v
 	}
-	v.Require(c.Token != "", path+".listen",
-		"%s can be reached from other hosts; set %s.token (OUTBOX_ADMIN_TOKEN, made with: openssl rand -base64 32), or listen on 127.0.0.1:9465", c.Address, path)
-	v.Require(c.TLS || c.BehindProxy, path+".listen",
-		"%s can be reached from other hosts, and the token would travel in clear text; set %s.tls.cert_file and %[2]s.tls.key_file, or %[2]s.behind_proxy: true where a proxy ends TLS", c.Address, path)
+	var missing []string
+	if c.Token == "" {
+		missing = append(missing, path+".token (OUTBOX_ADMIN_TOKEN), made with: openssl rand -base64 32")
+	}
+	if !c.TLS && !c.BehindProxy {
+		missing = append(missing, fmt.Sprintf("%s.tls, as a token would travel in clear text, or %[1]s.behind_proxy: true where a proxy ends TLS", path))
+	}
+	v.Require(missing == nil, path+".listen", "%s can be reached from other hosts; set %s; or listen on 127.0.0.1:9465", c.Address, strings.Join(missing, "; and set "))
 	return v
 }
 

@@ -22,6 +22,8 @@ func (p *Page) functions() template.FuncMap {
 		},
 		"span":   span,
 		"took":   took,
+		"flow":   flow,
+		"rate":   perSecond,
 		"when":   when,
 		"iso":    iso,
 		"points": points,
@@ -62,6 +64,26 @@ func took(seconds *float64) string {
 		return fmt.Sprintf("%.0f ms", *seconds*1000)
 	}
 	return fmt.Sprintf("%.1f s", *seconds)
+}
+
+// perSecond writes a limit; none is empty.
+func perSecond(limit *float64) string {
+	if limit == nil || *limit == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.3g/s", *limit)
+}
+
+// flow writes how many requests a destination may have at once, and in a second; nil is a dash.
+func flow(concurrency *int, limit *float64) string {
+	if concurrency == nil {
+		return "–"
+	}
+	text := strconv.Itoa(*concurrency)
+	if rate := perSecond(limit); rate != "" {
+		text += " · " + rate
+	}
+	return text
 }
 
 // when writes how long ago a time was, or in how long it comes. Nil is a dash.

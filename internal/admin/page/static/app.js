@@ -48,6 +48,7 @@
   const color = (name) => getComputedStyle(root).getPropertyValue(name).trim();
   const short = (n) => n >= 1e6 ? n / 1e6 + "M" : n >= 1e4 ? n / 1e3 + "k" : String(+n.toPrecision(3));
   const seconds = (n) => n === 0 ? "0" : n < 1 ? +(n * 1000).toPrecision(3) + " ms" : +n.toPrecision(3) + " s";
+  const clock = (t) => new Date(t * 1000).toTimeString().slice(0, 5);
   const kinds = {
     rates: (s) => ({ data: [s.times, s.delivered, s.retried, s.failed], lines: [["Delivered", "--good", true], ["Retried", "--odd"], ["Failed", "--bad"]], format: short, least: 6 }),
     latency: (s) => ({ data: [s.times, s.p50, s.p95, s.p99], lines: [["p50", "--accent"], ["p95", "--odd"], ["p99", "--bad"]], format: seconds, least: 0.01 }),
@@ -83,10 +84,10 @@
         cursor: { y: false, points: { size: 6 } },
         legend: { live: true },
         scales: { x: { range: () => chart.range }, y: { range: (u, low, high) => [0, Math.max(high || 0, chart.least) * 1.1] } },
-        axes: [{ ...axis, space: 70 }, { ...axis, size: 56, space: 36, values: (u, ticks) => ticks.map(shown.format) }],
+        axes: [{ ...axis, size: 30, space: 70, values: (u, ticks) => ticks.map(clock) }, { ...axis, size: 56, space: 28, values: (u, ticks) => ticks.map(shown.format) }],
         series: [{ label: "Time" }, ...shown.lines.map(([label, name, filled]) => ({
           label, stroke: color(name), width: 1.5, points: { show: false }, spanGaps: false,
-          fill: filled ? color(name) + "1f" : undefined, value: (u, v) => v == null ? "–" : shown.format(v),
+          fill: filled ? color(name) + "1f" : undefined, value: (u, v) => v == null ? "" : shown.format(v),
         }))],
       }, shown.data, box);
       charts.set(box, chart);
