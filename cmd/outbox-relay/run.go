@@ -68,6 +68,9 @@ func (runCmd) Run(inv *invocation) error {
 	log.Info().Str("name", cfg.Name).Str("version", cfg.Version).Str("config", c.File).
 		Str("database", c.database()).Strs("destinations", hosts(cfg.Destinations)).Str("metrics", monitor.server.Address()).
 		Str("page", page.server.Address()).Msg("starting")
+	if names := unsigned(cfg.Destinations); len(names) > 0 {
+		log.Warn().Strs("destinations", names).Msg("requests to these destinations are not signed: they have no signing_secrets")
+	}
 	defer monitor.start(inv.ctx, r)()
 	defer page.start(inv.ctx)()
 	rl := &reloader{inv: inv, apply: r.Reload, hooks: cfg.Hooks, log: log, level: level, format: c.logFormat, metricsListen: c.metricsListen, console: c.console, page: &page}

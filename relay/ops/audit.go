@@ -156,40 +156,19 @@ func endOf(ctx context.Context, err error) (state, detail string) {
 	return "failed", err.Error()
 }
 
-// An EventContent is what producers wrote: payload and headers.
-type EventContent struct {
-	EventID          int64             `json:"event_id,string"`
-	EventType        string            `json:"event_type"`
-	EventVersion     int               `json:"event_version"`
-	IdempotencyKey   string            `json:"idempotency_key"`
-	OrderingKey      *string           `json:"ordering_key"`
-	RelatedReference *string           `json:"related_reference"`
-	Headers          map[string]string `json:"headers"`
-	CreatedAt        time.Time         `json:"created_at"`
-	AvailableAt      time.Time         `json:"available_at"`
-	PayloadBytes     int               `json:"payload_bytes"`
-	// Payload as the producer wrote it; empty unless it was revealed.
-	Payload string `json:"payload,omitempty"`
-}
-
-// Reveal returns an event with its payload, and records in the audit who has seen it. It returns nil if the event does not exist
-// or was archived.
-func (o *Outbox) Reveal(ctx context.Context, eventID int64) (content *EventContent, err error) {
+// Reveal returns what Event does, with the payload, and records in the audit who has seen it.
+func (o *Outbox) Reveal(ctx context.Context, eventID int64) (EventReport, error) {
+	report, err := o.Event(ctx, eventID, true)
+	if err != nil {
+		return EventReport{}, err
+	}
 	err = o.durably(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		if content, err = eventContent(ctx, tx, eventID, true); err != nil || content == nil {
-			return err
-		}
 		return o.record(ctx, tx, auditRow{action: "reveal_payload", eventID: eventID})
 	})
-	if err != nil {
-		return nil, fmt.Errorf("reveal event %d: %w", eventID, err)
+	if err != nil { // what is not recorded is not shown
+		return EventReport{}, fmt.Errorf("reveal event %d: %w", eventID, err)
 	}
-	return content, nil
-}
-
-// Content returns an event without its payload; nil if it does not exist or was archived.
-func (o *Outbox) Content(ctx context.Context, eventID int64) (*EventContent, error) {
-	return eventContent(ctx, o.pool, eventID, false)
+	return report, nil
 }
 
 // durably runs f in a transaction whose commit survives a crash of the server.

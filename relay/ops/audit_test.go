@@ -35,17 +35,17 @@ func TestAudit(t *testing.T) {
 	relaytest.Must(t, err)
 	content, err := ann.Reveal(ctx, 2)
 	relaytest.Must(t, err)
-	if content.Payload != `{"n": 1}` {
-		t.Errorf("revealed %q", content.Payload)
+	if *content.Event.Payload != `{"n": 1}` {
+		t.Errorf("revealed %q", *content.Event.Payload)
 	}
-	if hidden, err := ann.Content(ctx, 2); err != nil || hidden.Payload != "" || hidden.PayloadBytes != 8 {
+	if hidden, err := ann.Event(ctx, 2, false); err != nil || hidden.Event.Payload != nil || hidden.Event.PayloadBytes != 8 {
 		t.Errorf("not revealed: %+v, %v", hidden, err)
 	}
 	if _, err := ann.Pause(ctx, "nowhere", ""); !errors.Is(err, ErrUnknownDestination) {
 		t.Error(err)
 	}
-	if missing, err := ann.Reveal(ctx, 99); err != nil || missing != nil {
-		t.Errorf("%+v, %v", missing, err)
+	if _, err := ann.Reveal(ctx, 99); !errors.Is(err, ErrUnknownEvent) {
+		t.Error(err)
 	}
 	want := []string{
 		"ann page pause done default 0 0 maintenance",

@@ -127,16 +127,3 @@ func (o *Outbox) AuditEntry(ctx context.Context, id int64) (AuditEntry, error) {
 	}
 	return list[0], nil
 }
-
-const selectEventContent = `
-SELECT id, event_type, event_version, idempotency_key, ordering_key, related_reference, headers, created_at, available_at,
-       octet_length(payload::text), CASE WHEN $2 THEN payload::text ELSE '' END
-FROM outbox WHERE id = $1`
-
-func eventContent(ctx context.Context, q pg.DB, eventID int64, payload bool) (*EventContent, error) {
-	list, err := collect[EventContent](ctx, q, "read event", selectEventContent, eventID, payload)
-	if err != nil || len(list) == 0 {
-		return nil, err
-	}
-	return &list[0], nil
-}

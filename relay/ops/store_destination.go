@@ -30,23 +30,25 @@ type Pause struct {
 	BreakerReset bool `json:"breaker_reset"`
 }
 
-// From one name to the next in the index of each status, instead of through everything that is pending or failed.
-const selectDestinationNames = `
-WITH RECURSIVE ` + pg.Pending + `, failed (destination) AS (
+// knownDestinations is the part of a WITH RECURSIVE that finds the destinations which the database knows. It goes from one name to
+// the next in the index of each status, instead of through everything that is pending or failed.
+const knownDestinations = pg.Pending + `, failed (destination) AS (
     (SELECT destination FROM outbox_delivery WHERE status = 'failed' ORDER BY destination LIMIT 1)
     UNION ALL
     SELECT (SELECT d.destination FROM outbox_delivery d
             WHERE d.status = 'failed' AND d.destination > f.destination ORDER BY d.destination LIMIT 1)
     FROM failed f WHERE f.destination IS NOT NULL
-)
-SELECT destination FROM (
+), known AS MATERIALIZED (
     SELECT destination FROM outbox_route
     UNION SELECT destination FROM outbox_relay_destination
     UNION SELECT destination FROM outbox_destination
     UNION SELECT destination FROM pending
     UNION SELECT destination FROM failed
-) known
-WHERE destination <> '' ORDER BY destination`
+)`
+
+const selectDestinationNames = `
+WITH RECURSIVE ` + knownDestinations + `
+SELECT destination FROM known WHERE destination <> '' ORDER BY destination`
 
 // Destinations returns the names that the database knows, sorted: those of its routes, of the state of destinations, and of
 // deliveries that are pending or failed. It costs a few index lookups for each name.

@@ -1,5 +1,3 @@
-// Package api is the JSON API of an operator: what the commands do, over HTTP. Its OpenAPI document is made from the table of
-// routes and the types of their answers, so that it cannot be wrong about either.
 package api
 
 import (
@@ -69,8 +67,8 @@ func (a *API) routes() []route {
 		{Method: "POST", Path: "/api/v1/destinations/{name}/resume", ID: "resumeDestination", Summary: "End a pause.", Answer: ops.Pause{}, Changes: true, handle: a.resume},
 		{Method: "POST", Path: "/api/v1/destinations/{name}/reset-breaker", ID: "resetBreaker", Summary: "Close the breaker and send at once.", Answer: ops.Pause{}, Changes: true, handle: a.resetBreaker},
 		{Method: "GET", Path: "/api/v1/events", ID: "listDeliveries", Summary: "Deliveries that match a filter, the newest first.", Query: control.FilterNames(), Answer: deliveryPage{}, handle: a.deliveries},
-		{Method: "GET", Path: "/api/v1/events/{id}", ID: "getEvent", Summary: "One event: its deliveries, attempts, and why it waits. Never its payload.", Answer: eventAnswer{}, handle: a.event},
-		{Method: "POST", Path: "/api/v1/events/{id}/reveal", ID: "revealEvent", Summary: "One event with its payload. The audit records it.", Answer: ops.EventContent{}, Changes: true, Reveals: true, handle: a.reveal},
+		{Method: "GET", Path: "/api/v1/events/{id}", ID: "getEvent", Summary: "One event: its deliveries, attempts, and why it waits. Never its payload.", Answer: ops.EventReport{}, handle: a.event},
+		{Method: "POST", Path: "/api/v1/events/{id}/reveal", ID: "revealEvent", Summary: "One event with its payload. The audit records it.", Answer: ops.EventReport{}, Changes: true, Reveals: true, handle: a.reveal},
 		{Method: "POST", Path: "/api/v1/previews", ID: "previewOperation", Summary: "Count what a replay or a discard would change, and get the token that confirms it.", Request: orderRequest{}, Answer: control.Preview{}, Changes: true, handle: a.preview},
 		{Method: "POST", Path: "/api/v1/operations", ID: "startOperation", Summary: "Start a replay or a discard that a preview has confirmed.", Request: confirmedRequest{}, Answer: ops.AuditEntry{}, Changes: true, Status: http.StatusAccepted, handle: a.start},
 		{Method: "GET", Path: "/api/v1/operations/{id}", ID: "getOperation", Summary: "How far an operation is.", Answer: ops.AuditEntry{}, handle: a.operation},

@@ -32,10 +32,6 @@ type (
 		// Next is the parameter after of the next page; empty: this is the last.
 		Next string `json:"next"`
 	}
-	eventAnswer struct {
-		Event *ops.EventContent `json:"event"`
-		ops.EventReport
-	}
 	orderRequest struct {
 		Action    string        `json:"action"`
 		Selection ops.Selection `json:"selection"`
@@ -131,17 +127,7 @@ func (a *API) event(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	answer := eventAnswer{}
-	if answer.EventReport, err = a.control.Outbox.Event(r.Context(), id); err != nil {
-		return nil, err
-	}
-	if answer.Event, err = a.control.Outbox.Content(r.Context(), id); err != nil {
-		return nil, err
-	}
-	if answer.Event == nil && len(answer.Deliveries) == 0 {
-		return nil, control.ErrNoEvent
-	}
-	return answer, nil
+	return a.control.Outbox.Event(r.Context(), id, false)
 }
 
 func (a *API) reveal(r *http.Request) (any, error) {
@@ -149,11 +135,7 @@ func (a *API) reveal(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	content, err := a.outbox(r).Reveal(r.Context(), id)
-	if err == nil && content == nil {
-		return nil, control.ErrNoEvent
-	}
-	return content, err
+	return a.outbox(r).Reveal(r.Context(), id)
 }
 
 func (a *API) preview(r *http.Request) (any, error) {

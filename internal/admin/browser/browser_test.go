@@ -30,7 +30,7 @@ func TestOverviewIsLive(t *testing.T) {
 	s.run(chromedp.Evaluate(`window.kept = true`, nil))
 	db.Insert(2, "k")
 	db.Settled("failed", "true")
-	s.reads("default has 2 failed deliveries.")
+	s.reads("default has 2 failed deliveries; last:")
 	if !evaluate[bool](s, `window.kept === true && document.querySelectorAll(".u-wrap").length === 2`) {
 		t.Error("the page was loaded again, or its charts are gone")
 	}

@@ -1,5 +1,3 @@
-// Package control is what the API and the page share: a status that is read at most every two seconds, however many look at it,
-// and bulk operations that are previewed, confirmed and run in the background.
 package control
 
 import (
@@ -36,9 +34,6 @@ var ErrNotConfirmed = errors.New("the order is not confirmed")
 
 // ErrBusy says that enough operations run already.
 var ErrBusy = errors.New("too many operations run")
-
-// ErrNoEvent says that an event does not exist, or was archived.
-var ErrNoEvent = errors.New("no such event")
 
 // ErrNotRunning says that this process does not work on an operation.
 var ErrNotRunning = errors.New("the operation does not run here")

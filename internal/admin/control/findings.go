@@ -3,6 +3,7 @@ package control
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -30,6 +31,9 @@ type Finding struct {
 	// Status of the deliveries to look at, failed, retrying or parked; empty: none.
 	Status string `json:"status"`
 }
+
+// Counted is up to how many deliveries of a kind the status counts at each destination.
+const Counted = 10_000
 
 // lagging is from when on a lag without another reason is worth a look.
 const lagging = time.Minute
@@ -62,7 +66,7 @@ func Findings(s ops.Status) []Finding {
 	if s.Parked > 0 {
 		all = append(all, Finding{
 			Level: Warning, Status: "parked",
-			Text:   fmt.Sprintf("%s no route.", plain.Plural(s.Parked, "event matches", "events match")),
+			Text:   fmt.Sprintf("%s no route.", counted(s.Parked, "event matches", "events match")),
 			Advice: "Add a route for the type and reload the relays, or discard them. Until then they wait.",
 		})
 	}
@@ -99,13 +103,13 @@ func findingsOf(d ops.DestinationStatus, relayRuns bool) (all []Finding) {
 	}
 	if d.BlockedKeys > 0 {
 		add(Warning, "failed", "Mend the receiver, then replay the failed event at the head of each key, or discard it.",
-			"has %s behind a failed event.", plain.Plural(d.BlockedKeys, "ordering key that waits", "ordering keys that wait"))
+			"has %s behind a failed event.", counted(d.BlockedKeys, "ordering key that waits", "ordering keys that wait"))
 	}
 	if d.Failed > 0 {
-		add(Warning, "failed", "Look at the reasons, mend the cause, then replay them.", "has %s.", plain.Plural(d.Failed, "failed delivery", "failed deliveries"))
+		add(Warning, "failed", "Look at the reasons, mend the cause, then replay them.", "has %s%s.", counted(d.Failed, "failed delivery", "failed deliveries"), last(d.FailedError))
 	}
 	if d.Retrying > 0 && d.Breaker == "closed" {
-		add(Notice, "retrying", "The relay tries again by itself. Look at the last answers if the number grows.", "has %s.", plain.Plural(d.Retrying, "delivery that is retried", "deliveries that are retried"))
+		add(Notice, "retrying", "The relay tries again by itself. Look at the last answers if the number grows.", "has %s%s.", counted(d.Retrying, "delivery that is retried", "deliveries that are retried"), last(d.RetryError))
 	}
 	return all
 }
@@ -114,12 +118,28 @@ func waits(n int64) string {
 	if n == 0 {
 		return "nothing waits"
 	}
-	return plain.Plural(n, "delivery waits", "deliveries wait")
+	return counted(n, "delivery waits", "deliveries wait")
 }
 
 func held(n int64) string {
 	if n == 0 {
 		return "nothing is held"
 	}
-	return plain.Plural(n, "delivery is held", "deliveries are held")
+	return counted(n, "delivery is held", "deliveries are held")
+}
+
+// counted writes what the status counts up to a bound.
+func counted(n int64, one, many string) string {
+	if n > Counted {
+		return fmt.Sprintf("more than %d %s", Counted, many)
+	}
+	return plain.Plural(n, one, many)
+}
+
+// last repeats what was answered last.
+func last(text string) string {
+	if text = strings.TrimRight(text, ". "); text == "" {
+		return ""
+	}
+	return "; last: " + plain.Shorten(text, 160)
 }

@@ -32,8 +32,8 @@ func ProblemOf(err error) (p Problem, unexpected bool) {
 		return Problem{http.StatusNotFound, "unknown-destination", "There is no such destination", "No route, no state and no waiting delivery has that name."}, false
 	case errors.Is(err, ops.ErrNoAuditEntry):
 		return Problem{http.StatusNotFound, "unknown-operation", "There is no such operation", "The audit has no entry of that number."}, false
-	case errors.Is(err, ErrNoEvent):
-		return Problem{http.StatusNotFound, "unknown-event", "There is no such event", "It does not exist, or was archived: then outbox_archive holds it."}, false
+	case errors.Is(err, ops.ErrUnknownEvent):
+		return Problem{http.StatusNotFound, "unknown-event", "There is no such event", "It does not exist, or its month was dropped from the archive."}, false
 	case errors.Is(err, ErrNotRunning):
 		return Problem{http.StatusConflict, "not-running", "This relay does not work on the operation", "It has ended, or another relay works on it."}, false
 	case errors.Is(err, ErrNotConfirmed):

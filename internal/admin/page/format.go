@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/admin/control"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
@@ -17,6 +18,7 @@ func (p *Page) functions() template.FuncMap {
 		"path":  func(parts ...string) string { return p.Prefix + strings.Join(parts, "") },
 		"asset": func(name string) string { return p.Prefix + "/static/" + name + "?v=" + p.assets[name].sum },
 		"count": count,
+		"bound": bound,
 		"plural": func(n int64, one, many string) string {
 			return count(n) + " " + map[bool]string{true: one, false: many}[n == 1]
 		},
@@ -43,6 +45,14 @@ func count(n int64) string {
 		digits = digits[:at] + "\u202f" + digits[at:]
 	}
 	return digits
+}
+
+// bound writes what the status counts up to a bound, or a sum of such counts.
+func bound(n int64) string {
+	if n > control.Counted {
+		return count(n-1) + "+"
+	}
+	return count(n)
 }
 
 // span writes seconds in their two largest units.

@@ -1,7 +1,6 @@
 package page
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -12,9 +11,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
-
-// contentReader reads an event, with its payload or without.
-type contentReader func(context.Context, int64) (*ops.EventContent, error)
 
 type previewData struct {
 	control.Preview
