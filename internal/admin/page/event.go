@@ -129,7 +129,7 @@ func timeline(report ops.EventReport) (all []moment) {
 // deliveredAfter says with which attempt a delivery arrived, and how long that took.
 func deliveredAfter(d ops.Delivery) string {
 	text := fmt.Sprintf("with attempt %d", d.Attempts)
-	if d.LatencySeconds != nil {
+	if d.LatencySeconds != nil && *d.LatencySeconds >= 0 {
 		text += ", " + took(d.LatencySeconds) + " after the commit"
 	}
 	return text

@@ -142,11 +142,10 @@ func (p *Page) answer(w http.ResponseWriter, r *http.Request, v view, err error)
 
 func (p *Page) render(w http.ResponseWriter, r *http.Request, status int, v view) {
 	v.Caller, v.Config = guard.CallerOf(r.Context()), p.Config
-	v.Done = done(r.URL.Query().Get("done"))
-	v.URL = p.Prefix + r.URL.Path
-	if r.URL.RawQuery != "" {
-		v.URL += "?" + r.URL.RawQuery
-	}
+	q := r.URL.Query()
+	v.Done = done(q.Get("done"))
+	q.Del("done")
+	v.URL = p.Prefix + r.URL.EscapedPath() + query(q)
 	var body bytes.Buffer
 	if err := p.templates[v.Template].ExecuteTemplate(&body, "layout.html", v); err != nil {
 		p.Log.Error().Err(err).Str("template", v.Template).Msg("the page could not be rendered")

@@ -55,7 +55,8 @@ func (p *Page) destination(r *http.Request) (view, error) {
 
 // changeDestination does what a button of the destination's page says.
 func (p *Page) changeDestination(r *http.Request, outbox *ops.Outbox) (to string, err error) {
-	name, word := r.PathValue("name"), ""
+	name := r.PathValue("name")
+	var word string
 	switch r.PathValue("action") {
 	case "pause":
 		done, pauseErr := outbox.Pause(r.Context(), name, r.PostForm.Get("reason"))

@@ -80,7 +80,7 @@
       const chart = { range: [shown.from, shown.to], least: shown.least };
       const axis = { stroke: color("--muted"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
       chart.plot = new uPlot({
-        width: box.clientWidth, height: 180, padding: [8, 8, 0, 0],
+        width: box.clientWidth, height: 180, padding: [8, 18, 0, 0],
         cursor: { y: false, points: { size: 6 } },
         legend: { live: true },
         scales: { x: { range: () => chart.range }, y: { range: (u, low, high) => [0, Math.max(high || 0, chart.least) * 1.1] } },
