@@ -24,7 +24,7 @@ server           := MAKE='$(MAKE)' sh .ci/with-postgres.sh
 withpg           := PG= $(server) $(GO) run ./internal/localpg/withpg
 
 # Modules of their own: what they need is not inherited by those who import consumer alone, and ./... does not enter them.
-modules := $(patsubst %/go.mod,%,$(wildcard consumer/*/go.mod cmd/*/go.mod))
+modules := $(patsubst %/go.mod,%,$(wildcard consumer/*/go.mod cmd/*/go.mod internal/admin/*/go.mod))
 
 # git refuses a checkout that belongs to another account, as root's often does, and go fails with it.
 ifneq ($(shell git rev-parse HEAD >/dev/null 2>&1 && echo ok),ok)
@@ -88,6 +88,11 @@ test-receivers: ## Vet and test what is for receivers and a module of its own: t
 		(set -ex; cd "$$module"; test -z "$$(gofmt -l .)"; $(GO) mod tidy -diff; $(GO) vet ./...; \
 			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done
+
+.PHONY: test-page
+test-page: ## Vet and test the page in a browser: Debian's chromium (OUTBOX_SCREENSHOTS=dir keeps pictures)
+	@command -v chromium >/dev/null || { echo 'install a browser first: apt-get install chromium' >&2; exit 1; }
+	cd internal/admin/browser && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
 
 .PHONY: test-stores
 test-stores: $(dynalite) ## Vet and test the stores for receivers whose effect is not in PostgreSQL: Redis, DynamoDB

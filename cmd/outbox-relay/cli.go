@@ -36,7 +36,8 @@ const overview = `outbox-relay delivers the events that a service commits to its
   outbox-relay run             deliver until told to stop
   outbox-relay status          what waits, what failed, who delivers
 
-  outbox-relay events list --status failed | show ID     what did not arrive, and why; one event, and why it waits
+  outbox-relay events list --status failed | show EVENT  what did not arrive, and why; one event by id, key or reference
+  outbox-relay explain EVENT                             its history, and why it waits
   outbox-relay replay --destination NAME | ID            send again what failed
   outbox-relay discard --destination NAME | ID           give up what waits or failed
   outbox-relay pause | resume NAME                       stop sending to a destination; go on
@@ -59,6 +60,7 @@ type grammar struct {
 	Migrate  migrateCmd  `cmd:"" help:"Create, upgrade, revert or list the tables."`
 	Status   statusCmd   `cmd:"" help:"Show what waits, what failed, who delivers."`
 	Events   eventsCmd   `cmd:"" help:"List deliveries, or show one event."`
+	Explain  explainCmd  `cmd:"" help:"Tell the history of one event, and why it waits."`
 	Alert    alertCmd    `cmd:"" help:"Try the alert channels."`
 	Replay   replayCmd   `cmd:"" help:"Send failed, delivered or discarded deliveries again."`
 	Discard  discardCmd  `cmd:"" help:"Give pending, parked or failed deliveries up."`
