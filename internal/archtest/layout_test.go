@@ -30,7 +30,7 @@ var (
 		"consumer/elsewhere",
 		"internal/webhook", "internal/check", "internal/plain", "internal/settings", "internal/notify", "internal/inboxops",
 		"internal/archtest", "internal/localpg", "internal/localpg/pgtest", "internal/localpg/withpg", "internal/localserver", "internal/relaytest",
-		"internal/testsize", "internal/bench",
+		"internal/testsize", "internal/bench", "internal/procstat",
 	}
 
 	// Names that say nothing about what is inside collect everything.

@@ -9,8 +9,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 )
@@ -168,50 +166,4 @@ func guard(ctx context.Context, commands *commander, args []string) error {
 	commands.cancel()
 	_ = cmd.Wait() // it was asked to end
 	return err
-}
-
-// userHz is the unit of /proc/*/stat: 10 ms, on every Linux that Go runs on.
-const userHz = 100
-
-// stat returns the fields of a process behind its name; none where there is no such process or no /proc.
-func stat(pid string) []string {
-	text, err := os.ReadFile("/proc/" + pid + "/stat")
-	if err != nil {
-		return nil
-	}
-	// The name may contain blanks and brackets.
-	_, behind, _ := strings.Cut(string(text[max(0, strings.LastIndexByte(string(text), ')')):]), ") ")
-	return strings.Fields(behind)
-}
-
-func ticks(fields []string) (used time.Duration) {
-	for _, field := range fields {
-		n, _ := strconv.Atoi(field) // the kernel writes numbers
-		used += time.Duration(n) * time.Second / userHz
-	}
-	return used
-}
-
-// processorTime returns what a process has used so far.
-func processorTime(pid int) time.Duration {
-	if f := stat(strconv.Itoa(pid)); len(f) > 14 {
-		return ticks(f[11:13])
-	}
-	return 0
-}
-
-// familyTime returns what a process and its children have used so far, those that have ended included.
-func familyTime(pid int) (used time.Duration) {
-	parent := strconv.Itoa(pid)
-	entries, _ := os.ReadDir("/proc") // absent where this is not Linux
-	for _, entry := range entries {
-		switch f := stat(entry.Name()); {
-		case len(f) < 15:
-		case entry.Name() == parent:
-			used += ticks(f[11:15]) // the last two are those of its dead children
-		case f[1] == parent:
-			used += ticks(f[11:13])
-		}
-	}
-	return used
 }

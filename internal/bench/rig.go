@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/internal/procstat"
 )
 
 // A rig is what all measurements of a run share: the server, the receiver, and a directory for files.
@@ -217,7 +218,7 @@ const walPosition = `SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint`
 func (r *rig) read(ctx context.Context, db *database, processes []*process) (m meter, err error) {
 	m.at = time.Now()
 	for _, p := range processes {
-		m.process += processorTime(p.pid)
+		m.process += procstat.Process(p.pid)
 	}
 	if db == nil {
 		return m, nil
@@ -225,7 +226,7 @@ func (r *rig) read(ctx context.Context, db *database, processes []*process) (m m
 	if err := db.pool.QueryRow(ctx, walPosition).Scan(&m.walBytes); err != nil {
 		return m, fmt.Errorf("read WAL position: %w", err)
 	}
-	m.server = familyTime(r.postmaster)
+	m.server = procstat.Family(r.postmaster)
 	return m, nil
 }
 
