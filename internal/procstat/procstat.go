@@ -76,7 +76,7 @@ func Machine() (busy, capacity time.Duration) {
 
 // fields returns what stands in a process's stat behind its name, which may contain blanks and brackets.
 func fields(pid string) []string {
-	text, err := os.ReadFile("/proc/" + pid + "/stat")
+	text, err := os.ReadFile("/proc/" + pid + "/stat") //nolint:gosec // the name is a number, or one that the directory has
 	end := strings.LastIndexByte(string(text), ')')
 	if err != nil || end < 0 {
 		return nil
