@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -27,16 +29,31 @@ func TestMain(m *testing.M) {
 		main()
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if dir, err := builtRelay(); err == nil {
+		_ = os.RemoveAll(dir)
+	}
+	os.Exit(code)
 }
+
+// builtRelay builds the program once for all tests, and returns its directory.
+var builtRelay = sync.OnceValues(func() (dir string, err error) {
+	if dir, err = os.MkdirTemp("", "outbox-relay-built-"); err != nil {
+		return "", err
+	}
+	if out, err := exec.Command("go", "build", "-C", "../..", "-o", filepath.Join(dir, "outbox-relay"), "./cmd/outbox-relay").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build outbox-relay: %w\n%s", err, out)
+	}
+	return dir, nil
+})
 
 func buildRelay(t *testing.T) string {
 	t.Helper()
-	relay := filepath.Join(t.TempDir(), "outbox-relay")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-C", "../..", "-o", relay, "./cmd/outbox-relay").CombinedOutput(); err != nil {
-		t.Fatalf("build outbox-relay: %v\n%s", err, out)
+	dir, err := builtRelay()
+	if err != nil {
+		t.Fatal(err)
 	}
-	return relay
+	return filepath.Join(dir, "outbox-relay")
 }
 
 // Every system delivers every event, and the page gets the table and the plot.
@@ -259,5 +276,30 @@ func wellFormed(t *testing.T, svg []byte) {
 		case err != nil:
 			t.Fatalf("the plot is not XML: %v\n%s", err, svg)
 		}
+	}
+}
+
+// What an event costs in WAL does not depend on how busy the machine is: the limits are a fifth above what was measured.
+func TestWALOfAnEvent(t *testing.T) {
+	t.Parallel()
+	r, err := newRig(t.Context(), options{relay: buildRelay(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.close()
+	drained, err := r.drain(t.Context(), ours{}, load{events: 5000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	inserted, err := r.pipelined(t.Context(), ours{}, insertOutbox)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("WAL: %.0f B of a drained event, %.0f B of an insert", drained["wal"], inserted["wal"])
+	if got := drained["wal"]; got <= 0 || got > 500 {
+		t.Errorf("claim and settle write %.0f B an event, want at most 500", got)
+	}
+	if got := inserted["wal"]; got <= 0 || got > 1010 {
+		t.Errorf("an insert writes %.0f B, want at most 1010", got)
 	}
 }
