@@ -13,9 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// textbook is the outbox as articles show it: one table, and a loop that locks a batch, sends it, marks it and commits. With
-// bare it only takes inserts, and is the table beside which inserts are measured.
-type textbook struct{ bare bool }
+// textbook is the outbox as articles show it: one table, and a loop that locks a batch, sends it, marks it and commits.
+type textbook struct{}
 
 const (
 	createTextbook = `
@@ -28,7 +27,6 @@ CREATE TABLE textbook_outbox (
     created_at      timestamptz NOT NULL DEFAULT now(),
     sent_at         timestamptz
 )`
-	// Which the bare table does without.
 	indexTextbook = `CREATE INDEX ON textbook_outbox (id) WHERE sent_at IS NULL`
 
 	fillTextbook = `
@@ -51,8 +49,8 @@ WHERE sent_at IS NULL ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED`
 
 func (textbook) unsettled() string { return unsettledTextbook }
 
-func (s textbook) prepare(ctx context.Context, _ *rig, db *database, _ load) error {
-	if err := db.exec(ctx, createTextbook); err != nil || s.bare {
+func (textbook) prepare(ctx context.Context, _ *rig, db *database, _ load) error {
+	if err := db.exec(ctx, createTextbook); err != nil {
 		return err
 	}
 	return db.exec(ctx, indexTextbook)

@@ -137,7 +137,7 @@ func insertWorkload(o options) workload {
 			return entrant{name, func(ctx context.Context, r *rig) (sample, error) { return r.inserts(ctx, s, n, running) }}
 		}
 		w.cases = append(w.cases, testCase{name, []entrant{
-			inserting(nameBare, textbook{bare: true}, false), inserting(nameStopped, ours{}, false), inserting(nameRunning, ours{}, true),
+			inserting(nameBare, bareTable{}, false), inserting(nameStopped, ours{}, false), inserting(nameRunning, ours{}, true),
 			inserting(nameRiver, riverQueue{}, false),
 		}})
 	}
@@ -154,7 +154,7 @@ func pipelineWorkload() workload {
 		metrics: []metric{{"took", "µs an insert", 1}, {"server", "PostgreSQL's CPU, µs", 1}, {"wal", "WAL, B an insert", 0}},
 		ratios:  []ratio{{heading: "beside the bare table", metric: "took", toSystem: nameBare}},
 		cases: []testCase{{"1 connection", []entrant{
-			inserting(nameBare, textbook{bare: true}, insertTextbook), inserting(nameTextbook, textbook{}, insertTextbook), inserting(nameOurs, ours{}, insertOutbox),
+			inserting(nameBare, bareTable{}, insertBare), inserting(nameTextbook, textbook{}, insertTextbook), inserting(nameOurs, ours{}, insertOutbox),
 		}}},
 	}
 }
