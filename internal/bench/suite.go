@@ -17,6 +17,7 @@ type workload struct {
 	ratios  []ratio
 	cases   []testCase
 	plot    func(results) []byte // an SVG; nil: none
+	derive  func(results) string // what follows from the table; nil: nothing
 }
 
 // A metric is one column.
