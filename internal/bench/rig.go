@@ -57,7 +57,7 @@ func newRig(ctx context.Context, o options) (r *rig, err error) {
 	}
 	r.server, err = localpg.Start(ctx, localpg.Options{ListenTCP: true, Durable: true, Settings: map[string]string{
 		// No checkpoint falls into a measurement: it would belong to whichever system runs then.
-		"max_wal_size": "16GB", "checkpoint_timeout": "1h", "shared_buffers": "512MB", "max_connections": "400",
+		"max_wal_size": "8GB", "checkpoint_timeout": "1h", "shared_buffers": "512MB", "max_connections": "400",
 	}})
 	if err != nil {
 		return r, err

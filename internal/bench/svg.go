@@ -21,8 +21,8 @@ text { font: 12px system-ui, sans-serif; fill: #333 }
 .title { font-size: 14px; font-weight: 600 }
 .axis { stroke: #999; stroke-width: 1 } .grid { stroke: #999; stroke-width: 1; opacity: .25 } .range { stroke: #333; stroke-width: 1.5 }
 .line { fill: none; stroke-width: 2 } .dashed { stroke-dasharray: 5 4 }
-.f0 { fill: #2f81f7 } .f1 { fill: #d9822b } .f2 { fill: #b8860b } .f3 { fill: #8e6fc5 } .f4 { fill: #6e9b58 } .f5 { fill: #8a8f98 }
-.s0 { stroke: #2f81f7 } .s1 { stroke: #d9822b } .s2 { stroke: #b8860b } .s3 { stroke: #8e6fc5 } .s4 { stroke: #6e9b58 } .s5 { stroke: #8a8f98 }
+.f0 { fill: #2f81f7 } .f1 { fill: #d9822b } .f2 { fill: #6e9b58 } .f3 { fill: #8e6fc5 } .f4 { fill: #c9517a } .f5 { fill: #8a8f98 }
+.s0 { stroke: #2f81f7 } .s1 { stroke: #d9822b } .s2 { stroke: #6e9b58 } .s3 { stroke: #8e6fc5 } .s4 { stroke: #c9517a } .s5 { stroke: #8a8f98 }
 @media (prefers-color-scheme: dark) { text { fill: #ddd } .range { stroke: #ddd } }
 </style>
 `
@@ -93,8 +93,8 @@ type curve struct {
 
 // curves draws lines over two logarithmic axes.
 func curves(title, xName, yName string, xs []float64, all []curve) []byte {
-	const left, right, top, bottom = 70, 230, 40, 50
-	d := &drawing{width: 860, height: 420}
+	const left, right, top, bottom = 70, 230, 60, 50
+	d := &drawing{width: 860, height: 440}
 	low, high := math.Inf(1), math.Inf(-1)
 	for _, c := range all {
 		for _, p := range c.points {
@@ -122,7 +122,7 @@ func curves(title, xName, yName string, xs []float64, all []curve) []byte {
 	d.line(left, d.height-bottom, d.width-right, d.height-bottom, "axis")
 	d.line(left, top, left, d.height-bottom, "axis")
 	d.label((left+d.width-right)/2, d.height-12, "", "middle", xName)
-	d.label(10, top-2, "", "start", yName)
+	d.label(10, top-16, "", "start", yName)
 	for i, c := range all {
 		var path strings.Builder
 		for _, p := range c.points {
