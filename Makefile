@@ -5,6 +5,8 @@ GO            ?= go
 TEST_TIMEOUT  ?= 20m
 # Most tests wait most of the time, for a retry or for a server to start: more of them at once than there are processors.
 PARALLEL      ?= 4
+# For the same reason more packages at once, too.
+PACKAGES      ?= $$((2 * $$(getconf _NPROCESSORS_ONLN)))
 CHAOS_TIME    ?= 20s
 FUZZ_TIME     ?= 20s
 ROUNDS        ?= 5
@@ -47,14 +49,15 @@ if printf '#include <pthread.h>\nint main(void) { return 0; }\n' | $$($(GO) env 
 	fi
 endef
 
-# make test leaves out what takes long, in three to four minutes instead of seven. SHORT= runs everything.
+# make test leaves out what takes long, in about two minutes instead of seven. SHORT= runs everything.
 SHORT         ?= -short
+# A program with the race detector waits a second before it ends, in case goroutines are left. goleak looks for these already.
 
 .PHONY: test
 test: ## Run the tests but the longest, with the race detector where a C compiler is installed (TESTFLAGS='-run X')
 	@$(find_race); \
 	echo 'compiling; on a new machine that takes a minute or two'; $(GO) build -v $$race ./... && \
-	set -x; PG= $(server) $(GO) test $$race $(SHORT) -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
+	set -x; GORACE="atexit_sleep_ms=0 $$GORACE" $(withpg) -data $(GO) test $$race $(SHORT) -p $(PACKAGES) -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
 
 .PHONY: test-all
 test-all: ## Run all tests, as CI does

@@ -95,6 +95,10 @@ func TestFileMistakes(t *testing.T) {
 			},
 		},
 
+		"an address that is none": {"metrics: {listen: 9464}\n", []string{`outbox-relay.yaml:1: metrics.listen: "9464" is not an address; write host and port such as "127.0.0.1:9464", ":9464" for all addresses of the host, or off`}},
+		"a port that is none":     {"metrics: {listen: ':http'}\n", []string{`outbox-relay.yaml:1: metrics.listen: ":http" is not an address; write host and port such as "127.0.0.1:9464", ":9464" for all addresses of the host, or off`}},
+		"an address with a name":  {"metrics: {listen: 'relay.internal:9464'}\n", []string{`outbox-relay.yaml:1: metrics.listen: "relay.internal:9464" names a host; write an IP address of this machine`}},
+
 		// Types.
 		"a section that is a text":  {"log: info\n", []string{`outbox-relay.yaml:1: log: is not a section; write its settings on the lines below it, indented`}},
 		"a section that is a list":  {"destinations:\n- a\n", []string{`outbox-relay.yaml:1: destinations: is not a section; write its settings on the lines below it, indented`}},

@@ -48,14 +48,21 @@ func (runCmd) Run(inv *invocation) error {
 	}
 	cfg := c.relay
 	cfg.Version, cfg.Log = buildInfo().Version, log
+	monitor, err := c.openMonitor(inv.ctx)
+	if err != nil {
+		return err
+	}
+	cfg.Hooks = monitor.hooks()
 	r, err := relay.New(cfg)
 	if err != nil {
+		monitor.server.Close()
 		return fmt.Errorf("start relay: %w", err)
 	}
 
 	log.Info().Str("name", cfg.Name).Str("version", cfg.Version).Str("config", c.File).
-		Str("database", c.database()).Strs("destinations", hosts(cfg.Destinations)).Msg("starting")
-	rl := &reloader{inv: inv, apply: r.Reload, hooks: cfg.Hooks, log: log, level: level, format: c.logFormat}
+		Str("database", c.database()).Strs("destinations", hosts(cfg.Destinations)).Str("metrics", monitor.server.Address()).Msg("starting")
+	defer monitor.start(inv.ctx, r)()
+	rl := &reloader{inv: inv, apply: r.Reload, hooks: cfg.Hooks, log: log, level: level, format: c.logFormat, metricsListen: c.metricsListen}
 	ended, watched, reloaded := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	aborted := false
 	go func() {
