@@ -125,7 +125,7 @@ func (r *rig) relayConfig(l load) (string, error) {
 		}
 		fmt.Fprintf(&text, ", tls: {ca_file: %q}", authority)
 	}
-	text.WriteString("}\nlog: {level: error}\ndestinations:\n")
+	text.WriteString("}\nlog: {level: error}\nmetrics: {listen: \"127.0.0.1:0\"}\ndestinations:\n")
 	var urls []string
 	for i := range l.destinations {
 		urls = append(urls, r.url(l.wire, l.delay)+destinationName(i))
