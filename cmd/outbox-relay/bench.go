@@ -34,7 +34,7 @@ so are the requests that --url receives: their type is bench.event.
 
 First as many events as --events wait, and the relay drains them. Then events are committed at --rate, each in a transaction of its own,
 and the time from the commit to the receiver's answer is measured. Requests to --url have what the section defaults and the environment
-say: secrets, credentials, timeout, limits.
+say: secrets, credentials, timeout, limits. Beside a configuration file with destinations of its own, name another file with --config.
 
 PostgreSQL's processor time is counted where it runs on this machine, for all of its sessions; the WAL is that of the whole server.
 The login needs the right to create schemas in the database.`
