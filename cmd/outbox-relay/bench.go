@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -108,6 +109,10 @@ func (cmd benchCmd) Run(inv *invocation) (err error) {
 	}
 	sections := []string{"database"}
 	if cmd.URL != "" {
+		own := inv.load("database")
+		if names := own.Children("destinations"); len(names) > 0 && !slices.Contains(names, defaultDestination) {
+			return usagef("--url stands beside the destinations of %s (%s); name a file without destinations with --config", own.File, strings.Join(names, ", "))
+		}
 		inv.flags["destination-url"] = cmd.URL
 		sections = append(sections, "destinations", "defaults", "egress")
 	}

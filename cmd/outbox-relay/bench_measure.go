@@ -79,7 +79,7 @@ func (b *bench) choose(own string) error {
 			return nil
 		}
 	}
-	return usagef("--url %s is not in effect: the configuration has destinations of its own; name another file with --config", withoutQuery(b.cmd.URL))
+	return errors.New("the configuration made no destination of --url")
 }
 
 const (

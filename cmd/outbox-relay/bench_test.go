@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -146,6 +147,9 @@ func TestBenchUsage(t *testing.T) {
 	} {
 		command(nil, append([]string{"bench"}, strings.Fields(args)...)...).expect(t, exitUsage, "", "outbox-relay: "+want+"\n")
 	}
+	file := writeFile(t, filepath.Join(t.TempDir(), "relay.yaml"), "destinations: {shop: {url: https://shop.test/}}\n")
+	command([]string{"OUTBOX_DATABASE_URL=postgres://127.0.0.1:1/none"}, "bench", "--config", file, "--url", "https://staging.test/").expect(t, exitUsage, "",
+		"outbox-relay: --url stands beside the destinations of "+file+" (shop); name a file without destinations with --config\n")
 }
 
 func TestBenchLimits(t *testing.T) {
