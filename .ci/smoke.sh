@@ -61,7 +61,7 @@ expect 2 'no command given' "$relay"
 expect 2 'unexpected argument' "$relay" deliver
 expect 2 'unknown flag' "$relay" run --no-such-flag
 expect 2 'out of range' env "$here" "$relay" events list --limit 0
-expect 2 'expected a valid' env "$here" "$relay" events show invoice-1
+expect 5 'migrate up' env "$here" "$relay" events show invoice-1
 expect 2 'must be one of' env "$here" "$relay" migrate up --set mailbox
 expect 2 'nothing says which deliveries' env "$here" "$relay" replay
 expect 2 'nothing says which deliveries' env "$here" "$relay" discard --yes
@@ -131,7 +131,7 @@ wait "$locker" || true
 
 # A relay lives, says so, tries what has no receiver, and ends with 0 when it is told to.
 expect 0 'No delivery matches' env "$here" "$relay" events list
-expect 1 'no delivery' env "$here" "$relay" events show 1
+expect 1 'no event has the id' env "$here" "$relay" events show 1
 psql -q -c "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('smoke.tested', '{}', 'smoke-1')"
 env "$here" "$to" "$relay" run --name smoke 2>log &
 pid=$!
