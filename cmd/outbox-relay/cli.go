@@ -52,6 +52,7 @@ const overview = `outbox-relay delivers the events that a service commits to its
   outbox-relay events tail                               what happens from now on
   outbox-relay send TYPE | listen                        insert one event; receive events and print them
   outbox-relay completion bash|zsh|fish | man            completion for a shell; the manual page
+  outbox-relay bench                                     how fast it is here, and what limits it
   outbox-relay version
 
 Everything can also stand in outbox-relay.yaml. More: outbox-relay <command> --help
@@ -81,7 +82,10 @@ type grammar struct {
 	Inbox      inboxCmd      `cmd:"" help:"Look at a receiver's events, work them again, ignore or forget them."`
 	Completion completionCmd `cmd:"" help:"Print a script that completes commands and flags."`
 	Man        manCmd        `cmd:"" help:"Print the manual page."`
+	Bench      benchCmd      `cmd:"" help:"Measure deliveries, latency and cost on this machine, with your database and in a schema of its own."`
 	Version    versionCmd    `cmd:"" help:"Show the version of this program."`
+
+	BenchLoad benchLoadCmd `cmd:"" hidden:"" help:"The producers of bench, in a process of their own."`
 }
 
 // configFlag names the configuration file, for every command that reads one.

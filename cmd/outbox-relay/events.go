@@ -131,7 +131,10 @@ func (arg eventArg) report(ctx context.Context, outbox *ops.Outbox, payload bool
 		return report, fmt.Errorf("several events have the related reference %q: %s; name one by its id, or list them: outbox-relay events list --related %s",
 			arg.Event, strings.Join(names, ", "), plain.ShellWord(arg.Event))
 	}
-	return outbox.Event(ctx, ids[0], payload)
+	if payload {
+		return outbox.Reveal(ctx, ids[0])
+	}
+	return outbox.Event(ctx, ids[0], false)
 }
 
 func (cmd eventsShowCmd) Run(inv *invocation) error {
@@ -245,7 +248,7 @@ func (inv *invocation) askWith(c *config, f func(context.Context, *ops.Outbox) e
 		if err := inv.warnQuarantined(outbox, c.relay.Environment); err != nil {
 			return err
 		}
-		return f(inv.ctx, outbox)
+		return f(inv.ctx, outbox.As(inv.actor()))
 	})
 }
 

@@ -27,8 +27,18 @@ type DeliveryFilter struct {
 	Reason string
 	// OrderingKey of the event. Empty: any, also none.
 	OrderingKey string
+	// Key is the idempotency key of the one event. Empty: any.
+	Key string
+	// After is the last delivery of the page before: what follows it is returned. The zero value is the first page.
+	After DeliveryPosition
 	// Limit is how many are returned at most, the newest first. 0: 50.
 	Limit int
+}
+
+// A DeliveryPosition is a delivery's place in a list.
+type DeliveryPosition struct {
+	EventID     int64
+	Destination string
 }
 
 // Delivery is one delivery with what identifies its event; never the payload.

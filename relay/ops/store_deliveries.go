@@ -16,6 +16,9 @@ SELECT d.event_id, coalesce(e.event_type, ''), coalesce(e.idempotency_key, ''), 
 FROM outbox_delivery d LEFT JOIN outbox e ON e.id = d.event_id
 WHERE true`
 
+// The bound on event_id alone, which the filter adds before it, is what the index is read from.
+const afterPosition = ` AND (d.event_id < $%d OR d.destination > $%d)`
+
 const newestFirst = `
 ORDER BY d.event_id DESC, d.destination`
 
@@ -37,11 +40,17 @@ func (o *Outbox) Deliveries(ctx context.Context, filter DeliveryFilter) ([]Deliv
 		{"e.event_type LIKE", filter.Type != "", likePattern(filter.Type)},
 		{"e.created_at >=", !filter.Since.IsZero(), filter.Since},
 		{"e.created_at <", !filter.Until.IsZero(), filter.Until},
+		{"e.idempotency_key =", filter.Key != "", filter.Key},
+		{"d.event_id <=", filter.After.EventID != 0, filter.After.EventID},
 	} {
 		if condition.given {
 			args = append(args, condition.value)
 			sql += fmt.Sprintf(" AND %s ($%d)", condition.text, len(args))
 		}
+	}
+	if filter.After.EventID != 0 {
+		args = append(args, filter.After.Destination)
+		sql += fmt.Sprintf(afterPosition, len(args)-1, len(args))
 	}
 	args = append(args, cmp.Or(filter.Limit, 50))
 	return collect[Delivery](ctx, o.pool, "list deliveries", sql+newestFirst+fmt.Sprintf(" LIMIT $%d", len(args)), args...)

@@ -76,23 +76,34 @@ func (o *Outbox) change(ctx context.Context, verb, destination string, f func(co
 	if !slices.Contains(names, destination) {
 		return Pause{}, fmt.Errorf("%w %q", ErrUnknownDestination, destination)
 	}
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
-	err = pgx.BeginFunc(ctx, o.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, pg.CommitDurably); err != nil {
-			return err
-		}
+	err = o.durably(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		p = Pause{Destination: destination, Breaker: "closed"} // unless it has a row
 		err := tx.QueryRow(ctx, selectPause, destination).Scan(&p.Paused, &p.Reason, &p.Breaker)
 		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 			return err
 		}
-		return f(ctx, tx, &p)
+		if err := f(ctx, tx, &p); err != nil {
+			return err
+		}
+		return o.recordChange(ctx, tx, verb, p)
 	})
 	if err != nil {
 		return Pause{}, fmt.Errorf("%s %s: %w", verb, destination, err)
 	}
 	return p, nil
+}
+
+// recordChange writes what a call changed of a destination into the audit.
+func (o *Outbox) recordChange(ctx context.Context, tx pgx.Tx, verb string, p Pause) error {
+	if p.Changed {
+		if err := o.record(ctx, tx, auditRow{action: verb, destination: p.Destination, detail: p.Reason}); err != nil {
+			return err
+		}
+	}
+	if p.BreakerReset {
+		return o.record(ctx, tx, auditRow{action: "reset_breaker", destination: p.Destination})
+	}
+	return nil
 }
 
 const upsertPause = `
@@ -128,10 +139,21 @@ FROM closed WHERE rule = 'breaker_open' AND subject = closed.destination AND res
 // Resume ends a pause. An open breaker stays open unless reset is true: then deliveries flow at once, at the risk that the
 // destination is still down, and the breaker's alert is resolved. The error wraps [ErrUnknownDestination] as that of Pause does.
 func (o *Outbox) Resume(ctx context.Context, destination string, reset bool) (Pause, error) {
+	return o.resume(ctx, destination, true, reset)
+}
+
+// ResetBreaker closes the breaker of a destination as Resume does. A pause stays.
+func (o *Outbox) ResetBreaker(ctx context.Context, destination string) (Pause, error) {
+	return o.resume(ctx, destination, false, true)
+}
+
+func (o *Outbox) resume(ctx context.Context, destination string, pause, reset bool) (Pause, error) {
 	p, err := o.change(ctx, "resume", destination, func(ctx context.Context, tx pgx.Tx, p *Pause) error {
-		p.Changed, p.Paused = p.Paused, false
-		if _, err := tx.Exec(ctx, endPause, destination); err != nil {
-			return err
+		if pause {
+			p.Changed, p.Paused = p.Paused, false
+			if _, err := tx.Exec(ctx, endPause, destination); err != nil {
+				return err
+			}
 		}
 		if !reset || p.Breaker == "closed" {
 			return nil

@@ -102,7 +102,7 @@ func TestBulkMeetsOthers(t *testing.T) {
 	}))
 	// Meanwhile another operator replays the second, and a relay fails it again.
 	db.Exec(`UPDATE outbox_delivery SET claim = claim + 1 WHERE event_id = 2`)
-	changed, err := outbox.changeDeliveries(t.Context(), replayAction(0), found)
+	changed, err := outbox.changeDeliveries(t.Context(), replayAction(0), found, 0)
 	relaytest.Must(t, err)
 	if changed != 1 {
 		t.Errorf("%d changed, want 1", changed)
