@@ -170,7 +170,7 @@ alerts: {channels: [{webhook: '%[1]s/alerts'}]}
 	// 3. The real one's log, its alert and every command say so.
 	relay.stderr.wait(t, `"msg":"route added by another relay or by hand"`, relay.code)
 	server.expect(t, "/alerts ")
-	for _, text := range []string{"\n  routes_changed ", "relay \"laptop\"", "The routes changed, and not all relays have the same. See which has which: outbox-relay routes list"} {
+	for _, text := range []string{"\n  routes_changed ", "relay \"laptop\"", "changed, and not every running relay is configured with them", "\n  outbox-relay routes list\n"} {
 		if got := status(); !strings.Contains(got, text) {
 			t.Errorf("status does not say %q:\n%s", text, got)
 		}
