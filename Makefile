@@ -86,6 +86,10 @@ test-receivers: ## Vet and test what is for receivers and a module of its own: t
 			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done
 
+.PHONY: test-rules
+test-rules: ## Check the Prometheus rules and the dashboard with Prometheus's own parser, and try each rule
+	cd docs/deploy/rulestest && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test ./...
+
 .PHONY: test-stores
 test-stores: $(dynalite) ## Vet and test the stores for receivers whose effect is not in PostgreSQL: Redis, DynamoDB
 	@command -v redis-server >/dev/null || { echo 'install a Redis server first: apt-get install redis-server' >&2; exit 1; }
