@@ -198,6 +198,10 @@ retention:
   schedule: 17 3 * * * # default
 metrics:
   listen: 127.0.0.1:9464 # default
+admin:
+  listen: 127.0.0.1:9465 # default
+  behind_proxy: false # default
+  path_prefix: "" # default
 log:
   level: info # default
   format: auto # default

@@ -26,7 +26,7 @@ const (
 func (c *config) table(hostname string) settings.Table {
 	shared := policyRows(&destination{})
 	return settings.Table{
-		Prefix: "OUTBOX_", File: usualFile, Unnamed: defaultDestination, Later: []string{"admin"},
+		Prefix: "OUTBOX_", File: usualFile, Unnamed: defaultDestination,
 		Rows: slices.Concat(
 			c.databaseRows(), c.relayRows(hostname),
 			settings.Under("defaults", shared),
@@ -34,7 +34,7 @@ func (c *config) table(hostname string) settings.Table {
 			c.egressRows(),
 			settings.Under("routes[]", routeRows(&relay.Route{})),
 			settings.Under("alerts.channels[]", channelRows(&channel{})),
-			c.alertRows(), c.retentionRows(), c.metricsRows(), c.logRows(),
+			c.alertRows(), c.retentionRows(), c.metricsRows(), c.consoleRows(), c.logRows(),
 		),
 	}
 }

@@ -29,8 +29,10 @@ type reloader struct {
 	hooks relay.Hooks
 	log   zerolog.Logger
 	level *logLevel
-	// What stays until a restart: the format of the log, and where metrics are served.
+	// What stays until a restart: the format of the log, where metrics are served, and the page.
 	format, metricsListen string
+	console               consoleConfig
+	page                  *console
 }
 
 // run reloads at every signal until ended is closed. Signals that come meanwhile are one: what was read at the first of
@@ -76,6 +78,10 @@ func (rl *reloader) reload() {
 	if c.metricsListen != rl.metricsListen {
 		stay = append(stay, "metrics.listen")
 	}
+	if !c.console.equal(rl.console) {
+		stay = append(stay, "admin")
+	}
+	rl.page.reloaded(c)
 	level := c.logLevel()
 	switch {
 	case rl.level.set(level):

@@ -27,8 +27,10 @@ type started struct {
 
 func start(t *testing.T, env []string, args ...string) started {
 	t.Helper()
-	if !slices.ContainsFunc(env, func(v string) bool { return strings.HasPrefix(v, "OUTBOX_METRICS_LISTEN=") }) {
-		env = append(slices.Clone(env), "OUTBOX_METRICS_LISTEN=off") // tests run side by side
+	for _, setting := range []string{"OUTBOX_METRICS_LISTEN=", "OUTBOX_ADMIN_LISTEN="} {
+		if !slices.ContainsFunc(env, func(v string) bool { return strings.HasPrefix(v, setting) }) {
+			env = append(slices.Clone(env), setting+"off") // tests run side by side
+		}
 	}
 	s := started{signals: make(chan os.Signal, 2), hangups: make(chan os.Signal, 1), stderr: &awaited{written: make(chan struct{}, 1)}, code: make(chan int, 1)}
 	go func() {
