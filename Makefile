@@ -90,6 +90,10 @@ test-receivers: ## Vet and test what is for receivers and a module of its own: t
 			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done
 
+.PHONY: test-rules
+test-rules: ## Check the Prometheus rules and the dashboard with Prometheus's own parser, and try each rule
+	cd docs/deploy/rulestest && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test ./...
+
 .PHONY: test-page
 test-page: ## Vet and test the page in a browser: Debian's chromium (OUTBOX_SCREENSHOTS=dir keeps pictures)
 	@command -v chromium >/dev/null || { echo 'install a browser first: apt-get install chromium' >&2; exit 1; }

@@ -50,6 +50,9 @@ type container struct {
 			} `yaml:"fieldRef"`
 		} `yaml:"valueFrom"`
 	}
+	LivenessProbe struct {
+		HTTPGet struct{ Path string } `yaml:"httpGet"`
+	} `yaml:"livenessProbe"`
 	SecurityContext securityContext `yaml:"securityContext"`
 }
 
@@ -104,6 +107,9 @@ func testKubernetesManifest(t *testing.T, relay string) {
 			}
 			if err := configured(t, relay, env); err != nil {
 				t.Errorf("%s: %v", c.Name, err)
+			}
+			if c.LivenessProbe.HTTPGet.Path != "/healthz" || !slices.Contains(env, "OUTBOX_METRICS_LISTEN=:9464") {
+				t.Errorf("%s: the kubelet cannot see its health", c.Name)
 			}
 			if c.RestartPolicy != "Always" || !slices.ContainsFunc(pod.InitContainers, func(i container) bool { return i.Name == c.Name }) {
 				t.Errorf("%s: is no native sidecar", c.Name)
