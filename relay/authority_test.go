@@ -98,7 +98,13 @@ func destinationOf(url string, wire post.Wire, egress post.Egress) post.Destinat
 // exchange makes one POST at an endpoint, with nothing of a relay around it.
 func exchange(t testing.TB, e *post.Endpoint) policy.Decision {
 	t.Helper()
+	return exchangePayload(t, e, string(order().event.Payload))
+}
+
+func exchangePayload(t testing.TB, e *post.Endpoint, payload string) policy.Decision {
+	t.Helper()
 	d := order()
+	d.event.Payload = []byte(payload)
 	req, err := post.NewRequest(e, d.message(), time.Now())
 	if err != nil {
 		return first(post.Refused(err), policy.Responses{})
@@ -111,6 +117,6 @@ func exchangeWith(t testing.TB, d post.Destination) policy.Decision {
 	t.Helper()
 	e, err := post.NewEndpoint(d, "")
 	must(t, err)
-	defer e.Transport.CloseIdleConnections()
+	defer e.CloseIdleConnections()
 	return exchange(t, e)
 }

@@ -116,7 +116,7 @@ func TestSecurityForbiddenAddresses(t *testing.T) {
 		must(t, err)
 		dialer := post.Egress{}.Dialer(patience)
 		dialer.Resolver = resolver
-		e.Transport.DialContext = dialer.DialContext
+		e.Dial = dialer.DialContext
 		v := exchange(t, e)
 		t.Logf("%-40s %-7s %-7s %s", c.host, v.Outcome, v.Reason, v.Message)
 		if v.Outcome != policy.Retry || v.Reason != c.want || !strings.Contains(v.Message, c.message) || v.StatusCode != 0 {
@@ -217,19 +217,19 @@ func TestSecurityDNSRebinding(t *testing.T) {
 		must(t, err)
 		dialer := c.egress.Dialer(patience)
 		dialer.Resolver = resolverTo(t, func() netip.Addr { return *answer.Load() })
-		e.Transport.DialContext = post.CountWrites(dialer.DialContext)
+		e.Dial = dialer.DialContext
 		if v := exchange(t, e); v.Outcome != policy.Delivered {
 			t.Errorf("before: %s %q", v.Reason, v.Message)
 		}
 		second := netip.MustParseAddr(c.second)
 		answer.Store(&second)
-		e.Transport.CloseIdleConnections()
+		e.CloseIdleConnections()
 		v := exchange(t, e)
 		t.Logf("127.0.0.1, then %-16s %-9s %-7s %s", c.second, v.Outcome, v.Reason, v.Message)
 		if v.Reason != c.want {
 			t.Errorf("%s: %s %q, want %s", c.second, v.Reason, v.Message, c.want)
 		}
-		e.Transport.CloseIdleConnections()
+		e.CloseIdleConnections()
 	}
 }
 

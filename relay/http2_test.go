@@ -142,7 +142,7 @@ func TestHTTP2ServersThatTurnAway(t *testing.T) {
 			})
 			e, err := post.NewEndpoint(destinationOf("https"+s.url[len("http"):], post.Wire{TLS: ca.trusts()}, post.Egress{}), "")
 			must(t, err)
-			defer e.Transport.CloseIdleConnections()
+			defer e.CloseIdleConnections()
 			for attempt, want := range []policy.Reason{policy.ReasonOK, c.want, policy.ReasonOK, policy.ReasonOK} {
 				v := exchange(t, e)
 				t.Logf("%-34s %d %-9s %-8s %s", name, attempt+1, v.Outcome, v.Reason, v.Message)
@@ -189,7 +189,7 @@ func TestHTTP2WithFewStreams(t *testing.T) {
 			t.Cleanup(s.Close)
 			e, err := post.NewEndpoint(destinationOf(s.URL, post.Wire{TLS: ca.trusts()}, post.Egress{}), "")
 			must(t, err)
-			defer e.Transport.CloseIdleConnections()
+			defer e.CloseIdleConnections()
 			reasons := map[policy.Reason]int{}
 			for id, v := range exchangeMany(t, e, c.senders, c.attempts) {
 				if n := seen[id].Load(); n > 1 || (v.Outcome == policy.Delivered) != (n == 1) || !v.Posted {

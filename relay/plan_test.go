@@ -66,11 +66,13 @@ const aRow = `ARRAY[1]::bigint[], ARRAY['default'], ARRAY[1]::bigint[]`
 // hotStatements are those that run all the time, with their parameters' types and examples.
 var hotStatements = map[string]struct{ types, sql, args string }{
 	"claim": {
-		`int, text[], int[], bool[], float8[], bigint[], int[], int[], int[], int[], bool[], int[], timestamptz[], bigint[], timestamptz[], bigint[],
-			text[], bigint[], float8, int, int`, claimDue,
-		`1, ARRAY['default','other'], ARRAY[16,1], ARRAY[false,true], ARRAY[2592000,2592000], ARRAY[0,0], ARRAY[1,2], ARRAY[1,2], ARRAY[1,2], ARRAY[1,1],
-			ARRAY[false,true], ARRAY[100,100], ARRAY[now() - interval '1 hour', '-infinity'], ARRAY[0,0]::bigint[],
-			ARRAY['infinity','infinity']::timestamptz[], ARRAY[0,0]::bigint[], ARRAY['k'], ARRAY[0]::bigint[], 60, 100, 16384`,
+		"int, float8, int, int, text[], bool[], int[], timestamptz[], bigint[], timestamptz[], bigint[], float8[]", claimDue,
+		`1, 60, 16384, 100, ARRAY['default','other'], ARRAY[false,true], ARRAY[100,100], ARRAY[now() - interval '1 hour', '-infinity'], ARRAY[0,0]::bigint[],
+			ARRAY['infinity','infinity']::timestamptz[], ARRAY[0,0]::bigint[], ARRAY[2592000,2592000]`,
+	},
+	"claim keys": {
+		"int, float8, int, text[], int[], bool[], float8[], bigint[], int[], int[], text[], bigint[]", claimKeys,
+		`1, 60, 16384, ARRAY['default'], ARRAY[16], ARRAY[false], ARRAY[2592000], ARRAY[0], ARRAY[1], ARRAY[1], ARRAY['k'], ARRAY[0]::bigint[]`,
 	},
 	"delivered": {"bigint[], text[], bigint[], float8[], smallint[]", settleDelivered, aRow + `, ARRAY[0], ARRAY[200]`},
 	"retry": {
@@ -96,9 +98,11 @@ var hotStatements = map[string]struct{ types, sql, args string }{
 // wantedPlans says how each of them must reach its rows.
 var wantedPlans = map[string][]string{
 	"claim": {
-		"Index Scan using outbox_delivery_due on outbox_delivery", "Index Scan using outbox_delivery_order",
-		"Tid Scan on outbox_delivery", "Index Scan using outbox_pkey",
+		"Index Scan using outbox_delivery_due on outbox_delivery", "Tid Scan on outbox_delivery", "Index Scan using outbox_pkey",
 		"AND (replay = scan.replay) AND (ROW(next_attempt_at, event_id) > ROW(scan.after_at, scan.after_id)) AND (ROW(next_attempt_at, event_id) <= ROW(LEAST(scan.until_at, now()), scan.until_id)))",
+	},
+	"claim keys": {
+		"Index Scan using outbox_delivery_order", "Tid Scan on outbox_delivery", "Index Scan using outbox_pkey",
 		"Index Cond: ((destination = key.destination) AND (ordering_key = key.ordering_key) AND (event_id > key.floor))",
 		"using outbox_delivery_blocked on outbox_delivery f",
 		"Index Cond: ((destination = ''::text) AND (ordering_key = n.ordering_key) AND (event_id > lane",

@@ -109,7 +109,7 @@ func attemptWith(t testing.TB, destination post.Destination) policy.Decision {
 	t.Helper()
 	l, err := laneTo(destination)
 	must(t, err)
-	defer l.Transport.CloseIdleConnections()
+	defer l.CloseIdleConnections()
 	r := &senders{core: &core{taking: t.Context(), doing: t.Context()}}
 	d := order()
 	d.leaseEnds = time.Now().Add(time.Hour)

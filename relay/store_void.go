@@ -25,13 +25,6 @@ const rescuesAfterClaim = `
              WHERE v.instance = d.claimed_by AND NOT v.died AND d.lease_expires_at > v.after AND d.lease_expires_at <= v.until)
          THEN d.rescues ELSE greatest(d.rescues, least(d.rescues + 1, 6)) END`
 
-// wasLost is true of a suspect c whose previous claim was not settled. The statement that changes a row still reads the row
-// as it was before.
-const wasLost = `
-    CASE WHEN c.rescues >= 3 THEN coalesce((
-        SELECT o.claimed_by IS NOT NULL FROM outbox_delivery o
-        WHERE o.event_id = c.event_id AND o.destination = c.destination LIMIT 1), false) ELSE false END`
-
 // What ends with the relays in gone. Trials whose row is locked end at breaker_until.
 const endWithRelay = `, trials AS (
     UPDATE outbox_destination SET breaker = 'open', breaker_owner = NULL, breaker_until = now()

@@ -132,7 +132,7 @@ func TestCertificatesChangeUnderAnEndpoint(t *testing.T) {
 		{func() { identity.Store(later) }, policy.ReasonOK},
 	} {
 		step.change()
-		e.Transport.CloseIdleConnections()
+		e.CloseIdleConnections()
 		before := requests.Load()
 		v := exchange(t, e)
 		// Over TLS 1.3 a client may hear of a refused certificate only by its connection's end.
@@ -143,7 +143,7 @@ func TestCertificatesChangeUnderAnEndpoint(t *testing.T) {
 			t.Errorf("%s %q, want %s", v.Reason, v.Message, step.want)
 		}
 	}
-	e.Transport.CloseIdleConnections()
+	e.CloseIdleConnections()
 }
 
 // A handshake that stalls ends with the attempt's deadline, also when only the client's part is awaited.

@@ -89,7 +89,7 @@ func TestHTTP2(t *testing.T) {
 	t.Cleanup(s.Close)
 	l, err := laneTo(Config{Destinations: []post.Destination{to(s.URL)}}.withDefaults().Destinations[0])
 	must(t, err)
-	t.Cleanup(l.Transport.CloseIdleConnections)
+	t.Cleanup(l.CloseIdleConnections)
 	l.Transport.TLSClientConfig = s.Client().Transport.(*http.Transport).TLSClientConfig
 	r := &senders{core: &core{taking: t.Context(), doing: t.Context()}}
 	for i, want := range []policy.Reason{policy.ReasonOK, policy.ReasonNetwork, policy.ReasonOK} {

@@ -3,6 +3,7 @@ package relay
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -10,6 +11,7 @@ import (
 	"net/http/httptest"
 	"net/http/httptrace"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -74,7 +76,7 @@ func TestConnectionsAreUsedAgain(t *testing.T) {
 	d.MaxInFlight = senders
 	e, err := post.NewEndpoint(d, "")
 	must(t, err)
-	defer e.Transport.CloseIdleConnections()
+	defer e.CloseIdleConnections()
 	for id, v := range exchangeMany(t, e, senders, attempts) {
 		if v.Outcome != policy.Delivered {
 			t.Fatalf("event %d: %s %q", id, v.Reason, v.Message)
@@ -96,9 +98,13 @@ type stubbornConn struct {
 	close  func()
 }
 
+func (c *stubbornConn) SyscallConn() (syscall.RawConn, error) {
+	return c.Conn.(syscall.Conn).SyscallConn()
+}
+
 func (c *stubbornConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	if err != nil && c.gone.Load() {
+	if errors.Is(err, io.EOF) && c.gone.Load() {
 		<-c.closed
 	}
 	return n, err
@@ -131,52 +137,58 @@ func TestKeptConnectionThatIsClosed(t *testing.T) {
 		"all of it was sent":                 {stale: 1, takes: 1 << 20, want: policy.Retry},
 		"nothing was sent, on the first use": {want: policy.Retry},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			g := newGate(t)
-			rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
-			e, err := post.NewEndpoint(destinationOf(rc.URL, post.Wire{}, post.Egress{}), "")
-			must(t, err)
-			defer e.Transport.CloseIdleConnections()
-			var mu sync.Mutex
-			var dialled []*stubbornConn
-			e.Transport.DialContext = post.CountWrites(func(ctx context.Context, network, address string) (net.Conn, error) {
-				conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
-				closed := make(chan struct{})
-				stubborn := &stubbornConn{Conn: conn, takes: c.takes, closed: closed, close: sync.OnceFunc(func() { close(closed) })}
-				mu.Lock()
-				defer mu.Unlock()
-				stubborn.gone.Store(c.stale == 0 && len(dialled) == 0)
-				dialled = append(dialled, stubborn)
-				return stubborn, err
+		for way, payload := range payloads {
+			t.Run(name+", "+way, func(t *testing.T) {
+				t.Parallel()
+				g := newGate(t)
+				rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
+				exchange := func(t testing.TB, e *post.Endpoint) policy.Decision { return exchangePayload(t, e, payload) }
+				e, err := post.NewEndpoint(destinationOf(rc.URL, post.Wire{}, post.Egress{}), "")
+				must(t, err)
+				defer e.CloseIdleConnections()
+				var mu sync.Mutex
+				var dialled []*stubbornConn
+				e.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+					conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+					closed := make(chan struct{})
+					stubborn := &stubbornConn{Conn: conn, takes: c.takes, closed: closed, close: sync.OnceFunc(func() { close(closed) })}
+					mu.Lock()
+					defer mu.Unlock()
+					stubborn.gone.Store(c.stale == 0 && len(dialled) == 0)
+					dialled = append(dialled, stubborn)
+					return stubborn, err
+				}
+				var first sync.WaitGroup
+				for range c.stale {
+					first.Go(func() { exchange(t, e) })
+				}
+				for range c.stale {
+					<-g.arrived
+				}
+				g.open()
+				first.Wait()
+				before := rc.total()
+				for _, conn := range dialled {
+					conn.gone.Store(true)
+				}
+				v := exchange(t, e)
+				if v.Outcome != c.want || v.Posted != (c.want != policy.Hold) || v.Outcome != policy.Delivered && v.Reason != policy.ReasonNetwork {
+					t.Errorf("%+v", v)
+				}
+				arrived := rc.all()[before:]
+				if len(arrived) > 0 != (c.want == policy.Delivered) || len(arrived) > 0 && string(arrived[0].body) != payload {
+					t.Errorf("arrived: %+v", arrived)
+				}
+				if v := exchange(t, e); v.Outcome != policy.Delivered {
+					t.Errorf("the next attempt: %+v", v)
+				}
 			})
-			var first sync.WaitGroup
-			for range c.stale {
-				first.Go(func() { exchange(t, e) })
-			}
-			for range c.stale {
-				<-g.arrived
-			}
-			g.open()
-			first.Wait()
-			before := rc.total()
-			for _, conn := range dialled {
-				conn.gone.Store(true)
-			}
-			v := exchange(t, e)
-			if v.Outcome != c.want || v.Posted != (c.want != policy.Hold) || v.Outcome != policy.Delivered && v.Reason != policy.ReasonNetwork {
-				t.Errorf("%+v", v)
-			}
-			arrived := rc.all()[before:]
-			if len(arrived) > 0 != (c.want == policy.Delivered) || len(arrived) > 0 && string(arrived[0].body) != `{"a":1e3}` {
-				t.Errorf("arrived: %+v", arrived)
-			}
-			if v := exchange(t, e); v.Outcome != policy.Delivered {
-				t.Errorf("the next attempt: %+v", v)
-			}
-		})
+		}
 	}
 }
+
+// payloads are sent in the two ways that requests go over plain HTTP.
+var payloads = map[string]string{"directly": `{"a":1e3}`, "by net/http": `{"a":"` + strings.Repeat("x", 40<<10) + `"}`}
 
 // A request of usual size is one write: header and body in one packet.
 func TestRequestIsOneWrite(t *testing.T) {
@@ -185,15 +197,12 @@ func TestRequestIsOneWrite(t *testing.T) {
 	rc := newReceiver(t, nil)
 	e, err := post.NewEndpoint(destinationOf(rc.URL, post.Wire{}, post.Egress{}), "")
 	must(t, err)
-	defer e.Transport.CloseIdleConnections()
+	defer e.CloseIdleConnections()
 	var writes atomic.Int64
-	dial := e.Transport.DialContext
-	e.Transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+	dial := e.Dial
+	e.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := dial(ctx, network, address)
-		if counted, ok := conn.(*post.CountedConn); ok {
-			counted.Conn = writeCounter{counted.Conn, &writes}
-		}
-		return conn, err
+		return writeCounter{conn, &writes}, err
 	}
 	for range requests {
 		if v := exchange(t, e); v.Outcome != policy.Delivered {
@@ -215,6 +224,10 @@ type writeCounter struct {
 	writes *atomic.Int64
 }
 
+func (c writeCounter) SyscallConn() (syscall.RawConn, error) {
+	return c.Conn.(syscall.Conn).SyscallConn()
+}
+
 func (c writeCounter) Write(b []byte) (int, error) {
 	c.writes.Add(1)
 	return c.Conn.Write(b)
@@ -226,7 +239,7 @@ func TestDeadlineIsNoHold(t *testing.T) {
 	rc := newReceiver(t, nil)
 	e, err := post.NewEndpoint(destinationOf(rc.URL, post.Wire{}, post.Egress{}), "")
 	must(t, err)
-	defer e.Transport.CloseIdleConnections()
+	defer e.CloseIdleConnections()
 	if v := exchange(t, e); v.Outcome != policy.Delivered {
 		t.Fatalf("%+v", v)
 	}
@@ -261,7 +274,7 @@ func TestReceiverThatClosesIdleConnections(t *testing.T) {
 	})
 	e, err := post.NewEndpoint(destinationOf(s.url, post.Wire{}, post.Egress{}), "")
 	must(t, err)
-	defer e.Transport.CloseIdleConnections()
+	defer e.CloseIdleConnections()
 	count := map[string]int{}
 	for id, v := range exchangeMany(t, e, senders, attempts) {
 		n := seen[fmt.Sprint(id)]
@@ -282,6 +295,7 @@ func TestRetiredEndpointLosesNoAnswer(t *testing.T) {
 		e, err := post.NewEndpoint(to(rc.URL), "")
 		must(t, err)
 		d := order()
+		d.event.Payload = []byte(payloads["by net/http"])
 		req, err := post.NewRequest(e, d.message(), time.Now())
 		must(t, err)
 		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{PutIdleConn: func(error) {

@@ -100,7 +100,7 @@ const (
 	maxQuietBeforeArm = 4 * time.Second
 	shortlyArmed      = time.Second
 	firstArmedPoll    = 50 * time.Millisecond
-	fastPoll          = time.Millisecond
+	fastPoll          = 500 * time.Microsecond
 	slowPoll          = 20 * time.Millisecond
 	maxVain           = 100 * time.Millisecond
 )

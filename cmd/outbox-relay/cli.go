@@ -48,6 +48,7 @@ const overview = `outbox-relay delivers the events that a service commits to its
   outbox-relay identity show | accept | discard-pending  after a move, or on a copy of the database: who may work here
   outbox-relay config check | show                       find every mistake; print what is in effect, and why
   outbox-relay inbox status | list | show | replay | ignore | prune    the same for a receiver, at its own database
+  outbox-relay bench                                     how fast it is here, and what limits it
   outbox-relay version
 
 Everything can also stand in outbox-relay.yaml. More: outbox-relay <command> --help
@@ -72,7 +73,10 @@ type grammar struct {
 	Config   configCmd   `cmd:"" help:"Check or show the configuration."`
 	Identity identityCmd `cmd:"" help:"Compare this database with what relays were accepted on, and decide about a copy."`
 	Inbox    inboxCmd    `cmd:"" help:"Look at a receiver's events, work them again, ignore or forget them."`
+	Bench    benchCmd    `cmd:"" help:"Measure deliveries, latency and cost on this machine, with your database and in a schema of its own."`
 	Version  versionCmd  `cmd:"" help:"Show the version of this program."`
+
+	BenchLoad benchLoadCmd `cmd:"" hidden:"" help:"The producers of bench, in a process of their own."`
 }
 
 // configFlag names the configuration file, for every command that reads one.

@@ -22,7 +22,7 @@ const (
 func Send(ctx context.Context, e *Endpoint, req *http.Request, payload []byte) policy.Result {
 	e.begin()
 	defer e.end()
-	resp, connected, err := roundTrip(ctx, e.Transport, req, payload)
+	resp, connected, err := e.roundTrip(ctx, req, payload)
 	if err != nil {
 		if errors.Is(err, errNothingSent) {
 			return policy.Result{Reason: policy.ReasonNetwork, Message: plain.Clip(err.Error())}

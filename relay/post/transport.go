@@ -2,6 +2,7 @@ package post
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -24,8 +25,11 @@ import (
 type Endpoint struct {
 	Destination Destination
 	URL         *url.URL
-	Transport   *http.Transport
-	header      http.Header // the part of every request's header that never changes
+	// Dial opens connections, as the destination's [Egress] allows. A test may replace it before the first request.
+	Dial      func(ctx context.Context, network, address string) (net.Conn, error)
+	Transport *http.Transport
+	direct    *direct     // nil: every request goes by Transport
+	header    http.Header // the part of every request's header that never changes
 
 	mu       sync.Mutex
 	inFlight int  // requests on their way
@@ -59,7 +63,15 @@ func (e *Endpoint) Retire() {
 // over the answer that came on it. Closed in that moment, the answer is lost, and what the receiver did is done again.
 func (e *Endpoint) closeUnused() {
 	if e.retired && e.inFlight == 0 {
-		e.Transport.CloseIdleConnections()
+		e.CloseIdleConnections()
+	}
+}
+
+// CloseIdleConnections closes the kept connections that no request uses.
+func (e *Endpoint) CloseIdleConnections() {
+	e.Transport.CloseIdleConnections()
+	if e.direct != nil {
+		e.direct.closeIdle()
 	}
 }
 
@@ -80,27 +92,30 @@ func NewEndpoint(d Destination, version string) (*Endpoint, error) {
 	for name, value := range d.Headers {
 		header.Set(name, value)
 	}
-	return &Endpoint{
-		Destination: d,
-		URL:         u,
-		header:      header,
-		Transport: &http.Transport{
-			DialContext:            CountWrites(d.Wire.egress.Dialer(d.Timeout).DialContext),
-			Proxy:                  proxy,
-			OnProxyConnectResponse: ProxyRefusal,
-			ForceAttemptHTTP2:      true,
-			TLSClientConfig:        d.Wire.TLS.config(u.Hostname()),
-			TLSHandshakeTimeout:    d.Timeout,
-			// All connections are kept. The default of two would dial for nearly every POST; as many as there are POSTs in
-			// flight would close those that were dialled for a request which another connection became free for meanwhile.
-			MaxIdleConns:           2 * d.MaxInFlight,
-			MaxIdleConnsPerHost:    2 * d.MaxInFlight,
-			IdleConnTimeout:        90 * time.Second,
-			MaxResponseHeaderBytes: maxResponseHeader,
-			// A few kilobytes of gzip can hold gigabytes.
-			DisableCompression: true,
-		},
-	}, nil
+	e := &Endpoint{Destination: d, URL: u, header: header, Dial: d.Wire.egress.Dialer(d.Timeout).DialContext}
+	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+		return e.Dial(ctx, network, address)
+	}
+	if canSeeClosed && u.Scheme == "http" && proxy == nil {
+		e.direct = &direct{dial: dial, address: net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "80")), most: 2 * d.MaxInFlight}
+	}
+	e.Transport = &http.Transport{
+		DialContext:            CountWrites(dial),
+		Proxy:                  proxy,
+		OnProxyConnectResponse: ProxyRefusal,
+		ForceAttemptHTTP2:      true,
+		TLSClientConfig:        d.Wire.TLS.config(u.Hostname()),
+		TLSHandshakeTimeout:    d.Timeout,
+		// All connections are kept. The default of two would dial for nearly every POST; as many as there are POSTs in
+		// flight would close those that were dialled for a request which another connection became free for meanwhile.
+		MaxIdleConns:           2 * d.MaxInFlight,
+		MaxIdleConnsPerHost:    2 * d.MaxInFlight,
+		IdleConnTimeout:        90 * time.Second,
+		MaxResponseHeaderBytes: maxResponseHeader,
+		// A few kilobytes of gzip can hold gigabytes.
+		DisableCompression: true,
+	}
+	return e, nil
 }
 
 // ProxyRefusal makes a proxy's refusal an error that says whose it is, and that no connection came about.
@@ -121,10 +136,13 @@ const maxStale = 3
 // roundTrip sends a request, once, and reports whether it had a connection to send it over. Receivers close idle connections at
 // any time, also when a request is about to be written. While it is certain that not one byte of it was, it is sent over
 // another connection; net/http itself would do so, and in other cases too, if the request had a GetBody.
-func roundTrip(ctx context.Context, transport *http.Transport, req *http.Request, payload []byte) (resp *http.Response, connected bool, err error) {
+func (e *Endpoint) roundTrip(ctx context.Context, req *http.Request, payload []byte) (resp *http.Response, connected bool, err error) {
+	if e.direct.fits(req) {
+		return e.direct.roundTrip(ctx, req, payload)
+	}
 	for range maxStale {
 		sent := &sending{}
-		resp, err = transport.RoundTrip(req.WithContext(sent.watch(ctx)))
+		resp, err = e.Transport.RoundTrip(req.WithContext(sent.watch(ctx)))
 		connected, nothing := sent.state()
 		if err == nil || !nothing {
 			return resp, connected, err

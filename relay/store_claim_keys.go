@@ -1,0 +1,128 @@
+package relay
+
+import (
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+)
+
+// A delivery with an ordering key is claimed by its key alone: the first pending one behind the key's floor, if no failed or parked
+// one stands before it, together with those that follow it without a gap. LIMIT bounds both. The floor keeps dead index
+// entries from being read again and again while a long transaction blocks vacuum.
+//
+// A head that may have killed relays comes alone, or what follows would be suspected with it.
+const claimKeys = `
+WITH claimant AS MATERIALIZED (` + claimant + ` FOR KEY SHARE
+), lane AS MATERIALIZED (
+    SELECT l.*, coalesce(s.reordered, 0) AS reordered_now, s.parked_after
+    FROM unnest($4::text[], $5::int[], $6::bool[], $7::float8[], $8::bigint[], $9::int[], $10::int[])
+        WITH ORDINALITY AS l (destination, run, skip_failed, promised_for, reordered, first_key, last_key, number)
+    LEFT JOIN LATERAL (SELECT * FROM outbox_destination s WHERE s.destination = l.destination LIMIT 1) s ON true
+    WHERE EXISTS (SELECT FROM claimant) AND ` + isHeld + ` IS NOT TRUE
+), key AS MATERIALIZED (
+    SELECT lane.number, lane.destination, lane.run, lane.promised_for, k.ordering_key, k.floor, least(failed.event_id, parked.event_id) AS barrier
+    FROM lane
+    CROSS JOIN LATERAL (
+        SELECT n.ordering_key, CASE WHEN lane.reordered = lane.reordered_now THEN n.floor ELSE -9223372036854775808 END AS floor
+        FROM unnest(($11::text[])[lane.first_key:lane.last_key], ($12::bigint[])[lane.first_key:lane.last_key]) AS n (ordering_key, floor)
+    ) k
+    LEFT JOIN LATERAL (
+        SELECT f.event_id FROM outbox_delivery f
+        WHERE NOT lane.skip_failed AND f.destination = lane.destination AND f.ordering_key = k.ordering_key AND f.status = 'failed' AND f.event_id > k.floor
+        ORDER BY f.event_id LIMIT 1
+    ) failed ON true
+    LEFT JOIN LATERAL (
+        SELECT p.event_id FROM outbox_delivery p
+        WHERE lane.parked_after IS NOT NULL AND p.destination = '' AND p.ordering_key = k.ordering_key AND p.status = 'pending' AND p.event_id > lane.parked_after
+        ORDER BY p.event_id LIMIT 1
+    ) parked ON true
+), run AS MATERIALIZED (
+    SELECT key.number, key.ordering_key, key.promised_for, least(r.event_id, key.barrier) AS begins, r.place, r.event_id, r.nth, r.before,
+           r.sendable AND (r.event_id < key.barrier) IS NOT FALSE AS sendable
+    FROM key
+    CROSS JOIN LATERAL (
+        SELECT x.place, x.event_id, row_number() OVER w AS nth, coalesce(lag(x.event_id) OVER w, 0) AS before,
+               bool_and(x.available) OVER w AND (row_number() OVER w = 1 OR bool_and(x.rescues < 3) OVER w) AS sendable
+        FROM (
+            SELECT d.ctid AS place, d.event_id, d.rescues, d.next_attempt_at <= now() AND ` + pg.IsFree + ` AS available
+            FROM outbox_delivery d
+            WHERE d.destination = key.destination AND d.ordering_key = key.ordering_key AND d.status = 'pending' AND d.event_id > key.floor
+            ORDER BY d.event_id LIMIT key.run
+        ) x
+        WINDOW w AS (ORDER BY x.event_id ROWS UNBOUNDED PRECEDING)
+    ) r
+), locked AS MATERIALIZED (
+    SELECT c.number, c.before, now() + make_interval(secs => c.promised_for) AS promise, d.place, d.was_claimed
+    FROM run c` + lockFound + `
+    WHERE c.sendable
+` + claimLocked + `array_agg(number), array_agg(begins), array_agg(ordering_key), NULL, NULL
+FROM run WHERE nth = 1 AND NOT sendable
+UNION ALL
+SELECT number, reordered_now, 0, 0, 0, 0, NULL, 0, false, NULL, false, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, now(),
+       NULL, NULL, NULL, NULL, NULL
+FROM lane WHERE reordered_now <> reordered`
+
+// queueKeys queues the ordering keys of all requests.
+func (c *claimReader) queueKeys(queries *pgx.Batch, instance int32) {
+	a := newKeyArguments(c.requests)
+	if len(a.keys) == 0 {
+		return
+	}
+	queries.Queue(claimKeys, append([]any{instance, c.lease.Seconds(), inlinePayload}, a.columns()...)...).Query(func(rows pgx.Rows) error {
+		return c.read(rows, func(r *claimedRow) {
+			switch {
+			case r.number == nil:
+				for i, request := range r.seen.numbers {
+					c.result.heads = append(c.result.heads, keyHead{a.requests[request-1], *r.seen.keys[i], r.seen.eventIDs[i]})
+				}
+			case r.eventID == 0:
+				if c.result.reordered == nil {
+					c.result.reordered = map[int]int64{}
+				}
+				c.result.reordered[a.requests[*r.number-1]] = r.after
+			default:
+				r.destination = a.destinations[*r.number-1]
+				c.result.deliveries = append(c.result.deliveries, r.delivery)
+			}
+		})
+	})
+}
+
+// keyArguments are the ordering keys of a claim as columns: those of each request, and of each key. The keys of a request are a
+// slice of theirs.
+type keyArguments struct {
+	requests          []int // the index of each
+	destinations      []string
+	runs              []int32
+	skipFailed        []bool
+	promises          []float64
+	reordered         []int64
+	firstKey, lastKey []int32
+
+	keys   []string
+	floors []int64
+}
+
+func newKeyArguments(requests []claimRequest) (a keyArguments) {
+	for i, r := range requests {
+		if len(r.keys) == 0 {
+			continue
+		}
+		a.requests, a.destinations = append(a.requests, i), append(a.destinations, r.destination)
+		a.runs = append(a.runs, int32(max(r.run, 1)))
+		a.skipFailed = append(a.skipFailed, r.skipFailed)
+		a.promises = append(a.promises, r.promise.Seconds())
+		a.reordered = append(a.reordered, r.reordered)
+		a.firstKey = append(a.firstKey, int32(len(a.keys)+1))
+		for _, k := range r.keys {
+			a.keys, a.floors = append(a.keys, k.key), append(a.floors, k.floor)
+		}
+		a.lastKey = append(a.lastKey, int32(len(a.keys)))
+	}
+	return a
+}
+
+// columns returns the parameters of the statement from the fourth on.
+func (a *keyArguments) columns() []any {
+	return []any{a.destinations, a.runs, a.skipFailed, a.promises, a.reordered, a.firstKey, a.lastKey, a.keys, a.floors}
+}
