@@ -38,6 +38,7 @@ const overview = `outbox-relay delivers the events that a service commits to its
 
   outbox-relay events list --status failed | show EVENT  what did not arrive, and why; one event by id, key or reference
   outbox-relay explain EVENT                             its history, and why it waits
+  outbox-relay doctor                                    what is wrong with configuration, database, destinations
   outbox-relay replay --destination NAME | ID            send again what failed
   outbox-relay discard --destination NAME | ID           give up what waits or failed
   outbox-relay pause | resume NAME                       stop sending to a destination; go on
@@ -46,9 +47,11 @@ const overview = `outbox-relay delivers the events that a service commits to its
   outbox-relay migrate down | status                     revert the last migration; list them
   outbox-relay alert test                                send a test alert to every channel
   outbox-relay identity show | accept | discard-pending  after a move, or on a copy of the database: who may work here
-  outbox-relay config check | show                       find every mistake; print what is in effect, and why
+  outbox-relay config init | check | show                write a file; find every mistake; print what is in effect, and why
   outbox-relay inbox status | list | show | replay | ignore | prune    the same for a receiver, at its own database
   outbox-relay bench                                     how fast it is here, and what limits it
+  outbox-relay events tail                               what happens from now on
+  outbox-relay send TYPE | listen                        insert one event; receive events and print them
   outbox-relay version
 
 Everything can also stand in outbox-relay.yaml. More: outbox-relay <command> --help
@@ -62,6 +65,9 @@ type grammar struct {
 	Status   statusCmd   `cmd:"" help:"Show what waits, what failed, who delivers."`
 	Events   eventsCmd   `cmd:"" help:"List deliveries, or show one event."`
 	Explain  explainCmd  `cmd:"" help:"Tell the history of one event, and why it waits."`
+	Send     sendCmd     `cmd:"" help:"Insert one event."`
+	Listen   listenCmd   `cmd:"" help:"Receive events and print them."`
+	Doctor   doctorCmd   `cmd:"" help:"Find what is wrong with configuration, database and destinations; exit 1 if there is an error."`
 	Alert    alertCmd    `cmd:"" help:"Try the alert channels."`
 	Replay   replayCmd   `cmd:"" help:"Send failed, delivered or discarded deliveries again."`
 	Discard  discardCmd  `cmd:"" help:"Give pending, parked or failed deliveries up."`
@@ -118,6 +124,9 @@ func (m Main) command(ctx context.Context, aborted <-chan struct{}, args []strin
 	if len(args) == 0 {
 		fmt.Fprint(m.Stderr, overview, "\n")
 		return exitError{code: exitUsage, err: errors.New("no command given")}
+	}
+	if args[0] == "--version" {
+		args[0] = "version"
 	}
 	if args[0] == "help" {
 		args = append(slices.Clone(args[1:]), "--help")
@@ -241,6 +250,8 @@ func refused(err error) string {
 func withLackingRight(err error) error {
 	var server *pgconn.PgError
 	switch {
+	case errors.As(err, &server) && server.Code == "42P01": // undefined_table
+		return fmt.Errorf("%w; the tables are not where this login looks: run outbox-relay migrate up, or name their schema with --schema", err)
 	case !errors.As(err, &server) || server.Code != "42501" || strings.Contains(strings.ToLower(err.Error()), "grant "): // insufficient_privilege
 		return err
 	case strings.Contains(server.Message, "for schema"), strings.Contains(server.Message, "for database"), strings.HasPrefix(server.Message, "must be owner"):

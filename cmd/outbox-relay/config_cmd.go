@@ -1,20 +1,59 @@
 package main
 
 import (
+	_ "embed"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
+// sampleFile is the annotated configuration that config init writes. A test holds it complete.
+//
+//go:embed testdata/outbox-relay.yaml
+var sampleFile []byte
+
 type configCmd struct {
+	Init  configInitCmd  `cmd:"" help:"Write an annotated configuration file."`
 	Check configCheckCmd `cmd:"" help:"Find every mistake; exit 3 if there is one."`
 	Show  configShowCmd  `cmd:"" help:"Print what is in effect and where each value comes from. Secrets are masked."`
 }
 
-type configCheckCmd struct{ settingFlags }
+type configInitCmd struct {
+	File string `arg:"" optional:"" default:"outbox-relay.yaml" help:"The file to write; - writes to standard output."`
+}
 
-func (configCheckCmd) Run(inv *invocation) error {
+func (cmd configInitCmd) Run(inv *invocation) error {
+	if cmd.File == "-" {
+		_, err := inv.Stdout.Write(sampleFile)
+		return err
+	}
+	file, err := os.OpenFile(cmd.File, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("%s is there already; name another file, or remove it first", cmd.File)
+	}
+	if err != nil {
+		return fmt.Errorf("write configuration: %w", err)
+	}
+	_, err = file.Write(sampleFile)
+	if err = errors.Join(err, file.Close()); err != nil {
+		return fmt.Errorf("write configuration: %w", err)
+	}
+	_, err = fmt.Fprintf(inv.Stdout, "Wrote %s. Adapt destinations and routes, remove what you leave as it is, then: outbox-relay config check -c %s\n",
+		printable(cmd.File), plain.ShellWord(printable(cmd.File)))
+	return err
+}
+
+type configCheckCmd struct {
+	settingFlags
+	Strict bool `help:"Warnings, and destinations whose requests are not signed, are mistakes too."`
+}
+
+func (cmd configCheckCmd) Run(inv *invocation) error {
 	c, err := inv.config()
 	if err != nil {
 		return err
@@ -26,6 +65,9 @@ func (configCheckCmd) Run(inv *invocation) error {
 	fmt.Fprintf(inv.Stdout, "%s is valid; it delivers to %s\n", what, strings.Join(c.Children("destinations"), ", "))
 	if names := unsigned(c.relay.Destinations); len(names) > 0 {
 		fmt.Fprintf(inv.Stdout, "Not signed, since they have no signing_secrets: requests to %s\n", strings.Join(names, ", "))
+	}
+	if n := len(c.Warnings) + len(unsigned(c.relay.Destinations)); cmd.Strict && n > 0 {
+		return exitError{code: exitConfig, err: fmt.Errorf("%s above; without --strict they are no mistakes", plain.Plural(n, "warning", "warnings"))}
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ var sampleEnv = []string{
 // The sample mentions every setting and variable, and what it sets is the default.
 func TestSample(t *testing.T) {
 	t.Parallel()
-	command(sampleEnv, "config", "check", "-c", sample).expect(t, 0, sample+" is valid; it delivers to logistics, analytics\n", "")
+	command(sampleEnv, "config", "check", "-c", sample).expect(t, 0, sample+" is valid; it delivers to logistics, analytics\nNot signed, since they have no signing_secrets: requests to analytics\n", "")
 	c := loadConfig(sources{env: sampleEnv, flags: map[string]string{"config": sample}, hostname: "host"})
 	if err := c.Err(); err != nil {
 		t.Fatal(err)

@@ -92,12 +92,12 @@ func TestTolerance(t *testing.T) {
 func TestUsualFile(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
-	command(twoSettings, "config", "check").expect(t, 0, "the configuration is valid; it delivers to default\n", "")
+	command(twoSettings, "config", "check").expect(t, 0, "the configuration is valid; it delivers to default\nNot signed, since they have no signing_secrets: requests to default\n", "")
 	writeFile(t, filepath.Join(dir, usualFile), "destinations: {a: {url: 'http://a'}}\n")
-	command(twoSettings[:1], "config", "check").expect(t, 0, "outbox-relay.yaml is valid; it delivers to a\n", "")
+	command(twoSettings[:1], "config", "check").expect(t, 0, "outbox-relay.yaml is valid; it delivers to a\nNot signed, since they have no signing_secrets: requests to a\n", "")
 	writeFile(t, filepath.Join(dir, "other.yaml"), "lo: {}\n")
 	command(append(twoSettings, "OUTBOX_CONFIG=other.yaml"), "config", "check").expect(t, exitConfig, "", mistakes(`other.yaml:1: unknown key "lo"; did you mean "log"?`))
-	command(append(twoSettings[:1:1], "OUTBOX_CONFIG=other.yaml"), "config", "check", "-c", usualFile).expect(t, 0, "outbox-relay.yaml is valid; it delivers to a\n", "")
+	command(append(twoSettings[:1:1], "OUTBOX_CONFIG=other.yaml"), "config", "check", "-c", usualFile).expect(t, 0, "outbox-relay.yaml is valid; it delivers to a\nNot signed, since they have no signing_secrets: requests to a\n", "")
 }
 
 func TestPrecedence(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 type eventsCmd struct {
 	List eventsListCmd `cmd:"" help:"List deliveries, the newest first."`
 	Show eventsShowCmd `cmd:"" help:"Show one event: what was inserted, its deliveries, and the attempts that did not deliver."`
+	Tail eventsTailCmd `cmd:"" help:"Print what happens from now on."`
 
 	CreateDeliveries eventsCreateCmd `cmd:"" help:"Create the deliveries of events that have none, since the trigger did not run."`
 }

@@ -88,8 +88,10 @@ func TestEvents(t *testing.T) {
 	command(env, "events", "show", "4").expect(t, exitFailed, "", "outbox-relay: unknown event: no event has the id, the idempotency key or the related reference \"4\"\n")
 	command(env, "explain", "absent").expect(t, exitFailed, "", "outbox-relay: unknown event: no event has the id, the idempotency key or the related reference \"absent\"\n")
 	explained := command(env, "explain", "1")
-	for _, part := range []string{"  inserted as event 1 of type paid\n", "2026-01-02 03:04:05.000  logistics: attempt 1 by relay 7 failed after 12ms: 422 no such customer\n",
-		"  logistics: failed for good: 422 \ufffd[31mred\n", "\nWhy it waits:\n  analytics: "} {
+	for _, part := range []string{
+		"  inserted as event 1 of type paid\n", "2026-01-02 03:04:05.000  logistics: attempt 1 by relay 7 failed after 12ms: 422 no such customer\n",
+		"  logistics: failed for good: 422 \ufffd[31mred\n", "\nWhy it waits:\n  analytics: ",
+	} {
 		if !strings.Contains(explained.stdout, part) {
 			t.Errorf("explain does not say %q:\n%s", part, explained.stdout)
 		}

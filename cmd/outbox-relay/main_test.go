@@ -77,7 +77,7 @@ func TestUsage(t *testing.T) {
 		{[]string{"run", "--lease"}, `--lease: expected string value but got "EOL" (<EOL>) (see: outbox-relay run --help)`},
 		{[]string{"run", "now"}, `unexpected argument now (see: outbox-relay run --help)`},
 		{[]string{"status", "--json", "--healthcheck"}, `--json and --healthcheck can't be used together (see: outbox-relay status --help)`},
-		{[]string{"config"}, `expected one of "check", "show" (see: outbox-relay config --help)`},
+		{[]string{"config"}, `expected one of "init", "check", "show" (see: outbox-relay config --help)`},
 		{[]string{"--database-url", "postgres://u:p@h/d", "run"}, `unknown flag --database-url (see: outbox-relay --help)`},
 	} {
 		t.Run(strings.Join(test.args, " "), func(t *testing.T) {

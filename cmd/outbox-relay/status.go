@@ -18,6 +18,7 @@ type statusCmd struct {
 	databaseFlags
 	Name        string `placeholder:"NAME" help:"With --healthcheck: the relay that must live. Default: relay.name, or the host's name."`
 	JSON        bool   `help:"Print JSON." xor:"output"`
+	Watch       bool   `help:"Print it again every second, until it is interrupted." xor:"output"`
 	Healthcheck bool   `help:"Print one line; exit 0 only if the database answers, has the right schema, and this relay lives and is not quarantined." xor:"output"`
 }
 
@@ -54,11 +55,20 @@ func (cmd statusCmd) Run(inv *invocation) error {
 		return checkHealth(inv.ctx, inv.Stdout, c)
 	}
 	return c.withOps(inv.ctx, func(outbox *ops.Outbox) error {
-		status, err := outbox.Status(inv.ctx, c.relay.Environment)
-		if err != nil {
-			return err
+		print := func() error {
+			status, err := outbox.Status(inv.ctx, c.relay.Environment)
+			if err != nil {
+				return err
+			}
+			if cmd.Watch {
+				clearScreen(inv.Stdout)
+			}
+			return show(inv.Stdout, cmd.JSON, status, printStatus)
 		}
-		return show(inv.Stdout, cmd.JSON, status, printStatus)
+		if cmd.Watch {
+			return every(inv.ctx, tailInterval, print)
+		}
+		return print()
 	})
 }
 

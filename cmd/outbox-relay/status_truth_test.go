@@ -129,28 +129,26 @@ var situations = map[string]situation{
 	"wrong secret": {
 		to(func(t *testing.T) string { return consuming(t, otherSecret, nil) }, "OUTBOX_SIGNING_SECRET="+goodSecret),
 		[]string{"1 retrying at default; last: 401 Unauthorized: The request's signature is not valid (signature-invalid)", "Make destinations.default.signing_secrets"},
-		[]string{"outbox-relay explain 1"}, "401 Unauthorized: The request's signature is not valid (signature-invalid)",
+		[]string{"outbox-relay explain 1"},
+		"401 Unauthorized: The request's signature is not valid (signature-invalid)",
 	},
 	"wrong path": {
 		to(func(t *testing.T) string { return answering(t, http.StatusNotFound) }),
 		[]string{"1 retrying at default; last: 404 Not Found.", "Correct destinations.default.url, then reload the relay (SIGHUP)"},
-		[]string{"outbox-relay explain 1"}, "404 Not Found",
+		[]string{"outbox-relay explain 1"},
+		"404 Not Found",
 	},
 	"DNS": {
 		to(func(*testing.T) string { return "http://does-not-exist.invalid/" }),
 		[]string{`"default" is down, and its deliveries are held: `, "does-not-exist.invalid", "Correct destinations.default.url, then reload the relay (SIGHUP)"},
-		[]string{"outbox-relay resume default --reset-breaker"}, "does-not-exist.invalid",
+		[]string{"outbox-relay resume default --reset-breaker"},
+		"does-not-exist.invalid",
 	},
 	"TLS": {
-		to(func(t *testing.T) string {
-			server := httptest.NewUnstartedServer(http.NotFoundHandler())
-			server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
-			server.StartTLS()
-			t.Cleanup(server.Close)
-			return server.URL
-		}),
+		to(overTLS),
 		[]string{`"default" is down, and its deliveries are held: `, "certificate", "Correct destinations.default.tls"},
-		[]string{"outbox-relay resume default --reset-breaker"}, "certificate",
+		[]string{"outbox-relay resume default --reset-breaker"},
+		"certificate",
 	},
 	"handler error": {
 		to(func(t *testing.T) string {
@@ -159,11 +157,14 @@ var situations = map[string]situation{
 			})
 		}, "OUTBOX_SIGNING_SECRET="+goodSecret),
 		[]string{"1 retrying at default; last: 500 Internal Server Error", "The log of the receiver says more."},
-		[]string{"outbox-relay explain 1"}, "500 Internal Server Error",
+		[]string{"outbox-relay explain 1"},
+		"500 Internal Server Error",
 	},
 	"dead host": {
-		to(closedPort), []string{`"default" is down, and its deliveries are held: `, "connection refused", "Start the receiver, or correct destinations.default.url"},
-		[]string{"outbox-relay resume default --reset-breaker"}, "connection refused",
+		to(closedPort),
+		[]string{`"default" is down, and its deliveries are held: `, "connection refused", "Start the receiver, or correct destinations.default.url"},
+		[]string{"outbox-relay resume default --reset-breaker"},
+		"connection refused",
 	},
 	"closed without an answer": {
 		to(func(t *testing.T) string {
@@ -172,7 +173,8 @@ var situations = map[string]situation{
 			return server.URL
 		}),
 		[]string{"1 retrying at default; last: the receiver closed the connection without an answer."},
-		[]string{"outbox-relay explain 1"}, "closed the connection without an answer",
+		[]string{"outbox-relay explain 1"},
+		"closed the connection without an answer",
 	},
 	"held": {
 		func(t *testing.T, s *stage) {
@@ -180,7 +182,8 @@ var situations = map[string]situation{
 			s.run(t, "OUTBOX_DESTINATION_URL="+closedPort(t), "OUTBOX_RETRY_SCHEDULE=100ms")
 		},
 		[]string{`"default" is down, and its deliveries are held: `, "connection refused", "Nothing is lost: relays try it"},
-		[]string{"outbox-relay resume default --reset-breaker"}, "held: the destination is down",
+		[]string{"outbox-relay resume default --reset-breaker"},
+		"held: the destination is down",
 	},
 	"paused": {
 		func(t *testing.T, s *stage) {
@@ -188,7 +191,9 @@ var situations = map[string]situation{
 			program(t, s.env, "pause", "default", "--reason=stocktaking")
 			s.insert(t, "", oneEvent)
 		},
-		[]string{`"default" is paused (stocktaking): nothing is sent there.`}, []string{"outbox-relay resume default"}, "the destination is paused since",
+		[]string{`"default" is paused (stocktaking): nothing is sent there.`},
+		[]string{"outbox-relay resume default"},
+		"the destination is paused since",
 	},
 	"parked": {
 		func(t *testing.T, s *stage) {
@@ -197,12 +202,14 @@ var situations = map[string]situation{
 			s.insert(t, "", oneEvent)
 		},
 		[]string{"1 event matches no route. Add a route to the relays' configuration and reload them (SIGHUP)."},
-		[]string{"outbox-relay events list --parked"}, "",
+		[]string{"outbox-relay events list --parked"},
+		"",
 	},
 	"parked before the first start": {
 		func(t *testing.T, s *stage) { s.insert(t, "", oneEvent) },
 		[]string{"No relay is running, so nothing is sent.", "1 event waits for the first relay: no route is stored yet."},
-		[]string{"outbox-relay run"}, "parked: no route matches its type",
+		[]string{"outbox-relay run"},
+		"parked: no route matches its type",
 	},
 	"unserved": {
 		func(t *testing.T, s *stage) {
@@ -211,7 +218,8 @@ var situations = map[string]situation{
 			s.run(t, "OUTBOX_DESTINATION_URL="+answering(t, http.StatusOK))
 		},
 		[]string{`1 delivery is unserved: no running relay has "old". Add it to a relay's configuration and reload that relay (SIGHUP), or give them up.`},
-		[]string{"outbox-relay discard --destination old --status pending"}, "unserved: no running relay has this destination",
+		[]string{"outbox-relay discard --destination old --status pending"},
+		"unserved: no running relay has this destination",
 	},
 	"blocked key": {
 		func(t *testing.T, s *stage) {
@@ -231,7 +239,9 @@ var situations = map[string]situation{
 			t.Cleanup(func() { r.signals <- syscall.SIGTERM; <-r.code })
 			r.stderr.wait(t, "quarantined", r.code)
 		},
-		[]string{`Nothing is claimed or sent: this is not the database that relays were accepted on: its environment is "staging", recorded is "production".`}, []string{"outbox-relay identity show"}, "",
+		[]string{`Nothing is claimed or sent: this is not the database that relays were accepted on: its environment is "staging", recorded is "production".`},
+		[]string{"outbox-relay identity show"},
+		"",
 	},
 	"lagging": {
 		func(t *testing.T, s *stage) {
@@ -240,7 +250,9 @@ var situations = map[string]situation{
 			execute(t, s.db, "UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 hour'")
 			s.run(t, "OUTBOX_DESTINATION_URL="+silent(t), "OUTBOX_MAX_IN_FLIGHT=1", "OUTBOX_TIMEOUT=1m", "OUTBOX_LEASE=5m")
 		},
-		[]string{`Deliveries to "default" lag: the oldest one that is due has waited for 1h`, "raise max_in_flight or rate_limit"}, []string{"outbox-relay relays"}, "",
+		[]string{`Deliveries to "default" lag: the oldest one that is due has waited for 1h`, "raise max_in_flight or rate_limit"},
+		[]string{"outbox-relay relays"},
+		"",
 	},
 	"vacuum blocked": {
 		func(t *testing.T, s *stage) {
@@ -254,7 +266,8 @@ var situations = map[string]situation{
 			}
 			s.run(t, "OUTBOX_DESTINATION_URL="+answering(t, http.StatusOK), "OUTBOX_ALERT_VACUUM_BLOCKED_OVER=1s")
 		},
-		[]string{"cannot clean up: process ", "let its owner end it, or run: SELECT pg_terminate_backend("}, nil, "",
+		[]string{"cannot clean up: process ", "let its owner end it, or run: SELECT pg_terminate_backend("},
+		nil, "",
 	},
 	"all well": {
 		to(func(t *testing.T) string { return answering(t, http.StatusOK) }), []string{"\nAll is well.\n"}, nil, "",

@@ -106,6 +106,15 @@ func draw(w io.Writer, text string, next bool) {
 	}
 }
 
+// clearScreen empties a terminal, so that what follows stands at its top. Anywhere else it prints an empty line.
+func clearScreen(w io.Writer) {
+	if out, ok := raw(w).(io.Writer); ok && isTerminal(w) {
+		_, _ = io.WriteString(out, "\x1b[H\x1b[2J")
+		return
+	}
+	_, _ = fmt.Fprintln(w)
+}
+
 // A jsonWriter escapes the characters that are not printable in the JSON written to it. The strings decode to the same text, and
 // a terminal that shows the JSON obeys none of them: encoders escape the control characters below U+0020 only.
 type jsonWriter struct{ io.Writer }

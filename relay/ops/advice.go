@@ -32,8 +32,10 @@ func advise(s Status) []Advice {
 	all := []Advice{}
 	alive := slices.ContainsFunc(s.Relays, RelayStatus.Alive)
 	if s.Quarantined != "" {
-		all = append(all, Advice{"quarantined", "", fmt.Sprintf("Nothing is claimed or sent: %s. Decide what is to become of it.", s.Quarantined),
-			[]string{"outbox-relay identity show"}})
+		all = append(all, Advice{
+			"quarantined", "", fmt.Sprintf("Nothing is claimed or sent: %s. Decide what is to become of it.", s.Quarantined),
+			[]string{"outbox-relay identity show"},
+		})
 	}
 	if !alive {
 		all = append(all, Advice{"no_relay", "", "No relay is running, so nothing is sent.", []string{"outbox-relay run"}})

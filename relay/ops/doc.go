@@ -5,6 +5,9 @@
 //
 //	ops.go                the entry, [Outbox]; schema, identity of the database, archive: answered by the rooms below
 //	status.go             how much waits, where, and for how long? which relays live, and which alerts are open?
+//	advice.go             what is wrong, and which commands come next?
+//	doctor.go             what is wrong with the server, the schema and the way to the destinations?
+//	event.go              which event is meant, and what became of it?
 //	deliveries.go         which deliveries match a filter? what happened to this event? what blocks this ordering key?
 //	wait.go               why has this delivery not been sent yet?
 //	bulk.go               replay, discard, and their previews: what they change

@@ -161,7 +161,11 @@ func (o *Outbox) UnknownNames(ctx context.Context, destination, reason, eventTyp
 			all = append(all, Unknown{"destination", destination, names})
 		}
 	}
-	if reasons := reasonNames(); reason != "" && !slices.Contains(reasons, reason) {
+	if reason != "" && !slices.Contains(policy.Reasons(), policy.Reason(reason)) {
+		var reasons []string
+		for _, known := range policy.Reasons() {
+			reasons = append(reasons, string(known))
+		}
 		all = append(all, Unknown{"reason", reason, reasons})
 	}
 	if eventType != "" {
@@ -174,12 +178,4 @@ func (o *Outbox) UnknownNames(ctx context.Context, destination, reason, eventTyp
 		}
 	}
 	return all, nil
-}
-
-// reasonNames returns the names of all reasons.
-func reasonNames() (all []string) {
-	for _, reason := range policy.Reasons() {
-		all = append(all, string(reason))
-	}
-	return all
 }

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+)
+
+type doctorCmd struct {
+	settingFlags
+	JSON bool `help:"Print JSON: {checks, findings: [{check, level, text, remedy}]}. Fields are added, never renamed or removed."`
+}
+
+func (doctorCmd) Help() string {
+	return `Examines the configuration, the database and the way to each destination, and changes nothing: the version and settings of the server, a pooler
+before it, clocks, old transactions, schema, rights, indexes, triggers, dead rows, the identity of the database, events without deliveries, whatever status
+advises, and a connection (TCP, TLS, no request) to each destination from this host. Each finding has its remedy.
+
+Exits 1 if a finding is an error, with warnings alone 0.`
+}
+
+func (cmd doctorCmd) Run(inv *invocation) error {
+	c := inv.load()
+	var found ops.Checkup
+	for _, p := range c.Problems {
+		found.Findings = append(found.Findings, ops.Finding{Check: "configuration", Level: ops.LevelError, Text: p.String(), Remedy: "correct it, then: outbox-relay config check"})
+	}
+	for _, w := range c.Warnings {
+		found.Findings = append(found.Findings, ops.Finding{Check: "configuration", Level: ops.LevelWarning, Text: w.String(), Remedy: "correct it, then: outbox-relay config check"})
+	}
+	if c.pool != nil {
+		if err := c.examine(inv.ctx, &found); err != nil {
+			return err
+		}
+	}
+	found.Checks = append([]string{"configuration"}, found.Checks...)
+	found.Findings = orEmpty(found.Findings)
+	if err := show(inv.Stdout, cmd.JSON, found, printCheckup); err != nil {
+		return err
+	}
+	if found.Failed() {
+		return exitError{code: exitFailed, err: errors.New("something needs mending")}
+	}
+	return nil
+}
+
+// examine adds what the database and the destinations show.
+func (c *config) examine(ctx context.Context, found *ops.Checkup) error {
+	pool, err := c.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	cfg := ops.ExamineConfig{
+		Environment: c.relay.Environment, Egress: c.relay.Egress, OldestTransaction: c.relay.Alerts.VacuumBlockedOver, Session: c.checkSession,
+	}
+	if len(c.Problems) == 0 {
+		cfg.Destinations = c.relay.Destinations
+	}
+	more, err := ops.New(pool).Examine(ctx, cfg)
+	found.Checks, found.Findings = more.Checks, append(found.Findings, more.Findings...)
+	return err
+}
+
+// checkSession connects as a relay does, and checks that the session is its own.
+func (c *config) checkSession(ctx context.Context) error {
+	if c.direct != nil {
+		return nil
+	}
+	conn := c.pool.ConnConfig.Copy()
+	for name, value := range map[string]string{"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "synchronous_commit": "off"} {
+		conn.RuntimeParams[name] = value
+	}
+	session, err := pgx.ConnectConfig(ctx, conn)
+	if err != nil {
+		if strings.Contains(err.Error(), "unsupported startup parameter") {
+			return fmt.Errorf("%w: %w", pg.ErrPooler, err)
+		}
+		return err
+	}
+	defer func() { _ = session.Close(context.WithoutCancel(ctx)) }()
+	return pg.CheckSession(ctx, session)
+}
+
+func printCheckup(w io.Writer, c ops.Checkup) error {
+	if len(c.Findings) == 0 {
+		_, err := fmt.Fprintf(w, "Nothing is wrong. Checked: %s.\n", strings.Join(c.Checks, ", "))
+		return err
+	}
+	for _, f := range c.Findings {
+		fmt.Fprintf(w, "%-7s  %s: %s\n         %s\n", f.Level, f.Check, f.Text, f.Remedy)
+	}
+	_, err := fmt.Fprintf(w, "\n%s.\n", plain.Plural(len(c.Findings), "finding", "findings"))
+	return err
+}

@@ -1,0 +1,193 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
+)
+
+// A fault is planted into a healthy outbox, and doctor finds it.
+type fault struct {
+	plant func(t *testing.T, p *patient)
+	check string // that finds it
+	says  string // a part of the finding
+	mends string // a part of its remedy
+}
+
+// A patient is a healthy outbox on a server that is as production has it.
+type patient struct {
+	server *localpg.Server
+	dsn    string
+	env    []string
+	stop   func() // stops its relay
+}
+
+func (p *patient) execute(t *testing.T, statements ...string) {
+	t.Helper()
+	for _, statement := range statements {
+		execute(t, open(t, p.dsn), statement)
+	}
+}
+
+// set changes the environment of doctor.
+func (p *patient) set(name, value string) {
+	p.env = append(p.env, name+"="+value)
+}
+
+var faults = map[string]fault{
+	"fsync": {func(t *testing.T, p *patient) { p.set("OUTBOX_DATABASE_URL", pgtest.New(t, migrations.Outbox)) }, "server", "fsync or full_page_writes is off", "ALTER SYSTEM SET fsync = on"},
+	"standby": {func(t *testing.T, p *patient) {
+		standby := pgtest.Start(t, localpg.Options{CopyOf: pgtest.BaseBackup(t, p.server, true)})
+		p.set("OUTBOX_DATABASE_URL", standby.DSN(databaseOf(t, p.dsn)))
+	}, "server", "this server is a standby", "primary"},
+	"read only": {func(t *testing.T, p *patient) {
+		p.execute(t, "ALTER DATABASE "+databaseOf(t, p.dsn)+" SET default_transaction_read_only = on")
+	}, "server", "transactions are read-only", "RESET default_transaction_read_only"},
+	"commits that are not durable": {func(t *testing.T, p *patient) {
+		p.execute(t, "ALTER DATABASE "+databaseOf(t, p.dsn)+" SET synchronous_commit = off")
+	}, "server", "synchronous_commit is off", "RESET synchronous_commit"},
+	"an old transaction": {func(t *testing.T, p *patient) {
+		conn, err := pgx.Connect(t.Context(), p.dsn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
+		if _, err := conn.Exec(t.Context(), "BEGIN; SELECT pg_current_xact_id()"); err != nil {
+			t.Fatal(err)
+		}
+		p.set("OUTBOX_ALERT_VACUUM_BLOCKED_OVER", "1ms")
+	}, "transactions", "has had a transaction open for", "pg_terminate_backend("},
+	"no schema": {func(t *testing.T, p *patient) { p.execute(t, "DROP TABLE outbox_schema_version") }, "schema", "there is no outbox schema here", "outbox-relay migrate up"},
+	"rights": {func(t *testing.T, p *patient) {
+		p.execute(t, "CREATE ROLE looks LOGIN", "GRANT SELECT ON ALL TABLES IN SCHEMA public TO looks")
+		p.set("OUTBOX_DATABASE_URL", asRole(t, p.dsn, "looks"))
+	}, "rights", "it lacks DELETE on outbox_route", "GRANT outbox_relay"},
+	"a missing index": {func(t *testing.T, p *patient) { p.execute(t, "DROP INDEX outbox_delivery_due") }, "indexes", "the index outbox_delivery_due is missing", "CREATE INDEX CONCURRENTLY"},
+	"an invalid index": {func(t *testing.T, p *patient) {
+		p.execute(t, "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'outbox_delivery_aside'::regclass")
+	}, "indexes", "the index outbox_delivery_aside is invalid", "REINDEX INDEX CONCURRENTLY outbox_delivery_aside"},
+	"a disabled trigger": {func(t *testing.T, p *patient) { p.execute(t, "ALTER TABLE outbox DISABLE TRIGGER outbox_fan_out") }, "triggers", "the trigger outbox_fan_out", "ENABLE TRIGGER outbox_fan_out"},
+	"autovacuum": {func(t *testing.T, p *patient) {
+		p.execute(t, "ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)")
+	}, "vacuum", "autovacuum is off for outbox_delivery", "RESET (autovacuum_enabled)"},
+	"another environment": {func(_ *testing.T, p *patient) { p.stop(); p.set("OUTBOX_ENVIRONMENT", "staging") }, "identity", "relays are quarantined here", "outbox-relay identity show"},
+	"events without deliveries": {func(t *testing.T, p *patient) {
+		p.execute(t, "ALTER TABLE outbox DISABLE TRIGGER outbox_fan_out", "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', 'lost')", "ALTER TABLE outbox ENABLE TRIGGER outbox_fan_out")
+	}, "events", "1 event has no deliveries", "outbox-relay events create-deliveries"},
+	"an unserved destination": {func(t *testing.T, p *patient) {
+		p.execute(t, "INSERT INTO outbox_route VALUES ('old', 'old'); INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('old', '{}', 'old')")
+	}, "deliveries", `1 delivery is unserved: no running relay has "old"`, "outbox-relay discard --destination old"},
+	"no relay":               {func(_ *testing.T, p *patient) { p.stop() }, "deliveries", "No relay is running", "outbox-relay run"},
+	"a closed port":          {func(t *testing.T, p *patient) { p.set("OUTBOX_DESTINATION_URL", closedPort(t)) }, "destinations", "connection refused", "Start the receiver"},
+	"an unknown host":        {func(_ *testing.T, p *patient) { p.set("OUTBOX_DESTINATION_URL", "https://does-not-exist.invalid/") }, "destinations", "does-not-exist.invalid", "destinations.default.url"},
+	"an unknown certificate": {func(t *testing.T, p *patient) { p.set("OUTBOX_DESTINATION_URL", overTLS(t)) }, "destinations", "certificate", "destinations.default.tls"},
+	"no secret":              {func(_ *testing.T, p *patient) { p.env = p.env[:2] }, "destinations", `requests to "default" are not signed`, "signing_secrets"},
+	"lease below timeout":    {func(_ *testing.T, p *patient) { p.set("OUTBOX_LEASE", "5s") }, "configuration", "OUTBOX_LEASE", "config check"},
+	"memory below not_after": {func(_ *testing.T, p *patient) { p.set("OUTBOX_RETENTION_PROCESSED_EVENTS", "48h") }, "configuration", "not_after", "config check"},
+	"a destination of its own": {func(t *testing.T, p *patient) {
+		file := writeFile(t, filepath.Join(t.TempDir(), "relay.yaml"), "destinations: {new: {url: '"+answering(t, http.StatusOK)+"'}}\n")
+		p.env = []string{p.env[0], "OUTBOX_CONFIG=" + file}
+	}, "deliveries", `no running relay has the destination "new"`, "SIGHUP"},
+}
+
+// overTLS returns the URL of a receiver whose certificate is known to no one.
+func overTLS(t *testing.T) string {
+	t.Helper()
+	server := httptest.NewUnstartedServer(http.NotFoundHandler())
+	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// asRole returns the DSN for another role, which needs no password.
+func asRole(t *testing.T, dsn, role string) string {
+	t.Helper()
+	u, err := url.Parse(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User = url.User(role)
+	query := u.Query()
+	query.Del("user")
+	u.RawQuery = query.Encode()
+	return u.String()
+}
+
+func databaseOf(t *testing.T, dsn string) string {
+	t.Helper()
+	config, err := pgx.ParseConfig(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return config.Database
+}
+
+// doctor finds every fault, with its remedy, and nothing in an outbox that is well.
+func TestDoctor(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Start(t, localpg.Options{Durable: true})
+	receiver := answering(t, http.StatusOK)
+	healthy := func(t *testing.T, name string) *patient {
+		t.Helper()
+		if err := server.CreateDatabase(t.Context(), name, "template1"); err != nil {
+			t.Fatal(err)
+		}
+		p := &patient{server: server, dsn: server.DSN(name)}
+		pgtest.Migrate(t, p.dsn, migrations.Outbox)
+		p.execute(t, "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+		p.env = []string{"OUTBOX_DATABASE_URL=" + p.dsn, "OUTBOX_DESTINATION_URL=" + receiver, "OUTBOX_SIGNING_SECRET=" + goodSecret, "OUTBOX_ENVIRONMENT=production"}
+		r := start(t, p.env, "--poll-interval=1s")
+		p.stop = sync.OnceFunc(func() { r.signals <- syscall.SIGTERM; <-r.code })
+		t.Cleanup(p.stop)
+		r.stderr.wait(t, `"registered"`, r.code)
+		until(t, open(t, p.dsn), "SELECT EXISTS (SELECT FROM outbox_identity WHERE environment = 'production')")
+		return p
+	}
+	t.Run("healthy", func(t *testing.T) {
+		t.Parallel()
+		p := healthy(t, "healthy")
+		command(p.env, "doctor").expect(t, 0, "Nothing is wrong. Checked: configuration, server, session, transactions, schema, rights, indexes, triggers, vacuum, identity, events, deliveries, destinations.\n", "")
+	})
+	names := []string{}
+	for name := range faults {
+		names = append(names, name)
+	}
+	for i, name := range names {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := faults[name]
+			p := healthy(t, "patient"+string(rune('a'+i)))
+			f.plant(t, p)
+			r := command(p.env, "doctor", "--json")
+			var found ops.Checkup
+			if err := json.Unmarshal([]byte(r.stdout), &found); err != nil {
+				t.Fatalf("%v: %+v", err, r)
+			}
+			matches := 0
+			for _, x := range found.Findings {
+				if x.Check == f.check && strings.Contains(x.Text, f.says) && strings.Contains(x.Remedy, f.mends) {
+					matches++
+				}
+			}
+			if matches != 1 || (r.code != 0) != found.Failed() {
+				t.Errorf("exit code %d, found %+v, want %s: %s; %s\n%s", r.code, found.Findings, f.check, f.says, f.mends, r.stderr)
+			}
+		})
+	}
+}

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// running is a command that goes on beside the test, with its output.
+type running struct {
+	started
+	stdout *awaited
+}
+
+// begin starts a command that is interrupted with the test, and must then end well.
+func begin(t *testing.T, env []string, args ...string) running {
+	t.Helper()
+	r := running{
+		started{signals: make(chan os.Signal, 2), stderr: &awaited{written: make(chan struct{}, 1)}, code: make(chan int, 1)},
+		&awaited{written: make(chan struct{}, 1)},
+	}
+	go func() {
+		m := Main{Env: env, Stdin: strings.NewReader(""), Stdout: r.stdout, Stderr: r.stderr, Signals: r.signals}
+		r.code <- m.Run(args)
+	}()
+	t.Cleanup(func() {
+		r.signals <- syscall.SIGINT
+		if code := <-r.code; code != 0 {
+			t.Errorf("%q: exit code %d, stderr:\n%s", args, code, r.stderr)
+		}
+	})
+	return r
+}
+
+var listening = regexp.MustCompile(`http://127\.0\.0\.1:\d+`)
+
+// listen starts outbox-relay listen, and returns it with its URL.
+func listen(t *testing.T, env []string, args ...string) (running, string) {
+	t.Helper()
+	r := begin(t, env, append([]string{"listen", "--address=127.0.0.1:0"}, args...)...)
+	r.stderr.wait(t, "listening on http://127.0.0.1:", r.code)
+	return r, listening.FindString(r.stderr.String())
+}
+
+// One event by send, a relay, a receiver by listen, and tail and status --watch beside them.
+func TestSendListenTailAndWatch(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t, migrations.Outbox)
+	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
+	receiver, url := listen(t, []string{"OUTBOX_SIGNING_SECRET=" + goodSecret})
+	relay := start(t, append(env, "OUTBOX_DESTINATION_URL="+url, "OUTBOX_SIGNING_SECRET="+goodSecret), "--poll-interval=1s")
+	t.Cleanup(func() { relay.signals <- syscall.SIGTERM; <-relay.code })
+	relay.stderr.wait(t, `"registered"`, relay.code)
+	tail := begin(t, env, "events", "tail")
+	lines := begin(t, env, "events", "tail", "--json")
+	watch := begin(t, env, "status", "--watch")
+	watch.stdout.wait(t, "All is well.", watch.code)
+	until(t, open(t, dsn), "SELECT EXISTS (SELECT FROM outbox_route)")
+
+	r := command(env, "send", "invoice.created", `--payload={"invoice": "4711"}`, "--key=k1", "--ordering-key=o", "--related=invoice 4711", "--header=tenant=a")
+	if r.code != 0 || r.stdout != "Inserted. What becomes of it: outbox-relay explain k1\n" || !strings.Contains(r.stderr, `"action":"send"`) {
+		t.Errorf("%+v", r)
+	}
+	receiver.stdout.wait(t, `{"invoice": "4711"}`, receiver.code)
+	for _, part := range []string{"POST /, signature valid, answered 204\n", "  X-Idempotency-Key: k1\n", "  X-Outbox-Event-Type: invoice.created\n", "  X-Outbox-Ordering-Key: o\n"} {
+		if got := receiver.stdout.String(); !strings.Contains(got, part) {
+			t.Errorf("listen does not print %q:\n%s", part, got)
+		}
+	}
+	lines.stdout.wait(t, `"what":"delivered"`, lines.code)
+	tail.stdout.wait(t, "  event 1: inserted, invoice.created, key k1\n", tail.code)
+	tail.stdout.wait(t, "  default  event 1: delivered after ", tail.code)
+
+	if r := command(env, "send", "t", "--payload={"); r.code != exitUsage || !strings.Contains(r.stderr, "--payload: is not JSON") {
+		t.Errorf("%+v", r)
+	}
+	if r := command(env, "send", "t", "--payload=@absent"); r.code != exitFailed || !strings.Contains(r.stderr, "absent") {
+		t.Errorf("%+v", r)
+	}
+	if r := command(env, "send", "t", "--key=k1"); r.code != exitFailed {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A receiver that refuses, and one that fails as it is told.
+func TestListenRefuses(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		args []string
+		want string
+	}{
+		"another secret":  {[]string{"--secret=" + otherSecret}, "401 Unauthorized"},
+		"as it was told":  {[]string{"--fail=503"}, "503 Service Unavailable"},
+		"not at once":     {[]string{"--fail=500", "--delay=10ms"}, "500 Internal Server Error"},
+		"its own failure": {[]string{"--fail=418"}, "418 "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dsn := pgtest.New(t, migrations.Outbox)
+			env := []string{"OUTBOX_DATABASE_URL=" + dsn}
+			_, url := listen(t, nil, c.args...)
+			relay := start(t, append(env, "OUTBOX_DESTINATION_URL="+url, "OUTBOX_SIGNING_SECRET="+goodSecret), "--poll-interval=1s")
+			t.Cleanup(func() { relay.signals <- syscall.SIGTERM; <-relay.code })
+			relay.stderr.wait(t, `"registered"`, relay.code)
+			command(env, "send", "t", "--key=k")
+			awaitUntil(t, c.want, func() bool { return strings.Contains(command(env, "explain", "k").stdout, c.want) })
+		})
+	}
+	if r := command(nil, "listen", "--fail=200"); r.code != exitUsage {
+		t.Errorf("%+v", r)
+	}
+	if r := command(nil, "listen", "--secret=hunter2"); r.code != exitUsage || strings.Contains(r.stderr, "hunter2") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// config init writes what config check takes, and nothing over a file that is there.
+func TestConfigInit(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "relay.yaml")
+	if r := command(nil, "config", "init", file); r.code != 0 || !strings.Contains(r.stdout, "outbox-relay config check -c ") {
+		t.Errorf("%+v", r)
+	}
+	if r := command(sampleEnv, "config", "check", "-c", file); r.code != 0 || !strings.HasPrefix(r.stdout, file+" is valid; it delivers to ") {
+		t.Errorf("%+v", r)
+	}
+	if r := command(nil, "config", "init", file); r.code != exitFailed || !strings.Contains(r.stderr, "is there already") {
+		t.Errorf("%+v", r)
+	}
+	if r := command(nil, "config", "init", "-"); r.code != 0 || r.stdout != string(sampleFile) {
+		t.Errorf("%+v", r)
+	}
+	strict := command(twoSettings, "config", "check", "--strict")
+	strict.expect(t, exitConfig, "the configuration is valid; it delivers to default\nNot signed, since they have no signing_secrets: requests to default\n",
+		"outbox-relay: 1 warning above; without --strict they are no mistakes\n")
+}
+
+func TestVersionFlag(t *testing.T) {
+	t.Parallel()
+	command(nil, "--version").expect(t, 0, command(nil, "version").stdout, "")
+}
+
+// A command that looks into the wrong schema says so.
+func TestHintForMissingTables(t *testing.T) {
+	t.Parallel()
+	r := command([]string{"OUTBOX_DATABASE_URL=" + pgtest.New(t)}, "send", "t")
+	if r.code != exitFailed || !strings.Contains(r.stderr, "run outbox-relay migrate up, or name their schema with --schema") {
+		t.Errorf("%+v", r)
+	}
+}

@@ -1,0 +1,322 @@
+package ops
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/post"
+)
+
+// Levels of a [Finding].
+const (
+	// LevelError is of what loses events, or keeps them from being delivered.
+	LevelError = "error"
+	// LevelWarning is of what works, and will not for ever, or not as well as it could.
+	LevelWarning = "warning"
+)
+
+// A Finding is one thing that [Outbox.Examine] found to be wrong.
+type Finding struct {
+	Check  string `json:"check"` // one of [Checkup.Checks]
+	Level  string `json:"level"`
+	Text   string `json:"text"`
+	Remedy string `json:"remedy"` // what mends it: a command, a statement, or a setting
+}
+
+// A Checkup is what an examination looked at, and what it found.
+type Checkup struct {
+	Checks   []string  `json:"checks"`
+	Findings []Finding `json:"findings"`
+}
+
+// Failed reports whether a finding is an error.
+func (c Checkup) Failed() bool {
+	return slices.ContainsFunc(c.Findings, func(f Finding) bool { return f.Level == LevelError })
+}
+
+// ExamineConfig is what an examination compares the database with.
+type ExamineConfig struct {
+	// Environment of the relays, see [Outbox.Identity].
+	Environment string
+	// Destinations that the relays are configured with. Each is connected to, without a request.
+	Destinations []post.Destination
+	// Egress of the relays.
+	Egress post.Egress
+	// OldestTransaction is how old a transaction may become. 0: 5 min.
+	OldestTransaction time.Duration
+	// Session returns the error of [pg.CheckSession] for a connection made as a relay's. nil: that is not checked.
+	Session func(ctx context.Context) error
+}
+
+// Limits of what is still healthy.
+const (
+	clockWarning   = 5 * time.Second
+	clockError     = 4 * time.Minute // receivers refuse signatures that are 5 minutes old
+	deadRows       = 10_000
+	reachTimeout   = 5 * time.Second
+	oldestDefault  = 5 * time.Minute
+	oldestPostgres = 140_000
+)
+
+// An examination collects findings. Its methods are called one after the other.
+type examination struct {
+	Checkup
+	o   *Outbox
+	cfg ExamineConfig
+}
+
+// Examine looks for everything that keeps relays from working well on this database, and changes nothing. Without a schema that this build works
+// with it ends early. An error means that the database did not answer.
+func (o *Outbox) Examine(ctx context.Context, cfg ExamineConfig) (Checkup, error) {
+	x := &examination{o: o, cfg: cfg, Checkup: Checkup{Findings: []Finding{}}}
+	if x.cfg.OldestTransaction == 0 {
+		x.cfg.OldestTransaction = oldestDefault
+	}
+	steps := []struct {
+		check string
+		run   func(context.Context) error
+	}{
+		{"server", x.server},
+		{"session", x.session},
+		{"transactions", x.transactions},
+		{"schema", x.schema},
+		{"rights", x.rights},
+		{"indexes", x.indexes},
+		{"triggers", x.triggers},
+		{"vacuum", x.vacuum},
+		{"identity", x.identity},
+		{"events", x.events},
+		{"deliveries", x.deliveries},
+		{"destinations", x.destinations},
+	}
+	for _, s := range steps {
+		x.Checks = append(x.Checks, s.check)
+		if err := s.run(ctx); errors.Is(err, errEnd) {
+			break
+		} else if pg.HasCode(err, "42501") { // insufficient_privilege
+			x.add(s.check, LevelError, "this login may not look: "+err.Error(), "grant it outbox_reader or outbox_relay of migrations/roles.sql")
+		} else if err != nil {
+			return x.Checkup, err
+		}
+	}
+	return x.Checkup, nil
+}
+
+// errEnd ends an examination that can find nothing more.
+var errEnd = errors.New("nothing more can be examined")
+
+func (x *examination) add(check, level, text, remedy string) {
+	x.Findings = append(x.Findings, Finding{check, level, text, remedy})
+}
+
+func (x *examination) server(ctx context.Context) error {
+	before := time.Now()
+	s, err := x.o.serverState(ctx)
+	if err != nil {
+		return err
+	}
+	took := time.Since(before)
+	if s.Number < oldestPostgres {
+		x.add("server", LevelError, fmt.Sprintf("PostgreSQL %s is too old", s.Version), "upgrade it to 14 or later")
+	}
+	if s.InRecovery {
+		x.add("server", LevelError, "this server is a standby: nothing can be claimed", "let database.url lead to the primary (target_session_attrs=read-write)")
+	} else if s.ReadOnly {
+		x.add("server", LevelError, "transactions are read-only: nothing can be claimed", "run: ALTER DATABASE or ALTER ROLE … RESET default_transaction_read_only")
+	}
+	if !s.Fsync || !s.FullPageWrites {
+		x.add("server", LevelError, "fsync or full_page_writes is off: a crash of the server loses committed events, or the whole database",
+			"run: ALTER SYSTEM SET fsync = on; ALTER SYSTEM SET full_page_writes = on; SELECT pg_reload_conf()")
+	}
+	if !s.SyncCommit {
+		x.add("server", LevelWarning, "synchronous_commit is off by default: a crash of the server loses events that their producers have committed",
+			"run: ALTER SYSTEM RESET synchronous_commit, or ALTER DATABASE … RESET synchronous_commit")
+	}
+	if !s.Autovacuum {
+		x.add("server", LevelError, "autovacuum is off: claims become slower with every delivery", "run: ALTER SYSTEM SET autovacuum = on; SELECT pg_reload_conf()")
+	}
+	// The server took its time somewhere within the round trip.
+	apart := max(before.Sub(s.Now), s.Now.Sub(before.Add(took)))
+	if apart > clockWarning {
+		level := LevelWarning
+		if apart > clockError {
+			level = LevelError
+		}
+		x.add("server", level, fmt.Sprintf("the clocks of this host and of the database are %s apart; receivers refuse signatures that are 5 minutes off", apart.Round(time.Second)),
+			"synchronise both with NTP")
+	}
+	return nil
+}
+
+func (x *examination) session(ctx context.Context) error {
+	if x.cfg.Session == nil {
+		return nil
+	}
+	err := x.cfg.Session(ctx)
+	if errors.Is(err, pg.ErrPooler) {
+		x.add("session", LevelWarning, "a connection pooler stands before the database: relays hear of new events by polling, and of a dead relay by its lease",
+			"set database.listen_url to a direct connection")
+		return nil
+	}
+	if errors.Is(err, pg.ErrReadOnly) { // the server's state says which
+		return nil
+	}
+	return err
+}
+
+func (x *examination) transactions(ctx context.Context) error {
+	old, err := x.o.oldTransactions(ctx, x.cfg.OldestTransaction)
+	for _, t := range old {
+		age := plain.Span(time.Duration(t.Seconds * float64(time.Second)))
+		if t.PID == 0 {
+			x.add("transactions", LevelWarning, fmt.Sprintf("the prepared transaction %q has been open for %s: VACUUM removes nothing that died since", t.Name, age),
+				"run: COMMIT PREPARED or ROLLBACK PREPARED "+t.Name)
+			continue
+		}
+		x.add("transactions", LevelWarning, fmt.Sprintf("process %d (application %q, %s) has had a transaction open for %s: VACUUM removes nothing that died since",
+			t.PID, t.Name, t.State, age), fmt.Sprintf("let its owner end it, or: SELECT pg_terminate_backend(%d)", t.PID))
+	}
+	return err
+}
+
+func (x *examination) schema(ctx context.Context) error {
+	_, err := pg.CheckSchema(ctx, x.o.pool)
+	if errors.Is(err, pg.ErrSchema) {
+		x.add("schema", LevelError, err.Error(), "outbox-relay migrate up")
+		return errEnd
+	}
+	if err != nil {
+		return err
+	}
+	creators, err := pg.FindSchemaCreators(ctx, x.o.pool)
+	if err == nil && len(creators.Roles) > 0 {
+		x.add("schema", LevelWarning, fmt.Sprintf("in schema %s others may create functions that run with the rights of relays and producers: %s",
+			creators.Schema, strings.Join(creators.Roles, ", ")), fmt.Sprintf("run: REVOKE CREATE ON SCHEMA %s FROM %s", creators.Schema, strings.Join(creators.Roles, ", ")))
+	}
+	return err
+}
+
+func (x *examination) rights(ctx context.Context) error {
+	missing, err := x.o.missingRights(ctx)
+	if len(missing) > 0 {
+		x.add("rights", LevelError, "this login may not do all that a relay does; it lacks "+strings.Join(missing, ", "),
+			"run: GRANT outbox_relay TO it, after psql -f migrations/roles.sql as the owner of the tables")
+	}
+	return err
+}
+
+func (x *examination) indexes(ctx context.Context) error {
+	broken, err := x.o.brokenIndexes(ctx)
+	for _, i := range broken {
+		remedy := "run: REINDEX INDEX CONCURRENTLY " + i.Name
+		if i.State == "missing" {
+			remedy = "create it as migrations/outbox has it, with CREATE INDEX CONCURRENTLY"
+		}
+		x.add("indexes", LevelError, fmt.Sprintf("the index %s is %s: claims or lookups read whole tables", i.Name, i.State), remedy)
+	}
+	return err
+}
+
+func (x *examination) triggers(ctx context.Context) error {
+	off, err := x.o.disabledTriggers(ctx)
+	for _, name := range off {
+		x.add("triggers", LevelError, fmt.Sprintf("the trigger %s of outbox is missing or disabled: events get no deliveries, or can be changed", name),
+			"run: ALTER TABLE outbox ENABLE TRIGGER "+name+"; then outbox-relay events create-deliveries")
+	}
+	return err
+}
+
+func (x *examination) vacuum(ctx context.Context) error {
+	tables, err := x.o.tableHealth(ctx)
+	for _, t := range tables {
+		if t.AutovacuumOff {
+			x.add("vacuum", LevelError, fmt.Sprintf("autovacuum is off for %s: claims become slower with every delivery", t.Name), "run: ALTER TABLE "+t.Name+" RESET (autovacuum_enabled)")
+		}
+		if t.Dead > deadRows && t.Dead > t.Live {
+			x.add("vacuum", LevelWarning, fmt.Sprintf("%s has %d dead rows beside %d live ones", t.Name, t.Dead, t.Live), "run: VACUUM (ANALYZE) "+t.Name)
+		}
+	}
+	return err
+}
+
+func (x *examination) identity(ctx context.Context) error {
+	report, err := x.o.Identity(ctx, x.cfg.Environment)
+	if reason := report.Reason(); err == nil && reason != "" {
+		x.add("identity", LevelError, "relays are quarantined here and do nothing: "+reason, "outbox-relay identity show")
+	}
+	return err
+}
+
+func (x *examination) events(ctx context.Context) error {
+	lost, err := x.o.recentUndelivered(ctx)
+	if lost.Events > 0 {
+		x.add("events", LevelError, fmt.Sprintf("%s no deliveries, so that nothing sends them; the first is event %d", counted(lost.Events, "event has", "events have"), lost.FirstEventID),
+			"outbox-relay events create-deliveries")
+	}
+	return err
+}
+
+// deliveries takes over what status advises.
+func (x *examination) deliveries(ctx context.Context) error {
+	s, err := x.o.Status(ctx, x.cfg.Environment)
+	if err != nil {
+		return err
+	}
+	for _, a := range s.Advice {
+		level := LevelWarning
+		switch a.Why {
+		case "quarantined": // as identity says
+			continue
+		case "no_relay", "unserved":
+			level = LevelError
+		}
+		x.add("deliveries", level, a.Text, strings.Join(a.Commands, "; "))
+	}
+	if !slices.ContainsFunc(s.Relays, RelayStatus.Alive) {
+		return nil
+	}
+	for _, d := range x.cfg.Destinations {
+		served := slices.ContainsFunc(s.Destinations, func(known DestinationStatus) bool { return known.Destination == d.Name && known.Served })
+		if !served {
+			x.add("deliveries", LevelWarning, fmt.Sprintf("no running relay has the destination %q of this configuration", d.Name), "reload the relays with it (SIGHUP)")
+		}
+	}
+	return nil
+}
+
+// destinations connects to each, all at once.
+func (x *examination) destinations(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+	defer cancel()
+	errs := make([]error, len(x.cfg.Destinations))
+	var all sync.WaitGroup
+	for i, d := range x.cfg.Destinations {
+		all.Go(func() {
+			endpoint, err := post.NewEndpoint(d.WithDefaults(x.cfg.Egress), "")
+			if err == nil {
+				err = endpoint.Reach(ctx)
+			}
+			errs[i] = err
+		})
+	}
+	all.Wait()
+	for i, err := range errs {
+		name := x.cfg.Destinations[i].Name
+		if err != nil {
+			x.add("destinations", LevelError, fmt.Sprintf("%q cannot be reached from here: %s", name, plain.Clip(err.Error())),
+				strings.TrimSpace(repair(name, heldReason(err.Error()))))
+		}
+		if len(x.cfg.Destinations[i].SigningSecrets) == 0 {
+			x.add("destinations", LevelWarning, fmt.Sprintf("requests to %q are not signed: its receiver cannot tell them from forged ones", name),
+				fmt.Sprintf("set destinations.%s.signing_secrets", name))
+		}
+	}
+	return nil
+}

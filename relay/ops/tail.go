@@ -1,0 +1,106 @@
+package ops
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+)
+
+// A NewEvent is an event that an operator inserts.
+type NewEvent struct {
+	Type             string
+	Payload          string // JSON
+	IdempotencyKey   string
+	OrderingKey      string            // empty: none
+	RelatedReference string            // empty: none
+	Headers          map[string]string // nil: none
+}
+
+// maxTailed is how many new events one look reads, and how many deliveries are followed.
+const maxTailed = 1_000
+
+// A Tail follows what happens in an outbox from now on. It is not safe for concurrent use.
+type Tail struct {
+	o         *Outbox
+	lastEvent int64
+	seen      map[int64]bool // of the last events: one with a smaller id may commit later
+	attempt   int64
+	pending   map[followed]bool
+}
+
+// followed is a delivery that has not ended.
+type followed struct {
+	Event       int64
+	Destination string
+}
+
+// tailOverlap is how many ids before the last one are read again: ids are given before a commit.
+const tailOverlap = 500
+
+// Tail returns a Tail that begins with what is committed after this call.
+func (o *Outbox) Tail(ctx context.Context) (*Tail, error) {
+	t := &Tail{o: o, seen: map[int64]bool{}, pending: map[followed]bool{}}
+	err := o.pool.QueryRow(ctx, selectLatest).Scan(&t.lastEvent, &t.attempt)
+	if err != nil {
+		return nil, fmt.Errorf("find the latest event: %w", err)
+	}
+	known, err := o.eventsBehind(ctx, t.lastEvent-tailOverlap)
+	for _, e := range known {
+		t.seen[e.ID] = true
+	}
+	return t, err
+}
+
+// Look returns what has happened since the last look, in the order of time. The text of a moment names its event.
+func (t *Tail) Look(ctx context.Context) ([]Moment, error) {
+	var all []Moment
+	add := func(at time.Time, destination, what, format string, args ...any) {
+		all = append(all, Moment{at, destination, what, fmt.Sprintf(format, args...)})
+	}
+	events, err := t.o.eventsBehind(ctx, t.lastEvent-tailOverlap)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range events {
+		t.lastEvent = max(t.lastEvent, e.ID)
+		if t.seen[e.ID] {
+			continue
+		}
+		t.seen[e.ID] = true
+		add(e.CreatedAt, "", "inserted", "event %d: inserted, %s, key %s", e.ID, e.Type, e.Key)
+		for _, d := range e.Destinations {
+			if len(t.pending) < maxTailed {
+				t.pending[followed{e.ID, d}] = true
+			}
+		}
+	}
+	for id := range t.seen {
+		if id < t.lastEvent-2*tailOverlap {
+			delete(t.seen, id)
+		}
+	}
+	attempts, err := t.o.attemptsBehind(ctx, t.attempt)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range attempts {
+		t.attempt = max(t.attempt, a.ID)
+		if a.Outcome != policy.Delivered {
+			add(a.StartedAt, a.Destination, "attempt", "event %d: attempt %d failed: %s", a.EventID, a.Attempt, orReason(orBlank(a.Error), a.Reason))
+		}
+	}
+	ended, err := t.o.endedOf(ctx, t.pending)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range ended {
+		delete(t.pending, followed{d.EventID, d.Destination})
+		add(d.At, d.Destination, d.Status, "event %d: %s after %s", d.EventID, d.Status, exact(d.Seconds))
+	}
+	slices.SortStableFunc(all, func(a, b Moment) int { return cmp.Or(a.At.Compare(b.At), cmp.Compare(a.Text, b.Text)) })
+	return all, nil
+}
