@@ -170,3 +170,25 @@ func waitUntil(t *testing.T, what string, done func() bool) {
 		}
 	}
 }
+
+// What commands change, or reveal, stands in the audit too, under the name that --as gives.
+func TestCommandsAreAudited(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t, migrations.Outbox)
+	db := open(t, dsn)
+	execute(t, db, `INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'default')`)
+	execute(t, db, `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{"a": "payload-4471"}', 'k')`)
+	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
+	for _, args := range [][]string{
+		{"pause", "default", "--as", "ann", "--reason", "maintenance"}, {"resume", "default"}, {"discard", "1", "--yes", "--as=ann"},
+		{"replay", "1", "--yes", "--status=discarded"}, {"events", "show", "1"}, {"events", "show", "1", "--payload"},
+	} {
+		if r := command(env, args...); r.code != 0 {
+			t.Errorf("%v: %+v", args, r)
+		}
+	}
+	got := strings.ReplaceAll(query[string](t, db, `SELECT string_agg(concat_ws(' ', actor, origin, action, destination, event_id, done), ', ' ORDER BY id) FROM outbox_audit`), who(), "me")
+	if want := "ann cli pause default 0, me cli resume default 0, ann cli discard 1, me cli replay 1, me cli reveal_payload 1 0"; got != want {
+		t.Errorf("audited: %s", got)
+	}
+}

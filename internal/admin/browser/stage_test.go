@@ -45,7 +45,7 @@ type stage struct {
 	ctx context.Context // of the browser's tab
 
 	mu       sync.Mutex
-	faults   []string // errors of the console, dialogs, and requests to other hosts
+	faults   []string // errors of the console, what opens a window, and requests to other hosts
 	expected []string // parts of faults that the test provokes
 }
 
