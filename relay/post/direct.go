@@ -9,6 +9,7 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 )
@@ -53,7 +54,7 @@ func newDirectConn(conn net.Conn) *directConn {
 }
 
 // errHeaderTooLarge is that of http.Transport.
-var errHeaderTooLarge = fmt.Errorf("net/http: server response headers exceeded %d bytes; aborted", maxResponseHeader)
+var errHeaderTooLarge = errors.New("net/http: server response headers exceeded " + strconv.Itoa(maxResponseHeader) + " bytes; aborted")
 
 // Read reads at most as much as may be read of a header.
 func (c *directConn) Read(b []byte) (int, error) {
