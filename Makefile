@@ -5,8 +5,11 @@ GO            ?= go
 TEST_TIMEOUT  ?= 20m
 # Most tests wait most of the time, for a retry or for a server to start: more of them at once than there are processors.
 PARALLEL      ?= 4
+# For the same reason more packages at once, too.
+PACKAGES      ?= $$((2 * $$(getconf _NPROCESSORS_ONLN)))
 CHAOS_TIME    ?= 20s
 FUZZ_TIME     ?= 20s
+ROUNDS        ?= 5
 BENCH_ROUNDS  ?= 5
 ARCHIVE_EVENTS ?= 1000000
 ARCHIVE_CALM   ?= 60s
@@ -22,7 +25,7 @@ server           := MAKE='$(MAKE)' sh .ci/with-postgres.sh
 withpg           := PG= $(server) $(GO) run ./internal/localpg/withpg
 
 # Modules of their own: what they need is not inherited by those who import consumer alone, and ./... does not enter them.
-modules := $(patsubst %/go.mod,%,$(wildcard consumer/*/go.mod cmd/*/go.mod))
+modules := $(patsubst %/go.mod,%,$(wildcard consumer/*/go.mod cmd/*/go.mod internal/*/go.mod internal/admin/*/go.mod))
 
 # git refuses a checkout that belongs to another account, as root's often does, and go fails with it.
 ifneq ($(shell git rev-parse HEAD >/dev/null 2>&1 && echo ok),ok)
@@ -46,14 +49,15 @@ if printf '#include <pthread.h>\nint main(void) { return 0; }\n' | $$($(GO) env 
 	fi
 endef
 
-# make test leaves out what takes long, in three to four minutes instead of seven. SHORT= runs everything.
+# make test leaves out what takes long, in about two minutes instead of seven. SHORT= runs everything.
 SHORT         ?= -short
+# A program with the race detector waits a second before it ends, in case goroutines are left. goleak looks for these already.
 
 .PHONY: test
 test: ## Run the tests but the longest, with the race detector where a C compiler is installed (TESTFLAGS='-run X')
 	@$(find_race); \
 	echo 'compiling; on a new machine that takes a minute or two'; $(GO) build -v $$race ./... && \
-	set -x; PG= $(server) $(GO) test $$race $(SHORT) -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
+	set -x; GORACE="atexit_sleep_ms=0 $$GORACE" $(withpg) -data $(GO) test $$race $(SHORT) -p $(PACKAGES) -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
 
 .PHONY: test-all
 test-all: ## Run all tests, as CI does
@@ -86,6 +90,11 @@ test-receivers: ## Vet and test what is for receivers and a module of its own: t
 			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done
 
+.PHONY: test-page
+test-page: ## Vet and test the page in a browser: Debian's chromium (OUTBOX_SCREENSHOTS=dir keeps pictures)
+	@command -v chromium >/dev/null || { echo 'install a browser first: apt-get install chromium' >&2; exit 1; }
+	cd internal/admin/browser && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
+
 .PHONY: test-stores
 test-stores: $(dynalite) ## Vet and test the stores for receivers whose effect is not in PostgreSQL: Redis, DynamoDB
 	@command -v redis-server >/dev/null || { echo 'install a Redis server first: apt-get install redis-server' >&2; exit 1; }
@@ -113,7 +122,11 @@ check-bare: ## Run the demo and a test as on a machine without PostgreSQL (root 
 	unshare --mount sh -c 'mount -t tmpfs none /usr/lib/postgresql && $(MAKE) demo && $(MAKE) test TESTFLAGS="-run RoutesFanOut"'
 
 .PHONY: bench
-bench: ## Measure: deliveries a second beside a bare HTTP client, enqueue, and what the receiver's middleware and inbox cost
+bench: bin/bench ## Measure beside River, a textbook outbox and bare HTTP, for hours (RUN=drain,latency ROUNDS=5; RUN=list; PUBLISH=1 into docs)
+	bin/bench -relay bin/outbox-relay -run '$(RUN)' -rounds $(ROUNDS) $(if $(PUBLISH),-docs docs) $(BENCHFLAGS)
+
+.PHONY: bench-go
+bench-go: ## Measure by Go's benchmarks: deliveries, enqueue, and what the receiver's middleware and inbox cost
 	$(GO) test ./relay -run '^$$' -bench 'Drain|Ordered' -benchtime $(BENCH_ROUNDS)x
 	$(GO) test ./outbox ./consumer -run '^$$' -bench . -skip InboxLatency
 	$(GO) test ./consumer -run '^$$' -bench InboxLatency -benchtime 5000x
@@ -129,6 +142,15 @@ bench-once: ## Run every benchmark for one iteration, to see that it works
 	@set -x; code=0; $(GO) test -short ./relay -run '^$$' -bench . -benchtime 1x & relay=$$!; \
 	$(GO) test -short $$($(GO) list ./... | grep -v '/relay$$') -run '^$$' -bench . -benchtime 1x || code=1; \
 	wait $$relay || code=1; exit $$code
+	@$(MAKE) --no-print-directory test-bench
+
+.PHONY: test-bench
+test-bench: ## Vet and test the program of make bench
+	cd internal/bench && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
+
+.PHONY: bin/bench
+bin/bench: build
+	$(GO) build -C internal/bench -o '$(CURDIR)/bin/bench' .
 
 .PHONY: build
 build: ## Build bin/outbox-relay, static
@@ -144,10 +166,10 @@ lint: $(golangci) ## Check format, vet, linters, and that go.mod is tidy
 	$(GO) vet ./...
 	$(golangci) run
 	$(GO) mod tidy -diff
-	@# Here an exception that nothing needs is no mistake, and examples are programs.
+	@# Here an exception that nothing needs is no mistake, and examples are programs. The benchmark runs others, on files of its own.
 	@sed 's/warn-unused: true/warn-unused: false/' .golangci.yml >bin/golangci-modules.yml
 	@for module in $(modules); do \
-		case $$module in */examples | */sbom) programs='--disable forbidigo';; *) programs=;; esac; \
+		case $$module in */bench) programs='--disable forbidigo,gosec';; */examples | */sbom) programs='--disable forbidigo';; *) programs=;; esac; \
 		(set -ex; cd "$$module"; '$(CURDIR)/$(golangci)' run --config '$(CURDIR)/bin/golangci-modules.yml' $$programs) || exit 1; \
 	done
 

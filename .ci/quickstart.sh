@@ -26,6 +26,6 @@ if ! shown=$(bash "$steps" 2>&1); then
 	exit 1
 fi
 echo "$shown"
-for expected in '^ *4711 *| *99.90$' 'invoice-4711-created  default      '; do
+for expected in '^ *4711 *| *99.90$' '^default  *delivered '; do
 	echo "$shown" | grep -q -- "$expected" || { echo "the quick start shows no $expected" >&2; exit 1; }
 done

@@ -48,7 +48,7 @@ to="OUTBOX_DESTINATION_URL=http://127.0.0.1:9/webhooks"
 
 # Asking for help.
 expect 0 'outbox-relay migrate up' "$relay" --help
-for command in run migrate 'migrate up' 'migrate down' 'migrate status' status 'events list' 'events show' replay discard pause resume relays 'routes list' 'routes test' 'config check' 'config show' version \
+for command in run migrate 'migrate up' 'migrate down' 'migrate status' status 'events list' 'events show' replay discard pause resume relays 'routes list' 'routes test' 'config check' 'config show' bench version \
 	'inbox status' 'inbox list' 'inbox show' 'inbox replay' 'inbox ignore' 'inbox prune'; do
 	expect 0 'Usage: outbox-relay' "$relay" $command --help # its words are arguments
 done
@@ -61,7 +61,7 @@ expect 2 'no command given' "$relay"
 expect 2 'unexpected argument' "$relay" deliver
 expect 2 'unknown flag' "$relay" run --no-such-flag
 expect 2 'out of range' env "$here" "$relay" events list --limit 0
-expect 2 'expected a valid' env "$here" "$relay" events show invoice-1
+expect 5 'migrate up' env "$here" "$relay" events show invoice-1
 expect 2 'must be one of' env "$here" "$relay" migrate up --set mailbox
 expect 2 'nothing says which deliveries' env "$here" "$relay" replay
 expect 2 'nothing says which deliveries' env "$here" "$relay" discard --yes
@@ -69,6 +69,7 @@ expect 2 'is not the id of an event' env "$here" "$relay" replay 1..
 expect 2 'has no zone' env "$here" "$relay" replay --since 2026-01-02T15:04:05
 expect 2 'nothing says which events' env "$here" "$relay" inbox replay --receiver shipping --yes
 expect 2 'must be one of' env "$here" "$relay" inbox ignore --state succeeded
+expect 2 'out of range' env "$here" "$relay" bench --events 0
 expect 2 'is less than 24h' env "$here" "$relay" inbox prune --older-than 1h
 expect 2 'needs --destination' env "$here" "$relay" discard --head-of-key a
 expect 2 'repeat the command with --yes' env "$here" sh -c '"$1" migrate up >/dev/null && "$1" migrate down' sh "$relay"
@@ -95,7 +96,7 @@ if grep -q -e hunter2 -e "${secret#whsec_}" out; then
 fi
 
 # 4: the database cannot be reached.
-for command in 'migrate up' 'migrate status' status 'status --healthcheck' 'inbox status' 'inbox list'; do
+for command in 'migrate up' 'migrate status' status 'status --healthcheck' 'inbox status' 'inbox list' bench; do
 	expect 4 'cannot be reached' env "$away" "$relay" $command # its words are arguments
 done
 
@@ -130,7 +131,7 @@ wait "$locker" || true
 
 # A relay lives, says so, tries what has no receiver, and ends with 0 when it is told to.
 expect 0 'No delivery matches' env "$here" "$relay" events list
-expect 1 'no delivery' env "$here" "$relay" events show 1
+expect 1 'no event has the id' env "$here" "$relay" events show 1
 psql -q -c "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('smoke.tested', '{}', 'smoke-1')"
 env "$here" "$to" "$relay" run --name smoke 2>log &
 pid=$!
@@ -164,6 +165,11 @@ kill -TERM "$pid"
 expect 0 '' wait "$pid"
 pid=
 expect 3 'beside the destinations of moved.yaml' env "$here" "$to" "OUTBOX_CONFIG=moved.yaml" "$relay" config check
+
+# A measurement leaves nothing behind.
+expect 0 'limited by' env "$here" "$relay" bench --events 200 --rate 20 --duration 1s
+expect 0 '"events_per_second"' env "$here" "$relay" bench --events 200 --rate 0 --json
+expect 0 '' test -z "$(psql -X -t -A -c "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'outbox\_bench\_%'")"
 
 # Giving up and sending again, with nobody at a terminal.
 expect 0 'dry run' env "$here" "$relay" discard --destination default --dry-run

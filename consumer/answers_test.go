@@ -178,7 +178,7 @@ func TestDatabaseDownIs503(t *testing.T) {
 // Connections that a restart broke must not make the receiver give up: it refuses while the database is away, and works
 // as soon as it is back.
 func TestDatabaseStopsAndComesBack(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	eachFlavourAtLength(t, func(t *testing.T, f flavour) {
 		server := pgtest.Start(t, localpg.Options{Durable: true}) // or the crash loses commits
 		dsn := server.DSN("postgres")
 		pgtest.Migrate(t, dsn, migrations.Inbox)

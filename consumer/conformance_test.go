@@ -12,13 +12,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/storetest"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
-	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 // What is asked of every memory is asked of the database too.
 func TestConformance(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	eachFlavourAtLength(t, func(t *testing.T, f flavour) {
 		storetest.Run(t, storetest.Subject{
 			Promises: storetest.Promises{EffectIsAtomic: true, SurvivesRestart: true},
 			New: func(t testing.TB) storetest.Memory {
@@ -26,9 +25,6 @@ func TestConformance(t *testing.T) {
 				return memory
 			},
 			NewServer: func(t testing.TB) storetest.Memory {
-				if f.name != "pgx" {
-					testsize.Long(t)
-				}
 				server := pgtest.Start(t, localpg.Options{Durable: true}) // or the crash loses commits
 				dsn := server.DSN("postgres")
 				pgtest.Migrate(t, dsn, migrations.Inbox)

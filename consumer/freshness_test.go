@@ -146,8 +146,8 @@ func disturb(ctx context.Context, exec func(context.Context, string, ...any) err
 
 // The state of each entity is that of its newest event, through real requests that come in any order, fail and come again.
 func TestFreshnessOverHTTP(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		count := testsize.Of(map[string]int{"pgx": 10_000, "database/sql": 3_000}, map[string]int{"pgx": 1000, "database/sql": 1000})[f.name]
+	eachFlavourAtLength(t, func(t *testing.T, f flavour) {
+		count := testsize.Of(map[string]int{"pgx": 10_000, "database/sql": 3_000}, map[string]int{"pgx": 400})[f.name]
 		all, newest := facts(int64(count))
 		var disturbed sync.Map
 		e := newHandlerEnv(t, f, consumer.Config{Observe: func(context.Context, consumer.Report) {}}, func(e *env) handlerFunc {

@@ -22,6 +22,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -146,6 +147,16 @@ func eachFlavour(t *testing.T, test func(t *testing.T, f flavour)) {
 			test(t, f)
 		})
 	}
+}
+
+// eachFlavourAtLength is eachFlavour for tests that take long: make test runs them with pgx alone.
+func eachFlavourAtLength(t *testing.T, test func(t *testing.T, f flavour)) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		if f.name != "pgx" {
+			testsize.Long(t)
+		}
+		test(t, f)
+	})
 }
 
 // env is a receiver: a database of its own, the middleware, a real server and a real client.

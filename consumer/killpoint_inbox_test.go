@@ -147,6 +147,7 @@ func (f fates) met(fate string) (n int) {
 // again, as a relay does, and the worker that then takes it makes the effect, or finds it made: once, and at no attempt's
 // cost.
 func TestInboxKilledAtEveryOperation(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	e := newEnv(t, flavours[0], consumer.Config{}, effect) // for its database
 	seen := eachWorking(t, e, func(doomed *workingProcess, n int) string {

@@ -27,6 +27,7 @@ var promised = map[string]string{
 	"outbox_alert_notice":      "relay: all; reader: select",
 	"outbox_rescue":            "relay: all; reader: select",
 	"outbox_void":              "relay: all; reader: select",
+	"outbox_audit":             "relay: select insert update; reader: select",
 	"outbox_identity":          "relay: select insert update; reader: select",
 	"outbox_watch":             "relay: select update; reader: select",
 	"outbox_undelivered":       "relay: select update; reader: select",
@@ -37,6 +38,7 @@ var promised = map[string]string{
 	"inbox_forgotten":          "receiver: select insert update",
 	"inbox_schema_version":     "receiver: select",
 
+	"outbox_audit_id_seq":          "",
 	"outbox_armed":                 "relay: select update",
 	"outbox_id_seq":                "",
 	"outbox_attempt_id_seq":        "",
@@ -73,6 +75,7 @@ var promisedColumns = map[string]string{
 	"neighbour insert outbox": columnsOfProducers,
 	"relay update outbox_delivery": "claim next_attempt_at lease_expires_at last_attempt_at delivered_at not_after claimed_by attempts rescues " +
 		"last_status replay status last_reason last_error",
+	"relay update outbox_audit": "updated_at done state detail",
 }
 
 const columnsOfProducers = "event_type event_version payload idempotency_key ordering_key related_reference headers available_at"

@@ -29,6 +29,7 @@ type claimer struct {
 func (c *claimer) run(taking context.Context) {
 	failing := newBackoff()
 	for {
+		c.markTurn()
 		wait, err := c.turn(taking)
 		if err != nil {
 			wait = failing.NextBackOff()
@@ -47,10 +48,14 @@ func (c *claimer) run(taking context.Context) {
 		case <-taking.Done():
 			return
 		case <-c.wake.room:
+			c.woken(WakeRoom)
 		case <-timeout:
+			c.woken(WakePoll)
 		case <-c.wake.tick:
+			c.woken(WakePoll)
 			c.pace.look()
 		case sweep := <-c.wake.notified:
+			c.woken(WakeNotify)
 			wasIdle := c.pace.idle
 			c.pace.notified(time.Now(), int(c.wake.commits.Swap(0)))
 			if sweep {
@@ -117,24 +122,6 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		return 0, nil
 	}
 	return c.wait(time.Now()), nil
-}
-
-// observeWriters looks at the open transactions if it is time to, and makes claims look back to where one has committed late.
-// Claims go on without it: floors then stay where they are, and late commits wait for a walk.
-func (c *claimer) observeWriters(ctx context.Context, now time.Time) {
-	w := &c.writers
-	if w.wanted(now, c.pace.idle) {
-		at, latest, open, err := c.store.openWriters(ctx)
-		if err != nil {
-			c.databaseError("look for open transactions", err)
-			w.next = now.Add(writersMost)
-		} else if late := w.observe(now, at, latest, open); !late.IsZero() {
-			c.lookBack(late.Add(-writersMost))
-		}
-	}
-	if w.pending() {
-		c.plan(w.next)
-	}
 }
 
 // arm lets producers notify while little comes in, and stops them when much does.

@@ -128,12 +128,15 @@ func (c *claimer) claimBehind(ctx context.Context, instance int32, part claimReq
 
 // claimOnce runs one statement, and remembers whether its answer came.
 func (c *claimer) claimOnce(ctx context.Context, instance int32, requests []claimRequest) (claimResult, error) {
-	lease := c.config().Lease
+	lease, begun := c.config().Lease, time.Now()
 	result, err := c.store.claim(ctx, instance, lease, requests)
 	if err != nil {
 		c.lost.failed(instance, err)
-	} else {
-		c.lost.acknowledged(instance, result.at, lease)
+		return result, err
+	}
+	c.lost.acknowledged(instance, result.at, lease)
+	if hook := c.config().Hooks.ClaimRan; hook != nil {
+		hook(len(result.deliveries), time.Since(begun))
 	}
 	return result, err
 }

@@ -20,6 +20,7 @@ type core struct {
 	lanes     lanes
 	store     *store
 	wake      *wakeup
+	progress  progress
 
 	// The steps of a stop, in this order. After taking nothing more is claimed or sent; after doing POSTs in flight are cut
 	// off; after settling what could not be written is left to the lease.

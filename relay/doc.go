@@ -20,7 +20,7 @@
 //	deliver.go, suspect.go         one attempt; deliveries that may kill their relay
 //	settle.go, settle_aside.go     writing outcomes; those that cannot be written
 //	resettle.go                    outcomes that a crash of the server lost
-//	core.go                        what the parts share
+//	core.go, state.go              what the parts share; what the relay knows of itself
 //	lane.go, position.go           a destination's lane, and how far the claimer has looked
 //	outgoing.go                    what a lane holds and may send
 //	order.go, queue.go             ordering keys; the queues of a lane

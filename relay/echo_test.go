@@ -266,6 +266,10 @@ func TestEvidenceIsKept(t *testing.T) {
 			problem, `{"type": "urn:x", "title": "Unknown invoice.", "detail": "There is no invoice 7.", "status": 422}`,
 			"Unknown invoice: There is no invoice 7.", "Unknown invoice: There is no invoice 7.",
 		},
+		{
+			problem, `{"type": "urn:outbox-relay:problem:signature-invalid", "title": "The signature is not valid", "detail": "None fits."}`,
+			"The signature is not valid (signature-invalid): None fits.", "The signature is not valid (signature-invalid): None fits.",
+		},
 		{problem + "; charset=utf-8", `{"title": "Unknown invoice"}`, "Unknown invoice", "Unknown invoice"},
 		{problem, `{"title": "Unprocessable Entity", "detail": "There is no invoice 7."}`, "There is no invoice 7.", "There is no invoice 7."},
 		{problem, `{"title": 7, "detail": "There is no invoice 7."}`, "There is no invoice 7.", "There is no invoice 7."},

@@ -14,10 +14,17 @@ import (
 type Hooks struct {
 	// Claimed follows every claim that found something.
 	Claimed func(destination string, deliveries int)
+	// ClaimRan follows every claim that the database has made, also one that found nothing, with the deliveries of all
+	// destinations and the time that it took.
+	ClaimRan func(deliveries int, took time.Duration)
+	// Woken follows every wait of the claimer, with what ended it.
+	Woken func(by Wake)
 	// Attempted follows every POST, before its outcome is settled.
 	Attempted func(Attempt)
 	// Settled follows every batch of outcomes that the database has taken.
 	Settled func(destination string, outcome policy.Outcome, reason policy.Reason, deliveries int)
+	// SettleRan follows every batch of outcomes that the database has taken, with its size and the time that it took.
+	SettleRan func(deliveries int, took time.Duration)
 	// StaleSettle follows outcomes that came too late: another relay had claimed the delivery meanwhile.
 	StaleSettle func(deliveries int)
 	// Rescued follows the end of a dead relay's claims, which other relays may make from then on.
@@ -50,7 +57,30 @@ type Attempt struct {
 	Outcome     policy.Outcome
 	Reason      policy.Reason
 	Duration    time.Duration
+	// Class is live, backlog or replay; see [Classes].
+	Class string
+	// SinceCreated and SinceDue are the times from the event's created_at, and from when this attempt became due, until the
+	// attempt ended. The database's clock dates both. Never negative.
+	SinceCreated, SinceDue time.Duration
 }
+
+// Classes returns the values of [Attempt.Class].
+func Classes() []string { return classNames[:] }
+
+var classNames = [classes]string{live: "live", backlog: "backlog", replays: "replay"}
+
+// A Wake is what ends a wait of the claimer.
+type Wake string
+
+// What ends a wait of the claimer.
+const (
+	WakeNotify Wake = "notify" // a producer or another relay notified, or work was given back
+	WakePoll   Wake = "poll"   // a look was due, or the safety tick came
+	WakeRoom   Wake = "room"   // a lane that wants more has room again
+)
+
+// Wakes returns every value of [Wake].
+func Wakes() []Wake { return []Wake{WakeNotify, WakePoll, WakeRoom} }
 
 // LaneState is what one relay lets one destination have.
 type LaneState struct {

@@ -264,6 +264,7 @@ func TestUnservedDeliveries(t *testing.T) {
 
 // A relay's start may not take longer the more waits.
 func TestPlanOfUnserved(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.fill(100_000, 10)

@@ -204,6 +204,16 @@ func (o *outgoing) unsent() (waiting []delivery) {
 	return waiting
 }
 
+// inFlight returns how many deliveries the lane holds.
+func (o *outgoing) inFlight() (n int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for i := range o.queues {
+		n += o.queues[i].taken
+	}
+	return n
+}
+
 // setShare changes how many senders the lane may have at most; those beyond it end with their current run.
 func (o *outgoing) setShare(n int) {
 	o.mu.Lock()

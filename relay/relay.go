@@ -244,6 +244,7 @@ func (r *Relay) alerter() *alert.Sender {
 func (r *Relay) prepare(ctx context.Context) error {
 	failing := newBackoff()
 	for {
+		r.markTurn()
 		err := r.checkDatabase(ctx)
 		switch {
 		case errors.Is(err, pg.ErrSchema), errors.Is(err, pg.ErrPooler):

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
@@ -153,7 +154,7 @@ func TestReloadUnderLoad(t *testing.T) {
 	r := start(t, variant(0))
 	r.instance()
 	var writing, reloading sync.WaitGroup
-	const events = 3000
+	events := testsize.Of(3000, 1000)
 	writing.Go(func() {
 		for i := range events / 100 {
 			db.insert(100, fmt.Sprint("batch-", i))

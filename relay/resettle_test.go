@@ -70,7 +70,7 @@ func TestCrashLeavesNoKeyStanding(t *testing.T) {
 			}
 			kind := map[bool]string{true: "restarted", false: "recovered"}[restarted]
 			t.Run(name+", "+kind, func(t *testing.T) {
-				if name != "the claim is lost, too" {
+				if name != "the claim is lost, too" || restarted {
 					testsize.Long(t) // each has a server of its own
 				}
 				t.Parallel()

@@ -89,7 +89,7 @@ func TestReadOnlyDatabaseIsWaitedFor(t *testing.T) {
 // Single sessions are killed all the time, of statements in flight too.
 func TestKilledBackendsLoseNothing(t *testing.T) {
 	t.Parallel()
-	const events = 3000
+	events := testsize.Of(3000, 1000)
 	db := newDatabase(t)
 	rc := newReceiver(t, nil)
 	db.insert(events, "key")

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
@@ -262,7 +263,7 @@ func TestRollingDeploysConverge(t *testing.T) {
 			db := newDatabase(t, "history")
 			f := &fleet{database: db, store: &store{pool: db.pool}, last: "* history"}
 			random := rand.New(rand.NewPCG(1, uint64(len(name))))
-			for range 10 {
+			for range testsize.Of(10, 3) {
 				f.roll(random, configs[0], configs[1], 1+random.IntN(3))
 				f.roll(random, configs[1], configs[0], 0) // back again
 			}

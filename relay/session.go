@@ -394,6 +394,7 @@ func (s *session) beat(stopping context.Context, on *standing, now time.Time) er
 	if !e.registered {
 		return errTakenForDead
 	}
+	s.markBeat()
 	s.settler.recent.forgetDurable(now)
 	if s.lanes.applyStates(now, time.Now(), e.states, p.instance) {
 		s.wake.notify(true)

@@ -27,9 +27,11 @@ func (w *settler) settle(s settlement) {
 	if s.Posted {
 		w.logAttempt(&s)
 		if hook := w.config().Hooks.Attempted; hook != nil {
+			ended := s.startedAt.Add(s.duration)
 			hook(Attempt{
 				EventID: s.eventID, Destination: s.destination, Number: s.attempts + 1,
-				StatusCode: s.StatusCode, Outcome: s.Outcome, Reason: s.Reason, Duration: s.duration,
+				StatusCode: s.StatusCode, Outcome: s.Outcome, Reason: s.Reason, Duration: s.duration, Class: classNames[s.class],
+				SinceCreated: s.since(s.event.CreatedAt, ended), SinceDue: s.since(s.nextAttemptAt, ended),
 			})
 		}
 	}
@@ -125,8 +127,12 @@ func (w *settler) try(b *batch) (missed []settlement, err error) {
 			return nil, nil
 		}
 		instance, _ := w.current()
+		begun := time.Now()
 		left, stale, err := w.store.settle(w.settling, instance, b)
 		if err == nil {
+			if hook := w.config().Hooks.SettleRan; hook != nil {
+				hook(len(b.settlements), time.Since(begun))
+			}
 			if repeated {
 				stale = 0 // unknown: when only the acknowledgement was lost, this very batch was written before
 			}

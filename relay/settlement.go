@@ -3,6 +3,8 @@ package relay
 import (
 	"time"
 
+	"github.com/jackc/pgx/v5/pgtype"
+
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -19,13 +21,22 @@ type settlement struct {
 
 // newSettlement returns the settlement of a delivery, without the payload, which is not needed any more.
 func newSettlement(d delivery, decided policy.Decision, startedAt time.Time, took time.Duration) settlement {
-	d.event = post.Event{Key: d.event.Key, OrderingKey: d.event.OrderingKey}
+	d.event = post.Event{Key: d.event.Key, OrderingKey: d.event.OrderingKey, CreatedAt: d.event.CreatedAt}
 	return settlement{delivery: d, Decision: decided, startedAt: startedAt, duration: took}
 }
 
 // held returns the settlement of a delivery of which nothing was sent, and which is given back.
 func held(d delivery, reason policy.Reason) settlement {
 	return newSettlement(d, policy.Decide(policy.Result{Reason: reason}, policy.Circumstances{}), time.Now(), 0)
+}
+
+// since returns how long after a time of the database the given time of this process is; 0 for a time that is unknown. The
+// claim dated the promise by both clocks.
+func (s *settlement) since(at pgtype.Timestamptz, now time.Time) time.Duration {
+	if !at.Valid || at.InfinityModifier != pgtype.Finite {
+		return 0
+	}
+	return max(0, now.Sub(s.promiseEnds.Add(at.Time.Sub(s.notAfter))))
 }
 
 // bound reports whether the receiver may know of the promise by which this delivery was sent: a former request, or this

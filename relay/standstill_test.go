@@ -7,12 +7,14 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // The database refuses the outcome of a key's head until the lease ends. Once it does not any more, the key goes on.
 func TestRefusedSettlementLeavesNoKeyStanding(t *testing.T) {
+	testsize.Long(t) // it waits for the end of a lease
 	t.Parallel()
 	db := newDatabase(t)
 	rc := newReceiver(t, nil)

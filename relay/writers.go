@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"slices"
 	"time"
 )
@@ -84,4 +85,22 @@ func (w *writers) pending() bool { return w.owed || len(w.open) > 0 }
 // before do not.
 func (w *writers) wanted(now time.Time, idle bool) bool {
 	return !now.Before(w.next) && (!idle || w.pending())
+}
+
+// observeWriters looks at the open transactions if it is time to, and makes claims look back to where one has committed late.
+// Claims go on without it: floors then stay where they are, and late commits wait for a walk.
+func (c *claimer) observeWriters(ctx context.Context, now time.Time) {
+	w := &c.writers
+	if w.wanted(now, c.pace.idle) {
+		at, latest, open, err := c.store.openWriters(ctx)
+		if err != nil {
+			c.databaseError("look for open transactions", err)
+			w.next = now.Add(writersMost)
+		} else if late := w.observe(now, at, latest, open); !late.IsZero() {
+			c.lookBack(late.Add(-writersMost))
+		}
+	}
+	if w.pending() {
+		c.plan(w.next)
+	}
 }

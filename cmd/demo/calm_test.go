@@ -9,7 +9,8 @@ import (
 
 // Without faults, every event is one request and one attempt, however many relays work.
 func TestCalm(t *testing.T) {
-	events := testsize.Of(10_000, 1000)
+	testsize.Long(t)
+	const events = 10_000
 	s := newStage(t)
 	s.enter(t, 2, faults{}, nil)
 	begun := time.Now()

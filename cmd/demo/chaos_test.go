@@ -6,6 +6,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // chaosTime is how long TestChaos kills. The full acceptance is `make chaos`.
@@ -23,6 +25,7 @@ const (
 // While relays are killed and answers are lost, nothing is lost and nothing happens twice, and no request is made that a
 // recorded kill or loss does not explain.
 func TestChaos(t *testing.T) {
+	lasts := testsize.Of(*chaosTime, min(*chaosTime, 3*time.Second))
 	s := newStage(t)
 	relays := s.enter(t, 2, faults{Lose: answersLost}, nil, "OUTBOX_RETRY_SCHEDULE=500ms,1s,2s", "OUTBOX_LEASE=60s")
 
@@ -30,10 +33,10 @@ func TestChaos(t *testing.T) {
 
 	issued := make(chan error, 1)
 	s.units.Go(func() {
-		invoices := int(chaosRate * chaosTime.Seconds())
+		invoices := int(chaosRate * lasts.Seconds())
 		issued <- s.issue(order{prefix: "INV", invoices: invoices, perSecond: chaosRate, block: chaosBlock, rollback: 0.05, plainSQL: plainSQL})
 	})
-	kills := int(*chaosTime / killEvery)
+	kills := int(lasts / killEvery)
 	takeovers := make(chan takeover, kills)
 	var watching sync.WaitGroup
 	tick := time.NewTicker(killEvery)
@@ -73,12 +76,12 @@ func TestChaos(t *testing.T) {
 		t.Errorf("%d relays killed, %d claims taken over, %d answers lost, %d duplicates suppressed; want %d and more than 0 of each",
 			n.relaysKilled, claims, n.answersLost, n.suppressed, kills)
 	}
-	if *chaosTime >= fullChaos && slowest.took > maxTakeover {
+	if lasts >= fullChaos && slowest.took > maxTakeover {
 		t.Errorf("the claims of %s were taken over after %s, want %s at most", slowest.life, slowest.took, maxTakeover)
 	}
 	t.Logf("chaos for %s: %d committed, %d rolled back, %d requests, %d retries, %d duplicates suppressed, %d effects, %d lost, %d doubled; "+
 		"%d relays killed, %d claims taken over, the slowest after %s; %d answers lost; p50 %s, p99 %s",
-		*chaosTime, n.committed, n.rolledBack, n.posts, n.retries, n.suppressed, n.effects, n.lost, n.doubled,
+		lasts, n.committed, n.rolledBack, n.posts, n.retries, n.suppressed, n.effects, n.lost, n.doubled,
 		n.relaysKilled, claims, slowest.took.Round(time.Millisecond), n.answersLost, short(n.p50), short(n.p99))
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 // bulkFlags are those of every command that changes many rows.
@@ -208,6 +210,16 @@ func notFound(what string, ids []int64, all int64) string {
 		texts = append(texts, "…")
 	}
 	return fmt.Sprintf("Not found: %s: %s", what, strings.Join(texts, ", "))
+}
+
+// actorFlag is of commands that the audit records.
+type actorFlag struct {
+	As string `placeholder:"NAME" help:"Who does it, for the audit. Default: user@host."`
+}
+
+// actor returns whom the audit names.
+func (inv *invocation) actor() ops.Actor {
+	return ops.Actor{Name: cmp.Or(inv.flags["as"], who()), Origin: ops.OriginCLI}
 }
 
 // who returns the person at the keyboard, as far as a program can know.

@@ -39,7 +39,11 @@ func (d deliveryBulk) run(inv *invocation, c *config) (err error) {
 }
 
 func (d deliveryBulk) preview(ctx context.Context) (ops.Bulk, error) {
-	return d.found(d.outbox, ctx, d.s)
+	found, err := d.found(d.outbox, ctx, d.s)
+	if err == nil && found.Matched == 0 {
+		err = refuseUnknown(ctx, d.outbox, d.Destination, d.Reason, d.Type)
+	}
+	return found, err
 }
 
 func (d deliveryBulk) act(ctx context.Context, _ ops.Bulk, progress func(ops.Bulk)) (ops.Bulk, error) {

@@ -36,7 +36,8 @@ const overview = `outbox-relay delivers the events that a service commits to its
   outbox-relay run             deliver until told to stop
   outbox-relay status          what waits, what failed, who delivers
 
-  outbox-relay events list --status failed | show ID     what did not arrive, and why; one event, and why it waits
+  outbox-relay events list --status failed | show EVENT  what did not arrive, and why; one event by id, key or reference
+  outbox-relay explain EVENT                             its history, and why it waits
   outbox-relay replay --destination NAME | ID            send again what failed
   outbox-relay discard --destination NAME | ID           give up what waits or failed
   outbox-relay pause | resume NAME                       stop sending to a destination; go on
@@ -47,6 +48,7 @@ const overview = `outbox-relay delivers the events that a service commits to its
   outbox-relay identity show | accept | discard-pending  after a move, or on a copy of the database: who may work here
   outbox-relay config check | show                       find every mistake; print what is in effect, and why
   outbox-relay inbox status | list | show | replay | ignore | prune    the same for a receiver, at its own database
+  outbox-relay bench                                     how fast it is here, and what limits it
   outbox-relay version
 
 Everything can also stand in outbox-relay.yaml. More: outbox-relay <command> --help
@@ -59,6 +61,7 @@ type grammar struct {
 	Migrate  migrateCmd  `cmd:"" help:"Create, upgrade, revert or list the tables."`
 	Status   statusCmd   `cmd:"" help:"Show what waits, what failed, who delivers."`
 	Events   eventsCmd   `cmd:"" help:"List deliveries, or show one event."`
+	Explain  explainCmd  `cmd:"" help:"Tell the history of one event, and why it waits."`
 	Alert    alertCmd    `cmd:"" help:"Try the alert channels."`
 	Replay   replayCmd   `cmd:"" help:"Send failed, delivered or discarded deliveries again."`
 	Discard  discardCmd  `cmd:"" help:"Give pending, parked or failed deliveries up."`
@@ -70,7 +73,10 @@ type grammar struct {
 	Config   configCmd   `cmd:"" help:"Check or show the configuration."`
 	Identity identityCmd `cmd:"" help:"Compare this database with what relays were accepted on, and decide about a copy."`
 	Inbox    inboxCmd    `cmd:"" help:"Look at a receiver's events, work them again, ignore or forget them."`
+	Bench    benchCmd    `cmd:"" help:"Measure deliveries, latency and cost on this machine, with your database and in a schema of its own."`
 	Version  versionCmd  `cmd:"" help:"Show the version of this program."`
+
+	BenchLoad benchLoadCmd `cmd:"" hidden:"" help:"The producers of bench, in a process of their own."`
 }
 
 // configFlag names the configuration file, for every command that reads one.

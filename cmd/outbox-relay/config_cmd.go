@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 	"strings"
+
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 type configCmd struct {
@@ -21,8 +23,21 @@ func (configCheckCmd) Run(inv *invocation) error {
 	if what == "" {
 		what = "the configuration"
 	}
-	_, err = fmt.Fprintf(inv.Stdout, "%s is valid; it delivers to %s\n", what, strings.Join(c.Children("destinations"), ", "))
-	return err
+	fmt.Fprintf(inv.Stdout, "%s is valid; it delivers to %s\n", what, strings.Join(c.Children("destinations"), ", "))
+	if names := unsigned(c.relay.Destinations); len(names) > 0 {
+		fmt.Fprintf(inv.Stdout, "Not signed, since they have no signing_secrets: requests to %s\n", strings.Join(names, ", "))
+	}
+	return nil
+}
+
+// unsigned names the destinations whose requests are not signed.
+func unsigned(destinations []post.Destination) (names []string) {
+	for _, d := range destinations {
+		if len(d.SigningSecrets) == 0 {
+			names = append(names, d.Name)
+		}
+	}
+	return names
 }
 
 type configShowCmd struct{ settingFlags }

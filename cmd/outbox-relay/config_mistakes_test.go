@@ -88,12 +88,20 @@ func TestFileMistakes(t *testing.T) {
 		"a key of a list's syntax":       {"routes:\n- {\"[]\": x, event: a, to: [default]}\n", []string{`outbox-relay.yaml:2: unknown key "routes[0].[]"`}},
 		"a repeated key":                 {"log: {level: info}\nrelay: {}\nlog: {format: json}\n", []string{`outbox-relay.yaml:3: log: stands here a second time; the first is in line 1`}},
 		"a repeated destination":         {"destinations:\n  a: {url: http://a}\n  a: {url: http://b}\n", []string{`outbox-relay.yaml:3: destinations.a: stands here a second time; the first is in line 2`}},
-		"later versions' keys": {
-			"admin: {listen: ''}\n",
+		"an open page": {
+			"admin: {listen: '0.0.0.0:9465'}\n",
 			[]string{
-				`outbox-relay.yaml:1: unknown key "admin"; it is not supported by this version`,
+				`outbox-relay.yaml:1: admin.listen: 0.0.0.0:9465 can be reached from other hosts; set admin.token (OUTBOX_ADMIN_TOKEN), made with: openssl rand -base64 32; ` +
+					`and set admin.tls, as a token would travel in clear text, or admin.behind_proxy: true where a proxy ends TLS; or listen on 127.0.0.1:9465`,
 			},
 		},
+		"half of the page's TLS":   {"admin: {tls: {key_file: /etc/tls.key}}\n", []string{`outbox-relay.yaml:1: admin.tls.key_file: is set without the other file of tls; set both`}},
+		"a prefix that is no path": {"admin: {path_prefix: outbox/}\n", []string{`outbox-relay.yaml:1: admin.path_prefix: "outbox/" is not a path; write one such as "/outbox", without a slash at its end`}},
+		"a short token":            {"admin: {token: secret}\n", []string{`outbox-relay.yaml:1: admin.token: is shorter than 16 characters; make one with: openssl rand -base64 32`}},
+
+		"an address that is none": {"metrics: {listen: 9464}\n", []string{`outbox-relay.yaml:1: metrics.listen: "9464" is not an address; write host and port such as "127.0.0.1:9464", ":9464" for all addresses of the host, or off`}},
+		"a port that is none":     {"metrics: {listen: ':http'}\n", []string{`outbox-relay.yaml:1: metrics.listen: ":http" is not an address; write host and port such as "127.0.0.1:9464", ":9464" for all addresses of the host, or off`}},
+		"an address with a name":  {"metrics: {listen: 'relay.internal:9464'}\n", []string{`outbox-relay.yaml:1: metrics.listen: "relay.internal:9464" names a host; write an IP address of this machine`}},
 
 		// Types.
 		"a section that is a text":  {"log: info\n", []string{`outbox-relay.yaml:1: log: is not a section; write its settings on the lines below it, indented`}},

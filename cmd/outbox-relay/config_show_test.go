@@ -196,6 +196,12 @@ retention:
   attempts: 2160h # default
   processed_events: 2160h # default
   schedule: 17 3 * * * # default
+metrics:
+  listen: 127.0.0.1:9464 # default
+admin:
+  listen: 127.0.0.1:9465 # default
+  behind_proxy: false # default
+  path_prefix: "" # default
 log:
   level: info # default
   format: auto # default

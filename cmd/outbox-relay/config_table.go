@@ -17,6 +17,8 @@ const (
 	usualFile = "outbox-relay.yaml"
 	// defaultDestination is the destination that OUTBOX_DESTINATION_URL configures.
 	defaultDestination = "default"
+	// defaultMetricsListen is where metrics and health are served. 9464 is what OpenTelemetry's Prometheus exporters use.
+	defaultMetricsListen = "127.0.0.1:9464"
 )
 
 // table describes every setting of this version, in the order in which config show prints them. hostname is the default of
@@ -24,7 +26,7 @@ const (
 func (c *config) table(hostname string) settings.Table {
 	shared := policyRows(&destination{})
 	return settings.Table{
-		Prefix: "OUTBOX_", File: usualFile, Unnamed: defaultDestination, Later: []string{"admin"},
+		Prefix: "OUTBOX_", File: usualFile, Unnamed: defaultDestination,
 		Rows: slices.Concat(
 			c.databaseRows(), c.relayRows(hostname),
 			settings.Under("defaults", shared),
@@ -32,7 +34,7 @@ func (c *config) table(hostname string) settings.Table {
 			c.egressRows(),
 			settings.Under("routes[]", routeRows(&relay.Route{})),
 			settings.Under("alerts.channels[]", channelRows(&channel{})),
-			c.alertRows(), c.retentionRows(), c.logRows(),
+			c.alertRows(), c.retentionRows(), c.metricsRows(), c.consoleRows(), c.logRows(),
 		),
 	}
 }
@@ -158,6 +160,12 @@ func (c *config) retentionRows() []settings.Row {
 		{Path: "retention.attempts", Env: "RETENTION_ATTEMPTS", Value: settings.One("2160h", parseKept, settings.To(&keep.Attempts), archive.DefaultKeepAttempts)},
 		{Path: "retention.processed_events", Env: "RETENTION_PROCESSED_EVENTS", Value: settings.One("2160h", parseKept, settings.To(&keep.ProcessedEvents), archive.DefaultKeepProcessed)},
 		{Path: "retention.schedule", Env: "RETENTION_SCHEDULE", Value: settings.One(`"17 3 * * *"`, settings.ParseText, settings.To(&keep.Schedule), archive.DefaultArchiveSchedule)},
+	}
+}
+
+func (c *config) metricsRows() []settings.Row {
+	return []settings.Row{
+		{Path: "metrics.listen", Env: "METRICS_LISTEN", Value: settings.One("127.0.0.1:9464", parseListen, settings.To(&c.metricsListen), defaultMetricsListen)},
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"net/url"
 	"strings"
@@ -148,6 +149,21 @@ func parseBearer(text string) (settings.Secret, string) {
 		return "", "contains a blank, a line break or another character that a token cannot have"
 	}
 	return settings.Secret(text), ""
+}
+
+// parseListen parses the address of a local server: host and port, or off, which like nothing at all means none.
+func parseListen(text string) (string, string) {
+	if text == "" || text == "off" {
+		return "", ""
+	}
+	host, port, err := net.SplitHostPort(text)
+	if n, problem := settings.ParseNumber(port); err != nil || problem != "" || n < 0 || n > 65535 {
+		return "", settings.Quote(text) + ` is not an address; write host and port such as "127.0.0.1:9464", ":9464" for all addresses of the host, or off`
+	}
+	if _, err := netip.ParseAddr(host); err != nil && host != "" && host != "localhost" {
+		return "", settings.Quote(text) + " names a host; write an IP address of this machine"
+	}
+	return text, ""
 }
 
 func parseUsername(text string) (string, string) {

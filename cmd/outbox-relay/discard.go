@@ -11,6 +11,7 @@ import (
 
 type discardCmd struct {
 	databaseFlags
+	actorFlag
 	selectionFlags
 	Status    []string `enum:"pending,failed" placeholder:"STATUS" help:"pending or failed. Default: both."`
 	Parked    bool     `help:"Only deliveries that match no route."`

@@ -11,6 +11,7 @@ import (
 
 type eventsCreateCmd struct {
 	databaseFlags
+	actorFlag
 	Yes  bool `help:"Do it without asking."`
 	JSON bool `help:"Print JSON: {events, deliveries}. Fields are added, never renamed or removed."`
 }

@@ -15,7 +15,7 @@ func TestEvents(t *testing.T) {
 	dsn := pgtest.New(t, migrations.Outbox)
 	db := open(t, dsn)
 	execute(t, db, "INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'logistics'), ('*', 'analytics')")
-	execute(t, db, "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('paid', '{\"secret\":1}', 'k1'), ('paid', '{}', 'k2')")
+	execute(t, db, "INSERT INTO outbox (event_type, payload, idempotency_key, related_reference, headers) VALUES ('paid', '{\"secret\":1}', 'k1', 'invoice 42', '{\"tenant\": \"a\"}'), ('paid', '{}', 'k2', 'invoice 42', '{}')")
 	execute(t, db, `UPDATE outbox_delivery SET status = 'failed', attempts = 1, last_attempt_at = '2026-01-02 03:04:05Z', last_status = 422,
 		last_reason = 'rejected', last_error = E'422 \x1b[31mred' WHERE event_id = 1 AND destination = 'logistics'`)
 	execute(t, db, `INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay, started_at, duration_ms, status, outcome, reason, error)
@@ -33,7 +33,10 @@ func TestEvents(t *testing.T) {
 		"by destination":    {[]string{"--destination=analytics", "--status=pending"}, []string{"k2 analytics", "k1 analytics"}},
 		"limited":           {[]string{"--limit=2"}, []string{"k3 ", "k2 analytics"}},
 		"parked":            {[]string{"--parked"}, []string{"k3 "}},
-		"none":              {[]string{"--destination=absent"}, []string{}},
+		"by key":            {[]string{"--key=k2", "--destination=logistics"}, []string{"k2 logistics"}},
+		"by reference":      {[]string{"--related=invoice 42"}, []string{"k2 analytics", "k2 logistics", "k1 analytics", "k1 logistics"}},
+		"an unknown key":    {[]string{"--key=absent"}, []string{}},
+		"none":              {[]string{"--destination=logistics", "--status=discarded"}, []string{}},
 	} {
 		r := command(env, append([]string{"events", "list", "--json"}, c.args...)...)
 		var list []ops.Delivery
@@ -52,7 +55,14 @@ func TestEvents(t *testing.T) {
 	command(env, "events", "list", "--status=failed").expect(t, 0, ""+
 		"EVENT  TYPE  KEY  DESTINATION  STATUS  ATTEMPTS  NEXT OR LAST          REASON    LAST ERROR\n"+
 		"1      paid  k1   logistics    failed  1         2026-01-02T03:04:05Z  rejected  422 \ufffd[31mred\n", "")
-	command(env, "events", "list", "--destination=absent").expect(t, 0, "No delivery matches.\n", "")
+	for name, want := range map[string]string{
+		"--destination=logistic": `there is no destination "logistic"; did you mean "logistics"?`,
+		"--reason=rejectet":      `there is no reason "rejectet"; did you mean "rejected"?`,
+		"--type=payed":           `no route and none of the newest events has the type "payed"; did you mean "paid"?`,
+	} {
+		command(env, "events", "list", name).expect(t, exitFailed, "", "outbox-relay: "+want+"\n")
+		command(env, "replay", name, "--yes").expect(t, exitFailed, "", "outbox-relay: "+want+"\n")
+	}
 	shown := command(env, "events", "show", "1")
 	if shown.code != 0 || !strings.HasSuffix(shown.stdout, "\nAttempts that did not deliver:\n"+
 		"STARTED               DESTINATION  ATTEMPT  TOOK  OUTCOME  REASON    ERROR\n"+
@@ -62,8 +72,28 @@ func TestEvents(t *testing.T) {
 	if strings.Contains(shown.stdout, "secret") {
 		t.Error("the payload is shown")
 	}
-	command(env, "events", "show", "4").expect(t, exitFailed, "", "outbox-relay: event 4 has no delivery: it does not exist, was archived, or needs outbox-relay events create-deliveries\n")
-	command(env, "events", "show", "0").expect(t, exitUsage, "", "outbox-relay: 0 is not the id of an event\n")
+	if !strings.HasPrefix(shown.stdout, "Event 1: paid, version 1\n  key              k1\n  reference        invoice 42\n  created          ") ||
+		!strings.Contains(shown.stdout, "\n  header           tenant: a\n  payload          12 bytes, not shown; add --payload\n\nDESTINATION") {
+		t.Errorf("%+v", shown)
+	}
+	if byKey := command(env, "events", "show", "k1"); byKey.stdout != shown.stdout {
+		t.Errorf("%+v", byKey)
+	}
+	revealed := command(env, "events", "show", "k1", "--payload")
+	if !strings.Contains(revealed.stdout, `{"secret":1}`) || !strings.Contains(revealed.stderr, `"action":"show payload"`) || !strings.Contains(revealed.stderr, `"event_id":1`) {
+		t.Errorf("%+v", revealed)
+	}
+	command(env, "events", "show", "invoice 42").expect(t, exitFailed, "",
+		"outbox-relay: several events have the related reference \"invoice 42\": 2, 1; name one by its id, or list them: outbox-relay events list --related 'invoice 42'\n")
+	command(env, "events", "show", "4").expect(t, exitFailed, "", "outbox-relay: unknown event: no event has the id, the idempotency key or the related reference \"4\"\n")
+	command(env, "explain", "absent").expect(t, exitFailed, "", "outbox-relay: unknown event: no event has the id, the idempotency key or the related reference \"absent\"\n")
+	explained := command(env, "explain", "1")
+	for _, part := range []string{"  inserted as event 1 of type paid\n", "2026-01-02 03:04:05.000  logistics: attempt 1 by relay 7 failed after 12ms: 422 no such customer\n",
+		"  logistics: failed for good: 422 \ufffd[31mred\n", "\nWhy it waits:\n  analytics: "} {
+		if !strings.Contains(explained.stdout, part) {
+			t.Errorf("explain does not say %q:\n%s", part, explained.stdout)
+		}
+	}
 	if r := command(env, "events", "list", "--limit=0"); r.code != exitUsage || !strings.Contains(r.stderr, "--limit: 0 is out of range") {
 		t.Errorf("%+v", r)
 	}

@@ -33,6 +33,7 @@ func (cmd identityShowCmd) Run(inv *invocation) error {
 
 type identityAcceptCmd struct {
 	databaseFlags
+	actorFlag
 	Yes bool `short:"y" help:"Do not ask."`
 }
 
@@ -52,6 +53,7 @@ func (cmd identityAcceptCmd) Run(inv *invocation) error {
 
 type identityDiscardCmd struct {
 	databaseFlags
+	actorFlag
 	Yes bool `short:"y" help:"Do not ask."`
 }
 
@@ -113,7 +115,7 @@ func (inv *invocation) onIdentity(f func(ctx context.Context, outbox *ops.Outbox
 		if err != nil {
 			return err
 		}
-		return f(inv.ctx, outbox, report, c.relay.Environment)
+		return f(inv.ctx, outbox.As(inv.actor()), report, c.relay.Environment)
 	})
 	if errors.Is(err, context.Canceled) && inv.ctx.Err() != nil {
 		return context.Cause(inv.ctx)

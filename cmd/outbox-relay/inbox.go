@@ -178,7 +178,7 @@ func estimate(rows int64) string {
 func inboxSteps(s inboxops.Status) (steps []string) {
 	add := func(format string, args ...any) { steps = append(steps, fmt.Sprintf(format, args...)) }
 	for _, r := range s.Senders {
-		who := fmt.Sprintf("--receiver %s --source %s", shellWord(r.Receiver), shellWord(r.Source))
+		who := fmt.Sprintf("--receiver %s --source %s", plain.ShellWord(r.Receiver), plain.ShellWord(r.Source))
 		if r.Failed > 0 {
 			blocked := ""
 			if r.BlockedKeys > 0 {
@@ -197,5 +197,13 @@ func inboxSteps(s inboxops.Status) (steps []string) {
 	if len(steps) == 0 {
 		return []string{"All is well."}
 	}
-	return steps[:min(len(steps), maxSteps)]
+	return steps[:min(len(steps), maxAdvice)]
+}
+
+// waitingKeys says how many ordering keys wait; they are counted up to 10,001.
+func waitingKeys(n int64) string {
+	if n > 10_000 {
+		return plain.UpTo(n, 10_000) + " ordering keys wait"
+	}
+	return plain.Plural(n, "ordering key waits", "ordering keys wait")
 }

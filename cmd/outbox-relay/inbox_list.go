@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
@@ -127,7 +128,7 @@ func printInboxList(w io.Writer, list listedInbox) error {
 func printMemoryList(w io.Writer, list listedMemory) error {
 	err := printMemory(w, list.Remembered)
 	if list.Next != "" {
-		fmt.Fprintf(w, "\nThere are more: repeat the command with --after %s\n", shellWord(list.Next))
+		fmt.Fprintf(w, "\nThere are more: repeat the command with --after %s\n", plain.ShellWord(list.Next))
 	}
 	return err
 }

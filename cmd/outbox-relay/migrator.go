@@ -31,10 +31,15 @@ func (flags migrateFlags) open(inv *invocation, options migrations.Options) (*mi
 	if err != nil {
 		return nil, err
 	}
+	return flags.openWith(c, options)
+}
+
+// openWith is open for a configuration that was read before.
+func (flags migrateFlags) openWith(c *config, options migrations.Options) (m *migrator, err error) {
 	if c.direct == nil && c.relay.Pooler.Mode == relay.PoolerTransaction {
 		return nil, exitError{code: exitConfig, err: errors.New("migrations need a connection past the pooler: set database.listen_url (OUTBOX_DATABASE_LISTEN_URL)")}
 	}
-	m := &migrator{set: flags.Set, db: stdlib.OpenDB(*c.connConfig()), schema: c.relay.Schema, database: c.database()}
+	m = &migrator{set: flags.Set, db: stdlib.OpenDB(*c.connConfig()), schema: c.relay.Schema, database: c.database()}
 	if m.Migrator, err = migrations.New(m.db, m.set, options); err != nil {
 		return nil, errors.Join(err, m.db.Close())
 	}

@@ -14,6 +14,7 @@ import (
 
 type pauseCmd struct {
 	databaseFlags
+	actorFlag
 	Destination string `arg:"" help:"The destination's name."`
 	Reason      string `placeholder:"TEXT" help:"Why, for those who wonder later."`
 	JSON        bool   `help:"Print JSON. Fields are added, never renamed or removed."`
@@ -36,6 +37,7 @@ func (cmd pauseCmd) Run(inv *invocation) error {
 
 type resumeCmd struct {
 	databaseFlags
+	actorFlag
 	Destination  string `arg:"" help:"The destination's name."`
 	ResetBreaker bool   `help:"Close its breaker too, and send at once, without a probe first."`
 	JSON         bool   `help:"Print JSON. Fields are added, never renamed or removed."`

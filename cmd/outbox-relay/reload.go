@@ -24,12 +24,15 @@ func hangups(args []string) <-chan os.Signal {
 // A reloader reads the configuration again whenever the process is sent SIGHUP, and puts it into effect. One with
 // mistakes changes nothing.
 type reloader struct {
-	inv    *invocation
-	apply  func(relay.Config) (changes []string, err error)
-	hooks  relay.Hooks
-	log    zerolog.Logger
-	level  *logLevel
-	format string // of the log, which stays
+	inv   *invocation
+	apply func(relay.Config) (changes []string, err error)
+	hooks relay.Hooks
+	log   zerolog.Logger
+	level *logLevel
+	// What stays until a restart: the format of the log, where metrics are served, and the page.
+	format, metricsListen string
+	console               consoleConfig
+	page                  *console
 }
 
 // run reloads at every signal until ended is closed. Signals that come meanwhile are one: what was read at the first of
@@ -68,15 +71,26 @@ func (rl *reloader) reload() {
 		rl.log.Error().Err(err).Msg(unchanged)
 		return
 	}
-	level, otherFormat := c.logLevel(), c.logFormat != rl.format
+	var stay []string
+	if c.logFormat != rl.format {
+		stay = append(stay, "log.format")
+	}
+	if c.metricsListen != rl.metricsListen {
+		stay = append(stay, "metrics.listen")
+	}
+	if !c.console.equal(rl.console) {
+		stay = append(stay, "admin")
+	}
+	rl.page.reloaded(c)
+	level := c.logLevel()
 	switch {
 	case rl.level.set(level):
 		rl.log.Info().Str("level", level.String()).Msg("log.level changed")
-	case len(changes) == 0 && !otherFormat:
+	case len(changes) == 0 && len(stay) == 0:
 		rl.log.Info().Msg("configuration read again: nothing has changed")
 	}
-	if otherFormat {
-		rl.log.Warn().Strs("settings", []string{"log.format"}).Msg("some settings change only when the relay is restarted; all others are in effect")
+	if len(stay) > 0 {
+		rl.log.Warn().Strs("settings", stay).Msg("some settings change only when the relay is restarted; all others are in effect")
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 type replayCmd struct {
 	databaseFlags
+	actorFlag
 	selectionFlags
 	Status []string `enum:"failed,delivered,discarded" placeholder:"STATUS" help:"failed, delivered or discarded; several with commas. Default: failed."`
 	Force  bool     `help:"Also events that are older than receivers remember: they may be processed twice."`

@@ -48,14 +48,32 @@ func (runCmd) Run(inv *invocation) error {
 	}
 	cfg := c.relay
 	cfg.Version, cfg.Log = buildInfo().Version, log
+	monitor, err := c.openMonitor(inv.ctx)
+	if err != nil {
+		return err
+	}
+	page, err := c.openConsole(inv.ctx)
+	if err != nil {
+		monitor.server.Close()
+		return err
+	}
+	cfg.Hooks = page.hooks(monitor.hooks())
 	r, err := relay.New(cfg)
 	if err != nil {
+		monitor.server.Close()
+		page.close()
 		return fmt.Errorf("start relay: %w", err)
 	}
 
 	log.Info().Str("name", cfg.Name).Str("version", cfg.Version).Str("config", c.File).
-		Str("database", c.database()).Strs("destinations", hosts(cfg.Destinations)).Msg("starting")
-	rl := &reloader{inv: inv, apply: r.Reload, hooks: cfg.Hooks, log: log, level: level, format: c.logFormat}
+		Str("database", c.database()).Strs("destinations", hosts(cfg.Destinations)).Str("metrics", monitor.server.Address()).
+		Str("page", page.server.Address()).Msg("starting")
+	if names := unsigned(cfg.Destinations); len(names) > 0 {
+		log.Warn().Strs("destinations", names).Msg("requests to these destinations are not signed: they have no signing_secrets")
+	}
+	defer monitor.start(inv.ctx, r)()
+	defer page.start(inv.ctx)()
+	rl := &reloader{inv: inv, apply: r.Reload, hooks: cfg.Hooks, log: log, level: level, format: c.logFormat, metricsListen: c.metricsListen, console: c.console, page: &page}
 	ended, watched, reloaded := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	aborted := false
 	go func() {

@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -26,6 +27,11 @@ type started struct {
 
 func start(t *testing.T, env []string, args ...string) started {
 	t.Helper()
+	for _, setting := range []string{"OUTBOX_METRICS_LISTEN=", "OUTBOX_ADMIN_LISTEN="} {
+		if !slices.ContainsFunc(env, func(v string) bool { return strings.HasPrefix(v, setting) }) {
+			env = append(slices.Clone(env), setting+"off") // tests run side by side
+		}
+	}
 	s := started{signals: make(chan os.Signal, 2), hangups: make(chan os.Signal, 1), stderr: &awaited{written: make(chan struct{}, 1)}, code: make(chan int, 1)}
 	go func() {
 		m := Main{Env: env, Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: s.stderr, Signals: s.signals, Hangups: s.hangups}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
@@ -225,7 +226,7 @@ type flagText []string
 // add appends a flag, unless its value is empty or 0.
 func (t *flagText) add(flag string, value any) {
 	if text := fmt.Sprint(value); text != "" && text != "0" {
-		*t = append(*t, "--"+flag+" "+shellWord(printable(text)))
+		*t = append(*t, "--"+flag+" "+plain.ShellWord(printable(text)))
 	}
 }
 

@@ -6,13 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
-	"strings"
+	"strconv"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
-	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
@@ -28,16 +26,20 @@ func (statusCmd) Help() string {
 
   destinations   [{destination, pending, due, in_flight, retrying, failed, lag_seconds, paused, paused_reason?, paused_at?,
                  replays, blocked_keys, blocked_seconds, routed, breaker, breaker_opened_at?, breaker_seconds?, breaker_error?,
-                 served}]
-                 due, in_flight, retrying and replays are parts of pending; lag_seconds is the age of the oldest due
-                 delivery; blocked_keys counts ordering keys that wait behind a failed delivery; routed says whether a
-                 route leads there; breaker is closed, open (held: the destination is down) or half_open (being tried);
-                 served says whether a running relay has the destination: what is pending for another one is unserved
+                 served, retry_event_id, retry_reason?, retry_error?, failed_unsendable, failed_reason?, failed_error?,
+                 blocked: [{key, event_id, reason}]}]
+                 each count ends at 10001; due, in_flight, retrying and replays are parts of pending; lag_seconds is the
+                 age of the oldest due delivery; blocked_keys counts ordering keys that wait behind a failed delivery, up
+                 to 1001, and blocked names up to three of them; routed says whether a route leads there; breaker is
+                 closed, open (held: the destination is down) or half_open (being tried); served says whether a running
+                 relay has the destination: what is pending for another one is unserved; retry_… are of the latest attempt
+                 of those that are retried; failed_unsendable counts events that can never be sent
   parked         deliveries that match no route
   relays         [{instance, name, version, started_at, heartbeat_age_seconds, idle, session, in_flight, quarantined?,
                  destinations}]
   alerts         [{rule, subject, count, opened_at, first_event_id, first_error}], the open ones; ids are strings
-  quarantined?   why relays do nothing on this database; see outbox-relay identity show`
+  quarantined?   why relays do nothing on this database; see outbox-relay identity show
+  advice         [{why, subject, text, commands}]: what is wrong and what to do, the most urgent first; empty if all is well`
 }
 
 // healthTimeout bounds a health check, whose caller waits.
@@ -106,7 +108,7 @@ func healthy(w io.Writer, relays []ops.RelayStatus, name string) error {
 func printStatus(w io.Writer, s ops.Status) error {
 	const header = "DESTINATION\tPENDING\tDUE\tFLYING\tRETRY\tREPLAY\tFAILED\tLAG\tSTATE\t"
 	err := printTable(w, "No destination is known yet: a relay writes them here when it starts.", header, s.Destinations, func(d ops.DestinationStatus) []any {
-		return []any{d.Destination, d.Pending, d.Due, d.InFlight, d.Retrying, d.Replays, d.Failed, age2text(d.LagSeconds), d.State()}
+		return []any{d.Destination, upTo(d.Pending), upTo(d.Due), upTo(d.InFlight), upTo(d.Retrying), upTo(d.Replays), upTo(d.Failed), age2text(d.LagSeconds), d.State()}
 	})
 	if err != nil {
 		return err
@@ -114,7 +116,7 @@ func printStatus(w io.Writer, s ops.Status) error {
 	for _, d := range s.Destinations {
 		printLaneNotes(w, d)
 	}
-	fmt.Fprintf(w, "\nParked: %d\nRelays: %d\n", s.Parked, len(s.Relays))
+	fmt.Fprintf(w, "\nParked: %s\nRelays: %d\n", upTo(s.Parked), len(s.Relays))
 	for _, r := range s.Relays {
 		fmt.Fprintf(w, "  %d %s %s, %s, started %s, heard of %s ago\n", r.Instance, r.Name, r.Version,
 			r.State(), r.StartedAt.UTC().Format(time.RFC3339), age2text(r.HeartbeatAgeSeconds))
@@ -124,8 +126,8 @@ func printStatus(w io.Writer, s ops.Status) error {
 		fmt.Fprintf(w, "  %s %s: %d since %s%s%s\n", a.Rule, a.Subject, a.Count,
 			a.OpenedAt.UTC().Format(time.RFC3339), firstEvent(a.FirstEventID), colon(cmp.Or(a.FirstError, a.Detail)))
 	}
-	_, err = fmt.Fprintf(w, "\n%s\n", strings.Join(nextSteps(s), "\n"))
-	return err
+	fmt.Fprintln(w)
+	return printAdvice(w, s.Advice)
 }
 
 // firstEvent names an alert's first event; empty: it has none.
@@ -136,7 +138,15 @@ func firstEvent(id int64) string {
 	return fmt.Sprintf(", first event %d", id)
 }
 
-// printLaneNotes tells what the table has no room for.
+// upTo writes a count of a status, which ends at 10,001.
+func upTo(n int64) string {
+	if n > 10_000 {
+		return "10000+"
+	}
+	return strconv.FormatInt(n, 10)
+}
+
+// printLaneNotes prints what the table has no room for.
 func printLaneNotes(w io.Writer, d ops.DestinationStatus) {
 	name := d.Destination
 	if d.Paused {
@@ -153,16 +163,8 @@ func printLaneNotes(w io.Writer, d ops.DestinationStatus) {
 		fmt.Fprintf(w, "  %s: held%s, %s%s\n", name, since(d.BreakerOpenedAt), probe, colon(d.BreakerError))
 	}
 	if d.BlockedKeys > 0 {
-		fmt.Fprintf(w, "  %s: %s behind a failed delivery, the oldest for %s\n", name, waitingKeys(d.BlockedKeys), age2text(d.BlockedSeconds))
+		fmt.Fprintf(w, "  %s: ordering keys are blocked, the oldest for %s\n", name, age2text(d.BlockedSeconds))
 	}
-}
-
-// waitingKeys says how many ordering keys wait; they are counted up to 10,001.
-func waitingKeys(n int64) string {
-	if n > 10_000 {
-		return plain.UpTo(n, 10_000) + " ordering keys wait"
-	}
-	return plain.Plural(n, "ordering key waits", "ordering keys wait")
 }
 
 func since(at *time.Time) string {
@@ -179,65 +181,25 @@ func colon(text string) string {
 	return ": " + text
 }
 
-// maxSteps is how many next steps are shown; who has more to do begins with these.
-const maxSteps = 6
+// maxAdvice is how much advice is printed; an operator who has more to do begins with this.
+const maxAdvice = 6
 
-// nextSteps says what to do about what the status shows, the most urgent first.
-func nextSteps(s ops.Status) (steps []string) {
-	add := func(format string, args ...any) { steps = append(steps, fmt.Sprintf(format, args...)) }
-	alive := false
-	for _, r := range s.Relays {
-		alive = alive || r.Alive()
+// printAdvice prints what is wrong and what to do about it.
+func printAdvice(w io.Writer, advice []ops.Advice) error {
+	if len(advice) == 0 {
+		_, err := fmt.Fprintln(w, "All is well.")
+		return err
 	}
-	if s.Quarantined != "" {
-		add("Nothing is claimed or sent: %s.\n  Decide what is to become of it: outbox-relay identity show", s.Quarantined)
-	}
-	if !alive {
-		add("No relay is running. Start one: outbox-relay run")
-	}
-	for _, d := range s.Destinations {
-		name := d.Destination
-		word := shellWord(name)
-		if d.Paused {
-			add("%q is paused: nothing is sent there. To go on: outbox-relay resume %s", name, word)
-		}
-		if d.Served && (d.Breaker == "open" || d.Breaker == "half_open") {
-			add("%q is down, its deliveries are held, and relays probe it. To send at once:\n  outbox-relay resume %s --reset-breaker", name, word)
-		}
-		if d.Failed > 0 {
-			add("%s to %q failed. See why: outbox-relay events list --status failed --destination %s\n  Send again: outbox-relay replay --destination %s",
-				plain.Plural(d.Failed, "delivery", "deliveries"), name, word, word)
-		}
-		if d.BlockedKeys > 0 {
-			add("%s at %q. Replay the failed delivery, or skip it:\n  outbox-relay discard --destination %s --head-of-key KEY",
-				waitingKeys(d.BlockedKeys), name, word)
-		}
-		if alive && !d.Served && d.Pending > 0 {
-			add("%s unserved: no running relay has %q. Start one that has, or give them up:\n  outbox-relay discard --destination %s",
-				plain.Plural(d.Pending, "delivery is", "deliveries are"), name, word)
+	for _, a := range advice[:min(len(advice), maxAdvice)] {
+		fmt.Fprintln(w, a.Text)
+		for _, command := range a.Commands {
+			fmt.Fprintln(w, "  "+command)
 		}
 	}
-	if slices.ContainsFunc(s.Alerts, func(a alert.Alert) bool { return a.Rule == alert.RuleRoutesChanged }) {
-		add("The routes changed, and not all relays have the same. See which has which: outbox-relay routes list")
+	if more := len(advice) - maxAdvice; more > 0 {
+		fmt.Fprintf(w, "%s: outbox-relay status --json\n", plain.Plural(more, "more problem", "more problems"))
 	}
-	if s.Parked > 0 {
-		add("%s no route. See which: outbox-relay events list --parked\n  Then add a route and reload the relays (SIGHUP).", plain.Plural(s.Parked, "event matches", "events match"))
-	}
-	switch {
-	case len(steps) == 0 && len(s.Alerts) > 0:
-		return []string{"Look at the open alerts above."}
-	case len(steps) == 0:
-		return []string{"All is well."}
-	}
-	return steps[:min(len(steps), maxSteps)]
-}
-
-// shellWord quotes a word for a shell, unless it needs no quotes.
-func shellWord(word string) string {
-	if strings.Trim(word, "abcdefghijklmnopqrstuvwxyz0123456789_-") == "" && word != "" {
-		return word
-	}
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+	return nil
 }
 
 // age2text writes seconds as a short duration, never negative: two clocks may disagree.

@@ -189,10 +189,10 @@ alerts: {channels: [{webhook: '%[1]s/alerts'}]}
 	other.stop(t)
 	stored("after the other relay", routes)
 	relay.stderr.wait(t, `"msg":"route removed by another relay or by hand"`, relay.code)
-	if got := status(); !strings.Contains(got, "  unserved") || !strings.Contains(got, "1 delivery is unserved: no running relay has \"default\". Start one that has, or give them up:\n  outbox-relay discard --destination default\n") {
+	if got := status(); !strings.Contains(got, "  unserved") || !strings.Contains(got, "1 delivery is unserved: no running relay has \"default\". Add it to a relay's configuration and reload that relay (SIGHUP), or give them up.\n  outbox-relay discard --destination default --status pending") {
 		t.Errorf("status says\n%s", got)
 	}
-	const why = "\n  default: unserved: no running relay has this destination; start one that has it, or give it up: outbox-relay discard --destination default\n"
+	const why = "\n  default: unserved: no running relay has this destination; add it to a relay's configuration and reload that relay (SIGHUP), or give it up: outbox-relay discard --destination default\n"
 	if got := command(env, "events", "show", "2").stdout; !strings.Contains(got, why) {
 		t.Errorf("events show says\n%s", got)
 	}

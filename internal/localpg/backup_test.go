@@ -1,6 +1,7 @@
 package localpg
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -50,4 +51,24 @@ func TestCopies(t *testing.T) {
 	if _, err := Start(t.Context(), Options{CopyOf: "/nonexistent"}); err == nil || !strings.Contains(err.Error(), "copy failed") {
 		t.Errorf("a copy of nothing: %v", err)
 	}
+}
+
+// One initdb serves many servers.
+func TestDataOnly(t *testing.T) {
+	t.Parallel()
+	origin := start(t, Options{DataOnly: true})
+	data := filepath.Join(origin.Dir(), "data")
+	if exists(filepath.Join(data, "postmaster.pid")) {
+		t.Error("the original runs")
+	}
+	for range 2 {
+		copied := start(t, Options{CopyOf: data})
+		if err := copied.CreateDatabase(t.Context(), "some", ""); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := origin.Stop(); err != nil {
+		t.Error(err)
+	}
+	wantNothingLeft(t, origin.Dir())
 }

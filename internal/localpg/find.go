@@ -30,6 +30,10 @@ var binDirs = []string{
 // machine run on any version of PostgreSQL. A relative path counts from the directory of the process.
 const BinDirVariable = "LOCALPG_BINDIR"
 
+// DataVariable is the environment variable that names the data of a new cluster, as [Options.DataOnly] makes it. The servers
+// that the packages share among their tests are copies of it, which takes a tenth of initdb's time.
+const DataVariable = "LOCALPG_DATA"
+
 // findBinDir returns the directory that holds initdb and postgres: dir or
 // [BinDirVariable] if either is not empty, otherwise the first of PATH, pg_config and patterns.
 func findBinDir(ctx context.Context, dir string, patterns []string) (string, error) {

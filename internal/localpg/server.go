@@ -53,6 +53,9 @@ type Options struct {
 	// down, or what [Server.BaseBackup] made.
 	CopyOf string
 
+	// DataOnly makes the data of a new cluster, below [Server.Dir], and starts nothing: it is for CopyOf.
+	DataOnly bool
+
 	// Settings are further server settings, by their names in postgresql.conf.
 	// They win over every default here but the port and the addresses.
 	Settings map[string]string
@@ -108,7 +111,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	if s.janitor, err = startJanitor(s.dir, binDir, s.account, o.arguments()); err != nil {
 		return nil, fmt.Errorf("start PostgreSQL: %w", err)
 	}
-	if err := s.boot(ctx, o.CopyOf); err != nil {
+	if err := s.boot(ctx, o); err != nil {
 		return nil, errors.Join(fmt.Errorf("start PostgreSQL: %w", err), s.Stop())
 	}
 	return s, nil
@@ -136,20 +139,23 @@ func (o Options) arguments() []string {
 	return args
 }
 
-func (s *Server) boot(ctx context.Context, copyOf string) error {
+func (s *Server) boot(ctx context.Context, o Options) error {
 	var err error
 	if s.lock, err = lockDir(s.dir); err != nil {
 		return err
 	}
 	origin := []any{"init"}
-	if copyOf != "" {
-		origin = []any{"copy", copyOf}
+	if o.CopyOf != "" {
+		origin = []any{"copy", o.CopyOf}
 	}
 	switch reply, err := s.janitor.ask(origin...); {
 	case err != nil:
 		return err
 	case reply != "ok":
 		return fmt.Errorf("%s failed:\n%s", origin[0], s.LogTail(20))
+	}
+	if o.DataOnly {
+		return nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

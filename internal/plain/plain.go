@@ -84,3 +84,11 @@ func UpTo[N int | int64](n, bound N) string {
 	}
 	return fmt.Sprint(n)
 }
+
+// ShellWord quotes a word for a shell, unless it needs no quotes.
+func ShellWord(word string) string {
+	if strings.Trim(word, "abcdefghijklmnopqrstuvwxyz0123456789_-") == "" && word != "" && word[0] != '-' {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}

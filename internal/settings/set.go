@@ -132,6 +132,9 @@ func (s *Set) Has(path string) bool {
 	return ok
 }
 
+// Given reports whether a person has set the path: the file, a variable or a flag, and no default.
+func (s *Set) Given(path string) bool { return s.entries[path].origin.source != fromDefault }
+
 // Own reports whether a source sets this very path, so that its value is not inherited.
 func (s *Set) Own(path string) bool { return s.entries[path].path == path }
 

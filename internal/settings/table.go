@@ -13,8 +13,6 @@ type Table struct {
 	File string
 	// Unnamed replaces "*" in the path of a row that a variable or flag sets.
 	Unnamed string
-	// Later lists keys that a later version has. The message about an unknown key says so.
-	Later []string
 	// Rows in the order in which Show prints them.
 	Rows []Row
 }

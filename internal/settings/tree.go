@@ -2,7 +2,6 @@ package settings
 
 import (
 	"fmt"
-	"slices"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -106,9 +105,7 @@ func (r *fileReader) section(n *yaml.Node, pattern, path string) {
 
 func (r *fileReader) unknown(at Origin, pattern, path, key string) {
 	text := "unknown key " + Quote(below(path, key))
-	if slices.Contains(r.table.Later, below(pattern, key)) {
-		text += "; it is not supported by this version"
-	} else if guess := r.shape.guess(pattern, key); guess != "" {
+	if guess := r.shape.guess(pattern, key); guess != "" {
 		text += fmt.Sprintf("; did you mean %q?", guess)
 	}
 	r.Problems = append(r.Problems, Problem{origin: at, path: path, text: text, bare: true})

@@ -38,6 +38,8 @@ const (
 	RuleUnserved = "unserved"
 	// RuleRoutesChanged tells that a relay changed the routes and another one was configured with others.
 	RuleRoutesChanged = "routes_changed"
+	// RuleNeverDelivered says that a destination has accepted nothing yet, and fails in a way that only a person mends.
+	RuleNeverDelivered = "never_delivered"
 	// RuleQuarantined tells that a relay found itself on a copy of its database, and sends nothing.
 	RuleQuarantined = "quarantined"
 )
@@ -46,7 +48,7 @@ const (
 func Rules() []string {
 	return []string{
 		RuleFailed, RuleLag, RuleBreakerOpen, RuleParked, RuleUndelivered, RuleBlockedKeys, RuleWaitingKeys, RuleRescueStorm, RuleVacuumBlocked,
-		RuleUnserved, RuleRoutesChanged, RuleQuarantined,
+		RuleUnserved, RuleRoutesChanged, RuleNeverDelivered, RuleQuarantined,
 	}
 }
 

@@ -2,7 +2,6 @@ package alert
 
 import (
 	"fmt"
-	"regexp"
 	"strings"
 	"time"
 	"unicode"
@@ -90,11 +89,13 @@ func (a Alert) happened() string {
 		return joined(fmt.Sprintf("Database %q cannot clean up", subject), detail)
 	case RuleUnserved:
 		text := joined(fmt.Sprintf("Deliveries to %q are unserved", subject), detail)
-		return fmt.Sprintf("%s, and no running relay has this destination. Start one that has it, or give them up: outbox-relay discard --destination %s",
+		return fmt.Sprintf("%s, and no running relay has this destination. Add it to a relay's configuration and reload that relay (SIGHUP), or give them up: outbox-relay discard --destination %s",
 			text, shellWord(a.Subject))
 	case RuleRoutesChanged:
 		text := joined(fmt.Sprintf("Routes of %q changed, and not every running relay is configured with them", subject), detail)
 		return text + ". Give all relays the same configuration, or stop the one that is not meant to run"
+	case RuleNeverDelivered:
+		return joined(fmt.Sprintf("%q has accepted no delivery yet, and fails in a way that only a person mends", subject), detail)
 	case RuleQuarantined:
 		return joined("A relay is quarantined and sends nothing", a.FirstError, detail)
 	case RuleTest:
@@ -145,18 +146,23 @@ func (a Alert) ended() string {
 		return fmt.Sprintf("no delivery to %q waits for a relay that serves it", subject)
 	case RuleRoutesChanged:
 		return fmt.Sprintf("all relays of %q have the same routes", subject)
+	case RuleNeverDelivered:
+		return fmt.Sprintf("%q accepts deliveries, or none waits for it", subject)
 	case RuleQuarantined:
 		return "the relay is no longer quarantined"
 	}
 	return fmt.Sprintf("%s of %q is over", a.Rule, subject)
 }
 
+// Happened says in one line what happened. Its texts are printable, and unlike those of [Alert.Text] not made for a chat.
+func (a Alert) Happened() string { return strings.TrimSuffix(a.printable().happened(), ".") }
+
 // Command returns the command that shows what the alert is about.
 func (a Alert) Command() string {
 	switch a.Rule {
 	case RuleFailed, RuleBlockedKeys:
 		return "outbox-relay events list --status failed --destination " + shellWord(a.Subject)
-	case RuleWaitingKeys:
+	case RuleWaitingKeys, RuleNeverDelivered:
 		if a.FirstEventID != 0 {
 			return fmt.Sprintf("outbox-relay events show %d", a.FirstEventID)
 		}
@@ -200,16 +206,9 @@ func joined(texts ...string) string {
 
 func moment(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
 
-// bareWord is a word that means the same to a shell with and without quotes.
-var bareWord = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
-
 // shellWord quotes a word for a shell, unless it needs no quotes: people will paste it.
 func shellWord(word string) string {
-	word = plain.Clip(word)
-	if bareWord.MatchString(word) {
-		return word
-	}
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+	return plain.ShellWord(plain.Clip(word))
 }
 
 // defang returns a printable text in which no mention, no link and no tag works, in whatever chat it is shown: @everyone,

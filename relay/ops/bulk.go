@@ -24,24 +24,25 @@ const (
 // callers should refuse it: see Empty.
 type Selection struct {
 	// EventIDs are the events whose deliveries are meant. Empty: any event.
-	EventIDs []int64
+	EventIDs []int64 `json:"event_ids,omitempty"`
 	// Destination by name. Empty: any, also none (parked).
-	Destination string
+	Destination string `json:"destination,omitempty"`
 	// Parked deliveries only: those that match no route.
-	Parked bool
+	Parked bool `json:"parked,omitempty"`
 	// Statuses of the deliveries. Replay takes failed (the default), delivered and discarded; Discard takes pending and failed
 	// (both by default).
-	Statuses []string
+	Statuses []string `json:"statuses,omitempty"`
 	// Type is a pattern of event types, in which '*' stands for any characters. Empty: any.
-	Type string
+	Type string `json:"type,omitempty"`
 	// Since and Until bound when the event was created: Since <= created_at < Until. Zero: no bound.
-	Since, Until time.Time
+	Since time.Time `json:"since,omitzero"`
+	Until time.Time `json:"until,omitzero"`
 	// Reason of the last attempt, as in [Delivery]. Empty: any.
-	Reason string
+	Reason string `json:"reason,omitempty"`
 	// OrderingKey of the event. Empty: any, also none.
-	OrderingKey string
+	OrderingKey string `json:"ordering_key,omitempty"`
 	// Limit is how many are changed at most. 0: no limit.
-	Limit int64
+	Limit int64 `json:"limit,omitempty"`
 }
 
 // Empty reports whether nothing narrows the selection: not even a status was named.
@@ -174,10 +175,19 @@ func (o *Outbox) preview(ctx context.Context, a action, selection Selection) (b 
 	return b, nil
 }
 
-// act changes what it finds, batch by batch, and notifies relays.
-func (o *Outbox) act(ctx context.Context, a action, selection Selection, progress func(Bulk)) (b Bulk, err error) {
+// act records the operation in the audit and does it.
+func (o *Outbox) act(ctx context.Context, a action, selection Selection, progress func(Bulk)) (Bulk, error) {
+	id, err := o.beginAudit(ctx, a.name, selection, 0)
+	if err != nil {
+		return Bulk{}, fmt.Errorf("%s: %w", a.name, err)
+	}
+	return o.work(ctx, a, selection, id, progress)
+}
+
+// work changes what it finds, batch by batch, and notifies relays. audit is the operation's number.
+func (o *Outbox) work(ctx context.Context, a action, selection Selection, audit int64, progress func(Bulk)) (b Bulk, err error) {
 	err = o.walk(ctx, a, selection, &b, func(found []candidate) (bool, error) {
-		done, err := o.changeDeliveries(context.WithoutCancel(ctx), a, found)
+		done, err := o.changeDeliveries(context.WithoutCancel(ctx), a, found, audit)
 		if err != nil {
 			return false, err
 		}
@@ -193,6 +203,10 @@ func (o *Outbox) act(ctx context.Context, a action, selection Selection, progres
 		if sweepErr := o.requestSweep(context.WithoutCancel(ctx)); err == nil {
 			err = sweepErr
 		}
+	}
+	state, detail := endOf(ctx, err)
+	if auditErr := o.endAudit(ctx, audit, state, detail); err == nil {
+		err = auditErr
 	}
 	if err != nil {
 		return b, fmt.Errorf("%s: %w", a.name, err)

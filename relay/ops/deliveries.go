@@ -17,6 +17,8 @@ type DeliveryFilter struct {
 	Parked bool
 	// EventID of the one event to list the deliveries of. 0: any.
 	EventID int64
+	// EventIDs of the events to list the deliveries of. Empty: any.
+	EventIDs []int64
 	// Type is a pattern of event types, in which '*' stands for any characters. Empty: any.
 	Type string
 	// Since and Until bound when the event was created: Since <= created_at < Until. Zero: no bound.
@@ -25,8 +27,18 @@ type DeliveryFilter struct {
 	Reason string
 	// OrderingKey of the event. Empty: any, also none.
 	OrderingKey string
+	// Key is the idempotency key of the one event. Empty: any.
+	Key string
+	// After is the last delivery of the page before: what follows it is returned. The zero value is the first page.
+	After DeliveryPosition
 	// Limit is how many are returned at most, the newest first. 0: 50.
 	Limit int
+}
+
+// A DeliveryPosition is a delivery's place in a list.
+type DeliveryPosition struct {
+	EventID     int64
+	Destination string
 }
 
 // Delivery is one delivery with what identifies its event; never the payload.
@@ -49,6 +61,8 @@ type Delivery struct {
 	Replay         bool       `json:"replay"` // an operator made it pending again
 	// NotAfter is when the last request may reach the receiver, as X-Outbox-Not-After said. nil: any time.
 	NotAfter *time.Time `json:"not_after"`
+	// LatencySeconds is from the commit, or from the time before which it was not to be sent, to the delivery. nil: not delivered.
+	LatencySeconds *float64 `json:"latency_seconds"`
 }
 
 // Attempt is one line of the attempt log, which holds the attempts that did not deliver.
@@ -71,17 +85,18 @@ type Head struct {
 	Behind int64 `json:"behind"`
 }
 
-// An EventReport is what the outbox holds of one event, but for its payload. It has no deliveries if the event does not exist or was
-// archived.
+// An EventReport is what the outbox holds of one event. It has no deliveries if the trigger did not run.
 type EventReport struct {
+	Event      Event      `json:"event"`
 	Deliveries []Delivery `json:"deliveries"`
 	Attempts   []Attempt  `json:"attempts"`
 	Waits      []Wait     `json:"waits"`
 }
 
-// Event returns the deliveries of an event, its logged attempts, and why it waits.
-func (o *Outbox) Event(ctx context.Context, id int64) (e EventReport, err error) {
-	if e.Deliveries, err = o.Deliveries(ctx, DeliveryFilter{EventID: id, Limit: 1000}); err != nil {
+// Event returns an event, also an archived one, its deliveries, its logged attempts, and why it waits. Its payload is read only if
+// payload is true. The error wraps [ErrUnknownEvent] if there is none.
+func (o *Outbox) Event(ctx context.Context, id int64, payload bool) (e EventReport, err error) {
+	if e.Event, e.Deliveries, err = o.event(ctx, id, payload); err != nil {
 		return EventReport{}, err
 	}
 	if e.Attempts, err = o.Attempts(ctx, id); err != nil {

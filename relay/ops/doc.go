@@ -9,6 +9,7 @@
 //	wait.go               why has this delivery not been sent yet?
 //	bulk.go               replay, discard, and their previews: what they change
 //	walk.go               how they find it, in batches
+//	audit.go              who did what; payloads, which are revealed to those whom it names
 //	store_destination.go  pause and resume; which destinations are there?
 //	store_routes.go       which routes are stored, and which does this event type take?
 //	store_undelivered.go  which events have no delivery? create what is missing

@@ -12,7 +12,8 @@ import (
 
 // An Outbox answers what an operator asks of one outbox, and does what an operator orders. It is safe for concurrent use.
 type Outbox struct {
-	pool *pgxpool.Pool
+	pool  *pgxpool.Pool
+	actor Actor
 }
 
 // New returns an Outbox over pool, whose search_path must lead to the outbox tables. The caller closes the pool.
@@ -34,7 +35,11 @@ func (o *Outbox) Identity(ctx context.Context, environment string) (identity.Rep
 // AcceptIdentity makes this database, as [identity.Report.Acceptable] describes it, the one that relays work on. Relays that
 // wait for it begin within seconds.
 func (o *Outbox) AcceptIdentity(ctx context.Context, environment string) (identity.Identity, error) {
-	return identity.Accept(ctx, o.pool, environment)
+	accepted, err := identity.Accept(ctx, o.pool, environment)
+	if err != nil {
+		return accepted, err
+	}
+	return accepted, o.record(ctx, o.pool, auditRow{action: "accept_identity", detail: environment})
 }
 
 // Archive moves settled events into the archive and prunes, see [archive.Job.Run]. It calls progress, which may be nil, after

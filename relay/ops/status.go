@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // Status is the state of an outbox at one moment.
@@ -15,9 +16,11 @@ type Status struct {
 	Alerts []alert.Alert `json:"alerts"`
 	// Quarantined says why relays do nothing on this database, see [identity.Report.Reason]; empty: they may work.
 	Quarantined string `json:"quarantined,omitempty"`
+	// Advice says what is wrong and what to do about it, the most urgent first. Empty: all is well.
+	Advice []Advice `json:"advice"`
 }
 
-// DestinationStatus counts the deliveries of one destination.
+// DestinationStatus counts the deliveries of one destination, each kind up to 10,001.
 type DestinationStatus struct {
 	Destination string `json:"destination"`
 	// Pending is the backlog: everything that is neither delivered, failed nor discarded.
@@ -37,7 +40,7 @@ type DestinationStatus struct {
 	PausedAt *time.Time `json:"paused_at,omitempty"`
 	// Replays of the pending were made pending again by an operator.
 	Replays int64 `json:"replays"`
-	// BlockedKeys counts the ordering keys whose later deliveries wait behind a failed one. It reads at most 10,000 failed deliveries.
+	// BlockedKeys counts the ordering keys whose later deliveries wait behind a failed one. It looks at most at 1,001 keys.
 	BlockedKeys int64 `json:"blocked_keys"`
 	// BlockedSeconds is for how long the oldest of them has been blocked; 0 without one.
 	BlockedSeconds float64 `json:"blocked_seconds"`
@@ -53,6 +56,24 @@ type DestinationStatus struct {
 	BreakerError string `json:"breaker_error,omitempty"`
 	// Served reports whether a registered relay delivers there. Without one, what is pending is unserved.
 	Served bool `json:"served"`
+	// RetryEventID, RetryReason and RetryError are of the latest attempt among the Retrying.
+	RetryEventID int64         `json:"retry_event_id,string"`
+	RetryReason  policy.Reason `json:"retry_reason,omitempty"`
+	RetryError   string        `json:"retry_error,omitempty"`
+	// FailedUnsendable of the Failed can never be sent, because the event itself cannot be expressed as a request, or is gone.
+	FailedUnsendable int64 `json:"failed_unsendable"`
+	// FailedReason and FailedError are of the newest failed event.
+	FailedReason policy.Reason `json:"failed_reason,omitempty"`
+	FailedError  string        `json:"failed_error,omitempty"`
+	// Blocked names up to three of the BlockedKeys, those that have waited for longest.
+	Blocked []BlockedKey `json:"blocked"`
+}
+
+// A BlockedKey is an ordering key whose later deliveries wait behind a failed one.
+type BlockedKey struct {
+	Key     string        `json:"key"`
+	EventID int64         `json:"event_id,string"` // of the failed delivery
+	Reason  policy.Reason `json:"reason"`          // why it failed
 }
 
 // State says in a word whether deliveries flow to the destination: ok, paused, unserved, held, trying or no route.

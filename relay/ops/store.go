@@ -24,6 +24,11 @@ func collect[T any](ctx context.Context, q pg.DB, what, statement string, args .
 	return list, nil
 }
 
+// pinPlans keeps the planner to the indexes for one transaction, whatever ANALYZE has seen: each look at deliveries is bounded only in the
+// order of its index. Compiling such a statement would take longer than running it.
+const pinPlans = `SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_bitmapscan = off;
+SET LOCAL jit = off`
+
 const selectNow = `SELECT clock_timestamp()`
 
 // Now returns the time of the database, which dates everything in it.

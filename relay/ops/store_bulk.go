@@ -196,24 +196,23 @@ WHERE ctid = ANY (ARRAY (SELECT place FROM found))`
 
 const notifyRelays = `SELECT pg_notify('outbox_wake', current_schema()) WHERE ` + pg.QueueHasRoom
 
-// changeDeliveries runs one of the statements above in a durable transaction of its own that notifies relays.
-func (o *Outbox) changeDeliveries(ctx context.Context, a action, found []candidate) (changed int64, err error) {
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
+// changeDeliveries runs one of the statements above in a durable transaction of its own that notifies relays, and adds to the
+// audit entry of the operation.
+func (o *Outbox) changeDeliveries(ctx context.Context, a action, found []candidate, audit int64) (changed int64, err error) {
 	ids, claims := make([]int64, len(found)), make([]int64, len(found))
 	destinations, statuses := make([]string, len(found)), make([]string, len(found))
 	for i, c := range found {
 		ids[i], destinations[i], claims[i], statuses[i] = c.EventID, c.Destination, c.Claim, c.Status
 	}
-	err = pgx.BeginFunc(ctx, o.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, pg.CommitDurably); err != nil {
-			return err
-		}
+	err = o.durably(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, a.change, ids, destinations, claims, statuses, a.inFlight)
 		if err != nil {
 			return err
 		}
 		changed = tag.RowsAffected()
+		if err := growAuditBy(ctx, tx, audit, changed); err != nil {
+			return err
+		}
 		_, err = tx.Exec(ctx, notifyRelays)
 		return err
 	})

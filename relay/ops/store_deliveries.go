@@ -11,9 +11,13 @@ import (
 const selectDeliveries = `
 SELECT d.event_id, coalesce(e.event_type, ''), coalesce(e.idempotency_key, ''), e.created_at, d.destination, d.status,
        d.attempts, d.next_attempt_at, d.last_attempt_at, d.delivered_at, d.last_status, d.last_reason, d.last_error,
-       d.claimed_by, d.ordering_key, d.replay, d.not_after
+       d.claimed_by, d.ordering_key, d.replay, d.not_after,
+       extract(epoch FROM d.delivered_at - greatest(e.created_at::timestamptz, e.available_at))::float8
 FROM outbox_delivery d LEFT JOIN outbox e ON e.id = d.event_id
 WHERE true`
+
+// The bound on event_id alone, which the filter adds before it, is what the index is read from.
+const afterPosition = ` AND (d.event_id < $%d OR d.destination > $%d)`
 
 const newestFirst = `
 ORDER BY d.event_id DESC, d.destination`
@@ -30,16 +34,23 @@ func (o *Outbox) Deliveries(ctx context.Context, filter DeliveryFilter) ([]Deliv
 		{"d.status =", filter.Status != "", filter.Status},
 		{"d.destination =", filter.Destination != "" || filter.Parked, filter.Destination},
 		{"d.event_id =", filter.EventID != 0, filter.EventID},
+		{"d.event_id = ANY", len(filter.EventIDs) > 0, filter.EventIDs},
 		{"d.last_reason =", filter.Reason != "", filter.Reason},
 		{"d.ordering_key =", filter.OrderingKey != "", filter.OrderingKey},
 		{"e.event_type LIKE", filter.Type != "", likePattern(filter.Type)},
 		{"e.created_at >=", !filter.Since.IsZero(), filter.Since},
 		{"e.created_at <", !filter.Until.IsZero(), filter.Until},
+		{"e.idempotency_key =", filter.Key != "", filter.Key},
+		{"d.event_id <=", filter.After.EventID != 0, filter.After.EventID},
 	} {
 		if condition.given {
 			args = append(args, condition.value)
-			sql += fmt.Sprintf(" AND %s $%d", condition.text, len(args))
+			sql += fmt.Sprintf(" AND %s ($%d)", condition.text, len(args))
 		}
+	}
+	if filter.After.EventID != 0 {
+		args = append(args, filter.After.Destination)
+		sql += fmt.Sprintf(afterPosition, len(args)-1, len(args))
 	}
 	args = append(args, cmp.Or(filter.Limit, 50))
 	return collect[Delivery](ctx, o.pool, "list deliveries", sql+newestFirst+fmt.Sprintf(" LIMIT $%d", len(args)), args...)

@@ -30,23 +30,25 @@ type Pause struct {
 	BreakerReset bool `json:"breaker_reset"`
 }
 
-// From one name to the next in the index of each status, instead of through everything that is pending or failed.
-const selectDestinationNames = `
-WITH RECURSIVE ` + pg.Pending + `, failed (destination) AS (
+// knownDestinations is the part of a WITH RECURSIVE that finds the destinations which the database knows. It goes from one name to
+// the next in the index of each status, instead of through everything that is pending or failed.
+const knownDestinations = pg.Pending + `, failed (destination) AS (
     (SELECT destination FROM outbox_delivery WHERE status = 'failed' ORDER BY destination LIMIT 1)
     UNION ALL
     SELECT (SELECT d.destination FROM outbox_delivery d
             WHERE d.status = 'failed' AND d.destination > f.destination ORDER BY d.destination LIMIT 1)
     FROM failed f WHERE f.destination IS NOT NULL
-)
-SELECT destination FROM (
+), known AS MATERIALIZED (
     SELECT destination FROM outbox_route
     UNION SELECT destination FROM outbox_relay_destination
     UNION SELECT destination FROM outbox_destination
     UNION SELECT destination FROM pending
     UNION SELECT destination FROM failed
-) known
-WHERE destination <> '' ORDER BY destination`
+)`
+
+const selectDestinationNames = `
+WITH RECURSIVE ` + knownDestinations + `
+SELECT destination FROM known WHERE destination <> '' ORDER BY destination`
 
 // Destinations returns the names that the database knows, sorted: those of its routes, of the state of destinations, and of
 // deliveries that are pending or failed. It costs a few index lookups for each name.
@@ -74,23 +76,34 @@ func (o *Outbox) change(ctx context.Context, verb, destination string, f func(co
 	if !slices.Contains(names, destination) {
 		return Pause{}, fmt.Errorf("%w %q", ErrUnknownDestination, destination)
 	}
-	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
-	defer cancel()
-	err = pgx.BeginFunc(ctx, o.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, pg.CommitDurably); err != nil {
-			return err
-		}
+	err = o.durably(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		p = Pause{Destination: destination, Breaker: "closed"} // unless it has a row
 		err := tx.QueryRow(ctx, selectPause, destination).Scan(&p.Paused, &p.Reason, &p.Breaker)
 		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 			return err
 		}
-		return f(ctx, tx, &p)
+		if err := f(ctx, tx, &p); err != nil {
+			return err
+		}
+		return o.recordChange(ctx, tx, verb, p)
 	})
 	if err != nil {
 		return Pause{}, fmt.Errorf("%s %s: %w", verb, destination, err)
 	}
 	return p, nil
+}
+
+// recordChange writes what a call changed of a destination into the audit.
+func (o *Outbox) recordChange(ctx context.Context, tx pgx.Tx, verb string, p Pause) error {
+	if p.Changed {
+		if err := o.record(ctx, tx, auditRow{action: verb, destination: p.Destination, detail: p.Reason}); err != nil {
+			return err
+		}
+	}
+	if p.BreakerReset {
+		return o.record(ctx, tx, auditRow{action: "reset_breaker", destination: p.Destination})
+	}
+	return nil
 }
 
 const upsertPause = `
@@ -126,10 +139,21 @@ FROM closed WHERE rule = 'breaker_open' AND subject = closed.destination AND res
 // Resume ends a pause. An open breaker stays open unless reset is true: then deliveries flow at once, at the risk that the
 // destination is still down, and the breaker's alert is resolved. The error wraps [ErrUnknownDestination] as that of Pause does.
 func (o *Outbox) Resume(ctx context.Context, destination string, reset bool) (Pause, error) {
+	return o.resume(ctx, destination, true, reset)
+}
+
+// ResetBreaker closes the breaker of a destination as Resume does. A pause stays.
+func (o *Outbox) ResetBreaker(ctx context.Context, destination string) (Pause, error) {
+	return o.resume(ctx, destination, false, true)
+}
+
+func (o *Outbox) resume(ctx context.Context, destination string, pause, reset bool) (Pause, error) {
 	p, err := o.change(ctx, "resume", destination, func(ctx context.Context, tx pgx.Tx, p *Pause) error {
-		p.Changed, p.Paused = p.Paused, false
-		if _, err := tx.Exec(ctx, endPause, destination); err != nil {
-			return err
+		if pause {
+			p.Changed, p.Paused = p.Paused, false
+			if _, err := tx.Exec(ctx, endPause, destination); err != nil {
+				return err
+			}
 		}
 		if !reset || p.Breaker == "closed" {
 			return nil

@@ -10,9 +10,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
-// Status counts the deliveries of every destination and lists relays and open alerts, all at one moment. It reads the index
-// entry of every pending and failed delivery: its cost grows with the backlog, not with what was delivered. environment is that
-// of the relays, see [Outbox.Identity].
+// Status counts the deliveries of every destination, lists relays and open alerts, all at one moment, and says what to do about it.
+// It counts up to 10,001 of each kind, so that its cost grows neither with the backlog nor with what was delivered. environment is
+// that of the relays, see [Outbox.Identity].
 func (o *Outbox) Status(ctx context.Context, environment string) (s Status, err error) {
 	report, err := o.Identity(ctx, environment)
 	if err != nil {
@@ -20,7 +20,13 @@ func (o *Outbox) Status(ctx context.Context, environment string) (s Status, err 
 	}
 	s.Quarantined = report.Reason()
 	err = pgx.BeginTxFunc(ctx, o.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		if s.Destinations, s.Parked, err = destinationStatus(ctx, tx); err != nil {
+		if _, err := tx.Exec(ctx, pinPlans); err != nil {
+			return err
+		}
+		if s.Destinations, err = destinationStatus(ctx, tx); err != nil {
+			return err
+		}
+		if s.Parked, err = parked(ctx, tx); err != nil {
 			return err
 		}
 		if s.Relays, err = relayStatus(ctx, tx); err != nil {
@@ -32,77 +38,114 @@ func (o *Outbox) Status(ctx context.Context, environment string) (s Status, err 
 	if err != nil {
 		return Status{}, fmt.Errorf("read status: %w", err)
 	}
+	s.Advice = advise(s)
 	return s, nil
 }
 
+// Each part of the pending deliveries of a destination is read up to a bound, in the order of the index, so that the cost does not
+// grow with the backlog. Retries that wait for their time are a part of their own: a large backlog does not hide them. The failed
+// heads of ordering keys are found by skipping from one key to the next.
 const selectDestinationStatus = `
-WITH pending AS (
-    SELECT destination, count(*) AS pending,
-           count(*) FILTER (WHERE next_attempt_at <= now() AND ` + pg.IsFree + `) AS due,
-           count(*) FILTER (WHERE NOT ` + pg.IsFree + `) AS in_flight,
-           count(*) FILTER (WHERE attempts > 0) AS retrying,
-           count(*) FILTER (WHERE replay) AS replays,
-           extract(epoch FROM now() - min(next_attempt_at) FILTER (WHERE next_attempt_at <= now()))::float8 AS lag
-    FROM outbox_delivery d WHERE status = 'pending' GROUP BY destination
-), failed AS (
-    SELECT destination, count(*) AS failed FROM outbox_delivery WHERE status = 'failed' GROUP BY destination
-), blocked AS (
-    SELECT destination, count(DISTINCT ordering_key) AS keys, extract(epoch FROM now() - min(since))::float8 AS age
-    FROM (SELECT f.destination, f.ordering_key, coalesce(f.last_attempt_at, f.next_attempt_at) AS since
-          FROM outbox_delivery f
-          WHERE f.status = 'failed' AND f.ordering_key IS NOT NULL
-            AND EXISTS (SELECT FROM outbox_delivery l
-                        WHERE l.destination = f.destination AND l.ordering_key = f.ordering_key AND l.event_id > f.event_id
-                          AND l.status = 'pending' AND l.ordering_key IS NOT NULL)
-          LIMIT 10000) f
-    GROUP BY destination
-), known AS (
-    SELECT destination FROM outbox_route
-    UNION SELECT destination FROM outbox_relay_destination
-    UNION SELECT destination FROM outbox_destination
-    UNION SELECT destination FROM pending
-    UNION SELECT destination FROM failed
-)
-SELECT k.destination, coalesce(p.pending, 0), coalesce(p.due, 0), coalesce(p.in_flight, 0), coalesce(p.retrying, 0),
-       coalesce(f.failed, 0), coalesce(p.lag, 0), coalesce(d.paused, false), coalesce(d.paused_reason, ''), d.paused_at,
-       coalesce(p.replays, 0), coalesce(b.keys, 0), coalesce(b.age, 0),
-       EXISTS (SELECT FROM outbox_route r WHERE r.destination = k.destination), coalesce(d.breaker, 'closed'),
-       d.breaker_opened_at, coalesce(extract(epoch FROM d.breaker_until - now()), 0)::float8, coalesce(d.breaker_error, ''),
-       EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = k.destination)
+WITH RECURSIVE ` + knownDestinations + `
+SELECT k.destination, least(p.pending, 10001), least(p.due, 10001), least(p.in_flight, 10001), least(p.retrying, 10001),
+       f.failed, coalesce(p.lag, 0), coalesce(s.paused, false), coalesce(s.paused_reason, ''), s.paused_at,
+       least(p.replays, 10001), b.keys, coalesce(b.age, 0),
+       EXISTS (SELECT FROM outbox_route r WHERE r.destination = k.destination), coalesce(s.breaker, 'closed'),
+       s.breaker_opened_at, coalesce(extract(epoch FROM s.breaker_until - now()), 0)::float8, coalesce(s.breaker_error, ''),
+       EXISTS (SELECT FROM outbox_relay_destination o WHERE o.destination = k.destination),
+       coalesce(p.last_event, 0), coalesce(p.last_reason, ''), coalesce(p.last_error, ''),
+       f.unsendable, coalesce(f.last_reason, ''), coalesce(f.last_error, ''), coalesce(b.heads, '[]')
 FROM known k
-LEFT JOIN pending p USING (destination)
-LEFT JOIN failed f USING (destination)
-LEFT JOIN blocked b USING (destination)
-LEFT JOIN outbox_destination d USING (destination)
+LEFT JOIN outbox_destination s ON s.destination = k.destination
+CROSS JOIN LATERAL (
+    SELECT count(*) AS pending, CASE WHEN count(*) FILTER (WHERE d.next_attempt_at <= now()) > 10000 THEN 10001
+                                     ELSE count(*) FILTER (WHERE d.next_attempt_at <= now() AND ` + pg.IsFree + `) END AS due,
+           count(*) FILTER (WHERE NOT ` + pg.IsFree + `) AS in_flight,
+           count(*) FILTER (WHERE d.attempts > 0) AS retrying, count(*) FILTER (WHERE d.replay) AS replays,
+           extract(epoch FROM now() - min(d.next_attempt_at) FILTER (WHERE d.next_attempt_at <= now()))::float8 AS lag,
+           (array_agg(d.event_id ORDER BY d.last_attempt_at DESC) FILTER (WHERE d.attempts > 0))[1] AS last_event,
+           (array_agg(d.last_reason ORDER BY d.last_attempt_at DESC) FILTER (WHERE d.attempts > 0))[1] AS last_reason,
+           (array_agg(d.last_error ORDER BY d.last_attempt_at DESC) FILTER (WHERE d.attempts > 0))[1] AS last_error
+    FROM (
+        (SELECT * FROM outbox_delivery d WHERE d.destination = k.destination AND d.status = 'pending' AND d.replay = false
+         AND d.next_attempt_at <= now() ORDER BY d.next_attempt_at, d.event_id LIMIT 10001)
+        UNION ALL
+        (SELECT * FROM outbox_delivery d WHERE d.destination = k.destination AND d.status = 'pending' AND d.replay = false
+         AND d.next_attempt_at > now() ORDER BY d.next_attempt_at, d.event_id LIMIT 10001)
+        UNION ALL
+        (SELECT * FROM outbox_delivery d WHERE d.destination = k.destination AND d.status = 'pending' AND d.replay = true
+         AND d.next_attempt_at <= now() ORDER BY d.next_attempt_at, d.event_id LIMIT 10001)
+        UNION ALL
+        (SELECT * FROM outbox_delivery d WHERE d.destination = k.destination AND d.status = 'pending' AND d.replay = true
+         AND d.next_attempt_at > now() ORDER BY d.next_attempt_at, d.event_id LIMIT 10001)
+    ) d
+) p
+CROSS JOIN LATERAL (
+    SELECT count(*) AS failed, count(*) FILTER (WHERE d.last_reason IN ('invalid_event', 'event_missing')) AS unsendable,
+           (array_agg(d.last_reason ORDER BY d.event_id DESC))[1] AS last_reason,
+           (array_agg(d.last_error ORDER BY d.event_id DESC))[1] AS last_error
+    FROM (SELECT d.event_id, d.last_reason, d.last_error FROM outbox_delivery d
+          WHERE d.destination = k.destination AND d.status = 'failed' ORDER BY d.event_id DESC LIMIT 10001) d
+) f
+CROSS JOIN LATERAL (
+    SELECT count(*) AS keys, extract(epoch FROM now() - min(h.since))::float8 AS age,
+           jsonb_path_query_array(jsonb_agg(jsonb_build_object('key', h.ordering_key, 'event_id', h.event_id::text, 'reason', coalesce(h.last_reason, ''))
+                                  ORDER BY h.since, h.event_id), '$[0 to 2]') AS heads
+    FROM (WITH RECURSIVE head AS (
+              (SELECT d.ordering_key, d.event_id, d.last_reason, coalesce(d.last_attempt_at, d.next_attempt_at) AS since FROM outbox_delivery d
+               WHERE d.destination = k.destination AND d.ordering_key >= '' AND d.status = 'failed'
+               ORDER BY d.ordering_key, d.event_id LIMIT 1)
+              UNION ALL
+              SELECT following.* FROM head CROSS JOIN LATERAL (
+                  SELECT d.ordering_key, d.event_id, d.last_reason, coalesce(d.last_attempt_at, d.next_attempt_at) FROM outbox_delivery d
+                  WHERE d.destination = k.destination AND d.ordering_key > head.ordering_key AND d.status = 'failed'
+                  ORDER BY d.ordering_key, d.event_id LIMIT 1) following
+          ) SELECT * FROM head LIMIT 1001) h
+    WHERE EXISTS (
+        SELECT FROM outbox_delivery l
+        WHERE l.destination = k.destination AND l.ordering_key = h.ordering_key AND l.event_id > h.event_id AND l.status = 'pending')
+) b
+WHERE k.destination <> ''
 ORDER BY k.destination`
 
-// destinationStatus returns the destinations, and how many deliveries are parked.
-func destinationStatus(ctx context.Context, q pg.DB) ([]DestinationStatus, int64, error) {
-	all, err := collect[DestinationStatus](ctx, q, "count deliveries", selectDestinationStatus)
-	if len(all) > 0 && all[0].Destination == "" {
-		return all[1:], all[0].Pending, err
-	}
-	return all, 0, err
+// destinationStatus returns the state of every destination.
+func destinationStatus(ctx context.Context, q pg.DB) ([]DestinationStatus, error) {
+	return collect[DestinationStatus](ctx, q, "count deliveries", selectDestinationStatus)
 }
 
-// Only what is due can be claimed, and nothing but a settle makes it due later.
+const countParked = `
+SELECT count(*) FROM (SELECT FROM outbox_delivery d WHERE d.destination = '' AND d.status = 'pending' LIMIT 10001) parked`
+
+// parked counts the deliveries that match no route, up to 10,001.
+func parked(ctx context.Context, q pg.DB) (n int64, err error) {
+	if err := q.QueryRow(ctx, countParked).Scan(&n); err != nil {
+		return 0, fmt.Errorf("count parked deliveries: %w", err)
+	}
+	return n, nil
+}
+
+// Only what is due can be claimed, and nothing but a settle makes it due later. What is claimed stands first among it.
 const selectRelays = `
+WITH RECURSIVE ` + pg.Pending + `
 SELECT r.instance, r.name, r.version, r.started_at, extract(epoch FROM now() - r.heartbeat_at)::float8,
        c.deliveries IS NULL, r.session_pid IS NOT NULL,
        coalesce(c.deliveries, 0), coalesce(r.quarantined, ''),
        ARRAY(SELECT s.destination FROM outbox_relay_destination s WHERE s.instance = r.instance ORDER BY s.destination)
 FROM outbox_relay r
-LEFT JOIN (SELECT claimed_by, count(*) AS deliveries FROM outbox_delivery
-           WHERE status = 'pending' AND next_attempt_at <= now() AND claimed_by IS NOT NULL
-           GROUP BY claimed_by) c ON c.claimed_by = r.instance
+LEFT JOIN (SELECT d.claimed_by, count(*) AS deliveries
+           FROM pending p CROSS JOIN (VALUES (false), (true)) x (replay) CROSS JOIN LATERAL (
+               SELECT d.claimed_by FROM outbox_delivery d
+               WHERE d.destination = p.destination AND d.status = 'pending' AND d.replay = x.replay AND d.next_attempt_at <= now()
+               ORDER BY d.next_attempt_at, d.event_id LIMIT 10001) d
+           WHERE d.claimed_by IS NOT NULL GROUP BY d.claimed_by) c ON c.claimed_by = r.instance
 ORDER BY r.instance`
 
 func relayStatus(ctx context.Context, q pg.DB) ([]RelayStatus, error) {
 	return collect[RelayStatus](ctx, q, "list relays", selectRelays)
 }
 
-// Relays lists the registered relays, and counts what each has in flight: it reads everything that is due. A dead relay is
-// listed until a living one removes it, within seconds.
+// Relays lists the registered relays, and counts what each has in flight among the first 10,001 due deliveries of each destination.
+// A dead relay is listed until a living one removes it, within seconds.
 func (o *Outbox) Relays(ctx context.Context) ([]RelayStatus, error) { return relayStatus(ctx, o.pool) }
 
 const selectLifeSigns = `

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 func TestSelection(t *testing.T) {
@@ -101,7 +102,7 @@ func TestBulkMeetsOthers(t *testing.T) {
 	}))
 	// Meanwhile another operator replays the second, and a relay fails it again.
 	db.Exec(`UPDATE outbox_delivery SET claim = claim + 1 WHERE event_id = 2`)
-	changed, err := outbox.changeDeliveries(t.Context(), replayAction(0), found)
+	changed, err := outbox.changeDeliveries(t.Context(), replayAction(0), found, 0)
 	relaytest.Must(t, err)
 	if changed != 1 {
 		t.Errorf("%d changed, want 1", changed)
@@ -113,6 +114,7 @@ func TestBulkMeetsOthers(t *testing.T) {
 
 // However large the table, a batch reads what it needs.
 func TestPlansOfBulkCommands(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := relaytest.New(t)
 	db.Fill(100_000, 80)
@@ -144,6 +146,7 @@ func TestPlansOfBulkCommands(t *testing.T) {
 
 // A pause may not take longer the more waits.
 func TestPlanOfDestinations(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := relaytest.New(t)
 	db.Fill(100_000, 10)

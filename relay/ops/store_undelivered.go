@@ -48,7 +48,15 @@ const createDeliveries = `SELECT last_id, finished, events, deliveries FROM outb
 // events that have a delivery alone, so it can be repeated. It works in batches, each a transaction; with an error, also that of
 // ctx, the result says what was done.
 func (o *Outbox) CreateDeliveries(ctx context.Context) (CreatedDeliveries, error) {
-	return o.createDeliveries(ctx, createBatch)
+	all, err := o.createDeliveries(ctx, createBatch)
+	if all.Deliveries > 0 { // in batches of a function that commits each alone
+		state, detail := endOf(ctx, err)
+		row := auditRow{action: "create_deliveries", state: state, detail: detail, done: all.Deliveries}
+		if auditErr := o.record(context.WithoutCancel(ctx), o.pool, row); err == nil {
+			err = auditErr
+		}
+	}
+	return all, err
 }
 
 func (o *Outbox) createDeliveries(ctx context.Context, batch int) (all CreatedDeliveries, err error) {

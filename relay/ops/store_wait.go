@@ -12,21 +12,22 @@ SELECT d.destination, extract(epoch FROM d.next_attempt_at - now())::float8, d.n
        coalesce(extract(epoch FROM d.lease_expires_at - now()), 0)::float8,
        coalesce(p.paused, false), coalesce(p.paused_reason, ''), p.paused_at,
        coalesce(p.breaker, 'closed'), coalesce(extract(epoch FROM p.breaker_until - now()), 0)::float8, coalesce(p.breaker_error, ''),
-       coalesce(h.event_id, 0), coalesce(h.status, ''), coalesce(d.ordering_key, ''),
+       coalesce(h.event_id, 0), coalesce(h.status, ''), coalesce(h.last_reason, ''), coalesce(d.ordering_key, ''),
        d.destination = '' AND EXISTS (SELECT FROM outbox_route t WHERE e.event_type LIKE t.like_pattern),
        EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = d.destination),
-       (SELECT count(*) FROM outbox_relay WHERE heartbeat_at > now() - interval '10 seconds')
+       (SELECT count(*) FROM outbox_relay WHERE heartbeat_at > now() - interval '10 seconds'),
+       coalesce(d.last_reason, ''), coalesce(d.last_error, '')
 FROM outbox_delivery d
 LEFT JOIN outbox e ON e.id = d.event_id
 LEFT JOIN outbox_relay r ON r.instance = d.claimed_by
 LEFT JOIN outbox_destination p ON p.destination = d.destination
 LEFT JOIN LATERAL (
     SELECT * FROM (
-        (SELECT p.event_id, p.status FROM outbox_delivery p
+        (SELECT p.event_id, p.status, p.last_reason FROM outbox_delivery p
          WHERE p.destination = d.destination AND p.ordering_key = d.ordering_key AND p.event_id < d.event_id AND p.status = 'pending'
          ORDER BY p.event_id LIMIT 1)
         UNION ALL
-        (SELECT f.event_id, f.status FROM outbox_delivery f
+        (SELECT f.event_id, f.status, f.last_reason FROM outbox_delivery f
          WHERE f.destination = d.destination AND f.ordering_key = d.ordering_key AND f.event_id < d.event_id AND f.status = 'failed'
          ORDER BY f.event_id LIMIT 1)) first
     ORDER BY first.event_id LIMIT 1

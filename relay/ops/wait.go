@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // A Wait is one reason for which a pending delivery has not been sent yet.
@@ -45,10 +46,13 @@ type waitState struct {
 	BreakerError   string
 	BehindEvent    int64 // the first open one of its ordering key; 0: none is before it
 	BehindStatus   string
+	BehindReason   policy.Reason
 	OrderingKey    string
 	Routed         bool // it is parked, but its type has a route now
 	Served         bool // a registered relay serves the destination
 	Relays         int64
+	LastReason     policy.Reason // of the latest attempt; empty: there was none, or it was replayed since
+	LastError      string
 }
 
 func (w waitState) reasons() (all []Wait) {
@@ -84,8 +88,11 @@ func (w waitState) reasons() (all []Wait) {
 	if w.BehindEvent != 0 {
 		hint := ""
 		if w.BehindStatus == "failed" {
-			hint = fmt.Sprintf("; to go on: outbox-relay replay %d, or outbox-relay discard --destination %s --head-of-key %s",
-				w.BehindEvent, w.Destination, w.OrderingKey)
+			skip := fmt.Sprintf("outbox-relay discard --destination %s --head-of-key %s", plain.ShellWord(w.Destination), plain.ShellWord(w.OrderingKey))
+			hint = fmt.Sprintf("; to go on: outbox-relay replay %d, or %s", w.BehindEvent, skip)
+			if unsendable(w.BehindReason) {
+				hint = fmt.Sprintf(" (%s) and can never be sent; to go on: %s", w.BehindReason, skip)
+			}
 		}
 		add("behind", "behind event %d of its ordering key, which is %s%s", w.BehindEvent, w.BehindStatus, hint)
 	}
@@ -94,12 +101,16 @@ func (w waitState) reasons() (all []Wait) {
 		if w.Attempts > 0 {
 			after = ", after " + plain.Plural(w.Attempts, "attempt", "attempts")
 		}
-		add("not_due", "not yet due%s: in %s, at %s", after, seconds(w.DueInSeconds), timeText(&w.NextAttemptAt))
+		last := ""
+		if w.LastReason != "" {
+			last = "; the last attempt ended with " + orReason(w.LastError, w.LastReason)
+		}
+		add("not_due", "not yet due%s: in %s, at %s%s", after, seconds(w.DueInSeconds), timeText(&w.NextAttemptAt), last)
 	}
 	if w.Relays == 0 {
 		add("no_relay", "no relay is running; start one: outbox-relay run")
 	} else if !w.Served {
-		add("unserved", "unserved: no running relay has this destination; start one that has it, or give it up: outbox-relay discard --destination %s", w.Destination)
+		add("unserved", "unserved: no running relay has this destination; add it to a relay's configuration and reload that relay (SIGHUP), or give it up: outbox-relay discard --destination %s", w.Destination)
 	}
 	if len(all) == 0 {
 		add("due", "due: it goes out with the next claims of its destination")

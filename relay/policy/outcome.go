@@ -79,6 +79,21 @@ const (
 	ReasonDatabase     Reason = "database"         // the payload could not be read
 )
 
+// Outcomes returns every outcome.
+func Outcomes() []Outcome { return []Outcome{Delivered, Retry, Fail, Hold} }
+
+// Reasons returns every reason.
+func Reasons() []Reason {
+	return []Reason{
+		ReasonOK,
+		ReasonTransient, ReasonRateLimited, ReasonServerError, ReasonUnavailable, ReasonUnauthorized, ReasonNotFound, ReasonRedirect,
+		ReasonRejected, ReasonGone, ReasonUnexpected,
+		ReasonDNS, ReasonConnect, ReasonTLS, ReasonTimeout, ReasonNetwork, ReasonMalformed, ReasonEgress, ReasonPanic,
+		ReasonInvalidEvent, ReasonTooLarge, ReasonEventMissing, ReasonCrashLoop, ReasonSuspect, ReasonNotAfter, ReasonLease,
+		ReasonShutdown, ReasonPaused, ReasonRemoved, ReasonBreaker, ReasonOrder, ReasonDatabase,
+	}
+}
+
 // A Result is what happened to one claim of a delivery. What that means for the delivery is decided by Decide.
 type Result struct {
 	Reason     Reason

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -158,5 +159,25 @@ func TestErrorReason(t *testing.T) {
 		if v := decideFirst(ClassifyError(c.err, true), Responses{}); v.Outcome != Retry || !v.Posted || v.Message == "" || v.StatusCode != 0 {
 			t.Errorf("%v: an error without a response is an attempt that is repeated, not %+v", c.err, v)
 		}
+	}
+}
+
+// A reason that the list lacks would have no metric until it first happens.
+func TestReasonsAreAllListed(t *testing.T) {
+	t.Parallel()
+	source, err := os.ReadFile("outcome.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var declared []string
+	for _, found := range regexp.MustCompile(`(?m)^\tReason\w+ +(?:Reason)? += "(\w+)"`).FindAllStringSubmatch(string(source), -1) {
+		declared = append(declared, found[1])
+	}
+	var listed []string
+	for _, r := range Reasons() {
+		listed = append(listed, string(r))
+	}
+	if !slices.Equal(declared, listed) || len(listed) < 30 {
+		t.Errorf("declared %q, listed %q", declared, listed)
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"math"
 	"net"
 	"net/http"
-	"strconv"
 	"sync"
 	"time"
 )
@@ -53,8 +52,8 @@ func newDirectConn(conn net.Conn) *directConn {
 	return c
 }
 
-// errHeaderTooLarge is that of http.Transport.
-var errHeaderTooLarge = errors.New("net/http: server response headers exceeded " + strconv.Itoa(maxResponseHeader) + " bytes; aborted")
+// errHeaderTooLarge is that of http.Transport, for maxResponseHeader.
+var errHeaderTooLarge = errors.New("net/http: server response headers exceeded 65536 bytes; aborted")
 
 // Read reads at most as much as may be read of a header.
 func (c *directConn) Read(b []byte) (int, error) {

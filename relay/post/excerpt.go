@@ -55,9 +55,14 @@ func excerptOf(resp *http.Response, policy Excerpts, m func() *Mask) string {
 	return plain.Shorten(m().Hide(text, cut), MaxExcerpt)
 }
 
-// problemSentence returns the title and the detail of a problem (RFC 9457) as "title: detail", and whether there is any.
+// problemPrefix is what the types of the problems of this project's own receivers begin with.
+const problemPrefix = "urn:outbox-relay:problem:"
+
+// problemSentence returns the title and the detail of a problem (RFC 9457) as "title: detail", and whether there is any. The name of
+// a problem of this project's own receivers, such as signature-invalid, stands behind the title: documents explain it.
 func problemSentence(body []byte, status int) (sentence string, ok bool) {
 	var problem struct {
+		Type   string `json:"type"`
 		Title  string `json:"title"`
 		Detail string `json:"detail"`
 	}
@@ -68,6 +73,9 @@ func problemSentence(body []byte, status int) (sentence string, ok bool) {
 	title, detail := strings.Trim(problem.Title, " .:\n"), strings.TrimSpace(problem.Detail)
 	if title == http.StatusText(status) { // as about:blank has it; the message begins with it already
 		title = ""
+	}
+	if name, own := strings.CutPrefix(problem.Type, problemPrefix); own && title != "" {
+		title += " (" + name + ")"
 	}
 	if title == "" || detail == "" {
 		return title + detail, title+detail != ""

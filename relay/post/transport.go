@@ -239,8 +239,21 @@ func explain(err error) error {
 		return errors.New("http2: the receiver's connection took no further stream (set max_in_flight to no more than the streams it allows)")
 	case strings.Contains(err.Error(), "GOAWAY"):
 		return errors.New("http2: the receiver closed its connection")
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return plainError{err, "the receiver closed the connection within its answer"}
+	case errors.Is(err, io.EOF), strings.Contains(err.Error(), "server closed idle connection"):
+		return plainError{io.EOF, "the receiver closed the connection without an answer"}
 	default:
 		return err
 	}
 	return fmt.Errorf("%w (%s)", err, hint)
 }
+
+// A plainError says in plain words what an error of a library means, and is classified as that error.
+type plainError struct {
+	error
+	text string
+}
+
+func (e plainError) Error() string { return e.text }
+func (e plainError) Unwrap() error { return e.error }

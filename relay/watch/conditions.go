@@ -21,6 +21,13 @@ type sample struct {
 
 	Undelivered *UndeliveredSample `json:"undelivered"`
 
+	NeverDelivered []struct {
+		Destination string `json:"destination"`
+		Attempts    int64  `json:"attempts"`
+		Event       int64  `json:"event"`
+		Error       string `json:"error"`
+	} `json:"never_delivered"`
+
 	Holders []struct {
 		Kind         string  `json:"kind"`
 		PID          int     `json:"pid"`
@@ -152,7 +159,14 @@ func (s *sample) conditions(limits alert.Config) (hold []condition, ended []subj
 		undecided[subject{alert.RuleLag, u.Destination}] = true
 		hold = append(hold, condition{subject{alert.RuleUnserved, u.Destination}, int64(u.Pending), plain.UpTo(u.Pending, countedTo) + " pending", 0})
 	}
+	for _, n := range s.NeverDelivered {
+		hold = append(hold, condition{subject{alert.RuleNeverDelivered, n.Destination}, n.Attempts, fmt.Sprintf("%s that failed, the first of event %d; last: %s",
+			plain.Plural(n.Attempts, "attempt", "attempts"), n.Event, plain.Clip(n.Error)), n.Event})
+	}
 	for _, l := range s.Lanes {
+		if l.Held {
+			undecided[subject{alert.RuleNeverDelivered, l.Destination}] = true
+		}
 		lag := subject{alert.RuleLag, l.Destination}
 		switch waited := inSeconds(l.Seconds); {
 		case l.Held, undecided[lag]:
@@ -219,7 +233,7 @@ func (s *sample) ended(hold []condition, undecided map[subject]bool) (ended []su
 	for _, open := range s.Alerts {
 		holds := slices.ContainsFunc(hold, func(c condition) bool { return c.subject == open.subject })
 		switch open.Rule {
-		case alert.RuleLag, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleParked, alert.RuleUndelivered, alert.RuleRescueStorm, alert.RuleVacuumBlocked, alert.RuleUnserved:
+		case alert.RuleLag, alert.RuleBlockedKeys, alert.RuleWaitingKeys, alert.RuleParked, alert.RuleUndelivered, alert.RuleRescueStorm, alert.RuleVacuumBlocked, alert.RuleUnserved, alert.RuleNeverDelivered:
 			if !holds && !undecided[open.subject] {
 				ended = append(ended, open.subject)
 			}

@@ -100,6 +100,28 @@ CROSS JOIN LATERAL (
 ) b
 WHERE l.destination <> ''`
 
+// Destinations that have accepted nothing yet, with two failures or more that only a person mends. What is retried stands first among
+// what is not due, or first among what is due. Whether anything was delivered is asked of the neighbouring events alone: no index
+// leads to what was delivered. A destination that is held has an alert of its own.
+const watchNeverDelivered = firstOfLanes + `
+SELECT jsonb_agg(jsonb_build_object('destination', l.destination, 'attempts', r.attempts, 'event', r.event, 'error', coalesce(r.error, '')))
+FROM first l
+CROSS JOIN LATERAL (
+    SELECT sum(x.attempts) AS attempts, min(x.event_id) AS event, (array_agg(x.last_error ORDER BY x.last_attempt_at DESC))[1] AS error
+    FROM ((SELECT * FROM outbox_delivery d
+           WHERE d.destination = l.destination AND d.replay = false AND d.status = 'pending' AND d.next_attempt_at > now()
+           ORDER BY d.next_attempt_at, d.event_id LIMIT 100)
+          UNION ALL
+          (SELECT * FROM outbox_delivery d
+           WHERE d.destination = l.destination AND d.replay = false AND d.status = 'pending' AND d.next_attempt_at <= now()
+           ORDER BY d.next_attempt_at, d.event_id LIMIT 100)) x
+    WHERE x.last_reason IN ('unauthorized', 'not_found', 'redirect', 'dns', 'tls', 'egress')
+) r
+WHERE l.destination <> '' AND r.attempts >= 2
+  AND NOT EXISTS (SELECT FROM outbox_destination s WHERE s.destination = l.destination AND (s.paused OR s.breaker <> 'closed'))
+  AND NOT EXISTS (SELECT FROM outbox_delivery o WHERE o.event_id >= r.event - 1000 AND o.event_id <= r.event + 1000
+                    AND o.destination = l.destination AND o.status = 'delivered')`
+
 const watchParked = `
 SELECT jsonb_build_object('count', (SELECT count(*) FROM (
            SELECT FROM outbox_delivery d WHERE d.destination = '' AND d.status = 'pending' LIMIT 10001) p),
@@ -172,6 +194,7 @@ WITH due AS MATERIALIZED (
         'database', current_database(),
         'lanes', (` + watchLanes + `),
         'parked', (` + watchParked + `),
+        'never_delivered', (` + watchNeverDelivered + `),
         'undelivered', (SELECT jsonb_build_object('count', cardinality(u.missing), 'event', u.missing[1])
                         FROM outbox_undelivered u WHERE u.missing <> '{}'),
         'holders', (` + watchHolders + `),

@@ -23,6 +23,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -204,7 +205,10 @@ func (p *process) start(ctx context.Context) (*localpg.Server, error) {
 	if !p.started {
 		p.started = true
 		p.templates = make(map[string]func() error)
-		p.server, p.err = localpg.Start(ctx, localpg.Options{})
+		// Not os.Getenv, which makes go test run everything again when the variable has another value. A copy has the system
+		// identifier of the original, so the servers of [Start] are none: tests compare theirs with that of this one.
+		data, _ := syscall.Getenv(localpg.DataVariable)
+		p.server, p.err = localpg.Start(ctx, localpg.Options{CopyOf: data})
 	}
 	return p.server, p.err
 }

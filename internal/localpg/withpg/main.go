@@ -4,6 +4,11 @@
 //
 // DATABASE_URL and the variables of libpq (PGHOST and so on) lead to an empty database, as its superuser; the programs of
 // the server, such as psql and pg_dump, come first on PATH.
+//
+// With -data as the first argument no server runs. Instead, [localpg.DataVariable] names the data of a new cluster, so that
+// initdb runs once for all packages that go test runs:
+//
+//	go run ./internal/localpg/withpg -data go test ./...
 package main
 
 import (
@@ -13,6 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
@@ -27,6 +33,10 @@ func main() {
 }
 
 func run(args []string) (code int, err error) {
+	dataOnly := len(args) > 0 && args[0] == "-data"
+	if dataOnly {
+		args = args[1:]
+	}
 	if len(args) == 0 {
 		return 2, errors.New("name a command to run")
 	}
@@ -36,7 +46,7 @@ func run(args []string) (code int, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 
-	server, err := localpg.Start(ctx, localpg.Options{})
+	server, err := localpg.Start(ctx, localpg.Options{DataOnly: dataOnly})
 	if err != nil {
 		return 1, err
 	}
@@ -48,10 +58,7 @@ func run(args []string) (code int, err error) {
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.Env = append(os.Environ(),
-		"DATABASE_URL="+server.DSN(""),
-		"PGHOST="+server.Dir(), "PGPORT=5432", "PGUSER=postgres", "PGDATABASE=postgres", "PGSSLMODE=disable",
-		"PATH="+server.BinDir()+string(os.PathListSeparator)+os.Getenv("PATH"))
+	cmd.Env = append(os.Environ(), variables(server, dataOnly)...)
 	err = cmd.Run()
 	if exit := new(exec.ExitError); errors.As(err, &exit) && exit.Exited() {
 		return exit.ExitCode(), nil // it has said why itself
@@ -60,4 +67,15 @@ func run(args []string) (code int, err error) {
 		return 1, fmt.Errorf("run %s: %w", args[0], err)
 	}
 	return 0, nil
+}
+
+func variables(server *localpg.Server, dataOnly bool) []string {
+	if dataOnly {
+		return []string{localpg.DataVariable + "=" + filepath.Join(server.Dir(), "data")}
+	}
+	return []string{
+		"DATABASE_URL=" + server.DSN(""),
+		"PGHOST=" + server.Dir(), "PGPORT=5432", "PGUSER=postgres", "PGDATABASE=postgres", "PGSSLMODE=disable",
+		"PATH=" + server.BinDir() + string(os.PathListSeparator) + os.Getenv("PATH"),
+	}
 }

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// benchEnv is an environment for bench, whose other process is this test binary.
+func benchEnv(dsn string) []string { return []string{"OUTBOX_DATABASE_URL=" + dsn, asProgram + "=1"} }
+
+// outboxWithEvent makes a database whose own outbox has an event that waits.
+func outboxWithEvent(t *testing.T) (dsn string, unchanged func()) {
+	t.Helper()
+	dsn = pgtest.New(t, migrations.Outbox)
+	pool := pgtest.Pool(t, dsn)
+	if _, err := pool.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('invoice.created', '{}', 'k')`); err != nil {
+		t.Fatal(err)
+	}
+	state := func() (text string) {
+		t.Helper()
+		err := pool.QueryRow(t.Context(), `SELECT (SELECT json_agg(o) FROM outbox o) || (SELECT json_agg(d)::text FROM outbox_delivery d)
+			|| (SELECT count(*) FROM outbox_route) || (SELECT count(*) FROM outbox_relay) || (SELECT last_value FROM outbox_armed)
+			|| (SELECT coalesce(string_agg(nspname, ','), '') FROM pg_namespace WHERE nspname LIKE 'outbox%')`).Scan(&text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	before := state()
+	return dsn, func() {
+		t.Helper()
+		if after := state(); after != before {
+			t.Errorf("bench changed the database:\n%s\nbefore:\n%s", after, before)
+		}
+	}
+}
+
+func TestBench(t *testing.T) {
+	t.Parallel()
+	dsn, unchanged := outboxWithEvent(t)
+	r := command(benchEnv(dsn), "bench", "--json", "--events", "300", "--rate", "100", "--duration", "1s", "--payload", "500")
+	if r.code != 0 {
+		t.Fatalf("exit code %d, stderr %s", r.code, r.stderr)
+	}
+	var report benchReport
+	if err := json.Unmarshal([]byte(r.stdout), &report); err != nil {
+		t.Fatal(err)
+	}
+	d, s := report.Drain, report.Steady
+	if d.Events != 300 || d.Attempts < 300 || d.PerSecond <= 0 || d.WALBytes <= 0 || d.InFlight <= 0 || d.Limit == "" || report.Payload != 500 {
+		t.Errorf("the drain is %+v", d)
+	}
+	if s == nil || s.Events != 100 || s.P50 <= 0 || s.P50 > s.P90 || s.P90 > s.P99 || s.P99 > s.Max {
+		t.Errorf("the steady rate is %+v", s)
+	}
+	if strings.Contains(r.stdout+r.stderr, "password") || !strings.Contains(r.stderr, "DROP SCHEMA outbox_bench_") {
+		t.Errorf("stderr does not say how to clean up by hand:\n%s", r.stderr)
+	}
+	unchanged()
+}
+
+// A receiver of the user's gets what the configuration says of it.
+func TestBenchAgainstAReceiver(t *testing.T) {
+	t.Parallel()
+	dsn, unchanged := outboxWithEvent(t)
+	var mu sync.Mutex
+	var types []string
+	unsigned := 0
+	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		types = append(types, r.Header.Get(webhook.EventType))
+		if r.Header.Get(webhook.Signature) == "" {
+			unsigned++
+		}
+	}))
+	defer receiver.Close()
+	env := append(benchEnv(dsn), "OUTBOX_SIGNING_SECRET=whsec_b3V0Ym94LXJlbGF5IGJlbmNobWFyayBzZWNyZXQ=")
+	r := command(env, "bench", "--events", "50", "--rate", "0", "--url", receiver.URL+"/hook?token=hidden")
+	if r.code != 0 || !strings.Contains(r.stdout, "50 events of 300 bytes") || !strings.Contains(r.stdout, "limited by ") || strings.Contains(r.stdout, "hidden") {
+		t.Errorf("exit code %d, stdout:\n%s\nstderr:\n%s", r.code, r.stdout, r.stderr)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	slices.Sort(types)
+	if len(types) < 50 || !slices.Equal(slices.Compact(types), []string{"bench.event"}) || unsigned > 0 {
+		t.Errorf("%d requests, %d of them unsigned, of the types %q", len(types), unsigned, slices.Compact(types))
+	}
+	unchanged()
+}
+
+// A writer that reports when a text was written.
+type watchedWriter struct {
+	buffer
+	text string
+	once sync.Once
+	seen chan<- os.Signal
+}
+
+func (w *watchedWriter) Write(p []byte) (int, error) {
+	n, err := w.buffer.Write(p)
+	if strings.Contains(w.String(), w.text) {
+		w.once.Do(func() { w.seen <- os.Interrupt })
+	}
+	return n, err
+}
+
+// An interrupt removes the schema, whatever is under way.
+func TestBenchInterrupted(t *testing.T) {
+	t.Parallel()
+	for _, moment := range []string{"using schema", "inserting", "committing"} {
+		t.Run(moment, func(t *testing.T) {
+			t.Parallel()
+			dsn, unchanged := outboxWithEvent(t)
+			signals := make(chan os.Signal, 2)
+			var stdout buffer
+			stderr := &watchedWriter{text: moment, seen: signals}
+			m := Main{Env: benchEnv(dsn), Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: stderr, Signals: signals}
+			code := m.Run([]string{"bench", "--events", "100", "--rate", "10", "--duration", "1h"})
+			if code != exitInterrupted || stdout.String() != "" || !strings.HasSuffix(stderr.String(), "outbox-relay: interrupted\n") {
+				t.Errorf("exit code %d, stdout %q, stderr:\n%s", code, stdout.String(), stderr.String())
+			}
+			unchanged()
+		})
+	}
+}
+
+func TestBenchUsage(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"--events=0":             "--events 0 is out of range; write 1 to 10000000",
+		"--rate=-1":              "--rate -1 is out of range; write 0 to 100000",
+		"--payload=1":            "--payload 1 is out of range; write 32 to 1048576",
+		"--duration=1ms":         "--duration 1ms is out of range; write 1s to 1h",
+		"--rate=1 --schema=real": "unknown flag --schema (see: outbox-relay bench --help)",
+	} {
+		command(nil, append([]string{"bench"}, strings.Fields(args)...)...).expect(t, exitUsage, "", "outbox-relay: "+want+"\n")
+	}
+	file := writeFile(t, filepath.Join(t.TempDir(), "relay.yaml"), "destinations: {shop: {url: https://shop.test/}}\n")
+	command([]string{"OUTBOX_DATABASE_URL=postgres://127.0.0.1:1/none"}, "bench", "--config", file, "--url", "https://staging.test/").expect(t, exitUsage, "",
+		"outbox-relay: --url stands beside the destinations of "+file+" (shop); name a file without destinations with --config\n")
+}
+
+func TestBenchLimits(t *testing.T) {
+	t.Parallel()
+	l := benchLimits{inFlight: 10, maxInFlight: 64, answer: 2, roundTrip: 0.2, rate: 900, busy: 0.5, relay: 0.3, server: 0.1, load: 0.1, processors: 2}
+	with := func(change func(*benchLimits)) benchLimits {
+		changed := l
+		change(&changed)
+		return changed
+	}
+	for want, limits := range map[string]benchLimits{
+		"the database's answers":                             l,
+		"the way to the database: a round trip takes 5.0 ms": with(func(l *benchLimits) { l.roundTrip = 5 }),
+		"the receiver's answers: 60 of 64 requests":          with(func(l *benchLimits) { l.inFlight = 60 }),
+		"the processors of this machine: 95 % of 2":          with(func(l *benchLimits) { l.busy, l.inFlight = 0.95, 60 }),
+		"an unknown number with PostgreSQL":                  with(func(l *benchLimits) { l.busy, l.server = 0.95, 0 }),
+		"rate_limit: 1000 requests/s":                        with(func(l *benchLimits) { l.rateLimit = 1000 }),
+		"the receiver, which refused or lost 3 requests":     with(func(l *benchLimits) { l.refusals, l.busy = 3, 1 }),
+	} {
+		if got := limits.String(); !strings.Contains(got, want) {
+			t.Errorf("%+v: %q does not contain %q", limits, got, want)
+		}
+	}
+}

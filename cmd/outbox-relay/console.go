@@ -1,0 +1,244 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/internal/admin"
+	"github.com/outbox-relay/outbox-relay/internal/admin/api"
+	"github.com/outbox-relay/outbox-relay/internal/admin/control"
+	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
+	"github.com/outbox-relay/outbox-relay/internal/admin/history"
+	"github.com/outbox-relay/outbox-relay/internal/admin/page"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
+)
+
+const (
+	// defaultAdminListen is where the API and the page are served.
+	defaultAdminListen = "127.0.0.1:9465"
+	// consoleTimeout bounds the questions that one request asks the database.
+	consoleTimeout = 8 * time.Second
+	// consoleConnections are for those who look, and for two operations that run.
+	consoleConnections = 5
+)
+
+// consoleConfig holds the settings of section admin.
+type consoleConfig struct {
+	listen, pathPrefix string
+	token, readToken   settings.Secret
+	certFile, keyFile  string
+	behindProxy        bool
+	allowedHosts       []string
+	certificate        func() *tls.Certificate // nil: HTTP
+}
+
+// equal reports whether nothing that is read from the configuration differs.
+func (a consoleConfig) equal(b consoleConfig) bool {
+	return a.listen == b.listen && a.pathPrefix == b.pathPrefix && a.token == b.token && a.readToken == b.readToken &&
+		a.certFile == b.certFile && a.keyFile == b.keyFile && a.behindProxy == b.behindProxy && slices.Equal(a.allowedHosts, b.allowedHosts)
+}
+
+func (c *config) consoleRows() []settings.Row {
+	a := &c.console
+	return []settings.Row{
+		{Path: "admin.listen", Env: "ADMIN_LISTEN", Value: settings.One("127.0.0.1:9465", parseListen, settings.To(&a.listen), defaultAdminListen)},
+		{Path: "admin.token", Env: "ADMIN_TOKEN", FromFile: true, Value: settings.One("${OUTBOX_ADMIN_TOKEN}", optional(settings.ParseSecret), settings.To(&a.token))},
+		{Path: "admin.read_token", Env: "ADMIN_READ_TOKEN", FromFile: true, Value: settings.One("${OUTBOX_ADMIN_READ_TOKEN}", optional(settings.ParseSecret), settings.To(&a.readToken))},
+		{Path: "admin.allowed_hosts", Env: "ADMIN_ALLOWED_HOSTS", Value: settings.Many("[relay.internal]", settings.ParseText, settings.To(&a.allowedHosts))},
+		{Path: "admin.behind_proxy", Env: "ADMIN_BEHIND_PROXY", Value: settings.One("true", settings.ParseBool, settings.To(&a.behindProxy), false)},
+		{Path: "admin.path_prefix", Env: "ADMIN_PATH_PREFIX", Value: settings.One("/outbox", optional(parsePathPrefix), settings.To(&a.pathPrefix), "")},
+		{Path: "admin.tls.cert_file", Env: "ADMIN_TLS_CERT_FILE", Value: settings.One("/etc/tls/tls.crt", settings.ParseText, settings.To(&a.certFile))},
+		{Path: "admin.tls.key_file", Env: "ADMIN_TLS_KEY_FILE", Value: settings.One("/etc/tls/tls.key", settings.ParseText, settings.To(&a.keyFile))},
+	}
+}
+
+func parsePathPrefix(text string) (string, string) {
+	if !strings.HasPrefix(text, "/") || strings.HasSuffix(text, "/") || strings.ContainsAny(text, " ?#%\"'<>\\") || strings.Contains(text, "//") {
+		return "", settings.Quote(text) + ` is not a path; write one such as "/outbox", without a slash at its end`
+	}
+	return text, ""
+}
+
+// checkConsole reports mistakes of section admin beyond the single value.
+func (c *config) checkConsole() {
+	a := &c.console
+	cert, key := "admin.tls.cert_file", "admin.tls.key_file"
+	switch {
+	case c.Failed(cert) || c.Failed(key):
+	case (a.certFile == "") != (a.keyFile == ""):
+		c.ProblemAt(map[bool]string{true: cert, false: key}[a.certFile != ""], "is set without the other file of tls; set both")
+	case a.certFile != "":
+		pair, err := settings.WatchKeyPair(&c.log, a.certFile, a.keyFile)
+		if err != nil {
+			c.ProblemAt(cert, err.Error())
+			break
+		}
+		c.WarnReadable(key, a.keyFile)
+		a.certificate = pair.Get
+	}
+	for _, p := range c.guard().Problems("admin") {
+		if !c.Failed(p.Path) && !c.FailedBelow("admin") {
+			c.ProblemAt(p.Path, p.Text)
+		}
+	}
+}
+
+func (c *config) guard() guard.Config {
+	a := c.console
+	return guard.Config{
+		Address: a.listen, Token: a.token, ReadToken: a.readToken, TLS: a.certificate != nil, BehindProxy: a.behindProxy, AllowedHosts: a.allowedHosts,
+	}
+}
+
+// A console serves the API and the page beside the relay. Without a server it is off, and costs the relay nothing.
+type console struct {
+	server  *admin.Server
+	pool    *pgxpool.Pool
+	control *control.Control
+	handler http.Handler
+	targets *atomic.Pointer[map[string]string]
+}
+
+// openConsole opens admin.listen. The database is reached when somebody looks.
+func (c *config) openConsole(ctx context.Context) (s console, err error) {
+	listener := admin.Listener{
+		Setting: "admin.listen", Address: c.console.listen, Configured: c.Given("admin.listen"), WriteTimeout: metricsWriteTimeout, Log: c.log,
+	}
+	if current := c.console.certificate; current != nil {
+		listener.TLS = &tls.Config{
+			MinVersion:     tls.VersionTLS12,
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return current(), nil },
+		}
+	}
+	if s.server, err = admin.Listen(ctx, listener); s.server == nil {
+		return s, err
+	}
+	if err := s.build(ctx, c); err != nil {
+		s.server.Close()
+		return console{}, err
+	}
+	return s, nil
+}
+
+func (s *console) build(ctx context.Context, c *config) error {
+	cfg := c.pool.Copy()
+	if c.direct != nil {
+		cfg = c.direct.Copy()
+	}
+	cfg.ConnConfig = c.connConfig()
+	cfg.ConnConfig.ConnectTimeout = min(cfg.ConnConfig.ConnectTimeout, 3*time.Second)
+	cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns, cfg.MaxConnIdleTime = consoleConnections, 0, 0, 30*time.Second
+	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
+	if err != nil {
+		return fmt.Errorf("open database for admin.listen: %w", err)
+	}
+	s.pool = pool
+	s.targets = new(atomic.Pointer[map[string]string])
+	s.reloaded(c)
+	s.control = control.New(control.Config{
+		Outbox: ops.New(pool), Environment: c.relay.Environment, ReceiverMemory: c.relay.Retention.ProcessedEvents, History: history.New(), Log: c.log,
+	})
+	version := buildInfo().Version
+	dashboard, err := page.New(page.Config{
+		Control: s.control, Prefix: c.console.pathPrefix, Relay: c.relay.Name, Version: version, Database: c.database(), Log: c.log,
+		Targets: func() map[string]string { return *s.targets.Load() },
+	})
+	if err != nil {
+		pool.Close()
+		return errors.New("build the page: " + err.Error())
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/api/", api.New(s.control, version, c.log))
+	mux.Handle("/", dashboard.Handler())
+	s.handler = c.guard().Handler(below(c.console.pathPrefix, bounded(mux), dashboard.Refuse), func(w http.ResponseWriter, r *http.Request, status int, title, detail string) {
+		refuse := dashboard.Refuse
+		if strings.HasPrefix(strings.TrimPrefix(r.URL.Path, c.console.pathPrefix), "/api/") {
+			refuse = api.Refuse
+		}
+		refuse(w, r, status, title, detail)
+	})
+	return nil
+}
+
+// below serves a handler under a prefix, and sends the prefix itself to the first page.
+func below(prefix string, next http.Handler, refuse guard.Refusal) http.Handler {
+	if prefix == "" {
+		return next
+	}
+	inner := http.StripPrefix(prefix, next)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == prefix:
+			http.Redirect(w, r, prefix+"/", http.StatusSeeOther)
+		case strings.HasPrefix(r.URL.Path, prefix+"/"):
+			inner.ServeHTTP(w, r)
+		default:
+			refuse(w, r, http.StatusNotFound, "There is nothing here", "The page lies below "+prefix+"/ (admin.path_prefix).")
+		}
+	})
+}
+
+// bounded ends a request that asks the database too much.
+func bounded(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), consoleTimeout)
+		defer cancel()
+		next.ServeHTTP(w, r.WithContext(ctx))
+	})
+}
+
+// hooks returns hooks that note what the relay does, and call next.
+func (s *console) hooks(next relay.Hooks) relay.Hooks {
+	if s.server == nil {
+		return next
+	}
+	return s.control.History.Hooks(next)
+}
+
+// reloaded takes over what the page shows of a configuration. Only the host of a URL is: the rest may hold a token.
+func (s *console) reloaded(c *config) {
+	if s.server == nil {
+		return
+	}
+	targets := map[string]string{}
+	for _, d := range c.relay.Destinations {
+		targets[d.Name] = onlyHost(d.URL)
+	}
+	s.targets.Store(&targets)
+}
+
+// close gives up a console that does not start.
+func (s *console) close() {
+	if s.server != nil {
+		s.server.Close()
+		s.pool.Close()
+	}
+}
+
+// start serves until end is called. Operations that run then are interrupted between two batches.
+func (s *console) start(stopping context.Context) (end func()) {
+	if s.server == nil {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(stopping))
+	var running sync.WaitGroup
+	running.Go(func() { s.control.Run(ctx) })
+	running.Go(func() { s.server.Run(ctx, s.handler) })
+	return func() {
+		cancel()
+		running.Wait()
+		s.pool.Close()
+	}
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/outbox-relay/outbox-relay/relay/ops"
+)
+
+type explainCmd struct {
+	databaseFlags
+	eventArg
+	JSON bool `help:"Print JSON: {event, history, waits}. Fields are added, never renamed or removed."`
+}
+
+func (explainCmd) Help() string {
+	return `Tells the history of one event in the order of time, from its insert on: every attempt that the log holds, what became of
+each delivery, and why what is pending still waits, with the command that goes on.
+
+  outbox-relay explain 17
+  outbox-relay explain invoice-4711      # by its idempotency key, or its related reference`
+}
+
+func (cmd explainCmd) Run(inv *invocation) error {
+	var report ops.EventReport
+	err := inv.ask(func(ctx context.Context, outbox *ops.Outbox) (err error) {
+		report, err = cmd.report(ctx, outbox, false)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return show(inv.Stdout, cmd.JSON, report.Explain(), printExplanation)
+}
+
+func printExplanation(w io.Writer, x ops.Explanation) error {
+	err := printTable(w, "", "", x.History, func(m ops.Moment) []any {
+		text := m.Text
+		if m.Destination != "" {
+			text = m.Destination + ": " + text
+		}
+		return []any{m.At.UTC().Format("2006-01-02 15:04:05.000"), text}
+	})
+	if err != nil {
+		return err
+	}
+	printWaits(w, x.Waits)
+	if len(x.History) == 1 && len(x.Waits) == 0 {
+		fmt.Fprintln(w, "\nIt has no delivery, so that nothing sends it: outbox-relay events create-deliveries")
+	}
+	return nil
+}

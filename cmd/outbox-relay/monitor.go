@@ -1,0 +1,66 @@
+package main
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/admin"
+	"github.com/outbox-relay/outbox-relay/internal/metrics"
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+// metricsWriteTimeout bounds one answer of the monitor.
+const metricsWriteTimeout = 30 * time.Second
+
+// A monitor serves metrics and health beside the relay. Without a server it is off, and costs the relay nothing.
+type monitor struct {
+	server  *admin.Server
+	metrics *metrics.Metrics
+}
+
+// openMonitor opens metrics.listen.
+func (c *config) openMonitor(ctx context.Context) (m monitor, err error) {
+	m.server, err = admin.Listen(ctx, admin.Listener{
+		Setting: "metrics.listen", Address: c.metricsListen, Configured: c.Given("metrics.listen"), WriteTimeout: metricsWriteTimeout, Log: c.log,
+	})
+	if m.server == nil {
+		return m, err
+	}
+	var names []string
+	for _, d := range c.relay.Destinations {
+		names = append(names, d.Name)
+	}
+	m.metrics = metrics.New(metrics.Config{
+		Version: buildInfo().Version, Destinations: names, PollInterval: c.relay.PollInterval, Log: c.log,
+	})
+	return m, nil
+}
+
+// hooks returns what the relay calls; the zero value when the monitor is off.
+func (m monitor) hooks() relay.Hooks {
+	if m.server == nil {
+		return relay.Hooks{}
+	}
+	return m.metrics.Hooks()
+}
+
+// start serves until end is called, also while the relay drains after stopping is done.
+func (m monitor) start(stopping context.Context, r *relay.Relay) (end func()) {
+	if m.server == nil {
+		return func() {}
+	}
+	m.metrics.Follow(r.State, r.CountBacklog)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(stopping))
+	noMore := context.AfterFunc(stopping, m.metrics.Stopping)
+	var running sync.WaitGroup
+	running.Go(func() { m.server.Run(ctx, m.metrics.Handler()) })
+	sampling, stopSampling := context.WithCancel(stopping)
+	running.Go(func() { m.metrics.Sample(sampling) })
+	return func() {
+		noMore()
+		stopSampling()
+		cancel()
+		running.Wait()
+	}
+}

@@ -1,0 +1,305 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+// A situation is what an operator may meet. stage brings it about with the program, a real database and a real receiver.
+type situation struct {
+	stage    func(t *testing.T, s *stage)
+	says     []string // parts of what status says
+	commands []string // that status advises, each without its comment
+	explains string   // a part of what explain says of event 1; empty: nothing is asked
+}
+
+// A stage is where a situation is brought about.
+type stage struct {
+	dsn string
+	db  *sql.DB
+	env []string // of the commands
+}
+
+// run starts a relay that is stopped with the test.
+func (s *stage) run(t *testing.T, env ...string) {
+	t.Helper()
+	r := start(t, append(s.env, env...), "--poll-interval=1s")
+	t.Cleanup(func() {
+		r.signals <- syscall.SIGTERM
+		r.signals <- syscall.SIGTERM // the drain would wait for a receiver that does not answer
+		<-r.code
+	})
+	r.stderr.wait(t, `"registered"`, r.code)
+}
+
+func (s *stage) insert(t *testing.T, columns, values string) {
+	t.Helper()
+	execute(t, s.db, "INSERT INTO outbox (event_type, payload, idempotency_key"+columns+") "+values)
+}
+
+const oneEvent = `VALUES ('invoice.paid', '{}', 'k1')`
+
+// program runs a command in a process of its own.
+func program(t *testing.T, env []string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
+	cmd.Env = append([]string{asProgram + "=1"}, env...)
+	out, err := cmd.Output()
+	if exit := new(exec.ExitError); errors.As(err, &exit) {
+		t.Fatalf("%q: %s", args, exit.Stderr)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+// answering returns the URL of a receiver that answers every request with a status.
+func answering(t *testing.T, status int) string {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// consuming returns the URL of a receiver made with package consumer, which has the other secret.
+func consuming(t *testing.T, secret string, handler http.HandlerFunc) string {
+	t.Helper()
+	pool := pgtest.Pool(t, pgtest.New(t, migrations.Inbox))
+	middleware := consumer.Must(consumer.Middleware(pool, consumer.Config{Receiver: "shop", Secrets: []string{secret}, Logger: slog.New(slog.DiscardHandler)}))
+	server := httptest.NewServer(middleware(handler))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// closedPort returns the URL of a port where nothing listens, which stays reserved.
+func closedPort(t *testing.T) string {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Close(fd) })
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	name, err := syscall.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := name.(*syscall.SockaddrInet4).Port
+	return "http://" + (&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port}).String()
+}
+
+// to makes the situation of one event for a destination.
+func to(url func(t *testing.T) string, env ...string) func(*testing.T, *stage) {
+	return func(t *testing.T, s *stage) {
+		s.insert(t, "", oneEvent)
+		s.run(t, append(env, "OUTBOX_DESTINATION_URL="+url(t))...)
+	}
+}
+
+// silent returns the URL of a receiver that never answers.
+func silent(t *testing.T) string {
+	t.Helper()
+	ended := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-ended }))
+	t.Cleanup(server.Close)
+	t.Cleanup(func() { close(ended) })
+	return server.URL
+}
+
+var situations = map[string]situation{
+	"wrong secret": {
+		to(func(t *testing.T) string { return consuming(t, otherSecret, nil) }, "OUTBOX_SIGNING_SECRET="+goodSecret),
+		[]string{"1 retrying at default; last: 401 Unauthorized: The request's signature is not valid (signature-invalid)", "Make destinations.default.signing_secrets"},
+		[]string{"outbox-relay explain 1"}, "401 Unauthorized: The request's signature is not valid (signature-invalid)",
+	},
+	"wrong path": {
+		to(func(t *testing.T) string { return answering(t, http.StatusNotFound) }),
+		[]string{"1 retrying at default; last: 404 Not Found.", "Correct destinations.default.url, then reload the relay (SIGHUP)"},
+		[]string{"outbox-relay explain 1"}, "404 Not Found",
+	},
+	"DNS": {
+		to(func(*testing.T) string { return "http://does-not-exist.invalid/" }),
+		[]string{`"default" is down, and its deliveries are held: `, "does-not-exist.invalid", "Correct destinations.default.url, then reload the relay (SIGHUP)"},
+		[]string{"outbox-relay resume default --reset-breaker"}, "does-not-exist.invalid",
+	},
+	"TLS": {
+		to(func(t *testing.T) string {
+			server := httptest.NewUnstartedServer(http.NotFoundHandler())
+			server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
+			server.StartTLS()
+			t.Cleanup(server.Close)
+			return server.URL
+		}),
+		[]string{`"default" is down, and its deliveries are held: `, "certificate", "Correct destinations.default.tls"},
+		[]string{"outbox-relay resume default --reset-breaker"}, "certificate",
+	},
+	"handler error": {
+		to(func(t *testing.T) string {
+			return consuming(t, goodSecret, func(w http.ResponseWriter, _ *http.Request) {
+				http.Error(w, "no stock", http.StatusInternalServerError)
+			})
+		}, "OUTBOX_SIGNING_SECRET="+goodSecret),
+		[]string{"1 retrying at default; last: 500 Internal Server Error", "The log of the receiver says more."},
+		[]string{"outbox-relay explain 1"}, "500 Internal Server Error",
+	},
+	"dead host": {
+		to(closedPort), []string{`"default" is down, and its deliveries are held: `, "connection refused", "Start the receiver, or correct destinations.default.url"},
+		[]string{"outbox-relay resume default --reset-breaker"}, "connection refused",
+	},
+	"closed without an answer": {
+		to(func(t *testing.T) string {
+			server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
+			t.Cleanup(server.Close)
+			return server.URL
+		}),
+		[]string{"1 retrying at default; last: the receiver closed the connection without an answer."},
+		[]string{"outbox-relay explain 1"}, "closed the connection without an answer",
+	},
+	"held": {
+		func(t *testing.T, s *stage) {
+			s.insert(t, "", `SELECT 'invoice.paid', '{}', 'k' || i FROM generate_series(1, 50) i`)
+			s.run(t, "OUTBOX_DESTINATION_URL="+closedPort(t), "OUTBOX_RETRY_SCHEDULE=100ms")
+		},
+		[]string{`"default" is down, and its deliveries are held: `, "connection refused", "Nothing is lost: relays try it"},
+		[]string{"outbox-relay resume default --reset-breaker"}, "held: the destination is down",
+	},
+	"paused": {
+		func(t *testing.T, s *stage) {
+			s.run(t, "OUTBOX_DESTINATION_URL="+answering(t, http.StatusOK))
+			program(t, s.env, "pause", "default", "--reason=stocktaking")
+			s.insert(t, "", oneEvent)
+		},
+		[]string{`"default" is paused (stocktaking): nothing is sent there.`}, []string{"outbox-relay resume default"}, "the destination is paused since",
+	},
+	"parked": {
+		func(t *testing.T, s *stage) {
+			file := writeFile(t, filepath.Join(t.TempDir(), "relay.yaml"), "destinations: {shop: {url: '"+answering(t, http.StatusOK)+"'}}\nroutes: [{event: other, to: [shop]}]\n")
+			s.run(t, "OUTBOX_CONFIG="+file)
+			s.insert(t, "", oneEvent)
+		},
+		[]string{"1 event matches no route. Add a route to the relays' configuration and reload them (SIGHUP)."},
+		[]string{"outbox-relay events list --parked"}, "",
+	},
+	"parked before the first start": {
+		func(t *testing.T, s *stage) { s.insert(t, "", oneEvent) },
+		[]string{"No relay is running, so nothing is sent.", "1 event waits for the first relay: no route is stored yet."},
+		[]string{"outbox-relay run"}, "parked: no route matches its type",
+	},
+	"unserved": {
+		func(t *testing.T, s *stage) {
+			execute(t, s.db, "INSERT INTO outbox_route VALUES ('*', 'old')")
+			s.insert(t, "", oneEvent)
+			s.run(t, "OUTBOX_DESTINATION_URL="+answering(t, http.StatusOK))
+		},
+		[]string{`1 delivery is unserved: no running relay has "old". Add it to a relay's configuration and reload that relay (SIGHUP), or give them up.`},
+		[]string{"outbox-relay discard --destination old --status pending"}, "unserved: no running relay has this destination",
+	},
+	"blocked key": {
+		func(t *testing.T, s *stage) {
+			s.insert(t, ", ordering_key", `SELECT 'invoice.paid', '{}', 'k' || i, 'invoice 42' FROM generate_series(1, 3) i`)
+			s.run(t, "OUTBOX_DESTINATION_URL="+answering(t, http.StatusUnprocessableEntity))
+		},
+		[]string{`1 delivery to "default" failed; last: 422 Unprocessable Entity.`, `1 ordering key waits at "default" behind a failed delivery: invoice 42 behind event 1 (rejected).`},
+		[]string{"outbox-relay events list --status failed --destination default", "outbox-relay replay 1 --destination default", "outbox-relay discard --destination default --head-of-key 'invoice 42'"},
+		"",
+	},
+	"quarantined": {
+		func(t *testing.T, s *stage) {
+			command(append(s.env, "OUTBOX_ENVIRONMENT=production"), "identity", "accept", "--yes")
+			s.insert(t, "", oneEvent)
+			s.env = append(s.env, "OUTBOX_ENVIRONMENT=staging")
+			r := start(t, append(s.env, "OUTBOX_DESTINATION_URL="+answering(t, http.StatusOK)))
+			t.Cleanup(func() { r.signals <- syscall.SIGTERM; <-r.code })
+			r.stderr.wait(t, "quarantined", r.code)
+		},
+		[]string{`Nothing is claimed or sent: this is not the database that relays were accepted on: its environment is "staging", recorded is "production".`}, []string{"outbox-relay identity show"}, "",
+	},
+	"lagging": {
+		func(t *testing.T, s *stage) {
+			execute(t, s.db, "INSERT INTO outbox_route VALUES ('*', 'default')")
+			s.insert(t, "", `SELECT 'invoice.paid', '{}', 'k' || i FROM generate_series(1, 50) i`)
+			execute(t, s.db, "UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 hour'")
+			s.run(t, "OUTBOX_DESTINATION_URL="+silent(t), "OUTBOX_MAX_IN_FLIGHT=1", "OUTBOX_TIMEOUT=1m", "OUTBOX_LEASE=5m")
+		},
+		[]string{`Deliveries to "default" lag: the oldest one that is due has waited for 1h`, "raise max_in_flight or rate_limit"}, []string{"outbox-relay relays"}, "",
+	},
+	"vacuum blocked": {
+		func(t *testing.T, s *stage) {
+			conn, err := pgx.Connect(t.Context(), s.dsn)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
+			if _, err := conn.Exec(t.Context(), "BEGIN; SELECT pg_current_xact_id()"); err != nil {
+				t.Fatal(err)
+			}
+			s.run(t, "OUTBOX_DESTINATION_URL="+answering(t, http.StatusOK), "OUTBOX_ALERT_VACUUM_BLOCKED_OVER=1s")
+		},
+		[]string{"cannot clean up: process ", "let its owner end it, or run: SELECT pg_terminate_backend("}, nil, "",
+	},
+	"all well": {
+		to(func(t *testing.T) string { return answering(t, http.StatusOK) }), []string{"\nAll is well.\n"}, nil, "",
+	},
+}
+
+// What status says, in every situation: the truth, and the command that comes next. explain says why event 1 waits.
+func TestStatusSaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	for name, c := range situations {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dsn := pgtest.New(t, migrations.Outbox)
+			s := &stage{dsn: dsn, db: open(t, dsn), env: []string{"OUTBOX_DATABASE_URL=" + dsn}}
+			c.stage(t, s)
+			var said string
+			defer func() {
+				if t.Failed() {
+					t.Logf("status says\n%s", said)
+				}
+			}()
+			awaitUntil(t, name, func() bool {
+				said = command(s.env, "status").stdout
+				return strings.Contains(said, c.says[0])
+			})
+			said = program(t, s.env, "status")
+			for _, part := range c.says {
+				if !strings.Contains(said, part) {
+					t.Errorf("status does not say %q:\n%s", part, said)
+				}
+			}
+			if strings.Contains(said, "All is well.") != (name == "all well") {
+				t.Errorf("status says\n%s", said)
+			}
+			for _, line := range c.commands {
+				if !strings.Contains(said, "\n  "+line+"\n") && !strings.Contains(said, "\n  "+line+"    # ") {
+					t.Errorf("status does not advise %q:\n%s", line, said)
+				}
+			}
+			if c.explains == "" {
+				return
+			}
+			if got := program(t, s.env, "explain", "1"); !strings.Contains(got, c.explains) {
+				t.Errorf("explain does not say %q:\n%s", c.explains, got)
+			}
+		})
+	}
+}

@@ -1,0 +1,167 @@
+package api
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/admin/control"
+	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
+	"github.com/outbox-relay/outbox-relay/internal/check"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
+)
+
+// An API answers the routes below /api.
+type API struct {
+	control *control.Control
+	version string
+	log     zerolog.Logger
+}
+
+// New returns the handler of the API. version is that of the program.
+func New(c *control.Control, version string, log zerolog.Logger) http.Handler {
+	a := &API{control: c, version: version, log: log}
+	mux := http.NewServeMux()
+	for _, route := range a.routes() {
+		mux.HandleFunc(route.Method+" "+route.Path, a.handler(route))
+	}
+	document := a.document()
+	mux.HandleFunc("GET /api/openapi.json", func(w http.ResponseWriter, _ *http.Request) { write(w, http.StatusOK, document) })
+	mux.HandleFunc("/api/", func(w http.ResponseWriter, r *http.Request) {
+		if allowed := a.methods(r.URL.Path); len(allowed) > 0 {
+			w.Header().Set("Allow", strings.Join(allowed, ", "))
+			Refuse(w, r, http.StatusMethodNotAllowed, "This method is not allowed", "Use "+strings.Join(allowed, " or ")+".")
+			return
+		}
+		Refuse(w, r, http.StatusNotFound, "There is nothing here", "GET /api/openapi.json lists what there is.")
+	})
+	return mux
+}
+
+// A route is one operation. Its request and answer are values of the types that the document describes.
+type route struct {
+	Method, Path, ID, Summary string
+	// Query are the names of its parameters.
+	Query []string
+	// Request is a value of the type of its body; nil: it has none.
+	Request any
+	// Answer is a value of the type of its answer.
+	Answer any
+	// Changes: only an administrator may use it. Reveals: only one with a token.
+	Changes, Reveals bool
+	Status           int // of success
+	handle           func(*http.Request) (any, error)
+}
+
+func (a *API) routes() []route {
+	return []route{
+		{Method: "GET", Path: "/api/v1/overview", ID: "getOverview", Summary: "What is wrong, and the figures of the first page.", Answer: control.Overview{}, handle: a.overview},
+		{Method: "GET", Path: "/api/v1/history", ID: "getHistory", Summary: "The last hour of this relay, of one destination or of all.", Query: []string{"destination"}, Answer: historyAnswer{}, handle: a.history},
+		{Method: "GET", Path: "/api/v1/destinations", ID: "listDestinations", Summary: "Every destination with its state.", Answer: destinationList{}, handle: a.destinations},
+		{Method: "GET", Path: "/api/v1/destinations/{name}", ID: "getDestination", Summary: "One destination, and what fails there by reason.", Answer: destinationAnswer{}, handle: a.destination},
+		{Method: "POST", Path: "/api/v1/destinations/{name}/pause", ID: "pauseDestination", Summary: "Keep relays from claiming for a destination.", Request: pauseRequest{}, Answer: ops.Pause{}, Changes: true, handle: a.pause},
+		{Method: "POST", Path: "/api/v1/destinations/{name}/resume", ID: "resumeDestination", Summary: "End a pause.", Answer: ops.Pause{}, Changes: true, handle: a.resume},
+		{Method: "POST", Path: "/api/v1/destinations/{name}/reset-breaker", ID: "resetBreaker", Summary: "Close the breaker and send at once.", Answer: ops.Pause{}, Changes: true, handle: a.resetBreaker},
+		{Method: "GET", Path: "/api/v1/events", ID: "listDeliveries", Summary: "Deliveries that match a filter, the newest first.", Query: control.FilterNames(), Answer: deliveryPage{}, handle: a.deliveries},
+		{Method: "GET", Path: "/api/v1/events/{id}", ID: "getEvent", Summary: "One event: its deliveries, attempts, and why it waits. Never its payload.", Answer: ops.EventReport{}, handle: a.event},
+		{Method: "POST", Path: "/api/v1/events/{id}/reveal", ID: "revealEvent", Summary: "One event with its payload. The audit records it.", Answer: ops.EventReport{}, Changes: true, Reveals: true, handle: a.reveal},
+		{Method: "POST", Path: "/api/v1/previews", ID: "previewOperation", Summary: "Count what a replay or a discard would change, and get the token that confirms it.", Request: orderRequest{}, Answer: control.Preview{}, Changes: true, handle: a.preview},
+		{Method: "POST", Path: "/api/v1/operations", ID: "startOperation", Summary: "Start a replay or a discard that a preview has confirmed.", Request: confirmedRequest{}, Answer: ops.AuditEntry{}, Changes: true, Status: http.StatusAccepted, handle: a.start},
+		{Method: "GET", Path: "/api/v1/operations/{id}", ID: "getOperation", Summary: "How far an operation is.", Answer: ops.AuditEntry{}, handle: a.operation},
+		{Method: "POST", Path: "/api/v1/operations/{id}/interrupt", ID: "interruptOperation", Summary: "End an operation of this relay after its present batch.", Answer: ops.AuditEntry{}, Changes: true, handle: a.interrupt},
+		{Method: "POST", Path: "/api/v1/operations/{id}/resume", ID: "resumeOperation", Summary: "Go on with an operation that was interrupted or killed.", Answer: ops.AuditEntry{}, Changes: true, Status: http.StatusAccepted, handle: a.resumeOperation},
+		{Method: "GET", Path: "/api/v1/alerts", ID: "listAlerts", Summary: "The open alerts.", Answer: alertList{}, handle: a.alerts},
+		{Method: "GET", Path: "/api/v1/relays", ID: "listRelays", Summary: "The registered relays.", Answer: relayList{}, handle: a.relays},
+		{Method: "GET", Path: "/api/v1/audit", ID: "listAudit", Summary: "What operators did, the newest first.", Query: []string{"before", "limit"}, Answer: auditPage{}, handle: a.audit},
+	}
+}
+
+// handler checks the role, answers, and turns errors into problems.
+func (a *API) handler(route route) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		switch caller := guard.CallerOf(r.Context()); {
+		case route.Reveals && !caller.MayReveal:
+			Refuse(w, r, http.StatusForbidden, "Your role may not see payloads", "Only who signs in with admin.token may. Without that setting payloads are shown to no caller.")
+			return
+		case route.Changes && !caller.MayChange:
+			Refuse(w, r, http.StatusForbidden, "Your role may only read", "Sign in with admin.token to change something.")
+			return
+		}
+		answer, err := route.handle(r)
+		if err != nil {
+			p, unexpected := control.ProblemOf(err)
+			if unexpected {
+				a.log.Error().Err(err).Str("operation", route.ID).Msg("the API could not answer")
+			}
+			writeProblem(w, p)
+			return
+		}
+		write(w, max(route.Status, http.StatusOK), answer)
+	}
+}
+
+// methods returns those of the routes at a path.
+func (a *API) methods(path string) (all []string) {
+	for _, route := range a.routes() {
+		probe := http.NewServeMux()
+		probe.HandleFunc(route.Path, func(http.ResponseWriter, *http.Request) {})
+		if _, pattern := probe.Handler(&http.Request{Method: route.Method, URL: urlOf(path)}); pattern != "" {
+			all = append(all, route.Method)
+		}
+	}
+	return all
+}
+
+// Refuse answers a request that may not pass, as application/problem+json.
+func Refuse(w http.ResponseWriter, _ *http.Request, status int, title, detail string) {
+	kind := strings.ReplaceAll(strings.ToLower(http.StatusText(status)), " ", "-")
+	writeProblem(w, control.Problem{Status: status, Kind: kind, Title: title, Detail: detail})
+}
+
+// problemBody is RFC 9457.
+type problemBody struct {
+	Type   string `json:"type"`
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail,omitempty"`
+}
+
+func writeProblem(w http.ResponseWriter, p control.Problem) {
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(p.Status)
+	_ = json.NewEncoder(w).Encode(problemBody{"https://outbox-relay.dev/problems/" + p.Kind, p.Title, p.Status, p.Detail})
+}
+
+func write(w http.ResponseWriter, status int, answer any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(answer)
+}
+
+// read decodes a body. A field that is not known is an error: a misspelt condition would widen a selection.
+func read[T any](r *http.Request) (request T, err error) {
+	if kind, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";"); strings.TrimSpace(kind) != "application/json" {
+		return request, check.Problem{Path: "Content-Type", Text: "is not application/json"}
+	}
+	decoder := json.NewDecoder(r.Body)
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&request); err != nil {
+		if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) {
+			return request, check.Problem{Path: "body", Text: "is larger than 1 MiB; select by a filter instead of by ids"}
+		}
+		return request, check.Problem{Path: "body", Text: "is not the JSON that /api/openapi.json describes: " + err.Error()}
+	}
+	return request, nil
+}
+
+func pathID(r *http.Request) (int64, error) {
+	id, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
+	if err != nil || id < 1 {
+		return 0, check.Problem{Path: "id", Text: "is not a number above 0"}
+	}
+	return id, nil
+}

@@ -1,0 +1,320 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/rs/zerolog"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/outbox-relay/outbox-relay/internal/admin/control"
+	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
+	"github.com/outbox-relay/outbox-relay/internal/admin/history"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
+)
+
+const (
+	adminToken = "admin-token-of-32-characters-0001"
+	readToken  = "read-token-of-32-characters-00002"
+	canary     = "canary-4471"
+)
+
+// A server is the API over real HTTP, as an administrator reaches it.
+type server struct {
+	*testing.T
+	url, token string
+	client     *http.Client
+	schemas    *jsonschema.Compiler
+	called     map[string]bool // operations by id
+}
+
+func serve(t *testing.T, pool *pgxpool.Pool) *server {
+	t.Helper()
+	c := control.New(control.Config{Outbox: ops.New(pool), History: history.New()})
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	var running sync.WaitGroup
+	running.Go(func() { c.Run(ctx) })
+	open := guard.Config{Address: "0.0.0.0:1", Token: adminToken, ReadToken: readToken}
+	s := httptest.NewServer(open.Handler(New(c, "1.2.3", zerolog.Nop()), Refuse))
+	t.Cleanup(func() {
+		s.Close()
+		stop()
+		running.Wait()
+	})
+	return &server{T: t, url: s.URL, token: adminToken, client: s.Client(), called: map[string]bool{}}
+}
+
+// call sends a request and returns the status and the body.
+func (s *server) call(method, path, body string) (int, string) {
+	s.Helper()
+	r, err := http.NewRequestWithContext(s.Context(), method, s.url+path, strings.NewReader(body))
+	relaytest.Must(s, err)
+	r.Header.Set("Authorization", "Bearer "+s.token)
+	if body != "" {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	response, err := s.client.Do(r)
+	relaytest.Must(s, err)
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	relaytest.Must(s, err)
+	if want := "application/json"; response.StatusCode < 300 && response.Header.Get("Content-Type") != want {
+		s.Errorf("%s %s: content type %q", method, path, response.Header.Get("Content-Type"))
+	}
+	if response.StatusCode >= 400 {
+		var p problemBody
+		if json.Unmarshal(text, &p) != nil || p.Status != response.StatusCode || p.Title == "" || response.Header.Get("Content-Type") != "application/problem+json" {
+			s.Errorf("%s %s: no problem: %d %s", method, path, response.StatusCode, text)
+		}
+	}
+	return response.StatusCode, string(text)
+}
+
+// load reads the document of the server.
+func (s *server) load() map[string]any {
+	s.Helper()
+	status, text := s.call("GET", "/api/openapi.json", "")
+	document, err := jsonschema.UnmarshalJSON(strings.NewReader(text))
+	if status != 200 || err != nil {
+		s.Fatal(status, err)
+	}
+	s.schemas = jsonschema.NewCompiler()
+	s.schemas.AssertFormat()
+	relaytest.Must(s, s.schemas.AddResource("mem://doc", document))
+	return document.(map[string]any)
+}
+
+// fits calls an operation, and checks its answer against the document.
+func (s *server) fits(operation, method, template, path, body string, want int) string {
+	s.Helper()
+	s.called[operation] = true
+	status, text := s.call(method, path, body)
+	if status != want {
+		s.Fatalf("%s: %d %s", operation, status, text)
+	}
+	escaped := strings.NewReplacer("/", "~1", "{", "%7B", "}", "%7D").Replace(template)
+	schema, err := s.schemas.Compile(fmt.Sprintf("mem://doc#/paths/%s/%s/responses/%d/content/application~1json/schema", escaped, strings.ToLower(method), want))
+	relaytest.Must(s, err)
+	value, err := jsonschema.UnmarshalJSON(strings.NewReader(text))
+	relaytest.Must(s, err)
+	if err := schema.Validate(value); err != nil {
+		s.Errorf("%s: %v\n%s", operation, err, text)
+	}
+	return text
+}
+
+// Every operation of the document answers as the document says, and no answer but that of reveal has the payload.
+func TestAnswersFitTheDocument(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference, headers)
+		SELECT 'paid', '{"secret": "` + canary + `"}', 'k-' || i, 'o-' || i % 3, 'ref', '{"x-tenant": "a"}' FROM generate_series(1, 5) i`)
+	db.Settled("failed", "event_id < 4")
+	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, status, error)
+		VALUES (1, 1, now(), 12, 1, 1, 'default', 'retry', 'server_error', 500, 'no')`)
+	db.Exec(`INSERT INTO outbox_relay (name, version) VALUES ('r1', '1'); INSERT INTO outbox_alert (rule, subject) VALUES ('failed', 'default')`)
+	s := serve(t, db.Pool)
+	document := s.load()
+
+	var all []string
+	call := func(operation, method, template, path, body string, status int) {
+		t.Helper()
+		all = append(all, s.fits(operation, method, template, path, body, status))
+	}
+	const v1 = "/api/v1"
+	call("getDocument", "GET", "/api/openapi.json", "/api/openapi.json", "", 200)
+	call("getOverview", "GET", v1+"/overview", v1+"/overview", "", 200)
+	call("getHistory", "GET", v1+"/history", v1+"/history?destination=default", "", 200)
+	call("listDestinations", "GET", v1+"/destinations", v1+"/destinations", "", 200)
+	call("getDestination", "GET", v1+"/destinations/{name}", v1+"/destinations/default", "", 200)
+	call("pauseDestination", "POST", v1+"/destinations/{name}/pause", v1+"/destinations/default/pause", `{"reason": "x"}`, 200)
+	call("listDestinations", "GET", v1+"/destinations", v1+"/destinations", "", 200)
+	call("resumeDestination", "POST", v1+"/destinations/{name}/resume", v1+"/destinations/default/resume", "", 200)
+	call("resetBreaker", "POST", v1+"/destinations/{name}/reset-breaker", v1+"/destinations/default/reset-breaker", "", 200)
+	call("listDeliveries", "GET", v1+"/events", v1+"/events?status=failed&limit=2&since=1h", "", 200)
+	call("getEvent", "GET", v1+"/events/{id}", v1+"/events/1", "", 200)
+	call("listAlerts", "GET", v1+"/alerts", v1+"/alerts", "", 200)
+	call("listRelays", "GET", v1+"/relays", v1+"/relays", "", 200)
+
+	var preview control.Preview
+	text := s.fits("previewOperation", "POST", v1+"/previews", v1+"/previews", `{"action": "replay", "selection": {"destination": "default"}}`, 200)
+	relaytest.Must(t, json.Unmarshal([]byte(text), &preview))
+	if preview.Found.Matched != 3 {
+		t.Errorf("%+v", preview.Found)
+	}
+	order := fmt.Sprintf(`{"action": "replay", "selection": {"destination": "default"}, "matched": 3, "token": %q}`, preview.Token)
+	call("startOperation", "POST", v1+"/operations", v1+"/operations", order, 202)
+	var entry ops.AuditEntry
+	relaytest.Must(t, json.Unmarshal([]byte(all[len(all)-1]), &entry))
+	operation := fmt.Sprint(v1+"/operations/", entry.ID)
+	relaytest.Becomes(db, "done", `SELECT state FROM outbox_audit WHERE id = $1`, entry.ID)
+	call("getOperation", "GET", v1+"/operations/{id}", operation, "", 200)
+	if status, text := s.call("POST", operation+"/interrupt", ""); status != 409 {
+		t.Errorf("what has ended was interrupted: %d %s", status, text)
+	}
+	db.Exec(`UPDATE outbox_audit SET state = 'interrupted' WHERE id = $1`, entry.ID)
+	call("resumeOperation", "POST", v1+"/operations/{id}/resume", operation+"/resume", "", 202)
+	relaytest.Becomes(db, "done", `SELECT state FROM outbox_audit WHERE id = $1`, entry.ID)
+	call("listAudit", "GET", v1+"/audit", v1+"/audit?limit=10", "", 200)
+
+	if joined := strings.Join(all, ""); strings.Contains(joined, canary) || strings.Contains(joined, adminToken) {
+		t.Error("an answer has a payload, or a token")
+	}
+	if text := s.fits("revealEvent", "POST", v1+"/events/{id}/reveal", v1+"/events/1/reveal", "", 200); !strings.Contains(text, canary) {
+		t.Error(text)
+	}
+	wantDocumented(t, document, s.called)
+}
+
+// wantDocumented compares the document with what was called, and with the routes.
+func wantDocumented(t *testing.T, document map[string]any, called map[string]bool) {
+	t.Helper()
+	documented := map[string]bool{}
+	for path, item := range document["paths"].(map[string]any) {
+		for method, operation := range item.(map[string]any) {
+			id := operation.(map[string]any)["operationId"].(string)
+			documented[strings.ToUpper(method)+" "+path] = true
+			if !called[id] && id != "interruptOperation" {
+				t.Errorf("%s was not called", id)
+			}
+		}
+	}
+	routes := (&API{}).routes()
+	for _, route := range routes {
+		if !documented[route.Method+" "+route.Path] {
+			t.Errorf("%s %s is not documented", route.Method, route.Path)
+		}
+	}
+	if len(documented) != len(routes)+1 {
+		t.Errorf("%d operations are documented, there are %d", len(documented), len(routes)+1)
+	}
+}
+
+// The start of an order needs the preview of this very order.
+func TestConfirmation(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Insert(4, "k")
+	db.Settled("failed", "true")
+	s := serve(t, db.Pool)
+	_, text := s.call("POST", "/api/v1/previews", `{"action": "discard", "selection": {"event_ids": [1, 2]}}`)
+	var preview control.Preview
+	relaytest.Must(t, json.Unmarshal([]byte(text), &preview))
+	for name, body := range map[string]string{
+		"no token":          `{"action": "discard", "selection": {"event_ids": [1, 2]}, "matched": 2, "token": ""}`,
+		"another selection": `{"action": "discard", "selection": {"event_ids": [1, 2, 3]}, "matched": 2, "token": "` + preview.Token + `"}`,
+		"a wider one":       `{"action": "discard", "selection": {"destination": "default"}, "matched": 2, "token": "` + preview.Token + `"}`,
+		"another action":    `{"action": "replay", "selection": {"event_ids": [1, 2]}, "matched": 2, "token": "` + preview.Token + `"}`,
+		"another count":     `{"action": "discard", "selection": {"event_ids": [1, 2]}, "matched": 4, "token": "` + preview.Token + `"}`,
+	} {
+		if status, text := s.call("POST", "/api/v1/operations", body); status != 409 || !strings.Contains(text, "preview") {
+			t.Errorf("%s: %d %s", name, status, text)
+		}
+	}
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_audit`); n != 0 {
+		t.Errorf("%d operations were recorded", n)
+	}
+}
+
+func TestMistakes(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t, "logistics")
+	s := serve(t, db.Pool)
+	for _, test := range []struct {
+		method, path, body string
+		status             int
+		want               string
+	}{
+		{"GET", "/api/v1/nothing", "", 404, "openapi.json"},
+		{"DELETE", "/api/v1/overview", "", 405, "Use GET"},
+		{"GET", "/api/v1/operations", "", 405, "Use POST"},
+		{"GET", "/api/v1/destinations/shop", "", 404, "destination"},
+		{"POST", "/api/v1/destinations/shop/pause", `{}`, 404, "destination"},
+		{"POST", "/api/v1/destinations/logistics/pause", `{"reasn": "x"}`, 422, "reasn"},
+		{"POST", "/api/v1/destinations/logistics/pause", `{`, 422, "body"},
+		{"GET", "/api/v1/events?destination=logistic", "", 422, "did you mean \\\"logistics\\\"?"},
+		{"GET", "/api/v1/events?status=broken", "", 422, "choose pending"},
+		{"GET", "/api/v1/events?since=yesterday", "", 422, "how long ago"},
+		{"GET", "/api/v1/events?after=x", "", 422, "position"},
+		{"GET", "/api/v1/events?limit=9999", "", 422, "1 to 500"},
+		{"GET", "/api/v1/events?type=%00", "", 422, "NUL"},
+		{"GET", "/api/v1/events/12", "", 404, "archive"},
+		{"GET", "/api/v1/events/abc", "", 422, "number"},
+		{"POST", "/api/v1/events/12/reveal", "", 404, "archive"},
+		{"POST", "/api/v1/previews", `{"action": "replay", "selection": {}}`, 422, "names nothing"},
+		{"POST", "/api/v1/previews", `{"action": "replay", "selection": {"statuses": ["pending"]}}`, 422, "cannot be chosen"},
+		{"POST", "/api/v1/previews", `{"action": "drop", "selection": {"parked": true}}`, 422, "replay or discard"},
+		{"GET", "/api/v1/operations/77", "", 404, "audit"},
+		{"POST", "/api/v1/operations/77/resume", "", 404, "audit"},
+		{"GET", "/api/v1/audit?before=x", "", 422, "before"},
+		{"POST", "/api/v1/previews", `{"action": "` + strings.Repeat("x", 2<<20) + `"}`, 422, "1 MiB"},
+	} {
+		if status, text := s.call(test.method, test.path, test.body); status != test.status || !strings.Contains(text, test.want) {
+			t.Errorf("%s %s: %d %s", test.method, test.path, status, text)
+		}
+	}
+}
+
+// A reader changes nothing and sees no payload, by any route.
+func TestReaderMayOnlyRead(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Insert(1, "k")
+	s := serve(t, db.Pool)
+	s.token = readToken
+	for _, route := range (&API{}).routes() {
+		path := strings.NewReplacer("{name}", "default", "{id}", "1").Replace(route.Path)
+		status, text := s.call(route.Method, path, "{}")
+		if refused := status == 403; refused != route.Changes || refused && !strings.Contains(text, "role") {
+			t.Errorf("%s %s: %d %s", route.Method, route.Path, status, text)
+		}
+		if route.Changes != (route.Method == http.MethodPost) {
+			t.Errorf("%s %s: only what changes is a POST", route.Method, route.Path)
+		}
+	}
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_audit`); n != 0 {
+		t.Errorf("%d entries in the audit", n)
+	}
+	s.token = "wrong"
+	if status, _ := s.call("GET", "/api/v1/overview", ""); status != 401 {
+		t.Errorf("a wrong token: %d", status)
+	}
+}
+
+// Without a database every answer says so; none has its address, its user or its password.
+func TestDatabaseDown(t *testing.T) {
+	t.Parallel()
+	pool, err := pgxpool.New(t.Context(), "postgres://hidden-user:hidden-password@127.0.0.1:1/hidden-database?connect_timeout=2")
+	relaytest.Must(t, err)
+	t.Cleanup(pool.Close)
+	s := serve(t, pool)
+	for _, path := range []string{"overview", "destinations", "events", "events/1", "alerts", "relays", "audit", "operations/1"} {
+		status, text := s.call("GET", "/api/v1/"+path, "")
+		if status != 503 || !strings.Contains(text, "cannot be reached") || strings.Contains(text, "hidden") {
+			t.Errorf("%s: %d %s", path, status, text)
+		}
+	}
+}
+
+// No answer depends on the order of a map.
+func TestDocumentIsStable(t *testing.T) {
+	t.Parallel()
+	a := &API{}
+	var first, second bytes.Buffer
+	relaytest.Must(t, json.NewEncoder(&first).Encode(a.document()))
+	relaytest.Must(t, json.NewEncoder(&second).Encode(a.document()))
+	if !slices.Equal(first.Bytes(), second.Bytes()) {
+		t.Error("it differs")
+	}
+}

@@ -1,0 +1,228 @@
+package api
+
+import (
+	"net/http"
+	"net/url"
+	"strconv"
+
+	"github.com/outbox-relay/outbox-relay/internal/admin/control"
+	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
+	"github.com/outbox-relay/outbox-relay/internal/admin/history"
+	"github.com/outbox-relay/outbox-relay/internal/check"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
+)
+
+// The bodies of requests and answers that no other package has. Fields are added, never renamed or removed.
+type (
+	historyAnswer   struct{ history.Series }
+	destinationList struct {
+		Destinations []control.Destination `json:"destinations"`
+	}
+	destinationAnswer struct {
+		control.Destination
+		Findings []control.Finding  `json:"findings"`
+		Failures []ops.FailureGroup `json:"failures"`
+	}
+	pauseRequest struct {
+		Reason string `json:"reason"`
+	}
+	deliveryPage struct {
+		Deliveries []ops.Delivery `json:"deliveries"`
+		// Next is the parameter after of the next page; empty: this is the last.
+		Next string `json:"next"`
+	}
+	orderRequest struct {
+		Action    string        `json:"action"`
+		Selection ops.Selection `json:"selection"`
+	}
+	confirmedRequest struct {
+		Action    string        `json:"action"`
+		Selection ops.Selection `json:"selection"`
+		// Matched and Token are those of the preview.
+		Matched int64  `json:"matched"`
+		Token   string `json:"token"`
+	}
+	alertList struct {
+		Alerts []alertAnswer `json:"alerts"`
+	}
+	relayList struct {
+		Relays []relayAnswer `json:"relays"`
+	}
+	relayAnswer struct {
+		ops.RelayStatus
+		// State in a word: busy, idle, quarantined or silent.
+		State string `json:"state"`
+	}
+	auditPage struct {
+		Entries []ops.AuditEntry `json:"entries"`
+	}
+	alertAnswer struct{ alert.Alert }
+)
+
+func (a *API) actor(r *http.Request) ops.Actor {
+	return ops.Actor{Name: guard.CallerOf(r.Context()).Name, Origin: ops.OriginAPI}
+}
+
+func (a *API) outbox(r *http.Request) *ops.Outbox { return a.control.Outbox.As(a.actor(r)) }
+
+func (a *API) overview(r *http.Request) (any, error) { return a.control.Overview(r.Context()) }
+
+func (a *API) history(r *http.Request) (any, error) {
+	return historyAnswer{a.control.History.Series(r.URL.Query().Get("destination"))}, nil
+}
+
+func (a *API) destinations(r *http.Request) (any, error) {
+	o, err := a.control.Overview(r.Context())
+	return destinationList{o.Destinations}, err
+}
+
+func (a *API) destination(r *http.Request) (any, error) {
+	d, findings, err := a.control.Destination(r.Context(), r.PathValue("name"))
+	if err != nil {
+		return nil, err
+	}
+	failures, err := a.control.Outbox.Failures(r.Context(), d.DestinationStatus.Destination)
+	return destinationAnswer{d, findings, failures}, err
+}
+
+func (a *API) pause(r *http.Request) (any, error) {
+	request, err := read[pauseRequest](r)
+	if err != nil {
+		return nil, err
+	}
+	defer a.control.Forget()
+	return a.outbox(r).Pause(r.Context(), r.PathValue("name"), request.Reason)
+}
+
+func (a *API) resume(r *http.Request) (any, error) {
+	defer a.control.Forget()
+	return a.outbox(r).Resume(r.Context(), r.PathValue("name"), false)
+}
+
+func (a *API) resetBreaker(r *http.Request) (any, error) {
+	defer a.control.Forget()
+	return a.outbox(r).ResetBreaker(r.Context(), r.PathValue("name"))
+}
+
+func (a *API) deliveries(r *http.Request) (any, error) {
+	filter, err := a.control.Filter(r.Context(), r.URL.Query())
+	if err != nil {
+		return nil, err
+	}
+	page := deliveryPage{}
+	filter.Limit = max(filter.Limit, 1)
+	if r.URL.Query().Get("limit") == "" {
+		filter.Limit = 50
+	}
+	page.Deliveries, err = a.control.Outbox.Deliveries(r.Context(), filter)
+	if n := len(page.Deliveries); err == nil && n == filter.Limit {
+		page.Next = control.Position(page.Deliveries[n-1])
+	}
+	return page, err
+}
+
+func (a *API) event(r *http.Request) (any, error) {
+	id, err := pathID(r)
+	if err != nil {
+		return nil, err
+	}
+	return a.control.Outbox.Event(r.Context(), id, false)
+}
+
+func (a *API) reveal(r *http.Request) (any, error) {
+	id, err := pathID(r)
+	if err != nil {
+		return nil, err
+	}
+	return a.outbox(r).Reveal(r.Context(), id)
+}
+
+func (a *API) preview(r *http.Request) (any, error) {
+	request, err := read[orderRequest](r)
+	if err != nil {
+		return nil, err
+	}
+	return a.control.Preview(r.Context(), ops.Order{Action: request.Action, Selection: request.Selection})
+}
+
+func (a *API) start(r *http.Request) (any, error) {
+	request, err := read[confirmedRequest](r)
+	if err != nil {
+		return nil, err
+	}
+	order := ops.Order{Action: request.Action, Selection: request.Selection, Matched: request.Matched}
+	id, err := a.control.Start(r.Context(), a.actor(r), order, request.Token)
+	if err != nil {
+		return nil, err
+	}
+	return a.control.Outbox.AuditEntry(r.Context(), id)
+}
+
+func (a *API) operation(r *http.Request) (any, error) {
+	id, err := pathID(r)
+	if err != nil {
+		return nil, err
+	}
+	return a.control.Outbox.AuditEntry(r.Context(), id)
+}
+
+func (a *API) interrupt(r *http.Request) (any, error) {
+	id, err := pathID(r)
+	if err != nil {
+		return nil, err
+	}
+	if !a.control.Interrupt(id) {
+		return nil, control.ErrNotRunning
+	}
+	return a.control.Outbox.AuditEntry(r.Context(), id)
+}
+
+func (a *API) resumeOperation(r *http.Request) (any, error) {
+	id, err := pathID(r)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.control.Resume(r.Context(), a.actor(r), id); err != nil {
+		return nil, err
+	}
+	return a.control.Outbox.AuditEntry(r.Context(), id)
+}
+
+func (a *API) alerts(r *http.Request) (any, error) {
+	s, err := a.control.Status(r.Context())
+	list := alertList{Alerts: []alertAnswer{}}
+	for _, one := range s.Alerts {
+		list.Alerts = append(list.Alerts, alertAnswer{one})
+	}
+	return list, err
+}
+
+func (a *API) relays(r *http.Request) (any, error) {
+	s, err := a.control.Status(r.Context())
+	list := relayList{Relays: []relayAnswer{}}
+	for _, one := range s.Relays {
+		list.Relays = append(list.Relays, relayAnswer{one, one.State()})
+	}
+	return list, err
+}
+
+func (a *API) audit(r *http.Request) (any, error) {
+	q := r.URL.Query()
+	before, limit := int64(0), 0
+	var err error
+	if text := q.Get("before"); text != "" {
+		if before, err = strconv.ParseInt(text, 10, 64); err != nil || before < 1 {
+			return nil, check.Problem{Path: "before", Text: "is not a number above 0"}
+		}
+	}
+	if text := q.Get("limit"); text != "" {
+		if limit, err = strconv.Atoi(text); err != nil || limit < 1 || limit > 500 {
+			return nil, check.Problem{Path: "limit", Text: "is not a number from 1 to 500"}
+		}
+	}
+	entries, err := a.control.Outbox.Audit(r.Context(), before, limit)
+	return auditPage{entries}, err
+}
+
+func urlOf(path string) *url.URL { return &url.URL{Path: path} }

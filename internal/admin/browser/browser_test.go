@@ -1,0 +1,175 @@
+package browser
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/page"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+
+	"github.com/outbox-relay/outbox-relay/internal/admin/history"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+)
+
+// The overview follows what happens, without a reload, and stands still while it is paused.
+func TestOverviewIsLive(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Exec(`INSERT INTO outbox_relay (name, version) VALUES ('r1', '1'); INSERT INTO outbox_relay_destination VALUES (1, 'default')`)
+	beat := func() { db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() + interval '1 hour'`) }
+	beat()
+	s := open(t, db, history.New(), 1280, "light")
+	s.visit("/")
+	s.reads("All is well.")
+	s.run(chromedp.Evaluate(`window.kept = true`, nil))
+	db.Insert(2, "k")
+	db.Settled("failed", "true")
+	s.reads("default has 2 failed deliveries; last:")
+	if !evaluate[bool](s, `window.kept === true && document.querySelectorAll(".u-wrap").length === 2`) {
+		t.Error("the page was loaded again, or its charts are gone")
+	}
+	db.Exec(`UPDATE outbox_delivery SET status = 'discarded'`)
+	s.reads("All is well.")
+}
+
+// From a filter to a preview to a replay, by clicks.
+func TestReplay(t *testing.T) {
+	t.Parallel()
+	db := outage(t)
+	s := open(t, db, history.New(), 1280, "light")
+	s.visit("/events")
+	s.run(chromedp.SetValue("#f-status", "failed", chromedp.ByID), chromedp.SetValue("#f-reason", "rejected", chromedp.ByID), chromedp.Click("#apply", chromedp.ByID))
+	s.reads("Replay all that match")
+	s.run(chromedp.Click("#replay-all", chromedp.ByID))
+	want := relaytest.Row[string](db, `SELECT 'Replay ' || count(*) || ' deliveries?' FROM outbox_delivery WHERE status = 'failed' AND last_reason = 'rejected'`)
+	s.reads(want)
+	s.run(chromedp.Click("#confirm", chromedp.ByID))
+	s.reads("Ordered by")
+	relaytest.Becomes(db, "done ann@127.0.0.1", `SELECT state || ' ' || actor FROM outbox_audit`)
+	s.reads("9 of 9 done")
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE status = 'failed' AND last_reason = 'rejected'`); n != 0 {
+		t.Errorf("%d are left", n)
+	}
+	// Two events by their boxes.
+	s.visit("/events?status=failed")
+	s.run(chromedp.Click("tbody tr:nth-child(1) input", chromedp.ByQuery), chromedp.Click("tbody tr:nth-child(2) input", chromedp.ByQuery), chromedp.Click("#discard-selected", chromedp.ByID))
+	s.reads("Discard 2 deliveries?")
+	s.run(chromedp.Click("#cancel", chromedp.ByID))
+	s.reads("Idempotency key")
+}
+
+// Pause and resume, and a payload that is shown only when it is asked for.
+func TestPauseAndReveal(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{"a": "payload-4471<script>alert(1)</script>"}', '<img src=x onerror=alert(1)>')`)
+	s := open(t, db, history.New(), 1280, "light")
+	s.visit("/destinations/default")
+	s.run(chromedp.SendKeys("#reason", "maintenance", chromedp.ByID), chromedp.Click("#pause", chromedp.ByID))
+	s.reads("default is paused (maintenance)")
+	s.run(chromedp.Click("#resume", chromedp.ByID))
+	s.reads("Resumed.")
+	s.visit("/events/1")
+	if evaluate[bool](s, `document.documentElement.outerHTML.includes("payload-4471")`) {
+		t.Error("the payload is in the page")
+	}
+	s.run(chromedp.Click("#reveal", chromedp.ByID))
+	s.reads("payload-4471<script>")
+}
+
+// Everything can be reached by keys alone, and the focus survives an update.
+func TestKeyboardOnly(t *testing.T) {
+	t.Parallel()
+	db := outage(t)
+	s := open(t, db, history.New(), 1280, "light")
+	s.visit("/")
+	s.run(chromedp.KeyEvent(kb.Tab))
+	if got := evaluate[string](s, `document.activeElement.textContent`); got != "Skip to content" {
+		t.Errorf("the first stop is %q", got)
+	}
+	s.run(chromedp.KeyEvent("g"), chromedp.KeyEvent("e"))
+	s.reads("Idempotency key")
+	s.visit("/events?status=failed")
+	s.run(chromedp.KeyEvent("j"), chromedp.KeyEvent("j"))
+	second := evaluate[string](s, `document.activeElement.id`)
+	if !strings.HasPrefix(second, "row-") {
+		t.Errorf("j leads to %q", second)
+	}
+	s.run(chromedp.Evaluate(`new Promise(done => document.body.addEventListener("htmx:afterSettle", () => done(true), {once: true}))`, nil, awaitPromise))
+	if got := evaluate[string](s, `document.activeElement.id`); got != second {
+		t.Errorf("an update moved the focus from %q to %q", second, got)
+	}
+	s.run(chromedp.KeyEvent(kb.Enter))
+	s.reads("Timeline")
+	s.run(chromedp.KeyEvent("?"))
+	s.reads("Keyboard shortcuts")
+	s.run(chromedp.KeyEvent(kb.Escape), chromedp.KeyEvent("t"))
+	if got := evaluate[string](s, `document.documentElement.dataset.theme`); got != "dark" {
+		t.Errorf("t makes it %q", got)
+	}
+}
+
+// The page notices that its database is gone, and that it is back.
+func TestDatabaseGoesAndComesBack(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	s := open(t, db, history.New(), 1280, "light")
+	s.expected = []string{"503"}
+	s.visit("/")
+	s.reads("No relay is running.")
+	db.Exec(`ALTER TABLE outbox_relay RENAME TO away`)
+	s.reads("The database has another schema")
+	db.Exec(`ALTER TABLE away RENAME TO outbox_relay`)
+	s.reads("No relay is running.")
+}
+
+// At both widths nothing is wider than the window, in light and dark. With OUTBOX_SCREENSHOTS, a directory, pictures are kept.
+func TestPictures(t *testing.T) {
+	t.Parallel()
+	dir := os.Getenv("OUTBOX_SCREENSHOTS")
+	for _, look := range []struct {
+		name   string
+		width  int64
+		scheme string
+	}{{"light", 1280, "light"}, {"dark", 1280, "dark"}, {"narrow-light", 390, "light"}, {"narrow-dark", 390, "dark"}} {
+		db := outage(t)
+		db.Exec(`UPDATE outbox_relay SET heartbeat_at = now() + interval '1 minute'`)
+		s := open(t, db, lastHour(), look.width, look.scheme)
+		for name, path := range map[string]string{
+			"overview": "/", "destination": "/destinations/crm", "events": "/events?status=failed", "event": "/events/1301", "preview": "/operations/new?action=replay&status=failed&destination=crm",
+			"alerts": "/alerts", "relays": "/relays",
+		} {
+			s.visit(path)
+			if width := evaluate[int64](s, `document.documentElement.scrollWidth`); width > look.width {
+				t.Errorf("%s, %s: %d wide", name, look.name, width)
+			}
+			if dir == "" {
+				continue
+			}
+			var picture []byte
+			s.run(chromedp.ActionFunc(func(ctx context.Context) (err error) {
+				height := evaluateHeight(ctx)
+				if err := emulation.SetDeviceMetricsOverride(look.width, height, 1, look.width < 500).Do(ctx); err != nil {
+					return err
+				}
+				picture, err = page.CaptureScreenshot().Do(ctx)
+				return err
+			}))
+			relaytest.Must(t, os.WriteFile(filepath.Join(dir, name+"-"+look.name+".png"), picture, 0o600))
+			s.run(emulation.SetDeviceMetricsOverride(look.width, 800, 1, look.width < 500))
+		}
+	}
+}
+
+func evaluateHeight(ctx context.Context) (height int64) {
+	_ = chromedp.Evaluate(`Math.max(document.documentElement.scrollHeight, 600)`, &height).Do(ctx)
+	return min(height, 2000)
+}
+
+func awaitPromise(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }

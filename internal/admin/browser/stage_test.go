@@ -1,0 +1,261 @@
+package browser
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/cdproto/page"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/admin/control"
+	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
+	"github.com/outbox-relay/outbox-relay/internal/admin/history"
+	dashboard "github.com/outbox-relay/outbox-relay/internal/admin/page"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+)
+
+func TestMain(m *testing.M) { pgtest.RunTests(m) }
+
+const token = "admin-token-of-32-characters-0001"
+
+// A stage is an outbox with a page, and a browser that looks at it.
+type stage struct {
+	*testing.T
+	db  *relaytest.Database
+	url string
+	ctx context.Context // of the browser's tab
+
+	mu       sync.Mutex
+	faults   []string // errors of the console, dialogs, and requests to other hosts
+	expected []string // parts of faults that the test provokes
+}
+
+// open serves the page of db and opens a browser. width is that of its window; scheme is light or dark.
+func open(t *testing.T, db *relaytest.Database, past *history.Ring, width int64, scheme string) *stage {
+	t.Helper()
+	s := &stage{T: t, db: db}
+	c := control.New(control.Config{Outbox: ops.New(db.Pool), History: past})
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	var running sync.WaitGroup
+	running.Go(func() { c.Run(ctx) })
+	p, err := dashboard.New(dashboard.Config{
+		Control: c, Prefix: "/outbox", Relay: "billing-1", Version: "1.0.0", Database: "postgres://relay:***@db.internal:5432/billing", Log: zerolog.Nop(),
+		Targets: func() map[string]string {
+			return map[string]string{"logistics": "https://logistics.internal/webhooks/billing", "analytics": "https://analytics.internal/in"}
+		},
+	})
+	relaytest.Must(t, err)
+	cfg := guard.Config{Address: "0.0.0.0:1", Token: token}
+	mux := http.NewServeMux()
+	mux.Handle("/outbox/", http.StripPrefix("/outbox", p.Handler()))
+	server := httptest.NewServer(cfg.Handler(mux, p.Refuse))
+	t.Cleanup(func() {
+		server.Close()
+		stop()
+		running.Wait()
+	})
+	s.url = server.URL + "/outbox"
+	s.browse(width, scheme)
+	return s
+}
+
+// browse starts the browser. It signs in with a header, as the dialog of Basic authentication would.
+func (s *stage) browse(width int64, scheme string) {
+	s.Helper()
+	program, err := exec.LookPath("chromium")
+	if err != nil {
+		s.Skip("there is no chromium; install it: apt-get install chromium")
+	}
+	options := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(program), chromedp.NoSandbox, chromedp.DisableGPU,
+		chromedp.Flag("disable-dev-shm-usage", true), chromedp.Flag("disable-component-update", true))
+	allocator, endAllocator := chromedp.NewExecAllocator(context.WithoutCancel(s.Context()), options...)
+	tab, endTab := chromedp.NewContext(allocator)
+	bounded, endBounded := context.WithTimeout(tab, 3*time.Minute)
+	s.ctx = bounded
+	s.Cleanup(func() {
+		_ = chromedp.Cancel(tab)
+		endBounded()
+		endTab()
+		endAllocator()
+		s.check()
+	})
+	chromedp.ListenTarget(s.ctx, s.listen)
+	r, _ := http.NewRequestWithContext(s.Context(), http.MethodGet, s.url, http.NoBody)
+	r.SetBasicAuth("ann", token)
+	height := int64(800)
+	s.run(
+		network.Enable(), runtime.Enable(), log.Enable(), page.Enable(),
+		network.SetExtraHTTPHeaders(network.Headers{"Authorization": r.Header.Get("Authorization")}),
+		emulation.SetDeviceMetricsOverride(width, height, 1, width < 500),
+		emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}, {Name: "prefers-reduced-motion", Value: "reduce"}}),
+	)
+}
+
+// listen notes what should not happen.
+func (s *stage) listen(event any) {
+	note := func(format string, args ...any) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.faults = append(s.faults, fmt.Sprintf(format, args...))
+	}
+	switch e := event.(type) {
+	case *runtime.EventExceptionThrown:
+		note("exception: %s", e.ExceptionDetails.Error())
+	case *runtime.EventConsoleAPICalled:
+		if e.Type == runtime.APITypeError || e.Type == runtime.APITypeWarning {
+			note("console: %s", e.Type)
+		}
+	case *log.EventEntryAdded:
+		if e.Entry.Level == log.LevelError || e.Entry.Level == log.LevelWarning {
+			note("log: %s %s", e.Entry.Text, e.Entry.URL)
+		}
+	case *network.EventRequestWillBeSent:
+		if u, err := url.Parse(e.Request.URL); err != nil || u.Scheme != "data" && u.Scheme != "about" && !strings.HasPrefix(e.Request.URL, s.url) {
+			note("a request to %s", e.Request.URL)
+		}
+	case *page.EventJavascriptDialogOpening:
+		note("a dialog: %s", e.Message)
+	}
+}
+
+// check reports what should not have happened.
+func (s *stage) check() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, fault := range s.faults {
+		if !slices.ContainsFunc(s.expected, func(part string) bool { return strings.Contains(fault, part) }) {
+			s.Error(fault)
+		}
+	}
+}
+
+func (s *stage) run(actions ...chromedp.Action) {
+	s.Helper()
+	if err := chromedp.Run(s.ctx, actions...); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// visit opens a page and waits until its scripts have run.
+func (s *stage) visit(path string) {
+	s.Helper()
+	s.run(chromedp.Navigate(s.url+path), chromedp.WaitVisible("#theme-switch", chromedp.ByID))
+}
+
+// reads waits until the page has a text.
+func (s *stage) reads(want string) {
+	s.Helper()
+	var text string
+	defer func() {
+		if s.Failed() {
+			s.Logf("the page reads %q", text)
+		}
+	}()
+	relaytest.Eventually(s, "the text "+want, func() bool {
+		_ = chromedp.Run(s.ctx, chromedp.Evaluate(`document.body ? document.body.innerText : ""`, &text)) // it may be on the way to another page
+		return strings.Contains(strings.ReplaceAll(text, "\u202f", ""), want)
+	})
+}
+
+// evaluate returns the value of an expression.
+func evaluate[T any](s *stage, expression string) (value T) {
+	s.Helper()
+	s.run(chromedp.Evaluate(expression, &value))
+	return value
+}
+
+// lastHour returns an hour of deliveries as a relay would have noted it: a calm one with an outage.
+func lastHour() *history.Ring {
+	now := time.Now()
+	var mu sync.Mutex
+	at := now.Add(-58 * time.Minute)
+	ring := history.NewAt(func() time.Time {
+		mu.Lock()
+		defer mu.Unlock()
+		if at.Before(now) {
+			return at
+		}
+		return time.Now()
+	})
+	hooks := ring.Hooks(relay.Hooks{})
+	for i := 0; at.Before(now); i++ {
+		x := float64(i)
+		wave := 1 + 0.25*math.Sin(x/23) + 0.12*math.Sin(x/5) + 0.06*math.Sin(x*1.7)
+		send := func(destination string, n int, slow float64) {
+			for j := range n {
+				took := time.Duration((18 + 9*math.Sin(float64(i*7+j*13)) + 60*math.Pow(float64((j*37+i*11)%100)/100, 12)) * slow * float64(time.Millisecond))
+				hooks.Attempted(relay.Attempt{Destination: destination, Outcome: policy.Delivered, Duration: took})
+			}
+			hooks.Settled(destination, policy.Delivered, policy.ReasonOK, n)
+		}
+		send("logistics", int(120*wave), 1+0.2*math.Sin(x/40))
+		send("crm", int(22*wave), 2)
+		if i < 300 {
+			send("analytics", int(60*wave), 1.4)
+		} else if i%6 == 0 {
+			hooks.Settled("analytics", policy.Retry, policy.ReasonUnavailable, 5)
+		}
+		if i%37 == 5 {
+			hooks.Settled("crm", policy.Retry, policy.ReasonTimeout, 8)
+		}
+		if i%90 == 40 {
+			hooks.Settled("crm", policy.Fail, policy.ReasonRejected, 3)
+		}
+		mu.Lock()
+		at = at.Add(history.Step)
+		mu.Unlock()
+	}
+	hooks.LaneChanged(relay.LaneState{Destination: "logistics", Concurrency: 64, Breaker: "closed"})
+	hooks.LaneChanged(relay.LaneState{Destination: "crm", Concurrency: 16, RateLimit: 20, Breaker: "closed"})
+	hooks.LaneChanged(relay.LaneState{Destination: "analytics", Concurrency: 0, Breaker: "open"})
+	return ring
+}
+
+// outage fills an outbox as an operator finds it at night: one destination is down, one refuses some events.
+func outage(t *testing.T) *relaytest.Database {
+	t.Helper()
+	db := relaytest.New(t, "logistics")
+	db.Exec(`DELETE FROM outbox_route; INSERT INTO outbox_route (pattern, destination) VALUES ('invoice.*', 'logistics'), ('customer.*', 'crm'), ('invoice.*', 'analytics')`)
+	db.Exec(`INSERT INTO outbox_relay (name, version, session_pid) VALUES ('billing-1', '1.0.0', 41), ('billing-2', '1.0.0', 42)`)
+	db.Exec(`INSERT INTO outbox_relay_destination (instance, destination) SELECT i, d FROM generate_series(1, 2) i, unnest('{logistics,analytics,crm}'::text[]) d`)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference, created_at, available_at)
+		SELECT (ARRAY ['invoice.created', 'invoice.paid', 'customer.moved', 'invoice.cancelled'])[1 + i % 4], json_build_object('invoice', i, 'amount', i * 7),
+		       'billing/2026/' || lpad((70210 + i)::text, 6, '0'), 'customer-' || 100 + i % 83, 'INV-' || 70210 + i, now() - interval '4 seconds' * (1400 - i) - interval '2 seconds', now() - interval '4 seconds' * (1400 - i) - interval '2 seconds'
+		FROM generate_series(1, 1400) i`)
+	db.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now() - interval '4 seconds' * (1400 - event_id), attempts = 1,
+		last_attempt_at = now() - interval '4 seconds' * (1400 - event_id), last_status = 204 WHERE destination <> 'analytics' OR event_id < 1290`)
+	db.Exec(`UPDATE outbox_delivery SET status = 'failed', delivered_at = NULL, attempts = 1, last_status = 422, last_reason = 'rejected',
+		last_error = '422 Unprocessable Entity: unknown country "XK" in address' WHERE destination = 'crm' AND event_id % 41 = 1`)
+	db.Exec(`UPDATE outbox_delivery SET status = 'failed', delivered_at = NULL, attempts = 8, last_status = NULL, last_reason = 'timeout',
+		last_error = 'attempt 8 of 8: no answer within 10s' WHERE destination = 'crm' AND event_id % 97 = 5`)
+	db.Exec(`UPDATE outbox_delivery SET attempts = 2, last_status = 503, last_reason = 'unavailable', last_error = '503 Service Unavailable: upstream is restarting',
+		last_attempt_at = now() - interval '40 seconds', next_attempt_at = now() + interval '4 minutes' WHERE destination = 'analytics' AND status = 'pending' AND event_id IN (1301, 1305, 1309)`)
+	db.Exec(`INSERT INTO outbox_destination (destination, breaker, breaker_opened_at, breaker_until, breaker_error)
+		VALUES ('analytics', 'open', now() - interval '9 minutes', now() + interval '4 seconds', '503 Service Unavailable: upstream is restarting')
+		ON CONFLICT (destination) DO UPDATE SET breaker = 'open', breaker_opened_at = excluded.breaker_opened_at, breaker_until = excluded.breaker_until, breaker_error = excluded.breaker_error`)
+	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, status, error)
+		SELECT 1301, a, now() - interval '6 minutes 35 seconds' + make_interval(secs => s), ms, a, 1, 'analytics', 'retry', 'unavailable', 503, '503 Service Unavailable: upstream is restarting'
+		FROM (VALUES (1, 0, 31), (2, 7, 28)) v (a, s, ms)`)
+	db.Exec(`INSERT INTO outbox_alert (rule, subject, opened_at, count, detail, first_event_id) VALUES
+		('breaker_open', 'analytics', now() - interval '9 minutes', 1, '503 Service Unavailable: upstream is restarting', 1301), ('failed', 'crm', now() - interval '3 hours', 11, '422 rejected: unknown country', 42)`)
+	return db
+}

@@ -1,0 +1,144 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/check"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
+)
+
+// maxPage is how many deliveries one page holds at most.
+const maxPage = 500
+
+// FilterNames are the parameters of a filter.
+func FilterNames() []string {
+	return []string{"status", "destination", "type", "reason", "key", "ordering_key", "since", "until", "after", "limit"}
+}
+
+// Filter reads which deliveries to list from the parameters of a request. status also takes parked. A destination that is not known is
+// an error with a suggestion, because an empty list would look like success. Errors are [check.Problem].
+func (c *Control) Filter(ctx context.Context, q url.Values) (f ops.DeliveryFilter, err error) {
+	f = ops.DeliveryFilter{
+		Status: q.Get("status"), Destination: q.Get("destination"), Type: q.Get("type"), Reason: q.Get("reason"), Key: q.Get("key"),
+		OrderingKey: q.Get("ordering_key"),
+	}
+	if f.Status == "parked" {
+		f.Status, f.Parked = "pending", true
+		if f.Destination != "" {
+			return f, check.Problem{Path: "destination", Text: "cannot be combined with status parked: what is parked has no destination"}
+		}
+	}
+	if !slices.Contains([]string{"", "pending", "delivered", "failed", "discarded"}, f.Status) {
+		return f, check.Problem{Path: "status", Text: fmt.Sprintf("%q is not known; choose pending, parked, delivered, failed or discarded", f.Status)}
+	}
+	for name, value := range q {
+		if strings.ContainsRune(strings.Join(value, ""), 0) {
+			return f, check.Problem{Path: name, Text: "contains a NUL"}
+		}
+	}
+	if f.Since, f.Until, err = c.bounds(ctx, q); err != nil {
+		return f, err
+	}
+	if f.After, err = ParsePosition(q.Get("after")); err != nil {
+		return f, err
+	}
+	if text := q.Get("limit"); text != "" {
+		if f.Limit, err = strconv.Atoi(text); err != nil || f.Limit < 1 || f.Limit > maxPage {
+			return f, check.Problem{Path: "limit", Text: fmt.Sprintf("%q is not a number from 1 to %d", text, maxPage)}
+		}
+	}
+	if f.Destination == "" {
+		return f, nil
+	}
+	return f, c.known(ctx, f.Destination)
+}
+
+// Selection reads what a bulk operation shall change from a form. Its fields are those of a filter, and ids.
+func (c *Control) Selection(ctx context.Context, q url.Values) (s ops.Selection, err error) {
+	f, err := c.Filter(ctx, q)
+	if err != nil {
+		return s, err
+	}
+	s = ops.Selection{Destination: f.Destination, Parked: f.Parked, Type: f.Type, Since: f.Since, Until: f.Until, Reason: f.Reason, OrderingKey: f.OrderingKey}
+	if f.Status != "" {
+		s.Statuses = []string{f.Status}
+	}
+	for _, text := range q["id"] {
+		id, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || id < 1 {
+			return s, check.Problem{Path: "id", Text: fmt.Sprintf("%q is not the id of an event", text)}
+		}
+		s.EventIDs = append(s.EventIDs, id)
+	}
+	if f.Key != "" { // a selection has no key: one event is named by its id
+		list, err := c.Outbox.Deliveries(ctx, ops.DeliveryFilter{Key: f.Key, Limit: 1})
+		switch {
+		case err != nil:
+			return s, err
+		case len(list) == 0:
+			return s, check.Problem{Path: "key", Text: fmt.Sprintf("no event has the idempotency key %q", f.Key)}
+		}
+		s.EventIDs = append(s.EventIDs, list[0].EventID)
+	}
+	return s, nil
+}
+
+func (c *Control) known(ctx context.Context, destination string) error {
+	names, err := c.Outbox.Destinations(ctx)
+	if err != nil || slices.Contains(names, destination) {
+		return err
+	}
+	text := fmt.Sprintf("there is no destination %q", destination)
+	if near := settings.Nearest(destination, names); near != "" {
+		text += fmt.Sprintf("; did you mean %q?", near)
+	}
+	return check.Problem{Path: "destination", Text: text}
+}
+
+// bounds reads since and until: a time, or how long ago by the clock of the database.
+func (c *Control) bounds(ctx context.Context, q url.Values) (since, until time.Time, err error) {
+	var now time.Time
+	for name, bound := range map[string]*time.Time{"since": &since, "until": &until} {
+		text := q.Get(name)
+		if text == "" {
+			continue
+		}
+		if *bound, err = time.Parse(time.RFC3339, text); err == nil {
+			continue
+		}
+		ago, durationErr := time.ParseDuration(text)
+		if durationErr != nil || ago < 0 {
+			return since, until, check.Problem{Path: name, Text: fmt.Sprintf("%q is neither a time such as 2026-01-02T15:04:05Z nor how long ago, such as 2h", text)}
+		}
+		if now.IsZero() {
+			if now, err = c.Outbox.Now(ctx); err != nil {
+				return since, until, err
+			}
+		}
+		*bound = now.Add(-ago)
+	}
+	return since, until, nil
+}
+
+// Position writes the place of a delivery in a list, for the parameter after.
+func Position(d ops.Delivery) string { return strconv.FormatInt(d.EventID, 10) + "." + d.Destination }
+
+// ParsePosition reads a text of Position. An empty one is the zero value.
+func ParsePosition(text string) (ops.DeliveryPosition, error) {
+	if text == "" {
+		return ops.DeliveryPosition{}, nil
+	}
+	number, destination, has := strings.Cut(text, ".")
+	id, err := strconv.ParseInt(number, 10, 64)
+	if err != nil || id < 1 || !has {
+		return ops.DeliveryPosition{}, check.Problem{Path: "after", Text: "is not a position that a list has given; leave it out for the first page"}
+	}
+	return ops.DeliveryPosition{EventID: id, Destination: destination}, nil
+}

@@ -1,0 +1,76 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outbox-relay/outbox-relay/internal/check"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+)
+
+// A Problem is an error as API and page show it.
+type Problem struct {
+	Status int
+	// Kind is a stable name of the problem.
+	Kind, Title string
+	// Detail says what to do. It holds no text of the database, which may hold values.
+	Detail string
+}
+
+// ProblemOf returns what a client should know of an error, and whether the log should have the rest.
+func ProblemOf(err error) (p Problem, unexpected bool) {
+	var mistake check.Problem
+	var server *pgconn.PgError
+	switch {
+	case errors.As(err, &mistake):
+		return Problem{http.StatusUnprocessableEntity, "invalid", "The request has a mistake", mistake.Error()}, false
+	case errors.Is(err, ops.ErrUnknownDestination):
+		return Problem{http.StatusNotFound, "unknown-destination", "There is no such destination", "No route, no state and no waiting delivery has that name."}, false
+	case errors.Is(err, ops.ErrNoAuditEntry):
+		return Problem{http.StatusNotFound, "unknown-operation", "There is no such operation", "The audit has no entry of that number."}, false
+	case errors.Is(err, ops.ErrUnknownEvent):
+		return Problem{http.StatusNotFound, "unknown-event", "There is no such event", "It does not exist, or its month was dropped from the archive."}, false
+	case errors.Is(err, ErrNotRunning):
+		return Problem{http.StatusConflict, "not-running", "This relay does not work on the operation", "It has ended, or another relay works on it."}, false
+	case errors.Is(err, ErrNotConfirmed):
+		return Problem{http.StatusConflict, "not-confirmed", "The order is not confirmed", err.Error()}, false
+	case errors.Is(err, ops.ErrNotResumable):
+		return Problem{http.StatusConflict, "not-resumable", "The operation cannot go on", err.Error()}, false
+	case errors.Is(err, ErrBusy):
+		return Problem{http.StatusServiceUnavailable, "busy", "Other operations run", err.Error()}, false
+	case errors.Is(err, pg.ErrSchema):
+		return Problem{http.StatusServiceUnavailable, "schema", "The database has another schema", "Run: outbox-relay migrate up"}, false
+	case errors.As(err, &server):
+		return ofServer(server), true
+	case errors.Is(err, context.DeadlineExceeded) && !errors.As(err, new(*pgconn.ConnectError)):
+		return tooMuch(), false
+	case errors.Is(err, context.Canceled):
+		return Problem{499, "canceled", "The request was given up", ""}, false
+	}
+	return Problem{
+		http.StatusServiceUnavailable, "database", "The database cannot be reached",
+		"The relay waits for it and goes on by itself; nothing is lost. Check that PostgreSQL runs and that database.url is right.",
+	}, true
+}
+
+func tooMuch() Problem {
+	return Problem{http.StatusServiceUnavailable, "too-much", "That takes too long", "The question was ended to protect the database. Narrow it: add a destination, a status or a time."}
+}
+
+func ofServer(server *pgconn.PgError) Problem {
+	switch server.Code {
+	case "42501": // insufficient_privilege
+		return Problem{http.StatusServiceUnavailable, "rights", "A right is missing", "Run migrations/roles.sql again after an upgrade, and grant outbox_relay to the relay's login."}
+	case "42P01": // undefined_table
+		return Problem{http.StatusServiceUnavailable, "schema", "The database has another schema", "Run: outbox-relay migrate up"}
+	case "57014": // query_canceled: the statement timeout of the page
+		return tooMuch()
+	case "57P01", "57P02", "57P03", "53300": // shutdown, crash, starting up, too many connections
+		return Problem{http.StatusServiceUnavailable, "database", "The database refuses connections", "It is stopping, starting, or has too many connections. The relay waits for it and goes on by itself."}
+	}
+	return Problem{http.StatusInternalServerError, "internal", "The database refused a statement", "The log of the relay says which, with SQLSTATE " + server.Code + "."}
+}

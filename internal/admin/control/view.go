@@ -1,0 +1,90 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/admin/history"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
+)
+
+// A Destination is the state of one destination, with what this relay has seen of it.
+type Destination struct {
+	ops.DestinationStatus
+	// State in a word: ok, paused, unserved, held, trying or no route.
+	State string `json:"state"`
+	// LastMinute of this relay.
+	LastMinute history.Rate `json:"last_minute"`
+	// Concurrency is how many requests this relay allows at once, and RateLimit how many a second (0: any number); nil: this
+	// relay has not delivered there.
+	Concurrency *int     `json:"concurrency"`
+	RateLimit   *float64 `json:"rate_limit"`
+}
+
+// An Overview is what the first page shows.
+type Overview struct {
+	At time.Time `json:"at"`
+	// Findings are what is wrong, the worst first; none: all is well.
+	Findings []Finding `json:"findings"`
+	// Backlog counts what is pending at all destinations, and LagSeconds is the age of the oldest due delivery.
+	Backlog      int64         `json:"backlog"`
+	LagSeconds   float64       `json:"lag_seconds"`
+	Failed       int64         `json:"failed"`
+	Parked       int64         `json:"parked"`
+	LastMinute   history.Rate  `json:"last_minute"`
+	Destinations []Destination `json:"destinations"`
+	// Relays counts those that live, and Alerts those that are open.
+	Relays int `json:"relays"`
+	Alerts int `json:"alerts"`
+}
+
+// Overview returns the state of everything.
+func (c *Control) Overview(ctx context.Context) (Overview, error) {
+	s, err := c.Status(ctx)
+	if err != nil {
+		return Overview{}, err
+	}
+	o := Overview{
+		At: s.At, Findings: Findings(s.Status), Parked: s.Parked, Backlog: s.Parked, LastMinute: c.History.LastMinute(""),
+		Destinations: []Destination{}, Alerts: len(s.Alerts),
+	}
+	for _, d := range s.Destinations {
+		o.Backlog += d.Pending
+		o.Failed += d.Failed
+		o.LagSeconds = max(o.LagSeconds, d.LagSeconds)
+		o.Destinations = append(o.Destinations, c.view(d))
+	}
+	for _, r := range s.Relays {
+		if r.Alive() {
+			o.Relays++
+		}
+	}
+	return o, nil
+}
+
+// Destination returns the state of one destination. The error wraps [ops.ErrUnknownDestination] if there is none.
+func (c *Control) Destination(ctx context.Context, name string) (Destination, []Finding, error) {
+	for range 2 {
+		s, err := c.Status(ctx)
+		if err != nil {
+			return Destination{}, nil, err
+		}
+		at := slices.IndexFunc(s.Destinations, func(d ops.DestinationStatus) bool { return d.Destination == name })
+		if at >= 0 {
+			all := slices.DeleteFunc(Findings(s.Status), func(f Finding) bool { return f.Destination != name })
+			return c.view(s.Destinations[at]), all, nil
+		}
+		c.Forget() // it may be younger than the status that was read last
+	}
+	return Destination{}, nil, fmt.Errorf("%w %q", ops.ErrUnknownDestination, name)
+}
+
+func (c *Control) view(d ops.DestinationStatus) Destination {
+	view := Destination{DestinationStatus: d, State: d.State(), LastMinute: c.History.LastMinute(d.Destination)}
+	if lane, known := c.History.Lane(d.Destination); known {
+		view.Concurrency, view.RateLimit = new(lane.Concurrency), new(lane.RateLimit)
+	}
+	return view
+}

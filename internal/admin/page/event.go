@@ -1,0 +1,166 @@
+package page
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
+	"github.com/outbox-relay/outbox-relay/internal/check"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
+)
+
+type eventData struct {
+	ID int64
+	ops.EventReport
+	Timeline []moment
+	Requests []request
+	// Revealed: Event has its payload.
+	Revealed bool
+}
+
+// A moment is one line of the timeline.
+type moment struct {
+	At time.Time
+	// Kind is created, attempt, delivered, failed, discarded or waiting: how it looks.
+	Kind, Destination, Title, Detail string
+	// Gap is how long nothing happened before it; empty: hardly any time.
+	Gap string
+}
+
+// A request shows how an operator would send an event by hand.
+type request struct{ Destination, Curl string }
+
+func (p *Page) event(r *http.Request) (view, error) {
+	data, err := p.readEvent(r, func(ctx context.Context, id int64) (ops.EventReport, error) {
+		return p.Control.Outbox.Event(ctx, id, false)
+	})
+	return viewOfEvent(data, true, err)
+}
+
+// viewOfEvent shows an event; without one, the problem alone.
+func viewOfEvent(data eventData, live bool, err error) (view, error) {
+	v := view{Title: fmt.Sprintf("Event %d", data.ID), Active: "events", Live: live, Data: data}
+	if err == nil {
+		v.Template = "event.html"
+	}
+	return v, err
+}
+
+// reveal shows an event with its payload. It is no redirect, so that the payload stands behind no address.
+func (p *Page) reveal(w http.ResponseWriter, r *http.Request) {
+	if !guard.CallerOf(r.Context()).MayReveal {
+		p.Refuse(w, r, http.StatusForbidden, "Your role may not see payloads", "Only who signs in with admin.token may. Without that setting payloads are shown to no caller.")
+		return
+	}
+	data, err := p.readEvent(r, p.outbox(r).Reveal)
+	data.Revealed = err == nil
+	v, err := viewOfEvent(data, false, err)
+	p.answer(w, r, v, err)
+}
+
+func (p *Page) readEvent(r *http.Request, read func(context.Context, int64) (ops.EventReport, error)) (data eventData, err error) {
+	data.ID, err = strconv.ParseInt(r.PathValue("id"), 10, 64)
+	if err != nil || data.ID < 1 {
+		return data, check.Problem{Path: "id", Text: "is not a number above 0"}
+	}
+	if data.EventReport, err = read(r.Context(), data.ID); err != nil {
+		return data, err
+	}
+	data.Timeline = timeline(data.EventReport)
+	for _, d := range data.Deliveries {
+		if d.Destination != "" && data.Event.Type != "" {
+			data.Requests = append(data.Requests, request{d.Destination, p.curl(data.Event, d)})
+		}
+	}
+	return data, nil
+}
+
+// timeline puts what happened to an event in order.
+func timeline(report ops.EventReport) (all []moment) {
+	event := report.Event
+	add := func(at time.Time, kind, destination, title, detail string) {
+		all = append(all, moment{At: at, Kind: kind, Destination: destination, Title: title, Detail: detail})
+	}
+	if event.Type != "" {
+		add(event.CreatedAt, "created", "", "Committed by its producer", "")
+		if event.AvailableAt.After(event.CreatedAt.Add(time.Second)) {
+			add(event.AvailableAt, "created", "", "Became available", "As its producer asked.")
+		}
+	}
+	for _, a := range report.Attempts {
+		answer := "no answer"
+		if a.Status != nil {
+			answer = fmt.Sprint(*a.Status)
+		}
+		title := fmt.Sprintf("Attempt %d: %s, %s", a.Attempt, answer, strings.ReplaceAll(string(a.Reason), "_", " "))
+		add(a.StartedAt, "attempt", a.Destination, title, fmt.Sprintf("%s · took %d ms · relay %d", cmp.Or(text(a.Error), "no text"), a.DurationMS, a.Relay))
+	}
+	for _, d := range report.Deliveries {
+		switch {
+		case d.Status == "delivered" && d.DeliveredAt != nil:
+			add(*d.DeliveredAt, "delivered", d.Destination, "Delivered", deliveredAfter(d))
+		case d.Status == "failed" && d.LastAttemptAt != nil:
+			add(*d.LastAttemptAt, "failed", d.Destination, "Failed", "after "+plain.Plural(d.Attempts, "attempt", "attempts")+"; an operator may replay it")
+		case d.Status == "discarded":
+			add(cmp.Or(timeOr(d.LastAttemptAt), d.NextAttemptAt), "discarded", d.Destination, "Discarded", "by an operator; it is not sent again")
+		}
+	}
+	if event.ArchivedAt != nil {
+		add(*event.ArchivedAt, "created", "", "Archived", "")
+	}
+	slices.SortStableFunc(all, func(a, b moment) int { return a.At.Compare(b.At) })
+	for i := 1; i < len(all); i++ {
+		if gap := all[i].At.Sub(all[i-1].At); gap >= time.Second {
+			all[i].Gap = plain.Span(gap)
+		}
+	}
+	return all
+}
+
+// deliveredAfter says with which attempt a delivery arrived, and how long that took.
+func deliveredAfter(d ops.Delivery) string {
+	text := fmt.Sprintf("with attempt %d", d.Attempts)
+	if d.LatencySeconds != nil && *d.LatencySeconds >= 0 {
+		text += ", " + took(d.LatencySeconds) + " after the commit"
+	}
+	return text
+}
+
+func timeOr(at *time.Time) time.Time {
+	if at == nil {
+		return time.Time{}
+	}
+	return *at
+}
+
+// curl writes a request as a command. What is secret is masked, and the payload is left to a file: shells keep a history.
+func (p *Page) curl(e ops.Event, d ops.Delivery) string {
+	lines := []string{"curl -X POST " + quoted(cmp.Or(p.target(d.Destination), "https://"+d.Destination))}
+	header := func(name, value string) { lines = append(lines, "-H "+quoted(name+": "+value)) }
+	header("Content-Type", "application/json")
+	header(webhook.IdempotencyKey, e.IdempotencyKey)
+	header(webhook.EventType, e.Type)
+	header(webhook.EventVersion, strconv.Itoa(e.Version))
+	header(webhook.EventID, strconv.FormatInt(e.ID, 10))
+	header(webhook.CreatedAt, e.CreatedAt.UTC().Format("2006-01-02T15:04:05.000000Z"))
+	if e.OrderingKey != nil {
+		header(webhook.OrderingKey, *e.OrderingKey)
+	}
+	if e.RelatedReference != nil {
+		header(webhook.RelatedReference, *e.RelatedReference)
+	}
+	header(webhook.Signature, settings.Mask)
+	return strings.Join(append(lines, fmt.Sprintf("--data-binary @event-%d.json", e.ID)), " \\\n  ")
+}
+
+// quoted writes a text as one word of a shell.
+func quoted(text string) string { return "'" + strings.ReplaceAll(plain.Line(text), "'", `'\''`) + "'" }

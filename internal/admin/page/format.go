@@ -1,0 +1,187 @@
+package page
+
+import (
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/admin/control"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+)
+
+// functions are what templates call.
+func (p *Page) functions() template.FuncMap {
+	return template.FuncMap{
+		"path":  func(parts ...string) string { return p.Prefix + strings.Join(parts, "") },
+		"asset": func(name string) string { return p.Prefix + "/static/" + name + "?v=" + p.assets[name].sum },
+		"count": count,
+		"bound": bound,
+		"plural": func(n int64, one, many string) string {
+			return count(n) + " " + map[bool]string{true: one, false: many}[n == 1]
+		},
+		"span":   span,
+		"took":   took,
+		"flow":   flow,
+		"rate":   perSecond,
+		"when":   when,
+		"iso":    iso,
+		"points": points,
+		"text":   text,
+		"json":   asJSON,
+		"target": p.target,
+		"line":   plain.Line,
+		"upto":   func(s string, n int) string { return plain.Shorten(plain.Line(s), n) },
+		"dict":   dict,
+	}
+}
+
+// count writes a number with narrow blanks between thousands.
+func count(n int64) string {
+	digits := strconv.FormatInt(n, 10)
+	for at := len(digits) - 3; at > 0 && digits[at-1] != '-'; at -= 3 {
+		digits = digits[:at] + "\u202f" + digits[at:]
+	}
+	return digits
+}
+
+// bound writes what the status counts up to a bound, or a sum of such counts.
+func bound(n int64) string {
+	if n > control.Counted {
+		return count(n-1) + "+"
+	}
+	return count(n)
+}
+
+// span writes seconds in their two largest units.
+func span(seconds float64) string {
+	if seconds > 0 && seconds < 1 {
+		return "< 1s"
+	}
+	return plain.Span(time.Duration(seconds * float64(time.Second)))
+}
+
+// took writes a short time in seconds; nil is a dash.
+func took(seconds *float64) string {
+	switch {
+	case seconds == nil:
+		return "–"
+	case *seconds < 0.01:
+		return fmt.Sprintf("%.1f ms", *seconds*1000)
+	case *seconds < 1:
+		return fmt.Sprintf("%.0f ms", *seconds*1000)
+	}
+	return fmt.Sprintf("%.1f s", *seconds)
+}
+
+// perSecond writes a limit; none is empty.
+func perSecond(limit *float64) string {
+	if limit == nil || *limit == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.3g/s", *limit)
+}
+
+// flow writes how many requests a destination may have at once, and in a second; nil is a dash.
+func flow(concurrency *int, limit *float64) string {
+	if concurrency == nil {
+		return "–"
+	}
+	text := strconv.Itoa(*concurrency)
+	if rate := perSecond(limit); rate != "" {
+		text += " · " + rate
+	}
+	return text
+}
+
+// when writes how long ago a time was, or in how long it comes. Nil is a dash.
+func when(at any) string {
+	moment, known := timeOf(at)
+	if !known {
+		return "–"
+	}
+	switch d := time.Since(moment); {
+	case d >= 0 && d < 2*time.Second, d < 0 && d > -2*time.Second:
+		return "now"
+	case d < 0:
+		return "in " + plain.Span(-d)
+	default:
+		return plain.Span(d) + " ago"
+	}
+}
+
+// iso writes a time exactly, in UTC.
+func iso(at any) string {
+	moment, known := timeOf(at)
+	if !known {
+		return ""
+	}
+	return moment.UTC().Format("2006-01-02 15:04:05.000 UTC")
+}
+
+func timeOf(at any) (time.Time, bool) {
+	switch at := at.(type) {
+	case time.Time:
+		return at, !at.IsZero()
+	case *time.Time:
+		if at != nil {
+			return *at, true
+		}
+	}
+	return time.Time{}, false
+}
+
+// text dereferences a text.
+func text(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
+// points writes a series as the points of a polyline that is 100 wide and 24 high. The last of them are enough for a glance.
+func points(series []float64) string {
+	const shown = 60
+	series = series[max(0, len(series)-shown):]
+	if len(series) < 2 {
+		return ""
+	}
+	highest := 1.0
+	for _, y := range series {
+		highest = max(highest, y)
+	}
+	var all strings.Builder
+	for i, y := range series {
+		fmt.Fprintf(&all, "%.1f,%.1f ", float64(i)*100/float64(len(series)-1), 23-y/highest*21)
+	}
+	return strings.TrimSpace(all.String())
+}
+
+// asJSON writes data for a script, in an attribute, where html/template escapes it.
+func asJSON(v any) (string, error) {
+	body, err := json.Marshal(v)
+	return string(body), err
+}
+
+// target returns where a destination's requests go, without what may be secret.
+func (p *Page) target(destination string) string {
+	if p.Targets == nil {
+		return ""
+	}
+	return p.Targets()[destination]
+}
+
+// dict makes the argument of a template of several values.
+func dict(pairs ...any) (map[string]any, error) {
+	all := map[string]any{}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		name, ok := pairs[i].(string)
+		if !ok {
+			return nil, fmt.Errorf("dict: %v is no name", pairs[i])
+		}
+		all[name] = pairs[i+1]
+	}
+	return all, nil
+}

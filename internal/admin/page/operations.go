@@ -1,0 +1,105 @@
+package page
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/outbox-relay/outbox-relay/internal/admin/control"
+	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
+	"github.com/outbox-relay/outbox-relay/internal/check"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
+)
+
+type previewData struct {
+	control.Preview
+	// Order as JSON, for the form that confirms it.
+	OrderJSON string
+	Back      string
+}
+
+// preview counts what an order would change, and asks.
+func (p *Page) preview(r *http.Request) (view, error) {
+	v := view{Active: "events", Title: "Preview"}
+	if !guard.CallerOf(r.Context()).MayChange {
+		problem := control.Problem{Status: http.StatusForbidden, Title: "Your role may only read", Detail: "Sign in with admin.token to change something."}
+		v.Template, v.Problem = "problem.html", &problem
+		return v, nil
+	}
+	q := r.URL.Query()
+	selection, err := p.Control.Selection(r.Context(), q)
+	if err != nil {
+		return v, err
+	}
+	preview, err := p.Control.Preview(r.Context(), ops.Order{Action: q.Get("action"), Selection: selection})
+	if err != nil {
+		return v, err
+	}
+	order, err := json.Marshal(preview.Order)
+	if err != nil {
+		return v, fmt.Errorf("encode order: %w", err)
+	}
+	q.Del("action")
+	q.Del("id")
+	v.Template, v.Data = "preview.html", previewData{preview, string(order), "/events" + query(q)}
+	return v, nil
+}
+
+// startOperation starts what a preview has confirmed.
+func (p *Page) startOperation(r *http.Request, _ *ops.Outbox) (to string, err error) {
+	var order ops.Order
+	if err := json.Unmarshal([]byte(r.PostForm.Get("order")), &order); err != nil {
+		return "", check.Problem{Path: "order", Text: "is damaged; go back and preview again"}
+	}
+	id, err := p.Control.Start(r.Context(), p.actor(r), order, r.PostForm.Get("token"))
+	return fmt.Sprintf("/operations/%d", id), err
+}
+
+type operationData struct {
+	ops.AuditEntry
+	// Runs here: this process works on it and can interrupt it.
+	RunsHere bool
+	// Percent of what was counted that is done; above 100 if more were found. Left: the rest.
+	Percent, Left int64
+}
+
+func (p *Page) operation(r *http.Request) (view, error) {
+	v := view{Active: "audit", Title: "Operation"}
+	id, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
+	if err != nil || id < 1 {
+		return v, check.Problem{Path: "id", Text: "is not a number above 0"}
+	}
+	entry, err := p.Control.Outbox.AuditEntry(r.Context(), id)
+	if err != nil {
+		return v, err
+	}
+	data := operationData{AuditEntry: entry, RunsHere: p.Control.Runs(id), Left: max(entry.Matched-entry.Done, 0)}
+	if entry.Matched > 0 {
+		data.Percent = min(entry.Done*100/entry.Matched, 100)
+	}
+	if entry.State == "done" {
+		data.Percent, data.Left = 100, 0
+	}
+	v.Template, v.Title, v.Data = "operation.html", fmt.Sprintf("Operation %d", id), data
+	v.Live = entry.State == "running"
+	return v, nil
+}
+
+func (p *Page) changeOperation(r *http.Request, _ *ops.Outbox) (to string, err error) {
+	id, err := strconv.ParseInt(r.PathValue("id"), 10, 64)
+	if err != nil || id < 1 {
+		return "", check.Problem{Path: "id", Text: "is not a number above 0"}
+	}
+	to = fmt.Sprintf("/operations/%d?done=", id)
+	switch r.PathValue("action") {
+	case "interrupt":
+		if !p.Control.Interrupt(id) {
+			return "", control.ErrNotRunning
+		}
+		return to + "interrupted", nil
+	case "resume":
+		return to + "continued", p.Control.Resume(r.Context(), p.actor(r), id)
+	}
+	return "", check.Problem{Path: "action", Text: "is not known"}
+}

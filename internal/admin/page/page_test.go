@@ -1,0 +1,276 @@
+package page
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"html"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/admin/control"
+	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
+	"github.com/outbox-relay/outbox-relay/internal/admin/history"
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
+)
+
+const (
+	adminToken = "admin-token-of-32-characters-0001"
+	readToken  = "read-token-of-32-characters-00002"
+)
+
+// A site is the page below a prefix, over real HTTP, as a browser without scripts sees it.
+type site struct {
+	*testing.T
+	url, token string
+	client     *http.Client
+	header     http.Header
+}
+
+func serve(t *testing.T, pool *pgxpool.Pool) *site {
+	t.Helper()
+	c := control.New(control.Config{Outbox: ops.New(pool), History: history.New()})
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	var running sync.WaitGroup
+	running.Go(func() { c.Run(ctx) })
+	p, err := New(Config{Control: c, Prefix: "/ops", Relay: "test", Version: "1.2.3", Database: "postgres://localhost/app", Log: zerolog.Nop()})
+	relaytest.Must(t, err)
+	open := guard.Config{Address: "0.0.0.0:1", Token: adminToken, ReadToken: readToken}
+	s := httptest.NewServer(open.Handler(http.StripPrefix("/ops", p.Handler()), p.Refuse))
+	t.Cleanup(func() {
+		s.Close()
+		stop()
+		running.Wait()
+	})
+	return &site{T: t, url: s.URL, token: adminToken, client: s.Client(), header: http.Header{}}
+}
+
+// get follows redirects, as a browser does.
+func (s *site) get(path string) (int, string) {
+	s.Helper()
+	return s.send(http.MethodGet, path, nil)
+}
+
+func (s *site) post(path string, form url.Values) (int, string) {
+	s.Helper()
+	return s.send(http.MethodPost, path, form)
+}
+
+func (s *site) send(method, path string, form url.Values) (int, string) {
+	s.Helper()
+	r, err := http.NewRequestWithContext(s.Context(), method, s.url+"/ops"+path, strings.NewReader(form.Encode()))
+	relaytest.Must(s, err)
+	r.SetBasicAuth("ann", s.token)
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	for name, values := range s.header {
+		r.Header[name] = values
+	}
+	if host := s.header.Get("Host"); host != "" {
+		r.Host = host
+	}
+	response, err := s.client.Do(r)
+	relaytest.Must(s, err)
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	relaytest.Must(s, err)
+	if csp := response.Header.Get("Content-Security-Policy"); !strings.Contains(csp, "script-src 'self'") || strings.Contains(csp, "unsafe") {
+		s.Errorf("%s: policy %q", path, csp)
+	}
+	return response.StatusCode, string(body)
+}
+
+// pages are all of them, with the one event and operation that the tests make.
+func pages() []string {
+	return []string{"/", "/destinations/default", "/events", "/events?status=failed", "/events/1", "/operations/1", "/operations/new?action=replay&id=1", "/alerts", "/relays", "/audit"}
+}
+
+// Every text that others write stays text, and a payload stays hidden, on every page.
+func TestCanariesStayInert(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	const canary = `"'><script>alert(4471)</script><img src=x onerror=alert(4471)>{{.}}`
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference, headers)
+		SELECT replace($1, ' ', '-'), json_build_object('secret', 'hidden-payload-4471'), $1, $1, $1, jsonb_build_object('x-a', 'canary-header')`, canary)
+	db.Settled("failed", "true")
+	db.Exec(`UPDATE outbox_delivery SET last_error = $1, last_reason = $1`, canary)
+	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, status, error)
+		VALUES (1, 1, now(), 12, 1, 1, 'default', 'retry', $1, 500, $1)`, canary)
+	db.Exec(`INSERT INTO outbox_relay (name, version, quarantined) VALUES ($1, $1, $1)`, canary)
+	db.Exec(`INSERT INTO outbox_alert (rule, subject, detail, first_error) VALUES ('failed', $1, $1, $1)`, canary)
+	db.Exec(`INSERT INTO outbox_audit (actor, origin, action, state, detail, selection) VALUES ($1, 'page', 'replay', 'interrupted', $1, jsonb_build_object('type', $1::text))`, canary)
+	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at, paused_reason, breaker, breaker_opened_at, breaker_until, breaker_error)
+		VALUES ('default', true, now(), $1, 'open', now(), now(), $1)`, canary)
+	s := serve(t, db.Pool)
+	for _, path := range append(pages(), "/events?type="+url.QueryEscape(canary), "/events?key="+url.QueryEscape(canary), "/nowhere"+url.PathEscape(canary), "/?done="+url.QueryEscape(canary)) {
+		status, body := s.get(path)
+		if status >= 500 {
+			t.Errorf("%s: %d\n%s", path, status, body)
+		}
+		for _, active := range []string{"<script>alert", "<img src=x", "onerror=alert(4471)>", "hidden-payload-4471"} {
+			if strings.Contains(body, active) {
+				t.Errorf("%s has %q", path, active)
+			}
+		}
+		if scripts := regexp.MustCompile(`<script(?:[^>]*)>`).FindAllString(body, -1); len(scripts) != 4 {
+			t.Errorf("%s: scripts %q", path, scripts)
+		}
+		if strings.Contains(body, "http://") || strings.Contains(body, "https://") && !strings.Contains(path, "events/1") {
+			t.Errorf("%s refers to another host", path)
+		}
+	}
+	if _, body := s.post("/events/1/reveal", nil); !strings.Contains(body, "hidden-payload-4471") {
+		t.Error("an administrator cannot see the payload")
+	}
+	if got := relaytest.Row[string](db, `SELECT actor || ' ' || origin FROM outbox_audit WHERE action = 'reveal_payload'`); !strings.HasPrefix(got, "ann@127.0.0.1 page") {
+		t.Error(got)
+	}
+}
+
+var field = regexp.MustCompile(`name="(\w+)" value="([^"]*)"`)
+
+// From a filter to a preview to a replay, and a pause and its end, with forms alone.
+func TestFormsWorkWithoutScripts(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Insert(3, "k")
+	db.Settled("failed", "event_id < 3")
+	s := serve(t, db.Pool)
+	if _, body := s.get("/"); !strings.Contains(body, "default has 2 failed deliveries; last:") {
+		t.Error("the headline does not say what is wrong")
+	}
+	_, body := s.get("/operations/new?action=replay&status=failed&destination=default")
+	if !strings.Contains(body, "Replay 2 deliveries?") {
+		t.Fatal(body)
+	}
+	form := url.Values{}
+	for _, match := range field.FindAllStringSubmatch(body, -1) {
+		form.Set(match[1], html.UnescapeString(match[2]))
+	}
+	wider := url.Values{"token": form["token"], "order": {strings.Replace(form.Get("order"), `"statuses":["failed"]`, `"statuses":["delivered"]`, 1)}}
+	if status, body := s.post("/operations", wider); status != 409 || !strings.Contains(body, "preview the same selection") {
+		t.Errorf("an order that was changed: %d", status)
+	}
+	status, body := s.post("/operations", form)
+	if status != 200 || !strings.Contains(body, "Replay</h1>") {
+		t.Fatal(status, body)
+	}
+	relaytest.Becomes(db, "done 2", `SELECT state || ' ' || done FROM outbox_audit`)
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE replay AND status = 'pending'`); n != 2 {
+		t.Errorf("%d replayed", n)
+	}
+	if status, body := s.post("/destinations/default/pause", url.Values{"reason": {"until <Monday>"}}); status != 200 || !strings.Contains(body, "Paused.") || !strings.Contains(body, "until &lt;Monday&gt;") {
+		t.Errorf("%d %s", status, body)
+	}
+	if status, body := s.post("/destinations/default/resume", nil); status != 200 || !strings.Contains(body, "Resumed.") {
+		t.Errorf("%d", status)
+	}
+	if status, _ := s.post("/destinations/nowhere/pause", nil); status != 404 {
+		t.Errorf("an unknown destination: %d", status)
+	}
+}
+
+// An operation whose process was killed says so, and goes on from the page.
+func TestKilledOperationGoesOn(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Insert(5, "k")
+	db.Settled("failed", "true")
+	db.Exec(`INSERT INTO outbox_audit (actor, origin, action, state, selection, matched, done, updated_at)
+		VALUES ('rob', 'page', 'replay', 'running', '{"destination": "default"}', 8, 3, now() - interval '5 minutes')`)
+	s := serve(t, db.Pool)
+	if _, body := s.get("/operations/1"); !strings.Contains(body, "probably killed") || !strings.Contains(body, "Go on") {
+		t.Fatal(body)
+	}
+	if status, body := s.post("/operations/1/resume", nil); status != 200 || !strings.Contains(body, "It goes on.") {
+		t.Fatal(status, body)
+	}
+	relaytest.Becomes(db, "done 8", `SELECT state || ' ' || done FROM outbox_audit`)
+	if status, _ := s.post("/operations/1/resume", nil); status != 409 {
+		t.Errorf("what is done goes on: %d", status)
+	}
+	if status, _ := s.post("/operations/1/interrupt", nil); status != 409 {
+		t.Errorf("what is done is interrupted: %d", status)
+	}
+}
+
+func TestReaderSeesNoButtons(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Insert(1, "k")
+	db.Settled("failed", "true")
+	db.Exec(`INSERT INTO outbox_audit (actor, origin, action, state, selection) VALUES ('rob', 'page', 'replay', 'interrupted', '{"destination": "default"}')`)
+	s := serve(t, db.Pool)
+	s.token = readToken
+	for _, path := range pages() {
+		if _, body := s.get(path); strings.Contains(body, `method="post"`) || strings.Contains(body, "Replay selected") {
+			t.Errorf("%s offers a change", path)
+		}
+	}
+	for _, path := range []string{"/destinations/default/pause", "/destinations/default/resume", "/destinations/default/reset-breaker", "/operations", "/operations/1/resume", "/operations/1/interrupt", "/events/1/reveal"} {
+		if status, body := s.post(path, nil); status != 403 || !strings.Contains(body, "role") {
+			t.Errorf("%s: %d", path, status)
+		}
+	}
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_audit`); n != 1 {
+		t.Errorf("%d entries", n)
+	}
+}
+
+func TestForeignersAreRefused(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	s := serve(t, db.Pool)
+	s.header = http.Header{"Sec-Fetch-Site": {"cross-site"}, "Origin": {"https://evil.example"}}
+	if status, body := s.post("/destinations/default/pause", nil); status != 403 || !strings.Contains(body, "Another site") {
+		t.Errorf("cross-site: %d", status)
+	}
+	s.header = http.Header{"Host": {"evil.example"}}
+	if status, body := s.get("/"); status != 421 || !strings.Contains(body, "admin.allowed_hosts") {
+		t.Errorf("foreign host: %d", status)
+	}
+	s.header, s.token = http.Header{}, "wrong"
+	if status, body := s.get("/"); status != 401 || !strings.Contains(body, "Sign in") {
+		t.Errorf("no token: %d", status)
+	}
+}
+
+// Without its database the page stays, says what is wrong, and names nothing of the connection.
+func TestDatabaseDown(t *testing.T) {
+	t.Parallel()
+	pool, err := pgxpool.New(t.Context(), "postgres://hidden-user:hidden-password@127.0.0.1:1/hidden-database?connect_timeout=2")
+	relaytest.Must(t, err)
+	t.Cleanup(pool.Close)
+	s := serve(t, pool)
+	for _, path := range pages() {
+		status, body := s.get(path)
+		if status != 503 || !strings.Contains(body, "The database cannot be reached") || strings.Contains(body, "hidden-") || !strings.Contains(body, `hx-trigger="tick from:body"`) {
+			t.Errorf("%s: %d %s", path, status, body)
+		}
+	}
+}
+
+// What is embedded is what was published.
+func TestVendoredFiles(t *testing.T) {
+	t.Parallel()
+	readme, err := staticFiles.ReadFile("static/vendor/README.md")
+	relaytest.Must(t, err)
+	for _, name := range []string{"htmx.min.js", "uPlot.iife.min.js", "uPlot.min.css"} {
+		body, err := staticFiles.ReadFile("static/vendor/" + name)
+		relaytest.Must(t, err)
+		sum := sha256.Sum256(body)
+		if !strings.Contains(string(readme), fmt.Sprintf("| `%s` |", name)) || !strings.Contains(string(readme), hex.EncodeToString(sum[:])) {
+			t.Errorf("%s has the sum %x", name, sum)
+		}
+	}
+}

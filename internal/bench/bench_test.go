@@ -1,0 +1,333 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// asProgram makes the test binary be the program, so that it can start itself in its roles.
+const asProgram = "BENCH_AS_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" || len(os.Args) > 1 && os.Args[1] == "role" {
+		main()
+		os.Exit(0)
+	}
+	code := m.Run()
+	if dir, err := builtRelay(); err == nil {
+		_ = os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+// builtRelay builds the program once for all tests, and returns its directory.
+var builtRelay = sync.OnceValues(func() (dir string, err error) {
+	if dir, err = os.MkdirTemp("", "outbox-relay-built-"); err != nil {
+		return "", err
+	}
+	if out, err := exec.Command("go", "build", "-C", "../..", "-o", filepath.Join(dir, "outbox-relay"), "./cmd/outbox-relay").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build outbox-relay: %w\n%s", err, out)
+	}
+	return dir, nil
+})
+
+func buildRelay(t *testing.T) string {
+	t.Helper()
+	dir, err := builtRelay()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, "outbox-relay")
+}
+
+// Every system delivers every event, and the page gets the table and the plot.
+func TestQuick(t *testing.T) {
+	t.Parallel()
+	docs := t.TempDir()
+	page := filepath.Join(docs, "performance.md")
+	original, err := os.ReadFile("../../docs/performance.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(page, original, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(t.Context(), []string{"-quick", "-run", "drain,pipelined", "-relay", buildRelay(t), "-docs", docs}); err != nil {
+		t.Fatal(err)
+	}
+	changed, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, system := range []string{nameOurs, nameTuned, nameRiver, nameTextbook, nameLoop, nameUnsigned, nameBare} {
+		if !strings.Contains(string(changed), "| "+system+" |") {
+			t.Errorf("the page has no row of %s", system)
+		}
+	}
+	plot, err := os.ReadFile(filepath.Join(docs, "performance", "drain.svg"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wellFormed(t, plot)
+}
+
+// An interrupt ends every process that the program started, and the server with its directory.
+func TestInterruptLeavesNothing(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-run", "ordered", "-rounds", "1", "-events", "2000000", "-relay", buildRelay(t))
+	cmd.Env = append(os.Environ(), asProgram+"=1", "TMPDIR="+dir)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	// The first line describes the machine, once server and receiver run.
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	if left := mentioning(t, dir, cmd.Process.Pid); len(left) == 0 {
+		t.Fatal("no process runs that could be left behind")
+	}
+	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	exit := new(exec.ExitError)
+	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
+		t.Errorf("the program ended with %v, want exit code 1", err)
+	}
+	for _, process := range mentioning(t, dir, cmd.Process.Pid) {
+		t.Errorf("%s is left behind", process)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+		t.Errorf("files are left behind: %v, %v", entries, err)
+	}
+}
+
+// mentioning lists the processes, other than the program, whose environment names its directory.
+func mentioning(t *testing.T, dir string, program int) (found []string) {
+	t.Helper()
+	processes, err := filepath.Glob("/proc/[0-9]*/environ")
+	if err != nil || len(processes) == 0 {
+		t.Skip("this system has no /proc")
+	}
+	for _, file := range processes {
+		environment, _ := os.ReadFile(file) // gone by now
+		if bytes.Contains(environment, []byte("TMPDIR="+dir)) && file != "/proc/"+strconv.Itoa(program)+"/environ" {
+			found = append(found, file)
+		}
+	}
+	return found
+}
+
+func TestPageHasAPlaceForEachWorkload(t *testing.T) {
+	t.Parallel()
+	for _, w := range workloads(options{events: 10, settled: 10, seconds: 1}) {
+		if err := hasPlace("../../docs", w); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestBetween(t *testing.T) {
+	t.Parallel()
+	got, err := between("a\n<!-- bench x -->\nold\n<!-- end x -->\nb\n", "x", "new\n")
+	if want := "a\n<!-- bench x -->\nnew\n<!-- end x -->\nb\n"; err != nil || got != want {
+		t.Errorf("got %q, %v, want %q", got, err, want)
+	}
+	for _, page := range []string{"", "<!-- bench x -->\n", "<!-- end x -->"} {
+		if _, err := between(page, "x", ""); err == nil {
+			t.Errorf("%q has no place, but was accepted", page)
+		}
+	}
+}
+
+func TestNumbers(t *testing.T) {
+	t.Parallel()
+	for want, value := range map[string]float64{"0": 0, "999": 999, "1,000": 1000, "-1,234,568": -1234567.8} {
+		if got := number(value, 0); got != want {
+			t.Errorf("number(%v) = %q, want %q", value, got, want)
+		}
+	}
+	for want, values := range map[string][]float64{"": nil, "2.0": {2}, "2.5 (1.0–4.0)": {4, 1, 3, 2}, "1.0": {1, 1}} {
+		if got := spread(values, 1); got != want {
+			t.Errorf("spread(%v) = %q, want %q", values, got, want)
+		}
+	}
+}
+
+// A ratio divides what was measured in one round, so that a slow round of both does not count.
+func TestRatiosAreByRound(t *testing.T) {
+	t.Parallel()
+	at, base := place{"c", "a"}, place{"c", "b"}
+	all := results{at: {{"rate": 10}, {"rate": 100}}, base: {{"rate": 20}, {"rate": 200}}}
+	if got := all.ratios(at, ratio{metric: "rate", toSystem: "b"}); !slices.Equal(got, []float64{0.5, 0.5}) {
+		t.Errorf("ratios are %v, want 0.5 twice", got)
+	}
+	if got := all.ratios(base, ratio{metric: "rate", toSystem: "b"}); got != nil {
+		t.Errorf("a system beside itself has the ratios %v", got)
+	}
+}
+
+func TestReceiverReadsRequests(t *testing.T) {
+	t.Parallel()
+	for body, want := range map[string]int{`{"n":12,"pad":"x"}`: 12, `{"d": 0, "n": 7, "pad": "x"}`: 7, `{}`: -1, `{"n":"x"}`: -1} {
+		if got := eventNumber([]byte(body)); got != want {
+			t.Errorf("eventNumber(%s) = %d, want %d", body, got, want)
+		}
+	}
+	in := bufio.NewReader(strings.NewReader("POST /10000/d7 HTTP/1.1\r\nHost: x\r\ncontent-length: 3\r\n\r\nabc"))
+	delay, length, err := readHead(in)
+	if delay != 10*time.Millisecond || length != 3 || err != nil {
+		t.Errorf("delay %s, length %d, %v; want 10ms, 3", delay, length, err)
+	}
+	tally := newTally(10)
+	for n := range 10 {
+		tally.add(n, time.Unix(int64(n+1), 0))
+		tally.add(n, time.Unix(100, 0))
+	}
+	tally.add(-1, time.Now())
+	a := tally.report(true)
+	if a.Distinct != 10 || a.Requests != 20 || a.Tenths[0] != 1e9 || a.Tenths[10] != 10e9 || a.At[4] != 5e9 {
+		t.Errorf("the tally is %+v", a)
+	}
+}
+
+// A link passes on what it is given, in its order.
+func TestLink(t *testing.T) {
+	t.Parallel()
+	echo, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer echo.Close()
+	go func() {
+		for {
+			conn, err := echo.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				_, _ = io.Copy(conn, conn)
+			}()
+		}
+	}()
+	l, err := startLink(context.WithoutCancel(t.Context()), echo.Addr().String(), time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.close()
+	conn, err := net.Dial("tcp", l.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent := bytes.Repeat([]byte("0123456789"), 20_000)
+	go func() {
+		_, _ = conn.Write(sent)
+		_ = conn.(*net.TCPConn).CloseWrite()
+	}()
+	got := make([]byte, len(sent))
+	if _, err := io.ReadFull(conn, got); err != nil || !bytes.Equal(got, sent) {
+		t.Errorf("what came back differs, or %v", err)
+	}
+	conn.Close()
+}
+
+func TestPlots(t *testing.T) {
+	t.Parallel()
+	all := results{}
+	for _, w := range workloads(options{rounds: 1, events: 10, settled: 10, seconds: 1}) {
+		for _, c := range w.cases {
+			for _, e := range c.entrants {
+				all[place{c.name, e.system}] = []sample{{"rate": 3, "p50": 0.5, "p99": 12}}
+			}
+		}
+		if w.plot != nil {
+			wellFormed(t, w.plot(all))
+		}
+	}
+}
+
+// The simulation agrees with the mean wait of a queue with random arrivals and a constant service, which is known: load / (1 - load) / 2.
+func TestSimulation(t *testing.T) {
+	t.Parallel()
+	for _, load := range []float64{0.3, 0.6, 0.9} {
+		waits := simulate(load, 1, 1, 2_000_000)
+		sum := 0.0
+		for _, wait := range waits {
+			sum += wait
+		}
+		got, want := sum/float64(len(waits)), load/(1-load)/2
+		if got < 0.95*want || got > 1.05*want {
+			t.Errorf("at a load of %.1f the mean wait is %.3f, want %.3f", load, got, want)
+		}
+	}
+	c := costs{insert: 60, deliver: 20, relay: 40, insertWAL: 800, deliverWAL: 400}
+	if got := c.saturation(); got != 25_000 {
+		t.Errorf("a database bears %.0f events/s, want 25,000", got)
+	}
+	one := c.forecast(10_000, layouts[0])
+	if one.processors != 0.8 || one.wal != 12 || one.relays != 1 || one.wait <= 0 {
+		t.Errorf("10,000 events/s cost one database %+v", one)
+	}
+	if beyond := c.forecast(50_000, layouts[0]); !math.IsInf(beyond.wait, 1) {
+		t.Errorf("a database that is beyond its share waits %v", beyond.wait)
+	}
+}
+
+func wellFormed(t *testing.T, svg []byte) {
+	t.Helper()
+	for decoder := xml.NewDecoder(bytes.NewReader(svg)); ; {
+		switch _, err := decoder.Token(); {
+		case err == io.EOF:
+			return
+		case err != nil:
+			t.Fatalf("the plot is not XML: %v\n%s", err, svg)
+		}
+	}
+}
+
+// What an event costs in WAL does not depend on how busy the machine is: the limits are a fifth above what was measured.
+func TestWALOfAnEvent(t *testing.T) {
+	t.Parallel()
+	r, err := newRig(t.Context(), options{relay: buildRelay(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.close()
+	drained, err := r.drain(t.Context(), ours{}, load{events: 5000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	inserted, err := r.pipelined(t.Context(), ours{}, insertOutbox)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("WAL: %.0f B of a drained event, %.0f B of an insert", drained["wal"], inserted["wal"])
+	if got := drained["wal"]; got <= 0 || got > 500 {
+		t.Errorf("claim and settle write %.0f B an event, want at most 500", got)
+	}
+	if got := inserted["wal"]; got <= 0 || got > 1010 {
+		t.Errorf("an insert writes %.0f B, want at most 1010", got)
+	}
+}

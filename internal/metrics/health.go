@@ -1,0 +1,131 @@
+package metrics
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+)
+
+const (
+	// turnMargin is how much longer than its poll interval the claimer may be without a turn: a statement may take as long as
+	// its timeout, and a claim may need several after damaged data was met.
+	turnMargin = 3 * pg.StatementTimeout
+	// beatMargin is how old a heartbeat may become: a relay sends one every 1 to 1.5 seconds.
+	beatMargin = 10 * time.Second
+)
+
+// health remembers what the relay's state does not say.
+type health struct {
+	quarantined atomic.Bool
+	stopping    atomic.Bool
+
+	mu       sync.Mutex
+	failedAt time.Time // the last failed statement
+	hint     string    // what to do about it
+}
+
+// failed remembers the hint for an error, and nothing else of it: an error may name hosts and users.
+func (h *health) failed(now time.Time, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.failedAt, h.hint = now, pg.Hint(err)
+}
+
+func (h *health) lastFailure() (at time.Time, hint string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.failedAt, h.hint
+}
+
+// Stopping makes /readyz say that the relay stops.
+func (m *Metrics) Stopping() { m.health.stopping.Store(true) }
+
+// A Health is the answer of /healthz and /readyz.
+type Health struct {
+	// Status is ok or failing.
+	Status string `json:"status"`
+	// Reasons say what is wrong and what to do about it. Empty: nothing is.
+	Reasons []string `json:"reasons"`
+}
+
+func newHealth(reasons []string) Health {
+	if len(reasons) > 0 {
+		return Health{"failing", reasons}
+	}
+	return Health{"ok", []string{}}
+}
+
+// live returns what is wrong with the process, so that a restart helps: the claimer does not turn. A database that is away is no
+// reason, since the relay waits for it.
+func (m *Metrics) live(now time.Time, s relay.State) (reasons []string) {
+	if m.health.stopping.Load() || s.Turned.IsZero() {
+		return nil
+	}
+	if silent := now.Sub(s.Turned); silent > m.cfg.PollInterval+turnMargin {
+		return []string{fmt.Sprintf("the claimer has not begun a turn for %s; restart the relay and report this as a defect", plain.Span(silent))}
+	}
+	return nil
+}
+
+// ready returns why the relay does not deliver.
+func (m *Metrics) ready(now time.Time, s relay.State) (reasons []string) {
+	reasons = m.live(now, s)
+	at, hint := m.health.lastFailure()
+	switch {
+	case m.health.stopping.Load():
+		return []string{"the relay is stopping"}
+	case m.health.quarantined.Load():
+		return append(reasons, "quarantined: this is not the database that relays were accepted on; run outbox-relay identity show")
+	case s.Registered && now.Sub(s.Beat) <= beatMargin:
+		return reasons
+	case s.Registered:
+		reasons = append(reasons, fmt.Sprintf("the database has taken no heartbeat for %s", plain.Span(now.Sub(s.Beat))))
+	case s.Beat.IsZero() && at.IsZero():
+		reasons = append(reasons, "the relay is starting: it is not registered in its database yet")
+	default:
+		reasons = append(reasons, "the relay is not registered in its database; it tries again by itself, and its log says why")
+	}
+	if hint != "" && now.Sub(at) < time.Minute {
+		reasons = append(reasons, hint)
+	}
+	return reasons
+}
+
+// Handler returns what serves /metrics, /healthz and /readyz.
+func (m *Metrics) Handler() http.Handler {
+	mux := http.NewServeMux()
+	scrape := promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
+		// Compression would cost each relay more memory than it saves on a line within a cluster.
+		ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4, DisableCompression: true,
+	})
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		m.sampler.scraped()
+		scrape.ServeHTTP(w, r)
+	})
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		answer(w, newHealth(m.live(time.Now(), m.state())))
+	})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		answer(w, newHealth(m.ready(time.Now(), m.state())))
+	})
+	return mux
+}
+
+func answer(w http.ResponseWriter, h Health) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	if h.Status != "ok" {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	_ = json.NewEncoder(w).Encode(h)
+}

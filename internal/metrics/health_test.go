@@ -1,0 +1,120 @@
+package metrics
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+func TestHealthOfARelay(t *testing.T) {
+	t.Parallel()
+	receiver := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer receiver.Close()
+	db := relaytest.New(t)
+	m := start(t, config(t, db, to("default", receiver.URL)))
+	m.healthBecomes("/readyz", http.StatusOK, "")
+	m.healthBecomes("/healthz", http.StatusOK, "")
+
+	m.metrics.Stopping()
+	m.healthBecomes("/readyz", http.StatusServiceUnavailable, "the relay is stopping")
+	m.healthBecomes("/healthz", http.StatusOK, "")
+}
+
+// A relay that runs on a copy of its database is alive, and not ready.
+func TestHealthOfAQuarantinedRelay(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	cfg := config(t, db, to("default", "http://receiver.test/CANARY"))
+	cfg.Environment = "production"
+	first := start(t, cfg)
+	first.healthBecomes("/readyz", http.StatusOK, "")
+	first.stop()
+	cfg.Environment = "staging"
+	m := start(t, cfg)
+	m.healthBecomes("/readyz", http.StatusServiceUnavailable, "quarantined: this is not the database that relays were accepted on; run outbox-relay identity show")
+	m.healthBecomes("/healthz", http.StatusOK, "")
+	m.becomes(1, "outbox_relay_quarantined")
+	m.becomes(0, "outbox_relay_registered")
+}
+
+// A database that is away is no reason to restart the relay, which waits for it, but one not to count on it.
+func TestHealthWithoutADatabase(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	cfg := config(t, db, to("default", "http://receiver.test/"))
+	cfg.Pool.ConnConfig.Database = "CANARY-none"
+	m := start(t, cfg)
+	m.healthBecomes("/readyz", http.StatusServiceUnavailable, "the server has no such database: check the name in database.url")
+	code, h := m.health("/healthz")
+	if code != http.StatusOK || h.Status != "ok" {
+		t.Errorf("%d %+v", code, h)
+	}
+	if _, body := m.get("/readyz"); strings.Contains(body, "CANARY") {
+		t.Errorf("a name appears: %s", body)
+	}
+}
+
+func TestReasonsOfHealth(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	const interval = 5 * time.Second
+	turned := now.Add(-time.Second)
+	for name, test := range map[string]struct {
+		state       relay.State
+		before      func(*Metrics)
+		live, ready string
+	}{
+		"starting":             {state: relay.State{}, ready: "the relay is starting: it is not registered in its database yet"},
+		"working":              {state: relay.State{Turned: turned, Beat: turned, Registered: true}},
+		"the claimer stands":   {state: relay.State{Turned: now.Add(-interval - turnMargin - time.Second), Beat: turned, Registered: true}, live: "the claimer has not begun a turn for 1m; restart the relay and report this as a defect", ready: "the claimer has not begun a turn for 1m; restart the relay and report this as a defect"},
+		"the claimer waits":    {state: relay.State{Turned: now.Add(-interval - turnMargin), Beat: turned, Registered: true}},
+		"a heartbeat hangs":    {state: relay.State{Turned: turned, Beat: now.Add(-11 * time.Second), Registered: true}, ready: "the database has taken no heartbeat for 11s"},
+		"the database is away": {state: relay.State{Turned: turned, Beat: now.Add(-time.Minute)}, ready: "the relay is not registered in its database; it tries again by itself, and its log says why"},
+		"a hint": {
+			state: relay.State{Turned: turned}, before: func(m *Metrics) { m.health.failed(now, &pgconn.PgError{Code: "28P01", Message: "CANARY"}) },
+			ready: "the relay is not registered in its database; it tries again by itself, and its log says why; the server refuses this login: check user and password in database.url",
+		},
+		"an error without a hint": {
+			state: relay.State{Turned: turned}, before: func(m *Metrics) { m.health.failed(now, errors.New("CANARY")) },
+			ready: "the relay is not registered in its database; it tries again by itself, and its log says why",
+		},
+		"quarantined": {state: relay.State{Turned: turned}, before: func(m *Metrics) { m.Hooks().Quarantined("CANARY") }, ready: "quarantined: this is not the database that relays were accepted on; run outbox-relay identity show"},
+		"stopping":    {state: relay.State{Turned: now.Add(-time.Hour)}, before: (*Metrics).Stopping, ready: "the relay is stopping"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := New(Config{PollInterval: interval})
+			if test.before != nil {
+				test.before(m)
+			}
+			if got := strings.Join(m.live(now, test.state), "; "); got != test.live {
+				t.Errorf("live: %q, want %q", got, test.live)
+			}
+			if got := strings.Join(m.ready(now, test.state), "; "); got != test.ready {
+				t.Errorf("ready: %q, want %q", got, test.ready)
+			}
+		})
+	}
+}
+
+func TestOnlyGetIsServed(t *testing.T) {
+	t.Parallel()
+	m := serve(t, New(Config{}))
+	response, err := m.client.Post(m.url+"/metrics", "text/plain", nil)
+	relaytest.Must(t, err)
+	_ = response.Body.Close()
+	if response.StatusCode != http.StatusMethodNotAllowed {
+		t.Error(response.Status)
+	}
+	if code, _ := m.get("/other"); code != http.StatusNotFound {
+		t.Error(code)
+	}
+}

@@ -1,0 +1,72 @@
+package metrics
+
+import (
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+)
+
+// Hooks returns what a relay has to call. None of them allocates or waits.
+func (m *Metrics) Hooks() relay.Hooks {
+	return relay.Hooks{
+		Claimed: func(destination string, deliveries int) { m.of(destination).claimed.Add(float64(deliveries)) },
+		ClaimRan: func(deliveries int, took time.Duration) {
+			m.claimSize.Observe(float64(deliveries))
+			m.claimTime.Observe(took.Seconds())
+		},
+		Woken:     m.woken,
+		Attempted: m.attempted,
+		Settled:   m.written,
+		SettleRan: func(deliveries int, took time.Duration) {
+			m.settleSize.Observe(float64(deliveries))
+			m.settleTime.Observe(took.Seconds())
+		},
+		StaleSettle: func(deliveries int) { m.stale.Add(float64(deliveries)) },
+		Rescued:     func(int32) { m.rescues.Inc() },
+		Archived:    func(batch archive.Result) { m.archived.Add(float64(batch.Events)) },
+		Notified:    func(_ string, _ alert.Alert, err error) { m.notified[outcomeOf(err)].Inc() },
+		Reloaded:    func(_ []string, err error) { m.reloads[outcomeOf(err)].Inc() },
+		DatabaseError: func(_ string, err error) {
+			m.errors.Inc()
+			m.health.failed(time.Now(), err)
+		},
+		Quarantined: func(reason string) { m.health.quarantined.Store(reason != "") },
+	}
+}
+
+func outcomeOf(err error) string {
+	if err != nil {
+		return failed
+	}
+	return succeeded
+}
+
+func (m *Metrics) woken(by relay.Wake) {
+	if counter := m.wakes[by]; counter != nil {
+		counter.Inc()
+	}
+}
+
+func (m *Metrics) attempted(a relay.Attempt) {
+	s := m.of(a.Destination)
+	if observer := s.answer[a.Outcome]; observer != nil {
+		observer.Observe(a.Duration.Seconds())
+	}
+	if a.Outcome == policy.Delivered {
+		if observer := s.latency[a.Class]; observer != nil {
+			observer.Observe(a.SinceCreated.Seconds())
+			s.dueLatency[a.Class].Observe(a.SinceDue.Seconds())
+		}
+	}
+}
+
+func (m *Metrics) written(destination string, outcome policy.Outcome, reason policy.Reason, deliveries int) {
+	counter := m.of(destination).settled[result{outcome, reason}]
+	if counter == nil { // a pair that the policy does not make
+		counter = m.settled.WithLabelValues(destination, string(outcome), string(reason))
+	}
+	counter.Add(float64(deliveries))
+}

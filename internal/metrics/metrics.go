@@ -1,0 +1,183 @@
+package metrics
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+)
+
+// Config is what New needs.
+type Config struct {
+	// Version of the program.
+	Version string
+	// Destinations of the configuration, which get their series at once. Those of a later configuration get theirs when
+	// they are first seen.
+	Destinations []string
+	// PollInterval of the relay. /healthz expects a turn of the claimer at least so often, and some time more.
+	PollInterval time.Duration
+	// SampleInterval is the time between two samples. 0: 15 s. A sample that takes long makes the next one later: all of
+	// them together take at most a hundredth of the time.
+	SampleInterval time.Duration
+	// Log for failed samples.
+	Log zerolog.Logger
+}
+
+// Bounds of the histograms, in seconds and in deliveries. Each bound costs a series per destination, outcome or class.
+var (
+	latencyBounds  = []float64{0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 0.5, 1, 5, 10, 60, 600, 3600, 86400}
+	durationBounds = []float64{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30}
+	sizeBounds     = []float64{0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000}
+)
+
+// Metrics observes one relay. It is safe for concurrent use.
+type Metrics struct {
+	cfg      Config
+	registry *prometheus.Registry
+
+	settled                     *prometheus.CounterVec
+	claimed                     *prometheus.CounterVec
+	latency, dueLatency, answer *prometheus.HistogramVec
+	claimTime, claimSize        prometheus.Histogram
+	settleTime, settleSize      prometheus.Histogram
+	stale, rescues, errors      prometheus.Counter
+	archived                    prometheus.Counter
+	wakes                       map[relay.Wake]prometheus.Counter
+	notified, reloads           map[string]prometheus.Counter
+
+	adding sync.Mutex                         // guards changes of series
+	series atomic.Pointer[map[string]*series] // by destination; replaced, never changed
+
+	follows atomic.Pointer[followed]
+	health  health
+	sampler sampler
+}
+
+// series are those of one destination, found without a lookup of labels.
+type series struct {
+	claimed             prometheus.Counter
+	settled             map[result]prometheus.Counter
+	answer              map[policy.Outcome]prometheus.Observer
+	latency, dueLatency map[string]prometheus.Observer // by class
+}
+
+// A result is what becomes of a delivery.
+type result struct {
+	outcome policy.Outcome
+	reason  policy.Reason
+}
+
+// outcomes of what is not about a destination.
+const (
+	succeeded = "ok"
+	failed    = "failed"
+)
+
+// New returns metrics with every series of the configured destinations at zero.
+func New(cfg Config) *Metrics {
+	m := &Metrics{cfg: cfg, registry: prometheus.NewRegistry()}
+	m.define()
+	m.series.Store(&map[string]*series{})
+	for _, name := range cfg.Destinations {
+		m.of(name)
+	}
+	m.sampler = newSampler()
+	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), gauges{m, describe()})
+	return m
+}
+
+func (m *Metrics) define() {
+	factory := definer{m.registry}
+	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "outbox_build_info", Help: "1, labelled with the version of the relay."}, []string{"version"})
+	build.WithLabelValues(m.cfg.Version).Set(1)
+	m.registry.MustRegister(build)
+
+	m.claimed = factory.counters("outbox_claimed_deliveries_total", "Deliveries that this relay has claimed.", "destination")
+	m.settled = factory.counters("outbox_settled_deliveries_total",
+		"Deliveries whose outcome this relay has written: delivered, retry, fail or hold (given back without spending an attempt).", "destination", "outcome", "reason")
+	m.answer = factory.histograms("outbox_attempt_duration_seconds", "Duration of the POSTs, by what became of them.", durationBounds, "destination", "outcome")
+	m.latency = factory.histograms("outbox_delivery_latency_seconds",
+		"Time from the event's created_at until its receiver accepted it, with all waits and attempts.", latencyBounds, "destination", "class")
+	m.dueLatency = factory.histograms("outbox_delivery_due_latency_seconds",
+		"Time from when a delivery became due until its receiver accepted it: what relay and receiver add.", latencyBounds, "destination", "class")
+	m.claimTime = factory.histograms("outbox_claim_duration_seconds", "Duration of the statements that claim.", durationBounds).WithLabelValues().(prometheus.Histogram)
+	m.claimSize = factory.histograms("outbox_claim_deliveries", "Deliveries that a claim brought.", sizeBounds).WithLabelValues().(prometheus.Histogram)
+	m.settleTime = factory.histograms("outbox_settle_duration_seconds", "Duration of the writes of outcomes, one batch each.", durationBounds).WithLabelValues().(prometheus.Histogram)
+	m.settleSize = factory.histograms("outbox_settle_deliveries", "Deliveries in one batch of outcomes.", sizeBounds).WithLabelValues().(prometheus.Histogram)
+	m.stale = factory.counters("outbox_stale_settles_total", "Outcomes that came too late: another relay had claimed the delivery meanwhile.").WithLabelValues()
+	m.rescues = factory.counters("outbox_rescues_total", "Dead relays whose claims this relay has given back.").WithLabelValues()
+	m.errors = factory.counters("outbox_database_errors_total", "Failed statements, which the relay repeats.").WithLabelValues()
+	m.archived = factory.counters("outbox_archived_events_total", "Events that this relay has moved into the archive.").WithLabelValues()
+
+	wakes := factory.counters("outbox_wakeups_total", "Waits of the claimer, by what ended them: notify, poll, or room in a destination that was full.", "reason")
+	m.wakes = map[relay.Wake]prometheus.Counter{}
+	for _, by := range relay.Wakes() {
+		m.wakes[by] = wakes.WithLabelValues(string(by))
+	}
+	m.notified = ended(factory.counters("outbox_alert_notifications_total", "Alerts that this relay has sent to a channel (ok), or could not send (failed).", "outcome"))
+	m.reloads = ended(factory.counters("outbox_reloads_total", "Reloads of the configuration that took effect (ok), or changed nothing because of a mistake (failed).", "outcome"))
+}
+
+// ended returns the counters of both ways in which something ends.
+func ended(of *prometheus.CounterVec) map[string]prometheus.Counter {
+	return map[string]prometheus.Counter{succeeded: of.WithLabelValues(succeeded), failed: of.WithLabelValues(failed)}
+}
+
+// A definer registers metrics.
+type definer struct{ registry *prometheus.Registry }
+
+func (d definer) counters(name, help string, labels ...string) *prometheus.CounterVec {
+	vec := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	d.registry.MustRegister(vec)
+	return vec
+}
+
+func (d definer) histograms(name, help string, bounds []float64, labels ...string) *prometheus.HistogramVec {
+	vec := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: bounds}, labels)
+	d.registry.MustRegister(vec)
+	return vec
+}
+
+// of returns the series of a destination. It makes them when the destination is new: the caller has the name from the
+// configuration.
+func (m *Metrics) of(destination string) *series {
+	if s := (*m.series.Load())[destination]; s != nil {
+		return s
+	}
+	m.adding.Lock()
+	defer m.adding.Unlock()
+	known := *m.series.Load()
+	if s := known[destination]; s != nil {
+		return s
+	}
+	s := &series{
+		claimed: m.claimed.WithLabelValues(destination),
+		settled: map[result]prometheus.Counter{}, answer: map[policy.Outcome]prometheus.Observer{},
+		latency: map[string]prometheus.Observer{}, dueLatency: map[string]prometheus.Observer{},
+	}
+	for _, outcome := range policy.Outcomes() {
+		s.answer[outcome] = m.answer.WithLabelValues(destination, string(outcome))
+		for _, reason := range policy.Reasons() {
+			if (outcome == policy.Delivered) == (reason == policy.ReasonOK) {
+				s.settled[result{outcome, reason}] = m.settled.WithLabelValues(destination, string(outcome), string(reason))
+			}
+		}
+	}
+	for _, class := range relay.Classes() {
+		s.latency[class] = m.latency.WithLabelValues(destination, class)
+		s.dueLatency[class] = m.dueLatency.WithLabelValues(destination, class)
+	}
+	all := make(map[string]*series, len(known)+1)
+	for name, of := range known {
+		all[name] = of
+	}
+	all[destination] = s
+	m.series.Store(&all)
+	return s
+}

@@ -1,0 +1,124 @@
+package metrics
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/watch"
+)
+
+const (
+	// sampleInterval is the time between two samples.
+	sampleInterval = 15 * time.Second
+	// scrapedWithin is how long after a scrape samples go on: an idle relay that is not scraped asks nothing.
+	scrapedWithin = 5 * time.Minute
+	// staleSample is how old a sample may be before its gauges are left out.
+	staleSample = 5 * time.Minute
+	// restTimes is how often a sample's own duration passes before the next one: samples take a hundredth of the time.
+	restTimes = 100
+	// sampleTimeout bounds a sample, for whose end a stop waits.
+	sampleTimeout = 10 * time.Second
+	// unregistered is when to try again while the relay is not registered.
+	unregistered = 250 * time.Millisecond
+	// Counts of all destinations together read at most sampleEntries index entries of each kind.
+	sampleEntries = 80_000
+	sampleMost    = 10_000
+	sampleLeast   = 1_000
+)
+
+// A sample is what one statement saw of the database.
+type sample struct {
+	backlog watch.Backlog
+	at      time.Time // by this process's clock
+	took    time.Duration
+}
+
+// A sampler keeps the last sample, and knows whether anything reads it.
+type sampler struct {
+	wanted chan struct{} // holds a token after a scrape
+
+	mu   sync.Mutex
+	last sample
+}
+
+func newSampler() sampler { return sampler{wanted: make(chan struct{}, 1)} }
+
+func (s *sampler) keep(taken sample) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last = taken
+}
+
+// recent returns the last sample; false if there is none that is still true.
+func (s *sampler) recent(now time.Time) (sample, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last, !s.last.at.IsZero() && now.Sub(s.last.at) < staleSample
+}
+
+// scraped notes that the gauges are read.
+func (s *sampler) scraped() {
+	select {
+	case s.wanted <- struct{}{}:
+	default:
+	}
+}
+
+// Sample samples the database until ctx is done: once at the start and then for some minutes after each scrape.
+func (m *Metrics) Sample(ctx context.Context) {
+	interval := m.cfg.SampleInterval
+	if interval <= 0 {
+		interval = sampleInterval
+	}
+	var scraped time.Time
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	next := time.Now() // when a sample may be taken
+	for {
+		select {
+		case <-timer.C:
+		case <-m.sampler.wanted:
+			scraped = time.Now()
+		case <-ctx.Done():
+			return
+		}
+		now := time.Now()
+		_, have := m.sampler.recent(now)
+		switch {
+		case now.Before(next):
+		case !have && scraped.IsZero(), now.Sub(scraped) < scrapedWithin:
+			next = now.Add(m.take(ctx, interval))
+		default:
+			timer.Stop() // until the next scrape
+			continue
+		}
+		timer.Reset(max(time.Until(next), 0))
+	}
+}
+
+// take takes one sample and returns how long to wait for the next one.
+func (m *Metrics) take(ctx context.Context, interval time.Duration) (wait time.Duration) {
+	f := m.follows.Load()
+	if f == nil || !f.state().Registered {
+		return unregistered
+	}
+	counting, cancel := context.WithTimeout(ctx, sampleTimeout)
+	defer cancel()
+	began := time.Now()
+	backlog, err := f.count(counting, sampleLimit(len(f.state().Lanes)))
+	took := time.Since(began)
+	switch {
+	case ctx.Err() != nil:
+	case err != nil:
+		m.cfg.Log.Warn().Err(err).Msg("metrics: the database was not sampled; trying again")
+	default:
+		m.sampler.keep(sample{backlog, time.Now(), took})
+	}
+	return max(interval, restTimes*took)
+}
+
+// sampleLimit returns where counts stop, so that a sample costs the same with many destinations as with few.
+func sampleLimit(destinations int) int {
+	return min(sampleMost, max(sampleLeast, sampleEntries/max(1, destinations)))
+}

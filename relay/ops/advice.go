@@ -1,0 +1,238 @@
+package ops
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+)
+
+// Advice is one thing that is wrong, and the commands that come next.
+type Advice struct {
+	// Why: quarantined, no_relay, parked, paused, held, unserved, retrying, failed, blocked, lag, or the rule of an open alert. Names
+	// are added, never renamed.
+	Why string `json:"why"`
+	// Subject is the destination; empty: the whole outbox, or the database.
+	Subject string `json:"subject"`
+	// Text says what is wrong, and what mends it.
+	Text string `json:"text"`
+	// Commands come next, in this order. What each does stands behind a #.
+	Commands []string `json:"commands"`
+}
+
+// countedTo is up to how many deliveries are counted.
+const countedTo = 10_000
+
+// advise says what to do about what the status shows, the most urgent first. No command in it does harm: nothing is replayed that
+// cannot arrive, and nothing is restarted where a reload suffices.
+func advise(s Status) []Advice {
+	all := []Advice{}
+	alive := slices.ContainsFunc(s.Relays, RelayStatus.Alive)
+	if s.Quarantined != "" {
+		all = append(all, Advice{"quarantined", "", fmt.Sprintf("Nothing is claimed or sent: %s. Decide what is to become of it.", s.Quarantined),
+			[]string{"outbox-relay identity show"}})
+	}
+	if !alive {
+		all = append(all, Advice{"no_relay", "", "No relay is running, so nothing is sent.", []string{"outbox-relay run"}})
+	}
+	for _, d := range s.Destinations {
+		all = append(all, d.advise(alive)...)
+	}
+	routed := slices.ContainsFunc(s.Destinations, func(d DestinationStatus) bool { return d.Routed })
+	if s.Parked > 0 && (routed || s.Quarantined == "") { // a quarantined relay has not stored its routes
+		all = append(all, adviseParked(s.Parked, routed))
+	}
+	return append(all, adviseAlerts(s.Alerts, all)...)
+}
+
+// advise says what to do about one destination. alive: a relay is running.
+func (d DestinationStatus) advise(alive bool) (all []Advice) {
+	word := plain.ShellWord(d.Destination)
+	add := func(why, text string, commands ...string) {
+		all = append(all, Advice{why, d.Destination, text, commands})
+	}
+	if d.Paused {
+		add("paused", fmt.Sprintf("%q is paused%s: nothing is sent there.", d.Destination, labelled(" (%s)", d.PausedReason)),
+			"outbox-relay resume "+word)
+	}
+	if d.Served && d.Breaker != "closed" && d.Breaker != "" {
+		add("held", fmt.Sprintf("%q is down, and its deliveries are held%s. Nothing is lost: relays try it every few seconds.%s",
+			d.Destination, labelled(": %s", d.BreakerError), repair(d.Destination, heldReason(d.BreakerError))),
+			"outbox-relay resume "+word+" --reset-breaker    # once it works: send at once, without a probe")
+	} else if d.Retrying > 0 && d.RetryReason != "" {
+		add("retrying", fmt.Sprintf("%s retrying at %s; last: %s.%s", upTo(d.Retrying), d.Destination, orReason(d.RetryError, d.RetryReason), repair(d.Destination, d.RetryReason)),
+			fmt.Sprintf("outbox-relay explain %d    # every attempt, and when the next one is", d.RetryEventID))
+	}
+	if d.Failed > 0 {
+		text, commands := d.adviseFailed(word)
+		add("failed", text, commands...)
+	}
+	if d.BlockedKeys > 0 {
+		text, commands := d.adviseBlocked(word)
+		add("blocked", text, commands...)
+	}
+	if alive && !d.Served && d.Pending > 0 {
+		add("unserved", fmt.Sprintf("%s unserved: no running relay has %q. Add it to a relay's configuration and reload that relay (SIGHUP), or give them up.",
+			counted(d.Pending, "delivery is", "deliveries are"), d.Destination),
+			"outbox-relay discard --destination "+word+" --status pending    # gives them up")
+	}
+	return all
+}
+
+// heldReason returns the reason of the error that opened a breaker, which is stored as text alone.
+func heldReason(text string) policy.Reason {
+	for _, known := range []struct {
+		sign   string
+		reason policy.Reason
+	}{{"no such host", policy.ReasonDNS}, {"tls: ", policy.ReasonTLS}, {"x509: ", policy.ReasonTLS}, {"dial ", policy.ReasonConnect}} {
+		if strings.Contains(text, known.sign) {
+			return known.reason
+		}
+	}
+	return policy.ReasonUnexpected
+}
+
+// repair says what mends the reason for which a destination fails; empty: only the error says it.
+func repair(destination string, reason policy.Reason) string {
+	setting := "destinations." + destination
+	switch reason {
+	case policy.ReasonUnauthorized:
+		return fmt.Sprintf(" Make %s.signing_secrets (or its credentials) those of the receiver, then reload the relay (SIGHUP).", setting)
+	case policy.ReasonNotFound, policy.ReasonRedirect, policy.ReasonDNS:
+		return fmt.Sprintf(" Correct %s.url, then reload the relay (SIGHUP), or mend the receiver.", setting)
+	case policy.ReasonConnect:
+		return fmt.Sprintf(" Start the receiver, or correct %s.url and reload the relay (SIGHUP).", setting)
+	case policy.ReasonTLS:
+		return fmt.Sprintf(" Correct %s.tls, then reload the relay (SIGHUP), or mend the receiver's certificate.", setting)
+	case policy.ReasonTimeout:
+		return fmt.Sprintf(" The receiver answers later than %s.timeout allows.", setting)
+	case policy.ReasonRateLimited:
+		return fmt.Sprintf(" The receiver asks for fewer requests: set %s.rate_limit, then reload the relay (SIGHUP).", setting)
+	case policy.ReasonEgress:
+		return " The relay may not connect to this address: see egress in its configuration."
+	case policy.ReasonServerError, policy.ReasonUnavailable, policy.ReasonTransient, policy.ReasonUnexpected, policy.ReasonNetwork, policy.ReasonMalformed:
+		return " The log of the receiver says more."
+	}
+	return ""
+}
+
+func (d DestinationStatus) adviseFailed(word string) (text string, commands []string) {
+	text = fmt.Sprintf("%s to %q failed; last: %s.", counted(d.Failed, "delivery", "deliveries"), d.Destination, orReason(d.FailedError, d.FailedReason))
+	commands = append(commands, "outbox-relay events list --status failed --destination "+word+"    # see why")
+	sendable := d.Failed - d.FailedUnsendable
+	if d.FailedUnsendable > 0 {
+		text += fmt.Sprintf(" %s never be sent: the producer must insert a corrected event under a new key.", counted(d.FailedUnsendable, "of them can", "of them can"))
+		commands = append(commands, "outbox-relay discard --destination "+word+" --status failed --reason invalid_event    # once corrected")
+	}
+	switch {
+	case sendable == 0:
+	case !d.Routed:
+		text += " No route leads there any more: add destination and route to a relay's configuration and reload it (SIGHUP) to send them again, or give them up."
+		commands = append(commands, "outbox-relay discard --destination "+word+" --status failed    # gives them up")
+	case d.FailedUnsendable > 0:
+		commands = append(commands, "outbox-relay replay --destination "+word+" --reason REASON    # once its cause is mended; not invalid_event")
+	default:
+		commands = append(commands, "outbox-relay replay --destination "+word+"    # once the cause is mended")
+	}
+	return text, commands
+}
+
+// maxBlockedKeys is how many ordering keys are looked at.
+const maxBlockedKeys = 1_000
+
+func (d DestinationStatus) adviseBlocked(word string) (text string, commands []string) {
+	var heads []string
+	for _, b := range d.Blocked {
+		heads = append(heads, fmt.Sprintf("%s behind event %d (%s)", b.Key, b.EventID, b.Reason))
+		if d.Routed && !unsendable(b.Reason) {
+			commands = append(commands, fmt.Sprintf("outbox-relay replay %d --destination %s    # once its cause is mended", b.EventID, word))
+		}
+		commands = append(commands, fmt.Sprintf("outbox-relay discard --destination %s --head-of-key %s    # skips it: its effect is lost", word, plain.ShellWord(b.Key)))
+	}
+	more := ""
+	if n := d.BlockedKeys - int64(len(heads)); n > 0 && len(heads) > 0 {
+		more = fmt.Sprintf(", and %d more", n)
+	}
+	return fmt.Sprintf("%s at %q behind a failed delivery%s%s.", waitingKeys(d.BlockedKeys), d.Destination, labelled(": %s", strings.Join(heads, ", ")), more), commands
+}
+
+// unsendable reports whether a delivery that failed for this reason can never be sent.
+func unsendable(reason policy.Reason) bool {
+	return reason == policy.ReasonInvalidEvent || reason == policy.ReasonEventMissing
+}
+
+// waitingKeys says how many ordering keys wait.
+func waitingKeys(n int64) string {
+	if n > maxBlockedKeys {
+		return plain.UpTo(n, maxBlockedKeys) + " ordering keys wait"
+	}
+	return plain.Plural(n, "ordering key waits", "ordering keys wait")
+}
+
+func adviseParked(n int64, routed bool) Advice {
+	if !routed {
+		return Advice{"parked", "", fmt.Sprintf("%s for the first relay: no route is stored yet. A relay stores its routes when it starts, and sends what matches them.",
+			counted(n, "event waits", "events wait")), []string{"outbox-relay run"}}
+	}
+	return Advice{"parked", "", fmt.Sprintf("%s no route. Add a route to the relays' configuration and reload them (SIGHUP).",
+		counted(n, "event matches", "events match")), []string{"outbox-relay events list --parked    # which"}}
+}
+
+// adviseAlerts says what to do about the open alerts that nothing before them explains.
+func adviseAlerts(alerts []alert.Alert, before []Advice) (all []Advice) {
+	explained := func(subject string, whys ...string) bool {
+		return slices.ContainsFunc(before, func(a Advice) bool {
+			return slices.Contains(whys, a.Why) && (a.Subject == "" || a.Subject == subject)
+		})
+	}
+	for _, a := range alerts {
+		switch a.Rule {
+		case alert.RuleFailed, alert.RuleBreakerOpen, alert.RuleBlockedKeys, alert.RuleUnserved, alert.RuleParked, alert.RuleQuarantined, alert.RuleNeverDelivered:
+			continue // counted above, or over since
+		case alert.RuleLag:
+			if explained(a.Subject, "no_relay", "paused", "held", "unserved", "quarantined") {
+				continue
+			}
+		}
+		text := a.Happened()
+		if a.Rule == alert.RuleLag {
+			text += ". The receiver is slower than what comes in (raise max_in_flight or rate_limit of the destination, then reload the relay), or the database is slow"
+		}
+		command := a.Command()
+		if command == "outbox-relay status" {
+			command = "outbox-relay relays    # which relays live, and what each has in flight"
+		}
+		all = append(all, Advice{a.Rule, a.Subject, text + ".", []string{command}})
+	}
+	return all
+}
+
+// labelled returns the text within a format; nothing without a text.
+func labelled(format, text string) string {
+	if text == "" {
+		return ""
+	}
+	return fmt.Sprintf(format, text)
+}
+
+// orReason returns the error without a full stop at its end; without one, the reason.
+func orReason(text string, reason policy.Reason) string {
+	if text = strings.TrimRight(text, ". "); text == "" {
+		return string(reason)
+	}
+	return text
+}
+
+// upTo writes what was counted up to a bound.
+func upTo(n int64) string { return plain.UpTo(n, countedTo) }
+
+// counted is [plain.Plural] of what was counted up to a bound.
+func counted(n int64, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return upTo(n) + " " + more
+}

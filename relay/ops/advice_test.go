@@ -1,0 +1,78 @@
+package ops
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+)
+
+// Each problem alone: what is said of it, and which commands come next, each before its comment.
+func TestAdvice(t *testing.T) {
+	t.Parallel()
+	alive := []RelayStatus{{Name: "a"}}
+	const list = "outbox-relay events list --status failed --destination d"
+	lane := func(d DestinationStatus) Status {
+		d.Destination, d.Routed, d.Served = "d", !d.Routed, !d.Served
+		if d.Breaker == "" {
+			d.Breaker = "closed"
+		}
+		return Status{Relays: alive, Destinations: []DestinationStatus{d}}
+	}
+	for name, c := range map[string]struct {
+		s        Status
+		text     string // a part of it
+		commands []string
+	}{
+		"well":                 {lane(DestinationStatus{Pending: 3, Due: 3}), "", nil},
+		"no relay":             {Status{Relays: []RelayStatus{{HeartbeatAgeSeconds: 11}}}, "No relay is running", []string{"outbox-relay run"}},
+		"quarantined":          {Status{Relays: alive, Quarantined: "a copy"}, "Nothing is claimed or sent: a copy.", []string{"outbox-relay identity show"}},
+		"paused":               {lane(DestinationStatus{Paused: true, PausedReason: "holiday"}), `"d" is paused (holiday)`, []string{"outbox-relay resume d"}},
+		"held":                 {lane(DestinationStatus{Breaker: "open", BreakerError: "refused"}), `"d" is down, and its deliveries are held: refused.`, []string{"outbox-relay resume d --reset-breaker"}},
+		"held, and retried":    {lane(DestinationStatus{Breaker: "open", Retrying: 3, RetryReason: policy.ReasonConnect}), `"d" is down`, []string{"outbox-relay resume d --reset-breaker"}},
+		"wrong secret":         {lane(DestinationStatus{Retrying: 4, RetryReason: policy.ReasonUnauthorized, RetryError: "401 signature-invalid.", RetryEventID: 7}), "4 retrying at d; last: 401 signature-invalid. Make destinations.d.signing_secrets", []string{"outbox-relay explain 7"}},
+		"wrong path":           {lane(DestinationStatus{Retrying: 1, RetryReason: policy.ReasonNotFound, RetryError: "404 Not Found"}), "Correct destinations.d.url, then reload the relay (SIGHUP)", []string{"outbox-relay explain 0"}},
+		"failed":               {lane(DestinationStatus{Failed: 1, FailedError: "422 no"}), `1 delivery to "d" failed; last: 422 no.`, []string{list, "outbox-relay replay --destination d"}},
+		"failed, unsendable":   {lane(DestinationStatus{Failed: 1, FailedUnsendable: 1}), "can never be sent", []string{list, "outbox-relay discard --destination d --status failed --reason invalid_event"}},
+		"failed, some of them": {lane(DestinationStatus{Failed: 9, FailedUnsendable: 1}), "1 of them can never be sent", []string{list, "outbox-relay discard --destination d --status failed --reason invalid_event", "outbox-relay replay --destination d --reason REASON"}},
+		"failed, no route":     {lane(DestinationStatus{Failed: 2, Routed: true, Served: true}), "No route leads there", []string{list, "outbox-relay discard --destination d --status failed"}},
+		"blocked": {
+			lane(DestinationStatus{BlockedKeys: 5, Blocked: []BlockedKey{{"it's", 3, policy.ReasonRejected}, {"b", 4, policy.ReasonInvalidEvent}}}),
+			`5 ordering keys wait at "d" behind a failed delivery: it's behind event 3 (rejected), b behind event 4 (invalid_event), and 3 more.`,
+			[]string{"outbox-relay replay 3 --destination d", `outbox-relay discard --destination d --head-of-key 'it'\''s'`, "outbox-relay discard --destination d --head-of-key b"},
+		},
+		"unserved":                 {lane(DestinationStatus{Pending: 5, Served: true}), `5 deliveries are unserved: no running relay has "d". Add it to a relay's configuration and reload that relay (SIGHUP)`, []string{"outbox-relay discard --destination d --status pending"}},
+		"parked":                   {Status{Relays: alive, Parked: 1, Destinations: []DestinationStatus{{Routed: true, Served: true}}}, "1 event matches no route. Add a route to the relays' configuration and reload them (SIGHUP).", []string{"outbox-relay events list --parked"}},
+		"lag":                      {Status{Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleLag, Subject: "d"}}}, `Deliveries to "d" lag`, []string{"outbox-relay relays"}},
+		"routes changed":           {Status{Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleRoutesChanged, Subject: "db"}}}, "changed", []string{"outbox-relay routes list"}},
+		"vacuum blocked":           {Status{Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleVacuumBlocked, Subject: "db", Detail: "process 7 holds"}}}, "cannot clean up: process 7 holds.", []string{"outbox-relay relays"}},
+		"no alert that is counted": {Status{Relays: alive, Alerts: []alert.Alert{{Rule: alert.RuleFailed, Subject: "d"}}}, "", nil},
+	} {
+		var texts, commands []string
+		for _, a := range advise(c.s) {
+			texts = append(texts, a.Text)
+			for _, command := range a.Commands {
+				command, _, _ = strings.Cut(command, "    # ")
+				commands = append(commands, command)
+			}
+		}
+		if text := strings.Join(texts, "\n"); !strings.Contains(text, c.text) || (c.text == "") != (text == "") || strings.Contains(text, "restart") || len(texts) > 1 {
+			t.Errorf("%s: %s, want %s", name, text, c.text)
+		}
+		if !slices.Equal(commands, c.commands) {
+			t.Errorf("%s: %q, want %q", name, commands, c.commands)
+		}
+	}
+}
+
+// Before a relay has ever run there is no route: what is parked is no mistake.
+func TestAdviceBeforeTheFirstStart(t *testing.T) {
+	t.Parallel()
+	all := advise(Status{Parked: 3})
+	if got := fmt.Sprint(all[len(all)-1]); len(all) != 2 || !strings.Contains(got, "3 events wait for the first relay: no route is stored yet") || !strings.Contains(got, "outbox-relay run") {
+		t.Errorf("%+v", all)
+	}
+}

@@ -1,0 +1,189 @@
+package ops
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+)
+
+// Origin says through what an operator gave an order.
+type Origin string
+
+// The origins that the audit knows.
+const (
+	OriginCLI  Origin = "cli"
+	OriginAPI  Origin = "api"
+	OriginPage Origin = "page"
+)
+
+// An Actor is who gives an order, for the audit.
+type Actor struct {
+	// Name of the person. Empty: the database user.
+	Name string
+	// Origin of the order. Empty: OriginCLI.
+	Origin Origin
+}
+
+// As returns an Outbox that records the actor with every change.
+func (o *Outbox) As(actor Actor) *Outbox {
+	as := *o
+	as.actor = actor
+	return &as
+}
+
+// An AuditEntry is one thing that an operator did.
+type AuditEntry struct {
+	ID int64     `json:"id,string"`
+	At time.Time `json:"at"`
+	// UpdatedAt is when the last batch of a bulk operation was committed.
+	UpdatedAt time.Time `json:"updated_at"`
+	Actor     string    `json:"actor"`
+	Origin    Origin    `json:"origin"`
+	// Action: pause, resume, reset_breaker, replay, discard, reveal_payload, create_deliveries or accept_identity. Names are
+	// added, never renamed.
+	Action string `json:"action"`
+	// State: running, stalled, done, interrupted or failed. A stalled operation runs by its row, but has changed nothing for
+	// [StalledAfter]: its process was probably killed.
+	State       string  `json:"state"`
+	Destination *string `json:"destination"`
+	EventID     *int64  `json:"event_id,string"`
+	// Selection of a bulk operation; nil: the operation has none, or it names too many events to be kept.
+	Selection *Selection `json:"selection"`
+	// Matched is what the preview counted, and Done is what was changed so far.
+	Matched int64 `json:"matched"`
+	Done    int64 `json:"done"`
+	// Detail is the reason of a pause, or the error that ended an operation.
+	Detail *string `json:"detail"`
+}
+
+// Resumable reports whether [Outbox.TakeUp] can go on with the operation. One that changes delivered or discarded deliveries
+// is not: it would find again what it has replayed already.
+func (e AuditEntry) Resumable() bool {
+	ended := e.State == "stalled" || e.State == "interrupted" || e.State == "failed"
+	return ended && e.Selection != nil && e.Selection.repeatable() && (e.Action == "replay" || e.Action == "discard")
+}
+
+func (s Selection) repeatable() bool {
+	for _, status := range s.Statuses {
+		if status != "failed" && status != "pending" {
+			return false
+		}
+	}
+	return true
+}
+
+// auditedIDs is up to how many events the audit keeps the ids of a selection.
+const auditedIDs = 1000
+
+// ErrNotResumable says that an operation cannot go on: it runs, is done, or cannot be repeated.
+var ErrNotResumable = errors.New("the operation cannot go on")
+
+// An Order is a bulk change that an operator wants.
+type Order struct {
+	Action    string        `json:"action"` // replay or discard
+	Selection Selection     `json:"selection"`
+	Memory    time.Duration `json:"-"` // of a replay, see [Outbox.Replay]
+	Matched   int64         `json:"matched"`
+}
+
+func (r Order) action() (action, error) {
+	switch r.Action {
+	case "replay":
+		return replayAction(r.Memory), nil
+	case "discard":
+		return discardAction(), nil
+	}
+	return action{}, fmt.Errorf("action %q is not known; choose replay or discard", r.Action)
+}
+
+// Preview counts what the order would change, up to [CountLimit], and changes nothing.
+func (o *Outbox) Preview(ctx context.Context, order Order) (Bulk, error) {
+	a, err := order.action()
+	if err != nil {
+		return Bulk{}, err
+	}
+	return o.preview(ctx, a, order.Selection)
+}
+
+// Begin records the order in the audit and returns its number there. Work does it.
+func (o *Outbox) Begin(ctx context.Context, order Order) (id int64, err error) {
+	a, err := order.action()
+	if err != nil {
+		return 0, err
+	}
+	return o.beginAudit(ctx, a.name, order.Selection, order.Matched)
+}
+
+// Work does an order that Begin or TakeUp has returned. It works as [Outbox.Replay] and [Outbox.Discard] do.
+func (o *Outbox) Work(ctx context.Context, id int64, order Order, progress func(Bulk)) (Bulk, error) {
+	a, err := order.action()
+	if err != nil {
+		return Bulk{}, err
+	}
+	return o.work(ctx, a, order.Selection, id, progress)
+}
+
+// TakeUp makes an operation that was interrupted or killed run again, and returns what is left to do: Work finds what it has not
+// changed. The error wraps [ErrNotResumable] if there is no such operation.
+func (o *Outbox) TakeUp(ctx context.Context, id int64) (Order, error) {
+	entry, err := o.AuditEntry(ctx, id)
+	if err != nil {
+		return Order{}, err
+	}
+	if !entry.Resumable() {
+		return Order{}, fmt.Errorf("%w: %s %d is %s", ErrNotResumable, entry.Action, id, entry.State)
+	}
+	if err := o.resumeAudit(ctx, id); err != nil {
+		return Order{}, err
+	}
+	return Order{Action: entry.Action, Selection: *entry.Selection, Matched: entry.Matched}, nil
+}
+
+// endOf returns the last state of an operation, and what the audit says of its error.
+func endOf(ctx context.Context, err error) (state, detail string) {
+	switch {
+	case err == nil:
+		return "done", ""
+	case context.Cause(ctx) != nil:
+		return "interrupted", ""
+	}
+	return "failed", err.Error()
+}
+
+// Reveal returns what Event does, with the payload, and records in the audit who has seen it.
+func (o *Outbox) Reveal(ctx context.Context, eventID int64) (EventReport, error) {
+	report, err := o.Event(ctx, eventID, true)
+	if err != nil {
+		return EventReport{}, err
+	}
+	err = o.durably(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		return o.record(ctx, tx, auditRow{action: "reveal_payload", eventID: eventID})
+	})
+	if err != nil { // what is not recorded is not shown
+		return EventReport{}, fmt.Errorf("reveal event %d: %w", eventID, err)
+	}
+	return report, nil
+}
+
+// durably runs f in a transaction whose commit survives a crash of the server.
+func (o *Outbox) durably(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	return pgx.BeginFunc(ctx, o.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, pg.CommitDurably); err != nil {
+			return err
+		}
+		return f(ctx, tx)
+	})
+}
+
+// actorOf returns the name and the origin that the audit records.
+func (o *Outbox) actorOf() (name string, origin Origin) {
+	return o.actor.Name, cmp.Or(o.actor.Origin, OriginCLI)
+}

@@ -1,0 +1,51 @@
+package ops
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/relaytest"
+)
+
+// However much was delivered, waits or failed, status reads a bounded part of it, whether or not the table was analysed.
+func TestPlansOfStatus(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Exec(`ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)`)
+	db.Fill(60_000, 40)
+	db.Exec(`UPDATE outbox_delivery SET status = 'failed', delivered_at = NULL WHERE event_id % 50 = 7`)
+	db.Exec(`UPDATE outbox_delivery SET attempts = 1, last_attempt_at = now(), last_reason = 'not_found', last_error = '404', next_attempt_at = now() + interval '1 hour'
+		WHERE event_id = (SELECT max(event_id) FROM outbox_delivery WHERE status = 'pending' AND claimed_by IS NULL)`)
+	for _, analysed := range []bool{false, true} {
+		if analysed {
+			db.Exec(`VACUUM ANALYZE`)
+		}
+		for name, c := range map[string]struct{ sql, index string }{
+			"destinations": {selectDestinationStatus, "outbox_delivery_due"}, "heads": {selectDestinationStatus, "outbox_delivery_blocked"},
+			"failed": {selectDestinationStatus, "outbox_delivery_aside"}, "parked": {countParked, "outbox_delivery_"}, "relays": {selectRelays, "outbox_delivery_due"},
+		} {
+			tx := db.Begin()
+			_, err := tx.Exec(t.Context(), pinPlans)
+			relaytest.Must(t, err)
+			rows, err := tx.Query(t.Context(), `EXPLAIN (COSTS OFF) `+c.sql)
+			relaytest.Must(t, err)
+			var plan strings.Builder
+			for rows.Next() {
+				var line string
+				relaytest.Must(t, rows.Scan(&line))
+				plan.WriteString(line + "\n")
+			}
+			relaytest.Must(t, rows.Err())
+			relaytest.Must(t, tx.Rollback(t.Context()))
+			if !strings.Contains(plan.String(), c.index) || strings.Contains(plan.String(), "Seq Scan on outbox_delivery") {
+				t.Errorf("%s, analysed %t:\n%s", name, analysed, plan.String())
+			}
+		}
+		s, err := New(db.Pool).Status(t.Context(), "")
+		relaytest.Must(t, err)
+		d := s.Destinations[0] // a large backlog does not hide the one that is retried
+		if d.Pending != countedTo+1 || d.Due != countedTo+1 || d.Retrying != 1 || d.RetryReason != "not_found" || d.Failed != 1200 {
+			t.Errorf("%+v", d)
+		}
+	}
+}

@@ -1,0 +1,115 @@
+package ops
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const selectEvent = `
+SELECT id, event_type, event_version, idempotency_key, ordering_key, related_reference, headers, available_at, created_at::timestamptz, NULL::timestamptz,
+       octet_length(payload::text), CASE WHEN $2 THEN payload::text END
+FROM outbox WHERE id = $1
+UNION ALL
+SELECT id, event_type, event_version, idempotency_key, ordering_key, related_reference, headers, available_at, created_at, archived_at,
+       octet_length(payload::text), CASE WHEN $2 THEN payload::text END
+FROM outbox_archive WHERE id = $1
+LIMIT 1`
+
+const selectArchivedDeliveries = `
+SELECT a.id, a.event_type, a.idempotency_key, a.created_at, d.destination, d.status, d.attempts, d.next_attempt_at, d.last_attempt_at,
+       d.delivered_at, d.last_status, d.last_reason, d.last_error, NULL::int, a.ordering_key, coalesce(d.replay, false), d.not_after,
+       extract(epoch FROM d.delivered_at - greatest(a.created_at, a.available_at))::float8
+FROM outbox_archive a CROSS JOIN LATERAL jsonb_to_recordset(a.deliveries) AS d (
+    destination text, status text, attempts int, next_attempt_at timestamptz, last_attempt_at timestamptz, delivered_at timestamptz,
+    last_status int, last_reason text, last_error text, replay boolean, not_after timestamptz)
+WHERE a.id = $1 ORDER BY d.destination`
+
+// event returns an event and its deliveries, from the archive if it is there.
+func (o *Outbox) event(ctx context.Context, id int64, payload bool) (e Event, deliveries []Delivery, err error) {
+	events, err := collect[Event](ctx, o.pool, "read event", selectEvent, id, payload)
+	switch {
+	case err != nil:
+		return e, nil, err
+	case len(events) == 0:
+		// A row of outbox that was removed by hand leaves its deliveries behind.
+		deliveries, err = o.Deliveries(ctx, DeliveryFilter{EventID: id, Limit: 1000})
+		if err == nil && len(deliveries) == 0 {
+			err = fmt.Errorf("%w: there is no event %d", ErrUnknownEvent, id)
+		}
+		return Event{ID: id}, deliveries, err
+	case events[0].ArchivedAt != nil:
+		deliveries, err = collect[Delivery](ctx, o.pool, "read archived deliveries", selectArchivedDeliveries, id)
+	default:
+		deliveries, err = o.Deliveries(ctx, DeliveryFilter{EventID: id, Limit: 1000})
+	}
+	return events[0], deliveries, err
+}
+
+const selectHasEvent = `
+SELECT EXISTS (SELECT FROM outbox WHERE id = $1) OR EXISTS (SELECT FROM outbox_delivery WHERE event_id = $1)
+    OR EXISTS (SELECT FROM outbox_archive WHERE id = $1)`
+
+// hasEvent reports whether there is an event, archived or not, or what is left of one.
+func (o *Outbox) hasEvent(ctx context.Context, id int64) (known bool, err error) {
+	if err := o.pool.QueryRow(ctx, selectHasEvent, id).Scan(&known); err != nil {
+		return false, fmt.Errorf("look for event: %w", err)
+	}
+	return known, nil
+}
+
+const selectEventsOfKey = `
+SELECT id FROM outbox WHERE idempotency_key = $1
+UNION ALL
+SELECT id FROM outbox_archive WHERE idempotency_key = $1
+ORDER BY id DESC`
+
+// EventsOfKey returns the ids of the events with an idempotency key: one that is not archived, and archived ones.
+func (o *Outbox) EventsOfKey(ctx context.Context, key string) ([]int64, error) {
+	rows, err := o.pool.Query(ctx, selectEventsOfKey, key)
+	if err != nil {
+		return nil, fmt.Errorf("look for idempotency key: %w", err)
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		return nil, fmt.Errorf("look for idempotency key: %w", err)
+	}
+	return ids, nil
+}
+
+const selectRelatedEvents = `
+SELECT min(e.id), count(*), coalesce(array_agg(e.id ORDER BY e.id DESC) FILTER (WHERE e.related_reference = $2), '{}')
+FROM (SELECT id, related_reference FROM outbox WHERE id < $1 ORDER BY id DESC LIMIT $3) e`
+
+// RelatedEvents returns the ids of the events with a related reference, the newest first, at most so many. It reads all events that are not
+// archived, from the newest on, in statements of 5,000, until it has found enough.
+func (o *Outbox) RelatedEvents(ctx context.Context, reference string, limit int) (found []int64, err error) {
+	for before, looked := int64(1<<62), createBatch; looked == createBatch && len(found) < limit; {
+		var ids []int64
+		var first *int64
+		if err := o.pool.QueryRow(ctx, selectRelatedEvents, before, reference, createBatch).Scan(&first, &looked, &ids); err != nil {
+			return nil, fmt.Errorf("look for related reference: %w", err)
+		}
+		found = append(found, ids...)
+		if first != nil {
+			before = *first
+		}
+	}
+	return found[:min(len(found), limit)], nil
+}
+
+const selectRecentTypes = `
+SELECT array_agg(DISTINCT t.event_type), coalesce(bool_or(t.event_type LIKE $1), false)
+FROM (SELECT event_type FROM (SELECT event_type FROM outbox ORDER BY id DESC LIMIT 10000) recent
+      UNION SELECT pattern FROM outbox_route WHERE pattern NOT LIKE '%*%') t`
+
+// recentTypes returns the types of the newest events and of the routes, and whether one of them matches a pattern.
+func (o *Outbox) recentTypes(ctx context.Context, pattern string) (types []string, known bool, err error) {
+	err = o.pool.QueryRow(ctx, selectRecentTypes, likePattern(pattern)).Scan(&types, &known)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return nil, false, fmt.Errorf("look for event types: %w", err)
+	}
+	return types, known, nil
+}

@@ -1,0 +1,76 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/watch"
+)
+
+// ErrNotRegistered says that the relay is not registered in its database, or not any more.
+var ErrNotRegistered = errors.New("the relay is not registered in its database")
+
+// State is what a relay knows of itself at one moment.
+type State struct {
+	// Turned is when the claimer last began a turn or, before the relay has started, when it last tried to reach the
+	// database. Zero: Run was not called.
+	Turned time.Time
+	// Beat is when the database last took a heartbeat. Zero: it has taken none.
+	Beat time.Time
+	// Registered reports whether the relay is registered in its database, so that it may claim.
+	Registered bool
+	// Lanes of the configured destinations.
+	Lanes []LaneView
+}
+
+// A LaneView is the state of one destination in this relay.
+type LaneView struct {
+	LaneState
+	// InFlight are the deliveries that this relay has claimed and not settled.
+	InFlight int
+}
+
+// progress is when parts of the relay last did their work, in nanoseconds since 1970; 0: never.
+type progress struct{ turned, beat atomic.Int64 }
+
+func (c *core) markTurn() { c.progress.turned.Store(time.Now().UnixNano()) }
+
+func (c *core) markBeat() { c.progress.beat.Store(time.Now().UnixNano()) }
+
+// woken calls the hook.
+func (c *core) woken(by Wake) {
+	if hook := c.config().Hooks.Woken; hook != nil {
+		hook(by)
+	}
+}
+
+func timeOf(nanoseconds int64) time.Time {
+	if nanoseconds == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, nanoseconds)
+}
+
+// State returns the state of the relay. It touches no database, and is safe for concurrent use.
+func (r *Relay) State() State {
+	s := State{Turned: timeOf(r.progress.turned.Load()), Beat: timeOf(r.progress.beat.Load()), Registered: r.alive()}
+	for _, l := range r.lanes.list() {
+		s.Lanes = append(s.Lanes, LaneView{l.state(), l.inFlight()})
+	}
+	return s
+}
+
+// CountBacklog counts what waits for the destinations of this relay, each kind up to limit, in one statement whose cost is
+// bounded. It fails while the relay is not registered: the database may be the wrong one. It is safe for concurrent use.
+func (r *Relay) CountBacklog(ctx context.Context, limit int) (watch.Backlog, error) {
+	if !r.alive() {
+		return watch.Backlog{}, ErrNotRegistered
+	}
+	var names []string
+	for _, l := range r.lanes.list() {
+		names = append(names, l.name)
+	}
+	return r.watcher.CountBacklog(ctx, names, limit)
+}
