@@ -164,3 +164,24 @@ func (e *lossyExecutor) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchRe
 type lostAnswer struct{ pgx.BatchResults }
 
 func (l lostAnswer) Close() error { return errors.Join(l.BatchResults.Close(), io.ErrUnexpectedEOF) }
+
+// A relay whose row is gone claims nothing, and must not move past what it cannot claim: a walk that did would rest a hundred times
+// as long as it lasted before it looked again.
+func TestClaimOfARemovedRelayMovesNowhere(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(3, "key")
+	s, instance := db.registered()
+	request := claimRequest{destination: "default", scans: []scan{{free: 1}, {class: backlog, free: 10}}}
+	db.exec(`DELETE FROM outbox_relay WHERE instance = $1`, instance)
+	result, err := s.claim(t.Context(), instance, time.Minute, []claimRequest{request})
+	must(t, err)
+	for i, read := range result.scans {
+		if read.last != (keyset{}) || read.more || len(read.keys) > 0 {
+			t.Errorf("scan %d: %+v", i, read)
+		}
+	}
+	if len(result.deliveries) > 0 || result.at.IsZero() {
+		t.Errorf("%d deliveries at %v", len(result.deliveries), result.at)
+	}
+}

@@ -121,7 +121,7 @@ SELECT c.number, c.before, c.event_id, c.claim, c.attempts, c.rescues, c.next_at
        NULL::bigint[], NULL::bigint[], NULL::text[], NULL::timestamptz[], NULL::boolean[]
 FROM claimed c LEFT JOIN LATERAL (SELECT * FROM outbox WHERE id = c.event_id LIMIT 1) e ON true
 UNION ALL
-SELECT NULL::bigint, 0::bigint, 0::bigint, 0::bigint, 0, 0::smallint, NULL::timestamptz, 0, false, NULL::timestamptz, false, false,
+SELECT NULL::bigint, coalesce((SELECT fence FROM claimant), 0), 0::bigint, 0::bigint, 0, 0::smallint, NULL::timestamptz, 0, false, NULL::timestamptz, false, false,
        NULL::text COLLATE "C", NULL::integer, NULL::text COLLATE "C", NULL::text COLLATE "C", NULL::text, NULL::jsonb, NULL::timestamptz, NULL::json, now(),
        `
 )
@@ -225,7 +225,9 @@ func (c *claimReader) queueDue(queries *pgx.Batch, instance int32) {
 	queries.Queue(claimDue, append([]any{instance, c.lease.Seconds(), inlinePayload, scanExtra}, a.columns()...)...).Query(func(rows pgx.Rows) error {
 		return c.read(rows, func(r *claimedRow) {
 			if r.number == nil {
-				c.noteSeen(r, a.free)
+				if r.after > 0 { // the fence: without its row, the relay could claim nothing of what was seen and must not move past it
+					c.noteSeen(r, a.free)
+				}
 				return
 			}
 			r.scan, r.destination = int(*r.number), a.destinations[*r.number-1]

@@ -9,7 +9,6 @@ import (
 	"math"
 	"net"
 	"net/http"
-	"os"
 	"sync"
 	"time"
 )
@@ -18,7 +17,6 @@ import (
 const (
 	directPayload = 32 << 10 // bytes; the receiver may answer a larger request before it has read all of it
 	idleTimeout   = 90 * time.Second
-	maxInterim    = 5 // responses of 1xx before the one that counts, as of net/http
 )
 
 // direct sends requests over plain HTTP/1.1. net/http has two goroutines a connection, which every request wakes, and watches each
@@ -88,6 +86,9 @@ func (p *direct) fits(req *http.Request) bool {
 // roundTrip sends a request once, as the function of that name does.
 func (p *direct) roundTrip(ctx context.Context, req *http.Request, payload []byte) (resp *http.Response, connected bool, err error) {
 	for range maxStale {
+		if ctx.Err() != nil { // what bind does may come too late to keep the request from being written
+			return nil, false, ctx.Err()
+		}
 		c, reused, err := p.take(ctx)
 		if err != nil {
 			return nil, false, causeOf(ctx, err)
@@ -105,7 +106,7 @@ func (p *direct) roundTrip(ctx context.Context, req *http.Request, payload []byt
 		}
 		req.Body = newBody(payload)
 	}
-	return nil, false, errNothingSent
+	return nil, false, causeOf(ctx, errNothingSent)
 }
 
 // causeOf returns the error of a context that ended a request, like net/http.
@@ -113,17 +114,13 @@ func causeOf(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if errors.Is(err, os.ErrDeadlineExceeded) { // the connection's clock was first
-		return context.DeadlineExceeded
-	}
 	return err
 }
 
 // bind makes the connection end with the context. The function that is returned ends that, and reports whether the context was
-// still alive.
+// still alive. The context's deadline is not the connection's: that would come first, be reported as what the parser makes of half
+// an answer, and end the connection when it is idle.
 func (c *directConn) bind(ctx context.Context) (stop func() bool) {
-	deadline, _ := ctx.Deadline()
-	_ = c.SetDeadline(deadline)
 	return context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
 }
 
@@ -144,21 +141,23 @@ func (c *directConn) exchange(req *http.Request) (resp *http.Response, nothingSe
 		// The receiver may have refused before it closed.
 		_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 	}
-	for range maxInterim + 1 {
+	for { // the limit of the header bounds the responses of 1xx, too
 		resp, err = http.ReadResponse(c.reader, req)
 		switch {
 		case err != nil && written != nil:
 			return nil, false, written
+		case c.read == 0 && errors.Is(err, io.ErrUnexpectedEOF): // no answer, not half of one
+			return nil, false, io.EOF
 		case err != nil && c.read == 0:
 			return nil, false, err
 		case err != nil:
 			return nil, false, brokenBy(err)
-		case resp.StatusCode >= 200 || resp.StatusCode == http.StatusSwitchingProtocols:
+		case resp.StatusCode/100 != 1 || resp.StatusCode == http.StatusSwitchingProtocols:
 			c.left = math.MaxInt64
+			resp.Close = resp.Close || written != nil // the receiver may wait for the rest of the request, and take the next one for it
 			return resp, false, nil
 		}
 	}
-	return nil, false, errors.New("net/http: too many 1xx informational responses")
 }
 
 // brokenBy says as http.Transport does that a response cannot be read.

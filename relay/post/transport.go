@@ -17,6 +17,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
 // An Endpoint is where and how a lane's requests go: what all requests to a destination share. What they use of it never
@@ -96,7 +98,7 @@ func NewEndpoint(d Destination, version string) (*Endpoint, error) {
 	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
 		return e.Dial(ctx, network, address)
 	}
-	if canSeeClosed && u.Scheme == "http" && proxy == nil {
+	if canSeeClosed && u.Scheme == "http" && proxy == nil && plain.IsASCII(u.Hostname()) { // http.Transport spells other names in ASCII
 		e.direct = &direct{dial: dial, address: net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "80")), most: 2 * d.MaxInFlight}
 	}
 	e.Transport = &http.Transport{

@@ -1,0 +1,168 @@
+package relay
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
+)
+
+// A deadline that passes while a connection is idle was that of the request before. If it ended the connection, requests that come
+// less often than the timeout would dial each time.
+func TestIdleConnectionOutlivesDeadline(t *testing.T) {
+	t.Parallel()
+	rc := newReceiver(t, nil)
+	e, err := post.NewEndpoint(destinationOf(rc.URL, post.Wire{}, post.Egress{}), "")
+	must(t, err)
+	defer e.CloseIdleConnections()
+	dial, connections := e.Dial, 0
+	e.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+		connections++
+		return dial(ctx, network, address)
+	}
+	for delivered := false; !delivered; { // a busy machine may be too slow for the deadline
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		d := order()
+		req, err := post.NewRequest(e, d.message(), time.Now())
+		must(t, err)
+		delivered = post.Send(ctx, e, req, d.event.Payload).Reason == policy.ReasonOK
+		<-ctx.Done()
+		cancel()
+	}
+	before := connections
+	if v := exchange(t, e); v.Outcome != policy.Delivered || connections != before {
+		t.Errorf("%d more connections, %+v", connections-before, v)
+	}
+}
+
+// A request that is stopped, or too late, before anything was sent is not sent any more, and says so: the receiver's kept
+// connections are not at fault.
+func TestRequestThatEndsBeforeItIsSent(t *testing.T) {
+	t.Parallel()
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	late, cancelLate := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
+	t.Cleanup(cancelLate)
+	for name, c := range map[string]struct {
+		ctx  context.Context
+		want policy.Reason
+	}{
+		"stopped": {canceled, policy.ReasonShutdown},
+		"late":    {late, policy.ReasonTimeout},
+	} {
+		for way, payload := range payloads {
+			t.Run(name+", "+way, func(t *testing.T) {
+				t.Parallel()
+				const idle = 4
+				g := newGate(t)
+				rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
+				e, err := post.NewEndpoint(destinationOf(rc.URL, post.Wire{}, post.Egress{}), "")
+				must(t, err)
+				defer e.CloseIdleConnections()
+				var connecting sync.WaitGroup
+				for range idle {
+					connecting.Go(func() { exchangePayload(t, e, payload) })
+				}
+				for range idle {
+					<-g.arrived
+				}
+				g.open()
+				connecting.Wait()
+				d := order()
+				d.event.Payload = []byte(payload)
+				for range 20 {
+					req, err := post.NewRequest(e, d.message(), time.Now())
+					must(t, err)
+					if v := post.Send(c.ctx, e, req, d.event.Payload); v.Reason != c.want {
+						t.Fatalf("%+v", v)
+					}
+				}
+				if n := rc.total(); n != idle {
+					t.Errorf("%d requests were sent", n-idle)
+				}
+			})
+		}
+	}
+}
+
+// A haltingConn takes ten bytes of its first request, and the connection stays open.
+type haltingConn struct {
+	net.Conn
+	halted atomic.Bool
+}
+
+func (c *haltingConn) SyscallConn() (syscall.RawConn, error) {
+	return c.Conn.(syscall.Conn).SyscallConn()
+}
+
+func (c *haltingConn) Write(b []byte) (int, error) {
+	if c.halted.Swap(true) {
+		return c.Conn.Write(b)
+	}
+	n, _ := c.Conn.Write(b[:10])
+	return n, &net.OpError{Op: "write", Net: "tcp", Err: syscall.ENOBUFS}
+}
+
+// What follows half a request on its connection is the rest of it to the receiver, even if that has answered already.
+func TestConnectionOfHalfARequestIsClosed(t *testing.T) {
+	t.Parallel()
+	s := newRawServer(t, func(conn net.Conn) {
+		if _, err := io.ReadFull(conn, make([]byte, 10)); err != nil {
+			return
+		}
+		_, _ = conn.Write([]byte("HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"))
+		_, _ = conn.Read(make([]byte, 1))
+	})
+	e, err := post.NewEndpoint(destinationOf(s.url, post.Wire{}, post.Egress{}), "")
+	must(t, err)
+	defer e.CloseIdleConnections()
+	var connections atomic.Int64
+	dial := e.Dial
+	e.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+		connections.Add(1)
+		conn, err := dial(ctx, network, address)
+		return &haltingConn{Conn: conn}, err
+	}
+	for range 2 {
+		if v := exchange(t, e); v.Reason != policy.ReasonUnavailable {
+			t.Errorf("%+v", v)
+		}
+	}
+	if n := connections.Load(); n != 2 {
+		t.Errorf("%d connections for two halves", n)
+	}
+}
+
+// A receiver may say as often as it likes that it is still at work, within the limit of headers.
+func TestInterimAnswers(t *testing.T) {
+	t.Parallel()
+	s := newRawServer(t, func(conn net.Conn) {
+		in := bufio.NewReader(conn)
+		for {
+			r, err := http.ReadRequest(in)
+			if err != nil {
+				return
+			}
+			_, _ = io.Copy(io.Discard, r.Body)
+			_, _ = io.WriteString(conn, strings.Repeat("HTTP/1.1 102 Processing\r\n\r\n", 60)+"HTTP/1.1 204 No Content\r\n\r\n")
+		}
+	})
+	e, err := post.NewEndpoint(destinationOf(s.url, post.Wire{}, post.Egress{}), "")
+	must(t, err)
+	defer e.CloseIdleConnections()
+	for way, payload := range payloads {
+		if v := exchangePayload(t, e, payload); v.Outcome != policy.Delivered {
+			t.Errorf("%s: %+v", way, v)
+		}
+	}
+}
