@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"net/url"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
+	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -83,6 +85,12 @@ func (runCmd) Run(inv *invocation) error {
 	go func() {
 		defer close(watched)
 		select {
+		case <-time.After(startingTakes):
+			debug.FreeOSMemory() // an idle relay would keep for days what its start has used
+		case <-inv.aborted:
+		case <-ended:
+		}
+		select {
 		case <-inv.aborted:
 			aborted = true
 			r.Abort()
@@ -98,6 +106,9 @@ func (runCmd) Run(inv *invocation) error {
 	}
 	return err
 }
+
+// startingTakes is after which time a relay has started.
+const startingTakes = 5 * time.Second
 
 // hosts names each destination with the host it leads to; the rest of a URL may hold a token.
 func hosts(destinations []post.Destination) []string {
