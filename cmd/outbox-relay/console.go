@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -150,26 +149,44 @@ func (s *console) build(ctx context.Context, c *config) error {
 	s.control = control.New(control.Config{
 		Outbox: ops.New(pool), Environment: c.relay.Environment, ReceiverMemory: c.relay.Retention.ProcessedEvents, History: history.New(), Log: c.log,
 	})
+	s.handler = lazily(func() (http.Handler, error) { return s.handlerOf(c) })
+	return nil
+}
+
+// handlerOf makes the API and the page, behind the guard.
+func (s *console) handlerOf(c *config) (http.Handler, error) {
 	version := buildInfo().Version
 	dashboard, err := page.New(page.Config{
 		Control: s.control, Prefix: c.console.pathPrefix, Relay: c.relay.Name, Version: version, Database: c.database(), Log: c.log,
 		Targets: func() map[string]string { return *s.targets.Load() },
 	})
 	if err != nil {
-		pool.Close()
-		return errors.New("build the page: " + err.Error())
+		return nil, fmt.Errorf("build the page: %w", err)
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/api/", api.New(s.control, version, c.log))
 	mux.Handle("/", dashboard.Handler())
-	s.handler = c.guard().Handler(below(c.console.pathPrefix, bounded(mux), dashboard.Refuse), func(w http.ResponseWriter, r *http.Request, status int, title, detail string) {
+	prefix := c.console.pathPrefix
+	return c.guard().Handler(below(prefix, bounded(mux), dashboard.Refuse), func(w http.ResponseWriter, r *http.Request, status int, title, detail string) {
 		refuse := dashboard.Refuse
-		if strings.HasPrefix(strings.TrimPrefix(r.URL.Path, c.console.pathPrefix), "/api/") {
+		if strings.HasPrefix(strings.TrimPrefix(r.URL.Path, prefix), "/api/") {
 			refuse = api.Refuse
 		}
 		refuse(w, r, status, title, detail)
+	}), nil
+}
+
+// lazily makes a handler at the first request: templates cost megabytes that a relay without a reader does not have to hold.
+func lazily(build func() (http.Handler, error)) http.Handler {
+	built := sync.OnceValues(build)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		handler, err := built()
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		handler.ServeHTTP(w, r)
 	})
-	return nil
 }
 
 // below serves a handler under a prefix, and sends the prefix itself to the first page.
