@@ -100,7 +100,7 @@ const (
 	maxQuietBeforeArm = 4 * time.Second
 	shortlyArmed      = time.Second
 	firstArmedPoll    = 50 * time.Millisecond
-	fastPoll          = 500 * time.Microsecond
+	fastPoll          = 250 * time.Microsecond
 	slowPoll          = 20 * time.Millisecond
 	maxVain           = 100 * time.Millisecond
 )
@@ -165,7 +165,7 @@ func (p *pace) claimed(now time.Time, deliveries int, took time.Duration) {
 		longest = max(slowPoll, p.quiet/16)
 	}
 	p.interval = min(max(p.interval, fastPoll), longest)
-	p.nextLook = now.Add(max(p.interval, took)) // looks get half of the time at the most
+	p.nextLook = now.Add(max(p.interval, took-fastPoll)) // long looks get half of the time
 	p.interval = min(2*p.interval, longest)
 }
 

@@ -156,7 +156,7 @@ func TestPaceFollowsTheLoad(t *testing.T) {
 		t.Errorf("a relay that finds something at each look waits %s", wait)
 	}
 	p.claimed(now, 1, 7*time.Millisecond)
-	if wait := p.wait(now); wait != 7*time.Millisecond {
+	if wait := p.wait(now); wait != 7*time.Millisecond-fastPoll {
 		t.Errorf("a relay whose looks take 7 ms waits %s between them", wait)
 	}
 	for range 20 { // the load ends
