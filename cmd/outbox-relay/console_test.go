@@ -180,8 +180,12 @@ func TestCommandsAreAudited(t *testing.T) {
 	execute(t, db, `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{"a": "payload-4471"}', 'k')`)
 	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
 	for _, args := range [][]string{
-		{"pause", "default", "--as", "ann", "--reason", "maintenance"}, {"resume", "default"}, {"discard", "1", "--yes", "--as=ann"},
-		{"replay", "1", "--yes", "--status=discarded"}, {"events", "show", "1"}, {"events", "show", "1", "--payload"},
+		{"pause", "default", "--as", "ann", "--reason", "maintenance"},
+		{"resume", "default"},
+		{"discard", "1", "--yes", "--as=ann"},
+		{"replay", "1", "--yes", "--status=discarded"},
+		{"events", "show", "1"},
+		{"events", "show", "1", "--payload"},
 	} {
 		if r := command(env, args...); r.code != 0 {
 			t.Errorf("%v: %+v", args, r)
