@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
@@ -196,7 +197,10 @@ func (o *Outbox) durably(ctx context.Context, f func(context.Context, pgx.Tx) er
 	})
 }
 
+// maxActor bounds the name of a person, in bytes.
+const maxActor = 256
+
 // actorOf returns the name and the origin that the audit records.
 func (o *Outbox) actorOf() (name string, origin Origin) {
-	return o.actor.Name, cmp.Or(o.actor.Origin, OriginCLI)
+	return plain.Shorten(plain.Line(o.actor.Name), maxActor), cmp.Or(o.actor.Origin, OriginCLI)
 }

@@ -159,13 +159,17 @@ func TestOperationGoesOnWithinItsOrder(t *testing.T) {
 	}
 }
 
-// A reason is one line of text that the database takes, and of bounded length.
-func TestReasonOfAPauseIsBounded(t *testing.T) {
+// A reason and a name are one line of text that the database takes, and of bounded length.
+func TestTextsOfTheAuditAreBounded(t *testing.T) {
 	t.Parallel()
 	db := relaytest.New(t)
 	db.Insert(1, "k")
-	p, err := New(db.Pool).Pause(t.Context(), "default", "a\x00b\n"+strings.Repeat("x", 1<<20))
+	ann := New(db.Pool).As(Actor{Name: "ann\x00\n" + strings.Repeat("n", 1<<20)})
+	p, err := ann.Pause(t.Context(), "default", "a\x00b\n"+strings.Repeat("x", 1<<20))
 	if err != nil || len(p.Reason) > plain.MaxBytes || !strings.HasPrefix(p.Reason, "a\ufffdb xx") {
 		t.Errorf("%d bytes, %v", len(p.Reason), err)
+	}
+	if actor := relaytest.Row[string](db, `SELECT actor FROM outbox_audit`); len(actor) > maxActor || !strings.HasPrefix(actor, "ann\ufffd nn") {
+		t.Errorf("an actor of %d bytes", len(actor))
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/outbox-relay/outbox-relay/internal/admin/history"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
@@ -152,5 +154,20 @@ func TestOrderIsBoundedByItsPreview(t *testing.T) {
 	_, err = c.Preview(ctx, order)
 	if p, unexpected := ProblemOf(err); p.Status != 422 || unexpected {
 		t.Errorf("a NUL: %+v", p)
+	}
+}
+
+// A database that refuses the connection is away, whatever its reason, and no defect of the relay.
+func TestRefusedConnectionIsADatabaseThatIsAway(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	cfg := db.Pool.Config()
+	cfg.ConnConfig.Database = "no_such_database"
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	relaytest.Must(t, err)
+	defer pool.Close()
+	_, err = New(Config{Outbox: ops.New(pool), History: history.New()}).Status(t.Context())
+	if p, unexpected := ProblemOf(err); p.Status != 503 || p.Kind != "database" || !unexpected {
+		t.Errorf("%+v of %v", p, err)
 	}
 }

@@ -46,16 +46,23 @@ func ProblemOf(err error) (p Problem, unexpected bool) {
 		return Problem{http.StatusServiceUnavailable, "schema", "The database has another schema", "Run: outbox-relay migrate up"}, false
 	case errors.As(err, &server):
 		p = ofServer(server)
+		if p.Kind == "internal" && errors.As(err, new(*pgconn.ConnectError)) { // no such database, another password
+			p = unreachable()
+		}
 		return p, p.Status != http.StatusUnprocessableEntity
 	case errors.Is(err, context.DeadlineExceeded) && !errors.As(err, new(*pgconn.ConnectError)):
 		return tooMuch(), false
 	case errors.Is(err, context.Canceled):
 		return Problem{499, "canceled", "The request was given up", ""}, false
 	}
+	return unreachable(), true
+}
+
+func unreachable() Problem {
 	return Problem{
 		http.StatusServiceUnavailable, "database", "The database cannot be reached",
 		"The relay waits for it and goes on by itself; nothing is lost. Check that PostgreSQL runs and that database.url is right.",
-	}, true
+	}
 }
 
 func tooMuch() Problem {
