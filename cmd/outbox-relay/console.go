@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net/http"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -64,7 +65,7 @@ func (c *config) consoleRows() []settings.Row {
 }
 
 func parsePathPrefix(text string) (string, string) {
-	if !strings.HasPrefix(text, "/") || strings.HasSuffix(text, "/") || strings.ContainsAny(text, " ?#%\"'<>\\") || strings.Contains(text, "//") {
+	if !strings.HasPrefix(text, "/") || strings.HasSuffix(text, "/") || strings.ContainsAny(text, " ?#%\"'<>\\") || path.Clean(text) != text {
 		return "", settings.Quote(text) + ` is not a path; write one such as "/outbox", without a slash at its end`
 	}
 	return text, ""
@@ -199,7 +200,8 @@ func below(prefix string, next http.Handler, refuse guard.Refusal) http.Handler 
 		switch {
 		case r.URL.Path == prefix:
 			http.Redirect(w, r, prefix+"/", http.StatusSeeOther)
-		case strings.HasPrefix(r.URL.Path, prefix+"/"):
+		// What is not in its shortest form is refused: the mux would redirect it, without the prefix, to what others serve beside it.
+		case strings.HasPrefix(r.URL.Path, prefix+"/") && strings.TrimSuffix(r.URL.Path, "/") == path.Clean(r.URL.Path):
 			inner.ServeHTTP(w, r)
 		default:
 			refuse(w, r, http.StatusNotFound, "There is nothing here", "The page lies below "+prefix+"/ (admin.path_prefix).")

@@ -93,6 +93,14 @@ func TestConsole(t *testing.T) {
 	if status, body := outside.send("GET", "/", nil); status != 404 || !strings.Contains(body, "admin.path_prefix") {
 		t.Errorf("beside the prefix: %d", status)
 	}
+	here := *c.client
+	here.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	stays := consoleClient{t, c.url, &here}
+	for _, path := range []string{"//events", "/../events", "/./events"} { // no redirect to what lies beside the prefix
+		if status, body := stays.send("GET", path, nil); status != 404 || !strings.Contains(body, "admin.path_prefix") {
+			t.Errorf("%s: %d", path, status)
+		}
+	}
 	s.signals <- syscall.SIGTERM
 	if code := <-s.code; code != 0 {
 		t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
