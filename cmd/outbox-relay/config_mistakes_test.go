@@ -95,10 +95,10 @@ func TestFileMistakes(t *testing.T) {
 					`and set admin.tls, as a token would travel in clear text, or admin.behind_proxy: true where a proxy ends TLS; or listen on 127.0.0.1:9465`,
 			},
 		},
-		"half of the page's TLS":   {"admin: {tls: {key_file: /etc/tls.key}}\n", []string{`outbox-relay.yaml:1: admin.tls.key_file: is set without the other file of tls; set both`}},
-		"a prefix that is no path": {"admin: {path_prefix: outbox/}\n", []string{`outbox-relay.yaml:1: admin.path_prefix: "outbox/" is not a path; write one such as "/outbox", without a slash at its end`}},
+		"half of the page's TLS":        {"admin: {tls: {key_file: /etc/tls.key}}\n", []string{`outbox-relay.yaml:1: admin.tls.key_file: is set without the other file of tls; set both`}},
+		"a prefix that is no path":      {"admin: {path_prefix: outbox/}\n", []string{`outbox-relay.yaml:1: admin.path_prefix: "outbox/" is not a path; write one such as "/outbox", without a slash at its end`}},
 		"a prefix that no browser asks": {"admin: {path_prefix: /a/../b}\n", []string{`outbox-relay.yaml:1: admin.path_prefix: "/a/../b" is not a path; write one such as "/outbox", without a slash at its end`}},
-		"a short token":            {"admin: {token: secret}\n", []string{`outbox-relay.yaml:1: admin.token: is shorter than 16 characters; make one with: openssl rand -base64 32`}},
+		"a short token":                 {"admin: {token: secret}\n", []string{`outbox-relay.yaml:1: admin.token: is shorter than 16 characters; make one with: openssl rand -base64 32`}},
 
 		"an address that is none": {"metrics: {listen: 9464}\n", []string{`outbox-relay.yaml:1: metrics.listen: "9464" is not an address; write host and port such as "127.0.0.1:9464", ":9464" for all addresses of the host, or off`}},
 		"a port that is none":     {"metrics: {listen: ':http'}\n", []string{`outbox-relay.yaml:1: metrics.listen: ":http" is not an address; write host and port such as "127.0.0.1:9464", ":9464" for all addresses of the host, or off`}},

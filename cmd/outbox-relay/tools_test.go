@@ -101,7 +101,9 @@ func TestListenPrintsNothingThatTerminalsObey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	response, err := http.DefaultClient.Do(request)
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	response, err := transport.RoundTrip(request)
 	if err != nil {
 		t.Fatal(err)
 	}
