@@ -277,7 +277,7 @@ func (x *examination) deliveries(ctx context.Context) error {
 		case "no_relay", "unserved":
 			level = LevelError
 		}
-		x.add("deliveries", level, a.Text, strings.Join(a.Commands, "; "))
+		x.add("deliveries", level, a.String(), strings.Join(a.Commands, "; "))
 	}
 	if !slices.ContainsFunc(s.Relays, RelayStatus.Alive) {
 		return nil
