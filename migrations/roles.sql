@@ -105,7 +105,9 @@ BEGIN
         GRANT SELECT ON outbox_alert_notice, outbox_rescue, outbox_void, outbox_watch, outbox_undelivered TO outbox_reader;
         -- Operators work with the rights of a relay. They add to the audit and carry a bulk operation on; they rewrite nothing else.
         REVOKE ALL ON outbox_audit FROM outbox_relay;
-        GRANT SELECT, INSERT, UPDATE (updated_at, done, state, detail) ON outbox_audit TO outbox_relay;
+        -- When an entry was written is not theirs to say.
+        GRANT SELECT, INSERT (event_id, matched, done, actor, origin, action, state, destination, selection, detail),
+            UPDATE (updated_at, done, state, detail) ON outbox_audit TO outbox_relay;
         GRANT SELECT ON outbox_audit TO outbox_reader;
         -- To name the session that holds back vacuum, whichever role it belongs to, a relay has to see the sessions of other
         -- roles. Only a superuser can allow that, and it shows the text of their statements, too; hence it is left to you:

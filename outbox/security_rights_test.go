@@ -75,6 +75,7 @@ var promisedColumns = map[string]string{
 	"neighbour insert outbox": columnsOfProducers,
 	"relay update outbox_delivery": "claim next_attempt_at lease_expires_at last_attempt_at delivered_at not_after claimed_by attempts rescues " +
 		"last_status replay status last_reason last_error",
+	"relay insert outbox_audit": "event_id matched done actor origin action state destination selection detail",
 	"relay update outbox_audit": "updated_at done state detail",
 }
 

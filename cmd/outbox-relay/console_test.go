@@ -134,10 +134,10 @@ func TestReplayOfThePageIsKilledAndGoesOn(t *testing.T) {
 	if status, body := c.send("POST", "/operations", form); status != 200 {
 		t.Fatal(status, body)
 	}
-	waitUntil(t, "some batches", func() bool { return query[int](t, db, `SELECT done FROM outbox_audit`) >= 2000 })
+	waitUntil(t, "some batches", func() bool { return query[int](t, db, `SELECT done FROM outbox_audit WHERE action = 'replay'`) >= 2000 })
 	first.kill(t)
-	done, replayed := query[int](t, db, `SELECT done FROM outbox_audit`), query[int](t, db, `SELECT count(*) FROM outbox_delivery WHERE replay`)
-	if done != replayed || done >= all || query[string](t, db, `SELECT state FROM outbox_audit`) != "running" {
+	done, replayed := query[int](t, db, `SELECT done FROM outbox_audit WHERE action = 'replay'`), query[int](t, db, `SELECT count(*) FROM outbox_delivery WHERE replay`)
+	if done != replayed || done >= all || query[string](t, db, `SELECT state FROM outbox_audit WHERE action = 'replay'`) != "running" {
 		t.Errorf("after the kill %d are audited, %d replayed", done, replayed)
 	}
 	execute(t, db, `UPDATE outbox_audit SET updated_at = now() - interval '5 minutes'`) // instead of waiting until it counts as killed
@@ -146,8 +146,10 @@ func TestReplayOfThePageIsKilledAndGoesOn(t *testing.T) {
 	if status, body := c.send("POST", "/operations/1/resume", nil); status != 200 {
 		t.Fatal(status, body)
 	}
-	waitUntil(t, "the rest", func() bool { return query[string](t, db, `SELECT state FROM outbox_audit`) == "done" })
-	if got := query[string](t, db, `SELECT done || ' ' || matched || ' ' || actor FROM outbox_audit`); got != fmt.Sprint(all, " ", all, " ann@127.0.0.1") {
+	waitUntil(t, "the rest", func() bool {
+		return query[string](t, db, `SELECT state FROM outbox_audit WHERE action = 'replay'`) == "done"
+	})
+	if got := query[string](t, db, `SELECT done || ' ' || matched || ' ' || actor FROM outbox_audit WHERE action = 'replay'`); got != fmt.Sprint(all, " ", all, " ann@127.0.0.1") {
 		t.Errorf("audited: %s", got)
 	}
 	if n := query[int](t, db, `SELECT count(*) FROM outbox_delivery WHERE replay AND status = 'pending' AND claim = 1`); n != all {

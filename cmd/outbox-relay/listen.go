@@ -119,7 +119,7 @@ func (p *eventPrinter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (p *eventPrinter) print(r *http.Request, body []byte, status int, signature string) {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s, signature %s, answered %d\n", r.Method, r.URL.Path, signature, status)
+	fmt.Fprintf(&b, "%s %s, signature %s, answered %d\n", r.Method, printable(r.URL.Path), signature, status)
 	names := make([]string, 0, len(r.Header))
 	for name := range r.Header {
 		if name == webhook.IdempotencyKey || strings.HasPrefix(name, webhook.OutboxPrefix) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -89,6 +90,25 @@ func TestSendListenTailAndWatch(t *testing.T) {
 	}
 	if r := command(env, "send", "t", "--key=k1"); r.code != exitFailed {
 		t.Errorf("%+v", r)
+	}
+}
+
+// What a stranger sends cannot command the terminal.
+func TestListenPrintsNothingThatTerminalsObey(t *testing.T) {
+	t.Parallel()
+	receiver, url := listen(t, nil)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/%1b%5B2J%0aforged", strings.NewReader("\x1b[2Jend"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = response.Body.Close()
+	receiver.stdout.wait(t, "end", receiver.code)
+	if got := receiver.stdout.String(); strings.Contains(got, "\x1b") || !strings.HasPrefix(got, "POST /\ufffd[2J forged, ") {
+		t.Errorf("printed %q", got)
 	}
 }
 

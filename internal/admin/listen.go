@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -20,6 +21,8 @@ const (
 	readTimeout    = 15 * time.Second
 	idleTimeout    = 90 * time.Second // longer than most scrape intervals, so that a scraper keeps its connection
 	maxHeaderBytes = 16 << 10
+	// maxConnections bounds what strangers who only connect can take of the memory and the files of the relay.
+	maxConnections = 256
 	// stopGrace is how long requests may take to end once the server stops.
 	stopGrace = 3 * time.Second
 )
@@ -57,7 +60,7 @@ func Listen(ctx context.Context, cfg Listener) (*Server, error) {
 	listener, err := open.Listen(ctx, "tcp", cfg.Address)
 	switch {
 	case err == nil:
-		return &Server{cfg: cfg, listener: listener}, nil
+		return &Server{cfg: cfg, listener: &boundedListener{Listener: listener}}, nil
 	case cfg.Configured:
 		return nil, fmt.Errorf("%s: cannot listen on %s: %w; set it to a free address, or to off", cfg.Setting, cfg.Address, reason(err))
 	}
@@ -118,6 +121,39 @@ func (s *Server) Run(ctx context.Context, handler http.Handler) {
 		_ = server.Close()
 	}
 	serving.Wait()
+}
+
+// A boundedListener closes the connections beyond the first maxConnections at once.
+type boundedListener struct {
+	net.Listener
+	open atomic.Int64
+}
+
+// Accept returns the next connection that is within the bound.
+func (l *boundedListener) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if l.open.Add(1) <= maxConnections {
+			return &countedConn{Conn: conn, closed: sync.OnceFunc(func() { l.open.Add(-1) })}, nil
+		}
+		l.open.Add(-1)
+		_ = conn.Close()
+	}
+}
+
+// A countedConn gives its place back when it is closed, however often that is.
+type countedConn struct {
+	net.Conn
+	closed func()
+}
+
+// Close closes the connection.
+func (c *countedConn) Close() error {
+	c.closed()
+	return c.Conn.Close()
 }
 
 // IsLoopback reports whether only processes of the same host reach an address: its host is localhost or a loopback IP. A name

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -103,5 +104,48 @@ func TestIsLoopback(t *testing.T) {
 		if got := IsLoopback(address); got != want {
 			t.Errorf("%s: %v", address, got)
 		}
+	}
+}
+
+// Who only connects takes a bounded share of the relay, and gives it back.
+func TestConnectionsAreBounded(t *testing.T) {
+	t.Parallel()
+	ctx, stop := context.WithCancel(t.Context())
+	s, err := Listen(ctx, Listener{Setting: "metrics.listen", Address: "127.0.0.1:0", Configured: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var running sync.WaitGroup
+	running.Go(func() { s.Run(ctx, http.NotFoundHandler()) })
+	defer running.Wait()
+	defer stop()
+	// ask reports whether a new connection is served, and leaves it open.
+	ask := func() (net.Conn, bool) {
+		conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.Address())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+		n, _ := conn.Read(make([]byte, 1))
+		return conn, n == 1
+	}
+	var open []net.Conn
+	for i := range maxConnections {
+		conn, served := ask()
+		defer conn.Close()
+		if !served {
+			t.Fatalf("connection %d was closed", i)
+		}
+		open = append(open, conn)
+	}
+	if conn, served := ask(); served {
+		_ = conn.Close()
+		t.Error("there is no bound")
+	}
+	_ = open[0].Close()
+	for served := false; !served; { // once the server has seen it
+		var conn net.Conn
+		conn, served = ask()
+		_ = conn.Close()
 	}
 }

@@ -45,8 +45,8 @@ type AuditEntry struct {
 	UpdatedAt time.Time `json:"updated_at"`
 	Actor     string    `json:"actor"`
 	Origin    Origin    `json:"origin"`
-	// Action: pause, resume, reset_breaker, replay, discard, reveal_payload, create_deliveries or accept_identity. Names are
-	// added, never renamed.
+	// Action: pause, resume, reset_breaker, replay, discard, interrupt_operation, resume_operation, reveal_payload,
+	// create_deliveries or accept_identity. Names are added, never renamed.
 	Action string `json:"action"`
 	// State: running, stalled, done, interrupted or failed. A stalled operation runs by its row, but has changed nothing for
 	// [StalledAfter]: its process was probably killed.
@@ -130,7 +130,8 @@ func (o *Outbox) Work(ctx context.Context, id int64, order Order, progress func(
 }
 
 // TakeUp makes an operation that was interrupted or killed run again, and returns what is left to do: Work finds what it has not
-// changed. The error wraps [ErrNotResumable] if there is no such operation.
+// changed, within what is left of the limit. What it has replayed, and what has failed again since, is not replayed a second
+// time. The error wraps [ErrNotResumable] if there is no such operation.
 func (o *Outbox) TakeUp(ctx context.Context, id int64) (Order, error) {
 	entry, err := o.AuditEntry(ctx, id)
 	if err != nil {
@@ -142,7 +143,19 @@ func (o *Outbox) TakeUp(ctx context.Context, id int64) (Order, error) {
 	if err := o.resumeAudit(ctx, id); err != nil {
 		return Order{}, err
 	}
-	return Order{Action: entry.Action, Selection: *entry.Selection, Matched: entry.Matched}, nil
+	left := *entry.Selection
+	left.begun = entry.At
+	if left.Limit > 0 {
+		left.Limit = cmp.Or(max(left.Limit-entry.Done, 0), -1)
+	}
+	return Order{Action: entry.Action, Selection: left, Matched: entry.Matched}, nil
+}
+
+// RecordInterrupt records in the audit who ends an operation.
+func (o *Outbox) RecordInterrupt(ctx context.Context, id int64) error {
+	return o.durably(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		return o.record(ctx, tx, auditRow{action: "interrupt_operation", detail: fmt.Sprintf("operation %d", id)})
+	})
 }
 
 // endOf returns the last state of an operation, and what the audit says of its error.

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
@@ -120,7 +122,50 @@ func TestOperationGoesOn(t *testing.T) {
 	if b, err := outbox.Work(t.Context(), id, again, nil); err != nil || b.Done != 1500 {
 		t.Errorf("%+v, %v", b, err)
 	}
-	if got := fmt.Sprint(relaytest.Rows[string](db, auditLines)); got != "[ann api replay done default default 2500 2500]" {
+	if got := fmt.Sprint(relaytest.Rows[string](db, auditLines)); got != "[ann api replay done default default 2500 2500 ann api resume_operation done 0 0 operation 1]" {
 		t.Error(got)
+	}
+}
+
+// What goes on replays nothing twice, though it has failed again meanwhile, and keeps to the limit that was confirmed.
+func TestOperationGoesOnWithinItsOrder(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Insert(2500, "k")
+	db.Settled("failed", "true")
+	ctx, interrupt := context.WithCancel(t.Context())
+	outbox := New(db.Pool)
+	order := Order{Action: "replay", Selection: Selection{Destination: "default", Limit: 2000}, Matched: 2000}
+	id, err := outbox.Begin(ctx, order)
+	relaytest.Must(t, err)
+	if b, err := outbox.Work(ctx, id, order, func(Bulk) { interrupt() }); err == nil || b.Done != 1000 {
+		t.Errorf("%+v, %v", b, err)
+	}
+	db.Exec(`UPDATE outbox_delivery SET status = 'failed', last_attempt_at = now() WHERE status = 'pending'`) // the receiver still refuses
+	again, err := outbox.TakeUp(t.Context(), id)
+	relaytest.Must(t, err)
+	if b, err := outbox.Work(t.Context(), id, again, nil); err != nil || b.Done != 1000 {
+		t.Errorf("%+v, %v", b, err)
+	}
+	if got := relaytest.Row[string](db, `SELECT min(event_id) || ' ' || max(event_id) FROM outbox_delivery WHERE status = 'pending'`); got != "1001 2000" {
+		t.Errorf("replayed: %s", got)
+	}
+	// As after SIGKILL behind the last batch.
+	db.Exec(`UPDATE outbox_audit SET state = 'running', updated_at = now() - interval '10 minutes'`)
+	again, err = outbox.TakeUp(t.Context(), id)
+	relaytest.Must(t, err)
+	if b, err := outbox.Work(t.Context(), id, again, nil); err != nil || b.Done != 0 {
+		t.Errorf("%+v, %v", b, err)
+	}
+}
+
+// A reason is one line of text that the database takes, and of bounded length.
+func TestReasonOfAPauseIsBounded(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Insert(1, "k")
+	p, err := New(db.Pool).Pause(t.Context(), "default", "a\x00b\n"+strings.Repeat("x", 1<<20))
+	if err != nil || len(p.Reason) > plain.MaxBytes || !strings.HasPrefix(p.Reason, "a\ufffdb xx") {
+		t.Errorf("%d bytes, %v", len(p.Reason), err)
 	}
 }

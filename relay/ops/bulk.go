@@ -41,8 +41,10 @@ type Selection struct {
 	Reason string `json:"reason,omitempty"`
 	// OrderingKey of the event. Empty: any, also none.
 	OrderingKey string `json:"ordering_key,omitempty"`
-	// Limit is how many are changed at most. 0: no limit.
+	// Limit is how many are changed at most. 0: no limit; below 0: none.
 	Limit int64 `json:"limit,omitempty"`
+
+	begun time.Time // of an operation that goes on: when it was ordered
 }
 
 // Empty reports whether nothing narrows the selection: not even a status was named.

@@ -94,7 +94,7 @@ func (o *Outbox) resumeAudit(ctx context.Context, id int64) error {
 		case tag.RowsAffected() == 0:
 			return fmt.Errorf("%w: another process goes on with operation %d", ErrNotResumable, id)
 		}
-		return nil
+		return o.record(ctx, tx, auditRow{action: "resume_operation", detail: fmt.Sprintf("operation %d", id)})
 	})
 }
 

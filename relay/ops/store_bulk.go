@@ -28,6 +28,7 @@ type candidate struct {
 	CreatedAt      *time.Time // nil: the event is gone
 	EventType      string
 	IdempotencyKey string
+	LastAttemptAt  *time.Time
 }
 
 // The conditions on the delivery are checked before the event is looked up. Only the scan decides which index is read, so that a
@@ -46,7 +47,7 @@ SELECT c.event_id, c.destination, c.status, c.claim, c.replay, c.next_attempt_at
        c.in_flight,
        NOT c.right_status AND m.matched, c.right_status AND m.matched,
        coalesce($9::float8 > 0 AND e.created_at < now() - make_interval(secs => $9), false),
-       e.created_at, coalesce(e.event_type, ''), coalesce(e.idempotency_key, '')
+       e.created_at, coalesce(e.event_type, ''), coalesce(e.idempotency_key, ''), c.last_attempt_at
 FROM candidate c
 LEFT JOIN LATERAL (
     SELECT created_at, event_type, idempotency_key FROM outbox WHERE c.eligible AND id = c.event_id LIMIT 1

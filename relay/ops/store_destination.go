@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
@@ -117,6 +118,7 @@ RETURNING coalesce(paused_reason, ''), breaker`
 // that of an earlier pause, an empty one does not. The error wraps [ErrUnknownDestination] for a name that the database does
 // not know, so that a misspelt pause is not taken for one.
 func (o *Outbox) Pause(ctx context.Context, destination, reason string) (Pause, error) {
+	reason = plain.Clip(reason)
 	return o.change(ctx, "pause", destination, func(ctx context.Context, tx pgx.Tx, p *Pause) error {
 		p.Changed, p.Paused = !p.Paused, true
 		return tx.QueryRow(ctx, upsertPause, destination, reason).Scan(&p.Reason, &p.Breaker)

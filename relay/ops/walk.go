@@ -14,6 +14,9 @@ import (
 // returns false. It counts in b what is left out. visit gets no delivery twice, even if its status changes meanwhile:
 // otherwise one that is replayed and delivered again before the walk ends would be replayed for ever.
 func (o *Outbox) walk(ctx context.Context, a action, s Selection, b *Bulk, visit func([]candidate) (bool, error)) error {
+	if s.Limit < 0 {
+		return nil
+	}
 	if len(s.Statuses) == 0 {
 		s.Statuses = a.standard
 	}
@@ -75,6 +78,11 @@ func scansOf(s Selection) (all []*scan) {
 	return all
 }
 
+// attemptedSince reports whether a delivery was attempted since an operation began that goes on now.
+func (s Selection) attemptedSince(c candidate) bool {
+	return !s.begun.IsZero() && c.LastAttemptAt != nil && !c.LastAttemptAt.Before(s.begun)
+}
+
 // sift returns what the action can change and counts the rest.
 func sift(list []candidate, s Selection, a action, b *Bulk) (found []candidate) {
 	for _, c := range list {
@@ -84,6 +92,7 @@ func sift(list []candidate, s Selection, a action, b *Bulk) (found []candidate) 
 			if len(b.UnknownIDs) < 10 {
 				b.UnknownIDs = append(b.UnknownIDs, c.EventID)
 			}
+		case c.Matched && a.name == "replay" && s.attemptedSince(c): // it was replayed and has failed again, or failed first since
 		case c.Matched && c.InFlight && !a.inFlight:
 			b.InFlight++
 		case c.Matched && a.name == "replay" && c.CreatedAt == nil:

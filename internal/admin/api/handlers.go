@@ -172,8 +172,8 @@ func (a *API) interrupt(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !a.control.Interrupt(id) {
-		return nil, control.ErrNotRunning
+	if err := a.control.Interrupt(r.Context(), a.actor(r), id); err != nil {
+		return nil, err
 	}
 	return a.control.Outbox.AuditEntry(r.Context(), id)
 }

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/rand"
@@ -10,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -64,12 +66,13 @@ type Control struct {
 	mu      sync.Mutex // guards the fields below
 	base    context.Context
 	running map[int64]context.CancelCauseFunc
+	used    map[string]time.Time // tokens that have started something, until they expire
 	working sync.WaitGroup
 }
 
 // New returns a Control. Run must be called for operations to start.
 func New(cfg Config) *Control {
-	c := &Control{Config: cfg, now: time.Now, running: map[int64]context.CancelCauseFunc{}}
+	c := &Control{Config: cfg, now: time.Now, running: map[int64]context.CancelCauseFunc{}, used: map[string]time.Time{}}
 	_, _ = rand.Read(c.key[:]) // never fails
 	return c
 }
@@ -148,6 +151,8 @@ func Check(order ops.Order) error {
 	switch {
 	case order.Action != "replay" && order.Action != "discard":
 		return check.Problem{Path: "action", Text: "is not known; write replay or discard"}
+	case order.Selection.Limit < 0:
+		return check.Problem{Path: "selection.limit", Text: "is below 0; leave it out for no limit"}
 	case order.Selection.Empty():
 		return check.Problem{Path: "selection", Text: "names nothing; give events, a destination, a status, a type, a reason or a time"}
 	case order.Selection.Parked && order.Action == "replay":
@@ -190,7 +195,8 @@ func (c *Control) confirmed(order ops.Order, token string) bool {
 	return hmac.Equal(raw[8:], c.mac(order, raw[:8])) && c.now().Before(until)
 }
 
-// Start begins an order that a preview has confirmed, and returns its number in the audit. The error wraps [ErrNotConfirmed] or
+// Start begins an order that a preview has confirmed, and returns its number in the audit. A preview confirms one operation, which
+// changes no more than the preview counted: what matches since then was not confirmed. The error wraps [ErrNotConfirmed] or
 // [ErrBusy], or is that of the database.
 func (c *Control) Start(ctx context.Context, actor ops.Actor, order ops.Order, token string) (int64, error) {
 	if err := Check(order); err != nil {
@@ -200,7 +206,18 @@ func (c *Control) Start(ctx context.Context, actor ops.Actor, order ops.Order, t
 		return 0, fmt.Errorf("%w: preview the same selection again, on this relay, and confirm what it counts within %s", ErrNotConfirmed, confirmWithin)
 	}
 	return c.launch(func(outbox *ops.Outbox) (int64, ops.Order, error) {
+		if _, again := c.used[token]; again {
+			return 0, order, fmt.Errorf("%w: an operation was started with this preview already; preview again", ErrNotConfirmed)
+		}
+		if order.Matched < ops.CountLimit {
+			order.Selection.Limit = cmp.Or(order.Matched, -1)
+		}
 		id, err := outbox.Begin(ctx, order)
+		if err == nil {
+			now := c.now()
+			maps.DeleteFunc(c.used, func(_ string, until time.Time) bool { return !now.Before(until) })
+			c.used[token] = now.Add(confirmWithin)
+		}
 		return id, order, err
 	}, actor)
 }
@@ -208,21 +225,29 @@ func (c *Control) Start(ctx context.Context, actor ops.Actor, order ops.Order, t
 // Resume goes on with an operation that was interrupted, or whose process was killed.
 func (c *Control) Resume(ctx context.Context, actor ops.Actor, id int64) error {
 	_, err := c.launch(func(outbox *ops.Outbox) (int64, ops.Order, error) {
+		if _, runs := c.running[id]; runs { // it looks stalled while it finds nothing to change
+			return 0, ops.Order{}, fmt.Errorf("%w: this relay works on operation %d", ops.ErrNotResumable, id)
+		}
 		order, err := outbox.TakeUp(ctx, id)
 		return id, order, err
 	}, actor)
 	return err
 }
 
-// Interrupt ends an operation of this process after its present batch. It reports whether there is one.
-func (c *Control) Interrupt(id int64) bool {
+// Interrupt ends an operation of this process after its present batch, and records who did. The error is [ErrNotRunning] if
+// there is none.
+func (c *Control) Interrupt(ctx context.Context, actor ops.Actor, id int64) error {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	cancel, runs := c.running[id]
-	if runs {
-		cancel(errInterrupted)
+	c.mu.Unlock()
+	if !runs {
+		return ErrNotRunning
 	}
-	return runs
+	if err := c.Outbox.As(actor).RecordInterrupt(ctx, id); err != nil {
+		return err
+	}
+	cancel(errInterrupted)
+	return nil
 }
 
 // Runs reports whether this process works on the operation.

@@ -64,11 +64,14 @@ func TestOrders(t *testing.T) {
 		return !errors.Is(err, ErrBusy)
 	})
 	relaytest.Must(t, err)
+	if _, err := c.Start(t.Context(), actor, preview.Order, preview.Token); !errors.Is(err, ErrNotConfirmed) {
+		t.Errorf("a token that was used: %v", err)
+	}
 	now = now.Add(confirmWithin)
 	if _, err := c.Start(t.Context(), actor, preview.Order, preview.Token); !errors.Is(err, ErrNotConfirmed) {
 		t.Errorf("an old token: %v", err)
 	}
-	if !c.Runs(id) || c.Interrupt(id+1) {
+	if !c.Runs(id) || !errors.Is(c.Interrupt(t.Context(), actor, id+1), ErrNotRunning) {
 		t.Error("it does not know what it works on")
 	}
 	stop()
@@ -79,5 +82,39 @@ func TestOrders(t *testing.T) {
 	}
 	if c.Runs(id) {
 		t.Error("it still runs")
+	}
+}
+
+// A preview confirms what it has counted, and no more: what fails while an operator reads was not confirmed.
+func TestOrderIsBoundedByItsPreview(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Insert(3, "k")
+	db.Settled("failed", "true")
+	c := New(Config{Outbox: ops.New(db.Pool), History: history.New()})
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { c.Run(ctx) })
+	defer running.Wait()
+	defer stop()
+	order := ops.Order{Action: "discard", Selection: ops.Selection{Destination: "default"}}
+	preview, err := c.Preview(ctx, order)
+	relaytest.Must(t, err)
+	db.Insert(20, "later")
+	db.Settled("failed", "true")
+	relaytest.Eventually(t, "the start", func() bool {
+		_, err = c.Start(ctx, ops.Actor{Name: "ann"}, preview.Order, preview.Token)
+		return !errors.Is(err, ErrBusy)
+	})
+	relaytest.Must(t, err)
+	relaytest.Becomes(db, "done 3", `SELECT state || ' ' || done FROM outbox_audit`)
+	order.Selection.Limit = -1
+	if _, err := c.Preview(ctx, order); err == nil || !strings.Contains(err.Error(), "selection.limit") {
+		t.Errorf("a limit below 0: %v", err)
+	}
+	order.Selection = ops.Selection{Type: "\x00"}
+	_, err = c.Preview(ctx, order)
+	if p, unexpected := ProblemOf(err); p.Status != 422 || unexpected {
+		t.Errorf("a NUL: %+v", p)
 	}
 }

@@ -45,7 +45,8 @@ func ProblemOf(err error) (p Problem, unexpected bool) {
 	case errors.Is(err, pg.ErrSchema):
 		return Problem{http.StatusServiceUnavailable, "schema", "The database has another schema", "Run: outbox-relay migrate up"}, false
 	case errors.As(err, &server):
-		return ofServer(server), true
+		p = ofServer(server)
+		return p, p.Status != http.StatusUnprocessableEntity
 	case errors.Is(err, context.DeadlineExceeded) && !errors.As(err, new(*pgconn.ConnectError)):
 		return tooMuch(), false
 	case errors.Is(err, context.Canceled):
@@ -65,6 +66,8 @@ func ofServer(server *pgconn.PgError) Problem {
 	switch server.Code {
 	case "42501": // insufficient_privilege
 		return Problem{http.StatusServiceUnavailable, "rights", "A right is missing", "Run migrations/roles.sql again after an upgrade, and grant outbox_relay to the relay's login."}
+	case "22021", "22P05": // a NUL, or bytes that are no UTF-8
+		return Problem{http.StatusUnprocessableEntity, "invalid", "The request has a mistake", "A text holds a NUL, or is not UTF-8."}
 	case "42P01": // undefined_table
 		return Problem{http.StatusServiceUnavailable, "schema", "The database has another schema", "Run: outbox-relay migrate up"}
 	case "57014": // query_canceled: the statement timeout of the page

@@ -28,6 +28,9 @@ func (p *Page) preview(r *http.Request) (view, error) {
 		return v, nil
 	}
 	q := r.URL.Query()
+	if q.Has("selected") && len(q["id"]) == 0 { // the filter alone would name more than the list shows
+		return v, check.Problem{Path: "id", Text: "nothing is selected; tick what is meant"}
+	}
 	selection, err := p.Control.Selection(r.Context(), q)
 	if err != nil {
 		return v, err
@@ -42,6 +45,7 @@ func (p *Page) preview(r *http.Request) (view, error) {
 	}
 	q.Del("action")
 	q.Del("id")
+	q.Del("selected")
 	v.Template, v.Data = "preview.html", previewData{preview, string(order), "/events" + query(q)}
 	return v, nil
 }
@@ -60,7 +64,7 @@ type operationData struct {
 	ops.AuditEntry
 	// Runs here: this process works on it and can interrupt it.
 	RunsHere bool
-	// Percent of what was counted that is done; above 100 if more were found. Left: the rest.
+	// Percent of what was counted that is done, and Left: the rest.
 	Percent, Left int64
 }
 
@@ -94,10 +98,7 @@ func (p *Page) changeOperation(r *http.Request, _ *ops.Outbox) (to string, err e
 	to = fmt.Sprintf("/operations/%d?done=", id)
 	switch r.PathValue("action") {
 	case "interrupt":
-		if !p.Control.Interrupt(id) {
-			return "", control.ErrNotRunning
-		}
-		return to + "interrupted", nil
+		return to + "interrupted", p.Control.Interrupt(r.Context(), p.actor(r), id)
 	case "resume":
 		return to + "continued", p.Control.Resume(r.Context(), p.actor(r), id)
 	}

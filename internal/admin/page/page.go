@@ -125,6 +125,9 @@ type view struct {
 // answer renders a view, or says in its place why there is none.
 func (p *Page) answer(w http.ResponseWriter, r *http.Request, v view, err error) {
 	status := http.StatusOK
+	if v.Problem != nil {
+		status = v.Problem.Status
+	}
 	if err != nil {
 		problem, unexpected := control.ProblemOf(err)
 		if unexpected && !errors.Is(r.Context().Err(), context.Canceled) {

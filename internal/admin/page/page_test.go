@@ -195,7 +195,10 @@ func TestKilledOperationGoesOn(t *testing.T) {
 	if status, body := s.post("/operations/1/resume", nil); status != 200 || !strings.Contains(body, "It goes on.") {
 		t.Fatal(status, body)
 	}
-	relaytest.Becomes(db, "done 8", `SELECT state || ' ' || done FROM outbox_audit`)
+	relaytest.Becomes(db, "done 8", `SELECT state || ' ' || done FROM outbox_audit WHERE id = 1`)
+	if got := relaytest.Row[string](db, `SELECT split_part(actor, '@', 1) || ' ' || origin || ' ' || detail FROM outbox_audit WHERE action = 'resume_operation'`); got != "ann page operation 1" {
+		t.Error(got)
+	}
 	if status, _ := s.post("/operations/1/resume", nil); status != 409 {
 		t.Errorf("what is done goes on: %d", status)
 	}
@@ -272,5 +275,47 @@ func TestVendoredFiles(t *testing.T) {
 		if !strings.Contains(string(readme), fmt.Sprintf("| `%s` |", name)) || !strings.Contains(string(readme), hex.EncodeToString(sum[:])) {
 			t.Errorf("%s has the sum %x", name, sum)
 		}
+	}
+}
+
+// Who has not signed in, or comes from a foreign name, learns nothing of the relay and its database.
+func TestStrangersLearnNothing(t *testing.T) {
+	t.Parallel()
+	s := serve(t, relaytest.New(t).Pool)
+	ask := func(status int) {
+		t.Helper()
+		got, body := s.get("/")
+		if got != status || strings.Contains(body, "postgres://") || strings.Contains(body, "1.2.3") {
+			t.Errorf("%d: %s", got, body)
+		}
+	}
+	s.token = "guessed"
+	ask(http.StatusUnauthorized)
+	s.token = adminToken
+	s.header.Set("Host", "evil.example")
+	ask(http.StatusMisdirectedRequest)
+}
+
+// Selected are those that were ticked, and never all that the filter leaves.
+func TestNothingSelected(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Insert(3, "k")
+	db.Settled("failed", "true")
+	s := serve(t, db.Pool)
+	_, list := s.get("/events?status=failed&destination=default")
+	if !strings.Contains(list, `type="hidden" name="selected"`) {
+		t.Error("the form does not say that it selects")
+	}
+	status, body := s.get("/operations/new?selected=1&action=discard&status=failed&destination=default")
+	if status != 422 || strings.Contains(body, `name="token"`) {
+		t.Errorf("%d %s", status, body)
+	}
+	if status, body := s.get("/operations/new?selected=1&id=2&action=discard&status=failed&destination=default"); status != 200 || !strings.Contains(body, "Discard 1 delivery?") {
+		t.Errorf("%d %s", status, body)
+	}
+	s.token = readToken
+	if status, _ := s.get("/operations/new?action=replay&id=1"); status != 403 {
+		t.Errorf("a reader's preview: %d", status)
 	}
 }
