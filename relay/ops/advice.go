@@ -121,6 +121,19 @@ func repair(destination string, reason policy.Reason) string {
 	return ""
 }
 
+// RetryRepair returns what a person must change for retries to succeed, such as a secret. It is empty where they can succeed by
+// themselves.
+func (d DestinationStatus) RetryRepair() string {
+	if d.Retrying == 0 {
+		return ""
+	}
+	switch d.RetryReason {
+	case policy.ReasonUnauthorized, policy.ReasonNotFound, policy.ReasonRedirect, policy.ReasonDNS, policy.ReasonTLS, policy.ReasonEgress:
+		return strings.TrimSpace(repair(d.Destination, d.RetryReason))
+	}
+	return ""
+}
+
 func (d DestinationStatus) adviseFailed(word string) (text string, commands []string) {
 	text = fmt.Sprintf("%s to %q failed; last: %s.", counted(d.Failed, "delivery", "deliveries"), d.Destination, orReason(d.FailedError, d.FailedReason))
 	commands = append(commands, "outbox-relay events list --status failed --destination "+word+"    # see why")

@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 func TestMain(m *testing.M) { pgtest.RunTests(m) }
@@ -35,8 +36,11 @@ func TestFindings(t *testing.T) {
 		"paused":   {ops.Status{Relays: alive, Destinations: []ops.DestinationStatus{{Destination: "a", Paused: true, PausedReason: "x", Served: true, Breaker: "closed"}}}, []string{"warning a is paused (x); nothing waits."}},
 		"unserved": {ops.Status{Relays: alive, Destinations: []ops.DestinationStatus{{Destination: "a", Pending: 1, Breaker: "closed"}}}, []string{"critical a is served by no running relay; 1 delivery waits."}},
 		"lagging":  {ops.Status{Relays: alive, Destinations: []ops.DestinationStatus{{Destination: "a", Pending: 1, LagSeconds: 125, Served: true, Breaker: "closed"}}}, []string{"warning a lags by 2m; 1 delivery waits."}},
-		"blocked":  {ops.Status{Relays: alive, Destinations: []ops.DestinationStatus{{Destination: "a", BlockedKeys: 1, Served: true, Breaker: "closed"}}}, []string{"warning a has 1 ordering key that waits behind a failed event."}},
-		"retrying": {ops.Status{Relays: alive, Destinations: []ops.DestinationStatus{{Destination: "a", Pending: 1, Retrying: 1, RetryError: "401", Served: true, Routed: true, Breaker: "closed"}}}, []string{"notice a has 1 delivery that is retried; last: 401."}},
+		"blocked":  {ops.Status{Relays: alive, Destinations: []ops.DestinationStatus{{Destination: "a", BlockedKeys: 1, LagSeconds: 125, Served: true, Breaker: "closed"}}}, []string{"warning a has 1 ordering key that waits behind a failed event."}},
+		"retrying": {ops.Status{Relays: alive, Destinations: []ops.DestinationStatus{{Destination: "a", Pending: 1, Retrying: 1, RetryError: "500", Served: true, Routed: true, Breaker: "closed"}}}, []string{"notice a has 1 delivery that is retried; last: 500."}},
+		"retrying in vain, and late": {ops.Status{Relays: alive, Destinations: []ops.DestinationStatus{{
+			Destination: "a", Pending: 2, Retrying: 1, RetryReason: policy.ReasonUnauthorized, RetryError: "401", LagSeconds: 125, Served: true, Routed: true, Breaker: "closed",
+		}}}, []string{"warning a has 1 delivery that is retried; last: 401."}},
 	} {
 		var got []string
 		for _, f := range Findings(test.status) {

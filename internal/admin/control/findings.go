@@ -97,6 +97,7 @@ func findingsOf(d ops.DestinationStatus, relayRuns bool) (all []Finding) {
 		}
 		add(Critical, "", "Nothing is lost and no attempt is spent. The relay probes it and goes on by itself once it answers; reset the breaker to send at once.",
 			"is down%s; %s.", answer, held(d.Pending))
+	case d.BlockedKeys > 0, d.RetryRepair() != "": // what follows says why deliveries are late
 	case d.LagSeconds >= lagging.Seconds() && relayRuns:
 		add(Warning, "", "The receiver answers slower than events arrive, or a limit is too low: compare its latency with max_in_flight and rate_limit.",
 			"lags by %s; %s.", plain.Span(time.Duration(d.LagSeconds*float64(time.Second))), waits(d.Pending))
@@ -109,7 +110,11 @@ func findingsOf(d ops.DestinationStatus, relayRuns bool) (all []Finding) {
 		add(Warning, "failed", "Look at the reasons, mend the cause, then replay them.", "has %s%s.", counted(d.Failed, "failed delivery", "failed deliveries"), last(d.FailedError))
 	}
 	if d.Retrying > 0 && d.Breaker == "closed" {
-		add(Notice, "retrying", "The relay tries again by itself. Look at the last answers if the number grows.", "has %s%s.", counted(d.Retrying, "delivery that is retried", "deliveries that are retried"), last(d.RetryError))
+		level, advice := Notice, "The relay tries again by itself. Look at the last answers if the number grows."
+		if repair := d.RetryRepair(); repair != "" {
+			level, advice = Warning, repair
+		}
+		add(level, "retrying", advice, "has %s%s.", counted(d.Retrying, "delivery that is retried", "deliveries that are retried"), last(d.RetryError))
 	}
 	return all
 }
