@@ -99,7 +99,10 @@ func printCheckup(w io.Writer, c ops.Checkup) error {
 		paint(w, map[string]string{ops.LevelError: red, ops.LevelWarning: yellow}[f.Level])
 		fmt.Fprintf(w, "%-7s", f.Level)
 		paint(w, plainText)
-		fmt.Fprintf(w, "  %s: %s\n         %s\n", f.Check, f.Text, f.Remedy)
+		fmt.Fprintf(w, "  %s: %s\n", f.Check, f.Text)
+		for line := range strings.Lines(f.Remedy) {
+			fmt.Fprintf(w, "         %s\n", strings.TrimSuffix(line, "\n"))
+		}
 	}
 	_, err := fmt.Fprintf(w, "\n%s.\n", plain.Plural(len(c.Findings), "finding", "findings"))
 	return err

@@ -191,3 +191,19 @@ func TestDoctor(t *testing.T) {
 		})
 	}
 }
+
+// Commands stand behind each other on lines of their own, so that no comment of one swallows the next.
+func TestCheckupPrintsEachCommandOnItsLine(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	err := printCheckup(&out, ops.Checkup{Findings: []ops.Finding{{
+		Check: "deliveries", Level: ops.LevelWarning, Text: "one failed", Remedy: "outbox-relay explain 1    # see why\noutbox-relay replay 1",
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "warning  deliveries: one failed\n         outbox-relay explain 1    # see why\n         outbox-relay replay 1\n\n1 finding.\n"
+	if out.String() != want {
+		t.Errorf("got %q, want %q", out.String(), want)
+	}
+}

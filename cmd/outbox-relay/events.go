@@ -221,7 +221,11 @@ func printWaits(w io.Writer, waits []ops.Wait) {
 		fmt.Fprintln(w, "\nWhy it waits:")
 	}
 	for _, wait := range waits {
-		fmt.Fprintf(w, "  %s: %s\n", orParked(wait.Destination), wait.Text)
+		if wait.Destination == "" { // parked, as the text says
+			fmt.Fprintf(w, "  %s\n", wait.Text)
+			continue
+		}
+		fmt.Fprintf(w, "  %s: %s\n", wait.Destination, wait.Text)
 	}
 }
 

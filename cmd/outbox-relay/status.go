@@ -204,7 +204,7 @@ func printAdvice(w io.Writer, advice []ops.Advice) error {
 	}
 	for _, a := range advice[:min(len(advice), maxAdvice)] {
 		paint(w, yellow)
-		fmt.Fprintln(w, a.Text)
+		fmt.Fprintln(w, a.String())
 		paint(w, plainText)
 		for _, command := range a.Commands {
 			fmt.Fprintln(w, "  "+command)

@@ -39,7 +39,9 @@ No relay is running, so nothing is sent.
     {
       "why": "no_relay",
       "subject": "",
+      "level": "critical",
       "text": "No relay is running, so nothing is sent.",
+      "remedy": "",
       "commands": [
         "outbox-relay run"
       ]

@@ -17,28 +17,53 @@ type Advice struct {
 	Why string `json:"why"`
 	// Subject is the destination; empty: the whole outbox, or the database.
 	Subject string `json:"subject"`
-	// Text says what is wrong, and what mends it.
-	Text string `json:"text"`
+	// Level says how bad it is.
+	Level Level `json:"level"`
+	// Text says what is wrong, and Remedy what mends it; Remedy may be empty.
+	Text   string `json:"text"`
+	Remedy string `json:"remedy"`
 	// Commands come next, in this order. What each does stands behind a #.
 	Commands []string `json:"commands"`
 }
 
-// countedTo is up to how many deliveries are counted.
-const countedTo = 10_000
+// String returns what is wrong and what mends it.
+func (a Advice) String() string { return strings.TrimSpace(a.Text + " " + a.Remedy) }
 
-// advise says what to do about what the status shows, the most urgent first. No command in it does harm: nothing is replayed that
+// Destination returns which destination it is about; empty: none.
+func (a Advice) Destination() string {
+	switch a.Why {
+	case "paused", "held", "retrying", "failed", "blocked", "unserved", alert.RuleLag:
+		return a.Subject
+	}
+	return ""
+}
+
+// Level says how bad something is.
+type Level string
+
+// The levels, the worst first.
+const (
+	Critical Level = "critical" // something is not delivered until a person acts, or a receiver does
+	Warning  Level = "warning"  // a person should look at it
+	Notice   Level = "notice"   // the relay deals with it
+)
+
+// CountedTo is up to how many deliveries are counted.
+const CountedTo = 10_000
+
+// advise says what to do about what the status shows, the worst first. No command in it does harm: nothing is replayed that
 // cannot arrive, and nothing is restarted where a reload suffices.
 func advise(s Status) []Advice {
 	all := []Advice{}
 	alive := slices.ContainsFunc(s.Relays, RelayStatus.Alive)
 	if s.Quarantined != "" {
 		all = append(all, Advice{
-			"quarantined", "", fmt.Sprintf("Nothing is claimed or sent: %s. Decide what is to become of it.", s.Quarantined),
+			"quarantined", "", Critical, fmt.Sprintf("Nothing is claimed or sent: %s.", s.Quarantined), "Decide what is to become of it.",
 			[]string{"outbox-relay identity show"},
 		})
 	}
 	if !alive {
-		all = append(all, Advice{"no_relay", "", "No relay is running, so nothing is sent.", []string{"outbox-relay run"}})
+		all = append(all, Advice{"no_relay", "", Critical, "No relay is running, so nothing is sent.", "", []string{"outbox-relay run"}})
 	}
 	for _, d := range s.Destinations {
 		all = append(all, d.advise(alive)...)
@@ -47,38 +72,47 @@ func advise(s Status) []Advice {
 	if s.Parked > 0 && (routed || s.Quarantined == "") { // a quarantined relay has not stored its routes
 		all = append(all, adviseParked(s.Parked, routed))
 	}
-	return append(all, adviseAlerts(s.Alerts, all)...)
+	all = append(all, adviseAlerts(s.Alerts, all)...)
+	levels := []Level{Critical, Warning, Notice}
+	slices.SortStableFunc(all, func(a, b Advice) int { return slices.Index(levels, a.Level) - slices.Index(levels, b.Level) })
+	return all
 }
 
 // advise says what to do about one destination. alive: a relay is running.
 func (d DestinationStatus) advise(alive bool) (all []Advice) {
 	word := plain.ShellWord(d.Destination)
-	add := func(why, text string, commands ...string) {
-		all = append(all, Advice{why, d.Destination, text, commands})
+	add := func(why string, level Level, text, remedy string, commands ...string) {
+		all = append(all, Advice{why, d.Destination, level, text, remedy, commands})
 	}
 	if d.Paused {
-		add("paused", fmt.Sprintf("%q is paused%s: nothing is sent there.", d.Destination, labelled(" (%s)", d.PausedReason)),
+		add("paused", Warning, fmt.Sprintf("%q is paused%s: nothing is sent there.", d.Destination, labelled(" (%s)", d.PausedReason)),
+			"Nothing is lost, and no attempt is spent meanwhile.",
 			"outbox-relay resume "+word)
 	}
 	if d.Served && d.Breaker != "closed" && d.Breaker != "" {
-		add("held", fmt.Sprintf("%q is down, and its deliveries are held%s. Nothing is lost: relays try it every few seconds.%s",
-			d.Destination, labelled(": %s", d.BreakerError), repair(d.Destination, heldReason(d.BreakerError))),
+		add("held", Critical, fmt.Sprintf("%q is down, and its deliveries are held%s.", d.Destination, labelled(": %s", d.BreakerError)),
+			strings.TrimSpace("Nothing is lost: relays try it every few seconds. "+repair(d.Destination, heldReason(d.BreakerError))),
 			"outbox-relay resume "+word+" --reset-breaker    # once it works: send at once, without a probe")
 	} else if d.Retrying > 0 && d.RetryReason != "" {
-		add("retrying", fmt.Sprintf("%s retrying at %s; last: %s.%s", upTo(d.Retrying), d.Destination, orReason(d.RetryError, d.RetryReason), repair(d.Destination, d.RetryReason)),
+		level := Notice
+		if needsPerson(d.RetryReason) {
+			level = Warning
+		}
+		add("retrying", level, fmt.Sprintf("%s retrying at %s; last: %s.", upTo(d.Retrying), d.Destination, orReason(d.RetryError, d.RetryReason)),
+			repair(d.Destination, d.RetryReason),
 			fmt.Sprintf("outbox-relay explain %d    # every attempt, and when the next one is", d.RetryEventID))
 	}
 	if d.Failed > 0 {
-		text, commands := d.adviseFailed(word)
-		add("failed", text, commands...)
+		text, remedy, commands := d.adviseFailed(word)
+		add("failed", Warning, text, remedy, commands...)
 	}
 	if d.BlockedKeys > 0 {
 		text, commands := d.adviseBlocked(word)
-		add("blocked", text, commands...)
+		add("blocked", Warning, text, "Mend the cause and replay the failed delivery, or skip it.", commands...)
 	}
 	if alive && !d.Served && d.Pending > 0 {
-		add("unserved", fmt.Sprintf("%s unserved: no running relay has %q. Add it to a relay's configuration and reload that relay (SIGHUP), or give them up.",
-			counted(d.Pending, "delivery is", "deliveries are"), d.Destination),
+		add("unserved", Critical, fmt.Sprintf("%s unserved: no running relay has %q.", counted(d.Pending, "delivery is", "deliveries are"), d.Destination),
+			"Add it to a relay's configuration and reload that relay (SIGHUP), or give them up.",
 			"outbox-relay discard --destination "+word+" --status pending    # gives them up")
 	}
 	return all
@@ -102,44 +136,56 @@ func repair(destination string, reason policy.Reason) string {
 	setting := "destinations." + destination
 	switch reason {
 	case policy.ReasonUnauthorized:
-		return fmt.Sprintf(" Make %s.signing_secrets (or its credentials) those of the receiver, then reload the relay (SIGHUP).", setting)
+		return fmt.Sprintf("Make %s.signing_secrets (or its credentials) those of the receiver, then reload the relay (SIGHUP).", setting)
 	case policy.ReasonNotFound, policy.ReasonRedirect, policy.ReasonDNS:
-		return fmt.Sprintf(" Correct %s.url, then reload the relay (SIGHUP), or mend the receiver.", setting)
+		return fmt.Sprintf("Correct %s.url, then reload the relay (SIGHUP), or mend the receiver.", setting)
 	case policy.ReasonConnect:
-		return fmt.Sprintf(" Start the receiver, or correct %s.url and reload the relay (SIGHUP).", setting)
+		return fmt.Sprintf("Start the receiver, or correct %s.url and reload the relay (SIGHUP).", setting)
 	case policy.ReasonTLS:
-		return fmt.Sprintf(" Correct %s.tls, then reload the relay (SIGHUP), or mend the receiver's certificate.", setting)
+		return fmt.Sprintf("Correct %s.tls, then reload the relay (SIGHUP), or mend the receiver's certificate.", setting)
 	case policy.ReasonTimeout:
-		return fmt.Sprintf(" The receiver answers later than %s.timeout allows.", setting)
+		return fmt.Sprintf("The receiver answers later than %s.timeout allows.", setting)
 	case policy.ReasonRateLimited:
-		return fmt.Sprintf(" The receiver asks for fewer requests: set %s.rate_limit, then reload the relay (SIGHUP).", setting)
+		return fmt.Sprintf("The receiver asks for fewer requests: set %s.rate_limit, then reload the relay (SIGHUP).", setting)
 	case policy.ReasonEgress:
-		return " The relay may not connect to this address: see egress in its configuration."
+		return "The relay may not connect to this address: see egress in its configuration."
 	case policy.ReasonServerError, policy.ReasonUnavailable, policy.ReasonTransient, policy.ReasonUnexpected, policy.ReasonNetwork, policy.ReasonMalformed:
-		return " The log of the receiver says more."
+		return "The log of the receiver says more."
 	}
 	return ""
 }
 
-func (d DestinationStatus) adviseFailed(word string) (text string, commands []string) {
+// needsPerson reports whether deliveries that fail for this reason go on failing until a person mends something.
+func needsPerson(reason policy.Reason) bool {
+	switch reason {
+	case policy.ReasonUnauthorized, policy.ReasonNotFound, policy.ReasonRedirect, policy.ReasonDNS, policy.ReasonTLS, policy.ReasonEgress:
+		return true
+	}
+	return false
+}
+
+func (d DestinationStatus) adviseFailed(word string) (text, remedy string, commands []string) {
 	text = fmt.Sprintf("%s to %q failed; last: %s.", counted(d.Failed, "delivery", "deliveries"), d.Destination, orReason(d.FailedError, d.FailedReason))
 	commands = append(commands, "outbox-relay events list --status failed --destination "+word+"    # see why")
 	sendable := d.Failed - d.FailedUnsendable
 	if d.FailedUnsendable > 0 {
-		text += fmt.Sprintf(" %s never be sent: the producer must insert a corrected event under a new key.", counted(d.FailedUnsendable, "of them can", "of them can"))
+		remedy = counted(d.FailedUnsendable, "of them can", "of them can") + " never be sent: the producer must insert a corrected event under a new key. "
 		commands = append(commands, "outbox-relay discard --destination "+word+" --status failed --reason invalid_event    # once corrected")
 	}
 	switch {
 	case sendable == 0:
 	case !d.Routed:
-		text += " No route leads there any more: add destination and route to a relay's configuration and reload it (SIGHUP) to send them again, or give them up."
+		remedy += "No route leads there any more: add destination and route to a relay's configuration and reload it (SIGHUP) to send them again, or give them up."
 		commands = append(commands, "outbox-relay discard --destination "+word+" --status failed    # gives them up")
 	case d.FailedUnsendable > 0:
 		commands = append(commands, "outbox-relay replay --destination "+word+" --reason REASON    # once its cause is mended; not invalid_event")
 	default:
 		commands = append(commands, "outbox-relay replay --destination "+word+"    # once the cause is mended")
 	}
-	return text, commands
+	if remedy == "" {
+		remedy = "Look at the reasons, mend the cause, then replay them."
+	}
+	return text, strings.TrimSpace(remedy), commands
 }
 
 // maxBlockedKeys is how many ordering keys are looked at.
@@ -176,11 +222,17 @@ func waitingKeys(n int64) string {
 
 func adviseParked(n int64, routed bool) Advice {
 	if !routed {
-		return Advice{"parked", "", fmt.Sprintf("%s for the first relay: no route is stored yet. A relay stores its routes when it starts, and sends what matches them.",
-			counted(n, "event waits", "events wait")), []string{"outbox-relay run"}}
+		return Advice{
+			"parked", "", Warning, fmt.Sprintf("%s for the first relay: no route is stored yet.", counted(n, "event waits", "events wait")),
+			"A relay stores its routes when it starts, and sends what matches them.",
+			[]string{"outbox-relay run"},
+		}
 	}
-	return Advice{"parked", "", fmt.Sprintf("%s no route. Add a route to the relays' configuration and reload them (SIGHUP).",
-		counted(n, "event matches", "events match")), []string{"outbox-relay events list --parked    # which"}}
+	return Advice{
+		"parked", "", Warning, fmt.Sprintf("%s no route.", counted(n, "event matches", "events match")),
+		"Add a route to the relays' configuration and reload them (SIGHUP).",
+		[]string{"outbox-relay events list --parked    # which"},
+	}
 }
 
 // adviseAlerts says what to do about the open alerts that nothing before them explains.
@@ -199,15 +251,15 @@ func adviseAlerts(alerts []alert.Alert, before []Advice) (all []Advice) {
 				continue
 			}
 		}
-		text := a.Happened()
+		remedy := ""
 		if a.Rule == alert.RuleLag {
-			text += ". The receiver is slower than what comes in (raise max_in_flight or rate_limit of the destination, then reload the relay), or the database is slow"
+			remedy = "The receiver is slower than what comes in (raise max_in_flight or rate_limit of the destination, then reload the relay), or the database is slow."
 		}
 		command := a.Command()
 		if command == "outbox-relay status" {
 			command = "outbox-relay relays    # which relays live, and what each has in flight"
 		}
-		all = append(all, Advice{a.Rule, a.Subject, text + ".", []string{command}})
+		all = append(all, Advice{a.Rule, a.Subject, Warning, a.Happened() + ".", remedy, []string{command}})
 	}
 	return all
 }
@@ -229,7 +281,7 @@ func orReason(text string, reason policy.Reason) string {
 }
 
 // upTo writes what was counted up to a bound.
-func upTo(n int64) string { return plain.UpTo(n, countedTo) }
+func upTo(n int64) string { return plain.UpTo(n, CountedTo) }
 
 // counted is [plain.Plural] of what was counted up to a bound.
 func counted(n int64, one, more string) string {

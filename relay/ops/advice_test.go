@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -53,7 +54,7 @@ func TestAdvice(t *testing.T) {
 	} {
 		var texts, commands []string
 		for _, a := range advise(c.s) {
-			texts = append(texts, a.Text)
+			texts = append(texts, a.String())
 			for _, command := range a.Commands {
 				command, _, _ = strings.Cut(command, "    # ")
 				commands = append(commands, command)
@@ -72,7 +73,29 @@ func TestAdvice(t *testing.T) {
 func TestAdviceBeforeTheFirstStart(t *testing.T) {
 	t.Parallel()
 	all := advise(Status{Parked: 3})
-	if got := fmt.Sprint(all[len(all)-1]); len(all) != 2 || !strings.Contains(got, "3 events wait for the first relay: no route is stored yet") || !strings.Contains(got, "outbox-relay run") {
+	last := all[len(all)-1]
+	if got := fmt.Sprint(last, last.Commands); len(all) != 2 || !strings.Contains(got, "3 events wait for the first relay: no route is stored yet") || !strings.Contains(got, "outbox-relay run") {
 		t.Errorf("%+v", all)
+	}
+}
+
+// What is said first is what a person must do something about. What only a person mends is no mere notice.
+func TestAdviceBeginsWithTheWorst(t *testing.T) {
+	t.Parallel()
+	lane := func(d DestinationStatus) DestinationStatus {
+		d.Routed, d.Served, d.Breaker = true, true, cmp.Or(d.Breaker, "closed")
+		return d
+	}
+	var got []string
+	for _, a := range advise(Status{Relays: []RelayStatus{{Name: "a"}}, Destinations: []DestinationStatus{
+		lane(DestinationStatus{Destination: "busy", Retrying: 1, RetryReason: policy.ReasonUnavailable}),
+		lane(DestinationStatus{Destination: "misled", Retrying: 1, RetryReason: policy.ReasonUnauthorized}),
+		lane(DestinationStatus{Destination: "refusing", Failed: 20_000}),
+		lane(DestinationStatus{Destination: "down", Breaker: "open"}),
+	}}) {
+		got = append(got, string(a.Level)+" "+a.Destination())
+	}
+	if want := []string{"critical down", "warning misled", "warning refusing", "notice busy"}; !slices.Equal(got, want) {
+		t.Errorf("%q", got)
 	}
 }

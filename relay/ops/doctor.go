@@ -27,7 +27,7 @@ type Finding struct {
 	Check  string `json:"check"` // one of [Checkup.Checks]
 	Level  string `json:"level"`
 	Text   string `json:"text"`
-	Remedy string `json:"remedy"` // what mends it: a command, a statement, or a setting
+	Remedy string `json:"remedy"` // what mends it: commands, each on its line, a statement, or a setting
 }
 
 // A Checkup is what an examination looked at, and what it found.
@@ -277,7 +277,7 @@ func (x *examination) deliveries(ctx context.Context) error {
 		case "no_relay", "unserved":
 			level = LevelError
 		}
-		x.add("deliveries", level, a.Text, strings.Join(a.Commands, "; "))
+		x.add("deliveries", level, a.String(), strings.Join(a.Commands, "\n"))
 	}
 	if !slices.ContainsFunc(s.Relays, RelayStatus.Alive) {
 		return nil

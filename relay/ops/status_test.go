@@ -44,7 +44,7 @@ func TestPlansOfStatus(t *testing.T) {
 		s, err := New(db.Pool).Status(t.Context(), "")
 		relaytest.Must(t, err)
 		d := s.Destinations[0] // a large backlog does not hide the one that is retried
-		if d.Pending != countedTo+1 || d.Due != countedTo+1 || d.Retrying != 1 || d.RetryReason != "not_found" || d.Failed != 1200 {
+		if d.Pending != CountedTo+1 || d.Due != CountedTo+1 || d.Retrying != 1 || d.RetryReason != "not_found" || d.Failed != 1200 {
 			t.Errorf("%+v", d)
 		}
 	}

@@ -93,7 +93,7 @@ func (w waitState) reasons() (all []Wait) {
 		hint := ""
 		if w.BehindStatus == "failed" {
 			skip := fmt.Sprintf("outbox-relay discard --destination %s --head-of-key %s", plain.ShellWord(w.Destination), plain.ShellWord(w.OrderingKey))
-			hint = fmt.Sprintf("; to go on: outbox-relay replay %d, or %s", w.BehindEvent, skip)
+			hint = fmt.Sprintf("; to go on: outbox-relay replay %d --destination %s, or %s", w.BehindEvent, plain.ShellWord(w.Destination), skip)
 			if unsendable(w.BehindReason) {
 				hint = fmt.Sprintf(" (%s) and can never be sent; to go on: %s", w.BehindReason, skip)
 			}

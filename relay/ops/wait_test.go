@@ -51,7 +51,7 @@ func TestWaits(t *testing.T) {
 	waits(9, "parked")
 	list, err := outbox.Waits(t.Context(), 2)
 	relaytest.Must(t, err)
-	if want := "behind event 1 of its ordering key, which is failed; to go on: outbox-relay replay 1, or outbox-relay discard --destination default --head-of-key o"; list[0].Text != want {
+	if want := "behind event 1 of its ordering key, which is failed; to go on: outbox-relay replay 1 --destination default, or outbox-relay discard --destination default --head-of-key o"; list[0].Text != want {
 		t.Errorf("got %s, want %s", list[0].Text, want)
 	}
 }

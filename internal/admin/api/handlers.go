@@ -21,7 +21,7 @@ type (
 	}
 	destinationAnswer struct {
 		control.Destination
-		Findings []control.Finding  `json:"findings"`
+		Advice   []ops.Advice       `json:"advice"`
 		Failures []ops.FailureGroup `json:"failures"`
 	}
 	pauseRequest struct {
@@ -78,12 +78,12 @@ func (a *API) destinations(r *http.Request) (any, error) {
 }
 
 func (a *API) destination(r *http.Request) (any, error) {
-	d, findings, err := a.control.Destination(r.Context(), r.PathValue("name"))
+	d, advice, err := a.control.Destination(r.Context(), r.PathValue("name"))
 	if err != nil {
 		return nil, err
 	}
 	failures, err := a.control.Outbox.Failures(r.Context(), d.DestinationStatus.Destination)
-	return destinationAnswer{d, findings, failures}, err
+	return destinationAnswer{d, advice, failures}, err
 }
 
 func (a *API) pause(r *http.Request) (any, error) {

@@ -158,7 +158,14 @@ func (s *stage) run(actions ...chromedp.Action) {
 // visit opens a page and waits until its scripts have run.
 func (s *stage) visit(path string) {
 	s.Helper()
-	s.run(chromedp.Navigate(s.url+path), chromedp.WaitVisible("#theme-switch", chromedp.ByID))
+	s.run(chromedp.Navigate(s.url + path))
+	s.scriptsRun()
+}
+
+// scriptsRun waits until the scripts of a page have run.
+func (s *stage) scriptsRun() {
+	s.Helper()
+	s.run(chromedp.WaitVisible("#theme-switch", chromedp.ByID))
 }
 
 // reads waits until the page has a text.

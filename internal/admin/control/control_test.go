@@ -18,41 +18,6 @@ import (
 
 func TestMain(m *testing.M) { pgtest.RunTests(m) }
 
-// What is said first is what a person must do something about.
-func TestFindings(t *testing.T) {
-	t.Parallel()
-	alive := []ops.RelayStatus{{Name: "r", HeartbeatAgeSeconds: 1}}
-	for name, test := range map[string]struct {
-		status ops.Status
-		want   []string
-	}{
-		"all is well":      {ops.Status{Relays: alive, Destinations: []ops.DestinationStatus{{Destination: "a", Pending: 3, Routed: true, Served: true, Breaker: "closed"}}}, nil},
-		"no relay":         {ops.Status{}, []string{"warning No relay is running."}},
-		"no relay, a rush": {ops.Status{Parked: 1, Relays: []ops.RelayStatus{{HeartbeatAgeSeconds: 30}}}, []string{"critical No relay is running, and 1 delivery waits.", "warning 1 event matches no route."}},
-		"quarantined":      {ops.Status{Quarantined: "a copy", Relays: alive}, []string{"critical Relays do nothing here: a copy"}},
-		"one down, one failed": {ops.Status{Relays: alive, Destinations: []ops.DestinationStatus{
-			{Destination: "a", Failed: 20_000, FailedError: "422 no.", Routed: true, Served: true, Breaker: "closed"},
-			{Destination: "b", Pending: 2, Retrying: 1, LagSeconds: 900, Routed: true, Served: true, Breaker: "open", BreakerError: "503"},
-		}}, []string{"critical b is down: 503; 2 deliveries are held.", "warning a has more than 10000 failed deliveries; last: 422 no."}},
-		"paused":   {ops.Status{Relays: alive, Destinations: []ops.DestinationStatus{{Destination: "a", Paused: true, PausedReason: "x", Served: true, Breaker: "closed"}}}, []string{"warning a is paused (x); nothing waits."}},
-		"unserved": {ops.Status{Relays: alive, Destinations: []ops.DestinationStatus{{Destination: "a", Pending: 1, Breaker: "closed"}}}, []string{"critical a is served by no running relay; 1 delivery waits."}},
-		"lagging":  {ops.Status{Relays: alive, Destinations: []ops.DestinationStatus{{Destination: "a", Pending: 1, LagSeconds: 125, Served: true, Breaker: "closed"}}}, []string{"warning a lags by 2m; 1 delivery waits."}},
-		"blocked":  {ops.Status{Relays: alive, Destinations: []ops.DestinationStatus{{Destination: "a", BlockedKeys: 1, Served: true, Breaker: "closed"}}}, []string{"warning a has 1 ordering key that waits behind a failed event."}},
-		"retrying": {ops.Status{Relays: alive, Destinations: []ops.DestinationStatus{{Destination: "a", Pending: 1, Retrying: 1, RetryError: "401", Served: true, Routed: true, Breaker: "closed"}}}, []string{"notice a has 1 delivery that is retried; last: 401."}},
-	} {
-		var got []string
-		for _, f := range Findings(test.status) {
-			got = append(got, string(f.Level)+" "+f.Text)
-			if f.Advice == "" {
-				t.Errorf("%s: %q comes without advice", name, f.Text)
-			}
-		}
-		if strings.Join(got, "\n") != strings.Join(test.want, "\n") {
-			t.Errorf("%s: %q", name, got)
-		}
-	}
-}
-
 // Many who look at once cost one status.
 func TestStatusIsShared(t *testing.T) {
 	t.Parallel()

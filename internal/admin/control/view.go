@@ -26,8 +26,8 @@ type Destination struct {
 // An Overview is what the first page shows.
 type Overview struct {
 	At time.Time `json:"at"`
-	// Findings are what is wrong, the worst first; none: all is well.
-	Findings []Finding `json:"findings"`
+	// Advice says what is wrong, the worst first; none: all is well.
+	Advice []ops.Advice `json:"advice"`
 	// Backlog counts what is pending at all destinations, and LagSeconds is the age of the oldest due delivery.
 	Backlog      int64         `json:"backlog"`
 	LagSeconds   float64       `json:"lag_seconds"`
@@ -47,7 +47,7 @@ func (c *Control) Overview(ctx context.Context) (Overview, error) {
 		return Overview{}, err
 	}
 	o := Overview{
-		At: s.At, Findings: Findings(s.Status), Parked: s.Parked, Backlog: s.Parked, LastMinute: c.History.LastMinute(""),
+		At: s.At, Advice: s.Advice, Parked: s.Parked, Backlog: s.Parked, LastMinute: c.History.LastMinute(""),
 		Destinations: []Destination{}, Alerts: len(s.Alerts),
 	}
 	for _, d := range s.Destinations {
@@ -65,7 +65,7 @@ func (c *Control) Overview(ctx context.Context) (Overview, error) {
 }
 
 // Destination returns the state of one destination. The error wraps [ops.ErrUnknownDestination] if there is none.
-func (c *Control) Destination(ctx context.Context, name string) (Destination, []Finding, error) {
+func (c *Control) Destination(ctx context.Context, name string) (Destination, []ops.Advice, error) {
 	for range 2 {
 		s, err := c.Status(ctx)
 		if err != nil {
@@ -73,8 +73,8 @@ func (c *Control) Destination(ctx context.Context, name string) (Destination, []
 		}
 		at := slices.IndexFunc(s.Destinations, func(d ops.DestinationStatus) bool { return d.Destination == name })
 		if at >= 0 {
-			all := slices.DeleteFunc(Findings(s.Status), func(f Finding) bool { return f.Destination != name })
-			return c.view(s.Destinations[at]), all, nil
+			others := func(a ops.Advice) bool { return a.Subject != name }
+			return c.view(s.Destinations[at]), slices.DeleteFunc(slices.Clone(s.Advice), others), nil
 		}
 		c.Forget() // it may be younger than the status that was read last
 	}

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/internal/admin/control"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 // functions are what templates call.
@@ -49,7 +49,7 @@ func count(n int64) string {
 
 // bound writes what the status counts up to a bound, or a sum of such counts.
 func bound(n int64) string {
-	if n > control.Counted {
+	if n > ops.CountedTo {
 		return count(n-1) + "+"
 	}
 	return count(n)

@@ -146,7 +146,7 @@ func TestFormsWorkWithoutScripts(t *testing.T) {
 	db.Insert(3, "k")
 	db.Settled("failed", "event_id < 3")
 	s := serve(t, db.Pool)
-	if _, body := s.get("/"); !strings.Contains(body, "default has 2 failed deliveries; last:") {
+	if _, body := s.get("/"); !strings.Contains(body, "2 deliveries to &#34;default&#34; failed; last:") {
 		t.Error("the headline does not say what is wrong")
 	}
 	_, body := s.get("/operations/new?action=replay&status=failed&destination=default")

@@ -36,7 +36,7 @@ func (p *Page) overview(r *http.Request) (view, error) {
 
 type destinationData struct {
 	control.Destination
-	Findings []control.Finding
+	Advice   []ops.Advice
 	Failures []ops.FailureGroup
 	History  history.Series
 	Name     string
@@ -44,12 +44,12 @@ type destinationData struct {
 
 func (p *Page) destination(r *http.Request) (view, error) {
 	name := r.PathValue("name")
-	d, findings, err := p.Control.Destination(r.Context(), name)
+	d, advice, err := p.Control.Destination(r.Context(), name)
 	if err != nil {
 		return view{Active: "overview"}, err
 	}
 	failures, err := p.Control.Outbox.Failures(r.Context(), name)
-	data := destinationData{Destination: d, Findings: findings, Failures: failures, History: p.Control.History.Series(name), Name: name}
+	data := destinationData{Destination: d, Advice: advice, Failures: failures, History: p.Control.History.Series(name), Name: name}
 	return view{Template: "destination.html", Title: name, Active: "overview", Live: true, Data: data}, err
 }
 
