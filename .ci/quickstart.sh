@@ -20,6 +20,7 @@ sleep() {
 START
 awk '/^## Quick start/ {here = 1} here && /^```$/ {exit} code {print} here && /^```sh$/ {code = 1}' README.md |
 	sed -e 's|postgres://postgres@localhost:5432/postgres|"$DATABASE_URL"|' -e "s|127.0.0.1:8080/|$LISTEN/|" >>"$steps"
+echo 'kill %1 %2' >>"$steps" # which the README says below its block
 if ! shown=$(bash "$steps" 2>&1); then
 	echo "$shown"
 	echo 'the quick start of the README failed' >&2

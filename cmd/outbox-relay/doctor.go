@@ -16,7 +16,7 @@ import (
 
 type doctorCmd struct {
 	settingFlags
-	JSON bool `help:"Print JSON: {checks, findings: [{check, level, text, remedy}]}. Fields are added, never renamed or removed."`
+	JSON bool `help:"Print JSON: {checks, findings: [{check, level, text, remedy, commands}]}. Fields are added, never renamed or removed."`
 }
 
 func (doctorCmd) Help() string {
@@ -100,8 +100,12 @@ func printCheckup(w io.Writer, c ops.Checkup) error {
 		fmt.Fprintf(w, "%-7s", f.Level)
 		paint(w, plainText)
 		fmt.Fprintf(w, "  %s: %s\n", f.Check, f.Text)
-		for line := range strings.Lines(f.Remedy) {
-			fmt.Fprintf(w, "         %s\n", strings.TrimSuffix(line, "\n"))
+		remedies := f.Commands // each on its line, or the comment behind one would hide the next
+		if len(remedies) == 0 {
+			remedies = []string{f.Remedy}
+		}
+		for _, remedy := range remedies {
+			fmt.Fprintf(w, "         %s\n", remedy)
 		}
 	}
 	_, err := fmt.Fprintf(w, "\n%s.\n", plain.Plural(len(c.Findings), "finding", "findings"))

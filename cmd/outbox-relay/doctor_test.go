@@ -192,18 +192,23 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
-// Commands stand behind each other on lines of their own, so that no comment of one swallows the next.
-func TestCheckupPrintsEachCommandOnItsLine(t *testing.T) {
+// Commands are printed on lines of their own: the comment behind one must not hide the next.
+func TestDoctorPrintsEachCommandOnItsLine(t *testing.T) {
 	t.Parallel()
-	var out strings.Builder
-	err := printCheckup(&out, ops.Checkup{Findings: []ops.Finding{{
-		Check: "deliveries", Level: ops.LevelWarning, Text: "one failed", Remedy: "outbox-relay explain 1    # see why\noutbox-relay replay 1",
-	}}})
-	if err != nil {
-		t.Fatal(err)
+	dsn := pgtest.New(t, migrations.Outbox)
+	for _, statement := range []string{
+		"INSERT INTO outbox_route (pattern, destination) VALUES ('*', 'default')",
+		"INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('paid', '{}', 'k1')",
+		"UPDATE outbox_delivery SET status = 'failed', attempts = 1, last_reason = 'rejected'",
+	} {
+		if _, err := open(t, dsn).ExecContext(t.Context(), statement); err != nil {
+			t.Fatal(err)
+		}
 	}
-	want := "warning  deliveries: one failed\n         outbox-relay explain 1    # see why\n         outbox-relay replay 1\n\n1 finding.\n"
-	if out.String() != want {
-		t.Errorf("got %q, want %q", out.String(), want)
+	r := command([]string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DESTINATION_URL=" + answering(t, http.StatusOK)}, "doctor")
+	want := "\n         outbox-relay events list --status failed --destination default    # see why" +
+		"\n         outbox-relay replay --destination default    # once the cause is mended\n"
+	if !strings.Contains(r.stdout, want) {
+		t.Errorf("%+v does not say %q", r, want)
 	}
 }

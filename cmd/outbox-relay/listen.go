@@ -16,7 +16,7 @@ import (
 )
 
 type listenCmd struct {
-	Address string        `default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Where to listen."`
+	Address string        `default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Where to listen. Default: 127.0.0.1:8080."`
 	Secret  string        `env:"OUTBOX_SIGNING_SECRET" placeholder:"whsec_…" help:"Verify signatures with it; several with commas. Better set OUTBOX_SIGNING_SECRET: others see flags in the list of processes."`
 	Fail    int           `placeholder:"STATUS" help:"Answer every request with this status, such as 503."`
 	Delay   time.Duration `placeholder:"2s" help:"Wait so long before each answer."`

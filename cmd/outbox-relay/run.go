@@ -102,7 +102,7 @@ func (runCmd) Run(inv *invocation) error {
 	<-watched
 	<-reloaded
 	if err == nil && aborted {
-		return exitError{code: exitInterrupted, err: errors.New("a second signal cut off requests in flight; they will be sent again")}
+		return exitError{code: exitInterrupted, err: errors.New("a second signal ended the drain; requests that were in flight will be sent again")}
 	}
 	return err
 }

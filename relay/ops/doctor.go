@@ -28,6 +28,8 @@ type Finding struct {
 	Level  string `json:"level"`
 	Text   string `json:"text"`
 	Remedy string `json:"remedy"` // what mends it: commands, each on its line, a statement, or a setting
+	// Commands are those of the remedy; nil where it is something else.
+	Commands []string `json:"commands,omitempty"`
 }
 
 // A Checkup is what an examination looked at, and what it found.
@@ -113,7 +115,7 @@ func (o *Outbox) Examine(ctx context.Context, cfg ExamineConfig) (Checkup, error
 var errEnd = errors.New("nothing more can be examined")
 
 func (x *examination) add(check, level, text, remedy string) {
-	x.Findings = append(x.Findings, Finding{check, level, text, remedy})
+	x.Findings = append(x.Findings, Finding{Check: check, Level: level, Text: text, Remedy: remedy})
 }
 
 func (x *examination) server(ctx context.Context) error {
@@ -277,7 +279,7 @@ func (x *examination) deliveries(ctx context.Context) error {
 		case "no_relay", "unserved":
 			level = LevelError
 		}
-		x.add("deliveries", level, a.String(), strings.Join(a.Commands, "\n"))
+		x.Findings = append(x.Findings, Finding{Check: "deliveries", Level: level, Text: a.String(), Remedy: strings.Join(a.Commands, "\n"), Commands: a.Commands})
 	}
 	if !slices.ContainsFunc(s.Relays, RelayStatus.Alive) {
 		return nil

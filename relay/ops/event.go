@@ -86,6 +86,9 @@ func (e EventReport) Explain() Explanation {
 			continue
 		}
 		text := orReason(orBlank(a.Error), a.Reason)
+		if a.Outcome == policy.Hold { // the next attempt has the same number
+			text += " (held: no attempt is spent)"
+		}
 		add(a.StartedAt, a.Destination, "attempt", "attempt %d by relay %d failed after %s: %s", a.Attempt, a.Relay, time.Duration(a.DurationMS)*time.Millisecond, text)
 	}
 	for _, d := range e.Deliveries {
