@@ -326,7 +326,10 @@ func (s *session) enter(ctx context.Context, on *standing) error {
 	if err := s.settler.resettle(ctx, on, instance); err != nil {
 		return err
 	}
-	if err := s.meetRoutes(ctx, func() { s.set(instance, true) }); err != nil {
+	if err := s.meetRoutes(ctx, func() {
+		s.markBeat() // the database has just taken the registration
+		s.set(instance, true)
+	}); err != nil {
 		return err
 	}
 	s.cfg.Log.Info().Int32("instance", instance).Bool("resumed", resumed).Bool("session", on.conn != nil).Msg("registered")

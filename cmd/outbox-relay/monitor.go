@@ -52,13 +52,12 @@ func (m monitor) start(stopping context.Context, r *relay.Relay) (end func()) {
 	}
 	m.metrics.Follow(r.State, r.CountBacklog)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(stopping))
-	noMore := context.AfterFunc(stopping, m.metrics.Stopping)
+	m.metrics.StopsWhen(func() bool { return stopping.Err() != nil })
 	var running sync.WaitGroup
 	running.Go(func() { m.server.Run(ctx, m.metrics.Handler()) })
 	sampling, stopSampling := context.WithCancel(stopping)
 	running.Go(func() { m.metrics.Sample(sampling) })
 	return func() {
-		noMore()
 		stopSampling()
 		cancel()
 		running.Wait()

@@ -26,7 +26,7 @@ const (
 // health remembers what the relay's state does not say.
 type health struct {
 	quarantined atomic.Bool
-	stopping    atomic.Bool
+	stopping    atomic.Pointer[func() bool]
 
 	mu       sync.Mutex
 	failedAt time.Time // the last failed statement
@@ -46,8 +46,13 @@ func (h *health) lastFailure() (at time.Time, hint string) {
 	return h.failedAt, h.hint
 }
 
-// Stopping makes /readyz say that the relay stops.
-func (m *Metrics) Stopping() { m.health.stopping.Store(true) }
+// StopsWhen makes /readyz say that the relay stops from when on the function returns true.
+func (m *Metrics) StopsWhen(stopping func() bool) { m.health.stopping.Store(&stopping) }
+
+func (h *health) isStopping() bool {
+	stopping := h.stopping.Load()
+	return stopping != nil && (*stopping)()
+}
 
 // A Health is the answer of /healthz and /readyz.
 type Health struct {
@@ -67,7 +72,7 @@ func newHealth(reasons []string) Health {
 // live returns what is wrong with the process, so that a restart helps: the claimer does not turn. A database that is away is no
 // reason, since the relay waits for it.
 func (m *Metrics) live(now time.Time, s relay.State) (reasons []string) {
-	if m.health.stopping.Load() || s.Turned.IsZero() {
+	if m.health.isStopping() || s.Turned.IsZero() {
 		return nil
 	}
 	if silent := now.Sub(s.Turned); silent > m.cfg.PollInterval+turnMargin {
@@ -81,7 +86,7 @@ func (m *Metrics) ready(now time.Time, s relay.State) (reasons []string) {
 	reasons = m.live(now, s)
 	at, hint := m.health.lastFailure()
 	switch {
-	case m.health.stopping.Load():
+	case m.health.isStopping():
 		return []string{"the relay is stopping"}
 	case m.health.quarantined.Load():
 		return append(reasons, "quarantined: this is not the database that relays were accepted on; run outbox-relay identity show")

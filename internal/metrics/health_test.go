@@ -23,7 +23,7 @@ func TestHealthOfARelay(t *testing.T) {
 	m.healthBecomes("/readyz", http.StatusOK, "")
 	m.healthBecomes("/healthz", http.StatusOK, "")
 
-	m.metrics.Stopping()
+	stop(m.metrics)
 	m.healthBecomes("/readyz", http.StatusServiceUnavailable, "the relay is stopping")
 	m.healthBecomes("/healthz", http.StatusOK, "")
 }
@@ -87,7 +87,7 @@ func TestReasonsOfHealth(t *testing.T) {
 			ready: "the relay is not registered in its database; it tries again by itself, and its log says why",
 		},
 		"quarantined": {state: relay.State{Turned: turned}, before: func(m *Metrics) { m.Hooks().Quarantined("CANARY") }, ready: "quarantined: this is not the database that relays were accepted on; run outbox-relay identity show"},
-		"stopping":    {state: relay.State{Turned: now.Add(-time.Hour)}, before: (*Metrics).Stopping, ready: "the relay is stopping"},
+		"stopping":    {state: relay.State{Turned: now.Add(-time.Hour)}, before: stop, ready: "the relay is stopping"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -118,3 +118,5 @@ func TestOnlyGetIsServed(t *testing.T) {
 		t.Error(code)
 	}
 }
+
+func stop(m *Metrics) { m.StopsWhen(func() bool { return true }) }
