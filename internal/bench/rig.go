@@ -131,7 +131,7 @@ func (r *rig) describe(ctx context.Context) string {
 		fields := strings.Fields(string(out))
 		postgres = "PostgreSQL " + fields[min(2, len(fields)-1)]
 	}
-	return fmt.Sprintf("%s, %s with fsync, River %s, %s, %s/%s, %d processors (%s), %s.", strings.TrimSpace(version), postgres, riverVersion(),
+	return fmt.Sprintf("Measured with %s, %s with fsync, River %s, %s, %s/%s, %d processors (%s), %s.", strings.TrimSpace(version), postgres, riverVersion(),
 		runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), model, time.Now().UTC().Format("2006-01-02"))
 }
 
