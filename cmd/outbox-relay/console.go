@@ -111,7 +111,7 @@ type console struct {
 	targets *atomic.Pointer[map[string]string]
 }
 
-// openConsole opens admin.listen. The database is reached when somebody looks.
+// openConsole opens admin.listen. The database is reached with the first request.
 func (c *config) openConsole(ctx context.Context) (s console, err error) {
 	listener := admin.Listener{
 		Setting: "admin.listen", Address: c.console.listen, Configured: c.Given("admin.listen"), WriteTimeout: metricsWriteTimeout, Log: c.log,

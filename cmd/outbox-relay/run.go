@@ -75,7 +75,11 @@ func (runCmd) Run(inv *invocation) error {
 	}
 	defer monitor.start(inv.ctx, r)()
 	defer page.start(inv.ctx)()
-	rl := &reloader{inv: inv, apply: r.Reload, hooks: cfg.Hooks, log: log, level: level, format: c.logFormat, metricsListen: c.metricsListen, console: c.console, page: &page}
+	return inv.runBeside(r, &reloader{inv: inv, apply: r.Reload, hooks: cfg.Hooks, log: log, level: level, format: c.logFormat, metricsListen: c.metricsListen, console: c.console, page: &page})
+}
+
+// runBeside runs the relay, and beside it what reloads its configuration and what ends its drain at a second signal.
+func (inv *invocation) runBeside(r *relay.Relay, rl *reloader) error {
 	ended, watched, reloaded := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	aborted := false
 	go func() {
@@ -97,7 +101,7 @@ func (runCmd) Run(inv *invocation) error {
 		case <-ended:
 		}
 	}()
-	err = r.Run(inv.ctx)
+	err := r.Run(inv.ctx)
 	close(ended)
 	<-watched
 	<-reloaded

@@ -114,7 +114,7 @@ func TestListenPrintsNothingThatTerminalsObey(t *testing.T) {
 	}
 }
 
-// A receiver that refuses, and one that fails as it is told.
+// A receiver that refuses a wrong signature, and one that fails because of --fail.
 func TestListenRefuses(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -72,7 +72,7 @@ func (s loop) start(ctx context.Context, r *rig, _ *database, l load) ([]*proces
 	return r.startPeer(ctx, "loop", p)
 }
 
-// peer returns what a process is told of a load. db may be nil.
+// peer returns the part of a load that a process needs. db may be nil.
 func (r *rig) peer(db *database, l load) peer {
 	p := peer{URL: r.url(l.wire, l.delay), InFlight: inFlight, Payload: l.payload, Signed: true}
 	if db != nil {

@@ -69,14 +69,7 @@ func (w waitState) reasons() (all []Wait) {
 		return all
 	}
 	if w.Destination == "" {
-		switch {
-		case !w.AnyRoute:
-			add("parked", "parked until the first relay starts: no route is stored yet; start one: outbox-relay run")
-		case w.Routed:
-			add("parked", "parked, but a route for its type exists now: a relay releases it within seconds")
-		default:
-			add("parked", "parked: no route matches its type; add one and reload the relays (SIGHUP), or discard it")
-		}
+		add("parked", "%s", w.parked())
 		return all
 	}
 	if w.Paused {
@@ -90,15 +83,7 @@ func (w waitState) reasons() (all []Wait) {
 		add("held", "held: the destination is down (%s); %s", w.BreakerError, w.nextProbe())
 	}
 	if w.BehindEvent != 0 {
-		hint := ""
-		if w.BehindStatus == "failed" {
-			skip := fmt.Sprintf("outbox-relay discard --destination %s --head-of-key %s", plain.ShellWord(w.Destination), plain.ShellWord(w.OrderingKey))
-			hint = fmt.Sprintf("; to go on: outbox-relay replay %d --destination %s, or %s", w.BehindEvent, plain.ShellWord(w.Destination), skip)
-			if unsendable(w.BehindReason) {
-				hint = fmt.Sprintf(" (%s) and can never be sent; to go on: %s", w.BehindReason, skip)
-			}
-		}
-		add("behind", "behind event %d of its ordering key, which is %s%s", w.BehindEvent, w.BehindStatus, hint)
+		add("behind", "behind event %d of its ordering key, which is %s%s", w.BehindEvent, w.BehindStatus, w.behindHint())
 	}
 	if w.DueInSeconds > 0 {
 		after := ""
@@ -120,6 +105,29 @@ func (w waitState) reasons() (all []Wait) {
 		add("due", "due: it goes out with the next claims of its destination")
 	}
 	return all
+}
+
+// parked says why an event is parked, and what releases it.
+func (w waitState) parked() string {
+	switch {
+	case !w.AnyRoute:
+		return "parked until the first relay starts: no route is stored yet; start one: outbox-relay run"
+	case w.Routed:
+		return "parked, but a route for its type exists now: a relay releases it within seconds"
+	}
+	return "parked: no route matches its type; add one and reload the relays (SIGHUP), or discard it"
+}
+
+// behindHint says what makes the ordering key go on; empty: it goes on by itself.
+func (w waitState) behindHint() string {
+	if w.BehindStatus != "failed" {
+		return ""
+	}
+	skip := fmt.Sprintf("outbox-relay discard --destination %s --head-of-key %s", plain.ShellWord(w.Destination), plain.ShellWord(w.OrderingKey))
+	if unsendable(w.BehindReason) {
+		return fmt.Sprintf(" (%s) and can never be sent; to go on: %s", w.BehindReason, skip)
+	}
+	return fmt.Sprintf("; to go on: outbox-relay replay %d --destination %s, or %s", w.BehindEvent, plain.ShellWord(w.Destination), skip)
 }
 
 // nextProbe says when a held destination is probed.

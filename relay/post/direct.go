@@ -24,7 +24,7 @@ const (
 // request and response are still written and parsed by net/http. Whatever is not plain goes by http.Transport: TLS and with it
 // HTTP/2, proxies, large payloads.
 //
-// As nobody listens on an idle connection, each is examined before it is used again: a receiver may have closed it. It is safe for
+// Nothing reads from an idle connection, so each is examined before it is used again: a receiver may have closed it. It is safe for
 // concurrent use.
 type direct struct {
 	dial    func(ctx context.Context, network, address string) (net.Conn, error)

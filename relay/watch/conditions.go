@@ -191,12 +191,7 @@ func (s *sample) conditions(limits alert.Config) (hold []condition, ended []subj
 		}
 	}
 	if p := s.Parked; p != nil && p.Count > 0 {
-		of := ""
-		if p.Type != "" {
-			of = fmt.Sprintf(" of type %q", p.Type)
-		}
-		hold = append(hold, condition{subject{alert.RuleParked, s.Database}, int64(p.Count), fmt.Sprintf("%s parked, the oldest for %s: event %d%s; add a route for it",
-			plain.UpTo(p.Count, countedTo), plain.Span(inSeconds(p.Seconds)), p.Event, of), p.Event})
+		hold = append(hold, condition{subject{alert.RuleParked, s.Database}, int64(p.Count), s.parked(), p.Event})
 	}
 	if u := s.Undelivered; u != nil {
 		hold = append(hold, condition{subject{alert.RuleUndelivered, s.Database}, int64(u.Count), u.String(), u.Event})
@@ -216,6 +211,15 @@ func (s *sample) conditions(limits alert.Config) (hold []condition, ended []subj
 		hold = append(hold, condition{subject{alert.RuleVacuumBlocked, s.Database}, int64(holders[0].For.Minutes()), detail, 0})
 	}
 	return hold, s.ended(hold, undecided)
+}
+
+// parked says how many events are parked, and names the oldest.
+func (s *sample) parked() string {
+	p, of := s.Parked, ""
+	if p.Type != "" {
+		of = fmt.Sprintf(" of type %q", p.Type)
+	}
+	return fmt.Sprintf("%s parked, the oldest for %s: event %d%s; add a route for it", plain.UpTo(p.Count, countedTo), plain.Span(inSeconds(p.Seconds)), p.Event, of)
 }
 
 // waiting says how many ordering keys wait behind a delivery that is not due, and names the first.
