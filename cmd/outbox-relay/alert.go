@@ -37,7 +37,7 @@ type channelResult struct {
 }
 
 func (cmd alertTestCmd) Run(inv *invocation) error {
-	c, err := inv.config("alerts", "egress")
+	c, err := readConfig(inv, "alerts", "egress")
 	if err != nil {
 		return err
 	}

@@ -38,14 +38,14 @@ func (cmd archiveRunCmd) Run(inv *invocation) error {
 	if cmd.Batch < 1 || cmd.Batch > 10_000 {
 		return usagef("--batch: %d is out of range; write 1 to 10000", cmd.Batch)
 	}
-	c, err := inv.config("database", "retention")
+	c, err := readConfig(inv, "database", "retention")
 	if err != nil {
 		return err
 	}
 	keep := c.relay.Retention
 	keep.Batch = cmd.Batch
 	progress := archiveProgress{out: inv.Stderr, terminal: isTerminal(inv.Stderr), told: time.Now()}
-	return inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) error {
+	return c.ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		archive := outbox.Archive
 		if cmd.DryRun {
 			archive = outbox.ArchiveDue

@@ -109,14 +109,14 @@ func (cmd benchCmd) Run(inv *invocation) (err error) {
 	}
 	sections := []string{"database"}
 	if cmd.URL != "" {
-		own := inv.load("database")
+		own := loadConfig(inv, "database")
 		if names := own.Children("destinations"); len(names) > 0 && !slices.Contains(names, defaultDestination) {
 			return usagef("--url stands beside the destinations of %s (%s); name a file without destinations with --config", own.File, strings.Join(names, ", "))
 		}
 		inv.flags["destination-url"] = cmd.URL
 		sections = append(sections, "destinations", "defaults", "egress")
 	}
-	c, err := inv.config(sections...)
+	c, err := readConfig(inv, sections...)
 	if err != nil {
 		return err
 	}
@@ -160,11 +160,10 @@ func (b *bench) createSchema(ctx context.Context) (err error) {
 	}
 	b.progress("using schema %s of %s; should this command be killed, remove it: DROP SCHEMA %s CASCADE", b.schema, b.config.database(), b.schema)
 	b.config.relay.Schema = b.schema
-	flags := migrateFlags{Set: migrations.Outbox}
-	m, err := flags.openWith(b.config, migrations.Options{})
+	db, m, err := b.config.openMigrator(migrations.Outbox, migrations.Options{})
 	if err == nil {
 		_, err = m.Up(ctx)
-		err = errors.Join(err, m.db.Close())
+		err = errors.Join(err, db.Close())
 	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("migrate schema %s: %w", b.schema, err), b.dropSchema(ctx))

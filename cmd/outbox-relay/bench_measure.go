@@ -25,11 +25,7 @@ func (b *bench) measure(ctx context.Context) (report benchReport, err error) {
 		return report, err
 	}
 	defer b.load.stop()
-	dsn := b.config.listenURL
-	if dsn.Secret == "" {
-		dsn = b.config.databaseURL
-	}
-	ready, err := b.load.call(loadOrder{DSN: string(dsn.Secret), Schema: b.schema, Payload: b.cmd.Payload})
+	ready, err := b.load.call(loadOrder{DSN: b.config.directURL(), Schema: b.schema, Payload: b.cmd.Payload})
 	if err != nil {
 		return report, b.cause(ctx, err)
 	}
@@ -170,7 +166,7 @@ type benchRelay struct {
 func (b *bench) start(ctx context.Context) (*benchRelay, error) {
 	running := &benchRelay{ended: make(chan struct{}), answered: map[int64]time.Time{}, delivered: make(chan struct{}, 1)}
 	cfg := relay.Config{
-		Pool: b.config.pool, Pooler: b.config.relay.Pooler, Schema: b.schema, Name: "outbox-relay bench", Version: buildInfo().Version,
+		Pool: b.config.pool, Pooler: b.config.relay.Pooler, Schema: b.schema, Name: "outbox-relay bench", Version: b.inv.Version,
 		Destinations: []post.Destination{b.destination}, Hooks: relay.Hooks{Attempted: running.attempted, Settled: running.settle},
 	}
 	if b.cmd.URL != "" {

@@ -1,26 +1,15 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"os/user"
 	"slices"
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
-
-// bulkFlags are those of every command that changes many rows.
-type bulkFlags struct {
-	DryRun bool `help:"Only show how many there are, and the first of them."`
-	Yes    bool `short:"y" help:"Do not ask."`
-	JSON   bool `help:"Print JSON: what was found and done. Fields are added, never renamed or removed."`
-}
 
 // A bulk changes many rows at an operator's word: it shows what it found, asks, works in batches, and leaves one line that
 // says who did what.
@@ -91,7 +80,7 @@ func (b bulk[B]) run(ctx context.Context, inv *invocation, c *config) error {
 		}
 	}
 	result, err := b.work.act(ctx, found, b.progress(inv, found))
-	inv.auditBulk(c, b.action, b.selection, *b.work.total(&result).done, err)
+	auditBulk(inv, c, b.action, b.selection, *b.work.total(&result).done, err)
 	return b.finish(inv, found, result, err)
 }
 
@@ -108,8 +97,8 @@ func (b bulk[B]) progress(inv *invocation, found B) func(B) {
 }
 
 // auditBulk leaves the line that says later who changed how much.
-func (inv *invocation) auditBulk(c *config, action, selection string, done int64, err error) {
-	line := inv.audit(c, action).Str("selection", selection).Int64("done", done)
+func auditBulk(inv *invocation, c *config, action, selection string, done int64, err error) {
+	line := c.audit(inv, action).Str("selection", selection).Int64("done", done)
 	if err != nil {
 		line = line.Str("ended_by", oneLine(err.Error()))
 	}
@@ -210,28 +199,6 @@ func notFound(what string, ids []int64, all int64) string {
 		texts = append(texts, "…")
 	}
 	return fmt.Sprintf("Not found: %s: %s", what, strings.Join(texts, ", "))
-}
-
-// actorFlag is of commands that the audit records.
-type actorFlag struct {
-	As string `placeholder:"NAME" help:"Who does it, for the audit. Default: user@host."`
-}
-
-// actor returns whom the audit names.
-func (inv *invocation) actor() ops.Actor {
-	return ops.Actor{Name: cmp.Or(inv.flags["as"], who()), Origin: ops.OriginCLI}
-}
-
-// who returns the person at the keyboard, as far as a program can know.
-func who() string {
-	name, host := "unknown", "unknown"
-	if u, err := user.Current(); err == nil {
-		name = u.Username
-	}
-	if h, err := os.Hostname(); err == nil {
-		host = h
-	}
-	return name + "@" + host
 }
 
 func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }

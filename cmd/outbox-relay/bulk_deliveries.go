@@ -26,7 +26,7 @@ func (d deliveryBulk) run(inv *invocation, c *config) (err error) {
 	if d.s, err = d.selection(inv, d.statuses, d.parked); err != nil {
 		return err
 	}
-	return inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) error {
+	return c.ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		d.outbox = outbox
 		if d.s.Since, d.s.Until, err = d.bounds(ctx, outbox); err != nil {
 			return err

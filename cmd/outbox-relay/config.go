@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+	"os"
 	"slices"
 	"strings"
 
@@ -49,9 +51,24 @@ type sources struct {
 	hostname string            // the default of relay.name
 }
 
+// readConfig is [loadConfig] for a command. It prints the warnings; mistakes are an error.
+func readConfig(inv *invocation, sections ...string) (*config, error) {
+	c := loadConfig(inv, sections...)
+	for _, w := range c.Warnings {
+		fmt.Fprintf(inv.Stderr, "warning: %s\n", w)
+	}
+	return c, c.Err()
+}
+
 // loadConfig reads and checks the whole configuration. With sections, only their mistakes are reported: migrations need
 // a database, and neither the secrets nor the destinations that the relay reads from the same file.
-func loadConfig(from sources, sections ...string) *config {
+func loadConfig(inv *invocation, sections ...string) *config {
+	hostname, _ := os.Hostname() // only a default, and config show says so
+	return loadConfigFrom(sources{env: inv.Env, flags: inv.flags, hostname: hostname}, sections...)
+}
+
+// loadConfigFrom is [loadConfig] for sources that are no command's.
+func loadConfigFrom(from sources, sections ...string) *config {
 	c := &config{log: zerolog.Nop()}
 	c.Set = settings.Load(c.table(from.hostname), settings.Sources{Env: from.env, Flags: from.flags})
 	c.Inherit("destinations", "defaults")

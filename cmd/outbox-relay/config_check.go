@@ -153,3 +153,13 @@ func tlsProblem(err error) string {
 	}
 	return text
 }
+
+// unsigned names the destinations whose requests are not signed.
+func (c *config) unsigned() (names []string) {
+	for _, d := range c.relay.Destinations {
+		if len(d.SigningSecrets) == 0 {
+			names = append(names, d.Name)
+		}
+	}
+	return names
+}

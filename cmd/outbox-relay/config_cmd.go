@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // sampleFile is the annotated configuration that config init writes. A test holds it complete.
@@ -54,7 +53,7 @@ type configCheckCmd struct {
 }
 
 func (cmd configCheckCmd) Run(inv *invocation) error {
-	c, err := inv.config()
+	c, err := readConfig(inv)
 	if err != nil {
 		return err
 	}
@@ -63,29 +62,19 @@ func (cmd configCheckCmd) Run(inv *invocation) error {
 		what = "the configuration"
 	}
 	fmt.Fprintf(inv.Stdout, "%s is valid; it delivers to %s\n", what, strings.Join(c.Children("destinations"), ", "))
-	if names := unsigned(c.relay.Destinations); len(names) > 0 {
+	if names := c.unsigned(); len(names) > 0 {
 		fmt.Fprintf(inv.Stdout, "Not signed, since they have no signing_secrets: requests to %s\n", strings.Join(names, ", "))
 	}
-	if n := len(c.Warnings) + len(unsigned(c.relay.Destinations)); cmd.Strict && n > 0 {
+	if n := len(c.Warnings) + len(c.unsigned()); cmd.Strict && n > 0 {
 		return exitError{code: exitConfig, err: fmt.Errorf("%s above; without --strict they are no mistakes", plain.Plural(n, "warning", "warnings"))}
 	}
 	return nil
 }
 
-// unsigned names the destinations whose requests are not signed.
-func unsigned(destinations []post.Destination) (names []string) {
-	for _, d := range destinations {
-		if len(d.SigningSecrets) == 0 {
-			names = append(names, d.Name)
-		}
-	}
-	return names
-}
-
 type configShowCmd struct{ settingFlags }
 
 func (configShowCmd) Run(inv *invocation) error {
-	c, err := inv.config()
+	c, err := readConfig(inv)
 	if err != nil {
 		return err
 	}

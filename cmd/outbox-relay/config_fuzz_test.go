@@ -29,7 +29,7 @@ func FuzzFile(f *testing.F) {
 		if err := os.WriteFile(file, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		c := loadConfig(sources{
+		c := loadConfigFrom(sources{
 			env:      []string{"OUTBOX_DATABASE_URL=postgres://u:hunter2@localhost/db", "OUTBOX_DESTINATION_URL=http://a", "A=b"},
 			flags:    map[string]string{"config": file},
 			hostname: "host",

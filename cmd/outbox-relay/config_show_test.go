@@ -22,7 +22,7 @@ var sampleEnv = []string{
 func TestSample(t *testing.T) {
 	t.Parallel()
 	command(sampleEnv, "config", "check", "-c", sample).expect(t, 0, sample+" is valid; it delivers to logistics, analytics\nNot signed, since they have no signing_secrets: requests to analytics\n", "")
-	c := loadConfig(sources{env: sampleEnv, flags: map[string]string{"config": sample}, hostname: "host"})
+	c := loadConfigFrom(sources{env: sampleEnv, flags: map[string]string{"config": sample}, hostname: "host"})
 	if err := c.Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +30,7 @@ func TestSample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plain := loadConfig(sources{env: sampleEnv})
+	plain := loadConfigFrom(sources{env: sampleEnv})
 	for _, r := range c.table("").Rows {
 		if key := r.Path[strings.LastIndexAny(r.Path, ".]")+1:]; key != "*" && !strings.Contains(string(text), key+":") {
 			t.Errorf("the sample does not mention %s", r.Path)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"path"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,7 +19,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
 	"github.com/outbox-relay/outbox-relay/internal/admin/history"
 	"github.com/outbox-relay/outbox-relay/internal/admin/page"
-	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
@@ -34,74 +32,6 @@ const (
 	consoleConnections = 5
 )
 
-// consoleConfig holds the settings of section admin.
-type consoleConfig struct {
-	listen, pathPrefix string
-	token, readToken   settings.Secret
-	certFile, keyFile  string
-	behindProxy        bool
-	allowedHosts       []string
-	certificate        func() *tls.Certificate // nil: HTTP
-}
-
-// equal reports whether nothing that is read from the configuration differs.
-func (a consoleConfig) equal(b consoleConfig) bool {
-	return a.listen == b.listen && a.pathPrefix == b.pathPrefix && a.token == b.token && a.readToken == b.readToken &&
-		a.certFile == b.certFile && a.keyFile == b.keyFile && a.behindProxy == b.behindProxy && slices.Equal(a.allowedHosts, b.allowedHosts)
-}
-
-func (c *config) consoleRows() []settings.Row {
-	a := &c.console
-	return []settings.Row{
-		{Path: "admin.listen", Env: "ADMIN_LISTEN", Value: settings.One("127.0.0.1:9465", parseListen, settings.To(&a.listen), defaultAdminListen)},
-		{Path: "admin.token", Env: "ADMIN_TOKEN", FromFile: true, Value: settings.One("${OUTBOX_ADMIN_TOKEN}", optional(settings.ParseSecret), settings.To(&a.token))},
-		{Path: "admin.read_token", Env: "ADMIN_READ_TOKEN", FromFile: true, Value: settings.One("${OUTBOX_ADMIN_READ_TOKEN}", optional(settings.ParseSecret), settings.To(&a.readToken))},
-		{Path: "admin.allowed_hosts", Env: "ADMIN_ALLOWED_HOSTS", Value: settings.Many("[relay.internal]", settings.ParseText, settings.To(&a.allowedHosts))},
-		{Path: "admin.behind_proxy", Env: "ADMIN_BEHIND_PROXY", Value: settings.One("true", settings.ParseBool, settings.To(&a.behindProxy), false)},
-		{Path: "admin.path_prefix", Env: "ADMIN_PATH_PREFIX", Value: settings.One("/outbox", optional(parsePathPrefix), settings.To(&a.pathPrefix), "")},
-		{Path: "admin.tls.cert_file", Env: "ADMIN_TLS_CERT_FILE", Value: settings.One("/etc/tls/tls.crt", settings.ParseText, settings.To(&a.certFile))},
-		{Path: "admin.tls.key_file", Env: "ADMIN_TLS_KEY_FILE", Value: settings.One("/etc/tls/tls.key", settings.ParseText, settings.To(&a.keyFile))},
-	}
-}
-
-func parsePathPrefix(text string) (string, string) {
-	if !strings.HasPrefix(text, "/") || strings.HasSuffix(text, "/") || strings.ContainsAny(text, " ?#%\"'<>\\") || path.Clean(text) != text {
-		return "", settings.Quote(text) + ` is not a path; write one such as "/outbox", without a slash at its end`
-	}
-	return text, ""
-}
-
-// checkConsole reports mistakes of section admin beyond the single value.
-func (c *config) checkConsole() {
-	a := &c.console
-	cert, key := "admin.tls.cert_file", "admin.tls.key_file"
-	switch {
-	case c.Failed(cert) || c.Failed(key):
-	case (a.certFile == "") != (a.keyFile == ""):
-		c.ProblemAt(map[bool]string{true: cert, false: key}[a.certFile != ""], "is set without the other file of tls; set both")
-	case a.certFile != "":
-		pair, err := settings.WatchKeyPair(&c.log, a.certFile, a.keyFile)
-		if err != nil {
-			c.ProblemAt(cert, err.Error())
-			break
-		}
-		c.WarnReadable(key, a.keyFile)
-		a.certificate = pair.Get
-	}
-	for _, p := range c.guard().Problems("admin") {
-		if !c.Failed(p.Path) && !c.FailedBelow("admin") {
-			c.ProblemAt(p.Path, p.Text)
-		}
-	}
-}
-
-func (c *config) guard() guard.Config {
-	a := c.console
-	return guard.Config{
-		Address: a.listen, Token: a.token, ReadToken: a.readToken, TLS: a.certificate != nil, BehindProxy: a.behindProxy, AllowedHosts: a.allowedHosts,
-	}
-}
-
 // A console serves the API and the page beside the relay. Without a server it is off, and costs the relay nothing.
 type console struct {
 	server  *admin.Server
@@ -112,7 +42,7 @@ type console struct {
 }
 
 // openConsole opens admin.listen. The database is reached with the first request.
-func (c *config) openConsole(ctx context.Context) (s console, err error) {
+func openConsole(ctx context.Context, c *config, version string) (s console, err error) {
 	listener := admin.Listener{
 		Setting: "admin.listen", Address: c.console.listen, Configured: c.Given("admin.listen"), WriteTimeout: metricsWriteTimeout, Log: c.log,
 	}
@@ -125,14 +55,14 @@ func (c *config) openConsole(ctx context.Context) (s console, err error) {
 	if s.server, err = admin.Listen(ctx, listener); s.server == nil {
 		return s, err
 	}
-	if err := s.build(ctx, c); err != nil {
+	if err := s.build(ctx, c, version); err != nil {
 		s.server.Close()
 		return console{}, err
 	}
 	return s, nil
 }
 
-func (s *console) build(ctx context.Context, c *config) error {
+func (s *console) build(ctx context.Context, c *config, version string) error {
 	cfg := c.pool.Copy()
 	if c.direct != nil {
 		cfg = c.direct.Copy()
@@ -150,13 +80,12 @@ func (s *console) build(ctx context.Context, c *config) error {
 	s.control = control.New(control.Config{
 		Outbox: ops.New(pool), Environment: c.relay.Environment, ReceiverMemory: c.relay.Retention.ProcessedEvents, History: history.New(), Log: c.log,
 	})
-	s.handler = lazily(func() (http.Handler, error) { return s.handlerOf(c) })
+	s.handler = lazily(func() (http.Handler, error) { return s.handlerOf(c, version) })
 	return nil
 }
 
 // handlerOf makes the API and the page, behind the guard.
-func (s *console) handlerOf(c *config) (http.Handler, error) {
-	version := buildInfo().Version
+func (s *console) handlerOf(c *config, version string) (http.Handler, error) {
 	dashboard, err := page.New(page.Config{
 		Control: s.control, Prefix: c.console.pathPrefix, Relay: c.relay.Name, Version: version, Database: c.database(), Log: c.log,
 		Targets: func() map[string]string { return *s.targets.Load() },

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"database/sql"
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -11,8 +13,10 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
@@ -93,4 +97,56 @@ func databaseName(conn *pgx.ConnConfig) string {
 
 func hostPort(host string, port uint16) string {
 	return net.JoinHostPort(host, strconv.Itoa(int(port)))
+}
+
+// ask connects, checks the schema and lets f ask its questions.
+func ask(inv *invocation, f func(context.Context, *ops.Outbox) error) error {
+	c, err := readConfig(inv, "database")
+	if err != nil {
+		return err
+	}
+	return c.ask(inv, f)
+}
+
+// askWith is ask for commands that need more of the configuration.
+func (c *config) ask(inv *invocation, f func(context.Context, *ops.Outbox) error) error {
+	return c.withOps(inv.ctx, func(outbox *ops.Outbox) error {
+		if err := warnQuarantined(inv, outbox, c.relay.Environment); err != nil {
+			return err
+		}
+		return f(inv.ctx, outbox.As(inv.actor()))
+	})
+}
+
+// warnQuarantined says beside what a command prints that nothing will move.
+func warnQuarantined(inv *invocation, outbox *ops.Outbox, environment string) error {
+	report, err := outbox.Identity(inv.ctx, environment)
+	if err != nil {
+		return err
+	}
+	if reason := report.Reason(); reason != "" {
+		fmt.Fprintf(inv.Stderr, "warning: nothing is claimed or sent: %s; see: outbox-relay identity show\n", printable(reason))
+	}
+	return nil
+}
+
+// directURL returns the URL that leads past a pooler, with its password; that of the pooler if there is no other.
+func (c *config) directURL() string {
+	if c.listenURL.Secret != "" {
+		return string(c.listenURL.Secret)
+	}
+	return string(c.databaseURL.Secret)
+}
+
+// openMigrator returns what migrates the database, with a connection of its own. The caller closes that.
+func (c *config) openMigrator(set migrations.Set, options migrations.Options) (*sql.DB, *migrations.Migrator, error) {
+	if c.direct == nil && c.relay.Pooler.Mode == relay.PoolerTransaction {
+		return nil, nil, exitError{code: exitConfig, err: errors.New("migrations need a connection past the pooler: set database.listen_url (OUTBOX_DATABASE_LISTEN_URL)")}
+	}
+	db := stdlib.OpenDB(*c.connConfig())
+	m, err := migrations.New(db, set, options)
+	if err != nil {
+		return nil, nil, errors.Join(err, db.Close())
+	}
+	return db, m, nil
 }

@@ -39,7 +39,7 @@ func (cmd discardCmd) Run(inv *invocation) error {
 	case cmd.HeadOfKey != "" && (len(cmd.IDs) > 0 || cmd.Type+cmd.Reason+cmd.OrderingKey+cmd.Since+cmd.Until != "" || cmd.Limit != nil || len(cmd.Status) > 0):
 		return usagef("--head-of-key names one delivery already; give only --destination beside it")
 	}
-	c, err := inv.config("database")
+	c, err := readConfig(inv, "database")
 	if err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func (cmd discardCmd) Run(inv *invocation) error {
 // be delivered while the operator thinks, the next one is not discarded in its place.
 func (cmd discardCmd) skipHead(inv *invocation, c *config, bulk deliveryBulk) error {
 	var head *ops.Head
-	err := inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) (err error) {
+	err := c.ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		head, err = outbox.HeadOfKey(ctx, cmd.Destination, cmd.HeadOfKey)
 		return err
 	})

@@ -28,7 +28,7 @@ Exits 1 if a finding is an error, with warnings alone 0.`
 }
 
 func (cmd doctorCmd) Run(inv *invocation) error {
-	c := inv.load()
+	c := loadConfig(inv)
 	var found ops.Checkup
 	for _, p := range c.Problems {
 		found.Findings = append(found.Findings, ops.Finding{Check: "configuration", Level: ops.LevelError, Text: p.String(), Remedy: "correct it, then: outbox-relay config check"})
@@ -37,7 +37,7 @@ func (cmd doctorCmd) Run(inv *invocation) error {
 		found.Findings = append(found.Findings, ops.Finding{Check: "configuration", Level: ops.LevelWarning, Text: w.String(), Remedy: "correct it, then: outbox-relay config check"})
 	}
 	if c.pool != nil {
-		if err := c.examine(inv.ctx, &found); err != nil {
+		if err := examine(inv.ctx, c, &found); err != nil {
 			return err
 		}
 	}
@@ -53,14 +53,14 @@ func (cmd doctorCmd) Run(inv *invocation) error {
 }
 
 // examine adds what the database and the destinations show.
-func (c *config) examine(ctx context.Context, found *ops.Checkup) error {
+func examine(ctx context.Context, c *config, found *ops.Checkup) error {
 	pool, err := c.open(ctx)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
 	cfg := ops.ExamineConfig{
-		Environment: c.relay.Environment, Egress: c.relay.Egress, OldestTransaction: c.relay.Alerts.VacuumBlockedOver, Session: c.checkSession,
+		Environment: c.relay.Environment, Egress: c.relay.Egress, OldestTransaction: c.relay.Alerts.VacuumBlockedOver, Session: func(ctx context.Context) error { return checkSession(ctx, c) },
 	}
 	if len(c.Problems) == 0 {
 		cfg.Destinations = c.relay.Destinations
@@ -71,7 +71,7 @@ func (c *config) examine(ctx context.Context, found *ops.Checkup) error {
 }
 
 // checkSession connects as a relay does, and checks that the session is its own.
-func (c *config) checkSession(ctx context.Context) error {
+func checkSession(ctx context.Context, c *config) error {
 	if c.direct != nil {
 		return nil
 	}

@@ -53,7 +53,7 @@ func (cmd eventsListCmd) Run(inv *invocation) error {
 		filter.Status = ""
 	}
 	var list []ops.Delivery
-	err := inv.ask(func(ctx context.Context, outbox *ops.Outbox) (err error) {
+	err := ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		if filter.Since, filter.Until, err = cmd.bounds(ctx, outbox); err != nil {
 			return err
 		}
@@ -138,12 +138,12 @@ func (arg eventArg) report(ctx context.Context, outbox *ops.Outbox, payload bool
 }
 
 func (cmd eventsShowCmd) Run(inv *invocation) error {
-	c, err := inv.config("database")
+	c, err := readConfig(inv, "database")
 	if err != nil {
 		return err
 	}
 	var report ops.EventReport
-	err = inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) (err error) {
+	err = c.ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		report, err = cmd.report(ctx, outbox, cmd.Payload)
 		return err
 	})
@@ -151,7 +151,7 @@ func (cmd eventsShowCmd) Run(inv *invocation) error {
 		return err
 	}
 	if cmd.Payload {
-		inv.audit(c, "show payload").Int64("event_id", report.Event.ID).Msg("audit")
+		c.audit(inv, "show payload").Int64("event_id", report.Event.ID).Msg("audit")
 	}
 	return show(inv.Stdout, cmd.JSON, report, printEvent)
 }
@@ -235,25 +235,6 @@ func nextOrLast(d ops.Delivery) time.Time {
 		return *d.LastAttemptAt
 	}
 	return d.NextAttemptAt
-}
-
-// ask connects, checks the schema and lets f ask its questions.
-func (inv *invocation) ask(f func(context.Context, *ops.Outbox) error) error {
-	c, err := inv.config("database")
-	if err != nil {
-		return err
-	}
-	return inv.askWith(c, f)
-}
-
-// askWith is ask for commands that need more of the configuration.
-func (inv *invocation) askWith(c *config, f func(context.Context, *ops.Outbox) error) error {
-	return c.withOps(inv.ctx, func(outbox *ops.Outbox) error {
-		if err := inv.warnQuarantined(outbox, c.relay.Environment); err != nil {
-			return err
-		}
-		return f(inv.ctx, outbox.As(inv.actor()))
-	})
 }
 
 func printDeliveries(w io.Writer, list []ops.Delivery) error {

@@ -26,7 +26,7 @@ It works in batches, each a transaction; Ctrl-C ends it between two. The same co
 
 func (cmd eventsCreateCmd) Run(inv *invocation) error {
 	var done ops.CreatedDeliveries
-	err := inv.ask(func(ctx context.Context, outbox *ops.Outbox) error {
+	err := ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		found, err := outbox.Undelivered(ctx)
 		if err != nil || found.Events == 0 {
 			return err

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
@@ -20,17 +19,14 @@ func (eventsTailCmd) Help() string {
 becomes of each delivery. It looks once a second. Up to 1000 deliveries that have not ended are followed.`
 }
 
-// tailInterval is how often tail and status --watch look.
-const tailInterval = time.Second
-
 func (cmd eventsTailCmd) Run(inv *invocation) error {
-	return inv.ask(func(ctx context.Context, outbox *ops.Outbox) error {
+	return ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		tail, err := outbox.Tail(ctx)
 		if err != nil {
 			return err
 		}
 		fmt.Fprintln(inv.Stderr, "following; interrupt it to end")
-		return every(ctx, tailInterval, func() error {
+		return everySecond(ctx, func() error {
 			moments, err := tail.Look(ctx)
 			if err != nil {
 				return err
@@ -61,23 +57,4 @@ func (cmd eventsTailCmd) print(w io.Writer, moments []ops.Moment) error {
 		}
 	}
 	return nil
-}
-
-// every runs f at once and then at every interval, until ctx is done, which is no error, or f fails.
-func every(ctx context.Context, interval time.Duration, f func() error) error {
-	ticker := time.NewTicker(interval)
-	defer ticker.Stop()
-	for {
-		if err := f(); err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return err
-		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return nil
-		}
-	}
 }

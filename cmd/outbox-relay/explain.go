@@ -24,7 +24,7 @@ each delivery, and why what is pending still waits, with the command that goes o
 
 func (cmd explainCmd) Run(inv *invocation) error {
 	var report ops.EventReport
-	err := inv.ask(func(ctx context.Context, outbox *ops.Outbox) (err error) {
+	err := ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		report, err = cmd.report(ctx, outbox, false)
 		return err
 	})

@@ -25,7 +25,7 @@ type identityShowCmd struct {
 }
 
 func (cmd identityShowCmd) Run(inv *invocation) error {
-	return inv.onIdentity(func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
+	return onIdentity(inv, func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
 		report.Quarantined, report.Working = orEmpty(report.Quarantined), orEmpty(report.Working)
 		return show(inv.Stdout, cmd.JSON, report, printIdentity)
 	})
@@ -38,13 +38,13 @@ type identityAcceptCmd struct {
 }
 
 func (cmd identityAcceptCmd) Run(inv *invocation) error {
-	return inv.onIdentity(func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
+	return onIdentity(inv, func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
 		if report.Recorded != nil && len(report.Differences) == 0 && len(report.Quarantined) == 0 {
 			_, err := fmt.Fprintln(inv.Stdout, "nothing to accept: this is the database that relays were accepted on")
 			return err
 		}
 		const what = "relays will work on %s and send what is pending there%s; if the original of a copy sends it too, receivers get it twice"
-		if err := inv.confirmIdentity(report, cmd.Yes, what, "nothing was accepted"); err != nil {
+		if err := confirmIdentity(inv, report, cmd.Yes, what, "nothing was accepted"); err != nil {
 			return err
 		}
 		return accept(ctx, inv.Stdout, outbox, environment)
@@ -58,12 +58,12 @@ type identityDiscardCmd struct {
 }
 
 func (cmd identityDiscardCmd) Run(inv *invocation) error {
-	return inv.onIdentity(func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
+	return onIdentity(inv, func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
 		if err := report.Discardable(); err != nil {
 			return fmt.Errorf("discard what is pending: %w", err)
 		}
 		const what = "every pending delivery of %s will be discarded, and relays will work there%s"
-		if err := inv.confirmIdentity(report, cmd.Yes, what, "nothing was discarded"); err != nil {
+		if err := confirmIdentity(inv, report, cmd.Yes, what, "nothing was discarded"); err != nil {
 			return err
 		}
 		terminal := isTerminal(inv.Stderr)
@@ -84,7 +84,7 @@ func (cmd identityDiscardCmd) Run(inv *invocation) error {
 }
 
 // confirmIdentity asks whether relays may work on the database of a report. what has a place for its name, and for why.
-func (inv *invocation) confirmIdentity(report identity.Report, yes bool, what, refused string) error {
+func confirmIdentity(inv *invocation, report identity.Report, yes bool, what, refused string) error {
 	id, err := report.Acceptable()
 	switch {
 	case err != nil:
@@ -105,8 +105,8 @@ func accept(ctx context.Context, w io.Writer, outbox *ops.Outbox, environment st
 }
 
 // onIdentity connects, checks the schema, compares the database with what is recorded, and lets f work.
-func (inv *invocation) onIdentity(f func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error) error {
-	c, err := inv.config("database", "environment")
+func onIdentity(inv *invocation, f func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error) error {
+	c, err := readConfig(inv, "database", "environment")
 	if err != nil {
 		return err
 	}
@@ -121,18 +121,6 @@ func (inv *invocation) onIdentity(f func(ctx context.Context, outbox *ops.Outbox
 		return context.Cause(inv.ctx)
 	}
 	return err
-}
-
-// warnQuarantined says beside what a command prints that nothing will move.
-func (inv *invocation) warnQuarantined(outbox *ops.Outbox, environment string) error {
-	report, err := outbox.Identity(inv.ctx, environment)
-	if err != nil {
-		return err
-	}
-	if reason := report.Reason(); reason != "" {
-		fmt.Fprintf(inv.Stderr, "warning: nothing is claimed or sent: %s; see: outbox-relay identity show\n", printable(reason))
-	}
-	return nil
 }
 
 // describe names a database by what a person knows it by.

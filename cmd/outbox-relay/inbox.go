@@ -91,8 +91,8 @@ func (f inboxFilterFlags) describe(s inboxops.Selection) string {
 }
 
 // askInbox connects to a receiver's database, checks its schema and lets f ask its questions. role is the one that f needs.
-func (inv *invocation) askInbox(role string, f func(context.Context, *config, *inboxops.Ops) error) error {
-	c, err := inv.config("database")
+func askInbox(inv *invocation, role string, f func(context.Context, *config, *inboxops.Ops) error) error {
+	c, err := readConfig(inv, "database")
 	if err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func (inboxStatusCmd) Help() string {
 }
 
 func (cmd inboxStatusCmd) Run(inv *invocation) error {
-	return inv.askInbox(supportRole, func(ctx context.Context, _ *config, ops *inboxops.Ops) error {
+	return askInbox(inv, supportRole, func(ctx context.Context, _ *config, ops *inboxops.Ops) error {
 		status, err := ops.Status(ctx, cmd.Receiver, cmd.Source)
 		if err != nil {
 			return err

@@ -100,7 +100,7 @@ func (b inboxBulk) run(inv *invocation) (err error) {
 	if b.s, err = b.selected(inv); err != nil {
 		return err
 	}
-	return inv.askInbox(supportRole, func(ctx context.Context, c *config, ops *inboxops.Ops) error {
+	return askInbox(inv, supportRole, func(ctx context.Context, c *config, ops *inboxops.Ops) error {
 		b.ops = ops
 		if b.s.Since, b.s.Until, err = b.times().bounds(ctx, ops); err != nil {
 			return err

@@ -50,7 +50,7 @@ func (cmd inboxListCmd) Run(inv *invocation) error {
 		return err
 	}
 	s.Limit = cmd.Limit
-	return inv.askInbox(supportRole, func(ctx context.Context, _ *config, ops *inboxops.Ops) error {
+	return askInbox(inv, supportRole, func(ctx context.Context, _ *config, ops *inboxops.Ops) error {
 		if s.Since, s.Until, err = cmd.times().bounds(ctx, ops); err != nil {
 			return err
 		}
@@ -163,7 +163,7 @@ func (cmd inboxShowCmd) Run(inv *invocation) error {
 	case (cmd.ID == 0) == (cmd.Key == ""):
 		return usagef("name one event: by its inbox id, or by --key")
 	}
-	return inv.askInbox(supportRole, func(ctx context.Context, _ *config, ops *inboxops.Ops) error {
+	return askInbox(inv, supportRole, func(ctx context.Context, _ *config, ops *inboxops.Ops) error {
 		shown, err := ops.Show(ctx, cmd.ID, inboxops.Selection{Receiver: cmd.Receiver, Source: cmd.Source, Key: cmd.Key})
 		switch {
 		case err != nil:

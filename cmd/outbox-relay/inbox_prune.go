@@ -48,7 +48,7 @@ func (cmd inboxPruneCmd) Run(inv *invocation) error {
 		return usagef("--older-than: %s is less than 24h: senders may send such an event again", cmd.OlderThan)
 	}
 	p := inboxops.Prune{Receiver: cmd.Receiver, OlderThan: age}
-	return inv.askInbox(prunerRole, func(ctx context.Context, c *config, ops *inboxops.Ops) error {
+	return askInbox(inv, prunerRole, func(ctx context.Context, c *config, ops *inboxops.Ops) error {
 		if !cmd.Yes || cmd.DryRun {
 			found, err := ops.PreviewPrune(ctx, p)
 			switch {
@@ -71,7 +71,7 @@ func (cmd inboxPruneCmd) Run(inv *invocation) error {
 		if isTerminal(inv.Stderr) {
 			draw(inv.Stderr, "", false)
 		}
-		inv.auditBulk(c, "inbox prune", cmd.describe(), done.Removed, err)
+		auditBulk(inv, c, "inbox prune", cmd.describe(), done.Removed, err)
 		if err != nil && done == (inboxops.Pruned{}) {
 			return err
 		}

@@ -41,7 +41,7 @@ func (cmd listenCmd) Run(inv *invocation) error {
 		return usagef("--fail: %d is out of range; write a status from 300 to 599", cmd.Fail)
 	}
 	var secrets []webhook.Secret
-	if secret := inv.listenSecret(cmd.Secret); secret != "" {
+	if secret := listenSecret(inv, cmd.Secret); secret != "" {
 		var err error
 		if secrets, err = webhook.ParseSecrets(secret); err != nil {
 			return usagef("--secret: %s", err)
@@ -71,7 +71,7 @@ func (cmd listenCmd) Run(inv *invocation) error {
 }
 
 // listenSecret returns the secret of the flag, or of the environment.
-func (inv *invocation) listenSecret(flag string) string {
+func listenSecret(inv *invocation, flag string) string {
 	for _, entry := range inv.Env {
 		if value, ok := strings.CutPrefix(entry, "OUTBOX_SIGNING_SECRET="); ok && flag == "" {
 			return value

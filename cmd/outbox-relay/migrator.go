@@ -10,10 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/outbox-relay/outbox-relay/migrations"
-	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
@@ -26,22 +24,14 @@ type migrator struct {
 	database string // for messages
 }
 
-func (flags migrateFlags) open(inv *invocation, options migrations.Options) (*migrator, error) {
-	c, err := inv.config("database")
+func (flags migrateFlags) open(inv *invocation, options migrations.Options) (m *migrator, err error) {
+	c, err := readConfig(inv, "database")
 	if err != nil {
 		return nil, err
 	}
-	return flags.openWith(c, options)
-}
-
-// openWith is open for a configuration that was read before.
-func (flags migrateFlags) openWith(c *config, options migrations.Options) (m *migrator, err error) {
-	if c.direct == nil && c.relay.Pooler.Mode == relay.PoolerTransaction {
-		return nil, exitError{code: exitConfig, err: errors.New("migrations need a connection past the pooler: set database.listen_url (OUTBOX_DATABASE_LISTEN_URL)")}
-	}
-	m = &migrator{set: flags.Set, db: stdlib.OpenDB(*c.connConfig()), schema: c.relay.Schema, database: c.database()}
-	if m.Migrator, err = migrations.New(m.db, m.set, options); err != nil {
-		return nil, errors.Join(err, m.db.Close())
+	m = &migrator{set: flags.Set, schema: c.relay.Schema, database: c.database()}
+	if m.db, m.Migrator, err = c.openMigrator(m.set, options); err != nil {
+		return nil, err
 	}
 	return m, nil
 }

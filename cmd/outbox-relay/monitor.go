@@ -20,7 +20,7 @@ type monitor struct {
 }
 
 // openMonitor opens metrics.listen.
-func (c *config) openMonitor(ctx context.Context) (m monitor, err error) {
+func openMonitor(ctx context.Context, c *config, version string) (m monitor, err error) {
 	m.server, err = admin.Listen(ctx, admin.Listener{
 		Setting: "metrics.listen", Address: c.metricsListen, Configured: c.Given("metrics.listen"), WriteTimeout: metricsWriteTimeout, Log: c.log,
 	})
@@ -32,7 +32,7 @@ func (c *config) openMonitor(ctx context.Context) (m monitor, err error) {
 		names = append(names, d.Name)
 	}
 	m.metrics = metrics.New(metrics.Config{
-		Version: buildInfo().Version, Destinations: names, PollInterval: c.relay.PollInterval, Log: c.log,
+		Version: version, Destinations: names, PollInterval: c.relay.PollInterval, Log: c.log,
 	})
 	return m, nil
 }

@@ -166,10 +166,10 @@ func TestMonitorAddresses(t *testing.T) {
 		if first, err := net.Listen("tcp", defaultMetricsListen); err == nil {
 			defer first.Close()
 		}
-		c := loadConfig(sources{env: env})
+		c := loadConfigFrom(sources{env: env})
 		var log buffer
 		c.log = zerolog.New(&log)
-		m, err := c.openMonitor(t.Context())
+		m, err := openMonitor(t.Context(), c, "test")
 		if m.server != nil || err != nil || !strings.Contains(log.String(), "the default address cannot be opened, so the relay runs without it") {
 			t.Errorf("%v, %v, %s", m, err, log.String())
 		}

@@ -15,7 +15,7 @@ type relaysCmd struct {
 
 func (cmd relaysCmd) Run(inv *invocation) error {
 	var list []ops.RelayStatus
-	err := inv.ask(func(ctx context.Context, outbox *ops.Outbox) (err error) {
+	err := ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		list, err = outbox.Relays(ctx)
 		return err
 	})

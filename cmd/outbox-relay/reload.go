@@ -1,25 +1,10 @@
 package main
 
 import (
-	"os"
-	"os/signal"
-	"syscall"
-
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/relay"
 )
-
-// hangups returns the signals that ask run to reload, from the very start: one that came earlier would end the process.
-// To any other command a closed terminal is the end.
-func hangups(args []string) <-chan os.Signal {
-	if len(args) == 0 || args[0] != "run" {
-		return nil
-	}
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGHUP)
-	return signals
-}
 
 // A reloader reads the configuration again whenever the process is sent SIGHUP, and puts it into effect. One with
 // mistakes changes nothing.
@@ -49,7 +34,7 @@ func (rl *reloader) run(ended <-chan struct{}) {
 }
 
 func (rl *reloader) reload() {
-	c := rl.inv.load()
+	c := loadConfig(rl.inv)
 	for _, w := range c.Warnings {
 		rl.log.Warn().Msg(w.String())
 	}
@@ -65,7 +50,7 @@ func (rl *reloader) reload() {
 	}
 	c.log = rl.log
 	cfg := c.relay
-	cfg.Version = buildInfo().Version
+	cfg.Version = rl.inv.Version
 	changes, err := rl.apply(cfg)
 	if err != nil {
 		rl.log.Error().Err(err).Msg(unchanged)

@@ -35,7 +35,7 @@ It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The
 }
 
 func (cmd replayCmd) Run(inv *invocation) error {
-	c, err := inv.config("database", "retention.processed_events")
+	c, err := readConfig(inv, "database", "retention.processed_events")
 	if err != nil {
 		return err
 	}

@@ -44,7 +44,7 @@ type configuredRoute struct {
 }
 
 // configuredRoutes returns the configuration's routes; none if only the database was configured.
-func (c *config) configuredRoutes() (all []configuredRoute) {
+func configuredRoutes(c *config) (all []configuredRoute) {
 	for _, route := range c.relay.Routes {
 		for _, destination := range route.To {
 			all = append(all, configuredRoute{route.Event, destination})
@@ -54,13 +54,13 @@ func (c *config) configuredRoutes() (all []configuredRoute) {
 }
 
 func (cmd routesListCmd) Run(inv *invocation) error {
-	c, err := inv.config("database", "routes")
+	c, err := readConfig(inv, "database", "routes")
 	if err != nil {
 		return err
 	}
 	list := routeList{Routes: []listedRoute{}, Missing: []configuredRoute{}}
-	wanted := c.configuredRoutes()
-	err = inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) error {
+	wanted := configuredRoutes(c)
+	err = c.ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		stored, err := outbox.Routes(ctx, "")
 		list.Missing = append(list.Missing, wanted...)
 		for _, r := range stored {
@@ -140,12 +140,12 @@ func (cmd routesTestCmd) Run(inv *invocation) error {
 	if !eventTypePattern.MatchString(cmd.EventType) {
 		return usagef("%s is not an event type; those are 1 to 255 printable ASCII characters without blanks", settings.Quote(cmd.EventType))
 	}
-	c, err := inv.config("database", "routes")
+	c, err := readConfig(inv, "database", "routes")
 	if err != nil {
 		return err
 	}
 	result := routeTest{EventType: cmd.EventType}
-	err = inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) (err error) {
+	err = c.ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		result.Stored, err = outbox.Routes(ctx, cmd.EventType)
 		return err
 	})
@@ -153,7 +153,7 @@ func (cmd routesTestCmd) Run(inv *invocation) error {
 		return err
 	}
 	result.Parked = len(result.Stored) == 0
-	if wanted := c.configuredRoutes(); len(wanted) > 0 {
+	if wanted := configuredRoutes(c); len(wanted) > 0 {
 		result.Configured = orEmpty(slices.DeleteFunc(wanted, func(r configuredRoute) bool {
 			return !relay.Route{Event: r.Event}.Matches(cmd.EventType)
 		}))

@@ -36,11 +36,11 @@ func (runCmd) Run(inv *invocation) error {
 	// The log's reader may go away; a write to a closed pipe is then an error and not the end of the process.
 	signal.Ignore(syscall.SIGPIPE)
 
-	c := inv.load()
+	c := loadConfig(inv)
 	if err := c.Err(); err != nil {
 		return err
 	}
-	log, level := inv.logger(c)
+	log, level := c.logger(inv)
 	c.log = log
 	if inv.StandardLog != nil {
 		inv.StandardLog(foreignLog{log})
@@ -49,12 +49,12 @@ func (runCmd) Run(inv *invocation) error {
 		log.Warn().Msg(w.String())
 	}
 	cfg := c.relay
-	cfg.Version, cfg.Log = buildInfo().Version, log
-	monitor, err := c.openMonitor(inv.ctx)
+	cfg.Version, cfg.Log = inv.Version, log
+	monitor, err := openMonitor(inv.ctx, c, inv.Version)
 	if err != nil {
 		return err
 	}
-	page, err := c.openConsole(inv.ctx)
+	page, err := openConsole(inv.ctx, c, inv.Version)
 	if err != nil {
 		monitor.server.Close()
 		return err
@@ -70,16 +70,16 @@ func (runCmd) Run(inv *invocation) error {
 	log.Info().Str("name", cfg.Name).Str("version", cfg.Version).Str("config", c.File).
 		Str("database", c.database()).Strs("destinations", hosts(cfg.Destinations)).Str("metrics", monitor.server.Address()).
 		Str("page", page.server.Address()).Msg("starting")
-	if names := unsigned(cfg.Destinations); len(names) > 0 {
+	if names := c.unsigned(); len(names) > 0 {
 		log.Warn().Strs("destinations", names).Msg("requests to these destinations are not signed: they have no signing_secrets")
 	}
 	defer monitor.start(inv.ctx, r)()
 	defer page.start(inv.ctx)()
-	return inv.runBeside(r, &reloader{inv: inv, apply: r.Reload, hooks: cfg.Hooks, log: log, level: level, format: c.logFormat, metricsListen: c.metricsListen, console: c.console, page: &page})
+	return runBeside(inv, r, &reloader{inv: inv, apply: r.Reload, hooks: cfg.Hooks, log: log, level: level, format: c.logFormat, metricsListen: c.metricsListen, console: c.console, page: &page})
 }
 
 // runBeside runs the relay, and beside it what reloads its configuration and what ends its drain at a second signal.
-func (inv *invocation) runBeside(r *relay.Relay, rl *reloader) error {
+func runBeside(inv *invocation, r *relay.Relay, rl *reloader) error {
 	ended, watched, reloaded := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	aborted := false
 	go func() {

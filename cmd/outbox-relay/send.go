@@ -42,7 +42,7 @@ func (cmd sendCmd) Run(inv *invocation) error {
 	if !json.Valid([]byte(payload)) {
 		return usagef("--payload: is not JSON")
 	}
-	c, err := inv.config("database")
+	c, err := readConfig(inv, "database")
 	if err != nil {
 		return err
 	}
@@ -60,7 +60,7 @@ func (cmd sendCmd) Run(inv *invocation) error {
 	if err != nil {
 		return err
 	}
-	inv.audit(c, "send").Str("type", cmd.Type).Str("idempotency_key", cmd.Key).Msg("audit")
+	c.audit(inv, "send").Str("type", cmd.Type).Str("idempotency_key", cmd.Key).Msg("audit")
 	sent := struct {
 		IdempotencyKey string `json:"idempotency_key"`
 	}{cmd.Key}

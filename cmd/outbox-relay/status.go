@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
@@ -47,7 +46,7 @@ func (statusCmd) Help() string {
 const healthTimeout = 5 * time.Second
 
 func (cmd statusCmd) Run(inv *invocation) error {
-	c, err := inv.config("database", "relay.name")
+	c, err := readConfig(inv, "database", "relay.name")
 	if err != nil {
 		return err
 	}
@@ -66,7 +65,7 @@ func (cmd statusCmd) Run(inv *invocation) error {
 			return show(inv.Stdout, cmd.JSON, status, printStatus)
 		}
 		if cmd.Watch {
-			return every(inv.ctx, tailInterval, look)
+			return everySecond(inv.ctx, look)
 		}
 		return look()
 	})
@@ -184,13 +183,6 @@ func since(at *time.Time) string {
 	return " since " + at.UTC().Format(time.RFC3339)
 }
 
-func colon(text string) string {
-	if text == "" {
-		return ""
-	}
-	return ": " + text
-}
-
 // maxAdvice is how much advice is printed; an operator who has more to do begins with this.
 const maxAdvice = 6
 
@@ -214,16 +206,4 @@ func printAdvice(w io.Writer, advice []ops.Advice) error {
 		fmt.Fprintf(w, "%s: outbox-relay status --json\n", plain.Plural(more, "more problem", "more problems"))
 	}
 	return nil
-}
-
-// age2text writes seconds as a short duration, never negative: two clocks may disagree.
-func age2text(seconds float64) string {
-	d := time.Duration(max(seconds, 0) * float64(time.Second))
-	switch {
-	case d == 0:
-		return "0s"
-	case d < time.Minute:
-		return d.Round(100 * time.Millisecond).String()
-	}
-	return settings.ShortDuration(d.Round(time.Second))
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
 // printTable prints a list in columns below a header. A header that ends with a tab aligns them to the right. Without entries it
@@ -74,4 +76,23 @@ func orDash(text string) string {
 		return "-"
 	}
 	return text
+}
+
+// age2text writes seconds as a short duration, never negative: two clocks may disagree.
+func age2text(seconds float64) string {
+	d := time.Duration(max(seconds, 0) * float64(time.Second))
+	switch {
+	case d == 0:
+		return "0s"
+	case d < time.Minute:
+		return d.Round(100 * time.Millisecond).String()
+	}
+	return settings.ShortDuration(d.Round(time.Second))
+}
+
+func colon(text string) string {
+	if text == "" {
+		return ""
+	}
+	return ": " + text
 }

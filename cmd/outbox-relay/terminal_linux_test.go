@@ -99,11 +99,11 @@ func TestLogFormat(t *testing.T) {
 		json   bool
 	}{{"auto", program, false}, {"json", program, true}, {"auto", nil, true}, {"console", nil, false}} {
 		var lines buffer
-		inv := &invocation{Main: Main{Stderr: &lines}}
+		inv := &invocation{Program: Program{Stderr: &lines}}
 		if test.out != nil {
 			inv.Stderr = test.out
 		}
-		if _, got := inv.logWriter(test.format).(jsonWriter); got != test.json {
+		if _, got := logWriter(inv, test.format).(jsonWriter); got != test.json {
 			t.Errorf("%s, terminal %v: JSON is %v", test.format, test.out != nil, got)
 		}
 	}

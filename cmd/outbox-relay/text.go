@@ -5,11 +5,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
+
+	"github.com/mattn/go-isatty"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
@@ -181,4 +184,10 @@ func writeJSON(w io.Writer, value any) error {
 	}
 	_, err := jsonWriter{w}.Write(b.Bytes())
 	return err
+}
+
+// isTerminal reports whether a person may sit at the other end of a reader or writer.
+func isTerminal(stream any) bool {
+	f, ok := raw(stream).(*os.File)
+	return ok && isatty.IsTerminal(f.Fd())
 }
