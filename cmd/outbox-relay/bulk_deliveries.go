@@ -58,7 +58,7 @@ func (d deliveryBulk) refuse(found ops.Bulk) error {
 }
 
 func (deliveryBulk) total(b *ops.Bulk) bulkTotal {
-	return bulkTotal{&b.Matched, &b.Done, &b.Missed, &b.More}
+	return bulkTotal{matched: &b.Matched, done: &b.Done, missed: &b.Missed, more: &b.More}
 }
 
 func (deliveryBulk) merge(found *ops.Bulk, result ops.Bulk) {

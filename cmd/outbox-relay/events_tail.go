@@ -43,7 +43,7 @@ func (cmd eventsTailCmd) print(w io.Writer, moments []ops.Moment) error {
 			if err != nil {
 				return err
 			}
-			if _, err := (jsonWriter{w}).Write(append(line, '\n')); err != nil {
+			if _, err := (jsonWriter{Writer: w}).Write(append(line, '\n')); err != nil {
 				return err
 			}
 			continue

@@ -124,7 +124,7 @@ func (b inboxBulk) act(ctx context.Context, found inboxops.Bulk, progress func(i
 func (inboxBulk) refuse(inboxops.Bulk) error { return nil }
 
 func (inboxBulk) total(b *inboxops.Bulk) bulkTotal {
-	return bulkTotal{&b.Matched, &b.Done, &b.Missed, &b.More}
+	return bulkTotal{matched: &b.Matched, done: &b.Done, missed: &b.Missed, more: &b.More}
 }
 
 func (inboxBulk) merge(found *inboxops.Bulk, result inboxops.Bulk) { found.KeysLeft = result.KeysLeft }

@@ -37,7 +37,7 @@ func (l *logLevel) Sample(level zerolog.Level) bool { return int32(level) >= l.l
 func logWriter(inv *invocation, format string) io.Writer {
 	stderr, _ := raw(inv.Stderr).(io.Writer)
 	if format == "json" || format == "auto" && !isTerminal(stderr) {
-		return jsonWriter{stderr}
+		return jsonWriter{Writer: stderr}
 	}
 	return zerolog.ConsoleWriter{
 		Out:        stderr,

@@ -29,7 +29,7 @@ type Program struct {
 
 // Run runs one command and returns the exit code.
 func (p Program) Run(args []string) (code int) {
-	p.Stdout, p.Stderr = textWriter{p.Stdout, showsColors(p.Stdout, p.Env)}, textWriter{p.Stderr, false}
+	p.Stdout, p.Stderr = newTextWriter(p.Stdout, showsColors(p.Stdout, p.Env)), newTextWriter(p.Stderr, false)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	aborted, done, watched := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {

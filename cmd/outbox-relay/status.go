@@ -183,9 +183,6 @@ func since(at *time.Time) string {
 	return " since " + at.UTC().Format(time.RFC3339)
 }
 
-// maxAdvice is how much advice is printed; an operator who has more to do begins with this.
-const maxAdvice = 6
-
 // printAdvice prints what is wrong and what to do about it.
 func printAdvice(w io.Writer, advice []ops.Advice) error {
 	if len(advice) == 0 {

@@ -96,3 +96,6 @@ func colon(text string) string {
 	}
 	return ": " + text
 }
+
+// maxAdvice is how much advice is printed at once: an operator who has more to do begins with this.
+const maxAdvice = 6

@@ -217,7 +217,7 @@ func TestColors(t *testing.T) {
 	t.Parallel()
 	for _, colored := range []bool{false, true} {
 		var b buffer
-		if err := printAdvice(textWriter{&b, colored}, []ops.Advice{{Text: "wrong \x1b[31m"}}); err != nil {
+		if err := printAdvice(newTextWriter(&b, colored), []ops.Advice{{Text: "wrong \x1b[31m"}}); err != nil {
 			t.Fatal(err)
 		}
 		want := "wrong \ufffd[31m\n"
