@@ -29,6 +29,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/notify"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
@@ -295,7 +296,7 @@ func TestSecurityServicesObeyTheGuard(t *testing.T) {
 			"smtp://0.0.0.0:" + port + "/?from=a@example.com&to=b@example.com", "matrix://:token@169.254.169.254:" + port + "/?disabletls=yes",
 		} {
 			file := writeFile(t, filepath.Join(t.TempDir(), usualFile), "alerts: {channels: [{service: '"+url+"'}]}\n")
-			if r := command(nil, "alert", "test", "--config", file); r.code != exitFailed || !strings.Contains(r.stdout, "prohibited") {
+			if r := command(nil, "alert", "test", "--config", file); r.code != cli.ExitFailed || !strings.Contains(r.stdout, "prohibited") {
 				t.Errorf("%s: %+v", url, r)
 			}
 		}
@@ -303,7 +304,7 @@ func TestSecurityServicesObeyTheGuard(t *testing.T) {
 			http.Redirect(rw, r, reached.URL, http.StatusTemporaryRedirect)
 		})
 		file := writeFile(t, filepath.Join(t.TempDir(), usualFile), "alerts: {channels: [{service: '"+string(gotify(moved.Server))+"'}]}\n")
-		if r := command(nil, "alert", "test", "--config", file); r.code != exitFailed || !strings.Contains(r.stdout, "redirects are never followed") {
+		if r := command(nil, "alert", "test", "--config", file); r.code != cli.ExitFailed || !strings.Contains(r.stdout, "redirects are never followed") {
 			t.Errorf("%+v", r)
 		}
 		if got := reached.all(); got != "" || moved.all() == "" {

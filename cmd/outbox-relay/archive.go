@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
@@ -34,9 +36,9 @@ after the batch at hand, with exit code 130 and a line that says what was done. 
 moment.`
 }
 
-func (cmd archiveRunCmd) Run(inv *invocation) error {
+func (cmd archiveRunCmd) Run(inv *cli.Invocation) error {
 	if cmd.Batch < 1 || cmd.Batch > 10_000 {
-		return usagef("--batch: %d is out of range; write 1 to 10000", cmd.Batch)
+		return cli.Usagef("--batch: %d is out of range; write 1 to 10000", cmd.Batch)
 	}
 	c, err := readConfig(inv, "database", "retention")
 	if err != nil {
@@ -44,7 +46,7 @@ func (cmd archiveRunCmd) Run(inv *invocation) error {
 	}
 	keep := c.relay.Retention
 	keep.Batch = cmd.Batch
-	progress := archiveProgress{out: inv.Stderr, terminal: isTerminal(inv.Stderr), told: time.Now()}
+	progress := archiveProgress{out: inv.Stderr, terminal: output.IsTerminal(inv.Stderr), told: time.Now()}
 	return c.ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		archive := outbox.Archive
 		if cmd.DryRun {
@@ -63,7 +65,7 @@ func (cmd archiveRunCmd) print(w io.Writer, done archive.Result, complete bool) 
 		Complete bool `json:"complete"`
 		archive.Result
 	}
-	return show(w, cmd.JSON, report{cmd.DryRun, complete, done}, func(w io.Writer, r report) error {
+	return output.Show(w, cmd.JSON, report{cmd.DryRun, complete, done}, func(w io.Writer, r report) error {
 		verb := "done: "
 		if r.DryRun {
 			verb = "to be done: "
@@ -107,16 +109,16 @@ func (p *archiveProgress) tell(now archive.Progress) {
 		text += "; waiting: " + now.Waiting
 	}
 	if p.terminal {
-		draw(p.out, text, false)
+		output.Draw(p.out, text, false)
 		p.drawn = true
 		return
 	}
-	fmt.Fprintln(p.out, printable(text))
+	fmt.Fprintln(p.out, output.Printable(text))
 }
 
 // end leaves the line to what follows.
 func (p *archiveProgress) end() {
 	if p.drawn {
-		draw(p.out, "", false)
+		output.Draw(p.out, "", false)
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -55,13 +57,13 @@ const (
 func (cmd benchCmd) check() error {
 	switch {
 	case cmd.Events < 1 || cmd.Events > maxBenchEvents:
-		return usagef("--events %d is out of range; write 1 to %d", cmd.Events, maxBenchEvents)
+		return cli.Usagef("--events %d is out of range; write 1 to %d", cmd.Events, maxBenchEvents)
 	case cmd.Rate < 0 || cmd.Rate > maxBenchRate:
-		return usagef("--rate %d is out of range; write 0 to %d", cmd.Rate, maxBenchRate)
+		return cli.Usagef("--rate %d is out of range; write 0 to %d", cmd.Rate, maxBenchRate)
 	case cmd.Payload < minBenchPayload || cmd.Payload > maxBenchPayload:
-		return usagef("--payload %d is out of range; write %d to %d", cmd.Payload, minBenchPayload, maxBenchPayload)
+		return cli.Usagef("--payload %d is out of range; write %d to %d", cmd.Payload, minBenchPayload, maxBenchPayload)
 	case cmd.Rate > 0 && (cmd.Duration < time.Second || cmd.Duration > time.Hour):
-		return usagef("--duration %s is out of range; write 1s to 1h", cmd.Duration)
+		return cli.Usagef("--duration %s is out of range; write 1s to 1h", cmd.Duration)
 	}
 	return nil
 }
@@ -103,7 +105,7 @@ type benchSteady struct {
 	CommittedAt float64  `json:"committed_per_second"` // what the producers reached
 }
 
-func (cmd benchCmd) Run(inv *invocation) (err error) {
+func (cmd benchCmd) Run(inv *cli.Invocation) (err error) {
 	if err := cmd.check(); err != nil {
 		return err
 	}
@@ -111,9 +113,9 @@ func (cmd benchCmd) Run(inv *invocation) (err error) {
 	if cmd.URL != "" {
 		own := loadConfig(inv, "database")
 		if names := own.Children("destinations"); len(names) > 0 && !slices.Contains(names, defaultDestination) {
-			return usagef("--url stands beside the destinations of %s (%s); name a file without destinations with --config", own.File, strings.Join(names, ", "))
+			return cli.Usagef("--url stands beside the destinations of %s (%s); name a file without destinations with --config", own.File, strings.Join(names, ", "))
 		}
-		inv.flags["destination-url"] = cmd.URL
+		inv.Flags["destination-url"] = cmd.URL
 		sections = append(sections, "destinations", "defaults", "egress")
 	}
 	c, err := readConfig(inv, sections...)
@@ -121,25 +123,25 @@ func (cmd benchCmd) Run(inv *invocation) (err error) {
 		return err
 	}
 	b := &bench{cmd: cmd, inv: inv, config: c, schema: benchSchemaPrefix + strings.ToLower(rand.Text()[:10])}
-	if b.pool, err = c.open(inv.ctx); err != nil {
+	if b.pool, err = c.open(inv.Ctx); err != nil {
 		return err
 	}
 	defer b.pool.Close()
-	if err := b.createSchema(inv.ctx); err != nil {
+	if err := b.createSchema(inv.Ctx); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, b.dropSchema(inv.ctx)) }()
-	report, err := b.measure(inv.ctx)
+	defer func() { err = errors.Join(err, b.dropSchema(inv.Ctx)) }()
+	report, err := b.measure(inv.Ctx)
 	if err != nil {
 		return err
 	}
-	return show(inv.Stdout, cmd.JSON, report, printBench)
+	return output.Show(inv.Stdout, cmd.JSON, report, printBench)
 }
 
 // A bench is one run of the command.
 type bench struct {
 	cmd    benchCmd
-	inv    *invocation
+	inv    *cli.Invocation
 	config *config
 	schema string
 	pool   *pgxpool.Pool // of one connection

@@ -17,6 +17,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 )
 
 // benchLoadCmd is the other process of bench: producers and receiver, whose processor time is not the relay's. It is
@@ -44,8 +46,8 @@ type loadAnswer struct {
 	Committed []int64 `json:"committed,omitempty"`
 }
 
-func (benchLoadCmd) Run(inv *invocation) error {
-	ctx, cancel := context.WithCancel(inv.ctx)
+func (benchLoadCmd) Run(inv *cli.Invocation) error {
+	ctx, cancel := context.WithCancel(inv.Ctx)
 	defer cancel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -73,7 +75,7 @@ func (benchLoadCmd) Run(inv *invocation) error {
 	for order := range orders {
 		answer := loadAnswer{URL: "http://" + listener.Addr().String() + "/"}
 		if err := p.obey(ctx, order, &answer); err != nil {
-			answer.Error = oneLine(err.Error())
+			answer.Error = cli.OneLine(err.Error())
 		}
 		_ = encoder.Encode(answer) // without a reader the input ends as well
 	}
@@ -181,7 +183,7 @@ type benchLoad struct {
 	out *bufio.Reader
 }
 
-func startBenchLoad(ctx context.Context, inv *invocation) (*benchLoad, error) {
+func startBenchLoad(ctx context.Context, inv *cli.Invocation) (*benchLoad, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)

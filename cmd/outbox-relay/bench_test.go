@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -128,7 +129,7 @@ func TestBenchInterrupted(t *testing.T) {
 			stderr := &watchedWriter{text: moment, seen: signals}
 			m := Main{Env: benchEnv(dsn), Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: stderr, Signals: signals}
 			code := m.Run([]string{"bench", "--events", "100", "--rate", "10", "--duration", "1h"})
-			if code != exitInterrupted || stdout.String() != "" || !strings.HasSuffix(stderr.String(), "outbox-relay: interrupted\n") {
+			if code != cli.ExitInterrupted || stdout.String() != "" || !strings.HasSuffix(stderr.String(), "outbox-relay: interrupted\n") {
 				t.Errorf("exit code %d, stdout %q, stderr:\n%s", code, stdout.String(), stderr.String())
 			}
 			unchanged()
@@ -145,10 +146,10 @@ func TestBenchUsage(t *testing.T) {
 		"--duration=1ms":         "--duration 1ms is out of range; write 1s to 1h",
 		"--rate=1 --schema=real": "unknown flag --schema (see: outbox-relay bench --help)",
 	} {
-		command(nil, append([]string{"bench"}, strings.Fields(args)...)...).expect(t, exitUsage, "", "outbox-relay: "+want+"\n")
+		command(nil, append([]string{"bench"}, strings.Fields(args)...)...).expect(t, cli.ExitUsage, "", "outbox-relay: "+want+"\n")
 	}
 	file := writeFile(t, filepath.Join(t.TempDir(), "relay.yaml"), "destinations: {shop: {url: https://shop.test/}}\n")
-	command([]string{"OUTBOX_DATABASE_URL=postgres://127.0.0.1:1/none"}, "bench", "--config", file, "--url", "https://staging.test/").expect(t, exitUsage, "",
+	command([]string{"OUTBOX_DATABASE_URL=postgres://127.0.0.1:1/none"}, "bench", "--config", file, "--url", "https://staging.test/").expect(t, cli.ExitUsage, "",
 		"outbox-relay: --url stands beside the destinations of "+file+" (shop); name a file without destinations with --config\n")
 }
 

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
@@ -57,7 +59,7 @@ type bulkOutcome struct {
 	Left        int64 `json:"left"`
 }
 
-func (b bulk[B]) run(ctx context.Context, inv *invocation, c *config) error {
+func (b bulk[B]) run(ctx context.Context, inv *cli.Invocation, c *config) error {
 	found, err := b.work.preview(ctx)
 	if err != nil {
 		return err
@@ -72,10 +74,10 @@ func (b bulk[B]) run(ctx context.Context, inv *invocation, c *config) error {
 		return b.print(inv, bulkOutcome{}, found)
 	}
 	if !b.Yes {
-		if isTerminal(inv.Stdin) {
-			b.printFound(inv.Stderr, printable(found))
+		if output.IsTerminal(inv.Stdin) {
+			b.printFound(inv.Stderr, output.Printable(found))
 		}
-		if err := inv.confirm(b.verb+" "+b.count(found), "nothing was "+b.done); err != nil {
+		if err := inv.Confirm(b.verb+" "+b.count(found), "nothing was "+b.done); err != nil {
 			return err
 		}
 	}
@@ -85,28 +87,28 @@ func (b bulk[B]) run(ctx context.Context, inv *invocation, c *config) error {
 }
 
 // progress returns what shows a person how far the command is.
-func (b bulk[B]) progress(inv *invocation, found B) func(B) {
+func (b bulk[B]) progress(inv *cli.Invocation, found B) func(B) {
 	matched := *b.work.total(&found).matched
-	if !isTerminal(inv.Stderr) || slices.Contains(inv.Env, "TERM=dumb") || matched <= 1000 {
+	if !output.IsTerminal(inv.Stderr) || slices.Contains(inv.Env, "TERM=dumb") || matched <= 1000 {
 		return nil
 	}
 	return func(so B) {
 		t := b.work.total(&so)
-		draw(inv.Stderr, fmt.Sprintf("%s %d of %s", b.done, *t.done, b.count(found)), *t.matched >= matched)
+		output.Draw(inv.Stderr, fmt.Sprintf("%s %d of %s", b.done, *t.done, b.count(found)), *t.matched >= matched)
 	}
 }
 
 // auditBulk leaves the line that says later who changed how much.
-func auditBulk(inv *invocation, c *config, action, selection string, done int64, err error) {
+func auditBulk(inv *cli.Invocation, c *config, action, selection string, done int64, err error) {
 	line := c.audit(inv, action).Str("selection", selection).Int64("done", done)
 	if err != nil {
-		line = line.Str("ended_by", oneLine(err.Error()))
+		line = line.Str("ended_by", cli.OneLine(err.Error()))
 	}
 	line.Msg("audit")
 }
 
 // finish reports the end. An interruption comes between two batches: what is done is done.
-func (b bulk[B]) finish(inv *invocation, found, result B, err error) error {
+func (b bulk[B]) finish(inv *cli.Invocation, found, result B, err error) error {
 	b.work.merge(&found, result)
 	f, r := b.work.total(&found), b.work.total(&result)
 	*f.done, *f.missed = *r.done, *r.missed
@@ -129,19 +131,19 @@ func (b bulk[B]) finish(inv *invocation, found, result B, err error) error {
 		leftText = "an unknown number"
 	}
 	text := fmt.Sprintf("%d %s, %s left; the same command goes on", *r.done, b.done, leftText)
-	if errors.Is(err, errInterrupted) {
-		return exitError{code: exitInterrupted, err: errors.New("interrupted: " + text)}
+	if errors.Is(err, cli.ErrInterrupted) {
+		return cli.ExitError{Code: cli.ExitInterrupted, Err: errors.New("interrupted: " + text)}
 	}
 	return fmt.Errorf("%w (%s)", err, text)
 }
 
-func (b bulk[B]) print(inv *invocation, r bulkOutcome, found B) error {
+func (b bulk[B]) print(inv *cli.Invocation, r bulkOutcome, found B) error {
 	if b.JSON {
 		r.Action = b.action
-		return writeJSON(inv.Stdout, b.work.report(r, found))
+		return output.WriteJSON(inv.Stdout, b.work.report(r, found))
 	}
 	w := inv.Stdout
-	found = printable(found)
+	found = output.Printable(found)
 	t := b.work.total(&found)
 	if r.DryRun || *t.matched == 0 {
 		b.printFound(w, found)
@@ -168,7 +170,7 @@ func (b bulk[B]) printFound(w io.Writer, found B) {
 			remark += ", such as"
 		}
 		fmt.Fprintf(w, "%s to %s%s:\n", capital(b.count(found)), b.verb, remark)
-		_ = printTable(w, "", "", rows, func(cells []any) []any { return cells })
+		_ = output.Table(w, "", "", rows, func(cells []any) []any { return cells })
 	}
 	printLines(w, b.work.leftOut(found))
 }

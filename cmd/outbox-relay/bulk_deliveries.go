@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
@@ -22,7 +23,7 @@ type deliveryBulk struct {
 	s      ops.Selection
 }
 
-func (d deliveryBulk) run(inv *invocation, c *config) (err error) {
+func (d deliveryBulk) run(inv *cli.Invocation, c *config) (err error) {
 	if d.s, err = d.selection(inv, d.statuses, d.parked); err != nil {
 		return err
 	}

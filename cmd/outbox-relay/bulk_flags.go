@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
@@ -22,11 +24,11 @@ type bulkFlags struct {
 // ids returns the ids that the arguments name. all: without ids, everything would be meant.
 func (f bulkFlags) ids(args []string, stdin io.Reader, all bool, refusal string) ([]int64, error) {
 	if len(args) == 1 && args[0] == "-" && !f.Yes && !f.DryRun {
-		return nil, usagef("standard input cannot both name the events and answer the question; add --yes, or --dry-run to look first")
+		return nil, cli.Usagef("standard input cannot both name the events and answer the question; add --yes, or --dry-run to look first")
 	}
 	// Before the ids are read: an operator at a terminal would wait for a program that waits for input.
 	if all && len(args) == 0 {
-		return nil, usagef("%s", refusal)
+		return nil, cli.Usagef("%s", refusal)
 	}
 	return eventIDs(args, stdin)
 }
@@ -40,14 +42,14 @@ func eventIDs(args []string, stdin io.Reader) (ids []int64, err error) {
 	add := func(text, place string) error {
 		id, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || id < 1 {
-			return usagef("%s%s is not the id of an event; write a number such as 17", place, settings.Quote(text))
+			return cli.Usagef("%s%s is not the id of an event; write a number such as 17", place, settings.Quote(text))
 		}
 		if !seen[id] {
 			seen[id] = true
 			ids = append(ids, id)
 		}
 		if len(ids) > maxIDs {
-			return usagef("more than %d events were named; choose them by --type or --since", maxIDs)
+			return cli.Usagef("more than %d events were named; choose them by --type or --since", maxIDs)
 		}
 		return nil
 	}
@@ -59,7 +61,7 @@ func eventIDs(args []string, stdin io.Reader) (ids []int64, err error) {
 			continue
 		}
 		if i != 0 || len(args) > 1 {
-			return nil, usagef("- reads all ids from standard input; name no others beside it")
+			return nil, cli.Usagef("- reads all ids from standard input; name no others beside it")
 		}
 		lines := bufio.NewScanner(stdin)
 		for n := 1; lines.Scan(); n++ {
@@ -72,12 +74,12 @@ func eventIDs(args []string, stdin io.Reader) (ids []int64, err error) {
 			}
 		}
 		if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
-			return nil, usagef("standard input has a line that is too long for the id of an event")
+			return nil, cli.Usagef("standard input has a line that is too long for the id of an event")
 		} else if err != nil {
 			return nil, fmt.Errorf("read standard input: %w", err)
 		}
 		if len(ids) == 0 {
-			return nil, usagef("standard input names no event")
+			return nil, cli.Usagef("standard input names no event")
 		}
 	}
 	return ids, nil
@@ -89,7 +91,7 @@ type flagText []string
 // add appends a flag, unless its value is empty or 0.
 func (t *flagText) add(flag string, value any) {
 	if text := fmt.Sprint(value); text != "" && text != "0" {
-		*t = append(*t, "--"+flag+" "+plain.ShellWord(printable(text)))
+		*t = append(*t, "--"+flag+" "+plain.ShellWord(output.Printable(text)))
 	}
 }
 

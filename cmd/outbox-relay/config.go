@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/notify"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
@@ -52,7 +53,7 @@ type sources struct {
 }
 
 // readConfig is [loadConfig] for a command. It prints the warnings; mistakes are an error.
-func readConfig(inv *invocation, sections ...string) (*config, error) {
+func readConfig(inv *cli.Invocation, sections ...string) (*config, error) {
 	c := loadConfig(inv, sections...)
 	for _, w := range c.Warnings {
 		fmt.Fprintf(inv.Stderr, "warning: %s\n", w)
@@ -62,9 +63,9 @@ func readConfig(inv *invocation, sections ...string) (*config, error) {
 
 // loadConfig reads and checks the whole configuration. With sections, only their mistakes are reported: migrations need
 // a database, and neither the secrets nor the destinations that the relay reads from the same file.
-func loadConfig(inv *invocation, sections ...string) *config {
+func loadConfig(inv *cli.Invocation, sections ...string) *config {
 	hostname, _ := os.Hostname() // only a default, and config show says so
-	return loadConfigFrom(sources{env: inv.Env, flags: inv.flags, hostname: hostname}, sections...)
+	return loadConfigFrom(sources{env: inv.Env, flags: inv.Flags, hostname: hostname}, sections...)
 }
 
 // loadConfigFrom is [loadConfig] for sources that are no command's.

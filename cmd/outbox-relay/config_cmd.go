@@ -8,6 +8,8 @@ import (
 	"os"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
@@ -26,7 +28,7 @@ type configInitCmd struct {
 	File string `arg:"" optional:"" default:"outbox-relay.yaml" help:"The file to write; - writes to standard output."`
 }
 
-func (cmd configInitCmd) Run(inv *invocation) error {
+func (cmd configInitCmd) Run(inv *cli.Invocation) error {
 	if cmd.File == "-" {
 		_, err := inv.Stdout.Write(sampleFile)
 		return err
@@ -43,7 +45,7 @@ func (cmd configInitCmd) Run(inv *invocation) error {
 		return fmt.Errorf("write configuration: %w", err)
 	}
 	_, err = fmt.Fprintf(inv.Stdout, "Wrote %s. Adapt destinations and routes, remove what you leave as it is, then: outbox-relay config check -c %s\n",
-		printable(cmd.File), plain.ShellWord(printable(cmd.File)))
+		output.Printable(cmd.File), plain.ShellWord(output.Printable(cmd.File)))
 	return err
 }
 
@@ -52,7 +54,7 @@ type configCheckCmd struct {
 	Strict bool `help:"Warnings, and destinations whose requests are not signed, are mistakes too."`
 }
 
-func (cmd configCheckCmd) Run(inv *invocation) error {
+func (cmd configCheckCmd) Run(inv *cli.Invocation) error {
 	c, err := readConfig(inv)
 	if err != nil {
 		return err
@@ -66,14 +68,14 @@ func (cmd configCheckCmd) Run(inv *invocation) error {
 		fmt.Fprintf(inv.Stdout, "Not signed, since they have no signing_secrets: requests to %s\n", strings.Join(names, ", "))
 	}
 	if n := len(c.Warnings) + len(c.unsigned()); cmd.Strict && n > 0 {
-		return exitError{code: exitConfig, err: fmt.Errorf("%s above; without --strict they are no mistakes", plain.Plural(n, "warning", "warnings"))}
+		return cli.ExitError{Code: cli.ExitConfig, Err: fmt.Errorf("%s above; without --strict they are no mistakes", plain.Plural(n, "warning", "warnings"))}
 	}
 	return nil
 }
 
 type configShowCmd struct{ settingFlags }
 
-func (configShowCmd) Run(inv *invocation) error {
+func (configShowCmd) Run(inv *cli.Invocation) error {
 	c, err := readConfig(inv)
 	if err != nil {
 		return err

@@ -1,6 +1,10 @@
 package main
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+)
 
 // Whatever is wrong with a database URL, no part of its password may be printed: where a URL is malformed, no program can
 // tell where the password ends.
@@ -50,7 +54,7 @@ func TestSecurityDatabaseURLMistakes(t *testing.T) {
 		t.Run(url, func(t *testing.T) {
 			t.Parallel()
 			r := check(t, "", append([]string{"OUTBOX_DATABASE_URL=" + url}, twoSettings[1]))
-			r.expect(t, exitConfig, "", mistakes("env OUTBOX_DATABASE_URL: "+want))
+			r.expect(t, cli.ExitConfig, "", mistakes("env OUTBOX_DATABASE_URL: "+want))
 		})
 	}
 }

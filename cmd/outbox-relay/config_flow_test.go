@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -29,7 +30,7 @@ func TestFlowMistakes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			check(t, test.file, twoSettings).expect(t, exitConfig, "", mistakes(test.want...))
+			check(t, test.file, twoSettings).expect(t, cli.ExitConfig, "", mistakes(test.want...))
 		})
 	}
 }

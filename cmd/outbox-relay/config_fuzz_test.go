@@ -8,6 +8,8 @@ import (
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 )
 
 // FuzzFile: whatever a file holds, reading it ends, every mistake is one printable line, no mistake tells the password,
@@ -36,7 +38,7 @@ func FuzzFile(f *testing.F) {
 		})
 		for _, p := range append(c.Problems, c.Warnings...) {
 			line := p.String()
-			if line == "" || line != printable(line) || !utf8.ValidString(line) || strings.Contains(line, "hunter2") {
+			if line == "" || line != output.Printable(line) || !utf8.ValidString(line) || strings.Contains(line, "hunter2") {
 				t.Errorf("%q", line)
 			}
 		}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 )
 
 const (
@@ -244,7 +246,7 @@ func TestFileMistakes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := check(t, test.file, append(settingsBeside(test.file), "EMPTY="))
-			r.expect(t, exitConfig, "", mistakes(test.want...))
+			r.expect(t, cli.ExitConfig, "", mistakes(test.want...))
 		})
 	}
 }
@@ -344,7 +346,7 @@ func TestEnvironmentAndFlagMistakes(t *testing.T) {
 			}
 			r := check(t, test.file, env, test.flags...)
 			r.stderr = strings.ReplaceAll(r.stderr, dir, "DIR")
-			r.expect(t, exitConfig, "", mistakes(test.want...))
+			r.expect(t, cli.ExitConfig, "", mistakes(test.want...))
 		})
 	}
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
@@ -96,7 +97,7 @@ func TestUsualFile(t *testing.T) {
 	writeFile(t, filepath.Join(dir, usualFile), "destinations: {a: {url: 'http://a'}}\n")
 	command(twoSettings[:1], "config", "check").expect(t, 0, "outbox-relay.yaml is valid; it delivers to a\nNot signed, since they have no signing_secrets: requests to a\n", "")
 	writeFile(t, filepath.Join(dir, "other.yaml"), "lo: {}\n")
-	command(append(twoSettings, "OUTBOX_CONFIG=other.yaml"), "config", "check").expect(t, exitConfig, "", mistakes(`other.yaml:1: unknown key "lo"; did you mean "log"?`))
+	command(append(twoSettings, "OUTBOX_CONFIG=other.yaml"), "config", "check").expect(t, cli.ExitConfig, "", mistakes(`other.yaml:1: unknown key "lo"; did you mean "log"?`))
 	command(append(twoSettings[:1:1], "OUTBOX_CONFIG=other.yaml"), "config", "check", "-c", usualFile).expect(t, 0, "outbox-relay.yaml is valid; it delivers to a\nNot signed, since they have no signing_secrets: requests to a\n", "")
 }
 

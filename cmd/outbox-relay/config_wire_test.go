@@ -18,6 +18,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -107,7 +108,7 @@ func TestWireMistakes(t *testing.T) {
 			t.Parallel()
 			r := check(t, "destinations:\n  a: {url: 'https://a', "+strings.ReplaceAll(settings, "DIR", dir)+"}\n", twoSettings[:1])
 			r.stderr = strings.ReplaceAll(r.stderr, dir, "DIR")
-			r.expect(t, exitConfig, "", mistakes("outbox-relay.yaml:2: "+want))
+			r.expect(t, cli.ExitConfig, "", mistakes("outbox-relay.yaml:2: "+want))
 			if strings.Contains(r.stderr, "hunter2") && !strings.Contains(settings, "headers") {
 				t.Error("the secret is repeated")
 			}
@@ -130,13 +131,13 @@ func TestWireMistakesBeyondADestination(t *testing.T) {
 		t.Run(file, func(t *testing.T) {
 			t.Parallel()
 			r := check(t, file+"\n", twoSettings[:1])
-			if got := r.stderr; r.code != exitConfig || !strings.Contains(got, ": "+want+"\n") {
+			if got := r.stderr; r.code != cli.ExitConfig || !strings.Contains(got, ": "+want+"\n") {
 				t.Errorf("exit code %d\n%s", r.code, got)
 			}
 		})
 	}
 	r := check(t, "destinations: {a: {url: 'http://a'}}\n", append(twoSettings[:1:1], "OUTBOX_BEARER_TOKEN=hunter2"))
-	r.expect(t, exitConfig, "", mistakes(`env OUTBOX_BEARER_TOKEN: is sent only to the destination "default", and there is none; write bearer_token for each destination that needs it`))
+	r.expect(t, cli.ExitConfig, "", mistakes(`env OUTBOX_BEARER_TOKEN: is sent only to the destination "default", and there is none; write bearer_token for each destination that needs it`))
 }
 
 // What is shared by defaults does not hold for destinations without encryption.

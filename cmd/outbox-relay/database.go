@@ -15,6 +15,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay"
@@ -100,7 +102,7 @@ func hostPort(host string, port uint16) string {
 }
 
 // ask connects, checks the schema and lets f ask its questions.
-func ask(inv *invocation, f func(context.Context, *ops.Outbox) error) error {
+func ask(inv *cli.Invocation, f func(context.Context, *ops.Outbox) error) error {
 	c, err := readConfig(inv, "database")
 	if err != nil {
 		return err
@@ -109,23 +111,23 @@ func ask(inv *invocation, f func(context.Context, *ops.Outbox) error) error {
 }
 
 // askWith is ask for commands that need more of the configuration.
-func (c *config) ask(inv *invocation, f func(context.Context, *ops.Outbox) error) error {
-	return c.withOps(inv.ctx, func(outbox *ops.Outbox) error {
+func (c *config) ask(inv *cli.Invocation, f func(context.Context, *ops.Outbox) error) error {
+	return c.withOps(inv.Ctx, func(outbox *ops.Outbox) error {
 		if err := warnQuarantined(inv, outbox, c.relay.Environment); err != nil {
 			return err
 		}
-		return f(inv.ctx, outbox.As(inv.actor()))
+		return f(inv.Ctx, outbox.As(inv.Actor()))
 	})
 }
 
 // warnQuarantined says beside what a command prints that nothing will move.
-func warnQuarantined(inv *invocation, outbox *ops.Outbox, environment string) error {
-	report, err := outbox.Identity(inv.ctx, environment)
+func warnQuarantined(inv *cli.Invocation, outbox *ops.Outbox, environment string) error {
+	report, err := outbox.Identity(inv.Ctx, environment)
 	if err != nil {
 		return err
 	}
 	if reason := report.Reason(); reason != "" {
-		fmt.Fprintf(inv.Stderr, "warning: nothing is claimed or sent: %s; see: outbox-relay identity show\n", printable(reason))
+		fmt.Fprintf(inv.Stderr, "warning: nothing is claimed or sent: %s; see: outbox-relay identity show\n", output.Printable(reason))
 	}
 	return nil
 }
@@ -141,7 +143,7 @@ func (c *config) directURL() string {
 // openMigrator returns what migrates the database, with a connection of its own. The caller closes that.
 func (c *config) openMigrator(set migrations.Set, options migrations.Options) (*sql.DB, *migrations.Migrator, error) {
 	if c.direct == nil && c.relay.Pooler.Mode == relay.PoolerTransaction {
-		return nil, nil, exitError{code: exitConfig, err: errors.New("migrations need a connection past the pooler: set database.listen_url (OUTBOX_DATABASE_LISTEN_URL)")}
+		return nil, nil, cli.ExitError{Code: cli.ExitConfig, Err: errors.New("migrations need a connection past the pooler: set database.listen_url (OUTBOX_DATABASE_LISTEN_URL)")}
 	}
 	db := stdlib.OpenDB(*c.connConfig())
 	m, err := migrations.New(db, set, options)

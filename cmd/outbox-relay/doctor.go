@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
@@ -27,7 +29,7 @@ advises, and a connection (TCP, TLS, no request) to each destination from this h
 Exits 1 if a finding is an error, with warnings alone 0.`
 }
 
-func (cmd doctorCmd) Run(inv *invocation) error {
+func (cmd doctorCmd) Run(inv *cli.Invocation) error {
 	c := loadConfig(inv)
 	var found ops.Checkup
 	for _, p := range c.Problems {
@@ -37,17 +39,17 @@ func (cmd doctorCmd) Run(inv *invocation) error {
 		found.Findings = append(found.Findings, ops.Finding{Check: "configuration", Level: ops.LevelWarning, Text: w.String(), Remedy: "correct it, then: outbox-relay config check"})
 	}
 	if c.pool != nil {
-		if err := examine(inv.ctx, c, &found); err != nil {
+		if err := examine(inv.Ctx, c, &found); err != nil {
 			return err
 		}
 	}
 	found.Checks = append([]string{"configuration"}, found.Checks...)
-	found.Findings = orEmpty(found.Findings)
-	if err := show(inv.Stdout, cmd.JSON, found, printCheckup); err != nil {
+	found.Findings = output.OrEmpty(found.Findings)
+	if err := output.Show(inv.Stdout, cmd.JSON, found, printCheckup); err != nil {
 		return err
 	}
 	if found.Failed() {
-		return exitError{code: exitFailed, err: errors.New("something needs mending")}
+		return cli.ExitError{Code: cli.ExitFailed, Err: errors.New("something needs mending")}
 	}
 	return nil
 }
@@ -96,9 +98,9 @@ func printCheckup(w io.Writer, c ops.Checkup) error {
 		return err
 	}
 	for _, f := range c.Findings {
-		paint(w, map[string]string{ops.LevelError: red, ops.LevelWarning: yellow}[f.Level])
+		output.Paint(w, map[string]string{ops.LevelError: output.Red, ops.LevelWarning: output.Yellow}[f.Level])
 		fmt.Fprintf(w, "%-7s", f.Level)
-		paint(w, plainText)
+		output.Paint(w, output.NoColor)
 		fmt.Fprintf(w, "  %s: %s\n", f.Check, f.Text)
 		remedies := f.Commands // each on its line, or the comment behind one would hide the next
 		if len(remedies) == 0 {

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
@@ -38,9 +40,9 @@ type eventsListCmd struct {
 	JSON  bool `help:"Print JSON: an array of deliveries. Fields are added, never renamed or removed."`
 }
 
-func (cmd eventsListCmd) Run(inv *invocation) error {
+func (cmd eventsListCmd) Run(inv *cli.Invocation) error {
 	if cmd.Limit < 1 || cmd.Limit > 10_000 {
-		return usagef("--limit: %d is out of range; write 1 to 10000", cmd.Limit)
+		return cli.Usagef("--limit: %d is out of range; write 1 to 10000", cmd.Limit)
 	}
 	if err := cmd.check(); err != nil {
 		return err
@@ -71,7 +73,7 @@ func (cmd eventsListCmd) Run(inv *invocation) error {
 	if err != nil {
 		return err
 	}
-	return show(inv.Stdout, cmd.JSON, orEmpty(list), printDeliveries)
+	return output.Show(inv.Stdout, cmd.JSON, output.OrEmpty(list), printDeliveries)
 }
 
 // events returns the ids of the events that --key or --related names.
@@ -137,7 +139,7 @@ func (arg eventArg) report(ctx context.Context, outbox *ops.Outbox, payload bool
 	return outbox.Event(ctx, ids[0], false)
 }
 
-func (cmd eventsShowCmd) Run(inv *invocation) error {
+func (cmd eventsShowCmd) Run(inv *cli.Invocation) error {
 	c, err := readConfig(inv, "database")
 	if err != nil {
 		return err
@@ -153,7 +155,7 @@ func (cmd eventsShowCmd) Run(inv *invocation) error {
 	if cmd.Payload {
 		c.audit(inv, "show payload").Int64("event_id", report.Event.ID).Msg("audit")
 	}
-	return show(inv.Stdout, cmd.JSON, report, printEvent)
+	return output.Show(inv.Stdout, cmd.JSON, report, printEvent)
 }
 
 func printEvent(w io.Writer, shown ops.EventReport) error {
@@ -163,10 +165,10 @@ func printEvent(w io.Writer, shown ops.EventReport) error {
 		return nil
 	}
 	fmt.Fprintln(w)
-	err := printTable(w, "", "DESTINATION\tSTATUS\tATTEMPTS\tNEXT OR LAST\tLATENCY\tREASON\tLAST ERROR", shown.Deliveries, func(d ops.Delivery) []any {
+	err := output.Table(w, "", "DESTINATION\tSTATUS\tATTEMPTS\tNEXT OR LAST\tLATENCY\tREASON\tLAST ERROR", shown.Deliveries, func(d ops.Delivery) []any {
 		latency := "-"
 		if d.LatencySeconds != nil {
-			latency = age2text(*d.LatencySeconds)
+			latency = output.Age(*d.LatencySeconds)
 		}
 		return []any{orParked(d.Destination), d.Status, d.Attempts, nextOrLast(d), latency, d.LastReason, d.LastError}
 	})
@@ -178,7 +180,7 @@ func printEvent(w io.Writer, shown ops.EventReport) error {
 		return nil
 	}
 	fmt.Fprintln(w, "\nAttempts that did not deliver:")
-	return printTable(w, "", "STARTED\tDESTINATION\tATTEMPT\tTOOK\tOUTCOME\tREASON\tERROR", shown.Attempts, func(a ops.Attempt) []any {
+	return output.Table(w, "", "STARTED\tDESTINATION\tATTEMPT\tTOOK\tOUTCOME\tREASON\tERROR", shown.Attempts, func(a ops.Attempt) []any {
 		return []any{a.StartedAt, a.Destination, a.Attempt, fmt.Sprintf("%dms", a.DurationMS), a.Outcome, a.Reason, a.Error}
 	})
 }
@@ -197,14 +199,14 @@ func printInserted(w io.Writer, e ops.Event) {
 		}
 	}
 	line("key", e.IdempotencyKey)
-	line("ordering key", orBlank(e.OrderingKey))
-	line("reference", orBlank(e.RelatedReference))
-	line("created", cellText(e.CreatedAt))
+	line("ordering key", output.OrBlank(e.OrderingKey))
+	line("reference", output.OrBlank(e.RelatedReference))
+	line("created", output.Cell(e.CreatedAt))
 	if e.AvailableAt.After(e.CreatedAt) {
-		line("not before", cellText(e.AvailableAt))
+		line("not before", output.Cell(e.AvailableAt))
 	}
 	if e.ArchivedAt != nil {
-		line("archived", cellText(e.ArchivedAt))
+		line("archived", output.Cell(e.ArchivedAt))
 	}
 	for _, name := range slices.Sorted(maps.Keys(e.Headers)) {
 		line("header", name+": "+e.Headers[name])
@@ -239,7 +241,7 @@ func nextOrLast(d ops.Delivery) time.Time {
 
 func printDeliveries(w io.Writer, list []ops.Delivery) error {
 	const header = "EVENT\tTYPE\tKEY\tDESTINATION\tSTATUS\tATTEMPTS\tNEXT OR LAST\tREASON\tLAST ERROR"
-	return printTable(w, "No delivery matches.", header, list, func(d ops.Delivery) []any {
+	return output.Table(w, "No delivery matches.", header, list, func(d ops.Delivery) []any {
 		return []any{d.EventID, d.EventType, d.IdempotencyKey, orParked(d.Destination), d.Status, d.Attempts, nextOrLast(d), d.LastReason, d.LastError}
 	})
 }

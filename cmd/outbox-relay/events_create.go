@@ -5,13 +5,15 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type eventsCreateCmd struct {
 	databaseFlags
-	actorFlag
+	cli.ActorFlag
 	Yes  bool `help:"Do it without asking."`
 	JSON bool `help:"Print JSON: {events, deliveries}. Fields are added, never renamed or removed."`
 }
@@ -24,7 +26,7 @@ are left alone. They are sent as new ones: an event with an ordering key arrives
 It works in batches, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
 }
 
-func (cmd eventsCreateCmd) Run(inv *invocation) error {
+func (cmd eventsCreateCmd) Run(inv *cli.Invocation) error {
 	var done ops.CreatedDeliveries
 	err := ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		found, err := outbox.Undelivered(ctx)
@@ -34,7 +36,7 @@ func (cmd eventsCreateCmd) Run(inv *invocation) error {
 		if !cmd.Yes {
 			what := fmt.Sprintf("create the deliveries of %s without any, the first is event %d, as the stored routes say",
 				plain.Plural(found.Events, "event", "events"), found.FirstEventID)
-			if err := inv.confirm(what, "nothing was created"); err != nil {
+			if err := inv.Confirm(what, "nothing was created"); err != nil {
 				return err
 			}
 		}
@@ -47,7 +49,7 @@ func (cmd eventsCreateCmd) Run(inv *invocation) error {
 	case err != nil:
 		return err
 	}
-	return show(inv.Stdout, cmd.JSON, done, func(w io.Writer, done ops.CreatedDeliveries) error {
+	return output.Show(inv.Stdout, cmd.JSON, done, func(w io.Writer, done ops.CreatedDeliveries) error {
 		_, err := fmt.Fprintf(w, "%s created for %s\n", plain.Plural(done.Deliveries, "delivery", "deliveries"), plain.Plural(done.Events, "event", "events"))
 		return err
 	})

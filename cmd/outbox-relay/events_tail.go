@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
@@ -19,14 +21,14 @@ func (eventsTailCmd) Help() string {
 becomes of each delivery. It looks once a second. Up to 1000 deliveries that have not ended are followed.`
 }
 
-func (cmd eventsTailCmd) Run(inv *invocation) error {
+func (cmd eventsTailCmd) Run(inv *cli.Invocation) error {
 	return ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		tail, err := outbox.Tail(ctx)
 		if err != nil {
 			return err
 		}
 		fmt.Fprintln(inv.Stderr, "following; interrupt it to end")
-		return everySecond(ctx, func() error {
+		return cli.EverySecond(ctx, func() error {
 			moments, err := tail.Look(ctx)
 			if err != nil {
 				return err
@@ -43,7 +45,7 @@ func (cmd eventsTailCmd) print(w io.Writer, moments []ops.Moment) error {
 			if err != nil {
 				return err
 			}
-			if _, err := (jsonWriter{Writer: w}).Write(append(line, '\n')); err != nil {
+			if _, err := (output.JSONWriter{Writer: w}).Write(append(line, '\n')); err != nil {
 				return err
 			}
 			continue
@@ -52,7 +54,7 @@ func (cmd eventsTailCmd) print(w io.Writer, moments []ops.Moment) error {
 		if m.Destination != "" {
 			where = "  " + m.Destination
 		}
-		if _, err := fmt.Fprintf(w, "%s%s  %s\n", m.At.UTC().Format("15:04:05.000"), where, printable(m.Text)); err != nil {
+		if _, err := fmt.Fprintf(w, "%s%s  %s\n", m.At.UTC().Format("15:04:05.000"), where, output.Printable(m.Text)); err != nil {
 			return err
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"io"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
@@ -62,11 +64,11 @@ func (f inboxFilterFlags) selection(states []string) (inboxops.Selection, error)
 	}
 	switch {
 	case f.From < 0:
-		return s, usagef("--from: %d is not an inbox id; they begin at 1", f.From)
+		return s, cli.Usagef("--from: %d is not an inbox id; they begin at 1", f.From)
 	case f.To < 0:
-		return s, usagef("--to: %d is not an inbox id; they begin at 1", f.To)
+		return s, cli.Usagef("--to: %d is not an inbox id; they begin at 1", f.To)
 	case f.To != 0 && f.From > f.To:
-		return s, usagef("--from %d is above --to %d", f.From, f.To)
+		return s, cli.Usagef("--from %d is above --to %d", f.From, f.To)
 	}
 	return s, f.times().check()
 }
@@ -91,19 +93,19 @@ func (f inboxFilterFlags) describe(s inboxops.Selection) string {
 }
 
 // askInbox connects to a receiver's database, checks its schema and lets f ask its questions. role is the one that f needs.
-func askInbox(inv *invocation, role string, f func(context.Context, *config, *inboxops.Ops) error) error {
+func askInbox(inv *cli.Invocation, role string, f func(context.Context, *config, *inboxops.Ops) error) error {
 	c, err := readConfig(inv, "database")
 	if err != nil {
 		return err
 	}
-	pool, err := c.open(inv.ctx)
+	pool, err := c.open(inv.Ctx)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
 	ops := inboxops.New(pool)
-	if err = ops.CheckSchema(inv.ctx); err == nil {
-		err = f(inv.ctx, c, ops)
+	if err = ops.CheckSchema(inv.Ctx); err == nil {
+		err = f(inv.Ctx, c, ops)
 	}
 	if inboxops.LacksRight(err) {
 		return fmt.Errorf("%w; this login needs a role of migrations/roles.sql: GRANT %s TO %s", err, role, c.pool.ConnConfig.User)
@@ -135,20 +137,20 @@ func (inboxStatusCmd) Help() string {
   memory_rows_estimate   rows of processed_events`
 }
 
-func (cmd inboxStatusCmd) Run(inv *invocation) error {
+func (cmd inboxStatusCmd) Run(inv *cli.Invocation) error {
 	return askInbox(inv, supportRole, func(ctx context.Context, _ *config, ops *inboxops.Ops) error {
 		status, err := ops.Status(ctx, cmd.Receiver, cmd.Source)
 		if err != nil {
 			return err
 		}
-		status.Senders = orEmpty(status.Senders)
-		return show(inv.Stdout, cmd.JSON, status, printInboxStatus)
+		status.Senders = output.OrEmpty(status.Senders)
+		return output.Show(inv.Stdout, cmd.JSON, status, printInboxStatus)
 	})
 }
 
 func printInboxStatus(w io.Writer, s inboxops.Status) error {
 	const header = "RECEIVER\tSOURCE\tPENDING\tDUE\tSCHEDULED\tWAITING\tPROCESSING\tFAILED\tIGNORED\tLAG\tREMEMBERS SINCE\t"
-	err := printTable(w, "No event was received here yet, or none of this receiver and source.", header, s.Senders, func(r inboxops.SenderStatus) []any {
+	err := output.Table(w, "No event was received here yet, or none of this receiver and source.", header, s.Senders, func(r inboxops.SenderStatus) []any {
 		var since any = "the beginning"
 		if r.RemembersSince != nil {
 			since = *r.RemembersSince
@@ -157,7 +159,7 @@ func printInboxStatus(w io.Writer, s inboxops.Status) error {
 		if r.AtLeast {
 			pending = "≥ " + pending
 		}
-		return []any{r.Receiver, r.Source, pending, r.Due, r.Scheduled, r.Waiting, r.Processing, r.Failed, r.Ignored, age2text(r.LagSeconds), since}
+		return []any{r.Receiver, r.Source, pending, r.Due, r.Scheduled, r.Waiting, r.Processing, r.Failed, r.Ignored, output.Age(r.LagSeconds), since}
 	})
 	if err != nil || len(s.Senders) == 0 {
 		return err
@@ -191,13 +193,13 @@ func inboxSteps(s inboxops.Status) (steps []string) {
 			add("%s of %q ignored. See why: outbox-relay inbox list --state ignored %s", plain.Plural(r.Ignored, "event was", "events were"), r.Receiver, who)
 		}
 		if r.Due > 0 && r.LagSeconds > 60 {
-			add("The oldest due event of %q has been due for %s: its workers are too few, too slow, or not running.", r.Receiver, age2text(r.LagSeconds))
+			add("The oldest due event of %q has been due for %s: its workers are too few, too slow, or not running.", r.Receiver, output.Age(r.LagSeconds))
 		}
 	}
 	if len(steps) == 0 {
 		return []string{"All is well."}
 	}
-	return steps[:min(len(steps), maxAdvice)]
+	return steps[:min(len(steps), output.MaxAdvice)]
 }
 
 // waitingKeys says how many ordering keys wait; they are counted up to 10,001.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
@@ -39,7 +40,7 @@ harmless when repeated.
 It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
 }
 
-func (cmd inboxReplayCmd) Run(inv *invocation) error {
+func (cmd inboxReplayCmd) Run(inv *cli.Invocation) error {
 	return inboxBulk{
 		verb: "replay", done: "replayed", inboxBulkFlags: cmd.inboxBulkFlags, states: cmd.State,
 		found: (*inboxops.Ops).PreviewReplay, change: (*inboxops.Ops).Replay,
@@ -62,7 +63,7 @@ them in their ordering keys goes on. replay --state ignored brings them back, un
 It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
 }
 
-func (cmd inboxIgnoreCmd) Run(inv *invocation) error {
+func (cmd inboxIgnoreCmd) Run(inv *cli.Invocation) error {
 	return inboxBulk{
 		verb: "ignore", done: "ignored", inboxBulkFlags: cmd.inboxBulkFlags, states: cmd.State,
 		found: (*inboxops.Ops).PreviewIgnore, change: (*inboxops.Ops).Ignore,
@@ -81,14 +82,14 @@ type inboxBulk struct {
 	s   inboxops.Selection
 }
 
-func (b inboxBulk) selected(inv *invocation) (inboxops.Selection, error) {
+func (b inboxBulk) selected(inv *cli.Invocation) (inboxops.Selection, error) {
 	s, err := b.selection(slices.Compact(slices.Sorted(slices.Values(b.states))))
 	if err != nil {
 		return s, err
 	}
 	if b.Limit != nil {
 		if s.Limit = *b.Limit; s.Limit < 1 || s.Limit > inboxops.MaxLimit {
-			return s, usagef("--limit: %d is out of range; write 1 to %d", s.Limit, inboxops.MaxLimit)
+			return s, cli.Usagef("--limit: %d is out of range; write 1 to %d", s.Limit, inboxops.MaxLimit)
 		}
 	}
 	s.IDs, err = b.ids(b.IDs, inv.Stdin, s.Empty() && b.Since == "" && b.Until == "",
@@ -96,7 +97,7 @@ func (b inboxBulk) selected(inv *invocation) (inboxops.Selection, error) {
 	return s, err
 }
 
-func (b inboxBulk) run(inv *invocation) (err error) {
+func (b inboxBulk) run(inv *cli.Invocation) (err error) {
 	if b.s, err = b.selected(inv); err != nil {
 		return err
 	}

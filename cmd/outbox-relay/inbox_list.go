@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
@@ -23,26 +25,26 @@ type inboxListCmd struct {
 	JSON       bool     `help:"Print JSON: {events, next}, or {remembered, next}; next is for --before or --after, absent at the end. Fields are added, never renamed or removed."`
 }
 
-func (cmd inboxListCmd) Run(inv *invocation) error {
+func (cmd inboxListCmd) Run(inv *cli.Invocation) error {
 	s, err := cmd.selection(cmd.State)
 	switch {
 	case err != nil:
 		return err
 	case cmd.Limit < 1 || cmd.Limit > 10_000:
-		return usagef("--limit: %d is out of range; write 1 to 10000", cmd.Limit)
+		return cli.Usagef("--limit: %d is out of range; write 1 to 10000", cmd.Limit)
 	case cmd.Before < 0:
-		return usagef("--before: %d is not an inbox id; they begin at 1", cmd.Before)
+		return cli.Usagef("--before: %d is not an inbox id; they begin at 1", cmd.Before)
 	case cmd.Remembered && (cmd.OrderingKey != "" || cmd.From != 0 || cmd.To != 0 || cmd.Before != 0):
-		return usagef("--remembered excludes --ordering-key, --from, --to and --before: only inboxes know them")
+		return cli.Usagef("--remembered excludes --ordering-key, --from, --to and --before: only inboxes know them")
 	case cmd.After != "" && !cmd.Remembered:
-		return usagef("--after needs --remembered; a list of the inbox goes on with --before")
+		return cli.Usagef("--after needs --remembered; a list of the inbox goes on with --before")
 	}
 	for _, state := range s.States {
 		switch {
 		case cmd.Remembered && !strings.Contains("succeeded ignored recorded", state):
-			return usagef("--state %s: events with --remembered are succeeded, ignored or recorded", state)
+			return cli.Usagef("--state %s: events with --remembered are succeeded, ignored or recorded", state)
 		case !cmd.Remembered && state == inboxops.Recorded:
-			return usagef("--state recorded needs --remembered: it says that an inbox has the event")
+			return cli.Usagef("--state recorded needs --remembered: it says that an inbox has the event")
 		}
 	}
 	after, err := parsePlace(cmd.After)
@@ -59,18 +61,18 @@ func (cmd inboxListCmd) Run(inv *invocation) error {
 			if err != nil {
 				return err
 			}
-			return show(inv.Stdout, cmd.JSON, listedMemory{orEmpty(page.Remembered), placeOf(page.Next)}, printMemoryList)
+			return output.Show(inv.Stdout, cmd.JSON, listedMemory{output.OrEmpty(page.Remembered), placeOf(page.Next)}, printMemoryList)
 		}
 		if cmd.Before > 0 && (s.ToID == 0 || s.ToID >= cmd.Before) {
 			if s.ToID = cmd.Before - 1; s.ToID < max(s.FromID, 1) {
-				return show(inv.Stdout, cmd.JSON, listedInbox{Events: []inboxops.Event{}}, printInboxList)
+				return output.Show(inv.Stdout, cmd.JSON, listedInbox{Events: []inboxops.Event{}}, printInboxList)
 			}
 		}
 		page, err := ops.List(ctx, s)
 		if err != nil {
 			return err
 		}
-		return show(inv.Stdout, cmd.JSON, listedInbox{orEmpty(page.Events), page.Next}, printInboxList)
+		return output.Show(inv.Stdout, cmd.JSON, listedInbox{output.OrEmpty(page.Events), page.Next}, printInboxList)
 	})
 }
 
@@ -100,11 +102,11 @@ func parsePlace(text string) (key inboxops.MemoryKey, err error) {
 	}
 	parts := strings.Split(text, "/")
 	if len(parts) != 3 {
-		return key, usagef("--after: %s is not a place as a list shows it, such as shipping/finance/invoice-17", settings.Quote(text))
+		return key, cli.Usagef("--after: %s is not a place as a list shows it, such as shipping/finance/invoice-17", settings.Quote(text))
 	}
 	for i, into := range []*string{&key.Receiver, &key.Source, &key.IdempotencyKey} {
 		if *into, err = url.PathUnescape(parts[i]); err != nil {
-			return key, usagef("--after: %s is not a place as a list shows it: %v", settings.Quote(text), err)
+			return key, cli.Usagef("--after: %s is not a place as a list shows it: %v", settings.Quote(text), err)
 		}
 	}
 	return key, nil
@@ -112,7 +114,7 @@ func parsePlace(text string) (key inboxops.MemoryKey, err error) {
 
 func printInboxList(w io.Writer, list listedInbox) error {
 	const header = "ID\tRECEIVER\tSOURCE\tTYPE\tKEY\tSTATE\tATTEMPTS\tRECEIVED\tNEXT OR LAST\tLAST ERROR"
-	err := printTable(w, "No event matches.", header, list.Events, func(e inboxops.Event) []any {
+	err := output.Table(w, "No event matches.", header, list.Events, func(e inboxops.Event) []any {
 		when := e.ProcessedAt
 		if e.State == inboxops.Pending {
 			when = e.NextAttemptAt
@@ -135,7 +137,7 @@ func printMemoryList(w io.Writer, list listedMemory) error {
 
 func printMemory(w io.Writer, list []inboxops.Memory) error {
 	const header = "RECEIVER\tSOURCE\tKEY\tTYPE\tSTATE\tANSWER\tRECEIVED\tPROCESSED\tWHY"
-	return printTable(w, "No event matches.", header, list, func(m inboxops.Memory) []any {
+	return output.Table(w, "No event matches.", header, list, func(m inboxops.Memory) []any {
 		answer := "-"
 		if m.ResponseStatus != nil {
 			answer = fmt.Sprint(*m.ResponseStatus)
@@ -156,12 +158,12 @@ func (inboxShowCmd) Help() string {
 reads.`
 }
 
-func (cmd inboxShowCmd) Run(inv *invocation) error {
+func (cmd inboxShowCmd) Run(inv *cli.Invocation) error {
 	switch {
 	case cmd.ID < 0:
-		return usagef("%d is not an inbox id; they begin at 1", cmd.ID)
+		return cli.Usagef("%d is not an inbox id; they begin at 1", cmd.ID)
 	case (cmd.ID == 0) == (cmd.Key == ""):
-		return usagef("name one event: by its inbox id, or by --key")
+		return cli.Usagef("name one event: by its inbox id, or by --key")
 	}
 	return askInbox(inv, supportRole, func(ctx context.Context, _ *config, ops *inboxops.Ops) error {
 		shown, err := ops.Show(ctx, cmd.ID, inboxops.Selection{Receiver: cmd.Receiver, Source: cmd.Source, Key: cmd.Key})
@@ -173,8 +175,8 @@ func (cmd inboxShowCmd) Run(inv *invocation) error {
 		case len(shown.Events) == 0 && len(shown.Remembered) == 0:
 			return fmt.Errorf("there is no event with key %s: it was never received, or was pruned", settings.Quote(cmd.Key))
 		}
-		shown.Events, shown.Remembered, shown.Waits = orEmpty(shown.Events), orEmpty(shown.Remembered), orEmpty(shown.Waits)
-		return show(inv.Stdout, cmd.JSON, shown, printInboxEvent)
+		shown.Events, shown.Remembered, shown.Waits = output.OrEmpty(shown.Events), output.OrEmpty(shown.Remembered), output.OrEmpty(shown.Waits)
+		return output.Show(inv.Stdout, cmd.JSON, shown, printInboxEvent)
 	})
 }
 
@@ -200,8 +202,8 @@ func printInboxEvent(w io.Writer, shown inboxops.Shown) error {
 			{"claimed by", e.ClaimedBy},
 			{"claimed at", e.ClaimedAt},
 		}
-		lines = slices.DeleteFunc(lines, func(line []any) bool { return cellText(line[1]) == "" })
-		if err := printTable(w, "", "", lines, func(cells []any) []any { return cells }); err != nil {
+		lines = slices.DeleteFunc(lines, func(line []any) bool { return output.Cell(line[1]) == "" })
+		if err := output.Table(w, "", "", lines, func(cells []any) []any { return cells }); err != nil {
 			return err
 		}
 		fmt.Fprintln(w)

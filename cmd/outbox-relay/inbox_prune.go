@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
@@ -39,13 +41,13 @@ type inboxPruneReport struct {
 	inboxops.Pruned
 }
 
-func (cmd inboxPruneCmd) Run(inv *invocation) error {
+func (cmd inboxPruneCmd) Run(inv *cli.Invocation) error {
 	age, problem := settings.ParseDuration(cmd.OlderThan)
 	switch {
 	case problem != "":
-		return usagef("--older-than: %s", problem)
+		return cli.Usagef("--older-than: %s", problem)
 	case age < 24*time.Hour:
-		return usagef("--older-than: %s is less than 24h: senders may send such an event again", cmd.OlderThan)
+		return cli.Usagef("--older-than: %s is less than 24h: senders may send such an event again", cmd.OlderThan)
 	}
 	p := inboxops.Prune{Receiver: cmd.Receiver, OlderThan: age}
 	return askInbox(inv, prunerRole, func(ctx context.Context, c *config, ops *inboxops.Ops) error {
@@ -59,17 +61,17 @@ func (cmd inboxPruneCmd) Run(inv *invocation) error {
 			}
 			what := fmt.Sprintf("forget %s now, and announce that %s forgotten next time", plain.Plural(found.Removed, "event", "events"),
 				plain.Plural(found.Announced, "event is", "events are"))
-			if err := inv.confirm(what, "nothing was forgotten"); err != nil {
+			if err := inv.Confirm(what, "nothing was forgotten"); err != nil {
 				return err
 			}
 		}
 		progress := func(inboxops.Pruned) {}
-		if isTerminal(inv.Stderr) {
-			progress = func(so inboxops.Pruned) { draw(inv.Stderr, fmt.Sprintf("%d forgotten", so.Removed), false) }
+		if output.IsTerminal(inv.Stderr) {
+			progress = func(so inboxops.Pruned) { output.Draw(inv.Stderr, fmt.Sprintf("%d forgotten", so.Removed), false) }
 		}
 		done, err := ops.Prune(ctx, p, progress)
-		if isTerminal(inv.Stderr) {
-			draw(inv.Stderr, "", false)
+		if output.IsTerminal(inv.Stderr) {
+			output.Draw(inv.Stderr, "", false)
 		}
 		auditBulk(inv, c, "inbox prune", cmd.describe(), done.Removed, err)
 		if err != nil && done == (inboxops.Pruned{}) {
@@ -85,8 +87,8 @@ func (cmd inboxPruneCmd) describe() string {
 	return strings.TrimSpace(flags + " --older-than " + cmd.OlderThan)
 }
 
-func (cmd inboxPruneCmd) print(inv *invocation, r inboxPruneReport) error {
-	return show(inv.Stdout, cmd.JSON, r, func(w io.Writer, r inboxPruneReport) error {
+func (cmd inboxPruneCmd) print(inv *cli.Invocation, r inboxPruneReport) error {
+	return output.Show(inv.Stdout, cmd.JSON, r, func(w io.Writer, r inboxPruneReport) error {
 		removed, announced := "Forgot", "announced"
 		if r.DryRun {
 			removed, announced = "Would forget", "would announce"

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/notify"
 )
 
@@ -52,10 +53,10 @@ func hangups(args []string) <-chan os.Signal {
 }
 
 // Main is the program without the process around it.
-type Main Program
+type Main cli.Program
 
 // Run runs one command and returns the exit code.
 func (m Main) Run(args []string) int {
 	m.Grammar, m.Overview, m.Version = new(grammar), overview, buildInfo().Version
-	return Program(m).Run(args)
+	return cli.Program(m).Run(args)
 }

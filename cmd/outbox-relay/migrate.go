@@ -9,6 +9,8 @@ import (
 
 	"github.com/pressly/goose/v3"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
@@ -33,15 +35,15 @@ type lockFlags struct {
 }
 
 // options returns them for the migrator. What it waits for goes to stderr, once.
-func (flags lockFlags) options(inv *invocation) (migrations.Options, error) {
+func (flags lockFlags) options(inv *cli.Invocation) (migrations.Options, error) {
 	if flags.LockTimeout <= 0 || flags.RetryFor <= 0 {
-		return migrations.Options{}, usagef("--lock-timeout and --retry-for must be above zero: without a limit producers wait for as long as the migration does")
+		return migrations.Options{}, cli.Usagef("--lock-timeout and --retry-for must be above zero: without a limit producers wait for as long as the migration does")
 	}
 	told := ""
 	return migrations.Options{LockTimeout: flags.LockTimeout, RetryFor: flags.RetryFor, OnWait: func(wait *migrations.LockedError) {
 		if text := wait.Waiting(); text != told && len(wait.Holders) > 0 {
 			told = text
-			fmt.Fprintln(inv.Stderr, printable(text))
+			fmt.Fprintln(inv.Stderr, output.Printable(text))
 		}
 	}}, nil
 }
@@ -51,7 +53,7 @@ type migrateUpCmd struct {
 	lockFlags
 }
 
-func (cmd migrateUpCmd) Run(inv *invocation) error {
+func (cmd migrateUpCmd) Run(inv *cli.Invocation) error {
 	options, err := cmd.options(inv)
 	if err != nil {
 		return err
@@ -61,20 +63,20 @@ func (cmd migrateUpCmd) Run(inv *invocation) error {
 		return err
 	}
 	defer m.db.Close()
-	if err := m.createSchema(inv.ctx); err != nil {
+	if err := m.createSchema(inv.Ctx); err != nil {
 		return err
 	}
-	if err := m.warnOfOpenSchema(inv.ctx, inv.Stderr); err != nil {
+	if err := m.warnOfOpenSchema(inv.Ctx, inv.Stderr); err != nil {
 		return err
 	}
-	all, err := m.applied(inv.ctx)
+	all, err := m.applied(inv.Ctx)
 	if err != nil {
 		return err
 	}
 	if err := m.known(all); err != nil {
 		return err
 	}
-	results, err := m.Up(inv.ctx)
+	results, err := m.Up(inv.Ctx)
 	if err := m.print(inv, "applied", results, err); err != nil {
 		return err
 	}
@@ -83,7 +85,7 @@ func (cmd migrateUpCmd) Run(inv *invocation) error {
 }
 
 // print tells what was done, also when an error ended it.
-func (m *migrator) print(inv *invocation, done string, results []*goose.MigrationResult, err error) error {
+func (m *migrator) print(inv *cli.Invocation, done string, results []*goose.MigrationResult, err error) error {
 	for _, r := range results {
 		fmt.Fprintf(inv.Stdout, "%s %s in %s\n", done, path.Base(r.Source.Path), r.Duration.Round(time.Millisecond))
 	}
@@ -100,9 +102,9 @@ type migrateDownCmd struct {
 	Yes bool   `short:"y" help:"Do not ask."`
 }
 
-func (cmd migrateDownCmd) Run(inv *invocation) error {
+func (cmd migrateDownCmd) Run(inv *cli.Invocation) error {
 	if cmd.To != nil && *cmd.To < 0 {
-		return usagef("--to %d: there is no such version; write 0 to revert all", *cmd.To)
+		return cli.Usagef("--to %d: there is no such version; write 0 to revert all", *cmd.To)
 	}
 	options, err := cmd.options(inv)
 	if err != nil {
@@ -113,7 +115,7 @@ func (cmd migrateDownCmd) Run(inv *invocation) error {
 		return err
 	}
 	defer m.db.Close()
-	all, err := m.applied(inv.ctx)
+	all, err := m.applied(inv.Ctx)
 	if err != nil {
 		return err
 	}
@@ -133,7 +135,7 @@ func (cmd migrateDownCmd) Run(inv *invocation) error {
 			return err
 		}
 	}
-	results, err := m.DownTo(inv.ctx, last(all[:remain]))
+	results, err := m.DownTo(inv.Ctx, last(all[:remain]))
 	if err := m.print(inv, "reverted", results, err); err != nil {
 		return err
 	}
@@ -149,9 +151,9 @@ func last(all []applied) int64 {
 }
 
 // confirm asks before data is dropped.
-func (m *migrator) confirm(inv *invocation, count int) error {
+func (m *migrator) confirm(inv *cli.Invocation, count int) error {
 	what := fmt.Sprintf("reverting %s of %s in %s drops tables with their data", plain.Plural(count, "migration", "migrations"), m.set, m.database)
-	return inv.confirm(what, "nothing was reverted")
+	return inv.Confirm(what, "nothing was reverted")
 }
 
 type migrateStatusCmd struct {
@@ -173,13 +175,13 @@ type migrationStatus struct {
 	AppliedAt *time.Time `json:"applied_at"` // null: pending
 }
 
-func (cmd migrateStatusCmd) Run(inv *invocation) error {
+func (cmd migrateStatusCmd) Run(inv *cli.Invocation) error {
 	m, err := cmd.open(inv, migrations.Options{})
 	if err != nil {
 		return err
 	}
 	defer m.db.Close()
-	all, err := m.applied(inv.ctx)
+	all, err := m.applied(inv.Ctx)
 	if err != nil {
 		return err
 	}
@@ -207,12 +209,12 @@ func (cmd migrateStatusCmd) Run(inv *invocation) error {
 	return nil
 }
 
-func (cmd migrateStatusCmd) print(inv *invocation, s migrateStatus) error {
-	return show(inv.Stdout, cmd.JSON, s, printMigrations)
+func (cmd migrateStatusCmd) print(inv *cli.Invocation, s migrateStatus) error {
+	return output.Show(inv.Stdout, cmd.JSON, s, printMigrations)
 }
 
 func printMigrations(w io.Writer, s migrateStatus) error {
-	return printTable(w, "", "VERSION\tFILE\tAPPLIED", s.Migrations, func(m migrationStatus) []any {
+	return output.Table(w, "", "VERSION\tFILE\tAPPLIED", s.Migrations, func(m migrationStatus) []any {
 		if m.AppliedAt == nil {
 			return []any{m.Version, m.File, "pending"}
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pressly/goose/v3"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -118,7 +119,7 @@ func TestMigrateDownAsks(t *testing.T) {
 	dsn := pgtest.New(t, migrations.Outbox)
 	r := migrate(dsn, "down", "--to=0")
 	want := fmt.Sprintf(`outbox-relay: reverting %d migrations of outbox in postgres://postgres@/test_[0-9]+\?host=\S+ drops tables with their data; repeat the command with --yes to do it`+"\n", migrations.Outbox.Latest())
-	if r.code != exitUsage || r.stdout != "" || !regexp.MustCompile("^"+want+"$").MatchString(r.stderr) {
+	if r.code != cli.ExitUsage || r.stdout != "" || !regexp.MustCompile("^"+want+"$").MatchString(r.stderr) {
 		t.Errorf("%+v, want a stderr of %s", r, want)
 	}
 	migrate(dsn, "up").expect(t, 0, fmt.Sprintf("outbox schema is up to date: version %d\n", migrations.Outbox.Latest()), "")
@@ -131,7 +132,7 @@ func TestMigrateStatus(t *testing.T) {
 	names := files(t, migrations.Outbox)
 	pending := fmt.Sprintf("outbox-relay: schema mismatch: %d of %d migrations are pending; run: outbox-relay migrate up\n", len(names), len(names))
 	r := migrate(dsn, "status")
-	if r.code != exitSchema || r.stderr != pending || strings.Count(r.stdout, "  pending\n") != len(names) {
+	if r.code != cli.ExitSchema || r.stderr != pending || strings.Count(r.stdout, "  pending\n") != len(names) {
 		t.Errorf("%+v", r)
 	}
 	if query[int](t, db, tables, "public") != 0 || query[bool](t, db, "SELECT to_regclass('outbox_schema_version') IS NOT NULL") {
@@ -202,7 +203,7 @@ func TestMigrateIntoASchema(t *testing.T) {
 	if r := command(env, "status"); r.code != 0 || r.stderr != "" {
 		t.Errorf("%+v", r)
 	}
-	if r := command(env[:1], "status"); r.code != exitSchema {
+	if r := command(env[:1], "status"); r.code != cli.ExitSchema {
 		t.Errorf("%+v", r)
 	}
 }
@@ -245,7 +246,7 @@ func TestMigrateWithoutRightToCreateSchemas(t *testing.T) {
 	names := files(t, migrations.Outbox)
 	migrate(u.String(), "up", "--schema=billing").expect(t, 0, lines("applied", names)+fmt.Sprintf("outbox schema is up to date: version %d\n", len(names)), "")
 	r := migrate(u.String(), "up", "--schema=shipping")
-	if want := "outbox-relay: create schema shipping: ERROR: permission denied for database "; r.code != exitFailed || !strings.HasPrefix(r.stderr, want) {
+	if want := "outbox-relay: create schema shipping: ERROR: permission denied for database "; r.code != cli.ExitFailed || !strings.HasPrefix(r.stderr, want) {
 		t.Errorf("%+v", r)
 	}
 }
@@ -289,7 +290,7 @@ func TestMigrationThatWaits(t *testing.T) {
 	}
 	const session = `session [0-9]+ \(application "billing", user postgres, in a transaction since \S+\)`
 	r := migrate(dsn, "down", "--yes", "--to=0", "--lock-timeout=1s", "--retry-for=2s")
-	if r.code != exitFailed || !regexp.MustCompile(`^[0-9a-z_]+\.sql waits for `+session+`
+	if r.code != cli.ExitFailed || !regexp.MustCompile(`^[0-9a-z_]+\.sql waits for `+session+`
 outbox-relay: migrate outbox: [0-9a-z_]+\.sql did not get its locks in [0-9]+ attempts? within \S+: `+session+` had them: ERROR: canceling statement due to lock timeout \(SQLSTATE 55P03\)
 $`).MatchString(r.stderr) {
 		t.Errorf("%+v", r)
@@ -301,7 +302,7 @@ $`).MatchString(r.stderr) {
 		t.Errorf("%+v", r)
 	}
 	for _, flag := range []string{"--lock-timeout=0s", "--retry-for=-1s"} {
-		if r := migrate(dsn, "up", flag); r.code != exitUsage || !strings.Contains(r.stderr, "must be above zero") {
+		if r := migrate(dsn, "up", flag); r.code != cli.ExitUsage || !strings.Contains(r.stderr, "must be above zero") {
 			t.Errorf("%+v", r)
 		}
 	}
@@ -313,7 +314,7 @@ func TestMigrationThatFails(t *testing.T) {
 	dsn := pgtest.New(t)
 	execute(t, open(t, dsn), "CREATE TABLE outbox_relay ()")
 	names := files(t, migrations.Outbox)
-	migrate(dsn, "up").expect(t, exitFailed, lines("applied", names[:2]),
+	migrate(dsn, "up").expect(t, cli.ExitFailed, lines("applied", names[:2]),
 		`outbox-relay: migrate outbox: 00003_relay.sql: `+"ERROR: relation \"outbox_relay\" already exists (SQLSTATE 42P07)\n")
 }
 
@@ -332,7 +333,7 @@ func TestUnreachableDatabase(t *testing.T) {
 	} {
 		t.Run(args, func(t *testing.T) {
 			t.Parallel()
-			command(env, strings.Fields(args)...).expect(t, exitDatabase, "", "outbox-relay: the database cannot be reached: "+doing+reason)
+			command(env, strings.Fields(args)...).expect(t, cli.ExitDatabase, "", "outbox-relay: the database cannot be reached: "+doing+reason)
 		})
 	}
 	// One that answers, and refuses.
@@ -342,7 +343,7 @@ func TestUnreachableDatabase(t *testing.T) {
 		strings.Replace(dsn2, "postgres@", "who%20am%20i@", 1): "the database refuses this login; check user and password in database.url, and pg_hba.conf",
 	} {
 		r := command([]string{"OUTBOX_DATABASE_URL=" + dsn}, "status")
-		if r.code != exitConfig || !strings.HasPrefix(r.stderr, "outbox-relay: "+want) || strings.Count(r.stderr, "\n") != 1 {
+		if r.code != cli.ExitConfig || !strings.HasPrefix(r.stderr, "outbox-relay: "+want) || strings.Count(r.stderr, "\n") != 1 {
 			t.Errorf("%+v", r)
 		}
 	}
@@ -377,7 +378,7 @@ func TestSchemaMismatch(t *testing.T) {
 		t.Run(test.args+" "+test.want, func(t *testing.T) {
 			t.Parallel()
 			r := command([]string{"OUTBOX_DATABASE_URL=" + test.dsn, twoSettings[1], "OUTBOX_LOG_LEVEL=error"}, strings.Fields(test.args)...)
-			r.expect(t, exitSchema, "", "outbox-relay: schema mismatch: "+test.want+"\n")
+			r.expect(t, cli.ExitSchema, "", "outbox-relay: schema mismatch: "+test.want+"\n")
 		})
 	}
 }

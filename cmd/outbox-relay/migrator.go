@@ -11,6 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
@@ -24,7 +26,7 @@ type migrator struct {
 	database string // for messages
 }
 
-func (flags migrateFlags) open(inv *invocation, options migrations.Options) (m *migrator, err error) {
+func (flags migrateFlags) open(inv *cli.Invocation, options migrations.Options) (m *migrator, err error) {
 	c, err := readConfig(inv, "database")
 	if err != nil {
 		return nil, err
@@ -142,6 +144,6 @@ func (m *migrator) warnOfOpenSchema(ctx context.Context, out io.Writer) error {
 	}
 	creators.Roles = []string{roles}
 	_, err := fmt.Fprintf(out, "warning: others may create objects in schema %s and have them run with the rights of its users; run, as a superuser or the owner of the schema: %s\n",
-		printable(creators.Schema), printable(creators.Revoke()))
+		output.Printable(creators.Schema), output.Printable(creators.Revoke()))
 	return err
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/common/model"
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -157,7 +158,7 @@ func TestMonitorAddresses(t *testing.T) {
 	t.Run("chosen and taken", func(t *testing.T) {
 		t.Parallel()
 		r := command(append(env, "OUTBOX_METRICS_LISTEN="+taken.Addr().String()), "run")
-		if r.code != exitFailed || !strings.Contains(r.stderr, "metrics.listen: cannot listen on "+taken.Addr().String()) || !strings.Contains(r.stderr, "set it to a free address, or to off") {
+		if r.code != cli.ExitFailed || !strings.Contains(r.stderr, "metrics.listen: cannot listen on "+taken.Addr().String()) || !strings.Contains(r.stderr, "set it to a free address, or to off") {
 			t.Errorf("%+v", r)
 		}
 	})

@@ -6,13 +6,15 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type pauseCmd struct {
 	databaseFlags
-	actorFlag
+	cli.ActorFlag
 	Destination string `arg:"" help:"The destination's name."`
 	Reason      string `placeholder:"TEXT" help:"Why, for those who wonder later."`
 	JSON        bool   `help:"Print JSON. Fields are added, never renamed or removed."`
@@ -23,19 +25,19 @@ func (pauseCmd) Help() string {
 claimed is still sent. Nothing is lost and no attempt is spent: its deliveries wait.`
 }
 
-func (cmd pauseCmd) Run(inv *invocation) error {
+func (cmd pauseCmd) Run(inv *cli.Invocation) error {
 	return onDestination(inv, cmd.Destination, "pause", cmd.JSON, func(ctx context.Context, outbox *ops.Outbox) (ops.Pause, string, error) {
 		p, err := outbox.Pause(ctx, cmd.Destination, cmd.Reason)
 		if !p.Changed {
-			return p, fmt.Sprintf("%s was paused already%s.", cmd.Destination, colon(p.Reason)), err
+			return p, fmt.Sprintf("%s was paused already%s.", cmd.Destination, output.AfterColon(p.Reason)), err
 		}
-		return p, fmt.Sprintf("%s is paused%s. To go on: outbox-relay resume %[1]s", cmd.Destination, colon(p.Reason)), err
+		return p, fmt.Sprintf("%s is paused%s. To go on: outbox-relay resume %[1]s", cmd.Destination, output.AfterColon(p.Reason)), err
 	})
 }
 
 type resumeCmd struct {
 	databaseFlags
-	actorFlag
+	cli.ActorFlag
 	Destination  string `arg:"" help:"The destination's name."`
 	ResetBreaker bool   `help:"Close its breaker too, and send at once, without a probe first."`
 	JSON         bool   `help:"Print JSON. Fields are added, never renamed or removed."`
@@ -46,7 +48,7 @@ func (resumeCmd) Help() string {
 wait for that.`
 }
 
-func (cmd resumeCmd) Run(inv *invocation) error {
+func (cmd resumeCmd) Run(inv *cli.Invocation) error {
 	return onDestination(inv, cmd.Destination, "resume", cmd.JSON, func(ctx context.Context, outbox *ops.Outbox) (ops.Pause, string, error) {
 		p, err := outbox.Resume(ctx, cmd.Destination, cmd.ResetBreaker)
 		text := cmd.Destination + " was not paused."
@@ -66,7 +68,7 @@ func (cmd resumeCmd) Run(inv *invocation) error {
 }
 
 // onDestination changes the state of a destination, leaves the line that says who did, and prints what came of it.
-func onDestination(inv *invocation, name, action string, asJSON bool, change func(context.Context, *ops.Outbox) (ops.Pause, string, error)) error {
+func onDestination(inv *cli.Invocation, name, action string, asJSON bool, change func(context.Context, *ops.Outbox) (ops.Pause, string, error)) error {
 	c, err := readConfig(inv, "database")
 	if err != nil {
 		return err
@@ -86,8 +88,8 @@ func onDestination(inv *invocation, name, action string, asJSON bool, change fun
 			}
 			line.Msg("audit")
 		}
-		return show(inv.Stdout, asJSON, p, func(w io.Writer, _ ops.Pause) error {
-			_, err := fmt.Fprintln(w, printable(text))
+		return output.Show(inv.Stdout, asJSON, p, func(w io.Writer, _ ops.Pause) error {
+			_, err := fmt.Fprintln(w, output.Printable(text))
 			return err
 		})
 	})

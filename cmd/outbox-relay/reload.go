@@ -3,13 +3,14 @@ package main
 import (
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
 // A reloader reads the configuration again whenever the process is sent SIGHUP, and puts it into effect. One with
 // mistakes changes nothing.
 type reloader struct {
-	inv   *invocation
+	inv   *cli.Invocation
 	apply func(relay.Config) (changes []string, err error)
 	hooks relay.Hooks
 	log   zerolog.Logger

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
@@ -12,7 +13,7 @@ import (
 
 type replayCmd struct {
 	databaseFlags
-	actorFlag
+	cli.ActorFlag
 	selectionFlags
 	Status []string `enum:"failed,delivered,discarded" placeholder:"STATUS" help:"failed, delivered or discarded; several with commas. Default: failed."`
 	Force  bool     `help:"Also events that are older than receivers remember: they may be processed twice."`
@@ -34,7 +35,7 @@ Of an ordering key, the later deliveries that are still pending wait until a rep
 It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
 }
 
-func (cmd replayCmd) Run(inv *invocation) error {
+func (cmd replayCmd) Run(inv *cli.Invocation) error {
 	c, err := readConfig(inv, "database", "retention.processed_events")
 	if err != nil {
 		return err

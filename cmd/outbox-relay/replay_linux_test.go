@@ -3,6 +3,8 @@ package main
 import (
 	"strings"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 )
 
 func TestReplayOnATerminal(t *testing.T) {
@@ -12,7 +14,7 @@ func TestReplayOnATerminal(t *testing.T) {
 		rest           string
 	}{
 		"yes\n": {0, 3, `"done":3`},
-		"n\n":   {exitUsage, 0, "outbox-relay: nothing was replayed\n"},
+		"n\n":   {cli.ExitUsage, 0, "outbox-relay: nothing was replayed\n"},
 	} {
 		t.Run(strings.TrimSpace(answer), func(t *testing.T) {
 			t.Parallel()
@@ -46,7 +48,7 @@ func TestInboxIgnoreOnATerminal(t *testing.T) {
 		rest          string
 	}{
 		"yes\n": {0, 3, `"done":3`},
-		"n\n":   {exitUsage, 0, "outbox-relay: nothing was ignored\n"},
+		"n\n":   {cli.ExitUsage, 0, "outbox-relay: nothing was ignored\n"},
 	} {
 		t.Run(strings.TrimSpace(answer), func(t *testing.T) {
 			t.Parallel()

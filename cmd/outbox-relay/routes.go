@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
@@ -53,7 +55,7 @@ func configuredRoutes(c *config) (all []configuredRoute) {
 	return all
 }
 
-func (cmd routesListCmd) Run(inv *invocation) error {
+func (cmd routesListCmd) Run(inv *cli.Invocation) error {
 	c, err := readConfig(inv, "database", "routes")
 	if err != nil {
 		return err
@@ -78,7 +80,7 @@ func (cmd routesListCmd) Run(inv *invocation) error {
 	if err != nil {
 		return err
 	}
-	return show(inv.Stdout, cmd.JSON, list, func(w io.Writer, list routeList) error { return printRoutes(w, list, len(wanted) > 0) })
+	return output.Show(inv.Stdout, cmd.JSON, list, func(w io.Writer, list routeList) error { return printRoutes(w, list, len(wanted) > 0) })
 }
 
 func printRoutes(w io.Writer, list routeList, compared bool) error {
@@ -86,7 +88,7 @@ func printRoutes(w io.Writer, list routeList, compared bool) error {
 	if compared {
 		header += "\tCONFIGURED"
 	}
-	err := printTable(w, "No route is stored: a relay writes its own when it starts.", header, list.Routes, func(r listedRoute) []any {
+	err := output.Table(w, "No route is stored: a relay writes its own when it starts.", header, list.Routes, func(r listedRoute) []any {
 		cells := []any{r.Event, r.Destination, plain.UpTo(r.Pending, 10_000), relayNames(r.Relays)}
 		if r.Configured != nil {
 			cells = append(cells, map[bool]string{true: "yes", false: "no"}[*r.Configured])
@@ -136,9 +138,9 @@ type routeTest struct {
 
 var eventTypePattern = regexp.MustCompile(`^[\x21-\x7e]{1,255}$`)
 
-func (cmd routesTestCmd) Run(inv *invocation) error {
+func (cmd routesTestCmd) Run(inv *cli.Invocation) error {
 	if !eventTypePattern.MatchString(cmd.EventType) {
-		return usagef("%s is not an event type; those are 1 to 255 printable ASCII characters without blanks", settings.Quote(cmd.EventType))
+		return cli.Usagef("%s is not an event type; those are 1 to 255 printable ASCII characters without blanks", settings.Quote(cmd.EventType))
 	}
 	c, err := readConfig(inv, "database", "routes")
 	if err != nil {
@@ -154,13 +156,13 @@ func (cmd routesTestCmd) Run(inv *invocation) error {
 	}
 	result.Parked = len(result.Stored) == 0
 	if wanted := configuredRoutes(c); len(wanted) > 0 {
-		result.Configured = orEmpty(slices.DeleteFunc(wanted, func(r configuredRoute) bool {
+		result.Configured = output.OrEmpty(slices.DeleteFunc(wanted, func(r configuredRoute) bool {
 			return !relay.Route{Event: r.Event}.Matches(cmd.EventType)
 		}))
 	}
-	err = show(inv.Stdout, cmd.JSON, result, func(w io.Writer, t routeTest) error { return t.print(w) })
+	err = output.Show(inv.Stdout, cmd.JSON, result, func(w io.Writer, t routeTest) error { return t.print(w) })
 	if err == nil && result.Parked {
-		return exitError{code: exitFailed, err: fmt.Errorf("an event of type %q would be parked: no route in the database matches", cmd.EventType)}
+		return cli.ExitError{Code: cli.ExitFailed, Err: fmt.Errorf("an event of type %q would be parked: no route in the database matches", cmd.EventType)}
 	}
 	return err
 }

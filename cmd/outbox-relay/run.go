@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -32,7 +33,7 @@ version works with; run "outbox-relay migrate up" first. Deliveries that wait fo
 has are logged and alerted as unserved. Logs go to stderr.`
 }
 
-func (runCmd) Run(inv *invocation) error {
+func (runCmd) Run(inv *cli.Invocation) error {
 	// The log's reader may go away; a write to a closed pipe is then an error and not the end of the process.
 	signal.Ignore(syscall.SIGPIPE)
 
@@ -50,11 +51,11 @@ func (runCmd) Run(inv *invocation) error {
 	}
 	cfg := c.relay
 	cfg.Version, cfg.Log = inv.Version, log
-	monitor, err := openMonitor(inv.ctx, c, inv.Version)
+	monitor, err := openMonitor(inv.Ctx, c, inv.Version)
 	if err != nil {
 		return err
 	}
-	page, err := openConsole(inv.ctx, c, inv.Version)
+	page, err := openConsole(inv.Ctx, c, inv.Version)
 	if err != nil {
 		monitor.server.Close()
 		return err
@@ -73,13 +74,13 @@ func (runCmd) Run(inv *invocation) error {
 	if names := c.unsigned(); len(names) > 0 {
 		log.Warn().Strs("destinations", names).Msg("requests to these destinations are not signed: they have no signing_secrets")
 	}
-	defer monitor.start(inv.ctx, r)()
-	defer page.start(inv.ctx)()
+	defer monitor.start(inv.Ctx, r)()
+	defer page.start(inv.Ctx)()
 	return runBeside(inv, r, &reloader{inv: inv, apply: r.Reload, hooks: cfg.Hooks, log: log, level: level, format: c.logFormat, metricsListen: c.metricsListen, console: c.console, page: &page})
 }
 
 // runBeside runs the relay, and beside it what reloads its configuration and what ends its drain at a second signal.
-func runBeside(inv *invocation, r *relay.Relay, rl *reloader) error {
+func runBeside(inv *cli.Invocation, r *relay.Relay, rl *reloader) error {
 	ended, watched, reloaded := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	aborted := false
 	go func() {
@@ -91,22 +92,22 @@ func runBeside(inv *invocation, r *relay.Relay, rl *reloader) error {
 		select {
 		case <-time.After(startingTakes):
 			debug.FreeOSMemory() // an idle relay would keep for days what its start has used
-		case <-inv.aborted:
+		case <-inv.Aborted:
 		case <-ended:
 		}
 		select {
-		case <-inv.aborted:
+		case <-inv.Aborted:
 			aborted = true
 			r.Abort()
 		case <-ended:
 		}
 	}()
-	err := r.Run(inv.ctx)
+	err := r.Run(inv.Ctx)
 	close(ended)
 	<-watched
 	<-reloaded
 	if err == nil && aborted {
-		return exitError{code: exitInterrupted, err: errors.New("a second signal ended the drain; requests that were in flight will be sent again")}
+		return cli.ExitError{Code: cli.ExitInterrupted, Err: errors.New("a second signal ended the drain; requests that were in flight will be sent again")}
 	}
 	return err
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
@@ -19,13 +20,13 @@ type selectionFlags struct {
 }
 
 // selection returns what was asked for, but for its times. statuses and parked come from the command's own flags.
-func (f selectionFlags) selection(inv *invocation, statuses []string, parked bool) (s ops.Selection, err error) {
+func (f selectionFlags) selection(inv *cli.Invocation, statuses []string, parked bool) (s ops.Selection, err error) {
 	s = ops.Selection{
 		Destination: f.Destination, Parked: parked, Statuses: statuses, Type: f.Type, Reason: f.Reason, OrderingKey: f.OrderingKey,
 	}
 	if f.Limit != nil {
 		if s.Limit = *f.Limit; s.Limit < 1 {
-			return s, usagef("--limit: %d is out of range; write 1 or more", s.Limit)
+			return s, cli.Usagef("--limit: %d is out of range; write 1 or more", s.Limit)
 		}
 	}
 	if err := f.check(); err != nil {

@@ -9,6 +9,8 @@ import (
 	"os"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
@@ -34,13 +36,13 @@ rights of a producer (outbox_producer) only.
 // maxPayload bounds what is read of a payload, in bytes.
 const maxPayload = 64 << 20
 
-func (cmd sendCmd) Run(inv *invocation) error {
+func (cmd sendCmd) Run(inv *cli.Invocation) error {
 	payload, err := cmd.payload(inv.Stdin)
 	if err != nil {
 		return err
 	}
 	if !json.Valid([]byte(payload)) {
-		return usagef("--payload: is not JSON")
+		return cli.Usagef("--payload: is not JSON")
 	}
 	c, err := readConfig(inv, "database")
 	if err != nil {
@@ -49,12 +51,12 @@ func (cmd sendCmd) Run(inv *invocation) error {
 	if cmd.Key == "" {
 		cmd.Key = "send-" + rand.Text()
 	}
-	pool, err := c.open(inv.ctx)
+	pool, err := c.open(inv.Ctx)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	err = ops.New(pool).Send(inv.ctx, ops.NewEvent{
+	err = ops.New(pool).Send(inv.Ctx, ops.NewEvent{
 		Type: cmd.Type, Payload: payload, IdempotencyKey: cmd.Key, OrderingKey: cmd.Order, RelatedReference: cmd.Related, Headers: cmd.Header,
 	})
 	if err != nil {
@@ -64,11 +66,11 @@ func (cmd sendCmd) Run(inv *invocation) error {
 	sent := struct {
 		IdempotencyKey string `json:"idempotency_key"`
 	}{cmd.Key}
-	return show(inv.Stdout, cmd.JSON, sent, func(w io.Writer, _ struct {
+	return output.Show(inv.Stdout, cmd.JSON, sent, func(w io.Writer, _ struct {
 		IdempotencyKey string `json:"idempotency_key"`
 	},
 	) error {
-		_, err := fmt.Fprintf(w, "Inserted. What becomes of it: outbox-relay explain %s\n", plain.ShellWord(printable(cmd.Key)))
+		_, err := fmt.Fprintf(w, "Inserted. What becomes of it: outbox-relay explain %s\n", plain.ShellWord(output.Printable(cmd.Key)))
 		return err
 	})
 }

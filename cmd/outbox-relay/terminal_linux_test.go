@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -53,8 +55,8 @@ func TestMigrateDownOnATerminal(t *testing.T) {
 		stderr string
 	}{
 		"yes":       {answer: "y\n"},
-		"no":        {answer: "\n", code: exitUsage, stderr: "outbox-relay: nothing was reverted\n"},
-		"interrupt": {code: exitInterrupted, stderr: "outbox-relay: interrupted\n"},
+		"no":        {answer: "\n", code: cli.ExitUsage, stderr: "outbox-relay: nothing was reverted\n"},
+		"interrupt": {code: cli.ExitInterrupted, stderr: "outbox-relay: interrupted\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -99,11 +101,11 @@ func TestLogFormat(t *testing.T) {
 		json   bool
 	}{{"auto", program, false}, {"json", program, true}, {"auto", nil, true}, {"console", nil, false}} {
 		var lines buffer
-		inv := &invocation{Program: Program{Stderr: &lines}}
+		inv := &cli.Invocation{Program: cli.Program{Stderr: &lines}}
 		if test.out != nil {
 			inv.Stderr = test.out
 		}
-		if _, got := logWriter(inv, test.format).(jsonWriter); got != test.json {
+		if _, got := logWriter(inv, test.format).(output.JSONWriter); got != test.json {
 			t.Errorf("%s, terminal %v: JSON is %v", test.format, test.out != nil, got)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
@@ -30,19 +31,19 @@ func parseMoment(flag, text string) (moment, error) {
 		return moment{flag: flag, at: at}, nil
 	}
 	if _, err := time.Parse(time.RFC3339, text+"Z"); err == nil {
-		return moment{}, usagef("--%s: %s has no zone; write %sZ for UTC, or +02:00 in place of Z", flag, settings.Quote(text), text)
+		return moment{}, cli.Usagef("--%s: %s has no zone; write %sZ for UTC, or +02:00 in place of Z", flag, settings.Quote(text), text)
 	}
 	if _, err := time.Parse(time.DateOnly, text); err == nil {
-		return moment{}, usagef("--%s: %s has no time; write %sT00:00:00Z", flag, settings.Quote(text), text)
+		return moment{}, cli.Usagef("--%s: %s has no time; write %sT00:00:00Z", flag, settings.Quote(text), text)
 	}
 	ago, problem := settings.ParseDuration(text)
 	switch {
 	case problem == "":
 		return moment{flag: flag, ago: ago}, nil
 	case strings.ContainsAny(text, "0123456789") && !strings.ContainsAny(text, "-:T"):
-		return moment{}, usagef("--%s: %s", flag, problem)
+		return moment{}, cli.Usagef("--%s: %s", flag, problem)
 	}
-	return moment{}, usagef("--%s: %s is neither a time such as 2026-01-02T15:04:05Z nor a duration such as 2h", flag, settings.Quote(text))
+	return moment{}, cli.Usagef("--%s: %s is neither a time such as 2026-01-02T15:04:05Z nor a duration such as 2h", flag, settings.Quote(text))
 }
 
 // before returns the time that a moment means at now; the zero time for none.
@@ -51,7 +52,7 @@ func (m moment) before(now time.Time) (time.Time, error) {
 	case m.ago > 0:
 		return now.Add(-m.ago), nil
 	case m.at.After(now):
-		return m.at, usagef("--%s: %s lies in the future; the database's clock says %s", m.flag, m.at.Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+		return m.at, cli.Usagef("--%s: %s lies in the future; the database's clock says %s", m.flag, m.at.Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
 	return m.at, nil
 }
@@ -78,7 +79,7 @@ func (f timeFlags) bounds(ctx context.Context, database clock) (since, until tim
 		return since, until, err
 	}
 	if f.Since != "" && f.Until != "" && !since.Before(until) {
-		return since, until, usagef("--since %s is not before --until %s", f.Since, f.Until)
+		return since, until, cli.Usagef("--since %s is not before --until %s", f.Since, f.Until)
 	}
 	return since, until, nil
 }

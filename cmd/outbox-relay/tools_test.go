@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
@@ -82,13 +84,13 @@ func TestSendListenTailAndWatch(t *testing.T) {
 	tail.stdout.wait(t, "  event 1: inserted, invoice.created, key k1\n", tail.code)
 	tail.stdout.wait(t, "  default  event 1: delivered after ", tail.code)
 
-	if r := command(env, "send", "t", "--payload={"); r.code != exitUsage || !strings.Contains(r.stderr, "--payload: is not JSON") {
+	if r := command(env, "send", "t", "--payload={"); r.code != cli.ExitUsage || !strings.Contains(r.stderr, "--payload: is not JSON") {
 		t.Errorf("%+v", r)
 	}
-	if r := command(env, "send", "t", "--payload=@absent"); r.code != exitFailed || !strings.Contains(r.stderr, "absent") {
+	if r := command(env, "send", "t", "--payload=@absent"); r.code != cli.ExitFailed || !strings.Contains(r.stderr, "absent") {
 		t.Errorf("%+v", r)
 	}
-	if r := command(env, "send", "t", "--key=k1"); r.code != exitFailed {
+	if r := command(env, "send", "t", "--key=k1"); r.code != cli.ExitFailed {
 		t.Errorf("%+v", r)
 	}
 }
@@ -138,10 +140,10 @@ func TestListenRefuses(t *testing.T) {
 			awaitUntil(t, c.want, func() bool { return strings.Contains(command(env, "explain", "k").stdout, c.want) })
 		})
 	}
-	if r := command(nil, "listen", "--fail=200"); r.code != exitUsage {
+	if r := command(nil, "listen", "--fail=200"); r.code != cli.ExitUsage {
 		t.Errorf("%+v", r)
 	}
-	if r := command(nil, "listen", "--secret=hunter2"); r.code != exitUsage || strings.Contains(r.stderr, "hunter2") {
+	if r := command(nil, "listen", "--secret=hunter2"); r.code != cli.ExitUsage || strings.Contains(r.stderr, "hunter2") {
 		t.Errorf("%+v", r)
 	}
 }
@@ -156,14 +158,14 @@ func TestConfigInit(t *testing.T) {
 	if r := command(sampleEnv, "config", "check", "-c", file); r.code != 0 || !strings.HasPrefix(r.stdout, file+" is valid; it delivers to ") {
 		t.Errorf("%+v", r)
 	}
-	if r := command(nil, "config", "init", file); r.code != exitFailed || !strings.Contains(r.stderr, "is there already") {
+	if r := command(nil, "config", "init", file); r.code != cli.ExitFailed || !strings.Contains(r.stderr, "is there already") {
 		t.Errorf("%+v", r)
 	}
 	if r := command(nil, "config", "init", "-"); r.code != 0 || r.stdout != string(sampleFile) {
 		t.Errorf("%+v", r)
 	}
 	strict := command(twoSettings, "config", "check", "--strict")
-	strict.expect(t, exitConfig, "the configuration is valid; it delivers to default\nNot signed, since they have no signing_secrets: requests to default\n",
+	strict.expect(t, cli.ExitConfig, "the configuration is valid; it delivers to default\nNot signed, since they have no signing_secrets: requests to default\n",
 		"outbox-relay: 1 warning above; without --strict they are no mistakes\n")
 }
 
@@ -176,7 +178,7 @@ func TestVersionFlag(t *testing.T) {
 func TestHintForMissingTables(t *testing.T) {
 	t.Parallel()
 	r := command([]string{"OUTBOX_DATABASE_URL=" + pgtest.New(t)}, "send", "t")
-	if r.code != exitFailed || !strings.Contains(r.stderr, "run outbox-relay migrate up, or name their schema with --schema") {
+	if r.code != cli.ExitFailed || !strings.Contains(r.stderr, "run outbox-relay migrate up, or name their schema with --schema") {
 		t.Errorf("%+v", r)
 	}
 }
@@ -217,18 +219,18 @@ func TestColors(t *testing.T) {
 	t.Parallel()
 	for _, colored := range []bool{false, true} {
 		var b buffer
-		if err := printAdvice(newTextWriter(&b, colored), []ops.Advice{{Text: "wrong \x1b[31m"}}); err != nil {
+		if err := printAdvice(output.NewTextWriter(&b, colored), []ops.Advice{{Text: "wrong \x1b[31m"}}); err != nil {
 			t.Fatal(err)
 		}
 		want := "wrong \ufffd[31m\n"
 		if colored {
-			want = yellow + want + plainText
+			want = output.Yellow + want + output.NoColor
 		}
 		if b.String() != want {
 			t.Errorf("%q, want %q", b.String(), want)
 		}
 	}
-	if showsColors(os.Stdout, []string{"NO_COLOR=1"}) {
+	if output.ShowsColors(os.Stdout, []string{"NO_COLOR=1"}) {
 		t.Error("NO_COLOR has no effect")
 	}
 }

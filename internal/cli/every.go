@@ -1,12 +1,12 @@
-package main
+package cli
 
 import (
 	"context"
 	"time"
 )
 
-// everySecond runs f at once and then every second, until ctx is done, which is no error, or f fails.
-func everySecond(ctx context.Context, f func() error) error {
+// EverySecond runs f at once and then every second, until ctx is done, which is no error, or f fails.
+func EverySecond(ctx context.Context, f func() error) error {
 	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()
 	for {

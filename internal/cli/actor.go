@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"cmp"
@@ -8,18 +8,18 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
-// actorFlag is of commands that the audit records.
-type actorFlag struct {
+// ActorFlag is for commands that the audit records.
+type ActorFlag struct {
 	As string `placeholder:"NAME" help:"Who does it, for the audit. Default: user@host."`
 }
 
-// actor returns whom the audit names.
-func (inv *invocation) actor() ops.Actor {
-	return ops.Actor{Name: cmp.Or(inv.flags["as"], who()), Origin: ops.OriginCLI}
+// Actor returns the person that the audit names.
+func (inv *Invocation) Actor() ops.Actor {
+	return ops.Actor{Name: cmp.Or(inv.Flags["as"], OSUser()), Origin: ops.OriginCLI}
 }
 
-// who returns the person at the keyboard, as far as a program can know.
-func who() string {
+// OSUser returns the person at the keyboard, as far as a program can know.
+func OSUser() string {
 	name, host := "unknown", "unknown"
 	if u, err := user.Current(); err == nil {
 		name = u.Username

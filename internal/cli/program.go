@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -9,13 +9,19 @@ import (
 	"slices"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 )
 
 // A Program runs commands, without the process around it.
 type Program struct {
-	Grammar        any      // the commands: a pointer to a struct as kong reads it
-	Overview       string   // the help of the program itself
-	Version        string   // of this build
+	// Grammar holds the commands: a pointer to a struct as kong reads it.
+	Grammar any
+	// Overview is the help of the program itself.
+	Overview string
+	// Version of this build.
+	Version string
+
 	Env            []string // "NAME=value"
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
@@ -29,7 +35,7 @@ type Program struct {
 
 // Run runs one command and returns the exit code.
 func (p Program) Run(args []string) (code int) {
-	p.Stdout, p.Stderr = newTextWriter(p.Stdout, showsColors(p.Stdout, p.Env)), newTextWriter(p.Stderr, false)
+	p.Stdout, p.Stderr = output.NewTextWriter(p.Stdout, output.ShowsColors(p.Stdout, p.Env)), output.NewTextWriter(p.Stderr, false)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	aborted, done, watched := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
@@ -42,20 +48,20 @@ func (p Program) Run(args []string) (code int) {
 		cancel(nil)
 	}()
 	err := p.command(ctx, aborted, args)
-	if err != nil && errors.Is(context.Cause(ctx), errInterrupted) && !errors.As(err, new(exitError)) {
-		err = exitError{code: exitInterrupted, err: errInterrupted}
+	if err != nil && errors.Is(context.Cause(ctx), ErrInterrupted) && !errors.As(err, new(ExitError)) {
+		err = ExitError{Code: ExitInterrupted, Err: ErrInterrupted}
 	}
 	return p.report(err)
 }
 
-// errInterrupted is the cause of a context that a signal ended.
-var errInterrupted = errors.New("interrupted")
+// ErrInterrupted is the cause of a context that a signal ended.
+var ErrInterrupted = errors.New("interrupted")
 
 // watch turns signals into the end of ctx, then of everything, until done.
 func (p Program) watch(cancel context.CancelCauseFunc, aborted chan<- struct{}, done <-chan struct{}) {
 	select {
 	case <-p.Signals:
-		cancel(errInterrupted)
+		cancel(ErrInterrupted)
 	case <-done:
 		return
 	}
@@ -66,19 +72,19 @@ func (p Program) watch(cancel context.CancelCauseFunc, aborted chan<- struct{}, 
 	}
 }
 
-// An invocation is what a command has to work with.
-type invocation struct {
+// An Invocation is what a command has to work with.
+type Invocation struct {
 	Program
-	ctx     context.Context   // ends with the first signal
-	aborted <-chan struct{}   // closed by the second
-	flags   map[string]string // given on the command line, by name
+	Ctx     context.Context   // ends with the first signal
+	Aborted <-chan struct{}   // closed by the second
+	Flags   map[string]string // given on the command line, by name
 }
 
 // command parses the arguments and runs what they name.
 func (p Program) command(ctx context.Context, aborted <-chan struct{}, args []string) (err error) {
 	if len(args) == 0 {
 		fmt.Fprint(p.Stderr, p.Overview, "\n")
-		return exitError{code: exitUsage, err: errors.New("no command given")}
+		return ExitError{Code: ExitUsage, Err: errors.New("no command given")}
 	}
 	if args[0] == "--version" {
 		args[0] = "version"
@@ -116,12 +122,12 @@ func (p Program) command(ctx context.Context, aborted <-chan struct{}, args []st
 		if parse := new(kong.ParseError); errors.As(err, &parse) && parse.Context.Command() != "" {
 			command += " " + parse.Context.Command()
 		}
-		return exitError{code: exitUsage, err: fmt.Errorf("%w (see: %s --help)", err, command)}
+		return ExitError{Code: ExitUsage, Err: fmt.Errorf("%w (see: %s --help)", err, command)}
 	}
-	inv := &invocation{Program: p, ctx: ctx, aborted: aborted, flags: map[string]string{}}
+	inv := &Invocation{Program: p, Ctx: ctx, Aborted: aborted, Flags: map[string]string{}}
 	for _, flag := range kctx.Flags() {
 		if flag.Set {
-			inv.flags[flag.Name] = fmt.Sprint(kctx.FlagValue(flag))
+			inv.Flags[flag.Name] = fmt.Sprint(kctx.FlagValue(flag))
 		}
 	}
 	return kctx.Run(inv)

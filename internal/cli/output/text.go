@@ -1,4 +1,4 @@
-package main
+package output
 
 import (
 	"io"
@@ -8,17 +8,17 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
-// show prints what a command found: as JSON with the data intact, or by write, which gets it as [printable] text.
-func show[T any](w io.Writer, asJSON bool, found T, write func(io.Writer, T) error) error {
+// Show prints what a command found: as JSON with the data intact, or by write, which gets it as [Printable] text.
+func Show[T any](w io.Writer, asJSON bool, found T, write func(io.Writer, T) error) error {
 	if asJSON {
-		return writeJSON(w, found)
+		return WriteJSON(w, found)
 	}
-	return write(w, printable(found))
+	return write(w, Printable(found))
 }
 
-// printable returns a copy of a value in which every string is [plain.Line], however deep: no column of a table can
+// Printable returns a copy of a value in which every string is [plain.Line], however deep: no column of a table can
 // be forgotten, and none can begin a line.
-func printable[T any](value T) T {
+func Printable[T any](value T) T {
 	v := reflect.ValueOf(&value).Elem()
 	v.Set(printableCopy(v))
 	return value
@@ -74,8 +74,8 @@ type textWriter struct {
 	colored bool // it is a terminal that shows colours
 }
 
-// newTextWriter returns a textWriter, which paints if colored is true.
-func newTextWriter(w io.Writer, colored bool) io.Writer { return textWriter{w, colored} }
+// NewTextWriter returns a textWriter, which paints if colored is true.
+func NewTextWriter(w io.Writer, colored bool) io.Writer { return textWriter{w, colored} }
 
 func (w textWriter) Write(p []byte) (int, error) {
 	var b strings.Builder

@@ -1,4 +1,4 @@
-package main
+package output
 
 import (
 	"fmt"
@@ -10,9 +10,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
-// printTable prints a list in columns below a header. A header that ends with a tab aligns them to the right. Without entries it
+// Table prints a list in columns below a header. A header that ends with a tab aligns them to the right. Without entries it
 // prints none instead, unless that is empty.
-func printTable[T any](w io.Writer, none, header string, list []T, row func(T) []any) error {
+func Table[T any](w io.Writer, none, header string, list []T, row func(T) []any) error {
 	if len(list) == 0 && none != "" {
 		_, err := fmt.Fprintln(w, none)
 		return err
@@ -28,15 +28,15 @@ func printTable[T any](w io.Writer, none, header string, list []T, row func(T) [
 	for _, item := range list {
 		var cells []string
 		for _, cell := range row(item) {
-			cells = append(cells, cellText(cell))
+			cells = append(cells, Cell(cell))
 		}
 		fmt.Fprintln(table, strings.Join(cells, "\t")+end)
 	}
 	return table.Flush()
 }
 
-// cellText writes a time in UTC, an absent time as "-", and another absent value as nothing.
-func cellText(cell any) string {
+// Cell writes a time in UTC, an absent time as "-", and another absent value as nothing.
+func Cell(cell any) string {
 	switch cell := cell.(type) {
 	case time.Time:
 		return cell.UTC().Format(time.RFC3339)
@@ -44,42 +44,44 @@ func cellText(cell any) string {
 		if cell == nil {
 			return "-"
 		}
-		return cellText(*cell)
+		return Cell(*cell)
 	case *string:
-		return orBlank(cell)
+		return OrBlank(cell)
 	case *int64:
 		if cell == nil {
 			return ""
 		}
-		return cellText(*cell)
+		return Cell(*cell)
 	}
 	return fmt.Sprint(cell)
 }
 
-func orBlank(s *string) string {
+// OrBlank returns a text, an absent one as nothing.
+func OrBlank(s *string) string {
 	if s == nil {
 		return ""
 	}
 	return *s
 }
 
-// orEmpty makes JSON show an empty list, not null.
-func orEmpty[T any](list []T) []T {
+// OrEmpty makes JSON show an empty list, not null.
+func OrEmpty[T any](list []T) []T {
 	if list == nil {
 		return []T{}
 	}
 	return list
 }
 
-func orDash(text string) string {
+// OrDash returns a text, an empty one as "-".
+func OrDash(text string) string {
 	if text == "" {
 		return "-"
 	}
 	return text
 }
 
-// age2text writes seconds as a short duration, never negative: two clocks may disagree.
-func age2text(seconds float64) string {
+// Age writes seconds as a short duration, never negative: two clocks may disagree.
+func Age(seconds float64) string {
 	d := time.Duration(max(seconds, 0) * float64(time.Second))
 	switch {
 	case d == 0:
@@ -90,12 +92,13 @@ func age2text(seconds float64) string {
 	return settings.ShortDuration(d.Round(time.Second))
 }
 
-func colon(text string) string {
+// AfterColon returns ": " and a text, for an empty one nothing.
+func AfterColon(text string) string {
 	if text == "" {
 		return ""
 	}
 	return ": " + text
 }
 
-// maxAdvice is how much advice is printed at once: an operator who has more to do begins with this.
-const maxAdvice = 6
+// MaxAdvice is how much advice is printed at once: an operator who has more to do begins with this.
+const MaxAdvice = 6

@@ -1,4 +1,4 @@
-package main
+package output
 
 import (
 	"bytes"
@@ -18,7 +18,7 @@ func FuzzWriteJSON(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		var b bytes.Buffer
-		if err := writeJSON(&b, map[string]string{text: text}); err != nil {
+		if err := WriteJSON(&b, map[string]string{text: text}); err != nil {
 			t.Fatal(err)
 		}
 		var read map[string]string
@@ -66,13 +66,13 @@ func TestPrintableCopies(t *testing.T) {
 		inner: inner{Text: &text, Any: map[string]any{hostile: []any{hostile, 1}}, At: now}, Alert: alert.Alert{Rule: plain}, // not exported, not printed
 		Texts: []string{plain}, ByText: map[string][]inner{plain: {{Any: plain}}}, Pair: [2]string{plain, "x"}, Number: 7,
 	}
-	if got := printable(given); !reflect.DeepEqual(got, want) {
+	if got := Printable(given); !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	if given.Texts[0] != hostile || given.Pair[0] != hostile || text != hostile || given.ByText[hostile] == nil {
 		t.Error("what was given has changed")
 	}
-	if got := printable(&given.Alert); got.Rule != plain || given.Rule != hostile {
+	if got := Printable(&given.Alert); got.Rule != plain || given.Rule != hostile {
 		t.Errorf("%+v", got)
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"errors"
@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
@@ -15,27 +16,27 @@ import (
 
 // Exit codes. They are promises.
 const (
-	exitFailed      = 1
-	exitUsage       = 2
-	exitConfig      = 3
-	exitDatabase    = 4 // the database cannot be reached
-	exitSchema      = 5 // it has another schema than this build works with
-	exitInterrupted = 130
+	ExitFailed      = 1
+	ExitUsage       = 2
+	ExitConfig      = 3
+	ExitDatabase    = 4 // the database cannot be reached
+	ExitSchema      = 5 // it has another schema than this build works with
+	ExitInterrupted = 130
 )
 
-// exitError is an error that decides the exit code.
-type exitError struct {
-	code int
-	err  error
+// ExitError is an error that decides the exit code.
+type ExitError struct {
+	Code int
+	Err  error
 }
 
-func (e exitError) Error() string { return e.err.Error() }
+func (e ExitError) Error() string { return e.Err.Error() }
 
-func (e exitError) Unwrap() error { return e.err }
+func (e ExitError) Unwrap() error { return e.Err }
 
-// usagef returns an error about how the command was called.
-func usagef(format string, args ...any) error {
-	return exitError{code: exitUsage, err: fmt.Errorf(format, args...)}
+// Usagef returns an error about how the command was called.
+func Usagef(format string, args ...any) error {
+	return ExitError{Code: ExitUsage, Err: fmt.Errorf(format, args...)}
 }
 
 // report prints an error on stderr, so that no exit code but 0 stands alone, and returns the code.
@@ -43,26 +44,26 @@ func (p Program) report(err error) int {
 	if err == nil {
 		return 0
 	}
-	var exit exitError
+	var exit ExitError
 	var mistakes settings.Error
 	switch {
 	case errors.As(err, &mistakes):
 		fmt.Fprintln(p.Stderr, mistakes)
-		return exitConfig
+		return ExitConfig
 	case errors.As(err, &exit):
 	case errors.Is(err, pg.ErrPooler):
-		exit.code = exitConfig
+		exit.Code = ExitConfig
 	case errors.Is(err, pg.ErrSchema), errors.Is(err, inboxops.ErrSchema):
-		exit.code = exitSchema
+		exit.Code = ExitSchema
 	case refused(err) != "":
-		exit.code, err = exitConfig, fmt.Errorf("%s: %w", refused(err), err)
+		exit.Code, err = ExitConfig, fmt.Errorf("%s: %w", refused(err), err)
 	case unreachable(err):
-		exit.code, err = exitDatabase, fmt.Errorf("the database cannot be reached: %w", err)
+		exit.Code, err = ExitDatabase, fmt.Errorf("the database cannot be reached: %w", err)
 	default:
-		exit.code, err = exitFailed, withLackingRight(err)
+		exit.Code, err = ExitFailed, withLackingRight(err)
 	}
-	fmt.Fprintf(p.Stderr, "outbox-relay: %s\n", oneLine(err.Error()))
-	return exit.code
+	fmt.Fprintf(p.Stderr, "outbox-relay: %s\n", OneLine(err.Error()))
+	return exit.Code
 }
 
 // refused says what the server has against a login, which another attempt does not change; empty: nothing.
@@ -115,8 +116,8 @@ func unreachable(err error) bool {
 	return false
 }
 
-// oneLine joins the lines of a text and drops repeated ones: pgx tells of every address and TLS mode that it tried.
-func oneLine(text string) string {
+// OneLine joins the lines of a text and drops repeated ones: pgx tells of every address and TLS mode that it tried.
+func OneLine(text string) string {
 	var lines []string
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
@@ -125,5 +126,5 @@ func oneLine(text string) string {
 		}
 	}
 	joined := strings.Join(lines, "; ")
-	return printable(strings.ReplaceAll(joined, ":; ", ": "))
+	return output.Printable(strings.ReplaceAll(joined, ":; ", ": "))
 }

@@ -1,4 +1,4 @@
-package main
+package output
 
 import (
 	"bytes"
@@ -11,8 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
-// writeJSON prints a value as indented JSON.
-func writeJSON(w io.Writer, value any) error {
+// WriteJSON prints a value as indented JSON.
+func WriteJSON(w io.Writer, value any) error {
 	var b bytes.Buffer
 	encoder := json.NewEncoder(&b)
 	encoder.SetEscapeHTML(false)
@@ -20,15 +20,15 @@ func writeJSON(w io.Writer, value any) error {
 	if err := encoder.Encode(value); err != nil {
 		return err
 	}
-	_, err := jsonWriter{w}.Write(b.Bytes())
+	_, err := JSONWriter{w}.Write(b.Bytes())
 	return err
 }
 
-// A jsonWriter escapes the characters that are not printable in the JSON written to it. The strings decode to the same text, and
+// A JSONWriter escapes the characters that are not printable in the JSON written to it. The strings decode to the same text, and
 // a terminal that shows the JSON obeys none of them: encoders escape the control characters below U+0020 only.
-type jsonWriter struct{ io.Writer }
+type JSONWriter struct{ io.Writer }
 
-func (w jsonWriter) Write(p []byte) (int, error) {
+func (w JSONWriter) Write(p []byte) (int, error) {
 	escaped := make([]byte, 0, len(p))
 	for rest := p; len(rest) > 0; {
 		r, size := utf8.DecodeRune(rest)

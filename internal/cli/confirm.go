@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"bufio"
@@ -6,13 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 )
 
-// confirm asks whether to do what cannot be taken back lightly; what is a sentence without its full stop. Without a
+// Confirm asks whether to do what cannot be taken back lightly; what is a sentence without its full stop. Without a
 // terminal, --yes must have been given instead of asking. refused is the error's text after a no.
-func (inv *invocation) confirm(what, refused string) error {
-	if !isTerminal(inv.Stdin) {
-		return exitError{code: exitUsage, err: errors.New(what + "; repeat the command with --yes to do it")}
+func (inv *Invocation) Confirm(what, refused string) error {
+	if !output.IsTerminal(inv.Stdin) {
+		return ExitError{Code: ExitUsage, Err: errors.New(what + "; repeat the command with --yes to do it")}
 	}
 	fmt.Fprintf(inv.Stderr, "%s.\nContinue? [y/N] ", what)
 	answered := make(chan string, 1)
@@ -25,8 +27,8 @@ func (inv *invocation) confirm(what, refused string) error {
 		if answer == "y" || answer == "yes" {
 			return nil
 		}
-		return exitError{code: exitUsage, err: errors.New(refused)}
-	case <-inv.ctx.Done():
-		return context.Cause(inv.ctx)
+		return ExitError{Code: ExitUsage, Err: errors.New(refused)}
+	case <-inv.Ctx.Done():
+		return context.Cause(inv.Ctx)
 	}
 }
