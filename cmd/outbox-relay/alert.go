@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
@@ -21,7 +22,7 @@ type alertCmd struct {
 }
 
 type alertTestCmd struct {
-	configFlag
+	config.FileFlag
 	Channel string `placeholder:"NAME" help:"Only this channel, by the name shown, or all of a kind: slack, webhook, smtp …"`
 	JSON    bool   `help:"Print JSON: an array of {channel, ok, error, duration_ms}. Fields are added, never renamed or removed."`
 }
@@ -39,13 +40,13 @@ type channelResult struct {
 }
 
 func (cmd alertTestCmd) Run(inv *cli.Invocation) error {
-	c, err := readConfig(inv, "alerts", "egress")
+	c, err := config.Read(inv, "alerts", "egress")
 	if err != nil {
 		return err
 	}
 	var names []string
 	var chosen []alert.Channel
-	for _, channel := range c.relay.Alerts.Channels {
+	for _, channel := range c.Relay.Alerts.Channels {
 		names = append(names, channel.Name())
 		if name := channel.Name(); cmd.Channel == "" || name == cmd.Channel || name[:strings.LastIndex(name, "-")] == cmd.Channel {
 			chosen = append(chosen, channel)

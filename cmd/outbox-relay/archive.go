@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
@@ -20,7 +21,7 @@ type archiveCmd struct {
 }
 
 type archiveRunCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	DryRun bool `help:"Count what would be done, and change nothing."`
 	Batch  int  `default:"500" help:"How many events one transaction looks at."`
 	JSON   bool `name:"json" help:"Print JSON: {dry_run, complete, events, months, attempts, processed_events}. Fields are added, never renamed or removed."`
@@ -40,14 +41,14 @@ func (cmd archiveRunCmd) Run(inv *cli.Invocation) error {
 	if cmd.Batch < 1 || cmd.Batch > 10_000 {
 		return cli.Usagef("--batch: %d is out of range; write 1 to 10000", cmd.Batch)
 	}
-	c, err := readConfig(inv, "database", "retention")
+	c, err := config.Read(inv, "database", "retention")
 	if err != nil {
 		return err
 	}
-	keep := c.relay.Retention
+	keep := c.Relay.Retention
 	keep.Batch = cmd.Batch
 	progress := archiveProgress{out: inv.Stderr, terminal: output.IsTerminal(inv.Stderr), told: time.Now()}
-	return c.ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
+	return c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		archive := outbox.Archive
 		if cmd.DryRun {
 			archive = outbox.ArchiveDue

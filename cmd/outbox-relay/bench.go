@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -21,7 +22,7 @@ import (
 )
 
 type benchCmd struct {
-	configFlag
+	config.FileFlag
 	URL      string        `placeholder:"URL" help:"Receiver to send to, such as one for staging. Default: a receiver of this command that answers 200."`
 	Events   int           `default:"20000" placeholder:"N" help:"How many events to drain (20000)."`
 	Rate     int           `default:"200" placeholder:"N" help:"Events a second afterwards, whose latency is measured; 0: none (200)."`
@@ -111,19 +112,19 @@ func (cmd benchCmd) Run(inv *cli.Invocation) (err error) {
 	}
 	sections := []string{"database"}
 	if cmd.URL != "" {
-		own := loadConfig(inv, "database")
-		if names := own.Children("destinations"); len(names) > 0 && !slices.Contains(names, defaultDestination) {
+		own := config.Load(inv, "database")
+		if names := own.Children("destinations"); len(names) > 0 && !slices.Contains(names, config.DefaultDestination) {
 			return cli.Usagef("--url stands beside the destinations of %s (%s); name a file without destinations with --config", own.File, strings.Join(names, ", "))
 		}
 		inv.Flags["destination-url"] = cmd.URL
 		sections = append(sections, "destinations", "defaults", "egress")
 	}
-	c, err := readConfig(inv, sections...)
+	c, err := config.Read(inv, sections...)
 	if err != nil {
 		return err
 	}
 	b := &bench{cmd: cmd, inv: inv, config: c, schema: benchSchemaPrefix + strings.ToLower(rand.Text()[:10])}
-	if b.pool, err = c.open(inv.Ctx); err != nil {
+	if b.pool, err = c.Open(inv.Ctx); err != nil {
 		return err
 	}
 	defer b.pool.Close()
@@ -142,7 +143,7 @@ func (cmd benchCmd) Run(inv *cli.Invocation) (err error) {
 type bench struct {
 	cmd    benchCmd
 	inv    *cli.Invocation
-	config *config
+	config *config.Config
 	schema string
 	pool   *pgxpool.Pool // of one connection
 
@@ -160,9 +161,9 @@ func (b *bench) createSchema(ctx context.Context) (err error) {
 	if _, err := b.pool.Exec(ctx, "CREATE SCHEMA "+pgx.Identifier{b.schema}.Sanitize()); err != nil {
 		return fmt.Errorf("create schema %s: %w", b.schema, err)
 	}
-	b.progress("using schema %s of %s; should this command be killed, remove it: DROP SCHEMA %s CASCADE", b.schema, b.config.database(), b.schema)
-	b.config.relay.Schema = b.schema
-	db, m, err := b.config.openMigrator(migrations.Outbox, migrations.Options{})
+	b.progress("using schema %s of %s; should this command be killed, remove it: DROP SCHEMA %s CASCADE", b.schema, b.config.DatabaseName(), b.schema)
+	b.config.Relay.Schema = b.schema
+	db, m, err := b.config.OpenMigrator(migrations.Outbox, migrations.Options{})
 	if err == nil {
 		_, err = m.Up(ctx)
 		err = errors.Join(err, db.Close())

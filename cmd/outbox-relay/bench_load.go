@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 )
 
 // benchLoadCmd is the other process of bench: producers and receiver, whose processor time is not the relay's. It is
@@ -119,7 +120,7 @@ func (p *producers) obey(ctx context.Context, order loadOrder, answer *loadAnswe
 }
 
 func openProducers(ctx context.Context, dsn string) (*pgxpool.Pool, error) {
-	cfg, problem := parseDatabaseURL(dsn)
+	cfg, problem := config.ParseDatabaseURL(dsn)
 	if problem != "" {
 		return nil, errors.New("database.url " + problem)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/procstat"
 	"github.com/outbox-relay/outbox-relay/relay"
@@ -25,14 +26,14 @@ func (b *bench) measure(ctx context.Context) (report benchReport, err error) {
 		return report, err
 	}
 	defer b.load.stop()
-	ready, err := b.load.call(loadOrder{DSN: b.config.directURL(), Schema: b.schema, Payload: b.cmd.Payload})
+	ready, err := b.load.call(loadOrder{DSN: b.config.DirectURL(), Schema: b.schema, Payload: b.cmd.Payload})
 	if err != nil {
 		return report, b.cause(ctx, err)
 	}
 	if err := b.choose(ready.URL); err != nil {
 		return report, err
 	}
-	report = benchReport{Database: b.config.database(), Receiver: withoutQuery(b.destination.URL), Payload: b.cmd.Payload}
+	report = benchReport{Database: b.config.DatabaseName(), Receiver: config.WithoutQuery(b.destination.URL), Payload: b.cmd.Payload}
 	if b.cmd.URL == "" {
 		report.Receiver = "this command's own, which answers 200"
 	}
@@ -66,11 +67,11 @@ func (b *bench) cause(ctx context.Context, err error) error {
 // choose says where events go: to the URL that was given, as the configuration has it, or to the receiver of the load.
 func (b *bench) choose(own string) error {
 	if b.cmd.URL == "" {
-		b.destination = post.Destination{Name: defaultDestination, URL: own}
+		b.destination = post.Destination{Name: config.DefaultDestination, URL: own}
 		return nil
 	}
-	for _, d := range b.config.relay.Destinations {
-		if d.Name == defaultDestination {
+	for _, d := range b.config.Relay.Destinations {
+		if d.Name == config.DefaultDestination {
 			b.destination = d
 			return nil
 		}
@@ -88,14 +89,14 @@ const (
 // meet prepares the database, finds its process if it is on this machine, and returns the median of its round trips in
 // milliseconds.
 func (b *bench) meet(ctx context.Context) (roundTrip float64, err error) {
-	if _, err := b.pool.Exec(ctx, fmt.Sprintf(routeBench, pgx.Identifier{b.schema, "outbox_route"}.Sanitize()), defaultDestination); err != nil {
+	if _, err := b.pool.Exec(ctx, fmt.Sprintf(routeBench, pgx.Identifier{b.schema, "outbox_route"}.Sanitize()), config.DefaultDestination); err != nil {
 		return 0, fmt.Errorf("route the events: %w", err)
 	}
 	var backend int
 	if err := b.pool.QueryRow(ctx, selectBackend).Scan(&backend); err != nil {
 		return 0, fmt.Errorf("find the server's process: %w", err)
 	}
-	if host := b.config.connConfig().Host; isLocal(host) {
+	if host := b.config.ConnConfig().Host; isLocal(host) {
 		b.postmaster = procstat.Parent(backend, "postgres")
 	}
 	var times []float64
@@ -166,11 +167,11 @@ type benchRelay struct {
 func (b *bench) start(ctx context.Context) (*benchRelay, error) {
 	running := &benchRelay{ended: make(chan struct{}), answered: map[int64]time.Time{}, delivered: make(chan struct{}, 1)}
 	cfg := relay.Config{
-		Pool: b.config.pool, Pooler: b.config.relay.Pooler, Schema: b.schema, Name: "outbox-relay bench", Version: b.inv.Version,
+		Pool: b.config.Pool, Pooler: b.config.Relay.Pooler, Schema: b.schema, Name: "outbox-relay bench", Version: b.inv.Version,
 		Destinations: []post.Destination{b.destination}, Hooks: relay.Hooks{Attempted: running.attempted, Settled: running.settle},
 	}
 	if b.cmd.URL != "" {
-		cfg.Egress = b.config.relay.Egress
+		cfg.Egress = b.config.Relay.Egress
 	}
 	r, err := relay.New(cfg)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
@@ -59,7 +60,7 @@ type bulkOutcome struct {
 	Left        int64 `json:"left"`
 }
 
-func (b bulk[B]) run(ctx context.Context, inv *cli.Invocation, c *config) error {
+func (b bulk[B]) run(ctx context.Context, inv *cli.Invocation, c *config.Config) error {
 	found, err := b.work.preview(ctx)
 	if err != nil {
 		return err
@@ -99,8 +100,8 @@ func (b bulk[B]) progress(inv *cli.Invocation, found B) func(B) {
 }
 
 // auditBulk leaves the line that says later who changed how much.
-func auditBulk(inv *cli.Invocation, c *config, action, selection string, done int64, err error) {
-	line := c.audit(inv, action).Str("selection", selection).Int64("done", done)
+func auditBulk(inv *cli.Invocation, c *config.Config, action, selection string, done int64, err error) {
+	line := c.Audit(inv, action).Str("selection", selection).Int64("done", done)
 	if err != nil {
 		line = line.Str("ended_by", cli.OneLine(err.Error()))
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
@@ -23,11 +24,11 @@ type deliveryBulk struct {
 	s      ops.Selection
 }
 
-func (d deliveryBulk) run(inv *cli.Invocation, c *config) (err error) {
+func (d deliveryBulk) run(inv *cli.Invocation, c *config.Config) (err error) {
 	if d.s, err = d.selection(inv, d.statuses, d.parked); err != nil {
 		return err
 	}
-	return c.ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
+	return c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		d.outbox = outbox
 		if d.s.Since, d.s.Until, err = d.bounds(ctx, outbox); err != nil {
 			return err

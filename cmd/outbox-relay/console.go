@@ -19,13 +19,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
 	"github.com/outbox-relay/outbox-relay/internal/admin/history"
 	"github.com/outbox-relay/outbox-relay/internal/admin/page"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 const (
-	// defaultAdminListen is where the API and the page are served.
-	defaultAdminListen = "127.0.0.1:9465"
 	// consoleTimeout bounds the questions that one request asks the database.
 	consoleTimeout = 8 * time.Second
 	// consoleConnections are for those who look, and for two operations that run.
@@ -42,11 +41,11 @@ type console struct {
 }
 
 // openConsole opens admin.listen. The database is reached with the first request.
-func openConsole(ctx context.Context, c *config, version string) (s console, err error) {
+func openConsole(ctx context.Context, c *config.Config, version string) (s console, err error) {
 	listener := admin.Listener{
-		Setting: "admin.listen", Address: c.console.listen, Configured: c.Given("admin.listen"), WriteTimeout: metricsWriteTimeout, Log: c.log,
+		Setting: "admin.listen", Address: c.Admin.Listen, Configured: c.Given("admin.listen"), WriteTimeout: metricsWriteTimeout, Log: c.Log,
 	}
-	if current := c.console.certificate; current != nil {
+	if current := c.Admin.Certificate; current != nil {
 		listener.TLS = &tls.Config{
 			MinVersion:     tls.VersionTLS12,
 			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return current(), nil },
@@ -62,12 +61,12 @@ func openConsole(ctx context.Context, c *config, version string) (s console, err
 	return s, nil
 }
 
-func (s *console) build(ctx context.Context, c *config, version string) error {
-	cfg := c.pool.Copy()
-	if c.direct != nil {
-		cfg = c.direct.Copy()
+func (s *console) build(ctx context.Context, c *config.Config, version string) error {
+	cfg := c.Pool.Copy()
+	if c.Direct != nil {
+		cfg = c.Direct.Copy()
 	}
-	cfg.ConnConfig = c.connConfig()
+	cfg.ConnConfig = c.ConnConfig()
 	cfg.ConnConfig.ConnectTimeout = min(cfg.ConnConfig.ConnectTimeout, 3*time.Second)
 	cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns, cfg.MaxConnIdleTime = consoleConnections, 0, 0, 30*time.Second
 	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
@@ -78,26 +77,26 @@ func (s *console) build(ctx context.Context, c *config, version string) error {
 	s.targets = new(atomic.Pointer[map[string]string])
 	s.reloaded(c)
 	s.control = control.New(control.Config{
-		Outbox: ops.New(pool), Environment: c.relay.Environment, ReceiverMemory: c.relay.Retention.ProcessedEvents, History: history.New(), Log: c.log,
+		Outbox: ops.New(pool), Environment: c.Relay.Environment, ReceiverMemory: c.Relay.Retention.ProcessedEvents, History: history.New(), Log: c.Log,
 	})
 	s.handler = lazily(func() (http.Handler, error) { return s.handlerOf(c, version) })
 	return nil
 }
 
 // handlerOf makes the API and the page, behind the guard.
-func (s *console) handlerOf(c *config, version string) (http.Handler, error) {
+func (s *console) handlerOf(c *config.Config, version string) (http.Handler, error) {
 	dashboard, err := page.New(page.Config{
-		Control: s.control, Prefix: c.console.pathPrefix, Relay: c.relay.Name, Version: version, Database: c.database(), Log: c.log,
+		Control: s.control, Prefix: c.Admin.PathPrefix, Relay: c.Relay.Name, Version: version, Database: c.DatabaseName(), Log: c.Log,
 		Targets: func() map[string]string { return *s.targets.Load() },
 	})
 	if err != nil {
 		return nil, fmt.Errorf("build the page: %w", err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("/api/", api.New(s.control, version, c.log))
+	mux.Handle("/api/", api.New(s.control, version, c.Log))
 	mux.Handle("/", dashboard.Handler())
-	prefix := c.console.pathPrefix
-	return c.guard().Handler(below(prefix, bounded(mux), dashboard.Refuse), func(w http.ResponseWriter, r *http.Request, status int, title, detail string) {
+	prefix := c.Admin.PathPrefix
+	return c.Guard().Handler(below(prefix, bounded(mux), dashboard.Refuse), func(w http.ResponseWriter, r *http.Request, status int, title, detail string) {
 		refuse := dashboard.Refuse
 		if strings.HasPrefix(strings.TrimPrefix(r.URL.Path, prefix), "/api/") {
 			refuse = api.Refuse
@@ -156,13 +155,13 @@ func (s *console) hooks(next relay.Hooks) relay.Hooks {
 }
 
 // reloaded takes over what the page shows of a configuration. Only the host of a URL is: the rest may hold a token.
-func (s *console) reloaded(c *config) {
+func (s *console) reloaded(c *config.Config) {
 	if s.server == nil {
 		return
 	}
 	targets := map[string]string{}
-	for _, d := range c.relay.Destinations {
-		targets[d.Name] = onlyHost(d.URL)
+	for _, d := range c.Relay.Destinations {
+		targets[d.Name] = config.OnlyHost(d.URL)
 	}
 	s.targets.Store(&targets)
 }

@@ -6,13 +6,14 @@ import (
 	"slices"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type discardCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	cli.ActorFlag
 	selectionFlags
 	Status    []string `enum:"pending,failed" placeholder:"STATUS" help:"pending or failed. Default: both."`
@@ -41,7 +42,7 @@ func (cmd discardCmd) Run(inv *cli.Invocation) error {
 	case cmd.HeadOfKey != "" && (len(cmd.IDs) > 0 || cmd.Type+cmd.Reason+cmd.OrderingKey+cmd.Since+cmd.Until != "" || cmd.Limit != nil || len(cmd.Status) > 0):
 		return cli.Usagef("--head-of-key names one delivery already; give only --destination beside it")
 	}
-	c, err := readConfig(inv, "database")
+	c, err := config.Read(inv, "database")
 	if err != nil {
 		return err
 	}
@@ -58,9 +59,9 @@ func (cmd discardCmd) Run(inv *cli.Invocation) error {
 
 // skipHead discards the one delivery that holds up its ordering key. What is named is the event, not the key: should it
 // be delivered while the operator thinks, the next one is not discarded in its place.
-func (cmd discardCmd) skipHead(inv *cli.Invocation, c *config, bulk deliveryBulk) error {
+func (cmd discardCmd) skipHead(inv *cli.Invocation, c *config.Config, bulk deliveryBulk) error {
 	var head *ops.Head
-	err := c.ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
+	err := c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		head, err = outbox.HeadOfKey(ctx, cmd.Destination, cmd.HeadOfKey)
 		return err
 	})

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
@@ -17,7 +18,7 @@ import (
 )
 
 type doctorCmd struct {
-	settingFlags
+	config.SettingFlags
 	JSON bool `help:"Print JSON: {checks, findings: [{check, level, text, remedy, commands}]}. Fields are added, never renamed or removed."`
 }
 
@@ -30,7 +31,7 @@ Exits 1 if a finding is an error, with warnings alone 0.`
 }
 
 func (cmd doctorCmd) Run(inv *cli.Invocation) error {
-	c := loadConfig(inv)
+	c := config.Load(inv)
 	var found ops.Checkup
 	for _, p := range c.Problems {
 		found.Findings = append(found.Findings, ops.Finding{Check: "configuration", Level: ops.LevelError, Text: p.String(), Remedy: "correct it, then: outbox-relay config check"})
@@ -38,7 +39,7 @@ func (cmd doctorCmd) Run(inv *cli.Invocation) error {
 	for _, w := range c.Warnings {
 		found.Findings = append(found.Findings, ops.Finding{Check: "configuration", Level: ops.LevelWarning, Text: w.String(), Remedy: "correct it, then: outbox-relay config check"})
 	}
-	if c.pool != nil {
+	if c.Pool != nil {
 		if err := examine(inv.Ctx, c, &found); err != nil {
 			return err
 		}
@@ -55,17 +56,17 @@ func (cmd doctorCmd) Run(inv *cli.Invocation) error {
 }
 
 // examine adds what the database and the destinations show.
-func examine(ctx context.Context, c *config, found *ops.Checkup) error {
-	pool, err := c.open(ctx)
+func examine(ctx context.Context, c *config.Config, found *ops.Checkup) error {
+	pool, err := c.Open(ctx)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
 	cfg := ops.ExamineConfig{
-		Environment: c.relay.Environment, Egress: c.relay.Egress, OldestTransaction: c.relay.Alerts.VacuumBlockedOver, Session: func(ctx context.Context) error { return checkSession(ctx, c) },
+		Environment: c.Relay.Environment, Egress: c.Relay.Egress, OldestTransaction: c.Relay.Alerts.VacuumBlockedOver, Session: func(ctx context.Context) error { return checkSession(ctx, c) },
 	}
 	if len(c.Problems) == 0 {
-		cfg.Destinations = c.relay.Destinations
+		cfg.Destinations = c.Relay.Destinations
 	}
 	more, err := ops.New(pool).Examine(ctx, cfg)
 	found.Checks, found.Findings = more.Checks, append(found.Findings, more.Findings...)
@@ -73,11 +74,11 @@ func examine(ctx context.Context, c *config, found *ops.Checkup) error {
 }
 
 // checkSession connects as a relay does, and checks that the session is its own.
-func checkSession(ctx context.Context, c *config) error {
-	if c.direct != nil {
+func checkSession(ctx context.Context, c *config.Config) error {
+	if c.Direct != nil {
 		return nil
 	}
-	conn := c.pool.ConnConfig.Copy()
+	conn := c.Pool.ConnConfig.Copy()
 	for name, value := range map[string]string{"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "synchronous_commit": "off"} {
 		conn.RuntimeParams[name] = value
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
@@ -26,7 +27,7 @@ type eventsCmd struct {
 }
 
 type eventsListCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	Status      string `enum:"pending,delivered,failed,discarded,any" default:"any" help:"pending, delivered, failed, discarded or any."`
 	Destination string `placeholder:"NAME" xor:"where" help:"Only deliveries to this destination."`
 	Parked      bool   `xor:"where" help:"Only deliveries that match no route."`
@@ -55,7 +56,7 @@ func (cmd eventsListCmd) Run(inv *cli.Invocation) error {
 		filter.Status = ""
 	}
 	var list []ops.Delivery
-	err := ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
+	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		if filter.Since, filter.Until, err = cmd.bounds(ctx, outbox); err != nil {
 			return err
 		}
@@ -108,7 +109,7 @@ func refuseUnknown(ctx context.Context, outbox *ops.Outbox, destination, reason,
 }
 
 type eventsShowCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	eventArg
 	Payload bool `help:"Show the payload too. Who did is logged."`
 	JSON    bool `help:"Print JSON: {event, deliveries, attempts, waits}. Fields are added, never renamed or removed."`
@@ -140,12 +141,12 @@ func (arg eventArg) report(ctx context.Context, outbox *ops.Outbox, payload bool
 }
 
 func (cmd eventsShowCmd) Run(inv *cli.Invocation) error {
-	c, err := readConfig(inv, "database")
+	c, err := config.Read(inv, "database")
 	if err != nil {
 		return err
 	}
 	var report ops.EventReport
-	err = c.ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
+	err = c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		report, err = cmd.report(ctx, outbox, cmd.Payload)
 		return err
 	})
@@ -153,7 +154,7 @@ func (cmd eventsShowCmd) Run(inv *cli.Invocation) error {
 		return err
 	}
 	if cmd.Payload {
-		c.audit(inv, "show payload").Int64("event_id", report.Event.ID).Msg("audit")
+		c.Audit(inv, "show payload").Int64("event_id", report.Event.ID).Msg("audit")
 	}
 	return output.Show(inv.Stdout, cmd.JSON, report, printEvent)
 }

@@ -6,13 +6,14 @@ import (
 	"io"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type eventsCreateCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	cli.ActorFlag
 	Yes  bool `help:"Do it without asking."`
 	JSON bool `help:"Print JSON: {events, deliveries}. Fields are added, never renamed or removed."`
@@ -28,7 +29,7 @@ It works in batches, each a transaction; Ctrl-C ends it between two. The same co
 
 func (cmd eventsCreateCmd) Run(inv *cli.Invocation) error {
 	var done ops.CreatedDeliveries
-	err := ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
+	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		found, err := outbox.Undelivered(ctx)
 		if err != nil || found.Events == 0 {
 			return err

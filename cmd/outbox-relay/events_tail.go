@@ -7,12 +7,13 @@ import (
 	"io"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type eventsTailCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	JSON bool `help:"Print one JSON object a line: {at, destination, what, text}."`
 }
 
@@ -22,7 +23,7 @@ becomes of each delivery. It looks once a second. Up to 1000 deliveries that hav
 }
 
 func (cmd eventsTailCmd) Run(inv *cli.Invocation) error {
-	return ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
+	return config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		tail, err := outbox.Tail(ctx)
 		if err != nil {
 			return err

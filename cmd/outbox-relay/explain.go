@@ -6,12 +6,13 @@ import (
 	"io"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type explainCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	eventArg
 	JSON bool `help:"Print JSON: {event, history, waits}. Fields are added, never renamed or removed."`
 }
@@ -26,7 +27,7 @@ each delivery, and why what is pending still waits, with the command that goes o
 
 func (cmd explainCmd) Run(inv *cli.Invocation) error {
 	var report ops.EventReport
-	err := ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
+	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		report, err = cmd.report(ctx, outbox, false)
 		return err
 	})

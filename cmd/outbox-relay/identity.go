@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
@@ -22,7 +23,7 @@ type identityCmd struct {
 }
 
 type identityShowCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	JSON bool `help:"Print JSON: {recorded, found, differences, quarantined, working}. Fields are added, never renamed or removed."`
 }
 
@@ -34,7 +35,7 @@ func (cmd identityShowCmd) Run(inv *cli.Invocation) error {
 }
 
 type identityAcceptCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	cli.ActorFlag
 	Yes bool `short:"y" help:"Do not ask."`
 }
@@ -54,7 +55,7 @@ func (cmd identityAcceptCmd) Run(inv *cli.Invocation) error {
 }
 
 type identityDiscardCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	cli.ActorFlag
 	Yes bool `short:"y" help:"Do not ask."`
 }
@@ -108,16 +109,16 @@ func accept(ctx context.Context, w io.Writer, outbox *ops.Outbox, environment st
 
 // onIdentity connects, checks the schema, compares the database with what is recorded, and lets f work.
 func onIdentity(inv *cli.Invocation, f func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error) error {
-	c, err := readConfig(inv, "database", "environment")
+	c, err := config.Read(inv, "database", "environment")
 	if err != nil {
 		return err
 	}
-	err = c.withOps(inv.Ctx, func(outbox *ops.Outbox) error {
-		report, err := outbox.Identity(inv.Ctx, c.relay.Environment)
+	err = c.WithOutbox(inv.Ctx, func(outbox *ops.Outbox) error {
+		report, err := outbox.Identity(inv.Ctx, c.Relay.Environment)
 		if err != nil {
 			return err
 		}
-		return f(inv.Ctx, outbox.As(inv.Actor()), report, c.relay.Environment)
+		return f(inv.Ctx, outbox.As(inv.Actor()), report, c.Relay.Environment)
 	})
 	if errors.Is(err, context.Canceled) && inv.Ctx.Err() != nil {
 		return context.Cause(inv.Ctx)

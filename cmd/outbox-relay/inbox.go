@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -36,7 +37,7 @@ payload or the headers of a request. An inbox id is the number that an event got
 
 // inboxFlags are those of every inbox command but prune.
 type inboxFlags struct {
-	databaseFlags
+	config.DatabaseFlags
 	Receiver string `placeholder:"NAME" help:"Only this receiver (consumer.Config.Receiver)."`
 	Source   string `placeholder:"NAME" help:"Only this sender (consumer.Config.Source)."`
 }
@@ -93,12 +94,12 @@ func (f inboxFilterFlags) describe(s inboxops.Selection) string {
 }
 
 // askInbox connects to a receiver's database, checks its schema and lets f ask its questions. role is the one that f needs.
-func askInbox(inv *cli.Invocation, role string, f func(context.Context, *config, *inboxops.Ops) error) error {
-	c, err := readConfig(inv, "database")
+func askInbox(inv *cli.Invocation, role string, f func(context.Context, *config.Config, *inboxops.Ops) error) error {
+	c, err := config.Read(inv, "database")
 	if err != nil {
 		return err
 	}
-	pool, err := c.open(inv.Ctx)
+	pool, err := c.Open(inv.Ctx)
 	if err != nil {
 		return err
 	}
@@ -108,7 +109,7 @@ func askInbox(inv *cli.Invocation, role string, f func(context.Context, *config,
 		err = f(inv.Ctx, c, ops)
 	}
 	if inboxops.LacksRight(err) {
-		return fmt.Errorf("%w; this login needs a role of migrations/roles.sql: GRANT %s TO %s", err, role, c.pool.ConnConfig.User)
+		return fmt.Errorf("%w; this login needs a role of migrations/roles.sql: GRANT %s TO %s", err, role, c.Pool.ConnConfig.User)
 	}
 	return err
 }
@@ -138,7 +139,7 @@ func (inboxStatusCmd) Help() string {
 }
 
 func (cmd inboxStatusCmd) Run(inv *cli.Invocation) error {
-	return askInbox(inv, supportRole, func(ctx context.Context, _ *config, ops *inboxops.Ops) error {
+	return askInbox(inv, supportRole, func(ctx context.Context, _ *config.Config, ops *inboxops.Ops) error {
 		status, err := ops.Status(ctx, cmd.Receiver, cmd.Source)
 		if err != nil {
 			return err

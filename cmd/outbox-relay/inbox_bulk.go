@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
@@ -101,7 +102,7 @@ func (b inboxBulk) run(inv *cli.Invocation) (err error) {
 	if b.s, err = b.selected(inv); err != nil {
 		return err
 	}
-	return askInbox(inv, supportRole, func(ctx context.Context, c *config, ops *inboxops.Ops) error {
+	return askInbox(inv, supportRole, func(ctx context.Context, c *config.Config, ops *inboxops.Ops) error {
 		b.ops = ops
 		if b.s.Since, b.s.Until, err = b.times().bounds(ctx, ops); err != nil {
 			return err

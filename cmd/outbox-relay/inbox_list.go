@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -52,7 +53,7 @@ func (cmd inboxListCmd) Run(inv *cli.Invocation) error {
 		return err
 	}
 	s.Limit = cmd.Limit
-	return askInbox(inv, supportRole, func(ctx context.Context, _ *config, ops *inboxops.Ops) error {
+	return askInbox(inv, supportRole, func(ctx context.Context, _ *config.Config, ops *inboxops.Ops) error {
 		if s.Since, s.Until, err = cmd.times().bounds(ctx, ops); err != nil {
 			return err
 		}
@@ -165,7 +166,7 @@ func (cmd inboxShowCmd) Run(inv *cli.Invocation) error {
 	case (cmd.ID == 0) == (cmd.Key == ""):
 		return cli.Usagef("name one event: by its inbox id, or by --key")
 	}
-	return askInbox(inv, supportRole, func(ctx context.Context, _ *config, ops *inboxops.Ops) error {
+	return askInbox(inv, supportRole, func(ctx context.Context, _ *config.Config, ops *inboxops.Ops) error {
 		shown, err := ops.Show(ctx, cmd.ID, inboxops.Selection{Receiver: cmd.Receiver, Source: cmd.Source, Key: cmd.Key})
 		switch {
 		case err != nil:

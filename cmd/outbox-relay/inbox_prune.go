@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -16,7 +17,7 @@ import (
 )
 
 type inboxPruneCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	Receiver  string `placeholder:"NAME" help:"Only what this receiver remembers (consumer.Config.Receiver)."`
 	OlderThan string `required:"" placeholder:"2160h" help:"How long an event is remembered after it was received and processed. At least 24h, and longer than senders may send one again."`
 	DryRun    bool   `help:"Only count what would be forgotten."`
@@ -50,7 +51,7 @@ func (cmd inboxPruneCmd) Run(inv *cli.Invocation) error {
 		return cli.Usagef("--older-than: %s is less than 24h: senders may send such an event again", cmd.OlderThan)
 	}
 	p := inboxops.Prune{Receiver: cmd.Receiver, OlderThan: age}
-	return askInbox(inv, prunerRole, func(ctx context.Context, c *config, ops *inboxops.Ops) error {
+	return askInbox(inv, prunerRole, func(ctx context.Context, c *config.Config, ops *inboxops.Ops) error {
 		if !cmd.Yes || cmd.DryRun {
 			found, err := ops.PreviewPrune(ctx, p)
 			switch {

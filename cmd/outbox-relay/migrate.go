@@ -10,6 +10,7 @@ import (
 	"github.com/pressly/goose/v3"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -24,7 +25,7 @@ type migrateCmd struct {
 
 // migrateFlags choose what to migrate.
 type migrateFlags struct {
-	databaseFlags
+	config.DatabaseFlags
 	Set migrations.Set `enum:"outbox,inbox" default:"outbox" help:"outbox (a producer's tables) or inbox (a receiver's)."`
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
@@ -27,12 +28,12 @@ type migrator struct {
 }
 
 func (flags migrateFlags) open(inv *cli.Invocation, options migrations.Options) (m *migrator, err error) {
-	c, err := readConfig(inv, "database")
+	c, err := config.Read(inv, "database")
 	if err != nil {
 		return nil, err
 	}
-	m = &migrator{set: flags.Set, schema: c.relay.Schema, database: c.database()}
-	if m.db, m.Migrator, err = c.openMigrator(m.set, options); err != nil {
+	m = &migrator{set: flags.Set, schema: c.Relay.Schema, database: c.DatabaseName()}
+	if m.db, m.Migrator, err = c.OpenMigrator(m.set, options); err != nil {
 		return nil, err
 	}
 	return m, nil

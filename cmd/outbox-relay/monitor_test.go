@@ -18,6 +18,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -164,12 +165,12 @@ func TestMonitorAddresses(t *testing.T) {
 	})
 	t.Run("two relays on one host", func(t *testing.T) { // on whatever has the port at the moment, be it another test
 		t.Parallel()
-		if first, err := net.Listen("tcp", defaultMetricsListen); err == nil {
+		if first, err := net.Listen("tcp", "127.0.0.1:9464"); err == nil {
 			defer first.Close()
 		}
-		c := loadConfigFrom(sources{env: env})
+		c := config.LoadFrom(config.Sources{Env: env})
 		var log buffer
-		c.log = zerolog.New(&log)
+		c.Log = zerolog.New(&log)
 		m, err := openMonitor(t.Context(), c, "test")
 		if m.server != nil || err != nil || !strings.Contains(log.String(), "the default address cannot be opened, so the relay runs without it") {
 			t.Errorf("%v, %v, %s", m, err, log.String())

@@ -7,13 +7,14 @@ import (
 	"io"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type pauseCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	cli.ActorFlag
 	Destination string `arg:"" help:"The destination's name."`
 	Reason      string `placeholder:"TEXT" help:"Why, for those who wonder later."`
@@ -36,7 +37,7 @@ func (cmd pauseCmd) Run(inv *cli.Invocation) error {
 }
 
 type resumeCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	cli.ActorFlag
 	Destination  string `arg:"" help:"The destination's name."`
 	ResetBreaker bool   `help:"Close its breaker too, and send at once, without a probe first."`
@@ -69,11 +70,11 @@ func (cmd resumeCmd) Run(inv *cli.Invocation) error {
 
 // onDestination changes the state of a destination, leaves the line that says who did, and prints what came of it.
 func onDestination(inv *cli.Invocation, name, action string, asJSON bool, change func(context.Context, *ops.Outbox) (ops.Pause, string, error)) error {
-	c, err := readConfig(inv, "database")
+	c, err := config.Read(inv, "database")
 	if err != nil {
 		return err
 	}
-	return c.ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
+	return c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		p, text, err := change(ctx, outbox)
 		if errors.Is(err, ops.ErrUnknownDestination) {
 			return unknownDestination(ctx, outbox, name)
@@ -82,7 +83,7 @@ func onDestination(inv *cli.Invocation, name, action string, asJSON bool, change
 			return err
 		}
 		if p.Changed || p.BreakerReset {
-			line := c.audit(inv, action).Str("destination", name).Str("reason", p.Reason)
+			line := c.Audit(inv, action).Str("destination", name).Str("reason", p.Reason)
 			if p.BreakerReset {
 				line = line.Bool("breaker_reset", true)
 			}

@@ -6,18 +6,19 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type relaysCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	JSON bool `help:"Print JSON: an array of relays. Fields are added, never renamed or removed."`
 }
 
 func (cmd relaysCmd) Run(inv *cli.Invocation) error {
 	var list []ops.RelayStatus
-	err := ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
+	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		list, err = outbox.Relays(ctx)
 		return err
 	})

@@ -4,6 +4,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
@@ -14,10 +15,10 @@ type reloader struct {
 	apply func(relay.Config) (changes []string, err error)
 	hooks relay.Hooks
 	log   zerolog.Logger
-	level *logLevel
+	level *config.Level
 	// What stays until a restart: the format of the log, where metrics are served, and the page.
 	format, metricsListen string
-	console               consoleConfig
+	console               config.Admin
 	page                  *console
 }
 
@@ -35,7 +36,7 @@ func (rl *reloader) run(ended <-chan struct{}) {
 }
 
 func (rl *reloader) reload() {
-	c := loadConfig(rl.inv)
+	c := config.Load(rl.inv)
 	for _, w := range c.Warnings {
 		rl.log.Warn().Msg(w.String())
 	}
@@ -49,8 +50,8 @@ func (rl *reloader) reload() {
 		}
 		return
 	}
-	c.log = rl.log
-	cfg := c.relay
+	c.Log = rl.log
+	cfg := c.Relay
 	cfg.Version = rl.inv.Version
 	changes, err := rl.apply(cfg)
 	if err != nil {
@@ -58,19 +59,19 @@ func (rl *reloader) reload() {
 		return
 	}
 	var stay []string
-	if c.logFormat != rl.format {
+	if c.LogFormat != rl.format {
 		stay = append(stay, "log.format")
 	}
-	if c.metricsListen != rl.metricsListen {
+	if c.MetricsListen != rl.metricsListen {
 		stay = append(stay, "metrics.listen")
 	}
-	if !c.console.equal(rl.console) {
+	if !c.Admin.Equal(rl.console) {
 		stay = append(stay, "admin")
 	}
 	rl.page.reloaded(c)
-	level := c.logLevel()
+	level := c.LogLevel()
 	switch {
-	case rl.level.set(level):
+	case rl.level.Set(level):
 		rl.log.Info().Str("level", level.String()).Msg("log.level changed")
 	case len(changes) == 0 && len(stay) == 0:
 		rl.log.Info().Msg("configuration read again: nothing has changed")

@@ -6,13 +6,14 @@ import (
 	"slices"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type replayCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	cli.ActorFlag
 	selectionFlags
 	Status []string `enum:"failed,delivered,discarded" placeholder:"STATUS" help:"failed, delivered or discarded; several with commas. Default: failed."`
@@ -36,11 +37,11 @@ It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The
 }
 
 func (cmd replayCmd) Run(inv *cli.Invocation) error {
-	c, err := readConfig(inv, "database", "retention.processed_events")
+	c, err := config.Read(inv, "database", "retention.processed_events")
 	if err != nil {
 		return err
 	}
-	remembered := c.relay.Retention.ProcessedEvents
+	remembered := c.Relay.Retention.ProcessedEvents
 	memory := remembered
 	if cmd.Force {
 		memory = 0

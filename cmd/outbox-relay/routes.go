@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
@@ -22,7 +23,7 @@ type routesCmd struct {
 }
 
 type routesListCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	JSON bool `help:"Print JSON: {routes, missing}. Fields are added, never renamed or removed."`
 }
 
@@ -46,8 +47,8 @@ type configuredRoute struct {
 }
 
 // configuredRoutes returns the configuration's routes; none if only the database was configured.
-func configuredRoutes(c *config) (all []configuredRoute) {
-	for _, route := range c.relay.Routes {
+func configuredRoutes(c *config.Config) (all []configuredRoute) {
+	for _, route := range c.Relay.Routes {
 		for _, destination := range route.To {
 			all = append(all, configuredRoute{route.Event, destination})
 		}
@@ -56,13 +57,13 @@ func configuredRoutes(c *config) (all []configuredRoute) {
 }
 
 func (cmd routesListCmd) Run(inv *cli.Invocation) error {
-	c, err := readConfig(inv, "database", "routes")
+	c, err := config.Read(inv, "database", "routes")
 	if err != nil {
 		return err
 	}
 	list := routeList{Routes: []listedRoute{}, Missing: []configuredRoute{}}
 	wanted := configuredRoutes(c)
-	err = c.ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
+	err = c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		stored, err := outbox.Routes(ctx, "")
 		list.Missing = append(list.Missing, wanted...)
 		for _, r := range stored {
@@ -121,7 +122,7 @@ func relayNames(relays []ops.RelayName) string {
 }
 
 type routesTestCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	EventType string `arg:"" help:"The type of an event, such as invoice.paid."`
 	JSON      bool   `help:"Print JSON: {event_type, parked, stored, configured}. Fields are added, never renamed or removed."`
 }
@@ -142,12 +143,12 @@ func (cmd routesTestCmd) Run(inv *cli.Invocation) error {
 	if !eventTypePattern.MatchString(cmd.EventType) {
 		return cli.Usagef("%s is not an event type; those are 1 to 255 printable ASCII characters without blanks", settings.Quote(cmd.EventType))
 	}
-	c, err := readConfig(inv, "database", "routes")
+	c, err := config.Read(inv, "database", "routes")
 	if err != nil {
 		return err
 	}
 	result := routeTest{EventType: cmd.EventType}
-	err = c.ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
+	err = c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		result.Stored, err = outbox.Routes(ctx, cmd.EventType)
 		return err
 	})

@@ -10,12 +10,13 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 type runCmd struct {
-	settingFlags
+	config.SettingFlags
 }
 
 func (runCmd) Help() string {
@@ -37,19 +38,19 @@ func (runCmd) Run(inv *cli.Invocation) error {
 	// The log's reader may go away; a write to a closed pipe is then an error and not the end of the process.
 	signal.Ignore(syscall.SIGPIPE)
 
-	c := loadConfig(inv)
+	c := config.Load(inv)
 	if err := c.Err(); err != nil {
 		return err
 	}
-	log, level := c.logger(inv)
-	c.log = log
+	log, level := c.Logger(inv)
+	c.Log = log
 	if inv.StandardLog != nil {
 		inv.StandardLog(foreignLog{log})
 	}
 	for _, w := range c.Warnings {
 		log.Warn().Msg(w.String())
 	}
-	cfg := c.relay
+	cfg := c.Relay
 	cfg.Version, cfg.Log = inv.Version, log
 	monitor, err := openMonitor(inv.Ctx, c, inv.Version)
 	if err != nil {
@@ -69,14 +70,14 @@ func (runCmd) Run(inv *cli.Invocation) error {
 	}
 
 	log.Info().Str("name", cfg.Name).Str("version", cfg.Version).Str("config", c.File).
-		Str("database", c.database()).Strs("destinations", hosts(cfg.Destinations)).Str("metrics", monitor.server.Address()).
+		Str("database", c.DatabaseName()).Strs("destinations", hosts(cfg.Destinations)).Str("metrics", monitor.server.Address()).
 		Str("page", page.server.Address()).Msg("starting")
-	if names := c.unsigned(); len(names) > 0 {
+	if names := c.Unsigned(); len(names) > 0 {
 		log.Warn().Strs("destinations", names).Msg("requests to these destinations are not signed: they have no signing_secrets")
 	}
 	defer monitor.start(inv.Ctx, r)()
 	defer page.start(inv.Ctx)()
-	return runBeside(inv, r, &reloader{inv: inv, apply: r.Reload, hooks: cfg.Hooks, log: log, level: level, format: c.logFormat, metricsListen: c.metricsListen, console: c.console, page: &page})
+	return runBeside(inv, r, &reloader{inv: inv, apply: r.Reload, hooks: cfg.Hooks, log: log, level: level, format: c.LogFormat, metricsListen: c.MetricsListen, console: c.Admin, page: &page})
 }
 
 // runBeside runs the relay, and beside it what reloads its configuration and what ends its drain at a second signal.

@@ -10,13 +10,14 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type sendCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	Type    string            `arg:"" help:"The event's type, such as invoice.created."`
 	Payload string            `default:"{}" placeholder:"JSON" help:"The payload; @FILE reads it from a file, - from standard input."`
 	Key     string            `placeholder:"KEY" help:"The idempotency key. Default: send- and a random one."`
@@ -44,14 +45,14 @@ func (cmd sendCmd) Run(inv *cli.Invocation) error {
 	if !json.Valid([]byte(payload)) {
 		return cli.Usagef("--payload: is not JSON")
 	}
-	c, err := readConfig(inv, "database")
+	c, err := config.Read(inv, "database")
 	if err != nil {
 		return err
 	}
 	if cmd.Key == "" {
 		cmd.Key = "send-" + rand.Text()
 	}
-	pool, err := c.open(inv.Ctx)
+	pool, err := c.Open(inv.Ctx)
 	if err != nil {
 		return err
 	}
@@ -62,7 +63,7 @@ func (cmd sendCmd) Run(inv *cli.Invocation) error {
 	if err != nil {
 		return err
 	}
-	c.audit(inv, "send").Str("type", cmd.Type).Str("idempotency_key", cmd.Key).Msg("audit")
+	c.Audit(inv, "send").Str("type", cmd.Type).Str("idempotency_key", cmd.Key).Msg("audit")
 	sent := struct {
 		IdempotencyKey string `json:"idempotency_key"`
 	}{cmd.Key}

@@ -10,13 +10,14 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type statusCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	Name        string `placeholder:"NAME" help:"With --healthcheck: the relay that must live. Default: relay.name, or the host's name."`
 	JSON        bool   `help:"Print JSON." xor:"output"`
 	Watch       bool   `help:"Print it again every second, until it is interrupted." xor:"output"`
@@ -48,16 +49,16 @@ func (statusCmd) Help() string {
 const healthTimeout = 5 * time.Second
 
 func (cmd statusCmd) Run(inv *cli.Invocation) error {
-	c, err := readConfig(inv, "database", "relay.name")
+	c, err := config.Read(inv, "database", "relay.name")
 	if err != nil {
 		return err
 	}
 	if cmd.Healthcheck {
 		return checkHealth(inv.Ctx, inv.Stdout, c)
 	}
-	return c.withOps(inv.Ctx, func(outbox *ops.Outbox) error {
+	return c.WithOutbox(inv.Ctx, func(outbox *ops.Outbox) error {
 		look := func() error {
-			status, err := outbox.Status(inv.Ctx, c.relay.Environment)
+			status, err := outbox.Status(inv.Ctx, c.Relay.Environment)
 			if err != nil {
 				return err
 			}
@@ -74,11 +75,11 @@ func (cmd statusCmd) Run(inv *cli.Invocation) error {
 }
 
 // checkHealth prints a line if this relay lives.
-func checkHealth(ctx context.Context, w io.Writer, c *config) error {
+func checkHealth(ctx context.Context, w io.Writer, c *config.Config) error {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
 	var relays []ops.RelayStatus
-	err := c.withOps(ctx, func(outbox *ops.Outbox) (err error) {
+	err := c.WithOutbox(ctx, func(outbox *ops.Outbox) (err error) {
 		relays, err = outbox.LifeSigns(ctx) // which counts nothing: an orchestrator kills a relay whose check takes long
 		return err
 	})
@@ -88,7 +89,7 @@ func checkHealth(ctx context.Context, w io.Writer, c *config) error {
 	case err != nil:
 		return err
 	}
-	return healthy(w, relays, c.relay.Name)
+	return healthy(w, relays, c.Relay.Name)
 }
 
 // healthy prints a line if the relay of that name lives; several may share it, and one is enough.

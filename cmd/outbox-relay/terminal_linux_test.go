@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
-	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -89,25 +88,6 @@ func TestMigrateDownOnATerminal(t *testing.T) {
 				t.Errorf("the database has version %d, want %d", got, want)
 			}
 		})
-	}
-}
-
-func TestLogFormat(t *testing.T) {
-	t.Parallel()
-	_, program := terminal(t)
-	for _, test := range []struct {
-		format string
-		out    *os.File
-		json   bool
-	}{{"auto", program, false}, {"json", program, true}, {"auto", nil, true}, {"console", nil, false}} {
-		var lines buffer
-		inv := &cli.Invocation{Program: cli.Program{Stderr: &lines}}
-		if test.out != nil {
-			inv.Stderr = test.out
-		}
-		if _, got := logWriter(inv, test.format).(output.JSONWriter); got != test.json {
-			t.Errorf("%s, terminal %v: JSON is %v", test.format, test.out != nil, got)
-		}
 	}
 }
 

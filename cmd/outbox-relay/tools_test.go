@@ -4,7 +4,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -146,27 +145,6 @@ func TestListenRefuses(t *testing.T) {
 	if r := command(nil, "listen", "--secret=hunter2"); r.code != cli.ExitUsage || strings.Contains(r.stderr, "hunter2") {
 		t.Errorf("%+v", r)
 	}
-}
-
-// config init writes what config check takes, and nothing over a file that is there.
-func TestConfigInit(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "relay.yaml")
-	if r := command(nil, "config", "init", file); r.code != 0 || !strings.Contains(r.stdout, "outbox-relay config check -c ") {
-		t.Errorf("%+v", r)
-	}
-	if r := command(sampleEnv, "config", "check", "-c", file); r.code != 0 || !strings.HasPrefix(r.stdout, file+" is valid; it delivers to ") {
-		t.Errorf("%+v", r)
-	}
-	if r := command(nil, "config", "init", file); r.code != cli.ExitFailed || !strings.Contains(r.stderr, "is there already") {
-		t.Errorf("%+v", r)
-	}
-	if r := command(nil, "config", "init", "-"); r.code != 0 || r.stdout != string(sampleFile) {
-		t.Errorf("%+v", r)
-	}
-	strict := command(twoSettings, "config", "check", "--strict")
-	strict.expect(t, cli.ExitConfig, "the configuration is valid; it delivers to default\nNot signed, since they have no signing_secrets: requests to default\n",
-		"outbox-relay: 1 warning above; without --strict they are no mistakes\n")
 }
 
 func TestVersionFlag(t *testing.T) {

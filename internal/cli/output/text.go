@@ -74,7 +74,7 @@ type textWriter struct {
 	colored bool // it is a terminal that shows colours
 }
 
-// NewTextWriter returns a textWriter, which paints if colored is true.
+// NewTextWriter returns a textWriter, which paints if it may show colours.
 func NewTextWriter(w io.Writer, colored bool) io.Writer { return textWriter{w, colored} }
 
 func (w textWriter) Write(p []byte) (int, error) {

@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"errors"
@@ -14,11 +14,11 @@ import (
 )
 
 // checkRelay reports what the relay itself refuses, but not what only follows from a mistake reported before.
-func (c *config) checkRelay() {
-	problems := slices.DeleteFunc(c.relay.Validate(), func(p relay.Problem) bool {
+func (c *Config) checkRelay() {
+	problems := slices.DeleteFunc(c.Relay.Validate(), func(p relay.Problem) bool {
 		return c.Failed(p.Path) ||
 			p.Path == "destinations" && c.FailedBelow(p.Path) ||
-			strings.HasPrefix(p.Path, "routes[") && len(c.relay.Routes) == 0
+			strings.HasPrefix(p.Path, "routes[") && len(c.Relay.Routes) == 0
 	})
 	for _, p := range problems {
 		c.ProblemAt(p.Path, p.Text)
@@ -26,7 +26,7 @@ func (c *config) checkRelay() {
 }
 
 // checkDatabase parses the database URLs.
-func (c *config) checkDatabase() {
+func (c *Config) checkDatabase() {
 	switch {
 	case c.Failed("database.url"):
 		return
@@ -34,15 +34,15 @@ func (c *config) checkDatabase() {
 		c.ProblemAt("database.url", "is not set; set OUTBOX_DATABASE_URL, or OUTBOX_DATABASE_URL_FILE")
 		return
 	}
-	c.pool = c.parsedURL("database.url", c.databaseURL)
+	c.Pool = c.parsedURL("database.url", c.databaseURL)
 	if c.listenURL.Secret != "" {
-		c.direct = c.parsedURL("database.listen_url", c.listenURL)
+		c.Direct = c.parsedURL("database.listen_url", c.listenURL)
 	}
 }
 
 // parsedURL returns the database URL at path, nil if it cannot be used.
-func (c *config) parsedURL(path string, u maskedURL) *pgxpool.Config {
-	pool, problem := parseDatabaseURL(string(u.Secret))
+func (c *Config) parsedURL(path string, u maskedURL) *pgxpool.Config {
+	pool, problem := ParseDatabaseURL(string(u.Secret))
 	if problem != "" {
 		c.ProblemAt(path, problem)
 	}
@@ -51,19 +51,19 @@ func (c *config) parsedURL(path string, u maskedURL) *pgxpool.Config {
 
 // checkDefaultDestination refuses a variable that sets a key of the default destination while there is none: the secret would
 // sign nothing, the credential would go nowhere, and the operator believes otherwise.
-func (c *config) checkDefaultDestination(key, text string) {
+func (c *Config) checkDefaultDestination(key, text string) {
 	names := c.Children("destinations")
-	if path := "destinations." + defaultDestination + "." + key; c.Has(path) && len(names) > 0 && !slices.Contains(names, defaultDestination) {
+	if path := "destinations." + DefaultDestination + "." + key; c.Has(path) && len(names) > 0 && !slices.Contains(names, DefaultDestination) {
 		c.ProblemAt(path, text)
 	}
 }
 
 // checkSchedules warns of delays that shrink: legal, and hardly ever meant.
-func (c *config) checkSchedules() {
+func (c *Config) checkSchedules() {
 	var shared destination
 	c.Bind("defaults", policyRows(&shared))
 	shared.Name = "defaults"
-	for i, d := range append([]post.Destination{shared.Destination}, c.relay.Destinations...) {
+	for i, d := range append([]post.Destination{shared.Destination}, c.Relay.Destinations...) {
 		path := d.Name
 		if i > 0 {
 			path = "destinations." + path
@@ -76,9 +76,9 @@ func (c *config) checkSchedules() {
 
 const databaseExample = "write one such as postgres://user:password@localhost:5432/app"
 
-// parseDatabaseURL returns a pool configuration, or what is wrong with the URL. It never repeats any of it, nor what
+// ParseDatabaseURL returns a pool configuration, or what is wrong with the URL. It never repeats any of it, nor what
 // pgx says about it: where a URL is malformed, it is unknown where the password ends.
-func parseDatabaseURL(raw string) (*pgxpool.Config, string) {
+func ParseDatabaseURL(raw string) (*pgxpool.Config, string) {
 	scheme, rest, isURL := strings.Cut(raw, "://")
 	switch {
 	case isURL && !strings.Contains(scheme, "=") && scheme != "postgres" && scheme != "postgresql":
@@ -154,9 +154,9 @@ func tlsProblem(err error) string {
 	return text
 }
 
-// unsigned names the destinations whose requests are not signed.
-func (c *config) unsigned() (names []string) {
-	for _, d := range c.relay.Destinations {
+// Unsigned names the destinations whose requests are not signed.
+func (c *Config) Unsigned() (names []string) {
+	for _, d := range c.Relay.Destinations {
 		if len(d.SigningSecrets) == 0 {
 			names = append(names, d.Name)
 		}

@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"crypto/tls"
@@ -78,10 +78,10 @@ func TestTolerance(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			path := writeFile(t, filepath.Join(t.TempDir(), usualFile), file)
-			c := loadConfigFrom(sources{
-				env:      append([]string{"LEVEL=warn", "PART=ar", "EMPTY="}, twoSettings...),
-				flags:    map[string]string{"config": path},
-				hostname: "host",
+			c := LoadFrom(Sources{
+				Env:      append([]string{"LEVEL=warn", "PART=ar", "EMPTY="}, twoSettings...),
+				Flags:    map[string]string{"config": path},
+				Hostname: "host",
 			})
 			if err := c.Err(); err != nil || c.logLevelName != "warn" {
 				t.Errorf("log.level is %q, error %v", c.logLevelName, err)
@@ -108,13 +108,13 @@ relay: {lease: 61s, drain_timeout: 61s, max_in_flight: 61, name: file}
 destinations: {default: {url: 'http://file', signing_secrets: [`+goodSecret+`], timeout: 7s}}
 alerts: {channels: [{slack: 'https://slack/file'}, {webhook: 'https://hook/file'}]}
 `)
-	c := loadConfigFrom(sources{
-		env: []string{
+	c := LoadFrom(Sources{
+		Env: []string{
 			"OUTBOX_DATABASE_URL=postgres://u:p@h/db", "OUTBOX_DRAIN_TIMEOUT=62s", "OUTBOX_MAX_IN_FLIGHT=62", "OUTBOX_NAME=env", "OUTBOX_DESTINATION_URL=http://env",
 			"OUTBOX_SIGNING_SECRET=" + goodSecret + ", " + otherSecret, "OUTBOX_SLACK_WEBHOOK_URL=https://slack/env", "OUTBOX_TIMEOUT=62s",
 		},
-		flags:    map[string]string{"config": file, "max-in-flight": "63", "name": "flag"},
-		hostname: "host",
+		Flags:    map[string]string{"config": file, "max-in-flight": "63", "name": "flag"},
+		Hostname: "host",
 	})
 	if err := c.Err(); err != nil {
 		t.Fatal(err)
@@ -137,7 +137,7 @@ alerts: {channels: [{slack: 'https://slack/file'}, {webhook: 'https://hook/file'
 		}
 	}
 	var channels []string
-	for _, channel := range c.relay.Alerts.Channels {
+	for _, channel := range c.Relay.Alerts.Channels {
 		channels = append(channels, channel.Name())
 	}
 	if want := []string{alert.ChannelName("webhook", "https://hook/file"), alert.ChannelName("slack", "https://slack/env")}; !slices.Equal(channels, want) {
@@ -155,17 +155,17 @@ destinations:
   logistics: {url: "${OUTBOX_DESTINATION_URL}", signing_secrets: ["${OUTBOX_SIGNING_SECRET}"]}
 alerts: {channels: [{webhook: "${OUTBOX_SLACK_WEBHOOK_URL}"}]}
 `)
-	c := loadConfigFrom(sources{
-		env: append([]string{
+	c := LoadFrom(Sources{
+		Env: append([]string{
 			"OUTBOX_SIGNING_SECRET_FILE=" + writeFile(t, filepath.Join(dir, "secret"), goodSecret+","+otherSecret+"\r\n"),
 			"OUTBOX_SLACK_WEBHOOK_URL=https://x",
 		}, twoSettings...),
-		flags: map[string]string{"config": file}, hostname: "host",
+		Flags: map[string]string{"config": file}, Hostname: "host",
 	})
 	if err := c.Err(); err != nil {
 		t.Fatal(err)
 	}
-	cfg := c.relay
+	cfg := c.Relay
 	if len(cfg.Destinations) != 1 || cfg.Destinations[0].Name != "logistics" || len(cfg.Destinations[0].SigningSecrets) != 2 || len(cfg.Alerts.Channels) != 1 {
 		t.Errorf("destinations %v, channels %v", cfg.Destinations, cfg.Alerts.Channels)
 	}
@@ -189,7 +189,7 @@ func TestDefaultDestinationBesideAFile(t *testing.T) {
 			if test.file != "" {
 				flags["config"] = writeFile(t, filepath.Join(dir, usualFile), test.file)
 			}
-			c := loadConfigFrom(sources{env: twoSettings, flags: flags, hostname: "host"})
+			c := LoadFrom(Sources{Env: twoSettings, Flags: flags, Hostname: "host"})
 			err := c.Err()
 			if test.problem != "" {
 				if err == nil || !strings.Contains(strings.ReplaceAll(c.Problems[len(c.Problems)-1].String(), dir+"/", ""), test.problem) {
@@ -197,7 +197,7 @@ func TestDefaultDestinationBesideAFile(t *testing.T) {
 				}
 				return
 			}
-			if got := fmt.Sprint(c.relay.Routes); err != nil || got != test.routes {
+			if got := fmt.Sprint(c.Relay.Routes); err != nil || got != test.routes {
 				t.Errorf("routes are %s, want %s: %v", got, test.routes, err)
 			}
 		})
@@ -219,14 +219,14 @@ egress: {allow_private: [10.0.0.0/8, fd00::/8], proxy: http://p:21}
 alerts: {window: 17m, lag_over: 18m, vacuum_blocked_over: 23m, channels: [{slack: 'https://s'}, {webhook: 'https://w'}]}
 retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_events: 2000h, schedule: '@daily'}
 `)
-	c := loadConfigFrom(sources{flags: map[string]string{"config": file}, hostname: "host"})
+	c := LoadFrom(Sources{Flags: map[string]string{"config": file}, Hostname: "host"})
 	if err := c.Err(); err != nil {
 		t.Fatal(err)
 	}
-	got := c.relay
+	got := c.Relay
 	none, half := 0.0, 0.5
 	want := relay.Config{
-		Pool: c.pool, Pooler: relay.Pooler{Mode: relay.PoolerNone, Session: c.direct}, Schema: "Billing", Name: "n", PollInterval: 2 * time.Second, Lease: 3 * time.Minute, DrainTimeout: 4 * time.Second, MaxInFlight: 5, LogDelivered: true,
+		Pool: c.Pool, Pooler: relay.Pooler{Mode: relay.PoolerNone, Session: c.Direct}, Schema: "Billing", Name: "n", PollInterval: 2 * time.Second, Lease: 3 * time.Minute, DrainTimeout: 4 * time.Second, MaxInFlight: 5, LogDelivered: true,
 		Destinations: []post.Destination{
 			{
 				Name: "a", URL: "http://a", Timeout: 6 * time.Second, MaxInFlight: 7, Headers: map[string]string{"Authorization": "x", "X-Y": "z"},
@@ -265,12 +265,14 @@ retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_even
 func TestFlagsAreSettings(t *testing.T) {
 	t.Parallel()
 	want := []string{"config", "help"}
-	for _, r := range new(config).table("").Rows {
+	for _, r := range new(Config).table("").Rows {
 		if r.Flag != "" {
 			want = append(want, r.Flag)
 		}
 	}
-	parser, err := kong.New(&grammar{})
+	parser, err := kong.New(&struct {
+		Run struct{ SettingFlags } `cmd:""`
+	}{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -292,12 +294,12 @@ func TestFlagsAreSettings(t *testing.T) {
 func TestChecksNameSettings(t *testing.T) {
 	t.Parallel()
 	var paths strings.Builder
-	for _, r := range new(config).table("").Rows {
+	for _, r := range new(Config).table("").Rows {
 		paths.WriteString("." + r.Path + ".")
 	}
 	path := regexp.MustCompile(`^"\.?[a-z]+([._][a-z]+)*"$`)
 	found := 0
-	for _, name := range []string{"config.go", "config_check.go", "config_wire.go"} {
+	for _, name := range []string{"config.go", "check.go", "wire.go"} {
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -323,4 +325,25 @@ func TestChecksNameSettings(t *testing.T) {
 	if found < 20 {
 		t.Errorf("found only %d paths", found)
 	}
+}
+
+// config init writes what config check takes, and nothing over a file that is there.
+func TestConfigInit(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "relay.yaml")
+	if r := command(nil, "config", "init", file); r.code != 0 || !strings.Contains(r.stdout, "outbox-relay config check -c ") {
+		t.Errorf("%+v", r)
+	}
+	if r := command(sampleEnv, "config", "check", "-c", file); r.code != 0 || !strings.HasPrefix(r.stdout, file+" is valid; it delivers to ") {
+		t.Errorf("%+v", r)
+	}
+	if r := command(nil, "config", "init", file); r.code != cli.ExitFailed || !strings.Contains(r.stderr, "is there already") {
+		t.Errorf("%+v", r)
+	}
+	if r := command(nil, "config", "init", "-"); r.code != 0 || r.stdout != string(sampleFile) {
+		t.Errorf("%+v", r)
+	}
+	strict := command(twoSettings, "config", "check", "--strict")
+	strict.expect(t, cli.ExitConfig, "the configuration is valid; it delivers to default\nNot signed, since they have no signing_secrets: requests to default\n",
+		"outbox-relay: 1 warning above; without --strict they are no mistakes\n")
 }

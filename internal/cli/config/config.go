@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"fmt"
@@ -17,20 +17,20 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-// A config is the whole configuration of the program. Its table binds the settings to these fields.
-type config struct {
+// A Config is the whole configuration of the program. Its table binds the settings to these fields.
+type Config struct {
 	*settings.Set
 
-	relay                   relay.Config // complete but for version, log and hooks
-	databaseURL, listenURL  maskedURL
-	logLevelName, logFormat string
-	metricsListen           string // empty: off
-	console                 consoleConfig
+	Relay         relay.Config    // complete but for version, log and hooks
+	Pool          *pgxpool.Config // of database.url; nil if that is unusable
+	Direct        *pgxpool.Config // of database.listen_url; nil if there is none
+	MetricsListen string          // empty: off
+	Admin         Admin
+	LogFormat     string         // auto, json or console
+	Log           zerolog.Logger // for changes of files that destinations name; discards until the log exists
 
-	pool   *pgxpool.Config // of databaseURL; nil if that is unusable
-	direct *pgxpool.Config // of listenURL; nil if there is none
-
-	log zerolog.Logger // for changes of files that destinations name; discards until the log exists
+	databaseURL, listenURL maskedURL
+	logLevelName           string
 }
 
 // A destination is a relay's destination with the settings that only its [post.Wire] is made of.
@@ -45,33 +45,33 @@ type destination struct {
 // A channel is where alerts go. Exactly one field is set.
 type channel struct{ slack, webhook, service string }
 
-// sources are what a configuration is read from.
-type sources struct {
-	env      []string          // "NAME=value", as os.Environ returns it
-	flags    map[string]string // those that were given, by name
-	hostname string            // the default of relay.name
+// Sources are what a configuration is read from.
+type Sources struct {
+	Env      []string          // "NAME=value", as os.Environ returns it
+	Flags    map[string]string // those that were given, by name
+	Hostname string            // the default of relay.name
 }
 
-// readConfig is [loadConfig] for a command. It prints the warnings; mistakes are an error.
-func readConfig(inv *cli.Invocation, sections ...string) (*config, error) {
-	c := loadConfig(inv, sections...)
+// Read is [Load] for a command. It prints the warnings; mistakes are an error.
+func Read(inv *cli.Invocation, sections ...string) (*Config, error) {
+	c := Load(inv, sections...)
 	for _, w := range c.Warnings {
 		fmt.Fprintf(inv.Stderr, "warning: %s\n", w)
 	}
 	return c, c.Err()
 }
 
-// loadConfig reads and checks the whole configuration. With sections, only their mistakes are reported: migrations need
+// Load reads and checks the whole configuration. With sections, only their mistakes are reported: migrations need
 // a database, and neither the secrets nor the destinations that the relay reads from the same file.
-func loadConfig(inv *cli.Invocation, sections ...string) *config {
+func Load(inv *cli.Invocation, sections ...string) *Config {
 	hostname, _ := os.Hostname() // only a default, and config show says so
-	return loadConfigFrom(sources{env: inv.Env, flags: inv.Flags, hostname: hostname}, sections...)
+	return LoadFrom(Sources{Env: inv.Env, Flags: inv.Flags, Hostname: hostname}, sections...)
 }
 
-// loadConfigFrom is [loadConfig] for sources that are no command's.
-func loadConfigFrom(from sources, sections ...string) *config {
-	c := &config{log: zerolog.Nop()}
-	c.Set = settings.Load(c.table(from.hostname), settings.Sources{Env: from.env, Flags: from.flags})
+// LoadFrom is [Load] for sources that are no command's.
+func LoadFrom(from Sources, sections ...string) *Config {
+	c := &Config{Log: zerolog.Nop()}
+	c.Set = settings.Load(c.table(from.Hostname), settings.Sources{Env: from.Env, Flags: from.Flags})
 	c.Inherit("destinations", "defaults")
 	if c.Readable() {
 		c.bind()
@@ -82,19 +82,19 @@ func loadConfigFrom(from sources, sections ...string) *config {
 
 // bind writes the settings into the fields, and reports mistakes beyond the single value: first those that the relay cannot
 // know, then the relay's own.
-func (c *config) bind() {
+func (c *Config) bind() {
 	names := c.Children("destinations")
 	if len(c.Children("routes")) == 0 && len(names) > 0 { // every type goes everywhere
 		c.Add("routes", "routes[0]", settings.Origin{})
 		c.Default("routes[0].event", "*")
 		c.Default("routes[0].to", slices.Clone(names))
 	}
-	c.Bind("", slices.Concat(c.databaseRows(), c.relayRows(""), c.egressRows(), c.alertRows(), c.retentionRows(), c.metricsRows(), c.consoleRows(), c.logRows()))
+	c.Bind("", slices.Concat(c.databaseRows(), c.relayRows(""), c.egressRows(), c.alertRows(), c.retentionRows(), c.metricsRows(), c.adminRows(), c.logRows()))
 	c.checkDatabase()
-	c.relay.Pool, c.relay.Pooler.Session = c.pool, c.direct
+	c.Relay.Pool, c.Relay.Pooler.Session = c.Pool, c.Direct
 	c.checkDefaultDestination("signing_secrets", `signs only the destination "default", and there is none; write signing_secrets: ["${OUTBOX_SIGNING_SECRET}"] for each destination`)
 	for _, name := range names {
-		c.relay.Destinations = append(c.relay.Destinations, c.destination(name))
+		c.Relay.Destinations = append(c.Relay.Destinations, c.destination(name))
 	}
 	for _, key := range []string{"bearer_token", "bearer_token_file"} {
 		c.checkDefaultDestination(key, `is sent only to the destination "default", and there is none; write `+key+" for each destination that needs it")
@@ -102,15 +102,15 @@ func (c *config) bind() {
 	for _, path := range c.Children("routes") {
 		var route relay.Route
 		c.Bind(path, routeRows(&route))
-		c.relay.Routes = append(c.relay.Routes, route)
+		c.Relay.Routes = append(c.Relay.Routes, route)
 	}
 	c.bindChannels()
 	c.checkSchedules()
-	c.checkConsole()
+	c.checkAdmin()
 	c.checkRelay()
 }
 
-func (c *config) destination(name string) post.Destination {
+func (c *Config) destination(name string) post.Destination {
 	d := destination{Destination: post.Destination{Name: name, Headers: map[string]string{}}}
 	path := "destinations." + name
 	c.Bind(path, slices.Concat(targetRows(&d), policyRows(&d), credentialRows(&d)))
@@ -123,18 +123,18 @@ func (c *config) destination(name string) post.Destination {
 // it would double every event.
 func addDefaultDestination(s *settings.Set, at settings.Origin) {
 	switch names := s.Children("destinations"); {
-	case slices.Contains(names, defaultDestination):
+	case slices.Contains(names, DefaultDestination):
 	case len(names) > 0:
-		s.Problem(at, "destinations."+defaultDestination, "stands beside the destinations of %s (%s): every event would go to both; unset it, or write its URL into the file",
+		s.Problem(at, "destinations."+DefaultDestination, "stands beside the destinations of %s (%s): every event would go to both; unset it, or write its URL into the file",
 			s.File, strings.Join(names, ", "))
 	default:
-		s.Add("destinations", defaultDestination, at)
+		s.Add("destinations", DefaultDestination, at)
 	}
 }
 
 // bindChannels reads the alert channels, in the order of the file.
-func (c *config) bindChannels() {
-	transport := alert.NewTransport(c.relay.Egress)
+func (c *Config) bindChannels() {
+	transport := alert.NewTransport(c.Relay.Egress)
 	seen := map[string]bool{}
 	for _, path := range c.Children("alerts.channels") {
 		if c.Failed(path) || c.FailedBelow(path) {
@@ -151,11 +151,11 @@ func (c *config) bindChannels() {
 		case seen[urls[0]]:
 			c.ProblemAt(path, "repeats the URL of another channel")
 		case ch.slack != "":
-			c.relay.Alerts.Channels = append(c.relay.Alerts.Channels, alert.Slack(ch.slack, transport))
+			c.Relay.Alerts.Channels = append(c.Relay.Alerts.Channels, alert.Slack(ch.slack, transport))
 		case ch.webhook != "":
-			c.relay.Alerts.Channels = append(c.relay.Alerts.Channels, alert.Webhook(ch.webhook, transport))
+			c.Relay.Alerts.Channels = append(c.Relay.Alerts.Channels, alert.Webhook(ch.webhook, transport))
 		default:
-			c.relay.Alerts.Channels = append(c.relay.Alerts.Channels, notify.New(settings.Secret(ch.service), transport))
+			c.Relay.Alerts.Channels = append(c.Relay.Alerts.Channels, notify.New(settings.Secret(ch.service), transport))
 		}
 		if len(urls) > 0 {
 			seen[urls[0]] = true

@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"os"
@@ -31,10 +31,10 @@ func FuzzFile(f *testing.F) {
 		if err := os.WriteFile(file, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		c := loadConfigFrom(sources{
-			env:      []string{"OUTBOX_DATABASE_URL=postgres://u:hunter2@localhost/db", "OUTBOX_DESTINATION_URL=http://a", "A=b"},
-			flags:    map[string]string{"config": file},
-			hostname: "host",
+		c := LoadFrom(Sources{
+			Env:      []string{"OUTBOX_DATABASE_URL=postgres://u:hunter2@localhost/db", "OUTBOX_DESTINATION_URL=http://a", "A=b"},
+			Flags:    map[string]string{"config": file},
+			Hostname: "host",
 		})
 		for _, p := range append(c.Problems, c.Warnings...) {
 			line := p.String()
@@ -66,7 +66,7 @@ func FuzzDatabaseURL(f *testing.F) {
 		if strings.Contains(password, before) || strings.Contains(password, after) {
 			return
 		}
-		if _, problem := parseDatabaseURL(before + password + after); strings.Contains(problem, password) {
+		if _, problem := ParseDatabaseURL(before + password + after); strings.Contains(problem, password) {
 			t.Errorf("%q tells the password: %s", before+password+after, problem)
 		}
 	})

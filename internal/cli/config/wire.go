@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"encoding/base64"
@@ -12,7 +12,7 @@ import (
 
 // bindTLS reads the files of a destination's TLS settings. TLS settings of its own beside a URL without TLS are a mistake: the
 // operator believes that requests are encrypted.
-func (c *config) bindTLS(path string, d *destination) {
+func (c *Config) bindTLS(path string, d *destination) {
 	t := &d.Wire.TLS
 	if strings.HasPrefix(strings.ToLower(d.URL), "http:") {
 		*t = post.TLS{}
@@ -25,7 +25,7 @@ func (c *config) bindTLS(path string, d *destination) {
 	}
 	ca, cert, key := path+".tls.ca_file", path+".tls.cert_file", path+".tls.key_file"
 	if d.caFile != "" && !c.Failed(ca) {
-		if w, err := settings.WatchAuthorities(&c.log, d.caFile); err != nil {
+		if w, err := settings.WatchAuthorities(&c.Log, d.caFile); err != nil {
 			c.ProblemAt(ca, err.Error())
 		} else {
 			t.Roots = w.Get
@@ -38,7 +38,7 @@ func (c *config) bindTLS(path string, d *destination) {
 	case d.certFile != "" && d.keyFile == "":
 		c.ProblemAt(cert, "is set without tls.key_file; set both")
 	case d.certFile != "":
-		pair, err := settings.WatchKeyPair(&c.log, d.certFile, d.keyFile)
+		pair, err := settings.WatchKeyPair(&c.Log, d.certFile, d.keyFile)
 		if err != nil {
 			c.ProblemAt(cert, err.Error())
 			return
@@ -52,7 +52,7 @@ func (c *config) bindTLS(path string, d *destination) {
 }
 
 // authorization returns what a destination's requests carry as that header; nil: nothing.
-func (c *config) authorization(path string, d *destination) func() string {
+func (c *Config) authorization(path string, d *destination) func() string {
 	keys := slices.DeleteFunc([]string{"bearer_token", "bearer_token_file", "basic_auth"}, func(key string) bool { return !c.Has(path + "." + key) })
 	switch {
 	case len(keys) > 1:
@@ -86,8 +86,8 @@ func (c *config) authorization(path string, d *destination) func() string {
 func fixed(header string) func() string { return func() string { return header } }
 
 // followSecret returns a header made of what a file holds. path is the setting that names the file.
-func (c *config) followSecret(path, name string, parse settings.Parser[settings.Secret], header func(string) string) func() string {
-	w, err := settings.WatchFiles(&c.log, settings.MaxSecret, func(contents [][]byte) (string, error) {
+func (c *Config) followSecret(path, name string, parse settings.Parser[settings.Secret], header func(string) string) func() string {
+	w, err := settings.WatchFiles(&c.Log, settings.MaxSecret, func(contents [][]byte) (string, error) {
 		secret, problem := parse(strings.TrimRight(string(contents[0]), "\r\n"))
 		if problem != "" {
 			return "", errors.New(name + " " + problem)

@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"crypto/tls"
@@ -15,18 +15,20 @@ import (
 
 const (
 	usualFile = "outbox-relay.yaml"
-	// defaultDestination is the destination that OUTBOX_DESTINATION_URL configures.
-	defaultDestination = "default"
+	// DefaultDestination is the destination that OUTBOX_DESTINATION_URL configures.
+	DefaultDestination = "default"
 	// defaultMetricsListen is where metrics and health are served. 9464 is what OpenTelemetry's Prometheus exporters use.
 	defaultMetricsListen = "127.0.0.1:9464"
+	// defaultAdminListen is where the API and the page are served.
+	defaultAdminListen = "127.0.0.1:9465"
 )
 
 // table describes every setting of this version, in the order in which config show prints them. hostname is the default of
 // relay.name.
-func (c *config) table(hostname string) settings.Table {
+func (c *Config) table(hostname string) settings.Table {
 	shared := policyRows(&destination{})
 	return settings.Table{
-		Prefix: "OUTBOX_", File: usualFile, Unnamed: defaultDestination,
+		Prefix: "OUTBOX_", File: usualFile, Unnamed: DefaultDestination,
 		Rows: slices.Concat(
 			c.databaseRows(), c.relayRows(hostname),
 			settings.Under("defaults", shared),
@@ -34,23 +36,23 @@ func (c *config) table(hostname string) settings.Table {
 			c.egressRows(),
 			settings.Under("routes[]", routeRows(&relay.Route{})),
 			settings.Under("alerts.channels[]", channelRows(&channel{})),
-			c.alertRows(), c.retentionRows(), c.metricsRows(), c.consoleRows(), c.logRows(),
+			c.alertRows(), c.retentionRows(), c.metricsRows(), c.adminRows(), c.logRows(),
 		),
 	}
 }
 
-func (c *config) databaseRows() []settings.Row {
+func (c *Config) databaseRows() []settings.Row {
 	return []settings.Row{
-		{Path: "environment", Env: "ENVIRONMENT", Value: settings.One("production", settings.ParseText, settings.To(&c.relay.Environment), "")},
+		{Path: "environment", Env: "ENVIRONMENT", Value: settings.One("production", settings.ParseText, settings.To(&c.Relay.Environment), "")},
 		{Path: "database.url", Env: "DATABASE_URL", FromFile: true, Value: settings.One("postgres://…", parseDatabaseText, settings.To(&c.databaseURL))},
 		{Path: "database.listen_url", Env: "DATABASE_LISTEN_URL", FromFile: true, Value: settings.One("postgres://…", optional(parseDatabaseText), settings.To(&c.listenURL))},
-		{Path: "database.pooler", Env: "DATABASE_POOLER", Value: settings.One("auto", settings.ParseChoice(relay.PoolerAuto, relay.PoolerNone, relay.PoolerTransaction), settings.To(&c.relay.Pooler.Mode), relay.PoolerAuto)},
-		{Path: "database.schema", Env: "DATABASE_SCHEMA", Flag: "schema", Value: settings.One("billing", optional(parseSchema), settings.To(&c.relay.Schema), "")},
+		{Path: "database.pooler", Env: "DATABASE_POOLER", Value: settings.One("auto", settings.ParseChoice(relay.PoolerAuto, relay.PoolerNone, relay.PoolerTransaction), settings.To(&c.Relay.Pooler.Mode), relay.PoolerAuto)},
+		{Path: "database.schema", Env: "DATABASE_SCHEMA", Flag: "schema", Value: settings.One("billing", optional(parseSchema), settings.To(&c.Relay.Schema), "")},
 	}
 }
 
-func (c *config) relayRows(hostname string) []settings.Row {
-	r := &c.relay
+func (c *Config) relayRows(hostname string) []settings.Row {
+	r := &c.Relay
 	return []settings.Row{
 		{Path: "relay.name", Env: "NAME", Flag: "name", Value: settings.One("billing-1", settings.ParseText, settings.To(&r.Name), hostname)},
 		{Path: "relay.poll_interval", Env: "POLL_INTERVAL", Flag: "poll-interval", Value: settings.One("5s", settings.ParseDuration, settings.To(&r.PollInterval), relay.DefaultPollInterval)},
@@ -98,7 +100,7 @@ func policyRows(d *destination) []settings.Row {
 // targetRows say where a destination's requests go, and what proves that they come from here.
 func targetRows(d *destination) []settings.Row {
 	return []settings.Row{
-		{Path: "url", Env: "DESTINATION_URL", Flag: "destination-url", Make: addDefaultDestination, Value: settings.One("https://logistics.internal/webhooks/finance", showing(settings.ParseSecret, withoutQuery), toText(&d.URL))},
+		{Path: "url", Env: "DESTINATION_URL", Flag: "destination-url", Make: addDefaultDestination, Value: settings.One("https://logistics.internal/webhooks/finance", showing(settings.ParseSecret, WithoutQuery), toText(&d.URL))},
 		{Path: "signing_secrets", Env: "SIGNING_SECRET", FromFile: true, Value: settings.Many("[whsec_…]", parseSigningSecret, settings.To(&d.SigningSecrets))},
 		{Path: "headers.*", Value: settings.Each("Bearer …", settings.ParseSecret, func(values map[string]settings.Secret) {
 			for name, value := range values {
@@ -121,10 +123,10 @@ func credentialRows(d *destination) []settings.Row {
 	}
 }
 
-func (c *config) egressRows() []settings.Row {
+func (c *Config) egressRows() []settings.Row {
 	return []settings.Row{
-		{Path: "egress.allow_private", Env: "EGRESS_ALLOW_PRIVATE", Value: settings.Many("[10.20.0.0/16]", parsePrefix, settings.To(&c.relay.Egress.AllowPrivate))},
-		{Path: "egress.proxy", Env: "EGRESS_PROXY", FromFile: true, Value: settings.One("http://proxy.internal:3128", showing(settings.ParseSecret, withoutUser), toText(&c.relay.Egress.Proxy))},
+		{Path: "egress.allow_private", Env: "EGRESS_ALLOW_PRIVATE", Value: settings.Many("[10.20.0.0/16]", parsePrefix, settings.To(&c.Relay.Egress.AllowPrivate))},
+		{Path: "egress.proxy", Env: "EGRESS_PROXY", FromFile: true, Value: settings.One("http://proxy.internal:3128", showing(settings.ParseSecret, withoutUser), toText(&c.Relay.Egress.Proxy))},
 	}
 }
 
@@ -137,14 +139,14 @@ func routeRows(r *relay.Route) []settings.Row {
 
 func channelRows(ch *channel) []settings.Row {
 	return []settings.Row{
-		{Path: "slack", Env: "SLACK_WEBHOOK_URL", FromFile: true, Value: settings.One("https://hooks.slack.com/…", showing(parseChannelURL, onlyHost), toText(&ch.slack))},
-		{Path: "webhook", Env: "ALERT_WEBHOOK_URL", FromFile: true, Value: settings.One("https://ops.internal/hooks/outbox", showing(parseChannelURL, onlyHost), toText(&ch.webhook))},
+		{Path: "slack", Env: "SLACK_WEBHOOK_URL", FromFile: true, Value: settings.One("https://hooks.slack.com/…", showing(parseChannelURL, OnlyHost), toText(&ch.slack))},
+		{Path: "webhook", Env: "ALERT_WEBHOOK_URL", FromFile: true, Value: settings.One("https://ops.internal/hooks/outbox", showing(parseChannelURL, OnlyHost), toText(&ch.webhook))},
 		{Path: "service", Env: "ALERT_SERVICE_URL", FromFile: true, Value: settings.One("smtp://…", showing(notify.ParseURL, onlyService), toText(&ch.service))},
 	}
 }
 
-func (c *config) alertRows() []settings.Row {
-	a := &c.relay.Alerts
+func (c *Config) alertRows() []settings.Row {
+	a := &c.Relay.Alerts
 	return []settings.Row{
 		{Path: "alerts.window", Env: "ALERT_WINDOW", Value: settings.One("15m", settings.ParseDuration, settings.To(&a.Window), alert.DefaultWindow)},
 		{Path: "alerts.lag_over", Env: "ALERT_LAG_OVER", Value: settings.One("10m", settings.ParseDuration, settings.To(&a.LagOver), alert.DefaultLagOver)},
@@ -152,8 +154,8 @@ func (c *config) alertRows() []settings.Row {
 	}
 }
 
-func (c *config) retentionRows() []settings.Row {
-	keep := &c.relay.Retention
+func (c *Config) retentionRows() []settings.Row {
+	keep := &c.Relay.Retention
 	return []settings.Row{
 		{Path: "retention.archive_after", Env: "RETENTION_ARCHIVE_AFTER", Value: settings.One("720h", parseKept, settings.To(&keep.ArchiveAfter), archive.DefaultArchiveAfter)},
 		{Path: "retention.delete_after", Env: "RETENTION_DELETE_AFTER", Value: settings.One("8760h", parseKept, settings.To(&keep.DeleteAfter), archive.DefaultDeleteAfter)},
@@ -163,15 +165,15 @@ func (c *config) retentionRows() []settings.Row {
 	}
 }
 
-func (c *config) metricsRows() []settings.Row {
+func (c *Config) metricsRows() []settings.Row {
 	return []settings.Row{
-		{Path: "metrics.listen", Env: "METRICS_LISTEN", Value: settings.One("127.0.0.1:9464", parseListen, settings.To(&c.metricsListen), defaultMetricsListen)},
+		{Path: "metrics.listen", Env: "METRICS_LISTEN", Value: settings.One("127.0.0.1:9464", parseListen, settings.To(&c.MetricsListen), defaultMetricsListen)},
 	}
 }
 
-func (c *config) logRows() []settings.Row {
+func (c *Config) logRows() []settings.Row {
 	return []settings.Row{
 		{Path: "log.level", Env: "LOG_LEVEL", Flag: "log-level", Value: settings.One("info", settings.ParseChoice("debug", "info", "warn", "error"), settings.To(&c.logLevelName), "info")},
-		{Path: "log.format", Env: "LOG_FORMAT", Flag: "log-format", Value: settings.One("auto", settings.ParseChoice("auto", "json", "console"), settings.To(&c.logFormat), "auto")},
+		{Path: "log.format", Env: "LOG_FORMAT", Flag: "log-format", Value: settings.One("auto", settings.ParseChoice("auto", "json", "console"), settings.To(&c.LogFormat), "auto")},
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	_ "embed"
@@ -15,20 +15,21 @@ import (
 
 // sampleFile is the annotated configuration that config init writes. A test holds it complete.
 //
-//go:embed testdata/outbox-relay.yaml
+//go:embed sample.yaml
 var sampleFile []byte
 
-type configCmd struct {
-	Init  configInitCmd  `cmd:"" help:"Write an annotated configuration file."`
-	Check configCheckCmd `cmd:"" help:"Find every mistake; exit 3 if there is one."`
-	Show  configShowCmd  `cmd:"" help:"Print what is in effect and where each value comes from. Secrets are masked."`
+// Command is the command config.
+type Command struct {
+	Init  initCommand  `cmd:"" help:"Write an annotated configuration file."`
+	Check checkCommand `cmd:"" help:"Find every mistake; exit 3 if there is one."`
+	Show  showCommand  `cmd:"" help:"Print what is in effect and where each value comes from. Secrets are masked."`
 }
 
-type configInitCmd struct {
+type initCommand struct {
 	File string `arg:"" optional:"" default:"outbox-relay.yaml" help:"The file to write; - writes to standard output."`
 }
 
-func (cmd configInitCmd) Run(inv *cli.Invocation) error {
+func (cmd initCommand) Run(inv *cli.Invocation) error {
 	if cmd.File == "-" {
 		_, err := inv.Stdout.Write(sampleFile)
 		return err
@@ -49,13 +50,13 @@ func (cmd configInitCmd) Run(inv *cli.Invocation) error {
 	return err
 }
 
-type configCheckCmd struct {
-	settingFlags
+type checkCommand struct {
+	SettingFlags
 	Strict bool `help:"Warnings, and destinations whose requests are not signed, are mistakes too."`
 }
 
-func (cmd configCheckCmd) Run(inv *cli.Invocation) error {
-	c, err := readConfig(inv)
+func (cmd checkCommand) Run(inv *cli.Invocation) error {
+	c, err := Read(inv)
 	if err != nil {
 		return err
 	}
@@ -64,19 +65,19 @@ func (cmd configCheckCmd) Run(inv *cli.Invocation) error {
 		what = "the configuration"
 	}
 	fmt.Fprintf(inv.Stdout, "%s is valid; it delivers to %s\n", what, strings.Join(c.Children("destinations"), ", "))
-	if names := c.unsigned(); len(names) > 0 {
+	if names := c.Unsigned(); len(names) > 0 {
 		fmt.Fprintf(inv.Stdout, "Not signed, since they have no signing_secrets: requests to %s\n", strings.Join(names, ", "))
 	}
-	if n := len(c.Warnings) + len(c.unsigned()); cmd.Strict && n > 0 {
+	if n := len(c.Warnings) + len(c.Unsigned()); cmd.Strict && n > 0 {
 		return cli.ExitError{Code: cli.ExitConfig, Err: fmt.Errorf("%s above; without --strict they are no mistakes", plain.Plural(n, "warning", "warnings"))}
 	}
 	return nil
 }
 
-type configShowCmd struct{ settingFlags }
+type showCommand struct{ SettingFlags }
 
-func (configShowCmd) Run(inv *cli.Invocation) error {
-	c, err := readConfig(inv)
+func (showCommand) Run(inv *cli.Invocation) error {
+	c, err := Read(inv)
 	if err != nil {
 		return err
 	}

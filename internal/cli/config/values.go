@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"fmt"
@@ -52,7 +52,7 @@ func optional[T any](parse settings.Parser[T]) settings.Parser[T] {
 
 func parseDatabaseText(text string) (maskedURL, string) {
 	return showing(settings.ParseSecret, func(text string) string {
-		pool, problem := parseDatabaseURL(text)
+		pool, problem := ParseDatabaseURL(text)
 		if problem != "" {
 			return settings.Mask
 		}
@@ -60,8 +60,8 @@ func parseDatabaseText(text string) (maskedURL, string) {
 	})(text)
 }
 
-// withoutQuery shows where requests go; a token often stands in the query.
-func withoutQuery(raw string) string {
+// WithoutQuery shows where requests go; a token often stands in the query.
+func WithoutQuery(raw string) string {
 	address, _, has := strings.Cut(raw, "?")
 	if has {
 		address += "?" + settings.Mask
@@ -81,8 +81,8 @@ func withoutUser(raw string) string {
 	return raw
 }
 
-// onlyHost shows a URL whose path is its secret.
-func onlyHost(raw string) string {
+// OnlyHost shows a URL whose path is its secret.
+func OnlyHost(raw string) string {
 	u, err := url.Parse(raw)
 	if err != nil {
 		return settings.Mask

@@ -1,20 +1,20 @@
-package main
+package config
 
-// configFlag names the configuration file, for every command that reads one.
-type configFlag struct {
+// FileFlag names the configuration file, for every command that reads one.
+type FileFlag struct {
 	Config string `short:"c" placeholder:"FILE" help:"Configuration file. Default: $OUTBOX_CONFIG, or outbox-relay.yaml if it exists."`
 }
 
-// databaseFlags are those of commands that need nothing but the database.
-type databaseFlags struct {
-	configFlag
+// DatabaseFlags are those of commands that need nothing but the database.
+type DatabaseFlags struct {
+	FileFlag
 	Schema string `placeholder:"NAME" help:"Schema that holds the tables. Default: the first of the search_path."`
 }
 
-// settingFlags are the settings that are worth changing for one start. Secrets have none: others can read them in the
+// SettingFlags are the settings that are worth changing for one start. Secrets have none: others can read them in the
 // list of processes.
-type settingFlags struct {
-	databaseFlags
+type SettingFlags struct {
+	DatabaseFlags
 	Name           string `placeholder:"NAME" help:"Name under which operators see this relay. Default: the host's."`
 	DestinationURL string `placeholder:"URL" help:"Destination of every event type."`
 	PollInterval   string `placeholder:"5s" help:"How long an idle relay waits before it looks by itself."`

@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"path/filepath"
@@ -46,16 +46,16 @@ destinations:
   a: {url: http://a}
   b: {url: http://b, rate_limit: 0, on_failure: block, breaker: {enabled: false, probe_after: 2s}}
 `)
-	c := loadConfigFrom(sources{
-		env: []string{
+	c := LoadFrom(Sources{
+		Env: []string{
 			twoSettings[0], "OUTBOX_ON_FAILURE=skip", "OUTBOX_BREAKER_FAILURES=9", "OUTBOX_BREAKER_PROBE_MAX=1m",
 		},
-		flags: map[string]string{"config": file}, hostname: "host",
+		Flags: map[string]string{"config": file}, Hostname: "host",
 	})
 	if err := c.Err(); err != nil {
 		t.Fatal(err)
 	}
-	list := c.relay.Destinations
+	list := c.Relay.Destinations
 	a, b := list[0], list[1]
 	if a.RateLimit != 12.5 || a.OnFailure != policy.SkipFailed || a.Breaker != (policy.BreakerPolicy{Failures: 9, ProbeAfter: time.Second, ProbeMax: time.Minute}) {
 		t.Errorf("%g %s %+v", a.RateLimit, a.OnFailure, a.Breaker)

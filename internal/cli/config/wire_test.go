@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"bytes"
@@ -145,12 +145,12 @@ func TestSharedTLS(t *testing.T) {
 	t.Parallel()
 	ca, _ := certificate(t, "ca", time.Now().Add(time.Hour))
 	file := writeFile(t, filepath.Join(t.TempDir(), "ca"), ca)
-	c := loadConfigFrom(sources{env: twoSettings[:1], flags: map[string]string{"config": writeFile(t, filepath.Join(t.TempDir(), usualFile),
+	c := LoadFrom(Sources{Env: twoSettings[:1], Flags: map[string]string{"config": writeFile(t, filepath.Join(t.TempDir(), usualFile),
 		"defaults: {tls: {ca_file: "+file+"}}\ndestinations: {a: {url: 'http://a'}, b: {url: 'https://b'}}\n")}})
 	if err := c.Err(); err != nil {
 		t.Fatal(err)
 	}
-	if d := c.relay.Destinations; d[0].Wire.TLS.Roots != nil || d[1].Wire.TLS.Roots == nil {
+	if d := c.Relay.Destinations; d[0].Wire.TLS.Roots != nil || d[1].Wire.TLS.Roots == nil {
 		t.Error("the authorities are not those of b alone")
 	}
 }
@@ -174,7 +174,7 @@ func TestCredentials(t *testing.T) {
 	dir := t.TempDir()
 	token := writeFile(t, filepath.Join(dir, "token"), "one\n")
 	password := writeFile(t, filepath.Join(dir, "password"), "päss word\r\n")
-	c := loadConfigFrom(sources{env: append(twoSettings[:1:1], "TOKEN=t0"), flags: map[string]string{"config": writeFile(t, filepath.Join(dir, usualFile), `
+	c := LoadFrom(Sources{Env: append(twoSettings[:1:1], "TOKEN=t0"), Flags: map[string]string{"config": writeFile(t, filepath.Join(dir, usualFile), `
 destinations:
   none: {url: "https://a"}
   token: {url: "https://a", bearer_token: "${TOKEN}"}
@@ -186,7 +186,7 @@ destinations:
 		t.Fatal(err)
 	}
 	got := map[string]string{}
-	for _, d := range c.relay.Destinations {
+	for _, d := range c.Relay.Destinations {
 		if d.Wire.Authorization != nil {
 			got[d.Name] = d.Wire.Authorization()
 		}
@@ -200,8 +200,8 @@ destinations:
 	if len(got) != len(want) {
 		t.Errorf("credentials: %q", got)
 	}
-	i := slices.IndexFunc(c.relay.Destinations, func(d post.Destination) bool { return d.Name == "token_file" })
-	follow := c.relay.Destinations[i].Wire.Authorization
+	i := slices.IndexFunc(c.Relay.Destinations, func(d post.Destination) bool { return d.Name == "token_file" })
+	follow := c.Relay.Destinations[i].Wire.Authorization
 	writeFile(t, token, "two\n")
 	if value := follow(); value != "Bearer two" {
 		t.Errorf("after a change: %q", value)

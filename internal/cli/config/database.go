@@ -1,4 +1,4 @@
-package main
+package config
 
 import (
 	"context"
@@ -26,16 +26,16 @@ import (
 // connectTimeout bounds how long a command waits for a database that does not answer, unless the URL says otherwise.
 const connectTimeout = 10 * time.Second
 
-// connConfig returns how a command other than run connects: past a pooler if it can, to the schema that holds the tables,
+// ConnConfig returns how a command other than run connects: past a pooler if it can, to the schema that holds the tables,
 // impatiently.
-func (c *config) connConfig() *pgx.ConnConfig {
-	conn := c.pool.ConnConfig.Copy()
-	if c.direct != nil {
-		conn = c.direct.ConnConfig.Copy()
-	} else if c.relay.Pooler.Mode != relay.PoolerNone && conn.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
+func (c *Config) ConnConfig() *pgx.ConnConfig {
+	conn := c.Pool.ConnConfig.Copy()
+	if c.Direct != nil {
+		conn = c.Direct.ConnConfig.Copy()
+	} else if c.Relay.Pooler.Mode != relay.PoolerNone && conn.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
 		conn.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe // prepares nothing that outlives a transaction
 	}
-	if schema := c.relay.Schema; schema != "" {
+	if schema := c.Relay.Schema; schema != "" {
 		conn.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize()
 	}
 	if conn.ConnectTimeout == 0 {
@@ -44,13 +44,13 @@ func (c *config) connConfig() *pgx.ConnConfig {
 	return conn
 }
 
-// open returns a pool of one connection. It connects at the first use.
-func (c *config) open(ctx context.Context) (*pgxpool.Pool, error) {
-	cfg := c.pool.Copy()
-	if c.direct != nil {
-		cfg = c.direct.Copy()
+// Open returns a pool of one connection. It connects at the first use.
+func (c *Config) Open(ctx context.Context) (*pgxpool.Pool, error) {
+	cfg := c.Pool.Copy()
+	if c.Direct != nil {
+		cfg = c.Direct.Copy()
 	}
-	cfg.ConnConfig = c.connConfig()
+	cfg.ConnConfig = c.ConnConfig()
 	cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns = 1, 0, 0
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
@@ -59,9 +59,9 @@ func (c *config) open(ctx context.Context) (*pgxpool.Pool, error) {
 	return pool, nil
 }
 
-// withOps connects, checks the schema and lets f work.
-func (c *config) withOps(ctx context.Context, f func(*ops.Outbox) error) error {
-	pool, err := c.open(ctx)
+// WithOutbox connects, checks the schema and lets f work.
+func (c *Config) WithOutbox(ctx context.Context, f func(*ops.Outbox) error) error {
+	pool, err := c.Open(ctx)
 	if err != nil {
 		return err
 	}
@@ -73,8 +73,8 @@ func (c *config) withOps(ctx context.Context, f func(*ops.Outbox) error) error {
 	return f(outbox)
 }
 
-// database names the database in messages: its URL without password and parameters.
-func (c *config) database() string { return databaseName(c.pool.ConnConfig) }
+// DatabaseName names the database in messages: its URL without password and parameters.
+func (c *Config) DatabaseName() string { return databaseName(c.Pool.ConnConfig) }
 
 func databaseName(conn *pgx.ConnConfig) string {
 	hosts := []string{hostPort(conn.Host, conn.Port)}
@@ -101,19 +101,19 @@ func hostPort(host string, port uint16) string {
 	return net.JoinHostPort(host, strconv.Itoa(int(port)))
 }
 
-// ask connects, checks the schema and lets f ask its questions.
-func ask(inv *cli.Invocation, f func(context.Context, *ops.Outbox) error) error {
-	c, err := readConfig(inv, "database")
+// Ask connects, checks the schema and lets f ask its questions.
+func Ask(inv *cli.Invocation, f func(context.Context, *ops.Outbox) error) error {
+	c, err := Read(inv, "database")
 	if err != nil {
 		return err
 	}
-	return c.ask(inv, f)
+	return c.Ask(inv, f)
 }
 
-// askWith is ask for commands that need more of the configuration.
-func (c *config) ask(inv *cli.Invocation, f func(context.Context, *ops.Outbox) error) error {
-	return c.withOps(inv.Ctx, func(outbox *ops.Outbox) error {
-		if err := warnQuarantined(inv, outbox, c.relay.Environment); err != nil {
+// Ask is the function [Ask] for commands that need more of the configuration.
+func (c *Config) Ask(inv *cli.Invocation, f func(context.Context, *ops.Outbox) error) error {
+	return c.WithOutbox(inv.Ctx, func(outbox *ops.Outbox) error {
+		if err := warnQuarantined(inv, outbox, c.Relay.Environment); err != nil {
 			return err
 		}
 		return f(inv.Ctx, outbox.As(inv.Actor()))
@@ -132,20 +132,20 @@ func warnQuarantined(inv *cli.Invocation, outbox *ops.Outbox, environment string
 	return nil
 }
 
-// directURL returns the URL that leads past a pooler, with its password; that of the pooler if there is no other.
-func (c *config) directURL() string {
+// DirectURL returns the URL that leads past a pooler, with its password; that of the pooler if there is no other.
+func (c *Config) DirectURL() string {
 	if c.listenURL.Secret != "" {
 		return string(c.listenURL.Secret)
 	}
 	return string(c.databaseURL.Secret)
 }
 
-// openMigrator returns what migrates the database, with a connection of its own. The caller closes that.
-func (c *config) openMigrator(set migrations.Set, options migrations.Options) (*sql.DB, *migrations.Migrator, error) {
-	if c.direct == nil && c.relay.Pooler.Mode == relay.PoolerTransaction {
+// OpenMigrator returns what migrates the database, with a connection of its own. The caller closes that.
+func (c *Config) OpenMigrator(set migrations.Set, options migrations.Options) (*sql.DB, *migrations.Migrator, error) {
+	if c.Direct == nil && c.Relay.Pooler.Mode == relay.PoolerTransaction {
 		return nil, nil, cli.ExitError{Code: cli.ExitConfig, Err: errors.New("migrations need a connection past the pooler: set database.listen_url (OUTBOX_DATABASE_LISTEN_URL)")}
 	}
-	db := stdlib.OpenDB(*c.connConfig())
+	db := stdlib.OpenDB(*c.ConnConfig())
 	m, err := migrations.New(db, set, options)
 	if err != nil {
 		return nil, nil, errors.Join(err, db.Close())
