@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/bulk"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -36,7 +37,7 @@ type eventsListCmd struct {
 	OrderingKey string `placeholder:"KEY" help:"Only events with this ordering key."`
 	Key         string `placeholder:"KEY" xor:"event" help:"Only the event with this idempotency key."`
 	Related     string `placeholder:"REFERENCE" xor:"event" help:"Only events with this related reference; it is looked for from the newest event on."`
-	timeFlags
+	bulk.TimeFlags
 	Limit int  `default:"50" help:"How many at most."`
 	JSON  bool `help:"Print JSON: an array of deliveries. Fields are added, never renamed or removed."`
 }
@@ -45,7 +46,7 @@ func (cmd eventsListCmd) Run(inv *cli.Invocation) error {
 	if cmd.Limit < 1 || cmd.Limit > 10_000 {
 		return cli.Usagef("--limit: %d is out of range; write 1 to 10000", cmd.Limit)
 	}
-	if err := cmd.check(); err != nil {
+	if err := cmd.Check(); err != nil {
 		return err
 	}
 	filter := ops.DeliveryFilter{
@@ -57,7 +58,7 @@ func (cmd eventsListCmd) Run(inv *cli.Invocation) error {
 	}
 	var list []ops.Delivery
 	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
-		if filter.Since, filter.Until, err = cmd.bounds(ctx, outbox); err != nil {
+		if filter.Since, filter.Until, err = cmd.Bounds(ctx, outbox); err != nil {
 			return err
 		}
 		if filter.EventIDs, err = cmd.events(ctx, outbox); err != nil {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/bulk"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
@@ -55,7 +56,9 @@ type inboxFilterFlags struct {
 	Until       string `placeholder:"TIME" help:"Only events received before then."`
 }
 
-func (f inboxFilterFlags) times() timeFlags { return timeFlags{Since: f.Since, Until: f.Until} }
+func (f inboxFilterFlags) times() bulk.TimeFlags {
+	return bulk.TimeFlags{Since: f.Since, Until: f.Until}
+}
 
 // selection returns what was asked for, but for its times and ids.
 func (f inboxFilterFlags) selection(states []string) (inboxops.Selection, error) {
@@ -71,25 +74,25 @@ func (f inboxFilterFlags) selection(states []string) (inboxops.Selection, error)
 	case f.To != 0 && f.From > f.To:
 		return s, cli.Usagef("--from %d is above --to %d", f.From, f.To)
 	}
-	return s, f.times().check()
+	return s, f.times().Check()
 }
 
 // describe repeats the selection in an audit line: every flag, but only the number of named events.
 func (f inboxFilterFlags) describe(s inboxops.Selection) string {
-	text := flagText{}
-	text.ids("inbox id", "inbox ids", s.IDs)
-	text.add("receiver", s.Receiver)
-	text.add("source", s.Source)
-	text.add("state", strings.Join(s.States, ","))
-	text.add("type", s.Type)
-	text.add("key", s.Key)
-	text.add("ordering-key", s.OrderingKey)
-	text.add("reference", s.RelatedReference)
-	text.add("from", f.From)
-	text.add("to", f.To)
-	text.add("since", f.Since)
-	text.add("until", f.Until)
-	text.add("limit", s.Limit)
+	text := bulk.FlagText{}
+	text.AddIDs("inbox id", "inbox ids", s.IDs)
+	text.Add("receiver", s.Receiver)
+	text.Add("source", s.Source)
+	text.Add("state", strings.Join(s.States, ","))
+	text.Add("type", s.Type)
+	text.Add("key", s.Key)
+	text.Add("ordering-key", s.OrderingKey)
+	text.Add("reference", s.RelatedReference)
+	text.Add("from", f.From)
+	text.Add("to", f.To)
+	text.Add("since", f.Since)
+	text.Add("until", f.Until)
+	text.Add("limit", s.Limit)
 	return strings.Join(text, " ")
 }
 

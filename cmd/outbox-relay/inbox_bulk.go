@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/bulk"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -18,7 +19,7 @@ type inboxBulkFlags struct {
 	IDs []string `arg:"" optional:"" name:"inbox-id" help:"Inbox ids; - reads them from standard input, one a line."`
 	inboxFilterFlags
 	Limit *int64 `placeholder:"N" help:"At most so many events, those with the lowest ids: 1 to 100000."`
-	bulkFlags
+	bulk.Flags
 }
 
 type inboxReplayCmd struct {
@@ -93,7 +94,7 @@ func (b inboxBulk) selected(inv *cli.Invocation) (inboxops.Selection, error) {
 			return s, cli.Usagef("--limit: %d is out of range; write 1 to %d", s.Limit, inboxops.MaxLimit)
 		}
 	}
-	s.IDs, err = b.ids(b.IDs, inv.Stdin, s.Empty() && b.Since == "" && b.Until == "",
+	s.IDs, err = b.ReadIDs(b.IDs, inv.Stdin, s.Empty() && b.Since == "" && b.Until == "",
 		"nothing says which events are meant; name inbox ids, or narrow it with --state, --type, --key, --ordering-key, --reference, --from, --to, --since or --until")
 	return s, err
 }
@@ -104,44 +105,44 @@ func (b inboxBulk) run(inv *cli.Invocation) (err error) {
 	}
 	return askInbox(inv, supportRole, func(ctx context.Context, c *config.Config, ops *inboxops.Ops) error {
 		b.ops = ops
-		if b.s.Since, b.s.Until, err = b.times().bounds(ctx, ops); err != nil {
+		if b.s.Since, b.s.Until, err = b.times().Bounds(ctx, ops); err != nil {
 			return err
 		}
-		return bulk[inboxops.Bulk]{
-			bulkFlags: b.bulkFlags, action: "inbox " + b.verb, verb: b.verb, done: b.done, one: "event", many: "events",
-			selection: b.describe(b.s), work: b,
-		}.run(ctx, inv, c)
+		return bulk.Operation[inboxops.Bulk]{
+			Flags: b.Flags, Action: "inbox " + b.verb, Verb: b.verb, Done: b.done, One: "event", Many: "events",
+			Selection: b.describe(b.s), Work: b,
+		}.Run(ctx, inv, c)
 	})
 }
 
-func (b inboxBulk) preview(ctx context.Context) (inboxops.Bulk, error) {
+func (b inboxBulk) Preview(ctx context.Context) (inboxops.Bulk, error) {
 	return b.found(b.ops, ctx, b.s)
 }
 
-func (b inboxBulk) act(ctx context.Context, found inboxops.Bulk, progress func(inboxops.Bulk)) (inboxops.Bulk, error) {
+func (b inboxBulk) Act(ctx context.Context, found inboxops.Bulk, progress func(inboxops.Bulk)) (inboxops.Bulk, error) {
 	b.s.ToID = found.LatestID // the operator confirmed no event that was recorded since
 	return b.change(b.ops, ctx, b.s, progress)
 }
 
-func (inboxBulk) refuse(inboxops.Bulk) error { return nil }
+func (inboxBulk) Refuse(inboxops.Bulk) error { return nil }
 
-func (inboxBulk) total(b *inboxops.Bulk) bulkTotal {
-	return bulkTotal{matched: &b.Matched, done: &b.Done, missed: &b.Missed, more: &b.More}
+func (inboxBulk) Counts(b *inboxops.Bulk) bulk.Counts {
+	return bulk.Counts{Matched: &b.Matched, Done: &b.Done, Missed: &b.Missed, More: &b.More}
 }
 
-func (inboxBulk) merge(found *inboxops.Bulk, result inboxops.Bulk) { found.KeysLeft = result.KeysLeft }
+func (inboxBulk) Merge(found *inboxops.Bulk, result inboxops.Bulk) { found.KeysLeft = result.KeysLeft }
 
 // inboxBulkReport is what --json prints.
 type inboxBulkReport struct {
-	bulkOutcome
+	bulk.Outcome
 	inboxops.Bulk
 }
 
-func (inboxBulk) report(r bulkOutcome, found inboxops.Bulk) any {
+func (inboxBulk) Report(r bulk.Outcome, found inboxops.Bulk) any {
 	return inboxBulkReport{r, found}
 }
 
-func (inboxBulk) sample(found inboxops.Bulk) (remark string, rows [][]any) {
+func (inboxBulk) Sample(found inboxops.Bulk) (remark string, rows [][]any) {
 	var states []string
 	for _, state := range slices.Sorted(maps.Keys(found.States)) {
 		states = append(states, fmt.Sprintf("%d %s", found.States[state], state))
@@ -152,7 +153,7 @@ func (inboxBulk) sample(found inboxops.Bulk) (remark string, rows [][]any) {
 	return " (" + strings.Join(states, ", ") + ")", rows
 }
 
-func (b inboxBulk) leftOut(found inboxops.Bulk) (lines []string) {
+func (b inboxBulk) LeftOut(found inboxops.Bulk) (lines []string) {
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	if found.KeysLeft > 0 {
 		add("%s busy: workers go on with them within half a minute.", plain.Plural(found.KeysLeft, "ordering key was", "ordering keys were"))
@@ -172,7 +173,7 @@ func (b inboxBulk) leftOut(found inboxops.Bulk) (lines []string) {
 		}
 	}
 	if found.Unknown > 0 {
-		lines = append(lines, notFound(plain.Plural(found.Unknown, "inbox id", "inbox ids"), found.UnknownIDs, found.Unknown))
+		lines = append(lines, bulk.NotFound(plain.Plural(found.Unknown, "inbox id", "inbox ids"), found.UnknownIDs, found.Unknown))
 	}
 	return lines
 }

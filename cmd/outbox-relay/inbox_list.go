@@ -54,7 +54,7 @@ func (cmd inboxListCmd) Run(inv *cli.Invocation) error {
 	}
 	s.Limit = cmd.Limit
 	return askInbox(inv, supportRole, func(ctx context.Context, _ *config.Config, ops *inboxops.Ops) error {
-		if s.Since, s.Until, err = cmd.times().bounds(ctx, ops); err != nil {
+		if s.Since, s.Until, err = cmd.times().Bounds(ctx, ops); err != nil {
 			return err
 		}
 		if cmd.Remembered {

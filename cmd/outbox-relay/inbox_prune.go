@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/bulk"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
@@ -74,7 +75,7 @@ func (cmd inboxPruneCmd) Run(inv *cli.Invocation) error {
 		if output.IsTerminal(inv.Stderr) {
 			output.Draw(inv.Stderr, "", false)
 		}
-		auditBulk(inv, c, "inbox prune", cmd.describe(), done.Removed, err)
+		bulk.Audit(inv, c, "inbox prune", cmd.describe(), done.Removed, err)
 		if err != nil && done == (inboxops.Pruned{}) {
 			return err
 		}

@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/bulk"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
@@ -14,9 +15,9 @@ type selectionFlags struct {
 	Type        string   `placeholder:"PATTERN" help:"Only events of these types; * stands for any characters."`
 	Reason      string   `placeholder:"REASON" help:"Only deliveries whose last attempt ended so: rejected, timeout, …"`
 	OrderingKey string   `placeholder:"KEY" help:"Only events with this ordering key."`
-	timeFlags
+	bulk.TimeFlags
 	Limit *int64 `placeholder:"N" help:"At most so many deliveries."`
-	bulkFlags
+	bulk.Flags
 }
 
 // selection returns what was asked for, but for its times. statuses and parked come from the command's own flags.
@@ -29,28 +30,28 @@ func (f selectionFlags) selection(inv *cli.Invocation, statuses []string, parked
 			return s, cli.Usagef("--limit: %d is out of range; write 1 or more", s.Limit)
 		}
 	}
-	if err := f.check(); err != nil {
+	if err := f.Check(); err != nil {
 		return s, err
 	}
-	s.EventIDs, err = f.ids(f.IDs, inv.Stdin, s.Empty() && f.Since == "" && f.Until == "",
+	s.EventIDs, err = f.ReadIDs(f.IDs, inv.Stdin, s.Empty() && f.Since == "" && f.Until == "",
 		"nothing says which deliveries are meant; name events, or narrow it with --destination, --status, --type, --reason, --ordering-key, --since or --until")
 	return s, err
 }
 
 // describe repeats the selection in an audit line: every flag, but only the number of named events.
 func (f selectionFlags) describe(s ops.Selection) string {
-	text := flagText{}
-	text.ids("event", "events", s.EventIDs)
-	text.add("destination", s.Destination)
-	text.add("status", strings.Join(s.Statuses, ","))
+	text := bulk.FlagText{}
+	text.AddIDs("event", "events", s.EventIDs)
+	text.Add("destination", s.Destination)
+	text.Add("status", strings.Join(s.Statuses, ","))
 	if s.Parked {
 		text = append(text, "--parked")
 	}
-	text.add("type", s.Type)
-	text.add("reason", s.Reason)
-	text.add("ordering-key", s.OrderingKey)
-	text.add("since", f.Since)
-	text.add("until", f.Until)
-	text.add("limit", s.Limit)
+	text.Add("type", s.Type)
+	text.Add("reason", s.Reason)
+	text.Add("ordering-key", s.OrderingKey)
+	text.Add("since", f.Since)
+	text.Add("until", f.Until)
+	text.Add("limit", s.Limit)
 	return strings.Join(text, " ")
 }

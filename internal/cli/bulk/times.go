@@ -1,4 +1,4 @@
-package main
+package bulk
 
 import (
 	"context"
@@ -9,8 +9,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
-// timeFlags bound when events were created.
-type timeFlags struct {
+// TimeFlags bound when events were created.
+type TimeFlags struct {
 	Since string `placeholder:"TIME" help:"Only events created since then: 2026-01-02T15:04:05Z, or 2h for two hours ago."`
 	Until string `placeholder:"TIME" help:"Only events created before then."`
 }
@@ -62,8 +62,8 @@ type clock interface {
 	Now(ctx context.Context) (time.Time, error)
 }
 
-// bounds turns --since and --until into times.
-func (f timeFlags) bounds(ctx context.Context, database clock) (since, until time.Time, err error) {
+// Bounds turns --since and --until into times.
+func (f TimeFlags) Bounds(ctx context.Context, database clock) (since, until time.Time, err error) {
 	from, to, err := f.moments()
 	if err != nil || from == (moment{}) && to == (moment{}) {
 		return since, until, err
@@ -84,15 +84,15 @@ func (f timeFlags) bounds(ctx context.Context, database clock) (since, until tim
 	return since, until, nil
 }
 
-func (f timeFlags) moments() (from, to moment, err error) {
+func (f TimeFlags) moments() (from, to moment, err error) {
 	if from, err = parseMoment("since", f.Since); err == nil {
 		to, err = parseMoment("until", f.Until)
 	}
 	return from, to, err
 }
 
-// check refuses bounds that are wrong whatever the time is, before a database is asked.
-func (f timeFlags) check() error {
+// Check refuses bounds that are wrong whatever the time is, before a database is asked.
+func (f TimeFlags) Check() error {
 	_, _, err := f.moments()
 	return err
 }

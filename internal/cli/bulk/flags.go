@@ -1,4 +1,4 @@
-package main
+package bulk
 
 import (
 	"bufio"
@@ -14,15 +14,15 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
-// bulkFlags are those of every command that changes many rows.
-type bulkFlags struct {
+// Flags are those of every command that changes many rows.
+type Flags struct {
 	DryRun bool `help:"Only show how many there are, and the first of them."`
 	Yes    bool `short:"y" help:"Do not ask."`
 	JSON   bool `help:"Print JSON: what was found and done. Fields are added, never renamed or removed."`
 }
 
-// ids returns the ids that the arguments name. all: without ids, everything would be meant.
-func (f bulkFlags) ids(args []string, stdin io.Reader, all bool, refusal string) ([]int64, error) {
+// ReadIDs returns the ids that the arguments name. all: without ids, everything would be meant.
+func (f Flags) ReadIDs(args []string, stdin io.Reader, all bool, refusal string) ([]int64, error) {
 	if len(args) == 1 && args[0] == "-" && !f.Yes && !f.DryRun {
 		return nil, cli.Usagef("standard input cannot both name the events and answer the question; add --yes, or --dry-run to look first")
 	}
@@ -85,17 +85,18 @@ func eventIDs(args []string, stdin io.Reader) (ids []int64, err error) {
 	return ids, nil
 }
 
-// A flagText repeats flags as an operator could give them again.
-type flagText []string
+// A FlagText repeats flags as an operator could give them again.
+type FlagText []string
 
-// add appends a flag, unless its value is empty or 0.
-func (t *flagText) add(flag string, value any) {
+// Add appends a flag, unless its value is empty or 0.
+func (t *FlagText) Add(flag string, value any) {
 	if text := fmt.Sprint(value); text != "" && text != "0" {
 		*t = append(*t, "--"+flag+" "+plain.ShellWord(output.Printable(text)))
 	}
 }
 
-func (t *flagText) ids(one, many string, ids []int64) {
+// AddIDs appends the id, or how many there are.
+func (t *FlagText) AddIDs(one, many string, ids []int64) {
 	switch len(ids) {
 	case 0:
 	case 1:
