@@ -246,7 +246,7 @@ func TestSecurityServicesObeyTheGuard(t *testing.T) {
 	})
 	t.Run("redirect", func(t *testing.T) {
 		t.Parallel()
-		trap := newChat(t, status(200, "{}"))
+		trap := newChat(t, respond(200, "{}"))
 		w := newWorld(t, func(rw http.ResponseWriter, r *http.Request) {
 			rw.Header().Set("Location", trap.URL+r.URL.Path)
 			rw.WriteHeader(http.StatusTemporaryRedirect)
@@ -288,7 +288,7 @@ func TestSecurityServicesObeyTheGuard(t *testing.T) {
 	})
 	t.Run("literal", func(t *testing.T) {
 		t.Parallel()
-		reached := newChat(t, status(200, `{"id": 1}`))
+		reached := newChat(t, respond(200, `{"id": 1}`))
 		_, port, _ := strings.Cut(strings.TrimPrefix(reached.URL, "http://"), ":")
 		for _, url := range []string{
 			"gotify://0.0.0.0:" + port + "/" + gotifyToken + "?disabletls=yes", "mattermost://bot@0.0.0.0:" + port + "/token?disabletls=yes",

@@ -44,7 +44,7 @@ func (c *chat) all() string {
 	return strings.Join(c.bodies, "\n")
 }
 
-func status(code int, text string) http.HandlerFunc {
+func respond(code int, text string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(code)
 		_, _ = io.WriteString(w, text)
@@ -60,8 +60,8 @@ func gotify(server *httptest.Server) settings.Secret {
 
 func TestAlertTest(t *testing.T) {
 	t.Parallel()
-	good := newChat(t, status(200, `{"id": 1}`))
-	bad := newChat(t, status(500, "out of \x1b[31morder"))
+	good := newChat(t, respond(200, `{"id": 1}`))
+	bad := newChat(t, respond(500, "out of \x1b[31morder"))
 	file := writeFile(t, filepath.Join(t.TempDir(), usualFile), "alerts:\n  channels:\n"+
 		"  - {webhook: '"+good.URL+"/hook-s3cret'}\n  - {slack: '"+bad.URL+"/slack-s3cret'}\n  - {service: '"+string(gotify(good.Server))+"'}\n")
 

@@ -10,8 +10,8 @@ import (
 func TestReplayOnATerminal(t *testing.T) {
 	t.Parallel()
 	for answer, test := range map[string]struct {
-		code, replayed int
-		rest           string
+		sqlState, replayed int
+		rest               string
 	}{
 		"yes\n": {0, 3, `"done":3`},
 		"n\n":   {cli.ExitUsage, 0, "outbox-relay: nothing was replayed\n"},
@@ -31,7 +31,7 @@ func TestReplayOnATerminal(t *testing.T) {
 			if _, err := person.WriteString(answer); err != nil {
 				t.Fatal(err)
 			}
-			if got := <-code; got != test.code || !strings.Contains(stderr.String(), test.rest) {
+			if got := <-code; got != test.sqlState || !strings.Contains(stderr.String(), test.rest) {
 				t.Errorf("exit code %d: %s", got, stderr)
 			}
 			if n := query[int](t, open(t, dsn), pending); n != test.replayed {
@@ -44,8 +44,8 @@ func TestReplayOnATerminal(t *testing.T) {
 func TestInboxIgnoreOnATerminal(t *testing.T) {
 	t.Parallel()
 	for answer, test := range map[string]struct {
-		code, ignored int
-		rest          string
+		sqlState, ignored int
+		rest              string
 	}{
 		"yes\n": {0, 3, `"done":3`},
 		"n\n":   {cli.ExitUsage, 0, "outbox-relay: nothing was ignored\n"},
@@ -67,7 +67,7 @@ func TestInboxIgnoreOnATerminal(t *testing.T) {
 			if _, err := person.WriteString(answer); err != nil {
 				t.Fatal(err)
 			}
-			if got := <-code; got != test.code || !strings.Contains(stderr.String(), test.rest) {
+			if got := <-code; got != test.sqlState || !strings.Contains(stderr.String(), test.rest) {
 				t.Errorf("exit code %d: %s", got, stderr)
 			}
 			if n := query[int](t, open(t, dsn), "SELECT count(*) FROM inbox_events WHERE processing_state = 'ignored'"); n != test.ignored {

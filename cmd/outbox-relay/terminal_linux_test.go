@@ -49,13 +49,13 @@ func TestMigrateDownOnATerminal(t *testing.T) {
 	t.Parallel()
 	latest := migrations.Outbox.Latest()
 	for name, test := range map[string]struct {
-		answer string // empty: a signal instead
-		code   int
-		stderr string
+		answer   string // empty: a signal instead
+		sqlState int
+		stderr   string
 	}{
 		"yes":       {answer: "y\n"},
-		"no":        {answer: "\n", code: cli.ExitUsage, stderr: "outbox-relay: nothing was reverted\n"},
-		"interrupt": {code: cli.ExitInterrupted, stderr: "outbox-relay: interrupted\n"},
+		"no":        {answer: "\n", sqlState: cli.ExitUsage, stderr: "outbox-relay: nothing was reverted\n"},
+		"interrupt": {sqlState: cli.ExitInterrupted, stderr: "outbox-relay: interrupted\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -74,14 +74,14 @@ func TestMigrateDownOnATerminal(t *testing.T) {
 			} else if _, err := person.WriteString(test.answer); err != nil {
 				t.Fatal(err)
 			}
-			if got := <-code; got != test.code {
-				t.Errorf("exit code %d, want %d", got, test.code)
+			if got := <-code; got != test.sqlState {
+				t.Errorf("exit code %d, want %d", got, test.sqlState)
 			}
 			if _, rest, _ := strings.Cut(stderr.String(), "[y/N] "); rest != test.stderr {
 				t.Errorf("stderr ends with %q, want %q", rest, test.stderr)
 			}
 			want := latest
-			if test.code == 0 {
+			if test.sqlState == 0 {
 				want--
 			}
 			if got := query[int64](t, open(t, dsn), "SELECT max(version_id) FROM outbox_schema_version"); got != want {

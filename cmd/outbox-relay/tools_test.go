@@ -44,8 +44,8 @@ func begin(t *testing.T, env []string, args ...string) running {
 
 var listening = regexp.MustCompile(`http://127\.0\.0\.1:\d+`)
 
-// listen starts outbox-relay listen, and returns it with its URL.
-func listen(t *testing.T, env []string, args ...string) (running, string) {
+// startListening starts outbox-relay listen, and returns it with its URL.
+func startListening(t *testing.T, env []string, args ...string) (running, string) {
 	t.Helper()
 	r := begin(t, env, append([]string{"listen", "--address=127.0.0.1:0"}, args...)...)
 	r.stderr.wait(t, "listening on http://127.0.0.1:", r.code)
@@ -57,7 +57,7 @@ func TestSendListenTailAndWatch(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox)
 	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
-	receiver, url := listen(t, []string{"OUTBOX_SIGNING_SECRET=" + goodSecret})
+	receiver, url := startListening(t, []string{"OUTBOX_SIGNING_SECRET=" + goodSecret})
 	relay := start(t, append(env, "OUTBOX_DESTINATION_URL="+url, "OUTBOX_SIGNING_SECRET="+goodSecret), "--poll-interval=1s")
 	t.Cleanup(func() { relay.signals <- syscall.SIGTERM; <-relay.code })
 	relay.stderr.wait(t, `"registered"`, relay.code)
@@ -97,7 +97,7 @@ func TestSendListenTailAndWatch(t *testing.T) {
 // What a stranger sends cannot command the terminal.
 func TestListenPrintsNothingThatTerminalsObey(t *testing.T) {
 	t.Parallel()
-	receiver, url := listen(t, nil)
+	receiver, url := startListening(t, nil)
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/%1b%5B2J%0aforged", strings.NewReader("\x1b[2Jend"))
 	if err != nil {
 		t.Fatal(err)
@@ -131,7 +131,7 @@ func TestListenRefuses(t *testing.T) {
 			t.Parallel()
 			dsn := pgtest.New(t, migrations.Outbox)
 			env := []string{"OUTBOX_DATABASE_URL=" + dsn}
-			_, url := listen(t, nil, c.args...)
+			_, url := startListening(t, nil, c.args...)
 			relay := start(t, append(env, "OUTBOX_DESTINATION_URL="+url, "OUTBOX_SIGNING_SECRET="+goodSecret), "--poll-interval=1s")
 			t.Cleanup(func() { relay.signals <- syscall.SIGTERM; <-relay.code })
 			relay.stderr.wait(t, `"registered"`, relay.code)

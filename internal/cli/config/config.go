@@ -52,7 +52,7 @@ type Sources struct {
 	Hostname string            // the default of relay.name
 }
 
-// Read is [Load] for a command. It prints the warnings; mistakes are an error.
+// Read is [load] for a command. It prints the warnings; mistakes are an error.
 func Read(inv *cli.Invocation, sections ...string) (*Config, error) {
 	c := Load(inv, sections...)
 	for _, w := range c.Warnings {
@@ -68,7 +68,7 @@ func Load(inv *cli.Invocation, sections ...string) *Config {
 	return LoadFrom(Sources{Env: inv.Env, Flags: inv.Flags, Hostname: hostname}, sections...)
 }
 
-// LoadFrom is [Load] for sources that are no command's.
+// LoadFrom is [load] for sources that are no command's.
 func LoadFrom(from Sources, sections ...string) *Config {
 	c := &Config{Log: zerolog.Nop()}
 	c.Set = settings.Load(c.table(from.Hostname), settings.Sources{Env: from.Env, Flags: from.Flags})

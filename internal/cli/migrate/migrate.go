@@ -1,4 +1,4 @@
-package main
+package migrate
 
 import (
 	"fmt"
@@ -17,14 +17,15 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
-type migrateCmd struct {
-	Up     migrateUpCmd     `cmd:"" help:"Apply what is missing. May run many times, and in several places at once."`
-	Down   migrateDownCmd   `cmd:"" help:"Revert the last migration. Drops data."`
-	Status migrateStatusCmd `cmd:"" help:"List the migrations; exit 5 unless the schema is the one this version needs."`
+// Command is the command migrate.
+type Command struct {
+	Up     upCommand     `cmd:"" help:"Apply what is missing. May run many times, and in several places at once."`
+	Down   downCommand   `cmd:"" help:"Revert the last migration. Drops data."`
+	Status statusCommand `cmd:"" help:"List the migrations; exit 5 unless the schema is the one this version needs."`
 }
 
-// migrateFlags choose what to migrate.
-type migrateFlags struct {
+// setFlags choose what to migrate.
+type setFlags struct {
 	config.DatabaseFlags
 	Set migrations.Set `enum:"outbox,inbox" default:"outbox" help:"outbox (a producer's tables) or inbox (a receiver's)."`
 }
@@ -49,12 +50,12 @@ func (flags lockFlags) options(inv *cli.Invocation) (migrations.Options, error) 
 	}}, nil
 }
 
-type migrateUpCmd struct {
-	migrateFlags
+type upCommand struct {
+	setFlags
 	lockFlags
 }
 
-func (cmd migrateUpCmd) Run(inv *cli.Invocation) error {
+func (cmd upCommand) Run(inv *cli.Invocation) error {
 	options, err := cmd.options(inv)
 	if err != nil {
 		return err
@@ -96,14 +97,14 @@ func (m *migrator) print(inv *cli.Invocation, done string, results []*goose.Migr
 	return nil
 }
 
-type migrateDownCmd struct {
-	migrateFlags
+type downCommand struct {
+	setFlags
 	lockFlags
 	To  *int64 `placeholder:"N" help:"Revert every migration above version N; 0 reverts all."`
 	Yes bool   `short:"y" help:"Do not ask."`
 }
 
-func (cmd migrateDownCmd) Run(inv *cli.Invocation) error {
+func (cmd downCommand) Run(inv *cli.Invocation) error {
 	if cmd.To != nil && *cmd.To < 0 {
 		return cli.Usagef("--to %d: there is no such version; write 0 to revert all", *cmd.To)
 	}
@@ -157,26 +158,26 @@ func (m *migrator) confirm(inv *cli.Invocation, count int) error {
 	return inv.Confirm(what, "nothing was reverted")
 }
 
-type migrateStatusCmd struct {
-	migrateFlags
+type statusCommand struct {
+	setFlags
 	JSON bool `help:"Print JSON."`
 }
 
-// migrateStatus is what migrate status --json prints.
-type migrateStatus struct {
+// Status is what migrate status --json prints.
+type Status struct {
 	Set        migrations.Set    `json:"set"`
 	Version    int64             `json:"version"` // of the database; 0: there are no tables
 	Latest     int64             `json:"latest"`  // that this build knows
-	Migrations []migrationStatus `json:"migrations"`
+	Migrations []MigrationStatus `json:"migrations"`
 }
 
-type migrationStatus struct {
+type MigrationStatus struct {
 	Version   int64      `json:"version"`
 	File      string     `json:"file"`
 	AppliedAt *time.Time `json:"applied_at"` // null: pending
 }
 
-func (cmd migrateStatusCmd) Run(inv *cli.Invocation) error {
+func (cmd statusCommand) Run(inv *cli.Invocation) error {
 	m, err := cmd.open(inv, migrations.Options{})
 	if err != nil {
 		return err
@@ -186,10 +187,10 @@ func (cmd migrateStatusCmd) Run(inv *cli.Invocation) error {
 	if err != nil {
 		return err
 	}
-	s := migrateStatus{Set: m.set, Version: last(all), Latest: m.set.Latest()}
+	s := Status{Set: m.set, Version: last(all), Latest: m.set.Latest()}
 	pending := 0
 	for _, source := range m.Sources() {
-		status := migrationStatus{Version: source.Version, File: path.Base(source.Path)}
+		status := MigrationStatus{Version: source.Version, File: path.Base(source.Path)}
 		if i := slices.IndexFunc(all, func(a applied) bool { return a.version == source.Version }); i >= 0 {
 			at := all[i].at.UTC()
 			status.AppliedAt = &at
@@ -210,12 +211,12 @@ func (cmd migrateStatusCmd) Run(inv *cli.Invocation) error {
 	return nil
 }
 
-func (cmd migrateStatusCmd) print(inv *cli.Invocation, s migrateStatus) error {
+func (cmd statusCommand) print(inv *cli.Invocation, s Status) error {
 	return output.Show(inv.Stdout, cmd.JSON, s, printMigrations)
 }
 
-func printMigrations(w io.Writer, s migrateStatus) error {
-	return output.Table(w, "", "VERSION\tFILE\tAPPLIED", s.Migrations, func(m migrationStatus) []any {
+func printMigrations(w io.Writer, s Status) error {
+	return output.Table(w, "", "VERSION\tFILE\tAPPLIED", s.Migrations, func(m MigrationStatus) []any {
 		if m.AppliedAt == nil {
 			return []any{m.Version, m.File, "pending"}
 		}

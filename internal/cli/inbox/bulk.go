@@ -1,4 +1,4 @@
-package main
+package inbox
 
 import (
 	"context"
@@ -14,20 +14,20 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
-// inboxBulkFlags choose the events to change.
-type inboxBulkFlags struct {
+// bulkFlags choose the events to change.
+type bulkFlags struct {
 	IDs []string `arg:"" optional:"" name:"inbox-id" help:"Inbox ids; - reads them from standard input, one a line."`
-	inboxFilterFlags
+	filterFlags
 	Limit *int64 `placeholder:"N" help:"At most so many events, those with the lowest ids: 1 to 100000."`
 	bulk.Flags
 }
 
-type inboxReplayCmd struct {
-	inboxBulkFlags
+type replayCommand struct {
+	bulkFlags
 	State []string `enum:"pending,failed,ignored,succeeded" placeholder:"STATE" help:"failed, ignored, pending or succeeded; several with commas. Default: failed and ignored."`
 }
 
-func (inboxReplayCmd) Help() string {
+func (replayCommand) Help() string {
 	return `Makes events pending and due at once, as if they had never been tried. An event of an ordering key takes its place in its
 order: before younger ones, unless one of them is being worked. One whose payload was removed is left alone.
 
@@ -42,19 +42,19 @@ harmless when repeated.
 It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
 }
 
-func (cmd inboxReplayCmd) Run(inv *cli.Invocation) error {
-	return inboxBulk{
-		verb: "replay", done: "replayed", inboxBulkFlags: cmd.inboxBulkFlags, states: cmd.State,
+func (cmd replayCommand) Run(inv *cli.Invocation) error {
+	return operation{
+		verb: "replay", done: "replayed", bulkFlags: cmd.bulkFlags, states: cmd.State,
 		found: (*inboxops.Ops).PreviewReplay, change: (*inboxops.Ops).Replay,
 	}.run(inv)
 }
 
-type inboxIgnoreCmd struct {
-	inboxBulkFlags
+type ignoreCommand struct {
+	bulkFlags
 	State []string `enum:"pending,failed" placeholder:"STATE" help:"pending or failed. Default: both."`
 }
 
-func (inboxIgnoreCmd) Help() string {
+func (ignoreCommand) Help() string {
 	return `Marks events as of no concern to the receiver: failed or pending ones, never those that are being worked. What waits behind
 them in their ordering keys goes on. replay --state ignored brings them back, until they are pruned.
 
@@ -65,17 +65,17 @@ them in their ordering keys goes on. replay --state ignored brings them back, un
 It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
 }
 
-func (cmd inboxIgnoreCmd) Run(inv *cli.Invocation) error {
-	return inboxBulk{
-		verb: "ignore", done: "ignored", inboxBulkFlags: cmd.inboxBulkFlags, states: cmd.State,
+func (cmd ignoreCommand) Run(inv *cli.Invocation) error {
+	return operation{
+		verb: "ignore", done: "ignored", bulkFlags: cmd.bulkFlags, states: cmd.State,
 		found: (*inboxops.Ops).PreviewIgnore, change: (*inboxops.Ops).Ignore,
 	}.run(inv)
 }
 
-// An inboxBulk changes the events of an inbox.
-type inboxBulk struct {
+// An operation changes the events of an inbox.
+type operation struct {
 	verb, done string // "replay", "replayed"
-	inboxBulkFlags
+	bulkFlags
 	states []string
 	found  func(*inboxops.Ops, context.Context, inboxops.Selection) (inboxops.Bulk, error)
 	change func(*inboxops.Ops, context.Context, inboxops.Selection, func(inboxops.Bulk)) (inboxops.Bulk, error)
@@ -84,7 +84,7 @@ type inboxBulk struct {
 	s   inboxops.Selection
 }
 
-func (b inboxBulk) selected(inv *cli.Invocation) (inboxops.Selection, error) {
+func (b operation) selected(inv *cli.Invocation) (inboxops.Selection, error) {
 	s, err := b.selection(slices.Compact(slices.Sorted(slices.Values(b.states))))
 	if err != nil {
 		return s, err
@@ -99,11 +99,11 @@ func (b inboxBulk) selected(inv *cli.Invocation) (inboxops.Selection, error) {
 	return s, err
 }
 
-func (b inboxBulk) run(inv *cli.Invocation) (err error) {
+func (b operation) run(inv *cli.Invocation) (err error) {
 	if b.s, err = b.selected(inv); err != nil {
 		return err
 	}
-	return askInbox(inv, supportRole, func(ctx context.Context, c *config.Config, ops *inboxops.Ops) error {
+	return ask(inv, supportRole, func(ctx context.Context, c *config.Config, ops *inboxops.Ops) error {
 		b.ops = ops
 		if b.s.Since, b.s.Until, err = b.times().Bounds(ctx, ops); err != nil {
 			return err
@@ -115,34 +115,34 @@ func (b inboxBulk) run(inv *cli.Invocation) (err error) {
 	})
 }
 
-func (b inboxBulk) Preview(ctx context.Context) (inboxops.Bulk, error) {
+func (b operation) Preview(ctx context.Context) (inboxops.Bulk, error) {
 	return b.found(b.ops, ctx, b.s)
 }
 
-func (b inboxBulk) Act(ctx context.Context, found inboxops.Bulk, progress func(inboxops.Bulk)) (inboxops.Bulk, error) {
+func (b operation) Act(ctx context.Context, found inboxops.Bulk, progress func(inboxops.Bulk)) (inboxops.Bulk, error) {
 	b.s.ToID = found.LatestID // the operator confirmed no event that was recorded since
 	return b.change(b.ops, ctx, b.s, progress)
 }
 
-func (inboxBulk) Refuse(inboxops.Bulk) error { return nil }
+func (operation) Refuse(inboxops.Bulk) error { return nil }
 
-func (inboxBulk) Counts(b *inboxops.Bulk) bulk.Counts {
+func (operation) Counts(b *inboxops.Bulk) bulk.Counts {
 	return bulk.Counts{Matched: &b.Matched, Done: &b.Done, Missed: &b.Missed, More: &b.More}
 }
 
-func (inboxBulk) Merge(found *inboxops.Bulk, result inboxops.Bulk) { found.KeysLeft = result.KeysLeft }
+func (operation) Merge(found *inboxops.Bulk, result inboxops.Bulk) { found.KeysLeft = result.KeysLeft }
 
-// inboxBulkReport is what --json prints.
-type inboxBulkReport struct {
+// BulkReport is what --json prints.
+type BulkReport struct {
 	bulk.Outcome
 	inboxops.Bulk
 }
 
-func (inboxBulk) Report(r bulk.Outcome, found inboxops.Bulk) any {
-	return inboxBulkReport{r, found}
+func (operation) Report(r bulk.Outcome, found inboxops.Bulk) any {
+	return BulkReport{r, found}
 }
 
-func (inboxBulk) Sample(found inboxops.Bulk) (remark string, rows [][]any) {
+func (operation) Sample(found inboxops.Bulk) (remark string, rows [][]any) {
 	var states []string
 	for _, state := range slices.Sorted(maps.Keys(found.States)) {
 		states = append(states, fmt.Sprintf("%d %s", found.States[state], state))
@@ -153,7 +153,7 @@ func (inboxBulk) Sample(found inboxops.Bulk) (remark string, rows [][]any) {
 	return " (" + strings.Join(states, ", ") + ")", rows
 }
 
-func (b inboxBulk) LeftOut(found inboxops.Bulk) (lines []string) {
+func (b operation) LeftOut(found inboxops.Bulk) (lines []string) {
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	if found.KeysLeft > 0 {
 		add("%s busy: workers go on with them within half a minute.", plain.Plural(found.KeysLeft, "ordering key was", "ordering keys were"))

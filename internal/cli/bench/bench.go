@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -21,7 +21,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-type benchCmd struct {
+// Command is the command bench.
+type Command struct {
 	config.FileFlag
 	URL      string        `placeholder:"URL" help:"Receiver to send to, such as one for staging. Default: a receiver of this command that answers 200."`
 	Events   int           `default:"20000" placeholder:"N" help:"How many events to drain (20000)."`
@@ -31,7 +32,7 @@ type benchCmd struct {
 	JSON     bool          `help:"Print JSON. Fields are added, never renamed or removed."`
 }
 
-func (benchCmd) Help() string {
+func (Command) Help() string {
 	return `Measures what a relay does on this machine with your database. The events live in a schema of their own, outbox_bench_ and a random name,
 which is removed at the end, also after Ctrl-C. The tables of a real outbox are neither read nor written; but the load is real, and
 so are the requests that --url receives: their type is bench.event.
@@ -44,43 +45,43 @@ PostgreSQL's processor time is counted where it runs on this machine, for all of
 The login needs the right to create schemas in the database.`
 }
 
-// benchSchemaPrefix begins the names of schemas that bench makes and removes.
-const benchSchemaPrefix = "outbox_bench_"
+// schemaPrefix begins the names of schemas that bench makes and removes.
+const schemaPrefix = "outbox_bench_"
 
 // What bench takes, so that a slip of the keyboard fills no disk.
 const (
-	maxBenchEvents  = 10_000_000
-	maxBenchRate    = 100_000
-	minBenchPayload = 32
-	maxBenchPayload = 1 << 20
+	maxEvents  = 10_000_000
+	maxRate    = 100_000
+	minPayload = 32
+	maxPayload = 1 << 20
 )
 
-func (cmd benchCmd) check() error {
+func (cmd Command) check() error {
 	switch {
-	case cmd.Events < 1 || cmd.Events > maxBenchEvents:
-		return cli.Usagef("--events %d is out of range; write 1 to %d", cmd.Events, maxBenchEvents)
-	case cmd.Rate < 0 || cmd.Rate > maxBenchRate:
-		return cli.Usagef("--rate %d is out of range; write 0 to %d", cmd.Rate, maxBenchRate)
-	case cmd.Payload < minBenchPayload || cmd.Payload > maxBenchPayload:
-		return cli.Usagef("--payload %d is out of range; write %d to %d", cmd.Payload, minBenchPayload, maxBenchPayload)
+	case cmd.Events < 1 || cmd.Events > maxEvents:
+		return cli.Usagef("--events %d is out of range; write 1 to %d", cmd.Events, maxEvents)
+	case cmd.Rate < 0 || cmd.Rate > maxRate:
+		return cli.Usagef("--rate %d is out of range; write 0 to %d", cmd.Rate, maxRate)
+	case cmd.Payload < minPayload || cmd.Payload > maxPayload:
+		return cli.Usagef("--payload %d is out of range; write %d to %d", cmd.Payload, minPayload, maxPayload)
 	case cmd.Rate > 0 && (cmd.Duration < time.Second || cmd.Duration > time.Hour):
 		return cli.Usagef("--duration %s is out of range; write 1s to 1h", cmd.Duration)
 	}
 	return nil
 }
 
-// benchReport is what bench prints.
-type benchReport struct {
-	Database    string       `json:"database"`
-	Receiver    string       `json:"receiver"`
-	RoundTripMS float64      `json:"round_trip_ms"` // to the database
-	Payload     int          `json:"payload_bytes"`
-	Drain       benchDrain   `json:"drain"`
-	Steady      *benchSteady `json:"steady,omitempty"`
+// Report is what bench prints.
+type Report struct {
+	Database    string  `json:"database"`
+	Receiver    string  `json:"receiver"`
+	RoundTripMS float64 `json:"round_trip_ms"` // to the database
+	Payload     int     `json:"payload_bytes"`
+	Drain       Drain   `json:"drain"`
+	Steady      *Steady `json:"steady,omitempty"`
 }
 
-// benchDrain is what the drain showed. Pointers are nil where nothing could be counted.
-type benchDrain struct {
+// Drain is what the drain showed. Pointers are nil where nothing could be counted.
+type Drain struct {
 	Events         int      `json:"events"`
 	Attempts       int      `json:"attempts"` // more than events, if some were retried
 	Seconds        float64  `json:"seconds"`
@@ -93,8 +94,8 @@ type benchDrain struct {
 	Limit          string   `json:"limit"`
 }
 
-// benchSteady is what the steady rate showed, in milliseconds from commit to answer.
-type benchSteady struct {
+// Steady is what the steady rate showed, in milliseconds from commit to answer.
+type Steady struct {
 	Rate        int      `json:"rate"`
 	Events      int      `json:"events"`
 	P50         float64  `json:"p50_ms"`
@@ -106,7 +107,7 @@ type benchSteady struct {
 	CommittedAt float64  `json:"committed_per_second"` // what the producers reached
 }
 
-func (cmd benchCmd) Run(inv *cli.Invocation) (err error) {
+func (cmd Command) Run(inv *cli.Invocation) (err error) {
 	if err := cmd.check(); err != nil {
 		return err
 	}
@@ -123,7 +124,7 @@ func (cmd benchCmd) Run(inv *cli.Invocation) (err error) {
 	if err != nil {
 		return err
 	}
-	b := &bench{cmd: cmd, inv: inv, config: c, schema: benchSchemaPrefix + strings.ToLower(rand.Text()[:10])}
+	b := &bench{cmd: cmd, inv: inv, config: c, schema: schemaPrefix + strings.ToLower(rand.Text()[:10])}
 	if b.pool, err = c.Open(inv.Ctx); err != nil {
 		return err
 	}
@@ -136,18 +137,18 @@ func (cmd benchCmd) Run(inv *cli.Invocation) (err error) {
 	if err != nil {
 		return err
 	}
-	return output.Show(inv.Stdout, cmd.JSON, report, printBench)
+	return output.Show(inv.Stdout, cmd.JSON, report, printReport)
 }
 
 // A bench is one run of the command.
 type bench struct {
-	cmd    benchCmd
+	cmd    Command
 	inv    *cli.Invocation
 	config *config.Config
 	schema string
 	pool   *pgxpool.Pool // of one connection
 
-	load        *benchLoad
+	load        *load
 	postmaster  int // 0: the server is not on this machine
 	destination post.Destination
 }
@@ -188,7 +189,7 @@ func (b *bench) dropSchema(ctx context.Context) error {
 	return nil
 }
 
-func printBench(w io.Writer, r benchReport) error {
+func printReport(w io.Writer, r Report) error {
 	fmt.Fprintf(w, "database  %s, round trip %.2f ms\nreceiver  %s\n\n", r.Database, r.RoundTripMS, r.Receiver)
 	d := r.Drain
 	fmt.Fprintf(w, "drain     %s of %d bytes in %.1f s: %.0f events/s\n", plain.Plural(d.Events, "event", "events"), r.Payload, d.Seconds, d.PerSecond)

@@ -1,9 +1,9 @@
-package main
+package bench
 
 import "fmt"
 
-// benchLimits is what is known of a drain when the question is what limited it.
-type benchLimits struct {
+// limits is what is known of a drain when the question is what limited it.
+type limits struct {
 	inFlight    float64 // requests under way, on average
 	maxInFlight int
 	answer      float64 // milliseconds
@@ -26,7 +26,7 @@ const (
 
 // String says what limited the drain, with the figures that show it. The first cause that applies is the one: a receiver that
 // refuses makes the relay slow down, a rate limit leaves the processors idle, and so on.
-func (l benchLimits) String() string {
+func (l limits) String() string {
 	switch {
 	case l.refusals > 0:
 		return fmt.Sprintf("the receiver, which refused or lost %d requests; the relay sends it less then", l.refusals)
@@ -45,7 +45,7 @@ func (l benchLimits) String() string {
 		100*l.busy, l.inFlight, l.maxInFlight)
 }
 
-func (l benchLimits) serverText() string {
+func (l limits) serverText() string {
 	if l.server == 0 {
 		return "an unknown number with PostgreSQL"
 	}

@@ -1,4 +1,4 @@
-package main
+package inbox
 
 import (
 	"context"
@@ -14,16 +14,17 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
-type inboxCmd struct {
-	Status inboxStatusCmd `cmd:"" help:"Show what waits, what failed, for how long."`
-	List   inboxListCmd   `cmd:"" help:"List events, the latest first; with --remembered those that the receiver remembers."`
-	Show   inboxShowCmd   `cmd:"" help:"Show one event, what is remembered of it, and why it waits."`
-	Replay inboxReplayCmd `cmd:"" help:"Work failed or ignored events again."`
-	Ignore inboxIgnoreCmd `cmd:"" help:"Give failed or pending events up."`
-	Prune  inboxPruneCmd  `cmd:"" help:"Forget what was finished long ago."`
+// Command is the command inbox.
+type Command struct {
+	Status statusCommand `cmd:"" help:"Show what waits, what failed, for how long."`
+	List   listCommand   `cmd:"" help:"List events, the latest first; with --remembered those that the receiver remembers."`
+	Show   showCommand   `cmd:"" help:"Show one event, what is remembered of it, and why it waits."`
+	Replay replayCommand `cmd:"" help:"Work failed or ignored events again."`
+	Ignore ignoreCommand `cmd:"" help:"Give failed or pending events up."`
+	Prune  pruneCommand  `cmd:"" help:"Forget what was finished long ago."`
 }
 
-func (inboxCmd) Help() string {
+func (Command) Help() string {
 	return `The receiver's side: these commands work at the database of a receiver (package consumer). They need its URL and nothing else:
 
   export OUTBOX_DATABASE_URL=postgres://support@localhost:5432/shipping
@@ -36,16 +37,16 @@ The role inbox_support of migrations/roles.sql is enough for all but prune, whic
 payload or the headers of a request. An inbox id is the number that an event got when it was recorded; list shows it.`
 }
 
-// inboxFlags are those of every inbox command but prune.
-type inboxFlags struct {
+// senderFlags are those of every inbox command but prune.
+type senderFlags struct {
 	config.DatabaseFlags
 	Receiver string `placeholder:"NAME" help:"Only this receiver (consumer.Config.Receiver)."`
 	Source   string `placeholder:"NAME" help:"Only this sender (consumer.Config.Source)."`
 }
 
-// inboxFilterFlags choose events by what stands in them.
-type inboxFilterFlags struct {
-	inboxFlags
+// filterFlags choose events by what stands in them.
+type filterFlags struct {
+	senderFlags
 	Type        string `placeholder:"PATTERN" help:"Only events of these types; * stands for any characters."`
 	Key         string `placeholder:"KEY" help:"Only events with this idempotency key."`
 	OrderingKey string `placeholder:"KEY" help:"Only events with this ordering key."`
@@ -56,12 +57,12 @@ type inboxFilterFlags struct {
 	Until       string `placeholder:"TIME" help:"Only events received before then."`
 }
 
-func (f inboxFilterFlags) times() bulk.TimeFlags {
+func (f filterFlags) times() bulk.TimeFlags {
 	return bulk.TimeFlags{Since: f.Since, Until: f.Until}
 }
 
 // selection returns what was asked for, but for its times and ids.
-func (f inboxFilterFlags) selection(states []string) (inboxops.Selection, error) {
+func (f filterFlags) selection(states []string) (inboxops.Selection, error) {
 	s := inboxops.Selection{
 		Receiver: f.Receiver, Source: f.Source, States: states, Type: f.Type, Key: f.Key, OrderingKey: f.OrderingKey,
 		RelatedReference: f.Reference, FromID: f.From, ToID: f.To,
@@ -78,7 +79,7 @@ func (f inboxFilterFlags) selection(states []string) (inboxops.Selection, error)
 }
 
 // describe repeats the selection in an audit line: every flag, but only the number of named events.
-func (f inboxFilterFlags) describe(s inboxops.Selection) string {
+func (f filterFlags) describe(s inboxops.Selection) string {
 	text := bulk.FlagText{}
 	text.AddIDs("inbox id", "inbox ids", s.IDs)
 	text.Add("receiver", s.Receiver)
@@ -96,8 +97,8 @@ func (f inboxFilterFlags) describe(s inboxops.Selection) string {
 	return strings.Join(text, " ")
 }
 
-// askInbox connects to a receiver's database, checks its schema and lets f ask its questions. role is the one that f needs.
-func askInbox(inv *cli.Invocation, role string, f func(context.Context, *config.Config, *inboxops.Ops) error) error {
+// ask connects to a receiver's database, checks its schema and lets f ask its questions. role is the one that f needs.
+func ask(inv *cli.Invocation, role string, f func(context.Context, *config.Config, *inboxops.Ops) error) error {
 	c, err := config.Read(inv, "database")
 	if err != nil {
 		return err
@@ -123,12 +124,12 @@ const (
 	prunerRole  = "inbox_receiver"
 )
 
-type inboxStatusCmd struct {
-	inboxFlags
+type statusCommand struct {
+	senderFlags
 	JSON bool `help:"Print JSON. Fields are added, never renamed or removed."`
 }
 
-func (inboxStatusCmd) Help() string {
+func (statusCommand) Help() string {
 	return `Counts by index entries, at most 100,000 of a kind for each receiver and source: what succeeded is not counted. --json prints:
 
   senders                [{receiver, source, pending, due, scheduled, waiting, processing, failed, ignored, at_least?, blocked_keys,
@@ -141,18 +142,18 @@ func (inboxStatusCmd) Help() string {
   memory_rows_estimate   rows of processed_events`
 }
 
-func (cmd inboxStatusCmd) Run(inv *cli.Invocation) error {
-	return askInbox(inv, supportRole, func(ctx context.Context, _ *config.Config, ops *inboxops.Ops) error {
+func (cmd statusCommand) Run(inv *cli.Invocation) error {
+	return ask(inv, supportRole, func(ctx context.Context, _ *config.Config, ops *inboxops.Ops) error {
 		status, err := ops.Status(ctx, cmd.Receiver, cmd.Source)
 		if err != nil {
 			return err
 		}
 		status.Senders = output.OrEmpty(status.Senders)
-		return output.Show(inv.Stdout, cmd.JSON, status, printInboxStatus)
+		return output.Show(inv.Stdout, cmd.JSON, status, printStatus)
 	})
 }
 
-func printInboxStatus(w io.Writer, s inboxops.Status) error {
+func printStatus(w io.Writer, s inboxops.Status) error {
 	const header = "RECEIVER\tSOURCE\tPENDING\tDUE\tSCHEDULED\tWAITING\tPROCESSING\tFAILED\tIGNORED\tLAG\tREMEMBERS SINCE\t"
 	err := output.Table(w, "No event was received here yet, or none of this receiver and source.", header, s.Senders, func(r inboxops.SenderStatus) []any {
 		var since any = "the beginning"
@@ -169,7 +170,7 @@ func printInboxStatus(w io.Writer, s inboxops.Status) error {
 		return err
 	}
 	fmt.Fprintf(w, "\nRows, as the database estimates: %s in inbox_events, %s in processed_events.\n\n", estimate(s.InboxRows), estimate(s.MemoryRows))
-	_, err = fmt.Fprintln(w, strings.Join(inboxSteps(s), "\n"))
+	_, err = fmt.Fprintln(w, strings.Join(nextSteps(s), "\n"))
 	return err
 }
 
@@ -180,8 +181,8 @@ func estimate(rows int64) string {
 	return fmt.Sprint(rows)
 }
 
-// inboxSteps says what to do about what the status shows.
-func inboxSteps(s inboxops.Status) (steps []string) {
+// nextSteps says what to do about what the status shows.
+func nextSteps(s inboxops.Status) (steps []string) {
 	add := func(format string, args ...any) { steps = append(steps, fmt.Sprintf(format, args...)) }
 	for _, r := range s.Senders {
 		who := fmt.Sprintf("--receiver %s --source %s", plain.ShellWord(r.Receiver), plain.ShellWord(r.Source))

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"bufio"
@@ -22,9 +22,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 )
 
-// benchLoadCmd is the other process of bench: producers and receiver, whose processor time is not the relay's. It is
+// LoadCommand is the other process of bench: producers and receiver, whose processor time is not the relay's. It is
 // started by bench alone, reads commands from standard input, and ends with it.
-type benchLoadCmd struct{}
+type LoadCommand struct{}
 
 // loadOrder is one command to that process.
 type loadOrder struct {
@@ -47,7 +47,7 @@ type loadAnswer struct {
 	Committed []int64 `json:"committed,omitempty"`
 }
 
-func (benchLoadCmd) Run(inv *cli.Invocation) error {
+func (LoadCommand) Run(inv *cli.Invocation) error {
 	ctx, cancel := context.WithCancel(inv.Ctx)
 	defer cancel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -88,8 +88,8 @@ func answerOK(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusOK)
 }
 
-// benchProducers is how many connections the events of a steady rate come over.
-const benchProducers = 8
+// connections is how many connections the events of a steady rate come over.
+const connections = 8
 
 // producers insert events into the schema of a bench.
 type producers struct {
@@ -124,7 +124,7 @@ func openProducers(ctx context.Context, dsn string) (*pgxpool.Pool, error) {
 	if problem != "" {
 		return nil, errors.New("database.url " + problem)
 	}
-	cfg.MaxConns, cfg.MinConns = benchProducers, benchProducers
+	cfg.MaxConns, cfg.MinConns = connections, connections
 	cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe // prepares nothing that outlives a transaction
 	return pgxpool.NewWithConfig(ctx, cfg)
 }
@@ -147,10 +147,10 @@ func (p *producers) fill(ctx context.Context, first, events int) error {
 func (p *producers) steady(ctx context.Context, order loadOrder) (ids, committed []int64, err error) {
 	ids, committed = make([]int64, order.Events), make([]int64, order.Events)
 	due := make(chan int, order.Events)
-	failures := make([]error, benchProducers)
+	failures := make([]error, connections)
 	insert := `INSERT INTO ` + p.table + ` (event_type, payload, idempotency_key) VALUES ('bench.event', $1, $2) RETURNING id`
 	var working sync.WaitGroup
-	for worker := range benchProducers {
+	for worker := range connections {
 		working.Go(func() {
 			for n := range due {
 				err := p.pool.QueryRow(ctx, insert, p.payload, fmt.Sprintf("bench-%d", order.First+n)).Scan(&ids[n])
@@ -177,19 +177,19 @@ func (p *producers) steady(ctx context.Context, order loadOrder) (ids, committed
 	return ids, committed, errors.Join(errors.Join(failures...), ctx.Err())
 }
 
-// A benchLoad is that process as bench sees it.
-type benchLoad struct {
+// A load is that process as bench sees it.
+type load struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Reader
 }
 
-func startBenchLoad(ctx context.Context, inv *cli.Invocation) (*benchLoad, error) {
+func startLoad(ctx context.Context, inv *cli.Invocation) (*load, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
-	l := &benchLoad{cmd: exec.CommandContext(ctx, self, "bench-load")}
+	l := &load{cmd: exec.CommandContext(ctx, self, "bench-load")}
 	l.cmd.Env = inv.Env
 	if l.in, err = l.cmd.StdinPipe(); err == nil {
 		var out io.Reader
@@ -204,7 +204,7 @@ func startBenchLoad(ctx context.Context, inv *cli.Invocation) (*benchLoad, error
 	return l, nil
 }
 
-func (l *benchLoad) call(order loadOrder) (answer loadAnswer, err error) {
+func (l *load) call(order loadOrder) (answer loadAnswer, err error) {
 	if err := json.NewEncoder(l.in).Encode(order); err != nil {
 		return answer, fmt.Errorf("ask the producers: %w", err)
 	}
@@ -222,7 +222,7 @@ func (l *benchLoad) call(order loadOrder) (answer loadAnswer, err error) {
 }
 
 // stop ends the process. It was told to by the end of its input, so how it ended says nothing.
-func (l *benchLoad) stop() {
+func (l *load) stop() {
 	l.in.Close()
 	_ = l.cmd.Wait()
 }

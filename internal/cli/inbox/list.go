@@ -1,4 +1,4 @@
-package main
+package inbox
 
 import (
 	"context"
@@ -16,8 +16,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
-type inboxListCmd struct {
-	inboxFilterFlags
+type listCommand struct {
+	filterFlags
 	State      []string `enum:"pending,processing,succeeded,ignored,failed,recorded" placeholder:"STATE" help:"pending, processing, succeeded, ignored or failed; several with commas. With --remembered: succeeded, ignored or recorded (by an inbox). Default: any."`
 	Remembered bool     `help:"List what the receiver remembers (processed_events), also of events that no inbox has: in the order of receiver, source and key."`
 	Limit      int64    `default:"50" help:"How many at most."`
@@ -26,7 +26,7 @@ type inboxListCmd struct {
 	JSON       bool     `help:"Print JSON: {events, next}, or {remembered, next}; next is for --before or --after, absent at the end. Fields are added, never renamed or removed."`
 }
 
-func (cmd inboxListCmd) Run(inv *cli.Invocation) error {
+func (cmd listCommand) Run(inv *cli.Invocation) error {
 	s, err := cmd.selection(cmd.State)
 	switch {
 	case err != nil:
@@ -53,7 +53,7 @@ func (cmd inboxListCmd) Run(inv *cli.Invocation) error {
 		return err
 	}
 	s.Limit = cmd.Limit
-	return askInbox(inv, supportRole, func(ctx context.Context, _ *config.Config, ops *inboxops.Ops) error {
+	return ask(inv, supportRole, func(ctx context.Context, _ *config.Config, ops *inboxops.Ops) error {
 		if s.Since, s.Until, err = cmd.times().Bounds(ctx, ops); err != nil {
 			return err
 		}
@@ -66,19 +66,19 @@ func (cmd inboxListCmd) Run(inv *cli.Invocation) error {
 		}
 		if cmd.Before > 0 && (s.ToID == 0 || s.ToID >= cmd.Before) {
 			if s.ToID = cmd.Before - 1; s.ToID < max(s.FromID, 1) {
-				return output.Show(inv.Stdout, cmd.JSON, listedInbox{Events: []inboxops.Event{}}, printInboxList)
+				return output.Show(inv.Stdout, cmd.JSON, listedEvents{Events: []inboxops.Event{}}, printList)
 			}
 		}
 		page, err := ops.List(ctx, s)
 		if err != nil {
 			return err
 		}
-		return output.Show(inv.Stdout, cmd.JSON, listedInbox{output.OrEmpty(page.Events), page.Next}, printInboxList)
+		return output.Show(inv.Stdout, cmd.JSON, listedEvents{output.OrEmpty(page.Events), page.Next}, printList)
 	})
 }
 
-// listedInbox is what inbox list --json prints.
-type listedInbox struct {
+// listedEvents is what inbox list --json prints.
+type listedEvents struct {
 	Events []inboxops.Event `json:"events"`
 	Next   int64            `json:"next,omitempty,string"`
 }
@@ -113,7 +113,7 @@ func parsePlace(text string) (key inboxops.MemoryKey, err error) {
 	return key, nil
 }
 
-func printInboxList(w io.Writer, list listedInbox) error {
+func printList(w io.Writer, list listedEvents) error {
 	const header = "ID\tRECEIVER\tSOURCE\tTYPE\tKEY\tSTATE\tATTEMPTS\tRECEIVED\tNEXT OR LAST\tLAST ERROR"
 	err := output.Table(w, "No event matches.", header, list.Events, func(e inboxops.Event) []any {
 		when := e.ProcessedAt
@@ -147,26 +147,26 @@ func printMemory(w io.Writer, list []inboxops.Memory) error {
 	})
 }
 
-type inboxShowCmd struct {
-	inboxFlags
+type showCommand struct {
+	senderFlags
 	ID   int64  `arg:"" optional:"" name:"inbox-id" help:"The event's inbox id, as list shows it."`
 	Key  string `placeholder:"KEY" help:"Instead of an id: the idempotency key, also of an event that only a middleware has processed."`
 	JSON bool   `help:"Print JSON: {events, remembered, waits}. Fields are added, never renamed or removed."`
 }
 
-func (inboxShowCmd) Help() string {
+func (showCommand) Help() string {
 	return `Shows everything that is stored of an event but its payload and the headers of its request, which this command never
 reads.`
 }
 
-func (cmd inboxShowCmd) Run(inv *cli.Invocation) error {
+func (cmd showCommand) Run(inv *cli.Invocation) error {
 	switch {
 	case cmd.ID < 0:
 		return cli.Usagef("%d is not an inbox id; they begin at 1", cmd.ID)
 	case (cmd.ID == 0) == (cmd.Key == ""):
 		return cli.Usagef("name one event: by its inbox id, or by --key")
 	}
-	return askInbox(inv, supportRole, func(ctx context.Context, _ *config.Config, ops *inboxops.Ops) error {
+	return ask(inv, supportRole, func(ctx context.Context, _ *config.Config, ops *inboxops.Ops) error {
 		shown, err := ops.Show(ctx, cmd.ID, inboxops.Selection{Receiver: cmd.Receiver, Source: cmd.Source, Key: cmd.Key})
 		switch {
 		case err != nil:
@@ -177,11 +177,11 @@ func (cmd inboxShowCmd) Run(inv *cli.Invocation) error {
 			return fmt.Errorf("there is no event with key %s: it was never received, or was pruned", settings.Quote(cmd.Key))
 		}
 		shown.Events, shown.Remembered, shown.Waits = output.OrEmpty(shown.Events), output.OrEmpty(shown.Remembered), output.OrEmpty(shown.Waits)
-		return output.Show(inv.Stdout, cmd.JSON, shown, printInboxEvent)
+		return output.Show(inv.Stdout, cmd.JSON, shown, printEvent)
 	})
 }
 
-func printInboxEvent(w io.Writer, shown inboxops.Shown) error {
+func printEvent(w io.Writer, shown inboxops.Shown) error {
 	for _, e := range shown.Events {
 		lines := [][]any{
 			{"inbox id", e.InboxID},

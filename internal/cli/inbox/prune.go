@@ -1,4 +1,4 @@
-package main
+package inbox
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
-type inboxPruneCmd struct {
+type pruneCommand struct {
 	config.DatabaseFlags
 	Receiver  string `placeholder:"NAME" help:"Only what this receiver remembers (consumer.Config.Receiver)."`
 	OlderThan string `required:"" placeholder:"2160h" help:"How long an event is remembered after it was received and processed. At least 24h, and longer than senders may send one again."`
@@ -26,7 +26,7 @@ type inboxPruneCmd struct {
 	JSON      bool   `help:"Print JSON: {dry_run, complete, removed, announced}. Fields are added, never renamed or removed."`
 }
 
-func (inboxPruneCmd) Help() string {
+func (pruneCommand) Help() string {
 	return `Forgets events that succeeded or were ignored, and were received and processed longer ago than --older-than; the same as
 consumer.Prune. Events that are pending, being worked or failed stay. A forgotten event that comes again is refused (422), never
 worked twice.
@@ -36,14 +36,14 @@ An event goes in two runs: the first announces from when on everything is known,
 It needs the role inbox_receiver. It works in short transactions with pauses in between; Ctrl-C ends it between two.`
 }
 
-// inboxPruneReport is what --json prints.
-type inboxPruneReport struct {
+// pruneReport is what --json prints.
+type pruneReport struct {
 	DryRun   bool `json:"dry_run"`
 	Complete bool `json:"complete"`
 	inboxops.Pruned
 }
 
-func (cmd inboxPruneCmd) Run(inv *cli.Invocation) error {
+func (cmd pruneCommand) Run(inv *cli.Invocation) error {
 	age, problem := settings.ParseDuration(cmd.OlderThan)
 	switch {
 	case problem != "":
@@ -52,14 +52,14 @@ func (cmd inboxPruneCmd) Run(inv *cli.Invocation) error {
 		return cli.Usagef("--older-than: %s is less than 24h: senders may send such an event again", cmd.OlderThan)
 	}
 	p := inboxops.Prune{Receiver: cmd.Receiver, OlderThan: age}
-	return askInbox(inv, prunerRole, func(ctx context.Context, c *config.Config, ops *inboxops.Ops) error {
+	return ask(inv, prunerRole, func(ctx context.Context, c *config.Config, ops *inboxops.Ops) error {
 		if !cmd.Yes || cmd.DryRun {
 			found, err := ops.PreviewPrune(ctx, p)
 			switch {
 			case err != nil:
 				return err
 			case cmd.DryRun:
-				return cmd.print(inv, inboxPruneReport{DryRun: true, Complete: true, Pruned: found})
+				return cmd.print(inv, pruneReport{DryRun: true, Complete: true, Pruned: found})
 			}
 			what := fmt.Sprintf("forget %s now, and announce that %s forgotten next time", plain.Plural(found.Removed, "event", "events"),
 				plain.Plural(found.Announced, "event is", "events are"))
@@ -80,17 +80,17 @@ func (cmd inboxPruneCmd) Run(inv *cli.Invocation) error {
 			return err
 		}
 		// It says what was done, also when that is not all.
-		return errors.Join(cmd.print(inv, inboxPruneReport{Complete: err == nil, Pruned: done}), err)
+		return errors.Join(cmd.print(inv, pruneReport{Complete: err == nil, Pruned: done}), err)
 	})
 }
 
-func (cmd inboxPruneCmd) describe() string {
-	flags := inboxFilterFlags{}.describe(inboxops.Selection{Receiver: cmd.Receiver})
+func (cmd pruneCommand) describe() string {
+	flags := filterFlags{}.describe(inboxops.Selection{Receiver: cmd.Receiver})
 	return strings.TrimSpace(flags + " --older-than " + cmd.OlderThan)
 }
 
-func (cmd inboxPruneCmd) print(inv *cli.Invocation, r inboxPruneReport) error {
-	return output.Show(inv.Stdout, cmd.JSON, r, func(w io.Writer, r inboxPruneReport) error {
+func (cmd pruneCommand) print(inv *cli.Invocation, r pruneReport) error {
+	return output.Show(inv.Stdout, cmd.JSON, r, func(w io.Writer, r pruneReport) error {
 		removed, announced := "Forgot", "announced"
 		if r.DryRun {
 			removed, announced = "Would forget", "would announce"

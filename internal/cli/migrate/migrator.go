@@ -1,4 +1,4 @@
-package main
+package migrate
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
@@ -27,7 +26,7 @@ type migrator struct {
 	database string // for messages
 }
 
-func (flags migrateFlags) open(inv *cli.Invocation, options migrations.Options) (m *migrator, err error) {
+func (flags setFlags) open(inv *cli.Invocation, options migrations.Options) (m *migrator, err error) {
 	c, err := config.Read(inv, "database")
 	if err != nil {
 		return nil, err
@@ -55,7 +54,7 @@ WHERE is_applied AND version_id > 0 ORDER BY version_id`
 // another process migrates.
 func (m *migrator) applied(ctx context.Context) ([]applied, error) {
 	rows, err := m.db.QueryContext(ctx, fmt.Sprintf(selectApplied, m.set.VersionTable()))
-	if code(err) == "42P01" { // undefined_table
+	if pg.HasCode(err, pg.UndefinedTable) {
 		return nil, nil
 	} else if err != nil {
 		return nil, fmt.Errorf("list applied migrations: %w", err)
@@ -101,21 +100,12 @@ func (m *migrator) createSchema(ctx context.Context) error {
 		return nil
 	}
 	_, err := m.db.ExecContext(ctx, "CREATE SCHEMA "+pgx.Identifier{m.schema}.Sanitize())
-	if c := code(err); c == "42P06" || c == "23505" { // duplicate_schema, unique_violation: another process was faster
+	if pg.HasCode(err, "42P06") || pg.HasCode(err, "23505") { // duplicate_schema, unique_violation: another process was faster
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("create schema %s: %w", m.schema, err)
 	}
 	return nil
-}
-
-// code returns the SQLSTATE of an error of the server, otherwise an empty text.
-func code(err error) string {
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) {
-		return pgErr.Code
-	}
-	return ""
 }
 
 // selectOpenSchema names the roles that may create objects where the migrations run, beside the owner of the schema, the owner of

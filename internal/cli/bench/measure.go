@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"context"
@@ -21,8 +21,8 @@ import (
 )
 
 // measure runs the drain and the steady rate.
-func (b *bench) measure(ctx context.Context) (report benchReport, err error) {
-	if b.load, err = startBenchLoad(ctx, b.inv); err != nil {
+func (b *bench) measure(ctx context.Context) (report Report, err error) {
+	if b.load, err = startLoad(ctx, b.inv); err != nil {
 		return report, err
 	}
 	defer b.load.stop()
@@ -33,7 +33,7 @@ func (b *bench) measure(ctx context.Context) (report benchReport, err error) {
 	if err := b.choose(ready.URL); err != nil {
 		return report, err
 	}
-	report = benchReport{Database: b.config.DatabaseName(), Receiver: config.WithoutQuery(b.destination.URL), Payload: b.cmd.Payload}
+	report = Report{Database: b.config.DatabaseName(), Receiver: config.WithoutQuery(b.destination.URL), Payload: b.cmd.Payload}
 	if b.cmd.URL == "" {
 		report.Receiver = "this command's own, which answers 200"
 	}
@@ -116,8 +116,8 @@ func isLocal(host string) bool {
 	return len(host) > 0 && host[0] == '/' || slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host)
 }
 
-// benchUsage is what has been used up to a moment.
-type benchUsage struct {
+// usage is what has been used up to a moment.
+type usage struct {
 	at             time.Time
 	relay, server  time.Duration
 	load           time.Duration // of the producers' process
@@ -125,7 +125,7 @@ type benchUsage struct {
 	wal            float64
 }
 
-func (b *bench) usage(ctx context.Context) (u benchUsage, err error) {
+func (b *bench) usage(ctx context.Context) (u usage, err error) {
 	if err := b.pool.QueryRow(ctx, selectWAL).Scan(&u.wal); err != nil {
 		return u, fmt.Errorf("read the WAL's position: %w", err)
 	}
@@ -146,8 +146,8 @@ func per(used, unit time.Duration, by float64, counted bool) *float64 {
 	return &value
 }
 
-// A benchRelay is the relay that runs within this process, and what it reported.
-type benchRelay struct {
+// A runningRelay is the relay that runs within this process, and what it reported.
+type runningRelay struct {
 	cancel context.CancelFunc
 	ended  chan struct{}
 	err    error // once ended is closed
@@ -164,8 +164,8 @@ type benchRelay struct {
 	delivered chan struct{}       // of 1: they are more
 }
 
-func (b *bench) start(ctx context.Context) (*benchRelay, error) {
-	running := &benchRelay{ended: make(chan struct{}), answered: map[int64]time.Time{}, delivered: make(chan struct{}, 1)}
+func (b *bench) start(ctx context.Context) (*runningRelay, error) {
+	running := &runningRelay{ended: make(chan struct{}), answered: map[int64]time.Time{}, delivered: make(chan struct{}, 1)}
 	cfg := relay.Config{
 		Pool: b.config.Pool, Pooler: b.config.Relay.Pooler, Schema: b.schema, Name: "outbox-relay bench", Version: b.inv.Version,
 		Destinations: []post.Destination{b.destination}, Hooks: relay.Hooks{Attempted: running.attempted, Settled: running.settle},
@@ -185,13 +185,13 @@ func (b *bench) start(ctx context.Context) (*benchRelay, error) {
 	return running, nil
 }
 
-func (r *benchRelay) stop() error {
+func (r *runningRelay) stop() error {
 	r.cancel()
 	<-r.ended
 	return r.err
 }
 
-func (r *benchRelay) attempted(a relay.Attempt) {
+func (r *runningRelay) attempted(a relay.Attempt) {
 	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -212,7 +212,7 @@ func (r *benchRelay) attempted(a relay.Attempt) {
 	r.answered[a.EventID] = now
 }
 
-func (r *benchRelay) settle(_ string, outcome policy.Outcome, _ policy.Reason, deliveries int) {
+func (r *runningRelay) settle(_ string, outcome policy.Outcome, _ policy.Reason, deliveries int) {
 	if outcome != policy.Delivered {
 		return
 	}
@@ -229,7 +229,7 @@ func (r *benchRelay) settle(_ string, outcome policy.Outcome, _ policy.Reason, d
 const patience = 30 * time.Second
 
 // wait returns when so many events have been delivered.
-func (b *bench) wait(ctx context.Context, running *benchRelay, count int, phase string) error {
+func (b *bench) wait(ctx context.Context, running *runningRelay, count int, phase string) error {
 	report := time.NewTicker(time.Second)
 	defer report.Stop()
 	seen, since := 0, time.Now()
@@ -262,7 +262,7 @@ func (b *bench) wait(ctx context.Context, running *benchRelay, count int, phase 
 	}
 }
 
-func (b *bench) drain(ctx context.Context, running *benchRelay, roundTrip float64) (d benchDrain, err error) {
+func (b *bench) drain(ctx context.Context, running *runningRelay, roundTrip float64) (d Drain, err error) {
 	before, err := b.usage(ctx)
 	if err != nil {
 		return d, err
@@ -278,7 +278,7 @@ func (b *bench) drain(ctx context.Context, running *benchRelay, roundTrip float6
 	defer running.mu.Unlock()
 	took, window := running.last.Sub(running.first), after.at.Sub(before.at)
 	events := float64(b.cmd.Events)
-	d = benchDrain{
+	d = Drain{
 		Events: b.cmd.Events, Attempts: running.attempts, Seconds: took.Seconds(), PerSecond: events / max(took.Seconds(), 1e-9),
 		RelayMicros:    per(after.relay-before.relay, time.Microsecond, events, after.relay > 0),
 		PostgresMicros: per(after.server-before.server, time.Microsecond, events, b.postmaster > 0),
@@ -287,7 +287,7 @@ func (b *bench) drain(ctx context.Context, running *benchRelay, roundTrip float6
 		AnswerMS:       running.inPosts.Seconds() * 1000 / float64(max(running.attempts, 1)),
 	}
 	whole := b.destination.WithDefaults(post.Egress{})
-	d.Limit = benchLimits{
+	d.Limit = limits{
 		inFlight: d.InFlight, maxInFlight: min(whole.MaxInFlight, relay.DefaultMaxInFlight), answer: d.AnswerMS, roundTrip: roundTrip,
 		rate: d.PerSecond, rateLimit: whole.RateLimit, refusals: running.refusals,
 		busy: share(after.busy-before.busy, after.capacity-before.capacity), relay: share(after.relay-before.relay, window),
@@ -296,7 +296,7 @@ func (b *bench) drain(ctx context.Context, running *benchRelay, roundTrip float6
 	return d, nil
 }
 
-func (b *bench) steady(ctx context.Context, running *benchRelay) (*benchSteady, error) {
+func (b *bench) steady(ctx context.Context, running *runningRelay) (*Steady, error) {
 	count := max(int(float64(b.cmd.Rate)*b.cmd.Duration.Seconds()), 1)
 	b.progress("committing %d events/s for %s", b.cmd.Rate, b.cmd.Duration)
 	before, err := b.usage(ctx)
@@ -323,7 +323,7 @@ func (b *bench) steady(ctx context.Context, running *benchRelay) (*benchSteady, 
 	slices.Sort(times)
 	seconds := after.at.Sub(before.at).Seconds()
 	inserting := float64(slices.Max(committed.Committed)-slices.Min(committed.Committed)) / float64(time.Second)
-	return &benchSteady{
+	return &Steady{
 		Rate: b.cmd.Rate, Events: count, P50: quantile(times, 0.5), P90: quantile(times, 0.9), P99: quantile(times, 0.99), Max: quantile(times, 1),
 		RelayMS:     per(after.relay-before.relay, time.Millisecond, seconds, after.relay > 0),
 		PostgresMS:  per(after.server-before.server, time.Millisecond, seconds, b.postmaster > 0),
