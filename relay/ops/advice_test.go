@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
@@ -97,5 +98,32 @@ func TestAdviceBeginsWithTheWorst(t *testing.T) {
 	}
 	if want := []string{"critical down", "warning misled", "warning refusing", "notice busy"}; !slices.Equal(got, want) {
 		t.Errorf("%q", got)
+	}
+}
+
+// The state of a destination is ok only if it is: one that refuses everything is failing, one that refuses some events is not.
+func TestStateOfAFailingDestination(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	at := func(ago time.Duration) *time.Time { return new(now.Add(-ago)) }
+	for name, c := range map[string]struct {
+		d    DestinationStatus
+		want string
+	}{
+		"nothing was tried":          {DestinationStatus{}, "ok"},
+		"refuses all":                {DestinationStatus{RetryReason: policy.ReasonUnauthorized, RetryAt: at(0)}, "failing"},
+		"was mended":                 {DestinationStatus{RetryReason: policy.ReasonNotFound, RetryAt: at(time.Minute), LastDeliveredAt: at(0)}, "ok"},
+		"broke lately":               {DestinationStatus{RetryReason: policy.ReasonServerError, RetryAt: at(0), LastDeliveredAt: at(time.Minute)}, "failing"},
+		"refuses some":               {DestinationStatus{RetryReason: policy.ReasonServerError, RetryAt: at(0), LastDeliveredAt: at(time.Second)}, "ok"},
+		"refused all, attempts over": {DestinationStatus{FailedReason: policy.ReasonServerError, FailedAt: at(0)}, "failing"},
+		"mended, and one failed":     {DestinationStatus{RetryReason: policy.ReasonNotFound, RetryAt: at(time.Hour), FailedReason: policy.ReasonRejected, FailedAt: at(0)}, "ok"},
+		"an event is at fault":       {DestinationStatus{FailedReason: policy.ReasonInvalidEvent, FailedAt: at(0)}, "ok"},
+		"paused":                     {DestinationStatus{Paused: true, RetryReason: policy.ReasonUnauthorized, RetryAt: at(0)}, "paused"},
+		"no route any more":          {DestinationStatus{Routed: true, RetryReason: policy.ReasonUnauthorized, RetryAt: at(0)}, "failing"},
+	} {
+		c.d.Routed, c.d.Served, c.d.Breaker = !c.d.Routed, true, "closed"
+		if got := c.d.State(); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
 	}
 }
