@@ -101,7 +101,8 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 		}
 		add("retrying", level, fmt.Sprintf("%s retrying at %s; last: %s.", upTo(d.Retrying), d.Destination, orReason(d.RetryError, d.RetryReason)),
 			repair(d.Destination, d.RetryReason),
-			fmt.Sprintf("outbox-relay explain %d    # every attempt, and when the next one is", d.RetryEventID))
+			fmt.Sprintf("outbox-relay explain %d    # every attempt, and when the next one is", d.RetryEventID),
+			"outbox-relay retry --destination "+word+"    # once it is mended: attempt all that waits for its next attempt")
 	}
 	if d.Failed > 0 {
 		text, remedy, commands := d.adviseFailed(word)

@@ -254,7 +254,7 @@ func TestMistakes(t *testing.T) {
 		{"POST", "/api/v1/events/12/reveal", "", 404, "archive"},
 		{"POST", "/api/v1/previews", `{"action": "replay", "selection": {}}`, 422, "names nothing"},
 		{"POST", "/api/v1/previews", `{"action": "replay", "selection": {"statuses": ["pending"]}}`, 422, "cannot be chosen"},
-		{"POST", "/api/v1/previews", `{"action": "drop", "selection": {"parked": true}}`, 422, "replay or discard"},
+		{"POST", "/api/v1/previews", `{"action": "drop", "selection": {"parked": true}}`, 422, "replay, retry or discard"},
 		{"GET", "/api/v1/operations/77", "", 404, "audit"},
 		{"POST", "/api/v1/operations/77/resume", "", 404, "audit"},
 		{"GET", "/api/v1/audit?before=x", "", 422, "before"},
