@@ -237,7 +237,7 @@ func TestRetry(t *testing.T) {
 	}
 	// One that was attempted after an operation began, and failed again, waits for its next attempt also when the operation goes on.
 	db.Exec(waits)
-	db.Exec(`UPDATE outbox_audit SET state = 'interrupted' WHERE id = 2`)
+	db.RewriteAudit(`state = 'interrupted' WHERE id = 2`)
 	order, err := outbox.TakeUp(t.Context(), 2)
 	relaytest.Must(t, err)
 	if b, err = outbox.Work(t.Context(), 2, order, nil); err != nil || b.Done != 0 {

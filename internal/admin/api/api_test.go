@@ -163,7 +163,7 @@ func TestAnswersFitTheDocument(t *testing.T) {
 	if status, text := s.call("POST", operation+"/interrupt", ""); status != 409 {
 		t.Errorf("what has ended was interrupted: %d %s", status, text)
 	}
-	db.Exec(`UPDATE outbox_audit SET state = 'interrupted' WHERE id = $1`, entry.ID)
+	db.RewriteAudit(fmt.Sprintf(`state = 'interrupted' WHERE id = %d`, entry.ID))
 	call("resumeOperation", "POST", v1+"/operations/{id}/resume", operation+"/resume", "", 202)
 	relaytest.Becomes(db, "done", `SELECT state FROM outbox_audit WHERE id = $1`, entry.ID)
 	call("listAudit", "GET", v1+"/audit", v1+"/audit?limit=10", "", 200)
