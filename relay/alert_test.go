@@ -136,7 +136,7 @@ func TestDeadChannelIsTriedAgainAndDelaysNothing(t *testing.T) {
 	second := to(healthy.URL)
 	second.Name = "healthy"
 	cfg.Destinations = append(cfg.Destinations, second)
-	cfg.Routes = []Route{{"*", []string{"default", "healthy"}}}
+	cfg.Routes = []Route{{Event: "*", To: []string{"default", "healthy"}}}
 	db.insert(1, "first")
 	r := start(t, cfg)
 	<-hanging.arrived // the alerter now waits for the channel

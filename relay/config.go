@@ -19,6 +19,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/routes"
 	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
@@ -122,12 +123,7 @@ func (v *validator) pooler(p Pooler) {
 }
 
 // A Route sends the event types that match Event to the destinations in To.
-type Route struct {
-	// Event is an event type in which '*' stands for any characters: "*", "invoice.*".
-	Event string
-	// To names destinations.
-	To []string
-}
+type Route = routes.Route
 
 // A Problem is one mistake in a Config: the path of the setting, and what is wrong with it.
 type Problem = check.Problem
@@ -197,13 +193,7 @@ func (c Config) Validate() []Problem {
 		}
 	}
 	for i, r := range c.Routes {
-		path := fmt.Sprintf("routes[%d]", i)
-		v.Require(routePattern.MatchString(r.Event), path+".event",
-			"%q is not an event type or pattern; write one such as \"invoice.paid\", \"invoice.*\" or \"*\"", r.Event)
-		v.Require(len(r.To) > 0, path+".to", "names no destination")
-		for _, name := range r.To {
-			v.Require(names[name], path+".to", "there is no destination %q", name)
-		}
+		v.Add(r.Problems(fmt.Sprintf("routes[%d]", i), names))
 	}
 	v.Add(c.Retention.Problems("retention"))
 	v.processedEvents(c)
@@ -228,10 +218,7 @@ func (v *validator) processedEvents(c Config) {
 		k.ProcessedEvents, name, longest, math.Ceil(longest.Hours()))
 }
 
-var (
-	destinationName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
-	routePattern    = regexp.MustCompile(`^[\x21-\x7e]{1,255}$`)
-)
+var destinationName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
 
 type validator struct{ check.Problems }
 

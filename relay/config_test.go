@@ -33,7 +33,7 @@ func TestUsableConfigurations(t *testing.T) {
 		"tight lease": func(c *Config) { c.Lease = 15 * time.Second },
 		"own headers": func(c *Config) { c.Destinations[0].Headers = map[string]string{"Authorization": "Bearer x", "X-A": ""} },
 		"routes": func(c *Config) {
-			c.Routes = []Route{{"invoice.*", []string{"logistics"}}, {"*", []string{"logistics"}}}
+			c.Routes = []Route{{Event: "invoice.*", To: []string{"logistics"}}, {Event: "*", To: []string{"logistics"}}}
 		},
 		"longest name": func(c *Config) { c.Destinations[0].Name = strings.Repeat("a", 63) },
 	} {
@@ -120,11 +120,11 @@ func TestEveryMistakeIsFound(t *testing.T) {
 			first(func(d *post.Destination) { d.Headers = map[string]string{"X-A": "1", "x-a": "2"} }),
 			"destinations.logistics.headers.x-a: stands twice",
 		},
-		"route without event":    {func(c *Config) { c.Routes = []Route{{"", []string{"logistics"}}} }, "routes[0].event: "},
-		"route with blank":       {func(c *Config) { c.Routes = []Route{{"a b", []string{"logistics"}}} }, "routes[0].event: "},
-		"route too long":         {func(c *Config) { c.Routes = []Route{{strings.Repeat("a", 256), []string{"logistics"}}} }, "routes[0].event: "},
-		"route without target":   {func(c *Config) { c.Routes = []Route{{"*", nil}} }, "routes[0].to: names no destination"},
-		"route to a stranger":    {func(c *Config) { c.Routes = []Route{{"*", []string{"logistic"}}} }, `routes[0].to: there is no destination "logistic"`},
+		"route without event":    {func(c *Config) { c.Routes = []Route{{Event: "", To: []string{"logistics"}}} }, "routes[0].event: "},
+		"route with blank":       {func(c *Config) { c.Routes = []Route{{Event: "a b", To: []string{"logistics"}}} }, "routes[0].event: "},
+		"route too long":         {func(c *Config) { c.Routes = []Route{{Event: strings.Repeat("a", 256), To: []string{"logistics"}}} }, "routes[0].event: "},
+		"route without target":   {func(c *Config) { c.Routes = []Route{{Event: "*", To: nil}} }, "routes[0].to: names no destination"},
+		"route to a stranger":    {func(c *Config) { c.Routes = []Route{{Event: "*", To: []string{"logistic"}}} }, `routes[0].to: there is no destination "logistic"`},
 		"url missing":            {first(func(d *post.Destination) { d.URL = "" }), "destinations.logistics.url: is empty"},
 		"name of the relay: NUL": {func(c *Config) { c.Name = "a\x00b" }, "relay.name: "},
 		"schema with NUL":        {func(c *Config) { c.Schema = "a\x00b" }, "database.schema: "},

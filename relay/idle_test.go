@@ -85,8 +85,7 @@ func sessionThrough(t testing.TB, cfg Config, through func(pg.Pool) pg.Pool) *Re
 	must(t, err)
 	pool, err := pgxpool.NewWithConfig(t.Context(), r.poolConfig())
 	must(t, err)
-	r.store.direct, r.store.pool, r.chores.pool = pool, through(pool), pool
-	r.watcher.DB = pool
+	r.setDatabase(pool, through(pool), false)
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { r.session.run(ctx) })

@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/routes"
 )
 
 // parkedEvery is how often everything parked is looked through for a route, although none was added.
@@ -22,18 +23,18 @@ func (r *Relay) maintain(ctx context.Context) {
 	jobs := newJobs(r.cfg.Log)
 	jobs.Schedule(cron.Every(r.cfg.PollInterval), cron.FuncJob(func() { signal(r.wake.tick) }))
 	jobs.Schedule(cron.Every(parkedEvery), cron.FuncJob(func() {
-		if err := r.chores.beginParkedSearch(ctx); err != nil && ctx.Err() == nil {
+		if err := routes.BeginParkedSearch(ctx, r.chores.pool); err != nil && ctx.Err() == nil {
 			r.databaseError("begin parked search", err)
 		}
 	}))
-	parked := parkedSearch{chores: r.chores, wake: r.wake, log: r.cfg.Log}
+	parked := routes.ParkedSearch{DB: r.chores.pool, Log: r.cfg.Log, Released: func() { r.wake.notify(true) }}
 	archiving := archivePlan{jobs: jobs}
 	archiving.follow(ctx, r)
 	jobs.Start()
 	for ctx.Err() == nil {
 		select {
 		case <-r.wake.parked:
-			if err := parked.round(ctx); err != nil && ctx.Err() == nil {
+			if err := parked.Round(ctx); err != nil && ctx.Err() == nil {
 				r.databaseError("unpark", err)
 			}
 		case <-r.wake.routes:

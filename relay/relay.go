@@ -15,6 +15,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/routes"
 	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
@@ -67,6 +68,9 @@ func New(cfg Config) (*Relay, error) {
 	}
 	r.settler = &settler{core: &r.core, settlements: make(chan settlement, settleBatch)}
 	r.senders = &senders{core: &r.core, settler: r.settler}
+	r.reloads.keeper = routes.Keeper{
+		Name: cfg.Name, Log: cfg.Log, Added: func() { signal(r.wake.parked) }, Failed: r.databaseError,
+	}
 	r.session = r.newSession()
 	r.watcher = r.newWatcher()
 	r.pressed = func() (string, bool) { reason := r.watcher.Pressure(); return reason, reason != "" }
@@ -177,13 +181,19 @@ func (r *Relay) open(ctx context.Context, pooled bool) error {
 	if err != nil {
 		return fmt.Errorf("open database pool: %w", err)
 	}
-	r.store.direct, r.store.pool, r.store.deaf = pool, pool, false
 	if pooled {
-		r.store.pool, r.store.deaf = pg.NewTransactions(pool, settings, r.session.guard.Prologue, identity.Explain), r.cfg.Pooler.Session == nil
+		r.setDatabase(pool, pg.NewTransactions(pool, settings, r.session.guard.Prologue, identity.Explain), r.cfg.Pooler.Session == nil)
+	} else {
+		r.setDatabase(pool, pool, false)
 	}
-	r.chores.pool = pg.NewChores(r.store.pool)
-	r.watcher.DB = r.chores.pool
 	return nil
+}
+
+// setDatabase gives every part what it runs its statements on.
+func (r *Relay) setDatabase(direct *pgxpool.Pool, pool pg.Pool, deaf bool) {
+	r.store.direct, r.store.pool, r.store.deaf = direct, pool, deaf
+	r.chores.pool = pg.NewChores(pool)
+	r.watcher.DB, r.reloads.keeper.DB = r.chores.pool, pool
 }
 
 // newClaimer returns what claims.

@@ -200,7 +200,7 @@ func TestSecurityFullQueueStopsNoRelay(t *testing.T) {
 		t.Fatal("the queue is not full")
 	}
 	cfg := db.config(to(newReceiver(t, nil).URL))
-	cfg.Routes = []Route{{"*", []string{"default"}}}
+	cfg.Routes = []Route{{Event: "*", To: []string{"default"}}}
 	r := start(t, cfg)
 	instance := r.instance()
 	db.insert(1, "key")

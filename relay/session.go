@@ -395,7 +395,7 @@ func (s *session) beat(stopping context.Context, on *standing, now time.Time) er
 		return err
 	}
 	if !e.registered {
-		return errTakenForDead
+		return pg.ErrTakenForDead
 	}
 	s.markBeat()
 	s.settler.recent.forgetDurable(now)

@@ -210,7 +210,7 @@ func beating(t *testing.T, db *database) (*Relay, *standing) {
 	pool, err := pgxpool.NewWithConfig(t.Context(), r.poolConfig())
 	must(t, err)
 	t.Cleanup(pool.Close)
-	r.store.direct, r.store.pool, r.chores.pool = pool, pool, pool
+	r.setDatabase(pool, pool, false)
 	on, err := r.session.connect(t.Context())
 	must(t, err)
 	t.Cleanup(func() { _ = on.conn.Close(context.WithoutCancel(t.Context())) })

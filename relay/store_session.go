@@ -13,8 +13,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-var errTakenForDead = errors.New("this relay was taken for dead; registering anew")
-
 // The session has its name before the row is visible, so that no other relay sees the row without its session.
 const insertRelay = `
 WITH r AS (

@@ -30,7 +30,7 @@ func TestEventsWithoutDeliveriesAreToldAndRepaired(t *testing.T) {
 	rc := newReceiver(t, nil)
 	channel := &pager{name: "ops"}
 	cfg := db.config(to(rc.URL))
-	cfg.Routes = []Route{{"t", []string{"default"}}}
+	cfg.Routes = []Route{{Event: "t", To: []string{"default"}}}
 	cfg.Alerts.Channels = []alert.Channel{channel}
 	cfg.Watching.Interval = 100 * time.Millisecond
 	db.insert(3, "before")

@@ -44,7 +44,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 	})
 	ops := &pager{name: "ops"}
 	cfg := db.config(to(refusing.URL))
-	cfg.Routes = []Route{{"t", []string{"default"}}}
+	cfg.Routes = []Route{{Event: "t", To: []string{"default"}}}
 	cfg.Alerts = alert.Config{Channels: []alert.Channel{ops}, VacuumBlockedOver: 2 * time.Second}
 	cfg.Watching.Interval = 100 * time.Millisecond
 	relays := []*running{start(t, cfg), start(t, cfg), start(t, cfg)}
