@@ -120,21 +120,3 @@ func (cronLog) Info(string, ...any) {}
 func (l cronLog) Error(err error, msg string, details ...any) {
 	l.log.Error().Err(err).Str("details", fmt.Sprint(details...)).Msg("maintenance: " + msg)
 }
-
-// Events without deliveries come about where the trigger does not run: loads with triggers disabled, logical replication,
-// session_replication_role = replica. Nothing claims them, and no other rule sees them.
-const undeliveredBatch = 5_000 // looked at by each walk of one search: some 20 ms
-
-// searchUndelivered looks for events without deliveries: among the new ones until it has caught up or taken a hundredth
-// of the interval between two looks, and among a further part of all others.
-func (r *Relay) searchUndelivered(ctx context.Context) error {
-	began := time.Now()
-	age := r.cfg.Watching.Interval * 9 / 10
-	for {
-		more, err := r.store.searchUndelivered(ctx, age, undeliveredBatch)
-		if err != nil || !more || time.Since(began) > r.cfg.Watching.Interval/100 {
-			return err
-		}
-		age = 0
-	}
-}

@@ -217,7 +217,7 @@ func (r *Relay) newSession() *session {
 func (r *Relay) newWatcher() *watch.Watcher {
 	return &watch.Watcher{
 		Config: func() watch.Config { return r.cfg.Watching }, Alerts: func() alert.Config { return r.config().Alerts },
-		Lenient: r.lenient, Alive: r.alive, Before: r.searchUndelivered,
+		Lenient: r.lenient, Alive: r.alive,
 		// However long a blocked vacuum makes it: like sweeps, it may take a hundredth of the time.
 		Rest:   func(took time.Duration) time.Duration { return rest{r.cfg.Watching.Interval, r.restTimes}.after(took) },
 		Looked: func() { signal(r.wake.routes) }, // for changes without a notification
