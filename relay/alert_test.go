@@ -338,10 +338,10 @@ func TestUncertainRelayTellsOnlyThat(t *testing.T) {
 	cfg := db.config(to("http://receiver.test/"))
 	cfg.Alerts.Channels = []alert.Channel{ops}
 	r := sessionOf(t, cfg)
-	instance, _ := r.presence.current()
+	instance, _ := r.current()
 	db.fire(alert.RuleBreakerOpen)
 	db.fire(alert.RuleQuarantined)
-	r.presence.set(instance, false)
+	r.presence.Set(instance, false)
 	must(t, r.alerter().SendDue(t.Context()))
 	if got := ops.heard(); !slices.Equal(got, []string{"quarantined firing"}) {
 		t.Errorf("told %q", got)

@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -10,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/relay/archive"
-	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -165,29 +163,6 @@ func TestDefaultsDoNotReachIntoTheCallersConfig(t *testing.T) {
 	}
 	if d := given.Destinations[0]; d.Timeout != 0 || d.MaxInFlight != 0 || d.Retry.Schedule != nil || given.Routes != nil {
 		t.Errorf("the caller's configuration was changed: %+v", given)
-	}
-}
-
-// The settings on which the plans rest win, whatever the DSN says; the DSN's other settings stay.
-func TestPoolSettings(t *testing.T) {
-	t.Parallel()
-	given, err := pgxpool.ParseConfig("postgres://db/x?enable_seqscan=on&work_mem=7MB&pool_max_conns=50&application_name=theirs")
-	must(t, err)
-	cfg := usable()
-	cfg.Pool, cfg.Schema = given, `My "Schema`
-	r, err := New(cfg)
-	must(t, err)
-	got := r.poolConfig()
-	want := pg.SessionSettings()
-	want["work_mem"], want["search_path"] = "7MB", `"My ""Schema"`
-	if !maps.Equal(got.ConnConfig.RuntimeParams, want) {
-		t.Errorf("settings %v, want %v", got.ConnConfig.RuntimeParams, want)
-	}
-	if got.MaxConns != defaultConns {
-		t.Errorf("%d connections", got.MaxConns)
-	}
-	if given.ConnConfig.RuntimeParams["enable_seqscan"] != "on" || given.MaxConns != 50 {
-		t.Error("the caller's configuration was changed")
 	}
 }
 

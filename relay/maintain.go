@@ -23,11 +23,11 @@ func (r *Relay) maintain(ctx context.Context) {
 	jobs := newJobs(r.cfg.Log)
 	jobs.Schedule(cron.Every(r.cfg.PollInterval), cron.FuncJob(func() { signal(r.wake.tick) }))
 	jobs.Schedule(cron.Every(parkedEvery), cron.FuncJob(func() {
-		if err := routes.BeginParkedSearch(ctx, r.chores.pool); err != nil && ctx.Err() == nil {
+		if err := routes.BeginParkedSearch(ctx, r.chores); err != nil && ctx.Err() == nil {
 			r.databaseError("begin parked search", err)
 		}
 	}))
-	parked := routes.ParkedSearch{DB: r.chores.pool, Log: r.cfg.Log, Released: func() { r.wake.notify(true) }}
+	parked := routes.ParkedSearch{DB: r.chores, Log: r.cfg.Log, Released: func() { r.wake.notify(true) }}
 	archiving := archivePlan{jobs: jobs}
 	archiving.follow(ctx, r)
 	jobs.Start()
@@ -43,7 +43,7 @@ func (r *Relay) maintain(ctx context.Context) {
 			}
 		case <-r.wake.schema:
 			// A session that cannot register because of the schema leaves the guard shut for good.
-			if _, err := pg.CheckSchema(identity.Unguarded(ctx), r.chores.pool); errors.Is(err, pg.ErrSchema) {
+			if _, err := pg.CheckSchema(identity.Unguarded(ctx), r.chores); errors.Is(err, pg.ErrSchema) {
 				r.cfg.Log.Error().Err(err).Msg("the schema changed under this relay")
 				r.fail(err)
 			}
@@ -85,7 +85,7 @@ func (p *archivePlan) follow(ctx context.Context, r *Relay) {
 // archive is the relay's own run. The next one takes up whatever ended this one.
 func (r *Relay) archive(ctx context.Context) {
 	log := r.cfg.Log
-	a := archive.Job{DB: r.chores.pool, Keep: r.config().Retention, Pressed: r.pressed, Progress: func(p archive.Progress) {
+	a := archive.Job{DB: r.chores, Keep: r.config().Retention, Pressed: r.pressed, Progress: func(p archive.Progress) {
 		if p.Waiting != "" {
 			log.Info().Str("reason", p.Waiting).Msg("archive: stands down while the database is under pressure")
 			return

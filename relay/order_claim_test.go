@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 	"github.com/outbox-relay/outbox-relay/relay/routes"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // registered returns a relay that claims nothing by itself, and its store.
@@ -109,7 +110,7 @@ func TestFollowersOfACrashLoopAreSpared(t *testing.T) {
 	for range aloneFrom {
 		s, instance := db.registered()
 		db.claimAll(s, instance, 10, 16)
-		db.exec(rescueRelay, instance)
+		db.exec(session.RescueRelay, instance)
 	}
 	db.exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 1`, crashLoop)
 	rc := newReceiver(t, nil)

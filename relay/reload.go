@@ -122,7 +122,7 @@ func (r *Relay) newEndpoints(next *Config) (endpoints map[string]*post.Endpoint,
 // reroute applies the routes of a configuration, and returns how many of an unchanged one were missing.
 func (r *Relay) reroute(ctx context.Context, next *Config) (restored int, err error) {
 	// Not while this relay is away: the session applies what is in effect when it is back.
-	instance, alive := r.presence.current()
+	instance, alive := r.current()
 	if alive {
 		change, err := r.applyRoutes(ctx, instance, next)
 		switch {
@@ -150,7 +150,7 @@ func (s *reloads) begin(ctx context.Context) {
 func (r *Relay) meetRoutes(ctx context.Context, alive func()) error {
 	r.reloads.mu.Lock()
 	defer r.reloads.mu.Unlock()
-	instance, _ := r.presence.current()
+	instance, _ := r.current()
 	// A relay that is stopping has withdrawn its routes.
 	stopping := r.reloads.running != nil && r.reloads.running.Err() != nil
 	if !stopping && r.reloads.recorded != instance {
@@ -163,6 +163,9 @@ func (r *Relay) meetRoutes(ctx context.Context, alive func()) error {
 	signal(r.wake.routes) // for what others changed while this relay was away
 	return nil
 }
+
+// withdrawTimeout bounds how long a stopping relay waits for its routes to be taken back.
+const withdrawTimeout = 2 * time.Second
 
 // applyRoutes records what a configuration serves and routes. The caller holds r.reloads.mu.
 func (r *Relay) applyRoutes(ctx context.Context, instance int32, cfg *Config) (routes.Change, error) {
@@ -178,11 +181,11 @@ func (r *Relay) applyRoutes(ctx context.Context, instance int32, cfg *Config) (r
 func (r *Relay) withdrawRoutes() {
 	r.reloads.mu.Lock()
 	defer r.reloads.mu.Unlock()
-	instance, alive := r.presence.current()
+	instance, alive := r.current()
 	if !alive {
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.settling, leaveTimeout)
+	ctx, cancel := context.WithTimeout(r.settling, withdrawTimeout)
 	defer cancel()
 	if err := r.reloads.keeper.Withdraw(ctx, instance); err != nil {
 		r.databaseError("withdraw routes", err)
@@ -193,7 +196,7 @@ func (r *Relay) withdrawRoutes() {
 func (r *Relay) followRoutes(ctx context.Context) error {
 	r.reloads.mu.Lock()
 	defer r.reloads.mu.Unlock()
-	instance, alive := r.presence.current()
+	instance, alive := r.current()
 	if !alive {
 		return nil
 	}

@@ -261,7 +261,7 @@ func TestReloadWithoutADatabase(t *testing.T) {
 
 	link.block(true)
 	link.cut()
-	eventually(t, "the end of the session", func() bool { _, alive := r.presence.current(); return !alive })
+	eventually(t, "the end of the session", func() bool { _, alive := r.current(); return !alive })
 	cfg.Destinations = cfg.Destinations[:1]
 	cfg.Routes = []Route{{Event: "t*", To: []string{"default"}}}
 	r.reload(cfg)

@@ -17,6 +17,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 	"github.com/outbox-relay/outbox-relay/relay/routes"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // storedRoutes returns the routes that producers' events take, sorted, such as "* default, t other".
@@ -181,7 +182,7 @@ func (f *fleet) note(format string, args ...any) {
 func (f *fleet) start(cfg Config) {
 	f.Helper()
 	conn := engineConn(f, f.database)
-	instance, err := register(f.Context(), conn, true, "r", "", time.Minute)
+	instance, err := session.Register(f.Context(), conn, true, "r", "", time.Minute)
 	must(f, err)
 	r := &recordedRelay{conn: conn, instance: instance, routes: routes.Rows(cfg.Routes)}
 	_, err = f.keeper.Apply(f.Context(), instance, []string{cfg.Destinations[0].Name}, cfg.Routes)
@@ -195,7 +196,7 @@ func (f *fleet) stop(r *recordedRelay) {
 	must(f, f.keeper.Withdraw(f.Context(), r.instance))
 	r.routes = nil
 	f.note("withdrawal of %d", r.instance)
-	must(f, deregister(f.Context(), r.conn, r.instance))
+	must(f, session.Deregister(f.Context(), r.conn, r.instance))
 	f.remove(r)
 	f.note("stop of %d", r.instance)
 }
@@ -222,7 +223,7 @@ func (f *fleet) rescueAll() {
 		}
 		// The server may not have noticed the end of the connection yet.
 		eventually(f, "the death of a relay", func() bool {
-			dead, _, err := (&store{pool: rescuer.conn}).rescue(f.Context(), r.instance)
+			dead, _, err := session.Rescue(f.Context(), rescuer.conn, r.instance)
 			must(f, err)
 			return dead
 		})
