@@ -29,6 +29,7 @@ const overview = `outbox-relay delivers the events that a service commits to its
   outbox-relay explain EVENT                             its history, and why it waits
   outbox-relay doctor                                    what is wrong with configuration, database, destinations
   outbox-relay replay --destination NAME | ID            send again what failed
+  outbox-relay retry --destination NAME | ID             attempt now what waits for its next attempt
   outbox-relay discard --destination NAME | ID           give up what waits or failed
   outbox-relay pause | resume NAME                       stop sending to a destination; go on
   outbox-relay relays | routes list | routes test TYPE   who delivers; where events go
@@ -60,6 +61,7 @@ type grammar struct {
 	Doctor     status.Doctor       `cmd:"" help:"Find what is wrong with configuration, database and destinations; exit 1 if there is an error."`
 	Alert      alert.Command       `cmd:"" help:"Try the alert channels."`
 	Replay     events.Replay       `cmd:"" help:"Send failed, delivered or discarded deliveries again."`
+	Retry      events.Retry        `cmd:"" help:"Attempt now what waits for its next attempt."`
 	Discard    events.Discard      `cmd:"" help:"Give pending, parked or failed deliveries up."`
 	Pause      destinations.Pause  `cmd:"" help:"Send nothing to a destination until it is resumed."`
 	Resume     destinations.Resume `cmd:"" help:"End a pause; with --reset-breaker a hold too."`

@@ -34,6 +34,8 @@ func TestMistakesOfBulkCommands(t *testing.T) {
 		{"replay --yes --limit 5", "", nothing},
 		{"replay --type= --destination=", "", nothing},
 		{"discard --yes", "", nothing},
+		{"retry --yes", "", nothing},
+		{"retry shop", "", `"shop" is not the id of an event; write a number such as 17`},
 		{"replay 1..", "", `"1.." is not the id of an event; write a number such as 17`},
 		{"replay 0", "", `"0" is not the id of an event; write a number such as 17`},
 		{"replay 17,18", "", `"17,18" is not the id of an event; write a number such as 17`},

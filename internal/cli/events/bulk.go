@@ -96,6 +96,7 @@ func (d operation) LeftOut(found ops.Bulk) (lines []string) {
 		}
 	}
 	add(found.InFlight, "in flight, which a relay is sending now; repeat the command later.")
+	add(found.NotWaiting, "due already, or never attempted.")
 	add(found.TooOld, "older than receivers remember (--force).")
 	add(found.EventMissing, "whose event is gone.")
 	for _, status := range []string{"pending", "failed", "delivered", "discarded"} {
@@ -103,6 +104,8 @@ func (d operation) LeftOut(found ops.Bulk) (lines []string) {
 		switch {
 		case d.verb == "replay" && status == "pending":
 			add(n, "pending, which will be sent anyway.")
+		case d.verb == "retry" && status == "failed":
+			add(n, "failed for good; to send it again: outbox-relay replay.")
 		case d.verb == "replay":
 			add(n, "%s; to replay these too: --status %[2]s.", status)
 		default:
@@ -111,6 +114,9 @@ func (d operation) LeftOut(found ops.Bulk) (lines []string) {
 	}
 	if found.Unknown > 0 {
 		lines = append(lines, bulk.NotFound(plain.Plural(found.Unknown, "event has", "events have")+" no delivery here", found.UnknownIDs, found.Unknown))
+	}
+	for _, obstacle := range found.Obstacles {
+		lines = append(lines, bulk.Capital(obstacle)+".")
 	}
 	return lines
 }

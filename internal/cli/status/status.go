@@ -31,13 +31,14 @@ func (Command) Help() string {
   destinations   [{destination, pending, due, in_flight, retrying, failed, lag_seconds, paused, paused_reason?, paused_at?,
                  replays, blocked_keys, blocked_seconds, routed, breaker, breaker_opened_at?, breaker_seconds?, breaker_error?,
                  served, retry_event_id, retry_reason?, retry_error?, failed_unsendable, failed_reason?, failed_error?,
-                 blocked: [{key, event_id, reason}]}]
+                 blocked: [{key, event_id, reason}], retry_at?, failed_at?, last_delivered_at?}]
                  each count ends at 10001; due, in_flight, retrying and replays are parts of pending; lag_seconds is the
                  age of the oldest due delivery; blocked_keys counts ordering keys that wait behind a failed delivery, up
                  to 1001, and blocked names up to three of them; routed says whether a route leads there; breaker is
                  closed, open (held: the destination is down) or half_open (being tried); served says whether a running
                  relay has the destination: what is pending for another one is unserved; retry_… are of the latest attempt
-                 of those that are retried; failed_unsendable counts events that can never be sent
+                 of those that are retried; failed_unsendable counts events that can never be sent; last_delivered_at is
+                 looked for among the newest 1000 deliveries and around retry_event_id
   parked         deliveries that match no route
   relays         [{instance, name, version, started_at, heartbeat_age_seconds, idle, session, in_flight, quarantined?,
                  destinations}]

@@ -1,4 +1,4 @@
-package relay
+package watch
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
-	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
 // An event and its deliveries become visible at once, so one snapshot decides. Both walks read the primary keys of both
@@ -36,12 +35,12 @@ SET searched_at = now(), recent_id = coalesce((SELECT max(id) FROM recent), s.re
 FROM state s
 RETURNING (SELECT count(*) FROM recent) = $1`
 
-// searchUndelivered looks at the next events of both walks, unless a relay has done so within the given age. It reports
+// searchNext looks at the next events of both walks, unless a relay has done so within the given age. It reports
 // whether newer events are left.
-func (s *store) searchUndelivered(ctx context.Context, age time.Duration, batch int) (more bool, err error) {
+func (w *Watcher) searchNext(ctx context.Context, age time.Duration, batch int) (more bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	err = s.pool.QueryRow(ctx, searchUndelivered, batch, age.Seconds(), watch.MaxUndelivered+1).Scan(&more)
+	err = w.DB.QueryRow(ctx, searchUndelivered, batch, age.Seconds(), MaxUndelivered+1).Scan(&more)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return false, fmt.Errorf("search events without deliveries: %w", err)
 	}

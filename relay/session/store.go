@@ -1,9 +1,10 @@
-package relay
+package session
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -12,8 +13,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
-
-var errTakenForDead = errors.New("this relay was taken for dead; registering anew")
 
 // The session has its name before the row is visible, so that no other relay sees the row without its session.
 const insertRelay = `
@@ -24,25 +23,26 @@ WITH r AS (
 )
 SELECT instance, CASE WHEN $4 THEN set_config('application_name', ` + pg.NameOfSession + `, false) END FROM r`
 
-// register enters a new relay. If q is its session, the relay lives as long as that lasts. Otherwise the relay is dead once
+// Register enters a new relay and returns its number. If q is its session, the relay lives as long as that lasts. Otherwise the relay is dead once
 // its heartbeat is older than lease.
-func register(ctx context.Context, q pg.DB, isSession bool, name, version string, lease time.Duration) (instance int32, err error) {
+func Register(ctx context.Context, q pg.DB, isSession bool, name, version string, lease time.Duration) (instance int32, err error) {
 	if err := q.QueryRow(ctx, insertRelay, name, version, lease.Seconds(), isSession).Scan(&instance, nil); err != nil {
 		return 0, fmt.Errorf("register relay: %w", err)
 	}
 	return instance, nil
 }
 
-const resumeRelay = `
+// ResumeRelay is the statement of [Resume].
+const ResumeRelay = `
 UPDATE outbox_relay r
 SET heartbeat_at = now(), session_pid = CASE WHEN $2 THEN pg_backend_pid() END, server_started_at = pg_postmaster_start_time()
 WHERE instance = $1
 RETURNING CASE WHEN $2 THEN set_config('application_name', ` + pg.NameOfSession + `, false) END`
 
-// resume lets a relay go on under its number, with q as its session if it has one. It returns false if the relay was taken
+// Resume lets a relay go on under its number, with q as its session if it has one. It returns false if the relay was taken
 // for dead meanwhile: then the relay must register anew.
-func resume(ctx context.Context, q pg.DB, isSession bool, instance int32) (resumed bool, err error) {
-	err = q.QueryRow(ctx, resumeRelay, instance, isSession).Scan(nil)
+func Resume(ctx context.Context, q pg.DB, isSession bool, instance int32) (resumed bool, err error) {
+	err = q.QueryRow(ctx, ResumeRelay, instance, isSession).Scan(nil)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
 	}
@@ -68,7 +68,7 @@ const isDead = `(` + isSilent + ` OR ` + isDisconnected + `)`
 //
 // The heartbeat is not written at every beat: no version of a row can be removed while some session keeps an old snapshot.
 // The session reports most deaths sooner. While this relay is armed, a beat also keeps producers notifying.
-const beat = `
+const Beat = `
 WITH written AS (
     UPDATE outbox_relay SET heartbeat_at = now() WHERE instance = $1 AND heartbeat_at <= now() - make_interval(secs => $2)
 )
@@ -103,16 +103,21 @@ type pulse struct {
 type echo struct {
 	registered bool    // false: this relay's own row is gone
 	late       bool    // this relay's own heartbeat had become old: the others' may look old for the same reason
-	dead       []int32 // each to be given to rescue
-	states     []policy.DestinationState
-	alerts     bool // there is something to tell or to close
-	parked     bool // a route was added, and what was parked before has yet to be looked through
-	unheard    bool // producers had stopped to notify: another relay has disarmed them, or this beat came late
+	dead       []int32 // each to be given to Rescue
+	News
+}
+
+// News is what a beat finds out about the database's state beside the relays.
+type News struct {
+	States  []policy.DestinationState // of destinations whose breaker is not closed, or that have evidence against them
+	Alerts  bool                      // there are alerts to send or to close
+	Parked  bool                      // a route was added, and what was parked before has yet to be looked through
+	Unheard bool                      // producers had stopped to notify: another relay has disarmed them, or this beat came late
 }
 
 // heartbeat says that this relay lives, and finds out what it has to do beside claiming.
 func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
-	rows, err := q.Query(ctx, beat, p.instance, p.writeAfter.Seconds(), p.findSilent, p.armed, p.findDisconnected)
+	rows, err := q.Query(ctx, Beat, p.instance, p.writeAfter.Seconds(), p.findSilent, p.armed, p.findDisconnected)
 	if err != nil {
 		return echo{}, fmt.Errorf("beat: %w", err)
 	}
@@ -133,13 +138,13 @@ func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
 			e.dead = append(e.dead, instance)
 		case "destination":
 			state.Remaining = time.Duration(remaining * float64(time.Second))
-			e.states = append(e.states, state)
+			e.States = append(e.States, state)
 		case "alert":
-			e.alerts = true
+			e.Alerts = true
 		case "parked":
-			e.parked = true
+			e.Parked = true
 		case "armed":
-			e.unheard = late
+			e.Unheard = late
 		}
 	}
 	if err := rows.Err(); err != nil {
@@ -151,25 +156,32 @@ func heartbeat(ctx context.Context, q pg.DB, p pulse) (e echo, err error) {
 // armUntil makes producers notify for the next 10 s: one that died armed must not cost them for longer.
 const armUntil = `setval('outbox_armed', (extract(epoch FROM clock_timestamp()) * 1000)::bigint + 10000)`
 
+// Producers is whether producers notify, as this relay has declared. It is safe for concurrent use.
+type Producers struct{ armed atomic.Bool }
+
+// Armed reports whether producers notify, as was declared last.
+func (p *Producers) Armed() bool { return p.armed.Load() }
+
 const arm = `SELECT CASE WHEN $1 THEN ` + armUntil + ` ELSE setval('outbox_armed', 0) END`
 
-// arm makes producers notify, or stops them. Another relay that is still armed makes them notify again at its next beat.
+// Arm makes producers notify, or stops them. Another relay that is still armed makes them notify again at its next beat.
 // If it fails, beats go on with what was declared before, as the claimer does: an armed relay whose beats do not keep producers
 // notifying would wait for each safety tick.
-func (s *store) arm(ctx context.Context, armed bool) error {
-	before := s.armed.Load()
-	s.armed.Store(before && armed) // no beat arms them meanwhile
+func (p *Producers) Arm(ctx context.Context, db pg.DB, armed bool) error {
+	before := p.armed.Load()
+	p.armed.Store(before && armed) // no beat arms them meanwhile
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, arm, armed); err != nil {
-		s.armed.Store(before)
+	if _, err := db.Exec(ctx, arm, armed); err != nil {
+		p.armed.Store(before)
 		return fmt.Errorf("let producers notify: %w", err)
 	}
-	s.armed.Store(armed)
+	p.armed.Store(armed)
 	return nil
 }
 
-const listen = `LISTEN outbox_wake`
+// Listen makes a session receive the notifications of producers and relays.
+const Listen = `LISTEN outbox_wake`
 
 const selectServer = `SELECT current_schema(), pg_postmaster_start_time()`
 

@@ -1,4 +1,4 @@
-package relay
+package routes
 
 import (
 	"context"
@@ -9,10 +9,10 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
-// A parkedRange is a part of the events that was looked through for parked deliveries.
-type parkedRange struct {
-	after, reached int64
-	released       int
+// A ParkedRange is a part of the events that was looked through for parked deliveries.
+type ParkedRange struct {
+	After, Reached int64 // ids of events: behind the first, up to the second
+	Released       int   // deliveries that got a destination
 }
 
 // Locked first: a relay that adds a route meanwhile waits, and then begins the pass anew. Without anything parked, the whole
@@ -26,45 +26,45 @@ const releaseParked = `SELECT outbox_release_parked($1::bigint, $2::bigint)`
 
 const advanceParkedSearch = `UPDATE outbox_destination SET parked_after = $2 WHERE parked_after >= $1 AND parked_after < $2`
 
-// releaseParked gives parked deliveries of the next events, at most step of them and none behind latest, to the destinations
+// ReleaseParked gives parked deliveries of the next events, at most step of them and none behind latest, to the destinations
 // that they now have. The next events are those behind where relays have come or, once more, behind from.
-func (s *store) releaseParked(ctx context.Context, step, latest int64, from *int64) (r parkedRange, err error) {
+func ReleaseParked(ctx context.Context, db pg.Pool, step, latest int64, from *int64) (r ParkedRange, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 		var parked bool
-		if err := tx.QueryRow(ctx, lockParkedSearch, latest).Scan(&r.after, &parked); err != nil {
+		if err := tx.QueryRow(ctx, lockParkedSearch, latest).Scan(&r.After, &parked); err != nil {
 			return err
 		}
 		if from != nil {
-			r.after = *from
+			r.After = *from
 		}
-		r.reached = latest
+		r.Reached = latest
 		if parked {
-			r.reached = min(r.after+step, latest)
-			if err := tx.QueryRow(ctx, releaseParked, r.after, r.reached).Scan(&r.released); err != nil {
+			r.Reached = min(r.After+step, latest)
+			if err := tx.QueryRow(ctx, releaseParked, r.After, r.Reached).Scan(&r.Released); err != nil {
 				return err
 			}
 		}
 		if from != nil {
 			return nil
 		}
-		_, err := tx.Exec(ctx, advanceParkedSearch, r.after, r.reached)
+		_, err := tx.Exec(ctx, advanceParkedSearch, r.After, r.Reached)
 		return err
 	})
 	if err != nil {
-		return parkedRange{}, fmt.Errorf("release parked deliveries: %w", pg.WithRoleHint(err))
+		return ParkedRange{}, fmt.Errorf("release parked deliveries: %w", pg.WithRoleHint(err))
 	}
 	return r, nil
 }
 
-const endParkedSearch = `UPDATE outbox_destination SET parked_after = NULL WHERE parked_after >= $1`
+const clearParkedSearch = `UPDATE outbox_destination SET parked_after = NULL WHERE parked_after >= $1`
 
 // endParkedSearch says that nothing parked up to an event, the latest, has a route.
-func (s *store) endParkedSearch(ctx context.Context, latest int64) error {
+func endParkedSearch(ctx context.Context, db pg.DB, latest int64) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, endParkedSearch, latest); err != nil {
+	if _, err := db.Exec(ctx, clearParkedSearch, latest); err != nil {
 		return fmt.Errorf("end looking through parked deliveries: %w", err)
 	}
 	return nil
@@ -75,12 +75,12 @@ UPDATE outbox_destination d SET parked_after = 0
 WHERE d.parked_after IS NULL AND EXISTS (SELECT FROM outbox_route r WHERE r.destination = d.destination)
   AND EXISTS (SELECT FROM outbox_delivery WHERE destination = '' AND status = 'pending')`
 
-// beginParkedSearch makes relays look through everything parked again: a transaction with an old snapshot may have parked an event
+// BeginParkedSearch makes relays look through everything parked again: a transaction with an old snapshot may have parked an event
 // long after its route was added.
-func (s *store) beginParkedSearch(ctx context.Context) error {
+func BeginParkedSearch(ctx context.Context, db pg.DB) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, beginParkedSearch); err != nil {
+	if _, err := db.Exec(ctx, beginParkedSearch); err != nil {
 		return fmt.Errorf("begin looking through parked deliveries: %w", err)
 	}
 	return nil

@@ -1,4 +1,4 @@
-package relay
+package routes
 
 import (
 	"context"
@@ -10,23 +10,18 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
-// routeRow is one line of outbox_route.
-type routeRow struct {
-	Pattern     string
-	Destination string
-}
-
 // A routing is what one relay records of its configuration.
 type routing struct {
 	instance     int32
 	destinations []string
-	routes       map[routeRow]bool // empty: the relay is stopping and withdraws them
+	routes       map[Row]bool // empty: the relay is stopping and withdraws them
 }
 
-// A routeChange is what syncRoutes found and left in outbox_route.
-type routeChange struct {
-	before, after  map[routeRow]bool
-	added, removed []routeRow
+// A Change is what one synchronisation found and left in outbox_route.
+type Change struct {
+	before, after map[Row]bool
+
+	Added, Removed []Row
 }
 
 const waitForLocks = `SET LOCAL lock_timeout = 0`
@@ -39,10 +34,10 @@ const lockRoutes = `LOCK TABLE outbox_route IN SHARE ROW EXCLUSIVE MODE`
 // registered relays together. While no relay has recorded any, they stay: producers go on while all relays are away.
 // describe words the alert about the change for the relays that did not make it. Producers never wait: the lock only
 // orders relays that do the same.
-func (s *store) syncRoutes(ctx context.Context, own *routing, describe func(routeChange) string) (change routeChange, err error) {
+func syncRoutes(ctx context.Context, db pg.Pool, own *routing, describe func(Change) string) (change Change, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 		wait := waitBriefly
 		if own != nil && len(own.routes) > 0 {
 			if err := keepRegistered(ctx, tx, own.instance); err != nil {
@@ -62,13 +57,13 @@ func (s *store) syncRoutes(ctx context.Context, own *routing, describe func(rout
 			}
 		}
 		change, err = uniteRoutes(ctx, tx)
-		if err != nil || len(change.added)+len(change.removed) == 0 {
+		if err != nil || len(change.Added)+len(change.Removed) == 0 {
 			return err
 		}
-		return announceRoutes(ctx, tx, describe(change), own == nil && len(change.added) > 0)
+		return announceRoutes(ctx, tx, describe(change), own == nil && len(change.Added) > 0)
 	})
 	if err != nil {
-		return routeChange{}, fmt.Errorf("synchronise routes: %w", err)
+		return Change{}, fmt.Errorf("synchronise routes: %w", err)
 	}
 	return change, nil
 }
@@ -80,7 +75,7 @@ const lockOwnRelay = `SELECT FROM outbox_relay WHERE instance = $1 FOR KEY SHARE
 func keepRegistered(ctx context.Context, tx pgx.Tx, instance int32) error {
 	tag, err := tx.Exec(ctx, lockOwnRelay, instance)
 	if err == nil && tag.RowsAffected() == 0 {
-		err = errTakenForDead
+		err = pg.ErrTakenForDead
 	}
 	return err
 }
@@ -128,36 +123,36 @@ WHERE NOT EXISTS (SELECT FROM outbox_route t WHERE t.pattern = o.pattern AND t.d
 RETURNING pattern, destination`
 
 // uniteRoutes makes the stored routes the union of what the registered relays have recorded.
-func uniteRoutes(ctx context.Context, tx pgx.Tx) (change routeChange, err error) {
+func uniteRoutes(ctx context.Context, tx pgx.Tx) (change Change, err error) {
 	stored, err := queryRoutes(ctx, tx, selectRoutes)
 	if err != nil {
-		return routeChange{}, err
+		return Change{}, err
 	}
-	if change.removed, err = queryRoutes(ctx, tx, removeRoutes); err != nil {
-		return routeChange{}, err
+	if change.Removed, err = queryRoutes(ctx, tx, removeRoutes); err != nil {
+		return Change{}, err
 	}
-	if change.added, err = queryRoutes(ctx, tx, addRoutes); err != nil {
-		return routeChange{}, err
+	if change.Added, err = queryRoutes(ctx, tx, addRoutes); err != nil {
+		return Change{}, err
 	}
-	change.before, change.after = map[routeRow]bool{}, map[routeRow]bool{}
+	change.before, change.after = map[Row]bool{}, map[Row]bool{}
 	for _, route := range stored {
 		change.before[route], change.after[route] = true, true
 	}
-	for _, route := range change.removed {
+	for _, route := range change.Removed {
 		delete(change.after, route)
 	}
-	for _, route := range change.added {
+	for _, route := range change.Added {
 		change.after[route] = true
 	}
 	return change, nil
 }
 
-func queryRoutes(ctx context.Context, q pg.DB, statement string) ([]routeRow, error) {
+func queryRoutes(ctx context.Context, q pg.DB, statement string) ([]Row, error) {
 	rows, err := q.Query(ctx, statement)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[routeRow])
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[Row])
 }
 
 // The alert is for the relays that did not make the change, and does not fire when all of them wanted it.
@@ -179,21 +174,21 @@ func announceRoutes(ctx context.Context, tx pgx.Tx, detail string, always bool) 
 }
 
 // unserved returns the destinations with pending deliveries that no registered relay serves.
-func unserved(ctx context.Context, q pg.DB) ([]unservedDestination, error) {
+func unserved(ctx context.Context, q pg.DB) ([]Unserved, error) {
 	rows, err := q.Query(ctx, pg.Unserved)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[unservedDestination])
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[Unserved])
 }
 
-// An unservedDestination is one with pending deliveries that no registered relay serves.
-type unservedDestination struct {
+// An Unserved is one with pending deliveries that no registered relay serves.
+type Unserved struct {
 	Destination string `json:"destination"`
 	Pending     int    `json:"pending"` // at most 10,001
 }
 
-// String says the name and how many wait.
-func (u unservedDestination) String() string {
+// String returns the name and how many deliveries wait, at most "more than 10000".
+func (u Unserved) String() string {
 	return fmt.Sprintf("%s (%s)", u.Destination, plain.UpTo(u.Pending, 10_000))
 }
