@@ -111,9 +111,9 @@ test-stores: $(dynalite) ## Vet and test the stores for receivers whose effect i
 	done
 
 .PHONY: test-logs
-test-logs: $(nats) ## Vet and test the receiving half of a log: NATS JetStream
+test-logs: $(nats) ## Vet and test the receiving half of logs: NATS JetStream, Kafka
 	@$(find_race); \
-	for module in consumer/natsconsumer; do \
+	for module in consumer/natsconsumer consumer/kafkaconsumer; do \
 		(set -ex; cd "$$module"; test -z "$$(gofmt -l .)"; $(GO) mod tidy -diff; $(GO) vet ./...; \
 			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done

@@ -230,7 +230,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// take has a message worked, and gives signs of life meanwhile. A handler has a goroutine of its own, lest one that ends its goroutine ends the worker.
+// take has a message worked, and gives signs of life meanwhile.
 func (c *Consumer) take(ctx context.Context, msg jetstream.Msg) {
 	ended := make(chan struct{})
 	go func() {

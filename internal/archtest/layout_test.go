@@ -23,7 +23,7 @@ var (
 		"consumer/inbox", "consumer/sqlconsumer", "consumer/store", "consumer/breaker", "consumer/consumertest",
 		"consumer/internal/memory", "consumer/internal/headers", "consumer/internal/verdict", "consumer/internal/sqlstate",
 		"consumer/internal/handlerctx", "consumer/internal/message", "consumer/internal/redact",
-		"consumer/storetest", "consumer/redisstore", "consumer/dynamostore", "consumer/natsconsumer",
+		"consumer/storetest", "consumer/redisstore", "consumer/dynamostore", "consumer/natsconsumer", "consumer/kafkaconsumer",
 		"consumer/examples", "consumer/examples/internal/server", "consumer/examples/internal/exampletest",
 		"consumer/examples/nethttp", "consumer/examples/chi", "consumer/examples/echo", "consumer/examples/gin", "consumer/examples/sqlx",
 		"consumer/examples/gorm", "consumer/examples/svix", "consumer/examples/stripe", "consumer/examples/worker",

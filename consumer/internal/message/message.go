@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -44,22 +45,24 @@ const (
 	Refused                // nothing was changed, and no repetition will help
 )
 
-// Deliver has receiver process m, and returns when that is decided: after COMMIT or ROLLBACK. It never panics, and an end of ctx
-// counts as Again.
-func Deliver(ctx context.Context, receiver http.Handler, m Message) (out Outcome) {
+// Deliver has receiver process m, and returns when that is decided: after COMMIT or ROLLBACK. A receiver that panics or ends its
+// goroutine counts as Again, and so does an end of ctx.
+func Deliver(ctx context.Context, receiver http.Handler, m Message) Outcome {
 	r, err := http.NewRequestWithContext(context.WithValue(ctx, storedKey{}, m.Stored), http.MethodPost, "/", bytes.NewReader(m.Body))
 	if err != nil {
 		panic(err) // method and URL are constants
 	}
 	r.Header = canonical(m.Header)
-	w := &answer{header: http.Header{}}
-	defer func() {
-		if recover() != nil { // http.ErrAbortHandler: the receiver has rolled back and reported; a connection would be closed now
-			out = Outcome{Verdict: Again}
-		}
-	}()
-	receiver.ServeHTTP(w, r)
-	return w.outcome()
+	out := Outcome{Verdict: Again}
+	var handling sync.WaitGroup
+	handling.Go(func() { // lest a handler that ends its goroutine ends the reader of the log
+		defer func() { _ = recover() }() // http.ErrAbortHandler: the receiver has rolled back and reported; a server would close the connection
+		w := &answer{header: http.Header{}}
+		receiver.ServeHTTP(w, r)
+		out = w.outcome()
+	})
+	handling.Wait()
+	return out
 }
 
 type storedKey struct{}
@@ -116,7 +119,10 @@ func (a *answer) outcome() Outcome {
 	if seconds, err := strconv.Atoi(a.header.Get("Retry-After")); err == nil && seconds > 0 {
 		out.Wait = time.Duration(seconds) * time.Second
 	}
-	var problem struct{ Type, Detail string }
+	var problem struct {
+		Type   string `json:"type"`
+		Detail string `json:"detail"`
+	}
 	if json.Unmarshal(a.body.Bytes(), &problem) == nil {
 		out.Problem = problem.Type[strings.LastIndexByte(problem.Type, ':')+1:]
 		out.Detail = problem.Detail
