@@ -43,6 +43,10 @@ help: ## List the targets
 demo: build ## Deliver events through crashes and lost answers, and show the result (KEEP=1 leaves it running)
 	@PG= $(server) $(GO) run ./cmd/demo --relay bin/outbox-relay $(if $(KEEP),--keep)
 
+.PHONY: demo-cluster
+demo-cluster: build $(nats) ## Carry events through a JetStream cluster whose leader is killed, as are relay and consumers (DEMOFLAGS='--events 50000')
+	@cd cmd/demo-cluster && PG= MAKE='$(MAKE)' sh ../../.ci/with-postgres.sh $(GO) run . --root ../.. --relay ../../bin/outbox-relay $(DEMOFLAGS)
+
 # The race detector needs a C compiler with its headers. Without one the tests run all the same, but say so.
 define find_race
 if printf '#include <pthread.h>\nint main(void) { return 0; }\n' | $$($(GO) env CC) -x c -o /dev/null - 2>/dev/null; \
@@ -111,9 +115,9 @@ test-stores: $(dynalite) ## Vet and test the stores for receivers whose effect i
 	done
 
 .PHONY: test-logs
-test-logs: $(nats) ## Vet and test the receiving half of logs: NATS JetStream, Kafka
+test-logs: $(nats) build ## Vet and test the receiving half of logs: NATS JetStream, Kafka
 	@$(find_race); \
-	for module in consumer/natsconsumer consumer/kafkaconsumer; do \
+	for module in consumer/natsconsumer consumer/kafkaconsumer cmd/demo-cluster; do \
 		(set -ex; cd "$$module"; test -z "$$(gofmt -l .)"; $(GO) mod tidy -diff; $(GO) vet ./...; \
 			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done
