@@ -280,18 +280,13 @@ func (c *claimer) claims(now time.Time) []laneClaim {
 		if l.isActive() {
 			sharers = active
 		}
-		c.setShare(l, sharers)
+		l.takePart(c.config().MaxInFlight, sharers)
 		if request := c.request(l, now, c.pace.looking(now)); len(request.scans)+len(request.keys) > 0 {
 			claims = append(claims, laneClaim{l, request})
 			l.ask(now)
 		}
 	}
 	return claims
-}
-
-// setShare gives a lane its part of the relay's capacity, which so many lanes share.
-func (c *claimer) setShare(l *lane, sharers int) {
-	l.setShare(min(l.current().Destination.MaxInFlight, max(1, c.config().MaxInFlight/max(1, sharers))))
 }
 
 // request returns what to claim for one lane. Without scans and keys there is nothing to claim.
@@ -459,7 +454,7 @@ func (c *claimer) handOut(claims []laneClaim, result claimResult) {
 		if c.config().Hooks.Claimed != nil {
 			c.config().Hooks.Claimed(claim.lane.name, len(deliveries))
 		}
-		c.setShare(claim.lane, active) // before it gets senders, of which all lanes together may have so many
+		claim.lane.takePart(c.config().MaxInFlight, active) // before it gets senders, of which all lanes together may have so many
 		c.push(claim, deliveries, window)
 	}
 }

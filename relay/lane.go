@@ -155,3 +155,8 @@ func (ls *lanes) applyStates(began, now time.Time, states []policy.DestinationSt
 func implausible(b *policy.Breaker, hold time.Duration) time.Duration {
 	return 2 * max(b.Policy.ProbeMax, hold)
 }
+
+// takePart gives the lane its part of the relay's capacity, which so many lanes share.
+func (l *lane) takePart(capacity, sharers int) {
+	l.setShare(min(l.current().Destination.MaxInFlight, max(1, capacity/max(1, sharers))))
+}

@@ -19,17 +19,17 @@ var (
 
 	// The rooms of relay and of the commands are not listed: each explains itself in its doc.go.
 	goPackages = []string{
-		"cmd/outbox-relay", "cmd/demo", "cmd/sbom", "outbox", "relay", "consumer", "consumer/promobserver", "migrations",
+		"cmd/outbox-relay", "cmd/demo", "cmd/demo-cluster", "cmd/sbom", "outbox", "relay", "consumer", "consumer/promobserver", "migrations",
 		"consumer/inbox", "consumer/sqlconsumer", "consumer/store", "consumer/breaker", "consumer/consumertest",
 		"consumer/internal/memory", "consumer/internal/headers", "consumer/internal/verdict", "consumer/internal/sqlstate",
-		"consumer/internal/handlerctx", "consumer/internal/redact",
-		"consumer/storetest", "consumer/redisstore", "consumer/dynamostore",
+		"consumer/internal/handlerctx", "consumer/internal/message", "consumer/internal/redact",
+		"consumer/storetest", "consumer/redisstore", "consumer/dynamostore", "consumer/natsconsumer", "consumer/kafkaconsumer",
 		"consumer/examples", "consumer/examples/internal/server", "consumer/examples/internal/exampletest",
 		"consumer/examples/nethttp", "consumer/examples/chi", "consumer/examples/echo", "consumer/examples/gin", "consumer/examples/sqlx",
 		"consumer/examples/gorm", "consumer/examples/svix", "consumer/examples/stripe", "consumer/examples/worker",
 		"consumer/elsewhere",
 		"internal/webhook", "internal/check", "internal/admin", "internal/admin/guard", "internal/admin/history", "internal/admin/control", "internal/admin/api", "internal/admin/page", "internal/admin/browser", "internal/metrics", "internal/plain", "internal/settings", "internal/notify", "internal/inboxops",
-		"internal/archtest", "internal/localpg", "internal/localpg/pgtest", "internal/localpg/withpg", "internal/localserver", "internal/relaytest",
+		"internal/archtest", "internal/localpg", "internal/localpg/pgtest", "internal/localpg/withpg", "internal/localserver", "internal/localnats", "internal/process", "internal/relaytest",
 		"internal/testsize", "docs/deploy/rulestest", "internal/bench", "internal/procstat", "internal/cli",
 	}
 

@@ -1,4 +1,5 @@
-package main
+// Package process runs the programs of demonstrations: real processes that do not outlive the one that started them, and can be killed.
+package process
 
 import (
 	"bufio"
@@ -20,26 +21,26 @@ import (
 //go:embed guard.sh
 var guardScript string
 
-// A command is what to run. Its standard input is empty, and its directory the root, so that no file that happens to lie
+// A Command is what to run. Its standard input is empty, and its directory the root, so that no file that happens to lie
 // in the current one changes what it does.
-type command struct {
-	argv   []string
-	env    []string          // beyond that of this process
-	stdout func(line string) // nil: discarded
+type Command struct {
+	Argv   []string
+	Env    []string          // beyond that of this process
+	Stdout func(line string) // nil: discarded
 }
 
-// A process is a running command. It does not outlive this process, however that one ends: a guard, in a session of its
+// A Process is a running command. It does not outlive this process, however that one ends: a guard, in a session of its
 // own that Ctrl-C does not reach, kills it when the pipe to the guard closes.
-type process struct {
-	pid    int // of the command, not of the guard
+type Process struct {
+	PID    int // of the command, not of the guard
 	guard  *exec.Cmd
 	orders io.WriteCloser
 	errors *tail
-	ended  chan struct{} // closed when the process is gone and everything it wrote has been passed on
+	Ended  chan struct{} // closed when the process is gone and everything it wrote has been passed on
 }
 
-// start starts a command.
-func start(c command) (*process, error) {
+// Start starts a command.
+func Start(c Command) (*Process, error) {
 	report, tell, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("open pipe: %w", err)
@@ -47,78 +48,78 @@ func start(c command) (*process, error) {
 	defer report.Close()
 	defer tell.Close()
 
-	p := &process{errors: &tail{}, ended: make(chan struct{})}
-	p.guard = exec.Command("/bin/sh", append([]string{"-c", guardScript, "guard"}, c.argv...)...)
+	p := &Process{errors: &tail{}, Ended: make(chan struct{})}
+	p.guard = exec.Command("/bin/sh", append([]string{"-c", guardScript, "guard"}, c.Argv...)...)
 	p.guard.Dir = "/"
-	p.guard.Env = append(os.Environ(), c.env...)
+	p.guard.Env = append(os.Environ(), c.Env...)
 	p.guard.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	p.guard.ExtraFiles = []*os.File{tell}
 	p.guard.Stderr = &lines{each: p.errors.add}
-	if c.stdout != nil {
-		p.guard.Stdout = &lines{each: c.stdout}
+	if c.Stdout != nil {
+		p.guard.Stdout = &lines{each: c.Stdout}
 	}
 	if p.orders, err = p.guard.StdinPipe(); err != nil {
 		return nil, fmt.Errorf("open pipe: %w", err)
 	}
 	if err := p.guard.Start(); err != nil {
-		return nil, fmt.Errorf("start %s: %w", c.argv[0], err)
+		return nil, fmt.Errorf("start %s: %w", c.Argv[0], err)
 	}
 	tell.Close()
 	pid, err := bufio.NewReader(report).ReadString('\n')
 	if err == nil {
-		p.pid, err = strconv.Atoi(strings.TrimSpace(pid))
+		p.PID, err = strconv.Atoi(strings.TrimSpace(pid))
 	}
 	go func() {
 		_ = p.guard.Wait() // the exit code is asked for when it matters
-		close(p.ended)
+		close(p.Ended)
 	}()
 	if err != nil {
-		p.kill()
-		return nil, fmt.Errorf("start %s: its guard did not tell a pid: %w", c.argv[0], err)
+		p.Kill()
+		return nil, fmt.Errorf("start %s: its guard did not tell a pid: %w", c.Argv[0], err)
 	}
 	return p, nil
 }
 
-// signal sends a signal by its name without SIG. A process that is gone takes none.
-func (p *process) signal(name string) {
+// Signal sends a signal by its name without SIG. A process that is gone takes none.
+func (p *Process) Signal(name string) {
 	_, _ = io.WriteString(p.orders, name+"\n") // fails only when the guard has gone, and the process before it
 }
 
-// kill ends the process with SIGKILL and returns when it is gone.
-func (p *process) kill() {
-	p.signal("KILL")
+// Kill ends the process with SIGKILL and returns when it is gone.
+func (p *Process) Kill() {
+	p.Signal("KILL")
 	_ = p.orders.Close()
-	<-p.ended
+	<-p.Ended
 }
 
-// stop ends the process with SIGTERM, and with SIGKILL if that takes longer than patience.
-func (p *process) stop(patience time.Duration) {
-	p.signal("TERM")
+// Stop ends the process with SIGTERM, and with SIGKILL if that takes longer than patience.
+func (p *Process) Stop(patience time.Duration) {
+	p.Signal("TERM")
 	select {
-	case <-p.ended:
+	case <-p.Ended:
 	case <-time.After(patience):
-		p.kill()
+		p.Kill()
 	}
 }
 
-// run runs a command to its end. Its failure is an error.
-func run(ctx context.Context, c command) error {
-	p, err := start(c)
+// Run runs a command to its end. Its failure is an error.
+func Run(ctx context.Context, c Command) error {
+	p, err := Start(c)
 	if err != nil {
 		return err
 	}
 	select {
-	case <-p.ended:
+	case <-p.Ended:
 	case <-ctx.Done():
-		p.kill()
+		p.Kill()
 		return context.Cause(ctx)
 	}
-	return p.failure()
+	return p.Failure()
 }
 
-// failure returns what the process wrote last to stderr, if it ended other than with code 0 or by a signal that the demo
+// Failure returns what the process wrote last to stderr, if it ended other than with code 0 or by a signal that the demo
 // sent.
-func (p *process) failure() error {
+func (p *Process) Failure() error {
 	const signalled = 128 // and the signal, as shells count
 	code := p.guard.ProcessState.ExitCode()
 	switch code {
