@@ -278,3 +278,33 @@ func TestPlanOfUnserved(t *testing.T) {
 		t.Error(plan)
 	}
 }
+
+// What waits for its next attempt is sent at once when an operator says so, an ordering key in its order, and keeps its attempts.
+func TestRetryNow(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	var mended atomic.Bool
+	rc := newReceiver(t, func(w http.ResponseWriter, _ request) {
+		if !mended.Load() {
+			w.WriteHeader(http.StatusUnauthorized)
+		}
+	})
+	cfg := db.config(to(rc.URL))
+	cfg.Destinations[0].Retry.Schedule = []time.Duration{time.Hour}
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', 'k' || i, 'a' FROM generate_series(1, 3) i`)
+	db.insert(2, "free")
+	r := start(t, cfg)
+	r.settles(t, policy.Retry, 3) // the head of the key, and those without one
+	mended.Store(true)
+	sent := rc.total()
+	b, err := ops.New(db.pool).Retry(t.Context(), ops.Selection{Destination: "default"}, nil)
+	must(t, err)
+	if b.Matched != 3 || b.Done != 3 || len(b.Obstacles) != 0 {
+		t.Errorf("%+v", b)
+	}
+	r.settles(t, policy.Delivered, 5)
+	if again := slices.DeleteFunc(rc.keys()[sent:], func(key string) bool { return !strings.HasPrefix(key, "k") }); !slices.Equal(again, []string{"k1", "k2", "k3"}) {
+		t.Errorf("sent in the order %q", again)
+	}
+	becomes(db, "1:2 2:1 3:1 4:2 5:2", `SELECT string_agg(event_id || ':' || attempts, ' ' ORDER BY event_id) FROM outbox_delivery WHERE NOT replay`)
+}
