@@ -19,7 +19,7 @@ const maxPage = 500
 
 // FilterNames are the parameters of a filter.
 func FilterNames() []string {
-	return []string{"status", "destination", "type", "reason", "key", "ordering_key", "since", "until", "after", "limit"}
+	return []string{"status", "destination", "type", "reason", "key", "ordering_key", "related", "since", "until", "after", "limit"}
 }
 
 // Filter reads which deliveries to list from the parameters of a request. status also takes parked. A destination that is not known is
@@ -27,7 +27,7 @@ func FilterNames() []string {
 func (c *Control) Filter(ctx context.Context, q url.Values) (f ops.DeliveryFilter, err error) {
 	f = ops.DeliveryFilter{
 		Status: q.Get("status"), Destination: q.Get("destination"), Type: q.Get("type"), Reason: q.Get("reason"), Key: q.Get("key"),
-		OrderingKey: q.Get("ordering_key"),
+		OrderingKey: q.Get("ordering_key"), Related: q.Get("related"),
 	}
 	if f.Status == "parked" {
 		f.Status, f.Parked = "pending", true
@@ -70,6 +70,9 @@ func (c *Control) Selection(ctx context.Context, q url.Values) (s ops.Selection,
 	if f.Status != "" {
 		s.Statuses = []string{f.Status}
 	}
+	if f.Related != "" {
+		return s, check.Problem{Path: "related", Text: "cannot be acted on as a whole: list the events, and name those that are meant"}
+	}
 	for _, text := range q["id"] {
 		id, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || id < 1 {
@@ -82,10 +85,10 @@ func (c *Control) Selection(ctx context.Context, q url.Values) (s ops.Selection,
 		switch {
 		case err != nil:
 			return s, err
-		case len(list) == 0:
+		case len(list.Deliveries) == 0:
 			return s, check.Problem{Path: "key", Text: fmt.Sprintf("no event has the idempotency key %q", f.Key)}
 		}
-		s.EventIDs = append(s.EventIDs, list[0].EventID)
+		s.EventIDs = append(s.EventIDs, list.Deliveries[0].EventID)
 	}
 	return s, nil
 }
@@ -127,18 +130,14 @@ func (c *Control) bounds(ctx context.Context, q url.Values) (since, until time.T
 	return since, until, nil
 }
 
-// Position writes the place of a delivery in a list, for the parameter after.
-func Position(d ops.Delivery) string { return strconv.FormatInt(d.EventID, 10) + "." + d.Destination }
-
-// ParsePosition reads a text of Position. An empty one is the zero value.
+// ParsePosition reads the parameter after. An empty one is the zero value.
 func ParsePosition(text string) (ops.DeliveryPosition, error) {
 	if text == "" {
 		return ops.DeliveryPosition{}, nil
 	}
-	number, destination, has := strings.Cut(text, ".")
-	id, err := strconv.ParseInt(number, 10, 64)
-	if err != nil || id < 1 || !has {
-		return ops.DeliveryPosition{}, check.Problem{Path: "after", Text: "is not a position that a list has given; leave it out for the first page"}
+	position, good := ops.ParsePosition(text)
+	if !good {
+		return position, check.Problem{Path: "after", Text: "is not a position that a list has given; leave it out for the first page"}
 	}
-	return ops.DeliveryPosition{EventID: id, Destination: destination}, nil
+	return position, nil
 }
