@@ -102,6 +102,9 @@ func (inv *invocation) unknownDestination(ctx context.Context, outbox *ops.Outbo
 		return err
 	}
 	hint := "; see: outbox-relay status"
+	if len(names) == 0 {
+		hint = "; no destination is known before the first relay has run: outbox-relay run"
+	}
 	if near := settings.Nearest(name, names); near != "" {
 		hint = fmt.Sprintf("; did you mean %q?", near)
 	}

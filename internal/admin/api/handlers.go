@@ -117,7 +117,7 @@ func (a *API) deliveries(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, err := a.control.Outbox.Deliveries(r.Context(), filter)
+	list, err := a.control.Deliveries(r.Context(), filter)
 	page := deliveryPage{Deliveries: list.Deliveries}
 	if list.Next != nil {
 		page.Next = list.Next.String()

@@ -60,6 +60,15 @@ func (c *Control) Filter(ctx context.Context, q url.Values) (f ops.DeliveryFilte
 	return f, c.known(ctx, f.Destination)
 }
 
+// Deliveries lists what a filter matches. If that is nothing, and the filter has a name that nothing has, the error says so.
+func (c *Control) Deliveries(ctx context.Context, f ops.DeliveryFilter) (ops.DeliveryPage, error) {
+	page, err := c.Outbox.Deliveries(ctx, f)
+	if err == nil && len(page.Deliveries) == 0 && page.Next == nil && f.After.EventID == 0 {
+		err = c.refuseUnknown(ctx, "", ops.Selection{Destination: f.Destination, Reason: f.Reason, Type: f.Type})
+	}
+	return page, err
+}
+
 // Selection reads what a bulk operation shall change from a form. Its fields are those of a filter, and ids.
 func (c *Control) Selection(ctx context.Context, q url.Values) (s ops.Selection, err error) {
 	f, err := c.Filter(ctx, q)
@@ -98,11 +107,25 @@ func (c *Control) known(ctx context.Context, destination string) error {
 	if err != nil || slices.Contains(names, destination) {
 		return err
 	}
-	text := fmt.Sprintf("there is no destination %q", destination)
-	if near := settings.Nearest(destination, names); near != "" {
+	return problemOf("", ops.Unknown{What: "destination", Name: destination, Known: names})
+}
+
+// refuseUnknown returns a mistake in a selection that matches nothing: nothing to do would look like success.
+func (c *Control) refuseUnknown(ctx context.Context, path string, s ops.Selection) error {
+	unknown, err := c.Outbox.UnknownNames(ctx, s.Destination, s.Reason, s.Type)
+	if err != nil || len(unknown) == 0 {
+		return err
+	}
+	return problemOf(path, unknown[0])
+}
+
+// problemOf says which name is not known, and which was probably meant.
+func problemOf(path string, u ops.Unknown) check.Problem {
+	text := fmt.Sprintf("there is no %s %q", u.What, u.Name)
+	if near := settings.Nearest(u.Name, u.Known); near != "" {
 		text += fmt.Sprintf("; did you mean %q?", near)
 	}
-	return check.Problem{Path: "destination", Text: text}
+	return check.Problem{Path: path + u.What, Text: text}
 }
 
 // bounds reads since and until: a time, or how long ago by the clock of the database.

@@ -135,7 +135,7 @@ func (p *Page) events(r *http.Request) (view, error) {
 	if err == nil {
 		filter.Limit = pageSize
 		var list ops.DeliveryPage
-		list, err = p.Control.Outbox.Deliveries(r.Context(), filter)
+		list, err = p.Control.Deliveries(r.Context(), filter)
 		data.List, data.Searched, position = list.Deliveries, list.Searched, list.Next
 	}
 	if err == nil && position != nil {
