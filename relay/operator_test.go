@@ -19,6 +19,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/routes"
 )
 
 // A settle whose commit was not acknowledged is sent again. By then an operator may have replayed what it settled.
@@ -257,7 +258,7 @@ func TestUnservedDeliveries(t *testing.T) {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	becomes(db, true, `SELECT resolved_at IS NOT NULL FROM outbox_alert WHERE rule = 'unserved'`)
-	if got := (unservedDestination{"old", 10_001}).String(); got != "old (more than 10000)" {
+	if got := (routes.Unserved{Destination: "old", Pending: 10_001}).String(); got != "old (more than 10000)" {
 		t.Error(got)
 	}
 }

@@ -1,10 +1,14 @@
 package main
 
-import "github.com/outbox-relay/outbox-relay/relay/ops"
+import (
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
+)
 
 type retryCmd struct {
-	databaseFlags
-	actorFlag
+	config.DatabaseFlags
+	cli.ActorFlag
 	selectionFlags
 }
 
@@ -21,8 +25,8 @@ A destination that is paused or held stays so; the command says so, and what end
 transaction; Ctrl-C ends it between two. The same command again goes on.`
 }
 
-func (cmd retryCmd) Run(inv *invocation) error {
-	c, err := inv.config("database")
+func (cmd retryCmd) Run(inv *cli.Invocation) error {
+	c, err := config.Read(inv, "database")
 	if err != nil {
 		return err
 	}
