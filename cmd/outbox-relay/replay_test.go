@@ -279,6 +279,9 @@ func TestPauseCommands(t *testing.T) {
 		"outbox-relay: there is no destination \"logistic\": no route, no state and no waiting delivery has that name; did you mean \"logistics\"?\n")
 	command(env, "resume", "x").expect(t, cli.ExitFailed, "",
 		"outbox-relay: there is no destination \"x\": no route, no state and no waiting delivery has that name; see: outbox-relay status\n")
+	fresh := []string{"OUTBOX_DATABASE_URL=" + pgtest.New(t, migrations.Outbox)}
+	command(fresh, "pause", "logistics").expect(t, cli.ExitFailed, "",
+		"outbox-relay: there is no destination \"logistics\": no route, no state and no waiting delivery has that name; no destination is known before the first relay has run: outbox-relay run\n")
 }
 
 func TestRoutesAndRelays(t *testing.T) {
