@@ -19,7 +19,7 @@ import (
 )
 
 func TestFirstThenDuplicate(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	eachFlavourAlways(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, effect)
 		wantFirst(t, e.post("k1", `{"n":1}`), http.StatusCreated, `{"done":"k1"}`)
 		e.wantResult(consumer.ResultProcessed)
@@ -108,7 +108,7 @@ func TestNoContentIsWrittenOnce(t *testing.T) {
 }
 
 func TestReusedKeyIsRefused(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	eachFlavourAlways(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, effect)
 		e.post("k", `{"amount":1}`)
 		e.wantResult(consumer.ResultProcessed)
@@ -120,7 +120,7 @@ func TestReusedKeyIsRefused(t *testing.T) {
 }
 
 func TestOtherThan2xxRollsBackAndPasses(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	eachFlavourAlways(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
 				status, err := strconv.Atoi(r.Header.Get("Test-Status"))
@@ -178,8 +178,8 @@ func TestDatabaseDownIs503(t *testing.T) {
 // Connections that a restart broke must not make the receiver give up: it refuses while the database is away, and works
 // as soon as it is back.
 func TestDatabaseStopsAndComesBack(t *testing.T) {
-	eachFlavourAtLength(t, func(t *testing.T, f flavour) {
-		server := pgtest.Start(t, localpg.Options{Durable: true}) // or the crash loses commits
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		server := pgtest.Start(t, localpg.Options{Settings: map[string]string{"synchronous_commit": "on"}}) // or the crash loses commits
 		dsn := server.DSN("postgres")
 		pgtest.Migrate(t, dsn, migrations.Inbox)
 		e := newEnvAt(t, f, dsn, consumer.Config{}, effect)

@@ -163,7 +163,7 @@ func TestHandlersErrorsThatPanic(t *testing.T) {
 
 // A handler writes through its parameter, and finds the same in its context. Payloads reach it, and no observer.
 func TestHandlerGetsTransactionAndPayload(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	eachFlavourAlways(t, func(t *testing.T, f flavour) {
 		const body = "{ \"a\" : 1e3 }\n\x00\xff"
 		dsn := pgtest.New(t, migrations.Inbox)
 		got := make(chan consumer.Event, 1)
