@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -60,6 +61,7 @@ func TestEveryStatusIsReplayed(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		for name, c := range cases {
 			t.Run(name, func(t *testing.T) {
+				testsize.OneIn(t, 2)
 				t.Parallel()
 				e := newEnv(t, f, consumer.Config{}, func(*env) http.HandlerFunc { return c.handler })
 				wantFirst(t, e.post("k", "{}"), c.status, c.body)
@@ -204,6 +206,7 @@ func TestEveryQueryExecMode(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		for _, mode := range []string{"cache_statement", "cache_describe", "describe_exec", "exec", "simple_protocol"} {
 			t.Run(mode, func(t *testing.T) {
+				testsize.OneIn(t, 3)
 				t.Parallel()
 				dsn := withSetting(pgtest.New(t, migrations.Inbox), "default_query_exec_mode", mode)
 				e := newEnvAt(t, f, dsn, consumer.Config{}, effect)

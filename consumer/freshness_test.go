@@ -366,6 +366,7 @@ func TestVersions(t *testing.T) {
 	for _, driver := range []string{"pgx", "database/sql"} {
 		for name, steps := range cases {
 			t.Run(driver+" "+name, func(t *testing.T) {
+				testsize.OneIn(t, 2)
 				t.Parallel()
 				dsn := pgtest.New(t, migrations.Inbox)
 				e := &env{t: t, dsn: dsn, pool: pgtest.Pool(t, dsn)}

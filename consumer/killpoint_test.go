@@ -18,6 +18,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -172,6 +173,7 @@ func answersOnce(got response, key string) bool {
 // A receiver is stopped at every single operation on its connections, and goes on when the sender has come again to
 // another process. The effect is made once, by either process, and no request waits for the process that does not move.
 func TestFrozenAtEveryOperation(t *testing.T) {
+	testsize.Long(t)
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{Observe: unheard}, effect) // the other process
 		seen, frozen, busy := fates{}, 0, 0

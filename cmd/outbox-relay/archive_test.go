@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -91,6 +92,7 @@ const archivedOver = `SELECT count(*) > $1 FROM outbox_archive`
 
 // Whatever kills a run, at whatever moment, the next one takes it up: nothing lost, nothing twice.
 func TestArchiveSurvivesKill(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const events = 6000
 	dsn := pgtest.New(t, migrations.Outbox)
@@ -146,6 +148,7 @@ func TestArchiveIsInterrupted(t *testing.T) {
 
 // The rights that roles.sql gives a relay are enough, for all of it.
 func TestArchiveWithRelayRights(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox, migrations.Inbox)
 	db := open(t, dsn)

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 const sample = "testdata/outbox-relay.yaml"
@@ -244,6 +246,7 @@ egress: {allow_private: [10.0.0.0/8, 127.0.0.1/32], proxy: "http://proxy.interna
 // No command prints a secret, whether its configuration is sound, wrong in one place or wrong in the secrets
 // themselves.
 func TestNothingPrintsSecrets(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const key = "aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMg=="
 	config := func(more string) string {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
@@ -61,6 +62,7 @@ func TestMistakesOfBulkCommands(t *testing.T) {
 		{"routes test", "", `expected "<event-type>" (see: outbox-relay routes test --help)`},
 	} {
 		t.Run(test.args, func(t *testing.T) {
+			testsize.OneIn(t, 3)
 			t.Parallel()
 			with(test.stdin, env, strings.Fields(test.args)...).expect(t, exitUsage, "", "outbox-relay: "+test.want+"\n")
 		})

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
@@ -127,6 +128,7 @@ func TestListenRefuses(t *testing.T) {
 		"its own failure": {[]string{"--fail=418"}, "418 "},
 	} {
 		t.Run(name, func(t *testing.T) {
+			testsize.OneIn(t, 2)
 			t.Parallel()
 			dsn := pgtest.New(t, migrations.Outbox)
 			env := []string{"OUTBOX_DATABASE_URL=" + dsn}
