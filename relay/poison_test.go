@@ -199,6 +199,7 @@ func (db *database) damage(destination string, upTo int) {
 // A page of the table is damaged: the outcomes of its rows cannot be written, all others can. Once it is mended they are
 // written without another request.
 func TestDamagedRowKeepsNoOther(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t, "a", "b")
 	db.insert(300, "key")
