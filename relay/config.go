@@ -19,6 +19,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/spans"
 	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
@@ -90,6 +91,9 @@ type Config struct {
 	Log zerolog.Logger
 	// Hooks observe the relay. The zero value observes nothing.
 	Hooks Hooks
+	// Spans makes a span of every attempt, whose trace context the request carries. nil: there are none, and requests carry
+	// the producer's trace context.
+	Spans *spans.Spans
 }
 
 // Pooler says whether a connection pooler stands between the relay and its database. The zero value finds out.

@@ -23,6 +23,7 @@ type config struct {
 	logLevelName, logFormat string
 	metricsListen           string // empty: off
 	console                 consoleConfig
+	traces                  tracesConfig
 
 	pool   *pgxpool.Config // of databaseURL; nil if that is unusable
 	direct *pgxpool.Config // of listenURL; nil if there is none
@@ -71,7 +72,7 @@ func (c *config) bind() {
 		c.Default("routes[0].event", "*")
 		c.Default("routes[0].to", slices.Clone(names))
 	}
-	c.Bind("", slices.Concat(c.databaseRows(), c.relayRows(""), c.egressRows(), c.alertRows(), c.retentionRows(), c.metricsRows(), c.consoleRows(), c.logRows()))
+	c.Bind("", slices.Concat(c.databaseRows(), c.relayRows(""), c.egressRows(), c.alertRows(), c.retentionRows(), c.metricsRows(), c.tracesRows(), c.consoleRows(), c.logRows()))
 	c.checkDatabase()
 	c.relay.Pool, c.relay.Pooler.Session = c.pool, c.direct
 	c.checkDefaultDestination("signing_secrets", `signs only the destination "default", and there is none; write signing_secrets: ["${OUTBOX_SIGNING_SECRET}"] for each destination`)

@@ -34,7 +34,7 @@ func (c *config) table(hostname string) settings.Table {
 			c.egressRows(),
 			settings.Under("routes[]", routeRows(&relay.Route{})),
 			settings.Under("alerts.channels[]", channelRows(&channel{})),
-			c.alertRows(), c.retentionRows(), c.metricsRows(), c.consoleRows(), c.logRows(),
+			c.alertRows(), c.retentionRows(), c.metricsRows(), c.tracesRows(), c.consoleRows(), c.logRows(),
 		),
 	}
 }

@@ -29,9 +29,10 @@ type reloader struct {
 	hooks relay.Hooks
 	log   zerolog.Logger
 	level *logLevel
-	// What stays until a restart: the format of the log, where metrics are served, and the page.
+	// What stays until a restart: the format of the log, where metrics are served, the page, and where spans go.
 	format, metricsListen string
 	console               consoleConfig
+	traces                tracesConfig
 	page                  *console
 }
 
@@ -80,6 +81,9 @@ func (rl *reloader) reload() {
 	}
 	if !c.console.equal(rl.console) {
 		stay = append(stay, "admin")
+	}
+	if !c.traces.equal(rl.traces) {
+		stay = append(stay, "traces")
 	}
 	rl.page.reloaded(c)
 	level := c.logLevel()

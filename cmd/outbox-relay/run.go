@@ -59,6 +59,14 @@ func (runCmd) Run(inv *invocation) error {
 		monitor.server.Close()
 		return err
 	}
+	endTraces, err := c.openTraces(cfg.Version, monitor)
+	if err != nil {
+		monitor.server.Close()
+		page.close()
+		return err
+	}
+	defer endTraces()
+	cfg.Spans = c.relay.Spans
 	cfg.Hooks = page.hooks(monitor.hooks())
 	r, err := relay.New(cfg)
 	if err != nil {
@@ -75,7 +83,7 @@ func (runCmd) Run(inv *invocation) error {
 	}
 	defer monitor.start(inv.ctx, r)()
 	defer page.start(inv.ctx)()
-	return inv.runBeside(r, &reloader{inv: inv, apply: r.Reload, hooks: cfg.Hooks, log: log, level: level, format: c.logFormat, metricsListen: c.metricsListen, console: c.console, page: &page})
+	return inv.runBeside(r, &reloader{inv: inv, apply: r.Reload, hooks: cfg.Hooks, log: log, level: level, format: c.logFormat, metricsListen: c.metricsListen, console: c.console, traces: c.traces, page: &page})
 }
 
 // runBeside runs the relay, and beside it what reloads its configuration and what ends its drain at a second signal.

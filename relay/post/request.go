@@ -29,8 +29,13 @@ type Message struct {
 	Attempt     int       // from 1
 	NotAfter    time.Time // no request is under way any more; zero: unknown
 	Replay      bool      // made pending again by an operator
+	Trace       TraceContext
 	Event
 }
+
+// TraceContext is what takes the place of the event's own trace context, as the headers traceparent and tracestate. The zero
+// value leaves the event's own.
+type TraceContext struct{ Parent, State string }
 
 // An Event is the immutable half of a delivery. Nullable columns are pointers: the row may be gone from outbox.
 type Event struct {
@@ -66,6 +71,9 @@ func NewRequest(to *Endpoint, d Message, now time.Time) (*http.Request, error) {
 	}
 	if err := setContract(header, &d); err != nil {
 		return nil, err
+	}
+	if d.Trace.Parent != "" {
+		setTrace(header, d.Trace)
 	}
 	if to.Destination.Wire.Format == FormatCloudEvents {
 		setAttributes(header, to.Destination.Wire.Source, &d)
@@ -136,6 +144,16 @@ func setContract(header http.Header, d *Message) error {
 		}
 	}
 	return nil
+}
+
+// setTrace replaces the trace context of an event by that of the attempt.
+func setTrace(header http.Header, t TraceContext) {
+	deleteSpellings(header, webhook.TraceParent)
+	deleteSpellings(header, webhook.TraceState)
+	header[webhook.TraceParent] = []string{t.Parent}
+	if t.State != "" {
+		header[webhook.TraceState] = []string{t.State}
+	}
 }
 
 // setOwnHeaders adds the headers that an event brings along, a JSON object or nothing. Reserved ones are left out: the
