@@ -10,6 +10,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
@@ -19,7 +22,7 @@ type alertCmd struct {
 }
 
 type alertTestCmd struct {
-	configFlag
+	config.FileFlag
 	Channel string `placeholder:"NAME" help:"Only this channel, by the name shown, or all of a kind: slack, webhook, smtp …"`
 	JSON    bool   `help:"Print JSON: an array of {channel, ok, error, duration_ms}. Fields are added, never renamed or removed."`
 }
@@ -36,14 +39,14 @@ type channelResult struct {
 	DurationMS int64  `json:"duration_ms"`
 }
 
-func (cmd alertTestCmd) Run(inv *invocation) error {
-	c, err := inv.config("alerts", "egress")
+func (cmd alertTestCmd) Run(inv *cli.Invocation) error {
+	c, err := config.Read(inv, "alerts", "egress")
 	if err != nil {
 		return err
 	}
 	var names []string
 	var chosen []alert.Channel
-	for _, channel := range c.relay.Alerts.Channels {
+	for _, channel := range c.Relay.Alerts.Channels {
 		names = append(names, channel.Name())
 		if name := channel.Name(); cmd.Channel == "" || name == cmd.Channel || name[:strings.LastIndex(name, "-")] == cmd.Channel {
 			chosen = append(chosen, channel)
@@ -53,16 +56,16 @@ func (cmd alertTestCmd) Run(inv *invocation) error {
 	case len(names) == 0:
 		return errors.New(`no channel is configured; add one to alerts.channels, such as {slack: "https://hooks.slack.com/…"}, or set OUTBOX_SLACK_WEBHOOK_URL`)
 	case len(chosen) == 0:
-		return usagef("--channel: there is no channel %q; there are %s", cmd.Channel, strings.Join(names, ", "))
+		return cli.Usagef("--channel: there is no channel %q; there are %s", cmd.Channel, strings.Join(names, ", "))
 	}
-	results := testChannels(inv.ctx, chosen)
+	results := testChannels(inv.Ctx, chosen)
 	failed := 0
 	for _, r := range results {
 		if !r.OK {
 			failed++
 		}
 	}
-	err = show(inv.Stdout, cmd.JSON, results, printChannels)
+	err = output.Show(inv.Stdout, cmd.JSON, results, printChannels)
 	if err == nil && failed > 0 {
 		err = fmt.Errorf("%d of %s did not take the alert", failed, plain.Plural(len(results), "channel", "channels"))
 	}
@@ -84,7 +87,7 @@ func testChannels(ctx context.Context, channels []alert.Channel) []channelResult
 			err := channel.Notify(sending, alert.NewTest(began))
 			results[i] = channelResult{Channel: channel.Name(), OK: err == nil, DurationMS: time.Since(began).Milliseconds()}
 			if err != nil {
-				results[i].Error = oneLine(err.Error())
+				results[i].Error = cli.OneLine(err.Error())
 			}
 		})
 	}
@@ -93,7 +96,7 @@ func testChannels(ctx context.Context, channels []alert.Channel) []channelResult
 }
 
 func printChannels(w io.Writer, results []channelResult) error {
-	return printTable(w, "", "CHANNEL\tTOOK\tRESULT", results, func(r channelResult) []any {
+	return output.Table(w, "", "CHANNEL\tTOOK\tRESULT", results, func(r channelResult) []any {
 		return []any{r.Channel, fmt.Sprintf("%dms", r.DurationMS), cmp.Or(r.Error, "ok")}
 	})
 }

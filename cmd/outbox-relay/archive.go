@@ -8,6 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
@@ -18,7 +21,7 @@ type archiveCmd struct {
 }
 
 type archiveRunCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	DryRun bool `help:"Count what would be done, and change nothing."`
 	Batch  int  `default:"500" help:"How many events one transaction looks at."`
 	JSON   bool `name:"json" help:"Print JSON: {dry_run, complete, events, months, attempts, processed_events}. Fields are added, never renamed or removed."`
@@ -34,18 +37,18 @@ after the batch at hand, with exit code 130 and a line that says what was done. 
 moment.`
 }
 
-func (cmd archiveRunCmd) Run(inv *invocation) error {
+func (cmd archiveRunCmd) Run(inv *cli.Invocation) error {
 	if cmd.Batch < 1 || cmd.Batch > 10_000 {
-		return usagef("--batch: %d is out of range; write 1 to 10000", cmd.Batch)
+		return cli.Usagef("--batch: %d is out of range; write 1 to 10000", cmd.Batch)
 	}
-	c, err := inv.config("database", "retention")
+	c, err := config.Read(inv, "database", "retention")
 	if err != nil {
 		return err
 	}
-	keep := c.relay.Retention
+	keep := c.Relay.Retention
 	keep.Batch = cmd.Batch
-	progress := archiveProgress{out: inv.Stderr, terminal: isTerminal(inv.Stderr), told: time.Now()}
-	return inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) error {
+	progress := archiveProgress{out: inv.Stderr, terminal: output.IsTerminal(inv.Stderr), told: time.Now()}
+	return c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		archive := outbox.Archive
 		if cmd.DryRun {
 			archive = outbox.ArchiveDue
@@ -63,7 +66,7 @@ func (cmd archiveRunCmd) print(w io.Writer, done archive.Result, complete bool) 
 		Complete bool `json:"complete"`
 		archive.Result
 	}
-	return show(w, cmd.JSON, report{cmd.DryRun, complete, done}, func(w io.Writer, r report) error {
+	return output.Show(w, cmd.JSON, report{cmd.DryRun, complete, done}, func(w io.Writer, r report) error {
 		verb := "done: "
 		if r.DryRun {
 			verb = "to be done: "
@@ -107,16 +110,16 @@ func (p *archiveProgress) tell(now archive.Progress) {
 		text += "; waiting: " + now.Waiting
 	}
 	if p.terminal {
-		draw(p.out, text, false)
+		output.Draw(p.out, text, false)
 		p.drawn = true
 		return
 	}
-	fmt.Fprintln(p.out, printable(text))
+	fmt.Fprintln(p.out, output.Printable(text))
 }
 
 // end leaves the line to what follows.
 func (p *archiveProgress) end() {
 	if p.drawn {
-		draw(p.out, "", false)
+		output.Draw(p.out, "", false)
 	}
 }

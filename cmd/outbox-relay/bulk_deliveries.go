@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/bulk"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
@@ -22,23 +25,23 @@ type deliveryBulk struct {
 	s      ops.Selection
 }
 
-func (d deliveryBulk) run(inv *invocation, c *config) (err error) {
+func (d deliveryBulk) run(inv *cli.Invocation, c *config.Config) (err error) {
 	if d.s, err = d.selection(inv, d.statuses, d.parked); err != nil {
 		return err
 	}
-	return inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) error {
+	return c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		d.outbox = outbox
-		if d.s.Since, d.s.Until, err = d.bounds(ctx, outbox); err != nil {
+		if d.s.Since, d.s.Until, err = d.Bounds(ctx, outbox); err != nil {
 			return err
 		}
-		return bulk[ops.Bulk]{
-			bulkFlags: d.bulkFlags, action: d.verb, verb: d.verb, done: d.done, one: "delivery", many: "deliveries",
-			selection: d.describe(d.s), work: d,
-		}.run(ctx, inv, c)
+		return bulk.Operation[ops.Bulk]{
+			Flags: d.Flags, Action: d.verb, Verb: d.verb, Done: d.done, One: "delivery", Many: "deliveries",
+			Selection: d.describe(d.s), Work: d,
+		}.Run(ctx, inv, c)
 	})
 }
 
-func (d deliveryBulk) preview(ctx context.Context) (ops.Bulk, error) {
+func (d deliveryBulk) Preview(ctx context.Context) (ops.Bulk, error) {
 	found, err := d.found(d.outbox, ctx, d.s)
 	if err == nil && found.Matched == 0 {
 		err = refuseUnknown(ctx, d.outbox, d.Destination, d.Reason, d.Type)
@@ -46,36 +49,36 @@ func (d deliveryBulk) preview(ctx context.Context) (ops.Bulk, error) {
 	return found, err
 }
 
-func (d deliveryBulk) act(ctx context.Context, _ ops.Bulk, progress func(ops.Bulk)) (ops.Bulk, error) {
+func (d deliveryBulk) Act(ctx context.Context, _ ops.Bulk, progress func(ops.Bulk)) (ops.Bulk, error) {
 	return d.change(d.outbox, ctx, d.s, progress)
 }
 
-func (d deliveryBulk) refuse(found ops.Bulk) error {
+func (d deliveryBulk) Refuse(found ops.Bulk) error {
 	if found.TooOld > 0 {
 		return d.tooOld(found.TooOld)
 	}
 	return nil
 }
 
-func (deliveryBulk) total(b *ops.Bulk) bulkTotal {
-	return bulkTotal{&b.Matched, &b.Done, &b.Missed, &b.More}
+func (deliveryBulk) Counts(b *ops.Bulk) bulk.Counts {
+	return bulk.Counts{Matched: &b.Matched, Done: &b.Done, Missed: &b.Missed, More: &b.More}
 }
 
-func (deliveryBulk) merge(found *ops.Bulk, result ops.Bulk) {
+func (deliveryBulk) Merge(found *ops.Bulk, result ops.Bulk) {
 	found.InFlight = max(found.InFlight, result.InFlight)
 }
 
 // bulkReport is what --json prints.
 type bulkReport struct {
-	bulkOutcome
+	bulk.Outcome
 	ops.Bulk
 }
 
-func (deliveryBulk) report(r bulkOutcome, found ops.Bulk) any {
+func (deliveryBulk) Report(r bulk.Outcome, found ops.Bulk) any {
 	return bulkReport{r, found}
 }
 
-func (deliveryBulk) sample(found ops.Bulk) (remark string, rows [][]any) {
+func (deliveryBulk) Sample(found ops.Bulk) (remark string, rows [][]any) {
 	for _, s := range found.Sample {
 		var created any = ""
 		if s.CreatedAt != nil {
@@ -86,7 +89,7 @@ func (deliveryBulk) sample(found ops.Bulk) (remark string, rows [][]any) {
 	return "", rows
 }
 
-func (d deliveryBulk) leftOut(found ops.Bulk) (lines []string) {
+func (d deliveryBulk) LeftOut(found ops.Bulk) (lines []string) {
 	add := func(n int64, format string, args ...any) {
 		if n > 0 {
 			lines = append(lines, fmt.Sprintf("Left alone: %d "+format, append([]any{n}, args...)...))
@@ -107,7 +110,7 @@ func (d deliveryBulk) leftOut(found ops.Bulk) (lines []string) {
 		}
 	}
 	if found.Unknown > 0 {
-		lines = append(lines, notFound(plain.Plural(found.Unknown, "event has", "events have")+" no delivery here", found.UnknownIDs, found.Unknown))
+		lines = append(lines, bulk.NotFound(plain.Plural(found.Unknown, "event has", "events have")+" no delivery here", found.UnknownIDs, found.Unknown))
 	}
 	return lines
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"path"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,87 +19,17 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
 	"github.com/outbox-relay/outbox-relay/internal/admin/history"
 	"github.com/outbox-relay/outbox-relay/internal/admin/page"
-	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 const (
-	// defaultAdminListen is where the API and the page are served.
-	defaultAdminListen = "127.0.0.1:9465"
 	// consoleTimeout bounds the questions that one request asks the database.
 	consoleTimeout = 8 * time.Second
 	// consoleConnections are for those who look, and for two operations that run.
 	consoleConnections = 5
 )
-
-// consoleConfig holds the settings of section admin.
-type consoleConfig struct {
-	listen, pathPrefix string
-	token, readToken   settings.Secret
-	certFile, keyFile  string
-	behindProxy        bool
-	allowedHosts       []string
-	certificate        func() *tls.Certificate // nil: HTTP
-}
-
-// equal reports whether nothing that is read from the configuration differs.
-func (a consoleConfig) equal(b consoleConfig) bool {
-	return a.listen == b.listen && a.pathPrefix == b.pathPrefix && a.token == b.token && a.readToken == b.readToken &&
-		a.certFile == b.certFile && a.keyFile == b.keyFile && a.behindProxy == b.behindProxy && slices.Equal(a.allowedHosts, b.allowedHosts)
-}
-
-func (c *config) consoleRows() []settings.Row {
-	a := &c.console
-	return []settings.Row{
-		{Path: "admin.listen", Env: "ADMIN_LISTEN", Value: settings.One("127.0.0.1:9465", parseListen, settings.To(&a.listen), defaultAdminListen)},
-		{Path: "admin.token", Env: "ADMIN_TOKEN", FromFile: true, Value: settings.One("${OUTBOX_ADMIN_TOKEN}", optional(settings.ParseSecret), settings.To(&a.token))},
-		{Path: "admin.read_token", Env: "ADMIN_READ_TOKEN", FromFile: true, Value: settings.One("${OUTBOX_ADMIN_READ_TOKEN}", optional(settings.ParseSecret), settings.To(&a.readToken))},
-		{Path: "admin.allowed_hosts", Env: "ADMIN_ALLOWED_HOSTS", Value: settings.Many("[relay.internal]", settings.ParseText, settings.To(&a.allowedHosts))},
-		{Path: "admin.behind_proxy", Env: "ADMIN_BEHIND_PROXY", Value: settings.One("true", settings.ParseBool, settings.To(&a.behindProxy), false)},
-		{Path: "admin.path_prefix", Env: "ADMIN_PATH_PREFIX", Value: settings.One("/outbox", optional(parsePathPrefix), settings.To(&a.pathPrefix), "")},
-		{Path: "admin.tls.cert_file", Env: "ADMIN_TLS_CERT_FILE", Value: settings.One("/etc/tls/tls.crt", settings.ParseText, settings.To(&a.certFile))},
-		{Path: "admin.tls.key_file", Env: "ADMIN_TLS_KEY_FILE", Value: settings.One("/etc/tls/tls.key", settings.ParseText, settings.To(&a.keyFile))},
-	}
-}
-
-func parsePathPrefix(text string) (string, string) {
-	if !strings.HasPrefix(text, "/") || strings.HasSuffix(text, "/") || strings.ContainsAny(text, " ?#%\"'<>\\") || path.Clean(text) != text {
-		return "", settings.Quote(text) + ` is not a path; write one such as "/outbox", without a slash at its end`
-	}
-	return text, ""
-}
-
-// checkConsole reports mistakes of section admin beyond the single value.
-func (c *config) checkConsole() {
-	a := &c.console
-	cert, key := "admin.tls.cert_file", "admin.tls.key_file"
-	switch {
-	case c.Failed(cert) || c.Failed(key):
-	case (a.certFile == "") != (a.keyFile == ""):
-		c.ProblemAt(map[bool]string{true: cert, false: key}[a.certFile != ""], "is set without the other file of tls; set both")
-	case a.certFile != "":
-		pair, err := settings.WatchKeyPair(&c.log, a.certFile, a.keyFile)
-		if err != nil {
-			c.ProblemAt(cert, err.Error())
-			break
-		}
-		c.WarnReadable(key, a.keyFile)
-		a.certificate = pair.Get
-	}
-	for _, p := range c.guard().Problems("admin") {
-		if !c.Failed(p.Path) && !c.FailedBelow("admin") {
-			c.ProblemAt(p.Path, p.Text)
-		}
-	}
-}
-
-func (c *config) guard() guard.Config {
-	a := c.console
-	return guard.Config{
-		Address: a.listen, Token: a.token, ReadToken: a.readToken, TLS: a.certificate != nil, BehindProxy: a.behindProxy, AllowedHosts: a.allowedHosts,
-	}
-}
 
 // A console serves the API and the page beside the relay. Without a server it is off, and costs the relay nothing.
 type console struct {
@@ -112,11 +41,11 @@ type console struct {
 }
 
 // openConsole opens admin.listen. The database is reached with the first request.
-func (c *config) openConsole(ctx context.Context) (s console, err error) {
+func openConsole(ctx context.Context, c *config.Config, version string) (s console, err error) {
 	listener := admin.Listener{
-		Setting: "admin.listen", Address: c.console.listen, Configured: c.Given("admin.listen"), WriteTimeout: metricsWriteTimeout, Log: c.log,
+		Setting: "admin.listen", Address: c.Admin.Listen, Configured: c.Given("admin.listen"), WriteTimeout: metricsWriteTimeout, Log: c.Log,
 	}
-	if current := c.console.certificate; current != nil {
+	if current := c.Admin.Certificate; current != nil {
 		listener.TLS = &tls.Config{
 			MinVersion:     tls.VersionTLS12,
 			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return current(), nil },
@@ -125,19 +54,19 @@ func (c *config) openConsole(ctx context.Context) (s console, err error) {
 	if s.server, err = admin.Listen(ctx, listener); s.server == nil {
 		return s, err
 	}
-	if err := s.build(ctx, c); err != nil {
+	if err := s.build(ctx, c, version); err != nil {
 		s.server.Close()
 		return console{}, err
 	}
 	return s, nil
 }
 
-func (s *console) build(ctx context.Context, c *config) error {
-	cfg := c.pool.Copy()
-	if c.direct != nil {
-		cfg = c.direct.Copy()
+func (s *console) build(ctx context.Context, c *config.Config, version string) error {
+	cfg := c.Pool.Copy()
+	if c.Direct != nil {
+		cfg = c.Direct.Copy()
 	}
-	cfg.ConnConfig = c.connConfig()
+	cfg.ConnConfig = c.ConnConfig()
 	cfg.ConnConfig.ConnectTimeout = min(cfg.ConnConfig.ConnectTimeout, 3*time.Second)
 	cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns, cfg.MaxConnIdleTime = consoleConnections, 0, 0, 30*time.Second
 	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
@@ -148,27 +77,26 @@ func (s *console) build(ctx context.Context, c *config) error {
 	s.targets = new(atomic.Pointer[map[string]string])
 	s.reloaded(c)
 	s.control = control.New(control.Config{
-		Outbox: ops.New(pool), Environment: c.relay.Environment, ReceiverMemory: c.relay.Retention.ProcessedEvents, History: history.New(), Log: c.log,
+		Outbox: ops.New(pool), Environment: c.Relay.Environment, ReceiverMemory: c.Relay.Retention.ProcessedEvents, History: history.New(), Log: c.Log,
 	})
-	s.handler = lazily(func() (http.Handler, error) { return s.handlerOf(c) })
+	s.handler = lazily(func() (http.Handler, error) { return s.handlerOf(c, version) })
 	return nil
 }
 
 // handlerOf makes the API and the page, behind the guard.
-func (s *console) handlerOf(c *config) (http.Handler, error) {
-	version := buildInfo().Version
+func (s *console) handlerOf(c *config.Config, version string) (http.Handler, error) {
 	dashboard, err := page.New(page.Config{
-		Control: s.control, Prefix: c.console.pathPrefix, Relay: c.relay.Name, Version: version, Database: c.database(), Log: c.log,
+		Control: s.control, Prefix: c.Admin.PathPrefix, Relay: c.Relay.Name, Version: version, Database: c.DatabaseName(), Log: c.Log,
 		Targets: func() map[string]string { return *s.targets.Load() },
 	})
 	if err != nil {
 		return nil, fmt.Errorf("build the page: %w", err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("/api/", api.New(s.control, version, c.log))
+	mux.Handle("/api/", api.New(s.control, version, c.Log))
 	mux.Handle("/", dashboard.Handler())
-	prefix := c.console.pathPrefix
-	return c.guard().Handler(below(prefix, bounded(mux), dashboard.Refuse), func(w http.ResponseWriter, r *http.Request, status int, title, detail string) {
+	prefix := c.Admin.PathPrefix
+	return c.Guard().Handler(below(prefix, bounded(mux), dashboard.Refuse), func(w http.ResponseWriter, r *http.Request, status int, title, detail string) {
 		refuse := dashboard.Refuse
 		if strings.HasPrefix(strings.TrimPrefix(r.URL.Path, prefix), "/api/") {
 			refuse = api.Refuse
@@ -227,13 +155,13 @@ func (s *console) hooks(next relay.Hooks) relay.Hooks {
 }
 
 // reloaded takes over what the page shows of a configuration. Only the host of a URL is: the rest may hold a token.
-func (s *console) reloaded(c *config) {
+func (s *console) reloaded(c *config.Config) {
 	if s.server == nil {
 		return
 	}
 	targets := map[string]string{}
-	for _, d := range c.relay.Destinations {
-		targets[d.Name] = onlyHost(d.URL)
+	for _, d := range c.Relay.Destinations {
+		targets[d.Name] = config.OnlyHost(d.URL)
 	}
 	s.targets.Store(&targets)
 }

@@ -5,13 +5,16 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type discardCmd struct {
-	databaseFlags
-	actorFlag
+	config.DatabaseFlags
+	cli.ActorFlag
 	selectionFlags
 	Status    []string `enum:"pending,failed" placeholder:"STATUS" help:"pending or failed. Default: both."`
 	Parked    bool     `help:"Only deliveries that match no route."`
@@ -30,16 +33,16 @@ can be brought back with replay --status discarded, until it is archived.
 It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
 }
 
-func (cmd discardCmd) Run(inv *invocation) error {
+func (cmd discardCmd) Run(inv *cli.Invocation) error {
 	switch {
 	case cmd.Parked && cmd.Destination != "":
-		return usagef("--parked and --destination exclude each other: a parked delivery has no destination")
+		return cli.Usagef("--parked and --destination exclude each other: a parked delivery has no destination")
 	case cmd.HeadOfKey != "" && cmd.Destination == "":
-		return usagef("--head-of-key needs --destination: each orders its own deliveries")
+		return cli.Usagef("--head-of-key needs --destination: each orders its own deliveries")
 	case cmd.HeadOfKey != "" && (len(cmd.IDs) > 0 || cmd.Type+cmd.Reason+cmd.OrderingKey+cmd.Since+cmd.Until != "" || cmd.Limit != nil || len(cmd.Status) > 0):
-		return usagef("--head-of-key names one delivery already; give only --destination beside it")
+		return cli.Usagef("--head-of-key names one delivery already; give only --destination beside it")
 	}
-	c, err := inv.config("database")
+	c, err := config.Read(inv, "database")
 	if err != nil {
 		return err
 	}
@@ -56,9 +59,9 @@ func (cmd discardCmd) Run(inv *invocation) error {
 
 // skipHead discards the one delivery that holds up its ordering key. What is named is the event, not the key: should it
 // be delivered while the operator thinks, the next one is not discarded in its place.
-func (cmd discardCmd) skipHead(inv *invocation, c *config, bulk deliveryBulk) error {
+func (cmd discardCmd) skipHead(inv *cli.Invocation, c *config.Config, bulk deliveryBulk) error {
 	var head *ops.Head
-	err := inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) (err error) {
+	err := c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		head, err = outbox.HeadOfKey(ctx, cmd.Destination, cmd.HeadOfKey)
 		return err
 	})
@@ -68,10 +71,10 @@ func (cmd discardCmd) skipHead(inv *invocation, c *config, bulk deliveryBulk) er
 	case head == nil:
 		return fmt.Errorf("nothing waits for %q with ordering key %q", cmd.Destination, cmd.HeadOfKey)
 	}
-	head = printable(head)
+	head = output.Printable(head)
 	fmt.Fprintf(inv.Stderr, "Event %d (%s, key %s) is the head of %q: %s after %s", head.EventID, head.EventType,
 		head.IdempotencyKey, cmd.HeadOfKey, head.Status, plain.Plural(head.Attempts, "attempt", "attempts"))
-	if text := orBlank(head.LastError); text != "" {
+	if text := output.OrBlank(head.LastError); text != "" {
 		fmt.Fprintf(inv.Stderr, ", last error: %s", text)
 	}
 	fmt.Fprintf(inv.Stderr, ". Waiting behind it: %s.\n", plain.UpTo(head.Behind, 10_000))

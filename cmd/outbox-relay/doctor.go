@@ -9,13 +9,16 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 type doctorCmd struct {
-	settingFlags
+	config.SettingFlags
 	JSON bool `help:"Print JSON: {checks, findings: [{check, level, text, remedy, commands}]}. Fields are added, never renamed or removed."`
 }
 
@@ -27,8 +30,8 @@ advises, and a connection (TCP, TLS, no request) to each destination from this h
 Exits 1 if a finding is an error, with warnings alone 0.`
 }
 
-func (cmd doctorCmd) Run(inv *invocation) error {
-	c := inv.load()
+func (cmd doctorCmd) Run(inv *cli.Invocation) error {
+	c := config.Load(inv)
 	var found ops.Checkup
 	for _, p := range c.Problems {
 		found.Findings = append(found.Findings, ops.Finding{Check: "configuration", Level: ops.LevelError, Text: p.String(), Remedy: "correct it, then: outbox-relay config check"})
@@ -36,34 +39,34 @@ func (cmd doctorCmd) Run(inv *invocation) error {
 	for _, w := range c.Warnings {
 		found.Findings = append(found.Findings, ops.Finding{Check: "configuration", Level: ops.LevelWarning, Text: w.String(), Remedy: "correct it, then: outbox-relay config check"})
 	}
-	if c.pool != nil {
-		if err := c.examine(inv.ctx, &found); err != nil {
+	if c.Pool != nil {
+		if err := examine(inv.Ctx, c, &found); err != nil {
 			return err
 		}
 	}
 	found.Checks = append([]string{"configuration"}, found.Checks...)
-	found.Findings = orEmpty(found.Findings)
-	if err := show(inv.Stdout, cmd.JSON, found, printCheckup); err != nil {
+	found.Findings = output.OrEmpty(found.Findings)
+	if err := output.Show(inv.Stdout, cmd.JSON, found, printCheckup); err != nil {
 		return err
 	}
 	if found.Failed() {
-		return exitError{code: exitFailed, err: errors.New("something needs mending")}
+		return cli.ExitError{Code: cli.ExitFailed, Err: errors.New("something needs mending")}
 	}
 	return nil
 }
 
 // examine adds what the database and the destinations show.
-func (c *config) examine(ctx context.Context, found *ops.Checkup) error {
-	pool, err := c.open(ctx)
+func examine(ctx context.Context, c *config.Config, found *ops.Checkup) error {
+	pool, err := c.Open(ctx)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
 	cfg := ops.ExamineConfig{
-		Environment: c.relay.Environment, Egress: c.relay.Egress, OldestTransaction: c.relay.Alerts.VacuumBlockedOver, Session: c.checkSession,
+		Environment: c.Relay.Environment, Egress: c.Relay.Egress, OldestTransaction: c.Relay.Alerts.VacuumBlockedOver, Session: func(ctx context.Context) error { return checkSession(ctx, c) },
 	}
 	if len(c.Problems) == 0 {
-		cfg.Destinations = c.relay.Destinations
+		cfg.Destinations = c.Relay.Destinations
 	}
 	more, err := ops.New(pool).Examine(ctx, cfg)
 	found.Checks, found.Findings = more.Checks, append(found.Findings, more.Findings...)
@@ -71,11 +74,11 @@ func (c *config) examine(ctx context.Context, found *ops.Checkup) error {
 }
 
 // checkSession connects as a relay does, and checks that the session is its own.
-func (c *config) checkSession(ctx context.Context) error {
-	if c.direct != nil {
+func checkSession(ctx context.Context, c *config.Config) error {
+	if c.Direct != nil {
 		return nil
 	}
-	conn := c.pool.ConnConfig.Copy()
+	conn := c.Pool.ConnConfig.Copy()
 	for name, value := range map[string]string{"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "synchronous_commit": "off"} {
 		conn.RuntimeParams[name] = value
 	}
@@ -96,9 +99,9 @@ func printCheckup(w io.Writer, c ops.Checkup) error {
 		return err
 	}
 	for _, f := range c.Findings {
-		paint(w, map[string]string{ops.LevelError: red, ops.LevelWarning: yellow}[f.Level])
+		output.Paint(w, map[string]string{ops.LevelError: output.Red, ops.LevelWarning: output.Yellow}[f.Level])
 		fmt.Fprintf(w, "%-7s", f.Level)
-		paint(w, plainText)
+		output.Paint(w, output.NoColor)
 		fmt.Fprintf(w, "  %s: %s\n", f.Check, f.Text)
 		remedies := f.Commands // each on its line, or the comment behind one would hide the next
 		if len(remedies) == 0 {

@@ -10,6 +10,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/bulk"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
@@ -24,7 +28,7 @@ type eventsCmd struct {
 }
 
 type eventsListCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	Status      string `enum:"pending,delivered,failed,discarded,any" default:"any" help:"pending, delivered, failed, discarded or any."`
 	Destination string `placeholder:"NAME" xor:"where" help:"Only deliveries to this destination."`
 	Parked      bool   `xor:"where" help:"Only deliveries that match no route."`
@@ -33,16 +37,16 @@ type eventsListCmd struct {
 	OrderingKey string `placeholder:"KEY" help:"Only events with this ordering key."`
 	Key         string `placeholder:"KEY" xor:"event" help:"Only the event with this idempotency key."`
 	Related     string `placeholder:"REFERENCE" xor:"event" help:"Only events with this related reference; it is looked for from the newest event on."`
-	timeFlags
+	bulk.TimeFlags
 	Limit int  `default:"50" help:"How many at most."`
 	JSON  bool `help:"Print JSON: an array of deliveries. Fields are added, never renamed or removed."`
 }
 
-func (cmd eventsListCmd) Run(inv *invocation) error {
+func (cmd eventsListCmd) Run(inv *cli.Invocation) error {
 	if cmd.Limit < 1 || cmd.Limit > 10_000 {
-		return usagef("--limit: %d is out of range; write 1 to 10000", cmd.Limit)
+		return cli.Usagef("--limit: %d is out of range; write 1 to 10000", cmd.Limit)
 	}
-	if err := cmd.check(); err != nil {
+	if err := cmd.Check(); err != nil {
 		return err
 	}
 	filter := ops.DeliveryFilter{
@@ -53,8 +57,8 @@ func (cmd eventsListCmd) Run(inv *invocation) error {
 		filter.Status = ""
 	}
 	var list []ops.Delivery
-	err := inv.ask(func(ctx context.Context, outbox *ops.Outbox) (err error) {
-		if filter.Since, filter.Until, err = cmd.bounds(ctx, outbox); err != nil {
+	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
+		if filter.Since, filter.Until, err = cmd.Bounds(ctx, outbox); err != nil {
 			return err
 		}
 		if filter.EventIDs, err = cmd.events(ctx, outbox); err != nil {
@@ -71,7 +75,7 @@ func (cmd eventsListCmd) Run(inv *invocation) error {
 	if err != nil {
 		return err
 	}
-	return show(inv.Stdout, cmd.JSON, orEmpty(list), printDeliveries)
+	return output.Show(inv.Stdout, cmd.JSON, output.OrEmpty(list), printDeliveries)
 }
 
 // events returns the ids of the events that --key or --related names.
@@ -106,7 +110,7 @@ func refuseUnknown(ctx context.Context, outbox *ops.Outbox, destination, reason,
 }
 
 type eventsShowCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	eventArg
 	Payload bool `help:"Show the payload too. Who did is logged."`
 	JSON    bool `help:"Print JSON: {event, deliveries, attempts, waits}. Fields are added, never renamed or removed."`
@@ -137,13 +141,13 @@ func (arg eventArg) report(ctx context.Context, outbox *ops.Outbox, payload bool
 	return outbox.Event(ctx, ids[0], false)
 }
 
-func (cmd eventsShowCmd) Run(inv *invocation) error {
-	c, err := inv.config("database")
+func (cmd eventsShowCmd) Run(inv *cli.Invocation) error {
+	c, err := config.Read(inv, "database")
 	if err != nil {
 		return err
 	}
 	var report ops.EventReport
-	err = inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) (err error) {
+	err = c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		report, err = cmd.report(ctx, outbox, cmd.Payload)
 		return err
 	})
@@ -151,9 +155,9 @@ func (cmd eventsShowCmd) Run(inv *invocation) error {
 		return err
 	}
 	if cmd.Payload {
-		inv.audit(c, "show payload").Int64("event_id", report.Event.ID).Msg("audit")
+		c.Audit(inv, "show payload").Int64("event_id", report.Event.ID).Msg("audit")
 	}
-	return show(inv.Stdout, cmd.JSON, report, printEvent)
+	return output.Show(inv.Stdout, cmd.JSON, report, printEvent)
 }
 
 func printEvent(w io.Writer, shown ops.EventReport) error {
@@ -163,10 +167,10 @@ func printEvent(w io.Writer, shown ops.EventReport) error {
 		return nil
 	}
 	fmt.Fprintln(w)
-	err := printTable(w, "", "DESTINATION\tSTATUS\tATTEMPTS\tNEXT OR LAST\tLATENCY\tREASON\tLAST ERROR", shown.Deliveries, func(d ops.Delivery) []any {
+	err := output.Table(w, "", "DESTINATION\tSTATUS\tATTEMPTS\tNEXT OR LAST\tLATENCY\tREASON\tLAST ERROR", shown.Deliveries, func(d ops.Delivery) []any {
 		latency := "-"
 		if d.LatencySeconds != nil {
-			latency = age2text(*d.LatencySeconds)
+			latency = output.Age(*d.LatencySeconds)
 		}
 		return []any{orParked(d.Destination), d.Status, d.Attempts, nextOrLast(d), latency, d.LastReason, d.LastError}
 	})
@@ -178,7 +182,7 @@ func printEvent(w io.Writer, shown ops.EventReport) error {
 		return nil
 	}
 	fmt.Fprintln(w, "\nAttempts that did not deliver:")
-	return printTable(w, "", "STARTED\tDESTINATION\tATTEMPT\tTOOK\tOUTCOME\tREASON\tERROR", shown.Attempts, func(a ops.Attempt) []any {
+	return output.Table(w, "", "STARTED\tDESTINATION\tATTEMPT\tTOOK\tOUTCOME\tREASON\tERROR", shown.Attempts, func(a ops.Attempt) []any {
 		return []any{a.StartedAt, a.Destination, a.Attempt, fmt.Sprintf("%dms", a.DurationMS), a.Outcome, a.Reason, a.Error}
 	})
 }
@@ -197,14 +201,14 @@ func printInserted(w io.Writer, e ops.Event) {
 		}
 	}
 	line("key", e.IdempotencyKey)
-	line("ordering key", orBlank(e.OrderingKey))
-	line("reference", orBlank(e.RelatedReference))
-	line("created", cellText(e.CreatedAt))
+	line("ordering key", output.OrBlank(e.OrderingKey))
+	line("reference", output.OrBlank(e.RelatedReference))
+	line("created", output.Cell(e.CreatedAt))
 	if e.AvailableAt.After(e.CreatedAt) {
-		line("not before", cellText(e.AvailableAt))
+		line("not before", output.Cell(e.AvailableAt))
 	}
 	if e.ArchivedAt != nil {
-		line("archived", cellText(e.ArchivedAt))
+		line("archived", output.Cell(e.ArchivedAt))
 	}
 	for _, name := range slices.Sorted(maps.Keys(e.Headers)) {
 		line("header", name+": "+e.Headers[name])
@@ -237,28 +241,9 @@ func nextOrLast(d ops.Delivery) time.Time {
 	return d.NextAttemptAt
 }
 
-// ask connects, checks the schema and lets f ask its questions.
-func (inv *invocation) ask(f func(context.Context, *ops.Outbox) error) error {
-	c, err := inv.config("database")
-	if err != nil {
-		return err
-	}
-	return inv.askWith(c, f)
-}
-
-// askWith is ask for commands that need more of the configuration.
-func (inv *invocation) askWith(c *config, f func(context.Context, *ops.Outbox) error) error {
-	return c.withOps(inv.ctx, func(outbox *ops.Outbox) error {
-		if err := inv.warnQuarantined(outbox, c.relay.Environment); err != nil {
-			return err
-		}
-		return f(inv.ctx, outbox.As(inv.actor()))
-	})
-}
-
 func printDeliveries(w io.Writer, list []ops.Delivery) error {
 	const header = "EVENT\tTYPE\tKEY\tDESTINATION\tSTATUS\tATTEMPTS\tNEXT OR LAST\tREASON\tLAST ERROR"
-	return printTable(w, "No delivery matches.", header, list, func(d ops.Delivery) []any {
+	return output.Table(w, "No delivery matches.", header, list, func(d ops.Delivery) []any {
 		return []any{d.EventID, d.EventType, d.IdempotencyKey, orParked(d.Destination), d.Status, d.Attempts, nextOrLast(d), d.LastReason, d.LastError}
 	})
 }

@@ -5,13 +5,16 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type eventsCreateCmd struct {
-	databaseFlags
-	actorFlag
+	config.DatabaseFlags
+	cli.ActorFlag
 	Yes  bool `help:"Do it without asking."`
 	JSON bool `help:"Print JSON: {events, deliveries}. Fields are added, never renamed or removed."`
 }
@@ -24,9 +27,9 @@ are left alone. They are sent as new ones: an event with an ordering key arrives
 It works in batches, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
 }
 
-func (cmd eventsCreateCmd) Run(inv *invocation) error {
+func (cmd eventsCreateCmd) Run(inv *cli.Invocation) error {
 	var done ops.CreatedDeliveries
-	err := inv.ask(func(ctx context.Context, outbox *ops.Outbox) error {
+	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		found, err := outbox.Undelivered(ctx)
 		if err != nil || found.Events == 0 {
 			return err
@@ -34,7 +37,7 @@ func (cmd eventsCreateCmd) Run(inv *invocation) error {
 		if !cmd.Yes {
 			what := fmt.Sprintf("create the deliveries of %s without any, the first is event %d, as the stored routes say",
 				plain.Plural(found.Events, "event", "events"), found.FirstEventID)
-			if err := inv.confirm(what, "nothing was created"); err != nil {
+			if err := inv.Confirm(what, "nothing was created"); err != nil {
 				return err
 			}
 		}
@@ -47,7 +50,7 @@ func (cmd eventsCreateCmd) Run(inv *invocation) error {
 	case err != nil:
 		return err
 	}
-	return show(inv.Stdout, cmd.JSON, done, func(w io.Writer, done ops.CreatedDeliveries) error {
+	return output.Show(inv.Stdout, cmd.JSON, done, func(w io.Writer, done ops.CreatedDeliveries) error {
 		_, err := fmt.Fprintf(w, "%s created for %s\n", plain.Plural(done.Deliveries, "delivery", "deliveries"), plain.Plural(done.Events, "event", "events"))
 		return err
 	})

@@ -5,13 +5,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type eventsTailCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	JSON bool `help:"Print one JSON object a line: {at, destination, what, text}."`
 }
 
@@ -20,17 +22,14 @@ func (eventsTailCmd) Help() string {
 becomes of each delivery. It looks once a second. Up to 1000 deliveries that have not ended are followed.`
 }
 
-// tailInterval is how often tail and status --watch look.
-const tailInterval = time.Second
-
-func (cmd eventsTailCmd) Run(inv *invocation) error {
-	return inv.ask(func(ctx context.Context, outbox *ops.Outbox) error {
+func (cmd eventsTailCmd) Run(inv *cli.Invocation) error {
+	return config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		tail, err := outbox.Tail(ctx)
 		if err != nil {
 			return err
 		}
 		fmt.Fprintln(inv.Stderr, "following; interrupt it to end")
-		return every(ctx, tailInterval, func() error {
+		return cli.EverySecond(ctx, func() error {
 			moments, err := tail.Look(ctx)
 			if err != nil {
 				return err
@@ -47,7 +46,7 @@ func (cmd eventsTailCmd) print(w io.Writer, moments []ops.Moment) error {
 			if err != nil {
 				return err
 			}
-			if _, err := (jsonWriter{w}).Write(append(line, '\n')); err != nil {
+			if _, err := (output.JSONWriter{Writer: w}).Write(append(line, '\n')); err != nil {
 				return err
 			}
 			continue
@@ -56,28 +55,9 @@ func (cmd eventsTailCmd) print(w io.Writer, moments []ops.Moment) error {
 		if m.Destination != "" {
 			where = "  " + m.Destination
 		}
-		if _, err := fmt.Fprintf(w, "%s%s  %s\n", m.At.UTC().Format("15:04:05.000"), where, printable(m.Text)); err != nil {
+		if _, err := fmt.Fprintf(w, "%s%s  %s\n", m.At.UTC().Format("15:04:05.000"), where, output.Printable(m.Text)); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// every runs f at once and then at every interval, until ctx is done, which is no error, or f fails.
-func every(ctx context.Context, interval time.Duration, f func() error) error {
-	ticker := time.NewTicker(interval)
-	defer ticker.Stop()
-	for {
-		if err := f(); err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return err
-		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return nil
-		}
-	}
 }

@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type explainCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	eventArg
 	JSON bool `help:"Print JSON: {event, history, waits}. Fields are added, never renamed or removed."`
 }
@@ -22,20 +25,20 @@ each delivery, and why what is pending still waits, with the command that goes o
   outbox-relay explain invoice-4711      # by its idempotency key, or its related reference`
 }
 
-func (cmd explainCmd) Run(inv *invocation) error {
+func (cmd explainCmd) Run(inv *cli.Invocation) error {
 	var report ops.EventReport
-	err := inv.ask(func(ctx context.Context, outbox *ops.Outbox) (err error) {
+	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		report, err = cmd.report(ctx, outbox, false)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	return show(inv.Stdout, cmd.JSON, report.Explain(), printExplanation)
+	return output.Show(inv.Stdout, cmd.JSON, report.Explain(), printExplanation)
 }
 
 func printExplanation(w io.Writer, x ops.Explanation) error {
-	err := printTable(w, "", "", x.History, func(m ops.Moment) []any {
+	err := output.Table(w, "", "", x.History, func(m ops.Moment) []any {
 		text := m.Text
 		if m.Destination != "" {
 			text = m.Destination + ": " + text

@@ -8,6 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
@@ -20,31 +23,31 @@ type identityCmd struct {
 }
 
 type identityShowCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	JSON bool `help:"Print JSON: {recorded, found, differences, quarantined, working}. Fields are added, never renamed or removed."`
 }
 
-func (cmd identityShowCmd) Run(inv *invocation) error {
-	return inv.onIdentity(func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
-		report.Quarantined, report.Working = orEmpty(report.Quarantined), orEmpty(report.Working)
-		return show(inv.Stdout, cmd.JSON, report, printIdentity)
+func (cmd identityShowCmd) Run(inv *cli.Invocation) error {
+	return onIdentity(inv, func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
+		report.Quarantined, report.Working = output.OrEmpty(report.Quarantined), output.OrEmpty(report.Working)
+		return output.Show(inv.Stdout, cmd.JSON, report, printIdentity)
 	})
 }
 
 type identityAcceptCmd struct {
-	databaseFlags
-	actorFlag
+	config.DatabaseFlags
+	cli.ActorFlag
 	Yes bool `short:"y" help:"Do not ask."`
 }
 
-func (cmd identityAcceptCmd) Run(inv *invocation) error {
-	return inv.onIdentity(func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
+func (cmd identityAcceptCmd) Run(inv *cli.Invocation) error {
+	return onIdentity(inv, func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
 		if report.Recorded != nil && len(report.Differences) == 0 && len(report.Quarantined) == 0 {
 			_, err := fmt.Fprintln(inv.Stdout, "nothing to accept: this is the database that relays were accepted on")
 			return err
 		}
 		const what = "relays will work on %s and send what is pending there%s; if the original of a copy sends it too, receivers get it twice"
-		if err := inv.confirmIdentity(report, cmd.Yes, what, "nothing was accepted"); err != nil {
+		if err := confirmIdentity(inv, report, cmd.Yes, what, "nothing was accepted"); err != nil {
 			return err
 		}
 		return accept(ctx, inv.Stdout, outbox, environment)
@@ -52,24 +55,24 @@ func (cmd identityAcceptCmd) Run(inv *invocation) error {
 }
 
 type identityDiscardCmd struct {
-	databaseFlags
-	actorFlag
+	config.DatabaseFlags
+	cli.ActorFlag
 	Yes bool `short:"y" help:"Do not ask."`
 }
 
-func (cmd identityDiscardCmd) Run(inv *invocation) error {
-	return inv.onIdentity(func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
+func (cmd identityDiscardCmd) Run(inv *cli.Invocation) error {
+	return onIdentity(inv, func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
 		if err := report.Discardable(); err != nil {
 			return fmt.Errorf("discard what is pending: %w", err)
 		}
 		const what = "every pending delivery of %s will be discarded, and relays will work there%s"
-		if err := inv.confirmIdentity(report, cmd.Yes, what, "nothing was discarded"); err != nil {
+		if err := confirmIdentity(inv, report, cmd.Yes, what, "nothing was discarded"); err != nil {
 			return err
 		}
-		terminal := isTerminal(inv.Stderr)
+		terminal := output.IsTerminal(inv.Stderr)
 		b, err := outbox.DiscardQuarantined(ctx, environment, func(b ops.Bulk) {
 			if terminal {
-				draw(inv.Stderr, fmt.Sprintf("discarded %d", b.Done), false)
+				output.Draw(inv.Stderr, fmt.Sprintf("discarded %d", b.Done), false)
 			}
 		})
 		if terminal && b.Done > 0 {
@@ -84,7 +87,7 @@ func (cmd identityDiscardCmd) Run(inv *invocation) error {
 }
 
 // confirmIdentity asks whether relays may work on the database of a report. what has a place for its name, and for why.
-func (inv *invocation) confirmIdentity(report identity.Report, yes bool, what, refused string) error {
+func confirmIdentity(inv *cli.Invocation, report identity.Report, yes bool, what, refused string) error {
 	id, err := report.Acceptable()
 	switch {
 	case err != nil:
@@ -92,7 +95,7 @@ func (inv *invocation) confirmIdentity(report identity.Report, yes bool, what, r
 	case yes:
 		return nil
 	}
-	return inv.confirm(fmt.Sprintf(what, describe(id), because(report)), refused)
+	return inv.Confirm(fmt.Sprintf(what, describe(id), because(report)), refused)
 }
 
 func accept(ctx context.Context, w io.Writer, outbox *ops.Outbox, environment string) error {
@@ -105,34 +108,22 @@ func accept(ctx context.Context, w io.Writer, outbox *ops.Outbox, environment st
 }
 
 // onIdentity connects, checks the schema, compares the database with what is recorded, and lets f work.
-func (inv *invocation) onIdentity(f func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error) error {
-	c, err := inv.config("database", "environment")
+func onIdentity(inv *cli.Invocation, f func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error) error {
+	c, err := config.Read(inv, "database", "environment")
 	if err != nil {
 		return err
 	}
-	err = c.withOps(inv.ctx, func(outbox *ops.Outbox) error {
-		report, err := outbox.Identity(inv.ctx, c.relay.Environment)
+	err = c.WithOutbox(inv.Ctx, func(outbox *ops.Outbox) error {
+		report, err := outbox.Identity(inv.Ctx, c.Relay.Environment)
 		if err != nil {
 			return err
 		}
-		return f(inv.ctx, outbox.As(inv.actor()), report, c.relay.Environment)
+		return f(inv.Ctx, outbox.As(inv.Actor()), report, c.Relay.Environment)
 	})
-	if errors.Is(err, context.Canceled) && inv.ctx.Err() != nil {
-		return context.Cause(inv.ctx)
+	if errors.Is(err, context.Canceled) && inv.Ctx.Err() != nil {
+		return context.Cause(inv.Ctx)
 	}
 	return err
-}
-
-// warnQuarantined says beside what a command prints that nothing will move.
-func (inv *invocation) warnQuarantined(outbox *ops.Outbox, environment string) error {
-	report, err := outbox.Identity(inv.ctx, environment)
-	if err != nil {
-		return err
-	}
-	if reason := report.Reason(); reason != "" {
-		fmt.Fprintf(inv.Stderr, "warning: nothing is claimed or sent: %s; see: outbox-relay identity show\n", printable(reason))
-	}
-	return nil
 }
 
 // describe names a database by what a person knows it by.
@@ -141,7 +132,7 @@ func describe(id identity.Identity) string {
 	if id.Environment != "" {
 		text += fmt.Sprintf(" as environment %q", id.Environment)
 	}
-	return printable(text)
+	return output.Printable(text)
 }
 
 // because repeats why an operator has to decide.
@@ -156,7 +147,7 @@ func because(r identity.Report) string {
 	if len(texts) == 0 {
 		return ""
 	}
-	return printable(" (" + strings.Join(texts, "; ") + ")")
+	return output.Printable(" (" + strings.Join(texts, "; ") + ")")
 }
 
 func printIdentity(w io.Writer, r identity.Report) error {
@@ -164,12 +155,12 @@ func printIdentity(w io.Writer, r identity.Report) error {
 	if r.Recorded != nil {
 		recorded = *r.Recorded
 	}
-	err := printTable(w, "", "\tRECORDED\tFOUND", [][]any{
+	err := output.Table(w, "", "\tRECORDED\tFOUND", [][]any{
 		{"system identifier", number(recorded.SystemIdentifier), number(r.Found.SystemIdentifier)},
 		{"database oid", number(recorded.DatabaseOID), number(r.Found.DatabaseOID)},
 		{"timeline", number(int64(recorded.Timeline)), number(int64(r.Found.Timeline))},
-		{"environment", orDash(recorded.Environment), orDash(r.Found.Environment)},
-		{"address", orDash(strings.Join(recorded.Addresses, " or ")), orDash(strings.Join(r.Found.Addresses, " or "))},
+		{"environment", output.OrDash(recorded.Environment), output.OrDash(r.Found.Environment)},
+		{"address", output.OrDash(strings.Join(recorded.Addresses, " or ")), output.OrDash(strings.Join(r.Found.Addresses, " or "))},
 	}, func(cells []any) []any { return cells })
 	if err != nil {
 		return err

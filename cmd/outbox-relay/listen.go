@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -36,32 +38,32 @@ const (
 	listenTolerance = 5 * time.Minute
 )
 
-func (cmd listenCmd) Run(inv *invocation) error {
+func (cmd listenCmd) Run(inv *cli.Invocation) error {
 	if cmd.Fail != 0 && (cmd.Fail < 300 || cmd.Fail > 599) {
-		return usagef("--fail: %d is out of range; write a status from 300 to 599", cmd.Fail)
+		return cli.Usagef("--fail: %d is out of range; write a status from 300 to 599", cmd.Fail)
 	}
 	var secrets []webhook.Secret
-	if secret := inv.listenSecret(cmd.Secret); secret != "" {
+	if secret := listenSecret(inv, cmd.Secret); secret != "" {
 		var err error
 		if secrets, err = webhook.ParseSecrets(secret); err != nil {
-			return usagef("--secret: %s", err)
+			return cli.Usagef("--secret: %s", err)
 		}
 	}
-	listener, err := new(net.ListenConfig).Listen(inv.ctx, "tcp", cmd.Address)
+	listener, err := new(net.ListenConfig).Listen(inv.Ctx, "tcp", cmd.Address)
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
 	fmt.Fprintf(inv.Stderr, "listening on http://%s; signatures are %s\n", listener.Addr(), map[bool]string{true: "verified", false: "not verified: no secret is given"}[len(secrets) > 0])
-	printer := &eventPrinter{cmd: cmd, secrets: secrets, w: inv.Stdout, ctx: inv.ctx}
+	printer := &eventPrinter{cmd: cmd, secrets: secrets, w: inv.Stdout, ctx: inv.Ctx}
 	server := &http.Server{Handler: printer, ReadTimeout: time.Minute, ReadHeaderTimeout: 10 * time.Second}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	select {
 	case err := <-served:
 		return fmt.Errorf("listen: %w", err)
-	case <-inv.ctx.Done():
+	case <-inv.Ctx.Done():
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(inv.ctx), time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(inv.Ctx), time.Second)
 	defer cancel()
 	_ = server.Shutdown(ctx)
 	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
@@ -71,7 +73,7 @@ func (cmd listenCmd) Run(inv *invocation) error {
 }
 
 // listenSecret returns the secret of the flag, or of the environment.
-func (inv *invocation) listenSecret(flag string) string {
+func listenSecret(inv *cli.Invocation, flag string) string {
 	for _, entry := range inv.Env {
 		if value, ok := strings.CutPrefix(entry, "OUTBOX_SIGNING_SECRET="); ok && flag == "" {
 			return value
@@ -119,7 +121,7 @@ func (p *eventPrinter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (p *eventPrinter) print(r *http.Request, body []byte, status int, signature string) {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s, signature %s, answered %d\n", r.Method, printable(r.URL.Path), signature, status)
+	fmt.Fprintf(&b, "%s %s, signature %s, answered %d\n", r.Method, output.Printable(r.URL.Path), signature, status)
 	names := make([]string, 0, len(r.Header))
 	for name := range r.Header {
 		if name == webhook.IdempotencyKey || strings.HasPrefix(name, webhook.OutboxPrefix) {
@@ -128,9 +130,9 @@ func (p *eventPrinter) print(r *http.Request, body []byte, status int, signature
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		fmt.Fprintf(&b, "  %s: %s\n", name, printable(r.Header.Get(name)))
+		fmt.Fprintf(&b, "  %s: %s\n", name, output.Printable(r.Header.Get(name)))
 	}
-	fmt.Fprintf(&b, "  %s\n\n", printable(string(body)))
+	fmt.Fprintf(&b, "  %s\n\n", output.Printable(string(body)))
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	_, _ = io.WriteString(p.w, b.String())

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/admin"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/metrics"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
@@ -20,19 +21,19 @@ type monitor struct {
 }
 
 // openMonitor opens metrics.listen.
-func (c *config) openMonitor(ctx context.Context) (m monitor, err error) {
+func openMonitor(ctx context.Context, c *config.Config, version string) (m monitor, err error) {
 	m.server, err = admin.Listen(ctx, admin.Listener{
-		Setting: "metrics.listen", Address: c.metricsListen, Configured: c.Given("metrics.listen"), WriteTimeout: metricsWriteTimeout, Log: c.log,
+		Setting: "metrics.listen", Address: c.MetricsListen, Configured: c.Given("metrics.listen"), WriteTimeout: metricsWriteTimeout, Log: c.Log,
 	})
 	if m.server == nil {
 		return m, err
 	}
 	var names []string
-	for _, d := range c.relay.Destinations {
+	for _, d := range c.Relay.Destinations {
 		names = append(names, d.Name)
 	}
 	m.metrics = metrics.New(metrics.Config{
-		Version: buildInfo().Version, Destinations: names, PollInterval: c.relay.PollInterval, Log: c.log,
+		Version: version, Destinations: names, PollInterval: c.Relay.PollInterval, Log: c.Log,
 	})
 	return m, nil
 }

@@ -6,15 +6,16 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/rs/zerolog"
-
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type pauseCmd struct {
-	databaseFlags
-	actorFlag
+	config.DatabaseFlags
+	cli.ActorFlag
 	Destination string `arg:"" help:"The destination's name."`
 	Reason      string `placeholder:"TEXT" help:"Why, for those who wonder later."`
 	JSON        bool   `help:"Print JSON. Fields are added, never renamed or removed."`
@@ -25,19 +26,19 @@ func (pauseCmd) Help() string {
 claimed is still sent. Nothing is lost and no attempt is spent: its deliveries wait.`
 }
 
-func (cmd pauseCmd) Run(inv *invocation) error {
-	return inv.onDestination(cmd.Destination, "pause", cmd.JSON, func(ctx context.Context, outbox *ops.Outbox) (ops.Pause, string, error) {
+func (cmd pauseCmd) Run(inv *cli.Invocation) error {
+	return onDestination(inv, cmd.Destination, "pause", cmd.JSON, func(ctx context.Context, outbox *ops.Outbox) (ops.Pause, string, error) {
 		p, err := outbox.Pause(ctx, cmd.Destination, cmd.Reason)
 		if !p.Changed {
-			return p, fmt.Sprintf("%s was paused already%s.", cmd.Destination, colon(p.Reason)), err
+			return p, fmt.Sprintf("%s was paused already%s.", cmd.Destination, output.AfterColon(p.Reason)), err
 		}
-		return p, fmt.Sprintf("%s is paused%s. To go on: outbox-relay resume %[1]s", cmd.Destination, colon(p.Reason)), err
+		return p, fmt.Sprintf("%s is paused%s. To go on: outbox-relay resume %[1]s", cmd.Destination, output.AfterColon(p.Reason)), err
 	})
 }
 
 type resumeCmd struct {
-	databaseFlags
-	actorFlag
+	config.DatabaseFlags
+	cli.ActorFlag
 	Destination  string `arg:"" help:"The destination's name."`
 	ResetBreaker bool   `help:"Close its breaker too, and send at once, without a probe first."`
 	JSON         bool   `help:"Print JSON. Fields are added, never renamed or removed."`
@@ -48,8 +49,8 @@ func (resumeCmd) Help() string {
 wait for that.`
 }
 
-func (cmd resumeCmd) Run(inv *invocation) error {
-	return inv.onDestination(cmd.Destination, "resume", cmd.JSON, func(ctx context.Context, outbox *ops.Outbox) (ops.Pause, string, error) {
+func (cmd resumeCmd) Run(inv *cli.Invocation) error {
+	return onDestination(inv, cmd.Destination, "resume", cmd.JSON, func(ctx context.Context, outbox *ops.Outbox) (ops.Pause, string, error) {
 		p, err := outbox.Resume(ctx, cmd.Destination, cmd.ResetBreaker)
 		text := cmd.Destination + " was not paused."
 		if p.Changed {
@@ -68,35 +69,35 @@ func (cmd resumeCmd) Run(inv *invocation) error {
 }
 
 // onDestination changes the state of a destination, leaves the line that says who did, and prints what came of it.
-func (inv *invocation) onDestination(name, action string, asJSON bool, change func(context.Context, *ops.Outbox) (ops.Pause, string, error)) error {
-	c, err := inv.config("database")
+func onDestination(inv *cli.Invocation, name, action string, asJSON bool, change func(context.Context, *ops.Outbox) (ops.Pause, string, error)) error {
+	c, err := config.Read(inv, "database")
 	if err != nil {
 		return err
 	}
-	return inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) error {
+	return c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		p, text, err := change(ctx, outbox)
 		if errors.Is(err, ops.ErrUnknownDestination) {
-			return inv.unknownDestination(ctx, outbox, name)
+			return unknownDestination(ctx, outbox, name)
 		}
 		if err != nil {
 			return err
 		}
 		if p.Changed || p.BreakerReset {
-			line := inv.audit(c, action).Str("destination", name).Str("reason", p.Reason)
+			line := c.Audit(inv, action).Str("destination", name).Str("reason", p.Reason)
 			if p.BreakerReset {
 				line = line.Bool("breaker_reset", true)
 			}
 			line.Msg("audit")
 		}
-		return show(inv.Stdout, asJSON, p, func(w io.Writer, _ ops.Pause) error {
-			_, err := fmt.Fprintln(w, printable(text))
+		return output.Show(inv.Stdout, asJSON, p, func(w io.Writer, _ ops.Pause) error {
+			_, err := fmt.Fprintln(w, output.Printable(text))
 			return err
 		})
 	})
 }
 
 // unknownDestination says which name was probably meant.
-func (inv *invocation) unknownDestination(ctx context.Context, outbox *ops.Outbox, name string) error {
+func unknownDestination(ctx context.Context, outbox *ops.Outbox, name string) error {
 	names, err := outbox.Destinations(ctx)
 	if err != nil {
 		return err
@@ -106,12 +107,4 @@ func (inv *invocation) unknownDestination(ctx context.Context, outbox *ops.Outbo
 		hint = fmt.Sprintf("; did you mean %q?", near)
 	}
 	return fmt.Errorf("there is no destination %q: no route, no state and no waiting delivery has that name%s", name, hint)
-}
-
-// audit begins the line that says who changed something. It is logged at every level.
-func (inv *invocation) audit(c *config, action string) *zerolog.Event {
-	log, _ := inv.logger(c)
-	//nolint:zerologlint // the caller sends it
-	return log.Log().Str("action", action).Str("os_user", who()).Str("database_user", c.pool.ConnConfig.User).
-		Str("database", c.database())
 }

@@ -1,38 +1,25 @@
 package main
 
 import (
-	"os"
-	"os/signal"
-	"syscall"
-
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/relay"
 )
-
-// hangups returns the signals that ask run to reload, from the very start: one that came earlier would end the process.
-// To any other command a closed terminal is the end.
-func hangups(args []string) <-chan os.Signal {
-	if len(args) == 0 || args[0] != "run" {
-		return nil
-	}
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGHUP)
-	return signals
-}
 
 // A reloader reads the configuration again whenever the process is sent SIGHUP, and puts it into effect. One with
 // mistakes changes nothing.
 type reloader struct {
-	inv   *invocation
+	inv   *cli.Invocation
 	apply func(relay.Config) (changes []string, err error)
 	hooks relay.Hooks
 	log   zerolog.Logger
-	level *logLevel
+	level *config.Level
 	// What stays until a restart: the format of the log, where metrics are served, the page, and where spans go.
 	format, metricsListen string
-	console               consoleConfig
-	traces                tracesConfig
+	console               config.Admin
+	traces                config.Traces
 	page                  *console
 }
 
@@ -50,7 +37,7 @@ func (rl *reloader) run(ended <-chan struct{}) {
 }
 
 func (rl *reloader) reload() {
-	c := rl.inv.load()
+	c := config.Load(rl.inv)
 	for _, w := range c.Warnings {
 		rl.log.Warn().Msg(w.String())
 	}
@@ -64,31 +51,31 @@ func (rl *reloader) reload() {
 		}
 		return
 	}
-	c.log = rl.log
-	cfg := c.relay
-	cfg.Version = buildInfo().Version
+	c.Log = rl.log
+	cfg := c.Relay
+	cfg.Version = rl.inv.Version
 	changes, err := rl.apply(cfg)
 	if err != nil {
 		rl.log.Error().Err(err).Msg(unchanged)
 		return
 	}
 	var stay []string
-	if c.logFormat != rl.format {
+	if c.LogFormat != rl.format {
 		stay = append(stay, "log.format")
 	}
-	if c.metricsListen != rl.metricsListen {
+	if c.MetricsListen != rl.metricsListen {
 		stay = append(stay, "metrics.listen")
 	}
-	if !c.console.equal(rl.console) {
+	if !c.Admin.Equal(rl.console) {
 		stay = append(stay, "admin")
 	}
-	if !c.traces.equal(rl.traces) {
+	if !c.Traces.Equal(rl.traces) {
 		stay = append(stay, "traces")
 	}
 	rl.page.reloaded(c)
-	level := c.logLevel()
+	level := c.LogLevel()
 	switch {
-	case rl.level.set(level):
+	case rl.level.Set(level):
 		rl.log.Info().Str("level", level.String()).Msg("log.level changed")
 	case len(changes) == 0 && len(stay) == 0:
 		rl.log.Info().Msg("configuration read again: nothing has changed")

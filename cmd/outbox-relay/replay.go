@@ -5,14 +5,16 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type replayCmd struct {
-	databaseFlags
-	actorFlag
+	config.DatabaseFlags
+	cli.ActorFlag
 	selectionFlags
 	Status []string `enum:"failed,delivered,discarded" placeholder:"STATUS" help:"failed, delivered or discarded; several with commas. Default: failed."`
 	Force  bool     `help:"Also events that are older than receivers remember: they may be processed twice."`
@@ -34,12 +36,12 @@ Of an ordering key, the later deliveries that are still pending wait until a rep
 It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
 }
 
-func (cmd replayCmd) Run(inv *invocation) error {
-	c, err := inv.config("database", "retention.processed_events")
+func (cmd replayCmd) Run(inv *cli.Invocation) error {
+	c, err := config.Read(inv, "database", "retention.processed_events")
 	if err != nil {
 		return err
 	}
-	remembered := c.relay.Retention.ProcessedEvents
+	remembered := c.Relay.Retention.ProcessedEvents
 	memory := remembered
 	if cmd.Force {
 		memory = 0

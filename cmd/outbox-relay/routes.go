@@ -8,6 +8,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay"
@@ -20,7 +23,7 @@ type routesCmd struct {
 }
 
 type routesListCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	JSON bool `help:"Print JSON: {routes, missing}. Fields are added, never renamed or removed."`
 }
 
@@ -44,8 +47,8 @@ type configuredRoute struct {
 }
 
 // configuredRoutes returns the configuration's routes; none if only the database was configured.
-func (c *config) configuredRoutes() (all []configuredRoute) {
-	for _, route := range c.relay.Routes {
+func configuredRoutes(c *config.Config) (all []configuredRoute) {
+	for _, route := range c.Relay.Routes {
 		for _, destination := range route.To {
 			all = append(all, configuredRoute{route.Event, destination})
 		}
@@ -53,14 +56,14 @@ func (c *config) configuredRoutes() (all []configuredRoute) {
 	return all
 }
 
-func (cmd routesListCmd) Run(inv *invocation) error {
-	c, err := inv.config("database", "routes")
+func (cmd routesListCmd) Run(inv *cli.Invocation) error {
+	c, err := config.Read(inv, "database", "routes")
 	if err != nil {
 		return err
 	}
 	list := routeList{Routes: []listedRoute{}, Missing: []configuredRoute{}}
-	wanted := c.configuredRoutes()
-	err = inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) error {
+	wanted := configuredRoutes(c)
+	err = c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		stored, err := outbox.Routes(ctx, "")
 		list.Missing = append(list.Missing, wanted...)
 		for _, r := range stored {
@@ -78,7 +81,7 @@ func (cmd routesListCmd) Run(inv *invocation) error {
 	if err != nil {
 		return err
 	}
-	return show(inv.Stdout, cmd.JSON, list, func(w io.Writer, list routeList) error { return printRoutes(w, list, len(wanted) > 0) })
+	return output.Show(inv.Stdout, cmd.JSON, list, func(w io.Writer, list routeList) error { return printRoutes(w, list, len(wanted) > 0) })
 }
 
 func printRoutes(w io.Writer, list routeList, compared bool) error {
@@ -86,7 +89,7 @@ func printRoutes(w io.Writer, list routeList, compared bool) error {
 	if compared {
 		header += "\tCONFIGURED"
 	}
-	err := printTable(w, "No route is stored: a relay writes its own when it starts.", header, list.Routes, func(r listedRoute) []any {
+	err := output.Table(w, "No route is stored: a relay writes its own when it starts.", header, list.Routes, func(r listedRoute) []any {
 		cells := []any{r.Event, r.Destination, plain.UpTo(r.Pending, 10_000), relayNames(r.Relays)}
 		if r.Configured != nil {
 			cells = append(cells, map[bool]string{true: "yes", false: "no"}[*r.Configured])
@@ -119,7 +122,7 @@ func relayNames(relays []ops.RelayName) string {
 }
 
 type routesTestCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	EventType string `arg:"" help:"The type of an event, such as invoice.paid."`
 	JSON      bool   `help:"Print JSON: {event_type, parked, stored, configured}. Fields are added, never renamed or removed."`
 }
@@ -136,16 +139,16 @@ type routeTest struct {
 
 var eventTypePattern = regexp.MustCompile(`^[\x21-\x7e]{1,255}$`)
 
-func (cmd routesTestCmd) Run(inv *invocation) error {
+func (cmd routesTestCmd) Run(inv *cli.Invocation) error {
 	if !eventTypePattern.MatchString(cmd.EventType) {
-		return usagef("%s is not an event type; those are 1 to 255 printable ASCII characters without blanks", settings.Quote(cmd.EventType))
+		return cli.Usagef("%s is not an event type; those are 1 to 255 printable ASCII characters without blanks", settings.Quote(cmd.EventType))
 	}
-	c, err := inv.config("database", "routes")
+	c, err := config.Read(inv, "database", "routes")
 	if err != nil {
 		return err
 	}
 	result := routeTest{EventType: cmd.EventType}
-	err = inv.askWith(c, func(ctx context.Context, outbox *ops.Outbox) (err error) {
+	err = c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		result.Stored, err = outbox.Routes(ctx, cmd.EventType)
 		return err
 	})
@@ -153,14 +156,14 @@ func (cmd routesTestCmd) Run(inv *invocation) error {
 		return err
 	}
 	result.Parked = len(result.Stored) == 0
-	if wanted := c.configuredRoutes(); len(wanted) > 0 {
-		result.Configured = orEmpty(slices.DeleteFunc(wanted, func(r configuredRoute) bool {
+	if wanted := configuredRoutes(c); len(wanted) > 0 {
+		result.Configured = output.OrEmpty(slices.DeleteFunc(wanted, func(r configuredRoute) bool {
 			return !relay.Route{Event: r.Event}.Matches(cmd.EventType)
 		}))
 	}
-	err = show(inv.Stdout, cmd.JSON, result, func(w io.Writer, t routeTest) error { return t.print(w) })
+	err = output.Show(inv.Stdout, cmd.JSON, result, func(w io.Writer, t routeTest) error { return t.print(w) })
 	if err == nil && result.Parked {
-		return exitError{code: exitFailed, err: fmt.Errorf("an event of type %q would be parked: no route in the database matches", cmd.EventType)}
+		return cli.ExitError{Code: cli.ExitFailed, Err: fmt.Errorf("an event of type %q would be parked: no route in the database matches", cmd.EventType)}
 	}
 	return err
 }

@@ -9,12 +9,14 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 type runCmd struct {
-	settingFlags
+	config.SettingFlags
 }
 
 func (runCmd) Help() string {
@@ -32,41 +34,36 @@ version works with; run "outbox-relay migrate up" first. Deliveries that wait fo
 has are logged and alerted as unserved. Logs go to stderr.`
 }
 
-func (runCmd) Run(inv *invocation) error {
+func (runCmd) Run(inv *cli.Invocation) error {
 	// The log's reader may go away; a write to a closed pipe is then an error and not the end of the process.
 	signal.Ignore(syscall.SIGPIPE)
 
-	c := inv.load()
+	c := config.Load(inv)
 	if err := c.Err(); err != nil {
 		return err
 	}
-	log, level := inv.logger(c)
-	c.log = log
+	log, level := c.Logger(inv)
+	c.Log = log
 	if inv.StandardLog != nil {
 		inv.StandardLog(foreignLog{log})
 	}
 	for _, w := range c.Warnings {
 		log.Warn().Msg(w.String())
 	}
-	cfg := c.relay
-	cfg.Version, cfg.Log = buildInfo().Version, log
-	monitor, err := c.openMonitor(inv.ctx)
+	cfg := c.Relay
+	cfg.Version, cfg.Log = inv.Version, log
+	monitor, err := openMonitor(inv.Ctx, c, inv.Version)
 	if err != nil {
 		return err
 	}
-	page, err := c.openConsole(inv.ctx)
-	if err != nil {
-		monitor.server.Close()
-		return err
-	}
-	endTraces, err := c.openTraces(cfg.Version, monitor)
+	page, err := openConsole(inv.Ctx, c, inv.Version)
 	if err != nil {
 		monitor.server.Close()
-		page.close()
 		return err
 	}
+	var endTraces func()
+	cfg.Spans, endTraces = openTraces(c, inv.Version, monitor)
 	defer endTraces()
-	cfg.Spans = c.relay.Spans
 	cfg.Hooks = page.hooks(monitor.hooks())
 	r, err := relay.New(cfg)
 	if err != nil {
@@ -76,18 +73,18 @@ func (runCmd) Run(inv *invocation) error {
 	}
 
 	log.Info().Str("name", cfg.Name).Str("version", cfg.Version).Str("config", c.File).
-		Str("database", c.database()).Strs("destinations", hosts(cfg.Destinations)).Str("metrics", monitor.server.Address()).
+		Str("database", c.DatabaseName()).Strs("destinations", hosts(cfg.Destinations)).Str("metrics", monitor.server.Address()).
 		Str("page", page.server.Address()).Msg("starting")
-	if names := unsigned(cfg.Destinations); len(names) > 0 {
+	if names := c.Unsigned(); len(names) > 0 {
 		log.Warn().Strs("destinations", names).Msg("requests to these destinations are not signed: they have no signing_secrets")
 	}
-	defer monitor.start(inv.ctx, r)()
-	defer page.start(inv.ctx)()
-	return inv.runBeside(r, &reloader{inv: inv, apply: r.Reload, hooks: cfg.Hooks, log: log, level: level, format: c.logFormat, metricsListen: c.metricsListen, console: c.console, traces: c.traces, page: &page})
+	defer monitor.start(inv.Ctx, r)()
+	defer page.start(inv.Ctx)()
+	return runBeside(inv, r, &reloader{inv: inv, apply: r.Reload, hooks: cfg.Hooks, log: log, level: level, format: c.LogFormat, metricsListen: c.MetricsListen, console: c.Admin, traces: c.Traces, page: &page})
 }
 
 // runBeside runs the relay, and beside it what reloads its configuration and what ends its drain at a second signal.
-func (inv *invocation) runBeside(r *relay.Relay, rl *reloader) error {
+func runBeside(inv *cli.Invocation, r *relay.Relay, rl *reloader) error {
 	ended, watched, reloaded := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	aborted := false
 	go func() {
@@ -99,22 +96,22 @@ func (inv *invocation) runBeside(r *relay.Relay, rl *reloader) error {
 		select {
 		case <-time.After(startingTakes):
 			debug.FreeOSMemory() // an idle relay would keep for days what its start has used
-		case <-inv.aborted:
+		case <-inv.Aborted:
 		case <-ended:
 		}
 		select {
-		case <-inv.aborted:
+		case <-inv.Aborted:
 			aborted = true
 			r.Abort()
 		case <-ended:
 		}
 	}()
-	err := r.Run(inv.ctx)
+	err := r.Run(inv.Ctx)
 	close(ended)
 	<-watched
 	<-reloaded
 	if err == nil && aborted {
-		return exitError{code: exitInterrupted, err: errors.New("a second signal ended the drain; requests that were in flight will be sent again")}
+		return cli.ExitError{Code: cli.ExitInterrupted, Err: errors.New("a second signal ended the drain; requests that were in flight will be sent again")}
 	}
 	return err
 }

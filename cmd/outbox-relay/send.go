@@ -9,12 +9,15 @@ import (
 	"os"
 	"strings"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type sendCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	Type    string            `arg:"" help:"The event's type, such as invoice.created."`
 	Payload string            `default:"{}" placeholder:"JSON" help:"The payload; @FILE reads it from a file, - from standard input."`
 	Key     string            `placeholder:"KEY" help:"The idempotency key. Default: send- and a random one."`
@@ -34,41 +37,41 @@ rights of a producer (outbox_producer) only.
 // maxPayload bounds what is read of a payload, in bytes.
 const maxPayload = 64 << 20
 
-func (cmd sendCmd) Run(inv *invocation) error {
+func (cmd sendCmd) Run(inv *cli.Invocation) error {
 	payload, err := cmd.payload(inv.Stdin)
 	if err != nil {
 		return err
 	}
 	if !json.Valid([]byte(payload)) {
-		return usagef("--payload: is not JSON")
+		return cli.Usagef("--payload: is not JSON")
 	}
-	c, err := inv.config("database")
+	c, err := config.Read(inv, "database")
 	if err != nil {
 		return err
 	}
 	if cmd.Key == "" {
 		cmd.Key = "send-" + rand.Text()
 	}
-	pool, err := c.open(inv.ctx)
+	pool, err := c.Open(inv.Ctx)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	err = ops.New(pool).Send(inv.ctx, ops.NewEvent{
+	err = ops.New(pool).Send(inv.Ctx, ops.NewEvent{
 		Type: cmd.Type, Payload: payload, IdempotencyKey: cmd.Key, OrderingKey: cmd.Order, RelatedReference: cmd.Related, Headers: cmd.Header,
 	})
 	if err != nil {
 		return err
 	}
-	inv.audit(c, "send").Str("type", cmd.Type).Str("idempotency_key", cmd.Key).Msg("audit")
+	c.Audit(inv, "send").Str("type", cmd.Type).Str("idempotency_key", cmd.Key).Msg("audit")
 	sent := struct {
 		IdempotencyKey string `json:"idempotency_key"`
 	}{cmd.Key}
-	return show(inv.Stdout, cmd.JSON, sent, func(w io.Writer, _ struct {
+	return output.Show(inv.Stdout, cmd.JSON, sent, func(w io.Writer, _ struct {
 		IdempotencyKey string `json:"idempotency_key"`
 	},
 	) error {
-		_, err := fmt.Fprintf(w, "Inserted. What becomes of it: outbox-relay explain %s\n", plain.ShellWord(printable(cmd.Key)))
+		_, err := fmt.Fprintf(w, "Inserted. What becomes of it: outbox-relay explain %s\n", plain.ShellWord(output.Printable(cmd.Key)))
 		return err
 	})
 }

@@ -9,13 +9,15 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
-	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 type statusCmd struct {
-	databaseFlags
+	config.DatabaseFlags
 	Name        string `placeholder:"NAME" help:"With --healthcheck: the relay that must live. Default: relay.name, or the host's name."`
 	JSON        bool   `help:"Print JSON." xor:"output"`
 	Watch       bool   `help:"Print it again every second, until it is interrupted." xor:"output"`
@@ -46,48 +48,48 @@ func (statusCmd) Help() string {
 // healthTimeout bounds a health check, whose caller waits.
 const healthTimeout = 5 * time.Second
 
-func (cmd statusCmd) Run(inv *invocation) error {
-	c, err := inv.config("database", "relay.name")
+func (cmd statusCmd) Run(inv *cli.Invocation) error {
+	c, err := config.Read(inv, "database", "relay.name")
 	if err != nil {
 		return err
 	}
 	if cmd.Healthcheck {
-		return checkHealth(inv.ctx, inv.Stdout, c)
+		return checkHealth(inv.Ctx, inv.Stdout, c)
 	}
-	return c.withOps(inv.ctx, func(outbox *ops.Outbox) error {
+	return c.WithOutbox(inv.Ctx, func(outbox *ops.Outbox) error {
 		look := func() error {
-			status, err := outbox.Status(inv.ctx, c.relay.Environment)
+			status, err := outbox.Status(inv.Ctx, c.Relay.Environment)
 			if err != nil {
 				return err
 			}
 			if cmd.Watch {
-				clearScreen(inv.Stdout)
+				output.ClearScreen(inv.Stdout)
 			}
-			return show(inv.Stdout, cmd.JSON, status, printStatus)
+			return output.Show(inv.Stdout, cmd.JSON, status, printStatus)
 		}
 		if cmd.Watch {
-			return every(inv.ctx, tailInterval, look)
+			return cli.EverySecond(inv.Ctx, look)
 		}
 		return look()
 	})
 }
 
 // checkHealth prints a line if this relay lives.
-func checkHealth(ctx context.Context, w io.Writer, c *config) error {
+func checkHealth(ctx context.Context, w io.Writer, c *config.Config) error {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
 	var relays []ops.RelayStatus
-	err := c.withOps(ctx, func(outbox *ops.Outbox) (err error) {
+	err := c.WithOutbox(ctx, func(outbox *ops.Outbox) (err error) {
 		relays, err = outbox.LifeSigns(ctx) // which counts nothing: an orchestrator kills a relay whose check takes long
 		return err
 	})
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		return exitError{code: exitDatabase, err: fmt.Errorf("the database did not answer within %s", healthTimeout)}
+		return cli.ExitError{Code: cli.ExitDatabase, Err: fmt.Errorf("the database did not answer within %s", healthTimeout)}
 	case err != nil:
 		return err
 	}
-	return healthy(w, relays, c.relay.Name)
+	return healthy(w, relays, c.Relay.Name)
 }
 
 // healthy prints a line if the relay of that name lives; several may share it, and one is enough.
@@ -105,20 +107,20 @@ func healthy(w io.Writer, relays []ops.RelayStatus, name string) error {
 	}
 	switch {
 	case latest != nil && latest.Alive():
-		_, err := fmt.Fprintf(w, "ok: relay %q was heard of %s ago\n", name, age2text(latest.HeartbeatAgeSeconds))
+		_, err := fmt.Fprintf(w, "ok: relay %q was heard of %s ago\n", name, output.Age(latest.HeartbeatAgeSeconds))
 		return err
 	case quarantined != "":
 		return fmt.Errorf("relay %q is quarantined: %s; see: outbox-relay identity show", name, quarantined)
 	case latest == nil:
 		return fmt.Errorf("no relay named %q is registered in the database", name)
 	}
-	return fmt.Errorf("relay %q has not been heard of for %s", name, age2text(latest.HeartbeatAgeSeconds))
+	return fmt.Errorf("relay %q has not been heard of for %s", name, output.Age(latest.HeartbeatAgeSeconds))
 }
 
 func printStatus(w io.Writer, s ops.Status) error {
 	const header = "DESTINATION\tPENDING\tDUE\tFLYING\tRETRY\tREPLAY\tFAILED\tLAG\tSTATE\t"
-	err := printTable(w, "No destination is known yet: a relay writes them here when it starts.", header, s.Destinations, func(d ops.DestinationStatus) []any {
-		return []any{d.Destination, upTo(d.Pending), upTo(d.Due), upTo(d.InFlight), upTo(d.Retrying), upTo(d.Replays), upTo(d.Failed), age2text(d.LagSeconds), d.State()}
+	err := output.Table(w, "No destination is known yet: a relay writes them here when it starts.", header, s.Destinations, func(d ops.DestinationStatus) []any {
+		return []any{d.Destination, upTo(d.Pending), upTo(d.Due), upTo(d.InFlight), upTo(d.Retrying), upTo(d.Replays), upTo(d.Failed), output.Age(d.LagSeconds), d.State()}
 	})
 	if err != nil {
 		return err
@@ -129,12 +131,12 @@ func printStatus(w io.Writer, s ops.Status) error {
 	fmt.Fprintf(w, "\nParked: %s\nRelays: %d\n", upTo(s.Parked), len(s.Relays))
 	for _, r := range s.Relays {
 		fmt.Fprintf(w, "  %d %s %s, %s, started %s, heard of %s ago\n", r.Instance, r.Name, r.Version,
-			r.State(), r.StartedAt.UTC().Format(time.RFC3339), age2text(r.HeartbeatAgeSeconds))
+			r.State(), r.StartedAt.UTC().Format(time.RFC3339), output.Age(r.HeartbeatAgeSeconds))
 	}
 	fmt.Fprintf(w, "Open alerts: %d\n", len(s.Alerts))
 	for _, a := range s.Alerts {
 		fmt.Fprintf(w, "  %s %s: %d since %s%s%s\n", a.Rule, a.Subject, a.Count,
-			a.OpenedAt.UTC().Format(time.RFC3339), firstEvent(a.FirstEventID), colon(cmp.Or(a.FirstError, a.Detail)))
+			a.OpenedAt.UTC().Format(time.RFC3339), firstEvent(a.FirstEventID), output.AfterColon(cmp.Or(a.FirstError, a.Detail)))
 	}
 	fmt.Fprintln(w)
 	return printAdvice(w, s.Advice)
@@ -160,7 +162,7 @@ func upTo(n int64) string {
 func printLaneNotes(w io.Writer, d ops.DestinationStatus) {
 	name := d.Destination
 	if d.Paused {
-		fmt.Fprintf(w, "  %s: paused%s%s\n", name, since(d.PausedAt), colon(d.PausedReason))
+		fmt.Fprintf(w, "  %s: paused%s%s\n", name, since(d.PausedAt), output.AfterColon(d.PausedReason))
 	}
 	if d.Breaker != "closed" && d.Breaker != "" {
 		probe := "a probe is due"
@@ -168,12 +170,12 @@ func printLaneNotes(w io.Writer, d ops.DestinationStatus) {
 		case !d.Served:
 			probe = "no running relay probes it"
 		case d.BreakerSeconds > 0:
-			probe = "next probe in " + age2text(d.BreakerSeconds)
+			probe = "next probe in " + output.Age(d.BreakerSeconds)
 		}
-		fmt.Fprintf(w, "  %s: held%s, %s%s\n", name, since(d.BreakerOpenedAt), probe, colon(d.BreakerError))
+		fmt.Fprintf(w, "  %s: held%s, %s%s\n", name, since(d.BreakerOpenedAt), probe, output.AfterColon(d.BreakerError))
 	}
 	if d.BlockedKeys > 0 {
-		fmt.Fprintf(w, "  %s: ordering keys are blocked, the oldest for %s\n", name, age2text(d.BlockedSeconds))
+		fmt.Fprintf(w, "  %s: ordering keys are blocked, the oldest for %s\n", name, output.Age(d.BlockedSeconds))
 	}
 }
 
@@ -184,46 +186,24 @@ func since(at *time.Time) string {
 	return " since " + at.UTC().Format(time.RFC3339)
 }
 
-func colon(text string) string {
-	if text == "" {
-		return ""
-	}
-	return ": " + text
-}
-
-// maxAdvice is how much advice is printed; an operator who has more to do begins with this.
-const maxAdvice = 6
-
 // printAdvice prints what is wrong and what to do about it.
 func printAdvice(w io.Writer, advice []ops.Advice) error {
 	if len(advice) == 0 {
-		paint(w, green)
+		output.Paint(w, output.Green)
 		_, err := fmt.Fprintln(w, "All is well.")
-		paint(w, plainText)
+		output.Paint(w, output.NoColor)
 		return err
 	}
-	for _, a := range advice[:min(len(advice), maxAdvice)] {
-		paint(w, yellow)
+	for _, a := range advice[:min(len(advice), output.MaxAdvice)] {
+		output.Paint(w, output.Yellow)
 		fmt.Fprintln(w, a.String())
-		paint(w, plainText)
+		output.Paint(w, output.NoColor)
 		for _, command := range a.Commands {
 			fmt.Fprintln(w, "  "+command)
 		}
 	}
-	if more := len(advice) - maxAdvice; more > 0 {
+	if more := len(advice) - output.MaxAdvice; more > 0 {
 		fmt.Fprintf(w, "%s: outbox-relay status --json\n", plain.Plural(more, "more problem", "more problems"))
 	}
 	return nil
-}
-
-// age2text writes seconds as a short duration, never negative: two clocks may disagree.
-func age2text(seconds float64) string {
-	d := time.Duration(max(seconds, 0) * float64(time.Second))
-	switch {
-	case d == 0:
-		return "0s"
-	case d < time.Minute:
-		return d.Round(100 * time.Millisecond).String()
-	}
-	return settings.ShortDuration(d.Round(time.Second))
 }

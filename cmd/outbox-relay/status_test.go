@@ -12,6 +12,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
@@ -49,7 +51,7 @@ No relay is running, so nothing is sent.
   ]
 }
 `, "")
-	command(env, "status", "--healthcheck", "--name=a").expect(t, exitFailed, "", `outbox-relay: no relay named "a" is registered in the database`+"\n")
+	command(env, "status", "--healthcheck", "--name=a").expect(t, cli.ExitFailed, "", `outbox-relay: no relay named "a" is registered in the database`+"\n")
 }
 
 func TestStatus(t *testing.T) {
@@ -99,14 +101,14 @@ func TestHealthcheck(t *testing.T) {
 	command(append(env, "OUTBOX_NAME=lives"), "status", "--healthcheck").expect(t, 0, "ok: relay \"lives\" was heard of 0s ago\n", "")
 	command(env, "status", "--healthcheck", "--name=both").expect(t, 0, "ok: relay \"both\" was heard of 0s ago\n", "")
 	r := command(env, "status", "--healthcheck", "--name=dead")
-	if want := `outbox-relay: relay "dead" has not been heard of for 1h`; r.code != exitFailed || r.stdout != "" || !strings.HasPrefix(r.stderr, want) {
+	if want := `outbox-relay: relay "dead" has not been heard of for 1h`; r.code != cli.ExitFailed || r.stdout != "" || !strings.HasPrefix(r.stderr, want) {
 		t.Errorf("%+v", r)
 	}
 	hostname, err := os.Hostname()
 	if err != nil {
 		t.Fatal(err)
 	}
-	command(env, "status", "--healthcheck").expect(t, exitFailed, "", fmt.Sprintf("outbox-relay: no relay named %q is registered in the database\n", hostname))
+	command(env, "status", "--healthcheck").expect(t, cli.ExitFailed, "", fmt.Sprintf("outbox-relay: no relay named %q is registered in the database\n", hostname))
 }
 
 // A signal ends a command that waits for a database which does not answer.
@@ -131,7 +133,7 @@ func TestInterrupt(t *testing.T) {
 		var stdout, stderr buffer
 		m := Main{Env: []string{"OUTBOX_DATABASE_URL=postgres://u@" + listener.Addr().String() + "/db?sslmode=disable"}, Stdout: &stdout, Stderr: &stderr, Signals: signals}
 		code := m.Run(strings.Fields(args))
-		result{code, stdout.String(), stderr.String()}.expect(t, exitInterrupted, "", "outbox-relay: interrupted\n")
+		result{code, stdout.String(), stderr.String()}.expect(t, cli.ExitInterrupted, "", "outbox-relay: interrupted\n")
 		_ = (<-accepted).Close()
 	}
 }
@@ -140,7 +142,7 @@ func TestPrintStatus(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.FixedZone("", 3600))
 	var b buffer
-	err := show(&b, false, ops.Status{
+	err := output.Show(&b, false, ops.Status{
 		Destinations: []ops.DestinationStatus{
 			{Destination: "analytics", LagSeconds: -3, Routed: true, Served: true, Breaker: "closed", BlockedKeys: 1, BlockedSeconds: 7200},
 			{Destination: "billing", Pending: 5, Breaker: "closed"},

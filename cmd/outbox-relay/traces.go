@@ -2,15 +2,9 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"maps"
-	"net/url"
-	"regexp"
-	"slices"
-	"strings"
 	"time"
 
-	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/traces"
 	"github.com/outbox-relay/outbox-relay/relay/spans"
 )
@@ -18,125 +12,18 @@ import (
 // tracesGrace is how long the last spans may take to reach the collector at a stop.
 const tracesGrace = 2 * time.Second
 
-// tracesConfig holds the settings of section traces.
-type tracesConfig struct {
-	endpoint    *url.URL // nil: off
-	headers     traceHeaders
-	serviceName string
-	sampleRatio float64
-}
-
-// equal reports whether nothing that is read from the configuration differs.
-func (a tracesConfig) equal(b tracesConfig) bool {
-	return fmt.Sprint(a.endpoint) == fmt.Sprint(b.endpoint) && a.serviceName == b.serviceName && a.sampleRatio == b.sampleRatio &&
-		maps.Equal(a.headers.values, b.headers.values)
-}
-
-// tracesRows are set by the variables that OpenTelemetry names, too, since operators set them for all of a pod's programs.
-func (c *config) tracesRows() []settings.Row {
-	t := &c.traces
-	return []settings.Row{
-		{Path: "traces.endpoint", Env: "TRACES_ENDPOINT", Or: "OTEL_EXPORTER_OTLP_ENDPOINT", Value: settings.One("http://127.0.0.1:4318", parseTracesEndpoint, func(e tracesEndpoint) { t.endpoint = e.url }, tracesEndpoint{})},
-		{Path: "traces.headers", Env: "TRACES_HEADERS", Or: "OTEL_EXPORTER_OTLP_HEADERS", FromFile: true, Value: settings.One("Authorization=Bearer%20…", parseTraceHeaders, settings.To(&t.headers))},
-		{Path: "traces.service_name", Env: "TRACES_SERVICE_NAME", Or: "OTEL_SERVICE_NAME", Value: settings.One("billing-relay", settings.ParseText, settings.To(&t.serviceName), "outbox-relay")},
-		{Path: "traces.sample_ratio", Env: "TRACES_SAMPLE_RATIO", Value: settings.One("0.1", parseShare, settings.To(&t.sampleRatio), 1)},
+// openTraces starts the export of spans, and returns what makes them; nil: they are off. end sends the last ones.
+func openTraces(c *config.Config, version string, m monitor) (made *spans.Spans, end func()) {
+	if c.Traces.Endpoint == nil {
+		return nil, func() {}
 	}
-}
-
-// A tracesEndpoint is where spans are sent. The zero value: nowhere.
-type tracesEndpoint struct {
-	text string // as it was written
-	url  *url.URL
-}
-
-// Shown implements [settings.Shown].
-func (e tracesEndpoint) Shown() string {
-	if e.url == nil {
-		return "off"
-	}
-	return e.text
-}
-
-// tracesPath is what the protocol appends to an endpoint.
-const tracesPath = "/v1/traces"
-
-// parseTracesEndpoint parses the URL of a collector, or off. Like OTEL_EXPORTER_OTLP_ENDPOINT it may end before tracesPath.
-func parseTracesEndpoint(text string) (e tracesEndpoint, problem string) {
-	if text == "" || text == "off" {
-		return tracesEndpoint{}, ""
-	}
-	u, err := url.Parse(text)
-	switch {
-	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
-		return e, `is not the URL of a collector; write one such as "http://127.0.0.1:4318", or off` // it may hold a credential
-	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
-		return e, "holds a user, a query or a fragment; write the URL without it, and credentials into traces.headers"
-	}
-	if !strings.HasSuffix(u.Path, tracesPath) {
-		u = u.JoinPath(tracesPath)
-	}
-	return tracesEndpoint{text, u}, ""
-}
-
-// traceHeaders are headers of requests to the collector. Their values are secret.
-type traceHeaders struct {
-	settings.Secret
-	values map[string]string
-}
-
-// Shown implements [settings.Shown].
-func (h traceHeaders) Shown() string {
-	names := slices.Sorted(maps.Keys(h.values))
-	for i := range names {
-		names[i] += "=" + settings.Mask
-	}
-	return strings.Join(names, ",")
-}
-
-var headerName = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
-
-// parseTraceHeaders parses headers as OTEL_EXPORTER_OTLP_HEADERS writes them: name=value, separated by commas, with % and two
-// digits for signs that are not themselves.
-func parseTraceHeaders(text string) (h traceHeaders, problem string) {
-	h = traceHeaders{Secret: settings.Secret(text), values: map[string]string{}}
-	for pair := range strings.SplitSeq(text, ",") {
-		name, value, found := strings.Cut(pair, "=")
-		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
-		plain, err := url.PathUnescape(value)
-		_, problem := settings.ParseText(plain)
-		if !found || !headerName.MatchString(name) || err != nil || problem != "" {
-			return traceHeaders{}, `is not a list of headers; write name=value, several separated by commas, such as "Authorization=Bearer%20…"`
-		}
-		h.values[name] = plain
-	}
-	return h, ""
-}
-
-// parseShare parses a number from 0 to 1.
-func parseShare(text string) (float64, string) {
-	share, problem := settings.ParseFraction("write one from 0 to 1")(text)
-	if problem == "" && (share < 0 || share > 1) {
-		problem = settings.Quote(text) + " is out of range; write a number from 0 to 1"
-	}
-	return share, problem
-}
-
-// openTraces starts the export of spans, and gives the relay what makes them. The function that it returns sends the last ones.
-func (c *config) openTraces(version string, m monitor) (end func(), err error) {
-	if c.traces.endpoint == nil {
-		return func() {}, nil
-	}
-	t, err := traces.Open(traces.Config{
-		Endpoint: c.traces.endpoint, Headers: c.traces.headers.values, SampleRatio: c.traces.sampleRatio, IDs: spans.IDs{},
-		ServiceName: c.traces.serviceName, Version: version, Instance: c.relay.Name, Log: c.log, Counted: m.countSpans(),
+	t := traces.Open(traces.Config{
+		Endpoint: c.Traces.Endpoint, Headers: c.Traces.Headers, SampleRatio: c.Traces.SampleRatio, IDs: spans.IDs{},
+		ServiceName: c.Traces.ServiceName, Version: version, Instance: c.Relay.Name, Log: c.Log, Counted: m.countSpans(),
 	})
-	if err != nil {
-		return nil, fmt.Errorf("open traces: %w", err)
-	}
-	c.relay.Spans = spans.New(t.Provider(), version)
-	return func() {
+	return spans.New(t.Provider(), version), func() {
 		ctx, cancel := context.WithTimeout(context.Background(), tracesGrace)
 		defer cancel()
 		t.Close(ctx)
-	}, nil
+	}
 }

@@ -90,14 +90,11 @@ func traceParent(s *tracepb.Span) string {
 // producerSpan records a span of a producer, and returns the headers of an event that it enqueues.
 func producerSpan(t *testing.T, c *collector) (headers string, parent trace.SpanContext) {
 	t.Helper()
-	endpoint, err := url.Parse(c.URL + tracesPath)
+	endpoint, err := url.Parse(c.URL + "/v1/traces")
 	if err != nil {
 		t.Fatal(err)
 	}
-	service, err := traces.Open(traces.Config{Endpoint: endpoint, ServiceName: "finance", SampleRatio: 1, IDs: spans.IDs{}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	service := traces.Open(traces.Config{Endpoint: endpoint, ServiceName: "finance", SampleRatio: 1, IDs: spans.IDs{}})
 	defer service.Close(t.Context())
 	ctx, span := service.Provider().Tracer("test").Start(t.Context(), "issue invoice")
 	defer span.End()
@@ -122,7 +119,7 @@ func TestTracesContinue(t *testing.T) {
 		requests <- r
 	}))
 	defer receiver.Close()
-	file := writeFile(t, filepath.Join(t.TempDir(), usualFile), `
+	file := writeFile(t, filepath.Join(t.TempDir(), "outbox-relay.yaml"), `
 destinations: {shop: {url: "`+receiver.URL+`/CANARY-path?token=CANARY-query", headers: {X-Api-Key: CANARY-header}, signing_secrets: [`+goodSecret+`]}}
 defaults: {retry: {schedule: [1h]}}
 traces: {endpoint: "`+c.URL+`", headers: "Authorization=Bearer%20collector"}

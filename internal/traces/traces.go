@@ -54,15 +54,12 @@ type Traces struct {
 }
 
 // Open returns Traces, which export until Close is called.
-func Open(cfg Config) (*Traces, error) {
+func Open(cfg Config) *Traces {
 	if cfg.Counted == nil {
 		cfg.Counted = func(bool, int) {}
 	}
 	sender := newClient(&cfg)
-	encoder, err := otlptrace.New(context.Background(), sender)
-	if err != nil {
-		return nil, err
-	}
+	encoder, _ := otlptrace.New(context.Background(), sender) // whose only error is that of sender.Start
 	e := &exporter{to: encoder, cfg: &cfg}
 	// What OTEL_RESOURCE_ATTRIBUTES names comes beside this; the SDK adds it.
 	about := resource.NewWithAttributes(semconv.SchemaURL, attributes(&cfg)...)
@@ -71,7 +68,7 @@ func Open(cfg Config) (*Traces, error) {
 	return &Traces{client: sender, exporter: e, sdk: sdk.NewTracerProvider(
 		sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(cfg.SampleRatio))), sdk.WithIDGenerator(cfg.IDs),
 		sdk.WithResource(about), sdk.WithSpanProcessor(&queue{SpanProcessor: batches, exporter: e}),
-	)}, nil
+	)}
 }
 
 func attributes(cfg *Config) []attribute.KeyValue {
