@@ -76,8 +76,8 @@ func firstAttempt(in trace.TraceID, m *post.Message) (id trace.SpanID) {
 
 func hash(what string, event, at int64, rest []byte) []byte {
 	text := append([]byte(what), 0)
-	text = binary.BigEndian.AppendUint64(text, uint64(event)) //nolint:gosec // G115: any eight bytes will do
-	text = binary.BigEndian.AppendUint64(text, uint64(at))    //nolint:gosec // G115
+	text = binary.BigEndian.AppendUint64(text, uint64(event))
+	text = binary.BigEndian.AppendUint64(text, uint64(at))
 	sum := sha256.Sum256(append(text, rest...))
 	return sum[:]
 }

@@ -14,12 +14,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-// recorded returns the spans that make records.
-func recorded(t *testing.T, make func(s *Spans)) tracetest.SpanStubs {
+// recorded returns the spans that record makes.
+func recorded(t *testing.T, record func(s *Spans)) tracetest.SpanStubs {
 	t.Helper()
 	memory := tracetest.NewInMemoryExporter()
 	provider := sdk.NewTracerProvider(sdk.WithSyncer(memory), sdk.WithIDGenerator(IDs{}))
-	make(New(provider, "test"))
+	record(New(provider, "test"))
 	return memory.GetSpans()
 }
 
@@ -85,7 +85,7 @@ func TestSpansHoldNoSecret(t *testing.T) {
 	})
 	got := map[string]string{}
 	for _, a := range all[0].Attributes {
-		got[string(a.Key)] = a.Value.Emit()
+		got[string(a.Key)] = a.Value.String()
 	}
 	want := map[string]string{
 		"messaging.system": "outbox_relay", "messaging.operation.name": "deliver", "messaging.operation.type": "send",
