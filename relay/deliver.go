@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -196,9 +195,7 @@ func (s *senders) attempt(l *lane, d *delivery) (v policy.Result) {
 			return policy.Result{Reason: policy.ReasonDatabase}
 		}
 	}
-	ctx, cancel := context.WithTimeout(s.doing, to.Destination.Timeout)
-	defer cancel()
-	return post.Send(ctx, to, req, d.event.Payload)
+	return post.Send(s.doing, to, req, d.event.Payload)
 }
 
 // describePanic returns the text of a runtime error, which holds no data, and of any other panic only its type: its value

@@ -149,7 +149,7 @@ func TestReplayOfThePageIsKilledAndGoesOn(t *testing.T) {
 	if done != replayed || done >= all || query[string](t, db, `SELECT state FROM outbox_audit WHERE action = 'replay'`) != "running" {
 		t.Errorf("after the kill %d are audited, %d replayed", done, replayed)
 	}
-	execute(t, db, `UPDATE outbox_audit SET updated_at = now() - interval '5 minutes'`) // instead of waiting until it counts as killed
+	execute(t, db, `ALTER TABLE outbox_audit DISABLE TRIGGER outbox_audit_is_kept; UPDATE outbox_audit SET updated_at = now() - interval '5 minutes'`) // instead of waiting until it counts as killed
 	second := launch(t, t.TempDir(), env...)
 	c = second.console(t)
 	if status, body := c.send("POST", "/operations/1/resume", nil); status != 200 {

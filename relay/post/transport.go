@@ -9,16 +9,19 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // An Endpoint is where and how a lane's requests go: what all requests to a destination share. What they use of it never
@@ -30,8 +33,11 @@ type Endpoint struct {
 	// Dial opens connections, as the destination's [Egress] allows. A test may replace it before the first request.
 	Dial      func(ctx context.Context, network, address string) (net.Conn, error)
 	Transport *http.Transport
-	direct    *direct     // nil: every request goes by Transport
-	header    http.Header // the part of every request's header that never changes
+	direct    *direct // nil: every request goes by Transport
+	// What never changes of a request: its first line with the host, and the destination's own headers.
+	requestLine []byte
+	header      []field
+	signer      *webhook.Signer
 
 	mu       sync.Mutex
 	inFlight int  // requests on their way
@@ -94,11 +100,20 @@ func NewEndpoint(d Destination, version string) (*Endpoint, error) {
 	for name, value := range d.Headers {
 		header.Set(name, value)
 	}
-	e := &Endpoint{Destination: d, URL: u, header: header, Dial: d.Wire.egress.Dialer(d.Timeout).DialContext}
+	e := &Endpoint{
+		Destination: d, URL: u, signer: webhook.NewSigner(d.SigningSecrets...), Dial: d.Wire.egress.Dialer(d.Timeout).DialContext,
+	}
+	plainHeaders := true
+	for _, name := range slices.Sorted(maps.Keys(header)) {
+		e.header = append(e.header, field{name, header.Get(name)})
+		plainHeaders = plainHeaders && headerName.MatchString(name) && (name == "Content-Type" || !webhook.Reserved(name))
+	}
 	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
 		return e.Dial(ctx, network, address)
 	}
-	if canSeeClosed && u.Scheme == "http" && proxy == nil && plain.IsASCII(u.Hostname()) { // http.Transport spells other names in ASCII
+	e.requestLine = requestLine(u)
+	// http.Transport spells other names of hosts in ASCII.
+	if canSeeClosed && u.Scheme == "http" && proxy == nil && e.requestLine != nil && plainHeaders && plain.IsASCII(u.Hostname()) {
 		e.direct = &direct{dial: dial, address: net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "80")), most: 2 * d.MaxInFlight}
 	}
 	e.Transport = &http.Transport{
@@ -120,6 +135,17 @@ func NewEndpoint(d Destination, version string) (*Endpoint, error) {
 	return e, nil
 }
 
+// requestLine returns how net/http begins a request to a URL, up to the end of the host's line; nil: it refuses to.
+func requestLine(u *url.URL) []byte {
+	var written bytes.Buffer
+	req := http.Request{Method: http.MethodPost, URL: u, Host: u.Host, Header: http.Header{"User-Agent": {""}}}
+	if err := req.Write(&written); err != nil {
+		return nil
+	}
+	line, _, _ := bytes.Cut(written.Bytes(), []byte("Content-Length: 0\r\n"))
+	return line
+}
+
 // ProxyRefusal makes a proxy's refusal an error that says whose it is, and that no connection came about.
 func ProxyRefusal(_ context.Context, _ *url.URL, _ *http.Request, answer *http.Response) error {
 	if answer.StatusCode == http.StatusOK {
@@ -139,9 +165,6 @@ const maxStale = 3
 // any time, also when a request is about to be written. While it is certain that not one byte of it was, it is sent over
 // another connection; net/http itself would do so, and in other cases too, if the request had a GetBody.
 func (e *Endpoint) roundTrip(ctx context.Context, req *http.Request, payload []byte) (resp *http.Response, connected bool, err error) {
-	if e.direct.fits(req) {
-		return e.direct.roundTrip(ctx, req, payload)
-	}
 	for range maxStale {
 		sent := &sending{}
 		resp, err = e.Transport.RoundTrip(req.WithContext(sent.watch(ctx)))

@@ -154,7 +154,7 @@ func (b Operation[B]) print(inv *cli.Invocation, r Outcome, found B) error {
 		}
 		return nil
 	}
-	fmt.Fprintf(w, "%s %s.\n", capital(b.Done), plain.Plural(*t.Done, b.One, b.Many))
+	fmt.Fprintf(w, "%s %s.\n", Capital(b.Done), plain.Plural(*t.Done, b.One, b.Many))
 	if *t.Missed > 0 {
 		fmt.Fprintf(w, "%d changed in the meantime and were left alone.\n", *t.Missed)
 	}
@@ -171,7 +171,7 @@ func (b Operation[B]) printFound(w io.Writer, found B) {
 		if *t.Matched > int64(len(rows)) {
 			remark += ", such as"
 		}
-		fmt.Fprintf(w, "%s to %s%s:\n", capital(b.count(found)), b.Verb, remark)
+		fmt.Fprintf(w, "%s to %s%s:\n", Capital(b.count(found)), b.Verb, remark)
 		_ = output.Table(w, "", "", rows, func(cells []any) []any { return cells })
 	}
 	printLines(w, b.Work.LeftOut(found))
@@ -205,4 +205,5 @@ func NotFound(what string, ids []int64, all int64) string {
 	return fmt.Sprintf("Not found: %s: %s", what, strings.Join(texts, ", "))
 }
 
-func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
+// Capital returns the text with its first letter, which is of ASCII, in upper case.
+func Capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
