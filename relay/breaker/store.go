@@ -1,4 +1,4 @@
-package relay
+package breaker
 
 import (
 	"context"
@@ -12,6 +12,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
+// store writes the row of a destination.
+type store struct{ db pg.DB }
+
 // Evidence that nothing is left of takes its events with it, also where an operator has closed the breaker.
 const recordEvidence = `
 INSERT INTO outbox_destination AS d (destination, breaker_failures, breaker_events) VALUES ($1, greatest($2, 0), $3)
@@ -24,10 +27,10 @@ RETURNING breaker_failures, breaker_events`
 
 // recordEvidence adds to the failures that all relays hold against a destination, or takes from them, and returns what is
 // held against it then. It returns false if the breaker is not closed any more.
-func (s *store) recordEvidence(ctx context.Context, destination string, failures int, events []int64) (total int, all []int64, closed bool, err error) {
+func (s store) recordEvidence(ctx context.Context, destination string, failures int, events []int64) (total int, all []int64, closed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	err = s.pool.QueryRow(ctx, recordEvidence, destination, failures, eventIDs(events), policy.BreakerEvents).Scan(&total, &all)
+	err = s.db.QueryRow(ctx, recordEvidence, destination, failures, eventIDs(events), policy.BreakerEvents).Scan(&total, &all)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return 0, nil, false, nil
@@ -75,11 +78,11 @@ SELECT wait, breaker_probes FROM opened`
 
 // openBreaker makes all relays hold a destination, unless another has done so before, and returns how long no relay may
 // try it, and how many probes have failed in a row.
-func (s *store) openBreaker(ctx context.Context, destination string, instance int32, b policy.Breaker) (wait time.Duration, probes int, err error) {
+func (s store) openBreaker(ctx context.Context, destination string, instance int32, b policy.Breaker) (wait time.Duration, probes int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
 	var seconds float64
-	err = s.pool.QueryRow(ctx, openBreaker, destination, instance, b.Policy.ProbeAfter.Seconds(), b.Policy.ProbeMax.Seconds(), b.Cause, b.Accepted, eventIDs(b.Events)).
+	err = s.db.QueryRow(ctx, openBreaker, destination, instance, b.Policy.ProbeAfter.Seconds(), b.Policy.ProbeMax.Seconds(), b.Cause, b.Accepted, eventIDs(b.Events)).
 		Scan(&seconds, &probes)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return b.Policy.ProbeAfter, 0, nil
@@ -102,10 +105,10 @@ RETURNING breaker_events`
 // tryBreaker gives a held destination to this relay alone for the given time, and returns the events that were answered
 // with a failure. It returns false if another relay has it, it is not yet time, or nothing that waits is due. A time
 // further away than implausible is taken to have passed.
-func (s *store) tryBreaker(ctx context.Context, destination string, instance int32, hold, implausible time.Duration) (taken bool, events []int64, err error) {
+func (s store) tryBreaker(ctx context.Context, destination string, instance int32, hold, implausible time.Duration) (taken bool, events []int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	err = s.pool.QueryRow(ctx, tryBreaker, destination, instance, hold.Seconds(), implausible.Seconds()).Scan(&events)
+	err = s.db.QueryRow(ctx, tryBreaker, destination, instance, hold.Seconds(), implausible.Seconds()).Scan(&events)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return false, nil, nil
@@ -120,10 +123,10 @@ UPDATE outbox_destination SET breaker_until = now() + make_interval(secs => $3)
 WHERE destination = $1 AND breaker = 'half_open' AND breaker_owner = $2`
 
 // renewTrial prolongs what tryBreaker gave. It returns false if that is not this relay's any more.
-func (s *store) renewTrial(ctx context.Context, destination string, instance int32, hold time.Duration) (held bool, err error) {
+func (s store) renewTrial(ctx context.Context, destination string, instance int32, hold time.Duration) (held bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	tag, err := s.pool.Exec(ctx, renewTrial, destination, instance, hold.Seconds())
+	tag, err := s.db.Exec(ctx, renewTrial, destination, instance, hold.Seconds())
 	if err != nil {
 		return false, fmt.Errorf("renew trial: %w", err)
 	}
@@ -144,11 +147,11 @@ WITH closed AS (
 )
 SELECT pg_notify('outbox_wake', 'sweep ' || current_schema()) FROM closed WHERE ` + pg.QueueHasRoom
 
-// closeBreaker opens a destination for business again, if this relay is the one that tried it.
-func (s *store) closeBreaker(ctx context.Context, destination string, instance int32) error {
+// CloseBreaker opens a destination for business again, if the given relay is the one that tried it, and resolves the alert.
+func CloseBreaker(ctx context.Context, db pg.DB, destination string, instance int32) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	if _, err := s.pool.Exec(ctx, closeBreaker, destination, instance); err != nil {
+	if _, err := db.Exec(ctx, closeBreaker, destination, instance); err != nil {
 		return fmt.Errorf("close breaker: %w", err)
 	}
 	return nil
