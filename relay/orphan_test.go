@@ -125,7 +125,7 @@ func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
 	db.insert(1, "key")
 	c := r.newClaimer()
-	c.pace, c.damaged.until = pace{poll: time.Hour}, time.Now().Add(time.Hour)
+	c.pace, c.damaged.until = policy.Pace{Poll: time.Hour}, time.Now().Add(time.Hour)
 	for rc.total() < 2 {
 		if _, err := c.turn(t.Context()); err != nil {
 			t.Fatal(err)
@@ -137,7 +137,7 @@ func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 		for _, l := range r.laneList() {
 			l.walkNow()
 		}
-		c.pace.look()
+		c.pace.Look()
 	}
 }
 
