@@ -1,4 +1,4 @@
-package main
+package events
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
-// A deliveryBulk changes the deliveries of a selection.
-type deliveryBulk struct {
+// A operation changes the deliveries of a selection.
+type operation struct {
 	verb, done string // "replay", "replayed"
 	selectionFlags
 	statuses []string
@@ -25,7 +25,7 @@ type deliveryBulk struct {
 	s      ops.Selection
 }
 
-func (d deliveryBulk) run(inv *cli.Invocation, c *config.Config) (err error) {
+func (d operation) run(inv *cli.Invocation, c *config.Config) (err error) {
 	if d.s, err = d.selection(inv, d.statuses, d.parked); err != nil {
 		return err
 	}
@@ -41,7 +41,7 @@ func (d deliveryBulk) run(inv *cli.Invocation, c *config.Config) (err error) {
 	})
 }
 
-func (d deliveryBulk) Preview(ctx context.Context) (ops.Bulk, error) {
+func (d operation) Preview(ctx context.Context) (ops.Bulk, error) {
 	found, err := d.found(d.outbox, ctx, d.s)
 	if err == nil && found.Matched == 0 {
 		err = refuseUnknown(ctx, d.outbox, d.Destination, d.Reason, d.Type)
@@ -49,36 +49,36 @@ func (d deliveryBulk) Preview(ctx context.Context) (ops.Bulk, error) {
 	return found, err
 }
 
-func (d deliveryBulk) Act(ctx context.Context, _ ops.Bulk, progress func(ops.Bulk)) (ops.Bulk, error) {
+func (d operation) Act(ctx context.Context, _ ops.Bulk, progress func(ops.Bulk)) (ops.Bulk, error) {
 	return d.change(d.outbox, ctx, d.s, progress)
 }
 
-func (d deliveryBulk) Refuse(found ops.Bulk) error {
+func (d operation) Refuse(found ops.Bulk) error {
 	if found.TooOld > 0 {
 		return d.tooOld(found.TooOld)
 	}
 	return nil
 }
 
-func (deliveryBulk) Counts(b *ops.Bulk) bulk.Counts {
+func (operation) Counts(b *ops.Bulk) bulk.Counts {
 	return bulk.Counts{Matched: &b.Matched, Done: &b.Done, Missed: &b.Missed, More: &b.More}
 }
 
-func (deliveryBulk) Merge(found *ops.Bulk, result ops.Bulk) {
+func (operation) Merge(found *ops.Bulk, result ops.Bulk) {
 	found.InFlight = max(found.InFlight, result.InFlight)
 }
 
-// bulkReport is what --json prints.
-type bulkReport struct {
+// BulkReport is what --json prints.
+type BulkReport struct {
 	bulk.Outcome
 	ops.Bulk
 }
 
-func (deliveryBulk) Report(r bulk.Outcome, found ops.Bulk) any {
-	return bulkReport{r, found}
+func (operation) Report(r bulk.Outcome, found ops.Bulk) any {
+	return BulkReport{r, found}
 }
 
-func (deliveryBulk) Sample(found ops.Bulk) (remark string, rows [][]any) {
+func (operation) Sample(found ops.Bulk) (remark string, rows [][]any) {
 	for _, s := range found.Sample {
 		var created any = ""
 		if s.CreatedAt != nil {
@@ -89,7 +89,7 @@ func (deliveryBulk) Sample(found ops.Bulk) (remark string, rows [][]any) {
 	return "", rows
 }
 
-func (d deliveryBulk) LeftOut(found ops.Bulk) (lines []string) {
+func (d operation) LeftOut(found ops.Bulk) (lines []string) {
 	add := func(n int64, format string, args ...any) {
 		if n > 0 {
 			lines = append(lines, fmt.Sprintf("Left alone: %d "+format, append([]any{n}, args...)...))

@@ -1,4 +1,4 @@
-package main
+package events
 
 import (
 	"context"
@@ -12,7 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
-type discardCmd struct {
+// Discard is the command discard.
+type Discard struct {
 	config.DatabaseFlags
 	cli.ActorFlag
 	selectionFlags
@@ -21,7 +22,7 @@ type discardCmd struct {
 	HeadOfKey string   `placeholder:"KEY" help:"With --destination: the one delivery for which the others of this ordering key wait."`
 }
 
-func (discardCmd) Help() string {
+func (Discard) Help() string {
 	return `Gives deliveries up for good: pending, parked or failed ones, never those that are in flight. A discarded delivery
 can be brought back with replay --status discarded, until it is archived.
 
@@ -33,7 +34,7 @@ can be brought back with replay --status discarded, until it is archived.
 It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
 }
 
-func (cmd discardCmd) Run(inv *cli.Invocation) error {
+func (cmd Discard) Run(inv *cli.Invocation) error {
 	switch {
 	case cmd.Parked && cmd.Destination != "":
 		return cli.Usagef("--parked and --destination exclude each other: a parked delivery has no destination")
@@ -46,7 +47,7 @@ func (cmd discardCmd) Run(inv *cli.Invocation) error {
 	if err != nil {
 		return err
 	}
-	bulk := deliveryBulk{
+	bulk := operation{
 		verb: "discard", done: "discarded", selectionFlags: cmd.selectionFlags,
 		statuses: slices.Compact(slices.Sorted(slices.Values(cmd.Status))), parked: cmd.Parked,
 		found: (*ops.Outbox).PreviewDiscard, change: (*ops.Outbox).Discard,
@@ -59,7 +60,7 @@ func (cmd discardCmd) Run(inv *cli.Invocation) error {
 
 // skipHead discards the one delivery that holds up its ordering key. What is named is the event, not the key: should it
 // be delivered while the operator thinks, the next one is not discarded in its place.
-func (cmd discardCmd) skipHead(inv *cli.Invocation, c *config.Config, bulk deliveryBulk) error {
+func (cmd Discard) skipHead(inv *cli.Invocation, c *config.Config, bulk operation) error {
 	var head *ops.Head
 	err := c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		head, err = outbox.HeadOfKey(ctx, cmd.Destination, cmd.HeadOfKey)

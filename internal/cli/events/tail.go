@@ -1,4 +1,4 @@
-package main
+package events
 
 import (
 	"context"
@@ -12,17 +12,17 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
-type eventsTailCmd struct {
+type tailCommand struct {
 	config.DatabaseFlags
 	JSON bool `help:"Print one JSON object a line: {at, destination, what, text}."`
 }
 
-func (eventsTailCmd) Help() string {
+func (tailCommand) Help() string {
 	return `Prints what happens from now on, until it is interrupted: each event that is inserted, each attempt that does not deliver, and what
 becomes of each delivery. It looks once a second. Up to 1000 deliveries that have not ended are followed.`
 }
 
-func (cmd eventsTailCmd) Run(inv *cli.Invocation) error {
+func (cmd tailCommand) Run(inv *cli.Invocation) error {
 	return config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		tail, err := outbox.Tail(ctx)
 		if err != nil {
@@ -39,7 +39,7 @@ func (cmd eventsTailCmd) Run(inv *cli.Invocation) error {
 	})
 }
 
-func (cmd eventsTailCmd) print(w io.Writer, moments []ops.Moment) error {
+func (cmd tailCommand) print(w io.Writer, moments []ops.Moment) error {
 	for _, m := range moments {
 		if cmd.JSON {
 			line, err := json.Marshal(m)

@@ -1,4 +1,5 @@
-package main
+// Package listen is the command listen: a receiver that prints what it gets.
+package listen
 
 import (
 	"context"
@@ -17,14 +18,15 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-type listenCmd struct {
+// Command is the command listen.
+type Command struct {
 	Address string        `default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Where to listen. Default: 127.0.0.1:8080."`
 	Secret  string        `env:"OUTBOX_SIGNING_SECRET" placeholder:"whsec_…" help:"Verify signatures with it; several with commas. Better set OUTBOX_SIGNING_SECRET: others see flags in the list of processes."`
 	Fail    int           `placeholder:"STATUS" help:"Answer every request with this status, such as 503."`
 	Delay   time.Duration `placeholder:"2s" help:"Wait so long before each answer."`
 }
 
-func (listenCmd) Help() string {
+func (Command) Help() string {
 	return `Receives events and prints each, until it is interrupted: to look at what a relay sends, without a receiver of your own. With a secret it verifies
 the signature as receivers do, and answers 401 to what is not signed with it. It keeps nothing, and does not deduplicate.
 
@@ -34,16 +36,16 @@ the signature as receivers do, and answers 401 to what is not signed with it. It
 
 // Bounds of what listen takes.
 const (
-	listenBody      = 16 << 20
-	listenTolerance = 5 * time.Minute
+	maxBody   = 16 << 20
+	tolerance = 5 * time.Minute
 )
 
-func (cmd listenCmd) Run(inv *cli.Invocation) error {
+func (cmd Command) Run(inv *cli.Invocation) error {
 	if cmd.Fail != 0 && (cmd.Fail < 300 || cmd.Fail > 599) {
 		return cli.Usagef("--fail: %d is out of range; write a status from 300 to 599", cmd.Fail)
 	}
 	var secrets []webhook.Secret
-	if secret := listenSecret(inv, cmd.Secret); secret != "" {
+	if secret := secret(inv, cmd.Secret); secret != "" {
 		var err error
 		if secrets, err = webhook.ParseSecrets(secret); err != nil {
 			return cli.Usagef("--secret: %s", err)
@@ -72,8 +74,8 @@ func (cmd listenCmd) Run(inv *cli.Invocation) error {
 	return nil
 }
 
-// listenSecret returns the secret of the flag, or of the environment.
-func listenSecret(inv *cli.Invocation, flag string) string {
+// secret returns the secret of the flag, or of the environment.
+func secret(inv *cli.Invocation, flag string) string {
 	for _, entry := range inv.Env {
 		if value, ok := strings.CutPrefix(entry, "OUTBOX_SIGNING_SECRET="); ok && flag == "" {
 			return value
@@ -84,7 +86,7 @@ func listenSecret(inv *cli.Invocation, flag string) string {
 
 // An eventPrinter is a receiver that prints.
 type eventPrinter struct {
-	cmd     listenCmd
+	cmd     Command
 	secrets []webhook.Secret
 	ctx     context.Context //nolint:containedctx // that of the command
 
@@ -93,7 +95,7 @@ type eventPrinter struct {
 }
 
 func (p *eventPrinter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, listenBody))
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
 		http.Error(w, "the body cannot be read", http.StatusBadRequest)
 		return
@@ -101,7 +103,7 @@ func (p *eventPrinter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	status, signature := http.StatusNoContent, "not verified"
 	if len(p.secrets) > 0 {
 		signature = "valid"
-		if _, err := webhook.Verify(r.Header, body, time.Now(), listenTolerance, p.secrets...); err != nil {
+		if _, err := webhook.Verify(r.Header, body, time.Now(), tolerance, p.secrets...); err != nil {
 			status, signature = http.StatusUnauthorized, "refused: "+err.Error()
 		}
 	}

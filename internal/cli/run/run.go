@@ -1,4 +1,4 @@
-package main
+package run
 
 import (
 	"errors"
@@ -15,11 +15,12 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-type runCmd struct {
+// Command is the command run.
+type Command struct {
 	config.SettingFlags
 }
 
-func (runCmd) Help() string {
+func (Command) Help() string {
 	return `Runs until SIGTERM or SIGINT, then takes no more, waits up to relay.drain_timeout for requests in flight, and
 exits 0. A second signal ends that wait: what was in flight is sent again later.
 
@@ -34,7 +35,7 @@ version works with; run "outbox-relay migrate up" first. Deliveries that wait fo
 has are logged and alerted as unserved. Logs go to stderr.`
 }
 
-func (runCmd) Run(inv *cli.Invocation) error {
+func (Command) Run(inv *cli.Invocation) error {
 	// The log's reader may go away; a write to a closed pipe is then an error and not the end of the process.
 	signal.Ignore(syscall.SIGPIPE)
 

@@ -1,4 +1,4 @@
-package main
+package events
 
 import (
 	"context"
@@ -12,7 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
-type replayCmd struct {
+// Replay is the command replay.
+type Replay struct {
 	config.DatabaseFlags
 	cli.ActorFlag
 	selectionFlags
@@ -20,7 +21,7 @@ type replayCmd struct {
 	Force  bool     `help:"Also events that are older than receivers remember: they may be processed twice."`
 }
 
-func (replayCmd) Help() string {
+func (Replay) Help() string {
 	return `Makes deliveries pending again. They keep their key, start with all their attempts before them, wait behind
 everything that is not a replay, and are sent with X-Outbox-Replay: true. A receiver that has processed one already
 suppresses it, as long as it remembers: events older than retention.processed_events are refused without --force.
@@ -36,7 +37,7 @@ Of an ordering key, the later deliveries that are still pending wait until a rep
 It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
 }
 
-func (cmd replayCmd) Run(inv *cli.Invocation) error {
+func (cmd Replay) Run(inv *cli.Invocation) error {
 	c, err := config.Read(inv, "database", "retention.processed_events")
 	if err != nil {
 		return err
@@ -46,7 +47,7 @@ func (cmd replayCmd) Run(inv *cli.Invocation) error {
 	if cmd.Force {
 		memory = 0
 	}
-	return deliveryBulk{
+	return operation{
 		verb: "replay", done: "replayed", selectionFlags: cmd.selectionFlags, statuses: slices.Compact(slices.Sorted(slices.Values(cmd.Status))),
 		found: func(outbox *ops.Outbox, ctx context.Context, s ops.Selection) (ops.Bulk, error) {
 			return outbox.PreviewReplay(ctx, s, memory)

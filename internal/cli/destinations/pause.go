@@ -1,4 +1,4 @@
-package main
+package destinations
 
 import (
 	"context"
@@ -13,7 +13,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
-type pauseCmd struct {
+// Pause is the command pause.
+type Pause struct {
 	config.DatabaseFlags
 	cli.ActorFlag
 	Destination string `arg:"" help:"The destination's name."`
@@ -21,12 +22,12 @@ type pauseCmd struct {
 	JSON        bool   `help:"Print JSON. Fields are added, never renamed or removed."`
 }
 
-func (pauseCmd) Help() string {
+func (Pause) Help() string {
 	return `Keeps relays from claiming for a destination, from their next claim on and until it is resumed; what they have
 claimed is still sent. Nothing is lost and no attempt is spent: its deliveries wait.`
 }
 
-func (cmd pauseCmd) Run(inv *cli.Invocation) error {
+func (cmd Pause) Run(inv *cli.Invocation) error {
 	return onDestination(inv, cmd.Destination, "pause", cmd.JSON, func(ctx context.Context, outbox *ops.Outbox) (ops.Pause, string, error) {
 		p, err := outbox.Pause(ctx, cmd.Destination, cmd.Reason)
 		if !p.Changed {
@@ -36,7 +37,8 @@ func (cmd pauseCmd) Run(inv *cli.Invocation) error {
 	})
 }
 
-type resumeCmd struct {
+// Resume is the command resume.
+type Resume struct {
 	config.DatabaseFlags
 	cli.ActorFlag
 	Destination  string `arg:"" help:"The destination's name."`
@@ -44,12 +46,12 @@ type resumeCmd struct {
 	JSON         bool   `help:"Print JSON. Fields are added, never renamed or removed."`
 }
 
-func (resumeCmd) Help() string {
+func (Resume) Help() string {
 	return `Ends a pause. A destination that is held because it is down stays held until a probe succeeds; --reset-breaker does not
 wait for that.`
 }
 
-func (cmd resumeCmd) Run(inv *cli.Invocation) error {
+func (cmd Resume) Run(inv *cli.Invocation) error {
 	return onDestination(inv, cmd.Destination, "resume", cmd.JSON, func(ctx context.Context, outbox *ops.Outbox) (ops.Pause, string, error) {
 		p, err := outbox.Resume(ctx, cmd.Destination, cmd.ResetBreaker)
 		text := cmd.Destination + " was not paused."

@@ -1,4 +1,4 @@
-package main
+package events
 
 import (
 	"context"
@@ -19,15 +19,16 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
-type eventsCmd struct {
-	List eventsListCmd `cmd:"" help:"List deliveries, the newest first."`
-	Show eventsShowCmd `cmd:"" help:"Show one event: what was inserted, its deliveries, and the attempts that did not deliver."`
-	Tail eventsTailCmd `cmd:"" help:"Print what happens from now on."`
+// Command is the command events.
+type Command struct {
+	List listCommand `cmd:"" help:"List deliveries, the newest first."`
+	Show showCommand `cmd:"" help:"Show one event: what was inserted, its deliveries, and the attempts that did not deliver."`
+	Tail tailCommand `cmd:"" help:"Print what happens from now on."`
 
-	CreateDeliveries eventsCreateCmd `cmd:"" help:"Create the deliveries of events that have none, since the trigger did not run."`
+	CreateDeliveries createCommand `cmd:"" help:"Create the deliveries of events that have none, since the trigger did not run."`
 }
 
-type eventsListCmd struct {
+type listCommand struct {
 	config.DatabaseFlags
 	Status      string `enum:"pending,delivered,failed,discarded,any" default:"any" help:"pending, delivered, failed, discarded or any."`
 	Destination string `placeholder:"NAME" xor:"where" help:"Only deliveries to this destination."`
@@ -42,7 +43,7 @@ type eventsListCmd struct {
 	JSON  bool `help:"Print JSON: an array of deliveries. Fields are added, never renamed or removed."`
 }
 
-func (cmd eventsListCmd) Run(inv *cli.Invocation) error {
+func (cmd listCommand) Run(inv *cli.Invocation) error {
 	if cmd.Limit < 1 || cmd.Limit > 10_000 {
 		return cli.Usagef("--limit: %d is out of range; write 1 to 10000", cmd.Limit)
 	}
@@ -79,7 +80,7 @@ func (cmd eventsListCmd) Run(inv *cli.Invocation) error {
 }
 
 // events returns the ids of the events that --key or --related names.
-func (cmd eventsListCmd) events(ctx context.Context, outbox *ops.Outbox) ([]int64, error) {
+func (cmd listCommand) events(ctx context.Context, outbox *ops.Outbox) ([]int64, error) {
 	switch {
 	case cmd.Key != "":
 		return outbox.EventsOfKey(ctx, cmd.Key)
@@ -109,7 +110,7 @@ func refuseUnknown(ctx context.Context, outbox *ops.Outbox, destination, reason,
 	return fmt.Errorf("there is no %s %q%s", u.What, u.Name, hint)
 }
 
-type eventsShowCmd struct {
+type showCommand struct {
 	config.DatabaseFlags
 	eventArg
 	Payload bool `help:"Show the payload too. Who did is logged."`
@@ -141,7 +142,7 @@ func (arg eventArg) report(ctx context.Context, outbox *ops.Outbox, payload bool
 	return outbox.Event(ctx, ids[0], false)
 }
 
-func (cmd eventsShowCmd) Run(inv *cli.Invocation) error {
+func (cmd showCommand) Run(inv *cli.Invocation) error {
 	c, err := config.Read(inv, "database")
 	if err != nil {
 		return err

@@ -1,4 +1,5 @@
-package main
+// Package archive is the command archive, which does by hand what relays do every night.
+package archive
 
 import (
 	"context"
@@ -16,18 +17,19 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
-type archiveCmd struct {
-	Run archiveRunCmd `cmd:"" help:"Do now what relays do every night: archive, drop, prune."`
+// Command is the command archive.
+type Command struct {
+	Run runCommand `cmd:"" help:"Do now what relays do every night: archive, drop, prune."`
 }
 
-type archiveRunCmd struct {
+type runCommand struct {
 	config.DatabaseFlags
 	DryRun bool `help:"Count what would be done, and change nothing."`
 	Batch  int  `default:"500" help:"How many events one transaction looks at."`
 	JSON   bool `name:"json" help:"Print JSON: {dry_run, complete, events, months, attempts, processed_events}. Fields are added, never renamed or removed."`
 }
 
-func (archiveRunCmd) Help() string {
+func (runCommand) Help() string {
 	return `Moves events whose deliveries were all delivered or discarded long enough ago into outbox_archive, drops the months
 of that which have been kept long enough, and removes old attempts and what a receiver in the same schema has finished;
 after how long stands in the section retention of the configuration. What is pending, parked, held or failed stays.
@@ -37,7 +39,7 @@ after the batch at hand, with exit code 130 and a line that says what was done. 
 moment.`
 }
 
-func (cmd archiveRunCmd) Run(inv *cli.Invocation) error {
+func (cmd runCommand) Run(inv *cli.Invocation) error {
 	if cmd.Batch < 1 || cmd.Batch > 10_000 {
 		return cli.Usagef("--batch: %d is out of range; write 1 to 10000", cmd.Batch)
 	}
@@ -47,7 +49,7 @@ func (cmd archiveRunCmd) Run(inv *cli.Invocation) error {
 	}
 	keep := c.Relay.Retention
 	keep.Batch = cmd.Batch
-	progress := archiveProgress{out: inv.Stderr, terminal: output.IsTerminal(inv.Stderr), told: time.Now()}
+	progress := progress{out: inv.Stderr, terminal: output.IsTerminal(inv.Stderr), told: time.Now()}
 	return c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		archive := outbox.Archive
 		if cmd.DryRun {
@@ -60,7 +62,7 @@ func (cmd archiveRunCmd) Run(inv *cli.Invocation) error {
 	})
 }
 
-func (cmd archiveRunCmd) print(w io.Writer, done archive.Result, complete bool) error {
+func (cmd runCommand) print(w io.Writer, done archive.Result, complete bool) error {
 	type report struct {
 		DryRun   bool `json:"dry_run"`
 		Complete bool `json:"complete"`
@@ -71,12 +73,12 @@ func (cmd archiveRunCmd) print(w io.Writer, done archive.Result, complete bool) 
 		if r.DryRun {
 			verb = "to be done: "
 		}
-		_, err := fmt.Fprintln(w, verb+archiveSummary(r.Result))
+		_, err := fmt.Fprintln(w, verb+summary(r.Result))
 		return err
 	})
 }
 
-func archiveSummary(done archive.Result) string {
+func summary(done archive.Result) string {
 	months := plain.Plural(len(done.Months), "month", "months") + " dropped"
 	if len(done.Months) > 0 {
 		months += " (" + strings.Join(done.Months, ", ") + ")"
@@ -85,19 +87,19 @@ func archiveSummary(done archive.Result) string {
 		plain.Plural(done.Attempts, "attempt", "attempts"), plain.Plural(done.ProcessedEvents, "row of processed_events", "rows of processed_events"))
 }
 
-// archiveInterval is how often a run without a terminal says how far it is.
-const archiveInterval = 30 * time.Second
+// reportInterval is how often a run without a terminal says how far it is.
+const reportInterval = 30 * time.Second
 
-// archiveProgress says how far a run is: on a terminal in one line that changes, elsewhere in a line now and then.
-type archiveProgress struct {
+// progress says how far a run is: on a terminal in one line that changes, elsewhere in a line now and then.
+type progress struct {
 	out      io.Writer
 	terminal bool
 	told     time.Time
 	drawn    bool
 }
 
-func (p *archiveProgress) tell(now archive.Progress) {
-	interval := archiveInterval
+func (p *progress) tell(now archive.Progress) {
+	interval := reportInterval
 	if p.terminal {
 		interval = 100 * time.Millisecond
 	}
@@ -105,7 +107,7 @@ func (p *archiveProgress) tell(now archive.Progress) {
 		return
 	}
 	p.told = time.Now()
-	text := archiveSummary(now.Total)
+	text := summary(now.Total)
 	if now.Waiting != "" {
 		text += "; waiting: " + now.Waiting
 	}
@@ -118,7 +120,7 @@ func (p *archiveProgress) tell(now archive.Progress) {
 }
 
 // end leaves the line to what follows.
-func (p *archiveProgress) end() {
+func (p *progress) end() {
 	if p.drawn {
 		output.Draw(p.out, "", false)
 	}

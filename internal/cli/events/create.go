@@ -1,4 +1,4 @@
-package main
+package events
 
 import (
 	"context"
@@ -12,14 +12,14 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
-type eventsCreateCmd struct {
+type createCommand struct {
 	config.DatabaseFlags
 	cli.ActorFlag
 	Yes  bool `help:"Do it without asking."`
 	JSON bool `help:"Print JSON: {events, deliveries}. Fields are added, never renamed or removed."`
 }
 
-func (eventsCreateCmd) Help() string {
+func (createCommand) Help() string {
 	return `Events that were loaded with triggers disabled, or by logical replication, have no deliveries, and nothing sends them.
 This gives each of them the deliveries that its type has by the stored routes, or parks it. Events that have a delivery
 are left alone. They are sent as new ones: an event with an ordering key arrives after later ones that were delivered.
@@ -27,7 +27,7 @@ are left alone. They are sent as new ones: an event with an ordering key arrives
 It works in batches, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
 }
 
-func (cmd eventsCreateCmd) Run(inv *cli.Invocation) error {
+func (cmd createCommand) Run(inv *cli.Invocation) error {
 	var done ops.CreatedDeliveries
 	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		found, err := outbox.Undelivered(ctx)

@@ -1,4 +1,4 @@
-package main
+package status
 
 import (
 	"context"
@@ -17,12 +17,13 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
-type doctorCmd struct {
+// Doctor is the command doctor.
+type Doctor struct {
 	config.SettingFlags
 	JSON bool `help:"Print JSON: {checks, findings: [{check, level, text, remedy, commands}]}. Fields are added, never renamed or removed."`
 }
 
-func (doctorCmd) Help() string {
+func (Doctor) Help() string {
 	return `Examines the configuration, the database and the way to each destination, and changes nothing: the version and settings of the server, a pooler
 before it, clocks, old transactions, schema, rights, indexes, triggers, dead rows, the identity of the database, events without deliveries, whatever status
 advises, and a connection (TCP, TLS, no request) to each destination from this host. Each finding has its remedy.
@@ -30,7 +31,7 @@ advises, and a connection (TCP, TLS, no request) to each destination from this h
 Exits 1 if a finding is an error, with warnings alone 0.`
 }
 
-func (cmd doctorCmd) Run(inv *cli.Invocation) error {
+func (cmd Doctor) Run(inv *cli.Invocation) error {
 	c := config.Load(inv)
 	var found ops.Checkup
 	for _, p := range c.Problems {

@@ -1,4 +1,4 @@
-package main
+package status
 
 import (
 	"context"
@@ -11,12 +11,13 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
-type relaysCmd struct {
+// Relays is the command relays.
+type Relays struct {
 	config.DatabaseFlags
 	JSON bool `help:"Print JSON: an array of relays. Fields are added, never renamed or removed."`
 }
 
-func (cmd relaysCmd) Run(inv *cli.Invocation) error {
+func (cmd Relays) Run(inv *cli.Invocation) error {
 	var list []ops.RelayStatus
 	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		list, err = outbox.Relays(ctx)

@@ -1,4 +1,4 @@
-package main
+package status
 
 import (
 	"cmp"
@@ -16,7 +16,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
-type statusCmd struct {
+// Command is the command status.
+type Command struct {
 	config.DatabaseFlags
 	Name        string `placeholder:"NAME" help:"With --healthcheck: the relay that must live. Default: relay.name, or the host's name."`
 	JSON        bool   `help:"Print JSON." xor:"output"`
@@ -24,7 +25,7 @@ type statusCmd struct {
 	Healthcheck bool   `help:"Print one line; exit 0 only if the database answers, has the right schema, and this relay lives and is not quarantined." xor:"output"`
 }
 
-func (statusCmd) Help() string {
+func (Command) Help() string {
 	return `--json prints one object. Fields are added, never renamed or removed:
 
   destinations   [{destination, pending, due, in_flight, retrying, failed, lag_seconds, paused, paused_reason?, paused_at?,
@@ -49,7 +50,7 @@ func (statusCmd) Help() string {
 // healthTimeout bounds a health check, whose caller waits.
 const healthTimeout = 5 * time.Second
 
-func (cmd statusCmd) Run(inv *cli.Invocation) error {
+func (cmd Command) Run(inv *cli.Invocation) error {
 	c, err := config.Read(inv, "database", "relay.name")
 	if err != nil {
 		return err

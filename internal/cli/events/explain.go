@@ -1,4 +1,4 @@
-package main
+package events
 
 import (
 	"context"
@@ -11,13 +11,14 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
-type explainCmd struct {
+// Explain is the command explain.
+type Explain struct {
 	config.DatabaseFlags
 	eventArg
 	JSON bool `help:"Print JSON: {event, history, waits}. Fields are added, never renamed or removed."`
 }
 
-func (explainCmd) Help() string {
+func (Explain) Help() string {
 	return `Tells the history of one event in the order of time, from its insert on: every attempt that the log holds, what became of
 each delivery, and why what is pending still waits, with the command that goes on.
 
@@ -25,7 +26,7 @@ each delivery, and why what is pending still waits, with the command that goes o
   outbox-relay explain invoice-4711      # by its idempotency key, or its related reference`
 }
 
-func (cmd explainCmd) Run(inv *cli.Invocation) error {
+func (cmd Explain) Run(inv *cli.Invocation) error {
 	var report ops.EventReport
 	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		report, err = cmd.report(ctx, outbox, false)

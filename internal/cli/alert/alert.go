@@ -1,4 +1,5 @@
-package main
+// Package alert is the command alert, which tries the alert channels.
+package alert
 
 import (
 	"cmp"
@@ -17,29 +18,30 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 )
 
-type alertCmd struct {
-	Test alertTestCmd `cmd:"" help:"Send a test alert to every channel and show what came back."`
+// Command is the command alert.
+type Command struct {
+	Test testCommand `cmd:"" help:"Send a test alert to every channel and show what came back."`
 }
 
-type alertTestCmd struct {
+type testCommand struct {
 	config.FileFlag
 	Channel string `placeholder:"NAME" help:"Only this channel, by the name shown, or all of a kind: slack, webhook, smtp …"`
 	JSON    bool   `help:"Print JSON: an array of {channel, ok, error, duration_ms}. Fields are added, never renamed or removed."`
 }
 
-func (alertTestCmd) Help() string {
+func (testCommand) Help() string {
 	return `Needs no database. Exits 1 if any channel failed, or if there is none.`
 }
 
-// channelResult is what became of one test alert.
-type channelResult struct {
+// Result is what became of one test alert.
+type Result struct {
 	Channel    string `json:"channel"`
 	OK         bool   `json:"ok"`
 	Error      string `json:"error,omitempty"`
 	DurationMS int64  `json:"duration_ms"`
 }
 
-func (cmd alertTestCmd) Run(inv *cli.Invocation) error {
+func (cmd testCommand) Run(inv *cli.Invocation) error {
 	c, err := config.Read(inv, "alerts", "egress")
 	if err != nil {
 		return err
@@ -72,20 +74,20 @@ func (cmd alertTestCmd) Run(inv *cli.Invocation) error {
 	return err
 }
 
-// alertTestTimeout bounds one message of alert test.
-const alertTestTimeout = 15 * time.Second
+// testTimeout bounds one message of alert test.
+const testTimeout = 15 * time.Second
 
 // testChannels tells all channels at the same time.
-func testChannels(ctx context.Context, channels []alert.Channel) []channelResult {
-	results := make([]channelResult, len(channels))
+func testChannels(ctx context.Context, channels []alert.Channel) []Result {
+	results := make([]Result, len(channels))
 	var telling sync.WaitGroup
 	for i, channel := range channels {
 		telling.Go(func() {
-			sending, cancel := context.WithTimeout(ctx, alertTestTimeout)
+			sending, cancel := context.WithTimeout(ctx, testTimeout)
 			defer cancel()
 			began := time.Now()
 			err := channel.Notify(sending, alert.NewTest(began))
-			results[i] = channelResult{Channel: channel.Name(), OK: err == nil, DurationMS: time.Since(began).Milliseconds()}
+			results[i] = Result{Channel: channel.Name(), OK: err == nil, DurationMS: time.Since(began).Milliseconds()}
 			if err != nil {
 				results[i].Error = cli.OneLine(err.Error())
 			}
@@ -95,8 +97,8 @@ func testChannels(ctx context.Context, channels []alert.Channel) []channelResult
 	return results
 }
 
-func printChannels(w io.Writer, results []channelResult) error {
-	return output.Table(w, "", "CHANNEL\tTOOK\tRESULT", results, func(r channelResult) []any {
+func printChannels(w io.Writer, results []Result) error {
+	return output.Table(w, "", "CHANNEL\tTOOK\tRESULT", results, func(r Result) []any {
 		return []any{r.Channel, fmt.Sprintf("%dms", r.DurationMS), cmp.Or(r.Error, "ok")}
 	})
 }

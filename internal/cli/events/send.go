@@ -1,4 +1,4 @@
-package main
+package events
 
 import (
 	"crypto/rand"
@@ -16,7 +16,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
-type sendCmd struct {
+// Send is the command send.
+type Send struct {
 	config.DatabaseFlags
 	Type    string            `arg:"" help:"The event's type, such as invoice.created."`
 	Payload string            `default:"{}" placeholder:"JSON" help:"The payload; @FILE reads it from a file, - from standard input."`
@@ -27,7 +28,7 @@ type sendCmd struct {
 	JSON    bool              `help:"Print JSON: {idempotency_key}."`
 }
 
-func (sendCmd) Help() string {
+func (Send) Help() string {
 	return `Inserts one event, with the very INSERT that producers make: to try a route, a receiver or a new installation. It needs the
 rights of a producer (outbox_producer) only.
 
@@ -37,7 +38,7 @@ rights of a producer (outbox_producer) only.
 // maxPayload bounds what is read of a payload, in bytes.
 const maxPayload = 64 << 20
 
-func (cmd sendCmd) Run(inv *cli.Invocation) error {
+func (cmd Send) Run(inv *cli.Invocation) error {
 	payload, err := cmd.payload(inv.Stdin)
 	if err != nil {
 		return err
@@ -77,7 +78,7 @@ func (cmd sendCmd) Run(inv *cli.Invocation) error {
 }
 
 // payload returns the payload, wherever it is to be read from.
-func (cmd sendCmd) payload(stdin io.Reader) (string, error) {
+func (cmd Send) payload(stdin io.Reader) (string, error) {
 	var from io.Reader
 	switch name, isFile := strings.CutPrefix(cmd.Payload, "@"); {
 	case cmd.Payload == "-":

@@ -1,4 +1,4 @@
-package main
+package destinations
 
 import (
 	"context"
@@ -17,26 +17,27 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
-type routesCmd struct {
-	List routesListCmd `cmd:"" help:"List the stored routes with what waits for their destinations, which relays have them, and how they differ from the configuration."`
-	Test routesTestCmd `cmd:"" help:"Show where events of a type go; exit 1 if they would be parked."`
+// Routes is the command routes.
+type Routes struct {
+	List listRoutes `cmd:"" help:"List the stored routes with what waits for their destinations, which relays have them, and how they differ from the configuration."`
+	Test testRoutes `cmd:"" help:"Show where events of a type go; exit 1 if they would be parked."`
 }
 
-type routesListCmd struct {
+type listRoutes struct {
 	config.DatabaseFlags
 	JSON bool `help:"Print JSON: {routes, missing}. Fields are added, never renamed or removed."`
 }
 
-// listedRoute is a stored route beside the configuration.
-type listedRoute struct {
+// ListedRoute is a stored route beside the configuration.
+type ListedRoute struct {
 	ops.RouteStatus
 	// Configured: the configuration has it too; null without a configuration.
 	Configured *bool `json:"configured"`
 }
 
-// routeList is what routes list --json prints.
-type routeList struct {
-	Routes []listedRoute `json:"routes"`
+// RouteList is what routes list --json prints.
+type RouteList struct {
+	Routes []ListedRoute `json:"routes"`
 	// Missing are routes of the configuration that the database does not have.
 	Missing []configuredRoute `json:"missing"`
 }
@@ -56,18 +57,18 @@ func configuredRoutes(c *config.Config) (all []configuredRoute) {
 	return all
 }
 
-func (cmd routesListCmd) Run(inv *cli.Invocation) error {
+func (cmd listRoutes) Run(inv *cli.Invocation) error {
 	c, err := config.Read(inv, "database", "routes")
 	if err != nil {
 		return err
 	}
-	list := routeList{Routes: []listedRoute{}, Missing: []configuredRoute{}}
+	list := RouteList{Routes: []ListedRoute{}, Missing: []configuredRoute{}}
 	wanted := configuredRoutes(c)
 	err = c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		stored, err := outbox.Routes(ctx, "")
 		list.Missing = append(list.Missing, wanted...)
 		for _, r := range stored {
-			listed := listedRoute{RouteStatus: r}
+			listed := ListedRoute{RouteStatus: r}
 			if len(wanted) > 0 {
 				same := configuredRoute{r.Event, r.Destination}
 				configured := slices.Contains(wanted, same)
@@ -81,15 +82,15 @@ func (cmd routesListCmd) Run(inv *cli.Invocation) error {
 	if err != nil {
 		return err
 	}
-	return output.Show(inv.Stdout, cmd.JSON, list, func(w io.Writer, list routeList) error { return printRoutes(w, list, len(wanted) > 0) })
+	return output.Show(inv.Stdout, cmd.JSON, list, func(w io.Writer, list RouteList) error { return printRoutes(w, list, len(wanted) > 0) })
 }
 
-func printRoutes(w io.Writer, list routeList, compared bool) error {
+func printRoutes(w io.Writer, list RouteList, compared bool) error {
 	header := "EVENT\tDESTINATION\tPENDING\tRELAYS"
 	if compared {
 		header += "\tCONFIGURED"
 	}
-	err := output.Table(w, "No route is stored: a relay writes its own when it starts.", header, list.Routes, func(r listedRoute) []any {
+	err := output.Table(w, "No route is stored: a relay writes its own when it starts.", header, list.Routes, func(r ListedRoute) []any {
 		cells := []any{r.Event, r.Destination, plain.UpTo(r.Pending, 10_000), relayNames(r.Relays)}
 		if r.Configured != nil {
 			cells = append(cells, map[bool]string{true: "yes", false: "no"}[*r.Configured])
@@ -102,7 +103,7 @@ func printRoutes(w io.Writer, list routeList, compared bool) error {
 	for _, m := range list.Missing {
 		fmt.Fprintf(w, "Only configured: %s to %s\n", m.Event, m.Destination)
 	}
-	differ := len(list.Missing) > 0 || slices.ContainsFunc(list.Routes, func(r listedRoute) bool { return r.Configured != nil && !*r.Configured })
+	differ := len(list.Missing) > 0 || slices.ContainsFunc(list.Routes, func(r ListedRoute) bool { return r.Configured != nil && !*r.Configured })
 	if compared && differ {
 		fmt.Fprintln(w, "\nThe database has the routes of all running relays; one that starts with this configuration adds its own.")
 	}
@@ -121,14 +122,14 @@ func relayNames(relays []ops.RelayName) string {
 	return strings.Join(names, ", ")
 }
 
-type routesTestCmd struct {
+type testRoutes struct {
 	config.DatabaseFlags
 	EventType string `arg:"" help:"The type of an event, such as invoice.paid."`
 	JSON      bool   `help:"Print JSON: {event_type, parked, stored, configured}. Fields are added, never renamed or removed."`
 }
 
-// routeTest is what routes test --json prints.
-type routeTest struct {
+// RouteTest is what routes test --json prints.
+type RouteTest struct {
 	EventType string `json:"event_type"`
 	// Parked: no stored route matches.
 	Parked bool              `json:"parked"`
@@ -139,7 +140,7 @@ type routeTest struct {
 
 var eventTypePattern = regexp.MustCompile(`^[\x21-\x7e]{1,255}$`)
 
-func (cmd routesTestCmd) Run(inv *cli.Invocation) error {
+func (cmd testRoutes) Run(inv *cli.Invocation) error {
 	if !eventTypePattern.MatchString(cmd.EventType) {
 		return cli.Usagef("%s is not an event type; those are 1 to 255 printable ASCII characters without blanks", settings.Quote(cmd.EventType))
 	}
@@ -147,7 +148,7 @@ func (cmd routesTestCmd) Run(inv *cli.Invocation) error {
 	if err != nil {
 		return err
 	}
-	result := routeTest{EventType: cmd.EventType}
+	result := RouteTest{EventType: cmd.EventType}
 	err = c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		result.Stored, err = outbox.Routes(ctx, cmd.EventType)
 		return err
@@ -161,14 +162,14 @@ func (cmd routesTestCmd) Run(inv *cli.Invocation) error {
 			return !relay.Route{Event: r.Event}.Matches(cmd.EventType)
 		}))
 	}
-	err = output.Show(inv.Stdout, cmd.JSON, result, func(w io.Writer, t routeTest) error { return t.print(w) })
+	err = output.Show(inv.Stdout, cmd.JSON, result, func(w io.Writer, t RouteTest) error { return t.print(w) })
 	if err == nil && result.Parked {
 		return cli.ExitError{Code: cli.ExitFailed, Err: fmt.Errorf("an event of type %q would be parked: no route in the database matches", cmd.EventType)}
 	}
 	return err
 }
 
-func (t routeTest) print(w io.Writer) error {
+func (t RouteTest) print(w io.Writer) error {
 	for _, r := range t.Stored {
 		fmt.Fprintf(w, "%s goes to %s, by the route %s\n", t.EventType, r.Destination, r.Event)
 	}

@@ -1,4 +1,5 @@
-package main
+// Package identity is the command identity: which database relays were accepted on, and what to do about a copy.
+package identity
 
 import (
 	"context"
@@ -16,31 +17,32 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
-type identityCmd struct {
-	Show           identityShowCmd    `cmd:"" help:"Show what is recorded of this database, what is found, and each difference."`
-	Accept         identityAcceptCmd  `cmd:"" help:"Make this database the one that relays work on: it has moved here for good."`
-	DiscardPending identityDiscardCmd `cmd:"" help:"Give up all that is pending, and accept: this is a copy, whose pending events the original delivers."`
+// Command is the command identity.
+type Command struct {
+	Show           showCommand    `cmd:"" help:"Show what is recorded of this database, what is found, and each difference."`
+	Accept         acceptCommand  `cmd:"" help:"Make this database the one that relays work on: it has moved here for good."`
+	DiscardPending discardCommand `cmd:"" help:"Give up all that is pending, and accept: this is a copy, whose pending events the original delivers."`
 }
 
-type identityShowCmd struct {
+type showCommand struct {
 	config.DatabaseFlags
 	JSON bool `help:"Print JSON: {recorded, found, differences, quarantined, working}. Fields are added, never renamed or removed."`
 }
 
-func (cmd identityShowCmd) Run(inv *cli.Invocation) error {
+func (cmd showCommand) Run(inv *cli.Invocation) error {
 	return onIdentity(inv, func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
 		report.Quarantined, report.Working = output.OrEmpty(report.Quarantined), output.OrEmpty(report.Working)
-		return output.Show(inv.Stdout, cmd.JSON, report, printIdentity)
+		return output.Show(inv.Stdout, cmd.JSON, report, printReport)
 	})
 }
 
-type identityAcceptCmd struct {
+type acceptCommand struct {
 	config.DatabaseFlags
 	cli.ActorFlag
 	Yes bool `short:"y" help:"Do not ask."`
 }
 
-func (cmd identityAcceptCmd) Run(inv *cli.Invocation) error {
+func (cmd acceptCommand) Run(inv *cli.Invocation) error {
 	return onIdentity(inv, func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
 		if report.Recorded != nil && len(report.Differences) == 0 && len(report.Quarantined) == 0 {
 			_, err := fmt.Fprintln(inv.Stdout, "nothing to accept: this is the database that relays were accepted on")
@@ -54,13 +56,13 @@ func (cmd identityAcceptCmd) Run(inv *cli.Invocation) error {
 	})
 }
 
-type identityDiscardCmd struct {
+type discardCommand struct {
 	config.DatabaseFlags
 	cli.ActorFlag
 	Yes bool `short:"y" help:"Do not ask."`
 }
 
-func (cmd identityDiscardCmd) Run(inv *cli.Invocation) error {
+func (cmd discardCommand) Run(inv *cli.Invocation) error {
 	return onIdentity(inv, func(ctx context.Context, outbox *ops.Outbox, report identity.Report, environment string) error {
 		if err := report.Discardable(); err != nil {
 			return fmt.Errorf("discard what is pending: %w", err)
@@ -150,7 +152,7 @@ func because(r identity.Report) string {
 	return output.Printable(" (" + strings.Join(texts, "; ") + ")")
 }
 
-func printIdentity(w io.Writer, r identity.Report) error {
+func printReport(w io.Writer, r identity.Report) error {
 	recorded := identity.Identity{}
 	if r.Recorded != nil {
 		recorded = *r.Recorded
@@ -178,12 +180,12 @@ func printIdentity(w io.Writer, r identity.Report) error {
 	for _, q := range r.Quarantined {
 		fmt.Fprintf(w, "Relay %q is quarantined: %s.\n", q.Name, q.Reason)
 	}
-	_, err = fmt.Fprintln(w, identityAdvice(r))
+	_, err = fmt.Fprintln(w, advice(r))
 	return err
 }
 
-// identityAdvice says what to do about a report.
-func identityAdvice(r identity.Report) string {
+// advice says what to do about a report.
+func advice(r identity.Report) string {
 	switch {
 	case r.Recorded == nil:
 		return "No relay has worked here yet: the first one records the database as its own."
