@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // claimer decides when to claim and for which lanes. It is one goroutine and owns all its fields.
@@ -20,7 +21,7 @@ type claimer struct {
 	writers  policy.Writers
 	floors   floors
 	damaged  damaged
-	lost     unacknowledged
+	lost     session.Unacknowledged
 	idleAt   time.Time // the database's, when the relay last became idle
 	next     time.Time // when to take the next turn for another reason than the pace; zero: there is none
 }
@@ -254,7 +255,7 @@ func (c *claimer) claim(taking context.Context, instance int32, claims []laneCla
 		requests[i] = claim.request
 	}
 	ctx := context.WithoutCancel(taking)
-	if err := c.lost.giveBack(ctx, c.store, instance); err != nil {
+	if err := c.lost.GiveBack(ctx, c.store.pool, instance); err != nil {
 		return claimResult{}, err
 	}
 	return c.claimAll(ctx, instance, requests)
