@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -74,6 +75,7 @@ func TestLateCommitIsFoundWhenItsTransactionEnds(t *testing.T) {
 		"of a relay that does not stay so": {false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			testsize.OneIn(t, 2)
 			t.Parallel()
 			db := newDatabase(t)
 			rc := newReceiver(t, nil)

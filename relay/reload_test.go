@@ -273,6 +273,7 @@ func TestReloadWithoutADatabase(t *testing.T) {
 
 // A reload undoes what was done to the stored routes by hand, also when the configuration is the same.
 func TestReloadRestoresRoutes(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	r := start(t, db.config(to("http://receiver.invalid")))

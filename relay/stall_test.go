@@ -56,6 +56,7 @@ func TestOutlivedLeaseTakesNoTurn(t *testing.T) {
 
 // An operator's forgotten transaction has locked what the breaker of one destination has to write. All others go on.
 func TestLockedDestinationKeepsNoOther(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t, "a", "b")
 	rc := newReceiver(t, nil)
