@@ -196,7 +196,7 @@ func (w *settler) written(settlements []settlement, stale int) {
 			w.lanes.get(s.destination).keySettled(*s.event.OrderingKey, s.class, s.FreesKey)
 		}
 		if s.Outcome == policy.Retry {
-			w.wake.retries.add(now, s.Delay)
+			w.wake.retries.Add(now, s.Delay)
 		}
 		givenBack = givenBack || s.lookedFor()
 		failed = failed || s.Outcome == policy.Fail
