@@ -36,6 +36,11 @@ func newLane(e *post.Endpoint) *lane {
 // isActive reports whether the lane holds something, or its last claim has left something.
 func (l *lane) isActive() bool { return l.walks[live].more || l.walks[backlog].more || l.busy() }
 
+// takePart gives the lane its part of the relay's capacity, which so many lanes share.
+func (l *lane) takePart(capacity, sharers int) {
+	l.setShare(min(l.current().Destination.MaxInFlight, max(1, capacity/max(1, sharers))))
+}
+
 // show tells the hook when what the lane may have has changed.
 func (l *lane) show(now time.Time, hook func(LaneState)) {
 	if now.Sub(l.seen) < time.Second {

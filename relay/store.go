@@ -16,10 +16,11 @@ import (
 
 // store runs the engine's statements. It is safe for concurrent use.
 type store struct {
-	pool   pg.Pool
-	direct *pgxpool.Pool // behind pool
-	deaf   bool          // no listener for notifications: producers are never asked for any
-	armed  atomic.Bool   // producers notify, as declared last
+	pool    pg.Pool
+	direct  *pgxpool.Pool // behind pool
+	deaf    bool          // no listener for notifications: producers are never asked for any
+	armed   atomic.Bool   // producers notify, as declared last
+	claimed atomic.Int64  // deliveries of the last claim: about as many will be in the next
 }
 
 // A class is one of three kinds of deliveries that share a lane fairly.
