@@ -451,7 +451,7 @@ func (c *claimer) handOut(claims []laneClaim, result claimResult) {
 		if c.config().Hooks.Claimed != nil {
 			c.config().Hooks.Claimed(claim.lane.name, len(deliveries))
 		}
-		claim.lane.takePart(c.config().MaxInFlight, active) // before it gets senders
+		claim.lane.takePart(c.config().MaxInFlight, active) // before it gets senders, of which all lanes together may have so many
 		c.push(claim, deliveries, window)
 	}
 }

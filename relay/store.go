@@ -12,15 +12,16 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // store runs the engine's statements. It is safe for concurrent use.
 type store struct {
-	pool    pg.Pool
-	direct  *pgxpool.Pool // behind pool
-	deaf    bool          // no listener for notifications: producers are never asked for any
-	armed   atomic.Bool   // producers notify, as declared last
-	claimed atomic.Int64  // deliveries of the last claim: about as many will be in the next
+	pool   pg.Pool
+	direct *pgxpool.Pool // behind pool
+
+	producers session.Producers
+	claimed   atomic.Int64 // deliveries of the last claim: about as many will be in the next
 }
 
 // A class is one of three kinds of deliveries that share a lane fairly.
@@ -107,6 +108,11 @@ func (k keyset) bound(end pgtype.InfinityModifier) pgtype.Timestamptz {
 		return pgtype.Timestamptz{InfinityModifier: end, Valid: true}
 	}
 	return pgtype.Timestamptz{Time: k.at, Valid: true}
+}
+
+// arm makes producers notify, or stops them.
+func (s *store) arm(ctx context.Context, armed bool) error {
+	return s.producers.Arm(ctx, s.pool, armed)
 }
 
 const selectPayload = `SELECT payload FROM outbox WHERE id = $1`

@@ -163,7 +163,7 @@ func TestAnswersFitTheDocument(t *testing.T) {
 	if status, text := s.call("POST", operation+"/interrupt", ""); status != 409 {
 		t.Errorf("what has ended was interrupted: %d %s", status, text)
 	}
-	db.Exec(`UPDATE outbox_audit SET state = 'interrupted' WHERE id = $1`, entry.ID)
+	db.RewriteAudit(fmt.Sprintf(`state = 'interrupted' WHERE id = %d`, entry.ID))
 	call("resumeOperation", "POST", v1+"/operations/{id}/resume", operation+"/resume", "", 202)
 	relaytest.Becomes(db, "done", `SELECT state FROM outbox_audit WHERE id = $1`, entry.ID)
 	call("listAudit", "GET", v1+"/audit", v1+"/audit?limit=10", "", 200)
@@ -254,7 +254,7 @@ func TestMistakes(t *testing.T) {
 		{"POST", "/api/v1/events/12/reveal", "", 404, "archive"},
 		{"POST", "/api/v1/previews", `{"action": "replay", "selection": {}}`, 422, "names nothing"},
 		{"POST", "/api/v1/previews", `{"action": "replay", "selection": {"statuses": ["pending"]}}`, 422, "cannot be chosen"},
-		{"POST", "/api/v1/previews", `{"action": "drop", "selection": {"parked": true}}`, 422, "replay or discard"},
+		{"POST", "/api/v1/previews", `{"action": "drop", "selection": {"parked": true}}`, 422, "replay, retry or discard"},
 		{"GET", "/api/v1/operations/77", "", 404, "audit"},
 		{"POST", "/api/v1/operations/77/resume", "", 404, "audit"},
 		{"GET", "/api/v1/audit?before=x", "", 422, "before"},
