@@ -117,9 +117,9 @@ func urlProblem(raw string, e Egress) string {
 	address, addressErr := netip.ParseAddr(host)
 	switch {
 	case u.Scheme != "http" && u.Scheme != "https" && strings.Contains(raw, "@"):
-		return "does not begin with http:// or https://; " + example
+		return "does not begin with " + supportedSchemes + "; " + example
 	case u.Scheme != "http" && u.Scheme != "https":
-		return fmt.Sprintf("scheme %q is not supported; %s", u.Scheme, example)
+		return fmt.Sprintf("scheme %q is not supported; it may be %s: %s", u.Scheme, supportedSchemes, example)
 	case u.User != nil:
 		return "contains user info; move it to headers.Authorization"
 	case u.Fragment != "" || strings.Contains(raw, "#"):

@@ -45,9 +45,9 @@ type Event struct {
 	Payload          []byte // nil when larger than what a claim brings along: loaded when its turn comes
 }
 
-// NewRequest expresses a delivery as the request of the wire contract. It fails for an event that no table constraint
-// should have let in.
-func NewRequest(to *Endpoint, d Message, now time.Time) (*http.Request, error) {
+// newHeader returns the headers of the wire contract for a delivery, signed, as every carrier sends them. It fails for an event that
+// no table constraint should have let in.
+func newHeader(to *Endpoint, d *Message, now time.Time) (http.Header, error) {
 	e := &d.Event
 	header := make(http.Header, 20)
 	if limit := to.Destination.Wire.MaxPayloadBytes; limit > 0 && int64(len(e.Payload)) > limit {
@@ -61,17 +61,25 @@ func NewRequest(to *Endpoint, d Message, now time.Time) (*http.Request, error) {
 		deleteSpellings(header, name)
 	}
 	maps.Copy(header, to.header)
-	if authorization := to.Destination.Wire.Authorization; authorization != nil {
-		header["Authorization"] = []string{authorization()}
-	}
-	if err := setContract(header, &d); err != nil {
+	if err := setContract(header, d); err != nil {
 		return nil, err
 	}
 	if to.Destination.Wire.Format == FormatCloudEvents {
-		setAttributes(header, to.Destination.Wire.Source, &d)
+		setAttributes(header, to.Destination.Wire.Source, d)
 	}
 	webhook.Sign(header, e.Payload, now, to.Destination.SigningSecrets...)
+	return header, nil
+}
 
+// NewRequest expresses a delivery as a request over HTTP. It fails as newHeader does.
+func NewRequest(to *Endpoint, d Message, now time.Time) (*http.Request, error) {
+	header, err := newHeader(to, &d, now)
+	if err != nil {
+		return nil, err
+	}
+	if authorization := to.Destination.Wire.Authorization; authorization != nil {
+		header["Authorization"] = []string{authorization()}
+	}
 	// Made by hand and without GetBody: with it, and with an X-Idempotency-Key header, net/http would send a POST again
 	// by itself when a reused connection breaks, and one attempt would be two requests.
 	return &http.Request{
@@ -79,8 +87,8 @@ func NewRequest(to *Endpoint, d Message, now time.Time) (*http.Request, error) {
 		URL:           to.URL,
 		Host:          to.URL.Host,
 		Header:        header,
-		Body:          newBody(e.Payload),
-		ContentLength: int64(len(e.Payload)),
+		Body:          newBody(d.Payload),
+		ContentLength: int64(len(d.Payload)),
 		Proto:         "HTTP/1.1",
 		ProtoMajor:    1,
 		ProtoMinor:    1,
@@ -176,7 +184,7 @@ func deleteSpellings(header http.Header, name string) {
 
 var errTooLarge = errors.New("the payload is too large for this destination")
 
-// Refused decides on an event for which [NewRequest] has failed: it is the event's own fault, so that every later attempt
+// Refused decides on an event that cannot be expressed as what is sent: it is the event's own fault, so that every later attempt
 // would fail like this one.
 func Refused(err error) policy.Result {
 	v := policy.Result{Reason: policy.ReasonInvalidEvent, Message: plain.Clip(err.Error())}

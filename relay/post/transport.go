@@ -21,31 +21,34 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
-// An Endpoint is where and how a lane's requests go: what all requests to a destination share. What they use of it never
+// An Endpoint is where and how a lane's messages go: what all attempts at a destination share. What they use of it never
 // changes once made, so that senders need no lock while another one takes its place; a certificate or credential that
 // changes does so behind it.
 type Endpoint struct {
+	Carrier
 	Destination Destination
 	URL         *url.URL
 	// Dial opens connections, as the destination's [Egress] allows. A test may replace it before the first request.
-	Dial      func(ctx context.Context, network, address string) (net.Conn, error)
+	Dial   func(ctx context.Context, network, address string) (net.Conn, error)
+	header http.Header // the part of every message's header that never changes
+
+	// Of HTTP alone.
 	Transport *http.Transport
-	direct    *direct     // nil: every request goes by Transport
-	header    http.Header // the part of every request's header that never changes
+	direct    *direct // nil: every request goes by Transport
 
 	mu       sync.Mutex
-	inFlight int  // requests on their way
+	inFlight int  // attempts on their way
 	retired  bool // another one took its place: its connections are closed when nothing is in flight
 }
 
-// begin counts a request that is about to be sent.
+// begin counts an attempt that is about to be made.
 func (e *Endpoint) begin() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.inFlight++
 }
 
-// end counts a request that was answered, or given up.
+// end counts an attempt that was answered, or given up.
 func (e *Endpoint) end() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -53,7 +56,7 @@ func (e *Endpoint) end() {
 	e.closeUnused()
 }
 
-// Retire closes the kept connections once no request needs them.
+// Retire closes the kept connections once no attempt needs them.
 func (e *Endpoint) Retire() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -69,32 +72,38 @@ func (e *Endpoint) closeUnused() {
 	}
 }
 
-// CloseIdleConnections closes the kept connections that no request uses.
-func (e *Endpoint) CloseIdleConnections() {
-	e.Transport.CloseIdleConnections()
-	if e.direct != nil {
-		e.direct.closeIdle()
-	}
-}
-
-// NewEndpoint prepares the requests to a destination.
+// NewEndpoint prepares the attempts at a destination. It connects to nothing.
 func NewEndpoint(d Destination, version string) (*Endpoint, error) {
 	u, err := url.Parse(d.URL)
 	if err != nil {
 		return nil, fmt.Errorf("parse url of %s: %w", d.Name, err)
 	}
-	proxy, err := d.Wire.proxy()
-	if err != nil {
+	e := &Endpoint{Destination: d, URL: u, Dial: d.Wire.egress.Dialer(d.Timeout).DialContext}
+	if e.Carrier, err = newCarrier(e, strings.TrimSuffix("outbox-relay/"+version, "/")); err != nil {
 		return nil, fmt.Errorf("%s: %w", d.Name, err)
 	}
-	header := http.Header{
-		"Content-Type": {"application/json"},
-		"User-Agent":   {strings.TrimSuffix("outbox-relay/"+version, "/")},
+	return e, nil
+}
+
+// setHeader makes the header that all messages share: agent, and what the destination adds.
+func (e *Endpoint) setHeader(agent string) {
+	e.header = http.Header{"Content-Type": {"application/json"}}
+	if agent != "" {
+		e.header["User-Agent"] = []string{agent}
 	}
-	for name, value := range d.Headers {
-		header.Set(name, value)
+	for name, value := range e.Destination.Headers {
+		e.header.Set(name, value)
 	}
-	e := &Endpoint{Destination: d, URL: u, header: header, Dial: d.Wire.egress.Dialer(d.Timeout).DialContext}
+}
+
+// newHTTP prepares the requests of an endpoint. agent says who sends them.
+func newHTTP(e *Endpoint, agent string) (Carrier, error) {
+	d, u := e.Destination, e.URL
+	proxy, err := d.Wire.proxy()
+	if err != nil {
+		return nil, err
+	}
+	e.setHeader(agent)
 	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
 		return e.Dial(ctx, network, address)
 	}
@@ -117,7 +126,7 @@ func NewEndpoint(d Destination, version string) (*Endpoint, error) {
 		// A few kilobytes of gzip can hold gigabytes.
 		DisableCompression: true,
 	}
-	return e, nil
+	return overHTTP{e}, nil
 }
 
 // ProxyRefusal makes a proxy's refusal an error that says whose it is, and that no connection came about.
