@@ -37,6 +37,7 @@ type destination struct {
 	bearer, password          settings.Secret
 	bearerFile, passwordFile  string
 	user                      string
+	credentialsFile, seedFile string
 }
 
 // A channel is where alerts go. Exactly one field is set.
@@ -78,8 +79,11 @@ func (c *config) bind() {
 	for _, name := range names {
 		c.relay.Destinations = append(c.relay.Destinations, c.destination(name))
 	}
-	for _, key := range []string{"bearer_token", "bearer_token_file"} {
+	for _, key := range []string{"bearer_token", "bearer_token_file", "credentials_file", "nkey_file"} {
 		c.checkDefaultDestination(key, `is sent only to the destination "default", and there is none; write `+key+" for each destination that needs it")
+	}
+	for _, key := range []string{"subject", "stream"} {
+		c.checkDefaultDestination(key, `is that of the destination "default", and there is none; write `+key+" for each destination that needs it")
 	}
 	for _, path := range c.Children("routes") {
 		var route relay.Route
@@ -95,9 +99,10 @@ func (c *config) bind() {
 func (c *config) destination(name string) post.Destination {
 	d := destination{Destination: post.Destination{Name: name, Headers: map[string]string{}}}
 	path := "destinations." + name
-	c.Bind(path, slices.Concat(targetRows(&d), policyRows(&d), credentialRows(&d)))
+	c.Bind(path, slices.Concat(targetRows(&d), policyRows(&d), credentialRows(&d), natsRows(&d)))
 	d.Wire.Authorization = c.authorization(path, &d)
 	c.bindTLS(path, &d)
+	c.bindNATS(path, &d)
 	return d.Destination
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -25,12 +26,37 @@ func newCarrier(e *Endpoint, agent string) (Carrier, error) {
 	switch e.URL.Scheme {
 	case "http", "https":
 		return newHTTP(e, agent)
+	case "nats", "tls":
+		return newNATS(e, agent), nil
 	}
 	return nil, fmt.Errorf("scheme %q is not supported; write %s", e.URL.Scheme, supportedSchemes)
 }
 
 // supportedSchemes lists what a destination's URL may begin with, for people.
-const supportedSchemes = "http:// or https://"
+const supportedSchemes = "http:// or https://, nats:// or tls:// (NATS)"
+
+// schemeProblems returns the mistakes that follow from the scheme of a destination's URL: settings that it lacks, and settings that
+// belong to another one.
+func (d Destination) schemeProblems(path string) []check.Problem {
+	scheme := schemeOf(d.URL)
+	if scheme == "nats" || scheme == "tls" {
+		return d.natsProblems(path)
+	}
+	var v check.Problems
+	for _, setting := range []struct {
+		name  string
+		given bool
+	}{
+		{"subject", d.NATS.Subject != ""},
+		{"stream", d.NATS.Stream != ""},
+		{"inbox_prefix", d.NATS.InboxPrefix != ""},
+		{"credentials_file", d.NATS.Credentials != nil},
+		{"nkey_file", d.NATS.Seed != nil},
+	} {
+		v.Require(!setting.given, path+"."+setting.name, "is for destinations of NATS, whose url begins with nats:// or tls://; remove it")
+	}
+	return v
+}
 
 // overHTTP is the [Carrier] of http and https: one POST an attempt.
 type overHTTP struct{ to *Endpoint }

@@ -18,6 +18,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 )
 
@@ -29,7 +31,9 @@ type Endpoint struct {
 	Destination Destination
 	URL         *url.URL
 	// Dial opens connections, as the destination's [Egress] allows. A test may replace it before the first request.
-	Dial   func(ctx context.Context, network, address string) (net.Conn, error)
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Log receives what happens to connections between attempts. It is set before the first one. The zero value discards.
+	Log    zerolog.Logger
 	header http.Header // the part of every message's header that never changes
 
 	// Of HTTP alone.
@@ -74,7 +78,7 @@ func (e *Endpoint) closeUnused() {
 
 // NewEndpoint prepares the attempts at a destination. It connects to nothing.
 func NewEndpoint(d Destination, version string) (*Endpoint, error) {
-	u, err := url.Parse(d.URL)
+	u, err := ParseURL(d.URL)
 	if err != nil {
 		return nil, fmt.Errorf("parse url of %s: %w", d.Name, err)
 	}
@@ -83,6 +87,11 @@ func NewEndpoint(d Destination, version string) (*Endpoint, error) {
 		return nil, fmt.Errorf("%s: %w", d.Name, err)
 	}
 	return e, nil
+}
+
+// dial opens a connection.
+func (e *Endpoint) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return e.Dial(ctx, network, address)
 }
 
 // setHeader makes the header that all messages share: agent, and what the destination adds.
@@ -104,14 +113,11 @@ func newHTTP(e *Endpoint, agent string) (Carrier, error) {
 		return nil, err
 	}
 	e.setHeader(agent)
-	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
-		return e.Dial(ctx, network, address)
-	}
 	if canSeeClosed && u.Scheme == "http" && proxy == nil && plain.IsASCII(u.Hostname()) { // http.Transport spells other names in ASCII
-		e.direct = &direct{dial: dial, address: net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "80")), most: 2 * d.MaxInFlight}
+		e.direct = &direct{dial: e.dial, address: net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "80")), most: 2 * d.MaxInFlight}
 	}
 	e.Transport = &http.Transport{
-		DialContext:            CountWrites(dial),
+		DialContext:            CountWrites(e.dial),
 		Proxy:                  proxy,
 		OnProxyConnectResponse: ProxyRefusal,
 		ForceAttemptHTTP2:      true,
