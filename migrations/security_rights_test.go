@@ -159,3 +159,28 @@ func TestOneSessionArchives(t *testing.T) {
 	first.exec(`COMMIT`)
 	second.wants("true", `SELECT mine::text FROM outbox_archive_batch(0, 100, '24 hours', false)`)
 }
+
+// What operators did stays as it was written: the login of a relay carries an operation on, and rewrites neither it nor one that is done.
+func TestSecurityRelayCannotRewriteTheAudit(t *testing.T) {
+	t.Parallel()
+	const integrityViolation = "23000"
+	s := newShop(t, migrations.Outbox)
+	relay := s.as("relay")
+	relay.exec(`
+		INSERT INTO outbox_audit (actor, origin, action) VALUES ('ann', 'cli', 'pause');
+		INSERT INTO outbox_audit (actor, origin, action, state, selection, matched) VALUES ('ann', 'cli', 'replay', 'running', '{}', 3);
+		UPDATE outbox_audit SET done = done + 2, updated_at = clock_timestamp() WHERE id = 2`)
+	relay.refused(insufficientPrivilege, `UPDATE outbox_audit SET actor = 'bob'`, `UPDATE outbox_audit SET matched = 1 WHERE id = 2`, `DELETE FROM outbox_audit`, `TRUNCATE outbox_audit`)
+	relay.refused(integrityViolation,
+		`UPDATE outbox_audit SET detail = 'nothing happened' WHERE id = 1`, `UPDATE outbox_audit SET state = 'running' WHERE id = 1`,
+		`UPDATE outbox_audit SET updated_at = now() WHERE id = 1`, `UPDATE outbox_audit SET done = 1 WHERE id = 2`,
+		`UPDATE outbox_audit SET updated_at = '2001-01-01' WHERE id = 2`)
+	relay.exec(`UPDATE outbox_audit SET state = 'interrupted', updated_at = clock_timestamp() WHERE id = 2`)
+	relay.refused(integrityViolation, `UPDATE outbox_audit SET state = 'done' WHERE id = 2`, `UPDATE outbox_audit SET done = 3 WHERE id = 2`, `UPDATE outbox_audit SET detail = 'x' WHERE id = 2`)
+	relay.exec(`
+		UPDATE outbox_audit SET state = 'running', detail = NULL WHERE id = 2;
+		UPDATE outbox_audit SET done = 3 WHERE id = 2;
+		UPDATE outbox_audit SET state = 'done' WHERE id = 2`)
+	relay.refused(integrityViolation, `UPDATE outbox_audit SET done = 0`, `UPDATE outbox_audit SET state = 'failed' WHERE id = 2`)
+	s.as("shop_owner").refused(integrityViolation, `UPDATE outbox_audit SET actor = 'bob' WHERE id = 2`)
+}

@@ -61,6 +61,7 @@ var promised = map[string]string{
 	"outbox_headers_are_fit(jsonb)":                                  everyone,
 	// These run with the rights of the caller, on nothing but what the caller gives them.
 	"outbox_refuse_update()":                            everyone,
+	"outbox_keep_audit()":                               everyone,
 	"outbox_alert_changed()":                            everyone,
 	"outbox_route_added()":                              everyone,
 	"outbox_compatible_since()":                         everyone,

@@ -136,7 +136,7 @@ func TestDeadChannelIsTriedAgainAndDelaysNothing(t *testing.T) {
 	second := to(healthy.URL)
 	second.Name = "healthy"
 	cfg.Destinations = append(cfg.Destinations, second)
-	cfg.Routes = []Route{{"*", []string{"default", "healthy"}}}
+	cfg.Routes = []Route{{Event: "*", To: []string{"default", "healthy"}}}
 	db.insert(1, "first")
 	r := start(t, cfg)
 	<-hanging.arrived // the alerter now waits for the channel
@@ -338,10 +338,10 @@ func TestUncertainRelayTellsOnlyThat(t *testing.T) {
 	cfg := db.config(to("http://receiver.test/"))
 	cfg.Alerts.Channels = []alert.Channel{ops}
 	r := sessionOf(t, cfg)
-	instance, _ := r.presence.current()
+	instance, _ := r.current()
 	db.fire(alert.RuleBreakerOpen)
 	db.fire(alert.RuleQuarantined)
-	r.presence.set(instance, false)
+	r.presence.Set(instance, false)
 	must(t, r.alerter().SendDue(t.Context()))
 	if got := ops.heard(); !slices.Equal(got, []string{"quarantined firing"}) {
 		t.Errorf("told %q", got)

@@ -266,17 +266,21 @@ func (c *claimer) claims(now time.Time) []laneClaim {
 	lanes := c.lanes.list()
 	active := 0
 	for _, l := range lanes {
-		if l.walks[live].more || l.walks[backlog].more || l.busy() {
+		if l.isActive() {
 			active++
 		}
 	}
-	share := max(1, c.config().MaxInFlight/max(1, active))
 	claims := make([]laneClaim, 0, len(lanes))
 	for _, l := range lanes {
 		if c.config().Hooks.LaneChanged != nil {
 			l.show(now, c.config().Hooks.LaneChanged)
 		}
-		l.setShare(min(l.current().Destination.MaxInFlight, share))
+		// A lane that had nothing may get as much as if all lanes had something: they may all get something now.
+		sharers := len(lanes)
+		if l.isActive() {
+			sharers = active
+		}
+		l.takePart(c.config().MaxInFlight, sharers)
 		if request := c.request(l, now, c.pace.looking(now)); len(request.scans)+len(request.keys) > 0 {
 			claims = append(claims, laneClaim{l, request})
 			l.ask(now)
@@ -433,6 +437,12 @@ func (c *claimer) handOut(claims []laneClaim, result claimResult) {
 		byLane[d.destination] = append(byLane[d.destination], d)
 	}
 	window := result.at.Add(-liveWindow)
+	active := 0
+	for _, l := range c.lanes.list() {
+		if len(byLane[l.name]) > 0 || l.isActive() {
+			active++
+		}
+	}
 	for _, claim := range claims {
 		deliveries, brought := byLane[claim.lane.name]
 		if !brought {
@@ -444,6 +454,7 @@ func (c *claimer) handOut(claims []laneClaim, result claimResult) {
 		if c.config().Hooks.Claimed != nil {
 			c.config().Hooks.Claimed(claim.lane.name, len(deliveries))
 		}
+		claim.lane.takePart(c.config().MaxInFlight, active) // before it gets senders, of which all lanes together may have so many
 		c.push(claim, deliveries, window)
 	}
 }

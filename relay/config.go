@@ -6,7 +6,6 @@ import (
 	"math"
 	"os"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -19,6 +18,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/routes"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
@@ -93,41 +94,20 @@ type Config struct {
 }
 
 // Pooler says whether a connection pooler stands between the relay and its database. The zero value finds out.
-type Pooler struct {
-	// Mode says what Config.Pool leads to. Empty: PoolerAuto.
-	Mode PoolerMode
-	// Session is how to reach the server itself when Config.Pool leads through a pooler. The relay opens one connection
-	// of it, and is with it what it is without a pooler: woken by notifications, rescued within about a second. nil: as
-	// Config.Pool.
-	Session *pgxpool.Config
-}
+type Pooler = session.Pooler
 
 // PoolerMode says what a database URL leads to.
-type PoolerMode string
+type PoolerMode = session.PoolerMode
 
-// What a database URL may lead to.
+// The values of [PoolerMode].
 const (
-	// PoolerAuto asks the server whether it got the settings of a session, and works as PoolerTransaction if it did not.
-	PoolerAuto PoolerMode = "auto"
-	// PoolerNone is the server itself. A relay that finds a pooler there ends with ErrPooler.
-	PoolerNone PoolerMode = "none"
-	// PoolerTransaction is a pooler that keeps nothing but transactions, as PgBouncer does. Without Pooler.Session, events
-	// are found by polling alone, and the work of a relay that crashed waits for its lease.
-	PoolerTransaction PoolerMode = "transaction"
+	PoolerAuto        = session.PoolerAuto
+	PoolerNone        = session.PoolerNone
+	PoolerTransaction = session.PoolerTransaction
 )
 
-func (v *validator) pooler(p Pooler) {
-	known := []PoolerMode{"", PoolerAuto, PoolerNone, PoolerTransaction}
-	v.Require(slices.Contains(known, p.Mode), "database.pooler", "%q is not known; write auto, none or transaction", p.Mode)
-}
-
 // A Route sends the event types that match Event to the destinations in To.
-type Route struct {
-	// Event is an event type in which '*' stands for any characters: "*", "invoice.*".
-	Event string
-	// To names destinations.
-	To []string
-}
+type Route = routes.Route
 
 // A Problem is one mistake in a Config: the path of the setting, and what is wrong with it.
 type Problem = check.Problem
@@ -165,7 +145,7 @@ func setDefault[T comparable](field *T, value T) {
 func (c Config) Validate() []Problem {
 	c = c.withDefaults()
 	var v validator
-	v.pooler(c.Pooler)
+	v.Add(c.Pooler.Problems("database.pooler"))
 	v.Require(storable(c.Schema), "database.schema", "is not valid UTF-8, or contains a NUL")
 	v.Require(storable(c.Name), "relay.name", "is not valid UTF-8, or contains a NUL")
 	v.Require(storable(c.Version), "relay.version", "is not valid UTF-8, or contains a NUL")
@@ -197,13 +177,7 @@ func (c Config) Validate() []Problem {
 		}
 	}
 	for i, r := range c.Routes {
-		path := fmt.Sprintf("routes[%d]", i)
-		v.Require(routePattern.MatchString(r.Event), path+".event",
-			"%q is not an event type or pattern; write one such as \"invoice.paid\", \"invoice.*\" or \"*\"", r.Event)
-		v.Require(len(r.To) > 0, path+".to", "names no destination")
-		for _, name := range r.To {
-			v.Require(names[name], path+".to", "there is no destination %q", name)
-		}
+		v.Add(r.Problems(fmt.Sprintf("routes[%d]", i), names))
 	}
 	v.Add(c.Retention.Problems("retention"))
 	v.processedEvents(c)
@@ -228,10 +202,7 @@ func (v *validator) processedEvents(c Config) {
 		k.ProcessedEvents, name, longest, math.Ceil(longest.Hours()))
 }
 
-var (
-	destinationName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
-	routePattern    = regexp.MustCompile(`^[\x21-\x7e]{1,255}$`)
-)
+var destinationName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,62}$`)
 
 type validator struct{ check.Problems }
 

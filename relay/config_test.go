@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -10,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/relay/archive"
-	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -33,7 +31,7 @@ func TestUsableConfigurations(t *testing.T) {
 		"tight lease": func(c *Config) { c.Lease = 15 * time.Second },
 		"own headers": func(c *Config) { c.Destinations[0].Headers = map[string]string{"Authorization": "Bearer x", "X-A": ""} },
 		"routes": func(c *Config) {
-			c.Routes = []Route{{"invoice.*", []string{"logistics"}}, {"*", []string{"logistics"}}}
+			c.Routes = []Route{{Event: "invoice.*", To: []string{"logistics"}}, {Event: "*", To: []string{"logistics"}}}
 		},
 		"longest name": func(c *Config) { c.Destinations[0].Name = strings.Repeat("a", 63) },
 	} {
@@ -120,11 +118,11 @@ func TestEveryMistakeIsFound(t *testing.T) {
 			first(func(d *post.Destination) { d.Headers = map[string]string{"X-A": "1", "x-a": "2"} }),
 			"destinations.logistics.headers.x-a: stands twice",
 		},
-		"route without event":    {func(c *Config) { c.Routes = []Route{{"", []string{"logistics"}}} }, "routes[0].event: "},
-		"route with blank":       {func(c *Config) { c.Routes = []Route{{"a b", []string{"logistics"}}} }, "routes[0].event: "},
-		"route too long":         {func(c *Config) { c.Routes = []Route{{strings.Repeat("a", 256), []string{"logistics"}}} }, "routes[0].event: "},
-		"route without target":   {func(c *Config) { c.Routes = []Route{{"*", nil}} }, "routes[0].to: names no destination"},
-		"route to a stranger":    {func(c *Config) { c.Routes = []Route{{"*", []string{"logistic"}}} }, `routes[0].to: there is no destination "logistic"`},
+		"route without event":    {func(c *Config) { c.Routes = []Route{{Event: "", To: []string{"logistics"}}} }, "routes[0].event: "},
+		"route with blank":       {func(c *Config) { c.Routes = []Route{{Event: "a b", To: []string{"logistics"}}} }, "routes[0].event: "},
+		"route too long":         {func(c *Config) { c.Routes = []Route{{Event: strings.Repeat("a", 256), To: []string{"logistics"}}} }, "routes[0].event: "},
+		"route without target":   {func(c *Config) { c.Routes = []Route{{Event: "*", To: nil}} }, "routes[0].to: names no destination"},
+		"route to a stranger":    {func(c *Config) { c.Routes = []Route{{Event: "*", To: []string{"logistic"}}} }, `routes[0].to: there is no destination "logistic"`},
 		"url missing":            {first(func(d *post.Destination) { d.URL = "" }), "destinations.logistics.url: is empty"},
 		"name of the relay: NUL": {func(c *Config) { c.Name = "a\x00b" }, "relay.name: "},
 		"schema with NUL":        {func(c *Config) { c.Schema = "a\x00b" }, "database.schema: "},
@@ -165,29 +163,6 @@ func TestDefaultsDoNotReachIntoTheCallersConfig(t *testing.T) {
 	}
 	if d := given.Destinations[0]; d.Timeout != 0 || d.MaxInFlight != 0 || d.Retry.Schedule != nil || given.Routes != nil {
 		t.Errorf("the caller's configuration was changed: %+v", given)
-	}
-}
-
-// The settings on which the plans rest win, whatever the DSN says; the DSN's other settings stay.
-func TestPoolSettings(t *testing.T) {
-	t.Parallel()
-	given, err := pgxpool.ParseConfig("postgres://db/x?enable_seqscan=on&work_mem=7MB&pool_max_conns=50&application_name=theirs")
-	must(t, err)
-	cfg := usable()
-	cfg.Pool, cfg.Schema = given, `My "Schema`
-	r, err := New(cfg)
-	must(t, err)
-	got := r.poolConfig()
-	want := pg.SessionSettings()
-	want["work_mem"], want["search_path"] = "7MB", `"My ""Schema"`
-	if !maps.Equal(got.ConnConfig.RuntimeParams, want) {
-		t.Errorf("settings %v, want %v", got.ConnConfig.RuntimeParams, want)
-	}
-	if got.MaxConns != defaultConns {
-		t.Errorf("%d connections", got.MaxConns)
-	}
-	if given.ConnConfig.RuntimeParams["enable_seqscan"] != "on" || given.MaxConns != 50 {
-		t.Error("the caller's configuration was changed")
 	}
 }
 

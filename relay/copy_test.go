@@ -298,7 +298,7 @@ func TestFailoverIsNoCopy(t *testing.T) {
 	r.await(t, "the standby, which is not written to", func(o *observer) bool { return o.failures["session"] >= 2 })
 	standby.exec(`SELECT pg_promote()`)
 	standby.exec(`CHECKPOINT`)
-	eventually(t, "the relay's registration", func() bool { _, alive := r.presence.current(); return alive })
+	eventually(t, "the relay's registration", func() bool { _, alive := r.current(); return alive })
 	standby.insert(10, "after")
 	r.settles(t, policy.Delivered, 20)
 	if len(r.reasons) != 0 {
@@ -339,7 +339,7 @@ func TestReconnectOntoACopy(t *testing.T) {
 			} else {
 				l.cut()
 				r.wantReason(t, "system identifier")
-				if number, _ := r.presence.current(); number != 0 {
+				if number, _ := r.current(); number != 0 {
 					t.Errorf("still instance %d, which is another relay's here", number)
 				}
 			}

@@ -3,7 +3,6 @@ package relay
 import (
 	"context"
 	"errors"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -11,11 +10,12 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // core is what the parts of a relay share: its lanes, its database, and what wakes or ends them.
 type core struct {
-	presence
+	presence  session.Presence
 	effective atomic.Pointer[Config]
 	lanes     lanes
 	store     *store
@@ -32,25 +32,8 @@ type core struct {
 // config returns the configuration in effect, which is never changed, only replaced.
 func (c *core) config() *Config { return c.effective.Load() }
 
-// presence is as what this relay is registered. It is safe for concurrent use.
-type presence struct {
-	mu       sync.Mutex
-	instance int32
-	alive    bool
-}
-
 // current returns the number under which this relay claims, and whether it counts as alive.
-func (p *presence) current() (instance int32, alive bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.instance, p.alive
-}
-
-func (p *presence) set(instance int32, alive bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.instance, p.alive = instance, alive
-}
+func (c *core) current() (instance int32, alive bool) { return c.presence.Current() }
 
 // databaseError tells of a failed statement that will be repeated.
 func (c *core) databaseError(operation string, err error) {

@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -186,9 +185,7 @@ func (s *senders) attempt(l *lane, d *delivery) (v policy.Result) {
 	if d.alone { // if the relay dies of it, nothing can be written afterwards
 		ready = func() *policy.Result { return s.countAlone(d) }
 	}
-	ctx, cancel := context.WithTimeout(s.doing, to.Destination.Timeout)
-	defer cancel()
-	return to.Deliver(ctx, d.message(), ready)
+	return to.Deliver(s.doing, d.message(), ready)
 }
 
 // countAlone records that a suspect is about to be sent. If that fails it returns a result, and the suspect must not be sent.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/tls"
 	"crypto/x509"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/routes"
 )
 
 // A comparison is one setting of two configurations.
@@ -76,7 +76,7 @@ func (c *Config) differences(next *Config) (all []string) {
 	for _, name := range missing(c.Destinations, next.Destinations) {
 		all = append(all, "destinations."+name+" removed")
 	}
-	all = append(all, c.routeChanges(next)...)
+	all = append(all, routes.Differences(c.Routes, next.Routes)...)
 	return append(all, changed(
 		comparison{"egress.allow_private", (c.Egress.AllowPrivate == nil) == (next.Egress.AllowPrivate == nil) && slices.Equal(c.Egress.AllowPrivate, next.Egress.AllowPrivate)},
 		comparison{"egress.proxy", c.Egress.Proxy == next.Egress.Proxy},
@@ -89,26 +89,6 @@ func (c *Config) differences(next *Config) (all []string) {
 		comparison{"relay.max_in_flight", c.MaxInFlight == next.MaxInFlight},
 		comparison{"relay.log_delivered", c.LogDelivered == next.LogDelivered},
 	)...)
-}
-
-// routeChanges says in one text how the routes differ; nil: they do not.
-func (c *Config) routeChanges(next *Config) []string {
-	old, wanted := c.routeRows(), next.routeRows()
-	added, removed := 0, 0
-	for route := range wanted {
-		if !old[route] {
-			added++
-		}
-	}
-	for route := range old {
-		if !wanted[route] {
-			removed++
-		}
-	}
-	if added+removed == 0 {
-		return nil
-	}
-	return []string{fmt.Sprintf("routes: %d added, %d removed", added, removed)}
 }
 
 // channelNames returns the sorted names of the channels.

@@ -21,27 +21,42 @@ import (
 // less often than the timeout would dial each time.
 func TestIdleConnectionOutlivesDeadline(t *testing.T) {
 	t.Parallel()
-	rc := newReceiver(t, nil)
-	e, err := post.NewEndpoint(destinationOf(rc.URL, post.Wire{}, post.Egress{}), "")
-	must(t, err)
-	defer e.CloseIdleConnections()
-	dial, connections := e.Dial, 0
-	e.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
-		connections++
-		return dial(ctx, network, address)
-	}
-	for delivered := false; !delivered; { // a busy machine may be too slow for the deadline
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		d := order()
-		req, err := post.NewRequest(e, d.message(), time.Now())
+	const timeout = 100 * time.Millisecond
+	for _, whose := range []string{"destination", "context"} {
+		rc := newReceiver(t, nil)
+		destination := destinationOf(rc.URL, post.Wire{}, post.Egress{})
+		if whose == "destination" {
+			destination.Timeout = timeout
+		}
+		e, err := post.NewEndpoint(destination, "")
 		must(t, err)
-		delivered = post.Send(ctx, e, req, d.event.Payload).Reason == policy.ReasonOK
-		<-ctx.Done()
-		cancel()
-	}
-	before := connections
-	if v := exchange(t, e); v.Outcome != policy.Delivered || connections != before {
-		t.Errorf("%d more connections, %+v", connections-before, v)
+		defer e.CloseIdleConnections()
+		dial, connections := e.Dial, 0
+		e.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+			connections++
+			return dial(ctx, network, address)
+		}
+		var before int
+		for again := true; again; { // a busy machine may be too slow for the deadline
+			passed, ctx, cancel := time.After(timeout), t.Context(), context.CancelFunc(func() {})
+			if whose == "context" {
+				ctx, cancel = context.WithTimeout(ctx, timeout)
+			}
+			d := order()
+			req, err := post.NewRequest(e, d.message(), time.Now())
+			must(t, err)
+			again = post.Send(ctx, e, req, d.event.Payload).Reason != policy.ReasonOK
+			<-passed
+			cancel()
+			if !again {
+				before = connections
+				v := exchange(t, e)
+				again = v.Reason == policy.ReasonTimeout
+				if !again && (v.Outcome != policy.Delivered || connections != before) {
+					t.Errorf("of the %s: %d more connections, %+v", whose, connections-before, v)
+				}
+			}
+		}
 	}
 }
 

@@ -129,7 +129,7 @@ func TestEchoedSecretsAreMasked(t *testing.T) {
 			Headers: map[string]string{"X-Custom": canaryCustom}, SigningSecrets: []webhook.Secret{secret(t, testSecret)},
 			Wire: post.Wire{Excerpts: post.ExcerptsText, Authorization: func() string { return basic }},
 		})
-		cfg.Routes = append(cfg.Routes, Route{name, []string{name}})
+		cfg.Routes = append(cfg.Routes, Route{Event: name, To: []string{name}})
 		db.exec(`INSERT INTO outbox_route (pattern, destination) VALUES ($1, $1)`, name)
 		db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, headers) VALUES ($1, '{}', $1, jsonb_build_object('X-Event', $2::text))`, name, canaryEvent)
 	}

@@ -14,7 +14,7 @@ func TestClaimerWaitsWhileEveryLaneIsFull(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	r := prepared(t, db.config(to("http://receiver.test/")))
-	r.presence.set(1, true)
+	r.presence.Set(1, true)
 	for c := range class(classes) {
 		r.lane("default").push(time.Now(), c, singly(make([]delivery, 2*post.DefaultLaneInFlight)))
 	}
@@ -39,7 +39,7 @@ func TestLittleRoomIsFilledSoon(t *testing.T) {
 	for _, c := range []class{live, backlog} {
 		db := newDatabase(t)
 		r := prepared(t, db.config(to("http://receiver.test/")))
-		r.presence.set(1, true)
+		r.presence.Set(1, true)
 		r.wake.hears.Store(true)
 		l := r.lane("default")
 		for other := range class(classes) {

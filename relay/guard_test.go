@@ -143,12 +143,12 @@ func TestDecisionReachesRelaysThatWork(t *testing.T) {
 	r := preparedGuarded(t, cfg)
 	guarding := r.guardConfig()
 	guarding.Interval = 0
-	r.session.guard = identity.NewGuard(guarding)
+	r.session.Guard = identity.NewGuard(guarding)
 	r.begin()
 	r.instance()
 	db.exec(`UPDATE outbox_identity SET environment = 'staging'`)
 	r.wantReason(t, `environment is "production", recorded is "staging"`)
-	if _, alive := r.presence.current(); alive {
+	if _, alive := r.current(); alive {
 		t.Error("still alive")
 	}
 }
@@ -243,7 +243,7 @@ func TestWitnessThatStartsLater(t *testing.T) {
 	early := preparedGuarded(t, cfg)
 	guarding := early.guardConfig()
 	guarding.Grace = time.Hour
-	early.session.guard = identity.NewGuard(guarding)
+	early.session.Guard = identity.NewGuard(guarding)
 	early.begin()
 	becomes(db, 1, `SELECT count(*) FROM outbox_relay WHERE quarantined IS NOT NULL`)
 	start(t, known).instance()

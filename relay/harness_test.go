@@ -176,7 +176,7 @@ func (r *running) instance() int32 {
 	var instance int32
 	eventually(r.t, "the relay's registration", func() (alive bool) {
 		// The session appears before Run, but not its connection.
-		instance, alive = r.presence.current()
+		instance, alive = r.current()
 		return alive
 	})
 	return instance

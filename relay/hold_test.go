@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // A relay that was trying a destination alone and is gone, by a crash or by a stop, keeps no other from it.
@@ -11,13 +12,13 @@ func TestTrialEndsWithItsRelay(t *testing.T) {
 	t.Parallel()
 	for name, leave := range map[string]func(t *testing.T, db *database, instance int32){
 		"crash": func(t *testing.T, db *database, instance int32) {
-			dead, _, err := (&store{pool: db.pool}).rescue(t.Context(), instance)
+			dead, _, err := session.Rescue(t.Context(), db.pool, instance)
 			if err != nil || !dead {
 				t.Errorf("not rescued: %v", err)
 			}
 		},
 		"stop": func(t *testing.T, db *database, instance int32) {
-			must(t, deregister(t.Context(), db.pool, instance))
+			must(t, session.Deregister(t.Context(), db.pool, instance))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -77,7 +77,7 @@ func drainHotKeys(b *testing.B, events, failed int, blocked bool) {
 	}))
 	defer receiver.Close()
 	cfg := db.config(post.Destination{Name: "hot", URL: receiver.URL, OnFailure: policy.SkipFailed}, post.Destination{Name: "beside", URL: receiver.URL})
-	cfg.Routes = []Route{{"t", []string{"hot"}}, {"to.1", []string{"beside"}}}
+	cfg.Routes = []Route{{Event: "t", To: []string{"hot"}}, {Event: "to.1", To: []string{"beside"}}}
 	r := start(b, cfg)
 	r.instance()
 	trickle := func(lasts time.Duration) time.Duration {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // armed is true while relays want to be notified.
@@ -83,19 +84,18 @@ func sessionThrough(t testing.TB, cfg Config, through func(pg.Pool) pg.Pool) *Re
 	t.Helper()
 	r, err := New(cfg)
 	must(t, err)
-	pool, err := pgxpool.NewWithConfig(t.Context(), r.poolConfig())
+	pool, err := pgxpool.NewWithConfig(t.Context(), r.session.Config.PoolConfig())
 	must(t, err)
-	r.store.direct, r.store.pool, r.chores.pool = pool, through(pool), pool
-	r.watcher.DB = pool
+	r.setDatabase(session.Database{Direct: pool, Pool: through(pool)})
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
-	running.Go(func() { r.session.run(ctx) })
+	running.Go(func() { r.session.Run(ctx) })
 	t.Cleanup(func() {
 		cancel()
 		running.Wait()
 		pool.Close()
 	})
-	eventually(t, "the registration", func() bool { _, alive := r.presence.current(); return alive })
+	eventually(t, "the registration", func() bool { _, alive := r.current(); return alive })
 	return r
 }
 
@@ -153,8 +153,8 @@ func TestFailedDeclarationChangesNothing(t *testing.T) {
 	for _, before := range []bool{true, false} {
 		s := &store{pool: db.pool}
 		must(t, s.arm(t.Context(), before))
-		if err := s.arm(failed, !before); err == nil || s.armed.Load() != before {
-			t.Errorf("armed: %t, then not declared: %v; beats say %t", before, err, s.armed.Load())
+		if err := s.arm(failed, !before); err == nil || s.producers.Armed() != before {
+			t.Errorf("armed: %t, then not declared: %v; beats say %t", before, err, s.producers.Armed())
 		}
 	}
 }

@@ -33,6 +33,9 @@ func newLane(e *post.Endpoint) *lane {
 	}}
 }
 
+// isActive reports whether the lane holds something, or its last claim has left something.
+func (l *lane) isActive() bool { return l.walks[live].more || l.walks[backlog].more || l.busy() }
+
 // show tells the hook when what the lane may have has changed.
 func (l *lane) show(now time.Time, hook func(LaneState)) {
 	if now.Sub(l.seen) < time.Second {
@@ -137,7 +140,7 @@ func (ls *lanes) applyStates(began, now time.Time, states []policy.DestinationSt
 		}
 		_, hold, _ := l.breakerAt(now)
 		l.changeBreaker(func(b *policy.Breaker) {
-			if state.Remaining > implausible(b, hold) {
+			if state.Remaining > b.Implausible(hold) {
 				state.Remaining = 0
 			}
 			before := b.State
@@ -148,7 +151,7 @@ func (ls *lanes) applyStates(began, now time.Time, states []policy.DestinationSt
 	return changed
 }
 
-// implausible is a longer time than any relay gives a breaker: the database's clock must have been put back since.
-func implausible(b *policy.Breaker, hold time.Duration) time.Duration {
-	return 2 * max(b.Policy.ProbeMax, hold)
+// takePart gives the lane its part of the relay's capacity, which so many lanes share.
+func (l *lane) takePart(capacity, sharers int) {
+	l.setShare(min(l.current().Destination.MaxInFlight, max(1, capacity/max(1, sharers))))
 }

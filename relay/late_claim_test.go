@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // TestRescueWaitsForTheLastClaim holds a dead relay's last claim inside the database, where killing a process does not
@@ -32,7 +33,7 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	must(t, err)
 
 	victim := connect()
-	instance, err := register(ctx, victim, true, "victim", "", time.Hour)
+	instance, err := session.Register(ctx, victim, true, "victim", "", time.Hour)
 	must(t, err)
 	s := &store{pool: db.pool}
 	claimed := make(chan int, 1)
@@ -50,7 +51,7 @@ func TestRescueWaitsForTheLastClaim(t *testing.T) {
 	becomes(db, false, "SELECT "+pg.HasSession+" FROM outbox_relay r")
 	rescued := make(chan bool, 1)
 	go func() {
-		dead, _, err := (&store{pool: rescuer}).rescue(ctx, instance)
+		dead, _, err := session.Rescue(ctx, rescuer, instance)
 		if err != nil {
 			t.Error(err)
 		}
@@ -86,7 +87,7 @@ func TestRelayThatComesBackDuringItsRescue(t *testing.T) {
 	claim := db.locker(`SELECT FROM outbox_relay FOR KEY SHARE`)
 	rescued := make(chan bool, 1)
 	go func() {
-		dead, _, err := (&store{pool: db.pool}).rescue(t.Context(), instance)
+		dead, _, err := session.Rescue(t.Context(), db.pool, instance)
 		if err != nil {
 			t.Error(err)
 		}
@@ -96,7 +97,7 @@ func TestRelayThatComesBackDuringItsRescue(t *testing.T) {
 	conn, err := pgx.Connect(t.Context(), db.dsn)
 	must(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
-	if resumed, err := resume(t.Context(), conn, true, instance); err != nil || !resumed {
+	if resumed, err := session.Resume(t.Context(), conn, true, instance); err != nil || !resumed {
 		t.Fatalf("resumed %t, %v", resumed, err)
 	}
 	_, err = claim.Exec(t.Context(), `COMMIT`)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // A claim whose acknowledgement was lost is known to the database alone: a relay that leaves must not take it along
@@ -20,14 +21,14 @@ func TestLeavingGivesBackWhatIsStillClaimed(t *testing.T) {
 	conn, err := pgx.Connect(ctx, db.dsn)
 	must(t, err)
 	defer func() { _ = conn.Close(ctx) }()
-	instance, err := register(ctx, conn, true, "leaving", "", time.Hour)
+	instance, err := session.Register(ctx, conn, true, "leaving", "", time.Hour)
 	must(t, err)
 	s := &store{pool: db.pool}
 	if n := db.exec(`UPDATE outbox_delivery SET claim = 1, claimed_by = CASE event_id WHEN 1 THEN $1::int + 1 ELSE $1 END,
 		lease_expires_at = now() + $2::interval`, instance, time.Hour); n != 3 {
 		t.Fatalf("%d deliveries", n)
 	}
-	must(t, deregister(ctx, conn, instance))
+	must(t, session.Deregister(ctx, conn, instance))
 	if !row[bool](db, `SELECT count(*) = 0 FROM outbox_relay`) {
 		t.Error("the relay is still registered")
 	}

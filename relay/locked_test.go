@@ -11,6 +11,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // keepsLocked is what the log says of rows that a settle met locked more than once.
@@ -205,7 +206,7 @@ func TestClaimOfAnotherRelayFailsNoSettle(t *testing.T) {
 	rc := newReceiver(t, func(_ http.ResponseWriter, r request) { g.pass(r) })
 	db.insert(3, "key")
 	slow := db.locker(`SET LOCAL application_name = 'slow'`)
-	instance, err := register(t.Context(), db.pool, false, "slow", "", time.Hour)
+	instance, err := session.Register(t.Context(), db.pool, false, "slow", "", time.Hour)
 	must(t, err)
 	rescuer := db.locker(`SELECT FROM outbox_relay WHERE name = 'slow' FOR UPDATE`) // the claim waits for it when it has its snapshot
 	claimed := make(chan struct{})

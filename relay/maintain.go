@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/archive"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/routes"
 )
 
 // parkedEvery is how often everything parked is looked through for a route, although none was added.
@@ -22,18 +23,18 @@ func (r *Relay) maintain(ctx context.Context) {
 	jobs := newJobs(r.cfg.Log)
 	jobs.Schedule(cron.Every(r.cfg.PollInterval), cron.FuncJob(func() { signal(r.wake.tick) }))
 	jobs.Schedule(cron.Every(parkedEvery), cron.FuncJob(func() {
-		if err := r.chores.beginParkedSearch(ctx); err != nil && ctx.Err() == nil {
+		if err := routes.BeginParkedSearch(ctx, r.chores); err != nil && ctx.Err() == nil {
 			r.databaseError("begin parked search", err)
 		}
 	}))
-	parked := parkedSearch{chores: r.chores, wake: r.wake, log: r.cfg.Log}
+	parked := routes.ParkedSearch{DB: r.chores, Log: r.cfg.Log, Released: func() { r.wake.notify(true) }}
 	archiving := archivePlan{jobs: jobs}
 	archiving.follow(ctx, r)
 	jobs.Start()
 	for ctx.Err() == nil {
 		select {
 		case <-r.wake.parked:
-			if err := parked.round(ctx); err != nil && ctx.Err() == nil {
+			if err := parked.Round(ctx); err != nil && ctx.Err() == nil {
 				r.databaseError("unpark", err)
 			}
 		case <-r.wake.routes:
@@ -42,7 +43,7 @@ func (r *Relay) maintain(ctx context.Context) {
 			}
 		case <-r.wake.schema:
 			// A session that cannot register because of the schema leaves the guard shut for good.
-			if _, err := pg.CheckSchema(identity.Unguarded(ctx), r.chores.pool); errors.Is(err, pg.ErrSchema) {
+			if _, err := pg.CheckSchema(identity.Unguarded(ctx), r.chores); errors.Is(err, pg.ErrSchema) {
 				r.cfg.Log.Error().Err(err).Msg("the schema changed under this relay")
 				r.fail(err)
 			}
@@ -84,7 +85,7 @@ func (p *archivePlan) follow(ctx context.Context, r *Relay) {
 // archive is the relay's own run. The next one takes up whatever ended this one.
 func (r *Relay) archive(ctx context.Context) {
 	log := r.cfg.Log
-	a := archive.Job{DB: r.chores.pool, Keep: r.config().Retention, Pressed: r.pressed, Progress: func(p archive.Progress) {
+	a := archive.Job{DB: r.chores, Keep: r.config().Retention, Pressed: r.pressed, Progress: func(p archive.Progress) {
 		if p.Waiting != "" {
 			log.Info().Str("reason", p.Waiting).Msg("archive: stands down while the database is under pressure")
 			return
@@ -118,22 +119,4 @@ func (cronLog) Info(string, ...any) {}
 
 func (l cronLog) Error(err error, msg string, details ...any) {
 	l.log.Error().Err(err).Str("details", fmt.Sprint(details...)).Msg("maintenance: " + msg)
-}
-
-// Events without deliveries come about where the trigger does not run: loads with triggers disabled, logical replication,
-// session_replication_role = replica. Nothing claims them, and no other rule sees them.
-const undeliveredBatch = 5_000 // looked at by each walk of one search: some 20 ms
-
-// searchUndelivered looks for events without deliveries: among the new ones until it has caught up or taken a hundredth
-// of the interval between two looks, and among a further part of all others.
-func (r *Relay) searchUndelivered(ctx context.Context) error {
-	began := time.Now()
-	age := r.cfg.Watching.Interval * 9 / 10
-	for {
-		more, err := r.store.searchUndelivered(ctx, age, undeliveredBatch)
-		if err != nil || !more || time.Since(began) > r.cfg.Watching.Interval/100 {
-			return err
-		}
-		age = 0
-	}
 }

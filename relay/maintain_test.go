@@ -110,13 +110,14 @@ func TestParkedDeliveriesAreReleasedByALaterRoute(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t, "default")
 	db.exec(`DELETE FROM outbox_route`)
-	db.insert(3*parkedStep+1, "early")
+	const parked = 3001 // more than three steps of the search
+	db.insert(parked, "early")
 	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('other', '{}', 'other')`)
 	rc := newReceiver(t, nil)
 	cfg := db.config(to(rc.URL))
-	cfg.Routes = []Route{{"t", []string{"default"}}}
+	cfg.Routes = []Route{{Event: "t", To: []string{"default"}}}
 	r := start(t, cfg)
-	r.settles(t, policy.Delivered, 3*parkedStep+1)
+	r.settles(t, policy.Delivered, parked)
 	if got := row[string](db, `SELECT string_agg(destination || '/' || status, ',') FROM outbox_delivery WHERE status = 'pending'`); got != "/pending" {
 		t.Errorf("left are %q, want one parked", got)
 	}

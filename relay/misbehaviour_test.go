@@ -152,7 +152,7 @@ func TestSecurityMisbehavingReceivers(t *testing.T) {
 			d.Timeout = 3 * time.Second // in which the request and what there is of an answer arrive
 		}
 		cfg.Destinations = append(cfg.Destinations, d)
-		cfg.Routes = append(cfg.Routes, Route{name, []string{name}})
+		cfg.Routes = append(cfg.Routes, Route{Event: name, To: []string{name}})
 		body := "{}"
 		if name == "early-answer" {
 			body = large

@@ -19,6 +19,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/routes"
 )
 
 // A settle whose commit was not acknowledged is sent again. By then an operator may have replayed what it settled.
@@ -257,7 +258,7 @@ func TestUnservedDeliveries(t *testing.T) {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	becomes(db, true, `SELECT resolved_at IS NOT NULL FROM outbox_alert WHERE rule = 'unserved'`)
-	if got := (unservedDestination{"old", 10_001}).String(); got != "old (more than 10000)" {
+	if got := (routes.Unserved{Destination: "old", Pending: 10_001}).String(); got != "old (more than 10000)" {
 		t.Error(got)
 	}
 }
@@ -276,4 +277,53 @@ func TestPlanOfUnserved(t *testing.T) {
 	if plan := strings.Join(lines, "\n"); strings.Contains(plan, "Seq Scan on outbox_delivery") || !strings.Contains(plan, "using outbox_delivery_due") {
 		t.Error(plan)
 	}
+}
+
+// What waits for its next attempt is sent at once when an operator says so, an ordering key in its order, and keeps its attempts.
+func TestRetryNow(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	var mended atomic.Bool
+	rc := newReceiver(t, func(w http.ResponseWriter, _ request) {
+		if !mended.Load() {
+			w.WriteHeader(http.StatusUnauthorized)
+		}
+	})
+	cfg := db.config(to(rc.URL))
+	cfg.Destinations[0].Retry.Schedule = []time.Duration{time.Hour}
+	db.exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) SELECT 't', '{}', 'k' || i, 'a' FROM generate_series(1, 3) i`)
+	db.insert(2, "free")
+	r := start(t, cfg)
+	r.settles(t, policy.Retry, 3) // the head of the key, and those without one
+	mended.Store(true)
+	sent := rc.total()
+	b, err := ops.New(db.pool).Retry(t.Context(), ops.Selection{Destination: "default"}, nil)
+	must(t, err)
+	if b.Matched != 3 || b.Done != 3 || len(b.Obstacles) != 0 {
+		t.Errorf("%+v", b)
+	}
+	r.settles(t, policy.Delivered, 5)
+	if again := slices.DeleteFunc(rc.keys()[sent:], func(key string) bool { return !strings.HasPrefix(key, "k") }); !slices.Equal(again, []string{"k1", "k2", "k3"}) {
+		t.Errorf("sent in the order %q", again)
+	}
+	becomes(db, "1:2 2:1 3:1 4:2 5:2", `SELECT string_agg(event_id || ':' || attempts, ' ' ORDER BY event_id) FROM outbox_delivery WHERE NOT replay`)
+}
+
+// A delivery that fails again after a replay is one that failed, as before: the open alert counts it once.
+func TestReplaysDoNotRaiseTheAlert(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, status(http.StatusUnprocessableEntity))
+	r := start(t, db.config(to(rc.URL)))
+	db.insert(3, "k")
+	r.settles(t, policy.Fail, 3)
+	const count = `SELECT count - counted_before FROM outbox_alert WHERE rule = 'failed' AND resolved_at IS NULL`
+	becomes(db, 3, count)
+	for range 2 {
+		_, err := ops.New(db.pool).Replay(t.Context(), ops.Selection{Destination: "default"}, 0, nil)
+		must(t, err)
+		becomes(db, 3, `SELECT count(*)::int FROM outbox_delivery WHERE status = 'failed' AND replay AND attempts = 1`)
+	}
+	db.insert(1, "new")
+	becomes(db, 4, count)
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/routes"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // registered returns a relay that claims nothing by itself, and its store.
@@ -108,7 +110,7 @@ func TestFollowersOfACrashLoopAreSpared(t *testing.T) {
 	for range aloneFrom {
 		s, instance := db.registered()
 		db.claimAll(s, instance, 10, 16)
-		db.exec(rescueRelay, instance)
+		db.exec(session.RescueRelay, instance)
 	}
 	db.exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 1`, crashLoop)
 	rc := newReceiver(t, nil)
@@ -241,18 +243,17 @@ func TestParkedGoBeforeLaterOnesOfTheirKey(t *testing.T) {
 	if len(of["k"]) != 0 || len(of["free"]) != 16 {
 		t.Errorf("claimed %v while earlier ones are parked", of)
 	}
-	s, _ := db.registered()
 	latest := row[int64](db, `SELECT max(id) FROM outbox`)
-	passed, err := s.releaseParked(t.Context(), 2, latest, nil)
+	passed, err := routes.ReleaseParked(t.Context(), db.pool, 2, latest, nil)
 	must(t, err)
-	if passed != (parkedRange{after: 0, reached: 2, released: 2}) {
+	if passed != (routes.ParkedRange{After: 0, Reached: 2, Released: 2}) {
 		t.Errorf("the first step: %+v", passed)
 	}
 	if of = db.claimRuns(10, 16); len(of["k"]) != 2 {
 		t.Errorf("claimed %v while the third is parked", of)
 	}
-	for passed.reached < latest {
-		passed, err = s.releaseParked(t.Context(), 2, latest, nil)
+	for passed.Reached < latest {
+		passed, err = routes.ReleaseParked(t.Context(), db.pool, 2, latest, nil)
 		must(t, err)
 	}
 	// One that has no route is parked still, and holds up no other.

@@ -417,7 +417,7 @@ func TestFrozenRelayChangesNoOrder(t *testing.T) {
 	must(t, frozen.Process.Signal(syscall.SIGSTOP))
 	db.exec(`UPDATE outbox_delivery SET lease_expires_at = now() WHERE claimed_by IS NOT NULL`)
 	r := prepared(t, db.config(to(rc.URL)))
-	r.session.watchFor = time.Hour // it must not take the frozen one for dead, however long all this takes
+	r.session.WatchFor = time.Hour // it must not take the frozen one for dead, however long all this takes
 	r.begin()
 	r.settles(t, policy.Delivered, 36)
 	before := rows[string](db, `SELECT d::text FROM outbox_delivery d ORDER BY event_id`)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // engineConn returns a connection with the settings of the relay's own.
@@ -17,7 +18,7 @@ func engineConn(t testing.TB, db *database) *pgx.Conn {
 	t.Helper()
 	r, err := New(db.config(to("http://receiver.test/")))
 	must(t, err)
-	conn, err := pgx.ConnectConfig(t.Context(), r.poolConfig().ConnConfig)
+	conn, err := pgx.ConnectConfig(t.Context(), r.session.Config.PoolConfig().ConnConfig)
 	must(t, err)
 	t.Cleanup(func() { _ = conn.Close(t.Context()) })
 	return conn
@@ -90,8 +91,8 @@ var hotStatements = map[string]struct{ types, sql, args string }{
 		`1, ` + aRow + `, ARRAY[0], ARRAY['k'], ARRAY[now()]`,
 	},
 	"payload": {"bigint", selectPayload, `1`},
-	"rescue":  {"int", rescueRelay, `1`},
-	"leave":   {"int", deregisterRelay, `1`},
+	"rescue":  {"int", session.RescueRelay, `1`},
+	"leave":   {"int", session.DeregisterRelay, `1`},
 	"void":    {"int, timestamptz", voidUnacknowledged, `1, NULL`},
 }
 

@@ -185,7 +185,7 @@ func TestRelaysWithAndWithoutSession(t *testing.T) {
 				pooler{}.standBefore(t, cfg.Pool.ConnConfig)
 			}
 			r := prepared(t, cfg)
-			r.session.watchFor = time.Nanosecond
+			r.session.WatchFor = time.Nanosecond
 			r.begin()
 			r.settles(t, policy.Delivered, 2)
 			if got := row[string](db, `SELECT string_agg(name, ' ' ORDER BY name) FROM outbox_relay`); got != "connected heard test" {

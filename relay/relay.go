@@ -3,18 +3,17 @@ package relay
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/breaker"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/routes"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
@@ -24,8 +23,8 @@ type Relay struct {
 	reloads reloads
 
 	core
-	chores  *store // for what is done beside delivering: one statement at a time
-	session *session
+	chores  pg.Pool // for what is done beside delivering: one statement at a time
+	session *session.Session
 	settler *settler
 	senders *senders
 	watcher *watch.Watcher
@@ -40,13 +39,8 @@ type Relay struct {
 	fail  context.CancelCauseFunc // ends Run for what waiting cannot mend
 }
 
-const (
-	defaultConns = 3
-	// pingAfter is how long a connection may be idle before it is tried first.
-	pingAfter = time.Minute
-	// settleGrace is how long the last outcomes may take to be written once everything else has ended.
-	settleGrace = 5 * time.Second
-)
+// settleGrace is how long the last outcomes may take to be written once everything else has ended.
+const settleGrace = 5 * time.Second
 
 // New returns a Relay, or every mistake in its configuration as joined [Problem]s. It does not touch the network.
 func New(cfg Config) (*Relay, error) {
@@ -55,7 +49,7 @@ func New(cfg Config) (*Relay, error) {
 		return nil, err
 	}
 	r := &Relay{
-		cfg: cfg.fixed(), core: core{store: &store{}, wake: newWakeup()}, chores: &store{}, restTimes: restTimes,
+		cfg: cfg.fixed(), core: core{store: &store{}, wake: newWakeup()}, restTimes: restTimes,
 	}
 	r.effective.Store(&cfg)
 	for _, d := range cfg.Destinations {
@@ -68,6 +62,9 @@ func New(cfg Config) (*Relay, error) {
 	}
 	r.settler = &settler{core: &r.core, settlements: make(chan settlement, settleBatch)}
 	r.senders = &senders{core: &r.core, settler: r.settler}
+	r.reloads.keeper = routes.Keeper{
+		Name: cfg.Name, Log: cfg.Log, Added: func() { signal(r.wake.parked) }, Failed: r.databaseError,
+	}
 	r.session = r.newSession()
 	r.watcher = r.newWatcher()
 	r.pressed = func() (string, bool) { reason := r.watcher.Pressure(); return reason, reason != "" }
@@ -80,7 +77,7 @@ func (r *Relay) guardConfig() identity.Config {
 		Name: r.cfg.Name, Version: r.cfg.Version, Environment: r.cfg.Environment,
 		Interval: identity.DefaultInterval, Grace: identity.DefaultGrace, AlertEvery: alert.Retry,
 		Log: r.cfg.Log, Quarantined: r.cfg.Hooks.Quarantined, Failed: r.databaseError,
-		Alert: func() { signal(r.wake.alerts) }, Disown: func() { r.presence.set(0, false) },
+		Alert: func() { signal(r.wake.alerts) }, Disown: func() { r.presence.Set(0, false) },
 	}
 	if conn := r.cfg.Pool.ConnConfig; conn != nil {
 		cfg.Address = identity.Address(conn)
@@ -93,9 +90,10 @@ func (r *Relay) guardConfig() identity.Config {
 // only for what waiting cannot mend: one wrapping [ErrSchema] or [ErrPooler].
 func (r *Relay) Run(ctx context.Context) error {
 	r.reloads.begin(ctx)
-	if err := r.open(ctx, r.cfg.Pooler.Mode == PoolerTransaction); err != nil {
+	if err := r.session.Open(ctx); err != nil {
 		return err
 	}
+	r.setDatabase(r.session.Database)
 	defer func() { r.store.direct.Close() }()
 	if err := r.prepare(ctx); err != nil || ctx.Err() != nil {
 		return err
@@ -103,7 +101,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	ctx, r.fail = context.WithCancelCause(ctx)
 	defer r.fail(nil)
 
-	r.session.guard.Shut()
+	r.session.Guard.Shut()
 	settling, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
 	doing, cutOff := context.WithCancel(context.WithoutCancel(ctx))
@@ -113,7 +111,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	r.taking, r.doing, r.settling = ctx, doing, settling
 
 	var takers, settler, presence sync.WaitGroup
-	presence.Go(func() { r.session.run(present) })
+	presence.Go(func() { r.session.Run(present) })
 	settler.Go(r.settler.run)
 	takers.Go(func() { r.newClaimer().run(ctx) })
 	takers.Go(func() { r.maintain(ctx) })
@@ -152,55 +150,21 @@ func (r *Relay) Run(ctx context.Context) error {
 // attempted again later. It may be called at any time, from any goroutine.
 func (r *Relay) Abort() { r.abort() }
 
-// poolConfig returns how to connect to the server itself.
-func (r *Relay) poolConfig() *pgxpool.Config {
-	cfg := r.cfg.Pool.Copy()
-	if cfg.MaxConns <= 0 || cfg.MaxConns > defaultConns {
-		cfg.MaxConns = defaultConns
-	}
-	pg.SetDirect(cfg, r.cfg.Schema)
-	if cfg.ShouldPing == nil {
-		// By default every claim of an idle relay would be two queries. A statement on a broken connection is repeated.
-		cfg.ShouldPing = func(_ context.Context, p pgxpool.ShouldPingParams) bool { return p.IdleDuration > pingAfter }
-	}
-	return cfg
-}
-
-// open makes the pool, which connects at its first use.
-func (r *Relay) open(ctx context.Context, pooled bool) error {
-	cfg := r.poolConfig()
-	var settings map[string]string
-	if pooled {
-		settings = pg.SetPooled(cfg, r.cfg.Schema)
-	}
-	r.session.guard.Watch(cfg, pooled)
-	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
-	if err != nil {
-		return fmt.Errorf("open database pool: %w", err)
-	}
-	r.store.direct, r.store.pool, r.store.deaf = pool, pool, false
-	if pooled {
-		r.store.pool, r.store.deaf = pg.NewTransactions(pool, settings, r.session.guard.Prologue, identity.Explain), r.cfg.Pooler.Session == nil
-	}
-	r.chores.pool = pg.NewChores(r.store.pool)
-	r.watcher.DB = r.chores.pool
-	return nil
+// setDatabase gives every part what it runs its statements on.
+func (r *Relay) setDatabase(db session.Database) {
+	r.session.Database = db
+	r.store.direct, r.store.pool = db.Direct, db.Pool
+	r.chores = pg.NewChores(db.Pool)
+	r.watcher.DB, r.reloads.keeper.DB = r.chores, db.Pool
 }
 
 // newClaimer returns what claims.
 func (r *Relay) newClaimer() *claimer {
 	return &claimer{
 		core: &r.core, senders: r.senders, settler: r.settler, restTimes: r.restTimes, pace: pace{poll: r.cfg.PollInterval},
-		breakers: breakerKeeper{core: &r.core},
-	}
-}
-
-// newSession returns what keeps this relay known to be alive.
-func (r *Relay) newSession() *session {
-	return &session{
-		core: &r.core, cfg: &r.cfg, guard: identity.NewGuard(r.guardConfig()), settler: r.settler, meetRoutes: r.meetRoutes,
-		deafTime: deafTime, watchFor: watchFor, looks: newThrottle(looksPerSecond, looksPerSecond),
-		sweeps: newThrottle(sweepsPerSecond, burstOfSweeps), routes: newThrottle(sweepsPerSecond, burstOfSweeps),
+		breakers: breakerKeeper{core: &r.core, Keeper: breaker.Keeper{
+			DB: r.store.pool, Log: r.cfg.Log, Poll: r.cfg.PollInterval, Due: func() { signal(r.wake.alerts) },
+		}},
 	}
 }
 
@@ -208,7 +172,7 @@ func (r *Relay) newSession() *session {
 func (r *Relay) newWatcher() *watch.Watcher {
 	return &watch.Watcher{
 		Config: func() watch.Config { return r.cfg.Watching }, Alerts: func() alert.Config { return r.config().Alerts },
-		Lenient: r.lenient, Alive: r.alive, Before: r.searchUndelivered,
+		Lenient: r.lenient, Alive: r.alive,
 		// However long a blocked vacuum makes it: like sweeps, it may take a hundredth of the time.
 		Rest:   func(took time.Duration) time.Duration { return rest{r.cfg.Watching.Interval, r.restTimes}.after(took) },
 		Looked: func() { signal(r.wake.routes) }, // for changes without a notification
@@ -228,14 +192,14 @@ func (r *Relay) lenient() (names []string) {
 
 // alive reports whether this relay is registered where it belongs.
 func (r *Relay) alive() bool {
-	_, alive := r.presence.current()
+	_, alive := r.current()
 	return alive
 }
 
 // alerter returns what sends alerts.
 func (r *Relay) alerter() *alert.Sender {
 	return &alert.Sender{
-		DB: r.chores.pool, Due: r.wake.alerts, Config: func() alert.Config { return r.config().Alerts },
+		DB: r.chores, Due: r.wake.alerts, Config: func() alert.Config { return r.config().Alerts },
 		Alive:  r.alive,
 		Always: identity.Unguarded, Log: r.cfg.Log, Notified: r.cfg.Hooks.Notified, Failed: r.databaseError,
 	}
@@ -246,7 +210,8 @@ func (r *Relay) prepare(ctx context.Context) error {
 	failing := newBackoff()
 	for {
 		r.markTurn()
-		err := r.checkDatabase(ctx)
+		err := r.session.Check(ctx)
+		r.setDatabase(r.session.Database)
 		switch {
 		case errors.Is(err, pg.ErrSchema), errors.Is(err, pg.ErrPooler):
 			return err
@@ -260,43 +225,4 @@ func (r *Relay) prepare(ctx context.Context) error {
 			return nil
 		}
 	}
-}
-
-// checkDatabase finds out what the connection leads to, and whether the relay can work there.
-func (r *Relay) checkDatabase(ctx context.Context) error {
-	err := pg.CheckSession(ctx, r.store.pool)
-	if _, pooled := r.store.pool.(*pg.Transactions); errors.Is(err, pg.ErrPooler) && !pooled {
-		if r.cfg.Pooler.Mode == PoolerNone {
-			return fmt.Errorf("%w; give the relay a direct connection, or set database.pooler to transaction", err)
-		}
-		r.store.direct.Close()
-		if err := r.open(ctx, true); err != nil {
-			return err
-		}
-		err = pg.CheckSession(ctx, r.store.pool)
-	}
-	if err != nil {
-		return err
-	}
-	newer, err := pg.CheckSchema(ctx, r.store.pool)
-	if err != nil {
-		return err
-	}
-	if newer != 0 {
-		r.cfg.Log.Warn().Int64("database", newer).Int64("known", migrations.Outbox.Latest()).
-			Msg("the schema is newer than this version, and works with it; upgrade this relay soon")
-	}
-	creators, err := pg.FindSchemaCreators(ctx, r.store.pool)
-	if err != nil {
-		return err
-	}
-	if len(creators.Roles) > 0 {
-		r.cfg.Log.Warn().Strs("roles", creators.Roles).Str("run", creators.Revoke()).
-			Msg("roles other than the owner may create objects in the schema, and so run code with the rights of this relay; revoke that right as a superuser or as the owner of the schema")
-	}
-	if r.store.deaf {
-		r.cfg.Log.Warn().Dur("poll_interval", r.cfg.PollInterval).Dur("lease", r.cfg.Lease).
-			Msg("working through a connection pooler: events are found by polling, and the work of a relay that crashes waits for its lease; a direct connection in database.listen_url makes both instant")
-	}
-	return nil
 }

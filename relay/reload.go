@@ -9,8 +9,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/routes"
 )
 
 // reloads orders reloads, one after the other and with what Run passes through.
@@ -20,8 +22,7 @@ type reloads struct {
 	running context.Context
 	// recorded is the instance under which the routes of the configuration in effect are recorded; 0: none.
 	recorded int32
-	// known are the stored routes as this relay saw them last; nil: it has not looked.
-	known map[routeRow]bool
+	keeper   routes.Keeper
 }
 
 // Reload puts another configuration into effect while the relay runs, or before, and returns what changed, one text a
@@ -122,15 +123,15 @@ func (r *Relay) newEndpoints(next *Config) (endpoints map[string]*post.Endpoint,
 // reroute applies the routes of a configuration, and returns how many of an unchanged one were missing.
 func (r *Relay) reroute(ctx context.Context, next *Config) (restored int, err error) {
 	// Not while this relay is away: the session applies what is in effect when it is back.
-	instance, alive := r.presence.current()
+	instance, alive := r.current()
 	if alive {
 		change, err := r.applyRoutes(ctx, instance, next)
 		switch {
-		case err == nil && len(r.config().routeChanges(next)) == 0:
-			return len(change.added), nil
+		case err == nil && len(routes.Differences(r.config().Routes, next.Routes)) == 0:
+			return len(change.Added), nil
 		case err == nil:
 			return 0, nil
-		case !errors.Is(err, errTakenForDead):
+		case !errors.Is(err, pg.ErrTakenForDead):
 			return 0, err
 		}
 	}
@@ -150,7 +151,7 @@ func (s *reloads) begin(ctx context.Context) {
 func (r *Relay) meetRoutes(ctx context.Context, alive func()) error {
 	r.reloads.mu.Lock()
 	defer r.reloads.mu.Unlock()
-	instance, _ := r.presence.current()
+	instance, _ := r.current()
 	// A relay that is stopping has withdrawn its routes.
 	stopping := r.reloads.running != nil && r.reloads.running.Err() != nil
 	if !stopping && r.reloads.recorded != instance {
@@ -162,6 +163,45 @@ func (r *Relay) meetRoutes(ctx context.Context, alive func()) error {
 	alive()
 	signal(r.wake.routes) // for what others changed while this relay was away
 	return nil
+}
+
+// withdrawTimeout bounds how long a stopping relay waits for its routes to be taken back.
+const withdrawTimeout = 2 * time.Second
+
+// applyRoutes records what a configuration serves and routes. The caller holds r.reloads.mu.
+func (r *Relay) applyRoutes(ctx context.Context, instance int32, cfg *Config) (routes.Change, error) {
+	var destinations []string
+	for _, d := range cfg.Destinations {
+		destinations = append(destinations, d.Name)
+	}
+	return r.reloads.keeper.Apply(ctx, instance, destinations, cfg.Routes)
+}
+
+// withdrawRoutes takes this relay's routes back as soon as it stops. Until its last requests have ended, events would
+// otherwise go to destinations that it no longer claims for, and perhaps no other relay does.
+func (r *Relay) withdrawRoutes() {
+	r.reloads.mu.Lock()
+	defer r.reloads.mu.Unlock()
+	instance, alive := r.current()
+	if !alive {
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.settling, withdrawTimeout)
+	defer cancel()
+	if err := r.reloads.keeper.Withdraw(ctx, instance); err != nil {
+		r.databaseError("withdraw routes", err)
+	}
+}
+
+// followRoutes notices what others have changed about the routes, and removes those that only dead relays had.
+func (r *Relay) followRoutes(ctx context.Context) error {
+	r.reloads.mu.Lock()
+	defer r.reloads.mu.Unlock()
+	instance, alive := r.current()
+	if !alive {
+		return nil
+	}
+	return r.reloads.keeper.Follow(ctx, instance)
 }
 
 // replace makes the lanes those of the destinations, with the endpoints that are new.

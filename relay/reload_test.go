@@ -125,10 +125,10 @@ func TestReloadReleasesWhatIsParked(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	cfg := db.config(to(newReceiver(t, nil).URL))
-	cfg.Routes = []Route{{"other", []string{"default"}}}
+	cfg.Routes = []Route{{Event: "other", To: []string{"default"}}}
 	r := start(t, cfg)
 	db.insert(1, "early")
-	cfg.Routes = []Route{{"other", []string{"default"}}, {"t", []string{"default"}}}
+	cfg.Routes = []Route{{Event: "other", To: []string{"default"}}, {Event: "t", To: []string{"default"}}}
 	if got, want := r.reload(cfg), "[routes: 1 added, 0 removed]"; fmt.Sprint(got) != want {
 		t.Errorf("changes are %s, want %s", got, want)
 	}
@@ -262,7 +262,7 @@ func TestReloadWithoutADatabase(t *testing.T) {
 
 	link.block(true)
 	link.cut()
-	eventually(t, "the end of the session", func() bool { _, alive := r.presence.current(); return !alive })
+	eventually(t, "the end of the session", func() bool { _, alive := r.current(); return !alive })
 	cfg.Destinations = cfg.Destinations[:1]
 	cfg.Routes = []Route{{Event: "t*", To: []string{"default"}}}
 	r.reload(cfg)

@@ -43,7 +43,11 @@ func requestOf(t testing.TB, destination post.Destination, d delivery) (*http.Re
 	destination.Timeout = post.DefaultTimeout
 	e, err := post.NewEndpoint(destination, "1.2.3")
 	must(t, err)
-	return post.NewRequest(e, d.message(), time.Unix(1_700_000_000, 0))
+	req, err := post.NewRequest(e, d.message(), time.Unix(1_700_000_000, 0))
+	if err != nil {
+		return nil, err
+	}
+	return req.HTTP(d.event.Payload), nil
 }
 
 func TestRequestIsTheWireContract(t *testing.T) {

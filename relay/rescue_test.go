@@ -17,6 +17,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // A relay in a process of its own, for tests that kill it: this test binary, told so by its environment.
@@ -259,7 +260,7 @@ func TestFrozenRelayIsRescued(t *testing.T) {
 	cfg := db.config(to(rc.URL))
 	cfg.Lease = time.Hour
 	survivor := prepared(t, cfg)
-	survivor.session.watchFor = time.Nanosecond
+	survivor.session.WatchFor = time.Nanosecond
 	survivor.begin()
 	survivor.settles(t, policy.Delivered, 3)
 	before := rows[string](db, `SELECT d::text FROM outbox_delivery d ORDER BY event_id`)
@@ -308,10 +309,10 @@ func TestRescueTouchesNoDelivery(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			if rescued, _, err := (&store{pool: db.pool}).rescue(t.Context(), dead); err != nil || !rescued {
+			if rescued, _, err := session.Rescue(t.Context(), db.pool, dead); err != nil || !rescued {
 				t.Errorf("rescued %t, %v", rescued, err)
 			}
-			if err := deregister(t.Context(), db.pool, leaving); err != nil {
+			if err := session.Deregister(t.Context(), db.pool, leaving); err != nil {
 				t.Error(err)
 			}
 			if _, err := ops.New(db.pool).LifeSigns(t.Context()); err != nil {
@@ -339,7 +340,7 @@ func (db *database) dead() int32 {
 // connectAs makes a connection the session of a relay whose heartbeat stays young.
 func (db *database) connectAs(conn pg.DB, instance int32) {
 	db.Helper()
-	resumed, err := resume(db.Context(), conn, true, instance)
+	resumed, err := session.Resume(db.Context(), conn, true, instance)
 	if must(db, err); !resumed {
 		db.Fatalf("relay %d is not registered", instance)
 	}

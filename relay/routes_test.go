@@ -16,6 +16,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/routes"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // storedRoutes returns the routes that producers' events take, sorted, such as "* default, t other".
@@ -27,7 +29,7 @@ func (db *database) storedRoutes() string {
 // routesOfConfig returns a configuration's routes as storedRoutes does.
 func routesOfConfig(cfg Config) string {
 	var texts []string
-	for route := range cfg.withDefaults().routeRows() {
+	for route := range routes.Rows(cfg.withDefaults().Routes) {
 		texts = append(texts, route.Pattern+" "+route.Destination)
 	}
 	slices.Sort(texts)
@@ -138,14 +140,14 @@ func TestRemovedRoutesAreRestored(t *testing.T) {
 type recordedRelay struct {
 	conn     *pgx.Conn
 	instance int32
-	routes   map[routeRow]bool
+	routes   map[routes.Row]bool
 	dead     bool
 }
 
 // A fleet plays relays that come, stop and crash, and checks the stored routes after each step.
 type fleet struct {
 	*database
-	store  *store
+	keeper *routes.Keeper
 	relays []*recordedRelay
 	last   string // the stored routes
 	steps  []string
@@ -177,29 +179,24 @@ func (f *fleet) note(format string, args ...any) {
 	f.last = stored
 }
 
-func (f *fleet) sync(own *routing) {
-	f.Helper()
-	_, err := f.store.syncRoutes(f.Context(), own, routeChange.String)
-	must(f, err)
-}
-
 func (f *fleet) start(cfg Config) {
 	f.Helper()
 	conn := engineConn(f, f.database)
-	instance, err := register(f.Context(), conn, true, "r", "", time.Minute)
+	instance, err := session.Register(f.Context(), conn, true, "r", "", time.Minute)
 	must(f, err)
-	r := &recordedRelay{conn: conn, instance: instance, routes: cfg.routeRows()}
-	f.sync(&routing{instance, []string{cfg.Destinations[0].Name}, r.routes})
+	r := &recordedRelay{conn: conn, instance: instance, routes: routes.Rows(cfg.Routes)}
+	_, err = f.keeper.Apply(f.Context(), instance, []string{cfg.Destinations[0].Name}, cfg.Routes)
+	must(f, err)
 	f.relays = append(f.relays, r)
 	f.note("start of %d with %s", instance, routesOfConfig(cfg))
 }
 
 func (f *fleet) stop(r *recordedRelay) {
 	f.Helper()
-	f.sync(&routing{instance: r.instance})
+	must(f, f.keeper.Withdraw(f.Context(), r.instance))
 	r.routes = nil
 	f.note("withdrawal of %d", r.instance)
-	must(f, deregister(f.Context(), r.conn, r.instance))
+	must(f, session.Deregister(f.Context(), r.conn, r.instance))
 	f.remove(r)
 	f.note("stop of %d", r.instance)
 }
@@ -226,12 +223,12 @@ func (f *fleet) rescueAll() {
 		}
 		// The server may not have noticed the end of the connection yet.
 		eventually(f, "the death of a relay", func() bool {
-			dead, _, err := (&store{pool: rescuer.conn}).rescue(f.Context(), r.instance)
+			dead, _, err := session.Rescue(f.Context(), rescuer.conn, r.instance)
 			must(f, err)
 			return dead
 		})
 		f.remove(r)
-		f.sync(nil)
+		must(f, f.keeper.Follow(f.Context(), rescuer.instance))
 		f.note("rescue of %d by %d", r.instance, rescuer.instance)
 	}
 }
@@ -248,7 +245,7 @@ func TestRollingDeploysConverge(t *testing.T) {
 		cfg := Config{Destinations: []post.Destination{{Name: "a"}, {Name: "b"}}}
 		for _, route := range routes {
 			pattern, destination, _ := strings.Cut(route, " ")
-			cfg.Routes = append(cfg.Routes, Route{pattern, []string{destination}})
+			cfg.Routes = append(cfg.Routes, Route{Event: pattern, To: []string{destination}})
 		}
 		return cfg
 	}
@@ -261,7 +258,7 @@ func TestRollingDeploysConverge(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t, "history")
-			f := &fleet{database: db, store: &store{pool: db.pool}, last: "* history"}
+			f := &fleet{database: db, keeper: &routes.Keeper{DB: db.pool, Added: func() {}}, last: "* history"}
 			random := rand.New(rand.NewPCG(1, uint64(len(name))))
 			for range testsize.Of(10, 3) {
 				f.roll(random, configs[0], configs[1], 1+random.IntN(3))

@@ -14,8 +14,10 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/breaker"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // stranger connects as a login that has no right but CONNECT, under the given application_name.
@@ -151,9 +153,9 @@ func TestSecurityFloodIsNotListenedTo(t *testing.T) {
 	db := newDatabase(t)
 	cfg := db.config(to(newReceiver(t, nil).URL))
 	var listens, resumes atomic.Int64
-	cfg.Pool.ConnConfig.Tracer = counting{listen: &listens, resumeRelay: &resumes}
+	cfg.Pool.ConnConfig.Tracer = counting{session.Listen: &listens, session.ResumeRelay: &resumes}
 	r := prepared(t, cfg)
-	r.session.deafTime = 2 * time.Second
+	r.session.DeafFor = 2 * time.Second
 	r.begin()
 	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
 	_, err := db.stranger("psql").Exec(t.Context(), `SELECT count(pg_notify('outbox_wake', i || repeat('x', 7900))) FROM generate_series(1, 2000) i`)
@@ -200,7 +202,7 @@ func TestSecurityFullQueueStopsNoRelay(t *testing.T) {
 		t.Fatal("the queue is not full")
 	}
 	cfg := db.config(to(newReceiver(t, nil).URL))
-	cfg.Routes = []Route{{"*", []string{"default"}}}
+	cfg.Routes = []Route{{Event: "*", To: []string{"default"}}}
 	r := start(t, cfg)
 	instance := r.instance()
 	db.insert(1, "key")
@@ -212,7 +214,7 @@ func TestSecurityFullQueueStopsNoRelay(t *testing.T) {
 	}
 	r.settles(t, policy.Delivered, 2)
 	db.exec(`UPDATE outbox_destination SET breaker = 'half_open', breaker_owner = $1, breaker_opened_at = now(), breaker_until = now()`, instance)
-	must(t, r.store.closeBreaker(t.Context(), "default", instance))
+	must(t, breaker.CloseBreaker(t.Context(), r.store.pool, "default", instance))
 	if state := row[string](db, `SELECT breaker FROM outbox_destination`); state != "closed" {
 		t.Errorf("the breaker is %s", state)
 	}

@@ -69,39 +69,6 @@ func BenchmarkRescue(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkBeat measures a beat beside other relays that live, as the median over many beats.
-func BenchmarkBeat(b *testing.B) {
-	for _, others := range []int{0, 1, 5, 50} {
-		b.Run(fmt.Sprint(others, " others"), func(b *testing.B) {
-			db := newDatabase(b)
-			enter := func() (conn *pgx.Conn, instance int32) {
-				conn = engineConn(b, db)
-				instance, err := register(b.Context(), conn, true, "test", "", time.Minute)
-				must(b, err)
-				return conn, instance
-			}
-			for range others {
-				enter()
-			}
-			conn, instance := enter()
-			db.exec(`UPDATE outbox_relay SET heartbeat_at = now() + interval '1 hour'`)
-			becomes(db, true, `SELECT pg_postmaster_start_time() < now() - interval '4 seconds'`)
-			var took []time.Duration
-			for b.Loop() {
-				began := time.Now()
-				e, err := heartbeat(b.Context(), conn, pulse{instance: instance, writeAfter: heartbeatAge, findSilent: true, findDisconnected: true})
-				took = append(took, time.Since(began))
-				if must(b, err); !e.registered || len(e.dead) > 0 {
-					b.Fatalf("%+v", e)
-				}
-			}
-			slices.Sort(took)
-			b.ReportMetric(float64(took[len(took)/2].Nanoseconds())/1000, "median-µs")
-			b.ReportMetric(0, "ns/op")
-		})
-	}
-}
-
 // BenchmarkWake measures how long after its commit an event reaches the receiver of an idle relay: a single event, and each
 // of a burst of 16 producers that begin together.
 func BenchmarkWake(b *testing.B) {

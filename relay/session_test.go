@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // A stop in the middle of a beat must not cost the connection on which the relay has to say goodbye.
@@ -17,7 +18,7 @@ func TestStopDuringABeat(t *testing.T) {
 	cfg.Pool = settings(t, l.dsn)
 	r := start(t, cfg)
 	r.instance()
-	within(t, "a beat", l.holdFrom(beat))
+	within(t, "a beat", l.holdFrom(session.Beat))
 	r.cancel()
 	l.pass()
 	r.stop()

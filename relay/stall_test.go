@@ -141,7 +141,7 @@ func TestQueueGetsSendersWhenTheLimitGrows(t *testing.T) {
 func TestWalkGoesOnInAnIdleRelay(t *testing.T) {
 	t.Parallel()
 	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
-	r.presence.set(1, true)
+	r.presence.Set(1, true)
 	now := time.Now()
 	r.lane("default").walks[backlog] = walk{position: keyset{now, 1}, more: true, barren: true, due: now.Add(time.Minute)}
 	c := r.newClaimer()

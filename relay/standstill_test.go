@@ -1,15 +1,13 @@
 package relay
 
 import (
-	"context"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // The database refuses the outcome of a key's head until the lease ends. Once it does not any more, the key goes on.
@@ -147,37 +145,6 @@ func TestKeyIsFreedByTheLastToBeWritten(t *testing.T) {
 	}
 }
 
-// The database stood still, or its clock was set: all heartbeats look old. A relay that beats twice before another one has beaten once,
-// as a busy relay beside an idle one does, must not take that one for dead.
-func TestLateBeatConvictsNoRelay(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	r, on := beating(t, db)
-	silent, err := db.pool.Acquire(t.Context())
-	must(t, err)
-	defer silent.Release()
-	_, err = register(t.Context(), silent, true, "silent", "", time.Hour)
-	must(t, err)
-	becomes(db, true, `SELECT pg_postmaster_start_time() < now() - interval '4 seconds'`)
-	const relays = `SELECT count(*) FROM outbox_relay`
-	for range 3 {
-		began := time.Now()
-		db.exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '1 hour'`)
-		for range 3 {
-			must(t, r.session.beat(t.Context(), on, began))
-			if n := row[int](db, relays); n != 2 {
-				t.Fatalf("%d relays are left of 2", n)
-			}
-		}
-	}
-	eventually(t, "the rescue of the silent relay", func() bool {
-		r.session.grace.silent = time.Time{} // as if this relay had watched for long enough
-		db.exec(`UPDATE outbox_relay SET heartbeat_at = now() WHERE name <> 'silent'`)
-		must(t, r.session.beat(t.Context(), on, time.Now()))
-		return row[int](db, relays) == 1
-	})
-}
-
 // A relay that starts cannot know whether an old heartbeat is that of a frozen relay, or the database stood still just before. A session
 // that is gone is seen at once.
 func TestNewRelayWatchesBeforeItConvicts(t *testing.T) {
@@ -186,13 +153,13 @@ func TestNewRelayWatchesBeforeItConvicts(t *testing.T) {
 	silent, err := db.pool.Acquire(t.Context())
 	must(t, err)
 	defer silent.Release()
-	lasting, err := register(t.Context(), silent, true, "silent", "", time.Hour)
+	lasting, err := session.Register(t.Context(), silent, true, "silent", "", time.Hour)
 	must(t, err)
 	db.dead()
 	db.exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '1 hour'`)
 	becomes(db, true, `SELECT pg_postmaster_start_time() < now() - interval '4 seconds'`)
 	r := prepared(t, db.config(to("http://receiver.test/")))
-	r.session.watchFor = time.Hour
+	r.session.WatchFor = time.Hour
 	r.begin()
 	becomes(db, false, `SELECT EXISTS (SELECT FROM outbox_relay WHERE name = 'dead')`)
 	beats := row[time.Time](db, `SELECT heartbeat_at FROM outbox_relay WHERE name = 'test'`)
@@ -200,20 +167,4 @@ func TestNewRelayWatchesBeforeItConvicts(t *testing.T) {
 	if !row[bool](db, `SELECT EXISTS (SELECT FROM outbox_relay WHERE instance = $1)`, lasting) {
 		t.Error("it rescued a relay whose session lasts, without having watched it")
 	}
-}
-
-// beating returns a registered relay whose beats the test sends itself.
-func beating(t *testing.T, db *database) (*Relay, *standing) {
-	t.Helper()
-	r, err := New(db.config(to("http://receiver.test/")))
-	must(t, err)
-	pool, err := pgxpool.NewWithConfig(t.Context(), r.poolConfig())
-	must(t, err)
-	t.Cleanup(pool.Close)
-	r.store.direct, r.store.pool, r.chores.pool = pool, pool, pool
-	on, err := r.session.connect(t.Context())
-	must(t, err)
-	t.Cleanup(func() { _ = on.conn.Close(context.WithoutCancel(t.Context())) })
-	must(t, r.session.enter(t.Context(), on))
-	return r, on
 }

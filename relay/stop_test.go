@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // A stop in the middle of the work: what is in flight ends and is settled, what waits is given back unspent, and the
@@ -195,7 +196,7 @@ func TestStopWhileTheDatabaseHangs(t *testing.T) {
 	cfg.Pool = settings(t, l.dsn)
 	r := start(t, cfg)
 	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
-	within(t, "a beat", l.holdFrom(beat))
+	within(t, "a beat", l.holdFrom(session.Beat))
 	r.stop()
 }
 

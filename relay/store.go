@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -12,14 +11,15 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/post"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // store runs the engine's statements. It is safe for concurrent use.
 type store struct {
 	pool   pg.Pool
 	direct *pgxpool.Pool // behind pool
-	deaf   bool          // no listener for notifications: producers are never asked for any
-	armed  atomic.Bool   // producers notify, as declared last
+
+	producers session.Producers
 }
 
 // A class is one of three kinds of deliveries that share a lane fairly.
@@ -106,6 +106,11 @@ func (k keyset) bound(end pgtype.InfinityModifier) pgtype.Timestamptz {
 		return pgtype.Timestamptz{InfinityModifier: end, Valid: true}
 	}
 	return pgtype.Timestamptz{Time: k.at, Valid: true}
+}
+
+// arm makes producers notify, or stops them.
+func (s *store) arm(ctx context.Context, armed bool) error {
+	return s.producers.Arm(ctx, s.pool, armed)
 }
 
 const selectPayload = `SELECT payload FROM outbox WHERE id = $1`

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // Relays die one after the other, of something else, while they hold the same deliveries. None of these is failed.
@@ -23,7 +24,7 @@ func TestDyingRelaysConvictNoDelivery(t *testing.T) {
 		if len(result.deliveries) != 20 {
 			t.Fatalf("%d claimed", len(result.deliveries))
 		}
-		db.exec(rescueRelay, instance)
+		db.exec(session.RescueRelay, instance)
 	}
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL)))

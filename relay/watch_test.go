@@ -44,7 +44,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 	})
 	ops := &pager{name: "ops"}
 	cfg := db.config(to(refusing.URL))
-	cfg.Routes = []Route{{"t", []string{"default"}}}
+	cfg.Routes = []Route{{Event: "t", To: []string{"default"}}}
 	cfg.Alerts = alert.Config{Channels: []alert.Channel{ops}, VacuumBlockedOver: 2 * time.Second}
 	cfg.Watching.Interval = 100 * time.Millisecond
 	relays := []*running{start(t, cfg), start(t, cfg), start(t, cfg)}
@@ -65,7 +65,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 		SELECT 't', '{}', 'scheduled-' || i, 'later', now() + interval '1 h' FROM generate_series(1, 2) i`)
 	db.exec(`UPDATE outbox_delivery SET next_attempt_at = now() - interval '1 h' WHERE event_id = (SELECT id FROM outbox WHERE idempotency_key = 'scheduled-2')`)
 	db.exec(`INSERT INTO outbox_rescue (instance) VALUES (1), (2), (3)`)
-	lost := db.load(1, "lost")
+	lost := db.plain().Load(1, "lost")
 	for _, rule := range []string{alert.RuleBreakerOpen, alert.RuleQuarantined} { // by the relay that sees it
 		db.exec(`INSERT INTO outbox_alert (rule, subject, detail) VALUES ($1, 'default', 'd')`, rule)
 	}

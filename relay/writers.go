@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // writers follows the transactions that have written to outbox and are still open. Two things follow from them: up to which id
@@ -92,7 +94,7 @@ func (w *writers) wanted(now time.Time, idle bool) bool {
 func (c *claimer) observeWriters(ctx context.Context, now time.Time) {
 	w := &c.writers
 	if w.wanted(now, c.pace.idle) {
-		at, latest, open, err := c.store.openWriters(ctx)
+		at, latest, open, err := pg.OpenWriters(ctx, c.store.pool)
 		if err != nil {
 			c.databaseError("look for open transactions", err)
 			w.next = now.Add(writersMost)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strconv"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/process"
 )
 
 // listen returns what takes the journal of a life.
@@ -40,7 +42,7 @@ func (s *stage) openReceiver(f faults, dieAfter ...int) error {
 			s.onCrash(life)
 		}
 	}}
-	s.receiver.launch = func(life string, number int) (*process, error) {
+	s.receiver.launch = func(life string, number int) (*process.Process, error) {
 		if s.history.behaves() {
 			f = faults{}
 		}
@@ -54,7 +56,7 @@ func (s *stage) openReceiver(f faults, dieAfter ...int) error {
 		if number <= len(dieAfter) {
 			argv = append(argv, "--die-after", strconv.Itoa(dieAfter[number-1]))
 		}
-		return start(command{argv: argv, env: []string{"DEMO_SECRET=" + s.secret}, stdout: s.listen(life)})
+		return process.Start(process.Command{Argv: argv, Env: []string{"DEMO_SECRET=" + s.secret}, Stdout: s.listen(life)})
 	}
 	s.fill(s.receiver)
 	return s.await("logistics to listen", func(h *history) bool { return h.addr != "" })
@@ -63,14 +65,14 @@ func (s *stage) openReceiver(f faults, dieAfter ...int) error {
 // openRelay starts an outbox-relay and returns when it is registered. env adds to its settings.
 func (s *stage) openRelay(role string, env ...string) (*unit, error) {
 	u := &unit{role: role, rest: s.absence, ended: func(string, time.Time) {}}
-	u.launch = func(life string, _ int) (*process, error) {
+	u.launch = func(life string, _ int) (*process.Process, error) {
 		settings := append([]string{
 			"OUTBOX_DATABASE_URL=" + s.server.DSN(financeName),
 			"OUTBOX_DESTINATION_URL=http://" + s.history.address() + webhookPath + "?relay=" + life,
 			"OUTBOX_SIGNING_SECRET=" + s.secret,
 			"OUTBOX_NAME=" + life,
 		}, env...)
-		return start(command{argv: []string{s.relay, "run"}, env: settings})
+		return process.Start(process.Command{Argv: []string{s.relay, "run"}, Env: settings})
 	}
 	s.fill(u)
 	return u, s.poll(role+" to register", func(ctx context.Context) (bool, error) {
@@ -96,7 +98,7 @@ func (s *stage) issue(o order) error {
 		"--prefix", o.prefix, "--invoices", strconv.Itoa(o.invoices), "--rate", fmt.Sprint(o.perSecond), "--block", strconv.Itoa(max(o.block, 1)),
 		"--rollback", fmt.Sprint(o.rollback), "--plain-sql", fmt.Sprint(o.plainSQL), "--keys", strconv.Itoa(o.keys),
 	}
-	if err := run(s.ctx, command{argv: argv, stdout: s.listen("finance." + o.prefix)}); err != nil {
+	if err := process.Run(s.ctx, process.Command{Argv: argv, Stdout: s.listen("finance." + o.prefix)}); err != nil {
 		return fmt.Errorf("finance: %w", err)
 	}
 	return nil
@@ -105,6 +107,6 @@ func (s *stage) issue(o order) error {
 // behave ends the receiver's faults. When it returns, everything the receiver wrote before has arrived in the history.
 func (s *stage) behave() error {
 	_, p := s.receiver.current()
-	p.signal("USR1")
+	p.Signal("USR1")
 	return s.await("logistics to behave", func(h *history) bool { return h.behaving })
 }

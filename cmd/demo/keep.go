@@ -20,7 +20,7 @@ func (p *play) keep() {
 	p.print(fmt.Sprintf("  OUTBOX_DATABASE_URL=\"$FINANCE\" %s status\n", p.Relay))
 	for _, u := range append([]*unit{p.stage.receiver}, p.relays...) {
 		_, process := u.current()
-		p.print(fmt.Sprintf("  kill -9 %-8d %s", process.pid, p.dim("# "+u.role+"; it is started again")))
+		p.print(fmt.Sprintf("  kill -9 %-8d %s", process.PID, p.dim("# "+u.role+"; it is started again")))
 	}
 	p.print("")
 	<-p.stage.ctx.Done()

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/internal/process"
 )
 
 // A stage is what the play takes place on: a throwaway PostgreSQL with the databases of both services, and the processes
@@ -134,11 +135,11 @@ func (s *stage) openDatabase(name, set, tables string) (*pgxpool.Pool, error) {
 	if err := s.server.CreateDatabase(s.ctx, name, ""); err != nil {
 		return nil, err
 	}
-	migrate := command{
-		argv: []string{s.relay, "migrate", "up", "--set", set},
-		env:  []string{"OUTBOX_DATABASE_URL=" + s.server.DSN(name)},
+	migrate := process.Command{
+		Argv: []string{s.relay, "migrate", "up", "--set", set},
+		Env:  []string{"OUTBOX_DATABASE_URL=" + s.server.DSN(name)},
 	}
-	if err := run(s.ctx, migrate); err != nil {
+	if err := process.Run(s.ctx, migrate); err != nil {
 		return nil, fmt.Errorf("outbox-relay migrate up --set %s: %w", set, err)
 	}
 	pool, err := pgxpool.New(s.ctx, s.server.DSN(name))

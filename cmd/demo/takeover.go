@@ -17,8 +17,8 @@ func (s *stage) killRelay(u *unit) kill {
 	life, p := u.current()
 	k := kill{life: life, at: time.Now()}
 	s.history.killed(k)
-	p.signal("KILL")
-	<-p.ended
+	p.Signal("KILL")
+	<-p.Ended
 	return k
 }
 

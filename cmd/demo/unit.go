@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/process"
 )
 
 // A unit is a role of the play that is always filled: when its process is killed or told to stop, by whomever, its next
@@ -13,7 +15,7 @@ type unit struct {
 	role string // "relay-1"; its lives are relay-1.1, relay-1.2, …
 
 	// launch starts a life. Lives are counted from 1.
-	launch func(life string, number int) (*process, error)
+	launch func(life string, number int) (*process.Process, error)
 	// rest is how long the role stays empty between two lives.
 	rest time.Duration
 	// ended is called when a life is over and everything it wrote has been taken.
@@ -21,7 +23,7 @@ type unit struct {
 
 	mu      sync.Mutex
 	life    string
-	process *process
+	process *process.Process
 }
 
 // grace is how long a process may take to stop in order at the end of a play.
@@ -39,13 +41,13 @@ func (u *unit) run(ctx context.Context) error {
 		u.life, u.process = life, p
 		u.mu.Unlock()
 		select {
-		case <-p.ended:
+		case <-p.Ended:
 		case <-ctx.Done():
-			p.stop(grace)
+			p.Stop(grace)
 			return nil
 		}
 		u.ended(life, time.Now())
-		if err := p.failure(); err != nil {
+		if err := p.Failure(); err != nil {
 			return fmt.Errorf("%s ended by itself: %w", life, err)
 		}
 		select {
@@ -57,7 +59,7 @@ func (u *unit) run(ctx context.Context) error {
 }
 
 // current returns the present life and its process, which may have ended. Before the first there is none.
-func (u *unit) current() (life string, p *process) {
+func (u *unit) current() (life string, p *process.Process) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.life, u.process

@@ -29,6 +29,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/alert"
 	"github.com/outbox-relay/outbox-relay/internal/notify"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
@@ -191,16 +193,16 @@ func (w *world) environment() []string {
 }
 
 // alertTest runs alert test as a process and returns what became of each channel, by its kind.
-func (w *world) alertTest(t *testing.T, egress string) map[string]channelResult {
+func (w *world) alertTest(t *testing.T, egress string) map[string]alert.Result {
 	t.Helper()
 	program := exec.CommandContext(t.Context(), os.Args[0], "alert", "test", "--json", "--config", w.configuration(t, egress))
 	program.Env = w.environment()
 	out, _ := program.Output()
-	var results []channelResult
+	var results []alert.Result
 	if err := json.Unmarshal(out, &results); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	byKind := map[string]channelResult{}
+	byKind := map[string]alert.Result{}
 	for _, r := range results {
 		byKind[r.Channel[:strings.LastIndex(r.Channel, "-")]] = r
 	}
@@ -245,7 +247,7 @@ func TestSecurityServicesObeyTheGuard(t *testing.T) {
 	})
 	t.Run("redirect", func(t *testing.T) {
 		t.Parallel()
-		trap := newChat(t, status(200, "{}"))
+		trap := newChat(t, respond(200, "{}"))
 		w := newWorld(t, func(rw http.ResponseWriter, r *http.Request) {
 			rw.Header().Set("Location", trap.URL+r.URL.Path)
 			rw.WriteHeader(http.StatusTemporaryRedirect)
@@ -287,7 +289,7 @@ func TestSecurityServicesObeyTheGuard(t *testing.T) {
 	})
 	t.Run("literal", func(t *testing.T) {
 		t.Parallel()
-		reached := newChat(t, status(200, `{"id": 1}`))
+		reached := newChat(t, respond(200, `{"id": 1}`))
 		_, port, _ := strings.Cut(strings.TrimPrefix(reached.URL, "http://"), ":")
 		for _, url := range []string{
 			"gotify://0.0.0.0:" + port + "/" + gotifyToken + "?disabletls=yes", "mattermost://bot@0.0.0.0:" + port + "/token?disabletls=yes",
@@ -295,7 +297,7 @@ func TestSecurityServicesObeyTheGuard(t *testing.T) {
 			"smtp://0.0.0.0:" + port + "/?from=a@example.com&to=b@example.com", "matrix://:token@169.254.169.254:" + port + "/?disabletls=yes",
 		} {
 			file := writeFile(t, filepath.Join(t.TempDir(), usualFile), "alerts: {channels: [{service: '"+url+"'}]}\n")
-			if r := command(nil, "alert", "test", "--config", file); r.code != exitFailed || !strings.Contains(r.stdout, "prohibited") {
+			if r := command(nil, "alert", "test", "--config", file); r.code != cli.ExitFailed || !strings.Contains(r.stdout, "prohibited") {
 				t.Errorf("%s: %+v", url, r)
 			}
 		}
@@ -303,7 +305,7 @@ func TestSecurityServicesObeyTheGuard(t *testing.T) {
 			http.Redirect(rw, r, reached.URL, http.StatusTemporaryRedirect)
 		})
 		file := writeFile(t, filepath.Join(t.TempDir(), usualFile), "alerts: {channels: [{service: '"+string(gotify(moved.Server))+"'}]}\n")
-		if r := command(nil, "alert", "test", "--config", file); r.code != exitFailed || !strings.Contains(r.stdout, "redirects are never followed") {
+		if r := command(nil, "alert", "test", "--config", file); r.code != cli.ExitFailed || !strings.Contains(r.stdout, "redirects are never followed") {
 			t.Errorf("%+v", r)
 		}
 		if got := reached.all(); got != "" || moved.all() == "" {

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/alert"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
@@ -43,7 +45,7 @@ func (c *chat) all() string {
 	return strings.Join(c.bodies, "\n")
 }
 
-func status(code int, text string) http.HandlerFunc {
+func respond(code int, text string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(code)
 		_, _ = io.WriteString(w, text)
@@ -59,13 +61,13 @@ func gotify(server *httptest.Server) settings.Secret {
 
 func TestAlertTest(t *testing.T) {
 	t.Parallel()
-	good := newChat(t, status(200, `{"id": 1}`))
-	bad := newChat(t, status(500, "out of \x1b[31morder"))
+	good := newChat(t, respond(200, `{"id": 1}`))
+	bad := newChat(t, respond(500, "out of \x1b[31morder"))
 	file := writeFile(t, filepath.Join(t.TempDir(), usualFile), "alerts:\n  channels:\n"+
 		"  - {webhook: '"+good.URL+"/hook-s3cret'}\n  - {slack: '"+bad.URL+"/slack-s3cret'}\n  - {service: '"+string(gotify(good.Server))+"'}\n")
 
 	all := command(nil, "alert", "test", "--config", file)
-	if all.code != exitFailed || !strings.Contains(all.stderr, "1 of 3 channels did not take the alert") {
+	if all.code != cli.ExitFailed || !strings.Contains(all.stderr, "1 of 3 channels did not take the alert") {
 		t.Errorf("%+v", all)
 	}
 	if strings.Contains(all.stdout+all.stderr, "s3cret") || strings.Contains(all.stdout+all.stderr, gotifyToken) || strings.Contains(all.stdout, "\x1b") {
@@ -78,16 +80,16 @@ func TestAlertTest(t *testing.T) {
 		t.Errorf("the channels heard %s", told)
 	}
 
-	var results []channelResult
+	var results []alert.Result
 	asked := command(nil, "alert", "test", "--config", file, "--channel", "gotify", "--json")
 	if err := json.Unmarshal([]byte(asked.stdout), &results); err != nil || asked.code != 0 || len(results) != 1 || !results[0].OK || !strings.HasPrefix(results[0].Channel, "gotify-") {
 		t.Errorf("%v %+v", err, asked)
 	}
-	if r := command(nil, "alert", "test", "--config", file, "--channel", "pager"); r.code != exitUsage || !strings.Contains(r.stderr, `there is no channel "pager"; there are webhook-`) {
+	if r := command(nil, "alert", "test", "--config", file, "--channel", "pager"); r.code != cli.ExitUsage || !strings.Contains(r.stderr, `there is no channel "pager"; there are webhook-`) {
 		t.Errorf("%+v", r)
 	}
 	empty := writeFile(t, filepath.Join(t.TempDir(), usualFile), "log: {level: info}\n")
-	if r := command(nil, "alert", "test", "--config", empty); r.code != exitFailed || !strings.Contains(r.stderr, "no channel is configured") {
+	if r := command(nil, "alert", "test", "--config", empty); r.code != cli.ExitFailed || !strings.Contains(r.stderr, "no channel is configured") {
 		t.Errorf("%+v", r)
 	}
 }

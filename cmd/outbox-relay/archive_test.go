@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -136,7 +137,7 @@ func TestArchiveIsInterrupted(t *testing.T) {
 		Events           int
 	}
 	text, errors, _ := strings.Cut(out.String(), "}\n")
-	if err := json.Unmarshal([]byte(text+"}"), &done); err != nil || errors != "outbox-relay: interrupted\n" || cmd.ProcessState.ExitCode() != exitInterrupted {
+	if err := json.Unmarshal([]byte(text+"}"), &done); err != nil || errors != "outbox-relay: interrupted\n" || cmd.ProcessState.ExitCode() != cli.ExitInterrupted {
 		t.Fatalf("exit code %d, %v:\n%s", cmd.ProcessState.ExitCode(), err, out)
 	}
 	if n := moved(t, db, events); n != done.Events || done.Complete || n <= 100 || n >= events {
@@ -187,12 +188,12 @@ func TestArchiveWithRelayRights(t *testing.T) {
 	settled(t, db, 11, 11)
 	execute(t, db, `DROP TABLE `+query[string](t, db, `SELECT string_agg(inhrelid::regclass::text, ', ') FROM pg_inherits WHERE inhparent = 'outbox_archive'::regclass`))
 	const nothing = "done: 0 events archived, 0 months dropped, 0 attempts and 0 rows of processed_events removed\n"
-	command(env, "archive", "run").expect(t, exitFailed, nothing,
+	command(env, "archive", "run").expect(t, cli.ExitFailed, nothing,
 		"outbox-relay: archive events: ERROR: permission denied for schema public (SQLSTATE 42501); GRANT CREATE on that schema to the owner of the tables\n")
 
 	// A schema that was upgraded without them.
 	execute(t, db, `REVOKE EXECUTE ON FUNCTION outbox_archive_batch(bigint, integer, interval, boolean) FROM outbox_relay`)
-	command(env, "archive", "run").expect(t, exitFailed, nothing,
+	command(env, "archive", "run").expect(t, cli.ExitFailed, nothing,
 		"outbox-relay: archive events: ERROR: permission denied for function outbox_archive_batch (SQLSTATE 42501); run migrations/roles.sql again, as the owner of the tables, and grant this login outbox_relay\n")
 }
 
@@ -210,11 +211,11 @@ func TestCommandsWithoutRights(t *testing.T) {
 	env := []string{"OUTBOX_DATABASE_URL=" + strings.Replace(dsn, "postgres@", "looking_reader@", 1)}
 	const needs = " (SQLSTATE 42501); this login needs a role of migrations/roles.sql: outbox_reader to look, outbox_relay to change something; only the owner of the tables migrates\n"
 	command(env, "events", "list", "--json").expect(t, 0, "[]\n", "")
-	command(env, "pause", "shop").expect(t, exitFailed, "", "outbox-relay: pause shop: ERROR: permission denied for table outbox_destination"+needs)
+	command(env, "pause", "shop").expect(t, cli.ExitFailed, "", "outbox-relay: pause shop: ERROR: permission denied for table outbox_destination"+needs)
 	execute(t, db, `REVOKE outbox_reader FROM looking_reader`)
-	command(env, "events", "list").expect(t, exitFailed, "", "outbox-relay: read schema version: ERROR: permission denied for table outbox_schema_version"+needs)
+	command(env, "events", "list").expect(t, cli.ExitFailed, "", "outbox-relay: read schema version: ERROR: permission denied for table outbox_schema_version"+needs)
 	r := command(env, "migrate", "up", "--set", "inbox")
-	if want := "permission denied for schema public (SQLSTATE 42501); migrate as the owner of the tables, who needs CREATE on the schema (on the database, to make a schema)\n"; r.code != exitFailed || !strings.HasSuffix(r.stderr, want) {
+	if want := "permission denied for schema public (SQLSTATE 42501); migrate as the owner of the tables, who needs CREATE on the schema (on the database, to make a schema)\n"; r.code != cli.ExitFailed || !strings.HasSuffix(r.stderr, want) {
 		t.Errorf("%+v", r)
 	}
 }
@@ -224,13 +225,13 @@ func TestArchiveUsage(t *testing.T) {
 	dsn := pgtest.New(t, migrations.Outbox)
 	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
 	for _, batch := range []int{0, 10_001} {
-		command(env, "archive", "run", fmt.Sprintf("--batch=%d", batch)).expect(t, exitUsage, "", fmt.Sprintf("outbox-relay: --batch: %d is out of range; write 1 to 10000\n", batch))
+		command(env, "archive", "run", fmt.Sprintf("--batch=%d", batch)).expect(t, cli.ExitUsage, "", fmt.Sprintf("outbox-relay: --batch: %d is out of range; write 1 to 10000\n", batch))
 	}
 	// Needs neither destinations nor their secrets, but a retention that it could work by.
 	const nothing = "done: 0 events archived, 0 months dropped, 0 attempts and 0 rows of processed_events removed\n"
 	command(env, "archive", "run").expect(t, 0, nothing, "")
 	command(append(env, "OUTBOX_RETENTION_ARCHIVE_AFTER=0"), "archive", "run").expect(t, 0, nothing, "")
-	command(append(env, "OUTBOX_RETENTION_ARCHIVE_AFTER=30d"), "archive", "run").expect(t, exitConfig, "", mistakes(`env OUTBOX_RETENTION_ARCHIVE_AFTER: "30d" uses a unit longer than hours; write "720h"`))
+	command(append(env, "OUTBOX_RETENTION_ARCHIVE_AFTER=30d"), "archive", "run").expect(t, cli.ExitConfig, "", mistakes(`env OUTBOX_RETENTION_ARCHIVE_AFTER: "30d" uses a unit longer than hours; write "720h"`))
 
 	db := open(t, dsn)
 	tx, err := db.BeginTx(t.Context(), nil)
@@ -240,7 +241,7 @@ func TestArchiveUsage(t *testing.T) {
 	if _, err := tx.ExecContext(t.Context(), `LOCK TABLE ONLY outbox_archive IN SHARE UPDATE EXCLUSIVE MODE`); err != nil {
 		t.Fatal(err)
 	}
-	command(env, "archive", "run").expect(t, exitFailed, nothing, "outbox-relay: another relay or command is archiving at the moment\n")
+	command(env, "archive", "run").expect(t, cli.ExitFailed, nothing, "outbox-relay: another relay or command is archiving at the moment\n")
 	if err := tx.Rollback(); err != nil {
 		t.Fatal(err)
 	}

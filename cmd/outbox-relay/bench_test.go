@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/bench"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -53,7 +55,7 @@ func TestBench(t *testing.T) {
 	if r.code != 0 {
 		t.Fatalf("exit code %d, stderr %s", r.code, r.stderr)
 	}
-	var report benchReport
+	var report bench.Report
 	if err := json.Unmarshal([]byte(r.stdout), &report); err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +130,7 @@ func TestBenchInterrupted(t *testing.T) {
 			stderr := &watchedWriter{text: moment, seen: signals}
 			m := Main{Env: benchEnv(dsn), Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: stderr, Signals: signals}
 			code := m.Run([]string{"bench", "--events", "100", "--rate", "10", "--duration", "1h"})
-			if code != exitInterrupted || stdout.String() != "" || !strings.HasSuffix(stderr.String(), "outbox-relay: interrupted\n") {
+			if code != cli.ExitInterrupted || stdout.String() != "" || !strings.HasSuffix(stderr.String(), "outbox-relay: interrupted\n") {
 				t.Errorf("exit code %d, stdout %q, stderr:\n%s", code, stdout.String(), stderr.String())
 			}
 			unchanged()
@@ -145,32 +147,9 @@ func TestBenchUsage(t *testing.T) {
 		"--duration=1ms":         "--duration 1ms is out of range; write 1s to 1h",
 		"--rate=1 --schema=real": "unknown flag --schema (see: outbox-relay bench --help)",
 	} {
-		command(nil, append([]string{"bench"}, strings.Fields(args)...)...).expect(t, exitUsage, "", "outbox-relay: "+want+"\n")
+		command(nil, append([]string{"bench"}, strings.Fields(args)...)...).expect(t, cli.ExitUsage, "", "outbox-relay: "+want+"\n")
 	}
 	file := writeFile(t, filepath.Join(t.TempDir(), "relay.yaml"), "destinations: {shop: {url: https://shop.test/}}\n")
-	command([]string{"OUTBOX_DATABASE_URL=postgres://127.0.0.1:1/none"}, "bench", "--config", file, "--url", "https://staging.test/").expect(t, exitUsage, "",
+	command([]string{"OUTBOX_DATABASE_URL=postgres://127.0.0.1:1/none"}, "bench", "--config", file, "--url", "https://staging.test/").expect(t, cli.ExitUsage, "",
 		"outbox-relay: --url stands beside the destinations of "+file+" (shop); name a file without destinations with --config\n")
-}
-
-func TestBenchLimits(t *testing.T) {
-	t.Parallel()
-	l := benchLimits{inFlight: 10, maxInFlight: 64, answer: 2, roundTrip: 0.2, rate: 900, busy: 0.5, relay: 0.3, server: 0.1, load: 0.1, processors: 2}
-	with := func(change func(*benchLimits)) benchLimits {
-		changed := l
-		change(&changed)
-		return changed
-	}
-	for want, limits := range map[string]benchLimits{
-		"the database's answers":                             l,
-		"the way to the database: a round trip takes 5.0 ms": with(func(l *benchLimits) { l.roundTrip = 5 }),
-		"the receiver's answers: 60 of 64 requests":          with(func(l *benchLimits) { l.inFlight = 60 }),
-		"the processors of this machine: 95 % of 2":          with(func(l *benchLimits) { l.busy, l.inFlight = 0.95, 60 }),
-		"an unknown number with PostgreSQL":                  with(func(l *benchLimits) { l.busy, l.server = 0.95, 0 }),
-		"rate_limit: 1000 requests/s":                        with(func(l *benchLimits) { l.rateLimit = 1000 }),
-		"the receiver, which refused or lost 3 requests":     with(func(l *benchLimits) { l.refusals, l.busy = 3, 1 }),
-	} {
-		if got := limits.String(); !strings.Contains(got, want) {
-			t.Errorf("%+v: %q does not contain %q", limits, got, want)
-		}
-	}
 }

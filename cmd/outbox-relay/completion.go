@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 )
 
 type completionCmd struct {
@@ -20,7 +22,7 @@ func (completionCmd) Help() string {
   outbox-relay completion fish > ~/.config/fish/completions/outbox-relay.fish`
 }
 
-func (cmd completionCmd) Run(inv *invocation, kctx *kong.Context) error {
+func (cmd completionCmd) Run(inv *cli.Invocation, kctx *kong.Context) error {
 	var b strings.Builder
 	root := kctx.Model.Node
 	if cmd.Shell == "fish" {
@@ -121,7 +123,7 @@ func (manCmd) Help() string {
   outbox-relay man > /usr/local/share/man/man1/outbox-relay.1`
 }
 
-func (manCmd) Run(inv *invocation, kctx *kong.Context) error {
+func (manCmd) Run(inv *cli.Invocation, kctx *kong.Context) error {
 	var b strings.Builder
 	b.WriteString(".TH OUTBOX-RELAY 1\n.SH NAME\noutbox-relay \\- deliver the events that a service commits to its outbox table\n")
 	b.WriteString(".SH SYNOPSIS\n.B outbox-relay\n.I command\n[flags]\n.SH DESCRIPTION\n.nf\n" + roff(overview) + ".fi\n.SH COMMANDS\n")

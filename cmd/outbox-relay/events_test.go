@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
@@ -60,8 +61,8 @@ func TestEvents(t *testing.T) {
 		"--reason=rejectet":      `there is no reason "rejectet"; did you mean "rejected"?`,
 		"--type=payed":           `no route and none of the newest events has the type "payed"; did you mean "paid"?`,
 	} {
-		command(env, "events", "list", name).expect(t, exitFailed, "", "outbox-relay: "+want+"\n")
-		command(env, "replay", name, "--yes").expect(t, exitFailed, "", "outbox-relay: "+want+"\n")
+		command(env, "events", "list", name).expect(t, cli.ExitFailed, "", "outbox-relay: "+want+"\n")
+		command(env, "replay", name, "--yes").expect(t, cli.ExitFailed, "", "outbox-relay: "+want+"\n")
 	}
 	shown := command(env, "events", "show", "1")
 	if shown.code != 0 || !strings.HasSuffix(shown.stdout, "\nAttempts that did not deliver:\n"+
@@ -83,10 +84,10 @@ func TestEvents(t *testing.T) {
 	if !strings.Contains(revealed.stdout, `{"secret":1}`) || !strings.Contains(revealed.stderr, `"action":"show payload"`) || !strings.Contains(revealed.stderr, `"event_id":1`) {
 		t.Errorf("%+v", revealed)
 	}
-	command(env, "events", "show", "invoice 42").expect(t, exitFailed, "",
+	command(env, "events", "show", "invoice 42").expect(t, cli.ExitFailed, "",
 		"outbox-relay: several events have the related reference \"invoice 42\": 2, 1; name one by its id, or list them: outbox-relay events list --related 'invoice 42'\n")
-	command(env, "events", "show", "4").expect(t, exitFailed, "", "outbox-relay: unknown event: no event has the id, the idempotency key or the related reference \"4\"\n")
-	command(env, "explain", "absent").expect(t, exitFailed, "", "outbox-relay: unknown event: no event has the id, the idempotency key or the related reference \"absent\"\n")
+	command(env, "events", "show", "4").expect(t, cli.ExitFailed, "", "outbox-relay: unknown event: no event has the id, the idempotency key or the related reference \"4\"\n")
+	command(env, "explain", "absent").expect(t, cli.ExitFailed, "", "outbox-relay: unknown event: no event has the id, the idempotency key or the related reference \"absent\"\n")
 	explained := command(env, "explain", "1")
 	for _, part := range []string{
 		"  inserted as event 1 of type paid\n", "2026-01-02 03:04:05.000  logistics: attempt 1 by relay 7 failed after 12ms: 422 no such customer\n",
@@ -96,7 +97,7 @@ func TestEvents(t *testing.T) {
 			t.Errorf("explain does not say %q:\n%s", part, explained.stdout)
 		}
 	}
-	if r := command(env, "events", "list", "--limit=0"); r.code != exitUsage || !strings.Contains(r.stderr, "--limit: 0 is out of range") {
+	if r := command(env, "events", "list", "--limit=0"); r.code != cli.ExitUsage || !strings.Contains(r.stderr, "--limit: 0 is out of range") {
 		t.Errorf("%+v", r)
 	}
 }

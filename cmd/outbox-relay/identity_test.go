@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
@@ -33,7 +34,7 @@ func TestIdentityOfAFreshOutbox(t *testing.T) {
 	if r.code != 0 || r.stderr != "" || !strings.HasSuffix(r.stdout, "\nNo relay has worked here yet: the first one records the database as its own.\n") {
 		t.Errorf("%+v", r)
 	}
-	command(env, "identity", "discard-pending", "--yes").expect(t, exitFailed, "",
+	command(env, "identity", "discard-pending", "--yes").expect(t, cli.ExitFailed, "",
 		"outbox-relay: discard what is pending: this is the database that relays were accepted on: no relay has worked here yet\n")
 	r = command(env, "identity", "accept", "--yes")
 	if r.code != 0 || r.stderr != "" || !strings.HasPrefix(r.stdout, "accepted: relays work on ") {
@@ -43,7 +44,7 @@ func TestIdentityOfAFreshOutbox(t *testing.T) {
 	if r = command(env, "identity", "show"); r.code != 0 || !strings.HasSuffix(r.stdout, "\nRelays may work here.\n") {
 		t.Errorf("%+v", r)
 	}
-	command(env, "identity", "discard-pending", "--yes").expect(t, exitFailed, "",
+	command(env, "identity", "discard-pending", "--yes").expect(t, cli.ExitFailed, "",
 		"outbox-relay: discard what is pending: this is the database that relays were accepted on\n")
 }
 
@@ -89,7 +90,7 @@ func TestIdentityAsksFirst(t *testing.T) {
 	env := []string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_ENVIRONMENT=staging"}
 	for _, name := range []string{"accept", "discard-pending"} {
 		r := command(env, "identity", name)
-		if r.code != exitUsage || r.stdout != "" || !strings.HasSuffix(r.stderr, "; repeat the command with --yes to do it\n") ||
+		if r.code != cli.ExitUsage || r.stdout != "" || !strings.HasSuffix(r.stderr, "; repeat the command with --yes to do it\n") ||
 			!strings.Contains(r.stderr, `as environment "staging"`) || !strings.Contains(r.stderr, `recorded is "production"`) {
 			t.Errorf("%s: %+v", name, r)
 		}
@@ -128,7 +129,7 @@ func TestQuarantineFromEndToEnd(t *testing.T) {
 			s := start(t, env, "--poll-interval=1s")
 			s.stderr.wait(t, "quarantined: nothing is claimed or sent here.", s.code)
 			r := command(env, "status", "--healthcheck")
-			r.expect(t, exitFailed, "", `outbox-relay: relay "r1" is quarantined: this is not the database that relays were accepted on: `+
+			r.expect(t, cli.ExitFailed, "", `outbox-relay: relay "r1" is quarantined: this is not the database that relays were accepted on: `+
 				`its environment is "staging", recorded is "production"; see: outbox-relay identity show`+"\n")
 			if r = command(env, "status"); !strings.Contains(r.stdout, " r1 ") || !strings.Contains(r.stdout, ", quarantined, started ") ||
 				!strings.Contains(r.stdout, "\nNothing is claimed or sent: ") {
@@ -168,6 +169,6 @@ func TestEnvironmentMistakes(t *testing.T) {
 		"münchen":               "is not a name; write printable ASCII without blanks around it, such as production",
 	} {
 		r := check(t, "environment: "+value+"\n", twoSettings)
-		r.expect(t, exitConfig, "", mistakes("outbox-relay.yaml:1: environment: "+problem))
+		r.expect(t, cli.ExitConfig, "", mistakes("outbox-relay.yaml:1: environment: "+problem))
 	}
 }

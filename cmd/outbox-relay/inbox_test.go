@@ -13,11 +13,14 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // fillInbox makes n failed events of an inbox, with ids from 1 on, and one that a middleware processed.
@@ -72,7 +75,7 @@ func TestMistakesOfInboxCommands(t *testing.T) {
 	} {
 		t.Run(test.args, func(t *testing.T) {
 			t.Parallel()
-			with(test.stdin, env, strings.Fields(test.args)...).expect(t, exitUsage, "", "outbox-relay: "+test.want+"\n")
+			with(test.stdin, env, strings.Fields(test.args)...).expect(t, cli.ExitUsage, "", "outbox-relay: "+test.want+"\n")
 		})
 	}
 }
@@ -82,15 +85,15 @@ func TestInboxCommandsSayWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	latest := migrations.Inbox.Latest()
 	r := command([]string{"OUTBOX_DATABASE_URL=" + pgtest.New(t, migrations.Outbox)}, "inbox", "status")
-	r.expect(t, exitSchema, "", fmt.Sprintf("outbox-relay: schema mismatch: there is no inbox schema here (version %d is needed); run: outbox-relay migrate up --set inbox\n", latest))
+	r.expect(t, cli.ExitSchema, "", fmt.Sprintf("outbox-relay: schema mismatch: there is no inbox schema here (version %d is needed); run: outbox-relay migrate up --set inbox\n", latest))
 	dsn := pgtest.New(t, migrations.Inbox)
 	execute(t, open(t, dsn), "DELETE FROM inbox_schema_version WHERE version_id = $1", latest)
 	r = command([]string{"OUTBOX_DATABASE_URL=" + dsn}, "inbox", "list")
-	r.expect(t, exitSchema, "", fmt.Sprintf("outbox-relay: schema mismatch: the database has inbox version %d, this build needs %d; run: outbox-relay migrate up --set inbox\n", latest-1, latest))
+	r.expect(t, cli.ExitSchema, "", fmt.Sprintf("outbox-relay: schema mismatch: the database has inbox version %d, this build needs %d; run: outbox-relay migrate up --set inbox\n", latest-1, latest))
 	execute(t, open(t, dsn), "INSERT INTO inbox_schema_version (version_id, is_applied) VALUES ($1, true)", latest+1)
 	r = command([]string{"OUTBOX_DATABASE_URL=" + dsn}, "inbox", "list")
-	r.expect(t, exitSchema, "", fmt.Sprintf("outbox-relay: schema mismatch: the database has inbox version %d, this build knows %d; run a newer outbox-relay\n", latest+1, latest))
-	if r := command([]string{"OUTBOX_DATABASE_URL=postgres://u@127.0.0.1:1/db?connect_timeout=2"}, "inbox", "status"); r.code != exitDatabase {
+	r.expect(t, cli.ExitSchema, "", fmt.Sprintf("outbox-relay: schema mismatch: the database has inbox version %d, this build knows %d; run a newer outbox-relay\n", latest+1, latest))
+	if r := command([]string{"OUTBOX_DATABASE_URL=postgres://u@127.0.0.1:1/db?connect_timeout=2"}, "inbox", "status"); r.code != cli.ExitDatabase {
 		t.Errorf("%+v", r)
 	}
 }
@@ -110,12 +113,12 @@ func TestInboxReplayCommand(t *testing.T) {
 Nothing was replayed: this was a dry run.
 `, "")
 	// Without a terminal there is no answer.
-	command(env, "inbox", "replay", "--state=failed").expect(t, exitUsage, "", "outbox-relay: replay 7 events; repeat the command with --yes to do it\n")
+	command(env, "inbox", "replay", "--state=failed").expect(t, cli.ExitUsage, "", "outbox-relay: replay 7 events; repeat the command with --yes to do it\n")
 	if n := query[int](t, db, waiting); n != 0 {
 		t.Fatalf("%d were replayed without a yes", n)
 	}
 	r := with("\ufeff2\r\n\r\n3\r\n2\r\n99\n", env, "inbox", "replay", "-", "--yes", "--json")
-	var report inboxBulkReport
+	var report inbox.BulkReport
 	if err := json.Unmarshal([]byte(r.stdout), &report); err != nil || r.code != 0 {
 		t.Fatalf("%+v: %v", r, err)
 	}
@@ -236,8 +239,8 @@ func TestInboxShowCommand(t *testing.T) {
 	if err := json.Unmarshal([]byte(r.stdout), &shown); err != nil || len(shown.Events) != 1 || len(shown.Waits) != 1 || shown.Waits[0].Why != "behind" || len(shown.Remembered) != 1 {
 		t.Errorf("%+v: %v", r, err)
 	}
-	command(env, "inbox", "show", "77").expect(t, exitFailed, "", "outbox-relay: there is no event with inbox id 77: it was never recorded, or was pruned\n")
-	command(env, "inbox", "show", "--key=x").expect(t, exitFailed, "", "outbox-relay: there is no event with key \"x\": it was never received, or was pruned\n")
+	command(env, "inbox", "show", "77").expect(t, cli.ExitFailed, "", "outbox-relay: there is no event with inbox id 77: it was never recorded, or was pruned\n")
+	command(env, "inbox", "show", "--key=x").expect(t, cli.ExitFailed, "", "outbox-relay: there is no event with key \"x\": it was never received, or was pruned\n")
 }
 
 func TestInboxStatusCommand(t *testing.T) {
@@ -313,7 +316,7 @@ func TestInboxReplayIsInterrupted(t *testing.T) {
 	if _, err := blocker.Exec(t.Context(), "SELECT pg_advisory_unlock(7)"); err != nil {
 		t.Fatal(err)
 	}
-	if got := <-code; got != exitInterrupted || !strings.Contains(stderr.String(), "interrupted: 1500 replayed, 1500 left; the same command goes on") {
+	if got := <-code; got != cli.ExitInterrupted || !strings.Contains(stderr.String(), "interrupted: 1500 replayed, 1500 left; the same command goes on") {
 		t.Errorf("exit code %d: %s", got, stderr.String())
 	}
 	if n := query[int](t, db, "SELECT count(*) FROM inbox_events WHERE processing_state = 'pending'"); n != 1500 {
@@ -344,7 +347,7 @@ func TestSecurityInboxSupport(t *testing.T) {
 	lacking := func(role string, args ...string) {
 		t.Helper()
 		r := command(env, args...)
-		if r.code != exitFailed || !strings.Contains(r.stderr, "this login needs a role of migrations/roles.sql: GRANT "+role+" TO support") {
+		if r.code != cli.ExitFailed || !strings.Contains(r.stderr, "this login needs a role of migrations/roles.sql: GRANT "+role+" TO support") {
 			t.Errorf("%v: %+v", args, r)
 		}
 	}
@@ -398,7 +401,7 @@ func TestSecurityInboxSupport(t *testing.T) {
 		"CREATE TABLE public.x ()", "ALTER TABLE inbox_events DISABLE TRIGGER ALL", "UPDATE inbox_schema_version SET version_id = 0",
 	} {
 		_, err := support.Exec(t.Context(), statement)
-		if code(err) != "42501" {
+		if !pg.HasCode(err, pg.LacksPrivilege) {
 			t.Errorf("%s: %v", statement, err)
 		}
 	}
@@ -410,7 +413,7 @@ func TestSecurityInboxSupport(t *testing.T) {
 	if _, err := conn.Exec(t.Context(), "SET SESSION AUTHORIZATION stranger"); err != nil {
 		t.Fatal(err)
 	}
-	if err := conn.QueryRow(t.Context(), "SELECT inbox_has_payload(1)").Scan(&exists); code(err) != "42501" && !errors.Is(err, pgx.ErrNoRows) {
+	if err := conn.QueryRow(t.Context(), "SELECT inbox_has_payload(1)").Scan(&exists); !pg.HasCode(err, pg.LacksPrivilege) && !errors.Is(err, pgx.ErrNoRows) {
 		t.Errorf("a stranger learns whether there is a payload: %v, %v", exists, err)
 	}
 }

@@ -3,13 +3,17 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"io"
 	"log"
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/notify"
 )
 
 func main() {
@@ -26,54 +30,33 @@ func main() {
 	os.Exit(m.Run(os.Args[1:]))
 }
 
-// Main is the program without the process around it.
-type Main struct {
-	Env            []string // "NAME=value"
-	Stdin          io.Reader
-	Stdout, Stderr io.Writer
-	// Signals that ask to stop. The first ends a command gracefully, the second at once.
-	Signals <-chan os.Signal
-	// Hangups ask run to read its configuration again; nil: there are none.
-	Hangups <-chan os.Signal
-	// StandardLog says where the standard logger of the process writes to; nil leaves it alone.
-	StandardLog func(io.Writer)
+// setUpLibraries sets what libraries keep for the whole process: zerolog's field names and times, and the guarded transport of
+// alerts. A log that cannot be written, its disk full or its reader gone, stops nothing; stderr has no room for a
+// message about itself.
+func setUpLibraries() {
+	notify.GuardLibraries()
+	zerolog.MessageFieldName = "msg"
+	zerolog.TimeFieldFormat = "2006-01-02T15:04:05.000Z07:00"
+	zerolog.TimestampFunc = func() time.Time { return time.Now().UTC() }
+	zerolog.ErrorHandler = func(error) {}
 }
+
+// hangups returns the signals that ask run to reload, from the very start: one that came earlier would end the process.
+// To any other command a closed terminal is the end.
+func hangups(args []string) <-chan os.Signal {
+	if len(args) == 0 || args[0] != "run" {
+		return nil
+	}
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGHUP)
+	return signals
+}
+
+// Main is the program without the process around it.
+type Main cli.Program
 
 // Run runs one command and returns the exit code.
-func (m Main) Run(args []string) (code int) {
-	m.Stdout, m.Stderr = textWriter{m.Stdout, showsColors(m.Stdout, m.Env)}, textWriter{m.Stderr, false}
-	ctx, cancel := context.WithCancelCause(context.Background())
-	aborted, done, watched := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(watched)
-		m.watch(cancel, aborted, done)
-	}()
-	defer func() {
-		close(done)
-		<-watched
-		cancel(nil)
-	}()
-	err := m.command(ctx, aborted, args)
-	if err != nil && errors.Is(context.Cause(ctx), errInterrupted) && !errors.As(err, new(exitError)) {
-		err = exitError{code: exitInterrupted, err: errInterrupted}
-	}
-	return m.report(err)
-}
-
-// errInterrupted is the cause of a context that a signal ended.
-var errInterrupted = errors.New("interrupted")
-
-// watch turns signals into the end of ctx, then of everything, until done.
-func (m Main) watch(cancel context.CancelCauseFunc, aborted chan<- struct{}, done <-chan struct{}) {
-	select {
-	case <-m.Signals:
-		cancel(errInterrupted)
-	case <-done:
-		return
-	}
-	select {
-	case <-m.Signals:
-		close(aborted)
-	case <-done:
-	}
+func (m Main) Run(args []string) int {
+	m.Grammar, m.Overview, m.Version = new(grammar), overview, buildInfo().Version
+	return cli.Program(m).Run(args)
 }

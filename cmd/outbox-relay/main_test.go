@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
@@ -82,14 +83,14 @@ func TestUsage(t *testing.T) {
 	} {
 		t.Run(strings.Join(test.args, " "), func(t *testing.T) {
 			t.Parallel()
-			command(nil, test.args...).expect(t, exitUsage, "", "outbox-relay: "+test.want+"\n")
+			command(nil, test.args...).expect(t, cli.ExitUsage, "", "outbox-relay: "+test.want+"\n")
 		})
 	}
 }
 
 func TestHelp(t *testing.T) {
 	t.Parallel()
-	command(nil).expect(t, exitUsage, "", overview+"\noutbox-relay: no command given\n")
+	command(nil).expect(t, cli.ExitUsage, "", overview+"\noutbox-relay: no command given\n")
 	command(nil, "--help").expect(t, 0, overview, "")
 	for _, name := range []string{"run", "migrate", "migrate up", "migrate down", "migrate status", "status", "config", "config check", "config show", "version"} {
 		r := command(nil, append(strings.Fields(name), "--help")...)
@@ -123,7 +124,7 @@ func TestBrokenStdout(t *testing.T) {
 	t.Parallel()
 	var stderr bytes.Buffer
 	m := Main{Stdout: brokenWriter{}, Stderr: &stderr}
-	if code := m.Run([]string{"version"}); code != exitFailed || stderr.String() != "outbox-relay: "+io.ErrClosedPipe.Error()+"\n" {
+	if code := m.Run([]string{"version"}); code != cli.ExitFailed || stderr.String() != "outbox-relay: "+io.ErrClosedPipe.Error()+"\n" {
 		t.Errorf("exit code %d, stderr %q", code, stderr.String())
 	}
 }

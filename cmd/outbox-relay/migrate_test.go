@@ -15,14 +15,16 @@ import (
 
 	"github.com/pressly/goose/v3"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/migrate"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 var took = regexp.MustCompile(` in [0-9.µm]+s\n`)
 
-// migrate runs a migrate command and replaces the durations in its output.
-func migrate(dsn string, args ...string) result {
+// runMigrate runs a migrate command and replaces the durations in its output.
+func runMigrate(dsn string, args ...string) result {
 	r := command([]string{"OUTBOX_DATABASE_URL=" + dsn}, append([]string{"migrate"}, args...)...)
 	r.stdout = took.ReplaceAllString(r.stdout, "\n")
 	return r
@@ -98,17 +100,17 @@ func TestMigrateUpDownUp(t *testing.T) {
 			slices.Reverse(reverted)
 			flag := "--set=" + string(set)
 
-			migrate(dsn, "down", "--yes", flag).expect(t, 0, fmt.Sprintf("nothing to revert: the %s schema has version 0\n", set), "")
-			migrate(dsn, "up", flag).expect(t, 0, lines("applied", names)+latest, "")
-			migrate(dsn, "up", flag).expect(t, 0, latest, "")
-			migrate(dsn, "down", flag, "--yes", "--to", fmt.Sprint(len(names))).expect(t, 0, fmt.Sprintf("nothing to revert: the %s schema has version %d\n", set, len(names)), "")
-			migrate(dsn, "down", flag, "--yes").expect(t, 0, lines("reverted", reverted[:1])+fmt.Sprintf("%s schema is at version %d\n", set, len(names)-1), "")
-			migrate(dsn, "up", flag).expect(t, 0, lines("applied", names[len(names)-1:])+latest, "")
-			migrate(dsn, "down", flag, "-y", "--to", "0").expect(t, 0, lines("reverted", reverted)+fmt.Sprintf("%s schema is at version 0\n", set), "")
+			runMigrate(dsn, "down", "--yes", flag).expect(t, 0, fmt.Sprintf("nothing to revert: the %s schema has version 0\n", set), "")
+			runMigrate(dsn, "up", flag).expect(t, 0, lines("applied", names)+latest, "")
+			runMigrate(dsn, "up", flag).expect(t, 0, latest, "")
+			runMigrate(dsn, "down", flag, "--yes", "--to", fmt.Sprint(len(names))).expect(t, 0, fmt.Sprintf("nothing to revert: the %s schema has version %d\n", set, len(names)), "")
+			runMigrate(dsn, "down", flag, "--yes").expect(t, 0, lines("reverted", reverted[:1])+fmt.Sprintf("%s schema is at version %d\n", set, len(names)-1), "")
+			runMigrate(dsn, "up", flag).expect(t, 0, lines("applied", names[len(names)-1:])+latest, "")
+			runMigrate(dsn, "down", flag, "-y", "--to", "0").expect(t, 0, lines("reverted", reverted)+fmt.Sprintf("%s schema is at version 0\n", set), "")
 			if left := query[int](t, db, tables, "public"); left != 0 {
 				t.Errorf("%d tables or functions are left", left)
 			}
-			migrate(dsn, "up", flag).expect(t, 0, lines("applied", names)+latest, "")
+			runMigrate(dsn, "up", flag).expect(t, 0, lines("applied", names)+latest, "")
 		})
 	}
 }
@@ -116,12 +118,12 @@ func TestMigrateUpDownUp(t *testing.T) {
 func TestMigrateDownAsks(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox)
-	r := migrate(dsn, "down", "--to=0")
+	r := runMigrate(dsn, "down", "--to=0")
 	want := fmt.Sprintf(`outbox-relay: reverting %d migrations of outbox in postgres://postgres@/test_[0-9]+\?host=\S+ drops tables with their data; repeat the command with --yes to do it`+"\n", migrations.Outbox.Latest())
-	if r.code != exitUsage || r.stdout != "" || !regexp.MustCompile("^"+want+"$").MatchString(r.stderr) {
+	if r.code != cli.ExitUsage || r.stdout != "" || !regexp.MustCompile("^"+want+"$").MatchString(r.stderr) {
 		t.Errorf("%+v, want a stderr of %s", r, want)
 	}
-	migrate(dsn, "up").expect(t, 0, fmt.Sprintf("outbox schema is up to date: version %d\n", migrations.Outbox.Latest()), "")
+	runMigrate(dsn, "up").expect(t, 0, fmt.Sprintf("outbox schema is up to date: version %d\n", migrations.Outbox.Latest()), "")
 }
 
 func TestMigrateStatus(t *testing.T) {
@@ -130,17 +132,17 @@ func TestMigrateStatus(t *testing.T) {
 	db := open(t, dsn)
 	names := files(t, migrations.Outbox)
 	pending := fmt.Sprintf("outbox-relay: schema mismatch: %d of %d migrations are pending; run: outbox-relay migrate up\n", len(names), len(names))
-	r := migrate(dsn, "status")
-	if r.code != exitSchema || r.stderr != pending || strings.Count(r.stdout, "  pending\n") != len(names) {
+	r := runMigrate(dsn, "status")
+	if r.code != cli.ExitSchema || r.stderr != pending || strings.Count(r.stdout, "  pending\n") != len(names) {
 		t.Errorf("%+v", r)
 	}
 	if query[int](t, db, tables, "public") != 0 || query[bool](t, db, "SELECT to_regclass('outbox_schema_version') IS NOT NULL") {
 		t.Error("status has created something")
 	}
 
-	migrate(dsn, "up")
-	r = migrate(dsn, "status", "--json")
-	var s migrateStatus
+	runMigrate(dsn, "up")
+	r = runMigrate(dsn, "status", "--json")
+	var s migrate.Status
 	if err := json.Unmarshal([]byte(r.stdout), &s); err != nil || r.code != 0 || r.stderr != "" {
 		t.Fatalf("%+v: %v", r, err)
 	}
@@ -152,7 +154,7 @@ func TestMigrateStatus(t *testing.T) {
 			t.Errorf("migration %d is %+v", i, m)
 		}
 	}
-	r = migrate(dsn, "status")
+	r = runMigrate(dsn, "status")
 	if r.code != 0 || r.stderr != "" || !strings.HasPrefix(r.stdout, "VERSION  FILE") || strings.Contains(r.stdout, "pending") {
 		t.Errorf("%+v", r)
 	}
@@ -173,14 +175,14 @@ func TestStockGoose(t *testing.T) {
 			if _, err := stock.UpByOne(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			migrate(dsn, "up", "--set", string(set)).expect(t, 0, lines("applied", names[1:])+fmt.Sprintf("%s schema is up to date: version %d\n", set, len(names)), "")
+			runMigrate(dsn, "up", "--set", string(set)).expect(t, 0, lines("applied", names[1:])+fmt.Sprintf("%s schema is up to date: version %d\n", set, len(names)), "")
 			if pending, err := stock.HasPending(t.Context()); err != nil || pending {
 				t.Errorf("the stock goose sees pending migrations: %v, %v", pending, err)
 			}
 			if _, err := stock.DownTo(t.Context(), 0); err != nil {
 				t.Fatal(err)
 			}
-			migrate(dsn, "down", "--yes", "--set", string(set)).expect(t, 0, fmt.Sprintf("nothing to revert: the %s schema has version 0\n", set), "")
+			runMigrate(dsn, "down", "--yes", "--set", string(set)).expect(t, 0, fmt.Sprintf("nothing to revert: the %s schema has version 0\n", set), "")
 		})
 	}
 }
@@ -192,17 +194,17 @@ func TestMigrateIntoASchema(t *testing.T) {
 	db := open(t, dsn)
 	names := files(t, migrations.Outbox)
 	done := lines("applied", names) + fmt.Sprintf("outbox schema is up to date: version %d\n", len(names))
-	migrate(dsn, "up", "--schema", schema).expect(t, 0, done, "")
+	runMigrate(dsn, "up", "--schema", schema).expect(t, 0, done, "")
 	if inside, outside := query[int](t, db, tables, `"My ""Billing"""`), query[int](t, db, tables, "public"); inside == 0 || outside != 0 {
 		t.Errorf("%d tables and functions are in the schema, %d in public", inside, outside)
 	}
 	// A second service in the same database.
-	migrate(dsn, "up", "--schema", "shipping").expect(t, 0, done, "")
+	runMigrate(dsn, "up", "--schema", "shipping").expect(t, 0, done, "")
 	env := []string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_DATABASE_SCHEMA=" + schema}
 	if r := command(env, "status"); r.code != 0 || r.stderr != "" {
 		t.Errorf("%+v", r)
 	}
-	if r := command(env[:1], "status"); r.code != exitSchema {
+	if r := command(env[:1], "status"); r.code != cli.ExitSchema {
 		t.Errorf("%+v", r)
 	}
 }
@@ -213,13 +215,13 @@ func TestSecurityMigrateUpWarnsOfAnOpenSchema(t *testing.T) {
 	dsn := pgtest.New(t)
 	db := open(t, dsn)
 	execute(t, db, `REVOKE CREATE ON SCHEMA public FROM PUBLIC`) // as PostgreSQL 15 does
-	if r := migrate(dsn, "up"); r.code != 0 || r.stderr != "" {
+	if r := runMigrate(dsn, "up"); r.code != 0 || r.stderr != "" {
 		t.Errorf("a closed schema: %+v", r)
 	}
 	execute(t, db, `GRANT CREATE ON SCHEMA public TO PUBLIC, pg_monitor`)
 	const warning = "warning: others may create objects in schema public and have them run with the rights of its users; " +
 		"run, as a superuser or the owner of the schema: REVOKE CREATE ON SCHEMA public FROM PUBLIC, pg_monitor; GRANT CREATE ON SCHEMA public TO "
-	if r := migrate(dsn, "up"); r.code != 0 || r.stderr != warning+query[string](t, db, "SELECT current_user::text")+"\n" {
+	if r := runMigrate(dsn, "up"); r.code != 0 || r.stderr != warning+query[string](t, db, "SELECT current_user::text")+"\n" {
 		t.Errorf("an open schema: %+v", r)
 	}
 }
@@ -243,9 +245,9 @@ func TestMigrateWithoutRightToCreateSchemas(t *testing.T) {
 	}
 	u.User = url.User(role)
 	names := files(t, migrations.Outbox)
-	migrate(u.String(), "up", "--schema=billing").expect(t, 0, lines("applied", names)+fmt.Sprintf("outbox schema is up to date: version %d\n", len(names)), "")
-	r := migrate(u.String(), "up", "--schema=shipping")
-	if want := "outbox-relay: create schema shipping: ERROR: permission denied for database "; r.code != exitFailed || !strings.HasPrefix(r.stderr, want) {
+	runMigrate(u.String(), "up", "--schema=billing").expect(t, 0, lines("applied", names)+fmt.Sprintf("outbox schema is up to date: version %d\n", len(names)), "")
+	r := runMigrate(u.String(), "up", "--schema=shipping")
+	if want := "outbox-relay: create schema shipping: ERROR: permission denied for database "; r.code != cli.ExitFailed || !strings.HasPrefix(r.stderr, want) {
 		t.Errorf("%+v", r)
 	}
 }
@@ -258,7 +260,7 @@ func TestConcurrentMigrations(t *testing.T) {
 	var all sync.WaitGroup
 	results := make([]result, 2)
 	for i := range results {
-		all.Go(func() { results[i] = migrate(dsn, "up", "--schema=billing") })
+		all.Go(func() { results[i] = runMigrate(dsn, "up", "--schema=billing") })
 	}
 	all.Wait()
 	applied := 0
@@ -288,8 +290,8 @@ func TestMigrationThatWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	const session = `session [0-9]+ \(application "billing", user postgres, in a transaction since \S+\)`
-	r := migrate(dsn, "down", "--yes", "--to=0", "--lock-timeout=1s", "--retry-for=2s")
-	if r.code != exitFailed || !regexp.MustCompile(`^[0-9a-z_]+\.sql waits for `+session+`
+	r := runMigrate(dsn, "down", "--yes", "--to=0", "--lock-timeout=1s", "--retry-for=2s")
+	if r.code != cli.ExitFailed || !regexp.MustCompile(`^[0-9a-z_]+\.sql waits for `+session+`
 outbox-relay: migrate outbox: [0-9a-z_]+\.sql did not get its locks in [0-9]+ attempts? within \S+: `+session+` had them: ERROR: canceling statement due to lock timeout \(SQLSTATE 55P03\)
 $`).MatchString(r.stderr) {
 		t.Errorf("%+v", r)
@@ -297,11 +299,11 @@ $`).MatchString(r.stderr) {
 	if err := tx.Commit(); err != nil {
 		t.Fatal(err)
 	}
-	if r := migrate(dsn, "down", "--yes", "--to=0"); r.code != 0 || r.stderr != "" {
+	if r := runMigrate(dsn, "down", "--yes", "--to=0"); r.code != 0 || r.stderr != "" {
 		t.Errorf("%+v", r)
 	}
 	for _, flag := range []string{"--lock-timeout=0s", "--retry-for=-1s"} {
-		if r := migrate(dsn, "up", flag); r.code != exitUsage || !strings.Contains(r.stderr, "must be above zero") {
+		if r := runMigrate(dsn, "up", flag); r.code != cli.ExitUsage || !strings.Contains(r.stderr, "must be above zero") {
 			t.Errorf("%+v", r)
 		}
 	}
@@ -313,7 +315,7 @@ func TestMigrationThatFails(t *testing.T) {
 	dsn := pgtest.New(t)
 	execute(t, open(t, dsn), "CREATE TABLE outbox_relay ()")
 	names := files(t, migrations.Outbox)
-	migrate(dsn, "up").expect(t, exitFailed, lines("applied", names[:2]),
+	runMigrate(dsn, "up").expect(t, cli.ExitFailed, lines("applied", names[:2]),
 		`outbox-relay: migrate outbox: 00003_relay.sql: `+"ERROR: relation \"outbox_relay\" already exists (SQLSTATE 42P07)\n")
 }
 
@@ -332,7 +334,7 @@ func TestUnreachableDatabase(t *testing.T) {
 	} {
 		t.Run(args, func(t *testing.T) {
 			t.Parallel()
-			command(env, strings.Fields(args)...).expect(t, exitDatabase, "", "outbox-relay: the database cannot be reached: "+doing+reason)
+			command(env, strings.Fields(args)...).expect(t, cli.ExitDatabase, "", "outbox-relay: the database cannot be reached: "+doing+reason)
 		})
 	}
 	// One that answers, and refuses.
@@ -342,7 +344,7 @@ func TestUnreachableDatabase(t *testing.T) {
 		strings.Replace(dsn2, "postgres@", "who%20am%20i@", 1): "the database refuses this login; check user and password in database.url, and pg_hba.conf",
 	} {
 		r := command([]string{"OUTBOX_DATABASE_URL=" + dsn}, "status")
-		if r.code != exitConfig || !strings.HasPrefix(r.stderr, "outbox-relay: "+want) || strings.Count(r.stderr, "\n") != 1 {
+		if r.code != cli.ExitConfig || !strings.HasPrefix(r.stderr, "outbox-relay: "+want) || strings.Count(r.stderr, "\n") != 1 {
 			t.Errorf("%+v", r)
 		}
 	}
@@ -351,8 +353,8 @@ func TestUnreachableDatabase(t *testing.T) {
 func TestSchemaMismatch(t *testing.T) {
 	t.Parallel()
 	older := pgtest.New(t)
-	migrate(older, "up")
-	migrate(older, "down", "--yes")
+	runMigrate(older, "up")
+	runMigrate(older, "down", "--yes")
 	newer := pgtest.New(t, migrations.Outbox)
 	execute(t, open(t, newer), "INSERT INTO outbox_schema_version (version_id, is_applied) VALUES (999, true);"+
 		"CREATE OR REPLACE FUNCTION outbox_compatible_since() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 998'")
@@ -377,7 +379,7 @@ func TestSchemaMismatch(t *testing.T) {
 		t.Run(test.args+" "+test.want, func(t *testing.T) {
 			t.Parallel()
 			r := command([]string{"OUTBOX_DATABASE_URL=" + test.dsn, twoSettings[1], "OUTBOX_LOG_LEVEL=error"}, strings.Fields(test.args)...)
-			r.expect(t, exitSchema, "", "outbox-relay: schema mismatch: "+test.want+"\n")
+			r.expect(t, cli.ExitSchema, "", "outbox-relay: schema mismatch: "+test.want+"\n")
 		})
 	}
 }

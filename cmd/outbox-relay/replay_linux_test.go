@@ -3,16 +3,18 @@ package main
 import (
 	"strings"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 )
 
 func TestReplayOnATerminal(t *testing.T) {
 	t.Parallel()
 	for answer, test := range map[string]struct {
-		code, replayed int
-		rest           string
+		sqlState, replayed int
+		rest               string
 	}{
 		"yes\n": {0, 3, `"done":3`},
-		"n\n":   {exitUsage, 0, "outbox-relay: nothing was replayed\n"},
+		"n\n":   {cli.ExitUsage, 0, "outbox-relay: nothing was replayed\n"},
 	} {
 		t.Run(strings.TrimSpace(answer), func(t *testing.T) {
 			t.Parallel()
@@ -29,7 +31,7 @@ func TestReplayOnATerminal(t *testing.T) {
 			if _, err := person.WriteString(answer); err != nil {
 				t.Fatal(err)
 			}
-			if got := <-code; got != test.code || !strings.Contains(stderr.String(), test.rest) {
+			if got := <-code; got != test.sqlState || !strings.Contains(stderr.String(), test.rest) {
 				t.Errorf("exit code %d: %s", got, stderr)
 			}
 			if n := query[int](t, open(t, dsn), pending); n != test.replayed {
@@ -42,11 +44,11 @@ func TestReplayOnATerminal(t *testing.T) {
 func TestInboxIgnoreOnATerminal(t *testing.T) {
 	t.Parallel()
 	for answer, test := range map[string]struct {
-		code, ignored int
-		rest          string
+		sqlState, ignored int
+		rest              string
 	}{
 		"yes\n": {0, 3, `"done":3`},
-		"n\n":   {exitUsage, 0, "outbox-relay: nothing was ignored\n"},
+		"n\n":   {cli.ExitUsage, 0, "outbox-relay: nothing was ignored\n"},
 	} {
 		t.Run(strings.TrimSpace(answer), func(t *testing.T) {
 			t.Parallel()
@@ -65,7 +67,7 @@ func TestInboxIgnoreOnATerminal(t *testing.T) {
 			if _, err := person.WriteString(answer); err != nil {
 				t.Fatal(err)
 			}
-			if got := <-code; got != test.code || !strings.Contains(stderr.String(), test.rest) {
+			if got := <-code; got != test.sqlState || !strings.Contains(stderr.String(), test.rest) {
 				t.Errorf("exit code %d: %s", got, stderr)
 			}
 			if n := query[int](t, open(t, dsn), "SELECT count(*) FROM inbox_events WHERE processing_state = 'ignored'"); n != test.ignored {

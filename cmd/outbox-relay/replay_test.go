@@ -8,6 +8,9 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/destinations"
+	"github.com/outbox-relay/outbox-relay/internal/cli/events"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
@@ -31,6 +34,8 @@ func TestMistakesOfBulkCommands(t *testing.T) {
 		{"replay --yes --limit 5", "", nothing},
 		{"replay --type= --destination=", "", nothing},
 		{"discard --yes", "", nothing},
+		{"retry --yes", "", nothing},
+		{"retry shop", "", `"shop" is not the id of an event; write a number such as 17`},
 		{"replay 1..", "", `"1.." is not the id of an event; write a number such as 17`},
 		{"replay 0", "", `"0" is not the id of an event; write a number such as 17`},
 		{"replay 17,18", "", `"17,18" is not the id of an event; write a number such as 17`},
@@ -62,10 +67,10 @@ func TestMistakesOfBulkCommands(t *testing.T) {
 	} {
 		t.Run(test.args, func(t *testing.T) {
 			t.Parallel()
-			with(test.stdin, env, strings.Fields(test.args)...).expect(t, exitUsage, "", "outbox-relay: "+test.want+"\n")
+			with(test.stdin, env, strings.Fields(test.args)...).expect(t, cli.ExitUsage, "", "outbox-relay: "+test.want+"\n")
 		})
 	}
-	with("", env, "routes", "test", "two words").expect(t, exitUsage, "",
+	with("", env, "routes", "test", "two words").expect(t, cli.ExitUsage, "",
 		"outbox-relay: \"two words\" is not an event type; those are 1 to 255 printable ASCII characters without blanks\n")
 }
 
@@ -93,12 +98,12 @@ func TestReplayCommand(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	// There is no terminal to answer.
-	command(env, "replay", "--destination=logistics").expect(t, exitUsage, "", "outbox-relay: replay 7 deliveries; repeat the command with --yes to do it\n")
+	command(env, "replay", "--destination=logistics").expect(t, cli.ExitUsage, "", "outbox-relay: replay 7 deliveries; repeat the command with --yes to do it\n")
 	if n := query[int](t, db, pending); n != 0 {
 		t.Fatalf("%d were replayed without a yes", n)
 	}
 	r = with("\ufeff2\r\n\r\n3\r\n2\r\n99\n", env, "replay", "-", "--yes", "--json")
-	var report bulkReport
+	var report events.BulkReport
 	if err := json.Unmarshal([]byte(r.stdout), &report); err != nil || r.code != 0 {
 		t.Fatalf("%+v: %v", r, err)
 	}
@@ -118,7 +123,7 @@ func TestReplayCommand(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	r = command(env, "replay", "--type=pa*", "--reason=timeout", "--since=1h", "--limit=1", "--yes", "--log-level=error")
-	if r.code != exitUsage { // the log's level is not one of its flags
+	if r.code != cli.ExitUsage { // the log's level is not one of its flags
 		t.Errorf("%+v", r)
 	}
 	r = command(append(env, "OUTBOX_LOG_LEVEL=error"), "replay", "--type=pa*", "--reason=timeout", "--since=1h", "--limit=1", "--yes")
@@ -133,10 +138,10 @@ func TestReplayCommand(t *testing.T) {
 	command(env, "replay", "1", "--yes").expect(t, 0, "There is nothing to replay.\nLeft alone: 1 delivered; to replay these too: --status delivered.\n", "")
 	command(env, "replay", "77", "--yes").expect(t, 0, "There is nothing to replay.\nNot found: 1 event has no delivery here: 77\n", "")
 	r = command(env, "replay", "1", "--since=2999-01-01T00:00:00Z")
-	if r.code != exitUsage || !strings.HasPrefix(r.stderr, "outbox-relay: --since: 2999-01-01T00:00:00Z lies in the future; the database's clock says 20") {
+	if r.code != cli.ExitUsage || !strings.HasPrefix(r.stderr, "outbox-relay: --since: 2999-01-01T00:00:00Z lies in the future; the database's clock says 20") {
 		t.Errorf("%+v", r)
 	}
-	command(env, "replay", "1", "--since=1h", "--until=2h").expect(t, exitUsage, "", "outbox-relay: --since 1h is not before --until 2h\n")
+	command(env, "replay", "1", "--since=1h", "--until=2h").expect(t, cli.ExitUsage, "", "outbox-relay: --since 1h is not before --until 2h\n")
 }
 
 func TestReplayOfOldEvents(t *testing.T) {
@@ -147,7 +152,7 @@ func TestReplayOfOldEvents(t *testing.T) {
 	execute(t, db, "UPDATE outbox_delivery SET status = 'failed'")
 	const refusal = "outbox-relay: 1 delivery is of events older than 2160h, which is how long receivers remember what they processed (retention.processed_events): " +
 		"sent again, they may be processed twice. Leave them out with --since 2160h, or add --force\n"
-	command(env, "replay", "--status=failed", "--yes").expect(t, exitFailed, "", refusal)
+	command(env, "replay", "--status=failed", "--yes").expect(t, cli.ExitFailed, "", refusal)
 	if n := query[int](t, db, pending); n != 0 {
 		t.Errorf("%d were replayed", n)
 	}
@@ -194,10 +199,10 @@ func TestInterruptedReplay(t *testing.T) {
 	signals <- syscall.SIGINT
 	signals <- syscall.SIGINT // is taken once the first has been acted on
 	lock("pg_advisory_unlock")
-	if got := <-code; got != exitInterrupted || !strings.HasSuffix(stderr.String(), "outbox-relay: interrupted: 1000 replayed, 1500 left; the same command goes on\n") {
+	if got := <-code; got != cli.ExitInterrupted || !strings.HasSuffix(stderr.String(), "outbox-relay: interrupted: 1000 replayed, 1500 left; the same command goes on\n") {
 		t.Errorf("exit code %d: %s", got, stderr.String())
 	}
-	var report bulkReport
+	var report events.BulkReport
 	if err := json.Unmarshal([]byte(stdout.String()), &report); err != nil || !report.Interrupted || report.Done != 1000 || report.Left != 1500 {
 		t.Errorf("%s: %v", stdout.String(), err)
 	}
@@ -226,12 +231,12 @@ func TestDiscardCommand(t *testing.T) {
 	}
 	execute(t, db, "UPDATE outbox_delivery SET status = 'failed', attempts = 8, last_error = E'422 \x1b[31m' WHERE destination = 'logistics' AND event_id = 4")
 	const shown = "Event 4 (sent, key o1) is the head of \"inv 1\": failed after 8 attempts, last error: 422 \ufffd[31m. Waiting behind it: 2.\n"
-	command(env, "discard", "--destination=logistics", "--head-of-key=inv 1").expect(t, exitUsage, "",
+	command(env, "discard", "--destination=logistics", "--head-of-key=inv 1").expect(t, cli.ExitUsage, "",
 		shown+"outbox-relay: discard 1 delivery; repeat the command with --yes to do it\n")
 	if r := command(env, "discard", "--destination=logistics", "--head-of-key=inv 1", "--yes"); r.code != 0 || r.stdout != "Discarded 1 delivery.\n" || !strings.HasPrefix(r.stderr, shown) {
 		t.Errorf("%+v", r)
 	}
-	command(env, "discard", "--destination=logistics", "--head-of-key=inv 2", "--yes").expect(t, exitFailed, "",
+	command(env, "discard", "--destination=logistics", "--head-of-key=inv 2", "--yes").expect(t, cli.ExitFailed, "",
 		"outbox-relay: nothing waits for \"logistics\" with ordering key \"inv 2\"\n")
 	got := query[string](t, db, "SELECT string_agg(event_id || destination, ' ' ORDER BY event_id) FROM outbox_delivery WHERE status = 'discarded'")
 	if got != "4logistics 5old 6old" {
@@ -270,10 +275,13 @@ func TestPauseCommands(t *testing.T) {
 	if r = command(env, "resume", "logistics", "--reset-breaker", "--json"); r.code != 0 || !strings.Contains(r.stdout, `"breaker_reset": true`) || !strings.Contains(r.stderr, `"breaker_reset":true`) {
 		t.Errorf("%+v", r)
 	}
-	command(env, "pause", "logistic").expect(t, exitFailed, "",
+	command(env, "pause", "logistic").expect(t, cli.ExitFailed, "",
 		"outbox-relay: there is no destination \"logistic\": no route, no state and no waiting delivery has that name; did you mean \"logistics\"?\n")
-	command(env, "resume", "x").expect(t, exitFailed, "",
+	command(env, "resume", "x").expect(t, cli.ExitFailed, "",
 		"outbox-relay: there is no destination \"x\": no route, no state and no waiting delivery has that name; see: outbox-relay status\n")
+	fresh := []string{"OUTBOX_DATABASE_URL=" + pgtest.New(t, migrations.Outbox)}
+	command(fresh, "pause", "logistics").expect(t, cli.ExitFailed, "",
+		"outbox-relay: there is no destination \"logistics\": no route, no state and no waiting delivery has that name; no destination is known before the first relay has run: outbox-relay run\n")
 }
 
 func TestRoutesAndRelays(t *testing.T) {
@@ -300,16 +308,16 @@ func TestRoutesAndRelays(t *testing.T) {
 	configured := append(env, "OUTBOX_DESTINATION_URL=http://127.0.0.1:9/in")
 	command(configured, "routes", "list").expect(t, 0, "EVENT   DESTINATION  PENDING  RELAYS  CONFIGURED\npaid.*  logistics    1        r1 (1)  no\nOnly configured: * to default\n\n"+
 		"The database has the routes of all running relays; one that starts with this configuration adds its own.\n", "")
-	var list routeList
+	var list destinations.RouteList
 	if r := command(configured, "routes", "list", "--json"); json.Unmarshal([]byte(r.stdout), &list) != nil || len(list.Routes) != 1 || *list.Routes[0].Configured || len(list.Missing) != 1 {
 		t.Errorf("%+v", r)
 	}
 	command(env, "routes", "test", "paid.late").expect(t, 0, "paid.late goes to logistics, by the route paid.*\n", "")
 	command(configured, "routes", "test", "paid.late").expect(t, 0, "paid.late goes to logistics, by the route paid.*\nBy the configuration it goes to default, once a relay starts with it.\n", "")
-	command(env, "routes", "test", "sent").expect(t, exitFailed, "", "outbox-relay: an event of type \"sent\" would be parked: no route in the database matches\n")
+	command(env, "routes", "test", "sent").expect(t, cli.ExitFailed, "", "outbox-relay: an event of type \"sent\" would be parked: no route in the database matches\n")
 	r := command(configured, "routes", "test", "sent", "--json")
-	var test routeTest
-	if err := json.Unmarshal([]byte(r.stdout), &test); err != nil || r.code != exitFailed || !test.Parked || len(test.Stored) != 0 || len(test.Configured) != 1 {
+	var test destinations.RouteTest
+	if err := json.Unmarshal([]byte(r.stdout), &test); err != nil || r.code != cli.ExitFailed || !test.Parked || len(test.Stored) != 0 || len(test.Configured) != 1 {
 		t.Errorf("%+v: %v", r, err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -166,7 +167,7 @@ func TestSecondSignal(t *testing.T) {
 	s.stderr.wait(t, `"stopping"`, s.code)
 	s.signals <- syscall.SIGTERM
 	code := <-s.code
-	if want := "outbox-relay: a second signal ended the drain; requests that were in flight will be sent again\n"; code != exitInterrupted || !strings.HasSuffix(s.stderr.String(), want) {
+	if want := "outbox-relay: a second signal ended the drain; requests that were in flight will be sent again\n"; code != cli.ExitInterrupted || !strings.HasSuffix(s.stderr.String(), want) {
 		t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
 	}
 }

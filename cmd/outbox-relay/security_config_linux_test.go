@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
@@ -100,7 +101,7 @@ func TestSecurityMalformedConnectionStrings(t *testing.T) {
 				if unescaped, err := url.PathUnescape(printed); err == nil {
 					printed += unescaped
 				}
-				if r.code != exitConfig || !strings.Contains(r.stderr, "url") && !strings.Contains(r.stderr, "URL") {
+				if r.code != cli.ExitConfig || !strings.Contains(r.stderr, "url") && !strings.Contains(r.stderr, "URL") {
 					t.Errorf("%s: exit code %d: %s", how.args[0], r.code, r.stderr)
 				}
 				for _, leak := range leaks {
@@ -155,7 +156,7 @@ func TestSecurityYAMLBombs(t *testing.T) {
 			config := writeFile(t, filepath.Join(t.TempDir(), usualFile), file)
 			r, peak := process(t, twoSettings[:1], "config", "check", "--config", config)
 			t.Logf("%4d MiB, %6d bytes: %.200q", peak>>20, len(r.stderr), r.stderr)
-			if r.code != exitConfig || !strings.Contains(r.stderr, "Nothing was started.") {
+			if r.code != cli.ExitConfig || !strings.Contains(r.stderr, "Nothing was started.") {
 				t.Errorf("exit code %d: %.500s", r.code, r.stderr)
 			}
 			// The kernel counts what this process held when it made the other one.

@@ -128,13 +128,13 @@ func silent(t *testing.T) string {
 var situations = map[string]situation{
 	"wrong secret": {
 		to(func(t *testing.T) string { return consuming(t, otherSecret, nil) }, "OUTBOX_SIGNING_SECRET="+goodSecret),
-		[]string{"1 retrying at default; last: 401 Unauthorized: The request's signature is not valid (signature-invalid)", "Make destinations.default.signing_secrets"},
+		[]string{"  failing\n", "1 retrying at default; last: 401 Unauthorized: The request's signature is not valid (signature-invalid)", "Make destinations.default.signing_secrets"},
 		[]string{"outbox-relay explain 1"},
 		"401 Unauthorized: The request's signature is not valid (signature-invalid)",
 	},
 	"wrong path": {
 		to(func(t *testing.T) string { return answering(t, http.StatusNotFound) }),
-		[]string{"1 retrying at default; last: 404 Not Found.", "Correct destinations.default.url, then reload the relay (SIGHUP)"},
+		[]string{"  failing\n", "1 retrying at default; last: 404 Not Found.", "Correct destinations.default.url, then reload the relay (SIGHUP)"},
 		[]string{"outbox-relay explain 1"},
 		"404 Not Found",
 	},
@@ -156,7 +156,7 @@ var situations = map[string]situation{
 				http.Error(w, "no stock", http.StatusInternalServerError)
 			})
 		}, "OUTBOX_SIGNING_SECRET="+goodSecret),
-		[]string{"1 retrying at default; last: 500 Internal Server Error", "The log of the receiver says more."},
+		[]string{"  failing\n", "1 retrying at default; last: 500 Internal Server Error", "The log of the receiver says more."},
 		[]string{"outbox-relay explain 1"},
 		"500 Internal Server Error",
 	},
@@ -172,7 +172,7 @@ var situations = map[string]situation{
 			t.Cleanup(server.Close)
 			return server.URL
 		}),
-		[]string{"1 retrying at default; last: the receiver closed the connection without an answer."},
+		[]string{"  failing\n", "1 retrying at default; last: the receiver closed the connection without an answer."},
 		[]string{"outbox-relay explain 1"},
 		"closed the connection without an answer",
 	},

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -48,13 +49,13 @@ func TestMigrateDownOnATerminal(t *testing.T) {
 	t.Parallel()
 	latest := migrations.Outbox.Latest()
 	for name, test := range map[string]struct {
-		answer string // empty: a signal instead
-		code   int
-		stderr string
+		answer   string // empty: a signal instead
+		sqlState int
+		stderr   string
 	}{
 		"yes":       {answer: "y\n"},
-		"no":        {answer: "\n", code: exitUsage, stderr: "outbox-relay: nothing was reverted\n"},
-		"interrupt": {code: exitInterrupted, stderr: "outbox-relay: interrupted\n"},
+		"no":        {answer: "\n", sqlState: cli.ExitUsage, stderr: "outbox-relay: nothing was reverted\n"},
+		"interrupt": {sqlState: cli.ExitInterrupted, stderr: "outbox-relay: interrupted\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -73,39 +74,20 @@ func TestMigrateDownOnATerminal(t *testing.T) {
 			} else if _, err := person.WriteString(test.answer); err != nil {
 				t.Fatal(err)
 			}
-			if got := <-code; got != test.code {
-				t.Errorf("exit code %d, want %d", got, test.code)
+			if got := <-code; got != test.sqlState {
+				t.Errorf("exit code %d, want %d", got, test.sqlState)
 			}
 			if _, rest, _ := strings.Cut(stderr.String(), "[y/N] "); rest != test.stderr {
 				t.Errorf("stderr ends with %q, want %q", rest, test.stderr)
 			}
 			want := latest
-			if test.code == 0 {
+			if test.sqlState == 0 {
 				want--
 			}
 			if got := query[int64](t, open(t, dsn), "SELECT max(version_id) FROM outbox_schema_version"); got != want {
 				t.Errorf("the database has version %d, want %d", got, want)
 			}
 		})
-	}
-}
-
-func TestLogFormat(t *testing.T) {
-	t.Parallel()
-	_, program := terminal(t)
-	for _, test := range []struct {
-		format string
-		out    *os.File
-		json   bool
-	}{{"auto", program, false}, {"json", program, true}, {"auto", nil, true}, {"console", nil, false}} {
-		var lines buffer
-		inv := &invocation{Main: Main{Stderr: &lines}}
-		if test.out != nil {
-			inv.Stderr = test.out
-		}
-		if _, got := inv.logWriter(test.format).(jsonWriter); got != test.json {
-			t.Errorf("%s, terminal %v: JSON is %v", test.format, test.out != nil, got)
-		}
 	}
 }
 

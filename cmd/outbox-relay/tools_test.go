@@ -4,15 +4,14 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
-	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 // running is a command that goes on beside the test, with its output.
@@ -43,8 +42,8 @@ func begin(t *testing.T, env []string, args ...string) running {
 
 var listening = regexp.MustCompile(`http://127\.0\.0\.1:\d+`)
 
-// listen starts outbox-relay listen, and returns it with its URL.
-func listen(t *testing.T, env []string, args ...string) (running, string) {
+// startListening starts outbox-relay listen, and returns it with its URL.
+func startListening(t *testing.T, env []string, args ...string) (running, string) {
 	t.Helper()
 	r := begin(t, env, append([]string{"listen", "--address=127.0.0.1:0"}, args...)...)
 	r.stderr.wait(t, "listening on http://127.0.0.1:", r.code)
@@ -56,7 +55,7 @@ func TestSendListenTailAndWatch(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox)
 	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
-	receiver, url := listen(t, []string{"OUTBOX_SIGNING_SECRET=" + goodSecret})
+	receiver, url := startListening(t, []string{"OUTBOX_SIGNING_SECRET=" + goodSecret})
 	relay := start(t, append(env, "OUTBOX_DESTINATION_URL="+url, "OUTBOX_SIGNING_SECRET="+goodSecret), "--poll-interval=1s")
 	t.Cleanup(func() { relay.signals <- syscall.SIGTERM; <-relay.code })
 	relay.stderr.wait(t, `"registered"`, relay.code)
@@ -82,13 +81,13 @@ func TestSendListenTailAndWatch(t *testing.T) {
 	tail.stdout.wait(t, "  event 1: inserted, invoice.created, key k1\n", tail.code)
 	tail.stdout.wait(t, "  default  event 1: delivered after ", tail.code)
 
-	if r := command(env, "send", "t", "--payload={"); r.code != exitUsage || !strings.Contains(r.stderr, "--payload: is not JSON") {
+	if r := command(env, "send", "t", "--payload={"); r.code != cli.ExitUsage || !strings.Contains(r.stderr, "--payload: is not JSON") {
 		t.Errorf("%+v", r)
 	}
-	if r := command(env, "send", "t", "--payload=@absent"); r.code != exitFailed || !strings.Contains(r.stderr, "absent") {
+	if r := command(env, "send", "t", "--payload=@absent"); r.code != cli.ExitFailed || !strings.Contains(r.stderr, "absent") {
 		t.Errorf("%+v", r)
 	}
-	if r := command(env, "send", "t", "--key=k1"); r.code != exitFailed {
+	if r := command(env, "send", "t", "--key=k1"); r.code != cli.ExitFailed {
 		t.Errorf("%+v", r)
 	}
 }
@@ -96,7 +95,7 @@ func TestSendListenTailAndWatch(t *testing.T) {
 // What a stranger sends cannot command the terminal.
 func TestListenPrintsNothingThatTerminalsObey(t *testing.T) {
 	t.Parallel()
-	receiver, url := listen(t, nil)
+	receiver, url := startListening(t, nil)
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/%1b%5B2J%0aforged", strings.NewReader("\x1b[2Jend"))
 	if err != nil {
 		t.Fatal(err)
@@ -130,7 +129,7 @@ func TestListenRefuses(t *testing.T) {
 			t.Parallel()
 			dsn := pgtest.New(t, migrations.Outbox)
 			env := []string{"OUTBOX_DATABASE_URL=" + dsn}
-			_, url := listen(t, nil, c.args...)
+			_, url := startListening(t, nil, c.args...)
 			relay := start(t, append(env, "OUTBOX_DESTINATION_URL="+url, "OUTBOX_SIGNING_SECRET="+goodSecret), "--poll-interval=1s")
 			t.Cleanup(func() { relay.signals <- syscall.SIGTERM; <-relay.code })
 			relay.stderr.wait(t, `"registered"`, relay.code)
@@ -138,33 +137,12 @@ func TestListenRefuses(t *testing.T) {
 			awaitUntil(t, c.want, func() bool { return strings.Contains(command(env, "explain", "k").stdout, c.want) })
 		})
 	}
-	if r := command(nil, "listen", "--fail=200"); r.code != exitUsage {
+	if r := command(nil, "listen", "--fail=200"); r.code != cli.ExitUsage {
 		t.Errorf("%+v", r)
 	}
-	if r := command(nil, "listen", "--secret=hunter2"); r.code != exitUsage || strings.Contains(r.stderr, "hunter2") {
+	if r := command(nil, "listen", "--secret=hunter2"); r.code != cli.ExitUsage || strings.Contains(r.stderr, "hunter2") {
 		t.Errorf("%+v", r)
 	}
-}
-
-// config init writes what config check takes, and nothing over a file that is there.
-func TestConfigInit(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "relay.yaml")
-	if r := command(nil, "config", "init", file); r.code != 0 || !strings.Contains(r.stdout, "outbox-relay config check -c ") {
-		t.Errorf("%+v", r)
-	}
-	if r := command(sampleEnv, "config", "check", "-c", file); r.code != 0 || !strings.HasPrefix(r.stdout, file+" is valid; it delivers to ") {
-		t.Errorf("%+v", r)
-	}
-	if r := command(nil, "config", "init", file); r.code != exitFailed || !strings.Contains(r.stderr, "is there already") {
-		t.Errorf("%+v", r)
-	}
-	if r := command(nil, "config", "init", "-"); r.code != 0 || r.stdout != string(sampleFile) {
-		t.Errorf("%+v", r)
-	}
-	strict := command(twoSettings, "config", "check", "--strict")
-	strict.expect(t, exitConfig, "the configuration is valid; it delivers to default\nNot signed, since they have no signing_secrets: requests to default\n",
-		"outbox-relay: 1 warning above; without --strict they are no mistakes\n")
 }
 
 func TestVersionFlag(t *testing.T) {
@@ -176,7 +154,7 @@ func TestVersionFlag(t *testing.T) {
 func TestHintForMissingTables(t *testing.T) {
 	t.Parallel()
 	r := command([]string{"OUTBOX_DATABASE_URL=" + pgtest.New(t)}, "send", "t")
-	if r.code != exitFailed || !strings.Contains(r.stderr, "run outbox-relay migrate up, or name their schema with --schema") {
+	if r.code != cli.ExitFailed || !strings.Contains(r.stderr, "run outbox-relay migrate up, or name their schema with --schema") {
 		t.Errorf("%+v", r)
 	}
 }
@@ -209,26 +187,5 @@ func TestCompletion(t *testing.T) {
 		if !strings.Contains(page, part) {
 			t.Errorf("the manual page lacks %q", part)
 		}
-	}
-}
-
-// Colours reach a terminal alone, and no text of others can bring its own.
-func TestColors(t *testing.T) {
-	t.Parallel()
-	for _, colored := range []bool{false, true} {
-		var b buffer
-		if err := printAdvice(textWriter{&b, colored}, []ops.Advice{{Text: "wrong \x1b[31m"}}); err != nil {
-			t.Fatal(err)
-		}
-		want := "wrong \ufffd[31m\n"
-		if colored {
-			want = yellow + want + plainText
-		}
-		if b.String() != want {
-			t.Errorf("%q, want %q", b.String(), want)
-		}
-	}
-	if showsColors(os.Stdout, []string{"NO_COLOR=1"}) {
-		t.Error("NO_COLOR has no effect")
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"io"
 	"runtime/debug"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -46,9 +48,9 @@ func buildInfo() build {
 	return b
 }
 
-func (cmd versionCmd) Run(inv *invocation) error {
+func (cmd versionCmd) Run(inv *cli.Invocation) error {
 	b := buildInfo()
-	return show(inv.Stdout, cmd.JSON, b, printVersion)
+	return output.Show(inv.Stdout, cmd.JSON, b, printVersion)
 }
 
 func printVersion(w io.Writer, b build) error {

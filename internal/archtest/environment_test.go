@@ -27,11 +27,14 @@ var surroundings = ban{
 var exempt = map[string]string{
 	"consumer/examples/":    "programs, as those of cmd are",
 	"internal/bench/":       "a program, as those of cmd are",
+	"internal/cli/":         "the commands of cmd/outbox-relay, which alone imports it",
 	"internal/localpg/":     "runs PostgreSQL's programs on a directory of its own; only tests, benchmarks and the demo import it",
 	"internal/notify/":      "replaces http.DefaultTransport, with which the library's services send, by the guarded one",
 	"internal/procstat/":    "reads /proc for bench and for make bench; no library imports it",
-	"internal/settings/":    "reads the configuration of cmd/outbox-relay, which alone imports it",
+	"internal/settings/":    "reads the configuration of outbox-relay; internal/cli alone imports it",
+	"internal/process/":     "runs other programs; only demonstrations import it",
 	"internal/localserver/": "runs other servers on a directory of its own; only tests import it",
+	"internal/localnats/":   "runs NATS servers on directories of their own; only tests and the demo import it",
 }
 
 func readsSurroundings(files []*source) (violations []string) {

@@ -16,6 +16,8 @@ const (
 	relayPath    = module + "/relay"
 	consumerPath = module + "/consumer"
 	webhookPath  = module + "/internal/webhook"
+	cliPath      = module + "/internal/cli"
+	programPath  = module + "/cmd/outbox-relay"
 	pgxModule    = "github.com/jackc/pgx/v5"
 )
 
@@ -137,6 +139,57 @@ func TestRoomsImportDownward(t *testing.T) {
 	}
 	if found := upward([]goPackage{{ImportPath: relayPath + "/ops", Imports: []string{relayPath + "/pg", relayPath + "/archive"}}}); len(found) != 0 {
 		t.Errorf("wrongly reported: %q", found)
+	}
+}
+
+// shared are the packages that the rooms of the commands stand on, from the bottom up. Each imports only those before it.
+var shared = []string{cliPath + "/output", cliPath, cliPath + "/config", cliPath + "/bulk"}
+
+// crossed returns the imports between rooms of the commands, or into them from elsewhere than the program: a command that is
+// changed in its room changes no other one.
+func crossed(all []goPackage) (violations []string) {
+	floor := func(path string) int {
+		if i := slices.Index(shared, path); i >= 0 {
+			return i
+		}
+		return len(shared) // a room
+	}
+	for _, p := range all {
+		for _, imported := range p.Imports {
+			if !within(imported, cliPath) || p.ImportPath == programPath {
+				continue
+			}
+			if !within(p.ImportPath, cliPath) || floor(imported) >= floor(p.ImportPath) {
+				violations = append(violations, p.ImportPath+" must not import "+imported)
+			}
+		}
+	}
+	return violations
+}
+
+func TestRoomsOfCommandsStandAlone(t *testing.T) {
+	t.Parallel()
+	for _, violation := range crossed(list(t, false, "./...")) {
+		t.Error(violation)
+	}
+	for _, p := range []goPackage{
+		{ImportPath: cliPath + "/bench", Imports: []string{cliPath + "/migrate"}},
+		{ImportPath: cliPath, Imports: []string{cliPath + "/config"}},
+		{ImportPath: cliPath + "/config", Imports: []string{cliPath + "/inbox"}},
+		{ImportPath: module + "/internal/admin", Imports: []string{cliPath + "/output"}},
+	} {
+		if found := crossed([]goPackage{p}); len(found) != 1 {
+			t.Errorf("%+v: reported %q, want once", p, found)
+		}
+	}
+	for _, p := range []goPackage{
+		{ImportPath: cliPath + "/inbox", Imports: []string{cliPath, cliPath + "/bulk", cliPath + "/output"}},
+		{ImportPath: cliPath, Imports: []string{cliPath + "/output"}},
+		{ImportPath: programPath, Imports: []string{cliPath, cliPath + "/inbox"}},
+	} {
+		if found := crossed([]goPackage{p}); len(found) != 0 {
+			t.Errorf("wrongly reported: %q", found)
+		}
 	}
 }
 

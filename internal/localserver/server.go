@@ -1,5 +1,6 @@
-// Package localserver runs the server of another project for tests: on a unix socket in a directory of its own, so that no port is
-// taken and no other account gets in, and in a process that ends with this one, however this one ends.
+// Package localserver runs the server of another project for tests, in a directory and a process of its own that end with this process,
+// however this one ends: on a unix socket there, so that no port is taken and no other account gets in, or on a port of the loopback
+// address where a server knows nothing else.
 package localserver
 
 import (
@@ -25,6 +26,7 @@ var guardScript string
 type Server struct {
 	dir     string
 	command []string
+	port    string // of a server that [StartAt] has started; empty: it listens on the socket
 
 	guard  *exec.Cmd
 	in     io.WriteCloser // the guard's; its end ends the server
@@ -35,11 +37,16 @@ type Server struct {
 // Start runs what command returns for the server's directory, and returns when the socket in it, which is called socket,
 // accepts connections. ctx bounds starting only. The error quotes what the server printed; nothing is left behind then.
 func Start(ctx context.Context, command func(dir string) []string) (*Server, error) {
+	return StartAt(ctx, "", command)
+}
+
+// StartAt is Start for a server that listens on a port of 127.0.0.1.
+func StartAt(ctx context.Context, port string, command func(dir string) []string) (*Server, error) {
 	dir, err := os.MkdirTemp("", "outbox-relay-server-")
 	if err != nil {
 		return nil, fmt.Errorf("make directory: %w", err)
 	}
-	s := &Server{dir: dir, command: command(dir)}
+	s := &Server{dir: dir, command: command(dir), port: port}
 	if err := s.Restart(ctx); err != nil {
 		return nil, errors.Join(err, s.Stop())
 	}
@@ -89,8 +96,12 @@ func (s *Server) Restart(ctx context.Context) error {
 func (s *Server) accepts(ctx context.Context) error {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
+	network, address := "unix", s.Socket()
+	if s.port != "" {
+		network, address = "tcp", net.JoinHostPort("127.0.0.1", s.port)
+	}
 	for {
-		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", s.Socket())
+		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
 		if err == nil {
 			return conn.Close()
 		}

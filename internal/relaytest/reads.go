@@ -17,3 +17,12 @@ func (db *Database) InsertOld(n int, prefix string) {
 		next_attempt_at = now() - interval '40 days', last_attempt_at = now() - interval '35 days'
 		FROM outbox o WHERE o.id = d.event_id AND o.idempotency_key LIKE $1 || '-%'`, prefix)
 }
+
+// Load adds n events without deliveries, as a load with triggers disabled does, and returns their ids.
+func (db *Database) Load(n int, prefix string) (ids []int64) {
+	db.Helper()
+	db.Exec(`ALTER TABLE outbox DISABLE TRIGGER outbox_fan_out`)
+	defer db.Exec(`ALTER TABLE outbox ENABLE TRIGGER outbox_fan_out`)
+	db.Insert(n, prefix)
+	return Rows[int64](db, `SELECT id FROM outbox WHERE idempotency_key LIKE $1 || '-%' ORDER BY id`, prefix)
+}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -50,6 +51,74 @@ func Sign(header http.Header, body []byte, now time.Time, secrets ...Secret) {
 	if len(signatures) > 0 {
 		header[Signature] = []string{string(signatures)}
 	}
+}
+
+// A Signer signs requests with the same secrets. Unlike [Sign] it keeps the state that each key begins with, and takes the
+// covered headers as a text. It is safe for concurrent use.
+type Signer struct {
+	macs []*sync.Pool // of hash.Hash, one for each secret
+}
+
+// NewSigner returns a signer. Without secrets it makes id and timestamp only.
+func NewSigner(secrets ...Secret) *Signer {
+	s := &Signer{}
+	for _, secret := range secrets {
+		if !secret.IsZero() {
+			s.macs = append(s.macs, &sync.Pool{New: func() any { return newMAC(secret) }})
+		}
+	}
+	return s
+}
+
+// Signed are the three headers of Standard Webhooks. Without secrets there is no signature.
+type Signed struct{ ID, Timestamp, Signature string }
+
+// Sign returns the headers by which a request is signed: what [Sign] sets. covered holds X-Idempotency-Key and every X-Outbox-*
+// header in the order of their names, as [AppendCovered] writes them.
+func (s *Signer) Sign(idempotencyKey string, covered, body []byte, now time.Time) Signed {
+	signed := Signed{ID: DeriveID(idempotencyKey), Timestamp: strconv.FormatInt(now.Unix(), 10)}
+	if len(s.macs) == 0 {
+		return signed
+	}
+	head := make([]byte, 0, 64+len(covered))
+	head = append(append(append(append(head, signed.ID...), '.'), signed.Timestamp...), '.')
+	v1 := len(head)
+	head = append(append(append(append(head, "x1\n"...), signed.ID...), '\n'), signed.Timestamp...)
+	head = append(append(append(head, '\n'), covered...), '\n')
+	signatures := make([]byte, 0, len(s.macs)*2*len("v1,0123456789012345678901234567890123456789012= "))
+	sum := make([]byte, 0, sha256.Size)
+	for i, macs := range s.macs {
+		mac := macs.Get().(hash.Hash)
+		if i > 0 {
+			signatures = append(signatures, ' ')
+		}
+		for _, part := range [...]struct {
+			version string
+			head    []byte
+		}{{"v1,", head[:v1]}, {" x1,", head[v1:]}} {
+			mac.Reset()
+			mac.Write(part.head)
+			mac.Write(body)
+			signatures = base64.StdEncoding.AppendEncode(append(signatures, part.version...), mac.Sum(sum))
+		}
+		macs.Put(mac)
+	}
+	signed.Signature = string(signatures)
+	return signed
+}
+
+// AppendCovered appends a header as x1 covers it: name:value, the name in lower case, and a line feed. The value has no
+// surrounding blanks.
+func AppendCovered(text []byte, name, value string) []byte {
+	for i := range len(name) {
+		c := name[i]
+		if 'A' <= c && c <= 'Z' {
+			c += 'a' - 'A'
+		}
+		text = append(text, c)
+	}
+	text = append(append(append(text, ':'), value...), '\n')
+	return text
 }
 
 // signV1 is the signature of Standard Webhooks: HMAC-SHA256 over "id.timestamp.body".

@@ -166,3 +166,26 @@ func TestCanonicalHeaders(t *testing.T) {
 		t.Errorf("got %q\nwant %q", got, want)
 	}
 }
+
+// A Signer makes the headers that Sign makes.
+func TestSignerSignsAsSign(t *testing.T) {
+	t.Parallel()
+	for _, secrets := range [][]Secret{nil, {{}}, {mustParse(t, newText)}, {mustParse(t, newText), {}, mustParse(t, oldText)}} {
+		signer := NewSigner(secrets...)
+		for _, body := range []string{"", `{"n":1}`, strings.Repeat("x", 5000)} {
+			for range 2 { // with a kept state, too
+				h := relayHeader("inv.1/created")
+				var covered []byte
+				for _, name := range []string{IdempotencyKey, Attempt, EventType} {
+					covered = AppendCovered(covered, name, h.Get(name))
+				}
+				now := time.Unix(1700000000, 0)
+				Sign(h, []byte(body), now, secrets...)
+				got := signer.Sign("inv.1/created", covered, []byte(body), now)
+				if want := (Signed{h.Get(ID), h.Get(Timestamp), h.Get(Signature)}); got != want {
+					t.Errorf("%d secrets, %d bytes: got %+v, want %+v", len(secrets), len(body), got, want)
+				}
+			}
+		}
+	}
+}

@@ -40,7 +40,7 @@ func notConnected(err error) policy.Result {
 	case isUnauthorized(err):
 		v.Reason = policy.ReasonUnauthorized
 		v.Message = plain.Clip(unauthorizedText(err))
-	case errors.Is(err, nats.ErrTLS):
+	case errors.Is(err, nats.ErrTLS), v.Reason == policy.ReasonTLS:
 		v.Reason = policy.ReasonTLS
 		v.Message = plain.Clip(err.Error() + tlsHint(err))
 	case errors.Is(err, nats.ErrSecureConnWanted):

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
@@ -95,12 +96,13 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 			"outbox-relay resume "+word+" --reset-breaker    # once it works: send at once, without a probe")
 	} else if d.Retrying > 0 && d.RetryReason != "" {
 		level := Notice
-		if needsPerson(d.RetryReason) {
+		if needsPerson(d.RetryReason) || d.failing() {
 			level = Warning
 		}
 		add("retrying", level, fmt.Sprintf("%s retrying at %s; last: %s.", upTo(d.Retrying), d.Destination, orReason(d.RetryError, d.RetryReason)),
 			repair(d.Destination, d.RetryReason),
-			fmt.Sprintf("outbox-relay explain %d    # every attempt, and when the next one is", d.RetryEventID))
+			fmt.Sprintf("outbox-relay explain %d    # every attempt, and when the next one is", d.RetryEventID),
+			"outbox-relay retry --destination "+word+"    # once it is mended: attempt all that waits for its next attempt")
 	}
 	if d.Failed > 0 {
 		text, remedy, commands := d.adviseFailed(word)
@@ -116,6 +118,23 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 			"outbox-relay discard --destination "+word+" --status pending    # gives them up")
 	}
 	return all
+}
+
+// failingWithin is how long before the latest failure a delivery must have arrived for the destination to work: one that refuses some
+// events between others that it accepts is not failing.
+const failingWithin = 10 * time.Second
+
+// failing reports whether the destination's latest attempts failed through a fault of its own or of the configuration, and none has
+// delivered lately.
+func (d DestinationStatus) failing() bool {
+	at, reason := d.RetryAt, d.RetryReason
+	if at == nil || d.FailedAt != nil && d.FailedAt.After(*at) {
+		at, reason = d.FailedAt, d.FailedReason
+	}
+	if at == nil || repair(d.Destination, reason) == "" {
+		return false
+	}
+	return d.LastDeliveredAt == nil || d.LastDeliveredAt.Before(at.Add(-failingWithin))
 }
 
 // heldReason returns the reason of the error that opened a breaker, which is stored as text alone.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
@@ -34,8 +35,8 @@ func TestAdvice(t *testing.T) {
 		"paused":               {lane(DestinationStatus{Paused: true, PausedReason: "holiday"}), `"d" is paused (holiday)`, []string{"outbox-relay resume d"}},
 		"held":                 {lane(DestinationStatus{Breaker: "open", BreakerError: "refused"}), `"d" is down, and its deliveries are held: refused.`, []string{"outbox-relay resume d --reset-breaker"}},
 		"held, and retried":    {lane(DestinationStatus{Breaker: "open", Retrying: 3, RetryReason: policy.ReasonConnect}), `"d" is down`, []string{"outbox-relay resume d --reset-breaker"}},
-		"wrong secret":         {lane(DestinationStatus{Retrying: 4, RetryReason: policy.ReasonUnauthorized, RetryError: "401 signature-invalid.", RetryEventID: 7}), "4 retrying at d; last: 401 signature-invalid. Make destinations.d.signing_secrets", []string{"outbox-relay explain 7"}},
-		"wrong path":           {lane(DestinationStatus{Retrying: 1, RetryReason: policy.ReasonNotFound, RetryError: "404 Not Found"}), "Correct destinations.d.url, then reload the relay (SIGHUP)", []string{"outbox-relay explain 0"}},
+		"wrong secret":         {lane(DestinationStatus{Retrying: 4, RetryReason: policy.ReasonUnauthorized, RetryError: "401 signature-invalid.", RetryEventID: 7}), "4 retrying at d; last: 401 signature-invalid. Make destinations.d.signing_secrets", []string{"outbox-relay explain 7", "outbox-relay retry --destination d"}},
+		"wrong path":           {lane(DestinationStatus{Retrying: 1, RetryReason: policy.ReasonNotFound, RetryError: "404 Not Found"}), "Correct destinations.d.url, then reload the relay (SIGHUP)", []string{"outbox-relay explain 0", "outbox-relay retry --destination d"}},
 		"failed":               {lane(DestinationStatus{Failed: 1, FailedError: "422 no"}), `1 delivery to "d" failed; last: 422 no.`, []string{list, "outbox-relay replay --destination d"}},
 		"failed, unsendable":   {lane(DestinationStatus{Failed: 1, FailedUnsendable: 1}), "can never be sent", []string{list, "outbox-relay discard --destination d --status failed --reason invalid_event"}},
 		"failed, some of them": {lane(DestinationStatus{Failed: 9, FailedUnsendable: 1}), "1 of them can never be sent", []string{list, "outbox-relay discard --destination d --status failed --reason invalid_event", "outbox-relay replay --destination d --reason REASON"}},
@@ -97,5 +98,32 @@ func TestAdviceBeginsWithTheWorst(t *testing.T) {
 	}
 	if want := []string{"critical down", "warning misled", "warning refusing", "notice busy"}; !slices.Equal(got, want) {
 		t.Errorf("%q", got)
+	}
+}
+
+// The state of a destination is ok only if it is: one that refuses everything is failing, one that refuses some events is not.
+func TestStateOfAFailingDestination(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	at := func(ago time.Duration) *time.Time { return new(now.Add(-ago)) }
+	for name, c := range map[string]struct {
+		d    DestinationStatus
+		want string
+	}{
+		"nothing was tried":          {DestinationStatus{}, "ok"},
+		"refuses all":                {DestinationStatus{RetryReason: policy.ReasonUnauthorized, RetryAt: at(0)}, "failing"},
+		"was mended":                 {DestinationStatus{RetryReason: policy.ReasonNotFound, RetryAt: at(time.Minute), LastDeliveredAt: at(0)}, "ok"},
+		"broke lately":               {DestinationStatus{RetryReason: policy.ReasonServerError, RetryAt: at(0), LastDeliveredAt: at(time.Minute)}, "failing"},
+		"refuses some":               {DestinationStatus{RetryReason: policy.ReasonServerError, RetryAt: at(0), LastDeliveredAt: at(time.Second)}, "ok"},
+		"refused all, attempts over": {DestinationStatus{FailedReason: policy.ReasonServerError, FailedAt: at(0)}, "failing"},
+		"mended, and one failed":     {DestinationStatus{RetryReason: policy.ReasonNotFound, RetryAt: at(time.Hour), FailedReason: policy.ReasonRejected, FailedAt: at(0)}, "ok"},
+		"an event is at fault":       {DestinationStatus{FailedReason: policy.ReasonInvalidEvent, FailedAt: at(0)}, "ok"},
+		"paused":                     {DestinationStatus{Paused: true, RetryReason: policy.ReasonUnauthorized, RetryAt: at(0)}, "paused"},
+		"no route any more":          {DestinationStatus{Routed: true, RetryReason: policy.ReasonUnauthorized, RetryAt: at(0)}, "failing"},
+	} {
+		c.d.Routed, c.d.Served, c.d.Breaker = !c.d.Routed, true, "closed"
+		if got := c.d.State(); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -46,7 +47,7 @@ type AuditEntry struct {
 	UpdatedAt time.Time `json:"updated_at"`
 	Actor     string    `json:"actor"`
 	Origin    Origin    `json:"origin"`
-	// Action: pause, resume, reset_breaker, replay, discard, interrupt_operation, resume_operation, reveal_payload,
+	// Action: pause, resume, reset_breaker, replay, retry, discard, interrupt_operation, resume_operation, reveal_payload,
 	// create_deliveries or accept_identity. Names are added, never renamed.
 	Action string `json:"action"`
 	// State: running, stalled, done, interrupted or failed. A stalled operation runs by its row, but has changed nothing for
@@ -67,7 +68,7 @@ type AuditEntry struct {
 // is not: it would find again what it has replayed already.
 func (e AuditEntry) Resumable() bool {
 	ended := e.State == "stalled" || e.State == "interrupted" || e.State == "failed"
-	return ended && e.Selection != nil && e.Selection.repeatable() && (e.Action == "replay" || e.Action == "discard")
+	return ended && e.Selection != nil && e.Selection.repeatable() && slices.Contains([]string{"replay", "retry", "discard"}, e.Action)
 }
 
 func (s Selection) repeatable() bool {
@@ -87,7 +88,7 @@ var ErrNotResumable = errors.New("the operation cannot go on")
 
 // An Order is a bulk change that an operator wants.
 type Order struct {
-	Action    string        `json:"action"` // replay or discard
+	Action    string        `json:"action"` // replay, retry or discard
 	Selection Selection     `json:"selection"`
 	Memory    time.Duration `json:"-"` // of a replay, see [Outbox.Replay]
 	Matched   int64         `json:"matched"`
@@ -97,10 +98,12 @@ func (r Order) action() (action, error) {
 	switch r.Action {
 	case "replay":
 		return replayAction(r.Memory), nil
+	case "retry":
+		return retryAction(), nil
 	case "discard":
 		return discardAction(), nil
 	}
-	return action{}, fmt.Errorf("action %q is not known; choose replay or discard", r.Action)
+	return action{}, fmt.Errorf("action %q is not known; choose replay, retry or discard", r.Action)
 }
 
 // Preview counts what the order would change, up to [CountLimit], and changes nothing.

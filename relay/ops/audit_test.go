@@ -113,7 +113,7 @@ func TestOperationGoesOn(t *testing.T) {
 		t.Errorf("%+v", entry)
 	}
 	// As after SIGKILL.
-	db.Exec(`UPDATE outbox_audit SET state = 'running', updated_at = now() - interval '10 minutes'`)
+	db.RewriteAudit(`state = 'running', updated_at = now() - interval '10 minutes'`)
 	again, err := outbox.TakeUp(t.Context(), id)
 	relaytest.Must(t, err)
 	if _, err := outbox.TakeUp(t.Context(), id); !errors.Is(err, ErrNotResumable) {
@@ -151,7 +151,7 @@ func TestOperationGoesOnWithinItsOrder(t *testing.T) {
 		t.Errorf("replayed: %s", got)
 	}
 	// As after SIGKILL behind the last batch.
-	db.Exec(`UPDATE outbox_audit SET state = 'running', updated_at = now() - interval '10 minutes'`)
+	db.RewriteAudit(`state = 'running', updated_at = now() - interval '10 minutes'`)
 	again, err = outbox.TakeUp(t.Context(), id)
 	relaytest.Must(t, err)
 	if b, err := outbox.Work(t.Context(), id, again, nil); err != nil || b.Done != 0 {

@@ -30,7 +30,7 @@ type Selection struct {
 	// Parked deliveries only: those that match no route.
 	Parked bool `json:"parked,omitempty"`
 	// Statuses of the deliveries. Replay takes failed (the default), delivered and discarded; Discard takes pending and failed
-	// (both by default).
+	// (both by default), and Retry pending.
 	Statuses []string `json:"statuses,omitempty"`
 	// Type is a pattern of event types, in which '*' stands for any characters. Empty: any.
 	Type string `json:"type,omitempty"`
@@ -44,7 +44,8 @@ type Selection struct {
 	// Limit is how many are changed at most. 0: no limit; below 0: none.
 	Limit int64 `json:"limit,omitempty"`
 
-	begun time.Time // of an operation that goes on: when it was ordered
+	begun     time.Time // of a retry, and of an operation that goes on: when it was ordered
+	waitingAt time.Time // of a retry: what is due later waits for its next attempt
 }
 
 // Empty reports whether nothing narrows the selection: not even a status was named.
@@ -67,6 +68,10 @@ type Bulk struct {
 	Missed int64 `json:"missed"`
 	// TooOld ones cannot be replayed: their receivers may have forgotten that they processed them.
 	TooOld int64 `json:"too_old"`
+	// NotWaiting ones cannot be retried: they are due already, or were never attempted.
+	NotWaiting int64 `json:"not_waiting,omitempty"`
+	// Obstacles to a retry: what keeps a destination from being sent to, each with the command that ends it.
+	Obstacles []string `json:"obstacles,omitempty"`
 	// EventMissing ones cannot be replayed: their event is gone.
 	EventMissing int64 `json:"event_missing"`
 	// OtherStatus counts, by status, the deliveries of named events that the selection leaves out for their status.
@@ -77,6 +82,8 @@ type Bulk struct {
 	UnknownIDs []int64 `json:"unknown_event_ids,omitempty"`
 	// Sample holds the first few of the matched.
 	Sample []Sample `json:"sample,omitempty"`
+
+	destinations []string // of what a retry looked at
 }
 
 // Sample is one of the deliveries that a bulk command would change.
@@ -110,6 +117,12 @@ func discardAction() action {
 	return action{name: "discard", allowed: statuses, standard: statuses, change: discardDeliveries}
 }
 
+// retryAction makes due what waits for its next attempt.
+func retryAction() action {
+	statuses := []string{"pending"}
+	return action{name: "retry", allowed: statuses, standard: statuses, change: retryDeliveries}
+}
+
 // quarantineAction discards what the original of a copied database delivers, in flight there or not.
 func quarantineAction() action {
 	statuses := []string{"pending"}
@@ -124,6 +137,11 @@ func (o *Outbox) PreviewReplay(ctx context.Context, selection Selection, memory 
 // PreviewDiscard counts what Discard would do, up to [CountLimit], and changes nothing.
 func (o *Outbox) PreviewDiscard(ctx context.Context, selection Selection) (Bulk, error) {
 	return o.preview(ctx, discardAction(), selection)
+}
+
+// PreviewRetry counts what Retry would do, up to [CountLimit], and changes nothing.
+func (o *Outbox) PreviewRetry(ctx context.Context, selection Selection) (Bulk, error) {
+	return o.preview(ctx, retryAction(), selection)
 }
 
 // Replay makes deliveries pending again: due now, with all their attempts before them, behind everything that is not a
@@ -141,6 +159,13 @@ func (o *Outbox) Replay(ctx context.Context, selection Selection, memory time.Du
 // Replay does.
 func (o *Outbox) Discard(ctx context.Context, selection Selection, progress func(Bulk)) (Bulk, error) {
 	return o.act(ctx, discardAction(), selection, progress)
+}
+
+// Retry makes due what was attempted and waits for its next attempt. Its attempts, its place in its ordering key and its not_after stay,
+// and so do a pause and an open breaker: [Bulk.Obstacles] names them. It works in batches as Replay does, and makes a delivery due once:
+// one that fails again meanwhile waits for its next attempt.
+func (o *Outbox) Retry(ctx context.Context, selection Selection, progress func(Bulk)) (Bulk, error) {
+	return o.act(ctx, retryAction(), selection, progress)
 }
 
 // DiscardQuarantined gives every pending delivery of a copied database up, parked ones and those in flight too, for the reason

@@ -193,3 +193,54 @@ func TestDiscardQuarantined(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
+
+// A retry makes due what was attempted and waits, nothing else, and says what keeps it from being sent.
+func TestRetry(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Insert(7, "k")
+	db.Settled("failed", "event_id = 2")
+	db.Settled("delivered", "event_id = 3")
+	const waits = `UPDATE outbox_delivery SET attempts = 2, last_attempt_at = now(), last_reason = 'unauthorized', claim = 3, not_after = now() + interval '1 day',
+		next_attempt_at = now() + interval '4 hours' WHERE event_id IN (1, 7)`
+	db.Exec(waits)
+	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 hour' WHERE event_id = 5`) // its producer said so
+	db.Exec(`UPDATE outbox_delivery SET claimed_by = 1, lease_expires_at = now() + interval '1 hour' WHERE event_id = 6`)
+	outbox := ops.New(db.Pool)
+	ids := []int64{1, 2, 3, 4, 5, 6, 7, 77}
+	before := relaytest.Row[string](db, `SELECT string_agg(d::text, ' ' ORDER BY event_id) FROM outbox_delivery d`)
+	b, err := outbox.PreviewRetry(t.Context(), ops.Selection{EventIDs: ids})
+	relaytest.Must(t, err)
+	if b.Matched != 2 || b.NotWaiting != 2 || b.InFlight != 1 || b.Unknown != 1 || !maps.Equal(b.OtherStatus, map[string]int64{"failed": 1, "delivered": 1}) {
+		t.Errorf("%+v", b)
+	}
+	if relaytest.Row[string](db, `SELECT string_agg(d::text, ' ' ORDER BY event_id) FROM outbox_delivery d`) != before {
+		t.Error("a preview changes something")
+	}
+	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at) VALUES ('default', true, now())`)
+	for _, s := range []ops.Selection{{EventIDs: []int64{1}}, {Destination: "default", Reason: "unauthorized"}} {
+		b, err = outbox.Retry(t.Context(), s, nil)
+		relaytest.Must(t, err)
+		if b.Done != 1 || len(b.Obstacles) != 1 || !strings.Contains(b.Obstacles[0], "default is paused: nothing is sent there before outbox-relay resume default") {
+			t.Errorf("%+v", b)
+		}
+	}
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE event_id IN (1, 7) AND next_attempt_at <= clock_timestamp() AND status = 'pending'
+		AND attempts = 2 AND claim = 3 AND NOT replay AND not_after > now()`); n != 2 {
+		t.Errorf("%d of 2 are due as they were: %v", n, relaytest.Rows[string](db, `SELECT d::text FROM outbox_delivery d`))
+	}
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_audit WHERE action = 'retry' AND state = 'done' AND done = 1`); n != 2 {
+		t.Errorf("the audit has %d of 2", n)
+	}
+	if b, err = outbox.Retry(t.Context(), ops.Selection{Destination: "default"}, nil); err != nil || b.Matched != 0 {
+		t.Errorf("a second time: %+v, %v", b, err)
+	}
+	// One that was attempted after an operation began, and failed again, waits for its next attempt also when the operation goes on.
+	db.Exec(waits)
+	db.RewriteAudit(`state = 'interrupted' WHERE id = 2`)
+	order, err := outbox.TakeUp(t.Context(), 2)
+	relaytest.Must(t, err)
+	if b, err = outbox.Work(t.Context(), 2, order, nil); err != nil || b.Done != 0 {
+		t.Errorf("%+v, %v", b, err)
+	}
+}

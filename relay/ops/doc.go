@@ -10,7 +10,7 @@
 //	event.go              which event is meant, and what became of it?
 //	deliveries.go         which deliveries match a filter? what happened to this event? what blocks this ordering key?
 //	wait.go               why has this delivery not been sent yet?
-//	bulk.go               replay, discard, and their previews: what they change
+//	bulk.go               replay, retry, discard, and their previews: what they change
 //	walk.go               how they find it, in batches
 //	audit.go              who did what; payloads, which are revealed to those whom it names
 //	store_destination.go  pause and resume; which destinations are there?

@@ -67,6 +67,11 @@ type DestinationStatus struct {
 	FailedError  string        `json:"failed_error,omitempty"`
 	// Blocked names up to three of the BlockedKeys, those that have waited for longest.
 	Blocked []BlockedKey `json:"blocked"`
+	// RetryAt and FailedAt are when the attempts of RetryError and FailedError began; nil without one.
+	RetryAt  *time.Time `json:"retry_at,omitempty"`
+	FailedAt *time.Time `json:"failed_at,omitempty"`
+	// LastDeliveredAt is the latest delivery among the newest 1,000 of all, and around RetryEventID; nil: none of them is delivered.
+	LastDeliveredAt *time.Time `json:"last_delivered_at,omitempty"`
 }
 
 // A BlockedKey is an ordering key whose later deliveries wait behind a failed one.
@@ -76,7 +81,7 @@ type BlockedKey struct {
 	Reason  policy.Reason `json:"reason"`          // why it failed
 }
 
-// State says in a word whether deliveries flow to the destination: ok, paused, unserved, held, trying or no route.
+// State says in a word whether deliveries flow to the destination: ok, paused, unserved, held, trying, failing or no route.
 func (d DestinationStatus) State() string {
 	switch {
 	case d.Paused:
@@ -87,6 +92,8 @@ func (d DestinationStatus) State() string {
 		return "held"
 	case d.Breaker == "half_open":
 		return "trying"
+	case d.failing():
+		return "failing"
 	case !d.Routed:
 		return "no route"
 	}

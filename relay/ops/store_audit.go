@@ -67,8 +67,9 @@ func growAuditBy(ctx context.Context, tx pg.DB, id, done int64) error {
 	return nil
 }
 
+// Another process may have gone on with an operation that seemed killed, and may have ended it.
 const endAudit = `
-UPDATE outbox_audit SET state = $2, detail = coalesce(nullif($3, ''), detail), updated_at = clock_timestamp() WHERE id = $1`
+UPDATE outbox_audit SET state = $2, detail = coalesce(nullif($3, ''), detail), updated_at = clock_timestamp() WHERE id = $1 AND state = 'running'`
 
 // endAudit records how a bulk operation has ended.
 func (o *Outbox) endAudit(ctx context.Context, id int64, state, detail string) error {

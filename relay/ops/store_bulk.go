@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
@@ -143,14 +144,37 @@ func likePattern(pattern string) string {
 	return strings.NewReplacer(`\`, `\\`, `%`, `\%`, `_`, `\_`, `*`, `%`).Replace(pattern)
 }
 
-const selectLatestEvent = `SELECT coalesce(max(event_id), 0) FROM outbox_delivery`
+const selectLatestEvent = `SELECT coalesce(max(event_id), 0), now() FROM outbox_delivery`
 
-// latestEvent returns the largest id of an event that has a delivery.
-func (o *Outbox) latestEvent(ctx context.Context) (id int64, err error) {
-	if err := o.pool.QueryRow(ctx, selectLatestEvent).Scan(&id); err != nil {
-		return 0, fmt.Errorf("find latest event: %w", err)
+// latestEvent returns the largest id of an event that has a delivery, and the time of the database.
+func (o *Outbox) latestEvent(ctx context.Context) (id int64, now time.Time, err error) {
+	if err := o.pool.QueryRow(ctx, selectLatestEvent).Scan(&id, &now); err != nil {
+		return 0, now, fmt.Errorf("find latest event: %w", err)
 	}
-	return id, nil
+	return id, now, nil
+}
+
+const selectObstacles = `
+SELECT destination, paused, breaker <> 'closed' FROM outbox_destination
+WHERE destination = ANY ($1) AND (paused OR breaker <> 'closed') ORDER BY destination`
+
+// obstacles says what keeps deliveries to destinations from being sent, however due they are.
+func (o *Outbox) obstacles(ctx context.Context, destinations []string) (all []string, err error) {
+	type stopped struct {
+		Destination  string
+		Paused, Held bool
+	}
+	list, err := collect[stopped](ctx, o.pool, "look for what stops deliveries", selectObstacles, destinations)
+	for _, d := range list {
+		word := plain.ShellWord(d.Destination)
+		if d.Paused {
+			all = append(all, fmt.Sprintf("%s is paused: nothing is sent there before outbox-relay resume %s", d.Destination, word))
+		}
+		if d.Held {
+			all = append(all, fmt.Sprintf("%s is held: nothing but a probe is sent there before outbox-relay resume %s --reset-breaker", d.Destination, word))
+		}
+	}
+	return all, err
 }
 
 // Rows are changed only as they were found: with the same claim, in the same status. A row that another session has locked is
@@ -184,6 +208,11 @@ const replayDeliveries = lockFound + `, replayed AS (
     ON CONFLICT (destination) DO UPDATE SET reordered = d.reordered + 1
 )
 SELECT FROM replayed`
+
+// The position in its ordering key, the attempts and not_after stay as they are.
+const retryDeliveries = lockFound + `
+UPDATE outbox_delivery SET next_attempt_at = clock_timestamp()
+WHERE ctid = ANY (ARRAY (SELECT place FROM found))`
 
 const discardDeliveries = lockFound + `
 UPDATE outbox_delivery

@@ -44,9 +44,13 @@ func (o *Outbox) Status(ctx context.Context, environment string) (s Status, err 
 
 // Each part of the pending deliveries of a destination is read up to a bound, in the order of the index, so that the cost does not
 // grow with the backlog. Retries that wait for their time are a part of their own: a large backlog does not hide them. The failed
-// heads of ordering keys are found by skipping from one key to the next.
+// heads of ordering keys are found by skipping from one key to the next. No index leads to what was delivered: it is looked for among
+// the newest deliveries of all, and around the event that is retried.
 const selectDestinationStatus = `
-WITH RECURSIVE ` + knownDestinations + `
+WITH RECURSIVE ` + knownDestinations + `, newest AS MATERIALIZED (
+    SELECT n.destination, max(n.delivered_at) AS delivered_at
+    FROM (SELECT destination, delivered_at FROM outbox_delivery ORDER BY event_id DESC, destination DESC LIMIT 1000) n GROUP BY n.destination
+)
 SELECT k.destination, least(p.pending, 10001), least(p.due, 10001), least(p.in_flight, 10001), least(p.retrying, 10001),
        f.failed, coalesce(p.lag, 0), coalesce(s.paused, false), coalesce(s.paused_reason, ''), s.paused_at,
        least(p.replays, 10001), b.keys, coalesce(b.age, 0),
@@ -54,7 +58,8 @@ SELECT k.destination, least(p.pending, 10001), least(p.due, 10001), least(p.in_f
        s.breaker_opened_at, coalesce(extract(epoch FROM s.breaker_until - now()), 0)::float8, coalesce(s.breaker_error, ''),
        EXISTS (SELECT FROM outbox_relay_destination o WHERE o.destination = k.destination),
        coalesce(p.last_event, 0), coalesce(p.last_reason, ''), coalesce(p.last_error, ''),
-       f.unsendable, coalesce(f.last_reason, ''), coalesce(f.last_error, ''), coalesce(b.heads, '[]')
+       f.unsendable, coalesce(f.last_reason, ''), coalesce(f.last_error, ''), coalesce(b.heads, '[]'),
+       p.last_at, f.last_at, greatest(w.delivered_at, a.delivered_at)
 FROM known k
 LEFT JOIN outbox_destination s ON s.destination = k.destination
 CROSS JOIN LATERAL (
@@ -65,7 +70,8 @@ CROSS JOIN LATERAL (
            extract(epoch FROM now() - min(d.next_attempt_at) FILTER (WHERE d.next_attempt_at <= now()))::float8 AS lag,
            (array_agg(d.event_id ORDER BY d.last_attempt_at DESC) FILTER (WHERE d.attempts > 0))[1] AS last_event,
            (array_agg(d.last_reason ORDER BY d.last_attempt_at DESC) FILTER (WHERE d.attempts > 0))[1] AS last_reason,
-           (array_agg(d.last_error ORDER BY d.last_attempt_at DESC) FILTER (WHERE d.attempts > 0))[1] AS last_error
+           (array_agg(d.last_error ORDER BY d.last_attempt_at DESC) FILTER (WHERE d.attempts > 0))[1] AS last_error,
+           max(d.last_attempt_at) FILTER (WHERE d.attempts > 0) AS last_at
     FROM (
         (SELECT * FROM outbox_delivery d WHERE d.destination = k.destination AND d.status = 'pending' AND d.replay = false
          AND d.next_attempt_at <= now() ORDER BY d.next_attempt_at, d.event_id LIMIT 10001)
@@ -83,8 +89,9 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT count(*) AS failed, count(*) FILTER (WHERE d.last_reason IN ('invalid_event', 'event_missing')) AS unsendable,
            (array_agg(d.last_reason ORDER BY d.event_id DESC))[1] AS last_reason,
-           (array_agg(d.last_error ORDER BY d.event_id DESC))[1] AS last_error
-    FROM (SELECT d.event_id, d.last_reason, d.last_error FROM outbox_delivery d
+           (array_agg(d.last_error ORDER BY d.event_id DESC))[1] AS last_error,
+           (array_agg(d.last_attempt_at ORDER BY d.event_id DESC))[1] AS last_at
+    FROM (SELECT d.event_id, d.last_reason, d.last_error, d.last_attempt_at FROM outbox_delivery d
           WHERE d.destination = k.destination AND d.status = 'failed' ORDER BY d.event_id DESC LIMIT 10001) d
 ) f
 CROSS JOIN LATERAL (
@@ -105,6 +112,11 @@ CROSS JOIN LATERAL (
         SELECT FROM outbox_delivery l
         WHERE l.destination = k.destination AND l.ordering_key = h.ordering_key AND l.event_id > h.event_id AND l.status = 'pending')
 ) b
+LEFT JOIN newest w ON w.destination = k.destination
+CROSS JOIN LATERAL (
+    SELECT max(d.delivered_at) AS delivered_at FROM outbox_delivery d
+    WHERE d.event_id BETWEEN p.last_event - 500 AND p.last_event + 500 AND d.destination = k.destination
+) a
 WHERE k.destination <> ''
 ORDER BY k.destination`
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
 )
@@ -14,6 +13,14 @@ import (
 // returns false. It counts in b what is left out. visit gets no delivery twice, even if its status changes meanwhile:
 // otherwise one that is replayed and delivered again before the walk ends would be replayed for ever.
 func (o *Outbox) walk(ctx context.Context, a action, s Selection, b *Bulk, visit func([]candidate) (bool, error)) error {
+	err := o.walkScans(ctx, a, s, b, visit)
+	if err == nil && a.name == "retry" {
+		b.Obstacles, err = o.obstacles(ctx, append(b.destinations, s.Destination))
+	}
+	return err
+}
+
+func (o *Outbox) walkScans(ctx context.Context, a action, s Selection, b *Bulk, visit func([]candidate) (bool, error)) error {
 	if s.Limit < 0 {
 		return nil
 	}
@@ -25,9 +32,15 @@ func (o *Outbox) walk(ctx context.Context, a action, s Selection, b *Bulk, visit
 			return fmt.Errorf("status %q cannot be chosen; choose %s", status, strings.Join(a.allowed, ", "))
 		}
 	}
-	latest, err := o.latestEvent(ctx)
+	latest, now, err := o.latestEvent(ctx)
 	if err != nil {
 		return err
+	}
+	if a.name == "retry" {
+		s.waitingAt = now
+		if s.begun.IsZero() {
+			s.begun = now
+		}
 	}
 	left := s.Limit
 	for _, scan := range scansOf(s) {
@@ -69,7 +82,8 @@ func scansOf(s Selection) (all []*scan) {
 		return []*scan{{statement: candidatesOfAll}}
 	}
 	if has("pending") {
-		first := candidate{NextAttemptAt: orInfinite(time.Time{}, pgtype.NegativeInfinity)}
+		// What is due stands first, and waits for no attempt.
+		first := candidate{Destination: s.Destination, NextAttemptAt: orInfinite(s.waitingAt, pgtype.NegativeInfinity)}
 		all = append(all, &scan{statement: candidatesPending, after: first})
 	}
 	if has("failed") && !s.Parked {
@@ -86,15 +100,20 @@ func (s Selection) attemptedSince(c candidate) bool {
 // sift returns what the action can change and counts the rest.
 func sift(list []candidate, s Selection, a action, b *Bulk) (found []candidate) {
 	for _, c := range list {
+		if a.name == "retry" && c.Matched && !slices.Contains(b.destinations, c.Destination) {
+			b.destinations = append(b.destinations, c.Destination)
+		}
 		switch {
 		case c.Status == "": // a named event without a delivery
 			b.Unknown++
 			if len(b.UnknownIDs) < 10 {
 				b.UnknownIDs = append(b.UnknownIDs, c.EventID)
 			}
-		case c.Matched && a.name == "replay" && s.attemptedSince(c): // it was replayed and has failed again, or failed first since
+		case c.Matched && a.name != "discard" && s.attemptedSince(c): // by this operation, or it failed first since
 		case c.Matched && c.InFlight && !a.inFlight:
 			b.InFlight++
+		case c.Matched && a.name == "retry" && (c.LastAttemptAt == nil || !c.NextAttemptAt.Time.After(s.waitingAt)):
+			b.NotWaiting++
 		case c.Matched && a.name == "replay" && c.CreatedAt == nil:
 			b.EventMissing++
 		case c.Matched && c.TooOld:

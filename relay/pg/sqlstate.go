@@ -76,6 +76,9 @@ func SchemaMayDiffer(err error) bool {
 	return HasCode(err, UndefinedTable) || HasCode(err, undefinedColumn) || HasCode(err, undefinedFunction) || HasCode(err, noSuchSchema)
 }
 
+// ErrTakenForDead says that a relay is not registered any more: others have taken it for dead, and its claims have ended.
+var ErrTakenForDead = errors.New("this relay was taken for dead; registering anew")
+
 // ErrTwoDatabases says that a relay's session and its pool lead to different databases.
 var ErrTwoDatabases = errors.New("database.url and database.listen_url lead to different databases")
 

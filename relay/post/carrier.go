@@ -12,7 +12,7 @@ import (
 // A Carrier makes the attempts of one destination, in the way that the scheme of its URL names. Everything else about a delivery is
 // the same for all carriers: when it is sent, beside how many others, and what its result means. A Carrier is safe for concurrent use.
 type Carrier interface {
-	// Deliver makes exactly one attempt, which ends with ctx. After the message has been expressed as what is sent it calls ready,
+	// Deliver makes exactly one attempt, within the destination's timeout, which ends with ctx. After the message has been expressed as what is sent it calls ready,
 	// if that is not nil. If ready returns a result, that is the result, and nothing is sent.
 	Deliver(ctx context.Context, m Message, ready func() *policy.Result) policy.Result
 	// Reach connects, checks what can be checked without an attempt, and sends no message.

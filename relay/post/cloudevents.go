@@ -2,7 +2,6 @@ package post
 
 import (
 	"fmt"
-	"net/http"
 	"strings"
 	"time"
 )
@@ -33,9 +32,9 @@ func isAttribute(name string) bool {
 // setAttributes adds the attributes of an event whose fields have been checked. The id is the idempotency key, so that
 // receivers that deduplicate by source and id do it by what identifies the event to its producer, too. A sequence is a
 // text that is compared as one, hence the zeros.
-func setAttributes(header http.Header, source string, d *Message) {
+func (r *Request) setAttributes(source string, d *Message) {
 	e := &d.Event
-	for _, a := range [...]struct{ name, value string }{
+	for _, a := range [...]field{
 		{ceSpecVersion, "1.0"},
 		{ceID, *e.Key},
 		{ceSource, source},
@@ -44,14 +43,14 @@ func setAttributes(header http.Header, source string, d *Message) {
 		{ceSubject, valueOrEmpty(e.RelatedReference)},
 		{cePartitionKey, valueOrEmpty(e.OrderingKey)},
 	} {
-		deleteSpellings(header, a.name) // an event's own would say something else
+		r.deleteSpellings(a.name) // an event's own would say something else
 		if a.value != "" {
-			header[a.name] = []string{PercentEncode(a.value)}
+			r.header = append(r.header, field{a.name, PercentEncode(a.value)})
 		}
 	}
-	deleteSpellings(header, ceSequence)
+	r.deleteSpellings(ceSequence)
 	if e.OrderingKey != nil {
-		header[ceSequence] = []string{fmt.Sprintf("%020d", d.EventID)}
+		r.header = append(r.header, field{ceSequence, fmt.Sprintf("%020d", d.EventID)})
 	}
 }
 

@@ -20,9 +20,9 @@ const (
 )
 
 // direct sends requests over plain HTTP/1.1. net/http has two goroutines a connection, which every request wakes, and watches each
-// with a trace: twice the processor time of all else that a delivery costs the relay. Here the sender itself writes and reads;
-// request and response are still written and parsed by net/http. Whatever is not plain goes by http.Transport: TLS and with it
-// HTTP/2, proxies, large payloads.
+// with a trace: twice the processor time of all else that a delivery costs the relay. Here the sender itself writes and reads.
+// net/http has written the first lines of all requests, and parses the responses. Whatever is not plain goes by http.Transport:
+// TLS and with it HTTP/2, proxies, large payloads.
 //
 // Nothing reads from an idle connection, so each is examined before it is used again: a receiver may have closed it. It is safe for
 // concurrent use.
@@ -30,6 +30,7 @@ type direct struct {
 	dial    func(ctx context.Context, network, address string) (net.Conn, error)
 	address string
 	most    int // idle connections
+	out     outBuffers
 
 	mu     sync.Mutex
 	idle   []*directConn // the most recently used one last
@@ -42,14 +43,50 @@ type directConn struct {
 	left   int64 // how many bytes may still be read of a response's header
 	read   int64
 	reader *bufio.Reader
-	writer *bufio.Writer
 	usedAt time.Time
+
+	bound  context.Context // whose end ends the connection's reads and writes
+	unbind func() bool
 }
 
 func newDirectConn(conn net.Conn) *directConn {
 	c := &directConn{Conn: conn}
-	c.reader, c.writer = bufio.NewReader(c), bufio.NewWriter(conn)
+	c.reader = bufio.NewReader(c)
 	return c
+}
+
+// bind makes the connection's reads and writes end with the context, and at the deadline. It fails if the context has ended: had
+// it done so before the deadline was set, that would have undone its end.
+func (c *directConn) bind(ctx context.Context, deadline time.Time) error {
+	if c.bound != ctx {
+		if c.unbind != nil && !c.unbind() {
+			return net.ErrClosed // the end of the former context may still come
+		}
+		c.bound, c.unbind = ctx, context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	}
+	if err := c.SetDeadline(deadline); err != nil {
+		return err
+	}
+	return ctx.Err()
+}
+
+// release reports whether the connection can be used again. It stays bound to a context without a deadline, which is that of
+// most requests.
+func (c *directConn) release() (usable bool) {
+	if _, limited := c.bound.Deadline(); !limited {
+		return c.bound.Err() == nil
+	}
+	usable = c.unbind()
+	c.bound, c.unbind = nil, nil
+	return usable
+}
+
+// Close closes the connection.
+func (c *directConn) Close() error {
+	if c.unbind != nil {
+		c.unbind()
+	}
+	return c.Conn.Close()
 }
 
 // errHeaderTooLarge is that of http.Transport, for maxResponseHeader.
@@ -66,83 +103,97 @@ func (c *directConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// fits reports whether a request can be sent directly. What http.Transport refuses, it shall refuse.
-func (p *direct) fits(req *http.Request) bool {
-	if p == nil || req.ContentLength > directPayload {
+// fits reports whether a request can be sent directly. What http.Transport refuses, or changes, is left to it.
+func (p *direct) fits(req *Request, payload []byte) bool {
+	if p == nil || len(payload) > directPayload {
 		return false
 	}
-	for _, values := range req.Header {
-		for _, value := range values {
-			for i := range len(value) {
-				if value[i] < ' ' || value[i] == 0x7f {
-					return false
-				}
+	for i := range req.header {
+		value := req.header[i].value
+		for j := range len(value) {
+			if value[j] < ' ' || value[j] == 0x7f {
+				return false
 			}
+		}
+		if value == "" || value[0] == ' ' || value[len(value)-1] == ' ' {
+			return false
 		}
 	}
 	return true
 }
 
-// roundTrip sends a request once, as the function of that name does.
-func (p *direct) roundTrip(ctx context.Context, req *http.Request, payload []byte) (resp *http.Response, connected bool, err error) {
-	for range maxStale {
-		if ctx.Err() != nil { // what bind does may come too late to keep the request from being written
-			return nil, false, ctx.Err()
-		}
-		c, reused, err := p.take(ctx)
-		if err != nil {
-			return nil, false, causeOf(ctx, err)
-		}
-		stop := c.bind(ctx)
-		resp, nothingSent, err := c.exchange(req)
-		if err == nil {
-			resp.Body = &directBody{body: resp.Body, conn: c, pool: p, stop: stop, keep: !resp.Close && resp.StatusCode != http.StatusSwitchingProtocols}
-			return resp, true, nil
-		}
-		stop()
-		_ = c.Close()
-		if !reused || !nothingSent {
-			return nil, true, causeOf(ctx, err)
-		}
-		req.Body = newBody(payload)
+// outBuffers hold requests while they are written. They are not the connections', of which most are idle.
+type outBuffers struct{ pool sync.Pool }
+
+func (o *outBuffers) get() *[]byte {
+	if b, ok := o.pool.Get().(*[]byte); ok {
+		return b
 	}
-	return nil, false, causeOf(ctx, errNothingSent)
+	return new([]byte)
 }
 
-// causeOf returns the error of a context that ended a request, like net/http.
-func causeOf(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
+// roundTrip sends a request once, as the function of that name does.
+func (p *direct) roundTrip(ctx context.Context, timeout time.Duration, req *Request, payload []byte) (resp *http.Response, connected bool, err error) {
+	deadline, _ := ctx.Deadline()
+	if timeout > 0 {
+		if own := time.Now().Add(timeout); deadline.IsZero() || own.Before(deadline) {
+			deadline = own
+		}
+	}
+	out := p.out.get()
+	defer p.out.pool.Put(out)
+	*out = req.appendTo((*out)[:0], payload)
+	for range maxStale {
+		if err := ended(ctx, deadline); err != nil { // what bind does may come too late to keep the request from being written
+			return nil, false, err
+		}
+		c, reused, err := p.take(ctx, deadline)
+		if err != nil {
+			return nil, false, causeOf(ctx, deadline, err)
+		}
+		resp, nothingSent, err := c.exchange(*out)
+		if err == nil {
+			resp.Body = &directBody{body: resp.Body, conn: c, pool: p, keep: !resp.Close && resp.StatusCode != http.StatusSwitchingProtocols}
+			return resp, true, nil
+		}
+		_ = c.Close()
+		if !reused || !nothingSent {
+			return nil, true, causeOf(ctx, deadline, err)
+		}
+	}
+	return nil, false, causeOf(ctx, deadline, errNothingSent)
+}
+
+// ended returns the error of a request whose context or time has ended; nil: neither has.
+func ended(ctx context.Context, deadline time.Time) error {
+	if ctx.Err() == nil && !deadline.IsZero() && !time.Now().Before(deadline) {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
+}
+
+// causeOf returns why a request ended, like net/http. A deadline's own error may be lost: the parser makes half an answer of it.
+func causeOf(ctx context.Context, deadline time.Time, err error) error {
+	if cause := ended(ctx, deadline); cause != nil {
+		return cause
 	}
 	return err
 }
 
-// bind makes the connection end with the context. The function that is returned ends that, and reports whether the context was
-// still alive. The context's deadline is not the connection's: that would come first, be reported as what the parser makes of half
-// an answer, and end the connection when it is idle.
-func (c *directConn) bind(ctx context.Context) (stop func() bool) {
-	return context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
-}
-
 // exchange writes a request and reads the header of its response. If that fails it reports whether not a byte of the request can
 // have left this host.
-func (c *directConn) exchange(req *http.Request) (resp *http.Response, nothingSent bool, err error) {
+func (c *directConn) exchange(request []byte) (resp *http.Response, nothingSent bool, err error) {
 	c.left, c.read = maxResponseHeader, 0
-	counted := &countedWriter{to: c.Conn}
-	c.writer.Reset(counted)
-	written := req.Write(c.writer)
-	if written == nil {
-		written = c.writer.Flush()
-	}
+	n, written := c.Write(request)
 	if written != nil {
-		if counted.n == 0 {
+		if n == 0 {
 			return nil, true, written
 		}
 		// The receiver may have refused before it closed.
 		_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 	}
 	for { // the limit of the header bounds the responses of 1xx, too
-		resp, err = http.ReadResponse(c.reader, req)
+		resp, err = http.ReadResponse(c.reader, nil)
 		switch {
 		case err != nil && written != nil:
 			return nil, false, written
@@ -168,23 +219,11 @@ func brokenBy(err error) error {
 	return fmt.Errorf("net/http: HTTP/1.x transport connection broken: %w", err)
 }
 
-type countedWriter struct {
-	to io.Writer
-	n  int
-}
-
-func (w *countedWriter) Write(b []byte) (int, error) {
-	n, err := w.to.Write(b)
-	w.n += n
-	return n, err
-}
-
 // A directBody is the body of a response. Once it has been read to its end, the connection can be used again.
 type directBody struct {
 	body io.ReadCloser
 	conn *directConn
 	pool *direct
-	stop func() bool
 	keep bool
 	end  bool
 }
@@ -197,31 +236,43 @@ func (b *directBody) Read(into []byte) (int, error) {
 
 // Close does not read the rest of the body, however long that is.
 func (b *directBody) Close() error {
-	alive := b.stop()
-	if alive && b.keep && (b.end || b.body == http.NoBody) && b.conn.reader.Buffered() == 0 {
+	if b.conn.release() && b.keep && (b.end || b.body == http.NoBody) && b.conn.reader.Buffered() == 0 {
 		b.pool.put(b.conn)
 		return nil
 	}
 	return b.conn.Close()
 }
 
-// take returns an idle connection, if there is one that can be used, or a new one.
-func (p *direct) take(ctx context.Context) (c *directConn, reused bool, err error) {
+// take returns an idle connection, if there is one that can be used, or a new one, bound to the context and the deadline.
+func (p *direct) take(ctx context.Context, deadline time.Time) (c *directConn, reused bool, err error) {
 	for {
 		c := p.pop()
 		if c == nil {
 			break
 		}
-		if time.Since(c.usedAt) < idleTimeout && isOpen(c.Conn) {
+		if time.Since(c.usedAt) < idleTimeout && c.bind(ctx, deadline) == nil && isOpen(c.Conn) {
 			return c, true, nil
 		}
 		_ = c.Close()
+		if err := ended(ctx, deadline); err != nil {
+			return nil, false, err
+		}
 	}
-	conn, err := p.dial(ctx, "tcp", p.address)
+	dialing, cancel := ctx, func() {}
+	if !deadline.IsZero() {
+		dialing, cancel = context.WithDeadline(ctx, deadline)
+	}
+	defer cancel()
+	conn, err := p.dial(dialing, "tcp", p.address)
 	if err != nil {
 		return nil, false, err
 	}
-	return newDirectConn(conn), false, nil
+	c = newDirectConn(conn)
+	if err := c.bind(ctx, deadline); err != nil {
+		_ = c.Close()
+		return nil, false, err
+	}
+	return c, false, nil
 }
 
 func (p *direct) pop() (c *directConn) {

@@ -32,7 +32,7 @@ func newNATS(e *Endpoint, agent string) Carrier {
 
 // Deliver implements [Carrier].
 func (c overNATS) Deliver(ctx context.Context, m Message, ready func() *policy.Result) policy.Result {
-	header, err := newHeader(c.to, &m, time.Now())
+	req, err := NewRequest(c.to, m, time.Now())
 	if err != nil {
 		return Refused(err)
 	}
@@ -47,7 +47,9 @@ func (c overNATS) Deliver(ctx context.Context, m Message, ready func() *policy.R
 	}
 	c.to.begin()
 	defer c.to.end()
-	return c.client.Publish(ctx, subject, natspost.Message{ID: messageID(&m), Header: forNATS(header), Payload: m.Payload})
+	ctx, cancel := context.WithTimeout(ctx, c.to.Destination.Timeout)
+	defer cancel()
+	return c.client.Publish(ctx, subject, natspost.Message{ID: messageID(&m), Header: req.natsHeader(), Payload: m.Payload})
 }
 
 // Reach implements [Carrier].
@@ -67,17 +69,21 @@ func messageID(m *Message) string {
 	return id
 }
 
-// forNATS makes the header of a message over HTTP that of one over NATS. Attributes of CloudEvents are in lower case there. What an
-// event brings along must not command the server: Nats-Rollup would empty the stream.
-func forNATS(header http.Header) http.Header {
-	for name, values := range header {
+// natsHeader returns the headers of a message to NATS. Attributes of CloudEvents are in lower case there. What an event brings along must
+// not command the server: Nats-Rollup would empty the stream.
+func (r *Request) natsHeader() map[string][]string {
+	header := make(map[string][]string, len(r.header)+2)
+	values := make([]string, len(r.header))
+	for i, f := range r.header {
+		name := f.name
 		switch {
 		case strings.HasPrefix(name, natsPrefix):
-			delete(header, name)
+			continue
 		case strings.HasPrefix(name, "Ce-"):
-			delete(header, name)
-			header[strings.ToLower(name)] = values
+			name = strings.ToLower(name)
 		}
+		values[i] = f.value
+		header[name] = values[i : i+1 : i+1]
 	}
 	return header
 }

@@ -17,19 +17,32 @@ const (
 	maxDrain          = 64 << 10 // of a body, so that the connection can be used again
 )
 
-// Send makes exactly one request. It is a round trip of the transport, not a call of an http.Client, which would follow
-// redirects: with a GET whose 200 looks like success, or with the body, key and signature to another host.
-func Send(ctx context.Context, e *Endpoint, req *http.Request, payload []byte) policy.Result {
+// Send makes exactly one request, within the timeout of its destination. It is a round trip of the transport, not a call of an
+// http.Client, which would follow redirects: with a GET whose 200 looks like success, or with the body, key and signature to
+// another host.
+func Send(ctx context.Context, e *Endpoint, req *Request, payload []byte) policy.Result {
 	e.begin()
 	defer e.end()
-	resp, connected, err := e.roundTrip(ctx, req, payload)
+	var resp *http.Response
+	var connected bool
+	var err error
+	if e.direct.fits(req, payload) {
+		resp, connected, err = e.direct.roundTrip(ctx, e.Destination.Timeout, req, payload)
+	} else {
+		if e.Destination.Timeout > 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, e.Destination.Timeout)
+			defer cancel()
+		}
+		resp, connected, err = e.roundTrip(ctx, req.HTTP(payload), payload)
+	}
 	if err != nil {
 		if errors.Is(err, errNothingSent) {
 			return policy.Result{Reason: policy.ReasonNetwork, Message: plain.Clip(err.Error())}
 		}
 		err = explain(err)
 		v := policy.ClassifyError(err, connected)
-		v.Message = plain.Clip(maskOf(e, req.Header).Hide(err.Error(), false))
+		v.Message = plain.Clip(maskOf(e, req.Header()).Hide(err.Error(), false))
 		return v
 	}
 	defer func() { _ = resp.Body.Close() }()
@@ -39,7 +52,7 @@ func Send(ctx context.Context, e *Endpoint, req *http.Request, payload []byte) p
 	}
 	var excerpt string
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
-		excerpt = excerptOf(resp, e.Destination.Wire.Excerpts, func() *Mask { return maskOf(e, req.Header) })
+		excerpt = excerptOf(resp, e.Destination.Wire.Excerpts, func() *Mask { return maskOf(e, req.Header()) })
 	}
 	if resp.Body != http.NoBody {
 		// The status has decided; a body that breaks off changes nothing.

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -45,64 +44,112 @@ type Event struct {
 	Payload          []byte // nil when larger than what a claim brings along: loaded when its turn comes
 }
 
-// newHeader returns the headers of the wire contract for a delivery, signed, as every carrier sends them. It fails for an event that
-// no table constraint should have let in.
-func newHeader(to *Endpoint, d *Message, now time.Time) (http.Header, error) {
+// A Request is one delivery as the message of the wire contract, without its body. No header name occurs twice. Every carrier sends it.
+type Request struct {
+	to     *Endpoint
+	header []field
+}
+
+// A field is one header, by its canonical name.
+type field struct{ name, value string }
+
+// NewRequest expresses a delivery as the request of the wire contract. It fails for an event that no table constraint
+// should have let in.
+func NewRequest(to *Endpoint, d Message, now time.Time) (*Request, error) {
 	e := &d.Event
-	header := make(http.Header, 20)
 	if limit := to.Destination.Wire.MaxPayloadBytes; limit > 0 && int64(len(e.Payload)) > limit {
 		return nil, fmt.Errorf("%w: it has %d bytes, and max_payload_bytes of %s is %d; raise it and replay the event, or send less",
 			errTooLarge, len(e.Payload), to.Destination.Name, limit)
 	}
-	if err := setOwnHeaders(header, e.Headers); err != nil {
+	r := &Request{to: to, header: make([]field, 0, 20)}
+	if err := r.setOwnHeaders(e.Headers); err != nil {
 		return nil, err
 	}
-	for name := range to.header {
-		deleteSpellings(header, name)
+	for _, f := range to.header {
+		r.deleteSpellings(f.name)
 	}
-	maps.Copy(header, to.header)
-	if err := setContract(header, d); err != nil {
-		return nil, err
+	r.header = append(r.header, to.header...)
+	if authorization := to.authorization; authorization != nil {
+		r.set("Authorization", authorization())
 	}
-	if to.Destination.Wire.Format == FormatCloudEvents {
-		setAttributes(header, to.Destination.Wire.Source, d)
-	}
-	webhook.Sign(header, e.Payload, now, to.Destination.SigningSecrets...)
-	return header, nil
-}
-
-// NewRequest expresses a delivery as a request over HTTP. It fails as newHeader does.
-func NewRequest(to *Endpoint, d Message, now time.Time) (*http.Request, error) {
-	header, err := newHeader(to, &d, now)
+	covered, err := r.setContract(&d)
 	if err != nil {
 		return nil, err
 	}
-	if authorization := to.Destination.Wire.Authorization; authorization != nil {
-		header["Authorization"] = []string{authorization()}
+	if to.Destination.Wire.Format == FormatCloudEvents {
+		r.setAttributes(to.Destination.Wire.Source, &d)
 	}
-	// Made by hand and without GetBody: with it, and with an X-Idempotency-Key header, net/http would send a POST again
-	// by itself when a reused connection breaks, and one attempt would be two requests.
+	signed := to.signer.Sign(*e.Key, covered, e.Payload, now)
+	r.header = append(r.header, field{webhook.ID, signed.ID}, field{webhook.Timestamp, signed.Timestamp})
+	if signed.Signature != "" {
+		r.header = append(r.header, field{webhook.Signature, signed.Signature})
+	}
+	return r, nil
+}
+
+// HTTP returns the request for net/http.
+//
+// Made by hand and without GetBody: with it, and with an X-Idempotency-Key header, net/http would send a POST again by itself
+// when a reused connection breaks, and one attempt would be two requests.
+func (r *Request) HTTP(payload []byte) *http.Request {
 	return &http.Request{
 		Method:        http.MethodPost,
-		URL:           to.URL,
-		Host:          to.URL.Host,
-		Header:        header,
-		Body:          newBody(d.Payload),
-		ContentLength: int64(len(d.Payload)),
+		URL:           r.to.URL,
+		Host:          r.to.URL.Host,
+		Header:        r.Header(),
+		Body:          newBody(payload),
+		ContentLength: int64(len(payload)),
 		Proto:         "HTTP/1.1",
 		ProtoMajor:    1,
 		ProtoMinor:    1,
-	}, nil
+	}
 }
 
-// setContract adds the headers by which a receiver knows the event and the delivery, as docs/wire.md lists them.
-func setContract(header http.Header, d *Message) error {
+// Header returns the headers of the request.
+func (r *Request) Header() http.Header {
+	header := make(http.Header, len(r.header))
+	for _, f := range r.header {
+		header[f.name] = []string{f.value}
+	}
+	return header
+}
+
+// appendTo appends the request with its payload as it goes over a connection of HTTP/1.1.
+func (r *Request) appendTo(b, payload []byte) []byte {
+	b = append(b, r.to.requestLine...)
+	for i := range r.header {
+		f := &r.header[i]
+		b = append(b, f.name...)
+		b = append(b, ": "...)
+		b = append(b, f.value...)
+		b = append(b, "\r\n"...)
+	}
+	b = append(b, "Content-Length: "...)
+	b = strconv.AppendInt(b, int64(len(payload)), 10)
+	b = append(b, "\r\n\r\n"...)
+	return append(b, payload...)
+}
+
+// set sets a header in place of one that has the name already.
+func (r *Request) set(name, value string) {
+	for i := range r.header {
+		if r.header[i].name == name {
+			r.header[i].value = value
+			return
+		}
+	}
+	r.header = append(r.header, field{name, value})
+}
+
+// setContract adds the headers by which a receiver knows the event and the delivery, as docs/wire.md lists them. It returns
+// them as the text that the signature covers: by their names in lower case, in order.
+func (r *Request) setContract(d *Message) (covered []byte, err error) {
 	e := &d.Event
 	if e.EventType == nil || e.Version == nil || !e.CreatedAt.Valid {
-		return errors.New("the event's type, version or created_at is missing")
+		return nil, errors.New("the event's type, version or created_at is missing")
 	}
 	if e.CreatedAt.InfinityModifier != pgtype.Finite {
-		return errors.New("the event's created_at is infinite")
+		return nil, errors.New("the event's created_at is infinite")
 	}
 	id := strconv.FormatInt(d.EventID, 10)
 	var notAfter, sequence, replay string
@@ -116,39 +163,39 @@ func setContract(header http.Header, d *Message) error {
 	if d.Replay {
 		replay = "true"
 	}
-	contract := [...]struct{ name, value string }{
+	covered = make([]byte, 0, 512)
+	for _, h := range [...]field{
 		{webhook.IdempotencyKey, *e.Key},
+		{webhook.Attempt, strconv.Itoa(d.Attempt)},
+		{webhook.CreatedAt, e.CreatedAt.Time.UTC().Format(TimeFormat)},
+		{webhook.DeliveryID, id + "-" + d.Destination + "-" + strconv.FormatInt(d.Fence, 10)},
+		{webhook.EventID, id},
 		{webhook.EventType, *e.EventType},
 		{webhook.EventVersion, strconv.Itoa(*e.Version)},
-		{webhook.EventID, id},
-		{webhook.CreatedAt, e.CreatedAt.Time.UTC().Format(TimeFormat)},
-		{webhook.Attempt, strconv.Itoa(d.Attempt)},
-		{webhook.DeliveryID, id + "-" + d.Destination + "-" + strconv.FormatInt(d.Fence, 10)},
 		{webhook.NotAfter, notAfter},
-		{webhook.RelatedReference, valueOrEmpty(e.RelatedReference)},
 		{webhook.OrderingKey, valueOrEmpty(e.OrderingKey)},
-		{webhook.Sequence, sequence},
+		{webhook.RelatedReference, valueOrEmpty(e.RelatedReference)},
 		{webhook.Replay, replay},
-	}
-	values := make([]string, len(contract)) // one allocation for all
-	for i, h := range contract {
+		{webhook.Sequence, sequence},
+	} {
+		if h.value == "" {
+			continue
+		}
 		if !plain.IsASCII(h.value) {
-			return fmt.Errorf("%s would hold characters beyond printable ASCII", h.name)
+			return nil, fmt.Errorf("%s would hold characters beyond printable ASCII", h.name)
 		}
-		if strings.Trim(h.value, " ") != h.value { // HTTP drops them, so that the receiver would see another key
-			return fmt.Errorf("%s would hold surrounding blanks", h.name)
+		if h.value[0] == ' ' || h.value[len(h.value)-1] == ' ' { // HTTP drops them, so that the receiver would see another key
+			return nil, fmt.Errorf("%s would hold surrounding blanks", h.name)
 		}
-		if h.value != "" {
-			values[i] = h.value
-			header[h.name] = values[i : i+1 : i+1]
-		}
+		r.header = append(r.header, h)
+		covered = webhook.AppendCovered(covered, h.name, h.value)
 	}
-	return nil
+	return covered, nil
 }
 
 // setOwnHeaders adds the headers that an event brings along, a JSON object or nothing. Reserved ones are left out: the
 // table refuses them, but may hold events from before it did, and one of those is no reason to fail its delivery.
-func setOwnHeaders(header http.Header, object []byte) error {
+func (r *Request) setOwnHeaders(object []byte) error {
 	if object == nil {
 		return nil
 	}
@@ -164,27 +211,25 @@ func setOwnHeaders(header http.Header, object []byte) error {
 			return fmt.Errorf("the event's header %.64q %s", name, problem)
 		}
 		canonical := http.CanonicalHeaderKey(name)
-		if other, twice := header[canonical]; twice && other[0] != own[name] {
-			return fmt.Errorf("the event's header %.64q stands twice, with different values; upper and lower case make no difference", name)
+		for _, f := range r.header {
+			if f.name == canonical && f.value != own[name] {
+				return fmt.Errorf("the event's header %.64q stands twice, with different values; upper and lower case make no difference", name)
+			}
 		}
-		header[canonical] = []string{own[name]}
+		r.set(canonical, own[name])
 	}
 	return nil
 }
 
 // deleteSpellings removes the headers of an event that a receiver may take for the named one, which is not the event's: to
 // X-Api-Key of a destination, X_Api_Key of an event would be a second value.
-func deleteSpellings(header http.Header, name string) {
-	for other := range header {
-		if webhook.SameName(other, name) {
-			delete(header, other)
-		}
-	}
+func (r *Request) deleteSpellings(name string) {
+	r.header = slices.DeleteFunc(r.header, func(f field) bool { return webhook.SameName(f.name, name) })
 }
 
 var errTooLarge = errors.New("the payload is too large for this destination")
 
-// Refused decides on an event that cannot be expressed as what is sent: it is the event's own fault, so that every later attempt
+// Refused decides on an event for which [NewRequest] has failed, or which a carrier cannot express: it is the event's own fault, so that every later attempt
 // would fail like this one.
 func Refused(err error) policy.Result {
 	v := policy.Result{Reason: policy.ReasonInvalidEvent, Message: plain.Clip(err.Error())}

@@ -17,7 +17,8 @@ func schemeOf(raw string) string {
 	return strings.ToLower(scheme)
 }
 
-// ParseURL parses the URL of a destination. That of a log may name several servers of one cluster: nats://a:4222,b:4222.
+// ParseURL parses the URL of a destination. That of a log may name several servers of one cluster: nats://a:4222,b:4222, or with the
+// scheme before each, as other programs write it.
 func ParseURL(raw string) (*url.URL, error) {
 	scheme := schemeOf(raw)
 	if !isLog(scheme) {
@@ -27,6 +28,7 @@ func ParseURL(raw string) (*url.URL, error) {
 	if !isURL {
 		return nil, fmt.Errorf("the url has no %s://", scheme)
 	}
+	rest = strings.ReplaceAll(rest, ","+scheme+"://", ",")
 	return &url.URL{Scheme: scheme, Host: strings.TrimSuffix(rest, "/")}, nil
 }
 
@@ -54,7 +56,7 @@ func serversProblem(raw string, e Egress) string {
 	case strings.Contains(raw, "@"):
 		return "contains user info; move it to basic_auth, bearer_token, credentials_file or nkey_file"
 	case strings.Contains(u.Host, "://"):
-		return fmt.Sprintf("repeats %s://; write the servers behind the first with a comma: %s://a,b", scheme, scheme)
+		return "names servers with another scheme than the first; write one scheme, and a comma between servers"
 	case strings.ContainsAny(u.Host, "/?#"):
 		return "has something behind the servers, which would be ignored; remove it"
 	}

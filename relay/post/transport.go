@@ -9,10 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,6 +23,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
 // An Endpoint is where and how a lane's messages go: what all attempts at a destination share. What they use of it never
@@ -33,12 +36,16 @@ type Endpoint struct {
 	// Dial opens connections, as the destination's [Egress] allows. A test may replace it before the first request.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Log receives what happens to connections between attempts. It is set before the first one. The zero value discards.
-	Log    zerolog.Logger
-	header http.Header // the part of every message's header that never changes
+	Log zerolog.Logger
+	// What never changes of a message: the destination's own headers, and its secrets.
+	header []field
+	signer *webhook.Signer
 
 	// Of HTTP alone.
-	Transport *http.Transport
-	direct    *direct // nil: every request goes by Transport
+	Transport     *http.Transport
+	direct        *direct // nil: every request goes by Transport
+	requestLine   []byte  // with the host
+	authorization func() string
 
 	mu       sync.Mutex
 	inFlight int  // attempts on their way
@@ -82,7 +89,9 @@ func NewEndpoint(d Destination, version string) (*Endpoint, error) {
 	if err != nil {
 		return nil, fmt.Errorf("parse url of %s: %w", d.Name, err)
 	}
-	e := &Endpoint{Destination: d, URL: u, Dial: d.Wire.egress.Dialer(d.Timeout).DialContext}
+	e := &Endpoint{
+		Destination: d, URL: u, signer: webhook.NewSigner(d.SigningSecrets...), Dial: d.Wire.egress.Dialer(d.Timeout).DialContext,
+	}
 	if e.Carrier, err = newCarrier(e, strings.TrimSuffix("outbox-relay/"+version, "/")); err != nil {
 		return nil, fmt.Errorf("%s: %w", d.Name, err)
 	}
@@ -94,15 +103,22 @@ func (e *Endpoint) dial(ctx context.Context, network, address string) (net.Conn,
 	return e.Dial(ctx, network, address)
 }
 
-// setHeader makes the header that all messages share: agent, and what the destination adds.
-func (e *Endpoint) setHeader(agent string) {
-	e.header = http.Header{"Content-Type": {"application/json"}}
+// setHeader makes the headers that all messages share: agent, unless that is empty, and the destination's own. It reports whether none of
+// these needs what net/http does to some.
+func (e *Endpoint) setHeader(agent string) (plainHeaders bool) {
+	header := http.Header{"Content-Type": {"application/json"}}
 	if agent != "" {
-		e.header["User-Agent"] = []string{agent}
+		header.Set("User-Agent", agent)
 	}
 	for name, value := range e.Destination.Headers {
-		e.header.Set(name, value)
+		header.Set(name, value)
 	}
+	plainHeaders = true
+	for _, name := range slices.Sorted(maps.Keys(header)) {
+		e.header = append(e.header, field{name, header.Get(name)})
+		plainHeaders = plainHeaders && headerName.MatchString(name) && (name == "Content-Type" || !webhook.Reserved(name))
+	}
+	return plainHeaders
 }
 
 // newHTTP prepares the requests of an endpoint. agent says who sends them.
@@ -112,8 +128,11 @@ func newHTTP(e *Endpoint, agent string) (Carrier, error) {
 	if err != nil {
 		return nil, err
 	}
-	e.setHeader(agent)
-	if canSeeClosed && u.Scheme == "http" && proxy == nil && plain.IsASCII(u.Hostname()) { // http.Transport spells other names in ASCII
+	plainHeaders := e.setHeader(agent)
+	e.authorization = d.Wire.Authorization
+	e.requestLine = requestLine(u)
+	// http.Transport spells other names of hosts in ASCII.
+	if canSeeClosed && u.Scheme == "http" && proxy == nil && e.requestLine != nil && plainHeaders && plain.IsASCII(u.Hostname()) {
 		e.direct = &direct{dial: e.dial, address: net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "80")), most: 2 * d.MaxInFlight}
 	}
 	e.Transport = &http.Transport{
@@ -135,6 +154,17 @@ func newHTTP(e *Endpoint, agent string) (Carrier, error) {
 	return overHTTP{e}, nil
 }
 
+// requestLine returns how net/http begins a request to a URL, up to the end of the host's line; nil: it refuses to.
+func requestLine(u *url.URL) []byte {
+	var written bytes.Buffer
+	req := http.Request{Method: http.MethodPost, URL: u, Host: u.Host, Header: http.Header{"User-Agent": {""}}}
+	if err := req.Write(&written); err != nil {
+		return nil
+	}
+	line, _, _ := bytes.Cut(written.Bytes(), []byte("Content-Length: 0\r\n"))
+	return line
+}
+
 // ProxyRefusal makes a proxy's refusal an error that says whose it is, and that no connection came about.
 func ProxyRefusal(_ context.Context, _ *url.URL, _ *http.Request, answer *http.Response) error {
 	if answer.StatusCode == http.StatusOK {
@@ -154,9 +184,6 @@ const maxStale = 3
 // any time, also when a request is about to be written. While it is certain that not one byte of it was, it is sent over
 // another connection; net/http itself would do so, and in other cases too, if the request had a GetBody.
 func (e *Endpoint) roundTrip(ctx context.Context, req *http.Request, payload []byte) (resp *http.Response, connected bool, err error) {
-	if e.direct.fits(req) {
-		return e.direct.roundTrip(ctx, req, payload)
-	}
 	for range maxStale {
 		sent := &sending{}
 		resp, err = e.Transport.RoundTrip(req.WithContext(sent.watch(ctx)))

@@ -123,7 +123,6 @@ type Watcher struct {
 	Alerts  func() alert.Config                    // in effect
 	Lenient func() []string                        // destinations where a failed delivery does not block its ordering key
 	Alive   func() bool                            // false: it may be the wrong database
-	Before  func(context.Context) error            // runs before each look
 	Rest    func(took time.Duration) time.Duration // how long to rest after a look
 	Looked  func()                                 // is called when this relay, and no other, has looked
 	Due     func()                                 // is called when there may be alerts to send
@@ -147,7 +146,7 @@ func (w *Watcher) Run(ctx context.Context) {
 			continue // it may be the wrong database
 		}
 		began := time.Now()
-		if err := w.Before(ctx); err != nil && ctx.Err() == nil {
+		if err := w.searchUndelivered(ctx); err != nil && ctx.Err() == nil {
 			w.Failed("search", err)
 		}
 		if err := w.Look(ctx); err != nil && ctx.Err() == nil {

@@ -163,7 +163,7 @@ func TestAnswersFitTheDocument(t *testing.T) {
 	if status, text := s.call("POST", operation+"/interrupt", ""); status != 409 {
 		t.Errorf("what has ended was interrupted: %d %s", status, text)
 	}
-	db.Exec(`UPDATE outbox_audit SET state = 'interrupted' WHERE id = $1`, entry.ID)
+	db.RewriteAudit(fmt.Sprintf(`state = 'interrupted' WHERE id = %d`, entry.ID))
 	call("resumeOperation", "POST", v1+"/operations/{id}/resume", operation+"/resume", "", 202)
 	relaytest.Becomes(db, "done", `SELECT state FROM outbox_audit WHERE id = $1`, entry.ID)
 	call("listAudit", "GET", v1+"/audit", v1+"/audit?limit=10", "", 200)
@@ -244,6 +244,8 @@ func TestMistakes(t *testing.T) {
 		{"POST", "/api/v1/destinations/logistics/pause", `{"reasn": "x"}`, 422, "reasn"},
 		{"POST", "/api/v1/destinations/logistics/pause", `{`, 422, "body"},
 		{"GET", "/api/v1/events?destination=logistic", "", 422, "did you mean \\\"logistics\\\"?"},
+		{"GET", "/api/v1/events?reason=timeuot", "", 422, "did you mean \\\"timeout\\\"?"},
+		{"GET", "/api/v1/events?type=invoice.piad", "", 422, "there is no type"},
 		{"GET", "/api/v1/events?status=broken", "", 422, "choose pending"},
 		{"GET", "/api/v1/events?since=yesterday", "", 422, "how long ago"},
 		{"GET", "/api/v1/events?after=x", "", 422, "position"},
@@ -254,7 +256,9 @@ func TestMistakes(t *testing.T) {
 		{"POST", "/api/v1/events/12/reveal", "", 404, "archive"},
 		{"POST", "/api/v1/previews", `{"action": "replay", "selection": {}}`, 422, "names nothing"},
 		{"POST", "/api/v1/previews", `{"action": "replay", "selection": {"statuses": ["pending"]}}`, 422, "cannot be chosen"},
-		{"POST", "/api/v1/previews", `{"action": "drop", "selection": {"parked": true}}`, 422, "replay or discard"},
+		{"POST", "/api/v1/previews", `{"action": "replay", "selection": {"destination": "logistic"}}`, 422, `selection.destination: there is no destination \"logistic\"; did you mean \"logistics\"?`},
+		{"POST", "/api/v1/previews", `{"action": "retry", "selection": {"reason": "unautorized"}}`, 422, `did you mean \"unauthorized\"?`},
+		{"POST", "/api/v1/previews", `{"action": "drop", "selection": {"parked": true}}`, 422, "replay, retry or discard"},
 		{"GET", "/api/v1/operations/77", "", 404, "audit"},
 		{"POST", "/api/v1/operations/77/resume", "", 404, "audit"},
 		{"GET", "/api/v1/audit?before=x", "", 422, "before"},

@@ -12,6 +12,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -138,6 +140,9 @@ func (c *Control) Preview(ctx context.Context, order ops.Order) (Preview, error)
 	}
 	order.Memory = c.ReceiverMemory
 	found, err := c.Outbox.Preview(ctx, order)
+	if err == nil && found.Matched == 0 {
+		err = c.refuseUnknown(ctx, "selection.", order.Selection)
+	}
 	if err != nil {
 		return Preview{}, err
 	}
@@ -148,24 +153,20 @@ func (c *Control) Preview(ctx context.Context, order ops.Order) (Preview, error)
 
 // Check returns a mistake in an order that the database would not find, as a [check.Problem].
 func Check(order ops.Order) error {
+	allowed := map[string][]string{"replay": {"failed", "delivered", "discarded"}, "retry": {"pending"}, "discard": {"pending", "failed"}}
 	switch {
-	case order.Action != "replay" && order.Action != "discard":
-		return check.Problem{Path: "action", Text: "is not known; write replay or discard"}
+	case allowed[order.Action] == nil:
+		return check.Problem{Path: "action", Text: "is not known; write replay, retry or discard"}
 	case order.Selection.Limit < 0:
 		return check.Problem{Path: "selection.limit", Text: "is below 0; leave it out for no limit"}
 	case order.Selection.Empty():
 		return check.Problem{Path: "selection", Text: "names nothing; give events, a destination, a status, a type, a reason or a time"}
-	case order.Selection.Parked && order.Action == "replay":
-		return check.Problem{Path: "selection.parked", Text: "cannot be replayed: parked deliveries are pending, and are released when a route matches"}
+	case order.Selection.Parked && order.Action != "discard":
+		return check.Problem{Path: "selection.parked", Text: "can only be discarded: parked deliveries are pending, and are released when a route matches"}
 	}
-	allowed := map[string][]string{"replay": {"failed", "delivered", "discarded"}, "discard": {"pending", "failed"}}[order.Action]
 	for _, status := range order.Selection.Statuses {
-		known := false
-		for _, one := range allowed {
-			known = known || one == status
-		}
-		if !known {
-			return check.Problem{Path: "selection.statuses", Text: fmt.Sprintf("%q cannot be chosen for %s; choose %v", status, order.Action, allowed)}
+		if choice := allowed[order.Action]; !slices.Contains(choice, status) {
+			return check.Problem{Path: "selection.statuses", Text: fmt.Sprintf("%q cannot be chosen for %s; choose %s", status, order.Action, strings.Join(choice, ", "))}
 		}
 	}
 	return nil

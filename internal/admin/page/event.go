@@ -27,6 +27,11 @@ type eventData struct {
 	Revealed bool
 }
 
+// MayRetry reports whether a delivery may wait for its next attempt.
+func (d eventData) MayRetry() bool {
+	return slices.ContainsFunc(d.Deliveries, func(one ops.Delivery) bool { return one.Status == "pending" && one.Attempts > 0 })
+}
+
 // A moment is one line of the timeline.
 type moment struct {
 	At time.Time

@@ -22,6 +22,7 @@ func (p *Page) functions() template.FuncMap {
 		"plural": func(n int64, one, many string) string {
 			return count(n) + " " + map[bool]string{true: one, false: many}[n == 1]
 		},
+		"title":  func(word string) string { return strings.ToUpper(word[:1]) + word[1:] },
 		"span":   span,
 		"took":   took,
 		"flow":   flow,

@@ -139,6 +139,36 @@ func TestCanariesStayInert(t *testing.T) {
 
 var field = regexp.MustCompile(`name="(\w+)" value="([^"]*)"`)
 
+// From the pages of a destination and of an event to the preview of a retry, and from there to an operation of the audit.
+func TestRetryNowFromThePage(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Insert(2, "k")
+	db.Exec(`UPDATE outbox_delivery SET attempts = 1, last_attempt_at = now(), last_reason = 'unauthorized', next_attempt_at = now() + interval '4 hours'`)
+	db.Exec(`INSERT INTO outbox_destination (destination, paused, paused_at) VALUES ('default', true, now())`)
+	s := serve(t, db.Pool)
+	for page, link := range map[string]string{"/destinations/default": "operations/new?action=retry&amp;destination=default", "/events/1": `name="action" value="retry"`} {
+		if _, body := s.get(page); !strings.Contains(body, link) {
+			t.Errorf("%s has no button:\n%s", page, body)
+		}
+	}
+	_, body := s.get("/operations/new?action=retry&destination=default")
+	if !strings.Contains(body, "Retry 2 deliveries?") || !strings.Contains(body, "outbox-relay resume default") {
+		t.Fatal(body)
+	}
+	form := url.Values{}
+	for _, match := range field.FindAllStringSubmatch(body, -1) {
+		form.Set(match[1], html.UnescapeString(match[2]))
+	}
+	if status, body := s.post("/operations", form); status != 200 || !strings.Contains(body, "Retry</h1>") {
+		t.Fatal(status, body)
+	}
+	relaytest.Becomes(db, "retry page done 2", `SELECT concat_ws(' ', action, origin, state, done) FROM outbox_audit`)
+	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE next_attempt_at <= now() AND attempts = 1 AND NOT replay`); n != 2 {
+		t.Errorf("%d are due", n)
+	}
+}
+
 // From a filter to a preview to a replay, and a pause and its end, with forms alone.
 func TestFormsWorkWithoutScripts(t *testing.T) {
 	t.Parallel()

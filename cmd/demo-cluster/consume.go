@@ -1,0 +1,77 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/natsconsumer"
+)
+
+// partitions over which the relay spreads ordering keys, and which the consumers share.
+const partitions = 8
+
+// consume is one of the consumers: what a user of natsconsumer writes, and a death.
+func (o *options) consume(ctx context.Context) error {
+	pool, err := pgxpool.New(ctx, o.Database)
+	if err != nil {
+		return fmt.Errorf("open database: %w", err)
+	}
+	defer pool.Close()
+	conn, err := nats.Connect(o.URL, nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond), nats.RetryOnFailedConnect(true))
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	defer conn.Close()
+	js, err := jetstream.New(conn)
+	if err != nil {
+		return fmt.Errorf("open JetStream: %w", err)
+	}
+	var effects atomic.Int64
+	receive, err := consumer.New(pool, consumer.Config{
+		Receiver: "logistics", Secrets: []string{o.Secret},
+		Observe: func(_ context.Context, report consumer.Report) { // after the commit, before the acknowledgement
+			fmt.Println(report.Result)
+			if report.Result == consumer.ResultProcessed && effects.Add(1) == int64(o.DieAfter) {
+				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			}
+		},
+	}, ship)
+	if err != nil {
+		return err
+	}
+	events, err := natsconsumer.New(js, natsconsumer.Config{
+		Stream: stream, Durable: "logistics", Subject: subject, Partitions: partitions, AckWait: 2 * time.Second,
+		Backoff: []time.Duration{200 * time.Millisecond},
+	}, receive)
+	if err != nil {
+		return err
+	}
+	for { // at the start of a cluster there may be no leader yet
+		if err = events.Run(ctx); err == nil || ctx.Err() != nil {
+			return nil
+		}
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// The table has no unique key on purpose: an effect that happens twice must show.
+const insertShipment = `INSERT INTO shipments (idempotency_key, ordering_key, sequence) VALUES ($1, $2, $3)`
+
+// ship is the handler.
+func ship(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+	_, err := tx.Exec(ctx, insertShipment, event.Key, event.OrderingKey, event.Sequence)
+	return err
+}

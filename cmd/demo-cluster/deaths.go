@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/process"
+)
+
+// grace is how long a process may take to stop in order.
+const grace = 30 * time.Second
+
+// keepRelay runs a relay, kills it now and then, and starts another.
+func (s *stage) keepRelay(ctx context.Context) error {
+	for {
+		p, err := process.Start(process.Command{Argv: []string{s.Relay, "run"}, Env: []string{
+			"OUTBOX_DATABASE_URL=" + s.postgres.DSN("finance"), "OUTBOX_CONFIG=" + s.config, "OUTBOX_METRICS_LISTEN=", "OUTBOX_ADMIN_LISTEN=",
+		}})
+		if err != nil {
+			return err
+		}
+		if s.outlives(ctx, p, s.KillRelay) {
+			return nil
+		}
+		if err := p.Failure(); err != nil {
+			return fmt.Errorf("the relay ended by itself: %w", err)
+		}
+		s.relayKills.Add(1)
+	}
+}
+
+// outlives waits until the process has ended, was killed after its time, or was stopped with the play.
+func (s *stage) outlives(ctx context.Context, p *process.Process, life time.Duration) (stopped bool) {
+	timer := time.NewTimer(life)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		p.Kill()
+	case <-p.Ended:
+	case <-ctx.Done():
+		p.Stop(grace)
+		return true
+	}
+	return false
+}
+
+// keepConsumer runs a consumer, which dies after a commit, or is killed anywhere.
+func (s *stage) keepConsumer(ctx context.Context, number int) error {
+	for life := 1; ; life++ {
+		argv := []string{s.self, "--consumer", "--url", s.cluster.URL(), "--database", s.postgres.DSN("logistics")}
+		if life%2 == 1 {
+			argv = append(argv, "--die-after", strconv.Itoa(50+10*number+life))
+		}
+		p, err := process.Start(process.Command{Argv: argv, Env: []string{"DEMO_SECRET=" + s.Secret}, Stdout: s.count})
+		if err != nil {
+			return err
+		}
+		if s.outlives(ctx, p, 3*s.KillOne) { // there are three of them
+			return nil
+		}
+		if err := p.Failure(); err != nil {
+			return fmt.Errorf("consumer %d ended by itself: %w", number, err)
+		}
+		s.consumerEnds.Add(1)
+	}
+}
+
+// count counts what consumers report.
+func (s *stage) count(line string) {
+	n, _ := s.results.LoadOrStore(line, new(atomic.Int64))
+	n.(*atomic.Int64).Add(1)
+}
+
+// killLeaders kills the server that leads the stream, and starts it again when another one has taken over.
+func (s *stage) killLeaders(ctx context.Context) error {
+	for {
+		select {
+		case <-time.After(s.KillLeader):
+		case <-ctx.Done():
+			return nil
+		}
+		found, err := s.js.Stream(ctx, stream)
+		if err != nil || found.CachedInfo().Cluster == nil {
+			continue // there is no leader
+		}
+		number, err := strconv.Atoi(strings.TrimPrefix(found.CachedInfo().Cluster.Leader, "n"))
+		if err != nil {
+			continue
+		}
+		s.cluster.Kill(number - 1)
+		s.leaderKills.Add(1)
+		select {
+		case <-time.After(s.KillLeader / 4):
+		case <-ctx.Done():
+		}
+		if err := s.cluster.Restart(context.WithoutCancel(ctx), number-1); err != nil {
+			return fmt.Errorf("start n%d again: %w", number, err)
+		}
+	}
+}

@@ -1,0 +1,56 @@
+// Command demo-cluster shows the promises of outbox-relay over a distributed log: a producer, a relay, a JetStream cluster of three servers
+// and three consumers, each a process of its own, while the stream's leader, the relay and the consumers are killed.
+//
+//	producer ──tx──▶ [outbox] ◀── outbox-relay ──publish──▶ NATS n1 n2 n3 ──pull──▶ consumer ×3 ──tx──▶ [shipments, processed_events]
+//
+// In the end both databases are compared with each other and with the stream.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/alecthomas/kong"
+)
+
+// options are the command line.
+type options struct {
+	Relay      string        `default:"bin/outbox-relay" placeholder:"FILE" help:"The outbox-relay to play with."`
+	Root       string        `default:"." placeholder:"DIR" help:"The repository, in whose bin make builds a NATS server."`
+	Events     int           `default:"5000" help:"Events to commit."`
+	Keys       int           `default:"200" help:"Ordering keys that they have."`
+	Rate       float64       `default:"400" help:"Events per second. 0: as fast as possible."`
+	KillLeader time.Duration `default:"5s" help:"How often the server that leads the stream is killed."`
+	KillRelay  time.Duration `default:"2s" help:"How often the relay is killed."`
+	KillOne    time.Duration `name:"kill-consumer" default:"3s" help:"How often a consumer is killed, in turn after its commit, before its acknowledgement."`
+	Patience   time.Duration `default:"3m" help:"How long to wait for the last effect."`
+	Consumer   bool          `hidden:"" help:"Play a consumer."`
+	URL        string        `hidden:"" help:"Of the servers, for a consumer."`
+	Database   string        `hidden:"" help:"Of a consumer."`
+	DieAfter   int           `hidden:"" help:"After how many effects a consumer dies: after the commit, before the acknowledgement."`
+	Secret     string        `hidden:"" env:"DEMO_SECRET" help:"Signing secret."`
+}
+
+const description = `A producer commits events, outbox-relay publishes them to a JetStream cluster of three servers, three consumers work them. The stream's
+leader, the relay and the consumers are killed on the way; in the end the databases are compared. It needs PostgreSQL's programs and a NATS
+server (make nats-server), takes about half a minute and leaves nothing behind.`
+
+func main() {
+	var o options
+	kong.Parse(&o, kong.Name("demo-cluster"), kong.Description(description))
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	run := o.play
+	if o.Consumer {
+		run = o.consume
+	}
+	if err := run(ctx); err != nil {
+		fmt.Fprintf(os.Stderr, "demo-cluster: %v\n", err)
+		stop()
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,249 @@
+package kafkaconsumer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+// Config says what to read and how. Group, Topics and brokers are required.
+type Config struct {
+	// Group is the consumer group, whose offsets say what was read. All processes of one receiver use the same one, and those of another
+	// receiver another one. A new group begins with the oldest records.
+	Group string
+
+	// Topics are those that the relay writes to. They must exist.
+	Topics []string
+
+	// Client says how to reach the brokers: kgo.SeedBrokers, and for instance kgo.DialTLSConfig and kgo.SASL. Options about groups,
+	// offsets and commits are set by this package.
+	Client []kgo.Opt
+
+	// Ahead bounds how many records of each partition wait in memory. 0: 500.
+	Ahead int
+
+	// Backoff holds the delays after the first, second, … failure of a record; the last repeats. Empty: 1s, 5s, 30s, 1m.
+	Backoff []time.Duration
+
+	// DrainTimeout is how long a handler may go on after the context of Run has ended, or after its partition was given to another
+	// process. Then its context ends too. 0: 20 seconds. Longer than 40 seconds is refused: the group would take this process for dead.
+	DrainTimeout time.Duration
+
+	// Refused is called with a record that no repetition will change, before it is passed, to keep it elsewhere. An error, or a
+	// panic, makes the record be tried again. It is called concurrently. Nil: the record stays in its topic for as long as that keeps records, and
+	// the log names its offset.
+	Refused func(ctx context.Context, refusal Refusal) error
+
+	// Logger receives what an operator must act on. It gets offsets, statuses and reasons, never payloads or headers. Nil: slog.Default().
+	Logger *slog.Logger
+}
+
+// A Refusal is a record that its receiver has refused for good.
+type Refusal struct {
+	Record  *kgo.Record
+	Status  int    // what an HTTP client would have been answered, such as 422
+	Problem string // the name of the problem (docs/wire.md), such as "event-unknown"; empty where a handler answered its own way
+	Detail  string // why, as the receiver tells a sender
+}
+
+// A Consumer reads topics. Its methods may be called concurrently.
+type Consumer struct {
+	Config
+	receive http.Handler
+
+	mu         sync.Mutex
+	partitions map[partition]*worker // that this process has
+}
+
+// partition names a partition of a topic.
+type partition struct {
+	topic  string
+	number int32
+}
+
+// maxDrain leaves a process time to give its partitions back before its group gives up on it, after a minute.
+const maxDrain = 40 * time.Second
+
+// New returns a consumer of the topics, which [Consumer.Run] starts. It fails when cfg cannot work, and asks no broker.
+func New(cfg Config, receiver http.Handler) (*Consumer, error) {
+	switch {
+	case receiver == nil:
+		return nil, errors.New("kafkaconsumer: New needs a receiver, such as that of consumer.New or the Handler of an inbox")
+	case cfg.Group == "":
+		return nil, errors.New("kafkaconsumer: Config.Group is empty: name the receiver's consumer group, such as \"search\"")
+	case len(cfg.Topics) == 0 || slices.Contains(cfg.Topics, ""):
+		return nil, errors.New("kafkaconsumer: Config.Topics is empty or has an empty name: name the topics that the relay writes to")
+	case cfg.Ahead < 0 || cfg.DrainTimeout < 0:
+		return nil, errors.New("kafkaconsumer: Config.Ahead and DrainTimeout may not be negative")
+	case cfg.DrainTimeout > maxDrain:
+		return nil, fmt.Errorf("kafkaconsumer: Config.DrainTimeout: %v is too long, the group would take this process for dead; write %v or less", cfg.DrainTimeout, maxDrain)
+	case slices.ContainsFunc(cfg.Backoff, func(d time.Duration) bool { return d <= 0 }):
+		return nil, errors.New("kafkaconsumer: Config.Backoff has a delay that is not positive: the record would be tried again at once")
+	}
+	if err := kgo.ValidateOpts(cfg.Client...); err != nil {
+		return nil, fmt.Errorf("kafkaconsumer: Config.Client: %w", err)
+	}
+	cfg.Ahead = cmp.Or(cfg.Ahead, 500)
+	cfg.DrainTimeout = cmp.Or(cfg.DrainTimeout, 20*time.Second)
+	if len(cfg.Backoff) == 0 {
+		cfg.Backoff = []time.Duration{time.Second, 5 * time.Second, 30 * time.Second, time.Minute}
+	}
+	return &Consumer{Config: cfg, receive: receiver, partitions: map[partition]*worker{}}, nil
+}
+
+// Run works records until ctx ends: then it takes no more, lets the handlers that are running end, for DrainTimeout at most, commits offsets,
+// leaves the group and returns nil. It may run in any number of processes, once in each Consumer. An outage of the brokers, of any length, does not
+// end it. It returns an error at the start only: when no broker answers, or a topic does not exist.
+func (c *Consumer) Run(ctx context.Context) error {
+	client, err := kgo.NewClient(append(slices.Clone(c.Client),
+		kgo.ConsumerGroup(c.Group), kgo.ConsumeTopics(c.Topics...), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+		kgo.AutoCommitMarks(), kgo.AutoCommitInterval(time.Second), kgo.BlockRebalanceOnPoll(), kgo.RebalanceTimeout(time.Minute),
+		kgo.OnPartitionsAssigned(c.assigned), kgo.OnPartitionsRevoked(c.revoked), kgo.OnPartitionsLost(c.lost))...)
+	if err != nil {
+		return fmt.Errorf("kafkaconsumer: %w", err)
+	}
+	defer client.CloseAllowingRebalance()
+	if err := c.checkTopics(ctx, client); err != nil {
+		return err
+	}
+	for ctx.Err() == nil {
+		fetched := client.PollRecords(ctx, c.Ahead)
+		fetched.EachError(func(topic string, number int32, err error) {
+			if ctx.Err() == nil {
+				c.logger().WarnContext(ctx, "kafkaconsumer: no records", "topic", topic, "partition", number, "error", err)
+			}
+		})
+		fetched.EachPartition(c.hand)
+		client.AllowRebalance()
+	}
+	c.stopAll(client)
+	return nil
+}
+
+// checkTopics refuses a topic that does not exist: the client would wait for it without a word.
+func (c *Consumer) checkTopics(ctx context.Context, client *kgo.Client) error {
+	request := kmsg.NewPtrMetadataRequest()
+	request.AllowAutoTopicCreation = false
+	for _, name := range c.Topics {
+		topic := kmsg.NewMetadataRequestTopic()
+		topic.Topic = kmsg.StringPtr(name)
+		request.Topics = append(request.Topics, topic)
+	}
+	found, err := request.RequestWith(ctx, client)
+	if err != nil {
+		return fmt.Errorf("kafkaconsumer: ask for the topics: %w", err)
+	}
+	for _, topic := range found.Topics {
+		if err := kerr.ErrorForCode(topic.ErrorCode); err != nil {
+			return fmt.Errorf("kafkaconsumer: topic %q: %w", *topic.Topic, err)
+		}
+	}
+	return nil
+}
+
+// hand gives records to their partition's worker.
+func (c *Consumer) hand(p kgo.FetchTopicPartition) {
+	c.mu.Lock()
+	w := c.partitions[partition{p.Topic, p.Partition}]
+	c.mu.Unlock()
+	if w != nil && len(p.Records) > 0 {
+		w.push(p.Records, p.HighWatermark)
+	}
+}
+
+// assigned starts a worker for each partition that this process gets.
+func (c *Consumer) assigned(ctx context.Context, client *kgo.Client, got map[string][]int32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for topic, numbers := range got {
+		for _, number := range numbers {
+			w := newWorker(c, client, partition{topic, number})
+			c.partitions[w.partition] = w
+			w.start(context.WithoutCancel(ctx))
+		}
+	}
+}
+
+// revoked ends the workers of partitions that go to another process, and commits what they have done, so that it does not come again there.
+func (c *Consumer) revoked(ctx context.Context, client *kgo.Client, gone map[string][]int32) {
+	c.stop(gone)
+	if err := client.CommitMarkedOffsets(ctx); err != nil {
+		c.logger().WarnContext(ctx, "kafkaconsumer: offsets are not committed; the records come again, as duplicates", "error", err)
+	}
+}
+
+// lost ends the workers of partitions that others have already.
+func (c *Consumer) lost(_ context.Context, _ *kgo.Client, gone map[string][]int32) { c.stop(gone) }
+
+// stop ends workers together and waits for them.
+func (c *Consumer) stop(gone map[string][]int32) {
+	var ending []*worker
+	c.mu.Lock()
+	for topic, numbers := range gone {
+		for _, number := range numbers {
+			if w := c.partitions[partition{topic, number}]; w != nil {
+				ending = append(ending, w)
+				delete(c.partitions, w.partition)
+			}
+		}
+	}
+	c.mu.Unlock()
+	for _, w := range ending {
+		w.stop()
+	}
+	for _, w := range ending {
+		<-w.ended
+	}
+}
+
+// stopAll ends all workers and commits what they have done.
+func (c *Consumer) stopAll(client *kgo.Client) {
+	all := map[string][]int32{}
+	c.mu.Lock()
+	for p := range c.partitions {
+		all[p.topic] = append(all[p.topic], p.number)
+	}
+	c.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	c.revoked(ctx, client, all)
+}
+
+// Lag is what waits for this process, in records.
+type Lag struct {
+	Partitions int   // that this process has
+	Waiting    int64 // in them, the one that is being worked among them
+	Failing    int   // partitions whose next record has failed
+}
+
+// Lag returns what waited when the brokers were last asked for records. It makes no request, so a scrape may call it.
+func (c *Consumer) Lag() Lag {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	sum := Lag{Partitions: len(c.partitions)}
+	for _, w := range c.partitions {
+		waiting, failing := w.lag()
+		sum.Waiting += waiting
+		if failing {
+			sum.Failing++
+		}
+	}
+	return sum
+}
+
+func (c *Consumer) logger() *slog.Logger {
+	if c.Logger != nil {
+		return c.Logger
+	}
+	return slog.Default()
+}

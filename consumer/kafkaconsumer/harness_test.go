@@ -1,0 +1,189 @@
+package kafkaconsumer_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
+	"github.com/outbox-relay/outbox-relay/consumer/kafkaconsumer"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/localserver"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+const (
+	secretText = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+	otherText  = "whsec_OTg3NjU0MzIxMDk4NzY1NDMyMTA5ODc2NTQzMjEwOTg="
+	topic      = "invoices"
+	partitions = 4
+	patience   = 2 * time.Minute // ends a test that would hang; no assertion depends on it
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 5 && os.Args[1] == "broker" {
+		serve(os.Args[2], os.Args[3], os.Args[4] == "faults")
+		return
+	}
+	pgtest.RunTests(m)
+}
+
+// serve is a broker in a process of its own. It keeps what it has acknowledged.
+func serve(port, dir string, faults bool) {
+	number, err := strconv.Atoi(port)
+	if err != nil {
+		panic(err)
+	}
+	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.Ports(number), kfake.SeedTopics(partitions, topic), kfake.DataDir(dir), kfake.SyncWrites())
+	if err != nil {
+		panic(err)
+	}
+	if faults {
+		cluster.Fault(
+			kfake.Fault{Keys: []kmsg.Key{kmsg.Fetch}, Topic: topic, Err: kerr.NotLeaderForPartition, Count: 5},
+			kfake.Fault{Keys: []kmsg.Key{kmsg.OffsetCommit}, Topic: topic, Err: kerr.CoordinatorNotAvailable, Count: 5},
+			kfake.Fault{Keys: []kmsg.Key{kmsg.OffsetFetch}, TopLevel: true, Err: kerr.CoordinatorLoadInProgress, Count: 2},
+			kfake.Fault{Keys: []kmsg.Key{kmsg.Heartbeat}, TopLevel: true, Err: kerr.RebalanceInProgress, Count: 2},
+		)
+	}
+	end := make(chan os.Signal, 1)
+	signal.Notify(end, os.Interrupt)
+	<-end
+}
+
+// env is a broker, a database and a receiver's settings.
+type env struct {
+	t      *testing.T
+	port   string
+	broker *localserver.Server
+	send   *kgo.Client
+	pool   *pgxpool.Pool
+}
+
+func newEnv(t *testing.T, faults string) *env {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	must(t, err)
+	must(t, listener.Close())
+	program, err := os.Executable()
+	must(t, err)
+	e := &env{t: t, port: port}
+	e.broker, err = localserver.StartAt(t.Context(), port, func(dir string) []string { return []string{program, "broker", port, dir, faults} })
+	must(t, err)
+	t.Cleanup(func() { must(t, e.broker.Stop()) })
+	e.send, err = kgo.NewClient(kgo.SeedBrokers("127.0.0.1:"+port), kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	must(t, err)
+	t.Cleanup(e.send.Close)
+	e.pool = pgtest.Pool(t, pgtest.New(t, migrations.Inbox))
+	_, err = e.pool.Exec(t.Context(), `CREATE TABLE effect (id bigint GENERATED ALWAYS AS IDENTITY, key text, ordering_key text, sequence bigint)`)
+	must(t, err)
+	return e
+}
+
+// produce writes an event as a relay would.
+func (e *env) produce(number int32, event consumer.Event, secret string) {
+	e.t.Helper()
+	if event.Type == "" {
+		event.Type = "test"
+	}
+	event.Payload = []byte("{}")
+	r, err := consumertest.NewRequest(e.t.Context(), "http://receiver.test", event, secret)
+	must(e.t, err)
+	record := &kgo.Record{Topic: topic, Partition: number, Value: event.Payload}
+	for name, values := range r.Header {
+		record.Headers = append(record.Headers, kgo.RecordHeader{Key: name, Value: []byte(values[0])})
+	}
+	must(e.t, e.send.ProduceSync(e.t.Context(), record).FirstErr())
+}
+
+// effect writes what the event does.
+func effect(ctx context.Context, tx pgx.Tx, event consumer.Event) error {
+	_, err := tx.Exec(ctx, `INSERT INTO effect (key, ordering_key, sequence) VALUES ($1, $2, $3)`, event.Key, event.OrderingKey, event.Sequence)
+	return err
+}
+
+func settings() consumer.Config {
+	return consumer.Config{Receiver: "test", Secrets: []string{secretText}, Logger: slog.New(slog.DiscardHandler)}
+}
+
+func (e *env) receiver(handle consumer.Handler[pgx.Tx]) http.Handler {
+	return consumer.Must(consumer.New(e.pool, settings(), handle))
+}
+
+// run starts a consumer and returns what ends it, which also happens at the end of the test.
+func (e *env) run(cfg kafkaconsumer.Config, receiver http.Handler) (c *kafkaconsumer.Consumer, stop func()) {
+	e.t.Helper()
+	cfg.Group, cfg.Topics, cfg.Client, cfg.Logger = "test", []string{topic}, []kgo.Opt{kgo.SeedBrokers("127.0.0.1:" + e.port)}, slog.New(slog.DiscardHandler)
+	if cfg.Backoff == nil {
+		cfg.Backoff = []time.Duration{10 * time.Millisecond}
+	}
+	c, err := kafkaconsumer.New(cfg, receiver)
+	must(e.t, err)
+	ctx, cancel := context.WithCancel(e.t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		must(e.t, <-ended)
+	})
+	e.t.Cleanup(stop)
+	return c, stop
+}
+
+// effects waits for the number of effects.
+func (e *env) effects(want int) {
+	e.t.Helper()
+	var n int
+	e.becomes(fmt.Sprintf("%d effects", want), func() bool {
+		must(e.t, e.pool.QueryRow(e.t.Context(), `SELECT count(*) FROM effect`).Scan(&n))
+		return n >= want
+	})
+	if n > want {
+		e.t.Fatalf("%d effects, want %d", n, want)
+	}
+}
+
+func (e *env) idle(c *kafkaconsumer.Consumer) {
+	e.t.Helper()
+	e.becomes("everything is done", func() bool { lag := c.Lag(); return lag.Waiting == 0 && lag.Failing == 0 })
+}
+
+func (e *env) becomes(what string, is func() bool) {
+	e.t.Helper()
+	ctx, cancel := context.WithTimeout(e.t.Context(), patience)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !is() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			e.t.Fatalf("it does not come to this: %s", what)
+		}
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,180 @@
+package kafkaconsumer
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/outbox-relay/outbox-relay/consumer/internal/message"
+)
+
+// worker works the records of one partition, one after the other. Others push and stop it; mu guards what they share.
+type worker struct {
+	*Consumer
+	client    *kgo.Client
+	partition partition
+	taking    context.Context // ends when no further record may begin
+	stop      context.CancelFunc
+	ended     chan struct{}
+	pushed    chan struct{} // something was pushed
+
+	mu      sync.Mutex
+	records []*kgo.Record
+	paused  bool
+	next    int64 // offset of the first record that is not done
+	end     int64 // offset behind the last record of the partition
+	failing bool
+}
+
+func newWorker(c *Consumer, client *kgo.Client, p partition) *worker {
+	return &worker{Consumer: c, client: client, partition: p, ended: make(chan struct{}), pushed: make(chan struct{}, 1)}
+}
+
+// start runs the worker until stop is called.
+func (w *worker) start(ctx context.Context) {
+	w.client.ResumeFetchPartitions(w.alone()) // a worker of the same partition may have been stopped while it had enough
+	w.taking, w.stop = context.WithCancel(ctx)
+	working, abandon := context.WithCancel(ctx)
+	context.AfterFunc(w.taking, func() { // ctx has no end of its own
+		timer := time.AfterFunc(w.DrainTimeout, abandon)
+		context.AfterFunc(working, func() { timer.Stop() })
+	})
+	go func() {
+		defer close(w.ended)
+		defer abandon()
+		for r := w.take(); r != nil; r = w.take() {
+			if !w.work(working, r) {
+				return
+			}
+		}
+	}()
+}
+
+// push gives the worker records, and has the client fetch no more of them while it has enough.
+func (w *worker) push(records []*kgo.Record, end int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.records) == 0 && !w.failing {
+		w.next = records[0].Offset
+	}
+	w.records, w.end = append(w.records, records...), end
+	select {
+	case w.pushed <- struct{}{}:
+	default:
+	}
+	if len(w.records) >= w.Ahead && !w.paused {
+		w.paused = true
+		w.client.PauseFetchPartitions(w.alone())
+	}
+}
+
+// alone is the worker's partition as the client wants it.
+func (w *worker) alone() map[string][]int32 {
+	return map[string][]int32{w.partition.topic: {w.partition.number}}
+}
+
+// take waits for the next record. Nil: the worker is to end.
+func (w *worker) take() *kgo.Record {
+	for w.taking.Err() == nil {
+		w.resume()
+		if r := w.pop(); r != nil {
+			return r
+		}
+		select {
+		case <-w.pushed:
+		case <-w.taking.Done():
+		}
+	}
+	return nil
+}
+
+func (w *worker) pop() *kgo.Record {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.records) == 0 {
+		return nil
+	}
+	r := w.records[0]
+	w.records[0] = nil
+	w.records = w.records[1:]
+	return r
+}
+
+// resume has the client fetch again when half of what was enough is worked.
+func (w *worker) resume() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.paused && len(w.records) <= w.Ahead/2 {
+		w.paused = false
+		w.client.ResumeFetchPartitions(w.alone())
+	}
+}
+
+// lag returns how many records are not done, and whether the first of them has failed.
+func (w *worker) lag() (waiting int64, failing bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return max(w.end-w.next, 0), w.failing
+}
+
+// done notes how far the worker is.
+func (w *worker) done(next int64, failing bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.next, w.failing = next, failing
+}
+
+// work tries a record until that has a result, and then lets its offset be committed. It returns false when the worker was stopped before.
+func (w *worker) work(ctx context.Context, r *kgo.Record) (finished bool) {
+	header := make(http.Header, len(r.Headers))
+	for _, h := range r.Headers {
+		header[h.Key] = append(header[h.Key], string(h.Value))
+	}
+	m := message.Message{Header: header, Body: r.Value, Stored: r.Timestamp}
+	for attempt := 1; ; attempt++ {
+		out := message.Deliver(ctx, w.receive, m)
+		if out.Verdict == message.Done || out.Verdict == message.Refused && w.refuse(ctx, r, out) {
+			w.client.MarkCommitRecords(r)
+			w.done(r.Offset+1, false)
+			return true
+		}
+		w.done(r.Offset, true)
+		if w.taking.Err() != nil {
+			return false
+		}
+		wait := max(out.Wait, w.Backoff[min(attempt, len(w.Backoff))-1])
+		w.logger().WarnContext(ctx, "kafkaconsumer: the record is tried again", "topic", r.Topic, "partition", r.Partition, "offset", r.Offset,
+			"attempt", attempt, "status", out.Status, "problem", out.Problem, "wait", wait)
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-w.taking.Done():
+			timer.Stop()
+			return false
+		}
+	}
+}
+
+// refuse hands a record that is refused for good to Config.Refused, and reports whether it may be passed.
+func (w *worker) refuse(ctx context.Context, r *kgo.Record, out message.Outcome) (kept bool) {
+	log := w.logger().With("topic", r.Topic, "partition", r.Partition, "offset", r.Offset, "status", out.Status, "problem", out.Problem)
+	if w.Refused == nil {
+		log.ErrorContext(ctx, "kafkaconsumer: the receiver refuses the record; it stays in its topic and is passed", "detail", out.Detail)
+		return true
+	}
+	defer func() {
+		if cause := recover(); cause != nil {
+			log.ErrorContext(ctx, "kafkaconsumer: Config.Refused panicked; the record is tried again", "type", fmt.Sprintf("%T", cause))
+			kept = false
+		}
+	}()
+	if err := w.Refused(ctx, Refusal{Record: r, Status: out.Status, Problem: out.Problem, Detail: out.Detail}); err != nil {
+		log.ErrorContext(ctx, "kafkaconsumer: Config.Refused failed; the record is tried again", "error", err)
+		return false
+	}
+	return true
+}

@@ -1,0 +1,34 @@
+// Package natsconsumer gives the events of a NATS JetStream stream to a receiver of package consumer, so that an event which comes by a
+// stream has the same signature, memory, handlers and reports as one that comes by HTTP, and counts once if it comes by both.
+//
+//	receive, err := consumer.New(pool, consumer.Config{Receiver: "search", Secrets: secrets}, router.Dispatch)
+//	events, err := natsconsumer.New(js, natsconsumer.Config{Stream: "OUTBOX", Durable: "search"}, receive)
+//	err = events.Run(ctx) // until ctx ends
+//
+// The receiver is any [http.Handler] of packages consumer, sqlconsumer, store or inbox. Each message becomes the request that a relay
+// would have sent; what the receiver answers decides about the message:
+//
+//	2xx                                                committed, or a duplicate: acknowledged
+//	400, 406, 410, 411, 413, 414, 415, 422, 431, 501   refused for good: Config.Refused, then terminated
+//	any other, or no answer                            comes again after Config.Backoff, or after a longer Retry-After
+//
+// A message is acknowledged after COMMIT. When a process dies in between, the server delivers the message again once Config.AckWait is
+// over, and it is answered from memory.
+//
+// # Order
+//
+// One durable consumer gives messages to whichever process asks first, so it keeps no order. For order by key, let the relay spread the
+// keys over partitions (destinations.NAME.partitions, with {partition} in the subject) and set Config.Partitions to the same number:
+// each partition then has a durable consumer of its own, which has one message under way at a time, whatever number of processes run. A message that fails keeps those
+// behind it in its partition waiting, as a handler's order demands. With an inbox as the receiver that wait is short: a message is
+// acknowledged once it is recorded, and an event that fails for good ends as failed in the inbox while other keys go on.
+//
+// # What a stream needs
+//
+// A stream keeps a message after it was read (Retention: Limits), so a message that is refused can be looked up by its sequence, which the log
+// names. Streams that remove what was acknowledged need [Config].Refused. No message may be older than the time that its sender promised to
+// send it in (X-Outbox-Not-After, 30 days): where events are pruned from processed_events, the receiver refuses it as forgotten. Let the stream's MaxAge be less.
+//
+// Whoever may publish to the stream's subjects may keep a partition waiting with messages that no secret has signed, since a wrong secret looks
+// the same and must lose nothing: give that right to relays alone.
+package natsconsumer

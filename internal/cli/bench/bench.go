@@ -1,0 +1,218 @@
+package bench
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/post"
+)
+
+// Command is the command bench.
+type Command struct {
+	config.FileFlag
+	URL      string        `placeholder:"URL" help:"Receiver to send to, such as one for staging. Default: a receiver of this command that answers 200."`
+	Events   int           `default:"20000" placeholder:"N" help:"How many events to drain (20000)."`
+	Rate     int           `default:"200" placeholder:"N" help:"Events a second afterwards, whose latency is measured; 0: none (200)."`
+	Duration time.Duration `default:"10s" placeholder:"10s" help:"For how long events come at the rate (10s)."`
+	Payload  int           `default:"300" placeholder:"BYTES" help:"Size of a payload (300)."`
+	JSON     bool          `help:"Print JSON. Fields are added, never renamed or removed."`
+}
+
+func (Command) Help() string {
+	return `Measures what a relay does on this machine with your database. The events live in a schema of their own, outbox_bench_ and a random name,
+which is removed at the end, also after Ctrl-C. The tables of a real outbox are neither read nor written; but the load is real, and
+so are the requests that --url receives: their type is bench.event.
+
+First as many events as --events wait, and the relay drains them. Then events are committed at --rate, each in a transaction of its own,
+and the time from the commit to the receiver's answer is measured. Requests to --url have what the section defaults and the environment
+say: secrets, credentials, timeout, limits. Beside a configuration file with destinations of its own, name another file with --config.
+
+PostgreSQL's processor time is counted where it runs on this machine, for all of its sessions; the WAL is that of the whole server.
+The login needs the right to create schemas in the database.`
+}
+
+// schemaPrefix begins the names of schemas that bench makes and removes.
+const schemaPrefix = "outbox_bench_"
+
+// What bench takes, so that a slip of the keyboard fills no disk.
+const (
+	maxEvents  = 10_000_000
+	maxRate    = 100_000
+	minPayload = 32
+	maxPayload = 1 << 20
+)
+
+func (cmd Command) check() error {
+	switch {
+	case cmd.Events < 1 || cmd.Events > maxEvents:
+		return cli.Usagef("--events %d is out of range; write 1 to %d", cmd.Events, maxEvents)
+	case cmd.Rate < 0 || cmd.Rate > maxRate:
+		return cli.Usagef("--rate %d is out of range; write 0 to %d", cmd.Rate, maxRate)
+	case cmd.Payload < minPayload || cmd.Payload > maxPayload:
+		return cli.Usagef("--payload %d is out of range; write %d to %d", cmd.Payload, minPayload, maxPayload)
+	case cmd.Rate > 0 && (cmd.Duration < time.Second || cmd.Duration > time.Hour):
+		return cli.Usagef("--duration %s is out of range; write 1s to 1h", cmd.Duration)
+	}
+	return nil
+}
+
+// Report is what bench prints.
+type Report struct {
+	Database    string  `json:"database"`
+	Receiver    string  `json:"receiver"`
+	RoundTripMS float64 `json:"round_trip_ms"` // to the database
+	Payload     int     `json:"payload_bytes"`
+	Drain       Drain   `json:"drain"`
+	Steady      *Steady `json:"steady,omitempty"`
+}
+
+// Drain is what the drain showed. Pointers are nil where nothing could be counted.
+type Drain struct {
+	Events         int      `json:"events"`
+	Attempts       int      `json:"attempts"` // more than events, if some were retried
+	Seconds        float64  `json:"seconds"`
+	PerSecond      float64  `json:"events_per_second"`
+	RelayMicros    *float64 `json:"relay_cpu_us_per_event"`
+	PostgresMicros *float64 `json:"postgres_cpu_us_per_event"`
+	WALBytes       float64  `json:"wal_bytes_per_event"`
+	InFlight       float64  `json:"requests_in_flight"` // on average
+	AnswerMS       float64  `json:"answer_ms"`          // on average
+	Limit          string   `json:"limit"`
+}
+
+// Steady is what the steady rate showed, in milliseconds from commit to answer.
+type Steady struct {
+	Rate        int      `json:"rate"`
+	Events      int      `json:"events"`
+	P50         float64  `json:"p50_ms"`
+	P90         float64  `json:"p90_ms"`
+	P99         float64  `json:"p99_ms"`
+	Max         float64  `json:"max_ms"`
+	RelayMS     *float64 `json:"relay_cpu_ms_per_second"`
+	PostgresMS  *float64 `json:"postgres_cpu_ms_per_second"`
+	CommittedAt float64  `json:"committed_per_second"` // what the producers reached
+}
+
+func (cmd Command) Run(inv *cli.Invocation) (err error) {
+	if err := cmd.check(); err != nil {
+		return err
+	}
+	sections := []string{"database"}
+	if cmd.URL != "" {
+		own := config.Load(inv, "database")
+		if names := own.Children("destinations"); len(names) > 0 && !slices.Contains(names, config.DefaultDestination) {
+			return cli.Usagef("--url stands beside the destinations of %s (%s); name a file without destinations with --config", own.File, strings.Join(names, ", "))
+		}
+		inv.Flags["destination-url"] = cmd.URL
+		sections = append(sections, "destinations", "defaults", "egress")
+	}
+	c, err := config.Read(inv, sections...)
+	if err != nil {
+		return err
+	}
+	b := &bench{cmd: cmd, inv: inv, config: c, schema: schemaPrefix + strings.ToLower(rand.Text()[:10])}
+	if b.pool, err = c.Open(inv.Ctx); err != nil {
+		return err
+	}
+	defer b.pool.Close()
+	if err := b.createSchema(inv.Ctx); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.dropSchema(inv.Ctx)) }()
+	report, err := b.measure(inv.Ctx)
+	if err != nil {
+		return err
+	}
+	return output.Show(inv.Stdout, cmd.JSON, report, printReport)
+}
+
+// A bench is one run of the command.
+type bench struct {
+	cmd    Command
+	inv    *cli.Invocation
+	config *config.Config
+	schema string
+	pool   *pgxpool.Pool // of one connection
+
+	load        *load
+	postmaster  int // 0: the server is not on this machine
+	destination post.Destination
+}
+
+func (b *bench) progress(format string, args ...any) {
+	fmt.Fprintf(b.inv.Stderr, format+"\n", args...)
+}
+
+// createSchema makes the schema of this run and migrates it. It fails, rather than use what is there, if the name is taken.
+func (b *bench) createSchema(ctx context.Context) (err error) {
+	if _, err := b.pool.Exec(ctx, "CREATE SCHEMA "+pgx.Identifier{b.schema}.Sanitize()); err != nil {
+		return fmt.Errorf("create schema %s: %w", b.schema, err)
+	}
+	b.progress("using schema %s of %s; should this command be killed, remove it: DROP SCHEMA %s CASCADE", b.schema, b.config.DatabaseName(), b.schema)
+	b.config.Relay.Schema = b.schema
+	db, m, err := b.config.OpenMigrator(migrations.Outbox, migrations.Options{})
+	if err == nil {
+		_, err = m.Up(ctx)
+		err = errors.Join(err, db.Close())
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("migrate schema %s: %w", b.schema, err), b.dropSchema(ctx))
+	}
+	return nil
+}
+
+// dropTimeout bounds the removal of the schema. It drops tables of at most a few gigabytes.
+const dropTimeout = time.Minute
+
+// dropSchema removes the schema, also after the command was interrupted. Only a schema that createSchema made is dropped.
+func (b *bench) dropSchema(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropTimeout)
+	defer cancel()
+	// An interrupted statement has closed the connection; the pool makes another one.
+	if _, err := b.pool.Exec(ctx, "DROP SCHEMA IF EXISTS "+pgx.Identifier{b.schema}.Sanitize()+" CASCADE"); err != nil {
+		return fmt.Errorf("remove schema %s: %w; remove it by hand: DROP SCHEMA %s CASCADE", b.schema, err, b.schema)
+	}
+	return nil
+}
+
+func printReport(w io.Writer, r Report) error {
+	fmt.Fprintf(w, "database  %s, round trip %.2f ms\nreceiver  %s\n\n", r.Database, r.RoundTripMS, r.Receiver)
+	d := r.Drain
+	fmt.Fprintf(w, "drain     %s of %d bytes in %.1f s: %.0f events/s\n", plain.Plural(d.Events, "event", "events"), r.Payload, d.Seconds, d.PerSecond)
+	if again := d.Attempts - d.Events; again > 0 {
+		fmt.Fprintf(w, "          %s sent again\n", plain.Plural(again, "request was", "requests were"))
+	}
+	fmt.Fprintf(w, "          an event: %s of the relay, %s of PostgreSQL, %.0f B of WAL\n",
+		amount(d.RelayMicros, "µs"), amount(d.PostgresMicros, "µs"), d.WALBytes)
+	_, err := fmt.Fprintf(w, "          limited by %s\n", d.Limit)
+	if s := r.Steady; s != nil {
+		fmt.Fprintf(w, "\nat %-6s p50 %.1f ms, p90 %.1f ms, p99 %.1f ms, max %.1f ms, from commit to answer\n", fmt.Sprintf("%d/s", s.Rate), s.P50, s.P90, s.P99, s.Max)
+		_, err = fmt.Fprintf(w, "          a second: %s of the relay, %s of PostgreSQL\n", amount(s.RelayMS, "ms"), amount(s.PostgresMS, "ms"))
+		if s.CommittedAt < 0.95*float64(s.Rate) {
+			_, err = fmt.Fprintf(w, "          the database committed only %.0f events/s\n", s.CommittedAt)
+		}
+	}
+	return err
+}
+
+// amount writes processor time, or that it is not known.
+func amount(value *float64, unit string) string {
+	if value == nil {
+		return "unknown CPU"
+	}
+	return fmt.Sprintf("%.0f %s of CPU", *value, unit)
+}

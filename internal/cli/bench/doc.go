@@ -1,0 +1,7 @@
+// Package bench is the command bench: it measures what a relay does with a database, in a schema of its own.
+//
+//	bench.go    the command, the schema, the report
+//	measure.go  the drain and the steady rate, with a relay in this process
+//	load.go     producers and receiver, in a process of their own
+//	limit.go    what limited a drain
+package bench

@@ -1,0 +1,53 @@
+package bench
+
+import "fmt"
+
+// limits is what is known of a drain when the question is what limited it.
+type limits struct {
+	inFlight    float64 // requests under way, on average
+	maxInFlight int
+	answer      float64 // milliseconds
+	roundTrip   float64 // to the database, in milliseconds
+	rate        float64
+	rateLimit   float64 // 0: none
+	refusals    int
+	busy        float64 // share of the processors of this machine; 0: not counted
+	relay       float64 // processors that the relay kept busy
+	server      float64 // that PostgreSQL kept busy; 0: it is elsewhere, or not counted
+	load        float64 // that the producers and the receiver of this command kept busy
+	processors  int
+}
+
+// From where on something counts as used up. Averages over a run with a beginning and an end never reach the whole.
+const (
+	usedUp      = 0.85
+	mostlyInUse = 0.7
+)
+
+// String says what limited the drain, with the figures that show it. The first cause that applies is the one: a receiver that
+// refuses makes the relay slow down, a rate limit leaves the processors idle, and so on.
+func (l limits) String() string {
+	switch {
+	case l.refusals > 0:
+		return fmt.Sprintf("the receiver, which refused or lost %d requests; the relay sends it less then", l.refusals)
+	case l.rateLimit > 0 && l.rate >= mostlyInUse*l.rateLimit:
+		return fmt.Sprintf("rate_limit: %.0f requests/s", l.rateLimit)
+	case l.busy >= usedUp:
+		return fmt.Sprintf("the processors of this machine: %.0f %% of %d were busy, %.1f with the relay, %s, %.1f with this command's producers and receiver, the rest with others",
+			100*l.busy, l.processors, l.relay, l.serverText(), l.load)
+	case l.inFlight >= mostlyInUse*float64(l.maxInFlight):
+		return fmt.Sprintf("the receiver's answers: %.0f of %d requests were under way all the time, for %.1f ms each; a higher max_in_flight or a faster receiver helps",
+			l.inFlight, l.maxInFlight, l.answer)
+	case l.roundTrip >= 2:
+		return fmt.Sprintf("the way to the database: a round trip takes %.1f ms, while %.0f of %d requests were under way", l.roundTrip, l.inFlight, l.maxInFlight)
+	}
+	return fmt.Sprintf("the database's answers to claims and settles, as neither processors (%.0f %% busy) nor requests (%.0f of %d under way) were used up",
+		100*l.busy, l.inFlight, l.maxInFlight)
+}
+
+func (l limits) serverText() string {
+	if l.server == 0 {
+		return "an unknown number with PostgreSQL"
+	}
+	return fmt.Sprintf("%.1f with PostgreSQL", l.server)
+}

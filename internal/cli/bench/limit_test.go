@@ -1,0 +1,29 @@
+package bench
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	l := limits{inFlight: 10, maxInFlight: 64, answer: 2, roundTrip: 0.2, rate: 900, busy: 0.5, relay: 0.3, server: 0.1, load: 0.1, processors: 2}
+	with := func(change func(*limits)) limits {
+		changed := l
+		change(&changed)
+		return changed
+	}
+	for want, limits := range map[string]limits{
+		"the database's answers":                             l,
+		"the way to the database: a round trip takes 5.0 ms": with(func(l *limits) { l.roundTrip = 5 }),
+		"the receiver's answers: 60 of 64 requests":          with(func(l *limits) { l.inFlight = 60 }),
+		"the processors of this machine: 95 % of 2":          with(func(l *limits) { l.busy, l.inFlight = 0.95, 60 }),
+		"an unknown number with PostgreSQL":                  with(func(l *limits) { l.busy, l.server = 0.95, 0 }),
+		"rate_limit: 1000 requests/s":                        with(func(l *limits) { l.rateLimit = 1000 }),
+		"the receiver, which refused or lost 3 requests":     with(func(l *limits) { l.refusals, l.busy = 3, 1 }),
+	} {
+		if got := limits.String(); !strings.Contains(got, want) {
+			t.Errorf("%+v: %q does not contain %q", limits, got, want)
+		}
+	}
+}

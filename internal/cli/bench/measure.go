@@ -1,0 +1,341 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/procstat"
+	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
+)
+
+// measure runs the drain and the steady rate.
+func (b *bench) measure(ctx context.Context) (report Report, err error) {
+	if b.load, err = startLoad(ctx, b.inv); err != nil {
+		return report, err
+	}
+	defer b.load.stop()
+	ready, err := b.load.call(loadOrder{DSN: b.config.DirectURL(), Schema: b.schema, Payload: b.cmd.Payload})
+	if err != nil {
+		return report, b.cause(ctx, err)
+	}
+	if err := b.choose(ready.URL); err != nil {
+		return report, err
+	}
+	report = Report{Database: b.config.DatabaseName(), Receiver: config.WithoutQuery(b.destination.URL), Payload: b.cmd.Payload}
+	if b.cmd.URL == "" {
+		report.Receiver = "this command's own, which answers 200"
+	}
+	if report.RoundTripMS, err = b.meet(ctx); err != nil {
+		return report, err
+	}
+	b.progress("inserting %s", plain.Plural(b.cmd.Events, "event", "events"))
+	if _, err := b.load.call(loadOrder{Events: b.cmd.Events}); err != nil {
+		return report, b.cause(ctx, err)
+	}
+	running, err := b.start(ctx)
+	if err != nil {
+		return report, err
+	}
+	defer func() { err = errors.Join(err, running.stop()) }()
+	if report.Drain, err = b.drain(ctx, running, report.RoundTripMS); err != nil || b.cmd.Rate == 0 {
+		return report, err
+	}
+	report.Steady, err = b.steady(ctx, running)
+	return report, err
+}
+
+// cause returns why the run ended: what the other process says of an interrupt is noise.
+func (b *bench) cause(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// choose says where events go: to the URL that was given, as the configuration has it, or to the receiver of the load.
+func (b *bench) choose(own string) error {
+	if b.cmd.URL == "" {
+		b.destination = post.Destination{Name: config.DefaultDestination, URL: own}
+		return nil
+	}
+	for _, d := range b.config.Relay.Destinations {
+		if d.Name == config.DefaultDestination {
+			b.destination = d
+			return nil
+		}
+	}
+	return errors.New("the configuration made no destination of --url")
+}
+
+const (
+	selectBackend = `SELECT pg_backend_pid()`
+	selectWAL     = `SELECT (CASE WHEN pg_is_in_recovery() THEN '0/0'::pg_lsn ELSE pg_current_wal_insert_lsn() END - '0/0')::float8`
+	selectNothing = `SELECT 1`
+	routeBench    = `INSERT INTO %s (pattern, destination) VALUES ('*', $1)`
+)
+
+// meet prepares the database, finds its process if it is on this machine, and returns the median of its round trips in
+// milliseconds.
+func (b *bench) meet(ctx context.Context) (roundTrip float64, err error) {
+	if _, err := b.pool.Exec(ctx, fmt.Sprintf(routeBench, pgx.Identifier{b.schema, "outbox_route"}.Sanitize()), config.DefaultDestination); err != nil {
+		return 0, fmt.Errorf("route the events: %w", err)
+	}
+	var backend int
+	if err := b.pool.QueryRow(ctx, selectBackend).Scan(&backend); err != nil {
+		return 0, fmt.Errorf("find the server's process: %w", err)
+	}
+	if host := b.config.ConnConfig().Host; isLocal(host) {
+		b.postmaster = procstat.Parent(backend, "postgres")
+	}
+	var times []float64
+	for range 21 {
+		begun := time.Now()
+		if _, err := b.pool.Exec(ctx, selectNothing); err != nil {
+			return 0, fmt.Errorf("measure a round trip: %w", err)
+		}
+		times = append(times, float64(time.Since(begun))/float64(time.Millisecond))
+	}
+	slices.Sort(times)
+	return quantile(times, 0.5), nil
+}
+
+// isLocal reports whether a host is this machine: a directory of a socket, or loopback.
+func isLocal(host string) bool {
+	return len(host) > 0 && host[0] == '/' || slices.Contains([]string{"localhost", "127.0.0.1", "::1"}, host)
+}
+
+// usage is what has been used up to a moment.
+type usage struct {
+	at             time.Time
+	relay, server  time.Duration
+	load           time.Duration // of the producers' process
+	busy, capacity time.Duration // of the machine
+	wal            float64
+}
+
+func (b *bench) usage(ctx context.Context) (u usage, err error) {
+	if err := b.pool.QueryRow(ctx, selectWAL).Scan(&u.wal); err != nil {
+		return u, fmt.Errorf("read the WAL's position: %w", err)
+	}
+	u.at, u.relay, u.load = time.Now(), procstat.Process(os.Getpid()), procstat.Process(b.load.cmd.Process.Pid)
+	if b.postmaster > 0 {
+		u.server = procstat.Family(b.postmaster)
+	}
+	u.busy, u.capacity = procstat.Machine()
+	return u, nil
+}
+
+// per divides processor time, in the unit; nil where it is not counted.
+func per(used, unit time.Duration, by float64, counted bool) *float64 {
+	if !counted || by <= 0 {
+		return nil
+	}
+	value := float64(used) / float64(unit) / by
+	return &value
+}
+
+// A runningRelay is the relay that runs within this process, and what it reported.
+type runningRelay struct {
+	cancel context.CancelFunc
+	ended  chan struct{}
+	err    error // once ended is closed
+
+	mu        sync.Mutex // guards what follows
+	attempts  int
+	inPosts   time.Duration
+	first     time.Time
+	last      time.Time
+	refusals  int
+	refusal   string              // the last one
+	answered  map[int64]time.Time // by event, delivered ones
+	settled   int                 // deliveries that the database knows to be delivered
+	delivered chan struct{}       // of 1: they are more
+}
+
+func (b *bench) start(ctx context.Context) (*runningRelay, error) {
+	running := &runningRelay{ended: make(chan struct{}), answered: map[int64]time.Time{}, delivered: make(chan struct{}, 1)}
+	cfg := relay.Config{
+		Pool: b.config.Pool, Pooler: b.config.Relay.Pooler, Schema: b.schema, Name: "outbox-relay bench", Version: b.inv.Version,
+		Destinations: []post.Destination{b.destination}, Hooks: relay.Hooks{Attempted: running.attempted, Settled: running.settle},
+	}
+	if b.cmd.URL != "" {
+		cfg.Egress = b.config.Relay.Egress
+	}
+	r, err := relay.New(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("start relay: %w", err)
+	}
+	ctx, running.cancel = context.WithCancel(ctx)
+	go func() {
+		defer close(running.ended)
+		running.err = r.Run(ctx)
+	}()
+	return running, nil
+}
+
+func (r *runningRelay) stop() error {
+	r.cancel()
+	<-r.ended
+	return r.err
+}
+
+func (r *runningRelay) attempted(a relay.Attempt) {
+	now := time.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.attempts++
+	r.inPosts += a.Duration
+	if r.first.IsZero() {
+		r.first = now.Add(-a.Duration)
+	}
+	r.last = now
+	if a.Outcome != policy.Delivered {
+		r.refusals++
+		r.refusal = string(a.Reason)
+		if a.StatusCode > 0 {
+			r.refusal = fmt.Sprintf("status %d", a.StatusCode)
+		}
+		return
+	}
+	r.answered[a.EventID] = now
+}
+
+func (r *runningRelay) settle(_ string, outcome policy.Outcome, _ policy.Reason, deliveries int) {
+	if outcome != policy.Delivered {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.settled += deliveries
+	select {
+	case r.delivered <- struct{}{}:
+	default:
+	}
+}
+
+// patience is how long bench waits for the next delivery before it gives up.
+const patience = 30 * time.Second
+
+// wait returns when so many events have been delivered.
+func (b *bench) wait(ctx context.Context, running *runningRelay, count int, phase string) error {
+	report := time.NewTicker(time.Second)
+	defer report.Stop()
+	seen, since := 0, time.Now()
+	for {
+		running.mu.Lock()
+		n, refusals, refusal := running.settled, running.refusals, running.refusal
+		running.mu.Unlock()
+		if n >= count {
+			return nil
+		}
+		if n > seen {
+			seen, since = n, time.Now()
+		}
+		if time.Since(since) > patience {
+			text := fmt.Sprintf("nothing was delivered for %s; %d of %s were", patience, n, plain.Plural(count, "event", "events"))
+			if refusals > 0 {
+				text += fmt.Sprintf(", and %s failed, the last one with %s", plain.Plural(refusals, "request", "requests"), refusal)
+			}
+			return errors.New(text)
+		}
+		select {
+		case <-running.delivered:
+		case <-report.C:
+			b.progress("%s: %d of %d", phase, n, count)
+		case <-running.ended:
+			return b.cause(ctx, errors.Join(errors.New("the relay ended"), running.err))
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (b *bench) drain(ctx context.Context, running *runningRelay, roundTrip float64) (d Drain, err error) {
+	before, err := b.usage(ctx)
+	if err != nil {
+		return d, err
+	}
+	if err := b.wait(ctx, running, b.cmd.Events, "drain"); err != nil {
+		return d, err
+	}
+	after, err := b.usage(ctx)
+	if err != nil {
+		return d, err
+	}
+	running.mu.Lock()
+	defer running.mu.Unlock()
+	took, window := running.last.Sub(running.first), after.at.Sub(before.at)
+	events := float64(b.cmd.Events)
+	d = Drain{
+		Events: b.cmd.Events, Attempts: running.attempts, Seconds: took.Seconds(), PerSecond: events / max(took.Seconds(), 1e-9),
+		RelayMicros:    per(after.relay-before.relay, time.Microsecond, events, after.relay > 0),
+		PostgresMicros: per(after.server-before.server, time.Microsecond, events, b.postmaster > 0),
+		WALBytes:       (after.wal - before.wal) / events,
+		InFlight:       running.inPosts.Seconds() / max(took.Seconds(), 1e-9),
+		AnswerMS:       running.inPosts.Seconds() * 1000 / float64(max(running.attempts, 1)),
+	}
+	whole := b.destination.WithDefaults(post.Egress{})
+	d.Limit = limits{
+		inFlight: d.InFlight, maxInFlight: min(whole.MaxInFlight, relay.DefaultMaxInFlight), answer: d.AnswerMS, roundTrip: roundTrip,
+		rate: d.PerSecond, rateLimit: whole.RateLimit, refusals: running.refusals,
+		busy: share(after.busy-before.busy, after.capacity-before.capacity), relay: share(after.relay-before.relay, window),
+		server: share(after.server-before.server, window), load: share(after.load-before.load, window), processors: runtime.NumCPU(),
+	}.String()
+	return d, nil
+}
+
+func (b *bench) steady(ctx context.Context, running *runningRelay) (*Steady, error) {
+	count := max(int(float64(b.cmd.Rate)*b.cmd.Duration.Seconds()), 1)
+	b.progress("committing %d events/s for %s", b.cmd.Rate, b.cmd.Duration)
+	before, err := b.usage(ctx)
+	if err != nil {
+		return nil, err
+	}
+	committed, err := b.load.call(loadOrder{First: b.cmd.Events, Events: count, Rate: b.cmd.Rate})
+	if err != nil {
+		return nil, b.cause(ctx, err)
+	}
+	if err := b.wait(ctx, running, b.cmd.Events+count, "steady"); err != nil {
+		return nil, err
+	}
+	after, err := b.usage(ctx)
+	if err != nil {
+		return nil, err
+	}
+	running.mu.Lock()
+	defer running.mu.Unlock()
+	var times []float64
+	for i, id := range committed.IDs {
+		times = append(times, max(0, float64(running.answered[id].UnixNano()-committed.Committed[i])/float64(time.Millisecond)))
+	}
+	slices.Sort(times)
+	seconds := after.at.Sub(before.at).Seconds()
+	inserting := float64(slices.Max(committed.Committed)-slices.Min(committed.Committed)) / float64(time.Second)
+	return &Steady{
+		Rate: b.cmd.Rate, Events: count, P50: quantile(times, 0.5), P90: quantile(times, 0.9), P99: quantile(times, 0.99), Max: quantile(times, 1),
+		RelayMS:     per(after.relay-before.relay, time.Millisecond, seconds, after.relay > 0),
+		PostgresMS:  per(after.server-before.server, time.Millisecond, seconds, b.postmaster > 0),
+		CommittedAt: float64(count-1) / max(inserting, 1e-9),
+	}, nil
+}
+
+func quantile(sorted []float64, q float64) float64 { return sorted[int(q*float64(len(sorted)-1)+0.5)] }
+
+func share(part, whole time.Duration) float64 {
+	if whole <= 0 {
+		return 0
+	}
+	return float64(part) / float64(whole)
+}

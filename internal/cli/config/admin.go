@@ -1,0 +1,80 @@
+package config
+
+import (
+	"crypto/tls"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
+)
+
+// Admin holds the settings of section admin.
+type Admin struct {
+	Listen, PathPrefix string
+	Token, ReadToken   settings.Secret
+	CertFile, KeyFile  string
+	BehindProxy        bool
+	AllowedHosts       []string
+	Certificate        func() *tls.Certificate // nil: HTTP
+}
+
+// Equal reports whether nothing that is read from the configuration differs.
+func (a Admin) Equal(b Admin) bool {
+	return a.Listen == b.Listen && a.PathPrefix == b.PathPrefix && a.Token == b.Token && a.ReadToken == b.ReadToken &&
+		a.CertFile == b.CertFile && a.KeyFile == b.KeyFile && a.BehindProxy == b.BehindProxy && slices.Equal(a.AllowedHosts, b.AllowedHosts)
+}
+
+func (c *Config) adminRows() []settings.Row {
+	a := &c.Admin
+	return []settings.Row{
+		{Path: "admin.listen", Env: "ADMIN_LISTEN", Value: settings.One("127.0.0.1:9465", parseListen, settings.To(&a.Listen), defaultAdminListen)},
+		{Path: "admin.token", Env: "ADMIN_TOKEN", FromFile: true, Value: settings.One("${OUTBOX_ADMIN_TOKEN}", optional(settings.ParseSecret), settings.To(&a.Token))},
+		{Path: "admin.read_token", Env: "ADMIN_READ_TOKEN", FromFile: true, Value: settings.One("${OUTBOX_ADMIN_READ_TOKEN}", optional(settings.ParseSecret), settings.To(&a.ReadToken))},
+		{Path: "admin.allowed_hosts", Env: "ADMIN_ALLOWED_HOSTS", Value: settings.Many("[relay.internal]", settings.ParseText, settings.To(&a.AllowedHosts))},
+		{Path: "admin.behind_proxy", Env: "ADMIN_BEHIND_PROXY", Value: settings.One("true", settings.ParseBool, settings.To(&a.BehindProxy), false)},
+		{Path: "admin.path_prefix", Env: "ADMIN_PATH_PREFIX", Value: settings.One("/outbox", optional(parsePathPrefix), settings.To(&a.PathPrefix), "")},
+		{Path: "admin.tls.cert_file", Env: "ADMIN_TLS_CERT_FILE", Value: settings.One("/etc/tls/tls.crt", settings.ParseText, settings.To(&a.CertFile))},
+		{Path: "admin.tls.key_file", Env: "ADMIN_TLS_KEY_FILE", Value: settings.One("/etc/tls/tls.key", settings.ParseText, settings.To(&a.KeyFile))},
+	}
+}
+
+func parsePathPrefix(text string) (string, string) {
+	if !strings.HasPrefix(text, "/") || strings.HasSuffix(text, "/") || strings.ContainsAny(text, " ?#%\"'<>\\") || path.Clean(text) != text {
+		return "", settings.Quote(text) + ` is not a path; write one such as "/outbox", without a slash at its end`
+	}
+	return text, ""
+}
+
+// checkAdmin reports mistakes of section admin beyond the single value.
+func (c *Config) checkAdmin() {
+	a := &c.Admin
+	cert, key := "admin.tls.cert_file", "admin.tls.key_file"
+	switch {
+	case c.Failed(cert) || c.Failed(key):
+	case (a.CertFile == "") != (a.KeyFile == ""):
+		c.ProblemAt(map[bool]string{true: cert, false: key}[a.CertFile != ""], "is set without the other file of tls; set both")
+	case a.CertFile != "":
+		pair, err := settings.WatchKeyPair(&c.Log, a.CertFile, a.KeyFile)
+		if err != nil {
+			c.ProblemAt(cert, err.Error())
+			break
+		}
+		c.WarnReadable(key, a.KeyFile)
+		a.Certificate = pair.Get
+	}
+	for _, p := range c.Guard().Problems("admin") {
+		if !c.Failed(p.Path) && !c.FailedBelow("admin") {
+			c.ProblemAt(p.Path, p.Text)
+		}
+	}
+}
+
+// Guard returns who may reach the page and the API.
+func (c *Config) Guard() guard.Config {
+	a := c.Admin
+	return guard.Config{
+		Address: a.Listen, Token: a.Token, ReadToken: a.ReadToken, TLS: a.Certificate != nil, BehindProxy: a.BehindProxy, AllowedHosts: a.AllowedHosts,
+	}
+}

@@ -1,0 +1,169 @@
+package config
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/notify"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/post"
+)
+
+// A Config is the whole configuration of the program. Its table binds the settings to these fields.
+type Config struct {
+	*settings.Set
+
+	Relay         relay.Config    // complete but for version, log and hooks
+	Pool          *pgxpool.Config // of database.url; nil if that is unusable
+	Direct        *pgxpool.Config // of database.listen_url; nil if there is none
+	MetricsListen string          // empty: off
+	Admin         Admin
+	LogFormat     string         // auto, json or console
+	Log           zerolog.Logger // for changes of files that destinations name; discards until the log exists
+
+	databaseURL, listenURL maskedURL
+	logLevelName           string
+}
+
+// A destination is a relay's destination with the settings that only its [post.Wire] is made of.
+type destination struct {
+	post.Destination
+	caFile, certFile, keyFile string
+	bearer, password          settings.Secret
+	bearerFile, passwordFile  string
+	user                      string
+	credentialsFile, seedFile string
+}
+
+// A channel is where alerts go. Exactly one field is set.
+type channel struct{ slack, webhook, service string }
+
+// sources are what a configuration is read from.
+type sources struct {
+	Env      []string          // "NAME=value", as os.Environ returns it
+	Flags    map[string]string // those that were given, by name
+	Hostname string            // the default of relay.name
+}
+
+// Read is [load] for a command. It prints the warnings; mistakes are an error.
+func Read(inv *cli.Invocation, sections ...string) (*Config, error) {
+	c := Load(inv, sections...)
+	for _, w := range c.Warnings {
+		fmt.Fprintf(inv.Stderr, "warning: %s\n", w)
+	}
+	return c, c.Err()
+}
+
+// Load reads and checks the whole configuration. With sections, only their mistakes are reported: migrations need
+// a database, and neither the secrets nor the destinations that the relay reads from the same file.
+func Load(inv *cli.Invocation, sections ...string) *Config {
+	hostname, _ := os.Hostname() // only a default, and config show says so
+	return loadFrom(sources{Env: inv.Env, Flags: inv.Flags, Hostname: hostname}, sections...)
+}
+
+// loadFrom is [load] for sources that are no command's.
+func loadFrom(from sources, sections ...string) *Config {
+	c := &Config{Log: zerolog.Nop()}
+	c.Set = settings.Load(c.table(from.Hostname), settings.Sources{Env: from.Env, Flags: from.Flags})
+	c.Inherit("destinations", "defaults")
+	if c.Readable() {
+		c.bind()
+	}
+	c.Keep(sections...)
+	return c
+}
+
+// bind writes the settings into the fields, and reports mistakes beyond the single value: first those that the relay cannot
+// know, then the relay's own.
+func (c *Config) bind() {
+	names := c.Children("destinations")
+	if len(c.Children("routes")) == 0 && len(names) > 0 { // every type goes everywhere
+		c.Add("routes", "routes[0]", settings.Origin{})
+		c.Default("routes[0].event", "*")
+		c.Default("routes[0].to", slices.Clone(names))
+	}
+	c.Bind("", slices.Concat(c.databaseRows(), c.relayRows(""), c.egressRows(), c.alertRows(), c.retentionRows(), c.metricsRows(), c.adminRows(), c.logRows()))
+	c.checkDatabase()
+	c.Relay.Pool, c.Relay.Pooler.Session = c.Pool, c.Direct
+	c.checkDefaultDestination("signing_secrets", `signs only the destination "default", and there is none; write signing_secrets: ["${OUTBOX_SIGNING_SECRET}"] for each destination`)
+	for _, name := range names {
+		c.Relay.Destinations = append(c.Relay.Destinations, c.destination(name))
+	}
+	for _, key := range []string{"bearer_token", "bearer_token_file", "credentials_file", "nkey_file"} {
+		c.checkDefaultDestination(key, `is sent only to the destination "default", and there is none; write `+key+" for each destination that needs it")
+	}
+	for _, key := range []string{"subject", "stream"} {
+		c.checkDefaultDestination(key, `is that of the destination "default", and there is none; write `+key+" for each destination that needs it")
+	}
+	for _, path := range c.Children("routes") {
+		var route relay.Route
+		c.Bind(path, routeRows(&route))
+		c.Relay.Routes = append(c.Relay.Routes, route)
+	}
+	c.bindChannels()
+	c.checkSchedules()
+	c.checkAdmin()
+	c.checkRelay()
+}
+
+func (c *Config) destination(name string) post.Destination {
+	d := destination{Destination: post.Destination{Name: name, Headers: map[string]string{}}}
+	path := "destinations." + name
+	c.Bind(path, slices.Concat(targetRows(&d), policyRows(&d), credentialRows(&d), natsRows(&d)))
+	d.Wire.Authorization = c.authorization(path, &d)
+	c.bindTLS(path, &d)
+	c.bindNATS(path, &d)
+	return d.Destination
+}
+
+// addDefaultDestination makes a destination that takes every type. Beside destinations of the file that do not include it,
+// it would double every event.
+func addDefaultDestination(s *settings.Set, at settings.Origin) {
+	switch names := s.Children("destinations"); {
+	case slices.Contains(names, DefaultDestination):
+	case len(names) > 0:
+		s.Problem(at, "destinations."+DefaultDestination, "stands beside the destinations of %s (%s): every event would go to both; unset it, or write its URL into the file",
+			s.File, strings.Join(names, ", "))
+	default:
+		s.Add("destinations", DefaultDestination, at)
+	}
+}
+
+// bindChannels reads the alert channels, in the order of the file.
+func (c *Config) bindChannels() {
+	transport := alert.NewTransport(c.Relay.Egress)
+	seen := map[string]bool{}
+	for _, path := range c.Children("alerts.channels") {
+		if c.Failed(path) || c.FailedBelow(path) {
+			continue
+		}
+		var ch channel
+		c.Bind(path, channelRows(&ch))
+		urls := slices.DeleteFunc([]string{ch.slack, ch.webhook, ch.service}, func(url string) bool { return url == "" })
+		switch {
+		case len(urls) == 0:
+			c.ProblemAt(path, `names no channel; write {slack: "https://…"}, {webhook: "https://…"} or {service: "smtp://…"}`)
+		case len(urls) > 1:
+			c.ProblemAt(path, "names two channels; write an entry for each")
+		case seen[urls[0]]:
+			c.ProblemAt(path, "repeats the URL of another channel")
+		case ch.slack != "":
+			c.Relay.Alerts.Channels = append(c.Relay.Alerts.Channels, alert.Slack(ch.slack, transport))
+		case ch.webhook != "":
+			c.Relay.Alerts.Channels = append(c.Relay.Alerts.Channels, alert.Webhook(ch.webhook, transport))
+		default:
+			c.Relay.Alerts.Channels = append(c.Relay.Alerts.Channels, notify.New(settings.Secret(ch.service), transport))
+		}
+		if len(urls) > 0 {
+			seen[urls[0]] = true
+		}
+	}
+}

@@ -1,0 +1,349 @@
+package config
+
+import (
+	"crypto/tls"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
+)
+
+func TestWarnings(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	open := writeFile(t, filepath.Join(dir, "secret"), goodSecret)
+	if err := os.Chmod(open, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		env  []string
+		file string
+		want string
+	}{
+		"unknown variable": {env: []string{"OUTBOX_LEASSE=1m"}, want: "warning: env OUTBOX_LEASSE: is not a setting of this version; did you mean OUTBOX_LEASE?\n"},
+		"no likeness":      {env: []string{"OUTBOX_FROBNICATE=1"}, want: "warning: env OUTBOX_FROBNICATE: is not a setting of this version\n"},
+		"readable by all":  {env: []string{"OUTBOX_SIGNING_SECRET_FILE=" + open}, want: "warning: env OUTBOX_SIGNING_SECRET_FILE: DIR/secret is readable by everyone on this machine; run: chmod o-r DIR/secret\n"},
+		"shrinking delays": {
+			file: "destinations: {a: {url: 'http://a'}, b: {url: 'http://b'}}\ndefaults: {retry: {schedule: [30s, 5s]}}\n",
+			want: "warning: outbox-relay.yaml:2: defaults.retry.schedule: has a delay that is shorter than the one before it\n",
+		},
+		"a variable the file refers to":  {env: []string{"OUTBOX_LOGISTICS=https://l"}, file: "destinations: {a: {url: '${OUTBOX_LOGISTICS}'}}\n"},
+		"what Kubernetes sets by itself": {env: []string{"OUTBOX_RELAY_SERVICE_HOST=x", "OUTBOX_RELAY_PORT=tcp://x", "OUTBOX_RELAY_PORT_80_TCP_ADDR=x", "OUTBOX_RELAY_SERVICE_PORT_HTTP=80"}},
+		"other programs' variables":      {env: []string{"OUTBOXES=1", "LEASE=1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := check(t, test.file, append(settingsBeside(test.file), test.env...))
+			if got := strings.ReplaceAll(r.stderr, dir, "DIR"); r.code != 0 || got != test.want {
+				t.Errorf("exit code %d, stderr:\n%s\nwant:\n%s", r.code, got, test.want)
+			}
+		})
+	}
+}
+
+// What a file may look like and still mean the same.
+func TestTolerance(t *testing.T) {
+	t.Parallel()
+	for name, file := range map[string]string{
+		"byte order mark":   "\ufefflog: {level: warn}\n",
+		"CRLF":              "log:\r\n  level: warn\r\n",
+		"one document":      "---\nlog: {level: warn}\n...\n",
+		"comments":          "# x\n\n---\n# y\nlog: {level: warn} # z\n",
+		"quotes":            "\"log\": {'level': \"warn\"}\n",
+		"alias":             "relay: {name: &x warn}\nlog: {level: *x}\n",
+		"empty sections":    "relay:\ndefaults: {}\nroutes:\nlog: {level: warn}\n",
+		"reference":         "log: {level: '${LEVEL}'}\n",
+		"default":           "log: {level: '${NONE:-warn}'}\n",
+		"default for empty": "log: {level: '${EMPTY:-warn}'}\n",
+		"part":              "log: {level: 'w${PART}n'}\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := writeFile(t, filepath.Join(t.TempDir(), usualFile), file)
+			c := loadFrom(sources{
+				Env:      append([]string{"LEVEL=warn", "PART=ar", "EMPTY="}, twoSettings...),
+				Flags:    map[string]string{"config": path},
+				Hostname: "host",
+			})
+			if err := c.Err(); err != nil || c.logLevelName != "warn" {
+				t.Errorf("log.level is %q, error %v", c.logLevelName, err)
+			}
+		})
+	}
+}
+
+func TestUsualFile(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	command(twoSettings, "config", "check").expect(t, 0, "the configuration is valid; it delivers to default\nNot signed, since they have no signing_secrets: requests to default\n", "")
+	writeFile(t, filepath.Join(dir, usualFile), "destinations: {a: {url: 'http://a'}}\n")
+	command(twoSettings[:1], "config", "check").expect(t, 0, "outbox-relay.yaml is valid; it delivers to a\nNot signed, since they have no signing_secrets: requests to a\n", "")
+	writeFile(t, filepath.Join(dir, "other.yaml"), "lo: {}\n")
+	command(append(twoSettings, "OUTBOX_CONFIG=other.yaml"), "config", "check").expect(t, cli.ExitConfig, "", mistakes(`other.yaml:1: unknown key "lo"; did you mean "log"?`))
+	command(append(twoSettings[:1:1], "OUTBOX_CONFIG=other.yaml"), "config", "check", "-c", usualFile).expect(t, 0, "outbox-relay.yaml is valid; it delivers to a\nNot signed, since they have no signing_secrets: requests to a\n", "")
+}
+
+func TestPrecedence(t *testing.T) {
+	t.Parallel()
+	file := writeFile(t, filepath.Join(t.TempDir(), usualFile), `
+relay: {lease: 61s, drain_timeout: 61s, max_in_flight: 61, name: file}
+destinations: {default: {url: 'http://file', signing_secrets: [`+goodSecret+`], timeout: 7s}}
+alerts: {channels: [{slack: 'https://slack/file'}, {webhook: 'https://hook/file'}]}
+`)
+	c := loadFrom(sources{
+		Env: []string{
+			"OUTBOX_DATABASE_URL=postgres://u:p@h/db", "OUTBOX_DRAIN_TIMEOUT=62s", "OUTBOX_MAX_IN_FLIGHT=62", "OUTBOX_NAME=env", "OUTBOX_DESTINATION_URL=http://env",
+			"OUTBOX_SIGNING_SECRET=" + goodSecret + ", " + otherSecret, "OUTBOX_SLACK_WEBHOOK_URL=https://slack/env", "OUTBOX_TIMEOUT=62s",
+		},
+		Flags:    map[string]string{"config": file, "max-in-flight": "63", "name": "flag"},
+		Hostname: "host",
+	})
+	if err := c.Err(); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		"relay.poll_interval":                     "5s # default",
+		"relay.lease":                             "1m1s # FILE:2",
+		"relay.drain_timeout":                     "1m2s # env OUTBOX_DRAIN_TIMEOUT",
+		"relay.max_in_flight":                     "63 # flag --max-in-flight",
+		"relay.name":                              "flag # flag --name",
+		"destinations.default.url":                "http://env # env OUTBOX_DESTINATION_URL",
+		"destinations.default.signing_secrets":    "[whsec_***, whsec_***] # env OUTBOX_SIGNING_SECRET",
+		"destinations.default.timeout":            "7s # FILE:3",
+		"defaults.timeout":                        "1m2s # env OUTBOX_TIMEOUT",
+		"destinations.default.retry.max_attempts": "8 # default",
+	} {
+		value, origin := shownAt(t, c, path)
+		if got := strings.ReplaceAll(value+" "+origin, file, "FILE"); got != want {
+			t.Errorf("%s is %s, want %s", path, got, want)
+		}
+	}
+	var channels []string
+	for _, channel := range c.Relay.Alerts.Channels {
+		channels = append(channels, channel.Name())
+	}
+	if want := []string{alert.ChannelName("webhook", "https://hook/file"), alert.ChannelName("slack", "https://slack/env")}; !slices.Equal(channels, want) {
+		t.Errorf("channels are %s, want %s", channels, want)
+	}
+}
+
+// A variable that the file refers to acts there and nowhere else, so that a file may give a destination its own name.
+func TestReferredVariablesActOnce(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := writeFile(t, filepath.Join(dir, usualFile), `
+database: {url: "${OUTBOX_DATABASE_URL}"}
+destinations:
+  logistics: {url: "${OUTBOX_DESTINATION_URL}", signing_secrets: ["${OUTBOX_SIGNING_SECRET}"]}
+alerts: {channels: [{webhook: "${OUTBOX_SLACK_WEBHOOK_URL}"}]}
+`)
+	c := loadFrom(sources{
+		Env: append([]string{
+			"OUTBOX_SIGNING_SECRET_FILE=" + writeFile(t, filepath.Join(dir, "secret"), goodSecret+","+otherSecret+"\r\n"),
+			"OUTBOX_SLACK_WEBHOOK_URL=https://x",
+		}, twoSettings...),
+		Flags: map[string]string{"config": file}, Hostname: "host",
+	})
+	if err := c.Err(); err != nil {
+		t.Fatal(err)
+	}
+	cfg := c.Relay
+	if len(cfg.Destinations) != 1 || cfg.Destinations[0].Name != "logistics" || len(cfg.Destinations[0].SigningSecrets) != 2 || len(cfg.Alerts.Channels) != 1 {
+		t.Errorf("destinations %v, channels %v", cfg.Destinations, cfg.Alerts.Channels)
+	}
+}
+
+// A destination from the environment takes every type, also beside routes of a file that do not know it.
+func TestDefaultDestinationBesideAFile(t *testing.T) {
+	t.Parallel()
+	const refused = "stands beside the destinations of outbox-relay.yaml (a)"
+	for name, test := range map[string]struct{ file, routes, problem string }{
+		"no file":               {"", "[{* [default]}]", ""},
+		"only routes":           {"routes: [{event: x, to: [default]}]\n", "[{x [default]}]", ""},
+		"one of that name":      {"destinations: {a: {url: 'http://a'}, default: {timeout: 5s}}\n", "[{* [a default]}]", ""},
+		"others":                {"destinations: {a: {url: 'http://a'}}\n", "", refused},
+		"others with routes":    {"destinations: {a: {url: 'http://a'}}\nroutes: [{event: x, to: [a]}]\n", "", refused},
+		"others and a route to": {"destinations: {a: {url: 'http://a'}}\nroutes: [{event: x, to: [a, default]}]\n", "", refused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			flags, dir := map[string]string{}, t.TempDir()
+			if test.file != "" {
+				flags["config"] = writeFile(t, filepath.Join(dir, usualFile), test.file)
+			}
+			c := loadFrom(sources{Env: twoSettings, Flags: flags, Hostname: "host"})
+			err := c.Err()
+			if test.problem != "" {
+				if err == nil || !strings.Contains(strings.ReplaceAll(c.Problems[len(c.Problems)-1].String(), dir+"/", ""), test.problem) {
+					t.Errorf("the problems are %v", c.Problems)
+				}
+				return
+			}
+			if got := fmt.Sprint(c.Relay.Routes); err != nil || got != test.routes {
+				t.Errorf("routes are %s, want %s: %v", got, test.routes, err)
+			}
+		})
+	}
+}
+
+// Every setting that reaches the relay, in one file.
+func TestRelayConfig(t *testing.T) {
+	t.Parallel()
+	file := writeFile(t, filepath.Join(t.TempDir(), usualFile), `
+database: {url: postgres://u:p@h/db, listen_url: postgres://u:p@h2/db, pooler: none, schema: Billing}
+relay: {name: n, poll_interval: 2s, lease: 3m, drain_timeout: 4s, max_in_flight: 5, log_delivered: true}
+defaults: {timeout: 6s, max_in_flight: 7, rate_limit: 24, on_failure: skip, breaker: {failures: 25, probe_after: 26s, probe_max: 27s}, retry: {schedule: [8s, 9s], max_attempts: 10, jitter: 0, retry_after_max: 11h, not_after: 500h}, responses: {retry: [], fail: [404]}, format: cloudevents, cloudevents_source: /s, max_payload_bytes: 19, excerpts: none, tls: {min_version: "1.3"}}
+destinations:
+  a: {url: http://a, headers: {Authorization: x, X-Y: z}, signing_secrets: [`+goodSecret+`]}
+  b: {url: https://b, format: raw, cloudevents_source: /t, max_payload_bytes: 20, excerpts: text, tls: {server_name: n}, proxy: 'http://p:22', timeout: 12s, max_in_flight: 13, rate_limit: 0.5, on_failure: block, breaker: {enabled: false, failures: 28, probe_after: 29s, probe_max: 30s}, retry: {schedule: [14s], max_attempts: 15, jitter: 0.5, retry_after_max: 16h, not_after: 600h}, responses: {retry: [501], fail: []}}
+routes: [{event: x.*, to: [a, b]}, {event: y, to: [b]}]
+egress: {allow_private: [10.0.0.0/8, fd00::/8], proxy: http://p:21}
+alerts: {window: 17m, lag_over: 18m, vacuum_blocked_over: 23m, channels: [{slack: 'https://s'}, {webhook: 'https://w'}]}
+retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_events: 2000h, schedule: '@daily'}
+`)
+	c := loadFrom(sources{Flags: map[string]string{"config": file}, Hostname: "host"})
+	if err := c.Err(); err != nil {
+		t.Fatal(err)
+	}
+	got := c.Relay
+	none, half := 0.0, 0.5
+	want := relay.Config{
+		Pool: c.Pool, Pooler: relay.Pooler{Mode: relay.PoolerNone, Session: c.Direct}, Schema: "Billing", Name: "n", PollInterval: 2 * time.Second, Lease: 3 * time.Minute, DrainTimeout: 4 * time.Second, MaxInFlight: 5, LogDelivered: true,
+		Destinations: []post.Destination{
+			{
+				Name: "a", URL: "http://a", Timeout: 6 * time.Second, MaxInFlight: 7, Headers: map[string]string{"Authorization": "x", "X-Y": "z"},
+				SigningSecrets: got.Destinations[0].SigningSecrets,
+				RateLimit:      24, OnFailure: policy.SkipFailed, Breaker: policy.BreakerPolicy{Failures: 25, ProbeAfter: 26 * time.Second, ProbeMax: 27 * time.Second},
+				Retry:     policy.RetryPolicy{Schedule: []time.Duration{8 * time.Second, 9 * time.Second}, MaxAttempts: 10, Jitter: &none, RetryAfterMax: 11 * time.Hour, NotAfter: 500 * time.Hour},
+				Responses: policy.Responses{Retry: []int{}, Fail: []int{404}},
+				Wire:      post.Wire{Format: post.FormatCloudEvents, Source: "/s", MaxPayloadBytes: 19, Excerpts: post.ExcerptsNone},
+			},
+			{
+				Name: "b", URL: "https://b", Timeout: 12 * time.Second, MaxInFlight: 13, Headers: map[string]string{},
+				RateLimit: 0.5, OnFailure: policy.BlockFailed, Breaker: policy.BreakerPolicy{Off: true, Failures: 28, ProbeAfter: 29 * time.Second, ProbeMax: 30 * time.Second},
+				Retry:     policy.RetryPolicy{Schedule: []time.Duration{14 * time.Second}, MaxAttempts: 15, Jitter: &half, RetryAfterMax: 16 * time.Hour, NotAfter: 600 * time.Hour},
+				Responses: policy.Responses{Retry: []int{501}, Fail: []int{}},
+				Wire: post.Wire{
+					Format: post.FormatRaw, Source: "/t", MaxPayloadBytes: 20, Excerpts: post.ExcerptsText, Proxy: "http://p:22",
+					TLS: post.TLS{MinVersion: tls.VersionTLS13, ServerName: "n"},
+				},
+			},
+		},
+		Routes:    []relay.Route{{Event: "x.*", To: []string{"a", "b"}}, {Event: "y", To: []string{"b"}}},
+		Egress:    post.Egress{AllowPrivate: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}, Proxy: "http://p:21"},
+		Alerts:    alert.Config{Window: 17 * time.Minute, LagOver: 18 * time.Minute, VacuumBlockedOver: 23 * time.Minute, Channels: got.Alerts.Channels},
+		Retention: archive.Retention{DeleteAfter: 9000 * time.Hour, Attempts: 24 * time.Hour, ProcessedEvents: 2000 * time.Hour, Schedule: "@daily"},
+	}
+	if !reflect.DeepEqual(got, want) { // which follows pointers
+		t.Errorf("got\n%+v\nwant\n%+v", got, want)
+	}
+	if len(got.Alerts.Channels) != 2 || len(got.Destinations[0].SigningSecrets) != 1 {
+		t.Errorf("channels %v, secrets %v", got.Alerts.Channels, got.Destinations[0].SigningSecrets)
+	}
+}
+
+// Every flag of the table is one of run, and nothing else is: a row whose flag no command has, and a flag without a row, would
+// do nothing.
+func TestFlagsAreSettings(t *testing.T) {
+	t.Parallel()
+	want := []string{"config", "help"}
+	for _, r := range new(Config).table("").Rows {
+		if r.Flag != "" {
+			want = append(want, r.Flag)
+		}
+	}
+	parser, err := kong.New(&struct {
+		Run struct{ SettingFlags } `cmd:""`
+	}{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := slices.IndexFunc(parser.Model.Children, func(n *kong.Node) bool { return n.Name == "run" })
+	var got []string
+	for _, group := range parser.Model.Children[run].AllFlags(false) {
+		for _, flag := range group {
+			got = append(got, flag.Name)
+		}
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("run has the flags %s, want %s", got, want)
+	}
+}
+
+// The checks name settings by their path. A path that no row has would never be found, and the check would do nothing.
+func TestChecksNameSettings(t *testing.T) {
+	t.Parallel()
+	var paths strings.Builder
+	for _, r := range new(Config).table("").Rows {
+		paths.WriteString("." + r.Path + ".")
+	}
+	path := regexp.MustCompile(`^"\.?[a-z]+([._][a-z]+)*"$`)
+	found := 0
+	for _, name := range []string{"config.go", "check.go", "wire.go"} {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, decl := range file.Decls {
+			f, ok := decl.(*ast.FuncDecl)
+			if !ok || f.Recv == nil {
+				continue
+			}
+			ast.Inspect(f, func(n ast.Node) bool {
+				literal, ok := n.(*ast.BasicLit)
+				if !ok || !path.MatchString(literal.Value) {
+					return true
+				}
+				found++
+				if key := strings.Trim(literal.Value, `".`); !strings.Contains(paths.String(), "."+key+".") && !strings.Contains(paths.String(), "."+key+"[]") {
+					t.Errorf("%s: there is no setting or section %s", name, literal.Value)
+				}
+				return true
+			})
+		}
+	}
+	if found < 20 {
+		t.Errorf("found only %d paths", found)
+	}
+}
+
+// config init writes what config check takes, and nothing over a file that is there.
+func TestConfigInit(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "relay.yaml")
+	if r := command(nil, "config", "init", file); r.code != 0 || !strings.Contains(r.stdout, "outbox-relay config check -c ") {
+		t.Errorf("%+v", r)
+	}
+	if r := command(sampleEnv, "config", "check", "-c", file); r.code != 0 || !strings.HasPrefix(r.stdout, file+" is valid; it delivers to ") {
+		t.Errorf("%+v", r)
+	}
+	if r := command(nil, "config", "init", file); r.code != cli.ExitFailed || !strings.Contains(r.stderr, "is there already") {
+		t.Errorf("%+v", r)
+	}
+	if r := command(nil, "config", "init", "-"); r.code != 0 || r.stdout != string(sampleFile) {
+		t.Errorf("%+v", r)
+	}
+	strict := command(twoSettings, "config", "check", "--strict")
+	strict.expect(t, cli.ExitConfig, "the configuration is valid; it delivers to default\nNot signed, since they have no signing_secrets: requests to default\n",
+		"outbox-relay: 1 warning above; without --strict they are no mistakes\n")
+}

@@ -1,0 +1,190 @@
+package config
+
+import (
+	"crypto/tls"
+	"slices"
+
+	"github.com/outbox-relay/outbox-relay/internal/notify"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
+)
+
+const (
+	usualFile = "outbox-relay.yaml"
+	// DefaultDestination is the destination that OUTBOX_DESTINATION_URL configures.
+	DefaultDestination = "default"
+	// defaultMetricsListen is where metrics and health are served. 9464 is what OpenTelemetry's Prometheus exporters use.
+	defaultMetricsListen = "127.0.0.1:9464"
+	// defaultAdminListen is where the API and the page are served.
+	defaultAdminListen = "127.0.0.1:9465"
+)
+
+// table describes every setting of this version, in the order in which config show prints them. hostname is the default of
+// relay.name.
+func (c *Config) table(hostname string) settings.Table {
+	shared := policyRows(&destination{})
+	return settings.Table{
+		Prefix: "OUTBOX_", File: usualFile, Unnamed: DefaultDestination,
+		Rows: slices.Concat(
+			c.databaseRows(), c.relayRows(hostname),
+			settings.Under("defaults", shared),
+			settings.Under("destinations.*", slices.Concat(targetRows(&destination{}), settings.Inherited(shared), credentialRows(&destination{}), natsRows(&destination{}))),
+			c.egressRows(),
+			settings.Under("routes[]", routeRows(&relay.Route{})),
+			settings.Under("alerts.channels[]", channelRows(&channel{})),
+			c.alertRows(), c.retentionRows(), c.metricsRows(), c.adminRows(), c.logRows(),
+		),
+	}
+}
+
+func (c *Config) databaseRows() []settings.Row {
+	return []settings.Row{
+		{Path: "environment", Env: "ENVIRONMENT", Value: settings.One("production", settings.ParseText, settings.To(&c.Relay.Environment), "")},
+		{Path: "database.url", Env: "DATABASE_URL", FromFile: true, Value: settings.One("postgres://…", parseDatabaseText, settings.To(&c.databaseURL))},
+		{Path: "database.listen_url", Env: "DATABASE_LISTEN_URL", FromFile: true, Value: settings.One("postgres://…", optional(parseDatabaseText), settings.To(&c.listenURL))},
+		{Path: "database.pooler", Env: "DATABASE_POOLER", Value: settings.One("auto", settings.ParseChoice(relay.PoolerAuto, relay.PoolerNone, relay.PoolerTransaction), settings.To(&c.Relay.Pooler.Mode), relay.PoolerAuto)},
+		{Path: "database.schema", Env: "DATABASE_SCHEMA", Flag: "schema", Value: settings.One("billing", optional(parseSchema), settings.To(&c.Relay.Schema), "")},
+	}
+}
+
+func (c *Config) relayRows(hostname string) []settings.Row {
+	r := &c.Relay
+	return []settings.Row{
+		{Path: "relay.name", Env: "NAME", Flag: "name", Value: settings.One("billing-1", settings.ParseText, settings.To(&r.Name), hostname)},
+		{Path: "relay.poll_interval", Env: "POLL_INTERVAL", Flag: "poll-interval", Value: settings.One("5s", settings.ParseDuration, settings.To(&r.PollInterval), relay.DefaultPollInterval)},
+		{Path: "relay.lease", Env: "LEASE", Flag: "lease", Value: settings.One("60s", settings.ParseDuration, settings.To(&r.Lease), relay.DefaultLease)},
+		{Path: "relay.drain_timeout", Env: "DRAIN_TIMEOUT", Flag: "drain-timeout", Value: settings.One("20s", settings.ParseDuration, settings.To(&r.DrainTimeout), relay.DefaultDrainTimeout)},
+		{Path: "relay.max_in_flight", Env: "MAX_IN_FLIGHT", Flag: "max-in-flight", Value: settings.One("256", settings.ParseCount, settings.To(&r.MaxInFlight), relay.DefaultMaxInFlight)},
+		{Path: "relay.log_delivered", Env: "LOG_DELIVERED", Value: settings.One("true", settings.ParseBool, settings.To(&r.LogDelivered), false)},
+	}
+}
+
+// policyRows are the settings that a destination inherits from the section defaults.
+func policyRows(d *destination) []settings.Row {
+	retry, breaker, wire := &d.Retry, &d.Breaker, &d.Wire
+	return []settings.Row{
+		{Path: "timeout", Env: "TIMEOUT", Flag: "timeout", Value: settings.One("10s", settings.ParseDuration, settings.To(&d.Timeout), post.DefaultTimeout)},
+		{Path: "max_in_flight", Env: "DESTINATION_MAX_IN_FLIGHT", Value: settings.One("64", settings.ParseCount, settings.To(&d.MaxInFlight), post.DefaultLaneInFlight)},
+		{Path: "retry.schedule", Env: "RETRY_SCHEDULE", Value: settings.Many("[5s, 30s, 5m]", settings.ParseDuration, settings.To(&retry.Schedule), policy.DefaultSchedule()).NotEmpty()},
+		{Path: "retry.max_attempts", Env: "MAX_ATTEMPTS", Value: settings.One("8", settings.ParseCount, settings.To(&retry.MaxAttempts), policy.DefaultMaxAttempts)},
+		{Path: "retry.jitter", Env: "RETRY_JITTER", Value: settings.One("0.1", settings.ParseFraction("write one from 0 to 1"), func(share float64) { retry.Jitter = &share }, policy.DefaultJitter)},
+		{Path: "retry.retry_after_max", Env: "RETRY_AFTER_MAX", Value: settings.One("24h", settings.ParseDuration, settings.To(&retry.RetryAfterMax), policy.DefaultRetryAfterMax)},
+		{Path: "retry.not_after", Env: "RETRY_NOT_AFTER", Value: settings.One("720h", settings.ParseDuration, settings.To(&retry.NotAfter), policy.DefaultNotAfter)},
+		{Path: "responses.retry", Env: "RESPONSES_RETRY", Value: settings.Many("[404]", settings.ParseNumber, settings.To(&d.Responses.Retry), []int{})},
+		{Path: "responses.fail", Env: "RESPONSES_FAIL", Value: settings.Many("[404]", settings.ParseNumber, settings.To(&d.Responses.Fail), []int{})},
+
+		{Path: "rate_limit", Env: "RATE_LIMIT", Value: settings.One("100", settings.ParseFraction("write requests per second, such as 100, or 0 for no limit"), settings.To(&d.RateLimit), 0)},
+		{Path: "on_failure", Env: "ON_FAILURE", Value: settings.One("block", settings.ParseChoice(policy.BlockFailed, policy.SkipFailed), settings.To(&d.OnFailure), policy.BlockFailed)},
+		{Path: "breaker.enabled", Env: "BREAKER_ENABLED", Value: settings.One("true", settings.ParseBool, func(on bool) { breaker.Off = !on }, true)},
+		{Path: "breaker.failures", Env: "BREAKER_FAILURES", Value: settings.One("5", settings.ParseCount, settings.To(&breaker.Failures), policy.DefaultBreakerFailures)},
+		{Path: "breaker.probe_after", Env: "BREAKER_PROBE_AFTER", Value: settings.One("1s", settings.ParseDuration, settings.To(&breaker.ProbeAfter), policy.DefaultProbeAfter)},
+		{Path: "breaker.probe_max", Env: "BREAKER_PROBE_MAX", Value: settings.One("5s", settings.ParseDuration, settings.To(&breaker.ProbeMax), policy.DefaultProbeMax)},
+
+		{Path: "format", Env: "FORMAT", Value: settings.One("raw", settings.ParseChoice(post.FormatRaw, post.FormatCloudEvents), settings.To(&wire.Format), post.FormatRaw)},
+		{Path: "cloudevents_source", Env: "CLOUDEVENTS_SOURCE", Value: settings.One("https://finance.internal/outbox", settings.ParseText, settings.To(&wire.Source))},
+		{Path: "max_payload_bytes", Env: "MAX_PAYLOAD_BYTES", Value: settings.One("262144", settings.ParseNumber, func(n int) { wire.MaxPayloadBytes = int64(n) }, 0)},
+		{Path: "excerpts", Env: "EXCERPTS", Value: settings.One("problem", settings.ParseChoice(post.ExcerptsProblem, post.ExcerptsText, post.ExcerptsNone), settings.To(&wire.Excerpts), post.ExcerptsProblem)},
+		{Path: "tls.ca_file", Env: "TLS_CA_FILE", Value: settings.One("/etc/tls/ca.pem", settings.ParseText, settings.To(&d.caFile))},
+		{Path: "tls.cert_file", Env: "TLS_CERT_FILE", Value: settings.One("/etc/tls/tls.crt", settings.ParseText, settings.To(&d.certFile))},
+		{Path: "tls.key_file", Env: "TLS_KEY_FILE", Value: settings.One("/etc/tls/tls.key", settings.ParseText, settings.To(&d.keyFile))},
+		{Path: "tls.min_version", Env: "TLS_MIN_VERSION", Value: settings.One(`"1.2"`, settings.ParseChoice("1.2", "1.3"), func(version string) {
+			wire.TLS.MinVersion = map[string]uint16{"1.3": tls.VersionTLS13}[version]
+		}, "1.2")},
+	}
+}
+
+// targetRows say where a destination's requests go, and what proves that they come from here.
+func targetRows(d *destination) []settings.Row {
+	return []settings.Row{
+		{Path: "url", Env: "DESTINATION_URL", Flag: "destination-url", Make: addDefaultDestination, Value: settings.One("https://logistics.internal/webhooks/finance", showing(settings.ParseSecret, WithoutQuery), toText(&d.URL))},
+		{Path: "signing_secrets", Env: "SIGNING_SECRET", FromFile: true, Value: settings.Many("[whsec_…]", parseSigningSecret, settings.To(&d.SigningSecrets))},
+		{Path: "headers.*", Value: settings.Each("Bearer …", settings.ParseSecret, func(values map[string]settings.Secret) {
+			for name, value := range values {
+				d.Headers[name] = string(value)
+			}
+		})},
+	}
+}
+
+// natsRows are the settings of a destination of NATS alone.
+func natsRows(d *destination) []settings.Row {
+	return []settings.Row{
+		{Path: "subject", Env: "DESTINATION_SUBJECT", Value: settings.One("outbox.{type}", settings.ParseText, settings.To(&d.NATS.Subject))},
+		{Path: "stream", Env: "DESTINATION_STREAM", Value: settings.One("EVENTS", settings.ParseText, settings.To(&d.NATS.Stream))},
+		{Path: "inbox_prefix", Value: settings.One("_INBOX_outbox", settings.ParseText, settings.To(&d.NATS.InboxPrefix))},
+		{Path: "credentials_file", Env: "CREDENTIALS_FILE", Value: settings.One("/var/run/secrets/nats/outbox.creds", settings.ParseText, settings.To(&d.credentialsFile))},
+		{Path: "nkey_file", Env: "NKEY_FILE", Value: settings.One("/var/run/secrets/nats/outbox.nk", settings.ParseText, settings.To(&d.seedFile))},
+	}
+}
+
+// credentialRows are the settings of a destination alone that say how its requests travel.
+func credentialRows(d *destination) []settings.Row {
+	return []settings.Row{
+		{Path: "tls.server_name", Value: settings.One("logistics.internal", settings.ParseText, settings.To(&d.Wire.TLS.ServerName))},
+		{Path: "bearer_token", Env: "BEARER_TOKEN", Value: settings.One("${LOGISTICS_TOKEN}", parseBearer, settings.To(&d.bearer))},
+		{Path: "bearer_token_file", Env: "BEARER_TOKEN_FILE", Value: settings.One("/var/run/secrets/tokens/logistics", settings.ParseText, settings.To(&d.bearerFile))},
+		{Path: "basic_auth.username", Value: settings.One("outbox", parseUsername, settings.To(&d.user))},
+		{Path: "basic_auth.password", Value: settings.One("${LOGISTICS_PASSWORD}", settings.ParseSecret, settings.To(&d.password))},
+		{Path: "basic_auth.password_file", Value: settings.One("/var/run/secrets/logistics/password", settings.ParseText, settings.To(&d.passwordFile))},
+		{Path: "proxy", Value: settings.One("http://proxy.internal:3128", showing(settings.ParseSecret, withoutUser), toText(&d.Wire.Proxy))},
+	}
+}
+
+func (c *Config) egressRows() []settings.Row {
+	return []settings.Row{
+		{Path: "egress.allow_private", Env: "EGRESS_ALLOW_PRIVATE", Value: settings.Many("[10.20.0.0/16]", parsePrefix, settings.To(&c.Relay.Egress.AllowPrivate))},
+		{Path: "egress.proxy", Env: "EGRESS_PROXY", FromFile: true, Value: settings.One("http://proxy.internal:3128", showing(settings.ParseSecret, withoutUser), toText(&c.Relay.Egress.Proxy))},
+	}
+}
+
+func routeRows(r *relay.Route) []settings.Row {
+	return []settings.Row{
+		{Path: "event", Value: settings.One("invoice.*", settings.ParseText, settings.To(&r.Event))},
+		{Path: "to", Value: settings.Many("[logistics]", settings.ParseText, settings.To(&r.To))},
+	}
+}
+
+func channelRows(ch *channel) []settings.Row {
+	return []settings.Row{
+		{Path: "slack", Env: "SLACK_WEBHOOK_URL", FromFile: true, Value: settings.One("https://hooks.slack.com/…", showing(parseChannelURL, OnlyHost), toText(&ch.slack))},
+		{Path: "webhook", Env: "ALERT_WEBHOOK_URL", FromFile: true, Value: settings.One("https://ops.internal/hooks/outbox", showing(parseChannelURL, OnlyHost), toText(&ch.webhook))},
+		{Path: "service", Env: "ALERT_SERVICE_URL", FromFile: true, Value: settings.One("smtp://…", showing(notify.ParseURL, onlyService), toText(&ch.service))},
+	}
+}
+
+func (c *Config) alertRows() []settings.Row {
+	a := &c.Relay.Alerts
+	return []settings.Row{
+		{Path: "alerts.window", Env: "ALERT_WINDOW", Value: settings.One("15m", settings.ParseDuration, settings.To(&a.Window), alert.DefaultWindow)},
+		{Path: "alerts.lag_over", Env: "ALERT_LAG_OVER", Value: settings.One("10m", settings.ParseDuration, settings.To(&a.LagOver), alert.DefaultLagOver)},
+		{Path: "alerts.vacuum_blocked_over", Env: "ALERT_VACUUM_BLOCKED_OVER", Value: settings.One("5m", settings.ParseDuration, settings.To(&a.VacuumBlockedOver), alert.DefaultVacuumBlockedOver)},
+	}
+}
+
+func (c *Config) retentionRows() []settings.Row {
+	keep := &c.Relay.Retention
+	return []settings.Row{
+		{Path: "retention.archive_after", Env: "RETENTION_ARCHIVE_AFTER", Value: settings.One("720h", parseKept, settings.To(&keep.ArchiveAfter), archive.DefaultArchiveAfter)},
+		{Path: "retention.delete_after", Env: "RETENTION_DELETE_AFTER", Value: settings.One("8760h", parseKept, settings.To(&keep.DeleteAfter), archive.DefaultDeleteAfter)},
+		{Path: "retention.attempts", Env: "RETENTION_ATTEMPTS", Value: settings.One("2160h", parseKept, settings.To(&keep.Attempts), archive.DefaultKeepAttempts)},
+		{Path: "retention.processed_events", Env: "RETENTION_PROCESSED_EVENTS", Value: settings.One("2160h", parseKept, settings.To(&keep.ProcessedEvents), archive.DefaultKeepProcessed)},
+		{Path: "retention.schedule", Env: "RETENTION_SCHEDULE", Value: settings.One(`"17 3 * * *"`, settings.ParseText, settings.To(&keep.Schedule), archive.DefaultArchiveSchedule)},
+	}
+}
+
+func (c *Config) metricsRows() []settings.Row {
+	return []settings.Row{
+		{Path: "metrics.listen", Env: "METRICS_LISTEN", Value: settings.One("127.0.0.1:9464", parseListen, settings.To(&c.MetricsListen), defaultMetricsListen)},
+	}
+}
+
+func (c *Config) logRows() []settings.Row {
+	return []settings.Row{
+		{Path: "log.level", Env: "LOG_LEVEL", Flag: "log-level", Value: settings.One("info", settings.ParseChoice("debug", "info", "warn", "error"), settings.To(&c.logLevelName), "info")},
+		{Path: "log.format", Env: "LOG_FORMAT", Flag: "log-format", Value: settings.One("auto", settings.ParseChoice("auto", "json", "console"), settings.To(&c.LogFormat), "auto")},
+	}
+}

@@ -1,0 +1,188 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/notify"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/post"
+)
+
+// A maskedURL is a URL with a secret in it. config show prints the part that is none.
+type maskedURL struct {
+	settings.Secret
+	part func(text string) string
+}
+
+// Shown implements [settings.Shown].
+func (u maskedURL) Shown() string {
+	if u.Secret == "" {
+		return ""
+	}
+	return u.part(string(u.Secret))
+}
+
+// showing returns a parser of URLs of which config show prints a part.
+func showing(parse settings.Parser[settings.Secret], part func(text string) string) settings.Parser[maskedURL] {
+	return func(text string) (maskedURL, string) {
+		secret, problem := parse(text)
+		return maskedURL{secret, part}, problem
+	}
+}
+
+// toText returns a function that writes the whole URL to a field.
+func toText(field *string) func(maskedURL) { return func(u maskedURL) { *field = string(u.Secret) } }
+
+// optional returns a parser that accepts an empty text, too: the zero value.
+func optional[T any](parse settings.Parser[T]) settings.Parser[T] {
+	return func(text string) (T, string) {
+		if text == "" {
+			var none T
+			return none, ""
+		}
+		return parse(text)
+	}
+}
+
+func parseDatabaseText(text string) (maskedURL, string) {
+	return showing(settings.ParseSecret, func(text string) string {
+		pool, problem := ParseDatabaseURL(text)
+		if problem != "" {
+			return settings.Mask
+		}
+		return databaseName(pool.ConnConfig)
+	})(text)
+}
+
+// WithoutQuery shows where requests go; a token often stands in the query.
+func WithoutQuery(raw string) string {
+	address, _, has := strings.Cut(raw, "?")
+	if has {
+		address += "?" + settings.Mask
+	}
+	return address
+}
+
+// withoutUser shows a proxy without its credential.
+func withoutUser(raw string) string {
+	u, err := url.Parse(raw)
+	if err != nil || u.Host == "" && raw != post.NoProxy {
+		return settings.Mask
+	}
+	if u.User != nil {
+		return u.Scheme + "://" + settings.Mask + "@" + u.Host
+	}
+	return raw
+}
+
+// OnlyHost shows a URL whose path is its secret.
+func OnlyHost(raw string) string {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return settings.Mask
+	}
+	return u.Scheme + "://" + u.Host + "/" + settings.Mask
+}
+
+// onlyService shows the service of a channel, whose host may be the key.
+func onlyService(raw string) string { return notify.Kind(raw) + "://" + settings.Mask }
+
+func parseSchema(text string) (string, string) {
+	text, problem := settings.ParseText(text)
+	switch {
+	case problem != "":
+	case len(text) > 63:
+		problem = "is longer than 63 bytes, which PostgreSQL would cut off"
+	case strings.HasPrefix(text, "pg_") || text == "information_schema":
+		problem = settings.Quote(text) + " belongs to PostgreSQL itself"
+	}
+	return text, problem
+}
+
+func parseSigningSecret(text string) (webhook.Secret, string) {
+	s, err := webhook.ParseSecret(text)
+	if err != nil {
+		return s, err.Error()
+	}
+	return s, ""
+}
+
+// parseChannelURL never repeats the URL: everyone who knows it can post to the channel.
+func parseChannelURL(text string) (settings.Secret, string) {
+	if _, problem := settings.ParseText(text); problem != "" {
+		return "", problem
+	}
+	u, err := url.Parse(text)
+	switch {
+	case err != nil:
+		return "", "is not a URL"
+	case u.Scheme != "https" && u.Scheme != "http":
+		return "", "is not a URL that starts with https:// or http://"
+	case u.Hostname() == "":
+		return "", "has no host"
+	}
+	return settings.Secret(text), ""
+}
+
+// parseKept parses a duration of which 0, with or without a unit, means for ever.
+func parseKept(text string) (time.Duration, string) {
+	if d, err := time.ParseDuration(text); err == nil && d == 0 {
+		return 0, ""
+	}
+	return settings.ParseDuration(text)
+}
+
+// parseBearer never repeats the token.
+func parseBearer(text string) (settings.Secret, string) {
+	switch {
+	case text == "":
+		return "", "is empty"
+	case strings.HasPrefix(text, "Bearer "):
+		return "", `begins with "Bearer "; write only what follows it`
+	case strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }):
+		return "", "contains a blank, a line break or another character that a token cannot have"
+	}
+	return settings.Secret(text), ""
+}
+
+// parseListen parses the address of a local server: host and port, or off, which like nothing at all means none.
+func parseListen(text string) (string, string) {
+	if text == "" || text == "off" {
+		return "", ""
+	}
+	host, port, err := net.SplitHostPort(text)
+	if n, problem := settings.ParseNumber(port); err != nil || problem != "" || n < 0 || n > 65535 {
+		return "", settings.Quote(text) + ` is not an address; write host and port such as "127.0.0.1:9464", ":9464" for all addresses of the host, or off`
+	}
+	if _, err := netip.ParseAddr(host); err != nil && host != "" && host != "localhost" {
+		return "", settings.Quote(text) + " names a host; write an IP address of this machine"
+	}
+	return text, ""
+}
+
+func parseUsername(text string) (string, string) {
+	if strings.Contains(text, ":") {
+		return "", "contains a colon, which ends a user name"
+	}
+	return settings.ParseText(text)
+}
+
+func parsePrefix(text string) (netip.Prefix, string) {
+	if address, err := netip.ParseAddr(text); err == nil && address.Zone() == "" {
+		return netip.Prefix{}, fmt.Sprintf(`%s is an address; write the network "%s/%d"`, settings.Quote(text), text, address.BitLen())
+	}
+	prefix, err := netip.ParsePrefix(text)
+	switch {
+	case err != nil:
+		return prefix, settings.Quote(text) + ` is not a network; write one such as "10.20.0.0/16"`
+	case prefix != prefix.Masked():
+		return prefix, fmt.Sprintf(`%s has bits behind its length; write "%s"`, settings.Quote(text), prefix.Masked())
+	}
+	return prefix, ""
+}

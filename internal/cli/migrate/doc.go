@@ -1,0 +1,2 @@
+// Package migrate is the command migrate, which creates, upgrades, reverts and lists the tables.
+package migrate

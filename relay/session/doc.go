@@ -1,0 +1,4 @@
+// Package session is a relay's standing in its database: its connections, with and without a pooler in between (connect.go), its
+// registration, heartbeat and notifications (session.go), and taking over from relays that died (store_rescue.go). It knows
+// nothing of deliveries: what a relay has to do when it enters, beats or is notified, it gives a [Session] as functions.
+package session

@@ -1,0 +1,88 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/pg"
+)
+
+// What ends with the relays in gone. Trials whose row is locked end at breaker_until.
+const endWithRelay = `, trials AS (
+    UPDATE outbox_destination SET breaker = 'open', breaker_owner = NULL, breaker_until = now()
+    WHERE ctid = ANY (ARRAY (
+        SELECT ctid FROM outbox_destination WHERE breaker_owner IN (SELECT instance FROM gone)
+        FOR NO KEY UPDATE SKIP LOCKED))
+), expired AS (
+    DELETE FROM outbox_void WHERE until < now()
+), forgotten AS (
+    DELETE FROM outbox_rescue WHERE at < now() - interval '24 hours'
+)`
+
+// The row is locked first, which waits for a claim that the dead relay's backend still runs: that claim has committed when the
+// clock is read. Only then does the statement look for the relay's session, which may have come back meanwhile.
+const RescueRelay = `
+WITH relay AS MATERIALIZED (
+    SELECT * FROM outbox_relay WHERE instance = $1 FOR UPDATE
+), gone AS (
+    DELETE FROM outbox_relay WHERE instance = ANY (ARRAY (SELECT instance FROM relay r WHERE ` + isDead + `))
+    RETURNING instance, lease, session_pid
+)` + endWithRelay + `, remembered AS (
+    INSERT INTO outbox_rescue (instance) SELECT instance FROM gone
+), void AS (
+    INSERT INTO outbox_void (instance, after, until, died) SELECT instance, '-infinity', clock_timestamp() + lease, true FROM gone
+)
+SELECT coalesce(session_pid, 0) FROM gone`
+
+// Rescue removes a dead relay and ends its claims and trials. It returns false if another relay was faster, or the relay
+// lives after all, and otherwise the pid of the dead relay's session, for endSession.
+func Rescue(ctx context.Context, db pg.DB, instance int32) (dead bool, session int32, err error) {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	err = db.QueryRow(ctx, RescueRelay, instance).Scan(&session)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, 0, nil
+	}
+	if err != nil {
+		return false, 0, fmt.Errorf("rescue claims of relay %d: %w", instance, err)
+	}
+	return true, session, nil
+}
+
+// What a relay that leaves did not know to be its own, or could not write, does not count as a rescue. The others look for
+// it at once, instead of at their next sweep.
+const DeregisterRelay = `
+WITH gone AS (
+    DELETE FROM outbox_relay WHERE instance = $1 RETURNING instance, lease
+)` + endWithRelay + `, void AS (
+    INSERT INTO outbox_void (instance, after, until, died) SELECT instance, '-infinity', clock_timestamp() + lease, false FROM gone
+)
+` + pg.RequestSweep
+
+// Deregister removes a relay that leaves, and ends what is still claimed in its name.
+func Deregister(ctx context.Context, db pg.DB, instance int32) error {
+	if _, err := db.Exec(ctx, DeregisterRelay, instance); err != nil {
+		return fmt.Errorf("deregister relay: %w", err)
+	}
+	return nil
+}
+
+// Only a server that lets this role do so ends it.
+const terminateSession = `
+SELECT count(pg_terminate_backend(a.pid))
+FROM (SELECT $1::int AS instance) r, pg_stat_get_activity($2) a
+WHERE a.application_name = ` + pg.NameOfSession + ` AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())`
+
+// endSession cuts off the session of a relay that was taken for dead, if it lasts: a frozen process reads no
+// notifications, and what it does not read fills the server's queue, which would make producers fail in the end.
+func endSession(ctx context.Context, db pg.DB, instance, session int32) error {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	if _, err := db.Exec(ctx, terminateSession, instance, session); err != nil {
+		return fmt.Errorf("end session of relay %d: %w", instance, err)
+	}
+	return nil
+}
