@@ -28,6 +28,7 @@ func (db *database) unconstrained() {
 		         WHERE conrelid IN ('outbox'::regclass, 'outbox_delivery'::regclass) AND contype = 'c' LOOP
 			EXECUTE format('ALTER TABLE %s DROP CONSTRAINT %I', c.tab, c.conname);
 		END LOOP;
+		DROP TRIGGER outbox_delivery_columns_are_sane ON outbox_delivery;
 		ALTER DOMAIN outbox_created_at DROP CONSTRAINT outbox_created_at_is_in_years_2000_to_9998;
 		FOR c IN SELECT attname FROM pg_attribute WHERE attrelid = 'outbox'::regclass AND attnum > 0 AND attnotnull AND attname <> 'id' LOOP
 			EXECUTE format('ALTER TABLE outbox ALTER %I DROP NOT NULL', c.attname);

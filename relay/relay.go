@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/breaker"
 	"github.com/outbox-relay/outbox-relay/relay/identity"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
@@ -160,7 +161,9 @@ func (r *Relay) setDatabase(db session.Database) {
 func (r *Relay) newClaimer() *claimer {
 	return &claimer{
 		core: &r.core, senders: r.senders, settler: r.settler, restTimes: r.restTimes, pace: pace{poll: r.cfg.PollInterval},
-		breakers: breakerKeeper{core: &r.core},
+		breakers: breakerKeeper{core: &r.core, Keeper: breaker.Keeper{
+			DB: r.store.pool, Log: r.cfg.Log, Poll: r.cfg.PollInterval, Due: func() { signal(r.wake.alerts) },
+		}},
 	}
 }
 

@@ -189,6 +189,9 @@ func TestDoctor(t *testing.T) {
 				if x.Check == f.check && strings.Contains(x.Text, f.says) && strings.Contains(x.Remedy, f.mends) {
 					matches++
 				}
+				if x.Remedy != "" && strings.Contains(x.Text, x.Remedy) {
+					t.Errorf("the remedy is said twice: %+v", x)
+				}
 			}
 			if matches != 1 || (r.code != 0) != found.Failed() {
 				t.Errorf("exit code %d, found %+v, want %s: %s; %s\n%s", r.code, found.Findings, f.check, f.says, f.mends, r.stderr)

@@ -146,6 +146,37 @@ func TestFilesAreShort(t *testing.T) {
 	}
 }
 
+// maxPackage is the most lines that a package may have, without its tests.
+const maxPackage = 5000
+
+// larger packages, and how many lines they have. Make it fewer, never more.
+var larger = map[string]int{"relay": 5700}
+
+func tooLargePackages(lines map[string]int) (violations []string) {
+	for dir, n := range lines {
+		if most := max(maxPackage, larger[dir]); n > most {
+			violations = append(violations, fmt.Sprintf("%s: has %d lines, at most %d are allowed; make rooms", dir, n, most))
+		}
+	}
+	return violations
+}
+
+func TestPackagesAreSmall(t *testing.T) {
+	t.Parallel()
+	lines := map[string]int{}
+	for _, s := range repository(t) {
+		if !s.isTest() {
+			lines[s.dir()] += strings.Count(s.text, "\n")
+		}
+	}
+	for _, violation := range tooLargePackages(lines) {
+		t.Error(violation)
+	}
+	if found := tooLargePackages(map[string]int{"consumer": maxPackage + 1, "outbox": maxPackage}); len(found) != 1 {
+		t.Errorf("reported %q, want one package", found)
+	}
+}
+
 // A library explains itself in doc.go, where readers look first, or in its only file; a command above its main.
 func undocumentedPackages(files []*source) (violations []string) {
 	for dir, sources := range packages(files) {

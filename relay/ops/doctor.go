@@ -191,7 +191,8 @@ func (x *examination) transactions(ctx context.Context) error {
 func (x *examination) schema(ctx context.Context) error {
 	_, err := pg.CheckSchema(ctx, x.o.pool)
 	if errors.Is(err, pg.ErrSchema) {
-		x.add("schema", LevelError, err.Error(), "outbox-relay migrate up")
+		text, _, _ := strings.Cut(err.Error(), "; run: ") // which is the remedy
+		x.add("schema", LevelError, text, "outbox-relay migrate up")
 		return errEnd
 	}
 	if err != nil {

@@ -45,8 +45,8 @@ type destination struct {
 // A channel is where alerts go. Exactly one field is set.
 type channel struct{ slack, webhook, service string }
 
-// Sources are what a configuration is read from.
-type Sources struct {
+// sources are what a configuration is read from.
+type sources struct {
 	Env      []string          // "NAME=value", as os.Environ returns it
 	Flags    map[string]string // those that were given, by name
 	Hostname string            // the default of relay.name
@@ -65,11 +65,11 @@ func Read(inv *cli.Invocation, sections ...string) (*Config, error) {
 // a database, and neither the secrets nor the destinations that the relay reads from the same file.
 func Load(inv *cli.Invocation, sections ...string) *Config {
 	hostname, _ := os.Hostname() // only a default, and config show says so
-	return LoadFrom(Sources{Env: inv.Env, Flags: inv.Flags, Hostname: hostname}, sections...)
+	return loadFrom(sources{Env: inv.Env, Flags: inv.Flags, Hostname: hostname}, sections...)
 }
 
-// LoadFrom is [load] for sources that are no command's.
-func LoadFrom(from Sources, sections ...string) *Config {
+// loadFrom is [load] for sources that are no command's.
+func loadFrom(from sources, sections ...string) *Config {
 	c := &Config{Log: zerolog.Nop()}
 	c.Set = settings.Load(c.table(from.Hostname), settings.Sources{Env: from.Env, Flags: from.Flags})
 	c.Inherit("destinations", "defaults")

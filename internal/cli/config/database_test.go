@@ -74,7 +74,7 @@ func TestDatabaseURLsThatWork(t *testing.T) {
 		"host=h user=u password='hunter2 x' dbname=db":           "postgres://u:***@h:5432/db",
 		"postgres://u:hunter2@h/db?pool_max_conns=2":             "postgres://u:***@h:5432/db",
 	} {
-		c := LoadFrom(Sources{Env: append([]string{"OUTBOX_DATABASE_URL=" + url}, twoSettings[1])})
+		c := loadFrom(sources{Env: append([]string{"OUTBOX_DATABASE_URL=" + url}, twoSettings[1])})
 		if err := c.Err(); err != nil {
 			t.Errorf("%s: %v", url, err)
 		} else if got := c.DatabaseName(); got != shown {

@@ -48,7 +48,7 @@ destinations:
   a: {url: http://a}
   b: {url: http://b, rate_limit: 0, on_failure: block, breaker: {enabled: false, probe_after: 2s}}
 `)
-	c := LoadFrom(Sources{
+	c := loadFrom(sources{
 		Env: []string{
 			twoSettings[0], "OUTBOX_ON_FAILURE=skip", "OUTBOX_BREAKER_FAILURES=9", "OUTBOX_BREAKER_PROBE_MAX=1m",
 		},

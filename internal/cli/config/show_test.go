@@ -21,7 +21,7 @@ var sampleEnv = []string{
 func TestSample(t *testing.T) {
 	t.Parallel()
 	command(sampleEnv, "config", "check", "-c", sample).expect(t, 0, sample+" is valid; it delivers to logistics, analytics\nNot signed, since they have no signing_secrets: requests to analytics\n", "")
-	c := LoadFrom(Sources{Env: sampleEnv, Flags: map[string]string{"config": sample}, Hostname: "host"})
+	c := loadFrom(sources{Env: sampleEnv, Flags: map[string]string{"config": sample}, Hostname: "host"})
 	if err := c.Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +29,7 @@ func TestSample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plain := LoadFrom(Sources{Env: sampleEnv})
+	plain := loadFrom(sources{Env: sampleEnv})
 	for _, r := range c.table("").Rows {
 		if key := r.Path[strings.LastIndexAny(r.Path, ".]")+1:]; key != "*" && !strings.Contains(string(text), key+":") {
 			t.Errorf("the sample does not mention %s", r.Path)

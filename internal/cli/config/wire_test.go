@@ -147,7 +147,7 @@ func TestSharedTLS(t *testing.T) {
 	t.Parallel()
 	ca, _ := certificate(t, "ca", time.Now().Add(time.Hour))
 	file := writeFile(t, filepath.Join(t.TempDir(), "ca"), ca)
-	c := LoadFrom(Sources{Env: twoSettings[:1], Flags: map[string]string{"config": writeFile(t, filepath.Join(t.TempDir(), usualFile),
+	c := loadFrom(sources{Env: twoSettings[:1], Flags: map[string]string{"config": writeFile(t, filepath.Join(t.TempDir(), usualFile),
 		"defaults: {tls: {ca_file: "+file+"}}\ndestinations: {a: {url: 'http://a'}, b: {url: 'https://b'}}\n")}})
 	if err := c.Err(); err != nil {
 		t.Fatal(err)
@@ -176,7 +176,7 @@ func TestCredentials(t *testing.T) {
 	dir := t.TempDir()
 	token := writeFile(t, filepath.Join(dir, "token"), "one\n")
 	password := writeFile(t, filepath.Join(dir, "password"), "päss word\r\n")
-	c := LoadFrom(Sources{Env: append(twoSettings[:1:1], "TOKEN=t0"), Flags: map[string]string{"config": writeFile(t, filepath.Join(dir, usualFile), `
+	c := loadFrom(sources{Env: append(twoSettings[:1:1], "TOKEN=t0"), Flags: map[string]string{"config": writeFile(t, filepath.Join(dir, usualFile), `
 destinations:
   none: {url: "https://a"}
   token: {url: "https://a", bearer_token: "${TOKEN}"}
