@@ -181,7 +181,11 @@ func (s *senders) attempt(l *lane, d *delivery) (v policy.Result) {
 		}
 		d.event.Payload = payload
 	}
-	req, err := post.NewRequest(to, d.message(), time.Now())
+	message := d.message()
+	if spans := s.config().Spans; spans != nil {
+		d.span, message.Trace = spans.Start(message, d.promised, to.URL)
+	}
+	req, err := post.NewRequest(to, message, time.Now())
 	if err != nil {
 		return post.Refused(err)
 	}
