@@ -82,7 +82,7 @@ func NewRequest(to *Endpoint, d Message, now time.Time) (*Request, error) {
 		return nil, err
 	}
 	if d.Trace.Parent != "" {
-		setTrace(header, d.Trace)
+		r.setTrace(d.Trace)
 	}
 	if to.Destination.Wire.Format == FormatCloudEvents {
 		r.setAttributes(to.Destination.Wire.Source, &d)
@@ -202,12 +202,12 @@ func (r *Request) setContract(d *Message) (covered []byte, err error) {
 }
 
 // setTrace replaces the trace context of an event by that of the attempt.
-func setTrace(header http.Header, t TraceContext) {
-	deleteSpellings(header, webhook.TraceParent)
-	deleteSpellings(header, webhook.TraceState)
-	header[webhook.TraceParent] = []string{t.Parent}
+func (r *Request) setTrace(t TraceContext) {
+	r.deleteSpellings(webhook.TraceParent)
+	r.deleteSpellings(webhook.TraceState)
+	r.set(webhook.TraceParent, t.Parent)
 	if t.State != "" {
-		header[webhook.TraceState] = []string{t.State}
+		r.set(webhook.TraceState, t.State)
 	}
 }
 
