@@ -30,7 +30,7 @@ var (
 		"consumer/elsewhere",
 		"internal/webhook", "internal/check", "internal/admin", "internal/admin/guard", "internal/admin/history", "internal/admin/control", "internal/admin/api", "internal/admin/page", "internal/admin/browser", "internal/metrics", "internal/plain", "internal/settings", "internal/notify", "internal/traces", "internal/inboxops",
 		"internal/archtest", "internal/localpg", "internal/localpg/pgtest", "internal/localpg/withpg", "internal/localserver", "internal/localnats", "internal/process", "internal/relaytest",
-		"internal/testsize", "docs/deploy/rulestest", "internal/bench", "internal/procstat", "internal/cli",
+		"internal/testsize", "docs/deploy/rulestest", "internal/bench", "internal/procstat", "internal/natstest", "internal/cli",
 	}
 
 	// Names that say nothing about what is inside collect everything.
@@ -150,7 +150,7 @@ func TestFilesAreShort(t *testing.T) {
 const maxPackage = 5000
 
 // larger packages, and how many lines they have. Make it fewer, never more.
-var larger = map[string]int{"relay": 5700}
+var larger = map[string]int{"relay": 5500}
 
 func tooLargePackages(lines map[string]int) (violations []string) {
 	for dir, n := range lines {

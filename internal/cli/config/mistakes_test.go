@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 const (
@@ -249,6 +250,7 @@ func TestFileMistakes(t *testing.T) {
 		"no reference":      {"relay:\n  name: ${a b}\n", []string{`outbox-relay.yaml:2: relay.name: has a ${…} that names no variable; write ${NAME}, or $$ for a dollar sign`}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			testsize.OneIn(t, 4)
 			t.Parallel()
 			r := check(t, test.file, append(settingsBeside(test.file), "EMPTY="))
 			r.expect(t, cli.ExitConfig, "", mistakes(test.want...))
@@ -338,6 +340,7 @@ func TestEnvironmentAndFlagMistakes(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			testsize.OneIn(t, 3)
 			t.Parallel()
 			var env []string
 			for i, entry := range append([]string{}, test.env...) {
