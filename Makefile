@@ -96,6 +96,10 @@ test-receivers: ## Vet and test what is for receivers and a module of its own: t
 			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done
 
+.PHONY: test-nats
+test-nats: ## Test destinations of NATS with a real server
+	cd internal/natstest && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
+
 .PHONY: test-rules
 test-rules: ## Check the Prometheus rules and the dashboard with Prometheus's own parser, and try each rule
 	cd docs/deploy/rulestest && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test ./...
