@@ -330,11 +330,11 @@ func TestReloadOfRetention(t *testing.T) {
 	cfg := db.config(to("http://receiver.invalid"))
 	r := prepared(t, cfg)
 	jobs := newJobs(r.cfg.Log)
-	plan := archivePlan{jobs: jobs}
+	plan := archive.Schedule{Jobs: jobs, Run: r.archive}
 	schedules := func(keep archive.Retention) int {
 		cfg.Retention = keep
 		r.reload(cfg)
-		plan.follow(t.Context(), r.Relay)
+		plan.Follow(t.Context(), r.config().Retention)
 		return len(jobs.Entries())
 	}
 	if n := schedules(archive.Retention{ArchiveAfter: days}); n != 1 {
@@ -404,7 +404,7 @@ func TestEverySettingMakesADifference(t *testing.T) {
 	}
 	known := []string{
 		"Destinations", "Routes", "Egress", "Alerts", "Retention", "DrainTimeout", "MaxInFlight", "LogDelivered",
-		"Pool", "Pooler", "Schema", "Name", "Version", "Environment", "PollInterval", "Lease", "Watching", "Log", "Hooks",
+		"Pool", "Pooler", "Schema", "Name", "Version", "Environment", "PollInterval", "Lease", "Watching", "Log", "Hooks", "Spans",
 	}
 	inspect(t, Config{}, known)
 	inspect(t, alert.Config{}, []string{"Channels", "Window", "LagOver", "VacuumBlockedOver"})
