@@ -140,7 +140,7 @@ func (ls *lanes) applyStates(began, now time.Time, states []policy.DestinationSt
 		}
 		_, hold, _ := l.breakerAt(now)
 		l.changeBreaker(func(b *policy.Breaker) {
-			if state.Remaining > implausible(b, hold) {
+			if state.Remaining > b.Implausible(hold) {
 				state.Remaining = 0
 			}
 			before := b.State
@@ -149,11 +149,6 @@ func (ls *lanes) applyStates(began, now time.Time, states []policy.DestinationSt
 		})
 	}
 	return changed
-}
-
-// implausible is a longer time than any relay gives a breaker: the database's clock must have been put back since.
-func implausible(b *policy.Breaker, hold time.Duration) time.Duration {
-	return 2 * max(b.Policy.ProbeMax, hold)
 }
 
 // takePart gives the lane its part of the relay's capacity, which so many lanes share.

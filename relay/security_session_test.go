@@ -14,6 +14,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
+	"github.com/outbox-relay/outbox-relay/relay/breaker"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/session"
@@ -148,6 +149,7 @@ func TestSecurityNotificationsAreBounded(t *testing.T) {
 // A stranger sends more notifications than a session can read beside its heartbeat. The relay stops listening for a while,
 // goes on delivering, and listens again.
 func TestSecurityFloodIsNotListenedTo(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	cfg := db.config(to(newReceiver(t, nil).URL))
@@ -213,7 +215,7 @@ func TestSecurityFullQueueStopsNoRelay(t *testing.T) {
 	}
 	r.settles(t, policy.Delivered, 2)
 	db.exec(`UPDATE outbox_destination SET breaker = 'half_open', breaker_owner = $1, breaker_opened_at = now(), breaker_until = now()`, instance)
-	must(t, r.store.closeBreaker(t.Context(), "default", instance))
+	must(t, breaker.CloseBreaker(t.Context(), r.store.pool, "default", instance))
 	if state := row[string](db, `SELECT breaker FROM outbox_destination`); state != "closed" {
 		t.Errorf("the breaker is %s", state)
 	}

@@ -107,7 +107,7 @@ func TestTrialWaitsAsAsked(t *testing.T) {
 	now := time.Now()
 	l.flow.Close(now, 30*time.Second)
 	l.breaker.Enter(now, policy.BreakerOpen)
-	if next, err := c.breakers.tendLane(l, now, 1); err != nil || !next.Equal(l.flow.Reopens) {
+	if next, _, err := c.breakers.Tend(t.Context(), l, now, 1); err != nil || !next.Equal(l.flow.Reopens) {
 		t.Errorf("tries again in %s, %v", next.Sub(now), err)
 	}
 }

@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/alert"
 	"github.com/outbox-relay/outbox-relay/internal/notify"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
@@ -192,16 +193,16 @@ func (w *world) environment() []string {
 }
 
 // alertTest runs alert test as a process and returns what became of each channel, by its kind.
-func (w *world) alertTest(t *testing.T, egress string) map[string]channelResult {
+func (w *world) alertTest(t *testing.T, egress string) map[string]alert.Result {
 	t.Helper()
 	program := exec.CommandContext(t.Context(), os.Args[0], "alert", "test", "--json", "--config", w.configuration(t, egress))
 	program.Env = w.environment()
 	out, _ := program.Output()
-	var results []channelResult
+	var results []alert.Result
 	if err := json.Unmarshal(out, &results); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	byKind := map[string]channelResult{}
+	byKind := map[string]alert.Result{}
 	for _, r := range results {
 		byKind[r.Channel[:strings.LastIndex(r.Channel, "-")]] = r
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/alert"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
@@ -79,7 +80,7 @@ func TestAlertTest(t *testing.T) {
 		t.Errorf("the channels heard %s", told)
 	}
 
-	var results []channelResult
+	var results []alert.Result
 	asked := command(nil, "alert", "test", "--config", file, "--channel", "gotify", "--json")
 	if err := json.Unmarshal([]byte(asked.stdout), &results); err != nil || asked.code != 0 || len(results) != 1 || !results[0].OK || !strings.HasPrefix(results[0].Channel, "gotify-") {
 		t.Errorf("%v %+v", err, asked)

@@ -3,9 +3,17 @@ package main
 import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli/alert"
+	"github.com/outbox-relay/outbox-relay/internal/cli/archive"
 	"github.com/outbox-relay/outbox-relay/internal/cli/bench"
+	"github.com/outbox-relay/outbox-relay/internal/cli/destinations"
+	"github.com/outbox-relay/outbox-relay/internal/cli/events"
+	"github.com/outbox-relay/outbox-relay/internal/cli/identity"
 	"github.com/outbox-relay/outbox-relay/internal/cli/inbox"
+	"github.com/outbox-relay/outbox-relay/internal/cli/listen"
 	"github.com/outbox-relay/outbox-relay/internal/cli/migrate"
+	"github.com/outbox-relay/outbox-relay/internal/cli/run"
+	"github.com/outbox-relay/outbox-relay/internal/cli/status"
 )
 
 const overview = `outbox-relay delivers the events that a service commits to its outbox table.
@@ -43,30 +51,30 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 configuration, 4 database unreachable, 5 
 
 // grammar is the command line.
 type grammar struct {
-	Run        runCmd          `cmd:"" help:"Deliver events until told to stop."`
-	Migrate    migrate.Command `cmd:"" help:"Create, upgrade, revert or list the tables."`
-	Status     statusCmd       `cmd:"" help:"Show what waits, what failed, who delivers."`
-	Events     eventsCmd       `cmd:"" help:"List deliveries, or show one event."`
-	Explain    explainCmd      `cmd:"" help:"Tell the history of one event, and why it waits."`
-	Send       sendCmd         `cmd:"" help:"Insert one event."`
-	Listen     listenCmd       `cmd:"" help:"Receive events and print them."`
-	Doctor     doctorCmd       `cmd:"" help:"Find what is wrong with configuration, database and destinations; exit 1 if there is an error."`
-	Alert      alertCmd        `cmd:"" help:"Try the alert channels."`
-	Replay     replayCmd       `cmd:"" help:"Send failed, delivered or discarded deliveries again."`
-	Retry      retryCmd        `cmd:"" help:"Attempt now what waits for its next attempt."`
-	Discard    discardCmd      `cmd:"" help:"Give pending, parked or failed deliveries up."`
-	Pause      pauseCmd        `cmd:"" help:"Send nothing to a destination until it is resumed."`
-	Resume     resumeCmd       `cmd:"" help:"End a pause; with --reset-breaker a hold too."`
-	Relays     relaysCmd       `cmd:"" help:"List the relays that run."`
-	Routes     routesCmd       `cmd:"" help:"List the stored routes, or show where an event type goes."`
-	Archive    archiveCmd      `cmd:"" help:"Archive, drop and prune by hand what relays do every night."`
-	Config     config.Command  `cmd:"" help:"Check or show the configuration."`
-	Identity   identityCmd     `cmd:"" help:"Compare this database with what relays were accepted on, and decide about a copy."`
-	Inbox      inbox.Command   `cmd:"" help:"Look at a receiver's events, work them again, ignore or forget them."`
-	Completion completionCmd   `cmd:"" help:"Print a script that completes commands and flags."`
-	Man        manCmd          `cmd:"" help:"Print the manual page."`
-	Bench      bench.Command   `cmd:"" help:"Measure deliveries, latency and cost on this machine, with your database and in a schema of its own."`
-	Version    versionCmd      `cmd:"" help:"Show the version of this program."`
+	Run        run.Command         `cmd:"" help:"Deliver events until told to stop."`
+	Migrate    migrate.Command     `cmd:"" help:"Create, upgrade, revert or list the tables."`
+	Status     status.Command      `cmd:"" help:"Show what waits, what failed, who delivers."`
+	Events     events.Command      `cmd:"" help:"List deliveries, or show one event."`
+	Explain    events.Explain      `cmd:"" help:"Tell the history of one event, and why it waits."`
+	Send       events.Send         `cmd:"" help:"Insert one event."`
+	Listen     listen.Command      `cmd:"" help:"Receive events and print them."`
+	Doctor     status.Doctor       `cmd:"" help:"Find what is wrong with configuration, database and destinations; exit 1 if there is an error."`
+	Alert      alert.Command       `cmd:"" help:"Try the alert channels."`
+	Replay     events.Replay       `cmd:"" help:"Send failed, delivered or discarded deliveries again."`
+	Retry      events.Retry        `cmd:"" help:"Attempt now what waits for its next attempt."`
+	Discard    events.Discard      `cmd:"" help:"Give pending, parked or failed deliveries up."`
+	Pause      destinations.Pause  `cmd:"" help:"Send nothing to a destination until it is resumed."`
+	Resume     destinations.Resume `cmd:"" help:"End a pause; with --reset-breaker a hold too."`
+	Relays     status.Relays       `cmd:"" help:"List the relays that run."`
+	Routes     destinations.Routes `cmd:"" help:"List the stored routes, or show where an event type goes."`
+	Archive    archive.Command     `cmd:"" help:"Archive, drop and prune by hand what relays do every night."`
+	Config     config.Command      `cmd:"" help:"Check or show the configuration."`
+	Identity   identity.Command    `cmd:"" help:"Compare this database with what relays were accepted on, and decide about a copy."`
+	Inbox      inbox.Command       `cmd:"" help:"Look at a receiver's events, work them again, ignore or forget them."`
+	Completion completionCmd       `cmd:"" help:"Print a script that completes commands and flags."`
+	Man        manCmd              `cmd:"" help:"Print the manual page."`
+	Bench      bench.Command       `cmd:"" help:"Measure deliveries, latency and cost on this machine, with your database and in a schema of its own."`
+	Version    versionCmd          `cmd:"" help:"Show the version of this program."`
 
 	BenchLoad bench.LoadCommand `cmd:"" hidden:"" help:"The producers of bench, in a process of their own."`
 }

@@ -15,10 +15,8 @@ import (
 
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
-	"github.com/rs/zerolog"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
-	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -162,20 +160,6 @@ func TestMonitorAddresses(t *testing.T) {
 		if r.code != cli.ExitFailed || !strings.Contains(r.stderr, "metrics.listen: cannot listen on "+taken.Addr().String()) || !strings.Contains(r.stderr, "set it to a free address, or to off") {
 			t.Errorf("%+v", r)
 		}
-	})
-	t.Run("two relays on one host", func(t *testing.T) { // on whatever has the port at the moment, be it another test
-		t.Parallel()
-		if first, err := net.Listen("tcp", "127.0.0.1:9464"); err == nil {
-			defer first.Close()
-		}
-		c := config.LoadFrom(config.Sources{Env: env})
-		var log buffer
-		c.Log = zerolog.New(&log)
-		m, err := openMonitor(t.Context(), c, "test")
-		if m.server != nil || err != nil || !strings.Contains(log.String(), "the default address cannot be opened, so the relay runs without it") {
-			t.Errorf("%v, %v, %s", m, err, log.String())
-		}
-		m.start(t.Context(), nil)()
 	})
 }
 

@@ -9,7 +9,10 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/destinations"
+	"github.com/outbox-relay/outbox-relay/internal/cli/events"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
@@ -64,6 +67,7 @@ func TestMistakesOfBulkCommands(t *testing.T) {
 		{"routes test", "", `expected "<event-type>" (see: outbox-relay routes test --help)`},
 	} {
 		t.Run(test.args, func(t *testing.T) {
+			testsize.OneIn(t, 3)
 			t.Parallel()
 			with(test.stdin, env, strings.Fields(test.args)...).expect(t, cli.ExitUsage, "", "outbox-relay: "+test.want+"\n")
 		})
@@ -101,7 +105,7 @@ func TestReplayCommand(t *testing.T) {
 		t.Fatalf("%d were replayed without a yes", n)
 	}
 	r = with("\ufeff2\r\n\r\n3\r\n2\r\n99\n", env, "replay", "-", "--yes", "--json")
-	var report bulkReport
+	var report events.BulkReport
 	if err := json.Unmarshal([]byte(r.stdout), &report); err != nil || r.code != 0 {
 		t.Fatalf("%+v: %v", r, err)
 	}
@@ -200,7 +204,7 @@ func TestInterruptedReplay(t *testing.T) {
 	if got := <-code; got != cli.ExitInterrupted || !strings.HasSuffix(stderr.String(), "outbox-relay: interrupted: 1000 replayed, 1500 left; the same command goes on\n") {
 		t.Errorf("exit code %d: %s", got, stderr.String())
 	}
-	var report bulkReport
+	var report events.BulkReport
 	if err := json.Unmarshal([]byte(stdout.String()), &report); err != nil || !report.Interrupted || report.Done != 1000 || report.Left != 1500 {
 		t.Errorf("%s: %v", stdout.String(), err)
 	}
@@ -277,6 +281,9 @@ func TestPauseCommands(t *testing.T) {
 		"outbox-relay: there is no destination \"logistic\": no route, no state and no waiting delivery has that name; did you mean \"logistics\"?\n")
 	command(env, "resume", "x").expect(t, cli.ExitFailed, "",
 		"outbox-relay: there is no destination \"x\": no route, no state and no waiting delivery has that name; see: outbox-relay status\n")
+	fresh := []string{"OUTBOX_DATABASE_URL=" + pgtest.New(t, migrations.Outbox)}
+	command(fresh, "pause", "logistics").expect(t, cli.ExitFailed, "",
+		"outbox-relay: there is no destination \"logistics\": no route, no state and no waiting delivery has that name; no destination is known before the first relay has run: outbox-relay run\n")
 }
 
 func TestRoutesAndRelays(t *testing.T) {
@@ -303,7 +310,7 @@ func TestRoutesAndRelays(t *testing.T) {
 	configured := append(env, "OUTBOX_DESTINATION_URL=http://127.0.0.1:9/in")
 	command(configured, "routes", "list").expect(t, 0, "EVENT   DESTINATION  PENDING  RELAYS  CONFIGURED\npaid.*  logistics    1        r1 (1)  no\nOnly configured: * to default\n\n"+
 		"The database has the routes of all running relays; one that starts with this configuration adds its own.\n", "")
-	var list routeList
+	var list destinations.RouteList
 	if r := command(configured, "routes", "list", "--json"); json.Unmarshal([]byte(r.stdout), &list) != nil || len(list.Routes) != 1 || *list.Routes[0].Configured || len(list.Missing) != 1 {
 		t.Errorf("%+v", r)
 	}
@@ -311,7 +318,7 @@ func TestRoutesAndRelays(t *testing.T) {
 	command(configured, "routes", "test", "paid.late").expect(t, 0, "paid.late goes to logistics, by the route paid.*\nBy the configuration it goes to default, once a relay starts with it.\n", "")
 	command(env, "routes", "test", "sent").expect(t, cli.ExitFailed, "", "outbox-relay: an event of type \"sent\" would be parked: no route in the database matches\n")
 	r := command(configured, "routes", "test", "sent", "--json")
-	var test routeTest
+	var test destinations.RouteTest
 	if err := json.Unmarshal([]byte(r.stdout), &test); err != nil || r.code != cli.ExitFailed || !test.Parked || len(test.Stored) != 0 || len(test.Configured) != 1 {
 		t.Errorf("%+v: %v", r, err)
 	}

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli/destinations"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -295,9 +296,9 @@ func TestRollingDeploys(t *testing.T) {
 			if got := query[int](t, db, "SELECT count(*)::int FROM outbox_delivery WHERE destination = ''"); got != 1 {
 				t.Errorf("%d events are parked", got)
 			}
-			var found routeList
+			var found destinations.RouteList
 			if r := command([]string{"OUTBOX_DATABASE_URL=" + dsn}, "routes", "list", "--json"); json.Unmarshal([]byte(r.stdout), &found) != nil ||
-				slices.ContainsFunc(found.Routes, func(r listedRoute) bool { return len(r.Relays) != 2 }) {
+				slices.ContainsFunc(found.Routes, func(r destinations.ListedRoute) bool { return len(r.Relays) != 2 }) {
 				t.Errorf("%+v", r)
 			}
 			for _, r := range replicas {

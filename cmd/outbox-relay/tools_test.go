@@ -10,10 +10,9 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
-	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
-	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 // running is a command that goes on beside the test, with its output.
@@ -128,6 +127,7 @@ func TestListenRefuses(t *testing.T) {
 		"its own failure": {[]string{"--fail=418"}, "418 "},
 	} {
 		t.Run(name, func(t *testing.T) {
+			testsize.OneIn(t, 2)
 			t.Parallel()
 			dsn := pgtest.New(t, migrations.Outbox)
 			env := []string{"OUTBOX_DATABASE_URL=" + dsn}
@@ -189,26 +189,5 @@ func TestCompletion(t *testing.T) {
 		if !strings.Contains(page, part) {
 			t.Errorf("the manual page lacks %q", part)
 		}
-	}
-}
-
-// Colours reach a terminal alone, and no text of others can bring its own.
-func TestColors(t *testing.T) {
-	t.Parallel()
-	for _, colored := range []bool{false, true} {
-		var b buffer
-		if err := printAdvice(output.NewTextWriter(&b, colored), []ops.Advice{{Text: "wrong \x1b[31m"}}); err != nil {
-			t.Fatal(err)
-		}
-		want := "wrong \ufffd[31m\n"
-		if colored {
-			want = output.Yellow + want + output.NoColor
-		}
-		if b.String() != want {
-			t.Errorf("%q, want %q", b.String(), want)
-		}
-	}
-	if output.ShowsColors(os.Stdout, []string{"NO_COLOR=1"}) {
-		t.Error("NO_COLOR has no effect")
 	}
 }

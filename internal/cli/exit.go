@@ -40,7 +40,7 @@ func Usagef(format string, args ...any) error {
 }
 
 // report prints an error on stderr, so that no exit code but 0 stands alone, and returns the code.
-func (p Program) report(err error) int {
+func report(stderr io.Writer, err error) int {
 	if err == nil {
 		return 0
 	}
@@ -48,7 +48,7 @@ func (p Program) report(err error) int {
 	var mistakes settings.Error
 	switch {
 	case errors.As(err, &mistakes):
-		fmt.Fprintln(p.Stderr, mistakes)
+		fmt.Fprintln(stderr, mistakes)
 		return ExitConfig
 	case errors.As(err, &exit):
 	case errors.Is(err, pg.ErrPooler):
@@ -62,7 +62,7 @@ func (p Program) report(err error) int {
 	default:
 		exit.Code, err = ExitFailed, withLackingRight(err)
 	}
-	fmt.Fprintf(p.Stderr, "outbox-relay: %s\n", OneLine(err.Error()))
+	fmt.Fprintf(stderr, "outbox-relay: %s\n", OneLine(err.Error()))
 	return exit.Code
 }
 

@@ -51,7 +51,7 @@ func (p Program) Run(args []string) (code int) {
 	if err != nil && errors.Is(context.Cause(ctx), ErrInterrupted) && !errors.As(err, new(ExitError)) {
 		err = ExitError{Code: ExitInterrupted, Err: ErrInterrupted}
 	}
-	return p.report(err)
+	return report(p.Stderr, err)
 }
 
 // ErrInterrupted is the cause of a context that a signal ended.

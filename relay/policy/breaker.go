@@ -42,6 +42,12 @@ type Breaker struct {
 	Until    time.Time // how long the lane is this relay's alone
 }
 
+// Implausible returns a longer time than any relay gives a breaker whose trials take so long: the database's clock must have
+// been put back since.
+func (b *Breaker) Implausible(hold time.Duration) time.Duration {
+	return 2 * max(b.Policy.ProbeMax, hold)
+}
+
 // BreakerPolicy says when a destination is taken to be down as a whole. Its deliveries are then held: nothing is sent
 // but probes, which spend no attempt, until one is accepted.
 type BreakerPolicy struct {

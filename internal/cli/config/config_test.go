@@ -78,7 +78,7 @@ func TestTolerance(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			path := writeFile(t, filepath.Join(t.TempDir(), usualFile), file)
-			c := LoadFrom(Sources{
+			c := loadFrom(sources{
 				Env:      append([]string{"LEVEL=warn", "PART=ar", "EMPTY="}, twoSettings...),
 				Flags:    map[string]string{"config": path},
 				Hostname: "host",
@@ -108,7 +108,7 @@ relay: {lease: 61s, drain_timeout: 61s, max_in_flight: 61, name: file}
 destinations: {default: {url: 'http://file', signing_secrets: [`+goodSecret+`], timeout: 7s}}
 alerts: {channels: [{slack: 'https://slack/file'}, {webhook: 'https://hook/file'}]}
 `)
-	c := LoadFrom(Sources{
+	c := loadFrom(sources{
 		Env: []string{
 			"OUTBOX_DATABASE_URL=postgres://u:p@h/db", "OUTBOX_DRAIN_TIMEOUT=62s", "OUTBOX_MAX_IN_FLIGHT=62", "OUTBOX_NAME=env", "OUTBOX_DESTINATION_URL=http://env",
 			"OUTBOX_SIGNING_SECRET=" + goodSecret + ", " + otherSecret, "OUTBOX_SLACK_WEBHOOK_URL=https://slack/env", "OUTBOX_TIMEOUT=62s",
@@ -155,7 +155,7 @@ destinations:
   logistics: {url: "${OUTBOX_DESTINATION_URL}", signing_secrets: ["${OUTBOX_SIGNING_SECRET}"]}
 alerts: {channels: [{webhook: "${OUTBOX_SLACK_WEBHOOK_URL}"}]}
 `)
-	c := LoadFrom(Sources{
+	c := loadFrom(sources{
 		Env: append([]string{
 			"OUTBOX_SIGNING_SECRET_FILE=" + writeFile(t, filepath.Join(dir, "secret"), goodSecret+","+otherSecret+"\r\n"),
 			"OUTBOX_SLACK_WEBHOOK_URL=https://x",
@@ -189,7 +189,7 @@ func TestDefaultDestinationBesideAFile(t *testing.T) {
 			if test.file != "" {
 				flags["config"] = writeFile(t, filepath.Join(dir, usualFile), test.file)
 			}
-			c := LoadFrom(Sources{Env: twoSettings, Flags: flags, Hostname: "host"})
+			c := loadFrom(sources{Env: twoSettings, Flags: flags, Hostname: "host"})
 			err := c.Err()
 			if test.problem != "" {
 				if err == nil || !strings.Contains(strings.ReplaceAll(c.Problems[len(c.Problems)-1].String(), dir+"/", ""), test.problem) {
@@ -219,7 +219,7 @@ egress: {allow_private: [10.0.0.0/8, fd00::/8], proxy: http://p:21}
 alerts: {window: 17m, lag_over: 18m, vacuum_blocked_over: 23m, channels: [{slack: 'https://s'}, {webhook: 'https://w'}]}
 retention: {archive_after: 0, delete_after: 9000h, attempts: 24h, processed_events: 2000h, schedule: '@daily'}
 `)
-	c := LoadFrom(Sources{Flags: map[string]string{"config": file}, Hostname: "host"})
+	c := loadFrom(sources{Flags: map[string]string{"config": file}, Hostname: "host"})
 	if err := c.Err(); err != nil {
 		t.Fatal(err)
 	}

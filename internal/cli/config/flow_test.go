@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -29,6 +30,7 @@ func TestFlowMistakes(t *testing.T) {
 		"probes too rare":        {"defaults: {breaker: {probe_max: 2h}}\n", []string{`outbox-relay.yaml:1: defaults.breaker.probe_max: 2h0m0s is out of range; write more than 0 and at most 1h`}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			testsize.OneIn(t, 3)
 			t.Parallel()
 			check(t, test.file, twoSettings).expect(t, cli.ExitConfig, "", mistakes(test.want...))
 		})
@@ -46,7 +48,7 @@ destinations:
   a: {url: http://a}
   b: {url: http://b, rate_limit: 0, on_failure: block, breaker: {enabled: false, probe_after: 2s}}
 `)
-	c := LoadFrom(Sources{
+	c := loadFrom(sources{
 		Env: []string{
 			twoSettings[0], "OUTBOX_ON_FAILURE=skip", "OUTBOX_BREAKER_FAILURES=9", "OUTBOX_BREAKER_PROBE_MAX=1m",
 		},

@@ -31,7 +31,7 @@ func FuzzFile(f *testing.F) {
 		if err := os.WriteFile(file, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		c := LoadFrom(Sources{
+		c := loadFrom(sources{
 			Env:      []string{"OUTBOX_DATABASE_URL=postgres://u:hunter2@localhost/db", "OUTBOX_DESTINATION_URL=http://a", "A=b"},
 			Flags:    map[string]string{"config": file},
 			Hostname: "host",

@@ -20,6 +20,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
@@ -105,6 +106,7 @@ func TestWireMistakes(t *testing.T) {
 		"proxy: 'http://169.254.169.254:80'":                               `destinations.a.proxy: address 169.254.169.254 is never dialled: it is link-local, a cloud's metadata service, or otherwise not a host's own`,
 	} {
 		t.Run(settings, func(t *testing.T) {
+			testsize.OneIn(t, 4)
 			t.Parallel()
 			r := check(t, "destinations:\n  a: {url: 'https://a', "+strings.ReplaceAll(settings, "DIR", dir)+"}\n", twoSettings[:1])
 			r.stderr = strings.ReplaceAll(r.stderr, dir, "DIR")
@@ -145,7 +147,7 @@ func TestSharedTLS(t *testing.T) {
 	t.Parallel()
 	ca, _ := certificate(t, "ca", time.Now().Add(time.Hour))
 	file := writeFile(t, filepath.Join(t.TempDir(), "ca"), ca)
-	c := LoadFrom(Sources{Env: twoSettings[:1], Flags: map[string]string{"config": writeFile(t, filepath.Join(t.TempDir(), usualFile),
+	c := loadFrom(sources{Env: twoSettings[:1], Flags: map[string]string{"config": writeFile(t, filepath.Join(t.TempDir(), usualFile),
 		"defaults: {tls: {ca_file: "+file+"}}\ndestinations: {a: {url: 'http://a'}, b: {url: 'https://b'}}\n")}})
 	if err := c.Err(); err != nil {
 		t.Fatal(err)
@@ -174,7 +176,7 @@ func TestCredentials(t *testing.T) {
 	dir := t.TempDir()
 	token := writeFile(t, filepath.Join(dir, "token"), "one\n")
 	password := writeFile(t, filepath.Join(dir, "password"), "päss word\r\n")
-	c := LoadFrom(Sources{Env: append(twoSettings[:1:1], "TOKEN=t0"), Flags: map[string]string{"config": writeFile(t, filepath.Join(dir, usualFile), `
+	c := loadFrom(sources{Env: append(twoSettings[:1:1], "TOKEN=t0"), Flags: map[string]string{"config": writeFile(t, filepath.Join(dir, usualFile), `
 destinations:
   none: {url: "https://a"}
   token: {url: "https://a", bearer_token: "${TOKEN}"}

@@ -171,6 +171,7 @@ type Status struct {
 	Migrations []MigrationStatus `json:"migrations"`
 }
 
+// MigrationStatus is one migration in it.
 type MigrationStatus struct {
 	Version   int64      `json:"version"`
 	File      string     `json:"file"`

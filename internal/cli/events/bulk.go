@@ -1,0 +1,129 @@
+package events
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/bulk"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
+)
+
+// A operation changes the deliveries of a selection.
+type operation struct {
+	verb, done string // "replay", "replayed"
+	selectionFlags
+	statuses []string
+	parked   bool
+	found    func(*ops.Outbox, context.Context, ops.Selection) (ops.Bulk, error)
+	change   func(*ops.Outbox, context.Context, ops.Selection, func(ops.Bulk)) (ops.Bulk, error)
+	tooOld   func(n int64) error // refuses deliveries of events that receivers have forgotten
+
+	outbox *ops.Outbox
+	s      ops.Selection
+}
+
+func (d operation) run(inv *cli.Invocation, c *config.Config) (err error) {
+	if d.s, err = d.selection(inv, d.statuses, d.parked); err != nil {
+		return err
+	}
+	return c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
+		d.outbox = outbox
+		if d.s.Since, d.s.Until, err = d.Bounds(ctx, outbox); err != nil {
+			return err
+		}
+		return bulk.Operation[ops.Bulk]{
+			Flags: d.Flags, Action: d.verb, Verb: d.verb, Done: d.done, One: "delivery", Many: "deliveries",
+			Selection: d.describe(d.s), Work: d,
+		}.Run(ctx, inv, c)
+	})
+}
+
+func (d operation) Preview(ctx context.Context) (ops.Bulk, error) {
+	found, err := d.found(d.outbox, ctx, d.s)
+	if err == nil && found.Matched == 0 {
+		err = refuseUnknown(ctx, d.outbox, d.Destination, d.Reason, d.Type)
+	}
+	return found, err
+}
+
+func (d operation) Act(ctx context.Context, _ ops.Bulk, progress func(ops.Bulk)) (ops.Bulk, error) {
+	return d.change(d.outbox, ctx, d.s, progress)
+}
+
+func (d operation) Refuse(found ops.Bulk) error {
+	if found.TooOld > 0 {
+		return d.tooOld(found.TooOld)
+	}
+	return nil
+}
+
+func (operation) Counts(b *ops.Bulk) bulk.Counts {
+	return bulk.Counts{Matched: &b.Matched, Done: &b.Done, Missed: &b.Missed, More: &b.More}
+}
+
+func (operation) Merge(found *ops.Bulk, result ops.Bulk) {
+	found.InFlight = max(found.InFlight, result.InFlight)
+}
+
+// BulkReport is what --json prints.
+type BulkReport struct {
+	bulk.Outcome
+	ops.Bulk
+}
+
+func (operation) Report(r bulk.Outcome, found ops.Bulk) any {
+	return BulkReport{r, found}
+}
+
+func (operation) Sample(found ops.Bulk) (remark string, rows [][]any) {
+	for _, s := range found.Sample {
+		var created any = ""
+		if s.CreatedAt != nil {
+			created = *s.CreatedAt
+		}
+		rows = append(rows, []any{fmt.Sprintf("  %d", s.EventID), s.EventType, s.IdempotencyKey, orParked(s.Destination), s.Status, created})
+	}
+	return "", rows
+}
+
+func (d operation) LeftOut(found ops.Bulk) (lines []string) {
+	add := func(n int64, format string, args ...any) {
+		if n > 0 {
+			lines = append(lines, fmt.Sprintf("Left alone: %d "+format, append([]any{n}, args...)...))
+		}
+	}
+	add(found.InFlight, "in flight, which a relay is sending now; repeat the command later.")
+	add(found.NotWaiting, "due already, or never attempted.")
+	add(found.TooOld, "older than receivers remember (--force).")
+	add(found.EventMissing, "whose event is gone.")
+	for _, status := range []string{"pending", "failed", "delivered", "discarded"} {
+		n := found.OtherStatus[status]
+		switch {
+		case d.verb == "replay" && status == "pending":
+			add(n, "pending, which will be sent anyway.")
+		case d.verb == "retry" && status == "failed":
+			add(n, "failed for good; to send it again: outbox-relay replay.")
+		case d.verb == "replay":
+			add(n, "%s; to replay these too: --status %[2]s.", status)
+		default:
+			add(n, "%s.", status)
+		}
+	}
+	if found.Unknown > 0 {
+		lines = append(lines, bulk.NotFound(plain.Plural(found.Unknown, "event has", "events have")+" no delivery here", found.UnknownIDs, found.Unknown))
+	}
+	for _, obstacle := range found.Obstacles {
+		lines = append(lines, bulk.Capital(obstacle)+".")
+	}
+	return lines
+}
+
+func orParked(destination string) string {
+	if destination == "" {
+		return "(parked)"
+	}
+	return destination
+}

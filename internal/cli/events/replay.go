@@ -1,0 +1,64 @@
+package events
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
+)
+
+// Replay is the command replay.
+type Replay struct {
+	config.DatabaseFlags
+	cli.ActorFlag
+	selectionFlags
+	Status []string `enum:"failed,delivered,discarded" placeholder:"STATUS" help:"failed, delivered or discarded; several with commas. Default: failed."`
+	Force  bool     `help:"Also events that are older than receivers remember: they may be processed twice."`
+}
+
+func (Replay) Help() string {
+	return `Makes deliveries pending again. They keep their key, start with all their attempts before them, wait behind
+everything that is not a replay, and are sent with X-Outbox-Replay: true. A receiver that has processed one already
+suppresses it, as long as it remembers: events older than retention.processed_events are refused without --force.
+
+Of an ordering key, the later deliveries that are still pending wait until a replayed earlier one is through.
+
+  outbox-relay replay 17 18                                   # these, if they failed
+  outbox-relay replay --destination logistics                 # all that failed there
+  outbox-relay replay --status delivered --since 2h --until 1h --destination logistics
+  outbox-relay replay --type 'invoice.*' --reason timeout --dry-run
+  outbox-relay replay - --yes < ids.txt
+
+It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
+}
+
+func (cmd Replay) Run(inv *cli.Invocation) error {
+	c, err := config.Read(inv, "database", "retention.processed_events")
+	if err != nil {
+		return err
+	}
+	remembered := c.Relay.Retention.ProcessedEvents
+	memory := remembered
+	if cmd.Force {
+		memory = 0
+	}
+	return operation{
+		verb: "replay", done: "replayed", selectionFlags: cmd.selectionFlags, statuses: slices.Compact(slices.Sorted(slices.Values(cmd.Status))),
+		found: func(outbox *ops.Outbox, ctx context.Context, s ops.Selection) (ops.Bulk, error) {
+			return outbox.PreviewReplay(ctx, s, memory)
+		},
+		change: func(outbox *ops.Outbox, ctx context.Context, s ops.Selection, progress func(ops.Bulk)) (ops.Bulk, error) {
+			return outbox.Replay(ctx, s, memory, progress)
+		},
+		tooOld: func(n int64) error {
+			return fmt.Errorf("%s of events older than %s, which is how long receivers remember what they processed (retention.processed_events): "+
+				"sent again, they may be processed twice. Leave them out with --since %[2]s, or add --force",
+				plain.Plural(n, "delivery is", "deliveries are"), settings.ShortDuration(remembered))
+		},
+	}.run(inv, c)
+}

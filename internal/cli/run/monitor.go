@@ -1,0 +1,74 @@
+package run
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/admin"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/metrics"
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+// metricsWriteTimeout bounds one answer of the monitor.
+const metricsWriteTimeout = 30 * time.Second
+
+// A monitor serves metrics and health beside the relay. Without a server it is off, and costs the relay nothing.
+type monitor struct {
+	server  *admin.Server
+	metrics *metrics.Metrics
+}
+
+// openMonitor opens metrics.listen.
+func openMonitor(ctx context.Context, c *config.Config, version string) (m monitor, err error) {
+	m.server, err = admin.Listen(ctx, admin.Listener{
+		Setting: "metrics.listen", Address: c.MetricsListen, Configured: c.Given("metrics.listen"), WriteTimeout: metricsWriteTimeout, Log: c.Log,
+	})
+	if m.server == nil {
+		return m, err
+	}
+	var names []string
+	for _, d := range c.Relay.Destinations {
+		names = append(names, d.Name)
+	}
+	m.metrics = metrics.New(metrics.Config{
+		Version: version, Destinations: names, PollInterval: c.Relay.PollInterval, Log: c.Log,
+	})
+	return m, nil
+}
+
+// hooks returns what the relay calls; the zero value when the monitor is off.
+func (m monitor) hooks() relay.Hooks {
+	if m.server == nil {
+		return relay.Hooks{}
+	}
+	return m.metrics.Hooks()
+}
+
+// countSpans returns what counts spans that were exported, or dropped; nil when the monitor is off.
+func (m monitor) countSpans() func(exported bool, spans int) {
+	if m.server == nil {
+		return nil
+	}
+	return m.metrics.CountSpans
+}
+
+// start serves until end is called, also while the relay drains after stopping is done.
+func (m monitor) start(stopping context.Context, r *relay.Relay) (end func()) {
+	if m.server == nil {
+		return func() {}
+	}
+	m.metrics.Follow(r.State, r.CountBacklog)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(stopping))
+	m.metrics.StopsWhen(func() bool { return stopping.Err() != nil })
+	var running sync.WaitGroup
+	running.Go(func() { m.server.Run(ctx, m.metrics.Handler()) })
+	sampling, stopSampling := context.WithCancel(stopping)
+	running.Go(func() { m.metrics.Sample(sampling) })
+	return func() {
+		stopSampling()
+		cancel()
+		running.Wait()
+	}
+}

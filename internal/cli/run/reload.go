@@ -1,0 +1,88 @@
+package run
+
+import (
+	"github.com/rs/zerolog"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/relay"
+)
+
+// A reloader reads the configuration again whenever the process is sent SIGHUP, and puts it into effect. One with
+// mistakes changes nothing.
+type reloader struct {
+	inv   *cli.Invocation
+	apply func(relay.Config) (changes []string, err error)
+	hooks relay.Hooks
+	log   zerolog.Logger
+	level *config.Level
+	// What stays until a restart: the format of the log, where metrics are served, the page, and where spans go.
+	format, metricsListen string
+	console               config.Admin
+	traces                config.Traces
+	page                  *console
+}
+
+// run reloads at every signal until ended is closed. Signals that come meanwhile are one: what was read at the first of
+// them is read again.
+func (rl *reloader) run(ended <-chan struct{}) {
+	for {
+		select {
+		case <-rl.inv.Hangups:
+			rl.reload()
+		case <-ended:
+			return
+		}
+	}
+}
+
+func (rl *reloader) reload() {
+	c := config.Load(rl.inv)
+	for _, w := range c.Warnings {
+		rl.log.Warn().Msg(w.String())
+	}
+	if err := c.Err(); err != nil {
+		for _, p := range c.Problems {
+			rl.log.Error().Msg(p.String())
+		}
+		rl.log.Error().Int("problems", len(c.Problems)).Msg(unchanged)
+		if rl.hooks.Reloaded != nil {
+			rl.hooks.Reloaded(nil, err)
+		}
+		return
+	}
+	c.Log = rl.log
+	cfg := c.Relay
+	cfg.Version = rl.inv.Version
+	changes, err := rl.apply(cfg)
+	if err != nil {
+		rl.log.Error().Err(err).Msg(unchanged)
+		return
+	}
+	var stay []string
+	if c.LogFormat != rl.format {
+		stay = append(stay, "log.format")
+	}
+	if c.MetricsListen != rl.metricsListen {
+		stay = append(stay, "metrics.listen")
+	}
+	if !c.Admin.Equal(rl.console) {
+		stay = append(stay, "admin")
+	}
+	if !c.Traces.Equal(rl.traces) {
+		stay = append(stay, "traces")
+	}
+	rl.page.reloaded(c)
+	level := c.LogLevel()
+	switch {
+	case rl.level.Set(level):
+		rl.log.Info().Str("level", level.String()).Msg("log.level changed")
+	case len(changes) == 0 && len(stay) == 0:
+		rl.log.Info().Msg("configuration read again: nothing has changed")
+	}
+	if len(stay) > 0 {
+		rl.log.Warn().Strs("settings", stay).Msg("some settings change only when the relay is restarted; all others are in effect")
+	}
+}
+
+const unchanged = "the configuration was read again and cannot be used; what was in effect stays"

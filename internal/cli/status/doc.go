@@ -1,0 +1,2 @@
+// Package status says how the outbox is: the commands status, relays and doctor.
+package status

@@ -1,0 +1,92 @@
+package status
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
+	"github.com/outbox-relay/outbox-relay/relay/alert"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
+)
+
+func TestPrintStatus(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.FixedZone("", 3600))
+	var b bytes.Buffer
+	err := output.Show(&b, false, ops.Status{
+		Destinations: []ops.DestinationStatus{
+			{Destination: "analytics", LagSeconds: -3, Routed: true, Served: true, Breaker: "closed", BlockedKeys: 1, BlockedSeconds: 7200},
+			{Destination: "billing", Pending: 5, Breaker: "closed"},
+			{Destination: "history", Failed: 1, Breaker: "closed"},
+			{
+				Destination: "logistics", Pending: 1200, Due: 20, InFlight: 64, Retrying: 3, Replays: 7, Failed: 12, LagSeconds: 252.04, Routed: true, Served: true,
+				Paused: true, PausedReason: "410 \x1b[31m", PausedAt: &at, Breaker: "closed",
+			},
+			{Destination: "mail", Routed: true, Served: true, Breaker: "open", BreakerOpenedAt: &at, BreakerSeconds: 12, BreakerError: "connection refused"},
+		},
+		Parked: 2,
+		Relays: []ops.RelayStatus{
+			{Instance: 1, Name: "a", Version: "v1", StartedAt: at, HeartbeatAgeSeconds: 0.44, Idle: true},
+			{Instance: 2, Name: "b", Version: "v1", StartedAt: at, HeartbeatAgeSeconds: 10},
+			{Instance: 3, Name: "c", Version: "v1", StartedAt: at},
+		},
+		Alerts: []alert.Alert{{Rule: "failed", Subject: "logistics", Count: 3, OpenedAt: at, FirstEventID: 17, FirstError: "400 Bad\nRequest"}},
+		Advice: []ops.Advice{{Text: "\"logistics\"\nis paused.", Commands: []string{"outbox-relay resume logistics"}}},
+	}, printStatus)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `  DESTINATION  PENDING  DUE  FLYING  RETRY  REPLAY  FAILED    LAG     STATE
+    analytics        0    0       0      0       0       0     0s        ok
+      billing        5    0       0      0       0       0     0s  unserved
+      history        0    0       0      0       0       1     0s  no route
+    logistics     1200   20      64      3       7      12  4m12s    paused
+         mail        0    0       0      0       0       0     0s      held
+  analytics: ordering keys are blocked, the oldest for 2h
+  logistics: paused since 2026-01-02T02:04:05Z: 410 �[31m
+  mail: held since 2026-01-02T02:04:05Z, next probe in 12s: connection refused
+
+Parked: 2
+Relays: 3
+  1 a v1, idle, started 2026-01-02T02:04:05Z, heard of 400ms ago
+  2 b v1, silent, started 2026-01-02T02:04:05Z, heard of 10s ago
+  3 c v1, busy, started 2026-01-02T02:04:05Z, heard of 0s ago
+Open alerts: 1
+  failed logistics: 3 since 2026-01-02T02:04:05Z, first event 17: 400 Bad Request
+
+`
+	const steps = "\"logistics\" is paused.\n  outbox-relay resume logistics\n"
+	if got := b.String(); got != want+steps {
+		t.Errorf("got\n%s\nwant\n%s", got, want+steps)
+	}
+	for line := range strings.Lines(b.String()) {
+		if isTable := !strings.Contains(line, ": "); isTable && utf8.RuneCountInString(line) > 81 {
+			t.Errorf("%d columns: %s", utf8.RuneCountInString(line), line)
+		}
+	}
+}
+
+// Colours reach a terminal alone, and no text of others can bring its own.
+func TestColors(t *testing.T) {
+	t.Parallel()
+	for _, colored := range []bool{false, true} {
+		var b bytes.Buffer
+		if err := printAdvice(output.NewTextWriter(&b, colored), []ops.Advice{{Text: "wrong \x1b[31m"}}); err != nil {
+			t.Fatal(err)
+		}
+		want := "wrong \ufffd[31m\n"
+		if colored {
+			want = output.Yellow + want + output.NoColor
+		}
+		if b.String() != want {
+			t.Errorf("%q, want %q", b.String(), want)
+		}
+	}
+	if output.ShowsColors(os.Stdout, []string{"NO_COLOR=1"}) {
+		t.Error("NO_COLOR has no effect")
+	}
+}
