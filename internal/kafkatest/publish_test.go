@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rs/zerolog"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/outbox-relay/outbox-relay/relay/kafkapost"
@@ -20,9 +19,8 @@ import (
 )
 
 func config(address string) kafkapost.Config {
-	log := zerolog.Nop()
 	return kafkapost.Config{
-		Settings: kafkapost.Settings{Topic: topic}, Destination: "lake", Brokers: []string{address}, Timeout: 3 * time.Second, Agent: "test", Log: &log,
+		Settings: kafkapost.Settings{Topic: topic}, Destination: "lake", Brokers: []string{address}, Timeout: 3 * time.Second, Agent: "test",
 		Dial: (&net.Dialer{}).DialContext,
 	}
 }
@@ -110,7 +108,7 @@ func TestRecords(t *testing.T) {
 			for i := range events {
 				got := client.Publish(t.Context(), topic, kafkapost.Message{
 					OrderingKey: fmt.Sprint("key", k), IdempotencyKey: fmt.Sprint(k, "-", i), Payload: []byte(fmt.Sprint(i)),
-					Header: map[string][]string{"X-Idempotency-Key": {fmt.Sprint(k, "-", i)}},
+					Header: []kafkapost.Header{{Name: "X-Idempotency-Key", Value: fmt.Sprint(k, "-", i)}},
 				})
 				if got.Reason != policy.ReasonOK {
 					t.Errorf("result is %+v", got)

@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/rs/zerolog"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -37,10 +36,8 @@ type Config struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Timeout of one attempt.
 	Timeout time.Duration
-	// Agent says who connects: the program and its version.
+	// Agent says who connects: the program and its version, in letters, digits, '.', '_' and '-'.
 	Agent string
-	// Log receives what happens to connections.
-	Log *zerolog.Logger
 }
 
 // A Client writes the records of one destination. The first attempt connects. It is safe for concurrent use.
@@ -70,7 +67,7 @@ func (c *Client) client() (*kgo.Client, error) {
 		return c.current, nil
 	}
 	options := []kgo.Opt{
-		kgo.SeedBrokers(c.cfg.Brokers...), kgo.ClientID(c.cfg.Agent), kgo.SoftwareNameAndVersion("outbox-relay", "1"),
+		kgo.SeedBrokers(c.cfg.Brokers...), kgo.ClientID(c.cfg.Agent),
 		kgo.Dialer(c.dial), kgo.WithHooks(&c.links), kgo.MetadataMinAge(250 * time.Millisecond),
 		kgo.RequiredAcks(kgo.AllISRAcks()), kgo.RecordPartitioner(kgo.StickyKeyPartitioner(nil)), kgo.ProducerLinger(0),
 		kgo.ProducerBatchMaxBytes(maxRecord), kgo.BrokerMaxWriteBytes(64 << 20),

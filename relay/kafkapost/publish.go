@@ -17,10 +17,12 @@ type Message struct {
 	EventType string
 	// OrderingKey and IdempotencyKey of the event; the former may be empty.
 	OrderingKey, IdempotencyKey string
-	// Header names must be written as on the wire; values are single.
-	Header  map[string][]string
-	Payload []byte
+	Header                      []Header
+	Payload                     []byte
 }
+
+// A Header is one of a record.
+type Header struct{ Name, Value string }
 
 // Topic returns the topic of an event type, and what is wrong with it.
 func (c *Client) Topic(eventType string) (topic string, err error) {
@@ -44,10 +46,8 @@ func (c *Client) Publish(ctx context.Context, topic string, m Message) policy.Re
 	case m.OrderingKey != "":
 		record.Key = []byte(m.OrderingKey)
 	}
-	for name, values := range m.Header {
-		for _, value := range values {
-			record.Headers = append(record.Headers, kgo.RecordHeader{Key: name, Value: []byte(value)})
-		}
+	for _, h := range m.Header {
+		record.Headers = append(record.Headers, kgo.RecordHeader{Key: h.Name, Value: []byte(h.Value)})
 	}
 	since := time.Now()
 	if err := client.ProduceSync(ctx, record).FirstErr(); err != nil {
