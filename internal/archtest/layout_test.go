@@ -150,7 +150,7 @@ func TestFilesAreShort(t *testing.T) {
 const maxPackage = 5000
 
 // larger packages, and how many lines they have. Make it fewer, never more.
-var larger = map[string]int{"relay": 5500}
+var larger = map[string]int{"relay": 5100}
 
 func tooLargePackages(lines map[string]int) (violations []string) {
 	for dir, n := range lines {
