@@ -96,15 +96,20 @@ func (s *stage) open(ctx context.Context) (err error) {
 
 // createStream makes the stream as soon as the cluster has a leader.
 func (s *stage) createStream(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	for {
-		_, err := s.js.CreateStream(ctx, jetstream.StreamConfig{Name: stream, Subjects: []string{"outbox.>"}, Replicas: 3, Duplicates: 2 * time.Minute})
+	var err error
+	for range 30 {
+		// A request that arrives before there is a leader gets no answer at all.
+		asking, cancel := context.WithTimeout(ctx, time.Second)
+		_, err = s.js.CreateStream(asking, jetstream.StreamConfig{Name: stream, Subjects: []string{"outbox.>"}, Replicas: 3, Duplicates: 2 * time.Minute})
+		cancel()
 		if err == nil || ctx.Err() != nil {
-			return err
+			break
 		}
-		time.Sleep(200 * time.Millisecond)
 	}
+	if err != nil {
+		return fmt.Errorf("create stream: %w", err)
+	}
+	return nil
 }
 
 // database makes one with a set of migrations, as a user would.
