@@ -30,7 +30,7 @@ func TestAllocationsOfADelivery(t *testing.T) {
 		EventType: &kind, Version: &version, Key: &key, Payload: bytes.Repeat([]byte("x"), 300),
 		CreatedAt: pgtype.Timestamptz{Time: time.Unix(1e9, 0), Valid: true},
 	}}
-	const most = 16
+	const most = 9
 	n := testing.AllocsPerRun(500, func() {
 		request, err := NewRequest(to, message, time.Unix(1e9, 0))
 		if err != nil {

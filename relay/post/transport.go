@@ -38,10 +38,21 @@ type Endpoint struct {
 	requestLine []byte
 	header      []field
 	signer      *webhook.Signer
+	texts       buffers // of what is signed
 
 	mu       sync.Mutex
 	inFlight int  // requests on their way
 	retired  bool // another one took its place: its connections are closed when nothing is in flight
+}
+
+// buffers hold texts while they are made. They are safe for concurrent use.
+type buffers struct{ pool sync.Pool }
+
+func (b *buffers) get() *[]byte {
+	if text, ok := b.pool.Get().(*[]byte); ok {
+		return text
+	}
+	return new([]byte)
 }
 
 // begin counts a request that is about to be sent.
