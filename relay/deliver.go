@@ -23,7 +23,7 @@ const pastPromise = "not sent again: its receiver was promised that nothing come
 type senders struct {
 	*core
 	settler *settler
-	alone   solitude
+	alone   policy.Solitude
 	running sync.WaitGroup
 }
 
@@ -179,19 +179,26 @@ func (s *senders) attempt(l *lane, d *delivery) (v policy.Result) {
 			s.postpone(d, s.config().PollInterval) // or only a walk would find it, which may rest for long
 			return policy.Result{Reason: policy.ReasonDatabase}
 		}
-		d.event.Payload, now = payload, time.Now()
+		d.event.Payload = payload
 	}
-	req, err := post.NewRequest(to, d.message(), now)
-	if err != nil {
-		return post.Refused(err)
+	message := d.message()
+	if spans := s.config().Spans; spans != nil {
+		d.span, message.Trace = spans.Start(message, d.promised, to.URL)
 	}
+	var ready func() *policy.Result
 	if d.alone { // if the relay dies of it, nothing can be written afterwards
-		if err := s.store.countAlone(s.settling, d); err != nil {
-			s.databaseError("count suspect", err)
-			return policy.Result{Reason: policy.ReasonDatabase}
-		}
+		ready = func() *policy.Result { return s.countAlone(d) }
 	}
-	return post.Send(s.doing, to, req, d.event.Payload)
+	return to.Deliver(s.doing, message, ready)
+}
+
+// countAlone records that a suspect is about to be sent. If that fails it returns a result, and the suspect must not be sent.
+func (s *senders) countAlone(d *delivery) (instead *policy.Result) {
+	if err := s.store.countAlone(s.settling, d); err != nil {
+		s.databaseError("count suspect", err)
+		return &policy.Result{Reason: policy.ReasonDatabase}
+	}
+	return nil
 }
 
 // describePanic returns the text of a runtime error, which holds no data, and of any other panic only its type: its value

@@ -52,7 +52,7 @@ func (c *Config) stay(start *Config) {
 	c.Pool, c.Pooler, c.Schema, c.Environment = start.Pool, start.Pooler, start.Schema, start.Environment
 	c.Name, c.Version = start.Name, start.Version
 	c.PollInterval, c.Lease, c.Watching = start.PollInterval, start.Lease, start.Watching
-	c.Log, c.Hooks = start.Log, start.Hooks
+	c.Log, c.Hooks, c.Spans = start.Log, start.Hooks, start.Spans
 }
 
 // fixed returns what of a configuration a reload does not change. The rest is empty, so that no code reads what was true
@@ -129,6 +129,11 @@ func destinationDifferences(d, next post.Destination) []string {
 		comparison{"tls.ca_file", sameNow(a.TLS.Roots, b.TLS.Roots, (*x509.CertPool).Equal)},
 		comparison{"tls.cert_file", sameNow(a.TLS.Certificate, b.TLS.Certificate, sameCertificate)},
 		comparison{"proxy", a.Proxy == b.Proxy},
+		comparison{"subject", d.NATS.Subject == next.NATS.Subject},
+		comparison{"stream", d.NATS.Stream == next.NATS.Stream},
+		comparison{"inbox_prefix", d.NATS.InboxPrefix == next.NATS.InboxPrefix},
+		comparison{"credentials_file", sameNow(d.NATS.Credentials, next.NATS.Credentials, func(x, y string) bool { return x == y })},
+		comparison{"nkey_file", sameNow(d.NATS.Seed, next.NATS.Seed, func(x, y string) bool { return x == y })},
 	)
 }
 

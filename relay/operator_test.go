@@ -308,3 +308,22 @@ func TestRetryNow(t *testing.T) {
 	}
 	becomes(db, "1:2 2:1 3:1 4:2 5:2", `SELECT string_agg(event_id || ':' || attempts, ' ' ORDER BY event_id) FROM outbox_delivery WHERE NOT replay`)
 }
+
+// A delivery that fails again after a replay is one that failed, as before: the open alert counts it once.
+func TestReplaysDoNotRaiseTheAlert(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, status(http.StatusUnprocessableEntity))
+	r := start(t, db.config(to(rc.URL)))
+	db.insert(3, "k")
+	r.settles(t, policy.Fail, 3)
+	const count = `SELECT count - counted_before FROM outbox_alert WHERE rule = 'failed' AND resolved_at IS NULL`
+	becomes(db, 3, count)
+	for range 2 {
+		_, err := ops.New(db.pool).Replay(t.Context(), ops.Selection{Destination: "default"}, 0, nil)
+		must(t, err)
+		becomes(db, 3, `SELECT count(*)::int FROM outbox_delivery WHERE status = 'failed' AND replay AND attempts = 1`)
+	}
+	db.insert(1, "new")
+	becomes(db, 4, count)
+}

@@ -17,6 +17,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/natspost"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -273,6 +274,7 @@ func TestReloadWithoutADatabase(t *testing.T) {
 
 // A reload undoes what was done to the stored routes by hand, also when the configuration is the same.
 func TestReloadRestoresRoutes(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	r := start(t, db.config(to("http://receiver.invalid")))
@@ -328,11 +330,11 @@ func TestReloadOfRetention(t *testing.T) {
 	cfg := db.config(to("http://receiver.invalid"))
 	r := prepared(t, cfg)
 	jobs := newJobs(r.cfg.Log)
-	plan := archivePlan{jobs: jobs}
+	plan := archive.Schedule{Jobs: jobs, Run: r.archive}
 	schedules := func(keep archive.Retention) int {
 		cfg.Retention = keep
 		r.reload(cfg)
-		plan.follow(t.Context(), r.Relay)
+		plan.Follow(t.Context(), r.config().Retention)
 		return len(jobs.Entries())
 	}
 	if n := schedules(archive.Retention{ArchiveAfter: days}); n != 1 {
@@ -402,14 +404,15 @@ func TestEverySettingMakesADifference(t *testing.T) {
 	}
 	known := []string{
 		"Destinations", "Routes", "Egress", "Alerts", "Retention", "DrainTimeout", "MaxInFlight", "LogDelivered",
-		"Pool", "Pooler", "Schema", "Name", "Version", "Environment", "PollInterval", "Lease", "Watching", "Log", "Hooks",
+		"Pool", "Pooler", "Schema", "Name", "Version", "Environment", "PollInterval", "Lease", "Watching", "Log", "Hooks", "Spans",
 	}
 	inspect(t, Config{}, known)
 	inspect(t, alert.Config{}, []string{"Channels", "Window", "LagOver", "VacuumBlockedOver"})
 	inspect(t, post.Egress{}, []string{"AllowPrivate", "Proxy"})
 	inspect(t, post.Destination{}, []string{
-		"Name", "URL", "Timeout", "MaxInFlight", "RateLimit", "Retry", "Breaker", "OnFailure", "Responses", "Headers", "SigningSecrets", "Wire",
+		"Name", "URL", "Timeout", "MaxInFlight", "RateLimit", "Retry", "Breaker", "OnFailure", "Responses", "Headers", "SigningSecrets", "Wire", "NATS",
 	})
+	inspect(t, natspost.Settings{}, []string{"Subject", "Stream", "InboxPrefix", "Credentials", "Seed"})
 	inspect(t, policy.RetryPolicy{}, []string{"Schedule", "MaxAttempts", "Jitter", "RetryAfterMax", "NotAfter"})
 	inspect(t, policy.Responses{}, []string{"Retry", "Fail"})
 	inspect(t, post.Wire{}, []string{"Format", "Source", "MaxPayloadBytes", "Excerpts", "Authorization", "TLS", "Proxy", "egress"})

@@ -5,6 +5,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/spans"
 )
 
 // A batch is written when it is this old or this large, whichever comes first.
@@ -27,8 +28,12 @@ type settler struct {
 func (w *settler) settle(s settlement) {
 	if s.Posted {
 		w.logAttempt(&s)
+		ended := s.startedAt.Add(s.duration)
+		if s.span != nil {
+			spans.End(s.span, s.Decision, ended)
+			s.span = nil // or it would stay in memory with recentSettlements
+		}
 		if hook := w.config().Hooks.Attempted; hook != nil {
-			ended := s.startedAt.Add(s.duration)
 			hook(Attempt{
 				EventID: s.eventID, Destination: s.destination, Number: s.attempts + 1,
 				StatusCode: s.StatusCode, Outcome: s.Outcome, Reason: s.Reason, Duration: s.duration, Class: classNames[s.class],
@@ -193,7 +198,7 @@ func (w *settler) written(settlements []settlement, stale int) {
 			w.lanes.get(s.destination).keySettled(*s.event.OrderingKey, s.class, s.FreesKey)
 		}
 		if s.Outcome == policy.Retry {
-			w.wake.retries.add(now, s.Delay)
+			w.wake.retries.Add(now, s.Delay)
 		}
 		givenBack = givenBack || s.lookedFor()
 		failed = failed || s.Outcome == policy.Fail

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -66,6 +67,7 @@ type delivery struct {
 	lastOfRun bool
 
 	event post.Event
+	span  trace.Span // of the attempt; nil: there is none, or traces are off
 }
 
 // inlinePayload is up to which size a claim brings the payload along, in bytes. It bounds what a lane holds in memory:

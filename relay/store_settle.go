@@ -288,7 +288,7 @@ WITH settled AS (
         claimed_by = NULL, lease_expires_at = NULL
     FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::float8[], $5::smallint[], $6::text[], $7::text[], $8::bool[])
         AS s (event_id, destination, claim, ago, status, reason, error, posted)` + findSettled + `
-    RETURNING d.event_id, d.destination, s.reason, s.error
+    RETURNING d.event_id, d.destination, s.reason, s.error, d.replay
 ), paused AS (
     INSERT INTO outbox_destination (destination, paused, paused_reason, paused_at)
     SELECT DISTINCT ON (destination) destination, true, 'the receiver answered 410 Gone', now()
@@ -301,7 +301,10 @@ WITH settled AS (
     SELECT 'failed', destination, count(*), min(event_id), (array_agg(error ORDER BY event_id))[1]
     FROM settled GROUP BY destination
     ON CONFLICT (rule, subject) DO UPDATE
-    SET count = outbox_alert.count + excluded.count, last_at = now(),
+    -- What failed before it was replayed was counted then, unless the alert has ended meanwhile.
+    SET count = outbox_alert.count + CASE WHEN outbox_alert.resolved_at IS NULL
+            THEN (SELECT count(*) FROM settled s WHERE s.destination = outbox_alert.subject AND NOT s.replay) ELSE excluded.count END,
+        last_at = now(),
         -- The first of those that no alert has told of yet.
         first_event_id = CASE WHEN outbox_alert.count > outbox_alert.notified_count
                               THEN outbox_alert.first_event_id ELSE excluded.first_event_id END,

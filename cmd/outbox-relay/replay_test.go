@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/destinations"
 	"github.com/outbox-relay/outbox-relay/internal/cli/events"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
@@ -66,6 +67,7 @@ func TestMistakesOfBulkCommands(t *testing.T) {
 		{"routes test", "", `expected "<event-type>" (see: outbox-relay routes test --help)`},
 	} {
 		t.Run(test.args, func(t *testing.T) {
+			testsize.OneIn(t, 3)
 			t.Parallel()
 			with(test.stdin, env, strings.Fields(test.args)...).expect(t, cli.ExitUsage, "", "outbox-relay: "+test.want+"\n")
 		})
@@ -279,6 +281,9 @@ func TestPauseCommands(t *testing.T) {
 		"outbox-relay: there is no destination \"logistic\": no route, no state and no waiting delivery has that name; did you mean \"logistics\"?\n")
 	command(env, "resume", "x").expect(t, cli.ExitFailed, "",
 		"outbox-relay: there is no destination \"x\": no route, no state and no waiting delivery has that name; see: outbox-relay status\n")
+	fresh := []string{"OUTBOX_DATABASE_URL=" + pgtest.New(t, migrations.Outbox)}
+	command(fresh, "pause", "logistics").expect(t, cli.ExitFailed, "",
+		"outbox-relay: there is no destination \"logistics\": no route, no state and no waiting delivery has that name; no destination is known before the first relay has run: outbox-relay run\n")
 }
 
 func TestRoutesAndRelays(t *testing.T) {

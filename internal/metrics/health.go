@@ -113,7 +113,7 @@ func (m *Metrics) Handler() http.Handler {
 		ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4, DisableCompression: true,
 	})
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
-		m.sampler.scraped()
+		m.sampler.scraped(r.Context())
 		scrape.ServeHTTP(w, r)
 	})
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {

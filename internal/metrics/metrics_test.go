@@ -263,7 +263,7 @@ func TestSamplesFollowScrapes(t *testing.T) {
 		t.Error("it samples although nothing scrapes")
 	default:
 	}
-	m.sampler.scraped()
+	m.sampler.scraped(t.Context())
 	<-taken
 	<-taken
 	cancel()
@@ -271,6 +271,30 @@ func TestSamplesFollowScrapes(t *testing.T) {
 	if _, recent := m.sampler.recent(time.Now().Add(staleSample)); recent {
 		t.Error("an old sample is shown")
 	}
+}
+
+// The first scrape after a rest shows what is true then, and not the sample of the relay's start.
+func TestFirstScrapeIsFresh(t *testing.T) {
+	t.Parallel()
+	var pending atomic.Int64
+	m := serve(t, New(Config{SampleInterval: time.Millisecond, Destinations: []string{"shop"}}))
+	m.metrics.Follow(func() relay.State { return relay.State{Registered: true} }, func(context.Context, int) (watch.Backlog, error) {
+		return watch.Backlog{Lanes: []watch.LaneBacklog{{Destination: "shop", Pending: int(pending.Load())}}}, nil
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); m.metrics.Sample(ctx) }()
+	relaytest.Eventually(t, "a rest", func() bool {
+		m.metrics.sampler.mu.Lock()
+		defer m.metrics.sampler.mu.Unlock()
+		return m.metrics.sampler.rests != nil
+	})
+	pending.Store(7)
+	if got := m.scrape()["outbox_backlog_deliveries"].GetMetric()[0].GetGauge().GetValue(); got != 7 {
+		t.Errorf("the first scrape says %v", got)
+	}
+	cancel()
+	<-ended
 }
 
 // What hooks do runs beside each delivery.

@@ -15,6 +15,8 @@ const (
 	scrapedWithin = 5 * time.Minute
 	// staleSample is how old a sample may be before its gauges are left out.
 	staleSample = 5 * time.Minute
+	// freshWithin bounds how long the first scrape after a rest waits for a sample. Prometheus itself waits for ten seconds.
+	freshWithin = time.Second
 	// restTimes is how often a sample's own duration passes before the next one: samples take a hundredth of the time.
 	restTimes = 100
 	// sampleTimeout bounds a sample, for whose end a stop waits.
@@ -38,8 +40,9 @@ type sample struct {
 type sampler struct {
 	wanted chan struct{} // holds a token after a scrape
 
-	mu   sync.Mutex
-	last sample
+	mu    sync.Mutex // guards the fields below
+	last  sample
+	rests chan struct{} // while nothing is sampled; closed when the next sample has ended
 }
 
 func newSampler() sampler { return sampler{wanted: make(chan struct{}, 1)} }
@@ -57,11 +60,43 @@ func (s *sampler) recent(now time.Time) (sample, bool) {
 	return s.last, !s.last.at.IsZero() && now.Sub(s.last.at) < staleSample
 }
 
-// scraped notes that the gauges are read.
-func (s *sampler) scraped() {
+// rest notes that no sample is taken before the next scrape.
+func (s *sampler) rest() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.rests == nil {
+		s.rests = make(chan struct{})
+	}
+}
+
+// endRest lets go on what waits for the first sample after a rest.
+func (s *sampler) endRest() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.rests != nil {
+		close(s.rests)
+		s.rests = nil
+	}
+}
+
+// scraped notes that the gauges are read. After a rest it waits for the sample that this begins, so that the first scrape is not
+// shown what was true long ago; not for a database that takes long.
+func (s *sampler) scraped(ctx context.Context) {
+	s.mu.Lock()
+	rests := s.rests
+	s.mu.Unlock()
 	select {
 	case s.wanted <- struct{}{}:
 	default:
+	}
+	if rests == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, freshWithin)
+	defer cancel()
+	select {
+	case <-rests:
+	case <-ctx.Done():
 	}
 }
 
@@ -74,6 +109,7 @@ func (m *Metrics) Sample(ctx context.Context) {
 	var scraped time.Time
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	defer m.sampler.endRest()
 	next := time.Now() // when a sample may be taken
 	for {
 		select {
@@ -89,8 +125,10 @@ func (m *Metrics) Sample(ctx context.Context) {
 		case now.Before(next):
 		case !have && scraped.IsZero(), now.Sub(scraped) < scrapedWithin:
 			next = now.Add(m.take(ctx, interval))
+			m.sampler.endRest()
 		default:
 			timer.Stop() // until the next scrape
+			m.sampler.rest()
 			continue
 		}
 		timer.Reset(max(time.Until(next), 0))

@@ -1,7 +1,10 @@
 package ops
 
 import (
+	"cmp"
 	"context"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
@@ -29,16 +32,146 @@ type DeliveryFilter struct {
 	OrderingKey string
 	// Key is the idempotency key of the one event. Empty: any.
 	Key string
+	// Related is the related reference of the event. Empty: any.
+	Related string
 	// After is the last delivery of the page before: what follows it is returned. The zero value is the first page.
 	After DeliveryPosition
 	// Limit is how many are returned at most, the newest first. 0: 50.
 	Limit int
+	// Among is among how many deliveries what matches is looked for, unless an index leads to it. 0: 25,000.
+	Among int
 }
 
 // A DeliveryPosition is a delivery's place in a list.
 type DeliveryPosition struct {
 	EventID     int64
 	Destination string
+}
+
+// String returns the position as [ParsePosition] reads it.
+func (p DeliveryPosition) String() string {
+	return strconv.FormatInt(p.EventID, 10) + "." + p.Destination
+}
+
+// ParsePosition reads what String has written; false: it has not.
+func ParsePosition(text string) (DeliveryPosition, bool) {
+	number, destination, has := strings.Cut(text, ".")
+	id, err := strconv.ParseInt(number, 10, 64)
+	return DeliveryPosition{id, destination}, err == nil && id > 0 && has
+}
+
+// A DeliveryPage is one page of a list.
+type DeliveryPage struct {
+	Deliveries []Delivery
+	// Next is where the next page begins; nil: this is the last.
+	Next *DeliveryPosition
+	// Searched is how far back this page has looked, if it ends there without being full. nil: it is full, or nothing older matches.
+	Searched *Searched
+}
+
+// Searched is the last delivery that a search has looked at.
+type Searched struct {
+	DeliveryPosition
+	// CreatedAt is when its event was created; nil: the event is gone.
+	CreatedAt *time.Time
+}
+
+const (
+	// searchedRows is how many deliveries a page looks at, unless the filter says so.
+	searchedRows = 25_000
+	// firstWindow and widestWindow are how many one statement looks at: the first ones mostly fill the page.
+	firstWindow, widestWindow = 200, 5_000
+	// asideWindow is how many it looks at for each destination.
+	asideWindow = 1_000
+)
+
+// Deliveries lists the deliveries that match the filter, the newest first. Those of named events, failed and parked ones, and pending
+// ones up to 10,000, are found by indexes. Others are looked for among a bounded number of deliveries, from the newest on, whatever the
+// size of the table: see [DeliveryPage.Searched].
+func (o *Outbox) Deliveries(ctx context.Context, filter DeliveryFilter) (page DeliveryPage, err error) {
+	filter.Limit, filter.Among = cmp.Or(filter.Limit, 50), cmp.Or(filter.Among, searchedRows)
+	if filter.EventID != 0 || len(filter.EventIDs) > 0 || filter.Key != "" {
+		page.Deliveries, err = o.deliveriesOf(ctx, filter)
+		if len(page.Deliveries) == filter.Limit {
+			page.Next = page.last()
+		}
+		return page, err
+	}
+	from, names, err := o.sourceOf(ctx, filter)
+	if err != nil {
+		return page, err
+	}
+	page.Deliveries = []Delivery{}
+	for looked, old, rows := 0, 0, max(firstWindow, filter.Limit); ; rows = min(rows*5, widestWindow) {
+		switch from {
+		case failedDeliveries, parkedDeliveries:
+			rows = max(asideWindow, filter.Limit)
+		case pendingDeliveries:
+			rows = CountedTo + 1
+		}
+		w, err := o.readWindow(ctx, from, names, filter, rows, filter.Limit-len(page.Deliveries))
+		if err != nil {
+			return DeliveryPage{}, err
+		}
+		page.Deliveries = append(page.Deliveries, w.found...)
+		looked += w.rows
+		if old++; !w.last.createdBefore(filter.Since) {
+			old = 0
+		}
+		switch {
+		case len(page.Deliveries) == filter.Limit:
+			page.Next = page.last()
+			return page, nil
+		case w.rows < rows, old == 2: // the first may be an event of a long transaction
+			return page, nil
+		case looked >= filter.Among:
+			page.Next, page.Searched = &w.last.DeliveryPosition, &w.last
+			return page, nil
+		}
+		filter.After = w.last.DeliveryPosition
+	}
+}
+
+// last returns the position of the last delivery.
+func (p DeliveryPage) last() *DeliveryPosition {
+	d := p.Deliveries[len(p.Deliveries)-1]
+	return &DeliveryPosition{d.EventID, d.Destination}
+}
+
+// createdBefore reports whether the event was created so long before a bound that older ones cannot have been created after it: ids are
+// given in the order of inserts, and created_at is when a transaction began.
+func (s Searched) createdBefore(since time.Time) bool {
+	return !since.IsZero() && s.CreatedAt != nil && s.CreatedAt.Before(since.Add(-longTransaction))
+}
+
+// longTransaction is how long a transaction that inserts events lasts at most, as far as a search by time goes.
+const longTransaction = time.Hour
+
+// sourceOf returns along which index the filter is best read, and for which destinations.
+func (o *Outbox) sourceOf(ctx context.Context, filter DeliveryFilter) (from source, names []string, err error) {
+	names = []string{filter.Destination}
+	if filter.Parked {
+		return parkedDeliveries, names, nil
+	}
+	if filter.Status != "failed" && filter.Status != "pending" {
+		return allDeliveries, nil, nil
+	}
+	if filter.Destination == "" {
+		if names, err = o.Destinations(ctx); err != nil {
+			return "", nil, err
+		}
+	}
+	if filter.Status == "failed" {
+		return failedDeliveries, names, nil
+	}
+	if filter.Destination == "" {
+		names = append(names, "") // what is parked is pending too
+	}
+	few, err := o.fewPending(ctx, names)
+	if err != nil || few {
+		return pendingDeliveries, names, err
+	}
+	return allDeliveries, nil, nil
 }
 
 // Delivery is one delivery with what identifies its event; never the payload.

@@ -191,7 +191,8 @@ func (x *examination) transactions(ctx context.Context) error {
 func (x *examination) schema(ctx context.Context) error {
 	_, err := pg.CheckSchema(ctx, x.o.pool)
 	if errors.Is(err, pg.ErrSchema) {
-		x.add("schema", LevelError, err.Error(), "outbox-relay migrate up")
+		text, _, _ := strings.Cut(err.Error(), "; run: ") // which is the remedy
+		x.add("schema", LevelError, text, "outbox-relay migrate up")
 		return errEnd
 	}
 	if err != nil {
@@ -303,6 +304,7 @@ func (x *examination) destinations(ctx context.Context) error {
 		all.Go(func() {
 			endpoint, err := post.NewEndpoint(d.WithDefaults(x.cfg.Egress), "")
 			if err == nil {
+				defer endpoint.Retire()
 				err = endpoint.Reach(ctx)
 			}
 			errs[i] = err

@@ -37,7 +37,7 @@ const maxFound = 20
 
 // FindEvents returns the ids of the events that have the given text as their id, else as their idempotency key, else as their related
 // reference, the newest first and at most 20. Archived events are found by id and key. No index leads to a reference: it is looked for
-// among all events, in short statements from the newest on. The error wraps [ErrUnknownEvent] if there is none.
+// among the newest 200,000 events, in short statements. The error wraps [ErrUnknownEvent] if there is none.
 func (o *Outbox) FindEvents(ctx context.Context, text string) ([]int64, error) {
 	if id, err := strconv.ParseInt(text, 10, 64); err == nil && id > 0 {
 		if known, err := o.hasEvent(ctx, id); err != nil || known {
@@ -47,9 +47,14 @@ func (o *Outbox) FindEvents(ctx context.Context, text string) ([]int64, error) {
 	if ids, err := o.EventsOfKey(ctx, text); err != nil || len(ids) > 0 {
 		return ids, err
 	}
-	ids, err := o.RelatedEvents(ctx, text, maxFound)
-	if err == nil && len(ids) == 0 {
+	ids, all, err := o.RelatedEvents(ctx, text, maxFound)
+	switch {
+	case err != nil || len(ids) > 0:
+	case all:
 		return nil, fmt.Errorf("%w: no event has the id, the idempotency key or the related reference %q", ErrUnknownEvent, plain.Clip(text))
+	default:
+		return nil, fmt.Errorf("%w: no event has the id or the idempotency key %q, and none of the newest %d has it as its related reference; look further back with: outbox-relay events list --related %s",
+			ErrUnknownEvent, plain.Clip(text), relatedAmong, plain.ShellWord(plain.Clip(text)))
 	}
 	return ids, err
 }

@@ -39,21 +39,23 @@ func TestDeliveriesByPage(t *testing.T) {
 	for {
 		list, err := New(db.Pool).Deliveries(t.Context(), filter)
 		relaytest.Must(t, err)
-		for _, d := range list {
+		for _, d := range list.Deliveries {
 			got = append(got, fmt.Sprint(d.EventID, d.Destination))
-			filter.After = DeliveryPosition{d.EventID, d.Destination}
 		}
-		if len(list) < filter.Limit {
+		if list.Next == nil {
 			break
 		}
+		filter.After = *list.Next
 	}
 	want := relaytest.Rows[string](db, `SELECT event_id || destination FROM outbox_delivery ORDER BY event_id DESC, destination`)
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	list, err := New(db.Pool).Deliveries(t.Context(), DeliveryFilter{Key: "k-3"})
+	list, err := New(db.Pool).Deliveries(t.Context(), DeliveryFilter{Key: "k-3", Limit: 2})
 	relaytest.Must(t, err)
-	if len(list) != 3 || list[0].IdempotencyKey != "k-3" {
-		t.Errorf("%+v", list)
+	rest, err := New(db.Pool).Deliveries(t.Context(), DeliveryFilter{Key: "k-3", Limit: 2, After: *list.Next})
+	relaytest.Must(t, err)
+	if len(list.Deliveries) != 2 || list.Deliveries[0].IdempotencyKey != "k-3" || len(rest.Deliveries) != 1 || rest.Deliveries[0].Destination != "third" || rest.Next != nil {
+		t.Errorf("%+v, %+v", list, rest)
 	}
 }

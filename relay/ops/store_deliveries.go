@@ -1,59 +1,142 @@
 package ops
 
 import (
-	"cmp"
 	"context"
 	"fmt"
+	"math"
+
+	"github.com/jackc/pgx/v5"
 )
 
-// A condition that is not given must not reach the plan, or the plan would use none of the indexes. So each filter has a text of
-// its own.
-const selectDeliveries = `
-SELECT d.event_id, coalesce(e.event_type, ''), coalesce(e.idempotency_key, ''), e.created_at, d.destination, d.status,
+// deliveryColumns are the fields of a Delivery under the names of its JSON.
+const deliveryColumns = `
+SELECT d.event_id, coalesce(e.event_type, '') AS event_type, coalesce(e.idempotency_key, '') AS idempotency_key, e.created_at, d.destination, d.status,
        d.attempts, d.next_attempt_at, d.last_attempt_at, d.delivered_at, d.last_status, d.last_reason, d.last_error,
        d.claimed_by, d.ordering_key, d.replay, d.not_after,
-       extract(epoch FROM d.delivered_at - greatest(e.created_at::timestamptz, e.available_at))::float8
+       extract(epoch FROM d.delivered_at - greatest(e.created_at::timestamptz, e.available_at))::float8 AS latency_seconds`
+
+const selectDeliveries = deliveryColumns + `
 FROM outbox_delivery d LEFT JOIN outbox e ON e.id = d.event_id
 WHERE true`
-
-// The bound on event_id alone, which the filter adds before it, is what the index is read from.
-const afterPosition = ` AND (d.event_id < $%d OR d.destination > $%d)`
 
 const newestFirst = `
 ORDER BY d.event_id DESC, d.destination`
 
-// Deliveries lists the deliveries that match the filter, the newest first.
-func (o *Outbox) Deliveries(ctx context.Context, filter DeliveryFilter) ([]Delivery, error) {
-	sql := selectDeliveries
-	var args []any
+// deliveriesOf lists the deliveries of named events: by their ids or by an idempotency key, whose indexes find them.
+func (o *Outbox) deliveriesOf(ctx context.Context, filter DeliveryFilter) ([]Delivery, error) {
+	where, args := filter.conditions([]any{filter.Limit, filter.behind().EventID, filter.After.Destination})
+	return collect[Delivery](ctx, o.pool, "list deliveries", selectDeliveries+" AND"+behind+where+newestFirst+" LIMIT $1", args...)
+}
+
+// behind is where the page begins.
+func (f DeliveryFilter) behind() DeliveryPosition {
+	if f.After.EventID == 0 {
+		return DeliveryPosition{EventID: math.MaxInt64}
+	}
+	return f.After
+}
+
+// conditions returns the filter as text. A condition that is not given must not reach the plan, or the plan would use none of the indexes.
+func (f DeliveryFilter) conditions(args []any) (where string, with []any) {
 	for _, condition := range []struct {
 		text  string
 		given bool
 		value any
 	}{
-		{"d.status =", filter.Status != "", filter.Status},
-		{"d.destination =", filter.Destination != "" || filter.Parked, filter.Destination},
-		{"d.event_id =", filter.EventID != 0, filter.EventID},
-		{"d.event_id = ANY", len(filter.EventIDs) > 0, filter.EventIDs},
-		{"d.last_reason =", filter.Reason != "", filter.Reason},
-		{"d.ordering_key =", filter.OrderingKey != "", filter.OrderingKey},
-		{"e.event_type LIKE", filter.Type != "", likePattern(filter.Type)},
-		{"e.created_at >=", !filter.Since.IsZero(), filter.Since},
-		{"e.created_at <", !filter.Until.IsZero(), filter.Until},
-		{"e.idempotency_key =", filter.Key != "", filter.Key},
-		{"d.event_id <=", filter.After.EventID != 0, filter.After.EventID},
+		{"d.status =", f.Status != "", f.Status},
+		{"d.destination =", f.Destination != "" || f.Parked, f.Destination},
+		{"d.event_id =", f.EventID != 0, f.EventID},
+		{"d.event_id = ANY", len(f.EventIDs) > 0, f.EventIDs},
+		{"d.last_reason =", f.Reason != "", f.Reason},
+		{"d.ordering_key =", f.OrderingKey != "", f.OrderingKey},
+		{"e.event_type LIKE", f.Type != "", likePattern(f.Type)},
+		{"e.created_at >=", !f.Since.IsZero(), f.Since},
+		{"e.created_at <", !f.Until.IsZero(), f.Until},
+		{"e.idempotency_key =", f.Key != "", f.Key},
+		{"e.related_reference =", f.Related != "", f.Related},
 	} {
 		if condition.given {
 			args = append(args, condition.value)
-			sql += fmt.Sprintf(" AND %s ($%d)", condition.text, len(args))
+			where += fmt.Sprintf(" AND %s ($%d)", condition.text, len(args))
 		}
 	}
-	if filter.After.EventID != 0 {
-		args = append(args, filter.After.Destination)
-		sql += fmt.Sprintf(afterPosition, len(args)-1, len(args))
+	return where, args
+}
+
+// A source is an index along which deliveries are read, the newest first: $1 of them behind the position $2 and $3. The first three
+// parameters of each are the same.
+type source string
+
+const (
+	behind = ` d.event_id <= $2 AND (d.event_id < $2 OR d.destination > $3)`
+
+	// allDeliveries are read along the primary key.
+	allDeliveries source = `SELECT d.* FROM outbox_delivery d WHERE ` + behind + newestFirst + ` LIMIT $1`
+	// failedDeliveries and parkedDeliveries are few among many. $4 has their destinations.
+	failedDeliveries source = `SELECT d.* FROM unnest($4::text[]) n (name) CROSS JOIN LATERAL (
+        SELECT * FROM outbox_delivery d WHERE d.destination = n.name AND d.status = 'failed' AND ` + behind + `
+        ORDER BY d.event_id DESC LIMIT $1) d` + newestFirst + ` LIMIT $1`
+	parkedDeliveries source = `SELECT d.* FROM unnest($4::text[]) n (name) CROSS JOIN LATERAL (
+        SELECT * FROM outbox_delivery d WHERE d.destination = '' AND d.status = 'pending' AND ` + behind + `
+        ORDER BY d.event_id DESC LIMIT $1) d` + newestFirst + ` LIMIT $1`
+	// pendingDeliveries are read as a whole and then put in order: no index has them in that of their events.
+	pendingDeliveries source = `SELECT d.* FROM unnest($4::text[]) n (name) CROSS JOIN LATERAL (
+        SELECT * FROM outbox_delivery d WHERE d.destination = n.name AND d.status = 'pending' AND ` + behind + `
+        LIMIT 10001) d` + newestFirst + ` LIMIT $1`
+)
+
+// listWindow is completed by a source and the conditions of a filter, behind which stands endOfWindow.
+const (
+	listWindow = `
+WITH w AS MATERIALIZED (%s)
+SELECT s.rows, coalesce(s.event_id, 0), coalesce(s.destination, ''), (SELECT created_at::timestamptz FROM outbox WHERE id = s.event_id), (
+    SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('event_id', f.event_id::text) ORDER BY f.event_id DESC, f.destination) FROM (` + deliveryColumns + `
+        FROM w d LEFT JOIN LATERAL (SELECT * FROM outbox o WHERE o.id = d.event_id LIMIT 1) e ON true
+        WHERE true`
+	endOfWindow = newestFirst + ` LIMIT $%d) f)
+FROM (SELECT count(*) AS rows, min(event_id) AS event_id, (array_agg(destination ORDER BY event_id, destination DESC))[1] AS destination FROM w) s`
+)
+
+// A window is what one statement read of a source, and what matched.
+type window struct {
+	rows  int
+	last  Searched
+	found []Delivery
+}
+
+// readWindow reads at most so many rows of a source, and of those at most limit that match.
+func (o *Outbox) readWindow(ctx context.Context, from source, names []string, filter DeliveryFilter, rows, limit int) (w window, err error) {
+	after := filter.behind()
+	args := []any{rows, after.EventID, after.Destination}
+	if from != allDeliveries {
+		args = append(args, names)
 	}
-	args = append(args, cmp.Or(filter.Limit, 50))
-	return collect[Delivery](ctx, o.pool, "list deliveries", sql+newestFirst+fmt.Sprintf(" LIMIT $%d", len(args)), args...)
+	where, args := filter.conditions(args)
+	args = append(args, limit)
+	statement := fmt.Sprintf(listWindow, from) + where + fmt.Sprintf(endOfWindow, len(args))
+	err = pgx.BeginTxFunc(ctx, o.pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, pinPlans); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, statement, args...).Scan(&w.rows, &w.last.EventID, &w.last.Destination, &w.last.CreatedAt, &w.found)
+	})
+	if err != nil {
+		return window{}, fmt.Errorf("list deliveries: %w", err)
+	}
+	return w, nil
+}
+
+const selectFewPending = `
+SELECT coalesce(sum(p.pending), 0) <= 10000 FROM (
+    SELECT (SELECT count(*) FROM (SELECT FROM outbox_delivery d WHERE d.destination = n.name AND d.status = 'pending' LIMIT 10001) x) AS pending
+    FROM unnest($1::text[]) n (name)) p`
+
+// fewPending reports whether at most 10,000 deliveries are pending at destinations.
+func (o *Outbox) fewPending(ctx context.Context, names []string) (few bool, err error) {
+	if err := o.pool.QueryRow(ctx, selectFewPending, names).Scan(&few); err != nil {
+		return false, fmt.Errorf("count pending deliveries: %w", err)
+	}
+	return few, nil
 }
 
 const selectAttempts = `

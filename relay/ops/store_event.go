@@ -35,7 +35,7 @@ func (o *Outbox) event(ctx context.Context, id int64, payload bool) (e Event, de
 		return e, nil, err
 	case len(events) == 0:
 		// A row of outbox that was removed by hand leaves its deliveries behind.
-		deliveries, err = o.Deliveries(ctx, DeliveryFilter{EventID: id, Limit: 1000})
+		deliveries, err = o.deliveriesOf(ctx, DeliveryFilter{EventID: id, Limit: 1000})
 		if err == nil && len(deliveries) == 0 {
 			err = fmt.Errorf("%w: there is no event %d", ErrUnknownEvent, id)
 		}
@@ -43,7 +43,7 @@ func (o *Outbox) event(ctx context.Context, id int64, payload bool) (e Event, de
 	case events[0].ArchivedAt != nil:
 		deliveries, err = collect[Delivery](ctx, o.pool, "read archived deliveries", selectArchivedDeliveries, id)
 	default:
-		deliveries, err = o.Deliveries(ctx, DeliveryFilter{EventID: id, Limit: 1000})
+		deliveries, err = o.deliveriesOf(ctx, DeliveryFilter{EventID: id, Limit: 1000})
 	}
 	return events[0], deliveries, err
 }
@@ -83,21 +83,33 @@ const selectRelatedEvents = `
 SELECT min(e.id), count(*), coalesce(array_agg(e.id ORDER BY e.id DESC) FILTER (WHERE e.related_reference = $2), '{}')
 FROM (SELECT id, related_reference FROM outbox WHERE id < $1 ORDER BY id DESC LIMIT $3) e`
 
-// RelatedEvents returns the ids of the events with a related reference, the newest first, at most so many. It reads all events that are not
-// archived, from the newest on, in statements of 5,000, until it has found enough.
-func (o *Outbox) RelatedEvents(ctx context.Context, reference string, limit int) (found []int64, err error) {
-	for before, looked := int64(1<<62), createBatch; looked == createBatch && len(found) < limit; {
+// relatedAmong is among how many of the newest events a related reference is looked for. An index would cost producers 12 to 17 µs of
+// processor time for each event that has one.
+const relatedAmong = 200_000
+
+// RelatedEvents returns the ids of the events with a related reference, the newest first, at most so many. It looks for them among the
+// newest 200,000 events that are not archived, in statements of 5,000. all reports whether there are no more events than that.
+func (o *Outbox) RelatedEvents(ctx context.Context, reference string, limit int) (found []int64, all bool, err error) {
+	return o.relatedEvents(ctx, reference, limit, relatedAmong)
+}
+
+func (o *Outbox) relatedEvents(ctx context.Context, reference string, limit, among int) (found []int64, all bool, err error) {
+	before := int64(1 << 62)
+	for looked := 0; looked < among && len(found) < limit; {
 		var ids []int64
 		var first *int64
-		if err := o.pool.QueryRow(ctx, selectRelatedEvents, before, reference, createBatch).Scan(&first, &looked, &ids); err != nil {
-			return nil, fmt.Errorf("look for related reference: %w", err)
+		var read int
+		if err := o.pool.QueryRow(ctx, selectRelatedEvents, before, reference, createBatch).Scan(&first, &read, &ids); err != nil {
+			return nil, false, fmt.Errorf("look for related reference: %w", err)
 		}
 		found = append(found, ids...)
-		if first != nil {
-			before = *first
+		if read < createBatch {
+			all = true
+			break
 		}
+		before, looked = *first, looked+read
 	}
-	return found[:min(len(found), limit)], nil
+	return found[:min(len(found), limit)], all, nil
 }
 
 const selectRecentTypes = `

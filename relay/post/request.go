@@ -28,8 +28,13 @@ type Message struct {
 	Attempt     int       // from 1
 	NotAfter    time.Time // no request is under way any more; zero: unknown
 	Replay      bool      // made pending again by an operator
+	Trace       TraceContext
 	Event
 }
+
+// TraceContext is what takes the place of the event's own trace context, as the headers traceparent and tracestate. The zero
+// value leaves the event's own.
+type TraceContext struct{ Parent, State string }
 
 // An Event is the immutable half of a delivery. Nullable columns are pointers: the row may be gone from outbox.
 type Event struct {
@@ -44,7 +49,7 @@ type Event struct {
 	Payload          []byte // nil when larger than what a claim brings along: loaded when its turn comes
 }
 
-// A Request is one delivery as the request of the wire contract, without its body. No header name occurs twice.
+// A Request is one delivery as the message of the wire contract, without its body. No header name occurs twice. Every carrier sends it.
 type Request struct {
 	to     *Endpoint
 	header []field
@@ -71,13 +76,16 @@ func NewRequest(to *Endpoint, d Message, now time.Time) (r *Request, err error) 
 		r.deleteSpellings(f.name)
 	}
 	r.header = append(r.header, to.header...)
-	if authorization := to.Destination.Wire.Authorization; authorization != nil {
+	if authorization := to.authorization; authorization != nil {
 		r.set("Authorization", authorization())
 	}
 	text := to.texts.get()
 	defer to.texts.pool.Put(text)
 	if *text, err = r.setContract((*text)[:0], &d); err != nil {
 		return nil, err
+	}
+	if d.Trace.Parent != "" {
+		r.setTrace(d.Trace)
 	}
 	if to.Destination.Wire.Format == FormatCloudEvents {
 		r.setAttributes(to.Destination.Wire.Source, &d)
@@ -196,6 +204,16 @@ func (r *Request) setContract(text []byte, d *Message) (covered []byte, err erro
 	return covered, nil
 }
 
+// setTrace replaces the trace context of an event by that of the attempt.
+func (r *Request) setTrace(t TraceContext) {
+	r.deleteSpellings(webhook.TraceParent)
+	r.deleteSpellings(webhook.TraceState)
+	r.header = append(r.header, field{webhook.TraceParent, t.Parent})
+	if t.State != "" {
+		r.header = append(r.header, field{webhook.TraceState, t.State})
+	}
+}
+
 // setOwnHeaders adds the headers that an event brings along, a JSON object or nothing. Reserved ones are left out: the
 // table refuses them, but may hold events from before it did, and one of those is no reason to fail its delivery.
 func (r *Request) setOwnHeaders(object []byte) error {
@@ -232,7 +250,7 @@ func (r *Request) deleteSpellings(name string) {
 
 var errTooLarge = errors.New("the payload is too large for this destination")
 
-// Refused decides on an event for which [NewRequest] has failed: it is the event's own fault, so that every later attempt
+// Refused decides on an event for which [NewRequest] has failed, or which a carrier cannot express: it is the event's own fault, so that every later attempt
 // would fail like this one.
 func Refused(err error) policy.Result {
 	v := policy.Result{Reason: policy.ReasonInvalidEvent, Message: plain.Clip(err.Error())}

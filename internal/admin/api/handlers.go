@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/admin/control"
 	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
@@ -31,6 +32,12 @@ type (
 		Deliveries []ops.Delivery `json:"deliveries"`
 		// Next is the parameter after of the next page; empty: this is the last.
 		Next string `json:"next"`
+		// SearchedTo is how far back was looked, if that ended before the page was full; nil: all was looked at, or the page is full.
+		SearchedTo *searchedAnswer `json:"searched_to"`
+	}
+	searchedAnswer struct {
+		EventID   int64      `json:"event_id,string"`
+		CreatedAt *time.Time `json:"created_at"`
 	}
 	orderRequest struct {
 		Action    string        `json:"action"`
@@ -110,14 +117,13 @@ func (a *API) deliveries(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	page := deliveryPage{}
-	filter.Limit = max(filter.Limit, 1)
-	if r.URL.Query().Get("limit") == "" {
-		filter.Limit = 50
+	list, err := a.control.Deliveries(r.Context(), filter)
+	page := deliveryPage{Deliveries: list.Deliveries}
+	if list.Next != nil {
+		page.Next = list.Next.String()
 	}
-	page.Deliveries, err = a.control.Outbox.Deliveries(r.Context(), filter)
-	if n := len(page.Deliveries); err == nil && n == filter.Limit {
-		page.Next = control.Position(page.Deliveries[n-1])
+	if list.Searched != nil {
+		page.SearchedTo = &searchedAnswer{list.Searched.EventID, list.Searched.CreatedAt}
 	}
 	return page, err
 }

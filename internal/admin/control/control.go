@@ -140,6 +140,9 @@ func (c *Control) Preview(ctx context.Context, order ops.Order) (Preview, error)
 	}
 	order.Memory = c.ReceiverMemory
 	found, err := c.Outbox.Preview(ctx, order)
+	if err == nil && found.Matched == 0 {
+		err = c.refuseUnknown(ctx, "selection.", order.Selection)
+	}
 	if err != nil {
 		return Preview{}, err
 	}

@@ -19,7 +19,7 @@ const maxPage = 500
 
 // FilterNames are the parameters of a filter.
 func FilterNames() []string {
-	return []string{"status", "destination", "type", "reason", "key", "ordering_key", "since", "until", "after", "limit"}
+	return []string{"status", "destination", "type", "reason", "key", "ordering_key", "related", "since", "until", "after", "limit"}
 }
 
 // Filter reads which deliveries to list from the parameters of a request. status also takes parked. A destination that is not known is
@@ -27,7 +27,7 @@ func FilterNames() []string {
 func (c *Control) Filter(ctx context.Context, q url.Values) (f ops.DeliveryFilter, err error) {
 	f = ops.DeliveryFilter{
 		Status: q.Get("status"), Destination: q.Get("destination"), Type: q.Get("type"), Reason: q.Get("reason"), Key: q.Get("key"),
-		OrderingKey: q.Get("ordering_key"),
+		OrderingKey: q.Get("ordering_key"), Related: q.Get("related"),
 	}
 	if f.Status == "parked" {
 		f.Status, f.Parked = "pending", true
@@ -60,6 +60,15 @@ func (c *Control) Filter(ctx context.Context, q url.Values) (f ops.DeliveryFilte
 	return f, c.known(ctx, f.Destination)
 }
 
+// Deliveries lists what a filter matches. If that is nothing, and the filter has a name that nothing has, the error says so.
+func (c *Control) Deliveries(ctx context.Context, f ops.DeliveryFilter) (ops.DeliveryPage, error) {
+	page, err := c.Outbox.Deliveries(ctx, f)
+	if err == nil && len(page.Deliveries) == 0 && page.Next == nil && f.After.EventID == 0 {
+		err = c.refuseUnknown(ctx, "", ops.Selection{Destination: f.Destination, Reason: f.Reason, Type: f.Type})
+	}
+	return page, err
+}
+
 // Selection reads what a bulk operation shall change from a form. Its fields are those of a filter, and ids.
 func (c *Control) Selection(ctx context.Context, q url.Values) (s ops.Selection, err error) {
 	f, err := c.Filter(ctx, q)
@@ -69,6 +78,9 @@ func (c *Control) Selection(ctx context.Context, q url.Values) (s ops.Selection,
 	s = ops.Selection{Destination: f.Destination, Parked: f.Parked, Type: f.Type, Since: f.Since, Until: f.Until, Reason: f.Reason, OrderingKey: f.OrderingKey}
 	if f.Status != "" {
 		s.Statuses = []string{f.Status}
+	}
+	if f.Related != "" {
+		return s, check.Problem{Path: "related", Text: "cannot be acted on as a whole: list the events, and name those that are meant"}
 	}
 	for _, text := range q["id"] {
 		id, err := strconv.ParseInt(text, 10, 64)
@@ -82,10 +94,10 @@ func (c *Control) Selection(ctx context.Context, q url.Values) (s ops.Selection,
 		switch {
 		case err != nil:
 			return s, err
-		case len(list) == 0:
+		case len(list.Deliveries) == 0:
 			return s, check.Problem{Path: "key", Text: fmt.Sprintf("no event has the idempotency key %q", f.Key)}
 		}
-		s.EventIDs = append(s.EventIDs, list[0].EventID)
+		s.EventIDs = append(s.EventIDs, list.Deliveries[0].EventID)
 	}
 	return s, nil
 }
@@ -95,11 +107,25 @@ func (c *Control) known(ctx context.Context, destination string) error {
 	if err != nil || slices.Contains(names, destination) {
 		return err
 	}
-	text := fmt.Sprintf("there is no destination %q", destination)
-	if near := settings.Nearest(destination, names); near != "" {
+	return problemOf("", ops.Unknown{What: "destination", Name: destination, Known: names})
+}
+
+// refuseUnknown returns a mistake in a selection that matches nothing: nothing to do would look like success.
+func (c *Control) refuseUnknown(ctx context.Context, path string, s ops.Selection) error {
+	unknown, err := c.Outbox.UnknownNames(ctx, s.Destination, s.Reason, s.Type)
+	if err != nil || len(unknown) == 0 {
+		return err
+	}
+	return problemOf(path, unknown[0])
+}
+
+// problemOf says which name is not known, and which was probably meant.
+func problemOf(path string, u ops.Unknown) check.Problem {
+	text := fmt.Sprintf("there is no %s %q", u.What, u.Name)
+	if near := settings.Nearest(u.Name, u.Known); near != "" {
 		text += fmt.Sprintf("; did you mean %q?", near)
 	}
-	return check.Problem{Path: "destination", Text: text}
+	return check.Problem{Path: path + u.What, Text: text}
 }
 
 // bounds reads since and until: a time, or how long ago by the clock of the database.
@@ -127,18 +153,14 @@ func (c *Control) bounds(ctx context.Context, q url.Values) (since, until time.T
 	return since, until, nil
 }
 
-// Position writes the place of a delivery in a list, for the parameter after.
-func Position(d ops.Delivery) string { return strconv.FormatInt(d.EventID, 10) + "." + d.Destination }
-
-// ParsePosition reads a text of Position. An empty one is the zero value.
+// ParsePosition reads the parameter after. An empty one is the zero value.
 func ParsePosition(text string) (ops.DeliveryPosition, error) {
 	if text == "" {
 		return ops.DeliveryPosition{}, nil
 	}
-	number, destination, has := strings.Cut(text, ".")
-	id, err := strconv.ParseInt(number, 10, 64)
-	if err != nil || id < 1 || !has {
-		return ops.DeliveryPosition{}, check.Problem{Path: "after", Text: "is not a position that a list has given; leave it out for the first page"}
+	position, good := ops.ParsePosition(text)
+	if !good {
+		return position, check.Problem{Path: "after", Text: "is not a position that a list has given; leave it out for the first page"}
 	}
-	return ops.DeliveryPosition{EventID: id, Destination: destination}, nil
+	return position, nil
 }

@@ -85,6 +85,8 @@ func (p *Page) changeDestination(r *http.Request, outbox *ops.Outbox) (to string
 type eventsData struct {
 	Filter url.Values
 	List   []ops.Delivery
+	// Searched is how far back was looked without filling the page; nil: all was looked at, or the page is full.
+	Searched *ops.Searched
 	// Next is the query of the next page; empty: this is the last. First is that of the first one.
 	Next, First  string
 	Destinations []string
@@ -128,17 +130,20 @@ func (p *Page) events(r *http.Request) (view, error) {
 		Discards: status == "" || status == "failed" || status == "pending" || status == "parked",
 	}
 	v := view{Template: "events.html", Title: "Events", Active: "events", Live: q.Get("after") == ""}
+	var position *ops.DeliveryPosition
 	filter, err := p.Control.Filter(r.Context(), q)
 	if err == nil {
 		filter.Limit = pageSize
-		data.List, err = p.Control.Outbox.Deliveries(r.Context(), filter)
+		var list ops.DeliveryPage
+		list, err = p.Control.Deliveries(r.Context(), filter)
+		data.List, data.Searched, position = list.Deliveries, list.Searched, list.Next
 	}
-	if n := len(data.List); err == nil && n == pageSize {
+	if err == nil && position != nil {
 		next := url.Values{}
 		for name, values := range same {
 			next[name] = values
 		}
-		next.Set("after", control.Position(data.List[n-1]))
+		next.Set("after", position.String())
 		data.Next = query(next)
 	}
 	if names, namesErr := p.Control.Outbox.Destinations(r.Context()); namesErr == nil {

@@ -25,6 +25,7 @@ type Config struct {
 	Pool          *pgxpool.Config // of database.url; nil if that is unusable
 	Direct        *pgxpool.Config // of database.listen_url; nil if there is none
 	MetricsListen string          // empty: off
+	Traces        Traces
 	Admin         Admin
 	LogFormat     string         // auto, json or console
 	Log           zerolog.Logger // for changes of files that destinations name; discards until the log exists
@@ -40,6 +41,7 @@ type destination struct {
 	bearer, password          settings.Secret
 	bearerFile, passwordFile  string
 	user                      string
+	credentialsFile, seedFile string
 }
 
 // A channel is where alerts go. Exactly one field is set.
@@ -89,15 +91,18 @@ func (c *Config) bind() {
 		c.Default("routes[0].event", "*")
 		c.Default("routes[0].to", slices.Clone(names))
 	}
-	c.Bind("", slices.Concat(c.databaseRows(), c.relayRows(""), c.egressRows(), c.alertRows(), c.retentionRows(), c.metricsRows(), c.adminRows(), c.logRows()))
+	c.Bind("", slices.Concat(c.databaseRows(), c.relayRows(""), c.egressRows(), c.alertRows(), c.retentionRows(), c.metricsRows(), c.tracesRows(), c.adminRows(), c.logRows()))
 	c.checkDatabase()
 	c.Relay.Pool, c.Relay.Pooler.Session = c.Pool, c.Direct
 	c.checkDefaultDestination("signing_secrets", `signs only the destination "default", and there is none; write signing_secrets: ["${OUTBOX_SIGNING_SECRET}"] for each destination`)
 	for _, name := range names {
 		c.Relay.Destinations = append(c.Relay.Destinations, c.destination(name))
 	}
-	for _, key := range []string{"bearer_token", "bearer_token_file"} {
+	for _, key := range []string{"bearer_token", "bearer_token_file", "credentials_file", "nkey_file"} {
 		c.checkDefaultDestination(key, `is sent only to the destination "default", and there is none; write `+key+" for each destination that needs it")
+	}
+	for _, key := range []string{"subject", "stream"} {
+		c.checkDefaultDestination(key, `is that of the destination "default", and there is none; write `+key+" for each destination that needs it")
 	}
 	for _, path := range c.Children("routes") {
 		var route relay.Route
@@ -113,9 +118,10 @@ func (c *Config) bind() {
 func (c *Config) destination(name string) post.Destination {
 	d := destination{Destination: post.Destination{Name: name, Headers: map[string]string{}}}
 	path := "destinations." + name
-	c.Bind(path, slices.Concat(targetRows(&d), policyRows(&d), credentialRows(&d)))
+	c.Bind(path, slices.Concat(targetRows(&d), policyRows(&d), credentialRows(&d), natsRows(&d)))
 	d.Wire.Authorization = c.authorization(path, &d)
 	c.bindTLS(path, &d)
+	c.bindNATS(path, &d)
 	return d.Destination
 }
 

@@ -105,6 +105,9 @@ func unknownDestination(ctx context.Context, outbox *ops.Outbox, name string) er
 		return err
 	}
 	hint := "; see: outbox-relay status"
+	if len(names) == 0 {
+		hint = "; no destination is known before the first relay has run: outbox-relay run"
+	}
 	if near := settings.Nearest(name, names); near != "" {
 		hint = fmt.Sprintf("; did you mean %q?", near)
 	}

@@ -39,8 +39,9 @@ type listCommand struct {
 	Key         string `placeholder:"KEY" xor:"event" help:"Only the event with this idempotency key."`
 	Related     string `placeholder:"REFERENCE" xor:"event" help:"Only events with this related reference; it is looked for from the newest event on."`
 	bulk.TimeFlags
-	Limit int  `default:"50" help:"How many at most."`
-	JSON  bool `help:"Print JSON: an array of deliveries. Fields are added, never renamed or removed."`
+	After string `placeholder:"EVENT.DESTINATION" help:"Only what follows this delivery, such as the last one of a page before."`
+	Limit int    `default:"50" help:"How many at most."`
+	JSON  bool   `help:"Print JSON: an array of deliveries. Fields are added, never renamed or removed."`
 }
 
 func (cmd listCommand) Run(inv *cli.Invocation) error {
@@ -52,23 +53,24 @@ func (cmd listCommand) Run(inv *cli.Invocation) error {
 	}
 	filter := ops.DeliveryFilter{
 		Status: cmd.Status, Destination: cmd.Destination, Parked: cmd.Parked, Type: cmd.Type, Reason: cmd.Reason,
-		OrderingKey: cmd.OrderingKey, Limit: cmd.Limit,
+		OrderingKey: cmd.OrderingKey, Key: cmd.Key, Related: cmd.Related, Limit: cmd.Limit, Among: searchedRows,
+	}
+	if cmd.After != "" {
+		var good bool
+		if filter.After, good = ops.ParsePosition(cmd.After); !good {
+			return cli.Usagef("--after: %q is no position; write the id of an event, a full stop, and a destination", cmd.After)
+		}
 	}
 	if cmd.Status == "any" {
 		filter.Status = ""
 	}
-	var list []ops.Delivery
+	var page ops.DeliveryPage
 	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
 		if filter.Since, filter.Until, err = cmd.Bounds(ctx, outbox); err != nil {
 			return err
 		}
-		if filter.EventIDs, err = cmd.events(ctx, outbox); err != nil {
-			return err
-		}
-		if cmd.Key+cmd.Related == "" || len(filter.EventIDs) > 0 {
-			list, err = outbox.Deliveries(ctx, filter)
-		}
-		if err == nil && len(list) == 0 {
+		page, err = outbox.Deliveries(ctx, filter)
+		if err == nil && len(page.Deliveries) == 0 {
 			err = refuseUnknown(ctx, outbox, cmd.Destination, cmd.Reason, cmd.Type)
 		}
 		return err
@@ -76,19 +78,19 @@ func (cmd listCommand) Run(inv *cli.Invocation) error {
 	if err != nil {
 		return err
 	}
-	return output.Show(inv.Stdout, cmd.JSON, output.OrEmpty(list), printDeliveries)
+	if err := output.Show(inv.Stdout, cmd.JSON, output.OrEmpty(page.Deliveries), printDeliveries); err != nil || page.Searched == nil {
+		return err
+	}
+	created := ""
+	if at := page.Searched.CreatedAt; at != nil {
+		created = " of " + output.Cell(*at)
+	}
+	_, err = fmt.Fprintf(inv.Stderr, "Searched back to event %d%s; to go on, repeat the command with --after %s\n", page.Searched.EventID, created, page.Next)
+	return err
 }
 
-// events returns the ids of the events that --key or --related names.
-func (cmd listCommand) events(ctx context.Context, outbox *ops.Outbox) ([]int64, error) {
-	switch {
-	case cmd.Key != "":
-		return outbox.EventsOfKey(ctx, cmd.Key)
-	case cmd.Related != "":
-		return outbox.RelatedEvents(ctx, cmd.Related, cmd.Limit)
-	}
-	return nil, nil
-}
+// searchedRows is among how many deliveries a list looks for what no index leads to.
+const searchedRows = 200_000
 
 // refuseUnknown returns an error about the names in a filter that the outbox does not know. It is asked when nothing matches: an empty list would
 // say that all is well where a name was mistyped.
