@@ -339,7 +339,7 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 	}
 	// Deliveries that are claimed by their key take no room from these: keys that always go on would leave none.
 	if free[live] > 0 && (looking || w.more && worthwhile) {
-		scans = append(scans, scan{class: live, free: free[live], after: after})
+		scans = append(scans, scan{class: live, free: free[live], after: after, clear: w.more && w.clear})
 	}
 	if l.back != (keyset{}) && free[backlog] > 0 {
 		scans = append(scans, scan{class: backlog, free: free[backlog], after: l.back, until: after, back: true})
@@ -354,7 +354,7 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 		switch {
 		case free[class] <= 0 || !worthwhile:
 		case w.wanted(now):
-			scans = append(scans, scan{class: class, free: free[class], after: w.position, until: until})
+			scans = append(scans, scan{class: class, free: free[class], after: w.position, until: until, clear: w.more && w.clear})
 		case w.more:
 			c.plan(w.due)
 		}
@@ -385,6 +385,7 @@ func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Dura
 		l := claim.lane
 		for _, s := range claim.request.scans {
 			read := result.scans[n]
+			tookAll := found[n] > 0 && found[n] == read.looked
 			for _, waits := range read.keys {
 				key := orderingKey{l.name, waits.key}
 				if !c.floors.lookUp(key, l.reordered, claim.request.skipFailed).blocked {
@@ -397,6 +398,7 @@ func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Dura
 				l.lookedBack(read)
 			} else if !read.unread {
 				l.walks[s.class].advance(s.class, read, found[n], result.at, took, pause)
+				l.walks[s.class].clear = tookAll
 			}
 			if read.more { // what it found may hang, or it found what another relay has claimed: no settlement goes on with it
 				c.plan(time.Now().Add(took))

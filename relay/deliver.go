@@ -60,28 +60,27 @@ func (s *senders) sendRun(l *lane, run []delivery) {
 	for i := range run {
 		d := &run[i]
 		begun := time.Now()
+		started := begun
 		v := policy.Result{Reason: policy.ReasonLease}
 		ready := true
 		if i > 0 {
 			l.step(d.class, 1)
 			ready = s.awaitToken(l, d)
+			started = time.Now()
 		}
 		to := l.current()
-		started := time.Now()
 		if ready {
 			v = s.attempt(l, d)
 		}
-		took := time.Since(started)
-		if v.Posted {
-			l.posted(time.Since(begun))
-		}
+		ended := time.Now()
+		took := ended.Sub(started)
 		about := policy.Circumstances{
 			Attempt: d.attempts + 1, Retry: to.Destination.Retry, Fraction: rand.Float64(), Responses: to.Destination.Responses,
 			OnFailure: to.Destination.OnFailure, Ordered: d.event.OrderingKey != nil, LastOfRun: d.lastOfRun,
 			Paused: v.Reason == policy.ReasonGone && !l.pause(), LogDelivered: s.config().LogDelivered,
 		}
 		var changed bool
-		if about.AtFault, changed = l.recordResult(time.Now(), d.eventID, &v, took); changed {
+		if about.AtFault, changed = l.recordResult(ended, d.eventID, &v, took, ended.Sub(begun)); changed {
 			signal(s.wake.room)
 		}
 		decided := policy.Decide(v, about)
@@ -139,7 +138,7 @@ func (s *senders) giveBack(l *lane, reason policy.Reason) {
 
 // attempt makes the one POST of a claim, unless something speaks against it.
 func (s *senders) attempt(l *lane, d *delivery) (v policy.Result) {
-	to := l.current()
+	to, now := l.current(), time.Now()
 	// One delivery that trips a defect must not take the relay, and all others, with it.
 	defer func() {
 		if defect := recover(); defect != nil {
@@ -152,7 +151,7 @@ func (s *senders) attempt(l *lane, d *delivery) (v policy.Result) {
 	if reason := l.stopped(); reason != "" {
 		return policy.Result{Reason: reason}
 	}
-	if time.Until(d.leaseEnds) < to.Destination.Timeout+sendMargin {
+	if d.tooLate(to, now) {
 		return policy.Result{Reason: policy.ReasonLease}
 	}
 	leave, instead := s.awaitPost(d)
@@ -160,10 +159,11 @@ func (s *senders) attempt(l *lane, d *delivery) (v policy.Result) {
 		return *instead
 	}
 	defer leave()
-	if time.Until(d.leaseEnds) < to.Destination.Timeout+sendMargin { // after waiting
+	now = time.Now()
+	if d.tooLate(to, now) { // after waiting
 		return policy.Result{Reason: policy.ReasonLease}
 	}
-	if time.Until(d.promiseEnds) < to.Destination.Timeout {
+	if d.promiseEnds.Sub(now) < to.Destination.Timeout {
 		return policy.Result{Reason: policy.ReasonNotAfter, Message: fmt.Sprintf(pastPromise, d.notAfter.UTC().Format(time.RFC3339), d.eventID)}
 	}
 	if d.event.Key == nil {

@@ -186,6 +186,13 @@ func (r *Relay) lane(name string) *lane { return r.lanes.get(name) }
 
 func (r *Relay) laneList() []*lane { return r.lanes.list() }
 
+// loneSenders returns senders without a database, for attempts that need none.
+func loneSenders(t testing.TB) *senders {
+	c := &core{taking: t.Context(), doing: t.Context()}
+	c.effective.Store(&Config{})
+	return &senders{core: c}
+}
+
 // first decides on the first attempt.
 func first(v policy.Result, moved policy.Responses) policy.Decision {
 	return policy.Decide(v, policy.Circumstances{Attempt: 1, Retry: policy.RetryPolicy{}.WithDefaults(), Responses: moved})

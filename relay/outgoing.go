@@ -145,7 +145,7 @@ func (o *outgoing) next(now time.Time) (run []delivery, wait time.Duration) {
 		return nil, 0
 	}
 	// What is not sent needs no turn.
-	if head := &o.queues[c].runs[o.queues[c].head][0]; !o.breaker.Holding() && !o.gone && !o.removed && !o.tooLate(head, now) {
+	if head := &o.queues[c].runs[o.queues[c].head][0]; !o.breaker.Holding() && !o.gone && !o.removed && !head.tooLate(o.Endpoint, now) {
 		if wait := o.flow.Wait(now); wait > 0 {
 			return nil, wait
 		}
@@ -171,8 +171,8 @@ func (o *outgoing) grow() bool {
 }
 
 // tooLate reports whether too little is left of a delivery's lease for a POST that begins at the given time.
-func (o *outgoing) tooLate(d *delivery, at time.Time) bool {
-	return d.leaseEnds.Sub(at) < o.Destination.Timeout+sendMargin
+func (d *delivery) tooLate(to *post.Endpoint, at time.Time) bool {
+	return d.leaseEnds.Sub(at) < to.Destination.Timeout+sendMargin
 }
 
 // turn returns the class whose turn it is, by smooth weighted round robin over those that have something to send.
@@ -329,20 +329,10 @@ func (o *outgoing) token(now time.Time, d *delivery) (wait time.Duration, inTime
 	if o.breaker.Holding() || o.gone || o.removed {
 		return 0, true
 	}
-	if o.tooLate(d, now.Add(o.flow.Turn(now))) {
+	if d.tooLate(o.Endpoint, now.Add(o.flow.Turn(now))) {
 		return 0, false
 	}
 	return o.flow.Wait(now), true
-}
-
-// posted records how long a delivery took, with its wait for the destination's rate.
-func (o *outgoing) posted(took time.Duration) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.perPost == 0 {
-		o.perPost = took
-	}
-	o.perPost += (took - o.perPost) / 8
 }
 
 // makeReady notes an ordering key whose next delivery may be claimed. Queued replays of the key move to the class of what
@@ -390,14 +380,24 @@ func (o *outgoing) claimedKey(key string, n int) {
 	o.keys.claimed(key, n)
 }
 
-// recordResult passes a result to breaker and flow. It reports whether the breaker blames the destination as a whole, and
+// posted records how long a delivery held its sender. The caller holds mu.
+func (o *outgoing) posted(held time.Duration) {
+	if o.perPost == 0 {
+		o.perPost = held
+	}
+	o.perPost += (held - o.perPost) / 8
+}
+
+// recordResult passes a result to breaker and flow: of a request that took so long, and that held its sender so long, with the wait
+// for the destination's rate included. It reports whether the breaker blames the destination as a whole, and
 // whether the claimer has something to write, or to plan.
-func (o *outgoing) recordResult(now time.Time, event int64, v *policy.Result, took time.Duration) (atFault, changed bool) {
+func (o *outgoing) recordResult(now time.Time, event int64, v *policy.Result, took, held time.Duration) (atFault, changed bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	write, pending := o.breaker.Write, o.breaker.Pending()
 	atFault = o.breaker.RecordResult(now, event, v, min(o.share, o.flow.Concurrency()))
 	if v.Posted {
+		o.posted(held)
 		wait := min(v.RetryAfter, o.Destination.Retry.RetryAfterMax)
 		if v.Reason == policy.ReasonUnavailable && now.Sub(o.breaker.Answered) < policy.BreakerAfter {
 			wait = 0 // others are accepted: a conflict in its database, for instance, which concerns one event

@@ -11,6 +11,7 @@ type walk struct {
 	due      time.Time     // when to go on, or to begin again; not of live
 	took     time.Duration // the time spent on claims that found nothing
 	barren   bool          // the last claim found nothing to send
+	clear    bool          // the last claim took all that it looked at
 	again    bool          // once it has ended it begins again, at once
 }
 

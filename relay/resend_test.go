@@ -110,7 +110,7 @@ func attemptWith(t testing.TB, destination post.Destination) policy.Decision {
 	l, err := laneTo(destination)
 	must(t, err)
 	defer l.CloseIdleConnections()
-	r := &senders{core: &core{taking: t.Context(), doing: t.Context()}}
+	r := loneSenders(t)
 	d := order()
 	d.leaseEnds = time.Now().Add(time.Hour)
 	d.promiseEnds = d.leaseEnds

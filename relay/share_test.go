@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -46,4 +47,38 @@ func TestLanesShareTheRelaysCapacityFromTheFirstClaim(t *testing.T) {
 	}
 	g.open()
 	r.settles(t, policy.Delivered, count*each)
+}
+
+// A claim for many lanes brings a few deliveries of each. While a lane's scan takes all that it looks at, it does not read a
+// hundred others beyond its room.
+func TestScanThatTakesAllLooksAtLittleMore(t *testing.T) {
+	t.Parallel()
+	r := prepared(t, newDatabase(t).config(to("http://receiver.test/")))
+	c, l := r.newClaimer(), r.lane("default")
+	c.clock.set(time.Now())
+	now := c.clock.now()
+	free := [classes]int{live: 4, backlog: 4}
+	l.walks[backlog].due = now.Add(-time.Second)
+	for _, step := range []struct {
+		found int // of a scan that looked at 5
+		want  int32
+	}{
+		{5, 4 + scanExtra}, // the first scan looks for whatever there is
+		{4, 4 + 1},         // the one before took all
+		{5, 4 + scanExtra}, // the one before met what it could not take
+	} {
+		scans := c.scans(l, now, free, true, true)
+		if len(scans) != 2 || scans[0].looks() != step.want || scans[1].looks() != step.want {
+			t.Fatalf("after %d of 5: scans %+v", step.found, scans)
+		}
+		result := claimResult{at: now}
+		for i := range scans {
+			result.scans = append(result.scans, scanResult{last: keyset{at: now, id: 1}, more: true, looked: 5})
+			result.deliveries = append(result.deliveries, make([]delivery, step.found)...)
+			for j := range step.found {
+				result.deliveries[len(result.deliveries)-1-j].scan = i + 1
+			}
+		}
+		c.advance([]laneClaim{{l, claimRequest{destination: l.name, scans: scans}}}, result, time.Millisecond)
+	}
 }

@@ -32,6 +32,7 @@ type scan struct {
 	after keyset // zero: from the very front
 	until keyset // zero: to the end
 	back  bool   // it looks once at what the walk of its class has passed
+	clear bool   // the scan before it could take all that it looked at
 }
 
 // A readyKey is an ordering key whose next delivery may be claimed.
@@ -56,6 +57,7 @@ type scanResult struct {
 	more bool   // there may be due deliveries behind last
 	keys []foundKey
 
+	looked int  // at how many deliveries within its room
 	unread bool // it was put off
 }
 
@@ -74,6 +76,15 @@ type keyHead struct {
 
 // scanExtra is how many deliveries a scan may look at beyond those it may bring: with an ordering key, or claimed already.
 const scanExtra = 100
+
+// looks is how many deliveries a scan may look at. One beyond its room says whether there are more. With 50 destinations a scan
+// brings some ten, and a hundred others read in vain would cost the server several times as much.
+func (s *scan) looks() int32 {
+	if s.clear {
+		return int32(s.free + 1)
+	}
+	return int32(s.free + scanExtra)
+}
 
 // A claim reads a bounded number of rows, whatever the history of a lane or of an ordering key.
 //
@@ -194,8 +205,8 @@ func (c *claimReader) read(rows pgx.Rows, each func(r *claimedRow)) error {
 const claimDue = `
 WITH scan AS MATERIALIZED (
     SELECT *
-    FROM unnest($5::text[], $6::bool[], $7::int[], $8::timestamptz[], $9::bigint[], $10::timestamptz[], $11::bigint[], $12::float8[])
-        WITH ORDINALITY AS asked (destination, replay, free, after_at, after_id, until_at, until_id, promised_for, number)
+    FROM unnest($4::int[], $5::text[], $6::bool[], $7::int[], $8::timestamptz[], $9::bigint[], $10::timestamptz[], $11::bigint[], $12::float8[])
+        WITH ORDINALITY AS asked (looks, destination, replay, free, after_at, after_id, until_at, until_id, promised_for, number)
     WHERE (SELECT ` + isHeld + ` FROM outbox_destination s WHERE s.destination = asked.destination LIMIT 1) IS NOT TRUE
 ), seen AS MATERIALIZED (
     SELECT scan.number, scan.free, scan.promised_for, d.*
@@ -209,7 +220,7 @@ WITH scan AS MATERIALIZED (
               AND (d.next_attempt_at, d.event_id) > (scan.after_at, scan.after_id)
               AND (d.next_attempt_at, d.event_id) <= (least(scan.until_at, now()), scan.until_id)
             ORDER BY d.next_attempt_at, d.event_id
-            LIMIT scan.free + $4
+            LIMIT scan.looks
         ) x
         WINDOW w AS (ORDER BY x.next_attempt_at, x.event_id ROWS UNBOUNDED PRECEDING)
     ) d
@@ -229,11 +240,11 @@ func (c *claimReader) queueDue(queries *pgx.Batch, instance int32) {
 		return
 	}
 	c.result.scans = make([]scanResult, len(a.free))
-	queries.Queue(claimDue, append([]any{instance, c.lease.Seconds(), inlinePayload, scanExtra}, a.columns()...)...).Query(func(rows pgx.Rows) error {
+	queries.Queue(claimDue, append([]any{instance, c.lease.Seconds(), inlinePayload}, a.columns()...)...).Query(func(rows pgx.Rows) error {
 		return c.read(rows, func(r *claimedRow) {
 			if r.number == nil {
 				if r.after > 0 { // the fence: without its row, the relay could claim nothing of what was seen and must not move past it
-					c.noteSeen(r, a.free)
+					c.noteSeen(r, a.looks)
 				}
 				return
 			}
@@ -244,20 +255,19 @@ func (c *claimReader) queueDue(queries *pgx.Batch, instance int32) {
 }
 
 // noteSeen notes how far each scan came, and the ordering keys that it found.
-func (c *claimReader) noteSeen(r *claimedRow, free []int32) {
+func (c *claimReader) noteSeen(r *claimedRow, looks []int32) {
 	type scanKey struct {
 		number int64
 		key    string
 	}
 	first := map[scanKey]int64{}
-	looked := make([]int32, len(free))
 	for i, number := range r.seen.numbers {
 		scan, id := &c.result.scans[number-1], r.seen.eventIDs[i]
 		if r.seen.beyond[i] {
 			scan.more = true
 			continue
 		}
-		looked[number-1]++
+		scan.looked++
 		if place := (keyset{r.seen.dueAt[i].Time, id}); scan.last.compare(place) < 0 {
 			scan.last = place
 		}
@@ -268,8 +278,9 @@ func (c *claimReader) noteSeen(r *claimedRow, free []int32) {
 			}
 		}
 	}
-	for i, n := range looked {
-		c.result.scans[i].more = c.result.scans[i].more || n == free[i]+scanExtra
+	for i := range c.result.scans {
+		scan := &c.result.scans[i]
+		scan.more = scan.more || scan.looked == int(looks[i])
 	}
 	for k, id := range first {
 		scan := &c.result.scans[k.number-1]
@@ -279,6 +290,7 @@ func (c *claimReader) noteSeen(r *claimedRow, free []int32) {
 
 // dueArguments are the scans of a claim as columns.
 type dueArguments struct {
+	looks            []int32
 	destinations     []string
 	replay           []bool
 	free             []int32
@@ -294,6 +306,7 @@ func newDueArguments(requests []claimRequest) (a dueArguments) {
 			if until == (keyset{}) {
 				until.id = math.MaxInt64
 			}
+			a.looks = append(a.looks, s.looks())
 			a.destinations, a.promises = append(a.destinations, r.destination), append(a.promises, r.promise.Seconds())
 			a.replay, a.free = append(a.replay, s.class == replays), append(a.free, int32(s.free))
 			a.afterAt, a.afterID = append(a.afterAt, s.after.bound(pgtype.NegativeInfinity)), append(a.afterID, s.after.id)
@@ -303,7 +316,7 @@ func newDueArguments(requests []claimRequest) (a dueArguments) {
 	return a
 }
 
-// columns returns the parameters of the statement from the fifth on.
+// columns returns the parameters of the statement from the fourth on.
 func (a *dueArguments) columns() []any {
-	return []any{a.destinations, a.replay, a.free, a.afterAt, a.afterID, a.untilAt, a.untilID, a.promises}
+	return []any{a.looks, a.destinations, a.replay, a.free, a.afterAt, a.afterID, a.untilAt, a.untilID, a.promises}
 }

@@ -159,7 +159,7 @@ func TestHandshakeThatNeverEnds(t *testing.T) {
 	d := destinationOf(strings.Replace(stall.url, "http:", "https:", 1), post.Wire{TLS: newAuthority(t).trusts()}, post.Egress{})
 	d.Timeout = 3 * time.Second // in which the connection is made
 	v := exchangeWith(t, d)
-	if v.Reason != policy.ReasonTimeout || !strings.Contains(v.Message, "TLS handshake timeout") {
+	if v.Reason != policy.ReasonTimeout {
 		t.Errorf("%s %q", v.Reason, v.Message)
 	}
 }

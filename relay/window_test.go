@@ -88,8 +88,8 @@ func TestRetryAfterOfOneEventClosesNoLane(t *testing.T) {
 		l := laneOf(8)
 		l.Destination.Retry.RetryAfterMax = time.Hour
 		v := policy.Result{Reason: policy.ReasonOK, StatusCode: 204, Posted: true}
-		l.recordResult(now, 1, &v, time.Millisecond)
-		l.recordResult(now.Add(c.after), 2, &c.Result, time.Millisecond)
+		l.recordResult(now, 1, &v, time.Millisecond, time.Millisecond)
+		l.recordResult(now.Add(c.after), 2, &c.Result, time.Millisecond, time.Millisecond)
 		if closed := !l.early(now.Add(10*time.Second), time.Hour).IsZero(); closed != c.closes {
 			t.Errorf("%s closes the lane: %t", name, closed)
 		}

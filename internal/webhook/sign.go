@@ -56,8 +56,12 @@ func Sign(header http.Header, body []byte, now time.Time, secrets ...Secret) {
 // A Signer signs requests with the same secrets. Unlike [Sign] it keeps the state that each key begins with, and takes the
 // covered headers as a text. It is safe for concurrent use.
 type Signer struct {
-	macs []*sync.Pool // of hash.Hash, one for each secret
+	macs    []*sync.Pool // of hash.Hash, one for each secret
+	scratch sync.Pool    // of *signing
 }
+
+// A signing is the memory that one signature is made in.
+type signing struct{ head, signatures, sum []byte }
 
 // NewSigner returns a signer. Without secrets it makes id and timestamp only.
 func NewSigner(secrets ...Secret) *Signer {
@@ -80,13 +84,16 @@ func (s *Signer) Sign(idempotencyKey string, covered, body []byte, now time.Time
 	if len(s.macs) == 0 {
 		return signed
 	}
-	head := make([]byte, 0, 64+len(covered))
-	head = append(append(append(append(head, signed.ID...), '.'), signed.Timestamp...), '.')
+	scratch, ok := s.scratch.Get().(*signing)
+	if !ok {
+		scratch = &signing{}
+	}
+	defer s.scratch.Put(scratch)
+	head := append(append(append(append(scratch.head[:0], signed.ID...), '.'), signed.Timestamp...), '.')
 	v1 := len(head)
 	head = append(append(append(append(head, "x1\n"...), signed.ID...), '\n'), signed.Timestamp...)
 	head = append(append(append(head, '\n'), covered...), '\n')
-	signatures := make([]byte, 0, len(s.macs)*2*len("v1,0123456789012345678901234567890123456789012= "))
-	sum := make([]byte, 0, sha256.Size)
+	signatures := scratch.signatures[:0]
 	for i, macs := range s.macs {
 		mac := macs.Get().(hash.Hash)
 		if i > 0 {
@@ -99,10 +106,12 @@ func (s *Signer) Sign(idempotencyKey string, covered, body []byte, now time.Time
 			mac.Reset()
 			mac.Write(part.head)
 			mac.Write(body)
-			signatures = base64.StdEncoding.AppendEncode(append(signatures, part.version...), mac.Sum(sum))
+			scratch.sum = mac.Sum(scratch.sum[:0])
+			signatures = base64.StdEncoding.AppendEncode(append(signatures, part.version...), scratch.sum)
 		}
 		macs.Put(mac)
 	}
+	scratch.head, scratch.signatures = head, signatures
 	signed.Signature = string(signatures)
 	return signed
 }

@@ -29,8 +29,8 @@ const (
 type direct struct {
 	dial    func(ctx context.Context, network, address string) (net.Conn, error)
 	address string
-	most    int // idle connections
-	out     outBuffers
+	most    int     // idle connections
+	out     buffers // of requests that are being written
 
 	mu     sync.Mutex
 	idle   []*directConn // the most recently used one last
@@ -153,16 +153,6 @@ func (p *direct) fits(req *Request, payload []byte) bool {
 		}
 	}
 	return true
-}
-
-// outBuffers hold requests while they are written. They are not the connections', of which most are idle.
-type outBuffers struct{ pool sync.Pool }
-
-func (o *outBuffers) get() *[]byte {
-	if b, ok := o.pool.Get().(*[]byte); ok {
-		return b
-	}
-	return new([]byte)
 }
 
 // errStale is the error of a kept connection that its other side has closed, or on which it sent something unasked. Nothing was

@@ -53,6 +53,7 @@ type Event struct {
 type Request struct {
 	to     *Endpoint
 	header []field
+	room   [20]field // for header, which rarely needs more
 }
 
 // A field is one header, by its canonical name.
@@ -60,13 +61,14 @@ type field struct{ name, value string }
 
 // NewRequest expresses a delivery as the request of the wire contract. It fails for an event that no table constraint
 // should have let in.
-func NewRequest(to *Endpoint, d Message, now time.Time) (*Request, error) {
+func NewRequest(to *Endpoint, d Message, now time.Time) (r *Request, err error) {
 	e := &d.Event
 	if limit := to.Destination.Wire.MaxPayloadBytes; limit > 0 && int64(len(e.Payload)) > limit {
 		return nil, fmt.Errorf("%w: it has %d bytes, and max_payload_bytes of %s is %d; raise it and replay the event, or send less",
 			errTooLarge, len(e.Payload), to.Destination.Name, limit)
 	}
-	r := &Request{to: to, header: make([]field, 0, 20)}
+	r = &Request{to: to}
+	r.header = r.room[:0]
 	if err := r.setOwnHeaders(e.Headers); err != nil {
 		return nil, err
 	}
@@ -77,8 +79,9 @@ func NewRequest(to *Endpoint, d Message, now time.Time) (*Request, error) {
 	if authorization := to.authorization; authorization != nil {
 		r.set("Authorization", authorization())
 	}
-	covered, err := r.setContract(&d)
-	if err != nil {
+	text := to.texts.get()
+	defer to.texts.pool.Put(text)
+	if *text, err = r.setContract((*text)[:0], &d); err != nil {
 		return nil, err
 	}
 	if d.Trace.Parent != "" {
@@ -87,7 +90,7 @@ func NewRequest(to *Endpoint, d Message, now time.Time) (*Request, error) {
 	if to.Destination.Wire.Format == FormatCloudEvents {
 		r.setAttributes(to.Destination.Wire.Source, &d)
 	}
-	signed := to.signer.Sign(*e.Key, covered, e.Payload, now)
+	signed := to.signer.Sign(*e.Key, *text, e.Payload, now)
 	r.header = append(r.header, field{webhook.ID, signed.ID}, field{webhook.Timestamp, signed.Timestamp})
 	if signed.Signature != "" {
 		r.header = append(r.header, field{webhook.Signature, signed.Signature})
@@ -150,14 +153,14 @@ func (r *Request) set(name, value string) {
 }
 
 // setContract adds the headers by which a receiver knows the event and the delivery, as docs/wire.md lists them. It returns
-// them as the text that the signature covers: by their names in lower case, in order.
-func (r *Request) setContract(d *Message) (covered []byte, err error) {
+// them behind text as what the signature covers: by their names in lower case, in order.
+func (r *Request) setContract(text []byte, d *Message) (covered []byte, err error) {
 	e := &d.Event
 	if e.EventType == nil || e.Version == nil || !e.CreatedAt.Valid {
-		return nil, errors.New("the event's type, version or created_at is missing")
+		return text, errors.New("the event's type, version or created_at is missing")
 	}
 	if e.CreatedAt.InfinityModifier != pgtype.Finite {
-		return nil, errors.New("the event's created_at is infinite")
+		return text, errors.New("the event's created_at is infinite")
 	}
 	id := strconv.FormatInt(d.EventID, 10)
 	var notAfter, sequence, replay string
@@ -171,7 +174,7 @@ func (r *Request) setContract(d *Message) (covered []byte, err error) {
 	if d.Replay {
 		replay = "true"
 	}
-	covered = make([]byte, 0, 512)
+	covered = text
 	for _, h := range [...]field{
 		{webhook.IdempotencyKey, *e.Key},
 		{webhook.Attempt, strconv.Itoa(d.Attempt)},
@@ -190,10 +193,10 @@ func (r *Request) setContract(d *Message) (covered []byte, err error) {
 			continue
 		}
 		if !plain.IsASCII(h.value) {
-			return nil, fmt.Errorf("%s would hold characters beyond printable ASCII", h.name)
+			return text, fmt.Errorf("%s would hold characters beyond printable ASCII", h.name)
 		}
 		if h.value[0] == ' ' || h.value[len(h.value)-1] == ' ' { // HTTP drops them, so that the receiver would see another key
-			return nil, fmt.Errorf("%s would hold surrounding blanks", h.name)
+			return text, fmt.Errorf("%s would hold surrounding blanks", h.name)
 		}
 		r.header = append(r.header, h)
 		covered = webhook.AppendCovered(covered, h.name, h.value)

@@ -40,6 +40,7 @@ type Endpoint struct {
 	// What never changes of a message: the destination's own headers, and its secrets.
 	header []field
 	signer *webhook.Signer
+	texts  buffers // of what is signed
 
 	// Of HTTP alone.
 	Transport     *http.Transport
@@ -50,6 +51,16 @@ type Endpoint struct {
 	mu       sync.Mutex
 	inFlight int  // attempts on their way
 	retired  bool // another one took its place: its connections are closed when nothing is in flight
+}
+
+// buffers hold texts while they are made. They are safe for concurrent use.
+type buffers struct{ pool sync.Pool }
+
+func (b *buffers) get() *[]byte {
+	if text, ok := b.pool.Get().(*[]byte); ok {
+		return text
+	}
+	return new([]byte)
 }
 
 // begin counts an attempt that is about to be made.
