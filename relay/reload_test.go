@@ -17,6 +17,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/kafkapost"
 	"github.com/outbox-relay/outbox-relay/relay/natspost"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -330,11 +331,11 @@ func TestReloadOfRetention(t *testing.T) {
 	cfg := db.config(to("http://receiver.invalid"))
 	r := prepared(t, cfg)
 	jobs := newJobs(r.cfg.Log)
-	plan := archivePlan{jobs: jobs}
+	plan := archive.Schedule{Jobs: jobs, Run: r.archive}
 	schedules := func(keep archive.Retention) int {
 		cfg.Retention = keep
 		r.reload(cfg)
-		plan.follow(t.Context(), r.Relay)
+		plan.Follow(t.Context(), r.config().Retention)
 		return len(jobs.Entries())
 	}
 	if n := schedules(archive.Retention{ArchiveAfter: days}); n != 1 {
@@ -404,15 +405,16 @@ func TestEverySettingMakesADifference(t *testing.T) {
 	}
 	known := []string{
 		"Destinations", "Routes", "Egress", "Alerts", "Retention", "DrainTimeout", "MaxInFlight", "LogDelivered",
-		"Pool", "Pooler", "Schema", "Name", "Version", "Environment", "PollInterval", "Lease", "Watching", "Log", "Hooks",
+		"Pool", "Pooler", "Schema", "Name", "Version", "Environment", "PollInterval", "Lease", "Watching", "Log", "Hooks", "Spans",
 	}
 	inspect(t, Config{}, known)
 	inspect(t, alert.Config{}, []string{"Channels", "Window", "LagOver", "VacuumBlockedOver"})
 	inspect(t, post.Egress{}, []string{"AllowPrivate", "Proxy"})
 	inspect(t, post.Destination{}, []string{
-		"Name", "URL", "Timeout", "MaxInFlight", "RateLimit", "Retry", "Breaker", "OnFailure", "Responses", "Headers", "SigningSecrets", "Wire", "NATS",
+		"Name", "URL", "Timeout", "MaxInFlight", "RateLimit", "Retry", "Breaker", "OnFailure", "Responses", "Headers", "SigningSecrets", "Wire", "NATS", "Kafka",
 	})
-	inspect(t, natspost.Settings{}, []string{"Subject", "Stream", "InboxPrefix", "Credentials", "Seed"})
+	inspect(t, natspost.Settings{}, []string{"Subject", "Partitions", "Stream", "InboxPrefix", "Credentials", "Seed"})
+	inspect(t, kafkapost.Settings{}, []string{"Topic", "Key", "Mechanism"})
 	inspect(t, policy.RetryPolicy{}, []string{"Schedule", "MaxAttempts", "Jitter", "RetryAfterMax", "NotAfter"})
 	inspect(t, policy.Responses{}, []string{"Retry", "Fail"})
 	inspect(t, post.Wire{}, []string{"Format", "Source", "MaxPayloadBytes", "Excerpts", "Authorization", "TLS", "Proxy", "egress"})
