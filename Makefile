@@ -162,6 +162,10 @@ load-archive: ## Archive ARCHIVE_EVENTS (a million) through two kills under 1,00
 	$(GO) test ./cmd/outbox-relay -run '^$$' -bench ArchiveUnderLoad -benchtime 1x -timeout 2h \
 		-archive-load $(ARCHIVE_EVENTS) -archive-calm $(ARCHIVE_CALM)
 
+.PHONY: load-replay
+load-replay: ## Replay 100,000 failed events by a command that is killed and run again, beside live events: each sent once, and their p99
+	$(GO) test ./cmd/outbox-relay -run '^$$' -bench ReplayUnderLoad -benchtime 1x -timeout 1h
+
 .PHONY: load-status
 load-status: ## Ask status, overview, lists and a metrics sample beside 5,000,000 settled and 300,000 due deliveries: inserted, analysed, vacuumed
 	$(GO) test ./internal/metrics -run '^$$' -bench LargeTables -benchtime 10x -timeout 1h
