@@ -105,6 +105,10 @@ test-nats: ## Test destinations of NATS with a real server
 test-rules: ## Check the Prometheus rules and the dashboard with Prometheus's own parser, and try each rule
 	cd docs/deploy/rulestest && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test ./...
 
+.PHONY: test-chart
+test-chart: ## Check the Helm chart, the manifests for Kubernetes and the systemd unit by the programs that read them
+	cd docs/deploy/charttest && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test ./...
+
 .PHONY: test-page
 test-page: ## Vet and test the page in a browser: Debian's chromium (OUTBOX_SCREENSHOTS=dir keeps pictures)
 	@command -v chromium >/dev/null || { echo 'install a browser first: apt-get install chromium' >&2; exit 1; }

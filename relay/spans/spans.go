@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -82,6 +83,8 @@ func End(span trace.Span, came policy.Decision, at time.Time) {
 
 // attributesOf returns what is known of an attempt before it is made. Of the URL only host and port are shown.
 func attributesOf(m *post.Message, to *url.URL) []attribute.KeyValue {
+	host, _, _ := strings.Cut(to.Host, ",") // the URL of NATS may name several servers; any of them gets it
+	server := url.URL{Host: host}
 	all := []attribute.KeyValue{
 		semconv.MessagingSystemKey.String(system),
 		semconv.MessagingOperationName("deliver"),
@@ -89,10 +92,10 @@ func attributesOf(m *post.Message, to *url.URL) []attribute.KeyValue {
 		semconv.MessagingDestinationName(m.Destination),
 		semconv.MessagingMessageID(strconv.FormatInt(m.EventID, 10)),
 		semconv.MessagingMessageBodySize(len(m.Payload)),
-		semconv.ServerAddress(to.Hostname()),
+		semconv.ServerAddress(server.Hostname()),
 		attemptKey.Int(m.Attempt),
 	}
-	if port, err := strconv.Atoi(to.Port()); err == nil {
+	if port, err := strconv.Atoi(server.Port()); err == nil {
 		all = append(all, semconv.ServerPort(port))
 	}
 	if m.EventType != nil {

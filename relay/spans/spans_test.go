@@ -103,6 +103,22 @@ func TestSpansHoldNoSecret(t *testing.T) {
 	}
 }
 
+// A destination may be several servers of NATS.
+func TestSpansNameOneServer(t *testing.T) {
+	t.Parallel()
+	all := recorded(t, func(s *Spans) {
+		span, _ := s.Start(message(func(*post.Message) {}), true, &url.URL{Scheme: "nats", Host: "a:4222,b:4223"})
+		span.End()
+	})
+	got := map[string]string{}
+	for _, a := range all[0].Attributes {
+		got[string(a.Key)] = a.Value.String()
+	}
+	if got["server.address"] != "a" || got["server.port"] != "4222" {
+		t.Errorf("%v", got)
+	}
+}
+
 func TestIDsOfOtherSpansAreRandom(t *testing.T) {
 	t.Parallel()
 	a, b := trace.TraceID{}, trace.SpanID{}

@@ -22,7 +22,7 @@ func run(m *testing.M) int {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	program = filepath.Join(dir, "outbox-relay")
-	build := exec.Command("go", "build", "-buildvcs=false", "-C", "../../..", "-o", program, "./cmd/outbox-relay")
+	build := exec.Command("go", "build", "-C", "../../..", "-buildvcs=false", "-o", program, "./cmd/outbox-relay")
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build outbox-relay: %v\n%s", err, out)
 		return 1
