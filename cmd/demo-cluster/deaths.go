@@ -18,7 +18,7 @@ const grace = 30 * time.Second
 func (s *stage) keepRelay(ctx context.Context) error {
 	for {
 		p, err := process.Start(process.Command{Argv: []string{s.Relay, "run"}, Env: []string{
-			"OUTBOX_DATABASE_URL=" + s.postgres.DSN("finance"), "OUTBOX_CONFIG=" + s.config, "OUTBOX_METRICS_LISTEN=", "OUTBOX_ADMIN_LISTEN=",
+			"OUTBOX_DATABASE_URL=" + s.postgres.DSN("finance"), "OUTBOX_CONFIG=" + s.config, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off",
 		}})
 		if err != nil {
 			return err
