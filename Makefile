@@ -62,7 +62,7 @@ SHORT         ?= -short
 .PHONY: test
 test: ## Run the tests but the longest, with the race detector where a C compiler is installed (TESTFLAGS='-run X')
 	@$(find_race); \
-	echo 'compiling; on a new machine that takes a minute or two'; $(GO) build -v $$race ./... && \
+	echo 'compiling; on a new machine that takes a minute or two'; $(GO) list -export -v $$race ./... >/dev/null && \
 	set -x; GORACE="atexit_sleep_ms=0 $$GORACE" $(withpg) -data $(GO) test $$race $(SHORT) -p $(PACKAGES) -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
 
 .PHONY: test-all
@@ -95,6 +95,10 @@ test-receivers: ## Vet and test what is for receivers and a module of its own: t
 		(set -ex; cd "$$module"; test -z "$$(gofmt -l .)"; $(GO) mod tidy -diff; $(GO) vet ./...; \
 			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done
+
+.PHONY: test-nats
+test-nats: ## Test destinations of NATS with a real server
+	cd internal/natstest && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
 
 .PHONY: test-rules
 test-rules: ## Check the Prometheus rules and the dashboard with Prometheus's own parser, and try each rule

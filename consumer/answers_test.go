@@ -181,7 +181,7 @@ func TestDatabaseDownIs503(t *testing.T) {
 // as soon as it is back.
 func TestDatabaseStopsAndComesBack(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
-		server := pgtest.Start(t, localpg.Options{Settings: map[string]string{"synchronous_commit": "on"}}) // or the crash loses commits
+		server := pgtest.StartCopy(t, localpg.Options{Settings: map[string]string{"synchronous_commit": "on"}}) // or the crash loses commits
 		dsn := server.DSN("postgres")
 		pgtest.Migrate(t, dsn, migrations.Inbox)
 		e := newEnvAt(t, f, dsn, consumer.Config{}, effect)

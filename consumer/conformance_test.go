@@ -25,7 +25,7 @@ func TestConformance(t *testing.T) {
 				return memory
 			},
 			NewServer: func(t testing.TB) storetest.Memory {
-				server := pgtest.Start(t, localpg.Options{Settings: map[string]string{"synchronous_commit": "on"}}) // or the crash loses commits
+				server := pgtest.StartCopy(t, localpg.Options{Settings: map[string]string{"synchronous_commit": "on"}}) // or the crash loses commits
 				dsn := server.DSN("postgres")
 				pgtest.Migrate(t, dsn, migrations.Inbox)
 				m, pool := databaseMemory(t, f, dsn)

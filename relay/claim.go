@@ -433,10 +433,7 @@ func (c *claimer) rememberFloors(claims []laneClaim, result claimResult) {
 
 // handOut gives each lane what was claimed for it, and starts senders for it.
 func (c *claimer) handOut(claims []laneClaim, result claimResult) {
-	byLane := make(map[string][]delivery, len(claims))
-	for _, d := range result.deliveries {
-		byLane[d.destination] = append(byLane[d.destination], d)
-	}
+	byLane := byDestination(result.deliveries)
 	window := result.at.Add(-liveWindow)
 	active := 0
 	for _, l := range c.lanes.list() {

@@ -185,17 +185,20 @@ func (s *senders) attempt(l *lane, d *delivery) (v policy.Result) {
 	if spans := s.config().Spans; spans != nil {
 		d.span, message.Trace = spans.Start(message, d.promised, to.URL)
 	}
-	req, err := post.NewRequest(to, message, time.Now())
-	if err != nil {
-		return post.Refused(err)
-	}
+	var ready func() *policy.Result
 	if d.alone { // if the relay dies of it, nothing can be written afterwards
-		if err := s.store.countAlone(s.settling, d); err != nil {
-			s.databaseError("count suspect", err)
-			return policy.Result{Reason: policy.ReasonDatabase}
-		}
+		ready = func() *policy.Result { return s.countAlone(d) }
 	}
-	return post.Send(s.doing, to, req, d.event.Payload)
+	return to.Deliver(s.doing, message, ready)
+}
+
+// countAlone records that a suspect is about to be sent. If that fails it returns a result, and the suspect must not be sent.
+func (s *senders) countAlone(d *delivery) (instead *policy.Result) {
+	if err := s.store.countAlone(s.settling, d); err != nil {
+		s.databaseError("count suspect", err)
+		return &policy.Result{Reason: policy.ReasonDatabase}
+	}
+	return nil
 }
 
 // describePanic returns the text of a runtime error, which holds no data, and of any other panic only its type: its value

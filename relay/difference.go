@@ -129,6 +129,11 @@ func destinationDifferences(d, next post.Destination) []string {
 		comparison{"tls.ca_file", sameNow(a.TLS.Roots, b.TLS.Roots, (*x509.CertPool).Equal)},
 		comparison{"tls.cert_file", sameNow(a.TLS.Certificate, b.TLS.Certificate, sameCertificate)},
 		comparison{"proxy", a.Proxy == b.Proxy},
+		comparison{"subject", d.NATS.Subject == next.NATS.Subject},
+		comparison{"stream", d.NATS.Stream == next.NATS.Stream},
+		comparison{"inbox_prefix", d.NATS.InboxPrefix == next.NATS.InboxPrefix},
+		comparison{"credentials_file", sameNow(d.NATS.Credentials, next.NATS.Credentials, func(x, y string) bool { return x == y })},
+		comparison{"nkey_file", sameNow(d.NATS.Seed, next.NATS.Seed, func(x, y string) bool { return x == y })},
 	)
 }
 

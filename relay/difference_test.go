@@ -55,6 +55,11 @@ func changesOfADestination(t *testing.T) map[string]func(*post.Destination) {
 		"tls.ca_file":           func(d *post.Destination) { d.Wire.TLS.Roots = x509.NewCertPool },
 		"tls.cert_file":         func(d *post.Destination) { d.Wire.TLS.Certificate = func() *tls.Certificate { return certificate } },
 		"proxy":                 func(d *post.Destination) { d.Wire.Proxy = post.NoProxy },
+		"subject":               func(d *post.Destination) { d.NATS.Subject = "x" },
+		"stream":                func(d *post.Destination) { d.NATS.Stream = "x" },
+		"inbox_prefix":          func(d *post.Destination) { d.NATS.InboxPrefix = "x" },
+		"credentials_file":      func(d *post.Destination) { d.NATS.Credentials = func() string { return "x" } },
+		"nkey_file":             func(d *post.Destination) { d.NATS.Seed = func() string { return "x" } },
 	}
 }
 

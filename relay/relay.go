@@ -57,6 +57,7 @@ func New(cfg Config) (*Relay, error) {
 		if err != nil {
 			return nil, err
 		}
+		e.Log = cfg.Log
 		r.lanes.add(newLane(e))
 	}
 	r.settler = &settler{core: &r.core, settlements: make(chan settlement, settleBatch)}

@@ -115,6 +115,7 @@ func (r *Relay) newEndpoints(next *Config) (endpoints map[string]*post.Endpoint,
 		if endpoints[d.Name], err = post.NewEndpoint(d, r.cfg.Version); err != nil {
 			return nil, err
 		}
+		endpoints[d.Name].Log = r.cfg.Log
 	}
 	return endpoints, nil
 }

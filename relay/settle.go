@@ -20,6 +20,7 @@ type settler struct {
 	settlements chan settlement
 	recent      recentSettlements
 	aside       []settlement // could not be written, and are tried again; run owns it
+	collected   int          // settlements of the last batch: about as many will be in the next; run owns it
 }
 
 // settle passes a settlement on to run. When run has given up, at the very end of a stop without a database, the
@@ -81,7 +82,8 @@ func (w *settler) run() {
 
 // collect makes a batch of what comes until it is old or large enough.
 func (w *settler) collect(first settlement, timer *time.Timer) []settlement {
-	collected := []settlement{first}
+	collected := append(make([]settlement, 0, min(w.collected+w.collected/4+1, settleBatch)), first)
+	defer func() { w.collected = len(collected) }()
 	timer.Reset(settleAfter)
 	for len(collected) < settleBatch {
 		select {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -21,6 +22,7 @@ type store struct {
 	direct *pgxpool.Pool // behind pool
 
 	producers session.Producers
+	claimed   atomic.Int64 // deliveries of the last claim: about as many will be in the next
 }
 
 // A class is one of three kinds of deliveries that share a lane fairly.

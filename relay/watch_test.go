@@ -118,7 +118,7 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 func TestSessionsThatBlockVacuumAreNamed(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
-	server := pgtest.Start(t, localpg.Options{Settings: map[string]string{"max_prepared_transactions": "5", "wal_level": "logical"}})
+	server := pgtest.StartCopy(t, localpg.Options{Settings: map[string]string{"max_prepared_transactions": "5", "wal_level": "logical"}})
 	pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
 	db := &database{TB: t, dsn: server.DSN(""), pool: pgtest.Pool(t, server.DSN(""))}
 	r := looking(t, db.config(to("http://receiver.test/")))
@@ -227,7 +227,7 @@ func feedBack(t testing.TB, db *database, slot string, xmin uint32) {
 func TestHiddenSessionsAreAdmitted(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
-	server := pgtest.Start(t, localpg.Options{})
+	server := pgtest.StartCopy(t, localpg.Options{})
 	pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
 	db := &database{TB: t, dsn: server.DSN(""), pool: pgtest.Pool(t, server.DSN(""))}
 	script, err := os.ReadFile("../migrations/roles.sql")

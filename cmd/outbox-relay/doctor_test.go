@@ -143,7 +143,7 @@ func databaseOf(t *testing.T, dsn string) string {
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	// In memory, with the settings of production: the patients are made from one template.
-	server := pgtest.Start(t, localpg.Options{Settings: map[string]string{"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}})
+	server := pgtest.StartCopy(t, localpg.Options{Settings: map[string]string{"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}})
 	if err := server.CreateDatabase(t.Context(), "template", ""); err != nil {
 		t.Fatal(err)
 	}

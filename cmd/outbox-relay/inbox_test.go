@@ -332,7 +332,7 @@ func TestInboxReplayIsInterrupted(t *testing.T) {
 func TestSecurityInboxSupport(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
-	server := pgtest.Start(t, localpg.Options{}) // roles belong to all of it
+	server := pgtest.StartCopy(t, localpg.Options{}) // roles belong to all of it
 	pgtest.Migrate(t, server.DSN(""), migrations.Inbox)
 	db := open(t, server.DSN(""))
 	execute(t, db, fillInbox, 4)

@@ -304,6 +304,7 @@ func (x *examination) destinations(ctx context.Context) error {
 		all.Go(func() {
 			endpoint, err := post.NewEndpoint(d.WithDefaults(x.cfg.Egress), "")
 			if err == nil {
+				defer endpoint.Retire()
 				err = endpoint.Reach(ctx)
 			}
 			errs[i] = err

@@ -102,6 +102,7 @@ type Result struct {
 	RetryAfter time.Duration // what the receiver asked for
 	Posted     bool          // false: nothing was sent, no attempt is spent
 	Unreached  bool          // an attempt that found no connection: the receiver cannot have seen it
+	Duplicate  bool          // delivered, and the receiver says that it had the message already
 }
 
 // Responses lists HTTP status codes whose outcome differs from the standard table.

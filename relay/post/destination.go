@@ -15,6 +15,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/natspost"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -28,7 +29,8 @@ const (
 type Destination struct {
 	// Name: lower-case letters, digits, '-' and '_', at most 63 characters.
 	Name string
-	// URL to POST to: absolute, http or https, without user info and fragment.
+	// URL to send to, without user info and fragment. Its scheme decides how: http or https is POSTed to; nats, or tls with TLS, names
+	// one or more servers of NATS, such as "nats://a:4222,b:4222".
 	URL string
 	// Timeout of one POST, from dialling to the end of the answer. 0: 10 s.
 	Timeout time.Duration
@@ -52,6 +54,8 @@ type Destination struct {
 	SigningSecrets []webhook.Secret
 	// Wire says what requests look like and how they travel.
 	Wire Wire
+	// NATS is what only a destination with a URL of nats or tls has.
+	NATS natspost.Settings
 }
 
 // WithDefaults returns a copy in which every zero value is replaced by its default, and with the egress of the configuration.
@@ -88,6 +92,7 @@ func (d Destination) Problems(path string) []check.Problem {
 	v.Add(d.Retry.Problems(path + ".retry"))
 	v.Add(d.Responses.Problems(path + ".responses"))
 	v.Add(d.wireProblems(path))
+	v.Add(d.schemeProblems(path))
 	canonical := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(d.Headers)) {
 		if text := headerProblem(name, d.Headers[name]); text != "" {
@@ -99,15 +104,20 @@ func (d Destination) Problems(path string) []check.Problem {
 	return v
 }
 
+const urlExample = "write one such as https://logistics.internal/webhooks/finance"
+
 // urlProblem says what is wrong with a destination's URL; empty: nothing. It repeats nothing that may be a credential,
 // which with an '@' is also what stands where a scheme or a port belongs: user:secret@host, http://user:4242/x@host.
 func urlProblem(raw string, e Egress) string {
-	const example = "write one such as https://logistics.internal/webhooks/finance"
+	const example = urlExample
 	if raw == "" {
 		return "is empty; " + example
 	}
 	if len(raw) > 2048 {
 		return fmt.Sprintf("has %d bytes; at most 2048 are allowed", len(raw))
+	}
+	if isLog(schemeOf(raw)) {
+		return serversProblem(raw, e)
 	}
 	u, err := url.Parse(raw)
 	if err != nil {
@@ -117,9 +127,9 @@ func urlProblem(raw string, e Egress) string {
 	address, addressErr := netip.ParseAddr(host)
 	switch {
 	case u.Scheme != "http" && u.Scheme != "https" && strings.Contains(raw, "@"):
-		return "does not begin with http:// or https://; " + example
+		return "does not begin with " + supportedSchemes + "; " + example
 	case u.Scheme != "http" && u.Scheme != "https":
-		return fmt.Sprintf("scheme %q is not supported; %s", u.Scheme, example)
+		return fmt.Sprintf("scheme %q is not supported; it may be %s: %s", u.Scheme, supportedSchemes, example)
 	case u.User != nil:
 		return "contains user info; move it to headers.Authorization"
 	case u.Fragment != "" || strings.Contains(raw, "#"):

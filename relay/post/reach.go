@@ -10,7 +10,8 @@ import (
 
 // Reach connects to the destination, with the TLS handshake where its URL asks for one, and sends nothing. Through a proxy it connects to
 // the proxy alone.
-func (e *Endpoint) Reach(ctx context.Context) error {
+func (c overHTTP) Reach(ctx context.Context) error {
+	e := c.to
 	target := e.URL
 	if e.Transport.Proxy != nil {
 		proxy, err := e.Transport.Proxy((&http.Request{URL: e.URL}).WithContext(ctx))

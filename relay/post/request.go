@@ -49,7 +49,7 @@ type Event struct {
 	Payload          []byte // nil when larger than what a claim brings along: loaded when its turn comes
 }
 
-// A Request is one delivery as the request of the wire contract, without its body. No header name occurs twice.
+// A Request is one delivery as the message of the wire contract, without its body. No header name occurs twice. Every carrier sends it.
 type Request struct {
 	to     *Endpoint
 	header []field
@@ -74,7 +74,7 @@ func NewRequest(to *Endpoint, d Message, now time.Time) (*Request, error) {
 		r.deleteSpellings(f.name)
 	}
 	r.header = append(r.header, to.header...)
-	if authorization := to.Destination.Wire.Authorization; authorization != nil {
+	if authorization := to.authorization; authorization != nil {
 		r.set("Authorization", authorization())
 	}
 	covered, err := r.setContract(&d)
@@ -247,7 +247,7 @@ func (r *Request) deleteSpellings(name string) {
 
 var errTooLarge = errors.New("the payload is too large for this destination")
 
-// Refused decides on an event for which [NewRequest] has failed: it is the event's own fault, so that every later attempt
+// Refused decides on an event for which [NewRequest] has failed, or which a carrier cannot express: it is the event's own fault, so that every later attempt
 // would fail like this one.
 func Refused(err error) policy.Result {
 	v := policy.Result{Reason: policy.ReasonInvalidEvent, Message: plain.Clip(err.Error())}

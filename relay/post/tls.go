@@ -45,6 +45,15 @@ func (t TLS) config(host string) *tls.Config {
 	return cfg
 }
 
+// current returns the settings of one connection, with the authorities and the certificate of this moment.
+func (t TLS) current() *tls.Config {
+	cfg := t.config("")
+	if t.Roots != nil {
+		cfg.InsecureSkipVerify, cfg.VerifyConnection, cfg.RootCAs = false, nil, t.Roots()
+	}
+	return cfg
+}
+
 // verifyServer does what crypto/tls does with tls.Config.RootCAs, and fails with the same error.
 func verifyServer(chain []*x509.Certificate, name string, roots *x509.CertPool) error {
 	if len(chain) == 0 || roots == nil || name == "" { // without roots Verify would take the system's, without a name any

@@ -20,38 +20,46 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
-// An Endpoint is where and how a lane's requests go: what all requests to a destination share. What they use of it never
+// An Endpoint is where and how a lane's messages go: what all attempts at a destination share. What they use of it never
 // changes once made, so that senders need no lock while another one takes its place; a certificate or credential that
 // changes does so behind it.
 type Endpoint struct {
+	Carrier
 	Destination Destination
 	URL         *url.URL
 	// Dial opens connections, as the destination's [Egress] allows. A test may replace it before the first request.
-	Dial      func(ctx context.Context, network, address string) (net.Conn, error)
-	Transport *http.Transport
-	direct    *direct // nil: every request goes by Transport
-	// What never changes of a request: its first line with the host, and the destination's own headers.
-	requestLine []byte
-	header      []field
-	signer      *webhook.Signer
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Log receives what happens to connections between attempts. It is set before the first one. The zero value discards.
+	Log zerolog.Logger
+	// What never changes of a message: the destination's own headers, and its secrets.
+	header []field
+	signer *webhook.Signer
+
+	// Of HTTP alone.
+	Transport     *http.Transport
+	direct        *direct // nil: every request goes by Transport
+	requestLine   []byte  // with the host
+	authorization func() string
 
 	mu       sync.Mutex
-	inFlight int  // requests on their way
+	inFlight int  // attempts on their way
 	retired  bool // another one took its place: its connections are closed when nothing is in flight
 }
 
-// begin counts a request that is about to be sent.
+// begin counts an attempt that is about to be made.
 func (e *Endpoint) begin() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.inFlight++
 }
 
-// end counts a request that was answered, or given up.
+// end counts an attempt that was answered, or given up.
 func (e *Endpoint) end() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -59,7 +67,7 @@ func (e *Endpoint) end() {
 	e.closeUnused()
 }
 
-// Retire closes the kept connections once no request needs them.
+// Retire closes the kept connections once no attempt needs them.
 func (e *Endpoint) Retire() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -75,49 +83,60 @@ func (e *Endpoint) closeUnused() {
 	}
 }
 
-// CloseIdleConnections closes the kept connections that no request uses.
-func (e *Endpoint) CloseIdleConnections() {
-	e.Transport.CloseIdleConnections()
-	if e.direct != nil {
-		e.direct.closeIdle()
-	}
-}
-
-// NewEndpoint prepares the requests to a destination.
+// NewEndpoint prepares the attempts at a destination. It connects to nothing.
 func NewEndpoint(d Destination, version string) (*Endpoint, error) {
-	u, err := url.Parse(d.URL)
+	u, err := ParseURL(d.URL)
 	if err != nil {
 		return nil, fmt.Errorf("parse url of %s: %w", d.Name, err)
-	}
-	proxy, err := d.Wire.proxy()
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", d.Name, err)
-	}
-	header := http.Header{
-		"Content-Type": {"application/json"},
-		"User-Agent":   {strings.TrimSuffix("outbox-relay/"+version, "/")},
-	}
-	for name, value := range d.Headers {
-		header.Set(name, value)
 	}
 	e := &Endpoint{
 		Destination: d, URL: u, signer: webhook.NewSigner(d.SigningSecrets...), Dial: d.Wire.egress.Dialer(d.Timeout).DialContext,
 	}
-	plainHeaders := true
+	if e.Carrier, err = newCarrier(e, strings.TrimSuffix("outbox-relay/"+version, "/")); err != nil {
+		return nil, fmt.Errorf("%s: %w", d.Name, err)
+	}
+	return e, nil
+}
+
+// dial opens a connection.
+func (e *Endpoint) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return e.Dial(ctx, network, address)
+}
+
+// setHeader makes the headers that all messages share: agent, unless that is empty, and the destination's own. It reports whether none of
+// these needs what net/http does to some.
+func (e *Endpoint) setHeader(agent string) (plainHeaders bool) {
+	header := http.Header{"Content-Type": {"application/json"}}
+	if agent != "" {
+		header.Set("User-Agent", agent)
+	}
+	for name, value := range e.Destination.Headers {
+		header.Set(name, value)
+	}
+	plainHeaders = true
 	for _, name := range slices.Sorted(maps.Keys(header)) {
 		e.header = append(e.header, field{name, header.Get(name)})
 		plainHeaders = plainHeaders && headerName.MatchString(name) && (name == "Content-Type" || !webhook.Reserved(name))
 	}
-	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
-		return e.Dial(ctx, network, address)
+	return plainHeaders
+}
+
+// newHTTP prepares the requests of an endpoint. agent says who sends them.
+func newHTTP(e *Endpoint, agent string) (Carrier, error) {
+	d, u := e.Destination, e.URL
+	proxy, err := d.Wire.proxy()
+	if err != nil {
+		return nil, err
 	}
+	plainHeaders := e.setHeader(agent)
+	e.authorization = d.Wire.Authorization
 	e.requestLine = requestLine(u)
 	// http.Transport spells other names of hosts in ASCII.
 	if canSeeClosed && u.Scheme == "http" && proxy == nil && e.requestLine != nil && plainHeaders && plain.IsASCII(u.Hostname()) {
-		e.direct = &direct{dial: dial, address: net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "80")), most: 2 * d.MaxInFlight}
+		e.direct = &direct{dial: e.dial, address: net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "80")), most: 2 * d.MaxInFlight}
 	}
 	e.Transport = &http.Transport{
-		DialContext:            CountWrites(dial),
+		DialContext:            CountWrites(e.dial),
 		Proxy:                  proxy,
 		OnProxyConnectResponse: ProxyRefusal,
 		ForceAttemptHTTP2:      true,
@@ -132,7 +151,7 @@ func NewEndpoint(d Destination, version string) (*Endpoint, error) {
 		// A few kilobytes of gzip can hold gigabytes.
 		DisableCompression: true,
 	}
-	return e, nil
+	return overHTTP{e}, nil
 }
 
 // requestLine returns how net/http begins a request to a URL, up to the end of the host's line; nil: it refuses to.

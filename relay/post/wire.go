@@ -118,5 +118,5 @@ func (w Wire) proxyURL() (*url.URL, error) {
 
 // Follows reports whether something of the requests to a destination changes by itself.
 func (d Destination) Follows() bool {
-	return d.Wire.Authorization != nil || d.Wire.TLS.Roots != nil || d.Wire.TLS.Certificate != nil
+	return d.Wire.Authorization != nil || d.Wire.TLS.Roots != nil || d.Wire.TLS.Certificate != nil || d.NATS.Credentials != nil || d.NATS.Seed != nil
 }

@@ -41,6 +41,7 @@ type destination struct {
 	bearer, password          settings.Secret
 	bearerFile, passwordFile  string
 	user                      string
+	credentialsFile, seedFile string
 }
 
 // A channel is where alerts go. Exactly one field is set.
@@ -97,8 +98,11 @@ func (c *Config) bind() {
 	for _, name := range names {
 		c.Relay.Destinations = append(c.Relay.Destinations, c.destination(name))
 	}
-	for _, key := range []string{"bearer_token", "bearer_token_file"} {
+	for _, key := range []string{"bearer_token", "bearer_token_file", "credentials_file", "nkey_file"} {
 		c.checkDefaultDestination(key, `is sent only to the destination "default", and there is none; write `+key+" for each destination that needs it")
+	}
+	for _, key := range []string{"subject", "stream"} {
+		c.checkDefaultDestination(key, `is that of the destination "default", and there is none; write `+key+" for each destination that needs it")
 	}
 	for _, path := range c.Children("routes") {
 		var route relay.Route
@@ -114,9 +118,10 @@ func (c *Config) bind() {
 func (c *Config) destination(name string) post.Destination {
 	d := destination{Destination: post.Destination{Name: name, Headers: map[string]string{}}}
 	path := "destinations." + name
-	c.Bind(path, slices.Concat(targetRows(&d), policyRows(&d), credentialRows(&d)))
+	c.Bind(path, slices.Concat(targetRows(&d), policyRows(&d), credentialRows(&d), natsRows(&d)))
 	d.Wire.Authorization = c.authorization(path, &d)
 	c.bindTLS(path, &d)
+	c.bindNATS(path, &d)
 	return d.Destination
 }
 

@@ -32,7 +32,7 @@ func (c *Config) table(hostname string) settings.Table {
 		Rows: slices.Concat(
 			c.databaseRows(), c.relayRows(hostname),
 			settings.Under("defaults", shared),
-			settings.Under("destinations.*", slices.Concat(targetRows(&destination{}), settings.Inherited(shared), credentialRows(&destination{}))),
+			settings.Under("destinations.*", slices.Concat(targetRows(&destination{}), settings.Inherited(shared), credentialRows(&destination{}), natsRows(&destination{}))),
 			c.egressRows(),
 			settings.Under("routes[]", routeRows(&relay.Route{})),
 			settings.Under("alerts.channels[]", channelRows(&channel{})),
@@ -107,6 +107,17 @@ func targetRows(d *destination) []settings.Row {
 				d.Headers[name] = string(value)
 			}
 		})},
+	}
+}
+
+// natsRows are the settings of a destination of NATS alone.
+func natsRows(d *destination) []settings.Row {
+	return []settings.Row{
+		{Path: "subject", Env: "DESTINATION_SUBJECT", Value: settings.One("outbox.{type}", settings.ParseText, settings.To(&d.NATS.Subject))},
+		{Path: "stream", Env: "DESTINATION_STREAM", Value: settings.One("EVENTS", settings.ParseText, settings.To(&d.NATS.Stream))},
+		{Path: "inbox_prefix", Value: settings.One("_INBOX_outbox", settings.ParseText, settings.To(&d.NATS.InboxPrefix))},
+		{Path: "credentials_file", Env: "CREDENTIALS_FILE", Value: settings.One("/var/run/secrets/nats/outbox.creds", settings.ParseText, settings.To(&d.credentialsFile))},
+		{Path: "nkey_file", Env: "NKEY_FILE", Value: settings.One("/var/run/secrets/nats/outbox.nk", settings.ParseText, settings.To(&d.seedFile))},
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/relay/natspost"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
@@ -14,11 +15,11 @@ import (
 // operator believes that requests are encrypted.
 func (c *Config) bindTLS(path string, d *destination) {
 	t := &d.Wire.TLS
-	if strings.HasPrefix(strings.ToLower(d.URL), "http:") {
+	if scheme, secure := withoutTLS(d.URL); secure != "" {
 		*t = post.TLS{}
 		for _, key := range []string{"ca_file", "cert_file", "key_file", "min_version", "server_name"} {
 			if c.Own(path + ".tls." + key) {
-				c.ProblemAt(path+".tls."+key, "has no effect, as the url begins with http://; write https://, or remove tls")
+				c.ProblemAt(path+".tls."+key, "has no effect, as the url begins with "+scheme+"://; write "+secure+"://, or remove tls")
 			}
 		}
 		return
@@ -51,6 +52,23 @@ func (c *Config) bindTLS(path string, d *destination) {
 	}
 }
 
+// withoutTLS returns the scheme of a URL without TLS, and the one that it has with TLS; both empty: the URL has TLS.
+func withoutTLS(url string) (scheme, secure string) {
+	switch scheme, _, _ = strings.Cut(strings.ToLower(url), ":"); scheme {
+	case "http":
+		return scheme, "https"
+	case "nats":
+		return scheme, "tls"
+	}
+	return "", ""
+}
+
+// isNATS reports whether a URL names servers of NATS.
+func isNATS(url string) bool {
+	scheme, _, _ := strings.Cut(strings.ToLower(url), ":")
+	return scheme == "nats" || scheme == "tls"
+}
+
 // authorization returns what a destination's requests carry as that header; nil: nothing.
 func (c *Config) authorization(path string, d *destination) func() string {
 	keys := slices.DeleteFunc([]string{"bearer_token", "bearer_token_file", "basic_auth"}, func(key string) bool { return !c.Has(path + "." + key) })
@@ -81,6 +99,35 @@ func (c *Config) authorization(path string, d *destination) func() string {
 		c.ProblemAt(at, "has neither password nor password_file; set one of them")
 	}
 	return nil
+}
+
+// bindNATS reads the files of a destination of NATS. What it inherits from defaults, and is about HTTP, is not its own mistake.
+func (c *Config) bindNATS(path string, d *destination) {
+	if isNATS(d.URL) {
+		for key, codes := range map[string]*[]int{".responses.retry": &d.Responses.Retry, ".responses.fail": &d.Responses.Fail} {
+			if !c.Own(path + key) {
+				*codes = nil
+			}
+		}
+		if c.Own(path + ".excerpts") {
+			c.ProblemAt(path+".excerpts", "has no effect: a stream answers without a body; remove it")
+		}
+	}
+	whole := func(content string) string { return content }
+	follow := func(key, name string, check func(string) error) func() string {
+		return c.followSecret(path+key, name, func(text string) (settings.Secret, string) {
+			if err := check(text); err != nil {
+				return "", err.Error()
+			}
+			return settings.Secret(text), ""
+		}, whole)
+	}
+	if d.credentialsFile != "" {
+		d.NATS.Credentials = follow(".credentials_file", d.credentialsFile, natspost.CheckCredentials)
+	}
+	if d.seedFile != "" {
+		d.NATS.Seed = follow(".nkey_file", d.seedFile, natspost.CheckSeed)
+	}
 }
 
 func fixed(header string) func() string { return func() string { return header } }

@@ -3,7 +3,6 @@ package run
 import (
 	"errors"
 	"fmt"
-	"net/url"
 	"os/signal"
 	"runtime/debug"
 	"syscall"
@@ -124,7 +123,7 @@ const startingTakes = 5 * time.Second
 func hosts(destinations []post.Destination) []string {
 	var all []string
 	for _, d := range destinations {
-		if u, err := url.Parse(d.URL); err == nil {
+		if u, err := post.ParseURL(d.URL); err == nil {
 			all = append(all, d.Name+"="+u.Host)
 		}
 	}

@@ -1,0 +1,317 @@
+package natstest
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/post"
+)
+
+func TestAcknowledgedMessageIsDelivered(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	_, js := admin(t, s)
+	stream := addStream(t, js)
+	e := to(t, s, func(d *post.Destination) { d.Headers = map[string]string{"X-Tenant": "finance"} })
+	m := message("invoice.paid", "invoice-4711")
+	m.Headers = []byte(`{"Nats-Rollup": "all", "nats-ttl": "1s", "traceparent": "00-abc-def-01"}`)
+	expect(t, attemptWith(t, e, m), delivered, "")
+	expect(t, attemptWith(t, e, m), duplicate, "") // as after an attempt whose outcome was unknown
+	other := m
+	other.Destination = "billing" // fans out to the same stream
+	expect(t, attemptWith(t, e, other), delivered, "")
+	replay := m
+	replay.Replay = true
+	expect(t, attemptWith(t, e, replay), delivered, "")
+	expect(t, attemptWith(t, e, replay), duplicate, "")
+
+	stored, err := stream.GetMsg(t.Context(), 1)
+	must(t, err)
+	if stored.Subject != "outbox.invoice.paid" || string(stored.Data) != `{"n":1}` {
+		t.Errorf("%s: %s", stored.Subject, stored.Data)
+	}
+	want := map[string]string{
+		"X-Idempotency-Key": "invoice-4711", "X-Outbox-Event-Type": "invoice.paid", "X-Outbox-Event-Id": "7", "X-Outbox-Attempt": "1",
+		"X-Outbox-Delivery-Id": "7-audit-3", "X-Outbox-Event-Version": "1", "X-Tenant": "finance", "Traceparent": "00-abc-def-01",
+		"X-Outbox-Not-After": "2033-05-18T03:33:20.000000Z", "X-Outbox-Created-At": "2001-09-09T01:46:40.000000Z",
+		"Content-Type": "application/json", "Nats-Msg-Id": "invoice-4711/audit/fi4lmrhd1c0"[:len("invoice-4711/audit/")],
+	}
+	for name, value := range want {
+		if got := stored.Header.Get(name); got != value && !(name == "Nats-Msg-Id" && strings.HasPrefix(got, value)) {
+			t.Errorf("%s: %q, want %q", name, got, value)
+		}
+	}
+	for _, name := range []string{"Nats-Rollup", "Nats-Ttl", "Nats-TTL", "User-Agent", "Authorization"} {
+		if got := stored.Header.Values(name); len(got) > 0 {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+	if info, err := stream.Info(t.Context()); err != nil || info.State.Msgs != 3 {
+		t.Errorf("%d messages, %v; want one for each destination, and one for the replay", info.State.Msgs, err)
+	}
+}
+
+// Each row of the table in docs/nats.md, but for those of cluster_test.go and identity_test.go.
+func TestErrorsOfAStream(t *testing.T) {
+	t.Parallel()
+	maxPayload := func(o *server.Options) { o.MaxPayload = 2048 }
+	large := func(n int) post.Message {
+		m := message("paid", "large")
+		m.Payload = bytes.Repeat([]byte("1"), n)
+		return m
+	}
+	tooLarge := policy.Result{Reason: policy.ReasonTooLarge}
+	for name, c := range map[string]struct {
+		server  func(*server.Options)
+		prepare func(t *testing.T, js jetstream.JetStream, nc *nats.Conn)
+		send    post.Message
+		want    policy.Result
+		outcome policy.Outcome
+		text    string
+	}{
+		"no stream": {want: answered(policy.ReasonNotFound), outcome: policy.Retry, text: `there is no stream "EVENTS"; create it with the subject "outbox.paid"`},
+		"subject not bound": {prepare: func(t *testing.T, js jetstream.JetStream, _ *nats.Conn) {
+			addStream(t, js, func(c *jetstream.StreamConfig) { c.Subjects = []string{"outbox.invoice.*"} })
+		}, want: answered(policy.ReasonNotFound), outcome: policy.Retry, text: `the stream "EVENTS" takes "outbox.invoice.*", and not "outbox.paid"`},
+		"another stream": {prepare: func(t *testing.T, js jetstream.JetStream, _ *nats.Conn) {
+			addStream(t, js, func(c *jetstream.StreamConfig) { c.Name = "OTHER" })
+		}, want: answered(policy.ReasonNotFound), outcome: policy.Retry, text: `another stream than "EVENTS" takes the subject "outbox.paid"`},
+		"no JetStream": {server: func(o *server.Options) { o.JetStream = false },
+			want: answered(policy.ReasonNotFound), outcome: policy.Retry, text: "has no JetStream; enable it"},
+		"larger than the server takes": {server: maxPayload, prepare: func(t *testing.T, js jetstream.JetStream, _ *nats.Conn) { addStream(t, js) },
+			send: large(2048), want: tooLarge, outcome: policy.Fail, text: "max_payload is 2048; raise that and replay the event"},
+		"larger than the stream takes": {prepare: func(t *testing.T, js jetstream.JetStream, _ *nats.Conn) {
+			addStream(t, js, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 1024 })
+		}, send: large(1024), want: answered(policy.ReasonTooLarge), outcome: policy.Fail, text: `raise max_msg_size of the stream "EVENTS"`},
+		"too many messages": {prepare: func(t *testing.T, js jetstream.JetStream, _ *nats.Conn) {
+			addStream(t, js, func(c *jetstream.StreamConfig) { c.MaxMsgs, c.Discard = 1, jetstream.DiscardNew })
+			_, err := js.Publish(t.Context(), "outbox.first", []byte("1"))
+			must(t, err)
+		}, want: answered(policy.ReasonUnavailable), outcome: policy.Retry, text: `maximum messages exceeded (10077): the stream "EVENTS" is full`},
+		"too many bytes": {prepare: func(t *testing.T, js jetstream.JetStream, _ *nats.Conn) {
+			addStream(t, js, func(c *jetstream.StreamConfig) { c.MaxBytes, c.Discard = 100, jetstream.DiscardNew })
+		}, want: answered(policy.ReasonUnavailable), outcome: policy.Retry, text: `maximum bytes exceeded (10077): the stream "EVENTS" is full`},
+		"quota of the server": {server: func(o *server.Options) { o.JetStreamMaxMemory = 1024 }, prepare: func(t *testing.T, js jetstream.JetStream, _ *nats.Conn) {
+			addStream(t, js)
+			for range 20 {
+				_, _ = js.Publish(t.Context(), "outbox.first", bytes.Repeat([]byte("1"), 200))
+			}
+		}, want: answered(policy.ReasonUnavailable), outcome: policy.Retry, text: "raise its limits"},
+		"sealed": {prepare: func(t *testing.T, js jetstream.JetStream, _ *nats.Conn) {
+			config := addStream(t, js).CachedInfo().Config
+			config.Sealed = true
+			_, err := js.UpdateStream(t.Context(), config)
+			must(t, err)
+		}, want: answered(policy.ReasonNotFound), outcome: policy.Retry, text: "takes nothing any more"},
+		"a program that answers": {prepare: func(t *testing.T, _ jetstream.JetStream, nc *nats.Conn) {
+			_, err := nc.Subscribe("outbox.paid", func(m *nats.Msg) { _ = m.Respond([]byte("thanks")) })
+			must(t, err)
+			must(t, nc.Flush())
+		}, want: answered(policy.ReasonMalformed), outcome: policy.Retry, text: "is no stream of JetStream"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := startServer(t, func(o *server.Options) {
+				if c.server != nil {
+					c.server(o)
+				}
+			})
+			nc, js := admin(t, s)
+			if c.prepare != nil {
+				c.prepare(t, js, nc)
+			}
+			if c.send.Key == nil {
+				c.send = message("paid", "k")
+			}
+			v := attemptWith(t, to(t, s), c.send)
+			expect(t, v, c.want, c.text)
+			if got := outcome(v); got != c.outcome {
+				t.Errorf("outcome %s, want %s", got, c.outcome)
+			}
+		})
+	}
+}
+
+// A subscriber that does not answer is like a stream whose acknowledgement is lost: the attempt has its own time, and counts.
+func TestNoAcknowledgementIsATimeout(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	nc, _ := admin(t, s)
+	_, err := nc.Subscribe("outbox.>", func(*nats.Msg) {})
+	must(t, err)
+	must(t, nc.Flush())
+	e := to(t, s, func(d *post.Destination) { d.Timeout = 200 * time.Millisecond })
+	expect(t, attempt(t, e, "k"), answered(policy.ReasonTimeout), `no acknowledgement of stream "EVENTS" within the timeout; it may have stored the message`)
+}
+
+func TestErrorsOfAConnection(t *testing.T) {
+	t.Parallel()
+	web := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(web.Close)
+	nobody := post.Egress{AllowPrivate: []prefix{}}
+	for name, c := range map[string]struct {
+		url    string
+		egress post.Egress
+		want   policy.Reason
+		text   string
+	}{
+		"nothing listens":   {url: "nats://" + closedPort(t), want: policy.ReasonConnect, text: "connection refused"},
+		"no such name":      {url: "nats://nowhere.invalid", want: policy.ReasonDNS, text: "nowhere.invalid"},
+		"a server of HTTP":  {url: "nats://" + strings.TrimPrefix(web.URL, "http://"), want: policy.ReasonTimeout, text: "does not answer as one of NATS in time"},
+		"a server of mail":  {url: "nats://" + speaking(t, "220 mail.example.com ESMTP\r\n"), want: policy.ReasonMalformed, text: "is not a server of NATS"},
+		"no private egress": {url: "nats://localhost:4222", egress: nobody, want: policy.ReasonEgress, text: "egress.allow_private"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := endpointOf(t, settingsOf(c.url, func(d *post.Destination) { d.Timeout = time.Second }), c.egress)
+			v := attempt(t, e, "k")
+			expect(t, v, unreached(c.want), c.text)
+		})
+	}
+}
+
+// A stop cuts off what waits for its acknowledgement, and says so.
+func TestStopCutsOff(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	nc, _ := admin(t, s)
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := nc.Subscribe("outbox.>", func(*nats.Msg) { cancel() })
+	must(t, err)
+	must(t, nc.Flush())
+	expect(t, to(t, s).Deliver(ctx, message("paid", "k"), nil), answered(policy.ReasonShutdown), "")
+}
+
+// A message in flight when its connection ends may have been stored; the next attempt connects anew.
+func TestShutdownOfTheServer(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	nc, _ := admin(t, s)
+	_, err := nc.Subscribe("outbox.>", func(*nats.Msg) { go s.Shutdown() })
+	must(t, err)
+	must(t, nc.Flush())
+	e := to(t, s)
+	expect(t, attempt(t, e, "k"), answered(policy.ReasonNetwork), "the server closed the connection before it acknowledged the message")
+	s.WaitForShutdown()
+	expect(t, attempt(t, e, "k"), unreached(policy.ReasonConnect), "connection refused")
+
+	options := &server.Options{Host: "127.0.0.1", Port: portOf(t, e), JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true}
+	_, js := admin(t, startWith(t, options))
+	addStream(t, js)
+	expect(t, attempt(t, e, "k"), delivered, "")
+}
+
+// A server in lame duck mode asks its clients to leave: what waits for its answer may stay, what comes next goes elsewhere.
+func TestLameDuck(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, func(o *server.Options) {
+		o.LameDuckDuration, o.LameDuckGracePeriod = 30*time.Second, -20*time.Millisecond
+	})
+	_, js := admin(t, s)
+	addStream(t, js)
+	second := startServer(t)
+	_, js = admin(t, second)
+	stored := addStream(t, js)
+	e := endpointOf(t, settingsOf("nats://"+addressOf(s)+","+addressOf(second)), post.Egress{})
+	expect(t, attempt(t, e, "first"), delivered, "")
+	go s.LameDuckShutdown()
+	s.WaitForShutdown()
+	eventually(t, "a delivery over the other server", func() bool { return attempt(t, e, "next").Reason == policy.ReasonOK })
+	info, err := stored.Info(t.Context())
+	if must(t, err); info.State.Msgs == 0 {
+		t.Error("nothing reached the other server")
+	}
+}
+
+// What a cluster names is dialled as the configuration allows, like what the configuration names.
+func TestSecurityDiscoveredServersAreGuarded(t *testing.T) {
+	t.Parallel()
+	clustered := func(name, advertised string, routes ...*url.URL) *server.Server {
+		return startServer(t, func(o *server.Options) {
+			o.ServerName, o.Cluster.Name, o.Cluster.Host, o.Cluster.Port = name, "c", "127.0.0.1", -1
+			o.ClientAdvertise, o.JetStream, o.Routes = advertised, false, routes
+		})
+	}
+	s := clustered("a", "")
+	clustered("b", "169.254.169.254:4222", &url.URL{Scheme: "nats", Host: s.ClusterAddr().String()})
+	eventually(t, "a cluster of two", func() bool { return s.NumRoutes() > 0 })
+	e := to(t, s)
+	var dialled []string
+	var refused []error
+	dial := e.Dial
+	e.Dial = func(ctx context.Context, network, address string) (c conn, err error) {
+		c, err = dial(ctx, network, address)
+		dialled, refused = append(dialled, address), append(refused, err)
+		return c, err
+	}
+	expect(t, attempt(t, e, "k"), answered(policy.ReasonNotFound), "")
+	s.Shutdown()
+	s.WaitForShutdown()
+	e.CloseIdleConnections()
+	expect(t, attempt(t, e, "k"), unreached(policy.ReasonConnect), "refused")
+	at := slices.Index(dialled, "169.254.169.254:4222")
+	if at < 0 || refused[at] == nil || !strings.Contains(refused[at].Error(), "prohibited") {
+		t.Errorf("dialled %v with %v", dialled, refused)
+	}
+}
+
+func TestSecurityTypesReachNoSubjectOfTheServer(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	_, js := admin(t, s)
+	stream := addStream(t, js)
+	_, err := js.Publish(t.Context(), "outbox.first", []byte("1"))
+	must(t, err)
+	e := to(t, s, func(d *post.Destination) { d.NATS.Subject = "{type}" })
+	for _, eventType := range []string{"$JS.API.STREAM.PURGE.EVENTS", "_INBOX.x", "outbox.*", "outbox.>", "a..b", ".a", "a b", "a\r\nPUB x 1\r\nx"} {
+		v := attemptWith(t, e, message(eventType, "k"))
+		if v.Reason != policy.ReasonInvalidEvent || v.Posted {
+			t.Errorf("%q: %+v", eventType, v)
+		}
+	}
+	if info, err := stream.Info(t.Context()); err != nil || info.State.Msgs != 1 {
+		t.Errorf("%d messages, %v", info.State.Msgs, err)
+	}
+}
+
+// A peer that reads nothing holds up an attempt no longer than its timeout.
+func TestSilentPeer(t *testing.T) {
+	t.Parallel()
+	address := speaking(t, "")
+	e := endpointOf(t, settingsOf("nats://"+address, func(d *post.Destination) { d.Timeout = 300 * time.Millisecond }), post.Egress{})
+	expect(t, attempt(t, e, "k"), unreached(policy.ReasonTimeout), "")
+}
+
+func TestReach(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	_, js := admin(t, s)
+	reach := func(changes ...func(*post.Destination)) string {
+		if err := to(t, s, changes...).Reach(t.Context()); err != nil {
+			return err.Error()
+		}
+		return ""
+	}
+	if got := reach(); !strings.Contains(got, `there is no stream "EVENTS"; create it with the subject "outbox.>"`) {
+		t.Error(got)
+	}
+	addStream(t, js, func(c *jetstream.StreamConfig) { c.Subjects = []string{"outbox.invoice.*"} })
+	if got := reach(); got != "" {
+		t.Error(got)
+	}
+	if got := reach(func(d *post.Destination) { d.NATS.Subject = "events.{type}" }); !strings.Contains(got, `the stream "EVENTS" takes "outbox.invoice.*", and not "events.>"`) {
+		t.Error(got)
+	}
+}

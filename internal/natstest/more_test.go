@@ -1,0 +1,101 @@
+package natstest
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"math/big"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/post"
+)
+
+type (
+	prefix = netip.Prefix
+	conn   = net.Conn
+)
+
+// portOf returns the port of an endpoint's server.
+func portOf(t testing.TB, e *post.Endpoint) int {
+	t.Helper()
+	_, port, err := net.SplitHostPort(e.URL.Host)
+	must(t, err)
+	n, err := strconv.Atoi(port)
+	must(t, err)
+	return n
+}
+
+// eventually waits for what no hook reports.
+func eventually(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	deadline := time.After(patience)
+	for !done() {
+		select {
+		case <-ticker.C:
+		case <-deadline:
+			t.Fatalf("never came: %s", what)
+		}
+	}
+}
+
+// speaking returns the address of a listener that says something to each that connects, and then nothing.
+func speaking(t testing.TB, text string) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	var all sync.WaitGroup
+	all.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			_, _ = c.Write([]byte(text))
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		all.Wait()
+	})
+	return l.Addr().String()
+}
+
+// authority returns a certificate authority, and what makes certificates of it.
+func authority(t testing.TB) (ca *x509.Certificate, pair func(name string) tls.Certificate) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	template := func(name string) *x509.Certificate {
+		return &x509.Certificate{
+			SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
+			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+			KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		}
+	}
+	root := template("authority")
+	root.IsCA, root.BasicConstraintsValid, root.KeyUsage = true, true, x509.KeyUsageCertSign
+	der, err := x509.CreateCertificate(rand.Reader, root, root, key.Public(), key)
+	must(t, err)
+	ca, err = x509.ParseCertificate(der)
+	must(t, err)
+	return ca, func(name string) tls.Certificate {
+		own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		must(t, err)
+		der, err := x509.CreateCertificate(rand.Reader, template(name), ca, own.Public(), key)
+		must(t, err)
+		leaf, err := x509.ParseCertificate(der)
+		must(t, err)
+		return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: own, Leaf: leaf}
+	}
+}

@@ -1,0 +1,96 @@
+package natspost
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nkeys"
+
+	"github.com/outbox-relay/outbox-relay/internal/check"
+)
+
+// Settings are what only a destination of NATS has. The zero value is not usable: Subject and Stream are required.
+type Settings struct {
+	// Subject that events are published to. {type} stands for the event's type and {destination} for the destination's name, as in
+	// "outbox.{type}".
+	Subject string
+	// Stream that must store the events. The server refuses a message that another stream would store.
+	Stream string
+	// InboxPrefix begins the subjects on which acknowledgements arrive; a user's rights may be limited to one. Empty: _INBOX.
+	InboxPrefix string
+	// Credentials returns the content of a credentials file: a user's JWT and the seed of its NKey. It is called for every connection,
+	// from many goroutines, so that what it returns may change; it must return at once. nil: there is none.
+	Credentials func() string
+	// Seed returns the seed of an NKey, like Credentials. nil: there is none.
+	Seed func() string
+}
+
+var (
+	// A stream's name may hold what a file's name may, but for the signs of subjects.
+	streamName  = regexp.MustCompile(`^[^\s.*>/\\\x00-\x1f\x7f]{1,255}$`)
+	inboxPrefix = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
+)
+
+// Problems returns the mistakes in the settings of the named destination. path is where they stand.
+func (s Settings) Problems(path, destination string) []check.Problem {
+	var v check.Problems
+	if text := templateProblem(s.Subject, destination); text != "" {
+		v.Require(false, path+".subject", "%s", text)
+	}
+	switch {
+	case s.Stream == "":
+		v.Require(false, path+".stream", "is not set; write the name of the stream that stores the events")
+	default:
+		v.Require(streamName.MatchString(s.Stream), path+".stream", "%q is not the name of a stream: it holds a blank, '.', '*', '>' or a slash", s.Stream)
+	}
+	if s.InboxPrefix != "" {
+		v.Require(inboxPrefix.MatchString(s.InboxPrefix) && len(s.InboxPrefix) <= 128, path+".inbox_prefix", "%q is not usable; write words of letters, digits, '-' and '_' with dots between them", s.InboxPrefix)
+	}
+	v.Require(s.Credentials == nil || s.Seed == nil, path+".nkey_file", "is set beside credentials_file, and a connection can have one identity; remove one of them")
+	return v
+}
+
+// CheckCredentials returns what is wrong with the content of a credentials file. It repeats nothing of it.
+func CheckCredentials(content string) error {
+	token, err := nkeys.ParseDecoratedJWT([]byte(content))
+	if err != nil || strings.Count(token, ".") != 2 {
+		return errors.New("holds no user's JWT (-----BEGIN NATS USER JWT-----); write it with: nsc generate creds")
+	}
+	if _, err := nkeys.ParseDecoratedUserNKey([]byte(content)); err != nil {
+		return errors.New("holds no seed of a user's NKey (-----BEGIN USER NKEY SEED-----); write it with: nsc generate creds")
+	}
+	return nil
+}
+
+// CheckSeed returns what is wrong with the content of an NKey file. It repeats nothing of it.
+func CheckSeed(content string) error {
+	if _, err := nkeys.ParseDecoratedUserNKey([]byte(content)); err != nil {
+		return errors.New("holds no seed of a user's NKey, which begins with SU; write one with: nsc generate nkey --user")
+	}
+	return nil
+}
+
+// expiredCredentials returns an error if the JWT of a credentials file has ended: the server would say nothing but that it refuses the
+// user.
+func expiredCredentials(token string, now time.Time) error {
+	_, rest, _ := strings.Cut(token, ".")
+	claims, _, _ := strings.Cut(rest, ".")
+	content, err := base64.RawURLEncoding.DecodeString(claims)
+	if err != nil {
+		return nil // the server decides
+	}
+	var claim struct {
+		Expires int64 `json:"exp"`
+	}
+	if json.Unmarshal(content, &claim) != nil || claim.Expires == 0 || now.Unix() < claim.Expires {
+		return nil
+	}
+	return fmt.Errorf("%w at %s; replace the file of credentials_file, which needs no restart", errExpired, time.Unix(claim.Expires, 0).UTC().Format("2006-01-02 15:04 MST"))
+}
+
+var errExpired = errors.New("the user's credentials expired")

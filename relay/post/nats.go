@@ -1,0 +1,113 @@
+package post
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/internal/check"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/natspost"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+)
+
+// overNATS is the [Carrier] of nats and tls: one message to a stream of JetStream an attempt.
+type overNATS struct {
+	to     *Endpoint
+	client *natspost.Client
+}
+
+// newNATS prepares the messages of an endpoint. agent says who sends them.
+func newNATS(e *Endpoint, agent string) Carrier {
+	d := e.Destination
+	e.setHeader("")
+	return overNATS{e, natspost.New(natspost.Config{
+		Settings: d.NATS, Destination: d.Name, Servers: servers(e.URL.Host, "4222"), Secure: e.URL.Scheme == "tls",
+		TLS: d.Wire.TLS.current, Authorization: d.Wire.Authorization,
+		Dial: e.dial, Timeout: d.Timeout, Agent: agent, Log: &e.Log,
+	})}
+}
+
+// Deliver implements [Carrier].
+func (c overNATS) Deliver(ctx context.Context, m Message, ready func() *policy.Result) policy.Result {
+	req, err := NewRequest(c.to, m, time.Now())
+	if err != nil {
+		return Refused(err)
+	}
+	subject, err := c.client.Subject(*m.EventType)
+	if err != nil {
+		return Refused(err)
+	}
+	if ready != nil {
+		if instead := ready(); instead != nil {
+			return *instead
+		}
+	}
+	c.to.begin()
+	defer c.to.end()
+	ctx, cancel := context.WithTimeout(ctx, c.to.Destination.Timeout)
+	defer cancel()
+	return c.client.Publish(ctx, subject, natspost.Message{ID: messageID(&m), Header: req.natsHeader(), Payload: m.Payload})
+}
+
+// Reach implements [Carrier].
+func (c overNATS) Reach(ctx context.Context) error { return c.client.Reach(ctx) }
+
+// CloseIdleConnections implements [Carrier].
+func (c overNATS) CloseIdleConnections() { c.client.CloseIdleConnections() }
+
+// messageID returns what a stream knows a delivery by, within its duplicate window. The idempotency key alone is not enough where one
+// stream takes the messages of several destinations, or of several databases whose keys are alike: the stream would drop the second one,
+// and the event would be lost. A replay is another message, or the stream would drop it, too.
+func messageID(m *Message) string {
+	id := *m.Key + "/" + m.Destination + "/" + strconv.FormatInt(m.CreatedAt.Time.UnixMicro(), 36)
+	if m.Replay {
+		id += "/" + strconv.FormatInt(m.NotAfter.UnixMicro(), 36)
+	}
+	return id
+}
+
+// natsHeader returns the headers of a message to NATS. Attributes of CloudEvents are in lower case there. What an event brings along must
+// not command the server: Nats-Rollup would empty the stream.
+func (r *Request) natsHeader() map[string][]string {
+	header := make(map[string][]string, len(r.header)+2)
+	values := make([]string, len(r.header))
+	for i, f := range r.header {
+		name := f.name
+		switch {
+		case strings.HasPrefix(name, natsPrefix):
+			continue
+		case strings.HasPrefix(name, "Ce-"):
+			name = strings.ToLower(name)
+		}
+		values[i] = f.value
+		header[name] = values[i : i+1 : i+1]
+	}
+	return header
+}
+
+// natsPrefix begins the headers that a server of NATS obeys.
+const natsPrefix = "Nats-"
+
+// natsProblems returns the mistakes in a destination of NATS.
+func (d Destination) natsProblems(path string) []check.Problem {
+	var v check.Problems
+	v.Add(d.NATS.Problems(path, d.Name))
+	for name, codes := range map[string][]int{"retry": d.Responses.Retry, "fail": d.Responses.Fail} {
+		v.Require(len(codes) == 0, path+".responses."+name, "has no effect: a stream answers without a status code of HTTP; remove it")
+	}
+	v.Require(d.Wire.Proxy == "" || d.Wire.Proxy == NoProxy, path+".proxy", "has no effect: NATS is not reached through a proxy of HTTP; remove it")
+	v.Require(d.Wire.egress.Proxy == "" || d.Wire.Proxy == NoProxy, path+".proxy", "is not none, although egress.proxy names a proxy through which NATS is not reached; write proxy: none to connect directly")
+	for name := range d.Headers {
+		canonical := http.CanonicalHeaderKey(name)
+		v.Require(canonical != "Authorization", path+".headers."+name, "does not identify the relay to NATS; write credentials_file, nkey_file, basic_auth or bearer_token")
+		v.Require(!webhook.SameName(canonical, "User-Agent"), path+".headers."+name, "says nothing to NATS; remove it")
+		v.Require(!strings.HasPrefix(canonical, natsPrefix), path+".headers."+name, "is a command to the server; remove it")
+	}
+	const identities = "is set beside basic_auth or bearer_token, and a connection can have one identity; remove one of them"
+	v.Require(d.Wire.Authorization == nil || d.NATS.Credentials == nil, path+".credentials_file", identities)
+	v.Require(d.Wire.Authorization == nil || d.NATS.Seed == nil, path+".nkey_file", identities)
+	return v
+}
