@@ -404,7 +404,7 @@ func TestEverySettingMakesADifference(t *testing.T) {
 	}
 	known := []string{
 		"Destinations", "Routes", "Egress", "Alerts", "Retention", "DrainTimeout", "MaxInFlight", "LogDelivered",
-		"Pool", "Pooler", "Schema", "Name", "Version", "Environment", "PollInterval", "Lease", "Watching", "Log", "Hooks",
+		"Pool", "Pooler", "Schema", "Name", "Version", "Environment", "PollInterval", "Lease", "Watching", "Log", "Hooks", "Spans",
 	}
 	inspect(t, Config{}, known)
 	inspect(t, alert.Config{}, []string{"Channels", "Window", "LagOver", "VacuumBlockedOver"})
