@@ -87,7 +87,7 @@ func TestDeliveriesWithTooLittleLeaseAreNotSent(t *testing.T) {
 	d := Config{Destinations: []post.Destination{to("http://127.0.0.1:1/")}}.withDefaults().Destinations[0]
 	l, err := laneTo(d)
 	must(t, err)
-	r := &senders{core: &core{taking: t.Context(), doing: t.Context()}}
+	r := loneSenders(t)
 	late := order()
 	late.leaseEnds = time.Now().Add(d.Timeout + sendMargin - time.Millisecond)
 	if v := first(r.attempt(l, &late), d.Responses); v.Outcome != policy.Hold || v.Reason != policy.ReasonLease || v.Posted {

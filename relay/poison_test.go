@@ -331,7 +331,7 @@ func TestPanicOfOneDelivery(t *testing.T) {
 	broken.leaseEnds = time.Now().Add(time.Hour)
 	broken.promiseEnds = broken.leaseEnds
 	broken.event.Payload = nil // and there is no store to load it from
-	v := first((&senders{core: &core{taking: t.Context(), doing: t.Context()}}).attempt(l, &broken), d.Responses)
+	v := first(loneSenders(t).attempt(l, &broken), d.Responses)
 	if v.Outcome != policy.Retry || v.Reason != policy.ReasonPanic || !strings.Contains(v.Message, "nil pointer") {
 		t.Errorf("%+v", v)
 	}

@@ -91,7 +91,7 @@ func TestHTTP2(t *testing.T) {
 	must(t, err)
 	t.Cleanup(l.CloseIdleConnections)
 	l.Transport.TLSClientConfig = s.Client().Transport.(*http.Transport).TLSClientConfig
-	r := &senders{core: &core{taking: t.Context(), doing: t.Context()}}
+	r := loneSenders(t)
 	for i, want := range []policy.Reason{policy.ReasonOK, policy.ReasonNetwork, policy.ReasonOK} {
 		d := order()
 		d.leaseEnds = time.Now().Add(time.Hour)
