@@ -1,50 +1,30 @@
 package relay
 
 import (
-	"bytes"
-	"crypto/tls"
-	"crypto/x509"
-	"maps"
 	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 	"github.com/outbox-relay/outbox-relay/relay/routes"
 )
 
-// A comparison is one setting of two configurations.
-type comparison struct {
-	name string
-	same bool
-}
-
-// changed returns the names of the settings that differ.
-func changed(list ...comparison) (names []string) {
-	for _, c := range list {
-		if !c.same {
-			names = append(names, c.name)
-		}
-	}
-	return names
-}
-
 // restarts returns which settings differ that a running relay cannot change.
 func (c *Config) restarts(next *Config) []string {
-	return changed(
-		comparison{"database.url", samePool(c.Pool, next.Pool)},
-		comparison{"database.pooler", c.Pooler.Mode == next.Pooler.Mode},
-		comparison{"database.listen_url", samePool(c.Pooler.Session, next.Pooler.Session)},
-		comparison{"database.schema", c.Schema == next.Schema},
-		comparison{"environment", c.Environment == next.Environment},
-		comparison{"relay.name", c.Name == next.Name},
-		comparison{"relay.poll_interval", c.PollInterval == next.PollInterval},
-		comparison{"relay.lease", c.Lease == next.Lease},
-		comparison{"watching", c.Watching == next.Watching},
-	)
+	var v check.Differences
+	v.Compare("database.url", samePool(c.Pool, next.Pool))
+	v.Compare("database.pooler", c.Pooler.Mode == next.Pooler.Mode)
+	v.Compare("database.listen_url", samePool(c.Pooler.Session, next.Pooler.Session))
+	v.Compare("database.schema", c.Schema == next.Schema)
+	v.Compare("environment", c.Environment == next.Environment)
+	v.Compare("relay.name", c.Name == next.Name)
+	v.Compare("relay.poll_interval", c.PollInterval == next.PollInterval)
+	v.Compare("relay.lease", c.Lease == next.Lease)
+	v.Compare("watching", c.Watching == next.Watching)
+	return v
 }
 
 // stay gives a configuration what the one at the start decided for good.
@@ -69,7 +49,7 @@ func (c *Config) differences(next *Config) (all []string) {
 		i := slices.IndexFunc(c.Destinations, func(old post.Destination) bool { return old.Name == d.Name })
 		if i < 0 {
 			all = append(all, "destinations."+d.Name+" added")
-		} else if names := destinationDifferences(c.Destinations[i], d); len(names) > 0 {
+		} else if names := c.Destinations[i].Differences(d); len(names) > 0 {
 			all = append(all, "destinations."+d.Name+" changed: "+strings.Join(names, ", "))
 		}
 	}
@@ -77,18 +57,18 @@ func (c *Config) differences(next *Config) (all []string) {
 		all = append(all, "destinations."+name+" removed")
 	}
 	all = append(all, routes.Differences(c.Routes, next.Routes)...)
-	return append(all, changed(
-		comparison{"egress.allow_private", (c.Egress.AllowPrivate == nil) == (next.Egress.AllowPrivate == nil) && slices.Equal(c.Egress.AllowPrivate, next.Egress.AllowPrivate)},
-		comparison{"egress.proxy", c.Egress.Proxy == next.Egress.Proxy},
-		comparison{"alerts.channels", slices.Equal(channelNames(c.Alerts), channelNames(next.Alerts))},
-		comparison{"alerts.window", c.Alerts.Window == next.Alerts.Window},
-		comparison{"alerts.lag_over", c.Alerts.LagOver == next.Alerts.LagOver},
-		comparison{"alerts.vacuum_blocked_over", c.Alerts.VacuumBlockedOver == next.Alerts.VacuumBlockedOver},
-		comparison{"retention", c.Retention == next.Retention},
-		comparison{"relay.drain_timeout", c.DrainTimeout == next.DrainTimeout},
-		comparison{"relay.max_in_flight", c.MaxInFlight == next.MaxInFlight},
-		comparison{"relay.log_delivered", c.LogDelivered == next.LogDelivered},
-	)...)
+	var v check.Differences
+	v.Compare("egress.allow_private", (c.Egress.AllowPrivate == nil) == (next.Egress.AllowPrivate == nil) && slices.Equal(c.Egress.AllowPrivate, next.Egress.AllowPrivate))
+	v.Compare("egress.proxy", c.Egress.Proxy == next.Egress.Proxy)
+	v.Compare("alerts.channels", slices.Equal(channelNames(c.Alerts), channelNames(next.Alerts)))
+	v.Compare("alerts.window", c.Alerts.Window == next.Alerts.Window)
+	v.Compare("alerts.lag_over", c.Alerts.LagOver == next.Alerts.LagOver)
+	v.Compare("alerts.vacuum_blocked_over", c.Alerts.VacuumBlockedOver == next.Alerts.VacuumBlockedOver)
+	v.Compare("retention", c.Retention == next.Retention)
+	v.Compare("relay.drain_timeout", c.DrainTimeout == next.DrainTimeout)
+	v.Compare("relay.max_in_flight", c.MaxInFlight == next.MaxInFlight)
+	v.Compare("relay.log_delivered", c.LogDelivered == next.LogDelivered)
+	return append(all, v...)
 }
 
 // channelNames returns the sorted names of the channels.
@@ -100,69 +80,12 @@ func channelNames(a alert.Config) (names []string) {
 	return names
 }
 
-// destinationDifferences returns the settings in which the next configuration of a destination is another one.
-func destinationDifferences(d, next post.Destination) []string {
-	a, b := d.Wire, next.Wire
-	return changed(
-		comparison{"url", d.URL == next.URL},
-		comparison{"timeout", d.Timeout == next.Timeout},
-		comparison{"max_in_flight", d.MaxInFlight == next.MaxInFlight},
-		comparison{"rate_limit", d.RateLimit == next.RateLimit},
-		comparison{"retry.schedule", slices.Equal(d.Retry.Schedule, next.Retry.Schedule)},
-		comparison{"retry.max_attempts", d.Retry.MaxAttempts == next.Retry.MaxAttempts},
-		comparison{"retry.jitter", *d.Retry.Jitter == *next.Retry.Jitter},
-		comparison{"retry.retry_after_max", d.Retry.RetryAfterMax == next.Retry.RetryAfterMax},
-		comparison{"retry.not_after", d.Retry.NotAfter == next.Retry.NotAfter},
-		comparison{"breaker", d.Breaker == next.Breaker},
-		comparison{"on_failure", d.OnFailure == next.OnFailure},
-		comparison{"responses.retry", slices.Equal(d.Responses.Retry, next.Responses.Retry)},
-		comparison{"responses.fail", slices.Equal(d.Responses.Fail, next.Responses.Fail)},
-		comparison{"headers", maps.Equal(d.Headers, next.Headers)},
-		comparison{"signing_secrets", slices.EqualFunc(d.SigningSecrets, next.SigningSecrets, webhook.Secret.Equal)},
-		comparison{"format", a.Format == b.Format},
-		comparison{"cloudevents_source", a.Source == b.Source},
-		comparison{"max_payload_bytes", a.MaxPayloadBytes == b.MaxPayloadBytes},
-		comparison{"excerpts", a.Excerpts == b.Excerpts},
-		comparison{"credential", sameNow(a.Authorization, b.Authorization, func(x, y string) bool { return x == y })},
-		comparison{"tls.min_version", a.TLS.MinVersion == b.TLS.MinVersion},
-		comparison{"tls.server_name", a.TLS.ServerName == b.TLS.ServerName},
-		comparison{"tls.ca_file", sameNow(a.TLS.Roots, b.TLS.Roots, (*x509.CertPool).Equal)},
-		comparison{"tls.cert_file", sameNow(a.TLS.Certificate, b.TLS.Certificate, sameCertificate)},
-		comparison{"proxy", a.Proxy == b.Proxy},
-		comparison{"subject", d.NATS.Subject == next.NATS.Subject},
-		comparison{"partitions", d.NATS.Partitions == next.NATS.Partitions},
-		comparison{"topic", d.Kafka.Topic == next.Kafka.Topic},
-		comparison{"key", d.Kafka.Key == next.Kafka.Key},
-		comparison{"sasl", d.Kafka.Mechanism == next.Kafka.Mechanism},
-		comparison{"stream", d.NATS.Stream == next.NATS.Stream},
-		comparison{"inbox_prefix", d.NATS.InboxPrefix == next.NATS.InboxPrefix},
-		comparison{"credentials_file", sameNow(d.NATS.Credentials, next.NATS.Credentials, func(x, y string) bool { return x == y })},
-		comparison{"nkey_file", sameNow(d.NATS.Seed, next.NATS.Seed, func(x, y string) bool { return x == y })},
-	)
-}
-
-// sameNow reports whether two functions return the same now, or are both missing.
-func sameNow[T any](a, b func() T, same func(T, T) bool) bool {
-	if a == nil || b == nil {
-		return (a == nil) == (b == nil)
-	}
-	return same(a(), b())
-}
-
 // samePool reports whether two pools lead to the same database, with the same credential.
 func samePool(a, b *pgxpool.Config) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
 	return a.ConnString() == b.ConnString() && a.MaxConns == b.MaxConns
-}
-
-// sameCertificate compares what is shown to a destination; any holder of a certificate's key can show it.
-func sameCertificate(a, b *tls.Certificate) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	return slices.EqualFunc(a.Certificate, b.Certificate, bytes.Equal)
 }
 
 // missing returns the names of the destinations that others do not have.

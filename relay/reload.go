@@ -109,7 +109,7 @@ func (r *Relay) newEndpoints(next *Config) (endpoints map[string]*post.Endpoint,
 	endpoints = map[string]*post.Endpoint{}
 	for _, d := range next.Destinations {
 		i := slices.IndexFunc(now.Destinations, func(old post.Destination) bool { return old.Name == d.Name })
-		if i >= 0 && !d.Follows() && !now.Destinations[i].Follows() && now.Destinations[i].SameEgress(d) && len(destinationDifferences(now.Destinations[i], d)) == 0 {
+		if i >= 0 && !d.Follows() && !now.Destinations[i].Follows() && now.Destinations[i].SameEgress(d) && len(now.Destinations[i].Differences(d)) == 0 {
 			continue
 		}
 		if endpoints[d.Name], err = post.NewEndpoint(d, r.cfg.Version); err != nil {

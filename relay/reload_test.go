@@ -422,7 +422,7 @@ func TestEverySettingMakesADifference(t *testing.T) {
 	for name, change := range changesOfADestination(t) {
 		a := complete(func(*Config) {}).Destinations[0]
 		other := complete(func(c *Config) { change(&c.Destinations[0]) })
-		if got := destinationDifferences(a, other.Destinations[0]); len(got) != 1 || !strings.HasPrefix(got[0], cmp.Or(name, "?")) {
+		if got := a.Differences(other.Destinations[0]); len(got) != 1 || !strings.HasPrefix(got[0], cmp.Or(name, "?")) {
 			t.Errorf("%s: %q", name, got)
 		}
 	}
