@@ -30,11 +30,12 @@ func templateProblem(template, destination string) string {
 	return ""
 }
 
+// expand returns the subject of an event type. A strings.Replacer would be built anew for each event.
 func expand(template, eventType, destination string) string {
 	if !strings.Contains(template, "{") {
 		return template
 	}
-	return strings.NewReplacer(typePlace, eventType, destinationPlace, destination).Replace(template)
+	return strings.ReplaceAll(strings.ReplaceAll(template, destinationPlace, destination), typePlace, eventType)
 }
 
 // subjectProblem says why no message can be published to a subject; empty: one can. An event's type becomes part of it, so that a
