@@ -62,7 +62,7 @@ SHORT         ?= -short
 .PHONY: test
 test: ## Run the tests but the longest, with the race detector where a C compiler is installed (TESTFLAGS='-run X')
 	@$(find_race); \
-	echo 'compiling; on a new machine that takes a minute or two'; $(GO) build -v $$race ./... && \
+	echo 'compiling; on a new machine that takes a minute or two'; $(GO) list -export -v $$race ./... >/dev/null && \
 	set -x; GORACE="atexit_sleep_ms=0 $$GORACE" $(withpg) -data $(GO) test $$race $(SHORT) -p $(PACKAGES) -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
 
 .PHONY: test-all

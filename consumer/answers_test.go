@@ -14,12 +14,13 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 func TestFirstThenDuplicate(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	eachFlavourAlways(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, effect)
 		wantFirst(t, e.post("k1", `{"n":1}`), http.StatusCreated, `{"done":"k1"}`)
 		e.wantResult(consumer.ResultProcessed)
@@ -60,6 +61,7 @@ func TestEveryStatusIsReplayed(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		for name, c := range cases {
 			t.Run(name, func(t *testing.T) {
+				testsize.OneIn(t, 2)
 				t.Parallel()
 				e := newEnv(t, f, consumer.Config{}, func(*env) http.HandlerFunc { return c.handler })
 				wantFirst(t, e.post("k", "{}"), c.status, c.body)
@@ -108,7 +110,7 @@ func TestNoContentIsWrittenOnce(t *testing.T) {
 }
 
 func TestReusedKeyIsRefused(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	eachFlavourAlways(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, effect)
 		e.post("k", `{"amount":1}`)
 		e.wantResult(consumer.ResultProcessed)
@@ -120,7 +122,7 @@ func TestReusedKeyIsRefused(t *testing.T) {
 }
 
 func TestOtherThan2xxRollsBackAndPasses(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	eachFlavourAlways(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
 				status, err := strconv.Atoi(r.Header.Get("Test-Status"))
@@ -178,8 +180,8 @@ func TestDatabaseDownIs503(t *testing.T) {
 // Connections that a restart broke must not make the receiver give up: it refuses while the database is away, and works
 // as soon as it is back.
 func TestDatabaseStopsAndComesBack(t *testing.T) {
-	eachFlavourAtLength(t, func(t *testing.T, f flavour) {
-		server := pgtest.Start(t, localpg.Options{Durable: true}) // or the crash loses commits
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		server := pgtest.StartCopy(t, localpg.Options{Settings: map[string]string{"synchronous_commit": "on"}}) // or the crash loses commits
 		dsn := server.DSN("postgres")
 		pgtest.Migrate(t, dsn, migrations.Inbox)
 		e := newEnvAt(t, f, dsn, consumer.Config{}, effect)
@@ -204,6 +206,7 @@ func TestEveryQueryExecMode(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		for _, mode := range []string{"cache_statement", "cache_describe", "describe_exec", "exec", "simple_protocol"} {
 			t.Run(mode, func(t *testing.T) {
+				testsize.OneIn(t, 3)
 				t.Parallel()
 				dsn := withSetting(pgtest.New(t, migrations.Inbox), "default_query_exec_mode", mode)
 				e := newEnvAt(t, f, dsn, consumer.Config{}, effect)

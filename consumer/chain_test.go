@@ -13,6 +13,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -123,6 +124,7 @@ func TestExchangedTransactionIsFoundOutOnEveryWay(t *testing.T) {
 	t.Parallel()
 	for way, exchange := range exchanges {
 		t.Run(way, func(t *testing.T) { // on a connection that no other way has put in doubt
+			testsize.OneIn(t, 3)
 			t.Parallel()
 			e := newEnv(t, flavours[0], consumer.Config{}, func(e *env) http.HandlerFunc {
 				return func(w http.ResponseWriter, r *http.Request) {
@@ -253,6 +255,7 @@ func TestNamesOfEarlierRequestsAreInDoubt(t *testing.T) {
 	for way, expose := range exposures {
 		for _, status := range []int{http.StatusNoContent, http.StatusTeapot} { // the first request's: committed, or rolled back
 			t.Run(fmt.Sprint(way, " ", status), func(t *testing.T) {
+				testsize.OneIn(t, 3)
 				t.Parallel()
 				e := newEnvOn(t, nil, func(e *env) http.HandlerFunc {
 					return func(w http.ResponseWriter, r *http.Request) {
@@ -286,6 +289,7 @@ func TestCommitMayBeAName(t *testing.T) {
 			"200": func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write([]byte("done")) },
 		} {
 			t.Run(name+" "+stands, func(t *testing.T) {
+				testsize.OneIn(t, 2)
 				t.Parallel()
 				var prepared atomic.Bool
 				e := newEnvOn(t, nil, func(e *env) http.HandlerFunc {

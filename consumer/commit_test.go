@@ -17,6 +17,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -76,6 +77,7 @@ func TestCommitFailuresOfNormalLife(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		for name, c := range cases {
 			t.Run(name, func(t *testing.T) {
+				testsize.OneIn(t, 2)
 				t.Parallel()
 				e := newEnv(t, f, c.cfg, func(e *env) http.HandlerFunc {
 					return func(w http.ResponseWriter, r *http.Request) {
@@ -317,6 +319,7 @@ func TestAnswerWaitsForTheDisk(t *testing.T) {
 	for set, want := range map[string]string{"off": "on", "on": "on", "local": "local", "remote_apply": "remote_apply"} {
 		for _, f := range flavours {
 			t.Run(f.name+"/"+set, func(t *testing.T) {
+				testsize.OneIn(t, 2)
 				t.Parallel()
 				dsn := withSetting(pgtest.New(t, migrations.Inbox), "synchronous_commit", set)
 				e := newEnvAt(t, f, dsn, consumer.Config{}, effect)

@@ -17,7 +17,7 @@ import (
 
 // What is asked of every memory is asked of the database too.
 func TestConformance(t *testing.T) {
-	eachFlavourAtLength(t, func(t *testing.T, f flavour) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
 		storetest.Run(t, storetest.Subject{
 			Promises: storetest.Promises{EffectIsAtomic: true, SurvivesRestart: true},
 			New: func(t testing.TB) storetest.Memory {
@@ -25,7 +25,7 @@ func TestConformance(t *testing.T) {
 				return memory
 			},
 			NewServer: func(t testing.TB) storetest.Memory {
-				server := pgtest.Start(t, localpg.Options{Durable: true}) // or the crash loses commits
+				server := pgtest.StartCopy(t, localpg.Options{Settings: map[string]string{"synchronous_commit": "on"}}) // or the crash loses commits
 				dsn := server.DSN("postgres")
 				pgtest.Migrate(t, dsn, migrations.Inbox)
 				m, pool := databaseMemory(t, f, dsn)

@@ -29,7 +29,7 @@ func (e *env) announce(source string, t time.Time) {
 }
 
 func TestForgottenEventIsRefused(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	eachFlavourAlways(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{Receiver: "test", Source: "finance", Tolerance: time.Minute}, effect)
 		mark := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 		e.announce("finance", mark)

@@ -146,7 +146,7 @@ func disturb(ctx context.Context, exec func(context.Context, string, ...any) err
 
 // The state of each entity is that of its newest event, through real requests that come in any order, fail and come again.
 func TestFreshnessOverHTTP(t *testing.T) {
-	eachFlavourAtLength(t, func(t *testing.T, f flavour) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
 		count := testsize.Of(map[string]int{"pgx": 10_000, "database/sql": 3_000}, map[string]int{"pgx": 400})[f.name]
 		all, newest := facts(int64(count))
 		var disturbed sync.Map
@@ -366,6 +366,7 @@ func TestVersions(t *testing.T) {
 	for _, driver := range []string{"pgx", "database/sql"} {
 		for name, steps := range cases {
 			t.Run(driver+" "+name, func(t *testing.T) {
+				testsize.OneIn(t, 2)
 				t.Parallel()
 				dsn := pgtest.New(t, migrations.Inbox)
 				e := &env{t: t, dsn: dsn, pool: pgtest.Pool(t, dsn)}

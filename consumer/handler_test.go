@@ -16,6 +16,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 func TestHandlerThatDoesNotReturn(t *testing.T) {
@@ -36,6 +37,7 @@ func TestHandlerThatDoesNotReturn(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		for name, c := range cases {
 			t.Run(name, func(t *testing.T) {
+				testsize.OneIn(t, 3)
 				t.Parallel()
 				e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
 					return func(w http.ResponseWriter, r *http.Request) {

@@ -138,8 +138,18 @@ func withSetting(dsn, name, value string) string {
 	return u.String()
 }
 
-// eachFlavour runs test once per driver, in parallel.
+// eachFlavour runs test once per driver, in parallel. In make test it runs it with pgx alone.
 func eachFlavour(t *testing.T, test func(t *testing.T, f flavour)) {
+	eachFlavourAlways(t, func(t *testing.T, f flavour) {
+		if f.name != "pgx" {
+			testsize.Long(t)
+		}
+		test(t, f)
+	})
+}
+
+// eachFlavourAlways is eachFlavour for what is promised first: make test runs it with both drivers.
+func eachFlavourAlways(t *testing.T, test func(t *testing.T, f flavour)) {
 	t.Parallel()
 	for _, f := range flavours {
 		t.Run(f.name, func(t *testing.T) {
@@ -147,16 +157,6 @@ func eachFlavour(t *testing.T, test func(t *testing.T, f flavour)) {
 			test(t, f)
 		})
 	}
-}
-
-// eachFlavourAtLength is eachFlavour for tests that take long: make test runs them with pgx alone.
-func eachFlavourAtLength(t *testing.T, test func(t *testing.T, f flavour)) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
-		if f.name != "pgx" {
-			testsize.Long(t)
-		}
-		test(t, f)
-	})
 }
 
 // env is a receiver: a database of its own, the middleware, a real server and a real client.

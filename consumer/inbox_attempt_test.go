@@ -16,6 +16,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -153,6 +154,7 @@ func TestInboxAttempts(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			testsize.OneIn(t, 3)
 			t.Parallel()
 			cfg := inbox.Config{Schedule: []time.Duration{time.Hour}}
 			cfg.Handle = func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // Statements that end a handler's transaction in a way that is not refused.
@@ -140,6 +141,7 @@ func TestInboxFindsOutWhoEndedTheTransaction(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			testsize.OneIn(t, 3)
 			t.Parallel()
 			cfg := inbox.Config{Schedule: []time.Duration{time.Hour}}
 			cfg.Handle = func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -71,7 +72,7 @@ func TestManyEventsAreWorkedOnceByTwoProcesses(t *testing.T) {
 	other := p.again(inbox.Config{Workers: 4})
 	p.run()
 	other.run()
-	const n = 300
+	n := testsize.Of(300, 120)
 	var posting sync.WaitGroup
 	for lane := range 6 {
 		posting.Go(func() {

@@ -15,6 +15,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // repeatableRead gives later connections to the test's database another level than the one most databases have.
@@ -76,7 +77,7 @@ func TestInboxKeepsTheOrderOfEveryKey(t *testing.T) {
 	for name, prepare := range map[string]string{"read committed": "SELECT 1", "repeatable read": repeatableRead} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			const keys, each = 8, 25
+			keys, each := testsize.Of(8, 4), testsize.Of(25, 15)
 			cfg := inbox.Config{
 				Workers: 4, Schedule: []time.Duration{0}, PollInterval: 20 * time.Millisecond, MaxAttempts: 1000,
 				Handle: func(ctx context.Context, _ pgx.Tx, event consumer.Event) error {

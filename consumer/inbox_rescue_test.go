@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/inboxops"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // abandon leaves an event as a process leaves it that is killed at work.
@@ -41,6 +42,7 @@ func TestInboxRescuesWhatDeadWorkersHad(t *testing.T) {
 
 // The dead are looked for also while there is always more to claim.
 func TestInboxRescuesWhileItIsBusy(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	another := func(key string) string {
 		return `INSERT INTO inbox_events (receiver, source, idempotency_key, event_type, processing_state, payload, request_headers, next_attempt_at)

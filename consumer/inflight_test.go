@@ -18,7 +18,7 @@ import (
 
 // The duplicate must be answered while the first request still holds the key: only then did it not wait.
 func TestDuplicateOfARequestInFlight(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	eachFlavourAlways(t, func(t *testing.T, f flavour) {
 		running, finished := make(chan struct{}), make(chan struct{})
 		finish := sync.OnceFunc(func() { close(finished) })
 		defer finish()
@@ -144,7 +144,7 @@ func TestKeyCommittedAfterTheSnapshot(t *testing.T) {
 }
 
 func TestFiftyAtOnceRunOnce(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	eachFlavourAlways(t, func(t *testing.T, f flavour) {
 		const clients = 50
 		var runs atomic.Int64
 		handler := func(e *env) http.HandlerFunc {
@@ -233,7 +233,7 @@ func TestHandlerKeepsItsLockTimeout(t *testing.T) {
 }
 
 func TestOnce(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	eachFlavourAlways(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, effect)
 		once := func(key string) (bool, error) { return e.once(context.Background(), e, "queue", key, func() {}) }
 		for want := range 2 {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -110,7 +111,7 @@ func eachOperation(t *testing.T, e *env, f flavour, meet func(p *process, url, k
 // A receiver is killed at every single operation on its connections, one after the other. Whatever the client has heard,
 // it comes again as a relay does, and finds the effect made, or makes it: once.
 func TestKilledAtEveryOperation(t *testing.T) {
-	eachFlavourAtLength(t, func(t *testing.T, f flavour) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{Observe: unheard}, effect) // the receiver that comes after the crash
 		seen, deaths, replayed := fates{}, 0, 0
 		eachOperation(t, e, f, func(doomed *process, url, key string) {
@@ -172,7 +173,8 @@ func answersOnce(got response, key string) bool {
 // A receiver is stopped at every single operation on its connections, and goes on when the sender has come again to
 // another process. The effect is made once, by either process, and no request waits for the process that does not move.
 func TestFrozenAtEveryOperation(t *testing.T) {
-	eachFlavourAtLength(t, func(t *testing.T, f flavour) {
+	testsize.Long(t)
+	eachFlavour(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{Observe: unheard}, effect) // the other process
 		seen, frozen, busy := fates{}, 0, 0
 		eachOperation(t, e, f, func(p *process, url, key string) {

@@ -20,6 +20,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer/sqlconsumer"
 	"github.com/outbox-relay/outbox-relay/consumer/store"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -100,6 +101,7 @@ func TestHandlersErrors(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		for name, c := range cases {
 			t.Run(name, func(t *testing.T) {
+				testsize.OneIn(t, 2)
 				t.Parallel()
 				e := newHandlerEnv(t, f, consumer.Config{}, func(e *env) handlerFunc {
 					return func(ctx context.Context, event consumer.Event) error {
@@ -144,6 +146,7 @@ func TestHandlersErrorsThatPanic(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		for name, bad := range errorsThatPanic() {
 			t.Run(name, func(t *testing.T) {
+				testsize.OneIn(t, 3)
 				t.Parallel()
 				e := newHandlerEnv(t, f, consumer.Config{Breaker: breaker.MustNew(breaker.Config{})}, func(e *env) handlerFunc {
 					return func(ctx context.Context, event consumer.Event) error {
@@ -163,7 +166,7 @@ func TestHandlersErrorsThatPanic(t *testing.T) {
 
 // A handler writes through its parameter, and finds the same in its context. Payloads reach it, and no observer.
 func TestHandlerGetsTransactionAndPayload(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	eachFlavourAlways(t, func(t *testing.T, f flavour) {
 		const body = "{ \"a\" : 1e3 }\n\x00\xff"
 		dsn := pgtest.New(t, migrations.Inbox)
 		got := make(chan consumer.Event, 1)

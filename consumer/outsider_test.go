@@ -13,6 +13,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -32,6 +33,7 @@ func TestRowThatTheTriggerDoesNotKeep(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		for name, statements := range cases {
 			t.Run(name, func(t *testing.T) {
+				testsize.OneIn(t, 3)
 				t.Parallel()
 				e := newAnswering(t, f, pgtest.New(t, migrations.Inbox), answers["204"], sending)
 				e.mustExec(`CREATE FUNCTION anonymise() RETURNS void LANGUAGE plpgsql AS $$

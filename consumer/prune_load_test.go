@@ -37,7 +37,7 @@ func TestPruneUnderDuplicates(t *testing.T) {
 		t.Parallel()
 		underDuplicates(t, recording)
 	})
-	eachFlavourAtLength(t, underDuplicates)
+	eachFlavour(t, underDuplicates)
 }
 
 // recording is a receiver that records events, and works them in the same process.

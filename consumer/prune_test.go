@@ -112,7 +112,7 @@ func TestPruneAnnouncesBeforeItRemoves(t *testing.T) {
 }
 
 func TestPruneKeepsWhatIsStillNeeded(t *testing.T) {
-	eachFlavour(t, func(t *testing.T, f flavour) {
+	eachFlavourAlways(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, effect)
 		want := 0
 		for i, row := range []struct {
@@ -214,7 +214,7 @@ func TestDuplicateMeetsRemoval(t *testing.T) {
 // A request whose snapshot is older than the announcement cannot see it. Here it waits for a lock on the table, while the
 // announcement is made and grows old, and a session prunes that holds that lock.
 func TestPruneWaitsForOldSnapshots(t *testing.T) {
-	eachFlavourAtLength(t, func(t *testing.T, f flavour) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
 		for _, isolation := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
 			t.Run(isolation.String(), func(t *testing.T) {
 				t.Parallel()
@@ -261,7 +261,7 @@ func TestPruneWaitsForOldSnapshots(t *testing.T) {
 
 // Two who prune at once share the work, whatever they meet.
 func TestPruneConcurrently(t *testing.T) {
-	eachFlavourAtLength(t, func(t *testing.T, f flavour) {
+	eachFlavour(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, effect)
 		receivers := []string{"shipping", "sales", "stock"}
 		for _, receiver := range receivers {

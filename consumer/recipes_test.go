@@ -17,6 +17,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // recipes returns the statements for support that docs/receiving.md shows, by the first sentence of their comment.
@@ -173,6 +174,7 @@ func TestRecipes(t *testing.T) {
 	all := recipes(t)
 	for _, c := range recipeCases {
 		t.Run(c.title, func(t *testing.T) {
+			testsize.OneIn(t, 3)
 			t.Parallel()
 			if all[c.title] == "" {
 				t.Fatalf("docs/receiving.md has no statement of this title, but %q", slices.Sorted(maps.Keys(all)))

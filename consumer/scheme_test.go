@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 const schemeSecret = "sk_scheme_canary"
@@ -146,6 +147,7 @@ func TestSchemeWhoseEventIsInvalid(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		for name, c := range cases {
 			t.Run(name, func(t *testing.T) {
+				testsize.OneIn(t, 4)
 				t.Parallel()
 				e := unreachable(t, f, consumer.Config{Verify: func(http.Header, []byte, time.Time) (consumer.Event, error) { return c.event, nil }})
 				got := e.post("k", "{}")

@@ -154,7 +154,7 @@ func fillDisk(e *env) {
 }
 
 func TestFailedCommitIsNeverAnsweredAsSuccess(t *testing.T) {
-	eachFlavourAtLength(t, func(t *testing.T, f flavour) {
+	eachFlavourAlways(t, func(t *testing.T, f flavour) {
 		for name, failure := range failures {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()

@@ -318,7 +318,7 @@ func TestMigratorsWaitForAProducer(t *testing.T) {
 func TestAutovacuumGivesWay(t *testing.T) {
 	testsize.Long(t)
 	t.Parallel()
-	server := pgtest.Start(t, localpg.Options{Settings: map[string]string{"autovacuum_naptime": "3s"}})
+	server := pgtest.StartCopy(t, localpg.Options{Settings: map[string]string{"autovacuum_naptime": "3s"}})
 	pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
 	db := open(t, server.DSN(""))
 	m, err := migrations.NewOver(db, migrations.Outbox, with(t, addColumn), migrations.Options{})

@@ -17,7 +17,7 @@ import (
 // to warnings.
 func TestRolesAreGrantedByTheOwner(t *testing.T) {
 	t.Parallel()
-	server := pgtest.Start(t, localpg.Options{}) // roles belong to all of it
+	server := pgtest.StartCopy(t, localpg.Options{}) // roles belong to all of it
 	script, err := os.ReadFile("roles.sql")
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func TestRolesAreGrantedByTheOwner(t *testing.T) {
 // The owner of the tables may own neither the schema nor roles, and PUBLIC may have no right. Each refusal says what to run.
 func TestRolesSayWhatIsMissing(t *testing.T) {
 	t.Parallel()
-	s := &shop{t, pgtest.Start(t, localpg.Options{})}
+	s := &shop{t, pgtest.StartCopy(t, localpg.Options{})}
 	s.superuser(`
 		REVOKE ALL ON SCHEMA public FROM PUBLIC;
 		CREATE ROLE shop_owner LOGIN;

@@ -33,7 +33,7 @@ type shop struct {
 // newShop returns a shop on a server of its own, because roles belong to all of a server.
 func newShop(t *testing.T, sets ...migrations.Set) *shop {
 	t.Helper()
-	s := &shop{t, pgtest.Start(t, localpg.Options{})}
+	s := &shop{t, pgtest.StartCopy(t, localpg.Options{})}
 	s.superuser(`
 		REVOKE CREATE ON SCHEMA public FROM PUBLIC;
 		CREATE ROLE shop_owner LOGIN CREATEROLE;

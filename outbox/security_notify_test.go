@@ -17,7 +17,7 @@ func TestSecurityFullNotificationQueue(t *testing.T) {
 	if newDatabase(t).strings(`SELECT CASE WHEN current_setting('server_version_num')::int < 170000 THEN 'old' ELSE 'new' END`)[0] == "old" {
 		t.Skip("the queue holds 8 GB before PostgreSQL 17")
 	}
-	server := pgtest.Start(t, localpg.Options{Settings: map[string]string{"max_notify_queue_pages": "64"}})
+	server := pgtest.StartCopy(t, localpg.Options{Settings: map[string]string{"max_notify_queue_pages": "64"}})
 	pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
 	db := &database{t: t, dsn: server.DSN(""), pool: pgtest.Pool(t, server.DSN(""))}
 	db.applyRoles()

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -41,6 +42,7 @@ func (db *database) passWindow() {
 
 // 501 failures are one message, and what is new after the window one more.
 func TestFailuresAreToldOncePerWindow(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	slack := newReceiver(t, nil)
@@ -118,6 +120,7 @@ func TestTwoRelaysTellOnce(t *testing.T) {
 
 // A channel that is down gets the message later; one that works gets it once; deliveries do not notice.
 func TestDeadChannelIsTriedAgainAndDelaysNothing(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t, "default", "healthy")
 	healthy := newReceiver(t, nil)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // claimer decides when to claim and for which lanes. It is one goroutine and owns all its fields.
@@ -15,12 +16,12 @@ type claimer struct {
 	restTimes int // see the constant; less in tests, where a busy machine would make the rests last for minutes
 
 	breakers breakerKeeper
-	pace     pace
+	pace     policy.Pace
 	clock    databaseClock
-	writers  writers
+	writers  policy.Writers
 	floors   floors
 	damaged  damaged
-	lost     unacknowledged
+	lost     session.Unacknowledged
 	idleAt   time.Time // the database's, when the relay last became idle
 	next     time.Time // when to take the next turn for another reason than the pace; zero: there is none
 }
@@ -53,18 +54,18 @@ func (c *claimer) run(taking context.Context) {
 			c.woken(WakePoll)
 		case <-c.wake.tick:
 			c.woken(WakePoll)
-			c.pace.look()
+			c.pace.Look()
 		case sweep := <-c.wake.notified:
 			c.woken(WakeNotify)
-			wasIdle := c.pace.idle
-			c.pace.notified(time.Now(), int(c.wake.commits.Swap(0)))
+			wasIdle := c.pace.Idle
+			c.pace.Notified(time.Now(), int(c.wake.commits.Swap(0)))
 			if sweep {
-				c.pace.look()
+				c.pace.Look()
 				for _, l := range c.lanes.list() {
 					l.walkNow()
 				}
 			} else if wasIdle { // the transaction may have been open ever since
-				c.lookBack(c.idleAt.Add(-overlap))
+				c.lookBack(c.idleAt.Add(-policy.Overlap))
 			}
 		}
 		if timer != nil {
@@ -79,11 +80,11 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	if !alive || taking.Err() != nil {
 		// Without its session this relay's claims would look like a dead relay's. What it knows may be of a server that has
 		// failed over since.
-		c.floors, c.writers = floors{}, writers{}
+		c.floors, c.writers = floors{}, policy.Writers{}
 		return minPace, nil
 	}
 	now := time.Now()
-	c.pace.deaf = !c.wake.hears.Load()
+	c.pace.Deaf = !c.wake.hears.Load()
 	if err := c.arm(taking, now); err != nil {
 		return 0, err
 	}
@@ -93,13 +94,13 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	if err := c.prepare(taking, now, instance); err != nil {
 		return 0, err
 	}
-	looking := c.pace.looking(now)
+	looking := c.pace.Looking(now)
 	claims := c.claims(now)
 	if len(claims) == 0 {
 		if c.lanes.busy() {
-			c.pace.full(now)
+			c.pace.Full(now)
 		} else if looking { // every destination is held or paused: nothing can be found
-			c.pace.claimed(now, 0, 0)
+			c.pace.Claimed(now, 0, 0)
 		}
 		return c.wait(now), nil
 	}
@@ -114,9 +115,9 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	c.handOut(claims, result)
 	switch {
 	case looking:
-		c.pace.claimed(time.Now(), work, took)
+		c.pace.Claimed(time.Now(), work, took)
 	case work > 0:
-		c.pace.worked(time.Now())
+		c.pace.Worked(time.Now())
 	}
 	if found {
 		return 0, nil
@@ -126,26 +127,26 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 
 // arm lets producers notify while little comes in, and stops them when much does.
 func (c *claimer) arm(taking context.Context, now time.Time) error {
-	armed, changed := c.pace.declaration(now)
+	armed, changed := c.pace.Declaration(now)
 	if !changed {
 		return nil
 	}
 	if err := c.store.arm(taking, armed); err != nil {
 		return err
 	}
-	c.pace.declared(now, armed)
+	c.pace.Declared(now, armed)
 	return nil
 }
 
 // becomeIdle reports whether the relay becomes idle.
 func (c *claimer) becomeIdle(now time.Time) bool {
-	became := c.pace.becomeIdle(now)
-	c.wake.idle.Store(c.pace.idle)
+	became := c.pace.BecomeIdle(now)
+	c.wake.idle.Store(c.pace.Idle)
 	if !became {
 		return false
 	}
 	c.idleAt = c.clock.now()
-	c.writers.becameIdle()
+	c.writers.BecameIdle()
 	return true
 }
 
@@ -153,9 +154,9 @@ func (c *claimer) becomeIdle(now time.Time) bool {
 // database's time and looks at open transactions.
 func (c *claimer) prepare(taking context.Context, now time.Time, instance int32) error {
 	c.next = time.Time{}
-	due, next := c.wake.retries.take(now)
+	due, next := c.wake.retries.Take(now)
 	if due {
-		c.pace.look()
+		c.pace.Look()
 	}
 	if !next.IsZero() {
 		c.plan(next)
@@ -163,7 +164,7 @@ func (c *claimer) prepare(taking context.Context, now time.Time, instance int32)
 	at, err := c.breakers.tend(now, instance)
 	if c.breakers.looks {
 		c.breakers.looks = false
-		c.pace.look()
+		c.pace.Look()
 	}
 	if err != nil {
 		return err
@@ -187,7 +188,7 @@ func (c *claimer) lookBack(since time.Time) {
 	for _, l := range c.lanes.list() {
 		l.lookBack(since)
 	}
-	c.pace.look()
+	c.pace.Look()
 }
 
 // claimFailed makes the keys of a failed claim ready again and puts its walks off, so that the next claim costs less.
@@ -229,7 +230,7 @@ func (c *claimer) plan(at time.Time) {
 
 // wait returns how long to wait for the next turn, by the pace and by what is planned; negative: until woken.
 func (c *claimer) wait(now time.Time) time.Duration {
-	wait := c.pace.wait(now)
+	wait := c.pace.Wait(now)
 	if c.next.IsZero() {
 		return wait
 	}
@@ -254,7 +255,7 @@ func (c *claimer) claim(taking context.Context, instance int32, claims []laneCla
 		requests[i] = claim.request
 	}
 	ctx := context.WithoutCancel(taking)
-	if err := c.lost.giveBack(ctx, c.store, instance); err != nil {
+	if err := c.lost.GiveBack(ctx, c.store.pool, instance); err != nil {
 		return claimResult{}, err
 	}
 	return c.claimAll(ctx, instance, requests)
@@ -281,7 +282,7 @@ func (c *claimer) claims(now time.Time) []laneClaim {
 			sharers = active
 		}
 		l.takePart(c.config().MaxInFlight, sharers)
-		if request := c.request(l, now, c.pace.looking(now)); len(request.scans)+len(request.keys) > 0 {
+		if request := c.request(l, now, c.pace.Looking(now)); len(request.scans)+len(request.keys) > 0 {
 			claims = append(claims, laneClaim{l, request})
 			l.ask(now)
 		}
@@ -328,7 +329,7 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 	w := &l.walks[live]
 	after := w.position
 	if !w.more && after != (keyset{}) {
-		after = keyset{at: after.at.Add(-overlap)}
+		after = keyset{at: after.at.Add(-policy.Overlap)}
 	}
 	if after.compare(window) < 0 {
 		if after != (keyset{}) && w.more { // live deliveries that were not reached in time have become backlog
@@ -418,7 +419,7 @@ func (c *claimer) rememberFloors(claims []laneClaim, result claimResult) {
 	remember := func(request int, key string, head int64, blocked bool) {
 		claim := claims[request]
 		c.floors.set(orderingKey{claim.lane.name, key},
-			floor{min(head-1, c.writers.closed), claim.lane.reordered, claim.request.skipFailed, blocked})
+			floor{min(head-1, c.writers.Closed), claim.lane.reordered, claim.request.skipFailed, blocked})
 	}
 	for _, head := range result.heads {
 		remember(head.request, head.key, head.eventID, true)
@@ -432,10 +433,7 @@ func (c *claimer) rememberFloors(claims []laneClaim, result claimResult) {
 
 // handOut gives each lane what was claimed for it, and starts senders for it.
 func (c *claimer) handOut(claims []laneClaim, result claimResult) {
-	byLane := make(map[string][]delivery, len(claims))
-	for _, d := range result.deliveries {
-		byLane[d.destination] = append(byLane[d.destination], d)
-	}
+	byLane := byDestination(result.deliveries)
 	window := result.at.Add(-liveWindow)
 	active := 0
 	for _, l := range c.lanes.list() {

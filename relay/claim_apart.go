@@ -131,10 +131,10 @@ func (c *claimer) claimOnce(ctx context.Context, instance int32, requests []clai
 	lease, begun := c.config().Lease, time.Now()
 	result, err := c.store.claim(ctx, instance, lease, requests)
 	if err != nil {
-		c.lost.failed(instance, err)
+		c.lost.Failed(instance, err)
 		return result, err
 	}
-	c.lost.acknowledged(instance, result.at, lease)
+	c.lost.Acknowledged(instance, result.at, lease)
 	if hook := c.config().Hooks.ClaimRan; hook != nil {
 		hook(len(result.deliveries), time.Since(begun))
 	}

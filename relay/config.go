@@ -20,6 +20,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/post"
 	"github.com/outbox-relay/outbox-relay/relay/routes"
 	"github.com/outbox-relay/outbox-relay/relay/session"
+	"github.com/outbox-relay/outbox-relay/relay/spans"
 	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
 
@@ -91,6 +92,9 @@ type Config struct {
 	Log zerolog.Logger
 	// Hooks observe the relay. The zero value observes nothing.
 	Hooks Hooks
+	// Spans makes a span of every attempt, whose trace context the request carries. nil: there are none, and requests carry
+	// the producer's trace context.
+	Spans *spans.Spans
 }
 
 // Pooler says whether a connection pooler stands between the relay and its database. The zero value finds out.

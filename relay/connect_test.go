@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -43,6 +44,7 @@ func TestSessionConnectsAsThePoolDoes(t *testing.T) {
 
 // The body is UTF-8 whatever the database's own encoding is.
 func TestPayloadIsUTF8FromADatabaseInLatin1(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	server := newDatabase(t)
 	u, err := url.Parse(server.dsn)

@@ -26,7 +26,7 @@ func TestDamagedPageKeepsNoOther(t *testing.T) {
 	} {
 		t.Run(relation, func(t *testing.T) {
 			t.Parallel()
-			server := pgtest.Start(t, localpg.Options{})
+			server := pgtest.StartCopy(t, localpg.Options{})
 			pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
 			db := &database{TB: t, dsn: server.DSN(""), pool: pgtest.Pool(t, server.DSN(""))}
 			db.exec(`INSERT INTO outbox_route (pattern, destination) VALUES ('bad', 'a'), ('good', 'b')`)

@@ -181,11 +181,15 @@ func (s *senders) attempt(l *lane, d *delivery) (v policy.Result) {
 		}
 		d.event.Payload = payload
 	}
+	message := d.message()
+	if spans := s.config().Spans; spans != nil {
+		d.span, message.Trace = spans.Start(message, d.promised, to.URL)
+	}
 	var ready func() *policy.Result
 	if d.alone { // if the relay dies of it, nothing can be written afterwards
 		ready = func() *policy.Result { return s.countAlone(d) }
 	}
-	return to.Deliver(s.doing, d.message(), ready)
+	return to.Deliver(s.doing, message, ready)
 }
 
 // countAlone records that a suspect is about to be sent. If that fails it returns a result, and the suspect must not be sent.

@@ -52,7 +52,7 @@ func (c *Config) stay(start *Config) {
 	c.Pool, c.Pooler, c.Schema, c.Environment = start.Pool, start.Pooler, start.Schema, start.Environment
 	c.Name, c.Version = start.Name, start.Version
 	c.PollInterval, c.Lease, c.Watching = start.PollInterval, start.Lease, start.Watching
-	c.Log, c.Hooks = start.Log, start.Hooks
+	c.Log, c.Hooks, c.Spans = start.Log, start.Hooks, start.Spans
 }
 
 // fixed returns what of a configuration a reload does not change. The rest is empty, so that no code reads what was true

@@ -181,3 +181,37 @@ func TestInterimAnswers(t *testing.T) {
 		}
 	}
 }
+
+// A kept connection takes a request in parts when its buffer is full, and the receiver sees the whole of it, once.
+func TestRequestLargerThanTheConnectionsBuffer(t *testing.T) {
+	t.Parallel()
+	rc := newReceiver(t, nil)
+	e, err := post.NewEndpoint(destinationOf(rc.URL, post.Wire{}, post.Egress{}), "")
+	must(t, err)
+	defer e.CloseIdleConnections()
+	dial := e.Dial
+	var connections atomic.Int64
+	e.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+		connections.Add(1)
+		conn, err := dial(ctx, network, address)
+		if tcp, ok := conn.(*net.TCPConn); ok {
+			must(t, tcp.SetWriteBuffer(1))
+		}
+		return conn, err
+	}
+	payload := `"` + strings.Repeat("x", 32<<10-2) + `"`
+	const requests = 5
+	for range requests {
+		if v := exchangePayload(t, e, payload); v.Outcome != policy.Delivered {
+			t.Fatalf("%+v", v)
+		}
+	}
+	if n := rc.total(); n != requests || connections.Load() != 1 {
+		t.Errorf("%d requests arrived over %d connections", n, connections.Load())
+	}
+	for _, r := range rc.all() {
+		if string(r.body) != payload {
+			t.Errorf("%d bytes arrived", len(r.body))
+		}
+	}
+}

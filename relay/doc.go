@@ -14,7 +14,7 @@
 //	reload.go, difference.go       another configuration while it runs, and its routes
 //	session.go                     what the session makes the relay do
 //	claim.go, claim_apart.go       when to claim, for which lanes, and how around damaged data
-//	writers.go, orphan.go          transactions that may commit late; claims whose acknowledgement was lost
+//	writers.go                     transactions that may commit late
 //	breaker.go                     writing what the breakers decide
 //	deliver.go, suspect.go         one attempt; deliveries that may kill their relay
 //	settle.go, settle_aside.go     writing outcomes; those that cannot be written
@@ -23,18 +23,18 @@
 //	lane.go, position.go           a destination's lane, and how far the claimer has looked
 //	outgoing.go                    what a lane holds and may send
 //	order.go, queue.go             ordering keys; the queues of a lane
-//	wake.go                        waking up, being idle
+//	wake.go                        what wakes whom
 //	config.go, hooks.go            settings, observing
 //	store_*.go                     all SQL
 //	settlement.go, store.go        what is written of an attempt, and what is claimed
 //
 // Below it are rooms, which never import this package: pg (how statements reach the database, and what their errors mean),
-// policy (what an attempt came to, when to try again, how much a receiver bears, when it is down), post (one request: what it
-// says, how it travels, what is kept of its answer), breaker (what the relays share about destinations that are down), identity
-// (keeping away from copies of the database), session (being connected, being alive, taking over from the dead), routes (the
-// stored routes, and what was parked before its route came), archive (moving and removing what is done with), alert (telling
-// people), and watch (being a good neighbour). Beside it is ops (what operators ask and do), which stands on the same rooms; the
-// two never import each other.
+// policy (what an attempt came to, when to try again, how much a receiver bears, when it is down, when to look for work), post
+// (one request: what it says, how it travels, what is kept of its answer), breaker (what the relays share about destinations
+// that are down), identity (keeping away from copies of the database), session (being connected, being alive, taking over from
+// the dead), routes (the stored routes, and what was parked before its route came), archive (moving and removing what is done
+// with), alert (telling people), and watch (being a good neighbour). Beside it is ops (what operators ask and do), which
+// stands on the same rooms; the two never import each other.
 //
 // # Goroutines
 //

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -132,6 +133,7 @@ func TestHeldDeliveriesSpendNothing(t *testing.T) {
 // A crash of the server loses a claim that it has acknowledged. The next one gets another fence, so that the first holder, which
 // knows nothing of that, cannot settle for it.
 func TestFenceIsNotGivenOutTwiceAfterACrash(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newCrashing(t)
 	db.insert(1, "key")

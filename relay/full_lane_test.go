@@ -18,13 +18,13 @@ func TestClaimerWaitsWhileEveryLaneIsFull(t *testing.T) {
 	for c := range class(classes) {
 		r.lane("default").push(time.Now(), c, singly(make([]delivery, 2*post.DefaultLaneInFlight)))
 	}
-	for name, p := range map[string]pace{
-		"busy":    {poll: time.Second, lastWork: time.Now()},
-		"idle":    {poll: time.Second, idle: true, interval: firstArmedPoll},
-		"waiting": {poll: time.Second, idle: true, interval: 2 * time.Second},
+	for name, p := range map[string]policy.Pace{
+		"busy":    {Poll: time.Second, LastWork: time.Now()},
+		"idle":    {Poll: time.Second, Idle: true, Interval: 50 * time.Millisecond},
+		"waiting": {Poll: time.Second, Idle: true, Interval: 2 * time.Second},
 	} {
 		c := r.newClaimer()
-		c.pace, c.writers.next = p, time.Now().Add(time.Hour)
+		c.pace, c.writers.Next = p, time.Now().Add(time.Hour)
 		c.clock.set(time.Now())
 		wait, err := c.turn(t.Context())
 		if err != nil || wait >= 0 && wait < minPace {
@@ -49,8 +49,8 @@ func TestLittleRoomIsFilledSoon(t *testing.T) {
 		l.walks[c] = walk{more: true}
 		l.ask(time.Now().Add(time.Hour))
 		claimer := r.newClaimer()
-		claimer.pace = pace{poll: time.Second, armed: true, interval: 2 * time.Second, lastWork: time.Now().Add(time.Hour), nextLook: time.Now().Add(time.Hour)}
-		claimer.writers.next = time.Now().Add(time.Hour)
+		claimer.pace = policy.Pace{Poll: time.Second, Armed: true, Interval: 2 * time.Second, LastWork: time.Now().Add(time.Hour), NextLook: time.Now().Add(time.Hour)}
+		claimer.writers.Next = time.Now().Add(time.Hour)
 		claimer.clock.set(time.Now())
 		if wait, err := claimer.turn(t.Context()); err != nil || wait < 0 || wait > minPace {
 			t.Errorf("class %d: next turn in %s, %v", c, wait, err)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -15,7 +16,8 @@ import (
 func TestGoneFailsOne(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	db.insert(2000, "key")
+	events := testsize.Of(2000, 500)
+	db.insert(events, "key")
 	var welcome atomic.Bool
 	rc := newReceiver(t, func(w http.ResponseWriter, _ request) {
 		if !welcome.Load() {
@@ -40,7 +42,7 @@ func TestGoneFailsOne(t *testing.T) {
 	}
 	welcome.Store(true)
 	db.exec(`UPDATE outbox_destination SET paused = false, paused_reason = NULL, paused_at = NULL`)
-	r.settles(t, policy.Delivered, 1999)
+	r.settles(t, policy.Delivered, events-1)
 	if n := row[int](db, failed); n != 1 {
 		t.Errorf("%d failed", n)
 	}

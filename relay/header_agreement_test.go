@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"pgregory.net/rapid"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/outbox"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -19,6 +20,7 @@ import (
 
 // Plain SQL, Enqueue and the relay decide alike which headers an event may bring.
 func TestSecurityReservedNamesAreReservedEverywhere(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	reserved := []string{
 		"Accept-Encoding", "Authorization", "Cf-Connecting-Ip", "Connection", "Content-Encoding", "Content-Length", "Content-Type", "Cookie",

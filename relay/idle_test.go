@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/session"
@@ -46,6 +47,7 @@ func TestRelayIsArmedAtALowLoad(t *testing.T) {
 
 // What arms a relay costs producers nothing that lasts: no row that they read gets a new version.
 func TestArmingLeavesNoRowVersions(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	s := &store{pool: db.pool}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -74,6 +75,7 @@ func TestLateCommitIsFoundWhenItsTransactionEnds(t *testing.T) {
 		"of a relay that does not stay so": {false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			testsize.OneIn(t, 2)
 			t.Parallel()
 			db := newDatabase(t)
 			rc := newReceiver(t, nil)
@@ -137,7 +139,7 @@ func TestLateCommitBesidesTheDeclaration(t *testing.T) {
 	r := sessionOf(t, db.config(to(rc.URL)))
 	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
 	c := r.newClaimer()
-	c.pace = pace{poll: time.Hour, lastWork: time.Now()}
+	c.pace = policy.Pace{Poll: time.Hour, LastWork: time.Now()}
 	turn := func() (wait time.Duration) {
 		wait, err := c.turn(t.Context())
 		must(t, err)
@@ -146,10 +148,12 @@ func TestLateCommitBesidesTheDeclaration(t *testing.T) {
 	}
 	turn()
 	far := time.Now().Add(time.Hour)
-	if c.pace.idle || c.writers.next.IsZero() {
+	if c.pace.Idle || c.writers.Next.IsZero() {
 		t.Fatal("not busy, or no look at open transactions")
 	}
-	c.writers.next = far
+	// The next look takes what it finds for as old as that.
+	c.writers.Observe(time.Now(), row[time.Time](db, `SELECT now() - interval '4 seconds'`), 0, nil)
+	c.writers.Next = far
 
 	late, err := db.pool.Begin(t.Context())
 	must(t, err)
@@ -158,15 +162,12 @@ func TestLateCommitBesidesTheDeclaration(t *testing.T) {
 	must(t, err)
 	_, err = late.Exec(t.Context(), `UPDATE outbox_delivery SET next_attempt_at = next_attempt_at - interval '4 seconds'`) // beyond the overlap
 	must(t, err)
-	c.pace.lastWork = time.Time{} // which makes it idle
+	c.pace.LastWork = time.Time{} // which makes it idle
 	turn()
-	if !c.pace.idle {
+	if !c.pace.Idle {
 		t.Fatal("not idle")
 	}
-	for id, w := range c.writers.open { // as long as that
-		c.writers.open[id] = writer{w.since, w.after.Add(-4 * time.Second)}
-	}
-	c.pace.interval, c.pace.nextLook = time.Hour, far
+	c.pace.Interval, c.pace.NextLook = time.Hour, far
 	must(t, late.Commit(t.Context()))
 	eventually(t, "the late event", func() bool {
 		wait := turn()

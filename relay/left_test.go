@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -13,6 +14,7 @@ import (
 // A destination is removed from the configuration while its breaker is open. It is not tried any more, and its alert is
 // resolved nevertheless; when it is back and still down, that is told.
 func TestAlertOfARemovedDestinationIsResolved(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.exec(`DELETE FROM outbox_route`)

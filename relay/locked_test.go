@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/session"
 )
@@ -34,6 +35,7 @@ func TestLockedRowKeepsNoOther(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]int{"delivered": 204, "failed": 422, "retry": 500} {
 		t.Run(name, func(t *testing.T) {
+			testsize.OneIn(t, 1000, "delivered")
 			t.Parallel()
 			db := newDatabase(t, "a", "b")
 			g := newGate(t)
@@ -97,6 +99,7 @@ func TestLockedAlertKeepsNoOther(t *testing.T) {
 
 // A stop does not wait for the lock for ever; the delivery is left as it is.
 func TestStopDoesNotWaitForALockedRow(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	g := newGate(t)

@@ -117,7 +117,7 @@ func TestOutageOrALoneEventAtFault(t *testing.T) {
 	} {
 		for _, unreachedFirst := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, unreached before: %t", name, unreachedFirst), func(t *testing.T) {
-				if name != "500" {
+				if name != "500" || unreachedFirst {
 					testsize.Long(t)
 				}
 				t.Parallel()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -18,6 +19,7 @@ import (
 // One relay, and a receiver for each way of answering badly. Each gets one request, its outcome follows the published
 // table, the attempt is logged, and none holds up another.
 func TestSecurityMisbehavingReceivers(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const ok = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 	text := func(answer string) func(*rawServer, net.Conn) {

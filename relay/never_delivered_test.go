@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -13,6 +14,7 @@ import (
 // A new destination with a wrong secret or path is alerted after its second failure, and not when its deliveries fail for good, half a
 // day later. One that has accepted something before is not: what is retried may be over soon.
 func TestDestinationThatNeverDeliveredIsAlerted(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for name, c := range map[string]struct {
 		status    int

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
@@ -158,6 +159,7 @@ func TestNothingIsSentPastItsPromise(t *testing.T) {
 // is delivered, as is what was not tried until late; what its receiver may have seen is not sent when that can have
 // forgotten it.
 func TestOutageBeyondThePromise(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const waiting, weeks, week = 60, 9, 7 * 24 * time.Hour
 	for name, answering := range map[string]bool{"connections are refused": false, "every answer is a 500": true} {

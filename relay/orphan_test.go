@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
 // The answers to claims are lost, again and again, and the session resumes. What those claims took is sent at once
@@ -59,7 +59,7 @@ func TestGiveBackWaitsForARunningClaim(t *testing.T) {
 	_, err = claiming.Exec(t.Context(), `SELECT FROM outbox_relay WHERE instance = $1 FOR KEY SHARE`, instance)
 	must(t, err)
 	given := make(chan error, 1)
-	go func() { given <- s.giveBackUnacknowledged(t.Context(), instance, time.Time{}) }()
+	go func() { given <- session.GiveBackUnacknowledged(t.Context(), db.pool, instance, time.Time{}) }()
 	becomes(db, 1, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`)
 	_, err = claiming.Exec(t.Context(), `UPDATE outbox_delivery SET claimed_by = $1, lease_expires_at = clock_timestamp() + interval '60 seconds'`, instance)
 	must(t, err)
@@ -71,26 +71,9 @@ func TestGiveBackWaitsForARunningClaim(t *testing.T) {
 		t.Fatalf("%d claimed, %v", len(first.deliveries), err)
 	}
 	// The new claim stands, also when a later one is lost.
-	must(t, s.giveBackUnacknowledged(t.Context(), instance, first.at.Add(time.Minute)))
+	must(t, session.GiveBackUnacknowledged(t.Context(), db.pool, instance, first.at.Add(time.Minute)))
 	if again, err := s.claim(t.Context(), instance, time.Minute, requests); err != nil || len(again.deliveries) != 0 {
 		t.Errorf("%d claimed again, %v", len(again.deliveries), err)
-	}
-}
-
-func TestOutcomeUnknown(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		err  error
-		want bool
-	}{
-		"refused":    {&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "55P03"}, false},
-		"terminated": {&pgconn.PgError{SeverityUnlocalized: "FATAL", Code: "57P01"}, true},
-		"cut off":    {fmt.Errorf("claim: %w", errors.New("unexpected EOF")), true},
-		"timed out":  {context.DeadlineExceeded, true},
-	} {
-		if got := outcomeUnknown(c.err); got != c.want {
-			t.Errorf("%s: %t", name, got)
-		}
 	}
 }
 
@@ -98,9 +81,9 @@ func TestOutcomeUnknown(t *testing.T) {
 func TestVoidClaimsAreForgotten(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	s, instance := db.registered()
+	_, instance := db.registered()
 	for range 3 {
-		must(t, s.giveBackUnacknowledged(t.Context(), instance, time.Time{}))
+		must(t, session.GiveBackUnacknowledged(t.Context(), db.pool, instance, time.Time{}))
 		db.exec(`UPDATE outbox_void SET until = until - interval '1 hour' WHERE until > now()`)
 	}
 	if n := row[int](db, `SELECT count(*) FROM outbox_void`); n != 1 {
@@ -125,7 +108,7 @@ func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
 	db.insert(1, "key")
 	c := r.newClaimer()
-	c.pace, c.damaged.until = pace{poll: time.Hour}, time.Now().Add(time.Hour)
+	c.pace, c.damaged.until = policy.Pace{Poll: time.Hour}, time.Now().Add(time.Hour)
 	for rc.total() < 2 {
 		if _, err := c.turn(t.Context()); err != nil {
 			t.Fatal(err)
@@ -137,7 +120,7 @@ func TestPartOfAClaimWithoutAcknowledgementIsGivenBack(t *testing.T) {
 		for _, l := range r.laneList() {
 			l.walkNow()
 		}
-		c.pace.look()
+		c.pace.Look()
 	}
 }
 

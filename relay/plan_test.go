@@ -93,7 +93,7 @@ var hotStatements = map[string]struct{ types, sql, args string }{
 	"payload": {"bigint", selectPayload, `1`},
 	"rescue":  {"int", session.RescueRelay, `1`},
 	"leave":   {"int", session.DeregisterRelay, `1`},
-	"void":    {"int, timestamptz", voidUnacknowledged, `1, NULL`},
+	"void":    {"int, timestamptz", session.VoidUnacknowledged, `1, NULL`},
 }
 
 // wantedPlans says how each of them must reach its rows.

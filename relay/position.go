@@ -14,10 +14,8 @@ type walk struct {
 	again    bool          // once it has ended it begins again, at once
 }
 
-const (
-	restTimes = 100             // a walk rests this many times as long as it spent on finding nothing, the watcher as long as it looked
-	overlap   = 2 * time.Second // how far behind the newest delivery seen to look again: transactions commit out of order
-)
+// restTimes is how many times as long as it spent on finding nothing a walk rests, and the watcher as long as it looked.
+const restTimes = 100
 
 // A rest is how long work beside delivering pauses.
 type rest struct {

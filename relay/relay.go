@@ -161,7 +161,7 @@ func (r *Relay) setDatabase(db session.Database) {
 // newClaimer returns what claims.
 func (r *Relay) newClaimer() *claimer {
 	return &claimer{
-		core: &r.core, senders: r.senders, settler: r.settler, restTimes: r.restTimes, pace: pace{poll: r.cfg.PollInterval},
+		core: &r.core, senders: r.senders, settler: r.settler, restTimes: r.restTimes, pace: policy.Pace{Poll: r.cfg.PollInterval},
 		breakers: breakerKeeper{core: &r.core, Keeper: breaker.Keeper{
 			DB: r.store.pool, Log: r.cfg.Log, Poll: r.cfg.PollInterval, Due: func() { signal(r.wake.alerts) },
 		}},

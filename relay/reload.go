@@ -34,7 +34,7 @@ type reloads struct {
 // routes of the configuration that were removed by hand are restored, also when the configuration is unchanged.
 //
 // Pool, Pooler, Schema, Name, Environment, PollInterval, Lease and Watching need a restart: they are compared, named in
-// the log and among the changes, and stay what they are. Version, Log and Hooks stay, too. It is safe for concurrent use.
+// the log and among the changes, and stay what they are. Version, Log, Hooks and Spans stay, too. It is safe for concurrent use.
 func (r *Relay) Reload(cfg Config) (changes []string, err error) {
 	changes, err = r.reload(cfg)
 	if hook := r.cfg.Hooks.Reloaded; hook != nil {

@@ -274,6 +274,7 @@ func TestReloadWithoutADatabase(t *testing.T) {
 
 // A reload undoes what was done to the stored routes by hand, also when the configuration is the same.
 func TestReloadRestoresRoutes(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	r := start(t, db.config(to("http://receiver.invalid")))
@@ -403,7 +404,7 @@ func TestEverySettingMakesADifference(t *testing.T) {
 	}
 	known := []string{
 		"Destinations", "Routes", "Egress", "Alerts", "Retention", "DrainTimeout", "MaxInFlight", "LogDelivered",
-		"Pool", "Pooler", "Schema", "Name", "Version", "Environment", "PollInterval", "Lease", "Watching", "Log", "Hooks",
+		"Pool", "Pooler", "Schema", "Name", "Version", "Environment", "PollInterval", "Lease", "Watching", "Log", "Hooks", "Spans",
 	}
 	inspect(t, Config{}, known)
 	inspect(t, alert.Config{}, []string{"Channels", "Window", "LagOver", "VacuumBlockedOver"})

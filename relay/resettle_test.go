@@ -53,6 +53,7 @@ func (c *crashing) freeze() (writer *os.Process) {
 // The server crashes after it has acknowledged an outcome, and loses it. The ordering key goes on at once, and its receiver
 // sees nothing twice: also when the claim was lost as well, and when the server's processes crash but not the server.
 func TestCrashLeavesNoKeyStanding(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for name, c := range map[string]struct {
 		losesClaim bool
@@ -126,6 +127,7 @@ func TestCrashLeavesNoKeyStanding(t *testing.T) {
 
 // A claim that is gone from its row is restored only where the row is certainly the one that was sent, and untouched since.
 func TestLostClaimsAreRestoredWithCare(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const fence = 1000
 	for name, c := range map[string]struct {

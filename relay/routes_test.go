@@ -66,6 +66,7 @@ func TestReconnectKeepsLaterRoutes(t *testing.T) {
 // A relay with another configuration comes and goes, as one started from the wrong folder does: the one that was
 // there keeps its routes, notices, and alerts.
 func TestRelayOfAnotherConfigurationTakesNothing(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for _, mode := range []PoolerMode{PoolerAuto, PoolerTransaction} { // which no notification reaches
 		t.Run(string(mode), func(t *testing.T) {
@@ -240,6 +241,7 @@ func (f *fleet) remove(r *recordedRelay) {
 // Replicas are replaced one by one, the new one first or the old one first, and crash in between: a live relay always has
 // its routes, events are routed while no relay lives, and in the end the routes are those of the new configuration.
 func TestRollingDeploysConverge(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	config := func(routes ...string) Config {
 		cfg := Config{Destinations: []post.Destination{{Name: "a"}, {Name: "b"}}}

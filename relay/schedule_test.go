@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -70,6 +71,7 @@ func TestRetryAfterOfAReceiver(t *testing.T) {
 		"of another status":         {500, "600", 5, 5.5},
 	} {
 		t.Run(name, func(t *testing.T) {
+			testsize.OneIn(t, 3)
 			t.Parallel()
 			db := newDatabase(t)
 			rc := newReceiver(t, func(w http.ResponseWriter, _ request) {

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
@@ -32,6 +33,7 @@ func in(t testing.TB, dsn, schema string) *database {
 // Two outboxes in one database, in schemas with names that need care: each relay serves its own, and each is woken by
 // its own producers only.
 func TestSchemasDoNotMix(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	dsn := pgtest.New(t)
 	names := []string{`billing`, `My "Odd" schema`}

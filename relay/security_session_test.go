@@ -149,6 +149,7 @@ func TestSecurityNotificationsAreBounded(t *testing.T) {
 // A stranger sends more notifications than a session can read beside its heartbeat. The relay stops listening for a while,
 // goes on delivering, and listens again.
 func TestSecurityFloodIsNotListenedTo(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	cfg := db.config(to(newReceiver(t, nil).URL))

@@ -142,7 +142,7 @@ func BenchmarkInsertAfterWakes(b *testing.B) {
 		ALTER TABLE outbox_relay ADD COLUMN idle boolean NOT NULL DEFAULT false;
 		INSERT INTO outbox_relay (name, version) VALUES ('a', '');
 		EXECUTE replace(pg_get_functiondef('outbox_fan_out'::regproc),
-			'(SELECT last_value FROM public.outbox_armed) > extract(epoch FROM inserted_at) * 1000',
+			'pg_sequence_last_value(''public.outbox_armed'') > date_part(''epoch'', inserted_at) * 1000',
 			'EXISTS (SELECT FROM public.outbox_relay WHERE idle AND heartbeat_at > now() - interval ''10 seconds'')');
 	END $$`)
 	if !strings.Contains(row[string](old, `SELECT pg_get_functiondef('outbox_fan_out'::regproc)`), "WHERE idle") {

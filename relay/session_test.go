@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/session"
 )
@@ -29,6 +30,7 @@ func TestStopDuringABeat(t *testing.T) {
 
 // Everybody loses the database for a while and comes back one after the other: none of them is dead.
 func TestRelaysThatComeBackDoNotRescueEachOther(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	g := newGate(t)

@@ -5,6 +5,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
+	"github.com/outbox-relay/outbox-relay/relay/spans"
 )
 
 // A batch is written when it is this old or this large, whichever comes first.
@@ -19,6 +20,7 @@ type settler struct {
 	settlements chan settlement
 	recent      recentSettlements
 	aside       []settlement // could not be written, and are tried again; run owns it
+	collected   int          // settlements of the last batch: about as many will be in the next; run owns it
 }
 
 // settle passes a settlement on to run. When run has given up, at the very end of a stop without a database, the
@@ -26,8 +28,12 @@ type settler struct {
 func (w *settler) settle(s settlement) {
 	if s.Posted {
 		w.logAttempt(&s)
+		ended := s.startedAt.Add(s.duration)
+		if s.span != nil {
+			spans.End(s.span, s.Decision, ended)
+			s.span = nil // or it would stay in memory with recentSettlements
+		}
 		if hook := w.config().Hooks.Attempted; hook != nil {
-			ended := s.startedAt.Add(s.duration)
 			hook(Attempt{
 				EventID: s.eventID, Destination: s.destination, Number: s.attempts + 1,
 				StatusCode: s.StatusCode, Outcome: s.Outcome, Reason: s.Reason, Duration: s.duration, Class: classNames[s.class],
@@ -76,7 +82,8 @@ func (w *settler) run() {
 
 // collect makes a batch of what comes until it is old or large enough.
 func (w *settler) collect(first settlement, timer *time.Timer) []settlement {
-	collected := []settlement{first}
+	collected := append(make([]settlement, 0, min(w.collected+w.collected/4+1, settleBatch)), first)
+	defer func() { w.collected = len(collected) }()
 	timer.Reset(settleAfter)
 	for len(collected) < settleBatch {
 		select {
@@ -191,7 +198,7 @@ func (w *settler) written(settlements []settlement, stale int) {
 			w.lanes.get(s.destination).keySettled(*s.event.OrderingKey, s.class, s.FreesKey)
 		}
 		if s.Outcome == policy.Retry {
-			w.wake.retries.add(now, s.Delay)
+			w.wake.retries.Add(now, s.Delay)
 		}
 		givenBack = givenBack || s.lookedFor()
 		failed = failed || s.Outcome == policy.Fail

@@ -56,6 +56,7 @@ func TestOutlivedLeaseTakesNoTurn(t *testing.T) {
 
 // An operator's forgotten transaction has locked what the breaker of one destination has to write. All others go on.
 func TestLockedDestinationKeepsNoOther(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t, "a", "b")
 	rc := newReceiver(t, nil)
@@ -145,7 +146,7 @@ func TestWalkGoesOnInAnIdleRelay(t *testing.T) {
 	now := time.Now()
 	r.lane("default").walks[backlog] = walk{position: keyset{now, 1}, more: true, barren: true, due: now.Add(time.Minute)}
 	c := r.newClaimer()
-	c.writers.next, c.pace = now.Add(time.Hour), pace{poll: time.Second, idle: true, interval: time.Hour, nextLook: now.Add(time.Hour)}
+	c.writers.Next, c.pace = now.Add(time.Hour), policy.Pace{Poll: time.Second, Idle: true, Interval: time.Hour, NextLook: now.Add(time.Hour)}
 	c.clock.set(now)
 	r.lane("default").walks[replays].rest(now.Add(time.Hour))
 	if wait, err := c.turn(t.Context()); err != nil || wait < 0 || wait > time.Minute {
@@ -174,7 +175,7 @@ func TestScanGoesOnPastWhatOthersHaveClaimed(t *testing.T) {
 			l.lookBack(time.Now().Add(-2 * time.Hour))
 		}
 		idle := r.newClaimer()
-		idle.writers.next, idle.pace = far, pace{poll: time.Hour, armed: true, idle: true, interval: 3 * time.Hour}
+		idle.writers.Next, idle.pace = far, policy.Pace{Poll: time.Hour, Armed: true, Idle: true, Interval: 3 * time.Hour}
 		turns := 0
 		for more := true; more; turns++ {
 			wait, err := idle.turn(t.Context())
@@ -184,7 +185,7 @@ func TestScanGoesOnPastWhatOthersHaveClaimed(t *testing.T) {
 				t.Errorf("%s: the next turn in %s", name, wait)
 				break
 			}
-			idle.pace.nextLook = far
+			idle.pace.NextLook = far
 			l.ask(time.Time{}) // that time has passed
 			if more {
 				l.walks[c.class].due = time.Time{}
@@ -232,7 +233,7 @@ func TestLookIsOwedToAFullLane(t *testing.T) {
 	if claims := c.claims(now); len(claims) != 0 {
 		t.Fatalf("a full lane asks for %+v", claims)
 	}
-	c.pace.nextLook = now.Add(time.Hour) // others have been looked at
+	c.pace.NextLook = now.Add(time.Hour) // others have been looked at
 	l.release(live, 2*post.DefaultLaneInFlight)
 	if claims := c.claims(now); len(claims) != 1 {
 		t.Errorf("then: %+v", claims)
@@ -288,34 +289,6 @@ func TestNarrowLaneHasOneAhead(t *testing.T) {
 	}
 }
 
-// Producers that are active for a destination that is held, or for other relays, keep waking a relay, which finds nothing.
-func TestLooksInVainBecomeRarer(t *testing.T) {
-	t.Parallel()
-	now := time.Unix(1_000_000, 0)
-	p := pace{poll: 5 * time.Second}
-	p.declared(now, true)
-	p.claimed(now, 0, 0)
-	looks := 0
-	for range 1000 { // notifications in two seconds
-		p.notified(now, 1)
-		if now = now.Add(2 * time.Millisecond); p.looking(now) {
-			p.claimed(now, 0, 0)
-			looks++
-		}
-	}
-	if most := int(2*time.Second/maxVain) + 10; looks == 0 || looks > most {
-		t.Errorf("%d looks in vain, at most %d are expected", looks, most)
-	}
-	now = now.Add(maxVain)
-	if p.notified(now, 1); !p.looking(now) {
-		t.Error("long after a look in vain a notification waits")
-	}
-	p.claimed(now, 1, 0)
-	if p.notified(now, 1); !p.looking(now) {
-		t.Error("when there is work again, a notification waits")
-	}
-}
-
 // The database's clock was put back by an hour while a breaker was open: it is tried without waiting for an hour.
 func TestBreakerOutlivesAClockThatWasPutBack(t *testing.T) {
 	t.Parallel()
@@ -342,20 +315,20 @@ func TestClaimsOfOneLanePutOffNoLook(t *testing.T) {
 	r := sessionOf(t, db.config(toA, toB))
 	r.settling = t.Context()
 	c := r.newClaimer()
-	c.pace = pace{poll: time.Hour, lastWork: time.Now().Add(time.Minute)}
+	c.pace = policy.Pace{Poll: time.Hour, LastWork: time.Now().Add(time.Minute)}
 	c.clock.set(time.Now())
 	a, b := r.lane("a"), r.lane("b")
 	for class := range b.walks {
 		b.walks[class].rest(time.Now().Add(time.Hour))
 	}
 	a.walks[live].more = true
-	look := time.Now().Add(slowPoll / 2)
-	c.pace.nextLook = look
+	look := time.Now().Add(10 * time.Millisecond)
+	c.pace.NextLook = look
 	if _, err := c.turn(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if a.walks[live].more || c.pace.nextLook.After(look) && b.asked.IsZero() {
-		t.Errorf("the look at b is put off by %s", c.pace.nextLook.Sub(look))
+	if a.walks[live].more || c.pace.NextLook.After(look) && b.asked.IsZero() {
+		t.Errorf("the look at b is put off by %s", c.pace.NextLook.Sub(look))
 	}
 }
 
@@ -384,7 +357,7 @@ func TestProbeEndsNoIdleness(t *testing.T) {
 	r := sessionOf(t, db.config(to("http://127.0.0.1:1/")))
 	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
 	c := r.newClaimer()
-	c.pace = pace{poll: time.Hour}
+	c.pace = policy.Pace{Poll: time.Hour}
 	c.clock.set(time.Now())
 	l := r.lane("default")
 	l.mu.Lock()
@@ -394,7 +367,7 @@ func TestProbeEndsNoIdleness(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.senders.wait()
-	if probes := len(r.settler.settlements); probes == 0 || !c.pace.lastWork.IsZero() {
-		t.Errorf("%d probes, the last work at %s", probes, c.pace.lastWork)
+	if probes := len(r.settler.settlements); probes == 0 || !c.pace.LastWork.IsZero() {
+		t.Errorf("%d probes, the last work at %s", probes, c.pace.LastWork)
 	}
 }

@@ -67,7 +67,7 @@ func TestWalkThroughBlockedKeysRests(t *testing.T) {
 	r := sessionOf(t, db.config(to("http://receiver.test/")))
 	r.settling = t.Context()
 	c := r.newClaimer()
-	c.pace = pace{poll: time.Hour}
+	c.pace = policy.Pace{Poll: time.Hour}
 	w := &r.lane("default").walks[backlog]
 	found, vain := 0, 0
 	for {
@@ -118,7 +118,7 @@ func TestFloorYieldsToWhatTheSameClaimHasSeen(t *testing.T) {
 	r := prepared(t, Config{Pool: settings(t, "postgres://nowhere.test/"), Destinations: []post.Destination{to("http://receiver.test/")}})
 	l := r.lane("default")
 	c := r.newClaimer()
-	c.writers.closed = 100
+	c.writers.Closed = 100
 	key := "k"
 	d := delivery{eventID: 60, destination: l.name, event: post.Event{OrderingKey: &key}}
 	claims := []laneClaim{{l, claimRequest{destination: l.name, scans: []scan{{}}, keys: []readyKey{{key: key}}}}}

@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -20,6 +22,7 @@ type store struct {
 	direct *pgxpool.Pool // behind pool
 
 	producers session.Producers
+	claimed   atomic.Int64 // deliveries of the last claim: about as many will be in the next
 }
 
 // A class is one of three kinds of deliveries that share a lane fairly.
@@ -64,6 +67,7 @@ type delivery struct {
 	lastOfRun bool
 
 	event post.Event
+	span  trace.Span // of the attempt; nil: there is none, or traces are off
 }
 
 // inlinePayload is up to which size a claim brings the payload along, in bytes. It bounds what a lane holds in memory:

@@ -133,12 +133,14 @@ func (s *store) claim(ctx context.Context, instance int32, lease time.Duration, 
 	defer cancel()
 	// Lease and promise are counted from before the statement, so that this clock's view of them ends before the database's.
 	c := claimReader{requests: requests, begun: time.Now(), lease: lease}
+	c.result.deliveries = make([]delivery, 0, s.claimed.Load())
 	var queries pgx.Batch
 	c.queueKeys(&queries, instance) // first, or the scans would find the same keys
 	c.queueDue(&queries, instance)
 	if err := s.pool.SendBatch(ctx, &queries).Close(); err != nil {
 		return claimResult{}, fmt.Errorf("claim: %w", err)
 	}
+	s.claimed.Store(int64(len(c.result.deliveries)))
 	slices.SortFunc(c.result.deliveries, func(a, b delivery) int { return a.place().compare(b.place()) })
 	return c.result, nil
 }
@@ -164,15 +166,19 @@ type claimedRow struct {
 	}
 }
 
-// read calls each with every row.
+// read calls each with every row, which it must not keep.
 func (c *claimReader) read(rows pgx.Rows, each func(r *claimedRow)) error {
+	var r claimedRow
+	var notAfter pgtype.Timestamptz
+	e, seen := &r.event, &r.seen
+	into := []any{
+		&r.number, &r.after, &r.eventID, &r.fence, &r.attempts, &r.rescues, &r.nextAttemptAt, &r.payloadBytes, &r.replay,
+		&notAfter, &r.promised, &r.wasClaimed, &e.EventType, &e.Version, &e.Key, &e.OrderingKey, &e.RelatedReference, &e.Headers,
+		&e.CreatedAt, &e.Payload, &c.result.at, &seen.numbers, &seen.eventIDs, &seen.keys, &seen.dueAt, &seen.beyond,
+	}
 	for rows.Next() {
-		var r claimedRow
-		var notAfter pgtype.Timestamptz
-		e, seen := &r.event, &r.seen
-		if err := rows.Scan(&r.number, &r.after, &r.eventID, &r.fence, &r.attempts, &r.rescues, &r.nextAttemptAt, &r.payloadBytes, &r.replay,
-			&notAfter, &r.promised, &r.wasClaimed, &e.EventType, &e.Version, &e.Key, &e.OrderingKey, &e.RelatedReference, &e.Headers,
-			&e.CreatedAt, &e.Payload, &c.result.at, &seen.numbers, &seen.eventIDs, &seen.keys, &seen.dueAt, &seen.beyond); err != nil {
+		r = claimedRow{}
+		if err := rows.Scan(into...); err != nil {
 			return err
 		}
 		r.leaseEnds = c.begun.Add(c.lease)

@@ -8,6 +8,14 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
+// rescuesAfterClaim counts the claim that this claim of d replaces, if a relay died with it or let its lease end. Above
+// aloneFrom only requests that were sent alone count.
+const rescuesAfterClaim = `
+    CASE WHEN d.claimed_by IS NULL OR EXISTS (
+             SELECT FROM outbox_void v
+             WHERE v.instance = d.claimed_by AND NOT v.died AND d.lease_expires_at > v.after AND d.lease_expires_at <= v.until)
+         THEN d.rescues ELSE greatest(d.rescues, least(d.rescues + 1, 6)) END`
+
 const postponeSuspect = `
 UPDATE outbox_delivery
 SET next_attempt_at = now() + make_interval(secs => $4), claimed_by = NULL, lease_expires_at = NULL

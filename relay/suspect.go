@@ -102,7 +102,7 @@ func (s *senders) postpone(d *delivery, wait time.Duration) *policy.Result {
 	if err := s.store.postpone(s.settling, d, wait); err != nil {
 		s.databaseError("postpone suspect", err)
 	} else {
-		s.wake.retries.add(time.Now(), wait)
+		s.wake.retries.Add(time.Now(), wait)
 	}
 	return &policy.Result{Reason: policy.ReasonSuspect}
 }

@@ -256,6 +256,7 @@ func TestDeadlineIsNoHold(t *testing.T) {
 // A receiver that closes its connections whenever it has answered, without a word: whatever the race between its closing
 // and the next request comes to, no attempt is two requests, and one that is held was none.
 func TestReceiverThatClosesIdleConnections(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const attempts, senders = 3000, 16
 	var mu sync.Mutex

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/watch"
 )
@@ -26,6 +27,7 @@ func (db *database) keyedBehind(key string, until string, n int, due time.Durati
 // An event that is scheduled for the year 9998, as one from before the table refused it, holds up its key and says so: which
 // destination, which key, which event, until when. What waits behind it is no lag of the destination.
 func TestSecurityKeyBlockedFromTheFutureIsAlerted(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	db := newDatabase(t)
 	rc := newReceiver(t, nil)
@@ -107,6 +109,7 @@ func TestWaitingKeysAreTold(t *testing.T) {
 		}, 1, false, "k 2098-01-01 00:00:00"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			testsize.OneIn(t, 4)
 			t.Parallel()
 			db := newDatabase(t)
 			c.prepare(db)

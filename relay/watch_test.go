@@ -116,8 +116,9 @@ func TestEveryRuleIsToldOnceAndResolvedOnce(t *testing.T) {
 
 // What is seen of a session that blocks vacuum: whatever kind it is, and only that.
 func TestSessionsThatBlockVacuumAreNamed(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
-	server := pgtest.Start(t, localpg.Options{Settings: map[string]string{"max_prepared_transactions": "5", "wal_level": "logical"}})
+	server := pgtest.StartCopy(t, localpg.Options{Settings: map[string]string{"max_prepared_transactions": "5", "wal_level": "logical"}})
 	pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
 	db := &database{TB: t, dsn: server.DSN(""), pool: pgtest.Pool(t, server.DSN(""))}
 	r := looking(t, db.config(to("http://receiver.test/")))
@@ -224,8 +225,9 @@ func feedBack(t testing.TB, db *database, slot string, xmin uint32) {
 
 // Without the right to see them, other roles' sessions are counted, and the alert says what to grant.
 func TestHiddenSessionsAreAdmitted(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
-	server := pgtest.Start(t, localpg.Options{})
+	server := pgtest.StartCopy(t, localpg.Options{})
 	pgtest.Migrate(t, server.DSN(""), migrations.Outbox)
 	db := &database{TB: t, dsn: server.DSN(""), pool: pgtest.Pool(t, server.DSN(""))}
 	script, err := os.ReadFile("../migrations/roles.sql")

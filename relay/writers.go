@@ -2,107 +2,26 @@ package relay
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
-
-// writers follows the transactions that have written to outbox and are still open. Two things follow from them: up to which id
-// every event can be seen, since ids are handed out in order and an open transaction keeps the lock that its INSERT took;
-// and when an event was committed so late that claims have passed its place. It is the claimer's.
-type writers struct {
-	closed  int64 // every event up to this id can be seen by statements from now on, or never will be
-	closing int64 // is closed once awaited is empty
-	awaited map[string]bool
-	open    map[string]writer
-	looked  time.Time // the database's, at the last look
-	next    time.Time // when to look again
-	owed    bool      // a look is owed to those who wrote just before the relay became idle
-}
-
-// A writer is an open transaction.
-type writer struct {
-	since time.Time // when it was first seen, on this clock
-	after time.Time // it began to write after this, on the database's: an idle relay may see it long after that
-}
-
-const (
-	writersEvery = 250 * time.Millisecond // between two looks while transactions write
-	writersMost  = 5 * time.Second        // between two looks at a transaction that stays open
-)
-
-// observe compares the transactions that are open at the given time with those of the last look. at is the database's time,
-// latest the largest id of an event that can be seen. late is since when events may have become due that were committed only
-// now; zero: none that a look over the overlap would miss.
-func (w *writers) observe(now, at time.Time, latest int64, open []string) (late time.Time) {
-	for id, was := range w.open {
-		if slices.Contains(open, id) {
-			continue
-		}
-		delete(w.open, id)
-		delete(w.awaited, id)
-		if at.Sub(was.after) >= overlap/2 && (late.IsZero() || was.after.Before(late)) {
-			late = was.after
-		}
-	}
-	if len(w.awaited) == 0 {
-		w.closed, w.closing = max(w.closed, w.closing), latest
-		w.awaited = map[string]bool{}
-		for _, id := range open {
-			w.awaited[id] = true
-		}
-		if len(open) == 0 {
-			w.closed = max(w.closed, latest)
-		}
-	}
-	if w.looked.IsZero() {
-		w.looked = at
-	}
-	wait := writersMost
-	for _, id := range open {
-		if _, known := w.open[id]; !known {
-			if w.open == nil {
-				w.open = map[string]writer{}
-			}
-			w.open[id] = writer{now, w.looked}
-		}
-		wait = min(wait, max(writersEvery, now.Sub(w.open[id].since)/100))
-	}
-	if len(open) == 0 {
-		wait = writersEvery
-	}
-	w.next, w.owed, w.looked = now.Add(wait), false, at
-	return late
-}
-
-// becameIdle makes the next turn look: a transaction that wrote between the last look and the declaration announces nothing
-// when it commits, and would wait for a sweep.
-func (w *writers) becameIdle() { w.next, w.owed = time.Time{}, true }
-
-// pending reports whether the transactions that are known, or one look at all of them, need further looks of an idle relay.
-func (w *writers) pending() bool { return w.owed || len(w.open) > 0 }
-
-// wanted reports whether it is time to look. While the relay is idle producers announce what they commit, but those who began
-// before do not.
-func (w *writers) wanted(now time.Time, idle bool) bool {
-	return !now.Before(w.next) && (!idle || w.pending())
-}
 
 // observeWriters looks at the open transactions if it is time to, and makes claims look back to where one has committed late.
 // Claims go on without it: floors then stay where they are, and late commits wait for a walk.
 func (c *claimer) observeWriters(ctx context.Context, now time.Time) {
 	w := &c.writers
-	if w.wanted(now, c.pace.idle) {
+	if w.Wanted(now, c.pace.Idle) {
 		at, latest, open, err := pg.OpenWriters(ctx, c.store.pool)
 		if err != nil {
 			c.databaseError("look for open transactions", err)
-			w.next = now.Add(writersMost)
-		} else if late := w.observe(now, at, latest, open); !late.IsZero() {
-			c.lookBack(late.Add(-writersMost))
+			w.Next = now.Add(policy.WritersMost)
+		} else if late := w.Observe(now, at, latest, open); !late.IsZero() {
+			c.lookBack(late.Add(-policy.WritersMost))
 		}
 	}
-	if w.pending() {
-		c.plan(w.next)
+	if w.Pending() {
+		c.plan(w.Next)
 	}
 }

@@ -2,6 +2,8 @@ package main
 
 import (
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // What a producer rolls back leaves no row and causes no request.
@@ -24,6 +26,7 @@ const countMemory = `SELECT (SELECT count(*) FROM processed_events), (SELECT cou
 
 // What a receiver rolls back leaves no memory, so that the next attempt is not taken for a duplicate.
 func TestReceiverRollsBack(t *testing.T) {
+	testsize.Long(t)
 	const events = 20
 	s := newStage(t)
 	// The breaker opens as soon as some events are refused, and the rest are its probes.

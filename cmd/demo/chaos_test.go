@@ -87,6 +87,7 @@ func TestChaos(t *testing.T) {
 
 // The relay that is left takes over from a dead one without waiting for its leases to end.
 func TestSurvivorTakesOver(t *testing.T) {
+	testsize.Long(t)
 	s := newStage(t)
 	s.absence = time.Hour // no process comes back
 	relays := s.enter(t, 2, faults{Late: 1}, nil, "OUTBOX_LEASE=60s")

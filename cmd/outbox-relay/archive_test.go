@@ -15,6 +15,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -92,6 +93,7 @@ const archivedOver = `SELECT count(*) > $1 FROM outbox_archive`
 
 // Whatever kills a run, at whatever moment, the next one takes it up: nothing lost, nothing twice.
 func TestArchiveSurvivesKill(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const events = 6000
 	dsn := pgtest.New(t, migrations.Outbox)
@@ -147,6 +149,7 @@ func TestArchiveIsInterrupted(t *testing.T) {
 
 // The rights that roles.sql gives a relay are enough, for all of it.
 func TestArchiveWithRelayRights(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox, migrations.Inbox)
 	db := open(t, dsn)

@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/bench"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -120,6 +121,7 @@ func (w *watchedWriter) Write(p []byte) (int, error) {
 
 // An interrupt removes the schema, whatever is under way.
 func TestBenchInterrupted(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for _, moment := range []string{"using schema", "inserting", "committing"} {
 		t.Run(moment, func(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -116,6 +117,7 @@ var formField = regexp.MustCompile(`name="(order|token)" value="([^"]*)"`)
 // A replay that is ordered on the page outlives its process: killed in the middle, it goes on in the next one, and the audit has
 // counted each delivery once.
 func TestReplayOfThePageIsKilledAndGoesOn(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const all = 20_000
 	dsn := pgtest.New(t, migrations.Outbox)

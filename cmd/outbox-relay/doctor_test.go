@@ -17,6 +17,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
@@ -142,7 +143,7 @@ func databaseOf(t *testing.T, dsn string) string {
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	// In memory, with the settings of production: the patients are made from one template.
-	server := pgtest.Start(t, localpg.Options{Settings: map[string]string{"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}})
+	server := pgtest.StartCopy(t, localpg.Options{Settings: map[string]string{"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}})
 	if err := server.CreateDatabase(t.Context(), "template", ""); err != nil {
 		t.Fatal(err)
 	}
@@ -173,6 +174,7 @@ func TestDoctor(t *testing.T) {
 	}
 	for i, name := range names {
 		t.Run(name, func(t *testing.T) {
+			testsize.OneIn(t, 3)
 			t.Parallel()
 			f := faults[name]
 			p := healthy(t, "patient"+string(rune('a'+i)))

@@ -74,6 +74,7 @@ func TestMistakesOfInboxCommands(t *testing.T) {
 		{"inbox prune --older-than 90d", "", `--older-than: "90d" uses a unit longer than hours; write "2160h"`},
 	} {
 		t.Run(test.args, func(t *testing.T) {
+			testsize.OneIn(t, 3)
 			t.Parallel()
 			with(test.stdin, env, strings.Fields(test.args)...).expect(t, cli.ExitUsage, "", "outbox-relay: "+test.want+"\n")
 		})
@@ -329,8 +330,9 @@ func TestInboxReplayIsInterrupted(t *testing.T) {
 
 // A login with the role of support looks, replays and ignores. It sees no payload, prunes nothing, and changes nothing else.
 func TestSecurityInboxSupport(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
-	server := pgtest.Start(t, localpg.Options{}) // roles belong to all of it
+	server := pgtest.StartCopy(t, localpg.Options{}) // roles belong to all of it
 	pgtest.Migrate(t, server.DSN(""), migrations.Inbox)
 	db := open(t, server.DSN(""))
 	execute(t, db, fillInbox, 4)

@@ -18,6 +18,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/migrate"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -162,6 +163,7 @@ func TestMigrateStatus(t *testing.T) {
 
 // The same migrations run from the stock goose: either may continue what the other began.
 func TestStockGoose(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	for _, set := range []migrations.Set{migrations.Outbox, migrations.Inbox} {
 		t.Run(string(set), func(t *testing.T) {
@@ -188,6 +190,7 @@ func TestStockGoose(t *testing.T) {
 }
 
 func TestMigrateIntoASchema(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const schema = `My "Billing"`
 	dsn := pgtest.New(t)
@@ -278,6 +281,7 @@ func TestConcurrentMigrations(t *testing.T) {
 // An open transaction of a producer delays a migration. Who it is stands on stderr while the migration waits, and in the
 // error of one that gave up.
 func TestMigrationThatWaits(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	dsn := pgtest.New(t, migrations.Outbox)
 	producer := open(t, dsn+"&application_name=billing")

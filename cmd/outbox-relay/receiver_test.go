@@ -13,12 +13,14 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/breaker"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 // While what a receiver depends on is down, its breaker and the relay's agree: the relay holds, and has spent as many
 // attempts as it takes to notice. Afterwards everything arrives, once.
 func TestReceiverWhoseDependencyIsDown(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const events = 100
 	in, dsn := pgtest.New(t, migrations.Inbox), pgtest.New(t, migrations.Outbox)

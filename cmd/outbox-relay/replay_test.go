@@ -12,6 +12,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/destinations"
 	"github.com/outbox-relay/outbox-relay/internal/cli/events"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
@@ -66,6 +67,7 @@ func TestMistakesOfBulkCommands(t *testing.T) {
 		{"routes test", "", `expected "<event-type>" (see: outbox-relay routes test --help)`},
 	} {
 		t.Run(test.args, func(t *testing.T) {
+			testsize.OneIn(t, 3)
 			t.Parallel()
 			with(test.stdin, env, strings.Fields(test.args)...).expect(t, cli.ExitUsage, "", "outbox-relay: "+test.want+"\n")
 		})

@@ -84,6 +84,7 @@ func TestSecurityMalformedConnectionStrings(t *testing.T) {
 		"Host=h;Password=Can4ryTw33t;Database=db",
 	} {
 		t.Run(strconv.Itoa(i+1), func(t *testing.T) { // a name stands in the paths of files
+			testsize.OneIn(t, 4)
 			t.Parallel()
 			file := func(format string) string {
 				return writeFile(t, filepath.Join(t.TempDir(), usualFile), fmt.Sprintf(format, spelling))

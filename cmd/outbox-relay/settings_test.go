@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // usualFile is the name of a configuration file.
@@ -46,6 +48,7 @@ func mistakes(lines ...string) string {
 // No command prints a secret, whether its configuration is sound, wrong in one place or wrong in the secrets
 // themselves.
 func TestNothingPrintsSecrets(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	const key = "aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMg=="
 	config := func(more string) string {

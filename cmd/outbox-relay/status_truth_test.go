@@ -19,6 +19,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -279,6 +280,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	for name, c := range situations {
 		t.Run(name, func(t *testing.T) {
+			testsize.OneIn(t, 3)
 			t.Parallel()
 			dsn := pgtest.New(t, migrations.Outbox)
 			s := &stage{dsn: dsn, db: open(t, dsn), env: []string{"OUTBOX_DATABASE_URL=" + dsn}}

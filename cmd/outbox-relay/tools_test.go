@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -126,6 +127,7 @@ func TestListenRefuses(t *testing.T) {
 		"its own failure": {[]string{"--fail=418"}, "418 "},
 	} {
 		t.Run(name, func(t *testing.T) {
+			testsize.OneIn(t, 2)
 			t.Parallel()
 			dsn := pgtest.New(t, migrations.Outbox)
 			env := []string{"OUTBOX_DATABASE_URL=" + dsn}

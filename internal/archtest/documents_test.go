@@ -186,7 +186,7 @@ func testDocumentedConfigurations(t *testing.T, relay string) {
 // A runbook is read when there is no time to find out that its SQL is for the schema before last.
 func TestDocumentedSQLRuns(t *testing.T) {
 	t.Parallel()
-	dsn := pgtest.Start(t, localpg.Options{}).DSN("") // they create roles, which belong to all of a server
+	dsn := pgtest.StartCopy(t, localpg.Options{}).DSN("") // they create roles, which belong to all of a server
 	pgtest.Migrate(t, dsn, migrations.Outbox, migrations.Inbox)
 	pool := pgtest.Pool(t, dsn)
 	found := 0

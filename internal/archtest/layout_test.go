@@ -28,7 +28,7 @@ var (
 		"consumer/examples/nethttp", "consumer/examples/chi", "consumer/examples/echo", "consumer/examples/gin", "consumer/examples/sqlx",
 		"consumer/examples/gorm", "consumer/examples/svix", "consumer/examples/stripe", "consumer/examples/worker",
 		"consumer/elsewhere",
-		"internal/webhook", "internal/check", "internal/admin", "internal/admin/guard", "internal/admin/history", "internal/admin/control", "internal/admin/api", "internal/admin/page", "internal/admin/browser", "internal/metrics", "internal/plain", "internal/settings", "internal/notify", "internal/inboxops",
+		"internal/webhook", "internal/check", "internal/admin", "internal/admin/guard", "internal/admin/history", "internal/admin/control", "internal/admin/api", "internal/admin/page", "internal/admin/browser", "internal/metrics", "internal/plain", "internal/settings", "internal/notify", "internal/traces", "internal/inboxops",
 		"internal/archtest", "internal/localpg", "internal/localpg/pgtest", "internal/localpg/withpg", "internal/localserver", "internal/localnats", "internal/process", "internal/relaytest",
 		"internal/testsize", "docs/deploy/rulestest", "internal/bench", "internal/procstat", "internal/natstest", "internal/cli",
 	}
@@ -150,7 +150,7 @@ func TestFilesAreShort(t *testing.T) {
 const maxPackage = 5000
 
 // larger packages, and how many lines they have. Make it fewer, never more.
-var larger = map[string]int{"relay": 5700}
+var larger = map[string]int{"relay": 5100}
 
 func tooLargePackages(lines map[string]int) (violations []string) {
 	for dir, n := range lines {

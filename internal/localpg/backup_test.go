@@ -54,16 +54,22 @@ func TestCopies(t *testing.T) {
 }
 
 // One initdb serves many servers.
-func TestDataOnly(t *testing.T) {
+func TestDataOfAServerThatIsDown(t *testing.T) {
 	t.Parallel()
-	origin := start(t, Options{DataOnly: true})
+	origin := start(t, Options{})
+	if err := origin.CreateDatabase(t.Context(), "template_some", ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := origin.Shutdown(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	data := filepath.Join(origin.Dir(), "data")
 	if exists(filepath.Join(data, "postmaster.pid")) {
 		t.Error("the original runs")
 	}
 	for range 2 {
 		copied := start(t, Options{CopyOf: data})
-		if err := copied.CreateDatabase(t.Context(), "some", ""); err != nil {
+		if err := copied.CreateDatabase(t.Context(), "some", "template_some"); err != nil {
 			t.Error(err)
 		}
 	}

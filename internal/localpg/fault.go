@@ -22,6 +22,18 @@ func (s *Server) Restart(ctx context.Context) error {
 	return nil
 }
 
+// Shutdown stops PostgreSQL as an administrator would. The directory stays, so that its data can be copied with
+// [Options.CopyOf].
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.closeAdministration()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.halt(ctx, "INT"); err != nil {
+		return fmt.Errorf("shut PostgreSQL down: %w", err)
+	}
+	return nil
+}
+
 // StopImmediate crashes PostgreSQL, as pg_ctl stop -m immediate does: no
 // session ends in order, nothing is flushed, and the next start recovers from
 // the log. It returns once the last process is gone; the directory stays.
@@ -34,7 +46,7 @@ func (s *Server) StopImmediate(ctx context.Context) error {
 	return nil
 }
 
-// StartAgain starts PostgreSQL after [Server.StopImmediate], at the same
+// StartAgain starts PostgreSQL after [Server.StopImmediate] or [Server.Shutdown], at the same
 // addresses, and returns once it has recovered and accepts connections.
 func (s *Server) StartAgain(ctx context.Context) error {
 	s.mu.Lock()

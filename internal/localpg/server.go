@@ -53,9 +53,6 @@ type Options struct {
 	// down, or what [Server.BaseBackup] made.
 	CopyOf string
 
-	// DataOnly makes the data of a new cluster, below [Server.Dir], and starts nothing: it is for CopyOf.
-	DataOnly bool
-
 	// Settings are further server settings, by their names in postgresql.conf.
 	// They win over every default here but the port and the addresses.
 	Settings map[string]string
@@ -153,9 +150,6 @@ func (s *Server) boot(ctx context.Context, o Options) error {
 		return err
 	case reply != "ok":
 		return fmt.Errorf("%s failed:\n%s", origin[0], s.LogTail(20))
-	}
-	if o.DataOnly {
-		return nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -50,6 +50,7 @@ type Metrics struct {
 	archived                    prometheus.Counter
 	wakes                       map[relay.Wake]prometheus.Counter
 	notified, reloads           map[string]prometheus.Counter
+	spans                       map[bool]prometheus.Counter // by whether they were exported
 
 	adding sync.Mutex                         // guards changes of series
 	series atomic.Pointer[map[string]*series] // by destination; replaced, never changed
@@ -114,6 +115,9 @@ func (m *Metrics) define() {
 	m.rescues = factory.counters("outbox_rescues_total", "Dead relays whose claims this relay has given back.").WithLabelValues()
 	m.errors = factory.counters("outbox_database_errors_total", "Failed statements, which the relay repeats.").WithLabelValues()
 	m.archived = factory.counters("outbox_archived_events_total", "Events that this relay has moved into the archive.").WithLabelValues()
+
+	spans := factory.counters("outbox_trace_spans_total", "Spans of attempts that the collector has taken (exported), or that were lost (dropped).", "outcome")
+	m.spans = map[bool]prometheus.Counter{true: spans.WithLabelValues("exported"), false: spans.WithLabelValues("dropped")}
 
 	wakes := factory.counters("outbox_wakeups_total", "Waits of the claimer, by what ended them: notify, poll, or room in a destination that was full.", "reason")
 	m.wakes = map[relay.Wake]prometheus.Counter{}

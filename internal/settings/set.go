@@ -52,6 +52,9 @@ func Load(table Table, from Sources) *Set {
 		if text, ok := env.values[table.variable(r)]; ok && r.Env != "" && !env.referred[table.variable(r)] {
 			s.apply(r, text, Origin{source: fromEnv, name: env.name(table.variable(r))})
 		}
+		if text := env.values[r.Or]; r.Or != "" && text != "" && !env.referred[r.Or] && !s.Given(r.Path) {
+			s.apply(r, text, Origin{source: fromEnv, name: r.Or})
+		}
 		if text, ok := from.Flags[r.Flag]; ok && r.Flag != "" {
 			s.apply(r, text, Origin{source: fromFlag, name: r.Flag})
 		}

@@ -24,6 +24,9 @@ type Row struct {
 	// Env is the variable without the table's prefix. Empty: none. With "[]" in the path, the variable replaces the
 	// entries of the list that have this key.
 	Env string
+	// Or is a variable that users know from other programs, by its whole name. It sets the row where neither a flag, Env nor
+	// the file does, and counts as not set when it is empty. Empty: none.
+	Or string
 	// Flag without "--". Empty: none.
 	Flag string
 	// FromFile: the variable may be given as …_FILE instead, the name of a file that holds the value.

@@ -64,6 +64,16 @@ func ClassifyError(err error) ErrorClass {
 	return ErrorPassing
 }
 
+// OutcomeUnknown reports whether a statement that failed may have been executed. An error that the server reports and
+// survives has undone it; so has one that kept it from being sent.
+func OutcomeUnknown(err error) bool {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.SeverityUnlocalized != "ERROR"
+	}
+	return !pgconn.SafeToRetry(err)
+}
+
 // refusedByPooler reports whether an error is a pooler's, about what it does not keep. PgBouncer gives most of its own
 // errors one SQLSTATE, also those that pass.
 func refusedByPooler(err *pgconn.PgError) bool {

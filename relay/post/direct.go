@@ -45,12 +45,18 @@ type directConn struct {
 	reader *bufio.Reader
 	usedAt time.Time
 
+	request []byte // to be written before anything is read; nil: it was
+	reused  bool   // for this request
+	sent    int    // bytes of it
+	written error  // what kept it from being sent as a whole
+	raw     *rawConn
+
 	bound  context.Context // whose end ends the connection's reads and writes
 	unbind func() bool
 }
 
 func newDirectConn(conn net.Conn) *directConn {
-	c := &directConn{Conn: conn}
+	c := &directConn{Conn: conn, raw: newRawConn(conn)}
 	c.reader = bufio.NewReader(c)
 	return c
 }
@@ -92,15 +98,42 @@ func (c *directConn) Close() error {
 // errHeaderTooLarge is that of http.Transport, for maxResponseHeader.
 var errHeaderTooLarge = errors.New("net/http: server response headers exceeded 65536 bytes; aborted")
 
-// Read reads at most as much as may be read of a header.
-func (c *directConn) Read(b []byte) (int, error) {
+// Read writes the request first, if it has not been written, and then reads at most as much as may be read of a header.
+func (c *directConn) Read(b []byte) (n int, err error) {
 	if c.left <= 0 {
 		return 0, errHeaderTooLarge
 	}
-	n, err := c.Conn.Read(b[:min(int64(len(b)), c.left)])
+	b = b[:min(int64(len(b)), c.left)]
+	request := c.request
+	c.request = nil
+	switch {
+	case request == nil:
+		n, err = c.Conn.Read(b)
+	case c.reused && c.raw != nil:
+		n, err = c.raw.exchange(c, request, b)
+	case c.reused && !isOpen(c.Conn):
+		err = errStale
+	default:
+		n, err = c.writeAndRead(request, b)
+	}
 	c.left -= int64(n)
 	c.read += int64(n)
 	return n, err
+}
+
+// writeAndRead writes what is left of a request, and waits for the beginning of the answer.
+func (c *directConn) writeAndRead(rest, into []byte) (int, error) {
+	n, err := c.Write(rest)
+	c.sent += n
+	if err != nil {
+		c.written = err
+		if c.sent == 0 {
+			return 0, err
+		}
+		// The receiver may have refused before it closed.
+		_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+	}
+	return c.Conn.Read(into)
 }
 
 // fits reports whether a request can be sent directly. What http.Transport refuses, or changes, is left to it.
@@ -132,8 +165,13 @@ func (o *outBuffers) get() *[]byte {
 	return new([]byte)
 }
 
-// roundTrip sends a request once, as the function of that name does.
-func (p *direct) roundTrip(ctx context.Context, timeout time.Duration, req *Request, payload []byte) (resp *http.Response, connected bool, err error) {
+// errStale is the error of a kept connection that its other side has closed, or on which it sent something unasked. Nothing was
+// written to it.
+var errStale = errors.New("the kept connection was closed, or held what was not asked for")
+
+// roundTrip sends a request once, as the function of that name does. Of the usual answer it returns no more than the status:
+// resp is nil then.
+func (p *direct) roundTrip(ctx context.Context, timeout time.Duration, req *Request, payload []byte) (status int, resp *http.Response, connected bool, err error) {
 	deadline, _ := ctx.Deadline()
 	if timeout > 0 {
 		if own := time.Now().Add(timeout); deadline.IsZero() || own.Before(deadline) {
@@ -143,25 +181,33 @@ func (p *direct) roundTrip(ctx context.Context, timeout time.Duration, req *Requ
 	out := p.out.get()
 	defer p.out.pool.Put(out)
 	*out = req.appendTo((*out)[:0], payload)
-	for range maxStale {
+	for stale := 0; stale < maxStale; {
 		if err := ended(ctx, deadline); err != nil { // what bind does may come too late to keep the request from being written
-			return nil, false, err
+			return 0, nil, false, err
 		}
-		c, reused, err := p.take(ctx, deadline)
+		c, err := p.take(ctx, deadline)
 		if err != nil {
-			return nil, false, causeOf(ctx, deadline, err)
+			return 0, nil, false, causeOf(ctx, deadline, err)
 		}
-		resp, nothingSent, err := c.exchange(*out)
-		if err == nil {
+		status, resp, err := c.exchange(*out)
+		switch {
+		case err == nil && resp == nil:
+			p.giveBack(c, true)
+			return status, nil, true, nil
+		case err == nil:
 			resp.Body = &directBody{body: resp.Body, conn: c, pool: p, keep: !resp.Close && resp.StatusCode != http.StatusSwitchingProtocols}
-			return resp, true, nil
+			return resp.StatusCode, resp, true, nil
 		}
 		_ = c.Close()
-		if !reused || !nothingSent {
-			return nil, true, causeOf(ctx, deadline, err)
+		switch {
+		case errors.Is(err, errStale):
+		case !c.reused || c.sent > 0:
+			return 0, nil, true, causeOf(ctx, deadline, err)
+		default:
+			stale++
 		}
 	}
-	return nil, false, causeOf(ctx, deadline, errNothingSent)
+	return 0, nil, false, causeOf(ctx, deadline, errNothingSent)
 }
 
 // ended returns the error of a request whose context or time has ended; nil: neither has.
@@ -180,33 +226,36 @@ func causeOf(ctx context.Context, deadline time.Time, err error) error {
 	return err
 }
 
-// exchange writes a request and reads the header of its response. If that fails it reports whether not a byte of the request can
-// have left this host.
-func (c *directConn) exchange(request []byte) (resp *http.Response, nothingSent bool, err error) {
+// exchange writes a request and reads the header of its response, or the whole of the usual one, of which resp is nil. If it
+// fails and sent is 0, not a byte of the request can have left this host.
+func (c *directConn) exchange(request []byte) (status int, resp *http.Response, err error) {
 	c.left, c.read = maxResponseHeader, 0
-	n, written := c.Write(request)
-	if written != nil {
-		if n == 0 {
-			return nil, true, written
+	c.request, c.sent, c.written = request, 0, nil
+	_, err = c.reader.Peek(1)
+	switch {
+	case err != nil && c.sent > 0 && c.written != nil:
+		return 0, nil, c.written
+	case err != nil: // io.EOF: no answer, not half of one
+		return 0, nil, err
+	}
+	if c.written == nil {
+		there, _ := c.reader.Peek(c.reader.Buffered())
+		if status, size := usualAnswer(there); status != 0 {
+			_, _ = c.reader.Discard(size)
+			return status, nil, nil
 		}
-		// The receiver may have refused before it closed.
-		_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 	}
 	for { // the limit of the header bounds the responses of 1xx, too
 		resp, err = http.ReadResponse(c.reader, nil)
 		switch {
-		case err != nil && written != nil:
-			return nil, false, written
-		case c.read == 0 && errors.Is(err, io.ErrUnexpectedEOF): // no answer, not half of one
-			return nil, false, io.EOF
-		case err != nil && c.read == 0:
-			return nil, false, err
+		case err != nil && c.written != nil:
+			return 0, nil, c.written
 		case err != nil:
-			return nil, false, brokenBy(err)
+			return 0, nil, brokenBy(err)
 		case resp.StatusCode/100 != 1 || resp.StatusCode == http.StatusSwitchingProtocols:
 			c.left = math.MaxInt64
-			resp.Close = resp.Close || written != nil // the receiver may wait for the rest of the request, and take the next one for it
-			return resp, false, nil
+			resp.Close = resp.Close || c.written != nil // the receiver may wait for the rest of the request, and take the next one for it
+			return resp.StatusCode, resp, nil
 		}
 	}
 }
@@ -236,26 +285,29 @@ func (b *directBody) Read(into []byte) (int, error) {
 
 // Close does not read the rest of the body, however long that is.
 func (b *directBody) Close() error {
-	if b.conn.release() && b.keep && (b.end || b.body == http.NoBody) && b.conn.reader.Buffered() == 0 {
-		b.pool.put(b.conn)
-		return nil
-	}
-	return b.conn.Close()
+	b.pool.giveBack(b.conn, b.keep && (b.end || b.body == http.NoBody))
+	return nil
 }
 
-// take returns an idle connection, if there is one that can be used, or a new one, bound to the context and the deadline.
-func (p *direct) take(ctx context.Context, deadline time.Time) (c *directConn, reused bool, err error) {
-	for {
-		c := p.pop()
-		if c == nil {
-			break
-		}
-		if time.Since(c.usedAt) < idleTimeout && c.bind(ctx, deadline) == nil && isOpen(c.Conn) {
-			return c, true, nil
+// giveBack keeps a connection if it can be used for another request, and closes it otherwise.
+func (p *direct) giveBack(c *directConn, usable bool) {
+	if c.release() && usable && c.reader.Buffered() == 0 {
+		p.put(c)
+		return
+	}
+	_ = c.Close()
+}
+
+// take returns an idle connection, or else a new one, bound to the context and the deadline.
+func (p *direct) take(ctx context.Context, deadline time.Time) (c *directConn, err error) {
+	for c := p.pop(); c != nil; c = p.pop() {
+		if time.Since(c.usedAt) < idleTimeout && c.bind(ctx, deadline) == nil {
+			c.reused = true
+			return c, nil
 		}
 		_ = c.Close()
 		if err := ended(ctx, deadline); err != nil {
-			return nil, false, err
+			return nil, err
 		}
 	}
 	dialing, cancel := ctx, func() {}
@@ -265,14 +317,14 @@ func (p *direct) take(ctx context.Context, deadline time.Time) (c *directConn, r
 	defer cancel()
 	conn, err := p.dial(dialing, "tcp", p.address)
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	c = newDirectConn(conn)
 	if err := c.bind(ctx, deadline); err != nil {
 		_ = c.Close()
-		return nil, false, err
+		return nil, err
 	}
-	return c, false, nil
+	return c, nil
 }
 
 func (p *direct) pop() (c *directConn) {

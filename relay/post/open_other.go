@@ -8,3 +8,10 @@ import "net"
 const canSeeClosed = false
 
 func isOpen(net.Conn) bool { return false }
+
+// A rawConn is for systems on which requests are sent directly.
+type rawConn struct{}
+
+func newRawConn(net.Conn) *rawConn { return nil }
+
+func (*rawConn) exchange(*directConn, []byte, []byte) (int, error) { return 0, errStale }

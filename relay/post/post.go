@@ -23,11 +23,12 @@ const (
 func Send(ctx context.Context, e *Endpoint, req *Request, payload []byte) policy.Result {
 	e.begin()
 	defer e.end()
+	var status int
 	var resp *http.Response
 	var connected bool
 	var err error
 	if e.direct.fits(req, payload) {
-		resp, connected, err = e.direct.roundTrip(ctx, e.Destination.Timeout, req, payload)
+		status, resp, connected, err = e.direct.roundTrip(ctx, e.Destination.Timeout, req, payload)
 	} else {
 		if e.Destination.Timeout > 0 {
 			var cancel context.CancelFunc
@@ -44,6 +45,9 @@ func Send(ctx context.Context, e *Endpoint, req *Request, payload []byte) policy
 		v := policy.ClassifyError(err, connected)
 		v.Message = plain.Clip(maskOf(e, req.Header()).Hide(err.Error(), false))
 		return v
+	}
+	if resp == nil {
+		return policy.ClassifyResponse(status, nil, "", e.Destination.Responses, time.Now())
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode == http.StatusSwitchingProtocols {

@@ -28,8 +28,13 @@ type Message struct {
 	Attempt     int       // from 1
 	NotAfter    time.Time // no request is under way any more; zero: unknown
 	Replay      bool      // made pending again by an operator
+	Trace       TraceContext
 	Event
 }
+
+// TraceContext is what takes the place of the event's own trace context, as the headers traceparent and tracestate. The zero
+// value leaves the event's own.
+type TraceContext struct{ Parent, State string }
 
 // An Event is the immutable half of a delivery. Nullable columns are pointers: the row may be gone from outbox.
 type Event struct {
@@ -75,6 +80,9 @@ func NewRequest(to *Endpoint, d Message, now time.Time) (*Request, error) {
 	covered, err := r.setContract(&d)
 	if err != nil {
 		return nil, err
+	}
+	if d.Trace.Parent != "" {
+		r.setTrace(d.Trace)
 	}
 	if to.Destination.Wire.Format == FormatCloudEvents {
 		r.setAttributes(to.Destination.Wire.Source, &d)
@@ -191,6 +199,16 @@ func (r *Request) setContract(d *Message) (covered []byte, err error) {
 		covered = webhook.AppendCovered(covered, h.name, h.value)
 	}
 	return covered, nil
+}
+
+// setTrace replaces the trace context of an event by that of the attempt.
+func (r *Request) setTrace(t TraceContext) {
+	r.deleteSpellings(webhook.TraceParent)
+	r.deleteSpellings(webhook.TraceState)
+	r.header = append(r.header, field{webhook.TraceParent, t.Parent})
+	if t.State != "" {
+		r.header = append(r.header, field{webhook.TraceState, t.State})
+	}
 }
 
 // setOwnHeaders adds the headers that an event brings along, a JSON object or nothing. Reserved ones are left out: the

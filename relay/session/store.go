@@ -61,6 +61,8 @@ const isSilent = `(r.heartbeat_at < now() - CASE WHEN r.session_pid IS NULL THEN
 
 const isDead = `(` + isSilent + ` OR ` + isDisconnected + `)`
 
+// Beat is the statement of a heartbeat.
+//
 // No relay is dead in the first seconds of a server, when none had time to come back.
 //
 // A beat is late when this relay's own heartbeat is two beats older than it may become: then the database stood still, or its clock

@@ -4,11 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
+
+// A claim holds until its lease ends or until a row of outbox_void ends it earlier. So a rescue writes one row, whatever
+// the dead relay had claimed and however much is pending, and nothing is left to finish if the rescuer dies too.
+//
+// outbox_void names the claims that have ended. The opposite, the relays whose claims hold, would be wrong: a statement
+// does not see a relay that registered after its snapshot, but it does see that relay's claim on a row that it locks.
 
 // What ends with the relays in gone. Trials whose row is locked end at breaker_until.
 const endWithRelay = `, trials AS (
@@ -22,8 +29,9 @@ const endWithRelay = `, trials AS (
     DELETE FROM outbox_rescue WHERE at < now() - interval '24 hours'
 )`
 
-// The row is locked first, which waits for a claim that the dead relay's backend still runs: that claim has committed when the
-// clock is read. Only then does the statement look for the relay's session, which may have come back meanwhile.
+// RescueRelay is the statement of [Rescue]. It locks the row first, which waits for a claim that the dead relay's backend
+// still runs: that claim has committed when the clock is read. Only then does it look for the relay's session, which may have
+// come back meanwhile.
 const RescueRelay = `
 WITH relay AS MATERIALIZED (
     SELECT * FROM outbox_relay WHERE instance = $1 FOR UPDATE
@@ -52,8 +60,8 @@ func Rescue(ctx context.Context, db pg.DB, instance int32) (dead bool, session i
 	return true, session, nil
 }
 
-// What a relay that leaves did not know to be its own, or could not write, does not count as a rescue. The others look for
-// it at once, instead of at their next sweep.
+// DeregisterRelay is the statement of [Deregister]. What a relay that leaves did not know to be its own, or could not write,
+// does not count as a rescue. The others look for it at once, instead of at their next sweep.
 const DeregisterRelay = `
 WITH gone AS (
     DELETE FROM outbox_relay WHERE instance = $1 RETURNING instance, lease
@@ -66,6 +74,31 @@ WITH gone AS (
 func Deregister(ctx context.Context, db pg.DB, instance int32) error {
 	if _, err := db.Exec(ctx, DeregisterRelay, instance); err != nil {
 		return fmt.Errorf("deregister relay: %w", err)
+	}
+	return nil
+}
+
+// VoidUnacknowledged is the statement of [GiveBackUnacknowledged]. A claim locks its relay's row until it has committed, so
+// that this waits for one whose connection was lost. A claim of later ends its lease later than the clock shows here.
+const VoidUnacknowledged = `
+WITH claimant AS MATERIALIZED (
+    SELECT instance, lease FROM outbox_relay WHERE instance = $1 FOR UPDATE
+), expired AS (
+    DELETE FROM outbox_void WHERE until < now()
+)
+INSERT INTO outbox_void (instance, after, until, died)
+SELECT instance, coalesce($2::timestamptz, '-infinity'), clock_timestamp() + lease, false FROM claimant`
+
+// GiveBackUnacknowledged ends the claims of a relay whose lease ends after the given time of the database; zero: all.
+func GiveBackUnacknowledged(ctx context.Context, db pg.DB, instance int32, after time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	var from *time.Time
+	if !after.IsZero() {
+		from = &after
+	}
+	if _, err := db.Exec(ctx, VoidUnacknowledged, instance, from); err != nil {
+		return fmt.Errorf("give back claims that were not acknowledged: %w", err)
 	}
 	return nil
 }

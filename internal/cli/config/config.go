@@ -25,6 +25,7 @@ type Config struct {
 	Pool          *pgxpool.Config // of database.url; nil if that is unusable
 	Direct        *pgxpool.Config // of database.listen_url; nil if there is none
 	MetricsListen string          // empty: off
+	Traces        Traces
 	Admin         Admin
 	LogFormat     string         // auto, json or console
 	Log           zerolog.Logger // for changes of files that destinations name; discards until the log exists
@@ -90,7 +91,7 @@ func (c *Config) bind() {
 		c.Default("routes[0].event", "*")
 		c.Default("routes[0].to", slices.Clone(names))
 	}
-	c.Bind("", slices.Concat(c.databaseRows(), c.relayRows(""), c.egressRows(), c.alertRows(), c.retentionRows(), c.metricsRows(), c.adminRows(), c.logRows()))
+	c.Bind("", slices.Concat(c.databaseRows(), c.relayRows(""), c.egressRows(), c.alertRows(), c.retentionRows(), c.metricsRows(), c.tracesRows(), c.adminRows(), c.logRows()))
 	c.checkDatabase()
 	c.Relay.Pool, c.Relay.Pooler.Session = c.Pool, c.Direct
 	c.checkDefaultDestination("signing_secrets", `signs only the destination "default", and there is none; write signing_secrets: ["${OUTBOX_SIGNING_SECRET}"] for each destination`)

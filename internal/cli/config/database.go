@@ -44,15 +44,20 @@ func (c *Config) ConnConfig() *pgx.ConnConfig {
 	return conn
 }
 
-// Open returns a pool of one connection. It connects at the first use.
-func (c *Config) Open(ctx context.Context) (*pgxpool.Pool, error) {
+// PoolConfig returns a pool of at most so many connections like [Config.ConnConfig], none of which is kept open.
+func (c *Config) PoolConfig(connections int32) *pgxpool.Config {
 	cfg := c.Pool.Copy()
 	if c.Direct != nil {
 		cfg = c.Direct.Copy()
 	}
 	cfg.ConnConfig = c.ConnConfig()
-	cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns = 1, 0, 0
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns = connections, 0, 0
+	return cfg
+}
+
+// Open returns a pool of one connection. It connects at the first use.
+func (c *Config) Open(ctx context.Context) (*pgxpool.Pool, error) {
+	pool, err := pgxpool.NewWithConfig(ctx, c.PoolConfig(1))
 	if err != nil {
 		return nil, fmt.Errorf("open database: %w", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // Whatever is wrong with a database URL, no part of its password may be printed: where a URL is malformed, no program can
@@ -52,6 +53,7 @@ func TestSecurityDatabaseURLMistakes(t *testing.T) {
 		"postgres://u:hunter2@h/db?options=x&sslmode=require&sslcert=/no": "has TLS settings that cannot be used; see sslmode, sslrootcert, sslcert and sslkey",
 	} {
 		t.Run(url, func(t *testing.T) {
+			testsize.OneIn(t, 3)
 			t.Parallel()
 			r := check(t, "", append([]string{"OUTBOX_DATABASE_URL=" + url}, twoSettings[1]))
 			r.expect(t, cli.ExitConfig, "", mistakes("env OUTBOX_DATABASE_URL: "+want))

@@ -7,6 +7,7 @@
 //	check.go     mistakes beyond the single value
 //	wire.go      how a destination's requests travel: TLS and credentials
 //	admin.go     section admin
+//	traces.go    section traces
 //	flags.go     flags that several commands share
 //	database.go  connections, the check of the schema, and what a command asks
 //	log.go       the log, and the line that says who changed something

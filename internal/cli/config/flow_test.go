@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -29,6 +30,7 @@ func TestFlowMistakes(t *testing.T) {
 		"probes too rare":        {"defaults: {breaker: {probe_max: 2h}}\n", []string{`outbox-relay.yaml:1: defaults.breaker.probe_max: 2h0m0s is out of range; write more than 0 and at most 1h`}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			testsize.OneIn(t, 3)
 			t.Parallel()
 			check(t, test.file, twoSettings).expect(t, cli.ExitConfig, "", mistakes(test.want...))
 		})

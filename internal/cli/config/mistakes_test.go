@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 const (
@@ -208,6 +209,11 @@ func TestFileMistakes(t *testing.T) {
 			`outbox-relay.yaml:6: destinations.a.headers.B: has a value with characters beyond printable ASCII`,
 			`outbox-relay.yaml:7: destinations.a.headers.C: is empty`,
 		}},
+		"traces": {"traces: {endpoint: 'http://u:hunter2@h:4318', headers: hunter2, sample_ratio: 1.5}\n", []string{
+			`outbox-relay.yaml:1: traces.endpoint: holds a user, a query or a fragment; write the URL without it, and credentials into traces.headers`,
+			`outbox-relay.yaml:1: traces.headers: is not a list of headers; write name=value, several separated by commas, such as "Authorization=Bearer%20…"`,
+			`outbox-relay.yaml:1: traces.sample_ratio: "1.5" is out of range; write a number from 0 to 1`,
+		}},
 		"secrets": {"destinations:\n  a:\n    url: http://a\n    signing_secrets:\n    - hunter2\n    - whsec_" + goodSecret + "\n    - whsec_aHVudGVyMg==\n", []string{
 			`outbox-relay.yaml:5: destinations.a.signing_secrets[0]: a signing secret starts with "whsec_"; make one with: echo "whsec_$(openssl rand -base64 32)"`,
 			`outbox-relay.yaml:6: destinations.a.signing_secrets[1]: what follows "whsec_" is not standard base64; make a secret with: echo "whsec_$(openssl rand -base64 32)"`,
@@ -244,6 +250,7 @@ func TestFileMistakes(t *testing.T) {
 		"no reference":      {"relay:\n  name: ${a b}\n", []string{`outbox-relay.yaml:2: relay.name: has a ${…} that names no variable; write ${NAME}, or $$ for a dollar sign`}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			testsize.OneIn(t, 4)
 			t.Parallel()
 			r := check(t, test.file, append(settingsBeside(test.file), "EMPTY="))
 			r.expect(t, cli.ExitConfig, "", mistakes(test.want...))
@@ -333,6 +340,7 @@ func TestEnvironmentAndFlagMistakes(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			testsize.OneIn(t, 3)
 			t.Parallel()
 			var env []string
 			for i, entry := range append([]string{}, test.env...) {

@@ -197,6 +197,11 @@ retention:
   schedule: 17 3 * * * # default
 metrics:
   listen: 127.0.0.1:9464 # default
+traces:
+  endpoint: http://collector:4318 # outbox-relay.yaml:18
+  headers: Authorization=***,x-tenant=*** # env OTEL_EXPORTER_OTLP_HEADERS
+  service_name: billing # env OTEL_SERVICE_NAME
+  sample_ratio: 1 # default
 admin:
   listen: 127.0.0.1:9465 # default
   behind_proxy: false # default
@@ -226,8 +231,10 @@ destinations:
   1: {url: "http://10.0.0.1:8080", bearer_token: hunter2, proxy: "http://hunter2:hunter2@proxy:3128"}
 alerts: {channels: [{slack: https://hooks.slack.com/replaced}, {webhook: https://ops.internal/hooks}]}
 egress: {allow_private: [10.0.0.0/8, 127.0.0.1/32], proxy: "http://proxy.internal:3128"}
+traces: {endpoint: "http://collector:4318"}
 `)
 	env := []string{
+		"OTEL_EXPORTER_OTLP_ENDPOINT=http://elsewhere:4317", "OTEL_EXPORTER_OTLP_HEADERS=Authorization=Bearer%20hunter2,x-tenant=hunter2", "OTEL_SERVICE_NAME=billing",
 		"OUTBOX_DATABASE_URL=postgres://billing:hunter2@db.internal/billing", "OUTBOX_LEASE=90s", "TOKEN=hunter2", "SECRET=" + goodSecret,
 		"OUTBOX_SLACK_WEBHOOK_URL_FILE=" + writeFile(t, filepath.Join(dir, "slack"), "https://hooks.slack.com/services/hunter2\n"),
 	}

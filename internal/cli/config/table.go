@@ -36,7 +36,7 @@ func (c *Config) table(hostname string) settings.Table {
 			c.egressRows(),
 			settings.Under("routes[]", routeRows(&relay.Route{})),
 			settings.Under("alerts.channels[]", channelRows(&channel{})),
-			c.alertRows(), c.retentionRows(), c.metricsRows(), c.adminRows(), c.logRows(),
+			c.alertRows(), c.retentionRows(), c.metricsRows(), c.tracesRows(), c.adminRows(), c.logRows(),
 		),
 	}
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/settings"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
@@ -105,6 +106,7 @@ func TestWireMistakes(t *testing.T) {
 		"proxy: 'http://169.254.169.254:80'":                               `destinations.a.proxy: address 169.254.169.254 is never dialled: it is link-local, a cloud's metadata service, or otherwise not a host's own`,
 	} {
 		t.Run(settings, func(t *testing.T) {
+			testsize.OneIn(t, 4)
 			t.Parallel()
 			r := check(t, "destinations:\n  a: {url: 'https://a', "+strings.ReplaceAll(settings, "DIR", dir)+"}\n", twoSettings[:1])
 			r.stderr = strings.ReplaceAll(r.stderr, dir, "DIR")

@@ -62,13 +62,9 @@ func openConsole(ctx context.Context, c *config.Config, version string) (s conso
 }
 
 func (s *console) build(ctx context.Context, c *config.Config, version string) error {
-	cfg := c.Pool.Copy()
-	if c.Direct != nil {
-		cfg = c.Direct.Copy()
-	}
-	cfg.ConnConfig = c.ConnConfig()
+	cfg := c.PoolConfig(consoleConnections)
 	cfg.ConnConfig.ConnectTimeout = min(cfg.ConnConfig.ConnectTimeout, 3*time.Second)
-	cfg.MaxConns, cfg.MinConns, cfg.MinIdleConns, cfg.MaxConnIdleTime = consoleConnections, 0, 0, 30*time.Second
+	cfg.MaxConnIdleTime = 30 * time.Second
 	pool, err := pgxpool.NewWithConfig(context.WithoutCancel(ctx), cfg)
 	if err != nil {
 		return fmt.Errorf("open database for admin.listen: %w", err)

@@ -4,5 +4,6 @@
 //	reload.go   a new configuration at SIGHUP
 //	monitor.go  metrics and health
 //	console.go  the page and the API for operators
+//	traces.go   spans of the attempts
 //	log.go      what libraries write to the standard logger
 package run

@@ -46,6 +46,14 @@ func (m monitor) hooks() relay.Hooks {
 	return m.metrics.Hooks()
 }
 
+// countSpans returns what counts spans that were exported, or dropped; nil when the monitor is off.
+func (m monitor) countSpans() func(exported bool, spans int) {
+	if m.server == nil {
+		return nil
+	}
+	return m.metrics.CountSpans
+}
+
 // start serves until end is called, also while the relay drains after stopping is done.
 func (m monitor) start(stopping context.Context, r *relay.Relay) (end func()) {
 	if m.server == nil {

@@ -16,9 +16,10 @@ type reloader struct {
 	hooks relay.Hooks
 	log   zerolog.Logger
 	level *config.Level
-	// What stays until a restart: the format of the log, where metrics are served, and the page.
+	// What stays until a restart: the format of the log, where metrics are served, the page, and where spans go.
 	format, metricsListen string
 	console               config.Admin
+	traces                config.Traces
 	page                  *console
 }
 
@@ -67,6 +68,9 @@ func (rl *reloader) reload() {
 	}
 	if !c.Admin.Equal(rl.console) {
 		stay = append(stay, "admin")
+	}
+	if !c.Traces.Equal(rl.traces) {
+		stay = append(stay, "traces")
 	}
 	rl.page.reloaded(c)
 	level := c.LogLevel()

@@ -172,6 +172,46 @@ func Start(t testing.TB, o localpg.Options) *localpg.Server {
 	return server
 }
 
+// StartCopy is [Start] for tests to which it does not matter that the server is a copy of the shared one's origin, with its
+// system identifier and templates: it needs no initdb.
+func StartCopy(t testing.TB, o localpg.Options) *localpg.Server {
+	t.Helper()
+	o.CopyOf = origin()
+	return Start(t, o)
+}
+
+// origin returns the directory that [localpg.DataVariable] names. Not by os.Getenv, which makes go test run everything again
+// when the variable has another value.
+func origin() string {
+	data, _ := syscall.Getenv(localpg.DataVariable)
+	return data
+}
+
+// Prepare makes the migrated templates on server and shuts it down. Its data is for [localpg.DataVariable].
+func Prepare(ctx context.Context, server *localpg.Server) error {
+	for _, sets := range [][]migrations.Set{{migrations.Inbox}, {migrations.Outbox}, {migrations.Inbox, migrations.Outbox}} {
+		if err := makeTemplate(ctx, server, templateName(sets), sets); err != nil {
+			return err
+		}
+	}
+	return server.Shutdown(ctx)
+}
+
+func makeTemplate(ctx context.Context, server *localpg.Server, name string, sets []migrations.Set) error {
+	if err := server.CreateDatabase(ctx, name, ""); err != nil {
+		return err
+	}
+	return migrate(ctx, server.DSN(name), sets)
+}
+
+func templateName(sets []migrations.Set) string {
+	name := "template"
+	for _, set := range sets {
+		name += "_" + string(set)
+	}
+	return name
+}
+
 // Migrate applies sets to the database at dsn: to one on a server from [Start],
 // or to a schema that its search_path names.
 func Migrate(t testing.TB, dsn string, sets ...migrations.Set) {
@@ -205,10 +245,9 @@ func (p *process) start(ctx context.Context) (*localpg.Server, error) {
 	if !p.started {
 		p.started = true
 		p.templates = make(map[string]func() error)
-		// Not os.Getenv, which makes go test run everything again when the variable has another value. A copy has the system
-		// identifier of the original, so the servers of [Start] are none: tests compare theirs with that of this one.
-		data, _ := syscall.Getenv(localpg.DataVariable)
-		p.server, p.err = localpg.Start(ctx, localpg.Options{CopyOf: data})
+		// A copy has the system identifier of the original, so the servers of [Start] are none: tests compare theirs with
+		// that of this one.
+		p.server, p.err = localpg.Start(ctx, localpg.Options{CopyOf: origin()})
 	}
 	return p.server, p.err
 }
@@ -229,9 +268,9 @@ func (p *process) template(server *localpg.Server, sets []migrations.Set) (strin
 	if len(sets) == 0 {
 		return "template0", nil
 	}
-	name := "template"
-	for _, set := range sets {
-		name += "_" + string(set)
+	name := templateName(sets)
+	if origin() != "" {
+		return name, nil // by [Prepare]
 	}
 	p.mu.Lock()
 	prepare, ok := p.templates[name]
@@ -240,10 +279,7 @@ func (p *process) template(server *localpg.Server, sets []migrations.Set) (strin
 			// Not the context of the test that happens to be first: the others share the result.
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
-			if err := server.CreateDatabase(ctx, name, ""); err != nil {
-				return err
-			}
-			return migrate(ctx, server.DSN(name), sets)
+			return makeTemplate(ctx, server, name, sets)
 		})
 		p.templates[name] = prepare
 	}

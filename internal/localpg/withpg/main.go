@@ -5,8 +5,8 @@
 // DATABASE_URL and the variables of libpq (PGHOST and so on) lead to an empty database, as its superuser; the programs of
 // the server, such as psql and pg_dump, come first on PATH.
 //
-// With -data as the first argument no server runs. Instead, [localpg.DataVariable] names the data of a new cluster, so that
-// initdb runs once for all packages that go test runs:
+// With -data as the first argument no server runs. Instead, [localpg.DataVariable] names the data of a cluster with migrated
+// templates, so that initdb and the migrations run once for all packages that go test runs:
 //
 //	go run ./internal/localpg/withpg -data go test ./...
 package main
@@ -22,6 +22,7 @@ import (
 	"syscall"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 )
 
 func main() {
@@ -46,7 +47,7 @@ func run(args []string) (code int, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 
-	server, err := localpg.Start(ctx, localpg.Options{DataOnly: dataOnly})
+	server, err := localpg.Start(ctx, localpg.Options{})
 	if err != nil {
 		return 1, err
 	}
@@ -55,6 +56,11 @@ func run(args []string) (code int, err error) {
 			code, err = 1, stopErr
 		}
 	}()
+	if dataOnly {
+		if err := pgtest.Prepare(ctx, server); err != nil {
+			return 1, err
+		}
+	}
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr

@@ -1,0 +1,72 @@
+package policy
+
+import (
+	"testing"
+	"time"
+)
+
+// What transactions that are still open may have written is not closed, and those that stay open are looked back for.
+func TestWriters(t *testing.T) {
+	t.Parallel()
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	var w Writers
+	for i, c := range []struct {
+		second int
+		latest int64
+		open   []string
+		closed int64
+		late   int // second since when; 0: nothing is late
+	}{
+		{1, 10, []string{"a"}, 0, 0},
+		{2, 20, []string{"a", "b"}, 0, 0},
+		{3, 30, []string{"b"}, 10, 1}, // a is gone, with it what it may have written before 10; of b nothing is known
+		{4, 40, []string{"b"}, 10, 0}, // and b was there when 30 was seen
+		{5, 50, nil, 50, 1},           // no transaction writes
+		{6, 60, []string{"c"}, 50, 0},
+		{7, 70, []string{"d"}, 60, 5},
+	} {
+		at := start.Add(time.Duration(c.second) * time.Second)
+		late := w.Observe(at, at, c.latest, c.open)
+		want := time.Time{}
+		if c.late > 0 {
+			want = start.Add(time.Duration(c.late) * time.Second)
+		}
+		if w.Closed != c.closed || late != want {
+			t.Errorf("%d: closed %d, want %d; late %s, want %s", i, w.Closed, c.closed, late, want)
+		}
+	}
+	now := start.Add(8 * time.Second)
+	if !w.Wanted(now, true) || w.Wanted(w.Next.Add(-1), false) {
+		t.Errorf("next at %s", w.Next)
+	}
+	for range 1000 {
+		now = w.Next
+		w.Observe(now, now, 80, []string{"forgotten"})
+	}
+	if wait := w.Next.Sub(now); wait != WritersMost {
+		t.Errorf("a transaction that stays open is looked for every %s", wait)
+	}
+	w.Observe(now, now, 80, nil)
+	if w.Wanted(now.Add(time.Hour), true) || !w.Wanted(now.Add(time.Hour), false) {
+		t.Error("looks without a writer while idle, or not at all")
+	}
+	if w.Closed != 80 {
+		t.Errorf("closed %d", w.Closed)
+	}
+}
+
+// A transaction has written while the relay was idle and looked for none. It is seen, and commits soon after that.
+func TestWriterMayHaveBegunLongBeforeItIsSeen(t *testing.T) {
+	t.Parallel()
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	var w Writers
+	w.Observe(start, start, 10, nil)
+	woken := start.Add(time.Minute)
+	w.Observe(woken, woken, 20, []string{"a"})
+	if !w.Pending() || w.Wanted(w.Next.Add(-1), true) || w.Next.Sub(woken) != writersEvery {
+		t.Errorf("next at %s", w.Next)
+	}
+	if late := w.Observe(w.Next, w.Next, 30, nil); late != start {
+		t.Errorf("looks back to %s", late)
+	}
+}
