@@ -161,6 +161,10 @@ load-archive: ## Archive ARCHIVE_EVENTS (a million) through two kills under 1,00
 	$(GO) test ./cmd/outbox-relay -run '^$$' -bench ArchiveUnderLoad -benchtime 1x -timeout 2h \
 		-archive-load $(ARCHIVE_EVENTS) -archive-calm $(ARCHIVE_CALM)
 
+.PHONY: load-status
+load-status: ## Ask status, overview, lists and a metrics sample beside 5,000,000 settled and 300,000 due deliveries: inserted, analysed, vacuumed
+	$(GO) test ./internal/metrics -run '^$$' -bench LargeTables -benchtime 10x -timeout 1h
+
 .PHONY: bench-once
 bench-once: ## Run every benchmark for one iteration, to see that it works
 	@# Those of relay wait most of the time, and go test runs benchmarks of one package after the other.

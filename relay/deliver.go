@@ -23,7 +23,7 @@ const pastPromise = "not sent again: its receiver was promised that nothing come
 type senders struct {
 	*core
 	settler *settler
-	alone   solitude
+	alone   policy.Solitude
 	running sync.WaitGroup
 }
 

@@ -28,8 +28,8 @@ func (r *Relay) maintain(ctx context.Context) {
 		}
 	}))
 	parked := routes.ParkedSearch{DB: r.chores, Log: r.cfg.Log, Released: func() { r.wake.notify(true) }}
-	archiving := archivePlan{jobs: jobs}
-	archiving.follow(ctx, r)
+	archiving := archive.Schedule{Jobs: jobs, Run: r.archive}
+	archiving.Follow(ctx, r.config().Retention)
 	jobs.Start()
 	for ctx.Err() == nil {
 		select {
@@ -48,38 +48,12 @@ func (r *Relay) maintain(ctx context.Context) {
 				r.fail(err)
 			}
 		case <-r.wake.reloaded:
-			archiving.follow(ctx, r)
+			archiving.Follow(ctx, r.config().Retention)
 			r.giveBackRemoved()
 		case <-ctx.Done():
 		}
 	}
 	<-jobs.Stop().Done()
-}
-
-// An archivePlan is when the archive runs, as the configuration in effect has it.
-type archivePlan struct {
-	jobs   *cron.Cron
-	keep   archive.Retention
-	entry  cron.EntryID
-	cancel context.CancelFunc // ends the run that is under way; nil: nothing is planned
-}
-
-// follow plans anew if the configuration has changed. A run under way ends: what it removes may now be to be kept.
-func (p *archivePlan) follow(ctx context.Context, r *Relay) {
-	keep := r.config().Retention
-	if keep == p.keep {
-		return
-	}
-	if p.cancel != nil {
-		p.cancel()
-		p.jobs.Remove(p.entry)
-		p.cancel = nil
-	}
-	p.keep = keep
-	if schedule, problem := keep.Plan(); problem == "" && keep.Removes() {
-		ctx, p.cancel = context.WithCancel(ctx)
-		p.entry = p.jobs.Schedule(schedule, cron.FuncJob(func() { r.archive(ctx) }))
-	}
 }
 
 // archive is the relay's own run. The next one takes up whatever ended this one.

@@ -107,12 +107,12 @@ func TestFollowersOfACrashLoopAreSpared(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.keyed("k", 1, 10)
-	for range aloneFrom {
+	for range policy.AloneFrom {
 		s, instance := db.registered()
 		db.claimAll(s, instance, 10, 16)
 		db.exec(session.RescueRelay, instance)
 	}
-	db.exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 1`, crashLoop)
+	db.exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 1`, policy.CrashLoop)
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL)))
 	r.settles(t, policy.Fail, 1)

@@ -301,15 +301,15 @@ func TestCrashLoopIsSetAside(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(3, "key")
-	db.exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 1`, crashLoop)
-	db.exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 2`, crashLoop-1)
+	db.exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 1`, policy.CrashLoop)
+	db.exec(`UPDATE outbox_delivery SET rescues = $1 WHERE event_id = 2`, policy.CrashLoop-1)
 	// A relay died with this one while it waited to be sent alone: that proves nothing.
-	db.exec(`UPDATE outbox_delivery SET rescues = $1, claimed_by = 77, lease_expires_at = now() WHERE event_id = 3`, crashLoop-1)
+	db.exec(`UPDATE outbox_delivery SET rescues = $1, claimed_by = 77, lease_expires_at = now() WHERE event_id = 3`, policy.CrashLoop-1)
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL)))
 	r.settles(t, policy.Fail, 1)
 	r.settles(t, policy.Delivered, 1)
-	becomes(db, true, `SELECT next_attempt_at > now() + interval '1 minute' AND rescues = $1 FROM outbox_delivery WHERE event_id = 3`, crashLoop-1)
+	becomes(db, true, `SELECT next_attempt_at > now() + interval '1 minute' AND rescues = $1 FROM outbox_delivery WHERE event_id = 3`, policy.CrashLoop-1)
 	if keys := rc.keys(); len(keys) != 1 || keys[0] != "key-2" {
 		t.Errorf("sent: %v", keys)
 	}

@@ -330,11 +330,11 @@ func TestReloadOfRetention(t *testing.T) {
 	cfg := db.config(to("http://receiver.invalid"))
 	r := prepared(t, cfg)
 	jobs := newJobs(r.cfg.Log)
-	plan := archivePlan{jobs: jobs}
+	plan := archive.Schedule{Jobs: jobs, Run: r.archive}
 	schedules := func(keep archive.Retention) int {
 		cfg.Retention = keep
 		r.reload(cfg)
-		plan.follow(t.Context(), r.Relay)
+		plan.Follow(t.Context(), r.config().Retention)
 		return len(jobs.Entries())
 	}
 	if n := schedules(archive.Retention{ArchiveAfter: days}); n != 1 {

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/outbox-relay/outbox-relay/relay/pg"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
 // A claimRequest is what a claim wants for one destination.
@@ -182,7 +183,7 @@ func (c *claimReader) read(rows pgx.Rows, each func(r *claimedRow)) error {
 			return err
 		}
 		r.leaseEnds = c.begun.Add(c.lease)
-		r.lost = r.wasClaimed && r.rescues >= suspectFrom
+		r.lost = r.wasClaimed && r.rescues >= policy.SuspectFrom
 		r.notAfter, r.promiseEnds = notAfter.Time, c.begun.Add(notAfter.Time.Sub(c.result.at))
 		each(&r)
 	}

@@ -75,49 +75,12 @@ func TestSuspectIsSentAlone(t *testing.T) {
 	r.settles(t, policy.Delivered, 26)
 }
 
-func TestSuspectsWaitLonger(t *testing.T) {
-	t.Parallel()
-	for rescues, want := range map[int]time.Duration{
-		suspectFrom: time.Second, suspectFrom + 1: 2 * time.Second, crashLoop - 1: 128 * time.Second, 32767: 10 * time.Minute,
-	} {
-		if got := suspectWait(rescues); got != want {
-			t.Errorf("after %d: %s, want %s", rescues, got, want)
-		}
-	}
-}
-
-// Requests that are sent alone, while all others wait, take a tenth of a relay's time at the most.
-func TestSolitudeIsRare(t *testing.T) {
-	t.Parallel()
-	now := time.Unix(1_000_000, 0)
-	var s solitude
-	if s.reserve(now) != 0 || s.reserve(now) == 0 {
-		t.Fatal("not exactly one at a time")
-	}
-	now = now.Add(2 * time.Second)
-	s.end(now)
-	if wait := s.reserve(now); wait != 18*time.Second {
-		t.Errorf("the next in %s", wait)
-	}
-	for range aloneEnough - 1 {
-		now = now.Add(18 * time.Second)
-		if wait := s.reserve(now); wait != 0 || s.hasEnough() {
-			t.Errorf("then in %s, enough %t", wait, s.hasEnough())
-		}
-		now = now.Add(2 * time.Second)
-		s.end(now)
-	}
-	if !s.hasEnough() {
-		t.Error("a relay that survived them goes on sending suspects alone")
-	}
-}
-
 // Constants of Go cannot stand in those of SQL, so the numbers are there once more.
 func TestSuspectNumbersInSQL(t *testing.T) {
 	t.Parallel()
 	for number, sql := range map[string]string{
-		fmt.Sprintf("least(d.rescues + 1, %d)", aloneFrom):   rescuesAfterClaim,
-		fmt.Sprintf("bool_and(x.rescues < %d)", suspectFrom): claimKeys,
+		fmt.Sprintf("least(d.rescues + 1, %d)", policy.AloneFrom):   rescuesAfterClaim,
+		fmt.Sprintf("bool_and(x.rescues < %d)", policy.SuspectFrom): claimKeys,
 	} {
 		if !strings.Contains(sql, number) {
 			t.Errorf("%q is not in %s", number, sql)

@@ -54,7 +54,7 @@ func describe() described {
 		breaker:     gauge("outbox_breaker_state", "Circuit breaker as this relay sees it: 0 closed, 1 half-open, 2 open.", destination),
 		backlog:     gauge("outbox_backlog_deliveries", "Deliveries that are pending. Counted up to outbox_sample_limit.", destination),
 		held:        gauge("outbox_held_deliveries", "Pending deliveries of a destination that is paused or whose breaker is not closed. Counted up to outbox_sample_limit.", destination),
-		failed:      gauge("outbox_failed_deliveries", "Deliveries that failed for good, and wait for an operator. Counted up to outbox_sample_limit.", destination),
+		failed:      gauge("outbox_failed_deliveries", "Deliveries that failed for good, and wait for an operator. Counted up to 1000, or outbox_sample_limit if that is less.", destination),
 		lag:         gauge("outbox_lag_seconds", "Age of the oldest due delivery that no earlier one of its ordering key blocks; 0 without one. Replays do not count.", destination),
 		blocked:     gauge("outbox_blocked_keys", "Ordering keys that wait behind a failed delivery. Counted up to outbox_sample_limit.", destination),
 		paused:      gauge("outbox_destination_paused", "1 while an operator, or a 410 of the receiver, has paused the destination.", destination),

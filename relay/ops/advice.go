@@ -49,8 +49,12 @@ const (
 	Notice   Level = "notice"   // the relay deals with it
 )
 
-// CountedTo is up to how many deliveries are counted.
-const CountedTo = 10_000
+const (
+	// CountedTo is up to how many deliveries are counted.
+	CountedTo = 10_000
+	// FailedTo is up to how many that failed are: they lie far apart, and until VACUUM was there, each costs a page.
+	FailedTo = 1_000
+)
 
 // advise says what to do about what the status shows, the worst first. No command in it does harm: nothing is replayed that
 // cannot arrive, and nothing is restarted where a reload suffices.
@@ -184,11 +188,11 @@ func needsPerson(reason policy.Reason) bool {
 }
 
 func (d DestinationStatus) adviseFailed(word string) (text, remedy string, commands []string) {
-	text = fmt.Sprintf("%s to %q failed; last: %s.", counted(d.Failed, "delivery", "deliveries"), d.Destination, orReason(d.FailedError, d.FailedReason))
+	text = fmt.Sprintf("%s to %q failed; last: %s.", countedTo(d.Failed, FailedTo, "delivery", "deliveries"), d.Destination, orReason(d.FailedError, d.FailedReason))
 	commands = append(commands, "outbox-relay events list --status failed --destination "+word+"    # see why")
 	sendable := d.Failed - d.FailedUnsendable
 	if d.FailedUnsendable > 0 {
-		remedy = counted(d.FailedUnsendable, "of them can", "of them can") + " never be sent: the producer must insert a corrected event under a new key. "
+		remedy = countedTo(d.FailedUnsendable, FailedTo, "of them can", "of them can") + " never be sent: the producer must insert a corrected event under a new key. "
 		commands = append(commands, "outbox-relay discard --destination "+word+" --status failed --reason invalid_event    # once corrected")
 	}
 	switch {
@@ -302,10 +306,12 @@ func orReason(text string, reason policy.Reason) string {
 // upTo writes what was counted up to a bound.
 func upTo(n int64) string { return plain.UpTo(n, CountedTo) }
 
-// counted is [plain.Plural] of what was counted up to a bound.
-func counted(n int64, one, more string) string {
+// counted is [plain.Plural] of what was counted up to CountedTo.
+func counted(n int64, one, more string) string { return countedTo(n, CountedTo, one, more) }
+
+func countedTo(n, bound int64, one, more string) string {
 	if n == 1 {
 		return "1 " + one
 	}
-	return upTo(n) + " " + more
+	return plain.UpTo(n, bound) + " " + more
 }

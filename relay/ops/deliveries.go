@@ -38,7 +38,7 @@ type DeliveryFilter struct {
 	After DeliveryPosition
 	// Limit is how many are returned at most, the newest first. 0: 50.
 	Limit int
-	// Among is among how many deliveries what matches is looked for, unless an index leads to it. 0: 25,000.
+	// Among is among how many deliveries what matches is looked for, unless an index leads to it. 0: 10,000.
 	Among int
 }
 
@@ -78,7 +78,7 @@ type Searched struct {
 
 const (
 	// searchedRows is how many deliveries a page looks at, unless the filter says so.
-	searchedRows = 25_000
+	searchedRows = 10_000
 	// firstWindow and widestWindow are how many one statement looks at: the first ones mostly fill the page.
 	firstWindow, widestWindow = 200, 5_000
 	// asideWindow is how many it looks at for each destination.

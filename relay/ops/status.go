@@ -20,7 +20,7 @@ type Status struct {
 	Advice []Advice `json:"advice"`
 }
 
-// DestinationStatus counts the deliveries of one destination, each kind up to 10,001.
+// DestinationStatus counts the deliveries of one destination, each kind up to 10,001, what failed up to 1,001.
 type DestinationStatus struct {
 	Destination string `json:"destination"`
 	// Pending is the backlog: everything that is neither delivered, failed nor discarded.

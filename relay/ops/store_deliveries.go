@@ -73,9 +73,12 @@ const (
 	// allDeliveries are read along the primary key.
 	allDeliveries source = `SELECT d.* FROM outbox_delivery d WHERE ` + behind + newestFirst + ` LIMIT $1`
 	// failedDeliveries and parkedDeliveries are few among many. $4 has their destinations.
-	failedDeliveries source = `SELECT d.* FROM unnest($4::text[]) n (name) CROSS JOIN LATERAL (
-        SELECT * FROM outbox_delivery d WHERE d.destination = n.name AND d.status = 'failed' AND ` + behind + `
-        ORDER BY d.event_id DESC LIMIT $1) d` + newestFirst + ` LIMIT $1`
+	failedDeliveries source = `SELECT d.* FROM (SELECT d.event_id, d.destination FROM unnest($4::text[]) n (name) CROSS JOIN LATERAL (
+        SELECT d.event_id, d.destination FROM outbox_delivery d
+        WHERE d.destination = n.name AND (d.status = 'failed' OR d.status = 'pending' AND d.destination = '') AND ` + behind + `
+        ORDER BY d.event_id DESC LIMIT $1) d` + newestFirst + ` LIMIT $1) f
+    JOIN outbox_delivery d ON d.event_id = f.event_id AND d.destination = f.destination` + newestFirst + `
+    `
 	parkedDeliveries source = `SELECT d.* FROM unnest($4::text[]) n (name) CROSS JOIN LATERAL (
         SELECT * FROM outbox_delivery d WHERE d.destination = '' AND d.status = 'pending' AND ` + behind + `
         ORDER BY d.event_id DESC LIMIT $1) d` + newestFirst + ` LIMIT $1`

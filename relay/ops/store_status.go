@@ -11,7 +11,7 @@ import (
 )
 
 // Status counts the deliveries of every destination, lists relays and open alerts, all at one moment, and says what to do about it.
-// It counts up to 10,001 of each kind, so that its cost grows neither with the backlog nor with what was delivered. environment is
+// It counts up to 10,001 of each kind, and 1,001 that failed, so that its cost grows neither with the backlog nor with what was delivered. environment is
 // that of the relays, see [Outbox.Identity].
 func (o *Outbox) Status(ctx context.Context, environment string) (s Status, err error) {
 	report, err := o.Identity(ctx, environment)
@@ -92,7 +92,7 @@ CROSS JOIN LATERAL (
            (array_agg(d.last_error ORDER BY d.event_id DESC))[1] AS last_error,
            (array_agg(d.last_attempt_at ORDER BY d.event_id DESC))[1] AS last_at
     FROM (SELECT d.event_id, d.last_reason, d.last_error, d.last_attempt_at FROM outbox_delivery d
-          WHERE d.destination = k.destination AND d.status = 'failed' ORDER BY d.event_id DESC LIMIT 10001) d
+          WHERE d.destination = k.destination AND d.status = 'failed' ORDER BY d.event_id DESC LIMIT 1001) d
 ) f
 CROSS JOIN LATERAL (
     SELECT count(*) AS keys, extract(epoch FROM now() - min(h.since))::float8 AS age,
@@ -108,9 +108,11 @@ CROSS JOIN LATERAL (
                   WHERE d.destination = k.destination AND d.ordering_key > head.ordering_key AND d.status = 'failed'
                   ORDER BY d.ordering_key, d.event_id LIMIT 1) following
           ) SELECT * FROM head LIMIT 1001) h
-    WHERE EXISTS (
+    -- With EXISTS, a plan without statistics compares each head with all that is pending and has a key.
+    CROSS JOIN LATERAL (
         SELECT FROM outbox_delivery l
-        WHERE l.destination = k.destination AND l.ordering_key = h.ordering_key AND l.event_id > h.event_id AND l.status = 'pending')
+        WHERE l.destination = k.destination AND l.ordering_key = h.ordering_key AND l.event_id > h.event_id AND l.status = 'pending'
+        LIMIT 1) later
 ) b
 LEFT JOIN newest w ON w.destination = k.destination
 CROSS JOIN LATERAL (

@@ -1,8 +1,8 @@
-// Package policy holds the decisions about deliveries that need no database and no network: what an attempt came to and
-// what is written about it (outcome.go, decide.go), when to try again and until when (retry.go, not_after.go), when a
-// destination is down as a whole (breaker.go), how much its receiver can bear (flow.go), and when a relay looks for work
-// (pace.go, retry_times.go, writers.go).
+// Package policy holds the decisions about deliveries that need no database and no network: what an attempt came to and what
+// is written about it (outcome.go, decide.go), when to try again and until when (retry.go, not_after.go), when a destination
+// is down as a whole (breaker.go), how much its receiver can bear (flow.go), when a delivery may kill its relay (suspect.go),
+// and when a relay looks for work (pace.go, retry_times.go, writers.go).
 //
-// Every function is pure, or changes only its receiver, and takes the time as a parameter. Nothing here but RetryTimes is safe
-// for concurrent use.
+// Every function is pure, or changes only its receiver, and takes the time as a parameter. Nothing here but RetryTimes and
+// Solitude is safe for concurrent use.
 package policy

@@ -82,3 +82,20 @@ func problemSentence(body []byte, status int) (sentence string, ok bool) {
 	}
 	return title + ": " + detail, true
 }
+
+// malformations are what net/http says of an answer that is no HTTP, before it quotes it.
+var malformations = []string{
+	"malformed HTTP response", "malformed HTTP status code", "malformed HTTP version", "malformed MIME header", "malformed chunked encoding", "invalid byte in chunk length",
+	"bad Content-Length", "multiple Content-Length", "unsupported transfer encoding", "too many transfer encodings", "header line too long", "headers exceeded",
+	"server gave HTTP response to HTTPS client",
+}
+
+// describeMalformed says what is wrong with an answer that is no HTTP, and repeats nothing of it: that may be anything, such as the request.
+func describeMalformed(err error) string {
+	for _, known := range malformations {
+		if strings.Contains(err.Error(), known) {
+			return "the answer is no HTTP: " + known
+		}
+	}
+	return "the answer is no HTTP"
+}

@@ -43,7 +43,9 @@ func Send(ctx context.Context, e *Endpoint, req *Request, payload []byte) policy
 		}
 		err = explain(err)
 		v := policy.ClassifyError(err, connected)
-		v.Message = plain.Clip(maskOf(e, req.Header()).Hide(err.Error(), false))
+		if v.Message = plain.Clip(maskOf(e, req.Header()).Hide(err.Error(), false)); v.Reason == policy.ReasonMalformed && e.Destination.Wire.Excerpts != ExcerptsText {
+			v.Message = describeMalformed(err)
+		}
 		return v
 	}
 	if resp == nil {

@@ -94,9 +94,11 @@ CROSS JOIN LATERAL (
                   WHERE f.destination = l.destination AND f.ordering_key > head.ordering_key AND f.status = 'failed'
                   ORDER BY f.ordering_key, f.event_id LIMIT 1) following
           ) SELECT * FROM head LIMIT 10001) h
-    WHERE EXISTS (
+    -- With EXISTS, a plan without statistics compares each head with all that is pending and has a key.
+    CROSS JOIN LATERAL (
         SELECT FROM outbox_delivery p
-        WHERE p.destination = l.destination AND p.ordering_key = h.ordering_key AND p.event_id > h.event_id AND p.status = 'pending')
+        WHERE p.destination = l.destination AND p.ordering_key = h.ordering_key AND p.event_id > h.event_id AND p.status = 'pending'
+        LIMIT 1) later
 ) b
 WHERE l.destination <> ''`
 

@@ -16,8 +16,8 @@ const (
 	Step = 10 * time.Second
 	// Span is how far back the history reaches.
 	Span = time.Hour
-	// maxLanes bounds the memory: a lane costs about 50 KiB. Destinations beyond it count in the total only.
-	maxLanes = 100
+	// maxLanes bounds the memory: a lane costs about 140 KiB. Destinations beyond it count in the total only.
+	maxLanes = 50
 
 	slots = int64(Span / Step)
 )
@@ -40,8 +40,8 @@ type lane [slots]slot
 type slot struct {
 	number                     int64
 	delivered, failed, retried uint32
-	took                       durations
-	backlog                    int64 // the last that was read, plus 1; 0: none was
+	took, latency              durations // of the requests that delivered; from the commit until then
+	backlog                    int64     // the last that was read, plus 1; 0: none was
 }
 
 // New returns an empty history.
@@ -63,6 +63,7 @@ func (r *Ring) Hooks(next relay.Hooks) relay.Hooks {
 		r.note(a.Destination, func(s *slot) {
 			if a.Outcome == policy.Delivered {
 				s.took.add(a.Duration)
+				s.latency.add(a.SinceCreated)
 			}
 		})
 		if next.Attempted != nil {
@@ -155,6 +156,10 @@ type Series struct {
 	P50 []*float64 `json:"p50"`
 	P95 []*float64 `json:"p95"`
 	P99 []*float64 `json:"p99"`
+	// LatencyP50, LatencyP95 and LatencyP99 of how long it took from the commit until the receiver accepted, with all waits and attempts.
+	LatencyP50 []*float64 `json:"latency_p50"`
+	LatencyP95 []*float64 `json:"latency_p95"`
+	LatencyP99 []*float64 `json:"latency_p99"`
 	// Backlog as it was last read; nil: it was not.
 	Backlog []*int64 `json:"backlog"`
 }
@@ -170,7 +175,10 @@ func (r *Ring) Series(destination string) Series {
 			l = new(lane)
 		}
 	}
-	s := Series{Times: []int64{}, Delivered: []float64{}, Failed: []float64{}, Retried: []float64{}, P50: []*float64{}, P95: []*float64{}, P99: []*float64{}, Backlog: []*int64{}}
+	s := Series{
+		Times: []int64{}, Delivered: []float64{}, Failed: []float64{}, Retried: []float64{}, P50: []*float64{}, P95: []*float64{}, P99: []*float64{},
+		LatencyP50: []*float64{}, LatencyP95: []*float64{}, LatencyP99: []*float64{}, Backlog: []*int64{},
+	}
 	last := r.slotOf(r.now())
 	for number := max(r.begun, last-slots+1); number < last; number++ {
 		point := l[number%slots]
@@ -191,6 +199,9 @@ func (s *Series) append(number int64, point slot) {
 	s.P50 = append(s.P50, point.took.quantile(0.50))
 	s.P95 = append(s.P95, point.took.quantile(0.95))
 	s.P99 = append(s.P99, point.took.quantile(0.99))
+	s.LatencyP50 = append(s.LatencyP50, point.latency.quantile(0.50))
+	s.LatencyP95 = append(s.LatencyP95, point.latency.quantile(0.95))
+	s.LatencyP99 = append(s.LatencyP99, point.latency.quantile(0.99))
 	var backlog *int64
 	if point.backlog > 0 {
 		backlog = new(point.backlog - 1)
@@ -207,6 +218,10 @@ type Rate struct {
 	P50 *float64 `json:"p50"`
 	P95 *float64 `json:"p95"`
 	P99 *float64 `json:"p99"`
+	// LatencyP50, LatencyP95 and LatencyP99 in seconds from the commit until the receiver accepted.
+	LatencyP50 *float64 `json:"latency_p50"`
+	LatencyP95 *float64 `json:"latency_p95"`
+	LatencyP99 *float64 `json:"latency_p99"`
 }
 
 // LastMinute returns what happened in the last minute, the present step included.
@@ -219,7 +234,7 @@ func (r *Ring) LastMinute(destination string) (rate Rate) {
 			return Rate{}
 		}
 	}
-	var took durations
+	var took, latency durations
 	last := r.slotOf(r.now())
 	for number := last - int64(time.Minute/Step) + 1; number <= last; number++ {
 		point := l[number%slots]
@@ -230,13 +245,15 @@ func (r *Ring) LastMinute(destination string) (rate Rate) {
 		rate.Failed += int64(point.failed)
 		rate.Retried += int64(point.retried)
 		took.merge(point.took)
+		latency.merge(point.latency)
 	}
 	rate.P50, rate.P95, rate.P99 = took.quantile(0.50), took.quantile(0.95), took.quantile(0.99)
+	rate.LatencyP50, rate.LatencyP95, rate.LatencyP99 = latency.quantile(0.50), latency.quantile(0.95), latency.quantile(0.99)
 	return rate
 }
 
-// durations is a histogram whose bounds grow by half from 0.5 ms to about 110 s.
-type durations [32]uint32
+// durations is a histogram whose bounds grow by half from 0.5 ms to about 5 hours.
+type durations [44]uint32
 
 // bound returns the upper end of a bucket in seconds.
 func bound(i int) float64 { return 0.0005 * math.Pow(1.5, float64(i)) }

@@ -15,7 +15,7 @@ func TestRing(t *testing.T) {
 	called := 0
 	hooks := r.Hooks(relay.Hooks{Attempted: func(relay.Attempt) { called++ }, Settled: func(string, policy.Outcome, policy.Reason, int) { called++ }, LaneChanged: func(relay.LaneState) { called++ }})
 	for i := range 100 {
-		hooks.Attempted(relay.Attempt{Destination: "shop", Outcome: policy.Delivered, Duration: time.Duration(i) * time.Millisecond})
+		hooks.Attempted(relay.Attempt{Destination: "shop", Outcome: policy.Delivered, Duration: time.Duration(i) * time.Millisecond, SinceCreated: time.Duration(i) * time.Minute})
 	}
 	hooks.Attempted(relay.Attempt{Destination: "shop", Outcome: policy.Retry, Duration: time.Hour})
 	hooks.Settled("shop", policy.Delivered, policy.ReasonOK, 100)
@@ -29,12 +29,16 @@ func TestRing(t *testing.T) {
 	if rate := r.LastMinute("shop"); rate.Delivered != 100 || rate.Failed != 0 || *rate.P50 < 0.03 || *rate.P50 > 0.07 || *rate.P99 > 0.15 {
 		t.Errorf("%+v, p50 %v", rate, *rate.P50)
 	}
+	// Latency counts from the commit, with all waits, and a response from the request.
+	if rate := r.LastMinute(""); *rate.LatencyP50 < 30*60 || *rate.LatencyP50 > 70*60 || *rate.LatencyP99 > 150*60 {
+		t.Errorf("p50 %v, p99 %v of the latency", *rate.LatencyP50, *rate.LatencyP99)
+	}
 	if s := r.Series(""); len(s.Times) != 0 {
 		t.Errorf("the present step is shown: %+v", s)
 	}
 	now = now.Add(Step)
 	s := r.Series("")
-	if len(s.Times) != 1 || s.Delivered[0] != 600 || s.Failed[0] != 12 || *s.Backlog[0] != 5 || s.P99[0] == nil {
+	if len(s.Times) != 1 || s.Delivered[0] != 600 || s.Failed[0] != 12 || *s.Backlog[0] != 5 || s.P99[0] == nil || s.LatencyP50[0] == nil || *s.LatencyP99[0] <= *s.P99[0] {
 		t.Errorf("%+v", s)
 	}
 	if state, known := r.Lane("shop"); !known || state.Concurrency != 3 {

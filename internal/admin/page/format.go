@@ -18,7 +18,7 @@ func (p *Page) functions() template.FuncMap {
 		"path":  func(parts ...string) string { return p.Prefix + strings.Join(parts, "") },
 		"asset": func(name string) string { return p.Prefix + "/static/" + name + "?v=" + p.assets[name].sum },
 		"count": count,
-		"bound": bound,
+		"bound": bound, "atleast": atLeast,
 		"plural": func(n int64, one, many string) string {
 			return count(n) + " " + map[bool]string{true: one, false: many}[n == 1]
 		},
@@ -46,6 +46,14 @@ func count(n int64) string {
 		digits = digits[:at] + "\u202f" + digits[at:]
 	}
 	return digits
+}
+
+// atLeast writes how many failed, which is counted up to a bound at each destination.
+func atLeast(n int64) string {
+	if n > ops.FailedTo {
+		return count(n/ops.FailedTo*ops.FailedTo) + "+"
+	}
+	return count(n)
 }
 
 // bound writes what the status counts up to a bound, or a sum of such counts.

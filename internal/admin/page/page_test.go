@@ -139,6 +139,22 @@ func TestCanariesStayInert(t *testing.T) {
 
 var field = regexp.MustCompile(`name="(\w+)" value="([^"]*)"`)
 
+// Both times are shown, each by its name: how long receivers take, and how long events take from their commit.
+func TestPageNamesResponseTimeAndLatency(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Insert(1, "k")
+	s := serve(t, db.Pool)
+	for _, page := range []string{"/", "/destinations/default"} {
+		_, body := s.get(page)
+		for _, label := range []string{"<dt>Response time</dt>", "<dt>Latency from commit</dt>", `aria-label="Response time"`, `aria-label="Latency from commit"`, "latency_p99"} {
+			if !strings.Contains(body, label) {
+				t.Errorf("%s lacks %s", page, label)
+			}
+		}
+	}
+}
+
 // From the pages of a destination and of an event to the preview of a retry, and from there to an operation of the audit.
 func TestRetryNowFromThePage(t *testing.T) {
 	t.Parallel()

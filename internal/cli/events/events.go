@@ -90,7 +90,7 @@ func (cmd listCommand) Run(inv *cli.Invocation) error {
 }
 
 // searchedRows is among how many deliveries a list looks for what no index leads to.
-const searchedRows = 200_000
+const searchedRows = 100_000
 
 // refuseUnknown returns an error about the names in a filter that the outbox does not know. It is asked when nothing matches: an empty list would
 // say that all is well where a name was mistyped.

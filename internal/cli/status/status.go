@@ -32,7 +32,7 @@ func (Command) Help() string {
                  replays, blocked_keys, blocked_seconds, routed, breaker, breaker_opened_at?, breaker_seconds?, breaker_error?,
                  served, retry_event_id, retry_reason?, retry_error?, failed_unsendable, failed_reason?, failed_error?,
                  blocked: [{key, event_id, reason}], retry_at?, failed_at?, last_delivered_at?}]
-                 each count ends at 10001; due, in_flight, retrying and replays are parts of pending; lag_seconds is the
+                 each count ends at 10001, failed and failed_unsendable at 1001; due, in_flight, retrying and replays are parts of pending; lag_seconds is the
                  age of the oldest due delivery; blocked_keys counts ordering keys that wait behind a failed delivery, up
                  to 1001, and blocked names up to three of them; routed says whether a route leads there; breaker is
                  closed, open (held: the destination is down) or half_open (being tried); served says whether a running
@@ -122,7 +122,7 @@ func healthy(w io.Writer, relays []ops.RelayStatus, name string) error {
 func printStatus(w io.Writer, s ops.Status) error {
 	const header = "DESTINATION\tPENDING\tDUE\tFLYING\tRETRY\tREPLAY\tFAILED\tLAG\tSTATE\t"
 	err := output.Table(w, "No destination is known yet: a relay writes them here when it starts.", header, s.Destinations, func(d ops.DestinationStatus) []any {
-		return []any{d.Destination, upTo(d.Pending), upTo(d.Due), upTo(d.InFlight), upTo(d.Retrying), upTo(d.Replays), upTo(d.Failed), output.Age(d.LagSeconds), d.State()}
+		return []any{d.Destination, upTo(d.Pending), upTo(d.Due), upTo(d.InFlight), upTo(d.Retrying), upTo(d.Replays), failedUpTo(d.Failed), output.Age(d.LagSeconds), d.State()}
 	})
 	if err != nil {
 		return err
@@ -156,6 +156,14 @@ func firstEvent(id int64) string {
 func upTo(n int64) string {
 	if n > 10_000 {
 		return "10000+"
+	}
+	return strconv.FormatInt(n, 10)
+}
+
+// failedUpTo writes a count of failed deliveries, which ends at 1,001.
+func failedUpTo(n int64) string {
+	if n > ops.FailedTo {
+		return "1000+"
 	}
 	return strconv.FormatInt(n, 10)
 }

@@ -51,7 +51,8 @@
   const clock = (t) => new Date(t * 1000).toTimeString().slice(0, 5);
   const kinds = {
     rates: (s) => ({ data: [s.times, s.delivered, s.retried, s.failed], lines: [["Delivered", "--good", true], ["Retried", "--odd"], ["Failed", "--bad"]], format: short, least: 6 }),
-    latency: (s) => ({ data: [s.times, s.p50, s.p95, s.p99], lines: [["p50", "--accent"], ["p95", "--odd"], ["p99", "--bad"]], format: seconds, least: 0.01 }),
+    latency: (s) => ({ data: [s.times, s.latency_p50, s.latency_p95, s.latency_p99], lines: [["p50", "--accent"], ["p95", "--odd"], ["p99", "--bad"]], format: seconds, least: 0.01 }),
+    response: (s) => ({ data: [s.times, s.p50, s.p95, s.p99], lines: [["p50", "--accent"], ["p95", "--odd"], ["p99", "--bad"]], format: seconds, least: 0.01 }),
   };
   const read = (figure) => {
     const s = JSON.parse($("template.series", figure).content.textContent);

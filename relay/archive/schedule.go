@@ -1,0 +1,35 @@
+package archive
+
+import (
+	"context"
+
+	"github.com/robfig/cron/v3"
+)
+
+// A Schedule is when the archive runs, as the configuration in effect has it. It is not safe for concurrent use.
+type Schedule struct {
+	Jobs *cron.Cron
+	Run  func(ctx context.Context) // must end when ctx is done
+
+	keep   Retention
+	entry  cron.EntryID
+	cancel context.CancelFunc // ends the run that is under way; nil: nothing is planned
+}
+
+// Follow plans anew if the configuration has changed. A run under way ends: what it removes may now be to be kept. Later runs end
+// with ctx.
+func (p *Schedule) Follow(ctx context.Context, keep Retention) {
+	if keep == p.keep {
+		return
+	}
+	if p.cancel != nil {
+		p.cancel()
+		p.Jobs.Remove(p.entry)
+		p.cancel = nil
+	}
+	p.keep = keep
+	if schedule, problem := keep.Plan(); problem == "" && keep.Removes() {
+		ctx, p.cancel = context.WithCancel(ctx)
+		p.entry = p.Jobs.Schedule(schedule, cron.FuncJob(func() { p.Run(ctx) }))
+	}
+}
