@@ -57,13 +57,14 @@ endef
 
 # make test leaves out what takes long, in about two minutes instead of seven. SHORT= runs everything.
 SHORT         ?= -short
+# Of the packages that take long, relay would begin last and leave a processor idle at the end. go test takes a package once.
 # A program with the race detector waits a second before it ends, in case goroutines are left. goleak looks for these already.
 
 .PHONY: test
 test: ## Run the tests but the longest, with the race detector where a C compiler is installed (TESTFLAGS='-run X')
 	@$(find_race); \
 	echo 'compiling; on a new machine that takes a minute or two'; $(GO) list -export -v $$race ./... >/dev/null && \
-	set -x; GORACE="atexit_sleep_ms=0 $$GORACE" $(withpg) -data $(GO) test $$race $(SHORT) -p $(PACKAGES) -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
+	set -x; GORACE="atexit_sleep_ms=0 $$GORACE" $(withpg) -data $(GO) test $$race $(SHORT) -p $(PACKAGES) -parallel $(PARALLEL) -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./relay ./...
 
 .PHONY: test-all
 test-all: ## Run all tests, as CI does

@@ -405,6 +405,7 @@ func TestFreshnessWaitsForTheOther(t *testing.T) {
 		"known, equal is rolled back": {5, 5, true, false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			testsize.OneIn(t, 2)
 			t.Parallel()
 			dsn := pgtest.New(t, migrations.Inbox)
 			e := &env{t: t, dsn: dsn, pool: pgtest.Pool(t, dsn)}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // oldRecorded are n events of 91 days ago, which an inbox recorded and has worked, and their effects.
@@ -161,6 +162,7 @@ func TestDuplicateMeetsRemovalFromAnInbox(t *testing.T) {
 // However large the inbox is: its events are found by their keys. Statistics from when it was empty, and none at all, must
 // not change that.
 func TestPruneFindsEventsByTheirKeys(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	e := newEnv(t, flavours[0], consumer.Config{}, effect)
 	e.mustExec(`ALTER TABLE processed_events SET (autovacuum_enabled = off)`)

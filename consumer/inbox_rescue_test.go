@@ -289,6 +289,7 @@ func TestInboxRunReturnsAlthoughAHandlerDoesNot(t *testing.T) {
 
 // The row lock of a worker survives nothing that its transaction does not survive.
 func TestInboxRescueWaitsForTheServer(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	p := newInbox(t, inbox.Config{})
 	p.record("k")

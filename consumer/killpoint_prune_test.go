@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -42,6 +43,7 @@ func pruneAndDie(p *player) {
 // A process that prunes is killed at every single operation on its connection. What it has forgotten by then is refused, what it
 // has not is answered as the duplicate it is, nothing takes effect again; and the next one who prunes finishes.
 func TestKilledWhilePruning(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	e := newEnv(t, flavours[0], consumer.Config{}, effect) // for its database
 	day := 24 * time.Hour

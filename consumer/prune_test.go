@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 const day = 24 * time.Hour
@@ -261,6 +262,7 @@ func TestPruneWaitsForOldSnapshots(t *testing.T) {
 
 // Two who prune at once share the work, whatever they meet.
 func TestPruneConcurrently(t *testing.T) {
+	testsize.Long(t)
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		e := newEnv(t, f, consumer.Config{}, effect)
 		receivers := []string{"shipping", "sales", "stock"}

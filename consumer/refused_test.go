@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 )
 
 // senders are the ways in which a statement's text reaches a handler's transaction.
@@ -48,6 +49,7 @@ func TestStatementsThatEndTheTransactionAreRefused(t *testing.T) {
 		"ROLLBACK": true, " rollback and chain": true, "ABORT": true,
 	} {
 		t.Run(statement, func(t *testing.T) {
+			testsize.OneIn(t, 2)
 			t.Parallel()
 			e := newEnv(t, flavours[0], consumer.Config{}, func(e *env) http.HandlerFunc {
 				return func(w http.ResponseWriter, r *http.Request) {

@@ -19,6 +19,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/consumer"
 	"github.com/outbox-relay/outbox-relay/consumer/inbox"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
@@ -74,6 +75,7 @@ func stall(e *env, size int) net.Conn {
 // Strangers who send all but the end of a body hold a bounded part of the memory, for a bounded time, and keep no small event
 // from being taken.
 func TestSecurityStalledBodiesAreBounded(t *testing.T) {
+	testsize.Long(t)
 	const budget = 4 << 20
 	e := newEnv(t, flavours[0], consumer.Config{BodyTimeout: 2 * time.Second, MaxUnverifiedBytes: budget}, effect)
 	var before, during runtime.MemStats

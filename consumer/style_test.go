@@ -23,6 +23,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
 
@@ -157,6 +158,7 @@ func TestFailedCommitIsNeverAnsweredAsSuccess(t *testing.T) {
 	eachFlavourAlways(t, func(t *testing.T, f flavour) {
 		for name, failure := range failures {
 			t.Run(name, func(t *testing.T) {
+				testsize.OneIn(t, 2)
 				t.Parallel()
 				var runs atomic.Int64
 				e := newEnv(t, f, failure.cfg, func(e *env) http.HandlerFunc {
@@ -222,6 +224,7 @@ func TestAnswerOfAHandlerThatEndsBadly(t *testing.T) {
 	eachFlavour(t, func(t *testing.T, f flavour) {
 		for name, c := range ends {
 			t.Run(name, func(t *testing.T) {
+				testsize.OneIn(t, 2)
 				t.Parallel()
 				e := newEnv(t, f, consumer.Config{}, func(e *env) http.HandlerFunc {
 					return func(w http.ResponseWriter, r *http.Request) {

@@ -10,6 +10,7 @@ import (
 	_ "github.com/jackc/pgx/v5/stdlib" // registers the driver "pgx"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -93,6 +94,7 @@ func TestDownAndUpAgain(t *testing.T) {
 // The search_path of the connection decides where the tables go, and one
 // database may hold several schemas at different versions.
 func TestSchemasAreIndependent(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	dsn := pgtest.New(t)
 	admin := open(t, dsn)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -84,6 +85,7 @@ func TestRolesSayWhatIsMissing(t *testing.T) {
 
 // Archiving makes partitions with the rights of the owner of the tables. Without CREATE it would fail a month later.
 func TestRolesWarnOfAnOwnerWhoCannotArchive(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	s := newShop(t, migrations.Outbox)
 	config, err := pgx.ParseConfig(s.dsn("shop_owner"))

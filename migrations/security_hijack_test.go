@@ -198,6 +198,7 @@ func TestSecurityForgedReceiver(t *testing.T) {
 
 // roles.sql is run by a superuser, and grants nothing in a schema in which others may create. What they left there does not run.
 func TestSecurityRolesRefuseAnOpenSchema(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	s := newShop(t, migrations.Outbox)
 	s.superuser(`CREATE ROLE "Odd one"; GRANT CREATE ON SCHEMA public TO PUBLIC, "Odd one"`)

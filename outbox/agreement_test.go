@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/outbox"
 )
 
@@ -106,6 +107,7 @@ func TestGoAndTableAgree(t *testing.T) {
 		}, "AvailableAt", availableRule},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			testsize.OneIn(t, 3)
 			t.Parallel()
 			// A key with a blank keeps an event from being passed at a glance.
 			for _, key := range []string{"some-key", "some key"} {

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/outbox"
 )
@@ -146,6 +147,7 @@ func TestEventsAreImmutable(t *testing.T) {
 }
 
 func TestSchemasDoNotMix(t *testing.T) {
+	testsize.Long(t)
 	t.Parallel()
 	dsn := pgtest.New(t)
 	admin := &database{t: t, dsn: dsn, pool: pgtest.Pool(t, dsn)}

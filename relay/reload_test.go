@@ -17,6 +17,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/kafkapost"
 	"github.com/outbox-relay/outbox-relay/relay/natspost"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
@@ -410,9 +411,10 @@ func TestEverySettingMakesADifference(t *testing.T) {
 	inspect(t, alert.Config{}, []string{"Channels", "Window", "LagOver", "VacuumBlockedOver"})
 	inspect(t, post.Egress{}, []string{"AllowPrivate", "Proxy"})
 	inspect(t, post.Destination{}, []string{
-		"Name", "URL", "Timeout", "MaxInFlight", "RateLimit", "Retry", "Breaker", "OnFailure", "Responses", "Headers", "SigningSecrets", "Wire", "NATS",
+		"Name", "URL", "Timeout", "MaxInFlight", "RateLimit", "Retry", "Breaker", "OnFailure", "Responses", "Headers", "SigningSecrets", "Wire", "NATS", "Kafka",
 	})
-	inspect(t, natspost.Settings{}, []string{"Subject", "Stream", "InboxPrefix", "Credentials", "Seed"})
+	inspect(t, natspost.Settings{}, []string{"Subject", "Partitions", "Stream", "InboxPrefix", "Credentials", "Seed"})
+	inspect(t, kafkapost.Settings{}, []string{"Topic", "Key", "Mechanism"})
 	inspect(t, policy.RetryPolicy{}, []string{"Schedule", "MaxAttempts", "Jitter", "RetryAfterMax", "NotAfter"})
 	inspect(t, policy.Responses{}, []string{"Retry", "Fail"})
 	inspect(t, post.Wire{}, []string{"Format", "Source", "MaxPayloadBytes", "Excerpts", "Authorization", "TLS", "Proxy", "egress"})

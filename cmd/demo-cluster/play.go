@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -132,8 +131,8 @@ func (s *stage) run(ctx context.Context) error {
 	}
 	defer os.RemoveAll(dir)
 	s.config = filepath.Join(dir, "outbox-relay.yaml")
-	text := fmt.Sprintf("routes:\n  - {type: \"*\", destinations: [log]}\ndestinations:\n  log:\n    url: %s\n    subject: outbox.{partition}.{type}\n    partitions: %d\n    stream: %s\n    signing_secrets: [%s]\n    timeout: 5s\n",
-		strings.SplitN(s.cluster.URL(), ",", 2)[0]+strings.ReplaceAll(strings.TrimPrefix(s.cluster.URL(), strings.SplitN(s.cluster.URL(), ",", 2)[0]), "nats://", ""), partitions, stream, s.Secret)
+	text := fmt.Sprintf("routes:\n  - {event: \"*\", to: [log]}\ndestinations:\n  log:\n    url: %s\n    subject: outbox.{partition}.{type}\n    partitions: %d\n"+
+		"    stream: %s\n    signing_secrets: [%s]\n    timeout: 5s\n", s.cluster.URL(), partitions, stream, s.Secret)
 	if err := os.WriteFile(s.config, []byte(text), 0o600); err != nil {
 		return fmt.Errorf("write the relay's configuration: %w", err)
 	}

@@ -280,7 +280,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	for name, c := range situations {
 		t.Run(name, func(t *testing.T) {
-			testsize.OneIn(t, 3)
+			testsize.OneIn(t, 3, "vacuum_blocked")
 			t.Parallel()
 			dsn := pgtest.New(t, migrations.Outbox)
 			s := &stage{dsn: dsn, db: open(t, dsn), env: []string{"OUTBOX_DATABASE_URL=" + dsn}}

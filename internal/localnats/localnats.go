@@ -35,7 +35,7 @@ func Start(ctx context.Context, program string, servers int, config string) (*Cl
 	c := &Cluster{clients: ports[:servers]}
 	var routes strings.Builder
 	for _, port := range ports[servers:] {
-		fmt.Fprintf(&routes, "nats://127.0.0.1:%s ", port)
+		fmt.Fprintf(&routes, "%q, ", "nats://127.0.0.1:"+port)
 	}
 	for i := range servers {
 		text := fmt.Sprintf("server_name: n%d\nlisten: 127.0.0.1:%s\nmax_payload: 8MB\n%s\n", i+1, ports[i], config)

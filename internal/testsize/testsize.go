@@ -18,7 +18,8 @@ func Long(t testing.TB) {
 }
 
 // OneIn skips t, a row of a matrix, in make test, but for about one row in n and those that end in one of the names always. The
-// name of the row chooses, so that every run has the same rows. A row that alone tests a core promise must be in always.
+// name of the row chooses, so that every run has the same rows. A row that alone tests a core promise must be in always, as go test
+// prints it.
 func OneIn(t testing.TB, n uint32, always ...string) {
 	t.Helper()
 	hash := fnv.New32a()

@@ -26,9 +26,9 @@ type Message struct {
 // headerRoom is how much of what a server takes is left for headers before their size is measured.
 const headerRoom = 64 << 10
 
-// Subject returns the subject of an event type, and what is wrong with it.
-func (c *Client) Subject(eventType string) (subject string, err error) {
-	subject = expand(c.cfg.Settings.Subject, eventType, c.cfg.Destination)
+// Subject returns the subject of an event of the given type and order, and what is wrong with it.
+func (c *Client) Subject(eventType, order string) (subject string, err error) {
+	subject = expand(c.cfg.Settings.Subject, eventType, c.cfg.Destination, c.cfg.partition(order))
 	if text := subjectProblem(subject); text != "" {
 		return "", fmt.Errorf("the subject %.100q, made of the event's type, %s", subject, text)
 	}

@@ -15,9 +15,12 @@ import (
 
 // Settings are what only a destination of NATS has. The zero value is not usable: Subject and Stream are required.
 type Settings struct {
-	// Subject that events are published to. {type} stands for the event's type and {destination} for the destination's name, as in
-	// "outbox.{type}".
+	// Subject that events are published to. {type} stands for the event's type, {destination} for the destination's name and {partition}
+	// for a number below Partitions, as in "outbox.{type}" or "outbox.{partition}.{type}".
 	Subject string
+	// Partitions is over how many numbers ordering keys are spread, so that readers can share a stream and keep each key's order. An
+	// event without a key goes by its id. While it changes, events of a key may overtake each other. 0: there are none.
+	Partitions int
 	// Stream that must store the events. The server refuses a message that another stream would store.
 	Stream string
 	// InboxPrefix begins the subjects on which acknowledgements arrive; a user's rights may be limited to one. Empty: _INBOX.
@@ -50,6 +53,10 @@ func (s Settings) Problems(path, destination string) []check.Problem {
 	if text := templateProblem(s.Subject, destination); text != "" {
 		v.Require(false, path+".subject", "%s", text)
 	}
+	named := strings.Contains(s.Subject, partitionPlace)
+	v.Require(s.Partitions >= 0 && s.Partitions <= maxPartitions, path+".partitions", "%d is out of range; write 1 to %d", s.Partitions, maxPartitions)
+	v.Require(!named || s.Partitions != 0, path+".partitions", "is not set, and the subject holds {partition}; write as many as readers shall work at once, such as 16")
+	v.Require(named || s.Partitions == 0, path+".partitions", "has no effect: the subject holds no {partition}")
 	switch {
 	case s.Stream == "":
 		v.Require(false, path+".stream", "is not set; write the name of the stream that stores the events")

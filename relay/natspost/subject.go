@@ -2,6 +2,8 @@ package natspost
 
 import (
 	"fmt"
+	"hash/fnv"
+	"strconv"
 	"strings"
 )
 
@@ -9,8 +11,12 @@ import (
 const (
 	typePlace        = "{type}"
 	destinationPlace = "{destination}"
+	partitionPlace   = "{partition}"
 	subjectExample   = `write one such as "outbox.{type}"`
 )
+
+// maxPartitions bounds how many partitions there are: each is a consumer of the server.
+const maxPartitions = 1024
 
 // maxSubject bounds a subject, in bytes. A server's line of control is 4 KiB, and holds the subject of the answer, too.
 const maxSubject = 1024
@@ -20,22 +26,37 @@ func templateProblem(template, destination string) string {
 	if template == "" {
 		return "is not set; " + subjectExample
 	}
-	rest := strings.NewReplacer(typePlace, "", destinationPlace, "").Replace(template)
+	rest := strings.NewReplacer(typePlace, "", destinationPlace, "", partitionPlace, "").Replace(template)
 	if strings.ContainsAny(rest, "{}") {
-		return fmt.Sprintf("%q holds a { that begins neither {type} nor {destination}; %s", template, subjectExample)
+		return fmt.Sprintf("%q holds a { that begins neither {type}, {destination} nor {partition}; %s", template, subjectExample)
 	}
-	if text := subjectProblem(expand(template, "t", destination)); text != "" {
+	if text := subjectProblem(expand(template, "t", destination, 0)); text != "" {
 		return fmt.Sprintf("%q %s; %s", template, text, subjectExample)
 	}
 	return ""
 }
 
-// expand returns the subject of an event type. A strings.Replacer would be built anew for each event.
-func expand(template, eventType, destination string) string {
+// expand returns the subject of an event. A strings.Replacer would be built anew for each. The type comes last: what it holds is no
+// place.
+func expand(template, eventType, destination string, partition uint32) string {
 	if !strings.Contains(template, "{") {
 		return template
 	}
-	return strings.ReplaceAll(strings.ReplaceAll(template, destinationPlace, destination), typePlace, eventType)
+	subject := strings.ReplaceAll(template, destinationPlace, destination)
+	if strings.Contains(subject, partitionPlace) {
+		subject = strings.ReplaceAll(subject, partitionPlace, strconv.FormatUint(uint64(partition), 10))
+	}
+	return strings.ReplaceAll(subject, typePlace, eventType)
+}
+
+// partition returns the partition of what has the given order: an ordering key, or what stands for one. FNV-1a, so that another program can find it, too.
+func (s Settings) partition(order string) uint32 {
+	if s.Partitions == 0 {
+		return 0
+	}
+	hash := fnv.New32a()
+	_, _ = hash.Write([]byte(order)) // never fails
+	return hash.Sum32() % uint32(s.Partitions)
 }
 
 // subjectProblem says why no message can be published to a subject; empty: one can. An event's type becomes part of it, so that a
@@ -79,6 +100,9 @@ func overlap(a, b string) bool {
 func pattern(template, destination string) string {
 	words := strings.Split(strings.ReplaceAll(template, destinationPlace, destination), ".")
 	for i, word := range words {
+		if strings.Contains(word, partitionPlace) && !strings.Contains(word, typePlace) {
+			words[i] = "*"
+		}
 		if strings.Contains(word, typePlace) {
 			return strings.Join(append(words[:i:i], ">"), ".")
 		}

@@ -3,9 +3,11 @@ package post
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
+	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
@@ -28,32 +30,61 @@ func newCarrier(e *Endpoint, agent string) (Carrier, error) {
 		return newHTTP(e, agent)
 	case "nats", "tls":
 		return newNATS(e, agent), nil
+	case "kafka", "kafka+ssl":
+		return newKafka(e, agent), nil
 	}
 	return nil, fmt.Errorf("scheme %q is not supported; write %s", e.URL.Scheme, supportedSchemes)
 }
 
 // supportedSchemes lists what a destination's URL may begin with, for people.
-const supportedSchemes = "http:// or https://, nats:// or tls:// (NATS)"
+const supportedSchemes = "http:// or https://, nats:// or tls:// (NATS), kafka:// or kafka+ssl:// (Kafka)"
 
 // schemeProblems returns the mistakes that follow from the scheme of a destination's URL: settings that it lacks, and settings that
 // belong to another one.
 func (d Destination) schemeProblems(path string) []check.Problem {
-	scheme := schemeOf(d.URL)
-	if scheme == "nats" || scheme == "tls" {
-		return d.natsProblems(path)
-	}
 	var v check.Problems
+	const nats, kafka = "NATS, whose url begins with nats:// or tls://", "Kafka, whose url begins with kafka:// or kafka+ssl://"
+	kind := ""
+	switch schemeOf(d.URL) {
+	case "nats", "tls":
+		kind = nats
+		v.Add(d.natsProblems(path))
+	case "kafka", "kafka+ssl":
+		kind = kafka
+		v.Add(d.kafkaProblems(path))
+	}
 	for _, setting := range []struct {
-		name  string
-		given bool
+		name, of string
+		given    bool
 	}{
-		{"subject", d.NATS.Subject != ""},
-		{"stream", d.NATS.Stream != ""},
-		{"inbox_prefix", d.NATS.InboxPrefix != ""},
-		{"credentials_file", d.NATS.Credentials != nil},
-		{"nkey_file", d.NATS.Seed != nil},
+		{"subject", nats, d.NATS.Subject != ""},
+		{"partitions", nats, d.NATS.Partitions != 0},
+		{"stream", nats, d.NATS.Stream != ""},
+		{"inbox_prefix", nats, d.NATS.InboxPrefix != ""},
+		{"credentials_file", nats, d.NATS.Credentials != nil},
+		{"nkey_file", nats, d.NATS.Seed != nil},
+		{"topic", kafka, d.Kafka.Topic != ""},
+		{"key", kafka, d.Kafka.Key != ""},
+		{"sasl", kafka, d.Kafka.Mechanism != ""},
 	} {
-		v.Require(!setting.given, path+"."+setting.name, "is for destinations of NATS, whose url begins with nats:// or tls://; remove it")
+		v.Require(!setting.given || setting.of == kind, path+"."+setting.name, "is for destinations of %s; remove it", setting.of)
+	}
+	return v
+}
+
+// logProblems returns the mistakes that destinations of all logs share. identity names the settings by which the relay proves who it is.
+func (d Destination) logProblems(path, kind, identity string) []check.Problem {
+	var v check.Problems
+	for name, codes := range map[string][]int{"retry": d.Responses.Retry, "fail": d.Responses.Fail} {
+		v.Require(len(codes) == 0, path+".responses."+name, "has no effect: %s answers without a status code of HTTP; remove it", kind)
+	}
+	v.Require(d.Wire.Proxy == "" || d.Wire.Proxy == NoProxy, path+".proxy", "has no effect: %s is not reached through a proxy of HTTP; remove it", kind)
+	v.Require(d.Wire.egress.Proxy == "" || d.Wire.Proxy == NoProxy, path+".proxy",
+		"is not none, although egress.proxy names a proxy through which %s is not reached; write proxy: none to connect directly", kind)
+	for name := range d.Headers {
+		canonical := http.CanonicalHeaderKey(name)
+		v.Require(canonical != "Authorization", path+".headers."+name, "does not identify the relay to %s; write %s", kind, identity)
+		v.Require(!webhook.SameName(canonical, "User-Agent"), path+".headers."+name, "says nothing to %s; remove it", kind)
 	}
 	return v
 }

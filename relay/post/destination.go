@@ -15,6 +15,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
+	"github.com/outbox-relay/outbox-relay/relay/kafkapost"
 	"github.com/outbox-relay/outbox-relay/relay/natspost"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -30,7 +31,7 @@ type Destination struct {
 	// Name: lower-case letters, digits, '-' and '_', at most 63 characters.
 	Name string
 	// URL to send to, without user info and fragment. Its scheme decides how: http or https is POSTed to; nats, or tls with TLS, names
-	// one or more servers of NATS, such as "nats://a:4222,b:4222".
+	// one or more servers of NATS, such as "nats://a:4222,b:4222"; kafka, or kafka+ssl with TLS, brokers of Kafka.
 	URL string
 	// Timeout of one POST, from dialling to the end of the answer. 0: 10 s.
 	Timeout time.Duration
@@ -56,6 +57,8 @@ type Destination struct {
 	Wire Wire
 	// NATS is what only a destination with a URL of nats or tls has.
 	NATS natspost.Settings
+	// Kafka is what only a destination with a URL of kafka or kafka+ssl has.
+	Kafka kafkapost.Settings
 }
 
 // WithDefaults returns a copy in which every zero value is replaced by its default, and with the egress of the configuration.

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/check"
-	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/relay/natspost"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
@@ -36,7 +35,7 @@ func (c overNATS) Deliver(ctx context.Context, m Message, ready func() *policy.R
 	if err != nil {
 		return Refused(err)
 	}
-	subject, err := c.client.Subject(*m.EventType)
+	subject, err := c.client.Subject(*m.EventType, m.order())
 	if err != nil {
 		return Refused(err)
 	}
@@ -57,6 +56,14 @@ func (c overNATS) Reach(ctx context.Context) error { return c.client.Reach(ctx) 
 
 // CloseIdleConnections implements [Carrier].
 func (c overNATS) CloseIdleConnections() { c.client.CloseIdleConnections() }
+
+// order returns what events that keep an order have in common: their ordering key, or else nothing but the event itself.
+func (m *Message) order() string {
+	if m.OrderingKey != nil {
+		return *m.OrderingKey
+	}
+	return strconv.FormatInt(m.EventID, 10)
+}
 
 // messageID returns what a stream knows a delivery by, within its duplicate window. The idempotency key alone is not enough where one
 // stream takes the messages of several destinations, or of several databases whose keys are alike: the stream would drop the second one,
@@ -95,16 +102,9 @@ const natsPrefix = "Nats-"
 func (d Destination) natsProblems(path string) []check.Problem {
 	var v check.Problems
 	v.Add(d.NATS.Problems(path, d.Name))
-	for name, codes := range map[string][]int{"retry": d.Responses.Retry, "fail": d.Responses.Fail} {
-		v.Require(len(codes) == 0, path+".responses."+name, "has no effect: a stream answers without a status code of HTTP; remove it")
-	}
-	v.Require(d.Wire.Proxy == "" || d.Wire.Proxy == NoProxy, path+".proxy", "has no effect: NATS is not reached through a proxy of HTTP; remove it")
-	v.Require(d.Wire.egress.Proxy == "" || d.Wire.Proxy == NoProxy, path+".proxy", "is not none, although egress.proxy names a proxy through which NATS is not reached; write proxy: none to connect directly")
+	v.Add(d.logProblems(path, "NATS", "credentials_file, nkey_file, basic_auth or bearer_token"))
 	for name := range d.Headers {
-		canonical := http.CanonicalHeaderKey(name)
-		v.Require(canonical != "Authorization", path+".headers."+name, "does not identify the relay to NATS; write credentials_file, nkey_file, basic_auth or bearer_token")
-		v.Require(!webhook.SameName(canonical, "User-Agent"), path+".headers."+name, "says nothing to NATS; remove it")
-		v.Require(!strings.HasPrefix(canonical, natsPrefix), path+".headers."+name, "is a command to the server; remove it")
+		v.Require(!strings.HasPrefix(http.CanonicalHeaderKey(name), natsPrefix), path+".headers."+name, "is a command to the server; remove it")
 	}
 	const identities = "is set beside basic_auth or bearer_token, and a connection can have one identity; remove one of them"
 	v.Require(d.Wire.Authorization == nil || d.NATS.Credentials == nil, path+".credentials_file", identities)

@@ -9,7 +9,9 @@ import (
 )
 
 // isLog reports whether a scheme names servers of a distributed log, of which a URL may name several.
-func isLog(scheme string) bool { return scheme == "nats" || scheme == "tls" }
+func isLog(scheme string) bool {
+	return scheme == "nats" || scheme == "tls" || scheme == "kafka" || scheme == "kafka+ssl"
+}
 
 // schemeOf returns what a URL begins with, in lower case.
 func schemeOf(raw string) string {
@@ -52,7 +54,7 @@ func serversProblem(raw string, e Egress) string {
 	u, err := ParseURL(raw)
 	switch {
 	case err != nil:
-		return fmt.Sprintf("names no server; write one such as %s://%s.internal", scheme, scheme)
+		return fmt.Sprintf("names no server; write one such as %s://%s.internal", scheme, strings.TrimSuffix(scheme, "+ssl"))
 	case strings.Contains(raw, "@"):
 		return "contains user info; move it to basic_auth, bearer_token, credentials_file or nkey_file"
 	case strings.Contains(u.Host, "://"):

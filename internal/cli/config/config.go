@@ -101,7 +101,7 @@ func (c *Config) bind() {
 	for _, key := range []string{"bearer_token", "bearer_token_file", "credentials_file", "nkey_file"} {
 		c.checkDefaultDestination(key, `is sent only to the destination "default", and there is none; write `+key+" for each destination that needs it")
 	}
-	for _, key := range []string{"subject", "stream"} {
+	for _, key := range []string{"subject", "partitions", "stream", "topic"} {
 		c.checkDefaultDestination(key, `is that of the destination "default", and there is none; write `+key+" for each destination that needs it")
 	}
 	for _, path := range c.Children("routes") {
@@ -118,10 +118,10 @@ func (c *Config) bind() {
 func (c *Config) destination(name string) post.Destination {
 	d := destination{Destination: post.Destination{Name: name, Headers: map[string]string{}}}
 	path := "destinations." + name
-	c.Bind(path, slices.Concat(targetRows(&d), policyRows(&d), credentialRows(&d), natsRows(&d)))
+	c.Bind(path, slices.Concat(targetRows(&d), policyRows(&d), credentialRows(&d), brokerRows(&d)))
 	d.Wire.Authorization = c.authorization(path, &d)
 	c.bindTLS(path, &d)
-	c.bindNATS(path, &d)
+	c.bindBroker(path, &d)
 	return d.Destination
 }
 

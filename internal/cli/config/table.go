@@ -9,6 +9,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/alert"
 	"github.com/outbox-relay/outbox-relay/relay/archive"
+	"github.com/outbox-relay/outbox-relay/relay/kafkapost"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -32,7 +33,7 @@ func (c *Config) table(hostname string) settings.Table {
 		Rows: slices.Concat(
 			c.databaseRows(), c.relayRows(hostname),
 			settings.Under("defaults", shared),
-			settings.Under("destinations.*", slices.Concat(targetRows(&destination{}), settings.Inherited(shared), credentialRows(&destination{}), natsRows(&destination{}))),
+			settings.Under("destinations.*", slices.Concat(targetRows(&destination{}), settings.Inherited(shared), credentialRows(&destination{}), brokerRows(&destination{}))),
 			c.egressRows(),
 			settings.Under("routes[]", routeRows(&relay.Route{})),
 			settings.Under("alerts.channels[]", channelRows(&channel{})),
@@ -110,14 +111,18 @@ func targetRows(d *destination) []settings.Row {
 	}
 }
 
-// natsRows are the settings of a destination of NATS alone.
-func natsRows(d *destination) []settings.Row {
+// brokerRows are the settings of a destination of NATS or Kafka alone.
+func brokerRows(d *destination) []settings.Row {
 	return []settings.Row{
 		{Path: "subject", Env: "DESTINATION_SUBJECT", Value: settings.One("outbox.{type}", settings.ParseText, settings.To(&d.NATS.Subject))},
+		{Path: "partitions", Env: "DESTINATION_PARTITIONS", Value: settings.One("16", settings.ParseCount, settings.To(&d.NATS.Partitions))},
 		{Path: "stream", Env: "DESTINATION_STREAM", Value: settings.One("EVENTS", settings.ParseText, settings.To(&d.NATS.Stream))},
 		{Path: "inbox_prefix", Value: settings.One("_INBOX_outbox", settings.ParseText, settings.To(&d.NATS.InboxPrefix))},
 		{Path: "credentials_file", Env: "CREDENTIALS_FILE", Value: settings.One("/var/run/secrets/nats/outbox.creds", settings.ParseText, settings.To(&d.credentialsFile))},
 		{Path: "nkey_file", Env: "NKEY_FILE", Value: settings.One("/var/run/secrets/nats/outbox.nk", settings.ParseText, settings.To(&d.seedFile))},
+		{Path: "topic", Env: "DESTINATION_TOPIC", Value: settings.One("invoices", settings.ParseText, settings.To(&d.Kafka.Topic))},
+		{Path: "key", Value: settings.One("ordering_key", settings.ParseChoice(kafkapost.KeyOrdering, kafkapost.KeyIdempotency), settings.To(&d.Kafka.Key))},
+		{Path: "sasl", Value: settings.One("scram-sha-512", settings.ParseChoice(kafkapost.Plain, kafkapost.ScramSHA256, kafkapost.ScramSHA512), settings.To(&d.Kafka.Mechanism))},
 	}
 }
 

@@ -59,14 +59,16 @@ func withoutTLS(url string) (scheme, secure string) {
 		return scheme, "https"
 	case "nats":
 		return scheme, "tls"
+	case "kafka":
+		return scheme, "kafka+ssl"
 	}
 	return "", ""
 }
 
-// isNATS reports whether a URL names servers of NATS.
-func isNATS(url string) bool {
+// isBroker reports whether a URL names servers of NATS or Kafka.
+func isBroker(url string) bool {
 	scheme, _, _ := strings.Cut(strings.ToLower(url), ":")
-	return scheme == "nats" || scheme == "tls"
+	return scheme != "http" && scheme != "https"
 }
 
 // authorization returns what a destination's requests carry as that header; nil: nothing.
@@ -101,16 +103,16 @@ func (c *Config) authorization(path string, d *destination) func() string {
 	return nil
 }
 
-// bindNATS reads the files of a destination of NATS. What it inherits from defaults, and is about HTTP, is not its own mistake.
-func (c *Config) bindNATS(path string, d *destination) {
-	if isNATS(d.URL) {
+// bindBroker reads the files of a destination of NATS. What a destination of NATS or Kafka inherits from defaults, and is about HTTP, is not its own mistake.
+func (c *Config) bindBroker(path string, d *destination) {
+	if isBroker(d.URL) {
 		for key, codes := range map[string]*[]int{".responses.retry": &d.Responses.Retry, ".responses.fail": &d.Responses.Fail} {
 			if !c.Own(path + key) {
 				*codes = nil
 			}
 		}
 		if c.Own(path + ".excerpts") {
-			c.ProblemAt(path+".excerpts", "has no effect: a stream answers without a body; remove it")
+			c.ProblemAt(path+".excerpts", "has no effect: NATS and Kafka answer without a body; remove it")
 		}
 	}
 	whole := func(content string) string { return content }

@@ -1,0 +1,180 @@
+package kafkatest
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/outbox-relay/outbox-relay/relay/kafkapost"
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+)
+
+func config(address string) kafkapost.Config {
+	return kafkapost.Config{
+		Settings: kafkapost.Settings{Topic: topic}, Destination: "lake", Brokers: []string{address}, Timeout: 3 * time.Second, Agent: "test",
+		Dial: (&net.Dialer{}).DialContext,
+	}
+}
+
+// login makes a client prove itself by a password.
+func login(mechanism kafkapost.Mechanism, pass string) func(*kafkapost.Config) {
+	return func(c *kafkapost.Config) {
+		c.Mechanism = mechanism
+		c.Authorization = func() string { return "Basic " + base64.StdEncoding.EncodeToString([]byte("relay:"+pass)) }
+	}
+}
+
+func publish(t *testing.T, c *kafkapost.Client, topic string, m kafkapost.Message) policy.Result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	return c.Publish(ctx, topic, m)
+}
+
+// Each row of the table in docs/logs.md.
+func TestWhatErrorsMean(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		mode      string
+		change    func(*kafkapost.Config)
+		topic     string
+		payload   int
+		want      policy.Reason
+		unreached bool
+		unsent    bool
+		text      string
+	}{
+		"delivered":                  {want: policy.ReasonOK},
+		"a change of leader":         {mode: "hiccup", want: policy.ReasonOK},
+		"applied, and then refused":  {mode: "applied", want: policy.ReasonOK},
+		"no such topic":              {topic: "none", want: policy.ReasonNotFound, text: `there is no topic "none"`},
+		"no right to write":          {mode: "no rights", want: policy.ReasonUnauthorized, text: "allow the user to write"},
+		"refused by a policy":        {mode: "policy", want: policy.ReasonRejected, text: "policy of topic"},
+		"too large for the topic":    {mode: "small", payload: 5000, want: policy.ReasonTooLarge, text: "max.message.bytes", unsent: true},
+		"too few replicas":           {mode: "replicas", want: policy.ReasonUnavailable, text: "too few replicas"},
+		"a broken disk":              {mode: "storage", want: policy.ReasonUnavailable},
+		"no answer":                  {mode: "silent", want: policy.ReasonTimeout, text: "may have stored"},
+		"nothing listens":            {change: func(c *kafkapost.Config) { c.Brokers = []string{"127.0.0.1:1"} }, want: policy.ReasonConnect, unreached: true},
+		"no such host":               {change: func(c *kafkapost.Config) { c.Brokers = []string{"kafka.invalid:9092"} }, want: policy.ReasonDNS, unreached: true},
+		"a wrong password (plain)":   {mode: "refuses", change: login(kafkapost.Plain, "wrong"), want: policy.ReasonUnauthorized, unreached: true, text: "refuse the relay's user"},
+		"a wrong password (scram)":   {mode: "refuses", change: login(kafkapost.ScramSHA256, "wrong"), want: policy.ReasonUnauthorized, unreached: true, text: "refuse the relay's user"},
+		"closed while logging in":    {mode: "sasl", change: login(kafkapost.ScramSHA256, "wrong"), want: policy.ReasonNetwork, unreached: true, text: "while the relay logged in"},
+		"the right password (scram)": {mode: "sasl", change: login(kafkapost.ScramSHA256, "right"), want: policy.ReasonOK},
+		"the right password (plain)": {mode: "sasl", change: login(kafkapost.Plain, "right"), want: policy.ReasonOK},
+		"an unknown authority":       {mode: "tls", change: func(c *kafkapost.Config) { c.TLS = func() *tls.Config { return &tls.Config{} } }, want: policy.ReasonTLS, unreached: true, text: "tls.ca_file"},
+		"TLS where there is none":    {change: func(c *kafkapost.Config) { c.TLS = func() *tls.Config { return &tls.Config{} } }, want: policy.ReasonTimeout, unreached: true},
+		"no TLS where there is one":  {mode: "tls", want: policy.ReasonNetwork, unreached: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			address, _ := start(t, c.mode)
+			cfg := config(address)
+			if c.change != nil {
+				c.change(&cfg)
+			}
+			client := kafkapost.New(cfg)
+			t.Cleanup(client.CloseIdleConnections)
+			to := topic
+			if c.topic != "" {
+				to = c.topic
+			}
+			got := publish(t, client, to, kafkapost.Message{IdempotencyKey: "k", Payload: []byte(strings.Repeat("x", c.payload))})
+			if got.Reason != c.want || got.Unreached != c.unreached || got.Posted == c.unsent || !strings.Contains(got.Message, c.text) {
+				t.Errorf("result is %+v", got)
+			}
+		})
+	}
+}
+
+// Each record has the headers of the wire contract and its key, and all of one ordering key are in one partition, in order.
+func TestRecords(t *testing.T) {
+	t.Parallel()
+	address, _ := start(t, "")
+	client := kafkapost.New(config(address))
+	t.Cleanup(client.CloseIdleConnections)
+	const keys, events = 8, 25
+	var sending sync.WaitGroup
+	for k := range keys {
+		sending.Go(func() {
+			for i := range events {
+				got := client.Publish(t.Context(), topic, kafkapost.Message{
+					OrderingKey: fmt.Sprint("key", k), IdempotencyKey: fmt.Sprint(k, "-", i), Payload: []byte(fmt.Sprint(i)),
+					Header: []kafkapost.Header{{Name: "X-Idempotency-Key", Value: fmt.Sprint(k, "-", i)}},
+				})
+				if got.Reason != policy.ReasonOK {
+					t.Errorf("result is %+v", got)
+				}
+			}
+		})
+	}
+	sending.Wait()
+	reader, err := kgo.NewClient(kgo.SeedBrokers(address), kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	must(t, err)
+	defer reader.Close()
+	partitions, seen := map[string][]int32{}, map[string]int{}
+	for n := 0; n < keys*events; {
+		fetched := reader.PollFetches(t.Context())
+		must(t, fetched.Err())
+		fetched.EachRecord(func(r *kgo.Record) {
+			n++
+			key := string(r.Key)
+			if !slices.Contains(partitions[key], r.Partition) {
+				partitions[key] = append(partitions[key], r.Partition)
+			}
+			if string(r.Value) != fmt.Sprint(seen[key]) || len(r.Headers) != 1 || r.Headers[0].Key != "X-Idempotency-Key" {
+				t.Errorf("%s is %q with %v, want %d", key, r.Value, r.Headers, seen[key])
+			}
+			seen[key]++
+		})
+	}
+	for key, in := range partitions {
+		if len(in) != 1 {
+			t.Errorf("%s is in partitions %v", key, in)
+		}
+	}
+}
+
+// A broker that was away costs the attempts of that time, and no later one.
+func TestAnOutage(t *testing.T) {
+	t.Parallel()
+	address, broker := start(t, "")
+	client := kafkapost.New(config(address))
+	t.Cleanup(client.CloseIdleConnections)
+	for _, step := range []struct {
+		do   func()
+		want []policy.Reason
+	}{
+		{func() {}, []policy.Reason{policy.ReasonOK}},
+		{broker.Kill, []policy.Reason{policy.ReasonConnect, policy.ReasonNetwork}},
+		{func() { must(t, broker.Restart(t.Context())) }, []policy.Reason{policy.ReasonOK}},
+	} {
+		step.do()
+		if got := publish(t, client, topic, kafkapost.Message{IdempotencyKey: "k"}); !slices.Contains(step.want, got.Reason) {
+			t.Fatalf("result is %+v, want one of %v", got, step.want)
+		}
+	}
+}
+
+func TestReach(t *testing.T) {
+	t.Parallel()
+	address, _ := start(t, "")
+	client := kafkapost.New(config(address))
+	t.Cleanup(client.CloseIdleConnections)
+	must(t, client.Reach(t.Context()))
+	cfg := config(address)
+	cfg.Topic = "none"
+	other := kafkapost.New(cfg)
+	t.Cleanup(other.CloseIdleConnections)
+	if err := other.Reach(t.Context()); err == nil || !strings.Contains(err.Error(), `there is no topic "none"`) {
+		t.Errorf("Reach says %v", err)
+	}
+}

@@ -1,0 +1,233 @@
+package kafkapost
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+	"github.com/twmb/franz-go/pkg/sasl"
+	"github.com/twmb/franz-go/pkg/sasl/oauth"
+	"github.com/twmb/franz-go/pkg/sasl/plain"
+	"github.com/twmb/franz-go/pkg/sasl/scram"
+)
+
+// Config is what New needs.
+type Config struct {
+	Settings
+	// Destination is the name of the destination.
+	Destination string
+	// Brokers to ask first, as host:port. One that answers is enough: it names the others.
+	Brokers []string
+	// TLS returns the settings of the next connection. nil: without TLS.
+	TLS func() *tls.Config
+	// Authorization returns user and password, or a token, as the header of that name has them. nil: neither.
+	Authorization func() string
+	// Dial opens every connection, also to the brokers that a cluster names.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Timeout of one attempt.
+	Timeout time.Duration
+	// Agent says who connects: the program and its version, in letters, digits, '.', '_' and '-'.
+	Agent string
+}
+
+// A Client writes the records of one destination. The first attempt connects. It is safe for concurrent use.
+type Client struct {
+	cfg Config
+
+	mu      sync.Mutex
+	current *kgo.Client
+	links   links
+}
+
+// New returns a client that has connected to nothing.
+func New(cfg Config) *Client { return &Client{cfg: cfg} }
+
+// maxRecord bounds a record, in bytes: the largest payload and its headers. Brokers and topics have a limit of their own, which answers.
+const maxRecord = 4 << 20
+
+// brokerRetries is how often the library sends a record again that a broker refuses for now, such as while it elects a leader. After that the
+// attempt ends with the broker's answer, which an operator understands; at the end of its time it would say only that time ran out.
+const brokerRetries = 4
+
+// client returns the producer, and makes it if there is none.
+func (c *Client) client() (*kgo.Client, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.current != nil {
+		return c.current, nil
+	}
+	options := []kgo.Opt{
+		kgo.SeedBrokers(c.cfg.Brokers...), kgo.ClientID(c.cfg.Agent),
+		kgo.Dialer(c.dial), kgo.WithHooks(&c.links), kgo.MetadataMinAge(250 * time.Millisecond),
+		kgo.RequiredAcks(kgo.AllISRAcks()), kgo.RecordPartitioner(kgo.StickyKeyPartitioner(nil)), kgo.ProducerLinger(0),
+		kgo.ProducerBatchMaxBytes(maxRecord), kgo.BrokerMaxWriteBytes(64 << 20),
+		// Compressed batches would arrive at the brokers' limit later, and cost the sidecar time.
+		kgo.ProducerBatchCompression(kgo.NoCompression()),
+		// An attempt ends at its time, whatever the brokers do. What becomes of it then is not known.
+		kgo.AllowIdempotentProduceCancellation(), kgo.RecordDeliveryTimeout(c.cfg.Timeout), kgo.ProduceRequestTimeout(c.cfg.Timeout),
+		kgo.RequestTimeoutOverhead(max(c.cfg.Timeout/2, time.Second)), kgo.RetryTimeout(c.cfg.Timeout), kgo.UnknownTopicRetries(1),
+		kgo.RecordRetries(brokerRetries), kgo.WithLogger(&c.links),
+	}
+	if mechanism := c.mechanism(); mechanism != nil {
+		options = append(options, kgo.SASL(mechanism))
+	}
+	client, err := kgo.NewClient(options...)
+	if err != nil {
+		return nil, fmt.Errorf("make a client: %w", err)
+	}
+	c.current = client
+	return client, nil
+}
+
+// dial opens a connection, with TLS where the destination asks for it.
+func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout/2) // within the attempt, which otherwise ends without a reason
+	defer cancel()
+	conn, err := c.cfg.Dial(ctx, network, address)
+	if err != nil || c.cfg.TLS == nil {
+		return conn, err
+	}
+	settings := c.cfg.TLS()
+	if settings.ServerName == "" {
+		settings = settings.Clone()
+		settings.ServerName, _, _ = net.SplitHostPort(address) // an address that was dialled has a port
+	}
+	secure := tls.Client(conn, settings)
+	if err := secure.HandshakeContext(ctx); err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return secure, nil
+}
+
+// mechanism returns how the relay proves who it is; nil: not at all. The secrets are read for every connection, so that they may change.
+func (c *Client) mechanism() sasl.Mechanism {
+	if c.cfg.Authorization == nil {
+		return nil
+	}
+	if c.cfg.Mechanism == "" {
+		return oauth.Oauth(func(context.Context) (oauth.Auth, error) {
+			return oauth.Auth{Token: strings.TrimPrefix(c.cfg.Authorization(), "Bearer ")}, nil
+		})
+	}
+	if c.cfg.Mechanism == Plain {
+		return plain.Plain(func(context.Context) (plain.Auth, error) {
+			user, pass := c.password()
+			return plain.Auth{User: user, Pass: pass}, nil
+		})
+	}
+	auth := func(context.Context) (scram.Auth, error) {
+		user, pass := c.password()
+		return scram.Auth{User: user, Pass: pass}, nil
+	}
+	if c.cfg.Mechanism == ScramSHA256 {
+		return scram.Sha256(auth)
+	}
+	return scram.Sha512(auth)
+}
+
+func (c *Client) password() (user, pass string) {
+	text, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(c.cfg.Authorization(), "Basic "))
+	if err != nil {
+		return "", ""
+	}
+	user, pass, _ = strings.Cut(string(text), ":")
+	return user, pass
+}
+
+// CloseIdleConnections lets the client go, with its connections, unless records are on their way. A later attempt makes another one.
+func (c *Client) CloseIdleConnections() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.current != nil && c.current.BufferedProduceRecords() == 0 {
+		c.current.Close()
+		c.current = nil
+	}
+}
+
+// Reach connects, and asks whether the topic exists, as far as the user may ask. It writes nothing.
+func (c *Client) Reach(ctx context.Context) error {
+	client, err := c.client()
+	if err != nil {
+		return err
+	}
+	request := kmsg.NewPtrMetadataRequest()
+	request.AllowAutoTopicCreation = false
+	request.Topics = []kmsg.MetadataRequestTopic{}
+	if name := c.cfg.topic("", c.cfg.Destination); !strings.Contains(c.cfg.Topic, typePlace) {
+		topic := kmsg.NewMetadataRequestTopic()
+		topic.Topic = kmsg.StringPtr(name)
+		request.Topics = append(request.Topics, topic)
+	}
+	since := time.Now()
+	answer, err := request.RequestWith(ctx, client)
+	if err != nil {
+		return errors.New(c.failed(since, c.cfg.Topic, err).Message)
+	}
+	for _, topic := range answer.Topics {
+		if err := kerr.ErrorForCode(topic.ErrorCode); err != nil {
+			return errors.New(c.failed(since, *topic.Topic, err).Message)
+		}
+	}
+	return nil
+}
+
+// links notes what happens to connections: the client library tries again whatever happens, and reports in the end only that time has run out.
+type links struct {
+	produced atomic.Int64 // when records were last written to a connection, in Unix nanoseconds
+	failed   atomic.Pointer[linkError]
+}
+
+// linkError is why there is no connection.
+type linkError struct {
+	at  time.Time
+	err error
+}
+
+// OnBrokerConnect implements [kgo.HookBrokerConnect].
+func (l *links) OnBrokerConnect(_ kgo.BrokerMetadata, _ time.Duration, _ net.Conn, err error) {
+	if err != nil {
+		l.failed.Store(&linkError{time.Now(), err})
+	}
+}
+
+// OnBrokerWrite implements [kgo.HookBrokerWrite].
+func (l *links) OnBrokerWrite(_ kgo.BrokerMetadata, key int16, written int, _, _ time.Duration, _ error) {
+	if key == int16(kmsg.Produce) && written > 0 {
+		l.produced.Store(time.Now().UnixNano())
+	}
+}
+
+// Level implements [kgo.Logger].
+func (l *links) Level() kgo.LogLevel { return kgo.LogLevelError }
+
+// Log implements [kgo.Logger]. That the brokers refuse a user is not reported in any other way.
+func (l *links) Log(_ kgo.LogLevel, message string, about ...any) {
+	if !strings.Contains(message, "sasl") {
+		return
+	}
+	for _, value := range about {
+		if err, ok := value.(error); ok {
+			l.failed.Store(&linkError{time.Now(), err})
+		}
+	}
+}
+
+// broken returns why no record has left since the given time; nil: one may have, or nothing was tried.
+func (l *links) broken(since time.Time) error {
+	failed := l.failed.Load()
+	if failed == nil || failed.at.Before(since) || l.produced.Load() >= since.UnixNano() {
+		return nil
+	}
+	return failed.err
+}
