@@ -57,6 +57,8 @@ type Attempt struct {
 	Outcome     policy.Outcome
 	Reason      policy.Reason
 	Duration    time.Duration
+	// Duplicate: delivered, and the receiver says that it had the message already. Only streams say so.
+	Duplicate bool
 	// Class is live, backlog or replay; see [Classes].
 	Class string
 	// SinceCreated and SinceDue are the times from the event's created_at, and from when this attempt became due, until the

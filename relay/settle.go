@@ -36,7 +36,7 @@ func (w *settler) settle(s settlement) {
 		if hook := w.config().Hooks.Attempted; hook != nil {
 			hook(Attempt{
 				EventID: s.eventID, Destination: s.destination, Number: s.attempts + 1,
-				StatusCode: s.StatusCode, Outcome: s.Outcome, Reason: s.Reason, Duration: s.duration, Class: classNames[s.class],
+				StatusCode: s.StatusCode, Outcome: s.Outcome, Reason: s.Reason, Duration: s.duration, Duplicate: s.Duplicate, Class: classNames[s.class],
 				SinceCreated: s.since(s.event.CreatedAt, ended), SinceDue: s.since(s.nextAttemptAt, ended),
 			})
 		}

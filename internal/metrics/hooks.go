@@ -58,6 +58,9 @@ func (m *Metrics) attempted(a relay.Attempt) {
 	if observer := s.answer[a.Outcome]; observer != nil {
 		observer.Observe(a.Duration.Seconds())
 	}
+	if a.Duplicate {
+		s.duplicates.Inc()
+	}
 	if a.Outcome == policy.Delivered {
 		if observer := s.latency[a.Class]; observer != nil {
 			observer.Observe(a.SinceCreated.Seconds())

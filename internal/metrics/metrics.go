@@ -42,7 +42,7 @@ type Metrics struct {
 	registry *prometheus.Registry
 
 	settled                     *prometheus.CounterVec
-	claimed                     *prometheus.CounterVec
+	claimed, duplicates         *prometheus.CounterVec
 	latency, dueLatency, answer *prometheus.HistogramVec
 	claimTime, claimSize        prometheus.Histogram
 	settleTime, settleSize      prometheus.Histogram
@@ -62,7 +62,7 @@ type Metrics struct {
 
 // series are those of one destination, found without a lookup of labels.
 type series struct {
-	claimed             prometheus.Counter
+	claimed, duplicates prometheus.Counter
 	settled             map[result]prometheus.Counter
 	answer              map[policy.Outcome]prometheus.Observer
 	latency, dueLatency map[string]prometheus.Observer // by class
@@ -100,6 +100,7 @@ func (m *Metrics) define() {
 	m.registry.MustRegister(build)
 
 	m.claimed = factory.counters("outbox_claimed_deliveries_total", "Deliveries that this relay has claimed.", "destination")
+	m.duplicates = factory.counters("outbox_duplicate_deliveries_total", "Deliveries that a stream acknowledged as duplicates: it had stored an earlier attempt.", "destination")
 	m.settled = factory.counters("outbox_settled_deliveries_total",
 		"Deliveries whose outcome this relay has written: delivered, retry, fail or hold (given back without spending an attempt).", "destination", "outcome", "reason")
 	m.answer = factory.histograms("outbox_attempt_duration_seconds", "Duration of the POSTs, by what became of them.", durationBounds, "destination", "outcome")
@@ -161,7 +162,7 @@ func (m *Metrics) of(destination string) *series {
 		return s
 	}
 	s := &series{
-		claimed: m.claimed.WithLabelValues(destination),
+		claimed: m.claimed.WithLabelValues(destination), duplicates: m.duplicates.WithLabelValues(destination),
 		settled: map[result]prometheus.Counter{}, answer: map[policy.Outcome]prometheus.Observer{},
 		latency: map[string]prometheus.Observer{}, dueLatency: map[string]prometheus.Observer{},
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -19,7 +20,13 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
-func TestMain(m *testing.M) { pgtest.RunTests(m) }
+func TestMain(m *testing.M) {
+	if kind := os.Getenv(serveVariable); kind != "" {
+		serve(kind)
+		return
+	}
+	pgtest.RunTests(m)
+}
 
 // patience bounds every wait of a test. It measures nothing.
 const patience = 20 * time.Second

@@ -99,3 +99,12 @@ func authority(t testing.TB) (ca *x509.Certificate, pair func(name string) tls.C
 		return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: own, Leaf: leaf}
 	}
 }
+
+func split(t testing.TB, address string) (host string, port int) {
+	t.Helper()
+	host, text, err := net.SplitHostPort(address)
+	must(t, err)
+	port, err = strconv.Atoi(text)
+	must(t, err)
+	return host, port
+}

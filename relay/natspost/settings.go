@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
 	"time"
 
@@ -33,11 +32,20 @@ type Settings struct {
 	Seed func() string
 }
 
-var (
-	// A stream's name may hold what a file's name may, but for the signs of subjects.
-	streamName  = regexp.MustCompile(`^[^\s.*>/\\\x00-\x1f\x7f]{1,255}$`)
-	inboxPrefix = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
-)
+// isStreamName reports whether a stream may have this name: it holds what a file's name may, but for the signs of subjects.
+func isStreamName(name string) bool {
+	return len(name) <= 255 && name != "" && !strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r == 0x7f || strings.ContainsRune(`.*>/\`, r) })
+}
+
+// isInboxPrefix reports whether subjects may begin with this, and a dot behind it.
+func isInboxPrefix(prefix string) bool {
+	for word := range strings.SplitSeq(prefix, ".") {
+		if word == "" || strings.Trim(word, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-") != "" {
+			return false
+		}
+	}
+	return len(prefix) <= 128
+}
 
 // Problems returns the mistakes in the settings of the named destination. path is where they stand.
 func (s Settings) Problems(path, destination string) []check.Problem {
@@ -53,10 +61,10 @@ func (s Settings) Problems(path, destination string) []check.Problem {
 	case s.Stream == "":
 		v.Require(false, path+".stream", "is not set; write the name of the stream that stores the events")
 	default:
-		v.Require(streamName.MatchString(s.Stream), path+".stream", "%q is not the name of a stream: it holds a blank, '.', '*', '>' or a slash", s.Stream)
+		v.Require(isStreamName(s.Stream), path+".stream", "%q is not the name of a stream: it holds a blank, '.', '*', '>' or a slash", s.Stream)
 	}
 	if s.InboxPrefix != "" {
-		v.Require(inboxPrefix.MatchString(s.InboxPrefix) && len(s.InboxPrefix) <= 128, path+".inbox_prefix", "%q is not usable; write words of letters, digits, '-' and '_' with dots between them", s.InboxPrefix)
+		v.Require(isInboxPrefix(s.InboxPrefix), path+".inbox_prefix", "%q is not usable; write words of letters, digits, '-' and '_' with dots between them", s.InboxPrefix)
 	}
 	v.Require(s.Credentials == nil || s.Seed == nil, path+".nkey_file", "is set beside credentials_file, and a connection can have one identity; remove one of them")
 	return v

@@ -36,11 +36,17 @@ func templateProblem(template, destination string) string {
 	return ""
 }
 
+// expand returns the subject of an event. A strings.Replacer would be built anew for each. The type comes last: what it holds is no
+// place.
 func expand(template, eventType, destination string, partition uint32) string {
 	if !strings.Contains(template, "{") {
 		return template
 	}
-	return strings.NewReplacer(typePlace, eventType, destinationPlace, destination, partitionPlace, strconv.FormatUint(uint64(partition), 10)).Replace(template)
+	subject := strings.ReplaceAll(template, destinationPlace, destination)
+	if strings.Contains(subject, partitionPlace) {
+		subject = strings.ReplaceAll(subject, partitionPlace, strconv.FormatUint(uint64(partition), 10))
+	}
+	return strings.ReplaceAll(subject, typePlace, eventType)
 }
 
 // partition returns the partition of what has the given order: an ordering key, or what stands for one. FNV-1a, so that another program can find it, too.
