@@ -97,10 +97,6 @@ test-receivers: ## Vet and test what is for receivers and a module of its own: t
 			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done
 
-.PHONY: test-nats
-test-nats: ## Test destinations of NATS with a real server
-	cd internal/natstest && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
-
 .PHONY: test-rules
 test-rules: ## Check the Prometheus rules and the dashboard with Prometheus's own parser, and try each rule
 	cd docs/deploy/rulestest && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test ./...
@@ -124,9 +120,9 @@ test-stores: $(dynalite) ## Vet and test the stores for receivers whose effect i
 	done
 
 .PHONY: test-logs
-test-logs: $(nats) build ## Vet and test the receiving half of logs: NATS JetStream, Kafka
+test-logs: $(nats) build ## Vet and test what writes to NATS and Kafka and reads from them, with real servers and imitations
 	@$(find_race); \
-	for module in consumer/natsconsumer consumer/kafkaconsumer cmd/demo-cluster; do \
+	for module in internal/natstest internal/kafkatest consumer/natsconsumer consumer/kafkaconsumer cmd/demo-cluster; do \
 		(set -ex; cd "$$module"; test -z "$$(gofmt -l .)"; $(GO) mod tidy -diff; $(GO) vet ./...; \
 			$(GO) test $$race -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...) || exit 1; \
 	done

@@ -105,14 +105,6 @@ func attemptAt(t testing.TB, url string) policy.Decision {
 	return attemptWith(t, d)
 }
 
-// loneSenders returns what makes attempts without a relay, which touch no database.
-func loneSenders(t testing.TB) *senders {
-	t.Helper()
-	c := &core{taking: t.Context(), doing: t.Context()}
-	c.effective.Store(&Config{})
-	return &senders{core: c}
-}
-
 func attemptWith(t testing.TB, destination post.Destination) policy.Decision {
 	t.Helper()
 	l, err := laneTo(destination)
