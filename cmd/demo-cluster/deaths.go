@@ -33,26 +33,34 @@ func (s *stage) keepRelay(ctx context.Context) error {
 	}
 }
 
-// outlives waits until the process has ended, was killed after its time, or was stopped with the play.
+// outlives waits until the process has ended, was killed after its time, or was stopped with the play. In the calm after the last event no
+// process is killed: a relay that never lives for longer than a publication takes would leave the last ones for ever.
 func (s *stage) outlives(ctx context.Context, p *process.Process, life time.Duration) (stopped bool) {
 	timer := time.NewTimer(life)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 		p.Kill()
+		return false
 	case <-p.Ended:
+		return false
+	case <-s.calm:
+	case <-ctx.Done():
+	}
+	select {
+	case <-p.Ended:
+		return false
 	case <-ctx.Done():
 		p.Stop(grace)
 		return true
 	}
-	return false
 }
 
 // keepConsumer runs a consumer, which dies after a commit, or is killed anywhere.
 func (s *stage) keepConsumer(ctx context.Context, number int) error {
 	for life := 1; ; life++ {
 		argv := []string{s.self, "--consumer", "--url", s.cluster.URL(), "--database", s.postgres.DSN("logistics")}
-		if life%2 == 1 {
+		if life%2 == 1 && !s.isCalm() {
 			argv = append(argv, "--die-after", strconv.Itoa(50+10*number+life))
 		}
 		p, err := process.Start(process.Command{Argv: argv, Env: []string{"DEMO_SECRET=" + s.Secret}, Stdout: s.count})
@@ -69,6 +77,15 @@ func (s *stage) keepConsumer(ctx context.Context, number int) error {
 	}
 }
 
+func (s *stage) isCalm() bool {
+	select {
+	case <-s.calm:
+		return true
+	default:
+		return false
+	}
+}
+
 // count counts what consumers report.
 func (s *stage) count(line string) {
 	n, _ := s.results.LoadOrStore(line, new(atomic.Int64))
@@ -80,6 +97,8 @@ func (s *stage) killLeaders(ctx context.Context) error {
 	for {
 		select {
 		case <-time.After(s.KillLeader):
+		case <-s.calm:
+			return nil
 		case <-ctx.Done():
 			return nil
 		}

@@ -39,7 +39,8 @@ type stage struct {
 	config   string // the relay's
 	self     string
 
-	results      sync.Map // of consumers, by consumer.Result: *atomic.Int64
+	calm         chan struct{} // closed when the last event is committed
+	results      sync.Map      // of consumers, by consumer.Result: *atomic.Int64
 	leaderKills  atomic.Int64
 	relayKills   atomic.Int64
 	consumerEnds atomic.Int64
@@ -47,7 +48,7 @@ type stage struct {
 
 // play runs the demonstration and fails when a promise is broken.
 func (o *options) play(ctx context.Context) error {
-	s := &stage{options: o}
+	s := &stage{options: o, calm: make(chan struct{})}
 	err := s.open(ctx)
 	if err == nil {
 		err = s.run(ctx)
@@ -159,6 +160,7 @@ func (s *stage) run(ctx context.Context) error {
 	act(s.killLeaders)
 	began := time.Now()
 	err = s.produce(playing)
+	close(s.calm)
 	if err == nil {
 		fmt.Printf("%d events are committed, after %v\n", s.Events, time.Since(began).Round(time.Second))
 		err = s.await(playing)
@@ -230,7 +232,7 @@ func (s *stage) await(ctx context.Context) error {
 		case <-time.After(200 * time.Millisecond):
 		case <-ctx.Done():
 			var waiting string
-			_ = s.finance.QueryRow(context.WithoutCancel(ctx), `SELECT coalesce(string_agg(DISTINCT concat(status, ' ', last_reason, ' ', last_error), '; '), '') FROM outbox_delivery WHERE status <> 'delivered'`).Scan(&waiting)
+			_ = s.finance.QueryRow(context.WithoutCancel(ctx), `SELECT coalesce(string_agg(DISTINCT concat(event_id, ' ', ordering_key, ' ', status, ' claim ', claim, ' attempts ', attempts, ' rescues ', rescues, ' next ', next_attempt_at, ' lease ', lease_expires_at, ' ', last_reason, ' ', last_error), E'\n'), '') FROM outbox_delivery WHERE status <> 'delivered'`).Scan(&waiting)
 			return fmt.Errorf("%w: %d of %d; not delivered: %s", context.Cause(ctx), done, s.Events, waiting)
 		}
 	}
