@@ -387,6 +387,7 @@ func TestInboxOrderIsAConstraint(t *testing.T) {
 // What an operator has changed by hand goes on by itself.
 func TestInboxSweepsWhatNobodyLetGo(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t)
 	p := newInbox(t, inbox.Config{PollInterval: never})
 	for _, key := range []string{"a1", "a2", "b1", "c1", "c2", "d1", "d2"} {
 		p.record(key, ordered(key[:1], int(key[1]-'0')))

@@ -352,6 +352,7 @@ func TestOriginalSeenFromElsewhere(t *testing.T) {
 // A server that tells strangers nothing of its control file: what is left is compared.
 func TestServerThatTellsNothing(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t)
 	db := newDatabase(t)
 	db.exec(`REVOKE EXECUTE ON FUNCTION pg_control_system(), pg_control_checkpoint() FROM PUBLIC`)
 	rolesLock.Lock()

@@ -140,6 +140,7 @@ func TestReloadReleasesWhatIsParked(t *testing.T) {
 // arrives once, at one of the places.
 func TestReloadUnderLoad(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t)
 	db := newDatabase(t)
 	places := []*receiver{newReceiver(t, nil), newReceiver(t, nil), newReceiver(t, nil)}
 	variant := func(n int) Config {

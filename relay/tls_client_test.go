@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -149,6 +150,7 @@ func TestCertificatesChangeUnderAnEndpoint(t *testing.T) {
 // A handshake that stalls ends with the attempt's deadline, also when only the client's part is awaited.
 func TestHandshakeThatNeverEnds(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t)
 	stall := newRawServer(t, func(conn net.Conn) {
 		for buffer := make([]byte, 512); ; {
 			if _, err := conn.Read(buffer); err != nil {

@@ -54,6 +54,7 @@ func TestReceiverRollsBack(t *testing.T) {
 
 // A receiver that dies between its commit and its answer gets the event once more, and remembers it.
 func TestReceiverDiesBetweenCommitAndAnswer(t *testing.T) {
+	testsize.Long(t)
 	s := newStage(t)
 	s.enter(t, 1, faults{}, []int{1}, "OUTBOX_RETRY_SCHEDULE=500ms")
 	s.try(t, s.issue(order{prefix: "INV", invoices: 1}))

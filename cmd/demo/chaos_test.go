@@ -25,7 +25,7 @@ const (
 // While relays are killed and answers are lost, nothing is lost and nothing happens twice, and no request is made that a
 // recorded kill or loss does not explain.
 func TestChaos(t *testing.T) {
-	lasts := testsize.Of(*chaosTime, min(*chaosTime, 3*time.Second))
+	lasts := testsize.Of(*chaosTime, min(*chaosTime, 3*killEvery))
 	s := newStage(t)
 	relays := s.enter(t, 2, faults{Lose: answersLost}, nil, "OUTBOX_RETRY_SCHEDULE=500ms,1s,2s", "OUTBOX_LEASE=60s")
 

@@ -76,6 +76,7 @@ func TestBench(t *testing.T) {
 // A receiver of the user's gets what the configuration says of it.
 func TestBenchAgainstAReceiver(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t)
 	dsn, unchanged := outboxWithEvent(t)
 	var mu sync.Mutex
 	var types []string

@@ -274,6 +274,7 @@ func TestInboxStatusCommand(t *testing.T) {
 // Texts that others chose begin no line and command no terminal.
 func TestInboxCommandsPrintNoControlCharacters(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t)
 	env, dsn := failedInbox(t, 2)
 	db := open(t, dsn)
 	for _, column := range []string{"idempotency_key", "event_type", "last_error", "related_reference", "ordering_key", "claimed_by", "receiver", "source"} {

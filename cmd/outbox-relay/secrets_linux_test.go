@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -62,6 +63,7 @@ func answerWith(t *testing.T, status int) string {
 // a status line that is none. It appears in nothing that the program writes or serves.
 func TestSecurityCanariesNowhere(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t)
 	var alerts buffer
 	channel := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(&alerts, r.Body)

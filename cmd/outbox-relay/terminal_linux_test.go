@@ -12,6 +12,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
+	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
@@ -94,6 +95,7 @@ func TestMigrateDownOnATerminal(t *testing.T) {
 // On a terminal one line changes, and is gone at the end.
 func TestArchiveProgress(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t)
 	dsn := pgtest.New(t, migrations.Outbox)
 	db := open(t, dsn)
 	settled(t, db, 1, 2000)
