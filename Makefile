@@ -203,7 +203,7 @@ lint: $(golangci) ## Check format, vet, linters, and that go.mod is tidy
 	@# Here an exception that nothing needs is no mistake, and examples are programs. The benchmark runs others, on files of its own.
 	@sed 's/warn-unused: true/warn-unused: false/' .golangci.yml >bin/golangci-modules.yml
 	@for module in $(modules); do \
-		case $$module in */bench) programs='--disable forbidigo,gosec';; */examples | */sbom) programs='--disable forbidigo';; *) programs=;; esac; \
+		case $$module in */bench) programs='--disable forbidigo,gosec';; */examples | */sbom | */demo-cluster) programs='--disable forbidigo';; *) programs=;; esac; \
 		(set -ex; cd "$$module"; '$(CURDIR)/$(golangci)' run --config '$(CURDIR)/bin/golangci-modules.yml' $$programs) || exit 1; \
 	done
 

@@ -31,6 +31,9 @@ type module struct{ path, version, dir string }
 
 func (m module) String() string { return m.path + "@" + m.version }
 
+// ownPath begins the modules of this repository, whose licence is at its top.
+const ownPath = "github.com/outbox-relay/outbox-relay"
+
 // modulesOf returns the modules that the packages of a directory's module and their tests are built with.
 func modulesOf(directory string) (modules []module, err error) {
 	cmd := exec.Command("go", "list", "-deps", "-test", "-f",
@@ -42,7 +45,7 @@ func modulesOf(directory string) (modules []module, err error) {
 	}
 	for line := range strings.Lines(string(out)) {
 		fields := strings.Split(strings.TrimSpace(line), "\t")
-		if len(fields) != 3 || fields[1] == "" {
+		if len(fields) != 3 || fields[1] == "" || strings.HasPrefix(fields[0], ownPath) {
 			continue // a package of the standard library, or a module of this repository
 		}
 		if m := (module{fields[0], fields[1], fields[2]}); !slices.Contains(modules, m) {

@@ -33,7 +33,7 @@ func serve(kind string) {
 			panic(err)
 		}
 		go func() {
-			_ = (&http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) })}).Serve(l) //nolint:gosec // of a benchmark
+			_ = (&http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) })}).Serve(l)
 		}()
 		fmt.Println(l.Addr())
 	default:

@@ -88,10 +88,14 @@ func TestErrorsOfAStream(t *testing.T) {
 		"another stream": {prepare: func(t *testing.T, js jetstream.JetStream, _ *nats.Conn) {
 			addStream(t, js, func(c *jetstream.StreamConfig) { c.Name = "OTHER" })
 		}, want: answered(policy.ReasonNotFound), outcome: policy.Retry, text: `another stream than "EVENTS" takes the subject "outbox.paid"`},
-		"no JetStream": {server: func(o *server.Options) { o.JetStream = false },
-			want: answered(policy.ReasonNotFound), outcome: policy.Retry, text: "has no JetStream; enable it"},
-		"larger than the server takes": {server: maxPayload, prepare: func(t *testing.T, js jetstream.JetStream, _ *nats.Conn) { addStream(t, js) },
-			send: large(2048), want: tooLarge, outcome: policy.Fail, text: "max_payload is 2048; raise that and replay the event"},
+		"no JetStream": {
+			server: func(o *server.Options) { o.JetStream = false },
+			want:   answered(policy.ReasonNotFound), outcome: policy.Retry, text: "has no JetStream; enable it",
+		},
+		"larger than the server takes": {
+			server: maxPayload, prepare: func(t *testing.T, js jetstream.JetStream, _ *nats.Conn) { addStream(t, js) },
+			send: large(2048), want: tooLarge, outcome: policy.Fail, text: "max_payload is 2048; raise that and replay the event",
+		},
 		"larger than the stream takes": {prepare: func(t *testing.T, js jetstream.JetStream, _ *nats.Conn) {
 			addStream(t, js, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 1024 })
 		}, send: large(1024), want: answered(policy.ReasonTooLarge), outcome: policy.Fail, text: `raise max_msg_size of the stream "EVENTS"`},

@@ -102,12 +102,18 @@ func TestMissingRights(t *testing.T) {
 		want   policy.Result
 		text   string
 	}{
-		"to publish": {&server.Permissions{Publish: allow("other.>"), Subscribe: allow("_INBOX.>")}, nil,
-			answered(policy.ReasonUnauthorized), `Permissions Violation for Publish to "outbox.paid": allow the user to publish to that subject`},
-		"to hear the acknowledgement": {&server.Permissions{Publish: allow("outbox.>"), Subscribe: allow("_INBOX_relay.>")}, nil,
-			answered(policy.ReasonUnauthorized), "or set inbox_prefix to what it may subscribe to"},
-		"to hear it elsewhere": {&server.Permissions{Publish: allow("outbox.>"), Subscribe: allow("_INBOX_relay.>")},
-			func(d *post.Destination) { d.NATS.InboxPrefix = "_INBOX_relay" }, delivered, ""},
+		"to publish": {
+			&server.Permissions{Publish: allow("other.>"), Subscribe: allow("_INBOX.>")}, nil,
+			answered(policy.ReasonUnauthorized), `Permissions Violation for Publish to "outbox.paid": allow the user to publish to that subject`,
+		},
+		"to hear the acknowledgement": {
+			&server.Permissions{Publish: allow("outbox.>"), Subscribe: allow("_INBOX_relay.>")}, nil,
+			answered(policy.ReasonUnauthorized), "or set inbox_prefix to what it may subscribe to",
+		},
+		"to hear it elsewhere": {
+			&server.Permissions{Publish: allow("outbox.>"), Subscribe: allow("_INBOX_relay.>")},
+			func(d *post.Destination) { d.NATS.InboxPrefix = "_INBOX_relay" }, delivered, "",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
