@@ -105,7 +105,8 @@ func New(cfg Config, receiver http.Handler) (*Consumer, error) {
 // leaves the group and returns nil. It may run in any number of processes, once in each Consumer. An outage of the brokers, of any length, does not
 // end it. It returns an error at the start only: when no broker answers, or a topic does not exist.
 func (c *Consumer) Run(ctx context.Context) error {
-	client, err := kgo.NewClient(append(slices.Clone(c.Client),
+	// A partition that has had enough takes part in the next fetch again: no fetch may be long.
+	client, err := kgo.NewClient(append(append([]kgo.Opt{kgo.FetchMaxWait(500 * time.Millisecond)}, c.Client...),
 		kgo.ConsumerGroup(c.Group), kgo.ConsumeTopics(c.Topics...), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 		kgo.AutoCommitMarks(), kgo.AutoCommitInterval(time.Second), kgo.BlockRebalanceOnPoll(), kgo.RebalanceTimeout(time.Minute),
 		kgo.OnPartitionsAssigned(c.assigned), kgo.OnPartitionsRevoked(c.revoked), kgo.OnPartitionsLost(c.lost))...)

@@ -31,7 +31,7 @@ func TestOverviewIsLive(t *testing.T) {
 	db.Insert(2, "k")
 	db.Settled("failed", "true")
 	s.reads(`2 deliveries to "default" failed; last:`)
-	if !evaluate[bool](s, `window.kept === true && document.querySelectorAll(".u-wrap").length === 2`) {
+	if !evaluate[bool](s, `window.kept === true && document.querySelectorAll(".u-wrap").length === 3`) {
 		t.Error("the page was loaded again, or its charts are gone")
 	}
 	db.Exec(`UPDATE outbox_delivery SET status = 'discarded'`)

@@ -96,6 +96,7 @@ func runBeside(inv *cli.Invocation, r *relay.Relay, rl *reloader) error {
 		select {
 		case <-time.After(startingTakes):
 			debug.FreeOSMemory() // an idle relay would keep for days what its start has used
+			releaseProgram()
 		case <-inv.Aborted:
 		case <-ended:
 		}
