@@ -106,7 +106,7 @@ func TestSecurityCanariesNowhere(t *testing.T) {
 	until(t, db, "SELECT count(*) > 0 FROM outbox_alert")
 	log.wait(t, `"alert"`, ended)
 
-	// The headers of an event are content: whoever looks at one event sees them, and nothing else shows them.
+	// The headers of an event are content: a look at one event shows them, and nothing else does.
 	type output struct {
 		where, text string
 		ofOneEvent  bool

@@ -19,16 +19,17 @@
 //
 // One durable consumer gives messages to whichever process asks first, so it keeps no order. For order by key, let the relay spread the
 // keys over partitions (destinations.NAME.partitions, with {partition} in the subject) and set Config.Partitions to the same number:
-// each partition then has a durable consumer of its own, which has one message under way at a time, whatever number of processes run. A message that fails keeps those
-// behind it in its partition waiting, as a handler's order demands. With an inbox as the receiver that wait is short: a message is
-// acknowledged once it is recorded, and an event that fails for good ends as failed in the inbox while other keys go on.
+// each partition then has a durable consumer of its own, which has one message under way at a time, whatever number of processes run. A
+// message that fails keeps those behind it in its partition waiting, as order demands. With an inbox as the receiver that wait is short:
+// a message is acknowledged once it is recorded, and an event that fails for good ends as failed there while other keys go on.
 //
 // # What a stream needs
 //
-// A stream keeps a message after it was read (Retention: Limits), so a message that is refused can be looked up by its sequence, which the log
-// names. Streams that remove what was acknowledged need [Config].Refused. No message may be older than the time that its sender promised to
-// send it in (X-Outbox-Not-After, 30 days): where events are pruned from processed_events, the receiver refuses it as forgotten. Let the stream's MaxAge be less.
+// A stream keeps a message after it was read (Retention: Limits), so a message that is refused can be looked up by its sequence, which
+// the log names. Streams that remove what was acknowledged need [Config].Refused. Where events are pruned from processed_events, the
+// receiver refuses a message as forgotten that comes after its sender's promise (X-Outbox-Not-After, 30 days): let the stream's MaxAge
+// be less.
 //
-// Whoever may publish to the stream's subjects may keep a partition waiting with messages that no secret has signed, since a wrong secret looks
-// the same and must lose nothing: give that right to relays alone.
+// Give the right to publish to the stream's subjects to relays alone: a stranger who has it may keep a partition waiting with messages that no
+// secret has signed, since a wrong secret looks the same and must lose nothing.
 package natsconsumer

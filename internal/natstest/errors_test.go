@@ -164,7 +164,7 @@ func TestErrorsOfAConnection(t *testing.T) {
 	t.Parallel()
 	web := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(web.Close)
-	nobody := post.Egress{AllowPrivate: []prefix{}}
+	none := post.Egress{AllowPrivate: []prefix{}}
 	for name, c := range map[string]struct {
 		url    string
 		egress post.Egress
@@ -175,7 +175,7 @@ func TestErrorsOfAConnection(t *testing.T) {
 		"no such name":      {url: "nats://nowhere.invalid", want: policy.ReasonDNS, text: "nowhere.invalid"},
 		"a server of HTTP":  {url: "nats://" + strings.TrimPrefix(web.URL, "http://"), want: policy.ReasonTimeout, text: "does not answer as one of NATS in time"},
 		"a server of mail":  {url: "nats://" + speaking(t, "220 mail.example.com ESMTP\r\n"), want: policy.ReasonMalformed, text: "is not a server of NATS"},
-		"no private egress": {url: "nats://localhost:4222", egress: nobody, want: policy.ReasonEgress, text: "egress.allow_private"},
+		"no private egress": {url: "nats://localhost:4222", egress: none, want: policy.ReasonEgress, text: "egress.allow_private"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
