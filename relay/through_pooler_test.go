@@ -141,8 +141,9 @@ func TestSettingsThroughThePooler(t *testing.T) {
 	db := newDatabase(t)
 	db.bounce("default_pool_size = 1")
 	db.exec(`CREATE SCHEMA "My schema"`)
-	r := prepared(t, db.config(to(newReceiver(t, nil).URL)))
-	r.cfg.Schema = "public"
+	cfg := db.config(to(newReceiver(t, nil).URL))
+	cfg.Schema = "public"
+	r := prepared(t, cfg)
 	r.begin()
 	r.instance()
 	stranger := pgtest.Pool(t, db.dsn+"&default_query_exec_mode=exec")
