@@ -69,7 +69,7 @@ func (s *sampler) rest() {
 	}
 }
 
-// endRest lets go on what waits for the first sample after a rest.
+// endRest ends the wait of scrapes for the first sample after a rest.
 func (s *sampler) endRest() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
