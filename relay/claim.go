@@ -265,23 +265,13 @@ func (c *claimer) claim(taking context.Context, instance int32, claims []laneCla
 // is ready or, when it is time to look for new work, if it has room.
 func (c *claimer) claims(now time.Time) []laneClaim {
 	lanes := c.lanes.list()
-	active := 0
-	for _, l := range lanes {
-		if l.isActive() {
-			active++
-		}
-	}
+	parts := c.lanes.divide(c.config().MaxInFlight, nil)
 	claims := make([]laneClaim, 0, len(lanes))
 	for _, l := range lanes {
 		if c.config().Hooks.LaneChanged != nil {
 			l.show(now, c.config().Hooks.LaneChanged)
 		}
-		// A lane that had nothing may get as much as if all lanes had something: they may all get something now.
-		sharers := len(lanes)
-		if l.isActive() {
-			sharers = active
-		}
-		l.takePart(c.config().MaxInFlight, sharers)
+		l.takePart(parts, l.isActive())
 		if request := c.request(l, now, c.pace.Looking(now)); len(request.scans)+len(request.keys) > 0 {
 			claims = append(claims, laneClaim{l, request})
 			l.ask(now)
@@ -400,8 +390,9 @@ func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Dura
 				l.walks[s.class].advance(s.class, read, found[n], result.at, took, pause)
 				l.walks[s.class].clear = tookAll
 			}
-			if read.more { // what it found may hang, or it found what another relay has claimed: no settlement goes on with it
-				c.plan(time.Now().Add(took))
+			// What it found may hang, or it found what another relay has claimed: no settlement goes on with it.
+			if pause := l.walks[s.class].pause; read.more || pause > 0 {
+				c.plan(time.Now().Add(max(took, pause)))
 			}
 			n++
 		}
@@ -437,12 +428,7 @@ func (c *claimer) rememberFloors(claims []laneClaim, result claimResult) {
 func (c *claimer) handOut(claims []laneClaim, result claimResult) {
 	byLane := byDestination(result.deliveries)
 	window := result.at.Add(-liveWindow)
-	active := 0
-	for _, l := range c.lanes.list() {
-		if len(byLane[l.name]) > 0 || l.isActive() {
-			active++
-		}
-	}
+	parts := c.lanes.divide(c.config().MaxInFlight, byLane)
 	for _, claim := range claims {
 		deliveries, brought := byLane[claim.lane.name]
 		if !brought {
@@ -454,7 +440,7 @@ func (c *claimer) handOut(claims []laneClaim, result claimResult) {
 		if c.config().Hooks.Claimed != nil {
 			c.config().Hooks.Claimed(claim.lane.name, len(deliveries))
 		}
-		claim.lane.takePart(c.config().MaxInFlight, active) // before it gets senders, of which all lanes together may have so many
+		claim.lane.takePart(parts, true) // before it gets senders, of which all lanes together may have so many
 		c.push(claim, deliveries, window)
 	}
 }

@@ -64,7 +64,7 @@ type Config struct {
 	// DrainTimeout bounds how long Run, once told to stop, waits for POSTs in flight. 0: 20 s.
 	DrainTimeout time.Duration
 	// MaxInFlight bounds concurrent POSTs over all destinations; lanes with work share it evenly, and each always may
-	// have one. 0: 256.
+	// have one. A lane that is held takes only its probe. 0: 256.
 	MaxInFlight int
 
 	// Destinations, at least one. Names are unique.

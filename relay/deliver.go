@@ -4,13 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"runtime"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -142,7 +140,7 @@ func (s *senders) attempt(l *lane, d *delivery) (v policy.Result) {
 	// One delivery that trips a defect must not take the relay, and all others, with it.
 	defer func() {
 		if defect := recover(); defect != nil {
-			v = policy.Result{Reason: policy.ReasonPanic, Message: plain.Clip(describePanic(defect)), Posted: true}
+			v = policy.Panicked(defect)
 		}
 	}()
 	if s.taking.Err() != nil {
@@ -199,13 +197,4 @@ func (s *senders) countAlone(d *delivery) (instead *policy.Result) {
 		return &policy.Result{Reason: policy.ReasonDatabase}
 	}
 	return nil
-}
-
-// describePanic returns the text of a runtime error, which holds no data, and of any other panic only its type: its value
-// may be part of a request.
-func describePanic(defect any) string {
-	if err, ok := defect.(runtime.Error); ok {
-		return "panic: " + err.Error()
-	}
-	return fmt.Sprintf("panic: a value of type %T", defect)
 }

@@ -33,8 +33,8 @@
 // (one request: what it says, how it travels, what is kept of its answer), breaker (what the relays share about destinations
 // that are down), identity (keeping away from copies of the database), session (being connected, being alive, taking over from
 // the dead), routes (the stored routes, and what was parked before its route came), archive (moving and removing what is done
-// with), alert (telling people), and watch (being a good neighbour). Beside it is ops (what operators ask and do), which
-// stands on the same rooms; the two never import each other.
+// with), alert (telling people), watch (being a good neighbour), and ready (whether streams and topics are there). Beside it is
+// ops (what operators ask and do), which stands on the same rooms; the two never import each other.
 //
 // # Goroutines
 //
@@ -49,6 +49,7 @@
 //	alerter      sends what is due from outbox_alert, each channel on its own, so that a dead one delays nothing
 //	maintenance  the safety tick that wakes the claimer, the archive, parked deliveries, and routes that others changed
 //	watcher      looks around the database every half minute, for alerts and for housekeeping
+//	ready        asks destinations of logs, until each was ready once, whether they can store events
 //
 // # Outcomes
 //

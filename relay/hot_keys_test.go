@@ -22,8 +22,11 @@ import (
 // that of the first, and the 99th percentile of the trickle's latency, alone and beside the drain. 100,000 events with -full.
 func BenchmarkHotKeys(b *testing.B) {
 	events, failed := 20_000, 2_000
-	if *full {
+	switch {
+	case *full:
 		events, failed = 100_000, 10_000
+	case testing.Short():
+		events, failed = 2_000, 200
 	}
 	for _, c := range []struct {
 		name    string
@@ -90,10 +93,14 @@ func drainHotKeys(b *testing.B, events, failed int, blocked bool) {
 			return slices.Clone(latencies)
 		}), 0.99)
 	}
+	window := 5 * time.Second
+	if testing.Short() {
+		window = time.Second
+	}
 	trickle(time.Second) // connections are made
-	alone := trickle(5 * time.Second)
+	alone := trickle(window)
 	insert(events, "due-")
-	beside := trickle(5 * time.Second)
+	beside := trickle(window)
 	<-done
 	first, last := tenths[1].Sub(tenths[0]), tenths[10].Sub(tenths[9])
 	b.ReportMetric(float64(events)/tenths[10].Sub(tenths[0]).Seconds(), "events/s")

@@ -125,6 +125,14 @@ func (ls *lanes) list() []*lane {
 	return ls.active
 }
 
+// endpoints returns where the deliveries of all lanes go.
+func (ls *lanes) endpoints() (all []*post.Endpoint) {
+	for _, l := range ls.list() {
+		all = append(all, l.current())
+	}
+	return all
+}
+
 // busy reports whether any lane holds anything.
 func (ls *lanes) busy() bool {
 	return slices.ContainsFunc(ls.list(), func(l *lane) bool { return l.busy() })
@@ -151,7 +159,11 @@ func (ls *lanes) applyStates(began, now time.Time, states []policy.DestinationSt
 	return changed
 }
 
-// takePart gives the lane its part of the relay's capacity, which so many lanes share.
-func (l *lane) takePart(capacity, sharers int) {
-	l.setShare(min(l.current().Destination.MaxInFlight, max(1, capacity/max(1, sharers))))
+// divide divides the relay's capacity. A lane for which something was brought is active, too.
+func (ls *lanes) divide(capacity int, brought map[string][]delivery) policy.Division {
+	var sharers []policy.Sharer
+	for _, l := range ls.list() {
+		sharers = append(sharers, l.sharer(len(brought[l.name]) > 0 || l.isActive()))
+	}
+	return policy.Divide(capacity, sharers)
 }

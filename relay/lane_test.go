@@ -78,7 +78,9 @@ func TestLaneStrandsNoDelivery(t *testing.T) {
 			if rapid.Bool().Draw(t, "change the limit") {
 				limit := rapid.IntRange(1, 8).Draw(t, "new limit")
 				widest = max(widest, limit)
-				l.setShare(limit)
+				l.mu.Lock()
+				l.share = limit
+				l.mu.Unlock()
 			}
 		}
 		senders.Wait()
@@ -153,6 +155,29 @@ func TestRoomIsWorthAClaimOnlyInBatches(t *testing.T) {
 	l.rate = policy.Throughput{}
 	if free, worthwhile := l.room(now, DefaultLease); free[live] != 32 || !worthwhile {
 		t.Errorf("a quarter free: %d (%t)", free, worthwhile)
+	}
+}
+
+// A drain's first claims need not be small until its rate has been measured: how long the first answers take says how many a lane can send.
+func TestFirstAnswersSayHowMuchToClaim(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	for name, c := range map[string]struct {
+		limit float64
+		takes time.Duration
+		want  int
+	}{
+		"no answer yet":   {want: 2 * 64},
+		"10 ms each":      {takes: 10 * time.Millisecond, want: 64 + 20*64},
+		"nearly no time":  {takes: time.Microsecond, want: maxTaken},
+		"slowly":          {takes: 5 * time.Second, want: 64 + 2},
+		"at a given rate": {limit: 100, takes: 10 * time.Millisecond, want: 64},
+	} {
+		l := newLane(&post.Endpoint{Destination: post.Destination{Name: "d", Timeout: post.DefaultTimeout, MaxInFlight: 64, RateLimit: c.limit}})
+		l.perPost = c.takes
+		if free, _ := l.room(now, DefaultLease); free[live] != c.want {
+			t.Errorf("%s: room for %d, want %d", name, free[live], c.want)
+		}
 	}
 }
 

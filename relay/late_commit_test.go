@@ -182,8 +182,11 @@ func TestLateCommitBesidesTheDeclaration(t *testing.T) {
 // seconds (30, too, with -full), in an idle relay and beside 20 and 1,000 events a second.
 func BenchmarkLateCommit(b *testing.B) {
 	open := []int{3, 10}
-	if *full {
+	switch {
+	case *full:
 		open = append(open, 30)
+	case testing.Short():
+		open = []int{1}
 	}
 	for _, perSecond := range []int{0, 20, 1000} {
 		for _, seconds := range open {

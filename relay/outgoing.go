@@ -72,6 +72,9 @@ func (o *outgoing) room(now time.Time, lease time.Duration) (free [classes]int, 
 	target := limit
 	perSecond, known := o.rate.Measure(now, o.settled)
 	o.settled = 0
+	if !known && o.perPost > 0 && o.flow.Paced() == 0 { // at the start of a burst the first answers say how fast it can go
+		perSecond, known = float64(limit)/o.perPost.Seconds(), true
+	}
 	trying, _ := o.breaker.Trying()
 	ahead := o.ahead(lease)
 	switch {
@@ -214,11 +217,19 @@ func (o *outgoing) inFlight() (n int) {
 	return n
 }
 
-// setShare changes how many senders the lane may have at most; those beyond it end with their current run.
-func (o *outgoing) setShare(n int) {
+// sharer returns what the lane needs of the relay's capacity.
+func (o *outgoing) sharer(active bool) policy.Sharer {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.share = n
+	_, allowed := o.breaker.Trying()
+	return policy.Sharer{State: o.breaker.State, Allowed: allowed, InFlight: o.senders, Active: active}
+}
+
+// takePart changes how many senders the lane may have at most; those beyond it end with their current run.
+func (o *outgoing) takePart(d policy.Division, active bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.share = min(o.Destination.MaxInFlight, d.Part(o.breaker.State, active))
 }
 
 // ask records that a claim is made.

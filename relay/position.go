@@ -1,6 +1,10 @@
 package relay
 
-import "time"
+import (
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+)
 
 // A walk is how far claims have come through one class of a lane. Claims look for live deliveries behind the newest ones seen,
 // again and again. They walk through backlog and replays from the front to the end, and then leave them alone for a while.
@@ -13,7 +17,11 @@ type walk struct {
 	barren   bool          // the last claim found nothing to send
 	clear    bool          // the last claim took all that it looked at
 	again    bool          // once it has ended it begins again, at once
+	pause    time.Duration // of a walk that waits for more replays: until the next look
 }
+
+// replayLook is after which time a walk that has found replays looks for more: they come in small numbers.
+const replayLook = 20 * time.Millisecond
 
 // restTimes is how many times as long as it spent on finding nothing a walk rests, and the watcher as long as it looked.
 const restTimes = 100
@@ -54,6 +62,14 @@ func (w *walk) advance(class class, result scanResult, found int, at time.Time, 
 		}
 	case w.again:
 		w.rest(time.Time{})
+	case class == replays && (found > 0 || w.pause > 0 && w.pause < pause.least):
+		// An operator's replay goes on for a while. Looked for after a rest, what it adds would come at once, and before live events.
+		w.pause = max(2*w.pause, replayLook)
+		if found > 0 {
+			w.pause = replayLook
+		}
+		w.position, w.more, w.took = keyset{at: at.Add(-policy.Overlap)}, true, 0
+		w.due = time.Now().Add(max(w.pause, took))
 	default:
 		w.rest(time.Now().Add(pause.after(w.took)))
 	}

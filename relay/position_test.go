@@ -61,7 +61,17 @@ func TestWalk(t *testing.T) {
 		"one that found nothing leaves time to others": {
 			class: backlog, result: scanResult{last: last, more: true}, took: 2 * poll, want: walk{position: last, more: true, barren: true, took: 2 * poll}, rests: true,
 		},
-		"and rests for long at the end": {walk: walk{took: time.Second, barren: true, position: last, more: true}, class: backlog, rests: true},
+		"a walk that found replays looks for more soon, behind where it came to": {
+			walk: walk{took: time.Second, position: last}, class: replays, result: scanResult{last: last}, found: 3, took: time.Millisecond,
+			want: walk{position: keyset{at: at(9).Add(-policy.Overlap)}, more: true, pause: replayLook},
+		},
+		"less soon without any": {
+			walk: walk{more: true, position: last, pause: replayLook}, class: replays, took: time.Millisecond,
+			want: walk{position: keyset{at: at(9).Add(-policy.Overlap)}, more: true, barren: true, pause: 2 * replayLook},
+		},
+		"and then rests": {walk: walk{more: true, position: last, pause: poll}, class: replays, rests: true},
+		"a walk of the backlog rests, whatever it found": {class: backlog, result: scanResult{last: last}, found: 3, rests: true},
+		"and rests for long at the end":                  {walk: walk{took: time.Second, barren: true, position: last, more: true}, class: backlog, rests: true},
 	} {
 		w := c.walk
 		w.advance(c.class, c.result, c.found, at(9), c.took, rest{poll * 9 / 10, restTimes})

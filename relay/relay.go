@@ -117,6 +117,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	takers.Go(func() { r.maintain(ctx) })
 	takers.Go(func() { r.alerter().Run(ctx) })
 	takers.Go(func() { r.watcher.Run(ctx) })
+	takers.Go(func() { (&post.Readiness{Endpoints: r.lanes.endpoints, Log: r.config().Log}).Run(ctx) })
 
 	<-ctx.Done()
 	drainTimeout := r.config().DrainTimeout

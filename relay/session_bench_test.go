@@ -316,8 +316,11 @@ func BenchmarkKills(b *testing.B) {
 // wait for longer than 20 s, and nothing may be overwritten.
 func BenchmarkFreeze(b *testing.B) {
 	frozenFor := 20 * time.Second
-	if *full {
+	switch {
+	case *full:
 		frozenFor = 75 * time.Second
+	case testing.Short():
+		frozenFor = 4 * time.Second
 	}
 	for b.Loop() {
 		db := newDatabase(b)

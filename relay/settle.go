@@ -82,7 +82,7 @@ func (w *settler) run() {
 
 // collect makes a batch of what comes until it is old or large enough.
 func (w *settler) collect(first settlement, timer *time.Timer) []settlement {
-	collected := append(make([]settlement, 0, min(w.collected+w.collected/4+1, settleBatch)), first)
+	collected := append(make([]settlement, 0, min(max(w.collected, len(w.settlements))*5/4+1, settleBatch)), first)
 	defer func() { w.collected = len(collected) }()
 	timer.Reset(settleAfter)
 	for len(collected) < settleBatch {

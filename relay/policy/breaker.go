@@ -143,7 +143,7 @@ func (b *Breaker) Pending() bool { return b.Write != WriteNothing || b.Unwritten
 type blame int
 
 const (
-	blameNobody      blame = iota // the result says nothing about the destination
+	blameUnknown     blame = iota // the result says nothing about the destination
 	blameNone                     // the destination answers
 	blameEither                   // the destination, or what was sent
 	blameDestination              // certainly the destination
@@ -162,7 +162,7 @@ func (v *Result) blame() blame {
 		}
 		return blameEither
 	}
-	return blameNobody
+	return blameUnknown
 }
 
 // RecordResult records what came of a request. It reports whether the delivery is held, at no cost, instead of spending an
@@ -175,7 +175,7 @@ func (b *Breaker) RecordResult(now time.Time, event int64, v *Result, most int) 
 	switch {
 	case b.Policy.Off || !v.Posted:
 		return false
-	case blame == blameNobody:
+	case blame == blameUnknown:
 		return v.Unreached // this relay cut the request off before there was a connection
 	case b.State == BreakerOpen:
 		return blame != blameNone // the request was in flight when the breaker opened

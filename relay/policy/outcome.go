@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -216,4 +217,14 @@ func ErrorReason(err error) Reason {
 	default:
 		return ReasonMalformed
 	}
+}
+
+// Panicked returns the result of an attempt that tripped a defect. It holds the text of a runtime error, which holds no data, and of any
+// other panic only its type: its value may be part of a request.
+func Panicked(defect any) Result {
+	text := fmt.Sprintf("panic: a value of type %T", defect)
+	if err, ok := defect.(runtime.Error); ok {
+		text = "panic: " + err.Error()
+	}
+	return Result{Reason: ReasonPanic, Message: plain.Clip(text), Posted: true}
 }
