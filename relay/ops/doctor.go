@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -72,6 +71,8 @@ type examination struct {
 	Checkup
 	o   *Outbox
 	cfg ExamineConfig
+	// damage is what of the schema is not as the migrations made it.
+	damage []damage
 }
 
 // Examine looks for everything that keeps relays from working well on this database, and changes nothing. Without a schema that this build works
@@ -90,8 +91,10 @@ func (o *Outbox) Examine(ctx context.Context, cfg ExamineConfig) (Checkup, error
 		{"transactions", x.transactions},
 		{"schema", x.schema},
 		{"rights", x.rights},
-		{"indexes", x.indexes},
-		{"triggers", x.triggers},
+		{"indexes", x.damaged("index")},
+		{"constraints", x.damaged("constraint", "domain")},
+		{"triggers", x.damaged("trigger")},
+		{"functions", x.damaged("function")},
 		{"vacuum", x.vacuum},
 		{"identity", x.identity},
 		{"events", x.events},
@@ -188,54 +191,6 @@ func (x *examination) transactions(ctx context.Context) error {
 	return err
 }
 
-func (x *examination) schema(ctx context.Context) error {
-	_, err := pg.CheckSchema(ctx, x.o.pool)
-	if errors.Is(err, pg.ErrSchema) {
-		text, _, _ := strings.Cut(err.Error(), "; run: ") // which is the remedy
-		x.add("schema", LevelError, text, "outbox-relay migrate up")
-		return errEnd
-	}
-	if err != nil {
-		return err
-	}
-	creators, err := pg.FindSchemaCreators(ctx, x.o.pool)
-	if err == nil && len(creators.Roles) > 0 {
-		x.add("schema", LevelWarning, fmt.Sprintf("in schema %s others may create functions that run with the rights of relays and producers: %s",
-			creators.Schema, strings.Join(creators.Roles, ", ")), fmt.Sprintf("run: REVOKE CREATE ON SCHEMA %s FROM %s", creators.Schema, strings.Join(creators.Roles, ", ")))
-	}
-	return err
-}
-
-func (x *examination) rights(ctx context.Context) error {
-	missing, err := x.o.missingRights(ctx)
-	if len(missing) > 0 {
-		x.add("rights", LevelError, "this login may not do all that a relay does; it lacks "+strings.Join(missing, ", "),
-			"run: GRANT outbox_relay TO it, after psql -f migrations/roles.sql as the owner of the tables")
-	}
-	return err
-}
-
-func (x *examination) indexes(ctx context.Context) error {
-	broken, err := x.o.brokenIndexes(ctx)
-	for _, i := range broken {
-		remedy := "run: REINDEX INDEX CONCURRENTLY " + i.Name
-		if i.State == "missing" {
-			remedy = "create it as migrations/outbox has it, with CREATE INDEX CONCURRENTLY"
-		}
-		x.add("indexes", LevelError, fmt.Sprintf("the index %s is %s: claims or lookups read whole tables", i.Name, i.State), remedy)
-	}
-	return err
-}
-
-func (x *examination) triggers(ctx context.Context) error {
-	off, err := x.o.disabledTriggers(ctx)
-	for _, name := range off {
-		x.add("triggers", LevelError, fmt.Sprintf("the trigger %s of outbox is missing or disabled: events get no deliveries, or can be changed", name),
-			"run: ALTER TABLE outbox ENABLE TRIGGER "+name+"; then outbox-relay events create-deliveries")
-	}
-	return err
-}
-
 func (x *examination) vacuum(ctx context.Context) error {
 	tables, err := x.o.tableHealth(ctx)
 	for _, t := range tables {
@@ -298,24 +253,17 @@ func (x *examination) deliveries(ctx context.Context) error {
 func (x *examination) destinations(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
-	errs := make([]error, len(x.cfg.Destinations))
-	var all sync.WaitGroup
-	for i, d := range x.cfg.Destinations {
-		all.Go(func() {
-			endpoint, err := post.NewEndpoint(d.WithDefaults(x.cfg.Egress), "")
-			if err == nil {
-				defer endpoint.Retire()
-				err = endpoint.Reach(ctx)
+	for i, reached := range post.ReachAll(ctx, x.cfg.Destinations, x.cfg.Egress) {
+		name := reached.Destination
+		for _, warning := range reached.Warnings {
+			x.add("destinations", LevelWarning, fmt.Sprintf("%q works, but %s", name, plain.Clip(warning)), "change that, or destinations."+name)
+		}
+		if err := reached.Err; err != nil {
+			remedy := repairOf(name, heldReason(err.Error()), err.Error())
+			if x.cfg.Destinations[i].IsLog() && !logNamed.MatchString(err.Error()) { // other errors of a log say what to do
+				remedy = fmt.Sprintf("Do what the error says, or correct destinations.%s. Nothing is lost meanwhile: its events wait.", name)
 			}
-			errs[i] = err
-		})
-	}
-	all.Wait()
-	for i, err := range errs {
-		name := x.cfg.Destinations[i].Name
-		if err != nil {
-			x.add("destinations", LevelError, fmt.Sprintf("%q cannot be reached from here: %s", name, plain.Clip(err.Error())),
-				strings.TrimSpace(repair(name, heldReason(err.Error()))))
+			x.add("destinations", LevelError, fmt.Sprintf("%q cannot be reached from here: %s", name, plain.Clip(err.Error())), strings.TrimSpace(remedy))
 		}
 		if len(x.cfg.Destinations[i].SigningSecrets) == 0 {
 			x.add("destinations", LevelWarning, fmt.Sprintf("requests to %q are not signed: its receiver cannot tell them from forged ones", name),

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
 // serverState is what doctor asks of the server.
@@ -53,40 +55,87 @@ func (o *Outbox) oldTransactions(ctx context.Context, age time.Duration) ([]oldT
 	return collect[oldTransaction](ctx, o.pool, "look for old transactions", selectOldTransactions, age.Seconds())
 }
 
-// What a relay needs, in short: migrations/roles.sql grants it.
+// heldRole is a role of migrations/roles.sql, and what it lacks of what that script grants it.
+type heldRole struct {
+	Used    bool // it holds a right of a table here: the script was run. Every role may run some functions
+	Missing []string
+}
+
+// A column, if the grant is for columns. An object that is not there is no matter of rights.
 const selectMissingRights = `
-SELECT w.privilege || ' on ' || w.name FROM (VALUES
-    ('outbox', 'SELECT'), ('outbox_delivery', 'SELECT'), ('outbox_delivery', 'UPDATE'), ('outbox_attempt', 'SELECT'), ('outbox_attempt', 'INSERT'),
-    ('outbox_route', 'SELECT'), ('outbox_route', 'INSERT'), ('outbox_route', 'DELETE'), ('outbox_destination', 'UPDATE'), ('outbox_identity', 'UPDATE'),
-    ('outbox_relay', 'INSERT'), ('outbox_alert', 'UPDATE'), ('outbox_watch', 'UPDATE')) AS w (name, privilege)
-WHERE NOT CASE WHEN w.privilege = 'DELETE' THEN has_table_privilege(w.name, w.privilege) ELSE has_any_column_privilege(w.name, w.privilege) END
-ORDER BY 1`
+SELECT coalesce(bool_or(held AND kind <> 'function'), false), coalesce(array_agg(DISTINCT privilege || ' on ' || name) FILTER (WHERE NOT held), '{}')
+FROM (SELECT w.privilege, w.name, w.kind, CASE w.kind
+        WHEN 'function' THEN has_function_privilege($1, to_regprocedure(w.name), w.privilege)
+        WHEN 'sequence' THEN has_sequence_privilege($1, to_regclass(w.name)::oid, w.privilege)
+        ELSE has_table_privilege($1, to_regclass(w.name)::oid, w.privilege) OR w.columns <> '' AND (
+            SELECT bool_and(has_column_privilege($1, to_regclass(w.name)::oid, c, w.privilege)) FROM unnest(string_to_array(w.columns, ',')) c)
+        END AS held
+      FROM unnest($2::text[], $3::text[], $4::text[], $5::text[]) AS w (privilege, kind, name, columns)) g`
 
-func (o *Outbox) missingRights(ctx context.Context) ([]string, error) {
-	return column[string](ctx, o, "read rights", selectMissingRights)
+// missingRights compares what a role may do with what the script grants one of its roles.
+func (o *Outbox) missingRights(ctx context.Context, role, template string) (heldRole, error) {
+	var columns [4][]string
+	for _, g := range migrations.Grants() {
+		if g.Role == template {
+			for i, value := range []string{g.Privilege, g.Kind, g.On, g.Columns} {
+				columns[i] = append(columns[i], value)
+			}
+		}
+	}
+	held, err := collect[heldRole](ctx, o.pool, "read rights", selectMissingRights, role, columns[0], columns[1], columns[2], columns[3])
+	if err != nil {
+		return heldRole{}, err
+	}
+	return held[0], nil
 }
 
-type brokenIndex struct{ Name, State string }
+const selectKnownRoles = `SELECT current_user::text UNION ALL (SELECT rolname::text FROM pg_roles WHERE rolname IN ('outbox_producer', 'outbox_reader', 'outbox_relay') ORDER BY 1)`
 
-const selectBrokenIndexes = `
-SELECT w.name, CASE WHEN i.indexrelid IS NULL THEN 'missing' ELSE 'invalid' END
-FROM (VALUES ('outbox_pkey'), ('outbox_idempotency_key_is_unique'), ('outbox_delivery_pkey'), ('outbox_delivery_due'), ('outbox_delivery_order'),
-             ('outbox_delivery_blocked'), ('outbox_delivery_aside'), ('outbox_attempt_claim'), ('outbox_archive_key')) AS w (name)
-LEFT JOIN pg_index i ON i.indexrelid = to_regclass(w.name)
-WHERE i.indexrelid IS NULL OR NOT i.indisvalid
-ORDER BY 1`
-
-func (o *Outbox) brokenIndexes(ctx context.Context) ([]brokenIndex, error) {
-	return collect[brokenIndex](ctx, o.pool, "read indexes", selectBrokenIndexes)
+// roles returns the own role, and those of migrations/roles.sql that there are.
+func (o *Outbox) roles(ctx context.Context) ([]string, error) {
+	return column[string](ctx, o, "read roles", selectKnownRoles)
 }
 
-const selectDisabledTriggers = `
-SELECT w.name FROM (VALUES ('outbox_fan_out'), ('outbox_is_immutable')) AS w (name)
-WHERE NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = 'outbox'::regclass AND t.tgname = w.name AND t.tgenabled IN ('O', 'A'))
-ORDER BY 1`
+const selectOtherSchemas = `
+SELECT quote_ident(n.nspname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relname = 'outbox_schema_version' AND c.relkind = 'r' AND to_regclass('outbox_schema_version') IS NULL ORDER BY 1`
 
-func (o *Outbox) disabledTriggers(ctx context.Context) ([]string, error) {
-	return column[string](ctx, o, "read triggers", selectDisabledTriggers)
+// otherSchemas returns the schemas that have an outbox, if search_path leads to none.
+func (o *Outbox) otherSchemas(ctx context.Context) ([]string, error) {
+	return column[string](ctx, o, "look for other schemas", selectOtherSchemas)
+}
+
+// An object is one of the schema of the outbox, as the catalogue has it. That of kind schema has the ways in which functions name it.
+type object struct {
+	Kind, Name string
+	State      string // what is wrong with it by itself; empty: nothing
+	Calls      string // the function of a trigger
+	Body       string // of a function
+	Settings   []string
+	Definer    bool
+}
+
+const selectObjects = `
+WITH s AS (SELECT n.oid, n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = 'outbox'::regclass)
+SELECT CASE c.relkind WHEN 'S' THEN 'sequence' ELSE 'table' END, c.relname::text,
+       CASE WHEN to_regclass(quote_ident(c.relname)) <> c.oid THEN 'hidden by another of that name on search_path' ELSE '' END, '', '', '{}'::text[], false
+FROM s JOIN pg_class c ON c.relnamespace = s.oid WHERE c.relkind IN ('r', 'p', 'S') AND starts_with(c.relname, 'outbox')
+UNION ALL SELECT 'domain', t.typname, '', '', '', '{}', false FROM s JOIN pg_type t ON t.typnamespace = s.oid WHERE t.typtype = 'd'
+UNION ALL SELECT 'constraint', k.conname, CASE WHEN NOT k.convalidated THEN 'not validated' WHEN NOT i.indisvalid THEN 'invalid' ELSE '' END, '', '', '{}', false
+FROM s JOIN pg_constraint k ON k.connamespace = s.oid LEFT JOIN pg_index i ON i.indexrelid = k.conindid AND k.contype IN ('p', 'u')
+UNION ALL SELECT 'index', c.relname, CASE WHEN NOT i.indisvalid THEN 'invalid' ELSE '' END, '', '', '{}', false
+FROM s JOIN pg_class c ON c.relnamespace = s.oid JOIN pg_index i ON i.indexrelid = c.oid
+UNION ALL SELECT 'trigger', t.tgname, CASE WHEN t.tgenabled NOT IN ('O', 'A') THEN 'disabled' ELSE '' END, f.proname, '', '{}', false
+FROM s JOIN pg_class c ON c.relnamespace = s.oid JOIN pg_trigger t ON t.tgrelid = c.oid JOIN pg_proc f ON f.oid = t.tgfoid
+UNION ALL SELECT 'function', p.proname, CASE WHEN p.prosecdef AND EXISTS (
+           SELECT FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a WHERE a.grantee = 0) THEN 'open to PUBLIC' ELSE '' END, '',
+       p.prosrc, coalesce(p.proconfig, '{}'), p.prosecdef
+FROM s JOIN pg_proc p ON p.pronamespace = s.oid
+UNION ALL SELECT 'schema', quote_ident(nspname), quote_literal(nspname), quote_literal(format('%I.outbox_armed', nspname)), '', '{}', false FROM s`
+
+// objects returns what stands in the schema of the outbox.
+func (o *Outbox) objects(ctx context.Context) ([]object, error) {
+	return collect[object](ctx, o.pool, "read the catalogue", selectObjects)
 }
 
 // tableState is how well a table is vacuumed, by the server's own estimates.

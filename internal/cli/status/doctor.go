@@ -25,8 +25,9 @@ type Doctor struct {
 
 func (Doctor) Help() string {
 	return `Examines the configuration, the database and the way to each destination, and changes nothing: the version and settings of the server, a pooler
-before it, clocks, old transactions, schema, rights, indexes, triggers, dead rows, the identity of the database, events without deliveries, whatever status
-advises, and a connection (TCP, TLS, no request) to each destination from this host. Each finding has its remedy.
+before it, clocks, old transactions, rights, each table, index, constraint, trigger and function of the schema against the migrations, dead rows, the identity
+of the database, events without deliveries, what status advises, and a connection (TCP, TLS, no request) to each destination from this host. Each finding has
+its remedy.
 
 Exits 1 if a finding is an error, with warnings alone 0.`
 }
@@ -100,10 +101,8 @@ func printCheckup(w io.Writer, c ops.Checkup) error {
 		return err
 	}
 	for _, f := range c.Findings {
-		output.Paint(w, map[string]string{ops.LevelError: output.Red, ops.LevelWarning: output.Yellow}[f.Level])
-		fmt.Fprintf(w, "%-7s", f.Level)
-		output.Paint(w, output.NoColor)
-		fmt.Fprintf(w, "  %s: %s\n", f.Check, f.Text)
+		color := map[string]string{ops.LevelError: output.Red, ops.LevelWarning: output.Yellow}[f.Level]
+		output.PaintedProse(w, color, "         ", fmt.Sprintf("%-7s", f.Level), fmt.Sprintf("  %s: %s", f.Check, f.Text))
 		remedies := f.Commands // each on its line, or the comment behind one would hide the next
 		if len(remedies) == 0 {
 			remedies = []string{f.Remedy}
