@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -12,11 +13,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/cli/events"
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 )
 
 // A replayReceiver counts how often each replayed event was sent, and how long live ones took from their commit.
 type replayReceiver struct {
+	third, all chan struct{} // closed when so many of the replayed events were sent
+	events     int
+
 	mu      sync.Mutex
 	replays map[string]int
 	live    []time.Duration
@@ -29,103 +34,235 @@ func (r *replayReceiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	defer r.mu.Unlock()
 	if key := req.Header.Get("X-Idempotency-Key"); strings.HasPrefix(key, "old") {
 		r.replays[key]++
+		switch n := len(r.replays); {
+		case r.replays[key] > 1:
+		case n == r.events/3:
+			close(r.third)
+		case n == r.events:
+			close(r.all)
+		}
 	} else {
 		r.live = append(r.live, took)
 	}
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// p99 returns that of the live events since the last call, and forgets them.
-func (r *replayReceiver) p99() time.Duration {
+// flush returns how long the live events since the last call took, and forgets them.
+func (r *replayReceiver) flush() []time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	slices.Sort(r.live)
-	value := time.Duration(0)
-	if n := len(r.live); n > 0 {
-		value = r.live[n*99/100]
-	}
+	live := r.live
 	r.live = nil
-	return value
+	return live
 }
 
-// BenchmarkReplayUnderLoad replays 100,000 failed events by the command, which is killed on its way and run again, beside 100 live events a
-// second; before and after the replay the same events go out alone. Each event must be sent once.
-func BenchmarkReplayUnderLoad(b *testing.B) {
-	events, calm := 100_000, 20*time.Second
+func p99(took []time.Duration) time.Duration {
+	slices.Sort(took)
+	return took[len(took)*99/100]
+}
+
+// A replayStage is a relay with failed events and live ones, of which 100 a second come in.
+type replayStage struct {
+	*testing.B
+	*replayReceiver
+	db        *relaytest.Database
+	env       []string
+	relay     *relayProcess
+	calm      time.Duration // for which the live events are measured alone
+	ended     chan struct{}
+	producing sync.WaitGroup
+}
+
+func newReplayStage(b *testing.B) *replayStage {
+	b.Helper()
+	rc := &replayReceiver{replays: map[string]int{}, events: 100_000, third: make(chan struct{}), all: make(chan struct{})}
+	s := &replayStage{B: b, replayReceiver: rc, calm: 20 * time.Second, ended: make(chan struct{})}
 	if testing.Short() {
-		events, calm = 3_000, time.Second
+		s.events, s.calm = 1_000, time.Second
 	}
-	for b.Loop() {
-		rc := &replayReceiver{replays: map[string]int{}}
-		server := httptest.NewServer(rc)
-		defer server.Close()
-		db := relaytest.New(b, "default")
-		db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 't', '{"n": 1}', 'old' || i FROM generate_series(1, $1) i`, events)
-		db.Settled("failed", "true")
-		db.Exec(`VACUUM ANALYZE outbox, outbox_delivery`)
-		env := append(os.Environ(), asProgram+"=1", "OUTBOX_DATABASE_URL="+db.DSN, "OUTBOX_DESTINATION_URL="+server.URL, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off", "OUTBOX_LOG_LEVEL=error")
-		program := func(args ...string) *exec.Cmd {
-			cmd := exec.CommandContext(b.Context(), os.Args[0], args...)
-			cmd.Env = env
-			return cmd
-		}
-		relay := program("run")
-		relaytest.Must(b, relay.Start())
-		relaytest.Becomes(db, true, `SELECT EXISTS (SELECT FROM outbox_relay)`)
-		ended, producing := make(chan struct{}), sync.WaitGroup{}
-		producing.Go(func() {
-			tick := time.NewTicker(10 * time.Millisecond)
-			defer tick.Stop()
-			for n := 0; ; n++ {
-				select {
-				case <-tick.C:
-					if _, err := db.Pool.Exec(b.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', $1)`, fmt.Sprint("live", n)); err != nil {
-						b.Error(err)
-						return
-					}
-				case <-ended:
-					return
-				}
+	server := httptest.NewServer(rc)
+	b.Cleanup(server.Close)
+	s.db = relaytest.New(b, "default")
+	s.db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT 't', '{"n": 1}', 'old' || i FROM generate_series(1, $1) i`, s.events)
+	s.db.Settled("failed", "true")
+	s.db.Exec(`VACUUM ANALYZE outbox, outbox_delivery`)
+	s.env = []string{"OUTBOX_DATABASE_URL=" + s.db.DSN, "OUTBOX_DESTINATION_URL=" + server.URL, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_TOKEN=" + pageToken, "OUTBOX_ADMIN_PATH_PREFIX=/outbox"}
+	s.relay = s.launch("OUTBOX_ADMIN_LISTEN=off")
+	s.producing.Go(s.produce)
+	return s
+}
+
+// launch starts a relay.
+func (s *replayStage) launch(env ...string) *relayProcess {
+	return launchAs(s, s.TempDir(), []string{"run"}, append(slices.Clone(s.env), env...)...)
+}
+
+// program returns a command.
+func (s *replayStage) program(args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(s.Context(), os.Args[0], args...)
+	cmd.Env = append([]string{asProgram + "=1"}, s.env...)
+	return cmd
+}
+
+func (s *replayStage) produce() {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for n := 0; ; n++ {
+		select {
+		case <-tick.C:
+			if _, err := s.db.Pool.Exec(s.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '{}', $1)`, fmt.Sprint("live", n)); err != nil {
+				s.Error(err)
+				return
 			}
-		})
-		rest := func() time.Duration {
-			rc.p99()
-			<-time.After(calm)
-			return rc.p99()
+		case <-s.ended:
+			return
 		}
-		before := rest()
-		began := time.Now()
-		killed := program("replay", "--destination", "default", "--yes")
-		relaytest.Must(b, killed.Start())
-		relaytest.Eventually(b, "a part of the replay", func() bool {
-			return relaytest.Row[int64](db, `SELECT coalesce(max(done), 0) FROM outbox_audit WHERE action = 'replay'`) >= int64(events/3)
-		})
-		_ = killed.Process.Kill()
-		_ = killed.Wait()
-		if out, err := program("replay", "--destination", "default", "--yes").CombinedOutput(); err != nil {
-			b.Fatalf("%v: %s", err, out)
+	}
+}
+
+// rest returns the p99 of live events alone.
+func (s *replayStage) rest() time.Duration {
+	s.flush()
+	<-time.After(s.calm)
+	return p99(s.flush())
+}
+
+// A replayWay is how an operator replays: the preview, the order, the SIGKILL of the process that works on it, and what makes it go on.
+type replayWay struct{ preview, order, kill, prepare, goOn func() }
+
+// measure replays all failed events, is interrupted by SIGKILL, goes on, and compares the p99 of live events with that before and after.
+func (s *replayStage) measure(way replayWay) {
+	way.preview()
+	before := s.rest()
+	begun := time.Now()
+	way.order()
+	<-s.third
+	way.kill()
+	took, during := time.Since(begun), s.flush()
+	way.prepare()
+	begun = time.Now()
+	s.flush()
+	way.goOn()
+	<-s.all // without a question to the database, which would be a load of its own
+	took += time.Since(begun)
+	during = append(during, s.flush()...)
+	relaytest.Becomes(s.db, 0, `SELECT count(*)::int FROM outbox_delivery WHERE event_id <= $1 AND status <> 'delivered'`, s.events)
+	after := s.rest()
+	close(s.ended)
+	s.producing.Wait()
+	s.relay.stop(s)
+
+	sent := 0
+	for _, n := range s.replays {
+		sent += n
+	}
+	if done := relaytest.Row[int64](s.db, `SELECT sum(done)::bigint FROM outbox_audit WHERE action = 'replay'`); len(s.replays) != s.events || done != int64(s.events) {
+		s.Errorf("%d events were sent, the audit has %d", len(s.replays), done)
+	}
+	s.ReportMetric(float64(before.Microseconds())/1000, "ms-p99-before")
+	s.ReportMetric(float64(p99(during).Microseconds())/1000, "ms-p99-during")
+	s.ReportMetric(float64(after.Microseconds())/1000, "ms-p99-after")
+	s.ReportMetric(float64(p99(during))/float64((before+after)/2), "x-p99")
+	s.ReportMetric(float64(s.events)/took.Seconds(), "replays/s")
+	s.ReportMetric(float64(sent-s.events), "resent")
+	s.ReportMetric(0, "ns/op")
+}
+
+// BenchmarkReplayUnderLoad replays 100,000 failed events beside 100 live events a second, by the command and on the page. The process that
+// replays is killed on its way, and the replay goes on.
+func BenchmarkReplayUnderLoad(b *testing.B) {
+	b.Run("command", func(b *testing.B) {
+		for b.Loop() {
+			replayByCommand(b)
 		}
-		relaytest.Becomes(db, 0, `SELECT count(*)::int FROM outbox_delivery WHERE event_id <= $1 AND status <> 'delivered'`, events)
-		took, during := time.Since(began), rc.p99()
-		after := rest()
-		close(ended)
-		producing.Wait()
-		_ = relay.Process.Signal(os.Interrupt)
-		_ = relay.Wait()
-		for key, n := range rc.replays {
-			if n != 1 {
-				b.Errorf("%s was sent %d times", key, n)
+	})
+	b.Run("page", func(b *testing.B) {
+		for b.Loop() {
+			replayOnThePage(b)
+		}
+	})
+}
+
+// replayByCommand kills the command and gives it again. The relay lives, so that each event must be sent once.
+func replayByCommand(b *testing.B) {
+	b.Helper()
+	s := newReplayStage(b)
+	args := []string{"replay", "--destination", "default"}
+	killed := s.program(append(args, "--yes")...)
+	s.measure(replayWay{
+		preview: func() {
+			out, err := s.program(append(args, "--dry-run", "--json")...).Output()
+			relaytest.Must(b, err)
+			var report events.BulkReport
+			if err := json.Unmarshal(out, &report); err != nil || report.Matched != int64(s.events) || report.Seconds != float64(s.events)/500 {
+				b.Errorf("%s: %v", out, err)
 			}
+		},
+		order: func() { relaytest.Must(b, killed.Start()) },
+		kill: func() {
+			_ = killed.Process.Kill()
+			_ = killed.Wait()
+		},
+		prepare: func() {},
+		goOn: func() {
+			if out, err := s.program(append(args, "--yes")...).CombinedOutput(); err != nil {
+				b.Fatalf("%v: %s", err, out)
+			}
+		},
+	})
+	for key, n := range s.replays {
+		if n != 1 {
+			b.Errorf("%s was sent %d times", key, n)
 		}
-		if done := relaytest.Row[int64](db, `SELECT sum(done)::bigint FROM outbox_audit WHERE action = 'replay'`); len(rc.replays) != events || done != int64(events) {
-			b.Errorf("%d events were sent, the audit has %d", len(rc.replays), done)
+	}
+}
+
+// replayOnThePage kills one of two relays, which serves the page and sends, and goes on at another one once the operation counts as killed.
+// What the killed relay had sent and not settled is sent again.
+func replayOnThePage(b *testing.B) {
+	b.Helper()
+	s := newReplayStage(b)
+	const listen = "OUTBOX_ADMIN_LISTEN=127.0.0.1:0"
+	server := s.launch(listen)
+	client := server.console(s)
+	body := ""
+	s.measure(replayWay{
+		preview: func() {
+			_, body = client.send("GET", "/operations/new?action=replay&status=failed&destination=default", nil)
+			if !strings.Contains(strings.ReplaceAll(body, "\u202f", ""), fmt.Sprintf("Replay %d deliveries?", s.events)) || !strings.Contains(body, "spread over about") {
+				b.Error(body)
+			}
+		},
+		order: func() {
+			if status, body := client.send("POST", "/operations", confirmation(body)); status != 200 {
+				b.Fatal(status, body)
+			}
+		},
+		kill: func() { server.kill(s) },
+		prepare: func() {
+			server = s.launch(listen)
+			client = server.console(s)
+			if testing.Short() {
+				s.db.RewriteAudit(`updated_at = now() - interval '1 minute'`)
+			}
+			relaytest.Eventually(s, "the operation counts as killed", func() bool {
+				_, body := client.send("GET", "/operations/1", nil)
+				return strings.Contains(body, "probably killed")
+			})
+		},
+		goOn: func() {
+			if status, body := client.send("POST", "/operations/1/resume", nil); status != 200 {
+				b.Fatal(status, body)
+			}
+		},
+	})
+	server.stop(s)
+	if got := relaytest.Row[string](s.db, `SELECT string_agg(concat_ws(' ', split_part(actor, '@', 1), origin, action, state, done), ', ' ORDER BY id) FROM outbox_audit`); got != fmt.Sprintf("ann page replay done %d, ann page resume_operation done 0", s.events) {
+		b.Errorf("the audit has %s", got)
+	}
+	for key, n := range s.replays {
+		if n > 2 {
+			b.Errorf("%s was sent %d times", key, n)
 		}
-		alone := (before + after) / 2
-		b.ReportMetric(float64(before.Microseconds())/1000, "ms-p99-before")
-		b.ReportMetric(float64(during.Microseconds())/1000, "ms-p99-during")
-		b.ReportMetric(float64(after.Microseconds())/1000, "ms-p99-after")
-		b.ReportMetric(float64(during)/float64(alone), "x-p99")
-		b.ReportMetric(float64(events)/took.Seconds(), "replays/s")
-		b.ReportMetric(0, "ns/op")
 	}
 }

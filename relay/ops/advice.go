@@ -2,7 +2,9 @@ package ops
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -71,7 +73,7 @@ func advise(s Status) []Advice {
 		all = append(all, Advice{"no_relay", "", Critical, "No relay is running, so nothing is sent.", "", []string{"outbox-relay run"}})
 	}
 	for _, d := range s.Destinations {
-		all = append(all, d.advise(alive)...)
+		all = append(all, d.advise(alive && s.Quarantined == "")...) // a quarantined relay serves nothing: that is no reason to discard
 	}
 	routed := slices.ContainsFunc(s.Destinations, func(d DestinationStatus) bool { return d.Routed })
 	if s.Parked > 0 && (routed || s.Quarantined == "") { // a quarantined relay has not stored its routes
@@ -83,7 +85,7 @@ func advise(s Status) []Advice {
 	return all
 }
 
-// advise says what to do about one destination. alive: a relay is running.
+// advise says what to do about one destination. alive: a relay is running, and not quarantined.
 func (d DestinationStatus) advise(alive bool) (all []Advice) {
 	word := plain.ShellWord(d.Destination)
 	add := func(why string, level Level, text, remedy string, commands ...string) {
@@ -95,8 +97,12 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 			"outbox-relay resume "+word)
 	}
 	if d.Served && d.Breaker != "closed" && d.Breaker != "" {
-		add("held", Critical, fmt.Sprintf("%q is down, and its deliveries are held%s.", d.Destination, labelled(": %s", d.BreakerError)),
-			strings.TrimSpace("Nothing is lost: relays try it every few seconds. "+repair(d.Destination, heldReason(d.BreakerError))),
+		reason, fault := heldReason(d.BreakerError), "is down"
+		if reason == policy.ReasonUnauthorized || reason == policy.ReasonNotFound || reason == policy.ReasonRedirect { // it answers
+			fault = "refuses all requests"
+		}
+		add("held", Critical, fmt.Sprintf("%q %s, and its deliveries are held%s.", d.Destination, fault, labelled(": %s", d.BreakerError)),
+			strings.TrimSpace("Nothing is lost: relays try it every few seconds. "+repairOf(d.Destination, reason, d.BreakerError)),
 			"outbox-relay resume "+word+" --reset-breaker    # once it works: send at once, without a probe")
 	} else if d.Retrying > 0 && d.RetryReason != "" {
 		level := Notice
@@ -104,7 +110,7 @@ func (d DestinationStatus) advise(alive bool) (all []Advice) {
 			level = Warning
 		}
 		add("retrying", level, fmt.Sprintf("%s retrying at %s; last: %s.", upTo(d.Retrying), d.Destination, orReason(d.RetryError, d.RetryReason)),
-			repair(d.Destination, d.RetryReason),
+			repairOf(d.Destination, d.RetryReason, d.RetryError),
 			fmt.Sprintf("outbox-relay explain %d    # every attempt, and when the next one is", d.RetryEventID),
 			"outbox-relay retry --destination "+word+"    # once it is mended: attempt all that waits for its next attempt")
 	}
@@ -141,12 +147,16 @@ func (d DestinationStatus) failing() bool {
 	return d.LastDeliveredAt == nil || d.LastDeliveredAt.Before(at.Add(-failingWithin))
 }
 
-// heldReason returns the reason of the error that opened a breaker, which is stored as text alone.
+// heldReason returns the reason of the error that opened a breaker, which is stored as text alone: an answer begins with its status.
 func heldReason(text string) policy.Reason {
+	first, _, _ := strings.Cut(text, " ")
+	if status, err := strconv.Atoi(first); err == nil && status >= 300 && status <= 599 {
+		return policy.ClassifyResponse(status, nil, "", policy.Responses{}, time.Time{}).Reason
+	}
 	for _, known := range []struct {
 		sign   string
 		reason policy.Reason
-	}{{"no such host", policy.ReasonDNS}, {"tls: ", policy.ReasonTLS}, {"x509: ", policy.ReasonTLS}, {"dial ", policy.ReasonConnect}} {
+	}{{"no such host", policy.ReasonDNS}, {"tls: ", policy.ReasonTLS}, {"x509: ", policy.ReasonTLS}, {"dial ", policy.ReasonConnect}, {"timeout", policy.ReasonTimeout}, {"deadline exceeded", policy.ReasonTimeout}} {
 		if strings.Contains(text, known.sign) {
 			return known.reason
 		}
@@ -154,28 +164,64 @@ func heldReason(text string) policy.Reason {
 	return policy.ReasonUnexpected
 }
 
+// logNamed finds the stream of NATS or the topic of Kafka that an error names. Errors of HTTP begin with the status code.
+var logNamed = regexp.MustCompile(`^(?:[^0-9].*?)??(there is no )?(stream|topic)(?: than)? "([^"]+)"(?:; create it with the subject "([^"]+)")?`)
+
+// repairOf says what mends the error for which a destination fails: of a log that an error names, or of a receiver.
+func repairOf(destination string, reason policy.Reason, text string) string {
+	found := logNamed.FindStringSubmatch(text)
+	if found == nil {
+		return repair(destination, reason)
+	}
+	kind, name, subject := found[2], found[3], found[4]
+	do := "Do what the error says"
+	switch {
+	case found[1] == "":
+	case kind == "stream":
+		do = "Create the stream: nats stream add " + plain.ShellWord(name)
+		if subject != "" {
+			do += " --subjects " + plain.ShellWord(subject) + " (or a pattern that covers all its subjects)"
+		}
+	default:
+		do = fmt.Sprintf("Create the topic %s, or give the relay's user the right to see it", name)
+	}
+	return fmt.Sprintf("%s, or correct destinations.%s.%s and %s.", do, destination, kind, reload(destination))
+}
+
 // repair says what mends the reason for which a destination fails; empty: only the error says it.
 func repair(destination string, reason policy.Reason) string {
-	setting := "destinations." + destination
+	setting, address, reload := "destinations."+destination, "destinations."+destination+".url", reload(destination)
+	if destination == "default" {
+		address += " (or OUTBOX_DESTINATION_URL)"
+	}
 	switch reason {
 	case policy.ReasonUnauthorized:
-		return fmt.Sprintf("Make %s.signing_secrets (or its credentials) those of the receiver, then reload the relay (SIGHUP).", setting)
+		return fmt.Sprintf("Make %s.signing_secrets (or its credentials) those of the receiver, then %s.", setting, reload)
 	case policy.ReasonNotFound, policy.ReasonRedirect, policy.ReasonDNS:
-		return fmt.Sprintf("Correct %s.url, then reload the relay (SIGHUP), or mend the receiver.", setting)
+		return fmt.Sprintf("Correct %s, then %s, or mend the receiver.", address, reload)
 	case policy.ReasonConnect:
-		return fmt.Sprintf("Start the receiver, or correct %s.url and reload the relay (SIGHUP).", setting)
+		return fmt.Sprintf("Start the receiver, or correct %s and %s.", address, reload)
 	case policy.ReasonTLS:
-		return fmt.Sprintf("Correct %s.tls, then reload the relay (SIGHUP), or mend the receiver's certificate.", setting)
+		return fmt.Sprintf("Correct %s.tls, then %s, or mend the receiver's certificate.", setting, reload)
 	case policy.ReasonTimeout:
 		return fmt.Sprintf("The receiver answers later than %s.timeout allows.", setting)
 	case policy.ReasonRateLimited:
-		return fmt.Sprintf("The receiver asks for fewer requests: set %s.rate_limit, then reload the relay (SIGHUP).", setting)
+		return fmt.Sprintf("The receiver asks for fewer requests: set %s.rate_limit, then %s.", setting, reload)
 	case policy.ReasonEgress:
 		return "The relay may not connect to this address: see egress in its configuration."
 	case policy.ReasonServerError, policy.ReasonUnavailable, policy.ReasonTransient, policy.ReasonUnexpected, policy.ReasonNetwork, policy.ReasonMalformed:
 		return "The log of the receiver says more."
 	}
 	return ""
+}
+
+// reload says how a relay reads a changed setting of a destination. Only the destination "default" may come from the environment, which a
+// signal cannot change. The status does not know where a relay's settings come from.
+func reload(destination string) string {
+	if destination == "default" {
+		return "reload the relay (SIGHUP), or restart it if the environment sets it"
+	}
+	return "reload the relay (SIGHUP)"
 }
 
 // needsPerson reports whether deliveries that fail for this reason go on failing until a person mends something.

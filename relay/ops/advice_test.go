@@ -29,14 +29,45 @@ func TestAdvice(t *testing.T) {
 		text     string // a part of it
 		commands []string
 	}{
-		"well":                 {lane(DestinationStatus{Pending: 3, Due: 3}), "", nil},
-		"no relay":             {Status{Relays: []RelayStatus{{HeartbeatAgeSeconds: 11}}}, "No relay is running", []string{"outbox-relay run"}},
-		"quarantined":          {Status{Relays: alive, Quarantined: "a copy"}, "Nothing is claimed or sent: a copy.", []string{"outbox-relay identity show"}},
-		"paused":               {lane(DestinationStatus{Paused: true, PausedReason: "holiday"}), `"d" is paused (holiday)`, []string{"outbox-relay resume d"}},
-		"held":                 {lane(DestinationStatus{Breaker: "open", BreakerError: "refused"}), `"d" is down, and its deliveries are held: refused.`, []string{"outbox-relay resume d --reset-breaker"}},
-		"held, and retried":    {lane(DestinationStatus{Breaker: "open", Retrying: 3, RetryReason: policy.ReasonConnect}), `"d" is down`, []string{"outbox-relay resume d --reset-breaker"}},
-		"wrong secret":         {lane(DestinationStatus{Retrying: 4, RetryReason: policy.ReasonUnauthorized, RetryError: "401 signature-invalid.", RetryEventID: 7}), "4 retrying at d; last: 401 signature-invalid. Make destinations.d.signing_secrets", []string{"outbox-relay explain 7", "outbox-relay retry --destination d"}},
-		"wrong path":           {lane(DestinationStatus{Retrying: 1, RetryReason: policy.ReasonNotFound, RetryError: "404 Not Found"}), "Correct destinations.d.url, then reload the relay (SIGHUP)", []string{"outbox-relay explain 0", "outbox-relay retry --destination d"}},
+		"well":        {lane(DestinationStatus{Pending: 3, Due: 3}), "", nil},
+		"no relay":    {Status{Relays: []RelayStatus{{HeartbeatAgeSeconds: 11}}}, "No relay is running", []string{"outbox-relay run"}},
+		"quarantined": {Status{Relays: alive, Quarantined: "a copy"}, "Nothing is claimed or sent: a copy.", []string{"outbox-relay identity show"}},
+		"quarantined, and unserved": {
+			Status{Relays: alive, Quarantined: "a copy", Destinations: []DestinationStatus{{Destination: "d", Routed: true, Pending: 5, Breaker: "closed"}}},
+			"Nothing is claimed or sent: a copy.",
+			[]string{"outbox-relay identity show"},
+		},
+		"paused":            {lane(DestinationStatus{Paused: true, PausedReason: "holiday"}), `"d" is paused (holiday)`, []string{"outbox-relay resume d"}},
+		"held":              {lane(DestinationStatus{Breaker: "open", BreakerError: "refused"}), `"d" is down, and its deliveries are held: refused.`, []string{"outbox-relay resume d --reset-breaker"}},
+		"held, and retried": {lane(DestinationStatus{Breaker: "open", Retrying: 3, RetryReason: policy.ReasonConnect}), `"d" is down`, []string{"outbox-relay resume d --reset-breaker"}},
+		"wrong secret":      {lane(DestinationStatus{Retrying: 4, RetryReason: policy.ReasonUnauthorized, RetryError: "401 signature-invalid.", RetryEventID: 7}), "4 retrying at d; last: 401 signature-invalid. Make destinations.d.signing_secrets", []string{"outbox-relay explain 7", "outbox-relay retry --destination d"}},
+		"wrong path":        {lane(DestinationStatus{Retrying: 1, RetryReason: policy.ReasonNotFound, RetryError: "404 Not Found"}), "Correct destinations.d.url, then reload the relay (SIGHUP)", []string{"outbox-relay explain 0", "outbox-relay retry --destination d"}},
+		"wrong path, perhaps of the environment": {
+			Status{Relays: alive, Destinations: []DestinationStatus{{Destination: "default", Routed: true, Served: true, Breaker: "closed", Retrying: 1, RetryReason: policy.ReasonNotFound}}},
+			"Correct destinations.default.url (or OUTBOX_DESTINATION_URL), then reload the relay (SIGHUP), or restart it if the environment sets it, or mend the receiver.",
+			[]string{"outbox-relay explain 0", "outbox-relay retry --destination default"},
+		},
+		"missing stream": {
+			lane(DestinationStatus{Retrying: 1, RetryReason: policy.ReasonNotFound, RetryError: `there is no stream "EVENTS"; create it with the subject "outbox.paid", or correct the destination's stream`}),
+			"stream. Create the stream: nats stream add 'EVENTS' --subjects 'outbox.paid' (or a pattern that covers all its subjects), or correct destinations.d.stream and",
+			[]string{"outbox-relay explain 0", "outbox-relay retry --destination d"},
+		},
+		"missing topic, held": {
+			lane(DestinationStatus{Breaker: "open", BreakerError: `UNKNOWN_TOPIC_OR_PARTITION (3): there is no topic "paid", or the user may not see it; create it, or correct the destination's topic`}),
+			"every few seconds. Create the topic paid, or give the relay's user the right to see it, or correct destinations.d.topic",
+			[]string{"outbox-relay resume d --reset-breaker"},
+		},
+		"full stream, held": {
+			lane(DestinationStatus{Breaker: "open", BreakerError: `maximum messages exceeded (10077): the stream "EVENTS" is full and discards new messages; raise its limits, or remove messages`}),
+			"Do what the error says, or correct destinations.d.stream",
+			[]string{"outbox-relay resume d --reset-breaker"},
+		},
+		"a receiver that speaks of a stream": {
+			lane(DestinationStatus{Breaker: "open", BreakerError: `503 Service Unavailable: stream "x" is down`}), "The log of the receiver says more.", []string{"outbox-relay resume d --reset-breaker"},
+		},
+		"held, wrong secret":   {lane(DestinationStatus{Breaker: "open", BreakerError: "401 Unauthorized"}), `"d" refuses all requests, and its deliveries are held: 401 Unauthorized. Nothing is lost: relays try it every few seconds. Make destinations.d.signing_secrets`, []string{"outbox-relay resume d --reset-breaker"}},
+		"held, wrong path":     {lane(DestinationStatus{Breaker: "open", BreakerError: "404 Not Found"}), "Correct destinations.d.url", []string{"outbox-relay resume d --reset-breaker"}},
+		"held, late":           {lane(DestinationStatus{Breaker: "open", BreakerError: "read tcp 127.0.0.1:1: i/o timeout"}), "later than destinations.d.timeout", []string{"outbox-relay resume d --reset-breaker"}},
 		"failed":               {lane(DestinationStatus{Failed: 1, FailedError: "422 no"}), `1 delivery to "d" failed; last: 422 no.`, []string{list, "outbox-relay replay --destination d"}},
 		"failed, unsendable":   {lane(DestinationStatus{Failed: 1, FailedUnsendable: 1}), "can never be sent", []string{list, "outbox-relay discard --destination d --status failed --reason invalid_event"}},
 		"failed, some of them": {lane(DestinationStatus{Failed: 9, FailedUnsendable: 1}), "1 of them can never be sent", []string{list, "outbox-relay discard --destination d --status failed --reason invalid_event", "outbox-relay replay --destination d --reason REASON"}},
@@ -61,7 +92,7 @@ func TestAdvice(t *testing.T) {
 				commands = append(commands, command)
 			}
 		}
-		if text := strings.Join(texts, "\n"); !strings.Contains(text, c.text) || (c.text == "") != (text == "") || strings.Contains(text, "restart") || len(texts) > 1 {
+		if text := strings.Join(texts, "\n"); !strings.Contains(text, c.text) || (c.text == "") != (text == "") || strings.Contains(text, "restart") != strings.Contains(text, "OUTBOX_") || len(texts) > 1 {
 			t.Errorf("%s: %s, want %s", name, text, c.text)
 		}
 		if !slices.Equal(commands, c.commands) {

@@ -98,7 +98,7 @@ func TestOperationGoesOn(t *testing.T) {
 	db.Settled("failed", "true")
 	ctx, interrupt := context.WithCancel(t.Context())
 	outbox := New(db.Pool).As(Actor{Name: "ann", Origin: OriginAPI})
-	order := Order{Action: "replay", Selection: Selection{Destination: "default"}, Matched: 2500}
+	order := Order{Action: "replay", Selection: Selection{Destination: "default", Rate: new(int64(0))}, Matched: 2500}
 	id, err := outbox.Begin(ctx, order)
 	relaytest.Must(t, err)
 	if _, err := outbox.TakeUp(ctx, id); !errors.Is(err, ErrNotResumable) {
@@ -135,7 +135,7 @@ func TestOperationGoesOnWithinItsOrder(t *testing.T) {
 	db.Settled("failed", "true")
 	ctx, interrupt := context.WithCancel(t.Context())
 	outbox := New(db.Pool)
-	order := Order{Action: "replay", Selection: Selection{Destination: "default", Limit: 2000}, Matched: 2000}
+	order := Order{Action: "replay", Selection: Selection{Destination: "default", Limit: 2000, Rate: new(int64(0))}, Matched: 2000}
 	id, err := outbox.Begin(ctx, order)
 	relaytest.Must(t, err)
 	if b, err := outbox.Work(ctx, id, order, func(Bulk) { interrupt() }); err == nil || b.Done != 1000 {

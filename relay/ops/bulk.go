@@ -3,6 +3,7 @@ package ops
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -43,6 +44,9 @@ type Selection struct {
 	OrderingKey string `json:"ordering_key,omitempty"`
 	// Limit is how many are changed at most. 0: no limit; below 0: none.
 	Limit int64 `json:"limit,omitempty"`
+	// Rate is how many deliveries a second a replay makes due, so that live events do not wait behind them. nil:
+	// [DefaultReplayRate]; 0: as many as the database can change. Nothing but a replay has a rate.
+	Rate *int64 `json:"rate,omitempty"`
 
 	begun     time.Time // of a retry, and of an operation that goes on: when it was ordered
 	waitingAt time.Time // of a retry: what is due later waits for its next attempt
@@ -68,6 +72,9 @@ type Bulk struct {
 	Missed int64 `json:"missed"`
 	// TooOld ones cannot be replayed: their receivers may have forgotten that they processed them.
 	TooOld int64 `json:"too_old"`
+	// Rate of a replay that was previewed, and for how many seconds the matched keep it busy.
+	Rate    int64   `json:"rate,omitempty"`
+	Seconds float64 `json:"seconds,omitempty"`
 	// NotWaiting ones cannot be retried: they are due already, or were never attempted.
 	NotWaiting int64 `json:"not_waiting,omitempty"`
 	// Obstacles to a retry: what keeps a destination from being sent to, each with the command that ends it.
@@ -103,12 +110,13 @@ type action struct {
 	standard []string // those that it changes unless the selection names some
 	memory   time.Duration
 	inFlight bool   // it changes what is in flight too
+	paced    bool   // it spreads what it changes over time
 	change   string // statement
 }
 
 func replayAction(memory time.Duration) action {
 	return action{
-		name: "replay", allowed: []string{"failed", "delivered", "discarded"}, standard: []string{"failed"}, memory: memory, change: replayDeliveries,
+		name: "replay", allowed: []string{"failed", "delivered", "discarded"}, standard: []string{"failed"}, memory: memory, paced: true, change: replayDeliveries,
 	}
 }
 
@@ -144,8 +152,8 @@ func (o *Outbox) PreviewRetry(ctx context.Context, selection Selection) (Bulk, e
 	return o.preview(ctx, retryAction(), selection)
 }
 
-// Replay makes deliveries pending again: due now, with all their attempts before them, behind everything that is not a
-// replay. It leaves pending ones alone, and events created longer ago than memory: the receiver may have forgotten that it
+// Replay makes deliveries pending again, with all their attempts before them, behind everything that is not a replay: so many a
+// second as the selection says, because a receiver, the relays and the database share what they have with live events. It leaves pending ones alone, and events created longer ago than memory: the receiver may have forgotten that it
 // processed them, and would process them twice. 0: it never forgets.
 //
 // Each batch is a transaction of its own, and progress, which may be nil, is called after each. When ctx ends, the current batch
@@ -199,6 +207,8 @@ func (o *Outbox) preview(ctx context.Context, a action, selection Selection) (b 
 	if err != nil {
 		return b, fmt.Errorf("preview %s: %w", a.name, err)
 	}
+	pace := a.pace(selection)
+	b.Rate, b.Seconds = int64(pace), pace.spread(b.Matched).Seconds()
 	return b, nil
 }
 
@@ -213,16 +223,29 @@ func (o *Outbox) act(ctx context.Context, a action, selection Selection, progres
 
 // work changes what it finds, batch by batch, and notifies relays. audit is the operation's number.
 func (o *Outbox) work(ctx context.Context, a action, selection Selection, audit int64, progress func(Bulk)) (b Bulk, err error) {
+	pace := a.pace(selection)
 	err = o.walk(ctx, a, selection, &b, func(found []candidate) (bool, error) {
-		done, err := o.changeDeliveries(context.WithoutCancel(ctx), a, found, audit)
-		if err != nil {
-			return false, err
-		}
-		b.Matched += int64(len(found))
-		b.Done += done
-		b.Missed += int64(len(found)) - done
-		if progress != nil {
-			progress(b)
+		for batch := range slices.Chunk(found, pace.batch()) {
+			begun := time.Now()
+			done, err := o.changeDeliveries(context.WithoutCancel(ctx), a, batch, pace, audit)
+			if err != nil {
+				return false, err
+			}
+			first := b.Done == 0
+			b.Matched += int64(len(batch))
+			b.Done += done
+			b.Missed += int64(len(batch)) - done
+			if first && b.Done > 0 { // relays go on looking there as long as they find something
+				if err := o.requestSweep(context.WithoutCancel(ctx)); err != nil {
+					return false, err
+				}
+			}
+			if progress != nil {
+				progress(b)
+			}
+			if err := wait(ctx, pace.rest(len(batch), time.Since(begun))); err != nil {
+				return false, err
+			}
 		}
 		return true, nil
 	})

@@ -14,6 +14,8 @@ import (
 type DeliveryFilter struct {
 	// Status: pending, delivered, failed or discarded. Empty: any.
 	Status string
+	// Attempts is how many a delivery has had at least. 0: any.
+	Attempts int
 	// Destination by name. Empty: any.
 	Destination string
 	// Parked deliveries only: those that match no route. They have no destination.
@@ -224,6 +226,7 @@ type EventReport struct {
 	Deliveries []Delivery `json:"deliveries"`
 	Attempts   []Attempt  `json:"attempts"`
 	Waits      []Wait     `json:"waits"`
+	Replays    []Replay   `json:"replays"` // of its deliveries that were replayed, as far as the audit knows
 }
 
 // Event returns an event, also an archived one, its deliveries, its logged attempts, and why it waits. Its payload is read only if
@@ -238,5 +241,10 @@ func (o *Outbox) Event(ctx context.Context, id int64, payload bool) (e EventRepo
 	if e.Waits, err = o.Waits(ctx, id); err != nil {
 		return EventReport{}, err
 	}
+	orders, err := o.replayOrders(ctx, e.Event)
+	if err != nil {
+		return EventReport{}, err
+	}
+	e.Replays = replaysOf(e.Deliveries, orders)
 	return e, nil
 }

@@ -54,7 +54,7 @@ func (o *Outbox) FindEvents(ctx context.Context, text string) ([]int64, error) {
 		return nil, fmt.Errorf("%w: no event has the id, the idempotency key or the related reference %q", ErrUnknownEvent, plain.Clip(text))
 	default:
 		return nil, fmt.Errorf("%w: no event has the id or the idempotency key %q, and none of the newest %d has it as its related reference; look further back with: outbox-relay events list --related %s",
-			ErrUnknownEvent, plain.Clip(text), relatedAmong, plain.ShellWord(plain.Clip(text)))
+			ErrUnknownEvent, plain.Clip(text), RelatedAmong, plain.ShellWord(plain.Clip(text)))
 	}
 	return ids, err
 }
@@ -63,7 +63,7 @@ func (o *Outbox) FindEvents(ctx context.Context, text string) ([]int64, error) {
 type Moment struct {
 	At          time.Time `json:"at"`
 	Destination string    `json:"destination"` // empty: the event as a whole, or parked
-	// What: inserted, available, attempt, delivered, failed, discarded or archived. Names are added, never renamed.
+	// What: inserted, available, attempt, replayed, delivered, failed, discarded or archived. Names are added, never renamed.
 	What string `json:"what"`
 	Text string `json:"text"`
 }
@@ -88,6 +88,9 @@ func (e EventReport) Explain() Explanation {
 	}
 	for _, a := range e.Attempts {
 		if a.Outcome == policy.Delivered {
+			if arrived := a.StartedAt.Add(time.Duration(a.DurationMS) * time.Millisecond); e.replayedAfter(a.Destination, arrived) {
+				add(arrived, a.Destination, "delivered", "delivered with the %s attempt", ordinal(a.Attempt))
+			}
 			continue
 		}
 		text := orReason(orBlank(a.Error), a.Reason)
@@ -96,10 +99,13 @@ func (e EventReport) Explain() Explanation {
 		}
 		add(a.StartedAt, a.Destination, "attempt", "attempt %d by relay %d failed after %s: %s", a.Attempt, a.Relay, time.Duration(a.DurationMS)*time.Millisecond, text)
 	}
+	for _, r := range e.Replays {
+		add(r.At, r.Destination, "replayed", "%s", r)
+	}
 	for _, d := range e.Deliveries {
 		switch {
 		case d.Status == "delivered" && d.DeliveredAt != nil:
-			text := "delivered with the " + ordinal(d.Attempts) + " attempt"
+			text := "delivered " + d.Arrival()
 			if d.LatencySeconds != nil {
 				text += ", " + exact(*d.LatencySeconds) + " after it was committed"
 			}

@@ -3,6 +3,7 @@ package ops_test
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,4 +52,50 @@ func TestFindEvents(t *testing.T) {
 	if history := old.Explain().History; len(history) != 3 || history[1].What != "delivered" || history[2].What != "archived" {
 		t.Errorf("%+v", history)
 	}
+}
+
+// Attempts count anew after a replay: the history names who replayed the event, and does not say that its first attempt delivered.
+func TestExplainReplays(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Insert(3, "k")
+	db.Exec(`INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay, outcome, reason, duration_ms, started_at)
+		SELECT 1, 'default', n, n, 1, 'retry', 'server_error', 5, now() + make_interval(secs => n * 0.001) FROM generate_series(1, 3) n`)
+	db.Settled("delivered", "true")
+	outbox := ops.New(db.Pool)
+	replay := func(actor string, s ops.Selection) {
+		s.Statuses = []string{"delivered"}
+		b, err := outbox.As(ops.Actor{Name: actor}).Replay(t.Context(), s, 0, nil)
+		relaytest.Must(t, err)
+		if b.Done == 0 {
+			t.Fatalf("%s replayed nothing", actor)
+		}
+		db.Settled("delivered", "status = 'pending'")
+		db.Exec(`UPDATE outbox_delivery SET delivered_at = clock_timestamp(), attempts = 1 WHERE replay`)
+	}
+	replay("root@vm", ops.Selection{EventIDs: []int64{1}})
+	want := func(id int64, want ...string) {
+		t.Helper()
+		report, err := outbox.Event(t.Context(), id, false)
+		relaytest.Must(t, err)
+		var got []string
+		for _, m := range report.Explain().History[1:] {
+			if m.What != "attempt" {
+				text, _, _ := strings.Cut(m.Text, ", 0") // without how long it took
+				got = append(got, strings.Split(text, " attempt")[0])
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("event %d: %q, want %q", id, got, want)
+		}
+	}
+	const arrived = "delivered by the replay, with its 1st"
+	named := "replayed by root@vm (cli), after it had been delivered"
+	want(1, named, arrived)
+	replay("ann", ops.Selection{EventIDs: []int64{2}})
+	replay("bob", ops.Selection{Destination: "default"})
+	want(1, named, "perhaps replayed by bob (cli): the order includes it", arrived)
+	want(3, "replayed by bob (cli), after it had been delivered", arrived)
+	replay("cem", ops.Selection{Type: "*"})
+	want(3, "perhaps replayed by bob (cli): the order includes it", "perhaps replayed by cem (cli): the order includes it", arrived)
 }

@@ -96,6 +96,8 @@ func (d DestinationStatus) State() string {
 		return "failing"
 	case !d.Routed:
 		return "no route"
+	case d.BlockedKeys > 0:
+		return "blocked"
 	}
 	return "ok"
 }

@@ -64,16 +64,16 @@ const (
 ORDER BY c.event_id, c.destination`
 
 	candidatesOfAll = candidates + `(d.event_id, d.destination) > ($11, $12) AND d.event_id <= $10
-    ORDER BY d.event_id, d.destination LIMIT 1000` + checkCandidates + `
+    ORDER BY d.event_id, d.destination LIMIT $13` + checkCandidates + `
 ORDER BY c.event_id, c.destination`
 
 	candidatesFailed = candidates + `d.status = 'failed' AND d.destination BETWEEN $2 AND $3 AND (d.destination, d.event_id) > ($11, $12)
-    ORDER BY d.destination, d.event_id LIMIT 1000` + checkCandidates + `
+    ORDER BY d.destination, d.event_id LIMIT $13` + checkCandidates + `
 ORDER BY c.destination, c.event_id`
 
 	candidatesPending = candidates + `d.status = 'pending' AND d.destination BETWEEN $2 AND $3
       AND (d.destination, d.replay, d.next_attempt_at, d.event_id) > ($11, $12, $13, $14)
-    ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT 1000` + checkCandidates + `
+    ORDER BY d.destination, d.replay, d.next_attempt_at, d.event_id LIMIT $15` + checkCandidates + `
 ORDER BY c.destination, c.replay, c.next_attempt_at, c.event_id`
 )
 
@@ -82,6 +82,7 @@ type scan struct {
 	statement string
 	ids       []int64   // of candidatesByID: those still to come
 	after     candidate // of the others: the last one returned
+	limit     int       // of a chunk
 }
 
 // idChunk is how many events one statement looks up: each may have several deliveries.
@@ -101,16 +102,16 @@ func (w *scan) next(ctx context.Context, q pg.DB, s Selection, memory time.Durat
 	case candidatesByID:
 		return w.nextByID(ctx, q, args)
 	case candidatesOfAll:
-		args = append(args, after.EventID, after.Destination)
+		args = append(args, after.EventID, after.Destination, w.limit)
 	case candidatesFailed:
-		args = append(args, after.Destination, after.EventID)
+		args = append(args, after.Destination, after.EventID, w.limit)
 	case candidatesPending:
-		args = append(args, after.Destination, after.Replay, after.NextAttemptAt, after.EventID)
+		args = append(args, after.Destination, after.Replay, after.NextAttemptAt, after.EventID, w.limit)
 	}
 	if list, err = collect[candidate](ctx, q, "find deliveries", w.statement, args...); err == nil && len(list) > 0 {
 		w.after = list[len(list)-1]
 	}
-	return list, len(list) == bulkBatch, err
+	return list, len(list) == w.limit, err
 }
 
 // nextByID adds to what it finds a candidate without a status for each event that has no delivery.
@@ -194,12 +195,13 @@ WITH found AS MATERIALIZED (
 
 // The fence grows, though there is no claim: a settle of an earlier claim that comes late, or again because its commit was not
 // acknowledged, would otherwise settle the replay before it is sent. The result of the last attempt stays: it says why an
-// operator replays. not_after ended with the delivery, and the replay gets its own. reordered makes relays forget up to where
+// operator replays. They become due one after the other, $6 seconds apart. not_after ended with the delivery, and the replay gets its own. reordered makes relays forget up to where
 // they know the ordering keys to be settled.
 const replayDeliveries = lockFound + `, replayed AS (
     UPDATE outbox_delivery
-    SET status = 'pending', replay = true, next_attempt_at = clock_timestamp(), attempts = 0, rescues = 0, delivered_at = NULL,
-        claim = claim + 1, not_after = NULL
+    SET status = 'pending', replay = true, attempts = 0, rescues = 0, delivered_at = NULL,
+        claim = claim + 1, not_after = NULL,
+        next_attempt_at = clock_timestamp() + (array_position($1, event_id) - 1) * make_interval(secs => $6)
     WHERE ctid = ANY (ARRAY (SELECT place FROM found))
     RETURNING destination, ordering_key
 ), reordered AS (
@@ -228,14 +230,18 @@ const notifyRelays = `SELECT pg_notify('outbox_wake', current_schema()) WHERE ` 
 
 // changeDeliveries runs one of the statements above in a durable transaction of its own that notifies relays, and adds to the
 // audit entry of the operation.
-func (o *Outbox) changeDeliveries(ctx context.Context, a action, found []candidate, audit int64) (changed int64, err error) {
+func (o *Outbox) changeDeliveries(ctx context.Context, a action, found []candidate, pace pace, audit int64) (changed int64, err error) {
 	ids, claims := make([]int64, len(found)), make([]int64, len(found))
 	destinations, statuses := make([]string, len(found)), make([]string, len(found))
 	for i, c := range found {
 		ids[i], destinations[i], claims[i], statuses[i] = c.EventID, c.Destination, c.Claim, c.Status
 	}
+	args := []any{ids, destinations, claims, statuses, a.inFlight}
+	if a.paced {
+		args = append(args, pace.spread(1).Seconds())
+	}
 	err = o.durably(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, a.change, ids, destinations, claims, statuses, a.inFlight)
+		tag, err := tx.Exec(ctx, a.change, args...)
 		if err != nil {
 			return err
 		}
@@ -243,7 +249,9 @@ func (o *Outbox) changeDeliveries(ctx context.Context, a action, found []candida
 		if err := growAuditBy(ctx, tx, audit, changed); err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, notifyRelays)
+		if pace == 0 { // the relays look for what a paced replay adds, and producers' notifications stay a measure of their load
+			_, err = tx.Exec(ctx, notifyRelays)
+		}
 		return err
 	})
 	if err != nil {

@@ -44,6 +44,7 @@ func (f DeliveryFilter) conditions(args []any) (where string, with []any) {
 		value any
 	}{
 		{"d.status =", f.Status != "", f.Status},
+		{"d.attempts >=", f.Attempts > 0, f.Attempts},
 		{"d.destination =", f.Destination != "" || f.Parked, f.Destination},
 		{"d.event_id =", f.EventID != 0, f.EventID},
 		{"d.event_id = ANY", len(f.EventIDs) > 0, f.EventIDs},

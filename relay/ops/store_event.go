@@ -83,14 +83,14 @@ const selectRelatedEvents = `
 SELECT min(e.id), count(*), coalesce(array_agg(e.id ORDER BY e.id DESC) FILTER (WHERE e.related_reference = $2), '{}')
 FROM (SELECT id, related_reference FROM outbox WHERE id < $1 ORDER BY id DESC LIMIT $3) e`
 
-// relatedAmong is among how many of the newest events a related reference is looked for. An index would cost producers 12 to 17 µs of
+// RelatedAmong is among how many of the newest events a related reference is looked for. An index would cost producers 12 to 17 µs of
 // processor time for each event that has one.
-const relatedAmong = 200_000
+const RelatedAmong = 200_000
 
 // RelatedEvents returns the ids of the events with a related reference, the newest first, at most so many. It looks for them among the
 // newest 200,000 events that are not archived, in statements of 5,000. all reports whether there are no more events than that.
 func (o *Outbox) RelatedEvents(ctx context.Context, reference string, limit int) (found []int64, all bool, err error) {
-	return o.relatedEvents(ctx, reference, limit, relatedAmong)
+	return o.relatedEvents(ctx, reference, limit, RelatedAmong)
 }
 
 func (o *Outbox) relatedEvents(ctx context.Context, reference string, limit, among int) (found []int64, all bool, err error) {

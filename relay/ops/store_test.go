@@ -102,7 +102,7 @@ func TestBulkMeetsOthers(t *testing.T) {
 	}))
 	// Meanwhile another operator replays the second, and a relay fails it again.
 	db.Exec(`UPDATE outbox_delivery SET claim = claim + 1 WHERE event_id = 2`)
-	changed, err := outbox.changeDeliveries(t.Context(), replayAction(0), found, 0)
+	changed, err := outbox.changeDeliveries(t.Context(), replayAction(0), found, 0, 0)
 	relaytest.Must(t, err)
 	if changed != 1 {
 		t.Errorf("%d changed, want 1", changed)
@@ -126,9 +126,9 @@ func TestPlansOfBulkCommands(t *testing.T) {
 	common := `'{failed}', 'default', 'default', '', '', '%', '-infinity', 'infinity', 0, 100000`
 	for name, test := range map[string]struct{ types, sql, args, index string }{
 		"by id":   {"bigint[]", candidatesByID, `'{1,2,3}'`, "outbox_delivery_pkey"},
-		"of all":  {"bigint, text", candidatesOfAll, `50000, 'default'`, "outbox_delivery_pkey"},
-		"failed":  {"text, bigint", candidatesFailed, `'default', 0`, "outbox_delivery_aside"},
-		"pending": {"text, boolean, timestamptz, bigint", candidatesPending, `'', false, '-infinity', 0`, "outbox_delivery_due"},
+		"of all":  {"bigint, text, bigint", candidatesOfAll, `50000, 'default', 1000`, "outbox_delivery_pkey"},
+		"failed":  {"text, bigint, bigint", candidatesFailed, `'default', 0, 1000`, "outbox_delivery_aside"},
+		"pending": {"text, boolean, timestamptz, bigint, bigint", candidatesPending, `'', false, '-infinity', 0, 1000`, "outbox_delivery_due"},
 	} {
 		_, err := conn.Exec(t.Context(), `PREPARE "`+name+`" (text[], text, text, text, text, text, timestamptz, timestamptz, float8, bigint, `+test.types+`) AS `+test.sql, pgx.QueryExecModeSimpleProtocol)
 		relaytest.Must(t, err)

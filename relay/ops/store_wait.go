@@ -15,9 +15,13 @@ SELECT d.destination, extract(epoch FROM d.next_attempt_at - now())::float8, d.n
        coalesce(h.event_id, 0), coalesce(h.status, ''), coalesce(h.last_reason, ''), coalesce(d.ordering_key, ''),
        d.destination = '' AND EXISTS (SELECT FROM outbox_route t WHERE e.event_type LIKE t.like_pattern),
        EXISTS (SELECT FROM outbox_relay_destination s WHERE s.destination = d.destination),
-       (SELECT count(*) FROM outbox_relay WHERE heartbeat_at > now() - interval '10 seconds'),
+       (SELECT count(*) FROM outbox_relay WHERE heartbeat_at > now() - interval '10 seconds' AND quarantined IS NULL),
+       EXISTS (SELECT FROM outbox_relay WHERE heartbeat_at > now() - interval '10 seconds' AND quarantined IS NOT NULL),
        EXISTS (SELECT FROM outbox_route),
-       coalesce(d.last_reason, ''), coalesce(d.last_error, '')
+       coalesce(d.last_reason, ''), coalesce(d.last_error, ''),
+       (SELECT count(*) FROM (SELECT FROM outbox_delivery b WHERE b.destination = d.destination AND b.status = 'pending' AND b.next_attempt_at <= now()
+                              AND (b.replay, b.next_attempt_at, b.event_id) < (d.replay, d.next_attempt_at, d.event_id) AND d.next_attempt_at <= now()
+                              LIMIT $2) ahead)
 FROM outbox_delivery d
 LEFT JOIN outbox e ON e.id = d.event_id
 LEFT JOIN outbox_relay r ON r.instance = d.claimed_by
@@ -38,5 +42,5 @@ ORDER BY d.destination`
 
 // waiting returns what each pending delivery of an event may wait for.
 func (o *Outbox) waiting(ctx context.Context, eventID int64) ([]waitState, error) {
-	return collect[waitState](ctx, o.pool, "find out why deliveries wait", selectWaits, eventID)
+	return collect[waitState](ctx, o.pool, "find out why deliveries wait", selectWaits, eventID, aheadTo+1)
 }

@@ -3,6 +3,7 @@ package ops
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -12,7 +13,7 @@ import (
 // A Wait is one reason for which a pending delivery has not been sent yet.
 type Wait struct {
 	Destination string `json:"destination"` // empty: parked
-	// Why: in_flight, parked, paused, held, behind, not_due, no_relay, unserved or due. Names are added, never renamed.
+	// Why: in_flight, parked, paused, held, behind, not_due, no_relay, quarantined, unserved or due. Names are added, never renamed.
 	Why string `json:"why"`
 	// Text explains it, and says what to do.
 	Text string `json:"text"`
@@ -48,12 +49,14 @@ type waitState struct {
 	BehindStatus   string
 	BehindReason   policy.Reason
 	OrderingKey    string
-	Routed         bool // it is parked, but its type has a route now
-	Served         bool // a registered relay serves the destination
-	Relays         int64
+	Routed         bool          // it is parked, but its type has a route now
+	Served         bool          // a registered relay serves the destination
+	Relays         int64         // that run and are not quarantined
+	Quarantined    bool          // a relay that is quarantined runs
 	AnyRoute       bool          // some route is stored
 	LastReason     policy.Reason // of the latest attempt; empty: there was none, or it was replayed since
 	LastError      string
+	Ahead          int64 // due deliveries of the destination that go out before it, up to aheadTo and one
 }
 
 func (w waitState) reasons() (all []Wait) {
@@ -80,7 +83,8 @@ func (w waitState) reasons() (all []Wait) {
 		add("paused", "the destination is paused since %s: %s; to go on: outbox-relay resume %s", timeText(w.PausedAt), reason, w.Destination)
 	}
 	if w.Breaker != "closed" {
-		add("held", "held: the destination is down (%s); %s", w.BreakerError, w.nextProbe())
+		remedy := repairOf(w.Destination, heldReason(w.BreakerError), w.BreakerError)
+		add("held", "%s", strings.TrimSpace(fmt.Sprintf("held: its requests fail (%s); %s. %s", w.BreakerError, w.nextProbe(), remedy)))
 	}
 	if w.BehindEvent != 0 {
 		add("behind", "behind event %d of its ordering key, which is %s%s", w.BehindEvent, w.BehindStatus, w.behindHint())
@@ -96,15 +100,28 @@ func (w waitState) reasons() (all []Wait) {
 		}
 		add("not_due", "not yet due%s: in %s, at %s%s", after, seconds(w.DueInSeconds), timeText(&w.NextAttemptAt), last)
 	}
-	if w.Relays == 0 {
+	if w.Relays == 0 && w.Quarantined {
+		add("quarantined", "the relays that run are quarantined and send nothing; see: outbox-relay identity show")
+	} else if w.Relays == 0 {
 		add("no_relay", "no relay is running; start one: outbox-relay run")
 	} else if !w.Served {
 		add("unserved", "unserved: no running relay has this destination; add it to a relay's configuration and reload that relay (SIGHUP), or give it up: outbox-relay discard --destination %s", w.Destination)
 	}
 	if len(all) == 0 {
-		add("due", "due: it goes out with the next claims of its destination")
+		add("due", "due: it goes out with the next claims of its destination%s", w.ahead())
 	}
 	return all
+}
+
+// aheadTo is up to how many deliveries before it are counted.
+const aheadTo = 1_000
+
+// ahead says how many go out before it: a receiver that is slow, or its rate limit, may take long for them.
+func (w waitState) ahead() string {
+	if w.Ahead == 0 {
+		return ""
+	}
+	return "; " + countedTo(w.Ahead, aheadTo, "is", "are") + " due before it"
 }
 
 // parked says why an event is parked, and what releases it.

@@ -34,10 +34,16 @@ func TestWaits(t *testing.T) {
 	waits(4, "no_relay")
 	db.Exec(`INSERT INTO outbox_relay (name, version, heartbeat_at) VALUES ('r', 'v', now() + interval '1 hour')`)
 	waits(4, "unserved")
+	db.Exec(`UPDATE outbox_relay SET quarantined = 'a copy'`)
+	waits(4, "quarantined")
+	db.Exec(`UPDATE outbox_relay SET quarantined = NULL`)
 	db.Exec(`INSERT INTO outbox_relay_destination (instance, destination) VALUES (1, 'default')`)
 	waits(1) // has failed
 	waits(2, "behind")
 	waits(4, "due")
+	if list, err := outbox.Waits(t.Context(), 4); err != nil || !strings.HasSuffix(list[0].Text, "; 2 are due before it") {
+		t.Errorf("%v %+v", err, list)
+	}
 	db.Exec(`UPDATE outbox_delivery SET claimed_by = 1, lease_expires_at = now() + interval '1 hour' WHERE event_id = 4`)
 	waits(4, "in_flight")
 	db.Exec(`UPDATE outbox_delivery SET next_attempt_at = now() + interval '1 hour', attempts = 2 WHERE event_id = 5`)

@@ -44,6 +44,7 @@ func (o *Outbox) walkScans(ctx context.Context, a action, s Selection, b *Bulk, 
 	}
 	left := s.Limit
 	for _, scan := range scansOf(s) {
+		scan.limit = a.pace(s).chunk()
 		for more := true; more; {
 			if err := context.Cause(ctx); err != nil {
 				return err

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -159,6 +160,10 @@ func Check(order ops.Order) error {
 		return check.Problem{Path: "action", Text: "is not known; write replay, retry or discard"}
 	case order.Selection.Limit < 0:
 		return check.Problem{Path: "selection.limit", Text: "is below 0; leave it out for no limit"}
+	case order.Selection.Rate != nil && *order.Selection.Rate < 0:
+		return check.Problem{Path: "selection.rate", Text: "is below 0; write 0 for no limit, or leave it out for " + strconv.Itoa(ops.DefaultReplayRate)}
+	case order.Selection.Rate != nil && order.Action != "replay":
+		return check.Problem{Path: "selection.rate", Text: "belongs to a replay; leave it out"}
 	case order.Selection.Empty():
 		return check.Problem{Path: "selection", Text: "names nothing; give events, a destination, a status, a type, a reason or a time"}
 	case order.Selection.Parked && order.Action != "discard":

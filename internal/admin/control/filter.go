@@ -82,6 +82,13 @@ func (c *Control) Selection(ctx context.Context, q url.Values) (s ops.Selection,
 	if f.Related != "" {
 		return s, check.Problem{Path: "related", Text: "cannot be acted on as a whole: list the events, and name those that are meant"}
 	}
+	if text := q.Get("rate"); text != "" {
+		rate, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return s, check.Problem{Path: "rate", Text: fmt.Sprintf("%q is not a number of deliveries a second", text)}
+		}
+		s.Rate = &rate
+	}
 	for _, text := range q["id"] {
 		id, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || id < 1 {

@@ -13,7 +13,7 @@ import (
 // A Destination is the state of one destination, with what this relay has seen of it.
 type Destination struct {
 	ops.DestinationStatus
-	// State in a word: ok, paused, unserved, held, trying, failing or no route.
+	// State in a word: ok, paused, unserved, held, trying, failing, no route or blocked.
 	State string `json:"state"`
 	// LastMinute of this relay.
 	LastMinute history.Rate `json:"last_minute"`

@@ -60,10 +60,11 @@ func (*Ring) slotOf(at time.Time) int64 { return at.UnixNano() / int64(Step) }
 func (r *Ring) Hooks(next relay.Hooks) relay.Hooks {
 	hooks := next
 	hooks.Attempted = func(a relay.Attempt) {
+		took, latency := bucketOf(a.Duration), bucketOf(a.SinceCreated)
 		r.note(a.Destination, func(s *slot) {
 			if a.Outcome == policy.Delivered {
-				s.took.add(a.Duration)
-				s.latency.add(a.SinceCreated)
+				s.took[took]++
+				s.latency[latency]++
 			}
 		})
 		if next.Attempted != nil {
@@ -258,12 +259,10 @@ type durations [44]uint32
 // bound returns the upper end of a bucket in seconds.
 func bound(i int) float64 { return 0.0005 * math.Pow(1.5, float64(i)) }
 
-func (d *durations) add(took time.Duration) {
-	i := 0
-	for i < len(d)-1 && took.Seconds() > bound(i) {
-		i++
-	}
-	d[i]++
+// bucketOf returns the bucket that a duration belongs to, without a search: each attempt is sorted into two histograms.
+func bucketOf(took time.Duration) int {
+	steps := math.Ceil(math.Log(took.Seconds()/bound(0)) / math.Log(1.5)) // minus infinity of 0
+	return int(max(0, min(steps, float64(len(durations{})-1))))
 }
 
 func (d *durations) merge(other durations) {

@@ -76,9 +76,7 @@ func (b Operation[B]) Run(ctx context.Context, inv *cli.Invocation, c *config.Co
 		return b.print(inv, Outcome{}, found)
 	}
 	if !b.Yes {
-		if output.IsTerminal(inv.Stdin) {
-			b.printFound(inv.Stderr, output.Printable(found))
-		}
+		b.printFound(inv.Stderr, output.Printable(found))
 		if err := inv.Confirm(b.Verb+" "+b.count(found), "nothing was "+b.Done); err != nil {
 			return err
 		}

@@ -3,6 +3,7 @@ package events
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/bulk"
@@ -17,6 +18,7 @@ type operation struct {
 	selectionFlags
 	statuses []string
 	parked   bool
+	rate     *int64 // of a replay
 	found    func(*ops.Outbox, context.Context, ops.Selection) (ops.Bulk, error)
 	change   func(*ops.Outbox, context.Context, ops.Selection, func(ops.Bulk)) (ops.Bulk, error)
 	tooOld   func(n int64) error // refuses deliveries of events that receivers have forgotten
@@ -29,8 +31,17 @@ func (d operation) run(inv *cli.Invocation, c *config.Config) (err error) {
 	if d.s, err = d.selection(inv, d.statuses, d.parked); err != nil {
 		return err
 	}
+	d.s.Rate = d.rate
 	return c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) error {
 		d.outbox = outbox
+		named, err := d.named(ctx, outbox)
+		if err != nil {
+			return err
+		}
+		if d.s.EventIDs = append(d.s.EventIDs, named...); len(named) > 0 {
+			slices.Sort(d.s.EventIDs) // an event may be named twice
+			d.s.EventIDs = slices.Compact(d.s.EventIDs)
+		}
 		if d.s.Since, d.s.Until, err = d.Bounds(ctx, outbox); err != nil {
 			return err
 		}
@@ -86,7 +97,10 @@ func (operation) Sample(found ops.Bulk) (remark string, rows [][]any) {
 		}
 		rows = append(rows, []any{fmt.Sprintf("  %d", s.EventID), s.EventType, s.IdempotencyKey, orParked(s.Destination), s.Status, created})
 	}
-	return "", rows
+	if spread := found.Spread(); spread != "" {
+		remark = ", " + spread
+	}
+	return remark, rows
 }
 
 func (d operation) LeftOut(found ops.Bulk) (lines []string) {

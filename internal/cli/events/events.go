@@ -30,7 +30,7 @@ type Command struct {
 
 type listCommand struct {
 	config.DatabaseFlags
-	Status      string `enum:"pending,delivered,failed,discarded,any" default:"any" help:"pending, delivered, failed, discarded or any."`
+	Status      string `enum:"pending,retrying,delivered,failed,discarded,any" default:"any" help:"pending, retrying (pending after an attempt), delivered, failed, discarded or any."`
 	Destination string `placeholder:"NAME" xor:"where" help:"Only deliveries to this destination."`
 	Parked      bool   `xor:"where" help:"Only deliveries that match no route."`
 	Type        string `placeholder:"PATTERN" help:"Only events of these types; * stands for any characters."`
@@ -61,8 +61,11 @@ func (cmd listCommand) Run(inv *cli.Invocation) error {
 			return cli.Usagef("--after: %q is no position; write the id of an event, a full stop, and a destination", cmd.After)
 		}
 	}
-	if cmd.Status == "any" {
+	switch cmd.Status {
+	case "any":
 		filter.Status = ""
+	case "retrying": // as the status and the page call them
+		filter.Status, filter.Attempts = "pending", 1
 	}
 	var page ops.DeliveryPage
 	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
@@ -116,7 +119,7 @@ type showCommand struct {
 	config.DatabaseFlags
 	eventArg
 	Payload bool `help:"Show the payload too. Who did is logged."`
-	JSON    bool `help:"Print JSON: {event, deliveries, attempts, waits}. Fields are added, never renamed or removed."`
+	JSON    bool `help:"Print JSON: {event, deliveries, attempts, waits, replays}. Fields are added, never renamed or removed."`
 }
 
 // An eventArg names one event.
@@ -126,22 +129,31 @@ type eventArg struct {
 
 // report reads the event that is meant, and its payload if payload is true.
 func (arg eventArg) report(ctx context.Context, outbox *ops.Outbox, payload bool) (report ops.EventReport, err error) {
-	ids, err := outbox.FindEvents(ctx, arg.Event)
+	id, err := arg.find(ctx, outbox)
 	switch {
 	case err != nil:
 		return report, err
+	case payload:
+		return outbox.Reveal(ctx, id)
+	}
+	return outbox.Event(ctx, id, false)
+}
+
+// find returns the id of the event that is meant.
+func (arg eventArg) find(ctx context.Context, outbox *ops.Outbox) (id int64, err error) {
+	ids, err := outbox.FindEvents(ctx, arg.Event)
+	switch {
+	case err != nil:
+		return 0, err
 	case len(ids) > 1:
 		var names []string
 		for _, id := range ids {
 			names = append(names, strconv.FormatInt(id, 10))
 		}
-		return report, fmt.Errorf("several events have the related reference %q: %s; name one by its id, or list them: outbox-relay events list --related %s",
+		return 0, fmt.Errorf("several events have the related reference %q: %s; name one by its id, or list them: outbox-relay events list --related %s",
 			arg.Event, strings.Join(names, ", "), plain.ShellWord(arg.Event))
 	}
-	if payload {
-		return outbox.Reveal(ctx, ids[0])
-	}
-	return outbox.Event(ctx, ids[0], false)
+	return ids[0], nil
 }
 
 func (cmd showCommand) Run(inv *cli.Invocation) error {
@@ -170,12 +182,12 @@ func printEvent(w io.Writer, shown ops.EventReport) error {
 		return nil
 	}
 	fmt.Fprintln(w)
-	err := output.Table(w, "", "DESTINATION\tSTATUS\tATTEMPTS\tNEXT OR LAST\tLATENCY\tREASON\tLAST ERROR", shown.Deliveries, func(d ops.Delivery) []any {
-		latency := "-"
+	err := output.Table(w, "", "DESTINATION\tSTATUS\tATTEMPTS\tNEXT OR LAST\tAFTER COMMIT\tREASON\tLAST ERROR", shown.Deliveries, func(d ops.Delivery) []any {
+		after := "-"
 		if d.LatencySeconds != nil {
-			latency = output.Age(*d.LatencySeconds)
+			after = time.Duration(max(*d.LatencySeconds, 0) * float64(time.Second)).Round(time.Millisecond).String()
 		}
-		return []any{orParked(d.Destination), d.Status, d.Attempts, nextOrLast(d), latency, d.LastReason, d.LastError}
+		return []any{orParked(d.Destination), d.Status, d.Attempts, nextOrLast(d), after, d.LastReason, d.LastError}
 	})
 	if err != nil {
 		return err
@@ -245,8 +257,8 @@ func nextOrLast(d ops.Delivery) time.Time {
 }
 
 func printDeliveries(w io.Writer, list []ops.Delivery) error {
-	const header = "EVENT\tTYPE\tKEY\tDESTINATION\tSTATUS\tATTEMPTS\tNEXT OR LAST\tREASON\tLAST ERROR"
-	return output.Table(w, "No delivery matches.", header, list, func(d ops.Delivery) []any {
-		return []any{d.EventID, d.EventType, d.IdempotencyKey, orParked(d.Destination), d.Status, d.Attempts, nextOrLast(d), d.LastReason, d.LastError}
+	const header = "EVENT\tTYPE\tKEY\tDESTINATION\tSTATUS\tATTEMPTS\tREASON\tNEXT OR LAST\tLAST ERROR"
+	return output.List(w, "No delivery matches.", header, list, func(d ops.Delivery) []any {
+		return []any{d.EventID, d.EventType, d.IdempotencyKey, orParked(d.Destination), d.Status, d.Attempts, d.LastReason, nextOrLast(d), d.LastError}
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
@@ -39,19 +40,37 @@ func (cmd Explain) Run(inv *cli.Invocation) error {
 }
 
 func printExplanation(w io.Writer, x ops.Explanation) error {
-	err := output.Table(w, "", "", x.History, func(m ops.Moment) []any {
-		text := m.Text
-		if m.Destination != "" {
-			text = m.Destination + ": " + text
+	const alike = 3 // as many are printed whole
+	for i := 0; i < len(x.History); i++ {
+		m, last := x.History[i], i
+		for last+1 < len(x.History) && isAlike(m, x.History[last+1]) {
+			last++
 		}
-		return []any{m.At.UTC().Format("2006-01-02 15:04:05.000"), text}
-	})
-	if err != nil {
-		return err
+		printMoment(w, m, "")
+		if more := last - i - 1; more >= alike {
+			i = last
+			printMoment(w, x.History[last], fmt.Sprintf("%d more like it, then ", more))
+		}
 	}
 	printWaits(w, x.Waits)
 	if len(x.History) == 1 && len(x.Waits) == 0 {
 		fmt.Fprintln(w, "\nIt has no delivery, so that nothing sends it: outbox-relay events create-deliveries")
 	}
 	return nil
+}
+
+// isAlike reports whether two moments are attempts with the same number and end: a held delivery is probed for hours.
+func isAlike(a, b ops.Moment) bool {
+	number, of, isAttempt := strings.Cut(a.Text, " by relay ")
+	_, end, _ := strings.Cut(of, ": ")
+	return isAttempt && a.What == "attempt" && a.What == b.What && a.Destination == b.Destination && strings.HasPrefix(b.Text, number+" by ") && strings.HasSuffix(b.Text, ": "+end)
+}
+
+func printMoment(w io.Writer, m ops.Moment, before string) {
+	at := m.At.UTC().Format("2006-01-02 15:04:05.000") + "  "
+	text := before + m.Text
+	if m.Destination != "" {
+		text = m.Destination + ": " + text
+	}
+	output.Prose(w, strings.Repeat(" ", len(at)), at+text)
 }

@@ -18,6 +18,7 @@ type Replay struct {
 	cli.ActorFlag
 	selectionFlags
 	Status []string `enum:"failed,delivered,discarded" placeholder:"STATUS" help:"failed, delivered or discarded; several with commas. Default: failed."`
+	Rate   *int64   `placeholder:"N" help:"Deliveries a second, so that live events do not wait behind them; 0: as many as the database can change. Default: 500."`
 	Force  bool     `help:"Also events that are older than receivers remember: they may be processed twice."`
 }
 
@@ -34,10 +35,14 @@ Of an ordering key, the later deliveries that are still pending wait until a rep
   outbox-relay replay --type 'invoice.*' --reason timeout --dry-run
   outbox-relay replay - --yes < ids.txt
 
-It works in batches of 1000, each a transaction; Ctrl-C ends it between two. The same command again goes on.`
+It makes 500 deliveries a second due, or --rate of them, in small batches, each a transaction, and lasts as long as that takes:
+what it has not made due stays failed. Ctrl-C ends it between two batches. The same command again goes on.`
 }
 
 func (cmd Replay) Run(inv *cli.Invocation) error {
+	if cmd.Rate != nil && *cmd.Rate < 0 {
+		return cli.Usagef("--rate: %d is below 0; write how many deliveries a second, or 0 for no limit", *cmd.Rate)
+	}
 	c, err := config.Read(inv, "database", "retention.processed_events")
 	if err != nil {
 		return err
@@ -48,7 +53,7 @@ func (cmd Replay) Run(inv *cli.Invocation) error {
 		memory = 0
 	}
 	return operation{
-		verb: "replay", done: "replayed", selectionFlags: cmd.selectionFlags, statuses: slices.Compact(slices.Sorted(slices.Values(cmd.Status))),
+		verb: "replay", done: "replayed", selectionFlags: cmd.selectionFlags, statuses: slices.Compact(slices.Sorted(slices.Values(cmd.Status))), rate: cmd.Rate,
 		found: func(outbox *ops.Outbox, ctx context.Context, s ops.Selection) (ops.Bulk, error) {
 			return outbox.PreviewReplay(ctx, s, memory)
 		},

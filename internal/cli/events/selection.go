@@ -1,6 +1,9 @@
 package events
 
 import (
+	"context"
+	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
@@ -10,7 +13,7 @@ import (
 
 // selectionFlags choose deliveries by what stands in them.
 type selectionFlags struct {
-	IDs         []string `arg:"" optional:"" name:"event-id" help:"Events whose deliveries are meant; - reads them from standard input, one a line."`
+	IDs         []string `arg:"" optional:"" name:"event-id" help:"Events whose deliveries are meant, by id, idempotency key or related reference; - reads ids from standard input, one a line."`
 	Destination string   `placeholder:"NAME" help:"Only deliveries to this destination."`
 	Type        string   `placeholder:"PATTERN" help:"Only events of these types; * stands for any characters."`
 	Reason      string   `placeholder:"REASON" help:"Only deliveries whose last attempt ended so: rejected, timeout, …"`
@@ -33,9 +36,35 @@ func (f selectionFlags) selection(inv *cli.Invocation, statuses []string, parked
 	if err := f.Check(); err != nil {
 		return s, err
 	}
-	s.EventIDs, err = f.ReadIDs(f.IDs, inv.Stdin, s.Empty() && f.Since == "" && f.Until == "",
+	ids, names := f.split()
+	s.EventIDs, err = f.ReadIDs(ids, inv.Stdin, len(names) == 0 && s.Empty() && f.Since == "" && f.Until == "",
 		"nothing says which deliveries are meant; name events, or narrow it with --destination, --status, --type, --reason, --ordering-key, --since or --until")
 	return s, err
+}
+
+// split returns the arguments that are ids, and those that can only be a key or a reference. What has digits alone is an id.
+func (f selectionFlags) split() (ids, names []string) {
+	for _, text := range f.IDs {
+		if strings.HasPrefix(text, "-") || strings.Trim(text, "0123456789") == "" || slices.Contains(f.IDs, "-") {
+			ids = append(ids, text)
+		} else {
+			names = append(names, text)
+		}
+	}
+	return ids, names
+}
+
+// named returns the ids of the events that the arguments name by a key or a reference.
+func (f selectionFlags) named(ctx context.Context, outbox *ops.Outbox) (ids []int64, err error) {
+	_, names := f.split()
+	for _, name := range names {
+		id, err := eventArg{name}.find(ctx, outbox)
+		if err != nil {
+			return nil, err
+		}
+		ids = append(ids, id)
+	}
+	return ids, nil
 }
 
 // describe repeats the selection in an audit line: every flag, but only the number of named events.
@@ -53,5 +82,8 @@ func (f selectionFlags) describe(s ops.Selection) string {
 	text.Add("since", f.Since)
 	text.Add("until", f.Until)
 	text.Add("limit", s.Limit)
+	if s.Rate != nil {
+		text = append(text, fmt.Sprint("--rate ", *s.Rate))
+	}
 	return strings.Join(text, " ")
 }

@@ -1,0 +1,39 @@
+package events
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/ops"
+)
+
+// A held delivery is probed for hours: the probes are two lines, and attempts that differ are printed each.
+func TestExplanationOfManyProbes(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 1, 2, 3, 0, 0, 0, time.UTC)
+	x := ops.Explanation{History: []ops.Moment{{At: at, What: "inserted", Text: "inserted as event 1 of type t"}}}
+	attempt := func(n, by, how string) {
+		at = at.Add(time.Minute)
+		x.History = append(x.History, ops.Moment{At: at, Destination: "d", What: "attempt", Text: "attempt " + n + " by relay " + by + " failed after 5ms: " + how})
+	}
+	for range 9 {
+		attempt("1", "1", "refused: it is down")
+	}
+	attempt("1", "2", "refused: it is down")
+	attempt("1", "1", "503")
+	attempt("2", "1", "503")
+	var b strings.Builder
+	if err := printExplanation(&b, x); err != nil {
+		t.Fatal(err)
+	}
+	const want = `2026-01-02 03:00:00.000  inserted as event 1 of type t
+2026-01-02 03:01:00.000  d: attempt 1 by relay 1 failed after 5ms: refused: it is down
+2026-01-02 03:10:00.000  d: 8 more like it, then attempt 1 by relay 2 failed after 5ms: refused: it is down
+2026-01-02 03:11:00.000  d: attempt 1 by relay 1 failed after 5ms: 503
+2026-01-02 03:12:00.000  d: attempt 2 by relay 1 failed after 5ms: 503
+`
+	if b.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", b.String(), want)
+	}
+}

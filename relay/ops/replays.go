@@ -1,0 +1,79 @@
+package ops
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// A Replay is an operator's order that made a delivery pending again.
+type Replay struct {
+	Destination string    `json:"destination"`
+	At          time.Time `json:"at"` // of the order; a large replay makes its last deliveries due later
+	Actor       string    `json:"actor"`
+	Origin      Origin    `json:"origin"`
+	// Was is the status that the delivery had: failed, delivered or discarded. Empty: the order named several.
+	Was string `json:"was"`
+	// Certain: the order named the event, or no other one can have replayed it. Otherwise its conditions include the event.
+	Certain bool `json:"certain"`
+}
+
+// String says who replayed what.
+func (r Replay) String() string {
+	text := fmt.Sprintf("replayed by %s (%s)", r.Actor, r.Origin)
+	if !r.Certain {
+		return "perhaps " + text + ": the order includes it"
+	}
+	switch r.Was {
+	case "failed":
+		return text + ", after it had failed"
+	case "delivered":
+		return text + ", after it had been delivered"
+	case "discarded":
+		return text + ", after it had been given up"
+	}
+	return text
+}
+
+// replaysOf returns the orders that replayed the deliveries of one event. An order that came after the delivery has found nothing to
+// replay: a nightly replay of all that failed includes the event every night.
+func replaysOf(deliveries []Delivery, orders []replayOrder) []Replay {
+	all := []Replay{}
+	for _, d := range deliveries {
+		if !d.Replay {
+			continue
+		}
+		possible := slices.DeleteFunc(slices.Clone(orders), func(o replayOrder) bool {
+			return o.Destination != "" && o.Destination != d.Destination || d.DeliveredAt != nil && o.At.After(*d.DeliveredAt)
+		})
+		for _, o := range possible {
+			all = append(all, Replay{d.Destination, o.At, o.Actor, o.Origin, o.was(), o.Named || len(possible) == 1})
+		}
+	}
+	return all
+}
+
+// was returns the one status that an order changed; empty: it changed several.
+func (o replayOrder) was() string {
+	switch len(o.Statuses) {
+	case 0:
+		return "failed"
+	case 1:
+		return o.Statuses[0]
+	}
+	return ""
+}
+
+// replayedAfter reports whether a replay of the delivery followed a time.
+func (e EventReport) replayedAfter(destination string, at time.Time) bool {
+	return slices.ContainsFunc(e.Replays, func(r Replay) bool { return r.Certain && r.Destination == destination && r.At.After(at) })
+}
+
+// Arrival says with which attempt a delivery arrived. Attempts count anew after a replay.
+func (d Delivery) Arrival() string {
+	text := "with the "
+	if d.Replay {
+		text = "by the replay, with its "
+	}
+	return text + ordinal(d.Attempts) + " attempt"
+}
