@@ -18,6 +18,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/localserver"
 )
 
@@ -28,7 +29,7 @@ func TestMain(m *testing.M) {
 		serve(os.Args[2], os.Args[3], os.Args[4])
 		return
 	}
-	os.Exit(m.Run())
+	pgtest.RunTests(m)
 }
 
 // faults of a broker, by the mode that a test asks for.
@@ -53,6 +54,13 @@ func faults(mode string) ([]kfake.Fault, []kfake.Opt) {
 		return nil, []kfake.Opt{kfake.BrokerConfigs(map[string]string{"message.max.bytes": "2000"})}
 	case "sasl":
 		return nil, []kfake.Opt{kfake.EnableSASL(), kfake.Superuser("SCRAM-SHA-256", "relay", "right"), kfake.Superuser("PLAIN", "relay", "right")}
+	case "acl":
+		return nil, []kfake.Opt{
+			kfake.EnableSASL(), kfake.EnableACLs(), kfake.Superuser("PLAIN", "root", "r"),
+			kfake.User("PLAIN", "relay", "right", kfake.ACL{
+				Resource: kmsg.ACLResourceTypeTopic, Name: topic, Pattern: kmsg.ACLResourcePatternTypeLiteral, Operation: kmsg.ACLOperationDescribe, Allow: true,
+			}),
+		}
 	case "refuses":
 		_, options := faults("sasl")
 		return []kfake.Fault{{Keys: []kmsg.Key{kmsg.SASLAuthenticate}, TopLevel: true, Err: kerr.SaslAuthenticationFailed, Count: -1}}, options
@@ -86,6 +94,12 @@ func serve(port, dir, mode string) {
 func start(t *testing.T, mode string) (address string, broker *localserver.Server) {
 	t.Helper()
 	address = freeAddress(t)
+	return address, startAt(t, address, mode)
+}
+
+// startAt runs a broker at an address.
+func startAt(t *testing.T, address, mode string) (broker *localserver.Server) {
+	t.Helper()
 	_, port, err := net.SplitHostPort(address)
 	must(t, err)
 	program, err := os.Executable()
@@ -93,7 +107,7 @@ func start(t *testing.T, mode string) (address string, broker *localserver.Serve
 	broker, err = localserver.StartAt(t.Context(), port, func(dir string) []string { return []string{program, "broker", port, dir, mode} })
 	must(t, err)
 	t.Cleanup(func() { must(t, broker.Stop()) })
-	return address, broker
+	return broker
 }
 
 // freeAddress returns an address at which nothing listens.

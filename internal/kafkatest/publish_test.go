@@ -164,17 +164,59 @@ func TestAnOutage(t *testing.T) {
 	}
 }
 
+// Records that are written together are one message to the broker. A large one must not make the others fail.
+func TestALargeRecordFailsAlone(t *testing.T) {
+	t.Parallel()
+	address, _ := start(t, "small")
+	client := kafkapost.New(config(address))
+	t.Cleanup(client.CloseIdleConnections)
+	var sending sync.WaitGroup
+	for i := range 60 {
+		sending.Go(func() {
+			payload, want := 100, policy.ReasonOK
+			if i%20 == 0 {
+				payload, want = 5000, policy.ReasonTooLarge
+			}
+			got := client.Publish(t.Context(), topic, kafkapost.Message{OrderingKey: "k", IdempotencyKey: fmt.Sprint(i), Payload: make([]byte, payload)})
+			if got.Reason != want {
+				t.Errorf("%d bytes: result is %+v", payload, got)
+			}
+		})
+	}
+	sending.Wait()
+}
+
 func TestReach(t *testing.T) {
 	t.Parallel()
 	address, _ := start(t, "")
-	client := kafkapost.New(config(address))
-	t.Cleanup(client.CloseIdleConnections)
-	must(t, client.Reach(t.Context()))
-	cfg := config(address)
-	cfg.Topic = "none"
-	other := kafkapost.New(cfg)
-	t.Cleanup(other.CloseIdleConnections)
-	if err := other.Reach(t.Context()); err == nil || !strings.Contains(err.Error(), `there is no topic "none"`) {
-		t.Errorf("Reach says %v", err)
+	owner := client(t, address)
+	createTopicWith(t, owner, "compacted", "cleanup.policy", "compact,delete")
+	createTopicWith(t, owner, "small", "max.message.bytes", "3000")
+	for name, want := range map[string]struct {
+		topic         string
+		key           kafkapost.Key
+		warning, text string
+	}{
+		"works":                   {topic: topic},
+		"missing":                 {topic: "none", text: `there is no topic "none"`},
+		"compacted":               {topic: "compacted", warning: "drops all but the last event of each ordering key"},
+		"compacted, and meant":    {topic: "compacted", key: kafkapost.KeyIdempotency},
+		"small":                   {topic: "small", warning: "at most 3000 bytes, and an event may have 1048576"},
+		"as many as types":        {topic: "outbox.{type}"},
+		"none of the destination": {topic: "{destination}", text: `there is no topic "lake"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := config(address)
+			cfg.Topic, cfg.Key, cfg.Largest = want.topic, want.key, 1<<20
+			c := kafkapost.New(cfg)
+			t.Cleanup(c.CloseIdleConnections)
+			warnings, err := c.Reach(t.Context())
+			if text := fmt.Sprint(err); (err != nil) != (want.text != "") || !strings.Contains(text, want.text) {
+				t.Errorf("Reach says %v, want %q", err, want.text)
+			}
+			if text := strings.Join(warnings, "; "); (text != "") != (want.warning != "") || !strings.Contains(text, want.warning) {
+				t.Errorf("Reach warns of %q, want %q", text, want.warning)
+			}
+		})
 	}
 }

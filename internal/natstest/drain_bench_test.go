@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -50,8 +51,8 @@ func serve(kind string) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// startProcess starts a receiver in a process of its own, and returns its address.
-func startProcess(b *testing.B, kind string) string {
+// startProcess starts a receiver in a process of its own, and returns its address and its process.
+func startProcess(b *testing.B, kind string) (address string, process *os.Process) {
 	b.Helper()
 	cmd := exec.CommandContext(b.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), serveVariable+"="+kind)
@@ -66,7 +67,7 @@ func startProcess(b *testing.B, kind string) string {
 	})
 	line, err := bufio.NewReader(out).ReadString('\n')
 	must(b, err)
-	return line[:len(line)-1]
+	return line[:len(line)-1], cmd.Process
 }
 
 // BenchmarkDrain compares a backlog's way to a receiver over HTTP with the way to a stream in memory and in files, in turns.
@@ -91,10 +92,14 @@ func drain(b *testing.B, kind string, events, keys int) {
 		SELECT 'paid', json_build_object('n', i, 'pad', repeat('x', 280)), 'k-' || i, 'key-' || i % nullif($2, 0) FROM generate_series(1, $1) i`, events, keys)
 	db.Exec(`ANALYZE outbox, outbox_delivery`)
 	d := post.Destination{Name: "audit"}
+	var receiver *os.Process
 	if kind == "http" {
-		d.URL = "http://" + startProcess(b, "http") + "/"
+		var address string
+		address, receiver = startProcess(b, "http")
+		d.URL = "http://" + address + "/"
 	} else {
-		address := startProcess(b, b.TempDir())
+		var address string
+		address, receiver = startProcess(b, b.TempDir())
 		nc, err := nats.Connect("nats://" + address)
 		must(b, err)
 		defer nc.Close()
@@ -117,16 +122,41 @@ func drain(b *testing.B, kind string, events, keys int) {
 			left -= <-settled
 		}
 	}()
-	before := processorTime(b)
+	others := func() (receiving, database time.Duration) {
+		return scheduled(receiver.Pid), scheduled(relaytest.Rows[int](db, `SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()`)...)
+	}
+	receiverBefore, databaseBefore := others()
+	relayBefore := processorTime(b)
 	b.StartTimer()
 	started := time.Now()
 	runRelay(b, db, hooks, d)
 	<-done
 	took := time.Since(started)
 	b.StopTimer()
+	relayAfter := processorTime(b)
+	receiverAfter, databaseAfter := others()
+	perEvent := func(spent time.Duration, what string) {
+		b.ReportMetric(float64(spent.Nanoseconds())/1000/float64(events), what+"-µs/event")
+	}
 	b.ReportMetric(float64(events)/took.Seconds(), "events/s")
-	b.ReportMetric(float64((processorTime(b)-before).Microseconds())/float64(events), "cpu-µs/event")
+	perEvent(relayAfter-relayBefore, "relay")
+	perEvent(receiverAfter-receiverBefore, "receiver")
+	perEvent(databaseAfter-databaseBefore, "postgres")
 	b.StartTimer()
+}
+
+// scheduled returns how long the threads of processes have run, which only Linux says; 0 elsewhere.
+func scheduled(pids ...int) (sum time.Duration) {
+	for _, pid := range pids {
+		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+		for _, thread := range threads {
+			content, _ := os.ReadFile(thread) // of a thread that has just ended there is none
+			var nanoseconds int64
+			_, _ = fmt.Sscan(string(content), &nanoseconds)
+			sum += time.Duration(nanoseconds)
+		}
+	}
+	return sum
 }
 
 func processorTime(b *testing.B) time.Duration {

@@ -3,6 +3,7 @@ package natstest
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -63,6 +64,25 @@ func TestAcknowledgedMessageIsDelivered(t *testing.T) {
 	}
 }
 
+// A streamError is a message that is not stored.
+type streamError struct {
+	server  func(*server.Options)
+	prepare func(t *testing.T, js jetstream.JetStream, nc *nats.Conn)
+	send    post.Message
+	want    policy.Result
+	outcome policy.Outcome
+	text    string
+}
+
+// answering is that another program answers. Its answer must not count as an acknowledgement: the event would be lost.
+func answering(text string) streamError {
+	return streamError{prepare: func(t *testing.T, _ jetstream.JetStream, nc *nats.Conn) {
+		_, err := nc.Subscribe("outbox.paid", func(m *nats.Msg) { _ = m.Respond([]byte(text)) })
+		must(t, err)
+		must(t, nc.Flush())
+	}, want: answered(policy.ReasonMalformed), outcome: policy.Retry, text: `is not the stream "EVENTS"`}
+}
+
 // Each row of the table in docs/nats.md, but for those of cluster_test.go and identity_test.go.
 func TestErrorsOfAStream(t *testing.T) {
 	t.Parallel()
@@ -73,14 +93,7 @@ func TestErrorsOfAStream(t *testing.T) {
 		return m
 	}
 	tooLarge := policy.Result{Reason: policy.ReasonTooLarge}
-	for name, c := range map[string]struct {
-		server  func(*server.Options)
-		prepare func(t *testing.T, js jetstream.JetStream, nc *nats.Conn)
-		send    post.Message
-		want    policy.Result
-		outcome policy.Outcome
-		text    string
-	}{
+	for name, c := range map[string]streamError{
 		"no stream": {want: answered(policy.ReasonNotFound), outcome: policy.Retry, text: `there is no stream "EVENTS"; create it with the subject "outbox.paid"`},
 		"subject not bound": {prepare: func(t *testing.T, js jetstream.JetStream, _ *nats.Conn) {
 			addStream(t, js, func(c *jetstream.StreamConfig) { c.Subjects = []string{"outbox.invoice.*"} })
@@ -119,11 +132,9 @@ func TestErrorsOfAStream(t *testing.T) {
 			_, err := js.UpdateStream(t.Context(), config)
 			must(t, err)
 		}, want: answered(policy.ReasonNotFound), outcome: policy.Retry, text: "takes nothing any more"},
-		"a program that answers": {prepare: func(t *testing.T, _ jetstream.JetStream, nc *nats.Conn) {
-			_, err := nc.Subscribe("outbox.paid", func(m *nats.Msg) { _ = m.Respond([]byte("thanks")) })
-			must(t, err)
-			must(t, nc.Flush())
-		}, want: answered(policy.ReasonMalformed), outcome: policy.Retry, text: "is no stream of JetStream"},
+		"a program that answers":       answering("thanks"),
+		"another stream acknowledges":  answering(`{"stream":"OTHER","seq":1}`),
+		"acknowledged without a place": answering(`{"stream":"EVENTS"}`),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -303,7 +314,7 @@ func TestReach(t *testing.T) {
 	s := startServer(t)
 	_, js := admin(t, s)
 	reach := func(changes ...func(*post.Destination)) string {
-		if err := to(t, s, changes...).Reach(t.Context()); err != nil {
+		if _, err := to(t, s, changes...).Reach(t.Context()); err != nil {
 			return err.Error()
 		}
 		return ""
@@ -317,5 +328,39 @@ func TestReach(t *testing.T) {
 	}
 	if got := reach(func(d *post.Destination) { d.NATS.Subject = "events.{type}" }); !strings.Contains(got, `the stream "EVENTS" takes "outbox.invoice.*", and not "events.>"`) {
 		t.Error(got)
+	}
+}
+
+// A stream acknowledges a message and loses it all the same where its owner has said so. The relay can see that only beforehand.
+func TestStreamsThatLoseWhatTheyAcknowledge(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(*jetstream.StreamConfig)
+		events int
+		text   string
+	}{
+		"interest":        {func(c *jetstream.StreamConfig) { c.Retention = jetstream.InterestPolicy }, 1, "(retention interest)"},
+		"oldest":          {func(c *jetstream.StreamConfig) { c.MaxMsgs = 1 }, 2, "(discard old)"},
+		"bytes":           {func(c *jetstream.StreamConfig) { c.MaxBytes = 1000 }, 5, "(discard old)"},
+		"one per subject": {func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }, 2, "(discard old)"},
+		"none":            {func(c *jetstream.StreamConfig) { c.MaxMsgs, c.Discard = 1, jetstream.DiscardNew }, 1, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := startServer(t)
+			_, js := admin(t, s)
+			stream := addStream(t, js, c.change)
+			e := to(t, s)
+			for i := range c.events {
+				expect(t, attempt(t, e, fmt.Sprint("k", i)), delivered, "")
+			}
+			info, err := stream.Info(t.Context())
+			must(t, err)
+			warnings, err := e.Reach(t.Context())
+			must(t, err)
+			if lost := int(info.State.Msgs) < c.events; lost != (c.text != "") || !strings.Contains(strings.Join(warnings, " "), c.text) || len(warnings) > 1 {
+				t.Errorf("%d of %d messages are stored, the relay warns %q", info.State.Msgs, c.events, warnings)
+			}
+		})
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/relaytest"
 	"github.com/outbox-relay/outbox-relay/relay"
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
@@ -21,9 +23,16 @@ import (
 // runRelay runs a relay until the test ends.
 func runRelay(t testing.TB, db *relaytest.Database, hooks relay.Hooks, destinations ...post.Destination) {
 	t.Helper()
-	pool, err := pgxpool.ParseConfig(db.DSN)
+	t.Cleanup(startRelay(t, db, relay.Config{PollInterval: time.Second, Destinations: destinations, Hooks: hooks}))
+}
+
+// startRelay runs a relay until stop is called.
+func startRelay(t testing.TB, db *relaytest.Database, cfg relay.Config) (stop func()) {
+	t.Helper()
+	var err error
+	cfg.Pool, err = pgxpool.ParseConfig(db.DSN)
 	must(t, err)
-	r, err := relay.New(relay.Config{Pool: pool, PollInterval: time.Second, Destinations: destinations, Hooks: hooks})
+	r, err := relay.New(cfg)
 	must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -32,10 +41,10 @@ func runRelay(t testing.TB, db *relaytest.Database, hooks relay.Hooks, destinati
 			t.Error(err)
 		}
 	})
-	t.Cleanup(func() {
+	return func() {
 		cancel()
 		running.Wait()
-	})
+	}
 }
 
 // insertOrdered adds n events of each of some keys, numbered within their key.
@@ -147,11 +156,31 @@ func TestMissingStreamHoldsItsLane(t *testing.T) {
 	if cause := relaytest.Row[string](db, `SELECT breaker_error FROM outbox_destination WHERE destination = 'lost'`); cause == "" {
 		t.Error("nothing says why")
 	}
+	adviseStream(t, db, other, "Create the stream: nats stream add 'LATER' --subjects 'later.t' (or a pattern that covers all its subjects), or correct destinations.lost.stream")
 	later := addStream(t, js, func(c *jetstream.StreamConfig) { c.Name, c.Subjects = "LATER", []string{"later.>"} })
 	relaytest.Becomes(db, 0, `SELECT count(*)::int FROM outbox_delivery WHERE status <> 'delivered'`)
 	for _, stream := range []jetstream.Stream{good, later} {
 		if info, err := stream.Info(t.Context()); err != nil || info.State.Msgs != 50 {
 			t.Errorf("%s holds %d, %v", info.Config.Name, info.State.Msgs, err)
 		}
+	}
+}
+
+// adviseStream checks that status and doctor say what to do about the stream of a destination.
+func adviseStream(t *testing.T, db *relaytest.Database, d post.Destination, want string) {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), db.DSN)
+	must(t, err)
+	defer pool.Close()
+	s, err := ops.New(pool).Status(t.Context(), "")
+	must(t, err)
+	if !slices.ContainsFunc(s.Advice, func(a ops.Advice) bool { return strings.Contains(a.Remedy, want) }) {
+		t.Errorf("status does not advise %q: %+v", want, s.Advice)
+	}
+	want, _, _ = strings.Cut(want, "later.") // whose pattern doctor asks about
+	found, err := ops.New(pool).Examine(t.Context(), ops.ExamineConfig{Destinations: []post.Destination{d}})
+	must(t, err)
+	if !slices.ContainsFunc(found.Findings, func(f ops.Finding) bool { return f.Check == "destinations" && strings.HasPrefix(f.Remedy, want) }) {
+		t.Errorf("doctor does not advise %q: %+v", want, found.Findings)
 	}
 }

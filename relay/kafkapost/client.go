@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -12,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 	"github.com/twmb/franz-go/pkg/sasl"
@@ -36,6 +34,8 @@ type Config struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Timeout of one attempt.
 	Timeout time.Duration
+	// Largest is the size of the largest payload, in bytes.
+	Largest int64
 	// Agent says who connects: the program and its version, in letters, digits, '.', '_' and '-'.
 	Agent string
 }
@@ -45,32 +45,42 @@ type Client struct {
 	cfg Config
 
 	mu      sync.Mutex
-	current *kgo.Client
+	current [2]*kgo.Client // by whether records are alone in their batch
 	links   links
+
+	alone chan struct{} // holds something while a record is written alone
 }
 
 // New returns a client that has connected to nothing.
-func New(cfg Config) *Client { return &Client{cfg: cfg} }
+func New(cfg Config) *Client { return &Client{cfg: cfg, alone: make(chan struct{}, 1)} }
 
-// maxRecord bounds a record, in bytes: the largest payload and its headers. Brokers and topics have a limit of their own, which answers.
-const maxRecord = 4 << 20
+const (
+	// maxBatch bounds records that are written together, in bytes: brokers take 1,048,588 unless configured, and refuse all or none of them.
+	maxBatch = 1_000_000
+	// maxRecord bounds a record that is written alone: the largest payload and its headers. Brokers and topics have a limit of their own, which answers.
+	maxRecord = 4 << 20
+)
 
 // brokerRetries is how often the library sends a record again that a broker refuses for now, such as while it elects a leader. After that the
 // attempt ends with the broker's answer, which an operator understands; at the end of its time it would say only that time ran out.
 const brokerRetries = 4
 
-// client returns the producer, and makes it if there is none.
-func (c *Client) client() (*kgo.Client, error) {
+// client returns the producer, and makes it if there is none. That of records which are written alone has a connection of its own.
+func (c *Client) client(alone bool) (*kgo.Client, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.current != nil {
-		return c.current, nil
+	which, limit := 0, int32(maxBatch)
+	if alone {
+		which, limit = 1, maxRecord
+	}
+	if c.current[which] != nil {
+		return c.current[which], nil
 	}
 	options := []kgo.Opt{
 		kgo.SeedBrokers(c.cfg.Brokers...), kgo.ClientID(c.cfg.Agent),
 		kgo.Dialer(c.dial), kgo.WithHooks(&c.links), kgo.MetadataMinAge(250 * time.Millisecond),
 		kgo.RequiredAcks(kgo.AllISRAcks()), kgo.RecordPartitioner(kgo.StickyKeyPartitioner(nil)), kgo.ProducerLinger(0),
-		kgo.ProducerBatchMaxBytes(maxRecord), kgo.BrokerMaxWriteBytes(64 << 20),
+		kgo.ProducerBatchMaxBytes(limit), kgo.BrokerMaxWriteBytes(64 << 20),
 		// Compressed batches would arrive at the brokers' limit later, and cost the sidecar time.
 		kgo.ProducerBatchCompression(kgo.NoCompression()),
 		// An attempt ends at its time, whatever the brokers do. What becomes of it then is not known.
@@ -85,7 +95,7 @@ func (c *Client) client() (*kgo.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}
-	c.current = client
+	c.current[which] = client
 	return client, nil
 }
 
@@ -149,37 +159,12 @@ func (c *Client) password() (user, pass string) {
 func (c *Client) CloseIdleConnections() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.current != nil && c.current.BufferedProduceRecords() == 0 {
-		c.current.Close()
-		c.current = nil
-	}
-}
-
-// Reach connects, and asks whether the topic exists, as far as the user may ask. It writes nothing.
-func (c *Client) Reach(ctx context.Context) error {
-	client, err := c.client()
-	if err != nil {
-		return err
-	}
-	request := kmsg.NewPtrMetadataRequest()
-	request.AllowAutoTopicCreation = false
-	request.Topics = []kmsg.MetadataRequestTopic{}
-	if name := c.cfg.topic("", c.cfg.Destination); !strings.Contains(c.cfg.Topic, typePlace) {
-		topic := kmsg.NewMetadataRequestTopic()
-		topic.Topic = kmsg.StringPtr(name)
-		request.Topics = append(request.Topics, topic)
-	}
-	since := time.Now()
-	answer, err := request.RequestWith(ctx, client)
-	if err != nil {
-		return errors.New(c.failed(since, c.cfg.Topic, err).Message)
-	}
-	for _, topic := range answer.Topics {
-		if err := kerr.ErrorForCode(topic.ErrorCode); err != nil {
-			return errors.New(c.failed(since, *topic.Topic, err).Message)
+	for i, client := range c.current {
+		if client != nil && client.BufferedProduceRecords() == 0 {
+			client.Close()
+			c.current[i] = nil
 		}
 	}
-	return nil
 }
 
 // links notes what happens to connections: the client library tries again whatever happens, and reports in the end only that time has run out.

@@ -35,9 +35,33 @@ func (c *Client) Topic(eventType string) (topic string, err error) {
 
 // Publish makes one attempt: it writes one record to a topic, and waits until all replicas in sync have it, or ctx is done.
 func (c *Client) Publish(ctx context.Context, topic string, m Message) policy.Result {
-	client, err := c.client()
+	since := time.Now()
+	err := c.produce(ctx, topic, m, false)
+	if errors.Is(err, kerr.MessageTooLarge) || errors.Is(err, kerr.RecordListTooLarge) { // which may be about the records that were written together with it
+		err = c.produceAlone(ctx, topic, m)
+	}
 	if err != nil {
-		return policy.Result{Reason: policy.ReasonInvalidEvent, Message: err.Error()}
+		return c.failed(since, topic, err)
+	}
+	return policy.Result{Reason: policy.ReasonOK, Posted: true}
+}
+
+// produceAlone writes a record in a batch of its own.
+func (c *Client) produceAlone(ctx context.Context, topic string, m Message) error {
+	select {
+	case c.alone <- struct{}{}:
+		defer func() { <-c.alone }()
+		return c.produce(ctx, topic, m, true)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// produce writes a record: alone in its batch, which is for one goroutine at a time, or together with those of other attempts.
+func (c *Client) produce(ctx context.Context, topic string, m Message, alone bool) error {
+	client, err := c.client(alone)
+	if err != nil {
+		return err
 	}
 	record := &kgo.Record{Topic: topic, Value: m.Payload, Headers: make([]kgo.RecordHeader, 0, len(m.Header))}
 	switch {
@@ -49,12 +73,9 @@ func (c *Client) Publish(ctx context.Context, topic string, m Message) policy.Re
 	for _, h := range m.Header {
 		record.Headers = append(record.Headers, kgo.RecordHeader{Key: h.Name, Value: []byte(h.Value)})
 	}
-	since := time.Now()
-	if err := client.ProduceSync(ctx, record).FirstErr(); err != nil {
-		if errors.Is(err, kerr.UnknownTopicID) { // it was removed and made again, which the library takes for an error for ever
-			client.PurgeTopicsFromProducing(topic)
-		}
-		return c.failed(since, topic, err)
+	err = client.ProduceSync(ctx, record).FirstErr()
+	if errors.Is(err, kerr.UnknownTopicID) { // it was removed and made again, which the library takes for an error for ever
+		client.PurgeTopicsFromProducing(topic)
 	}
-	return policy.Result{Reason: policy.ReasonOK, Posted: true}
+	return err
 }

@@ -20,14 +20,9 @@ func (c *Client) failed(since time.Time, topic string, err error) policy.Result 
 	var answer *kerr.Error
 	broken := c.links.broken(since)
 	switch {
-	case errors.As(err, &answer):
-		v := policy.Result{Reason: reasonOf(answer), Posted: true, Message: plain.Clip(text(answer, topic))}
-		if v.Reason == policy.ReasonTooLarge {
-			v.Posted = false
-		}
-		return v
-	case broken != nil && errors.As(broken, &answer): // SASL
-		return policy.Result{Reason: reasonOf(answer), Posted: true, Unreached: true, Message: plain.Clip(text(answer, topic))}
+	case errors.As(err, &answer), broken != nil && errors.As(broken, &answer):
+		reason := reasonOf(answer)
+		return policy.Result{Reason: reason, Posted: reason != policy.ReasonTooLarge, Unreached: isLogin(answer), Message: plain.Clip(text(answer, topic))}
 	case broken != nil:
 		v := policy.ClassifyError(broken, false)
 		v.Message = plain.Clip(broken.Error() + c.hint(broken))
@@ -39,6 +34,11 @@ func (c *Client) failed(since time.Time, topic string, err error) policy.Result 
 		return policy.Result{Reason: policy.ReasonShutdown, Posted: true, Message: plain.Clip(err.Error())}
 	}
 	return policy.ClassifyError(err, true)
+}
+
+// isLogin reports whether an answer refuses the user, so that no record can have been sent. The library returns it, or only that time ran out.
+func isLogin(answer *kerr.Error) bool {
+	return answer.Code == kerr.SaslAuthenticationFailed.Code || answer.Code == kerr.UnsupportedSaslMechanism.Code || answer.Code == kerr.IllegalSaslState.Code
 }
 
 // reasonOf returns the reason that an answer of a broker stands for.

@@ -36,6 +36,10 @@ type Config struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Timeout of one attempt.
 	Timeout time.Duration
+	// Again is the earliest time from the begin of an attempt to that of the next one.
+	Again time.Duration
+	// Largest is the size of the largest payload, in bytes.
+	Largest int64
 	// Agent says who connects: the program and its version.
 	Agent string
 	// Log receives what happens to connections.
@@ -44,8 +48,11 @@ type Config struct {
 
 // A Client publishes to one destination over one connection, which the first attempt makes. It is safe for concurrent use.
 type Client struct {
-	cfg  Config
-	once []jetstream.PublishOpt // one publication an attempt
+	cfg        Config
+	aroundType []string // what of the subject stands around the event's type, if there are no partitions
+	usualAck   []byte   // how an acknowledgement of the stream begins, up to its number
+
+	publications sync.Pool // of *publication
 
 	mu         sync.Mutex
 	current    *conn
@@ -70,7 +77,10 @@ const (
 
 // New returns a client that has connected to nothing.
 func New(cfg Config) *Client {
-	return &Client{cfg: cfg, once: []jetstream.PublishOpt{jetstream.WithRetryAttempts(0)}}
+	return &Client{
+		cfg: cfg, aroundType: strings.Split(strings.ReplaceAll(cfg.Settings.Subject, destinationPlace, cfg.Destination), typePlace),
+		usualAck: fmt.Appendf(nil, `{"stream":%q,"seq":`, cfg.Stream), publications: sync.Pool{New: newPublication},
+	}
 }
 
 // CloseIdleConnections closes the connection, now or after the attempts that use it. A later attempt makes another one.
@@ -97,9 +107,20 @@ func (c *Client) drop(old *conn) {
 // maxTries is how many connections in a row an attempt may find ended.
 const maxTries = 3
 
-// begin returns a connection on which the attempt is counted, or why there is none. Attempts that find none wait for one of them to
+// counted returns the connection, on which the attempt is counted then; nil: there is none.
+func (c *Client) counted(w *waiter) *conn {
+	c.mu.Lock()
+	to := c.current
+	c.mu.Unlock()
+	if to == nil || !to.begin(w) {
+		return nil
+	}
+	return to
+}
+
+// connected returns a connection on which the attempt is counted, or why there is none. Attempts that find none wait for one of them to
 // make it, and share its error.
-func (c *Client) begin(ctx context.Context, w *waiter) (*conn, error) {
+func (c *Client) connected(ctx context.Context, w *waiter) (*conn, error) {
 	for range maxTries {
 		c.mu.Lock()
 		to, other := c.current, c.connecting
@@ -196,7 +217,7 @@ func (c *Client) openAny(ctx context.Context, servers []string, name string) (*c
 		// Below the attempt's own time, so that the result can say what the server has not done.
 		options.Timeout = max(time.Until(deadline)*9/10/time.Duration(len(servers)), time.Millisecond)
 	}
-	to := &conn{waiting: map[*waiter]struct{}{}, ended: make(chan struct{})}
+	to := &conn{waiting: map[uint64]*waiter{}, ended: make(chan struct{})}
 	ready := c.observe(&options, to)
 	defer ready()
 	nc, err := options.Connect()
@@ -241,7 +262,7 @@ func (c *Client) observe(options *nats.Options, to *conn) (ready func()) {
 		if err := nc.LastError(); err != nil {
 			c.log(zerolog.WarnLevel, err, "nats: the connection has ended")
 		}
-		close(to.ended)
+		to.close()
 	}
 	return sync.OnceFunc(func() { close(there) })
 }
@@ -283,7 +304,9 @@ func (c *Client) options() (nats.Options, error) {
 	options.Name = c.cfg.Agent + " " + c.cfg.Destination
 	options.AllowReconnect = false // see doc.go
 	options.ReconnectBufSize = -1
-	options.SkipHostLookup = true // the dialer resolves names, within the attempt's time
+	options.FlusherTimeout = -1          // see wire
+	options.SkipSubjectValidation = true // see Subject
+	options.SkipHostLookup = true        // the dialer resolves names, within the attempt's time
 	options.PingInterval, options.MaxPingsOut = pingEvery, maxPings
 	options.InboxPrefix = c.cfg.InboxPrefix
 	options.Secure = c.cfg.Secure

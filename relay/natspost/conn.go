@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -18,20 +18,19 @@ type conn struct {
 	nats *nats.Conn
 	js   jetstream.JetStream
 	wire *wire
+
+	subscribing  sync.Once
+	inbox        string // begins the subjects on which acknowledgements arrive
+	unsubscribed error  // why none can arrive
+
 	// ended is closed when the connection has ended, after everything that the server said before.
 	ended chan struct{}
 
 	mu      sync.Mutex
-	waiting map[*waiter]struct{}
-	leaving bool  // no further attempt; closed when the last one ends
-	expired error // why the server no longer accepts the user
-}
-
-// A waiter is an attempt that waits for what the server answers on a subject.
-type waiter struct {
-	subject string
-	cancel  context.CancelCauseFunc
-	since   time.Time
+	waiting map[uint64]*waiter
+	last    uint64 // number of a waiter; none occurs twice
+	leaving bool   // no further attempt; closed when the last one ends
+	expired error  // why the server no longer accepts the user
 }
 
 // begin counts an attempt. It returns false if the connection takes no more.
@@ -41,18 +40,52 @@ func (c *conn) begin(w *waiter) bool {
 	if c.leaving || c.nats.IsClosed() {
 		return false
 	}
-	c.waiting[w] = struct{}{}
+	c.last++
+	w.number = c.last
+	c.waiting[w.number] = w
 	return true
 }
 
-// end counts an attempt that has its result.
+// end counts an attempt that has its result. Nothing is answered to its waiter afterwards.
 func (c *conn) end(w *waiter) {
 	c.mu.Lock()
-	delete(c.waiting, w)
+	delete(c.waiting, w.number)
 	unused := c.leaving && len(c.waiting) == 0
 	c.mu.Unlock()
 	if unused {
 		c.nats.Close()
+	}
+}
+
+// reply returns the subject on which the acknowledgement of an attempt arrives. The first one subscribes to those of all: the server may
+// refuse that, and an attempt must be there that reports it.
+func (c *conn) reply(w *waiter) (subject string, err error) {
+	c.subscribing.Do(func() {
+		c.inbox = c.nats.NewInbox() + "."
+		var s *nats.Subscription
+		if s, c.unsubscribed = c.nats.Subscribe(c.inbox+"*", c.acknowledged); c.unsubscribed == nil {
+			c.unsubscribed = s.SetPendingLimits(-1, -1) // of an answer that is dropped, the attempt would wait for its timeout
+		}
+	})
+	if c.unsubscribed != nil {
+		return "", c.unsubscribed
+	}
+	b := make([]byte, 0, 64)
+	return string(strconv.AppendUint(append(b, c.inbox...), w.number, numberBase)), nil
+}
+
+const numberBase = 36
+
+// acknowledged gives an answer to the attempt that waits for it, if one still does.
+func (c *conn) acknowledged(m *nats.Msg) {
+	number, err := strconv.ParseUint(strings.TrimPrefix(m.Subject, c.inbox), numberBase, 64)
+	if err != nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w := c.waiting[number]; w != nil {
+		w.answer(answer{message: m})
 	}
 }
 
@@ -75,14 +108,24 @@ func (c *conn) refuse(err error) {
 	if isUnauthorized(err) {
 		c.expired = err
 	}
-	for w := range c.waiting {
+	for _, w := range c.waiting {
 		if subscription || subject == w.subject {
-			w.cancel(err)
+			w.answer(answer{err: err})
 		}
 	}
 	c.mu.Unlock()
 	if subscription { // the library takes the refused subscription for one that exists
 		c.leave()
+	}
+}
+
+// close ends the wait of all attempts, when the connection has ended.
+func (c *conn) close() {
+	close(c.ended)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, w := range c.waiting {
+		w.answer(answer{err: nats.ErrConnectionClosed})
 	}
 }
 
@@ -113,29 +156,6 @@ func (c *conn) endedBy(ctx context.Context) error {
 // silent reports whether nothing at all has arrived since the given time: such a connection may lead nowhere.
 func (c *conn) silent(since time.Time) bool { return c.wire.heard.Load() < since.UnixNano() }
 
-// A wire is the connection below the client library. A peer that takes nothing must not hold up a write, and with it every attempt, for
-// longer than an attempt may take.
-type wire struct {
-	net.Conn
-	timeout time.Duration
-	heard   atomic.Int64 // when something was last read, in Unix nanoseconds
-}
-
-func (w *wire) Read(b []byte) (int, error) {
-	n, err := w.Conn.Read(b)
-	if n > 0 {
-		w.heard.Store(time.Now().UnixNano())
-	}
-	return n, err
-}
-
-func (w *wire) Write(b []byte) (int, error) {
-	if err := w.SetWriteDeadline(time.Now().Add(w.timeout)); err != nil {
-		return 0, err
-	}
-	return w.Conn.Write(b)
-}
-
 // A dialer dials for the client library as the destination's egress allows, also to the servers that a cluster names. It keeps what
 // the library does not report.
 type dialer struct {
@@ -156,7 +176,7 @@ func (d *dialer) Dial(network, address string) (net.Conn, error) {
 		d.failed = err
 		return nil, err
 	}
-	d.last = &wire{Conn: c, timeout: d.timeout}
+	d.last = newWire(c, d.timeout)
 	d.stop = context.AfterFunc(d.ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)); _ = c.Close() })
 	return d.last, nil
 }

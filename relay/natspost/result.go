@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 
 	"github.com/nats-io/nats.go"
@@ -63,7 +64,10 @@ func notConnected(err error) policy.Result {
 func (c *Client) refused(ctx context.Context, to *conn, subject string, err error) policy.Result {
 	v := policy.ClassifyError(err, true)
 	var api *jetstream.APIError
+	var size tooLargeError
 	switch {
+	case errors.As(err, &size):
+		v = tooLarge(to, strconv.FormatInt(int64(size), 10))
 	case errors.As(err, &api):
 		v.Reason = reasonOf(api)
 		v.Message = plain.Clip(c.apiText(api, subject))
@@ -78,7 +82,7 @@ func (c *Client) refused(ctx context.Context, to *conn, subject string, err erro
 		v.Message = fmt.Sprintf("no acknowledgement of stream %q within the timeout; it may have stored the message", c.cfg.Stream)
 	case errors.Is(err, jetstream.ErrInvalidJSAck):
 		v.Reason = policy.ReasonMalformed
-		v.Message = plain.Clip(fmt.Sprintf("what answered on subject %q is no stream of JetStream: another program subscribes to it and replies", subject))
+		v.Message = plain.Clip(fmt.Sprintf("what answered on subject %q is not the stream %q: another program subscribes to it and replies", subject, c.cfg.Stream))
 	case errors.Is(err, nats.ErrMaxPayload):
 		v = tooLarge(to, "more")
 	case errors.Is(err, nats.ErrHeadersNotSupported):
@@ -100,6 +104,11 @@ func closed(ctx context.Context, to *conn) policy.Result {
 	}
 	return v
 }
+
+// A tooLargeError is the size of a message that no server takes.
+type tooLargeError int64
+
+func (e tooLargeError) Error() string { return strconv.FormatInt(int64(e), 10) + " bytes are too many" }
 
 // tooLarge returns the result of a message of the given size that is not sent, because the server would close the connection.
 func tooLarge(to *conn, size string) policy.Result {

@@ -17,8 +17,9 @@ type Carrier interface {
 	// Deliver makes exactly one attempt, within the destination's timeout, which ends with ctx. After the message has been expressed as what is sent it calls ready,
 	// if that is not nil. If ready returns a result, that is the result, and nothing is sent.
 	Deliver(ctx context.Context, m Message, ready func() *policy.Result) policy.Result
-	// Reach connects, checks what can be checked without an attempt, and sends no message.
-	Reach(ctx context.Context) error
+	// Reach connects, checks what can be checked without an attempt, and sends no message. An error says that no delivery can succeed. A
+	// warning says which ones cannot, or what is stored twice.
+	Reach(ctx context.Context) (warnings []string, err error)
 	// CloseIdleConnections closes what no attempt uses. A later attempt connects again.
 	CloseIdleConnections()
 }
@@ -87,6 +88,23 @@ func (d Destination) logProblems(path, kind, identity string) []check.Problem {
 		v.Require(!webhook.SameName(canonical, "User-Agent"), path+".headers."+name, "says nothing to %s; remove it", kind)
 	}
 	return v
+}
+
+// largestPayload is what the outbox takes, in bytes.
+const largestPayload = 1 << 20
+
+// largest returns the size of the largest payload that this destination gets, in bytes.
+func (d Destination) largest() int64 {
+	if d.Wire.MaxPayloadBytes > 0 {
+		return min(d.Wire.MaxPayloadBytes, largestPayload)
+	}
+	return largestPayload
+}
+
+// again returns the earliest time from the begin of an attempt that had no answer to that of the next one.
+func (d Destination) again() time.Duration {
+	first := d.Retry.Schedule[0]
+	return d.Timeout + first + time.Duration(float64(first)**d.Retry.Jitter)
 }
 
 // overHTTP is the [Carrier] of http and https: one POST an attempt.

@@ -27,7 +27,7 @@ func newKafka(e *Endpoint, agent string) Carrier {
 	}
 	return overKafka{e, kafkapost.New(kafkapost.Config{
 		Settings: d.Kafka, Destination: d.Name, Brokers: servers(e.URL.Host, "9092"), TLS: secure, Authorization: d.Wire.Authorization,
-		Dial: e.dial, Timeout: d.Timeout, Agent: strings.NewReplacer("/", "-", "+", "-").Replace(agent),
+		Dial: e.dial, Timeout: d.Timeout, Largest: d.largest(), Agent: strings.NewReplacer("/", "-", "+", "-").Replace(agent),
 	})}
 }
 
@@ -56,7 +56,7 @@ func (c overKafka) Deliver(ctx context.Context, m Message, ready func() *policy.
 }
 
 // Reach implements [Carrier].
-func (c overKafka) Reach(ctx context.Context) error { return c.client.Reach(ctx) }
+func (c overKafka) Reach(ctx context.Context) ([]string, error) { return c.client.Reach(ctx) }
 
 // CloseIdleConnections implements [Carrier].
 func (c overKafka) CloseIdleConnections() { c.client.CloseIdleConnections() }

@@ -25,7 +25,7 @@ func newNATS(e *Endpoint, agent string) Carrier {
 	return overNATS{e, natspost.New(natspost.Config{
 		Settings: d.NATS, Destination: d.Name, Servers: servers(e.URL.Host, "4222"), Secure: e.URL.Scheme == "tls",
 		TLS: d.Wire.TLS.current, Authorization: d.Wire.Authorization,
-		Dial: e.dial, Timeout: d.Timeout, Agent: agent, Log: &e.Log,
+		Dial: e.dial, Timeout: d.Timeout, Again: d.again(), Largest: d.largest(), Agent: agent, Log: &e.Log,
 	})}
 }
 
@@ -46,13 +46,11 @@ func (c overNATS) Deliver(ctx context.Context, m Message, ready func() *policy.R
 	}
 	c.to.begin()
 	defer c.to.end()
-	ctx, cancel := context.WithTimeout(ctx, c.to.Destination.Timeout)
-	defer cancel()
-	return c.client.Publish(ctx, subject, natspost.Message{ID: messageID(&m), Header: req.natsHeader(), Payload: m.Payload})
+	return c.client.Publish(ctx, subject, natspost.Message{ID: messageID(&m), Header: req.natsHeader, Payload: m.Payload})
 }
 
 // Reach implements [Carrier].
-func (c overNATS) Reach(ctx context.Context) error { return c.client.Reach(ctx) }
+func (c overNATS) Reach(ctx context.Context) ([]string, error) { return c.client.Reach(ctx) }
 
 // CloseIdleConnections implements [Carrier].
 func (c overNATS) CloseIdleConnections() { c.client.CloseIdleConnections() }
@@ -76,23 +74,21 @@ func messageID(m *Message) string {
 	return id
 }
 
-// natsHeader returns the headers of a message to NATS. Attributes of CloudEvents are in lower case there. What an event brings along must
+// natsHeader yields the headers of a message to NATS. Attributes of CloudEvents are in lower case there. What an event brings along must
 // not command the server: Nats-Rollup would empty the stream.
-func (r *Request) natsHeader() map[string][]string {
-	header := make(map[string][]string, len(r.header)+2)
-	values := make([]string, len(r.header))
-	for i, f := range r.header {
-		name := f.name
+func (r *Request) natsHeader(yield func(name, value string) bool) {
+	for i := range r.header {
+		name := r.header[i].name
 		switch {
 		case strings.HasPrefix(name, natsPrefix):
 			continue
 		case strings.HasPrefix(name, "Ce-"):
 			name = strings.ToLower(name)
 		}
-		values[i] = f.value
-		header[name] = values[i : i+1 : i+1]
+		if !yield(name, r.header[i].value) {
+			return
+		}
 	}
-	return header
 }
 
 // natsPrefix begins the headers that a server of NATS obeys.

@@ -6,11 +6,43 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"sync"
 )
+
+// A Reached is what came of reaching a destination.
+type Reached struct {
+	Destination string
+	Warnings    []string
+	Err         error
+}
+
+// ReachAll connects to destinations, all at once and until ctx is done, as [Carrier] says. It needs no database.
+func ReachAll(ctx context.Context, destinations []Destination, egress Egress) []Reached {
+	all := make([]Reached, len(destinations))
+	var reaching sync.WaitGroup
+	for i, d := range destinations {
+		all[i].Destination = d.Name
+		reaching.Go(func() {
+			endpoint, err := NewEndpoint(d.WithDefaults(egress), "")
+			if err == nil {
+				defer endpoint.Retire()
+				all[i].Warnings, err = endpoint.Reach(ctx)
+			}
+			all[i].Err = err
+		})
+	}
+	reaching.Wait()
+	return all
+}
+
+// IsLog reports whether the destination is a distributed log, which stores events for others to read.
+func (d Destination) IsLog() bool { return isLog(schemeOf(d.URL)) }
 
 // Reach connects to the destination, with the TLS handshake where its URL asks for one, and sends nothing. Through a proxy it connects to
 // the proxy alone.
-func (c overHTTP) Reach(ctx context.Context) error {
+func (c overHTTP) Reach(ctx context.Context) (warnings []string, err error) { return nil, c.reach(ctx) }
+
+func (c overHTTP) reach(ctx context.Context) error {
 	e := c.to
 	target := e.URL
 	if e.Transport.Proxy != nil {

@@ -1,16 +1,19 @@
 package config
 
 import (
+	"context"
 	_ "embed"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
 // sampleFile is the annotated configuration that config init writes. A test holds it complete.
@@ -52,7 +55,8 @@ func (cmd initCommand) Run(inv *cli.Invocation) error {
 
 type checkCommand struct {
 	SettingFlags
-	Strict bool `help:"Warnings, and destinations whose requests are not signed, are mistakes too."`
+	Strict  bool `help:"Warnings, and destinations whose requests are not signed, are mistakes too."`
+	Connect bool `help:"Also connect to each destination: is it reached, does its stream or topic exist, may the relay write to it? Exit 1 if not. Nothing is sent."`
 }
 
 func (cmd checkCommand) Run(inv *cli.Invocation) error {
@@ -68,10 +72,43 @@ func (cmd checkCommand) Run(inv *cli.Invocation) error {
 	if names := c.Unsigned(); len(names) > 0 {
 		fmt.Fprintf(inv.Stdout, "Not signed, since they have no signing_secrets: requests to %s\n", strings.Join(names, ", "))
 	}
-	if n := len(c.Warnings) + len(c.Unsigned()); cmd.Strict && n > 0 {
+	warned := 0
+	if cmd.Connect {
+		if warned, err = c.connect(inv); err != nil {
+			return err
+		}
+	}
+	if n := len(c.Warnings) + len(c.Unsigned()) + warned; cmd.Strict && n > 0 {
 		return cli.ExitError{Code: cli.ExitConfig, Err: fmt.Errorf("%s above; without --strict they are no mistakes", plain.Plural(n, "warning", "warnings"))}
 	}
 	return nil
+}
+
+// reachTimeout bounds how long destinations have to answer.
+const reachTimeout = 10 * time.Second
+
+// connect reaches each destination, and prints what is wrong with it. It returns how many warnings there were.
+func (c *Config) connect(inv *cli.Invocation) (warned int, err error) {
+	ctx, cancel := context.WithTimeout(inv.Ctx, reachTimeout)
+	defer cancel()
+	failed := 0
+	for _, reached := range post.ReachAll(ctx, c.Relay.Destinations, c.Relay.Egress) {
+		switch {
+		case reached.Err != nil:
+			fmt.Fprintf(inv.Stderr, "destinations.%s: %s\n", reached.Destination, plain.Clip(reached.Err.Error()))
+			failed++
+		case len(reached.Warnings) == 0:
+			fmt.Fprintf(inv.Stdout, "%s is reached\n", reached.Destination)
+		}
+		for _, warning := range reached.Warnings {
+			fmt.Fprintf(inv.Stderr, "warning: destinations.%s: %s\n", reached.Destination, plain.Clip(warning))
+			warned++
+		}
+	}
+	if failed > 0 {
+		return warned, fmt.Errorf("%s cannot be used from here; a relay would let their events wait", plain.Plural(failed, "destination", "destinations"))
+	}
+	return warned, nil
 }
 
 type showCommand struct{ SettingFlags }

@@ -54,8 +54,12 @@ func logWriter(inv *cli.Invocation, format string) io.Writer {
 	}
 }
 
-// Audit begins the line that says who changed something. It is logged at every level.
+// Audit begins the line that says who changed something. It is logged at every level. On a terminal it is left out unless log.format asks for
+// it: the person there would take it for an error, and no terminal keeps it.
 func (c *Config) Audit(inv *cli.Invocation, action string) *zerolog.Event {
+	if c.LogFormat == "auto" && output.IsTerminal(inv.Stderr) {
+		return nil // zerolog's methods do nothing with it
+	}
 	log, _ := c.Logger(inv)
 	//nolint:zerologlint // the caller sends it
 	return log.Log().Str("action", action).Str("os_user", cli.OSUser()).Str("database_user", c.Pool.ConnConfig.User).
