@@ -38,6 +38,7 @@ const (
 	opBegan    = "began"    // the handler runs
 	opFinished = "finished" // the outcome of a run is committed
 	opStopped  = "stopped"  // Run returned, because the process was told to end
+	opBrought  = "brought"  // by the test itself: its last event is brought
 )
 
 func note(e entry) {

@@ -32,6 +32,7 @@ type chaosStage struct {
 
 	mu      sync.Mutex // guards the journal
 	runs    map[string][]run
+	open    map[string]int       // runs of a life that began and have no outcome yet
 	kills   map[string]time.Time // lives that were killed
 	stopped int                  // lives that ended in order
 	errs    []string             // of attempts whose handler did not fail by itself
@@ -51,7 +52,7 @@ type member struct {
 
 func newChaosStage(t *testing.T, workers int) *chaosStage {
 	t.Helper()
-	s := &chaosStage{t: t, dsn: pgtest.New(t, migrations.Inbox), runs: map[string][]run{}, kills: map[string]time.Time{}}
+	s := &chaosStage{t: t, dsn: pgtest.New(t, migrations.Inbox), runs: map[string][]run{}, open: map[string]int{}, kills: map[string]time.Time{}}
 	s.pool = pgtest.Pool(t, withSetting(s.dsn, "pool_max_conns", "8"))
 	if _, err := s.pool.Exec(t.Context(), chaosSchema+";"+neighboursSchema); err != nil {
 		t.Fatal(err)
@@ -139,7 +140,9 @@ func (s *chaosStage) add(life string, e entry) {
 	switch e.Op {
 	case opBegan:
 		s.runs[e.Key] = append(s.runs[e.Key], run{life: life, began: e.At})
+		s.open[life]++
 	case opFinished:
+		s.open[life]--
 		runs := s.runs[e.Key]
 		for i := range runs {
 			if runs[i].life == life && runs[i].outcome == "" {
@@ -168,6 +171,16 @@ func (s *chaosStage) kill(m *member) {
 	s.mu.Unlock()
 	m.url = ""
 	m.process.signal(syscall.SIGKILL)
+}
+
+// inRun reports whether a handler runs in a member's present life.
+func (s *chaosStage) inRun(m *member) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, killed := s.kills[m.life]
+	return !killed && s.open[m.life] > 0
 }
 
 // retire ends a member's present life in order.

@@ -46,10 +46,19 @@ func TestInboxChaos(t *testing.T) {
 	s.units.Go(func() { load.repeat(faults, plan.repeat) })
 	done := make(chan struct{})
 	s.units.Go(func() {
-		defer close(done)
 		load.bring(s.ctx, plan.lanes, plan.perSecond)
+		close(done)
+		s.add("test", entry{Op: opBrought})
 	})
 	s.units.Go(func() { s.operate(load) })
+	over := func() bool {
+		select {
+		case <-done:
+			return true
+		default:
+			return false
+		}
+	}
 
 	tick := time.NewTicker(plan.every)
 	defer tick.Stop()
@@ -59,7 +68,10 @@ func TestInboxChaos(t *testing.T) {
 		case <-s.ctx.Done():
 			t.Fatal(context.Cause(s.ctx))
 		}
-		s.kill(workers[n%len(workers)])
+		target := workers[n%len(workers)]
+		// On a slow machine a tick may come before the next life has begun to work: a kill is to cut a run off.
+		s.await(target.name+" to run a handler", func() bool { return over() || s.inRun(target) })
+		s.kill(target)
 		switch n % 8 {
 		case 3:
 			s.kill(recorder)

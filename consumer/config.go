@@ -48,8 +48,9 @@ type Config struct {
 	Source string
 
 	// Destinations are this receiver's names among the destinations of its senders' relays. A request that a relay signed for another
-	// destination is refused: without them, who is sent events could send them on to any receiver with the same secret. Nil: such
-	// a request is accepted, which does no harm where each destination has a secret of its own.
+	// destination is refused: without them, who is sent events could send them on to any receiver with the same secret. An event that
+	// comes from two of them, such as over HTTP and by a stream, is a duplicate. Nil: any destination is accepted, which does no harm
+	// where each has a secret of its own, and an event that comes from a second one is refused.
 	Destinations []string
 
 	// Tolerance is how far a request's timestamp may lie from this machine's clock, in either direction. Default 5
@@ -165,7 +166,7 @@ func (c Config) complete() (*settings, error) {
 	}
 	s.shared = memory.Settings{
 		Receiver: s.Receiver, Source: s.Source, Tolerance: s.Tolerance, SenderNotAfter: s.SenderNotAfter,
-		HandlerTimeout: s.HandlerTimeout, CommitTimeout: s.CommitTimeout, Isolation: s.Isolation, Redact: s.Redact, Log: s.Logger,
+		Destinations: s.Destinations, HandlerTimeout: s.HandlerTimeout, CommitTimeout: s.CommitTimeout, Isolation: s.Isolation, Redact: s.Redact, Log: s.Logger,
 	}
 	return s, nil
 }

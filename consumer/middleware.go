@@ -188,7 +188,7 @@ func (rc *receiver) answerFound(rq *request, found memory.Found, report *Report)
 // diverted says what to set when an event comes from a second destination of its sender.
 func (s *settings) diverted(event *headers.Event) error {
 	return fmt.Errorf("the event was received before, as another destination than %q, by a receiver that has the same Config.Receiver (%q) and "+
-		"Source (%q): give the receiver of each destination a Receiver of its own", event.Destination(), s.Receiver, s.Source)
+		"Source (%q): give the receiver of each destination a Receiver of its own, or name both in Config.Destinations if they are one", event.Destination(), s.Receiver, s.Source)
 }
 
 // run lets the handler work on an event, and has it remembered or given up before it answers.

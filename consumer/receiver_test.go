@@ -88,3 +88,23 @@ func TestInboxRefusesAnotherDestination(t *testing.T) {
 		t.Errorf("%d effects, want 2", n)
 	}
 }
+
+// One receiver that two destinations lead to, such as a URL and a stream, names both: an event that comes from both counts once.
+func TestTwoDestinationsOfOneReceiver(t *testing.T) {
+	both := []string{"web", "stream"}
+	eachFlavour(t, func(t *testing.T, f flavour) {
+		e := newEnv(t, f, consumer.Config{Destinations: both}, effect)
+		for key, ways := range map[string][2]string{"a": {"web", "stream"}, "b": {"stream", "web"}} {
+			wantFirst(t, e.do(e.newRequest(key, "{}", sentTo(ways[0]))), http.StatusCreated, `{"done":"`+key+`"}`)
+			wantReplayed(t, e.do(e.newRequest(key, "{}", sentTo(ways[1]))), http.StatusCreated, "")
+			wantProblem(t, e.do(e.newRequest(key, "[]", sentTo(ways[1]))), http.StatusUnprocessableEntity, "key-reused")
+			e.wantRows(key, 1, 1)
+		}
+	})
+	t.Run("inbox", func(t *testing.T) {
+		t.Parallel()
+		p := newInbox(t, inbox.Config{Config: consumer.Config{Destinations: both}})
+		p.record("k", sentTo("web"))
+		wantReplayed(t, p.do(p.newRequest("k", `{"key":"k"}`, sentTo("stream"))), http.StatusOK, `{"state":"pending"}`+"\n")
+	})
+}

@@ -1,5 +1,5 @@
 // Package examples holds receivers to copy from, each a program of one file that its test runs as a process against a
-// real PostgreSQL, with requests signed as a relay signs them:
+// real PostgreSQL, with requests or messages signed as a relay signs them:
 //
 //	nethttp   net/http and pgx, nothing else
 //	chi       behind the router chi
@@ -8,10 +8,12 @@
 //	sqlx      database/sql, with sqlx
 //	gorm      database/sql, with GORM
 //	worker    an inbox: recorded at once, worked later; goes on with the event's trace
+//	nats      a reader of a stream of NATS JetStream
+//	kafka     a reader of a topic of Kafka
 //	svix      a foreign sender: Standard Webhooks under other names
 //	stripe    a foreign sender with a signature of its own
 //
-// They read DATABASE_URL, LISTEN and the sender's secret from the environment, and expect the receiver's migrations and
+// They read DATABASE_URL, LISTEN (readers: NATS_URL, KAFKA_BROKERS) and the sender's secret from the environment, and expect the receiver's migrations and
 // these tables of their own:
 //
 //	CREATE TABLE shipments (invoice text PRIMARY KEY, total numeric NOT NULL CHECK (total > 0));

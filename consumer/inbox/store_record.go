@@ -168,23 +168,24 @@ func (in *Inbox) recordPastStrangers(ctx context.Context, conn *pgxpool.Conn, rq
 // it was removed by hand, it is unknown what became of it: its state is recorded.
 const knownSQL = `
 SELECT coalesce(p.payload_hash <> $4::bytea, false), coalesce(e.processing_state, p.processing_state), coalesce($5::timestamptz > coalesce(p.not_after, '-infinity'), false),
-       coalesce(p.destination <> nullif($6::text, ''), false)
+       coalesce(p.destination, '')
 FROM processed_events p LEFT JOIN inbox_events e ON e.receiver = p.receiver AND e.source = p.source AND e.idempotency_key = p.idempotency_key
 WHERE p.receiver = $1::text AND p.source = $2::text AND p.idempotency_key = $3::text`
 
 // known tells why an event was not recorded, as recall does for the middleware.
 func (in *Inbox) known(ctx context.Context, conn *pgxpool.Conn, rq *memory.Request) (recorded, error) {
-	var otherBody, comesLater, elsewhere bool
+	var otherBody, comesLater bool
+	var destination string
 	notAfter := memory.Shifted(rq.Event.NotAfter, 0)
 	found := recorded{Found: memory.Found{Admission: memory.Duplicate, Status: http.StatusOK}}
-	err := conn.QueryRow(ctx, knownSQL, plannedAnew, in.Receiver, in.Source, rq.Event.Key, rq.Hash[:], notAfter, rq.Event.Destination()).
-		Scan(&otherBody, &found.State, &comesLater, &elsewhere)
+	err := conn.QueryRow(ctx, knownSQL, plannedAnew, in.Receiver, in.Source, rq.Event.Key, rq.Hash[:], notAfter).
+		Scan(&otherBody, &found.State, &comesLater, &destination)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		found.Admission = memory.Busy
 	case err != nil:
 		return recorded{}, fmt.Errorf("read known event: %w", err)
-	case elsewhere:
+	case in.Elsewhere(&rq.Event, destination):
 		found.Admission = memory.Diverted
 	case otherBody:
 		found.Admission = memory.Reused

@@ -117,18 +117,55 @@ func (c *Consumer) Run(ctx context.Context) error {
 	if err := c.checkTopics(ctx, client); err != nil {
 		return err
 	}
-	for ctx.Err() == nil {
+	for reported := (map[partition]string{}); ctx.Err() == nil; {
 		fetched := client.PollRecords(ctx, c.Ahead)
-		fetched.EachError(func(topic string, number int32, err error) {
-			if ctx.Err() == nil {
-				c.logger().WarnContext(ctx, "kafkaconsumer: no records", "topic", topic, "partition", number, "error", err)
-			}
-		})
 		fetched.EachPartition(c.hand)
 		client.AllowRebalance()
+		if ctx.Err() == nil {
+			c.mend(ctx, client, fetched, reported)
+		}
 	}
 	c.stopAll(client)
 	return nil
+}
+
+// errorPause is between two requests that failed: an error that lasts would otherwise come thousands of times a second.
+const errorPause = 500 * time.Millisecond
+
+// mend logs the errors of a fetch, each once until the partition has records again, and has topics that were deleted and made again
+// read from their beginning: the client would ask for the old ones for ever.
+func (c *Consumer) mend(ctx context.Context, client *kgo.Client, fetched kgo.Fetches, reported map[partition]string) {
+	var again []string
+	fetched.EachPartition(func(p kgo.FetchTopicPartition) {
+		at := partition{p.Topic, p.Partition}
+		if p.Err == nil {
+			delete(reported, at)
+			return
+		}
+		if reported[at] != p.Err.Error() {
+			reported[at] = p.Err.Error()
+			c.logger().WarnContext(ctx, "kafkaconsumer: no records; it goes on asking", "topic", p.Topic, "partition", p.Partition, "error", p.Err)
+		}
+		if errors.Is(p.Err, kerr.UnknownTopicID) && !slices.Contains(again, p.Topic) {
+			again = append(again, p.Topic)
+		}
+	})
+	if fetched.NumRecords() == 0 && len(fetched.Errors()) > 0 {
+		pause(ctx, errorPause)
+	}
+	if len(again) > 0 {
+		client.PurgeTopicsFromConsuming(again...)
+		client.AddConsumeTopics(again...)
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 }
 
 // checkTopics refuses a topic that does not exist: the client would wait for it without a word.
@@ -158,6 +195,7 @@ func (c *Consumer) hand(p kgo.FetchTopicPartition) {
 	w := c.partitions[partition{p.Topic, p.Partition}]
 	c.mu.Unlock()
 	if w != nil && len(p.Records) > 0 {
+		w.reportRemoved(p.LogStartOffset)
 		w.push(p.Records, p.HighWatermark)
 	}
 }

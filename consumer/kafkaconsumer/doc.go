@@ -1,11 +1,14 @@
 // Package kafkaconsumer gives the records of Kafka topics to a receiver of package consumer, so that an event which comes by a topic has
-// the same signature, memory, handlers and reports as one that comes by HTTP, and counts once if it comes by both.
+// the same signature, memory, handlers and reports as one that comes by HTTP, and counts once if it comes by both
+// (consumer.Config.Destinations names the two).
 //
 //	receive, err := consumer.New(pool, consumer.Config{Receiver: "search", Secrets: secrets}, router.Dispatch)
 //	events, err := kafkaconsumer.New(kafkaconsumer.Config{
 //		Group: "search", Topics: []string{"invoices"}, Client: []kgo.Opt{kgo.SeedBrokers("kafka:9092")},
 //	}, receive)
 //	err = events.Run(ctx) // until ctx ends
+//
+// consumer/examples/kafka is a complete program.
 //
 // The receiver is any [http.Handler] of packages consumer, sqlconsumer, store or inbox. Each record becomes the request that a relay
 // would have sent; what the receiver answers decides about the record:

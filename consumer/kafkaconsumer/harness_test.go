@@ -137,6 +137,11 @@ func (e *env) run(cfg kafkaconsumer.Config, receiver http.Handler) (c *kafkacons
 	}
 	c, err := kafkaconsumer.New(cfg, receiver)
 	must(e.t, err)
+	return c, e.start(c)
+}
+
+// start lets a consumer read until stop is called, or until the end of the test.
+func (e *env) start(c *kafkaconsumer.Consumer) (stop func()) {
 	ctx, cancel := context.WithCancel(e.t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
@@ -145,7 +150,7 @@ func (e *env) run(cfg kafkaconsumer.Config, receiver http.Handler) (c *kafkacons
 		must(e.t, <-ended)
 	})
 	e.t.Cleanup(stop)
-	return c, stop
+	return stop
 }
 
 // effects waits for the number of effects.

@@ -21,6 +21,7 @@ type worker struct {
 	stop      context.CancelFunc
 	ended     chan struct{}
 	pushed    chan struct{} // something was pushed
+	behind    int64         // offset behind the last record that was pushed; -1: none was. hand's alone
 
 	mu      sync.Mutex
 	records []*kgo.Record
@@ -31,7 +32,19 @@ type worker struct {
 }
 
 func newWorker(c *Consumer, client *kgo.Client, p partition) *worker {
-	return &worker{Consumer: c, client: client, partition: p, ended: make(chan struct{}), pushed: make(chan struct{}, 1)}
+	return &worker{Consumer: c, client: client, partition: p, ended: make(chan struct{}), pushed: make(chan struct{}, 1), behind: -1}
+}
+
+// reportRemoved says which records the topic removed before they were read: the client goes on behind them without a word. start is the
+// offset of the first record that the partition still has.
+func (w *worker) reportRemoved(start int64) {
+	if w.behind < 0 {
+		w.behind = w.client.CommittedOffsets()[w.partition.topic][w.partition.number].Offset // 0 for a new group, which has missed nothing
+	}
+	if 0 < w.behind && w.behind < start {
+		w.logger().Error("kafkaconsumer: the topic removed records before they were read; let it keep them for longer, and replay their events",
+			"topic", w.partition.topic, "partition", w.partition.number, "from", w.behind, "to", start-1)
+	}
 }
 
 // start runs the worker until stop is called.
@@ -62,6 +75,7 @@ func (w *worker) push(records []*kgo.Record, end int64) {
 		w.next = records[0].Offset
 	}
 	w.records, w.end = append(w.records, records...), end
+	w.behind = records[len(records)-1].Offset + 1
 	select {
 	case w.pushed <- struct{}{}:
 	default:
@@ -146,7 +160,7 @@ func (w *worker) work(ctx context.Context, r *kgo.Record) (finished bool) {
 		if w.taking.Err() != nil {
 			return false
 		}
-		wait := max(out.Wait, w.Backoff[min(attempt, len(w.Backoff))-1])
+		wait := out.Delay(attempt, w.Backoff)
 		w.logger().WarnContext(ctx, "kafkaconsumer: the record is tried again", "topic", r.Topic, "partition", r.Partition, "offset", r.Offset,
 			"attempt", attempt, "status", out.Status, "problem", out.Problem, "wait", wait)
 		timer := time.NewTimer(wait)

@@ -33,7 +33,8 @@ type Config struct {
 	// "outbox.{partition}.>". Empty: all of them.
 	Subject string
 
-	// Partitions is the number over which the relay spreads the ordering keys. Never lower it while messages of the higher ones are unread. 0: no order.
+	// Partitions is the number over which the relay spreads the ordering keys. Never lower it while messages of the higher ones are unread:
+	// nothing reads them, which Run logs as an error when it starts. 0: no order.
 	Partitions int
 
 	// Workers is how many messages this process works at once without Partitions; with them there is one worker for each. 0: 8.
@@ -169,11 +170,25 @@ func (c *Consumer) checkStream(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("natsconsumer: stream %q: %w", c.Stream, err)
 	}
+	if c.Partitions > 0 {
+		c.reportUnread(ctx, stream)
+	}
 	if kept := stream.CachedInfo().Config.Retention; kept != jetstream.LimitsPolicy && c.Refused == nil {
 		return fmt.Errorf("natsconsumer: stream %q removes messages that are done with (retention %v), also those that the receiver refuses: "+
 			"set Config.Refused to keep these elsewhere, or use a stream with retention %v", c.Stream, kept, jetstream.LimitsPolicy)
 	}
 	return nil
+}
+
+// reportUnread says that the relay writes to more partitions than this receiver reads: what is in the others would wait for ever, and no
+// lag would show it.
+func (c *Consumer) reportUnread(ctx context.Context, stream jetstream.Stream) {
+	next := strings.Replace(c.Subject, partition, strconv.Itoa(c.Partitions), 1)
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(next))
+	if err == nil && len(info.State.Subjects) > 0 {
+		c.logger().ErrorContext(ctx, "natsconsumer: the stream has messages of a partition that is not read; set Config.Partitions to the partitions of the relay's destination",
+			"stream", c.Stream, "subject", next, "partitions", c.Partitions)
+	}
 }
 
 // open creates the durable consumer of a lane, or brings it up to date.
@@ -197,22 +212,28 @@ const (
 
 // work takes one message after the other until ctx ends.
 func (c *Consumer) work(ctx, working context.Context, l lane, source jetstream.Consumer) {
-	for ctx.Err() == nil {
+	for away := false; ctx.Err() == nil; {
 		msg, err := source.Next(jetstream.FetchMaxWait(pullWait))
-		switch {
-		case err == nil:
+		if err == nil {
 			c.take(working, msg)
-		case errors.Is(err, jetstream.ErrConsumerDeleted), errors.Is(err, jetstream.ErrConsumerNotFound), errors.Is(err, jetstream.ErrNoHeartbeat):
-			// Deleted by hand, or lost with its server. A new one begins with the stream's first message: what was done is a duplicate.
-			if again, err := c.open(ctx, l); err == nil {
-				source = again
-				continue
-			}
-			fallthrough
-		case !quiet(err):
-			c.logger().DebugContext(ctx, "natsconsumer: no message", "durable", l.durable, "error", err)
-			pause(ctx, outagePause)
 		}
+		if err == nil || quiet(err) {
+			away = false
+			continue
+		}
+		// The servers may be away, and the durable consumer gone: deleted by hand, or with its stream or its server. Each looks like the
+		// other, so it is opened again. A new one begins with the stream's first message: what was done is a duplicate.
+		pause(ctx, outagePause)
+		again, openErr := c.open(ctx, l)
+		if openErr == nil {
+			source = again
+		} else {
+			err = openErr
+		}
+		if !away && ctx.Err() == nil {
+			c.logger().WarnContext(ctx, "natsconsumer: no messages; it goes on asking", "stream", c.Stream, "durable", l.durable, "error", err)
+		}
+		away = true
 	}
 }
 
@@ -265,7 +286,7 @@ func (c *Consumer) settle(ctx context.Context, msg jetstream.Msg) {
 	case ctx.Err() != nil: // the process stops; another one takes the message at once
 		err = msg.Nak()
 	default:
-		wait := max(out.Wait, c.Backoff[min(int(about.NumDelivered), len(c.Backoff))-1])
+		wait := out.Delay(int(about.NumDelivered), c.Backoff)
 		c.logger().WarnContext(ctx, "natsconsumer: the message comes again", "stream", about.Stream, "durable", about.Consumer, "sequence", about.Sequence.Stream,
 			"deliveries", about.NumDelivered, "status", out.Status, "problem", out.Problem, "wait", wait)
 		err = msg.NakWithDelay(wait)

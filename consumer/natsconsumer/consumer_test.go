@@ -25,12 +25,15 @@ import (
 func TestEachEventTakesEffectOnceWhateverCarriedIt(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t)
-	receive := e.receiver(effect)
+	cfg := settings()
+	cfg.Destinations = []string{"stream", "web"}
+	receive := consumer.Must(consumer.New(e.pool, cfg, effect))
 	for i := range 20 {
-		e.publish("outbox.test", consumer.Event{Key: fmt.Sprint("k", i)}, secretText)
-		e.publish("outbox.test", consumer.Event{Key: fmt.Sprint("k", i)}, secretText)
+		e.publish("outbox.test", consumer.Event{Key: fmt.Sprint("k", i), ID: 1, DeliveryID: "1-stream-1"}, secretText)
+		e.publish("outbox.test", consumer.Event{Key: fmt.Sprint("k", i), ID: 1, DeliveryID: "1-stream-2"}, secretText)
 	}
-	posted, err := consumertest.NewRequest(t.Context(), "http://receiver.test", consumer.Event{Key: "k0", Type: "test", Payload: []byte("{}")}, secretText)
+	posted, err := consumertest.NewRequest(t.Context(), "http://receiver.test",
+		consumer.Event{Key: "k0", Type: "test", ID: 1, DeliveryID: "1-web-1", Payload: []byte("{}")}, secretText)
 	must(t, err)
 	answer := httptest.NewRecorder()
 	receive.ServeHTTP(answer, posted)

@@ -1,9 +1,12 @@
 // Package natsconsumer gives the events of a NATS JetStream stream to a receiver of package consumer, so that an event which comes by a
-// stream has the same signature, memory, handlers and reports as one that comes by HTTP, and counts once if it comes by both.
+// stream has the same signature, memory, handlers and reports as one that comes by HTTP, and counts once if it comes by both
+// (consumer.Config.Destinations names the two).
 //
 //	receive, err := consumer.New(pool, consumer.Config{Receiver: "search", Secrets: secrets}, router.Dispatch)
 //	events, err := natsconsumer.New(js, natsconsumer.Config{Stream: "OUTBOX", Durable: "search"}, receive)
 //	err = events.Run(ctx) // until ctx ends
+//
+// consumer/examples/nats is a complete program.
 //
 // The receiver is any [http.Handler] of packages consumer, sqlconsumer, store or inbox. Each message becomes the request that a relay
 // would have sent; what the receiver answers decides about the message:

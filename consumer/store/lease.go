@@ -46,7 +46,7 @@ func (m *storeMemory) Admit(ctx context.Context, rq *memory.Request) (memory.Fou
 		return memory.Found{}, fmt.Errorf("claim event: the store took longer to answer than the handler may take, by a lease of %v", m.lease)
 	case known == nil:
 		return memory.Found{Held: l}, nil
-	case known.Destination != "" && l.claim.Destination != "" && known.Destination != l.claim.Destination:
+	case m.Elsewhere(&rq.Event, known.Destination):
 		return memory.Found{Admission: memory.Diverted}, nil
 	case known.Hash != rq.Hash:
 		return memory.Found{Admission: memory.Reused}, nil

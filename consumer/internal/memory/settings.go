@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/outbox-relay/outbox-relay/consumer/internal/headers"
 	"github.com/outbox-relay/outbox-relay/consumer/internal/redact"
 	"github.com/outbox-relay/outbox-relay/consumer/internal/verdict"
 )
@@ -18,6 +20,7 @@ import (
 // Settings are those of a consumer.Config, checked and completed, that concern more than the request.
 type Settings struct {
 	Receiver, Source              string
+	Destinations                  []string // all are this receiver's; nil: it has one, whose name is not known
 	Tolerance, SenderNotAfter     time.Duration
 	HandlerTimeout, CommitTimeout time.Duration
 	Isolation                     sql.IsolationLevel
@@ -48,6 +51,13 @@ func (s *Settings) LogOutcome(ctx context.Context, level slog.Level, what, key, 
 		attrs = append(attrs, slog.String("stack", string(panicked.Stack)))
 	}
 	logger.LogAttrs(ctx, level, what, attrs...)
+}
+
+// Elsewhere reports whether an event that is known from one of its sender's destinations now comes from another receiver's. Empty
+// names say nothing.
+func (s *Settings) Elsewhere(event *headers.Event, known string) bool {
+	now := event.Destination()
+	return known != "" && now != "" && known != now && !slices.Contains(s.Destinations, known)
 }
 
 // TxOptions are those of a handler's transaction.

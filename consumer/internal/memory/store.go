@@ -220,7 +220,7 @@ func Shifted(t time.Time, by time.Duration) any {
 // own: the row may have been committed after the one of admitSQL was taken.
 const recallSQL = `
 SELECT coalesce(payload_hash <> $4::bytea, false), coalesce(response_status, 200), coalesce($5::timestamptz > coalesce(not_after, '-infinity'), false),
-       coalesce(destination <> nullif($6::text, ''), false)
+       coalesce(destination, '')
 FROM processed_events
 WHERE receiver = $1::text AND source = $2::text AND idempotency_key = $3::text`
 
@@ -229,15 +229,16 @@ WHERE receiver = $1::text AND source = $2::text AND idempotency_key = $3::text`
 // may differ from one destination to the next. An event without a status is known from [Once]: done, but never answered.
 // One whose handler committed by itself has the status of admitSQL.
 func (m *inDatabase) recall(ctx context.Context, tx Transaction, rq *Request) (found Found, err error) {
-	var otherBody, comesLater, elsewhere bool
+	var otherBody, comesLater bool
+	var destination string
 	notAfter := Shifted(rq.Event.NotAfter, 0)
-	err = tx.QueryRow(ctx, recallSQL, []any{m.Receiver, m.Source, rq.Event.Key, rq.Hash[:], notAfter, rq.Event.Destination()}).
-		Scan(&otherBody, &found.Status, &comesLater, &elsewhere)
+	err = tx.QueryRow(ctx, recallSQL, []any{m.Receiver, m.Source, rq.Event.Key, rq.Hash[:], notAfter}).
+		Scan(&otherBody, &found.Status, &comesLater, &destination)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		found.Admission, err = Busy, nil
 	case err != nil:
-	case elsewhere:
+	case m.Elsewhere(&rq.Event, destination):
 		found.Admission = Diverted
 	case otherBody:
 		found.Admission = Reused

@@ -35,6 +35,15 @@ type Outcome struct {
 	Problem, Detail string
 }
 
+// Delay returns how long to wait after the given failure of a message, 1 for the first one, where backoff holds the delays. That another
+// process works the event is no failure: each further delay would be one more in which its partition waits for nothing.
+func (o Outcome) Delay(failure int, backoff []time.Duration) time.Duration {
+	if o.Problem == "in-flight" {
+		failure = 1
+	}
+	return max(o.Wait, backoff[min(failure, len(backoff))-1])
+}
+
 // Verdict says what becomes of a message.
 type Verdict int
 

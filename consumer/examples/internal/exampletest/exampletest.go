@@ -18,6 +18,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/consumertest"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -55,7 +57,8 @@ type Example struct {
 	reader  sync.WaitGroup
 }
 
-var listening = regexp.MustCompile(`\blistening address=(\S+)`)
+// listening finds what an example logs when it is ready: its address, or the log that it reads.
+var listening = regexp.MustCompile(`\b(?:listening address|reading (?:stream|topics))=(\S+)`)
 
 // Start runs the example at a database of its own, with the receiver's tables and those that schema makes, and env
 // beside DATABASE_URL and FINANCE_SECRET. When t ends, the example gets SIGTERM and has to exit with 0.
@@ -282,6 +285,52 @@ func (e *Example) TakesEffectOnce(path string) {
 	}
 	if n := e.Count("SELECT count(*) FROM shipments"); n != 2 {
 		t.Errorf("%d shipments in the end, want 2", n)
+	}
+}
+
+// ReadsOnce holds an example that records shipments of invoices from a log to what every reader owes, and stops it in the middle of
+// its work. publish writes a message with the headers and body that a relay writes.
+func (e *Example) ReadsOnce(publish func(header http.Header, body []byte)) {
+	t := e.t
+	t.Helper()
+	send := func(number, total string) {
+		t.Helper()
+		event := consumer.Event{Key: "key-" + number, Type: "invoice.created", Payload: []byte(Invoice(number, total))}
+		r, err := consumertest.NewRequest(t.Context(), "http://log.test", event, Secret)
+		if err != nil {
+			t.Fatal(err)
+		}
+		publish(r.Header, event.Payload)
+	}
+	const shipped = "SELECT EXISTS (SELECT FROM shipments WHERE invoice = $1)"
+
+	send("INV-1", "19.90")
+	send("INV-1", "19.90")
+	send("INV-2", "-1") // breaks a rule, so it comes again
+	e.Await(shipped, "INV-1")
+	if _, err := e.Pool.Exec(t.Context(), "ALTER TABLE shipments DROP CONSTRAINT shipments_total_check"); err != nil {
+		t.Fatal(err)
+	}
+	e.Await(shipped, "INV-2")
+
+	// SIGTERM comes while a handler waits for a lock: it ends, and what it has done is acknowledged.
+	tx, err := e.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	if _, err := tx.Exec(t.Context(), "LOCK TABLE shipments"); err != nil {
+		t.Fatal(err)
+	}
+	send("INV-3", "1")
+	e.Await("SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'shipments'::regclass AND NOT granted)")
+	_ = e.process.Process.Signal(syscall.SIGTERM) // Stop sees that it ends
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	e.Stop()
+	if n := e.Count("SELECT count(*) FROM shipments"); n != 3 {
+		t.Errorf("%d shipments in the end, want 3", n)
 	}
 }
 

@@ -1,0 +1,123 @@
+package kafkaconsumer_test
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/outbox-relay/outbox-relay/consumer"
+	"github.com/outbox-relay/outbox-relay/consumer/kafkaconsumer"
+)
+
+// journal keeps what a consumer logs.
+type journal struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (j *journal) Write(line []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.Write(line)
+}
+
+func (j *journal) count(part string) int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return strings.Count(j.text.String(), part)
+}
+
+// runLogged is run with a log.
+func (e *env) runLogged() (log *journal, stop func()) {
+	e.t.Helper()
+	log = &journal{}
+	c, err := kafkaconsumer.New(kafkaconsumer.Config{
+		Group: "test", Topics: []string{topic}, Client: []kgo.Opt{kgo.SeedBrokers("127.0.0.1:" + e.port)}, Logger: slog.New(slog.NewTextHandler(log, nil)),
+	}, e.receiver(effect))
+	must(e.t, err)
+	return log, e.start(c)
+}
+
+// produceMany writes events to partition 0.
+func (e *env) produceMany(name string, events int) {
+	e.t.Helper()
+	for i := range events {
+		e.produce(0, consumer.Event{Key: fmt.Sprint(name, i)}, secretText)
+	}
+}
+
+// A client that holds a topic that is gone asks for it for ever, thousands of times a second.
+func TestATopicThatIsDeletedAndMadeAgain(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, "")
+	log, _ := e.runLogged()
+	e.produceMany("before", 5)
+	e.effects(5)
+
+	remove := kmsg.NewPtrDeleteTopicsRequest()
+	removed := kmsg.NewDeleteTopicsRequestTopic()
+	removed.Topic = kmsg.StringPtr(topic)
+	remove.TopicNames, remove.Topics = []string{topic}, append(remove.Topics, removed)
+	_, err := remove.RequestWith(t.Context(), e.send)
+	must(t, err)
+	e.becomes("the log to say that records are gone", func() bool { return log.count("no records") > 0 })
+	create := kmsg.NewPtrCreateTopicsRequest()
+	created := kmsg.NewCreateTopicsRequestTopic()
+	created.Topic, created.NumPartitions, created.ReplicationFactor = topic, partitions, 1
+	create.Topics = append(create.Topics, created)
+	answer, err := create.RequestWith(t.Context(), e.send)
+	must(t, err)
+	must(t, kerr.ErrorForCode(answer.Topics[0].ErrorCode))
+	e.send.PurgeTopicsFromProducing(topic)
+
+	e.produceMany("after", 20)
+	e.effects(25)
+	if lines := log.count("no records"); lines > 100 {
+		t.Errorf("%d lines in the log", lines)
+	}
+}
+
+// What a topic removed before it was read is gone for this reader, which must not go on in silence.
+func TestRecordsThatAreRemovedBeforeTheyAreRead(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, "")
+	e.produceMany("never", 2)
+	e.cut(2)
+	e.produceMany("before", 3)
+	log, stop := e.runLogged() // a new group, which misses nothing that was meant for it
+	e.effects(3)
+	stop()
+	if log.count("removed records") > 0 {
+		t.Errorf("a new group reports removed records: %s", &log.text)
+	}
+
+	e.produceMany("after", 5)
+	e.cut(8)
+	log, stop = e.runLogged()
+	e.effects(5)
+	stop()
+	if log.count("removed records") != 1 || log.count("from=5 to=7") != 1 {
+		t.Errorf("the log does not have what was removed: %s", &log.text)
+	}
+}
+
+// cut removes the records of partition 0 before an offset, as a topic's retention does.
+func (e *env) cut(before int64) {
+	e.t.Helper()
+	request := kmsg.NewPtrDeleteRecordsRequest()
+	of := kmsg.NewDeleteRecordsRequestTopic()
+	at := kmsg.NewDeleteRecordsRequestTopicPartition()
+	of.Topic, at.Offset = topic, before
+	of.Partitions = append(of.Partitions, at)
+	request.Topics = append(request.Topics, of)
+	answer, err := request.RequestWith(e.t.Context(), e.send)
+	must(e.t, err)
+	must(e.t, kerr.ErrorForCode(answer.Topics[0].Partitions[0].ErrorCode))
+}
