@@ -20,7 +20,7 @@ const (
 	selectAttempts = `SELECT count(*) FILTER (WHERE status = 'delivered'), coalesce(sum(attempts), 0) FROM outbox_delivery`
 )
 
-// check compares the databases and the stream, and prints what the play came to.
+// check compares the databases and the log, and prints what the play came to.
 func (s *stage) check(ctx context.Context, took time.Duration) error {
 	var lost, doubled, reordered, delivered, attempts int
 	if err := s.ship.QueryRow(ctx, selectLost, s.Events).Scan(&lost, &doubled); err != nil {
@@ -32,18 +32,18 @@ func (s *stage) check(ctx context.Context, took time.Duration) error {
 	if err := s.finance.QueryRow(ctx, selectAttempts).Scan(&delivered, &attempts); err != nil {
 		return err
 	}
-	found, err := s.js.Stream(ctx, stream)
+	stored, err := s.log.stored(ctx)
 	if err != nil {
 		return err
 	}
-	stored := int(found.CachedInfo().State.LastSeq)
 	row := func(what string, figure any, remark string) { fmt.Printf("  %-38s %8v   %s\n", what, figure, remark) }
 	fmt.Println("\nWhat happened")
 	row("events committed", s.Events, fmt.Sprintf("of %d ordering keys, in %v", s.Keys, took.Round(time.Second)))
-	row("leaders of the stream killed", s.leaderKills.Load(), "")
+	what, kills, remark := s.log.disturbed()
+	row(what, kills, remark)
 	row("relays killed", s.relayKills.Load(), "")
 	row("consumers killed", s.consumerEnds.Load(), "every second one after its commit, before its acknowledgement")
-	row("messages in the stream", stored, fmt.Sprintf("%d more than events: published again after the duplicate window or a change of leader", stored-s.Events))
+	row("messages in the log", stored, fmt.Sprintf("%d more than events: attempts whose outcome was not known, made again", stored-s.Events))
 	row("attempts of the relay", attempts, "that it knows of; a relay that was killed does not count its last ones")
 	row("duplicates suppressed by consumers", s.counted(consumer.ResultDuplicate), "delivered again after a lost acknowledgement")
 	row("met while another one worked them", s.counted(consumer.ResultInFlight), "")

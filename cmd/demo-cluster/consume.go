@@ -10,35 +10,25 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/outbox-relay/outbox-relay/consumer"
-	"github.com/outbox-relay/outbox-relay/consumer/natsconsumer"
 )
 
-// partitions over which the relay spreads ordering keys, and which the consumers share.
-const partitions = 8
+// A reader gives events to a receiver until ctx ends.
+type reader interface {
+	Run(ctx context.Context) error
+}
 
-// consume is one of the consumers: what a user of natsconsumer writes, and a death.
+// consume is one of the consumers: what a user of natsconsumer or kafkaconsumer writes, and a death.
 func (o *options) consume(ctx context.Context) error {
 	pool, err := pgxpool.New(ctx, o.Database)
 	if err != nil {
 		return fmt.Errorf("open database: %w", err)
 	}
 	defer pool.Close()
-	conn, err := nats.Connect(o.URL, nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond), nats.RetryOnFailedConnect(true))
-	if err != nil {
-		return fmt.Errorf("connect: %w", err)
-	}
-	defer conn.Close()
-	js, err := jetstream.New(conn)
-	if err != nil {
-		return fmt.Errorf("open JetStream: %w", err)
-	}
 	var effects atomic.Int64
 	receive, err := consumer.New(pool, consumer.Config{
-		Receiver: "logistics", Secrets: []string{o.Secret},
+		Receiver: o.Receiver, Secrets: []string{o.Secret},
 		Observe: func(_ context.Context, report consumer.Report) { // after the commit, before the acknowledgement
 			fmt.Println(report.Result)
 			if report.Result == consumer.ResultProcessed && effects.Add(1) == int64(o.DieAfter) {
@@ -49,13 +39,15 @@ func (o *options) consume(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	events, err := natsconsumer.New(js, natsconsumer.Config{
-		Stream: stream, Durable: "logistics", Subject: subject, Partitions: partitions, AckWait: 2 * time.Second,
-		Backoff: []time.Duration{200 * time.Millisecond},
-	}, receive)
+	read := o.readNATS
+	if o.Log == "kafka" {
+		read = o.readKafka
+	}
+	events, end, err := read(receive)
 	if err != nil {
 		return err
 	}
+	defer end()
 	for { // at the start of a cluster there may be no leader yet
 		if err = events.Run(ctx); err == nil || ctx.Err() != nil {
 			return nil

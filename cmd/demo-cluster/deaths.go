@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -17,9 +16,7 @@ const grace = 30 * time.Second
 // keepRelay runs a relay, kills it now and then, and starts another.
 func (s *stage) keepRelay(ctx context.Context) error {
 	for {
-		p, err := process.Start(process.Command{Argv: []string{s.Relay, "run"}, Env: []string{
-			"OUTBOX_DATABASE_URL=" + s.postgres.DSN("finance"), "OUTBOX_CONFIG=" + s.config, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off",
-		}})
+		p, err := process.Start(s.relay())
 		if err != nil {
 			return err
 		}
@@ -31,6 +28,13 @@ func (s *stage) keepRelay(ctx context.Context) error {
 		}
 		s.relayKills.Add(1)
 	}
+}
+
+// relay returns the command of a relay.
+func (s *stage) relay() process.Command {
+	return process.Command{Argv: []string{s.Relay, "run"}, Env: []string{
+		"OUTBOX_DATABASE_URL=" + s.postgres.DSN("finance"), "OUTBOX_CONFIG=" + s.config, "OUTBOX_METRICS_LISTEN=off", "OUTBOX_ADMIN_LISTEN=off",
+	}}
 }
 
 // outlives waits until the process has ended, was killed after its time, or was stopped with the play. In the calm after the last event no
@@ -59,7 +63,7 @@ func (s *stage) outlives(ctx context.Context, p *process.Process, life time.Dura
 // keepConsumer runs a consumer, which dies after a commit, or is killed anywhere.
 func (s *stage) keepConsumer(ctx context.Context, number int) error {
 	for life := 1; ; life++ {
-		argv := []string{s.self, "--consumer", "--url", s.cluster.URL(), "--database", s.postgres.DSN("logistics")}
+		argv := s.consumer()
 		if life%2 == 1 && !s.isCalm() {
 			argv = append(argv, "--die-after", strconv.Itoa(50+10*number+life))
 		}
@@ -92,8 +96,8 @@ func (s *stage) count(line string) {
 	n.(*atomic.Int64).Add(1)
 }
 
-// killLeaders kills the server that leads the stream, and starts it again when another one has taken over.
-func (s *stage) killLeaders(ctx context.Context) error {
+// disturbLog kills what carries the events, now and then.
+func (s *stage) disturbLog(ctx context.Context) error {
 	for {
 		select {
 		case <-time.After(s.KillLeader):
@@ -102,22 +106,8 @@ func (s *stage) killLeaders(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		found, err := s.js.Stream(ctx, stream)
-		if err != nil || found.CachedInfo().Cluster == nil {
-			continue // there is no leader
-		}
-		number, err := strconv.Atoi(strings.TrimPrefix(found.CachedInfo().Cluster.Leader, "n"))
-		if err != nil {
-			continue
-		}
-		s.cluster.Kill(number - 1)
-		s.leaderKills.Add(1)
-		select {
-		case <-time.After(s.KillLeader / 4):
-		case <-ctx.Done():
-		}
-		if err := s.cluster.Restart(context.WithoutCancel(ctx), number-1); err != nil {
-			return fmt.Errorf("start n%d again: %w", number, err)
+		if err := s.log.disturb(ctx); err != nil {
+			return err
 		}
 	}
 }

@@ -7,7 +7,11 @@ require (
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/nats-io/nats.go v1.55.0
 	github.com/outbox-relay/outbox-relay v0.0.0
+	github.com/outbox-relay/outbox-relay/consumer/kafkaconsumer v0.0.0
 	github.com/outbox-relay/outbox-relay/consumer/natsconsumer v0.0.0
+	github.com/twmb/franz-go v1.22.2
+	github.com/twmb/franz-go/pkg/kfake v0.0.0-20260918054303-01f206a7e32c
+	github.com/twmb/franz-go/pkg/kmsg v1.15.0
 	golang.org/x/time v0.16.0
 )
 
@@ -18,6 +22,7 @@ require (
 	github.com/klauspost/compress v1.20.3 // indirect
 	github.com/nats-io/nkeys v0.4.16 // indirect
 	github.com/nats-io/nuid v1.0.1 // indirect
+	github.com/pierrec/lz4/v4 v4.1.33 // indirect
 	golang.org/x/crypto v0.58.0 // indirect
 	golang.org/x/sync v0.24.0 // indirect
 	golang.org/x/sys v0.49.0 // indirect
@@ -26,5 +31,6 @@ require (
 
 replace (
 	github.com/outbox-relay/outbox-relay => ../..
+	github.com/outbox-relay/outbox-relay/consumer/kafkaconsumer => ../../consumer/kafkaconsumer
 	github.com/outbox-relay/outbox-relay/consumer/natsconsumer => ../../consumer/natsconsumer
 )

@@ -3,7 +3,7 @@
 //
 //	producer ──tx──▶ [outbox] ◀── outbox-relay ──publish──▶ NATS n1 n2 n3 ──pull──▶ consumer ×3 ──tx──▶ [shipments, processed_events]
 //
-// In the end both databases are compared with each other and with the stream.
+// In the end both databases are compared with each other and with the stream. With --log kafka the log is kfake, an imitation of Kafka's brokers.
 package main
 
 import (
@@ -21,10 +21,11 @@ import (
 type options struct {
 	Relay      string        `default:"bin/outbox-relay" placeholder:"FILE" help:"The outbox-relay to play with."`
 	Root       string        `default:"." placeholder:"DIR" help:"The repository, in whose bin make builds a NATS server."`
+	Log        string        `default:"nats" enum:"nats,kafka" help:"What carries the events: nats, or kafka, which is an imitation of its brokers."`
 	Events     int           `default:"5000" help:"Events to commit."`
 	Keys       int           `default:"200" help:"Ordering keys that they have."`
 	Rate       float64       `default:"400" help:"Events per second. 0: as fast as possible."`
-	KillLeader time.Duration `default:"5s" help:"How often the server that leads the stream is killed."`
+	KillLeader time.Duration `default:"5s" help:"How often the server that leads the stream is killed; with kafka all brokers."`
 	KillRelay  time.Duration `default:"2s" help:"How often the relay is killed."`
 	KillOne    time.Duration `name:"kill-consumer" default:"3s" help:"How often a consumer is killed, in turn after its commit, before its acknowledgement."`
 	Patience   time.Duration `default:"3m" help:"How long to wait for the last effect."`
@@ -32,6 +33,11 @@ type options struct {
 	URL        string        `hidden:"" help:"Of the servers, for a consumer."`
 	Database   string        `hidden:"" help:"Of a consumer."`
 	DieAfter   int           `hidden:"" help:"After how many effects a consumer dies: after the commit, before the acknowledgement."`
+	Partitions int           `default:"8" hidden:"" help:"Over which ordering keys are spread, and which the consumers share."`
+	Receiver   string        `default:"logistics" hidden:"" help:"Name of a consumer's receiver, and of its group or durable consumers."`
+	Durable    bool          `hidden:"" help:"Let PostgreSQL write to the disk at each commit."`
+	Brokers    []string      `hidden:"" help:"Play Kafka's brokers on these ports."`
+	Dir        string        `hidden:"" help:"Where the brokers keep what they have."`
 	Secret     string        `hidden:"" env:"DEMO_SECRET" help:"Signing secret."`
 }
 
@@ -45,8 +51,11 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	run := o.play
-	if o.Consumer {
+	switch {
+	case o.Consumer:
 		run = o.consume
+	case len(o.Brokers) > 0:
+		run = o.imitate
 	}
 	if err := run(ctx); err != nil {
 		fmt.Fprintf(os.Stderr, "demo-cluster: %v\n", err)

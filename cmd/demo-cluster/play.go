@@ -8,32 +8,40 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/time/rate"
 
-	"github.com/outbox-relay/outbox-relay/internal/localnats"
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/process"
 	"github.com/outbox-relay/outbox-relay/outbox"
 )
 
-const (
-	stream  = "OUTBOX"
-	subject = "outbox.{partition}.>"
-)
+// An eventLog carries the events. Its methods are for one goroutine at a time.
+type eventLog interface {
+	// open starts the servers, and makes a stream or topic.
+	open(ctx context.Context) error
+	// url returns what clients connect to, and settings what else the relay's destination needs, as YAML.
+	url() string
+	settings() string
+	// disturb kills servers and starts them again; disturbed returns what that is called, and how often it happened.
+	disturb(ctx context.Context) error
+	disturbed() (what string, n int64, remark string)
+	// stored returns how many messages there are.
+	stored(ctx context.Context) (int, error)
+	// close ends what open has started, also after an error.
+	close() error
+}
 
 // stage is what the play takes place on.
 type stage struct {
 	*options
 	postgres *localpg.Server
-	cluster  *localnats.Cluster
-	js       jetstream.JetStream
+	log      eventLog
 	finance  *pgxpool.Pool
 	ship     *pgxpool.Pool
 	config   string // the relay's
@@ -41,14 +49,13 @@ type stage struct {
 
 	calm         chan struct{} // closed when the last event is committed
 	results      sync.Map      // of consumers, by consumer.Result: *atomic.Int64
-	leaderKills  atomic.Int64
 	relayKills   atomic.Int64
 	consumerEnds atomic.Int64
 }
 
 // play runs the demonstration and fails when a promise is broken.
 func (o *options) play(ctx context.Context) error {
-	s := &stage{options: o, calm: make(chan struct{})}
+	s := newStage(o)
 	err := s.open(ctx)
 	if err == nil {
 		err = s.run(ctx)
@@ -56,7 +63,15 @@ func (o *options) play(ctx context.Context) error {
 	return errors.Join(err, s.close())
 }
 
-// open starts PostgreSQL and the cluster.
+func newStage(o *options) *stage {
+	s := &stage{options: o, calm: make(chan struct{}), log: &overNATS{options: o}}
+	if o.Log == "kafka" {
+		s.log = &overKafka{options: o}
+	}
+	return s
+}
+
+// open starts PostgreSQL and the log.
 func (s *stage) open(ctx context.Context) (err error) {
 	var secret [32]byte
 	_, _ = rand.Read(secret[:]) // never fails
@@ -67,50 +82,19 @@ func (s *stage) open(ctx context.Context) (err error) {
 	if s.Relay, err = filepath.Abs(s.Relay); err != nil {
 		return fmt.Errorf("find outbox-relay: %w", err)
 	}
-	fmt.Println("starting PostgreSQL and three NATS servers")
-	if s.postgres, err = localpg.Start(ctx, localpg.Options{}); err != nil {
+	fmt.Println("starting PostgreSQL")
+	if s.postgres, err = localpg.Start(ctx, localpg.Options{Durable: s.Durable}); err != nil {
 		return err
 	}
 	if s.finance, err = s.database(ctx, "finance", "outbox", ""); err != nil {
 		return err
 	}
 	if s.ship, err = s.database(ctx, "logistics", "inbox",
-		`CREATE TABLE shipments (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, idempotency_key text, ordering_key text, sequence bigint)`); err != nil {
+		`CREATE TABLE shipments (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, idempotency_key text, ordering_key text, sequence bigint,
+			at timestamptz DEFAULT clock_timestamp())`); err != nil {
 		return err
 	}
-	program, err := localnats.Find(s.Root)
-	if err != nil {
-		return err
-	}
-	if s.cluster, err = localnats.Start(ctx, program, 3, ""); err != nil {
-		return err
-	}
-	conn, err := nats.Connect(s.cluster.URL(), nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond))
-	if err != nil {
-		return fmt.Errorf("connect: %w", err)
-	}
-	if s.js, err = jetstream.New(conn); err != nil {
-		return fmt.Errorf("open JetStream: %w", err)
-	}
-	return s.createStream(ctx)
-}
-
-// createStream makes the stream as soon as the cluster has a leader.
-func (s *stage) createStream(ctx context.Context) error {
-	var err error
-	for range 30 {
-		// A request that arrives before there is a leader gets no answer at all.
-		asking, cancel := context.WithTimeout(ctx, time.Second)
-		_, err = s.js.CreateStream(asking, jetstream.StreamConfig{Name: stream, Subjects: []string{"outbox.>"}, Replicas: 3, Duplicates: 2 * time.Minute})
-		cancel()
-		if err == nil || ctx.Err() != nil {
-			break
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("create stream: %w", err)
-	}
-	return nil
+	return s.log.open(ctx)
 }
 
 // database makes one with a set of migrations, as a user would.
@@ -131,18 +115,10 @@ func (s *stage) database(ctx context.Context, name, set, tables string) (*pgxpoo
 
 // run plays: events, deaths, and the check.
 func (s *stage) run(ctx context.Context) error {
-	dir, err := os.MkdirTemp("", "demo-cluster-")
-	if err != nil {
-		return fmt.Errorf("make directory: %w", err)
+	if err := s.configure(); err != nil {
+		return err
 	}
-	defer os.RemoveAll(dir)
-	s.config = filepath.Join(dir, "outbox-relay.yaml")
-	text := fmt.Sprintf("routes:\n  - {event: \"*\", to: [log]}\ndestinations:\n  log:\n    url: %s\n    subject: outbox.{partition}.{type}\n    partitions: %d\n"+
-		"    stream: %s\n    signing_secrets: [%s]\n    timeout: 5s\n", s.cluster.URL(), partitions, stream, s.Secret)
-	if err := os.WriteFile(s.config, []byte(text), 0o600); err != nil {
-		return fmt.Errorf("write the relay's configuration: %w", err)
-	}
-
+	defer os.Remove(s.config)
 	playing, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	var actors sync.WaitGroup
@@ -157,9 +133,9 @@ func (s *stage) run(ctx context.Context) error {
 	for i := range 3 {
 		act(func(ctx context.Context) error { return s.keepConsumer(ctx, i) })
 	}
-	act(s.killLeaders)
+	act(s.disturbLog)
 	began := time.Now()
-	err = s.produce(playing)
+	err := s.produce(playing)
 	close(s.calm)
 	if err == nil {
 		fmt.Printf("%d events are committed, after %v\n", s.Events, time.Since(began).Round(time.Second))
@@ -175,6 +151,28 @@ func (s *stage) run(ctx context.Context) error {
 		return err
 	}
 	return s.check(ctx, took)
+}
+
+// configure writes the relay's configuration, which the caller removes.
+func (s *stage) configure() error {
+	file, err := os.CreateTemp("", "demo-cluster-*.yaml")
+	if err != nil {
+		return fmt.Errorf("make the relay's configuration: %w", err)
+	}
+	s.config = file.Name()
+	_, err = fmt.Fprintf(file, "routes:\n  - {event: \"*\", to: [log]}\ndestinations:\n  log: {url: %q, %s, signing_secrets: [%s], timeout: 5s}\n",
+		s.log.url(), s.log.settings(), s.Secret)
+	if err := errors.Join(err, file.Close()); err != nil {
+		return fmt.Errorf("write the relay's configuration: %w", err)
+	}
+	return nil
+}
+
+// consumer returns the command of a consumer.
+func (s *stage) consumer() []string {
+	return []string{
+		s.self, "--consumer", "--log", s.Log, "--url", s.log.url(), "--database", s.postgres.DSN("logistics"), "--partitions", strconv.Itoa(s.Partitions), "--receiver", s.Receiver,
+	}
 }
 
 // produce commits the events, those of each key one after the other.
@@ -246,12 +244,7 @@ func (s *stage) close() error {
 			pool.Close()
 		}
 	}
-	if s.js != nil {
-		s.js.Conn().Close()
-	}
-	if s.cluster != nil {
-		errs = append(errs, s.cluster.Stop())
-	}
+	errs = append(errs, s.log.close())
 	if s.postgres != nil {
 		errs = append(errs, s.postgres.Stop())
 	}

@@ -8,7 +8,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if slices.Contains(os.Args, "--consumer") {
+	if slices.Contains(os.Args, "--consumer") || slices.Contains(os.Args, "--brokers") {
 		main()
 		return
 	}
@@ -18,11 +18,16 @@ func TestMain(m *testing.M) {
 // The demonstration itself fails when an event is lost, doubled or out of order.
 func TestThePlay(t *testing.T) {
 	t.Parallel()
-	o := options{
-		Relay: "../../bin/outbox-relay", Root: "../..", Events: 600, Keys: 40, Rate: 100,
-		KillLeader: 2 * time.Second, KillRelay: time.Second, KillOne: time.Second, Patience: 2 * time.Minute,
-	}
-	if err := o.play(t.Context()); err != nil {
-		t.Fatal(err)
+	for _, log := range []string{"nats", "kafka"} {
+		t.Run(log, func(t *testing.T) {
+			t.Parallel()
+			o := options{
+				Relay: "../../bin/outbox-relay", Root: "../..", Log: log, Events: 600, Keys: 40, Rate: 100, Partitions: 8, Receiver: "logistics",
+				KillLeader: 2 * time.Second, KillRelay: time.Second, KillOne: time.Second, Patience: 2 * time.Minute,
+			}
+			if err := o.play(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		})
 	}
 }
