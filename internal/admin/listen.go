@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -64,8 +65,9 @@ func Listen(ctx context.Context, cfg Listener) (*Server, error) {
 	case cfg.Configured:
 		return nil, fmt.Errorf("%s: cannot listen on %s: %w; set it to a free address, or to off", cfg.Setting, cfg.Address, reason(err))
 	}
-	cfg.Log.Warn().Str("setting", cfg.Setting).Str("address", cfg.Address).AnErr("error", reason(err)).
-		Msg("the default address cannot be opened, so the relay runs without it; on a host with two relays set the setting to another address, or to off")
+	variable := "OUTBOX_" + strings.ToUpper(strings.ReplaceAll(cfg.Setting, ".", "_"))
+	cfg.Log.Warn().Str("setting", cfg.Setting).Str("variable", variable).Str("address", cfg.Address).AnErr("error", reason(err)).
+		Msg("the default address cannot be opened, so the relay runs without it; on a host with two relays set the setting or its variable to another address, or to off")
 	return nil, nil
 }
 

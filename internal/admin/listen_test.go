@@ -71,7 +71,7 @@ func TestAddressThatIsTaken(t *testing.T) {
 		t.Errorf("a default address that is taken: %v, %v", second, err)
 	}
 	second.Run(t.Context(), nil) // a server that is off does nothing
-	for _, part := range []string{`"level":"warn"`, "metrics.listen", first.Address(), "address already in use", "set the setting to another address, or to off"} {
+	for _, part := range []string{`"level":"warn"`, "metrics.listen", first.Address(), "address already in use", "set the setting or its variable to another address, or to off", "OUTBOX_METRICS_LISTEN"} {
 		if !strings.Contains(log.String(), part) {
 			t.Errorf("the warning lacks %q: %s", part, &log)
 		}

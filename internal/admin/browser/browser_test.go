@@ -61,7 +61,7 @@ func TestReplay(t *testing.T) {
 	s.run(chromedp.Click("tbody tr:nth-child(1) input", chromedp.ByQuery), chromedp.Click("tbody tr:nth-child(2) input", chromedp.ByQuery), chromedp.Click("#discard-selected", chromedp.ByID))
 	s.reads("Discard 2 deliveries?")
 	s.run(chromedp.Click("#cancel", chromedp.ByID))
-	s.reads("Idempotency key")
+	s.reads("By key or reference")
 }
 
 // Pause and resume, and a payload that is shown only when it is asked for.
@@ -94,7 +94,15 @@ func TestKeyboardOnly(t *testing.T) {
 		t.Errorf("the first stop is %q", got)
 	}
 	s.run(chromedp.KeyEvent("g"), chromedp.KeyEvent("e"))
-	s.reads("Idempotency key")
+	s.reads("By key or reference")
+	s.scriptsRun()
+	// Not as a KeyEvent, whose character arrives also where a script has prevented that.
+	s.run(chromedp.Evaluate(`document.body.dispatchEvent(new KeyboardEvent("keydown", {key: "/", bubbles: true, cancelable: true}))`, nil))
+	if got := evaluate[string](s, `document.activeElement.id`); got != "find" {
+		t.Errorf("/ leads to %q", got)
+	}
+	s.run(chromedp.KeyEvent("INV-71511" + kb.Enter))
+	s.reads("billing/2026/071511")
 	s.visit("/events?status=failed")
 	s.run(chromedp.KeyEvent("j"), chromedp.KeyEvent("j"))
 	second := evaluate[string](s, `document.activeElement.id`)
@@ -114,6 +122,23 @@ func TestKeyboardOnly(t *testing.T) {
 	if got := evaluate[string](s, `document.documentElement.dataset.theme`); got != "dark" {
 		t.Errorf("t makes it %q", got)
 	}
+}
+
+// What an update brings stands where it stood: nothing jumps from under a pointer.
+func TestUpdatesShiftNothing(t *testing.T) {
+	t.Parallel()
+	s := open(t, outage(t), lastHour(), 1280, "light")
+	for _, path := range []string{"/", "/events?status=failed", "/events/1301", "/destinations/crm", "/relays"} {
+		s.visit(path)
+		s.run(chromedp.Evaluate(`window.shift = 0; new PerformanceObserver(list => { for (const e of list.getEntries()) window.shift += e.value; }).observe({type: "layout-shift"})`, nil))
+		s.run(chromedp.Evaluate(`new Promise(done => document.body.addEventListener("htmx:afterSettle", () => requestAnimationFrame(() => requestAnimationFrame(() => done(true))), {once: true}))`, nil, awaitPromise))
+		if shift := evaluate[float64](s, `window.shift`); shift > 0.005 {
+			t.Errorf("%s: %g of the window moved", path, shift)
+		}
+	}
+	// The browser reports it, if something moves.
+	s.run(chromedp.Evaluate(`document.getElementById("live").style.marginTop = "300px"`, nil))
+	relaytest.Eventually(s, "a shift", func() bool { return evaluate[float64](s, `window.shift`) > 0.005 })
 }
 
 // The page notices that its database is gone, and that it is back.

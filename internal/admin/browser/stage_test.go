@@ -198,10 +198,7 @@ func lastHour() *history.Ring {
 	ring := history.NewAt(func() time.Time {
 		mu.Lock()
 		defer mu.Unlock()
-		if at.Before(now) {
-			return at
-		}
-		return time.Now()
+		return at
 	})
 	hooks := ring.Hooks(relay.Hooks{})
 	for i := 0; at.Before(now); i++ {
@@ -210,7 +207,8 @@ func lastHour() *history.Ring {
 		send := func(destination string, n int, slow float64) {
 			for j := range n {
 				took := time.Duration((18 + 9*math.Sin(float64(i*7+j*13)) + 60*math.Pow(float64((j*37+i*11)%100)/100, 12)) * slow * float64(time.Millisecond))
-				hooks.Attempted(relay.Attempt{Destination: destination, Outcome: policy.Delivered, Duration: took})
+				waited := time.Duration(900+700*math.Sin(float64(i*3+j*5))+400*math.Sin(x/31)) * time.Microsecond
+				hooks.Attempted(relay.Attempt{Destination: destination, Outcome: policy.Delivered, Duration: took, SinceCreated: took + waited})
 			}
 			hooks.Settled(destination, policy.Delivered, policy.ReasonOK, n)
 		}
@@ -242,11 +240,11 @@ func outage(t *testing.T) *relaytest.Database {
 	t.Helper()
 	db := relaytest.New(t, "logistics")
 	db.Exec(`DELETE FROM outbox_route; INSERT INTO outbox_route (pattern, destination) VALUES ('invoice.*', 'logistics'), ('customer.*', 'crm'), ('invoice.*', 'analytics')`)
-	db.Exec(`INSERT INTO outbox_relay (name, version, session_pid) VALUES ('billing-1', '1.0.0', 41), ('billing-2', '1.0.0', 42)`)
+	db.Exec(`INSERT INTO outbox_relay (name, version, session_pid, started_at) VALUES ('billing-1', '1.0.0', 41, now() - interval '3 days 7 hours'), ('billing-2', '1.0.0', 42, now() - interval '58 minutes')`)
 	db.Exec(`INSERT INTO outbox_relay_destination (instance, destination) SELECT i, d FROM generate_series(1, 2) i, unnest('{logistics,analytics,crm}'::text[]) d`)
 	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key, related_reference, created_at, available_at)
 		SELECT (ARRAY ['invoice.created', 'invoice.paid', 'customer.moved', 'invoice.cancelled'])[1 + i % 4], json_build_object('invoice', i, 'amount', i * 7),
-		       'billing/2026/' || lpad((70210 + i)::text, 6, '0'), 'customer-' || 100 + i % 83, 'INV-' || 70210 + i, now() - interval '4 seconds' * (1400 - i) - interval '2 seconds', now() - interval '4 seconds' * (1400 - i) - interval '2 seconds'
+		       'billing/2026/' || lpad((70210 + i)::text, 6, '0'), 'customer-' || 100 + i % 83, 'INV-' || 70210 + i, now() - interval '4 seconds' * (1400 - i) - interval '41 milliseconds', now() - interval '4 seconds' * (1400 - i) - interval '41 milliseconds'
 		FROM generate_series(1, 1400) i`)
 	db.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now() - interval '4 seconds' * (1400 - event_id), attempts = 1,
 		last_attempt_at = now() - interval '4 seconds' * (1400 - event_id), last_status = 204 WHERE destination <> 'analytics' OR event_id < 1290`)

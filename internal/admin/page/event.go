@@ -3,13 +3,16 @@ package page
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/admin/control"
 	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
 	"github.com/outbox-relay/outbox-relay/internal/check"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -37,8 +40,10 @@ type moment struct {
 	At time.Time
 	// Kind is created, attempt, delivered, failed, discarded or waiting: how it looks.
 	Kind, Destination, Title, Detail string
-	// Gap is how long nothing happened before it; empty: hardly any time.
+	// Gap is how long nothing happened before it, or what is left out; empty: hardly any time.
 	Gap string
+	// like is equal for attempts with the same number and end.
+	like string
 }
 
 // A request shows how an operator would send an event by hand.
@@ -49,6 +54,34 @@ func (p *Page) event(r *http.Request) (view, error) {
 		return p.Control.Outbox.Event(ctx, id, false)
 	})
 	return viewOfEvent(data, true, err)
+}
+
+// find leads from what is known of an event (its id, idempotency key or related reference) to its page, as events show does, or to the
+// list of the events that have the reference.
+func (p *Page) find(w http.ResponseWriter, r *http.Request) {
+	text := strings.TrimSpace(r.URL.Query().Get("q"))
+	if text == "" {
+		p.redirect(w, r, "/events")
+		return
+	}
+	if strings.ContainsRune(text, 0) {
+		p.answer(w, r, view{Active: "events"}, check.Problem{Path: "q", Text: "contains a NUL"})
+		return
+	}
+	ids, err := p.Control.Outbox.FindEvents(r.Context(), text)
+	switch {
+	case errors.Is(err, ops.ErrUnknownEvent):
+		p.answer(w, r, view{Template: "find.html", Title: "Find an event", Active: "events", Data: query(url.Values{"related": {text}}), Problem: &control.Problem{
+			Status: http.StatusNotFound, Title: "No such event",
+			Detail: fmt.Sprintf("No event has the id or the idempotency key %q, and none of the newest %s has it as its reference.", plain.Line(text), count(ops.RelatedAmong)),
+		}}, nil)
+	case err != nil:
+		p.answer(w, r, view{Active: "events"}, err)
+	case len(ids) > 1:
+		p.redirect(w, r, "/events"+query(url.Values{"related": {text}}))
+	default:
+		p.redirect(w, r, fmt.Sprintf("/events/%d", ids[0]))
+	}
 }
 
 // viewOfEvent shows an event; without one, the problem alone.
@@ -108,6 +141,10 @@ func timeline(report ops.EventReport) (all []moment) {
 		}
 		title := fmt.Sprintf("Attempt %d: %s, %s", a.Attempt, answer, strings.ReplaceAll(string(a.Reason), "_", " "))
 		add(a.StartedAt, "attempt", a.Destination, title, fmt.Sprintf("%s · took %d ms · relay %d", cmp.Or(text(a.Error), "no text"), a.DurationMS, a.Relay))
+		all[len(all)-1].like = a.Destination + "\x00" + title + "\x00" + text(a.Error)
+	}
+	for _, replay := range report.Replays {
+		add(replay.At, "created", replay.Destination, "Replayed", replay.String())
 	}
 	for _, d := range report.Deliveries {
 		switch {
@@ -128,12 +165,30 @@ func timeline(report ops.EventReport) (all []moment) {
 			all[i].Gap = plain.Span(gap)
 		}
 	}
-	return all
+	return withoutMiddles(all)
+}
+
+// withoutMiddles leaves the first and the last of many attempts that are alike: a held delivery is probed for hours.
+func withoutMiddles(all []moment) (short []moment) {
+	const alike = 3 // as many in the middle are shown
+	for i := 0; i < len(all); i++ {
+		last := i
+		for all[i].like != "" && last+1 < len(all) && all[last+1].like == all[i].like {
+			last++
+		}
+		short = append(short, all[i])
+		if more := last - i - 1; more >= alike {
+			all[last].Gap = fmt.Sprintf("%d more like it within %s", more, plain.Span(all[last].At.Sub(all[i].At)))
+			short = append(short, all[last])
+			i = last
+		}
+	}
+	return short
 }
 
 // deliveredAfter says with which attempt a delivery arrived, and how long that took.
 func deliveredAfter(d ops.Delivery) string {
-	text := fmt.Sprintf("with attempt %d", d.Attempts)
+	text := d.Arrival()
 	if d.LatencySeconds != nil && *d.LatencySeconds >= 0 {
 		text += ", " + took(d.LatencySeconds) + " after the commit"
 	}

@@ -25,6 +25,7 @@ func (p *Page) functions() template.FuncMap {
 		"title":  func(word string) string { return strings.ToUpper(word[:1]) + word[1:] },
 		"span":   span,
 		"took":   took,
+		"tail":   tail,
 		"flow":   flow,
 		"rate":   perSecond,
 		"when":   when,
@@ -85,6 +86,15 @@ func took(seconds *float64) string {
 	return fmt.Sprintf("%.1f s", *seconds)
 }
 
+// tail writes the slow end of a distribution, with one unit where both have the same.
+func tail(p95, p99 *float64) string {
+	slow, slowest := took(p95), took(p99)
+	if number, found := strings.CutSuffix(slow, " ms"); found && strings.HasSuffix(slowest, " ms") {
+		slow = number
+	}
+	return "p95 " + slow + " · p99 " + slowest
+}
+
 // perSecond writes a limit; none is empty.
 func perSecond(limit *float64) string {
 	if limit == nil || *limit == 0 {
@@ -95,7 +105,7 @@ func perSecond(limit *float64) string {
 
 // flow writes how many requests a destination may have at once, and in a second; nil is a dash.
 func flow(concurrency *int, limit *float64) string {
-	if concurrency == nil {
+	if concurrency == nil || *concurrency == 0 { // held
 		return "–"
 	}
 	text := strconv.Itoa(*concurrency)

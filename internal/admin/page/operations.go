@@ -3,7 +3,9 @@ package page
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
+	"net/url"
 	"strconv"
 
 	"github.com/outbox-relay/outbox-relay/internal/admin/control"
@@ -17,6 +19,8 @@ type previewData struct {
 	// Order as JSON, for the form that confirms it.
 	OrderJSON string
 	Back      string
+	// Asked is the query of a replay that may go out at another rate; nil: it is over at once.
+	Asked url.Values
 }
 
 // preview counts what an order would change, and asks.
@@ -43,10 +47,16 @@ func (p *Page) preview(r *http.Request) (view, error) {
 	if err != nil {
 		return v, fmt.Errorf("encode order: %w", err)
 	}
+	var asked url.Values
+	if preview.Found.Spread() != "" || q.Has("rate") {
+		asked = maps.Clone(q)
+		asked.Del("rate")
+	}
 	q.Del("action")
+	q.Del("rate")
 	q.Del("id")
 	q.Del("selected")
-	v.Template, v.Data = "preview.html", previewData{preview, string(order), "/events" + query(q)}
+	v.Template, v.Data = "preview.html", previewData{preview, string(order), "/events" + query(q), asked}
 	return v, nil
 }
 

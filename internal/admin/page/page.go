@@ -87,6 +87,7 @@ func (p *Page) Handler() http.Handler {
 	show("/destinations/{name}", p.destination)
 	show("/events", p.events)
 	show("/events/{id}", p.event)
+	mux.HandleFunc("GET /find", p.find)
 	show("/operations/new", p.preview)
 	show("/operations/{id}", p.operation)
 	show("/alerts", p.alerts)
@@ -182,8 +183,13 @@ func (p *Page) change(change func(*http.Request, *ops.Outbox) (to string, err er
 			p.answer(w, r, view{}, err)
 			return
 		}
-		http.Redirect(w, r, p.Prefix+to, http.StatusSeeOther)
+		p.redirect(w, r, to)
 	}
+}
+
+// redirect sends the browser to another page of this site.
+func (p *Page) redirect(w http.ResponseWriter, r *http.Request, to string) {
+	http.Redirect(w, r, p.Prefix+to, http.StatusSeeOther) //nolint:gosec // G710: to begins with a path of this page
 }
 
 // outbox returns an Outbox that records who asks.

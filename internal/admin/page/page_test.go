@@ -199,6 +199,17 @@ func TestFormsWorkWithoutScripts(t *testing.T) {
 	if !strings.Contains(body, "Replay 2 deliveries?") {
 		t.Fatal(body)
 	}
+	if strings.Contains(body, `id="rate"`) {
+		t.Error("what is over at once asks for a rate")
+	}
+	_, body = s.get("/operations/new?action=replay&status=failed&destination=default&rate=1")
+	if !strings.Contains(body, "spread over about 2s, 1 delivery a second") || !strings.Contains(body, `name="status" value="failed"`) || !strings.Contains(body, `id="rate" value="1"`) {
+		t.Error(body)
+	}
+	if status, body := s.get("/operations/new?action=replay&status=failed&destination=default&rate=fast"); status != 422 || !strings.Contains(body, "is not a number of deliveries a second") {
+		t.Errorf("%d %s", status, body)
+	}
+	_, body = s.get("/operations/new?action=replay&status=failed&destination=default&rate=1000")
 	form := url.Values{}
 	for _, match := range field.FindAllStringSubmatch(body, -1) {
 		form.Set(match[1], html.UnescapeString(match[2]))
@@ -211,7 +222,7 @@ func TestFormsWorkWithoutScripts(t *testing.T) {
 	if status != 200 || !strings.Contains(body, "Replay</h1>") {
 		t.Fatal(status, body)
 	}
-	relaytest.Becomes(db, "done 2", `SELECT state || ' ' || done FROM outbox_audit`)
+	relaytest.Becomes(db, "done 2 1000", `SELECT state || ' ' || done || ' ' || (selection->>'rate') FROM outbox_audit`)
 	if n := relaytest.Row[int](db, `SELECT count(*) FROM outbox_delivery WHERE replay AND status = 'pending'`); n != 2 {
 		t.Errorf("%d replayed", n)
 	}
@@ -363,5 +374,76 @@ func TestNothingSelected(t *testing.T) {
 	s.token = readToken
 	if status, _ := s.get("/operations/new?action=replay&id=1"); status != 403 {
 		t.Errorf("a reader's preview: %d", status)
+	}
+}
+
+// An event is found by its id, its key or its reference; of a reference that several events have, the list shows all, page by page.
+func TestFindsEvents(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, related_reference)
+		SELECT 't', '{}', 'key-' || i, CASE WHEN i = 7 THEN 'INV-7' WHEN i <= 60 THEN 'INV & sons' END FROM generate_series(1, 70) i`)
+	s := serve(t, db.Pool)
+	for text, want := range map[string]string{
+		"7": "<h1>Event 7</h1>", "key-9": "<h1>Event 9</h1>", " INV-7 ": "<h1>Event 7</h1>", "": `id="filter"`,
+		"nothing <b>": "No such event", "a\x00b": "contains a NUL", "INV & sons": `value="INV &amp; sons"`,
+	} {
+		if _, body := s.get("/find?q=" + url.QueryEscape(text)); !strings.Contains(body, want) {
+			t.Errorf("%q leads to\n%s", text, body)
+		}
+	}
+	_, body := s.get("/events?related=" + url.QueryEscape("INV & sons"))
+	if n := strings.Count(body, `id="row-`); n != pageSize || strings.Contains(body, "all that match") || !strings.Contains(body, "Replay selected") {
+		t.Errorf("%d rows:\n%s", n, body)
+	}
+	next := html.UnescapeString(regexp.MustCompile(`id="next" href="/ops([^"]+)"`).FindStringSubmatch(body)[1])
+	if _, body = s.get(next); strings.Count(body, `id="row-`) != 9 || !strings.Contains(body, "No older ones.") {
+		t.Errorf("%s:\n%s", next, body)
+	}
+}
+
+// A search by reference that was cut says so, how far it came, and goes on from there.
+func TestSearchByReferenceSaysWhereItEnded(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key, related_reference) SELECT 't', '{}', 'k' || i, CASE i WHEN 1 THEN 'old' END FROM generate_series(1, 12000) i`)
+	s := serve(t, db.Pool)
+	_, body := s.get("/events?related=old")
+	if !strings.Contains(body, `id="searched"`) || !strings.Contains(body, "Search further back") || strings.Contains(body, `id="row-`) {
+		t.Fatal(body)
+	}
+	next := html.UnescapeString(regexp.MustCompile(`id="next" href="/ops([^"]+)"`).FindStringSubmatch(body)[1])
+	if _, body = s.get(next); !strings.Contains(body, `id="row-1-default"`) {
+		t.Errorf("%s:\n%s", next, body)
+	}
+}
+
+// The probes of a long outage are two moments of the timeline, with how many lie between.
+func TestTimelineOfManyProbes(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Insert(1, "k")
+	db.Exec(`INSERT INTO outbox_attempt (event_id, claim, started_at, duration_ms, attempt, relay, destination, outcome, reason, error)
+		SELECT 1, i, now() + make_interval(mins => i), 1, CASE WHEN i < 10 THEN 1 ELSE 2 END, i % 2, 'default', 'hold', 'connect', 'refused' FROM generate_series(1, 11) i`)
+	_, body := serve(t, db.Pool).get("/events/1")
+	if n := strings.Count(body, "no answer, connect"); n != 4 || !strings.Contains(body, "7 more like it within 8m") {
+		t.Errorf("%d attempts:\n%s", n, body)
+	}
+}
+
+// Attempts count anew after a replay: the timeline names who replayed the event, and that the replay delivered it.
+func TestTimelineOfReplay(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Insert(1, "k")
+	db.Settled("failed", "true")
+	_, err := ops.New(db.Pool).As(ops.Actor{Name: "root@vm"}).Replay(t.Context(), ops.Selection{EventIDs: []int64{1}}, 0, nil)
+	relaytest.Must(t, err)
+	db.Exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = clock_timestamp(), attempts = 1`)
+	_, body := serve(t, db.Pool).get("/events/1")
+	for _, want := range []string{"replayed by root@vm (cli), after it had failed", "by the replay, with its 1st attempt"} {
+		if !strings.Contains(body, want) {
+			t.Errorf("without %q:\n%s", want, body)
+		}
 	}
 }

@@ -3,6 +3,7 @@ package page
 import (
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 
 	"github.com/outbox-relay/outbox-relay/internal/admin/control"
@@ -91,7 +92,7 @@ type eventsData struct {
 	Next, First  string
 	Destinations []string
 	Reasons      []policy.Reason
-	// Narrowed reports whether the filter says anything, so that a button may act on all that match.
+	// Narrowed reports whether a button may act on all that match: the filter says something, and not a reference, to which no index leads.
 	Narrowed bool
 	same     url.Values
 	// Replays and Discards say which buttons make sense for the status.
@@ -125,7 +126,7 @@ func (p *Page) events(r *http.Request) (view, error) {
 	}
 	status := q.Get("status")
 	data := eventsData{
-		Filter: q, Reasons: policy.Reasons(), same: same, Narrowed: len(same) > 0, First: query(same),
+		Filter: q, Reasons: policy.Reasons(), same: same, Narrowed: len(same) > 0 && !same.Has("related"), First: query(same),
 		Replays:  status == "" || status == "failed" || status == "delivered" || status == "discarded",
 		Discards: status == "" || status == "failed" || status == "pending" || status == "parked",
 	}
@@ -153,11 +154,19 @@ func (p *Page) events(r *http.Request) (view, error) {
 	return v, err
 }
 
-type alertsData struct{ Alerts []alert.Alert }
+type alertsData struct {
+	Alerts       []alert.Alert
+	destinations []ops.DestinationStatus
+}
+
+// Known reports whether what an alert is about is a destination with a page.
+func (d alertsData) Known(subject string) bool {
+	return slices.ContainsFunc(d.destinations, func(one ops.DestinationStatus) bool { return one.Destination == subject })
+}
 
 func (p *Page) alerts(r *http.Request) (view, error) {
 	s, err := p.Control.Status(r.Context())
-	return view{Template: "alerts.html", Title: "Alerts", Active: "alerts", Live: true, Data: alertsData{s.Alerts}}, err
+	return view{Template: "alerts.html", Title: "Alerts", Active: "alerts", Live: true, Data: alertsData{s.Alerts, s.Destinations}}, err
 }
 
 type relaysData struct{ Relays []ops.RelayStatus }

@@ -12,7 +12,7 @@
     const at = document.activeElement;
     return at && at.closest("#live") && at.matches("select, textarea, input:not([type=checkbox])");
   };
-  const choosing = () => $("#live input[type=checkbox]:checked") || $("#live details[open]");
+  const choosing = () => $("#live input[type=checkbox]:checked") || $("#live details[open]:not(.more)");
   setInterval(() => {
     if (live && !document.hidden && !typing() && !choosing() && !getSelection().toString()) htmx.trigger(document.body, "tick");
   }, 2000);
@@ -51,8 +51,8 @@
   const clock = (t) => new Date(t * 1000).toTimeString().slice(0, 5);
   const kinds = {
     rates: (s) => ({ data: [s.times, s.delivered, s.retried, s.failed], lines: [["Delivered", "--good", true], ["Retried", "--odd"], ["Failed", "--bad"]], format: short, least: 6 }),
-    latency: (s) => ({ data: [s.times, s.latency_p50, s.latency_p95, s.latency_p99], lines: [["p50", "--accent"], ["p95", "--odd"], ["p99", "--bad"]], format: seconds, least: 0.01 }),
-    response: (s) => ({ data: [s.times, s.p50, s.p95, s.p99], lines: [["p50", "--accent"], ["p95", "--odd"], ["p99", "--bad"]], format: seconds, least: 0.01 }),
+    latency: (s) => ({ data: [s.times, s.latency_p50, s.latency_p95, s.latency_p99], lines: [["p50", "--accent"], ["p95", "--p95"], ["p99", "--p99"]], format: seconds, least: 0.01 }),
+    response: (s) => ({ data: [s.times, s.p50, s.p95, s.p99], lines: [["p50", "--accent"], ["p95", "--p95"], ["p99", "--p99"]], format: seconds, least: 0.01 }),
   };
   const read = (figure) => {
     const s = JSON.parse($("template.series", figure).content.textContent);
@@ -81,11 +81,11 @@
       const chart = { range: [shown.from, shown.to], least: shown.least };
       const axis = { stroke: color("--muted"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
       chart.plot = new uPlot({
-        width: box.clientWidth, height: 180, padding: [8, 18, 0, 0],
+        width: box.clientWidth, height: 180, padding: [8, 10, 0, 0],
         cursor: { y: false, points: { size: 6 } },
         legend: { live: true },
         scales: { x: { range: () => chart.range }, y: { range: (u, low, high) => [0, Math.max(high || 0, chart.least) * 1.1] } },
-        axes: [{ ...axis, size: 30, space: 70, values: (u, ticks) => ticks.map(clock) }, { ...axis, size: 56, space: 28, values: (u, ticks) => ticks.map(shown.format) }],
+        axes: [{ ...axis, grid: { show: false }, size: 26, space: 48, values: (u, ticks) => ticks.map(clock) }, { ...axis, size: 56, space: 28, values: (u, ticks) => ticks.map(shown.format) }],
         series: [{ label: "Time" }, ...shown.lines.map(([label, name, filled]) => ({
           label, stroke: color(name), width: 1.5, points: { show: false }, spanGaps: false,
           fill: filled ? color(name) + "1f" : undefined, value: (u, v) => v == null ? "" : shown.format(v),
@@ -97,9 +97,16 @@
   };
   addEventListener("resize", () => { for (const [box, chart] of charts) chart.plot.setSize({ width: box.clientWidth, height: 180 }); });
 
-  // What each new content needs.
+  // What each new content needs: at once, or what is shown by scripts alone would blink with each update.
+  const countChosen = () => {
+    const n = all("td.check input:checked").length;
+    for (const button of all("button[data-selected]")) {
+      button.disabled = n === 0;
+      button.textContent = button.dataset.selected.replace("%", n ? n + " " : "");
+    }
+  };
   const prepare = () => {
-    draw(false);
+    countChosen();
     for (const button of all("button.copy")) button.hidden = !navigator.clipboard;
     const every = $("#check-all");
     if (every) every.hidden = false;
@@ -110,9 +117,12 @@
   });
   document.addEventListener("change", (e) => {
     if (e.target.id === "check-all") for (const box of all("td.check input")) box.checked = e.target.checked;
+    countChosen();
   });
-  document.body.addEventListener("htmx:afterSettle", prepare);
+  document.body.addEventListener("htmx:afterSwap", prepare);
+  document.body.addEventListener("htmx:afterSettle", () => draw(false));
   prepare();
+  draw(false);
 
   // Shortcuts.
   const dialog = $("#keys");
@@ -137,11 +147,7 @@
     case "t": switchTheme(); break;
     case "p": setLive(!live); break;
     case "?": dialog.showModal(); break;
-    case "/": {
-      const filter = $("#f-key");
-      if (filter) { e.preventDefault(); filter.focus(); } else location.href = prefix + "/events";
-      break;
-    }
+    case "/": e.preventDefault(); $("#find").focus(); break;
     }
   });
 })();
