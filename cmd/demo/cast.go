@@ -104,9 +104,11 @@ func (s *stage) issue(o order) error {
 	return nil
 }
 
-// behave ends the receiver's faults. When it returns, everything the receiver wrote before has arrived in the history.
+// behave ends the receiver's faults. When it returns, everything the receiver wrote before has arrived in the history: it waits for
+// the receiver to say so once more, also after it has said so before.
 func (s *stage) behave() error {
+	said := s.history.saidToBehave()
 	_, p := s.receiver.current()
 	p.Signal("USR1")
-	return s.await("logistics to behave", func(h *history) bool { return h.behaving })
+	return s.await("logistics to behave", func(h *history) bool { return h.behaved > said })
 }

@@ -25,7 +25,7 @@ type history struct {
 	deaths     map[string]time.Time // lives of receivers that ended
 	suicides   int                  // of receivers between commit and answer
 	addr       string               // where the receiver listens, in every life
-	behaving   bool                 // the receiver has stopped causing faults
+	behaved    int                  // how often the receiver has said that it causes no faults any more
 	changed    chan struct{}        // closed at the next change; nil: there is no waiter
 }
 
@@ -61,7 +61,7 @@ func (h *history) add(life string, e entry) {
 	case opReady:
 		h.addr = e.Addr
 	case opBehaving:
-		h.behaving = true
+		h.behaved++
 	}
 }
 
@@ -116,9 +116,12 @@ func (h *history) address() string {
 	return h.addr
 }
 
-// behaves reports whether the receiver has stopped causing faults.
-func (h *history) behaves() bool {
+// saidToBehave returns how often the receiver has said that it behaves.
+func (h *history) saidToBehave() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.behaving
+	return h.behaved
 }
+
+// behaves reports whether the receiver has stopped causing faults.
+func (h *history) behaves() bool { return h.saidToBehave() > 0 }

@@ -52,7 +52,7 @@ func outboxWithEvent(t *testing.T) (dsn string, unchanged func()) {
 func TestBench(t *testing.T) {
 	t.Parallel()
 	dsn, unchanged := outboxWithEvent(t)
-	r := command(benchEnv(dsn), "bench", "--json", "--events", "300", "--rate", "100", "--duration", "1s", "--payload", "500")
+	r := command(benchEnv(dsn), "bench", "--json", "--events", "300", "--rate", "100", "--duration", "1s", "--inserts", "200ms", "--payload", "500")
 	if r.code != 0 {
 		t.Fatalf("exit code %d, stderr %s", r.code, r.stderr)
 	}
@@ -66,6 +66,9 @@ func TestBench(t *testing.T) {
 	}
 	if s == nil || s.Events != 100 || s.P50 <= 0 || s.P50 > s.P90 || s.P90 > s.P99 || s.P99 > s.Max {
 		t.Errorf("the steady rate is %+v", s)
+	}
+	if i := report.Inserts; i == nil || i.Alone.PerSecond <= 0 || i.Beside.PerSecond <= 0 || i.Alone.PostgresMS == nil || *i.Alone.PostgresMS <= 0 {
+		t.Errorf("the inserts are %+v", i)
 	}
 	if strings.Contains(r.stdout+r.stderr, "password") || !strings.Contains(r.stderr, "DROP SCHEMA outbox_bench_") {
 		t.Errorf("stderr does not say how to clean up by hand:\n%s", r.stderr)
@@ -91,7 +94,7 @@ func TestBenchAgainstAReceiver(t *testing.T) {
 	}))
 	defer receiver.Close()
 	env := append(benchEnv(dsn), "OUTBOX_SIGNING_SECRET=whsec_b3V0Ym94LXJlbGF5IGJlbmNobWFyayBzZWNyZXQ=")
-	r := command(env, "bench", "--events", "50", "--rate", "0", "--url", receiver.URL+"/hook?token=hidden")
+	r := command(env, "bench", "--events", "50", "--rate", "0", "--inserts", "0", "--url", receiver.URL+"/hook?token=hidden")
 	if r.code != 0 || !strings.Contains(r.stdout, "50 events of 300 bytes") || !strings.Contains(r.stdout, "limited by ") || strings.Contains(r.stdout, "hidden") {
 		t.Errorf("exit code %d, stdout:\n%s\nstderr:\n%s", r.code, r.stdout, r.stderr)
 	}
@@ -148,6 +151,7 @@ func TestBenchUsage(t *testing.T) {
 		"--rate=-1":              "--rate -1 is out of range; write 0 to 100000",
 		"--payload=1":            "--payload 1 is out of range; write 32 to 1048576",
 		"--duration=1ms":         "--duration 1ms is out of range; write 1s to 1h",
+		"--inserts=1ms":          "--inserts 1ms is out of range; write 100ms to 1m, or 0 for none",
 		"--rate=1 --schema=real": "unknown flag --schema (see: outbox-relay bench --help)",
 	} {
 		command(nil, append([]string{"bench"}, strings.Fields(args)...)...).expect(t, cli.ExitUsage, "", "outbox-relay: "+want+"\n")

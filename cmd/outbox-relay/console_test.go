@@ -26,12 +26,12 @@ var pageAddress = regexp.MustCompile(`"page":"([^"]+)"`)
 
 // A consoleClient speaks to the page of a relay that runs.
 type consoleClient struct {
-	*testing.T
+	testing.TB
 	url    string
 	client *http.Client
 }
 
-func (s started) console(t *testing.T) consoleClient {
+func (s started) console(t testing.TB) consoleClient {
 	t.Helper()
 	s.stderr.wait(t, `"page":"`, s.code)
 	transport := &http.Transport{}
@@ -114,6 +114,15 @@ func TestConsole(t *testing.T) {
 
 var formField = regexp.MustCompile(`name="(order|token)" value="([^"]*)"`)
 
+// confirmation returns the form of a preview.
+func confirmation(body string) url.Values {
+	form := url.Values{}
+	for _, match := range formField.FindAllStringSubmatch(body, -1) {
+		form.Set(match[1], html.UnescapeString(match[2]))
+	}
+	return form
+}
+
 // A replay that is ordered on the page outlives its process: killed in the middle, it goes on in the next one, and the audit has
 // counted each delivery once.
 func TestReplayOfThePageIsKilledAndGoesOn(t *testing.T) {
@@ -134,15 +143,11 @@ func TestReplayOfThePageIsKilledAndGoesOn(t *testing.T) {
 	}
 	first := launch(t, t.TempDir(), env...)
 	c := first.console(t)
-	_, body := c.send("GET", "/operations/new?action=replay&status=failed&destination=default", nil)
+	_, body := c.send("GET", "/operations/new?action=replay&status=failed&destination=default&rate=0", nil)
 	if !strings.Contains(strings.ReplaceAll(body, "\u202f", ""), fmt.Sprintf("Replay %d deliveries?", all)) {
 		t.Fatal(body)
 	}
-	form := url.Values{}
-	for _, match := range formField.FindAllStringSubmatch(body, -1) {
-		form.Set(match[1], html.UnescapeString(match[2]))
-	}
-	if status, body := c.send("POST", "/operations", form); status != 200 {
+	if status, body := c.send("POST", "/operations", confirmation(body)); status != 200 {
 		t.Fatal(status, body)
 	}
 	waitUntil(t, "some batches", func() bool { return query[int](t, db, `SELECT done FROM outbox_audit WHERE action = 'replay'`) >= 2000 })

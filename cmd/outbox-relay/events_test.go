@@ -21,6 +21,7 @@ func TestEvents(t *testing.T) {
 		last_reason = 'rejected', last_error = E'422 \x1b[31mred' WHERE event_id = 1 AND destination = 'logistics'`)
 	execute(t, db, `INSERT INTO outbox_attempt (event_id, destination, claim, attempt, relay, started_at, duration_ms, status, outcome, reason, error)
 		VALUES (1, 'logistics', 1, 1, 7, '2026-01-02 03:04:05Z', 12, 422, 'fail', 'rejected', '422 no such customer')`)
+	execute(t, db, "UPDATE outbox_delivery SET attempts = 2 WHERE event_id = 2 AND destination = 'logistics'")
 	execute(t, db, "DELETE FROM outbox_route")
 	execute(t, db, "INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('paid', '{}', 'k3')")
 	env := []string{"OUTBOX_DATABASE_URL=" + dsn}
@@ -31,6 +32,7 @@ func TestEvents(t *testing.T) {
 	}{
 		"all, newest first": {nil, []string{"k3 ", "k2 analytics", "k2 logistics", "k1 analytics", "k1 logistics"}},
 		"failed":            {[]string{"--status=failed"}, []string{"k1 logistics"}},
+		"retrying":          {[]string{"--status=retrying"}, []string{"k2 logistics"}},
 		"by destination":    {[]string{"--destination=analytics", "--status=pending"}, []string{"k2 analytics", "k1 analytics"}},
 		"limited":           {[]string{"--limit=2"}, []string{"k3 ", "k2 analytics"}},
 		"parked":            {[]string{"--parked"}, []string{"k3 "}},
@@ -54,8 +56,8 @@ func TestEvents(t *testing.T) {
 	}
 
 	command(env, "events", "list", "--status=failed").expect(t, 0, ""+
-		"EVENT  TYPE  KEY  DESTINATION  STATUS  ATTEMPTS  NEXT OR LAST          REASON    LAST ERROR\n"+
-		"1      paid  k1   logistics    failed  1         2026-01-02T03:04:05Z  rejected  422 \ufffd[31mred\n", "")
+		"EVENT  TYPE  KEY  DESTINATION  STATUS  ATTEMPTS  REASON    NEXT OR LAST          LAST ERROR\n"+
+		"1      paid  k1   logistics    failed  1         rejected  2026-01-02T03:04:05Z  422 \ufffd[31mred\n", "")
 	for name, want := range map[string]string{
 		"--destination=logistic": `there is no destination "logistic"; did you mean "logistics"?`,
 		"--reason=rejectet":      `there is no reason "rejectet"; did you mean "rejected"?`,
@@ -96,6 +98,11 @@ func TestEvents(t *testing.T) {
 		if !strings.Contains(explained.stdout, part) {
 			t.Errorf("explain does not say %q:\n%s", part, explained.stdout)
 		}
+	}
+	execute(t, db, `UPDATE outbox_delivery d SET status = 'delivered', delivered_at = greatest(e.created_at::timestamptz, e.available_at) + interval '17 ms'
+		FROM outbox e WHERE e.id = d.event_id AND d.event_id = 2 AND d.destination = 'logistics'`)
+	if r := command(env, "events", "show", "2"); !strings.Contains(r.stdout, "  AFTER COMMIT  ") || !strings.Contains(r.stdout, "  17ms  ") {
+		t.Errorf("show does not say that the delivery was 17 ms after the commit:\n%s", r.stdout)
 	}
 	if r := command(env, "events", "list", "--limit=0"); r.code != cli.ExitUsage || !strings.Contains(r.stderr, "--limit: 0 is out of range") {
 		t.Errorf("%+v", r)

@@ -114,7 +114,10 @@ func TestInboxReplayCommand(t *testing.T) {
 Nothing was replayed: this was a dry run.
 `, "")
 	// Without a terminal there is no answer.
-	command(env, "inbox", "replay", "--state=failed").expect(t, cli.ExitUsage, "", "outbox-relay: replay 7 events; repeat the command with --yes to do it\n")
+	if r := command(env, "inbox", "replay", "--state=failed"); r.code != cli.ExitUsage || r.stdout != "" ||
+		!strings.HasPrefix(r.stderr, "7 events to replay (7 failed), such as:\n") || !strings.HasSuffix(r.stderr, "\noutbox-relay: replay 7 events; repeat the command with --yes to do it\n") {
+		t.Errorf("%+v", r)
+	}
 	if n := query[int](t, db, waiting); n != 0 {
 		t.Fatalf("%d were replayed without a yes", n)
 	}

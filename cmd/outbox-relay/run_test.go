@@ -57,13 +57,13 @@ func (a *awaited) Write(p []byte) (int, error) {
 }
 
 // wait returns once text was written; it fails the test if the program ends without.
-func (a *awaited) wait(t *testing.T, text string, code <-chan int) {
+func (a *awaited) wait(t testing.TB, text string, code <-chan int) {
 	t.Helper()
 	a.waitBehind(t, 0, text, code)
 }
 
 // waitBehind returns once text was written behind a position.
-func (a *awaited) waitBehind(t *testing.T, position int, text string, code <-chan int) {
+func (a *awaited) waitBehind(t testing.TB, position int, text string, code <-chan int) {
 	t.Helper()
 	for !strings.Contains(a.String()[position:], text) {
 		select {

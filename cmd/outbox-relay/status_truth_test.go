@@ -135,13 +135,13 @@ var situations = map[string]situation{
 	},
 	"wrong path": {
 		to(func(t *testing.T) string { return answering(t, http.StatusNotFound) }),
-		[]string{"  failing\n", "1 retrying at default; last: 404 Not Found.", "Correct destinations.default.url, then reload the relay (SIGHUP)"},
+		[]string{"  failing\n", "1 retrying at default; last: 404 Not Found.", "Correct destinations.default.url (or OUTBOX_DESTINATION_URL), then reload the relay (SIGHUP)"},
 		[]string{"outbox-relay explain 1"},
 		"404 Not Found",
 	},
 	"DNS": {
 		to(func(*testing.T) string { return "http://does-not-exist.invalid/" }),
-		[]string{`"default" is down, and its deliveries are held: `, "does-not-exist.invalid", "Correct destinations.default.url, then reload the relay (SIGHUP)"},
+		[]string{`"default" is down, and its deliveries are held: `, "does-not-exist.invalid", "Correct destinations.default.url (or OUTBOX_DESTINATION_URL), then reload the relay (SIGHUP)"},
 		[]string{"outbox-relay resume default --reset-breaker"},
 		"does-not-exist.invalid",
 	},
@@ -184,7 +184,7 @@ var situations = map[string]situation{
 		},
 		[]string{`"default" is down, and its deliveries are held: `, "connection refused", "Nothing is lost: relays try it"},
 		[]string{"outbox-relay resume default --reset-breaker"},
-		"held: the destination is down",
+		"held: its requests fail",
 	},
 	"paused": {
 		func(t *testing.T, s *stage) {

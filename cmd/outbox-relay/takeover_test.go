@@ -28,11 +28,17 @@ type relayProcess struct {
 }
 
 // launch starts a relay in a folder, with nothing but these variables, and waits until it works.
-func launch(t *testing.T, dir string, env ...string) *relayProcess {
+func launch(t testing.TB, dir string, env ...string) *relayProcess {
+	t.Helper()
+	return launchAs(t, dir, []string{"run", "--poll-interval=1s"}, env...)
+}
+
+// launchAs does so with these arguments.
+func launchAs(t testing.TB, dir string, args []string, env ...string) *relayProcess {
 	t.Helper()
 	p := &relayProcess{
 		started: started{stderr: &awaited{written: make(chan struct{}, 1)}, code: make(chan int, 1)},
-		program: exec.CommandContext(t.Context(), os.Args[0], "run", "--poll-interval=1s"),
+		program: exec.CommandContext(t.Context(), os.Args[0], args...),
 	}
 	p.program.Dir, p.program.Env, p.program.Stderr = dir, append([]string{asProgram + "=1"}, env...), p.stderr
 	if err := p.program.Start(); err != nil {
@@ -46,7 +52,7 @@ func launch(t *testing.T, dir string, env ...string) *relayProcess {
 	return p
 }
 
-func (p *relayProcess) signal(t *testing.T, s syscall.Signal) {
+func (p *relayProcess) signal(t testing.TB, s syscall.Signal) {
 	t.Helper()
 	if err := p.program.Process.Signal(s); err != nil {
 		t.Fatal(err)
@@ -54,7 +60,7 @@ func (p *relayProcess) signal(t *testing.T, s syscall.Signal) {
 }
 
 // stop ends the relay as an orchestrator does.
-func (p *relayProcess) stop(t *testing.T) {
+func (p *relayProcess) stop(t testing.TB) {
 	t.Helper()
 	p.signal(t, syscall.SIGTERM)
 	if code := <-p.code; code != 0 {
@@ -62,7 +68,7 @@ func (p *relayProcess) stop(t *testing.T) {
 	}
 }
 
-func (p *relayProcess) kill(t *testing.T) {
+func (p *relayProcess) kill(t testing.TB) {
 	t.Helper()
 	p.signal(t, syscall.SIGKILL)
 	<-p.code

@@ -92,6 +92,39 @@ func TestMigrateDownOnATerminal(t *testing.T) {
 	}
 }
 
+// On a terminal, the line for the audit appears only where log.format asks for it.
+func TestAuditOnATerminal(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t, migrations.Outbox)
+	for _, format := range []string{"auto", "json"} {
+		person, program := terminal(t)
+		stdout := &buffer{}
+		m := Main{Env: []string{"OUTBOX_DATABASE_URL=" + dsn, "OUTBOX_LOG_FORMAT=" + format}, Stdin: program, Stdout: stdout, Stderr: program}
+		if code := m.Run([]string{"send", "invoice.paid"}); code != 0 {
+			t.Fatalf("exit code %d, %q", code, stdout)
+		}
+		_, _ = program.WriteString("the end\n")
+		if seen := readUntil(t, person, "the end"); strings.Contains(seen, `"action":"send"`) != (format == "json") || format == "auto" && seen != "the end\r\n" {
+			t.Errorf("%s: the terminal shows %q", format, seen)
+		}
+	}
+}
+
+// readUntil returns what a terminal shows, up to a text.
+func readUntil(t *testing.T, person *os.File, text string) string {
+	t.Helper()
+	var seen strings.Builder
+	chunk := make([]byte, 4096)
+	for !strings.Contains(seen.String(), text) {
+		n, err := person.Read(chunk)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen.Write(chunk[:n])
+	}
+	return seen.String()
+}
+
 // On a terminal one line changes, and is gone at the end.
 func TestArchiveProgress(t *testing.T) {
 	t.Parallel()
@@ -106,16 +139,8 @@ func TestArchiveProgress(t *testing.T) {
 		code <- m.Run([]string{"archive", "run", "--batch=50"})
 		_, _ = program.WriteString("the end\n")
 	}()
-	var seen strings.Builder
-	chunk := make([]byte, 4096)
-	for !strings.Contains(seen.String(), "the end") {
-		n, err := person.Read(chunk)
-		if err != nil {
-			t.Fatal(err)
-		}
-		seen.Write(chunk[:n])
-	}
-	if got := <-code; got != 0 || !regexp.MustCompile(`\r\x1b\[K[0-9]+ events archived, .*\r\x1b\[Kthe end`).MatchString(seen.String()) {
-		t.Errorf("exit code %d, %q", got, seen.String())
+	seen := readUntil(t, person, "the end")
+	if got := <-code; got != 0 || !regexp.MustCompile(`\r\x1b\[K[0-9]+ events archived, .*\r\x1b\[Kthe end`).MatchString(seen) {
+		t.Errorf("exit code %d, %q", got, seen)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 )
 
-// version is set by the linker (-X main.version=v1.2.3) and never written to.
-var version string
+// version and commit are set by the linker (-X main.version=v1.2.3 -X main.commit=…) and never written to.
+var version, commit string
 
 type versionCmd struct {
 	JSON bool `help:"Print JSON."`
@@ -21,14 +21,14 @@ type versionCmd struct {
 // build says what this program was built from.
 type build struct {
 	Version string `json:"version"` // "devel" if the build did not say
-	Commit  string `json:"commit"`  // empty if it was built outside its repository
+	Commit  string `json:"commit"`  // empty if neither the linker nor git said
 	Go      string `json:"go"`
 	// Schemas holds the newest version of each set of migrations.
 	Schemas map[migrations.Set]int64 `json:"schemas"`
 }
 
 func buildInfo() build {
-	b := build{Version: cmp.Or(version, "devel"), Schemas: map[migrations.Set]int64{
+	b := build{Version: cmp.Or(version, "devel"), Commit: commit, Schemas: map[migrations.Set]int64{
 		migrations.Outbox: migrations.Outbox.Latest(),
 		migrations.Inbox:  migrations.Inbox.Latest(),
 	}}

@@ -112,9 +112,14 @@ func TestDashboardAsksForMetricsThatExist(t *testing.T) {
 		Panels        []struct {
 			ID          int
 			Type, Title string
+			Description string
 			GridPos     struct{ H, W, X, Y int }
-			Targets     []struct{ RefID, Expr, LegendFormat string }
-			Datasource  struct{ UID string }
+			FieldConfig struct{ Defaults struct{ Unit string } }
+			Targets     []struct {
+				RefID, Expr, LegendFormat string
+				Datasource                struct{ UID string }
+			}
+			Datasource struct{ UID string }
 		}
 		Templating struct {
 			List []struct {
@@ -136,8 +141,11 @@ func TestDashboardAsksForMetricsThatExist(t *testing.T) {
 		if p.Type != "row" && (len(p.Targets) == 0 || p.Datasource.UID != "${datasource}") {
 			t.Errorf("%s: asks nothing, or another data source", p.Title)
 		}
+		if p.Type != "row" && (p.Description == "" || p.FieldConfig.Defaults.Unit == "") {
+			t.Errorf("%s: lacks a description, or the unit %q", p.Title, p.FieldConfig.Defaults.Unit)
+		}
 		for _, target := range p.Targets {
-			if unknown := unknownMetrics(known, target.Expr); len(unknown) > 0 || target.RefID == "" || target.LegendFormat == "" {
+			if unknown := unknownMetrics(known, target.Expr); len(unknown) > 0 || target.RefID == "" || target.LegendFormat == "" || target.Datasource.UID != "${datasource}" || !metricName.MatchString(target.Expr) {
 				t.Errorf("%s: unknown metrics %q in %s", p.Title, unknown, target.Expr)
 			}
 			for _, name := range metricName.FindAllString(target.Expr, -1) {

@@ -28,6 +28,7 @@ type Command struct {
 	Events   int           `default:"20000" placeholder:"N" help:"How many events to drain (20000)."`
 	Rate     int           `default:"200" placeholder:"N" help:"Events a second afterwards, whose latency is measured; 0: none (200)."`
 	Duration time.Duration `default:"10s" placeholder:"10s" help:"For how long events come at the rate (10s)."`
+	Inserts  time.Duration `default:"3s" placeholder:"3s" help:"For how long 8 clients then insert as fast as they can, once beside the relay and once without it; 0: not at all (3s)."`
 	Payload  int           `default:"300" placeholder:"BYTES" help:"Size of a payload (300)."`
 	JSON     bool          `help:"Print JSON. Fields are added, never renamed or removed."`
 }
@@ -38,7 +39,8 @@ which is removed at the end, also after Ctrl-C. The tables of a real outbox are 
 so are the requests that --url receives: their type is bench.event.
 
 First as many events as --events wait, and the relay drains them. Then events are committed at --rate, each in a transaction of its own,
-and the time from the commit to the receiver's answer is measured. Requests to --url have what the section defaults and the environment
+and the time from the commit to the receiver's answer is measured. At last 8 clients commit events as fast as the database answers,
+beside the relay and without it: that is what the database bears of producers. Requests to --url have what the section defaults and the environment
 say: secrets, credentials, timeout, limits. Beside a configuration file with destinations of its own, name another file with --config.
 
 PostgreSQL's processor time is counted where it runs on this machine, for all of its sessions; the WAL is that of the whole server.
@@ -54,6 +56,9 @@ const (
 	maxRate    = 100_000
 	minPayload = 32
 	maxPayload = 1 << 20
+
+	maxDuration = time.Hour
+	maxInserts  = time.Minute
 )
 
 func (cmd Command) check() error {
@@ -64,20 +69,23 @@ func (cmd Command) check() error {
 		return cli.Usagef("--rate %d is out of range; write 0 to %d", cmd.Rate, maxRate)
 	case cmd.Payload < minPayload || cmd.Payload > maxPayload:
 		return cli.Usagef("--payload %d is out of range; write %d to %d", cmd.Payload, minPayload, maxPayload)
-	case cmd.Rate > 0 && (cmd.Duration < time.Second || cmd.Duration > time.Hour):
+	case cmd.Rate > 0 && (cmd.Duration < time.Second || cmd.Duration > maxDuration):
 		return cli.Usagef("--duration %s is out of range; write 1s to 1h", cmd.Duration)
+	case cmd.Inserts != 0 && (cmd.Inserts < 100*time.Millisecond || cmd.Inserts > maxInserts):
+		return cli.Usagef("--inserts %s is out of range; write 100ms to 1m, or 0 for none", cmd.Inserts)
 	}
 	return nil
 }
 
 // Report is what bench prints.
 type Report struct {
-	Database    string  `json:"database"`
-	Receiver    string  `json:"receiver"`
-	RoundTripMS float64 `json:"round_trip_ms"` // to the database
-	Payload     int     `json:"payload_bytes"`
-	Drain       Drain   `json:"drain"`
-	Steady      *Steady `json:"steady,omitempty"`
+	Database    string   `json:"database"`
+	Receiver    string   `json:"receiver"`
+	RoundTripMS float64  `json:"round_trip_ms"` // to the database
+	Payload     int      `json:"payload_bytes"`
+	Drain       Drain    `json:"drain"`
+	Steady      *Steady  `json:"steady,omitempty"`
+	Inserts     *Inserts `json:"inserts,omitempty"`
 }
 
 // Drain is what the drain showed. Pointers are nil where nothing could be counted.
@@ -105,6 +113,20 @@ type Steady struct {
 	RelayMS     *float64 `json:"relay_cpu_ms_per_second"`
 	PostgresMS  *float64 `json:"postgres_cpu_ms_per_second"`
 	CommittedAt float64  `json:"committed_per_second"` // what the producers reached
+}
+
+// Inserts is how fast clients committed events, each in a transaction of its own.
+type Inserts struct {
+	Clients int        `json:"clients"`
+	Seconds float64    `json:"seconds"` // each of the two
+	Alone   InsertRate `json:"without_relay"`
+	Beside  InsertRate `json:"beside_relay"` // which delivers meanwhile
+}
+
+// An InsertRate is one measurement of [Inserts].
+type InsertRate struct {
+	PerSecond  float64  `json:"per_second"`
+	PostgresMS *float64 `json:"postgres_cpu_ms_per_insert"` // beside the relay, of its claims and settles too
 }
 
 func (cmd Command) Run(inv *cli.Invocation) (err error) {
@@ -201,12 +223,27 @@ func printReport(w io.Writer, r Report) error {
 	_, err := fmt.Fprintf(w, "          limited by %s\n", d.Limit)
 	if s := r.Steady; s != nil {
 		fmt.Fprintf(w, "\nat %-6s p50 %.1f ms, p90 %.1f ms, p99 %.1f ms, max %.1f ms, from commit to answer\n", fmt.Sprintf("%d/s", s.Rate), s.P50, s.P90, s.P99, s.Max)
-		_, err = fmt.Fprintf(w, "          a second: %s of the relay, %s of PostgreSQL\n", amount(s.RelayMS, "ms"), amount(s.PostgresMS, "ms"))
+		fmt.Fprintf(w, "          a second: %s of the relay, %s of PostgreSQL\n", amount(s.RelayMS, "ms"), amount(s.PostgresMS, "ms"))
+		_, err = fmt.Fprintln(w, "          for each event that is more than in the drain, which claims and settles many events at once")
 		if s.CommittedAt < 0.95*float64(s.Rate) {
 			_, err = fmt.Fprintf(w, "          the database committed only %.0f events/s\n", s.CommittedAt)
 		}
 	}
+	if i := r.Inserts; i != nil {
+		fmt.Fprintf(w, "\ninserts   %d clients, each event in a transaction of its own: %.0f/s without a relay, %s of PostgreSQL for each\n",
+			i.Clients, i.Alone.PerSecond, precise(i.Alone.PostgresMS))
+		_, err = fmt.Fprintf(w, "          beside the relay, which delivers meanwhile: %.0f/s, %s of PostgreSQL for each, with claims and settles\n",
+			i.Beside.PerSecond, precise(i.Beside.PostgresMS))
+	}
 	return err
+}
+
+// precise is [amount] of fractions of a millisecond.
+func precise(value *float64) string {
+	if value == nil {
+		return amount(value, "")
+	}
+	return fmt.Sprintf("%.2f ms of CPU", *value)
 }
 
 // amount writes processor time, or that it is not known.

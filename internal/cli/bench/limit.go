@@ -33,8 +33,8 @@ func (l limits) String() string {
 	case l.rateLimit > 0 && l.rate >= mostlyInUse*l.rateLimit:
 		return fmt.Sprintf("rate_limit: %.0f requests/s", l.rateLimit)
 	case l.busy >= usedUp:
-		return fmt.Sprintf("the processors of this machine: %.0f %% of %d were busy, %.1f with the relay, %s, %.1f with this command's producers and receiver, the rest with others",
-			100*l.busy, l.processors, l.relay, l.serverText(), l.load)
+		return fmt.Sprintf("the processors of this machine: %.0f %% of %d were busy: the relay used %.1f processors, this command's producers and receiver %.1f, %s",
+			100*l.busy, l.processors, l.relay, l.load, l.restText())
 	case l.inFlight >= mostlyInUse*float64(l.maxInFlight):
 		return fmt.Sprintf("the receiver's answers: %.0f of %d requests were under way all the time, for %.1f ms each; a higher max_in_flight or a faster receiver helps",
 			l.inFlight, l.maxInFlight, l.answer)
@@ -45,9 +45,15 @@ func (l limits) String() string {
 		100*l.busy, l.inFlight, l.maxInFlight)
 }
 
-func (l limits) serverText() string {
+// restText says who used the other processors.
+func (l limits) restText() string {
+	others := max(0, l.busy*float64(l.processors)-l.relay-l.load-l.server)
 	if l.server == 0 {
-		return "an unknown number with PostgreSQL"
+		return fmt.Sprintf("PostgreSQL and other programs %.1f", others)
 	}
-	return fmt.Sprintf("%.1f with PostgreSQL", l.server)
+	text := fmt.Sprintf("PostgreSQL %.1f, other programs %.1f", l.server, others)
+	if others >= 0.1*float64(l.processors) {
+		text += ": repeat it when they are quiet"
+	}
+	return text
 }

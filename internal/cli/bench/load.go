@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -36,6 +37,8 @@ type loadOrder struct {
 	First  int `json:"first,omitempty"`
 	Events int `json:"events,omitempty"`
 	Rate   int `json:"rate,omitempty"`
+	// For is for how long to insert one by one, as fast as the database answers.
+	For time.Duration `json:"for,omitempty"`
 }
 
 // loadAnswer is what it answers.
@@ -45,6 +48,7 @@ type loadAnswer struct {
 	// The ids of the events that were inserted one by one, and when each was committed, in nanoseconds since 1970.
 	IDs       []int64 `json:"ids,omitempty"`
 	Committed []int64 `json:"committed,omitempty"`
+	Inserted  int     `json:"inserted,omitempty"` // within loadOrder.For
 }
 
 func (LoadCommand) Run(inv *cli.Invocation) error {
@@ -88,7 +92,7 @@ func answerOK(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusOK)
 }
 
-// connections is how many connections the events of a steady rate come over.
+// connections is how many connections the events that are committed one by one come over.
 const connections = 8
 
 // producers insert events into the schema of a bench.
@@ -111,6 +115,9 @@ func (p *producers) obey(ctx context.Context, order loadOrder, answer *loadAnswe
 		p.table = pgx.Identifier{order.Schema, "outbox"}.Sanitize()
 		p.payload = `{"pad":"` + strings.Repeat("x", max(0, order.Payload-len(`{"pad":""}`))) + `"}`
 		p.pool, err = openProducers(ctx, order.DSN)
+		return err
+	case order.For > 0:
+		answer.Inserted, err = p.insert(ctx, order)
 		return err
 	case order.Rate == 0:
 		return p.fill(ctx, order.First, order.Events)
@@ -141,6 +148,27 @@ func (p *producers) fill(ctx context.Context, first, events int) error {
 		}
 	}
 	return nil
+}
+
+// insert commits events one by one over all connections, as fast as the database answers, and returns their number.
+func (p *producers) insert(ctx context.Context, order loadOrder) (inserted int, err error) {
+	until := time.Now().Add(order.For)
+	var next atomic.Int64
+	failures := make([]error, connections)
+	statement := `INSERT INTO ` + p.table + ` (event_type, payload, idempotency_key) VALUES ('bench.event', $1, $2)`
+	var working sync.WaitGroup
+	for worker := range connections {
+		working.Go(func() {
+			for time.Now().Before(until) && failures[worker] == nil {
+				_, failures[worker] = p.pool.Exec(ctx, statement, p.payload, fmt.Sprintf("bench-%d", order.First+int(next.Add(1))))
+			}
+		})
+	}
+	working.Wait()
+	if err := errors.Join(failures...); err != nil {
+		return 0, fmt.Errorf("insert events one by one: %w", err)
+	}
+	return int(next.Load()), nil
 }
 
 // steady commits one event after the other at its time, however late those before it are.

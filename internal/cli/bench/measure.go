@@ -48,11 +48,19 @@ func (b *bench) measure(ctx context.Context) (report Report, err error) {
 	if err != nil {
 		return report, err
 	}
-	defer func() { err = errors.Join(err, running.stop()) }()
-	if report.Drain, err = b.drain(ctx, running, report.RoundTripMS); err != nil || b.cmd.Rate == 0 {
+	stop := sync.OnceValue(running.stop)
+	defer func() { err = errors.Join(err, stop()) }()
+	if report.Drain, err = b.drain(ctx, running, report.RoundTripMS); err != nil {
 		return report, err
 	}
-	report.Steady, err = b.steady(ctx, running)
+	if b.cmd.Rate > 0 {
+		if report.Steady, err = b.steady(ctx, running); err != nil {
+			return report, err
+		}
+	}
+	if b.cmd.Inserts > 0 {
+		report.Inserts, err = b.inserts(ctx, stop)
+	}
 	return report, err
 }
 
@@ -329,6 +337,41 @@ func (b *bench) steady(ctx context.Context, running *runningRelay) (*Steady, err
 		PostgresMS:  per(after.server-before.server, time.Millisecond, seconds, b.postmaster > 0),
 		CommittedAt: float64(count-1) / max(inserting, 1e-9),
 	}, nil
+}
+
+// inserts measures what the database bears of producers: beside the relay, and once stopRelay has ended it.
+func (b *bench) inserts(ctx context.Context, stopRelay func() error) (*Inserts, error) {
+	report := &Inserts{Clients: connections, Seconds: b.cmd.Inserts.Seconds()}
+	first := maxEvents + maxRate*int(maxDuration.Seconds()) // beyond all numbers before
+	measure := func() (rate InsertRate, err error) {
+		before, err := b.usage(ctx)
+		if err != nil {
+			return rate, err
+		}
+		answer, err := b.load.call(loadOrder{First: first, For: b.cmd.Inserts})
+		if err != nil {
+			return rate, b.cause(ctx, err)
+		}
+		after, err := b.usage(ctx)
+		if err != nil {
+			return rate, err
+		}
+		first += answer.Inserted
+		n := float64(answer.Inserted)
+		rate.PerSecond = n / after.at.Sub(before.at).Seconds()
+		rate.PostgresMS = per(after.server-before.server, time.Millisecond, n, b.postmaster > 0)
+		return rate, nil
+	}
+	b.progress("committing events as fast as the database answers, for twice %s", b.cmd.Inserts)
+	var err error
+	if report.Beside, err = measure(); err != nil {
+		return nil, err
+	}
+	if err := stopRelay(); err != nil {
+		return nil, err
+	}
+	report.Alone, err = measure()
+	return report, err
 }
 
 func quantile(sorted []float64, q float64) float64 { return sorted[int(q*float64(len(sorted)-1)+0.5)] }

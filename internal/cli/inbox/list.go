@@ -115,7 +115,7 @@ func parsePlace(text string) (key inboxops.MemoryKey, err error) {
 
 func printList(w io.Writer, list listedEvents) error {
 	const header = "ID\tRECEIVER\tSOURCE\tTYPE\tKEY\tSTATE\tATTEMPTS\tRECEIVED\tNEXT OR LAST\tLAST ERROR"
-	err := output.Table(w, "No event matches.", header, list.Events, func(e inboxops.Event) []any {
+	err := output.List(w, "No event matches.", header, list.Events, func(e inboxops.Event) []any {
 		when := e.ProcessedAt
 		if e.State == inboxops.Pending {
 			when = e.NextAttemptAt
@@ -138,7 +138,7 @@ func printMemoryList(w io.Writer, list listedMemory) error {
 
 func printMemory(w io.Writer, list []inboxops.Memory) error {
 	const header = "RECEIVER\tSOURCE\tKEY\tTYPE\tSTATE\tANSWER\tRECEIVED\tPROCESSED\tWHY"
-	return output.Table(w, "No event matches.", header, list, func(m inboxops.Memory) []any {
+	return output.List(w, "No event matches.", header, list, func(m inboxops.Memory) []any {
 		answer := "-"
 		if m.ResponseStatus != nil {
 			answer = fmt.Sprint(*m.ResponseStatus)

@@ -31,7 +31,7 @@ func (cmd Relays) Run(inv *cli.Invocation) error {
 
 func printRelays(w io.Writer, list []ops.RelayStatus) error {
 	const header = "NAME\tINSTANCE\tVERSION\tSTATE\tHEARD OF\tIN FLIGHT\tLIFE SIGN\tSTARTED\tSERVES"
-	return output.Table(w, "No relay is running. Start one: outbox-relay run", header, list, func(r ops.RelayStatus) []any {
+	return output.List(w, "No relay is running. Start one: outbox-relay run", header, list, func(r ops.RelayStatus) []any {
 		sign := "session"
 		if !r.Session {
 			sign = "heartbeat" // behind a pooler

@@ -120,7 +120,7 @@ func healthy(w io.Writer, relays []ops.RelayStatus, name string) error {
 }
 
 func printStatus(w io.Writer, s ops.Status) error {
-	const header = "DESTINATION\tPENDING\tDUE\tFLYING\tRETRY\tREPLAY\tFAILED\tLAG\tSTATE\t"
+	const header = "DESTINATION\tPENDING\tDUE\tIN FLIGHT\tRETRY\tREPLAY\tFAILED\tLAG\tSTATE\t"
 	err := output.Table(w, "No destination is known yet: a relay writes them here when it starts.", header, s.Destinations, func(d ops.DestinationStatus) []any {
 		return []any{d.Destination, upTo(d.Pending), upTo(d.Due), upTo(d.InFlight), upTo(d.Retrying), upTo(d.Replays), failedUpTo(d.Failed), output.Age(d.LagSeconds), d.State()}
 	})
@@ -204,16 +204,21 @@ func printAdvice(w io.Writer, advice []ops.Advice) error {
 		output.Paint(w, output.NoColor)
 		return err
 	}
-	for _, a := range advice[:min(len(advice), output.MaxAdvice)] {
+	for i, a := range advice {
+		if i == output.MaxAdvice {
+			fmt.Fprintf(w, "\n%s; what to do: outbox-relay doctor\n", plain.Plural(len(advice)-i, "more problem", "more problems"))
+		}
 		output.Paint(w, output.Yellow)
-		fmt.Fprintln(w, a.String())
+		if i >= output.MaxAdvice {
+			output.Prose(w, "  ", a.Text)
+			output.Paint(w, output.NoColor)
+			continue
+		}
+		output.Prose(w, "  ", a.String())
 		output.Paint(w, output.NoColor)
 		for _, command := range a.Commands {
 			fmt.Fprintln(w, "  "+command)
 		}
-	}
-	if more := len(advice) - output.MaxAdvice; more > 0 {
-		fmt.Fprintf(w, "%s: outbox-relay status --json\n", plain.Plural(more, "more problem", "more problems"))
 	}
 	return nil
 }

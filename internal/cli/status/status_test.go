@@ -40,12 +40,12 @@ func TestPrintStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = `  DESTINATION  PENDING  DUE  FLYING  RETRY  REPLAY  FAILED    LAG     STATE
-    analytics        0    0       0      0       0       0     0s        ok
-      billing        5    0       0      0       0       0     0s  unserved
-      history        0    0       0      0       0       1     0s  no route
-    logistics     1200   20      64      3       7      12  4m12s    paused
-         mail        0    0       0      0       0       0     0s      held
+	const want = `  DESTINATION  PENDING  DUE  IN FLIGHT  RETRY  REPLAY  FAILED    LAG     STATE
+    analytics        0    0          0      0       0       0     0s   blocked
+      billing        5    0          0      0       0       0     0s  unserved
+      history        0    0          0      0       0       1     0s  no route
+    logistics     1200   20         64      3       7      12  4m12s    paused
+         mail        0    0          0      0       0       0     0s      held
   analytics: ordering keys are blocked, the oldest for 2h
   logistics: paused since 2026-01-02T02:04:05Z: 410 �[31m
   mail: held since 2026-01-02T02:04:05Z, next probe in 12s: connection refused

@@ -1,0 +1,75 @@
+package output
+
+import (
+	"bufio"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+// openTerminal returns both ends of a terminal of a width.
+func openTerminal(t *testing.T, width uint16) (screen, program *os.File) {
+	t.Helper()
+	screen, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("there is no terminal: %v", err)
+	}
+	t.Cleanup(func() { _ = screen.Close() })
+	fd := int(screen.Fd())
+	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	number, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err = os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = program.Close() })
+	if err := unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: width}); err != nil {
+		t.Fatal(err)
+	}
+	return screen, program
+}
+
+// On a terminal of 80 columns a row is one line, and prose breaks between words; elsewhere both are whole.
+func TestFitsTheTerminal(t *testing.T) {
+	t.Parallel()
+	screen, program := openTerminal(t, 80)
+	w := NewTextWriter(program, true)
+	long := strings.Repeat("long ", 40) + "end"
+	row := func(s string) []any { return []any{s, long} }
+	if err := List(w, "", "KEY\tERROR", []string{"key-1"}, row); err != nil {
+		t.Fatal(err)
+	}
+	Prose(w, "  ", long)
+	lines := bufio.NewScanner(screen)
+	var all []string
+	for lines.Scan() {
+		line := strings.TrimRight(lines.Text(), "\r")
+		if all = append(all, line); utf8.RuneCountInString(line) > 80 || strings.HasSuffix(line, " ") {
+			t.Errorf("%q", line)
+		}
+		if strings.HasSuffix(line, "end") {
+			break
+		}
+	}
+	if len(all) != 5 || !strings.HasPrefix(all[1], "key-1  long") || !strings.HasSuffix(all[1], "…") || !strings.HasPrefix(all[3], "  long") {
+		t.Errorf("%q", all)
+	}
+
+	var b strings.Builder
+	if err := List(NewTextWriter(&b, false), "", "KEY\tERROR", []string{"key-1"}, row); err != nil {
+		t.Fatal(err)
+	}
+	Prose(&b, "  ", long)
+	if want := "KEY    ERROR\nkey-1  " + long + "\n" + long + "\n"; b.String() != want {
+		t.Errorf("%q, want %q", b.String(), want)
+	}
+}
