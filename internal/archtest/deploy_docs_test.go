@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -183,5 +184,31 @@ func testSystemdUnit(t *testing.T, relay string) {
 	}
 	if err := configured(t, relay, []string{"OUTBOX_DATABASE_UR=x"}); err == nil || errors.Is(err, os.ErrNotExist) {
 		t.Errorf("an incomplete environment was accepted: %v", err)
+	}
+}
+
+// testUnitInSystemd has systemd read the unit: it refuses what is impossible, and ignores with a warning what it does not know.
+func testUnitInSystemd(t *testing.T, relay string) {
+	analyze, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip("systemd-analyze is not installed")
+	}
+	text := strings.ReplaceAll(read(t, "docs/deploy/outbox-relay.service"), "/usr/local/bin/outbox-relay", relay)
+	for name, test := range map[string]struct{ old, new, want string }{
+		"as it is":   {},
+		"misspelt":   {"NoNewPrivileges=", "NoNewPrivilege=", "NoNewPrivilege"},
+		"impossible": {"SystemCallFilter=@system-service", "SystemCallFilter=@sistem-service", "sistem-service"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			file := filepath.Join(t.TempDir(), "outbox-relay.service")
+			if err := os.WriteFile(file, []byte(strings.Replace(text, test.old, test.new, 1)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			out, err := exec.CommandContext(t.Context(), analyze, "verify", "--man=no", file).CombinedOutput()
+			if refused := err != nil || len(out) > 0; refused != (test.want != "") || !strings.Contains(string(out), test.want) {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
 	}
 }

@@ -27,6 +27,7 @@ func TestDeployment(t *testing.T) {
 	t.Run("image", func(t *testing.T) { testDockerfile(t, relay, demo) })
 	t.Run("kubernetes", func(t *testing.T) { testKubernetesManifest(t, relay) })
 	t.Run("systemd", func(t *testing.T) { testSystemdUnit(t, relay) })
+	t.Run("systemd reads the unit", func(t *testing.T) { testUnitInSystemd(t, relay) })
 	t.Run("calls in documents", func(t *testing.T) { testDocumentedCalls(t, relay) })
 	t.Run("configurations in documents", func(t *testing.T) { testDocumentedConfigurations(t, relay) })
 }

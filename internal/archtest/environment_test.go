@@ -32,6 +32,7 @@ var exempt = map[string]string{
 	"internal/notify/":      "replaces http.DefaultTransport, with which the library's services send, by the guarded one",
 	"internal/procstat/":    "reads /proc for bench and for make bench; no library imports it",
 	"internal/settings/":    "reads the configuration of outbox-relay; internal/cli alone imports it",
+	"internal/relaytest/":   "runs relays on configurations of their own; only tests import it",
 	"internal/process/":     "runs other programs; only demonstrations import it",
 	"internal/localserver/": "runs other servers on a directory of its own; only tests import it",
 	"internal/localnats/":   "runs NATS servers on directories of their own; only tests and the demo import it",

@@ -19,7 +19,7 @@ var (
 
 	// The rooms of relay and of the commands are not listed: each explains itself in its doc.go.
 	goPackages = []string{
-		"cmd/outbox-relay", "cmd/demo", "cmd/demo-cluster", "cmd/sbom", "outbox", "relay", "consumer", "consumer/promobserver", "migrations",
+		"cmd/outbox-relay", "cmd/demo", "cmd/demo-cluster", "cmd/sbom", "cmd/release", "cmd/release/roots", "outbox", "relay", "consumer", "consumer/promobserver", "migrations",
 		"consumer/inbox", "consumer/sqlconsumer", "consumer/store", "consumer/breaker", "consumer/consumertest",
 		"consumer/internal/memory", "consumer/internal/headers", "consumer/internal/verdict", "consumer/internal/sqlstate",
 		"consumer/internal/handlerctx", "consumer/internal/message", "consumer/internal/redact",
@@ -27,6 +27,7 @@ var (
 		"consumer/examples", "consumer/examples/internal/server", "consumer/examples/internal/exampletest",
 		"consumer/examples/nethttp", "consumer/examples/chi", "consumer/examples/echo", "consumer/examples/gin", "consumer/examples/sqlx",
 		"consumer/examples/gorm", "consumer/examples/svix", "consumer/examples/stripe", "consumer/examples/worker",
+		"consumer/examples/nats", "consumer/examples/kafka",
 		"consumer/elsewhere",
 		"internal/webhook", "internal/check", "internal/admin", "internal/admin/guard", "internal/admin/history", "internal/admin/control", "internal/admin/api", "internal/admin/page", "internal/admin/browser", "internal/metrics", "internal/plain", "internal/settings", "internal/notify", "internal/traces", "internal/inboxops",
 		"internal/archtest", "internal/localpg", "internal/localpg/pgtest", "internal/localpg/withpg", "internal/localserver", "internal/localnats", "internal/process", "internal/relaytest",

@@ -12,6 +12,7 @@ import (
 var globals = map[string]string{
 	"relay/post.guardian":            "the list of networks that are never dialled; immutable once made",
 	"cmd/outbox-relay.version":       "set by the linker, which can set nothing but a variable",
+	"cmd/outbox-relay.commit":        "as version",
 	"internal/localpg/pgtest.shared": "one server for all tests of a process; testing offers no other place that outlives a test",
 }
 

@@ -279,37 +279,3 @@ func TestManifestsAreOfTheAPI(t *testing.T) {
 		t.Error("a misspelt field is accepted")
 	}
 }
-
-// systemd refuses, or ignores with a warning, what it does not know.
-func TestUnit(t *testing.T) {
-	t.Parallel()
-	analyze, err := exec.LookPath("systemd-analyze")
-	if err != nil {
-		t.Skip("systemd-analyze is not installed")
-	}
-	text, err := os.ReadFile("../outbox-relay.service")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, test := range map[string]struct{ old, new, want string }{
-		"as it is":   {},
-		"misspelt":   {"NoNewPrivileges=", "NoNewPrivilege=", "NoNewPrivilege"},
-		"impossible": {"SystemCallFilter=@system-service", "SystemCallFilter=@sistem-service", "sistem-service"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			unit := strings.ReplaceAll(string(text), "/usr/local/bin/outbox-relay", relay(t))
-			if test.old != "" {
-				unit = strings.Replace(unit, test.old, test.new, 1)
-			}
-			file := filepath.Join(t.TempDir(), "outbox-relay.service")
-			if err := os.WriteFile(file, []byte(unit), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			out, err := exec.CommandContext(t.Context(), analyze, "verify", "--man=no", file).CombinedOutput()
-			if refused := err != nil || len(out) > 0; refused != (test.want != "") || !strings.Contains(string(out), test.want) {
-				t.Errorf("%v\n%s", err, out)
-			}
-		})
-	}
-}

@@ -14,7 +14,9 @@ import (
 
 // series load 41 samples, one every 30 seconds. In every pair the first fires the rule at the end, the second does not.
 var cases = map[string][2]string{
-	"OutboxRelayMissing":       {``, `outbox_relay_registered{instance="a"} 0x40`},
+	"OutboxRelayMissing": { // another job's relay does not hide it
+		"outbox_relay_registered{job=\"a\"} 1x10\noutbox_relay_registered{job=\"b\"} 1x40", `outbox_relay_registered{instance="a"} 0x40`,
+	},
 	"OutboxRelayNotRegistered": {"outbox_relay_registered{instance=\"a\"} 0x40\noutbox_relay_quarantined{instance=\"a\"} 0x40", "outbox_relay_registered{instance=\"a\"} 0x40\noutbox_relay_quarantined{instance=\"a\"} 1x40"},
 	"OutboxRelayQuarantined":   {`outbox_relay_quarantined{instance="a"} 1x40`, `outbox_relay_quarantined{instance="a"} 0x40`},
 	"OutboxSampleMissing": {
@@ -26,7 +28,8 @@ var cases = map[string][2]string{
 		`outbox_settled_deliveries_total{destination="shop",outcome="retry",reason="timeout"} 0+1x40`,
 	},
 	"OutboxLag": {
-		"outbox_lag_seconds{destination=\"shop\"} 601x40\noutbox_held_deliveries{destination=\"shop\"} 0x40",
+		"outbox_lag_seconds{destination=\"shop\",job=\"a\"} 601x40\noutbox_held_deliveries{destination=\"shop\",job=\"a\"} 0x40\n" +
+			"outbox_held_deliveries{destination=\"shop\",job=\"b\"} 5x40",
 		"outbox_lag_seconds{destination=\"shop\"} 601x40\noutbox_held_deliveries{destination=\"shop\"} 5x40\noutbox_lag_seconds{destination=\"mail\"} 600x40",
 	},
 	"OutboxBreakerOpen":       {`outbox_breaker_state{destination="shop"} 2x40`, `outbox_breaker_state{destination="shop"} 1x40`},
