@@ -23,6 +23,7 @@ dynalite         := bin/dynalite/installed
 NATS_VERSION     := v2.15.2
 nats             := bin/nats-server-$(NATS_VERSION)
 elsewhere        := bin/elsewhere-node/installed
+grafana          := bin/grafana/installed
 server           := MAKE='$(MAKE)' sh .ci/with-postgres.sh
 withpg           := PG= $(server) $(GO) run ./internal/localpg/withpg
 
@@ -44,7 +45,7 @@ demo: build ## Deliver events through crashes and lost answers, and show the res
 	@PG= $(server) $(GO) run ./cmd/demo --relay bin/outbox-relay $(if $(KEEP),--keep)
 
 .PHONY: demo-cluster
-demo-cluster: build $(nats) ## Carry events through a JetStream cluster whose leader is killed, as are relay and consumers (DEMOFLAGS='--events 50000')
+demo-cluster: build $(nats) ## Carry events through a JetStream cluster whose leader is killed, as are relay and consumers (DEMOFLAGS='--events 50000', '--log kafka')
 	@cd cmd/demo-cluster && PG= MAKE='$(MAKE)' sh ../../.ci/with-postgres.sh $(GO) run . --root ../.. --relay ../../bin/outbox-relay $(DEMOFLAGS)
 
 # The race detector needs a C compiler with its headers. Without one the tests run all the same, but say so.
@@ -59,6 +60,11 @@ endef
 SHORT         ?= -short
 # Of the packages that take long, relay would begin last and leave a processor idle at the end. go test takes a package once.
 # A program with the race detector waits a second before it ends, in case goroutines are left. goleak looks for these already.
+
+.PHONY: db
+db: ## Start an empty throwaway PostgreSQL, print its URL, and keep it until Ctrl-C, or until make is ended
+	@$(GO) build -o bin/withpg ./internal/localpg/withpg
+	@exec env PG= $(server) bin/withpg sh -c 'echo "export OUTBOX_DATABASE_URL='"'"'$$DATABASE_URL'"'"'"; exec tail -f /dev/null'
 
 .PHONY: test
 test: ## Run the tests but the longest, with the race detector where a C compiler is installed (TESTFLAGS='-run X')
@@ -90,7 +96,7 @@ test-security: ## Run the tests that attack, on the installed PostgreSQL and on 
 	@$(MAKE) --no-print-directory test-postgres PG=14 TESTFLAGS='-run Security $(TESTFLAGS)' packages='$(packages)'
 
 .PHONY: test-receivers
-test-receivers: ## Vet and test what is for receivers and a module of its own: the Prometheus adapter, the examples
+test-receivers: $(nats) ## Vet and test what is for receivers and a module of its own: the Prometheus adapter, the examples
 	@$(find_race); \
 	for module in consumer/promobserver consumer/examples; do \
 		(set -ex; cd "$$module"; test -z "$$(gofmt -l .)"; $(GO) mod tidy -diff; $(GO) vet ./...; \
@@ -101,14 +107,22 @@ test-receivers: ## Vet and test what is for receivers and a module of its own: t
 test-rules: ## Check the Prometheus rules and the dashboard with Prometheus's own parser, and try each rule
 	cd docs/deploy/rulestest && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test ./...
 
+.PHONY: test-dashboard
+test-dashboard: $(grafana) ## Check the fields and values of the dashboard by Grafana's own types
+	cd docs/deploy/rulestest && $(GO) test -count 1 -run GrafanasTypes . -grafana '$(CURDIR)/$(dir $(grafana))'
+
 .PHONY: test-chart
-test-chart: ## Check the Helm chart, the manifests for Kubernetes and the systemd unit by the programs that read them
+test-chart: ## Check the Helm chart and the manifests for Kubernetes by the programs that read them (a minute of compiling on a new machine)
 	cd docs/deploy/charttest && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test ./...
 
 .PHONY: test-page
 test-page: ## Vet and test the page in a browser: Debian's chromium (OUTBOX_SCREENSHOTS=dir keeps pictures)
 	@command -v chromium >/dev/null || { echo 'install a browser first: apt-get install chromium' >&2; exit 1; }
 	cd internal/admin/browser && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
+
+.PHONY: pictures
+pictures: ## Make the pictures of the page in docs/pictures anew
+	$(MAKE) --no-print-directory test-page OUTBOX_SCREENSHOTS='$(CURDIR)/docs/pictures' TESTFLAGS='-run TestPictures -count=1'
 
 .PHONY: test-stores
 test-stores: $(dynalite) ## Vet and test the stores for receivers whose effect is not in PostgreSQL: Redis, DynamoDB
@@ -163,12 +177,16 @@ load-archive: ## Archive ARCHIVE_EVENTS (a million) through two kills under 1,00
 		-archive-load $(ARCHIVE_EVENTS) -archive-calm $(ARCHIVE_CALM)
 
 .PHONY: load-replay
-load-replay: ## Replay 100,000 failed events by a command that is killed and run again, beside live events: each sent once, and their p99
+load-replay: ## Replay 100,000 failed events, by a command and on the page, killed and made to go on, beside live events: each sent once, and their p99
 	$(GO) test ./cmd/outbox-relay -run '^$$' -bench ReplayUnderLoad -benchtime 1x -timeout 1h
 
 .PHONY: load-status
 load-status: ## Ask status, overview, lists and a metrics sample beside 5,000,000 settled and 300,000 due deliveries: inserted, analysed, vacuumed
 	$(GO) test ./internal/metrics -run '^$$' -bench LargeTables -benchtime 10x -timeout 1h
+
+.PHONY: load-readers
+load-readers: $(nats) build ## Measure the effects per second of 1, 2, 3 and 6 reader processes over 16 partitions, of JetStream and of Kafka's imitation
+	cd cmd/demo-cluster && $(GO) test -run '^$$' -bench Readers -benchtime 1x -timeout 1h
 
 .PHONY: bench-once
 bench-once: ## Run every benchmark for one iteration, to see that it works
@@ -202,12 +220,20 @@ lint: $(golangci) ## Check format, vet, linters, and that go.mod is tidy
 	$(GO) vet ./...
 	$(golangci) run
 	$(GO) mod tidy -diff
-	@# Here an exception that nothing needs is no mistake, and examples are programs. The benchmark runs others, on files of its own.
+	@# Here an exception that nothing needs is no mistake, and examples are programs. The benchmark and the release run others, on files of their own.
 	@sed 's/warn-unused: true/warn-unused: false/' .golangci.yml >bin/golangci-modules.yml
 	@for module in $(modules); do \
-		case $$module in */bench) programs='--disable forbidigo,gosec';; */examples | */sbom | */demo-cluster) programs='--disable forbidigo';; *) programs=;; esac; \
+		case $$module in */bench | */release) programs='--disable forbidigo,gosec';; */examples | */sbom | */demo-cluster) programs='--disable forbidigo';; *) programs=;; esac; \
 		(set -ex; cd "$$module"; '$(CURDIR)/$(golangci)' run --config '$(CURDIR)/bin/golangci-modules.yml' $$programs) || exit 1; \
 	done
+
+.PHONY: release
+release: ## Build archives, chart, image, module lists, notes and checksums of VERSION=v1.2.3 into bin/release; publishes nothing
+	$(GO) run -C cmd/release . -root '$(CURDIR)' -version '$(VERSION)' -out '$(CURDIR)/bin/release/$(VERSION)'
+
+.PHONY: test-release
+test-release: ## Release a copy of this tree twice, compare the bytes, and read archives and image back
+	cd cmd/release && test -z "$$(gofmt -l .)" && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -count 1 -timeout $(TEST_TIMEOUT) $(TESTFLAGS) ./...
 
 .PHONY: sbom
 sbom: build ## Check licences, and describe bin/outbox-relay with its modules and their hashes in bin/outbox-relay.cdx.json (CycloneDX)
@@ -295,6 +321,11 @@ bin/postgres-%/installed: .ci/npm/postgres-%/package-lock.json
 
 # An emulator of DynamoDB.
 $(dynalite): .ci/npm/dynalite/package-lock.json
+	$(install_npm)
+	touch $@
+
+# What Grafana publishes about its dashboards, as types, and the compiler that reads them.
+$(grafana): .ci/npm/grafana/package-lock.json
 	$(install_npm)
 	touch $@
 

@@ -65,7 +65,8 @@ expect 5 'migrate up' env "$here" "$relay" events show invoice-1
 expect 2 'must be one of' env "$here" "$relay" migrate up --set mailbox
 expect 2 'nothing says which deliveries' env "$here" "$relay" replay
 expect 2 'nothing says which deliveries' env "$here" "$relay" discard --yes
-expect 2 'is not the id of an event' env "$here" "$relay" replay 1..
+expect 5 'migrate up' env "$here" "$relay" replay 1..
+expect 2 'is not the id of an event' env "$here" sh -c 'echo 1.. | "$1" replay - --yes' sh "$relay"
 expect 2 'has no zone' env "$here" "$relay" replay --since 2026-01-02T15:04:05
 expect 2 'nothing says which events' env "$here" "$relay" inbox replay --receiver shipping --yes
 expect 2 'must be one of' env "$here" "$relay" inbox ignore --state succeeded
@@ -174,6 +175,7 @@ expect 0 '' test -z "$(psql -X -t -A -c "SELECT nspname FROM pg_namespace WHERE 
 # Giving up and sending again, with nobody at a terminal.
 expect 0 'dry run' env "$here" "$relay" discard --destination default --dry-run
 expect 2 'repeat the command with --yes' env "$here" "$relay" discard 1
+expect 1 'no event' env "$here" "$relay" replay 1..
 expect 0 'Discarded 1 delivery' env "$here" "$relay" discard 1 --yes
 expect 0 'nothing to retry' env "$here" "$relay" retry 1 --yes
 expect 0 'nothing to replay' env "$here" "$relay" replay 1 --yes
