@@ -415,18 +415,21 @@ func TestFrozenRelayChangesNoOrder(t *testing.T) {
 	<-g.arrived
 	becomes(db, 4, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered'`)
 	must(t, frozen.Process.Signal(syscall.SIGSTOP))
-	db.exec(`UPDATE outbox_delivery SET lease_expires_at = now() WHERE claimed_by IS NOT NULL`)
 	r := prepared(t, db.config(to(rc.URL)))
 	r.session.WatchFor = time.Hour // it must not take the frozen one for dead, however long all this takes
 	r.begin()
-	r.settles(t, policy.Delivered, 36)
+	// The server may have been at a claim of the frozen one, which renews what it holds.
+	eventually(t, "the run, by the other relay", func() bool {
+		db.exec(`UPDATE outbox_delivery SET lease_expires_at = now() WHERE claimed_by <> $1 AND lease_expires_at > now()`, r.instance())
+		return sees(r.observer, func(o *observer) bool { return o.outcomes[policy.Delivered] == 36 })
+	})
 	before := rows[string](db, `SELECT d::text FROM outbox_delivery d ORDER BY event_id`)
 	db.insert(1, "after") // that the frozen one has settled shows in what it does next
 	r.settles(t, policy.Delivered, 37)
 	r.stop()
 	g.open()
 	must(t, frozen.Process.Signal(syscall.SIGCONT))
-	eventually(t, "the rest of the run, again", func() bool { return counted(rc.keys())["k-16"] == 2 })
+	eventually(t, "the rest of the run, again", func() bool { return counted(rc.keys())["k-16"] >= 2 })
 	db.insert(1, "then")
 	becomes(db, 42, `SELECT count(*) FROM outbox_delivery WHERE status = 'delivered' AND attempts = 1`)
 	rc.wantFirstInOrder(t, "k", 40)
