@@ -72,7 +72,11 @@ func (cmd Send) Run(inv *cli.Invocation) error {
 		IdempotencyKey string `json:"idempotency_key"`
 	},
 	) error {
-		_, err := fmt.Fprintf(w, "Inserted. What becomes of it: outbox-relay explain %s\n", plain.ShellWord(output.Printable(cmd.Key)))
+		end := "" // of the flags: without it a key that begins with a hyphen is read as one
+		if strings.HasPrefix(cmd.Key, "-") {
+			end = "-- "
+		}
+		_, err := fmt.Fprintf(w, "Inserted. What becomes of it: outbox-relay explain %s%s\n", end, plain.ShellWord(output.Printable(cmd.Key)))
 		return err
 	})
 }

@@ -92,7 +92,7 @@ func keep(ctx context.Context, interrupts <-chan os.Signal) (code int, err error
 		return 1, err
 	}
 	dsn := url.URL{Scheme: "postgres", User: url.UserPassword("postgres", password), Host: server.TCPAddr(), Path: "/postgres", RawQuery: "sslmode=disable"}
-	fmt.Printf("export OUTBOX_DATABASE_URL='%s'\n", &dsn)
+	fmt.Fprintf(os.Stdout, "export OUTBOX_DATABASE_URL='%s'\n", &dsn)
 	select {
 	case <-interrupts:
 	case <-ctx.Done():
