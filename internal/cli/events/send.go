@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // Send is the command send.
@@ -61,7 +62,9 @@ func (cmd Send) Run(inv *cli.Invocation) error {
 	err = ops.New(pool).Send(inv.Ctx, ops.NewEvent{
 		Type: cmd.Type, Payload: payload, IdempotencyKey: cmd.Key, OrderingKey: cmd.Order, RelatedReference: cmd.Related, Headers: cmd.Header,
 	})
-	if err != nil {
+	if pg.HasCode(err, "42501") { // insufficient_privilege
+		return fmt.Errorf("%w; run migrations/roles.sql and grant this login outbox_producer", err)
+	} else if err != nil {
 		return err
 	}
 	c.Audit(inv, "send").Str("type", cmd.Type).Str("idempotency_key", cmd.Key).Msg("audit")
