@@ -34,7 +34,7 @@ const overview = `outbox-relay delivers the events that a service commits to its
   outbox-relay pause | resume NAME                       stop sending to a destination; go on
   outbox-relay relays | routes list | routes test TYPE   who delivers; where events go
   outbox-relay archive run                               archive what is settled, drop and prune what is old, now
-  outbox-relay migrate down | status                     revert the last migration; list them
+  outbox-relay migrate roles | down | status             grant rights to roles; revert the last migration; list them
   outbox-relay alert test                                send a test alert to every channel
   outbox-relay identity show | accept | discard-pending  after a move, or on a copy of the database: who may work here
   outbox-relay config init | check | show                write a file; find every mistake; print what is in effect, and why
