@@ -64,7 +64,7 @@ SHORT         ?= -short
 .PHONY: db
 db: ## Start an empty throwaway PostgreSQL, print its URL, and keep it until Ctrl-C, or until make is ended
 	@$(GO) build -o bin/withpg ./internal/localpg/withpg
-	@exec env PG= $(server) bin/withpg sh -c 'echo "export OUTBOX_DATABASE_URL='"'"'$$DATABASE_URL'"'"'"; exec tail -f /dev/null'
+	@exec env PG= $(server) bin/withpg -keep
 
 .PHONY: test
 test: ## Run the tests but the longest, with the race detector where a C compiler is installed (TESTFLAGS='-run X')

@@ -48,7 +48,7 @@ to="OUTBOX_DESTINATION_URL=http://127.0.0.1:9/webhooks"
 
 # Asking for help.
 expect 0 'outbox-relay migrate up' "$relay" --help
-for command in run migrate 'migrate up' 'migrate down' 'migrate status' status 'events list' 'events show' replay discard pause resume relays 'routes list' 'routes test' 'config check' 'config show' bench version \
+for command in run migrate 'migrate up' 'migrate down' 'migrate roles' 'migrate status' status 'events list' 'events show' replay discard pause resume relays audit 'routes list' 'routes test' 'config check' 'config show' bench version \
 	'inbox status' 'inbox list' 'inbox show' 'inbox replay' 'inbox ignore' 'inbox prune'; do
 	expect 0 'Usage: outbox-relay' "$relay" $command --help # its words are arguments
 done

@@ -9,6 +9,9 @@ import (
 //go:embed roles.sql
 var roles string
 
+// Roles returns the script roles.sql, which outbox-relay migrate roles runs. It is one statement.
+func Roles() string { return roles }
+
 // A Grant is a privilege that roles.sql gives to one of its roles.
 type Grant struct {
 	Role, Privilege string

@@ -216,6 +216,8 @@ func TestCommandsWithoutRights(t *testing.T) {
 	command(env, "events", "list", "--json").expect(t, 0, "[]\n", "")
 	command(env, "pause", "shop").expect(t, cli.ExitFailed, "", "outbox-relay: pause shop: ERROR: permission denied for table outbox_destination"+needs)
 	execute(t, db, `REVOKE outbox_reader FROM looking_reader`)
+	command(env, "send", "paid").expect(t, cli.ExitFailed, "", "outbox-relay: insert event: ERROR: permission denied for table outbox (SQLSTATE 42501); "+
+		"run migrations/roles.sql and grant this login outbox_producer\n")
 	command(env, "events", "list").expect(t, cli.ExitFailed, "", "outbox-relay: read schema version: ERROR: permission denied for table outbox_schema_version"+needs)
 	r := command(env, "migrate", "up", "--set", "inbox")
 	if want := "permission denied for schema public (SQLSTATE 42501); migrate as the owner of the tables, who needs CREATE on the schema (on the database, to make a schema)\n"; r.code != cli.ExitFailed || !strings.HasSuffix(r.stderr, want) {

@@ -33,8 +33,9 @@ const overview = `outbox-relay delivers the events that a service commits to its
   outbox-relay discard --destination NAME | ID           give up what waits or failed
   outbox-relay pause | resume NAME                       stop sending to a destination; go on
   outbox-relay relays | routes list | routes test TYPE   who delivers; where events go
+  outbox-relay audit                                     what operators changed and revealed: who, when, how much
   outbox-relay archive run                               archive what is settled, drop and prune what is old, now
-  outbox-relay migrate down | status                     revert the last migration; list them
+  outbox-relay migrate roles | down | status             grant rights to roles; revert the last migration; list them
   outbox-relay alert test                                send a test alert to every channel
   outbox-relay identity show | accept | discard-pending  after a move, or on a copy of the database: who may work here
   outbox-relay config init | check | show                write a file; find every mistake; print what is in effect, and why
@@ -66,6 +67,7 @@ type grammar struct {
 	Pause      destinations.Pause  `cmd:"" help:"Send nothing to a destination until it is resumed."`
 	Resume     destinations.Resume `cmd:"" help:"End a pause; with --reset-breaker a hold too."`
 	Relays     status.Relays       `cmd:"" help:"List the relays that run."`
+	Audit      status.Audit        `cmd:"" help:"List what operators changed and revealed."`
 	Routes     destinations.Routes `cmd:"" help:"List the stored routes, or show where an event type goes."`
 	Archive    archive.Command     `cmd:"" help:"Archive, drop and prune by hand what relays do every night."`
 	Config     config.Command      `cmd:"" help:"Check or show the configuration."`

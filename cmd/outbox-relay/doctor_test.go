@@ -119,7 +119,7 @@ var faults = map[string]fault{
 			t.Fatal(err)
 		}
 		p.execute(t, string(script), "REVOKE SELECT ON outbox_audit FROM outbox_reader")
-	}, "rights", "the role outbox_reader lacks SELECT on outbox_audit", "psql -f migrations/roles.sql"},
+	}, "rights", "the role outbox_reader lacks SELECT on outbox_audit", "outbox-relay migrate roles"},
 	"autovacuum": {func(t *testing.T, p *patient) {
 		p.execute(t, "ALTER TABLE outbox_delivery SET (autovacuum_enabled = off)")
 	}, "vacuum", "autovacuum is off for outbox_delivery", "RESET (autovacuum_enabled)"},

@@ -69,7 +69,7 @@ func TestUsage(t *testing.T) {
 		want string
 	}{
 		{[]string{"stauts"}, `unexpected argument stauts, did you mean "status"? (see: outbox-relay --help)`},
-		{[]string{"migrate"}, `expected one of "up", "down", "status" (see: outbox-relay migrate --help)`},
+		{[]string{"migrate"}, `expected one of "up", "down", "roles", "status" (see: outbox-relay migrate --help)`},
 		{[]string{"migrate", "upp"}, `unexpected argument upp, did you mean "up"? (see: outbox-relay migrate --help)`},
 		{[]string{"migrate", "up", "--set", "foo"}, `--set must be one of "outbox","inbox" but got "foo" (see: outbox-relay migrate up --help)`},
 		{[]string{"migrate", "down", "--to", "two"}, `--to: expected a valid 64 bit int but got "two" (see: outbox-relay migrate down --help)`},

@@ -17,6 +17,7 @@ import (
 
 	"github.com/outbox-relay/outbox-relay/internal/cli"
 	"github.com/outbox-relay/outbox-relay/internal/cli/migrate"
+	"github.com/outbox-relay/outbox-relay/internal/localpg"
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/internal/testsize"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -385,5 +386,39 @@ func TestSchemaMismatch(t *testing.T) {
 			r := command([]string{"OUTBOX_DATABASE_URL=" + test.dsn, twoSettings[1], "OUTBOX_LOG_LEVEL=error"}, strings.Fields(test.args)...)
 			r.expect(t, cli.ExitSchema, "", "outbox-relay: schema mismatch: "+test.want+"\n")
 		})
+	}
+}
+
+// The program brings roles.sql along. What the script refuses, and what it warns of, comes with its hint.
+func TestMigrateRoles(t *testing.T) {
+	t.Parallel()
+	server := pgtest.StartCopy(t, localpg.Options{}) // roles belong to all of it
+	script, err := os.ReadFile("../../migrations/roles.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	runMigrate(server.DSN(""), "roles", "--print").expect(t, 0, string(script), "")
+
+	db := open(t, server.DSN(""))
+	execute(t, db, "CREATE ROLE shop_owner LOGIN; CREATE ROLE shop_relay LOGIN; CREATE SCHEMA shop AUTHORIZATION shop_owner")
+	asOwner := strings.Replace(server.DSN(""), "postgres@", "shop_owner@", 1)
+	runMigrate(asOwner, "roles", "--schema=shop").expect(t, cli.ExitFailed, "", "outbox-relay: run migrations/roles.sql: "+
+		"ERROR: schema shop has no tables to grant rights on (SQLSTATE P0001); Migrate first. If the tables are in another schema, have it first on the search_path: PGOPTIONS='-c search_path=NAME' psql …\n")
+	if r := runMigrate(asOwner, "up", "--schema=shop"); r.code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	if r := runMigrate(asOwner, "roles", "--schema=shop"); r.code != cli.ExitFailed || !strings.HasSuffix(r.stderr, "; Run this script as a superuser, or first: ALTER ROLE shop_owner CREATEROLE;\n") {
+		t.Errorf("%+v", r)
+	}
+	const done = "roles have what this version needs; a login gets one by: GRANT outbox_relay TO …\n"
+	runMigrate(server.DSN(""), "roles", "--schema=shop").expect(t, 0, done, "")
+	runMigrate(asOwner, "roles", "--schema=shop").expect(t, 0, done, "")
+	execute(t, db, "ALTER SCHEMA shop OWNER TO postgres; REVOKE CREATE ON SCHEMA shop FROM shop_owner")
+	if r := runMigrate(server.DSN(""), "roles", "--schema=shop"); r.code != 0 || !strings.HasPrefix(r.stderr, "warning: shop_owner may not create tables in schema shop: nothing will be archived; Run this, as postgres or a superuser: GRANT CREATE ON SCHEMA shop TO shop_owner;\n") {
+		t.Errorf("%+v", r)
+	}
+	execute(t, db, "GRANT outbox_relay TO shop_relay")
+	if r := command([]string{"OUTBOX_DATABASE_URL=" + strings.Replace(server.DSN(""), "postgres@", "shop_relay@", 1)}, "status", "--schema=shop"); r.code != 0 {
+		t.Errorf("%+v", r)
 	}
 }

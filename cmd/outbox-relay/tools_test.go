@@ -170,7 +170,7 @@ func TestCompletion(t *testing.T) {
 	}
 	script := command(nil, "completion", "bash").stdout
 	for words, want := range map[string]string{
-		"outbox-relay mig": "migrate", "outbox-relay migrate ": "up down status", "outbox-relay events show --pay": "--payload", "outbox-relay events li": "list",
+		"outbox-relay mig": "migrate", "outbox-relay migrate ": "up down roles status", "outbox-relay events show --pay": "--payload", "outbox-relay events li": "list",
 	} {
 		quoted := strings.Split(words, " ")
 		args := append([]string{"-c", script + "\n" + `COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _outbox_relay; echo "${COMPREPLY[@]}"`, "bash"}, quoted...)

@@ -25,7 +25,7 @@ echo ok
 while read -r verb arg addr; do
 	case $verb in
 	init)
-		"$bin/initdb" -D "$dir/data" -U postgres --auth=trust --encoding=UTF8 --locale=C \
+		"$bin/initdb" -D "$dir/data" -U postgres --auth-local=trust --auth-host="${arg:-trust}" --encoding=UTF8 --locale=C \
 			--no-sync --no-instructions >>"$dir/log" 2>&1 </dev/null && echo ok || echo failed
 		;;
 	copy)

@@ -41,8 +41,12 @@ type Options struct {
 	BinDir string
 
 	// ListenTCP also listens on a free port of 127.0.0.1. Every local user may
-	// then connect as superuser: authentication is trust.
+	// then connect as superuser, unless Password is set.
 	ListenTCP bool
+
+	// Password is what the superuser must give over TCP, not over the socket.
+	// Empty: none. CopyOf takes no Password: the copy has the original's.
+	Password string
 
 	// Durable keeps fsync, full_page_writes and synchronous_commit on, as
 	// production has them. False: off, several times faster, and a crash of the
@@ -142,6 +146,9 @@ func (s *Server) boot(ctx context.Context, o Options) error {
 		return err
 	}
 	origin := []any{"init"}
+	if o.Password != "" {
+		origin = append(origin, "scram-sha-256")
+	}
 	if o.CopyOf != "" {
 		origin = []any{"copy", o.CopyOf}
 	}
@@ -151,6 +158,16 @@ func (s *Server) boot(ctx context.Context, o Options) error {
 	case reply != "ok":
 		return fmt.Errorf("%s failed:\n%s", origin[0], s.LogTail(20))
 	}
+	if err := s.firstStart(ctx); err != nil || o.Password == "" {
+		return err
+	}
+	return s.administer(ctx, func(*pgx.Conn) string {
+		return "ALTER ROLE postgres PASSWORD '" + strings.ReplaceAll(o.Password, "'", "''") + "'"
+	})
+}
+
+// firstStart chooses the port and starts PostgreSQL.
+func (s *Server) firstStart(ctx context.Context) (err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.tcp {

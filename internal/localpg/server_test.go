@@ -3,6 +3,7 @@ package localpg
 import (
 	"context"
 	"errors"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -90,6 +91,26 @@ func TestDurable(t *testing.T) {
 	}
 	if s.TCPAddr() != "" || query(t, s.DSN(""), "SHOW listen_addresses") != "" {
 		t.Error("the server listens on TCP unasked")
+	}
+}
+
+func TestPassword(t *testing.T) {
+	t.Parallel()
+	const password = "it's a secret"
+	s := start(t, Options{ListenTCP: true, Password: password})
+	dsn := url.URL{Scheme: "postgres", User: url.UserPassword("postgres", password), Host: s.TCPAddr(), Path: "/postgres", RawQuery: "sslmode=disable"}
+	if got := query(t, dsn.String(), "SELECT 'tcp'"); got != "tcp" {
+		t.Errorf("over TCP: %q", got)
+	}
+	if got := query(t, s.DSN(""), "SELECT 'socket'"); got != "socket" {
+		t.Errorf("over the socket: %q", got)
+	}
+	for _, user := range []*url.Userinfo{url.User("postgres"), url.UserPassword("postgres", "wrong")} {
+		dsn.User = user
+		if conn, err := pgx.Connect(t.Context(), dsn.String()); err == nil {
+			conn.Close(context.Background())
+			t.Errorf("connected as %s", user)
+		}
 	}
 }
 

@@ -85,6 +85,15 @@ func UpTo[N int | int64](n, bound N) string {
 	return fmt.Sprint(n)
 }
 
+// ShellFlag writes a flag with its value for a shell, such as --key value. A value that begins with a hyphen is bound to its flag by an
+// equals sign: otherwise it would be read as a flag itself.
+func ShellFlag(name, value string) string {
+	if strings.HasPrefix(value, "-") {
+		return name + "=" + ShellWord(value)
+	}
+	return name + " " + ShellWord(value)
+}
+
 // ShellWord quotes a word for a shell, unless it needs no quotes.
 func ShellWord(word string) string {
 	if strings.Trim(word, "abcdefghijklmnopqrstuvwxyz0123456789_-") == "" && word != "" && word[0] != '-' {

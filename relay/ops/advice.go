@@ -267,7 +267,7 @@ func (d DestinationStatus) adviseBlocked(word string) (text string, commands []s
 		if d.Routed && !unsendable(b.Reason) {
 			commands = append(commands, fmt.Sprintf("outbox-relay replay %d --destination %s    # once its cause is mended", b.EventID, word))
 		}
-		commands = append(commands, fmt.Sprintf("outbox-relay discard --destination %s --head-of-key %s    # skips it: its effect is lost", word, plain.ShellWord(b.Key)))
+		commands = append(commands, fmt.Sprintf("outbox-relay discard --destination %s %s    # skips it: its effect is lost", word, plain.ShellFlag("--head-of-key", b.Key)))
 	}
 	more := ""
 	if n := d.BlockedKeys - int64(len(heads)); n > 0 && len(heads) > 0 {

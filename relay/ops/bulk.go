@@ -2,8 +2,11 @@ package ops
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/plain"
@@ -21,11 +24,34 @@ const (
 	CountLimit = 1_000_000
 )
 
+// EventIDs are written as JSON numbers, which SQL compares with ids, and read from numbers and from strings, as every answer has them.
+type EventIDs []int64
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (ids *EventIDs) UnmarshalJSON(text []byte) error {
+	var list []json.Number // which a string may hold, too
+	if err := json.Unmarshal(text, &list); err != nil {
+		return errors.New("event_ids: is not a list of ids")
+	}
+	if len(list) == 0 {
+		return errors.New("event_ids: is empty; leave it out if the other conditions alone are meant")
+	}
+	*ids = nil
+	for _, number := range list {
+		id, err := strconv.ParseInt(number.String(), 10, 64)
+		if err != nil || id < 1 {
+			return fmt.Errorf("event_ids: %q is not the id of an event", plain.Clip(number.String()))
+		}
+		*ids = append(*ids, id)
+	}
+	return nil
+}
+
 // A Selection names deliveries. Its conditions narrow each other; the zero value names every delivery, which is why
 // callers should refuse it: see Empty.
 type Selection struct {
 	// EventIDs are the events whose deliveries are meant. Empty: any event.
-	EventIDs []int64 `json:"event_ids,omitempty"`
+	EventIDs EventIDs `json:"event_ids,omitempty"`
 	// Destination by name. Empty: any, also none (parked).
 	Destination string `json:"destination,omitempty"`
 	// Parked deliveries only: those that match no route.

@@ -221,7 +221,7 @@ func TestRetry(t *testing.T) {
 	for _, s := range []ops.Selection{{EventIDs: []int64{1}}, {Destination: "default", Reason: "unauthorized"}} {
 		b, err = outbox.Retry(t.Context(), s, nil)
 		relaytest.Must(t, err)
-		if b.Done != 1 || len(b.Obstacles) != 1 || !strings.Contains(b.Obstacles[0], "default is paused: nothing is sent there before outbox-relay resume default") {
+		if b.Done != 1 || len(b.Obstacles) != 1 || !strings.Contains(b.Obstacles[0], `"default" is paused: nothing is sent there before outbox-relay resume default`) {
 			t.Errorf("%+v", b)
 		}
 	}

@@ -183,14 +183,14 @@ func (x *examination) rights(ctx context.Context) error {
 			return err
 		case i == 0 && len(held.Missing) > 0:
 			x.add("rights", LevelError, "this login may not do all that a relay does; it lacks "+someOf(held.Missing),
-				"run psql -f migrations/roles.sql as the owner of the tables, then: GRANT outbox_relay TO it")
+				"run outbox-relay migrate roles as the owner of the tables, then: GRANT outbox_relay TO it")
 		case i > 0:
 			lacking[role], granted = someOf(held.Missing), granted || held.Used
 		}
 	}
 	for _, role := range roles[1:] {
 		if granted && lacking[role] != "" { // roles belong to the whole server: these may be for another database
-			x.add("rights", LevelWarning, fmt.Sprintf("the role %s lacks %s", role, lacking[role]), "run: psql -f migrations/roles.sql, as the owner of the tables")
+			x.add("rights", LevelWarning, fmt.Sprintf("the role %s lacks %s", role, lacking[role]), "run: outbox-relay migrate roles, as the owner of the tables")
 		}
 	}
 	return nil

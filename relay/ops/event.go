@@ -53,8 +53,8 @@ func (o *Outbox) FindEvents(ctx context.Context, text string) ([]int64, error) {
 	case all:
 		return nil, fmt.Errorf("%w: no event has the id, the idempotency key or the related reference %q", ErrUnknownEvent, plain.Clip(text))
 	default:
-		return nil, fmt.Errorf("%w: no event has the id or the idempotency key %q, and none of the newest %d has it as its related reference; look further back with: outbox-relay events list --related %s",
-			ErrUnknownEvent, plain.Clip(text), RelatedAmong, plain.ShellWord(plain.Clip(text)))
+		return nil, fmt.Errorf("%w: no event has the id or the idempotency key %q, and none of the newest %d has it as its related reference; look further back with: outbox-relay events list %s",
+			ErrUnknownEvent, plain.Clip(text), RelatedAmong, plain.ShellFlag("--related", plain.Clip(text)))
 	}
 	return ids, err
 }

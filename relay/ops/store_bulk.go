@@ -169,10 +169,10 @@ func (o *Outbox) obstacles(ctx context.Context, destinations []string) (all []st
 	for _, d := range list {
 		word := plain.ShellWord(d.Destination)
 		if d.Paused {
-			all = append(all, fmt.Sprintf("%s is paused: nothing is sent there before outbox-relay resume %s", d.Destination, word))
+			all = append(all, fmt.Sprintf("%q is paused: nothing is sent there before outbox-relay resume %s", d.Destination, word))
 		}
 		if d.Held {
-			all = append(all, fmt.Sprintf("%s is held: nothing but a probe is sent there before outbox-relay resume %s --reset-breaker", d.Destination, word))
+			all = append(all, fmt.Sprintf("%q is held: nothing but a probe is sent there before outbox-relay resume %s --reset-breaker", d.Destination, word))
 		}
 	}
 	return all, err

@@ -140,7 +140,7 @@ func (w waitState) behindHint() string {
 	if w.BehindStatus != "failed" {
 		return ""
 	}
-	skip := fmt.Sprintf("outbox-relay discard --destination %s --head-of-key %s", plain.ShellWord(w.Destination), plain.ShellWord(w.OrderingKey))
+	skip := fmt.Sprintf("outbox-relay discard --destination %s %s", plain.ShellWord(w.Destination), plain.ShellFlag("--head-of-key", w.OrderingKey))
 	if unsendable(w.BehindReason) {
 		return fmt.Sprintf(" (%s) and can never be sent; to go on: %s", w.BehindReason, skip)
 	}

@@ -39,7 +39,7 @@ image: {repository: registry.internal/outbox-relay, tag: v1, pullPolicy: Always}
 imagePullSecrets: [{name: registry}]
 replicas: 3
 database: {secret: {name: db, key: url}}
-migrate: {enabled: true, secret: {name: db, key: owner-url}}
+migrate: {enabled: true, roles: false, secret: {name: db, key: owner-url}}
 config:
   environment: staging
   database: {schema: billing}
@@ -157,10 +157,11 @@ func TestChartRenders(t *testing.T) {
 	for name, test := range map[string]struct {
 		values string
 		kinds  []string
+		job    string // what it runs, in this order
 	}{
-		"minimal":   {minimal, []string{"ConfigMap", "Deployment", "Job", "PodDisruptionBudget", "Service"}},
-		"complete":  {complete, []string{"ConfigMap", "Deployment", "Job", "PodDisruptionBudget", "PodMonitor", "Service"}},
-		"one relay": {minimal + "replicas: 1\nmigrate: {enabled: false}\nmetrics: {service: {enabled: false}}\n", []string{"ConfigMap", "Deployment"}},
+		"minimal":   {minimal, []string{"ConfigMap", "Deployment", "Job", "PodDisruptionBudget", "Service"}, "migrate up, migrate roles"},
+		"complete":  {complete, []string{"ConfigMap", "Deployment", "Job", "PodDisruptionBudget", "PodMonitor", "Service"}, "migrate up"},
+		"one relay": {minimal + "replicas: 1\nmigrate: {enabled: false}\nmetrics: {service: {enabled: false}}\n", []string{"ConfigMap", "Deployment"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -177,9 +178,7 @@ func TestChartRenders(t *testing.T) {
 			}
 			deployment := all["Deployment"].(*appsv1.Deployment)
 			checkPod(t, deployment.Spec.Template.Spec)
-			if job, made := all["Job"].(*batchv1.Job); made {
-				checkPod(t, job.Spec.Template.Spec)
-			}
+			checkJob(t, all, test.job)
 			for key, value := range deployment.Spec.Selector.MatchLabels {
 				if deployment.Spec.Template.Labels[key] != value {
 					t.Errorf("the selector %s=%s does not find the pods", key, value)
@@ -190,18 +189,40 @@ func TestChartRenders(t *testing.T) {
 	}
 }
 
+// checkJob looks at what the Job runs, each command behind the one before. Its containers have the URL of the owner.
+func checkJob(t *testing.T, all objects, want string) {
+	t.Helper()
+	var commands []string
+	if job, made := all["Job"].(*batchv1.Job); made {
+		pod := job.Spec.Template.Spec
+		checkPod(t, pod)
+		for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
+			commands = append(commands, strings.Join(c.Args, " "))
+			if c.Env[0].Name != "OUTBOX_DATABASE_URL" || c.Env[0].ValueFrom.SecretKeyRef == nil {
+				t.Errorf("%s: %+v", c.Name, c.Env)
+			}
+		}
+	}
+	if got := strings.Join(commands, ", "); got != want {
+		t.Errorf("the job runs %s, want %s", got, want)
+	}
+}
+
 // checkPod looks for what a pod must refuse.
 func checkPod(t *testing.T, pod corev1.PodSpec) {
 	t.Helper()
-	security := pod.Containers[0].SecurityContext
-	switch {
-	case pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken:
+	if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken {
 		t.Error("the pod gets a token of the API")
-	case !*pod.SecurityContext.RunAsNonRoot || *security.AllowPrivilegeEscalation || !*security.ReadOnlyRootFilesystem ||
-		!slices.Contains(security.Capabilities.Drop, "ALL") || pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault:
-		t.Errorf("the pod may do too much: %+v", security)
-	case pod.Containers[0].Resources.Limits.Memory().IsZero():
-		t.Error("the memory has no limit")
+	}
+	for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
+		security := c.SecurityContext
+		switch {
+		case !*pod.SecurityContext.RunAsNonRoot || *security.AllowPrivilegeEscalation || !*security.ReadOnlyRootFilesystem ||
+			!slices.Contains(security.Capabilities.Drop, "ALL") || pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault:
+			t.Errorf("%s may do too much: %+v", c.Name, security)
+		case c.Resources.Limits.Memory().IsZero():
+			t.Errorf("the memory of %s has no limit", c.Name)
+		}
 	}
 }
 
@@ -274,6 +295,7 @@ func TestManifestsAreOfTheAPI(t *testing.T) {
 	if sidecar.RestartPolicy == nil || *sidecar.RestartPolicy != corev1.ContainerRestartPolicyAlways {
 		t.Error("the relay is no sidecar")
 	}
+	checkJob(t, all, "migrate up, migrate roles")
 	misspelt := strings.Replace(string(text), "livenessProbe:", "livenesProbe:", 1)
 	if err := strict.UnmarshalStrict([]byte(misspelt[strings.Index(misspelt, "kind: Deployment")-len("apiVersion: apps/v1\n"):]), &appsv1.Deployment{}); err == nil {
 		t.Error("a misspelt field is accepted")

@@ -3,7 +3,12 @@ package api
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"maps"
 	"net/http"
+	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -12,6 +17,8 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/admin/control"
 	"github.com/outbox-relay/outbox-relay/internal/admin/guard"
 	"github.com/outbox-relay/outbox-relay/internal/check"
+	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
@@ -91,7 +98,10 @@ func (a *API) handler(route route) http.HandlerFunc {
 			Refuse(w, r, http.StatusForbidden, "Your role may only read", "Sign in with admin.token to change something.")
 			return
 		}
-		answer, err := route.handle(r)
+		answer, err := any(nil), checkQuery(r, route.Query)
+		if err == nil {
+			answer, err = route.handle(r)
+		}
 		if err != nil {
 			p, unexpected := control.ProblemOf(err)
 			if unexpected {
@@ -155,7 +165,36 @@ func read[T any](r *http.Request) (request T, err error) {
 		}
 		return request, check.Problem{Path: "body", Text: "is not the JSON that /api/openapi.json describes: " + err.Error()}
 	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return request, check.Problem{Path: "body", Text: "is followed by more than blanks"}
+	}
 	return request, nil
+}
+
+// checkQuery refuses a parameter that the route does not have, or that stands there twice: a misspelt condition would widen a list.
+func checkQuery(r *http.Request, known []string) error {
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return check.Problem{Path: "query", Text: "cannot be read: " + err.Error()}
+	}
+	for _, name := range slices.Sorted(maps.Keys(query)) {
+		text := ""
+		switch {
+		case !slices.Contains(known, name):
+			text = "is not a parameter of this request"
+			if near := settings.Nearest(name, known); near != "" {
+				text += fmt.Sprintf("; did you mean %q?", near)
+			} else if len(known) > 0 {
+				text += "; there are " + strings.Join(known, ", ")
+			}
+		case len(query[name]) > 1:
+			text = "is given more than once"
+		default:
+			continue
+		}
+		return check.Problem{Path: plain.Clip(name), Text: text}
+	}
+	return nil
 }
 
 func pathID(r *http.Request) (int64, error) {

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/outbox-relay/outbox-relay/relay/ops"
 )
 
 // An object is a part of the document.
@@ -75,6 +77,8 @@ func schemaOf(t reflect.Type, named object) object {
 	switch {
 	case t == reflect.TypeFor[time.Time]():
 		return object{"type": "string", "format": "date-time"}
+	case t == reflect.TypeFor[ops.EventIDs]():
+		return object{"type": "array", "items": object{"type": []string{"string", "integer"}}}
 	case t.Kind() == reflect.Pointer:
 		return object{"anyOf": []object{schemaOf(t.Elem(), named), {"type": "null"}}}
 	}

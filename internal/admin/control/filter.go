@@ -143,7 +143,8 @@ func (c *Control) bounds(ctx context.Context, q url.Values) (since, until time.T
 		if text == "" {
 			continue
 		}
-		if *bound, err = time.Parse(time.RFC3339, text); err == nil {
+		// In an address a plus sign is a blank: 2026-01-02T15:04:05+02:00 arrives without it.
+		if *bound, err = time.Parse(time.RFC3339, strings.Replace(text, " ", "+", 1)); err == nil {
 			continue
 		}
 		ago, durationErr := time.ParseDuration(text)

@@ -447,3 +447,18 @@ func TestTimelineOfReplay(t *testing.T) {
 		}
 	}
 }
+
+// The audit says which deliveries an operation was for, not their destination alone.
+func TestAuditNamesTheSelection(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	db.Insert(1, "k")
+	_, err := ops.New(db.Pool).As(ops.Actor{Name: "ann"}).Discard(t.Context(), ops.Selection{EventIDs: []int64{1}, Destination: "default", Type: "in*"}, nil)
+	relaytest.Must(t, err)
+	_, body := serve(t, db.Pool).get("/audit")
+	for _, want := range []string{"event_ids&#34;:[1]", "destination&#34;:&#34;default", "type&#34;:&#34;in*"} {
+		if !strings.Contains(body, want) {
+			t.Errorf("without %q:\n%s", want, body)
+		}
+	}
+}

@@ -170,7 +170,7 @@ func (b Operation[B]) printFound(w io.Writer, found B) {
 			remark += ", such as"
 		}
 		fmt.Fprintf(w, "%s to %s%s:\n", Capital(b.count(found)), b.Verb, remark)
-		_ = output.Table(w, "", "", rows, func(cells []any) []any { return cells })
+		_ = output.List(w, "", "", rows, func(cells []any) []any { return cells })
 	}
 	printLines(w, b.Work.LeftOut(found))
 }

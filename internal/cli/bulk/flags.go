@@ -91,7 +91,7 @@ type FlagText []string
 // Add appends a flag, unless its value is empty or 0.
 func (t *FlagText) Add(flag string, value any) {
 	if text := fmt.Sprint(value); text != "" && text != "0" {
-		*t = append(*t, "--"+flag+" "+plain.ShellWord(output.Printable(text)))
+		*t = append(*t, plain.ShellFlag("--"+flag, output.Printable(text)))
 	}
 }
 

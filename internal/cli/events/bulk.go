@@ -16,12 +16,13 @@ import (
 type operation struct {
 	verb, done string // "replay", "replayed"
 	selectionFlags
-	statuses []string
-	parked   bool
-	rate     *int64 // of a replay
-	found    func(*ops.Outbox, context.Context, ops.Selection) (ops.Bulk, error)
-	change   func(*ops.Outbox, context.Context, ops.Selection, func(ops.Bulk)) (ops.Bulk, error)
-	tooOld   func(n int64) error // refuses deliveries of events that receivers have forgotten
+	headOfKey bool // the id is that of the head, and not an argument
+	statuses  []string
+	parked    bool
+	rate      *int64 // of a replay
+	found     func(*ops.Outbox, context.Context, ops.Selection) (ops.Bulk, error)
+	change    func(*ops.Outbox, context.Context, ops.Selection, func(ops.Bulk)) (ops.Bulk, error)
+	tooOld    func(n int64) error // refuses deliveries of events that receivers have forgotten
 
 	outbox *ops.Outbox
 	s      ops.Selection
@@ -37,6 +38,11 @@ func (d operation) run(inv *cli.Invocation, c *config.Config) (err error) {
 		named, err := d.named(ctx, outbox)
 		if err != nil {
 			return err
+		}
+		if !d.headOfKey {
+			if err := noteOtherKeys(ctx, inv, outbox, d.IDs); err != nil {
+				return err
+			}
 		}
 		if d.s.EventIDs = append(d.s.EventIDs, named...); len(named) > 0 {
 			slices.Sort(d.s.EventIDs) // an event may be named twice
@@ -130,7 +136,7 @@ func (d operation) LeftOut(found ops.Bulk) (lines []string) {
 		lines = append(lines, bulk.NotFound(plain.Plural(found.Unknown, "event has", "events have")+" no delivery here", found.UnknownIDs, found.Unknown))
 	}
 	for _, obstacle := range found.Obstacles {
-		lines = append(lines, bulk.Capital(obstacle)+".")
+		lines = append(lines, obstacle+".")
 	}
 	return lines
 }

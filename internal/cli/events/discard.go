@@ -79,6 +79,6 @@ func (cmd Discard) skipHead(inv *cli.Invocation, c *config.Config, bulk operatio
 		fmt.Fprintf(inv.Stderr, ", last error: %s", text)
 	}
 	fmt.Fprintf(inv.Stderr, ". Waiting behind it: %s.\n", plain.UpTo(head.Behind, 10_000))
-	bulk.IDs = []string{fmt.Sprint(head.EventID)}
+	bulk.headOfKey, bulk.IDs = true, []string{fmt.Sprint(head.EventID)}
 	return bulk.run(inv, c)
 }

@@ -128,8 +128,11 @@ type eventArg struct {
 }
 
 // report reads the event that is meant, and its payload if payload is true.
-func (arg eventArg) report(ctx context.Context, outbox *ops.Outbox, payload bool) (report ops.EventReport, err error) {
+func (arg eventArg) report(ctx context.Context, inv *cli.Invocation, outbox *ops.Outbox, payload bool) (report ops.EventReport, err error) {
 	id, err := arg.find(ctx, outbox)
+	if err == nil && strconv.FormatInt(id, 10) == arg.Event {
+		err = noteOtherKeys(ctx, inv, outbox, []string{arg.Event})
+	}
 	switch {
 	case err != nil:
 		return report, err
@@ -150,10 +153,34 @@ func (arg eventArg) find(ctx context.Context, outbox *ops.Outbox) (id int64, err
 		for _, id := range ids {
 			names = append(names, strconv.FormatInt(id, 10))
 		}
-		return 0, fmt.Errorf("several events have the related reference %q: %s; name one by its id, or list them: outbox-relay events list --related %s",
-			arg.Event, strings.Join(names, ", "), plain.ShellWord(arg.Event))
+		return 0, fmt.Errorf("several events have the related reference %q: %s; name one by its id, or list them: outbox-relay events list %s",
+			arg.Event, strings.Join(names, ", "), plain.ShellFlag("--related", arg.Event))
 	}
 	return ids[0], nil
+}
+
+// maxNotedIDs is for how many ids [noteOtherKeys] looks.
+const maxNotedIDs = 100
+
+// noteOtherKeys says of each argument that is the id of an event when it is the idempotency key of another event, too: an operator who
+// has the number of an invoice in hand may mean that one.
+func noteOtherKeys(ctx context.Context, inv *cli.Invocation, outbox *ops.Outbox, args []string) error {
+	for _, text := range args[:min(len(args), maxNotedIDs)] {
+		id, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || id < 1 { // it is a name
+			continue
+		}
+		others, err := outbox.EventsOfKey(ctx, text)
+		if err != nil {
+			return err
+		}
+		for _, other := range others {
+			if other != id {
+				fmt.Fprintf(inv.Stderr, "Note: %[1]s is taken as the id of an event; event %[2]d has it as its idempotency key: to name that one, write %[2]d.\n", text, other)
+			}
+		}
+	}
+	return nil
 }
 
 func (cmd showCommand) Run(inv *cli.Invocation) error {
@@ -163,7 +190,7 @@ func (cmd showCommand) Run(inv *cli.Invocation) error {
 	}
 	var report ops.EventReport
 	err = c.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
-		report, err = cmd.report(ctx, outbox, cmd.Payload)
+		report, err = cmd.report(ctx, inv, outbox, cmd.Payload)
 		return err
 	})
 	if err != nil {

@@ -30,7 +30,7 @@ each delivery, and why what is pending still waits, with the command that goes o
 func (cmd Explain) Run(inv *cli.Invocation) error {
 	var report ops.EventReport
 	err := config.Ask(inv, func(ctx context.Context, outbox *ops.Outbox) (err error) {
-		report, err = cmd.report(ctx, outbox, false)
+		report, err = cmd.report(ctx, inv, outbox, false)
 		return err
 	})
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // Send is the command send.
@@ -61,7 +62,9 @@ func (cmd Send) Run(inv *cli.Invocation) error {
 	err = ops.New(pool).Send(inv.Ctx, ops.NewEvent{
 		Type: cmd.Type, Payload: payload, IdempotencyKey: cmd.Key, OrderingKey: cmd.Order, RelatedReference: cmd.Related, Headers: cmd.Header,
 	})
-	if err != nil {
+	if pg.HasCode(err, "42501") { // insufficient_privilege
+		return fmt.Errorf("%w; run migrations/roles.sql and grant this login outbox_producer", err)
+	} else if err != nil {
 		return err
 	}
 	c.Audit(inv, "send").Str("type", cmd.Type).Str("idempotency_key", cmd.Key).Msg("audit")
@@ -72,7 +75,11 @@ func (cmd Send) Run(inv *cli.Invocation) error {
 		IdempotencyKey string `json:"idempotency_key"`
 	},
 	) error {
-		_, err := fmt.Fprintf(w, "Inserted. What becomes of it: outbox-relay explain %s\n", plain.ShellWord(output.Printable(cmd.Key)))
+		end := "" // of the flags: without it a key that begins with a hyphen is read as one
+		if strings.HasPrefix(cmd.Key, "-") {
+			end = "-- "
+		}
+		_, err := fmt.Fprintf(w, "Inserted. What becomes of it: outbox-relay explain %s%s\n", end, plain.ShellWord(output.Printable(cmd.Key)))
 		return err
 	})
 }

@@ -185,7 +185,7 @@ func estimate(rows int64) string {
 func nextSteps(s inboxops.Status) (steps []string) {
 	add := func(format string, args ...any) { steps = append(steps, fmt.Sprintf(format, args...)) }
 	for _, r := range s.Senders {
-		who := fmt.Sprintf("--receiver %s --source %s", plain.ShellWord(r.Receiver), plain.ShellWord(r.Source))
+		who := plain.ShellFlag("--receiver", r.Receiver) + " " + plain.ShellFlag("--source", r.Source)
 		if r.Failed > 0 {
 			blocked := ""
 			if r.BlockedKeys > 0 {

@@ -131,7 +131,7 @@ func printList(w io.Writer, list listedEvents) error {
 func printMemoryList(w io.Writer, list listedMemory) error {
 	err := printMemory(w, list.Remembered)
 	if list.Next != "" {
-		fmt.Fprintf(w, "\nThere are more: repeat the command with --after %s\n", plain.ShellWord(list.Next))
+		fmt.Fprintf(w, "\nThere are more: repeat the command with %s\n", plain.ShellFlag("--after", list.Next))
 	}
 	return err
 }

@@ -53,7 +53,7 @@ func (cmd Command) Run(inv *cli.Invocation) error {
 	}
 	listener, err := new(net.ListenConfig).Listen(inv.Ctx, "tcp", cmd.Address)
 	if err != nil {
-		return fmt.Errorf("%w; choose another with --address, such as 127.0.0.1:18080, and write the same into OUTBOX_DESTINATION_URL", err)
+		return fmt.Errorf("%w; end what listens there, such as another outbox-relay listen, or choose another with --address, such as 127.0.0.1:18080, and write the same into OUTBOX_DESTINATION_URL", err)
 	}
 	fmt.Fprintf(inv.Stderr, "listening on http://%s; signatures are %s\n", listener.Addr(), map[bool]string{true: "verified", false: "not verified: no secret is given"}[len(secrets) > 0])
 	printer := &eventPrinter{cmd: cmd, secrets: secrets, w: inv.Stdout, ctx: inv.Ctx}

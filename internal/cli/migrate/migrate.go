@@ -21,6 +21,7 @@ import (
 type Command struct {
 	Up     upCommand     `cmd:"" help:"Apply what is missing. May run many times, and in several places at once."`
 	Down   downCommand   `cmd:"" help:"Revert the last migration. Drops data."`
+	Roles  rolesCommand  `cmd:"" help:"Create the roles of migrations/roles.sql, and grant and revoke what this version needs."`
 	Status statusCommand `cmd:"" help:"List the migrations; exit 5 unless the schema is the one this version needs."`
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -55,14 +56,56 @@ func wrap(text, indent string, width int) string {
 	return strings.ReplaceAll(b.String(), " \n", "\n")
 }
 
-// List prints a [Table] of many rows, of which a command shows each whole. On a terminal each row is one line, cut at its width.
+// List prints a [Table] of many rows, of which a command shows each whole. On a terminal each row is one line, cut at its width, and a
+// wide column is narrowed before: a long key would push all that is behind it off the screen.
 func List[T any](w io.Writer, none, header string, list []T, row func(T) []any) error {
+	width := columns(w)
+	var rows [][]any
+	for _, item := range list {
+		rows = append(rows, row(item))
+	}
+	narrow(header, rows, width)
 	var b strings.Builder
-	if err := Table(&b, none, header, list, row); err != nil {
+	if err := Table(&b, none, header, rows, func(cells []any) []any { return cells }); err != nil {
 		return err
 	}
-	_, err := io.WriteString(w, cut(b.String(), columns(w)))
+	_, err := io.WriteString(w, cut(b.String(), width))
 	return err
+}
+
+// narrow shortens the cells of the widest columns until the rows fit into a width, but no column below nearly half of that: a
+// timestamp or a UUID stays whole. 0: they stay as they are.
+func narrow(header string, rows [][]any, width int) {
+	if width == 0 || len(rows) == 0 {
+		return
+	}
+	widths := make([]int, len(rows[0]))
+	for i, name := range strings.Split(header, "\t")[:min(strings.Count(header, "\t")+1, len(widths))] {
+		widths[i] = utf8.RuneCountInString(name)
+	}
+	total := -columnGap
+	for i := range widths {
+		for _, cells := range rows {
+			widths[i] = max(widths[i], utf8.RuneCountInString(Cell(cells[i])))
+		}
+		total += widths[i] + columnGap
+	}
+	least := max(width/2-4, 1)
+	for ; total > width && slices.Max(widths) > least; total-- {
+		widths[slices.Index(widths, slices.Max(widths))]--
+	}
+	for _, cells := range rows {
+		for i, cell := range cells {
+			cells[i] = clip(Cell(cell), widths[i])
+		}
+	}
+}
+
+func clip(text string, width int) string {
+	if utf8.RuneCountInString(text) <= width {
+		return text
+	}
+	return string([]rune(text)[:width-1]) + "…"
 }
 
 // cut shortens the lines of a table to a width, so that each row stays a line. 0: they stay as they are.
@@ -72,11 +115,7 @@ func cut(table string, width int) string {
 	}
 	lines := strings.Split(table, "\n")
 	for i, line := range lines {
-		line = strings.TrimRight(line, " ")
-		if utf8.RuneCountInString(line) > width {
-			line = string([]rune(line)[:width-1]) + "…"
-		}
-		lines[i] = line
+		lines[i] = clip(strings.TrimRight(line, " "), width)
 	}
 	return strings.Join(lines, "\n")
 }

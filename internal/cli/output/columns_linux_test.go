@@ -64,6 +64,19 @@ func TestFitsTheTerminal(t *testing.T) {
 		t.Errorf("%q", all)
 	}
 
+	key := strings.Repeat("k", 255)
+	cells := func(s string) []any { return []any{4711, key, "failed", s} }
+	for _, header := range []string{"EVENT\tKEY\tSTATUS\tERROR", ""} { // without a header, as a preview
+		if err := List(w, "", header, []string{"503"}, cells); err != nil {
+			t.Fatal(err)
+		}
+		for lines.Scan() && !strings.HasPrefix(lines.Text(), "4711") {
+		}
+		if line := lines.Text(); utf8.RuneCountInString(line) > 80 || !strings.Contains(line, strings.Repeat("k", 36)) || !strings.Contains(line, "…  failed  503") {
+			t.Errorf("%q", line)
+		}
+	}
+
 	var b strings.Builder
 	if err := List(NewTextWriter(&b, false), "", "KEY\tERROR", []string{"key-1"}, row); err != nil {
 		t.Fatal(err)

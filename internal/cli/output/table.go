@@ -10,6 +10,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/settings"
 )
 
+// columnGap is how many blanks are between two columns.
+const columnGap = 2
+
 // Table prints a list in columns below a header. A header that ends with a tab aligns them to the right. Without entries it
 // prints none instead, unless that is empty.
 func Table[T any](w io.Writer, none, header string, list []T, row func(T) []any) error {
@@ -21,7 +24,7 @@ func Table[T any](w io.Writer, none, header string, list []T, row func(T) []any)
 	if strings.HasSuffix(header, "\t") {
 		flags, end = tabwriter.AlignRight, "\t"
 	}
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', flags)
+	table := tabwriter.NewWriter(w, 0, 0, columnGap, ' ', flags)
 	if header != "" {
 		fmt.Fprintln(table, header)
 	}

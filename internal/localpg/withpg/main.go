@@ -9,16 +9,22 @@
 // templates, so that initdb and the migrations run once for all packages that go test runs:
 //
 //	go run ./internal/localpg/withpg -data go test ./...
+//
+// With -keep instead of a command it prints how to reach the server, for a shell, and keeps it until it is interrupted. That server
+// is durable and listens on 127.0.0.1, where it wants the password that its URL has: other accounts of the machine get there, too.
 package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg"
@@ -47,6 +53,9 @@ func run(args []string) (code int, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 
+	if args[0] == "-keep" {
+		return keep(ctx, interrupts)
+	}
 	server, err := localpg.Start(ctx, localpg.Options{})
 	if err != nil {
 		return 1, err
@@ -71,6 +80,25 @@ func run(args []string) (code int, err error) {
 	}
 	if err != nil {
 		return 1, fmt.Errorf("run %s: %w", args[0], err)
+	}
+	return 0, nil
+}
+
+// keep runs a server until it is interrupted.
+func keep(ctx context.Context, interrupts <-chan os.Signal) (code int, err error) {
+	password := strings.ToLower(rand.Text())
+	server, err := localpg.Start(ctx, localpg.Options{ListenTCP: true, Durable: true, Password: password})
+	if err != nil {
+		return 1, err
+	}
+	dsn := url.URL{Scheme: "postgres", User: url.UserPassword("postgres", password), Host: server.TCPAddr(), Path: "/postgres", RawQuery: "sslmode=disable"}
+	fmt.Fprintf(os.Stdout, "export OUTBOX_DATABASE_URL='%s'\n", &dsn)
+	select {
+	case <-interrupts:
+	case <-ctx.Done():
+	}
+	if err := server.Stop(); err != nil {
+		return 1, err
 	}
 	return 0, nil
 }

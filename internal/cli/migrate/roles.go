@@ -1,0 +1,68 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/outbox-relay/outbox-relay/internal/cli"
+	"github.com/outbox-relay/outbox-relay/internal/cli/config"
+	"github.com/outbox-relay/outbox-relay/internal/cli/output"
+	"github.com/outbox-relay/outbox-relay/migrations"
+)
+
+type rolesCommand struct {
+	config.DatabaseFlags
+	Print bool `help:"Print the script, and run nothing."`
+}
+
+func (rolesCommand) Help() string {
+	return `Runs migrations/roles.sql, which this program carries: it creates the roles outbox_producer, outbox_relay, outbox_reader, inbox_receiver
+and inbox_support where they are absent, and grants them what this version needs on the tables that there are, of producers and receivers. It does
+all or nothing, and may run many times. Run it after migrate up, as the owner of the tables or as a superuser; who creates the roles needs CREATEROLE.
+
+  outbox-relay migrate up && outbox-relay migrate roles
+  psql -c 'GRANT outbox_relay TO finance_relay' "$DATABASE_URL"    # once: a role has no login of its own`
+}
+
+func (cmd rolesCommand) Run(inv *cli.Invocation) error {
+	if cmd.Print {
+		_, err := io.WriteString(inv.Stdout, migrations.Roles())
+		return err
+	}
+	c, err := config.Read(inv, "database")
+	if err != nil {
+		return err
+	}
+	connect := c.ConnConfig()
+	connect.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
+		if n.Severity == "WARNING" {
+			fmt.Fprintf(inv.Stderr, "warning: %s\n", output.Printable(n.Message+hintOf(n.Hint)))
+		}
+	}
+	conn, err := pgx.ConnectConfig(inv.Ctx, connect)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(inv.Ctx)) }()
+	if _, err := conn.Exec(inv.Ctx, migrations.Roles()); err != nil {
+		if refused := new(pgconn.PgError); errors.As(err, &refused) {
+			return fmt.Errorf("run migrations/roles.sql: %w%s", err, hintOf(refused.Hint))
+		}
+		return fmt.Errorf("run migrations/roles.sql: %w", err)
+	}
+	_, err = fmt.Fprintln(inv.Stdout, "roles have what this version needs; a login gets one by: GRANT outbox_relay TO …")
+	return err
+}
+
+// hintOf returns what the script says about what to do.
+func hintOf(hint string) string {
+	if hint == "" {
+		return ""
+	}
+	return "; " + hint
+}
