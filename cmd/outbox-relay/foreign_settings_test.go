@@ -4,6 +4,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/outbox-relay/outbox-relay/internal/localpg/pgtest"
 	"github.com/outbox-relay/outbox-relay/migrations"
@@ -32,10 +33,10 @@ func TestForeignSettingsOfDatabase(t *testing.T) {
 				return query[int](t, db, "SELECT count(*) FROM outbox_delivery WHERE status = 'failed'") == 1
 			})
 			for _, args := range []string{
-				"status", "status --json", "explain 1", "events show 1", "events list --since 1h", "relays", "routes list", "identity show",
-				"audit", "retry 1 --yes", "replay 1 --yes", "discard 1 --yes", "pause default", "resume default", "doctor",
+				"status", "status --json", "explain 1", "explain 1 --json", "events show 1 --json", "events list --since 1h", "events list --json", "relays", "routes list", "identity show",
+				"audit --json", "retry 1 --yes", "replay 1 --yes", "discard 1 --yes", "pause default", "resume default", "doctor",
 			} {
-				if r := command(env, strings.Fields(args)...); r.code != 0 && args != "doctor" || strings.Contains(r.stderr, "invalid") {
+				if r := command(env, strings.Fields(args)...); r.code != 0 && args != "doctor" || strings.Contains(r.stderr, "invalid") || strings.Contains(r.stdout, "+05:45") {
 					t.Errorf("%s: %+v", args, r)
 				}
 			}
@@ -44,5 +45,13 @@ func TestForeignSettingsOfDatabase(t *testing.T) {
 				t.Errorf("exit code %d, stderr:\n%s", code, s.stderr)
 			}
 		})
+	}
+}
+
+// JSON has times in UTC, whatever the zone of the host.
+func TestZoneOfTheHost(t *testing.T) {
+	t.Parallel()
+	if time.Local != time.UTC {
+		t.Error("times that come from the database are printed in the zone of the host")
 	}
 }

@@ -15,7 +15,9 @@ var sessionSettings = map[string]string{
 	// What leaves is UTF-8, also from a database in another encoding.
 	"client_encoding": "UTF8",
 	// pgx reads a time that comes as text in this style alone; role, database or server may have another.
-	"datestyle": "ISO, MDY", // whole, as the server reports it: PgBouncer sets what differs before each transaction
+	"datestyle": "ISO, MDY", // as most servers have it: no change that they would report
+	// And it returns such a time with the offset of this zone.
+	"timezone": "UTC",
 	// A backslash in a string of the engine's statements stands for itself.
 	"standard_conforming_strings": "on",
 	// A statement's own snapshot, always fresh: FOR UPDATE SKIP LOCKED would fail under stricter levels.

@@ -36,7 +36,7 @@ func (c *Config) ConnConfig() *pgx.ConnConfig {
 	} else if c.Relay.Pooler.Mode != relay.PoolerNone && conn.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
 		conn.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe // prepares nothing that outlives a transaction
 	}
-	for _, name := range []string{"datestyle", "standard_conforming_strings"} { // which poolers know, too
+	for _, name := range []string{"datestyle", "timezone", "standard_conforming_strings"} { // which poolers know, too
 		conn.RuntimeParams[name] = pg.SessionSettings()[name]
 	}
 	if schema := c.Relay.Schema; schema != "" {
