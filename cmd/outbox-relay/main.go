@@ -30,10 +30,11 @@ func main() {
 	os.Exit(m.Run(os.Args[1:]))
 }
 
-// setUpLibraries sets what libraries keep for the whole process: zerolog's field names and times, and the guarded transport of
+// setUpLibraries sets what libraries keep for the whole process: the zone of times, zerolog's field names and times, and the guarded transport of
 // alerts. A log that cannot be written, its disk full or its reader gone, stops nothing; stderr has no room for a
 // message about itself.
 func setUpLibraries() {
+	time.Local = time.UTC // in which pgx returns times: they are printed as they are
 	notify.GuardLibraries()
 	zerolog.MessageFieldName = "msg"
 	zerolog.TimeFieldFormat = "2006-01-02T15:04:05.000Z07:00"

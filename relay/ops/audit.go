@@ -192,7 +192,7 @@ func (o *Outbox) Reveal(ctx context.Context, eventID int64) (EventReport, error)
 func (o *Outbox) durably(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
 	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
 	defer cancel()
-	return pgx.BeginFunc(ctx, o.pool, func(tx pgx.Tx) error {
+	return pgx.BeginTxFunc(ctx, o.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, pg.CommitDurably); err != nil {
 			return err
 		}

@@ -8,9 +8,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// passed are the settings that poolers keep for each of their clients.
+// passed are the settings that every pooler keeps for each of its clients.
 var passed = map[string]bool{
-	"application_name": true, "client_encoding": true, "datestyle": true, "timezone": true, "standard_conforming_strings": true,
+	"application_name": true, "client_encoding": true,
 	"options": true, // cannot be set later: who refuses it says so
 }
 
@@ -19,6 +19,11 @@ func SessionSettings() map[string]string { return maps.Clone(sessionSettings) }
 
 // SetDirect gives a pool the settings that the engine's statements rest on, for as long as its connections last.
 func SetDirect(cfg *pgxpool.Config, schema string) {
+	for name := range cfg.ConnConfig.RuntimeParams { // the server knows TimeZone as timezone
+		if _, set := sessionSettings[strings.ToLower(name)]; set {
+			delete(cfg.ConnConfig.RuntimeParams, name)
+		}
+	}
 	maps.Copy(cfg.ConnConfig.RuntimeParams, sessionSettings)
 	if schema != "" {
 		cfg.ConnConfig.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize()

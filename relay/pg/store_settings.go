@@ -14,6 +14,12 @@ var sessionSettings = map[string]string{
 	"application_name": "outbox-relay",
 	// What leaves is UTF-8, also from a database in another encoding.
 	"client_encoding": "UTF8",
+	// pgx reads a time that comes as text in this style alone; role, database or server may have another.
+	"datestyle": "ISO, MDY", // as most servers have it: no change that they would report
+	// And it returns such a time with the offset of this zone.
+	"timezone": "UTC",
+	// A backslash in a string of the engine's statements stands for itself.
+	"standard_conforming_strings": "on",
 	// A statement's own snapshot, always fresh: FOR UPDATE SKIP LOCKED would fail under stricter levels.
 	"default_transaction_isolation": "read committed",
 	// Losing a claim, a delivered or a retry in a crash of the server only costs a duplicate; what must not be lost

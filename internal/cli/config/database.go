@@ -21,6 +21,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/migrations"
 	"github.com/outbox-relay/outbox-relay/relay"
 	"github.com/outbox-relay/outbox-relay/relay/ops"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 )
 
 // connectTimeout bounds how long a command waits for a database that does not answer, unless the URL says otherwise.
@@ -34,6 +35,9 @@ func (c *Config) ConnConfig() *pgx.ConnConfig {
 		conn = c.Direct.ConnConfig.Copy()
 	} else if c.Relay.Pooler.Mode != relay.PoolerNone && conn.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
 		conn.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe // prepares nothing that outlives a transaction
+	}
+	for _, name := range []string{"datestyle", "timezone", "standard_conforming_strings"} { // which poolers know, too
+		conn.RuntimeParams[name] = pg.SessionSettings()[name]
 	}
 	if schema := c.Relay.Schema; schema != "" {
 		conn.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize()
