@@ -84,6 +84,7 @@ type outcomes struct {
 }
 
 func (b *batch) byOutcome() (o outcomes) {
+	o.delivered = make([]*settlement, 0, len(b.settlements)) // most are
 	for i := range b.settlements {
 		s := &b.settlements[i]
 		switch s.Outcome {

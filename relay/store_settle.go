@@ -190,13 +190,12 @@ FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::float8[], $5::smallint[]
     AS s (event_id, destination, claim, ago, status)` + findSettled
 
 func queueDelivered(batch *pgx.Batch, settled []*settlement, now time.Time) {
-	var u unnested
-	var ago []float64
-	var status []int16
-	for i := range settled {
-		u.add(&settled[i].delivery)
-		ago = append(ago, now.Sub(settled[i].startedAt).Seconds())
-		status = append(status, int16(settled[i].StatusCode))
+	n := len(settled)
+	u := unnested{make([]int64, 0, n), make([]string, 0, n), make([]int64, 0, n)}
+	ago, status := make([]float64, n), make([]int16, n)
+	for i, s := range settled {
+		u.add(&s.delivery)
+		ago[i], status[i] = now.Sub(s.startedAt).Seconds(), int16(s.StatusCode)
 	}
 	batch.Queue(settleDelivered, u.eventIDs, u.destinations, u.fences, ago, status)
 }

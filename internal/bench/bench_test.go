@@ -88,6 +88,73 @@ func TestQuick(t *testing.T) {
 	wellFormed(t, plot)
 }
 
+// Two builds are measured in turns, and nothing else is. A part of a workload is never published.
+func TestChosenParts(t *testing.T) {
+	t.Parallel()
+	relay := buildRelay(t)
+	all := workloads(options{events: 10, seconds: 1})
+	for _, c := range []struct {
+		o       options
+		systems []string
+		cases   int
+	}{
+		{options{run: "drain", alone: true}, []string{nameOurs}, 4},
+		{options{run: "drain", beside: relay}, []string{nameOurs, nameOther}, 4},
+		{options{run: "drain", beside: relay, cases: "^1 destination, answers after 0s$"}, []string{nameOurs, nameOther}, 1},
+	} {
+		chosen, err := chosenBy(c.o, all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(chosen) != 1 || len(chosen[0].cases) != c.cases {
+			t.Fatalf("%+v chooses %d workloads, the first with %d cases", c.o, len(chosen), len(chosen[0].cases))
+		}
+		var systems []string
+		for _, e := range chosen[0].cases[0].entrants {
+			systems = append(systems, e.system)
+		}
+		if !slices.Equal(systems, c.systems) {
+			t.Errorf("%+v measures %q, want %q", c.o, systems, c.systems)
+		}
+	}
+	if n := len(all[0].cases[0].entrants); n < 4 {
+		t.Errorf("choosing has left %d systems in the workload itself", n)
+	}
+	for _, o := range []options{
+		{run: "drain", cases: "there is none"}, {run: "drain", cases: "("}, {run: "drain", beside: "missing"},
+		{run: "drain", alone: true, docs: "docs"}, {run: "drain", beside: relay, docs: "docs"}, {run: "drain", cases: "1", docs: "docs"},
+	} {
+		if _, err := chosenBy(o, all); err == nil {
+			t.Errorf("%+v is accepted", o)
+		}
+	}
+}
+
+// The ratio of two builds stands in the table, of every metric.
+func TestBesideAnotherBuild(t *testing.T) {
+	t.Parallel()
+	relay := buildRelay(t)
+	o := options{rounds: 1, quick: true, events: 100, seconds: 1, relay: relay, beside: relay, run: "drain"}
+	chosen, err := chosenBy(o, workloads(o))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := newRig(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.close()
+	found, err := r.run(t.Context(), chosen[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, heading := range []string{"events/s: beside the other", "its CPU, µs an event: beside the other"} {
+		if table := markdown(chosen[0], found, o); !strings.Contains(table, heading) {
+			t.Errorf("the table has no column %q:\n%s", heading, table)
+		}
+	}
+}
+
 // An interrupt ends every process that the program started, and the server with its directory.
 func TestInterruptLeavesNothing(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,7 @@
 //
 //	make bench                              everything, which takes hours
 //	make bench RUN=drain,latency ROUNDS=3   some workloads; make bench RUN=list names them
+//	bin/bench -run drain -beside OTHER      this build of outbox-relay and another one in turns, and the ratio of all metrics
 package main
 
 import (
@@ -14,6 +15,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
 	"strings"
 	"syscall"
 	"time"
@@ -38,6 +40,9 @@ type options struct {
 	settled int
 	seconds int
 	relay   string
+	beside  string
+	alone   bool
+	cases   string
 	docs    string
 }
 
@@ -54,6 +59,9 @@ func run(ctx context.Context, args []string) error {
 	flags.IntVar(&o.settled, "settled", 5_000_000, "settled events that the workload settled puts before the others")
 	flags.IntVar(&o.seconds, "seconds", 10, "how long a rate, or a load of inserts, lasts")
 	flags.StringVar(&o.relay, "relay", "bin/outbox-relay", "the program to measure")
+	flags.StringVar(&o.beside, "beside", "", "another build of outbox-relay, to measure in turns with the first and nothing else")
+	flags.BoolVar(&o.alone, "alone", false, "measure outbox-relay alone, without the other systems")
+	flags.StringVar(&o.cases, "cases", "", "regular expression of the cases to run; empty: all")
 	flags.StringVar(&o.docs, "docs", "", "directory of performance.md, into which tables and plots are written; empty: print only")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -74,11 +82,38 @@ func run(ctx context.Context, args []string) error {
 		}
 		return nil
 	}
-	chosen, err := choose(all, o.run)
+	chosen, err := chosenBy(o, all)
 	if err != nil {
 		return err
 	}
 	return measureAll(ctx, o, chosen)
+}
+
+// chosenBy returns what the options leave of all workloads.
+func chosenBy(o options, all []workload) ([]workload, error) {
+	chosen, err := choose(all, o.run)
+	if err != nil {
+		return nil, err
+	}
+	if o.docs != "" && (o.beside != "" || o.alone || o.cases != "") {
+		return nil, errors.New("a part of a workload is not published: leave out -docs, or -beside, -alone and -cases")
+	}
+	if o.cases != "" {
+		named, err := regexp.Compile(o.cases)
+		if err != nil {
+			return nil, fmt.Errorf("-cases: %w", err)
+		}
+		if chosen, err = onlyCases(chosen, named.MatchString); err != nil {
+			return nil, err
+		}
+	}
+	switch {
+	case o.beside != "":
+		return besideOther(chosen, o.beside)
+	case o.alone:
+		return onlyOurs(chosen), nil
+	}
+	return chosen, nil
 }
 
 func choose(all []workload, names string) ([]workload, error) {

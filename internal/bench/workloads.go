@@ -16,6 +16,7 @@ const (
 	nameLoop     = "bare loop"
 	nameUnsigned = "bare loop, unsigned, in the receiver's process"
 	nameBare     = "bare table"
+	nameOther    = "outbox-relay, the other build"
 )
 
 // drainMetrics are those of every drain.

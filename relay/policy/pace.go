@@ -37,6 +37,7 @@ type Pace struct {
 
 	Interval time.Duration // until the look after the next one
 	NextLook time.Time
+	took     time.Duration // by the last look
 	woken    bool          // the next look is for a notification
 	vain     time.Duration // how long it comes after the last such look, since these have found nothing
 	vainAt   time.Time     // when that was
@@ -73,8 +74,10 @@ func (p *Pace) Claimed(now time.Time, deliveries int, took time.Duration) {
 		longest = max(slowPoll, p.quiet/16)
 	}
 	p.Interval = min(max(p.Interval, fastPoll), longest)
-	p.NextLook = now.Add(max(p.Interval, took-fastPoll)) // long looks get half of the time
-	p.Interval = min(2*p.Interval, longest)
+	// Long looks get half of the time. A single one says nothing: the server was held up for a moment, and what has come meanwhile
+	// has waited already.
+	p.NextLook = now.Add(max(p.Interval, min(took, p.took)-fastPoll))
+	p.Interval, p.took = min(2*p.Interval, longest), took
 }
 
 // Worked records that something was found, by a look or without one. The next look is put off by that no further: a lane that

@@ -103,6 +103,10 @@ func TestPaceFollowsTheLoad(t *testing.T) {
 	if wait := p.Wait(now); wait > fastPoll {
 		t.Errorf("a relay that finds something at each look waits %s", wait)
 	}
+	p.Claimed(now, 1, 40*time.Millisecond)
+	if wait := p.Wait(now); wait > fastPoll {
+		t.Errorf("a relay of which a single look was held up waits %s", wait)
+	}
 	p.Claimed(now, 1, 7*time.Millisecond)
 	if wait := p.Wait(now); wait != 7*time.Millisecond-fastPoll {
 		t.Errorf("a relay whose looks take 7 ms waits %s between them", wait)

@@ -34,6 +34,8 @@ func SuspectWait(rescues int) time.Duration {
 // Solitude lets a suspect be sent with no other POST beside it. It is safe for concurrent use.
 type Solitude struct {
 	posts sync.RWMutex // held shared by every other POST
+	bind  sync.Once
+	leave func() // what Beside returns
 
 	mu    sync.Mutex
 	busy  bool
@@ -65,8 +67,9 @@ func (s *Solitude) Reserve(now time.Time) (wait time.Duration) {
 
 // Beside waits until no suspect is being sent alone. The caller calls leave after its POST.
 func (s *Solitude) Beside() (leave func()) {
+	s.bind.Do(func() { s.leave = s.posts.RUnlock }) // not once for each POST
 	s.posts.RLock()
-	return s.posts.RUnlock
+	return s.leave
 }
 
 // Alone waits until no other POST is under way, for a suspect that has the turn. The caller calls leave after its POST.

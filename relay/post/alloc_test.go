@@ -33,7 +33,7 @@ func TestAllocationsOfADelivery(t *testing.T) {
 		EventType: &kind, Version: &version, Key: &key, Payload: bytes.Repeat([]byte("x"), 300),
 		CreatedAt: pgtype.Timestamptz{Time: time.Unix(1e9, 0), Valid: true},
 	}}
-	const most = 9
+	const most = 6
 	n := testing.AllocsPerRun(500, func() {
 		if result := to.Deliver(t.Context(), message, nil); result.StatusCode != 200 {
 			t.Fatalf("the message was not delivered: %+v", result)

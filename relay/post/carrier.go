@@ -112,8 +112,15 @@ type overHTTP struct{ to *Endpoint }
 
 // Deliver implements [Carrier].
 func (c overHTTP) Deliver(ctx context.Context, m Message, ready func() *policy.Result) policy.Result {
-	req, err := NewRequest(c.to, m, time.Now())
-	if err != nil {
+	req, ok := c.to.requests.Get().(*Request)
+	if !ok {
+		req = &Request{}
+	}
+	defer func() {
+		*req = Request{} // what it says belongs to one event
+		c.to.requests.Put(req)
+	}()
+	if err := req.express(c.to, &m, time.Now()); err != nil {
 		return Refused(err)
 	}
 	if ready != nil {

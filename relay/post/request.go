@@ -61,16 +61,24 @@ type field struct{ name, value string }
 
 // NewRequest expresses a delivery as the request of the wire contract. It fails for an event that no table constraint
 // should have let in.
-func NewRequest(to *Endpoint, d Message, now time.Time) (r *Request, err error) {
+func NewRequest(to *Endpoint, d Message, now time.Time) (*Request, error) {
+	r := &Request{}
+	if err := r.express(to, &d, now); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// express makes r the request of a delivery.
+func (r *Request) express(to *Endpoint, d *Message, now time.Time) (err error) {
 	e := &d.Event
 	if limit := to.Destination.Wire.MaxPayloadBytes; limit > 0 && int64(len(e.Payload)) > limit {
-		return nil, fmt.Errorf("%w: it has %d bytes, and max_payload_bytes of %s is %d; raise it and replay the event, or send less",
+		return fmt.Errorf("%w: it has %d bytes, and max_payload_bytes of %s is %d; raise it and replay the event, or send less",
 			errTooLarge, len(e.Payload), to.Destination.Name, limit)
 	}
-	r = &Request{to: to}
-	r.header = r.room[:0]
+	r.to, r.header = to, r.room[:0]
 	if err := r.setOwnHeaders(e.Headers); err != nil {
-		return nil, err
+		return err
 	}
 	for _, f := range to.header {
 		r.deleteSpellings(f.name)
@@ -81,21 +89,21 @@ func NewRequest(to *Endpoint, d Message, now time.Time) (r *Request, err error) 
 	}
 	text := to.texts.get()
 	defer to.texts.pool.Put(text)
-	if *text, err = r.setContract((*text)[:0], &d); err != nil {
-		return nil, err
+	if *text, err = r.setContract((*text)[:0], d); err != nil {
+		return err
 	}
 	if d.Trace.Parent != "" {
 		r.setTrace(d.Trace)
 	}
 	if to.Destination.Wire.Format == FormatCloudEvents {
-		r.setAttributes(to.Destination.Wire.Source, &d)
+		r.setAttributes(to.Destination.Wire.Source, d)
 	}
 	signed := to.signer.Sign(*e.Key, *text, e.Payload, now)
 	r.header = append(r.header, field{webhook.ID, signed.ID}, field{webhook.Timestamp, signed.Timestamp})
 	if signed.Signature != "" {
 		r.header = append(r.header, field{webhook.Signature, signed.Signature})
 	}
-	return r, nil
+	return nil
 }
 
 // HTTP returns the request for net/http.
@@ -165,7 +173,7 @@ func (r *Request) setContract(text []byte, d *Message) (covered []byte, err erro
 	id := strconv.FormatInt(d.EventID, 10)
 	var notAfter, sequence, replay string
 	if !d.NotAfter.IsZero() {
-		notAfter = d.NotAfter.UTC().Format(TimeFormat)
+		notAfter = formatTime(d.NotAfter)
 	}
 	if e.OrderingKey != nil {
 		// Ids grow in the order of inserts, and so does the order in which the deliveries of one key are sent.
@@ -178,7 +186,7 @@ func (r *Request) setContract(text []byte, d *Message) (covered []byte, err erro
 	for _, h := range [...]field{
 		{webhook.IdempotencyKey, *e.Key},
 		{webhook.Attempt, strconv.Itoa(d.Attempt)},
-		{webhook.CreatedAt, e.CreatedAt.Time.UTC().Format(TimeFormat)},
+		{webhook.CreatedAt, formatTime(e.CreatedAt.Time)},
 		{webhook.DeliveryID, id + "-" + d.Destination + "-" + strconv.FormatInt(d.Fence, 10)},
 		{webhook.EventID, id},
 		{webhook.EventType, *e.EventType},
@@ -258,6 +266,17 @@ func Refused(err error) policy.Result {
 		v.Reason = policy.ReasonTooLarge
 	}
 	return v
+}
+
+// formatTime formats a time as TimeFormat says, in half the time: package time reads a layout of its own anew for each time.
+func formatTime(at time.Time) string {
+	var room [len(TimeFormat)]byte
+	text := at.UTC().AppendFormat(room[:0], time.RFC3339)
+	text = append(text[:len(text)-1], '.')
+	for micros, unit := at.Nanosecond()/1000, 100_000; unit > 0; unit /= 10 {
+		text = append(text, byte('0'+micros/unit%10))
+	}
+	return string(append(text, 'Z'))
 }
 
 func valueOrEmpty(s *string) string {

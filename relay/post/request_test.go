@@ -6,14 +6,61 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
+	"pgregory.net/rapid"
 
 	"github.com/outbox-relay/outbox-relay/internal/webhook"
 )
+
+func TestTimesAreFormattedAsPackageTimeDoes(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		at := time.Unix(rapid.Int64Range(-62_135_596_800, 400_000_000_000).Draw(t, "second"), rapid.Int64Range(0, 999_999_999).Draw(t, "nanosecond"))
+		at = at.In(time.FixedZone("somewhere", rapid.IntRange(-50_000, 50_000).Draw(t, "zone")))
+		if got, want := formatTime(at), at.UTC().Format(TimeFormat); got != want {
+			t.Fatalf("%s is formatted as %q, want %q", at, got, want)
+		}
+	})
+}
+
+// The memory of a request serves later ones. Nothing of the event before reaches the next receiver.
+func TestRequestsShareNoHeaders(t *testing.T) {
+	t.Parallel()
+	var got []http.Header
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = append(got, r.Header) }))
+	defer server.Close()
+	to, err := NewEndpoint(Destination{Name: "default", URL: server.URL}.WithDefaults(Egress{}), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer to.CloseIdleConnections()
+	kind, version, key := "invoice.created", 1, "invoice-4711"
+	bare := Message{EventID: 1, Destination: "default", Fence: 1, Attempt: 1, Event: Event{
+		EventType: &kind, Version: &version, Key: &key, Payload: []byte(`{"n":1}`), CreatedAt: pgtype.Timestamptz{Time: time.Unix(1e9, 0), Valid: true},
+	}}
+	full := bare
+	full.Replay, full.NotAfter = true, time.Unix(2e9, 0)
+	full.OrderingKey, full.RelatedReference = &key, &key
+	full.Headers = []byte(`{"a1": "x", "a2": "x", "a3": "x", "a4": "x", "a5": "x", "a6": "x", "a7": "x", "a8": "x", "a9": "x", "b1": "x", "b2": "x", "b3": "x"}`)
+	for _, message := range []Message{bare, full, bare, bare} {
+		if result := to.Deliver(t.Context(), message, nil); result.StatusCode != http.StatusOK {
+			t.Fatalf("the message was not delivered: %+v", result)
+		}
+	}
+	if len(got[1]) < len(got[0])+16 {
+		t.Errorf("of the full message arrived %v", got[1])
+	}
+	for _, after := range got[2:] {
+		if !slices.Equal(slices.Sorted(maps.Keys(after)), slices.Sorted(maps.Keys(got[0]))) {
+			t.Errorf("after another request arrived %v, want the headers of %v", after, got[0])
+		}
+	}
+}
 
 // A receiver sees the same request whether net/http has written it or the relay itself.
 func TestRequestReadsAsThatOfNetHTTP(t *testing.T) {

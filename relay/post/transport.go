@@ -44,8 +44,9 @@ type Endpoint struct {
 
 	// Of HTTP alone.
 	Transport     *http.Transport
-	direct        *direct // nil: every request goes by Transport
-	requestLine   []byte  // with the host
+	direct        *direct   // nil: every request goes by Transport
+	requests      sync.Pool // of *Request
+	requestLine   []byte    // with the host
 	authorization func() string
 
 	mu       sync.Mutex

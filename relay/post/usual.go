@@ -31,27 +31,24 @@ func usualAnswer(b []byte) (status, size int) {
 			return 0, 0
 		}
 		value = bytes.Trim(value, " ")
-		switch len(name) {
-		case len("Content-Length"), len("Connection"), len("Transfer-Encoding"), len("Trailer"): // Upgrade has the length of Trailer
-			switch strings.ToLower(string(name)) {
-			case "content-length":
-				if length >= 0 || len(value) == 0 || len(value) > 4 {
-					return 0, 0
-				}
-				length = 0
-				for _, c := range value {
-					if !isDigit(c) {
-						return 0, 0
-					}
-					length = length*10 + int(c-'0')
-				}
-			case "connection":
-				if !strings.EqualFold(string(value), "keep-alive") {
-					return 0, 0
-				}
-			case "transfer-encoding", "trailer", "upgrade":
+		switch {
+		case isNamed(name, "content-length"):
+			if length >= 0 || len(value) == 0 || len(value) > 4 {
 				return 0, 0
 			}
+			length = 0
+			for _, c := range value {
+				if !isDigit(c) {
+					return 0, 0
+				}
+				length = length*10 + int(c-'0')
+			}
+		case isNamed(name, "connection"):
+			if !strings.EqualFold(string(value), "keep-alive") {
+				return 0, 0
+			}
+		case isNamed(name, "transfer-encoding"), isNamed(name, "trailer"), isNamed(name, "upgrade"):
+			return 0, 0
 		}
 	}
 	if status == 204 && length < 0 {
@@ -86,6 +83,19 @@ func isName(name []byte) bool {
 		}
 	}
 	return len(name) > 0
+}
+
+// isNamed reports whether a header that isName has accepted has this name, which is in lower case.
+func isNamed(name []byte, lower string) bool {
+	if len(name) != len(lower) {
+		return false
+	}
+	for i, c := range name {
+		if c|0x20 != lower[i] {
+			return false
+		}
+	}
+	return true
 }
 
 func isDigit(c byte) bool { return '0' <= c && c <= '9' }
