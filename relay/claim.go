@@ -59,6 +59,9 @@ func (c *claimer) run(taking context.Context) {
 			c.woken(WakeNotify)
 			wasIdle := c.pace.Idle
 			c.pace.Notified(time.Now(), int(c.wake.commits.Swap(0)))
+			if c.wake.lapsed.Swap(false) {
+				c.pace.Lapsed(time.Now())
+			}
 			if sweep {
 				c.pace.Look()
 				for _, l := range c.lanes.list() {

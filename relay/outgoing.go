@@ -97,6 +97,17 @@ func (o *outgoing) room(now time.Time, lease time.Duration) (free [classes]int, 
 	return free, most > 0 && (most >= target/4 || now.Sub(o.asked) >= minPace)
 }
 
+// isRoomy reports whether the lane holds at most a quarter of what it may send at once, so that no claim waits for room.
+func (o *outgoing) isRoomy() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	taken := 0
+	for i := range o.queues {
+		taken += o.queues[i].taken
+	}
+	return 4*taken <= o.limit()
+}
+
 // ahead is how long something claimed may wait before it is sent: half of what the lease leaves.
 func (o *outgoing) ahead(lease time.Duration) time.Duration {
 	return (lease - o.Destination.Timeout - sendMargin) / 2

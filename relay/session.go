@@ -46,6 +46,7 @@ func (r *Relay) beaten(began time.Time, instance int32, found session.News) {
 		r.wake.notify(true)
 	}
 	if found.Unheard {
+		r.wake.lapsed.Store(true)
 		r.wake.notify(false)
 	}
 	if found.Alerts {

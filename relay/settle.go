@@ -8,9 +8,10 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/spans"
 )
 
-// A batch is written when it is this old or this large, whichever comes first.
+// A batch is written when it is so old or so large, whichever comes first.
 const (
-	settleAfter = 5 * time.Millisecond
+	settleSoon  = 5 * time.Millisecond  // with a settlement that something waits for
+	settleLater = 20 * time.Millisecond // without one, while settlements come at least as often
 	settleBatch = 1000
 )
 
@@ -21,6 +22,7 @@ type settler struct {
 	recent      recentSettlements
 	aside       []settlement // could not be written, and are tried again; run owns it
 	collected   int          // settlements of the last batch: about as many will be in the next; run owns it
+	collectedAt time.Time    // when the last batch was complete; run owns it
 }
 
 // settle passes a settlement on to run. When run has given up, at the very end of a stop without a database, the
@@ -83,8 +85,13 @@ func (w *settler) run() {
 // collect makes a batch of what comes until it is old or large enough.
 func (w *settler) collect(first settlement, timer *time.Timer) []settlement {
 	collected := append(make([]settlement, 0, min(max(w.collected, len(w.settlements))*5/4+1, settleBatch)), first)
-	defer func() { w.collected = len(collected) }()
-	timer.Reset(settleAfter)
+	defer func() { w.collected, w.collectedAt = len(collected), time.Now() }()
+	begun := time.Now()
+	soon := w.isAwaited(&first) || begun.Sub(w.collectedAt) > settleLater // waiting would bring no other
+	timer.Reset(settleLater)
+	if soon {
+		timer.Reset(settleSoon)
+	}
 	for len(collected) < settleBatch {
 		select {
 		case s, open := <-w.settlements:
@@ -92,11 +99,21 @@ func (w *settler) collect(first settlement, timer *time.Timer) []settlement {
 				return collected
 			}
 			collected = append(collected, s)
+			if !soon && w.isAwaited(&s) {
+				soon = true
+				timer.Reset(min(settleSoon, settleLater-time.Since(begun)))
+			}
 		case <-timer.C:
 			return collected
 		}
 	}
 	return collected
+}
+
+// isAwaited reports whether something waits until a settlement is written: the next delivery of an ordering key, a retry, an
+// operator, or a lane that needs the room.
+func (w *settler) isAwaited(s *settlement) bool {
+	return s.Outcome != policy.Delivered || s.event.OrderingKey != nil || !w.lanes.get(s.destination).isRoomy()
 }
 
 // write writes a batch, and returns the settlements that it could not write. It tries a failed batch in parts, so that one row

@@ -3,7 +3,9 @@ package relay
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -53,5 +55,52 @@ func TestErrorsOfTheDatabaseAreClassified(t *testing.T) {
 		if got := pg.ClassifyError(err); got != pg.ErrorPassing {
 			t.Errorf("%v is of class %d", err, got)
 		}
+	}
+}
+
+// A low load is settled in few statements, and what something waits for is settled soon.
+func TestBatchesWaitForMoreUnlessSomethingWaitsForThem(t *testing.T) {
+	t.Parallel()
+	key, delivered := "k", policy.Decision{Outcome: policy.Delivered}
+	for name, c := range map[string]struct {
+		second settlement    // comes 6 ms after the first, and another one each 6 ms after that
+		taken  int           // held by the lane
+		rest   time.Duration // since the last batch
+		want   int           // settlements in the first batch
+	}{
+		"nothing waits":            {settlement{Decision: delivered}, 16, 6 * time.Millisecond, 4},
+		"an ordering key waits":    {settlement{Decision: delivered, delivery: delivery{event: post.Event{OrderingKey: &key}}}, 1, 6 * time.Millisecond, 2},
+		"a retry waits":            {settlement{Decision: policy.Decision{Outcome: policy.Retry}}, 1, 6 * time.Millisecond, 2},
+		"the lane waits for room":  {settlement{Decision: delivered}, 17, 6 * time.Millisecond, 1},
+		"nothing came for a while": {settlement{Decision: delivered}, 1, 30 * time.Millisecond, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := &settler{core: &core{}, settlements: make(chan settlement, settleBatch), collectedAt: time.Now().Add(-c.rest)}
+				l := newLane(&post.Endpoint{Destination: post.Destination{Name: "d", MaxInFlight: 64}})
+				l.took(live, c.taken)
+				w.lanes.add(l)
+				timer := time.NewTimer(time.Hour)
+				defer timer.Stop()
+				var sending sync.WaitGroup
+				sending.Go(func() {
+					for i := range 5 {
+						time.Sleep(6 * time.Millisecond) // of the bubble's clock
+						s := settlement{Decision: delivered}
+						if i == 0 {
+							s = c.second
+						}
+						s.destination = "d"
+						w.settlements <- s
+					}
+				})
+				batch := w.collect(settlement{Decision: delivered, delivery: delivery{destination: "d"}}, timer)
+				if len(batch) != c.want {
+					t.Errorf("%d settlements in a batch, want %d", len(batch), c.want)
+				}
+				sending.Wait()
+			})
+		})
 	}
 }

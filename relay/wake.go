@@ -14,6 +14,7 @@ type wakeup struct {
 	tick     chan struct{}      // the safety tick
 	notified chan bool          // a producer committed while this relay was armed; true: look behind the positions too
 	commits  atomic.Int64       // notifications of producers since the claimer last took their number
+	lapsed   atomic.Bool        // producers did not notify although this relay was armed, and do so again
 	hears    atomic.Bool        // the session listens
 	idle     atomic.Bool        // as of the claimer's last turn
 	retries  *policy.RetryTimes // what this relay has put off is due again

@@ -58,10 +58,12 @@ func twoLanes(t testing.TB) *relaytest.Database {
 	return db
 }
 
+const insertSeries = `INSERT INTO outbox (event_type, payload, idempotency_key) SELECT $1, '{}', $2 || i FROM generate_series(1, $3) i`
+
 // insertTyped adds n events of a type.
 func insertTyped(db *relaytest.Database, eventType, prefix string, n int) {
 	db.Helper()
-	db.Exec(`INSERT INTO outbox (event_type, payload, idempotency_key) SELECT $1, '{}', $2 || i FROM generate_series(1, $3) i`, eventType, prefix, n)
+	db.Exec(insertSeries, eventType, prefix, n)
 }
 
 // A dead cluster gets probes and nothing else: no claims, no attempts, and no part of what the relay sends at once.

@@ -136,8 +136,17 @@ func (p *Pace) BecomeIdle(now time.Time) bool {
 		return false
 	}
 	p.Idle, p.Interval = true, firstArmedPoll
+	if p.Armed { // what does not notify began before, and has run for as long by now
+		p.Interval = min(max(now.Sub(p.armedAt), firstArmedPoll), 2*p.Poll)
+	}
 	p.Look()
 	return true
+}
+
+// Lapsed records that producers did not notify for a while although the relay was armed, and do so again.
+func (p *Pace) Lapsed(now time.Time) {
+	p.armedAt, p.Interval = now, firstArmedPoll
+	p.Look()
 }
 
 // Wait returns how long nothing is to be done; negative: until woken.

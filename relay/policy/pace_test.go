@@ -74,6 +74,38 @@ func TestPaceOfAnIdlingRelay(t *testing.T) {
 }
 
 // A relay is armed at a low load and polls at a high one, for as long as that lasts.
+// An event to an armed relay every second costs one look besides its own, not a series of them.
+func TestIdlenessOfARelayThatHasBeenArmedForLong(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	looks := func(p *Pace) (n int) { // from one event to the next look that nothing but a notification asks for
+		p.Notified(now, 1)
+		p.Claimed(now, 1, 0)
+		now = now.Add(quietBeforeIdle)
+		p.BecomeIdle(now)
+		for ; p.Looking(now) && n < 100; n++ {
+			p.Claimed(now, 0, 0)
+			if wait := p.Wait(now); wait >= 0 {
+				now = now.Add(wait)
+			}
+		}
+		return n
+	}
+	p := &Pace{Poll: 5 * time.Second}
+	p.Declared(now, true)
+	if n := looks(p); n < 5 {
+		t.Errorf("%d looks of a relay that was armed just before, want one soon and others ever later", n)
+	}
+	now = now.Add(p.Poll)
+	if n := looks(p); n != 1 {
+		t.Errorf("%d looks of a relay that was armed long before, want 1", n)
+	}
+	p.Lapsed(now)
+	if n := looks(p); n < 5 {
+		t.Errorf("%d looks after producers did not notify for a while, want one soon and others ever later", n)
+	}
+}
+
 func TestPaceFollowsTheLoad(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
