@@ -330,7 +330,7 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 	}
 	// Deliveries that are claimed by their key take no room from these: keys that always go on would leave none.
 	if free[live] > 0 && (looking || w.more && worthwhile) {
-		scans = append(scans, c.scan(live, w, now, free[live], after, keyset{}))
+		scans = append(scans, w.scan(live, now, free[live], after, keyset{}))
 	}
 	if l.back != (keyset{}) && free[backlog] > 0 {
 		scans = append(scans, scan{class: backlog, free: free[backlog], after: l.back, until: after, back: true})
@@ -345,7 +345,7 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 		switch {
 		case free[class] <= 0 || !worthwhile:
 		case w.wanted(now):
-			scans = append(scans, c.scan(class, w, now, free[class], w.position, until))
+			scans = append(scans, w.scan(class, now, free[class], w.position, until))
 		case w.more:
 			c.plan(w.due)
 		}

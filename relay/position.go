@@ -18,7 +18,7 @@ type walk struct {
 	clear    bool          // the last claim took all that it looked at
 	again    bool          // once it has ended it begins again, at once
 	pause    time.Duration // of a walk that waits for more replays: until the next look
-	shared   time.Time     // until when other relays are believed to claim here, too
+	shared   time.Time     // until when other relays are believed to claim here, too; only while there is more
 }
 
 // replayLook is after which time a walk that has found replays looks for more: they come in small numbers.

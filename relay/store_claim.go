@@ -34,8 +34,9 @@ type scan struct {
 	back  bool   // it looks once at what the walk of its class has passed
 	clear bool   // the scan before it could take all that it looked at
 
-	shared    bool // other relays claim here, too: it passes what they have in flight
-	exclusive bool // it takes nothing while another relay claims exclusively
+	// shared: other relays claim here, too. The scan passes what they have in flight, and reads nothing while another one makes such
+	// a claim.
+	shared bool
 }
 
 // A readyKey is an ordering key whose next delivery may be claimed.
@@ -52,7 +53,7 @@ type claimResult struct {
 	scans      []scanResult  // of all scans of all requests, in their order
 	heads      []keyHead     // of keys that were asked for and brought nothing
 	reordered  map[int]int64 // by the index of a request, where it differs
-	frontTaken bool          // another relay was claiming exclusively, so that such scans have read nothing
+	frontTaken bool          // another relay was claiming, so that shared scans have read nothing
 }
 
 // A scanResult says how far a scan came.
@@ -192,7 +193,7 @@ type claimedRow struct {
 		dueAt             []pgtype.Timestamptz
 		beyond            []bool  // the room
 		read              []int64 // its number within its scan; negative: it is in flight
-		frontTaken        *bool   // another relay is claiming exclusively
+		frontTaken        *bool   // another relay is claiming
 	}
 }
 
@@ -228,8 +229,8 @@ WITH front AS MATERIALIZED (
     SELECT *
     FROM unnest($4::int[], $5::text[], $6::bool[], $7::int[], $8::timestamptz[], $9::bigint[], $10::timestamptz[], $11::bigint[], $12::float8[],
                 $13::int[], $14::bool[])
-        WITH ORDINALITY AS asked (looks, destination, replay, free, after_at, after_id, until_at, until_id, promised_for, reads, exclusive, number)
-    WHERE (NOT asked.exclusive OR (SELECT mine FROM front)) AND (SELECT ` + isHeld + ` FROM outbox_destination s WHERE s.destination = asked.destination LIMIT 1) IS NOT TRUE
+        WITH ORDINALITY AS asked (looks, destination, replay, free, after_at, after_id, until_at, until_id, promised_for, reads, shared, number)
+    WHERE (NOT asked.shared OR (SELECT mine FROM front)) AND (SELECT ` + isHeld + ` FROM outbox_destination s WHERE s.destination = asked.destination LIMIT 1) IS NOT TRUE
 ), seen AS MATERIALIZED (
     SELECT scan.number, scan.free, scan.promised_for, d.*
     FROM scan
@@ -275,8 +276,8 @@ func (c *claimReader) queueDue(queries *pgx.Batch, instance int32) {
 			if r.number == nil {
 				if r.seen.frontTaken != nil && *r.seen.frontTaken {
 					c.result.frontTaken = true
-					for i := range a.exclusive {
-						c.result.scans[i].unread = a.exclusive[i]
+					for i := range a.shared {
+						c.result.scans[i].unread = a.shared[i]
 					}
 				}
 				if r.after > 0 { // the fence: without its row, the relay could claim nothing of what was seen and must not move past it
@@ -344,7 +345,7 @@ type dueArguments struct {
 	afterID, untilID []int64
 	promises         []float64
 	reads            []int32
-	exclusive        []bool
+	shared           []bool
 }
 
 func newDueArguments(requests []claimRequest) (a dueArguments) {
@@ -359,7 +360,7 @@ func newDueArguments(requests []claimRequest) (a dueArguments) {
 			a.replay, a.free = append(a.replay, s.class == replays), append(a.free, int32(s.free))
 			a.afterAt, a.afterID = append(a.afterAt, s.after.bound(pgtype.NegativeInfinity)), append(a.afterID, s.after.id)
 			a.untilAt, a.untilID = append(a.untilAt, s.until.bound(pgtype.Infinity)), append(a.untilID, until.id)
-			a.reads, a.exclusive = append(a.reads, s.reads()), append(a.exclusive, s.exclusive)
+			a.reads, a.shared = append(a.reads, s.reads()), append(a.shared, s.shared)
 		}
 	}
 	return a
@@ -367,5 +368,5 @@ func newDueArguments(requests []claimRequest) (a dueArguments) {
 
 // columns returns the parameters of the statement from the fourth on.
 func (a *dueArguments) columns() []any {
-	return []any{a.looks, a.destinations, a.replay, a.free, a.afterAt, a.afterID, a.untilAt, a.untilID, a.promises, a.reads, a.exclusive}
+	return []any{a.looks, a.destinations, a.replay, a.free, a.afterAt, a.afterID, a.untilAt, a.untilID, a.promises, a.reads, a.shared}
 }
