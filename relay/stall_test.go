@@ -166,7 +166,7 @@ func TestScanGoesOnPastWhatOthersHaveClaimed(t *testing.T) {
 		r := sessionOf(t, db.config(to("http://receiver.test/")))
 		r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
 		l := r.lane("default")
-		db.insert(10*scanExtra, "key")
+		db.insert(scanPasses+20*scanExtra, "key")
 		db.letPass(c.age)
 		db.exec(`UPDATE outbox_delivery SET claimed_by = 99, claim = 1, lease_expires_at = now() + interval '1 day'`)
 		far := time.Now().Add(time.Hour)
