@@ -22,6 +22,7 @@ type claimer struct {
 	floors   floors
 	damaged  damaged
 	lost     session.Unacknowledged
+	front    policy.Front
 	idleAt   time.Time // the database's, when the relay last became idle
 	next     time.Time // when to take the next turn for another reason than the pace; zero: there is none
 }
@@ -332,7 +333,7 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 	}
 	// Deliveries that are claimed by their key take no room from these: keys that always go on would leave none.
 	if free[live] > 0 && (looking || w.more && worthwhile) {
-		scans = append(scans, scan{class: live, free: free[live], after: after, clear: w.more && w.clear})
+		scans = append(scans, w.scan(live, now, free[live], after, keyset{}))
 	}
 	if l.back != (keyset{}) && free[backlog] > 0 {
 		scans = append(scans, scan{class: backlog, free: free[backlog], after: l.back, until: after, back: true})
@@ -347,18 +348,22 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 		switch {
 		case free[class] <= 0 || !worthwhile:
 		case w.wanted(now):
-			scans = append(scans, scan{class: class, free: free[class], after: w.position, until: until, clear: w.more && w.clear})
+			scans = append(scans, w.scan(class, now, free[class], w.position, until))
 		case w.more:
 			c.plan(w.due)
 		}
 	}
-	return scans
+	return c.atFront(now, scans)
 }
 
 // advance moves the lanes past the deliveries that a claim has read, and notes the ordering keys that it found. It reports
 // whether any key can be claimed at once. A key that could not be claimed when it was last asked for is nothing found, or a
 // walk through what is blocked would never rest.
 func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Duration) (ready bool) {
+	if result.frontTaken {
+		c.front.Record(time.Now(), true)
+		c.plan(c.front.Next)
+	}
 	found := make([]int, len(result.scans))
 	for i := range result.deliveries {
 		if d := &result.deliveries[i]; d.scan > 0 {
@@ -373,12 +378,13 @@ func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Dura
 	c.rememberFloors(claims, result)
 	n := 0
 	// A little less than the poll interval, so that a walk that comes with each safety tick does not miss every other one.
-	pause := rest{c.config().PollInterval * 9 / 10, c.restTimes}
+	pause := policy.Rest{Least: c.config().PollInterval * 9 / 10, Times: c.restTimes}
 	for _, claim := range claims {
 		l := claim.lane
 		for _, s := range claim.request.scans {
 			read := result.scans[n]
 			tookAll := found[n] > 0 && found[n] == read.looked
+			met := read.more && (read.passed > 0 || read.unkeyed > found[n])
 			for _, waits := range read.keys {
 				key := orderingKey{l.name, waits.key}
 				if !c.floors.lookUp(key, l.reordered, claim.request.skipFailed).blocked {
@@ -387,11 +393,17 @@ func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Dura
 				c.floors.forget(key, waits.eventID)
 				l.makeReady(waits.key, s.class)
 			}
+			if s.shared && !read.unread {
+				c.front.Record(time.Now(), false)
+			}
 			if s.back {
 				l.lookedBack(read)
 			} else if !read.unread {
 				l.walks[s.class].advance(s.class, read, found[n], result.at, took, pause)
 				l.walks[s.class].clear = tookAll
+				if met {
+					l.walks[s.class].shared = time.Now().Add(policy.SharedFor)
+				}
 			}
 			// What it found may hang, or it found what another relay has claimed: no settlement goes on with it.
 			if pause := l.walks[s.class].pause; read.more || pause > 0 {

@@ -68,6 +68,7 @@ func (c *claimer) claimAll(ctx context.Context, instance int32, requests []claim
 func (r claimRequest) parts() (parts []claimRequest) {
 	one := r
 	for _, s := range r.scans {
+		s.shared = false
 		one.scans, one.keys = []scan{s}, nil
 		parts = append(parts, one)
 	}

@@ -14,6 +14,7 @@
 //	reload.go, difference.go       another configuration while it runs, and its routes
 //	session.go                     what the session makes the relay do
 //	claim.go, claim_apart.go       when to claim, for which lanes, and how around damaged data
+//	claim_front.go                 claiming beside other relays
 //	writers.go                     transactions that may commit late
 //	breaker.go                     writing what the breakers decide
 //	deliver.go, suspect.go         one attempt; deliveries that may kill their relay

@@ -18,6 +18,7 @@ type walk struct {
 	clear    bool          // the last claim took all that it looked at
 	again    bool          // once it has ended it begins again, at once
 	pause    time.Duration // of a walk that waits for more replays: until the next look
+	shared   time.Time     // until when other relays are believed to claim here, too; only while there is more
 }
 
 // replayLook is after which time a walk that has found replays looks for more: they come in small numbers.
@@ -26,23 +27,12 @@ const replayLook = 20 * time.Millisecond
 // restTimes is how many times as long as it spent on finding nothing a walk rests, and the watcher as long as it looked.
 const restTimes = 100
 
-// A rest is how long work beside delivering pauses.
-type rest struct {
-	least time.Duration
-	times int // as long as the work took, if that is longer
-}
-
-// after returns how long to rest after work that took so long.
-func (r rest) after(took time.Duration) time.Duration {
-	return max(r.least, time.Duration(r.times)*took)
-}
-
 // wanted reports whether it is time to claim.
 func (w *walk) wanted(now time.Time) bool { return !now.Before(w.due) }
 
 // advance moves past what a claim has looked at, at the database's time at. found is how many deliveries and ordering keys
 // the scan brought, took how long the claim lasted, pause how long the walk rests at its end.
-func (w *walk) advance(class class, result scanResult, found int, at time.Time, took time.Duration, pause rest) {
+func (w *walk) advance(class class, result scanResult, found int, at time.Time, took time.Duration, pause policy.Rest) {
 	if class == live {
 		w.position, w.more = keyset{at: at}, result.more // everything that was due has been looked at
 		if result.more {
@@ -62,7 +52,7 @@ func (w *walk) advance(class class, result scanResult, found int, at time.Time, 
 		}
 	case w.again:
 		w.rest(time.Time{})
-	case class == replays && (found > 0 || w.pause > 0 && w.pause < pause.least):
+	case class == replays && (found > 0 || w.pause > 0 && w.pause < pause.Least):
 		// An operator's replay goes on for a while. Looked for after a rest, what it adds would come at once, and before live events.
 		w.pause = max(2*w.pause, replayLook)
 		if found > 0 {
@@ -71,7 +61,7 @@ func (w *walk) advance(class class, result scanResult, found int, at time.Time, 
 		w.position, w.more, w.took = keyset{at: at.Add(-policy.Overlap)}, true, 0
 		w.due = time.Now().Add(max(w.pause, took))
 	default:
-		w.rest(time.Now().Add(pause.after(w.took)))
+		w.rest(time.Now().Add(pause.After(w.took)))
 	}
 }
 

@@ -74,7 +74,7 @@ func TestWalk(t *testing.T) {
 		"and rests for long at the end":                  {walk: walk{took: time.Second, barren: true, position: last, more: true}, class: backlog, rests: true},
 	} {
 		w := c.walk
-		w.advance(c.class, c.result, c.found, at(9), c.took, rest{poll * 9 / 10, restTimes})
+		w.advance(c.class, c.result, c.found, at(9), c.took, policy.Rest{Least: poll * 9 / 10, Times: restTimes})
 		rests := time.Until(w.due) > poll/2
 		w.due = time.Time{}
 		if w != c.want || rests != c.rests {

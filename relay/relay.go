@@ -175,7 +175,9 @@ func (r *Relay) newWatcher() *watch.Watcher {
 		Config: func() watch.Config { return r.cfg.Watching }, Alerts: func() alert.Config { return r.config().Alerts },
 		Lenient: r.lenient, Alive: r.alive,
 		// However long a blocked vacuum makes it: like sweeps, it may take a hundredth of the time.
-		Rest:   func(took time.Duration) time.Duration { return rest{r.cfg.Watching.Interval, r.restTimes}.after(took) },
+		Rest: func(took time.Duration) time.Duration {
+			return policy.Rest{Least: r.cfg.Watching.Interval, Times: r.restTimes}.After(took)
+		},
 		Looked: func() { signal(r.wake.routes) }, // for changes without a notification
 		Due:    func() { signal(r.wake.alerts) }, Failed: r.databaseError, Watched: r.cfg.Hooks.Watched,
 	}

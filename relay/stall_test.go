@@ -166,7 +166,7 @@ func TestScanGoesOnPastWhatOthersHaveClaimed(t *testing.T) {
 		r := sessionOf(t, db.config(to("http://receiver.test/")))
 		r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
 		l := r.lane("default")
-		db.insert(10*scanExtra, "key")
+		db.insert(scanPasses+20*scanExtra, "key")
 		db.letPass(c.age)
 		db.exec(`UPDATE outbox_delivery SET claimed_by = 99, claim = 1, lease_expires_at = now() + interval '1 day'`)
 		far := time.Now().Add(time.Hour)
@@ -208,11 +208,11 @@ func TestBarrenWalkComesToItsEnd(t *testing.T) {
 	if l.walks[backlog].position != position || l.walks[replays].position == position {
 		t.Errorf("walks %+v", l.walks)
 	}
-	l.walks[backlog].advance(backlog, scanResult{}, 0, position.at, 0, rest{least: time.Hour})
+	l.walks[backlog].advance(backlog, scanResult{}, 0, position.at, 0, policy.Rest{Least: time.Hour})
 	if w := l.walks[backlog]; w.position == position || !w.wanted(time.Now()) {
 		t.Errorf("what was asked for meanwhile is forgotten: %+v", w)
 	}
-	l.walks[backlog].advance(backlog, scanResult{}, 0, position.at, 0, rest{least: time.Hour})
+	l.walks[backlog].advance(backlog, scanResult{}, 0, position.at, 0, policy.Rest{Least: time.Hour})
 	if w := l.walks[backlog]; w.wanted(time.Now()) {
 		t.Errorf("walking never ends: %+v", w)
 	}

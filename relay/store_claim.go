@@ -33,6 +33,10 @@ type scan struct {
 	until keyset // zero: to the end
 	back  bool   // it looks once at what the walk of its class has passed
 	clear bool   // the scan before it could take all that it looked at
+
+	// shared: other relays claim here, too. The scan passes what they have in flight, and reads nothing while another one makes such
+	// a claim.
+	shared bool
 }
 
 // A readyKey is an ordering key whose next delivery may be claimed.
@@ -49,6 +53,7 @@ type claimResult struct {
 	scans      []scanResult  // of all scans of all requests, in their order
 	heads      []keyHead     // of keys that were asked for and brought nothing
 	reordered  map[int]int64 // by the index of a request, where it differs
+	frontTaken bool          // another relay was claiming, so that shared scans have read nothing
 }
 
 // A scanResult says how far a scan came.
@@ -57,8 +62,10 @@ type scanResult struct {
 	more bool   // there may be due deliveries behind last
 	keys []foundKey
 
-	looked int  // at how many deliveries within its room
-	unread bool // it was put off
+	looked  int  // at how many deliveries within its room
+	passed  int  // beside how many that relays have in flight
+	unkeyed int  // of looked, without an ordering key
+	unread  bool // it was put off
 }
 
 // A foundKey is an ordering key of which a scan saw a delivery that waits, the earliest one it saw.
@@ -77,13 +84,24 @@ type keyHead struct {
 // scanExtra is how many deliveries a scan may look at beyond those it may bring: with an ordering key, or claimed already.
 const scanExtra = 100
 
-// looks is how many deliveries a scan may look at. One beyond its room says whether there are more. With 50 destinations a scan
-// brings some ten, and a hundred others read in vain would cost the server several times as much.
+// scanPasses is how many deliveries in flight a scan may pass where other relays claim, too: what three others hold at most.
+const scanPasses = 3 * maxTaken
+
+// looks is how many free deliveries a scan may look at. One beyond its room says whether there are more. With 50 destinations a
+// scan brings some ten, and a hundred others read in vain would cost the server several times as much.
 func (s *scan) looks() int32 {
 	if s.clear {
 		return int32(s.free + 1)
 	}
 	return int32(s.free + scanExtra)
+}
+
+// reads is how many deliveries a scan may read, those in flight included.
+func (s *scan) reads() int32 {
+	if s.shared {
+		return s.looks() + scanPasses
+	}
+	return s.looks()
 }
 
 // A claim reads a bounded number of rows, whatever the history of a lane or of an ordering key.
@@ -108,14 +126,13 @@ const (
 	// isHeld is true of a destination s of which this relay may claim nothing now.
 	isHeld = `(s.paused OR s.breaker = 'open' OR s.breaker_owner <> $1)`
 
-	// lockFound locks what a candidate c is, if it is still free.
-	lockFound = `
-    CROSS JOIN LATERAL (
-        SELECT d.ctid AS place, d.claimed_by IS NOT NULL AS was_claimed FROM outbox_delivery d
-        WHERE d.ctid = c.place AND d.event_id = c.event_id AND d.status NOT IN ('delivered', 'failed', 'discarded')
-          AND d.next_attempt_at <= now() AND ` + pg.IsFree + `
-        FOR UPDATE OF d SKIP LOCKED
-    ) d`
+	// lockFound locks the deliveries d that the candidates c are, where they are still free. One node of the plan locks all of them:
+	// with one for each, PostgreSQL prepares anew (30 µs) for each row that another relay has claimed meanwhile. CASE leaves the place
+	// as the only way to a row. Conditions on d alone let a plan that was made on a small table read all of a large one.
+	lockFound = `, outbox_delivery d
+    WHERE d.ctid = c.place AND CASE WHEN d.event_id = c.event_id
+        THEN d.status NOT IN ('delivered', 'failed', 'discarded') AND d.next_attempt_at <= now() AND ` + pg.IsFree + ` END
+    FOR UPDATE OF d SKIP LOCKED`
 
 	// claimLocked claims what is locked, and brings it with its events.
 	claimLocked = `
@@ -130,7 +147,7 @@ const (
 SELECT c.number, c.before, c.event_id, c.claim, c.attempts, c.rescues, c.next_attempt_at, c.payload_bytes, c.replay, c.not_after, c.promised,
        c.was_claimed, e.event_type, e.event_version, e.idempotency_key, e.ordering_key, e.related_reference, nullif(e.headers, '{}'),
        e.created_at, CASE WHEN c.payload_bytes <= $3 THEN e.payload END, now(),
-       NULL::bigint[], NULL::bigint[], NULL::text[], NULL::timestamptz[], NULL::boolean[]
+       NULL::bigint[], NULL::bigint[], NULL::text[], NULL::timestamptz[], NULL::boolean[], NULL::bigint[], NULL::boolean
 FROM claimed c LEFT JOIN LATERAL (SELECT * FROM outbox WHERE id = c.event_id LIMIT 1) e ON true
 UNION ALL
 SELECT NULL::bigint, coalesce((SELECT fence FROM claimant), 0), 0::bigint, 0::bigint, 0, 0::smallint, NULL::timestamptz, 0, false, NULL::timestamptz, false, false,
@@ -174,7 +191,9 @@ type claimedRow struct {
 		numbers, eventIDs []int64
 		keys              []*string
 		dueAt             []pgtype.Timestamptz
-		beyond            []bool // the room
+		beyond            []bool  // the room
+		read              []int64 // its number within its scan; negative: it is in flight
+		frontTaken        *bool   // another relay is claiming
 	}
 }
 
@@ -186,7 +205,7 @@ func (c *claimReader) read(rows pgx.Rows, each func(r *claimedRow)) error {
 	into := []any{
 		&r.number, &r.after, &r.eventID, &r.fence, &r.attempts, &r.rescues, &r.nextAttemptAt, &r.payloadBytes, &r.replay,
 		&notAfter, &r.promised, &r.wasClaimed, &e.EventType, &e.Version, &e.Key, &e.OrderingKey, &e.RelatedReference, &e.Headers,
-		&e.CreatedAt, &e.Payload, &c.result.at, &seen.numbers, &seen.eventIDs, &seen.keys, &seen.dueAt, &seen.beyond,
+		&e.CreatedAt, &e.Payload, &c.result.at, &seen.numbers, &seen.eventIDs, &seen.keys, &seen.dueAt, &seen.beyond, &seen.read, &seen.frontTaken,
 	}
 	for rows.Next() {
 		r = claimedRow{}
@@ -201,36 +220,48 @@ func (c *claimReader) read(rows pgx.Rows, each func(r *claimedRow)) error {
 	return rows.Err()
 }
 
-// A scan walks the due index. It takes deliveries without an ordering key; of the others it only notes the keys.
+// A scan walks the due index. It takes deliveries without an ordering key; of the others it only notes the keys. What is in flight
+// it passes; the last of what it may read is noted nevertheless, as the place that it has come to.
 const claimDue = `
-WITH scan AS MATERIALIZED (
+WITH front AS MATERIALIZED (
+    SELECT pg_try_advisory_xact_lock(427020085613 # 'outbox_delivery'::regclass::oid::bigint) AS mine
+), scan AS MATERIALIZED (
     SELECT *
-    FROM unnest($4::int[], $5::text[], $6::bool[], $7::int[], $8::timestamptz[], $9::bigint[], $10::timestamptz[], $11::bigint[], $12::float8[])
-        WITH ORDINALITY AS asked (looks, destination, replay, free, after_at, after_id, until_at, until_id, promised_for, number)
-    WHERE (SELECT ` + isHeld + ` FROM outbox_destination s WHERE s.destination = asked.destination LIMIT 1) IS NOT TRUE
+    FROM unnest($4::int[], $5::text[], $6::bool[], $7::int[], $8::timestamptz[], $9::bigint[], $10::timestamptz[], $11::bigint[], $12::float8[],
+                $13::int[], $14::bool[])
+        WITH ORDINALITY AS asked (looks, destination, replay, free, after_at, after_id, until_at, until_id, promised_for, reads, shared, number)
+    WHERE (NOT asked.shared OR (SELECT mine FROM front)) AND (SELECT ` + isHeld + ` FROM outbox_destination s WHERE s.destination = asked.destination LIMIT 1) IS NOT TRUE
 ), seen AS MATERIALIZED (
     SELECT scan.number, scan.free, scan.promised_for, d.*
     FROM scan
     CROSS JOIN LATERAL (
-        SELECT x.*, count(*) FILTER (WHERE x.available AND x.ordering_key IS NULL) OVER w AS taken
+        SELECT y.*
         FROM (
-            SELECT d.ctid AS place, d.event_id, d.next_attempt_at, d.ordering_key, ` + pg.IsFree + ` AS available
-            FROM outbox_delivery d
-            WHERE d.destination = scan.destination AND d.replay = scan.replay AND d.status = 'pending'
-              AND (d.next_attempt_at, d.event_id) > (scan.after_at, scan.after_id)
-              AND (d.next_attempt_at, d.event_id) <= (least(scan.until_at, now()), scan.until_id)
-            ORDER BY d.next_attempt_at, d.event_id
-            LIMIT scan.looks
-        ) x
-        WINDOW w AS (ORDER BY x.next_attempt_at, x.event_id ROWS UNBOUNDED PRECEDING)
+            SELECT x.*, count(*) FILTER (WHERE x.available AND x.ordering_key IS NULL) OVER w AS taken, row_number() OVER w AS read
+            FROM (
+                SELECT d.ctid AS place, d.event_id, d.next_attempt_at, d.ordering_key, ` + pg.IsFree + ` AS available
+                FROM outbox_delivery d
+                WHERE d.destination = scan.destination AND d.replay = scan.replay AND d.status = 'pending'
+                  AND (d.next_attempt_at, d.event_id) > (scan.after_at, scan.after_id)
+                  AND (d.next_attempt_at, d.event_id) <= (least(scan.until_at, now()), scan.until_id)
+                ORDER BY d.next_attempt_at, d.event_id
+                LIMIT scan.reads
+            ) x
+            WINDOW w AS (ORDER BY x.next_attempt_at, x.event_id ROWS UNBOUNDED PRECEDING)
+        ) y
+        WHERE y.available OR y.read = scan.reads
+        ORDER BY y.next_attempt_at, y.event_id
+        LIMIT scan.looks
     ) d
 ), claimant AS MATERIALIZED (` + claimant + ` AND EXISTS (SELECT FROM seen) FOR KEY SHARE
 ), locked AS MATERIALIZED (
-    SELECT c.number, 0::bigint AS before, now() + make_interval(secs => c.promised_for) AS promise, d.place, d.was_claimed
-    FROM seen c` + lockFound + `
-    WHERE c.available AND c.ordering_key IS NULL AND c.taken <= c.free AND EXISTS (SELECT FROM claimant)
+    SELECT c.number, 0::bigint AS before, now() + make_interval(secs => c.promised_for) AS promise, d.ctid AS place, d.claimed_by IS NOT NULL AS was_claimed
+    FROM (
+        SELECT number, promised_for, place, event_id FROM seen
+        WHERE available AND ordering_key IS NULL AND taken <= free AND EXISTS (SELECT FROM claimant)
+    ) c` + lockFound + `
 ` + claimLocked + `array_agg(number), array_agg(event_id), array_agg(CASE WHEN available THEN ordering_key END), array_agg(next_attempt_at),
-       array_agg(taken > free)
+       array_agg(taken > free), array_agg(CASE WHEN available THEN read ELSE -read END), true = ANY ($14) AND NOT (SELECT mine FROM front)
 FROM seen`
 
 // queueDue queues the scans of all requests.
@@ -243,8 +274,14 @@ func (c *claimReader) queueDue(queries *pgx.Batch, instance int32) {
 	queries.Queue(claimDue, append([]any{instance, c.lease.Seconds(), inlinePayload}, a.columns()...)...).Query(func(rows pgx.Rows) error {
 		return c.read(rows, func(r *claimedRow) {
 			if r.number == nil {
+				if r.seen.frontTaken != nil && *r.seen.frontTaken {
+					c.result.frontTaken = true
+					for i := range a.shared {
+						c.result.scans[i].unread = a.shared[i]
+					}
+				}
 				if r.after > 0 { // the fence: without its row, the relay could claim nothing of what was seen and must not move past it
-					c.noteSeen(r, a.looks)
+					c.noteSeen(r, &a)
 				}
 				return
 			}
@@ -255,19 +292,23 @@ func (c *claimReader) queueDue(queries *pgx.Batch, instance int32) {
 }
 
 // noteSeen notes how far each scan came, and the ordering keys that it found.
-func (c *claimReader) noteSeen(r *claimedRow, looks []int32) {
+func (c *claimReader) noteSeen(r *claimedRow, a *dueArguments) {
 	type scanKey struct {
 		number int64
 		key    string
 	}
 	first := map[scanKey]int64{}
+	free, read := make([]int32, len(a.looks)), make([]int32, len(a.looks))
 	for i, number := range r.seen.numbers {
 		scan, id := &c.result.scans[number-1], r.seen.eventIDs[i]
+		isFree := r.seen.read[i] > 0
+		if read[number-1] = int32(max(r.seen.read[i], -r.seen.read[i])); isFree {
+			free[number-1]++
+		}
 		if r.seen.beyond[i] {
 			scan.more = true
 			continue
 		}
-		scan.looked++
 		if place := (keyset{r.seen.dueAt[i].Time, id}); scan.last.compare(place) < 0 {
 			scan.last = place
 		}
@@ -276,11 +317,17 @@ func (c *claimReader) noteSeen(r *claimedRow, looks []int32) {
 			if earliest, known := first[k]; !known || id < earliest {
 				first[k] = id
 			}
+		} else if isFree {
+			scan.unkeyed++
+		}
+		if isFree {
+			scan.looked++
 		}
 	}
 	for i := range c.result.scans {
 		scan := &c.result.scans[i]
-		scan.more = scan.more || scan.looked == int(looks[i])
+		scan.passed = int(read[i] - free[i])
+		scan.more = scan.more || free[i] == a.looks[i] || read[i] == a.reads[i]
 	}
 	for k, id := range first {
 		scan := &c.result.scans[k.number-1]
@@ -297,6 +344,8 @@ type dueArguments struct {
 	afterAt, untilAt []pgtype.Timestamptz
 	afterID, untilID []int64
 	promises         []float64
+	reads            []int32
+	shared           []bool
 }
 
 func newDueArguments(requests []claimRequest) (a dueArguments) {
@@ -311,6 +360,7 @@ func newDueArguments(requests []claimRequest) (a dueArguments) {
 			a.replay, a.free = append(a.replay, s.class == replays), append(a.free, int32(s.free))
 			a.afterAt, a.afterID = append(a.afterAt, s.after.bound(pgtype.NegativeInfinity)), append(a.afterID, s.after.id)
 			a.untilAt, a.untilID = append(a.untilAt, s.until.bound(pgtype.Infinity)), append(a.untilID, until.id)
+			a.reads, a.shared = append(a.reads, s.reads()), append(a.shared, s.shared)
 		}
 	}
 	return a
@@ -318,5 +368,5 @@ func newDueArguments(requests []claimRequest) (a dueArguments) {
 
 // columns returns the parameters of the statement from the fourth on.
 func (a *dueArguments) columns() []any {
-	return []any{a.looks, a.destinations, a.replay, a.free, a.afterAt, a.afterID, a.untilAt, a.untilID, a.promises}
+	return []any{a.looks, a.destinations, a.replay, a.free, a.afterAt, a.afterID, a.untilAt, a.untilID, a.promises, a.reads, a.shared}
 }

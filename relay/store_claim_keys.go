@@ -52,14 +52,13 @@ WITH claimant AS MATERIALIZED (` + claimant + ` FOR KEY SHARE
         WINDOW w AS (ORDER BY x.event_id ROWS UNBOUNDED PRECEDING)
     ) r
 ), locked AS MATERIALIZED (
-    SELECT c.number, c.before, now() + make_interval(secs => c.promised_for) AS promise, d.place, d.was_claimed
-    FROM run c` + lockFound + `
-    WHERE c.sendable
-` + claimLocked + `array_agg(number), array_agg(begins), array_agg(ordering_key), NULL, NULL
+    SELECT c.number, c.before, now() + make_interval(secs => c.promised_for) AS promise, d.ctid AS place, d.claimed_by IS NOT NULL AS was_claimed
+    FROM (SELECT number, before, promised_for, place, event_id FROM run WHERE sendable) c` + lockFound + `
+` + claimLocked + `array_agg(number), array_agg(begins), array_agg(ordering_key), NULL, NULL, NULL, NULL
 FROM run WHERE nth = 1 AND NOT sendable
 UNION ALL
 SELECT number, reordered_now, 0, 0, 0, 0, NULL, 0, false, NULL, false, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, now(),
-       NULL, NULL, NULL, NULL, NULL
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM lane WHERE reordered_now <> reordered`
 
 // queueKeys queues the ordering keys of all requests.

@@ -1,0 +1,23 @@
+package relay
+
+import (
+	"slices"
+	"time"
+)
+
+// scan returns the next scan of a walk. See docs/decisions/0065-one-claim-at-the-front.md
+func (w *walk) scan(class class, now time.Time, free int, after, until keyset) scan {
+	shared := w.more && now.Before(w.shared)
+	return scan{class: class, free: free, after: after, until: until, clear: w.more && w.clear, shared: shared}
+}
+
+// atFront leaves out shared scans before it is time to try again.
+func (c *claimer) atFront(now time.Time, scans []scan) []scan {
+	return slices.DeleteFunc(scans, func(s scan) bool {
+		early := s.shared && now.Before(c.front.Next)
+		if early {
+			c.plan(c.front.Next)
+		}
+		return early
+	})
+}

@@ -1,0 +1,171 @@
+package relay
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/outbox-relay/outbox-relay/relay/policy"
+)
+
+// takeFront is what a claim with a shared scan does first.
+const takeFront = `SELECT pg_try_advisory_xact_lock(427020085613 # 'outbox_delivery'::regclass::oid::bigint)`
+
+// holdFront returns a session of a stranger who holds the lock of the front until it ends.
+func (db *database) holdFront() *pgx.Conn {
+	db.Helper()
+	stranger := db.locker(`SELECT`)
+	var got bool
+	must(db, stranger.QueryRow(db.Context(), takeFront).Scan(&got))
+	if !got {
+		db.Fatal("the lock of the front is taken")
+	}
+	return stranger
+}
+
+// A scan that shares its front passes what other relays have in flight, however much that is, and reads no further than it has room.
+func TestSharedScanPassesWhatIsInFlight(t *testing.T) {
+	t.Parallel()
+	const inFlight, free = 3 * scanExtra, 20
+	db := newDatabase(t)
+	db.insert(inFlight+10*free, "key")
+	s, other := db.registered()
+	_, own := db.registered()
+	claim := func(instance int32, one scan) (scanResult, []delivery) {
+		t.Helper()
+		result, err := s.claim(t.Context(), instance, time.Minute, []claimRequest{{destination: "default", scans: []scan{one}}})
+		must(t, err)
+		return result.scans[0], result.deliveries
+	}
+	if _, claimed := claim(other, scan{free: inFlight}); len(claimed) != inFlight {
+		t.Fatalf("the other relay claimed %d", len(claimed))
+	}
+
+	alone, claimed := claim(own, scan{free: free})
+	if len(claimed) != 0 || !alone.more || alone.passed != free+scanExtra || alone.looked != 0 || alone.last.id != free+scanExtra {
+		t.Errorf("without others: claimed %d, %+v", len(claimed), alone)
+	}
+	shared, claimed := claim(own, scan{free: free, clear: true, shared: true})
+	if len(claimed) != free || !shared.more || shared.passed != inFlight || shared.looked != free || shared.unkeyed != free ||
+		shared.last.id != inFlight+free {
+		t.Errorf("beside others: claimed %d, %+v", len(claimed), shared)
+	}
+	rest, claimed := claim(own, scan{free: 100 * free, after: shared.last, shared: true})
+	if len(claimed) != 9*free || rest.more || rest.passed != 0 {
+		t.Errorf("the rest: claimed %d, %+v", len(claimed), rest)
+	}
+}
+
+// Only one claim at a time reads what shared scans ask for. Other scans go on beside it.
+func TestSharedScansReadOneAfterTheOther(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t, "a", "b")
+	db.insert(30, "key")
+	s, instance := db.registered()
+	claim := func() claimResult {
+		t.Helper()
+		result, err := s.claim(t.Context(), instance, time.Minute, []claimRequest{
+			{destination: "a", scans: []scan{{free: 10, shared: true}}}, {destination: "b", scans: []scan{{free: 10}}},
+		})
+		must(t, err)
+		return result
+	}
+	stranger := db.holdFront()
+	for range 2 {
+		result := claim()
+		if !result.frontTaken || !result.scans[0].unread || result.scans[1].unread || len(result.deliveries) != 10 || result.deliveries[0].destination != "b" {
+			t.Errorf("while another one claims: %+v", result)
+		}
+	}
+	must(t, stranger.Close(t.Context()))
+	becomes(db, 0, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'`)
+	if result := claim(); result.frontTaken || result.scans[0].unread || len(result.deliveries) != 20 {
+		t.Errorf("afterwards: %+v", result)
+	}
+	if n := row[int](db, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'`); n != 0 {
+		t.Errorf("%d locks are left", n)
+	}
+}
+
+// A claim that meets what others have in flight, or have just locked, makes the next ones of its walk ask for the lock. One that was
+// refused leaves the walk where it is, and is repeated.
+func TestWalkSharesItsFront(t *testing.T) {
+	t.Parallel()
+	r := prepared(t, newDatabase(t).config(to("http://receiver.test/")))
+	c, l := r.newClaimer(), r.lane("default")
+	c.clock.set(time.Now())
+	first, second := keyset{at: c.clock.now(), id: 1}, keyset{at: c.clock.now(), id: 2}
+	for name, read := range map[string]scanResult{
+		"passed":        {last: first, more: true, passed: 1},
+		"locked":        {last: first, more: true, looked: 5, unkeyed: 5},
+		"alone":         {last: first, more: true},
+		"ordering keys": {last: first, more: true, looked: 5},
+		"the end":       {last: first, passed: 1},
+	} {
+		l.walks[live], c.front, c.next = walk{}, policy.Front{}, time.Time{}
+		scans := func(after time.Duration) []scan {
+			return c.scans(l, time.Now().Add(after), [classes]int{live: 4}, false, true)
+		}
+		advance := func(read scanResult, taken bool, scans []scan) {
+			c.advance([]laneClaim{{l, claimRequest{destination: l.name, scans: scans}}},
+				claimResult{at: c.clock.now(), scans: []scanResult{read}, frontTaken: taken}, time.Millisecond)
+		}
+		advance(read, false, []scan{{class: live}})
+		shared := name == "passed" || name == "locked"
+		next := scans(0)
+		if read.more != (len(next) == 1) || read.more && (next[0].shared != shared || next[0].after != first) {
+			t.Errorf("%s: next %+v", name, next)
+		}
+		if !shared {
+			continue
+		}
+		advance(scanResult{unread: true}, true, next)
+		if again := scans(0); len(again) != 0 || c.next.IsZero() || c.next.After(time.Now().Add(time.Second)) || l.walks[live].position != first {
+			t.Errorf("%s, refused: next %+v at %s, position %+v", name, again, c.next, l.walks[live].position)
+		}
+		if later := scans(policy.SharedFor); len(later) != 1 || later[0].shared {
+			t.Errorf("%s, refused for long: next %+v", name, later)
+		}
+		c.front.Next = time.Now()
+		advance(scanResult{last: second, more: true}, false, scans(0))
+		if again := scans(0); len(again) != 1 || again[0].after != second || !again[0].shared {
+			t.Errorf("%s, after its turn: next %+v", name, again)
+		}
+	}
+}
+
+// A stranger who holds the lock of the front keeps no relay from delivering what lies behind what another one has in flight.
+func TestStrangerHoldsTheFront(t *testing.T) {
+	t.Parallel()
+	const events, inFlight = 3000, 100
+	db := newDatabase(t)
+	rc := newReceiver(t, nil)
+	db.holdFront()
+	db.insert(events, "key")
+	s, other := db.registered()
+	result, err := s.claim(t.Context(), other, time.Hour, []claimRequest{{destination: "default", scans: []scan{{free: inFlight}}}})
+	must(t, err)
+	if len(result.deliveries) != inFlight {
+		t.Fatalf("the other relay claimed %d", len(result.deliveries))
+	}
+	start(t, db.config(to(rc.URL)))
+	becomes(db, true, `SELECT count(*) >= $1 FROM outbox_delivery WHERE status = 'delivered'`, events-inFlight)
+}
+
+// All candidates are locked by one node: one for each would prepare anew for each row that another relay has claimed meanwhile.
+func TestClaimLocksInOneNode(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	plan := planned(t, engineConn(t, db))
+	for _, name := range []string{"claim", "claim keys"} {
+		text := plan(name)
+		_, locked, _ := strings.Cut(text, "CTE locked")
+		locked, _, _ = strings.Cut(locked, "CTE claimed")
+		lock, read := strings.Index(locked, "LockRows"), strings.Index(locked, "Tid Scan on outbox_delivery")
+		if join := strings.Index(locked, "Nested Loop"); lock < 0 || join < lock || read < join {
+			t.Errorf("%s: the rows are locked elsewhere:\n%s", name, text)
+		}
+	}
+}
