@@ -35,6 +35,7 @@ var (
 	onTable      = regexp.MustCompile(`\sON (\w+)`)
 	calls        = regexp.MustCompile(`EXECUTE FUNCTION (\w+)`)
 	setting      = regexp.MustCompile(`\bSET (\w+) = '?(pg_catalog, pg_temp|\w+)`)
+	alteration   = regexp.MustCompile(`(?m)^ALTER FUNCTION (\w+)\([^)]*\) SET (\w+) = (\w+);`)
 	primaryKey   = regexp.MustCompile(`(?m)^\s+.*\bPRIMARY KEY\b`)
 )
 
@@ -67,6 +68,10 @@ func Objects() (all []Object) {
 				continue
 			}
 			all = append(all, o.read(up[at[0]:])...)
+		}
+		for _, m := range alteration.FindAllStringSubmatch(up, -1) {
+			i := slices.IndexFunc(all, func(o Object) bool { return o.Kind == "function" && o.Name == m[1] })
+			all[i].Settings = append(all[i].Settings, m[2]+"="+m[3])
 		}
 	}
 	return all

@@ -1,6 +1,7 @@
 package outbox_test
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -116,4 +117,21 @@ func TestUpdatesKeepDeliveriesSane(t *testing.T) {
 		equal(t, set, refusal(t, err), "outbox_delivery_columns_are_sane")
 	}
 	db.exec(`UPDATE outbox_delivery SET status = 'delivered', delivered_at = now(), attempts = 1`)
+}
+
+// A session whose first statement inserted thousands of events keeps a plan for as many. Compiled, it would cost each single event after that
+// milliseconds of a processor.
+func TestFanOutIsNotCompiled(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec(`CREATE TABLE seen (jit text);
+		CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.seen VALUES (current_setting('jit')); RETURN NULL; END $$;
+		CREATE TRIGGER see AFTER INSERT ON outbox_delivery FOR EACH STATEMENT EXECUTE FUNCTION see();
+		BEGIN;
+		SET LOCAL jit = on;
+		INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'k');
+		COMMIT`)
+	if got := db.strings(`SELECT jit FROM seen`); !slices.Equal(got, []string{"off"}) {
+		t.Errorf("deliveries are inserted with jit %q, want off", got)
+	}
 }
