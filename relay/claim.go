@@ -19,7 +19,7 @@ type claimer struct {
 	pace     policy.Pace
 	clock    databaseClock
 	writers  policy.Writers
-	floors   floors
+	floors   policy.Floors
 	damaged  damaged
 	lost     session.Unacknowledged
 	front    policy.Front
@@ -84,7 +84,7 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	if !alive || taking.Err() != nil {
 		// Without its session this relay's claims would look like a dead relay's. What it knows may be of a server that has
 		// failed over since.
-		c.floors, c.writers = floors{}, policy.Writers{}
+		c.floors, c.writers = policy.Floors{}, policy.Writers{}
 		return minPace, nil
 	}
 	now := time.Now()
@@ -310,7 +310,7 @@ func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRe
 	longest, followers := l.runBounds(c.config().Lease)
 	request.run = min(longest, 1+followers/max(1, len(keys)))
 	for i := range keys {
-		keys[i].floor = c.floors.lookUp(orderingKey{l.name, keys[i].key}, l.reordered, request.skipFailed).event
+		keys[i].floor = c.floors.LookUp(policy.OrderingKey{Destination: l.name, Key: keys[i].key}, l.reordered, request.skipFailed).Event
 	}
 	request.scans = c.scans(l, now, free, looking, worthwhile)
 	return request
@@ -386,11 +386,11 @@ func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Dura
 			tookAll := found[n] > 0 && found[n] == read.looked
 			met := read.more && (read.passed > 0 || read.unkeyed > found[n])
 			for _, waits := range read.keys {
-				key := orderingKey{l.name, waits.key}
-				if !c.floors.lookUp(key, l.reordered, claim.request.skipFailed).blocked {
+				key := policy.OrderingKey{Destination: l.name, Key: waits.key}
+				if !c.floors.LookUp(key, l.reordered, claim.request.skipFailed).Blocked {
 					found[n]++
 				}
-				c.floors.forget(key, waits.eventID)
+				c.floors.Forget(key, waits.eventID)
 				l.makeReady(waits.key, s.class)
 			}
 			if s.shared && !read.unread {
@@ -426,8 +426,8 @@ func (c *claimer) rememberFloors(claims []laneClaim, result claimResult) {
 	}
 	remember := func(request int, key string, head int64, blocked bool) {
 		claim := claims[request]
-		c.floors.set(orderingKey{claim.lane.name, key},
-			floor{min(head-1, c.writers.Closed), claim.lane.reordered, claim.request.skipFailed, blocked})
+		c.floors.Set(policy.OrderingKey{Destination: claim.lane.name, Key: key},
+			policy.Floor{Event: min(head-1, c.writers.Closed), Reordered: claim.lane.reordered, SkipFailed: claim.request.skipFailed, Blocked: blocked})
 	}
 	for _, head := range result.heads {
 		remember(head.request, head.key, head.eventID, true)

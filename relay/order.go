@@ -2,7 +2,6 @@ package relay
 
 import (
 	"cmp"
-	"math"
 	"slices"
 )
 
@@ -146,56 +145,4 @@ func (k *orderingKeys) settled(key string, c class, frees bool) {
 	if rest.freed {
 		k.makeReady(key, c)
 	}
-}
-
-// floors remember, for each ordering key, up to which event every delivery is settled, so that a claim need not read them
-// again: while a long transaction blocks vacuum, the index keeps an entry of every delivery that was ever pending.
-//
-// A floor never passes an event that may still appear: see writers. When settled deliveries become pending again, the
-// destination's reordered number grows, and its floors no longer count. A forgotten floor costs one read of the key's history.
-type floors struct {
-	recent, older map[orderingKey]floor // at most floorsKept each; the older half is dropped when the recent one is full
-}
-
-type orderingKey struct{ destination, key string }
-
-type floor struct {
-	event      int64
-	reordered  int64
-	skipFailed bool
-	blocked    bool // what comes behind it could not be claimed
-}
-
-const floorsKept = 32 << 10
-
-// lookUp returns the floor of a key, or the lowest one if none is known that was learnt under the given conditions.
-func (f *floors) lookUp(key orderingKey, reordered int64, skipFailed bool) floor {
-	known, found := f.recent[key]
-	if !found {
-		if known, found = f.older[key]; found {
-			f.set(key, known)
-		}
-	}
-	if !found || known.reordered != reordered || known.skipFailed != skipFailed {
-		return floor{event: math.MinInt64}
-	}
-	return known
-}
-
-// forget drops the floor of a key if a pending delivery was found at or below it. writers cannot foresee such an event: its
-// producer chose the id, or took it from a sequence that hands out ids in blocks.
-func (f *floors) forget(key orderingKey, eventID int64) {
-	if known, found := f.recent[key]; found && eventID <= known.event {
-		delete(f.recent, key)
-	}
-	if known, found := f.older[key]; found && eventID <= known.event {
-		delete(f.older, key)
-	}
-}
-
-func (f *floors) set(key orderingKey, to floor) {
-	if f.recent == nil || len(f.recent) >= floorsKept {
-		f.recent, f.older = make(map[orderingKey]floor), f.recent
-	}
-	f.recent[key] = to
 }

@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"math"
 	"strconv"
 	"testing"
 	"time"
@@ -110,41 +109,5 @@ func TestReadyKeysAreTakenOnce(t *testing.T) {
 	l.keySettled("in flight", live, true)
 	if keys, _ := l.takeReady([classes]int{live: 1}); len(keys) != 1 || keys[0].key != "in flight" || len(l.keys.inFlight) != 0 {
 		t.Errorf("took %v when its run was settled", keys)
-	}
-}
-
-func TestFloors(t *testing.T) {
-	t.Parallel()
-	var f floors
-	a := orderingKey{"default", "a"}
-	f.set(a, floor{event: 7, reordered: 1})
-	for _, c := range []struct {
-		reordered int64
-		skip      bool
-		want      int64
-	}{{1, false, 7}, {2, false, math.MinInt64}, {1, true, math.MinInt64}} {
-		if got := f.lookUp(a, c.reordered, c.skip).event; got != c.want {
-			t.Errorf("reordered %d times, skip %t: %d, want %d", c.reordered, c.skip, got, c.want)
-		}
-	}
-	for i := range 3 * floorsKept {
-		f.set(orderingKey{"default", strconv.Itoa(i)}, floor{event: int64(i)})
-		if i%1000 == 0 && f.lookUp(a, 1, false).event != 7 {
-			t.Fatalf("a key in use is forgotten after %d others", i)
-		}
-	}
-	if n := len(f.recent) + len(f.older); n > 2*floorsKept {
-		t.Errorf("%d are kept", n)
-	}
-	if got := f.lookUp(orderingKey{"default", "0"}, 0, false).event; got != math.MinInt64 {
-		t.Errorf("one that was not used for long is %d", got)
-	}
-	f.forget(a, 8)
-	if f.lookUp(a, 1, false).event != 7 {
-		t.Error("forgotten for an event behind it")
-	}
-	f.forget(a, 7)
-	if f.lookUp(a, 1, false).event != math.MinInt64 {
-		t.Error("kept although an event before it is pending")
 	}
 }

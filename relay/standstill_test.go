@@ -123,8 +123,8 @@ func TestFloorYieldsToWhatTheSameClaimHasSeen(t *testing.T) {
 	d := delivery{eventID: 60, destination: l.name, event: post.Event{OrderingKey: &key}}
 	claims := []laneClaim{{l, claimRequest{destination: l.name, scans: []scan{{}}, keys: []readyKey{{key: key}}}}}
 	c.advance(claims, claimResult{deliveries: []delivery{d}, scans: []scanResult{{keys: []foundKey{{key, 5}}}}}, 0)
-	if floor := c.floors.lookUp(orderingKey{l.name, key}, 0, false); floor.event >= 5 {
-		t.Errorf("the next claim begins behind event %d", floor.event)
+	if floor := c.floors.LookUp(policy.OrderingKey{Destination: l.name, Key: key}, 0, false); floor.Event >= 5 {
+		t.Errorf("the next claim begins behind event %d", floor.Event)
 	}
 }
 

@@ -1,0 +1,59 @@
+package policy
+
+import "math"
+
+// Floors remember, for each ordering key, up to which event every delivery is settled, so that a claim need not read them
+// again: while a long transaction blocks vacuum, the index keeps an entry of every delivery that was ever pending.
+//
+// A floor never passes an event that may still appear: see [Writers]. When settled deliveries become pending again, the
+// destination's reordered number grows, and its floors no longer count. A forgotten floor costs one read of the key's
+// history. The zero value knows none. They are not safe for concurrent use.
+type Floors struct {
+	recent, older map[OrderingKey]Floor // at most floorsKept each; the older half is dropped when the recent one is full
+}
+
+// An OrderingKey is one of a destination.
+type OrderingKey struct{ Destination, Key string }
+
+// A Floor is up to which event the deliveries of an ordering key are settled.
+type Floor struct {
+	Event      int64 // its id
+	Reordered  int64 // the destination's number when this was learnt
+	SkipFailed bool  // whether failed ones counted as settled
+	Blocked    bool  // what comes behind it could not be claimed
+}
+
+const floorsKept = 32 << 10
+
+// LookUp returns the floor of a key, or the lowest one if none is known that was learnt under the given conditions.
+func (f *Floors) LookUp(key OrderingKey, reordered int64, skipFailed bool) Floor {
+	known, found := f.recent[key]
+	if !found {
+		if known, found = f.older[key]; found {
+			f.Set(key, known)
+		}
+	}
+	if !found || known.Reordered != reordered || known.SkipFailed != skipFailed {
+		return Floor{Event: math.MinInt64}
+	}
+	return known
+}
+
+// Forget drops the floor of a key if a pending delivery was found at or below it. [Writers] cannot foresee such an event: its
+// producer chose the id, or took it from a sequence that hands out ids in blocks.
+func (f *Floors) Forget(key OrderingKey, eventID int64) {
+	if known, found := f.recent[key]; found && eventID <= known.Event {
+		delete(f.recent, key)
+	}
+	if known, found := f.older[key]; found && eventID <= known.Event {
+		delete(f.older, key)
+	}
+}
+
+// Set remembers the floor of a key.
+func (f *Floors) Set(key OrderingKey, to Floor) {
+	if f.recent == nil || len(f.recent) >= floorsKept {
+		f.recent, f.older = make(map[OrderingKey]Floor), f.recent
+	}
+	f.recent[key] = to
+}
