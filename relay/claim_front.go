@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// scan returns the next scan of a walk. See docs/decisions/0065-one-claim-at-the-front.md
+// scan returns the next scan of a walk. See docs/decisions/0065-one-claim-at-the-front.md.
 func (w *walk) scan(class class, now time.Time, free int, after, until keyset) scan {
 	shared := w.more && now.Before(w.shared)
 	return scan{class: class, free: free, after: after, until: until, clear: w.more && w.clear, shared: shared}

@@ -86,7 +86,7 @@ func TestBatchesWaitForMoreUnlessSomethingWaitsForThem(t *testing.T) {
 				var sending sync.WaitGroup
 				sending.Go(func() {
 					for i := range 5 {
-						time.Sleep(6 * time.Millisecond) // of the bubble's clock
+						<-time.After(6 * time.Millisecond) // of the bubble's clock
 						s := settlement{Decision: delivered}
 						if i == 0 {
 							s = c.second

@@ -121,8 +121,12 @@ func TestChosenParts(t *testing.T) {
 		t.Errorf("choosing has left %d systems in the workload itself", n)
 	}
 	for _, o := range []options{
-		{run: "drain", cases: "there is none"}, {run: "drain", cases: "("}, {run: "drain", beside: "missing"},
-		{run: "drain", alone: true, docs: "docs"}, {run: "drain", beside: relay, docs: "docs"}, {run: "drain", cases: "1", docs: "docs"},
+		{run: "drain", cases: "there is none"},
+		{run: "drain", cases: "("},
+		{run: "drain", beside: "missing"},
+		{run: "drain", alone: true, docs: "docs"},
+		{run: "drain", beside: relay, docs: "docs"},
+		{run: "drain", cases: "1", docs: "docs"},
 	} {
 		if _, err := chosenBy(o, all); err == nil {
 			t.Errorf("%+v is accepted", o)

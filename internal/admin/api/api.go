@@ -178,21 +178,18 @@ func checkQuery(r *http.Request, known []string) error {
 		return check.Problem{Path: "query", Text: "cannot be read: " + err.Error()}
 	}
 	for _, name := range slices.Sorted(maps.Keys(query)) {
-		text := ""
 		switch {
 		case !slices.Contains(known, name):
-			text = "is not a parameter of this request"
+			text := "is not a parameter of this request"
 			if near := settings.Nearest(name, known); near != "" {
 				text += fmt.Sprintf("; did you mean %q?", near)
 			} else if len(known) > 0 {
 				text += "; there are " + strings.Join(known, ", ")
 			}
+			return check.Problem{Path: plain.Clip(name), Text: text}
 		case len(query[name]) > 1:
-			text = "is given more than once"
-		default:
-			continue
+			return check.Problem{Path: plain.Clip(name), Text: "is given more than once"}
 		}
-		return check.Problem{Path: plain.Clip(name), Text: text}
 	}
 	return nil
 }
