@@ -13,6 +13,12 @@ func (w *walk) scan(class class, now time.Time, free int, after, until keyset) s
 
 // atFront leaves out shared scans before it is time to try again.
 func (c *claimer) atFront(now time.Time, scans []scan) []scan {
+	if c.front.Alone(now) {
+		for i := range scans {
+			scans[i].alone = true
+		}
+		return scans
+	}
 	return slices.DeleteFunc(scans, func(s scan) bool {
 		early := s.shared && now.Before(c.front.Next)
 		if early {

@@ -62,26 +62,29 @@ func TestSharedScanPassesWhatIsInFlight(t *testing.T) {
 func TestSharedScansReadOneAfterTheOther(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t, "a", "b")
-	db.insert(30, "key")
+	db.insert(40, "key")
 	s, instance := db.registered()
-	claim := func() claimResult {
+	claim := func(alone bool) claimResult {
 		t.Helper()
 		result, err := s.claim(t.Context(), instance, time.Minute, []claimRequest{
-			{destination: "a", scans: []scan{{free: 10, shared: true}}}, {destination: "b", scans: []scan{{free: 10}}},
+			{destination: "a", scans: []scan{{free: 10, shared: true, alone: alone}}}, {destination: "b", scans: []scan{{free: 10}}},
 		})
 		must(t, err)
 		return result
 	}
 	stranger := db.holdFront()
 	for range 2 {
-		result := claim()
+		result := claim(false)
 		if !result.frontTaken || !result.scans[0].unread || result.scans[1].unread || len(result.deliveries) != 10 || result.deliveries[0].destination != "b" {
 			t.Errorf("while another one claims: %+v", result)
 		}
 	}
+	if result := claim(true); result.frontTaken || result.scans[0].unread || len(result.deliveries) != 20 {
+		t.Errorf("alone: %+v", result)
+	}
 	must(t, stranger.Close(t.Context()))
 	becomes(db, 0, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'`)
-	if result := claim(); result.frontTaken || result.scans[0].unread || len(result.deliveries) != 20 {
+	if result := claim(false); result.frontTaken || result.scans[0].unread || len(result.deliveries) != 20 {
 		t.Errorf("afterwards: %+v", result)
 	}
 	if n := row[int](db, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'`); n != 0 {

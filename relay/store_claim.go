@@ -34,9 +34,9 @@ type scan struct {
 	back  bool   // it looks once at what the walk of its class has passed
 	clear bool   // the scan before it could take all that it looked at
 
-	// shared: other relays claim here, too. The scan passes what they have in flight, and reads nothing while another one makes such
-	// a claim.
-	shared bool
+	// shared: other relays claim here, too. The scan passes what they have in flight, and, unless it is alone, reads nothing while
+	// another one makes such a claim.
+	shared, alone bool
 }
 
 // A readyKey is an ordering key whose next delivery may be claimed.
@@ -360,7 +360,7 @@ func newDueArguments(requests []claimRequest) (a dueArguments) {
 			a.replay, a.free = append(a.replay, s.class == replays), append(a.free, int32(s.free))
 			a.afterAt, a.afterID = append(a.afterAt, s.after.bound(pgtype.NegativeInfinity)), append(a.afterID, s.after.id)
 			a.untilAt, a.untilID = append(a.untilAt, s.until.bound(pgtype.Infinity)), append(a.untilID, until.id)
-			a.reads, a.shared = append(a.reads, s.reads()), append(a.shared, s.shared)
+			a.reads, a.shared = append(a.reads, s.reads()), append(a.shared, s.shared && !s.alone)
 		}
 	}
 	return a
