@@ -117,7 +117,7 @@ func (ours) start(ctx context.Context, r *rig, db *database, l load) (all []*pro
 // relayConfig writes the configuration of the relays and returns its path.
 func (r *rig) relayConfig(l load) (string, error) {
 	var text strings.Builder
-	fmt.Fprintf(&text, "relay: {max_in_flight: %d}\ndefaults: {max_in_flight: %d", inFlight, inFlight)
+	fmt.Fprintf(&text, "relay: {max_in_flight: %d}\ndefaults: {max_in_flight: %d", l.inFlight, l.inFlight)
 	if l.wire != "" {
 		authority := filepath.Join(r.dir, "authority.pem")
 		if err := os.WriteFile(authority, []byte(r.addresses.Authority), 0o600); err != nil {

@@ -17,6 +17,7 @@ type load struct {
 	payload      int           // bytes; 0: 300
 	delay        time.Duration // of the receiver's answers
 	relays       int           // processes; 0: one
+	inFlight     int           // requests that each relay may have under way; 0: 256
 	distance     time.Duration // that a round trip to the database takes longer
 	wire         string        // "tls", "h2"; empty: HTTP/1.1 without TLS
 	settled      int           // events that were settled before
@@ -35,6 +36,9 @@ func (l load) withDefaults() load {
 	l.destinations, l.relays = max(l.destinations, 1), max(l.relays, 1)
 	if l.payload == 0 {
 		l.payload = 300
+	}
+	if l.inFlight == 0 {
+		l.inFlight = inFlight
 	}
 	return l
 }

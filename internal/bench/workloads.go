@@ -212,9 +212,16 @@ func orderedWorkload(o options) workload {
 }
 
 func relaysWorkload(o options) workload {
-	return variants("relays", "Several relays on the same processors", "Relays beside each other share the processors of one machine.",
-		map[string]load{"1 relay": {events: o.events}, "2 relays": {events: o.events, relays: 2}, "4 relays": {events: o.events, relays: 4}},
-		"1 relay", "2 relays", "4 relays")
+	cases, order := map[string]load{"1 relay": {events: o.events}}, []string{"1 relay"}
+	for _, relays := range []int{2, 4} {
+		for _, each := range []int{inFlight / relays, inFlight} {
+			name := fmt.Sprintf("%d relays, %d requests in flight each", relays, each)
+			cases[name] = load{events: o.events, relays: relays, inFlight: each}
+			order = append(order, name)
+		}
+	}
+	return variants("relays", "Several relays on the same processors",
+		fmt.Sprintf("Relays beside each other share the processors of one machine. One alone has %d requests in flight.", inFlight), cases, order...)
 }
 
 func distanceWorkload(o options) workload {
