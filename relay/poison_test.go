@@ -124,6 +124,9 @@ func TestPoisonDeliveriesHarmNoOther(t *testing.T) {
 		"leased-for-ever":  `claimed_by = 99, lease_expires_at = 'infinity'`,
 		"owner-no-lease":   `claimed_by = 99`,
 		"lease-no-owner":   `lease_expires_at = now() + interval '1 day'`,
+		"rescues-minus":    `rescues = -1`,
+		"promise-bc":       `not_after = '-infinity'`,
+		"promise-infinity": `not_after = 'infinity'`,
 		"status-unknown":   `status = 'Pending'`,
 		"bytes-wrong":      `payload_bytes = 2147483647`,
 		"bytes-minus":      `payload_bytes = -1`,
@@ -137,7 +140,7 @@ func TestPoisonDeliveriesHarmNoOther(t *testing.T) {
 	rc := newReceiver(t, nil)
 	r := start(t, db.config(to(rc.URL)))
 	untouched := map[string]bool{"due-infinity": true, "due-far": true, "leased-for-ever": true, "lease-no-owner": true, "status-unknown": true}
-	failed := map[string]bool{"rescues-max": true}
+	failed := map[string]bool{"rescues-max": true, "promise-bc": true, "promise-infinity": true}
 	r.settles(t, policy.Delivered, 200)
 	r.settles(t, policy.Delivered, 200+len(odd)-len(untouched)-len(failed))
 	r.settles(t, policy.Fail, len(failed))
