@@ -1,12 +1,14 @@
 package outbox_test
 
 import (
+	"errors"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // eventsOfAllSorts selects 1,000 events: of each five, one is for two destinations, one for one by three patterns, one for none.
@@ -101,6 +103,18 @@ func TestBoundsBesideOtherTexts(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A refusal says which event of a statement it means.
+func TestRefusalNamesItsEvent(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	_, err := db.pool.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key)
+		SELECT CASE WHEN n = 7 THEN 'in voice' ELSE 'invoice' END, '1', 'it''s ' || n FROM generate_series(1, 20) n`)
+	equal(t, "rule", refusal(t, err), "outbox_event_type_is_1_to_255_printable_ascii_no_blanks")
+	var refused *pgconn.PgError
+	equal(t, "error of PostgreSQL", errors.As(err, &refused), true)
+	equal(t, "detail", refused.Detail, "The event has the idempotency key 'it''s 7'.")
 }
 
 // No statement leaves a delivery in a state that relays do not know. Inserts write none of the columns, and what claims write relays bear.

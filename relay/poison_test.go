@@ -16,7 +16,7 @@ import (
 // unruled lifts the rules of an event, which a disabled trigger or another program may have got past.
 func (db *database) unruled() {
 	db.Helper()
-	db.exec(`CREATE OR REPLACE FUNCTION outbox_refuse(rule text) RETURNS integer LANGUAGE sql AS 'SELECT 0'`)
+	db.exec(`CREATE OR REPLACE FUNCTION outbox_refuse(rule text, idempotency_key text) RETURNS integer LANGUAGE sql AS 'SELECT 0'`)
 }
 
 // unconstrained drops everything that keeps odd rows out.

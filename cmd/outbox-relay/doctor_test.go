@@ -98,7 +98,7 @@ var faults = map[string]fault{
 	"a function replaced by hand": {func(t *testing.T, p *patient) {
 		p.execute(t, `CREATE OR REPLACE FUNCTION outbox_check_event(id bigint, event_type text, event_version integer, payload json, idempotency_key text, ordering_key text,
 			related_reference text, headers jsonb, available_at timestamptz) RETURNS integer LANGUAGE sql SET search_path = pg_catalog, pg_temp AS 'SELECT 2'`)
-	}, "functions", "the function outbox_check_event is not that of the migrations", "migrations/outbox/00006_cheap_inserts.sql"},
+	}, "functions", "the function outbox_check_event is not that of the migrations", "migrations/outbox/00010_name_refused_event.sql"},
 	"a function without its search_path": {func(t *testing.T, p *patient) { p.execute(t, "ALTER FUNCTION outbox_fan_out() RESET search_path") }, "functions", "the function outbox_fan_out is without its settings (search_path=pg_catalog, pg_temp, jit=off)", "00006"},
 	"a function open to all": {func(t *testing.T, p *patient) {
 		p.execute(t, "GRANT EXECUTE ON FUNCTION outbox_create_deliveries(bigint, integer) TO PUBLIC")
