@@ -187,82 +187,10 @@ func (c *claimer) prepare(taking context.Context, now time.Time, instance int32)
 	return nil
 }
 
-// lookBack makes the next claims look at everything that became due since the given time of the database.
-func (c *claimer) lookBack(since time.Time) {
-	for _, l := range c.lanes.list() {
-		l.lookBack(since)
-	}
-	c.pace.Look()
-}
-
-// claimFailed makes the keys of a failed claim ready again and puts its walks off, so that the next claim costs less.
-func (c *claimer) claimFailed(claims []laneClaim) {
-	for _, claim := range claims {
-		for _, key := range claim.request.keys {
-			claim.lane.makeReady(key.key, key.class)
-		}
-		for _, s := range claim.request.scans {
-			if s.class != live && !s.back {
-				claim.lane.walks[s.class].failed(time.Now(), c.config().PollInterval)
-			}
-		}
-	}
-}
-
-// work counts the claimed deliveries that are no probes. A probe does not end idleness.
-func (c *claimer) work(claimed []delivery) (n int) {
-	var l *lane
-	probe := false
-	for i := range claimed {
-		if d := &claimed[i]; l == nil || l.name != d.destination {
-			l = c.lanes.get(d.destination)
-			probe = l.state().Breaker != policy.BreakerClosed.String()
-		}
-		if !probe {
-			n++
-		}
-	}
-	return n
-}
-
-// plan makes the next turn come at the given time at the latest.
-func (c *claimer) plan(at time.Time) {
-	if c.next.IsZero() || at.Before(c.next) {
-		c.next = at
-	}
-}
-
-// wait returns how long to wait for the next turn, by the pace and by what is planned; negative: until woken.
-func (c *claimer) wait(now time.Time) time.Duration {
-	wait := c.pace.Wait(now)
-	if c.next.IsZero() {
-		return wait
-	}
-	untilNext := max(c.next.Sub(now), minPace)
-	if wait < 0 {
-		return untilNext
-	}
-	return min(wait, untilNext)
-}
-
 // A laneClaim is what a claim wants of one lane.
 type laneClaim struct {
 	lane    *lane
 	request claimRequest
-}
-
-// claim gives back the rows of an earlier claim whose answer was lost, and then claims. The end of taking does not cancel it: a
-// cancelled claim may have committed, and its rows would wait until their lease ends.
-func (c *claimer) claim(taking context.Context, instance int32, claims []laneClaim) (claimResult, error) {
-	requests := make([]claimRequest, len(claims))
-	for i, claim := range claims {
-		requests[i] = claim.request
-	}
-	ctx := context.WithoutCancel(taking)
-	if err := c.lost.GiveBack(ctx, c.store.pool, instance); err != nil {
-		return claimResult{}, err
-	}
-	return c.claimAll(ctx, instance, requests)
 }
 
 // claims returns what to claim in this turn. A lane takes part if its last claim left something, if one of its ordering keys
@@ -354,6 +282,50 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 		}
 	}
 	return c.atFront(now, scans)
+}
+
+// claim gives back the rows of an earlier claim whose answer was lost, and then claims. The end of taking does not cancel it: a
+// cancelled claim may have committed, and its rows would wait until their lease ends.
+func (c *claimer) claim(taking context.Context, instance int32, claims []laneClaim) (claimResult, error) {
+	requests := make([]claimRequest, len(claims))
+	for i, claim := range claims {
+		requests[i] = claim.request
+	}
+	ctx := context.WithoutCancel(taking)
+	if err := c.lost.GiveBack(ctx, c.store.pool, instance); err != nil {
+		return claimResult{}, err
+	}
+	return c.claimAll(ctx, instance, requests)
+}
+
+// claimFailed makes the keys of a failed claim ready again and puts its walks off, so that the next claim costs less.
+func (c *claimer) claimFailed(claims []laneClaim) {
+	for _, claim := range claims {
+		for _, key := range claim.request.keys {
+			claim.lane.makeReady(key.key, key.class)
+		}
+		for _, s := range claim.request.scans {
+			if s.class != live && !s.back {
+				claim.lane.walks[s.class].failed(time.Now(), c.config().PollInterval)
+			}
+		}
+	}
+}
+
+// work counts the claimed deliveries that are no probes. A probe does not end idleness.
+func (c *claimer) work(claimed []delivery) (n int) {
+	var l *lane
+	probe := false
+	for i := range claimed {
+		if d := &claimed[i]; l == nil || l.name != d.destination {
+			l = c.lanes.get(d.destination)
+			probe = l.state().Breaker != policy.BreakerClosed.String()
+		}
+		if !probe {
+			n++
+		}
+	}
+	return n
 }
 
 // advance moves the lanes past the deliveries that a claim has read, and makes the ordering keys ready that it found. It reports
@@ -496,4 +468,32 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 			c.senders.start(l)
 		}
 	}
+}
+
+// lookBack makes the next claims look at everything that became due since the given time of the database.
+func (c *claimer) lookBack(since time.Time) {
+	for _, l := range c.lanes.list() {
+		l.lookBack(since)
+	}
+	c.pace.Look()
+}
+
+// plan makes the next turn come at the given time at the latest.
+func (c *claimer) plan(at time.Time) {
+	if c.next.IsZero() || at.Before(c.next) {
+		c.next = at
+	}
+}
+
+// wait returns how long to wait for the next turn, by the pace and by what is planned; negative: until woken.
+func (c *claimer) wait(now time.Time) time.Duration {
+	wait := c.pace.Wait(now)
+	if c.next.IsZero() {
+		return wait
+	}
+	untilNext := max(c.next.Sub(now), minPace)
+	if wait < 0 {
+		return untilNext
+	}
+	return min(wait, untilNext)
 }
