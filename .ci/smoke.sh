@@ -168,7 +168,7 @@ pid=
 expect 3 'beside the destinations of moved.yaml' env "$here" "$to" "OUTBOX_CONFIG=moved.yaml" "$relay" config check
 
 # A measurement leaves nothing behind.
-expect 0 'limited by' env "$here" "$relay" bench --events 200 --rate 20 --duration 1s
+expect 0 'limit: ' env "$here" "$relay" bench --events 200 --rate 20 --duration 1s
 expect 0 '"events_per_second"' env "$here" "$relay" bench --events 200 --rate 0 --json
 expect 0 '' test -z "$(psql -X -t -A -c "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'outbox\_bench\_%'")"
 

@@ -129,7 +129,7 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	return c.wait(time.Now()), nil
 }
 
-// arm lets producers notify while little comes in, and stops them when much does.
+// arm declares in the database whether producers notify: they do while the load is low.
 func (c *claimer) arm(taking context.Context, now time.Time) error {
 	armed, changed := c.pace.Declaration(now)
 	if !changed {
@@ -142,7 +142,7 @@ func (c *claimer) arm(taking context.Context, now time.Time) error {
 	return nil
 }
 
-// becomeIdle reports whether the relay becomes idle.
+// becomeIdle makes the relay idle if nothing has come for a while, and reports whether it did so now.
 func (c *claimer) becomeIdle(now time.Time) bool {
 	became := c.pace.BecomeIdle(now)
 	c.wake.idle.Store(c.pace.Idle)
@@ -187,82 +187,10 @@ func (c *claimer) prepare(taking context.Context, now time.Time, instance int32)
 	return nil
 }
 
-// lookBack makes the next claims look at everything that became due since the given time of the database.
-func (c *claimer) lookBack(since time.Time) {
-	for _, l := range c.lanes.list() {
-		l.lookBack(since)
-	}
-	c.pace.Look()
-}
-
-// claimFailed makes the keys of a failed claim ready again and puts its walks off, so that the next claim costs less.
-func (c *claimer) claimFailed(claims []laneClaim) {
-	for _, claim := range claims {
-		for _, key := range claim.request.keys {
-			claim.lane.makeReady(key.key, key.class)
-		}
-		for _, s := range claim.request.scans {
-			if s.class != live && !s.back {
-				claim.lane.walks[s.class].failed(time.Now(), c.config().PollInterval)
-			}
-		}
-	}
-}
-
-// work returns how many of the claimed deliveries are no probes, for which an idle relay need not wake up.
-func (c *claimer) work(claimed []delivery) (n int) {
-	var l *lane
-	probe := false
-	for i := range claimed {
-		if d := &claimed[i]; l == nil || l.name != d.destination {
-			l = c.lanes.get(d.destination)
-			probe = l.state().Breaker != policy.BreakerClosed.String()
-		}
-		if !probe {
-			n++
-		}
-	}
-	return n
-}
-
-// plan makes the next turn come at the given time at the latest.
-func (c *claimer) plan(at time.Time) {
-	if c.next.IsZero() || at.Before(c.next) {
-		c.next = at
-	}
-}
-
-// wait returns how long to wait for the next turn, by the pace and by what is planned; negative: until woken.
-func (c *claimer) wait(now time.Time) time.Duration {
-	wait := c.pace.Wait(now)
-	if c.next.IsZero() {
-		return wait
-	}
-	untilNext := max(c.next.Sub(now), minPace)
-	if wait < 0 {
-		return untilNext
-	}
-	return min(wait, untilNext)
-}
-
 // A laneClaim is what a claim wants of one lane.
 type laneClaim struct {
 	lane    *lane
 	request claimRequest
-}
-
-// claim gives back what a former claim may have taken unnoticed, and then claims. The end of taking does not cut it off: the
-// claim may have committed, and its rows would wait for their lease.
-func (c *claimer) claim(taking context.Context, instance int32, claims []laneClaim) (claimResult, error) {
-	requests := make([]claimRequest, len(claims))
-	for i, claim := range claims {
-		requests[i] = claim.request
-	}
-	ctx := context.WithoutCancel(taking)
-	if err := c.lost.GiveBack(ctx, c.store.pool, instance); err != nil {
-		return claimResult{}, err
-	}
-	return c.claimAll(ctx, instance, requests)
 }
 
 // claims returns what to claim in this turn. A lane takes part if its last claim left something, if one of its ordering keys
@@ -284,7 +212,7 @@ func (c *claimer) claims(now time.Time) []laneClaim {
 	return claims
 }
 
-// request returns what to claim for one lane. Without scans and keys there is nothing to claim.
+// request returns what to claim for one lane: without scans and keys, nothing.
 func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRequest) {
 	looking = looking || l.owed
 	if at := l.early(now, c.config().Lease); !at.IsZero() {
@@ -356,9 +284,53 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 	return c.atFront(now, scans)
 }
 
-// advance moves the lanes past the deliveries that a claim has read, and notes the ordering keys that it found. It reports
-// whether any key can be claimed at once. A key that could not be claimed when it was last asked for is nothing found, or a
-// walk through what is blocked would never rest.
+// claim gives back the rows of an earlier claim whose answer was lost, and then claims. The end of taking does not cancel it: a
+// cancelled claim may have committed, and its rows would wait until their lease ends.
+func (c *claimer) claim(taking context.Context, instance int32, claims []laneClaim) (claimResult, error) {
+	requests := make([]claimRequest, len(claims))
+	for i, claim := range claims {
+		requests[i] = claim.request
+	}
+	ctx := context.WithoutCancel(taking)
+	if err := c.lost.GiveBack(ctx, c.store.pool, instance); err != nil {
+		return claimResult{}, err
+	}
+	return c.claimAll(ctx, instance, requests)
+}
+
+// claimFailed makes the keys of a failed claim ready again and puts its walks off, so that the next claim costs less.
+func (c *claimer) claimFailed(claims []laneClaim) {
+	for _, claim := range claims {
+		for _, key := range claim.request.keys {
+			claim.lane.makeReady(key.key, key.class)
+		}
+		for _, s := range claim.request.scans {
+			if s.class != live && !s.back {
+				claim.lane.walks[s.class].failed(time.Now(), c.config().PollInterval)
+			}
+		}
+	}
+}
+
+// work counts the claimed deliveries that are no probes. A probe does not end idleness.
+func (c *claimer) work(claimed []delivery) (n int) {
+	var l *lane
+	probe := false
+	for i := range claimed {
+		if d := &claimed[i]; l == nil || l.name != d.destination {
+			l = c.lanes.get(d.destination)
+			probe = l.state().Breaker != policy.BreakerClosed.String()
+		}
+		if !probe {
+			n++
+		}
+	}
+	return n
+}
+
+// advance moves the lanes past the deliveries that a claim has read, and makes the ordering keys ready that it found. It reports
+// whether any key can be claimed at once. Keys that are known to be blocked do not count as found, or a walk through them would
+// never rest.
 func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Duration) (ready bool) {
 	if result.frontTaken {
 		c.front.Record(time.Now(), true)
@@ -378,20 +350,20 @@ func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Dura
 	c.rememberFloors(claims, result)
 	n := 0
 	// A little less than the poll interval, so that a walk that comes with each safety tick does not miss every other one.
-	pause := policy.Rest{Least: c.config().PollInterval * 9 / 10, Times: c.restTimes}
+	rest := policy.Rest{Least: c.config().PollInterval * 9 / 10, Times: c.restTimes}
 	for _, claim := range claims {
 		l := claim.lane
 		for _, s := range claim.request.scans {
 			read := result.scans[n]
 			tookAll := found[n] > 0 && found[n] == read.looked
-			met := read.more && (read.passed > 0 || read.unkeyed > found[n])
-			for _, waits := range read.keys {
-				key := policy.OrderingKey{Destination: l.name, Key: waits.key}
+			metOthers := read.more && (read.passed > 0 || read.unkeyed > found[n])
+			for _, seen := range read.keys {
+				key := policy.OrderingKey{Destination: l.name, Key: seen.key}
 				if !c.floors.LookUp(key, l.reordered, claim.request.skipFailed).Blocked {
 					found[n]++
 				}
-				c.floors.Forget(key, waits.eventID)
-				l.makeReady(waits.key, s.class)
+				c.floors.Forget(key, seen.eventID)
+				l.makeReady(seen.key, s.class)
 			}
 			if s.shared && !read.unread {
 				c.front.Record(time.Now(), false)
@@ -399,13 +371,13 @@ func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Dura
 			if s.back {
 				l.lookedBack(read)
 			} else if !read.unread {
-				l.walks[s.class].advance(s.class, read, found[n], result.at, took, pause)
+				l.walks[s.class].advance(s.class, read, found[n], result.at, took, rest)
 				l.walks[s.class].clear = tookAll
-				if met {
+				if metOthers {
 					l.walks[s.class].shared = time.Now().Add(policy.SharedFor)
 				}
 			}
-			// What it found may hang, or it found what another relay has claimed: no settlement goes on with it.
+			// No settlement wakes the claimer for these: the requests may hang, or the deliveries are another relay's.
 			if pause := l.walks[s.class].pause; read.more || pause > 0 {
 				c.plan(time.Now().Add(max(took, pause)))
 			}
@@ -417,8 +389,8 @@ func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Dura
 }
 
 // rememberFloors remembers where the unsettled deliveries of each ordering key begin: at the head that the claim brought,
-// or at the one that it found and could not claim. It comes before what scans have seen below that: such a key must be
-// read anew.
+// or at the one that it found and could not claim. advance calls it before it looks at what the scans saw: a key of which a
+// scan saw an earlier event loses its floor again.
 func (c *claimer) rememberFloors(claims []laneClaim, result claimResult) {
 	index := map[string]int{}
 	for i := range claims {
@@ -455,13 +427,13 @@ func (c *claimer) handOut(claims []laneClaim, result claimResult) {
 		if c.config().Hooks.Claimed != nil {
 			c.config().Hooks.Claimed(claim.lane.name, len(deliveries))
 		}
-		claim.lane.takePart(parts, true) // before it gets senders, of which all lanes together may have so many
+		claim.lane.takePart(parts, true) // before it starts senders: all lanes together may have MaxInFlight
 		c.push(claim, deliveries, window)
 	}
 }
 
-// push queues the claimed deliveries of a lane, each run in the class of its most urgent delivery. Replays before something else of
-// their key go in its class: it would wait for them in theirs.
+// push queues the claimed deliveries of a lane, each run in the class of its most urgent delivery: a live delivery would otherwise
+// wait among the replays for those that precede it in its key.
 func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time) {
 	l := claim.lane
 	keyClass := make(map[string]class, len(claim.request.keys))
@@ -496,4 +468,32 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 			c.senders.start(l)
 		}
 	}
+}
+
+// lookBack makes the next claims look at everything that became due since the given time of the database.
+func (c *claimer) lookBack(since time.Time) {
+	for _, l := range c.lanes.list() {
+		l.lookBack(since)
+	}
+	c.pace.Look()
+}
+
+// plan makes the next turn come at the given time at the latest.
+func (c *claimer) plan(at time.Time) {
+	if c.next.IsZero() || at.Before(c.next) {
+		c.next = at
+	}
+}
+
+// wait returns how long to wait for the next turn, by the pace and by what is planned; negative: until woken.
+func (c *claimer) wait(now time.Time) time.Duration {
+	wait := c.pace.Wait(now)
+	if c.next.IsZero() {
+		return wait
+	}
+	untilNext := max(c.next.Sub(now), minPace)
+	if wait < 0 {
+		return untilNext
+	}
+	return min(wait, untilNext)
 }

@@ -11,7 +11,7 @@ func (w *walk) scan(class class, now time.Time, free int, after, until keyset) s
 	return scan{class: class, free: free, after: after, until: until, clear: w.more && w.clear, shared: shared}
 }
 
-// atFront leaves out shared scans before it is time to try again.
+// atFront leaves out shared scans until it is time to try again. A relay that claims without the lock keeps them.
 func (c *claimer) atFront(now time.Time, scans []scan) []scan {
 	if c.front.Alone(now) {
 		for i := range scans {

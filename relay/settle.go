@@ -8,10 +8,10 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/spans"
 )
 
-// A batch is written when it is so old or so large, whichever comes first.
+// A batch is written when it reaches its age or its size, whichever comes first.
 const (
-	settleSoon  = 5 * time.Millisecond  // with a settlement that something waits for
-	settleLater = 20 * time.Millisecond // without one, while settlements come at least as often
+	settleSoon  = 5 * time.Millisecond  // the age with a settlement that something waits for; see isAwaited
+	settleLater = 20 * time.Millisecond // the age without one, while settlements come at least as often
 	settleBatch = 1000
 )
 
@@ -21,12 +21,12 @@ type settler struct {
 	settlements chan settlement
 	recent      recentSettlements
 	aside       []settlement // could not be written, and are tried again; run owns it
-	collected   int          // settlements of the last batch: about as many will be in the next; run owns it
+	collected   int          // size of the last batch, and so about that of the next; run owns it
 	collectedAt time.Time    // when the last batch was complete; run owns it
 }
 
-// settle passes a settlement on to run. When run has given up, at the very end of a stop without a database, the
-// settlement is left to the lease.
+// settle passes a settlement on to run. At the end of a stop without a database run has given up; then the settlement is dropped, and
+// the delivery is claimed again when its lease ends.
 func (w *settler) settle(s settlement) {
 	if s.Posted {
 		w.logAttempt(&s)
@@ -47,6 +47,27 @@ func (w *settler) settle(s settlement) {
 	case w.settlements <- s:
 	case <-w.settling.Done():
 	}
+}
+
+// logAttempt writes one line for an attempt that did not deliver; those that did are too many.
+func (w *settler) logAttempt(s *settlement) {
+	level := w.config().Log.Debug()
+	if s.Outcome != policy.Delivered {
+		level = w.config().Log.Info()
+	}
+	if s.Outcome == policy.Fail {
+		level = w.config().Log.Warn()
+	}
+	line := level.Int64("event_id", s.eventID).Str("destination", s.delivery.destination).Int("attempt", s.attempts+1).
+		Str("outcome", string(s.Outcome)).Str("reason", string(s.Reason)).Int("status", s.StatusCode).
+		Int64("duration_ms", s.duration.Milliseconds())
+	if s.Outcome == policy.Retry {
+		line = line.Int64("next_attempt_in_ms", s.Delay.Milliseconds())
+	}
+	if s.Message != "" {
+		line = line.Str("error", s.Message)
+	}
+	line.Msg("attempt")
 }
 
 // run writes settlements in batches until the channel is closed and drained. It tries those set aside until they are
@@ -87,7 +108,7 @@ func (w *settler) collect(first settlement, timer *time.Timer) []settlement {
 	collected := append(make([]settlement, 0, min(max(w.collected, len(w.settlements))*5/4+1, settleBatch)), first)
 	defer func() { w.collected, w.collectedAt = len(collected), time.Now() }()
 	begun := time.Now()
-	soon := w.isAwaited(&first) || begun.Sub(w.collectedAt) > settleLater // waiting would bring no other
+	soon := w.isAwaited(&first) || begun.Sub(w.collectedAt) > settleLater // settlements are rare: waiting would bring no other
 	timer.Reset(settleLater)
 	if soon {
 		timer.Reset(settleSoon)
@@ -217,7 +238,7 @@ func (w *settler) written(settlements []settlement, stale int) {
 		if s.Outcome == policy.Retry {
 			w.wake.retries.Add(now, s.Delay)
 		}
-		givenBack = givenBack || s.lookedFor()
+		givenBack = givenBack || s.wantsLook()
 		failed = failed || s.Outcome == policy.Fail
 	}
 	for of, n := range counts {
@@ -233,32 +254,11 @@ func (w *settler) written(settlements []settlement, stale int) {
 	}
 	signal(w.wake.room)
 	if givenBack && w.taking.Err() == nil {
-		w.wake.notify(true) // what was given back lies before the lane's position
+		w.wake.notify(true) // the lane's position is past what was given back
 	}
 	if failed {
 		signal(w.wake.alerts)
 		return // all of the batch is on the disk
 	}
 	w.recent.add(now, settlements)
-}
-
-// logAttempt writes one line for an attempt that did not deliver; those that did are too many.
-func (w *settler) logAttempt(s *settlement) {
-	level := w.config().Log.Debug()
-	if s.Outcome != policy.Delivered {
-		level = w.config().Log.Info()
-	}
-	if s.Outcome == policy.Fail {
-		level = w.config().Log.Warn()
-	}
-	line := level.Int64("event_id", s.eventID).Str("destination", s.delivery.destination).Int("attempt", s.attempts+1).
-		Str("outcome", string(s.Outcome)).Str("reason", string(s.Reason)).Int("status", s.StatusCode).
-		Int64("duration_ms", s.duration.Milliseconds())
-	if s.Outcome == policy.Retry {
-		line = line.Int64("next_attempt_in_ms", s.Delay.Milliseconds())
-	}
-	if s.Message != "" {
-		line = line.Str("error", s.Message)
-	}
-	line.Msg("attempt")
 }

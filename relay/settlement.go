@@ -25,13 +25,13 @@ func newSettlement(d delivery, decided policy.Decision, startedAt time.Time, too
 	return settlement{delivery: d, Decision: decided, startedAt: startedAt, duration: took}
 }
 
-// held returns the settlement of a delivery of which nothing was sent, and which is given back.
+// held returns the settlement that gives a delivery back of which nothing was sent.
 func held(d delivery, reason policy.Reason) settlement {
 	return newSettlement(d, policy.Decide(policy.Result{Reason: reason}, policy.Circumstances{}), time.Now(), 0)
 }
 
-// since returns how long after a time of the database the given time of this process is; 0 for a time that is unknown. The
-// claim dated the promise by both clocks.
+// since returns the time from at, by the database's clock, to now, by this process's; 0 if at is unknown. The claim dated the
+// promise by both clocks, which shows how they differ.
 func (s *settlement) since(at pgtype.Timestamptz, now time.Time) time.Duration {
 	if !at.Valid || at.InfinityModifier != pgtype.Finite {
 		return 0
@@ -39,14 +39,13 @@ func (s *settlement) since(at pgtype.Timestamptz, now time.Time) time.Duration {
 	return max(0, now.Sub(s.promiseEnds.Add(at.Time.Sub(s.notAfter))))
 }
 
-// bound reports whether the receiver may know of the promise by which this delivery was sent: a former request, or this
-// one, may have told it.
+// bound reports whether the receiver may know the promise of this delivery, from an earlier request or from this one.
 func (s *settlement) bound() bool { return !s.promised || s.Posted && !s.Unreached }
 
-// lookedFor reports whether what was given back is to be found at once. Not so what an open breaker holds, which waits for
-// its probes; what stands behind another of its ordering key, which comes with that one; the next of a free key, which is
-// found by it; and what cannot be read, which would be claimed again and again.
-func (s *settlement) lookedFor() bool {
+// wantsLook reports whether the claimer must look at once for what was given back. It need not for a delivery that an open breaker
+// holds, since the probes lead to it; for one behind another of its ordering key, or the next one of a free key, since the key leads to
+// it; and must not for one that cannot be read, or that is suspect, since it would be claimed again and again.
+func (s *settlement) wantsLook() bool {
 	return s.Outcome == policy.Hold && !s.Posted && !s.FreesKey &&
 		s.Reason != policy.ReasonBreaker && s.Reason != policy.ReasonOrder && s.Reason != policy.ReasonDatabase && s.Reason != policy.ReasonSuspect
 }
@@ -69,7 +68,7 @@ func (s *settlement) noteFailure(err error) {
 	s.aside.refused = err
 }
 
-// A batch is settlements that are written together.
+// A batch holds the settlements that are written together.
 type batch struct {
 	settlements []settlement
 	// apart leaves out rows that another session has locked, instead of waiting for them: the settlements have failed as
@@ -77,7 +76,7 @@ type batch struct {
 	apart bool
 }
 
-// outcomes are the settlements of a batch, by the statement that writes them.
+// outcomes holds the settlements of a batch by the statement that writes them.
 type outcomes struct {
 	delivered, retried, failed, held []*settlement
 	logged                           []*settlement // attempts for the log, of any outcome

@@ -53,7 +53,7 @@ type claimResult struct {
 	scans      []scanResult  // of all scans of all requests, in their order
 	heads      []keyHead     // of keys that were asked for and brought nothing
 	reordered  map[int]int64 // by the index of a request, where it differs
-	frontTaken bool          // another relay was claiming, so that shared scans have read nothing
+	frontTaken bool          // another session held the front's lock, so that shared scans have read nothing
 }
 
 // A scanResult says how far a scan came.
@@ -62,10 +62,10 @@ type scanResult struct {
 	more bool   // there may be due deliveries behind last
 	keys []foundKey
 
-	looked  int  // at how many deliveries within its room
-	passed  int  // beside how many that relays have in flight
-	unkeyed int  // of looked, without an ordering key
-	unread  bool // it was put off
+	looked  int  // free deliveries within its room that it looked at
+	passed  int  // deliveries in flight that it passed
+	unkeyed int  // how many of looked have no ordering key
+	unread  bool // nothing was read: the scan was put off, or another session held the front's lock
 }
 
 // A foundKey is an ordering key of which a scan saw a delivery that waits, the earliest one it saw.
@@ -81,14 +81,14 @@ type keyHead struct {
 	eventID int64
 }
 
-// scanExtra is how many deliveries a scan may look at beyond those it may bring: with an ordering key, or claimed already.
+// scanExtra is how many deliveries a scan may look at beyond those that it may bring, since some have an ordering key or are in flight.
 const scanExtra = 100
 
 // scanPasses is how many deliveries in flight a scan may pass where other relays claim, too: what three others hold at most.
 const scanPasses = 3 * maxTaken
 
-// looks is how many free deliveries a scan may look at. One beyond its room says whether there are more. With 50 destinations a
-// scan brings some ten, and a hundred others read in vain would cost the server several times as much.
+// looks returns how many free deliveries a scan may look at. The one beyond its room shows whether there are more. A clear scan reads
+// no further: with 50 destinations a scan brings some ten, and a hundred more would cost the server several times as much.
 func (s *scan) looks() int32 {
 	if s.clear {
 		return int32(s.free + 1)
@@ -96,7 +96,7 @@ func (s *scan) looks() int32 {
 	return int32(s.free + scanExtra)
 }
 
-// reads is how many deliveries a scan may read, those in flight included.
+// reads returns how many deliveries a scan may read, those in flight included.
 func (s *scan) reads() int32 {
 	if s.shared {
 		return s.looks() + scanPasses
@@ -174,7 +174,7 @@ func (s *store) claim(ctx context.Context, instance int32, lease time.Duration, 
 	return c.result, nil
 }
 
-// claimReader puts the result of a claim together.
+// A claimReader collects the result of a claim.
 type claimReader struct {
 	requests []claimRequest
 	begun    time.Time
@@ -182,7 +182,7 @@ type claimReader struct {
 	result   claimResult
 }
 
-// A claimedRow is what the statements answer with: a delivery, with the number of its scan or request, or what was seen.
+// A claimedRow is a row of either statement: a delivery, with the number of its scan or request, or, without a number, what the scans saw.
 type claimedRow struct {
 	delivery
 	number     *int64
@@ -191,9 +191,9 @@ type claimedRow struct {
 		numbers, eventIDs []int64
 		keys              []*string
 		dueAt             []pgtype.Timestamptz
-		beyond            []bool  // the room
-		read              []int64 // its number within its scan; negative: it is in flight
-		frontTaken        *bool   // another relay is claiming
+		beyond            []bool  // the scan has no room for it
+		read              []int64 // its position within its scan; negative: it is in flight
+		frontTaken        *bool   // another session holds the front's lock
 	}
 }
 
@@ -220,8 +220,8 @@ func (c *claimReader) read(rows pgx.Rows, each func(r *claimedRow)) error {
 	return rows.Err()
 }
 
-// A scan walks the due index. It takes deliveries without an ordering key; of the others it only notes the keys. What is in flight
-// it passes; the last of what it may read is noted nevertheless, as the place that it has come to.
+// claimDue claims for the scans. A scan walks the index of due deliveries. It takes those without an ordering key, and only notes the
+// keys of the others. It passes deliveries in flight, but returns the last one that it may read: this is how far it came.
 const claimDue = `
 WITH front AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock(427020085613 # 'outbox_delivery'::regclass::oid::bigint) AS mine

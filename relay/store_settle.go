@@ -108,9 +108,8 @@ func (s *store) restoreClaims(ctx context.Context, instance int32, settlements [
 	return nil
 }
 
-// A settle finds each row where its snapshot has it. A row that was changed while the settle waited for it lies elsewhere
-// by then, and a locked row may be left out. Both are still under the same claim, and not yet as the settle would leave
-// them.
+// A settle finds each row where its snapshot has it. It misses a row that was changed, and so moved, while it waited for it, and one
+// that it left out because it was locked. Both are still under the same claim and not yet settled.
 const selectUnsettled = `
 SELECT s.number
 FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::int[], $5::bool[]) WITH ORDINALITY
@@ -125,7 +124,7 @@ WHERE d.claim = s.claim AND d.attempts = coalesce(s.attempts, d.attempts) AND d.
 // unsettled returns those settlements that could still be written.
 func (s *store) unsettled(ctx context.Context, settlements []settlement) (missed []*settlement, err error) {
 	var u unnested
-	var attempts []*int // of a retry, which shows by nothing else that it is written
+	var attempts []*int // of retries: nothing else shows that a retry is written
 	var held []bool
 	for i := range settlements {
 		u.add(&settlements[i].delivery)
@@ -162,10 +161,9 @@ func (u *unnested) add(d *delivery) {
 	u.fences = append(u.fences, d.fence)
 }
 
-// findSettled joins each settlement to its row, if that is still pending under the same claim. It goes a roundabout way
-// so that every plan looks up each row by its key, also a plan that was made, and is kept, when next to nothing was
-// pending: a plain join may then read the whole backlog for every row. LIMIT keeps the planner from turning the lookup
-// into such a join, and "status = 'pending'" would offer it the index of all that is pending.
+// findSettled joins each settlement to its row, if that is still pending under the same claim. Every plan must look up each row by its
+// key. A plain join may read the whole backlog for every row, if its plan was made when next to nothing was pending. LIMIT keeps the
+// planner from turning the lookup into such a join; "status = 'pending'" would offer it the index of everything pending.
 const findSettled = `
 CROSS JOIN LATERAL (` + lookUp + `) found
 WHERE d.ctid = found.place AND d.claim = s.claim AND d.status NOT IN ('delivered', 'failed', 'discarded')`
@@ -200,8 +198,8 @@ func queueDelivered(batch *pgx.Batch, settled []*settlement, now time.Time) {
 	batch.Queue(settleDelivered, u.eventIDs, u.destinations, u.fences, ago, status)
 }
 
-// A retry leaves status and claim as they are: only by the attempts does a batch whose commit was not acknowledged, and
-// which is sent again, find that this one is written.
+// A retry leaves status and claim as they are. When a batch is sent again because its commit was not acknowledged, only the number of
+// attempts shows that the retry is written.
 const settleRetry = `
 UPDATE outbox_delivery d
 SET next_attempt_at = now() + make_interval(secs => s.delay), attempts = d.attempts + 1, rescues = 0,

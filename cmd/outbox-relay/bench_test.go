@@ -52,7 +52,7 @@ func outboxWithEvent(t *testing.T) (dsn string, unchanged func()) {
 func TestBench(t *testing.T) {
 	t.Parallel()
 	dsn, unchanged := outboxWithEvent(t)
-	r := command(benchEnv(dsn), "bench", "--json", "--events", "300", "--rate", "100", "--duration", "1s", "--inserts", "200ms", "--payload", "500")
+	r := command(benchEnv(dsn), "bench", "--json", "--events", "300", "--rate", "100", "--duration", "1s", "--inserts", "1s", "--payload", "500")
 	if r.code != 0 {
 		t.Fatalf("exit code %d, stderr %s", r.code, r.stderr)
 	}
@@ -95,7 +95,7 @@ func TestBenchAgainstAReceiver(t *testing.T) {
 	defer receiver.Close()
 	env := append(benchEnv(dsn), "OUTBOX_SIGNING_SECRET=whsec_b3V0Ym94LXJlbGF5IGJlbmNobWFyayBzZWNyZXQ=")
 	r := command(env, "bench", "--events", "50", "--rate", "0", "--inserts", "0", "--url", receiver.URL+"/hook?token=hidden")
-	if r.code != 0 || !strings.Contains(r.stdout, "50 events of 300 bytes") || !strings.Contains(r.stdout, "limited by ") || strings.Contains(r.stdout, "hidden") {
+	if r.code != 0 || !strings.Contains(r.stdout, "50 events of 300 bytes") || !strings.Contains(r.stdout, "limit: ") || strings.Contains(r.stdout, "hidden") {
 		t.Errorf("exit code %d, stdout:\n%s\nstderr:\n%s", r.code, r.stdout, r.stderr)
 	}
 	mu.Lock()
@@ -105,6 +105,64 @@ func TestBenchAgainstAReceiver(t *testing.T) {
 		t.Errorf("%d requests, %d of them unsigned, of the types %q", len(types), unsigned, slices.Compact(types))
 	}
 	unchanged()
+}
+
+// A receiver that refuses the events for good, or that is not there, ends the run with what to do about it.
+func TestBenchRefused(t *testing.T) {
+	t.Parallel()
+	dsn, unchanged := outboxWithEvent(t)
+	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadRequest) }))
+	defer receiver.Close()
+	r := command(benchEnv(dsn), "bench", "--events", "1", "--rate", "0", "--inserts", "0", "--url", receiver.URL)
+	if r.code != cli.ExitFailed || !strings.Contains(r.stderr, "1 request failed, the last one with status 400; let it accept the type bench.event") {
+		t.Errorf("exit code %d, stderr:\n%s", r.code, r.stderr)
+	}
+	unchanged()
+}
+
+// A rate that the database cannot bear ends with the duration, and what is left of a killed run is named.
+func TestBenchOverload(t *testing.T) {
+	t.Parallel()
+	dsn, unchanged := outboxWithEvent(t)
+	pool := pgtest.Pool(t, dsn)
+	if _, err := pool.Exec(t.Context(), `CREATE SCHEMA outbox_bench_left`); err != nil {
+		t.Fatal(err)
+	}
+	r := command(benchEnv(dsn), "bench", "--json", "--events", "1", "--rate", "100000", "--duration", "1s", "--inserts", "0")
+	var report bench.Report
+	if err := json.Unmarshal([]byte(r.stdout), &report); r.code != 0 || err != nil {
+		t.Fatalf("exit code %d, error %v, stderr:\n%s", r.code, err, r.stderr)
+	}
+	if s := report.Steady; s == nil || s.Events < 1 || s.Events >= 100_000 || s.CommittedAt >= 100_000 {
+		t.Errorf("the steady rate is %+v", s)
+	}
+	if d := report.Drain; d.PostgresMicros != nil || !strings.HasPrefix(d.Limit, "unknown, ") {
+		t.Errorf("the drain of one event is %+v", d)
+	}
+	if !strings.Contains(r.stderr, "remove what a killed one has left: DROP SCHEMA outbox_bench_left CASCADE\n") {
+		t.Errorf("stderr does not name the schema of a killed run:\n%s", r.stderr)
+	}
+	if _, err := pool.Exec(t.Context(), `DROP SCHEMA outbox_bench_left`); err != nil {
+		t.Fatal(err)
+	}
+	unchanged()
+}
+
+// A login without rights, and a URL that is none, are named with what to do.
+func TestBenchMistakes(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.New(t)
+	if _, err := pgtest.Pool(t, dsn).Exec(t.Context(), `CREATE ROLE bench_guest LOGIN`); err != nil {
+		t.Fatal(err)
+	}
+	r := command(benchEnv(asRole(t, dsn, "bench_guest")), "bench")
+	if r.code != cli.ExitFailed || !strings.Contains(r.stderr, "GRANT CREATE ON DATABASE ") || !strings.Contains(r.stderr, `TO "bench_guest"`) {
+		t.Errorf("exit code %d, stderr:\n%s", r.code, r.stderr)
+	}
+	r = command(benchEnv(dsn), "bench", "--url", "nonsense")
+	if r.code != cli.ExitConfig || !strings.HasPrefix(r.stderr, `outbox-relay: flag --url: scheme "" is not supported`) {
+		t.Errorf("exit code %d, stderr:\n%s", r.code, r.stderr)
+	}
 }
 
 // A writer that reports when a text was written.
@@ -147,12 +205,13 @@ func TestBenchInterrupted(t *testing.T) {
 func TestBenchUsage(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
-		"--events=0":             "--events 0 is out of range; write 1 to 10000000",
-		"--rate=-1":              "--rate -1 is out of range; write 0 to 100000",
-		"--payload=1":            "--payload 1 is out of range; write 32 to 1048576",
-		"--duration=1ms":         "--duration 1ms is out of range; write 1s to 1h",
-		"--inserts=1ms":          "--inserts 1ms is out of range; write 100ms to 1m, or 0 for none",
-		"--rate=1 --schema=real": "unknown flag --schema (see: outbox-relay bench --help)",
+		"--events=0":                  "--events 0 is out of range; write 1 to 10000000",
+		"--rate=-1":                   "--rate -1 is out of range; write 0 to 100000",
+		"--payload=1":                 "--payload 1 is out of range; write 32 to 1048576",
+		"--duration=1ms":              "--duration 1ms is out of range; write 1s to 1h",
+		"--inserts=1ms":               "--inserts 1ms is out of range; write 100ms to 1m, or 0 for none",
+		"--rate=100000 --duration=1h": "--rate 100000 for a --duration of 1h0m0s is too much: at most 10000000 events",
+		"--rate=1 --schema=real":      "unknown flag --schema (see: outbox-relay bench --help)",
 	} {
 		command(nil, append([]string{"bench"}, strings.Fields(args)...)...).expect(t, cli.ExitUsage, "", "outbox-relay: "+want+"\n")
 	}

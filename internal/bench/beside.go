@@ -56,14 +56,14 @@ func onlyOurs(chosen []workload) []workload {
 	return chosen
 }
 
-// onlyCases keeps the cases whose names contain one of the given words.
-func onlyCases(chosen []workload, contains func(name string) bool) ([]workload, error) {
+// onlyCases keeps the cases whose names match. It fails if a workload has none.
+func onlyCases(chosen []workload, matches func(name string) bool) ([]workload, error) {
 	chosen = slices.Clone(chosen)
 	for i := range chosen {
 		w := &chosen[i]
-		w.cases = slices.DeleteFunc(slices.Clone(w.cases), func(c testCase) bool { return !contains(c.name) })
+		w.cases = slices.DeleteFunc(slices.Clone(w.cases), func(c testCase) bool { return !matches(c.name) })
 		if len(w.cases) == 0 {
-			return nil, fmt.Errorf("no case of %s is named so", w.name)
+			return nil, fmt.Errorf("no case of %s matches -cases", w.name)
 		}
 	}
 	return chosen, nil

@@ -54,7 +54,7 @@ func run(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.StringVar(&o.run, "run", "", "workloads to run, separated by commas; empty: all, list: name them")
 	flags.IntVar(&o.rounds, "rounds", 5, "how often each system runs each case")
-	flags.BoolVar(&o.quick, "quick", false, "one short round, which shows that it works and measures nothing")
+	flags.BoolVar(&o.quick, "quick", false, "one short round of the last case of each workload, which shows that it works and measures nothing")
 	flags.IntVar(&o.events, "events", 100_000, "events of a drain")
 	flags.IntVar(&o.settled, "settled", 5_000_000, "settled events that the workload settled puts before the others")
 	flags.IntVar(&o.seconds, "seconds", 10, "how long a rate, or a load of inserts, lasts")

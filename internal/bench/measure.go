@@ -109,6 +109,31 @@ func (r *rig) filled(ctx context.Context, s system, l load) (db *database, done 
 	return db, done, nil
 }
 
+// withProducer returns a database with the tables of a system and no events, a function that commits one event over one of so many
+// connections, and what to do with both afterwards.
+func (r *rig) withProducer(ctx context.Context, s system, l load, conns int) (db *database, produce func(context.Context, int) error, done func() error, err error) {
+	if db, err = r.fresh(ctx); err != nil {
+		return nil, nil, nil, err
+	}
+	var pool *pgxpool.Pool
+	if err = s.prepare(ctx, r, db, l); err == nil {
+		pool, err = openPool(ctx, db, conns)
+	}
+	if err == nil {
+		produce, err = s.producer(pool, l)
+	}
+	done = func() error {
+		if pool != nil {
+			pool.Close()
+		}
+		return r.drop(ctx, db)
+	}
+	if err != nil {
+		return nil, nil, nil, errors.Join(err, done())
+	}
+	return db, produce, done, nil
+}
+
 // blockVacuum holds a snapshot until it is released.
 func blockVacuum(ctx context.Context, db *database) (release func(), err error) {
 	conn, err := pgx.Connect(ctx, db.dsn)
@@ -134,23 +159,11 @@ func (r *rig) latency(ctx context.Context, s system, l load, perSecond, burst in
 	steady := max(perSecond*r.options.seconds, leastEvents)
 	warm := min(perSecond, steady/10)
 	l.events = 1 + warm + steady + burst
-	db, err := r.fresh(ctx)
+	db, produce, done, err := r.withProducer(ctx, s, l, producers)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, r.drop(ctx, db)) }()
-	if err := s.prepare(ctx, r, db, l); err != nil {
-		return nil, err
-	}
-	pool, err := openPool(ctx, db, producers)
-	if err != nil {
-		return nil, err
-	}
-	defer pool.Close()
-	produce, err := s.producer(pool, l)
-	if err != nil {
-		return nil, err
-	}
+	defer func() { err = errors.Join(err, done()) }()
 	processes, err := r.startWarm(ctx, s, db, l, produce)
 	if err != nil {
 		return nil, err
@@ -297,23 +310,11 @@ func quantile(sorted []float64, q float64) float64 { return sorted[int(q*float64
 // inserts measures how many events so many clients commit in a second, each in a transaction of its own.
 func (r *rig) inserts(ctx context.Context, s system, clients int, running bool) (found sample, err error) {
 	l := load{}.withDefaults()
-	db, err := r.fresh(ctx)
+	db, produce, done, err := r.withProducer(ctx, s, l, clients)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, r.drop(ctx, db)) }()
-	if err := s.prepare(ctx, r, db, l); err != nil {
-		return nil, err
-	}
-	pool, err := openPool(ctx, db, clients)
-	if err != nil {
-		return nil, err
-	}
-	defer pool.Close()
-	produce, err := s.producer(pool, l)
-	if err != nil {
-		return nil, err
-	}
+	defer func() { err = errors.Join(err, done()) }()
 	if running {
 		l.events = 1
 		processes, err := r.startWarm(ctx, s, db, l, produce)

@@ -126,7 +126,7 @@ func insertWorkload(o options) workload {
 	w := workload{
 		name: "insert", title: "What a producer notices",
 		about: fmt.Sprintf("So many clients insert one event after the other for %d s, each in a transaction of its own. The bare table has the same "+
-			"columns and a unique key. River inserts by its own client, without a unique key.", o.seconds),
+			"columns and a unique key. River inserts by its own client, without a unique key, and its workers are stopped.", o.seconds),
 		metrics: []metric{{"rate", "inserts/s", 0}, {"server", "PostgreSQL's CPU, µs an insert", 0}, {"wal", "WAL, B an insert", 0}},
 		ratios:  []ratio{{heading: "beside the bare table", metric: "rate", toSystem: nameBare}},
 		plot:    plotInsert,

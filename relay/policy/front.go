@@ -2,17 +2,17 @@ package policy
 
 import "time"
 
-// A Front decides when a relay tries again to claim where other relays do, too. Relays that drain one destination meet at its front,
-// where each would read and try to lock what another one is just claiming. They claim there one after the other, by a lock that they
-// try to take and never wait for. A relay that has had no turn for SharedFor claims without the lock for AloneFor: any login of the
-// database can hold it.
+// A Front decides when a relay may claim where other relays claim, too. Relays that drain one destination meet at its front, the
+// oldest due deliveries, where each would read and try to lock the rows that another one is claiming. So they claim there one after
+// the other, under a lock that they try to take and never wait for. Any login of the database can hold that lock: a relay that has
+// not got it for SharedFor claims without it for AloneFor.
 //
 // The zero value is ready to use. Its methods take the time and are not safe for concurrent use.
 type Front struct {
 	Next time.Time // when to try again; zero or past: now
 
 	wait    time.Duration // how long the next try was put off
-	refused time.Time     // since when it has had no turn, while wait is not zero
+	refused time.Time     // since when the lock was always held, while wait is not zero
 	alone   time.Time     // until when it claims without the lock
 }
 
@@ -20,7 +20,7 @@ const (
 	// SharedFor is how long other relays are believed to claim where a claim has met them.
 	SharedFor = 500 * time.Millisecond
 
-	// AloneFor is long enough for one claim in SharedFor to be no loss, and short beside a drain.
+	// AloneFor is how long a relay claims without the lock: long beside the wait of SharedFor before it, and short beside a drain.
 	AloneFor = 10 * time.Second
 
 	firstRetry   = 4 * time.Millisecond
@@ -33,7 +33,7 @@ func (f *Front) Record(now time.Time, taken bool) {
 		*f = Front{alone: f.alone}
 		return
 	}
-	if f.wait == 0 || now.Sub(f.Next) >= SharedFor { // what was before is over
+	if f.wait == 0 || now.Sub(f.Next) >= SharedFor { // earlier refusals are too old to count
 		*f = Front{refused: now}
 	}
 	if now.Sub(f.refused) >= SharedFor {

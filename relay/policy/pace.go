@@ -24,23 +24,23 @@ const (
 // Its methods are pure: they take the time.
 type Pace struct {
 	Poll time.Duration // the longest wait that is not left to the safety tick
-	Deaf bool          // it hears no notifications, and is never armed
+	Deaf bool          // notifications do not reach the relay, which is never armed then
 
-	Armed    bool          // as declared
-	armedAt  time.Time     // when it was
-	load     load          // notifications while armed, looks that found something otherwise
+	Armed    bool          // as declared in the database
+	armedAt  time.Time     // since when producers notify
+	load     load          // counts notifications while armed, and finds while not
 	lastBusy time.Time     // when the load was last too high to be armed
-	quiet    time.Duration // how long it must not be, before the relay is armed
+	quiet    time.Duration // how long the load must be low before the relay is armed
 
 	Idle     bool
 	LastWork time.Time // when a claim last found something, or a notification said so
 
-	Interval time.Duration // until the look after the next one
+	Interval time.Duration // from the next look to the one after it
 	NextLook time.Time
-	took     time.Duration // by the last look
-	woken    bool          // the next look is for a notification
-	vain     time.Duration // how long it comes after the last such look, since these have found nothing
-	vainAt   time.Time     // when that was
+	took     time.Duration // how long the last look took
+	woken    bool          // a notification asked for the next look
+	vain     time.Duration // pause after a look that a notification asked for and that found nothing; zero: the last one found something
+	vainAt   time.Time     // when that look was
 }
 
 // Look makes the next turn look for new work.
@@ -70,18 +70,18 @@ func (p *Pace) Claimed(now time.Time, deliveries int, took time.Duration) {
 		if deliveries > 0 {
 			p.Interval = fastPoll
 		}
-		// Rarer if being awake has been in vain: producers may be active for a destination that is held.
+		// Looks become rarer where being awake was in vain: producers may be active for a destination that is held.
 		longest = max(slowPoll, p.quiet/16)
 	}
 	p.Interval = min(max(p.Interval, fastPoll), longest)
-	// Long looks get half of the time. A single one says nothing: the server was held up for a moment, and what has come meanwhile
-	// has waited already.
+	// Long looks may take half of the time. A single long look does not count: the server was held up for a moment, and the events
+	// that came meanwhile have waited already.
 	p.NextLook = now.Add(max(p.Interval, min(took, p.took)-fastPoll))
 	p.Interval, p.took = min(2*p.Interval, longest), took
 }
 
-// Worked records that something was found, by a look or without one. The next look is put off by that no further: a lane that
-// drains its backlog would keep the others from being looked at, and an armed relay from the look that idleness begins with.
+// Worked records that something was found, by a look or by another claim. It brings the next look forward if that is far off, and never
+// puts it off: a lane that drains its backlog would keep the relay from looking at the others, and from becoming idle.
 func (p *Pace) Worked(now time.Time) {
 	p.LastWork, p.Idle = now, false
 	next := now.Add(quietBeforeIdle)
@@ -114,8 +114,8 @@ func (p *Pace) Declaration(now time.Time) (armed, changed bool) {
 	return armed, armed != p.Armed
 }
 
-// Declared records that the database knows. Either way of finding work begins with a look. If the relay was armed in vain, since
-// others work so much that it is disarmed at once, it waits longer the next time.
+// Declared records that the database knows whether producers notify. Both states begin with a look. A relay that was disarmed
+// shortly after it was armed waits longer before it arms again.
 func (p *Pace) Declared(now time.Time, armed bool) {
 	p.Armed, p.load, p.Interval = armed, load{}, fastPoll
 	p.Look()
@@ -130,13 +130,13 @@ func (p *Pace) Declared(now time.Time, armed bool) {
 	p.quiet = min(p.quiet, maxQuietBeforeArm)
 }
 
-// BecomeIdle reports whether the relay becomes idle. It begins that with a look.
+// BecomeIdle makes the relay idle, and the next turn look, if nothing has come for a while. It reports whether it did.
 func (p *Pace) BecomeIdle(now time.Time) bool {
 	if p.Idle || !p.Armed && !p.Deaf || now.Sub(p.LastWork) < quietBeforeIdle {
 		return false
 	}
 	p.Idle, p.Interval = true, firstArmedPoll
-	if p.Armed { // what does not notify began before, and has run for as long by now
+	if p.Armed { // a transaction that will not notify began before the relay was armed, and has run for that long
 		p.Interval = min(max(now.Sub(p.armedAt), firstArmedPoll), 2*p.Poll)
 	}
 	p.Look()
@@ -149,7 +149,7 @@ func (p *Pace) Lapsed(now time.Time) {
 	p.Look()
 }
 
-// Wait returns how long nothing is to be done; negative: until woken.
+// Wait returns how long the claimer has nothing to do; negative: until it is woken.
 func (p *Pace) Wait(now time.Time) time.Duration {
 	untilLook := max(p.NextLook.Sub(now), 0)
 	if p.Idle || p.Armed {
@@ -166,10 +166,10 @@ func (p *Pace) Wait(now time.Time) time.Duration {
 	return untilLook
 }
 
-// load counts what happens in steps of time.
+// load counts events in steps of loadStep.
 type load struct {
-	begun       time.Time // the step
-	count, last int       // in it, and in the one before
+	begun       time.Time // when the current step began
+	count, last int       // in the current step, and in the one before
 }
 
 const (
@@ -183,7 +183,7 @@ func (l *load) add(now time.Time, n int) {
 	l.count += n
 }
 
-// at returns how much happens in a step, as far as is known.
+// at returns the greater count of the current step and the one before.
 func (l *load) at(now time.Time) int {
 	switch passed := now.Sub(l.begun); {
 	case passed >= 2*loadStep || passed < 0:

@@ -17,7 +17,9 @@ import (
 	"github.com/outbox-relay/outbox-relay/internal/cli/config"
 	"github.com/outbox-relay/outbox-relay/internal/cli/output"
 	"github.com/outbox-relay/outbox-relay/internal/plain"
+	"github.com/outbox-relay/outbox-relay/internal/settings"
 	"github.com/outbox-relay/outbox-relay/migrations"
+	"github.com/outbox-relay/outbox-relay/relay/pg"
 	"github.com/outbox-relay/outbox-relay/relay/post"
 )
 
@@ -36,15 +38,16 @@ type Command struct {
 func (Command) Help() string {
 	return `Measures what a relay does on this machine with your database. The events live in a schema of their own, outbox_bench_ and a random name,
 which is removed at the end, also after Ctrl-C. The tables of a real outbox are neither read nor written; but the load is real, and
-so are the requests that --url receives: their type is bench.event.
+so are the requests that --url receives: their type is bench.event, and their payload is {"pad":"xxx…"}.
 
-First as many events as --events wait, and the relay drains them. Then events are committed at --rate, each in a transaction of its own,
-and the time from the commit to the receiver's answer is measured. At last 8 clients commit events as fast as the database answers,
-beside the relay and without it: that is what the database bears of producers. Requests to --url have what the section defaults and the environment
-say: secrets, credentials, timeout, limits. Beside a configuration file with destinations of its own, name another file with --config.
+It takes about 20 seconds, in three parts. First as many events as --events wait, and the relay drains them. Then events are committed at --rate,
+each in a transaction of its own, and the time from the commit to the receiver's answer is measured. At last 8 clients commit events as fast as the
+database answers, beside the relay and without it: that is how many events producers can commit. Requests to --url have what the section
+defaults and the environment say: secrets, credentials, timeout, limits. Beside a configuration file with destinations of its own, name another file with --config.
 
-PostgreSQL's processor time is counted where it runs on this machine, for all of its sessions; the WAL is that of the whole server.
-The login needs the right to create schemas in the database.`
+Processor time is that of this process and of the whole PostgreSQL server, all its sessions included, so that the second part counts the inserts, too. It is
+counted where the server runs on this machine, and where it is long enough: of a few hundred events it is not. The WAL is that of the whole
+server. The login needs the right to create schemas in the database.`
 }
 
 // schemaPrefix begins the names of schemas that bench makes and removes.
@@ -71,6 +74,8 @@ func (cmd Command) check() error {
 		return cli.Usagef("--payload %d is out of range; write %d to %d", cmd.Payload, minPayload, maxPayload)
 	case cmd.Rate > 0 && (cmd.Duration < time.Second || cmd.Duration > maxDuration):
 		return cli.Usagef("--duration %s is out of range; write 1s to 1h", cmd.Duration)
+	case float64(cmd.Rate)*cmd.Duration.Seconds() > maxEvents:
+		return cli.Usagef("--rate %d for a --duration of %s is too much: at most %d events", cmd.Rate, cmd.Duration, maxEvents)
 	case cmd.Inserts != 0 && (cmd.Inserts < 100*time.Millisecond || cmd.Inserts > maxInserts):
 		return cli.Usagef("--inserts %s is out of range; write 100ms to 1m, or 0 for none", cmd.Inserts)
 	}
@@ -88,7 +93,7 @@ type Report struct {
 	Inserts     *Inserts `json:"inserts,omitempty"`
 }
 
-// Drain is what the drain showed. Pointers are nil where nothing could be counted.
+// Drain is what the drain showed. Pointers are nil where nothing could be counted, or too little to divide.
 type Drain struct {
 	Events         int      `json:"events"`
 	Attempts       int      `json:"attempts"` // more than events, if some were retried
@@ -144,7 +149,7 @@ func (cmd Command) Run(inv *cli.Invocation) (err error) {
 	}
 	c, err := config.Read(inv, sections...)
 	if err != nil {
-		return err
+		return nameURL(err)
 	}
 	b := &bench{cmd: cmd, inv: inv, config: c, schema: schemaPrefix + strings.ToLower(rand.Text()[:10])}
 	if b.pool, err = c.Open(inv.Ctx); err != nil {
@@ -160,6 +165,15 @@ func (cmd Command) Run(inv *cli.Invocation) (err error) {
 		return err
 	}
 	return output.Show(inv.Stdout, cmd.JSON, report, printReport)
+}
+
+// nameURL lets a mistake of the configuration name the flag that was given.
+func nameURL(err error) error {
+	var mistakes settings.Error
+	if !errors.As(err, &mistakes) {
+		return err
+	}
+	return cli.ExitError{Code: cli.ExitConfig, Err: errors.New(strings.ReplaceAll(mistakes.Error(), "flag --destination-url", "flag --url"))}
 }
 
 // A bench is one run of the command.
@@ -179,9 +193,23 @@ func (b *bench) progress(format string, args ...any) {
 	fmt.Fprintf(b.inv.Stderr, format+"\n", args...)
 }
 
+// selectLeft finds the schemas of earlier runs that were killed, and of runs that are under way.
+const selectLeft = `SELECT coalesce(array_agg(quote_ident(nspname) ORDER BY nspname), '{}') FROM pg_namespace WHERE starts_with(nspname, $1)`
+
 // createSchema makes the schema of this run and migrates it. It fails, rather than use what is there, if the name is taken.
 func (b *bench) createSchema(ctx context.Context) (err error) {
+	var left []string
+	if err := b.pool.QueryRow(ctx, selectLeft, schemaPrefix).Scan(&left); err != nil {
+		return fmt.Errorf("look for schemas of earlier runs: %w", err)
+	}
+	if len(left) > 0 {
+		b.progress("unless another bench runs, remove what a killed one has left: DROP SCHEMA %s CASCADE", strings.Join(left, ", "))
+	}
 	if _, err := b.pool.Exec(ctx, "CREATE SCHEMA "+pgx.Identifier{b.schema}.Sanitize()); err != nil {
+		if conn := b.pool.Config().ConnConfig; pg.HasCode(err, pg.LacksPrivilege) {
+			err = fmt.Errorf("%w; let the database's owner run GRANT CREATE ON DATABASE %s TO %s, or try a database of your own", err,
+				pgx.Identifier{conn.Database}.Sanitize(), pgx.Identifier{conn.User}.Sanitize())
+		}
 		return fmt.Errorf("create schema %s: %w", b.schema, err)
 	}
 	b.progress("using schema %s of %s; should this command be killed, remove it: DROP SCHEMA %s CASCADE", b.schema, b.config.DatabaseName(), b.schema)
@@ -214,42 +242,33 @@ func (b *bench) dropSchema(ctx context.Context) error {
 func printReport(w io.Writer, r Report) error {
 	fmt.Fprintf(w, "database  %s, round trip %.2f ms\nreceiver  %s\n\n", r.Database, r.RoundTripMS, r.Receiver)
 	d := r.Drain
-	fmt.Fprintf(w, "drain     %s of %d bytes in %.1f s: %.0f events/s\n", plain.Plural(d.Events, "event", "events"), r.Payload, d.Seconds, d.PerSecond)
+	fmt.Fprintf(w, "drain     %s of %d bytes in %.2f s: %.0f events/s\n", plain.Plural(d.Events, "event", "events"), r.Payload, d.Seconds, d.PerSecond)
 	if again := d.Attempts - d.Events; again > 0 {
 		fmt.Fprintf(w, "          %s sent again\n", plain.Plural(again, "request was", "requests were"))
 	}
-	fmt.Fprintf(w, "          an event: %s of the relay, %s of PostgreSQL, %.0f B of WAL\n",
-		amount(d.RelayMicros, "µs"), amount(d.PostgresMicros, "µs"), d.WALBytes)
-	_, err := fmt.Fprintf(w, "          limited by %s\n", d.Limit)
+	fmt.Fprintf(w, "          per event: relay's CPU %s, PostgreSQL's CPU %s, WAL %.0f B\n", amount(d.RelayMicros, "%.0f µs"), amount(d.PostgresMicros, "%.0f µs"), d.WALBytes)
+	_, err := fmt.Fprintf(w, "          limit: %s\n", d.Limit)
 	if s := r.Steady; s != nil {
 		fmt.Fprintf(w, "\nat %-6s p50 %.1f ms, p90 %.1f ms, p99 %.1f ms, max %.1f ms, from commit to answer\n", fmt.Sprintf("%d/s", s.Rate), s.P50, s.P90, s.P99, s.Max)
-		fmt.Fprintf(w, "          a second: %s of the relay, %s of PostgreSQL\n", amount(s.RelayMS, "ms"), amount(s.PostgresMS, "ms"))
-		_, err = fmt.Fprintln(w, "          for each event that is more than in the drain, which claims and settles many events at once")
+		fmt.Fprintf(w, "          per second: relay's CPU %s, PostgreSQL's CPU %s, inserts included\n", amount(s.RelayMS, "%.0f ms"), amount(s.PostgresMS, "%.0f ms"))
+		_, err = fmt.Fprintln(w, "          an event costs more here than in the drain, where many share a claim and a settle")
 		if s.CommittedAt < 0.95*float64(s.Rate) {
 			_, err = fmt.Fprintf(w, "          the database committed only %.0f events/s\n", s.CommittedAt)
 		}
 	}
 	if i := r.Inserts; i != nil {
-		fmt.Fprintf(w, "\ninserts   %d clients, each event in a transaction of its own: %.0f/s without a relay, %s of PostgreSQL for each\n",
-			i.Clients, i.Alone.PerSecond, precise(i.Alone.PostgresMS))
-		_, err = fmt.Fprintf(w, "          beside the relay, which delivers meanwhile: %.0f/s, %s of PostgreSQL for each, with claims and settles\n",
-			i.Beside.PerSecond, precise(i.Beside.PostgresMS))
+		fmt.Fprintf(w, "\ninserts   %d clients, each event in a transaction of its own\n", i.Clients)
+		fmt.Fprintf(w, "          without a relay: %.0f/s, PostgreSQL's CPU %s per event\n", i.Alone.PerSecond, amount(i.Alone.PostgresMS, "%.2f ms"))
+		_, err = fmt.Fprintf(w, "          beside the relay, which delivers meanwhile: %.0f/s, PostgreSQL's CPU %s per event, claims and settles included\n",
+			i.Beside.PerSecond, amount(i.Beside.PostgresMS, "%.2f ms"))
 	}
 	return err
 }
 
-// precise is [amount] of fractions of a millisecond.
-func precise(value *float64) string {
+// amount writes processor time, or that it was not counted.
+func amount(value *float64, format string) string {
 	if value == nil {
-		return amount(value, "")
+		return "not counted"
 	}
-	return fmt.Sprintf("%.2f ms of CPU", *value)
-}
-
-// amount writes processor time, or that it is not known.
-func amount(value *float64, unit string) string {
-	if value == nil {
-		return "unknown CPU"
-	}
-	return fmt.Sprintf("%.0f %s of CPU", *value, unit)
+	return fmt.Sprintf(format, *value)
 }

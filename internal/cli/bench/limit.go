@@ -1,10 +1,14 @@
 package bench
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 // limits is what is known of a drain when the question is what limited it.
 type limits struct {
-	inFlight    float64 // requests under way, on average
+	window      time.Duration // how long the drain was observed
+	inFlight    float64       // requests under way, on average
 	maxInFlight int
 	answer      float64 // milliseconds
 	roundTrip   float64 // to the database, in milliseconds
@@ -18,6 +22,10 @@ type limits struct {
 	processors  int
 }
 
+// shortest is the shortest drain of which String names a limit. Processor time is counted in steps of 10 ms, and the relay needs a moment to
+// find out how much the receiver bears.
+const shortest = 250 * time.Millisecond
+
 // From where on something counts as used up. Averages over a run with a beginning and an end never reach the whole.
 const (
 	usedUp      = 0.85
@@ -29,7 +37,9 @@ const (
 func (l limits) String() string {
 	switch {
 	case l.refusals > 0:
-		return fmt.Sprintf("the receiver, which refused or lost %d requests; the relay sends it less then", l.refusals)
+		return fmt.Sprintf("the receiver, which refused or lost %d requests: the relay retries after 5 s or more, and sends it less meanwhile", l.refusals)
+	case l.window < shortest:
+		return fmt.Sprintf("unknown, as %d ms are too short to say; repeat it with more --events", l.window.Milliseconds())
 	case l.rateLimit > 0 && l.rate >= mostlyInUse*l.rateLimit:
 		return fmt.Sprintf("rate_limit: %.0f requests/s", l.rateLimit)
 	case l.busy >= usedUp:

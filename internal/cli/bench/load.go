@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -37,7 +38,7 @@ type loadOrder struct {
 	First  int `json:"first,omitempty"`
 	Events int `json:"events,omitempty"`
 	Rate   int `json:"rate,omitempty"`
-	// For is for how long to insert one by one, as fast as the database answers.
+	// For is for how long to insert one by one: at the rate, or without one as fast as the database answers.
 	For time.Duration `json:"for,omitempty"`
 }
 
@@ -116,14 +117,14 @@ func (p *producers) obey(ctx context.Context, order loadOrder, answer *loadAnswe
 		p.payload = `{"pad":"` + strings.Repeat("x", max(0, order.Payload-len(`{"pad":""}`))) + `"}`
 		p.pool, err = openProducers(ctx, order.DSN)
 		return err
+	case order.Rate > 0:
+		answer.IDs, answer.Committed, err = p.steady(ctx, order)
+		return err
 	case order.For > 0:
 		answer.Inserted, err = p.insert(ctx, order)
 		return err
-	case order.Rate == 0:
-		return p.fill(ctx, order.First, order.Events)
 	}
-	answer.IDs, answer.Committed, err = p.steady(ctx, order)
-	return err
+	return p.fill(ctx, order.First, order.Events)
 }
 
 func openProducers(ctx context.Context, dsn string) (*pgxpool.Pool, error) {
@@ -171,9 +172,15 @@ func (p *producers) insert(ctx context.Context, order loadOrder) (inserted int, 
 	return int(next.Load()), nil
 }
 
-// steady commits one event after the other at its time, however late those before it are.
+// late is for how long after the end of the rate the events are committed that were due before.
+const late = time.Second
+
+// steady commits one event after the other at its time, however late those before it are. What a slow database has not committed shortly
+// after the end is left out.
 func (p *producers) steady(ctx context.Context, order loadOrder) (ids, committed []int64, err error) {
 	ids, committed = make([]int64, order.Events), make([]int64, order.Events)
+	begun := time.Now()
+	until := begun.Add(order.For + late)
 	due := make(chan int, order.Events)
 	failures := make([]error, connections)
 	insert := `INSERT INTO ` + p.table + ` (event_type, payload, idempotency_key) VALUES ('bench.event', $1, $2) RETURNING id`
@@ -181,6 +188,9 @@ func (p *producers) steady(ctx context.Context, order loadOrder) (ids, committed
 	for worker := range connections {
 		working.Go(func() {
 			for n := range due {
+				if time.Now().After(until) {
+					continue
+				}
 				err := p.pool.QueryRow(ctx, insert, p.payload, fmt.Sprintf("bench-%d", order.First+n)).Scan(&ids[n])
 				if err != nil {
 					failures[worker] = fmt.Errorf("insert an event: %w", err)
@@ -190,7 +200,6 @@ func (p *producers) steady(ctx context.Context, order loadOrder) (ids, committed
 			}
 		})
 	}
-	begun := time.Now()
 	for n := range order.Events {
 		if wait := time.Until(begun.Add(time.Duration(n) * time.Second / time.Duration(order.Rate))); wait > 0 {
 			select {
@@ -202,7 +211,14 @@ func (p *producers) steady(ctx context.Context, order loadOrder) (ids, committed
 	}
 	close(due)
 	working.Wait()
-	return ids, committed, errors.Join(errors.Join(failures...), ctx.Err())
+	if err := errors.Join(errors.Join(failures...), ctx.Err()); err != nil {
+		return nil, nil, err
+	}
+	none := func(value int64) bool { return value == 0 }
+	if ids, committed = slices.DeleteFunc(ids, none), slices.DeleteFunc(committed, none); len(ids) == 0 {
+		return nil, nil, errors.New("no event was committed in time")
+	}
+	return ids, committed, nil
 }
 
 // A load is that process as bench sees it.

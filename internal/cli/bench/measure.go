@@ -145,9 +145,13 @@ func (b *bench) usage(ctx context.Context) (u usage, err error) {
 	return u, nil
 }
 
-// per divides processor time, in the unit; nil where it is not counted.
-func per(used, unit time.Duration, by float64, counted bool) *float64 {
-	if !counted || by <= 0 {
+// leastCounted is the processor time from which on it is reported. The system counts it in steps of 10 ms: of less, a figure for each
+// event would be an accident.
+const leastCounted = 50 * time.Millisecond
+
+// per divides processor time, in the unit. It returns nil where the time was not counted, or is too short to divide.
+func per(used, unit time.Duration, by float64) *float64 {
+	if used < leastCounted || by <= 0 {
 		return nil
 	}
 	value := float64(used) / float64(unit) / by
@@ -168,12 +172,13 @@ type runningRelay struct {
 	refusals  int
 	refusal   string              // the last one
 	answered  map[int64]time.Time // by event, delivered ones
-	settled   int                 // deliveries that the database knows to be delivered
-	delivered chan struct{}       // of 1: they are more
+	delivered int                 // deliveries that the database knows to be delivered
+	failed    int                 // deliveries that the relay never attempts again
+	settled   chan struct{}       // of 1: one of the two has grown
 }
 
 func (b *bench) start(ctx context.Context) (*runningRelay, error) {
-	running := &runningRelay{ended: make(chan struct{}), answered: map[int64]time.Time{}, delivered: make(chan struct{}, 1)}
+	running := &runningRelay{ended: make(chan struct{}), answered: map[int64]time.Time{}, settled: make(chan struct{}, 1)}
 	cfg := relay.Config{
 		Pool: b.config.Pool, Pooler: b.config.Relay.Pooler, Schema: b.schema, Name: "outbox-relay bench", Version: b.inv.Version,
 		Destinations: []post.Destination{b.destination}, Hooks: relay.Hooks{Attempted: running.attempted, Settled: running.settle},
@@ -211,7 +216,7 @@ func (r *runningRelay) attempted(a relay.Attempt) {
 	r.last = now
 	if a.Outcome != policy.Delivered {
 		r.refusals++
-		r.refusal = string(a.Reason)
+		r.refusal = "the reason " + string(a.Reason)
 		if a.StatusCode > 0 {
 			r.refusal = fmt.Sprintf("status %d", a.StatusCode)
 		}
@@ -221,47 +226,62 @@ func (r *runningRelay) attempted(a relay.Attempt) {
 }
 
 func (r *runningRelay) settle(_ string, outcome policy.Outcome, _ policy.Reason, deliveries int) {
-	if outcome != policy.Delivered {
-		return
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.settled += deliveries
+	switch outcome {
+	case policy.Delivered:
+		r.delivered += deliveries
+	case policy.Fail:
+		r.failed += deliveries
+	case policy.Retry, policy.Hold: // wait for another attempt
+	}
 	select {
-	case r.delivered <- struct{}{}:
+	case r.settled <- struct{}{}:
 	default:
 	}
+}
+
+// state returns how many deliveries are delivered and failed so far. refusals says how many requests failed, and how the last one did;
+// it is empty if none has.
+func (r *runningRelay) state() (delivered, failed int, refusals string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.refusals > 0 {
+		refusals = fmt.Sprintf("%s failed, the last one with %s", plain.Plural(r.refusals, "request", "requests"), r.refusal)
+	}
+	return r.delivered, r.failed, refusals
 }
 
 // patience is how long bench waits for the next delivery before it gives up.
 const patience = 30 * time.Second
 
-// wait returns when so many events have been delivered.
+// wait returns when so many events have been delivered. It fails at once if the receiver refuses one for good: that one never arrives.
 func (b *bench) wait(ctx context.Context, running *runningRelay, count int, phase string) error {
 	report := time.NewTicker(time.Second)
 	defer report.Stop()
 	seen, since := 0, time.Now()
 	for {
-		running.mu.Lock()
-		n, refusals, refusal := running.settled, running.refusals, running.refusal
-		running.mu.Unlock()
+		n, failed, refusals := running.state()
 		if n >= count {
 			return nil
+		}
+		if failed > 0 {
+			return fmt.Errorf("the receiver refuses the events of this command for good: %s; let it accept the type bench.event with payloads like {\"pad\":\"xxx\"}", refusals)
 		}
 		if n > seen {
 			seen, since = n, time.Now()
 		}
+		if refusals != "" {
+			refusals = "; " + refusals
+		}
 		if time.Since(since) > patience {
-			text := fmt.Sprintf("nothing was delivered for %s; %d of %s were", patience, n, plain.Plural(count, "event", "events"))
-			if refusals > 0 {
-				text += fmt.Sprintf(", and %s failed, the last one with %s", plain.Plural(refusals, "request", "requests"), refusal)
-			}
-			return errors.New(text)
+			return fmt.Errorf("nothing was delivered for %s: %d of %s were%s; check the receiver: %s", patience, n, plain.Plural(count, "event", "events"),
+				refusals, config.WithoutQuery(b.destination.URL))
 		}
 		select {
-		case <-running.delivered:
+		case <-running.settled:
 		case <-report.C:
-			b.progress("%s: %d of %d", phase, n, count)
+			b.progress("%s: %d of %d delivered%s", phase, n, count, refusals)
 		case <-running.ended:
 			return b.cause(ctx, errors.Join(errors.New("the relay ended"), running.err))
 		case <-ctx.Done():
@@ -288,15 +308,15 @@ func (b *bench) drain(ctx context.Context, running *runningRelay, roundTrip floa
 	events := float64(b.cmd.Events)
 	d = Drain{
 		Events: b.cmd.Events, Attempts: running.attempts, Seconds: took.Seconds(), PerSecond: events / max(took.Seconds(), 1e-9),
-		RelayMicros:    per(after.relay-before.relay, time.Microsecond, events, after.relay > 0),
-		PostgresMicros: per(after.server-before.server, time.Microsecond, events, b.postmaster > 0),
+		RelayMicros:    per(after.relay-before.relay, time.Microsecond, events),
+		PostgresMicros: per(after.server-before.server, time.Microsecond, events),
 		WALBytes:       (after.wal - before.wal) / events,
 		InFlight:       running.inPosts.Seconds() / max(took.Seconds(), 1e-9),
 		AnswerMS:       running.inPosts.Seconds() * 1000 / float64(max(running.attempts, 1)),
 	}
 	whole := b.destination.WithDefaults(post.Egress{})
 	d.Limit = limits{
-		inFlight: d.InFlight, maxInFlight: min(whole.MaxInFlight, relay.DefaultMaxInFlight), answer: d.AnswerMS, roundTrip: roundTrip,
+		window: window, inFlight: d.InFlight, maxInFlight: min(whole.MaxInFlight, relay.DefaultMaxInFlight), answer: d.AnswerMS, roundTrip: roundTrip,
 		rate: d.PerSecond, rateLimit: whole.RateLimit, refusals: running.refusals,
 		busy: share(after.busy-before.busy, after.capacity-before.capacity), relay: share(after.relay-before.relay, window),
 		server: share(after.server-before.server, window), load: share(after.load-before.load, window), processors: runtime.NumCPU(),
@@ -311,10 +331,11 @@ func (b *bench) steady(ctx context.Context, running *runningRelay) (*Steady, err
 	if err != nil {
 		return nil, err
 	}
-	committed, err := b.load.call(loadOrder{First: b.cmd.Events, Events: count, Rate: b.cmd.Rate})
+	committed, err := b.load.call(loadOrder{First: b.cmd.Events, Events: count, Rate: b.cmd.Rate, For: b.cmd.Duration})
 	if err != nil {
 		return nil, b.cause(ctx, err)
 	}
+	count = len(committed.IDs) // fewer than were due, if the database is slower than the rate
 	if err := b.wait(ctx, running, b.cmd.Events+count, "steady"); err != nil {
 		return nil, err
 	}
@@ -333,9 +354,9 @@ func (b *bench) steady(ctx context.Context, running *runningRelay) (*Steady, err
 	inserting := float64(slices.Max(committed.Committed)-slices.Min(committed.Committed)) / float64(time.Second)
 	return &Steady{
 		Rate: b.cmd.Rate, Events: count, P50: quantile(times, 0.5), P90: quantile(times, 0.9), P99: quantile(times, 0.99), Max: quantile(times, 1),
-		RelayMS:     per(after.relay-before.relay, time.Millisecond, seconds, after.relay > 0),
-		PostgresMS:  per(after.server-before.server, time.Millisecond, seconds, b.postmaster > 0),
-		CommittedAt: float64(count-1) / max(inserting, 1e-9),
+		RelayMS:     per(after.relay-before.relay, time.Millisecond, seconds),
+		PostgresMS:  per(after.server-before.server, time.Millisecond, seconds),
+		CommittedAt: float64(count) / (inserting + 1/float64(b.cmd.Rate)), // each event has its part of the time, the last one too
 	}, nil
 }
 
@@ -359,10 +380,10 @@ func (b *bench) inserts(ctx context.Context, stopRelay func() error) (*Inserts, 
 		first += answer.Inserted
 		n := float64(answer.Inserted)
 		rate.PerSecond = n / after.at.Sub(before.at).Seconds()
-		rate.PostgresMS = per(after.server-before.server, time.Millisecond, n, b.postmaster > 0)
+		rate.PostgresMS = per(after.server-before.server, time.Millisecond, n)
 		return rate, nil
 	}
-	b.progress("committing events as fast as the database answers, for twice %s", b.cmd.Inserts)
+	b.progress("committing events as fast as the database answers, for %s beside the relay and for %[1]s without it", b.cmd.Inserts)
 	var err error
 	if report.Beside, err = measure(); err != nil {
 		return nil, err

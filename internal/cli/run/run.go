@@ -64,7 +64,7 @@ func (Command) Run(inv *cli.Invocation) error {
 	var endTraces func()
 	cfg.Spans, endTraces = openTraces(c, inv.Version, monitor)
 	defer endTraces()
-	cfg.Hooks = newCollector().hooks(page.hooks(monitor.hooks()))
+	cfg.Hooks = newGCTuner().hooks(page.hooks(monitor.hooks()))
 	r, err := relay.New(cfg)
 	if err != nil {
 		monitor.server.Close()

@@ -18,9 +18,9 @@ func percentInEffect() int {
 
 // A busy relay collects rarely. One that becomes idle, or has had little to do for a while, collects as usual. Not parallel, because
 // the whole process has one GOGC.
-func TestCollectorFollowsTheLoad(t *testing.T) {
+func TestGCTunerFollowsTheLoad(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(usualPercent))
-	c := newCollector()
+	c := newGCTuner()
 	ran, idle := 0, 0
 	hooks := c.hooks(relay.Hooks{ClaimRan: func(int, time.Duration) { ran++ }, Idle: func() { idle++ }})
 	hooks.ClaimRan(busyDeliveries-1, 0)
@@ -50,17 +50,17 @@ func TestCollectorFollowsTheLoad(t *testing.T) {
 	}
 }
 
-func TestCollectorLeavesAGivenGOGC(t *testing.T) {
+func TestGCTunerLeavesAGivenGOGC(t *testing.T) {
 	for _, percent := range []int{50, 200, -1} {
 		restore := debug.SetGCPercent(percent)
-		c := newCollector()
+		c := newGCTuner()
 		debug.SetGCPercent(restore)
 		if c != nil {
 			t.Errorf("GOGC of %d is not left as it is", percent)
 		}
 	}
-	if c := (*collector)(nil); c.hooks(relay.Hooks{}).ClaimRan != nil {
-		t.Error("without a collector there is a hook")
+	if c := (*gcTuner)(nil); c.hooks(relay.Hooks{}).ClaimRan != nil {
+		t.Error("without a gcTuner there is a hook")
 	}
 }
 

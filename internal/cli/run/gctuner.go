@@ -9,7 +9,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay"
 )
 
-// What a collector calls much work, and how much garbage it then allows.
+// What a gcTuner counts as busy, and how much garbage it allows then.
 const (
 	busyStep       = 100 * time.Millisecond
 	busyDeliveries = 100 // claimed in one step
@@ -20,9 +20,9 @@ const (
 	garbageRoom  = 32 << 20 // bytes by which the heap may grow at least while the relay is busy, as far as mostPercent allows
 )
 
-// A collector makes garbage collections rarer while much is delivered. Each marks all that stays in memory, which for a small heap
+// A gcTuner makes garbage collections rarer while much is delivered. Each marks all that stays in memory, which for a small heap
 // costs a tenth of the relay's processor time. With little to do the relay collects as usual, and stays small.
-type collector struct {
+type gcTuner struct {
 	live []metrics.Sample
 
 	mu      sync.Mutex // guards the fields below
@@ -32,32 +32,32 @@ type collector struct {
 	busyAt  time.Time
 }
 
-// newCollector returns nil if GOGC is set, which then decides alone.
-func newCollector() *collector {
+// newGCTuner returns nil if GOGC is set, which then decides alone.
+func newGCTuner() *gcTuner {
 	set := []metrics.Sample{{Name: "/gc/gogc:percent"}}
 	metrics.Read(set)
 	if set[0].Value.Kind() != metrics.KindUint64 || set[0].Value.Uint64() != usualPercent {
 		return nil
 	}
-	return &collector{live: []metrics.Sample{{Name: "/gc/heap/live:bytes"}}, percent: usualPercent}
+	return &gcTuner{live: []metrics.Sample{{Name: "/gc/heap/live:bytes"}}, percent: usualPercent}
 }
 
-// hooks returns hooks that follow how much is claimed, and call next. A nil collector returns next.
-func (c *collector) hooks(next relay.Hooks) relay.Hooks {
-	if c == nil {
+// hooks returns hooks that follow how much is claimed, and call next. A nil gcTuner returns next.
+func (t *gcTuner) hooks(next relay.Hooks) relay.Hooks {
+	if t == nil {
 		return next
 	}
 	hooks := next
 	hooks.ClaimRan = func(deliveries int, took time.Duration) {
-		c.note(time.Now(), deliveries)
+		t.note(time.Now(), deliveries)
 		if next.ClaimRan != nil {
 			next.ClaimRan(deliveries, took)
 		}
 	}
 	hooks.Idle = func() {
-		c.mu.Lock()
-		c.set(usualPercent)
-		c.mu.Unlock()
+		t.mu.Lock()
+		t.set(usualPercent)
+		t.mu.Unlock()
 		if next.Idle != nil {
 			next.Idle()
 		}
@@ -66,20 +66,20 @@ func (c *collector) hooks(next relay.Hooks) relay.Hooks {
 }
 
 // note records a claim.
-func (c *collector) note(now time.Time, deliveries int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if now.Sub(c.begun) >= busyStep {
-		c.begun, c.claimed = now, 0
+func (t *gcTuner) note(now time.Time, deliveries int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if now.Sub(t.begun) >= busyStep {
+		t.begun, t.claimed = now, 0
 	}
-	c.claimed += deliveries
+	t.claimed += deliveries
 	switch {
-	case c.claimed >= busyDeliveries:
-		c.busyAt = now
-		metrics.Read(c.live)
-		c.set(busyPercent(c.live[0].Value.Uint64()))
-	case now.Sub(c.busyAt) >= quietAfter:
-		c.set(usualPercent)
+	case t.claimed >= busyDeliveries:
+		t.busyAt = now
+		metrics.Read(t.live)
+		t.set(busyPercent(t.live[0].Value.Uint64()))
+	case now.Sub(t.busyAt) >= quietAfter:
+		t.set(usualPercent)
 	}
 }
 
@@ -91,9 +91,9 @@ func busyPercent(live uint64) int {
 }
 
 // set sets GOGC. The caller holds mu.
-func (c *collector) set(percent int) {
-	if percent != c.percent {
-		c.percent = percent
+func (t *gcTuner) set(percent int) {
+	if percent != t.percent {
+		t.percent = percent
 		debug.SetGCPercent(percent)
 	}
 }
