@@ -42,6 +42,9 @@ var sessionSettings = map[string]string{
 	"tcp_keepalives_idle":     "2",
 	"tcp_keepalives_interval": "1",
 	"tcp_keepalives_count":    "3",
+	// It also ends the connection of a relay that stands still and does not read an answer. Its kernel acknowledges keepalives, and
+	// no other timeout ends a statement that is sending: the claim's rows would stay locked for as long.
+	"tcp_user_timeout": "5000",
 }
 
 // What surrounds each statement where sessions do not last. All of it ends with the transaction.
