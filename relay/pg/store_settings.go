@@ -36,6 +36,8 @@ var sessionSettings = map[string]string{
 	"statement_timeout": "30000",
 	// A relay that stands still in a transaction, its host suspended, keeps the locks it has from the others no longer.
 	"idle_in_transaction_session_timeout": "10000",
+	// The session of an idle relay is silent between two beats. Without it the relay looks dead.
+	"idle_session_timeout": "0",
 	// A row that another session keeps locked must not keep a settle, and with it all destinations.
 	"lock_timeout": "200",
 	// The server notices a relay's host that vanished without closing its connections.
