@@ -139,6 +139,28 @@ func TestWalkSharesItsFront(t *testing.T) {
 	}
 }
 
+// A relay that has had no turn for long claims without the lock at once. Nothing else would wake it: it has sent all that it had.
+func TestClaimWithoutTheLockIsMadeAtOnce(t *testing.T) {
+	t.Parallel()
+	r := prepared(t, newDatabase(t).config(to("http://receiver.test/")))
+	c, l := r.newClaimer(), r.lane("default")
+	now := time.Now()
+	c.clock.set(now)
+	l.walks[live] = walk{position: keyset{at: now}, more: true, shared: now.Add(time.Hour)}
+	for _, refused := range []time.Duration{policy.SharedFor, policy.SharedFor / 2} {
+		c.front.Record(now.Add(-refused), true)
+	}
+	scans := func() []scan { return c.scans(l, time.Now(), [classes]int{live: 4}, false, true) }
+	c.advance([]laneClaim{{l, claimRequest{destination: l.name, scans: scans()}}},
+		claimResult{at: now, scans: []scanResult{{unread: true}}, frontTaken: true}, time.Millisecond)
+	if next := scans(); len(next) != 1 || !next[0].alone {
+		t.Errorf("next %+v", next)
+	}
+	if c.next.IsZero() || c.next.After(time.Now()) {
+		t.Errorf("the next turn is planned for %s", c.next)
+	}
+}
+
 // A stranger who holds the lock of the front keeps no relay from delivering what lies behind what another one has in flight.
 func TestStrangerHoldsTheFront(t *testing.T) {
 	t.Parallel()

@@ -275,6 +275,30 @@ func TestFrozenRelayIsRescued(t *testing.T) {
 	}
 }
 
+// A relay freezes while the server sends it a large claim. The claim is still open then: it keeps its deliveries locked, and its
+// relay's row, which a rescue needs.
+func TestRelayFrozenInItsClaimIsRescued(t *testing.T) {
+	testsize.Long(t)
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, nil)
+	l := newLink(t, db.dsn)
+	frozen, _ := startProcess(t, l.dsn, rc.URL)
+	becomes(db, 1, `SELECT count(*) FROM outbox_relay`)
+	insert := func() {
+		db.exec(`INSERT INTO outbox (event_type, idempotency_key, payload) SELECT 't', i, to_json(repeat('x', 16000)) FROM generate_series(1, 100) i`)
+	}
+	within(t, "a claim", l.holdAfter(insert, claimDue))
+	becomes(db, 1, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'ClientWrite'`)
+	must(t, frozen.Process.Signal(syscall.SIGSTOP))
+	db.exec(`UPDATE outbox_relay SET heartbeat_at = now() - interval '14 seconds'`) // instead of as long a wait
+	survivor := prepared(t, db.config(to(rc.URL)))
+	survivor.session.WatchFor = time.Nanosecond
+	survivor.begin()
+	survivor.settles(t, policy.Delivered, 100)
+	must(t, frozen.Process.Signal(syscall.SIGCONT))
+}
+
 // The database stands still for all relays. None of them is dead because its heartbeat is old.
 func TestStandstillIsNoDeath(t *testing.T) {
 	testsize.Long(t)

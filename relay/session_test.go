@@ -136,3 +136,17 @@ func TestSessionOfItsOwnBesideADirectPool(t *testing.T) {
 	db.insert(3, "key")
 	r.settles(t, policy.Delivered, 3)
 }
+
+// The session of an idle relay is silent between two beats, for longer than the database allows.
+func TestIdleSessionOutlivesTheTimeoutOfIdleSessions(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	cfg := db.config(to("http://receiver.test/"))
+	cfg.Pool.ConnConfig.RuntimeParams["idle_session_timeout"] = "100" // as role or database may have it
+	r := start(t, cfg)
+	r.instance()
+	becomes(db, true, `SELECT heartbeat_at > started_at FROM outbox_relay`)
+	if failed := sees(r.observer, func(o *observer) int { return len(o.failures) }); failed != 0 {
+		t.Errorf("%d operations failed", failed)
+	}
+}

@@ -36,12 +36,17 @@ var sessionSettings = map[string]string{
 	"statement_timeout": "30000",
 	// A relay that stands still in a transaction, its host suspended, keeps the locks it has from the others no longer.
 	"idle_in_transaction_session_timeout": "10000",
+	// The session of an idle relay is silent between two beats. Without it the relay looks dead.
+	"idle_session_timeout": "0",
 	// A row that another session keeps locked must not keep a settle, and with it all destinations.
 	"lock_timeout": "200",
 	// The server notices a relay's host that vanished without closing its connections.
 	"tcp_keepalives_idle":     "2",
 	"tcp_keepalives_interval": "1",
 	"tcp_keepalives_count":    "3",
+	// It also ends the connection of a relay that stands still and does not read an answer. Its kernel acknowledges keepalives, and
+	// no other timeout ends a statement that is sending: the claim's rows would stay locked for as long.
+	"tcp_user_timeout": "5000",
 }
 
 // What surrounds each statement where sessions do not last. All of it ends with the transaction.

@@ -37,7 +37,7 @@ func (f *Front) Record(now time.Time, taken bool) {
 		*f = Front{refused: now}
 	}
 	if now.Sub(f.refused) >= SharedFor {
-		*f = Front{alone: now.Add(AloneFor)}
+		*f = Front{Next: now, alone: now.Add(AloneFor)}
 		return
 	}
 	f.wait = min(max(2*f.wait, firstRetry), longestRetry)

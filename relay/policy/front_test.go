@@ -43,6 +43,9 @@ func TestFrontIsHeldForLong(t *testing.T) {
 	now = now.Add(SharedFor)
 	refusedFor(SharedFor)
 	f.Record(now, true)
+	if f.Next != now {
+		t.Errorf("the first claim without the lock is made at %s, not at once", f.Next)
+	}
 	if !f.Alone(now) || !f.Alone(now.Add(AloneFor-1)) || f.Alone(now.Add(AloneFor)) || now.Before(f.Next) {
 		t.Errorf("refused for long: %+v", f)
 	}

@@ -427,6 +427,9 @@ func (s *Session) rescue(ctx context.Context, other int32) {
 	if err != nil {
 		s.Failed("rescue", err)
 	}
+	if pg.HasCode(err, pg.LockNotAvailable) {
+		s.unblock(ctx)
+	}
 	if !dead {
 		return
 	}
@@ -435,6 +438,17 @@ func (s *Session) rescue(ctx context.Context, other int32) {
 	s.Wake(Requests{Sweep: true, Routes: true})
 	if err := endSession(ctx, s.Database.Pool, other, lasting); err != nil && !pg.HasCode(err, pg.LacksPrivilege) {
 		s.Failed("end session", err)
+	}
+}
+
+// unblock ends what may keep the row of a dead relay locked. The next beat tries the rescue again.
+func (s *Session) unblock(ctx context.Context) {
+	ended, err := endUnread(ctx, s.Database.Pool)
+	switch {
+	case err != nil && !pg.HasCode(err, pg.LacksPrivilege):
+		s.Failed("end statement", err)
+	case ended > 0:
+		s.Config.Log.Warn().Int("statements", ended).Msg("ended statements of a relay that does not read their answer, as a frozen process")
 	}
 }
 

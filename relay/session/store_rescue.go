@@ -119,3 +119,21 @@ func endSession(ctx context.Context, db pg.DB, instance, session int32) error {
 	}
 	return nil
 }
+
+// A statement that sends is ended by no timeout, and keepalives of a frozen process are answered.
+const terminateUnread = `
+SELECT count(pg_terminate_backend(a.pid))
+FROM pg_stat_get_activity(NULL) a
+WHERE a.application_name = current_setting('application_name') AND a.wait_event = 'ClientWrite' AND a.query_start < now() - interval '15 seconds'
+  AND a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())`
+
+// endUnread ends the statements of relays that have not read their answer for long, and returns how many. Such a claim keeps its
+// deliveries locked, and its relay from being rescued, for as long as the process is frozen.
+func endUnread(ctx context.Context, db pg.DB) (ended int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, pg.StatementTimeout)
+	defer cancel()
+	if err := db.QueryRow(ctx, terminateUnread).Scan(&ended); err != nil {
+		return 0, fmt.Errorf("end statements whose answer is not read: %w", err)
+	}
+	return ended, nil
+}
