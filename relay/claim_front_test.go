@@ -13,6 +13,9 @@ import (
 // takeFront is what a claim with a shared scan does first.
 const takeFront = `SELECT pg_try_advisory_xact_lock(427020085613 # 'outbox_delivery'::regclass::oid::bigint)`
 
+// heldLocks counts the advisory locks of this database; other tests have theirs on the same server.
+const heldLocks = `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
+
 // holdFront returns a session of a stranger who holds the lock of the front until it ends.
 func (db *database) holdFront() *pgx.Conn {
 	db.Helper()
@@ -83,11 +86,11 @@ func TestSharedScansReadOneAfterTheOther(t *testing.T) {
 		t.Errorf("alone: %+v", result)
 	}
 	must(t, stranger.Close(t.Context()))
-	becomes(db, 0, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'`)
+	becomes(db, 0, heldLocks)
 	if result := claim(false); result.frontTaken || result.scans[0].unread || len(result.deliveries) != 20 {
 		t.Errorf("afterwards: %+v", result)
 	}
-	if n := row[int](db, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'`); n != 0 {
+	if n := row[int](db, heldLocks); n != 0 {
 		t.Errorf("%d locks are left", n)
 	}
 }
