@@ -136,9 +136,6 @@ func TestBenchOverload(t *testing.T) {
 	if s := report.Steady; s == nil || s.Events < 1 || s.Events >= 100_000 || s.CommittedAt >= 100_000 {
 		t.Errorf("the steady rate is %+v", s)
 	}
-	if d := report.Drain; d.PostgresMicros != nil || !strings.HasPrefix(d.Limit, "unknown, ") {
-		t.Errorf("the drain of one event is %+v", d)
-	}
 	if !strings.Contains(r.stderr, "remove what a killed one has left: DROP SCHEMA outbox_bench_left CASCADE\n") {
 		t.Errorf("stderr does not name the schema of a killed run:\n%s", r.stderr)
 	}
@@ -152,9 +149,11 @@ func TestBenchOverload(t *testing.T) {
 func TestBenchMistakes(t *testing.T) {
 	t.Parallel()
 	dsn := pgtest.New(t)
-	if _, err := pgtest.Pool(t, dsn).Exec(t.Context(), `CREATE ROLE bench_guest LOGIN`); err != nil {
+	pool := pgtest.Pool(t, dsn)
+	if _, err := pool.Exec(t.Context(), `CREATE ROLE bench_guest LOGIN`); err != nil {
 		t.Fatal(err)
 	}
+	defer func() { _, _ = pool.Exec(t.Context(), `DROP ROLE bench_guest`) }()
 	r := command(benchEnv(asRole(t, dsn, "bench_guest")), "bench")
 	if r.code != cli.ExitFailed || !strings.Contains(r.stderr, "GRANT CREATE ON DATABASE ") || !strings.Contains(r.stderr, `TO "bench_guest"`) {
 		t.Errorf("exit code %d, stderr:\n%s", r.code, r.stderr)
