@@ -117,7 +117,7 @@ func TestRefusalNamesItsEvent(t *testing.T) {
 	equal(t, "detail", refused.Detail, "The event has the idempotency key 'it''s 7'.")
 }
 
-// No statement leaves a delivery in a state that relays do not know. Inserts write none of the columns, and what claims write relays bear.
+// No statement leaves a delivery in a state that relays do not know. Inserts write none of the columns; those that claims write are not guarded.
 func TestUpdatesKeepDeliveriesSane(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

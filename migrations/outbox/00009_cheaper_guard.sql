@@ -1,6 +1,5 @@
--- PostgreSQL reads the condition of a trigger anew for each statement that meets it: 40 us of 220 for a claim of one delivery. The trigger is
--- now met by statements that write the state of a delivery, and not by claims, whose columns relays bear with anything in them.
--- See docs/decisions/0058-cheap-inserts.md.
+-- PostgreSQL reads the condition of a trigger anew for each statement that meets it: 40 us of 220 for a claim of one delivery. Statements that write
+-- the state of a delivery still meet it, and claims no longer: docs/decisions/0058-cheap-inserts.md says what is not refused since then.
 
 -- +goose Up
 CREATE OR REPLACE TRIGGER outbox_delivery_columns_are_sane AFTER UPDATE OF status, delivered_at, attempts, next_attempt_at ON outbox_delivery
