@@ -359,6 +359,10 @@ func TestProbeEndsNoIdleness(t *testing.T) {
 	c := r.newClaimer()
 	c.pace = policy.Pace{Poll: time.Hour}
 	c.clock.set(time.Now())
+	instance, _ := r.current()
+	// In the database too: a beat that comes meanwhile would close a breaker of which it finds no row.
+	db.exec(`INSERT INTO outbox_destination (destination, breaker_opened_at, breaker, breaker_until, breaker_owner)
+		VALUES ('default', now(), 'half_open', now() + interval '1 minute', $1)`, instance)
 	l := r.lane("default")
 	l.mu.Lock()
 	l.breaker.Try(time.Now(), time.Minute)
