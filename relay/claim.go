@@ -23,7 +23,6 @@ type claimer struct {
 	damaged  damaged
 	lost     session.Unacknowledged
 	front    policy.Front
-	idleAt   time.Time // the database's, when the relay last became idle
 	next     time.Time // when to take the next turn for another reason than the pace; zero: there is none
 }
 
@@ -57,23 +56,30 @@ func (c *claimer) run(taking context.Context) {
 			c.woken(WakePoll)
 			c.pace.Look()
 		case sweep := <-c.wake.notified:
-			c.woken(WakeNotify)
-			wasIdle := c.pace.Idle
-			c.pace.Notified(time.Now(), int(c.wake.commits.Swap(0)))
-			if c.wake.lapsed.Swap(false) {
-				c.pace.Lapsed(time.Now())
-			}
-			if sweep {
-				c.pace.Look()
-				for _, l := range c.lanes.list() {
-					l.walkNow()
-				}
-			} else if wasIdle { // the transaction may have been open ever since
-				c.lookBack(c.idleAt.Add(-policy.Overlap))
-			}
+			c.notified(sweep)
 		}
 		if timer != nil {
 			timer.Stop()
+		}
+	}
+}
+
+// notified makes the next turn look, and behind the positions if that is asked.
+func (c *claimer) notified(sweep bool) {
+	c.woken(WakeNotify)
+	wasIdle := c.pace.Idle
+	c.pace.Notified(time.Now(), int(c.wake.commits.Swap(0)))
+	if c.wake.lapsed.Swap(false) {
+		c.pace.Lapsed(time.Now())
+	}
+	if sweep {
+		c.pace.Look()
+		for _, l := range c.lanes.list() {
+			l.walkNow()
+		}
+	} else if wasIdle {
+		if since := c.writers.Woken(time.Now()); !since.IsZero() {
+			c.lookBack(since.Add(-policy.Overlap))
 		}
 	}
 }
@@ -149,7 +155,6 @@ func (c *claimer) becomeIdle(now time.Time) bool {
 	if !became {
 		return false
 	}
-	c.idleAt = c.clock.now()
 	c.writers.BecameIdle()
 	return true
 }
@@ -468,14 +473,6 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 			c.senders.start(l)
 		}
 	}
-}
-
-// lookBack makes the next claims look at everything that became due since the given time of the database.
-func (c *claimer) lookBack(since time.Time) {
-	for _, l := range c.lanes.list() {
-		l.lookBack(since)
-	}
-	c.pace.Look()
 }
 
 // plan makes the next turn come at the given time at the latest.

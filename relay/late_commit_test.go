@@ -152,7 +152,7 @@ func TestLateCommitBesidesTheDeclaration(t *testing.T) {
 		t.Fatal("not busy, or no look at open transactions")
 	}
 	// The next look takes what it finds for as old as that.
-	c.writers.Observe(time.Now(), row[time.Time](db, `SELECT now() - interval '4 seconds'`), 0, nil)
+	c.writers.Observe(time.Now(), row[time.Time](db, `SELECT now() - interval '4 seconds'`), 0, nil, false)
 	c.writers.Next = far
 
 	late, err := db.pool.Begin(t.Context())
@@ -175,6 +175,52 @@ func TestLateCommitBesidesTheDeclaration(t *testing.T) {
 	})
 	if rc.total() != 1 {
 		t.Error("the relay idles, and nothing will wake it")
+	}
+}
+
+// An idle relay that is notified claims before it looks for open transactions. What one of them commits after that claim is found.
+func TestLateCommitBesidesTheFirstClaim(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, nil)
+	r := sessionOf(t, db.config(to(rc.URL)))
+	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
+	c := r.newClaimer()
+	c.pace = policy.Pace{Poll: time.Hour, Armed: true}
+	turn := func() (wait time.Duration) {
+		wait, err := c.turn(t.Context())
+		must(t, err)
+		r.senders.wait()
+		return wait
+	}
+	turn()
+	if !c.pace.Idle {
+		t.Fatal("not idle")
+	}
+	c.writers = policy.Writers{}
+	c.writers.Observe(time.Now(), row[time.Time](db, `SELECT now() - interval '4 seconds'`), 0, nil, true)
+
+	late, err := db.pool.Begin(t.Context())
+	must(t, err)
+	defer func() { _ = late.Rollback(context.WithoutCancel(t.Context())) }()
+	_, err = late.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'late')`)
+	must(t, err)
+	_, err = late.Exec(t.Context(), `UPDATE outbox_delivery SET next_attempt_at = next_attempt_at - interval '3 seconds'`) // beyond the overlap
+	must(t, err)
+	db.insert(1, "first")
+	c.notified(false)
+	turn()
+	if c.writers.Pending() || rc.total() != 1 {
+		t.Fatalf("%d events arrived; the open transaction was seen first: %v", rc.total(), c.writers.Pending())
+	}
+	must(t, late.Commit(t.Context()))
+	c.notified(false)
+	eventually(t, "the late event", func() bool {
+		wait := turn()
+		return rc.total() == 2 || wait < 0 || wait > time.Second
+	})
+	if rc.total() != 2 {
+		t.Error("the late event waits for a sweep")
 	}
 }
 

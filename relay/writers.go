@@ -17,11 +17,19 @@ func (c *claimer) observeWriters(ctx context.Context, now time.Time) {
 		if err != nil {
 			c.databaseError("look for open transactions", err)
 			w.Next = now.Add(policy.WritersMost)
-		} else if late := w.Observe(now, at, latest, open); !late.IsZero() {
+		} else if late := w.Observe(now, at, latest, open, c.pace.Idle); !late.IsZero() {
 			c.lookBack(late.Add(-policy.WritersMost))
 		}
 	}
 	if w.Pending() {
 		c.plan(w.Next)
 	}
+}
+
+// lookBack makes the next claims look at everything that became due since the given time of the database.
+func (c *claimer) lookBack(since time.Time) {
+	for _, l := range c.lanes.list() {
+		l.lookBack(since)
+	}
+	c.pace.Look()
 }

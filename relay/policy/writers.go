@@ -28,15 +28,18 @@ type writer struct {
 // Overlap is how far behind the newest delivery seen claims look again: transactions commit out of order.
 const Overlap = 2 * time.Second
 
-// WritersMost is the longest time between two looks at a transaction that stays open.
+// WritersMost is the longest time between two looks of an idle relay at a transaction that stays open.
 const WritersMost = 5 * time.Second
 
-const writersEvery = 250 * time.Millisecond // between two looks while transactions write
+const writersEvery = 250 * time.Millisecond // between two looks of a busy relay
 
 // Observe compares the transactions that are open at the given time with those of the last look. at is the database's time,
 // latest the largest id of an event that can be seen. late is since when events may have become due that were committed only
 // now; zero: none that a look over the overlap would miss.
-func (w *Writers) Observe(now, at time.Time, latest int64, open []string) (late time.Time) {
+func (w *Writers) Observe(now, at time.Time, latest int64, open []string, idle bool) (late time.Time) {
+	if !w.looked.IsZero() && at.Sub(w.looked) >= Overlap/2 {
+		late = w.looked // a transaction may have begun and ended since
+	}
 	for id, was := range w.open {
 		if slices.Contains(open, id) {
 			continue
@@ -61,6 +64,9 @@ func (w *Writers) Observe(now, at time.Time, latest int64, open []string) (late 
 		w.looked = at
 	}
 	wait := WritersMost
+	if !idle || len(open) == 0 {
+		wait = writersEvery
+	}
 	for _, id := range open {
 		if _, known := w.open[id]; !known {
 			if w.open == nil {
@@ -70,9 +76,6 @@ func (w *Writers) Observe(now, at time.Time, latest int64, open []string) (late 
 		}
 		wait = min(wait, max(writersEvery, now.Sub(w.open[id].since)/100))
 	}
-	if len(open) == 0 {
-		wait = writersEvery
-	}
 	w.Next, w.owed, w.looked = now.Add(wait), false, at
 	return late
 }
@@ -80,6 +83,17 @@ func (w *Writers) Observe(now, at time.Time, latest int64, open []string) (late 
 // BecameIdle makes the next turn look: a transaction that wrote between the last look and the declaration announces nothing
 // when it commits, and would wait for a sweep.
 func (w *Writers) BecameIdle() { w.Next, w.owed = time.Time{}, true }
+
+// Woken plans the next look of an idle relay that is notified, and returns the database's time to which its claims must look back; zero: there
+// was no look. The claim comes first if no transaction was open at the last look: what has been committed since was begun since, too.
+// What is committed between that claim and the next look is found after the look.
+func (w *Writers) Woken(now time.Time) (since time.Time) {
+	w.Next = now
+	if len(w.open) == 0 && !w.looked.IsZero() {
+		w.Next = now.Add(writersEvery)
+	}
+	return w.looked
+}
 
 // Pending reports whether the transactions that are known, or one look at all of them, need further looks of an idle relay.
 func (w *Writers) Pending() bool { return w.owed || len(w.open) > 0 }

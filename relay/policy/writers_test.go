@@ -11,11 +11,11 @@ func TestWriters(t *testing.T) {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	var w Writers
 	for i, c := range []struct {
-		second int
+		half   int // seconds
 		latest int64
 		open   []string
 		closed int64
-		late   int // second since when; 0: nothing is late
+		late   int // since when; 0: nothing is late
 	}{
 		{1, 10, []string{"a"}, 0, 0},
 		{2, 20, []string{"a", "b"}, 0, 0},
@@ -24,29 +24,34 @@ func TestWriters(t *testing.T) {
 		{5, 50, nil, 50, 1},           // no transaction writes
 		{6, 60, []string{"c"}, 50, 0},
 		{7, 70, []string{"d"}, 60, 5},
+		{9, 80, []string{"d"}, 60, 7}, // one may have begun and ended between these looks
 	} {
-		at := start.Add(time.Duration(c.second) * time.Second)
-		late := w.Observe(at, at, c.latest, c.open)
+		at := start.Add(time.Duration(c.half) * time.Second / 2)
+		late := w.Observe(at, at, c.latest, c.open, true)
 		want := time.Time{}
 		if c.late > 0 {
-			want = start.Add(time.Duration(c.late) * time.Second)
+			want = start.Add(time.Duration(c.late) * time.Second / 2)
 		}
 		if w.Closed != c.closed || late != want {
 			t.Errorf("%d: closed %d, want %d; late %s, want %s", i, w.Closed, c.closed, late, want)
 		}
 	}
-	now := start.Add(8 * time.Second)
+	now := start.Add(5 * time.Second)
 	if !w.Wanted(now, true) || w.Wanted(w.Next.Add(-1), false) {
 		t.Errorf("next at %s", w.Next)
 	}
 	for range 1000 {
 		now = w.Next
-		w.Observe(now, now, 80, []string{"forgotten"})
+		w.Observe(now, now, 80, []string{"forgotten"}, true)
 	}
 	if wait := w.Next.Sub(now); wait != WritersMost {
-		t.Errorf("a transaction that stays open is looked for every %s", wait)
+		t.Errorf("an idle relay looks for a transaction that stays open every %s", wait)
 	}
-	w.Observe(now, now, 80, nil)
+	w.Observe(now, now, 80, []string{"forgotten"}, false)
+	if wait := w.Next.Sub(now); wait != writersEvery {
+		t.Errorf("a busy relay looks for a transaction that stays open every %s", wait)
+	}
+	w.Observe(now, now, 80, nil, true)
 	if w.Wanted(now.Add(time.Hour), true) || !w.Wanted(now.Add(time.Hour), false) {
 		t.Error("looks without a writer while idle, or not at all")
 	}
@@ -60,13 +65,35 @@ func TestWriterMayHaveBegunLongBeforeItIsSeen(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	var w Writers
-	w.Observe(start, start, 10, nil)
+	w.Observe(start, start, 10, nil, true)
 	woken := start.Add(time.Minute)
-	w.Observe(woken, woken, 20, []string{"a"})
+	w.Observe(woken, woken, 20, []string{"a"}, true)
 	if !w.Pending() || w.Wanted(w.Next.Add(-1), true) || w.Next.Sub(woken) != writersEvery {
 		t.Errorf("next at %s", w.Next)
 	}
-	if late := w.Observe(w.Next, w.Next, 30, nil); late != start {
+	if late := w.Observe(w.Next, w.Next, 30, nil, true); late != start {
 		t.Errorf("looks back to %s", late)
+	}
+}
+
+// A relay that is notified after a long time claims first if no transaction was open when it last looked, and then looks back to that time.
+func TestWokenRelayClaimsBeforeItLooks(t *testing.T) {
+	t.Parallel()
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	woken := start.Add(time.Minute)
+	var w Writers
+	if since := w.Woken(woken); !since.IsZero() || !w.Wanted(woken, false) {
+		t.Errorf("looks at %s, claims from %s: there was no look yet", w.Next, since)
+	}
+	w.Observe(start, start, 10, []string{"a"}, true)
+	if since := w.Woken(woken); since != start || !w.Wanted(woken, false) {
+		t.Errorf("looks at %s, claims from %s: a transaction was open", w.Next, since)
+	}
+	w.Observe(start, start, 10, nil, true)
+	if since := w.Woken(woken); since != start || w.Wanted(woken, false) || w.Next.Sub(woken) != writersEvery {
+		t.Errorf("looks at %s, claims from %s: no transaction was open", w.Next, since)
+	}
+	if late := w.Observe(w.Next, w.Next, 20, nil, false); late != start {
+		t.Errorf("after that it looks back to %s", late)
 	}
 }
