@@ -34,7 +34,7 @@ func TestForeignSettingsOfDatabase(t *testing.T) {
 			})
 			for _, args := range []string{
 				"status", "status --json", "explain 1", "explain 1 --json", "events show 1 --json", "events list --since 1h", "events list --json", "relays", "routes list", "identity show",
-				"audit --json", "retry 1 --yes", "replay 1 --yes", "discard 1 --yes", "pause default", "resume default", "doctor",
+				"audit --json", "retry 1 --yes", "replay 1 --yes", "discard 1 --yes", "pause default", "resume default", "archive run", "doctor",
 			} {
 				if r := command(env, strings.Fields(args)...); r.code != 0 && args != "doctor" || strings.Contains(r.stderr, "invalid") || strings.Contains(r.stdout, "+05:45") {
 					t.Errorf("%s: %+v", args, r)

@@ -45,10 +45,10 @@ func (o *Outbox) AcceptIdentity(ctx context.Context, environment string) (identi
 // Archive moves settled events into the archive and prunes, see [archive.Job.Run]. It calls progress, which may be nil, after
 // every batch; progress must return at once.
 func (o *Outbox) Archive(ctx context.Context, keep archive.Retention, progress func(archive.Progress)) (archive.Result, error) {
-	return archive.Job{DB: o.pool, Keep: keep, Progress: progress}.Run(ctx)
+	return archive.Job{DB: pg.ReadCommitted(o.pool), Keep: keep, Progress: progress}.Run(ctx)
 }
 
 // ArchiveDue counts what [Outbox.Archive] would do now, and changes nothing. It reads the same rows at the same pace.
 func (o *Outbox) ArchiveDue(ctx context.Context, keep archive.Retention, progress func(archive.Progress)) (archive.Result, error) {
-	return archive.Job{DB: o.pool, Keep: keep, Progress: progress}.Rehearse(ctx)
+	return archive.Job{DB: pg.ReadCommitted(o.pool), Keep: keep, Progress: progress}.Rehearse(ctx)
 }

@@ -36,6 +36,15 @@ func NewTransactions(pool *pgxpool.Pool, settings map[string]string, begin Prolo
 	return t
 }
 
+// ReadCommitted returns transactions that set nothing but their isolation, for statements that must see what was committed since
+// they began, whatever role and database say.
+func ReadCommitted(pool *pgxpool.Pool) *Transactions {
+	begin := func(_ context.Context, names, values []string) (string, []any) {
+		return SetForTransaction, []any{names, values}
+	}
+	return NewTransactions(pool, nil, begin, func(err error) error { return err })
+}
+
 // With returns the same transactions With one setting changed.
 func (t *Transactions) With(name, value string) *Transactions {
 	changed := &Transactions{pool: t.pool, names: t.names, values: slices.Clone(t.values), begin: t.begin, explain: t.explain}
