@@ -87,7 +87,7 @@ func (c *claimer) notified(sweep bool) {
 // turn claims once if there is reason to, and returns how long to wait for the next turn; negative: until woken.
 func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	instance, alive := c.current()
-	if !alive || taking.Err() != nil {
+	if c.presence.WasLost() || !alive || taking.Err() != nil {
 		// Without its session this relay's claims would look like a dead relay's. What it knows may be of a server that has
 		// failed over since.
 		c.floors, c.writers = policy.Floors{}, policy.Writers{}

@@ -343,6 +343,26 @@ func TestLateCommitWhileItsKeyIsInFlight(t *testing.T) {
 	r.settles(t, policy.Delivered, 1)
 }
 
+// An idle relay that has slept through the loss of its session relies on nothing that it knew before: the server may have failed over.
+func TestLostSessionEndsWhatIsKnown(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	r := sessionOf(t, db.config(to("http://receiver.test/")))
+	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
+	c := r.newClaimer()
+	c.writers.Closed = 1000
+	instance, _ := r.current()
+	r.presence.Set(instance, false)
+	r.presence.Set(instance, true)
+	for range 2 {
+		_, err := c.turn(t.Context())
+		must(t, err)
+	}
+	if c.writers.Closed == 1000 || c.writers.Next.IsZero() {
+		t.Errorf("every event up to %d can be seen, next look at %s", c.writers.Closed, c.writers.Next)
+	}
+}
+
 // BenchmarkLateCommit reports the longest time from a late commit to its receiver, for transactions that were open for 3 and 10
 // seconds (30, too, with -full), in an idle relay and beside 20 and 1,000 events a second.
 func BenchmarkLateCommit(b *testing.B) {
