@@ -87,7 +87,7 @@ func (c *claimer) notified(sweep bool) {
 // turn claims once if there is reason to, and returns how long to wait for the next turn; negative: until woken.
 func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	instance, alive := c.current()
-	if !alive || taking.Err() != nil {
+	if c.presence.WasLost() || !alive || taking.Err() != nil {
 		// Without its session this relay's claims would look like a dead relay's. What it knows may be of a server that has
 		// failed over since.
 		c.floors, c.writers = policy.Floors{}, policy.Writers{}
@@ -266,6 +266,10 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 	}
 	// Deliveries that are claimed by their key take no room from these: keys that always go on would leave none.
 	if free[live] > 0 && (looking || w.more && worthwhile) {
+		if now := c.clock.now(); policy.Passes(w.whole, after.at, now) {
+			l.lookBack(w.whole.Add(-policy.Overlap))
+			w.whole = now
+		}
 		scans = append(scans, w.scan(live, now, free[live], after, keyset{}))
 	}
 	if l.back != (keyset{}) && free[backlog] > 0 {
@@ -282,7 +286,7 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 		case free[class] <= 0 || !worthwhile:
 		case w.wanted(now):
 			scans = append(scans, w.scan(class, now, free[class], w.position, until))
-		case w.more:
+		case w.more || w.barren: // its last claim may have failed
 			c.plan(w.due)
 		}
 	}
@@ -307,11 +311,11 @@ func (c *claimer) claim(taking context.Context, instance int32, claims []laneCla
 func (c *claimer) claimFailed(claims []laneClaim) {
 	for _, claim := range claims {
 		for _, key := range claim.request.keys {
-			claim.lane.makeReady(key.key, key.class)
+			claim.lane.makeReady(key.key, 0, key.class)
 		}
 		for _, s := range claim.request.scans {
 			if s.class != live && !s.back {
-				claim.lane.walks[s.class].failed(time.Now(), c.config().PollInterval)
+				claim.lane.walks[s.class].failed(time.Now(), min(c.config().PollInterval, DefaultPollInterval))
 			}
 		}
 	}
@@ -368,7 +372,7 @@ func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Dura
 					found[n]++
 				}
 				c.floors.Forget(key, seen.eventID)
-				l.makeReady(seen.key, s.class)
+				l.makeReady(seen.key, seen.eventID, s.class)
 			}
 			if s.shared && !read.unread {
 				c.front.Record(time.Now(), false)
@@ -448,7 +452,7 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 	all, broken := runs(deliveries)
 	for _, d := range broken { // before anything is sent: the end of a run makes its key ready, and these must be free then
 		l.took(d.class, 1)
-		l.claimedKey(*d.event.OrderingKey, 1)
+		l.claimedKey(*d.event.OrderingKey, 1, d.eventID)
 		c.settler.settle(held(d, policy.ReasonOrder))
 	}
 	var byClass [classes][][]delivery
@@ -458,7 +462,7 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 			class = min(class, run[i].classAt(window))
 		}
 		if key := run[0].event.OrderingKey; key != nil {
-			l.claimedKey(*key, len(run))
+			l.claimedKey(*key, len(run), run[len(run)-1].eventID)
 			if class == replays {
 				class = keyClass[*key]
 			}

@@ -70,6 +70,7 @@ func TestIdleRelayStaysArmed(t *testing.T) {
 	r := sessionOf(t, db.config(to("http://receiver.test/")))
 	wakeUp(t, r) // as every new session
 	must(t, r.store.arm(t.Context(), true))
+	wakeUp(t, r) // as every relay
 	must(t, (&store{pool: db.pool}).arm(t.Context(), false))
 	wakeUp(t, r) // for what was committed meanwhile, which no producer announced
 	becomes(db, true, armed)
@@ -123,6 +124,9 @@ func TestNotificationsReachTheRelay(t *testing.T) {
 	}
 	db.insert(1, "busy")
 	must(t, r.store.arm(t.Context(), true))
+	if wakeUp(t, r) { // every relay hears that producers notify now
+		t.Error("to be armed asks for a sweep")
+	}
 	db.insert(1, "idle")
 	if wakeUp(t, r) {
 		t.Error("a new event asks for a sweep")

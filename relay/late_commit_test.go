@@ -224,6 +224,145 @@ func TestLateCommitBesidesTheFirstClaim(t *testing.T) {
 	}
 }
 
+// A transaction that wrote long before the relay came is found when it commits.
+func TestLateCommitFromBeforeTheRelay(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, nil)
+	late := db.plain().Begin()
+	_, err := late.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'late')`)
+	must(t, err)
+	_, err = late.Exec(t.Context(), `UPDATE outbox_delivery SET next_attempt_at = next_attempt_at - interval '1 minute'`)
+	must(t, err)
+	cfg := db.config(to(rc.URL))
+	cfg.PollInterval = time.Hour
+	r := start(t, cfg)
+	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
+	must(t, late.Commit(t.Context()))
+	eventually(t, "the late event", func() bool { return rc.total() == 1 })
+}
+
+// A lane that sends a burst for some seconds has passed the place of a short transaction when that commits.
+func TestCommitBehindABurst(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, func(w http.ResponseWriter, _ request) {
+		time.Sleep(10 * time.Millisecond) // so that the burst lasts for longer than claims look back
+		w.WriteHeader(http.StatusNoContent)
+	})
+	d := to(rc.URL)
+	d.MaxInFlight = 1
+	cfg := db.config(d)
+	cfg.PollInterval = time.Hour
+	r := start(t, cfg)
+	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
+	short := db.plain().Begin()
+	_, err := short.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key) VALUES ('t', '1', 'short')`)
+	must(t, err)
+	db.insert(400, "burst")
+	r.settles(t, policy.Delivered, 10)
+	must(t, short.Commit(t.Context()))
+	r.settles(t, policy.Delivered, 401)
+}
+
+// A lane that had no room for long comes back to what became due meanwhile.
+func TestLaneLooksAtWhatItHadNoRoomFor(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	rc := newReceiver(t, nil)
+	r := sessionOf(t, db.config(to(rc.URL)))
+	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
+	c := r.newClaimer()
+	c.pace = policy.Pace{Poll: time.Hour, Armed: true}
+	turn := func() {
+		_, err := c.turn(t.Context())
+		must(t, err)
+		r.senders.wait()
+	}
+	turn()
+	c.lanes.get("default").walks[backlog].rest(time.Now().Add(time.Hour))
+	db.insert(1, "waited")
+	c.clock.set(c.clock.now().Add(2 * liveWindow)) // so long ago is the first turn
+	c.writers.Next = time.Now().Add(time.Hour)
+	c.pace.Look()
+	turn()
+	if rc.total() != 1 {
+		t.Error("the event waits for a sweep")
+	}
+}
+
+// The sweep after an outage may fail, too. It is repeated before the next one.
+func TestFailedSweepIsRepeated(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	cfg := db.config(to("http://receiver.test/"))
+	cfg.PollInterval = time.Hour
+	r := sessionOf(t, cfg)
+	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
+	c := r.newClaimer()
+	c.pace = policy.Pace{Poll: time.Hour, Armed: true}
+	_, err := c.turn(t.Context())
+	must(t, err)
+	for _, l := range c.lanes.list() {
+		l.walkNow()
+	}
+	c.claimFailed(c.claims(time.Now()))
+	c.pace.Interval = 2 * time.Hour // so long has it been idle
+	if wait, err := c.turn(t.Context()); err != nil || wait < 0 || wait > DefaultPollInterval {
+		t.Errorf("next turn in %s, %v", wait, err)
+	}
+}
+
+// An event that commits while a later one of its ordering key is being sent does not wait for that one's retry.
+func TestLateCommitWhileItsKeyIsInFlight(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	g := newGate(t)
+	rc := newReceiver(t, func(w http.ResponseWriter, r request) {
+		if r.key == "k-2" {
+			g.pass(r)
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+	})
+	d := to(rc.URL)
+	d.Retry.Schedule = []time.Duration{time.Hour}
+	cfg := db.config(d)
+	cfg.PollInterval = time.Hour
+	r := start(t, cfg)
+	r.await(t, "idleness", func(o *observer) bool { return o.idle > 0 })
+	late := db.plain().Begin()
+	_, err := late.Exec(t.Context(), `INSERT INTO outbox (event_type, payload, idempotency_key, ordering_key) VALUES ('t', '1', 'k-1', 'k')`)
+	must(t, err)
+	db.keyed("k", 2, 2)
+	<-g.arrived
+	r.await(t, "idleness again", func(o *observer) bool { return o.idle > 1 })
+	must(t, late.Commit(t.Context()))
+	r.await(t, "the look at what was committed", func(o *observer) bool { return o.idle > 2 })
+	db.exec(`UPDATE outbox_delivery SET next_attempt_at = next_attempt_at - interval '1 minute' WHERE claimed_by IS NULL`) // so long is the other one sent
+	g.open()
+	r.settles(t, policy.Delivered, 1)
+}
+
+// An idle relay that has slept through the loss of its session relies on nothing that it knew before: the server may have failed over.
+func TestLostSessionEndsWhatIsKnown(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	r := sessionOf(t, db.config(to("http://receiver.test/")))
+	r.taking, r.doing, r.settling = t.Context(), t.Context(), t.Context()
+	c := r.newClaimer()
+	c.writers.Closed = 1000
+	instance, _ := r.current()
+	r.presence.Set(instance, false)
+	r.presence.Set(instance, true)
+	for range 2 {
+		_, err := c.turn(t.Context())
+		must(t, err)
+	}
+	if c.writers.Closed == 1000 || c.writers.Next.IsZero() {
+		t.Errorf("every event up to %d can be seen, next look at %s", c.writers.Closed, c.writers.Next)
+	}
+}
+
 // BenchmarkLateCommit reports the longest time from a late commit to its receiver, for transactions that were open for 3 and 10
 // seconds (30, too, with -full), in an idle relay and beside 20 and 1,000 events a second.
 func BenchmarkLateCommit(b *testing.B) {

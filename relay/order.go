@@ -74,12 +74,18 @@ type orderingKeys struct {
 // A keyInFlight is an ordering key of which deliveries were claimed and are not yet settled.
 type keyInFlight struct {
 	deliveries int
-	replayed   bool // its run is one of replays
-	freed      bool // by one that was settled: the key is ready once the rest is settled, too
+	replayed   bool  // its run is one of replays
+	freed      bool  // by one that was settled, or that commits before the last: the key is ready once the rest is settled, too
+	last       int64 // the greatest event of them
 }
 
-// makeReady notes a key whose next delivery may be claimed. A key in flight becomes ready by its own settlement.
-func (k *orderingKeys) makeReady(key string, c class) {
+// makeReady notes a key of which the given event was found, so that its next delivery may be claimed. A key in flight becomes ready when that is
+// settled: if the settlement frees it, or if the event is earlier than the last one in flight, for whose retry it must not wait.
+func (k *orderingKeys) makeReady(key string, eventID int64, c class) {
+	if inFlight, is := k.inFlight[key]; is && eventID < inFlight.last {
+		inFlight.freed = true
+		k.inFlight[key] = inFlight
+	}
 	if k.inFlight[key].deliveries > 0 || k.isReady[key] {
 		return
 	}
@@ -123,12 +129,12 @@ func (k *orderingKeys) take(free [classes]int) (keys []readyKey, crowded [classe
 	return keys, crowded
 }
 
-// claimed counts n deliveries of a key that are on their way.
-func (k *orderingKeys) claimed(key string, n int) {
+// claimed counts n deliveries of a key that are on their way, up to the given event.
+func (k *orderingKeys) claimed(key string, n int, last int64) {
 	if k.inFlight == nil {
 		k.inFlight = map[string]keyInFlight{}
 	}
-	k.inFlight[key] = keyInFlight{deliveries: k.inFlight[key].deliveries + n}
+	k.inFlight[key] = keyInFlight{deliveries: k.inFlight[key].deliveries + n, last: max(k.inFlight[key].last, last)}
 }
 
 // settled counts a delivery of a key that was settled, and makes the key ready if that, or one settled before, frees it:
@@ -143,6 +149,6 @@ func (k *orderingKeys) settled(key string, c class, frees bool) {
 	}
 	delete(k.inFlight, key)
 	if rest.freed {
-		k.makeReady(key, c)
+		k.makeReady(key, 0, c)
 	}
 }

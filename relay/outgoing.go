@@ -357,9 +357,9 @@ func (o *outgoing) token(now time.Time, d *delivery) (wait time.Duration, inTime
 	return o.flow.Wait(now), true
 }
 
-// makeReady notes an ordering key whose next delivery may be claimed. Queued replays of the key move to the class of what
+// makeReady notes an ordering key of which an event was found whose next delivery may be claimed. Queued replays of the key move to the class of what
 // was found waiting behind them.
-func (o *outgoing) makeReady(key string, c class) {
+func (o *outgoing) makeReady(key string, eventID int64, c class) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.keys.inFlight[key].replayed && c < replays {
@@ -371,7 +371,7 @@ func (o *outgoing) makeReady(key string, c class) {
 			o.queues[c].push(run)
 		}
 	}
-	o.keys.makeReady(key, c)
+	o.keys.makeReady(key, eventID, c)
 }
 
 // keySettled counts a delivery with an ordering key that was settled.
@@ -395,11 +395,11 @@ func (o *outgoing) hasReady() bool {
 	return len(o.keys.ready) > 0
 }
 
-// claimedKey counts n deliveries of an ordering key that are on their way.
-func (o *outgoing) claimedKey(key string, n int) {
+// claimedKey counts n deliveries of an ordering key that are on their way, up to the given event.
+func (o *outgoing) claimedKey(key string, n int, last int64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.keys.claimed(key, n)
+	o.keys.claimed(key, n, last)
 }
 
 // posted records how long a delivery held its sender. The caller holds mu.

@@ -17,6 +17,7 @@ type walk struct {
 	barren   bool          // the last claim found nothing to send
 	clear    bool          // the last claim took all that it looked at
 	again    bool          // once it has ended it begins again, at once
+	whole    time.Time     // of live: the database's, when claims had last looked at all that was committed and due
 	pause    time.Duration // of a walk that waits for more replays: until the next look
 	shared   time.Time     // until when other relays are believed to claim here, too; only while there is more
 }
@@ -34,6 +35,9 @@ func (w *walk) wanted(now time.Time) bool { return !now.Before(w.due) }
 // the scan brought, took how long the claim lasted, pause how long the walk rests at its end.
 func (w *walk) advance(class class, result scanResult, found int, at time.Time, took time.Duration, pause policy.Rest) {
 	if class == live {
+		if !w.more {
+			w.whole = at
+		}
 		w.position, w.more = keyset{at: at}, result.more // everything that was due has been looked at
 		if result.more {
 			w.position = result.last

@@ -46,9 +46,10 @@ func TestWalk(t *testing.T) {
 		want   walk // but for due
 		rests  bool
 	}{
-		"a live claim that came not to the end ends at its last": {result: scanResult{last: last, more: true}, found: 2, want: walk{position: last, more: true}},
-		"one that came to the end has looked at all":             {result: scanResult{last: last}, found: 1, want: walk{position: keyset{at: at(9)}}},
-		"an empty one too, however slow":                         {took: time.Second, want: walk{position: keyset{at: at(9)}}},
+		"a live claim that came not to the end ends at its last": {result: scanResult{last: last, more: true}, found: 2, want: walk{position: last, more: true, whole: at(9)}},
+		"the next one has passed what was committed meanwhile":   {walk: walk{more: true, whole: at(7)}, result: scanResult{last: last}, want: walk{position: keyset{at: at(9)}, whole: at(7)}},
+		"one that came to the end has looked at all":             {result: scanResult{last: last}, found: 1, want: walk{position: keyset{at: at(9)}, whole: at(9)}},
+		"an empty one too, however slow":                         {took: time.Second, want: walk{position: keyset{at: at(9)}, whole: at(9)}},
 		"a walk that came to the end rests":                      {class: backlog, result: scanResult{last: last}, found: 2, rests: true},
 		"one that did not goes on at once": {
 			class: backlog, result: scanResult{last: last, more: true}, found: 1, took: time.Second, want: walk{position: last, more: true},
@@ -93,10 +94,10 @@ func TestReadyKeysAreTakenOnce(t *testing.T) {
 	t.Parallel()
 	var l lane
 	for i := range 6 {
-		l.makeReady(strconv.Itoa(i%3), backlog)
+		l.makeReady(strconv.Itoa(i%3), 1, backlog)
 	}
-	l.claimedKey("in flight", 2)
-	l.makeReady("in flight", live)
+	l.claimedKey("in flight", 2, 1)
+	l.makeReady("in flight", 1, live)
 	if none, _ := l.takeReady([classes]int{live: 9}); len(none) != 0 {
 		t.Errorf("took %v without room for their class", none)
 	}

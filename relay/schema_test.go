@@ -82,6 +82,9 @@ func TestNotificationsOfSchemas(t *testing.T) {
 	r := sessionOf(t, Config{Pool: settings(t, dsn), Schema: name, Destinations: []post.Destination{to("http://receiver.test/")}})
 	wakeUp(t, r)
 	must(t, r.store.arm(t.Context(), true))
+	if wakeUp(t, r) {
+		t.Error("to be armed asks for a sweep")
+	}
 	for _, other := range []string{"schema", "public", "sweep schema", `sweep "Odd" schema`} {
 		db.exec(`SELECT pg_notify('outbox_wake', $1)`, other)
 	}

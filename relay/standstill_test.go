@@ -133,7 +133,7 @@ func TestKeyIsFreedByTheLastToBeWritten(t *testing.T) {
 	t.Parallel()
 	l := laneOf(1)
 	key := "k"
-	l.claimedKey(key, 3)
+	l.claimedKey(key, 3, 1)
 	for i, frees := range []bool{false, true, false} { // the second is the last of the run
 		if l.hasReady() {
 			t.Fatalf("free with %d in flight", 3-i)

@@ -60,8 +60,8 @@ func (w *Writers) Observe(now, at time.Time, latest int64, open []string, idle b
 			w.Closed = max(w.Closed, latest)
 		}
 	}
-	if w.looked.IsZero() {
-		w.looked = at
+	if w.looked.IsZero() { // those that are open now may have begun at any time
+		w.looked = time.Unix(0, 0)
 	}
 	wait := WritersMost
 	if !idle || len(open) == 0 {
@@ -78,6 +78,12 @@ func (w *Writers) Observe(now, at time.Time, latest int64, open []string, idle b
 	}
 	w.Next, w.owed, w.looked = now.Add(wait), false, at
 	return late
+}
+
+// Passes reports whether a claim of what became due after the given time would never see some of what was committed since claims last
+// looked at all that was due, at the time whole: a lane was busy with a burst, or had no room for long. All times are the database's.
+func Passes(whole, after, now time.Time) bool {
+	return !whole.IsZero() && now.Sub(whole) >= Overlap/2 && after.After(whole.Add(-Overlap/2))
 }
 
 // BecameIdle makes the next turn look: a transaction that wrote between the last look and the declaration announces nothing

@@ -15,13 +15,13 @@ func TestWriters(t *testing.T) {
 		latest int64
 		open   []string
 		closed int64
-		late   int // since when; 0: nothing is late
+		late   int // since when; 0: nothing is late; -1: any time
 	}{
 		{1, 10, []string{"a"}, 0, 0},
 		{2, 20, []string{"a", "b"}, 0, 0},
-		{3, 30, []string{"b"}, 10, 1}, // a is gone, with it what it may have written before 10; of b nothing is known
-		{4, 40, []string{"b"}, 10, 0}, // and b was there when 30 was seen
-		{5, 50, nil, 50, 1},           // no transaction writes
+		{3, 30, []string{"b"}, 10, -1}, // a is gone, with it what it may have written before 10; of b nothing is known
+		{4, 40, []string{"b"}, 10, 0},  // and b was there when 30 was seen
+		{5, 50, nil, 50, 1},            // no transaction writes
 		{6, 60, []string{"c"}, 50, 0},
 		{7, 70, []string{"d"}, 60, 5},
 		{9, 80, []string{"d"}, 60, 7}, // one may have begun and ended between these looks
@@ -31,6 +31,8 @@ func TestWriters(t *testing.T) {
 		want := time.Time{}
 		if c.late > 0 {
 			want = start.Add(time.Duration(c.late) * time.Second / 2)
+		} else if c.late < 0 { // it was open when the relay came
+			want = time.Unix(0, 0)
 		}
 		if w.Closed != c.closed || late != want {
 			t.Errorf("%d: closed %d, want %d; late %s, want %s", i, w.Closed, c.closed, late, want)
@@ -95,5 +97,26 @@ func TestWokenRelayClaimsBeforeItLooks(t *testing.T) {
 	}
 	if late := w.Observe(w.Next, w.Next, 20, nil, false); late != start {
 		t.Errorf("after that it looks back to %s", late)
+	}
+}
+
+func TestClaimPassesWhatWasCommittedMeanwhile(t *testing.T) {
+	t.Parallel()
+	whole := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for i, c := range []struct {
+		whole      time.Time
+		after, now time.Duration // since whole
+		want       bool
+	}{
+		{whole, -Overlap, time.Hour, false},             // it looks over the overlap
+		{whole, 0, Overlap/2 - 1, false},                // the next one, over the overlap, will
+		{whole, 3 * time.Second, 4 * time.Second, true}, // a burst
+		{whole, -time.Second, time.Minute, false},       // a burst of which claims are still at the beginning
+		{whole, 50 * time.Second, time.Minute, true},    // no room for a minute
+		{time.Time{}, 0, time.Hour, false},
+	} {
+		if got := Passes(c.whole, whole.Add(c.after), whole.Add(c.now)); got != c.want {
+			t.Errorf("%d: %v", i, got)
+		}
 	}
 }

@@ -7,6 +7,7 @@ type Presence struct {
 	mu       sync.Mutex
 	instance int32
 	alive    bool
+	lost     bool
 }
 
 // Current returns the number under which the relay claims, 0 before it has one, and whether it counts as alive.
@@ -20,5 +21,14 @@ func (p *Presence) Current() (instance int32, alive bool) {
 func (p *Presence) Set(instance int32, alive bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.lost = p.lost || p.alive && !alive
 	p.instance, p.alive = instance, alive
+}
+
+// WasLost reports whether the relay has ceased to count as alive since the last call, even if it counts again.
+func (p *Presence) WasLost() (lost bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	lost, p.lost = p.lost, false
+	return lost
 }

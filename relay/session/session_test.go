@@ -118,3 +118,20 @@ func BenchmarkBeat(b *testing.B) {
 		})
 	}
 }
+
+// While one relay had stopped the producers' notifications, an event may have come for another one alone, which hears when they begin again.
+func TestArmedRelayWakesTheOthers(t *testing.T) {
+	t.Parallel()
+	db := relaytest.New(t)
+	s, on := beating(t, db)
+	s.looks = newThrottle(looksPerSecond, looksPerSecond)
+	var other Producers
+	relaytest.Must(t, other.Arm(t.Context(), db.Pool, false))
+	relaytest.Must(t, other.Arm(t.Context(), db.Pool, true))
+	var heard int
+	s.Wake = func(asked Requests) { heard += asked.Commits }
+	relaytest.Must(t, s.listen(t.Context(), on, time.Now().Add(relaytest.Patience)))
+	if heard != 1 {
+		t.Errorf("heard %d", heard)
+	}
+}

@@ -164,7 +164,9 @@ type Producers struct{ armed atomic.Bool }
 // Armed reports whether producers notify, as was declared last.
 func (p *Producers) Armed() bool { return p.armed.Load() }
 
-const arm = `SELECT CASE WHEN $1 THEN ` + armUntil + ` ELSE setval('outbox_armed', 0) END`
+// Other relays hear that producers notify again: an event that came meanwhile may be for one of them alone.
+const arm = `SELECT CASE WHEN $1 THEN ` + armUntil + ` ELSE setval('outbox_armed', 0) END,
+       CASE WHEN $1 AND ` + pg.QueueHasRoom + ` THEN pg_notify('outbox_wake', current_schema()) END`
 
 // Arm makes producers notify, or stops them. Another relay that is still armed makes them notify again at its next beat.
 // If it fails, beats go on with what was declared before, as the claimer does: an armed relay whose beats do not keep producers
