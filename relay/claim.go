@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/outbox-relay/outbox-relay/internal/shortsleep"
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 	"github.com/outbox-relay/outbox-relay/relay/session"
 )
@@ -29,6 +30,8 @@ type claimer struct {
 // run claims until taking is done.
 func (c *claimer) run(taking context.Context) {
 	failing := newBackoff()
+	sleeper := shortsleep.New()
+	defer sleeper.Close()
 	for {
 		c.markTurn()
 		wait, err := c.turn(taking)
@@ -37,6 +40,10 @@ func (c *claimer) run(taking context.Context) {
 			c.databaseError("claim", err)
 		} else {
 			failing.Reset()
+		}
+		if wait > 0 && wait < shortsleep.Longest { // what comes meanwhile is met right after it
+			sleeper.Sleep(wait)
+			wait = 0
 		}
 		// A nil channel waits for ever: then only a wake-up ends the wait.
 		var timeout <-chan time.Time

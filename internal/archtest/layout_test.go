@@ -29,7 +29,7 @@ var (
 		"consumer/examples/gorm", "consumer/examples/svix", "consumer/examples/stripe", "consumer/examples/worker",
 		"consumer/examples/nats", "consumer/examples/kafka",
 		"consumer/elsewhere",
-		"internal/webhook", "internal/check", "internal/admin", "internal/admin/guard", "internal/admin/history", "internal/admin/control", "internal/admin/api", "internal/admin/page", "internal/admin/browser", "internal/metrics", "internal/plain", "internal/settings", "internal/notify", "internal/traces", "internal/inboxops",
+		"internal/webhook", "internal/check", "internal/admin", "internal/admin/guard", "internal/admin/history", "internal/admin/control", "internal/admin/api", "internal/admin/page", "internal/admin/browser", "internal/metrics", "internal/plain", "internal/settings", "internal/shortsleep", "internal/notify", "internal/traces", "internal/inboxops",
 		"internal/archtest", "internal/localpg", "internal/localpg/pgtest", "internal/localpg/withpg", "internal/localserver", "internal/localnats", "internal/process", "internal/relaytest",
 		"internal/testsize", "docs/deploy/rulestest", "docs/deploy/charttest", "internal/bench", "internal/procstat", "internal/natstest", "internal/kafkatest", "internal/cli",
 	}

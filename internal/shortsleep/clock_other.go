@@ -1,0 +1,11 @@
+//go:build !linux
+
+package shortsleep
+
+import "time"
+
+type clock struct{}
+
+func newClock() clock                  { return clock{} }
+func (clock) sleep(time.Duration) bool { return false }
+func (clock) close()                   {}
