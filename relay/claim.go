@@ -8,7 +8,7 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/session"
 )
 
-// claimer decides when to claim and for which lanes. It is one goroutine and owns all its fields.
+// claimer decides when to claim and for which lanes. It is one goroutine and owns all its fields. A turn is one pass of its loop.
 type claimer struct {
 	*core
 	senders   *senders
@@ -31,7 +31,7 @@ func (c *claimer) run(taking context.Context) {
 	failing := newBackoff()
 	for {
 		c.markTurn()
-		wait, err := c.turn(taking)
+		wait, err := c.claimIfDue(taking)
 		if err != nil {
 			wait = failing.NextBackOff()
 			c.databaseError("claim", err)
@@ -84,17 +84,17 @@ func (c *claimer) notified(sweep bool) {
 	}
 }
 
-// turn claims once if there is reason to, and returns how long to wait for the next turn; negative: until woken.
-func (c *claimer) turn(taking context.Context) (time.Duration, error) {
+// claimIfDue is one turn: it claims once if there is reason to, and returns how long to wait for the next turn; negative: until woken.
+func (c *claimer) claimIfDue(taking context.Context) (time.Duration, error) {
 	instance, alive := c.current()
 	if !alive || taking.Err() != nil {
-		// Without its session this relay's claims would look like a dead relay's. What it knows may be of a server that has
-		// failed over since.
+		// Without its session this relay's claims would look like a dead relay's. Floors and writers may be those of another server:
+		// the database may have failed over since.
 		c.floors, c.writers = policy.Floors{}, policy.Writers{}
 		return minPace, nil
 	}
 	now := time.Now()
-	c.pace.Deaf = !c.wake.hears.Load()
+	c.pace.Deaf = !c.wake.listening.Load()
 	if err := c.arm(taking, now); err != nil {
 		return 0, err
 	}
@@ -105,7 +105,7 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	looking := c.pace.Looking(now)
-	claims := c.claims(now)
+	claims := c.laneClaims(now)
 	if len(claims) == 0 {
 		if c.lanes.busy() {
 			c.pace.Full(now)
@@ -120,8 +120,8 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	c.clock.set(result.at)
-	work, took := c.work(result.deliveries), time.Since(now)
-	found := c.advance(claims, result, took)
+	work, took := c.countWork(result.deliveries), time.Since(now)
+	ready := c.applyResult(claims, result, took)
 	c.handOut(claims, result)
 	switch {
 	case looking:
@@ -129,7 +129,7 @@ func (c *claimer) turn(taking context.Context) (time.Duration, error) {
 	case work > 0:
 		c.pace.Worked(time.Now())
 	}
-	if found {
+	if ready {
 		return 0, nil
 	}
 	return c.wait(time.Now()), nil

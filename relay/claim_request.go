@@ -27,8 +27,8 @@ type scan struct {
 	back  bool   // it looks once at what the walk of its class has passed
 	clear bool   // the scan before it could take all that it looked at
 
-	// shared: other relays claim here, too. The scan passes what they have in flight, and, unless it is alone, reads nothing while
-	// another one makes such a claim.
+	// shared: other relays claim here, too. The scan passes what they have in flight. Unless alone is set, it reads nothing while
+	// another relay makes such a claim.
 	shared, alone bool
 }
 
@@ -39,11 +39,10 @@ type readyKey struct {
 	floor int64 // every delivery of the key up to this event is settled; see floors
 }
 
-// scanExtra is how many deliveries a scan may look at beyond those that it may bring, since some have an ordering key or are in flight.
-const scanExtra = 100
-
-// scanPasses is how many deliveries in flight a scan may pass where other relays claim, too: what three others hold at most.
-const scanPasses = 3 * maxTaken
+const (
+	scanExtra  = 100          // deliveries that a scan may look at beyond its room, since some have an ordering key or are in flight
+	scanPasses = 3 * maxTaken // deliveries in flight that a shared scan may pass: what three other relays hold at most
+)
 
 // looks returns how many free deliveries a scan may look at. The one beyond its room shows whether there are more. A clear scan reads
 // no further: with 50 destinations a scan brings some ten, and a hundred more would cost the server several times as much.
@@ -62,36 +61,36 @@ func (s *scan) reads() int32 {
 	return s.looks()
 }
 
-// A laneClaim is what a claim wants of one lane.
+// A laneClaim is the part of a claim that one lane asks for.
 type laneClaim struct {
 	lane    *lane
 	request claimRequest
 }
 
-// claims returns what to claim in this turn. A lane takes part if its last claim left something, if one of its ordering keys
+// laneClaims returns what to claim in this turn. A lane takes part if its last claim left something, if one of its ordering keys
 // is ready or, when it is time to look for new work, if it has room.
-func (c *claimer) claims(now time.Time) []laneClaim {
+func (c *claimer) laneClaims(now time.Time) []laneClaim {
 	lanes := c.lanes.list()
 	parts := c.lanes.divide(c.config().MaxInFlight, nil)
 	claims := make([]laneClaim, 0, len(lanes))
 	for _, l := range lanes {
 		if c.config().Hooks.LaneChanged != nil {
-			l.show(now, c.config().Hooks.LaneChanged)
+			l.reportState(now, c.config().Hooks.LaneChanged)
 		}
-		l.takePart(parts, l.isActive())
-		if request := c.request(l, now, c.pace.Looking(now)); len(request.scans)+len(request.keys) > 0 {
+		l.setShare(parts, l.isActive())
+		if request := c.newRequest(l, now, c.pace.Looking(now)); len(request.scans)+len(request.keys) > 0 {
 			claims = append(claims, laneClaim{l, request})
-			l.ask(now)
+			l.recordClaim(now)
 		}
 	}
 	return claims
 }
 
-// request returns what to claim for one lane: without scans and keys, nothing.
-func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRequest) {
-	looking = looking || l.owed
-	if at := l.early(now, c.config().Lease); !at.IsZero() {
-		l.owed = looking
+// newRequest returns what to claim for one lane: without scans and keys, nothing.
+func (c *claimer) newRequest(l *lane, now time.Time, looking bool) (request claimRequest) {
+	looking = looking || l.lookOwed
+	if at := l.earliestClaim(now, c.config().Lease); !at.IsZero() {
+		l.lookOwed = looking
 		c.plan(at)
 		return claimRequest{}
 	}
@@ -105,7 +104,7 @@ func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRe
 			free[class] = 0
 		}
 	}
-	l.owed = looking && free[live] <= 0
+	l.lookOwed = looking && free[live] <= 0
 	to := l.current().Destination
 	request = claimRequest{
 		destination: l.name, keys: keys, skipFailed: to.OnFailure == policy.SkipFailed, promise: to.Retry.NotAfter, reordered: l.reordered,
@@ -115,13 +114,13 @@ func (c *claimer) request(l *lane, now time.Time, looking bool) (request claimRe
 	for i := range keys {
 		keys[i].floor = c.floors.LookUp(policy.OrderingKey{Destination: l.name, Key: keys[i].key}, l.reordered, request.skipFailed).Event
 	}
-	request.scans = c.scans(l, now, free, looking, worthwhile)
+	request.scans = c.newScans(l, now, free, looking, worthwhile)
 	return request
 }
 
-// scans returns which parts of a lane's due deliveries to read. Live ones are read from the position of the last claim, or
+// newScans returns which parts of a lane's due deliveries to read. Live ones are read from the position of the last claim, or
 // from the overlap before it; the backlog ends where they begin.
-func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, worthwhile bool) (scans []scan) {
+func (c *claimer) newScans(l *lane, now time.Time, free [classes]int, looking, worthwhile bool) (scans []scan) {
 	window := keyset{at: c.clock.now().Add(-liveWindow)}
 	w := &l.walks[live]
 	after := w.position
@@ -156,17 +155,12 @@ func (c *claimer) scans(l *lane, now time.Time, free [classes]int, looking, wort
 			c.plan(w.due)
 		}
 	}
-	return c.atFront(now, scans)
+	return c.shareFront(now, scans)
 }
 
-// scan returns the next scan of a walk. See docs/decisions/0065-one-claim-at-the-front.md.
-func (w *walk) scan(class class, now time.Time, free int, after, until keyset) scan {
-	shared := w.more && now.Before(w.shared)
-	return scan{class: class, free: free, after: after, until: until, clear: w.more && w.clear, shared: shared}
-}
-
-// atFront leaves out shared scans until it is time to try again. A relay that claims without the lock keeps them.
-func (c *claimer) atFront(now time.Time, scans []scan) []scan {
+// shareFront leaves out shared scans until it is time to try again. A relay that claims without the lock keeps them.
+// See docs/decisions/0065-one-claim-at-the-front.md.
+func (c *claimer) shareFront(now time.Time, scans []scan) []scan {
 	if c.front.Alone(now) {
 		for i := range scans {
 			scans[i].alone = true

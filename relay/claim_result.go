@@ -41,8 +41,8 @@ type keyHead struct {
 	eventID int64
 }
 
-// work counts the claimed deliveries that are no probes. A probe does not end idleness.
-func (c *claimer) work(claimed []delivery) (n int) {
+// countWork counts the claimed deliveries that are no probes. A probe does not end idleness.
+func (c *claimer) countWork(claimed []delivery) (n int) {
 	var l *lane
 	probe := false
 	for i := range claimed {
@@ -57,69 +57,83 @@ func (c *claimer) work(claimed []delivery) (n int) {
 	return n
 }
 
-// advance moves the lanes past the deliveries that a claim has read, and makes the ordering keys ready that it found. It reports
-// whether any key can be claimed at once. Keys that are known to be blocked do not count as found, or a walk through them would
-// never rest.
-func (c *claimer) advance(claims []laneClaim, result claimResult, took time.Duration) (ready bool) {
+// applyResult moves the lanes past what a claim has read. It reports whether any ordering key can be claimed at once.
+func (c *claimer) applyResult(claims []laneClaim, result claimResult, took time.Duration) (ready bool) {
 	if result.frontTaken {
 		c.front.Record(time.Now(), true)
 		c.plan(c.front.Next)
-	}
-	found := make([]int, len(result.scans))
-	for i := range result.deliveries {
-		if d := &result.deliveries[i]; d.scan > 0 {
-			found[d.scan-1]++
-		}
 	}
 	for i, claim := range claims {
 		if reordered, changed := result.reordered[i]; changed {
 			claim.lane.reordered = reordered
 		}
 	}
-	c.rememberFloors(claims, result)
+	c.rememberFloors(claims, result) // before noteKeys: a key of which a scan saw an earlier event loses its floor again
+	brought := result.broughtByScan()
 	n := 0
-	// A little less than the poll interval, so that a walk that comes with each safety tick does not miss every other one.
-	rest := policy.Rest{Least: c.config().PollInterval * 9 / 10, Times: c.restTimes}
 	for _, claim := range claims {
-		l := claim.lane
 		for _, s := range claim.request.scans {
 			read := result.scans[n]
-			tookAll := found[n] > 0 && found[n] == read.looked
-			metOthers := read.more && (read.passed > 0 || read.unkeyed > found[n])
-			for _, seen := range read.keys {
-				key := policy.OrderingKey{Destination: l.name, Key: seen.key}
-				if !c.floors.LookUp(key, l.reordered, claim.request.skipFailed).Blocked {
-					found[n]++
-				}
-				c.floors.Forget(key, seen.eventID)
-				l.makeReady(seen.key, s.class)
-			}
-			if s.shared && !read.unread {
-				c.front.Record(time.Now(), false)
-			}
-			if s.back {
-				l.lookedBack(read)
-			} else if !read.unread {
-				l.walks[s.class].advance(s.class, read, found[n], result.at, took, rest)
-				l.walks[s.class].clear = tookAll
-				if metOthers {
-					l.walks[s.class].shared = time.Now().Add(policy.SharedFor)
-				}
-			}
-			// No settlement wakes the claimer for these: the requests may hang, or the deliveries are another relay's.
-			if pause := l.walks[s.class].pause; read.more || pause > 0 {
-				c.plan(time.Now().Add(max(took, pause)))
-			}
+			unblocked := c.noteKeys(claim, s.class, read.keys)
+			c.advanceWalk(claim.lane, s, read, brought[n], unblocked, result.at, took)
 			n++
 		}
-		ready = ready || l.hasReady()
+		ready = ready || claim.lane.hasReady()
 	}
 	return ready
 }
 
+// broughtByScan returns how many deliveries each scan brought.
+func (r *claimResult) broughtByScan() []int {
+	brought := make([]int, len(r.scans))
+	for i := range r.deliveries {
+		if d := &r.deliveries[i]; d.scan > 0 {
+			brought[d.scan-1]++
+		}
+	}
+	return brought
+}
+
+// noteKeys makes the ordering keys ready that a scan has seen, and counts those that are not known to be blocked.
+func (c *claimer) noteKeys(claim laneClaim, class class, keys []foundKey) (unblocked int) {
+	l := claim.lane
+	for _, found := range keys {
+		key := policy.OrderingKey{Destination: l.name, Key: found.key}
+		if !c.floors.LookUp(key, l.reordered, claim.request.skipFailed).Blocked {
+			unblocked++
+		}
+		c.floors.Forget(key, found.eventID)
+		l.makeReady(found.key, class)
+	}
+	return unblocked
+}
+
+// advanceWalk moves the walk of a lane past what its scan s has read, which brought so many deliveries. Blocked keys do not count as
+// found, or a walk through them would never rest.
+func (c *claimer) advanceWalk(l *lane, s scan, read scanResult, brought, unblocked int, at time.Time, took time.Duration) {
+	if s.shared && !read.unread {
+		c.front.Record(time.Now(), false)
+	}
+	w := &l.walks[s.class]
+	if s.back {
+		l.lookedBack(read)
+	} else if !read.unread {
+		// A little less than the poll interval, so that a walk that comes with each safety tick does not miss every other one.
+		rest := policy.Rest{Least: c.config().PollInterval * 9 / 10, Times: c.restTimes}
+		w.advance(s.class, read, brought+unblocked, at, took, rest)
+		w.clear = brought > 0 && brought == read.looked
+		if read.more && (read.passed > 0 || read.unkeyed > brought) { // other relays claim here
+			w.shared = time.Now().Add(policy.SharedFor)
+		}
+	}
+	// No settlement wakes the claimer for these: the requests may hang, or the deliveries are another relay's.
+	if read.more || w.pause > 0 {
+		c.plan(time.Now().Add(max(took, w.pause)))
+	}
+}
+
 // rememberFloors remembers where the unsettled deliveries of each ordering key begin: at the head that the claim brought,
-// or at the one that it found and could not claim. advance calls it before it looks at what the scans saw: a key of which a
-// scan saw an earlier event loses its floor again.
+// or at the one that it found and could not claim.
 func (c *claimer) rememberFloors(claims []laneClaim, result claimResult) {
 	index := map[string]int{}
 	for i := range claims {
@@ -148,7 +162,7 @@ func (c *claimer) handOut(claims []laneClaim, result claimResult) {
 	for _, claim := range claims {
 		deliveries, brought := byLane[claim.lane.name]
 		if !brought {
-			if claim.lane.tried(time.Now()) {
+			if claim.lane.endTrial(time.Now()) {
 				signal(c.wake.room)
 			}
 			continue
@@ -156,7 +170,7 @@ func (c *claimer) handOut(claims []laneClaim, result claimResult) {
 		if c.config().Hooks.Claimed != nil {
 			c.config().Hooks.Claimed(claim.lane.name, len(deliveries))
 		}
-		claim.lane.takePart(parts, true) // before it starts senders: all lanes together may have MaxInFlight
+		claim.lane.setShare(parts, true) // before it starts senders: all lanes together may have MaxInFlight
 		c.push(claim, deliveries, window)
 	}
 }
@@ -171,8 +185,8 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 	}
 	all, broken := runs(deliveries)
 	for _, d := range broken { // before anything is sent: the end of a run makes its key ready, and these must be free then
-		l.took(d.class, 1)
-		l.claimedKey(*d.event.OrderingKey, 1)
+		l.countTaken(d.class, 1)
+		l.countClaimed(*d.event.OrderingKey, 1)
 		c.settler.settle(held(d, policy.ReasonOrder))
 	}
 	var byClass [classes][][]delivery
@@ -182,7 +196,7 @@ func (c *claimer) push(claim laneClaim, deliveries []delivery, window time.Time)
 			class = min(class, run[i].classAt(window))
 		}
 		if key := run[0].event.OrderingKey; key != nil {
-			l.claimedKey(*key, len(run))
+			l.countClaimed(*key, len(run))
 			if class == replays {
 				class = keyClass[*key]
 			}

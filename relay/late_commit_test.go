@@ -141,7 +141,7 @@ func TestLateCommitBesidesTheDeclaration(t *testing.T) {
 	c := r.newClaimer()
 	c.pace = policy.Pace{Poll: time.Hour, LastWork: time.Now()}
 	turn := func() (wait time.Duration) {
-		wait, err := c.turn(t.Context())
+		wait, err := c.claimIfDue(t.Context())
 		must(t, err)
 		r.senders.wait()
 		return wait
@@ -188,7 +188,7 @@ func TestLateCommitBesidesTheFirstClaim(t *testing.T) {
 	c := r.newClaimer()
 	c.pace = policy.Pace{Poll: time.Hour, Armed: true}
 	turn := func() (wait time.Duration) {
-		wait, err := c.turn(t.Context())
+		wait, err := c.claimIfDue(t.Context())
 		must(t, err)
 		r.senders.wait()
 		return wait
