@@ -7,60 +7,6 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
-// A claimRequest is what a claim wants for one destination.
-type claimRequest struct {
-	destination string
-	scans       []scan
-	keys        []readyKey
-	run         int           // how many deliveries of one ordering key may come together; 0: one
-	skipFailed  bool          // a failed delivery does not block its ordering key
-	promise     time.Duration // from now until when a delivery that is claimed for the first time may be sent
-	reordered   int64         // of the destination, when the floors of the keys were learnt
-}
-
-// A scan is the part of the due deliveries of one class that a claim reads.
-type scan struct {
-	class class
-	free  int    // how many deliveries without an ordering key it may bring
-	after keyset // zero: from the very front
-	until keyset // zero: to the end
-	back  bool   // it looks once at what the walk of its class has passed
-	clear bool   // the scan before it could take all that it looked at
-
-	// shared: other relays claim here, too. The scan passes what they have in flight. Unless alone is set, it reads nothing while
-	// another relay makes such a claim.
-	shared, alone bool
-}
-
-// A readyKey is an ordering key whose next delivery may be claimed.
-type readyKey struct {
-	key   string
-	class class // of what was found waiting
-	floor int64 // every delivery of the key up to this event is settled; see floors
-}
-
-const (
-	scanExtra  = 100          // deliveries that a scan may look at beyond its room, since some have an ordering key or are in flight
-	scanPasses = 3 * maxTaken // deliveries in flight that a shared scan may pass: what three other relays hold at most
-)
-
-// looks returns how many free deliveries a scan may look at. The one beyond its room shows whether there are more. A clear scan reads
-// no further: with 50 destinations a scan brings some ten, and a hundred more would cost the server several times as much.
-func (s *scan) looks() int32 {
-	if s.clear {
-		return int32(s.free + 1)
-	}
-	return int32(s.free + scanExtra)
-}
-
-// reads returns how many deliveries a scan may read, those in flight included.
-func (s *scan) reads() int32 {
-	if s.shared {
-		return s.looks() + scanPasses
-	}
-	return s.looks()
-}
-
 // A laneClaim is the part of a claim that one lane asks for.
 type laneClaim struct {
 	lane    *lane

@@ -14,6 +14,95 @@ import (
 	"github.com/outbox-relay/outbox-relay/relay/policy"
 )
 
+// A claimRequest is what a claim wants for one destination.
+type claimRequest struct {
+	destination string
+	scans       []scan
+	keys        []readyKey
+	run         int           // how many deliveries of one ordering key may come together; 0: one
+	skipFailed  bool          // a failed delivery does not block its ordering key
+	promise     time.Duration // from now until when a delivery that is claimed for the first time may be sent
+	reordered   int64         // of the destination, when the floors of the keys were learnt
+}
+
+// A scan is the part of the due deliveries of one class that a claim reads.
+type scan struct {
+	class class
+	free  int    // how many deliveries without an ordering key it may bring
+	after keyset // zero: from the very front
+	until keyset // zero: to the end
+	back  bool   // it looks once at what the walk of its class has passed
+	clear bool   // the scan before it could take all that it looked at
+
+	// shared: other relays claim here, too. The scan passes what they have in flight. Unless alone is set, it reads nothing while
+	// another relay makes such a claim.
+	shared, alone bool
+}
+
+// A readyKey is an ordering key whose next delivery may be claimed.
+type readyKey struct {
+	key   string
+	class class // of what was found waiting
+	floor int64 // every delivery of the key up to this event is settled; see floors
+}
+
+// A claimResult is what a claim found.
+type claimResult struct {
+	at         time.Time // the database's
+	deliveries []delivery
+	scans      []scanResult  // of all scans of all requests, in their order
+	heads      []keyHead     // of keys that were asked for and brought nothing
+	reordered  map[int]int64 // by the index of a request, where it differs
+	frontTaken bool          // another session held the front's lock, so that shared scans have read nothing
+}
+
+// A scanResult says how far a scan came.
+type scanResult struct {
+	last keyset // the last delivery it looked at; zero: there was none
+	more bool   // there may be due deliveries behind last
+	keys []foundKey
+
+	looked  int  // free deliveries within its room that it looked at
+	passed  int  // deliveries in flight that it passed
+	unkeyed int  // how many of looked have no ordering key
+	unread  bool // nothing was read: the scan was put off, or another session held the front's lock
+}
+
+// A foundKey is an ordering key of which a scan saw a delivery that waits, the earliest one it saw.
+type foundKey struct {
+	key     string
+	eventID int64
+}
+
+// A keyHead is where the unsettled deliveries of an ordering key begin.
+type keyHead struct {
+	request int
+	key     string
+	eventID int64
+}
+
+const (
+	scanExtra  = 100          // deliveries that a scan may look at beyond its room, since some have an ordering key or are in flight
+	scanPasses = 3 * maxTaken // deliveries in flight that a shared scan may pass: what three other relays hold at most
+)
+
+// looks returns how many free deliveries a scan may look at. The one beyond its room shows whether there are more. A clear scan reads
+// no further: with 50 destinations a scan brings some ten, and a hundred more would cost the server several times as much.
+func (s *scan) looks() int32 {
+	if s.clear {
+		return int32(s.free + 1)
+	}
+	return int32(s.free + scanExtra)
+}
+
+// reads returns how many deliveries a scan may read, those in flight included.
+func (s *scan) reads() int32 {
+	if s.shared {
+		return s.looks() + scanPasses
+	}
+	return s.looks()
+}
+
 // A claim reads a bounded number of rows, whatever the history of a lane or of an ordering key.
 //
 // The rows are locked in a materialised step and then updated by their ctid. Locking inside "IN (SELECT … LIMIT …)" may
