@@ -262,6 +262,28 @@ func (c *claimer) applyResult(claims []laneClaim, result claimResult, took time.
 	return ready
 }
 
+// rememberFloors remembers where the unsettled deliveries of each ordering key begin: at the head that the claim brought,
+// or at the one that it found and could not claim.
+func (c *claimer) rememberFloors(claims []laneClaim, result claimResult) {
+	index := map[string]int{}
+	for i := range claims {
+		index[claims[i].lane.name] = i
+	}
+	remember := func(request int, key string, head int64, blocked bool) {
+		claim := claims[request]
+		c.floors.Set(policy.OrderingKey{Destination: claim.lane.name, Key: key},
+			policy.Floor{Event: min(head-1, c.writers.Closed), Reordered: claim.lane.reordered, SkipFailed: claim.request.skipFailed, Blocked: blocked})
+	}
+	for _, head := range result.heads {
+		remember(head.request, head.key, head.eventID, true)
+	}
+	for i := range result.deliveries {
+		if d := &result.deliveries[i]; d.scan == 0 && d.after == 0 && d.event.OrderingKey != nil {
+			remember(index[d.destination], *d.event.OrderingKey, d.eventID, false)
+		}
+	}
+}
+
 // broughtByScan returns how many deliveries each scan brought.
 func (r *claimResult) broughtByScan() []int {
 	brought := make([]int, len(r.scans))
@@ -308,28 +330,6 @@ func (c *claimer) advanceWalk(l *lane, s scan, read scanResult, brought, unblock
 	// No settlement wakes the claimer for these: the requests may hang, or the deliveries are another relay's.
 	if read.more || w.pause > 0 {
 		c.plan(time.Now().Add(max(took, w.pause)))
-	}
-}
-
-// rememberFloors remembers where the unsettled deliveries of each ordering key begin: at the head that the claim brought,
-// or at the one that it found and could not claim.
-func (c *claimer) rememberFloors(claims []laneClaim, result claimResult) {
-	index := map[string]int{}
-	for i := range claims {
-		index[claims[i].lane.name] = i
-	}
-	remember := func(request int, key string, head int64, blocked bool) {
-		claim := claims[request]
-		c.floors.Set(policy.OrderingKey{Destination: claim.lane.name, Key: key},
-			policy.Floor{Event: min(head-1, c.writers.Closed), Reordered: claim.lane.reordered, SkipFailed: claim.request.skipFailed, Blocked: blocked})
-	}
-	for _, head := range result.heads {
-		remember(head.request, head.key, head.eventID, true)
-	}
-	for i := range result.deliveries {
-		if d := &result.deliveries[i]; d.scan == 0 && d.after == 0 && d.event.OrderingKey != nil {
-			remember(index[d.destination], *d.event.OrderingKey, d.eventID, false)
-		}
 	}
 }
 
