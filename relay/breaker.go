@@ -51,7 +51,7 @@ func (l *lane) View(now time.Time) breaker.View {
 	v := breaker.View{Destination: l.name}
 	v.Breaker, v.Hold, v.UntilTurn = l.breakerAt(now)
 	if v.Breaker.State == policy.BreakerHalfOpen {
-		v.Busy, v.Walked = l.busy(), l.walked(now)
+		v.Busy, v.Walked = l.busy(), l.hasWalkedAll(now)
 	}
 	return v
 }

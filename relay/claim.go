@@ -317,7 +317,7 @@ func (c *claimer) advanceWalk(l *lane, s scan, read scanResult, brought, unblock
 	}
 	w := &l.walks[s.class]
 	if s.back {
-		l.lookedBack(read)
+		l.advanceLookBack(read)
 	} else if !read.unread {
 		// A little less than the poll interval, so that a walk that comes with each safety tick does not miss every other one.
 		rest := policy.Rest{Least: c.config().PollInterval * 9 / 10, Times: c.restTimes}

@@ -95,7 +95,7 @@ func (c *claimer) newScans(l *lane, now time.Time, free [classes]int, looking, w
 		}
 		switch {
 		case free[class] <= 0 || !worthwhile:
-		case w.wanted(now):
+		case w.isDue(now):
 			scans = append(scans, w.scan(class, now, free[class], w.position, until))
 		case w.more:
 			c.plan(w.due)

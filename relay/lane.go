@@ -66,23 +66,23 @@ func (l *lane) lookBack(since time.Time) {
 	}
 }
 
-// lookedBack moves past what a claim has looked at.
-func (l *lane) lookedBack(result scanResult) {
+// advanceLookBack moves past what a claim has looked at.
+func (l *lane) advanceLookBack(result scanResult) {
 	l.back = keyset{}
 	if result.more {
 		l.back = result.last
 	}
 }
 
-// walked reports whether all that is due has been looked at.
-func (l *lane) walked(now time.Time) bool {
+// hasWalkedAll reports whether all that is due has been looked at.
+func (l *lane) hasWalkedAll(now time.Time) bool {
 	return !slices.ContainsFunc(l.walks[:], func(w walk) bool { return w.more }) && l.back == (keyset{}) &&
-		!l.walks[backlog].wanted(now) && !l.walks[replays].wanted(now) && !l.hasReady()
+		!l.walks[backlog].isDue(now) && !l.walks[replays].isDue(now) && !l.hasReady()
 }
 
 // endTrial closes a breaker in trial whose lane has nothing more to send and of which something was accepted.
 func (l *lane) endTrial(now time.Time) (ended bool) {
-	if l.busy() || !l.walked(now) {
+	if l.busy() || !l.hasWalkedAll(now) {
 		return false
 	}
 	l.changeBreaker(func(b *policy.Breaker) {

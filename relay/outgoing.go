@@ -29,7 +29,7 @@ type outgoing struct {
 	removed  bool      // from the configuration
 }
 
-// Bounds of how much a lane holds, in deliveries.
+// Bounds of what a lane claims and holds. Counts are deliveries.
 const (
 	maxTaken   = 2000
 	minPace    = 20 * time.Millisecond  // between two claims for less than a worthwhile batch
@@ -39,7 +39,7 @@ const (
 	maxBehind  = 2000                   // in runs, of all ordering keys
 )
 
-// limit is how many senders the lane may have.
+// limit returns how many senders the lane may have.
 func (o *outgoing) limit() int {
 	limit := min(o.share, o.flow.Concurrency())
 	if trying, allowed := o.breaker.Trying(); trying {

@@ -27,8 +27,8 @@ const replayLook = 20 * time.Millisecond
 // restTimes is how many times as long as it spent on finding nothing a walk rests, and the watcher as long as it looked.
 const restTimes = 100
 
-// wanted reports whether it is time to claim.
-func (w *walk) wanted(now time.Time) bool { return !now.Before(w.due) }
+// isDue reports whether it is time to claim.
+func (w *walk) isDue(now time.Time) bool { return !now.Before(w.due) }
 
 // scan returns the next scan of a walk.
 func (w *walk) scan(class class, now time.Time, free int, after, until keyset) scan {

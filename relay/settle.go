@@ -94,12 +94,12 @@ func (w *settler) run() {
 		case <-due:
 			w.tryAside(time.Now())
 		case <-end:
-			w.gaveUp(len(w.aside))
+			w.logAbandoned(len(w.aside))
 			return
 		}
 	}
 	if len(w.aside) > 0 {
-		w.gaveUp(len(w.aside))
+		w.logAbandoned(len(w.aside))
 	}
 }
 
@@ -168,7 +168,7 @@ func (w *settler) try(b *batch) (missed []settlement, err error) {
 	repeated, damaged := false, 0
 	for ; ; repeated = true {
 		if w.settling.Err() != nil {
-			w.gaveUp(len(b.settlements))
+			w.logAbandoned(len(b.settlements))
 			return nil, nil
 		}
 		instance, _ := w.current()
@@ -208,7 +208,7 @@ func (w *settler) try(b *batch) (missed []settlement, err error) {
 	}
 }
 
-func (w *settler) gaveUp(deliveries int) {
+func (w *settler) logAbandoned(deliveries int) {
 	w.config().Log.Warn().Int("deliveries", deliveries).Msg("stopping without having settled; the deliveries will be attempted again")
 }
 

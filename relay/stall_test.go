@@ -209,11 +209,11 @@ func TestBarrenWalkComesToItsEnd(t *testing.T) {
 		t.Errorf("walks %+v", l.walks)
 	}
 	l.walks[backlog].advance(backlog, scanResult{}, 0, position.at, 0, policy.Rest{Least: time.Hour})
-	if w := l.walks[backlog]; w.position == position || !w.wanted(time.Now()) {
+	if w := l.walks[backlog]; w.position == position || !w.isDue(time.Now()) {
 		t.Errorf("what was asked for meanwhile is forgotten: %+v", w)
 	}
 	l.walks[backlog].advance(backlog, scanResult{}, 0, position.at, 0, policy.Rest{Least: time.Hour})
-	if w := l.walks[backlog]; w.wanted(time.Now()) {
+	if w := l.walks[backlog]; w.isDue(time.Now()) {
 		t.Errorf("walking never ends: %+v", w)
 	}
 }

@@ -98,14 +98,14 @@ func TestLookingBackLeavesTheWalksAlone(t *testing.T) {
 	l.walks[backlog] = before
 	l.lookBack(at(5).at)
 	l.lookBack(at(6).at)
-	if l.walks[backlog] != before || l.back != at(5) || l.walked(time.Now()) {
+	if l.walks[backlog] != before || l.back != at(5) || l.hasWalkedAll(time.Now()) {
 		t.Errorf("walk %+v, back to %v", l.walks[backlog], l.back)
 	}
-	l.lookedBack(scanResult{last: at(6), more: true})
+	l.advanceLookBack(scanResult{last: at(6), more: true})
 	if l.back != at(6) {
 		t.Errorf("goes on at %v", l.back)
 	}
-	l.lookedBack(scanResult{last: at(8)})
+	l.advanceLookBack(scanResult{last: at(8)})
 	if l.back != (keyset{}) {
 		t.Errorf("then at %v", l.back)
 	}
